@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sizes of memory for findings.
+// Formats memory sizes for findings.
 #ifndef FERRY_DOCTOR_BYTES_TEXT_H_
 #define FERRY_DOCTOR_BYTES_TEXT_H_
 

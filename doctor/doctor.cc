@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ferry doctor: what a GPU job needs of this machine, checked, a line each.
+// ferry doctor: checks this machine for GPU jobs, with one line per check.
 #include <cstdio>
 #include <memory>
 #include <string>
@@ -37,7 +37,7 @@ struct DoctorFlags {
   absl::Duration timeout = absl::Seconds(60);
 };
 
-// Prints findings as they come, so that whoever waits sees what has been checked.
+// Prints findings as they arrive, so that the user sees progress.
 class Report final {
  public:
   explicit Report(bool json) : json_(json) {}
@@ -54,7 +54,7 @@ class Report final {
     findings_.push_back(std::move(finding));
   }
 
-  // The counts, or all of it as JSON. Errors: what was wrong, by name.
+  // Prints the counts, or all findings as JSON. Errors: names the failed checks.
   absl::Status End() const {
     const doctor::FindingCounts counts = doctor::CountFindings(findings_);
     if (json_) {
@@ -84,8 +84,8 @@ class Report final {
   std::vector<Finding> findings_;
 };
 
-// Tries the resources without which gRPC aborts a process, since limits do not show how much of
-// them other processes use.
+// Tries to allocate the resources without which gRPC aborts a process, since limits do not show how
+// much of them other processes use.
 Finding CheckGrpc() {
   const absl::Status room = coord::CheckServerRoom();
   if (room.ok()) return doctor::Ok("grpc", "its threads, epoll and descriptors can be had");
@@ -112,7 +112,7 @@ Finding CheckCoordinator(const std::string& address) {
                    ", a job of ", Count(static_cast<long long>(status->tasks.size()), "node")));
 }
 
-// What needs the driver, in processes of its own.
+// Runs the checks that need the driver, in separate processes.
 void CheckGpuParts(const DoctorFlags& flags, Report& report) {
   const FindingSink sink = [&report, &flags](Finding finding) {
     if (flags.require_gpu && finding.name == "driver" &&

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Finding: what one check of ferry doctor saw, and what to do about it.
+// Finding: the result of one check of ferry doctor, and what to do about it.
 #ifndef FERRY_DOCTOR_FINDING_H_
 #define FERRY_DOCTOR_FINDING_H_
 
@@ -17,7 +17,7 @@ enum class FindingStatus {
   kOk,
   kWarning,  // works, but slower or less than it could
   kWrong,    // a job that needs it fails
-  kSkipped,  // there was nothing to check, or no way to
+  kSkipped,  // nothing to check, or the check was not possible
 };
 
 // "ok", "warning", "wrong", "skipped".
@@ -28,7 +28,7 @@ std::optional<FindingStatus> ParseFindingStatus(absl::string_view name);
 struct Finding {
   std::string name;  // "memlock", "gpu:0 ipc"
   FindingStatus status = FindingStatus::kOk;
-  std::string seen;  // or why it was skipped
+  std::string seen;  // the observation, or why the check was skipped
   std::string todo;  // empty if there is nothing to do
 
   friend bool operator==(const Finding&, const Finding&) = default;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What each failure of the driver means, and who can mend it.
+// Explains driver failures and how to fix them.
 #include "doctor/gpu_checks.h"
 
 #include <algorithm>
@@ -22,7 +22,7 @@ bool HidesAll(const GpuFacts& facts) {
   return value.empty() || value == "-1" || value == "NoDevFiles" || value == "void";
 }
 
-// Why the driver cannot be used.
+// Reports why the driver cannot be used.
 Finding CheckAbsentDriver(const GpuFacts& facts) {
   const std::string why(facts.cuda.message());
   if (HidesAll(facts) && absl::IsNotFound(facts.cuda)) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Judging what is known of the driver and its GPUs.
+// Checks of the CUDA driver and its GPUs, on facts read before.
 #ifndef FERRY_DOCTOR_GPU_CHECKS_H_
 #define FERRY_DOCTOR_GPU_CHECKS_H_
 
@@ -16,39 +16,38 @@
 
 namespace ferry::doctor {
 
-// What to do about a call of the driver's that failed, by the code in its message.
+// Returns advice for a failed driver call, by the error code in its message.
 std::string AdviceForCall(absl::string_view message);
 
-// The driver: whether it can be used, and if not, why. Skipped where there is no GPU that it could
-// drive.
+// Whether the driver can be used, and if not, why. Skipped if there is no GPU that it could drive.
 Finding CheckDriver(const GpuFacts& facts);
-// How many there are, and which are hidden.
+// The number of GPUs, and which are hidden.
 Finding CheckGpuCount(const GpuFacts& facts);
-// One GPU: its compute mode, what it can share, whether it is a slice of one.
+// One GPU: its compute mode, its sharing capabilities, whether it is a MIG slice.
 Finding CheckGpu(const GpuFact& gpu);
-// NVLink between machines, where the GPUs are in a fabric that could have it.
+// NVLink between machines, if the GPUs are attached to a fabric.
 std::vector<Finding> CheckFabric(const GpuFacts& facts);
 
-// All of the above. Of a machine whose driver cannot be used the first alone.
+// All of the above. If the driver cannot be used, only the first.
 std::vector<Finding> CheckGpus(const GpuFacts& facts);
 
-// One ordered pair of GPUs of a process: what the driver says, and what came of a copy.
+// One ordered pair of GPUs of a process: the driver's answer, and the result of a copy.
 struct PeerOutcome {
-  int from = 0;  // reaches memory of `to`
+  int from = 0;  // accesses memory of `to`
   int to = 0;
   bool can_access = false;
-  absl::Status copied;  // of a copy through that access, verified; OK if it cannot access
+  absl::Status copied;  // of a verified copy through that access; OK if there is no access
 };
 
 Finding JudgePeers(absl::Span<const PeerOutcome> outcomes);
 
-// One way of opening memory of another process.
+// The result of one method of opening another process's memory.
 struct IpcOutcome {
   absl::Status status;  // open, wait for its event, copy, compare
   absl::Duration taken = absl::ZeroDuration();
 };
 
-//   descriptor: of memory of Ferry's own. handle: of memory of cudaMalloc.
+//   descriptor: for memory of Ferry's arena. handle: for memory of cudaMalloc.
 Finding JudgeIpc(int ordinal, const IpcOutcome& descriptor, const IpcOutcome& handle);
 
 }  // namespace ferry::doctor

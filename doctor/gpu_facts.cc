@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Asking the driver, NVML, and the kernel's own view of them.
+// Queries of the driver, NVML and the kernel.
 #include "doctor/gpu_facts.h"
 
 #include <utility>
@@ -29,7 +29,7 @@ std::string VersionIn(const std::string& text) {
   return "";
 }
 
-// NVIDIA's devices of the display classes (0x0300 VGA, 0x0302 3D).
+// NVIDIA devices of the PCI display classes (0x0300 VGA, 0x0302 3D).
 std::vector<std::string> GpusOnTheBus(const HostReader& host) {
   std::vector<std::string> found;
   const auto devices = host.ListFolder(kPciFolder);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ferry doctor-helper: the parts of ferry doctor that call into drivers, which may crash or hang.
+// ferry doctor-helper: the checks that call into drivers, which may crash or hang.
 #include <limits>
 #include <memory>
 #include <string>

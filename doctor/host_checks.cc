@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Limits and settings that jobs trip over, and what to do about each.
+// Limits and settings that make jobs fail, and how to fix each.
 #include "doctor/host_checks.h"
 
 #include <sys/resource.h>
@@ -24,22 +24,22 @@ namespace ferry::doctor {
 namespace {
 
 constexpr uint64_t kMiB = uint64_t{1} << 20;
-// Docker's default, with which NCCL's start fails in jobs of more than a few ranks.
+// Docker's default, with which NCCL's initialization fails in jobs of more than a few ranks.
 // Source: NVIDIA NCCL user guide, "Troubleshooting", Shared memory.
 constexpr uint64_t kSmallDevShm = 64 * kMiB;
-// NCCL takes about ten for each pair of neighbours: with less its start fails.
+// NCCL uses about 10 MiB for each pair of neighbours; with less its initialization fails.
 constexpr uint64_t kFullDevShm = 16 * kMiB;
-// Of pinned memory that network cards read and write; NCCL's buffers alone are a few hundred MiB.
+// Pinned memory that network cards read and write; NCCL's buffers alone are a few hundred MiB.
 constexpr uint64_t kLittleMemlock = 512 * kMiB;
-// NCCL opens dozens for each peer, and Ferry some for each.
+// NCCL opens dozens of files per peer, and Ferry some.
 constexpr uint64_t kFewFiles = 4096;
 constexpr uint64_t kLittleMemory = 512 * kMiB;
-// A process of Ferry has about twenty, gRPC's among them, and jobs have several on a machine.
+// A Ferry process has about twenty, including gRPC's, and jobs run several processes per machine.
 constexpr uint64_t kFewThreads = 512;
 // The inode of the first pid namespace. Source: Linux, include/linux/proc_ns.h.
 constexpr char kHostPidNamespace[] = "pid:[4026531836]";
 
-// The value of a line "Name:\tvalue" of a file in /proc, or nothing.
+// Returns the value of a line "Name:\tvalue" of a file in /proc, or an empty string.
 std::string FieldOf(const std::string& text, absl::string_view name) {
   for (absl::string_view line : absl::StrSplit(text, '\n')) {
     if (absl::ConsumePrefix(&line, name) && absl::ConsumePrefix(&line, ":")) {
@@ -49,7 +49,7 @@ std::string FieldOf(const std::string& text, absl::string_view name) {
   return "";
 }
 
-// What tells that this runs in a container, or nothing.
+// Returns the evidence that this runs in a container, or an empty string.
 std::string ContainerMark(const HostReader& host) {
   if (host.ReadFile("/.dockerenv").ok()) return "/.dockerenv";
   if (host.ReadFile("/run/.containerenv").ok()) return "/run/.containerenv";
@@ -69,7 +69,7 @@ UsableResources UsableOf(const HostReader& host) {
       [&host](const std::string& path) { return host.ReadFile(path).value_or(""); });
 }
 
-// The word in brackets of "always [never] advise".
+// Returns the bracketed value of "always [never] advise".
 std::string Chosen(const std::string& text) {
   const size_t open = text.find('[');
   const size_t close = text.find(']');
@@ -189,7 +189,7 @@ Finding CheckThreads(const HostReader& host) {
 Finding CheckHostArena(const HostReader& host) {
   const absl::StatusOr<PageKind> pages = host.SharedMemoryPages();
   if (!pages.ok()) {
-    // Everything else keeps working.
+    // A warning only: everything else keeps working.
     return Warning("host arena",
                    absl::StrCat("shm: not possible: ", pages.status().message(),
                                 "; within this machine tensors go over tcp"),

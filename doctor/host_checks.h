@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks of the machine apart from its GPUs and its network: what a job of many processes needs.
+// Checks of the machine apart from its GPUs and its network: the needs of a multi-process job.
 #ifndef FERRY_DOCTOR_HOST_CHECKS_H_
 #define FERRY_DOCTOR_HOST_CHECKS_H_
 
@@ -10,27 +10,27 @@
 
 namespace ferry::doctor {
 
-// The kernel's release, and the container that this runs in, if it does.
+// The kernel's release, and the container that this runs in, if any.
 Finding CheckKernel(const HostReader& host);
-// By its boot id processes know that they are on one machine.
+// The boot id, by which processes detect that they are on the same machine.
 Finding CheckBootId(const HostReader& host);
-// Whether processes of other containers are in the same one: CUDA's older handles need that.
+// Whether processes of other containers share the pid namespace: CUDA's legacy IPC handles need it.
 Finding CheckPidNamespace(const HostReader& host);
-// Cores that this process may use, and the share of them that its container gives.
+// Cores that this process may use, and the CPU quota of its container.
 Finding CheckCores(const HostReader& host);
-// The part of the machine's memory that the control groups and the process's own limits allow.
+// The part of the machine's memory that the cgroups and the process's own limits allow.
 Finding CheckMemory(const HostReader& host);
-// How many processes and threads there may be.
+// The maximum number of processes and threads.
 Finding CheckThreads(const HostReader& host);
-// The memory that Ferry's processes hand each other tensors in, and its pages.
+// The shared memory in which Ferry's processes exchange tensors, and its pages.
 Finding CheckHostArena(const HostReader& host);
-// What NCCL and PyTorch's loaders share memory through.
+// /dev/shm, through which NCCL and PyTorch's data loaders share memory.
 Finding CheckDevShm(const HostReader& host);
-// What RDMA devices may pin.
+// The memory that may be pinned for RDMA devices.
 Finding CheckMemlock(const HostReader& host);
 Finding CheckOpenFiles(const HostReader& host);
 
-// All of them, in this order.
+// Runs all of them, in this order.
 std::vector<Finding> CheckHost(const HostReader& host);
 
 }  // namespace ferry::doctor

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The real machine: /proc, /sys, and a handful of system calls.
+// ThisHost: reads /proc and /sys, and makes a few system calls.
 #include "doctor/host_reader.h"
 
 #include <fcntl.h>

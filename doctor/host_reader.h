@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// HostReader: what the checks of ferry doctor may ask the machine; tests make machines up.
+// HostReader: the system interface of the checks of ferry doctor; tests provide a fake.
 #ifndef FERRY_DOCTOR_HOST_READER_H_
 #define FERRY_DOCTOR_HOST_READER_H_
 
@@ -28,19 +28,19 @@ struct ResourceLimit {
   uint64_t hard = 0;
 };
 
-// Each call asks anew. Thread-safe.
+// Nothing is cached. Thread-safe.
 class HostReader {
  public:
   virtual ~HostReader() = default;
 
-  // The contents, at most 64 KiB, of which the last line end is left out.
+  // Returns the contents, at most 64 KiB, without the last line end.
   //   Errors: NOT_FOUND; PERMISSION_DENIED; UNAVAILABLE with the kernel's reason.
   virtual absl::StatusOr<std::string> ReadFile(const std::string& path) const = 0;
-  // Names in a folder, sorted. Errors: as above.
+  // Returns the names in a directory, sorted. Errors: as above.
   virtual absl::StatusOr<std::vector<std::string>> ListFolder(const std::string& path) const = 0;
-  // Where a symbolic link leads. Errors: as above.
+  // Returns the target of a symbolic link. Errors: as above.
   virtual absl::StatusOr<std::string> ReadLink(const std::string& path) const = 0;
-  // Whether this process may read and write the file. Errors: as above.
+  // Returns OK if this process may read and write the file. Errors: as above.
   virtual absl::Status MayReadAndWrite(const std::string& path) const = 0;
   //   Errors: as above.
   virtual absl::StatusOr<FileSystemSpace> Space(const std::string& path) const = 0;
@@ -51,12 +51,12 @@ class HostReader {
   // Returns true if the kernel supports sockets of this family, AF_INET or AF_INET6.
   virtual bool HasFamily(int family) const = 0;
   virtual std::optional<std::string> Environment(const std::string& name) const = 0;
-  // The pages of memory that processes share by a descriptor: what a piece of 2 MiB got.
+  // Returns the kind of pages that the kernel gave a 2 MiB memfd mapping.
   //   Errors: UNAVAILABLE or RESOURCE_EXHAUSTED with the reason.
   virtual absl::StatusOr<PageKind> SharedMemoryPages() const = 0;
 };
 
-// The machine and the process that this runs in.
+// The machine and process that this runs in.
 class ThisHost final : public HostReader {
  public:
   absl::StatusOr<std::string> ReadFile(const std::string& path) const override;

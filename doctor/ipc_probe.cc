@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Export, open, wait, copy, compare, close; and one message for each step.
+// The steps export, open, wait, copy, compare and close, with one message for each.
 #include "doctor/ipc_probe.h"
 
 #include <poll.h>
@@ -32,12 +32,13 @@ using cuda::ExportBy;
 
 // Small enough for any GPU, and a segment of its own.
 constexpr size_t kBytes = size_t{1} << 20;
-// Of the memory, in front of the pattern.
+// Writes to the memory before the pattern is written.
 constexpr int kWritesBefore = 64;
 constexpr ExportBy kWays[] = {ExportBy::kPosixFd, ExportBy::kLegacyHandle};
 constexpr size_t kMaxReason = 512;
 
-// What the exporter says of one way. Sent as it lies in memory: both are one program.
+// The exporter's message for one export method. Sent as raw memory: both sides are the same
+// program.
 struct Offer {
   // Why there is nothing to open; empty: there is.
   char reason[kMaxReason];
@@ -54,7 +55,7 @@ const char* WayName(ExportBy way) {
   return way == ExportBy::kPosixFd ? "by descriptor" : "by handle";
 }
 
-// Waits until there is something to read, or the other half has gone.
+// Blocks until there is data to read or the peer has closed the socket.
 absl::Status WaitReadable(const UniqueFd& socket, absl::Time deadline) {
   while (true) {
     const absl::Duration left = deadline - SteadyClock().Now();
@@ -68,7 +69,7 @@ absl::Status WaitReadable(const UniqueFd& socket, absl::Time deadline) {
   }
 }
 
-// One packet of exactly `bytes`.
+// Receives one packet of exactly `bytes`.
 absl::Status ReceivePacket(const UniqueFd& socket, void* to, size_t bytes, absl::Time deadline) {
   FERRY_RETURN_IF_ERROR(WaitReadable(socket, deadline));
   const ssize_t got = recv(socket.get(), to, bytes, MSG_DONTWAIT);
@@ -85,7 +86,7 @@ absl::Status SendPacket(const UniqueFd& socket, const void* from, size_t bytes) 
       absl::StrCat("the other process of the probe has ended: ", std::strerror(errno)));
 }
 
-// Memory of the exporter's, and what keeps it.
+// The exporter's memory, and the objects that own it.
 class ProbeMemory final {
  public:
   explicit ProbeMemory(const cuda::CudaDevice& device) : device_(device) {}
@@ -97,9 +98,9 @@ class ProbeMemory final {
   ProbeMemory(const ProbeMemory&) = delete;
   ProbeMemory& operator=(const ProbeMemory&) = delete;
 
-  // Memory that is opened by `way`.
+  // Allocates memory that can be opened by `way`.
   absl::Status Make(const std::shared_ptr<cuda::CudaDevice>& device, ExportBy way);
-  // Memory of cuMemAlloc that nobody else opens. REQUIRES: the device is current.
+  // Allocates by cuMemAlloc memory that is not exported. REQUIRES: the device is current.
   absl::Status MakePlain() {
     return device_.Check(device_.table().memory_alloc(&plain_, kBytes), "cuMemAlloc");
   }
@@ -139,18 +140,18 @@ absl::Status ProbeMemory::Make(const std::shared_ptr<cuda::CudaDevice>& device, 
   return absl::OkStatus();
 }
 
-// What lives from the offer until the importer is done with it.
+// Kept alive from the offer until the importer has finished with it.
 struct Exported {
   explicit Exported(const cuda::CudaDevice& device) : source(device), memory(device) {}
-  // What the pattern is copied from on the device, so that enqueueing the copy does not wait for
-  // it.
+  // The device memory from which the pattern is copied, so that enqueueing the copy does not block.
   ProbeMemory source;
   ProbeMemory memory;
   std::unique_ptr<cuda::InterprocessEventPool> events;
   std::unique_ptr<cuda::CudaStream> stream;
 };
 
-// The pattern comes last of many writes: who does not wait for the event reads something else.
+// The pattern is the last of many writes: a reader that does not wait for the event reads something
+// else.
 absl::Status EnqueuePattern(const cuda::CudaDevice& device, uint64_t seed, Exported& exported) {
   const cuda::CudaTable& table = device.table();
   const cuda::Stream stream = exported.stream->get();
@@ -192,7 +193,7 @@ absl::Status Prepare(const IpcProbeOptions& options, ExportBy way, Exported& exp
   return absl::OkStatus();
 }
 
-// Opens what `offer` says, and compares it with the pattern.
+// Opens the memory of `offer`, and compares its contents with the pattern.
 absl::Status OpenAndCompare(const IpcProbeOptions& options, ExportBy way, const Offer& offer,
                             UniqueFd fd) {
   const std::shared_ptr<cuda::CudaDevice>& device = options.device;
@@ -224,7 +225,7 @@ absl::Status OpenAndCompare(const IpcProbeOptions& options, ExportBy way, const 
     return absl::OkStatus();
   };
   absl::Status copied = copy();
-  // Whatever happened, nothing below is given back under a copy.
+  // In every case the copy must end before the memory below is released.
   copied.Update(device->Check(table.stream_synchronize(stream->get()), "cuStreamSynchronize"));
   table.memory_free(own);
   FERRY_RETURN_IF_ERROR(copied);
@@ -245,7 +246,7 @@ absl::StatusOr<UniqueFd> AskForDescriptor(const UniqueFd& socket, absl::Time dea
       absl::StrCat(arrived.size(), " descriptors came over the Unix socket instead of one"));
 }
 
-// Until the importer is done with what it was offered.
+// Serves the importer until it has finished with the offer.
 absl::Status ServeOne(const IpcProbeOptions& options, const UniqueFd& socket,
                       const Exported& exported) {
   char answer = 0;
@@ -275,7 +276,7 @@ absl::Status ExportForProbe(const IpcProbeOptions& options, const UniqueFd& sock
     options.on_phase("waiting for the other process");
     const absl::Status served = ServeOne(options, socket, *exported);
     if (!served.ok()) {
-      // The other process may still have it open. It goes with this one.
+      // The other process may still have it open. Leaked until this process exits.
       (void)exported.release();
       return served;
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether one process can open GPU memory of another one on this machine, tried: the two halves.
+// Probe: whether one process can open another's GPU memory on this machine; both endpoints.
 #ifndef FERRY_DOCTOR_IPC_PROBE_H_
 #define FERRY_DOCTOR_IPC_PROBE_H_
 
@@ -20,12 +20,13 @@ namespace ferry::doctor {
 
 // The exporter has memory of Ferry's arena (by descriptor) and memory of cuMemAlloc (by handle), in
 // this order. For each:
-//   1. It enqueues a pattern into the memory and an interprocess event behind it, and tells what is
-//      needed to open both. The descriptor follows when it is asked for.
-//   2. The importer opens both, has its stream wait for the event, copies into memory of its own,
-//      compares, closes, and says that it is done.
-//   3. The exporter gives event and memory back.
-// What goes wrong on either side is the importer's outcome. Between processes of one program.
+//   1. The exporter enqueues a pattern into the memory and an interprocess event behind it, and
+//      sends what is needed to open both. The file descriptor is sent on request.
+//   2. The importer opens both, has its stream wait for the event, copies into its own memory,
+//      compares, closes, and reports that it has finished.
+//   3. The exporter releases event and memory.
+// A failure of either side is reported in the importer's outcome. Both processes run the same
+// program.
 
 struct IpcProbeReport {
   IpcOutcome descriptor;
@@ -34,12 +35,12 @@ struct IpcProbeReport {
 
 struct IpcProbeOptions {
   std::shared_ptr<cuda::CudaDevice> device;
-  absl::Time deadline = absl::InfiniteFuture();  // by SteadyClock, of every wait for the other half
-  // Told before each step what is tried: the driver itself may hang.
+  absl::Time deadline = absl::InfiniteFuture();  // by SteadyClock, of every wait for the peer
+  // Called before each step with a description of it: the driver itself may hang.
   std::function<void(absl::string_view phase)> on_phase;
 };
 
-// A Unix socket in the abstract name space, as Ferry's control channels use.
+// A Unix socket in the abstract namespace, as used by Ferry's control channels.
 struct ProbeSocket {
   UniqueFd fd;
   std::string name;  // for ConnectProbe
@@ -47,14 +48,13 @@ struct ProbeSocket {
 
 //   Errors: UNAVAILABLE with the call that failed.
 absl::StatusOr<ProbeSocket> ListenForProbe();
-//   Errors: DEADLINE_EXCEEDED when nobody comes; UNAVAILABLE.
+//   Errors: DEADLINE_EXCEEDED when no peer connects; UNAVAILABLE.
 absl::StatusOr<UniqueFd> AcceptProbe(const ProbeSocket& socket, absl::Time deadline);
 //   Errors: UNAVAILABLE with the kernel's reason.
 absl::StatusOr<UniqueFd> ConnectProbe(const std::string& name);
 
-// Both halves block on the driver for as long as that takes: run them in processes that can be
-// killed.
-//   Errors: DEADLINE_EXCEEDED or UNAVAILABLE when the other half does not answer, or is gone.
+// Both endpoints block for as long as driver calls take: run them in processes that can be killed.
+//   Errors: DEADLINE_EXCEEDED or UNAVAILABLE when the peer does not answer, or has exited.
 absl::Status ExportForProbe(const IpcProbeOptions& options, const UniqueFd& socket);
 absl::StatusOr<IpcProbeReport> ImportForProbe(const IpcProbeOptions& options,
                                               const UniqueFd& socket);

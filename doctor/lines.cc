@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// JSON objects, one a line.
+// JSON objects, one per line.
 #include "doctor/lines.h"
 
 #include <cstdio>
@@ -9,7 +9,7 @@
 namespace ferry::cli {
 
 Json FindingJson(const doctor::Finding& finding) {
-  // What libraries and the kernel say may not be UTF-8.
+  // Texts of libraries and the kernel may not be UTF-8.
   return {{"name", Printable(finding.name)},
           {"status", std::string(doctor::FindingStatusName(finding.status))},
           {"seen", Printable(finding.seen)},

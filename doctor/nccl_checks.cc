@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Loading NCCL, reading what it says of itself, and judging that.
+// Checks of the NCCL library: loading it, reading its versions, and judging them.
 #include "doctor/nccl_checks.h"
 
 #include <arpa/inet.h>
@@ -23,20 +23,20 @@
 namespace ferry::doctor {
 namespace {
 
-// Whose declarations gpu/nccl/nccl_types.h has.
+// The version that gpu/nccl/nccl_types.h declares.
 constexpr int kKnownVersion = 22809;
-// As the library writes it: "NCCL version 2.28.9+cuda13.0".
+// As the library contains it: "NCCL version 2.28.9+cuda13.0".
 constexpr absl::string_view kVersionMark = "NCCL version ";
 constexpr absl::string_view kCudaMark = "+cuda";
-// What follows the first mark, at most.
+// Maximum size of the text after the first mark.
 constexpr size_t kVersionBytes = 64;
 
-// Looks through the file piece by piece.
+// Searches the file in pieces.
 int CudaOfFile(const std::string& path) {
   const UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!fd.valid()) return 0;
   constexpr size_t kPiece = size_t{4} << 20;
-  // What was at the end of the last piece comes again, in case the text lies across.
+  // The end of the last piece is searched again, in case the text spans two pieces.
   constexpr size_t kOverlap = 128;
   std::string piece(kPiece + kOverlap, '\0');
   size_t kept = 0;

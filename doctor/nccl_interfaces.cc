@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lists of prefixes, and the order in which NCCL tries them.
+// Prefix lists, and the order in which NCCL tries them.
 #include "doctor/nccl_interfaces.h"
 
 #include <algorithm>
@@ -21,7 +21,7 @@ struct NameList {
   std::vector<std::string> names;
 
   bool Takes(absl::string_view interface) const {
-    // NCCL takes an empty list for every name.
+    // NCCL treats an empty list as matching every name.
     const bool is_listed =
         names.empty() || std::any_of(names.begin(), names.end(), [&](const std::string& name) {
           return is_exact ? interface == name : absl::StartsWith(interface, name);
@@ -62,7 +62,7 @@ std::vector<InterfaceAddress> Matching(absl::Span<const InterfaceAddress> all,
 
 std::vector<InterfaceAddress> NcclInterfaces(absl::Span<const InterfaceAddress> all,
                                              const NcclInterfaceSettings& settings) {
-  // NCCL takes a single character for nothing.
+  // NCCL ignores a single character.
   if (settings.socket_ifname.size() > 1) {
     return Matching(all, settings.socket_ifname, settings.socket_family);
   }

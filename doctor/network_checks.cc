@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Interfaces in NCCL's order, and RDMA devices as the kernel shows them.
+// Interfaces in NCCL's order, and RDMA devices as reported by the kernel.
 #include "doctor/network_checks.h"
 
 #include <sys/socket.h>
@@ -31,7 +31,7 @@ std::string Names(const std::vector<InterfaceAddress>& all) {
   return names.empty() ? "none" : absl::StrJoin(names, ", ");
 }
 
-// "mlx5_0 400 Gb/sec (4X NDR)" of a device with a port that is up, or nothing.
+// Returns "mlx5_0 400 Gb/sec (4X NDR)" for a device with an active port, or an empty string.
 std::string ActivePort(const HostReader& host, const std::string& device) {
   const std::string folder = absl::StrCat(kRdmaFolder, "/", device, "/ports");
   const auto ports = host.ListFolder(folder);
@@ -82,7 +82,7 @@ Finding CheckFamilies(const HostReader& host) {
 Finding CheckAddresses(const HostReader& host) {
   const auto all = host.Interfaces();
   if (!all.ok()) return Skipped("addresses", std::string(all.status().message()));
-  // The coordinator's address, which would allow a better check, is not known here.
+  // The coordinator's address, which would allow a better check, is unknown here.
   const std::vector<OfferedAddress> offered = OrderAddresses(*all, /*local_end=*/"");
   if (offered.empty()) {
     return Wrong("addresses", "no interface that is up has an address",

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks of what connects this machine to the others of a job.
+// Checks of this machine's network.
 #ifndef FERRY_DOCTOR_NETWORK_CHECKS_H_
 #define FERRY_DOCTOR_NETWORK_CHECKS_H_
 
@@ -10,11 +10,11 @@
 
 namespace ferry::doctor {
 
-// The families of internet addresses that the kernel has, and how they are set up.
+// The IP address families that the kernel supports, and their configuration.
 Finding CheckFamilies(const HostReader& host);
-// The addresses that Ferry's nodes publish to each other, in their order.
+// The addresses that Ferry's nodes publish to each other, in order.
 Finding CheckAddresses(const HostReader& host);
-// The interfaces that NCCL takes, the first one first.
+// The interfaces that NCCL selects, in order.
 Finding CheckInterfaces(const HostReader& host);
 // RDMA devices, whether their links are up, and whether this process may use them.
 Finding CheckRdma(const HostReader& host);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A copy for each ordered pair.
+// One verified copy per ordered pair of GPUs.
 #include "doctor/peer_probe.h"
 
 #include <unistd.h>
@@ -15,7 +15,7 @@
 namespace ferry::doctor {
 namespace {
 
-// More than fits one TLP of PCIe, or one page.
+// More than one PCIe TLP, or one page, can hold.
 constexpr size_t kBytes = size_t{1} << 16;
 
 struct End {
@@ -44,7 +44,7 @@ absl::StatusOr<std::unique_ptr<End>> OpenEnd(const std::shared_ptr<const cuda::C
   return end;
 }
 
-// Puts `bytes` into the end's memory, or gets them out of it, and waits.
+// Copies `bytes` into the endpoint's memory, or out of it, and waits.
 absl::Status Write(const End& end, const std::vector<unsigned char>& bytes) {
   const cuda::ScopedCurrent current(*end.device);
   const cuda::CudaTable& table = end.device->table();
@@ -104,7 +104,7 @@ absl::StatusOr<std::vector<PeerOutcome>> ProbePeers(
       PeerOutcome outcome = {from, to, peers.CanAccess(from, to), absl::OkStatus()};
       if (outcome.can_access) {
         on_phase(absl::StrCat("a copy by gpu:", from, " out of the memory of gpu:", to));
-        // A seed for each process and pair.
+        // A distinct seed for each process and pair.
         const uint64_t seed =
             (static_cast<uint64_t>(getpid()) << 32) + static_cast<uint64_t>(from * count + to + 1);
         outcome.copied =

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether the GPUs of this process reach each other's memory, tried.
+// Probe: whether the GPUs of this process can access each other's memory.
 #ifndef FERRY_DOCTOR_PEER_PROBE_H_
 #define FERRY_DOCTOR_PEER_PROBE_H_
 
@@ -15,11 +15,11 @@
 
 namespace ferry::doctor {
 
-// Asks the driver about each ordered pair and, where it promises access, copies some memory through
-// it and compares. Opens every GPU. Blocks, on the driver for as long as that takes: run it in a
-// process that can be killed.
-//   on_phase: told before each step what is tried.
-//   Errors: INTERNAL if the driver cannot be asked, or a GPU not be opened.
+// Queries the driver for each ordered pair and, where it reports access, copies some memory through
+// it and compares. Opens every GPU. Blocks for as long as driver calls take: run it in a process
+// that can be killed.
+//   on_phase: called before each step with a description of it.
+//   Errors: INTERNAL if the driver cannot be queried or a GPU cannot be opened.
 absl::StatusOr<std::vector<PeerOutcome>> ProbePeers(
     const std::shared_ptr<const cuda::CudaApi>& api,
     const std::function<void(absl::string_view phase)>& on_phase);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The bytes that probes of GPU memory write and look for.
+// The byte pattern that probes of GPU memory write and verify.
 #ifndef FERRY_DOCTOR_PROBE_PATTERN_H_
 #define FERRY_DOCTOR_PROBE_PATTERN_H_
 
@@ -9,12 +9,12 @@
 
 namespace ferry::doctor {
 
-// Each seed has its own, so that what an earlier probe left is not taken for success.
+// Each seed has a distinct pattern, so that remains of an earlier probe do not pass as success.
 inline std::vector<unsigned char> ProbePattern(size_t bytes, uint64_t seed) {
   std::vector<unsigned char> pattern(bytes);
   uint64_t word = seed | 1;
   for (unsigned char& byte : pattern) {
-    // Xorshift: any sequence that does not repeat soon would do.
+    // Xorshift: any sequence with a long period would do.
     word ^= word << 13;
     word ^= word >> 7;
     word ^= word << 17;
@@ -23,7 +23,7 @@ inline std::vector<unsigned char> ProbePattern(size_t bytes, uint64_t seed) {
   return pattern;
 }
 
-// How many bytes differ. REQUIRES: equal sizes.
+// Returns the number of bytes that differ. REQUIRES: equal sizes.
 inline size_t CountDifferences(const std::vector<unsigned char>& a,
                                const std::vector<unsigned char>& b) {
   size_t count = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the two halves of the IPC probe find each other.
+// The socket that connects the two endpoints of the IPC probe.
 #include <poll.h>
 #include <sys/random.h>
 #include <sys/socket.h>
@@ -23,7 +23,7 @@ absl::Status SocketError(const char* call) {
   return absl::UnavailableError(absl::StrCat(call, " of a Unix socket: ", std::strerror(errno)));
 }
 
-// Its first byte is zero: no file.
+// The first byte is zero: an abstract name, not a file.
 socklen_t FillAddress(const std::string& name, sockaddr_un& address) {
   address = {};
   address.sun_family = AF_UNIX;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Starting helpers, reading their lines, and saying what became of those that do not end well.
+// Starts helpers, reads their lines, and reports helpers that fail.
 #include "doctor/processes.h"
 
 #include <memory>
@@ -26,10 +26,10 @@ constexpr char kDriverTrouble[] =
 constexpr char kNcclTrouble[] =
     "NCCL_DEBUG=INFO says where NCCL stays; a network that does not answer is passed by with "
     "NCCL_SOCKET_IFNAME, a library that is not whole with FERRY_NCCL_LIBRARY; see dmesg too";
-// A process whose other half has failed: how it ended tells more than that.
+// Time to wait for the exit status of a process after its peer failed: it explains more.
 constexpr absl::Duration kHalfTimeout = absl::Seconds(2);
 
-// A helper and what it was doing last.
+// A helper process and its last reported operation.
 class Helper final {
  public:
   static absl::StatusOr<Helper> Start(std::string name, std::vector<std::string> arguments,
@@ -43,8 +43,8 @@ class Helper final {
     return helper;
   }
 
-  // The next line that is more than a phase; nothing at the end.
-  //   Errors: what became of the process, or what it says.
+  // Returns the next line that is not a phase; nullopt at the end.
+  //   Errors: how the process ended, or the error that it reported.
   absl::StatusOr<std::optional<Json>> Next() {
     while (true) {
       const absl::StatusOr<std::string> line =
@@ -64,7 +64,7 @@ class Helper final {
     }
   }
 
-  // OK if it has ended by itself, and well.
+  // Returns OK if it has exited by itself with status 0.
   absl::Status WaitForExit(absl::Duration timeout) {
     const absl::Status exit = process_->WaitForExit(SteadyClock().Now() + timeout);
     if (exit.ok()) return exit;
@@ -79,13 +79,13 @@ class Helper final {
                         phase_.empty() ? "starting" : phase_);
   }
 
-  // The name of the check that it is at.
+  // The name of the check in progress.
   const std::string& check() const { return check_; }
 
  private:
   Helper() = default;
 
-  // Those that have come, without waiting.
+  // Reads the pending lines without blocking.
   void ReadPhases() {
     while (true) {
       const absl::StatusOr<std::string> line =
@@ -95,7 +95,7 @@ class Helper final {
     }
   }
 
-  // Whether the line is one.
+  // Returns true if the line is a phase.
   bool NotePhase(const Json& json) {
     if (!json.contains("phase")) return false;
     if (json["phase"].is_string()) phase_ = json["phase"].get<std::string>();
@@ -118,11 +118,11 @@ class Helper final {
   std::string check_;
 };
 
-// Whether the process itself went wrong, rather than what it tried.
+// Returns true if the process itself failed, rather than the operation that it tried.
 bool IsTrouble(const absl::Status& status) { return !absl::IsInternal(status); }
 
-// Passes findings on; other lines go to `other`.
-//   todo: where the process itself goes wrong.
+// Forwards findings to `sink`; other lines go to `other`.
+//   todo: advice if the process itself fails.
 void Follow(absl::StatusOr<Helper> helper, const std::string& first_check, const std::string& todo,
             const FindingSink& sink, const std::function<void(const Json&)>& other) {
   if (!helper.ok()) {
@@ -162,7 +162,7 @@ absl::Status OutcomeStatus(const Json& json) {
   return absl::FailedPreconditionError(reason->is_string() ? reason->get<std::string>() : "");
 }
 
-// Both ways of one GPU, as the importer tells them.
+// The importer's outcomes for one GPU, by both export methods.
 struct IpcReport {
   std::optional<doctor::IpcOutcome> descriptor;
   std::optional<doctor::IpcOutcome> handle;
@@ -194,8 +194,8 @@ absl::StatusOr<IpcReport> ReadReport(Helper& importer) {
 
 absl::StatusOr<IpcReport> Probe(int gpu, absl::Duration timeout) {
   const std::string flag = absl::StrCat("--gpu=", gpu);
-  // Longer than ours, so that we hear what a process is doing when it hangs, rather than from the
-  // other one that it does not answer.
+  // Longer than our own timeout, so that we learn which operation a process hangs in, rather than
+  // from its peer that it does not answer.
   const std::string timeout_flag = absl::StrCat("--timeout=", absl::FormatDuration(2 * timeout));
   FERRY_ASSIGN_OR_RETURN(Helper exporter, Helper::Start("the exporting process",
                                                         {"export", flag, timeout_flag}, timeout));
@@ -206,7 +206,7 @@ absl::StatusOr<IpcReport> Probe(int gpu, absl::Duration timeout) {
                     {"import", flag, timeout_flag, absl::StrCat("--socket=", socket)}, timeout));
   absl::StatusOr<IpcReport> report = ReadReport(importer);
   if (report.ok() && report->descriptor && report->handle) return report;
-  // The importer may only have seen that the other half went away.
+  // The importer may only have seen the exporter's socket close.
   const absl::Status exported = exporter.WaitForExit(kHalfTimeout);
   if (!exported.ok() && !absl::IsDeadlineExceeded(exported)) return exported;
   if (absl::IsDeadlineExceeded(report.status())) {

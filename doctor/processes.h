@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The checks of ferry doctor that run in processes of their own, so that a driver that crashes or
-// hangs is a finding.
+// The checks of ferry doctor that run in separate processes, so that a driver that crashes or hangs
+// is reported as a finding.
 #ifndef FERRY_DOCTOR_PROCESSES_H_
 #define FERRY_DOCTOR_PROCESSES_H_
 
@@ -16,20 +16,20 @@ using FindingSink = std::function<void(doctor::Finding)>;
 
 struct GpuPresence {
   int count = 0;
-  int cuda_version = 0;  // of the driver, 13000; 0: it cannot be used
-  // False if its process died or hung before it could tell.
+  int cuda_version = 0;  // the driver's CUDA, 13000; 0: it cannot be used
+  // False if its process died or hung before it could report.
   bool is_known = false;
 };
 
-// Each starts processes, waits for what they find, and tells it to `sink` as it comes. A process
-// that says nothing for `timeout` is killed. Call them on the main thread: the processes die with
-// the calling one.
+// Each starts processes, waits for their findings, and passes them to `sink` as they arrive. A
+// process that writes nothing for `timeout` is killed. Call them on the main thread: the processes
+// are killed when the calling thread exits.
 
 // The driver, the GPUs, and copies between them.
 GpuPresence CheckGpusInProcess(absl::Duration timeout, const FindingSink& sink);
-// NCCL, and an id of it.
+// NCCL, and the creation of an id.
 void CheckNcclInProcess(const GpuPresence& gpus, absl::Duration timeout, const FindingSink& sink);
-// Memory of one GPU between two processes.
+// One GPU's memory shared between two processes.
 void CheckIpcInProcesses(int gpu, absl::Duration timeout, const FindingSink& sink);
 
 }  // namespace ferry::cli

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Putting together what the driver, NVML and the kernel say.
+// Combines the facts of the driver, NVML and the kernel.
 #include "gpu/discovery.h"
 
 #include <fstream>
@@ -21,7 +21,8 @@
 namespace ferry {
 namespace {
 
-// -1 when the kernel does not know, as on machines with one node, or does not show the device.
+// Returns -1 if the kernel does not know, as on machines with one node, or does not show the
+// device.
 int NumaNodeOf(const std::string& sysfs_root, const std::string& pci_bus_id) {
   std::ifstream file(absl::StrCat(sysfs_root, "/bus/pci/devices/", pci_bus_id, "/numa_node"));
   int node = -1;
@@ -78,7 +79,7 @@ LocalDiscovery DiscoverLocal(const DiscoveryOptions& options) {
   }
   const absl::Status valid = Validate(topology);
   if (valid.ok()) return local;
-  // Such as two GPUs with one UUID: a broken driver. The host is still of use.
+  // Such as two GPUs with the same UUID: a broken driver. The host remains usable.
   local.cuda_reason = std::string(valid.message());
   topology.devices.resize(1);
   topology.links.clear();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// This machine's GPUs and the paths between them, from the CUDA driver and NVML, with no context
-// created.
+// Discovery of this machine's GPUs and the paths between them, from the CUDA driver and NVML,
+// without creating a context.
 #ifndef FERRY_GPU_DISCOVERY_H_
 #define FERRY_GPU_DISCOVERY_H_
 
@@ -12,25 +12,25 @@
 namespace ferry {
 
 struct GpuDiscovery {
-  std::vector<Device> devices;    // in the driver's order; empty with a cuda_reason
-  std::vector<DeviceLink> links;  // by indexes into `devices`, sorted; empty with an nvml_reason
-  std::string cuda_reason;        // why there are no GPUs; empty if there are
-  std::string nvml_reason;        // why links and fabrics are not known; empty if they are
+  std::vector<Device> devices;    // in the driver's order; empty if cuda_reason is set
+  std::vector<DeviceLink> links;  // by indexes into `devices`, sorted; empty if nvml_reason is set
+  std::string cuda_reason;        // why there are no GPUs; empty if there are some
+  std::string nvml_reason;        // why links and fabrics are unknown; empty if they are known
 };
 
 struct DiscoveryOptions {
-  // Where the kernel tells the NUMA nodes of PCI devices; tests have their own.
+  // Source of the NUMA nodes of PCI devices; tests use a fake.
   std::string sysfs_root = "/sys";
 };
 
-// Never fails: what cannot be had is empty, with the reason. Only GPUs that CUDA shows
-// (CUDA_VISIBLE_DEVICES) are found. A GPU about which a question fails is left without the answer,
-// and the reason says so. Blocks, for seconds where the driver must wake GPUs. Thread-safe.
+// Never fails: unavailable parts are empty, with the reason. Only GPUs visible to CUDA
+// (CUDA_VISIBLE_DEVICES) are found. If a query about a GPU fails, that value is left unset, and the
+// reason says so. Blocks, for seconds if the driver must wake GPUs. Thread-safe.
 GpuDiscovery DiscoverGpus(const DiscoveryOptions& options = {});
 
 struct LocalDiscovery {
-  LocalTopology topology;   // node id 0, no endpoint: the caller knows those
-  std::string host_reason;  // why cores and memory are not known; empty if they are
+  LocalTopology topology;   // node id 0, no endpoint: the caller sets them
+  std::string host_reason;  // why cores and memory are unknown; empty if they are known
   std::string cuda_reason;
   std::string nvml_reason;
 };

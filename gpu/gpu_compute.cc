@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Waits, launches and events on one stream.
+// GpuCompute: waits, launches and events on one stream.
 #include "gpu/gpu_compute.h"
 
 #include <utility>
@@ -14,7 +14,7 @@
 namespace ferry {
 namespace {
 
-// For quiet: as long as memory may wait for it.
+// Maximum wait for quiet at the gate; the same as for memory.
 constexpr absl::Duration kTimeout = absl::Seconds(5);
 
 }  // namespace
@@ -28,7 +28,7 @@ absl::StatusOr<std::unique_ptr<GpuCompute>> GpuCompute::Create(Parts parts,
 
 GpuCompute::~GpuCompute() {
   if (stream_ == nullptr) return;
-  // Kernels that run need their module.
+  // Kernels in flight need their module.
   const cuda::ScopedCurrent current(*parts_.device);
   parts_.device->table().stream_synchronize(stream_->get());
 }
@@ -70,11 +70,12 @@ absl::StatusOr<Tensor> GpuCompute::Run(absl::Span<const Tensor> inputs, const Te
     if (ready == nullptr) continue;
     FERRY_RETURN_IF_ERROR(ready->MakeWait(*parts_.device, stream_->get()));
   }
-  // A part of it may be under way although the rest failed: the memory is in use in either case.
+  // The launch may have been partly enqueued even if it failed: the memory is in use in either
+  // case.
   const absl::Status launched = launch(*kernels, stream_->get());
   FERRY_ASSIGN_OR_RETURN(std::shared_ptr<const cuda::ReadyEvent> done,
                          cuda::ReadyEvent::RecordOrWait(*parts_.events, stream_->get()));
-  // Whose memory counts no uses is kept.
+  // Tensors whose memory does not count uses are kept alive.
   std::vector<Tensor> kept;
   for (const Tensor& input : inputs) {
     if (!cuda::AddUse(input, done)) kept.push_back(input);

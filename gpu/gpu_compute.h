@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// GpuCompute: what computes on one GPU: a stream of its own, and Ferry's kernels.
+// GpuCompute: a compute stream of one GPU, with Ferry's kernels.
 #ifndef FERRY_GPU_GPU_COMPUTE_H_
 #define FERRY_GPU_GPU_COMPUTE_H_
 
@@ -23,10 +23,10 @@
 
 namespace ferry {
 
-// One stream, on which everything runs in the order in which it was enqueued; the host waits for
-// none of it. A kernel whose inputs are not there yet (cuda::ReadyOf) holds up those behind it,
-// which is no knot: what an input waits for was enqueued before the kernel was. Thread-safe; calls
-// may wait for the driver: when its queue is full, and for memory.
+// One stream, on which all work runs in the order in which it was enqueued; the host waits for none
+// of it. A kernel whose inputs are not ready yet (cuda::ReadyOf) delays those behind it, which
+// cannot deadlock: the work that an input waits for was enqueued before the kernel. Thread-safe;
+// calls may block in the driver: when its queue is full, and for memory.
 class GpuCompute final {
  public:
   struct Parts {
@@ -34,18 +34,18 @@ class GpuCompute final {
     std::shared_ptr<cuda::EventPool> events;
     std::shared_ptr<cuda::GpuArena> arena;
     std::shared_ptr<cuda::SyncGate> gate;
-    // Outlives this.
+    // Outlives this object.
     cuda::DeviceExecutor* executor = nullptr;
   };
   using Launch =
       absl::FunctionRef<absl::Status(const cuda::ElementKernels& kernels, cuda::Stream stream)>;
 
-  //   image: of kernels; stays valid.
-  //   Errors: what making a stream says.
+  //   image: compiled kernels; must stay valid.
+  //   Errors: as CudaStream::Create.
   static absl::StatusOr<std::unique_ptr<GpuCompute>> Create(Parts parts,
                                                             cuda::CompiledKernels image);
 
-  // Waits for what has been launched.
+  // Blocks until launched work has completed.
   ~GpuCompute();
 
   GpuCompute(const GpuCompute&) = delete;
@@ -53,20 +53,20 @@ class GpuCompute final {
 
   int ordinal() const { return parts_.device->ordinal(); }
 
-  // Loads the kernels, unless they are loaded. May wait for quiet.
-  //   Errors: as ElementKernels::Load, again at every later call; DEADLINE_EXCEEDED if NCCL work
-  //   was in flight all the time, and then a later call tries again.
+  // Loads the kernels, unless they are loaded. May wait for quiet at the gate.
+  //   Errors: as ElementKernels::Load, repeated by every later call; DEADLINE_EXCEEDED if NCCL work
+  //   was in flight all the time; a later call then tries again.
   absl::Status LoadKernels() ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Elements undefined, on this GPU.
+  // Returns a tensor on this GPU with uninitialized elements.
   //   Errors: as GpuArena::Allocate; INVALID_ARGUMENT for a type that is not of fixed size.
   absl::StatusOr<Tensor> Allocate(DataType dtype, const Shape& shape);
 
-  // Calls launch(kernels, stream), after which the stream has passed the inputs' events. Returns
-  // `output` with the event of what has been launched. What the launch uses stays until then.
+  // Calls launch(kernels, stream), on a stream that waits for the inputs' events. Returns `output`
+  // with an event for the launched work. The tensors that the launch uses are kept until then.
   //   inputs, output: on this GPU.
-  //   Errors: INVALID_ARGUMENT for an input that is elsewhere; as LoadKernels; and what the driver
-  //   or `launch` says.
+  //   Errors: INVALID_ARGUMENT for an input that is elsewhere; as LoadKernels; errors of the driver
+  //   or `launch`.
   absl::StatusOr<Tensor> Run(absl::Span<const Tensor> inputs, const Tensor& output, Launch launch);
 
  private:
@@ -80,7 +80,7 @@ class GpuCompute final {
   std::unique_ptr<cuda::CudaStream> stream_;
 
   absl::Mutex mu_;
-  // Held while they are loaded: whoever else wants them waits for that.
+  // Held while kernels are loaded: other callers wait.
   absl::Status failed_ ABSL_GUARDED_BY(mu_);
   std::unique_ptr<cuda::ElementKernels> kernels_ ABSL_GUARDED_BY(mu_);
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Opening devices when they are first used.
+// Gpus: opens devices on first use.
 #include "gpu/gpus.h"
 
 #include <algorithm>
@@ -72,7 +72,7 @@ void Gpus::Stop() {
     }
   }
   for (UseCallback& use : waiting) std::move(use)(absl::CancelledError("this process is leaving"));
-  // Executors run what was posted, which may use the others: all stop before any goes.
+  // Queued functions may use the other executors: stop all before destroying any.
   for (Gpu* const gpu : open) gpu->side->Stop();
   for (Gpu* const gpu : open) gpu->executor->Stop();
   for (Gpu* const gpu : open) gpu->nccl->Stop();

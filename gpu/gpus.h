@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gpus: the GPUs of this process as tensors need them: memory, streams, executors, copies.
+// Gpus: the GPUs of this process, with memory, streams, executors and copies for tensors.
 #ifndef FERRY_GPU_GPUS_H_
 #define FERRY_GPU_GPUS_H_
 
@@ -34,77 +34,77 @@
 namespace ferry {
 
 struct GpusOptions {
-  // Of each device.
+  // Per device.
   cuda::GpuArenaOptions arena;
-  // Of the process: what copies to and from ordinary host memory go through.
+  // Per process: pinned memory for copies to and from pageable host memory.
   cuda::PinnedPoolOptions pinned;
-  // Of each device: what memory that no other process can map goes through.
+  // Per device: staging memory for memory that other processes cannot map.
   cuda::StagingRingOptions staging;
-  // Foreign memory (not of Ferry's arenas) goes through the ring below this size, also where it
-  // could be mapped: its mapping would be opened and closed for every tensor. SIZE_MAX: always, so
-  // that a sender has its memory back when it is copied.
+  // Foreign memory (not of Ferry's arenas) below this size is staged through the ring even if it
+  // could be mapped, since its mapping would be opened and closed for every tensor. SIZE_MAX:
+  // always, so that a sender's memory is released once it is copied.
   size_t stage_below_bytes = size_t{1} << 20;
-  // Memory of other processes that each device keeps mapped; 0: none is mapped, and what they have
-  // is staged through the host's memory.
+  // Limit on peers' memory that each device keeps mapped, in bytes; 0: none is mapped, and peers'
+  // memory is staged through host memory.
   size_t import_cap_bytes = size_t{64} << 30;
-  // A device that could not be opened, as one whose memory others had taken, is tried again by who
-  // asks for it after so long.
+  // Time after which opening a device that failed, for example for lack of memory, is retried by
+  // the next caller.
   absl::Duration retry_open = absl::Seconds(5);
 };
 
-// One GPU that is in use. Constant once made; its parts are thread-safe.
+// A GPU in use. Constant after construction; its parts are thread-safe.
 struct Gpu {
   std::shared_ptr<cuda::CudaDevice> device;
   std::shared_ptr<cuda::EventPool> events;
   std::shared_ptr<cuda::GpuArena> arena;
-  // Copies between devices and processes, of what is there already: nothing on it waits for a
-  // kernel of anybody's.
+  // Stream for copies, between devices and processes, of data that is ready: nothing on it waits
+  // for a kernel.
   std::unique_ptr<cuda::CudaStream> copies;
-  // For those that are behind something.
+  // Streams for copies that wait for an event.
   std::unique_ptr<cuda::WaitStreams> waits;
   std::unique_ptr<cuda::HostStager> stager;
-  // These go first, and wait for what is under way. `side`: opens and closes memory of others, and
-  // whatever else may wait for the device. `nccl`: makes every call of NCCL's; apart from the
-  // others, since those may wait for NCCL's work to end, which it is to notice.
+  // Destroyed first, after work in flight has completed. `side`: opens and closes peers' memory,
+  // and whatever else may synchronize the device. `nccl`: makes all NCCL calls; separate from the
+  // others, since those may wait for NCCL work whose completion this one must notice.
   std::unique_ptr<cuda::DeviceExecutor> executor;
   std::unique_ptr<cuda::DeviceExecutor> side;
   std::unique_ptr<cuda::DeviceExecutor> nccl;
-  // What is back from its receivers may come when the executor has stopped.
+  // Receivers may return slots after the executor has stopped.
   std::shared_ptr<cuda::StagingRing> ring;
-  // Of the nodes of graphs.
+  // For the nodes of graphs.
   std::unique_ptr<GpuCompute> compute;
 };
 
-// What a tensor is to become.
+// The destination of a tensor.
 struct MoveRequest {
   Tensor tensor;
   TensorLocation to;
-  // Where the elements are wanted there, of the same type and size; not valid: new memory.
+  // Destination of the elements, of the same type and size; not valid: new memory.
   Tensor destination;
   absl::Time deadline = absl::InfiniteFuture();  // by SteadyClock
   std::string what;                              // "step 3 key x", for messages
 };
 
-// Of a process; shared by whoever moves tensors. A device's context, memory and threads come into
-// being when it is first used, which takes hundreds of milliseconds, on a thread of their own
+// The GPUs of a process; shared by all code that moves tensors. A device's context, memory and
+// threads are created on first use, which takes hundreds of milliseconds, on a separate thread
 // ("ferry-gpu-open"). Thread-safe.
 class Gpus final {
  public:
   using UseCallback = absl::AnyInvocable<void(absl::StatusOr<Gpu*>) &&>;
-  // A context takes hundreds of milliseconds, and seconds where the driver must wake its GPU.
+  // Creating a context takes hundreds of milliseconds, and seconds if the driver must wake its GPU.
   static constexpr absl::Duration kOpenTimeout = absl::Minutes(2);
 
   using MoveCallback = absl::AnyInvocable<void(absl::StatusOr<Tensor>) &&>;
   using HostAllocator = std::function<absl::StatusOr<std::shared_ptr<Buffer>>(size_t bytes)>;
 
-  //   host: where tensors that leave a GPU go.
-  //   copier: may be null; outlives this.
-  //   kernel_image: of kernels, as cuModuleLoadData takes it; empty: there are none. Stays valid.
-  //   Errors: INTERNAL if the driver cannot say what it has.
+  //   host: allocates memory for tensors that leave a GPU.
+  //   copier: may be null; outlives this object.
+  //   kernel_image: compiled kernels, as for cuModuleLoadData; empty: none. Must stay valid.
+  //   Errors: INTERNAL if the driver cannot enumerate its devices.
   static absl::StatusOr<std::unique_ptr<Gpus>> Create(
       std::shared_ptr<const cuda::CudaApi> api, HostAllocator host, CopyPool* copier,
       GpusOptions options, cuda::CompiledKernels kernel_image = cuda::EmbeddedKernels());
-  // Waits for what is under way on the devices.
+  // Blocks until work in flight on the devices has completed.
   ~Gpus();
 
   Gpus(const Gpus&) = delete;
@@ -114,39 +114,40 @@ class Gpus final {
   // By ordinal, as nvidia-smi writes them.
   const std::vector<std::string>& uuids() const { return uuids_; }
   const cuda::PeerMatrix& peers() const { return peers_; }
-  // Of the process: several of these have one.
+  // One per process; several Gpus share it.
   const std::shared_ptr<cuda::SyncGate>& gate() const { return order_->gate; }
   const GpusOptions& options() const { return options_; }
-  // Of each GPU; several of these have the same. REQUIRES: 0 <= ordinal < count().
+  // One per GPU; several Gpus share it. REQUIRES: 0 <= ordinal < count().
   std::shared_ptr<NcclArbiter> turns(int ordinal) const { return order_->Turns(ordinal); }
 
-  // The device, opened now if it was not: blocks.
-  //   Errors: INVALID_ARGUMENT for a device that there is not; DEADLINE_EXCEEDED after two minutes;
-  //   what CudaDevice::Open says, again at every later call within retry_open.
+  // Returns the device, and opens it on first use: blocks.
+  //   Errors: INVALID_ARGUMENT for an unknown device; DEADLINE_EXCEEDED after two minutes; as
+  //   CudaDevice::Open, repeated by every later call within retry_open.
   absl::StatusOr<Gpu*> Get(int ordinal) ABSL_LOCKS_EXCLUDED(mu_);
-  // The same for callers that must not block: `use` may run inside, or on another thread.
+  // The same for callers that must not block: `use` may run inline or on another thread.
   void Use(int ordinal, UseCallback use) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Until nothing runs or waits on any device, or the deadline is over.
+  // Blocks until nothing runs or waits on any device, or until `deadline`.
   void WaitIdle(absl::Time deadline) ABSL_LOCKS_EXCLUDED(mu_);
-  // Waits for what is under way; from then on nothing is opened, runs or calls back, and whatever
-  // is asked for fails. What uses this goes between here and the destructor.
+  // Blocks until work in flight has completed; afterwards nothing is opened, runs or calls back,
+  // and all requests fail. Users of this object are destroyed between Stop and the destructor.
   void Stop() ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Elements undefined, in memory that other processes of this machine can map. May block, as Get.
+  // Returns a tensor with uninitialized elements, in memory that other processes of this machine
+  // can map. May block, as Get.
   //   Errors: as Get and GpuArena::Allocate; INVALID_ARGUMENT for a type that is not of fixed size.
   absl::StatusOr<Tensor> Allocate(int ordinal, DataType dtype, const Shape& shape);
 
-  // Puts the elements of request.tensor into memory of request.to: from and to any GPU and the
-  // host. What arrives in a GPU may come before its bytes, with their event (cuda::ReadyOf); in
-  // host memory they are there. Never blocks; `done` runs once, inside or on a thread of a device.
-  // A tensor that is there already is passed on as it is.
-  //   Errors, through `done`: INVALID_ARGUMENT for a destination of another type, size or place, or
-  //   elements that are not of fixed size; RESOURCE_EXHAUSTED; DEADLINE_EXCEEDED; INTERNAL. After
-  //   an error nothing more is written to the destination once the devices have ended what was
-  //   enqueued.
+  // Moves the elements of request.tensor into memory of request.to, between any GPUs and the host.
+  // A result in GPU memory may be returned before its bytes are complete, with their event
+  // (cuda::ReadyOf); in host memory they are complete. Never blocks; `done` runs once, inline or on
+  // a thread of a device. A tensor that is already there is passed through.
+  //   Errors, through `done`: INVALID_ARGUMENT for a destination of another type, size or location,
+  //   or elements that are not of fixed size; RESOURCE_EXHAUSTED; DEADLINE_EXCEEDED; INTERNAL.
+  //   After an error the destination is not written any more once the devices have completed what
+  //   was enqueued.
   void Move(MoveRequest request, MoveCallback done);
-  // The same, waited for: not on a thread of a device. REQUIRES: request.deadline is set.
+  // Blocking variant: not on a thread of a device. REQUIRES: request.deadline is set.
   absl::StatusOr<Tensor> MoveAndWait(MoveRequest request);
 
  private:
@@ -182,14 +183,14 @@ class Gpus final {
   std::vector<Slot> slots_ ABSL_GUARDED_BY(mu_);
   std::vector<int> to_open_ ABSL_GUARDED_BY(mu_);
   std::shared_ptr<cuda::PinnedPool> pinned_ ABSL_GUARDED_BY(mu_);
-  // Last: it uses the rest. Null until somebody needs it.
+  // Declared last: it uses the other members. Null until first needed.
   std::unique_ptr<Thread> opener_ ABSL_GUARDED_BY(mu_);
 
   // Constant after construction.
   const cuda::CompiledKernels kernel_image_;
 };
 
-// What the GPU has free, if Ferry's own arena had nothing of it. 0: not known.
+// Returns the GPU's free memory plus the memory of Ferry's own arena. 0: unknown.
 uint64_t FreeBytesBesideArena(const Gpu& gpu);
 
 }  // namespace ferry

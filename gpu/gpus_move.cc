@@ -83,7 +83,7 @@ absl::StatusOr<Tensor> Gpus::MoveAndWait(MoveRequest request) {
     absl::StatusOr<Tensor> tensor ABSL_GUARDED_BY(mu);
   };
   auto waiter = std::make_shared<Waiter>();
-  // Opening the device has a deadline of its own.
+  // Opening the device has its own timeout.
   const absl::Time give_up = request.deadline + kOpenTimeout;
   const std::string what = request.what;
   Move(std::move(request), [waiter](absl::StatusOr<Tensor> tensor) {
@@ -107,7 +107,7 @@ absl::StatusOr<Tensor> Gpus::DestinationIn(Gpu& gpu, const MoveRequest& request)
 }
 
 void Gpus::ToDevice(Gpu& gpu, MoveRequest request, MoveCallback done) {
-  // Getting memory may wait for quiet, so it is for the device's thread.
+  // Allocation may wait for quiet, so it runs on the device's thread.
   struct Job {
     MoveRequest request;
     MoveCallback done;
@@ -153,7 +153,7 @@ void Gpus::ToHost(Gpu& gpu, MoveRequest request, MoveCallback done) {
   auto shared = std::make_shared<MoveCallback>(std::move(done));
   const absl::Status started = gpu.stager->CopyToHost(
       std::move(copy), [shared, into = *into, what = std::move(request.what)](absl::Status status) {
-        // They could not be checked before, and may have come from another process.
+        // The values could not be checked before, and may come from another process.
         if (status.ok()) status = CheckValues(into);
         if (absl::IsInvalidArgument(status)) {
           status = absl::InvalidArgumentError(absl::StrCat(
@@ -168,9 +168,10 @@ void Gpus::ToHost(Gpu& gpu, MoveRequest request, MoveCallback done) {
 void Gpus::Across(Gpu& from, Gpu& to, MoveRequest request, MoveCallback done) {
   const int source = from.device->ordinal();
   const int sink = to.device->ordinal();
-  // The source's engine copies: what it has may be mapped from another process for it alone.
+  // The source's engine does the copy: its memory may be imported from another process, mapped for
+  // it alone.
   if (source != sink && !peers_.CanAccess(source, sink)) {
-    // By way of the host.
+    // Staged through the host.
     MoveRequest first = request;
     first.to = {};
     first.destination = Tensor();
@@ -197,8 +198,8 @@ void Gpus::Across(Gpu& from, Gpu& to, MoveRequest request, MoveCallback done) {
       const auto ready = cuda::ReadyOf(tensor);
       FERRY_ASSIGN_OR_RETURN(const bool is_ready, ready == nullptr ? true : ready->IsDone());
       if (!is_ready) {
-        // Those that are ready are not to stand behind it. When all that may wait do, it stands
-        // behind one of those.
+        // Copies that are ready must not queue behind it. If all wait streams are busy, it queues
+        // behind another copy that waits.
         stream = from.waits->TakeIdleOrAny();
         FERRY_RETURN_IF_ERROR(ready->MakeWait(*from.device, stream));
       }
@@ -216,7 +217,7 @@ void Gpus::Across(Gpu& from, Gpu& to, MoveRequest request, MoveCallback done) {
       }
       FERRY_ASSIGN_OR_RETURN(std::shared_ptr<const ReadyEvent> copied,
                              ReadyEvent::RecordOrWait(*from.events, stream));
-      // Both memories stay until it is done.
+      // Both memories are kept until the copy is done.
       FERRY_RETURN_IF_ERROR(
           from.executor->Watch({.event = copied,
                                 .what = job->request.what,

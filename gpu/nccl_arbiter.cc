@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Counting those who want a turn.
+// NcclArbiter: counts the programs that request a turn.
 #include "gpu/nccl_arbiter.h"
 
 #include <utility>

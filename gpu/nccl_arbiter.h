@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// NcclArbiter: whether NCCL on a GPU is for keyed transfers just now, or for the program's own
-// work.
+// NcclArbiter: arbitrates NCCL on a GPU between keyed transfers and the program's own work.
 #ifndef FERRY_GPU_NCCL_ARBITER_H_
 #define FERRY_GPU_NCCL_ARBITER_H_
 
@@ -19,50 +18,50 @@
 
 namespace ferry {
 
-// NCCL's work on a device must have an order that fits with all other devices. Of keyed transfers
-// Ferry agrees on one; that of a program's collectives is the program's. Between the two there is
-// none, so they take turns, on each device by itself: keyed transfers agree on nothing new, what is
-// agreed ends, and then the program has its turn. No device needs another one for that, so all
-// ranks of a collective get there. Thread-safe.
+// NCCL's work on a device must have an order that is consistent with all other devices. For keyed
+// transfers Ferry agrees on one; the program determines that of its collectives. Between the two
+// there is none, so they take turns, independently on each device: keyed transfers agree on nothing
+// new, the agreed ones complete, and then the program has its turn. No device depends on another
+// for that, so all ranks of a collective get there. Thread-safe.
 class NcclArbiter final {
  public:
-  // Keyed transfers of the device.
+  // The keyed transfers of the device.
   class Keyed {
    public:
     virtual ~Keyed() = default;
-    // is_wanted() may have changed; then they hold back and say SetQuiet, or go on after
-    // TryGoOn. On a thread of the program's: must not block.
+    // is_wanted() may have changed: stop starting transfers and call SetQuiet once idle, or resume
+    // after TryGoOn. Called on a thread of the program: must not block.
     virtual void OnTurn() = 0;
   };
 
-  //   ordinal: of the GPU, for messages.
+  //   ordinal: the GPU's, for messages.
   explicit NcclArbiter(int ordinal) : ordinal_(ordinal) {}
   NcclArbiter(const NcclArbiter&) = delete;
   NcclArbiter& operator=(const NcclArbiter&) = delete;
 
-  // A program has something to do. Once for each End; several have their turns together.
+  // Requests a turn for a program. Once for each End; several programs share a turn.
   void Ask() ABSL_LOCKS_EXCLUDED(mu_);
-  // REQUIRES: Ask, since when this device's keyed transfers have become quiet or not.
+  // Whether the device's keyed transfers are quiet. REQUIRES: Ask.
   bool has_turn() const ABSL_LOCKS_EXCLUDED(mu_);
-  //   Errors: DEADLINE_EXCEEDED; End is due all the same.
+  // Blocks until has_turn(). Errors: DEADLINE_EXCEEDED; End must be called all the same.
   absl::Status Await(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_);
   void End() ABSL_LOCKS_EXCLUDED(mu_);
 
   // --- For keyed transfers ---
 
-  // From now on `keyed` are the device's, as long as they live.
-  //   Errors: FAILED_PRECONDITION others are: another node of this process has them.
+  // Registers the device's keyed transfers, for as long as `keyed` exists.
+  //   Errors: FAILED_PRECONDITION another node of this process has registered its own.
   absl::Status SetKeyed(std::weak_ptr<Keyed> keyed) ABSL_LOCKS_EXCLUDED(mu_);
-  // Why SetKeyed would fail.
+  // Returns the error with which SetKeyed would fail.
   absl::Status CheckKeyed() const ABSL_LOCKS_EXCLUDED(mu_);
   bool is_wanted() const ABSL_LOCKS_EXCLUDED(mu_);
-  // Nothing of theirs is under way, nor will be until TryGoOn. REQUIRES: is_wanted() was true.
+  // No keyed transfer is in flight, or starts before TryGoOn. REQUIRES: is_wanted() was true.
   void SetQuiet() ABSL_LOCKS_EXCLUDED(mu_);
-  // False: a program wants its turn, or has it.
+  // Returns false if a program has requested or has a turn.
   bool TryGoOn() ABSL_LOCKS_EXCLUDED(mu_);
 
   int ordinal() const { return ordinal_; }
-  // Of the device's first exchanges.
+  // The line of the device's first exchanges.
   const std::shared_ptr<FirstUseSequencer>& line() const { return line_; }
 
  private:
@@ -75,12 +74,13 @@ class NcclArbiter final {
 
   mutable absl::Mutex mu_;
   int count_ ABSL_GUARDED_BY(mu_) = 0;
-  // As long as nobody uses it there are no keyed transfers.
+  // True while there are no keyed transfers.
   bool is_quiet_ ABSL_GUARDED_BY(mu_) = true;
   std::weak_ptr<Keyed> keyed_ ABSL_GUARDED_BY(mu_);
 };
 
-// A program's turn, from when it has it to when its work is over; and with it work at the gate.
+// A program's turn, from its start to the completion of its work, which it also registers at the
+// gate.
 class NcclTurn final {
  public:
   // Blocks. Errors: as NcclArbiter::Await.
@@ -100,12 +100,12 @@ class NcclTurn final {
   const std::shared_ptr<cuda::SyncGate> gate_;
 };
 
-// What NCCL's work on the GPUs of this process goes by. A process may be several nodes, each with
-// Gpus of its own, but a driver waits for the devices of all, and a device has one order.
+// The order of NCCL's work on the GPUs of this process. A process may host several nodes, each with
+// its own Gpus, but the driver synchronizes the devices of all, and a device has one order.
 // Thread-safe.
 class NcclOrder final {
  public:
-  // The one that there is, as long as somebody has it.
+  // Returns the process's instance, which exists while it is referenced.
   static std::shared_ptr<NcclOrder> OfProcess();
 
   std::shared_ptr<NcclArbiter> Turns(int ordinal) ABSL_LOCKS_EXCLUDED(mu_);

@@ -16,8 +16,9 @@
 namespace ferry {
 namespace {
 
-// Whether the file is as long as its own head says: the loader maps what is not there as well, and
-// the process dies of it. What cannot be read, or is no library, the loader explains.
+// Checks that the file is as long as its ELF header says: the loader maps missing parts too, and
+// accessing them kills the process. A file that cannot be read, or is not a library, is left for
+// the loader to report.
 absl::Status CheckWhole(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   Elf64_Ehdr head = {};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// SharedLibrary: a library loaded at run time, or the reason why it is not there.
+// SharedLibrary: a library loaded at run time, or the reason why it could not be loaded.
 #ifndef FERRY_GPU_SHARED_LIBRARY_H_
 #define FERRY_GPU_SHARED_LIBRARY_H_
 
@@ -12,19 +12,19 @@
 
 namespace ferry {
 
-// A handle; copyable. The library stays loaded until the process ends: NVIDIA's libraries keep
-// threads and exit handlers, and unloading them under those crashes. Thread-safe.
+// A handle; copyable. The library stays loaded until the process exits: NVIDIA's libraries have
+// threads and exit handlers that crash when they are unloaded. Thread-safe.
 class SharedLibrary final {
  public:
-  // Loads `path`, or what the environment variable `override_name` says instead when it is set and
-  // not empty. Errors: UNAVAILABLE with the loader's own text, and where the path came from.
+  // Loads `path`, or the file named by environment variable `override_name` if that is set and not
+  // empty. Errors: UNAVAILABLE with the loader's own text, and the origin of the path.
   static absl::StatusOr<SharedLibrary> Open(const std::string& path, const char* override_name);
 
   const std::string& path() const { return path_; }
 
   // Sets `function` to the symbol.
-  // Errors: UNIMPLEMENTED if the library lacks it: it is older, or another, than the one that is
-  // needed.
+  // Errors: UNIMPLEMENTED if the library lacks it: it is older than, or different from, the
+  // required one.
   template <typename Function>
   absl::Status Resolve(const char* symbol, Function*& function) const {
     void* const address = Find(symbol);

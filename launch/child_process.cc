@@ -32,7 +32,7 @@ struct Pipe {
 
 // A launcher that was started without standard streams gets their numbers for its pipes, and dup2()
 // in the child would overwrite them.
-//   what: how fd was opened, or tried to be.
+//   what: describes how fd was opened, for errors.
 absl::StatusOr<UniqueFd> AboveStandard(UniqueFd fd, const char* what) {
   if (fd.get() > STDERR_FILENO) return fd;
   if (fd.valid()) fd = UniqueFd(fcntl(fd.get(), F_DUPFD_CLOEXEC, STDERR_FILENO + 1));
@@ -62,7 +62,7 @@ std::vector<char*> Pointers(const std::vector<std::string>& strings) {
   return pointers;
 }
 
-// What the child needs, prepared before the fork: after it, only async-signal-safe calls are
+// The child's arguments, prepared before the fork: after it, only async-signal-safe calls are
 // allowed, because another thread may have held the allocator's lock.
 struct Prepared {
   const char* file;
@@ -137,7 +137,7 @@ absl::StatusOr<ChildProcess> SpawnChild(const std::string& file,
                              exec_error.write_end.get(),
                              getpid()};
 
-  // No handler of ours may run in the child before it has reset them.
+  // No handler of ours may run in the child before the child has reset the handlers.
   sigset_t all;
   sigset_t before;
   sigfillset(&all);
@@ -151,7 +151,8 @@ absl::StatusOr<ChildProcess> SpawnChild(const std::string& file,
         absl::StrCat("cannot start a process: fork: ", std::strerror(fork_error),
                      fork_error == EAGAIN ? absl::StrCat(": ", ThreadLimits()) : ""));
   }
-  // Here too, so that the group exists whoever comes first. Fails when the child was first.
+  // Also called here, so that the group exists whichever process runs first. Fails if the child was
+  // first.
   setpgid(pid, pid);
 
   exec_error.write_end.Reset();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// SpawnChild: one process in a group of its own, with its output on pipes.
+// SpawnChild: starts one process in its own process group, with its output on pipes.
 #ifndef FERRY_LAUNCH_CHILD_PROCESS_H_
 #define FERRY_LAUNCH_CHILD_PROCESS_H_
 
@@ -15,24 +15,24 @@
 
 namespace ferry {
 
-// A started process; whoever holds it must wait for `pid`. The descriptors do not block.
+// A started process; its owner must wait for `pid`. The descriptors are non-blocking.
 struct ChildProcess {
   pid_t pid = -1;  // also the id of its process group
   UniqueFd stdout_fd;
   UniqueFd stderr_fd;
 };
 
-// The file that running `program` means: itself when it has a slash, else its first executable in
-// `path`, a list as in PATH.
+// Returns the file that `program` refers to: `program` itself if it has a slash, else its first
+// executable in `path`, a list as in PATH.
 //   Errors: NOT_FOUND; FAILED_PRECONDITION when it is a directory or cannot be executed.
 absl::StatusOr<std::string> FindProgram(const std::string& program, absl::string_view path);
 
 // Starts `file` with `arguments` (the program's name first) and exactly `environment`. The child
-// leads a new process group, reads `stdin_fd` (/dev/null if that is negative), has default signal
-// handling, and is killed when the calling thread ends, for any reason: call it on the thread that
-// waits for the child. Returns once the program runs. Safe in a process with other threads.
+// leads a new process group, reads `stdin_fd` (/dev/null if negative), has default signal handling,
+// and is killed when the calling thread ends, for any reason: call it on the thread that waits for
+// the child. Returns once exec has succeeded. Safe in a multithreaded process.
 //   Errors: RESOURCE_EXHAUSTED when there are no processes or descriptors left; FAILED_PRECONDITION
-//   when the kernel refuses the file, with its reason.
+//   when the kernel rejects the file, with its reason.
 absl::StatusOr<ChildProcess> SpawnChild(const std::string& file,
                                         const std::vector<std::string>& arguments,
                                         const std::vector<std::string>& environment,

@@ -39,7 +39,7 @@ absl::StatusOr<HostPort> ParseHostPort(absl::string_view option, absl::string_vi
       address.port < 1 || address.port > 65535) {
     return absl::InvalidArgumentError(absl::StrCat(option, " ", Quoted(text), " is not HOST:PORT"));
   }
-  // An IPv6 address needs its brackets only where a port follows.
+  // An IPv6 address needs brackets only if a port follows.
   absl::string_view host = address.host;
   if (absl::ConsumePrefix(&host, "[") && absl::ConsumeSuffix(&host, "]")) {
     address.host = std::string(host);
@@ -65,8 +65,9 @@ std::optional<absl::string_view> Find(absl::Span<const std::string> environment,
   return std::nullopt;
 }
 
-// torchrun's, for the processes that it starts itself. With TORCHELASTIC_USE_AGENT_STORE PyTorch's
-// rank 0 would not even listen. Source: torch/distributed/elastic/agent/server/local_elastic_agent.
+// Set by torchrun for its own processes. With TORCHELASTIC_USE_AGENT_STORE PyTorch's rank 0 would
+// not even listen.
+// Source: torch/distributed/elastic/agent/server/local_elastic_agent.
 bool IsOfOuterTorchrun(absl::string_view entry) {
   constexpr absl::string_view kNames[] = {
       "GROUP_RANK=", "GROUP_WORLD_SIZE=", "ROLE_RANK=", "ROLE_NAME=", "ROLE_WORLD_SIZE="};
@@ -81,7 +82,7 @@ absl::StatusOr<std::string> VisibleGpus(const LaunchOptions& options, int local_
   const int needed = options.local_count * options.gpus_per_process;
   const std::optional<absl::string_view> list = Find(inherited, "CUDA_VISIBLE_DEVICES");
   std::vector<std::string> gpus;
-  // Set and empty, it shows none.
+  // Set but empty: no GPU is visible.
   if (list.has_value()) {
     gpus = absl::StrSplit(*list, ',', absl::SkipWhitespace());
     if (static_cast<int>(gpus.size()) < needed) {
@@ -151,8 +152,8 @@ absl::StatusOr<std::vector<std::string>> ComposeEnvironment(
       {"LOCAL_RANK", local},
       {"LOCAL_WORLD_SIZE", local_size},
       {"JAX_COORDINATOR_ADDRESS", options.coordinator},
-      // jax.distributed.initialize() starts a coordinator of its own in process 0, whatever it is
-      // told. Here it takes a free port that nobody asks, instead of failing to bind ours.
+      // jax.distributed.initialize() always starts its own coordinator in process 0. It binds an
+      // unused free port here, instead of failing to bind ours.
       {"JAX_COORDINATOR_BIND_ADDRESS", "127.0.0.1:0"},
       {"JAX_NUM_PROCESSES", world_size},
       {"JAX_PROCESS_ID", rank},
@@ -168,7 +169,7 @@ absl::StatusOr<std::vector<std::string>> ComposeEnvironment(
   }
 
   if (options.heartbeat_timeout.has_value()) {
-    // Whole seconds as such, for programs that take a number of them.
+    // Whole seconds without a fraction, for programs that parse an integer.
     const absl::Duration timeout = *options.heartbeat_timeout;
     const int64_t seconds = absl::ToInt64Seconds(timeout);
     ours.emplace_back(kHeartbeatTimeoutVariable, absl::Seconds(seconds) == timeout

@@ -31,20 +31,20 @@ namespace ferry {
 namespace launcher_internal {
 namespace {
 
-// Nothing announces the end of a group's last process when it is not our child: look this often.
+// The end of a group's last process is not signalled if it is not our child: poll at this interval.
 constexpr absl::Duration kGroupPollInterval = absl::Milliseconds(20);
 
-// More output is not read before this much has been taken by whoever reads ours: then processes
-// wait with theirs. While they are stopped they need not.
+// Limit on buffered output: above it no more is read until our reader has consumed some, so that
+// processes block on their pipes. While they are being stopped, kMaxWaitingAtEnd applies.
 constexpr size_t kMaxWaiting = size_t{256} << 10;
 constexpr size_t kMaxWaitingAtEnd = size_t{16} << 20;
-// For the reader of our output to go on reading, once a signal has told us to stop.
+// Maximum time without progress of our output's reader, once a signal has told us to stop.
 constexpr absl::Duration kReaderTimeout = absl::Seconds(1);
 
 }  // namespace
 
 Launcher::~Launcher() {
-  // Only when Start failed half-way is anything left here.
+  // Ranks are left here only if Start failed halfway.
   for (const std::unique_ptr<Rank>& rank : ranks_) {
     if (!rank->running) continue;
     kill(-rank->pid, SIGKILL);
@@ -73,12 +73,12 @@ absl::Status Launcher::Start(const std::string& file, const std::vector<std::str
 }
 
 absl::StatusOr<UniqueFd> Launcher::OpenInput() {
-  // Closed, or the placeholder that the tool has for one that was: the rank reads /dev/null, as
-  // those without --stdin do.
+  // stdin is closed, or replaced by the tool's placeholder: the rank reads /dev/null, as without
+  // --stdin.
   const int flags = fcntl(STDIN_FILENO, F_GETFL);
   if (flags < 0 || (flags & O_ACCMODE) == O_WRONLY) return UniqueFd();
   if (isatty(STDIN_FILENO) != 1) {
-    // Above the standard streams, which the child replaces one after the other.
+    // Numbered above the standard streams, which the child replaces one after the other.
     UniqueFd input(fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, STDERR_FILENO + 1));
     if (!input.valid()) {
       return absl::FailedPreconditionError(
@@ -97,7 +97,7 @@ absl::StatusOr<UniqueFd> Launcher::OpenInput() {
 }
 
 int Launcher::Run() {
-  // A child that was gone before its handler was there is seen here.
+  // Reaps a child that exited before its handler was installed.
   ReapExited();
   while (AnyGroupAlive() || !left_behind_.empty()) {
     WaitForEvents();
@@ -152,7 +152,7 @@ void Launcher::FinishOutput() {
   NoteOutput(output_.Flush());
   absl::Time until = SteadyClock().Now() + kReaderTimeout;
   for (size_t before = output_.waiting(); before > 0;) {
-    // A job that has ended by itself waits for its reader as any other tool does.
+    // A job that ended by itself waits for its reader indefinitely, as any other tool does.
     int timeout_ms = -1;
     if (stop_signal_ != 0) {
       const absl::Duration left = until - SteadyClock().Now();
@@ -181,7 +181,7 @@ void Launcher::NoteOutput(int error) {
 }
 
 void Launcher::Say(absl::string_view text) {
-  // After what the processes wrote before. What cannot be written cannot be told of either.
+  // Follows what the processes wrote before. A write error cannot be reported here either.
   (void)output_.Flush();
   (void)output_.err().Write(absl::StrCat("ferry run: ", text, "\n"));
   (void)output_.Flush();

@@ -32,10 +32,10 @@
 
 namespace ferry::launcher_internal {
 
-// As other tools exit if the reader of their output has gone; any other error is a failure.
+// Same status as other tools whose output's reader has gone; any other error is a failure.
 inline int OutputStatus(int error) { return error == EPIPE ? 128 + SIGPIPE : 1; }
 
-// True for those signals of the relay that stop the foreground job.
+// Returns true for the relayed signals that stop the foreground job.
 inline bool IsJobControl(int signal_number) {
   return signal_number == SIGTSTP || signal_number == SIGTTIN || signal_number == SIGTTOU;
 }
@@ -45,7 +45,7 @@ inline bool StopsTheJob(int signal_number) {
          signal_number == SIGQUIT;
 }
 
-// A started process, and the group it leads.
+// A started process, and the process group that it leads.
 struct Rank {
   Rank(const LaunchOptions& options, int rank, ChildProcess child, NonBlockingWriter& out,
        NonBlockingWriter& err)
@@ -57,8 +57,8 @@ struct Rank {
   const pid_t pid;
   RankOutput output;
   bool running = true;      // the process itself
-  bool group_alive = true;  // it, or others in its group
-  bool was_killed = false;  // by us
+  bool group_alive = true;  // the process or others in its group run
+  bool was_killed = false;  // by SIGKILL from this launcher
 };
 
 struct Exit {
@@ -78,34 +78,35 @@ class Launcher final {
 
   absl::Status Start(const std::string& file, const std::vector<std::string>& inherited);
 
-  // Runs until every process is gone; the exit status.
+  // Runs until every process has exited; returns the exit status.
   int Run();
 
  private:
   void WaitForEvents();
   void NoteOutput(int error);
-  // Waits until everything has been taken; no longer than kReaderTimeout without any progress when
-  // a signal has come.
+  // Blocks until all output has been written; once a signal has arrived, for kReaderTimeout at most
+  // without any progress.
   void FinishOutput();
   void Say(absl::string_view text);
 
   void TakeSignals();
   // Stops the processes, then this one; when this one continues, they do too.
   void Suspend();
-  // The standard input of the process that is to have ours; fills in input_ for a terminal.
+  // Returns the standard input for the process that is to read ours; fills in input_ for a
+  // terminal.
   absl::StatusOr<UniqueFd> OpenInput();
   void ReapExited();
   void ReapGroup(Rank& rank, std::vector<Exit>& exits);
-  // For when only processes are left that the ranks started.
+  // Stops the ranks' descendants once no rank is running.
   void StopLeftovers();
-  // Tells those to stop that were made while their parents were told, too late for them to be seen,
-  // or that may not have heard it.
+  // Sends SIGTERM to descendants that were forked while their parents were signalled and were not
+  // seen then, or that may not have handled it.
   void StopNewcomers();
   void HandleExit(const Exit& exit);
   void ReportFailure(const Exit& exit);
 
   void SignalAll(int signal_number);
-  // Sends `signal_number` to what is left, and sets the time when SIGKILL follows.
+  // Sends `signal_number` to all remaining processes, and sets the deadline for SIGKILL.
   void Stop(int signal_number);
   void KillRest();
   void CheckTime();
@@ -125,16 +126,16 @@ class Launcher final {
   std::vector<std::unique_ptr<Rank>> ranks_;
   int exit_status_ = 0;   // of the first failure
   int output_error_ = 0;  // errno of the first failure to write
-  int stop_signal_ = 0;   // the one that was passed on, when that is why we stop
+  int stop_signal_ = 0;   // the relayed signal that caused the stop, if any
   bool stopping_ = false;
   // Null unless a process reads our terminal.
   std::unique_ptr<TerminalInput> input_;
-  std::vector<pid_t> left_behind_;  // what descends from ranks once none of these runs
+  std::vector<pid_t> left_behind_;  // descendants of ranks once no rank runs
   bool leftovers_stopped_ = false;
-  std::map<pid_t, std::string> told_;  // of those, and which program each was (ProgramOf)
+  std::map<pid_t, std::string> told_;  // those signalled, with their programs (ProgramOf)
   bool killed_ = false;
-  bool gave_up_ = false;                // on what even SIGKILL does not end
-  std::optional<absl::Time> deadline_;  // of the grace period, then of the timeout after SIGKILL
+  bool gave_up_ = false;                // processes survived SIGKILL
+  std::optional<absl::Time> deadline_;  // of the grace period, then of kKillTimeout after SIGKILL
 };
 
 }  // namespace ferry::launcher_internal

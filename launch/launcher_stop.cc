@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Launch, when processes end: signals, failures, leftovers, and the deadlines of stopping.
+// Launch: process exits, signals, failures, leftover processes, and the deadlines of stopping.
 #include <errno.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -26,7 +26,7 @@
 namespace ferry::launcher_internal {
 namespace {
 
-// How long a process may outlive SIGKILL, stuck in the kernel, before it is left behind.
+// Time for which a process may survive SIGKILL, stuck in the kernel, before it is abandoned.
 constexpr absl::Duration kKillTimeout = absl::Seconds(5);
 
 std::string Processes(int count) {
@@ -74,7 +74,7 @@ void Launcher::ReapExited() {
   for (const std::unique_ptr<Rank>& rank : ranks_) {
     if (rank->group_alive) ReapGroup(*rank, exits);
   }
-  // When several went at once, a crash explains the others' complaints better than they explain it.
+  // If several exited at once, a crash is a better explanation than the errors it caused in others.
   std::stable_sort(exits.begin(), exits.end(), [](const Exit& a, const Exit& b) {
     return WIFSIGNALED(a.wait_status) > WIFSIGNALED(b.wait_status);
   });
@@ -87,21 +87,22 @@ void Launcher::ReapExited() {
 
 void Launcher::StopLeftovers() {
   if (killed_) {
-    // Each time: what has been told of only now was not there to be killed before.
+    // Repeated: processes found only now did not get the earlier SIGKILL.
     SignalAll(SIGKILL);
     return;
   }
   if (leftovers_stopped_) return StopNewcomers();
   leftovers_stopped_ = true;
-  // Before they are sent the signal.
+  // Recorded before they are sent the signal.
   for (const pid_t pid : left_behind_) told_.emplace(pid, ProgramOf(pid));
   if (stopping_) {
     std::vector<pid_t> elsewhere;
     for (const pid_t pid : left_behind_) {
       if (!IsInLivingGroup(pid)) elsewhere.push_back(pid);
     }
-    // Those of the groups were told to stop as their parents were, and may be about to. But they
-    // may have ignored what their parents obeyed: a shell's background jobs do with SIGINT.
+    // Processes in ranks' groups got the signal with their parents, and may be about to exit. But
+    // they may have ignored a signal that their parents obeyed: a shell's background jobs ignore
+    // SIGINT.
     if (!elsewhere.empty()) {
       Say(absl::StrCat("rank processes left behind: ", FormatPids(elsewhere), "; stopping them"));
     }
@@ -117,8 +118,8 @@ void Launcher::StopNewcomers() {
     if (IsInLivingGroup(pid)) continue;
     std::string program = ProgramOf(pid);
     const auto [told, is_new] = told_.try_emplace(pid, program);
-    // A fork that was told before it became what it was to be may have lost it: until then it has
-    // its parent's handlers, and a shell's put off what they hear.
+    // A fork that was signalled before its exec may have lost the signal: until then it has its
+    // parent's handlers, and a shell's handlers defer it.
     if (!is_new && (program.empty() || told->second == program)) continue;
     told->second = std::move(program);
     kill(pid, SIGTERM);
@@ -135,13 +136,13 @@ void Launcher::ReapGroup(Rank& rank, std::vector<Exit>& exits) {
     rank.running = false;
     exits.push_back({&rank, wait_status});
   }
-  // By its own id too, because a process may leave the group it was given.
+  // Also by its own pid, because a process may leave its group.
   if (rank.running && waitpid(rank.pid, &wait_status, WNOHANG) == rank.pid) {
     rank.running = false;
     exits.push_back({&rank, wait_status});
   }
   if (rank.running) return;
-  // The group's id cannot pass to others while it has members; once empty it is never used again.
+  // A group id is not reused while the group has members; once empty it is never used again here.
   rank.group_alive = kill(-rank.pid, 0) == 0 || errno == EPERM;
 }
 
@@ -152,7 +153,7 @@ void Launcher::HandleExit(const Exit& exit) {
                  DescribeExit(exit.wait_status));
   const int status = ExitStatus(exit.wait_status);
   if (status == 0) return;
-  // A process's status after it was told to stop is not a failure of the job.
+  // The exit status of a process that was told to stop is not a failure of the job.
   if (exit_status_ == 0 && stop_signal_ == 0) exit_status_ = status;
   if (!stopping_) {
     ReportFailure(exit);
@@ -163,7 +164,7 @@ void Launcher::HandleExit(const Exit& exit) {
     Stop(SIGTERM);
     return;
   }
-  // On the way down, only what is not our own doing is worth a line.
+  // While stopping, only exits that the launcher did not cause are reported.
   const int sent = stop_signal_ != 0 ? stop_signal_ : SIGTERM;
   if (exit.rank->was_killed) {
     Say(absl::StrCat("rank ", exit.rank->rank, " did not stop and was killed"));
@@ -208,7 +209,7 @@ void Launcher::SignalAll(int signal_number) {
 void Launcher::Stop(int signal_number) {
   stopping_ = true;
   SignalAll(signal_number);
-  // A stopped process would sleep through it.
+  // A stopped process would not handle the signal.
   SignalAll(SIGCONT);
   deadline_ = SteadyClock().Now() + options_.grace;
 }

@@ -21,7 +21,8 @@ void LineTagger::Append(absl::string_view bytes, Sink sink) {
     const char first = bytes.front();
     if (first == '\n' || first == '\r') {
       const bool empty = line_.size() == tag_.size();
-      // "\r\n" is one end, and the empty piece before a progress bar's return is no line.
+      // "\r\n" is a single line end, and the empty piece before a progress bar's return is not a
+      // line.
       if (!(empty && (first == '\r' || after_return_))) Emit(sink);
       after_return_ = first == '\r';
       bytes.remove_prefix(1);
@@ -33,7 +34,7 @@ void LineTagger::Append(absl::string_view bytes, Sink sink) {
     const size_t taken = std::min(end, room);
     line_.append(bytes.data(), taken);
     bytes.remove_prefix(taken);
-    // Broken only when more follows: a line of exactly the limit is whole.
+    // Broken only if more follows: a line of exactly the limit is whole.
     if (taken < end) Emit(sink);
   }
 }

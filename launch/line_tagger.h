@@ -11,16 +11,16 @@
 
 namespace ferry {
 
-// For one output stream of one process. Feed it what was read; it hands out whole lines:
+// For one output stream of one process. Append input as it is read; the sink receives whole lines:
 //   LineTagger tagger("[3] ", 65536);
 //   tagger.Append(bytes, [](absl::string_view line) { Write(line); });
 //   tagger.Flush(...);  // at the end of the stream
-// A carriage return ends a line too, so that a progress bar is seen while it moves. A line longer
-// than its limit is handed out in pieces, each with the tag. Holds at most one line. Not
+// A carriage return ends a line too, so that a progress bar is shown while it moves. A line longer
+// than the limit is emitted in pieces, each with the tag. Buffers at most one line. Not
 // thread-safe.
 class LineTagger final {
  public:
-  // `tag` and a line feed included.
+  // `line` includes the tag and a line feed.
   using Sink = absl::FunctionRef<void(absl::string_view line)>;
 
   //   max_line_bytes: at least 1; without tag and line feed.
@@ -28,10 +28,10 @@ class LineTagger final {
 
   void Append(absl::string_view bytes, Sink sink);
 
-  // Hands out what came after the last line feed, if anything did.
+  // Emits the input after the last line feed, if any.
   void Flush(Sink sink);
 
-  // The bytes of `line` without the tag and the line feed.
+  // Returns `line` without the tag and the line feed.
   absl::string_view Untagged(absl::string_view line) const;
 
  private:
@@ -39,7 +39,7 @@ class LineTagger final {
 
   const std::string tag_;
   const size_t max_line_bytes_;
-  std::string line_;           // tag_ and what has come of the line
+  std::string line_;           // tag_ and the line's bytes so far
   bool after_return_ = false;  // the last byte was a carriage return that ended a line
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The choice of MASTER_ADDR and MASTER_PORT, and the questions to the kernel behind it.
+// The choice of MASTER_ADDR and MASTER_PORT, and the port probes it needs.
 #include "launch/master_address.h"
 
 #include <errno.h>
@@ -33,13 +33,13 @@ absl::string_view WithoutBrackets(absl::string_view host) {
   return is_bracketed ? inside : host;
 }
 
-// Binds every address of a family; the port, or -1 with errno set.
+// Binds all addresses of a family; returns the port, or -1 with errno set.
 int BindAll(int family, int port) {
   const UniqueFd fd(socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (!fd.valid()) return -1;
   const int yes = 1;
   const int no = 0;
-  // As servers do, so that connections of the last run in TIME_WAIT do not block the port.
+  // Servers set it too, so that connections of the last run in TIME_WAIT do not block the port.
   setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
   sockaddr_storage storage = {};
   socklen_t size = 0;
@@ -56,7 +56,7 @@ int BindAll(int family, int port) {
     size = sizeof(address);
   }
   auto* const address = reinterpret_cast<sockaddr*>(&storage);
-  // With SO_REUSEADDR it is listen() that fails where another socket listens.
+  // With SO_REUSEADDR, listen() rather than bind() fails if another socket listens there.
   if (bind(fd.get(), address, size) != 0 || listen(fd.get(), 1) != 0 ||
       getsockname(fd.get(), address, &size) != 0) {
     return -1;
@@ -68,7 +68,7 @@ int BindAll(int family, int port) {
 }  // namespace
 
 absl::StatusOr<int> FreePort(int port) {
-  // PyTorch's store listens on both families at once where it can.
+  // PyTorch's store listens on both families at once where possible.
   int found = BindAll(AF_INET6, port);
   if (found < 0 && errno != EADDRINUSE) found = BindAll(AF_INET, port);
   if (found >= 0) return found;
@@ -99,7 +99,7 @@ std::string HostOfPeer(absl::string_view peer) {
   absl::string_view host = decoded;
   if (!absl::ConsumePrefix(&host, "ipv4:")) absl::ConsumePrefix(&host, "ipv6:");
   host = WithoutBrackets(host.substr(0, host.rfind(':')));
-  // A server that listens on both families sees IPv4 so.
+  // A dual-stack server sees IPv4 peers in this form.
   absl::ConsumePrefix(&host, "::ffff:");
   return std::string(host);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// MASTER_ADDR and MASTER_PORT: where programs of the PyTorch convention meet, in rank 0.
+// MASTER_ADDR and MASTER_PORT: the rendezvous address of the PyTorch convention, in rank 0.
 #ifndef FERRY_LAUNCH_MASTER_ADDRESS_H_
 #define FERRY_LAUNCH_MASTER_ADDRESS_H_
 
@@ -15,7 +15,7 @@
 
 namespace ferry {
 
-// The MASTER_ADDR and MASTER_PORT that a user's environment asks for.
+// The MASTER_ADDR and MASTER_PORT requested by the user's environment.
 struct MasterWish {
   std::optional<std::string> host;  // without brackets
   std::optional<int> port;
@@ -23,17 +23,17 @@ struct MasterWish {
   std::vector<std::string> notes;
 };
 
-// Values of an enclosing job, that of torchrun or of `ferry run`, are ignored.
+// Values of an enclosing job, of torchrun or of `ferry run`, are ignored.
 MasterWish ReadMasterWish(GetEnv get_env);
 
 struct MasterAddress {
   std::string host;  // without brackets
   int port = 0;
-  // For the user: which values of the environment are not used, and why.
+  // For the user: which values of the environment are ignored, and why.
   std::vector<std::string> notes;
 };
 
-// Probes of the machine of rank 0 that ChooseMaster needs. Tests replace them.
+// Probes of rank 0's machine that ChooseMaster needs. Tests replace them.
 struct PortProbe {
   // Returns the port if a server could listen on it at all addresses, or any free port for 0.
   absl::FunctionRef<absl::StatusOr<int>(int port)> free_port;
@@ -41,18 +41,18 @@ struct PortProbe {
   absl::FunctionRef<bool(const std::string& host)> is_own;
 };
 
-// The address for all ranks, chosen on the machine of rank 0, which listens there itself.
-//   own_host: the address at which the others reach this machine; loopback if there are no others.
-//   machine_count: of the whole job.
+// Returns the address for all ranks, chosen on the machine of rank 0, which listens there itself.
+//   own_host: the address at which other machines reach this one; loopback if there are none.
+//   machine_count: number of machines in the job.
 //   Errors: those of `free_port`.
 absl::StatusOr<MasterAddress> ChooseMaster(const MasterWish& wish, const std::string& own_host,
                                            int machine_count, const PortProbe& probe);
 
-// As ChooseMaster needs it. The port was free a moment ago: rank 0 binds it itself, so that it
-// cannot be held.
+// For PortProbe::free_port. The port is not reserved: it may be taken before rank 0 binds it
+// itself.
 //   Errors: INTERNAL with the kernel's reason.
 absl::StatusOr<int> FreePort(int port = 0);
-// Looks names up.
+// Resolves names.
 bool IsOwnAddress(const std::string& host);
 
 // "localhost", 127.0.0.0/8, ::1.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// OrphanReaper: one pass over /proc, then down from our children.
+// OrphanReaper: one pass over /proc, then a traversal down from our children.
 #include "launch/orphan_reaper.h"
 
 #include <dirent.h>
@@ -22,7 +22,7 @@
 namespace ferry {
 namespace {
 
-// Of the processes that have not ended, by parent.
+// Running processes by parent.
 using Children = std::map<pid_t, std::vector<pid_t>>;
 
 Children ReadChildren() {
@@ -37,7 +37,7 @@ Children ReadChildren() {
                                                                std::fclose);
     char text[512] = {};
     if (file == nullptr || std::fread(text, 1, sizeof(text) - 1, file.get()) == 0) continue;
-    // "17 (name) S 1 ...": the name may hold anything, parentheses too.
+    // "17 (name) S 1 ...": the name may contain any character, including parentheses.
     const absl::string_view line = text;
     const size_t name_end = line.rfind(") ");
     char state = 0;
@@ -64,8 +64,8 @@ OrphanReaper::~OrphanReaper() { prctl(PR_SET_CHILD_SUBREAPER, subreaper_before_)
 void OrphanReaper::Reap(absl::FunctionRef<bool(pid_t)> is_ours) const {
   while (true) {
     siginfo_t info = {};
-    // Only a look: the next to be told of may be one that others wait for, and then SIGCHLD or the
-    // end of the job brings us here again.
+    // WNOWAIT: the next exited child may be one that others wait for; SIGCHLD or the end of the job
+    // then leads here again.
     const bool has_ended =
         waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid != 0;
     if (!has_ended || is_ours(info.si_pid) || children_before_.count(info.si_pid) > 0) return;
@@ -95,12 +95,12 @@ std::vector<pid_t> OrphanReaper::Find() const {
   while (true) {
     Reap([](pid_t) { return false; });
     siginfo_t info = {};
-    // Every job ends here, most of them with nobody left.
+    // Every job gets here, most of them without children.
     if (waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) != 0 && errno == ECHILD) return {};
     std::vector<pid_t> found = FindOnce();
     if (!found.empty()) return found;
-    // One that ended meanwhile is to be waited for, and may have left others that were seen below
-    // it and not below us.
+    // A process that exited meanwhile must be reaped, and may have left children that were seen as
+    // its descendants and not as ours.
     info = {};
     const bool has_ended =
         waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid != 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// OrphanReaper: finds the processes that launched ones have left to this one.
+// OrphanReaper: finds and reaps orphaned descendants of launched processes.
 #ifndef FERRY_LAUNCH_ORPHAN_REAPER_H_
 #define FERRY_LAUNCH_ORPHAN_REAPER_H_
 
@@ -13,10 +13,10 @@
 
 namespace ferry {
 
-// While it lives, this process adopts the orphans among its descendants (PR_SET_CHILD_SUBREAPER),
-// also where it is the init of its container and nobody else would wait for them. Whoever descends
-// from it is thus found, whatever group or session it has moved to. Children that were there before
-// are not looked at. Used on one thread.
+// While it exists, this process adopts the orphans among its descendants (PR_SET_CHILD_SUBREAPER),
+// also if it is the init of its container, where no other process would reap them. Its descendants
+// are thus found whatever group or session they have moved to. Children that existed before are
+// ignored. Used on one thread.
 class OrphanReaper final {
  public:
   OrphanReaper();
@@ -25,13 +25,13 @@ class OrphanReaper final {
   OrphanReaper(const OrphanReaper&) = delete;
   OrphanReaper& operator=(const OrphanReaper&) = delete;
 
-  // Waits for adopted orphans that have ended.
-  //   is_ours: whether somebody else waits for this child.
+  // Reaps adopted orphans that have exited.
+  //   is_ours: returns true for a child that other code waits for.
   void Reap(absl::FunctionRef<bool(pid_t)> is_ours) const;
 
-  // What runs now, ascending; those that have ended are waited for. Looks through /proc, unless
-  // there are no children at all. REQUIRES: no launched process runs any more: they would be among
-  // them.
+  // Returns the running descendants, in ascending order; reaps those that have exited. Scans /proc,
+  // unless there are no children at all. REQUIRES: no launched process runs any more, since it
+  // would be among them.
   std::vector<pid_t> Find() const;
 
  private:
@@ -41,8 +41,8 @@ class OrphanReaper final {
   std::set<pid_t> children_before_;
 };
 
-// Something that changes when that process becomes another program (execve), and stays while it is
-// that; of a fork it is the parent's. Empty if it may not be seen.
+// Returns a value that changes when the process runs another program (execve) and is constant
+// otherwise; a fork has its parent's. Empty if access is denied.
 std::string ProgramOf(pid_t pid);
 
 // "pid 17", "pids 17,19 and 3 more".

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One pass of UTF-8 decoding.
+// UTF-8 decoding in one pass.
 #include "launch/printable.h"
 
 #include <cstddef>
@@ -10,17 +10,18 @@
 namespace ferry {
 namespace {
 
-// Whether it may stand on a terminal as it is.
+// Returns true if the character can be written to a terminal unchanged.
 bool Prints(uint32_t character) {
   const bool is_control = character < 0x20 || (character >= 0x7f && character < 0xa0);
-  // They make a line read otherwise than it is (Unicode Standard Annex 9, "Directional Formatting
+  // These change how a line is displayed (Unicode Standard Annex 9, "Directional Formatting
   // Characters"), or end it.
   const bool is_formatting =
       (character >= 0x2028 && character <= 0x202e) || (character >= 0x2066 && character <= 0x2069);
   return !is_control && !is_formatting;
 }
 
-// How many bytes the character at the front takes if it prints; else 0, also when it is no UTF-8.
+// Returns the size in bytes of the first character if it is printable; else 0, also for invalid
+// UTF-8.
 // Source: RFC 3629, "UTF-8 definition".
 size_t PrintingBytes(absl::string_view bytes) {
   const auto at = [bytes](size_t i) { return static_cast<unsigned char>(bytes[i]); };

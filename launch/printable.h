@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bytes from others, made fit for a terminal.
+// Escaping of untrusted bytes for a terminal.
 #ifndef FERRY_LAUNCH_PRINTABLE_H_
 #define FERRY_LAUNCH_PRINTABLE_H_
 
@@ -9,11 +9,11 @@
 
 namespace ferry {
 
-// For a line on a terminal: what does not print is escaped as in C, and so are bytes that are no
-// UTF-8 and characters that turn the direction of writing. The rest of UTF-8 stays.
+// For a single line on a terminal: escapes, as in C, nonprintable characters, invalid UTF-8, and
+// characters that change the writing direction. Other UTF-8 is kept.
 std::string Printable(absl::string_view bytes);
 
-// The same for a text of lines: line feeds and tabs stay.
+// The same for multi-line text: line feeds and tabs are kept.
 std::string PrintableText(absl::string_view bytes);
 
 }  // namespace ferry

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// RankOutput: pipe in, the launcher's streams out.
+// RankOutput: from the process's pipes to the launcher's streams.
 #include "launch/rank_output.h"
 
 #include <errno.h>
@@ -13,7 +13,7 @@ namespace ferry {
 namespace {
 
 constexpr size_t kReadBytes = 64 << 10;
-// A process in an ended one's group may write for ever: no more than this is read of it then.
+// Limit on the final read: another process in the group may keep writing indefinitely.
 constexpr size_t kMaxDrainBytes = 1 << 20;
 constexpr size_t kMaxTailLineBytes = 1000;
 
@@ -56,7 +56,7 @@ int RankOutput::ReadStream(Stream& stream, size_t max_bytes) {
     } else {
       total += count;
       const absl::string_view bytes(buffer, count);
-      // Without tags, what comes is passed on as it is; the lines are still kept for the tail.
+      // Without tags, bytes are passed on unchanged; lines are still collected for the tail.
       if (!options_.prefix_output) failed = stream.to.Write(bytes);
       stream.tagger.Append(bytes, [this, &stream, &failed](absl::string_view line) {
         const int line_error = TakeLine(stream, line);

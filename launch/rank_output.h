@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// RankOutput: takes what one launched process writes to where the launcher writes.
+// RankOutput: forwards the output of one launched process to the launcher's output streams.
 #ifndef FERRY_LAUNCH_RANK_OUTPUT_H_
 #define FERRY_LAUNCH_RANK_OUTPUT_H_
 
@@ -21,22 +21,23 @@ class RankOutput final {
  public:
   static constexpr int kStreamCount = 2;
 
-  //   options: as Launch has them; out, err: may be one and the same; they outlive this.
+  //   options: those of Launch; out, err: may be the same; all outlive this.
   RankOutput(const LaunchOptions& options, int rank, UniqueFd stdout_fd, UniqueFd stderr_fd,
              NonBlockingWriter& out, NonBlockingWriter& err);
 
   RankOutput(const RankOutput&) = delete;
   RankOutput& operator=(const RankOutput&) = delete;
 
-  // What to poll for `stream`; negative once it is at its end, and while more than `max_waiting`
-  // bytes wait where it goes to.
+  // The descriptor to poll for `stream`; negative after its end, and while more than `max_waiting`
+  // bytes are buffered in its destination.
   int fd(int stream, size_t max_waiting) const {
     return streams_[stream].to.waiting() > max_waiting ? -1 : streams_[stream].fd.get();
   }
 
-  // Passes on what is there of `stream`, or a part of it. 0, or errno of a failure to write.
+  // Forwards available bytes of `stream`, or a part of them. Returns 0, or errno of a failed write.
   int Read(int stream);
-  // For when the process has ended: what is there of both streams, and their unfinished last lines.
+  // For a process that has exited: forwards the remaining bytes of both streams, including
+  // unfinished last lines.
   int Drain();
 
   // The last lines of both streams, without tags.

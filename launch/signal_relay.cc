@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// SignalRelay: handlers that write to a pipe.
+// SignalRelay: signal handlers that write to a pipe.
 #include "launch/signal_relay.h"
 
 #include <errno.h>
@@ -19,14 +19,14 @@ namespace {
 constexpr int kRelayed[] = {SIGINT,  SIGTERM, SIGHUP,  SIGQUIT, SIGUSR1, SIGUSR2,
                             SIGCHLD, SIGTSTP, SIGTTIN, SIGTTOU, SIGCONT};
 
-// A handler has no other way to find its relay.
+// A signal handler can find its relay only through a global.
 std::atomic<int> relay_fd{-1};
 static_assert(std::atomic<int>::is_always_lock_free);
 
 void Relay(int signal_number) {
   const int saved_errno = errno;
   const unsigned char byte = static_cast<unsigned char>(signal_number);
-  // A full pipe loses the byte, but then there are 64 Ki unread ones: the reader looks anyway.
+  // A full pipe loses the byte, but it then holds 64 Ki unread bytes, so the reader wakes anyway.
   [[maybe_unused]] const ssize_t written = write(relay_fd.load(), &byte, 1);
   errno = saved_errno;
 }
@@ -54,11 +54,11 @@ SignalRelay::SignalRelay(UniqueFd read_end, UniqueFd write_end)
   for (const int signal_number : kRelayed) {
     struct sigaction old;
     sigaction(signal_number, nullptr, &old);
-    // Children whose exit is ignored cannot be waited for.
+    // If SIGCHLD is ignored, exited children cannot be waited for.
     if (old.sa_handler == SIG_IGN && signal_number != SIGCHLD) continue;
     struct sigaction action = {};
     action.sa_handler = Relay;
-    // SIGTTIN and SIGTTOU would be raised again by each restarted read or write.
+    // With SA_RESTART, SIGTTIN and SIGTTOU would be raised again by each restarted read or write.
     const bool is_refusal = signal_number == SIGTTIN || signal_number == SIGTTOU;
     action.sa_flags = is_refusal ? 0 : SA_RESTART;
     sigaction(signal_number, &action, nullptr);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reading a terminal without blocking, and writing to a pipe likewise.
+// TerminalInput: non-blocking reads of a terminal and writes to a pipe.
 #include "launch/terminal_input.h"
 
 #include <errno.h>
@@ -13,7 +13,7 @@
 namespace ferry {
 namespace {
 
-// A terminal gives at most a line of this length at a time.
+// A terminal returns at most a line of this length per read.
 constexpr size_t kTerminalBytes = 4096;
 constexpr absl::Duration kForegroundLook = absl::Milliseconds(200);
 
@@ -24,14 +24,14 @@ TerminalInput::TerminalInput(int terminal, UniqueFd to)
                      O_RDONLY | O_NONBLOCK | O_CLOEXEC | O_NOCTTY)),
       to_(std::move(to)) {
   fcntl(to_.get(), F_SETFL, fcntl(to_.get(), F_GETFL) | O_NONBLOCK);
-  // A terminal that may not be opened has no input.
+  // A terminal that cannot be opened has no input.
   is_at_end_ = !terminal_.valid();
   if (is_at_end_) to_.Reset();
 }
 
 bool TerminalInput::IsForeground() const {
   const pid_t group = tcgetpgrp(terminal_.get());
-  // A terminal that does not control this process's session has no foreground.
+  // A terminal that is not this session's controlling terminal has no foreground group.
   return group < 0 || group == getpgrp();
 }
 
@@ -57,7 +57,7 @@ bool TerminalInput::Read() {
     waiting_.assign(buffer, static_cast<size_t>(count));
     return true;
   }
-  // EIO comes from a terminal that has hung up, among others.
+  // EIO, among others: the terminal has hung up.
   if (count == 0 || (errno != EAGAIN && errno != EINTR)) is_at_end_ = true;
   return false;
 }

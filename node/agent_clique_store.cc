@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One call after the other.
+// AgentCliqueStore: a queue of writes, made one after the other.
 #include "node/agent_clique_store.h"
 
 #include <utility>
@@ -62,7 +62,7 @@ absl::Status AgentCliqueStore::WaitFor(absl::FunctionRef<void(Done)> begin) {
   };
   shared_->mu.Await(absl::Condition(&has_ended));
   const auto is_answered = [&] { return answer->has_value(); };
-  // The agent's own deadline ends this where nobody is stopping.
+  // Unless stopping, the agent's own deadline ends this wait.
   if (shared_->mu.AwaitWithDeadline(absl::Condition(&is_answered), shared_->stop_at)) {
     return **answer;
   }
@@ -77,7 +77,7 @@ void AgentCliqueStore::Watch(absl::string_view prefix) {
             listener->Entry(change.entry.key, change.entry.value);
           }
         }));
-    // Answered on the same stream, behind what was there when the watch began.
+    // Answered on the same stream, after the entries that existed when the watch began.
     FERRY_RETURN_IF_ERROR(agent_.List(prefix, /*keys_only=*/true).status());
     listener_->Watching();
     return absl::OkStatus();
@@ -96,7 +96,7 @@ void AgentCliqueStore::CompareAndSet(absl::string_view key, std::optional<std::s
                                      std::string desired) {
   Post(
       [this, key = std::string(key), expected = std::move(expected), desired = std::move(desired)] {
-        // Whoever was first, the watch tells.
+        // The watch reports which rank won.
         return WaitFor([&](Done done) {
           agent_.CompareAndSetAsync(
               key, expected, desired,

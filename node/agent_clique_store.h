@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// AgentCliqueStore: the coordinator's store as cliques of devices use it.
+// AgentCliqueStore: CliqueStore on top of the coordinator's store.
 #ifndef FERRY_NODE_AGENT_CLIQUE_STORE_H_
 #define FERRY_NODE_AGENT_CLIQUE_STORE_H_
 
@@ -21,16 +21,16 @@
 
 namespace ferry {
 
-// Changes are made one after the other on a thread of its own ("ferry-clique"); the first that
-// fails is told, and nothing follows it.
+// Writes are made in order on a dedicated thread ("ferry-clique"); the first failure is reported to
+// the listener, and ends it.
 class AgentCliqueStore final : public CliqueStore {
  public:
   static constexpr absl::Duration kGoodbye = absl::Seconds(2);
 
   // `agent` outlives it.
   AgentCliqueStore(coord::Agent& agent, std::shared_ptr<CliqueListener> listener);
-  // Does what was asked for first, if the coordinator confirms it within kGoodbye: others give up
-  // by themselves what they do not hear about.
+  // Performs the queued writes first, if the coordinator confirms them within kGoodbye; other ranks
+  // time out by themselves without them.
   ~AgentCliqueStore() override;
 
   void Watch(absl::string_view prefix) override;
@@ -42,7 +42,7 @@ class AgentCliqueStore final : public CliqueStore {
  private:
   using Work = absl::AnyInvocable<absl::Status() &&>;
   using Done = std::function<void(absl::Status)>;
-  // Outlives the store with calls that it no longer waits for.
+  // Calls that are no longer waited for keep it alive after the store is destroyed.
   struct Shared {
     absl::Mutex mu;
     std::deque<Work> work ABSL_GUARDED_BY(mu);
@@ -52,15 +52,16 @@ class AgentCliqueStore final : public CliqueStore {
 
   void Post(Work work);
   void Run();
-  // Waits for what `begin` begins: for as long as the agent does, when stopping until stop_at.
+  // Blocks until the call that `begin` starts has completed: for the agent's own timeout, or until
+  // stop_at when stopping.
   absl::Status WaitFor(absl::FunctionRef<void(Done)> begin);
 
   coord::Agent& agent_;
   const std::shared_ptr<CliqueListener> listener_;
   const std::shared_ptr<Shared> shared_ = std::make_shared<Shared>();
-  // Of the thread.
+  // Used by the thread only.
   std::unique_ptr<coord::AgentWatch> watch_;
-  // Last: it uses the rest.
+  // Declared last: it uses the other members.
   std::unique_ptr<Thread> thread_;
 };
 

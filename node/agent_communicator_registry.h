@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// AgentCommunicatorRegistry: the coordinator's store as leases of communicators use it.
+// AgentCommunicatorRegistry: CommunicatorRegistry on top of the coordinator's store.
 #ifndef FERRY_NODE_AGENT_COMMUNICATOR_REGISTRY_H_
 #define FERRY_NODE_AGENT_COMMUNICATOR_REGISTRY_H_
 
@@ -13,7 +13,7 @@
 
 namespace ferry {
 
-// Thread-safe; blocks for as long as the agent does. `agent` outlives it.
+// Thread-safe; blocks for the agent's timeout at most. `agent` outlives it.
 class AgentCommunicatorRegistry final : public CommunicatorRegistry {
  public:
   explicit AgentCommunicatorRegistry(coord::Agent& agent) : agent_(agent) {}

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lending, taking back, making room.
+// CommunicatorCache: acquire, release and eviction.
 #include "node/communicator_cache.h"
 
 #include <algorithm>
@@ -18,11 +18,11 @@ namespace ferry {
 namespace {
 
 constexpr absl::Duration kLook = absl::Milliseconds(1);
-// Where what one takes could not be seen.
+// Assumed size of a communicator whose memory use cannot be measured.
 constexpr uint64_t kLeastBytes = uint64_t{16} << 20;
-// For another rank to say whether it ends one.
+// Maximum time to wait for another rank to report whether it ends one.
 constexpr absl::Duration kLeavingTimeout = absl::Seconds(2);
-// For NCCL to let go of one whose memory is wanted.
+// Maximum time to wait for NCCL to end one whose memory is needed.
 constexpr absl::Duration kEndTimeout = absl::Seconds(2);
 
 }  // namespace
@@ -105,7 +105,7 @@ absl::StatusOr<std::shared_ptr<NcclCommunicator>> CommunicatorCache::Acquire(con
   if (const absl::Status entered = Enter(name, timeout); !entered.ok()) {
     return absl::Status(entered.code(), absl::StrCat(key.Describe(), ": ", entered.message()));
   }
-  // Ends behind the exit: who has it may let go of it meanwhile, and giving it back enters.
+  // Destroyed after Exit: its user may release it meanwhile, and returning it enters again.
   std::shared_ptr<NcclCommunicator> loan;
   const absl::Cleanup exits = [this, &name] { Exit(name); };
   return AcquireEntered(name, key, rank, ordinal, deadline, make, loan);
@@ -136,7 +136,7 @@ absl::StatusOr<std::shared_ptr<NcclCommunicator>> CommunicatorCache::AcquireEnte
     }
     MakeRoom(ordinal, usual);
   }
-  // It may have ended for all since: another rank has let go of it, or wanted its memory.
+  // It may have been invalidated on all ranks since: another rank has ended or evicted it.
   FERRY_ASSIGN_OR_RETURN(const uint32_t generation,
                          is_used ? lease.Generation() : lease.Begin(deadline));
   if (known != nullptr) {
@@ -146,7 +146,7 @@ absl::StatusOr<std::shared_ptr<NcclCommunicator>> CommunicatorCache::AcquireEnte
       absl::MutexLock lock(&mu_);
       return Lend(name, entries_.find(name)->second);
     }
-    // Whoever has it still has it; this is on to the next.
+    // Its current user keeps it; this call creates the next one.
     TakeOut(name);
     known = nullptr;
   }
@@ -175,7 +175,7 @@ void CommunicatorCache::TakeBack(const std::string& name, uint64_t loan_number,
   {
     absl::MutexLock lock(&mu_);
     const auto found = entries_.find(name);
-    // Otherwise it has been lent again, or the clique is on to the next.
+    // Otherwise it has been acquired again, or replaced by a newer one.
     if (found != entries_.end() && found->second.loan_number == loan_number) {
       entry = found->second;
       can_be_kept = can_be_kept && CheckAliveLocked(entry->key).ok();
@@ -184,7 +184,7 @@ void CommunicatorCache::TakeBack(const std::string& name, uint64_t loan_number,
   if (!entry.has_value()) return Exit(name);
   CommunicatorRefcount lease = LeaseOf(entry->key, entry->rank);
   can_be_kept = can_be_kept && communicator->Settled().ok();
-  // Where the store cannot be told, the others could never end it.
+  // If the store cannot be reached, the other ranks could never end it.
   if (lease.End().ok() && can_be_kept) {
     communicator->Listen([weak = weak_from_this()] {
       if (const auto self = weak.lock()) self->ScheduleSweep();
@@ -197,7 +197,7 @@ void CommunicatorCache::TakeBack(const std::string& name, uint64_t loan_number,
   } else {
     TakeOut(name);
     entry->communicator = nullptr;
-    // Aborts it, and tells the others.
+    // Aborts it, and notifies the other ranks.
     communicator = nullptr;
   }
   entry->communicator = nullptr;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// CommunicatorCache: communicators of a program that are lent, and kept for the next who asks.
+// CommunicatorCache: shares a program's communicators among its callers and caches idle ones.
 #ifndef FERRY_NODE_COMMUNICATOR_CACHE_H_
 #define FERRY_NODE_COMMUNICATOR_CACHE_H_
 
@@ -25,19 +25,20 @@
 
 namespace ferry {
 
-// Whoever asks while somebody has one gets the same. When the last has let go of it, it is kept if
-// it is settled, and otherwise aborted, which ends it for all ranks. Beyond the budget those that
-// were used longest ago go, unless another rank uses them (CommunicatorRefcount). Thread-safe.
+// Callers of one clique share its communicator while any of them holds it. When the last has
+// released it, it is cached if no operation is in flight on it, and otherwise aborted, which
+// invalidates it on all ranks. Beyond the budget the least recently used are evicted, unless
+// another rank uses them (CommunicatorRefcount). Thread-safe.
 class CommunicatorCache final : public std::enable_shared_from_this<CommunicatorCache> {
  public:
-  //   budget_bytes: of each GPU. What is lent counts, and always has room. 0: none are kept.
-  //   free_bytes: what a GPU has, by its ordinal; 0: not known.
-  // `ledger` outlives it until Stop.
+  //   budget_bytes: per GPU. Communicators in use count, but are never evicted. 0: none are cached.
+  //   free_bytes: returns the free memory of a GPU, by its ordinal; 0: unknown.
+  //   ledger: outlives this until Stop.
   CommunicatorCache(CommunicatorRegistry& ledger, uint64_t budget_bytes,
                     std::function<uint64_t(int ordinal)> free_bytes);
-  // Ends those that nobody has; what is lent ends when it is given back. Blocks.
-  //   Errors: UNAVAILABLE: one has not ended within `timeout`, and what it uses must stay, as this
-  //   does.
+  // Ends idle communicators; those in use end when they are released. Blocks.
+  //   Errors: UNAVAILABLE: one has not ended within `timeout`; the objects that it uses, and this
+  //   one, must stay alive.
   absl::Status Stop(absl::Duration timeout);
 
   using Make = absl::FunctionRef<absl::StatusOr<std::shared_ptr<NcclCommunicator>>()>;
@@ -46,10 +47,10 @@ class CommunicatorCache final : public std::enable_shared_from_this<Communicator
   absl::StatusOr<std::shared_ptr<NcclCommunicator>> Acquire(const CliqueKey& key, int rank,
                                                             int ordinal, absl::Duration timeout,
                                                             Make make);
-  // A member for which `is_dead` holds is gone, because of `why`: what is kept with it goes soon.
-  // Does not block.
+  // Members for which `is_dead` returns true have died, because of `why`; cached communicators with
+  // such a member are ended soon. Does not block.
   void Forget(std::function<bool(const CliqueMember&)> is_dead, absl::Status why);
-  // Why a member of the clique is gone, if one is.
+  // Returns why a member of the clique has died, if one has.
   absl::Status CheckAlive(const CliqueKey& key) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
@@ -59,10 +60,10 @@ class CommunicatorCache final : public std::enable_shared_from_this<Communicator
     int ordinal = 0;
     uint64_t bytes = 0;
     std::shared_ptr<NcclCommunicator> communicator;
-    // To whoever has it, and which loan that is.
+    // The users' shared reference, and its number.
     std::weak_ptr<NcclCommunicator> loan;
     uint64_t loan_number = 0;
-    // Nobody has it, and the store knows that.
+    // True if it has no user and the store has recorded that.
     bool is_idle = false;
     uint64_t idle_since = 0;
   };
@@ -78,14 +79,15 @@ class CommunicatorCache final : public std::enable_shared_from_this<Communicator
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void TakeBack(const std::string& name, uint64_t loan_number,
                 std::shared_ptr<NcclCommunicator> communicator);
-  // REQUIRES: entered. What is returned may block when it ends.
+  // REQUIRES: entered. Destroying the returned communicator may block.
   std::shared_ptr<NcclCommunicator> TakeOut(const std::string& name);
-  // Ends idle ones of the GPU until there is room for `bytes` more.
+  // Ends idle communicators of the GPU until `bytes` more fit.
   void MakeRoom(int ordinal, uint64_t bytes);
-  // Waits no longer for that; who needs its memory does not wait for NCCL for ever.
+  // Destroys the communicator, waiting `timeout` at most: a caller that needs its memory does not
+  // wait for NCCL indefinitely.
   void EndWithin(absl::Duration timeout, std::shared_ptr<NcclCommunicator> communicator);
   void ScheduleSweep();
-  // Ends idle ones that are over for other reasons.
+  // Ends idle communicators that have become invalid.
   void Sweep();
 
   CommunicatorRegistry& ledger_;
@@ -97,18 +99,18 @@ class CommunicatorCache final : public std::enable_shared_from_this<Communicator
   absl::Mutex mu_;
   bool is_stopped_ ABSL_GUARDED_BY(mu_) = false;
   uint64_t count_ ABSL_GUARDED_BY(mu_) = 0;
-  // By the clique's place in the store and the rank.
+  // Keyed by the clique's key in the store and the rank.
   absl::btree_map<std::string, Entry> entries_ ABSL_GUARDED_BY(mu_);
-  // Somebody is at work on them: one at a time, since a second presence of one rank would make
-  // both begin anew.
+  // Keys that a thread is working on: one thread at a time, since registering one rank twice would
+  // make both start over.
   absl::flat_hash_set<std::string> entered_ ABSL_GUARDED_BY(mu_);
-  // Members whose processes are gone, and why.
+  // Members whose processes have died, and why.
   struct Dead {
     std::function<bool(const CliqueMember&)> is_dead;
     absl::Status why;
   };
   std::vector<Dead> dead_ ABSL_GUARDED_BY(mu_);
-  // This, where a thread has not ended.
+  // A reference to itself, held while a thread has not ended.
   std::shared_ptr<CommunicatorCache> stays_ ABSL_GUARDED_BY(mu_);
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The lines, and addresses as people write them.
+// Endpoint records, and parsing of addresses written by hand.
 #include "node/endpoint_record.h"
 
 #include <arpa/inet.h>
@@ -81,7 +81,7 @@ absl::StatusOr<std::string> CompleteAddress(absl::string_view address, int port)
   };
   const auto is_ipv6 = [](absl::string_view text) {
     in6_addr parsed;
-    // A link-local one may name its interface.
+    // A link-local address may carry its interface ("%eth0").
     return inet_pton(AF_INET6, std::string(text.substr(0, text.find('%'))).c_str(), &parsed) == 1;
   };
   if (is_ipv6(address)) return absl::StrCat("[", address, "]:", port);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a node says in the store where it can be reached.
+// Encoding of a node's endpoint, as published in the store.
 #ifndef FERRY_NODE_ENDPOINT_RECORD_H_
 #define FERRY_NODE_ENDPOINT_RECORD_H_
 
@@ -17,16 +17,16 @@ namespace ferry {
 // "ferry/exchange/3".
 std::string EndpointKey(int32_t node_id);
 
-// Where the job's token is if no process was given one.
+// Store key of the job's token if no process was given one.
 inline constexpr char kExchangeTokenKey[] = "ferry/exchange-token";
 
-// One "name value" a line, readable with `ferry kv get`; names that are not known are skipped.
+// One "name value" pair per line, readable with `ferry kv get`; unknown names are skipped.
 std::string EncodeEndpoint(const Endpoint& endpoint);
 //   Errors: INVALID_ARGUMENT naming the line.
 absl::StatusOr<Endpoint> DecodeEndpoint(absl::string_view text);
 
-// HOST:PORT or [IPV6]:PORT of an address that people write: HOST, HOST:PORT, IPV6, [IPV6] or
-// [IPV6]:PORT. `port`: where it has none.
+// Returns HOST:PORT or [IPV6]:PORT for an address written by hand: HOST, HOST:PORT, IPV6, [IPV6] or
+// [IPV6]:PORT. `port`: used if the address has none.
 //   Errors: INVALID_ARGUMENT.
 absl::StatusOr<std::string> CompleteAddress(absl::string_view address, int port);
 

@@ -160,7 +160,7 @@ std::optional<Sourced<int>> PortHint(const Reader& reader, LauncherKind kind) {
 absl::StatusOr<std::string> FirstSlurmHost(absl::string_view nodelist) {
   std::string host;
   size_t at = 0;
-  // People write such lists by hand, with blanks around what they name.
+  // Lists written by hand may have blanks around the names.
   nodelist = absl::StripAsciiWhitespace(nodelist);
   // Several brackets may follow each other: "rack[1-2]node[01-04]".
   while (at < nodelist.size() && nodelist[at] != ',' && !absl::ascii_isspace(nodelist[at])) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The server, and the fetcher beside it.
+// GrpcBackend: the server and the fetcher.
 #include "node/grpc_backend.h"
 
 #include <sys/socket.h>
@@ -30,14 +30,14 @@
 namespace ferry {
 namespace {
 
-// For the rest, once all tensors are out: calls that have been told to end, and connections of
-// strangers, who may hold them for as long as they like.
+// For the remainder once all tensors have been sent: calls that have been told to end, and
+// unauthenticated connections, which may stay open indefinitely.
 constexpr auto kShortGrace = std::chrono::seconds(1);
-// How often somebody looks whether they are.
+// Polling interval for tensors in flight.
 constexpr absl::Duration kTransferLook = absl::Milliseconds(1);
 
-// gRPC takes IPv4 alone in the place of "[::]" where there is no IPv6, which is right for a default
-// and not for an address that was asked for.
+// Without IPv6, gRPC silently binds IPv4 alone for "[::]", which is right for a default but not for
+// an address that was requested explicitly.
 absl::StatusOr<std::string> GrpcListenAddress(const std::string& listen) {
   if (absl::StartsWith(listen, ":")) return absl::StrCat("[::]", listen);
   int port = 0;
@@ -50,7 +50,7 @@ absl::StatusOr<std::string> GrpcListenAddress(const std::string& listen) {
   return listen;
 }
 
-// gRPC keeps its reason to itself: a socket of ours meets with the same.
+// gRPC does not report why it failed to bind; binding a socket of our own gives the same error.
 std::string WhyNoListener(const std::string& listen) {
   const absl::Status status = ListenTcp(listen).status();
   if (status.ok()) return "gRPC does not say why; GRPC_VERBOSITY=info tells more";
@@ -86,7 +86,7 @@ class GrpcBackend::Impl {
     GrpcTensorFetcherOptions options;
     options.checksum = carrier.checksum;
     options.token = carrier.proof.token;
-    // Warm memory: fresh pages would cost half the time.
+    // Reuses warm arena memory: page faults on fresh pages would take half of the transfer time.
     options.allocator = [arena = std::move(arena)](DataType dtype,
                                                    const Shape& shape) -> absl::StatusOr<Tensor> {
       const absl::StatusOr<size_t> bytes = TensorBytes(dtype, shape);
@@ -173,7 +173,7 @@ void GrpcBackend::FailTransfers(int32_t node_id, const absl::Status& why) {
 
 void GrpcBackend::Stop() {
   if (impl_->server == nullptr) return;
-  // What was taken is still being written.
+  // Tensors that were fetched may still be being written.
   const absl::Time end = SteadyClock().Now() + impl_->options.grace;
   while (!impl_->has_given_up && SteadyClock().Now() < end) {
     bool is_under_way = false;

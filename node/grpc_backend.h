@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// GrpcBackend: values from and to other workers as tensorflow.WorkerService has them.
+// GrpcBackend: transfers tensors to and from other workers by tensorflow.WorkerService.
 #ifndef FERRY_NODE_GRPC_BACKEND_H_
 #define FERRY_NODE_GRPC_BACKEND_H_
 
@@ -23,21 +23,21 @@ class Service;
 
 namespace ferry {
 
-// The endpoint of a node that has been looked up before; does not block.
+// Returns the cached endpoint of a node; does not block.
 using KnownEndpoint = std::function<absl::StatusOr<Endpoint>(int32_t node_id)>;
 
 struct GrpcBackendOptions {
-  // Of every value and of what is asked for; see GrpcTensorFetcherOptions.
+  // Adds a checksum to every tensor and request; see GrpcTensorFetcherOptions.
   bool checksum = false;
-  // What this node proves, and what it wants proved.
+  // The proof that this node sends, and that it requires of peers.
   ProofPolicy proof;
-  // HOST:PORT, for clients that take a node's port for the coordinator's; empty: not known.
+  // HOST:PORT, for clients that mistake a node's port for the coordinator's; empty: unknown.
   std::string coordinator;
-  // Of Stop: how long tensors that are on their way may take.
+  // Maximum time Stop waits for tensors in flight.
   absl::Duration grace = absl::Seconds(10);
 };
 
-// Where only one port is open, or the other side is TensorFlow. Thread-safe. Threads: gRPC's.
+// For hosts with a single open port, or TensorFlow peers. Thread-safe. Threads: gRPC's.
 class GrpcBackend final {
  public:
   GrpcBackend(KnownEndpoint endpoints, std::shared_ptr<HostArena> arena,
@@ -46,28 +46,28 @@ class GrpcBackend final {
 
   RemoteFetcher& fetcher();
 
-  // Serves what is sent here on HOST:PORT; port 0 takes a free one, and ":PORT" is every address of
-  // the families that the kernel has. `manager` outlives it.
+  // Serves the tensors that are sent here on HOST:PORT; port 0: any free port; ":PORT": all
+  // addresses of the families that the kernel supports. `manager` outlives this object.
+  //   gpus: this process's GPUs; may be null; outlives this object.
+  //   services: additional services on the same port; outlive Stop.
   //   Errors: UNAVAILABLE when it cannot listen there.
-  // `gpus`: of this process; may be null; outlives it.
-  // `services`: more of them, on the same port; outlive Stop.
   absl::Status Serve(RendezvousManager& manager, const PeerId& self, const std::string& listen,
                      Gpus* gpus, const std::vector<grpc::Service*>& services = {});
-  // 0: does not serve.
+  // 0 if it does not serve.
   int port() const;
-  // Calls that did not prove what they should.
+  // Number of calls that failed authentication.
   int64_t refused_calls() const;
   void CleanupStep(int64_t step_id);
-  // Values that are on their way from here for at least `min_age`.
+  // Visits the outgoing transfers that are at least `min_age` old.
   void ForEachTransfer(absl::Duration min_age, PendingVisitor visit) const;
-  // The node has died or moved.
+  // Drops the connection to a node that has died or moved.
   void Forget(int32_t node_id);
-  // It has died, for that reason: what is on its way there is lost.
+  // The node has died because of `why`: transfers to it fail.
   void FailTransfers(int32_t node_id, const absl::Status& why);
-  // No call comes any more; returns when the tensors that are on their way have arrived, or after
-  // GrpcBackendOptions::grace, or at once when some are of nodes that have died; and a second later
-  // at most when other calls or connections are there.
-  // Before: whatever waits in the manager has been ended.
+  // Rejects new calls, and blocks until the tensors in flight have arrived, for
+  // GrpcBackendOptions::grace at most, or not at all if some are for dead nodes; a second longer at
+  // most if other calls or connections remain.
+  // REQUIRES: all operations that wait in the manager have been ended.
   void Stop();
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks of addresses, and the kernel's list of them.
+// Ranks of addresses, and the kernel's address list.
 #include "node/host_addresses.h"
 
 #include <arpa/inet.h>
@@ -85,7 +85,7 @@ bool Has(absl::Span<const InterfaceAddress> all, absl::string_view address) {
 // The source address that this host would use to send to `to`; empty if there is no route.
 std::string SourceAddress(const coord::SocketAddress& to) {
   const UniqueFd fd(socket(to.storage.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
-  // Connecting a datagram socket looks the route up and sends nothing.
+  // Connecting a datagram socket looks up the route without sending anything.
   if (!fd.valid() ||
       connect(fd.get(), reinterpret_cast<const sockaddr*>(&to.storage), to.bytes) != 0) {
     return "";
@@ -101,8 +101,8 @@ std::string SourceAddress(const coord::SocketAddress& to) {
 }  // namespace
 
 bool IsMachineInternal(absl::string_view interface) {
-  // The first three are those of NCCL ("^docker,lo,virbr"); the others are other names that the
-  // same and similar programs use.
+  // The first three are NCCL's ("^docker,lo,virbr"); the others are names used by the same and
+  // similar programs.
   for (const absl::string_view prefix : {"docker", "virbr", "lo", "br-", "veth", "cni", "podman",
                                          "lxcbr", "lxdbr", "vmnet", "vboxnet", "cali", "flannel"}) {
     if (!absl::StartsWith(interface, prefix)) continue;
@@ -115,7 +115,7 @@ std::vector<OfferedAddress> OrderAddresses(absl::Span<const InterfaceAddress> al
                                            absl::string_view local_end) {
   if (IsLoopback(local_end)) local_end = "";
   const absl::string_view plain_end = WithoutScope(local_end);
-  // Two interfaces may have the same link-local address, which is told apart by its scope.
+  // Two interfaces may have the same link-local address; its scope tells them apart.
   absl::string_view local_interface =
       plain_end.size() < local_end.size() ? local_end.substr(plain_end.size() + 1) : "";
   for (const InterfaceAddress& each : all) {
@@ -167,7 +167,7 @@ std::string FindLocalEnd(absl::Span<const InterfaceAddress> all, const std::stri
   const std::string decoded = absl::StrReplaceAll(observed.substr(observed.find(':') + 1),
                                                   {{"%5B", "["}, {"%5D", "]"}, {"%25", "%"}});
   if (const std::string host = HostOf(decoded); Has(all, host) && !IsLoopback(host)) {
-    // The coordinator does not know of which interface a link-local address is.
+    // The coordinator does not know the interface of a link-local address.
     if (!absl::StartsWith(host, "fe80:")) return host;
   }
   const auto addresses = coord::ResolveAddress(coordinator);

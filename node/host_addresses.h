@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The addresses of this host that are published to the other nodes, in the order in which they try
-// them.
+// The addresses of this host that are published to the other nodes, in the order in which they are
+// tried.
 #ifndef FERRY_NODE_HOST_ADDRESSES_H_
 #define FERRY_NODE_HOST_ADDRESSES_H_
 
@@ -23,18 +23,18 @@ struct InterfaceAddress {
   bool is_ipv6 = false;
   bool is_loopback = false;    // the address, not the interface
   bool is_link_local = false;  // fe80::/10, 169.254.0.0/16
-  bool is_up = true;           // an administrator has not switched the interface off
+  bool is_up = true;           // not switched off by an administrator
 };
 
-// How likely an address is one at which other hosts reach this one, the likeliest first.
+// How likely other hosts can reach this one at an address, the likeliest first.
 enum class AddressRank : uint8_t {
   // This host's end of its connection to the coordinator, which every node reaches.
   kToCoordinator,
   // On the interface of that connection.
   kSameInterface,
   kOrdinary,
-  // fe80::/10, offered only if the coordinator is reached through such an address, and with the
-  // name that the interface has here, which is right where hosts name their interfaces alike.
+  // fe80::/10, published only if the coordinator is reached through such an address, and with this
+  // host's interface name, which is right where hosts name their interfaces alike.
   kIpv6LinkLocal,
   // Bridges and virtual links of this machine, by their names: docker0, virbr0, br-..., veth...
   kMachineInternal,
@@ -50,11 +50,11 @@ struct OfferedAddress {
   bool is_ipv6 = false;
 };
 
-// Returns the addresses to offer to peers, the likeliest first. Among equals the family of the
-// coordinator's connection (IPv4 if that is not known) comes first, then the kernel's order
-// applies. Addresses of interfaces that are down, and of fe80::/10 in most cases, are left out.
+// Returns the addresses to publish to peers, the likeliest first. Among equals the family of the
+// coordinator's connection (IPv4 if unknown) comes first, then the kernel's order applies.
+// Addresses of interfaces that are down, and of fe80::/10 in most cases, are left out.
 //   local_end: this host's address in its connection to the coordinator, without a port; empty if
-//   it is not known. A loopback address is ignored.
+//   unknown. A loopback address is ignored.
 std::vector<OfferedAddress> OrderAddresses(absl::Span<const InterfaceAddress> all,
                                            absl::string_view local_end);
 
@@ -68,17 +68,17 @@ absl::StatusOr<std::vector<InterfaceAddress>> ReadInterfaces();
 
 // This host's address in its connection to the coordinator, for OrderAddresses.
 //   observed: as the coordinator sees this process, "ipv4:10.0.0.3:41234" or
-//   "ipv6:%5Bfd00::3%5D:41234". Behind a translation of addresses that is none of `all`; then the
-//   kernel is asked which address it would use on the way to `coordinator`, without sending
-//   anything. Blocks for as long as the coordinator's name takes to resolve.
-// Empty: it is not known.
+//   "ipv6:%5Bfd00::3%5D:41234". Behind address translation (NAT) that is none of `all`; then the
+//   kernel's source address for `coordinator` is looked up, without sending anything. Blocks while
+//   the coordinator's name is resolved.
+// Returns an empty string if unknown.
 std::string FindLocalEnd(absl::Span<const InterfaceAddress> all, const std::string& observed,
                          const std::string& coordinator);
 
-// HOST:PORT and [IPV6]:PORT of each.
+// Returns HOST:PORT or [IPV6]:PORT of each.
 std::vector<std::string> WithPort(absl::Span<const OfferedAddress> offered, int port);
 
-// The addresses for gRPC clients, which cannot tell one process from another: only those of the
+// The addresses for gRPC clients, which do not verify which process answers: only those of the
 // likeliest ranks, since an address such as 172.17.0.1 leads each host to itself.
 std::vector<OfferedAddress> OnlyLikely(absl::Span<const OfferedAddress> offered);
 

@@ -34,7 +34,7 @@ using identity_internal::Reader;
 using identity_internal::ReadRefusedClaim;
 using identity_internal::Shown;
 
-// These differ where another launcher was started; RANK is set by `ferry run` itself.
+// These differ if another launcher was started; RANK is set by `ferry run` itself.
 constexpr const char* kLaunchVariables[] = {"TORCHELASTIC_RUN_ID",
                                             "OMPI_COMM_WORLD_RANK",
                                             "OMPI_COMM_WORLD_SIZE",
@@ -75,7 +75,8 @@ std::string LaunchesAround(const Reader& reader) {
   return absl::StrCat(absl::Hex(HashText(all)));
 }
 
-// The environment without what `ferry run` gave to the rank that another launcher was started in.
+// The environment without the variables that `ferry run` gave to the rank in which another launcher
+// was started.
 class WithoutOuterRun final {
  public:
   explicit WithoutOuterRun(GetEnv get_env) : get_env_(get_env) {
@@ -83,7 +84,7 @@ class WithoutOuterRun final {
     const std::optional<Sourced<std::string>> mark = reader.Text(kFerryRun);
     if (!mark || !IsRankOfFerryRun(get_env)) return;
     is_outer_ = !absl::EndsWith(mark->value, absl::StrCat(" ", LaunchesAround(reader)));
-    // torchrun sets them anew.
+    // torchrun overwrites them.
     keeps_rank_ = reader.Has("TORCHELASTIC_RUN_ID");
   }
 
@@ -178,14 +179,14 @@ std::optional<RefusedIdentity> ReadRefusedIdentity(GetEnv given_env) {
     identity = RefusedIdentity{*own};
   } else if (auto coordinator = reader.Text("FERRY_COORDINATOR");
              coordinator && CheckAddress(*coordinator).ok()) {
-    // The number of nodes is at fault.
+    // FERRY_NUM_NODES is the invalid one.
     identity.coordinator = *std::move(coordinator);
   }
   std::vector<Claim> by_hand;
   bool is_garbled = false;
   bool is_sure = false;
   for (const LauncherVariables& variables : Launchers()) {
-    // As NearestClaim compares them.
+    // Same comparison as in NearestClaim.
     if (is_sure && variables.kind != LauncherKind::kTfConfig) continue;
     const absl::StatusOr<std::optional<Claim>> read = ReadClaim(reader, variables);
     std::optional<Claim> claim = read.ok() ? *read : ReadRefusedClaim(reader, variables);
@@ -193,7 +194,7 @@ std::optional<RefusedIdentity> ReadRefusedIdentity(GetEnv given_env) {
     if (claim->rank.value <= 0) identity.may_be_first = true;
     if (is_sure) continue;
     is_garbled = is_garbled || !read.ok();
-    // Processes whose variables agree look for the coordinator where the first claim says.
+    // Processes whose variables agree look for the coordinator at the first claim's host.
     if (!identity.first_host) {
       if (auto host = FirstHost(reader, *claim); host.ok()) identity.first_host = *std::move(host);
       identity.port_hint = PortHint(reader, variables.kind);
@@ -202,13 +203,13 @@ std::optional<RefusedIdentity> ReadRefusedIdentity(GetEnv given_env) {
       by_hand.push_back(*std::move(claim));
       continue;
     }
-    // A launcher gives each process a number of its own.
+    // A launcher gives each process its own number.
     identity.node_id = claim->rank;
     if (claim->size) identity.num_nodes = claim->size;
     is_sure = true;
   }
   const auto own = reader.Number("FERRY_NODE_ID", 0, kMaxNodes - 1);
-  // Overrides what launchers say, if it says anything.
+  // Overrides the launchers, if set.
   if (!own.ok()) {
     identity.may_be_first = true;
   } else if (*own) {

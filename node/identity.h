@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Identity: which process of the job this is, as told by the environment of whoever started it.
+// Identity: this process's rank in the job, as given by the launcher's environment variables.
 #ifndef FERRY_NODE_IDENTITY_H_
 #define FERRY_NODE_IDENTITY_H_
 
@@ -12,7 +12,7 @@
 
 namespace ferry {
 
-// A value and the environment variable that it came from.
+// A value and the environment variable that gave it.
 template <typename T>
 struct Sourced {
   T value;
@@ -21,25 +21,25 @@ struct Sourced {
   friend bool operator==(const Sourced&, const Sourced&) = default;
 };
 
-// What the environment says. A plain value; what it does not say is absent.
+// The identity given by the environment. A plain value; unset parts are absent.
 struct Identity {
   std::optional<Sourced<int>> node_id;              // index of this process among all, from 0
   std::optional<Sourced<int>> num_nodes;            // count of all processes
   std::optional<Sourced<int>> local_rank;           // index of this process on its machine, from 0
   std::optional<Sourced<std::string>> coordinator;  // HOST:PORT
-  // Where no coordinator is named: the machine of process 0, and a port that all processes of the
-  // job derive alike. A process 0 that runs the coordinator listens there.
+  // If no coordinator is named: the machine of process 0, and a port that all processes of the job
+  // derive alike. A process 0 that runs the coordinator listens there.
   std::optional<Sourced<std::string>> first_host;
   std::optional<Sourced<int>> port_hint;
 };
 
-// What ReadRefusedIdentity finds.
+// Result of ReadRefusedIdentity.
 struct RefusedIdentity : Identity {
-  // Not all that is said excludes that this is process 0: a variable says so, or has no number.
+  // The variables do not rule out that this is process 0: one says so, or has no valid number.
   bool may_be_first = false;
 };
 
-// The value of an environment variable, or nothing when it is not set.
+// Returns the value of an environment variable, or nullopt if it is not set.
 using GetEnv = absl::FunctionRef<std::optional<std::string>(const char* name)>;
 
 // The environment of this process.
@@ -56,25 +56,26 @@ std::optional<std::string> ProcessEnv(const char* name);
 //   8. TF_CONFIG, when it has no tasks but chief and workers             (TensorFlow, by hand)
 //   9. JOB_COMPLETION_INDEX with a count in JOB_COMPLETIONS, NUM_PROCESSES or WORLD_SIZE
 //                                                                        (Kubernetes indexed job)
-// A launcher counts only when both its rank and its size are there; Kubernetes and PRRTE, which set
+// A launcher counts only when both its rank and its size are set; Kubernetes and PRRTE, which set
 // no size by themselves, also without. Slurm counts within a step only: in a batch script, which
-// has SLURM_PROCID=0 and the count of tasks that its steps may have, only if that count is 1. What
-// `ferry run` gave to a rank does not count where another launcher was started inside that rank.
-// Each FERRY_ variable overrides its own value only. An empty variable counts as not set.
-//   Errors: INVALID_ARGUMENT, naming variable and value, for what is not a number or not an
-//   address, for a rank beyond its size, and when RANK or TF_CONFIG was set by hand and contradicts
-//   the nearest launcher of a job of equal size, because then it is not known which one is right;
-//   FERRY_NODE_ID resolves it.
+// has SLURM_PROCID=0 and the count of tasks that its steps may have, only if that count is 1.
+// Variables that `ferry run` set for a rank do not count where another launcher was started inside
+// that rank. Each FERRY_ variable overrides its own value only. An empty variable counts as unset.
+//   Errors: INVALID_ARGUMENT, naming variable and value, for a malformed number or address, for a
+//   rank beyond its size, and when RANK or TF_CONFIG was set by hand and contradicts the nearest
+//   launcher of a job of equal size, because then it is ambiguous which one is right; FERRY_NODE_ID
+//   resolves it.
 absl::StatusOr<Identity> ReadIdentity(GetEnv get_env);
 
-// FERRY_COORDINATOR and FERRY_NUM_NODES alone, for a process whose node id is known otherwise.
+// Reads FERRY_COORDINATOR and FERRY_NUM_NODES alone, for a process whose node id is known
+// otherwise.
 //   Errors: INVALID_ARGUMENT as ReadIdentity.
 absl::StatusOr<Identity> ReadCoordinatorVariables(GetEnv get_env);
 
 // The known parts of this process's identity where ReadIdentity fails, to report the failure to its
 // job. The node id is that of the nearest launcher that has started this very process, or of the
-// only one that says anything; it is absent where none is sure. Absent altogether if no variable
-// says which process of a job this is, right or wrong.
+// only one with any variable set; absent if it is uncertain. Returns nullopt if no variable gives
+// this process a rank in a job, valid or not.
 std::optional<RefusedIdentity> ReadRefusedIdentity(GetEnv get_env);
 
 // The value that `ferry run` sets as FERRY_RUN in the environment of a rank, so that a launcher
@@ -86,7 +87,7 @@ std::string FerryRunMark(GetEnv get_env, absl::string_view coordinator, int node
 // set by hand.
 bool IsRankOfFerryRun(GetEnv get_env);
 
-// For people: "node 3 of 8 (SLURM_PROCID, SLURM_NTASKS), coordinator a:1 (FERRY_COORDINATOR)".
+// Human-readable: "node 3 of 8 (SLURM_PROCID, SLURM_NTASKS), coordinator a:1 (FERRY_COORDINATOR)".
 std::string Describe(const Identity& identity);
 
 // The first host of a Slurm node list: "gpu003" for "gpu[003-010,12],login1". Blanks around hosts

@@ -16,7 +16,7 @@
 namespace ferry::identity_internal {
 namespace {
 
-// A step has these and a batch script has not (slurm/src/common/env.c, env_array_for_step and
+// Set for a step but not for a batch script (slurm/src/common/env.c, env_array_for_step and
 // env_array_for_batch_job).
 constexpr const char* kSlurmStepVariables[] = {"SLURM_STEP_ID", "SLURM_STEPID",
                                                "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST"};
@@ -26,18 +26,19 @@ bool IsSlurmStep(const Reader& reader) {
                      [&reader](const char* name) { return reader.Has(name); });
 }
 
-// True if the launcher itself has set the variables for this process.
+// Returns true if the launcher itself has set the variables for this process.
 bool MayCount(const Reader& reader, LauncherKind kind, const std::optional<Sourced<int>>& size) {
   if (kind == LauncherKind::kPmix) {
     const std::optional<Sourced<std::string>> space = reader.Text("PMIX_NAMESPACE");
     return !space || !absl::StartsWith(space->value, "slurm.");
   }
-  // srun --mpi=pmi2 sets PMI_RANK too, beside the better SLURM_PROCID; Hydra sets its own local
+  // srun --mpi=pmi2 also sets PMI_RANK, beside the better SLURM_PROCID; Hydra sets its own local
   // rank.
   if (kind == LauncherKind::kPmi) {
     return !IsSlurmStep(reader) || reader.Has("MPI_LOCALRANKID") || reader.Has("MPI_LOCALNRANKS");
   }
-  // In a batch script SLURM_NTASKS is what its steps may have; alone in its job, it is the job.
+  // In a batch script SLURM_NTASKS is the task limit of its steps; if it is 1, the script is the
+  // job.
   if (kind == LauncherKind::kSlurm) return IsSlurmStep(reader) || (size && size->value == 1);
   return true;
 }
@@ -163,12 +164,12 @@ std::optional<Claim> ReadRefusedClaim(const Reader& reader, const LauncherVariab
   return claim;
 }
 
-// The claim of the nearest launcher, unless what was set by hand contradicts it. Launchers further
-// out are not asked: ranks of mpirun in a batch script all inherit SLURM_PROCID=0.
+// The claim of the nearest launcher, unless variables set by hand contradict it. Outer launchers
+// are not considered: ranks of mpirun in a batch script all inherit SLURM_PROCID=0.
 absl::StatusOr<std::optional<Claim>> NearestClaim(const Reader& reader) {
   std::optional<Claim> nearest;
   for (const LauncherVariables& variables : Launchers()) {
-    // Variables of launchers further out are ignored, so they need not be valid.
+    // Variables of outer launchers are ignored, so they need not be valid.
     if (nearest && !nearest->is_by_hand && variables.kind != LauncherKind::kTfConfig) continue;
     absl::StatusOr<std::optional<Claim>> claim = ReadClaim(reader, variables);
     if (!nearest) {
@@ -184,7 +185,7 @@ absl::StatusOr<std::optional<Claim>> NearestClaim(const Reader& reader) {
           " processes this is; set FERRY_NODE_ID (or pass --node-id and --coordinator) to resolve "
           "it"));
     }
-    // One launcher is enough to compare with.
+    // Comparing with one launcher is enough.
     if (!(*claim)->is_by_hand && nearest->is_by_hand) break;
   }
   return nearest;

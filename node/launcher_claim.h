@@ -19,7 +19,7 @@
 
 namespace ferry::identity_internal {
 
-// More processes than any job has; beyond it a value is a mistake.
+// More processes than any job has; a larger value is a mistake.
 inline constexpr int kMaxNodes = 1 << 20;
 
 enum class LauncherKind { kTorch, kOpenMpi, kMvapich, kPmi, kPmix, kSlurm, kTfConfig, kKubernetes };
@@ -27,7 +27,7 @@ enum class LauncherKind { kTorch, kOpenMpi, kMvapich, kPmi, kPmix, kSlurm, kTfCo
 struct LauncherVariables {
   LauncherKind kind;
   const char* rank;
-  std::vector<const char*> sizes;  // the first that is set counts
+  std::vector<const char*> sizes;  // the first that is set is used
   const char* local_rank;          // may be null
   bool needs_size;
 };
@@ -35,10 +35,10 @@ struct LauncherVariables {
 // All launchers, the nearest to the process first.
 const std::vector<LauncherVariables>& Launchers();
 
-// The error for a variable whose value is not what was `wanted`.
+// Returns the error for a variable whose value is not what was `wanted`.
 absl::Status Garbled(absl::string_view name, absl::string_view value, absl::string_view wanted);
 
-// Reads environment variables; an empty one counts as not set.
+// Reads environment variables; an empty one counts as unset.
 class Reader final {
  public:
   explicit Reader(GetEnv get_env) : get_env_(get_env) {}
@@ -60,12 +60,12 @@ class Reader final {
 
   bool Has(const char* name) const { return Text(name).has_value(); }
 
-  // A number in [low, high]; absent when the variable is.
+  // A number in [low, high]; absent if the variable is unset.
   absl::StatusOr<std::optional<Sourced<int>>> Number(const char* name, int low, int high) const {
     const std::optional<Sourced<std::string>> text = Text(name);
     if (!text) return std::nullopt;
     int value = 0;
-    // SimpleAtoi would also take "+3" and " 3".
+    // SimpleAtoi would also accept "+3" and " 3".
     if (text->value.find_first_not_of("0123456789") != std::string::npos ||
         !absl::SimpleAtoi(text->value, &value) || value < low || value > high) {
       return Garbled(name, text->value, absl::StrCat("a number from ", low, " to ", high));
@@ -82,9 +82,9 @@ struct Claim {
   const LauncherVariables* variables = nullptr;
   Sourced<int> rank;
   std::optional<Sourced<int>> size;
-  // Not set by a launcher that started this very process.
+  // True unless a launcher that started this very process has set it.
   bool is_by_hand = false;
-  // The machine of process 0, where the claim itself says it.
+  // The machine of process 0, if the claim itself gives it.
   std::optional<Sourced<std::string>> first_host;
 
   LauncherKind kind() const { return variables->kind; }
@@ -93,17 +93,17 @@ struct Claim {
 // "RANK=3".
 std::string Shown(const Sourced<int>& number);
 
-//   Errors: INVALID_ARGUMENT if both are there and `index` is not below `count`.
+//   Errors: INVALID_ARGUMENT if both are present and `index` is not below `count`.
 absl::Status CheckBelow(const std::optional<Sourced<int>>& index,
                         const std::optional<Sourced<int>>& count);
 
-// Absent if that launcher says nothing about this process.
+// Returns nullopt if that launcher's variables say nothing about this process.
 //   Errors: as ReadIdentity.
 absl::StatusOr<std::optional<Claim>> ReadClaim(const Reader& reader,
                                                const LauncherVariables& variables);
 
-// The valid parts of a claim that ReadClaim refuses, enough to find the job's first host: the rank
-// is -1 unless that is a number, in range or not. Absent where ReadClaim does not fail.
+// The valid parts of a claim that ReadClaim rejects, enough to find the job's first host: the rank
+// is -1 unless it is a number, in range or not. Absent if ReadClaim does not fail.
 std::optional<Claim> ReadRefusedClaim(const Reader& reader, const LauncherVariables& variables);
 
 // The claim of the nearest launcher.

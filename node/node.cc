@@ -24,9 +24,9 @@
 namespace ferry {
 namespace {
 
-// Descriptors of a process that exchanges tensors: the agent's socket, the listeners and what their
-// threads wait with, gRPC's included, some 25; and those of a control channel to the first peer.
-// More peers, and GPUs, need more.
+// File descriptors of a process that transfers tensors: some 25 for the agent's socket, the
+// listeners and the wakeup descriptors of their threads, gRPC's included, and those of a control
+// channel to the first peer. More peers, and GPUs, need more.
 constexpr int kNodeFiles = 48;
 
 std::string DescribePlace(const NodeIdentity& place, const NodeOptions& options,
@@ -62,9 +62,8 @@ std::string DerivedCoordinator(const Identity& identity) {
 }  // namespace
 
 absl::StatusOr<NodeIdentity> ResolveNodeIdentity(const NodeOptions& options, GetEnv get_env) {
-  // With an explicit node id and coordinator the launchers need not be consulted, whose variables
-  // may contradict each other or belong to another job. The count of nodes goes with the
-  // coordinator.
+  // With an explicit node id and coordinator the launchers' variables are not needed: they may
+  // contradict each other or belong to another job. The count of nodes comes with the coordinator.
   Identity identity;
   if (!options.node_id || (options.coordinator.empty() && !IsSet(get_env, "FERRY_COORDINATOR"))) {
     FERRY_ASSIGN_OR_RETURN(identity, ReadIdentity(get_env));
@@ -109,7 +108,7 @@ absl::StatusOr<NodeIdentity> ResolveNodeIdentity(const NodeOptions& options, Get
 absl::Status CannotTakePart(const absl::Status& why) {
   char host[256] = {};
   gethostname(host, sizeof(host) - 1);
-  // It is no mistake in the arguments of those that hear it.
+  // Not INVALID_ARGUMENT: the processes that receive it have no invalid arguments.
   return absl::FailedPreconditionError(
       absl::StrCat("the process on ", host, " cannot take part: ", why.message()));
 }
@@ -205,7 +204,7 @@ absl::StatusOr<std::unique_ptr<Node>> Node::Join(NodeOptions options) {
   try {
     status = node->StartExchange(options);
   } catch (const std::system_error& error) {
-    // A thread that there is no room for.
+    // A thread could not be created.
     status = absl::ResourceExhaustedError(error.what());
   }
   if (status.ok()) return node;
@@ -215,14 +214,14 @@ absl::StatusOr<std::unique_ptr<Node>> Node::Join(NodeOptions options) {
 
 void Node::FailJob(const absl::Status& why) {
   FERRY_LOG_INFO(kNode, "reporting an error to the job: {}", why);
-  // Without an answer to the first there will be none to the second.
+  // If the report gets no answer, Leave will get none either.
   if (agent_->ReportError(why).ok()) agent_->Leave().IgnoreError();
 }
 
-// NCCL's communicators end with a word to the store, for which the agent is needed; the agent's
-// callbacks need the exchange.
+// Ending a NCCL communicator writes to the store, which needs the agent; the agent's callbacks need
+// the exchange.
 Node::~Node() {
-  // Lines of what ends here name the node as well.
+  // Log lines during shutdown still name the node.
   const absl::Cleanup left = [node_id = place_.node_id, has_joined = agent_ != nullptr] {
     if (!has_joined) return;
     FERRY_LOG_INFO(kNode, "left");
@@ -232,10 +231,10 @@ Node::~Node() {
   const absl::Status ended = kept_->Stop(abort_timeout_);
   absl::Status stopped = exchange_->Stop();
   stopped.Update(ended);
-  // An agent that is left behind goes on telling of nodes.
+  // An agent that is left behind would continue to report node changes.
   if (node_watch_ != nullptr) node_watch_->Stop();
   if (stopped.ok()) return;
-  // What hangs there may come back and speak to the store.
+  // The hung operation may return and write to the store.
   std::fprintf(stderr, "ferry: node %d leaves although %s\n", node_id(),
                std::string(stopped.message()).c_str());
   (void)agent_.release();

@@ -33,104 +33,107 @@ class CommunicatorRegistry;
 class NodeWatch;
 class NodeWorker;
 
-// The port of a coordinator when nobody names one.
+// The coordinator's port if none is given.
 inline constexpr int kDefaultCoordinatorPort = 9470;
 
 struct NodeOptions {
-  // Which node of how many this is. Absent: what the environment says (ReadIdentity).
+  // Rank and size of this process. Absent: taken from the environment (ReadIdentity).
   std::optional<int> node_id;
   std::optional<int> num_nodes;
-  // HOST:PORT. Empty: what the environment says, see ResolveNodeIdentity.
+  // HOST:PORT. Empty: taken from the environment, see ResolveNodeIdentity.
   std::string coordinator;
-  // How long Join waits for the coordinator and for the other nodes to join.
+  // Maximum time Join waits for the coordinator and for the other nodes to join.
   absl::Duration connect_timeout = absl::Minutes(5);
-  // How long Join waits for the devices of the other nodes, who have all joined by then.
+  // Maximum time Join waits for the other nodes' devices, once all of them have joined.
   absl::Duration enumerate_timeout = absl::Minutes(5);
   // See coord::AgentOptions, here and below.
   absl::Duration answer_timeout = absl::Seconds(30);
   absl::Duration lost_timeout = absl::ZeroDuration();
   bool recoverable = false;
   std::function<void(absl::Status)> on_error;
-  // Keep a copy to call Join off while it waits.
+  // Keep a copy to cancel a Join that is waiting.
   std::shared_ptr<CancellationToken> connect_stop = std::make_shared<CancellationToken>();
-  // Whether other nodes may use the GPUs of this one. A job refuses two nodes with one GPU, which
-  // is a mistake mostly; where it is meant, all that share say so, and the job does not learn the
-  // UUIDs of their GPUs.
+  // Whether other nodes may use this node's GPUs. A job rejects two nodes with the same GPU, which
+  // is usually a mistake; where it is intended, all nodes that share a GPU set this, and the UUIDs
+  // of their GPUs are not published to the job.
   bool share_gpus = false;
-  // Of each GPU's memory: beyond it, communicators of Communicator() that nobody has make room. 0:
-  // none are kept.
+  // Per-GPU memory budget, in bytes, for cached, idle communicators of Communicator(). Idle
+  // communicators are evicted, least recently used first, when it is exceeded. 0 disables caching.
   uint64_t kept_communicator_bytes = uint64_t{1} << 30;
-  // Of moving tensors; without it a node has no part in that, and no threads for it.
+  // Whether the node sends and receives tensors; without it no transfer threads are started.
   bool exchanges_tensors = true;
   TransferEngineOptions exchange;
-  // Whether it runs parts of TensorFlow's graphs, for whoever asks tensorflow.WorkerService.
+  // Whether this node runs TensorFlow graphs, serving tensorflow.WorkerService.
   bool runs_graphs = false;
-  // Nodes of graphs that run at the same time; 0: as many as there are processors.
+  // Maximum number of graph nodes (ops) that run concurrently; 0: the number of processors.
   int graph_threads = 0;
-  // Of what masters may ask.
+  // Limits on the requests of masters.
   worker::WorkerLimits graph_limits;
 };
 
-// Every node that has joined publishes where its tensors can be had within this time.
+// Time within which a node that has joined publishes the addresses of its tensor endpoint.
 inline constexpr absl::Duration kAddressTimeout = absl::Seconds(30);
 
-// Of Node::Key.
+// Options of Node::Key.
 struct AddressWait {
   absl::Duration timeout = kAddressTimeout;
-  // Outlives the call; null: nobody calls it off.
+  // Outlives the call; null: the wait cannot be cancelled.
   CancellationToken* cancellation = nullptr;
 };
 
-// Who a process is in its job, and where the coordinator is. A plain value.
+// Identity of this process within the job, and the coordinator's address. A plain value.
 struct NodeIdentity {
   int node_id = 0;
-  // Absent when only the coordinator knows.
+  // Absent if only the coordinator knows it.
   std::optional<int> num_nodes;
   std::string coordinator;
-  // Nobody named the coordinator: its place follows from the job's first machine, and node 0 is
-  // meant to run it there (see `ferry worker`).
+  // True if no coordinator was given: its address is derived from the job's first machine, and node
+  // 0 is expected to run it there (see `ferry worker`).
   bool is_derived = false;
-  // For people: "node 3 of 8 (SLURM_PROCID, SLURM_NTASKS)".
+  // Human-readable: "node 3 of 8 (SLURM_PROCID, SLURM_NTASKS)".
   std::string description;
 };
 
-// Options first, then the environment. A coordinator that neither names is expected at the first
-// machine's identity.port_hint, or at kDefaultCoordinatorPort where there is no such hint.
+// Options take precedence over the environment. If neither names a coordinator, its address is the
+// job's first machine with identity.port_hint, or with kDefaultCoordinatorPort if there is no hint.
 //   Errors: INVALID_ARGUMENT saying what is missing, out of range or contradictory.
 absl::StatusOr<NodeIdentity> ResolveNodeIdentity(const NodeOptions& options, GetEnv get_env);
 
-// The job of a process that ResolveNodeIdentity refuses, as far as it is known.
+// What is known of the job of a process whose identity ResolveNodeIdentity rejects.
 struct RefusedNode {
   // As in NodeIdentity.
   std::string coordinator;
   bool is_derived = false;
   std::optional<int> node_id;
   std::optional<int> num_nodes;
-  // It may have been meant to be node 0, although node_id may say otherwise: something says so, or
-  // nothing gives a valid number.
+  // True if this process may have been meant to be node 0, even if node_id differs: a variable says
+  // so, or none has a valid number.
   bool may_be_first = false;
 };
 
-// Absent if neither options nor environment show that this process, which ResolveNodeIdentity
-// refuses, was to be one of a job, so that it may be a command that was typed by hand; or if they
-// do not say where its coordinator is.
+// Returns nullopt if neither options nor environment show that this process, which
+// ResolveNodeIdentity rejects, was to be a member of a job (it may be a command typed by hand), or
+// if they do not give its coordinator's address.
 std::optional<RefusedNode> FindRefusedNode(const NodeOptions& options, GetEnv get_env);
 
-// The error with which the other processes of a job fail if one fails with `why` before it joins.
+// Returns the error with which the other processes of a job fail if this one fails with `why`
+// before it joins.
 absl::Status CannotTakePart(const absl::Status& why);
 
-// How long a process that cannot join waits for others, which may start later, to fail them.
+// Time for which a process that cannot join waits for others, which may start later, to fail them.
 inline constexpr absl::Duration kReportTimeout = absl::Seconds(20);
 
-// For a process that was to be part of a job and cannot be: processes that wait for the job at
-// `coordinator` to be complete fail with `why`, or else those that come within `timeout`. A job
-// that is complete is not affected. Blocks until one has failed, or none will.
+// For a process that was to be a member of a job and cannot join it: fails, with `why`, the
+// processes that wait for the job at `coordinator` to be complete, or else those that arrive within
+// `timeout`. A job that is already complete is not affected. Blocks until one has failed or none
+// will.
 void ReportCannotJoin(const std::string& coordinator, const absl::Status& why,
                       absl::Duration timeout = kReportTimeout,
                       std::shared_ptr<CancellationToken> stop = nullptr);
 
-// As ResolveNodeIdentity, for a process that is about to join. If it is refused and FindRefusedNode
-// finds its job, the other processes of the job fail with the reason: see ReportCannotJoin.
+// As ResolveNodeIdentity, for a process that is about to join. If its identity is rejected and
+// FindRefusedNode finds its job, the job's other processes fail with the reason: see
+// ReportCannotJoin.
 absl::StatusOr<NodeIdentity> FindPlaceOrReport(const NodeOptions& options, GetEnv get_env,
                                                absl::Duration timeout = kReportTimeout);
 
@@ -138,16 +141,16 @@ absl::StatusOr<NodeIdentity> FindPlaceOrReport(const NodeOptions& options, GetEn
 //   FERRY_ASSIGN_OR_RETURN(std::unique_ptr<Node> node, Node::Join({}));
 //   node->agent().Barrier("loaded", absl::Minutes(1));
 //   node->Shutdown();
-// Thread-safe. Owns its agent and the agent's threads. One that is destroyed without Shutdown or
-// Leave is missed by the others after the heartbeat timeout, and fails their job.
+// Thread-safe. Owns its agent and the agent's threads. If destroyed without Shutdown or Leave, the
+// node is reported dead after the heartbeat timeout, and its job fails.
 class Node final {
  public:
-  // Finds this process's place and devices, joins, and waits until every node has done so and all
-  // hold the same topology. Blocks. Starts no coordinator.
+  // Resolves this process's identity, discovers its devices, joins, and waits until every node has
+  // joined and all hold the same topology. Blocks. Does not start a coordinator.
   //   Errors: INVALID_ARGUMENT as ResolveNodeIdentity; the rest as coord::Agent::Connect and
-  //   Enumerate. A node that fails after it was counted in tells the others, as FailJob. A process
-  //   that finds no place, or is refused the one it has found, tells them as ReportCannotJoin,
-  //   unless options.recoverable.
+  //   Enumerate. A node that fails after it has joined reports this to the others, as FailJob. A
+  //   process without a valid identity, or whose identity is rejected by the job, reports as
+  //   ReportCannotJoin, unless options.recoverable.
   static absl::StatusOr<std::unique_ptr<Node>> Join(NodeOptions options);
 
   ~Node();
@@ -160,59 +163,61 @@ class Node final {
 
   // The devices of all nodes; the same on each of them.
   const GlobalTopology& topology() const { return topology_; }
-  // The devices of this one, and why others were not found.
+  // The devices of this node, and why other devices were not found.
   const LocalDiscovery& discovery() const { return discovery_; }
 
-  // The store, barriers, and status of the job.
+  // Key-value store, barriers and job status.
   coord::Agent& agent() { return *agent_; }
 
   // --- Tensors ---
 
-  // Memory for a tensor on `device` of this node ("host:0", "gpu:1"), its elements undefined. What
-  // lies there is handed to processes of this host without a copy.
-  //   Errors: INVALID_ARGUMENT for a device that there is not; RESOURCE_EXHAUSTED naming the
-  //   option; FAILED_PRECONDITION without options.exchanges_tensors, here and below.
+  // Allocates a tensor on `device` of this node ("host:0", "gpu:1"); its elements are
+  // uninitialized. Such memory is shared with processes of this host without a copy.
+  //   Errors: INVALID_ARGUMENT for an unknown device; RESOURCE_EXHAUSTED naming the option;
+  //   FAILED_PRECONDITION without options.exchanges_tensors, here and below.
   absl::StatusOr<Tensor> Allocate(absl::string_view device, DataType dtype, const Shape& shape);
 
-  // The key of a value called `name` from a device of node `from` to one of node `to`, in whose
-  // memory it arrives. Both sides make it for themselves. Looks the sender's incarnation up, once,
-  // if that is not here.
-  //   wait: for a sender that has joined, and not told yet where its tensors can be had.
-  //   Errors: INVALID_ARGUMENT for a node that there is not, or as RendezvousKey::CheckEdge;
-  //   DEADLINE_EXCEEDED naming the sender and what is known of it; UNAVAILABLE it has died before;
+  // Returns the key of a tensor called `name` sent from a device of node `from` to a device of node
+  // `to`, in whose memory it arrives. Sender and receiver each build the key independently. Looks
+  // up the sender's incarnation, once, unless the sender is this node.
+  //   wait: for a sender that has joined but not yet published its addresses.
+  //   Errors: INVALID_ARGUMENT for an unknown node, or as RendezvousKey::CheckEdge;
+  //   DEADLINE_EXCEEDED naming the sender and its known state; UNAVAILABLE the sender died earlier;
   //   CANCELLED.
   absl::StatusOr<RendezvousKey> Key(absl::string_view name, int from, int to,
                                     absl::string_view from_device = "host:0",
                                     absl::string_view to_device = "host:0",
                                     const AddressWait& wait = {});
 
-  // The step of that id, opened here. Ids are the job's to choose; one that was closed here is
-  // over.
+  // Opens the step of that id on this node. The job chooses the ids; an id that was closed on this
+  // node cannot be opened again.
   //   Errors: ABORTED it was closed; RESOURCE_EXHAUSTED naming the limit.
   absl::StatusOr<Step> OpenStep(int64_t step_id);
 
-  // Which way a tensor of `bytes` takes from node `from` to here, and why not another one.
-  // from_place: whose memory it is in there; to: is wanted in here.
+  // Returns the path that a tensor of `bytes` bytes takes from node `from` to this one, and why the
+  // other paths were not selected.
+  //   from_place: memory that holds it at the sender; to: memory in which it is to arrive here.
   absl::StatusOr<PathExplanation> PathFrom(int from, size_t bytes, bool is_in_arena = true,
                                            const TensorLocation& from_place = {},
                                            const TensorLocation& to = {});
 
-  // The communicator of these GPUs, by their global ids in the order of its ranks; every node that
-  // has one of them calls this with the same list, at the same time. The ids that NCCL needs go
-  // through the store. While somebody here has it, further calls get the same one. When nobody here
-  // has it any more, it is kept for the next call, if nothing of Run's is under way on it and NCCL
-  // has no complaint; beyond NodeOptions::kept_communicator_bytes the longest unused go, but for
-  // those that another rank uses. Otherwise it is aborted, and with that over for all ranks: then
-  // all make a new one. What was done with get() must be over before it is let go of, or
-  // Abort be called. Several threads may ask for different ones of the same GPUs, in any order. But
-  // where collectives are under way on these GPUs, this has its place in their order, as they have
-  // among each other. Blocks; the node outlives it.
-  //   own: which of them this call is for; needed when several are this node's. Each then needs a
-  //   thread of its own to call this.
+  // Returns the communicator of these GPUs, given by their global ids in rank order. Collective:
+  // every node that owns one of them calls this with the same list, at the same time; NCCL's unique
+  // ids are exchanged through the store. While a caller of this process holds the communicator,
+  // further calls return the same one. Once it is released here, it is cached for the next call if
+  // no operation of Run is in flight on it and NCCL reports no error; beyond
+  // NodeOptions::kept_communicator_bytes the least recently used are evicted, except those in use
+  // by another rank. Otherwise it is aborted, which invalidates it on all ranks, and the next call
+  // creates a new one. Operations issued through get() must have completed, or Abort must have been
+  // called, before it is released. Several threads may request different communicators of the same
+  // GPUs, in any order; where collectives run on these GPUs, this call takes part in the order in
+  // which they execute. Blocks; the node must outlive the result.
+  //   own: the device for which this call is made; required when several are this node's. Each of
+  //   these then needs its own thread to call this.
   //   Errors: INVALID_ARGUMENT for a device that is no GPU of the job, or none that is this node's;
   //   FAILED_PRECONDITION this process uses no GPUs, or ranks have different versions of NCCL;
-  //   UNAVAILABLE there is no NCCL, naming where it was looked for, or a rank has died; ABORTED one
-  //   was restarted; as NcclCommunicator::Make.
+  //   UNAVAILABLE NCCL was not found, naming where it was looked for, or a rank has died; ABORTED a
+  //   rank was restarted; as NcclCommunicator::Make.
   absl::StatusOr<std::shared_ptr<NcclCommunicator>> Communicator(
       const std::vector<int>& devices, std::optional<int> own = std::nullopt,
       CommunicatorOptions options = {});
@@ -220,22 +225,22 @@ class Node final {
   // REQUIRES: options.exchanges_tensors.
   TransferEngine& exchange() { return *exchange_; }
 
-  // HOST:PORT of this node's tensorflow.WorkerService, or several with commas between them, in the
-  // order in which to try them; empty if it runs no graphs.
+  // HOST:PORT of this node's tensorflow.WorkerService, or several separated by commas, in the order
+  // in which to try them; empty if the node runs no graphs.
   std::string graph_address() const;
 
-  // How long Join waited for the coordinator, the other nodes and their devices.
+  // Time that Join waited for the coordinator, the other nodes and their devices.
   absl::Duration join_time() const { return join_time_; }
 
-  // Leaves together with every other node. Blocks until all are here or the coordinator's
-  // --shutdown-timeout is over.
+  // Leaves the job together with every other node. Blocks until all nodes have called this or the
+  // coordinator's --shutdown-timeout has passed.
   absl::Status Shutdown() { return agent_->Shutdown(); }
-  // Leaves at once; the others go on.
+  // Leaves at once; the other nodes continue.
   absl::Status Leave() { return agent_->Leave(); }
-  // Leaves because of `why`, which must not be OK: whoever waits for this node hears it at once,
-  // and not only that the node is gone when its heartbeats are missed. The job has failed with it,
-  // unless the node is recoverable. Blocks for seconds at most, and returns whether or not the
-  // coordinator could be told.
+  // Leaves because of `why`, which must not be OK: operations that wait for this node fail with it
+  // at once, instead of after the heartbeat timeout. The job fails with it, unless the node is
+  // recoverable. Blocks for seconds at most, and returns whether or not the coordinator could be
+  // reached.
   void FailJob(const absl::Status& why);
 
  private:
@@ -256,23 +261,23 @@ class Node final {
   GlobalTopology topology_;
   absl::Duration join_time_;
   absl::Mutex mu_;
-  // As they were when they were looked up; looked up again when they have died.
+  // Cached results of lookups; looked up again once the node has died.
   absl::flat_hash_map<int, Endpoint> endpoints_ ABSL_GUARDED_BY(mu_);
-  // The lives that are there now, as far as the job has said.
+  // Current incarnations, as last reported by the job.
   absl::flat_hash_map<int, uint64_t> incarnations_ ABSL_GUARDED_BY(mu_);
-  // Those that have died, and what the job says of it.
+  // Dead nodes, and the job's status for each.
   absl::flat_hash_map<int, absl::Status> failed_ ABSL_GUARDED_BY(mu_);
-  // NcclTransportOptions::abort_timeout, for those that are kept.
+  // NcclTransportOptions::abort_timeout, for cached communicators.
   absl::Duration abort_timeout_;
   std::unique_ptr<CommunicatorRegistry> ledger_;
-  // Null unless it moves tensors. Stops before the exchange.
+  // Null unless the node transfers tensors. Stopped before the exchange.
   std::shared_ptr<CommunicatorCache> kept_;
   std::unique_ptr<TransferEngine> exchange_;
-  // Null unless it runs graphs. Goes when the exchange has stopped, and before it.
+  // Null unless the node runs graphs. Destroyed after the exchange has stopped, and before it.
   std::unique_ptr<NodeWorker> worker_;
-  // These last, so that they go first: their callbacks use the rest.
+  // Declared last, so that they are destroyed first: their callbacks use the other members.
   std::unique_ptr<coord::Agent> agent_;
-  // Null before it watches.
+  // Null until the watch starts.
   std::unique_ptr<NodeWatch> node_watch_;
   std::unique_ptr<coord::AgentWatch> pending_watch_;
   std::unique_ptr<coord::AgentWatch> report_watch_;

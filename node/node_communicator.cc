@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which ranks a clique of devices has, and this node's part in it.
+// Node::Communicator: the ranks of a clique of devices, and this node's own rank.
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -17,7 +17,7 @@ absl::StatusOr<std::shared_ptr<NcclCommunicator>> Node::Communicator(
     return absl::FailedPreconditionError(
         absl::StrCat("this process uses no GPUs: ", exchange_->why_no_gpus()));
   }
-  // The driver has some, and could not say of one what it is.
+  // The driver found GPUs but could not query one of them.
   if (!discovery_.cuda_reason.empty()) {
     return absl::FailedPreconditionError(
         absl::StrCat("this node has no GPU in the job: ", discovery_.cuda_reason));
@@ -53,7 +53,7 @@ absl::StatusOr<std::shared_ptr<NcclCommunicator>> Node::Communicator(
   FERRY_ASSIGN_OR_RETURN(const CliqueKey key, CliqueKey::Create(std::move(members)));
   std::shared_ptr<const nccl::NcclApi> api = exchange_->nccl().library;
   if (api == nullptr) return absl::UnavailableError(exchange_->nccl().why_no_library);
-  // Nobody waits for a rank of which the job knows that it has died.
+  // Do not wait for a rank that the job knows to be dead.
   options.keep_going = [this, &key, asked = std::move(options.keep_going)] {
     if (asked) FERRY_RETURN_IF_ERROR(asked());
     return kept_->CheckAlive(key);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the job says of its nodes, and who is told that one has died.
+// Node failures: watching the job's node table, and failing operations that need a dead node.
 #include <memory>
 #include <optional>
 #include <string>
@@ -21,9 +21,9 @@
 namespace ferry {
 namespace {
 
-// Each change of the table goes to everyone who watches it. In a large job, where they may come one
-// after another (it ends, a rack goes), a node asks again only after a while, so that the
-// coordinator has a thousand questions a second to answer.
+// Each change of the table is sent to all watchers. In a large job with many changes in a row (job
+// end, rack failure), each node pauses between requests, so that the coordinator has about a
+// thousand requests per second to answer.
 constexpr int kPromptNodes = 128;
 constexpr absl::Duration kPausePerNode = absl::Milliseconds(1);
 
@@ -47,7 +47,7 @@ void Node::OnNodes(const coord::NodeTable& table) {
   struct Dead {
     int node = 0;
     absl::Status why;
-    // 0: nobody is in its place.
+    // 0: no live successor.
     uint64_t alive_incarnation = 0;
     std::vector<uint64_t> gone_incarnations;
   };
@@ -94,7 +94,8 @@ void Node::OnNodes(const coord::NodeTable& table) {
       }
     }
     kept_->Forget(
-        // A later life of the node is not meant. May be asked when this node is gone.
+        // Does not match a later incarnation of the node. May be called after this Node is
+        // destroyed.
         [devices = std::move(devices), gone = each.gone_incarnations](const CliqueMember& member) {
           return absl::c_linear_search(devices, member.device) &&
                  absl::c_linear_search(gone, member.incarnation);

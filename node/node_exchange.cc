@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A node's part in moving tensors: where the others are, keys and steps.
+// Node: transfer engine, peers' endpoints, keys and steps.
 #include <algorithm>
 #include <memory>
 #include <optional>
@@ -35,16 +35,16 @@
 namespace ferry {
 namespace {
 
-// How often somebody who waits for an address looks whether its node has died.
+// How often a wait for an address checks whether its node has died.
 constexpr absl::Duration kAddressLook = absl::Milliseconds(50);
-// Before the end of such a wait the coordinator is asked what it knows of the node.
+// This long before such a wait times out, the coordinator is queried for the node's status.
 constexpr absl::Duration kAskBefore = absl::Seconds(1);
 
-// An address that is waited for; shared with calls that may outlive the wait.
+// An address that is being waited for; shared with callbacks that may outlive the wait.
 struct AwaitedAddress {
   absl::Mutex mu;
   std::optional<absl::StatusOr<std::string>> record ABSL_GUARDED_BY(mu);
-  // What the coordinator says of the node.
+  // The node's status according to the coordinator.
   std::string situation ABSL_GUARDED_BY(mu);
 
   bool is_there() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) { return record.has_value(); }
@@ -108,7 +108,7 @@ absl::Status Node::StartExchange(const NodeOptions& node) {
     worker.limits = node.graph_limits;
     worker.proof = {options.token, options.require_proof};
     worker.devices = discovery_.topology.devices;
-    // Control channels look for themselves.
+    // Control channels look up endpoints themselves.
     if (options.carrier == Carrier::kGrpc) {
       worker.lookup = [this](int64_t task) {
         if (task < 0 || task > INT32_MAX) return absl::NotFoundError("no such task");
@@ -253,7 +253,7 @@ absl::StatusOr<std::string> Node::WaitForAddress(int node, const AddressWait& wa
       absl::MutexLock lock(&awaited->mu);
       awaited->mu.AwaitWithTimeout(absl::Condition(awaited.get(), &AwaitedAddress::is_there),
                                    std::clamp(deadline - now, absl::ZeroDuration(), kAddressLook));
-      // A deadline is told below, with more than the store knows.
+      // A timeout is reported below, with more detail than the store's.
       if (awaited->is_there() && absl::IsDeadlineExceeded(awaited->record->status())) {
         awaited->record.reset();
       }
@@ -317,7 +317,7 @@ absl::StatusOr<Endpoint> Node::EndpointOf(int node, const AddressWait& wait) {
         return absl::UnavailableError(absl::StrCat("node ", node, " ", FailedOrDied(dead->second),
                                                    ": ", dead->second.message()));
       }
-      // What a former life has told stays in the store until the next one tells.
+      // A former incarnation's record stays in the store until the next one overwrites it.
       const auto alive = incarnations_.find(node);
       if (alive == incarnations_.end() || alive->second == endpoint.peer.incarnation) {
         FERRY_LOG_DEBUG(kNode, "address of a peer: peer={} host={} tcp={}", node,

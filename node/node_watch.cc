@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who is inside, and who comes too late.
+// NodeWatch: the request loop, and its shutdown.
 #include "node/node_watch.h"
 
 #include <utility>
@@ -9,9 +9,9 @@
 
 namespace ferry {
 
-// Kept by questions that are not answered yet.
+// Kept alive by requests that have not been answered.
 struct NodeWatch::State : public std::enable_shared_from_this<State> {
-  // False: its owner may be gone.
+  // Returns false if stopped: the owner may be gone.
   bool Enter() ABSL_LOCKS_EXCLUDED(mu) {
     absl::MutexLock lock(&mu);
     if (!is_stopped) ++inside;
@@ -31,7 +31,7 @@ struct NodeWatch::State : public std::enable_shared_from_this<State> {
     Exit();
   }
   void OnAnswer(const absl::StatusOr<coord::NodeTable>& table) {
-    // Lost or leaving: others tell who dies.
+    // The connection is lost or the node is leaving: failures are reported by other means.
     if (!table.ok() || !Enter()) return;
     on_table(*table);
     if (pause) {
@@ -49,7 +49,7 @@ struct NodeWatch::State : public std::enable_shared_from_this<State> {
 
   absl::Mutex mu;
   bool is_stopped ABSL_GUARDED_BY(mu) = false;
-  // Calls that are under way.
+  // Number of calls in progress.
   int inside ABSL_GUARDED_BY(mu) = 0;
 };
 

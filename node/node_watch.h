@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// NodeWatch: hears of every change of the job's nodes, for as long as its owner is there.
+// NodeWatch: reports every change of the job's node table to its owner.
 #ifndef FERRY_NODE_NODE_WATCH_H_
 #define FERRY_NODE_NODE_WATCH_H_
 
@@ -14,27 +14,27 @@
 
 namespace ferry {
 
-// Asks for the table of nodes, tells of it, and asks again, until an answer is an error. An answer
-// may come at any time, from an agent that is left behind also when whoever wanted it is gone: it
-// is let go of then. Thread-safe.
+// Requests the node table, reports it, and requests it again, until an answer is an error. An
+// answer may arrive at any time, also after the owner is gone (from an agent that is left behind):
+// it is then ignored. Thread-safe.
 class NodeWatch final {
  public:
   using Answer = absl::AnyInvocable<void(absl::StatusOr<coord::NodeTable>) &&>;
   // As coord::Agent::WatchTasksAsync.
   using Ask = std::function<void(int64_t version, Answer answer)>;
-  // Calls `again` after the pause between two questions.
+  // Calls `again` after the pause between two requests.
   using Pause = std::function<void(absl::AnyInvocable<void() &&> again)>;
   using OnTable = std::function<void(const coord::NodeTable& table)>;
 
-  // Asks at once. None of the three is called when Stop has returned.
-  //   pause: null: there is none.
+  // Sends the first request at once. None of the three callbacks is called after Stop has returned.
+  //   pause: null: no pause.
   NodeWatch(Ask ask, Pause pause, OnTable on_table);
   ~NodeWatch() { Stop(); }
 
   NodeWatch(const NodeWatch&) = delete;
   NodeWatch& operator=(const NodeWatch&) = delete;
 
-  // Waits for a call that is under way. REQUIRES: not within one.
+  // Blocks until a callback in progress returns. REQUIRES: not called within a callback.
   void Stop();
 
  private:

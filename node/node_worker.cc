@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The node's devices by TensorFlow's names, and memory that other processes can map.
+// NodeWorker: maps the node's devices to TensorFlow device names, with shareable host memory.
 #include "node/node_worker.h"
 
 #include <utility>
@@ -14,7 +14,7 @@
 namespace ferry {
 namespace {
 
-// Less than that goes along with the message that says that it is there.
+// Smaller tensors are sent eagerly, inside the message that announces them.
 constexpr size_t kArenaBytes = size_t{16} << 10;
 
 worker::WorkerOptions WorkerOptionsOf(TransferEngine& exchange, const NodeWorkerOptions& options) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A node's worker: what it runs of TensorFlow's graphs, and its service.
+// NodeWorker: a node's TensorFlow worker and its gRPC service.
 #ifndef FERRY_NODE_NODE_WORKER_H_
 #define FERRY_NODE_NODE_WORKER_H_
 
@@ -15,18 +15,18 @@
 namespace ferry {
 
 struct NodeWorkerOptions {
-  // Nodes that run at the same time; 0: as many as there are processors.
+  // Maximum number of graph nodes (ops) that run concurrently; 0: the number of processors.
   int thread_count = 0;
   worker::WorkerLimits limits;
-  // Whether masters must prove that they know the job's token.
+  // Whether masters must prove knowledge of the job's token.
   ProofPolicy proof;
-  // Of this node, with others perhaps; its GPUs are offered if the exchange uses them.
+  // Devices of this node, possibly among others; its GPUs are exported if the exchange uses them.
   std::vector<Device> devices;
   // See TransferSteps.
   TransferSteps::Lookup lookup;
 };
 
-// Thread-safe. Made while an exchange starts, and outlives its server; `exchange` outlives it.
+// Thread-safe. Created while an exchange starts, and outlives its server; `exchange` outlives it.
 class NodeWorker final {
  public:
   NodeWorker(TransferEngine& exchange, NodeWorkerOptions options);

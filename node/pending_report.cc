@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lines of escaped fields.
+// PendingReport: encoding as lines of escaped fields.
 #include "node/pending_report.h"
 
 #include <algorithm>
@@ -18,7 +18,8 @@ namespace {
 PendingRow ToRow(const PendingStepOp& op) {
   PendingRow row;
   row.step_id = op.step_id;
-  // Only a fetch waits at the receiver; the rest is at the sender, asked for by the receiver.
+  // Only a fetch is pending at the receiver; the others are pending at the sender, requested by the
+  // receiver.
   const bool is_fetch = op.side == PendingStepOp::Side::kFetch;
   const bool is_send =
       op.side == PendingStepOp::Side::kSend || op.side == PendingStepOp::Side::kTransfer;
@@ -60,7 +61,7 @@ PendingReport MakePendingReport(const PendingSource& source, absl::Duration min_
   const auto is_older = [](const PendingRow& a, const PendingRow& b) { return a.age > b.age; };
   source(min_age, [&](const PendingStepOp& op) {
     ++report.total;
-    // A heap whose front is the youngest that is kept.
+    // A heap with the youngest of the kept rows at its front.
     if (report.rows.size() == kMaxPendingRows) {
       if (op.age <= report.rows.front().age) return;
       std::pop_heap(report.rows.begin(), report.rows.end(), is_older);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the operations of a job are waiting for: asked for and answered through the store.
+// Report of the pending operations of a job: requested and answered through the store.
 #ifndef FERRY_NODE_PENDING_REPORT_H_
 #define FERRY_NODE_PENDING_REPORT_H_
 
@@ -18,31 +18,32 @@
 
 namespace ferry {
 
-// 1. Whoever wants to know sets kPendingRequestKey to anything that it was not before.
-// 2. Every node of the job that moves tensors watches that key, and sets PendingKey(node) to what
-//    waits in it by then.
-// 3. An answer is later than the request if its revision is.
-// Two who ask at a time do not disturb each other: what answers the later one answers the first.
+// 1. The requester sets kPendingRequestKey to a value that it did not have before.
+// 2. Every node of the job that transfers tensors watches that key, and sets PendingKey(node) to
+//    its operations that are pending then.
+// 3. An answer is newer than the request if its revision is.
+// Concurrent requesters do not disturb each other: an answer to the later request also answers the
+// earlier one.
 inline constexpr char kPendingRequestKey[] = "ferry/pending-request";
 inline constexpr char kPendingPrefix[] = "ferry/pending/";
 std::string PendingKey(int node_id);
 
-// An answer holds this many at most, the oldest, and says how many there are.
+// Maximum number of rows in an answer, the oldest first; it also gives the total.
 inline constexpr size_t kMaxPendingRows = 64;
-// What is younger is on its way, and not stuck.
+// Younger operations are in flight rather than stuck.
 inline constexpr absl::Duration kPendingAge = absl::Seconds(1);
 
 struct PendingRow {
   int64_t step_id = 0;
-  // "send": it waits for a receiver, or is on its way to one; "recv": it waits for a sender. What a
-  // peer asks for waits on both sides, and is told by both.
+  // "send": waits for a receiver, or is in flight to one; "recv": waits for a sender. A request of
+  // a peer is pending on both sides, and reported by both.
   std::string side;
   // The node on the other side.
   int64_t peer = 0;
   absl::Duration age;
   size_t bytes = 0;
   std::string key;
-  // How far it is, for people.
+  // Its progress, human-readable.
   std::string phase;
 
   friend bool operator==(const PendingRow&, const PendingRow&) = default;
@@ -56,17 +57,18 @@ struct PendingReport {
   friend bool operator==(const PendingReport&, const PendingReport&) = default;
 };
 
-// TransferEngine::ForEachPending.
+// As TransferEngine::ForEachPending.
 using PendingSource = std::function<void(absl::Duration min_age, PendingVisitor visit)>;
 
 PendingReport MakePendingReport(const PendingSource& source, absl::Duration min_age);
 
-// A line for each, with tabs between the fields.
+// One line per row, with tabs between the fields.
 std::string EncodePending(const PendingReport& report);
 //   Errors: INVALID_ARGUMENT quoting the line.
 absl::StatusOr<PendingReport> DecodePending(absl::string_view text);
 
-// Answers as long as it lives. `agent` and what `source` needs outlive the watch.
+// Answers requests while the returned watch exists. `agent` and whatever `source` uses must outlive
+// it.
 //   Errors: as Agent::Watch.
 absl::StatusOr<std::unique_ptr<coord::AgentWatch>> AnswerPendingRequests(coord::Agent& agent,
                                                                          int node_id,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Waiting on the caller's own thread, and what the rendezvous leaves to its users.
+// Step: blocking receives on the caller's thread, delivery to the destination, flush and close.
 #include "node/step.h"
 
 #include <algorithm>
@@ -27,10 +27,11 @@ namespace ferry {
 namespace {
 
 constexpr int kNamedKeys = 3;
-// How often somebody looks whether a device has filled a buffer.
+// Polling interval for a device copy.
 constexpr absl::Duration kCopyLook = absl::Microseconds(20);
 
-// Puts what has come where the receiver wants it, unless whoever carried it has done so.
+// Moves the received tensor to the receiver's destination, unless the transport has delivered it
+// there.
 void Arrive(TransferEngine& exchange, const RendezvousKey& key, absl::Status status,
             Received received, RecvCallback done) {
   if (!status.ok() || received.is_dead) {
@@ -106,7 +107,7 @@ absl::Status Step::SendDead(const RendezvousKey& key) {
 
 void Step::RecvAsync(const RendezvousKey& key, RecvArgs args, RecvCallback done) {
   exchange_->NoteDeadline(args.deadline);
-  // Most: it comes in host memory, and any will do.
+  // The common case: it arrives in host memory, and any host memory will do.
   if (!args.destination.is_valid() && exchange_->gpus() == nullptr && key.dst().type != "GPU") {
     return rendezvous_->RecvAsync(key, std::move(args), std::move(done));
   }
@@ -126,7 +127,7 @@ absl::StatusOr<Received> Step::RecvValue(const RendezvousKey& key, absl::Duratio
         "a callback must not wait: it runs on the thread that everything comes in by. Use "
         "RecvAsync there");
   }
-  // The wait below keeps it.
+  // The wait below enforces the deadline.
   args.deadline = absl::InfiniteFuture();
   return RecvBlocking(
       std::move(args), timeout, &loop,
@@ -194,7 +195,7 @@ absl::Status Step::Close(absl::Duration timeout) {
   const absl::Time deadline = SteadyClock().Now() + timeout;
   EventLoop& loop = exchange_->loop();
   OutstandingOperations& operations = rendezvous_->operations();
-  // There nothing more would come while this waits.
+  // Waiting on the loop's thread would block the events waited for.
   const bool is_on_loop = loop.IsOnLoop();
   bool is_taken = false;
   std::string left;
@@ -203,7 +204,7 @@ absl::Status Step::Close(absl::Duration timeout) {
     rendezvous_->CountSends();
     const auto is_idle = [&operations] { return operations.count() == 0; };
     is_taken = is_on_loop ? is_idle() : loop.WaitUntil(is_idle, deadline);
-    // What has been taken may yet be declined.
+    // A tensor that was fetched may still be rejected.
     if (is_taken) {
       exchange_->AwaitAcknowledgements(*rendezvous_, deadline);
     } else {
@@ -211,7 +212,7 @@ absl::Status Step::Close(absl::Duration timeout) {
     }
   }
   exchange_->Cleanup(id());
-  // What nobody can take any more does not wait, and has not been taken either.
+  // Sends that can no longer be received are not outstanding, but count as failed.
   if (is_taken) return rendezvous_->lost();
   if (is_on_loop) {
     return absl::FailedPreconditionError(absl::StrCat(
@@ -244,7 +245,7 @@ std::string Step::DescribeOutstanding() const {
   return absl::StrCat(
       count, count == 1 ? " tensor that was sent has" : " tensors that were sent have",
       " not been received: ", absl::StrJoin(named, ", "), count > named.size() ? ", ..." : "",
-      // Whoever should have asked may be among them.
+      // The missing receiver may be among them.
       channels.refused == 0 ? ""
                             : absl::StrCat("; connections refused here: ", channels.refused,
                                            ", the last: ", channels.last_refusal));
@@ -253,12 +254,12 @@ std::string Step::DescribeOutstanding() const {
 void Step::Abort(const absl::Status& why) {
   FERRY_LOG_DEBUG(kRendezvous, "step aborted: step={}: {}", id(), why);
   rendezvous_->StartAbort(why);
-  // Of what is on its way nobody hears any more once the step is forgotten.
+  // Transfers in flight are no longer reported once the step is forgotten.
   if (rendezvous_->operations().count() > 0) {
     exchange_->ForEachTransfer(absl::ZeroDuration(), [&](const PendingStepOp& op) {
       if (op.step_id == id() && !op.outlives_sender) rendezvous_->RecordSendFailure(op.key, why);
     });
-    // It was taken just now, and is not listed yet.
+    // Fetched just now, and not listed yet.
     rendezvous_->RecordSendFailure(why);
   }
   exchange_->Cleanup(id());

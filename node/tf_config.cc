@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// TF_CONFIG, read as JSON.
+// TF_CONFIG, parsed as JSON.
 #include "node/tf_config.h"
 
 #include <nlohmann/json.hpp>
@@ -17,13 +17,13 @@ using Json = nlohmann::json;
 constexpr char kChief[] = "chief";
 constexpr char kWorker[] = "worker";
 
-// The addresses of one kind of task; empty where there is none.
+// Returns the addresses of one kind of task; empty if there is none.
 Json TasksOf(const Json& cluster, const char* type) {
   const auto found = cluster.find(type);
   return found == cluster.end() ? Json::array() : *found;
 }
 
-// OK and true for one of chief and workers alone.
+// Returns true for a cluster that has no tasks but chief and workers.
 absl::StatusOr<bool> CheckCluster(const Json& cluster) {
   for (const auto& [type, addresses] : cluster.items()) {
     if (type != kChief && type != kWorker) return false;

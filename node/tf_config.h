@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ParseTfConfig: which process of a TensorFlow cluster TF_CONFIG says that this is.
+// ParseTfConfig: this process's rank in a TensorFlow cluster, from TF_CONFIG.
 #ifndef FERRY_NODE_TF_CONFIG_H_
 #define FERRY_NODE_TF_CONFIG_H_
 
@@ -19,15 +19,16 @@ struct TfConfig {
 };
 
 // Reads {"cluster": {"chief": [...], "worker": [...]}, "task": {"type": "worker", "index": 1}}.
-// Nothing for a cluster that has other tasks, such as parameter servers: which number one of them
-// has in a job of Ferry is for the user to say. Nothing for an evaluator, which is in no cluster.
+// Returns nullopt for a cluster that has other tasks, such as parameter servers, whose ranks in a
+// Ferry job the user must choose; and for an evaluator, which is not part of the cluster.
 //   Source: tf.distribute.cluster_resolver.TFConfigClusterResolver, and the order of tasks in
 //   multi_worker_util.id_in_cluster.
-//   Errors: INVALID_ARGUMENT for what is not such a text, or an index beyond the cluster.
+//   Errors: INVALID_ARGUMENT for malformed text, or an index beyond the cluster.
 absl::StatusOr<std::optional<TfConfig>> ParseTfConfig(absl::string_view text);
 
-// Where the first task is, and how many there are, if the clusters of all of its processes say so:
-// for a process whose own task is garbled or out of range. `rank` is -1. Absent as above.
+// Returns the first task's host and the number of tasks, if the cluster has no tasks but chief and
+// workers: for a process whose own task is malformed or out of range. `rank` is -1. Absent as
+// above.
 std::optional<TfConfig> ParseTfCluster(absl::string_view text);
 
 }  // namespace ferry

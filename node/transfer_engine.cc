@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Putting the parts together, and taking them apart in order.
+// TransferEngine: startup, and shutdown in order.
 #include "node/transfer_engine.h"
 
 #include <algorithm>
@@ -25,14 +25,14 @@
 namespace ferry {
 namespace {
 
-// For control channels to end when this process leaves; they need no answer of anybody.
-// Of the contents of a file of the job's token.
+// kMaxTokenBytes limits the job token file. kCloseTimeout is the maximum time for control channels
+// to close at shutdown, which needs no answer from peers.
 constexpr size_t kMaxTokenBytes = 4096;
 constexpr absl::Duration kCloseTimeout = absl::Seconds(5);
 
-// The addresses that peers are given for the listener on `listen`, which has that port.
-//   is_carrier: whether the port of TransferEngineOptions::advertise, if it has one, is this
-//   listener's. knows_peer: whether a connecting peer notices when another process answers.
+// Returns the addresses published to peers for the listener on `listen`, whose port is `port`.
+//   is_carrier: whether TransferEngineOptions::advertise's port, if any, is this listener's.
+//   knows_peer: whether a connecting peer notices when another process answers.
 absl::StatusOr<std::vector<std::string>> Advertised(const TransferEngineOptions& options,
                                                     const std::string& listen, int port,
                                                     bool is_carrier, bool knows_peer) {
@@ -42,12 +42,12 @@ absl::StatusOr<std::vector<std::string>> Advertised(const TransferEngineOptions&
     if (!is_carrier) address = absl::StrCat(address.substr(0, address.rfind(':')), ":", port);
     return std::vector<std::string>{std::move(address)};
   }
-  // The address that is listened on, unless it is the wildcard address.
+  // The listen address, unless it is the wildcard address.
   const std::string host = listen.substr(0, listen.rfind(':'));
   if (!host.empty() && host != "[::]" && host != "0.0.0.0") {
     return std::vector<std::string>{absl::StrCat(host, ":", port)};
   }
-  // A container may not be allowed to list its interfaces, and still has its connections.
+  // A container may not be allowed to list its interfaces, but can still use them.
   std::vector<InterfaceAddress> all = ReadInterfaces().value_or(std::vector<InterfaceAddress>());
   if (host == "0.0.0.0") std::erase_if(all, [](const auto& each) { return each.is_ipv6; });
   std::vector<OfferedAddress> offered = OrderAddresses(all, options.local_end);
@@ -59,7 +59,7 @@ absl::StatusOr<std::vector<std::string>> Advertised(const TransferEngineOptions&
   return WithPort(knows_peer ? offered : OnlyLikely(offered), port);
 }
 
-// Of a send and its receive in one process: the best of a few batches. Some microseconds.
+// Returns the duration of a local send and receive: the best of a few batches. Takes microseconds.
 absl::Duration MeasureLocalExchange() {
   constexpr int kBatches = 4;
   constexpr int kPairs = 64;
@@ -166,13 +166,13 @@ absl::StatusOr<std::unique_ptr<TransferEngine>> TransferEngine::Start(TransferEn
   hub.handshake.self = common.self.peer;
   hub.handshake.token = options.token;
   hub.tcp_listen = options.listen;
-  // Rings of a control channel are memory that both sides have.
+  // A control channel's rings are shared memory.
   const absl::Status shares_memory = MemorySegment::CheckSupport();
   common.why_no_shared_memory = std::string(shares_memory.message());
   hub.unix_listen = options.unix_socket && options.require_transport != "tcp" && shares_memory.ok();
   hub.handshake_timeout = options.connect_timeout;
   hub.lane_queue_bytes = options.lane_queue_bytes;
-  // It listens, and accepts when the transports are there.
+  // Listens now; accepts once the transports exist.
   FERRY_ASSIGN_OR_RETURN(exchange->hub_, ConnectionManager::Create(
                                              *exchange->loop_, std::move(hub),
                                              [raw = exchange.get()](const PeerId& peer) {
@@ -210,7 +210,7 @@ absl::StatusOr<std::unique_ptr<TransferEngine>> TransferEngine::Start(TransferEn
                                       /*is_carrier=*/is_grpc, /*knows_peer=*/false));
     common.self.grpc_address = absl::StrJoin(addresses, ",");
   }
-  // Everything that peers need is there.
+  // Everything that peers need has been set up.
   FERRY_RETURN_IF_ERROR(exchange->hub_->Start());
   return exchange;
 }
@@ -222,7 +222,7 @@ void TransferEngine::FindGpus(const TransferEngineOptions& options) {
         std::move(api),
         [arena = arena_](size_t bytes) {
           absl::StatusOr<std::shared_ptr<Buffer>> buffer = arena->Allocate(bytes);
-          // A full arena is no reason to fail: what lies elsewhere is copied once more.
+          // A full arena is not an error: tensors elsewhere are copied once more.
           return buffer.ok() ? std::move(buffer) : AllocateHeapBuffer(bytes);
         },
         copier_.get(), options.gpus, options.kernel_image);
@@ -267,7 +267,7 @@ TransferEngine::~TransferEngine() {
     (void)manager_.release();
     return;
   }
-  // Copies that are under way end in control channels that are closed.
+  // Copies in progress complete into control channels that are closed.
   copier_.reset();
   transports_.clear();
   gpus_.reset();
@@ -287,7 +287,7 @@ absl::Status TransferEngine::Stop() {
                      SteadyClock().Now() + kCloseTimeout);
   }
   for (const auto& transport : transports_) stop_status_.Update(transport->Stop(leaving));
-  // What runs on devices still uses the rest.
+  // Work on the devices still uses the other members.
   if (gpus_ != nullptr) {
     gpus_->WaitIdle(SteadyClock().Now() + kCloseTimeout);
     gpus_->Stop();
@@ -322,7 +322,7 @@ void TransferEngine::ForEachTransfer(absl::Duration min_age, PendingVisitor visi
 }
 
 void TransferEngine::AwaitAcknowledgements(RemoteRendezvous& step, absl::Time deadline) {
-  // What peers say comes by it.
+  // The loop's thread receives the peers' messages, so it must not wait for them.
   if (loop_->IsOnLoop()) return;
   std::vector<std::pair<std::shared_ptr<TensorResponder>, uint64_t>> flushes;
   for (auto& server : fetcher_->Servers()) {
@@ -366,7 +366,7 @@ absl::StatusOr<PathExplanation> TransferEngine::PathFrom(const Endpoint& source,
   query.is_in_arena = is_in_arena;
   query.source_place = from;
   query.destination_place = to;
-  // What has come from there has been seen, if there is a control channel.
+  // Measured costs of earlier transfers, if there is a control channel.
   const std::shared_ptr<TensorRequester> client = fetcher_->ClientOf(source.peer);
   if (client != nullptr) query.seen = client->costs().get();
   query.now = SteadyClock().Now();
@@ -385,7 +385,8 @@ void TransferEngine::FailNode(int32_t node_id, const absl::Status& why,
   fetcher_->Forget(node_id, why, alive_incarnation);
   if (grpc_ == nullptr) return;
   grpc_->Forget(node_id);
-  // Of another life of it, which its calls do not tell apart, gRPC will tell.
+  // gRPC calls do not identify the peer's incarnation; with a live successor gRPC reports the
+  // failure.
   if (alive_incarnation == 0) grpc_->FailTransfers(node_id, why);
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lines of escaped fields.
+// TransferReport: encoding as lines of escaped fields.
 #include "node/transfer_report.h"
 
 #include <algorithm>
@@ -19,14 +19,14 @@ namespace {
 
 using Fields = std::vector<absl::string_view>;
 
-// Of one path; more than there are transports.
+// Maximum number of candidates per path; more than there are transports.
 constexpr size_t kMaxCandidates = 32;
 
 absl::Status Malformed(absl::string_view line) {
   return absl::InvalidArgumentError(absl::StrCat("a report of an exchange says ", Quoted(line)));
 }
 
-// What is not known is none of a number.
+// Infinity (unknown) is clamped to a finite number.
 std::string Number(double value) { return absl::StrCat(std::min(value, 1e15)); }
 
 std::string EncodeMeasure(double value, CostBasis basis, absl::Duration age) {
@@ -147,7 +147,7 @@ bool DecodeLine(const Fields& fields, TransferReport& report) {
     return !report.paths.empty() && report.paths.back().choice.ok() &&
            DecodeCandidate(fields, *report.paths.back().choice);
   }
-  // Of a later version.
+  // A line of a later version: ignored.
   return true;
 }
 
@@ -180,7 +180,7 @@ void TransferEngine::AddPaths(size_t bytes, size_t max_peers, TransferReport& re
   };
   absl::StatusOr<PathExplanation> within = PathFrom(self(), bytes, /*is_in_arena=*/true);
   if (within.ok()) {
-    // Nobody asks how else it might be done.
+    // Alternatives for in-process transfers are of no interest.
     std::erase_if(within->candidates, [&within](const PathCandidate& each) {
       return each.transport != within->transport;
     });

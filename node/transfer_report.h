@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a node says of its part in moving tensors: asked for and answered through the store.
+// A node's report of its transfer paths and limits: requested and answered through the store.
 #ifndef FERRY_NODE_TRANSFER_REPORT_H_
 #define FERRY_NODE_TRANSFER_REPORT_H_
 
@@ -20,53 +20,54 @@ namespace ferry {
 
 class TransferEngine;
 
-// As of pending operations (pending_report.h), under keys of their own: whoever wants to know sets
-// kReportRequestKey, and every node that moves tensors sets ReportKey(node).
+// As for pending operations (pending_report.h), under separate keys: the requester sets
+// kReportRequestKey, and every node that transfers tensors sets ReportKey(node).
 inline constexpr char kReportRequestKey[] = "ferry/report-request";
 inline constexpr char kReportPrefix[] = "ferry/report/";
 std::string ReportKey(int node_id);
 
-// Peers of whose paths a report tells at most, the smallest node ids first.
+// Maximum number of peers whose paths are reported, the smallest node ids first.
 inline constexpr size_t kMaxReportPeers = 64;
-// Of the tensors that the paths are for: large enough that bandwidth decides.
+// Tensor size for which paths are reported: large enough that bandwidth decides.
 inline constexpr size_t kReportBytes = size_t{1} << 20;
 
-// Which way a tensor in the host's memory goes from the node to a peer with which it has a control
-// channel, or to itself.
+// The path of a tensor in host memory from the node to a peer with an open control channel, or to
+// itself.
 struct PathReport {
   int peer = 0;
-  // "shm", "tcp to ..."; empty: none, it is the node itself.
+  // "shm", "tcp to ..."; empty: the peer is the node itself.
   std::string channel;
-  // Where it lies at the node: in the arena, or elsewhere.
+  // Whether the tensor lies in the node's arena.
   bool is_in_arena = true;
-  // Indices are of the candidates.
+  // Its indices refer to the candidates.
   absl::StatusOr<PathExplanation> choice = PathExplanation();
 };
 
 struct TransferReport {
-  // DescribePages.
+  // Result of DescribePages.
   std::string pages;
   size_t arena_used_bytes = 0;
   size_t arena_mapped_bytes = 0;
   size_t arena_budget_bytes = 0;
-  // Connections, and calls over gRPC, of who did not prove to be of the job.
+  // Connections and gRPC calls that failed authentication.
   int64_t refused_connections = 0;
   int64_t refused_calls = 0;
-  // Of a connection; empty: none was.
+  // The last rejected connection's error; empty: none was rejected.
   std::string last_refusal;
-  // How many peers there are control channels with.
+  // Number of peers with an open control channel.
   int64_t peers = 0;
   std::vector<PathReport> paths;
 };
 
 TransferReport MakeExchangeReport(const TransferEngine& exchange);
 
-// A line for each thing, with tabs between the fields.
+// One line per item, with tabs between the fields.
 std::string EncodeExchangeReport(const TransferReport& report);
 //   Errors: INVALID_ARGUMENT quoting the line.
 absl::StatusOr<TransferReport> DecodeExchangeReport(absl::string_view text);
 
-// Answers as long as it lives. `agent` and what `source` needs outlive the watch.
+// Answers requests while the returned watch exists. `agent` and whatever `source` uses must outlive
+// it.
 //   Errors: as Agent::Watch.
 absl::StatusOr<std::unique_ptr<coord::AgentWatch>> AnswerReportRequests(
     coord::Agent& agent, int node_id, std::function<TransferReport()> source);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A step as the rendezvous has it, which can be aborted and stays, and as its users have it.
+// TransferSteps: combines a Step with its rendezvous, which can abort without closing the step.
 #include "node/transfer_steps.h"
 
 #include <utility>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The steps of an exchange, as a worker uses them.
+// TransferSteps: the steps of a TransferEngine, for a TensorFlow worker.
 #ifndef FERRY_NODE_TRANSFER_STEPS_H_
 #define FERRY_NODE_TRANSFER_STEPS_H_
 
@@ -14,7 +14,7 @@ namespace ferry {
 // Thread-safe.
 class TransferSteps final : public worker::StepExchanges {
  public:
-  // Finds out where a node is, so that gRPC can reach it; may block. Empty: there is no need.
+  // Looks up a node's endpoint, so that gRPC can reach it; may block. Empty: not needed.
   using Lookup = std::function<absl::Status(int64_t node)>;
 
   // `exchange` outlives it.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The services of a coordinator, by name.
+// The coordinator's services, by name.
 #include "node/wrong_door.h"
 
 #include <utility>

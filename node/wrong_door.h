@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// WrongDoor: refuses calls that a worker's port does not serve, and names the server that does.
+// WrongDoor: rejects calls that a worker's port does not serve, naming the server that does.
 #ifndef FERRY_NODE_WRONG_DOOR_H_
 #define FERRY_NODE_WRONG_DOOR_H_
 
@@ -17,7 +17,7 @@ namespace ferry {
 std::string WrongDoorText(absl::string_view method, int32_t node_id, absl::string_view coordinator);
 
 // For grpc::ServerBuilder::RegisterCallbackGenericService. Every call of a method that no other
-// service of the server has ends UNIMPLEMENTED with WrongDoorText. Thread-safe.
+// service of the server has fails UNIMPLEMENTED with WrongDoorText. Thread-safe.
 class WrongDoor final : public grpc::CallbackGenericService {
  public:
   WrongDoor(int32_t node_id, std::string coordinator);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Least recently used first, and only those that nobody uses.
+// CliqueCache: LRU eviction of entries that are not in use.
 #include "gpu/clique/clique_cache.h"
 
 #include "absl/strings/str_cat.h"
@@ -40,7 +40,7 @@ bool CliqueCache::Use(absl::string_view key) {
 
 void CliqueCache::Unuse(absl::string_view key) {
   const auto found = entries_.find(key);
-  // Removed while it was in use.
+  // It was removed while in use.
   if (found == entries_.end()) return;
   FERRY_CHECK(found->second.use_count > 0);
   if (--found->second.use_count > 0) return;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Names and values of cliques.
+// Store keys and encoded values of cliques.
 #include "gpu/clique/clique_key.h"
 
 #include <algorithm>
@@ -19,7 +19,7 @@ constexpr uint32_t kMagic = 0x31434e46;  // "FNC1"
 constexpr size_t kHeaderBytes = 4 + 4 + 8 + 4;
 constexpr size_t kMaxIds = 4096;
 
-// The last step of SplitMix64: every bit of the sum reaches every bit of the result.
+// The finalizer of SplitMix64: every bit of the sum affects every bit of the result.
 uint64_t Mix(uint64_t state, uint64_t word) {
   uint64_t x = state + word + 0x9e3779b97f4a7c15;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;

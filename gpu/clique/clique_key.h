@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a clique of devices is called in the store, and what its ranks leave there for each other.
+// The store keys of a clique of devices, and the values that its ranks publish there.
 #ifndef FERRY_GPU_CLIQUE_CLIQUE_KEY_H_
 #define FERRY_GPU_CLIQUE_CLIQUE_KEY_H_
 
@@ -12,7 +12,7 @@
 
 namespace ferry {
 
-// A device by its global id, in one life of its process.
+// A device by its global id, and the incarnation of its process.
 struct CliqueMember {
   int32_t device = 0;
   uint64_t incarnation = 0;
@@ -23,32 +23,32 @@ struct CliqueMember {
 // Devices in the order of their ranks. A value.
 class CliqueKey final {
  public:
-  //   purpose: cliques of one set of devices for different purposes are different ones.
-  //   Errors: INVALID_ARGUMENT: none, or one twice.
+  //   purpose: cliques of the same devices for different purposes are distinct.
+  //   Errors: INVALID_ARGUMENT: no members, or one twice.
   static absl::StatusOr<CliqueKey> Create(std::vector<CliqueMember> members,
                                           absl::string_view purpose = "");
 
   int size() const { return static_cast<int>(members_.size()); }
   const CliqueMember& member(int rank) const { return members_[static_cast<size_t>(rank)]; }
-  // "nccl/<32 hex digits>/": of all members, none left out, so that no two cliques share it and a
-  // process that comes back shares none with its former life.
+  // "nccl/<32 hex digits>/": a hash of all members, so that no two cliques share it, and a
+  // restarted process shares none with its former incarnation.
   const std::string& prefix() const { return prefix_; }
-  // The first 64 bits of it: what grants call the communicator.
+  // The first 64 bits of the hash: the communicator's id in batch agreements.
   uint64_t id() const { return id_; }
 
-  // Which generation is being made, in decimal; absent: 1.
+  // The current generation, in decimal; absent: 1.
   std::string GenerationKey() const;
   std::string UniqueIdKey(uint32_t generation) const;
-  // That the rank takes part.
+  // Set once the rank takes part.
   std::string PresenceKey(uint32_t generation, int rank) const;
-  // That the rank has initialised it, and the number that its device gives its first exchange.
+  // Set once the rank has initialized it: its device's sequence number for the first exchange.
   std::string NumberKey(uint32_t generation, int rank) const;
-  // Everything of a generation.
+  // Prefix of all keys of a generation.
   std::string GenerationPrefix(uint32_t generation) const;
 
   // "rank 2 (device 7)".
   std::string DescribeRank(int rank) const;
-  // "ranks 1,2 (devices 5,7)", of at most some: for people.
+  // Human-readable: "ranks 1,2 (devices 5,7)", of some ranks at most.
   std::string DescribeRanks(const std::vector<int>& ranks) const;
   // "the clique of devices 0-7".
   std::string Describe() const;
@@ -61,9 +61,9 @@ class CliqueKey final {
   std::string prefix_;
 };
 
-// What the first rank publishes.
+// Published by the first rank.
 struct CliqueIds {
-  // As ncclGetVersion says: 22809.
+  // As returned by ncclGetVersion: 22809.
   int nccl_version = 0;
   uint64_t minter_incarnation = 0;
   // 128 bytes each.
@@ -73,22 +73,22 @@ struct CliqueIds {
 };
 
 inline constexpr size_t kNcclUniqueIdBytes = 128;
-// NCCL's root thread of one id serves that many ranks.
+// Number of ranks that NCCL's root thread of one id serves.
 inline constexpr int kRanksPerUniqueId = 128;
 
 int UniqueIdCount(int rank_count, int ranks_per_id = kRanksPerUniqueId);
 
 // Fixed little-endian fields and a checksum.
 std::string EncodeCliqueIds(const CliqueIds& ids);
-//   Errors: DATA_LOSS: it is not what EncodeCliqueIds writes.
+//   Errors: DATA_LOSS: not written by EncodeCliqueIds.
 absl::StatusOr<CliqueIds> DecodeCliqueIds(absl::string_view value);
 
-// What a rank says of itself.
+// Published by each rank.
 struct CliquePresence {
   int nccl_version = 0;
   uint64_t incarnation = 0;
 };
-// "22809 5f3c...": text, so that people can read it in the store.
+// "22809 5f3c...": text, readable in the store.
 std::string EncodeCliquePresence(const CliquePresence& presence);
 absl::StatusOr<CliquePresence> DecodeCliquePresence(absl::string_view value);
 

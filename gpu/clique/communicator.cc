@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A plan's steps with NCCL, driven by the thread that waits for the communicator.
+// The bootstrap's steps with NCCL, driven by the thread that waits for the communicator.
 #include "gpu/clique/communicator.h"
 
 #include <algorithm>
@@ -25,17 +25,17 @@
 namespace ferry {
 namespace {
 
-// How often NCCL and the device are asked while something is under way.
+// Polling interval for NCCL and the device while an operation is in flight.
 constexpr absl::Duration kLook = absl::Milliseconds(1);
 constexpr absl::Duration kEnqueueLook = absl::Microseconds(20);
-// For the device to get to a call, while there is time.
+// Minimum time for the device's thread to run a call, however little of the deadline is left.
 constexpr absl::Duration kShortestCallTimeout = absl::Seconds(1);
 constexpr absl::Duration kCallTimeout = absl::Seconds(30);
 
 }  // namespace
 
-// All of NCCL is called on the device's executor, in the order of that thread; the plan, and this,
-// belong to the thread that makes the communicator.
+// All NCCL calls are made on the device's executor thread, in its order; the bootstrap, and this
+// object, belong to the thread that creates the communicator.
 class NcclCommunicator::Maker final : public CliqueSteps {
  public:
   Maker(std::shared_ptr<const nccl::NcclApi> api, Gpus& gpus, Gpu& gpu, const CliqueKey& key,
@@ -53,7 +53,7 @@ class NcclCommunicator::Maker final : public CliqueSteps {
                .ranks_per_id = options.ranks_per_id},
               *store_, *this, SteadyClock()) {}
 
-  // Others may have it already, or wait for it: they hear that it is over.
+  // Other ranks may have the communicator already, or wait for it: this tells them that it is over.
   ~Maker() override { plan_.Retire(absl::CancelledError("the communicator is not used any more")); }
 
   absl::Status Run() {
@@ -141,16 +141,18 @@ class NcclCommunicator::Maker final : public CliqueSteps {
     ended_ = status;
   }
 
-  // --- When it is there ---
+  // --- Once it is ready ---
 
   void Abort(const absl::Status& why) {
-    // Nobody is in a call: what other communicators wait for must not wait for this device's turn.
+    // No call is in progress: other communicators that are waited for must not wait for this
+    // device's executor.
     AbortNow(/*has_callers=*/false);
     {
       absl::MutexLock lock(&plan_mu_);
       plan_.Retire(why);
     }
-    // Here, where it may wait for the coordinator; the plan is through with it.
+    // Destroyed here, where blocking on the coordinator is allowed; the bootstrap no longer uses
+    // it.
     store_.reset();
   }
 
@@ -200,13 +202,13 @@ class NcclCommunicator::Maker final : public CliqueSteps {
         WaitEnqueued(std::max(deadline - SteadyClock().Now(), absl::ZeroDuration()));
     const absl::Status followed = enqueued.ok() ? Follow(stream, turn) : enqueued;
     if (!followed.ok()) {
-      // Whatever is under way ends with the communicator.
+      // Work in flight ends only with the communicator.
       work_.AddEndless(std::move(turn));
     }
     return called.ok() ? followed : called;
   }
 
-  // It does not block the executor.
+  // `call` must not block the executor.
   absl::Status OnDevice(std::function<absl::Status()> call) {
     const absl::Duration left = plan_.NextDeadline() - SteadyClock().Now();
     return gpu_.nccl->PostAndWait(
@@ -231,7 +233,7 @@ class NcclCommunicator::Maker final : public CliqueSteps {
         absl::StrCat("work is under way on ", plan_.key().Describe()));
   }
 
-  // Ends the turn when the stream is through.
+  // Ends the turn when the stream's work has completed.
   absl::Status Follow(cuda::Stream stream, std::shared_ptr<NcclTurn> turn) {
     const cuda::ScopedCurrent current(*gpu_.device);
     FERRY_ASSIGN_OR_RETURN(std::shared_ptr<const cuda::ReadyEvent> over,
@@ -242,12 +244,12 @@ class NcclCommunicator::Maker final : public CliqueSteps {
         [](absl::Status) {});
   }
 
-  // On this thread: it may last until every kernel has left the device, and the executor is to get
-  // to the other communicators whose kernels must leave too.
+  // Runs on the calling thread: it may block until every kernel has left the device, and the
+  // executor must stay free for the other communicators whose kernels must leave too.
   void AbortNow(bool has_callers = true) {
     nccl::Communicator const comm = std::exchange(comm_, nullptr);
     if (comm == nullptr) return;
-    // Until nobody is in a call on it.
+    // Wait until no call on it is in progress.
     if (has_callers && !gpu_.nccl->is_own_thread())
       OnDevice([] { return absl::OkStatus(); }).IgnoreError();
     const cuda::ScopedCurrent current(*gpu_.device);
@@ -255,7 +257,7 @@ class NcclCommunicator::Maker final : public CliqueSteps {
     work_.EndAll();
   }
 
-  // Asks what is under way.
+  // Polls the operation in progress.
   void Look() {
     if (phase_ == Phase::kWarmingUp) {
       const std::optional<absl::Status> warm =
@@ -288,18 +290,18 @@ class NcclCommunicator::Maker final : public CliqueSteps {
   const std::shared_ptr<NcclArbiter> turns_;
   const std::shared_ptr<StoreEventQueue> mailbox_ = std::make_shared<StoreEventQueue>();
   std::unique_ptr<CliqueStore> store_;
-  // Orders what is done with the plan once it is Ready.
+  // Serializes use of the bootstrap once it is Ready.
   absl::Mutex plan_mu_;
   CommunicatorBootstrap plan_;
   absl::Status given_up_;
 
   std::optional<absl::Status> ended_;
   Phase phase_ = Phase::kIdle;
-  // What initialising began with.
+  // Result of starting the initialization.
   absl::Status step_;
   uint32_t begun_ = 0;
   nccl::Communicator comm_ = nullptr;
-  // None where it does not warm up.
+  // Null if options_.warms_up is false.
   std::unique_ptr<FirstExchange> exchange_;
 
   CommunicatorWork work_;
@@ -311,8 +313,8 @@ NcclCommunicator::~NcclCommunicator() = default;
 absl::StatusOr<std::shared_ptr<NcclCommunicator>> NcclCommunicator::Make(
     std::shared_ptr<const nccl::NcclApi> api, Gpus& gpus, int ordinal, const CliqueKey& key,
     int rank, const CliqueStoreFactory& store, const CommunicatorOptions& options) {
-  // It has the last word over what a communicator is made with, and calls that block would keep the
-  // device's thread from everything else.
+  // It overrides the communicator's configuration, and blocking calls would keep the device's
+  // thread from all other work.
   const char* const blocking = std::getenv("NCCL_COMM_BLOCKING");
   if (blocking != nullptr && std::atoi(blocking) != 0) {
     return absl::FailedPreconditionError(

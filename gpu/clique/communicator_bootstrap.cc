@@ -89,7 +89,7 @@ void CommunicatorBootstrap::OnEntry(absl::string_view key, absl::string_view val
 void CommunicatorBootstrap::BeginAttempt() {
   if (state_ != CliqueState::kWaiting || !is_watching_ || generation_ != 0) return;
   if (store_generation_ < lowest_) {
-    // This side knows more than the store.
+    // This rank knows of a newer generation than the store.
     store_.CompareAndSet(key_.GenerationKey(), generation_text_, absl::StrCat(lowest_));
     return;
   }
@@ -103,7 +103,7 @@ void CommunicatorBootstrap::BeginAttempt() {
     entry = is_over ? entries_.erase(entry) : std::next(entry);
   }
   if (entries_.contains(own)) {
-    // An earlier plan of this process may have used its id.
+    // An earlier bootstrap of this process may have used its id.
     FailAttempt(
         absl::AbortedError(absl::StrCat(Describe(), ": this process has taken part in it before")));
     return;
@@ -200,7 +200,7 @@ void CommunicatorBootstrap::OnWarmedUp(uint32_t generation, const absl::Status& 
   if (!status.ok()) return FailAttempt(status);
   state_ = CliqueState::kReady;
   deadline_ = absl::InfiniteFuture();
-  // All have the ids, or this rank could not have initialised.
+  // All ranks have read the ids, or this rank could not have initialized.
   if (rank_ == 0) store_.DeletePrefix(key_.GenerationPrefix(generation_));
   steps_.Ended(absl::OkStatus());
 }
@@ -221,7 +221,7 @@ void CommunicatorBootstrap::FailAttempt(const absl::Status& why) {
     return Fail(absl::Status(
         why.code(), absl::StrCat(why.message(), " (the last of ", attempts_, " attempts)")));
   }
-  // There is no time for another one, and this is why.
+  // No time is left for another attempt, so this is the final error.
   if (absl::IsDeadlineExceeded(why) && clock_.Now() >= deadline_) {
     return Fail(absl::DeadlineExceededError(absl::StrCat(Describe(), ": ", why.message())));
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// CommunicatorBootstrap: how the ranks of a clique find together through the store and make a
-// communicator.
+// CommunicatorBootstrap: the rendezvous of a clique's ranks through the store, and the creation of
+// their communicator.
 #ifndef FERRY_GPU_CLIQUE_COMMUNICATOR_BOOTSTRAP_H_
 #define FERRY_GPU_CLIQUE_COMMUNICATOR_BOOTSTRAP_H_
 
@@ -21,69 +21,69 @@
 
 namespace ferry {
 
-// What a plan does with the store. Calls return at once and never call the plan back inside; what
-// they bring about is heard through the watch, in the store's order.
+// The bootstrap's interface to the store. Calls return at once and never call the bootstrap back
+// inline; their effects are reported through the watch, in the store's order.
 class CliqueStore {
  public:
   virtual ~CliqueStore() = default;
-  // From now on CommunicatorBootstrap::OnEntry for each entry that is there, then OnWatching, then
-  // OnEntry for each that is set.
+  // From now on calls CommunicatorBootstrap::OnEntry for each existing entry, then OnWatching, then
+  // OnEntry for each entry that is set.
   virtual void Watch(absl::string_view prefix) = 0;
   virtual void Set(absl::string_view key, std::string value) = 0;
-  // Only if it holds `expected` (nullopt: if it is absent).
+  // Sets the key only if it holds `expected` (nullopt: if it is absent).
   virtual void CompareAndSet(absl::string_view key, std::optional<std::string> expected,
                              std::string desired) = 0;
   virtual void DeletePrefix(absl::string_view prefix) = 0;
 };
 
-// What a plan has done with NCCL, on the device's executor. As above: never back inside.
+// The bootstrap's interface to NCCL, on the device's executor. As above: never calls back inline.
 class CliqueSteps {
  public:
   virtual ~CliqueSteps() = default;
-  // Ids of kNcclUniqueIdBytes each. Each costs a thread and a socket of this process until all of
-  // its ranks have come, so it is asked for only once all are there.
+  // Returns ids of kNcclUniqueIdBytes each. Each costs a thread and a socket of this process until
+  // all of its ranks have connected, so they are created only once all ranks are present.
   virtual absl::StatusOr<std::vector<std::string>> Mint(int count) = 0;
-  // Without blocking; then CommunicatorBootstrap::OnInitialised.
+  // Starts without blocking; completion is reported by CommunicatorBootstrap::OnInitialised.
   virtual void Initialise(uint32_t generation, const std::vector<std::string>& ids) = 0;
-  // Its device's number for the first exchange (FirstUseSequencer), for the other ranks; nothing:
-  // it has none, on no rank.
+  // Returns this device's sequence number for the first exchange (FirstUseSequencer), to be
+  // published to the other ranks; nullopt: no rank has one.
   virtual std::optional<uint64_t> LineUp(uint32_t generation) = 0;
-  // An exchange with each peer, in the order of `number`, which is the largest of all ranks'; then
-  // CommunicatorBootstrap::OnWarmedUp.
+  // Starts an exchange with each peer, in the order of `number`, the largest of all ranks';
+  // completion is reported by CommunicatorBootstrap::OnWarmedUp.
   virtual void WarmUp(uint32_t generation, uint64_t number) = 0;
-  // What that waits for, for messages.
+  // What the warm-up waits for, for messages.
   virtual std::string DescribeWarmUp() const = 0;
-  // The plan is Ready, but another rank has given the generation up: what is under way on the
-  // communicator may wait for ever. Once; whoever has it is to retire the plan.
+  // The bootstrap is Ready, but another rank has abandoned the generation: operations in flight on
+  // the communicator may never complete. Called once; the owner must retire the bootstrap.
   virtual void GivenUp(uint32_t generation, const absl::Status& why) = 0;
-  // Aborts and frees what Initialise has begun; nothing of it is reported any more.
+  // Aborts and frees what Initialise has started; it is not reported any more.
   virtual void Discard(uint32_t generation, const absl::Status& why) = 0;
-  // The plan is Ready (OK) or Failed. Once for each Start.
+  // The bootstrap is Ready (OK) or Failed. Called once for each Start.
   virtual void Ended(const absl::Status& status) = 0;
 };
 
 struct CommunicatorBootstrapOptions {
-  // As ncclGetVersion says: all ranks must have the same.
+  // As returned by ncclGetVersion; must be equal on all ranks.
   int nccl_version = 0;
-  // For all attempts together.
+  // Total of all attempts.
   absl::Duration timeout = absl::Seconds(60);
-  // Each under a generation of its own.
+  // Each attempt has its own generation.
   int max_attempts = 4;
-  // The same on all ranks.
+  // Must be equal on all ranks.
   int ranks_per_id = kRanksPerUniqueId;
 };
 
 enum class CliqueState { kIdle, kWaiting, kInitialising, kLiningUp, kWarmingUp, kReady, kFailed };
 absl::string_view CliqueStateName(CliqueState state);
 
-// One rank's part, again and again:
-//   1  every rank learns the generation and leaves its presence under it, with its NCCL version
-//   2  when all are there, the first rank mints ids and publishes them
-//   3  every rank that sees them initialises, and leaves a number for its first exchange
+// One rank's state machine. Each attempt:
+//   1  every rank reads the generation and sets its presence under it, with its NCCL version
+//   2  when all are present, the first rank creates ids and publishes them
+//   3  every rank that sees them initializes, and publishes a number for its first exchange
 //   4  when all have, every rank warms up, in the order of the largest of their numbers
-// A generation whose making has begun and failed is over for all: whoever sees that moves the
-// clique to the next one. So an id is used at most once, by each rank, in one attempt. A rank may
-// be Ready when another one's attempt fails: it hears of that as of everything that the store says.
+// A generation whose creation has begun and failed is over for all: any rank that sees the failure
+// advances the clique to the next one. So an id is used at most once, by each rank, in one attempt.
+// A rank may be Ready when another one's attempt fails: it is notified like of all store events.
 // Not thread-safe. The store, the steps and the clock outlive it.
 class CommunicatorBootstrap final {
  public:
@@ -91,27 +91,27 @@ class CommunicatorBootstrap final {
   CommunicatorBootstrap(CliqueKey key, int rank, const CommunicatorBootstrapOptions& options,
                         CliqueStore& store, CliqueSteps& steps, const Clock& clock);
 
-  // REQUIRES: Idle or Failed. `lowest_generation`: earlier ones are over, as the owner knows.
+  // REQUIRES: Idle or Failed. `lowest_generation`: earlier ones are known to be over.
   void Start(uint32_t lowest_generation = 1);
   void OnEntry(absl::string_view key, absl::string_view value);
   void OnWatching();
-  // The store is out of reach for good.
+  // The store is permanently unreachable.
   void OnStoreFailed(const absl::Status& why);
   void OnInitialised(uint32_t generation, const absl::Status& status);
   void OnWarmedUp(uint32_t generation, const absl::Status& status);
-  // The rank's process is gone: this clique can never be made (again).
+  // The rank's process has died: this clique can never be created (again).
   void PeerFailed(int rank, const absl::Status& why);
-  // The communicator is broken or not wanted any more: Idle, and on to the next generation.
+  // The communicator is broken or no longer needed: becomes Idle, and advances the generation.
   void Retire(const absl::Status& why);
 
   absl::Time NextDeadline() const;
   void Expire();
 
   CliqueState state() const { return state_; }
-  // That which is being made or ready.
+  // The generation in progress or ready.
   uint32_t generation() const { return generation_; }
   const CliqueKey& key() const { return key_; }
-  // Why it is Failed.
+  // The error, if Failed.
   const absl::Status& status() const { return status_; }
 
  private:
@@ -121,16 +121,16 @@ class CommunicatorBootstrap final {
   }
   std::string Describe() const;
   void BeginAttempt();
-  // Whether the ids can be minted or used, while Waiting.
+  // While Waiting: checks whether the ids can be created or used.
   void Look();
-  // Whether all ranks have left their numbers, while LiningUp.
+  // While LiningUp: checks whether all ranks have published their numbers.
   void LookForNumbers();
   // "2 of 4: ranks 1,2 (devices 5,7) have not <done>".
   std::string DescribeMissing(absl::string_view done) const;
   absl::Status CheckVersion(int rank, int version) const;
-  // If it says that a rank has come to this generation.
+  // Handles an entry that reports a rank's presence in this generation.
   void NotePresence(absl::string_view key, absl::string_view value);
-  // Moves the clique on from this generation.
+  // Advances the clique past this generation.
   void LeaveGeneration(const absl::Status& why);
   void FailAttempt(const absl::Status& why);
   void Fail(const absl::Status& why);
@@ -150,20 +150,20 @@ class CommunicatorBootstrap final {
   absl::Time started_;
   absl::Time deadline_ = absl::InfiniteFuture();
   int attempts_ = 0;
-  // Under way or ready; 0: the next one is not known yet.
+  // In progress or ready; 0: the next one is not known yet.
   uint32_t generation_ = 0;
   uint32_t lowest_ = 1;
   bool has_minted_ = false;
-  // Ranks that have not come to it; while LiningUp: that have not left their number.
+  // Ranks that are not present; while LiningUp: that have not published their number.
   std::set<int> missing_;
-  // Steps have something of this generation.
+  // The steps hold state of this generation.
   bool has_begun_ = false;
-  // It is Ready, and over.
+  // It is Ready, but was abandoned.
   bool is_given_up_ = false;
-  // The store's generation: its text, absent if nobody has set it.
+  // The store's text of the generation; nullopt if it is not set.
   std::optional<std::string> generation_text_;
   uint32_t store_generation_ = 1;
-  // Entries of generations that are not over, by key.
+  // Entries of live generations, by key.
   std::map<std::string, std::string, std::less<>> entries_;
 };
 

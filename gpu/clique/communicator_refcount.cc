@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Saying it first, looking afterwards.
+// CommunicatorRefcount: each side writes its own key before it reads the other's.
 #include "gpu/clique/communicator_refcount.h"
 
 #include <utility>
@@ -19,7 +19,7 @@ CommunicatorRefcount::CommunicatorRefcount(const CliqueKey& key, int rank,
                                            Wait wait)
     : key_(key), rank_(rank), ledger_(ledger), clock_(clock), wait_(std::move(wait)) {}
 
-// Not below the clique's own prefix: every rank hears of everything there.
+// Not below the clique's own prefix, whose changes every rank receives.
 std::string CommunicatorRefcount::prefix() const {
   return absl::StrCat("nccl-use/", absl::StripPrefix(key_.prefix(), "nccl/"));
 }
@@ -75,7 +75,7 @@ absl::StatusOr<bool> CommunicatorRefcount::TryEndForAll(uint32_t generation, abs
   std::optional<std::string> text;
   FERRY_ASSIGN_OR_RETURN(const uint32_t now, ReadGeneration(&text));
   if (now > generation) return true;
-  // If it is moved on by another one meanwhile, that is as well.
+  // If another rank advances it meanwhile, the result is the same.
   FERRY_RETURN_IF_ERROR(
       ledger_.CompareAndSet(key_.GenerationKey(), text, absl::StrCat(generation + 1)).status());
   return true;

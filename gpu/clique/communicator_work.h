@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// CommunicatorWork: what a program has enqueued on a communicator, until it is over.
+// CommunicatorWork: a program's outstanding operations on a communicator.
 #ifndef FERRY_GPU_CLIQUE_COMMUNICATOR_WORK_H_
 #define FERRY_GPU_CLIQUE_COMMUNICATOR_WORK_H_
 
@@ -21,27 +21,27 @@ namespace ferry {
 // Thread-safe.
 class CommunicatorWork final {
  public:
-  // `event` marks the end of some.
+  // `event` marks the completion of an operation.
   void Add(std::shared_ptr<const cuda::ReadyEvent> event) {
     absl::MutexLock lock(&mu_);
-    // Those of one stream end in order, and of several there are few.
+    // Events of one stream complete in order, and there are few streams.
     while (!ends_.empty() && ends_.front()->IsDone().value_or(false)) ends_.pop_front();
     ends_.push_back(std::move(event));
   }
-  // Nobody knows when that of this turn is over, but with the communicator.
+  // For operations whose completion is not known before the communicator ends.
   void AddEndless(std::shared_ptr<NcclTurn> turn) {
     absl::MutexLock lock(&mu_);
     endless_.push_back(std::move(turn));
   }
   // The communicator has ended.
   void EndAll() {
-    // Ends behind the lock: it tells the device's keyed transfers.
+    // Destroyed after the lock is released: this notifies the device's keyed transfers.
     std::vector<std::shared_ptr<NcclTurn>> ended;
     absl::MutexLock lock(&mu_);
     ended.swap(endless_);
     ends_.clear();
   }
-  //   Errors: what the device says.
+  // Returns true if no operation is in flight. Errors: the device's error.
   absl::StatusOr<bool> IsOver() const {
     std::deque<std::shared_ptr<const cuda::ReadyEvent>> ends;
     {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Groups with some of the peers each, one after the other, when the device is theirs.
+// FirstExchange: one NCCL group per set of peers, once it is the device's turn.
 #include "gpu/clique/first_exchange.h"
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 namespace ferry {
 namespace {
 
-// Distances between ranks in one group: four operations each. A group of many operations may be cut
+// Number of rank distances per group, with four operations each. NCCL may split a large group
 // differently on different ranks.
 constexpr int kDistancesPerGroup = 8;
 
@@ -36,7 +36,7 @@ absl::StatusOr<std::unique_ptr<FirstExchange>> FirstExchange::Create(
       new FirstExchange(std::move(api), gpus, gpu, std::move(on_device), rank, size));
   FERRY_ASSIGN_OR_RETURN(made->bytes_, gpu.arena->Allocate(static_cast<size_t>(2 * size)));
   FERRY_ASSIGN_OR_RETURN(made->stream_, cuda::CudaStream::Create(gpu.device));
-  // So is what keyed transfers need that go by the host during this turn.
+  // Reserve also what keyed transfers staged through the host need during this turn.
   gpu.stager->Reserve().IgnoreError();
   return made;
 }
@@ -85,7 +85,7 @@ std::optional<absl::Status> FirstExchange::Look() {
 absl::StatusOr<bool> FirstExchange::Advance() {
   if (phase_ == Phase::kInLine) {
     if (!place_->is_first()) return false;
-    // Keyed transfers on this device may have an order that does not fit with the exchange.
+    // The order of this device's keyed transfers may conflict with the exchange.
     turns_->Ask();
     has_asked_ = true;
     phase_ = Phase::kAwaitingTurn;
@@ -102,7 +102,7 @@ absl::StatusOr<bool> FirstExchange::Advance() {
   FERRY_RETURN_IF_ERROR(on_device_([&]() -> absl::Status {
     if (phase_ == Phase::kFinishing) {
       FERRY_ASSIGN_OR_RETURN(is_over, over_->IsDone());
-      // What waits for a rank that is lost may end like what has been moved: NCCL is asked.
+      // Operations that wait for a lost rank may complete like successful ones: ask NCCL.
       if (!is_over) return absl::OkStatus();
     }
     nccl::Result state = nccl::kSuccess;
@@ -132,9 +132,9 @@ absl::Status FirstExchange::EnqueueNext() {
   return on_device_([&, first, last] { return Enqueue(first, last); });
 }
 
-// With the peers at these distances (at most size / 2), both ways at once, since what a pair says
-// to each other first travels in one message for both directions. The distances make sure that both
-// sides have it in the same group.
+// Exchanges with the peers at these distances (at most size / 2) in both directions at once, since
+// the connection setup of a pair travels in one message for both directions. The distances ensure
+// that both sides have the pair in the same group.
 absl::Status FirstExchange::Enqueue(int first_distance, int last_distance) {
   const nccl::NcclTable& table = api_->table();
   char* const bytes = static_cast<char*>(bytes_->data());

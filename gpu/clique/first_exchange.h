@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// FirstExchange: the ranks of a communicator say something to each other for the first time.
+// FirstExchange: the first exchange of data between the ranks of a communicator.
 #ifndef FERRY_GPU_CLIQUE_FIRST_EXCHANGE_H_
 #define FERRY_GPU_CLIQUE_FIRST_EXCHANGE_H_
 
@@ -23,14 +23,15 @@
 namespace ferry {
 
 // One rank's part. It waits for its place in the device's line, then for its turn (NcclArbiter),
-// then for NCCL. Of one thread.
+// then for NCCL. Used on one thread.
 class FirstExchange final {
  public:
-  // Runs it on the device's executor, and waits for that.
+  // Runs `call` on the device's executor and waits for it.
   using OnDevice = std::function<absl::Status(std::function<absl::Status()> call)>;
 
-  // Gets the memory: that may wait for the device, so before anything of this is in flight.
-  //   gpus, gpu: outlive it.
+  // Allocates memory, which may synchronize the device, so call it before this exchange is in
+  // flight.
+  //   gpus, gpu: outlive the result.
   static absl::StatusOr<std::unique_ptr<FirstExchange>> Create(
       std::shared_ptr<const nccl::NcclApi> api, Gpus& gpus, Gpu& gpu, OnDevice on_device, int rank,
       int size);
@@ -40,15 +41,15 @@ class FirstExchange final {
   FirstExchange(const FirstExchange&) = delete;
   FirstExchange& operator=(const FirstExchange&) = delete;
 
-  // Returns the number to tell the other ranks.
+  // Returns the number to publish to the other ranks.
   uint64_t LineUp(const CliqueKey& key, uint32_t generation);
-  // REQUIRES: LineUp, and all ranks have told. `number` is the largest.
+  // REQUIRES: LineUp, and all ranks have published. `number` is the largest.
   void Begin(nccl::Communicator comm, uint64_t number);
-  // Goes on with what Begin has begun. Nothing: it is not over. After an error, End is due.
+  // Advances the exchange. Returns nullopt while in progress. After an error, call End.
   std::optional<absl::Status> Look();
-  // Gives up place and turn. REQUIRES: nothing is under way, or the communicator has been aborted.
+  // Releases place and turn. REQUIRES: nothing is in flight, or the communicator has been aborted.
   void End();
-  // What it waits for.
+  // What it waits for, for messages.
   std::string Describe() const;
 
  private:
@@ -57,7 +58,7 @@ class FirstExchange final {
   FirstExchange(std::shared_ptr<const nccl::NcclApi> api, Gpus& gpus, Gpu& gpu, OnDevice on_device,
                 int rank, int size);
   absl::StatusOr<bool> Advance();
-  // The next group of it.
+  // Enqueues the next group.
   absl::Status EnqueueNext();
   absl::Status Enqueue(int first_distance, int last_distance);
 
@@ -68,7 +69,7 @@ class FirstExchange final {
   const int rank_;
   const int size_;
   const std::shared_ptr<NcclArbiter> turns_;
-  // A byte to, and a byte from, each rank.
+  // One byte to and one byte from each rank.
   std::shared_ptr<cuda::DeviceBuffer> bytes_;
   std::unique_ptr<cuda::CudaStream> stream_;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A table by number and clique.
+// FirstUseSequencer: a map ordered by number and clique.
 #include "gpu/clique/first_use_sequencer.h"
 
 #include <algorithm>

@@ -15,47 +15,47 @@
 
 namespace ferry {
 
-// NCCL's work on a device runs one after the other, and each first exchange waits for its other
-// ranks: threads that make communicators of the same devices in different orders would wait for
-// each other in a circle. So all devices have them in one order, on which the ranks of each agree:
-//   1  who has initialised a communicator joins its device's line, and is given a number larger
-//      than any that the device has heard of; it tells the other ranks
-//   2  once all ranks have told, the largest of their numbers is that of the exchange, on all
-//   3  the first in a line begins if its number is agreed on, and leaves when it is over
-// An agreed number is no smaller than the one before, so nobody is overtaken by a later one; and
-// the order of (number, clique) is the same everywhere. The smallest of all is, or will be, first
-// in all its lines: all its ranks begin, and it ends. One for a device in a process; thread-safe.
+// NCCL's work on a device is serialized, and each first exchange waits for its other ranks: threads
+// that create communicators of the same devices in different orders could deadlock. So all devices
+// run first exchanges in one order, on which the ranks of each agree:
+//   1  a rank that has initialized a communicator joins its device's line, and gets a number larger
+//   than any that the device has seen; it publishes the number to the other ranks
+//   2  once all ranks have published, the largest of their numbers is that of the exchange, on all
+//   3  the first in a line begins if its number is agreed, and leaves the line when it has ended
+// An agreed number is no smaller than the proposed one, so a later exchange overtakes none; and the
+// order of (number, clique) is the same everywhere. The smallest of all is, or will be, first in
+// all its lines: all its ranks begin, and it ends. One per device of a process; thread-safe.
 class FirstUseSequencer final : public std::enable_shared_from_this<FirstUseSequencer> {
  public:
-  // What a test leaves out, to see what it prevents.
+  // Tests disable rules to show what each prevents.
   struct Rules {
-    // The number is one that all ranks have agreed on, and not this device's own.
+    // The number is the one agreed by all ranks, and not this device's own.
     bool agrees = true;
-    // What joins after an exchange has been agreed on comes after it.
+    // Exchanges that join after one has been agreed are ordered after it.
     bool remembers_agreed = true;
   };
 
   explicit FirstUseSequencer(const Rules& rules) : rules_(rules) {}
   FirstUseSequencer() : FirstUseSequencer(Rules{}) {}
 
-  // Leaves the line when it goes.
+  // Leaves the line when destroyed.
   class Place final {
    public:
     ~Place();
     Place(const Place&) = delete;
     Place& operator=(const Place&) = delete;
 
-    // What this device says. Never 0.
+    // This device's proposed number. Never 0.
     uint64_t number() const { return number_; }
-    // All ranks have told; `agreed` is the largest. Once.
+    // Sets the agreed number, the largest of all ranks'. Called once.
     void Agree(uint64_t agreed);
     bool is_first() const;
-    // What is at the head of the line, for messages; "nothing" if this is.
+    // The head of the line, for messages; "nothing" if it is this one.
     std::string WhatIsFirst() const;
 
    private:
     friend class FirstUseSequencer;
-    // Smaller goes first. The last is of this line alone: no two places are the same.
+    // The smallest goes first. The last field is unique within this line: no two places are equal.
     using Order = std::tuple<uint64_t, std::string, uint64_t>;
     Place(std::shared_ptr<FirstUseSequencer> line, Order order)
         : line_(std::move(line)), number_(std::get<0>(order)), order_(std::move(order)) {}
@@ -65,8 +65,8 @@ class FirstUseSequencer final : public std::enable_shared_from_this<FirstUseSequ
     Order order_;
   };
 
-  //   name: of the clique in its generation, the same on all ranks and of no other.
-  //   what: the same for people.
+  //   name: the clique and its generation; the same on all ranks, and unique.
+  //   what: the same, human-readable.
   std::unique_ptr<Place> Join(std::string name, std::string what) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
@@ -78,7 +78,7 @@ class FirstUseSequencer final : public std::enable_shared_from_this<FirstUseSequ
   const Rules rules_;
 
   mutable absl::Mutex mu_;
-  // The largest number that this device has said or heard of.
+  // The largest number that this device has proposed or seen.
   uint64_t largest_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t count_ ABSL_GUARDED_BY(mu_) = 0;
   absl::btree_map<Place::Order, Waiting> line_ ABSL_GUARDED_BY(mu_);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// StoreEventQueue: brings what the store says to the thread that drives a plan.
+// StoreEventQueue: passes store events to the thread that drives a bootstrap.
 #ifndef FERRY_GPU_CLIQUE_STORE_EVENT_QUEUE_H_
 #define FERRY_GPU_CLIQUE_STORE_EVENT_QUEUE_H_
 
@@ -18,7 +18,7 @@
 
 namespace ferry {
 
-// What the store has said, until a thread asks.
+// Queues store events until a thread takes them.
 class StoreEventQueue final : public CliqueListener {
  public:
   void Entry(std::string key, std::string value) override {
@@ -33,8 +33,8 @@ class StoreEventQueue final : public CliqueListener {
     Push([why = std::move(why)](CommunicatorBootstrap& plan) { plan.OnStoreFailed(why); });
   }
 
-  // From now on `heard` is called, from any thread and with no lock held, when there is something;
-  // at once if there is already.
+  // From now on `heard` is called, from any thread and with no lock held, when an event is queued;
+  // at once if one is already queued.
   void Listen(std::function<void()> heard) {
     bool has_letters = false;
     {
@@ -45,7 +45,7 @@ class StoreEventQueue final : public CliqueListener {
     if (has_letters) heard();
   }
 
-  // Waits for `timeout` if there is nothing.
+  // Waits up to `timeout` if the queue is empty.
   void Deliver(CommunicatorBootstrap& plan, absl::Duration timeout) {
     std::deque<std::function<void(CommunicatorBootstrap&)>> letters;
     {

@@ -78,7 +78,7 @@ absl::StatusOr<std::unique_ptr<NcclApi>> NcclApi::LoadFrom(const std::string& pa
 absl::StatusOr<std::unique_ptr<NcclApi>> NcclApi::Load(const NcclPlaces& places) {
   const char* const chosen = std::getenv(kOverride);
   std::vector<std::string> problems;
-  // A user who named one does not want another.
+  // A library named by the user is the only candidate.
   if (chosen != nullptr && *chosen != '\0') {
     absl::StatusOr<std::unique_ptr<NcclApi>> api = LoadFrom(chosen);
     if (api.ok()) return api;

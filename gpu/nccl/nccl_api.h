@@ -16,12 +16,12 @@
 
 namespace ferry::nccl {
 
-// 2.18: the first whose configuration limits what a communicator takes of a GPU (maxCTAs), shares
-// it (splitShare), and initialises without blocking in groups.
+// 2.18: the first version whose configuration limits a communicator's use of a GPU (maxCTAs),
+// shares resources (splitShare), and initializes without blocking in groups.
 inline constexpr int kMinVersion = 21800;
 
-// Functions of libnccl.so.2. Up to all_gather none is null; the others came after kMinVersion and
-// are null in a library that is older than the version at them.
+// Functions of libnccl.so.2. Those up to all_gather are never null; the others were added after
+// kMinVersion and are null in a library that is older than the version noted beside them.
 struct NcclTable {
   Result (*get_version)(int* version) = nullptr;
   Result (*get_unique_id)(UniqueId* id) = nullptr;
@@ -64,12 +64,12 @@ struct NcclTable {
   Result (*revoke)(Communicator communicator, int flags) = nullptr;                 // 2.28.7
 };
 
-// Loaded once per process. Thread-safe as a table; a communicator's calls belong to one thread.
+// Loaded once per process. The table is thread-safe; a communicator's calls belong to one thread.
 class NcclApi final {
  public:
-  // Loads what FERRY_NCCL_LIBRARY names, or else the first of these that is recent enough: the
-  // libnccl.so.2 that the loader finds, and those in `places`. Makes no CUDA call.
-  // Errors: UNAVAILABLE naming every place and what was wrong with it.
+  // Loads the library named by FERRY_NCCL_LIBRARY, or else the first of these that is recent
+  // enough: the libnccl.so.2 that the loader finds, and those in `places`. Makes no CUDA call.
+  // Errors: UNAVAILABLE naming every candidate and its error.
   static absl::StatusOr<std::unique_ptr<NcclApi>> Load(
       const NcclPlaces& places = NcclPlaces::OfThisProcess());
 
@@ -80,9 +80,9 @@ class NcclApi final {
   int version() const { return version_; }  // 22809 for 2.28.9
   const std::string& path() const { return path_; }
 
-  // OK for success, and for "in progress", which is how non-blocking communicators say that they
-  // have begun; else the call, the code, NCCL's own text and what it said last: UNAVAILABLE for a
-  // remote error, INVALID_ARGUMENT, INTERNAL for everything else.
+  // Returns OK for success, and for "in progress", with which non-blocking communicators report
+  // that an operation has started; else the call, the code, NCCL's error string and its last error:
+  // UNAVAILABLE for a remote error, INVALID_ARGUMENT, INTERNAL for all others.
   //   communicator: may be null.
   absl::Status Check(Result result, absl::string_view call,
                      Communicator communicator = nullptr) const;

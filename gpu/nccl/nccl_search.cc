@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Folders in which wheels and toolkits keep NCCL.
+// Directories in which wheels and toolkits install NCCL.
 #include "gpu/nccl/nccl_search.h"
 
 #include <algorithm>
@@ -23,7 +23,7 @@ std::string FromEnvironment(const char* name) {
   return value == nullptr ? "" : value;
 }
 
-// Adds each folder once, in the order of the calls.
+// Adds each directory once, in the order of the calls.
 class Folders final {
  public:
   void Add(const fs::path& folder) {
@@ -31,11 +31,11 @@ class Folders final {
     if (std::find(all_.begin(), all_.end(), text) == all_.end()) all_.push_back(std::move(text));
   }
 
-  // Where a wheel puts it, below a folder of packages.
+  // The location in a wheel, below a site-packages directory.
   void AddPackages(const fs::path& packages) { Add(packages / "nvidia/nccl/lib"); }
 
-  // PREFIX/lib/python3.X/{site,dist}-packages for whatever X is there; without any, the pattern is
-  // what a message should name.
+  // PREFIX/lib/python3.X/{site,dist}-packages for every installed X; if there is none, adds the
+  // pattern itself, for messages.
   void AddPrefix(const fs::path& prefix) {
     std::error_code ignored;
     bool any = false;
@@ -56,7 +56,7 @@ class Folders final {
   std::vector<std::string> all_;
 };
 
-// The folder above the bin/ that holds the first python3 of PATH; empty if there is none.
+// Returns the parent of the bin/ that holds the first python3 of PATH; empty if there is none.
 fs::path PythonPrefix(const std::string& path, bool resolve_links) {
   std::error_code error;
   for (const absl::string_view folder : absl::StrSplit(path, ':', absl::SkipEmpty())) {
@@ -91,7 +91,7 @@ NcclSearch SearchNccl(const NcclPlaces& places) {
     folders.AddPrefix(places.conda_prefix);
     folders.Add(fs::path(places.conda_prefix) / "lib");
   }
-  // An environment's python3 is a link to the one that it was made from: first without following.
+  // A virtual environment's python3 is a link to its base: try without resolving first.
   for (const bool resolve_links : {false, true}) {
     const fs::path prefix = PythonPrefix(places.path, resolve_links);
     if (!prefix.empty()) folders.AddPrefix(prefix);

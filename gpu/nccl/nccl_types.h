@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The types and numbers of NCCL's binary interface that Ferry uses, declared here so that no NCCL
-// header is needed to build; as of NCCL 2.28. Where a header is installed,
-// tests/gpu/nccl_types_test compares every one with it.
+// The types and constants of NCCL's ABI that Ferry uses, declared here so that no NCCL header is
+// needed to build; as of NCCL 2.28. If a header is installed, tests/gpu/nccl_types_test compares
+// each of them with it.
 #ifndef FERRY_GPU_NCCL_NCCL_TYPES_H_
 #define FERRY_GPU_NCCL_NCCL_TYPES_H_
 
@@ -10,8 +10,8 @@
 
 #include "gpu/cuda/driver_types.h"
 
-// NCCL's own names for what its handles point to, so that a communicator of Ferry's is one of the
-// user's without a cast.
+// NCCL's own names for the targets of its handles, so that a communicator of Ferry's has the user's
+// type without a cast.
 struct ncclComm;
 struct ncclWindow_vidmem;
 
@@ -61,9 +61,9 @@ inline constexpr int kWindowDefault = 0;    // flags of ncclCommWindowRegister
 inline constexpr int kWindowSymmetric = 1;  //
 inline constexpr int kUndefined = INT_MIN;  // a field of Config that NCCL chooses
 
-// ncclConfig_t of 2.28. A library copies min(size, its own size) bytes and sets to default what
-// `version` does not know, and fields have only been added at the end since 2.18; so this one
-// layout serves older and newer libraries. Source: nccl/src/init.cc, parseCommConfig.
+// ncclConfig_t of 2.28. A library copies min(size, its own size) bytes and sets to default the
+// fields that `version` does not know, and fields have only been added at the end since 2.18; so
+// this one layout works with older and newer libraries. Source: nccl/src/init.cc, parseCommConfig.
 struct Config {
   size_t size = sizeof(Config);
   unsigned int magic = 0xcafebeef;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A thread that may not come back, and those who come after it.
+// Unique ids from a thread that may hang, one call at a time.
 #include "gpu/nccl/unique_ids.h"
 
 #include <utility>
@@ -21,14 +21,14 @@ constexpr char kWhatToDo[] =
     ": NCCL looks for the network that ranks meet on (NCCL_DEBUG=INFO shows which, "
     "NCCL_SOCKET_IFNAME chooses)";
 
-// Of the process, since NCCL's way to the network is: where one call hangs, so would the next, and
-// each would keep a thread for ever. Lives as long as the process.
+// State of the process, since NCCL's network state is per process: if one call hangs, the next
+// would too, and each would leak a thread. Never destroyed.
 struct Desk {
   absl::Mutex mu;
   bool is_taken ABSL_GUARDED_BY(mu) = false;
-  // Whoever has asked has given up, and the call has not returned.
+  // The caller has given up, and the call has not returned.
   bool is_left_behind ABSL_GUARDED_BY(mu) = false;
-  // The call that is under way.
+  // Start time of the call in progress.
   absl::Time since ABSL_GUARDED_BY(mu) = absl::InfinitePast();
 
   bool can_tell() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) { return !is_taken || is_left_behind; }
@@ -39,7 +39,7 @@ Desk& TheDesk() {
   return desk;
 }
 
-// Of a thread and of whoever waits for it; guarded by the desk's lock.
+// Shared by a thread and its waiting caller; guarded by the desk's lock.
 struct Minting {
   bool is_over = false;
   bool is_given_up = false;
@@ -63,7 +63,7 @@ absl::StatusOr<std::vector<std::string>> Mint(const NcclApi& api, int count,
   return ids;
 }
 
-// Waits until nobody else is there.
+// Blocks until no other call is in progress.
 absl::Status TakeDesk(absl::Time deadline, absl::FunctionRef<absl::Status()> keep_going) {
   Desk& desk = TheDesk();
   while (true) {

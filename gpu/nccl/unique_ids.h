@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// NCCL's unique ids, got within a time.
+// Creation of NCCL's unique ids with a deadline.
 #ifndef FERRY_GPU_NCCL_UNIQUE_IDS_H_
 #define FERRY_GPU_NCCL_UNIQUE_IDS_H_
 
@@ -16,14 +16,14 @@
 
 namespace ferry::nccl {
 
-// Asks NCCL for `count` ids, on a thread of its own: it looks for the network, loads plug-ins for
-// it, and may hang there. No device is concerned. One call of a process at a time, whatever thread
-// asks: others wait for their turn, and while one that was given up hangs all are refused at once,
-// so that there is one such thread at most. Blocks.
-//   deadline: by SteadyClock. Later the thread is left behind, and what it gets is thrown away.
-//   keep_going: asked every few milliseconds; an error gives it up in the same way.
+// Gets `count` ids from NCCL on a separate thread, since NCCL looks for the network and loads
+// network plug-ins, and may hang there. Uses no device. One call per process at a time, from
+// whatever thread: others wait for their turn, and while an abandoned call hangs all fail at once,
+// so that there is at most one such thread. Blocks.
+//   deadline: by SteadyClock. After it the thread is abandoned, and its result is discarded.
+//   keep_going: called every few milliseconds; an error abandons the call in the same way.
 //   Errors: DEADLINE_EXCEEDED; UNAVAILABLE an earlier call hangs, and since when; as keep_going;
-//   what NCCL says.
+//   NCCL's error.
 absl::StatusOr<std::vector<std::string>> MintUniqueIds(
     std::shared_ptr<const NcclApi> api, int count, absl::Time deadline,
     absl::FunctionRef<absl::Status()> keep_going);
