@@ -99,7 +99,7 @@ Fast ReadTensor(CodedInputStream& in, const DecodeTarget& target, std::optional<
         break;
       case BytesTag(TensorProto::kTensorContentFieldNumber): {
         if (!dtype.has_value() || !shape.has_value()) return Fast::kNotPossible;
-        if (!in.ReadVarint32(&length) || static_cast<int>(length) > in.BytesUntilLimit()) {
+        if (!in.ReadVarint32(&length) || int64_t{length} > int64_t{in.BytesUntilLimit()}) {
           return Fast::kNotPossible;
         }
         const absl::StatusOr<size_t> bytes = TensorBytes(*dtype, *shape);

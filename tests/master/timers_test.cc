@@ -82,5 +82,40 @@ TEST_F(TimersTest, DeadlineThatNeverComes_IsNotKept) {
   EXPECT_EQ(wakes_, 0);
 }
 
+TEST_F(TimersTest, SameDeadline_WakesNobodyAndRunsInTheOrderOfAdding) {
+  timers_.AddAfter(absl::Seconds(10), [this] { run_.push_back(1); });
+  timers_.AddAfter(absl::Seconds(10), [this] { run_.push_back(2); });
+  EXPECT_EQ(wakes_, 1);
+  clock_.Advance(absl::Seconds(10) - absl::Nanoseconds(1));
+  timers_.RunDue();
+  EXPECT_TRUE(run_.empty());
+  clock_.Advance(absl::Nanoseconds(1));
+  timers_.RunDue();
+  EXPECT_THAT(run_, ElementsAre(1, 2));
+  // The thread waits for nothing any more: the next one wakes it, however late it is.
+  Add(100);
+  EXPECT_EQ(wakes_, 2);
+}
+
+// A call that is answered by another's deadline takes its own along.
+TEST_F(TimersTest, RemovedByOneThatIsDueBefore_IsNotRun) {
+  Timers::Id second = Timers::kNone;
+  bool is_removed = false;
+  timers_.AddAfter(absl::Seconds(1), [&] { is_removed = timers_.Remove(second); });
+  second = Add(1);
+  clock_.Advance(absl::Seconds(1));
+  timers_.RunDue();
+  EXPECT_TRUE(is_removed);
+  EXPECT_TRUE(run_.empty());
+  EXPECT_EQ(timers_.NextDeadline(), absl::InfiniteFuture());
+}
+
+TEST_F(TimersTest, DeadlineThatHasPassed_IsDueAtOnce) {
+  Add(-5);
+  EXPECT_EQ(wakes_, 1);
+  timers_.RunDue();
+  EXPECT_THAT(run_, ElementsAre(-5));
+}
+
 }  // namespace
 }  // namespace ferry::master

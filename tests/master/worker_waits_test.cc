@@ -4,7 +4,9 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -98,6 +100,63 @@ TEST(WorkerWaits, WaitIsOver_ItsTimerAndClientAreReleased) {
   gone->Cancel();
   EXPECT_EQ(count, 3);
   EXPECT_EQ(timers.NextDeadline(), absl::InfiniteFuture());
+  EXPECT_TRUE(waits.empty());
+}
+
+// Each that waits is told once, whatever ends it; and nothing of it stays.
+TEST(WorkerWaits, FailsOrItsClientHasGoneBefore_IsToldOnce) {
+  FakeClock clock;
+  Timers timers(clock);
+  WorkerWaits waits(timers);
+  ChangingSource source;
+  source.now = Missing();
+  std::vector<absl::Status> told;
+  const auto await = [&](std::shared_ptr<CancellationToken> gone) {
+    waits.Await(
+        {{}, clock.Now() + absl::Seconds(5), absl::Seconds(5), "CreateSession", std::move(gone)},
+        source,
+        [&told](const absl::StatusOr<Cluster>& cluster) { told.push_back(cluster.status()); });
+  };
+  const auto gone = std::make_shared<CancellationToken>();
+  await(gone);
+  await(nullptr);
+  EXPECT_TRUE(told.empty());
+  const absl::Status why = absl::UnavailableError("this process is leaving");
+  waits.Fail(why);
+  ASSERT_EQ(told.size(), 2u);
+  EXPECT_EQ(told[0], why);
+  EXPECT_EQ(told[1], why);
+  waits.Fail(why);
+  gone->Cancel();
+  EXPECT_EQ(told.size(), 2u);
+  EXPECT_TRUE(waits.empty());
+  await(gone);
+  ASSERT_EQ(told.size(), 3u);
+  EXPECT_EQ(told[2].code(), absl::StatusCode::kCancelled);
+  EXPECT_TRUE(waits.empty());
+  EXPECT_EQ(timers.NextDeadline(), absl::InfiniteFuture());
+}
+
+// It has waited for as long as it may, and not a moment less; the error says for whom.
+TEST(WorkerWaits, TimeIsUp_WhoIsMissingIsNamed) {
+  FakeClock clock;
+  Timers timers(clock);
+  WorkerWaits waits(timers);
+  ChangingSource source;
+  source.now = Missing();
+  absl::Status status;
+  waits.Await({{}, clock.Now() + absl::Seconds(5), absl::Seconds(5), "CreateSession", nullptr},
+              source,
+              [&status](const absl::StatusOr<Cluster>& cluster) { status = cluster.status(); });
+  clock.Advance(absl::Seconds(5) - absl::Nanoseconds(1));
+  timers.RunDue();
+  EXPECT_FALSE(waits.empty());
+  clock.Advance(absl::Nanoseconds(1));
+  timers.RunDue();
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_NE(status.message().find("CreateSession waited 5s for these workers: "), std::string::npos)
+      << status;
+  EXPECT_NE(status.message().find(kWorker), std::string::npos) << status;
   EXPECT_TRUE(waits.empty());
 }
 

@@ -101,5 +101,23 @@ TEST(AckTrackerTest, AnswersToWhatWasNotAskedAreRefused) {
   EXPECT_TRUE(absl::IsInvalidArgument(answers.OnPong(2)));
 }
 
+// An answer to an old question must not make later ones look heard, and one to a later question
+// has heard the earlier ones too.
+TEST(AckTrackerTest, AnswersOutOfOrder_TheLargestCounts) {
+  AckTracker answers;
+  answers.Count(1);
+  EXPECT_EQ(answers.Start(1).number, 1u);
+  answers.Count(2);
+  EXPECT_EQ(answers.Start(2).number, 2u);
+  EXPECT_TRUE(answers.OnPong(2).ok());
+  EXPECT_TRUE(answers.OnPong(1).ok());
+  EXPECT_TRUE(answers.IsOver(2));
+  EXPECT_EQ(answers.Start(1).number, 0u);
+  EXPECT_EQ(answers.Start(2).number, 0u);
+  answers.Count(1);
+  EXPECT_FALSE(answers.IsOver(3));
+  EXPECT_EQ(answers.Start(1).number, 3u);
+}
+
 }  // namespace
 }  // namespace ferry

@@ -113,5 +113,24 @@ TEST_F(LatencyProbeTest, AnswersToWhatWasNotAskedAreRefused) {
   EXPECT_TRUE(absl::IsInvalidArgument(ping_.OnPong(channel_, id)));
 }
 
+// A round is given up when it has lasted so long, and not before; of those that come late from it
+// none is mistaken for one of the round that followed.
+TEST_F(LatencyProbeTest, RoundIsGivenUp_AtTheTimeThatIsSaid) {
+  ping_.Refresh(channel_, clock_.Now());
+  clock_.Advance(LatencyProbe::kGivenUp - absl::Nanoseconds(1));
+  ping_.Refresh(channel_, clock_.Now());
+  EXPECT_EQ(channel_.types.size(), 1u);
+  clock_.Advance(absl::Nanoseconds(1));
+  ping_.Refresh(channel_, clock_.Now());
+  ASSERT_EQ(channel_.types.size(), 2u);
+  const uint64_t lost = *DecodeId(channel_.bodies[0]);
+  const uint64_t next = *DecodeId(channel_.bodies[1]);
+  EXPECT_GT(next, lost);
+  EXPECT_LT(next, LatencyProbe::kForeignIds);
+  for (int i = 0; i < 2 * LatencyProbe::kPings; ++i) EXPECT_TRUE(ping_.OnPong(channel_, lost).ok());
+  EXPECT_EQ(channel_.types.size(), 2u);
+  EXPECT_EQ(Cost(*ping_.costs()).latency_basis, CostBasis::kAssumed);
+}
+
 }  // namespace
 }  // namespace ferry

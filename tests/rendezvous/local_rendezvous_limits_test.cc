@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Limits, failures of a part of a step, and what is told of those that wait.
+#include <algorithm>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "rendezvous/local_rendezvous.h"
 #include "rendezvous_fixture.h"
@@ -167,6 +169,83 @@ TEST(LocalLimits, Aborted_NothingIsLeftInTheTable) {
   EXPECT_NE(NonEmptyTables(rendezvous.InnerTableSizes()), "");
   rendezvous.StartAbort(absl::AbortedError("enough"));
   EXPECT_EQ(NonEmptyTables(rendezvous.InnerTableSizes()), "");
+}
+
+// Each shard holds no more than its share, so that nobody asks the others; and yet all are full.
+TEST(LocalLimits, EveryShardHoldsItsShare_OneMoreIsRefused) {
+  constexpr size_t kParts = 32;
+  FakeClock clock;
+  LocalRendezvous by_count(clock, {.max_waiting = 2 * kParts});
+  LocalRendezvous by_bytes(clock, {.max_queued_bytes = 20 * kParts});
+  std::map<uint64_t, int> of_shard;
+  std::vector<RendezvousKey> keys;
+  for (int i = 0; keys.size() < 2 * kParts; ++i) {
+    const RendezvousKey key = Key(absl::StrCat("edge", i));
+    if (of_shard[key.hash() % kParts] == 2) continue;
+    ++of_shard[key.hash() % kParts];
+    keys.push_back(key);
+  }
+  ASSERT_EQ(of_shard.size(), kParts);
+  for (const RendezvousKey& key : keys) {
+    ASSERT_TRUE(by_count.Send(key, Tensor()).ok());
+    ASSERT_TRUE(by_bytes.Send(key, Bytes(10)).ok());
+  }
+  EXPECT_EQ(by_count.InnerTableSizes()["table.shards_over_share"], 0u);
+  EXPECT_EQ(by_bytes.InnerTableSizes()["table.shards_over_share"], 0u);
+  for (int i = 0; i < 100; ++i) {
+    const RendezvousKey other = Key(absl::StrCat("other", i));
+    EXPECT_EQ(by_count.Send(other, Tensor()).code(), absl::StatusCode::kResourceExhausted);
+    EXPECT_EQ(by_bytes.Send(other, Bytes(1)).code(), absl::StatusCode::kResourceExhausted);
+  }
+  EXPECT_EQ(by_count.waiting_count(), 2 * kParts);
+  EXPECT_EQ(by_bytes.queued_bytes(), 20 * kParts);
+  // Of no bytes there may be one more.
+  EXPECT_TRUE(by_bytes.Send(Key("empty"), Bytes(0)).ok());
+}
+
+// What is as old as what was asked for is told of, and what is younger is not.
+TEST(LocalPending, MinimalAge_IsIncluded) {
+  FakeClock clock;
+  LocalRendezvous rendezvous(clock);
+  ASSERT_TRUE(rendezvous.Send(Key("e"), Value("v")).ok());
+  clock.Advance(absl::Seconds(5));
+  int told = 0;
+  rendezvous.ForEachPending(absl::Seconds(5), [&told](const PendingOp&) { ++told; });
+  EXPECT_EQ(told, 1);
+  rendezvous.ForEachPending(absl::Seconds(5) + absl::Nanoseconds(1),
+                            [&told](const PendingOp&) { ++told; });
+  EXPECT_EQ(told, 1);
+}
+
+// Callbacks within callbacks end in the order in which their values came, however many there are;
+// what was put off for the depth of the stack is called before the outermost send returns.
+TEST(LocalDepth, CallbacksBeyondTheDepth_RunInOrderBeforeTheSendReturns) {
+  FakeClock clock;
+  LocalRendezvous rendezvous(clock);
+  constexpr int kCount = 40;
+  int depth = 0;
+  int deepest = 0;
+  std::vector<int> order;
+  for (int i = 0; i < kCount; ++i) {
+    rendezvous.RecvAsync(Key(absl::StrCat(i)), {}, [&, i](absl::Status status, Received) {
+      ASSERT_TRUE(status.ok());
+      order.push_back(i);
+      deepest = std::max(deepest, ++depth);
+      if (i + 1 < kCount) {
+        ASSERT_TRUE(rendezvous.Send(Key(absl::StrCat(i + 1)), Value("v")).ok());
+      }
+      --depth;
+    });
+  }
+  ASSERT_TRUE(rendezvous.Send(Key("0"), Value("v")).ok());
+  EXPECT_EQ(order.size(), static_cast<size_t>(kCount));
+  EXPECT_TRUE(std::is_sorted(order.begin(), order.end()));
+  EXPECT_EQ(deepest, 16);
+  // Nothing of that is left on this thread.
+  int called = 0;
+  rendezvous.RecvAsync(Key("again"), {}, [&called](absl::Status, Received) { ++called; });
+  ASSERT_TRUE(rendezvous.Send(Key("again"), Value("v")).ok());
+  EXPECT_EQ(called, 1);
 }
 
 }  // namespace

@@ -184,5 +184,19 @@ TEST_F(CountedTable, ManyThreads_CountIsExact) {
   EXPECT_EQ(operations_->count(), 0u);
 }
 
+// Two callers close a step, and one of them gives up.
+TEST_F(OutstandingOperationsTest, OneOfTwoWaitersLeaves_TheOtherIsWoken) {
+  StepOperation operation(*operations_);
+  const OutstandingOperations::Waiter stays(*operations_);
+  { const OutstandingOperations::Waiter leaves(*operations_); }
+  operation.End();
+  EXPECT_EQ(wakes_, 1);
+  // And again, for what began since.
+  operation.Begin(*operations_);
+  EXPECT_EQ(operations_->count(), 1u);
+  operation.End();
+  EXPECT_EQ(wakes_, 2);
+}
+
 }  // namespace
 }  // namespace ferry

@@ -97,5 +97,66 @@ TEST_F(PeerConnectionPoolTest, LaneOpenedWhileTheFormerOneEnds_IsTheOneThatIsFou
   EXPECT_EQ(table_->lane_count(), 1u);
 }
 
+// Nothing is said before both have said HELLO, and that is said once.
+TEST_F(PeerConnectionPoolTest, FramesBeforeHelloAndASecondOne_EndTheLane) {
+  const auto hello = [](ControlChannel& channel) { return SendHello(channel, {}); };
+  const auto request = [](ControlChannel& channel) {
+    return SendRequest(channel, {1, kStep, false, "key"});
+  };
+  const auto ping = [](ControlChannel& channel) {
+    return SendId(channel, ControlMessage::kPing, 1);
+  };
+  const auto refusal = [](ControlChannel& channel) {
+    return SendRefusal(channel, {0, absl::AlreadyExistsError("there is another lane")});
+  };
+  for (const bool is_after : {false, true}) {
+    const std::shared_ptr<ControlHandler> link = table_->Accept(kProducer);
+    link->OnOpen(std::make_shared<RecordingControlChannel>(kProducer));
+    if (is_after) {
+      ASSERT_TRUE(Hear(*link, hello).ok());
+      EXPECT_TRUE(Hear(*link, ping).ok());
+      EXPECT_TRUE(Hear(*link, request).ok()) << "a key that is none is refused by itself";
+      EXPECT_EQ(Hear(*link, hello).code(), absl::StatusCode::kInvalidArgument);
+      EXPECT_EQ(link->OnFrame(13, "", {}).code(), absl::StatusCode::kInvalidArgument);
+    } else {
+      EXPECT_EQ(Hear(*link, request).code(), absl::StatusCode::kInvalidArgument);
+      EXPECT_EQ(Hear(*link, ping).code(), absl::StatusCode::kInvalidArgument);
+      // Only whoever has opened it may be told that there is another.
+      EXPECT_EQ(Hear(*link, refusal).code(), absl::StatusCode::kInvalidArgument);
+    }
+    link->OnClosed(absl::UnavailableError("over"));
+  }
+  EXPECT_EQ(table_->InnerTableSizes()["lanes.silent"], 0u);
+}
+
+// What became of the last control channel is a hint for that life of the peer, and for no other.
+TEST_F(PeerConnectionPoolTest, WayToAPeer_IsThatOfItsLastLaneInThatLife) {
+  EXPECT_EQ(table_->WayTo(peer_).why_no_descriptors, "they are on two machines");
+  const std::shared_ptr<TensorRequester> client = *table_->Open(peer_);
+  client->set_why_no_descriptors("it came over TCP");
+  EXPECT_EQ(table_->WayTo(peer_).why_no_descriptors, "it came over TCP");
+  table_->Forget(kProducer.node_id, absl::UnavailableError("node 1 was given up by the test"));
+  while (connector_.Step()) continue;
+  ASSERT_TRUE(client->has_ended());
+  EXPECT_EQ(table_->lane_count(), 0u);
+  EXPECT_EQ(table_->WayTo(peer_).why_no_descriptors, "it came over TCP");
+  Endpoint restarted = peer_;
+  ++restarted.peer.incarnation;
+  EXPECT_EQ(table_->WayTo(restarted).why_no_descriptors, "they are on two machines");
+}
+
+// Who has closed opens and accepts nothing more.
+TEST_F(PeerConnectionPoolTest, Closed_NoLaneBegins) {
+  const absl::Status why = absl::CancelledError("this process is leaving");
+  table_->Close(why);
+  EXPECT_EQ(table_->Open(peer_).status(), why);
+  EXPECT_EQ(table_->Find(kProducer).status(), why);
+  EXPECT_EQ(table_->Accept(kProducer), nullptr);
+  table_->Close(absl::InternalError("later"));
+  EXPECT_EQ(table_->Open(peer_).status(), why);
+  EXPECT_TRUE(connector_.attempts.empty());
+  EXPECT_EQ(table_->lane_count(), 0u);
+}
+
 }  // namespace
 }  // namespace ferry

@@ -143,5 +143,105 @@ TEST_F(Bounds, FetchIsOver_ItsCancellationIsWatchedNoMore) {
   EXPECT_EQ(results.size(), 2u);
 }
 
+// Of those that wait only: a step of many small values comes to the limit again and again.
+TEST_F(Bounds, OneOfThemEnds_AnotherMayWait) {
+  CancellationToken first;
+  CancellationToken others;
+  manager_.RecvLocalAsync(1, From(0), {.cancellation = &first}, results_.Writer());
+  for (int i = 0; i < 2; ++i) {
+    manager_.RecvLocalAsync(1, From(0), {.cancellation = &others}, results_.Writer());
+  }
+  ASSERT_EQ(results_.size(), 1u);
+  EXPECT_EQ(others.registered_count(), 1u) << "the refused receive stays registered";
+  first.Cancel();
+  ASSERT_EQ(results_.size(), 2u);
+  manager_.RecvLocalAsync(1, From(0), {.cancellation = &others}, results_.Writer());
+  EXPECT_EQ(results_.size(), 2u);
+  EXPECT_EQ(others.registered_count(), 2u);
+  others.Cancel();
+  EXPECT_EQ(results_.size(), 4u);
+}
+
+// Handed over to the table, which watches the cancellation itself.
+TEST_F(Bounds, DeferredReceiveIsHandedOver_ItsCancellationIsWatchedOnce) {
+  CancellationToken cancellation;
+  manager_.RecvLocalAsync(1, From(0), {.cancellation = &cancellation}, results_.Writer());
+  EXPECT_EQ(cancellation.registered_count(), 1u);
+  const auto step = *manager_.Find(1);
+  ASSERT_TRUE(step->Initialize(here_).ok());
+  EXPECT_EQ(cancellation.registered_count(), 1u);
+  EXPECT_EQ(step->fetch_count(), 0u);
+  ASSERT_TRUE(step->Send(From(0), Value("v")).ok());
+  EXPECT_EQ(cancellation.registered_count(), 0u);
+  EXPECT_THAT(results_.all(), ElementsAre("v"));
+}
+
+// Without a manager that would have aborted it before.
+TEST_F(Bounds, StepIsDeleted_WhoeverWaitsIsTold) {
+  CancellationToken cancellation;
+  {
+    const auto step = std::make_shared<RemoteRendezvous>(1, clock_, RendezvousLimits(), fetcher_);
+    step->RecvLocalAsync(From(0), {.cancellation = &cancellation}, results_.Writer());
+  }
+  EXPECT_THAT(results_.all(), ElementsAre("CANCELLED: the step's rendezvous is deleted"));
+  EXPECT_EQ(cancellation.registered_count(), 0u);
+}
+
+// Whoever closes the step reports what was lost first, and under its own name.
+TEST_F(Bounds, OfLostValuesTheFirstReasonStays) {
+  const auto begin = [this](int64_t step_id) {
+    auto step = *manager_.Find(step_id);
+    EXPECT_TRUE(step->Initialize(here_).ok());
+    return step;
+  };
+  const auto aborted = begin(1);
+  ASSERT_TRUE(aborted->Send(From(0), Value("untaken")).ok());
+  aborted->StartAbort(absl::InternalError("first"));
+  aborted->StartAbort(absl::AbortedError("second"));
+  EXPECT_EQ(aborted->lost(), absl::InternalError("first")) << "it is the cause, and no copy";
+  const auto failed = begin(2);
+  ASSERT_TRUE(failed->Send(From(0), Value("untaken")).ok());
+  failed->RecordSendFailure(absl::UnavailableError("first"));
+  failed->FailTask(here_, absl::AbortedError("second"));
+  ASSERT_TRUE(failed->Send(From(0), Value("untaken")).ok());
+  failed->StartAbort(absl::AbortedError("third"));
+  EXPECT_EQ(failed->lost(), absl::UnavailableError("first"));
+  // Nothing was sent here: nothing is lost.
+  const auto waiting = begin(3);
+  waiting->RecvLocalAsync(From(0), {}, results_.Writer());
+  waiting->StartAbort(absl::AbortedError("first"));
+  EXPECT_TRUE(waiting->lost().ok()) << waiting->lost();
+}
+
+// A step may be closed by several, and its place in the list of those that are over is one.
+TEST_F(Bounds, StepsThatAreClosedAgain_AreRememberedOnce) {
+  RendezvousManager manager(clock_, fetcher_, {.max_finished_steps = 2});
+  for (int i = 0; i < 5; ++i) manager.Cleanup(1);
+  manager.Cleanup(2);
+  EXPECT_EQ(manager.Find(1).status().code(), absl::StatusCode::kAborted);
+  EXPECT_EQ(manager.Find(2).status().code(), absl::StatusCode::kAborted);
+  EXPECT_EQ(manager.InnerTableSizes()["manager.finished_order"], 2u);
+  // All of them at once are over too.
+  ASSERT_TRUE(manager.Find(3).ok());
+  manager.CleanupAll();
+  EXPECT_EQ(manager.step_count(), 0u);
+  EXPECT_EQ(manager.Find(3).status().code(), absl::StatusCode::kAborted);
+  EXPECT_EQ(manager.InnerTableSizes()["manager.finished"], 2u);
+  EXPECT_EQ(manager.InnerTableSizes()["manager.finished_order"], 2u);
+}
+
+// A transfer that ends late must not make a closed step again.
+TEST_F(Bounds, StepIsOver_NothingOfItBegins) {
+  const auto step = *manager_.Find(1);
+  manager_.Cleanup(1);
+  {
+    const StepOperation none = manager_.BeginOperation(1);
+    EXPECT_EQ(step->operations().count(), 0u);
+  }
+  manager_.RecordSendFailure(1, From(0), absl::UnavailableError("late"));
+  EXPECT_TRUE(step->lost().ok()) << step->lost();
+  EXPECT_EQ(manager_.step_count(), 0u);
+}
+
 }  // namespace
 }  // namespace ferry

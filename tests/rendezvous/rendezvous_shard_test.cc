@@ -2,10 +2,12 @@
 // RendezvousShard: what remains in it of completed receives.
 #include "rendezvous/rendezvous_shard.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -32,6 +34,62 @@ TEST(RendezvousShard, ReceivesMetBeforeTheirDeadline_DeadlinesAreDropped) {
     shard.PopFirst(shard.Find(Key("e")));
   }
   EXPECT_LT(shard.deadlines.size(), 200u);
+}
+
+// The heap is thinned out while others wait, who must still hear of their deadlines; of one key not
+// only the first.
+TEST(RendezvousShard, DeadlinesAreDropped_ThoseOfWaitingReceivesStay) {
+  std::atomic<int> over{0};
+  RendezvousShard shard;
+  shard.item_share = shard.byte_share = 1000000;
+  shard.over_share = &over;
+  const auto wait = [&shard](absl::string_view key, uint64_t id) {
+    RecvArgs args;
+    args.deadline = absl::UnixEpoch() + absl::Hours(1);
+    auto item = std::make_unique<RendezvousItem>(
+        Key(key), absl::UnixEpoch(), id, std::move(args), [](absl::Status, Received) {},
+        CancellationToken::kNoCallback);
+    RendezvousItem** const link = shard.Find(item->key);
+    shard.AddDeadline(*item);
+    shard.Append(link, std::move(item));
+  };
+  for (const uint64_t id : {1, 2, 3}) wait("waits", id);
+  for (uint64_t id = 4; id < 1000; ++id) {
+    wait("met", id);
+    shard.PopFirst(shard.Find(Key("met")));
+  }
+  ASSERT_LT(shard.deadlines.size(), 200u);
+  std::vector<RendezvousShard::Deadline> due;
+  shard.TakeDue(absl::UnixEpoch() + absl::Hours(1) - absl::Nanoseconds(1), due);
+  EXPECT_TRUE(due.empty());
+  shard.TakeDue(absl::UnixEpoch() + absl::Hours(1), due);
+  EXPECT_EQ(std::count_if(due.begin(), due.end(), [](const auto& each) { return each.id <= 3; }),
+            3);
+}
+
+// Receives end in any order, and the next goes behind whoever is the last then.
+TEST(RendezvousShard, LastReceiveOfAKeyIsTakenOut_TheNextGoesBehindTheOthers) {
+  std::atomic<int> over{0};
+  RendezvousShard shard;
+  shard.item_share = shard.byte_share = 1000000;
+  shard.over_share = &over;
+  const auto append = [&shard](uint64_t id) {
+    shard.Append(shard.Find(Key("e")),
+                 std::make_unique<RendezvousItem>(
+                     Key("e"), absl::UnixEpoch(), id, RecvArgs(), [](absl::Status, Received) {},
+                     CancellationToken::kNoCallback));
+  };
+  for (const uint64_t id : {1, 2, 3}) append(id);
+  EXPECT_NE(shard.TakeReceive(Key("e"), 3), nullptr);
+  EXPECT_EQ(shard.TakeReceive(Key("e"), 3), nullptr) << "it is out";
+  append(4);
+  EXPECT_NE(shard.TakeReceive(Key("e"), 2), nullptr);
+  append(5);
+  std::vector<uint64_t> order;
+  while (*shard.Find(Key("e")) != nullptr)
+    order.push_back(shard.PopFirst(shard.Find(Key("e")))->id);
+  EXPECT_EQ(order, (std::vector<uint64_t>{1, 4, 5}));
+  EXPECT_EQ(shard.item_count.load(), 0u);
 }
 
 }  // namespace

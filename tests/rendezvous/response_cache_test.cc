@@ -199,5 +199,80 @@ TEST(ResponseCache, RandomCalls_TablesAgreeAndStayBounded) {
   for (const auto& each : cancellations) EXPECT_EQ(each->registered_count(), 0u);
 }
 
+// The limit is the most that is kept, and not the first that is too much.
+TEST(ResponseCache, ValuesOfExactlyTheLimit_AreKept) {
+  std::vector<std::string> out;
+  ResponseCache cache({.max_bytes = 100});
+  const auto serve = [&](int64_t id, int64_t bytes) {
+    EXPECT_TRUE(cache.Attach(id, kStep, nullptr, Into(out)));
+    cache.Complete(id, absl::OkStatus(), ServedBytes(bytes));
+  };
+  serve(1, 100);
+  EXPECT_EQ(cache.bytes(), 100u);
+  EXPECT_THAT(out, ElementsAre("bytes+"));
+  serve(2, 60);
+  serve(3, 40);
+  EXPECT_EQ(cache.bytes(), 100u);
+  EXPECT_EQ(cache.entry_count(), 2u);
+}
+
+// Its value has been given away: a request that came again would wait for another one's.
+TEST(ResponseCache, ValueThatWasNotKept_IsRefusedWhenItIsAskedForAgain) {
+  std::vector<std::string> out;
+  ResponseCache cache({.max_bytes = 100});
+  cache.Attach(1, kStep, nullptr, Into(out));
+  cache.Complete(1, absl::OkStatus(), ServedBytes(101));
+  cache.Attach(2, kStep, nullptr, Into(out));
+  cache.CleanupStep(kStep);
+  cache.Complete(2, absl::OkStatus(), ServedBytes(1));
+  EXPECT_THAT(out, ElementsAre("bytes", "bytes"));
+  for (const int64_t id : {1, 2}) {
+    EXPECT_FALSE(cache.Attach(id, kStep, nullptr, Into(out)));
+    EXPECT_THAT(out.back(), HasSubstr("ABORTED: The same RecvTensor")) << id;
+  }
+  EXPECT_EQ(cache.entry_count(), 0u);
+}
+
+TEST(ResponseCache, EntriesAreFull_TheOldestKeptValueGoesAndIsRefusedLater) {
+  std::vector<std::string> out;
+  ResponseCache cache({.max_entries = 2});
+  for (const int64_t id : {1, 2}) {
+    cache.Attach(id, kStep, nullptr, Into(out));
+    cache.Complete(id, absl::OkStatus(), Served("v"));
+  }
+  EXPECT_TRUE(cache.Attach(3, kStep, nullptr, Into(out)));
+  EXPECT_EQ(cache.entry_count(), 2u);
+  EXPECT_FALSE(cache.Attach(2, kStep, nullptr, Into(out)));
+  EXPECT_FALSE(cache.Attach(1, kStep, nullptr, Into(out)));
+  ASSERT_EQ(out.size(), 4u);
+  EXPECT_EQ(out[2], "v+");
+  EXPECT_THAT(out[3], HasSubstr("ABORTED: The same RecvTensor"));
+}
+
+TEST(ResponseCache, RefusedIds_AreRememberedWithinBounds) {
+  std::vector<std::string> out;
+  ResponseCache cache({.max_forgotten = 2});
+  for (const int64_t id : {1, 2, 3}) {
+    cache.Attach(id, kStep, nullptr, Into(out));
+    cache.Complete(id, absl::OkStatus(), Served("v"));
+    cache.MarkFinished(id);
+  }
+  EXPECT_FALSE(cache.Attach(2, kStep, nullptr, Into(out)));
+  EXPECT_FALSE(cache.Attach(3, kStep, nullptr, Into(out)));
+  EXPECT_TRUE(cache.Attach(1, kStep, nullptr, Into(out)));
+}
+
+// An entry without anybody who sees to its value would let every later request wait for ever.
+TEST(ResponseCache, FirstRequestIsCancelledAlready_LeavesNoEntry) {
+  std::vector<std::string> out;
+  ResponseCache cache;
+  CancellationToken gone;
+  gone.Cancel();
+  EXPECT_FALSE(cache.Attach(7, kStep, &gone, Into(out)));
+  EXPECT_THAT(out, ElementsAre("CANCELLED: [_Derived_]RecvTensor is cancelled."));
+  EXPECT_EQ(NonEmptyTables(cache.InnerTableSizes()), "");
+  EXPECT_TRUE(cache.Attach(7, kStep, nullptr, Into(out)));
+}
+
 }  // namespace
 }  // namespace ferry

@@ -176,5 +176,94 @@ TEST_F(TensorRequesterTest, TicketDoesNotFit_DeclinedIsSentBeforeTheReceiverIsTo
   EXPECT_EQ(last, ControlMessage::kDeclined);
 }
 
+// A number beyond the last would be looked up behind the list.
+TEST_F(TensorRequesterTest, TransportThatThereIsNot_IsTheEndOfTheLaneAndOfNoRequest) {
+  client_->OnOpen(channel_);
+  Request();
+  EXPECT_EQ(Ticket(1, 2, "body").code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(Ticket(1, 255, "body").code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(ended_, 0);
+  for (const uint8_t transport : {1, 2, 255}) {
+    RecordingControlChannel channel(kProducer);
+    ASSERT_TRUE(SendAnnouncement(channel, {transport, "body"}, {}).ok());
+    const absl::Status status = client_->OnFrame(
+        static_cast<uint16_t>(ControlMessage::kAnnouncement), channel.bodies[0], {});
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(status.message() == "this transport has nothing to announce", transport == 1)
+        << status;
+  }
+}
+
+// A copy that cannot be taken is asked for again, and that once more if need be; what comes at last
+// is the value, and its producer is told of it once.
+TEST_F(TensorRequesterTest, CopyThatIsTakenAtTheThirdTry_IsAskedForTwice) {
+  client_->OnOpen(channel_);
+  Request();
+  state_->lent.emplace(1, *Tensor::Allocate(DataType::kUint8, *Shape::Create({8})));
+  const std::string body =
+      std::string(1, '\1') + std::string(7, '\0') + std::string(1, '\xFE') + std::string(7, '\xFF');
+  state_->faults.again = 1000;
+  for (int tries = 0; tries < 2; ++tries) {
+    EXPECT_TRUE(Ticket(1, 1, body).ok());
+    EXPECT_EQ(channel_->types.back(), ControlMessage::kAgain);
+    EXPECT_EQ(ended_, 0);
+  }
+  state_->faults.again = 0;
+  EXPECT_TRUE(Ticket(1, 1, body).ok());
+  EXPECT_EQ(ended_, 1);
+  EXPECT_TRUE(status_.ok()) << status_;
+  EXPECT_EQ(channel_->types, (std::vector{ControlMessage::kRequest, ControlMessage::kAgain,
+                                          ControlMessage::kAgain, ControlMessage::kDone}));
+  EXPECT_EQ(NonEmptyTables(client_->InnerTableSizes()), "");
+}
+
+// The reason for which this side ended the control channel, and not what the kernel says of that.
+TEST_F(TensorRequesterTest, ClosedForAReason_RequestsEndWithItAndNoneBegins) {
+  client_->OnOpen(channel_);
+  Request();
+  client_->Close(absl::DataLossError("the first reason"));
+  EXPECT_EQ(channel_->refusal.code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(Request(), nullptr);
+  EXPECT_EQ(ended_, 1);
+  EXPECT_EQ(status_.code(), absl::StatusCode::kDataLoss);
+  client_->Close(absl::InternalError("a second"));
+  EXPECT_EQ(channel_->refusal.code(), absl::StatusCode::kDataLoss);
+  EXPECT_FALSE(client_->is_over());
+  client_->OnClosed(absl::UnavailableError("closed by the peer"));
+  EXPECT_TRUE(client_->is_over());
+  EXPECT_EQ(ended_, 2);
+  EXPECT_EQ(status_.code(), absl::StatusCode::kDataLoss);
+  EXPECT_NE(status_.message().find("the first reason (while it was asked for a value)"),
+            std::string::npos)
+      << status_;
+  EXPECT_EQ(NonEmptyTables(client_->InnerTableSizes()), "");
+}
+
+// A key that no message takes ends its request, and neither the others' nor the control channel.
+TEST_F(TensorRequesterTest, KeyIsTooLong_TheOtherRequestsAreSent) {
+  const auto request = [this](size_t edge_bytes) {
+    const RendezvousKey key = *RendezvousKey::Parse(RendezvousKey::Text(
+        "/job:worker/replica:0/task:1/device:CPU:0", kProducer.incarnation,
+        "/job:worker/replica:0/task:2/device:CPU:0", std::string(edge_bytes, 'e')));
+    client_->Request(kStep, key, {}, [this](const absl::Status& status, const Received&) {
+      ++ended_;
+      status_ = status;
+    });
+  };
+  request(1);
+  request(kMaxKeyBytes);
+  request(1);
+  client_->OnOpen(channel_);
+  EXPECT_EQ(ended_, 1);
+  EXPECT_EQ(status_.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(channel_->types, (std::vector{ControlMessage::kRequest, ControlMessage::kRequest}));
+  EXPECT_TRUE(channel_->refusal.ok()) << channel_->refusal;
+  // And when there is a control channel already.
+  request(kMaxKeyBytes);
+  EXPECT_EQ(ended_, 2);
+  EXPECT_EQ(client_->InnerTableSizes()["client.waiting"], 2u);
+  EXPECT_TRUE(channel_->refusal.ok()) << channel_->refusal;
+}
+
 }  // namespace
 }  // namespace ferry

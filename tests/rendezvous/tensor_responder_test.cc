@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Consumers that ask again, decline, cancel or name what is not theirs: what the producer keeps.
+#include <memory>
 #include <string>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -140,6 +142,111 @@ TEST_F(TensorResponderFrames, LaneEndsWhileAValueIsLent_ItIsNotedAsLostAndGivenB
   EXPECT_EQ(server_->unfinished(), 0u);
   EXPECT_TRUE(state_->lent.empty());
   EXPECT_EQ(NonEmptyTables(server_->InnerTableSizes()), "");
+}
+
+// A peer that asks again for what was never offered would have it released twice.
+TEST_F(TensorResponderFrames, AgainForWhatIsNotOffered_EndsTheLane) {
+  const auto again = [this](uint64_t id) {
+    return Hear([id](ControlChannel& channel) {
+      return SendAgain(channel, {id, absl::AbortedError("not ready")});
+    });
+  };
+  EXPECT_EQ(again(77).code(), absl::StatusCode::kInvalidArgument);
+  // One that waits has no descriptor yet.
+  ASSERT_TRUE(Request(KeyOf("edge")).ok());
+  EXPECT_EQ(again(id_).code(), absl::StatusCode::kInvalidArgument);
+  Lend("lent");
+  ASSERT_TRUE(Hear([this](ControlChannel& channel) {
+                return SendId(channel, ControlMessage::kDone, id_);
+              }).ok());
+  EXPECT_EQ(again(id_).code(), absl::StatusCode::kInvalidArgument) << "it is there already";
+  // A view is taken at once, or never.
+  transports_.clear();
+  transports_.push_back(MakeFaultyTransport(state_, "views", true));
+  Open(/*sends_seals=*/false);
+  Lend("view");
+  EXPECT_EQ(again(id_).code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST_F(TensorResponderFrames, ReplyToATransportThatThereIsNot_EndsTheLane) {
+  for (const uint8_t transport : {1, 2, 255}) {
+    const absl::Status status = Hear([&](ControlChannel& channel) {
+      return SendReply(channel, {transport, "body"});
+    });
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(status.message() == "this transport has nothing to reply", transport == 1) << status;
+  }
+}
+
+// A second DONE, or one for what waits, is nobody's; the value that waits must still come.
+TEST_F(TensorResponderFrames, DoneForWhatIsNotOffered_ChangesNothing) {
+  const auto done = [this](uint64_t id) {
+    return Hear(
+        [id](ControlChannel& channel) { return SendId(channel, ControlMessage::kDone, id); });
+  };
+  ASSERT_TRUE(Request(KeyOf("edge")).ok());
+  EXPECT_TRUE(done(id_).ok());
+  EXPECT_TRUE(done(77).ok());
+  EXPECT_EQ(server_->InnerTableSizes()["server.waiting"], 1u);
+  ASSERT_TRUE(step_->Send(KeyOf("edge"), *Tensor::Allocate(DataType::kInt32, Shape())).ok());
+  EXPECT_EQ(channel_->types.back(), ControlMessage::kTicket);
+  // Ids may come again once their value is there, as long as nothing of it is left.
+  Lend("lent");
+  EXPECT_TRUE(done(id_).ok());
+  EXPECT_TRUE(done(id_).ok());
+  EXPECT_TRUE(state_->lent.empty());
+  EXPECT_TRUE(step_->lost().ok()) << step_->lost();
+  EXPECT_EQ(step_->operations().count(), 0u);
+}
+
+// The first that was declined is the step's error, and its memory is given back.
+TEST_F(TensorResponderFrames, LentAndDeclined_IsLostAndReleased) {
+  for (const char* edge : {"first", "second"}) {
+    Lend(edge);
+    EXPECT_EQ(step_->operations().count(), 1u);
+    EXPECT_TRUE(Hear([&](ControlChannel& channel) {
+                  return SendDeclined(channel, {id_, absl::DataLossError(edge), 0, ""});
+                }).ok());
+    EXPECT_TRUE(state_->lent.empty());
+    EXPECT_EQ(step_->operations().count(), 0u);
+  }
+  EXPECT_EQ(step_->lost().code(), absl::StatusCode::kDataLoss);
+  EXPECT_NE(step_->lost().message().find("did not take what it was sent: first"), std::string::npos)
+      << step_->lost();
+  EXPECT_EQ(NonEmptyTables(server_->InnerTableSizes()), "");
+}
+
+// Whoever closes the step is woken by the end of its last operation, and asks at once what was
+// lost.
+TEST_F(TensorResponderFrames, LentValueIsLost_TheStepKnowsBeforeItsOperationEnds) {
+  std::shared_ptr<RemoteRendezvous> step;
+  std::vector<absl::Status> lost;
+  RendezvousManager manager(clock_, fetcher_, {}, [&] { lost.push_back(step->lost()); });
+  exchange_.manager = &manager;
+  for (const bool is_declined : {true, false}) {
+    const int64_t step_id = is_declined ? 100 : 101;
+    step = *manager.Find(step_id);
+    ASSERT_TRUE(step->Initialize({.job = "worker", .replica = 0, .task = kProducer.node_id}).ok());
+    const RendezvousKey key = KeyOf("edge");
+    ASSERT_TRUE(Hear([&](ControlChannel& channel) {
+                  return SendRequest(channel, {++id_, step_id, false, key.text()});
+                }).ok());
+    const Shape shape = *Shape::Create({100'000});
+    ASSERT_TRUE(step->Send(key, *Tensor::Allocate(DataType::kInt32, shape)).ok());
+    ASSERT_EQ(step->operations().count(), 1u);
+    const OutstandingOperations::Waiter waiter(step->operations());
+    if (is_declined) {
+      ASSERT_TRUE(Hear([&](ControlChannel& channel) {
+                    return SendDeclined(channel, {id_, absl::DataLossError("damaged"), 0, ""});
+                  }).ok());
+    } else {
+      server_->OnClosed(absl::UnavailableError("the peer is gone"));
+    }
+    ASSERT_EQ(lost.size(), is_declined ? 1u : 2u);
+    EXPECT_EQ(lost.back().code(),
+              is_declined ? absl::StatusCode::kDataLoss : absl::StatusCode::kUnavailable);
+  }
+  exchange_.manager = &manager_;
 }
 
 }  // namespace

@@ -3,6 +3,8 @@
 // the wire.
 #include "rendezvous/tensor_source.h"
 
+#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -187,6 +189,80 @@ TEST_F(KeepingSource, AStepThatEndsEndsItsRequests) {
   manager_.Cleanup(1);
   EXPECT_THAT(out_, ElementsAre("ABORTED: [_Derived_]Cleanup 1", "ABORTED: [_Derived_]Cleanup 1"));
   EXPECT_EQ(source_.cache().entry_count(), 0u);
+}
+
+// Whoever closes the step is woken by the end of its last transfer, and asks at once what was lost.
+TEST(SourceOrder, TransferThatFails_IsLostBeforeItsOperationEnds) {
+  FakeClock clock;
+  NoFetcher fetcher;
+  std::shared_ptr<RemoteRendezvous> step;
+  std::vector<absl::Status> lost;
+  RendezvousManager manager(clock, fetcher, {}, [&] { lost.push_back(step->lost()); });
+  TensorSource source(manager, [](const TaskDevice&) { return std::optional<uint64_t>(1); });
+  step = *manager.Find(1);
+  ASSERT_TRUE(step->Initialize({"worker", 0, 0}).ok());
+  const std::string key = Key("a", 1).text();
+  const OutstandingOperations::Waiter waiter(step->operations());
+  const TensorSource::TransferPtr transfer = source.BeginTransfer(1, key, {.tensor = Value("v")});
+  ASSERT_NE(transfer, nullptr);
+  EXPECT_EQ(step->operations().count(), 1u);
+  source.EndTransfer(transfer, absl::UnavailableError("the call has broken"));
+  ASSERT_EQ(lost.size(), 1u);
+  EXPECT_EQ(lost[0].code(), absl::StatusCode::kUnavailable) << lost[0];
+  // A second word of it counts for nothing.
+  source.EndTransfer(transfer, absl::InternalError("again"));
+  EXPECT_EQ(lost.size(), 1u);
+}
+
+// Of a kept value the client asks again; of one that has arrived nothing is lost any more.
+TEST_F(Source, TransferOfAKeptValueFails_NothingIsLost) {
+  const auto step = Begin(1);
+  const auto kept =
+      source_.BeginTransfer(1, KeyText("a"), {.tensor = Value("v"), .require_ack = true});
+  source_.EndTransfer(kept, absl::UnavailableError("the call has broken"));
+  EXPECT_TRUE(step->lost().ok()) << step->lost();
+  const auto arrived = source_.BeginTransfer(1, KeyText("b"), {.tensor = Value("v")});
+  source_.EndTransfer(arrived, absl::OkStatus());
+  source_.EndTransfer(arrived, absl::UnavailableError("late"));
+  EXPECT_TRUE(step->lost().ok()) << step->lost();
+  EXPECT_EQ(step->operations().count(), 0u);
+  EXPECT_EQ(source_.BeginTransfer(1, "no key", {}), nullptr);
+  source_.EndTransfer(nullptr, absl::OkStatus());
+}
+
+// The network may take hours to say that a machine has gone; whoever closes the step does not wait.
+TEST_F(Source, TaskHasDied_ItsTransfersAreLostAndTheOthersGoOn) {
+  const auto step = Begin(1);
+  const RendezvousKey to_two =
+      *RendezvousKey::Parse(RendezvousKey::Text("/job:worker/replica:0/task:0/device:CPU:0", 1,
+                                                "/job:worker/replica:0/task:2/device:CPU:0", "b"));
+  const auto dead = source_.BeginTransfer(1, KeyText("a"), {.tensor = Value("v")});
+  const auto alive = source_.BeginTransfer(1, to_two.text(), {.tensor = Value("v")});
+  EXPECT_EQ(step->operations().count(), 2u);
+  EXPECT_FALSE(source_.FailTask({"worker", 0, 3}, absl::UnavailableError("task 3 has died")));
+  EXPECT_TRUE(step->lost().ok()) << step->lost();
+  EXPECT_TRUE(source_.FailTask({"worker", 0, 1}, absl::UnavailableError("task 1 has died")));
+  EXPECT_TRUE(dead->is_step_over.load());
+  EXPECT_FALSE(alive->is_step_over.load());
+  EXPECT_EQ(step->operations().count(), 1u);
+  EXPECT_THAT(std::string(step->lost().message()), HasSubstr("task 1 has died"));
+  // The call ends in the end, when nobody asks any more.
+  source_.EndTransfer(dead, absl::OkStatus());
+  EXPECT_EQ(step->operations().count(), 1u);
+  EXPECT_FALSE(source_.FailTask({"worker", 0, 1}, absl::UnavailableError("once more")));
+  source_.EndTransfer(alive, absl::OkStatus());
+  EXPECT_EQ(step->operations().count(), 0u);
+}
+
+// An id is given back only where its value has stayed; an error that is an answer counts.
+TEST_F(Source, RequestThatWasAnsweredWithAnError_IsNotAnsweredAgain) {
+  Begin(1);
+  manager_.Cleanup(1);
+  Recv(KeyText("e"), 5);
+  Recv(KeyText("e"), 5);
+  ASSERT_EQ(out_.size(), 2u);
+  EXPECT_EQ(out_[0], "ABORTED: [_Derived_]step 1 is over");
+  EXPECT_THAT(out_[1], StartsWith("ABORTED: The same RecvTensor (GrpcWorker) request"));
 }
 
 }  // namespace

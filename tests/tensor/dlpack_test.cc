@@ -3,7 +3,9 @@
 #include "tensor/dlpack.h"
 
 #include <array>
+#include <cstdint>
 #include <cstring>
+#include <string>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -175,6 +177,39 @@ TEST(DLPack, EveryTypeThatItKnowsReturns) {
   EXPECT_EQ(Export(*Tensor::OfStrings(Shape(), {"a"})).status().code(),
             absl::StatusCode::kUnimplemented);
   EXPECT_EQ(Export(Tensor()).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+// Without elements nothing is strided over, and of a scalar there is nothing to stride.
+TEST(DLPack, StridesOfEmptyTensors_DoNotMatter) {
+  for (const std::array<int64_t, 2>& shape : {std::array<int64_t, 2>{0, 3}, {3, 0}, {0, 0}}) {
+    Foreign foreign;
+    foreign.shape = shape;
+    foreign.strides = {77, -5};
+    foreign.managed.dl_tensor.strides = foreign.strides.data();
+    foreign.managed.dl_tensor.data = nullptr;
+    const absl::StatusOr<Tensor> tensor = Import(&foreign.managed);
+    ASSERT_TRUE(tensor.ok()) << tensor.status();
+    EXPECT_EQ(tensor->bytes(), 0u);
+  }
+  Foreign scalar;
+  scalar.managed.dl_tensor.ndim = 0;
+  scalar.managed.dl_tensor.shape = nullptr;
+  EXPECT_THAT(Import(&scalar.managed)->elements<float>(), ElementsAre(0));
+}
+
+// The last byte of memory that an object may have, and one beyond.
+TEST(DLPack, OffsetUpToTheLargestObject_IsTaken) {
+  Foreign foreign;
+  foreign.managed.dl_tensor.device = {kDeviceCuda, 0};
+  // Never read.
+  foreign.managed.dl_tensor.data = reinterpret_cast<void*>(0x1000);
+  foreign.managed.dl_tensor.byte_offset = uint64_t{PTRDIFF_MAX} - 24;
+  EXPECT_TRUE(Import(&foreign.managed).ok());
+  EXPECT_EQ(foreign.deleted, 1);
+  ++foreign.managed.dl_tensor.byte_offset;
+  EXPECT_THAT(std::string(Import(&foreign.managed).status().message()),
+              HasSubstr("more than any memory has"));
+  EXPECT_EQ(foreign.deleted, 1);
 }
 
 }  // namespace

@@ -283,5 +283,34 @@ TEST(HostArena, FullSegmentFreed_IsReused) {
   EXPECT_EQ(arena->stats().reused_blocks, 1);
 }
 
+// A class shares a segment when eight of its blocks fit; a larger one has its own.
+TEST(HostArena, EightBlocksOfASegment_ShareIt) {
+  const auto arena = MakeArena();
+  const auto first = *arena->Allocate(kMib / 8);
+  EXPECT_EQ(arena->stats().mapped_bytes, kMib);
+  std::vector<std::shared_ptr<Buffer>> held;
+  for (int i = 1; i < 8; ++i) held.push_back(*arena->Allocate(kMib / 8));
+  EXPECT_EQ(arena->stats().segment_count, 1) << "they fill it";
+  const auto ninth = *arena->Allocate(kMib / 8);
+  EXPECT_EQ(arena->stats().segment_count, 2);
+  EXPECT_NE(ninth->arena_offset().segment, first->arena_offset().segment);
+  const auto own = *arena->Allocate(kMib / 8 + 1);
+  EXPECT_EQ(arena->stats().segment_count, 3);
+  EXPECT_LT(arena->memory(own->arena_offset()).bytes(), kMib / 4);
+}
+
+// What is idle makes way, and no more of it than is needed.
+TEST(HostArena, IdleSegmentsThatAreNotNeeded_Stay) {
+  const auto arena = MakeArena();
+  // Each has a segment of its own, and the first two are idle when the third comes.
+  for (const size_t bytes : {kMib, kMib + kMib / 4, 2 * kMib}) {
+    arena->Allocate(bytes).IgnoreError();
+  }
+  EXPECT_EQ(arena->stats().mapped_bytes, 3 * kMib + kMib / 4) << "the first went, not the second";
+  ASSERT_TRUE(arena->Allocate(64).ok());
+  EXPECT_EQ(arena->stats().mapped_bytes, 3 * kMib) << "and now the second, and not the third";
+  EXPECT_EQ(arena->stats().segment_count, 2);
+}
+
 }  // namespace
 }  // namespace ferry

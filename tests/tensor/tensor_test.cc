@@ -119,5 +119,25 @@ TEST(Tensor, GivesForeignMemoryBack) {
   EXPECT_EQ(released, 1);
 }
 
+// To the last byte, at an offset, and nothing beyond it.
+TEST(Tensor, EndsWithItsBuffer_OrBeforeIt) {
+  const std::shared_ptr<Buffer> buffer = *AllocateHeapBuffer(16);
+  const auto create = [&buffer](int64_t elements, size_t offset) {
+    return Tensor::Create(DataType::kFloat, *Shape::Create({elements}), buffer, offset).status();
+  };
+  EXPECT_TRUE(create(3, 4).ok());
+  EXPECT_TRUE(create(1, 12).ok());
+  EXPECT_EQ(create(2, 12).code(), kRefused);
+  EXPECT_TRUE(create(0, 16).ok());
+  EXPECT_EQ(create(1, 16).code(), kRefused);
+  EXPECT_EQ(create(0, 20).code(), kRefused);
+  // Rows up to the last, and none of them.
+  const Tensor tensor = Counting();
+  EXPECT_THAT(tensor.Slice(3, 1)->elements<int32_t>(), ElementsAre(6, 7));
+  EXPECT_EQ(tensor.Slice(3, 2).status().code(), absl::StatusCode::kOutOfRange);
+  EXPECT_EQ(tensor.Slice(0, 4)->bytes(), tensor.bytes());
+  EXPECT_EQ(tensor.Slice(2, -1).status().code(), absl::StatusCode::kOutOfRange);
+}
+
 }  // namespace
 }  // namespace ferry

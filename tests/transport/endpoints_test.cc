@@ -398,5 +398,68 @@ TEST_F(HalvesTest, SegmentRetiredTwice_IsToldOnce) {
   sender->Abort(absl::CancelledError("over"));
 }
 
+// A view that ends with the segment is whole; one byte further is another process's crash.
+TEST_F(HalvesTest, LastBytesOfASegment_AreTakenAndNoneBeyond) {
+  auto receiver = std::make_shared<ShmReceiver>(environment_, [](uint64_t) {});
+  const Tensor tensor = InArena('a');
+  const MemorySegment& memory = environment_.arena->memory(tensor.buffer()->arena_offset());
+  std::vector<UniqueFd> fds;
+  fds.emplace_back(dup(memory.fd()));
+  ASSERT_TRUE(
+      receiver->OnAnnouncement(EncodeShmSegmentNotice({1, memory.bytes()}), absl::MakeSpan(fds))
+          .ok());
+  const auto take = [&](const TensorHeader& header, uint64_t offset) {
+    absl::Status status;
+    receiver->Take(1, header, EncodeShmTicket({.segment = 1, .offset = offset}), {}, Tensor(),
+                   [&status](auto got, TransportReceiver::TakeInfo) { status = got.status(); });
+    return status;
+  };
+  const uint64_t last = memory.bytes() - kBytes;
+  EXPECT_TRUE(take(Header(kBytes), last).ok());
+  EXPECT_EQ(take(Header(kBytes), last + 1).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_TRUE(take(Header(0), memory.bytes()).ok());
+  EXPECT_EQ(take(Header(0), memory.bytes() + 1).code(), absl::StatusCode::kInvalidArgument);
+  // Elements lie where the processor wants them.
+  const TensorHeader doubles = {DataType::kDouble, *Shape::Create({2}), 16};
+  EXPECT_TRUE(take(doubles, 8).ok());
+  EXPECT_EQ(take(doubles, 4).code(), absl::StatusCode::kInvalidArgument);
+  // The number of a segment that is there is not given to another one.
+  fds.clear();
+  fds.emplace_back(dup(memory.fd()));
+  EXPECT_EQ(
+      receiver->OnAnnouncement(EncodeShmSegmentNotice({1, memory.bytes()}), absl::MakeSpan(fds))
+          .code(),
+      absl::StatusCode::kInvalidArgument);
+  EXPECT_TRUE(take(Header(kBytes), last).ok());
+  receiver->Abort(absl::CancelledError("over"));
+}
+
+// The peer has not heard of it: the next tensor of the segment would end the control channel.
+TEST_F(HalvesTest, SegmentCouldNotBeAnnounced_IsAnnouncedWithTheNextTensor) {
+  auto sender = std::make_shared<ShmSender>(environment_);
+  int announcements = 0;
+  bool is_full = true;
+  sender->SetAnnounce([&](absl::string_view, absl::Span<const int>) {
+    if (is_full) return absl::ResourceExhaustedError("the lane is full");
+    ++announcements;
+    return absl::OkStatus();
+  });
+  const Tensor tensor = InArena('a');
+  uint64_t id = 0;
+  const auto offer = [&] {
+    absl::Status status;
+    sender->Offer(++id, tensor, {},
+                  [&](absl::StatusOr<TransferDescriptor> ticket) { status = ticket.status(); });
+    return status;
+  };
+  EXPECT_FALSE(offer().ok());
+  is_full = false;
+  EXPECT_TRUE(offer().ok());
+  EXPECT_TRUE(offer().ok());
+  EXPECT_EQ(announcements, 1);
+  sender->Abort(absl::CancelledError("over"));
+  EXPECT_EQ(offer().code(), absl::StatusCode::kCancelled);
+}
+
 }  // namespace
 }  // namespace ferry

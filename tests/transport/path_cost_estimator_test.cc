@@ -2,6 +2,7 @@
 // What transfers have taken, and what follows for the choice of a path.
 #include "transport/path_cost_estimator.h"
 
+#include <cmath>
 #include <memory>
 #include <optional>
 #include <string>
@@ -384,6 +385,60 @@ TEST(PathChoiceTest, WhatIsNotAlikeIsNotTakenForIt) {
   refused.transport = 9;
   refused.candidates = {{"a", absl::UnavailableError("0 0 0 0 ")}};
   EXPECT_NE(SortOf(allowed), SortOf(refused));
+}
+
+// From there on a transfer says something of bandwidth, and below of latency alone.
+TEST_F(PathCostEstimatorTest, SampleOfExactlyTheLeastSize_CountsAsBandwidth) {
+  Cost();
+  constexpr size_t kLeast = PathCostEstimator::kMinBandwidthSampleBytes;
+  EXPECT_TRUE(costs_.WantsSample(0, kLeast, clock_.Now()));
+  EXPECT_TRUE(costs_.WantsSample(0, kLeast, clock_.Now())) << "large ones always are";
+  EXPECT_TRUE(costs_.WantsSample(0, kLeast - 1, clock_.Now()));
+  EXPECT_FALSE(costs_.WantsSample(0, kLeast - 1, clock_.Now()));
+  clock_.Advance(PathCostEstimator::kSamplePause - absl::Nanoseconds(1));
+  EXPECT_FALSE(costs_.WantsSample(0, kLeast - 1, clock_.Now()));
+  clock_.Advance(absl::Nanoseconds(1));
+  EXPECT_TRUE(costs_.WantsSample(0, kLeast - 1, clock_.Now()));
+  costs_.SawBytes(0, kLeast - 1, absl::Seconds(1), clock_.Now());
+  EXPECT_EQ(Cost().bandwidth_basis, CostBasis::kAssumed);
+  costs_.SawBytes(0, kLeast, absl::Seconds(1), clock_.Now());
+  EXPECT_EQ(Cost().bandwidth_basis, CostBasis::kSeen);
+}
+
+// Beyond ten seconds its weight halves every thirty; below a 32nd it is forgotten.
+TEST(SmoothedMeasureTest, WeightFadesAtTheTimesThatAreSaid) {
+  FakeClock clock;
+  SmoothedMeasure measure(SmoothedMeasure::Better::kLess);
+  EXPECT_EQ(measure.Weight(clock.Now()), 0);
+  EXPECT_EQ(measure.Value(7, clock.Now()), 7);
+  measure.See(2, 2, clock.Now());
+  clock.Advance(SmoothedMeasure::kFresh);
+  EXPECT_EQ(measure.Weight(clock.Now()), 1);
+  clock.Advance(SmoothedMeasure::kHalfLife);
+  EXPECT_NEAR(measure.Weight(clock.Now()), 0.5, 1e-9);
+  clock.Advance(4 * SmoothedMeasure::kHalfLife - absl::Milliseconds(1));
+  EXPECT_NEAR(measure.Weight(clock.Now()), SmoothedMeasure::kLeastWeight, 1e-5);
+  clock.Advance(absl::Milliseconds(2));
+  EXPECT_EQ(measure.Weight(clock.Now()), 0);
+  EXPECT_EQ(measure.Value(7, clock.Now()), 7);
+}
+
+// A measurement counts a quarter if it is worse, and half if it is better; of how much worse or
+// better it is, no more than so much.
+TEST(SmoothedMeasureTest, OneMeasurement_CountsNoMoreThanItMay) {
+  FakeClock clock;
+  const auto after = [&clock](SmoothedMeasure::Better better, double measured) {
+    SmoothedMeasure measure(better);
+    measure.See(measured, 1, clock.Now());
+    return measure.Value(1, clock.Now());
+  };
+  using enum SmoothedMeasure::Better;
+  EXPECT_NEAR(after(kLess, 4096), std::pow(8, 0.25), 1e-9);
+  EXPECT_NEAR(after(kLess, 1.0 / 4), 1.0 / 2, 1e-9);
+  EXPECT_NEAR(after(kLess, 1.0 / 4096), 1.0 / 8, 1e-9);
+  EXPECT_NEAR(after(kMore, 1.0 / 4096), std::pow(8, -0.25), 1e-9);
+  EXPECT_NEAR(after(kMore, 4), 2, 1e-9);
+  EXPECT_NEAR(after(kMore, 4096), 8, 1e-9);
 }
 
 }  // namespace

@@ -136,5 +136,51 @@ TEST(ShmRingTest, ReadersStandWhateverIsInTheRing) {
   }
 }
 
+// A full ring is full, and not one frame short of it; and so is the largest body.
+TEST(ShmRingTest, TheLastByteIsUsed_AndNoneTwice) {
+  Memory memory;
+  RingWriter writer(memory.bytes, kCapacity);
+  RingReader reader(memory.bytes, kCapacity);
+  ASSERT_EQ(writer.max_body() + kRingFrameHeader, kCapacity / 4);
+  for (int round = 0; round < 3; ++round) {
+    for (int i = 0; i < 4; ++i) {
+      const std::string body(writer.max_body(), static_cast<char>('a' + i));
+      EXPECT_TRUE(writer.HasRoom(body.size()));
+      ASSERT_TRUE(writer.Write(1, 0, {body})) << i;
+    }
+    EXPECT_FALSE(writer.HasRoom(0));
+    EXPECT_FALSE(writer.Write(1, 0, {""}));
+    for (int i = 0; i < 4; ++i) {
+      ASSERT_TRUE(reader.HasFrame());
+      const auto frame = reader.Front();
+      ASSERT_TRUE(frame.ok()) << frame.status();
+      EXPECT_EQ(frame->body, std::string(writer.max_body(), static_cast<char>('a' + i)));
+      reader.Pop();
+    }
+    EXPECT_FALSE(reader.HasFrame());
+    reader.Publish();
+  }
+}
+
+// Each of these is one off what a writer writes.
+TEST(ShmRingTest, FrameHeadsThatMakeNoSense_AreRefused) {
+  const auto front = [](uint32_t bytes, uint16_t type) {
+    auto memory = std::make_unique<Memory>();
+    std::memcpy(memory->bytes + kRingControlBytes, &bytes, sizeof(bytes));
+    std::memcpy(memory->bytes + kRingControlBytes + sizeof(bytes), &type, sizeof(type));
+    RingReader reader(memory->bytes, kCapacity);
+    EXPECT_TRUE(reader.HasFrame());
+    const auto frame = reader.Front();
+    return frame.ok() ? static_cast<int>(frame->body.size()) : -1;
+  };
+  EXPECT_EQ(front(kRingFrameHeader, 1), 0);
+  EXPECT_EQ(front(kRingFrameHeader - 1, 1), -1);
+  EXPECT_EQ(front(kCapacity / 4, 1), static_cast<int>(kCapacity / 4 - kRingFrameHeader));
+  EXPECT_EQ(front(kCapacity / 4 + 1, 1), -1);
+  // Only to the very end may be skipped.
+  EXPECT_EQ(front(kCapacity / 4, 0xFFFF), -1);
+  EXPECT_EQ(front(kCapacity - 1, 0xFFFF), -1);
+}
+
 }  // namespace
 }  // namespace ferry

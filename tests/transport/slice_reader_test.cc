@@ -5,8 +5,10 @@
 #include <unistd.h>
 
 #include <cstdint>
+#include <initializer_list>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include <gtest/gtest.h>
 
@@ -115,6 +117,45 @@ TEST(TcpSender, Aborted_LetsGoOfWhatItWasToSend) {
   EXPECT_FALSE(memory.expired());
   sender->Abort(absl::UnavailableError("the peer is gone"));
   EXPECT_TRUE(memory.expired());
+}
+
+// What the near connection takes holds control channels up: no more than so much, and one at a
+// time.
+TEST(TcpSender, SmallTransferAlone_GoesByTheNearConnection) {
+  LaneEnd end({1, 10}, "token", absl::Milliseconds(100));
+  const auto plane = *DataPlane::Create(1);
+  const auto offered = [&](std::initializer_list<size_t> sizes, bool releases) {
+    int fds[2];
+    EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
+    UniqueFd there(fds[1]);
+    const auto sender = std::make_shared<TcpSender>(*plane, *end.loop);
+    DataConnection connection;
+    connection.index = kNearConnection;
+    connection.socket = UniqueFd(fds[0]);
+    sender->AddConnection(std::move(connection));
+    for (int turn = 0; turn < 10; ++turn) {
+      absl::Notification has_turned;
+      end.loop->Post([&has_turned] { has_turned.Notify(); });
+      has_turned.WaitForNotification();
+    }
+    std::string bodies;
+    uint64_t id = 0;
+    for (const size_t bytes : sizes) {
+      const Shape shape = *Shape::Create({static_cast<int64_t>(bytes)});
+      sender->Offer(++id, *Tensor::Allocate(DataType::kUint8, shape), {},
+                    [&bodies](absl::StatusOr<TransferDescriptor> ticket) {
+                      ASSERT_TRUE(ticket.ok()) << ticket.status();
+                      bodies += ticket->body.empty() ? "-" : ticket->body;
+                    });
+      if (releases) sender->Release(id);
+    }
+    sender->Abort(absl::CancelledError("over"));
+    return bodies;
+  };
+  EXPECT_EQ(offered({kNearBytes}, true), "near");
+  EXPECT_EQ(offered({kNearBytes + 1}, true), "-");
+  EXPECT_EQ(offered({1000, 1000}, false), "near-") << "the first is still under way";
+  EXPECT_EQ(offered({1000, 1000}, true), "nearnear");
 }
 
 }  // namespace

@@ -389,5 +389,24 @@ TEST(Collectives, PartsThatDoNotFitAreRefusedByName) {
   }
 }
 
+// A peer may send any number of bytes, and protocol buffers take the number as an int: 4 GiB would
+// be none at all, and 2 GiB a negative number.
+TEST(CollectiveMessages, OfMoreThanTwoGibibytes_AreNone) {
+  v1::CollectiveJoin join;
+  join.set_group_key(7);
+  v1::CollectiveJoin read;
+  ASSERT_TRUE(FromTensor(ToTensor(join), read));
+  EXPECT_EQ(read.group_key(), 7);
+  ASSERT_TRUE(FromTensor(ToTensor(v1::CollectiveJoin()), read)) << "it has no bytes";
+  char byte = 0;
+  constexpr int64_t kBytes = int64_t{1} << 32;
+  // Never read.
+  const Tensor huge = *Tensor::Create(DataType::kUint8, *Shape::Create({kBytes}),
+                                      WrapForeignBuffer(&byte, size_t{kBytes}, nullptr));
+  EXPECT_FALSE(FromTensor(huge, read));
+  EXPECT_FALSE(FromTensor(FloatRow({1}), read));
+  EXPECT_FALSE(FromTensor(Tensor(), read));
+}
+
 }  // namespace
 }  // namespace ferry::worker

@@ -408,5 +408,52 @@ TEST(Plan, RefusesWhatIsNotThereAndCycles) {
               Fails(StatusCode::kInvalidArgument, HasSubstr("2 nodes wait for each other")));
 }
 
+// The step may go on with other graphs: what is cancelled too late must not end them.
+TEST(GraphRun, CancelledAfterItsEnd_TheStepIsLeftAlone) {
+  PlanWriter writer;
+  writer.Add("a", {});
+  Runner runner(writer.Make());
+  EXPECT_TRUE(runner.StartAndWait().ok());
+  runner.run().Cancel(absl::CancelledError("late"));
+  EXPECT_TRUE(runner.exchange().abort_status().ok()) << runner.exchange().abort_status();
+  EXPECT_EQ(runner.done_count, 1);
+}
+
+// One beyond the last, and one before the first.
+TEST(Plan, NodesAndPortsAtTheEdge_AreRefused) {
+  const auto create = [](int input, int port, int control) {
+    PlanWriter writer;
+    writer.Add("first", {});
+    writer.Add("second", {0}, {0});
+    writer.nodes()[1].inputs[0] = {input, port};
+    writer.nodes()[1].controls[0] = control;
+    return Plan::Create(std::move(writer.nodes())).status();
+  };
+  EXPECT_TRUE(create(0, 0, 0).ok());
+  for (const absl::Status& status :
+       {create(2, 0, 0), create(-1, 0, 0), create(0, 1, 0), create(0, 0, 2), create(0, 0, -1)}) {
+    EXPECT_THAT(status, Fails(StatusCode::kInvalidArgument, HasSubstr("takes what is not there")));
+  }
+}
+
+// A time of none counts as something: it has run.
+TEST(Plan, CostsOfNodes_FollowSlowly) {
+  PlanWriter writer;
+  writer.Add("a", {});
+  writer.Add("b", {});
+  const std::shared_ptr<const Plan> plan = writer.Make();
+  EXPECT_EQ(plan->CostNs(0), std::nullopt);
+  plan->NoteCost(0, -5);
+  EXPECT_EQ(plan->CostNs(0), 1);
+  plan->NoteCost(1, 1000);
+  EXPECT_EQ(plan->CostNs(1), 1000) << "the first counts fully";
+  plan->NoteCost(1, 5000);
+  EXPECT_EQ(plan->CostNs(1), 2000);
+  plan->NoteCost(1, int64_t{1} << 40);
+  EXPECT_GT(*plan->CostNs(1), 1'000'000'000);
+  EXPECT_LT(*plan->CostNs(1), int64_t{1} << 31);
+  EXPECT_EQ(plan->CostNs(0), 1);
+}
+
 }  // namespace
 }  // namespace ferry::worker

@@ -187,5 +187,41 @@ TEST_F(GroupTableTest, FailEndsAllThatWaitAndAllThatCome) {
   EXPECT_THAT(table_.Fail(absl::UnavailableError("node 2 has died")), IsEmpty());
 }
 
+// The shortest time of those that have come counts, until all are there.
+TEST_F(GroupTableTest, ShorterTimeComesLater_ItIsTheDeadlineUntilAllAreThere) {
+  const auto join = [](int32_t timeout_ms) {
+    v1::CollectiveJoin made = JoinOf(1, 1, 3);
+    made.set_timeout_ms(timeout_ms);
+    return made;
+  };
+  EXPECT_THAT(Join(0, join(2000)), IsEmpty());
+  EXPECT_THAT(Join(1, join(1000)), IsEmpty());
+  EXPECT_EQ(table_.NextDeadline(), kStart + absl::Seconds(1));
+  EXPECT_THAT(Join(2, join(3000)), SizeIs(3));
+  EXPECT_EQ(table_.NextDeadline(), absl::InfiniteFuture());
+  EXPECT_THAT(table_.Expire(kStart + absl::Hours(1)), IsEmpty());
+  // Nor is there one of a group that has failed.
+  v1::CollectiveJoin other = JoinOf(2, 1, 2);
+  other.set_timeout_ms(1000);
+  EXPECT_THAT(Join(0, other), IsEmpty());
+  EXPECT_THAT(Join(1, JoinOf(2, 1, 3)), SizeIs(2));
+  EXPECT_EQ(table_.NextDeadline(), absl::InfiniteFuture());
+}
+
+// Keys are any numbers, and the groups beside it are others'.
+TEST_F(GroupTableTest, GroupFails_AllOfItsInstancesEndAndNoOthers) {
+  for (const int instance : {-2147483647 - 1, -7, 0, 2147483647}) {
+    EXPECT_THAT(Join(0, JoinOf(5, instance, 2)), IsEmpty());
+  }
+  EXPECT_THAT(Join(0, JoinOf(5, 3, 2)), IsEmpty());
+  EXPECT_THAT(Join(1, JoinOf(5, 3, 2)), SizeIs(2)) << "that one is over";
+  for (const int group : {4, 6}) EXPECT_THAT(Join(2, JoinOf(group, 0, 2)), IsEmpty());
+  const auto answers = Join(1, JoinOf(5, 9, 3));
+  ExpectAll(answers, 5, absl::StatusCode::kInternal, "with size 3");
+  for (const auto& answer : answers) EXPECT_EQ(answer.group_key, 5);
+  EXPECT_EQ(table_.waiting_count(), 2u);
+  for (const int group : {4, 6}) EXPECT_THAT(Join(3, JoinOf(group, 0, 2)), SizeIs(2));
+}
+
 }  // namespace
 }  // namespace ferry::worker

@@ -59,5 +59,19 @@ TEST(StepRing, TakesNothingWhenItIsOffOrTheGraphIsTooLarge) {
   EXPECT_FALSE(StepRing(1, 100).Takes(101));
 }
 
+// The limit is the most that is kept.
+TEST(StepRing, RunsOfExactlyTheLimit_Stay) {
+  StepRing ring(3, 100);
+  Add(ring, 1, 60);
+  Add(ring, 2, 40);
+  EXPECT_THAT(Found(ring, {1, 2}), ElementsAre(1, 2));
+  Add(ring, 3, 0);
+  EXPECT_THAT(Found(ring, {1, 2, 3}), ElementsAre(1, 2, 3));
+  // What has gone is not counted any more.
+  Add(ring, 4, 60);
+  EXPECT_THAT(Found(ring, {1, 2, 3, 4}), ElementsAre(2, 3, 4));
+  EXPECT_EQ(ring.max_runs(), 3u);
+}
+
 }  // namespace
 }  // namespace ferry::worker

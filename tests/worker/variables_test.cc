@@ -194,5 +194,74 @@ TEST_F(VariableKernels, AddAtomically) {
   EXPECT_THAT(ElementsOf<int32_t>(*Read(handle)), ::testing::Each(kThreads * kRounds));
 }
 
+// It is written in place only while it is the variable's own and nobody looks at it.
+TEST(Variable, InPlaceOnlyWhatItMadeItselfAndNobodySees) {
+  Variable variable(DataType::kInt32);
+  const auto was_own = [&variable] {
+    bool was = false;
+    EXPECT_TRUE(variable
+                    .Modify([&was](const Tensor&, bool is_own) -> absl::StatusOr<Tensor> {
+                      was = is_own;
+                      return Ints({1});
+                    })
+                    .ok());
+    return was;
+  };
+  EXPECT_FALSE(was_own()) << "it had none";
+  EXPECT_TRUE(was_own());
+  {
+    const Tensor seen = variable.value();
+    EXPECT_FALSE(was_own());
+  }
+  EXPECT_TRUE(was_own());
+  variable.Assign(Ints({2}));
+  EXPECT_FALSE(was_own()) << "its memory may be somebody else's";
+  EXPECT_TRUE(was_own());
+}
+
+TEST(Variable, UpdateFails_TheValueStays) {
+  Variable variable(DataType::kInt32);
+  variable.Assign(Ints({5}));
+  const void* const data = variable.value().data();
+  const auto fail = [](const Tensor&, bool is_own) -> absl::StatusOr<Tensor> {
+    EXPECT_FALSE(is_own);
+    return absl::InternalError("no");
+  };
+  // A failure makes it nobody's own.
+  for (int i = 0; i < 2; ++i) EXPECT_EQ(variable.Modify(fail).code(), absl::StatusCode::kInternal);
+  EXPECT_EQ(variable.value().data(), data);
+  EXPECT_THAT(ElementsOf<int32_t>(variable.value()), ElementsAre(5));
+}
+
+// Kernels that are at one finish with it; whoever comes later finds none, or makes a new one.
+TEST(Variables, ClearedWhileOneIsUsed_TheNextIsAnother) {
+  Variables variables("d");
+  const ResourceHandle handle = {"d", "c", "v"};
+  const std::shared_ptr<Variable> former = *variables.FindOrCreate(handle, DataType::kInt32);
+  former->Assign(Ints({1}));
+  EXPECT_EQ(*variables.FindOrCreate(handle, DataType::kFloat), former) << "whatever its type";
+  variables.Clear({"c"});
+  EXPECT_THAT(variables.Find(handle), Fails(absl::StatusCode::kNotFound, HasSubstr("c")));
+  EXPECT_THAT(ElementsOf<int32_t>(former->value()), ElementsAre(1));
+  const std::shared_ptr<Variable> next = *variables.FindOrCreate(handle, DataType::kFloat);
+  EXPECT_NE(next, former);
+  EXPECT_EQ(next->dtype(), DataType::kFloat);
+  EXPECT_FALSE(next->value().is_valid());
+  EXPECT_EQ(variables.variable_count(), 1);
+}
+
+// A handle is read as far as its lengths say, and the name is the rest.
+TEST(ResourceHandles, LengthsUpToTheEnd_AreRead) {
+  EXPECT_EQ(*HandleFromTensor(Strings({}, {"ferry.resource:0:0:"})), (ResourceHandle{"", "", ""}));
+  EXPECT_EQ(*HandleFromTensor(Strings({}, {"ferry.resource:2:1:ddc"})),
+            (ResourceHandle{"dd", "c", ""}));
+  EXPECT_EQ(*HandleFromTensor(Strings({1}, {"ferry.resource:0:1:cv"})),
+            (ResourceHandle{"", "c", "v"}));
+  EXPECT_THAT(HandleFromTensor(Strings({}, {"ferry.resource:2:2:ddc"})),
+              Fails(kInvalid, HasSubstr("holds no handle")));
+  EXPECT_THAT(HandleFromTensor(Strings({}, {"ferry.resource:4:0:ddc"})),
+              Fails(kInvalid, HasSubstr("holds no handle")));
+}
+
 }  // namespace
 }  // namespace ferry::worker

@@ -179,5 +179,140 @@ TEST(StepTable, KeepsWhatFeedsTakeUntilTheStepIsOver) {
   EXPECT_EQ(budget.used(), 0u);
 }
 
+// As many as there may be, and one more when one of them is over; a step that is there already
+// takes no more room.
+TEST(StepTable, StepsUpToTheLimit_AreOpened) {
+  HeldExchanges exchanges;
+  StepTable table(exchanges, 2);
+  ASSERT_TRUE(table.Begin(1, "s", "g", kAlive).ok());
+  ASSERT_TRUE(table.Begin(2, "s", "g", kAlive).ok());
+  EXPECT_THAT(table.Begin(3, "s", "g", kAlive).status(),
+              Fails(StatusCode::kResourceExhausted, HasSubstr("--max-graph-steps")));
+  EXPECT_THAT(table.BeginPiece(3, "s", "g", kAlive).status(),
+              Fails(StatusCode::kResourceExhausted, HasSubstr("--max-graph-steps")));
+  EXPECT_TRUE(table.Begin(2, "s", "h", kAlive).ok());
+  EXPECT_EQ(table.step_count(), 2u);
+  table.Cleanup(1);
+  EXPECT_TRUE(table.Begin(3, "s", "g", kAlive).ok());
+}
+
+// Ids are the masters', and two of them may draw the same.
+TEST(StepTable, StepOfAnotherSession_IsNeitherEnteredNorCleanedUp) {
+  HeldExchanges exchanges;
+  StepTable table(exchanges, 10);
+  ASSERT_TRUE(table.Begin(1, "s", "g", kAlive).ok());
+  EXPECT_THAT(table.Begin(1, "t", "h", kAlive).status(),
+              Fails(StatusCode::kAborted, HasSubstr("another session's")));
+  table.CleanupSession("t");
+  EXPECT_EQ(table.step_count(), 1u);
+  EXPECT_EQ(exchanges.cleanups[1], 0);
+  EXPECT_THAT(table.Begin(1, "s", "g", kAlive).status(),
+              Fails(StatusCode::kAborted, HasSubstr("has been run in step 1 before")));
+  // The same id once more, when it is free.
+  table.Cleanup(1);
+  EXPECT_TRUE(table.Begin(1, "t", "g", kAlive).ok());
+}
+
+TEST(StepTable, PiecesOfAGraph_AreOfOneRun) {
+  HeldExchanges exchanges;
+  StepTable table(exchanges, 10);
+  const auto first = table.BeginPiece(1, "s", "g", kAlive);
+  const auto second = table.BeginPiece(1, "s", "g", kAlive);
+  const auto other = table.BeginPiece(1, "s", "h", kAlive);
+  ASSERT_TRUE(first.ok() && second.ok() && other.ok());
+  EXPECT_TRUE(first->is_first);
+  EXPECT_FALSE(second->is_first);
+  EXPECT_EQ(first->run, second->run);
+  EXPECT_TRUE(other->is_first);
+  EXPECT_NE(first->run, other->run);
+  EXPECT_THAT(table.Begin(1, "s", "g", kAlive).status(),
+              Fails(StatusCode::kAborted, HasSubstr("has been run in step 1 before")));
+  table.Cleanup(1);
+  const auto again = table.BeginPiece(1, "s", "g", kAlive);
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_TRUE(again->is_first);
+  EXPECT_NE(again->run, first->run);
+}
+
+// One that does not wait for anything of its step would go on to its end.
+TEST(StepTable, StepIsOver_WhatRunsThereIsCancelled) {
+  HeldExchanges exchanges;
+  StepTable table(exchanges, 10);
+  ASSERT_TRUE(table.Begin(1, "s", "g", kAlive).ok());
+  PlanWriter writer;
+  writer.AddRecv("in");
+  const std::shared_ptr<const Plan> plan = writer.Make();
+  const Executor executor = [](absl::AnyInvocable<void() &&> task) { std::move(task)(); };
+  struct Waiting {
+    std::shared_ptr<HeldExchange> exchange = std::make_shared<HeldExchange>();
+    std::shared_ptr<GraphRun> run;
+    std::vector<absl::Status> ends;
+  };
+  // Not of the step's exchange, which would end them too.
+  Waiting listed;
+  Waiting removed;
+  Waiting late;
+  for (Waiting* const each : {&listed, &removed, &late}) {
+    GraphRunOptions options;
+    options.executor = &executor;
+    options.now_ns = [] { return int64_t{0}; };
+    each->run =
+        GraphRun::Create(plan, each->exchange, std::move(options),
+                         [each](absl::Status status) { each->ends.push_back(std::move(status)); });
+    each->run->Start();
+  }
+  table.AddRun(1, listed.run);
+  table.AddRun(1, removed.run);
+  table.RemoveRun(1, removed.run.get());
+  table.Cleanup(1);
+  ASSERT_EQ(listed.ends.size(), 1u);
+  EXPECT_THAT(listed.ends[0], Fails(StatusCode::kAborted, HasSubstr("step 1 is over")));
+  EXPECT_TRUE(removed.ends.empty());
+  table.AddRun(1, late.run);
+  EXPECT_EQ(late.run.use_count(), 2) << "the run itself, and the test: it is not kept";
+  for (Waiting* const each : {&removed, &late}) {
+    each->run->Cancel(absl::CancelledError("the test is over"));
+    EXPECT_EQ(each->ends.size(), 1u);
+  }
+}
+
+// Whichever of the two ends comes first, the last call is answered once, with the run's error if
+// it has one.
+TEST(PartialRun, BothEndsMeet_TheLastCallIsAnsweredOnce) {
+  const absl::Status of_run = absl::InternalError("the run has failed");
+  const absl::Status of_call = absl::InvalidArgumentError("the call has failed");
+  for (const bool run_is_first : {true, false}) {
+    for (const bool run_fails : {true, false}) {
+      for (const bool call_fails : {true, false}) {
+        PartialRun partial;
+        std::vector<absl::Status> answers;
+        const auto end_run = [&] { partial.EndRun(run_fails ? of_run : absl::OkStatus()); };
+        if (run_is_first) end_run();
+        partial.EndLastCall(call_fails ? of_call : absl::OkStatus(),
+                            [&answers](absl::Status status) { answers.push_back(status); });
+        EXPECT_EQ(answers.size(), run_is_first ? 1u : 0u);
+        if (!run_is_first) end_run();
+        ASSERT_EQ(answers.size(), 1u);
+        EXPECT_EQ(answers[0], run_fails ? of_run : call_fails ? of_call : absl::OkStatus());
+      }
+    }
+  }
+}
+
+TEST(PartialRun, SecondLastCall_IsRefusedAndTheFirstIsAnswered) {
+  PartialRun partial;
+  std::vector<absl::Status> first;
+  std::vector<absl::Status> second;
+  partial.EndLastCall(absl::OkStatus(), [&](absl::Status status) { first.push_back(status); });
+  partial.EndLastCall(absl::OkStatus(), [&](absl::Status status) { second.push_back(status); });
+  EXPECT_TRUE(first.empty());
+  ASSERT_EQ(second.size(), 1u);
+  EXPECT_EQ(second[0].code(), StatusCode::kAborted);
+  partial.EndRun(absl::OkStatus());
+  ASSERT_EQ(first.size(), 1u);
+  EXPECT_TRUE(first[0].ok()) << first[0];
+  EXPECT_EQ(second.size(), 1u);
+}
+
 }  // namespace
 }  // namespace ferry::worker

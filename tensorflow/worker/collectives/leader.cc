@@ -2,6 +2,7 @@
 // Between the table and the exchange.
 #include "tensorflow/worker/collectives/leader.h"
 
+#include <limits>
 #include <string>
 #include <utility>
 
@@ -32,6 +33,7 @@ Tensor ToTensor(const google::protobuf::MessageLite& message) {
 
 bool FromTensor(const Tensor& tensor, google::protobuf::MessageLite& message) {
   return tensor.is_valid() && tensor.dtype() == DataType::kUint8 && tensor.is_on_host() &&
+         tensor.bytes() <= static_cast<size_t>(std::numeric_limits<int>::max()) &&
          message.ParseFromArray(tensor.data(), static_cast<int>(tensor.bytes()));
 }
 

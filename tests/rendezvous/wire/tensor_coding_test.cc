@@ -3,6 +3,7 @@
 // reference.
 #include "rendezvous/recv_tensor/tensor_coding.h"
 
+#include <cstdint>
 #include <cstring>
 #include <random>
 #include <string>
@@ -13,6 +14,7 @@
 #include "proto/ferry_tensor_stream.pb.h"
 #include "proto/tf_worker.pb.h"
 #include "rendezvous/recv_tensor/tensor_frames.h"
+#include "rendezvous/recv_tensor/wire.h"
 #include "rendezvous_fixture.h"
 #include "tensor/tensor_proto.h"
 
@@ -373,6 +375,32 @@ TEST(Hostile, NothingAndGarbageAreErrors) {
   EXPECT_FALSE(DecodeRecvTensorResponse(none, {}).ok());
   FrameReader reader({});
   EXPECT_FALSE(reader.Read(none).ok());
+}
+
+// A few bytes that promise gibibytes: nothing is allocated before they have come.
+TEST(Hostile, ContentThatHasNotCome_AsksForNoMemory) {
+  for (const uint64_t promised :
+       {uint64_t{100}, uint64_t{INT32_MAX}, uint64_t{1} << 31, uint64_t{UINT32_MAX}}) {
+    tensorflow::TensorProto proto;
+    proto.set_dtype(tensorflow::DT_UINT8);
+    proto.mutable_tensor_shape()->add_dim()->set_size(static_cast<int64_t>(promised));
+    std::string tensor = proto.SerializeAsString();
+    wire::AppendVarint(wire::BytesTag(tensorflow::TensorProto::kTensorContentFieldNumber), tensor);
+    wire::AppendVarint(promised, tensor);
+    tensor += "short";
+    std::string text;
+    wire::AppendVarint(wire::BytesTag(tensorflow::RecvTensorResponse::kTensorFieldNumber), text);
+    wire::AppendVarint(tensor.size(), text);
+    grpc::ByteBuffer bytes = Cut(text + tensor, 10);
+    int calls = 0;
+    const DecodeTarget target{
+        .allocator = [&calls](DataType, const Shape&) -> absl::StatusOr<Tensor> {
+          ++calls;
+          return absl::ResourceExhaustedError("no memory");
+        }};
+    EXPECT_FALSE(DecodeRecvTensorResponse(bytes, target).ok()) << promised;
+    EXPECT_EQ(calls, 0) << promised;
+  }
 }
 
 }  // namespace

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+// Messages that are one byte too short, too long, or one beyond what a field may say. Whoever
+// decodes them believes nothing.
+#include "rendezvous/peer/peer_protocol.h"
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "absl/functional/function_ref.h"
+
+#include "tests/rendezvous/recording_control_channel.h"
+
+namespace ferry {
+namespace {
+
+std::string BodyOf(absl::FunctionRef<absl::Status(ControlChannel&)> send) {
+  RecordingControlChannel channel({1, 1001});
+  EXPECT_TRUE(send(channel).ok());
+  return channel.bodies.at(0);
+}
+std::string WithInt32(std::string body, size_t at, uint32_t value) {
+  body.replace(at, sizeof(value), reinterpret_cast<const char*>(&value), sizeof(value));
+  return body;
+}
+
+TEST(PeerProtocol, CodesOfErrors_AreFrom1To16) {
+  const std::string refusal = BodyOf([](ControlChannel& channel) {
+    return SendRefusal(channel, {7, absl::DataLossError("x")});
+  });
+  const std::string declined = BodyOf([](ControlChannel& channel) {
+    return SendDeclined(channel, {7, absl::DataLossError("x"), 1, "key"});
+  });
+  EXPECT_EQ(DecodeRefusal(refusal)->status, absl::DataLossError("x"));
+  EXPECT_EQ(DecodeDeclined(declined)->status, absl::DataLossError("x"));
+  for (const uint32_t code : {0u, 1u, 16u, 17u, UINT32_MAX}) {
+    // An OK would be taken for a value that never came.
+    const bool is_error = code >= 1 && code <= 16;
+    EXPECT_EQ(DecodeRefusal(WithInt32(refusal, 8, code)).ok(), is_error) << code;
+    EXPECT_EQ(DecodeDeclined(WithInt32(declined, 16, code)).ok(), is_error) << code;
+  }
+}
+
+TEST(PeerProtocol, KeyOfADeclinedValue_EndsWithItsMessage) {
+  const std::string body = BodyOf([](ControlChannel& channel) {
+    return SendDeclined(channel, {7, absl::DataLossError("why"), 1, "key"});
+  });
+  EXPECT_EQ(DecodeDeclined(body)->key, "key");
+  EXPECT_EQ(DecodeDeclined(body)->status.message(), "why");
+  EXPECT_EQ(DecodeDeclined(WithInt32(body, 20, 6))->key, "keywhy");
+  for (const uint32_t bytes : {7u, UINT32_MAX}) {
+    EXPECT_FALSE(DecodeDeclined(WithInt32(body, 20, bytes)).ok()) << bytes;
+  }
+}
+
+TEST(PeerProtocol, KeysOfTheLargestSize_AreSentAndNoLarger) {
+  RecordingControlChannel channel({1, 1001});
+  EXPECT_TRUE(SendRequest(channel, {1, 2, true, std::string(kMaxKeyBytes, 'k')}).ok());
+  EXPECT_EQ(DecodeRequest(channel.bodies.back())->key.size(), kMaxKeyBytes);
+  EXPECT_TRUE(DecodeRequest(channel.bodies.back())->may_decline);
+  EXPECT_EQ(SendRequest(channel, {1, 2, true, std::string(kMaxKeyBytes + 1, 'k')}).code(),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(channel.bodies.size(), 1u);
+}
+
+TEST(PeerProtocol, TicketThatBringsItsTensor_HoldsAsManyBytesAsItsShapeSays) {
+  const auto ticket = [](size_t bytes, uint8_t transport, bool is_dead = false) {
+    ReadyToSendMessage message;
+    message.id = 7;
+    message.transport = transport;
+    message.is_dead = is_dead;
+    message.header = {DataType::kInt32, *Shape::Create({2, 3}), 24};
+    const std::string elements(bytes, 'x');
+    message.body = elements;
+    return BodyOf([&](ControlChannel& channel) { return SendTicket(channel, message, {}); });
+  };
+  EXPECT_EQ(DecodeTicket(ticket(24, 0))->header.bytes, 24u);
+  EXPECT_FALSE(DecodeTicket(ticket(23, 0)).ok());
+  EXPECT_FALSE(DecodeTicket(ticket(25, 0)).ok());
+  // By a transport it is what that likes to say.
+  EXPECT_EQ(DecodeTicket(ticket(5, 1))->body.size(), 5u);
+  EXPECT_TRUE(DecodeTicket(ticket(0, 0, /*is_dead=*/true)).ok());
+  EXPECT_FALSE(DecodeTicket(ticket(0, 1, /*is_dead=*/true)).ok());
+}
+
+TEST(PeerProtocol, ShapesOfTickets_AreWholeAndOfPossibleRank) {
+  ReadyToSendMessage message;
+  message.transport = 1;
+  message.header.dtype = DataType::kUint8;
+  message.header.shape = *Shape::Create(std::vector<int64_t>(Shape::kMaxRank, 1));
+  const std::string body =
+      BodyOf([&](ControlChannel& channel) { return SendTicket(channel, message, {}); });
+  EXPECT_EQ(DecodeTicket(body)->header.shape.rank(), static_cast<int>(Shape::kMaxRank));
+  EXPECT_FALSE(DecodeTicket(absl::string_view(body).substr(0, body.size() - 1)).ok());
+  // With as many dimensions as it says.
+  std::string deeper = body + std::string(8, '\1');
+  deeper[17] = static_cast<char>(Shape::kMaxRank + 1);
+  EXPECT_FALSE(DecodeTicket(deeper).ok());
+  // Elements that are no bytes cannot be sent so.
+  std::string strings = body;
+  strings[16] = static_cast<char>(DataType::kString);
+  EXPECT_FALSE(DecodeTicket(strings).ok());
+}
+
+TEST(PeerProtocol, MessagesOfOneId_AreNeitherShorterNorLonger) {
+  const std::string body = BodyOf(
+      [](ControlChannel& channel) { return SendId(channel, ControlMessage::kDone, UINT64_MAX); });
+  EXPECT_EQ(*DecodeId(body), UINT64_MAX);
+  EXPECT_FALSE(DecodeId(absl::string_view(body).substr(1)).ok());
+  EXPECT_FALSE(DecodeId(body + "x").ok());
+}
+
+TEST(PeerProtocol, AnnouncementsOfNoTransport_AreRefused) {
+  EXPECT_FALSE(DecodeAnnouncement("").ok());
+  EXPECT_FALSE(DecodeAnnouncement(absl::string_view("\0body", 5)).ok());
+  EXPECT_EQ(DecodeAnnouncement("\1body")->body, "body");
+}
+
+// Of a machine with more than any has, the first are told, and the rest of the message is whole.
+TEST(PeerProtocol, HelloOfManyAddresses_IsCutAndRead) {
+  HelloMessage hello;
+  hello.boot_id = std::string(1000, 'b');
+  hello.host_name = "host";
+  hello.tcp.assign(17, "10.0.0.1:1");
+  hello.gpus.assign(65, "GPU-1");
+  hello.nccl_version = 22703;
+  const std::string body =
+      BodyOf([&](ControlChannel& channel) { return SendHello(channel, hello); });
+  const absl::StatusOr<HelloMessage> read = DecodeHello(body);
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(read->boot_id.size(), 256u);
+  EXPECT_EQ(read->tcp.size(), 16u);
+  EXPECT_EQ(read->gpus.size(), 64u);
+  EXPECT_EQ(read->nccl_version, 22703);
+  EXPECT_FALSE(DecodeHello(body + "x").ok());
+  EXPECT_FALSE(DecodeHello(absl::string_view(body).substr(0, body.size() - 1)).ok());
+}
+
+}  // namespace
+}  // namespace ferry

@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+// TcpReceiver: which slices are let through. The sender is not trusted, and its headers say where
+// in this process's memory the bytes go.
+#include "transport/tcp/tcp_receiver.h"
+
+#include <cstdint>
+#include <memory>
+
+#include <gtest/gtest.h>
+
+#include "absl/synchronization/notification.h"
+
+#include "tests/transport/control_channel_pair.h"
+
+namespace ferry {
+namespace {
+
+using Verdict = SliceSink::Verdict;
+
+// Of two slices.
+constexpr size_t kWholeTensor = kSliceBytes + 100;
+
+class TcpReceiverTest : public ::testing::Test {
+ protected:
+  TcpReceiverTest() : end_(PeerId{1, 10}) {
+    environment_.loop = end_.loop.get();
+    environment_.hub = end_.hub.get();
+    environment_.arena = *HostArena::Create({});
+    Endpoint peer;
+    peer.peer = {2, 20};
+    receiver_ = std::make_shared<TcpReceiver>(environment_, *plane_, peer);
+    // Nothing becomes of its connections, which are made there: the slices are the test's.
+    end_.loop->Post([this] {
+      is_held_.Notify();
+      let_go_.WaitForNotification();
+    });
+    is_held_.WaitForNotification();
+  }
+  ~TcpReceiverTest() override {
+    receiver_->Abort(absl::CancelledError("over"));
+    let_go_.Notify();
+  }
+
+  static TensorHeader HeaderOf(size_t elements, DataType dtype = DataType::kUint8) {
+    return {dtype, *Shape::Create({static_cast<int64_t>(elements)}), elements};
+  }
+  void Take(uint64_t id, const TensorHeader& header = HeaderOf(kWholeTensor)) {
+    receiver_->Take(id, header, "", {}, Tensor(),
+                    [this](absl::StatusOr<Tensor> tensor, TransportReceiver::TakeInfo info) {
+                      ++done_;
+                      status_ = tensor.status();
+                      has_checked_values_ = info.has_checked_values;
+                    });
+  }
+  Verdict Place(uint64_t id, uint64_t offset, size_t bytes) {
+    target_ = {};
+    return receiver_->Place(
+        {.transfer = id, .offset = offset, .bytes = static_cast<uint32_t>(bytes)}, &target_);
+  }
+  // It has come.
+  void Slice(uint64_t id, uint64_t offset, size_t bytes) {
+    receiver_->OnSlice({.transfer = id, .offset = offset, .bytes = static_cast<uint32_t>(bytes)});
+  }
+
+  // Outlive the loop, which uses them.
+  absl::Notification is_held_;
+  absl::Notification let_go_;
+  LaneEnd end_;
+  TransportEnvironment environment_;
+  const std::unique_ptr<DataPlane> plane_ = *DataPlane::Create(1);
+  std::shared_ptr<TcpReceiver> receiver_;
+  SliceTarget target_;
+  int done_ = 0;
+  absl::Status status_;
+  bool has_checked_values_ = false;
+};
+
+TEST_F(TcpReceiverTest, SlicesOutsideOfTheTensor_AreErrors) {
+  EXPECT_EQ(Place(1, 0, 1), Verdict::kWait) << "its descriptor is still to come";
+  Take(1);
+  EXPECT_EQ(Place(1, 0, 0), Verdict::kError);
+  EXPECT_EQ(Place(1, 0, kSliceBytes + 1), Verdict::kError);
+  EXPECT_EQ(Place(1, kWholeTensor, 1), Verdict::kError);
+  EXPECT_EQ(Place(1, kWholeTensor + 1, 1), Verdict::kError);
+  EXPECT_EQ(Place(1, kWholeTensor - 10, 11), Verdict::kError);
+  // Whose end is 0 again.
+  EXPECT_EQ(Place(1, UINT64_MAX, 1), Verdict::kError);
+  EXPECT_EQ(Place(1, UINT64_MAX - 9, 20), Verdict::kError);
+  ASSERT_EQ(Place(1, 0, kSliceBytes), Verdict::kPlace);
+  const char* const begin = target_.data;
+  ASSERT_EQ(Place(1, kWholeTensor - 10, 10), Verdict::kPlace);
+  EXPECT_EQ(target_.data, begin + (kWholeTensor - 10));
+  EXPECT_EQ(done_, 0);
+}
+
+// As many bytes as the tensor has, and no more, however they lie: a part of it would never come,
+// and its receiver get what was in that memory before.
+TEST_F(TcpReceiverTest, SlicesThatOverlap_AreErrors) {
+  Take(1);
+  Slice(1, 0, kSliceBytes);
+  EXPECT_EQ(Place(1, 0, 101), Verdict::kError);
+  EXPECT_EQ(Place(1, kSliceBytes - 1, 101), Verdict::kError);
+  EXPECT_EQ(Place(1, kSliceBytes, 100), Verdict::kPlace);
+  // Two connections may have asked for their slice's place before either had come.
+  Slice(1, 0, 101);
+  EXPECT_EQ(done_, 0);
+  Slice(1, kSliceBytes, 100);
+  EXPECT_EQ(done_, 1);
+  EXPECT_TRUE(status_.ok()) << status_;
+  EXPECT_EQ(Place(1, 0, 1), Verdict::kWait) << "of what is there nothing more is known";
+}
+
+TEST_F(TcpReceiverTest, TransferForASecondTime_IsRefusedAndTheFirstGoesOn) {
+  Take(1);
+  Take(1);
+  EXPECT_EQ(done_, 1);
+  EXPECT_EQ(status_.code(), absl::StatusCode::kInvalidArgument);
+  Slice(1, 0, kSliceBytes);
+  Slice(1, kSliceBytes, 100);
+  EXPECT_EQ(done_, 2);
+  EXPECT_TRUE(status_.ok()) << status_;
+  // Its number is free again.
+  Take(1);
+  EXPECT_EQ(done_, 2);
+  EXPECT_EQ(Place(1, 0, kSliceBytes), Verdict::kPlace);
+}
+
+// Its receiver may use the buffer for something else at once; what comes must still make sense.
+TEST_F(TcpReceiverTest, CancelledOrDropped_IsReadAndForgotten) {
+  Take(1);
+  ASSERT_EQ(Place(1, 0, kSliceBytes), Verdict::kPlace);
+  const std::shared_ptr<ClosableWriter> gate = target_.gate;
+  receiver_->Cancel(1);
+  EXPECT_FALSE(gate->Pass([] {}));
+  receiver_->Drop(2, HeaderOf(kWholeTensor), "", {});
+  for (const uint64_t id : {1, 2}) {
+    EXPECT_EQ(Place(id, 0, kSliceBytes), Verdict::kSkip);
+    EXPECT_EQ(Place(id, kWholeTensor, 1), Verdict::kError);
+    Slice(id, 0, kSliceBytes);
+    EXPECT_EQ(Place(id, kSliceBytes, 101), Verdict::kError);
+    EXPECT_EQ(Place(id, kSliceBytes, 100), Verdict::kSkip);
+    Slice(id, kSliceBytes, 100);
+    EXPECT_EQ(Place(id, 0, 1), Verdict::kWait) << "it has come, and is forgotten";
+    EXPECT_EQ(done_, 1);
+    EXPECT_EQ(status_.code(), absl::StatusCode::kCancelled);
+  }
+}
+
+TEST_F(TcpReceiverTest, Aborted_NothingIsPlacedAndTheFirstReasonStays) {
+  Take(1);
+  ASSERT_EQ(Place(1, 0, kSliceBytes), Verdict::kPlace);
+  const std::shared_ptr<ClosableWriter> gate = target_.gate;
+  const absl::Status why = absl::UnavailableError("node 2 has gone");
+  receiver_->Abort(why);
+  EXPECT_EQ(done_, 1);
+  EXPECT_EQ(status_, why);
+  EXPECT_FALSE(gate->Pass([] {}));
+  EXPECT_EQ(Place(1, 0, kSliceBytes), Verdict::kError);
+  receiver_->Abort(absl::InternalError("later"));
+  Take(2);
+  EXPECT_EQ(done_, 2);
+  EXPECT_EQ(status_, why);
+}
+
+// Whoever takes it checks no booleans that were checked here, and all others.
+TEST_F(TcpReceiverTest, OneByteIsNoBoolean_TheValuesCountAsUnchecked) {
+  uint64_t id = 0;
+  for (const bool is_damaged : {false, true, false}) {
+    Take(++id, HeaderOf(10, DataType::kBool));
+    for (const uint64_t offset : {0, 5}) {
+      ASSERT_EQ(Place(id, offset, 5), Verdict::kPlace);
+      ASSERT_NE(target_.has_non_boolean, nullptr);
+      // In the first of two slices.
+      if (is_damaged && offset == 0) target_.has_non_boolean->store(true);
+      Slice(id, offset, 5);
+    }
+    EXPECT_EQ(has_checked_values_, !is_damaged);
+  }
+  Take(++id, HeaderOf(10));
+  ASSERT_EQ(Place(id, 0, 10), Verdict::kPlace);
+  EXPECT_EQ(target_.has_non_boolean, nullptr);
+}
+
+TEST_F(TcpReceiverTest, DescriptorsThatSaySomething_AreRefused) {
+  for (const absl::string_view body : {"far", "nea", "near "}) {
+    absl::Status status;
+    receiver_->Take(
+        1, HeaderOf(10), body, {}, Tensor(),
+        [&status](auto tensor, TransportReceiver::TakeInfo) { status = tensor.status(); });
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << body;
+    EXPECT_EQ(Place(1, 0, 1), Verdict::kWait);
+  }
+}
+
+}  // namespace
+}  // namespace ferry
