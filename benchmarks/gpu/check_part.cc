@@ -119,7 +119,7 @@ const std::vector<Part>& AllParts() {
        absl::Seconds(60), true, RunNcclSharedGpuPart},
       {"several_gpus", "two GPUs: CUDA IPC and NCCL between them", absl::Seconds(60), true,
        RunSeveralGpusPart},
-      {"nccl_arbiter", "NCCL: a program's collectives beside keyed transfers, by turns",
+      {"nccl_turns", "NCCL: a program's collectives beside keyed transfers, by turns",
        absl::Seconds(50), true, RunNcclTurnsPart},
       {"latency", "figures: hand-off by CUDA IPC", absl::Seconds(60), true, RunLatencyPart},
       {"launch", "figures: what a transfer costs its caller", absl::Seconds(30), true,
