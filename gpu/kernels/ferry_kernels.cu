@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Kernels for the tool's checks (a pattern that cannot be right by chance, and a sum over memory),
-// and for the arithmetic of graphs, whose loops are in elements.h. Word i of the pattern is seed +
-// i * kStride, as in cli/pattern.h.
+// and for the arithmetic of graphs, whose loops are in elements.h. Word i of the pattern is
+// seed + i * kStride, as in cli/pattern.h.
 #include <cstdint>
 
 #include "gpu/kernels/cast_elements.h"
