@@ -79,7 +79,7 @@ LocalDiscovery DiscoverLocal(const DiscoveryOptions& options) {
   }
   const absl::Status valid = Validate(topology);
   if (valid.ok()) return local;
-  // Such as two GPUs with the same UUID: a broken driver. The host remains usable.
+  // For example two GPUs with the same UUID: a broken driver. The host remains usable.
   local.cuda_reason = std::string(valid.message());
   topology.devices.resize(1);
   topology.links.clear();

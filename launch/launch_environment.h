@@ -68,7 +68,7 @@ absl::Status CheckLaunchOptions(const LaunchOptions& options);
 //   FERRY_COORDINATOR FERRY_NODE_ID FERRY_NUM_NODES FERRY_LOCAL_RANK FERRY_LOCAL_SIZE FERRY_RUN
 //   RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT
 //   JAX_COORDINATOR_ADDRESS JAX_COORDINATOR_BIND_ADDRESS JAX_NUM_PROCESSES JAX_PROCESS_ID
-//   CUDA_VISIBLE_DEVICES and FERRY_HEARTBEAT_TIMEOUT, when asked
+//   CUDA_VISIBLE_DEVICES and FERRY_HEARTBEAT_TIMEOUT, if requested
 // and without those of an outer torchrun: TORCHELASTIC_*, GROUP_* and ROLE_*, by which PyTorch
 // would look for the outer job's store. Pure. Errors: INVALID_ARGUMENT when the inherited
 // CUDA_VISIBLE_DEVICES has too few devices. REQUIRES: CheckLaunchOptions(options) is OK and 0 <=

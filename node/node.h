@@ -99,7 +99,7 @@ struct NodeIdentity {
 //   Errors: INVALID_ARGUMENT saying what is missing, out of range or contradictory.
 absl::StatusOr<NodeIdentity> ResolveNodeIdentity(const NodeOptions& options, GetEnv get_env);
 
-// What is known of the job of a process whose identity ResolveNodeIdentity rejects.
+// The known parts of the job of a process whose identity ResolveNodeIdentity rejects.
 struct RefusedNode {
   // As in NodeIdentity.
   std::string coordinator;

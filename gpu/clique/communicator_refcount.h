@@ -37,7 +37,7 @@ class CommunicatorRegistry {
 
 // A communicator that is idle on one rank is cached there, and evicted when its memory is needed:
 // this ends it for all ranks, so none of them may just have started to use it. So a rank that uses
-// it writes its use key before it reads the leaving key; a rank that wants to end it writes the
+// it writes its use key before it reads the leaving key; a rank that is to end it writes the
 // leaving key before it reads the use keys; and one of the two sees the other.
 //
 //   nccl-use/<clique>/rank/<r>   the rank uses the communicator, or creates one

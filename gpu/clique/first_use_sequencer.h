@@ -19,7 +19,7 @@ namespace ferry {
 // that create communicators of the same devices in different orders could deadlock. So all devices
 // run first exchanges in one order, on which the ranks of each agree:
 //   1  a rank that has initialized a communicator joins its device's line, and gets a number larger
-//   than any that the device has seen; it publishes the number to the other ranks
+//      than any that the device has seen; it publishes the number to the other ranks
 //   2  once all ranks have published, the largest of their numbers is that of the exchange, on all
 //   3  the first in a line begins if its number is agreed, and leaves the line when it has ended
 // An agreed number is no smaller than the proposed one, so a later exchange overtakes none; and the

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Making, describing and freeing of segments.
+// ArenaSegment: creation, description and release.
 #include "gpu/cuda/arena_segment.h"
 
 #include <atomic>
@@ -22,7 +22,7 @@ AllocationProperties ExportableMemory(const CudaDevice& device) {
   return properties;
 }
 
-// Where it is the memory that lacks: how much was asked for, and how much there is.
+// For out of memory: adds how much was requested and how much the device has.
 absl::Status WithMemory(const CudaDevice& device, const absl::Status& status, size_t bytes) {
   size_t free_bytes = 0;
   size_t total_bytes = 0;
@@ -56,7 +56,7 @@ absl::Status ProbeExport(const CudaDevice& device, size_t& granularity) {
       granularity));
   absl::Status status = ExportHandle(device, handle).status();
   table.memory_release(handle);
-  // Of descriptors: other handles need none.
+  // The process has no file descriptors left; other handle kinds need none.
   if (absl::IsResourceExhausted(status)) return absl::FailedPreconditionError(status.message());
   return status;
 }
@@ -89,7 +89,7 @@ absl::Status ArenaSegment::Describe(const CudaDevice& device, ExportBy export_by
   descriptor.export_by = export_by;
   descriptor.device = device.uuid();
   uint64_t id = info.pieces[0].buffer_id;
-  // Where the driver gives none, the segments of this process are numbered.
+  // For drivers without buffer ids, the segments of this process are numbered.
   static std::atomic<uint64_t> count = 0;
   if (id == 0) id = ++count;
   descriptor.buffer_id = AllocationId(id, base, bytes);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ArenaSegment: one piece of a GpuArena's memory, from the driver and back.
+// ArenaSegment: one piece of a GpuArena's memory, allocated from the driver.
 #ifndef FERRY_GPU_CUDA_ARENA_SEGMENT_H_
 #define FERRY_GPU_CUDA_ARENA_SEGMENT_H_
 
@@ -14,12 +14,12 @@
 
 namespace ferry::cuda {
 
-// Whether memory that is exported as descriptors can be made here; not every container lets it.
-// RESOURCE_EXHAUSTED: the device has none just now.
-//   granularity: what its sizes are multiples of.
+// Checks whether memory that is exported as file descriptors can be created here; not every
+// container allows it. RESOURCE_EXHAUSTED: the device has no free memory at present.
+//   granularity: set to the unit of its sizes.
 absl::Status ProbeExport(const CudaDevice& device, size_t& granularity);
 
-// Given back by Free, which may synchronise the device.
+// Released by Free, which may synchronize the device.
 struct ArenaSegment {
   uint32_t id = 0;
   size_t bytes = 0;
@@ -28,7 +28,7 @@ struct ArenaSegment {
   bool is_mapped = false;
   IpcDescriptor descriptor;  // of the whole segment
 
-  // For the devices of these ordinals.
+  // Maps the segment with access for the devices of these ordinals.
   absl::Status MapVirtual(const CudaDevice& device, const std::vector<int>& ordinals);
   absl::Status AllocatePlain(const CudaDevice& device);
   absl::Status Describe(const CudaDevice& device, ExportBy export_by);

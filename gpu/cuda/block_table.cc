@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Size classes and the budget.
+// BlockTable: size classes and the budget.
 #include "gpu/cuda/block_table.h"
 
 #include <algorithm>
@@ -12,9 +12,9 @@
 namespace ferry::cuda {
 namespace {
 
-// Beyond this nothing can be addressed.
+// Larger than any address range.
 constexpr size_t kLargestBytes = size_t{1} << 46;
-// A class shares a segment if so many of its blocks fit.
+// Minimum number of blocks per segment for a class to share segments.
 constexpr size_t kBlocksWorthSharing = 8;
 
 size_t RoundUp(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
@@ -23,8 +23,8 @@ size_t RoundUp(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * u
 
 BlockTable::BlockTable(BlockTableOptions options) : options_(std::move(options)) {}
 
-// Small classes are a quarter of a power of two apart: at most a fifth of a block is not used.
-// Those that have segments of their own are finer.
+// Small classes are a quarter of a power of two apart: at most a fifth of a block is unused.
+// Classes with a segment per block are finer.
 size_t BlockTable::ClassBytes(size_t bytes) const {
   if (bytes <= options_.smallest_bytes) return options_.smallest_bytes;
   const size_t octave = std::bit_floor(bytes - 1);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// BlockTable: which blocks of which segments are free. Knows sizes only, touches no memory.
+// BlockTable: bookkeeping of free blocks in segments; does not touch memory.
 #ifndef FERRY_GPU_CUDA_BLOCK_TABLE_H_
 #define FERRY_GPU_CUDA_BLOCK_TABLE_H_
 
@@ -19,7 +19,7 @@ struct BlockTableOptions {
   std::string name;              // "the arena of gpu:0", for messages
   std::string budget_option;     // "GpuArenaOptions::budget_bytes"
   size_t budget_bytes = 0;       // of all segments together
-  size_t segment_bytes = 0;      // that small classes share
+  size_t segment_bytes = 0;      // of the segments that small classes share
   size_t granularity_bytes = 1;  // segments are multiples of it
   size_t smallest_bytes = 512;   // the smallest class, and every block's alignment; a power of two
 };
@@ -27,8 +27,8 @@ struct BlockTableOptions {
 struct TakenBlock {
   uint32_t segment = 0;
   uint32_t index = 0;
-  uint32_t generation = 0;  // how often the block has been out
-  size_t offset = 0;        // in the segment
+  uint32_t generation = 0;  // how often the block has been allocated
+  size_t offset = 0;        // within the segment
   size_t class_bytes = 0;
 };
 
@@ -41,39 +41,40 @@ struct BlockTableStats {
   int64_t reused_blocks = 0;
 };
 
-// Each segment has blocks of one class. The owner makes segments when Take finds no room: Plan,
-// make, then Add or Forget. Not thread-safe.
+// Each segment has blocks of one class. If Take finds no free block, the owner creates a segment:
+// MakePlan, create, then Add or Forget. Not thread-safe.
 class BlockTable final {
  public:
   explicit BlockTable(BlockTableOptions options);
 
-  // A free block of at least `bytes`; the one that was given back last, as it may be cached still.
+  // Returns a free block of at least `bytes`; the most recently freed one, which may still be
+  // cached.
   std::optional<TakenBlock> Take(size_t bytes);
-  // One of a larger class, if there is none of its own: for when no segment can be made.
+  // Returns a block of a larger class if its own has none: for when no segment can be created.
   std::optional<TakenBlock> TakeLarger(size_t bytes);
   void Give(uint32_t segment, uint32_t index);
-  // A segment that is held is not given back though all its blocks are: a peer has it mapped.
+  // A held segment is not released even if all its blocks are free: a peer has it mapped.
   void Hold(uint32_t segment) { ++segments_.at(segment).holds; }
   void Unhold(uint32_t segment) { --segments_.at(segment).holds; }
 
   struct Plan {
     uint32_t segment = 0;
     size_t bytes = 0;
-    // Idle segments that have been taken out to make room: the owner gives their memory back first.
+    // Idle segments that were removed to make room: the owner must release their memory first.
     std::vector<uint32_t> dropped;
   };
-  // Room in the budget for a segment with a block of at least `bytes`.
-  //   Errors: RESOURCE_EXHAUSTED with what is in use and the option to raise.
+  // Reserves budget for a segment with a block of at least `bytes`.
+  //   Errors: RESOURCE_EXHAUSTED with the memory in use and the option to raise.
   absl::StatusOr<Plan> MakePlan(size_t bytes);
-  // The planned segment is there, with its first block out.
+  // The planned segment has been created; returns its first block.
   TakenBlock Add(const Plan& plan, size_t bytes);
-  // It could not be made.
+  // The planned segment could not be created.
   void Forget(const Plan& plan);
 
-  // Takes every idle segment out; the owner gives their memory back.
+  // Removes all idle segments; the owner must release their memory.
   std::vector<uint32_t> DropIdle();
 
-  // The least size that a block for `bytes` has.
+  // Returns the size class of `bytes`, the minimum size of its block.
   size_t ClassBytes(size_t bytes) const;
   const BlockTableStats& stats() const { return stats_; }
 
@@ -82,7 +83,7 @@ class BlockTable final {
     size_t bytes = 0;
     size_t class_bytes = 0;
     uint32_t block_count = 0;
-    uint32_t fresh = 0;  // blocks from here on were never out
+    uint32_t fresh = 0;  // blocks from here on were never allocated
     std::vector<uint32_t> free;
     std::vector<uint32_t> generations;
     uint32_t out = 0;
@@ -99,7 +100,7 @@ class BlockTable final {
   const BlockTableOptions options_;
   uint32_t last_segment_ = 0;
   std::map<uint32_t, Segment> segments_;
-  // By class; segments that have room.
+  // Segments with free blocks, by class.
   absl::flat_hash_map<size_t, std::vector<uint32_t>> with_room_;
   BlockTableStats stats_;
 };

@@ -17,7 +17,7 @@ namespace {
 constexpr char kLibrary[] = "libcuda.so.1";
 constexpr char kOverride[] = "FERRY_CUDA_LIBRARY";
 
-// Resolves one function after the other; the first that is missing is what status() tells.
+// Resolves functions in order; status() reports the first one that is missing.
 class Resolver final {
  public:
   explicit Resolver(const SharedLibrary& library) : library_(library) {}
@@ -34,8 +34,8 @@ class Resolver final {
   absl::Status status_;
 };
 
-// The names are those of the binary interface: where cuda.h maps cuMemAlloc to cuMemAlloc_v2, the
-// old name is another function.
+// The names are those of the ABI: where cuda.h maps cuMemAlloc to cuMemAlloc_v2, the old name is a
+// different function.
 absl::Status ResolveBase(const SharedLibrary& library, CudaTable& table) {
   Resolver resolve(library);
   resolve("cuInit", table.init);
@@ -141,7 +141,7 @@ absl::Status ResolveModules(const SharedLibrary& library, CudaTable& table) {
   return resolve.status();
 }
 
-// The version comes first: an old driver lacks functions, and "too old" says more than which.
+// Checked first: an old driver lacks functions, and "too old" explains more than their names.
 absl::StatusOr<int> CheckedVersion(const SharedLibrary& library) {
   Result (*get_version)(int*) = nullptr;
   FERRY_RETURN_IF_ERROR(library.Resolve("cuDriverGetVersion", get_version));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// CudaApi: the CUDA driver, loaded at run time, as one table of functions.
+// CudaApi: the CUDA driver, loaded at run time, as a function table.
 #ifndef FERRY_GPU_CUDA_CUDA_API_H_
 #define FERRY_GPU_CUDA_CUDA_API_H_
 
@@ -16,12 +16,12 @@
 
 namespace ferry::cuda {
 
-// 11.4: the first driver with cuDeviceGetUuid_v2, which tells the slices of one GPU apart.
+// 11.4: the first driver with cuDeviceGetUuid_v2, which distinguishes MIG slices of one GPU.
 inline constexpr int kMinDriverVersion = 11040;
 
-// Functions of libcuda.so.1. Those of a group may be called if CudaApi::Has says so.
+// Functions of libcuda.so.1. Those of a group may be called only if CudaApi::Has returns OK.
 struct CudaTable {
-  // Always there; no context needed.
+  // Always present; no context needed.
   Result (*init)(unsigned int flags) = nullptr;
   Result (*driver_get_version)(int* version) = nullptr;
   Result (*get_error_name)(Result error, const char** text) = nullptr;
@@ -34,7 +34,7 @@ struct CudaTable {
   Result (*device_get_attribute)(int* value, int attribute, Device device) = nullptr;
   Result (*device_total_mem)(size_t* bytes, Device device) = nullptr;
 
-  // CudaGroup::kExecution: contexts, streams, events, plain memory and copies.
+  // CudaGroup::kExecution: contexts, streams, events, device memory and copies.
   Result (*primary_context_retain)(Context* context, Device device) = nullptr;
   Result (*primary_context_release)(Device device) = nullptr;
   Result (*context_push)(Context context) = nullptr;
@@ -73,7 +73,7 @@ struct CudaTable {
   Result (*set_bytes_async)(DevicePointer to, unsigned char value, size_t bytes,
                             Stream stream) = nullptr;
 
-  // CudaGroup::kIpc: legacy handles of memory, and events between processes.
+  // CudaGroup::kIpc: legacy memory handles, and interprocess events.
   Result (*ipc_get_memory_handle)(IpcMemoryHandle* handle, DevicePointer pointer) = nullptr;
   Result (*ipc_open_memory_handle)(DevicePointer* pointer, IpcMemoryHandle handle,
                                    unsigned int flags) = nullptr;
@@ -81,7 +81,7 @@ struct CudaTable {
   Result (*ipc_get_event_handle)(IpcEventHandle* handle, Event event) = nullptr;
   Result (*ipc_open_event_handle)(Event* event, IpcEventHandle handle) = nullptr;
 
-  // CudaGroup::kVirtualMemory: physical memory and addresses apart, exported as descriptors.
+  // CudaGroup::kVirtualMemory: separate physical memory and addresses, exported as descriptors.
   Result (*address_reserve)(DevicePointer* pointer, size_t bytes, size_t alignment,
                             DevicePointer wanted, unsigned long long flags) = nullptr;
   Result (*address_free)(DevicePointer pointer, size_t bytes) = nullptr;
@@ -130,18 +130,19 @@ struct CudaTable {
   Result (*launch_host_function)(Stream stream, HostFunction function, void* argument) = nullptr;
 };
 
-// What an old or reduced driver (WSL, gVisor) may lack.
+// Function groups that an old or reduced driver (WSL, gVisor) may lack.
 enum class CudaGroup { kExecution, kIpc, kVirtualMemory, kPools, kModules };
 inline constexpr size_t kCudaGroupCount = 5;
 
-// Loaded once per process by whoever owns its GPUs; holds no context and no memory. Thread-safe.
-// A process that has loaded it must not fork children that use CUDA: the driver does not survive
+// Loaded once per process by the owner of its GPUs; holds no context and no memory. Thread-safe. A
+// process that has loaded it must not fork children that use CUDA: the driver does not survive
 // fork.
 class CudaApi final {
  public:
-  // Loads libcuda.so.1, or what FERRY_CUDA_LIBRARY names, and calls cuInit. Creates no context.
+  // Loads libcuda.so.1, or the file named by FERRY_CUDA_LIBRARY, and calls cuInit. Creates no
+  // context.
   // Errors: UNAVAILABLE if there is no library; UNIMPLEMENTED if it lacks a function that is in no
-  // group; FAILED_PRECONDITION if it is older than kMinDriverVersion; NOT_FOUND if cuInit sees no
+  // group; FAILED_PRECONDITION if it is older than kMinDriverVersion; NOT_FOUND if cuInit finds no
   // GPU; INTERNAL if it fails otherwise.
   static absl::StatusOr<std::unique_ptr<CudaApi>> Load();
 
@@ -152,11 +153,12 @@ class CudaApi final {
   int version() const { return version_; }  // 12040 for 12.4
   const std::string& path() const { return path_; }
 
-  // OK if all functions of the group are there; else UNIMPLEMENTED naming the first that is not.
+  // Returns OK if all functions of the group are present; else UNIMPLEMENTED naming the first
+  // missing.
   const absl::Status& Has(CudaGroup group) const { return groups_[static_cast<size_t>(group)]; }
 
-  // OK, or the call, the code and the driver's own text: RESOURCE_EXHAUSTED for "out of memory",
-  // NOT_FOUND for "no device", INTERNAL for everything else.
+  // Returns OK, or the call, the code and the driver's own text: RESOURCE_EXHAUSTED for "out of
+  // memory", NOT_FOUND for "no device", INTERNAL for all others.
   absl::Status Check(Result result, absl::string_view call) const;
 
  private:

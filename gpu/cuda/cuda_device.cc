@@ -12,7 +12,7 @@
 namespace ferry::cuda {
 namespace {
 
-// 0 where the driver does not know the attribute: it is then older than the feature.
+// Returns 0 if the driver does not know the attribute: it is then older than the feature.
 int Attribute(const CudaApi& api, DeviceAttribute attribute, Device device) {
   int value = 0;
   const Result result = api.table().device_get_attribute(&value, attribute, device);
@@ -32,7 +32,7 @@ DeviceTraits ReadTraits(const CudaApi& api, Device device) {
   traits.pools_export_posix_fd =
       traits.has_pools &&
       (Attribute(api, kPoolSupportedHandleTypes, device) & kHandleTypePosixFd) != 0;
-  // The attribute is younger (CUDA 12.0) than the feature, which every Linux driver has.
+  // The attribute is newer (CUDA 12.0) than the feature, which every Linux driver has.
   int has_events = 0;
   const Result known = api.table().device_get_attribute(&has_events, kIpcEventSupported, device);
   traits.has_ipc_events = api.Has(CudaGroup::kIpc).ok() && (known != kSuccess || has_events != 0);
@@ -68,7 +68,7 @@ absl::StatusOr<std::shared_ptr<CudaDevice>> CudaDevice::Open(std::shared_ptr<con
 }
 
 CudaDevice::~CudaDevice() {
-  // At the end of a process the driver may be gone already; then there is nothing to release.
+  // At process exit the driver may already be unloaded; then there is nothing to release.
   if (context_ != nullptr) table().primary_context_release(handle_);
 }
 

@@ -14,9 +14,9 @@
 
 namespace ferry::cuda {
 
-// What Ferry needs to know of a device besides what topology says, asked once.
+// Device properties that Ferry needs in addition to the topology; queried once.
 struct DeviceTraits {
-  bool has_virtual_memory = false;  // cuMemCreate and its like
+  bool has_virtual_memory = false;  // cuMemCreate and related calls
   bool exports_posix_fd = false;    // of such memory
   bool has_pools = false;
   bool pools_export_posix_fd = false;
@@ -24,18 +24,18 @@ struct DeviceTraits {
   int compute_mode = 0;  // kComputeMode*
 };
 
-// Creates no context. What the driver does not answer is false, or 0.
+// Creates no context. Properties that the driver does not report are false, or 0.
 DeviceTraits ReadTraits(const CudaApi& api, Device device);
 
 // Holds the device's primary context, the one that PyTorch, JAX and CuPy use in the same process,
-// so that their memory, streams and events are ours. Never makes another. Shared by what lives on
-// it, which may outlive the node that opened it. Thread-safe.
+// so that memory, streams and events are shared with them. Never creates another. Shared by the
+// objects on it, which may outlive the node that opened it. Thread-safe.
 class CudaDevice final {
  public:
   //   api: outlives the device.
   //   Errors: UNIMPLEMENTED if the driver lacks functions that every use needs; FAILED_PRECONDITION
-  //   if the device's compute mode prohibits contexts; INTERNAL when a call fails. Retaining a
-  //   context that nobody has yet takes hundreds of milliseconds and of MiB.
+  //   if the device's compute mode prohibits contexts; INTERNAL when a call fails. If the process
+  //   has no primary context yet, creating it takes hundreds of milliseconds and of MiB.
   static absl::StatusOr<std::shared_ptr<CudaDevice>> Open(std::shared_ptr<const CudaApi> api,
                                                           int ordinal);
   ~CudaDevice();
@@ -52,7 +52,7 @@ class CudaDevice final {
   const DeviceTraits& traits() const { return traits_; }
   std::string name() const;  // "gpu:0"
 
-  // As CudaApi::Check, the device named.
+  // As CudaApi::Check, with the device's name.
   absl::Status Check(Result result, const char* call) const;
 
  private:
@@ -66,8 +66,8 @@ class CudaDevice final {
   DeviceTraits traits_;
 };
 
-// Makes the device's context current on this thread for the length of a scope, and the one before
-// current again. Every CUDA call of Ferry's is inside one; they nest.
+// Makes the device's context current on this thread for the duration of a scope, and then restores
+// the previous one. Every CUDA call of Ferry is inside such a scope; scopes nest.
 class ScopedCurrent final {
  public:
   explicit ScopedCurrent(const CudaDevice& device);
@@ -76,8 +76,8 @@ class ScopedCurrent final {
   ScopedCurrent(const ScopedCurrent&) = delete;
   ScopedCurrent& operator=(const ScopedCurrent&) = delete;
 
-  // INTERNAL if the context could not be made current: somebody has reset the device. The calls
-  // inside the scope then fail too, with INVALID_CONTEXT, so this is for better messages only.
+  // INTERNAL if the context could not be made current: the device has been reset. The calls inside
+  // the scope then fail too, with INVALID_CONTEXT, so this only serves better messages.
   const absl::Status& status() const { return status_; }
 
  private:
@@ -86,8 +86,8 @@ class ScopedCurrent final {
   absl::Status status_;
 };
 
-// A stream of Ferry's, which does not wait for the legacy default stream. Owns it; what was
-// enqueued still runs when it goes. Thread-safe as CUDA's streams are.
+// A stream of Ferry's, non-blocking with respect to the legacy default stream. Owns it; enqueued
+// work still runs after its destruction. As thread-safe as CUDA's streams.
 class CudaStream final {
  public:
   static absl::StatusOr<std::unique_ptr<CudaStream>> Create(std::shared_ptr<CudaDevice> device);
@@ -106,15 +106,14 @@ class CudaStream final {
   const Stream stream_;
 };
 
-// Which devices of this process can read and write each other's memory, over NVLink or PCIe. A
-// value.
+// Peer access between the devices of this process, over NVLink or PCIe. A value.
 class PeerMatrix final {
  public:
-  // Asks the driver about every pair; needs no context.
+  // Queries the driver for every pair; needs no context.
   static absl::StatusOr<PeerMatrix> Query(const CudaApi& api);
 
   int device_count() const { return count_; }
-  // Whether `from` can reach memory of `to`. A device can reach its own.
+  // Returns whether `from` can access memory of `to`. A device can access its own.
   bool CanAccess(int from, int to) const {
     return can_[static_cast<size_t>(from) * static_cast<size_t>(count_) + static_cast<size_t>(to)];
   }
@@ -124,9 +123,9 @@ class PeerMatrix final {
   std::vector<bool> can_;
 };
 
-// Lets kernels and copies of `from` use memory of `to` that cuMemAlloc made; once per pair and
-// process, again does nothing.
-//   Errors: FAILED_PRECONDITION if the pair cannot; INTERNAL.
+// Lets kernels and copies of `from` access memory of `to` that cuMemAlloc allocated; idempotent for
+// each pair of the process.
+//   Errors: FAILED_PRECONDITION if the pair has no peer access; INTERNAL.
 absl::Status EnablePeerAccess(const CudaDevice& from, const CudaDevice& to);
 
 }  // namespace ferry::cuda

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Recording and asking.
+// CudaEvent and ReadyEvent: recording and querying.
 #include "gpu/cuda/cuda_event.h"
 
 #include <utility>
@@ -36,8 +36,8 @@ absl::StatusOr<bool> CudaEvent::IsDone() const {
   const CudaDevice& device = pool_->device();
   const ScopedCurrent current(device);
   Result result = device.table().event_query(event_);
-  // Whoever hears of an error takes the device for failed, which writes to nobody's memory any
-  // more: so not because of one question that has failed.
+  // Callers treat an error as a device failure, after which the device writes no memory any more:
+  // so retry, rather than conclude that from a single failed query.
   if (result != kSuccess && result != kErrorNotReady) result = device.table().event_query(event_);
   if (result == kErrorNotReady) return false;
   FERRY_RETURN_IF_ERROR(device.Check(result, "cuEventQuery"));
@@ -93,7 +93,7 @@ absl::StatusOr<std::shared_ptr<const ReadyEvent>> ReadyEvent::RecordOrWait(Event
   absl::StatusOr<std::shared_ptr<const ReadyEvent>> recorded = Record(pool, stream);
   if (!recorded.ok()) {
     const ScopedCurrent current(pool.device());
-    // If that fails as well, the device has failed and writes no more.
+    // If this fails too, the device has failed and writes no more.
     pool.device().table().stream_synchronize(stream);
   }
   return recorded;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// CudaEvent: events that are taken from a pool, and ReadyEvent, which marks when bytes are there.
+// CudaEvent: pooled events; ReadyEvent: marks the completion of a tensor's bytes.
 #ifndef FERRY_GPU_CUDA_CUDA_EVENT_H_
 #define FERRY_GPU_CUDA_CUDA_EVENT_H_
 
@@ -18,7 +18,7 @@ namespace ferry::cuda {
 
 class EventPool;
 
-// One event, the holder's alone until it goes back into its pool. Move-only.
+// One event, owned exclusively until it returns to its pool. Move-only.
 class CudaEvent final {
  public:
   CudaEvent() = default;
@@ -29,11 +29,12 @@ class CudaEvent final {
   Event get() const { return event_; }
   bool is_valid() const { return event_ != nullptr; }
 
-  // Marks what has been enqueued on `stream` so far. REQUIRES: is_valid(); a stream of the pool's
+  // Records the work enqueued on `stream` so far. REQUIRES: is_valid(); a stream of the pool's
   // device.
   absl::Status Record(Stream stream);
-  // Whether all that is done. Does not block. REQUIRES: it has been recorded by this holder.
-  //   Errors: INTERNAL with what went wrong on the device, now or earlier.
+  // Returns whether the recorded work has completed. Does not block. REQUIRES: recorded by this
+  // holder.
+  //   Errors: INTERNAL with the device's error, now or earlier.
   absl::StatusOr<bool> IsDone() const;
 
   EventPool& pool() const { return *pool_; }
@@ -46,8 +47,8 @@ class CudaEvent final {
   Event event_ = nullptr;
 };
 
-// Events of one device, without timing, used again and again: making one costs microseconds and
-// takes a lock of the driver's. Thread-safe.
+// Reusable events of one device, without timing: creating one costs microseconds and takes a lock
+// of the driver's. Thread-safe.
 class EventPool final : public std::enable_shared_from_this<EventPool> {
  public:
   static std::shared_ptr<EventPool> Create(std::shared_ptr<CudaDevice> device);
@@ -56,7 +57,7 @@ class EventPool final : public std::enable_shared_from_this<EventPool> {
   EventPool(const EventPool&) = delete;
   EventPool& operator=(const EventPool&) = delete;
 
-  //   Errors: what cuEventCreate says.
+  //   Errors: as cuEventCreate.
   absl::StatusOr<CudaEvent> Take() ABSL_LOCKS_EXCLUDED(mu_);
 
   CudaDevice& device() const { return *device_; }
@@ -72,20 +73,21 @@ class EventPool final : public std::enable_shared_from_this<EventPool> {
   std::vector<Event> idle_ ABSL_GUARDED_BY(mu_);
 };
 
-// When the bytes of a tensor are there: recorded once, behind what writes them. Consumers' streams
-// wait for it on the device; no thread waits. Thread-safe, shared by those who wait.
+// Marks when the bytes of a tensor are complete: recorded once, behind the work that writes them.
+// Consumers' streams wait for it on the device; no thread waits. Thread-safe, shared by its
+// waiters.
 class ReadyEvent final {
  public:
-  // Behind what has been enqueued on `stream` so far, a stream of the pool's device.
+  // Records the work enqueued on `stream` so far, a stream of the pool's device.
   static absl::StatusOr<std::shared_ptr<const ReadyEvent>> Record(EventPool& pool, Stream stream);
-  // The same behind a copy or a kernel. When there can be no event, it waits for the stream, so
-  // that whatever it returns, what the copy uses can be let go of.
+  // The same behind a copy or a kernel. If no event can be recorded, synchronizes the stream, so
+  // that in every case the memory that the copy uses can be released afterwards.
   static absl::StatusOr<std::shared_ptr<const ReadyEvent>> RecordOrWait(EventPool& pool,
                                                                         Stream stream);
 
   explicit ReadyEvent(CudaEvent event) : event_(std::move(event)) {}
 
-  // What is enqueued on `stream` from now on runs after the bytes are there.
+  // Work that is enqueued on `stream` from now on runs once the bytes are complete.
   //   consumer: the stream's device, which need not be this event's.
   absl::Status MakeWait(const CudaDevice& consumer, Stream stream) const;
   absl::StatusOr<bool> IsDone() const { return event_.IsDone(); }

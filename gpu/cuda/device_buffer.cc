@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Uses of a buffer.
+// DeviceBuffer: tracking of uses.
 #include "gpu/cuda/device_buffer.h"
 
 namespace ferry::cuda {
 namespace {
 
-// Beyond this, uses that are done are looked for and forgotten.
+// Above this number completed uses are pruned.
 constexpr size_t kManyUses = 16;
 
 }  // namespace
@@ -27,7 +27,7 @@ void DeviceBuffer::AddUse(std::shared_ptr<const ReadyEvent> event) {
     if (uses_.size() <= kManyUses) return;
     old.swap(uses_);
   }
-  // The driver is asked with no lock held.
+  // The driver is called with no lock held.
   Uses kept;
   for (std::shared_ptr<const ReadyEvent>& use : old) {
     const absl::StatusOr<bool> is_done = use->IsDone();

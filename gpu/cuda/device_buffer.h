@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// DeviceBuffer: a buffer in a GPU's memory, which streams may still be using when it goes.
+// DeviceBuffer: a buffer in GPU memory that streams may still use after its last reference.
 #ifndef FERRY_GPU_CUDA_DEVICE_BUFFER_H_
 #define FERRY_GPU_CUDA_DEVICE_BUFFER_H_
 
@@ -24,16 +24,16 @@ inline void* AsHostPointer(DevicePointer pointer) {
   return reinterpret_cast<void*>(static_cast<uintptr_t>(pointer));
 }
 
-// The last reference may go while copies and kernels that use the memory are only enqueued. Whoever
-// enqueues them says so with AddUse, and the owner gives the memory to nobody else before. Thread-
-// safe.
+// The last reference may be released while copies and kernels that use the memory are only
+// enqueued. The code that enqueues them registers the use with AddUse, and the owner does not reuse
+// the memory before. Thread-safe.
 class DeviceBuffer final : public Buffer {
  public:
   using Uses = std::vector<std::shared_ptr<const ReadyEvent>>;
-  // Called once, by whoever drops the last reference; must not block or synchronise.
+  // Called once, on the thread that releases the last reference; must not block or synchronize.
   using Release = absl::AnyInvocable<void(Uses uses) &&>;
 
-  //   arena: as Buffer::arena(); null for memory of no arena.
+  //   arena: as Buffer::arena(); null if the memory belongs to no arena.
   DeviceBuffer(DevicePointer pointer, size_t bytes, int ordinal, Release release,
                const void* arena = nullptr, ArenaOffset place = {})
       : Buffer(AsHostPointer(pointer), bytes, {MemorySpace::kCuda, ordinal}),
@@ -44,7 +44,7 @@ class DeviceBuffer final : public Buffer {
 
   DevicePointer pointer() const { return AsDevicePointer(data()); }
 
-  // The memory is in use until `event` is done.
+  // Marks the memory as in use until `event` has completed.
   void AddUse(std::shared_ptr<const ReadyEvent> event) ABSL_LOCKS_EXCLUDED(mu_);
 
   const void* arena() const override { return arena_; }
@@ -58,7 +58,7 @@ class DeviceBuffer final : public Buffer {
   Uses uses_ ABSL_GUARDED_BY(mu_);
 };
 
-// `buffer` if it is one of these, or null.
+// Returns `buffer` as a DeviceBuffer, or null if it is not one.
 DeviceBuffer* AsDeviceBuffer(Buffer* buffer);
 
 }  // namespace ferry::cuda

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The loop: work, events, sleep.
+// DeviceExecutor: the thread's loop of functions, events and sleep.
 #include "gpu/cuda/device_executor.h"
 
 #include <algorithm>
@@ -17,7 +17,7 @@ namespace {
 
 constexpr absl::Duration kShortestSleep = absl::Microseconds(20);
 
-// Which executor's thread this is.
+// The executor whose thread this is.
 thread_local const DeviceExecutor* own_executor = nullptr;
 
 void KeepForEver(DeviceExecutor::Watched watched) {
@@ -50,8 +50,8 @@ void DeviceExecutor::Stop() {
 bool DeviceExecutor::is_own_thread() const { return own_executor == this; }
 
 absl::Status DeviceExecutor::Admit(size_t max_waiting) {
-  // What runs on the thread may go on with what it has begun, whatever the limits: memory may hang
-  // on it. It is picked up before the thread ends.
+  // Work on the thread may continue whatever the limits, since it may have to release memory. It is
+  // processed before the thread ends.
   if (is_own_thread()) {
     waiting_count_.fetch_add(1, std::memory_order_relaxed);
     return absl::OkStatus();
@@ -93,7 +93,7 @@ absl::Status DeviceExecutor::PostAndWait(std::function<absl::Status()> work, abs
   };
   auto job = std::make_shared<Job>();
   FERRY_RETURN_IF_ERROR(Post([job, work = std::move(work)] {
-    // Holding the lock keeps what `work` refers to.
+    // Holding the lock keeps the caller's frame, which `work` may refer to, alive.
     absl::MutexLock lock(&job->mu);
     if (job->is_abandoned) return;
     job->status = work();
@@ -122,7 +122,7 @@ bool DeviceExecutor::Poll(std::vector<Entry>& entries) {
     const bool is_over = !is_done.ok() || *is_done;
     if (is_over) {
       if (entry.done) ready.emplace_back(std::move(entry.done), is_done.status());
-      // Its turn ends here, and with it what it keeps.
+      // Destroyed here, and with it what `keep` holds.
       const Entry ended = std::move(entry);
       waiting_count_.fetch_sub(1, std::memory_order_relaxed);
       continue;
@@ -150,7 +150,7 @@ void DeviceExecutor::EndAll(std::vector<Entry>& entries) {
           absl::StrCat(device_->name(), " has not finished ", entry.watched.what, " within ",
                        absl::FormatDuration(options_.drain), " of its executor's end")));
     }
-    // The device may still write there, so nobody else may ever have it.
+    // The device may still write there, so the memory must never be reused.
     KeepForEver(std::move(entry.watched));
   }
   entries.clear();
@@ -196,7 +196,7 @@ void DeviceExecutor::Run() {
     }
     if (!entries.empty() && now - last_news < options_.spin) continue;
     if (is_stopping) {
-      // Nobody can add anything any more; there is nothing to be woken by.
+      // Nothing can be added any more, so there is no wakeup to wait for.
       absl::SleepFor(sleep);
     } else {
       absl::MutexLock lock(&mu_);

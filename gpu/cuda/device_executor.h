@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// DeviceExecutor: the one thread that drives a device.
+// DeviceExecutor: the thread that drives a device.
 #ifndef FERRY_GPU_CUDA_DEVICE_EXECUTOR_H_
 #define FERRY_GPU_CUDA_DEVICE_EXECUTOR_H_
 
@@ -28,71 +28,70 @@ namespace ferry::cuda {
 struct DeviceExecutorOptions {
   // At most 15 characters; empty: "ferry-dev0".
   std::string thread_name;
-  // How long it asks events again and again after something has happened, before it sleeps between
-  // two rounds.
+  // Busy-polling time after an event, before the thread sleeps between two polls.
   absl::Duration spin = absl::Microseconds(50);
-  // Rounds without news are further and further apart, up to this.
+  // The interval between unsuccessful polls grows up to this.
   absl::Duration longest_sleep = absl::Milliseconds(1);
-  // Functions and events that wait at the same time; more are refused.
+  // Limit on pending functions and events; above it requests are rejected.
   size_t max_waiting = 100'000;
-  // How long the destructor waits for events that are still awaited.
+  // Maximum time for which the destructor waits for outstanding events.
   absl::Duration drain = absl::Seconds(10);
 };
 
-// Runs functions in the order in which they were posted, and calls back when events are done. The
-// device's context is current on its thread. Functions may block, but on this device only; while
-// one does, events wait. Thread-safe.
+// Runs functions in the order in which they were posted, and calls back when events complete. The
+// device's context is current on its thread. Functions may block, but on this device only;
+// meanwhile events are not polled. Thread-safe.
 class DeviceExecutor final {
  public:
   using Work = absl::AnyInvocable<void() &&>;
   using DoneCallback = absl::AnyInvocable<void(absl::Status) &&>;
 
-  // What may not be touched before an event is done.
+  // An event, and the memory that must not be touched before it completes.
   struct Watched {
     std::shared_ptr<const ReadyEvent> event;
     absl::Time deadline = absl::InfiniteFuture();  // by the executor's clock
     std::string what;                              // for the message: "the copy of step 3 key x"
-    // Let go when the event is done, not before, also when `done` has been told of the deadline:
-    // the device may be writing still.
+    // Released when the event has completed, not before, also if `done` was called with
+    // DEADLINE_EXCEEDED: the device may still be writing.
     std::shared_ptr<const void> keep;
   };
 
   explicit DeviceExecutor(std::shared_ptr<CudaDevice> device, DeviceExecutorOptions options = {},
                           const Clock& clock = SteadyClock());
-  // Runs what was posted and waits for what is watched, `drain` at most. What is not done by then
-  // ends UNAVAILABLE, and what it kept is never let go.
+  // Runs posted functions and waits for watched events, for `drain` at most. Events that have not
+  // completed by then fail UNAVAILABLE, and their `keep` is leaked.
   ~DeviceExecutor();
-  // What the destructor does: for several executors that use each other. Once it has returned
-  // nothing runs any more, and Post and Watch fail.
+  // As the destructor: for several executors that use each other. Once it has returned nothing runs
+  // any more, and Post and Watch fail.
   void Stop() ABSL_LOCKS_EXCLUDED(mu_);
 
   DeviceExecutor(const DeviceExecutor&) = delete;
   DeviceExecutor& operator=(const DeviceExecutor&) = delete;
 
-  // Runs `work` on the thread, after what was posted before it.
+  // Runs `work` on the thread, after the functions posted before it.
   //   Errors, except on the thread itself: RESOURCE_EXHAUSTED naming the option;
   //   FAILED_PRECONDITION once the destructor runs. `work` is then not run.
   absl::Status Post(Work work) ABSL_LOCKS_EXCLUDED(mu_);
-  // The same for what must not be lost, such as the end of something: however many wait.
+  // The same without the limit, for work that must not be lost, such as completions.
   //   Errors: FAILED_PRECONDITION once the destructor runs.
   absl::Status PostAlways(Work work) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // The same, and waits for what it returns, for as long as it takes once it runs: it may refer to
-  // the caller's frame. REQUIRES: not on the thread itself.
-  //   timeout: for the thread to get to it.
+  // The same, and blocks until `work` has returned, however long it runs: it may refer to the
+  // caller's frame. REQUIRES: not on the thread itself.
+  //   timeout: maximum time until `work` starts.
   //   what: for the message.
   //   Errors: also DEADLINE_EXCEEDED: it has not been run, and will not be.
   absl::Status PostAndWait(std::function<absl::Status()> work, absl::Duration timeout,
                            absl::string_view what) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Calls `done` on the thread, with no lock held, when the event is done: OK; DEADLINE_EXCEEDED
-  // naming what was waited for; or what the device says.
+  // Calls `done` on the thread, with no lock held, when the event has completed: OK;
+  // DEADLINE_EXCEEDED naming `what`; or the device's error.
   //   Errors: as Post; `done` is then not called.
   absl::Status Watch(Watched watched, DoneCallback done) ABSL_LOCKS_EXCLUDED(mu_);
 
   bool is_own_thread() const;
   const std::shared_ptr<CudaDevice>& device() const { return device_; }
-  // Functions and events that wait. Overdue events count until they are done.
+  // Number of pending functions and events. Overdue events count until they complete.
   size_t waiting_count() const { return waiting_count_.load(std::memory_order_relaxed); }
 
  private:
@@ -102,7 +101,7 @@ class DeviceExecutor final {
   };
 
   void Run();
-  // Asks every event once; returns whether anything happened.
+  // Queries every event once; returns whether any callback or event was completed.
   bool Poll(std::vector<Entry>& entries);
   void EndAll(std::vector<Entry>& entries);
   absl::Status Admit(size_t max_waiting) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

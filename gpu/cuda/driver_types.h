@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// The types and numbers of the CUDA driver's binary interface that Ferry uses, declared here so
-// that no CUDA header is needed to build. They are part of the driver's stable interface; where a
-// CUDA toolkit is installed, tests/gpu/driver_types_test compares every one with its cuda.h.
+// The types and constants of the CUDA driver's ABI that Ferry uses, declared here so that no CUDA
+// header is needed to build. They are part of the driver's stable interface; if a CUDA toolkit is
+// installed, tests/gpu/driver_types_test compares each of them with its cuda.h.
 #ifndef FERRY_GPU_CUDA_DRIVER_TYPES_H_
 #define FERRY_GPU_CUDA_DRIVER_TYPES_H_
 
 #include <cstddef>
 #include <cstdint>
 
-// The driver's own names for what its handles point to, so that a stream of PyTorch, JAX or CuPy
-// is one of ours without a cast.
+// The driver's own names for the targets of its handles, so that a stream of PyTorch, JAX or CuPy
+// can be used without a cast.
 struct CUctx_st;
 struct CUstream_st;
 struct CUevent_st;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Asking the CUDA driver about each GPU.
+// Queries the CUDA driver for each GPU's properties.
 #include "gpu/cuda/enumerate.h"
 
 #include <cstdlib>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The GPUs that the CUDA driver shows, as topology devices.
+// The GPUs visible to the CUDA driver, as topology devices.
 #ifndef FERRY_GPU_CUDA_ENUMERATE_H_
 #define FERRY_GPU_CUDA_ENUMERATE_H_
 
@@ -13,12 +13,12 @@
 
 namespace ferry::cuda {
 
-// In the driver's order. Creates no context. NUMA nodes and fabrics are not the driver's to tell.
-// Errors: NOT_FOUND if there is no GPU; INTERNAL if a call fails.
+// In the driver's order. Creates no context. NUMA nodes and fabrics are not set, since the driver
+// does not report them. Errors: NOT_FOUND if there is no GPU; INTERNAL if a call fails.
 absl::StatusOr<std::vector<ferry::Device>> EnumerateGpus(const CudaApi& api);
 
-// `why` there is no GPU to use, and what this process's environment has to do with it: a list of
-// visible devices that is set, and empty above all. OK and other errors are as they were.
+// Adds to `why` (no GPU is available) the effect of this process's environment: a list of visible
+// devices that is set, in particular an empty one. OK and other errors are returned unchanged.
 absl::Status WithVisibility(const absl::Status& why);
 
 }  // namespace ferry::cuda

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Segments of device memory, and blocks that wait for their last use.
+// GpuArena: segments of device memory, and blocks waiting for their last use.
 #include "gpu/cuda/gpu_arena.h"
 
 #include <iterator>
@@ -21,8 +21,8 @@ namespace ferry::cuda {
 namespace {
 
 constexpr size_t kSmallestBytes = 512;
-// cuMemAlloc has none, but a handle of a smaller allocation would show its neighbours to the peer:
-// the driver serves several from one block of this size.
+// cuMemAlloc has none, but a handle of a smaller allocation would expose its neighbours to the
+// peer: the driver suballocates blocks of this size.
 constexpr size_t kPlainGranularity = size_t{2} << 20;
 
 }  // namespace
@@ -42,7 +42,7 @@ struct GpuArena::State {
   };
   using SegmentPtr = std::unique_ptr<ArenaSegment>;
 
-  // Runs what may synchronise the device.
+  // Runs an action that may synchronize the device.
   absl::Status Quietly(absl::string_view doing, absl::FunctionRef<void()> action) const {
     if (gate != nullptr) return gate->RunQuietly(options.timeout, doing, action);
     action();
@@ -62,9 +62,9 @@ struct GpuArena::State {
   mutable absl::Mutex mu;
   BlockTable table ABSL_GUARDED_BY(mu);
   std::map<uint32_t, SegmentPtr> segments ABSL_GUARDED_BY(mu);
-  // Blocks that have come back before their last use was done.
+  // Blocks that were released before their last use completed.
   std::vector<Pending> pending ABSL_GUARDED_BY(mu);
-  // Out of the table, to be given back at the next occasion.
+  // Removed from the table, to be released at the next opportunity.
   std::vector<SegmentPtr> orphans ABSL_GUARDED_BY(mu);
 };
 
@@ -122,7 +122,7 @@ absl::StatusOr<std::shared_ptr<GpuArena>> GpuArena::Create(std::shared_ptr<CudaD
   } else {
     FERRY_RETURN_IF_ERROR(gate->RunQuietly(options.timeout, "make exportable memory", try_it));
   }
-  // How memory is made is not to depend on what others have of it just now.
+  // The kind of memory must not depend on how much is free at present.
   if (absl::IsResourceExhausted(probe)) return probe;
   BlockTableOptions table;
   table.name = absl::StrCat("the arena of ", device->name());
@@ -141,7 +141,7 @@ absl::StatusOr<std::shared_ptr<GpuArena>> GpuArena::Create(std::shared_ptr<CudaD
   return std::shared_ptr<GpuArena>(new GpuArena(std::move(state)));
 }
 
-// Buffers keep the arena, so none is out; their streams may be working still.
+// Buffers keep the arena alive, so none is left; streams may still use their memory.
 GpuArena::~GpuArena() {
   std::vector<State::SegmentPtr> segments;
   {
@@ -149,8 +149,8 @@ GpuArena::~GpuArena() {
     segments = std::move(state_->orphans);
     for (auto& [id, segment] : state_->segments) segments.push_back(std::move(segment));
   }
-  // Freeing waits for the device; where that may not be now, the memory stays until the process
-  // ends.
+  // Freeing synchronizes the device; if the gate does not allow it, the memory is leaked until the
+  // process exits.
   const absl::Status ignored = state_->Quietly("free an arena", [this, &segments] {
     for (const State::SegmentPtr& segment : segments) segment->Free(*state_->device);
   });
@@ -238,12 +238,12 @@ size_t GpuArena::Collect() {
   if (pending.empty()) return 0;
   std::vector<State::Pending> waiting;
   std::vector<State::Pending> free;
-  // The driver is asked with no lock held.
+  // The driver is called with no lock held.
   for (State::Pending& each : pending) {
     bool is_done = true;
     for (const std::shared_ptr<const ReadyEvent>& use : each.uses) {
       const absl::StatusOr<bool> done = use->IsDone();
-      // A device that has failed uses nothing any more.
+      // A device that has failed no longer uses memory.
       if (done.ok() && !*done) is_done = false;
     }
     (is_done ? free : waiting).push_back(std::move(each));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// GpuArena: memory of one GPU that other processes can map, in size classes that are used again.
+// GpuArena: reusable memory of one GPU, in size classes, that other processes can map.
 #ifndef FERRY_GPU_CUDA_GPU_ARENA_H_
 #define FERRY_GPU_CUDA_GPU_ARENA_H_
 
@@ -26,37 +26,37 @@ struct TakenBlock;
 class HeldSegment;
 
 struct GpuArenaOptions {
-  // Of all segments together; what buffers take of it is rounded up to their size class.
+  // Total of all segments; buffers are rounded up to their size class.
   size_t budget_bytes = size_t{2} << 30;
   // Blocks of small size classes share a segment of this size; a larger block has its own.
   size_t segment_bytes = size_t{32} << 20;
-  // What raises the budget, for messages.
+  // The option that raises the budget, for messages.
   std::string budget_option = "--gpu-arena-budget-bytes, in programs GpuArenaOptions::budget_bytes";
-  // How long getting more memory from the driver may wait for NCCL work to end.
+  // Maximum time for which an allocation from the driver waits for NCCL work to end.
   absl::Duration timeout = absl::Seconds(5);
-  // Devices of this process, besides its own, whose kernels and copies may use the memory.
+  // Devices of this process, besides its own, whose kernels and copies may access the memory.
   std::vector<int> peer_ordinals;
 };
 
 struct GpuArenaStats {
   size_t mapped_bytes = 0;  // of all segments; counts against the budget
-  size_t used_bytes = 0;    // of blocks that are out, rounded up to their class
+  size_t used_bytes = 0;    // of allocated blocks, rounded up to their class
   int segment_count = 0;
-  int block_count = 0;        // out, also those that have come back before their uses were done
-  int pending_count = 0;      // of those, the latter
-  int64_t made_blocks = 0;    // handed out ever
-  int64_t reused_blocks = 0;  // of those, ones that had been out before
+  int block_count = 0;        // allocated, or released with uses outstanding
+  int pending_count = 0;      // of those, released with uses outstanding
+  int64_t made_blocks = 0;    // allocations ever
+  int64_t reused_blocks = 0;  // of those, allocations of a used block
 };
 
-// Physical memory made with cuMemCreate, exportable as descriptors; cuMemAlloc and legacy handles
-// where the device lacks that. Thread-safe. Shared by the buffers it made: they may outlive the
-// caller's reference. A block is used again when its last reference has gone and every use that
-// was added to it is done.
+// Physical memory created by cuMemCreate, exportable as file descriptors; cuMemAlloc and legacy
+// handles if the device lacks that. Thread-safe. Shared by its buffers, which may outlive the
+// caller's reference. A block is reused once its last reference has been released and every use
+// that was added to it has completed.
 class GpuArena final : public std::enable_shared_from_this<GpuArena> {
  public:
   //   gate: may be null: then nothing here ever waits for another process.
-  //   Errors: INVALID_ARGUMENT for options that make no sense; RESOURCE_EXHAUSTED if the device has
-  //   no memory at all just now; INTERNAL.
+  //   Errors: INVALID_ARGUMENT for invalid options; RESOURCE_EXHAUSTED if the device has no free
+  //   memory at all at present; INTERNAL.
   static absl::StatusOr<std::shared_ptr<GpuArena>> Create(std::shared_ptr<CudaDevice> device,
                                                           std::shared_ptr<SyncGate> gate,
                                                           GpuArenaOptions options);
@@ -65,34 +65,36 @@ class GpuArena final : public std::enable_shared_from_this<GpuArena> {
   GpuArena(const GpuArena&) = delete;
   GpuArena& operator=(const GpuArena&) = delete;
 
-  // At least `bytes`, aligned to 512, content undefined. A block that is used again costs
-  // microseconds; a new segment milliseconds, and may synchronise the device.
-  //   Errors: RESOURCE_EXHAUSTED naming what is in use and the option, or the device's memory;
-  //   DEADLINE_EXCEEDED if NCCL work was in flight all through `timeout`.
+  // Returns at least `bytes`, aligned to 512, uninitialized. A reused block costs microseconds; a
+  // new segment milliseconds, and may synchronize the device.
+  //   Errors: RESOURCE_EXHAUSTED naming the memory in use and the option, or the device's memory;
+  //   DEADLINE_EXCEEDED if NCCL work was in flight for all of `timeout`.
   absl::StatusOr<std::shared_ptr<DeviceBuffer>> Allocate(size_t bytes);
-  // The same of memory that is mapped and free: never waits, asks the driver for nothing. Null if
+  // The same from mapped, free memory only: never blocks and does not call the driver. Null if
   // there is none.
   std::shared_ptr<DeviceBuffer> TryAllocate(size_t bytes);
 
-  // What a peer needs to map the segment of `buffer`, with the range of the buffer in it; no CUDA
-  // call. The descriptor of the memory (kPosixFd) is apart: a peer that has the segment needs none.
+  // Returns the descriptor with which a peer maps the segment of `buffer`, and the buffer's range
+  // in it; makes no CUDA call. The file descriptor (kPosixFd) is separate: a peer that has mapped
+  // the segment needs none.
   //   REQUIRES: a buffer of this arena.
   IpcDescriptor Describe(const Buffer& buffer) const;
   // Not valid for kLegacyHandle, which needs none.
   absl::StatusOr<UniqueFd> ExportSegment(const Buffer& buffer) const;
 
-  // Keeps the segment of `buffer` from being given back to the driver while a peer has it mapped,
-  // as it does from the first message that names it until its release: buffers come and go
-  // meanwhile.
+  // Keeps the segment of `buffer` from being returned to the driver while a peer has it mapped:
+  // from the first message that names it until the peer's release, whatever buffers are allocated
+  // in it meanwhile.
   std::shared_ptr<const HeldSegment> HoldSegment(const Buffer& buffer);
 
-  // How its memory can be mapped by other processes, and if not, or not by descriptors, why.
+  // How other processes can map its memory, and if not, or not by file descriptors, why.
   ExportBy export_by() const;
   const std::string& fallback_reason() const;
 
-  // Makes blocks whose uses are done available, as Allocate does too. Returns their bytes.
+  // Makes blocks whose uses have completed available, as Allocate does too. Returns their bytes.
   size_t Collect();
-  // Gives idle segments back; may synchronise the device, so it waits for the gate. Returns bytes.
+  // Releases idle segments; may synchronize the device, so it waits for the gate. Returns their
+  // bytes.
   size_t Trim();
 
   GpuArenaStats stats() const;
@@ -111,7 +113,7 @@ class GpuArena final : public std::enable_shared_from_this<GpuArena> {
   const std::unique_ptr<State> state_;
 };
 
-// A segment that is not given back while this lives.
+// Keeps a segment from being released while it exists.
 class HeldSegment final {
  public:
   ~HeldSegment();
@@ -121,7 +123,7 @@ class HeldSegment final {
 
   // As GpuArena::ExportSegment.
   absl::StatusOr<UniqueFd> Export() const;
-  // Of the whole segment.
+  // Descriptor of the whole segment.
   const IpcDescriptor& descriptor() const { return descriptor_; }
 
  private:

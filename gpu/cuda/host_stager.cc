@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Slices, their events, and pinned memory between.
+// HostStager: slices, their events, and pinned memory.
 #include "gpu/cuda/host_stager.h"
 
 #include <algorithm>
@@ -21,12 +21,12 @@ struct HostStager::Shared {
   const std::shared_ptr<PinnedPool> pinned;
   CopyPool* const copier;
   const HostStagerOptions options;
-  // A direction of the bus each.
+  // One stream for each direction of the bus.
   const std::unique_ptr<CudaStream> to_host;
   const std::unique_ptr<CudaStream> to_device;
 };
 
-// One copy. Used on the executor's thread only; kept by the slices that are in flight.
+// One copy. Used on the executor's thread only; kept alive by the slices in flight.
 class HostStager::Transfer final : public std::enable_shared_from_this<HostStager::Transfer> {
  public:
   Transfer(std::shared_ptr<Shared> shared, HostCopy copy, DoneCallback done, bool to_host)
@@ -41,7 +41,7 @@ class HostStager::Transfer final : public std::enable_shared_from_this<HostStage
     const absl::StatusOr<bool> is_ready = copy_.after->IsDone();
     if (!is_ready.ok()) return End(is_ready.status());
     if (*is_ready) return Begin();
-    // Not on the stream, where those that are ready would stand behind it.
+    // The host waits, not the stream, where copies that are ready would queue behind it.
     DeviceExecutor::Watched watched;
     watched.event = copy_.after;
     watched.deadline = copy_.deadline;
@@ -56,9 +56,9 @@ class HostStager::Transfer final : public std::enable_shared_from_this<HostStage
   }
 
  private:
-  // What a slice in flight holds until the device has passed it.
+  // Held by a slice in flight until the device has completed it.
   struct Slice {
-    std::shared_ptr<Buffer> pinned;  // null if the host's memory is pinned itself
+    std::shared_ptr<Buffer> pinned;  // null if the host memory itself is pinned
     std::shared_ptr<const void> keep;
   };
 
@@ -117,7 +117,7 @@ class HostStager::Transfer final : public std::enable_shared_from_this<HostStage
         });
   }
 
-  // A slice that has ended on the device.
+  // A slice that the device has completed.
   struct Ended {
     size_t offset = 0;
     size_t bytes = 0;
@@ -128,8 +128,8 @@ class HostStager::Transfer final : public std::enable_shared_from_this<HostStage
     --in_flight_;
     if (!done_) return;
     if (!status.ok()) return End(std::move(status));
-    // They end in order, but the executor asks one event after the other: a later one may be seen
-    // first.
+    // Slices complete in order, but the executor polls events one after the other: a later one may
+    // be seen first.
     ended_.push_back(std::move(slice));
     while (true) {
       const auto next = std::find_if(ended_.begin(), ended_.end(), [this](const Ended& each) {
@@ -157,7 +157,7 @@ class HostStager::Transfer final : public std::enable_shared_from_this<HostStage
 
   void End(absl::Status status) {
     DoneCallback done = std::exchange(done_, nullptr);
-    // Slices in flight have their own.
+    // Slices in flight have their own reference.
     copy_.keep.reset();
     copy_.on_slice = nullptr;
     std::move(done)(std::move(status));
@@ -172,7 +172,7 @@ class HostStager::Transfer final : public std::enable_shared_from_this<HostStage
   size_t issued_ = 0;
   size_t finished_ = 0;
   int in_flight_ = 0;
-  // Before those that come first.
+  // Completed slices that wait for earlier ones.
   std::vector<Ended> ended_;
 };
 
@@ -202,7 +202,7 @@ absl::Status HostStager::Start(HostCopy copy, DoneCallback done, bool to_host) {
 }
 
 absl::Status HostStager::Reserve() {
-  // What the pool has once it does not give back.
+  // Held together, so that the pool has that many blocks and keeps them when they are released.
   std::vector<std::shared_ptr<Buffer>> slices(
       static_cast<size_t>(shared_->options.slices_in_flight));
   for (std::shared_ptr<Buffer>& slice : slices) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// HostStager: copies between a GPU and host memory in slices, without making anybody wait.
+// HostStager: asynchronous copies between a GPU and host memory, in slices.
 #ifndef FERRY_GPU_CUDA_HOST_STAGER_H_
 #define FERRY_GPU_CUDA_HOST_STAGER_H_
 
@@ -20,9 +20,9 @@
 namespace ferry::cuda {
 
 struct HostStagerOptions {
-  // Small enough that the first slice is on its way to the network soon, large enough for the bus.
+  // Small enough that the first slice reaches the network soon, large enough for bus bandwidth.
   size_t slice_bytes = size_t{1} << 20;
-  // On the bus, or waiting for it, at the same time; for each copy.
+  // Maximum number of slices in flight per copy.
   int slices_in_flight = 4;
 };
 
@@ -31,25 +31,25 @@ struct HostCopy {
   DevicePointer device = 0;
   void* host = nullptr;  // pinned or not: pinned memory is copied to and from directly
   size_t bytes = 0;
-  // The device's bytes are there (or may be overwritten) from then on; null: they are now.
+  // The device's bytes are complete (or may be overwritten) after this event; null: already.
   std::shared_ptr<const ReadyEvent> after;
   absl::Time deadline = absl::InfiniteFuture();  // by the executor's clock
   std::string what;                              // "step 3 key x", for messages
-  // Both memories; let go when the device uses neither any more.
+  // Keeps both memories alive; released when the device no longer uses either.
   std::shared_ptr<const void> keep;
-  // To the host only: bytes [offset, offset + bytes) are there. In order, on the executor's thread,
-  // before `done`. May be null.
+  // For copies to the host only: bytes [offset, offset + bytes) are complete. Called in order, on
+  // the executor's thread, before `done`. May be null.
   std::function<void(size_t offset, size_t bytes)> on_slice;
 };
 
-// For one device; everything happens on its executor's thread. Thread-safe. The executor must be
-// gone before this is.
+// For one device; everything runs on its executor's thread. Thread-safe. The executor must be
+// destroyed before this.
 class HostStager final {
  public:
   using DoneCallback = DeviceExecutor::DoneCallback;
 
-  //   copier: for the part between pinned and other memory, may be null; outlives the stager.
-  //   Errors: what making streams says.
+  //   copier: copies between pinned and other memory, may be null; outlives the stager.
+  //   Errors: as CudaStream::Create.
   static absl::StatusOr<std::unique_ptr<HostStager>> Create(DeviceExecutor& executor,
                                                             std::shared_ptr<EventPool> events,
                                                             std::shared_ptr<PinnedPool> pinned,
@@ -59,14 +59,14 @@ class HostStager final {
   HostStager(const HostStager&) = delete;
   HostStager& operator=(const HostStager&) = delete;
 
-  // `done` runs on the executor's thread, once, never inside: OK when every byte is there;
-  // RESOURCE_EXHAUSTED without pinned memory; DEADLINE_EXCEEDED; what the device says. After an
-  // error bytes may still be written to memory that `keep` keeps.
+  // `done` runs on the executor's thread, once, never inline: OK when every byte is complete;
+  // RESOURCE_EXHAUSTED without pinned memory; DEADLINE_EXCEEDED; the device's error. After an error
+  // bytes may still be written to the memory that `keep` keeps alive.
   //   Errors: INVALID_ARGUMENT for no bytes or no memory; as DeviceExecutor::Post. `done` is then
   //   not called.
   absl::Status CopyToHost(HostCopy copy, DoneCallback done);
   absl::Status CopyToDevice(HostCopy copy, DoneCallback done);
-  // Sees to it that there is pinned memory for one copy, for times at which none is to be had.
+  // Ensures that the pool has pinned memory for one copy, for times when none can be allocated.
   //   Errors: as PinnedPool::Allocate.
   absl::Status Reserve();
 
@@ -77,7 +77,7 @@ class HostStager final {
   explicit HostStager(std::shared_ptr<Shared> shared);
   absl::Status Start(HostCopy copy, DoneCallback done, bool to_host);
 
-  // Also held by copies that are under way.
+  // Also held by copies in flight.
   const std::shared_ptr<Shared> shared_;
 };
 

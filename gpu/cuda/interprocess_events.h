@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Events that one process records and another waits for: exported once, used in slots.
+// Interprocess events, recorded by one process and waited for by another: exported once, in slots.
 #ifndef FERRY_GPU_CUDA_INTERPROCESS_EVENTS_H_
 #define FERRY_GPU_CUDA_INTERPROCESS_EVENTS_H_
 
@@ -17,7 +17,7 @@
 
 namespace ferry::cuda {
 
-// One record of one slot; travels in the message that tells the peer to wait. A value.
+// One record of one slot; sent in the message that makes the peer wait. A value.
 struct EventTicket {
   uint32_t slot = 0;
   uint64_t sequence = 0;  // of the slot, from 1
@@ -25,9 +25,9 @@ struct EventTicket {
   bool operator==(const EventTicket&) const = default;
 };
 
-// The recording side's half, one for each peer, made at the handshake: `handles()` go to the peer
-// once, and from then on only transfer descriptors. The peer must have closed its half, or be dead,
-// before this goes. Thread-safe.
+// The recording side, one for each peer, created at the handshake: `handles()` are sent to the peer
+// once, and from then on only tickets. The peer must have closed its side, or have died, before
+// this is destroyed. Thread-safe.
 class InterprocessEventPool final {
  public:
   //   Errors: FAILED_PRECONDITION if the device has no such events; INTERNAL.
@@ -40,15 +40,14 @@ class InterprocessEventPool final {
 
   const std::vector<IpcEventHandle>& handles() const { return handles_; }
 
-  // Marks what has been enqueued on `stream` so far, in a slot that nobody waits for. The transfer
-  // descriptor may be sent when this has returned, and not before: a wait for an event that is not
-  // recorded yet waits for nothing.
-  //   Errors: RESOURCE_EXHAUSTED when every slot is out; INTERNAL.
+  // Records the work enqueued on `stream` so far, in a slot without waiters. The ticket may be sent
+  // only after this has returned: a wait for an event that is not recorded yet returns at once.
+  //   Errors: RESOURCE_EXHAUSTED when every slot is in use; INTERNAL.
   absl::StatusOr<EventTicket> Record(Stream stream) ABSL_LOCKS_EXCLUDED(mu_);
 
   // The peer's stream has passed its wait, so the slot may be recorded again.
-  //   Errors: INVALID_ARGUMENT for a transfer descriptor that is not out: the peer does not keep to
-  //   the protocol.
+  //   Errors: INVALID_ARGUMENT for a ticket that is not outstanding: the peer violates the
+  //   protocol.
   absl::Status Release(const EventTicket& ticket) ABSL_LOCKS_EXCLUDED(mu_);
 
   int free_count() const ABSL_LOCKS_EXCLUDED(mu_);
@@ -69,12 +68,12 @@ class InterprocessEventPool final {
   std::vector<uint32_t> free_ ABSL_GUARDED_BY(mu_);
 };
 
-// The waiting side's half. Thread-safe.
+// The waiting side. Thread-safe.
 class ImportedEvents final {
  public:
-  //   device: of the streams that will wait.
-  //   Errors: FAILED_PRECONDITION if this process made the handles or the driver has no events
-  //   between processes; INTERNAL.
+  //   device: the device of the streams that will wait.
+  //   Errors: FAILED_PRECONDITION if this process created the handles or the driver has no
+  //   interprocess events; INTERNAL.
   static absl::StatusOr<std::unique_ptr<ImportedEvents>> Open(
       std::shared_ptr<CudaDevice> device, absl::Span<const IpcEventHandle> handles);
   ~ImportedEvents();
@@ -82,12 +81,12 @@ class ImportedEvents final {
   ImportedEvents(const ImportedEvents&) = delete;
   ImportedEvents& operator=(const ImportedEvents&) = delete;
 
-  // What is enqueued on `stream` from now on runs after the transfer descriptor's record. Each
-  // transfer descriptor once.
+  // Work that is enqueued on `stream` from now on runs after the ticket's record. Each ticket may
+  // be used once.
   //   Errors: INVALID_ARGUMENT for a slot that does not exist, or a record older than one that was
   //   waited for; INTERNAL.
   absl::Status MakeWait(const EventTicket& ticket, Stream stream) ABSL_LOCKS_EXCLUDED(mu_);
-  // Whether the transfer descriptor's record has passed; then nothing has to wait for it, and it is
+  // Returns whether the ticket's record has completed; if so no wait is needed, and the ticket is
   // used up as by MakeWait. Does not block.
   //   Errors: as MakeWait.
   absl::StatusOr<bool> HasPassed(const EventTicket& ticket) ABSL_LOCKS_EXCLUDED(mu_);

@@ -10,7 +10,7 @@
 namespace ferry::cuda {
 namespace {
 
-// On the wire. Every byte has a meaning, so that equal descriptors are equal bytes.
+// The wire format. It has no padding, so that equal descriptors are equal bytes.
 struct Wire {
   uint64_t export_by;
   unsigned char device[16];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Handles, blobs and descriptors.
+// Export of device memory: handles, pool pointers and file descriptors.
 #include "gpu/cuda/ipc_export.h"
 
 #include <fcntl.h>
@@ -16,7 +16,7 @@
 namespace ferry::cuda {
 namespace {
 
-// The driver does not promise it, and a child would keep the memory.
+// The driver does not guarantee it, and a child process would keep the memory.
 UniqueFd CloseOnExec(int fd) {
   fcntl(fd, F_SETFD, FD_CLOEXEC);
   return UniqueFd(fd);
@@ -45,7 +45,7 @@ absl::Status FillHandle(const CudaDevice& device, const MemoryPiece& piece,
                         IpcDescriptor& descriptor) {
   const CudaTable& table = device.table();
   if (descriptor.export_by == ExportBy::kLegacyHandle) {
-    // Zeroed first: what the driver leaves alone would make equal handles differ.
+    // Zeroed, so that bytes not written by the driver do not make equal handles differ.
     IpcMemoryHandle handle = {};
     FERRY_RETURN_IF_ERROR(
         device.Check(table.ipc_get_memory_handle(&handle, piece.base), "cuIpcGetMemHandle"));
@@ -74,7 +74,7 @@ absl::StatusOr<ExportedPiece> ExportPiece(const CudaDevice& device, const Memory
   descriptor.allocation_bytes = piece.allocation_bytes;
   descriptor.offset = piece.offset;
   descriptor.bytes = piece.bytes;
-  // A pool's pointers can be exported once the pool is.
+  // A pool's pointers can be exported only after the pool itself.
   if (info.export_by == ExportBy::kPosixFd) {
     FERRY_ASSIGN_OR_RETURN(exported.fd, ExportVirtual(device, piece));
   } else if (info.export_by == ExportBy::kPoolPointer) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Exporting device memory to other processes of this machine.
+// Exports device memory to other processes of this machine.
 #ifndef FERRY_GPU_CUDA_IPC_EXPORT_H_
 #define FERRY_GPU_CUDA_IPC_EXPORT_H_
 
@@ -16,28 +16,28 @@ namespace ferry::cuda {
 
 struct ExportedPiece {
   IpcDescriptor descriptor;
-  // What the importer needs to open it, besides: of kPosixFd the memory, of kPoolPointer its pool.
-  // It keeps the memory from being given back, so it is closed as soon as the peer has it: a second
-  // range of an allocation that the peer has opened needs none.
+  // The file descriptor that the importer needs in addition: for kPosixFd the memory's, for
+  // kPoolPointer its pool's. It keeps the memory allocated, so it is closed as soon as the peer has
+  // it: a second range of an allocation that the peer has opened needs none.
   UniqueFd fd;
 };
 
-// Everything a peer needs to open [pointer, pointer + bytes): one piece, or one for each piece of
+// Returns what a peer needs to open [pointer, pointer + bytes): one piece, or one for each piece of
 // physical memory that the range touches, in the order of addresses.
 //   device: the memory's.
 //   Errors: FAILED_PRECONDITION with the reason if memory of this kind cannot be opened by another
-//   process, or is another device's; RESOURCE_EXHAUSTED when there are no descriptors left; as
-//   Classify.
-// The memory must not be freed before every peer has closed it. Tens of microseconds; thread-safe;
-// does not synchronise.
+//   process, or belongs to another device; RESOURCE_EXHAUSTED when there are no file descriptors
+//   left; as Classify.
+// The memory must not be freed before every peer has closed it. Takes tens of microseconds;
+// thread-safe; does not synchronize.
 absl::StatusOr<std::vector<ExportedPiece>> ExportMemory(const CudaDevice& device,
                                                         const void* pointer, size_t bytes);
 
-// The same for physical memory whose handle the caller has.
+// The same for physical memory, given its handle.
 absl::StatusOr<UniqueFd> ExportHandle(const CudaDevice& device, AllocationHandle handle);
 
-// What a call has returned that passes or takes a descriptor: the driver's code for having none is
-// the one for everything that the kernel refuses.
+// Checks the result of a call that exports or imports a file descriptor: the driver returns the
+// same code for a lack of descriptors as for everything that the kernel rejects.
 //   Errors: RESOURCE_EXHAUSTED if this process has no descriptors left, naming the limit; as
 //   CudaDevice::Check.
 absl::Status CheckWithDescriptors(const CudaDevice& device, Result result, const char* call);

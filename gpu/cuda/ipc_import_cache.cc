@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The cache's face: lookups, and what is handed to the side executor.
+// IpcImportCache: lookups, and requests to the side executor.
 #include "gpu/cuda/ipc_import_cache.h"
 
 #include <algorithm>
@@ -19,14 +19,14 @@ IpcImportCache::~IpcImportCache() {
   {
     absl::MutexLock lock(&state_->mu);
     state_->side = nullptr;
-    // A close that was posted runs on, but what follows is this thread's.
+    // A close that was posted still runs, but later ones are this thread's.
     state_->is_close_posted = false;
     std::vector<State::EntryPtr> all;
     for (const auto& [key, entry] : state_->entries) all.push_back(entry);
     for (const State::EntryPtr& entry : all) state_->Remove(entry);
   }
   state_->StartClosing();
-  // The side executor's thread may be in the middle of it.
+  // The side executor's thread may be closing.
   absl::MutexLock lock(&state_->mu);
   state_->mu.Await(absl::Condition(state_.get(), &State::is_nobody_closing));
 }
@@ -54,7 +54,7 @@ absl::Status IpcImportCache::Open(const ImportKey& key, const IpcDescriptor& des
     });
   }
   absl::MutexLock lock(&state.mu);
-  // It may have been opened since. The lease is let go of outside the lock, so not here.
+  // It may have been opened since. Its lease must be released outside the lock, so not here.
   if (state.entries.contains(key)) {
     return side_.Post([self = state_, key, done = std::move(done)]() mutable {
       std::optional<ImportedMemory> memory;
@@ -69,9 +69,9 @@ absl::Status IpcImportCache::Open(const ImportKey& key, const IpcDescriptor& des
   }
   if (const auto found = state.opening.find(key); found != state.opening.end()) {
     found->second->waiting.push_back(std::move(done));
-    // The first may not have one, and fails without it.
+    // The first request may have none, and would fail without it.
     if (fd.valid()) found->second->later_fd = std::move(fd);
-    // Whoever is patient longest says how long.
+    // The latest deadline of all requests applies.
     found->second->deadline = std::max(found->second->deadline, deadline);
     return absl::OkStatus();
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Opening, sharing and closing of mappings.
+// IpcImportCache::State: opens, shares and closes mappings.
 #include "gpu/cuda/ipc_import_state.h"
 
 #include "absl/strings/str_cat.h"
@@ -66,11 +66,11 @@ void IpcImportCache::State::StartClosing() {
     is_orphan = side == nullptr;
     if (!is_orphan) {
       is_close_posted = side->Post([self = shared_from_this()] { self->CloseSome(); }).ok();
-      // A full queue empties, and then the next one that lets go closes.
+      // If the queue is full, it drains, and the next release posts the close.
       return;
     }
   }
-  // The cache has gone, and its thread: this one must do.
+  // The cache and its thread are gone: this thread must do it.
   const absl::Status ignored =
       gate->RunQuietly(absl::Seconds(10), "close a peer's memory", [this] { CloseNow(); });
 }
@@ -113,8 +113,8 @@ void IpcImportCache::State::CloseSome() {
     is_close_posted = false;
   }
   Announce(closed);
-  // What was let go of meanwhile found a close posted, and there was NCCL work all the time: others
-  // first, then again.
+  // Releases meanwhile found a close already posted, and NCCL work may have prevented it: post
+  // again, behind other requests.
   StartClosing();
 }
 
@@ -124,7 +124,7 @@ absl::StatusOr<std::unique_ptr<IpcMapping>> IpcImportCache::State::TryOpen(
   {
     absl::MutexLock lock(&mu);
     if (!job.fd.valid()) job.fd = std::move(job.later_fd);
-    // A process has one allocation at an address: what overlaps is older, and freed.
+    // A process has one allocation at an address: overlapping ones are older, and freed.
     std::vector<EntryPtr> older;
     for (const auto& [key, entry] : entries) {
       if (key.peer_incarnation == job.key.peer_incarnation && entry->Overlaps(job.descriptor)) {
@@ -168,7 +168,7 @@ void IpcImportCache::State::Open(const JobPtr& job) {
   if (!quiet.ok()) {
     mapping = quiet;
     absl::MutexLock lock(&mu);
-    // Others first, then again.
+    // Retry behind other requests.
     if (left > options.timeout && side != nullptr && !job->is_peer_gone &&
         side->Post([self = shared_from_this(), job] { self->Open(job); }).ok()) {
       return;
@@ -183,7 +183,7 @@ void IpcImportCache::State::Finish(const JobPtr& job,
   std::vector<absl::StatusOr<ImportedMemory>> results;
   {
     absl::MutexLock lock(&mu);
-    // It came while that went wrong for want of it.
+    // It arrived while the attempt failed for lack of it.
     if (!mapping.ok() && job->later_fd.valid() && side != nullptr && !job->is_peer_gone &&
         side->Post([self = shared_from_this(), job] { self->Open(job); }).ok()) {
       return;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an IpcImportCache shares with its leases and with the jobs of its side executor.
+// State of an IpcImportCache, shared with its leases and with the jobs of its side executor.
 #ifndef FERRY_GPU_CUDA_IPC_IMPORT_STATE_H_
 #define FERRY_GPU_CUDA_IPC_IMPORT_STATE_H_
 
@@ -28,7 +28,7 @@ struct IpcImportCache::Entry {
   std::unique_ptr<IpcMapping> mapping;
   int users = 0;
   uint64_t last_use = 0;
-  // Its peer has gone, or it is older memory in the place of newer: closed when nobody uses it.
+  // Its peer has died, or newer memory is at its address: closed when unused.
   bool is_doomed = false;
   bool is_peer_gone = false;
 
@@ -40,7 +40,7 @@ struct IpcImportCache::Entry {
   }
 };
 
-// One opening, and those who wait for it.
+// One open in progress, and its waiters.
 struct IpcImportCache::Job {
   ImportKey key;
   IpcDescriptor descriptor;
@@ -49,7 +49,7 @@ struct IpcImportCache::Job {
   // Guarded by the state's mutex.
   std::vector<OpenCallback> waiting;
   bool is_peer_gone = false;
-  // Of somebody who has joined, should the first one have come without.
+  // The file descriptor of a later request, in case the first one has none.
   UniqueFd later_fd;
 };
 
@@ -65,23 +65,23 @@ struct IpcImportCache::State : std::enable_shared_from_this<IpcImportCache::Stat
         options(given),
         side(&executor) {}
 
-  // A lease on an entry that is in the table or doomed.
+  // Returns a lease on an entry that is in the table or doomed.
   ImportedMemory Use(const EntryPtr& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   void LetGo(const EntryPtr& entry) ABSL_LOCKS_EXCLUDED(mu);
-  // Takes unused entries out of the table until `wanted` more bytes fit under the cap.
+  // Removes unused entries from the table until `wanted` more bytes fit under the cap.
   void MakeRoom(size_t wanted) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   void StartClosing() ABSL_LOCKS_EXCLUDED(mu);
   void Remove(const EntryPtr& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
 
-  // On the side executor's thread.
+  // Runs on the side executor's thread.
   void Open(const JobPtr& job) ABSL_LOCKS_EXCLUDED(mu);
-  // Opens, after closing what is in the way; the gate must be quiet.
+  // Opens, after closing conflicting mappings; the gate must be quiet.
   absl::StatusOr<std::unique_ptr<IpcMapping>> TryOpen(Job& job, std::vector<EntryPtr>& closed)
       ABSL_LOCKS_EXCLUDED(mu);
   void Finish(const JobPtr& job, absl::StatusOr<std::unique_ptr<IpcMapping>> mapping)
       ABSL_LOCKS_EXCLUDED(mu);
   void CloseSome() ABSL_LOCKS_EXCLUDED(mu);
-  // Unmaps; the gate must be quiet. Returns what was closed.
+  // Unmaps; the gate must be quiet. Returns the closed entries.
   std::vector<EntryPtr> CloseNow() ABSL_LOCKS_EXCLUDED(mu);
   bool is_nobody_closing() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) { return closer_count == 0; }
   void Announce(const std::vector<EntryPtr>& closed);
@@ -92,21 +92,21 @@ struct IpcImportCache::State : std::enable_shared_from_this<IpcImportCache::Stat
   const ReleaseCallback on_release;
   const IpcImportCacheOptions options;
 
-  // Before DeviceExecutor::mu_.
+  // Acquired before DeviceExecutor::mu_.
   mutable absl::Mutex mu;
-  // Null once the cache has gone.
+  // Null once the cache has been destroyed.
   DeviceExecutor* side ABSL_GUARDED_BY(mu);
   absl::flat_hash_map<ImportKey, EntryPtr> entries ABSL_GUARDED_BY(mu);
   absl::flat_hash_map<ImportKey, JobPtr> opening ABSL_GUARDED_BY(mu);
   std::vector<EntryPtr> closing ABSL_GUARDED_BY(mu);
   bool is_close_posted ABSL_GUARDED_BY(mu) = false;
-  // Threads that are closing what they have taken out of `closing`.
+  // Threads that are closing entries taken from `closing`.
   int closer_count ABSL_GUARDED_BY(mu) = 0;
   uint64_t uses ABSL_GUARDED_BY(mu) = 0;
   IpcImportCacheStats stats ABSL_GUARDED_BY(mu);
 };
 
-// What an ImportedMemory and its copies share.
+// Shared by an ImportedMemory and its copies.
 class IpcImportCache::Lease final {
  public:
   Lease(std::shared_ptr<State> state, State::EntryPtr entry)

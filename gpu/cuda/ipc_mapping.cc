@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Opening and closing, by the three ways of exporting.
+// Opens and closes mappings, by the three export methods.
 #include "gpu/cuda/ipc_mapping.h"
 
 #include <cstdint>
@@ -19,8 +19,7 @@ AccessDescription ReadWriteBy(const CudaDevice& device) {
   return {{kLocationTypeDevice, device.ordinal()}, kAccessReadWrite};
 }
 
-// Descriptors are passed to the driver as the pointer's value. Source:
-// cuMemImportFromShareableHandle.
+// The driver takes a file descriptor as a pointer's value. Source: cuMemImportFromShareableHandle.
 void* AsShareable(const UniqueFd& fd) {
   return reinterpret_cast<void*>(static_cast<uintptr_t>(fd.get()));
 }
@@ -123,7 +122,7 @@ absl::Status IpcMapping::OpenVirtual(const IpcDescriptor& descriptor, const Uniq
     return device_->Check(result, "cuMemSetAccess");
   };
   absl::Status status = map();
-  // The mapping keeps the memory; without one it goes with the handle.
+  // The mapping keeps the memory; without one it is freed with the handle.
   table.memory_release(handle);
   return status;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// IpcMapping: one allocation of another process, mapped here.
+// IpcMapping: an allocation of another process, mapped in this one.
 #ifndef FERRY_GPU_CUDA_IPC_MAPPING_H_
 #define FERRY_GPU_CUDA_IPC_MAPPING_H_
 
@@ -14,15 +14,15 @@
 
 namespace ferry::cuda {
 
-// Both opening and closing may synchronise the device: IpcImportCache sees to when and where.
+// Both opening and closing may synchronize the device: IpcImportCache schedules them.
 class IpcMapping final {
  public:
   // Maps the whole allocation of `descriptor`, readable and writable by `device`.
-  //   device: the one that will use it; the memory may be another's that it can reach.
-  //   fd: as ExportedPiece says.
+  //   device: the device that will use it; the memory may be on another one that it can access.
+  //   fd: as for ExportedPiece.
   //   Errors: ALREADY_EXISTS if the driver still has a mapping of older memory at the same address
   //   of the same process; FAILED_PRECONDITION if this driver or device cannot import the kind;
-  //   INVALID_ARGUMENT without the descriptor that the kind needs; INTERNAL.
+  //   INVALID_ARGUMENT without the file descriptor that the kind needs; INTERNAL.
   static absl::StatusOr<std::unique_ptr<IpcMapping>> Open(std::shared_ptr<CudaDevice> device,
                                                           const IpcDescriptor& descriptor,
                                                           UniqueFd fd);
@@ -31,7 +31,7 @@ class IpcMapping final {
   IpcMapping(const IpcMapping&) = delete;
   IpcMapping& operator=(const IpcMapping&) = delete;
 
-  // Here, of the allocation's first byte.
+  // Address, in this process, of the allocation's first byte.
   DevicePointer base() const { return base_; }
   size_t bytes() const { return bytes_; }
 

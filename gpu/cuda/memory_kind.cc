@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reading pointer attributes.
+// Classifies memory by its pointer attributes.
 #include "gpu/cuda/memory_kind.h"
 
 #include <unistd.h>
@@ -15,8 +15,8 @@
 namespace ferry::cuda {
 namespace {
 
-// All attributes at once. Each value has eight bytes, zero before, because some are written with
-// one, four or eight.
+// All attributes, read in one call. Each value has eight zeroed bytes, because some are written
+// with one, four or eight.
 struct Attributes {
   uint64_t memory_type = 0;
   uint64_t device_ordinal = 0;
@@ -42,7 +42,7 @@ absl::StatusOr<Attributes> ReadAttributes(const CudaDevice& device, DevicePointe
                     &read.range_start, &read.range_bytes,       &read.pool,
                     &read.context};
   static_assert(std::size(names) == std::size(values));
-  // For a pointer that is not CUDA's it succeeds and leaves zeros.
+  // For a pointer unknown to CUDA it succeeds and leaves zeros.
   FERRY_RETURN_IF_ERROR(
       device.Check(device.table().pointer_get_attributes(
                        static_cast<unsigned int>(std::size(names)), names, values, pointer),
@@ -50,8 +50,8 @@ absl::StatusOr<Attributes> ReadAttributes(const CudaDevice& device, DevicePointe
   return read;
 }
 
-// What cuMemGetAddressRange says, asked in the context that the pointer belongs to; physical memory
-// that is mapped, and pools, belong to none.
+// Calls cuMemGetAddressRange in the context that the pointer belongs to; mapped physical memory and
+// pools belong to none.
 absl::Status ReadAddressRange(const CudaDevice& device, Context context, DevicePointer pointer,
                               MemoryPiece& piece) {
   const CudaTable& table = device.table();
@@ -74,14 +74,14 @@ absl::StatusOr<MemoryPiece> ReadPiece(const CudaDevice& device, const Attributes
   return piece;
 }
 
-// Whether addresses are mapped to physical memory by cuMemMap: such memory belongs to no context
-// and no pool.
+// Returns whether addresses are mapped to physical memory by cuMemMap: such memory belongs to no
+// context and no pool.
 bool IsVirtual(const Attributes& attributes) {
   return attributes.context == nullptr && attributes.pool == nullptr;
 }
 
-// Drivers have been seen to deny the capability for memory of cuMemAlloc, which is most of what
-// frameworks have; so a no is not taken for an answer. Making a handle is cheap.
+// Some drivers deny the capability for memory of cuMemAlloc, which is most of what frameworks
+// allocate; so a negative answer is verified. Creating a handle is cheap.
 // Source: UCX, src/uct/cuda/cuda_copy/cuda_copy_md.c, uct_cuda_copy_md_query_attributes.
 bool HasLegacyHandle(const CudaDevice& device, const Attributes& attributes, DevicePointer base) {
   if (attributes.is_legacy_capable != 0) return true;
@@ -89,7 +89,7 @@ bool HasLegacyHandle(const CudaDevice& device, const Attributes& attributes, Dev
   return device.table().ipc_get_memory_handle(&handle, base) == kSuccess;
 }
 
-// The default pool cannot be exported and no attribute of a pool says so: trying does.
+// The default pool cannot be exported and no pool attribute says so: only trying shows it.
 bool IsExportable(const CudaDevice& device, const Attributes& attributes) {
   if ((attributes.handle_types & kHandleTypePosixFd) != 0) return true;
   if (!device.traits().has_pools) return false;
@@ -108,7 +108,7 @@ absl::Status LeavesAllocation(const MemoryInfo& info, DevicePointer pointer, siz
       ", which ends at 0x", absl::Hex(last.base + last.allocation_bytes)));
 }
 
-// Piece by piece until the range is covered.
+// Reads piece by piece until the range is covered.
 absl::Status ReadVirtual(const CudaDevice& device, DevicePointer pointer, size_t bytes,
                          MemoryInfo& info) {
   size_t covered = 0;
@@ -154,7 +154,7 @@ void ChooseExport(const CudaDevice& device, const Attributes& attributes, Memory
 
 absl::StatusOr<MemoryInfo> Classify(const CudaDevice& device, const void* pointer, size_t bytes) {
   if (pointer == nullptr) {
-    // Of something without bytes; a driver refuses to say anything of it.
+    // An empty tensor's pointer; drivers reject queries of null.
     MemoryInfo none;
     none.no_export_reason = "host memory";
     return none;
@@ -172,7 +172,7 @@ absl::StatusOr<MemoryInfo> Classify(const CudaDevice& device, const void* pointe
     info.kind = MemoryKind::kManaged;
     info.device = static_cast<int>(attributes.device_ordinal);
     info.no_export_reason = "managed memory has no IPC handle";
-    // The driver does not tell the range of such an allocation.
+    // The driver does not report the range of such an allocation.
     info.pieces.push_back({address, bytes, 0, bytes, attributes.buffer_id});
     return info;
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What any pointer points to, and how another process can get at it.
+// Classifies the memory of any pointer, and how another process can map it.
 #ifndef FERRY_GPU_CUDA_MEMORY_KIND_H_
 #define FERRY_GPU_CUDA_MEMORY_KIND_H_
 
@@ -15,8 +15,8 @@
 namespace ferry::cuda {
 
 enum class MemoryKind {
-  kPageableHost,  // malloc and its like: CUDA does not know it
-  kPinnedHost,    // cuMemHostAlloc, or registered; copies to and from it run by themselves
+  kPageableHost,  // malloc and similar: unknown to CUDA
+  kPinnedHost,    // cuMemHostAlloc, or registered; copies to and from it are asynchronous
   kManaged,       // cuMemAllocManaged: moves between host and devices
   kPlain,         // cuMemAlloc, cudaMalloc
   kPool,          // cuMemAllocAsync, cudaMallocAsync
@@ -33,22 +33,22 @@ enum class ExportBy {
 // One allocation, or one piece of physical memory behind an address range, that a range touches.
 struct MemoryPiece {
   DevicePointer base = 0;
-  size_t allocation_bytes = 0;  // from base on
+  size_t allocation_bytes = 0;  // starting at base
   size_t offset = 0;            // of the range's first byte in it
-  size_t bytes = 0;             // of the range that lie in it
-  // Never used again in this process, unlike the address.
+  size_t bytes = 0;             // of the range, within the piece
+  // Never reused in this process, unlike the address.
   uint64_t buffer_id = 0;
 };
 
-// A value; true while the memory is not freed.
+// A value; valid until the memory is freed.
 struct MemoryInfo {
   MemoryKind kind = MemoryKind::kPageableHost;
   int device = -1;  // ordinal; -1 for host memory
   ExportBy export_by = ExportBy::kNone;
-  // Why no other process can map it; empty if export_by says how.
+  // Why no other process can map it; empty if export_by is set.
   std::string no_export_reason;
   // In the order of addresses, without gaps; more than one for kVirtual only; none for host memory
-  // that is not CUDA's.
+  // that is unknown to CUDA.
   std::vector<MemoryPiece> pieces;
   MemoryPool pool = nullptr;  // of kPool
 
@@ -57,12 +57,13 @@ struct MemoryInfo {
   }
 };
 
-// Asks the driver about [pointer, pointer + bytes).
-//   device: any device of this process; the memory may be another's.
+// Queries the driver about [pointer, pointer + bytes).
+//   device: any device of this process; the memory may be on another one.
 //   pointer: null is pageable host memory.
-//   bytes: 0 is taken for 1.
-//   Errors: INVALID_ARGUMENT if the range leaves its allocation, or is in parts of different kinds
-//   or devices; INTERNAL when a call fails. Some microseconds; thread-safe; does not synchronise.
+//   bytes: 0 is treated as 1.
+//   Errors: INVALID_ARGUMENT if the range exceeds its allocation, or spans different kinds or
+//   devices; INTERNAL when a call fails. Takes some microseconds; thread-safe; does not
+//   synchronize.
 absl::StatusOr<MemoryInfo> Classify(const CudaDevice& device, const void* pointer, size_t bytes);
 
 // "cudaMalloc memory", "pool memory"; for messages.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pinned segments and their blocks.
+// PinnedPool: pinned segments and their blocks.
 #include "gpu/cuda/pinned_pool.h"
 
 #include <map>
@@ -45,7 +45,7 @@ struct PinnedPool::State {
   mutable absl::Mutex mu;
   BlockTable table ABSL_GUARDED_BY(mu);
   std::map<uint32_t, void*> segments ABSL_GUARDED_BY(mu);
-  // Out of the table, to be given back at the next occasion.
+  // Removed from the table, to be released at the next opportunity.
   std::vector<void*> orphans ABSL_GUARDED_BY(mu);
 };
 
@@ -86,7 +86,7 @@ absl::StatusOr<std::shared_ptr<PinnedPool>> PinnedPool::Create(std::shared_ptr<C
       std::make_unique<State>(std::move(device), std::move(gate), options, std::move(table))));
 }
 
-// Buffers keep the pool, so none is out.
+// Buffers keep the pool alive, so none is left.
 PinnedPool::~PinnedPool() {
   std::vector<void*> segments;
   {
@@ -94,7 +94,7 @@ PinnedPool::~PinnedPool() {
     segments = std::move(state_->orphans);
     for (const auto& [id, data] : state_->segments) segments.push_back(data);
   }
-  // Where that may not be now, it stays pinned until the process ends.
+  // If the gate does not allow it, the memory stays pinned until the process exits.
   const absl::Status ignored =
       state_->Quietly("unpin memory", [this, &segments] { state_->Free(segments); });
 }
@@ -108,7 +108,7 @@ absl::StatusOr<std::shared_ptr<Buffer>> PinnedPool::Allocate(size_t bytes) {
   {
     absl::MutexLock lock(&state.mu);
     block = state.table.Take(bytes);
-    // Rather than wait for the end of NCCL's work, which may wait for what this is wanted for.
+    // Avoids waiting for NCCL work to end, which may itself depend on this allocation.
     if (!block.has_value() && state.gate != nullptr && state.gate->work_count() > 0) {
       block = state.table.TakeLarger(bytes);
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// PinnedPool: host memory that copies to and from GPUs go through, pinned once.
+// PinnedPool: reusable pinned host memory for copies to and from GPUs.
 #ifndef FERRY_GPU_CUDA_PINNED_POOL_H_
 #define FERRY_GPU_CUDA_PINNED_POOL_H_
 
@@ -18,30 +18,30 @@
 namespace ferry::cuda {
 
 struct PinnedPoolOptions {
-  // Of all segments together. Pinned memory is taken from the machine for good.
+  // Total of all segments. Pinned memory cannot be used by the rest of the machine.
   size_t budget_bytes = ShareOfMemory(size_t{1} << 30, 8);
-  // Pinned at a time; smaller blocks share it.
+  // Unit of pinning; smaller blocks share it.
   size_t segment_bytes = size_t{16} << 20;
-  // How long pinning more may wait for NCCL work to end.
+  // Maximum time for which pinning waits for NCCL work to end.
   absl::Duration timeout = absl::Seconds(5);
 };
 
 struct PinnedPoolStats {
   size_t pinned_bytes = 0;  // counts against the budget
-  size_t used_bytes = 0;    // of blocks that are out, rounded up to their class
-  int block_count = 0;      // out
+  size_t used_bytes = 0;    // of allocated blocks, rounded up to their class
+  int block_count = 0;      // allocated
   int64_t made_blocks = 0;
   int64_t reused_blocks = 0;
 };
 
-// Usable by every device of the process. Thread-safe. Shared by the buffers it made. A buffer goes
-// back at once when its last reference goes: whoever has enqueued a copy keeps one until it is
-// done.
+// Usable by every device of the process. Thread-safe. Shared by its buffers. A buffer is returned
+// as soon as its last reference is released: the code that enqueues a copy keeps one until it has
+// completed.
 class PinnedPool final : public std::enable_shared_from_this<PinnedPool> {
  public:
-  //   device: any; its context makes the memory.
+  //   device: any; the memory is allocated in its context.
   //   gate: may be null.
-  //   Errors: INVALID_ARGUMENT for options that make no sense.
+  //   Errors: INVALID_ARGUMENT for invalid options.
   static absl::StatusOr<std::shared_ptr<PinnedPool>> Create(std::shared_ptr<CudaDevice> device,
                                                             std::shared_ptr<SyncGate> gate,
                                                             PinnedPoolOptions options);
@@ -50,11 +50,11 @@ class PinnedPool final : public std::enable_shared_from_this<PinnedPool> {
   PinnedPool(const PinnedPool&) = delete;
   PinnedPool& operator=(const PinnedPool&) = delete;
 
-  // At least `bytes` of host memory, aligned to 512, content undefined. Pinning a new segment takes
-  // milliseconds and may synchronise devices.
-  //   Errors: RESOURCE_EXHAUSTED naming what is in use and the option, or the machine's memory;
-  //   DEADLINE_EXCEEDED if NCCL work was in flight all through `timeout`, and no larger block
-  //   was idle.
+  // Returns at least `bytes` of host memory, aligned to 512, uninitialized. Pinning a new segment
+  // takes milliseconds and may synchronize devices.
+  //   Errors: RESOURCE_EXHAUSTED naming the memory in use and the option, or the machine's memory;
+  //   DEADLINE_EXCEEDED if NCCL work was in flight for all of `timeout`, and no larger block was
+  //   idle.
   absl::StatusOr<std::shared_ptr<Buffer>> Allocate(size_t bytes);
 
   PinnedPoolStats stats() const;
@@ -69,13 +69,13 @@ class PinnedPool final : public std::enable_shared_from_this<PinnedPool> {
   const std::unique_ptr<State> state_;
 };
 
-// Host memory of somebody else, such as a host arena's segment, pinned while this lives, so that
-// copies need not go through a pool.
+// Host memory owned by others, such as a host arena's segment, pinned while this exists, so that
+// copies need not be staged through a pool.
 class PinnedRegistration final {
  public:
-  // Slow, and may synchronise devices: not while NCCL work is in flight.
-  //   data: as long as this lives.
-  //   Errors: INTERNAL with the driver's reason; a part may be registered once only.
+  // Slow, and may synchronize devices: not while NCCL work is in flight.
+  //   data: must outlive this. Not owned.
+  //   Errors: INTERNAL with the driver's reason; no part may be registered twice.
   static absl::StatusOr<std::unique_ptr<PinnedRegistration>> Create(
       std::shared_ptr<CudaDevice> device, void* data, size_t bytes);
   ~PinnedRegistration();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A buffer over a buffer, with an event.
+// A buffer that wraps another buffer, with an event.
 #include "gpu/cuda/ready_tensor.h"
 
 #include <utility>

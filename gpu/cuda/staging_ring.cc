@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Slots, and those who wait for one.
+// StagingRing: slots, and the callers that wait for one.
 #include "gpu/cuda/staging_ring.h"
 
 #include <algorithm>
@@ -67,12 +67,12 @@ void StagingRing::Take(TakeCallback done) {
   }
   {
     absl::MutexLock lock(&mu_);
-    // One that came back meanwhile would not come again.
+    // A slot that was returned meanwhile would not wake this caller.
     if (!free_.empty()) {
       slot = std::move(free_.back());
       free_.pop_back();
     } else if (stats_.slot_count > 0) {
-      // Those that there are come back.
+      // A slot in use will be returned.
       ++stats_.waited;
       waiting_.push_back(std::move(done));
       return;
@@ -86,7 +86,7 @@ void StagingRing::Give(Slot slot, std::shared_ptr<const ReadyEvent> behind) {
   if (behind != nullptr) {
     const absl::StatusOr<bool> is_done = behind->IsDone();
     if (is_done.ok() && !*is_done) {
-      // An executor that has been stopped gives nothing to anybody any more.
+      // An executor that has been stopped hands out no slots any more.
       executor_
           .Watch({.event = std::move(behind), .what = "a copy into a slot", .keep = slot},
                  [self = shared_from_this(), slot](absl::Status) { self->Give(slot, nullptr); })
@@ -104,7 +104,7 @@ void StagingRing::Give(Slot slot, std::shared_ptr<const ReadyEvent> behind) {
     next = std::move(waiting_.front());
     waiting_.pop_front();
   }
-  // Apart, since a post that is refused has taken its function.
+  // Shared, since a rejected Post consumes its function.
   auto shared = std::make_shared<TakeCallback>(std::move(next));
   const absl::Status posted =
       executor_.Post([shared, slot] { std::move (*shared)(absl::StatusOr<Slot>(slot)); });

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// StagingRing: a few slots of exportable memory of one GPU that tensors go through in pieces.
+// StagingRing: a few slots of exportable memory of one GPU for staging tensors in pieces.
 #ifndef FERRY_GPU_CUDA_STAGING_RING_H_
 #define FERRY_GPU_CUDA_STAGING_RING_H_
 
@@ -20,10 +20,10 @@
 namespace ferry::cuda {
 
 struct StagingRingOptions {
-  // Of each GPU, for all receivers together. Beyond it transfers wait for each other. 0: there is
-  // no ring, and they go by way of the host.
+  // Per GPU, for all receivers together. Transfers that exceed it wait for each other. 0: no ring,
+  // and tensors are staged through the host.
   size_t budget_bytes = size_t{64} << 20;
-  // A larger tensor goes in pieces of this size.
+  // Larger tensors are sent in pieces of this size.
   size_t slot_bytes = size_t{4} << 20;
 };
 
@@ -35,30 +35,30 @@ struct StagingRingStats {
   int64_t waited = 0;  // of those, ones that had to wait
 };
 
-// Memory of its own, so that however full the arena of the GPU is, what cannot be mapped gets
-// through. Slots come into being when they are first needed. Thread-safe, but for Take.
+// Separate from the GPU's arena, so that tensors that cannot be mapped are transferred however full
+// the arena is. Slots are allocated on first use. Thread-safe, except for Take.
 class StagingRing final : public std::enable_shared_from_this<StagingRing> {
  public:
   using Slot = std::shared_ptr<DeviceBuffer>;
   using TakeCallback = absl::AnyInvocable<void(absl::StatusOr<Slot>) &&>;
 
-  //   executor: of the device; outlives what uses this.
+  //   executor: the device's; outlives the users of this.
   //   gate: may be null, as for GpuArena.
   static std::shared_ptr<StagingRing> Create(DeviceExecutor& executor,
                                              std::shared_ptr<SyncGate> gate,
                                              StagingRingOptions options);
 
-  // A slot of slot_bytes(), which nobody else has and no device uses: at once and inside if there
-  // is one; otherwise as soon as one comes back, in the order of asking, on the executor. On the
-  // executor's thread only, since it may get memory from the driver.
+  // Returns, through `done`, a slot of slot_bytes() that is used by no other caller and no device:
+  // inline if one is free; otherwise as soon as one is returned, in FIFO order, on the executor.
+  // Must be called on the executor's thread, since it may allocate memory from the driver.
   //   Errors: RESOURCE_EXHAUSTED if the device has no memory for even one slot; as
   //   GpuArena::Create.
   void Take(TakeCallback done) ABSL_LOCKS_EXCLUDED(mu_);
-  // Back from its receiver.
-  //   behind: what may still be writing to it; may be null.
+  // Returns a slot after its receiver has finished with it.
+  //   behind: work that may still write to it; may be null.
   void Give(Slot slot, std::shared_ptr<const ReadyEvent> behind) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // That slots lie in; null before the first one.
+  // The arena of the slots; null before the first one.
   std::shared_ptr<GpuArena> arena() const ABSL_LOCKS_EXCLUDED(mu_);
   size_t slot_bytes() const { return options_.slot_bytes; }
   StagingRingStats stats() const ABSL_LOCKS_EXCLUDED(mu_);

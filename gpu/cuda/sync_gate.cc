@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Counting work in flight.
+// SyncGate: counts of work in flight and of waiting actions.
 #include "gpu/cuda/sync_gate.h"
 
 #include <algorithm>
@@ -74,7 +74,7 @@ absl::Status SyncGate::RunQuietly(absl::Duration timeout, absl::string_view doin
     absl::MutexLock lock(&mu_);
     --waiting_count_;
     if (status.ok()) is_quiet_ = false;
-    // Whoever is the last, though it may not have waited itself.
+    // By the last one, even if it has not waited itself.
     if (waiting_count_ == 0) has_to_tell = std::exchange(is_wanted_, false);
   }
   if (has_to_tell) TellListeners();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// SyncGate: keeps what may synchronise a device away from work that waits for another process.
+// SyncGate: keeps calls that may synchronize a device apart from work that waits for a peer.
 #ifndef FERRY_GPU_CUDA_SYNC_GATE_H_
 #define FERRY_GPU_CUDA_SYNC_GATE_H_
 
@@ -16,20 +16,20 @@
 
 namespace ferry::cuda {
 
-// Gives work that waits for other processes, and can hold back with it.
+// Starts work that waits for other processes, and can pause doing so.
 class QuietListener {
  public:
   virtual ~QuietListener() = default;
-  // SyncGate::is_quiet_wanted may have changed. On the thread that wants quiet, which may hold
-  // locks of its own: must not block.
+  // SyncGate::is_quiet_wanted may have changed. Called on the thread that requests quiet, which may
+  // hold its own locks: must not block.
   virtual void OnQuietWanted() = 0;
 };
 
-// The driver may synchronise a device when memory is allocated, freed, mapped, unmapped or pinned.
-// A kernel of NCCL's that waits for a peer then never ends, if the peer waits for us. So NCCL work
-// is announced here from before it is enqueued until its completion event, and everything that may
-// synchronise runs when there is none. One for all GPUs of a process: with peer access, freeing
-// memory of one waits for the others. Thread-safe.
+// The driver may synchronize a device when memory is allocated, freed, mapped, unmapped or pinned.
+// If a NCCL kernel waits for a peer, and the peer waits for us, that deadlocks. So NCCL work is
+// registered here from before it is enqueued until its completion event, and every call that may
+// synchronize runs when there is none. One for all GPUs of a process: with peer access, freeing
+// memory of one synchronizes the others. Thread-safe.
 // Source: NCCL's pull request 564 and issue 549; reference in docs/gpu.md.
 class SyncGate final {
  public:
@@ -37,27 +37,27 @@ class SyncGate final {
   SyncGate(const SyncGate&) = delete;
   SyncGate& operator=(const SyncGate&) = delete;
 
-  // Waits while a quiet action runs, which takes milliseconds; not for actions that wait
-  // themselves.
+  // Blocks while a quiet action runs, which takes milliseconds; does not block for actions that are
+  // waiting themselves.
   void BeginWork() ABSL_LOCKS_EXCLUDED(mu_);
   void EndWork() ABSL_LOCKS_EXCLUDED(mu_);
-  // The same for work of a program, which nobody asks to hold back: it also waits for those who
-  // want quiet, unless another device of this process has some under way already, which may be
+  // The same for work of a program, which cannot be paused: it also waits for requested quiet
+  // actions, unless another device of this process has program work in flight already, which may be
   // waiting for this one.
   void BeginProgramWork(int device) ABSL_LOCKS_EXCLUDED(mu_);
   void EndProgramWork(int device) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Runs `action` as soon as no work is in flight, and keeps new work out until it returns.
+  // Runs `action` as soon as no work is in flight, and blocks new work until it returns.
   //   doing: for the message, "unmap a peer's memory".
-  //   Errors: DEADLINE_EXCEEDED if there was work all through `timeout`; the action did not run.
+  //   Errors: DEADLINE_EXCEEDED if there was work for all of `timeout`; the action did not run.
   absl::Status RunQuietly(absl::Duration timeout, absl::string_view doing,
                           absl::FunctionRef<void()> action) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Whether somebody waits for quiet, or makes use of it. Whoever gives grants holds back then:
-  // with work always in flight nothing is ever mapped.
+  // Whether an action waits for quiet, or runs. Batch agreements start no transfers then: with work
+  // always in flight nothing would ever be mapped.
   bool is_quiet_wanted() const ABSL_LOCKS_EXCLUDED(mu_);
   int work_count() const ABSL_LOCKS_EXCLUDED(mu_);
-  // Told of each change from now on, for as long as it lives.
+  // Notifies `listener` of each change from now on, for as long as it exists.
   void Listen(std::weak_ptr<QuietListener> listener) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
@@ -68,12 +68,12 @@ class SyncGate final {
 
   mutable absl::Mutex mu_;
   int work_count_ ABSL_GUARDED_BY(mu_) = 0;
-  // Of work_count_, by device; none is zero.
+  // The program work in work_count_, by device; entries are positive.
   absl::flat_hash_map<int, int> program_work_ ABSL_GUARDED_BY(mu_);
   int waiting_count_ ABSL_GUARDED_BY(mu_) = 0;
   bool is_quiet_ ABSL_GUARDED_BY(mu_) = false;
-  // Somebody has had to wait, and not all are through since. Listeners are told of every change:
-  // who finds quiet at once changes nothing.
+  // An action has had to wait, and not all have finished since. Listeners are notified of every
+  // change: an action that finds quiet at once changes nothing.
   bool is_wanted_ ABSL_GUARDED_BY(mu_) = false;
   std::vector<std::weak_ptr<QuietListener>> listeners_ ABSL_GUARDED_BY(mu_);
 };

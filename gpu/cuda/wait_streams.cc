@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Asking streams.
+// WaitStreams: queries the streams for an idle one.
 #include "gpu/cuda/wait_streams.h"
 
 #include <utility>
@@ -23,7 +23,7 @@ absl::StatusOr<std::unique_ptr<WaitStreams>> WaitStreams::Create(std::shared_ptr
 Stream WaitStreams::TakeIdle() const {
   const ScopedCurrent current(*device_);
   for (const std::unique_ptr<CudaStream>& stream : streams_) {
-    // A device that has failed says so again when something is enqueued.
+    // A device that has failed reports its error when work is enqueued.
     if (device_->table().stream_query(stream->get()) != kErrorNotReady) return stream->get();
   }
   return nullptr;

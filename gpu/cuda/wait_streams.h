@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// WaitStreams: streams for what waits, so that nothing else stands behind it.
+// WaitStreams: separate streams for work that waits, so that other work does not queue behind it.
 #ifndef FERRY_GPU_CUDA_WAIT_STREAMS_H_
 #define FERRY_GPU_CUDA_WAIT_STREAMS_H_
 
@@ -12,20 +12,20 @@
 
 namespace ferry::cuda {
 
-// Work behind an event that is not done yet goes to a stream with nothing before it: what a kernel
-// of the user's holds up holds up nobody else. A few are enough, since the hardware has few queues;
-// when all of them wait, the host waits instead, by asking the event. For one thread: the
-// device's executor.
+// Work behind an event that is not complete yet goes to an otherwise empty stream, so that a slow
+// kernel of the user's delays no other transfer. A few are enough, since the hardware has few
+// queues; when all of them wait, the host waits instead, by polling the event. Used on one thread:
+// the device's executor.
 class WaitStreams final {
  public:
   //   Errors: as CudaStream::Create.
   static absl::StatusOr<std::unique_ptr<WaitStreams>> Create(std::shared_ptr<CudaDevice> device,
                                                              int count = 8);
 
-  // One with nothing before it; null: all of them wait. What the caller enqueues at once is alone
-  // on it.
+  // Returns an empty stream; null: all of them are busy. Only work that the caller enqueues at once
+  // is alone on it.
   Stream TakeIdle() const;
-  // The same, or one that others wait on, by turns, for work that cannot be put off.
+  // The same, or a busy one, round robin, for work that cannot be deferred.
   Stream TakeIdleOrAny();
 
  private:

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Conversions, element by element, for GPUs and the host alike (elements.h). What a conversion
-// gives is what the worker's kernels for CPUs give (tensorflow/worker/kernels/cast_elements.h),
-// also where C++ leaves it open.
+// Element-wise conversions for GPUs and the host alike (elements.h). They give the same results as
+// the worker's kernels for CPUs (tensorflow/worker/kernels/cast_elements.h), also where C++ leaves
+// the result undefined.
 #ifndef FERRY_GPU_KERNELS_CAST_ELEMENTS_H_
 #define FERRY_GPU_KERNELS_CAST_ELEMENTS_H_
 
@@ -12,7 +12,7 @@
 
 namespace ferry::cuda {
 
-// Towards zero; what does not fit is the smallest number.
+// Truncates towards zero; values out of range become the smallest number.
 template <typename Integer, typename Real>
 FERRY_BOTH Integer Chopped(Real x) {
   constexpr Integer kLowest = static_cast<Integer>(uint64_t{1} << (sizeof(Integer) * 8 - 1));
@@ -25,7 +25,8 @@ FERRY_BOTH Integer Chopped(Real x) {
 template <typename To, typename Real>
 FERRY_BOTH To IntegerOf(Real x) {
   if constexpr (std::is_same_v<To, uint64_t>) {
-    // The upper half is reached by a shift; the sign of the first try says whether it is needed.
+    // The upper half is reached by a shift; the sign of the first conversion tells whether it is
+    // needed.
     constexpr Real kHalf = static_cast<Real>(uint64_t{1} << 63);
     const int64_t lower = Chopped<int64_t>(x);
     const int64_t upper = Chopped<int64_t>(x - kHalf);
@@ -59,7 +60,7 @@ FERRY_BOTH To Converted(From x) {
   }
 }
 
-// Without the bits that the mantissa of To does not have.
+// Clears the mantissa bits that To does not have.
 template <typename To>
 FERRY_BOTH float Shortened(float x) {
   constexpr uint32_t kKept = 0xffffffffu << (std::is_same_v<To, Float16> ? 13 : 16);
@@ -74,13 +75,13 @@ FERRY_BOTH double Shortened(double x) {
   return (bits << 1) <= (kInfinity << 1) ? BitsAs<double>(bits & kKept) : x;
 }
 
-// Of those that TensorFlow cuts: others are rounded whatever is asked for.
+// The conversions that TensorFlow truncates: others are rounded whatever is requested.
 template <typename To, typename From>
 inline constexpr bool kCanTruncate = (std::is_same_v<From, float> && kIsSmall<To>) ||
                                      (std::is_same_v<From, double> &&
                                       (std::is_same_v<To, Float16> || std::is_same_v<To, float>));
 
-// Booleans in a GPU's memory have not been checked: any value other than 0 is true.
+// Booleans in GPU memory have not been checked: any value other than 0 is true.
 template <typename T>
 FERRY_BOTH T ElementAt(const T* elements, uint64_t i) {
   if constexpr (std::is_same_v<T, bool>) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Each call is the one parameter of its kernel.
+// ElementKernels: each call struct is the single parameter of its kernel.
 #include "gpu/kernels/element_kernels.h"
 
 #include <utility>

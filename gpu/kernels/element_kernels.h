@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ElementKernels: arithmetic on arrays in a GPU's memory.
+// ElementKernels: arithmetic on arrays in GPU memory.
 #ifndef FERRY_GPU_KERNELS_ELEMENT_KERNELS_H_
 #define FERRY_GPU_KERNELS_ELEMENT_KERNELS_H_
 
@@ -15,8 +15,8 @@
 
 namespace ferry::cuda {
 
-// Loaded for one device; elements.h says what each call does. Pointers are the device's, aligned to
-// an element. Launches return when enqueued; thread-safe.
+// Loaded for one device; elements.h describes each call. Pointers are the device's, aligned to an
+// element. Launches return once enqueued; thread-safe.
 class ElementKernels final {
  public:
   // As KernelModule::Load.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Loops over elements, as kernels on GPUs run them and as the tests' double of the driver does: one
-// source, so that they cannot differ. Each thread does every `step`-th element from `first` on.
+// Loops over elements, compiled both for GPU kernels and for the tests' fake driver: one source, so
+// that they cannot differ. Each thread processes every `step`-th element from `first` on.
 #ifndef FERRY_GPU_KERNELS_ELEMENTS_H_
 #define FERRY_GPU_KERNELS_ELEMENTS_H_
 
@@ -12,7 +12,7 @@
 
 namespace ferry::cuda {
 
-// Numbers are what kernels are told; those of types are TensorFlow's.
+// The numbers are part of the kernels' interface; those of types are TensorFlow's.
 enum class ElementType : uint32_t {
   kFloat = 1,
   kDouble = 2,
@@ -33,9 +33,9 @@ enum class UnaryOp : uint32_t { kNeg, kSqrt };
 
 inline constexpr uint32_t kMaxBroadcastRank = 8;
 
-// out[i] = x[..] op y[..], of floats and int64; kDiv of floats only. The places of x and y are
-// found from i by the extents, the last of them innermost, and strides, in elements; 0 where a
-// tensor is repeated. `out` may be x or y where that one is not repeated.
+// out[i] = x[..] op y[..], for floats and int64; kDiv for floats only. The positions in x and y are
+// computed from i by the extents, the last of them innermost, and strides, in elements; 0 where a
+// tensor is broadcast. `out` may be x or y if that one is not broadcast.
 struct BinaryCall {
   const void* x;
   const void* y;
@@ -50,7 +50,7 @@ struct BinaryCall {
   uint64_t y_strides[kMaxBroadcastRank];
 };
 
-// out[i] = op x[i], of floats and, for kNeg, int64.
+// out[i] = op x[i], for floats and, for kNeg, int64.
 struct UnaryCall {
   const void* x;
   void* out;
@@ -59,7 +59,7 @@ struct UnaryCall {
   ElementType type;
 };
 
-// out[i] = x[i] as another type. `truncates`: bits that a smaller float has not are cut off.
+// out[i] = x[i] as another type. `truncates`: excess mantissa bits are cut off, not rounded.
 struct CastCall {
   const void* x;
   void* out;
@@ -70,7 +70,7 @@ struct CastCall {
   uint32_t unused;
 };
 
-// All elements the same: the one at `value`, or if that is null the first bytes of `element`.
+// All elements are equal: the one at `value`, or if that is null the first bytes of `element`.
 struct FillCall {
   const void* value;
   void* out;
@@ -79,7 +79,7 @@ struct FillCall {
   uint64_t element[2];
 };
 
-// 0 for a number that is no type.
+// Returns 0 for a number that is not a type.
 FERRY_BOTH uint64_t BytesOf(ElementType type) {
   switch (type) {
     case ElementType::kUint8:
@@ -103,12 +103,12 @@ FERRY_BOTH uint64_t BytesOf(ElementType type) {
   return 0;
 }
 
-// What an element is computed as, and back.
+// Conversion to the type of computation, and back.
 FERRY_BOTH float Widened(Float16 x) { return ToFloat(x); }
 FERRY_BOTH float Widened(Brain16 x) { return ToFloat(x); }
 FERRY_BOTH float Widened(float x) { return x; }
 FERRY_BOTH double Widened(double x) { return x; }
-// Wraps round.
+// Unsigned, so that overflow wraps around.
 FERRY_BOTH uint64_t Widened(int64_t x) { return static_cast<uint64_t>(x); }
 
 FERRY_BOTH void Narrow(float x, Float16& out) { out = ToFloat16(x); }
@@ -123,7 +123,7 @@ FERRY_BOTH float Quotient(float x, float y) { return x / y; }
 FERRY_BOTH double Quotient(double x, double y) { return x / y; }
 FERRY_BOTH uint64_t Root(uint64_t) { return 0; }
 FERRY_BOTH uint64_t Quotient(uint64_t, uint64_t) { return 0; }
-// Integers as they were, with their sign.
+// Integers are compared with their sign.
 FERRY_BOTH bool IsLess(float x, float y) { return x < y; }
 FERRY_BOTH bool IsLess(double x, double y) { return x < y; }
 FERRY_BOTH bool IsLess(uint64_t x, uint64_t y) {
@@ -137,7 +137,7 @@ FERRY_BOTH Wide Combined(Wide x, Wide y) {
   if constexpr (kOp == BinaryOp::kMul) return x * y;
   if constexpr (kOp == BinaryOp::kDiv) return Quotient(x, y);
   if constexpr (kOp == BinaryOp::kMax || kOp == BinaryOp::kMin) {
-    // What is no number wins.
+    // NaN propagates.
     if (x != x) return x;
     if (y != y) return y;
     if constexpr (kOp == BinaryOp::kMax) return IsLess(x, y) ? y : x;
@@ -145,14 +145,14 @@ FERRY_BOTH Wide Combined(Wide x, Wide y) {
   }
 }
 
-// Where elements of x and y stand that make element `i`.
+// Computes the positions in x and y of the operands of element `i`.
 FERRY_BOTH void FindPlaces(const BinaryCall& call, uint64_t i, uint64_t& x, uint64_t& y) {
   x = 0;
   y = 0;
   FERRY_ROLLED
   for (uint32_t dim = call.rank; dim-- > 1;) {
     const uint64_t extent = call.extents[dim];
-    // Division of large numbers takes several times as long.
+    // 64-bit division takes several times as long.
     const bool is_small = (i | extent) <= 0xffffffffu;
     const uint64_t rest =
         is_small ? static_cast<uint32_t>(i) / static_cast<uint32_t>(extent) : i / extent;
@@ -248,7 +248,7 @@ FERRY_BOTH void RunFill(const FillCall& call, uint64_t first, uint64_t step) {
   const unsigned char* const element = call.value != nullptr
                                            ? static_cast<const unsigned char*>(call.value)
                                            : reinterpret_cast<const unsigned char*>(call.element);
-  // Element by element; a byte at a time would be as right, and slower.
+  // Whole elements; a byte at a time would be as correct, but slower.
   uint64_t low = 0;
   uint64_t high = 0;
   memcpy(&low, element, call.element_bytes < 8 ? call.element_bytes : 8);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The compiled kernels, as far as this build has them.
+// The compiled kernels that are embedded in this build.
 #ifndef FERRY_GPU_KERNELS_EMBEDDED_H_
 #define FERRY_GPU_KERNELS_EMBEDDED_H_
 
@@ -7,7 +7,7 @@
 
 namespace ferry::cuda {
 
-// What kernels are loaded from; empty: there are none. A value; what it refers to stays valid.
+// Compiled kernels; empty: there are none. A value; the data it refers to must stay valid.
 struct CompiledKernels {
   CompiledKernels() = default;
   CompiledKernels(absl::string_view first) : image(first) {}  // NOLINT: as it is
@@ -17,15 +17,13 @@ struct CompiledKernels {
 
   bool empty() const { return image.empty(); }
 
-  // As cuModuleLoadData takes it.
+  // In a format of cuModuleLoadData.
   absl::string_view image;
-  // PTX that ends with a zero, for drivers that are older than the compiler of `image`; may be
-  // empty.
+  // NUL-terminated PTX, for drivers that are older than the compiler of `image`; may be empty.
   absl::string_view older_ptx;
 };
 
-// A fat binary, and PTX that any driver takes which Ferry takes; empty if this build was made
-// without nvcc.
+// A fat binary, and PTX that every supported driver accepts; empty if this was built without nvcc.
 CompiledKernels EmbeddedKernels();
 
 }  // namespace ferry::cuda

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// No kernels: there was no nvcc when this was built.
+// Empty kernels: nvcc was not available at build time.
 #include "gpu/kernels/embedded.h"
 
 namespace ferry::cuda {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels: of the tool's checks (a pattern that cannot be right by chance, and a sum over memory),
-// and of the arithmetic of graphs, whose loops are in elements.h. Word i of the pattern is
-// seed + i * kStride, as cli/pattern.h has it.
+// Kernels for the tool's checks (a pattern that cannot be right by chance, and a sum over memory),
+// and for the arithmetic of graphs, whose loops are in elements.h. Word i of the pattern is
+// seed + i * kStride, as in cli/pattern.h.
 #include <cstdint>
 
 #include "gpu/kernels/cast_elements.h"
@@ -44,7 +44,7 @@ __global__ void ferry_pattern_fill(unsigned char* to, uint64_t bytes, uint64_t s
   }
 }
 
-// Adds the number of bytes that are not the pattern's to `wrong`.
+// Adds the number of bytes that differ from the pattern to `wrong`.
 //   from: u8[bytes], aligned to 8. wrong: u64[1].
 __global__ void ferry_pattern_compare(const unsigned char* from, uint64_t bytes, uint64_t seed,
                                       uint64_t* wrong) {
@@ -60,8 +60,8 @@ __global__ void ferry_pattern_compare(const unsigned char* from, uint64_t bytes,
   AddTo(wrong, found);
 }
 
-// Adds word[i] * (2 i + 1) over all words to `sum`, the last one filled up with zeros: a word that
-// is changed, shifted or swapped changes it.
+// Adds word[i] * (2 i + 1) over all words to `sum`, the last one padded with zeros: a changed,
+// shifted or swapped word changes it.
 //   from: u8[bytes], aligned to 8. sum: u64[1].
 __global__ void ferry_checksum(const unsigned char* from, uint64_t bytes, uint64_t* sum) {
   const uint64_t words = bytes / 8;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Loading and launching.
+// KernelModule: loading and launching.
 #include "gpu/kernels/kernel_module.h"
 
 #include <algorithm>
@@ -13,7 +13,7 @@ namespace ferry::cuda {
 namespace {
 
 constexpr unsigned int kThreads = 256;
-// Enough to fill any GPU; kernels go over the rest in steps of the grid.
+// Enough to fill any GPU; kernels process the rest in strides of the grid.
 constexpr size_t kMaxBlocks = 2048;
 
 }  // namespace
@@ -29,7 +29,7 @@ absl::StatusOr<std::unique_ptr<KernelModule>> KernelModule::Load(
   const absl::Status loaded = module->LoadOne(compiled.image, functions);
   if (loaded.ok()) return module;
   if (compiled.older_ptx.empty()) return loaded;
-  // A driver takes no binaries, and no PTX, of a later major version of the toolkit than its own.
+  // A driver accepts no binaries, and no PTX, of a toolkit with a later major version than its own.
   module->why_ptx_ = std::string(loaded.message());
   const absl::Status made = module->LoadOne(compiled.older_ptx, functions);
   if (made.ok()) return module;

@@ -21,13 +21,13 @@ namespace ferry::cuda {
 // Thread-safe.
 class KernelModule final {
  public:
-  // Loading may synchronise the device: not while NCCL work is in flight.
-  //   compiled: its image, or where the driver does not take that, its older PTX, which the driver
-  //   compiles: that may take seconds the first time.
-  //   functions: where the kernel of each name goes.
-  //   Errors: UNIMPLEMENTED if there are none or the driver loads no modules; INTERNAL with
-  //   what the driver says of each, such as that it has no binary for the device, and the name of a
-  //   kernel that is missing.
+  // Loading may synchronize the device: not while NCCL work is in flight.
+  //   compiled: its image is used, or if the driver rejects that, its older PTX, which the driver
+  //   compiles: this may take seconds the first time.
+  //   functions: the names of kernels, and where to store each.
+  //   Errors: UNIMPLEMENTED if there are none or the driver loads no modules; INTERNAL with the
+  //   driver's error for each, such as that it has no binary for the device, and the name of a
+  //   missing kernel.
   static absl::StatusOr<std::unique_ptr<KernelModule>> Load(
       std::shared_ptr<CudaDevice> device, const CompiledKernels& compiled,
       absl::Span<const std::pair<const char*, Function*>> functions);
@@ -36,12 +36,12 @@ class KernelModule final {
   KernelModule(const KernelModule&) = delete;
   KernelModule& operator=(const KernelModule&) = delete;
 
-  // Returns when it is enqueued. One thread for each of `items`, as far as the grid goes; of no
-  // items nothing is run.
-  //   parameters: as cuLaunchKernel takes them.
+  // Returns once enqueued. One thread for each of `items`, up to the grid's limit; for no items
+  // nothing is run.
+  //   parameters: as for cuLaunchKernel.
   absl::Status Launch(Function function, Stream stream, size_t items, void** parameters) const;
 
-  // Why the older PTX is in use; empty: the image is.
+  // Why the older PTX is in use; empty: the image is used.
   const std::string& why_ptx() const { return why_ptx_; }
 
  private:

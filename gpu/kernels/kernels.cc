@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What each kernel is told.
+// Kernels: the parameters of each kernel.
 #include "gpu/kernels/kernels.h"
 
 #include <utility>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels: the few that Ferry has of its own, for making and checking data on a device.
+// Kernels: Ferry's own kernels, for creating and verifying data on a device.
 #ifndef FERRY_GPU_KERNELS_KERNELS_H_
 #define FERRY_GPU_KERNELS_KERNELS_H_
 
@@ -17,21 +17,21 @@
 
 namespace ferry::cuda {
 
-// Loaded for one device. Launches return when enqueued; thread-safe. Memory is aligned to 8.
+// Loaded for one device. Launches return once enqueued; thread-safe. Memory is aligned to 8.
 class Kernels final {
  public:
   // As KernelModule::Load.
   static absl::StatusOr<std::unique_ptr<Kernels>> Load(
       std::shared_ptr<CudaDevice> device, const CompiledKernels& compiled = EmbeddedKernels());
 
-  // Word i of `to` becomes seed + i * 0x9E3779B97F4A7C15, as cli/pattern.h writes it on the host.
+  // Sets word i of `to` to seed + i * 0x9E3779B97F4A7C15, as cli/pattern.h does on the host.
   //   to: u8[bytes].
   absl::Status FillPattern(Stream stream, DevicePointer to, size_t bytes, uint64_t seed) const;
-  // Adds the number of bytes that are not the pattern's.
+  // Adds to `wrong` the number of bytes that differ from the pattern.
   //   from: u8[bytes]. wrong: u64[1] on the device.
   absl::Status ComparePattern(Stream stream, DevicePointer from, size_t bytes, uint64_t seed,
                               DevicePointer wrong) const;
-  // Adds the sum of word[i] * (2 i + 1), modulo 2^64, the last word filled up with zeros.
+  // Adds to `sum` the sum of word[i] * (2 i + 1), modulo 2^64, the last word padded with zeros.
   //   from: u8[bytes]. sum: u64[1] on the device.
   absl::Status Checksum(Stream stream, DevicePointer from, size_t bytes, DevicePointer sum) const;
   // to[i] = scale * to[i] + from[i].

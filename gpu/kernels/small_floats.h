@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// half and bfloat16 as bits, and what they are as floats: compiled for GPUs and for the host alike.
+// half and bfloat16 as bits, and their conversion to float: for GPUs and for the host alike.
 #ifndef FERRY_GPU_KERNELS_SMALL_FLOATS_H_
 #define FERRY_GPU_KERNELS_SMALL_FLOATS_H_
 
 #include <cstdint>
 #include <cstring>
 
-// A function of both sides.
+// Marks a function of both host and device.
 #if defined(__CUDACC__)
 #define FERRY_BOTH __host__ __device__ inline
-// Of loops that there are hundreds of: each thread does few elements, and waits for memory.
+// For loops with hundreds of instances: each thread processes few elements, and is memory-bound.
 #define FERRY_ROLLED _Pragma("unroll 1")
 #else
 #define FERRY_BOTH inline
@@ -38,7 +38,7 @@ FERRY_BOTH float ToFloat(Float16 half) {
   const uint32_t exponent = (half.bits >> 10) & 0x1fu;
   const uint32_t mantissa = half.bits & 0x3ffu;
   if (exponent == 0) {
-    // So many 2^-24.
+    // A subnormal, in units of 2^-24.
     const float magnitude = static_cast<float>(mantissa) * 5.9604644775390625e-8f;
     return BitsAs<float>(sign | BitsAs<uint32_t>(magnitude));
   }
@@ -49,7 +49,7 @@ FERRY_BOTH float ToFloat(Float16 half) {
   return BitsAs<float>(sign | ((exponent + 112) << 23) | (mantissa << 13));
 }
 
-// To the nearest, to even if it is halfway.
+// Rounds to nearest, ties to even.
 FERRY_BOTH Float16 ToFloat16(float value) {
   const uint32_t all = BitsAs<uint32_t>(value);
   const uint32_t sign = (all >> 16) & 0x8000u;
@@ -60,10 +60,10 @@ FERRY_BOTH Float16 ToFloat16(float value) {
   } else if (bits >= 0x47800000u) {
     half = 0x7c00u;  // 65536 and more
   } else if (bits >= 0x38800000u) {
-    // Of what is cut off, half rounds up where what stays is odd; that may carry up to infinity.
+    // Rounds to nearest, ties to even; may carry up to infinity.
     half = (bits - 0x38000000u + 0xfffu + ((bits >> 13) & 1)) >> 13;
   } else if (bits >= 0x33000000u) {
-    // Too small to have an exponent of its own: so many 2^-24.
+    // A subnormal, in units of 2^-24.
     const uint32_t mantissa = (bits & 0x7fffffu) | 0x800000u;
     const uint32_t shift = 126 - (bits >> 23);
     const uint32_t cut = mantissa & ((1u << shift) - 1);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Asking NVML about NVLinks, common PCIe ancestors and fabrics.
+// NVML queries of NVLinks, common PCIe ancestors and fabrics.
 #include "gpu/nvml/links.h"
 
 #include <algorithm>
@@ -18,7 +18,7 @@ namespace {
 constexpr int kFeatureEnabled = 1;  // NVML_FEATURE_ENABLED
 
 struct Gpu {
-  Device handle = nullptr;                        // null when NVML does not find it
+  Device handle = nullptr;                        // null if NVML does not find it
   absl::flat_hash_map<std::string, int> nvlinks;  // to other GPUs, by bus id
   int switch_nvlinks = 0;
 };
@@ -31,8 +31,8 @@ LinkType ToLinkType(int level) {
   return LinkType::kSys;
 }
 
-// Cluster UUID and clique in JAX's form, or empty: not in a fabric, still joining one, or too old
-// to know.
+// Returns cluster UUID and clique in JAX's form, or empty: not in a fabric, still joining one, or
+// an NVML too old to report it.
 std::string FabricText(const unsigned char (&cluster)[16], uint32_t clique, Result status,
                        unsigned char state) {
   if (state != kFabricCompleted || status != kSuccess) return "";
@@ -42,7 +42,7 @@ std::string FabricText(const unsigned char (&cluster)[16], uint32_t clique, Resu
   return IsFabric(uuid) ? absl::StrCat(uuid, "/", clique) : "";
 }
 
-// One use per discovery.
+// Used for one discovery.
 class Asker final {
  public:
   explicit Asker(const Nvml& nvml) : nvml_(nvml), table_(nvml.table()) {}
@@ -80,11 +80,11 @@ class Asker final {
     return FabricText(info.cluster_uuid, info.clique_id, info.status, info.state);
   }
 
-  // Counts the active NVLinks of `gpu` by what they lead to.
+  // Counts the active NVLinks of `gpu` by their remote device.
   void CountNvlinks(Gpu& gpu) {
     for (unsigned int link = 0; link < kMaxNvLinks; ++link) {
       int active = 0;
-      // Unsupported without NVLinks, invalid past the last one: neither is a fault.
+      // Unsupported without NVLinks, invalid past the last one: neither is an error.
       if (!Answered(table_.device_get_nvlink_state(gpu.handle, link, &active),
                     "nvmlDeviceGetNvLinkState")) {
         continue;
@@ -108,8 +108,8 @@ class Asker final {
   }
 
  private:
-  // The bus id of the GPU at the other end, or nothing if that is a switch. One that a virtual
-  // machine does not show is taken for a switch, as NCCL does.
+  // Returns the bus id of the GPU at the remote end, or nullopt for a switch. A GPU that is not
+  // visible in a virtual machine is treated as a switch, as in NCCL.
   std::optional<std::string> PeerGpu(const Gpu& gpu, unsigned int link) {
     int type = kRemoteUnknown;
     if (table_.device_get_nvlink_remote_device_type != nullptr &&
@@ -131,7 +131,8 @@ class Asker final {
     return bus_id;
   }
 
-  // Whether there is an answer; "not supported" and its like are none, but no fault either.
+  // Returns whether the call has a result; "not supported" and similar have none, but are not
+  // errors.
   bool Answered(Result result, absl::string_view call) {
     if (result == kErrorNotSupported || result == kErrorInvalidArgument ||
         result == kErrorNotFound) {

@@ -17,8 +17,8 @@ namespace ferry::nvml {
 // Drivers before 450 lack parts of the NVLink interface that discovery reads.
 inline constexpr int kMinDriverMajor = 450;
 
-// Functions of libnvidia-ml.so.1. The last three may be null: they came later, and discovery does
-// without.
+// Functions of libnvidia-ml.so.1. The last three may be null: they were added later, and discovery
+// works without them.
 struct NvmlTable {
   Result (*init)() = nullptr;
   Result (*shutdown)() = nullptr;
@@ -36,13 +36,13 @@ struct NvmlTable {
   Result (*device_get_gpu_fabric_info_v)(Device device, FabricInfoV2* info) = nullptr;
 };
 
-// Initialized while it lives. Loaded by whoever discovers GPUs, and let go after. Thread-safe.
+// Initialized while it exists. Loaded for a discovery, and released after it. Thread-safe.
 class Nvml final {
  public:
-  // Loads libnvidia-ml.so.1, or what FERRY_NVML_LIBRARY names, and initializes it. Touches no GPU's
-  // state. Errors: UNAVAILABLE if there is no library; UNIMPLEMENTED if it lacks a function;
-  // FAILED_PRECONDITION if the driver is older than kMinDriverMajor; INTERNAL if its initialization
-  // fails.
+  // Loads libnvidia-ml.so.1, or the file named by FERRY_NVML_LIBRARY, and initializes it. Does not
+  // change GPU state. Errors: UNAVAILABLE if there is no library; UNIMPLEMENTED if it lacks a
+  // function; FAILED_PRECONDITION if the driver is older than kMinDriverMajor; INTERNAL if its
+  // initialization fails.
   static absl::StatusOr<std::unique_ptr<Nvml>> Load();
 
   ~Nvml();
@@ -52,7 +52,7 @@ class Nvml final {
   const NvmlTable& table() const { return table_; }
   const std::string& driver_version() const { return driver_version_; }  // "550.54.15"
 
-  // OK, or INTERNAL with the call, the code and NVML's own text.
+  // Returns OK, or INTERNAL with the call, the code and NVML's own text.
   absl::Status Check(Result result, absl::string_view call) const;
 
  private:

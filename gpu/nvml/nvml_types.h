@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The few types and numbers of NVML's binary interface that Ferry uses, declared here so that no
-// NVIDIA header is needed to build. Source: NVML API reference; the layouts are fixed by the suffix
-// of the function that takes them.
+// The types and constants of NVML's ABI that Ferry uses, declared here so that no NVIDIA header is
+// needed to build. Source: NVML API reference; the layouts are fixed by the suffix of the function
+// that takes them.
 #ifndef FERRY_GPU_NVML_NVML_TYPES_H_
 #define FERRY_GPU_NVML_NVML_TYPES_H_
 
@@ -20,7 +20,7 @@ inline constexpr Result kErrorNotSupported = 3;
 inline constexpr Result kErrorNotFound = 6;
 inline constexpr Result kErrorDriverNotLoaded = 9;
 
-// nvmlGpuTopologyLevel_t: the nearest thing above two GPUs.
+// nvmlGpuTopologyLevel_t: the nearest common ancestor of two GPUs.
 enum TopologyLevel : int {
   kInternal = 0,     // on one board
   kSingle = 10,      // one PCIe switch
@@ -49,7 +49,7 @@ enum NvLinkRemoteType : int {
   kRemoteUnknown = 255
 };
 
-// More NVLinks than any GPU has (18 on Hopper and Blackwell); asking for one that is not there is
+// More NVLinks than any GPU has (18 on Hopper and Blackwell); querying one that does not exist is
 // harmless.
 inline constexpr unsigned int kMaxNvLinks = 64;
 
@@ -73,7 +73,7 @@ struct FabricInfoV2 {  // nvmlGpuFabricInfo_v2_t
 };
 static_assert(sizeof(FabricInfoV2) == 36);
 
-// NVML's versioned structs name their size and version.
+// NVML's versioned structs carry their size and version.
 inline constexpr uint32_t kFabricInfoV2Version = sizeof(FabricInfoV2) | (2u << 24);
 
 }  // namespace ferry::nvml
