@@ -182,5 +182,31 @@ TEST(AliveTasks, StopEndsTheRound) {
   EXPECT_FALSE(call.result().ok());
 }
 
+// One of its two calls is given up: the other still asks.
+TEST(AliveTasks, OneOfTwoCallsThatIsCancelled_LeavesTheOther) {
+  TestJob job(PlainOptions(2));
+  job.RegisterAll();
+  const AliveCall gone = job.Alive(0, {0, 1});
+  const AliveCall stays = job.Alive(0, {0, 1});
+  ASSERT_TRUE(job.Cancel(gone.wait()));
+  EXPECT_THAT(NumbersOf(job.Alive(1, {0, 1})), ElementsAre(0, 1));
+  EXPECT_THAT(NumbersOf(stays), ElementsAre(0, 1));
+}
+
+// Whoever does not ask any more cannot be told: the others wait until it asks again.
+TEST(AliveTasks, ACallThatIsCancelled_DoesNotCountForTheOthers) {
+  TestJob job(PlainOptions(3));
+  job.RegisterAll();
+  const AliveCall gone = job.Alive(0, {0, 1, 2});
+  const AliveCall second = job.Alive(1, {0, 1, 2});
+  ASSERT_TRUE(job.Cancel(gone.wait()));
+  const AliveCall third = job.Alive(2, {0, 1, 2});
+  EXPECT_FALSE(second.done());
+  EXPECT_FALSE(third.done());
+  EXPECT_THAT(NumbersOf(job.Alive(0, {0, 1, 2})), ElementsAre(0, 1, 2));
+  EXPECT_THAT(NumbersOf(second), ElementsAre(0, 1, 2));
+  EXPECT_THAT(NumbersOf(third), ElementsAre(0, 1, 2));
+}
+
 }  // namespace
 }  // namespace ferry::coord

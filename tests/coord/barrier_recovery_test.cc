@@ -327,5 +327,89 @@ TEST(BarrierLimits, WithdrawnUseOfForgottenBarrier_IsForgottenAgain) {
   EXPECT_THAT(job.CancelBarrier("b", 0), Fails(absl::StatusCode::kNotFound));
 }
 
+// As many as the limit says, and as many bytes.
+TEST(BarrierLimits, ResultsUpToTheLimit_AreKept) {
+  CoordinatorOptions options = PlainOptions(2);
+  options.max_finished_barriers = 2;
+  TestJob job(options);
+  job.RegisterAll();
+  for (const char* id : {"a", "b", "c"})
+    ASSERT_THAT(job.Barrier(0, id, kFirst, {0}).result(), IsOk());
+  EXPECT_THAT(job.CancelBarrier("b"), Fails(absl::StatusCode::kFailedPrecondition));
+
+  const size_t bytes_of_two = job.coordinator().InnerTableSizes()["barriers.finished_bytes"];
+  options = PlainOptions(2);
+  options.max_finished_barrier_bytes = bytes_of_two;
+  TestJob small(options);
+  small.RegisterAll();
+  for (const char* id : {"a", "b"}) {
+    ASSERT_THAT(small.Barrier(0, id, kFirst, {0}).result(), IsOk());
+  }
+  EXPECT_THAT(small.CancelBarrier("a"), Fails(absl::StatusCode::kFailedPrecondition));
+  ASSERT_THAT(small.Barrier(0, "c", kFirst, {0}).result(), IsOk());
+  EXPECT_THAT(small.CancelBarrier("a"), Fails(absl::StatusCode::kNotFound));
+}
+
+// It may come back, and the others wait for it there.
+TEST(BarrierRecovery, ATaskInErrorThatIsRecoverableByItself_IsWaitedFor) {
+  TestJob job(PlainOptions(2));
+  Registration evaluator;
+  evaluator.task = TaskId(0);
+  evaluator.incarnation = Incarnation(LifeOf(0));
+  evaluator.recoverable = true;
+  ASSERT_THAT(job.Register(evaluator).result(), IsOk());
+  ASSERT_THAT(job.Register(1).result(), IsOk());
+  ASSERT_THAT(job.Report(0, absl::UnavailableError("broken")), IsOk());
+  ASSERT_EQ(job.state(0), TaskState::kError);
+  const BarrierCall waiting = job.Barrier(1, "b");
+  EXPECT_FALSE(waiting.done());
+  evaluator.incarnation = Incarnation(999);
+  ASSERT_THAT(job.Register(evaluator).result(), IsOk());
+  ExpectPassed(job.Barrier(0, "b"), 0);
+  ExpectPassed(waiting, 0);
+}
+
+// As if nobody had opened it: neither its list nor its deadline binds those who come next.
+TEST(BarrierRecovery, TheFirstUseThatIsTakenBack_LeavesNothing) {
+  TestJob job(RecoverableOptions(2));
+  job.RegisterAll();
+  const BarrierCall gone = job.Barrier(0, "b", kFirst, {0, 1}, absl::Seconds(1));
+  ASSERT_THAT(job.Report(0, absl::UnavailableError("broken")), IsOk());
+  EXPECT_THAT(gone.result(), Fails(absl::StatusCode::kCancelled));
+  EXPECT_THAT(job.CancelBarrier("b"), Fails(absl::StatusCode::kNotFound));
+  EXPECT_EQ(job.coordinator().InnerTableSizes()["barriers.open"], 0u);
+  ExpectPassed(job.Barrier(1, "b", kFirst, {1}), 0);
+}
+
+// A use that is taken back leaves the result of the one before.
+TEST(BarrierRecovery, ALaterUseThatIsTakenBack_LeavesTheFormerResult) {
+  TestJob job(RecoverableOptions(2));
+  job.RegisterAll();
+  UseBarrier(job, 1);
+  const BarrierCall gone = job.Barrier(0, "b", 1, kEveryone, absl::Seconds(1));
+  ASSERT_THAT(job.Report(0, absl::UnavailableError("broken")), IsOk());
+  EXPECT_THAT(gone.result(), Fails(absl::StatusCode::kCancelled));
+  job.AdvanceWithHeartbeats(absl::Seconds(2), {1});
+  EXPECT_THAT(job.CancelBarrier("b", 0), Fails(absl::StatusCode::kFailedPrecondition));
+  const BarrierCall next = job.Barrier(1, "b", 1);
+  EXPECT_FALSE(next.done());
+  ASSERT_THAT(job.Register(0, 999).result(), IsOk());
+  ExpectPassed(job.Barrier(0, "b", 1), 1);
+  ExpectPassed(next, 1);
+}
+
+// "Since when?" is since its first call.
+TEST(BarrierListing, ASecondCall_IsThereSinceTheFirst) {
+  TestJob job(PlainOptions(2));
+  job.RegisterAll();
+  const absl::Time start = job.clock().Now();
+  const BarrierCall first = job.Barrier(0, "b");
+  job.Advance(absl::Seconds(1));
+  const BarrierCall second = job.Barrier(0, "b");
+  const std::vector<BarrierInfo> open = job.coordinator().barriers().OpenBarriers();
+  ASSERT_EQ(open.size(), 1u);
+  EXPECT_THAT(open[0].arrived, ElementsAre(Pair(TaskId(0), start)));
+}
+
 }  // namespace
 }  // namespace ferry::coord

@@ -313,5 +313,25 @@ TEST(ErrorPoll, TasksWithAnErrorAddressAreCalled) {
   EXPECT_THAT(called, UnorderedElementsAre("host0:1", "host1:1"));
 }
 
+// Accepted for one heartbeat timeout after the task has left, and refused from its end on.
+TEST(ErrorPoll, AtTheEndOfTheGracePeriod_IsRefused) {
+  TestJob job(PlainOptions(1));
+  job.RegisterAll();
+  ASSERT_THAT(job.Shutdown(0).result(), IsOk());
+  job.Advance(kHeartbeatTimeout - absl::Nanoseconds(1));
+  EXPECT_FALSE(job.Poll(0).done());
+  job.Advance(absl::Nanoseconds(1));
+  EXPECT_THAT(job.Poll(0).result(), Fails(absl::StatusCode::kFailedPrecondition));
+}
+
+// It is told to everyone: no more than 32 KiB, and no half of a character at its end.
+TEST(ErrorPoll, AReport_IsCutAfterItsLimitBetweenCharacters) {
+  constexpr size_t kMost = size_t{32} << 10;
+  EXPECT_EQ(FirstOf(std::string(kMost, 'x')), std::string(kMost, 'x'));
+  EXPECT_EQ(FirstOf(std::string(kMost + 1, 'x')), std::string(kMost, 'x') + "... (1 bytes more)");
+  EXPECT_EQ(FirstOf(std::string(kMost - 1, 'x') + "\xc3\xa9"),
+            std::string(kMost - 1, 'x') + "... (2 bytes more)");
+}
+
 }  // namespace
 }  // namespace ferry::coord

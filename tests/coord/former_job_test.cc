@@ -285,5 +285,59 @@ TEST(EndJob, AfterTheStop_IsInternal) {
   EXPECT_THAT(job.coordinator().EndJob("late", /*force=*/true), Fails(absl::StatusCode::kInternal));
 }
 
+TEST(FormerIncarnations, AddedAgain_IsOfTheLastJobAndCountsOnce) {
+  FormerIncarnations lives(1);
+  lives.Add(TaskId(0), Incarnation(5), 1);
+  lives.Add(TaskId(0), Incarnation(5), 3);
+  EXPECT_EQ(lives.EpochOf(TaskId(0), Incarnation(5)), 3);
+  EXPECT_EQ(lives.size(), 1u);
+}
+
+// The one that failed has left, and nobody is in error; but the job has failed.
+TEST(EndJob, WhoseFailedTaskHasLeft_NeedsNoForce) {
+  TestJob job(DaemonOptions(2));
+  JoinAll(job, 1);
+  const StatusCall poll = job.Poll(1);
+  ASSERT_THAT(job.Report(0, absl::InternalError("broken")), IsOk());
+  ASSERT_THAT(job.Reset(0), IsOk());
+  ASSERT_EQ(job.coordinator().membership().error_count(), 0);
+  EXPECT_THAT(job.coordinator().EndJob("by hand", /*force=*/false), IsOk());
+  job.Drain();
+  JoinAll(job, 2);
+  ExpectWell(job, 2);
+}
+
+// A recoverable job is not told of the failure of a task, which nonetheless makes it unhealthy.
+TEST(EndJob, OfARecoverableJobWithATaskInError_NeedsNoForce) {
+  CoordinatorOptions options = DaemonOptions(2);
+  options.recoverable = true;
+  TestJob job(options);
+  JoinAll(job, 1);
+  ASSERT_THAT(job.Report(0, absl::InternalError("broken")), IsOk());
+  ASSERT_THAT(job.coordinator().job_error(), IsOk());
+  EXPECT_THAT(job.coordinator().EndJob("by hand", /*force=*/false), IsOk());
+  job.Drain();
+  EXPECT_EQ(job.coordinator().epoch(), 2);
+}
+
+// Tasks that do not poll hear it by their own service; those of a job that has not begun have none.
+TEST(EndJob, IsToldToTasksWithAnErrorAddress) {
+  TestJob job(DaemonOptions(1));
+  std::vector<std::string> called;
+  job.coordinator().SetErrorReport(
+      [&](const std::string& address, const absl::Status&) { called.push_back(address); });
+  Registration registration;
+  registration.task = TaskId(0);
+  registration.incarnation = Incarnation(LifeIn(1, 0));
+  registration.facts.error_address = "host:1";
+  ASSERT_THAT(job.Register(registration).result(), IsOk());
+  ASSERT_THAT(job.coordinator().EndJob("by hand", /*force=*/true), IsOk());
+  job.Drain();
+  EXPECT_THAT(called, ::testing::ElementsAre("host:1"));
+  ASSERT_THAT(job.coordinator().EndJob("again", /*force=*/true), IsOk());
+  job.Drain();
+  EXPECT_EQ(called.size(), 1u);
+}
+
 }  // namespace
 }  // namespace ferry::coord

@@ -356,5 +356,42 @@ TEST(UntoldTimeout, NewIncarnation_IsLearnedAnew) {
   EXPECT_THAT(job.task(0).status, Fails(absl::StatusCode::kUnavailable, Not(HasSubstr("it beat"))));
 }
 
+// What is forgiven beyond the silence would hide the death for as long.
+TEST(UntoldTimeout, ForgivenMoreThanTheSilence_AnEndedConnectionIsStillNoticed) {
+  TestJob job(JaxOptions(1));
+  StatusCall poll = Join(job, {0, absl::Seconds(100)});
+  Kill(job, 0, poll);
+  job.coordinator().ExtendHeartbeatDeadlines(absl::Seconds(60));
+  EXPECT_LE(TimeToNotice(job, 0, absl::Minutes(5)), absl::Seconds(3.1));
+}
+
+// It left together with the others and has come back: it may not disconnect any more.
+TEST(UntoldTimeout, ConnectionThatEndsAfterATaskCameBackFromLeaving_IsNoticed) {
+  CoordinatorOptions options = JaxOptions(2);
+  options.shutdown_timeout = absl::Seconds(30);
+  TestJob job(options);
+  StatusCall leaving = Join(job, {0, absl::Seconds(100)});
+  const StatusCall staying = Join(job, {1, absl::Seconds(100)});
+  const StatusCall shutdown = job.Shutdown(0);
+  ASSERT_FALSE(shutdown.done());
+  ASSERT_THAT(job.Shutdown(1).result(), IsOk());
+  ASSERT_THAT(shutdown.result(), IsOk());
+  StatusCall again = Join(job, {0, absl::Seconds(100)});
+  Kill(job, 0, again);
+  EXPECT_LE(TimeToNotice(job, 0, absl::Minutes(5)), absl::Seconds(3.1));
+}
+
+// A gap of this length is no repeated call.
+TEST(HeartbeatInterval, TheShortestGap_Counts) {
+  const absl::Time start = absl::UnixEpoch();
+  HeartbeatInterval pace(kBeatsOfJax, start);
+  pace.Beat(start + HeartbeatInterval::kShortestGap - absl::Nanoseconds(1));
+  EXPECT_FALSE(pace.is_learned());
+  HeartbeatInterval other(kBeatsOfJax, start);
+  other.Beat(start + HeartbeatInterval::kShortestGap);
+  EXPECT_TRUE(other.is_learned());
+  EXPECT_EQ(other.interval(), HeartbeatInterval::kShortestGap);
+}
+
 }  // namespace
 }  // namespace ferry::coord

@@ -271,5 +271,17 @@ TEST(Heartbeat, ForgivenMoreThanTheSilence_TaskStillDiesAfterOneTimeout) {
   EXPECT_EQ(job.state(1), TaskState::kError);
 }
 
+// One that has left may have a successor already, whose first heartbeat is early: nobody is told.
+TEST(Heartbeat, OfAnotherLifeWithinGrace_FailsNobody) {
+  TestJob job(PlainOptions(2));
+  job.RegisterAll();
+  const StatusCall poll = job.Poll(1);
+  ASSERT_THAT(job.Reset(0), IsOk());
+  EXPECT_THAT(job.Heartbeat(0, 999), Fails(absl::StatusCode::kAborted));
+  EXPECT_EQ(job.state(0), TaskState::kDisconnected);
+  EXPECT_FALSE(poll.done());
+  EXPECT_THAT(job.coordinator().job_error(), IsOk());
+}
+
 }  // namespace
 }  // namespace ferry::coord

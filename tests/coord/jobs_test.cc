@@ -145,5 +145,12 @@ TEST(Errors, CarryWhoIsMissing) {
   EXPECT_EQ(GetMissingTasks(absl::DeadlineExceededError("late")), "");
 }
 
+// The limit is one of the whole, which parts that are within it can exceed together.
+TEST(Jobs, RefusesPartsThatAreTooManyTogether) {
+  EXPECT_THAT(Jobs::Create({{"a", 999'999}, {"b", 1}}), IsOk());
+  EXPECT_THAT(Jobs::Create({{"a", 1'000'000}, {"b", 1}}),
+              Fails(absl::StatusCode::kInvalidArgument));
+}
+
 }  // namespace
 }  // namespace ferry::coord

@@ -235,5 +235,115 @@ TEST(NewJob, LateLeaveOfFormerIncarnation_DoesNotEndRegistration) {
   EXPECT_FALSE(joining.done());
 }
 
+// A task that was joining with a time limit of its own is none of the next job.
+TEST(NewJob, AfterTheEndOfAJobThatWasJoining_NobodysOwnTimeoutRemains) {
+  TestJob job(TogetherOptions(2));
+  Registration impatient;
+  impatient.task = TaskId(0);
+  impatient.incarnation = Incarnation(LifeOf(0));
+  impatient.own_timeout = absl::Seconds(5);
+  const StatusCall former = job.Register(impatient);
+  ASSERT_THAT(job.coordinator().EndJob("by hand", /*force=*/false), IsOk());
+  job.Drain();
+  ASSERT_THAT(former.result(), Fails(absl::StatusCode::kAborted));
+  EXPECT_EQ(job.coordinator().NextDeadline(), absl::InfiniteFuture());
+  const StatusCall next = job.Register(0, 2000);
+  job.Advance(absl::Seconds(10));
+  EXPECT_FALSE(next.done());
+  ASSERT_THAT(job.Register(1, 2001).result(), IsOk());
+  EXPECT_THAT(next.result(), IsOk());
+}
+
+// Who was told that a job could not begin is no number of the next one, but for the process that
+// waits to tell it.
+TEST(NewJob, ThoseToldOfTheFormerJobsFailure_DoNotCount) {
+  TestJob job(TogetherOptions(2));
+  const StatusCall told = job.Register(0);
+  ASSERT_THAT(job.FailJoining("one").result(), IsOk());
+  ASSERT_THAT(told.result(), Fails(absl::StatusCode::kFailedPrecondition));
+  EXPECT_EQ(job.coordinator().told_of_joining_failure(), 2u);
+  job.Advance(2 * kHeartbeatTimeout);
+  const StatusCall failure = job.FailJoining("another");
+  EXPECT_FALSE(failure.done());
+  ASSERT_THAT(job.Register(1, 2001).result(), Fails(absl::StatusCode::kFailedPrecondition));
+  EXPECT_EQ(job.coordinator().epoch(), 2);
+  EXPECT_EQ(job.coordinator().told_of_joining_failure(), 2u);
+  ASSERT_THAT(job.coordinator().EndJob("by hand", /*force=*/false), IsOk());
+  job.Drain();
+  EXPECT_EQ(job.coordinator().told_of_joining_failure(), 0u);
+}
+
+// A full store of the former job must not leave the next one without room, and those who watch the
+// store hear that its keys have gone.
+TEST(NewJob, TheFormerStoresRoom_IsFree) {
+  CoordinatorOptions options = TogetherOptions(1);
+  options.max_store_bytes = 10;
+  TestJob job(options);
+  job.RegisterAll();
+  ASSERT_THAT(job.Put("a", "12345"), IsOk());
+  const int64_t revision = job.store().revision();
+  std::vector<std::string> deleted;
+  int64_t revision_of_deletion = 0;
+  const Store::Watch watch =
+      job.store().AddWatch("", /*with_existing=*/false, [&](const StoreEvent& event) {
+        if (event.deleted) deleted.push_back(event.entry.key);
+        revision_of_deletion = event.entry.revision;
+      });
+  ASSERT_THAT(job.Shutdown(0).result(), IsOk());
+  ASSERT_THAT(job.Register(0, 2000).result(), IsOk());
+  EXPECT_THAT(deleted, ::testing::ElementsAre("a"));
+  EXPECT_GT(revision_of_deletion, revision);
+  EXPECT_EQ(job.store().stored_bytes(), 0u);
+  EXPECT_THAT(job.Put("b", "123456789"), IsOk());
+  job.store().RemoveWatch(watch);
+}
+
+// All have left, and one that had been replaced earlier comes again: it is of this job.
+TEST(NewJob, IncarnationThatWasReplacedInThisJob_BeginsNone) {
+  CoordinatorOptions options = TogetherOptions(1);
+  options.recoverable = true;
+  TestJob job(options);
+  job.RegisterAll();
+  ASSERT_THAT(job.Register(0, 55).result(), IsOk());
+  ASSERT_THAT(job.Put("a", "1"), IsOk());
+  ASSERT_THAT(job.Reset(0), IsOk());
+  (void)job.Register(0, LifeOf(0));
+  EXPECT_EQ(job.coordinator().epoch(), 1);
+  EXPECT_NE(job.store().Find("a"), std::nullopt);
+}
+
+TEST(NewJob, LastIncarnationThatComesAgain_BeginsNone) {
+  TestJob job(TogetherOptions(1));
+  job.RegisterAll();
+  ASSERT_THAT(job.Put("a", "1"), IsOk());
+  ASSERT_THAT(job.Shutdown(0).result(), IsOk());
+  EXPECT_THAT(job.Register(0).result(), IsOk());
+  EXPECT_EQ(job.coordinator().epoch(), 1);
+  EXPECT_NE(job.store().Find("a"), std::nullopt);
+}
+
+// A coordinator that was not running heard nothing of the tasks in error either.
+TEST(NewJob, SilenceOfAFailedJobIsForgiven_WhenNobodyCouldBeHeard) {
+  TestJob job(TogetherOptions(2));
+  job.RegisterAll();
+  ASSERT_THAT(job.Report(0, absl::InternalError("broken")), IsOk());
+  job.clock().Advance(2 * kHeartbeatTimeout);
+  job.coordinator().ExtendHeartbeatDeadlines(2 * kHeartbeatTimeout);
+  EXPECT_THAT(job.Register(0, 2000).result(), Fails(absl::StatusCode::kAborted));
+  EXPECT_EQ(job.coordinator().epoch(), 1);
+}
+
+// What is forgiven beyond the silence would keep the failed job for as long.
+TEST(NewJob, ForgivenMoreThanTheSilence_BeginsAfterOneTimeoutStill) {
+  TestJob job(TogetherOptions(2));
+  job.RegisterAll();
+  ASSERT_THAT(job.Report(0, absl::InternalError("broken")), IsOk());
+  job.coordinator().ExtendHeartbeatDeadlines(10 * kHeartbeatTimeout);
+  job.Advance(kHeartbeatTimeout + absl::Milliseconds(1));
+  const StatusCall next = job.Register(0, 2000);
+  EXPECT_EQ(job.coordinator().epoch(), 2);
+  EXPECT_FALSE(next.done());
+}
+
 }  // namespace
 }  // namespace ferry::coord

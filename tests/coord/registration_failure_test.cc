@@ -334,5 +334,18 @@ TEST(RegistrationFailure, WithoutTheBarrierEndsTheDeadlinesOfTheWaits) {
   EXPECT_THAT(again.result(), IsOk());
 }
 
+// Each waits for its answer: they must not fill the machine, and who gives up makes room.
+TEST(RegistrationFailure, OfTooManyProcesses_IsRefused) {
+  TestJob job(TogetherOptions(2));
+  std::vector<StatusCall> waiting;
+  for (int i = 0; i < 4096; ++i) waiting.push_back(job.FailJoining(kWhy));
+  EXPECT_FALSE(waiting.back().done());
+  EXPECT_THAT(job.FailJoining(kWhy).result(),
+              Fails(absl::StatusCode::kResourceExhausted, HasSubstr("4096")));
+  EXPECT_EQ(job.coordinator().told_of_joining_failure(), 4096u);
+  ASSERT_TRUE(job.Cancel(waiting.front().wait()));
+  EXPECT_FALSE(job.FailJoining(kWhy).done());
+}
+
 }  // namespace
 }  // namespace ferry::coord

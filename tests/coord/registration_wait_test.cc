@@ -208,5 +208,56 @@ TEST(Registration, TheDeathOfATaskThatIsRecoverableByItselfIsNotTold) {
   EXPECT_THAT(job.Heartbeat(1), IsOk());
 }
 
+// The coordinator goes down while a task waits with a deadline of its own.
+TEST(Registration, Stop_EndsOwnTimeoutsToo) {
+  TestJob job(TogetherOptions(2));
+  const StatusCall call = job.Register(Patient(0, absl::Seconds(1)));
+  job.Stop();
+  EXPECT_EQ(call.count(), 1);
+  EXPECT_EQ(job.coordinator().InnerTableSizes()["joining.deadlines"], 0u);
+  job.Advance(absl::Seconds(2));
+  EXPECT_EQ(call.count(), 1);
+}
+
+// The deadline of the try that was replaced is not that of its successor.
+TEST(Registration, ARetry_HasADeadlineOfItsOwn) {
+  TestJob job(TogetherOptions(2));
+  const StatusCall first = job.Register(Patient(0, absl::Seconds(1)));
+  const StatusCall second = job.Register(Patient(0, absl::Seconds(10)));
+  EXPECT_THAT(first.result(), Fails(absl::StatusCode::kAlreadyExists));
+  job.Advance(absl::Seconds(10) - absl::Milliseconds(1));
+  EXPECT_FALSE(second.done());
+  job.Advance(absl::Milliseconds(1));
+  EXPECT_THAT(second.result(), Fails(absl::StatusCode::kDeadlineExceeded));
+}
+
+// Those who give up together are told of whom they waited for, which they themselves were not.
+TEST(Registration, OwnTimeoutsThatEndTogether_NameOnlyWhoDidNotCome) {
+  TestJob job(TogetherOptions(4));
+  const StatusCall first = job.Register(Patient(0, absl::Seconds(1)));
+  const StatusCall second = job.Register(Patient(2, absl::Seconds(1)));
+  job.Advance(absl::Seconds(1));
+  for (const StatusCall& call : {first, second}) {
+    ASSERT_THAT(call.result(), Fails(absl::StatusCode::kDeadlineExceeded));
+    EXPECT_EQ(GetMissingTasks(call.result()), "1,3");
+  }
+}
+
+// Its registration ends, with its deadline; the others go on waiting for it.
+TEST(Registration, ATaskThatLeavesWhileItJoins_IsWaitedFor) {
+  TestJob job(TogetherOptions(3));
+  const StatusCall stays = job.Register(1);
+  const StatusCall leaves = job.Register(Patient(0, absl::Seconds(1)));
+  EXPECT_THAT(job.coordinator().LeaveTask(TaskId(0), Incarnation(LifeOf(0))), IsOk());
+  job.Drain();
+  EXPECT_THAT(leaves.result(), Fails(absl::StatusCode::kCancelled));
+  EXPECT_EQ(job.coordinator().InnerTableSizes()["joining.deadlines"], 0u);
+  const StatusCall last = job.Register(2);
+  EXPECT_FALSE(stays.done());
+  EXPECT_THAT(job.Register(0, 2000).result(), IsOk());
+  EXPECT_THAT(stays.result(), IsOk());
+  EXPECT_THAT(last.result(), IsOk());
+}
+
 }  // namespace
 }  // namespace ferry::coord

@@ -470,5 +470,38 @@ TEST(StoreWaits, AreListedWithTheirTaskAndKey) {
   EXPECT_EQ(job.coordinator().wait_count(), 1u);
 }
 
+// Its bytes are freed once, however often the batch names it.
+TEST(StoreLimits, AKeyTwiceInABatch_IsMeasuredRightly) {
+  CoordinatorOptions options = PlainOptions(1);
+  options.max_store_bytes = 200;
+  TestJob job(options);
+  ASSERT_THAT(job.Put("k", std::string(100, 'x')), IsOk());
+  EXPECT_THAT(job.store().Put(Pairs{{"k", "a"}, {"k", "bc"}}, true), IsOk());
+  job.Drain();
+  EXPECT_EQ(ValueOf(job, "k"), "bc");
+  EXPECT_EQ(job.store().stored_bytes(), 3u);
+}
+
+// The list of a prefix's watches that earlier changes were told by is not that of later ones.
+TEST(StoreWatch, AddedAfterAChangeOfItsPrefix_HearsTheNext) {
+  TestJob job(PlainOptions(1));
+  Heard first(job, "a");
+  ASSERT_THAT(job.Put("a/1", "x"), IsOk());
+  Heard second(job, "a");
+  ASSERT_THAT(job.Put("a/2", "y"), IsOk());
+  EXPECT_THAT(first.lines(), ElementsAre("+a/1=x", "+a/2=y"));
+  EXPECT_THAT(second.lines(), ElementsAre("+a/2=y"));
+}
+
+// Counts that its answer is bounded by.
+TEST(Store, ListBytes_CountsTheKeysUnderThePrefixOnly) {
+  TestJob job(PlainOptions(1));
+  ASSERT_THAT(job.Put("a/1", "12345"), IsOk());
+  ASSERT_THAT(job.Put("a/2", ""), IsOk());
+  ASSERT_THAT(job.Put("b", "123"), IsOk());
+  EXPECT_EQ(job.store().ListBytes("a/"), 3u + 5 + 3 + 2 * Store::kEntryBytes);
+  EXPECT_EQ(job.store().ListBytes("c"), 0u);
+}
+
 }  // namespace
 }  // namespace ferry::coord

@@ -169,5 +169,21 @@ TEST(Store, AGetOfNoKeysDoesNotWait) {
   EXPECT_THAT(*call.result(), IsEmpty());
 }
 
+// Eight are named; of more, how many there are.
+TEST(Store, AGetThatTimesOut_NamesEightOfTheMissingKeys) {
+  for (const size_t count : {size_t{8}, size_t{9}}) {
+    TestJob job(PlainOptions(1));
+    std::vector<std::string> keys;
+    for (size_t i = 0; i < count; ++i) keys.push_back(absl::StrCat("key", i));
+    const GetCall call = job.Get(keys, absl::ZeroDuration());
+    EXPECT_THAT(call.result(), Fails(absl::StatusCode::kDeadlineExceeded, HasSubstr("\"key7\"")));
+    EXPECT_THAT(call.result(), Fails(absl::StatusCode::kDeadlineExceeded, Not(HasSubstr("key8"))));
+    EXPECT_THAT(call.result(),
+                Fails(absl::StatusCode::kDeadlineExceeded,
+                      count == 9 ? ::testing::Matcher<std::string>(HasSubstr(" and 1 more"))
+                                 : ::testing::Matcher<std::string>(Not(HasSubstr("more")))));
+  }
+}
+
 }  // namespace
 }  // namespace ferry::coord

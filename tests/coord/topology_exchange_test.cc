@@ -271,5 +271,60 @@ TEST(WaitForAllTasks, CanBeCancelled) {
   EXPECT_EQ(gone.count(), 1);
 }
 
+EnumerateCall EnumerateAs(TestJob& job, int task, std::string as_told) {
+  EnumerateCall call(std::make_shared<bool>(true));
+  call.set_wait(job.coordinator().EnumerateDevices(
+      TaskId(task), TestNode(task), absl::InfiniteDuration(), call.Callback(), std::move(as_told)));
+  job.Drain();
+  return call;
+}
+
+// The others may have read the first; what a former incarnation has said is not its successor's.
+TEST(TopologyExchange, WhatANodeHasSaid_IsTheFirstOfItsIncarnation) {
+  TestJob job(RecoverableOptions(2));
+  job.RegisterAll();
+  const EnumerateCall first = EnumerateAs(job, 0, "first");
+  const EnumerateCall again = EnumerateAs(job, 0, "again");
+  const EnumerateCall other = EnumerateAs(job, 1, "other");
+  ASSERT_THAT(other.result(), IsOk());
+  EXPECT_THAT((*other.result())->as_told, ElementsAre("first", "other"));
+  ASSERT_THAT(job.Register(0, 999).result(), IsOk());
+  EXPECT_EQ(job.coordinator().topology(), nullptr);
+  const EnumerateCall next = EnumerateAs(job, 0, "next");
+  ASSERT_THAT(next.result(), IsOk());
+  EXPECT_THAT((*next.result())->as_told, ElementsAre("next", "other"));
+}
+
+// The last to come is the one that does not fit: it may correct that.
+TEST(TopologyExchange, AfterASetThatDoesNotFit_TheLastMaySendAnother) {
+  TestJob job(PlainOptions(2));
+  LocalTopology with = TestNode(0);
+  with.partition_index = 0;
+  const EnumerateCall first = job.Enumerate(0, with, absl::Seconds(1));
+  const EnumerateCall second = job.Enumerate(1, TestNode(1), absl::Seconds(1));
+  ASSERT_THAT(first.result(), Fails(absl::StatusCode::kInvalidArgument));
+  ASSERT_THAT(second.result(), Fails(absl::StatusCode::kInvalidArgument));
+  EXPECT_EQ(job.coordinator().NextDeadline(), absl::InfiniteFuture());
+  const EnumerateCall retry = job.Enumerate(0, with);
+  EXPECT_FALSE(retry.done());
+  LocalTopology corrected = TestNode(1);
+  corrected.partition_index = 0;
+  EXPECT_THAT(job.Enumerate(1, corrected).result(), IsOk());
+  EXPECT_THAT(retry.result(), IsOk());
+}
+
+// All have read the infos: a retry after that changes nothing, not even where there was none.
+TEST(WaitForAllTasks, AfterAllHaveCome_NoInfoIsAddedAnyMore) {
+  TestJob job(PlainOptions(2));
+  job.RegisterAll();
+  const InfosCall first = job.WaitForAll(0, "");
+  ASSERT_THAT(job.WaitForAll(1, "b").result(), IsOk());
+  const InfosCall retry = job.WaitForAll(0, "late");
+  ASSERT_THAT(first.result(), IsOk());
+  ASSERT_THAT(retry.result(), IsOk());
+  EXPECT_THAT(**first.result(), ElementsAre("", "b"));
+  EXPECT_THAT(**retry.result(), ElementsAre("", "b"));
+}
+
 }  // namespace
 }  // namespace ferry::coord
