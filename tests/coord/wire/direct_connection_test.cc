@@ -279,7 +279,8 @@ TEST(DirectConnection, FramesOfEverySizeComeWhole) {
   const auto loop = *SocketLoop::Create("test");
   constexpr size_t kMiB = size_t{1} << 20;
   for (const size_t piece : {size_t{1}, size_t{3}, size_t{4096}, size_t{1} << 16, 8 * kMiB}) {
-    std::vector<size_t> sizes = {0, 1, 8191, 8192, 8193, 0, 5};
+    std::vector<size_t> sizes = {0, 1, 300, 0, 5};
+    if (piece > 1) sizes.insert(sizes.end(), {8191, 8192, 8193, 0, 5});
     if (piece >= 4096) sizes.insert(sizes.end(), {70'000, kMiB, kMiB + 1, 2 * kMiB + 1, 0, 1});
     std::vector<std::string> sent;
     std::vector<bool> is_last;
