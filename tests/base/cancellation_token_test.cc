@@ -2,6 +2,7 @@
 // Callbacks are called once, and not once they are taken back.
 #include "base/cancellation_token.h"
 
+#include <memory>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -91,6 +92,30 @@ TEST(CancellationToken, WithoutAReason_SaysCancelled) {
   CancellationToken cancellation;
   EXPECT_TRUE(cancellation.Cancel());
   EXPECT_EQ(cancellation.status().code(), absl::StatusCode::kCancelled);
+}
+
+// What a callback holds goes with it: when it is taken back, and when it was called.
+TEST(CancellationToken, KeepsNothingOfWhatHasGone) {
+  CancellationToken cancellation;
+  const auto held = std::make_shared<int>(0);
+  const auto first = cancellation.Register([held] {});
+  const auto second = cancellation.Register([held] {});
+  cancellation.Register([held] {});
+  EXPECT_EQ(cancellation.registered_count(), 3u);
+  EXPECT_EQ(held.use_count(), 4);
+  EXPECT_TRUE(cancellation.Deregister(first));
+  EXPECT_TRUE(cancellation.Deregister(second));
+  EXPECT_FALSE(cancellation.Deregister(CancellationToken::kNoCallback));
+  EXPECT_EQ(cancellation.registered_count(), 1u);
+  EXPECT_EQ(held.use_count(), 2);
+  // The place of the first is free again.
+  cancellation.Register([held] {});
+  EXPECT_EQ(cancellation.registered_count(), 2u);
+  cancellation.Cancel();
+  EXPECT_EQ(cancellation.registered_count(), 0u);
+  EXPECT_EQ(held.use_count(), 1);
+  cancellation.Register([held] {});
+  EXPECT_EQ(held.use_count(), 1);
 }
 
 }  // namespace

@@ -252,5 +252,32 @@ TEST(PrepareHostWatch, ListenerHadAUserTimeout_IsOffAndKeepaliveIsOn) {
   EXPECT_EQ(Option(pair.server.get(), TCP_KEEPCNT), 3);
 }
 
+// Not before the limit is reached, nor before three attempts were made.
+TEST(HostWatch, AtItsLimit_WithThreeAttempts_TheHostHasVanished) {
+  const auto look = [](absl::Duration silence, uint32_t unanswered) {
+    HostWatch watch(kLimit);
+    const absl::Time start = absl::UnixEpoch() + absl::Hours(1);
+    EXPECT_TRUE(watch.Look({.is_outstanding = true}, start).ok());
+    return watch.Look({.is_outstanding = true, .since_answer = silence, .unanswered = unanswered},
+                      start + silence);
+  };
+  EXPECT_EQ(look(kLimit, 3).code(), absl::StatusCode::kUnavailable);
+  EXPECT_TRUE(look(kLimit - absl::Milliseconds(1), 3).ok());
+  EXPECT_TRUE(look(kLimit, 2).ok());
+}
+
+// What was outstanding before has been acknowledged: the time of what comes next begins anew.
+TEST(HostWatch, WhatIsSentNext_HasItsWholeTime) {
+  HostWatch watch(kLimit);
+  const absl::Time start = absl::UnixEpoch() + absl::Hours(1);
+  ASSERT_TRUE(watch.Look({.is_outstanding = true}, start).ok());
+  ASSERT_TRUE(watch.Look({}, start + absl::Seconds(1)).ok());
+  EXPECT_FALSE(watch.is_waiting());
+  const TcpState silent = {
+      .is_outstanding = true, .since_answer = kLimit + absl::Seconds(1), .unanswered = 5};
+  EXPECT_TRUE(watch.Look(silent, start + kLimit).ok());
+  EXPECT_TRUE(watch.is_waiting());
+}
+
 }  // namespace
 }  // namespace ferry

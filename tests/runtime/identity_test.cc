@@ -693,5 +693,37 @@ TEST(FirstSlurmHost, RefusesBracketsThatDoNotMatch) {
   }
 }
 
+// Of several counts the first that is set counts, and the others are not even read.
+TEST(Identity, OfSeveralCountsOfAPod_TheFirstCounts) {
+  const Environment pod = {{"JOB_COMPLETION_INDEX", "3"}, {"HOSTNAME", "train-3"}};
+  const Environment all =
+      With(pod, {{"JOB_COMPLETIONS", "16"}, {"NUM_PROCESSES", "32"}, {"WORLD_SIZE", "64"}});
+  EXPECT_EQ(Good(all).num_nodes, Number(16, "JOB_COMPLETIONS"));
+  EXPECT_EQ(Good(With(all, {{"NUM_PROCESSES", "x"}})).num_nodes, Number(16, "JOB_COMPLETIONS"));
+  EXPECT_EQ(Good(With(all, {{"JOB_COMPLETIONS", ""}})).num_nodes, Number(32, "NUM_PROCESSES"));
+  EXPECT_EQ(Good(With(pod, {{"WORLD_SIZE", "64"}})).num_nodes, Number(64, "WORLD_SIZE"));
+}
+
+TEST(RefusedIdentity, HasTheSecondCountOnlyWhereTheFirstIsNotSet) {
+  const std::optional<Identity> older =
+      ReadRefused({{"SLURM_PROCID", "x"}, {"SLURM_NTASKS", "2"}, {"SLURM_STEPID", "0"}});
+  ASSERT_TRUE(older.has_value());
+  EXPECT_EQ(older->num_nodes, Number(2, "SLURM_NTASKS"));
+  // The allocation's count is not the step's.
+  const std::optional<Identity> garbled =
+      ReadRefused(With(kSlurm, {{"SLURM_STEP_NUM_TASKS", "x"}}));
+  ASSERT_TRUE(garbled.has_value());
+  EXPECT_FALSE(garbled->num_nodes.has_value());
+}
+
+TEST(Identity, CountsUpToTheMostNodes) {
+  const Identity last = Good({{"RANK", "1048575"}, {"WORLD_SIZE", "1048576"}});
+  EXPECT_EQ(last.node_id, Number(1048575, "RANK"));
+  EXPECT_EQ(last.num_nodes, Number(1048576, "WORLD_SIZE"));
+  ExpectRefused({{"RANK", "0"}, {"WORLD_SIZE", "1048577"}}, "WORLD_SIZE=\"1048577\"");
+  ExpectRefused({{"RANK", "1048576"}, {"WORLD_SIZE", "1048576"}}, "RANK=\"1048576\"");
+  ExpectRefused({{"RANK", "0"}, {"WORLD_SIZE", "0"}}, "WORLD_SIZE=\"0\"");
+}
+
 }  // namespace
 }  // namespace ferry

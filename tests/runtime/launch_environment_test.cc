@@ -200,5 +200,41 @@ TEST(CheckLaunchOptions, NamesTheOptionThatIsWrong) {
   ExpectRefused(bad, "line");
 }
 
+TEST(CheckLaunchOptions, TakesNumbersUpToTheirLimits) {
+  const LaunchOptions good = Options();
+  LaunchOptions options = good;
+  options.local_count = 4096;
+  EXPECT_TRUE(CheckLaunchOptions(options).ok());
+  options.local_count = 4097;
+  ExpectRefused(options, "--nproc is 4097");
+  options = good;
+  options.machine_count = 65536;
+  options.machine_index = 65535;
+  EXPECT_TRUE(CheckLaunchOptions(options).ok());
+  options.machine_count = 65537;
+  ExpectRefused(options, "--nodes is 65537");
+  options = good;
+  options.gpus_per_process = 64;
+  EXPECT_TRUE(CheckLaunchOptions(options).ok());
+  options.gpus_per_process = 65;
+  ExpectRefused(options, "gpus-per-proc is 65");
+  options = good;
+  options.stdin_rank = 7;
+  options.coordinator = "head:65535";
+  options.max_line_bytes = 1;
+  EXPECT_TRUE(CheckLaunchOptions(options).ok());
+  for (const char* const address : {"head:65536", "head:0", ":80", "head:"}) {
+    options.coordinator = address;
+    ExpectRefused(options, "is not HOST:PORT");
+  }
+}
+
+// Variables whose names only begin as ours do are others'.
+TEST(ComposeEnvironment, KeepsVariablesWithLongerNames) {
+  const std::vector<std::string> inherited = {"RANK_FILE=a", "WORLD_SIZE_HINT=b", "FERRY_RUNNER=c",
+                                              "GROUP_RANKING=d"};
+  EXPECT_THAT(Compose(Options(), 0, inherited), ::testing::IsSupersetOf(inherited));
+}
+
 }  // namespace
 }  // namespace ferry

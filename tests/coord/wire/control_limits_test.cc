@@ -2,6 +2,8 @@
 // Frames that are small as bytes and large as anything else.
 #include "coord/wire/control_limits.h"
 
+#include <cstdint>
+#include <limits>
 #include <string>
 
 #include <gmock/gmock.h>
@@ -100,6 +102,48 @@ TEST(ControlLimits, WhatIsNoFrameIsRefused) {
     v1::ClientFrame frame;
     EXPECT_EQ(ParseFrame(bytes, kMaxFrameBytes, frame).code(), absl::StatusCode::kInvalidArgument);
   }
+}
+
+TEST(ControlLimits, AFrameOfExactlyTheLimitIsRead) {
+  v1::ClientFrame sent;
+  sent.add_requests()->mutable_put()->add_entries()->set_value(std::string(50'000, 'v'));
+  const std::string bytes = sent.SerializeAsString();
+  v1::ClientFrame read;
+  EXPECT_TRUE(ParseFrame(bytes, bytes.size(), read).ok());
+  EXPECT_EQ(read.requests_size(), 1);
+  EXPECT_EQ(ParseFrame(bytes, bytes.size() - 1, read).code(), absl::StatusCode::kResourceExhausted);
+}
+
+TEST(ControlLimits, OneRequestTooManyIsRefusedUnread) {
+  const std::string most = Repeated(std::string{kRequest, 0}, kMaxRequests);
+  v1::ClientFrame read;
+  EXPECT_TRUE(ParseFrame(most, kMaxFrameBytes, read).ok());
+  EXPECT_EQ(read.requests_size(), kMaxRequests);
+  ExpectRefused(absl::StrCat(most, std::string{kRequest, 0}), "requests");
+}
+
+// What is no value has at most 4 MiB.
+TEST(ControlLimits, AByteTooMuchOfWhatIsNoValueIsRefusedUnread) {
+  constexpr size_t kMost = size_t{4} << 20;
+  v1::ClientFrame sent;
+  v1::Barrier& barrier = *sent.add_requests()->mutable_barrier();
+  barrier.set_id(std::string(kMost - 5, 'x'));
+  ASSERT_EQ(barrier.ByteSizeLong(), kMost);
+  v1::ClientFrame read;
+  EXPECT_TRUE(ParseFrame(sent.SerializeAsString(), kMaxFrameBytes, read).ok());
+  barrier.mutable_id()->push_back('x');
+  ExpectRefused(sent.SerializeAsString(), "bytes");
+}
+
+TEST(ControlLimits, AWaitIsNeitherNegativeNorEndless) {
+  constexpr int64_t kWeekMs = 7 * 24 * 3600 * int64_t{1000};
+  EXPECT_EQ(WaitTime(std::numeric_limits<int64_t>::min()), absl::ZeroDuration());
+  EXPECT_EQ(WaitTime(-1), absl::ZeroDuration());
+  EXPECT_EQ(WaitTime(0), absl::ZeroDuration());
+  EXPECT_EQ(WaitTime(1), absl::Milliseconds(1));
+  EXPECT_EQ(WaitTime(kWeekMs - 1), absl::Milliseconds(kWeekMs - 1));
+  EXPECT_EQ(WaitTime(kWeekMs + 1), absl::Milliseconds(kWeekMs));
+  EXPECT_EQ(WaitTime(std::numeric_limits<int64_t>::max()), absl::Milliseconds(kWeekMs));
 }
 
 }  // namespace

@@ -179,5 +179,58 @@ TEST(ControlOutbox, KeepsOrderOverManyFrames) {
   EXPECT_EQ(Drain(outbox).front().sequence(), 9'901u);
 }
 
+// The client's new stream begins, and says then how much it has.
+TEST(ControlOutbox, WhatIsAcknowledgedAfterARewind_IsNotSentAgain) {
+  ControlOutbox outbox;
+  for (uint64_t id = 1; id <= 3; ++id) {
+    outbox.Add(ReplyTo(id));
+    ASSERT_EQ(Drain(outbox).size(), 1u);
+  }
+  outbox.Rewind();
+  outbox.Acknowledge(2);
+  const std::vector<v1::ServerFrame> frames = Drain(outbox);
+  ASSERT_EQ(frames.size(), 1u);
+  EXPECT_EQ(frames[0].sequence(), 3u);
+  EXPECT_EQ(frames[0].replies(0).request_id(), 3u);
+}
+
+// Entries at the end have their values themselves.
+TEST(ControlOutbox, FewerSharedValuesThanEntries_AreThoseOfTheFirst) {
+  ControlOutbox outbox;
+  const std::string large(100'000, 'v');
+  v1::Reply reply = ReplyTo(1);
+  reply.add_entries()->set_key("a");
+  reply.add_entries()->set_key("b");
+  reply.mutable_entries(1)->set_value("small");
+  outbox.Add(reply, SharedBytes{.blob = {}, .values = {grpc::Slice(large)}});
+  const std::vector<v1::ServerFrame> frames = Drain(outbox);
+  ASSERT_EQ(frames.size(), 1u);
+  ASSERT_EQ(frames[0].replies(0).entries_size(), 2);
+  EXPECT_EQ(frames[0].replies(0).entries(0).value(), large);
+  EXPECT_EQ(frames[0].replies(0).entries(1).key(), "b");
+  EXPECT_EQ(frames[0].replies(0).entries(1).value(), "small");
+}
+
+// Neither what was sent nor what was only begun is kept; sequence numbers go on.
+TEST(ControlOutbox, WhatIsCleared_IsNeitherSentNorKept) {
+  ControlOutbox outbox;
+  outbox.Add(ReplyTo(1));
+  ASSERT_EQ(Drain(outbox).size(), 1u);
+  v1::Event event;
+  event.mutable_entry()->set_key("k");
+  outbox.Add(event, grpc::Slice(std::string(1000, 'v')));
+  EXPECT_GT(outbox.retained_bytes(), 1000u);
+  outbox.Clear();
+  EXPECT_EQ(outbox.retained_bytes(), 0u);
+  outbox.Rewind();
+  EXPECT_TRUE(Drain(outbox).empty());
+  outbox.Add(ReplyTo(3));
+  const std::vector<v1::ServerFrame> frames = Drain(outbox);
+  ASSERT_EQ(frames.size(), 1u);
+  EXPECT_GT(frames[0].sequence(), 1u);
+  EXPECT_EQ(frames[0].replies(0).request_id(), 3u);
+  EXPECT_TRUE(frames[0].events().empty());
+}
+
 }  // namespace
 }  // namespace ferry::coord

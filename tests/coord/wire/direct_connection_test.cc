@@ -4,6 +4,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -213,6 +215,127 @@ TEST(SocketAddress, ReadsWhatAgentsAreGiven) {
   }
   EXPECT_THAT(ResolveAddress("no such host:80"),
               Fails(StatusCode::kUnavailable, HasSubstr("no such host")));
+}
+
+// --- Frames ---
+
+std::string Framed(absl::string_view bytes, bool is_last) {
+  std::string framed = Framed(bytes);
+  if (is_last) framed[kDirectHeaderBytes - 1] |= '\x80';
+  return framed;
+}
+
+// Keeps what comes; refuses frames of more than `most` bytes where it is asked.
+class Collector final : public DirectConnection {
+ public:
+  Collector(SocketLoop& loop, size_t most) : DirectConnection(loop), most_(most) {}
+
+  absl::Notification closed;
+  // Of the loop's thread until `closed`.
+  std::vector<std::string> frames;
+  std::vector<bool> is_last;
+  absl::Status why;
+
+ private:
+  bool OnFrame(const DirectFrame& frame) override {
+    frames.emplace_back(frame.bytes);
+    is_last.push_back(frame.is_last);
+    return true;
+  }
+  absl::Status CheckFrameSize(size_t bytes) override {
+    return bytes <= most_ ? absl::OkStatus() : absl::ResourceExhaustedError("too large");
+  }
+  void OnDrained() override {}
+  void OnClosed(const absl::Status& status) override {
+    why = status;
+    closed.Notify();
+  }
+
+  const size_t most_;
+};
+
+// What becomes of `bytes` that come in pieces of `piece` bytes, and of the end after them.
+std::shared_ptr<Collector> Collect(SocketLoop& loop, absl::string_view bytes, size_t piece,
+                                   size_t most = SIZE_MAX) {
+  int ends[2];
+  EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
+  UniqueFd client(ends[0]);
+  auto collector = std::make_shared<Collector>(loop, most);
+  collector->Accept(UniqueFd(ends[1]));
+  while (!bytes.empty()) {
+    const ssize_t sent =
+        send(client.get(), bytes.data(), std::min(bytes.size(), piece), MSG_NOSIGNAL);
+    if (sent <= 0) break;
+    bytes.remove_prefix(static_cast<size_t>(sent));
+  }
+  client.Reset();
+  EXPECT_TRUE(collector->closed.WaitForNotificationWithTimeout(kTimeout));
+  return collector;
+}
+
+// Frames of 8 KiB and more are read into memory of their own, of which the first mebibyte is taken
+// when they are announced.
+TEST(DirectConnection, FramesOfEverySizeComeWhole) {
+  const auto loop = *SocketLoop::Create("test");
+  constexpr size_t kMiB = size_t{1} << 20;
+  for (const size_t piece : {size_t{1}, size_t{3}, size_t{4096}, size_t{1} << 16, 8 * kMiB}) {
+    std::vector<size_t> sizes = {0, 1, 300, 0, 5};
+    if (piece > 1) sizes.insert(sizes.end(), {8191, 8192, 8193, 0, 5});
+    if (piece >= 4096) sizes.insert(sizes.end(), {70'000, kMiB, kMiB + 1, 2 * kMiB + 1, 0, 1});
+    std::vector<std::string> sent;
+    std::vector<bool> is_last;
+    std::string bytes(kDirectPreface);
+    for (const size_t size : sizes) {
+      is_last.push_back(sent.size() % 2 == 1);
+      sent.push_back(std::string(size, static_cast<char>('a' + sent.size())));
+      bytes += Framed(sent.back(), is_last.back());
+    }
+    const auto collector = Collect(*loop, bytes, piece);
+    EXPECT_THAT(collector->why, IsOk()) << piece;
+    EXPECT_TRUE(collector->frames == sent) << piece;
+    EXPECT_EQ(collector->is_last, is_last) << piece;
+  }
+  loop->End();
+}
+
+// Only between frames is an end in good order.
+TEST(DirectConnection, AnEndWithinAFrameIsNone) {
+  const auto loop = *SocketLoop::Create("test");
+  const std::string begin = absl::StrCat(kDirectPreface, Framed("whole"));
+  for (const size_t size : {size_t{1}, size_t{8192}}) {
+    const std::string frame = Framed(std::string(size, 'x'));
+    for (const size_t cut : {size_t{1}, kDirectHeaderBytes, frame.size() - 1}) {
+      const auto collector = Collect(*loop, absl::StrCat(begin, frame.substr(0, cut)), 1 << 16);
+      EXPECT_THAT(collector->why, Fails(StatusCode::kUnavailable, HasSubstr("within a frame")))
+          << size << " " << cut;
+      EXPECT_EQ(collector->frames.size(), 1u);
+    }
+  }
+  loop->End();
+}
+
+// A large frame is refused by its length alone, and with it what follows.
+TEST(DirectConnection, AFrameThatMayNotComeIsRefusedUnread) {
+  const auto loop = *SocketLoop::Create("test");
+  const std::string refused = Framed(std::string(10'001, 'x')).substr(0, kDirectHeaderBytes);
+  const auto collector = Collect(
+      *loop, absl::StrCat(kDirectPreface, Framed(std::string(10'000, 'x')), refused, "after"),
+      /*piece=*/4096, /*most=*/10'000);
+  EXPECT_THAT(collector->why, Fails(StatusCode::kResourceExhausted));
+  EXPECT_EQ(collector->frames.size(), 1u);
+  loop->End();
+}
+
+TEST(DirectConnection, APrefaceThatEndsOtherwiseIsRefused) {
+  const auto loop = *SocketLoop::Create("test");
+  std::string other(kDirectPreface);
+  other.back() = '\r';
+  for (const size_t piece : {size_t{1}, size_t{100}}) {
+    const auto collector = Collect(*loop, absl::StrCat(other, Framed("x")), piece);
+    EXPECT_THAT(collector->why, Fails(StatusCode::kInvalidArgument)) << piece;
+    EXPECT_TRUE(collector->frames.empty());
+  }
+  loop->End();
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/synchronization/mutex.h"
@@ -229,6 +230,79 @@ TEST(SocketLoopOfClients, AForkedChildHasItsOwn) {
   int status = -1;
   ASSERT_EQ(waitpid(child, &status, 0), child);
   EXPECT_EQ(status, 0);
+}
+
+// Takes all of them off the loop as soon as one is told of something.
+class Remover final : public SocketSource {
+ public:
+  Remover(SocketLoop& loop, std::vector<std::shared_ptr<Remover>>& all, UniqueFd near, UniqueFd far)
+      : loop_(loop), all_(all), near_(std::move(near)), far_(std::move(far)) {}
+
+  void Say() { EXPECT_EQ(write(far_.get(), "x", 1), 1); }
+  int near() const { return near_.get(); }
+  int told() const { return told_; }
+  int ended() const { return ended_; }
+
+ private:
+  void OnReady(uint32_t) override {
+    ++told_;
+    for (const auto& each : all_) loop_.Remove(*each, each->near());
+  }
+  void OnLoopEnd() override { ++ended_; }
+
+  SocketLoop& loop_;
+  std::vector<std::shared_ptr<Remover>>& all_;
+  const UniqueFd near_;
+  const UniqueFd far_;
+  std::atomic<int> told_{0};
+  std::atomic<int> ended_{0};
+};
+
+std::shared_ptr<Remover> AddRemover(SocketLoop& loop, std::vector<std::shared_ptr<Remover>>& all) {
+  int ends[2] = {-1, -1};
+  EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
+  auto one = std::make_shared<Remover>(loop, all, UniqueFd(ends[0]), UniqueFd(ends[1]));
+  all.push_back(one);
+  return one;
+}
+
+// Of two that something has come for, the first removes the second, which the kernel has already
+// named.
+TEST(SocketLoopSources, WhoIsRemovedInATurn_IsNotToldInIt) {
+  const auto loop = *SocketLoop::Create("test");
+  absl::Notification waits;
+  absl::Notification go;
+  loop->Post([&] {
+    waits.Notify();
+    go.WaitForNotification();
+  });
+  waits.WaitForNotification();
+  std::vector<std::shared_ptr<Remover>> all;
+  for (int i = 0; i < 2; ++i) AddRemover(*loop, all);
+  for (const auto& each : all) {
+    EXPECT_THAT(loop->Add(each, each->near(), EPOLLIN), IsOk());
+    each->Say();
+  }
+  go.Notify();
+  EXPECT_TRUE(Eventually([&] { return all[0]->told() + all[1]->told() > 0; }));
+  loop->End();
+  EXPECT_EQ(all[0]->told() + all[1]->told(), 1);
+  // The end is for those that are there.
+  EXPECT_EQ(all[0]->ended() + all[1]->ended(), 0);
+}
+
+TEST(SocketLoopSources, AfterItsEnd_NobodyIsTakenAndWhoWasThereWasTold) {
+  const auto loop = *SocketLoop::Create("test");
+  std::vector<std::shared_ptr<Remover>> all;
+  const auto there = AddRemover(*loop, all);
+  const auto late = AddRemover(*loop, all);
+  ASSERT_THAT(loop->Add(there, there->near(), EPOLLIN), IsOk());
+  loop->End();
+  EXPECT_EQ(there->ended(), 1);
+  EXPECT_THAT(loop->Add(late, late->near(), EPOLLIN), Fails(absl::StatusCode::kCancelled));
+  loop->End();
+  EXPECT_EQ(there->ended(), 1);
+  EXPECT_EQ(late->ended(), 0);
 }
 
 }  // namespace
