@@ -76,6 +76,14 @@ void ControlSession::Execute(Coordinator& coordinator, v1::Request& request, Exe
       for (const auto& [id, fresh] : out.waits) {
         if (id == target) wait = fresh;
       }
+      // Begun by an earlier request of the same frame, and not noted yet.
+      const auto fresh_watch =
+          std::find_if(out.watches.begin(), out.watches.end(),
+                       [target](const auto& entry) { return entry.first == target; });
+      if (fresh_watch != out.watches.end()) {
+        watch = fresh_watch->second;
+        out.watches.erase(fresh_watch);
+      }
       const auto waits_to_join = std::find_if(
           after_joining_.begin(), after_joining_.end(),
           [target](const Enumeration& enumeration) { return enumeration.request_id == target; });

@@ -206,6 +206,19 @@ TEST_F(ControlRequests, AWatchWithoutExistingTellsOnlyOfChangesAndEndsWhenCancel
   EXPECT_EQ(stream_.events.size(), 1u);
 }
 
+// As by an agent that lets go of a watch before its connection is there: both go in one frame.
+TEST_F(ControlRequests, AWatchThatIsCancelledInItsFrame_Ends) {
+  stream_.Send({WatchRequest(1, "a", false), CancelRequest(2, 1), PutRequest(3, {{"a", "1"}})});
+  EXPECT_EQ(stream_.ReplyTo(1).code(), Code(StatusCode::kCancelled));
+  EXPECT_EQ(stream_.ReplyTo(2).code(), 0);
+  EXPECT_EQ(stream_.ReplyTo(3).code(), 0);
+  EXPECT_TRUE(stream_.events.empty());
+  EXPECT_EQ(server_->strand().Run([](Coordinator& coordinator) {
+    return coordinator.InnerTableSizes()["store.watches"];
+  }),
+            0u);
+}
+
 TEST_F(ControlRequests, TenThousandRequestsFitInOneFrame) {
   std::vector<v1::Request> requests;
   for (uint64_t id = 1; id <= 10'000; ++id) requests.push_back(IncrementRequest(id, "n", 1));
