@@ -27,7 +27,7 @@ std::string ErrorWithFileLimit(int error);
 
 // Checks that `count` more descriptors can be opened, without opening any. Call it before using a
 // library that aborts the process when it cannot open one.
-//  Errors: RESOURCE_EXHAUSTED with the limit and the number that is left.
+//   Errors: RESOURCE_EXHAUSTED with the limit and the number that is left.
 absl::Status CheckFileRoom(int count);
 
 }  // namespace ferry

@@ -15,7 +15,7 @@ std::string ThreadLimits();
 
 // Starts `count` threads and ends them again. Call it before using a library that aborts the
 // process when it cannot create a thread.
-//  Errors: RESOURCE_EXHAUSTED with the number of threads that could be started, and ThreadLimits.
+//   Errors: RESOURCE_EXHAUSTED with the number of threads that could be started, and ThreadLimits.
 absl::Status CheckThreadRoom(int count);
 
 }  // namespace ferry

@@ -123,7 +123,7 @@ void ForEachGroup(Reader read, const std::vector<Hierarchy>& hierarchies,
 }
 
 // Lowers the usable memory to `bytes`, if that is less.
-//  limit: what sets it.
+//   limit: what sets it.
 void LimitMemoryTo(uint64_t bytes, const std::string& limit, UsableResources& usable) {
   if (usable.memory_bytes != 0 && bytes >= usable.memory_bytes) return;
   // More than any machine has: no limit.

@@ -40,7 +40,7 @@ struct UsableResources {
 // cpu.cfs_quota_us, pids.max), or of both, from the process's own group up to the mount point.
 // Also the process's limits of address space and data, from /proc/self/limits. Missing or
 // malformed files set no limit.
-//  read: returns the contents of a file; empty if there is none.
+//   read: returns the contents of a file; empty if there is none.
 UsableResources ReadUsableResources(absl::FunctionRef<std::string(const std::string& path)> read);
 
 // The resources of this process, read once on first use. Thread-safe.

@@ -24,7 +24,7 @@ class Doorbell final {
   //   Errors: RESOURCE_EXHAUSTED with the kernel's reason.
   static absl::StatusOr<Doorbell> Create();
   // Opens another process's doorbell from duplicates of its page_fd() and event_fd().
-  //  Errors: INVALID_ARGUMENT unless they are such.
+  //   Errors: INVALID_ARGUMENT unless they are such.
   static absl::StatusOr<Doorbell> OfPeer(UniqueFd page, UniqueFd event);
 
   Doorbell() = default;

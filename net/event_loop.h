@@ -75,13 +75,13 @@ class EventLoop final {
 
   // `fd` (-1: none) stays owned by the source, and open until Remove. `polls`: the source
   // implements Poll.
-  //  Errors: RESOURCE_EXHAUSTED with the kernel's reason and what to raise; the source is not
-  //      called, nor kept.
+  //   Errors: RESOURCE_EXHAUSTED with the kernel's reason and what to raise; the source is not
+  //   called, nor kept.
   absl::StatusOr<SourceId> Add(std::shared_ptr<LoopSource> source, int fd, uint32_t events,
                                bool polls);
   // Sets the events the source receives from now on, also after Unwatch. Events that are pending
   // already are reported.
-  //  Errors: as Add.
+  //   Errors: as Add.
   absl::Status Watch(SourceId id, int fd, uint32_t events);
   // Stops kernel events of `fd` until Watch; the source is still polled. On the loop only.
   void Unwatch(int fd) { epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr); }

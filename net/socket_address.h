@@ -23,7 +23,7 @@ struct SocketAddress {
 // Returns all addresses of HOST:PORT or [IPV6]:PORT, in the order in which to try them; gRPC's
 // prefixes "ipv4:", "ipv6:" and "dns:///" are allowed. Blocks while the name is resolved; numeric
 // hosts are not, nor any if `may_ask` is false.
-//  Errors: INVALID_ARGUMENT for a malformed address; UNAVAILABLE with the resolver's reason.
+//   Errors: INVALID_ARGUMENT for a malformed address; UNAVAILABLE with the resolver's reason.
 absl::StatusOr<std::vector<SocketAddress>> ResolveAddress(const std::string& address,
                                                           bool may_ask = true);
 

@@ -68,7 +68,7 @@ class SocketLoop final {
   };
 
   // `name`: of the thread.
-  //  Errors: RESOURCE_EXHAUSTED with the kernel's reason.
+  //   Errors: RESOURCE_EXHAUSTED with the kernel's reason.
   static absl::StatusOr<std::shared_ptr<SocketLoop>> Create(std::string name);
   // Returns the loop that all agents of this process share, "ferry-link"; it lives as long as a
   // reference to it.
@@ -83,7 +83,7 @@ class SocketLoop final {
   SocketLoop& operator=(const SocketLoop&) = delete;
 
   // Keeps `source` until Remove. `fd` stays owned by the source, and open until Remove.
-  //  Errors: RESOURCE_EXHAUSTED with the kernel's reason; the source is not kept.
+  //   Errors: RESOURCE_EXHAUSTED with the kernel's reason; the source is not kept.
   absl::Status Add(std::shared_ptr<SocketSource> source, int fd, uint32_t events)
       ABSL_LOCKS_EXCLUDED(mu_);
   // Sets the events the source receives from now on.

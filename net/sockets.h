@@ -24,18 +24,18 @@ struct ListeningSocket {
 
 // Listens on HOST:PORT or [IPV6]:PORT. ":PORT" means every address of the families that the kernel
 // has; "[::]:PORT" those of both families, and an error without IPv6. Port 0: any free port.
-//  Errors: INVALID_ARGUMENT for a malformed address; UNAVAILABLE with the kernel's reason.
+//   Errors: INVALID_ARGUMENT for a malformed address; UNAVAILABLE with the kernel's reason.
 absl::StatusOr<ListeningSocket> ListenTcp(const std::string& address);
 // In the abstract namespace: no file, disappears with its owner, scoped to the network namespace.
 absl::StatusOr<ListeningSocket> ListenUnix(absl::string_view name);
 
 // Starts connecting; the socket becomes writable when it is connected or has failed
 // (ConnectError).
-//  Errors: INVALID_ARGUMENT; UNAVAILABLE naming the address and the reason.
+//   Errors: INVALID_ARGUMENT; UNAVAILABLE naming the address and the reason.
 absl::StatusOr<UniqueFd> BeginConnectTcp(const std::string& address);
 // Returns all addresses of HOST:PORT in numeric form, in the order in which to try them. Blocks
 // while the name is resolved; numeric hosts are not.
-//  Errors: INVALID_ARGUMENT for a malformed address; UNAVAILABLE with the resolver's reason.
+//   Errors: INVALID_ARGUMENT for a malformed address; UNAVAILABLE with the resolver's reason.
 absl::StatusOr<std::vector<std::string>> ResolveTcp(const std::string& address);
 absl::StatusOr<UniqueFd> BeginConnectUnix(absl::string_view name);
 // Returns OK if the socket has connected.
@@ -59,8 +59,8 @@ enum class SocketEnd { kClient, kServer };
 
 // Checks that the process at the other end of a connected Unix socket may share memory with this
 // one: both run as the same user, or the client is root.
-//  end: which end `socket` is.
-//  Errors: FAILED_PRECONDITION naming both users.
+//   end: which end `socket` is.
+//   Errors: FAILED_PRECONDITION naming both users.
 absl::Status CheckSameUser(int socket, SocketEnd end);
 
 // "10.0.0.3:41234", "[::1]:5000"; "?" if there is none.

@@ -29,8 +29,8 @@ class TcpListener final {
   // Listens on every address of the host part of `address`, HOST:PORT or [IPV6]:PORT; for "[::]"
   // on those of both families. ":PORT" means every address of the families that the kernel has,
   // while "[::]" fails without IPv6. Port 0 means any free port. Accepts nothing before Start.
-  //  Errors: INVALID_ARGUMENT for a malformed address; UNAVAILABLE, with the reason, if the host
-  //      cannot be resolved, the port is in use, or the address is not one of this host.
+  //   Errors: INVALID_ARGUMENT for a malformed address; UNAVAILABLE, with the reason, if the host
+  //   cannot be resolved, the port is in use, or the address is not one of this host.
   static absl::StatusOr<std::unique_ptr<TcpListener>> Open(const std::string& address);
   ~TcpListener();
 

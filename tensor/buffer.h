@@ -69,7 +69,7 @@ class Buffer {
 };
 
 // Allocates from the heap, aligned to kBufferAlignment; the content is undefined.
-//  Errors: RESOURCE_EXHAUSTED naming the size.
+//   Errors: RESOURCE_EXHAUSTED naming the size.
 absl::StatusOr<std::shared_ptr<Buffer>> AllocateHeapBuffer(size_t bytes);
 
 // Wraps foreign memory in `place`, which stays readable (and writable, if any user writes) until

@@ -16,7 +16,7 @@ namespace ferry {
 
 // Returns the index of the first of `count` bytes that is neither 0 nor 1. One pass, at memory
 // bandwidth.
-//  first: may be null if `count` is 0.
+//   first: may be null if `count` is 0.
 std::optional<size_t> FindNonBoolean(const void* first, size_t count);
 
 // True if some bit patterns are not elements of the type: among fixed-size types, only for
@@ -31,12 +31,12 @@ inline bool HasIllegalBits(DataType dtype) { return dtype == DataType::kBool; }
 absl::Status CheckValues(const Tensor& tensor);
 
 // As above, for bytes that are not a tensor yet.
-//  describe: returns the text for an error, such as "bool[4]".
+//   describe: returns the text for an error, such as "bool[4]".
 absl::Status CheckValues(DataType dtype, const void* first, size_t bytes,
                          absl::FunctionRef<std::string()> describe);
 
 // Copies `bytes` bytes and checks them in the same pass; the ranges must not overlap.
-//  Errors: as CheckValues; `to` then holds the bytes before the first invalid one.
+//   Errors: as CheckValues; `to` then holds the bytes before the first invalid one.
 absl::Status CopyValues(DataType dtype, const void* from, size_t bytes, void* to,
                         absl::FunctionRef<std::string()> describe);
 

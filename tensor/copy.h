@@ -64,7 +64,7 @@ class CopyPool final {
 
   // Copies on the pool's threads and the caller's; blocks until done. Each idle thread takes the
   // next piece, so that a core that is busy with other work does not delay the copy.
-  //  control: can cancel the copy. May be null, here and below.
+  //   control: can cancel the copy. May be null, here and below.
   void Copy(void* to, const void* from, size_t bytes, std::shared_ptr<CopyControl> control = {});
   // Copies on the pool's threads, then calls `done` on one of them. Synchronous if the pool has no
   // threads.

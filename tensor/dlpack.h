@@ -68,16 +68,16 @@ struct ManagedTensor {
 // that thread. On an error the caller keeps ownership. Memory of a CUDA device (managed memory
 // too) becomes a tensor on that device. The caller ensures that the bytes have been written before
 // they are used: DLPack's stream protocol is not part of these structs.
-//  Errors: INVALID_ARGUMENT for null, another major version, memory of other devices, elements
-//      that are not dense and row-major, an invalid shape or offset, or booleans in host memory
-//      that are neither 0 nor 1;
-//  UNIMPLEMENTED for types unknown to Ferry.
+//   Errors: INVALID_ARGUMENT for null, another major version, memory of other devices, elements
+//   that are not dense and row-major, an invalid shape or offset, or booleans in host memory that
+//   are neither 0 nor 1;
+//   UNIMPLEMENTED for types unknown to Ferry.
 absl::StatusOr<Tensor> Import(ManagedTensor* managed);
 
 // Exports `tensor`. The caller owns the result and calls its deleter. It is marked read-only
 // unless `writable`: a tensor that has been sent must not be written any more.
-//  Errors: INVALID_ARGUMENT for no tensor; UNIMPLEMENTED for strings and quantised types, which
-//      DLPack does not support.
+//   Errors: INVALID_ARGUMENT for no tensor; UNIMPLEMENTED for strings and quantised types, which
+//   DLPack does not support.
 absl::StatusOr<ManagedTensor*> Export(const Tensor& tensor, bool writable = false);
 
 }  // namespace ferry::dlpack

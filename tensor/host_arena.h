@@ -51,7 +51,7 @@ class HostArena final : public std::enable_shared_from_this<HostArena> {
  public:
   // Where MemorySegment::CheckSupport fails, the memory is private to this process, but still
   // addressed by offset.
-  //  Errors: INVALID_ARGUMENT for inconsistent options.
+  //   Errors: INVALID_ARGUMENT for inconsistent options.
   static absl::StatusOr<std::shared_ptr<HostArena>> Create(HostArenaOptions options);
   ~HostArena();
 
@@ -60,7 +60,7 @@ class HostArena final : public std::enable_shared_from_this<HostArena> {
 
   // Allocates at least `bytes`, aligned to kBufferAlignment; the content is undefined. Usually
   // reuses faulted-in pages; a new segment takes milliseconds.
-  //  Errors: RESOURCE_EXHAUSTED naming what is in use and the option, or the kernel's reason.
+  //   Errors: RESOURCE_EXHAUSTED naming what is in use and the option, or the kernel's reason.
   absl::StatusOr<std::shared_ptr<Buffer>> Allocate(size_t bytes);
 
   // The segment that contains `place`; another process needs its descriptor, if it has one. Valid

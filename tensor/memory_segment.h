@@ -26,20 +26,20 @@ absl::string_view PageKindName(PageKind kind);
 
 // True if a kernel with these settings gives transparent huge pages to memfds whose owner requests
 // them.
-//  policy: content of /sys/kernel/mm/transparent_hugepage/shmem_enabled.
-//  of_2_mib: content of hugepages-2048kB/shmem_enabled there; "" before kernel 6.9.
+//   policy: content of /sys/kernel/mm/transparent_hugepage/shmem_enabled.
+//   of_2_mib: content of hugepages-2048kB/shmem_enabled there; "" before kernel 6.9.
 bool GivesTransparentPages(absl::string_view policy, absl::string_view of_2_mib);
 
 struct MemorySegmentOptions {
   // Fault in every page now, so that later accesses do not.
   bool prefault = true;
-  // Take pages from the pool if there are any, else ask for transparent huge ones; where the
-  // kernel's policy has none for memfds, pages that are touched now are made huge all the same.
+  // Use pages from the pool if there are any, else request transparent huge ones; where the
+  // kernel's policy excludes memfds, prefaulted pages are collapsed into huge ones all the same.
   bool huge_pages = true;
   // Other processes may map it for writing too; otherwise the kernel restricts them to reading.
   bool peers_may_write = false;
-  // Where this process may make no memory that others can map (CheckSupport), take memory of its
-  // own: fd() is -1 then.
+  // Where this process cannot create shareable memory (CheckSupport), use private memory: fd() is
+  // -1 then.
   bool may_be_private = false;
 };
 
@@ -52,9 +52,9 @@ class MemorySegment final {
   static absl::StatusOr<MemorySegment> Create(size_t bytes, const MemorySegmentOptions& options);
 
   // Maps another process's segment.
-  //  Errors: INVALID_ARGUMENT if the descriptor is not one of `bytes`, or not sealed against
-  //      shrinking; RESOURCE_EXHAUSTED as above; PERMISSION_DENIED for a writable mapping that the
-  //      owner does not allow.
+  //   Errors: INVALID_ARGUMENT if the descriptor is not one of `bytes`, or not sealed against
+  //   shrinking; RESOURCE_EXHAUSTED as above; PERMISSION_DENIED for a writable mapping that the
+  //   owner does not allow.
   static absl::StatusOr<MemorySegment> MapPeer(UniqueFd fd, size_t bytes, bool writable);
 
   // Returns UNAVAILABLE, with the reason, where this process cannot create shareable memory: the

@@ -36,12 +36,12 @@ class Tensor {
   static absl::StatusOr<Tensor> Create(DataType dtype, Shape shape, std::shared_ptr<Buffer> buffer,
                                        size_t offset_bytes = 0);
   // Allocates on the heap; the elements are undefined.
-  //  Errors: INVALID_ARGUMENT as above, or for a size beyond the address space;
-  //      RESOURCE_EXHAUSTED.
+  //   Errors: INVALID_ARGUMENT as above, or for a size beyond the address space;
+  //   RESOURCE_EXHAUSTED.
   static absl::StatusOr<Tensor> Allocate(DataType dtype, Shape shape);
   // Makes a tensor of strings, which live in host memory of one process and are serialised for
   // transfer.
-  //  Errors: INVALID_ARGUMENT unless their number matches the shape.
+  //   Errors: INVALID_ARGUMENT unless their number matches the shape.
   static absl::StatusOr<Tensor> OfStrings(Shape shape, std::vector<std::string> strings);
 
   bool is_valid() const { return dtype_ != DataType::kInvalid; }
@@ -71,10 +71,10 @@ class Tensor {
   size_t offset_bytes() const { return offset_bytes_; }
 
   // Rows [first, first + count) of the first dimension; a view of the same buffer.
-  //  Errors: OUT_OF_RANGE; INVALID_ARGUMENT for scalars and strings.
+  //   Errors: OUT_OF_RANGE; INVALID_ARGUMENT for scalars and strings.
   absl::StatusOr<Tensor> Slice(int64_t first, int64_t count) const;
   // The same elements in another shape.
-  //  Errors: INVALID_ARGUMENT unless the element counts are equal.
+  //   Errors: INVALID_ARGUMENT unless the element counts are equal.
   absl::StatusOr<Tensor> Reshape(Shape shape) const;
 
  private:
@@ -92,12 +92,12 @@ class Tensor {
 };
 
 // The bytes of `shape` elements of a fixed-size type.
-//  Errors: INVALID_ARGUMENT for another type, or on overflow.
+//   Errors: INVALID_ARGUMENT for another type, or on overflow.
 absl::StatusOr<size_t> TensorBytes(DataType dtype, const Shape& shape);
 
 // Returns OK, or FAILED_PRECONDITION if the elements are in device memory. Call it before reading
 // them on the host.
-//  doing: the operation for the error text, such as "encode".
+//   doing: the operation for the error text, such as "encode".
 absl::Status CheckOnHost(const Tensor& tensor, absl::string_view doing);
 
 // Same type, shape and content. REQUIRES: both are on the host.

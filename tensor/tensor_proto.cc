@@ -190,7 +190,7 @@ absl::StatusOr<DataType> TypeFromProto(const TensorProto& proto) {
 }
 
 // Checks that tensor_content, if present, has the size of the elements of a fixed-size type.
-//  bytes: the size of all elements.
+//   bytes: the size of all elements.
 absl::Status CheckContentBytes(const TensorProto& proto, DataType type, const Shape& shape,
                                size_t bytes) {
   const size_t given = proto.tensor_content().size();

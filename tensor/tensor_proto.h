@@ -22,21 +22,21 @@ inline constexpr size_t kMaxTensorProtoBytes = (size_t{1} << 31) - 4096;
 // the type's own field, where the last value stands for missing ones, no values mean zeros, and
 // surplus values are ignored. Both are ignored for a tensor without elements. `unknown_rank` is
 // ignored: the listed dimensions apply.
-//  Errors: INVALID_ARGUMENT for a type that cannot be sent, an invalid shape, content whose length
-//      does not match the shape, or bytes that are no elements (CheckValues); RESOURCE_EXHAUSTED
-//      above `max_bytes`.
+//   Errors: INVALID_ARGUMENT for a type that cannot be sent, an invalid shape, content whose
+//   length does not match the shape, or bytes that are no elements (CheckValues);
+//   RESOURCE_EXHAUSTED above `max_bytes`.
 // Source: tensorflow/core/framework/tensor.cc, FromProto; tensor_shape.cc, IsValid.
 absl::StatusOr<Tensor> TensorFromProto(const tensorflow::TensorProto& proto,
                                        size_t max_bytes = kMaxDecodedBytes);
 
 // Returns the error that TensorFromProto would return, except for its size limit, without creating
 // the tensor: the elements are checked in place, and only for types that HasIllegalBits.
-//  Errors: INVALID_ARGUMENT as above.
+//   Errors: INVALID_ARGUMENT as above.
 absl::Status CheckTensorProto(const tensorflow::TensorProto& proto);
 
 // Encodes the elements as tensor_content, strings as string_val: every reader accepts these.
-//  Errors: INVALID_ARGUMENT for no tensor, or for a message above `max_bytes`, naming the size;
-//      nothing is copied then.
+//   Errors: INVALID_ARGUMENT for no tensor, or for a message above `max_bytes`, naming the size;
+//   nothing is copied then.
 absl::StatusOr<tensorflow::TensorProto> TensorToProto(const Tensor& tensor,
                                                       size_t max_bytes = kMaxTensorProtoBytes);
 

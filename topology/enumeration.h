@@ -22,9 +22,9 @@ class Enumeration final {
   explicit Enumeration(int node_count) : node_count_(node_count) {}
 
   // Adds one node's report. Repeating an identical report has no effect.
-  //  Errors: INVALID_ARGUMENT if the report is invalid by itself; FAILED_PRECONDITION for a node
-  //      id that is not of the job; INTERNAL, as JAX's clients expect, naming the difference, if
-  //      the node's previous report was different.
+  //   Errors: INVALID_ARGUMENT if the report is invalid by itself; FAILED_PRECONDITION for a node
+  //   id that is not of the job; INTERNAL, as JAX's clients expect, naming the difference, if the
+  //   node's previous report was different.
   absl::Status Add(const LocalTopology& topology);
 
   // Removes a node that left, so that its successor may report other devices.

@@ -73,11 +73,11 @@ class GlobalTopology {
   bool SameMachine(int node_index_a, int node_index_b) const;
 
   // The path between two devices of the job.
-  //  One node: as that node reported it.
-  //  Two nodes on one machine: what either node reports for the two PCI bus ids; else LOC between
-  //      host memories, PHB between a host and a GPU, NVL between GPUs of one fabric, and NODE or
-  //      SYS by their NUMA nodes (SYS when those are unknown).
-  //  Two machines: NVL between GPUs of one NVLink fabric that spans machines, else NET.
+  //   One node: as that node reported it.
+  //   Two nodes on one machine: what either node reports for the two PCI bus ids; else LOC between
+  //   host memories, PHB between a host and a GPU, NVL between GPUs of one fabric, and NODE or SYS
+  //   by their NUMA nodes (SYS when those are unknown).
+  //   Two machines: NVL between GPUs of one NVLink fabric that spans machines, else NET.
   Link LinkBetween(int global_a, int global_b) const;
 
   friend bool operator==(const GlobalTopology& a, const GlobalTopology& b) {
@@ -100,9 +100,9 @@ class GlobalTopology {
 // else by boot id; a node without a boot id is alone. A node of several fabrics belongs to the set
 // of them. Under fabrics, a node without GPUs joins the partition of the first node with its boot
 // id, else those of its boot id form one.
-//  Errors: INVALID_ARGUMENT, naming both nodes where there are two, if a node is invalid by itself
-//      or appears twice, some but not all nodes name a partition, or a UUID is reported by two
-//      nodes. RESOURCE_EXHAUSTED above kMaxNodes or kMaxGlobalDevices.
+//   Errors: INVALID_ARGUMENT, naming both nodes where there are two, if a node is invalid by
+//   itself or appears twice, some but not all nodes name a partition, or a UUID is reported by two
+//   nodes. RESOURCE_EXHAUSTED above kMaxNodes or kMaxGlobalDevices.
 absl::StatusOr<GlobalTopology> BuildGlobalTopology(absl::Span<const LocalTopology> nodes);
 
 }  // namespace ferry

@@ -42,10 +42,9 @@ struct LocalTopology {
 };
 
 // Checks a peer's report.
-//  Errors: INVALID_ARGUMENT naming the node and the device, link or field: a negative id, a name
-//      or UUID that appears twice, a link to no device or out of order, a text or a count over its
-//      limit. A PCI bus id may appear twice: the slices of a GPU that is partitioned (MIG) share
-//      it.
+//   Errors: INVALID_ARGUMENT naming the node and the device, link or field: a negative id, a name
+//   or UUID that appears twice, a link to no device or out of order, a text or a count over its
+//   limit. A PCI bus id may appear twice: the slices of a GPU that is partitioned (MIG) share it.
 absl::Status Validate(const LocalTopology& topology);
 
 // The first difference between two topologies of one node, for error texts: "devices: 8 before, 4

@@ -81,10 +81,10 @@ inline constexpr size_t kMaxNcclXmlTextBytes = 254;
 inline constexpr size_t kMaxNcclXmlAttributes = 16;
 
 // Parses the XML text of a topology.
-//  Errors: INVALID_ARGUMENT beginning with "line N: <element>" for: XML that is malformed or ends
-//      early; a document type or an entity; an element where NCCL does not expect it; a missing or
-//      repeated attribute; an invalid number or bus id; a bus id that appears twice, on its own
-//      ancestor or elsewhere; a version other than 1. RESOURCE_EXHAUSTED above one of the limits.
+//   Errors: INVALID_ARGUMENT beginning with "line N: <element>" for: XML that is malformed or ends
+//   early; a document type or an entity; an element where NCCL does not expect it; a missing or
+//   repeated attribute; an invalid number or bus id; a bus id that appears twice, on its own
+//   ancestor or elsewhere; a version other than 1. RESOURCE_EXHAUSTED above one of the limits.
 absl::StatusOr<NcclTopology> ReadNcclXml(absl::string_view text);
 
 // Reads a file. Errors: as ReadNcclXml, with the path in front; NOT_FOUND if it cannot be opened.
@@ -95,22 +95,22 @@ absl::StatusOr<NcclTopology> ReadNcclXmlFile(const std::string& path);
 std::string WriteNcclXml(const NcclTopology& topology);
 
 // Returns the GPUs of the file and the paths between them, classified as NCCL does:
-//  NVL: NVLinks between the two, or from both to NVSwitches.
-//  PIX: one PCIe switch; PXB: several, or switches joined by a pcilink; PHB: one cpu element; SYS:
-//      two; NET: cpu elements of different hosts (host_hash).
+//   NVL: NVLinks between the two, or from both to NVSwitches.
+//   PIX: one PCIe switch; PXB: several, or switches joined by a pcilink; PHB: one cpu element;
+//   SYS: two; NET: cpu elements of different hosts (host_hash).
 // NCCL has no NODE. A two-level Broadcom switch counts as one, as in NCCL. NVLink through a third
 // GPU, or through the CPU of POWER machines, is not NVL here: no transport of Ferry uses such a
 // path. There is a device for each pci element of a display class (0x03...), numbered by gpu/@dev
 // if all have different ones, else in file order. Host name, boot id and sizes are not in such
 // files and stay empty.
-//  Errors: INVALID_ARGUMENT if there are more GPUs than kMaxDevicesPerNode.
+//   Errors: INVALID_ARGUMENT if there are more GPUs than kMaxDevicesPerNode.
 absl::StatusOr<LocalTopology> ToLocalTopology(const NcclTopology& topology);
 
 // The inverse: returns the smallest tree of PCI switches with the same link types between the
 // GPUs. The switches have made-up bus ids "ffff:ff:...", as in cloud vendors' files; NCCL
 // completes the tree when it loads it. What the format cannot express is lost: host devices,
 // UUIDs, sizes, and NODE, which becomes PHB.
-//  Errors: FAILED_PRECONDITION if a GPU's bus id is unknown, or two GPUs (MIG slices) share one.
+//   Errors: FAILED_PRECONDITION if a GPU's bus id is unknown, or two GPUs (MIG slices) share one.
 absl::StatusOr<NcclTopology> ToNcclTopology(const LocalTopology& topology);
 
 }  // namespace ferry

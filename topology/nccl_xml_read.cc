@@ -340,7 +340,7 @@ class Reader final {
 
  private:
   // Fills `element` from `node`. Recursion is bounded by the document's depth limit.
-  //  ancestors: bus ids of the enclosing pci elements, each in '/'.
+  //   ancestors: bus ids of the enclosing pci elements, each in '/'.
   absl::Status Element(const pugi::xml_node& node, const NcclElementSpec& spec,
                        const std::string& ancestors, NcclElement& element) {
     element.kind = spec.kind;

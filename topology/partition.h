@@ -14,8 +14,8 @@
 namespace ferry {
 
 // Returns the partition of each node, by index; the rules are at BuildGlobalTopology.
-//  nodes: ascending by id.
-//  Errors: INVALID_ARGUMENT if some nodes name a partition and some do not.
+//   nodes: ascending by id.
+//   Errors: INVALID_ARGUMENT if some nodes name a partition and some do not.
 absl::StatusOr<std::vector<int>> AssignPartitions(absl::Span<const LocalTopology> nodes);
 
 // REQUIRES: one partition per node.
