@@ -306,7 +306,6 @@ class Coordinator final {
 
   TablePtr Table() const;
   // Handles the consequences of a change; the last step of every public change.
-  // Handles the consequences of a change; the last step of every public change.
   void Settle();
   void SettleRegisterBarrier();
   void SettleShutdownBarrier();
