@@ -125,7 +125,8 @@ void EventLoop::Remove(SourceId id, int fd) {
   dropped = std::move(found->second.source);
   sources_.erase(found);
   version_.fetch_add(1, std::memory_order_release);
-  // The driver's copy keeps it until its next look; `dropped` dies after the lock is released.
+  // The leader's copy keeps it until its next poll; `dropped` is destroyed after the lock is
+  // released.
   posted_.push_back([dropped = std::move(dropped)] {});
   has_posted_.store(true, std::memory_order_release);
 }

@@ -133,7 +133,7 @@ class EventLoop final {
   void SleepInKernel();
   // Sleeps until the next tick; returns true if the bell has rung.
   bool Tick();
-  // Leads until idle for a while, or until a caller wants to lead.
+  // Leads until idle for a while, or until a caller is ready to lead.
   void DriveWhileBusy();
   bool RunPosted(bool also_timers);
   bool HasWork();

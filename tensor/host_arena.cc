@@ -176,7 +176,7 @@ absl::StatusOr<std::shared_ptr<Buffer>> HostArena::Allocate(size_t bytes) {
     buffer = AllocateLocked(bytes, is_new);
     has_retired = !state_->retired.empty();
   }
-  // In this order: peers that hear of the new segment have processed all earlier notifications.
+  // In this order: peers notified of the new segment have processed all earlier notifications.
   if (is_new && buffer.ok()) TellNew((*buffer)->arena_offset());
   if (has_retired) TellRetired();
   return buffer;

@@ -37,7 +37,7 @@ struct BarrierArrival {
   int64_t counter = 0;
   // The first arrival's timeout applies; the others' are ignored.
   absl::Duration timeout = absl::InfiniteDuration();
-  // The participants, in any order, with or without repeats; empty means everyone, and so does a
+  // The participants, in any order, with or without repeats; empty means all tasks, and so does a
   // list of every task.
   std::vector<TaskId> tasks;
   TaskId caller = kNoTask;
