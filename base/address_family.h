@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which families of internet addresses the kernel has.
+// Tests which internet address families the kernel supports.
 #ifndef FERRY_BASE_ADDRESS_FAMILY_H_
 #define FERRY_BASE_ADDRESS_FAMILY_H_
 
@@ -13,8 +13,8 @@ bool HasAddressFamily(int family);
 // A hint to append to the error of listening on an IPv6 address where the kernel has no IPv6.
 std::string NoIpv6Hint(int port);
 
-// Explains EADDRNOTAVAIL of a socket that is to listen: whose addresses are possible, and where
-// they are listed.
+// Explains EADDRNOTAVAIL of bind(): only addresses of this host are possible, and where they are
+// listed.
 std::string NotOfThisHostHint();
 
 }  // namespace ferry

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernel's own.
+// Reads the kernel's boot id.
 #include "base/boot_id.h"
 
 #include <fstream>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// BootId: by which processes see that they are on one machine.
+// BootId: lets processes detect that they run on the same machine.
 #ifndef FERRY_BASE_BOOT_ID_H_
 #define FERRY_BASE_BOOT_ID_H_
 
@@ -7,8 +7,8 @@
 
 namespace ferry {
 
-// The same for all processes of a machine, from when it starts to when it stops; "" if the kernel
-// does not tell.
+// Returns an id that is the same for all processes of a machine from boot to shutdown; "" if the
+// kernel does not report one.
 std::string BootId();
 
 }  // namespace ferry

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Budget: so many bytes for all, of which each user takes a share and gives it back.
+// Budget: a byte budget shared by several users, each of which holds a share and returns it.
 #ifndef FERRY_BASE_BUDGET_H_
 #define FERRY_BASE_BUDGET_H_
 
@@ -12,7 +12,7 @@ namespace ferry {
 // Thread-safe; outlives its shares.
 class Budget final {
  public:
-  // Some of a budget, until it goes. Not thread-safe.
+  // A part of the budget, returned on destruction. Not thread-safe.
   class Share final {
    public:
     Share() = default;
@@ -28,7 +28,7 @@ class Budget final {
     ~Share() { GiveBack(); }
 
     size_t bytes() const { return bytes_; }
-    // Both together. REQUIRES: they are of one budget, or one of them is empty.
+    // Merges both shares. REQUIRES: they are of one budget, or one of them is empty.
     void Add(Share other) {
       if (budget_ == nullptr) budget_ = other.budget_;
       bytes_ += std::exchange(other.bytes_, 0);
@@ -51,7 +51,7 @@ class Budget final {
   Budget(const Budget&) = delete;
   Budget& operator=(const Budget&) = delete;
 
-  // False, and `share` stays as it is, if there is not so much left.
+  // Returns false, leaving `share` unchanged, if less than `bytes` is left.
   bool Take(size_t bytes, Share& share) {
     size_t used = used_.load(std::memory_order_relaxed);
     do {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ByteWriter, ByteReader: little-endian fields of our own wire formats, never beyond the end.
+// ByteWriter, ByteReader: bounds-checked little-endian fields of our own wire formats.
 #ifndef FERRY_BASE_BYTE_READER_H_
 #define FERRY_BASE_BYTE_READER_H_
 
@@ -13,7 +13,7 @@ namespace ferry {
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "fields travel as they lie in memory");
 
-// Into a room of the caller's; what does not fit is left out and remembered.
+// Writes into the caller's buffer; what does not fit is dropped and recorded.
 class ByteWriter final {
  public:
   ByteWriter(char* room, size_t bytes) : begin_(room), at_(room), end_(room + bytes) {}
@@ -32,7 +32,7 @@ class ByteWriter final {
     if (!bytes.empty()) std::memcpy(at_, bytes.data(), bytes.size());
     at_ += bytes.size();
   }
-  // With its length before it, cut to 64 KiB.
+  // Writes the length, then the text, which is cut to 64 KiB.
   void PutText(absl::string_view text) {
     text = text.substr(0, UINT16_MAX);
     Put(static_cast<uint16_t>(text.size()));
@@ -49,7 +49,7 @@ class ByteWriter final {
   bool has_overflown_ = false;
 };
 
-// Of bytes that nobody vouches for: what is not there reads as zero, and is remembered.
+// Reads untrusted bytes. Fields beyond the end read as zero, which is recorded.
 class ByteReader final {
  public:
   explicit ByteReader(absl::string_view bytes) : rest_(bytes) {}
@@ -74,7 +74,7 @@ class ByteReader final {
   }
   absl::string_view GetText() { return GetBytes(Get<uint16_t>()); }
 
-  // Whether something was asked for that was not there.
+  // True if a read went beyond the end.
   bool is_short() const { return is_short_; }
   absl::string_view rest() const { return rest_; }
 

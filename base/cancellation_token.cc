@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The reason, and the list of those who watch.
+// The cancellation reason and the list of registered callbacks.
 #include "base/cancellation_token.h"
 
 #include <utility>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// CancellationToken: lets somebody call off operations of which he knows nothing, and say why.
+// CancellationToken: lets a caller cancel operations it does not know, with a reason.
 #ifndef FERRY_BASE_CANCELLATION_TOKEN_H_
 #define FERRY_BASE_CANCELLATION_TOKEN_H_
 
@@ -16,7 +16,7 @@
 
 namespace ferry {
 
-// Thread-safe. Outlives the operations that watch it, or poll it; it has no deadline of its own.
+// Thread-safe. Outlives the operations that watch or poll it. Has no deadline of its own.
 class CancellationToken final {
  public:
   using CallbackId = uint64_t;
@@ -26,20 +26,20 @@ class CancellationToken final {
   CancellationToken(const CancellationToken&) = delete;
   CancellationToken& operator=(const CancellationToken&) = delete;
 
-  // Cancels, once and for all: calls what is registered, on this thread, with no lock held. The
-  // first reason counts; false: there was one before, or `why` is OK, which is none.
+  // Cancels permanently: calls the registered callbacks on this thread, with no lock held. The
+  // first reason counts. Returns false if already cancelled, or if `why` is OK.
   bool Cancel(const absl::Status& why = absl::CancelledError()) ABSL_LOCKS_EXCLUDED(mu_);
   // Cheap enough to be polled.
   bool is_cancelled() const { return is_cancelled_.load(std::memory_order_acquire); }
-  // Why, or OK as long as nobody has cancelled.
+  // The reason, or OK while not cancelled.
   absl::Status status() const ABSL_LOCKS_EXCLUDED(mu_);
 
-  // `on_cancel` will be called by Cancel, at most once. Returns kNoCallback, and does not keep it,
-  // if that has happened already.
+  // Registers `on_cancel`, which Cancel calls at most once. Returns kNoCallback, without
+  // registering it, if already cancelled.
   CallbackId Register(absl::AnyInvocable<void() &&> on_cancel) ABSL_LOCKS_EXCLUDED(mu_);
-  // True: it will not be called. False: it has been, or is being called.
+  // Returns true if the callback will not be called; false if it has been, or is being called.
   bool Deregister(CallbackId callback) ABSL_LOCKS_EXCLUDED(mu_);
-  // The number of registered operations; for tests that none stays registered.
+  // The number of registered operations; lets tests check that none leaks.
   size_t registered_count() const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
@@ -47,7 +47,7 @@ class CancellationToken final {
   mutable SpinLock mu_;
   absl::Status why_ ABSL_GUARDED_BY(mu_);
   CallbackId last_id_ ABSL_GUARDED_BY(mu_) = kNoCallback;
-  // Most are watched by one operation, which then needs no table.
+  // Most tokens are watched by one operation, which then needs no table.
   CallbackId only_id_ ABSL_GUARDED_BY(mu_) = kNoCallback;
   absl::AnyInvocable<void() &&> only_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<CallbackId, absl::AnyInvocable<void() &&>> others_ ABSL_GUARDED_BY(mu_);

@@ -16,7 +16,7 @@ class SteadyClockImpl final : public Clock {
            absl::FromChrono(std::chrono::steady_clock::now().time_since_epoch());
   }
   absl::Time CoarseNow() const override {
-    // The same clock as steady_clock, as of the kernel's last tick.
+    // The same clock as steady_clock, read at the kernel's last tick.
     timespec now;
     clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
     return absl::TimeFromTimespec(now);

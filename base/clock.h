@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Clock: where time comes from, so that logic can be tested with time as a variable.
+// Clock: the source of time, so that tests can control it.
 #ifndef FERRY_BASE_CLOCK_H_
 #define FERRY_BASE_CLOCK_H_
 
@@ -9,24 +9,24 @@
 
 namespace ferry {
 
-// Thread-safe. Its times are only good for differences and deadlines: the real clock counts from
-// boot, not from 1970, and is not moved by NTP or by hand.
+// Thread-safe. Its times are only meaningful as differences and deadlines: the real clock counts
+// from boot, not from 1970, and neither NTP nor an operator can set it.
 class Clock {
  public:
   virtual ~Clock() = default;
   virtual absl::Time Now() const = 0;
-  // As Now, but perhaps some milliseconds behind, for a few nanoseconds.
+  // As Now, but may lag by some milliseconds; costs a few nanoseconds.
   virtual absl::Time CoarseNow() const { return Now(); }
 };
 
 // The machine's monotonic clock; never destroyed.
 Clock& SteadyClock();
 
-// A clock that stands still until told otherwise. For tests and simulations.
+// A clock that moves only when told to. For tests and simulations.
 class FakeClock final : public Clock {
  public:
   absl::Time Now() const override ABSL_LOCKS_EXCLUDED(mu_);
-  // Moves by `delta`; a negative one goes back, as a broken clock might.
+  // Advances by `delta`; a negative one goes back, as a broken clock might.
   void Advance(absl::Duration delta) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// FullFence: orders a store before a later load, where neither side may miss the other.
+// FullFence: orders a store before a later load (Dekker's pattern).
 #ifndef FERRY_BASE_FENCE_H_
 #define FERRY_BASE_FENCE_H_
 
@@ -7,11 +7,11 @@
 
 namespace ferry {
 
-// "I have written; now I look whether you sleep", and "I have said that I sleep; now I look whether
-// you have written": with this between, at least one of the two sees the other.
+// One side stores its work, then loads the sleeper's flag; the other stores the flag, then looks
+// for work. With this fence between the two, at least one side sees the other's store.
 inline void FullFence() {
 #if defined(__SANITIZE_THREAD__)
-  // GCC's ThreadSanitizer knows no fences.
+  // GCC's ThreadSanitizer does not support fences.
   static std::atomic<int> common{0};
   common.fetch_add(1, std::memory_order_seq_cst);
 #else

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads the limit of descriptors, and looks for numbers that are free.
+// Reads the descriptor limit and counts free descriptor numbers.
 #include "base/file_limit.h"
 
 #include <fcntl.h>
@@ -56,8 +56,8 @@ absl::Status CheckFileRoom(int count) {
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) {
     return absl::OkStatus();
   }
-  // New descriptors get the lowest free number, and only numbers below the limit; those above it
-  // were opened before it was lowered.
+  // New descriptors get the lowest free number below the limit; those above it were opened before
+  // it was lowered.
   int left = 0;
   for (rlim_t fd = 0; fd < limit.rlim_cur; ++fd) {
     if (fcntl(static_cast<int>(fd), F_GETFD) < 0 && errno == EBADF && ++left >= count) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// TCP_INFO, socket options, and what they mean.
+// TCP_INFO and socket options, and their interpretation.
 #include "base/host_watch.h"
 
 #include <linux/sockios.h>
@@ -14,8 +14,8 @@
 
 #include "base/text.h"
 
-// Newer than the headers: since Linux 6.15; older kernels refuse it, and keep their 120 s between
-// probes of a window that was closed for long.
+// Since Linux 6.15, newer than the headers. Older kernels reject it and keep their 120 s between
+// probes of a window that has been closed for long.
 #ifndef TCP_RTO_MAX_MS
 #define TCP_RTO_MAX_MS 44
 #endif
@@ -59,7 +59,7 @@ std::optional<TcpState> ReadTcpState(int socket) {
   if (ioctl(socket, SIOCOUTQ, &outstanding) != 0) return std::nullopt;
   TcpState state;
   state.is_outstanding = outstanding > 0;
-  // All that is in flight was acknowledged, and the rest is not sent.
+  // Everything in flight was acknowledged; the rest has not been sent.
   state.is_window_closed = state.is_outstanding && info.tcpi_unacked == 0;
   state.since_answer = absl::Milliseconds(info.tcpi_last_ack_recv);
   state.resent = info.tcpi_total_retrans;
@@ -72,10 +72,10 @@ void PrepareHostWatch(int socket, absl::Duration idle, absl::Duration timeout) {
   SetOption(socket, IPPROTO_TCP, TCP_KEEPIDLE, WholeSeconds(idle));
   SetOption(socket, IPPROTO_TCP, TCP_KEEPINTVL, WholeSeconds(timeout / kProbes));
   SetOption(socket, IPPROTO_TCP, TCP_KEEPCNT, kProbes);
-  // A connection inherits it from the socket that listened.
+  // Accepted connections inherit it from the listening socket.
   SetOption(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, 0);
   const int64_t apart_ms = absl::ToInt64Milliseconds((idle + timeout) / kAttempts);
-  // Between 1 s and 120 s, or the kernel refuses it.
+  // The kernel accepts 1 s to 120 s only.
   SetOption(socket, IPPROTO_TCP, TCP_RTO_MAX_MS,
             static_cast<int>(std::clamp<int64_t>(apart_ms, 1000, 120'000)));
 }

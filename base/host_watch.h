@@ -14,28 +14,30 @@ namespace ferry {
 
 // The kernel's view of one TCP connection (TCP_INFO).
 struct TcpState {
-  // Some of what was sent is not acknowledged, or waits for room in the peer's window.
+  // Sent data is unacknowledged, or waits for room in the peer's window.
   bool is_outstanding = false;
   // The peer's receive window is closed: its host acknowledges, but its process does not read.
   bool is_window_closed = false;
-  // Since the peer's host last acknowledged anything, an empty probe of a closed window included.
+  // Time since the peer's host last acknowledged anything, including an empty probe of a closed
+  // window.
   absl::Duration since_answer;
-  // Segments that were sent again, since the connection was made.
+  // Segments retransmitted since the connection was established.
   uint32_t resent = 0;
-  // Timeouts and probes in a row that had no answer.
+  // Consecutive timeouts and probes without an answer.
   uint32_t unanswered = 0;
 };
 
 // Describes why the peer is not receiving: its process does not read although its host answers, or
-// its host does not answer. Empty if nothing of the kind is visible from here.
+// its host does not answer. Empty if neither is visible from here.
 std::string DescribeObstacle(const TcpState& state);
 
-// nullopt if `socket` is not a TCP connection.
+// Returns nullopt if `socket` is not a TCP connection.
 std::optional<TcpState> ReadTcpState(int socket);
 
-// Prepares a connection for HostWatch: the kernel probes the peer's host while nothing is sent,
-// after `idle`, and ends the connection when three probes within `timeout` have no answer. What is
-// sent again, and probes of a closed window, come at least five times within both.
+// Prepares a connection for HostWatch: while nothing is sent, the kernel probes the peer's host
+// after `idle` and ends the connection when three probes within `timeout` have no answer.
+// Retransmissions, and probes of a closed window, occur at least five times within both times
+// together.
 //
 // TCP_USER_TIMEOUT is off. With it the kernel ends a connection whose window stays closed for that
 // long although the peer's host answers every probe, that is when its process is only stopped or
@@ -52,17 +54,18 @@ class HostWatch final {
   // `limit`: how long a reachable host may leave everything unacknowledged.
   explicit HostWatch(absl::Duration limit) : limit_(limit) {}
 
-  // UNAVAILABLE, saying so, once the peer's host counts as vanished: for `limit` nothing was
-  // acknowledged that was outstanding all the while, and three attempts in a row had no answer.
+  // Returns UNAVAILABLE with an explanation once the peer's host counts as vanished: for `limit`,
+  // continuously outstanding data was not acknowledged, and three consecutive attempts had no
+  // answer.
   absl::Status Look(const TcpState& state, absl::Time now);
 
   absl::Duration period() const { return limit_ / kLooks; }
-  // True if anything was outstanding at the last Look, so that another one is needed.
+  // True if data was outstanding at the last Look, so that another one is needed.
   bool is_waiting() const { return waits_since_ != absl::InfiniteFuture(); }
 
  private:
   absl::Duration limit_;
-  // The first look since which something has been outstanding all the time.
+  // The first look since which data has been outstanding continuously.
   absl::Time waits_since_ = absl::InfiniteFuture();
   absl::Time answered_ = absl::InfinitePast();
   // TcpState::resent at the first look after the last answer.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The names, the levels, and a sink that does not wait for whoever reads it.
+// Component and level names, and a sink that never waits for the reader of standard error.
 #include "base/logging.h"
 
 #include <poll.h>
@@ -40,13 +40,12 @@ constexpr std::array<absl::string_view, 6> kLevelNames = {"trace", "debug", "inf
 constexpr std::array<absl::string_view, kLogComponents> kComponentNames = {
     "coord", "rendezvous", "transport", "node", "launch", "gpu", "tensorflow", "cli"};
 constexpr LogLevel kUnlessAsked = LogLevel::kWarn;
-// Of what is wrong with FERRY_LOG.
+// Mistakes in FERRY_LOG that the warning names.
 constexpr size_t kNamedMistakes = 4;
-// A write of no more than PIPE_BUF bytes to a pipe is not torn; a line has its beginning and its
-// end besides.
+// A pipe write of up to PIPE_BUF bytes is atomic; a line also has a prefix and a newline.
 constexpr size_t kMaxMessageBytes = 3800;
 
-// The index of `name`, or `names`' size.
+// Returns the index of `name`, or the size of `names`.
 template <size_t kCount>
 size_t Find(const std::array<absl::string_view, kCount>& names, absl::string_view name) {
   size_t i = 0;
@@ -60,7 +59,7 @@ spdlog::level::level_enum SpdlogLevel(LogLevel level) {
   return static_cast<spdlog::level::level_enum>(level);
 }
 
-// One line, whatever is in it.
+// Escapes `text` so that it fits on one line.
 std::string OnOneLine(absl::string_view text) {
   std::string line;
   line.reserve(text.size());
@@ -74,7 +73,7 @@ std::string OnOneLine(absl::string_view text) {
   return line;
 }
 
-// Which nodes this process is.
+// The ids of the nodes that this process is.
 struct Nodes {
   absl::Mutex mu;
   std::multiset<int> ids ABSL_GUARDED_BY(mu);
@@ -92,11 +91,12 @@ Nodes& TheNodes() {
   return nodes;
 }
 
-// What went out of a line: all of it, some of it, or nothing.
+// How much of a line was written.
 enum class Written { kAll, kSome, kNone };
 
-// Writes `line` unless whoever reads standard error would have to be waited for: a pager on its
-// first page, a terminal that was stopped. O_NONBLOCK would be that of everyone who has the stream.
+// Writes `line` unless that would block because the reader of standard error does not read, such
+// as a pager on its first page or a stopped terminal. O_NONBLOCK is not used: it would affect
+// every process that shares the stream.
 Written WriteToStderr(absl::string_view line) {
   struct stat about;
   if (fstat(STDERR_FILENO, &about) != 0) return Written::kNone;
@@ -106,14 +106,14 @@ Written WriteToStderr(absl::string_view line) {
       count = write(STDERR_FILENO, line.data(), line.size());
       continue;
     }
-    // A pipe whose reader has gone would end the process (SIGPIPE).
+    // Writing to a pipe whose reader has gone would end the process (SIGPIPE).
     pollfd output = {STDERR_FILENO, POLLOUT, 0};
     if (poll(&output, 1, 0) != 1 || output.revents != POLLOUT) return Written::kNone;
     if (S_ISSOCK(about.st_mode)) {
       count = send(STDERR_FILENO, line.data(), line.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
       continue;
     }
-    // Somebody else may have filled a pipe since.
+    // Another process may have filled the pipe since.
     iovec part = {const_cast<char*>(line.data()), line.size()};
     count = S_ISFIFO(about.st_mode) ? pwritev2(STDERR_FILENO, &part, 1, -1, RWF_NOWAIT) : -1;
     const bool is_unknown =
@@ -168,7 +168,7 @@ class Sink final : public spdlog::sinks::base_sink<std::mutex> {
 
   std::function<void(absl::string_view)> output_;
   int64_t lost_ = 0;
-  // The last line has no end.
+  // The last line was written without its newline.
   bool is_torn_ = false;
 };
 
@@ -184,7 +184,7 @@ class NodeFlag final : public spdlog::custom_flag_formatter {
   }
 };
 
-// The names that FERRY_LOG has for levels, which are not spdlog's.
+// Prints levels by the names that FERRY_LOG uses, which are not spdlog's.
 class LevelFlag final : public spdlog::custom_flag_formatter {
  public:
   void format(const spdlog::details::log_msg& message, const std::tm&,
@@ -197,7 +197,7 @@ class LevelFlag final : public spdlog::custom_flag_formatter {
   }
 };
 
-// Of the whole process.
+// The loggers of the process.
 struct Log {
   Log() : sink(std::make_shared<Sink>()) {
     auto formatter =
@@ -208,9 +208,9 @@ struct Log {
     sink->set_formatter(std::move(formatter));
     for (const absl::string_view name : kComponentNames) {
       loggers.push_back(std::make_unique<spdlog::logger>(std::string(name), sink));
-      // Whoever calls has looked at the level.
+      // Callers have already checked the level.
       loggers.back()->set_level(spdlog::level::trace);
-      // Its own would print to standard error, and wait there.
+      // The default handler prints to standard error and may block there.
       loggers.back()->set_error_handler([](const std::string&) {});
     }
   }
@@ -229,7 +229,7 @@ Log& TheLog() {
 
 namespace log_internal {
 
-// Of warnings, for what is logged before FERRY_LOG has been read.
+// Warnings are enabled for what is logged before FERRY_LOG has been read.
 static_assert(kLogComponents == 8);
 constinit std::array<std::atomic<uint8_t>, kLogComponents> least_levels = {
     static_cast<uint8_t>(kUnlessAsked), static_cast<uint8_t>(kUnlessAsked),
@@ -320,7 +320,7 @@ void SetLogOutput(std::function<void(absl::string_view line)> output) {
 
 namespace {
 
-// Before main, so that whatever a program does first is logged, and nobody has to ask for it.
+// Runs before main, so that everything a program logs is covered without an explicit call.
 [[maybe_unused]] const bool kHasReadEnvironment = [] {
   const char* const text = std::getenv("FERRY_LOG");
   if (text == nullptr) return false;

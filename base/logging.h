@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lines on standard error of what a process does, as FERRY_LOG asks for them (docs/logging.md).
+// Logging to standard error, controlled by FERRY_LOG (docs/logging.md).
 #ifndef FERRY_BASE_LOGGING_H_
 #define FERRY_BASE_LOGGING_H_
 
@@ -19,7 +19,7 @@ namespace ferry {
 
 enum class LogLevel : uint8_t { kTrace, kDebug, kInfo, kWarn, kError, kOff };
 
-// In the order of their names in logging.cc. kTensorflow: worker, graph and master.
+// In the order of their names in logging.cc. kTensorflow covers worker, graph and master.
 enum class LogComponent : uint8_t {
   kCoord,
   kRendezvous,
@@ -35,32 +35,32 @@ inline constexpr size_t kLogComponents = 8;
 absl::string_view LogLevelName(LogLevel level);
 absl::string_view LogComponentName(LogComponent component);
 
-// The least level of each component that is written.
+// The lowest level of each component that is written.
 using LogLevels = std::array<LogLevel, kLogComponents>;
 
-// FERRY_LOG as it was read.
+// The parsed value of FERRY_LOG.
 struct LogSpec {
   LogLevels levels = {};
-  // What is wrong with it, on one line that names what would be right; empty: nothing. What is
-  // right counts all the same.
+  // What is wrong with the value, on one line that names the valid choices; empty if nothing is.
+  // The valid parts apply all the same.
   std::string warning;
 };
 
-// Reads "LEVEL", "COMPONENT=LEVEL" or several of these between commas. A level alone is for all
-// components that are not named, wherever it stands; what comes later counts. Without it they write
-// warnings and errors only.
+// Parses "LEVEL", "COMPONENT=LEVEL" or several of these separated by commas. A level alone applies
+// to all components that are not named, wherever it stands; later entries override earlier ones.
+// The default is warnings and errors only.
 LogSpec ParseLogSpec(absl::string_view text);
 
-// Replaces what FERRY_LOG has asked for when the process began. Thread-safe.
+// Overrides the levels that FERRY_LOG set at process start. Thread-safe.
 void SetLogLevels(const LogLevels& levels);
 
-// The node that this process is, for its lines, from the time it has joined until it leaves. A
+// Sets the node id that this process's lines carry from when it has joined until it leaves. A
 // process may be several nodes; its lines then name none. Thread-safe.
 void LogNodeJoined(int node_id);
 void LogNodeLeft(int node_id);
 
-// For tests: lines go there in the place of standard error; null: to standard error again. Called
-// with a lock held, so that it must not log.
+// For tests: redirects lines from standard error to `output`; null restores standard error. Called
+// with a lock held, so it must not log.
 void SetLogOutput(std::function<void(absl::string_view line)> output);
 
 namespace log_internal {
@@ -69,7 +69,7 @@ extern std::array<std::atomic<uint8_t>, kLogComponents> least_levels;
 
 void Write(LogComponent component, LogLevel level, fmt::string_view format, fmt::format_args args);
 
-// What fmt is given of an argument.
+// Converts an argument to the type that fmt formats.
 template <typename T>
 struct Printed {
   using Type = T;
@@ -86,7 +86,7 @@ struct Printed<absl::Status> {
   static Type Of(const absl::Status& value) { return value.ToString(); }
 };
 
-// Out of line, so that what a disabled line leaves where it stands is a comparison and a jump.
+// Out of line, so that a disabled log statement costs a comparison and a jump.
 template <typename... Args>
 [[gnu::cold, gnu::noinline]] void Format(LogComponent component, LogLevel level,
                                          fmt::format_string<typename Printed<Args>::Type...> format,
@@ -104,8 +104,8 @@ inline bool IsLogged(LogComponent component, LogLevel level) {
 }  // namespace ferry
 
 // FERRY_LOG_DEBUG(kTransport, "request sent: peer={} step={}", peer, step_id): the arguments are
-// evaluated only if the line is written. Never blocks: a line that standard error does not take is
-// counted and dropped. May be used with locks held, but not in signal handlers.
+// evaluated only if the line is written. Never blocks: a line that standard error does not accept
+// is counted and dropped. May be used with locks held, but not in signal handlers.
 #define FERRY_LOG_AT(level, component, ...)                                                     \
   do {                                                                                          \
     if (::ferry::IsLogged(::ferry::LogComponent::component, ::ferry::LogLevel::level))          \

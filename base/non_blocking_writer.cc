@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pieces that wait, and writing no more of them than is taken.
+// Queues pieces and writes only as much of them as the stream accepts.
 #include "base/non_blocking_writer.h"
 
 #include <fcntl.h>
@@ -17,13 +17,13 @@
 namespace ferry {
 namespace {
 
-// Write does not keep so much for the next Flush.
+// Write keeps at most this much for the next Flush.
 constexpr size_t kFlushBytes = size_t{64} << 10;
 constexpr size_t kPieceBytes = size_t{64} << 10;
 
-// A terminal takes less than it was asked about, and a pipe may have other writers: only what does
-// not block at all is sure not to. O_NONBLOCK of the stream itself would be everybody's who has it:
-// it is opened once more.
+// A terminal may accept less than poll() promised, and a pipe may have other writers: only a
+// non-blocking descriptor is certain not to block. O_NONBLOCK on the stream itself would affect
+// every process that shares it, so the file is opened once more.
 UniqueFd OpenAgain(int fd) {
   return UniqueFd(open(absl::StrCat("/proc/self/fd/", fd).c_str(),
                        O_WRONLY | O_NONBLOCK | O_CLOEXEC | O_NOCTTY));
@@ -91,7 +91,7 @@ ssize_t NonBlockingWriter::WriteSome(size_t max_bytes) {
     errno = EAGAIN;
     return -1;
   }
-  // So much of a pipe is free when it says that it is ready.
+  // A pipe that polls as writable has room for this many bytes.
   return write(stream_fd_, from, std::min<size_t>(bytes, PIPE_BUF));
 }
 
@@ -108,7 +108,7 @@ int NonBlockingWriter::Flush(size_t max_bytes) {
   for (size_t total = 0; total < max_bytes && TakePiece();) {
     const ssize_t result = WriteSome(max_bytes - total);
     if (result < 0) {
-      // A terminal signals a background job that may not write to it (stty tostop).
+      // The kernel signals a background job that may not write to its terminal (stty tostop).
       if (errno == EAGAIN || errno == EINTR) break;
       const int error = errno;
       DropAll();
@@ -122,7 +122,7 @@ int NonBlockingWriter::Flush(size_t max_bytes) {
     if (written_ < writing_.size()) continue;
     written_ = 0;
     writing_.clear();
-    // One that was much longer than a piece does not keep its room.
+    // A buffer that has grown much larger than a piece is not reused.
     if (writing_.capacity() <= 2 * kPieceBytes) spare_ = std::exchange(writing_, std::string());
   }
   return 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// NonBlockingWriter: writes to a stream only what is taken at once, and keeps the rest.
+// NonBlockingWriter: writes to a stream without blocking and queues the rest.
 #ifndef FERRY_BASE_NON_BLOCKING_WRITER_H_
 #define FERRY_BASE_NON_BLOCKING_WRITER_H_
 
@@ -24,61 +24,61 @@
 namespace ferry {
 
 struct NonBlockingWriterOptions {
-  // Append refuses what would make more than this wait: a reader who is slower has stopped reading.
+  // Append fails if more than this would be queued: a reader this slow has stopped reading.
   size_t max_waiting_bytes = std::numeric_limits<size_t>::max();
-  // Called on the thread of Append, without a lock, when bytes wait and none did before: there is
-  // something to Flush.
+  // Called on the thread of Append, without a lock, when the queue becomes non-empty: a Flush is
+  // needed.
   std::function<void()> on_waiting;
 };
 
-// Standard output, say, of a process that must not wait for whoever reads it: a pager that shows
-// its first page, or a terminal that was stopped, holds nobody up. Goes past stdio. Files are
-// written at once, as far as that ever blocks.
+// For a stream such as standard output of a process that must not wait for its reader: a pager
+// that shows its first page, or a stopped terminal, does not block it. Bypasses stdio. Regular
+// files are written immediately, as far as they can block at all.
 class NonBlockingWriter final {
  public:
-  // `file` outlives it, and is not written by others meanwhile.
+  // `file` outlives it and is not written by others meanwhile.
   explicit NonBlockingWriter(std::FILE* file, NonBlockingWriterOptions options = {});
 
   NonBlockingWriter(const NonBlockingWriter&) = delete;
   NonBlockingWriter& operator=(const NonBlockingWriter&) = delete;
 
-  // Adds `bytes`, from any thread; writes nothing. False, then and for ever after, when too much
-  // would wait: they are dropped, so that there is no gap in what is written.
+  // Queues `bytes` from any thread; writes nothing. Returns false, from then on permanently, when
+  // the queue limit would be exceeded: the bytes are dropped, so that the output has no gap.
   bool Append(absl::string_view bytes) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // The others are called on one thread at a time.
+  // The other methods are called on one thread at a time.
 
-  // Adds `bytes`; they are written together with others before long, or by Flush. 0, or errno as
-  // Flush.
+  // Queues `bytes`, to be written with others or by Flush. Returns 0, or errno as Flush.
   int Write(absl::string_view bytes) ABSL_LOCKS_EXCLUDED(mu_);
-  // Writes what is taken of what waits, `max_bytes` at most. 0, or errno of a failure to write;
-  // what waits is dropped then.
+  // Writes as much of the queue as the stream accepts, `max_bytes` at most. Returns 0, or errno of
+  // a failed write, after which the queue is dropped.
   int Flush(size_t max_bytes = std::numeric_limits<size_t>::max()) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Bytes that wait; from any thread.
+  // The number of queued bytes; from any thread.
   size_t waiting() const ABSL_LOCKS_EXCLUDED(mu_);
-  // To poll for POLLOUT while something waits; negative if nothing ever does after a Flush.
+  // For polling POLLOUT while bytes are queued; negative if a Flush never leaves any.
   int fd() const { return own_fd_.valid() ? own_fd_.get() : stream_fd_; }
-  // Whether nothing can be written for ever, as far as is seen without writing: 0 or an errno.
+  // Returns 0, or an errno if the stream can never be written again, as far as is visible without
+  // writing.
   int FindLoss() const;
 
  private:
-  // As write(2), of the beginning of `writing_`.
+  // As write(2), for the beginning of `writing_`.
   ssize_t WriteSome(size_t max_bytes);
-  // Fills `writing_` if it is empty. False: nothing waits.
+  // Fills `writing_` if it is empty. Returns false if nothing is queued.
   bool TakePiece() ABSL_LOCKS_EXCLUDED(mu_);
   void DropAll() ABSL_LOCKS_EXCLUDED(mu_);
 
   const NonBlockingWriterOptions options_;
   std::FILE* const file_;
-  // Negative: it has none, as a stream in memory.
+  // Negative if it has none, such as a stream in memory.
   const int stream_fd_;
-  // The stream again, in a way that never blocks; invalid if there is none.
+  // The same file opened again as non-blocking; invalid if that is not possible.
   UniqueFd own_fd_;
   bool is_socket_ = false;
   bool is_file_ = false;
 
-  // What is being written, and how much of it has been. Of the thread that writes.
+  // The piece being written and how much of it has been. Used by the writing thread only.
   std::string writing_;
   size_t written_ = 0;
 
@@ -86,12 +86,12 @@ class NonBlockingWriter final {
   bool is_full_ ABSL_GUARDED_BY(mu_) = false;
   size_t waiting_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   std::deque<std::string> pieces_ ABSL_GUARDED_BY(mu_);
-  // Room of a piece that was written, for the next.
+  // The buffer of a written piece, for reuse.
   std::string spare_ ABSL_GUARDED_BY(mu_);
 };
 
-// Standard output and standard error. If both end at one and the same place, what goes to them
-// stays in order. Used on one thread.
+// Standard output and standard error. If both refer to the same file, their order is preserved.
+// Used on one thread.
 class NonBlockingWriters final {
  public:
   NonBlockingWriters(std::FILE* out, std::FILE* err);
@@ -99,12 +99,12 @@ class NonBlockingWriters final {
   NonBlockingWriter& out() { return out_; }
   NonBlockingWriter& err() { return own_err_ == nullptr ? out_ : *own_err_; }
 
-  // Of both: errno of the first failure, or 0; what waits.
+  // For both: errno of the first failure, or 0; the queued bytes.
   int Flush();
   size_t waiting() const {
     return out_.waiting() + (own_err_ != nullptr ? own_err_->waiting() : 0);
   }
-  // Adds what is to be polled before the next Flush can write anything.
+  // Adds the descriptors to poll before the next Flush can make progress.
   void AddPolled(std::vector<pollfd>& polled) const;
 
  private:

@@ -12,10 +12,10 @@
 
 namespace ferry {
 
-// Each parses all of `text`, or returns nullopt. None accepts blanks, a plus sign, hexadecimal
-// digits, an empty text or anything behind the number, which Abseil's and CLI11's own conversions
-// partly do: a limit of "nan" would never be exceeded, and "0x10" would be 0 to one of them and 16
-// to the other.
+// Each parses all of `text` or returns nullopt. None accepts blanks, a plus sign, hexadecimal
+// digits, an empty text or trailing characters, which Abseil's and CLI11's own conversions partly
+// do: a limit of "nan" would never be exceeded, and "0x10" would be 0 to one of them and 16 to the
+// other.
 
 // "-12": decimal digits. nullopt outside of [least, most].
 std::optional<int64_t> ParseWhole(absl::string_view text,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// RandomId: a number that tells one life, session or attempt from all others.
+// RandomId: a number that identifies one incarnation, session or attempt.
 #ifndef FERRY_BASE_RANDOM_ID_H_
 #define FERRY_BASE_RANDOM_ID_H_
 
@@ -8,7 +8,7 @@
 
 namespace ferry {
 
-// From the kernel; never 0. Not to be guessed, as far as 63 bits go.
+// From the kernel's random generator; never 0. Unpredictable, within its 63 bits.
 inline uint64_t RandomId() {
   std::random_device device;
   return (uint64_t{device()} << 32 | device()) | 1;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a thread has kept goes with it.
+// A thread's cached blocks are freed when it ends.
 #include "base/recycled.h"
 
 namespace ferry::recycled_internal {
@@ -7,7 +7,7 @@ namespace {
 
 struct Emptier {
   ~Emptier() {
-    // Other objects of the thread may go after this one.
+    // Other thread-local objects may be destroyed after this one.
     lists.is_over = true;
     for (Free*& first : lists.first) {
       while (first != nullptr) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// RecycledBlock, RecyclingAllocator: memory of small objects of which each message needs some.
+// RecycledBlock, RecyclingAllocator: per-thread caches for the small objects of each message.
 #ifndef FERRY_BASE_RECYCLED_H_
 #define FERRY_BASE_RECYCLED_H_
 
@@ -10,19 +10,19 @@
 
 namespace ferry {
 
-// Of so many bytes at most; larger ones come from the heap as ever.
+// The size limit; larger blocks come from the heap.
 inline constexpr size_t kMaxRecycledBytes = 512;
 
-// As operator new and delete, from blocks that this thread has let go of: glibc keeps seven of a
-// size at hand and a window of messages has hundreds (benchmarks/exchange_bench, Shm_8B_Messages).
-// Any thread may let go of a block; a thread keeps 512 of each size at most, and what it has kept
-// goes back to the heap with it. In builds with sanitizers each is the heap's, so that they see
-// whoever uses a block that is gone.
+// As operator new and delete, but from blocks that this thread has freed before: glibc caches
+// seven per size, while a window of messages has hundreds (benchmarks/exchange_bench,
+// Shm_8B_Messages). Any thread may free a block. A thread caches at most 512 blocks per size and
+// returns them to the heap when it ends. Builds with sanitizers use the heap, so that use after
+// free is detected.
 void* AllocateRecycled(size_t bytes);
-// `bytes`: as it was allocated. Null: nothing happens.
+// `bytes`: as allocated. Null is ignored.
 void FreeRecycled(void* block, size_t bytes) noexcept;
 
-// For std::allocate_shared: object and counts in one such block.
+// For std::allocate_shared: object and control block share one such block.
 template <typename T>
 struct RecyclingAllocator {
   using value_type = T;
@@ -42,7 +42,7 @@ struct RecyclingAllocator {
 
 namespace recycled_internal {
 
-// gcc defines something; clang is asked.
+// gcc defines a macro; clang has __has_feature.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 inline constexpr bool kRecycles = false;
 #elif !defined(__has_feature)
@@ -61,8 +61,8 @@ struct Free {
   Free* next;
 };
 
-// Without constructor and destructor, so that looking costs nothing; who empties it when its thread
-// ends is registered by the first block that is kept.
+// Trivially constructible and destructible, so that access costs nothing; the first block that is
+// cached registers the object that empties the lists when the thread ends.
 struct Lists {
   std::array<Free*, kMaxRecycledBytes / kStep> first;
   std::array<uint32_t, kMaxRecycledBytes / kStep> count;
@@ -71,7 +71,7 @@ struct Lists {
 };
 inline thread_local constinit Lists lists = {};
 
-// Registers what empties this thread's lists.
+// Registers the object that empties this thread's lists.
 void Watch();
 
 }  // namespace recycled_internal

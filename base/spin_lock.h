@@ -11,10 +11,10 @@
 
 namespace ferry {
 
-// One atomic exchange to lock and one plain store to unlock: a third of absl::Mutex, of which two
-// passages are most of what a send and a receive cost (benchmarks/rendezvous_bench). Whoever finds
-// it taken spins for about a microsecond and then gives its core away, since the holder may have
-// lost its own. Never held while calling out, allocating much, or waiting.
+// One atomic exchange to lock and one plain store to unlock: a third of absl::Mutex's cost, which
+// taken twice is most of the cost of a send and a receive (benchmarks/rendezvous_bench). A
+// contender spins for about a microsecond, then yields its core, since the holder may have been
+// preempted. Never hold it while calling out, allocating much, or waiting.
 class ABSL_LOCKABLE SpinLock final {
  public:
   SpinLock() = default;
@@ -24,7 +24,7 @@ class ABSL_LOCKABLE SpinLock final {
   void Lock() ABSL_EXCLUSIVE_LOCK_FUNCTION() {
     if (!is_held_.exchange(true, std::memory_order_acquire)) return;
     for (int spins = 0;; ++spins) {
-      // Looks without writing, so that the line stays shared until it is free.
+      // Reads without writing, so that the cache line stays shared until the lock is free.
       while (is_held_.load(std::memory_order_relaxed)) {
         if (++spins < kSpins) {
           Pause();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Early return on error: FERRY_RETURN_IF_ERROR, FERRY_ASSIGN_OR_RETURN, and FERRY_CHECK for our own
-// bugs.
+// Early return on error: FERRY_RETURN_IF_ERROR, FERRY_ASSIGN_OR_RETURN, and FERRY_CHECK for
+// internal bugs.
 #ifndef FERRY_BASE_STATUS_MACROS_H_
 #define FERRY_BASE_STATUS_MACROS_H_
 
@@ -30,7 +30,7 @@
   if (!tmp.ok()) return std::move(tmp).status();     \
   lhs = *std::move(tmp)
 
-// Ends the process when `cond` is false: an invariant of Ferry itself is broken. Never for input.
+// Aborts the process when `cond` is false, i.e. an invariant of Ferry is broken. Never for input.
 #define FERRY_CHECK(cond)                                                                 \
   do {                                                                                    \
     if (!(cond)) {                                                                        \

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// StrongId: an integer that names one kind of thing and does not mix with the others.
+// StrongId: a typed integer id that does not convert to other id types.
 #ifndef FERRY_BASE_STRONG_ID_H_
 #define FERRY_BASE_STRONG_ID_H_
 
@@ -10,8 +10,8 @@
 
 namespace ferry {
 
-// `Tag` makes the type distinct; `Int` is how it is stored. A value: comparable, hashable, and
-// only explicitly made from or read as an integer.
+// `Tag` makes the type distinct; `Int` is the stored type. A value type: comparable, hashable, and
+// converted from and to an integer only explicitly.
 //   using TaskId = StrongId<struct TaskIdTag, int32_t>;
 template <typename Tag, typename Int>
 class StrongId {

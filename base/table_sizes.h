@@ -14,12 +14,12 @@
 
 namespace ferry {
 
-// Entries by the table's name, such as "store.waits". Objects that must remove what they have
-// inserted provide one, for tests and debugging; the names are not stable.
+// Entries by the table's name, such as "store.waits". Objects that must remove what they insert
+// provide one, for tests and debugging; the names are not stable.
 using TableSizes = std::map<std::string, size_t>;
 
-// "barriers.open 2, store.waits 1": the tables that are not empty, but for those whose name begins
-// with one of `but`. Empty if all are.
+// "barriers.open 2, store.waits 1": the non-empty tables, except those whose name begins with one
+// of `but`. Empty if there are none.
 inline std::string NonEmptyTables(const TableSizes& sizes,
                                   std::initializer_list<absl::string_view> but = {}) {
   std::string text;

@@ -20,7 +20,7 @@ std::string ShortDuration(absl::Duration duration) {
   if (duration == absl::InfiniteDuration()) return "forever";
   const double seconds = absl::ToDoubleSeconds(duration);
   if (seconds < 0) return absl::StrCat("-", ShortDuration(-duration));
-  // Each limit is where the unit would round up into the next one.
+  // Each limit is where the unit would round up to the next one.
   if (seconds < 0.0009995) return absl::StrFormat("%.0fus", seconds * 1e6);
   if (seconds < 0.9995) return absl::StrFormat("%.0fms", seconds * 1e3);
   if (seconds < 9.95) return absl::StrFormat("%.2gs", seconds);

@@ -15,7 +15,7 @@ namespace ferry {
 // Longer ones keep both ends and say how much is left out.
 std::string Quoted(absl::string_view bytes, size_t max_bytes = 120);
 
-// A duration to two figures or so: "3ms", "1.2s", "41s", "2m05s".
+// A duration to about two figures: "3ms", "1.2s", "41s", "2m05s".
 std::string ShortDuration(absl::Duration duration);
 
 }  // namespace ferry

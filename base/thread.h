@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Thread: a named thread that joins when it goes.
+// Thread: a named thread that its destructor joins.
 #ifndef FERRY_BASE_THREAD_H_
 #define FERRY_BASE_THREAD_H_
 
@@ -12,23 +12,23 @@
 
 namespace ferry {
 
-// Runs `body` on a new thread called `name` (at most 15 characters, as top and gdb show it).
-// The destructor waits for the body to return: tell it to stop first.
+// Runs `body` on a new thread called `name` (at most 15 characters, as top and gdb show it). The
+// destructor waits for the body to return: signal it to stop first.
 class Thread final {
  public:
-  // Throws std::system_error, naming the thread and the limits that there are, when the system has
-  // no room for one more.
+  // Throws std::system_error, naming the thread and the limits in force, when the system cannot
+  // start another thread.
   Thread(std::string name, absl::AnyInvocable<void() &&> body);
   ~Thread();
 
   Thread(const Thread&) = delete;
   Thread& operator=(const Thread&) = delete;
 
-  // Waits for the body to return; a second call does nothing.
+  // Blocks until the body has returned; a second call does nothing.
   void Join();
-  // Leaves it to itself: nobody waits for the body any more.
+  // Detaches the thread: it is never joined.
   void Detach();
-  // On which cores it may run; a set without one that it could have changes nothing.
+  // Sets the cores it may run on; a set without an available core changes nothing.
   void SetCores(const cpu_set_t& cores);
 
  private:

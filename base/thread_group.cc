@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Threads that have ended are joined when the next one begins.
+// Ended threads are joined when the next one starts.
 #include "base/thread_group.h"
 
 #include <algorithm>
@@ -21,7 +21,7 @@ bool ThreadGroup::Run(std::string name, absl::AnyInvocable<void() &&> body) {
   auto is_over = std::make_shared<absl::Notification>();
   auto thread = std::make_unique<Thread>(name, [is_over, body = std::move(body)]() mutable {
     std::move(body)();
-    // What it holds goes here, not when it is joined.
+    // Destroys what it captured here, not at join.
     body = nullptr;
     is_over->Notify();
   });

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ThreadGroup: functions that block, each on a thread of its own.
+// ThreadGroup: runs blocking functions, each on its own thread.
 #ifndef FERRY_BASE_THREAD_GROUP_H_
 #define FERRY_BASE_THREAD_GROUP_H_
 
@@ -17,20 +17,20 @@
 
 namespace ferry {
 
-// For what is rare and may wait for others: a pool of fixed size would let them wait for each
-// other. Thread-safe.
+// For rare functions that may wait for one another: in a fixed-size pool they could deadlock.
+// Thread-safe.
 class ThreadGroup final {
  public:
   ThreadGroup() = default;
-  // Waits for all that have begun.
+  // Blocks until all started functions have returned.
   ~ThreadGroup() { StopWithin(absl::InfiniteDuration()); }
 
-  // Runs `body` on a new thread called `name` (at most 15 characters). False after Stop: it is not
-  // run.
+  // Runs `body` on a new thread called `name` (at most 15 characters). Returns false, without
+  // running it, after Stop.
   bool Run(std::string name, absl::AnyInvocable<void() &&> body) ABSL_LOCKS_EXCLUDED(mu_);
-  // Waits for all that have begun: tell them to stop first. Not on one of the threads. The names of
-  // those that have not ended within `timeout`, which go on: what they use must stay until the
-  // process ends.
+  // Blocks until all started functions have returned: signal them to stop first. Must not run on
+  // one of the threads. Returns the names of those that have not ended within `timeout`; they
+  // continue, so what they use must live until the process ends.
   std::vector<std::string> StopWithin(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads the limits of threads, and probes them by starting some.
+// Reads the thread limits, and probes them by starting threads.
 #include "base/thread_room.h"
 
 #include <sys/resource.h>

@@ -10,11 +10,11 @@
 namespace ferry {
 
 // "processes and threads (ulimit -u) 4096, ..., and the control group's pids.max 100
-// (/sys/fs/cgroup/pids.max)": for the end of an error.
+// (/sys/fs/cgroup/pids.max)": a suffix for an error.
 std::string ThreadLimits();
 
-// Starts `count` threads and ends them again. To be called before the use of a library that aborts
-// the process when it cannot create a thread.
+// Starts `count` threads and ends them again. Call it before using a library that aborts the
+// process when it cannot create a thread.
 //   Errors: RESOURCE_EXHAUSTED with the number of threads that could be started, and ThreadLimits.
 absl::Status CheckThreadRoom(int count);
 

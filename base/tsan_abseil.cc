@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tells ThreadSanitizer about the locks of Debian's Abseil, in programs of Tsan builds only.
+// Informs ThreadSanitizer of the locks of Debian's Abseil, in programs of Tsan builds only.
 //
 // That Abseil is a shared library without instrumentation, so the sanitizer sees no order between
-// two holders of an absl::Mutex and reports every field it guards. The functions below take the
-// library's place (the dynamic linker prefers the program's own symbols), call it, and add the
-// order: what was done before a release is seen after the next acquire of the same object.
+// two holders of an absl::Mutex and reports every field it guards. The functions below interpose
+// on the library's (the dynamic linker prefers the program's own symbols), call them, and add the
+// order: what was done before a release is visible after the next acquire of the same object.
 #include <dlfcn.h>
 #include <sanitizer/tsan_interface.h>
 #include <stdio.h>
@@ -13,13 +13,13 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 
-// Of the sanitizer's run time.
+// Part of the sanitizer's runtime.
 extern "C" void AnnotateIgnoreReadsBegin(const char* file, int line);
 extern "C" void AnnotateIgnoreReadsEnd(const char* file, int line);
 
 namespace {
 
-// The library's own function of this mangled name.
+// Returns the library's own function with this mangled name.
 template <typename Function>
 Function Original(const char* name) {
   void* const address = dlsym(RTLD_NEXT, name);
@@ -31,8 +31,8 @@ Function Original(const char* name) {
   return reinterpret_cast<Function>(address);
 }
 
-// Who gives a lock up evaluates the conditions that others wait for, while it still has it but
-// after the sanitizer was told that it has not: such reads are no races.
+// A thread that unlocks evaluates the conditions of waiters while it still holds the lock, but
+// after the sanitizer was told of the release: such reads are not races.
 class IgnoreReads final {
  public:
   IgnoreReads() { AnnotateIgnoreReadsBegin(__FILE__, __LINE__); }
@@ -171,7 +171,7 @@ bool CondVar::WaitWithDeadline(Mutex* mutex, Time deadline) {
 void Notification::Notify() {
   FERRY_ORIGINAL("12Notification6NotifyEv", void (*)(Notification*));
   __tsan_release(this);
-  // What HasBeenNotified, which is inline, loads: the flag behind the lock.
+  // The flag behind the lock, which the inline HasBeenNotified loads.
   static_assert(sizeof(Notification) == 2 * sizeof(Mutex));
   __tsan_release(reinterpret_cast<char*>(this) + sizeof(Mutex));
   original(this);

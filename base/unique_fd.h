@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// UniqueFd: owns a file descriptor and closes it when it goes.
+// UniqueFd: owns a file descriptor and closes it on destruction.
 #ifndef FERRY_BASE_UNIQUE_FD_H_
 #define FERRY_BASE_UNIQUE_FD_H_
 
@@ -25,16 +25,16 @@ class UniqueFd final {
     return *this;
   }
 
-  // The descriptor, or -1 when there is none; still owned here.
+  // The descriptor, or -1 if there is none. Ownership stays here.
   int get() const { return fd_; }
   bool valid() const { return fd_ >= 0; }
 
-  // Closes now. Linux closes even when close() reports an error, so it is never tried again.
+  // Closes now. Linux closes even when close() reports an error, so it is never retried.
   void Reset() {
     if (fd_ >= 0) close(std::exchange(fd_, -1));
   }
 
-  // Hands the descriptor to the caller, who closes it.
+  // Transfers the descriptor to the caller, who closes it.
   [[nodiscard]] int Release() { return std::exchange(fd_, -1); }
 
  private:

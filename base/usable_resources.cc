@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Control groups of both versions, and limits of the process.
+// Reads control groups of both versions, and the limits of the process.
 #include "base/usable_resources.h"
 
 #include <sched.h>
@@ -42,12 +42,12 @@ std::optional<int64_t> ReadNumber(Reader read, const std::string& path) {
   return number;
 }
 
-// A hierarchy of control groups that is mounted.
+// A mounted cgroup hierarchy.
 struct Hierarchy {
   bool is_v2 = false;
   // Control groups version 1.
   std::vector<std::string> controllers;
-  // The group that its mount point shows, and the mount point.
+  // The group visible at its mount point, and the mount point.
   std::string shown;
   std::string mount_point;
 };
@@ -89,10 +89,11 @@ std::vector<std::string> GroupsOf(Reader read, const Hierarchy& hierarchy,
                                                    controller) != controllers.end();
     if (is_it) group = std::string(parts[2]);
   }
-  // In a container its own group is at the mount point, and the path may be the one outside.
+  // In a container the process's own group is at the mount point, while the path may be the
+  // host's.
   absl::string_view below = group;
   if (hierarchy.shown != "/" && !absl::ConsumePrefix(&below, hierarchy.shown)) below = "";
-  // Outside of what a namespace of control groups shows.
+  // Outside of what the cgroup namespace shows.
   if (absl::StrContains(below, "..")) below = "";
   std::vector<std::string> names = absl::StrSplit(below, '/', absl::SkipEmpty());
   std::vector<std::string> groups;
@@ -109,7 +110,7 @@ bool Has(const Hierarchy& hierarchy, absl::string_view controller) {
                                       controller) != hierarchy.controllers.end();
 }
 
-// Calls `visit` with the folder of each group that may limit `controller`.
+// Calls `visit` with the directory of each group that may limit `controller`.
 template <typename Visit>
 void ForEachGroup(Reader read, const std::vector<Hierarchy>& hierarchies,
                   absl::string_view controller, Visit visit) {
@@ -121,20 +122,20 @@ void ForEachGroup(Reader read, const std::vector<Hierarchy>& hierarchies,
   }
 }
 
-// Lowers what may be used to `bytes`, if that is less.
+// Lowers the usable memory to `bytes`, if that is less.
 //   limit: what sets it.
 void LimitMemoryTo(uint64_t bytes, const std::string& limit, UsableResources& usable) {
   if (usable.memory_bytes != 0 && bytes >= usable.memory_bytes) return;
-  // More than any machine has.
+  // More than any machine has: no limit.
   if (usable.memory_bytes == 0 && bytes > uint64_t{1} << 60) return;
   usable.memory_bytes = bytes;
   usable.memory_limit = limit;
 }
 
-// Both count what is mapped, not what is used; more than they allow can never be used.
+// Both limits count mapped memory, not used memory; usage can never exceed them.
 struct OwnLimit {
   int resource;
-  // In /proc/self/limits.
+  // The name in /proc/self/limits.
   const char* name;
   const char* command;
 };
@@ -224,7 +225,7 @@ int CountList(absl::string_view list) {
   return count;
 }
 
-// The value of a line "Name:  value"; empty: there is none.
+// Returns the value of a line "Name:  value", or "" if there is none.
 std::string FieldOf(const std::string& text, absl::string_view name) {
   for (absl::string_view line : absl::StrSplit(text, '\n')) {
     if (!absl::ConsumePrefix(&line, name) || !absl::ConsumePrefix(&line, ":")) continue;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Futexes, whose relative waits count by the monotonic clock.
+// Futexes: their relative timeouts use the monotonic clock.
 #include "base/wakeup.h"
 
 #include <linux/futex.h>
@@ -24,7 +24,7 @@ long Futex(std::atomic<uint32_t>& word, int operation, uint32_t value, const tim
 void Wakeup::WaitUntil(uint32_t turn, absl::Time deadline) {
   const absl::Duration left = deadline - SteadyClock().Now();
   if (left <= absl::ZeroDuration()) return;
-  // An hour is as good as for ever: who waits looks again.
+  // An hour stands for infinity: the caller loops.
   const timespec timeout = absl::ToTimespec(std::min(left, absl::Hours(1)));
   sleepers_.fetch_add(1);
   if (turn_.load() == turn) Futex(turn_, FUTEX_WAIT_PRIVATE, turn, &timeout);

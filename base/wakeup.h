@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Wakeup: a thread's sleep until a time of the steady clock, which others can end.
+// Wakeup: lets a thread sleep until a steady-clock deadline or until another thread wakes it.
 #ifndef FERRY_BASE_WAKEUP_H_
 #define FERRY_BASE_WAKEUP_H_
 
@@ -10,14 +10,14 @@
 
 namespace ferry {
 
-// Thread-safe. For threads that keep others' time: absl::CondVar counts by the clock on the wall,
-// and sleeps on for as long as that is set back.
+// Thread-safe. For timer threads: absl::CondVar uses the wall clock, and sleeps longer when that
+// is set back.
 class Wakeup final {
  public:
-  // Of what Wake has been called; taken before looking whether there is something to do.
+  // The number of Wake calls; read it before checking for work.
   uint32_t turn() const { return turn_.load(std::memory_order_acquire); }
-  // Returns when Wake has been called since `turn` was taken, at `deadline` (of SteadyClock), or
-  // earlier.
+  // Returns when Wake has been called since `turn` was read, at `deadline` (of SteadyClock), or
+  // spuriously earlier.
   void WaitUntil(uint32_t turn, absl::Time deadline);
   void Wake();
 

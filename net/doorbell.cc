@@ -45,7 +45,7 @@ absl::StatusOr<Doorbell> Doorbell::OfPeer(UniqueFd page, UniqueFd event) {
 
 void Doorbell::RingAnyway() {
   const uint64_t one = 1;
-  // Full means that it has been rung often enough.
+  // A full counter means that enough rings are pending already.
   while (write(event_.get(), &one, sizeof(one)) < 0 && errno == EINTR) {
   }
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Doorbell: wakes a process of this host, if it sleeps, at the price of a look at shared memory.
+// Doorbell: wakes another process of this host only if it sleeps; otherwise costs one
+// shared-memory read.
 #ifndef FERRY_NET_DOORBELL_H_
 #define FERRY_NET_DOORBELL_H_
 
@@ -14,15 +15,15 @@
 
 namespace ferry {
 
-// Its owner says when it goes to sleep; whoever has put work before it rings. In between there is
-// dozing: the owner looks now and then, and is left alone unless somebody has nothing to do but
-// wait for it. A page and an eventfd, both of which can be given to other processes. Thread-safe.
-// Move-only.
+// The owner publishes when it goes to sleep; a producer that has queued work for it rings. In the
+// dozing state between the two, the owner polls periodically and is left alone unless a peer can
+// only wait for it. Consists of a page and an eventfd, both of which can be passed to other
+// processes. Thread-safe. Move-only.
 class Doorbell final {
  public:
   //   Errors: RESOURCE_EXHAUSTED with the kernel's reason.
   static absl::StatusOr<Doorbell> Create();
-  // Of another process, from copies of its page_fd() and event_fd().
+  // Opens another process's doorbell from duplicates of its page_fd() and event_fd().
   //   Errors: INVALID_ARGUMENT unless they are such.
   static absl::StatusOr<Doorbell> OfPeer(UniqueFd page, UniqueFd event);
 
@@ -30,18 +31,18 @@ class Doorbell final {
   Doorbell(Doorbell&&) = default;
   Doorbell& operator=(Doorbell&&) = default;
 
-  // -1 where MemorySegment::CheckSupport fails: then only threads of this process ring.
+  // -1 where MemorySegment::CheckSupport fails: then only threads of this process can ring.
   int page_fd() const { return page_.fd(); }
-  // Readable, edge by edge, when it has been rung.
+  // Readable (edge-triggered) after a ring.
   int event_fd() const { return event_.get(); }
 
-  // The owner: I shall sleep unless there is work already, which it has to look for after this.
+  // Called by the owner before it sleeps. It must look for work once more after this call.
   void FallAsleep() {
     state().store(kAsleep, std::memory_order_relaxed);
-    // Either we see the work, or whoever brought it sees that we sleep.
+    // Either the owner sees the work, or the producer sees that the owner sleeps.
     FullFence();
   }
-  // The owner: I shall look soon, whether there is work or not. What was rung before is done.
+  // Called by the owner when it will poll soon in any case. Earlier rings count as handled.
   void Doze() { state().store(kDozing, std::memory_order_relaxed); }
   void DozeIfAwake() {
     uint32_t is = kAwake;
@@ -50,12 +51,12 @@ class Doorbell final {
   bool is_dozing() { return state().load(std::memory_order_relaxed) == kDozing; }
   void WakeUp() { state().store(kAwake, std::memory_order_relaxed); }
 
-  // After the work has been put where the owner looks for it.
+  // Called after the work has been queued where the owner polls.
   void Ring() {
     FullFence();
     RingIf(kAsleep);
   }
-  // The same, also if the owner dozes.
+  // As Ring, but also wakes a dozing owner.
   void Rouse() {
     FullFence();
     RingIf(kAsleep);
@@ -64,7 +65,7 @@ class Doorbell final {
   void RingAnyway();
 
  private:
-  // In the page.
+  // The states, as stored in the page.
   static constexpr uint32_t kAwake = 0;
   static constexpr uint32_t kAsleep = 1;
   static constexpr uint32_t kDozing = 2;

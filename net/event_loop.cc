@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Spinning, sleeping, and who drives.
+// Spinning, sleeping, and the leader/follower protocol.
 #include "net/event_loop.h"
 
 #include <poll.h>
@@ -23,13 +23,13 @@ namespace {
 thread_local const EventLoop* driven_here = nullptr;
 
 constexpr int kEventsAtOnce = 32;
-// Descriptors cost a system call to look at, memory does not.
+// Polling descriptors costs a system call; polling memory does not.
 constexpr uint32_t kPassesPerDescriptorLook = 64;
 constexpr uint32_t kPassesPerTimerLook = 16;
-// Of the timer that is nearest, as far as sleeping goes.
+// The longest sleep before timers are checked again.
 constexpr absl::Duration kLongestSleep = absl::Seconds(1);
 constexpr absl::Duration kThreadSpin = absl::Microseconds(50);
-// A caller that looks on and on keeps its core for so long after something came.
+// A spinning caller does not yield its core for this long after the last event.
 constexpr absl::Duration kGreedy = absl::Microseconds(50);
 
 void Pause() {
@@ -102,7 +102,7 @@ absl::StatusOr<EventLoop::SourceId> EventLoop::Add(std::shared_ptr<LoopSource> s
       return CannotWatch(error);
     }
   }
-  // What it polls may hold something already.
+  // The source may already have work to poll.
   doorbell_.Ring();
   return id;
 }
@@ -125,7 +125,8 @@ void EventLoop::Remove(SourceId id, int fd) {
   dropped = std::move(found->second.source);
   sources_.erase(found);
   version_.fetch_add(1, std::memory_order_release);
-  // The driver's copy keeps it until its next look; `dropped` dies after the lock is released.
+  // The leader's copy keeps it until its next poll; `dropped` is destroyed after the lock is
+  // released.
   posted_.push_back([dropped = std::move(dropped)] {});
   has_posted_.store(true, std::memory_order_release);
 }
@@ -216,7 +217,7 @@ bool EventLoop::Tell(SourceId id, uint32_t events) {
     const auto found = sources_.find(id);
     if (found != sources_.end()) source = found->second.source;
   }
-  // The bell is no source, and another may have gone.
+  // Id 0 is the doorbell, and another source may have been removed.
   if (source == nullptr) return false;
   source->OnReady(events);
   return true;
@@ -234,7 +235,7 @@ bool EventLoop::TryLead() {
   if (is_driven_.load(std::memory_order_relaxed)) return false;
   if (is_driven_.exchange(true, std::memory_order_acquire)) return false;
   driven_here = this;
-  // Peers read it for every frame, and would fetch it anew.
+  // Not written while ticking: peers read this cache line for every frame and would miss on it.
   if (!is_ticking_.load(std::memory_order_relaxed)) doorbell_.WakeUp();
   return true;
 }
@@ -245,7 +246,7 @@ void EventLoop::StopDriving() {
   bool has_more = false;
   if (!is_ticking_.load(std::memory_order_relaxed)) {
     doorbell_.FallAsleep();
-    // Whatever came after the last look: the thread in the kernel is to look again.
+    // Work may have arrived after the last poll: the thread in epoll_wait must look again.
     has_more = HasWork();
   }
   is_driven_.store(false, std::memory_order_release);
@@ -263,7 +264,7 @@ void EventLoop::Sleep(absl::FunctionRef<bool()> is_done, absl::Time until) {
   if (!HasWork() && !is_done()) {
     until = std::min(until, NextTimer());
     const absl::Duration left = std::min(until - SteadyClock().Now(), kLongestSleep);
-    // Rounded up: too early is one turn more.
+    // Rounded up: waking too early costs another turn.
     const int64_t ms = (absl::ToInt64Microseconds(left) + 999) / 1000;
     if (ms > 0) {
       for (const std::shared_ptr<LoopSource>& source : polled_) source->BeforeSleep();
@@ -298,16 +299,17 @@ bool EventLoop::WaitUntil(absl::FunctionRef<bool()> is_done, absl::Time deadline
           yield_from = now + kGreedy;
         }
         if (now >= deadline) break;
-        // Whoever copies for it may want this core.
+        // The peer that copies for this caller may need the core.
         if (now >= yield_from) sched_yield();
         if (now >= give_up_spinning) Sleep(is_done, deadline);
       }
       StopDriving();
       break;
     }
-    // Somebody else drives, and will make it true or leave; the loop's own thread leaves at once.
+    // Another thread leads. It makes the condition true or yields; the loop's own thread yields at
+    // once.
     if (SteadyClock().Now() < give_up_spinning) {
-      // It may have lost its core, to us perhaps.
+      // The leader may have been preempted, perhaps by this thread.
       if (++looks % 16 == 0) {
         sched_yield();
       } else {
@@ -338,7 +340,7 @@ void EventLoop::Wake() {
     absl::MutexLock lock(&wait_mu_);
     wait_changed_.SignalAll();
   }
-  // A caller that drives may sleep in the kernel.
+  // A leading caller may be asleep in the kernel.
   if (callers_waiting_.load(std::memory_order_relaxed) > 0 && !IsOnLoop()) doorbell_.Ring();
 }
 
@@ -354,20 +356,20 @@ void EventLoop::Run() {
       SleepInKernel();
     }
     if (is_stopping_.load()) return;
-    // A caller has looked since the last time, and will again.
+    // A caller has led since the last turn, and will probably do so again.
     const uint32_t now = caller_drives_.load(std::memory_order_relaxed);
     const bool callers_come_and_go = seen != now;
     if (callers_come_and_go && !was_woken) {
       seen = now;
       continue;
     }
-    // A caller that drives will say itself when it sleeps.
+    // A leading caller sets the doorbell itself when it sleeps.
     if (!TryLead()) continue;
     seen = now;
     DriveWhileBusy();
     is_ticking_.store(callers_come_and_go, std::memory_order_relaxed);
     if (callers_come_and_go) {
-      // Of rings so far nothing is left to do.
+      // Everything rung for so far has been handled.
       epoll_event event;
       epoll_wait(tick_epoll_.get(), &event, 1, 0);
       doorbell_.Doze();
@@ -376,7 +378,7 @@ void EventLoop::Run() {
   }
 }
 
-// Until something comes that nobody else takes.
+// Sleeps until an event arrives that no caller handles.
 void EventLoop::SleepInKernel() {
   int64_t ms = -1;
   if (const absl::Time timer = NextTimer(); timer != absl::InfiniteFuture()) {
@@ -385,7 +387,8 @@ void EventLoop::SleepInKernel() {
   }
   epoll_event events[kEventsAtOnce];
   const int count = epoll_wait(epoll_.get(), events, kEventsAtOnce, static_cast<int>(ms));
-  // An edge is told once: whoever drives, and may sleep in the kernel too, has to know.
+  // Edge-triggered events are reported once: hand them to the leader, which may be in epoll_wait
+  // too.
   for (int i = 0; i < count; ++i) {
     if (events[i].data.u64 == 0) continue;
     Post([this, id = events[i].data.u64, bits = events[i].events] { Tell(id, bits); });
@@ -404,7 +407,7 @@ bool EventLoop::Tick() {
   pollfd bell = {.fd = tick_epoll_.get(), .events = POLLIN};
   const timespec timeout = absl::ToTimespec(options_.tick);
   if (ppoll(&bell, 1, &timeout, nullptr) <= 0) return false;
-  // For the next one. Whoever drives may have fallen asleep by now, and stays so.
+  // Arms the bell for the next peer. If the leader has fallen asleep by now, it stays asleep.
   doorbell_.DozeIfAwake();
   epoll_event event;
   return epoll_wait(tick_epoll_.get(), &event, 1, 0) > 0;
@@ -425,7 +428,7 @@ void EventLoop::DriveWhileBusy() {
     if (last_work == absl::InfinitePast()) last_work = now;
     if (now - last_work >= std::min(options_.spin, kThreadSpin)) return;
   }
-  // A caller waits: it has its own thread for what comes. StopDriving looks once more.
+  // A caller waits and will lead on its own thread. StopDriving looks once more.
 }
 
 }  // namespace ferry

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// EventLoop: where a process waits for its peers, on a thread of its own or on that of a caller.
+// EventLoop: waits for peers on its own thread or on that of a waiting caller (leader/follower).
 #ifndef FERRY_NET_EVENT_LOOP_H_
 #define FERRY_NET_EVENT_LOOP_H_
 
@@ -28,90 +28,90 @@
 
 namespace ferry {
 
-// Something that the loop looks after. Its methods are called by the loop, never by two threads at
-// once, with no lock held.
+// An event source. The loop calls its methods from one thread at a time, with no lock held.
 class LoopSource {
  public:
   virtual ~LoopSource() = default;
-  // Does what there is to do in memory; true if there was anything. Only of sources that poll.
+  // Does the work pending in memory; returns true if there was any. Only for sources that poll.
   virtual bool Poll() { return false; }
-  // Whether Poll would do anything: asked before the loop sleeps, which the kernel has to wake
-  // then.
+  // Returns true if Poll would do anything. Called before the loop sleeps: a source without work
+  // must have the kernel wake the loop later.
   virtual bool HasWork() { return false; }
-  // A caller who drives has nothing to do any more but wait, in the kernel: whoever has work from
-  // it, and is in no hurry, is to be told. Only of sources that poll.
+  // The leading caller is about to block in the kernel: notify peers that deferred work of this
+  // caller. Only for sources that poll.
   virtual void BeforeSleep() {}
-  // Its descriptor has become ready, as EPOLL* bits. Told once for each change: it must go on until
-  // the kernel has no more, or ask to be told again (EventLoop::Post).
+  // Its descriptor has become ready (EPOLL* bits). Edge-triggered: drain it, or schedule another
+  // call with EventLoop::Post.
   virtual void OnReady(uint32_t events) {}
 };
 
 struct EventLoopOptions {
-  // How long a caller looks for more before it sleeps, and the loop's own thread too, though not
-  // for longer than 50 us. A wake-up takes tens of microseconds on some machines; a look takes one.
+  // How long a caller spins before it sleeps; also the loop's own thread, up to 50 us. A wake-up
+  // takes tens of microseconds on some machines; a poll takes one.
   absl::Duration spin = absl::Microseconds(20);
-  // While callers come and go, what none of them waits for is late by two of these at most.
+  // While callers come and go, events that none of them waits for are delayed by at most two
+  // ticks.
   absl::Duration tick = absl::Microseconds(500);
-  // Of its thread.
+  // The thread's name.
   std::string name = "ferry-lane";
 };
 
-// Thread-safe. One thread, which sleeps while a caller drives the loop in
-// WaitUntil: what a caller waits for arrives on its own thread, without a wake-up.
+// Thread-safe. Has one thread, which sleeps while a caller leads the loop in WaitUntil: what the
+// caller waits for arrives on the caller's thread, without a wake-up.
 class EventLoop final {
  public:
   using SourceId = uint64_t;
 
   //   Errors: RESOURCE_EXHAUSTED with the kernel's reason.
   static absl::StatusOr<std::unique_ptr<EventLoop>> Create(EventLoopOptions options);
-  // Sources are let go of; posted functions that have not run are dropped.
+  // Releases the sources; posted functions that have not run are destroyed.
   ~EventLoop() { Stop(); }
 
   EventLoop(const EventLoop&) = delete;
   EventLoop& operator=(const EventLoop&) = delete;
 
-  // Ends its thread; what is posted later never runs. Before what sources use is taken apart.
+  // Ends the thread; functions posted later never run. Call it before destroying what sources use.
   void Stop();
 
-  // `fd` (-1: none) stays the source's, and open until Remove. `polls`: it has a Poll.
+  // `fd` (-1: none) stays owned by the source, and open until Remove. `polls`: the source
+  // implements Poll.
   //   Errors: RESOURCE_EXHAUSTED with the kernel's reason and what to raise; the source is not
   //   called, nor kept.
   absl::StatusOr<SourceId> Add(std::shared_ptr<LoopSource> source, int fd, uint32_t events,
                                bool polls);
-  // The events that it wants to hear of from now on, also if it was unwatched. Those that are there
-  // already are told.
+  // Sets the events the source receives from now on, also after Unwatch. Events that are pending
+  // already are reported.
   //   Errors: as Add.
   absl::Status Watch(SourceId id, int fd, uint32_t events);
-  // The kernel does not tell of it any more, until Watch; it polls meanwhile. On the loop.
+  // Stops kernel events of `fd` until Watch; the source is still polled. On the loop only.
   void Unwatch(int fd) { epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr); }
-  // It is called no more, but for a call that is under way. An id that Add did not give is none of
-  // an error.
+  // Stops calling the source, except for a call in progress. Unknown ids are ignored.
   void Remove(SourceId id, int fd);
 
   // Runs `function` on the loop, soon or `at` a time.
   void Post(absl::AnyInvocable<void() &&> function);
   void PostAt(absl::Time at, absl::AnyInvocable<void() &&> function);
-  // How many functions wait for their time.
+  // The number of pending timers.
   size_t timers() const ABSL_LOCKS_EXCLUDED(mu_) {
     absl::MutexLock lock(&mu_);
     return timers_.size();
   }
 
-  // Until `is_done` or the deadline (of SteadyClock); returns what `is_done` says then. Drives the
-  // loop if nobody else does. Whoever makes `is_done` true calls Wake, unless on the loop.
-  // REQUIRES: not on the loop (see IsOnLoop).
+  // Blocks until `is_done` or the deadline (of SteadyClock); returns the final value of `is_done`.
+  // Leads the loop if no other thread does. A thread that makes `is_done` true calls Wake, unless
+  // it is on the loop. REQUIRES: not on the loop (see IsOnLoop).
   bool WaitUntil(absl::FunctionRef<bool()> is_done, absl::Time deadline);
   void Wake();
 
-  // Whether this thread is driving the loop just now: it must not wait for it then.
+  // True if this thread is leading the loop now: it must not wait for the loop then.
   bool IsOnLoop() const;
-  // On the loop: whether this is a caller's thread, which waits for something of its own anyway.
+  // On the loop: true on a caller's thread, which would wait anyway.
   bool IsDrivenByCaller() const { return is_driven_by_caller_; }
 
-  // On the loop: whether no other source polls, and may wait for this one's system calls.
+  // On the loop: true if only one source polls, so that its system calls delay no other.
   bool PollsOneSource() const { return polled_.size() == 1; }
 
-  // Rung by peers that have put something where a source polls.
+  // Rung by peers that have written where a source polls.
   Doorbell& doorbell() { return doorbell_; }
   absl::Duration spin() const { return options_.spin; }
 
@@ -126,19 +126,19 @@ class EventLoop final {
   void Run();
   bool TryLead();
   void StopDriving();
-  // One look at everything. REQUIRES: driving.
+  // Polls every source once. REQUIRES: leading.
   bool PollOnce();
   bool PollDescriptors(int timeout_ms);
   bool Tell(SourceId id, uint32_t events);
   void SleepInKernel();
-  // Until the next look; true if the bell has rung.
+  // Sleeps until the next tick; returns true if the bell has rung.
   bool Tick();
-  // Until nothing has come for a while, or a caller wants to drive.
+  // Leads until idle for a while, or until a caller is ready to lead.
   void DriveWhileBusy();
   bool RunPosted(bool also_timers);
   bool HasWork();
   void RefreshPolled();
-  // Sleeps in the kernel until there is something to do. REQUIRES: driving.
+  // Sleeps in the kernel until there is work. REQUIRES: leading.
   void Sleep(absl::FunctionRef<bool()> is_done, absl::Time until);
   absl::Time NextTimer();
 
@@ -146,35 +146,35 @@ class EventLoop final {
   const EventLoopOptions options_;
   UniqueFd epoll_;
   Doorbell doorbell_;
-  // Of the bell alone.
+  // Contains the bell only.
   UniqueFd tick_epoll_;
 
-  // Taken by whoever drives; what is below it belongs to that thread.
+  // Held by the leader; the fields below belong to that thread.
   std::atomic<bool> is_driven_{false};
   std::vector<std::shared_ptr<LoopSource>> polled_;
   uint64_t polled_version_ = 0;
   uint32_t passes_ = 0;
   bool is_driven_by_caller_ = false;
-  // While callers come and go nobody says that he sleeps, and peers need not ring: the loop's
-  // thread looks now and then instead. It dozes, and a peer that can only wait may wake it.
+  // While callers come and go, no thread publishes that it sleeps and peers need not ring: the
+  // loop's thread polls every tick instead. It dozes, and a peer that can only wait may wake it.
   std::atomic<bool> is_ticking_{false};
   std::atomic<uint32_t> caller_drives_{0};
 
   std::atomic<int> callers_waiting_{0};
   std::atomic<bool> is_stopping_{false};
 
-  // Sources and what is posted; never held while calling out.
+  // Guards sources and posted functions; never held while calling out.
   mutable absl::Mutex mu_;
   uint64_t last_id_ ABSL_GUARDED_BY(mu_) = 0;
   absl::flat_hash_map<uint64_t, Entry> sources_ ABSL_GUARDED_BY(mu_);
   std::vector<absl::AnyInvocable<void() &&>> posted_ ABSL_GUARDED_BY(mu_);
   std::multimap<absl::Time, absl::AnyInvocable<void() &&>> timers_ ABSL_GUARDED_BY(mu_);
-  // Copies that are read without the lock.
+  // Copies that can be read without the lock.
   std::atomic<uint64_t> version_{1};
   std::atomic<bool> has_posted_{false};
   std::atomic<int64_t> next_timer_ns_{INT64_MAX};
 
-  // Callers that wait while another one drives, and the loop's thread while a caller does.
+  // For callers that wait while another one leads, and for the loop's thread while a caller does.
   absl::Mutex wait_mu_;
   absl::CondVar wait_changed_;
   std::atomic<int> parked_{0};

@@ -24,8 +24,8 @@
 namespace ferry::coord {
 namespace {
 
-// The kernel asks again after 1, 2, 4 and 8 seconds, and gives up after 31: thousands of ranks that
-// connect at once and gave up early would only keep each other waiting.
+// SYN is retransmitted after 1, 2, 4 and 8 seconds, and the attempt fails after 31: if thousands
+// of ranks connected at once and failed early, their retries would only delay each other.
 constexpr int kConnectRetries = 4;
 
 struct HostPort {
@@ -51,7 +51,7 @@ HostPort Parts(const SocketAddress& address) {
   return {text, ntohs(v6.sin6_port)};
 }
 
-// "%eth0", "%3" of an interface that has no name here, or nothing.
+// "%eth0", "%3" for an interface without a name here, or "".
 std::string ScopeText(const SocketAddress& address) {
   if (address.storage.ss_family != AF_INET6) return "";
   const uint32_t scope = reinterpret_cast<const sockaddr_in6&>(address.storage).sin6_scope_id;
@@ -69,7 +69,7 @@ absl::StatusOr<std::vector<SocketAddress>> ResolveAddress(const std::string& add
                                                           bool may_ask) {
   absl::string_view rest = address;
   for (const absl::string_view scheme : {"ipv4:", "ipv6:", "dns:///", "dns:"}) {
-    // "dns:8476" is a host of that name.
+    // "dns:8476" is a host called "dns".
     if (absl::StartsWith(rest, scheme) && absl::StrContains(rest.substr(scheme.size()), ':')) {
       rest.remove_prefix(scheme.size());
       break;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Waiting in epoll, and who does it.
+// epoll, and the leader/follower protocol.
 #include "net/socket_loop.h"
 
 #include <sched.h>
@@ -22,7 +22,7 @@ namespace ferry::coord {
 namespace {
 
 constexpr int kMaxEvents = 256;
-// Of its thread, while one caller drives on and on.
+// The thread's sleep while one caller leads for long.
 constexpr absl::Duration kLongSleep = absl::Milliseconds(100);
 
 thread_local const SocketLoop* driven_here = nullptr;
@@ -109,7 +109,7 @@ void SocketLoop::Post(absl::AnyInvocable<void() &&> function) {
   {
     absl::MutexLock lock(&mu_);
     posted_.push_back(std::move(function));
-    if (posted_.size() > 1) return;  // Whoever came first has woken the loop.
+    if (posted_.size() > 1) return;  // The first poster has woken the loop.
   }
   WakeDriver();
   if (stands_back_) WantThread();
@@ -117,7 +117,7 @@ void SocketLoop::Post(absl::AnyInvocable<void() &&> function) {
 
 void SocketLoop::WakeDriver() {
   const uint64_t one = 1;
-  // Cannot fail: the counter is far from its end.
+  // Cannot fail: the counter is far from its maximum.
   (void)!write(wake_.get(), &one, sizeof(one));
 }
 
@@ -153,7 +153,7 @@ int SocketLoop::RunDue() {
     std::move(next.mapped())();
   }
   if (due_.empty()) return -1;
-  // The whole millisecond after it, so that it is due then.
+  // One millisecond later, so that the timer is due when it wakes.
   const int64_t left = absl::ToInt64Milliseconds(due_.begin()->first - now) + 1;
   return static_cast<int>(std::min<int64_t>(left, std::numeric_limits<int>::max()));
 }
@@ -219,7 +219,7 @@ void SocketLoop::OnCome(absl::Notification& come) {
   awaited_.fetch_sub(1);
   come.Notify();
   if (driven_here == this) return;
-  // Whoever waits for it may drive, in the kernel.
+  // The waiter may be leading, blocked in the kernel.
   FullFence();
   if (is_driven_by_caller_) WakeDriver();
 }
@@ -230,7 +230,7 @@ void SocketLoop::WaitFor(absl::Notification& come) {
   bool drives = is_alone && TryLead();
   if (is_alone && !drives) {
     caller_came_ = true;
-    // Who drove may have left before it could see that.
+    // The previous leader may have left before it could see the flag.
     drives = TryLead();
   }
   if (!drives) {
@@ -268,11 +268,11 @@ void SocketLoop::YieldLeadership() {
     const bool is_driven = is_driven_;
     if (!is_driven) {
       if (is_thread_wanted_ || caller_came_ || awaited_ > 1) break;
-      // Who has driven for long may come again.
+      // A caller that has led for long may come back.
       if (!is_new && !sleeps_long_) break;
     }
     sleeps_long_ = is_driven && !is_new;
-    // Who has left before that was set has not seen it.
+    // A leader that left before the flag was set has not seen it.
     const bool is_long = sleeps_long_ && is_driven_;
     thread_wakeup_.WaitUntil(turn, SteadyClock().Now() + (is_long ? kLongSleep : kTick));
     seen_drives = drives;
@@ -285,7 +285,7 @@ void SocketLoop::YieldLeadership() {
 void SocketLoop::Run() {
   while (!IsEnding()) {
     if (!TryLead()) {
-      // A caller came between.
+      // A caller has taken the lead meanwhile.
       YieldLeadership();
       continue;
     }

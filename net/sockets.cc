@@ -29,7 +29,7 @@ namespace {
 
 constexpr int kBacklog = 512;
 constexpr absl::Duration kSilenceBeforeProbes = absl::Seconds(4);
-// A fifth of a millisecond at 5 GB/s. The kernel doubles it, for its own bookkeeping.
+// 0.2 ms at 5 GB/s. The kernel doubles it for its own bookkeeping.
 constexpr int kSendBufferWithinHost = 512 * 1024;
 
 struct HostPort {
@@ -91,13 +91,13 @@ absl::StatusOr<sockaddr_un> UnixAddress(absl::string_view name, socklen_t& lengt
   if (name.empty() || name.size() > sizeof(address.sun_path) - 1) {
     return absl::InvalidArgumentError("no name for a Unix socket");
   }
-  // The first byte stays zero: the abstract namespace.
+  // The leading zero byte selects the abstract namespace.
   std::memcpy(address.sun_path + 1, name.data(), name.size());
   length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
   return address;
 }
 
-// The address without its port; empty for Unix sockets.
+// Returns the address without its port; empty for Unix sockets.
 absl::string_view HostBytes(const sockaddr_storage& address) {
   if (address.ss_family == AF_INET6) {
     const in6_addr& host = reinterpret_cast<const sockaddr_in6&>(address).sin6_addr;
@@ -117,7 +117,7 @@ void SetOption(int socket, int level, int name, int value) {
 absl::StatusOr<ListeningSocket> ListenTcp(const std::string& address) {
   FERRY_ASSIGN_OR_RETURN(const AddressList list, Resolve(address, AI_PASSIVE));
   absl::Status status = absl::UnavailableError(absl::StrCat(address, ": no such address"));
-  // An IPv6 socket on all addresses takes IPv4 too, and so comes first.
+  // An IPv6 socket on all addresses also accepts IPv4, and so comes first.
   for (const int family : {AF_INET6, AF_INET}) {
     for (const addrinfo* each = list.get(); each != nullptr; each = each->ai_next) {
       if (each->ai_family != family) continue;
@@ -171,7 +171,7 @@ absl::StatusOr<UniqueFd> BeginConnectTcp(const std::string& address) {
   for (const addrinfo* each = list.get(); each != nullptr; each = each->ai_next) {
     UniqueFd fd(socket(each->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     if (!fd.valid()) {
-      // A kernel without IPv6 may still be given such addresses.
+      // Such addresses may be given where the kernel has no IPv6.
       status = OsError(absl::StrCat("cannot connect to ", address), errno);
       continue;
     }

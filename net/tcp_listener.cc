@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sockets that listen.
+// Binding, listening, accepting.
 #include "net/tcp_listener.h"
 
 #include <arpa/inet.h>
@@ -31,12 +31,12 @@
 namespace ferry::coord {
 namespace {
 
-constexpr int kBacklog = 4096;  // a whole job may come at one instant; the kernel may allow less
-// How long to wait for a descriptor to become free before another try.
+constexpr int kBacklog = 4096;  // a whole job may connect at once; the kernel may allow less
+// How long to wait for a free descriptor before the next try.
 constexpr int kRetryMs = 100;
 constexpr absl::Duration kTroublePeriod = absl::Seconds(10);
 
-// The port has to be free in both families; another process may have it in one of them.
+// The port must be free in both families; another process may use it in one of them.
 constexpr int kFreePortTries = 16;
 
 struct ListenAddress {
@@ -47,7 +47,7 @@ struct ListenAddress {
 absl::StatusOr<ListenAddress> Split(const std::string& address) {
   ListenAddress split;
   const size_t colon = address.rfind(':');
-  // A port beyond the range would be taken modulo 65536 somewhere further down.
+  // A port beyond the range would be taken modulo 65536 by the resolver.
   const bool is_address = colon != std::string::npos &&
                           absl::SimpleAtoi(address.substr(colon + 1), &split.port) &&
                           split.port >= 0 && split.port <= 65535;
@@ -86,7 +86,7 @@ absl::Status BindError(const std::string& address, int port, int error) {
   }
 }
 
-// Of a bound socket.
+// REQUIRES: a bound socket.
 int PortOf(int fd) {
   sockaddr_storage address = {};
   socklen_t size = sizeof(address);
@@ -104,14 +104,14 @@ void SetPort(sockaddr* address, int port) {
   }
 }
 
-// Invalid, with errno set, if it cannot be bound.
+// Returns an invalid descriptor, with errno set, if the address cannot be bound.
 UniqueFd Listen(const sockaddr* address, socklen_t bytes, bool is_v6_only) {
   UniqueFd fd(socket(address->sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!fd.valid()) return fd;
   const int on = 1;
   const int v6_only = is_v6_only ? 1 : 0;
-  // Connections of a former life may still be closing; two listeners at once stay an error. What
-  // is set here the connections inherit.
+  // Connections of a previous incarnation may still be closing; two listeners at once remain an
+  // error. Accepted connections inherit these options.
   setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
   setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
   if (address->sa_family == AF_INET6) {
@@ -134,8 +134,8 @@ bool IsOutOfResources(int error) {
 absl::StatusOr<std::unique_ptr<TcpListener>> TcpListener::Open(const std::string& address) {
   const absl::StatusOr<ListenAddress> split = Split(address);
   if (!split.ok()) return split.status();
-  // Every address that there is, of the families that there are: one socket of both, or of IPv4
-  // where the kernel has no IPv6.
+  // All addresses of the available families: one dual-stack socket, or IPv4 where the kernel has
+  // no IPv6.
   const bool is_any = split->host.empty();
   const std::string host = !is_any ? split->host : HasAddressFamily(AF_INET6) ? "::" : "0.0.0.0";
   addrinfo hints = {};
@@ -170,11 +170,11 @@ int TcpListener::BindAll(const addrinfo& first, bool is_v6_only) {
   int error = EADDRNOTAVAIL;
   for (const addrinfo* each = &first; each != nullptr; each = each->ai_next) {
     if (each->ai_family != AF_INET && each->ai_family != AF_INET6) continue;
-    // All of them on the port that the first one got.
+    // All of them use the port that the first one was given.
     SetPort(each->ai_addr, port_);
     UniqueFd fd = Listen(each->ai_addr, each->ai_addrlen, is_v6_only);
     if (!fd.valid()) {
-      // A host without IPv6 may still have a name for it.
+      // A host without IPv6 may still resolve to an IPv6 address.
       error = errno;
       if (error != EADDRINUSE) continue;
       listeners_.clear();
@@ -207,8 +207,8 @@ std::string TcpListener::AddressFor(const std::string& coordinator) {
     if (IN6_IS_ADDR_V4MAPPED(&v6) != 0) return absl::StrCat(":", port);
     return absl::StrCat(IN6_IS_ADDR_LOOPBACK(&v6) ? "[::1]:" : "[::]:", port);
   }
-  // Names that mean the loopback on every host. Another name may lead there on its own host only:
-  // Debian gives a machine's own name 127.0.1.1.
+  // Names that mean loopback on every host. Another name may resolve to loopback on its own host
+  // only: Debian maps a machine's own name to 127.0.1.1.
   for (const absl::string_view name : {"localhost", "localhost.localdomain", "localhost4",
                                        "localhost6", "ip6-localhost", "ip6-loopback"}) {
     if (host == name) return absl::StrCat(host, ":", port);
@@ -228,7 +228,7 @@ void TcpListener::Start(ConnectionCallback on_connection, TroubleCallback on_tro
 void TcpListener::Close() {
   if (thread_ != nullptr) {
     const uint64_t one = 1;
-    // Cannot fail: the counter is far from its end.
+    // Cannot fail: the counter is far from its maximum.
     (void)!write(stop_.get(), &one, sizeof(one));
     thread_ = nullptr;
   }
@@ -256,7 +256,7 @@ void TcpListener::Accept() {
     }
     const int error = errno;
     if (!IsOutOfResources(error)) continue;
-    // Whoever is in the queue waits there; without a pause this would be a busy loop.
+    // Connections wait in the backlog; without a pause this would be a busy loop.
     if (const absl::Time now = SteadyClock().Now(); now - told >= kTroublePeriod) {
       told = now;
       on_trouble_(absl::StrCat("cannot accept connections for now: ", ErrorWithFileLimit(error)));
@@ -267,13 +267,13 @@ void TcpListener::Accept() {
 }
 
 void TcpListener::AcceptAll(int listener) {
-  // Not for ever: stop_ is to be looked at as well.
+  // Bounded, so that stop_ is checked as well.
   for (int i = 0; i < 1024; ++i) {
     UniqueFd connection(accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (connection.valid()) {
       on_connection_(std::move(connection));
     } else if (errno != EINTR && errno != ECONNABORTED) {
-      return;  // Nobody is left, or no descriptor is.
+      return;  // No connection or no descriptor is left.
     }
   }
   errno = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// TcpListener: accepts connections, and goes on doing so whatever happens.
+// TcpListener: accepts connections, and keeps doing so after errors.
 #ifndef FERRY_NET_TCP_LISTENER_H_
 #define FERRY_NET_TCP_LISTENER_H_
 
@@ -17,29 +17,29 @@
 
 namespace ferry::coord {
 
-// gRPC's own listener stops for good when accept fails once, as it does when the process is out of
-// descriptors; this one waits until there are some. Thread-safe. One thread, "ferry-accept".
+// gRPC's own listener stops permanently when accept fails once, as it does when the process is out
+// of descriptors; this one waits until some are free. Thread-safe. One thread, "ferry-accept".
 class TcpListener final {
  public:
-  // Called on the accepting thread, for each connection, until Close.
+  // Called on the accepting thread for each connection, until Close.
   using ConnectionCallback = std::function<void(UniqueFd connection)>;
-  // Called there now and then while connections cannot be accepted, with a line for people.
+  // Called there periodically while connections cannot be accepted, with a line to log.
   using TroubleCallback = std::function<void(const std::string& trouble)>;
 
-  // Listens on every address of the host part of `address`, HOST:PORT or [IPV6]:PORT; of "[::]" on
-  // those of both families. ":PORT" is every address of the families that the kernel has, while
-  // "[::]" fails where there is no IPv6. Port 0 takes a free one. Accepts nothing before Start.
-  //   Errors: INVALID_ARGUMENT for what is no such address; UNAVAILABLE, with the reason, if the
-  //   host cannot be resolved, the port is in use, or the address is not one of this host.
+  // Listens on every address of the host part of `address`, HOST:PORT or [IPV6]:PORT; for "[::]"
+  // on those of both families. ":PORT" means every address of the families that the kernel has,
+  // while "[::]" fails without IPv6. Port 0 means any free port. Accepts nothing before Start.
+  //   Errors: INVALID_ARGUMENT for a malformed address; UNAVAILABLE, with the reason, if the host
+  //   cannot be resolved, the port is in use, or the address is not one of this host.
   static absl::StatusOr<std::unique_ptr<TcpListener>> Open(const std::string& address);
   ~TcpListener();
 
   TcpListener(const TcpListener&) = delete;
   TcpListener& operator=(const TcpListener&) = delete;
 
-  // Where a coordinator has to listen that its nodes look for at `coordinator`, HOST:PORT: at a
-  // loopback address or "localhost" there and nowhere else; otherwise on every address, since the
-  // host may be a name or an address of which only the network knows that it leads here.
+  // Returns where a coordinator must listen so that nodes reach it at `coordinator`, HOST:PORT: a
+  // loopback address or "localhost" as is; otherwise every address, since the host may be a name
+  // or an address that only the network maps to this host.
   static std::string AddressFor(const std::string& coordinator);
 
   int port() const { return port_; }
@@ -48,16 +48,17 @@ class TcpListener final {
 
   // REQUIRES: not started yet.
   void Start(ConnectionCallback on_connection, TroubleCallback on_trouble);
-  // Closes the port; no callback runs when this has returned. A second call does nothing.
+  // Closes the port; no callback runs once this has returned. A second call does nothing.
   void Close();
 
  private:
   TcpListener() = default;
 
-  // On the port `port_`, unless that is 0; the last error if there is none in listeners_ then.
+  // Binds on the port `port_`, or any if it is 0. Returns the last error if listeners_ is empty
+  // after it.
   int BindAll(const addrinfo& first, bool is_v6_only);
   void Accept();
-  // False when it is time to stop.
+  // Returns false when it is time to stop.
   bool WaitForConnection(std::vector<bool>& is_ready);
   void AcceptAll(int listener);
 

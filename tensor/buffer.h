@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Buffer: memory that tensors share.
+// Buffer: memory shared by tensors.
 #ifndef FERRY_TENSOR_BUFFER_H_
 #define FERRY_TENSOR_BUFFER_H_
 
@@ -13,12 +13,12 @@
 
 namespace ferry {
 
-// What row-major kernels of any framework may expect of a buffer that Ferry allocates.
+// The alignment, in bytes, that row-major kernels may expect of a buffer that Ferry allocates.
 inline constexpr size_t kBufferAlignment = 64;
 
-// Where in a host arena a buffer lies, for handing it over to another process (host_arena.h).
+// The position of a buffer in a host arena, by which another process finds it (host_arena.h).
 struct ArenaOffset {
-  // Of the arena's segments, and how often the place was used before.
+  // The arena's segment, and how often this offset was used before.
   uint32_t segment = 0;
   uint32_t generation = 0;
   uint64_t offset = 0;
@@ -26,10 +26,10 @@ struct ArenaOffset {
 
 enum class MemorySpace : uint8_t { kHost, kCuda };
 
-// Whose memory it is. A value.
+// The device that memory belongs to. A value type.
 struct TensorLocation {
   MemorySpace space = MemorySpace::kHost;
-  int ordinal = 0;  // of the device, in this process
+  int ordinal = 0;  // index of the device in this process
 
   bool operator==(const TensorLocation&) const = default;
 };
@@ -37,9 +37,9 @@ struct TensorLocation {
 // "host", "gpu:0".
 std::string ToString(const TensorLocation& place);
 
-// Memory of this process, released when the last tensor over it is gone. Shared by shared_ptr;
-// whether its bytes may still be written is its users' agreement: not once a tensor over it has
-// been sent. Thread-safe as a handle.
+// Memory of this process, released with the last tensor that views it. Shared by shared_ptr. Users
+// agree on whether its bytes may still be written: not once a tensor that views it has been sent.
+// Thread-safe as a handle.
 class Buffer {
  public:
   virtual ~Buffer() = default;
@@ -47,13 +47,14 @@ class Buffer {
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
 
-  // May be null when `bytes()` is 0. Of a device's memory: its address there, which the host must
+  // May be null when `bytes()` is 0. For device memory: a device address, which the host must
   // neither read nor write.
   void* data() const { return data_; }
   size_t bytes() const { return bytes_; }
   TensorLocation place() const { return place_; }
 
-  // The arena that it lies in, told apart by its address, and where; nullptr for other memory.
+  // The arena that contains it, identified by address, and the offset there; nullptr for other
+  // memory.
   virtual const void* arena() const { return nullptr; }
   virtual ArenaOffset arena_offset() const { return {}; }
 
@@ -67,12 +68,12 @@ class Buffer {
   const TensorLocation place_;
 };
 
-// Fresh memory from the heap, aligned to kBufferAlignment, its content undefined.
-//   Errors: RESOURCE_EXHAUSTED naming the size when there is no such memory.
+// Allocates from the heap, aligned to kBufferAlignment; the content is undefined.
+//   Errors: RESOURCE_EXHAUSTED naming the size.
 absl::StatusOr<std::shared_ptr<Buffer>> AllocateHeapBuffer(size_t bytes);
 
-// Memory of somebody else, in `place`, which is readable (and, if anybody means to write, writable)
-// until `release` runs: once, on the thread that drops the last tensor.
+// Wraps foreign memory in `place`, which stays readable (and writable, if any user writes) until
+// `release` runs: once, on the thread that releases the last tensor.
 std::shared_ptr<Buffer> WrapForeignBuffer(void* data, size_t bytes,
                                           absl::AnyInvocable<void() &&> release,
                                           TensorLocation place = {});

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Multiplies what may be too large to be multiplied.
+// Overflow-checked size arithmetic.
 #include "tensor/bytes_of_proto.h"
 
 #include <algorithm>
@@ -34,15 +34,15 @@ size_t DecodedBytes(const tensorflow::TensorProto& proto) {
       count = MultiplyBytes(count, static_cast<size_t>(dim.size()));
     }
   }
-  // A shape whose element count overflows counts as zero elements, as one with a negative dimension
-  // does: it is invalid, and every decoder refuses it.
+  // A shape whose element count overflows counts as zero elements, as one with a negative
+  // dimension does: it is invalid, and every decoder rejects it.
   if (is_empty || count == kTooMany) return 0;
   if (*type != DataType::kString) return MultiplyBytes(count, ElementBytes(*type));
   size_t bytes = AddBytes(MultiplyBytes(count, sizeof(std::string)), proto.tensor_content().size());
   const int given = proto.string_val_size();
   const auto own = static_cast<int>(std::min<size_t>(count, static_cast<size_t>(given)));
   for (int i = 0; i < own; ++i) bytes = AddBytes(bytes, proto.string_val(i).size());
-  // The last one stands for those that are missing.
+  // The last value stands for the missing ones.
   if (own > 0) {
     bytes = AddBytes(
         bytes, MultiplyBytes(count - static_cast<size_t>(own), proto.string_val(own - 1).size()));

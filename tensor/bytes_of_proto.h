@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a tensor takes once TensorFromProto has made it.
+// The memory that a tensor needs once TensorFromProto has decoded it.
 #ifndef FERRY_TENSOR_BYTES_OF_PROTO_H_
 #define FERRY_TENSOR_BYTES_OF_PROTO_H_
 
@@ -9,12 +9,12 @@
 
 namespace ferry {
 
-// Bytes, as the shape says and whatever is there: a message of 20 bytes may be a tensor of 16 GiB.
-// Strings count with what holds them. SIZE_MAX for more than can be counted, 0 for what
-// TensorFromProto refuses for its type or its shape.
+// Returns the size in bytes by shape and content: a message of 20 bytes may encode a tensor of 16
+// GiB. Strings count with their string objects. SIZE_MAX on overflow; 0 for what TensorFromProto
+// rejects because of its type or shape.
 size_t DecodedBytes(const tensorflow::TensorProto& proto);
 
-// Counts as far as it can: SIZE_MAX stays.
+// Saturating addition: SIZE_MAX stays SIZE_MAX.
 inline size_t AddBytes(size_t a, size_t b) {
   return b > static_cast<size_t>(-1) - a ? static_cast<size_t>(-1) : a + b;
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bytes are checked in blocks, and one by one only in a block with an illegal one. A copy checks
-// the bytes that it has in registers, so that memory is read once.
+// Bytes are checked in blocks, and individually only in a block with an illegal one. A copy checks
+// the bytes while they are in registers, so that memory is read once.
 #include "tensor/check_values.h"
 
 #include <cstdint>
@@ -14,11 +14,11 @@ namespace {
 constexpr uint64_t kIllegalBits = 0xfefefefefefefefe;
 constexpr size_t kBlock = 1024;
 
-// The widest vector of any x86-64 processor, at any address; others take it in parts.
+// The widest vector of any x86-64 processor, unaligned; other processors split it.
 using ControlChannel = uint64_t __attribute__((vector_size(64), aligned(1), may_alias));
 
-// Returns whether a byte of the block is neither 0 nor 1, and copies the block if `to` is not null.
-// Two sums do not wait for each other.
+// Returns whether a byte of the block is neither 0 nor 1, and copies the block if `to` is not
+// null. Two accumulators, so that neither waits for the other.
 template <bool kCopies>
 inline __attribute__((always_inline)) bool LookAtBlock(const uint8_t* block, uint8_t* to) {
   const auto* lanes = reinterpret_cast<const ControlChannel*>(block);
@@ -41,7 +41,8 @@ inline __attribute__((always_inline)) bool LookAtBlock(const uint8_t* block, uin
   return (all & kIllegalBits) != 0;
 }
 
-// The first bytes that are whole blocks of booleans; they are copied to `to` if it is not null.
+// Returns the length of the prefix that is whole blocks of booleans; copies it to `to` if not
+// null.
 inline __attribute__((always_inline)) size_t SkipBlocks(const uint8_t* bytes, size_t count,
                                                         uint8_t* to) {
   size_t at = 0;
@@ -82,8 +83,8 @@ SkipFunction ChooseSkip() { return SkipPlain; }
 
 #endif
 
-// The index of the first byte that is neither 0 nor 1, or `count`. Bytes before it are copied to
-// `to`, if it is not null.
+// Returns the index of the first byte that is neither 0 nor 1, or `count`. Copies the bytes before
+// it to `to`, if not null.
 inline size_t SkipBooleans(const uint8_t* bytes, size_t count, uint8_t* to) {
   size_t at = 0;
   if (count >= kBlock) {

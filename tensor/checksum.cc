@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// xxHash, compiled in.
+// xxHash, header-only.
 #include "tensor/checksum.h"
 
 #define XXH_INLINE_ALL
@@ -14,11 +14,11 @@ uint64_t Checksum(absl::Span<const absl::string_view> parts, uint64_t seed) {
     return XXH3_64bits_withSeed(parts[0].data(), parts[0].size(), seed);
   }
   XXH3_state_t state;
-  // Without it, reset believes a seed that it finds there, and keeps the secret beside it.
+  // Without this, reset takes over an uninitialised seed and secret.
   XXH3_INITSTATE(&state);
   XXH3_64bits_reset_withSeed(&state, seed);
   for (const absl::string_view part : parts) {
-    // An empty view may have no address.
+    // An empty view may have a null address.
     if (!part.empty()) XXH3_64bits_update(&state, part.data(), part.size());
   }
   return XXH3_64bits_digest(&state);

@@ -14,7 +14,7 @@ namespace ferry {
 // XXH3, 64 bits; the same in every process.
 uint64_t Checksum(const void* data, size_t bytes);
 
-// Of the parts as if they lay one after the other. Another `seed` gives another checksum.
+// The checksum of the concatenated parts. Different seeds give different checksums.
 uint64_t Checksum(absl::Span<const absl::string_view> parts, uint64_t seed);
 
 }  // namespace ferry

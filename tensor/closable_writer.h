@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ClosableWriter: lets somebody stop writes to memory that is about to be used for something else.
+// ClosableWriter: stops writes to memory that is about to be reused.
 #ifndef FERRY_TENSOR_CLOSABLE_WRITER_H_
 #define FERRY_TENSOR_CLOSABLE_WRITER_H_
 
@@ -10,10 +10,11 @@
 
 namespace ferry {
 
-// Thread-safe. Outlives its writers. Writers write in pieces, so that Close does not wait for long.
+// Thread-safe. Outlives its writers. Writers write in pieces, so that Close does not block for
+// long.
 class ClosableWriter final {
  public:
-  // Runs `write` and returns true, or returns false if the gate is closed.
+  // Runs `write` and returns true, or returns false if closed.
   template <typename Write>
   bool Pass(Write&& write) ABSL_LOCKS_EXCLUDED(mu_) {
     absl::MutexLock lock(&mu_);
@@ -22,7 +23,7 @@ class ClosableWriter final {
     return true;
   }
 
-  // Nothing is written any more when this returns; waits for a write that is under way.
+  // Blocks until a write in progress has returned; no write runs after that.
   void Close() ABSL_LOCKS_EXCLUDED(mu_) {
     absl::MutexLock lock(&mu_);
     is_closed_ = true;

@@ -21,11 +21,11 @@
 namespace ferry {
 namespace {
 
-// Small enough that nobody waits long for the last one, large enough for the prefetchers.
+// Small enough that no caller waits long for the last piece, large enough for the prefetchers.
 constexpr size_t kPieceBytes = size_t{1} << 20;
-// Below this a helper would come too late.
+// Below this size a helper thread would start too late.
 constexpr size_t kWorthHelp = size_t{2} << 20;
-// Fits into the first cache: a part is checked, and copied from there.
+// Fits into the L1 cache: a part is checked there and then copied.
 constexpr size_t kCheckedBytes = size_t{16} << 10;
 
 #if defined(__x86_64__)
@@ -47,8 +47,8 @@ __attribute__((target("avx512f"))) void Stream512(char* to, const char* from, si
   _mm_sfence();
 }
 
-// Every line is asked for, two pages ahead: with every other one, half a page ahead, an EPYC 7003
-// copied 64 MiB at 16.5 GB/s in the place of 19, and 1 GiB at 14.3 in the place of 16.8.
+// Prefetches every line, two pages ahead: with every other line, half a page ahead, an EPYC 7003
+// copied 64 MiB at 16.5 GB/s instead of 19, and 1 GiB at 14.3 instead of 16.8.
 __attribute__((target("avx2"))) void Stream256(char* to, const char* from, size_t bytes) {
   constexpr size_t kAhead = 8192;
   for (size_t i = 0; i < bytes; i += 256) {
@@ -113,7 +113,7 @@ struct CopyPool::Job {
   std::atomic<size_t> next{0};
   std::atomic<size_t> copied{0};
   absl::Mutex mu;
-  // Of an asynchronous copy; whoever copies the last piece takes it.
+  // For an asynchronous copy; run by the thread that copies the last piece.
   absl::AnyInvocable<void() &&> done;
   std::shared_ptr<CopyControl> control;
 
@@ -121,7 +121,7 @@ struct CopyPool::Job {
 };
 
 CopyPool::CopyPool(CopyPoolOptions options) {
-  // That this process may use: of a container, or of `taskset`, not of the machine.
+  // The cores available to this process (container, `taskset`), not those of the machine.
   CPU_ZERO(&cores_);
   int usable = Usable().processors;
   if (sched_getaffinity(0, sizeof(cores_), &cores_) == 0) {
@@ -176,7 +176,7 @@ void CopyPool::Work(Job& job) {
     }
     if (control != nullptr) control->busy_.fetch_sub(1, std::memory_order_seq_cst);
     if (job.copied.fetch_add(piece, std::memory_order_acq_rel) + piece != job.bytes) continue;
-    // The lock lets a caller that waits see it.
+    // Taking the lock makes the completion visible to a waiting caller.
     absl::AnyInvocable<void() &&> done;
     {
       absl::MutexLock lock(&job.mu);
@@ -210,12 +210,12 @@ void CopyPool::Copy(void* to, const void* from, size_t bytes,
   job->control = std::move(control);
   const size_t pieces = (bytes + kPieceBytes - 1) / kPieceBytes;
   if (bytes >= kWorthHelp) {
-    // When all cores are busy for a moment, the kernel likes to wake a helper on the caller's,
-    // where it would get its turn when everything is copied.
+    // When all cores are briefly busy, the kernel tends to wake a helper on the caller's core,
+    // where it would run only once everything is copied.
     Announce(job, static_cast<int>(std::min(threads_.size(), pieces - 1)), sched_getcpu());
   }
   Work(*job);
-  // At most a piece is left, in somebody's hands.
+  // At most the pieces that helpers are copying are left.
   absl::MutexLock lock(&job->mu);
   job->mu.Await(absl::Condition(job.get(), &Job::is_complete));
 }

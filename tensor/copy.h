@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copying of tensors: past the caches when they are large, and on several cores.
+// Copies tensors: with non-temporal stores when they are large, and on several cores.
 #ifndef FERRY_TENSOR_COPY_H_
 #define FERRY_TENSOR_COPY_H_
 
@@ -18,23 +18,23 @@
 
 namespace ferry {
 
-// From here on stores that go past the caches win: the destination is not read first.
+// From this size on non-temporal stores are faster: the destination is not read first.
 inline constexpr size_t kStreamedCopyBytes = size_t{4} << 20;
 
 // As memcpy; with non-temporal stores above kStreamedCopyBytes where the machine has them.
 void CopyBytes(void* to, const void* from, size_t bytes);
-// With such stores whatever the size. For benchmarks and tests.
+// As CopyBytes, with non-temporal stores for any size. For benchmarks and tests.
 void CopyBytesStreamed(void* to, const void* from, size_t bytes);
 
-// Calls a copy off. Thread-safe.
+// Cancels a copy. Thread-safe.
 class CopyControl final {
  public:
-  // Nothing is written any more when this returns; waits for pieces that are under way.
+  // Blocks until pieces in progress are copied; nothing is written after that.
   void Cancel();
-  // Before the copy begins: looks for bytes that are neither 0 nor 1 while each part of them is in
-  // the caches anyway.
+  // Call before the copy begins: checks that the bytes are 0 or 1 while each part is in the
+  // caches.
   void CheckBooleans() { checks_booleans_ = true; }
-  // After the copy: it was told to look, and all of the bytes were 0 or 1.
+  // Call after the copy: true if checking was requested and all bytes were 0 or 1.
   bool AreBooleans() const {
     return checks_booleans_ && !has_non_boolean_.load(std::memory_order_relaxed);
   }
@@ -48,7 +48,7 @@ class CopyControl final {
 };
 
 struct CopyPoolOptions {
-  // Threads besides the caller; -1: one less than there are cores for this process, at most 3.
+  // Helper threads; -1: one less than the cores available to this process, at most 3.
   int threads = -1;
 };
 
@@ -56,18 +56,18 @@ struct CopyPoolOptions {
 class CopyPool final {
  public:
   explicit CopyPool(CopyPoolOptions options = {});
-  // Finishes what was begun.
+  // Finishes the copies in progress.
   ~CopyPool();
 
   CopyPool(const CopyPool&) = delete;
   CopyPool& operator=(const CopyPool&) = delete;
 
-  // Copies with the help of the pool's threads and the caller's; returns when it is done. Pieces
-  // are taken by whoever is free: a core that is busy with something else costs nothing.
-  //   control: may end it early. May be null, here and below.
+  // Copies on the pool's threads and the caller's; blocks until done. Each idle thread takes the
+  // next piece, so that a core that is busy with other work does not delay the copy.
+  //   control: can cancel the copy. May be null, here and below.
   void Copy(void* to, const void* from, size_t bytes, std::shared_ptr<CopyControl> control = {});
-  // On a thread of the pool, with the help of the others; then calls `done` there. Here and now if
-  // the pool has no threads.
+  // Copies on the pool's threads, then calls `done` on one of them. Synchronous if the pool has no
+  // threads.
   void CopyAsync(void* to, const void* from, size_t bytes, absl::AnyInvocable<void() &&> done,
                  std::shared_ptr<CopyControl> control = {});
 
@@ -83,12 +83,12 @@ class CopyPool final {
   //   kept_free: a core on which no helper may run, or kNoCore.
   void Announce(std::shared_ptr<Job> job, int helpers, int kept_free) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Constant once the threads run; empty if they cannot be told.
+  // Constant once the threads run; empty if the affinity cannot be read.
   cpu_set_t cores_;
   absl::Mutex mu_;
   int kept_free_ ABSL_GUARDED_BY(mu_) = kNoCore;
   bool is_stopping_ ABSL_GUARDED_BY(mu_) = false;
-  // One entry for each helper that is wanted.
+  // One entry per requested helper.
   std::vector<std::shared_ptr<Job>> wanted_ ABSL_GUARDED_BY(mu_);
   std::vector<std::unique_ptr<Thread>> threads_;
 };

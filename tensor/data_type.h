@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// DataType: what the elements of a tensor are.
+// DataType: the element type of a tensor.
 #ifndef FERRY_TENSOR_DATA_TYPE_H_
 #define FERRY_TENSOR_DATA_TYPE_H_
 
@@ -12,8 +12,8 @@
 
 namespace ferry {
 
-// The numbers are TensorFlow's, as they are on the wire. Source: tensorflow/core/framework/
-// types.proto. Resources, variants and reference types have no content that could be sent.
+// The values are TensorFlow's wire values. Source: tensorflow/core/framework/types.proto.
+// Resources, variants and reference types have no content that could be sent.
 enum class DataType : uint8_t {
   kInvalid = 0,
   kFloat = 1,
@@ -42,7 +42,7 @@ enum class DataType : uint8_t {
   kFloat8E4m3fnuz = 26,
   kFloat8E4m3b11fnuz = 27,
   kFloat8E5m2fnuz = 28,
-  // Elements of less than a byte take one each, as in TensorFlow's memory.
+  // Types narrower than a byte take one byte each, as in TensorFlow's memory.
   kInt4 = 29,
   kUint4 = 30,
   kInt2 = 31,
@@ -50,15 +50,15 @@ enum class DataType : uint8_t {
   kFloat4E2m1fn = 33,
 };
 
-// Bytes of one element; 0 for kString, whose elements differ, and for kInvalid.
+// Bytes of one element; 0 for kString, whose elements vary in size, and for kInvalid.
 size_t ElementBytes(DataType type);
 
-// Whether the elements are bytes in a row, which any transport can move: all but kString.
+// True if the elements are contiguous bytes, which any transport can move: all types but kString.
 inline bool IsFixedSize(DataType type) { return ElementBytes(type) != 0; }
 
-// "float", "bfloat16", ...; "invalid" for what is not listed.
+// "float", "bfloat16", ...; "invalid" for unknown values.
 absl::string_view DataTypeName(DataType type);
-// The type of that name, or of a number on the wire; nothing for kInvalid and what is not listed.
+// Returns the type of that name, or of that wire number; nullopt for kInvalid and unknown ones.
 std::optional<DataType> ParseDataType(absl::string_view name);
 std::optional<DataType> DataTypeOfNumber(int number);
 

@@ -55,7 +55,7 @@ constexpr Row kRows[] = {
 
 bool IsDense(const PlainTensor& tensor) {
   if (tensor.strides == nullptr) return true;
-  // Of an extent of 1 the stride does not matter, and of an empty tensor none does.
+  // The stride of a dimension of extent 1 is irrelevant, as are all strides of an empty tensor.
   for (int32_t i = 0; i < tensor.ndim; ++i) {
     if (tensor.shape[i] == 0) return true;
   }
@@ -81,7 +81,7 @@ std::optional<TensorLocation> PlaceOf(const Device& device) {
   }
 }
 
-// What an exported tensor owns.
+// The state that an exported tensor owns.
 struct Exported {
   ManagedTensor managed;
   Tensor tensor;
@@ -130,7 +130,7 @@ absl::StatusOr<Tensor> Import(ManagedTensor* managed) {
   if (plain.data == nullptr && bytes > 0) {
     return absl::InvalidArgumentError("the DLPack tensor has no data");
   }
-  // Differences of pointers end there, and so does every object.
+  // Pointer differences, and thus objects, cannot be larger than that.
   if (plain.byte_offset > static_cast<uint64_t>(PTRDIFF_MAX) - bytes) {
     return absl::InvalidArgumentError(absl::StrCat("the DLPack tensor's ", bytes,
                                                    " bytes from offset ", plain.byte_offset,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// DLPack: tensors to and from other frameworks without a copy.
+// DLPack: zero-copy exchange of tensors with other frameworks.
 #ifndef FERRY_TENSOR_DLPACK_H_
 #define FERRY_TENSOR_DLPACK_H_
 
@@ -11,8 +11,8 @@
 
 namespace ferry::dlpack {
 
-// The C structs of DLPack 1.x, laid out as its header does; a pointer to a DLManagedTensorVersioned
-// of any framework may be cast to one to ManagedTensor. Source: DLPack's specification,
+// The C structs of DLPack 1.x, with its header's layout; a pointer to any framework's
+// DLManagedTensorVersioned may be cast to ManagedTensor*. Source: DLPack's specification,
 // dmlc.github.io/dlpack, "C API".
 inline constexpr uint32_t kMajorVersion = 1;
 inline constexpr uint32_t kMinorVersion = 1;
@@ -23,7 +23,7 @@ inline constexpr int32_t kDeviceCudaHost = 3;
 inline constexpr int32_t kDeviceCudaManaged = 13;
 
 inline constexpr uint64_t kFlagReadOnly = 1 << 0;
-// Elements of less than a byte take one each.
+// Elements narrower than a byte take one byte each.
 inline constexpr uint64_t kFlagPadded = 1 << 2;
 
 extern "C" {
@@ -64,20 +64,20 @@ struct ManagedTensor {
 
 }  // extern "C"
 
-// A view of `managed`, which is deleted when the last tensor over it is gone, on the thread that
-// drops it. On an error `managed` is left to the caller. Memory of a CUDA device (managed memory
-// too) becomes a tensor there; that its bytes are written by the time they are used is the caller's
-// to see to: the streams of DLPack's protocol are not part of these structs.
+// Returns a view of `managed`, whose deleter runs when the last tensor over it is released, on
+// that thread. On an error the caller keeps ownership. Memory of a CUDA device (managed memory
+// too) becomes a tensor on that device. The caller ensures that the bytes have been written before
+// they are used: DLPack's stream protocol is not part of these structs.
 //   Errors: INVALID_ARGUMENT for null, another major version, memory of other devices, elements
-//   that are not dense and row-major, a shape that is not one, an offset that no memory has, or
-//   booleans in the host's memory that are neither 0 nor 1;
-//   UNIMPLEMENTED for types that Ferry does not know.
+//   that are not dense and row-major, an invalid shape or offset, or booleans in host memory that
+//   are neither 0 nor 1;
+//   UNIMPLEMENTED for types unknown to Ferry.
 absl::StatusOr<Tensor> Import(ManagedTensor* managed);
 
-// The caller owns the result and calls its deleter. It is marked read-only unless `writable`: a
-// tensor that has been sent must not be written any more.
+// Exports `tensor`. The caller owns the result and calls its deleter. It is marked read-only
+// unless `writable`: a tensor that has been sent must not be written any more.
 //   Errors: INVALID_ARGUMENT for no tensor; UNIMPLEMENTED for strings and quantised types, which
-//   DLPack does not know.
+//   DLPack does not support.
 absl::StatusOr<ManagedTensor*> Export(const Tensor& tensor, bool writable = false);
 
 }  // namespace ferry::dlpack

@@ -22,9 +22,9 @@ namespace ferry {
 namespace {
 
 constexpr size_t kSmallestClass = kBufferAlignment;
-// Beyond this nothing can be addressed anyway.
+// Larger sizes exceed the address space.
 constexpr size_t kLargestClass = size_t{1} << 46;
-// A class shares a segment if so many of it fit.
+// A class shares a segment if at least this many of its blocks fit.
 constexpr size_t kBlocksWorthSharing = 8;
 
 size_t RoundUp(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
@@ -36,9 +36,9 @@ struct HostArena::Segment {
   MemorySegment memory;
   size_t class_bytes = 0;
   size_t block_count = 0;
-  // Blocks from here on were never out.
+  // Blocks from this one on have never been allocated.
   size_t fresh = 0;
-  // Warm ones, the latest last: it may still be in a cache.
+  // Free blocks that are already faulted in, most recently used last: it may still be cached.
   std::vector<uint32_t> free;
   std::vector<uint32_t> generations;
   size_t out = 0;
@@ -47,7 +47,7 @@ struct HostArena::Segment {
 };
 
 struct HostArena::State {
-  // Gives idle segments back until `enough` bytes have gone. Returns how many have.
+  // Unmaps idle segments until `enough` bytes are released. Returns the number of bytes released.
   size_t DropIdle(size_t enough) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
     size_t dropped = 0;
     for (auto it = segments.begin(); it != segments.end() && dropped < enough;) {
@@ -71,15 +71,15 @@ struct HostArena::State {
   absl::Mutex mu;
   uint32_t last_id ABSL_GUARDED_BY(mu) = 0;
   std::map<uint32_t, std::unique_ptr<Segment>> segments ABSL_GUARDED_BY(mu);
-  // Those with room, by class.
+  // Segments with free blocks, by class.
   std::map<size_t, std::vector<Segment*>> with_room ABSL_GUARDED_BY(mu);
   HostArenaStats stats ABSL_GUARDED_BY(mu);
   std::vector<std::weak_ptr<Listener>> listeners ABSL_GUARDED_BY(mu);
-  // Of which nobody has been told yet.
+  // Retired segments that listeners have not been notified of.
   std::vector<uint32_t> retired ABSL_GUARDED_BY(mu);
 };
 
-// A piece of a segment that is out.
+// An allocated block of a segment.
 class HostArena::Block final : public Buffer {
  public:
   Block(std::shared_ptr<HostArena> arena, Segment& segment, size_t index, uint32_t generation,
@@ -99,7 +99,7 @@ class HostArena::Block final : public Buffer {
 
  private:
   const std::shared_ptr<HostArena> arena_;
-  // Stays as long as a block of it is out.
+  // Stays mapped while one of its blocks is allocated.
   Segment& segment_;
   const size_t index_;
   const uint32_t generation_;
@@ -108,7 +108,7 @@ class HostArena::Block final : public Buffer {
 HostArena::HostArena(HostArenaOptions options)
     : options_(options), state_(std::make_unique<State>()) {}
 
-// Every block holds a reference, so that none is out here.
+// Every block holds a reference to the arena, so none is allocated here.
 HostArena::~HostArena() = default;
 
 absl::StatusOr<std::shared_ptr<HostArena>> HostArena::Create(HostArenaOptions options) {
@@ -117,7 +117,7 @@ absl::StatusOr<std::shared_ptr<HostArena>> HostArena::Create(HostArenaOptions op
                                                    "; it must be from ", kSmallestClass, " to ",
                                                    kLargestClass));
   }
-  // Without shared memory tensors are sent instead, so this is not an error.
+  // Without shared memory tensors are sent over a connection instead, so this is not an error.
   options.memory.may_be_private = true;
   return std::shared_ptr<HostArena>(new HostArena(options));
 }
@@ -136,7 +136,7 @@ absl::StatusOr<HostArena::Segment*> HostArena::AddSegment(size_t class_bytes, si
   const size_t wanted = RoundUp(is_shared ? options_.segment_bytes : class_bytes, page);
   const size_t mapped = state.stats.mapped_bytes;
   if (mapped + wanted > options_.budget_bytes) {
-    // Another class may have whole segments that nobody uses.
+    // Other classes may have idle segments.
     state.DropIdle(mapped + wanted - options_.budget_bytes);
   }
   if (state.stats.mapped_bytes + wanted > options_.budget_bytes) {
@@ -156,7 +156,7 @@ absl::StatusOr<HostArena::Segment*> HostArena::AddSegment(size_t class_bytes, si
   state.stats.mapped_bytes += wanted;
   ++state.stats.segment_count;
   state.stats.pages = segment->memory.pages();
-  // What DropIdle takes off again.
+  // Subtracted again by DropIdle.
   state.stats.page_bytes[static_cast<size_t>(segment->memory.pages())] += segment->memory.bytes();
   Segment* added = segment.get();
   state.with_room[class_bytes].push_back(added);
@@ -176,7 +176,7 @@ absl::StatusOr<std::shared_ptr<Buffer>> HostArena::Allocate(size_t bytes) {
     buffer = AllocateLocked(bytes, is_new);
     has_retired = !state_->retired.empty();
   }
-  // In this order: of the new one only peers hear that have read everything before.
+  // In this order: peers notified of the new segment have processed all earlier notifications.
   if (is_new && buffer.ok()) TellNew((*buffer)->arena_offset());
   if (has_retired) TellRetired();
   return buffer;

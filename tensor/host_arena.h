@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// HostArena: warm host memory that can be handed to other processes by its place.
+// HostArena: pre-faulted host memory that other processes can map and address by offset.
 #ifndef FERRY_TENSOR_HOST_ARENA_H_
 #define FERRY_TENSOR_HOST_ARENA_H_
 
@@ -21,72 +21,73 @@
 namespace ferry {
 
 struct HostArenaOptions {
-  // Of all segments together; what tensors take of it is rounded up to their size class.
+  // The limit over all segments, in bytes; a tensor counts as its size class.
   size_t budget_bytes = ShareOfMemory(size_t{4} << 30, 2);
-  // Small size classes share a segment of this size among blocks of one class. A larger block has a
-  // segment of its own.
+  // Size in bytes of a segment whose blocks of one small size class share it. A larger block has
+  // its own segment.
   size_t segment_bytes = size_t{32} << 20;
   MemorySegmentOptions memory;
 };
 
 struct HostArenaStats {
   size_t mapped_bytes = 0;  // of all segments; counts against the budget
-  size_t used_bytes = 0;    // of blocks that are out, rounded up to their class
+  size_t used_bytes = 0;    // of allocated blocks, rounded up to their class
   int segment_count = 0;
-  int block_count = 0;                   // out
-  int64_t made_blocks = 0;               // handed out ever
-  int64_t reused_blocks = 0;             // of those, ones that were warm
+  int block_count = 0;                   // allocated now
+  int64_t made_blocks = 0;               // allocated since creation
+  int64_t reused_blocks = 0;             // of those, reused ones
   PageKind pages = PageKind::kOrdinary;  // of the latest segment
-  // Of mapped_bytes, by PageKind: a pool may have run out in between.
+  // `mapped_bytes` by PageKind: the huge page pool may have run out between segments.
   std::array<size_t, kPageKindCount> page_bytes = {};
 };
 
-// "transparent huge pages", "2 MiB pages from the machine's pool (64 MiB) and 4 KiB pages (2 MiB)",
-// "none yet": for people.
+// "transparent huge pages", "2 MiB pages from the machine's pool (64 MiB) and 4 KiB pages (2
+// MiB)", "none yet": for logs and reports.
 std::string DescribePages(const HostArenaStats& stats);
 
-// Thread-safe. Shared by the buffers it made: they may outlive the caller's reference. A buffer's
-// place goes to the next user as soon as its last reference is gone; leases keep one.
+// Thread-safe. Kept alive by its buffers, which may outlive the caller's reference. A buffer's
+// offset is reused as soon as its last reference is released; leases hold a reference.
 class HostArena final : public std::enable_shared_from_this<HostArena> {
  public:
-  // Where MemorySegment::CheckSupport fails, its memory is private to this process, but still has a
-  // place.
-  //   Errors: INVALID_ARGUMENT for options that make no sense.
+  // Where MemorySegment::CheckSupport fails, the memory is private to this process, but still
+  // addressed by offset.
+  //   Errors: INVALID_ARGUMENT for inconsistent options.
   static absl::StatusOr<std::shared_ptr<HostArena>> Create(HostArenaOptions options);
   ~HostArena();
 
   HostArena(const HostArena&) = delete;
   HostArena& operator=(const HostArena&) = delete;
 
-  // At least `bytes`, aligned to kBufferAlignment, content undefined. Mostly warm pages; a new
-  // segment takes milliseconds.
+  // Allocates at least `bytes`, aligned to kBufferAlignment; the content is undefined. Usually
+  // reuses faulted-in pages; a new segment takes milliseconds.
   //   Errors: RESOURCE_EXHAUSTED naming what is in use and the option, or the kernel's reason.
   absl::StatusOr<std::shared_ptr<Buffer>> Allocate(size_t bytes);
 
-  // The memory that `place` lies in; its descriptor, if it has one, is what another process needs.
-  // Valid as long as a buffer in it is. REQUIRES: there is one.
+  // The segment that contains `place`; another process needs its descriptor, if it has one. Valid
+  // as long as a buffer in it. REQUIRES: there is one.
   const MemorySegment& memory(const ArenaOffset& place) const;
 
-  // Hears of segments, for as long as what Listen returns lives (and once more, if another thread
-  // was faster), with no lock held.
+  // Callbacks for segments, called with no lock held while the handle that Listen returns lives
+  // (and possibly once more, if another thread is already calling).
   struct Listener {
-    // Of each new one, by a place in it, on the thread that allocates there, before it has its
-    // buffer.
+    // A segment was created; `place` lies in it. Called on the allocating thread, before it gets
+    // its buffer.
     std::function<void(const ArenaOffset& place)> on_new;
-    // Of each that has been given back to the machine, by its ArenaOffset::segment, which is not
-    // used again: whoever has mapped it may let go of it too. On the thread that gave it back.
+    // A segment, by its ArenaOffset::segment, was unmapped; the number is not reused, so peers may
+    // unmap it too. Called on the thread that unmapped it.
     std::function<void(uint32_t segment)> on_retired;
   };
   [[nodiscard]] std::shared_ptr<void> Listen(Listener listener);
 
   HostArenaStats stats() const;
-  // The size of every internal table; for tests and debugging.
+  // The sizes of all internal tables; for tests and debugging.
   TableSizes InnerTableSizes() const;
 
-  // Gives segments without a buffer back to the machine. Returns how many bytes.
+  // Unmaps segments without a buffer. Returns the number of bytes released.
   size_t Trim();
 
-  // The size that a request takes: a power of two or one of three steps between, from 64 bytes on.
+  // The size that a request is rounded up to: a power of two or one of three steps between, from
+  // 64 bytes on.
   static size_t ClassBytes(size_t bytes);
 
  private:
@@ -96,10 +97,10 @@ class HostArena final : public std::enable_shared_from_this<HostArena> {
 
   explicit HostArena(HostArenaOptions options);
 
-  // `is_new`: in a segment that was made for it.
+  // `is_new`: set if a segment was created for it.
   absl::StatusOr<std::shared_ptr<Buffer>> AllocateLocked(size_t bytes, bool& is_new);
   absl::StatusOr<Segment*> AddSegment(size_t class_bytes, size_t bytes);
-  // Tells of what has been given back since the last time.
+  // Notifies listeners of the segments retired since the last call.
   void TellRetired();
   void TellNew(const ArenaOffset& place);
   std::vector<std::shared_ptr<Listener>> Listeners() const;

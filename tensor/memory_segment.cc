@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernel's calls for shared memory.
+// System calls for shared memory.
 #include "tensor/memory_segment.h"
 
 #include <fcntl.h>
@@ -59,13 +59,13 @@ absl::Status OsError(absl::string_view call, size_t bytes) {
 
 int CreateMemfd(unsigned flags) {
   flags |= MFD_CLOEXEC | MFD_ALLOW_SEALING;
-  // Memory that nobody executes. Kernels before 6.3 do not know the flag.
+  // Not executable. Kernels before 6.3 do not know the flag.
   const long fd = syscall(SYS_memfd_create, "ferry", flags | MFD_NOEXEC_SEAL);
   if (fd >= 0 || errno != EINVAL) return static_cast<int>(fd);
   return static_cast<int>(syscall(SYS_memfd_create, "ferry", flags));
 }
 
-// A file, even one of memory, that is made larger than that ends the process by SIGXFSZ.
+// Growing a file, even one in memory, beyond that limit ends the process by SIGXFSZ.
 absl::Status CheckFileSizeLimit(size_t bytes) {
   rlimit limit = {};
   if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || bytes <= limit.rlim_cur) return absl::OkStatus();
@@ -87,9 +87,9 @@ absl::Status Prefault(void* base, size_t bytes) {
   return absl::OkStatus();
 }
 
-// Gives whole 2 MiB of an empty mapping huge pages, whatever the kernel's policy for memfds is: a
-// page of each that is there is enough to collapse them (kernels from 6.1 on). Several times
-// quicker than touching all of the small ones. False if some of them stay ordinary pages.
+// Backs whole 2 MiB ranges of an empty mapping by huge pages, whatever the kernel's policy for
+// memfds: one page present in each suffices to collapse it (kernels from 6.1 on). Several times
+// faster than touching all small pages. Returns false if some ranges keep small pages.
 bool Collapse(void* base, size_t bytes) {
   if (reinterpret_cast<uintptr_t>(base) % kHugePageBytes != 0) return false;
   const size_t whole = bytes / kHugePageBytes * kHugePageBytes;
@@ -98,13 +98,13 @@ bool Collapse(void* base, size_t bytes) {
   return madvise(base, whole, MADV_COLLAPSE) == 0;
 }
 
-// mmap of a shared file, or of memory of this process if `fd` is -1, at a multiple of 2 MiB if it
-// is as large: else huge pages are mapped in pieces of 4 KiB. Never over another mapping, not even
-// one of its own that keeps the place: one that fails there, as of a pool without pages, leaves a
-// hole, and other threads map into holes.
+// Maps a shared file, or private memory if `fd` is -1, at a multiple of 2 MiB if it is that large:
+// otherwise huge pages are mapped in pieces of 4 KiB. Never uses MAP_FIXED over another mapping,
+// not even over a reservation of its own: if that fails, as with an empty huge page pool, it
+// leaves a hole that other threads may map into.
 void* Map(size_t bytes, int protection, int flags, int fd) {
   flags |= fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;
-  // Another thread may be faster at the place that was found.
+  // Another thread may take the address that was found.
   constexpr int kAttempts = 8;
   for (int i = 0; bytes >= kHugePageBytes && i < kAttempts; ++i) {
     const size_t room_bytes = bytes + kHugePageBytes;
@@ -123,7 +123,7 @@ void* Map(size_t bytes, int protection, int flags, int fd) {
 
 absl::Status Seal(int fd, bool peers_may_write) {
   const int seals = F_SEAL_SHRINK | F_SEAL_GROW;
-  // Kernels before 5.1 do not know the seal against writing, and then peers are trusted.
+  // Kernels before 5.1 do not know F_SEAL_FUTURE_WRITE; peers are trusted there.
   if (!peers_may_write && fcntl(fd, F_ADD_SEALS, seals | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL) == 0) {
     return absl::OkStatus();
   }
@@ -131,15 +131,14 @@ absl::Status Seal(int fd, bool peers_may_write) {
   return OsError("fcntl(F_ADD_SEALS)", 0);
 }
 
-// True if Create fails because of what CheckSupport reports, and not for lack of a resource.
+// True if Create fails because of what CheckSupport reports, not for lack of a resource.
 bool IsForbidden() {
   const UniqueFd probe(CreateMemfd(0));
   if (!probe.valid()) return IsRefused(errno);
   return !Seal(probe.get(), /*peers_may_write=*/false).ok() && IsRefused(errno);
 }
 
-// Of the folder in which the kernel says what it does about huge pages; "" if there is no such
-// file.
+// Reads a file of the kernel's transparent huge page settings; "" if there is none.
 std::string HugePagePolicy(const std::string& name) {
   const UniqueFd fd(open(absl::StrCat("/sys/kernel/mm/transparent_hugepage/", name).c_str(),
                          O_RDONLY | O_CLOEXEC));
@@ -218,7 +217,7 @@ absl::StatusOr<MemorySegment> MemorySegment::Create(size_t bytes,
     if (ftruncate(segment.fd_.get(), static_cast<off_t>(bytes)) != 0) {
       return OsError("ftruncate", bytes);
     }
-    // Pages of the pool are reserved here: an error now rather than a signal at the first touch.
+    // Reserves pages of the pool here: an error now rather than SIGBUS at the first touch.
     void* base = Map(bytes, PROT_READ | PROT_WRITE, 0, segment.fd_.get());
     if (base == MAP_FAILED) return OsError("mmap", bytes);
     segment.base_ = base;
@@ -233,7 +232,7 @@ absl::StatusOr<MemorySegment> MemorySegment::Create(size_t bytes,
   if (!segment.ok()) {
     segment = map(false);
     if (!segment.ok()) return segment.status();
-    // The advice is taken also where the kernel's policy is not to follow it.
+    // madvise succeeds even where the kernel's policy is not to follow it.
     if (options.huge_pages && bytes >= kHugePageBytes) {
       const bool is_given =
           HasTransparentPages() && madvise(segment->base_, bytes, MADV_HUGEPAGE) == 0;
@@ -258,7 +257,7 @@ absl::StatusOr<MemorySegment> MemorySegment::CreatePrivate(size_t bytes,
   }
   segment.base_ = base;
   segment.bytes_ = bytes;
-  // Only advice: without it pages are small.
+  // A hint only: without it pages are small.
   if (options.huge_pages && bytes >= kHugePageBytes && madvise(base, bytes, MADV_HUGEPAGE) == 0 &&
       !absl::StrContains(HugePagePolicy("enabled"), "[never]")) {
     segment.pages_ = PageKind::kTransparent;
@@ -268,7 +267,7 @@ absl::StatusOr<MemorySegment> MemorySegment::CreatePrivate(size_t bytes,
 }
 
 absl::StatusOr<MemorySegment> MemorySegment::MapPeer(UniqueFd fd, size_t bytes, bool writable) {
-  // Cheaper than fstat, which receivers of new segments wait for. Nobody uses the position.
+  // Cheaper than fstat, on the path of receivers of new segments. The file position is unused.
   const off_t size = lseek(fd.get(), 0, SEEK_END);
   if (bytes == 0 || size < 0 || static_cast<size_t>(size) != bytes) {
     return absl::InvalidArgumentError(absl::StrCat("the peer's descriptor is of ",
@@ -281,7 +280,7 @@ absl::StatusOr<MemorySegment> MemorySegment::MapPeer(UniqueFd fd, size_t bytes, 
         "the peer's memory is not sealed: it could shrink while it is being read");
   }
   MemorySegment segment;
-  // What is written to is small and is about to be; of what is read, only some may be.
+  // Writable mappings are small and used soon; of readable ones, only a part may be read.
   void* base =
       Map(bytes, PROT_READ | (writable ? PROT_WRITE : 0), writable ? MAP_POPULATE : 0, fd.get());
   if (base == MAP_FAILED) {

@@ -22,8 +22,8 @@ absl::StatusOr<Shape> Shape::Create(absl::Span<const int64_t> dims) {
     return absl::InvalidArgumentError(absl::StrCat(
         "a shape of ", dims.size(), " dimensions; at most ", kMaxRank, " are possible"));
   }
-  // Zeros are left out here: a shape that only an empty tensor can have must not grow into one that
-  // cannot be counted when it is reshaped.
+  // Zeros are skipped: a shape that only an empty tensor can have must not overflow when it is
+  // reshaped.
   int64_t product = 1;
   bool is_empty = false;
   for (const int64_t dim : dims) {

@@ -13,10 +13,10 @@
 
 namespace ferry {
 
-// A value: copyable, comparable, immutable. Row-major: the last dimension runs fastest.
+// A value type: copyable, comparable, immutable. Row-major: the last dimension is contiguous.
 class Shape {
  public:
-  // As many as TensorFlow allows.
+  // TensorFlow's limit.
   static constexpr int kMaxRank = 254;
 
   // A scalar: no dimensions, one element. Not defaulted, as Tensor().

@@ -13,7 +13,7 @@
 namespace ferry {
 namespace {
 
-// Strings are not bytes in a row: the buffer keeps objects, and its data() is the first.
+// Strings are not contiguous bytes: the buffer holds string objects, and data() is the first one.
 class StringBuffer final : public Buffer {
  public:
   explicit StringBuffer(std::vector<std::string> strings)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensor: elements of one type, in a shape, in a buffer that copies share.
+// Tensor: typed, shaped view of a shared buffer.
 #ifndef FERRY_TENSOR_TENSOR_H_
 #define FERRY_TENSOR_TENSOR_H_
 
@@ -21,12 +21,13 @@
 
 namespace ferry {
 
-// Cheap to copy: copies are views of one buffer. Thread-safe as long as nobody writes the elements;
-// a tensor that has been sent must not be written any more. Elements are row-major and dense.
+// Cheap to copy: copies are views of one buffer. Thread-safe as long as no thread writes the
+// elements; a tensor that has been sent must not be written any more. Elements are row-major and
+// dense.
 class Tensor {
  public:
-  // No tensor: what a dead value carries. is_valid() is false; nothing else may be asked. Not
-  // defaulted: {} would first fill all of it with zeros, which is a tenth of an exchange.
+  // An invalid tensor, as dead values carry: is_valid() is false, and nothing else may be called.
+  // Not defaulted: {} would zero-fill all members first, which costs a tenth of an exchange.
   Tensor() {}  // NOLINT(modernize-use-equals-default)
 
   // A view of `shape` elements in `buffer`, from `offset_bytes` on.
@@ -34,29 +35,31 @@ class Tensor {
   //   is no multiple of the element's size, or elements beyond the buffer's end.
   static absl::StatusOr<Tensor> Create(DataType dtype, Shape shape, std::shared_ptr<Buffer> buffer,
                                        size_t offset_bytes = 0);
-  // On the heap, its elements undefined.
-  //   Errors: INVALID_ARGUMENT as above, or for more bytes than an address has; RESOURCE_EXHAUSTED.
+  // Allocates on the heap; the elements are undefined.
+  //   Errors: INVALID_ARGUMENT as above, or for a size beyond the address space;
+  //   RESOURCE_EXHAUSTED.
   static absl::StatusOr<Tensor> Allocate(DataType dtype, Shape shape);
-  // Strings, which only live in host memory of a process and are serialised when they leave it.
-  //   Errors: INVALID_ARGUMENT unless there are as many as the shape says.
+  // Makes a tensor of strings, which live in host memory of one process and are serialised for
+  // transfer.
+  //   Errors: INVALID_ARGUMENT unless their number matches the shape.
   static absl::StatusOr<Tensor> OfStrings(Shape shape, std::vector<std::string> strings);
 
   bool is_valid() const { return dtype_ != DataType::kInvalid; }
   DataType dtype() const { return dtype_; }
   const Shape& shape() const { return shape_; }
-  // Of all elements; of strings, that of their characters.
+  // The size of all elements; for strings, of their characters.
   size_t bytes() const { return bytes_; }
 
-  // Where the elements are; no tensor and strings are on the host.
+  // The location of the elements; invalid tensors and strings report the host.
   TensorLocation place() const { return buffer_ == nullptr ? TensorLocation() : buffer_->place(); }
   bool is_on_host() const { return place().space == MemorySpace::kHost; }
 
-  // The first element. REQUIRES: dtype() is of fixed size. May be null when bytes() is 0. On a
-  // device it is an address there.
+  // The first element. REQUIRES: dtype() is of fixed size. May be null when bytes() is 0. A device
+  // address for device memory.
   const void* data() const { return data_; }
-  // For whoever fills a tensor that nobody else sees yet.
+  // For filling a tensor that is not shared yet.
   void* mutable_data() { return data_; }
-  // REQUIRES: T is as large as an element, and the tensor is on the host.
+  // REQUIRES: sizeof(T) is the element size, and the tensor is on the host.
   template <typename T>
   absl::Span<const T> elements() const {
     return {static_cast<const T*>(data()), static_cast<size_t>(shape_.element_count())};
@@ -67,15 +70,15 @@ class Tensor {
   const std::shared_ptr<Buffer>& buffer() const { return buffer_; }
   size_t offset_bytes() const { return offset_bytes_; }
 
-  // Rows [first, first + count) along the first dimension; a view of the same buffer.
+  // Rows [first, first + count) of the first dimension; a view of the same buffer.
   //   Errors: OUT_OF_RANGE; INVALID_ARGUMENT for scalars and strings.
   absl::StatusOr<Tensor> Slice(int64_t first, int64_t count) const;
   // The same elements in another shape.
-  //   Errors: INVALID_ARGUMENT unless it has as many elements.
+  //   Errors: INVALID_ARGUMENT unless the element counts are equal.
   absl::StatusOr<Tensor> Reshape(Shape shape) const;
 
  private:
-  // Of a buffer that holds so many bytes from there.
+  // REQUIRES: the buffer holds `bytes` from the offset on.
   Tensor(DataType dtype, Shape&& shape, size_t bytes, std::shared_ptr<Buffer>&& buffer,
          size_t offset_bytes);
 
@@ -84,17 +87,17 @@ class Tensor {
   std::shared_ptr<Buffer> buffer_;
   size_t offset_bytes_ = 0;
   size_t bytes_ = 0;
-  // The buffer's data and offset, looked up once.
+  // The buffer's data plus the offset, cached.
   void* data_ = nullptr;
 };
 
-// Bytes of `shape` elements of a type of fixed size.
-//   Errors: INVALID_ARGUMENT for another type, or when they cannot be counted.
+// The bytes of `shape` elements of a fixed-size type.
+//   Errors: INVALID_ARGUMENT for another type, or on overflow.
 absl::StatusOr<size_t> TensorBytes(DataType dtype, const Shape& shape);
 
-// OK, or FAILED_PRECONDITION if the elements are in a device's memory: whoever is about to read
-// them with the host's instructions asks this first.
-//   doing: what cannot be done, "encode".
+// Returns OK, or FAILED_PRECONDITION if the elements are in device memory. Call it before reading
+// them on the host.
+//   doing: the operation for the error text, such as "encode".
 absl::Status CheckOnHost(const Tensor& tensor, absl::string_view doing);
 
 // Same type, shape and content. REQUIRES: both are on the host.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rules of TensorProto.
+// The encoding rules of TensorProto.
 #include "tensor/tensor_proto.h"
 
 #include <algorithm>
@@ -21,7 +21,7 @@ namespace {
 
 using tensorflow::TensorProto;
 
-// Of a field with a number below 16 and so many bytes inside.
+// The size of a length-delimited field with a number below 16 and `bytes` of content.
 size_t FieldBytes(size_t bytes) {
   return 1 + google::protobuf::io::CodedOutputStream::VarintSize64(bytes) + bytes;
 }
@@ -32,7 +32,7 @@ absl::StatusOr<Shape> ShapeFromProto(const tensorflow::TensorShapeProto& proto) 
   return Shape::Create(dims);
 }
 
-// Writes `count` elements of type Element from values that `get(i)` gives, i < `given`.
+// Writes `count` elements of type Element; `get(i)` returns value i, i < `given`.
 template <typename Element, typename Get>
 void Fill(void* out, int64_t count, int64_t given, Get get) {
   auto* elements = static_cast<Element*>(out);
@@ -47,7 +47,7 @@ void FillFrom(const Values& values, void* out, int64_t count) {
   Fill<Element>(out, count, values.size(), [&values](int i) { return values.Get(i); });
 }
 
-// Pairs of `values` are elements; half a pair at the end does not count.
+// Two of `values` make an element; an odd one at the end is ignored.
 template <typename Part, typename Values>
 void FillComplex(const Values& values, void* out, int64_t count) {
   struct Complex {
@@ -97,7 +97,7 @@ void FillValues(const TensorProto& proto, DataType type, void* out, int64_t coun
     default:
       break;
   }
-  // All that are left are integers in int_val.
+  // The remaining types are integers in int_val.
   switch (ElementBytes(type)) {
     case 1:
       return FillFrom<int8_t>(proto.int_val(), out, count);
@@ -114,12 +114,12 @@ absl::Status BadContent(const TensorProto& proto, const Shape& shape) {
                                                  " bytes is not that of string", ToString(shape)));
 }
 
-// The lengths of the strings in tensor_content, behind which `in` is then. They are checked to add
-// up to what is left, so that nothing is made of those that do not.
+// Reads the string lengths in tensor_content and leaves `in` behind them. Checks that they add up
+// to the rest of the content before anything is allocated.
 absl::StatusOr<std::vector<uint32_t>> ReadLengths(const TensorProto& proto, const Shape& shape,
                                                   google::protobuf::io::CodedInputStream& in) {
   const std::string& content = proto.tensor_content();
-  // Each takes a byte at least.
+  // Each length takes at least a byte.
   if (static_cast<uint64_t>(shape.element_count()) > content.size()) {
     return BadContent(proto, shape);
   }
@@ -166,7 +166,7 @@ absl::StatusOr<Tensor> StringsFromProto(const TensorProto& proto, Shape shape, s
   } else {
     const int given = proto.string_val_size();
     if (given > 0 && count > given) {
-      // The last one is repeated: as long as it likes, as often as it likes.
+      // The last value is repeated, so its length times the count must be checked.
       const size_t last = proto.string_val(given - 1).size();
       if (last > 0 && static_cast<uint64_t>(count - given) > max_bytes / last) {
         return absl::ResourceExhaustedError(absl::StrCat("string", ToString(shape), " repeats ",
@@ -189,7 +189,7 @@ absl::StatusOr<DataType> TypeFromProto(const TensorProto& proto) {
       absl::StrCat("a tensor of type ", proto.dtype(), " cannot be sent"));
 }
 
-// Checks that tensor_content, if there is any, is as long as the elements of a type of fixed size.
+// Checks that tensor_content, if present, has the size of the elements of a fixed-size type.
 //   bytes: the size of all elements.
 absl::Status CheckContentBytes(const TensorProto& proto, DataType type, const Shape& shape,
                                size_t bytes) {
@@ -252,7 +252,7 @@ void FillTensorHeader(const Tensor& tensor, TensorProto& proto) {
   for (const int64_t dim : tensor.shape().dims()) {
     proto.mutable_tensor_shape()->add_dim()->set_size(dim);
   }
-  // Scalars have a shape too.
+  // Sets the field: scalars have a shape too.
   proto.mutable_tensor_shape();
 }
 
@@ -261,7 +261,7 @@ absl::StatusOr<TensorProto> TensorToProto(const Tensor& tensor, size_t max_bytes
   FERRY_RETURN_IF_ERROR(CheckOnHost(tensor, "encode"));
   TensorProto proto;
   FillTensorHeader(tensor, proto);
-  // Each string has a tag and a length: a thousand million empty ones are 2 GB.
+  // Each string has a tag and a length: 10^9 empty ones are 2 GB.
   size_t bytes = proto.ByteSizeLong();
   if (tensor.dtype() == DataType::kString) {
     for (const std::string& each : tensor.strings()) bytes += FieldBytes(each.size());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Device: one host memory or one GPU of a node, as every part of Ferry talks about it.
+// Device: the host memory or one GPU of a node.
 #ifndef FERRY_TOPOLOGY_DEVICE_H_
 #define FERRY_TOPOLOGY_DEVICE_H_
 
@@ -14,16 +14,16 @@ namespace ferry {
 
 enum class DeviceKind { kHost = 0, kGpu = 1 };
 
-// "host" or "gpu", the word that stands in device names.
+// "host" or "gpu", as used in device names.
 absl::string_view DeviceKindName(DeviceKind kind);
 
-// The kind that `name` ("host", "gpu") stands for, or nothing.
+// The kind called `name` ("host", "gpu"), or nullopt.
 std::optional<DeviceKind> ParseDeviceKind(absl::string_view name);
 
 // A plain value; thread-compatible.
 struct Device {
   DeviceKind kind = DeviceKind::kHost;
-  int ordinal = 0;         // index among the devices of its kind on its node, as the driver counts
+  int ordinal = 0;         // index among the devices of its kind on its node, in the driver's order
   std::string name;        // product name: "NVIDIA H200", "AMD EPYC 7742 64-Core Processor"
   std::string vendor;      // "NVIDIA", "AuthenticAMD"; empty when unknown
   std::string uuid;        // "GPU-6d3f..."; empty for hosts and when unknown
@@ -44,8 +44,8 @@ std::string DeviceName(const Device& device);
 // "node3/gpu:1": the device's name within the job.
 std::string DeviceName(int32_t node_id, const Device& device);
 
-// Whether the fabric id names a fabric: not empty, and with a cluster uuid that is not all zeros,
-// which is what machines report whose NVLinks end inside the machine.
+// True if the id names a fabric: not empty, and with a nonzero cluster uuid. Machines whose
+// NVLinks end inside the machine report a zero uuid.
 bool IsFabric(absl::string_view fabric_uuid);
 
 // One line for logs and test failures: "gpu:1 NVIDIA H200 0000:19:00.0 sm_90 numa 0 ...".

@@ -14,20 +14,20 @@
 
 namespace ferry {
 
-// Used by the coordinator: Add for each node's report, then Build once complete() says so.
-// A value without locks: thread-compatible. Owned by whoever serves the job.
+// Used by the coordinator: Add for each node's report, then Build once complete() is true. A value
+// without locks: thread-compatible. Owned by the job's server.
 class Enumeration final {
  public:
   // For the nodes 0 to node_count - 1.
   explicit Enumeration(int node_count) : node_count_(node_count) {}
 
-  // Takes one node's report. The same report again is fine and changes nothing.
-  // Errors: INVALID_ARGUMENT if it is not valid by itself; FAILED_PRECONDITION for a node id that
-  // is not of the job; INTERNAL, as JAX's clients expect, if the node reported something else
-  // before (the difference is named).
+  // Adds one node's report. Repeating an identical report has no effect.
+  //   Errors: INVALID_ARGUMENT if the report is invalid by itself; FAILED_PRECONDITION for a node
+  //   id that is not of the job; INTERNAL, as JAX's clients expect, naming the difference, if the
+  //   node's previous report was different.
   absl::Status Add(const LocalTopology& topology);
 
-  // Forgets a node that left, so that its successor may report other devices.
+  // Removes a node that left, so that its successor may report other devices.
   void Remove(int32_t node_id) { nodes_.erase(node_id); }
 
   bool complete() const { return static_cast<int>(nodes_.size()) == node_count_; }

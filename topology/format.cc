@@ -22,14 +22,14 @@ constexpr absl::string_view kGap = "  ";
 
 using Rows = std::vector<std::vector<std::string>>;
 
-// The devices to show and how to ask for their links, whichever topology they come from.
+// The devices to show and a function for their links, independent of the kind of topology.
 struct View {
   std::vector<std::string> names;
   std::vector<const Device*> devices;
   std::function<Link(int, int)> link;
 };
 
-// Columns as wide as their widest cell, all to the left, no blanks at the ends of lines.
+// Pads columns to their widest cell, left-aligned, without trailing blanks.
 std::string Aligned(const Rows& rows) {
   std::vector<size_t> widths;
   for (const std::vector<std::string>& row : rows) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Topologies for people (an aligned matrix), for programs (JSON) and for Graphviz.
+// Formats topologies as text (an aligned matrix), JSON and Graphviz.
 #ifndef FERRY_TOPOLOGY_FORMAT_H_
 #define FERRY_TOPOLOGY_FORMAT_H_
 
@@ -10,17 +10,16 @@
 
 namespace ferry {
 
-// A table of the devices, then a matrix in the manner of nvidia-smi topo -m, then what its words
-// mean. The matrix's title gives its direction; rows and columns are aligned; only words that occur
-// are explained. Of a job with more than `max_matrix_devices` devices the matrix shows the first
-// ones, and says so.
+// A table of the devices, then a matrix in the style of nvidia-smi topo -m, then a legend of the
+// link types that occur. The matrix's title gives its direction; rows and columns are aligned. For
+// a job with more than `max_matrix_devices` devices the matrix shows the first ones, and says so.
 std::string FormatText(const LocalTopology& topology, int max_matrix_devices = 64);
 std::string FormatText(const GlobalTopology& topology, int max_matrix_devices = 64);
 
-// One JSON object, indented: devices with all that is known of them, and links as pairs of device
-// names. A job's object also has its nodes, partitions and counts, and lists links within nodes
-// only: those between nodes follow from machines and fabrics (see GlobalTopology::LinkBetween), and
-// there are too many of them.
+// One JSON object, indented: devices with all known fields, and links as pairs of device names. A
+// job's object also has its nodes, partitions and counts, and lists links within nodes only: links
+// between nodes follow from machines and fabrics (see GlobalTopology::LinkBetween) and are too
+// many.
 std::string FormatJson(const LocalTopology& topology);
 std::string FormatJson(const GlobalTopology& topology);
 

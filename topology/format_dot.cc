@@ -10,7 +10,7 @@
 namespace ferry {
 namespace {
 
-// A Graphviz string: only the quote and the backslash need care.
+// Escapes a Graphviz string: only quotes and backslashes need it.
 std::string Dot(absl::string_view text) {
   return absl::StrCat(
       "\"", absl::StrReplaceAll(text, {{"\\", "\\\\"}, {"\"", "\\\""}, {"\n", " "}}), "\"");

@@ -10,7 +10,7 @@
 namespace ferry {
 namespace {
 
-// Keys in the order in which they are set, which is the one that reads well.
+// Keeps keys in insertion order, for readability.
 using Json = nlohmann::ordered_json;
 
 std::string Name(absl::string_view text) { return std::string(text); }
@@ -54,8 +54,8 @@ Json NodeToJson(const LocalTopology& node) {
   return json;
 }
 
-// Strings of other people's hardware may not be UTF-8; those bytes are replaced rather than thrown
-// at.
+// Strings from drivers may not be UTF-8; invalid bytes are replaced, since dump() throws
+// otherwise.
 std::string Dump(const Json& json) {
   return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }

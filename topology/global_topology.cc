@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Building the global topology and answering for pairs of devices.
+// Builds the global topology and computes links between pairs of devices.
 #include "topology/global_topology.h"
 
 #include <algorithm>
@@ -49,7 +49,8 @@ absl::Status CheckAcrossNodes(const std::vector<LocalTopology>& nodes) {
   return absl::OkStatus();
 }
 
-// What one node knows of two PCI bus ids, or DIS. Nodes of one machine often see all its GPUs.
+// The link one node knows between two PCI bus ids, or DIS. Nodes of one machine often see all its
+// GPUs.
 Link LinkOfBusIds(const LocalTopology& node, const std::string& bus_a, const std::string& bus_b) {
   int a = -1;
   int b = -1;

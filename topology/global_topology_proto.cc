@@ -18,10 +18,10 @@
 namespace ferry {
 namespace {
 
-// More links than this are refused when a message expands; equal nodes share theirs on the wire.
+// The limit on links of an expanded message; on the wire equal nodes share theirs.
 constexpr size_t kMaxGlobalLinks = 1 << 24;
 
-// What nodes of one kind have in common.
+// The part that nodes with equal hardware share.
 LocalTopology WithoutIdentity(const LocalTopology& node) {
   LocalTopology common;
   common.devices = node.devices;
@@ -85,7 +85,7 @@ struct Totals {
   size_t host_count = 0;
 };
 
-// Checks counts before anything is expanded, so that a small hostile message stays small.
+// Checks counts before expanding anything, so that a small hostile message stays small.
 absl::StatusOr<Totals> CheckSizes(const v1::GlobalTopology& proto,
                                   const std::vector<ExpandedHardware>& hardware) {
   const int node_count = proto.node_id_deltas_size();

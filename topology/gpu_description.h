@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What TensorFlow's clients are told of a GPU.
+// The description of a GPU that TensorFlow's clients receive.
 #ifndef FERRY_TOPOLOGY_GPU_DESCRIPTION_H_
 #define FERRY_TOPOLOGY_GPU_DESCRIPTION_H_
 

@@ -10,11 +10,10 @@
 
 namespace ferry {
 
-// Only `devices` and `links` of the topology, all of their fields.
+// Converts only `devices` and `links` of the topology, with all their fields.
 v1::Hardware HardwareToProto(const LocalTopology& topology);
 
-// Errors: INVALID_ARGUMENT for a kind of device this Ferry does not know. The rest is left to
-// Validate.
+// Errors: INVALID_ARGUMENT for an unknown device kind. Validate checks the rest.
 absl::StatusOr<LocalTopology> HardwareFromProto(const v1::Hardware& proto);
 
 }  // namespace ferry

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The host device, through hwloc and /proc.
+// Discovers the host device through hwloc and /proc.
 #include "topology/host_discovery.h"
 
 #include <hwloc.h>
@@ -18,7 +18,7 @@
 namespace ferry {
 namespace {
 
-// Source: proc(5). New at each boot and one for all containers of a machine.
+// Source: proc(5). New at each boot and shared by all containers of a machine.
 constexpr char kBootIdPath[] = "/proc/sys/kernel/random/boot_id";
 
 struct TopologyDestroyer {
@@ -27,8 +27,8 @@ struct TopologyDestroyer {
 using HwlocTopology = std::unique_ptr<std::remove_pointer_t<hwloc_topology_t>, TopologyDestroyer>;
 
 HwlocTopology LoadHwloc() {
-  // The library retries with ever larger sets until the kernel accepts one; if a seccomp profile
-  // denies the call, it never returns.
+  // hwloc retries with ever larger sets until the kernel accepts one; if a seccomp profile denies
+  // the call, it never returns.
   cpu_set_t cores;
   const bool is_refused = sched_getaffinity(0, sizeof(cores), &cores) != 0 && errno != EINVAL;
   if (is_refused) return nullptr;
@@ -53,13 +53,13 @@ int CountOf(hwloc_topology_t topology, hwloc_obj_type_t type) {
 HostDiscovery DiscoverHost() {
   HostDiscovery host;
   char name[256] = "";
-  // The last byte stays zero when a longer name is cut off.
+  // Keeps the terminating zero when a longer name is truncated.
   if (gethostname(name, sizeof(name) - 1) == 0) host.host_name = name;
   std::ifstream(kBootIdPath) >> host.boot_id;
   host.device.kind = DeviceKind::kHost;
-  // The kernel's total, not hwloc's, which adds up NUMA nodes: a virtual machine whose memory grew
-  // after boot (virtio-mem) was seen to report 6 of its 24 GiB there.
-  // A control group's limit applies if it is smaller, since placement has to respect it.
+  // The kernel's total, not hwloc's sum over NUMA nodes: a virtual machine whose memory grew after
+  // boot (virtio-mem) was seen to report 6 of its 24 GiB there. A smaller cgroup limit applies
+  // instead, since placement has to respect it.
   host.device.memory_bytes = Usable().memory_bytes;
 
   const HwlocTopology topology = LoadHwloc();

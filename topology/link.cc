@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Words and nominal bandwidths of the path ladder.
+// Names and nominal bandwidths of link types.
 #include "topology/link.h"
 
 #include "absl/strings/str_cat.h"

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ladder of paths between two devices, near to far, in the words NCCL and nvidia-smi users
-// know.
+// Link types between two devices, near to far, with NCCL's and nvidia-smi's names.
 #ifndef FERRY_TOPOLOGY_LINK_H_
 #define FERRY_TOPOLOGY_LINK_H_
 
@@ -14,9 +13,9 @@
 
 namespace ferry {
 
-// Rungs in order: a smaller value is nearer. The values are on the wire
-// (proto/ferry_topology.proto). Source: NCCL src/include/graph.h (PATH_*), and nvidia-smi topo -m
-// for NODE, which NCCL does not tell apart.
+// In order: a smaller value is nearer. The values are on the wire (proto/ferry_topology.proto).
+// Source: NCCL src/include/graph.h (PATH_*), and nvidia-smi topo -m for NODE, which NCCL does not
+// distinguish.
 enum class LinkType {
   kLoc = 0,
   kNvl = 1,
@@ -36,16 +35,17 @@ inline constexpr std::array<LinkType, 9> kLinkTypes = {
 // "LOC", "NVL", ... "DIS".
 absl::string_view LinkTypeName(LinkType type);
 
-// One sentence on what data crosses on this rung.
+// One sentence on what data crosses on such a link.
 absl::string_view ExplainLinkType(LinkType type);
 
-// The rung called `name`, in capitals, or nothing.
+// The link type called `name`, in capitals, or nullopt.
 std::optional<LinkType> ParseLinkType(absl::string_view name);
 
-// Whether `a` stands on a nearer rung than `b`.
+// True if `a` is nearer than `b`.
 bool IsNearer(LinkType a, LinkType b);
 
-// What is known of the path between two devices. A plain value; the same in both directions.
+// The known properties of the path between two devices. A plain value; the same in both
+// directions.
 struct Link {
   LinkType type = LinkType::kDis;  // the best path
   LinkType pcie = LinkType::kDis;  // the best path that uses no NVLink; kDis when unknown

@@ -13,7 +13,7 @@
 namespace ferry {
 namespace {
 
-// Where the link of the ordered pair (first, second) is or belongs.
+// The position of the link of the ordered pair (first, second), or where to insert it.
 template <typename Links>
 auto FindLink(Links& links, int first, int second) {
   return std::lower_bound(links.begin(), links.end(), std::make_pair(first, second),

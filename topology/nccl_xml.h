@@ -15,14 +15,14 @@
 
 namespace ferry {
 
-// The elements NCCL knows, each in its place: system > cpu > pci > (pci, gpu > (nvlink, c2c), nic >
-// (net, gin, rma), pcilink); a nic may also stand in a cpu. Source: NCCL src/graph/xml.cc, the load
-// handlers; src/graph/topo.cc for gin and rma.
+// The elements known to NCCL and their nesting: system > cpu > pci > (pci, gpu > (nvlink, c2c),
+// nic > (net, gin, rma), pcilink); a nic may also be in a cpu. Source: NCCL src/graph/xml.cc, the
+// load handlers; src/graph/topo.cc for gin and rma.
 enum class NcclElementKind {
   kSystem,   // the machine
   kCpu,      // one NUMA node
   kPci,      // a PCI function: a switch with children, a GPU or a NIC
-  kGpu,      // what CUDA says of the GPU of the pci element around it
+  kGpu,      // what CUDA reports for the GPU of the enclosing pci element
   kNvlink,   // `count` NVLinks from the GPU to `target`, of PCI class `tclass`
   kC2c,      // chip-to-chip links between the GPU and its CPU
   kPcilink,  // a direct connection between two PCI switches
@@ -42,19 +42,18 @@ struct NcclAttribute {
   friend bool operator==(const NcclAttribute&, const NcclAttribute&) = default;
 };
 
-// One element with everything below it. A value; thread-compatible. Attributes that Ferry does not
-// know are kept.
+// An element with its descendants. A value type; thread-compatible. Unknown attributes are kept.
 struct NcclElement {
   NcclElementKind kind = NcclElementKind::kSystem;
   std::vector<NcclAttribute> attributes;
   std::vector<NcclElement> children;
-  int line = 0;  // where it was read; 0 if it was made; not compared
+  int line = 0;  // the line it was read from; 0 if generated; not compared
 
-  // The value of the attribute called `name`, or nothing.
+  // The value of the attribute called `name`, or nullopt.
   std::optional<absl::string_view> Attribute(absl::string_view name) const;
 
-  // Its value as a whole number, or `fallback` if it is absent or empty. REQUIRES: it passed the
-  // reader's check.
+  // The attribute as an integer, or `fallback` if it is absent or empty. REQUIRES: the reader has
+  // validated it.
   int NumberOr(absl::string_view name, int fallback) const;
 
   friend bool operator==(const NcclElement& a, const NcclElement& b) {
@@ -64,8 +63,8 @@ struct NcclElement {
 
 struct NcclTopology {
   NcclElement system;
-  // Elements and attributes NCCL would skip, as "line 12: <foo>"; they are not kept and not
-  // compared.
+  // Elements and attributes that NCCL would skip, as "line 12: <foo>"; not kept in the tree and
+  // not compared.
   std::vector<std::string> ignored;
 
   friend bool operator==(const NcclTopology& a, const NcclTopology& b) {
@@ -73,7 +72,7 @@ struct NcclTopology {
   }
 };
 
-// Limits on files; generous beside NCCL's own 256 to 65536 elements.
+// Limits on files; larger than NCCL's own 256 to 65536 elements.
 inline constexpr size_t kMaxNcclXmlBytes = size_t{16} << 20;
 inline constexpr size_t kMaxNcclXmlElements = 65536;
 inline constexpr int kMaxNcclXmlDepth = 64;
@@ -81,37 +80,37 @@ inline constexpr int kMaxNcclXmlDepth = 64;
 inline constexpr size_t kMaxNcclXmlTextBytes = 254;
 inline constexpr size_t kMaxNcclXmlAttributes = 16;
 
-// Reads the XML text of a topology.
-// Errors: INVALID_ARGUMENT beginning with "line N: <element>" for: XML that is malformed or ends
-// early; a document type or an entity; an element in a place where NCCL does not look for it; a
-// missing or repeated attribute; a number or bus id that is none; a bus id that appears twice, on
-// its own ancestor or elsewhere; a version other than 1. RESOURCE_EXHAUSTED above one of the
-// limits.
+// Parses the XML text of a topology.
+//   Errors: INVALID_ARGUMENT beginning with "line N: <element>" for: XML that is malformed or ends
+//   early; a document type or an entity; an element where NCCL does not expect it; a missing or
+//   repeated attribute; an invalid number or bus id; a bus id that appears twice, on its own
+//   ancestor or elsewhere; a version other than 1. RESOURCE_EXHAUSTED above one of the limits.
 absl::StatusOr<NcclTopology> ReadNcclXml(absl::string_view text);
 
 // Reads a file. Errors: as ReadNcclXml, with the path in front; NOT_FOUND if it cannot be opened.
 absl::StatusOr<NcclTopology> ReadNcclXmlFile(const std::string& path);
 
-// The XML text, in NCCL's layout: two spaces a level, one element a line.
-// Reading it gives an equal topology.
+// Returns the XML text in NCCL's layout: two spaces per level, one element per line. Reading it
+// gives an equal topology.
 std::string WriteNcclXml(const NcclTopology& topology);
 
-// The GPUs of the file and the paths between them, as NCCL's ladder has them:
+// Returns the GPUs of the file and the paths between them, classified as NCCL does:
 //   NVL: NVLinks between the two, or from both to NVSwitches.
-//   PIX: one PCIe switch; PXB: several, or switches joined by a pcilink; PHB: one cpu element; SYS:
-//   two; NET: cpu elements of different hosts (host_hash).
-// NCCL knows no NODE. A two-level Broadcom switch counts as one, as in NCCL. NVLink through a third
-// GPU, or through the CPU of POWER machines, is not NVL here: no transport of ours goes that way.
-// A device for each pci element of a display class (0x03...), numbered by gpu/@dev if all have
-// different ones, else in the order of the file. Host name, boot id and sizes are not in such files
-// and stay empty. Errors: INVALID_ARGUMENT if there are more GPUs than kMaxDevicesPerNode.
+//   PIX: one PCIe switch; PXB: several, or switches joined by a pcilink; PHB: one cpu element;
+//   SYS: two; NET: cpu elements of different hosts (host_hash).
+// NCCL has no NODE. A two-level Broadcom switch counts as one, as in NCCL. NVLink through a third
+// GPU, or through the CPU of POWER machines, is not NVL here: no transport of Ferry uses such a
+// path. There is a device for each pci element of a display class (0x03...), numbered by gpu/@dev
+// if all have different ones, else in file order. Host name, boot id and sizes are not in such
+// files and stay empty.
+//   Errors: INVALID_ARGUMENT if there are more GPUs than kMaxDevicesPerNode.
 absl::StatusOr<LocalTopology> ToLocalTopology(const NcclTopology& topology);
 
-// The other way: the smallest tree of PCI switches that has the same ladder between the GPUs, with
-// made-up bus ids "ffff:ff:..." for the switches as cloud vendors' files have them. NCCL completes
-// it when it loads it. What the format cannot say is lost: host devices, UUIDs, sizes, and NODE,
-// which becomes PHB. Errors: FAILED_PRECONDITION if a GPU's bus id is not known, or two GPUs (MIG
-// slices) share one.
+// The inverse: returns the smallest tree of PCI switches with the same link types between the
+// GPUs. The switches have made-up bus ids "ffff:ff:...", as in cloud vendors' files; NCCL
+// completes the tree when it loads it. What the format cannot express is lost: host devices,
+// UUIDs, sizes, and NODE, which becomes PHB.
+//   Errors: FAILED_PRECONDITION if a GPU's bus id is unknown, or two GPUs (MIG slices) share one.
 absl::StatusOr<NcclTopology> ToNcclTopology(const LocalTopology& topology);
 
 }  // namespace ferry

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// NCCL's path ladder between the GPUs of a topology file.
+// Computes NCCL's link types between the GPUs of a topology file.
 // Source: NCCL src/graph/topo.cc (how elements become nodes and links), src/graph/paths.cc (path
 // types).
 #include <algorithm>
@@ -26,17 +26,18 @@ namespace {
 constexpr absl::string_view kGpuClassPrefix = "0x03";
 constexpr absl::string_view kNpuClass = "0x068001";  // the NVLink bridge of POWER CPUs
 
-// A pci element on the way from the CPU down to a GPU.
+// A pci element on the path from the CPU to a GPU.
 struct Bridge {
   const NcclElement* pci = nullptr;
-  bool flattened = false;  // the lower half of a switch whose upper half is the bridge before
+  bool flattened = false;  // the lower half of a switch whose upper half is the previous bridge
 };
 
 struct Gpu {
   const NcclElement* cpu = nullptr;
   const NcclElement* pci = nullptr;
-  const NcclElement* gpu = nullptr;  // null in files that leave the GPUs to detection
-  std::vector<Bridge> bridges;       // from the CPU down
+  const NcclElement* gpu =
+      nullptr;                  // null in files without gpu elements, which NCCL detects itself
+  std::vector<Bridge> bridges;  // in order from the CPU
   std::string bus_id;
   absl::flat_hash_map<std::string, int> nvlinks;  // to other GPUs, by bus id
   int switch_nvlinks = 0;
@@ -57,7 +58,7 @@ bool IsGpu(const NcclElement& pci) {
                      [](const NcclElement& child) { return child.kind == NcclElementKind::kGpu; });
 }
 
-// Broadcom's PEX switches show two levels although every pair of ports has full bandwidth.
+// Broadcom's PEX switches appear as two levels although every pair of ports has full bandwidth.
 // Returns the generation whose upper (level 0) or lower (level 1) half the element is, or 0.
 // Source: NCCL src/graph/topo.cc, getBcmGen.
 int BroadcomGeneration(const NcclElement& pci, int level) {
@@ -97,8 +98,8 @@ void CollectGpus(const NcclElement& cpu, const NcclElement& parent, std::vector<
   }
 }
 
-// Sorts the NVLinks of each GPU by what they lead to. Without a class, a target that is no GPU of
-// the file is taken for a switch, as NCCL does for those a virtual machine does not show.
+// Classifies the NVLinks of each GPU by target. Without a class, a target that is not a GPU of the
+// file counts as a switch, as NCCL assumes for switches hidden from a virtual machine.
 void ReadNvlinks(std::vector<Gpu>& gpus) {
   absl::flat_hash_set<std::string> bus_ids;
   for (const Gpu& gpu : gpus) bus_ids.insert(gpu.bus_id);
@@ -120,7 +121,7 @@ void ReadNvlinks(std::vector<Gpu>& gpus) {
   }
 }
 
-// Whether a switch above one GPU is joined by a pcilink to a switch above the other.
+// True if a pcilink joins a switch above one GPU to a switch above the other.
 bool ArePcilinked(const Gpu& from, const Gpu& to) {
   for (const Bridge& bridge : from.bridges) {
     for (const NcclElement& link : bridge.pci->children) {
@@ -147,7 +148,7 @@ LinkType PciePath(const Gpu& a, const Gpu& b) {
   if (common == 0) {
     return ArePcilinked(a, b) || ArePcilinked(b, a) ? LinkType::kPxb : LinkType::kPhb;
   }
-  // Below the last common switch, any switch that is not its other half is one more to cross.
+  // Below the last common switch, each further switch that is not its other half is crossed too.
   for (const Gpu* gpu : {&a, &b}) {
     for (size_t i = common; i < gpu->bridges.size(); ++i) {
       if (!gpu->bridges[i].flattened) return LinkType::kPxb;
@@ -170,7 +171,7 @@ Link PathBetween(const Gpu& a, const Device& device, const Gpu& b) {
                 device.compute_minor);
 }
 
-// Whether every GPU has a number of its own.
+// True if every GPU has a distinct number.
 bool HaveOrdinals(const std::vector<Gpu>& gpus) {
   std::set<int> ordinals;
   for (const Gpu& gpu : gpus) {

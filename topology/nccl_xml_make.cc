@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A topology file made from the ladder between the GPUs of a node.
+// Generates a topology file from the link types between the GPUs of a node.
 #include <algorithm>
 #include <map>
 #include <string>
@@ -21,7 +21,7 @@ namespace {
 constexpr absl::string_view kGpuClass = "0x030200";
 constexpr absl::string_view kBridgeClass = "0x060400";
 constexpr absl::string_view kSwitchClass = "0x068000";
-// What NCCL writes for an NVSwitch that it cannot see. Source: NCCL src/graph/xml.cc.
+// NCCL's placeholder for an NVSwitch that it cannot see. Source: NCCL src/graph/xml.cc.
 constexpr absl::string_view kUnseenSwitch = "fffffff:ffff:ff";
 
 using Members = std::vector<int>;  // indexes of devices
@@ -63,8 +63,7 @@ class Maker final {
   }
 
  private:
-  // One cpu element per NUMA node. Where none is known, one per group that meets below the SYS
-  // rung.
+  // One cpu element per NUMA node; if none is known, one per group connected nearer than SYS.
   std::map<int, Members> ByNumaNode(const Members& gpus) const {
     std::map<int, Members> groups;
     bool known = false;
@@ -78,8 +77,8 @@ class Maker final {
     return groups;
   }
 
-  // Splits `members` into groups whose members reach each other over PCIe on `rung` or nearer, in
-  // steps.
+  // Splits `members` into groups whose members are connected, transitively, by PCIe links of type
+  // `rung` or nearer.
   std::vector<Members> Groups(const Members& members, LinkType rung) const {
     std::vector<Members> groups;
     for (const int member : members) {

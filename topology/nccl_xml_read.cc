@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reading NCCL's topology XML: structure first, then elements and values, each error with its
-// place.
+// Reads NCCL's topology XML: structure first, then elements and values, each error with its line.
 #include <algorithm>
 #include <array>
 #include <cerrno>
@@ -43,7 +42,7 @@ constexpr absl::string_view kAmpersand = "'&' that is none of &amp; &lt; &gt; &q
 
 std::string Shown(absl::string_view text) { return absl::CEscape(text.substr(0, kShownBytes)); }
 
-// "<cpu>": of an element that may be called anything.
+// "<cpu>": for an element that may have any name.
 std::string ShownName(absl::string_view name) {
   return absl::StrCat("<", absl::CEscape(name.substr(0, kShownNameBytes)), ">");
 }
@@ -53,13 +52,13 @@ bool IsEntity(absl::string_view text) {
                      [text](const auto& entity) { return absl::StartsWith(text, entity.first); });
 }
 
-// REQUIRES: its entities are predefined ones.
+// REQUIRES: only predefined entities.
 std::string WithoutEntities(absl::string_view value) {
   return absl::StrReplaceAll(value, kEntities);
 }
 
-// The offset of the element behind the first `max_elements`, or the end. What looks like an element
-// in a comment counts too.
+// Returns the offset of the element behind the first `max_elements`, or the end. Tags in comments
+// count too.
 size_t FindElementLimit(absl::string_view text, size_t max_elements) {
   size_t count = 0;
   for (size_t at = text.find('<'); at < text.size(); at = text.find('<', at + 1)) {
@@ -70,11 +69,10 @@ size_t FindElementLimit(absl::string_view text, size_t max_elements) {
   return text.size();
 }
 
-// A text that is one element with properly nested elements in it and nothing else but comments and
-// processing instructions: no document type, no entities beyond the five predefined ones, no text.
-// The parser is more lenient than that, and says less of what is wrong, so that its tree is looked
-// through, which is there as far as it came. It keeps the tree in memory linear in the text and
-// neither it nor what is here recurses.
+// Accepts one element with properly nested elements and otherwise only comments and processing
+// instructions: no document type, no entities beyond the five predefined ones, no text. The parser
+// is more lenient and its errors say less, so its tree, partial after an error, is checked here.
+// The tree's memory is linear in the text, and neither the parser nor this code recurses.
 class XmlDocument final {
  public:
   // `text` outlives it.
@@ -90,14 +88,14 @@ class XmlDocument final {
     if (const size_t zero = text_.find('\0'); zero != absl::string_view::npos) {
       return Error(zero, "a zero byte: this is no UTF-8 text");
     }
-    // Before there is a tree of them.
+    // Checked before a tree of them is built.
     const size_t limit = FindElementLimit(text_, kMaxNcclXmlElements);
-    // Values keep their entities, and what is not to be there its place in the tree.
+    // Entities in values are kept, and forbidden nodes are kept in the tree to be reported.
     constexpr unsigned kOptions = pugi::parse_cdata | pugi::parse_doctype | pugi::parse_fragment |
                                   pugi::parse_eol | pugi::parse_wconv_attribute;
     const pugi::xml_parse_result result =
         document_.load_buffer(text_.data(), limit, kOptions, pugi::encoding_utf8);
-    // What it has come to stands before what it has failed at.
+    // Errors in the parsed part come before the point where the parser failed.
     FERRY_RETURN_IF_ERROR(CheckTree());
     const auto failed_at = static_cast<size_t>(std::max<ptrdiff_t>(result.offset, 0));
     // The last byte stands for the end.
@@ -114,15 +112,15 @@ class XmlDocument final {
 
   pugi::xml_node root() const { return document_.document_element(); }
 
-  // Of an element.
+  // The line of an element.
   int Line(const pugi::xml_node& node) const { return LineAt(Offset(node)); }
 
  private:
-  // Where a tag ends, or what is wrong with it.
+  // The end of a tag, or its first error.
   struct TagEnd {
-    // Behind its '>'.
+    // The offset after its '>'.
     size_t end = 0;
-    // Empty: nothing that is seen from here.
+    // Empty if no error is visible here.
     absl::string_view fault;
   };
 
@@ -227,7 +225,8 @@ class XmlDocument final {
     return Error(Offset(last_), absl::StrCat(ShownName(last_.name()), ": ", result.description()));
   }
 
-  // What comes after the last element that opens: closing tags, up to one that does not fit.
+  // Checks what follows the last opened element: closing tags, up to the first that does not
+  // match.
   absl::Status NestingError() const {
     pugi::xml_node open = last_ ? last_ : document_;
     size_t at = 0;
@@ -238,7 +237,7 @@ class XmlDocument final {
     while ((at = text_.find('<', at)) != absl::string_view::npos) {
       const absl::string_view rest = text_.substr(at);
       if (!absl::StartsWith(rest, "</")) {
-        // A comment or an instruction.
+        // A comment or a processing instruction.
         const bool is_comment = absl::StartsWith(rest, "<!--");
         const size_t last = is_comment ? rest.find("-->", 4) : rest.find("?>", 2);
         at += std::min(last, rest.size() - 1) + 1;
@@ -260,7 +259,7 @@ class XmlDocument final {
                                             " is still open where the file ends"));
   }
 
-  // Of the tag whose name is at `offset`; with a fault, where that is.
+  // Finds the end of the tag whose name is at `offset`; on an error, `end` is the error's offset.
   TagEnd FindTagEnd(size_t offset) const {
     char quote = '\0';
     for (size_t at = offset; at < text_.size(); ++at) {
@@ -279,12 +278,12 @@ class XmlDocument final {
             quote == '\0' ? "the file ends within the tag" : "the file ends within a quoted value"};
   }
 
-  // In the text: of an element's name, or of a text's beginning.
+  // The offset in the text of an element's name, or of the beginning of a text node.
   static size_t Offset(const pugi::xml_node& node) {
     return static_cast<size_t>(std::max<ptrdiff_t>(node.offset_debug(), 0));
   }
 
-  // Goes on from where it was asked last: it is asked in the order of the text, but for errors.
+  // Continues from the previous call: calls come in text order, except for errors.
   int LineAt(size_t offset) const {
     const size_t end = std::min(offset, text_.size());
     if (end < line_offset_) {
@@ -311,7 +310,7 @@ class XmlDocument final {
 
   const absl::string_view text_;
   pugi::xml_document document_;
-  // The element that opens last, of those that were looked at.
+  // The last opened element among those that were checked.
   pugi::xml_node last_;
   mutable size_t line_offset_ = 0;
   mutable int line_ = 1;
@@ -340,8 +339,8 @@ class Reader final {
   }
 
  private:
-  // Fills `element` from `node`. Recursion is as deep as the document's limit allows.
-  //   ancestors: bus ids of the pci elements around, each in '/'.
+  // Fills `element` from `node`. Recursion is bounded by the document's depth limit.
+  //   ancestors: bus ids of the enclosing pci elements, each in '/'.
   absl::Status Element(const pugi::xml_node& node, const NcclElementSpec& spec,
                        const std::string& ancestors, NcclElement& element) {
     element.kind = spec.kind;
@@ -405,7 +404,7 @@ class Reader final {
     return absl::OkStatus();
   }
 
-  // Bus ids are identities: one that comes again would make the tree a graph, perhaps with a cycle.
+  // Bus ids are identities: a repeated one would make the tree a graph, perhaps with a cycle.
   absl::StatusOr<std::string> BusId(const pugi::xml_node& node, const NcclElement& element,
                                     const std::string& ancestors) {
     const std::string bus_id = *NormalizePciBusId(*element.Attribute("busid"));
@@ -430,7 +429,7 @@ class Reader final {
 
   int Line(const pugi::xml_node& node) const { return document_->Line(node); }
 
-  // <pci busid="0000:19:00.0">, or the plain tag of elements without identity.
+  // <pci busid="0000:19:00.0">, or the plain tag for elements without an identity.
   static std::string Tag(const pugi::xml_node& node) {
     for (const char* name : {"busid", "numaid", "dev", "target"}) {
       const pugi::xml_attribute attribute = node.attribute(name);
@@ -441,7 +440,7 @@ class Reader final {
     return absl::StrCat("<", Shown(node.name()), ">");
   }
 
-  // The limits on files allow a million of them.
+  // Bounded: within the limits, a file may have a million of them.
   void Ignore(const pugi::xml_node& node, absl::string_view what) {
     if (topology_.ignored.size() >= kMaxIgnored) return;
     topology_.ignored.push_back(
@@ -478,7 +477,7 @@ absl::StatusOr<NcclTopology> ReadNcclXmlFile(const std::string& path) {
   if (file == nullptr) {
     return absl::NotFoundError(absl::StrCat(path, ": ", std::strerror(errno)));
   }
-  // One byte more than the limit, so that a longer file, or an endless one, is seen to be too long.
+  // One byte more than the limit, so that a longer file, or an endless one, is detected.
   std::string text(kMaxNcclXmlBytes + 1, '\0');
   text.resize(std::fread(text.data(), 1, text.size(), file.get()));
   if (std::ferror(file.get()) != 0) {

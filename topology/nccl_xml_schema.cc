@@ -68,7 +68,7 @@ const NcclElementSpec kElements[] = {
     {NcclElementKind::kRma, "rma", "<nic>", kNetAttributes},
 };
 
-// Digits behind "0x", or nothing; `digits` are those of a number that has no "0x".
+// Parses the digits behind "0x", or returns nullopt; `digits` are those of a number without "0x".
 std::optional<uint64_t> ParseUnsigned(absl::string_view text) {
   int base = 10;
   if (absl::ConsumePrefix(&text, "0x") || absl::ConsumePrefix(&text, "0X")) base = 16;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which elements and attributes NCCL's topology XML has, and what their values look like.
+// The elements and attributes of NCCL's topology XML, and the types of their values.
 #ifndef FERRY_TOPOLOGY_NCCL_XML_SCHEMA_H_
 #define FERRY_TOPOLOGY_NCCL_XML_SCHEMA_H_
 
@@ -14,7 +14,7 @@ namespace ferry {
 
 enum class NcclValueKind {
   kText,
-  kInteger,  // decimal or 0x hexadecimal, perhaps negative, within 32 bits
+  kInteger,  // decimal or 0x hexadecimal, may be negative, within 32 bits
   kHex64,    // 0x hexadecimal or decimal, within 64 bits
   kDecimal,  // a number with an optional fraction
   kBusId,    // a PCI bus id
@@ -31,22 +31,22 @@ struct NcclAttributeSpec {
 struct NcclElementSpec {
   NcclElementKind kind = NcclElementKind::kSystem;
   absl::string_view name;
-  absl::string_view parents;  // for people: "<cpu> or <pci>"
+  absl::string_view parents;  // for error texts: "<cpu> or <pci>"
   absl::Span<const NcclAttributeSpec> attributes;
 };
 
-// The element called `name`, or null.
+// Returns the element called `name`, or null.
 const NcclElementSpec* FindNcclElement(absl::string_view name);
 const NcclElementSpec& NcclElementSpecOf(NcclElementKind kind);
 
-// Whether NCCL looks for `child` inside `parent`.
+// True if NCCL reads `child` inside `parent`.
 bool IsNcclChild(NcclElementKind parent, NcclElementKind child);
 
-// What is wrong with a value, for people ("is not a whole number"), or nothing.
+// Returns what is wrong with a value, for error texts ("is not a whole number"), or nullopt.
 std::optional<absl::string_view> CheckNcclValue(const NcclAttributeSpec& spec,
                                                 absl::string_view value);
 
-// A kInteger as NCCL reads it. Nothing if it is none.
+// Parses a kInteger as NCCL does; nullopt if it is malformed.
 std::optional<int> ParseNcclInteger(absl::string_view text);
 
 }  // namespace ferry

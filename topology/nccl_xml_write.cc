@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Access to and writing of NCCL's topology XML.
+// Accessors and the writer of NCCL's topology XML.
 #include <string>
 
 #include "absl/strings/str_cat.h"

@@ -32,7 +32,7 @@ bool EveryGpuIsInAFabric(absl::Span<const LocalTopology> nodes) {
   return any_gpu;
 }
 
-// Keys of machines and of fabrics never meet: their first letters differ.
+// Keys of machines and of fabrics are disjoint: their first letters differ.
 std::string MachineKey(const LocalTopology& node) {
   return node.boot_id.empty() ? absl::StrCat("node ", node.node_id)
                               : absl::StrCat("boot ", node.boot_id);

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which nodes of a job are close: partitions by NVLink fabric or by machine, and how regular they
-// are.
+// Groups a job's nodes into partitions by NVLink fabric or machine, and measures their regularity.
 #ifndef FERRY_TOPOLOGY_PARTITION_H_
 #define FERRY_TOPOLOGY_PARTITION_H_
 
@@ -14,9 +13,9 @@
 
 namespace ferry {
 
-// The partition of each node, by index; the rules are at BuildGlobalTopology.
+// Returns the partition of each node, by index; the rules are at BuildGlobalTopology.
 //   nodes: ascending by id.
-// Errors: INVALID_ARGUMENT if some nodes name a partition and some do not.
+//   Errors: INVALID_ARGUMENT if some nodes name a partition and some do not.
 absl::StatusOr<std::vector<int>> AssignPartitions(absl::Span<const LocalTopology> nodes);
 
 // REQUIRES: one partition per node.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// PCI bus ids in one spelling.
+// Normalises PCI bus ids.
 #include "topology/pci_bus_id.h"
 
 #include <algorithm>

@@ -22,7 +22,7 @@ constexpr size_t kDashes[] = {8, 13, 18, 23};
 
 bool IsLowerHex(char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); }
 
-// The 16 bytes of "8-4-4-4-12" lower-case hexadecimal digits, or nothing.
+// Returns the 16 bytes of "8-4-4-4-12" lower-case hexadecimal digits, or nullopt.
 std::optional<std::string> UuidToRaw(absl::string_view text) {
   if (text.size() != kUuidTextBytes) return std::nullopt;
   std::string digits;
@@ -40,7 +40,7 @@ std::string RawToUuid(absl::string_view raw) {
   return text;
 }
 
-// All strings as raw UUIDs behind one prefix, or nothing.
+// Returns all strings as raw UUIDs behind one prefix, or nullopt.
 std::optional<std::vector<std::string>> AllToRaw(absl::Span<const std::string> strings,
                                                  absl::string_view prefix) {
   std::vector<std::string> raws;

@@ -20,8 +20,8 @@ v1::StringColumn PackStrings(absl::Span<const std::string> strings);
 
 // Unpacks a column of `count` strings called `name` in errors.
 //   max_bytes: the longest string allowed.
-// Errors: INVALID_ARGUMENT if the column does not hold exactly `count` strings or is inconsistent
-// in itself.
+//   Errors: INVALID_ARGUMENT if the column does not hold exactly `count` strings or is
+//   inconsistent.
 absl::StatusOr<std::vector<std::string>> UnpackStrings(const v1::StringColumn& column, size_t count,
                                                        size_t max_bytes, absl::string_view name);
 

@@ -13,8 +13,8 @@
 namespace ferry {
 namespace {
 
-// A number of the wire as a count; absurd ones become the largest int, which Validate or a limit
-// refuses.
+// Converts a wire number to a count; too large ones become the largest int, which Validate or a
+// limit rejects.
 int ToInt(uint32_t value) {
   return static_cast<int>(
       std::min<uint32_t>(value, static_cast<uint32_t>(std::numeric_limits<int>::max())));

@@ -22,11 +22,11 @@ absl::StatusOr<LocalTopology> FromProto(const v1::LocalTopology& proto);
 
 v1::GlobalTopology ToProto(const GlobalTopology& topology);
 
-// Errors: INVALID_ARGUMENT if columns do not fit each other, an index names no hardware, or as
+// Errors: INVALID_ARGUMENT if columns do not match each other, an index is out of range, or as
 // BuildGlobalTopology; RESOURCE_EXHAUSTED if it would expand beyond the limits.
 absl::StatusOr<GlobalTopology> FromProto(const v1::GlobalTopology& proto);
 
-// The same through bytes. Equal topologies give equal bytes.
+// The same as bytes. Equal topologies give equal bytes.
 std::string SerializeTopology(const LocalTopology& topology);
 std::string SerializeTopology(const GlobalTopology& topology);
 absl::StatusOr<LocalTopology> ParseLocalTopology(absl::string_view bytes);

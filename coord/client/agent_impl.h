@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the parts of the agent share: its state, and asking and reading a reply.
+// Shared by the parts of the agent: its state, sending requests and reading replies.
 #ifndef FERRY_COORD_CLIENT_AGENT_IMPL_H_
 #define FERRY_COORD_CLIENT_AGENT_IMPL_H_
 
@@ -24,10 +24,10 @@
 
 namespace ferry::coord {
 
-// Of what a node says when it goes or has failed: it has little time for it, and the coordinator
-// finds out by itself.
+// Limit for a node's final messages on leaving or failing: little time is left, and the
+// coordinator detects the end by itself.
 inline constexpr absl::Duration kPartingTimeout = absl::Seconds(3);
-// As long as the longest wait that the coordinator grants.
+// The longest wait that the coordinator accepts.
 inline constexpr absl::Duration kLongestWait = absl::Hours(24 * 7);
 
 inline absl::Status StatusOf(const v1::Reply& reply) {
@@ -37,7 +37,7 @@ inline absl::Status StatusOf(const v1::Reply& reply) {
       reply.missing_nodes());
 }
 
-// The reply if it came and is good, else what went wrong.
+// Returns the reply if it arrived and is OK, else the error.
 inline absl::StatusOr<v1::Reply> Checked(absl::StatusOr<v1::Reply> reply) {
   if (!reply.ok()) return reply;
   if (absl::Status status = StatusOf(*reply); !status.ok()) return status;
@@ -54,14 +54,14 @@ class Agent::Impl final {
  public:
   explicit Impl(AgentOptions options) : options_(std::move(options)) {}
 
-  // Begins to look for the coordinator.
+  // Starts connecting to the coordinator.
   absl::Status Open() ABSL_LOCKS_EXCLUDED(mu_);
   // Waits for it, and for the other nodes.
   absl::Status Join() ABSL_LOCKS_EXCLUDED(mu_);
-  // Instead of joining: fails the nodes that do, or the first that comes, with
+  // Instead of joining: fails the nodes that do, or the first that registers, with
   // options_.cannot_join.
   absl::Status FailJoining();
-  // Ends Join, on another thread, with an error; the coordinator is told.
+  // Ends Join, on another thread, with an error; notifies the coordinator.
   void GiveUp(const absl::Status& why);
   // Leaves the job.
   absl::Status Part();
@@ -71,17 +71,17 @@ class Agent::Impl final {
     return has_failed_;
   }
 
-  // The answer to a request that is under way.
+  // The pending answer to a request.
   class Answer final {
    public:
     explicit Answer(SocketLoop& loop) : awaited_(loop) {}
 
-    // The reply, when it has come, which may itself hold an error.
+    // Waits for the reply, which may itself contain an error.
     absl::StatusOr<v1::Reply> WaitForAny() {
       awaited_.Wait();
       return std::move(reply_);
     }
-    // The good reply, when it has come.
+    // Waits for the reply; returns its error if it contains one.
     absl::StatusOr<v1::Reply> Wait() { return Checked(WaitForAny()); }
 
    private:
@@ -104,29 +104,29 @@ class Agent::Impl final {
     return answer;
   }
 
-  // Sends `request` and waits for the good reply.
+  // Sends `request` and waits for an OK reply.
   absl::StatusOr<v1::Reply> Ask(v1::Request request, absl::Duration timeout, std::string what,
                                 bool keeps_time = false) {
     return Begin(std::move(request), timeout, std::move(what), keeps_time)->Wait();
   }
 
-  // Asks what waits for nobody.
+  // Sends a request that does not wait for other nodes.
   absl::StatusOr<v1::Reply> AskQuickly(v1::Request request, std::string what) {
     const absl::Duration timeout = AnswerTimeout(request.ByteSizeLong());
     return Ask(std::move(request), timeout, std::move(what), /*keeps_time=*/true);
   }
-  // The same, without waiting.
+  // As AskQuickly, without waiting.
   void AskQuicklyAsync(v1::Request request, std::string what, AgentLink::ReplyCallback done) {
     const absl::Duration timeout = AnswerTimeout(request.ByteSizeLong());
     link_->CallAsync(std::move(request), timeout, std::move(what), std::move(done),
                      /*keeps_time=*/true);
   }
-  // Of a request of so many bytes that waits for nobody, on a network that carries a mebibyte a
-  // second.
+  // The timeout of a request of `bytes` that does not wait for other nodes, on a network that
+  // carries 1 MiB/s.
   absl::Duration AnswerTimeout(size_t bytes) const {
     return options_.answer_timeout + absl::Seconds(static_cast<double>(bytes) / (1 << 20));
   }
-  // Tells the coordinator of an error that ends this node's part.
+  // Reports an error that ends this node's participation.
   absl::Status Report(const absl::Status& error) {
     v1::Request request;
     request.mutable_report_error()->set_code(static_cast<int>(error.code()));
@@ -136,15 +136,15 @@ class Agent::Impl final {
         .status();
   }
 
-  // The coordinator has the place for another process, or no such place.
+  // The coordinator has given the node id to another process, or does not know it.
   bool is_refused() const { return is_refused_; }
-  // What Connect learnt; nullptr if it did not send devices.
+  // The topology that Connect received; nullptr if it did not send devices.
   const std::shared_ptr<const GlobalTopology>& topology() const { return topology_; }
   AgentLink& link() { return *link_; }
   const v1::Welcome& welcome() const { return welcome_; }
   uint64_t incarnation() const { return options_.incarnation; }
 
-  // The use of the barrier that is next, taken; FAILED_PRECONDITION while another call waits there.
+  // Takes the barrier's next use; FAILED_PRECONDITION while another call waits there.
   absl::StatusOr<int64_t> BeginBarrier(const std::string& id) ABSL_LOCKS_EXCLUDED(mu_) {
     absl::MutexLock lock(&mu_);
     BarrierUse& use = barriers_[id];
@@ -160,7 +160,7 @@ class Agent::Impl final {
     absl::MutexLock lock(&mu_);
     BarrierUse& use = barriers_[id];
     use.is_waiting = false;
-    // The coordinator says which use it is at; without its word the count stays.
+    // The coordinator reports which use it is at; if it does not, the count stays.
     const bool has_word =
         reply.ok() && reply->code() != static_cast<int>(absl::StatusCode::kUnavailable);
     if (has_word) use.next = reply->counter() + 1;
@@ -189,7 +189,7 @@ class Agent::Impl final {
   absl::flat_hash_map<std::string, BarrierUse> barriers_ ABSL_GUARDED_BY(mu_);
   std::unique_ptr<grpc::Service> error_service_;
   std::unique_ptr<grpc::Server> error_server_;
-  // Last, so that it goes first: its callbacks use the rest.
+  // Last, so that it is destroyed first: its callbacks use the other members.
   std::unique_ptr<AgentLink> link_;
 };
 

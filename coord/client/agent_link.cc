@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Streams, and sending again.
+// Streams, and resending.
 #include "coord/client/agent_link.h"
 
 #include <algorithm>
@@ -18,17 +18,17 @@ namespace {
 
 constexpr absl::Duration kFirstBackoff = absl::Milliseconds(20);
 constexpr absl::Duration kLongestBackoff = absl::Seconds(2);
-// The coordinator keeps the deadline and knows who is missing; only if it is gone does the agent
-// answer in its place, so much later: as long as the wait itself, within these.
+// The coordinator enforces the deadline and knows the missing nodes; only if it is gone does the
+// agent answer instead, later by this margin: as long as the wait itself, within these bounds.
 constexpr absl::Duration kLeastAnswerMargin = absl::Seconds(2);
 constexpr absl::Duration kMostAnswerMargin = absl::Seconds(5);
-// What has come and is not acknowledged by other traffic is acknowledged by itself.
+// Received bytes that no other traffic has acknowledged are acknowledged by a frame of its own.
 constexpr size_t kAckBytes = size_t{1} << 20;
 constexpr size_t kRequestsPerFrame = 256;
-// What a request takes beside itself: its id, tag and length; as much as the acknowledgement.
+// The overhead of a request: its id, tag and length; the same for the acknowledgement.
 constexpr size_t kRequestHeadBytes = 32;
 
-// Not worth another try: the coordinator has spoken.
+// Errors after which it must not reconnect: the coordinator has decided.
 bool IsFinal(const absl::Status& status) {
   switch (status.code()) {
     case absl::StatusCode::kInvalidArgument:
@@ -42,7 +42,7 @@ bool IsFinal(const absl::Status& status) {
   }
 }
 
-// What is done there at once, so that cancelling it would come too late.
+// Requests that execute immediately, so that cancelling them would come too late.
 bool HasEffect(const v1::Request& request) {
   switch (request.op_case()) {
     case v1::Request::kPut:
@@ -258,7 +258,7 @@ void AgentLink::WriteLocked() {
       *frame.add_requests() = request;
     }
     doubtful_ = std::max(doubtful_, written_);
-    // It does not call back from inside.
+    // Write does not call back synchronously.
     is_writing_ = !stream_->Write(frame);
   }
 }
@@ -283,7 +283,7 @@ std::shared_ptr<AgentStream> AgentLink::AttachLocked() {
     frame.mutable_hello()->set_opening(opening_);
     frame.mutable_hello()->set_attempt(++attempt_);
   }
-  // Goes out when there is a connection.
+  // Sent once connected.
   is_writing_ = !stream_->Write(frame);
   return stream_;
 }
@@ -324,7 +324,8 @@ void AgentLink::OnFrame(AgentStream& stream, v1::ServerFrame& frame) {
       ForgetArrivedLocked(frame.welcome().received_request_id());
       written_ = 0;
       doubtful_ = 0;
-      // The others have not arrived. Who was told that the time is over need not be surprised.
+      // The others have not arrived; requests whose timeout has been reported are dropped, not
+      // executed late.
       std::erase_if(outgoing_,
                     [this](const v1::Request& request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
                       return HasEffect(request) && pending_.count(request.id()) == 0;
@@ -338,7 +339,7 @@ void AgentLink::OnFrame(AgentStream& stream, v1::ServerFrame& frame) {
       changed_.Wake();
       return;
     }
-    // Sent again although it had arrived: an acknowledgement was lost with the old stream.
+    // Resent although it had arrived: its acknowledgement was lost with the old stream.
     if (frame.sequence() <= received_sequence_) return;
     received_sequence_ = frame.sequence();
     unacked_bytes_ += frame.ByteSizeLong();
@@ -347,7 +348,7 @@ void AgentLink::OnFrame(AgentStream& stream, v1::ServerFrame& frame) {
       const auto pending = pending_.find(reply.request_id());
       if (pending == pending_.end()) continue;
       if (reply.has_blob()) {
-        // Handed on in the place of a message, which such a reply has not.
+        // Passed on as the message, which such a reply does not have.
         reply.set_message(std::move(*frame.mutable_blob()));
       }
       EndLocked(pending, std::move(reply), ready);
@@ -377,7 +378,7 @@ void AgentLink::OnEnded(AgentStream& stream, const absl::Status& status) {
   --stream_count_;
   if (stream_.get() == &stream) {
     const bool was_attached = is_attached_;
-    // It was there until now, unless heartbeats were not answered.
+    // It was reachable until now, unless heartbeats were not answered.
     if (was_attached) {
       const absl::Time now = SteadyClock().Now();
       const bool was_silent =
@@ -401,13 +402,13 @@ void AgentLink::OnEnded(AgentStream& stream, const absl::Status& status) {
     if (IsFinal(last_failure_) && lost_.ok()) {
       LoseLocked(last_failure_, deferred_);
     } else if (!job_error_.ok() && !was_attached && lost_.ok()) {
-      // One more attempt, for a network that has failed for a moment, was enough.
+      // One more attempt, in case of a transient network failure, was enough.
       LoseLocked(job_error_, deferred_);
     }
     if (!was_attached && lost_.ok() && options_.on_attempt_failed) {
       deferred_.push_back([this, why = last_failure_]() { options_.on_attempt_failed(why); });
     }
-    // Jitter, so that a thousand nodes do not come back at one instant.
+    // Jitter, so that a thousand nodes do not reconnect at the same instant.
     next_attempt_ = now + backoff_ * (0.5 + 0.5 * (random_() % 1024) / 1024.0);
     backoff_ = std::min(backoff_ * 2, kLongestBackoff);
   }

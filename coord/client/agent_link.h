@@ -35,53 +35,53 @@ struct AgentLinkOptions {
   v1::Hello hello;
   // For the first Welcome.
   absl::Duration connect_timeout;
-  // Zero: the heartbeat timeout that the coordinator tells.
+  // Zero: the heartbeat timeout that the coordinator reports.
   absl::Duration lost_timeout;
   // See AgentOptions.
   absl::Duration idle_timeout;
   absl::Duration connect_attempt_timeout;
-  // The link is lost for good, or a heartbeat was refused. At most once; see AgentOptions.
+  // The link is lost permanently, or a heartbeat was rejected. At most once; see AgentOptions.
   std::function<void(absl::Status)> on_lost;
-  // An event that no request asked for.
+  // An event that belongs to no request.
   std::function<void(const v1::Event&)> on_event;
   // See AgentOptions.
   std::function<void(const absl::Status&)> on_attempt_failed;
 };
 
-// Thread-safe. Sends requests and brings replies, over a plain connection (direct_frames.h);
-// attaches again when it breaks, sending again what the coordinator has not got; keeps heartbeats
-// and deadlines on the thread "ferry-agent", and reads on the one that all agents of a process
-// share. Locks: mu_ is never held in a callback.
+// Thread-safe. Sends requests and delivers replies, over a plain connection (direct_frames.h).
+// Reconnects when that breaks, resending what the coordinator has not received. Heartbeats and
+// deadlines run on the thread "ferry-agent"; reading, on the loop shared by all agents of a
+// process. Locks: mu_ is never held in a callback.
 class AgentLink final : private AgentStream::Owner {
  public:
-  // OK: the coordinator's answer, which may itself hold an error; not OK: none came.
+  // OK: the coordinator's answer, which may itself contain an error; not OK: none arrived.
   using ReplyCallback = absl::AnyInvocable<void(absl::StatusOr<v1::Reply>) &&>;
   using EventCallback = std::function<void(const v1::Event&)>;
 
-  // `loop`: where it reads.
+  // `loop`: reads the connection.
   AgentLink(AgentLinkOptions options, std::shared_ptr<SocketLoop> loop);
   // Pending requests end CANCELLED. Must not be called from a callback.
   ~AgentLink();
 
-  // Waits for the first Welcome.
+  // Blocks until the first Welcome.
   absl::StatusOr<v1::Welcome> WaitUntilAttached() ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Whether there is a connection over which the coordinator has spoken.
+  // True if there is a connection on which the coordinator has sent a frame.
   bool is_attached() ABSL_LOCKS_EXCLUDED(mu_);
-  // Ends everything that waits, here and from now on, with `why`; on_lost is not called.
+  // Ends all pending and later calls with `why`; on_lost is not called.
   void GiveUp(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Between the two what waits for other nodes has no time beyond connect_timeout: a coordinator
-  // that is out of reach then is lost.
+  // Between the two, calls that wait for other nodes are limited by connect_timeout: a coordinator
+  // that is unreachable then is lost.
   void StartJoining() ABSL_LOCKS_EXCLUDED(mu_);
   void StopJoining() ABSL_LOCKS_EXCLUDED(mu_);
 
-  // `timeout`: for an answer to come. The coordinator keeps the time of requests that carry one,
-  // and the agent only some seconds later; with `keeps_time` the agent does it to the moment.
-  // DEADLINE_EXCEEDED says whether the request may still be done: one that was not sent by then
-  // never is. RESOURCE_EXHAUSTED without sending it: it is more than the coordinator takes at once.
-  // `what`: for messages. Returns the request's id. Who does not wait for the answer as something
-  // that is Awaited of the loop calls CallAsync.
+  // `timeout`: for the answer to arrive. The coordinator enforces the timeout of requests that
+  // carry one, and the agent only some seconds later; with `keeps_time` the agent does so exactly.
+  // DEADLINE_EXCEEDED says whether the request may still execute: one that was not sent by then
+  // never does. RESOURCE_EXHAUSTED without sending it: it exceeds the coordinator's frame limit.
+  // `what`: for messages. Returns the request's id. Callers that do not wait for the answer
+  // through SocketLoop::Awaited use CallAsync.
   uint64_t Call(v1::Request request, absl::Duration timeout, std::string what, ReplyCallback done,
                 bool keeps_time = false) ABSL_LOCKS_EXCLUDED(mu_);
   uint64_t CallAsync(v1::Request request, absl::Duration timeout, std::string what,
@@ -89,15 +89,15 @@ class AgentLink final : private AgentStream::Owner {
     loop_->WantThread();
     return Call(std::move(request), timeout, std::move(what), std::move(done), keeps_time);
   }
-  // Where it reads.
+  // The loop that reads the connection.
   SocketLoop& loop() { return *loop_; }
   // Runs `callback` on the agent's thread.
   void Defer(absl::AnyInvocable<void() &&> callback) ABSL_LOCKS_EXCLUDED(mu_);
-  // A request that is answered by events until it is cancelled.
+  // Sends a request that is answered by events until it is cancelled.
   uint64_t Subscribe(v1::Request request, EventCallback on_event) ABSL_LOCKS_EXCLUDED(mu_);
   void Unsubscribe(uint64_t request_id) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // From now on heartbeats go out.
+  // Starts sending heartbeats.
   void StartHeartbeats() ABSL_LOCKS_EXCLUDED(mu_);
   void StopHeartbeats() ABSL_LOCKS_EXCLUDED(mu_);
   void SetProgress(uint64_t progress) ABSL_LOCKS_EXCLUDED(mu_);
@@ -107,7 +107,7 @@ class AgentLink final : private AgentStream::Owner {
     absl::Time since;
     absl::Time deadline;
     std::string what;
-    // Done there although nobody waits for the answer any more.
+    // Executed by the coordinator even if its caller has stopped waiting.
     bool has_effect = false;
     ReplyCallback done;
   };
@@ -116,32 +116,32 @@ class AgentLink final : private AgentStream::Owner {
   void Keep() ABSL_LOCKS_EXCLUDED(mu_);
   uint64_t SendLocked(v1::Request request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   size_t MaxFrameBytesLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Whether the coordinator would take it.
+  // Returns an error if the coordinator would reject its size.
   absl::Status CheckSizeLocked(const v1::Request& request) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // False: it may have been sent. Else it is not sent any more.
+  // Returns true if the request had not been sent, and now will not be; false if it may have been.
   bool TakeBackLocked(uint64_t id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Every request up to `id` has arrived there.
+  // Every request up to `id` has been received: drop them.
   void ForgetArrivedLocked(uint64_t id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void WriteLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Returns the stream that is to be opened, with mu_ released.
+  // Returns the stream to open once mu_ is released.
   std::shared_ptr<AgentStream> AttachLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Duration HeartbeatPeriodLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void HeartbeatLocked(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void ExpireLocked(absl::Time now, Ready& ready) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // When a coordinator that stays out of reach is lost.
+  // When an unreachable coordinator counts as lost.
   absl::Time LostAtLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status LostErrorLocked(absl::Time now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void NoteJobError(const absl::Status& error) ABSL_LOCKS_EXCLUDED(mu_);
-  // The link is over: everything pending ends with `why`.
+  // The link is over: all pending calls end with `why`.
   void LoseLocked(const absl::Status& why, Ready& ready) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void EndLocked(std::map<uint64_t, Pending>::iterator pending, absl::StatusOr<v1::Reply> reply,
                  Ready& ready) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   std::string OutOfReachLocked(absl::Time now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
-  // From the stream.
+  // AgentStream::Owner.
   void OnFrame(AgentStream& stream, v1::ServerFrame& frame) override ABSL_LOCKS_EXCLUDED(mu_);
   void OnWritten(AgentStream& stream) override ABSL_LOCKS_EXCLUDED(mu_);
-  // The link may go once all streams have ended.
+  // The link may be destroyed once all streams have ended.
   void OnEnded(AgentStream& stream, const absl::Status& status) override ABSL_LOCKS_EXCLUDED(mu_);
 
   // Constant after construction.
@@ -149,17 +149,17 @@ class AgentLink final : private AgentStream::Owner {
   const std::shared_ptr<SocketLoop> loop_;
 
   absl::Mutex mu_;
-  // Of the thread that keeps the time, and of who waits for the first Welcome or the last end.
-  // Woken with mu_ held: it is gone soon after the last end.
+  // For the timer thread, and for waiting for the first Welcome or the last stream's end. Woken
+  // with mu_ held, because it is destroyed soon after that end.
   Wakeup changed_;
   bool is_closing_ ABSL_GUARDED_BY(mu_) = false;
-  // Not OK: lost for good, and why.
+  // Not OK: lost permanently, and why.
   absl::Status lost_ ABSL_GUARDED_BY(mu_);
-  // Not OK: the job has failed. A coordinator that ends after that does not return: the
-  // process that hosted it for this job has ended.
+  // Not OK: the job has failed. A coordinator that ends after that does not return: the process
+  // that hosted it for this job has ended.
   absl::Status job_error_ ABSL_GUARDED_BY(mu_);
   bool is_joining_ ABSL_GUARDED_BY(mu_) = false;
-  // The stream in use. Others may still be ending: stream_count_ counts all.
+  // The current stream. Others may still be ending: stream_count_ counts all.
   std::shared_ptr<AgentStream> stream_ ABSL_GUARDED_BY(mu_);
   int stream_count_ ABSL_GUARDED_BY(mu_) = 0;
   bool is_attached_ ABSL_GUARDED_BY(mu_) = false;
@@ -169,7 +169,7 @@ class AgentLink final : private AgentStream::Owner {
   absl::Time started_ ABSL_GUARDED_BY(mu_);
   absl::Time last_contact_ ABSL_GUARDED_BY(mu_);
   absl::Time next_attempt_ ABSL_GUARDED_BY(mu_);
-  // Of the stream in use; InfiniteFuture once that was enough.
+  // When the current stream's attempt began; InfiniteFuture once it has timed out.
   absl::Time attempt_began_ ABSL_GUARDED_BY(mu_);
   absl::Duration backoff_ ABSL_GUARDED_BY(mu_);
   std::minstd_rand random_ ABSL_GUARDED_BY(mu_);
@@ -181,12 +181,12 @@ class AgentLink final : private AgentStream::Owner {
   uint64_t last_request_id_ ABSL_GUARDED_BY(mu_) = 0;
   std::map<uint64_t, Pending> pending_ ABSL_GUARDED_BY(mu_);
   absl::btree_set<std::pair<absl::Time, uint64_t>> deadlines_ ABSL_GUARDED_BY(mu_);
-  // When the thread that keeps the time looks at the latest.
+  // The latest time at which the timer thread wakes up.
   absl::Time next_look_ ABSL_GUARDED_BY(mu_) = absl::InfiniteFuture();
   std::map<uint64_t, std::shared_ptr<const EventCallback>> subscriptions_ ABSL_GUARDED_BY(mu_);
-  // Requests that are not known to have arrived, in order of id; the first `written_` of them are
-  // on the present stream, and the first `doubtful_` on it or on one before, which may have brought
-  // them: the next Welcome tells.
+  // Requests not known to have been received, in id order. The first `written_` were written to
+  // the current stream, and the first `doubtful_` to this or an earlier one, which may have
+  // delivered them: the next Welcome tells.
   std::deque<v1::Request> outgoing_ ABSL_GUARDED_BY(mu_);
   size_t written_ ABSL_GUARDED_BY(mu_) = 0;
   size_t doubtful_ ABSL_GUARDED_BY(mu_) = 0;
@@ -196,7 +196,7 @@ class AgentLink final : private AgentStream::Owner {
   bool has_heartbeats_ ABSL_GUARDED_BY(mu_) = false;
   absl::Time next_heartbeat_ ABSL_GUARDED_BY(mu_);
   uint64_t progress_ ABSL_GUARDED_BY(mu_) = 0;
-  // Callbacks for the agent's thread, so that none runs inside the call that gave it.
+  // Callbacks for the agent's thread, so that none runs inside the call that passed it.
   Ready deferred_ ABSL_GUARDED_BY(mu_);
 
   Thread thread_;

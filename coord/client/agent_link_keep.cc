@@ -13,12 +13,12 @@
 namespace ferry::coord {
 namespace {
 
-// How long a coordinator may be out of reach when the job has failed. All that is left is to leave.
+// How long a coordinator may be unreachable when the job has failed. All that is left is to leave.
 constexpr absl::Duration kPatienceAfterError = absl::Seconds(3);
 
 }  // namespace
 
-// Four within the time after which this node would be taken for dead.
+// Four within the time after which this node would count as dead.
 absl::Duration AgentLink::HeartbeatPeriodLocked() const {
   return absl::Milliseconds(welcome_->heartbeat_timeout_ms()) / 4;
 }
@@ -30,7 +30,7 @@ void AgentLink::HeartbeatLocked(absl::Time now) {
   request.mutable_heartbeat()->set_progress(progress_);
   const uint64_t id = last_request_id_ + 1;
   const absl::Time deadline = absl::InfiniteFuture();
-  // The answer is a sign of life in itself; a refusal means that the job is over for this node.
+  // The answer is a sign of life by itself; an error means that the job is over for this node.
   pending_.emplace(id, Pending{now, deadline, "heartbeat", /*has_effect=*/false,
                                [this](absl::StatusOr<v1::Reply> reply) {
                                  if (!reply.ok() || reply->code() == 0) return;
@@ -66,7 +66,7 @@ void AgentLink::ExpireLocked(absl::Time now, Ready& ready) {
     }
     EndLocked(pending, absl::DeadlineExceededError(why), ready);
     if (is_taken_back) continue;
-    // It need not stay parked there.
+    // Cancel it: it need not stay pending there.
     v1::Request cancel;
     cancel.mutable_cancel()->set_request_id(id);
     SendLocked(std::move(cancel));
@@ -90,7 +90,7 @@ absl::Status AgentLink::LostErrorLocked(absl::Time now) const {
                                                     " for the other nodes to join; ",
                                                     OutOfReachLocked(now)));
   }
-  // Never reached: it is the caller's time that is over.
+  // Never reached: the caller's timeout has passed.
   return welcome_.has_value() ? absl::UnavailableError(OutOfReachLocked(now))
                               : absl::DeadlineExceededError(OutOfReachLocked(now));
 }
@@ -99,7 +99,7 @@ void AgentLink::Keep() {
   mu_.Lock();
   while (!is_closing_) {
     const uint32_t turn = changed_.turn();
-    // Until it sleeps, whoever comes wakes it.
+    // Until it sleeps, any thread may wake it.
     next_look_ = absl::InfiniteFuture();
     const absl::Time now = SteadyClock().Now();
     Ready ready = std::exchange(deferred_, {});
@@ -132,7 +132,7 @@ void AgentLink::Keep() {
         wake = std::min(wake, lost_at);
       } else if (has_heartbeats_) {
         if (next_heartbeat_ <= now) HeartbeatLocked(now);
-        // Not less than a heartbeat takes to come and be answered.
+        // At least the time for a heartbeat to be sent and answered.
         const absl::Duration most =
             std::max(options_.idle_timeout, HeartbeatPeriodLocked() + options_.idle_timeout / 2);
         const absl::Time silent_at = stream_->last_bytes() + most;
@@ -157,7 +157,7 @@ void AgentLink::Keep() {
     changed_.WaitUntil(turn, wake);
     mu_.Lock();
   }
-  // What was deferred must still be told.
+  // Deferred callbacks must still run.
   Ready ready = std::exchange(deferred_, {});
   mu_.Unlock();
   for (auto& callback : ready) std::move(callback)();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reading the status message.
+// Converts the status message.
 #include "coord/client/agent_status.h"
 
 #include <utility>

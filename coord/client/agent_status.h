@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// JobStatus out of its message.
+// Converts the status message to a JobStatus.
 #ifndef FERRY_COORD_CLIENT_AGENT_STATUS_H_
 #define FERRY_COORD_CLIENT_AGENT_STATUS_H_
 

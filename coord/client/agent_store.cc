@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The agent's calls of the store, each a request and the reading of its reply.
+// The agent's store calls: each sends a request and reads its reply.
 #include <algorithm>
 #include <utility>
 
@@ -72,7 +72,7 @@ v1::Request CompareAndSetRequest(absl::string_view key, const std::optional<std:
   return request;
 }
 
-// ABORTED with the present entry is an answer here, not an error.
+// ABORTED with the current entry is an answer here, not an error.
 absl::StatusOr<CompareAndSetResult> CompareAndSetResultOf(const absl::StatusOr<v1::Reply>& reply) {
   if (!reply.ok()) return reply.status();
   CompareAndSetResult result;

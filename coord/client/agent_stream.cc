@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One connection of the agent: names, frames, and why it ended.
+// One connection of the agent: name resolution, frames, and why it ended.
 #include "coord/client/agent_stream.h"
 
 #include <system_error>
@@ -34,8 +34,8 @@ void AgentStream::Open(const std::string& coordinator, std::shared_ptr<SocketLoo
       ResolveAddress(coordinator, /*may_ask=*/false);
   if (numeric.ok()) return Connect(*std::move(numeric));
   if (absl::IsInvalidArgument(numeric.status())) return Close(numeric.status());
-  // Name servers may take half a minute to say nothing. The thread has all that it needs, and the
-  // stream may have been closed when it comes back.
+  // Name servers may take half a minute to answer. The thread owns all that it needs, and the
+  // stream may have been closed when it returns.
   auto self = std::static_pointer_cast<AgentStream>(shared_from_this());
   try {
     std::thread([self, loop = std::move(loop), coordinator]() mutable {
@@ -64,7 +64,7 @@ bool AgentStream::OnFrame(const DirectFrame& received) {
   const int bytes = static_cast<int>(received.bytes.size());
   if (received.is_last) {
     v1::Reply why;
-    // An OK would be no reason to end.
+    // An OK status is no reason to end.
     end_ = why.ParseFromArray(received.bytes.data(), bytes) && why.code() != 0
                ? absl::Status(static_cast<absl::StatusCode>(why.code()), why.message())
                : absl::UnavailableError("the coordinator ended the stream");
@@ -84,7 +84,7 @@ bool AgentStream::OnFrame(const DirectFrame& received) {
 void AgentStream::OnBytes() { last_bytes_ = absl::ToUnixNanos(SteadyClock().CoarseNow()); }
 
 absl::Status AgentStream::CheckFrameSize(size_t bytes) {
-  // The Welcome is small; another protocol's first bytes make a large number.
+  // The Welcome is small; another protocol's first bytes decode as a large number.
   if (has_welcome_ || bytes <= kMaxWelcomeBytes) return absl::OkStatus();
   return NotACoordinator();
 }
@@ -93,7 +93,8 @@ void AgentStream::OnDrained() { owner_.OnWritten(*this); }
 
 void AgentStream::OnClosed(const absl::Status& why) {
   absl::Status status = end_.ok() ? why : end_;
-  // A coordinator says why it hangs up. A worker's control channel port waits for more, or closes.
+  // A coordinator says why it disconnects. A worker's control channel port waits for more, or
+  // closes.
   if (status.ok() && !has_welcome_) status = NotACoordinator();
   owner_.OnEnded(*this, status);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// AgentStream: one of the connections that an agent's session has, one after the other.
+// AgentStream: one of the successive connections of an agent's session.
 #ifndef FERRY_COORD_CLIENT_AGENT_STREAM_H_
 #define FERRY_COORD_CLIENT_AGENT_STREAM_H_
 
@@ -16,16 +16,16 @@
 
 namespace ferry::coord {
 
-// The loop keeps it until it has ended.
+// The loop keeps it alive until it has ended.
 class AgentStream final : public DirectConnection {
  public:
   // Called on the loop's thread, with no lock held.
   class Owner {
    public:
     virtual void OnFrame(AgentStream& stream, v1::ServerFrame& frame) = 0;
-    // A Write that was not taken at once is out.
+    // A Write that returned false has completed.
     virtual void OnWritten(AgentStream& stream) = 0;
-    // Once, and the last that is heard of the stream: the owner may go.
+    // Called once, as the last callback of the stream: the owner may be destroyed.
     virtual void OnEnded(AgentStream& stream, const absl::Status& status) = 0;
 
    protected:
@@ -34,12 +34,12 @@ class AgentStream final : public DirectConnection {
 
   AgentStream(SocketLoop& loop, Owner& owner);
 
-  // Looks for the coordinator, HOST:PORT. `loop`: kept while the name is looked up.
+  // Starts connecting to the coordinator, HOST:PORT. `loop`: kept alive during name resolution.
   void Open(const std::string& coordinator, std::shared_ptr<SocketLoop> loop);
-  // True: it is out; else the owner's OnWritten follows. May be called before Open.
+  // Returns true if the frame is sent; else OnWritten follows. May be called before Open.
   bool Write(const v1::ClientFrame& frame);
 
-  // When something came last, or when it was made; on the steady clock.
+  // When bytes last arrived, or when it was created; on the steady clock.
   absl::Time last_bytes() const { return absl::FromUnixNanos(last_bytes_); }
 
  private:
@@ -50,7 +50,7 @@ class AgentStream final : public DirectConnection {
   void OnClosed(const absl::Status& why) override;
 
   Owner& owner_;
-  // Of the loop's thread.
+  // Loop thread only.
   bool has_welcome_ = false;
   // Not OK: why the coordinator ended it.
   absl::Status end_;

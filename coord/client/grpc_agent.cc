@@ -59,7 +59,7 @@ absl::Status Agent::Impl::Open() {
       return absl::UnavailableError(
           absl::StrCat("cannot listen on ", options_.error_listen, " for error reports"));
     }
-    // With the port that was found, if any was welcome.
+    // With the actual port, if any port was allowed.
     error_address =
         absl::StrCat(options_.error_listen.substr(0, options_.error_listen.rfind(':')), ":", port);
   }
@@ -82,7 +82,7 @@ absl::Status Agent::Impl::Open() {
 
 void Agent::Impl::GiveUp(const absl::Status& why) {
   if (options_.node_id.has_value() && link_->is_attached()) {
-    // Refused if it has not been counted in, and of no use then.
+    // Rejected if it has not been counted in, and not needed then.
     Report(why).IgnoreError();
     Part().IgnoreError();
   }
@@ -101,7 +101,7 @@ absl::Status Agent::Impl::Join() {
   if (absl::StatusOr<v1::Welcome> welcome = link_->WaitUntilAttached(); welcome.ok()) {
     welcome_ = *std::move(welcome);
   } else {
-    // Node or GPU are another process's; or there is no such node.
+    // Another process has the node id or GPU; or there is no such node.
     is_refused_ = options_.node_id.has_value() && (absl::IsAlreadyExists(welcome.status()) ||
                                                    absl::IsInvalidArgument(welcome.status()));
     return welcome.status();
@@ -120,7 +120,7 @@ absl::Status Agent::Impl::Join() {
   v1::Request request;
   request.mutable_register_()->set_timeout_ms(Milliseconds(left));
   const auto joined = Begin(std::move(request), left, "all nodes to join");
-  // Follows at once, without waiting for the answer.
+  // Sent immediately, without waiting for the answer.
   std::shared_ptr<Answer> enumerated;
   if (options_.devices.has_value()) {
     v1::Request enumerate;
@@ -140,8 +140,9 @@ absl::Status Agent::Impl::Join() {
     topology = reply.status();
   }
   if (!topology.ok()) {
-    // The others cannot begin without this node; they hear why at once, not after a timeout. Of the
-    // job's own error they have heard, but the next job begins only when all have left this one.
+    // The others cannot start without this node; they learn why at once, not after a timeout. They
+    // already know of the job's own error, but the next job starts only when all have left this
+    // one.
     const bool is_jobs_error = has_failed();
     if (!is_jobs_error &&
         (absl::IsUnavailable(topology.status()) || absl::IsAborted(topology.status()))) {
@@ -183,13 +184,13 @@ absl::StatusOr<std::unique_ptr<Agent>> Agent::Connect(AgentOptions options) {
   if (callback == CancellationToken::kNoCallback) return stop->status();
   const absl::Status status = agent->impl_->Join();
   if (!stop->Deregister(callback)) {
-    // The agent stays until the coordinator has been told, which takes seconds at most.
+    // The agent stays until the coordinator has been notified, which takes seconds at most.
     has_given_up.WaitForNotification();
     return stop->status();
   }
   if (status.ok()) return agent;
   if (agent->impl_->is_refused() && on_refused) {
-    // So that it does not hold another process's place meanwhile.
+    // Destroyed now, so that it does not hold another process's node id meanwhile.
     agent = nullptr;
     on_refused(status);
   }

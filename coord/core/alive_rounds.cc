@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rounds of "who is alive?".
+// Rounds of the alive-tasks query.
 #include "coord/core/alive_rounds.h"
 
 #include <algorithm>
@@ -81,7 +81,7 @@ bool AliveRounds::Cancel(WaitId wait, const absl::Status& why) {
     const TaskId caller = call->caller;
     Fail(std::move(call->done), why);
     calls.erase(call);
-    // It counts as asking only while one of its calls is there to be answered.
+    // A task counts as having called only while one of its calls is still pending.
     if (std::none_of(calls.begin(), calls.end(),
                      [caller](const Call& c) { return c.caller == caller; })) {
       it->second.asked.erase(caller);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// AliveRounds: tasks that ask together get one common answer to "who of us is alive?".
+// AliveRounds: gives tasks that call together one consistent list of the tasks that are alive.
 #ifndef FERRY_COORD_CORE_ALIVE_ROUNDS_H_
 #define FERRY_COORD_CORE_ALIVE_ROUNDS_H_
 
@@ -22,7 +22,8 @@ namespace ferry::coord {
 
 // Not thread-safe: part of a Coordinator. Calls that name the same set of tasks form one round; it
 // ends when every connected task of the set has called, and all get the same list. Different sets
-// are independent. A round has no deadline of its own: it ends as soon as the silent die.
+// are independent. A round has no deadline of its own: tasks that do not call end it once they
+// count as dead.
 class AliveRounds final {
  public:
   // Tasks in ascending order, with their state and incarnation.
@@ -34,15 +35,15 @@ class AliveRounds final {
   //   Errors: INVALID_ARGUMENT when the caller is not in `tasks` or one of them is not in the
   //   cluster.
   WaitId Ask(TaskId caller, std::vector<TaskId> tasks, absl::Time now, DoneCallback done);
-  // The caller went away or does not want the answer any more.
+  // Ends the wait: the caller has disconnected or cancelled.
   bool Cancel(WaitId wait, const absl::Status& why);
-  // A task's state has changed: rounds that waited only for it end.
+  // A task's state has changed: completes rounds that waited only for it.
   void Reconsider();
   void Clear(const absl::Status& why);
 
   size_t wait_count() const;
   void ForEachWait(absl::FunctionRef<void(const WaitInfo&)> visit) const;
-  // "alive...."
+  // Adds tables named "alive....".
   void AddTableSizes(TableSizes& sizes) const;
 
  private:

@@ -20,7 +20,7 @@ std::string Describe(absl::string_view id, int64_t counter) {
                       counter == 0 ? "" : absl::StrCat(" use ", counter));
 }
 
-// Upstream's format for a use in its messages.
+// The upstream service's format for a use of a barrier in messages.
 std::string UseName(absl::string_view id, int64_t counter) {
   return absl::StrCat(absl::CEscape(id.substr(0, 200)), "::", counter);
 }
@@ -89,7 +89,7 @@ absl::Status Barriers::CheckList(const BarrierArrival& arrival, bool names_tasks
                                  const Barrier& barrier) const {
   const Jobs& jobs = membership_.jobs();
   const std::string use = UseName(arrival.id, barrier.counter);
-  // The texts begin as those of upstream's service do: people search for them.
+  // The texts begin as those of the upstream service, because users search for them.
   if (arrival.tasks != barrier.participants) {
     const std::string first =
         barrier.participants.empty() ? "all" : jobs.Ranges(barrier.participants);
@@ -141,14 +141,14 @@ void Barriers::Supersede(const std::string& id, Barrier& barrier, TaskId task) {
       barrier.counter);
 }
 
-// The order of the checks is upstream's: what is wrong with a new use, the counter, the lists, the
-// caller; only then whether the use is over.
+// Checks in the upstream service's order: what is wrong with a new use, the counter, the lists,
+// the caller; only then whether the use is over.
 WaitId Barriers::Arrive(BarrierArrival arrival, absl::Time now, DoneCallback done) {
   const bool names_tasks = !arrival.tasks.empty();
   arrival.tasks = Normalized(std::move(arrival.tasks));
 
   auto found = barriers_.find(arrival.id);
-  // A restarted task has lost its count; it takes part in whatever use is next.
+  // A restarted task has lost its count; it takes part in the next use.
   const bool restarted = options_.recoverable && arrival.counter == 0 && !arrival.one_shot;
   absl::Status refusal;
   if (found == barriers_.end()) {
@@ -223,9 +223,9 @@ void Barriers::AnswerLate(const std::string& id, Barrier& barrier, absl::Status 
                           DoneCallback done) {
   if (refusal.ok()) return Answer(std::move(done), barrier.result, barrier.counter);
   Answer(std::move(done), refusal, barrier.counter);
-  // Tasks cannot fail the coordinator's own barriers after they have joined through them.
+  // Tasks cannot fail the coordinator's own barriers after joining through them.
   if (barrier.one_shot) return;
-  // Upstream's service stores the refusal: later callers learn that the callers disagree.
+  // As upstream, the error is stored: later callers learn that the callers disagree.
   barrier.result = std::move(refusal);
   Remember(id, barrier);
   ForgetOldResults();
@@ -252,7 +252,7 @@ void Barriers::Finish(const std::string& id, Barrier& barrier, absl::Status resu
 void Barriers::Remember(const std::string& id, Barrier& barrier) {
   Unremember(barrier);
   barrier.finish = ++last_finish_;
-  // The id is here and in both tables, at most.
+  // The id is stored here and in at most two tables.
   barrier.finished_bytes = 3 * id.size() + barrier.participants.size() * sizeof(TaskId) +
                            barrier.result.message().size();
   finished_bytes_ += barrier.finished_bytes;
@@ -266,14 +266,14 @@ void Barriers::Unremember(Barrier& barrier) {
   barrier.finish = 0;
 }
 
-// Keeps the table bounded. The barrier just finished is never the one forgotten, so that callers
-// may go on using their reference to it.
+// Bounds the table. Never removes the barrier just finished, so that callers may keep using their
+// reference to it.
 void Barriers::ForgetOldResults() {
   while (finished_.size() > 1 && (finished_.size() > options_.max_finished_barriers ||
                                   finished_bytes_ > options_.max_finished_barrier_bytes)) {
     const auto found = barriers_.find(finished_.begin()->second);
     Unremember(found->second);
-    // One that is open again is remembered for its present use.
+    // A barrier that is open again is kept for its current use.
     if (found->second.is_over) barriers_.erase(found);
   }
 }
@@ -317,7 +317,7 @@ void Barriers::RemoveArrival(const std::string& id, TaskId task) {
   Barrier& barrier = found->second;
   barrier.arrivals.erase(task);
   if (!barrier.arrivals.empty()) return;
-  // Nobody is there any more: as if this use had not begun.
+  // No arrival is left: restore the state before this use.
   open_by_deadline_.erase({barrier.deadline, id});
   if (barrier.counter == 0) {
     Unremember(barrier);
@@ -447,7 +447,7 @@ void Barriers::AddTableSizes(TableSizes& sizes) const {
   for (const auto& [id, barrier] : barriers_) {
     for (const auto& [task, slot] : barrier.arrivals) parked += slot.wait != kNoWait ? 1 : 0;
     open += barrier.is_over ? 0 : 1;
-    // One that is open may be on the list for its former use.
+    // An open barrier may be listed for its previous use.
     const bool is_listed = barrier.finish != 0;
     forgettable += is_listed || (barrier.is_over && !barrier.one_shot) ? 1 : 0;
     finished_bytes += is_listed ? barrier.finished_bytes : 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Barriers: named meeting points of some or all tasks, used again and again by counting.
+// Barriers: named synchronisation points of some or all tasks, reusable by a use counter.
 #ifndef FERRY_COORD_CORE_BARRIERS_H_
 #define FERRY_COORD_CORE_BARRIERS_H_
 
@@ -27,7 +27,7 @@ namespace ferry::coord {
 
 struct BarrierResult {
   absl::Status status;
-  // The use of the barrier that the coordinator is at; clients take their next one from it.
+  // The use of the barrier that the coordinator is at; clients derive their next one from it.
   int64_t counter = 0;
 };
 
@@ -35,17 +35,17 @@ struct BarrierArrival {
   std::string id;
   // Which use of the id this is, from 0.
   int64_t counter = 0;
-  // Of the first to arrive; the others' are ignored.
+  // The first arrival's timeout applies; the others' are ignored.
   absl::Duration timeout = absl::InfiniteDuration();
-  // The participants, in any order, with or without repeats; empty means everyone, and so does a
+  // The participants, in any order, with or without repeats; empty means all tasks, and so does a
   // list of every task.
   std::vector<TaskId> tasks;
   TaskId caller = kNoTask;
-  // Serves once: whoever comes later gets the result of that time.
+  // Single use: late callers get the result of that use.
   bool one_shot = false;
 };
 
-// A barrier that is open now.
+// An open barrier.
 struct BarrierInfo {
   std::string id;
   int64_t counter = 0;
@@ -55,9 +55,9 @@ struct BarrierInfo {
   absl::Time deadline;
 };
 
-// Not thread-safe: part of a Coordinator. Every arrival's callback is called once: when all are
-// there, when the barrier fails, or when the arrival is superseded or cancelled. All arrivals of
-// one use get one result. Semantics: reference section 2.2, told again in docs/protocols.md.
+// Not thread-safe: part of a Coordinator. Every arrival's callback is called once: when all have
+// arrived, when the barrier fails, or when the arrival is superseded or cancelled. All arrivals of
+// one use get one result. Semantics: docs/protocols.md.
 class Barriers final {
  public:
   using DoneCallback = absl::AnyInvocable<void(const BarrierResult&) &&>;
@@ -69,42 +69,42 @@ class Barriers final {
   // REQUIRES: the caller is a task of the cluster.
   WaitId Arrive(BarrierArrival arrival, absl::Time now, DoneCallback done);
 
-  // Ends the open use of `id` with CANCELLED for everyone.
+  // Ends the open use of `id` with CANCELLED for all arrivals.
   //   Errors: FAILED_PRECONDITION when it has passed or `counter` is another use; NOT_FOUND when
-  //   nobody has ever waited there.
+  //   the barrier was never used.
   absl::Status CancelBarrier(absl::string_view id, int64_t counter);
 
-  // Ends the open use of `id`, if there is one, with `why` for everyone.
+  // Ends the open use of `id`, if any, with `why` for all arrivals.
   void Fail(absl::string_view id, const absl::Status& why);
 
-  // The caller of `wait` is not interested any more: it gets `why`. With `withdraw` its arrival is
-  // taken back as well. False when the wait is over.
+  // Ends `wait` with `why` for its caller. With `withdraw` its arrival is also removed. Returns
+  // false when the wait is over.
   bool Cancel(WaitId wait, const absl::Status& why, bool withdraw);
 
-  // `task` has left or failed: open barriers that need it end with `why`, except `spared`.
+  // `task` has left or failed: ends open barriers that need it with `why`, except `spared`.
   void FailThoseOf(TaskId task, const absl::Status& why, absl::string_view spared);
-  // Takes the arrival of `task` at `id` back, if there is one; its caller gets `why`.
+  // Removes the arrival of `task` at `id`, if any; its caller gets `why`.
   void WithdrawArrivalAt(const std::string& id, TaskId task, const absl::Status& why);
-  // `task` is starting anew: its arrivals are taken back with `why`; the barriers wait on.
+  // `task` is restarting: removes its arrivals with `why`; the barriers stay open.
   void WithdrawArrivalsOf(TaskId task, const absl::Status& why);
-  // Ends every open barrier with `why` and forgets all.
+  // Ends every open barrier with `why` and removes all.
   void Clear(const absl::Status& why);
 
-  // The last use of `id` is over and went well.
+  // True if the last use of `id` has completed with OK.
   bool HasPassed(absl::string_view id) const;
   bool IsOpen(absl::string_view id) const;
-  // The last use of `id` is over, well or not.
+  // True if the last use of `id` has completed, with OK or an error.
   bool IsOver(absl::string_view id) const;
 
   absl::Time NextDeadline() const;
-  // Fails the barriers whose deadline has come; returns their ids.
+  // Fails the barriers whose deadline has passed; returns their ids.
   std::vector<std::string> Expire(absl::Time now);
 
   size_t wait_count() const { return waits_.size(); }
   size_t open_count() const { return open_by_deadline_.size(); }
   void ForEachWait(absl::FunctionRef<void(const WaitInfo&)> visit) const;
   std::vector<BarrierInfo> OpenBarriers() const;
-  // "barriers...."
+  // Adds tables named "barriers....".
   void AddTableSizes(TableSizes& sizes) const;
 
  private:
@@ -118,11 +118,11 @@ class Barriers final {
     int64_t counter = 0;
     bool is_over = false;
     bool one_shot = false;
-    // Its key in finished_; 0: it is not there. And what it takes to remember it.
+    // Its key in finished_ (0: not listed), and the bytes it takes there.
     uint64_t finish = 0;
     size_t finished_bytes = 0;
     absl::Status result;
-    // As Normalized returns them. The first arrival decides them, for all uses of the id.
+    // As Normalized returns them. The first arrival sets them for all uses of the id.
     std::vector<TaskId> participants;
     absl::btree_map<TaskId, Slot> arrivals;
     TaskId first = kNoTask;
@@ -130,30 +130,32 @@ class Barriers final {
     absl::Time deadline;
   };
 
-  // One form for every list of the same tasks: sorted, without repeats, empty if it names everyone.
+  // Canonical form of a task list: sorted, without repeats, empty if it names every task.
   std::vector<TaskId> Normalized(std::vector<TaskId> tasks) const;
   int ParticipantCount(const Barrier& barrier) const;
   bool IsParticipant(const Barrier& barrier, TaskId task) const;
   std::vector<TaskId> Missing(const Barrier& barrier) const;
-  // Fails if a use of the barrier cannot be opened: a participant is unknown or in error.
+  // Returns an error if a use of the barrier cannot be opened: a participant is unknown or in
+  // error.
   absl::Status CheckParticipants(const std::string& id, const Barrier& barrier) const;
-  // Fails if the arrival's list is another than the first caller's, or its caller is not on it.
+  // Returns an error if the arrival's list differs from the first caller's, or does not contain
+  // its caller.
   //   names_tasks: the caller has sent a list, rather than none.
   absl::Status CheckList(const BarrierArrival& arrival, bool names_tasks,
                          const Barrier& barrier) const;
   void Open(Barrier& barrier, const BarrierArrival& arrival, absl::Time now);
-  // A newer call of `task` has arrived: a parked call, if any, ends with CANCELLED.
+  // A newer call of `task` has arrived: ends its pending call, if any, with CANCELLED.
   void Supersede(const std::string& id, Barrier& barrier, TaskId task);
-  // Ends the open use: everyone there hears `result`.
+  // Ends the open use with `result` for all arrivals.
   void Finish(const std::string& id, Barrier& barrier, absl::Status result);
-  // Answers an arrival at a use that is over: with its result, or with `refusal`, which then is the
-  // result from now on.
+  // Answers an arrival at a use that is over: with its result, or with `refusal`, which then
+  // replaces the result.
   void AnswerLate(const std::string& id, Barrier& barrier, absl::Status refusal, DoneCallback done);
-  // Takes an arrival back whose caller has been answered; closes the barrier if it was the last.
+  // Removes an arrival whose caller has been answered; closes the barrier if it was the last.
   void RemoveArrival(const std::string& id, TaskId task);
   void Answer(DoneCallback done, absl::Status status, int64_t counter);
   absl::Status TimedOut(const std::string& id, const Barrier& barrier, absl::Time now) const;
-  // Adds to, or takes from, those that ForgetOldResults may forget.
+  // Adds to, or removes from, the list that ForgetOldResults trims.
   void Remember(const std::string& id, Barrier& barrier);
   void Unremember(Barrier& barrier);
   void ForgetOldResults();
@@ -165,12 +167,12 @@ class Barriers final {
   WaitIds& ids_;
 
   absl::flat_hash_map<std::string, Barrier> barriers_;
-  // Parked arrivals: barrier id and task.
+  // Pending arrivals: barrier id and task.
   absl::flat_hash_map<WaitId, std::pair<std::string, TaskId>> waits_;
   // Every open barrier, InfiniteFuture included.
   absl::btree_set<std::pair<absl::Time, std::string>> open_by_deadline_;
-  // Finished barriers by the order of their last use; those that serve once are not among them, for
-  // their results are never forgotten.
+  // Finished barriers in order of their last use, without single-use ones, whose results are kept
+  // permanently.
   absl::btree_map<uint64_t, std::string> finished_;
   uint64_t last_finish_ = 0;
   size_t finished_bytes_ = 0;

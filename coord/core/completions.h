@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Completions: callbacks that are due, kept until no lock is held; and the numbering of waits.
+// Completions: callbacks that are due, queued until no lock is held; and the wait id layout.
 #ifndef FERRY_COORD_CORE_COMPLETIONS_H_
 #define FERRY_COORD_CORE_COMPLETIONS_H_
 
@@ -15,11 +15,11 @@ namespace ferry::coord {
 
 using Completion = absl::AnyInvocable<void() &&>;
 
-// Not thread-safe: part of a Coordinator. Every parked call ends by exactly one Add.
+// Not thread-safe: part of a Coordinator. Every pending call ends by exactly one Add.
 class Completions final {
  public:
   void Add(Completion completion) { ready_.push_back(std::move(completion)); }
-  // Will call `done` with `value`.
+  // Queues the call `done(value)`.
   template <typename Done, typename Value>
   void Post(Done done, Value value) {
     Add([done = std::move(done), value = std::move(value)]() mutable {
@@ -33,7 +33,7 @@ class Completions final {
   std::vector<Completion> ready_;
 };
 
-// What a WaitId is a wait for; stored in its lowest bits, so that Cancel finds its table.
+// The kind of a wait; stored in the lowest bits of its WaitId, so that Cancel finds its table.
 enum class WaitKind : uint64_t {
   kGet = 1,
   kBarrier,

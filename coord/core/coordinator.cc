@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Composition: construction, polls, watches, barriers, stop and time. Tasks are in
-// coordinator_tasks.cc, and their end in coordinator_end.cc.
+// Composition: construction, polls, watches, barriers, stop and time. For tasks see
+// coordinator_tasks.cc, for the end of tasks and jobs coordinator_end.cc.
 #include "coord/core/coordinator.h"
 
 #include <algorithm>
@@ -147,7 +147,7 @@ WaitId Coordinator::EnumerateDevices(TaskId task, LocalTopology local, absl::Dur
   const WaitId wait = topology_.Enumerate(task, std::move(local), now, now + timeout,
                                           std::move(done), std::move(as_told));
   if (wait == kNoWait || job_error_.ok()) return wait;
-  // Those that are missing will not come to a job that has failed.
+  // In a failed job, the missing tasks will not report.
   topology_.Cancel(wait, job_error_);
   return kNoWait;
 }
@@ -233,7 +233,7 @@ absl::Time Coordinator::NextDeadline() const {
   absl::Time next = std::min({membership_.NextDeadline(), store_.NextDeadline(),
                               barriers_.NextDeadline(), topology_.NextDeadline()});
   if (!joining_deadlines_.empty()) next = std::min(next, joining_deadlines_.begin()->first);
-  // A few at most: one for each process that was refused.
+  // Few: one for each rejected process.
   for (const auto& [wait, failure] : joining_failures_) next = std::min(next, failure.deadline);
   return next;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Coordinator: the whole state of one job; membership, store, barriers and what ties them together.
+// Coordinator: the whole state of one job: membership, store, barriers, and their interaction.
 #ifndef FERRY_COORD_CORE_COORDINATOR_H_
 #define FERRY_COORD_CORE_COORDINATOR_H_
 
@@ -33,7 +33,7 @@
 
 namespace ferry::coord {
 
-// A part of the coordinator itself: its waits are nobody's business, and not listed.
+// The coordinator itself as a caller: its waits are internal, and not listed.
 inline constexpr TaskId kCoordinatorItself{-2};
 
 struct Registration {
@@ -41,40 +41,41 @@ struct Registration {
   Incarnation incarnation;
   // May die and come back without failing the job.
   bool recoverable = false;
-  // Waits for the others even if the job has no register barrier.
+  // Waits for all tasks even if the job has no register barrier.
   bool waits_for_all = false;
-  // Gives up waiting after this, without failing the others.
+  // Stops waiting after this, without failing the others.
   absl::Duration own_timeout = absl::InfiniteDuration();
-  // The number of heartbeats that its client sends per heartbeat timeout, from which the
-  // coordinator learns that timeout. 0: the client is told the coordinator's timeout.
+  // The number of heartbeats that the client sends per heartbeat timeout, from which the
+  // coordinator learns that timeout. 0: the client uses the coordinator's timeout.
   int beats_per_timeout = 0;
   TaskFacts facts;
 };
 
-// Tells a task's own error service (TaskFacts::error_address) that the job has failed.
+// Notifies a task's own error service (TaskFacts::error_address) that the job has failed.
 using ErrorReport = std::function<void(const std::string& address, const absl::Status& error)>;
 
-// What Watch tells of every task, at one version of the table.
+// All tasks at one version of the table, as reported to watches.
 struct TaskTable {
   std::vector<TaskInfo> tasks;
   int64_t version = 0;
 };
 
-// Pure: no threads, no I/O, time from `clock`. Not thread-safe; a CoordinatorExecutor makes it so.
-// Use: call a method, then run what TakeCompletions() returns, without a lock. A callback is called
-// exactly once. Methods that can wait return the wait's id, for Cancel; kNoWait if it is over.
-// Error codes and texts are those that JAX and TensorFlow clients check: docs/protocols.md.
+// Pure: no threads, no I/O, time from `clock`. Not thread-safe; wrap it in a CoordinatorExecutor.
+// Usage: call a method, then run what TakeCompletions() returns, without a lock. A callback is
+// called exactly once. Methods that can wait return the wait's id, for Cancel; kNoWait if already
+// answered. Error codes and texts are those that JAX and TensorFlow clients check:
+// docs/protocols.md.
 class Coordinator final {
  public:
   using StatusCallback = absl::AnyInvocable<void(absl::Status) &&>;
-  // One table for all who wait for it.
+  // One table shared by all waiters.
   using TablePtr = std::shared_ptr<const TaskTable>;
   using TableCallback = absl::AnyInvocable<void(absl::StatusOr<TablePtr>) &&>;
-  // What each task gave to WaitForAllTasks, by task id.
+  // What each task passed to WaitForAllTasks, by task id.
   using DeviceInfos = std::shared_ptr<const std::vector<std::string>>;
   using DeviceInfosCallback = absl::AnyInvocable<void(absl::StatusOr<DeviceInfos>) &&>;
 
-  // `incarnation`: random, tells this life of the coordinator from others.
+  // `incarnation`: random, identifies this incarnation of the coordinator.
   //   Errors: INVALID_ARGUMENT as Jobs::Create.
   static absl::StatusOr<std::unique_ptr<Coordinator>> Create(CoordinatorOptions options,
                                                              const Clock& clock,
@@ -87,77 +88,80 @@ class Coordinator final {
   const Membership& membership() const { return membership_; }
   // Changes when a new job begins on the same coordinator.
   Incarnation incarnation() const { return incarnation_; }
-  // Jobs that this coordinator has served, from 1.
+  // The number of jobs that this coordinator has served, from 1.
   int64_t epoch() const { return epoch_; }
 
   // --- Tasks ---
 
-  // Joins. With the register barrier, answered when every task has; otherwise at once.
+  // Joins. With the register barrier, answered when every task has registered; otherwise at once.
   //   Errors: INVALID_ARGUMENT unknown task; ALREADY_EXISTS superseded by a newer call of this
   //   task; ABORTED connected in another incarnation, in error, or a process of an earlier job;
-  //   DEADLINE_EXCEEDED naming who did not come; INTERNAL stopped.
+  //   DEADLINE_EXCEEDED naming the missing tasks; INTERNAL stopped.
   WaitId RegisterTask(Registration registration, StatusCallback done);
-  // A sign of life.
-  //   Errors: INVALID_ARGUMENT unknown or not registered; ABORTED in error, another incarnation, or
-  //   a process of an earlier job, which changes nothing; INTERNAL stopped.
+  // Records a heartbeat.
+  //   Errors: INVALID_ARGUMENT unknown or not registered; ABORTED in error, another incarnation,
+  //   or a process of an earlier job (no state changes); INTERNAL stopped.
   absl::Status Heartbeat(TaskId task, Incarnation incarnation,
                          std::optional<uint64_t> progress = std::nullopt);
-  // A sign of life that is no heartbeat; nothing for a task that is not connected in this life.
+  // Records activity other than a heartbeat; ignored unless the task is connected in this
+  // incarnation.
   void NoteAlive(TaskId task, Incarnation incarnation);
-  // The connection on which `task` polled for errors has ended. A task that does not call again
-  // within seconds is considered dead, unless it waits for the others to shut down.
+  // The connection on which `task` polled for errors has ended. Unless it calls again within
+  // seconds, the task counts as dead, except while it waits for the others to shut down.
   void NoteConnectionEnd(TaskId task);
-  // ABORTED for a process that belonged to an earlier job of this coordinator, whose calls must not
-  // count for the present one. For calls that name the incarnation of their task; Register and
-  // Heartbeat check by themselves.
+  // Returns ABORTED for a process of an earlier job of this coordinator, whose calls must not
+  // affect the current one. For calls that carry their task's incarnation; Register and Heartbeat
+  // check by themselves.
   absl::Status CheckIncarnation(TaskId task, Incarnation life) const;
-  // Nothing could be heard for so long, through no fault of the tasks: their silence counts less.
+  // Heartbeats could not be received for `held_up`, for reasons outside the tasks: extends their
+  // deadlines.
   void ExtendHeartbeatDeadlines(absl::Duration held_up);
-  // Leaves: together with everyone (shutdown_timeout), or at once if that is zero or it is
+  // Leaves: together with all tasks (shutdown_timeout), or at once if that is zero or it is
   // recoverable.
-  //   Errors: FAILED_PRECONDITION not connected; INTERNAL the others did not come.
+  //   Errors: FAILED_PRECONDITION not connected; INTERNAL the others did not shut down.
   WaitId ShutdownTask(TaskId task, StatusCallback done);
   // Leaves at once; also clears an error.
   absl::Status ResetTask(TaskId task);
-  // As ResetTask; in this life's registration it ends that, and the others go on waiting for it.
+  // As ResetTask; if this incarnation is still registering, ends that, and the others keep waiting
+  // for the task.
   absl::Status LeaveTask(TaskId task, Incarnation incarnation);
-  // The task has failed: everyone hears of it.
+  // The task has failed: propagates the error to all tasks.
   absl::Status ReportError(TaskId task, absl::Status error);
-  // Waits for the job's first error. Never ends well: CANCELLED when it is over in peace.
-  //   is_watched: the caller probes the connection of the call, cancels the wait when that breaks,
-  //   and then also calls NoteConnectionEnd. While it waits, it is a sign of life of a task whose
-  //   heartbeats are not known to come more often.
+  // Waits for the job's first error. Never OK: CANCELLED when the job ends without an error.
+  //   is_watched: the caller monitors the connection of the call, cancels the wait when that
+  //   breaks, and then also calls NoteConnectionEnd. While pending, the call keeps a task alive
+  //   whose heartbeats are not known to come more often.
   WaitId PollForError(TaskId task, StatusCallback done, bool is_watched = false);
-  // Ends the job, failed or not, so that the next registration begins another: parked calls end
+  // Ends the job, failed or not, so that the next registration starts another: pending calls end
   // ABORTED with `why`, and so do later calls of its processes.
   //   force: even if the job is healthy.
   //   Errors: FAILED_PRECONDITION it is healthy, and not `force`; INTERNAL stopped.
   absl::Status EndJob(absl::string_view why, bool force);
-  // A process that was to be one of the job's tasks cannot be, for the reason `why`: tasks that
-  // wait for all to register fail with it, as do those that register while this call waits, and the
-  // job has failed. Without a register barrier only their registration has. Answered when a task
-  // has failed with it.
+  // A process that should become one of the job's tasks cannot, for the reason `why`: tasks that
+  // wait for all to register fail with it, as do those that register while this call waits, and
+  // the job has failed. Without a register barrier only their registration fails. Answered when a
+  // task has failed with it.
   //   Errors: FAILED_PRECONDITION all have registered, and the job continues; DEADLINE_EXCEEDED no
   //   task registered; INTERNAL stopped.
   WaitId FailJoining(const absl::Status& why, absl::Duration timeout, StatusCallback done);
-  // No job begins here any more: all that register from now on, or wait to, fail with `why`. For a
-  // coordinator that runs only to say so.
+  // No job starts here any more: pending and later registrations fail with `why`. For a
+  // coordinator that runs only to report that.
   void RefuseJoining(const absl::Status& why);
-  // Waits, for a process that is to start tasks of the job, until FailJoining or RefuseJoining says
-  // that the job cannot begin. Answered with that error, at once if a task that registered now
-  // would fail with it; never OK. A job that has begun and failed is no reason, and neither ends
-  // the wait nor does the next job.
-  //   Errors: RESOURCE_EXHAUSTED too many wait; CANCELLED; INTERNAL stopped.
+  // For a process that starts tasks of the job: waits until FailJoining or RefuseJoining makes it
+  // impossible for the job to start. Answered with that error, at once if a task that registered
+  // now would fail with it; never OK. Neither the failure of a started job nor the next job ends
+  // the wait.
+  //   Errors: RESOURCE_EXHAUSTED too many waits; CANCELLED; INTERNAL stopped.
   WaitId WatchJoining(TaskId caller, StatusCallback done);
-  // Processes that know that the present job cannot begin: tasks and callers of WatchJoining that
-  // were told, and callers of FailJoining.
+  // The number of processes notified that the current job cannot start: tasks, and callers of
+  // WatchJoining and FailJoining.
   size_t told_of_joining_failure() const { return told_tasks_.size() + told_others_; }
-  // Barrier over everyone that also collects what each says of its devices (opaque here).
+  // A barrier over all tasks that also collects each one's device info (opaque here).
   WaitId WaitForAllTasks(TaskId task, std::string device_info, DeviceInfosCallback done);
 
-  // Answers when the table has moved past `version`; at once for -1. `caller` may be kNoTask, or
+  // Answers when the table has moved past `version`; at once for -1. `caller` may be kNoTask or
   // kCoordinatorItself.
-  //   Errors: INVALID_ARGUMENT for a version that has not been yet.
+  //   Errors: INVALID_ARGUMENT for a future version.
   WaitId WatchTasks(int64_t version, TaskId caller, TableCallback done);
   WaitId GetAliveTasks(TaskId caller, std::vector<TaskId> tasks, AliveRounds::DoneCallback done);
 
@@ -165,16 +169,16 @@ class Coordinator final {
 
   Store& store() { return store_; }
   const Store& store() const { return store_; }
-  // As Store::Get, at the present time; INTERNAL once stopped.
+  // As Store::Get, at the current time; INTERNAL once stopped.
   WaitId GetKeys(std::vector<std::string> keys, TaskId task, absl::Duration timeout,
                  Store::GetCallback done);
 
-  // As Barriers::Arrive, at the present time; INTERNAL once stopped.
+  // As Barriers::Arrive, at the current time; INTERNAL once stopped.
   WaitId Barrier(BarrierArrival arrival, Barriers::DoneCallback done);
   absl::Status CancelBarrier(absl::string_view id, int64_t counter);
   const Barriers& barriers() const { return barriers_; }
 
-  // As TopologyExchange::Enumerate, at the present time; the job's error, instead of a wait, once
+  // As TopologyExchange::Enumerate, at the current time; the job's error, instead of a wait, once
   // it has failed; INTERNAL once stopped.
   WaitId EnumerateDevices(TaskId task, LocalTopology local, absl::Duration timeout,
                           TopologyExchange::DoneCallback done, std::string as_told = "");
@@ -182,8 +186,9 @@ class Coordinator final {
 
   // --- Everything else ---
 
-  // The caller of a parked call went away or gave up: its callback gets CANCELLED. False when the
-  // wait is over already. A barrier arrival still counts, except for the one of registration.
+  // The caller of a pending call has disconnected or timed out: its callback gets CANCELLED.
+  // Returns false when the wait is over already. A barrier arrival still counts, except at the
+  // register barrier.
   bool Cancel(WaitId wait);
   // Polls and gets end CANCELLED, barriers ABORTED, watches with version -1; later calls INTERNAL.
   void Stop();
@@ -192,32 +197,33 @@ class Coordinator final {
   // Called, as a completion, for each task that has registered an error address.
   void SetErrorReport(ErrorReport report) { error_report_ = std::move(report); }
 
-  // The first error that was told to everyone; sticky until a new job begins.
+  // The first error that was propagated to all tasks; sticky until a new job starts.
   const absl::Status& job_error() const { return job_error_; }
-  // Why the job cannot begin, if FailJoining has ended its registration; until a new job begins.
+  // Why the job cannot start, if FailJoining has ended its registration; until a new job starts.
   const absl::Status& joining_error() const { return joining_error_; }
   bool everyone_has_registered() const { return barriers_.HasPassed(RegisterBarrierId()); }
   static absl::string_view RegisterBarrierId();
-  // Of the barriers that are this object's own, by which tasks join and leave.
+  // True for the coordinator's own barriers, through which tasks join and leave.
   bool IsOwnBarrier(absl::string_view id) const;
 
-  // Something is due then (InfiniteFuture: nothing); Advance does it.
+  // When Advance must be called next; InfiniteFuture if nothing is pending.
   absl::Time NextDeadline() const;
   void Advance();
   std::vector<Completion> TakeCompletions() { return completions_.Take(); }
-  // Answers a call that is not for this object, in order with those that are.
+  // Queues an answer to a call that is not for this object, in order with those that are.
   void Refuse(Completion answer) { completions_.Add(std::move(answer)); }
 
-  // When it was made.
+  // When it was created.
   absl::Time started() const { return started_; }
-  // Tasks that wait at the register barrier.
+  // The tasks waiting at the register barrier.
   std::vector<TaskId> JoiningTasks() const;
-  // What a task told of itself when it registered; of one that waits there, what it tells now.
+  // What a task reported when it registered; for one waiting at the register barrier, in that
+  // call.
   const TaskFacts& FactsOf(TaskId task) const;
-  // Everything that waits now, for status reports.
+  // All pending waits, for status reports.
   std::vector<WaitInfo> Waits() const;
   size_t wait_count() const;
-  // The size of every internal table; for tests and debugging.
+  // The sizes of all internal tables; for tests and debugging.
   TableSizes InnerTableSizes() const;
 
  private:
@@ -231,7 +237,7 @@ class Coordinator final {
     absl::Time since;
     TableCallback done;
   };
-  // A task that waits at the register barrier, in the life it will have.
+  // A task waiting at the register barrier, with its new incarnation.
   struct Joining {
     Registration registration;
     WaitId wait;
@@ -239,7 +245,7 @@ class Coordinator final {
     absl::Time deadline;
   };
 
-  // A call of FailJoining that waits for a task to register.
+  // A FailJoining call that waits for a task to register.
   struct JoiningFailure {
     absl::Status why;
     absl::Time since;
@@ -247,7 +253,7 @@ class Coordinator final {
     StatusCallback done;
   };
 
-  // A call of WatchJoining.
+  // A pending WatchJoining call.
   struct JoiningWatch {
     TaskId caller = kNoTask;
     absl::Time since;
@@ -259,53 +265,54 @@ class Coordinator final {
   absl::Time Now() const { return clock_.Now(); }
   bool IsRecoverable(TaskId task) const;
   absl::Status CheckRunning() const;
-  // Not stopped, and a task of the cluster.
+  // Returns an error if stopped, or if the task is not in the cluster.
   absl::Status CheckTask(TaskId task) const;
   WaitId Answer(StatusCallback done, absl::Status status);
 
-  // Becomes a connected member in this life.
+  // Makes the task a connected member in this incarnation.
   void Connect(const Registration& registration);
   WaitId JoinRegisterBarrier(Registration registration, StatusCallback done);
   BarrierArrival RegisterArrival(TaskId task) const;
-  // For tasks that wait for all while this one does not.
+  // Arrives at the register barrier for a task that does not wait itself, since others may.
   void ArriveWithoutWaiting(TaskId task);
-  // A newer registration takes the place of one that waits.
+  // Replaces a pending registration by a newer one.
   void SupersedeJoining(TaskId task);
-  // Takes the task out of joining_; its wait at the barrier is the caller's concern.
+  // Removes the task from joining_; the caller handles its wait at the barrier.
   void StopJoining(TaskId task);
-  // Tells the tasks in joining_ and the watches of the refusal_ or else of the first of
-  // joining_failures_, and answers all of these.
+  // Fails the tasks in joining_ and the watches with refusal_, or else with the first of
+  // joining_failures_, and answers all of the latter.
   //   REQUIRES: there are such tasks, and a reason.
   void FailPendingRegistrations();
   void AnswerJoiningFailures(const absl::Status& status);
   void ExpireJoiningFailures(absl::Time now);
-  // Why a task that registers now would fail at once, because of a process that cannot join; OK if
-  // it would not.
+  // The error with which a task that registers now would fail at once because of a process that
+  // cannot join; else OK.
   absl::Status PresentJoiningFailure() const;
-  // joining_error_, for a task that comes late.
+  // joining_error_, for a task that registers late.
   absl::Status LateJoiningError() const;
   void TellJoiningWatches(const absl::Status& error);
   absl::Status Disconnect(TaskId task, const absl::Status& why);
-  // `task` has failed: it goes into error and its barriers fail; tells nobody else.
+  // Puts `task` into the error state and fails its barriers, without propagating the error.
   void SetTaskError(TaskId task, absl::Status error);
-  // `task` can be at no barrier any more: those that need it fail, or wait for its return.
+  // `task` cannot be at barriers any more: those that need it fail, or wait for its return.
   void LeaveBarriers(TaskId task, const absl::Status& why);
   void SetAllTasksError(const absl::Status& error);
-  // Tells the others of an error of `sources`, in the way their generation of clients listens.
+  // Propagates an error of `sources` to the other tasks, by the method their client generation
+  // supports.
   void Propagate(const absl::Status& error, absl::Span<const TaskId> sources);
   void ExpireSilentTasks(absl::Time now);
   void ExpireJoining(absl::Time now);
   std::string ShutdownBarrierId() const;
 
-  // Draws the consequences of what has just changed; the last step of every public change.
   TablePtr Table() const;
+  // Handles the consequences of a change; the last step of every public change.
   void Settle();
   void SettleRegisterBarrier();
   void SettleShutdownBarrier();
-  // See CoordinatorOptions::reuse.
-  // The silence of the tasks in error after which a failed job is over.
+  // The time without activity of the tasks in error after which a failed job is over; see
+  // CoordinatorOptions::reuse.
   absl::Duration EndOfFailedJob() const;
-  // Nobody is connected, and nothing more is to be expected of the tasks in error.
+  // True if no task is connected, and none in error is expected to call again.
   bool IsOver() const;
   void BeginNewJobIfOver(const Registration& newcomer);
   void BeginNewJob(const absl::Status& why);
@@ -335,11 +342,11 @@ class Coordinator final {
   Incarnation incarnation_;
   int64_t epoch_ = 1;
   bool is_stopped_ = false;
-  // Some client has polled: errors reach the tasks by their polls, else by their heartbeats.
+  // Some client has polled: errors are delivered by polls, else by heartbeats.
   bool has_poller_ = false;
   absl::Status job_error_;
   absl::btree_map<TaskId, Joining> joining_;
-  // Of those in joining_ that do not wait for ever.
+  // The finite deadlines of tasks in joining_.
   absl::btree_set<std::pair<absl::Time, TaskId>> joining_deadlines_;
   absl::btree_map<WaitId, JoiningFailure> joining_failures_;
   absl::btree_map<WaitId, JoiningWatch> joining_watches_;
@@ -352,11 +359,11 @@ class Coordinator final {
   absl::Status joining_error_;
   absl::btree_map<TaskId, Poll> polls_;
   absl::btree_map<WaitId, Watch> watches_;
-  // Not changed any more once its barrier has passed, so that answers can share it.
+  // Constant once its barrier has passed, so that answers can share it.
   std::shared_ptr<std::vector<std::string>> device_infos_;
-  // Somebody waits at the shutdown barrier.
+  // A task waits at the shutdown barrier.
   bool is_shutting_down_ = false;
-  // The table's version that watches and rounds have seen.
+  // The table version that watches and rounds have processed.
   int64_t settled_version_ = 0;
   ErrorReport error_report_;
 };

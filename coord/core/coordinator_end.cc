@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How tasks and jobs end: errors, leaving, shutdown, and the next job.
+// The end of tasks and jobs: errors, leaving, shutdown, and the next job.
 #include <algorithm>
 #include <utility>
 
@@ -12,7 +12,7 @@
 namespace ferry::coord {
 namespace {
 
-// How long processes of a job that could not begin may come late, and fail with its error.
+// How long late processes of a job that could not start fail with its error.
 constexpr absl::Duration kLateArrivals = absl::Seconds(20);
 
 }  // namespace
@@ -20,12 +20,12 @@ constexpr absl::Duration kLateArrivals = absl::Seconds(20);
 void Coordinator::SetTaskError(TaskId id, absl::Status error) {
   FERRY_LOG_INFO(kCoord, "task failed: task={}: {}", id.value(), error);
   membership_.SetError(id, error);
-  // Its own poll has nothing more to tell; the client learns the rest by its heartbeat.
+  // Its own poll is not answered; the client learns of the error by its heartbeat.
   LeaveBarriers(id, error);
 }
 
 void Coordinator::LeaveBarriers(TaskId id, const absl::Status& why) {
-  // The others may go on waiting for it to join (again); everything else needs it now.
+  // The others may keep waiting for it to join (again); all other barriers need it now.
   const absl::Status cancelled = absl::CancelledError(why.message());
   barriers_.WithdrawArrivalAt(std::string(RegisterBarrierId()), id, cancelled);
   StopJoining(id);
@@ -46,7 +46,7 @@ void Coordinator::Propagate(const absl::Status& error, absl::Span<const TaskId> 
   const bool all_recoverable =
       std::all_of(sources.begin(), sources.end(), [this](TaskId id) { return IsRecoverable(id); });
   if (options_.recoverable || (!sources.empty() && all_recoverable)) return;
-  if (!job_error_.ok()) return;  // The first error is the one that is told.
+  if (!job_error_.ok()) return;  // The first error is the one that is propagated.
   job_error_ = error;
   FERRY_LOG_INFO(kCoord, "job failed: job={}: {}", epoch_, error);
   if (error_report_) {
@@ -64,7 +64,7 @@ void Coordinator::Propagate(const absl::Status& error, absl::Span<const TaskId> 
     }
     polls_.clear();
   } else {
-    // Nobody listens but by heartbeats: those must fail.
+    // All clients learn of errors by heartbeats only: those must fail.
     SetAllTasksError(CoordinationError(absl::InternalError(
         absl::StrCat("All tasks were set to error. Cause: ", error.message()))));
   }
@@ -78,7 +78,7 @@ absl::Status Coordinator::ReportError(TaskId id, absl::Status error) {
         absl::StrCat(jobs_.Name(id), " reports an error but is not connected")));
   }
   if (error.ok()) error = absl::UnknownError("an error without a code");
-  // CANCELLED ends a poll for errors without one: the others would not hear of it.
+  // A poll that ends CANCELLED means no error: the other tasks would not learn of it.
   const absl::StatusCode code =
       absl::IsCancelled(error) ? absl::StatusCode::kAborted : error.code();
   error = CoordinationError(
@@ -119,7 +119,7 @@ absl::Status Coordinator::LeaveTask(TaskId id, Incarnation incarnation) {
   if (joining == joining_.end() || joining->second.registration.incarnation != incarnation) {
     return ResetTask(id);
   }
-  // The others go on waiting for it.
+  // The others keep waiting for it.
   barriers_.Cancel(joining->second.wait,
                    absl::CancelledError(absl::StrCat(jobs_.Name(id), " left while it was joining")),
                    /*withdraw=*/true);
@@ -178,7 +178,7 @@ void Coordinator::SettleShutdownBarrier() {
 }
 
 absl::Duration Coordinator::EndOfFailedJob() const {
-  // Only latecomers are to be expected in a job that never began.
+  // A job that never started expects only latecomers.
   return joining_error_.ok() ? options_.heartbeat_timeout
                              : std::min(options_.heartbeat_timeout, kLateArrivals);
 }
@@ -186,13 +186,13 @@ absl::Duration Coordinator::EndOfFailedJob() const {
 bool Coordinator::IsOver() const {
   if (membership_.connected_count() > 0) return false;
   if (membership_.error_count() == 0) return everyone_has_registered();
-  // Repeated calls of a refused process do not keep the old job alive.
+  // Repeated calls of a rejected process do not keep the old job alive.
   return Now() - membership_.LastHeardOfErrors() > EndOfFailedJob();
 }
 
 void Coordinator::BeginNewJobIfOver(const Registration& newcomer) {
   if (!options_.reuse || !options_.register_barrier || !joining_.empty()) return;
-  // A process of the old job that comes once more does not begin a new one.
+  // A repeated call of a process of the old job does not start a new one.
   if (membership_.task(newcomer.task).incarnation == newcomer.incarnation) return;
   if (former_incarnations_.EpochOf(newcomer.task, newcomer.incarnation) != 0) return;
   if (!IsOver()) return;
@@ -223,7 +223,7 @@ void Coordinator::BeginNewJob(const absl::Status& why) {
   is_shutting_down_ = false;
   ++epoch_;
   FERRY_LOG_INFO(kCoord, "next job: job={}: {}", epoch_, why);
-  // Another value for another job, so that stragglers of the old one are told apart.
+  // A new value per job, so that late calls of the old one are detected.
   incarnation_ = Incarnation(incarnation_.value() * 6364136223846793005u + 1442695040888963407u);
   Settle();
 }
@@ -239,7 +239,7 @@ absl::Status Coordinator::EndJob(absl::string_view why, bool force) {
   }
   const absl::Status ended =
       CoordinationError(absl::AbortedError(absl::StrCat("the job was ended: ", FirstOf(why))));
-  // Clients with a listening address are notified; polls and all other calls end below.
+  // Notifies clients with a listening address; polls and all other calls end below.
   if (connected > 0) Propagate(ended, {});
   AnswerJoiningFailures(ended);
   BeginNewJob(ended);

@@ -10,7 +10,7 @@
 namespace ferry::coord {
 namespace {
 
-// After so many batches in a row `after_batch` is called, whatever else is due.
+// `after_batch` is called after at most this many batches in a row.
 constexpr int kMaxBatches = 4;
 }  // namespace
 
@@ -47,7 +47,8 @@ void CoordinatorExecutor::FinishRunAndUnlock() {
     for (Completion& completion : batch) std::move(completion)();
     batch.clear();
     mu_.Lock();
-    // What the batch led to belongs to it; but others who go on adding must not put this off.
+    // Completions queued by the batch belong to it; but a steady stream of them must not postpone
+    // this.
     if (after_batch_ && (due_.empty() || ++batches % kMaxBatches == 0)) {
       mu_.Unlock();
       after_batch_();
@@ -59,14 +60,14 @@ void CoordinatorExecutor::FinishRunAndUnlock() {
 }
 
 void CoordinatorExecutor::KeepTime() {
-  // While the process is not running, for example because it is stopped, it receives nothing from
-  // its tasks, which must not count as their silence.
+  // While this process is not running, for example because it is stopped, it receives no
+  // heartbeats, which must not count as silence of its tasks.
   HoldUp hold_up;
   absl::Duration unheard;
   mu_.Lock();
   while (!is_closing_) {
     timer_ = coordinator_->NextDeadline();
-    // The coordinator's clock may be any; what counts here is how far off the deadline is.
+    // The coordinator's clock may be a fake one; only the remaining time matters here.
     const absl::Time now = SteadyClock().Now();
     if (timer_ > now) {
       const uint32_t turn = timer_moved_.turn();
@@ -77,7 +78,7 @@ void CoordinatorExecutor::KeepTime() {
       unheard = hold_up.EndWait(SteadyClock().Now());
       if (unheard > absl::ZeroDuration()) coordinator_->ExtendHeartbeatDeadlines(unheard);
     } else {
-      // Also late: because of the lock, or of what this thread ran meanwhile.
+      // Also late because of the lock, or of completions run on this thread.
       absl::Duration behind = reader_lag_ ? reader_lag_() : absl::ZeroDuration();
       if (unheard == absl::ZeroDuration()) behind = std::max(behind, now - timer_);
       if (behind > HoldUp::kTolerance) {

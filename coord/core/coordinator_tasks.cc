@@ -14,7 +14,7 @@
 namespace ferry::coord {
 namespace {
 
-// One is enough to fail a job; the rest only wait for their answer.
+// One is enough to fail a job; the others only wait for their answer.
 constexpr size_t kMaxJoiningFailures = 4096;
 
 }  // namespace
@@ -65,7 +65,7 @@ WaitId Coordinator::RegisterTask(Registration registration, StatusCallback done)
     Settle();
     return Answer(std::move(done), aborted);
   }
-  // The job never began: a late process fails for the same reason as the others.
+  // The job never started: a late process fails for the same reason as the others.
   if (task.state == TaskState::kError && !joining_error_.ok()) {
     told_tasks_.insert(id);
     return Answer(std::move(done), LateJoiningError());
@@ -138,7 +138,7 @@ WaitId Coordinator::FailJoining(const absl::Status& why, absl::Duration timeout,
       CoordinationError(absl::Status(why.code(), FirstOf(why.message())), {.is_reported = true});
   joining_failures_.emplace(wait, JoiningFailure{told, now, now + timeout, std::move(done)});
   ++told_others_;
-  // Tasks have been told of another process already, and those that come late are.
+  // Tasks have already failed because of another process, and late ones will.
   const bool have_heard = !refusal_.ok() || (!joining_error_.ok() && !IsOver());
   const bool is_answered = !joining_.empty() || have_heard;
   if (!joining_.empty()) {
@@ -179,8 +179,8 @@ WaitId Coordinator::WatchJoining(TaskId caller, StatusCallback done) {
 absl::Status Coordinator::PresentJoiningFailure() const {
   if (!refusal_.ok()) return refusal_;
   if (!joining_error_.ok() && !IsOver()) return LateJoiningError();
-  // What is left of a job that had begun says nothing of the next one: one of its own processes may
-  // be the one that cannot join any more.
+  // The remains of a started job do not affect the next one: the process that cannot join may be
+  // one of the old job's own.
   if (joining_failures_.empty() || (everyone_has_registered() && !IsOver())) {
     return absl::OkStatus();
   }
@@ -219,7 +219,7 @@ void Coordinator::FailPendingRegistrations() {
     joining_error_ = error;
     barriers_.Fail(RegisterBarrierId(), error);
   } else {
-    // Tasks that do not wait for all may be at work.
+    // Tasks that do not wait for all may be running already.
     for (const auto& [id, joining] : std::exchange(joining_, {})) {
       barriers_.Cancel(joining.wait, error, /*withdraw=*/true);
     }
@@ -260,7 +260,7 @@ void Coordinator::ArriveWithoutWaiting(TaskId id) {
 void Coordinator::SupersedeJoining(TaskId id) {
   const auto earlier = joining_.find(id);
   if (earlier == joining_.end()) return;
-  // ABORTED would make that client try again and evict its successor.
+  // ABORTED would make that client retry and evict its successor.
   barriers_.Cancel(earlier->second.wait,
                    absl::AlreadyExistsError(
                        absl::StrCat("this registration of ", jobs_.Name(id),
@@ -293,13 +293,13 @@ void Coordinator::SettleRegisterBarrier() {
 
 void Coordinator::Connect(const Registration& registration) {
   const Task& task = membership_.task(registration.task);
-  // A new life may have other devices.
+  // A new incarnation may have other devices.
   if (task.incarnation != registration.incarnation) topology_.Forget(registration.task);
   const bool is_another_life =
       task.last_heartbeat != absl::InfinitePast() && task.incarnation != registration.incarnation;
   if (is_another_life) {
     former_incarnations_.Add(registration.task, task.incarnation, epoch_);
-    // What the former one did at barriers, even late messages of it, does not count for this one.
+    // The previous incarnation's barrier calls, including late ones, do not count for this one.
     barriers_.WithdrawArrivalsOf(
         registration.task,
         absl::CancelledError(absl::StrCat(jobs_.Name(registration.task),
@@ -417,7 +417,7 @@ std::string Coordinator::PaceText(const Task& task) const {
 
 std::string Coordinator::TooSeldomText(const Task& task, absl::Duration interval) const {
   const absl::Duration timeout = task.heartbeat_interval.TimeoutFor(interval);
-  // The observed gap exceeds the client's interval by the time that a call takes.
+  // The observed gap exceeds the client's interval by the duration of a call.
   const absl::Duration needed = absl::Ceil(timeout - absl::Milliseconds(500), absl::Seconds(1));
   return absl::StrCat("; it beats every ", ShortDuration(interval),
                       ", but this coordinator's heartbeat timeout is ",

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Payloads of coordination errors. Their form here is private; grpc_errors.cc puts them on the
-// wire.
+// Payloads of coordination errors. Their encoding here is private; coord/wire/errors.cc converts
+// them to the wire format.
 #include "coord/core/errors.h"
 
 #include <cstdint>
@@ -17,7 +17,7 @@ namespace {
 constexpr char kOriginUrl[] = "ferry.coord/origin";
 constexpr char kMissingUrl[] = "ferry.coord/missing";
 
-// An error that a task reports is told to everyone and kept: no more of its text than this.
+// An error that a task reports is propagated to all and kept: truncated to this size.
 constexpr size_t kMaxReportBytes = size_t{32} << 10;
 
 }  // namespace
@@ -53,7 +53,7 @@ std::string GetMissingTasks(const absl::Status& status) {
 std::string FirstOf(absl::string_view text) {
   if (text.size() <= kMaxReportBytes) return std::string(text);
   size_t cut = kMaxReportBytes;
-  // Not within a character of UTF-8.
+  // Do not cut within a UTF-8 character.
   while (cut > 0 && (static_cast<uint8_t>(text[cut]) & 0xc0) == 0x80) --cut;
   return absl::StrCat(text.substr(0, cut), "... (", text.size() - cut, " bytes more)");
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What coordination errors carry besides code and message.
+// Annotations of coordination errors besides code and message.
 #ifndef FERRY_COORD_CORE_ERRORS_H_
 #define FERRY_COORD_CORE_ERRORS_H_
 
@@ -15,21 +15,21 @@ namespace ferry::coord {
 
 // Where an error came from.
 struct ErrorOrigin {
-  // A task reported it, as against the coordinator finding it.
+  // Reported by a task, rather than detected by the coordinator.
   bool is_reported = false;
   TaskId source = kNoTask;
 };
 
-// Marks `status` as the coordinator's own answer: clients take it as final, while they may retry an
-// unmarked one as a fault of the connection. An OK status stays as it is.
+// Marks `status` as the coordinator's own answer: clients take it as final, while they may retry
+// an unmarked one as a connection failure. OK is returned unchanged.
 absl::Status CoordinationError(absl::Status status, ErrorOrigin origin = {});
 std::optional<ErrorOrigin> GetErrorOrigin(const absl::Status& status);
 
-// Notes who did not come, as ranges ("3-6,17").
+// Annotates the missing tasks, as ranges ("3-6,17").
 absl::Status WithMissingTasks(absl::Status status, std::string ranges);
 std::string GetMissingTasks(const absl::Status& status);
 
-// The text of a reported error as it is kept and sent to everyone: at most 32 KiB of it.
+// The text of a reported error as it is kept and propagated: at most 32 KiB of it.
 std::string FirstOf(absl::string_view text);
 
 }  // namespace ferry::coord

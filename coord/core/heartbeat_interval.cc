@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The gaps between heartbeats.
+// Estimates the interval from the gaps between heartbeats.
 #include "coord/core/heartbeat_interval.h"
 
 #include <algorithm>

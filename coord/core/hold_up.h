@@ -8,8 +8,8 @@
 namespace ferry::coord {
 
 // A process that was stopped (SIGSTOP, a suspended machine) or starved does not know when that
-// began, only when it last ran. So it waits in short turns: the beginning of the turn that ended
-// late is at most kTurn before the process stopped. Not thread-safe.
+// began, only when it last ran. So it waits in short turns: the turn that ended late began at most
+// kTurn before the process stopped. Not thread-safe.
 class HoldUp final {
  public:
   // The longest turn. Ten wake-ups in five seconds cost nothing measurable.
@@ -17,8 +17,8 @@ class HoldUp final {
   // A wait that ends later than planned by more than this was held up.
   static constexpr absl::Duration kTolerance = absl::Milliseconds(250);
 
-  // Returns until when to wait at `now`, with nothing to do before `deadline`: for one turn at
-  // most, or without end if the deadline is infinite, when nothing depends on the time.
+  // Returns until when to wait at `now`, with no work before `deadline`: at most one turn, or
+  // forever if the deadline is infinite, when nothing depends on the time.
   absl::Time BeginWait(absl::Time now, absl::Time deadline);
   // Ends the wait, at its end or earlier. Returns the time since its beginning if it ended late by
   // more than kTolerance, else zero.

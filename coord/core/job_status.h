@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// JobStatus: who is there, who is missing, and who waits for what.
+// JobStatus: connected and missing tasks, and pending waits.
 #ifndef FERRY_COORD_CORE_JOB_STATUS_H_
 #define FERRY_COORD_CORE_JOB_STATUS_H_
 
@@ -26,19 +26,19 @@ struct TaskStatus {
   std::string job_name;
   int task_in_job = 0;
   TaskState state = TaskState::kDisconnected;
-  // Waits for the others to join.
+  // Waiting for the others to join.
   bool is_joining = false;
   uint64_t incarnation = 0;
-  // Why it is in kError.
+  // The error that put it into kError.
   absl::Status error;
-  // Since its last sign of life; InfiniteDuration when there was none.
+  // Time since its last sign of life; InfiniteDuration if there was none.
   absl::Duration heartbeat_age;
   TaskFacts facts;
   uint64_t progress = 0;
   std::vector<WaitStatus> waits;
 };
 
-// A barrier that is open.
+// An open barrier.
 struct BarrierStatus {
   std::string id;
   int64_t counter = 0;
@@ -48,14 +48,14 @@ struct BarrierStatus {
   std::string missing;
   absl::Duration age;
   absl::Duration remaining;
-  // Node ids and how long after the first each arrived; of a large barrier only the first 256.
+  // Node ids and each one's delay after the first arrival; only the first 256 of a large barrier.
   std::vector<std::pair<int, absl::Duration>> arrivals;
 };
 
 struct JobStatus {
   std::vector<TaskStatus> tasks;
   std::vector<BarrierStatus> barriers;
-  // Of clients that are no tasks.
+  // Waits of clients that are not tasks.
   std::vector<WaitStatus> anonymous_waits;
   uint64_t coordinator_incarnation = 0;
   absl::Duration uptime;
@@ -65,7 +65,7 @@ struct JobStatus {
   int64_t parked_waits = 0;
   int64_t dropped_waits = 0;
   int64_t epoch = 0;
-  // The error that was told to everyone; OK while the job is well.
+  // The error that was propagated to all tasks; OK while the job is healthy.
   absl::Status error;
   bool topology_complete = false;
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Jobs: translates between (job name, number) as clients say it and dense task ids.
+// Jobs: translates between a client's (job name, number) and dense task ids.
 #ifndef FERRY_COORD_CORE_JOBS_H_
 #define FERRY_COORD_CORE_JOBS_H_
 
@@ -17,7 +17,7 @@
 
 namespace ferry::coord {
 
-// Immutable. Task ids run through the first job, then the second, ...
+// Immutable. Task ids number the first job's tasks, then the second's, ...
 class Jobs final {
  public:
   //   Errors: INVALID_ARGUMENT for an empty or repeated name, or a count outside 1..1,000,000.
@@ -27,9 +27,9 @@ class Jobs final {
   bool Contains(TaskId task) const { return task.value() >= 0 && task.value() < size_; }
   bool HasJob(absl::string_view job) const;
 
-  // INVALID_ARGUMENT naming what there is when the job or the number is not part of it.
+  // Errors: INVALID_ARGUMENT, naming the valid ones, if the job or the number is not part of it.
   absl::StatusOr<TaskId> Resolve(absl::string_view job, int64_t number) const;
-  // For clients that know only numbers.
+  // For clients that send only numbers.
   absl::StatusOr<TaskId> Resolve(int64_t number) const;
 
   // The job's name and the task's number in it. REQUIRES: Contains(task).

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// States of tasks and their heartbeats.
+// The states of tasks and their heartbeats.
 #include "coord/core/membership.h"
 
 #include <algorithm>
@@ -43,7 +43,7 @@ void Membership::Disconnect(TaskId id, absl::Time now) {
 }
 
 void Membership::Touch(TaskId id, absl::Time now) {
-  // Also from a task in error: somebody of this job is still there.
+  // Also for a task in error: a process of this job still exists.
   NoteSignOfLife(now);
   Task& task = tasks_[id.value()];
   task.last_heard = now;
@@ -64,7 +64,7 @@ void Membership::SetHasLivePoll(TaskId id, bool has_live_poll, absl::Time now) {
   const bool lived_by_it = LivesByItsCall(task);
   task.has_live_poll = has_live_poll;
   if (task.state != TaskState::kConnected) return;
-  // It was there until now.
+  // It was alive until now.
   if (lived_by_it) task.last_heartbeat = std::max(task.last_heartbeat, now);
   ScheduleCheck(id, now);
 }
@@ -109,7 +109,7 @@ absl::Time Membership::RunsOut(const Task& task, absl::Time now) const {
 void Membership::ScheduleCheck(TaskId id, absl::Time now) {
   Task& task = tasks_[id.value()];
   const absl::Time at = RunsOut(task, now);
-  // A check that comes too early moves itself.
+  // A check that comes too early reschedules itself.
   if (task.next_check <= at) return;
   task.next_check = at;
   checks_.emplace(at, id);
@@ -128,7 +128,7 @@ absl::Time Membership::LastHeardOfErrors() const {
 void Membership::ExtendHeartbeatDeadlines(absl::Duration held_up, absl::Time now) {
   for (Task& task : tasks_) {
     task.last_heard = std::max(task.last_heard, std::min(task.last_heard + held_up, now));
-    // Checks that come too early are made again.
+    // Checks that come too early are rescheduled.
     if (task.state != TaskState::kConnected) continue;
     task.last_heartbeat =
         std::max(task.last_heartbeat, std::min(task.last_heartbeat + held_up, now));

@@ -86,7 +86,7 @@ absl::StatusOr<int64_t> Store::Put(std::vector<std::pair<std::string, std::strin
     if (!overwrite) return absl::AlreadyExistsError(absl::StrCat("key ", key, " already exists."));
     freed += key.size() + found->second.value->size();
   }
-  // A key that is there twice in one call can be counted as freed twice; never below nothing.
+  // A repeated key in one call can be counted as freed twice; never below zero.
   if (stored_bytes_ + bytes - std::min(freed, bytes) > options_.max_store_bytes) {
     return absl::ResourceExhaustedError(
         absl::StrCat("the store holds ", stored_bytes_, " bytes; ", bytes,
@@ -100,7 +100,7 @@ absl::StatusOr<int64_t> Store::Put(std::vector<std::pair<std::string, std::strin
   FERRY_RETURN_IF_ERROR(CheckEvents(entries));
   if (!entries.empty()) ++revision_;
   for (auto& [key, value] : entries) Set(key, std::move(value));
-  // Only now: whoever waits for several of them sees all or none.
+  // After all are set: a get of several of them sees all or none.
   for (const auto& [key, value] : entries) Wake(key);
   return revision_;
 }
@@ -213,7 +213,7 @@ std::optional<std::vector<StoreEntry>> Store::FindAll(const std::vector<std::str
 WaitId Store::Get(std::vector<std::string> keys, TaskId task, absl::Time now, absl::Time deadline,
                   GetCallback done) {
   for (const std::string& key : keys) {
-    // Such a key can never be there.
+    // Such a key can never exist.
     if (absl::Status status = CheckLimits(key, 0); !status.ok()) {
       completions_.Post(std::move(done), std::move(status));
       return kNoWait;
@@ -250,7 +250,7 @@ void Store::Wake(absl::string_view key) {
     const auto it = waits_.find(wait);
     Waiting& waiting = it->second;
     waiting.filed_under = FirstAbsent(waiting.keys, waiting.filed_under);
-    // At the end, from the start again: a key seen before may have been deleted since.
+    // At the end, start over: a key found before may have been deleted since.
     if (waiting.filed_under == waiting.keys.size()) {
       waiting.filed_under = FirstAbsent(waiting.keys, 0);
     }
@@ -306,7 +306,7 @@ Store::Watch Store::AddWatch(std::string prefix, bool with_existing, WatchCallba
 void Store::Notify(bool deleted, absl::string_view key, const Stored& stored) {
   std::vector<StoreWatches::List> lists = watches_.Of(key);
   if (lists.empty()) return;
-  // One completion, however many hear of it: it is kept until earlier ones have run.
+  // One completion for all watches: the event is kept until earlier completions have run.
   completions_.Add(
       [lists = std::move(lists),
        event = StoreEvent{deleted, {std::string(key), stored.value, stored.revision}}]() {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Store: the job's key-value store, with gets that wait and watches.
+// Store: the job's key-value store, with blocking gets and watches.
 #ifndef FERRY_COORD_CORE_STORE_H_
 #define FERRY_COORD_CORE_STORE_H_
 
@@ -27,7 +27,7 @@
 
 namespace ferry::coord {
 
-// Values are shared, never changed: an answer holds one while the key moves on.
+// Shared and immutable: an answer holds a value while the key is set to another.
 using StoreValue = std::shared_ptr<const std::string>;
 
 struct StoreEntry {
@@ -53,23 +53,23 @@ class Store final {
   using GetCallback = absl::AnyInvocable<void(absl::StatusOr<std::vector<StoreEntry>>) &&>;
   using WatchCallback = StoreWatches::Callback;
   using Watch = StoreWatch;
-  // Changes that one Put may tell to watches: so many are told in about a second, and meanwhile
-  // nothing else is.
+  // The maximum number of watch events that one Put may cause: delivering so many takes about a
+  // second, during which no others are delivered.
   static constexpr size_t kMaxEventsAtOnce = size_t{1} << 22;
 
   Store(const CoordinatorOptions& options, Completions& completions, WaitIds& ids)
       : options_(options), completions_(completions), ids_(ids) {}
 
   // Sets every entry, or none. Returns the new revision.
-  //   Errors: ALREADY_EXISTS when a key is there and not `overwrite`; INVALID_ARGUMENT for a key or
-  //   value over its limit; RESOURCE_EXHAUSTED when the store is full, or too many watches would
-  //   hear of too many keys.
+  //   Errors: ALREADY_EXISTS when a key exists and not `overwrite`; INVALID_ARGUMENT for a key or
+  //   value over its limit; RESOURCE_EXHAUSTED when the store is full, or it would cause too many
+  //   watch events.
   absl::StatusOr<int64_t> Put(std::vector<std::pair<std::string, std::string>> entries,
                               bool overwrite);
   absl::StatusOr<int64_t> Put(absl::string_view key, std::string value, bool overwrite);
 
   std::optional<StoreEntry> Find(absl::string_view key) const;
-  // All of them, in this order; nothing if any is absent.
+  // Returns the entries of all keys in this order; nullopt if any is absent.
   std::optional<std::vector<StoreEntry>> FindAll(const std::vector<std::string>& keys) const;
 
   // Adds to the decimal number at `key` (0 when absent) and returns the entry after it.
@@ -77,34 +77,35 @@ class Store final {
   absl::StatusOr<StoreEntry> Increment(absl::string_view key, int64_t increment);
 
   // Sets `key` to `desired` if it holds `expected` (nullopt: if it is absent). Returns whether it
-  // did, and the entry as it is now (an empty `value` when absent).
+  // did, and the entry after the call (an empty `value` when absent).
   absl::StatusOr<std::pair<bool, StoreEntry>> CompareAndSet(
       absl::string_view key, const std::optional<std::string>& expected, std::string desired);
 
-  // Removes the key and, when `subtree`, everything under key + "/". Returns how many went.
+  // Removes the key and, with `subtree`, everything under key + "/". Returns the number of entries
+  // removed.
   int64_t Delete(absl::string_view key, bool subtree);
 
   // Entries whose key begins with `prefix`, ordered; at most `limit` unless that is 0.
   std::vector<StoreEntry> List(absl::string_view prefix, size_t limit = 0) const;
-  // Of keys and values that such a list has, and kEntryBytes for each entry: what it takes, in
-  // several forms, until it is on its way.
+  // The bytes of the keys and values of such a list, plus kEntryBytes per entry: its cost, over
+  // all its encodings, until it is sent.
   static constexpr size_t kEntryBytes = 256;
   size_t ListBytes(absl::string_view prefix) const;
 
-  // Waits until every key is there. On behalf of `task` (may be kNoTask), since `now`.
-  //   Errors through `done`: DEADLINE_EXCEEDED naming the missing keys; CANCELLED when cancelled or
-  //   the store is cleared; RESOURCE_EXHAUSTED when too many calls wait.
+  // Waits until every key exists. On behalf of `task` (may be kNoTask), since `now`.
+  //   Errors through `done`: DEADLINE_EXCEEDED naming the missing keys; CANCELLED when cancelled
+  //   or the store is cleared; RESOURCE_EXHAUSTED when too many calls wait.
   WaitId Get(std::vector<std::string> keys, TaskId task, absl::Time now, absl::Time deadline,
              GetCallback done);
-  // Ends a waiting Get with `why`; false when it is over already.
+  // Ends a waiting Get with `why`; returns false when it is over already.
   bool Cancel(WaitId wait, const absl::Status& why);
 
-  // `callback` hears of every change under `prefix` from now on, in order; with `with_existing`,
-  // first of every entry that is there.
+  // Calls `callback` for every change under `prefix` from now on, in order; with `with_existing`,
+  // first for every existing entry.
   Watch AddWatch(std::string prefix, bool with_existing, WatchCallback callback);
   void RemoveWatch(Watch watch) { watches_.Remove(watch); }
 
-  // Empties the store; waiting Gets end with `why`. Revisions go on growing.
+  // Empties the store; waiting Gets end with `why`. Revisions continue.
   void Clear(const absl::Status& why);
 
   absl::Time NextDeadline() const;
@@ -127,7 +128,7 @@ class Store final {
   };
   struct Waiting {
     std::vector<std::string> keys;
-    // Index of the key this wait is filed under in waiters_: the first that was absent.
+    // Index of the key this wait is filed under in waiters_: the first absent one.
     size_t filed_under = 0;
     TaskId task = kNoTask;
     absl::Time since;
@@ -137,7 +138,7 @@ class Store final {
 
   absl::Status CheckLimits(absl::string_view key, size_t value_bytes) const;
   absl::Status CheckEvents(const std::vector<std::pair<std::string, std::string>>& entries);
-  // Wakes nobody yet.
+  // Does not wake waiters.
   void Set(absl::string_view key, std::string value);
   void Notify(bool deleted, absl::string_view key, const Stored& stored);
   // Index of the first absent key, or keys.size().
@@ -156,7 +157,7 @@ class Store final {
   int64_t revision_ = 0;
   absl::flat_hash_map<WaitId, Waiting> waits_;
   absl::flat_hash_map<std::string, absl::btree_set<WaitId>> waiters_;
-  // Waits with a finite deadline.
+  // The waits with a finite deadline.
   absl::btree_set<std::pair<absl::Time, WaitId>> deadlines_;
   StoreWatches watches_;
 };

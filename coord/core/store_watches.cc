@@ -28,9 +28,9 @@ void StoreWatches::Remove(StoreWatch watch) {
 }
 
 void StoreWatches::Visit(absl::string_view key, absl::FunctionRef<void(Group&)> visit) {
-  // `rest` is a beginning of the key, and no prefix that is longer than it is still to be visited.
-  // The last prefix in order up to `rest` begins with all that are beginnings of `rest`: it is the
-  // longest of them itself, or they are in what it has in common with `rest`.
+  // `rest` is a prefix of the key, and all longer watched prefixes have been visited. The last
+  // watched prefix in order up to `rest` determines all that are prefixes of `rest`: it is the
+  // longest of them itself, or they are prefixes of what it has in common with `rest`.
   for (absl::string_view rest = key;;) {
     ++lookups_;
     auto group = groups_.upper_bound(rest);

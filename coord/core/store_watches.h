@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// StoreWatches: who is to hear of a change of a key.
+// StoreWatches: finds the watches affected by a change of a key.
 #ifndef FERRY_COORD_CORE_STORE_WATCHES_H_
 #define FERRY_COORD_CORE_STORE_WATCHES_H_
 
@@ -23,32 +23,32 @@ namespace ferry::coord {
 struct StoreEvent;
 using StoreWatch = StrongId<struct StoreWatchTag, uint64_t>;
 
-// Not thread-safe: part of a Store. What a change costs depends on the watches that hear of it, not
-// on those that there are.
+// Not thread-safe: part of a Store. The cost of a change depends on the affected watches, not on
+// their total number.
 class StoreWatches final {
  public:
   using Callback = std::function<void(const StoreEvent&)>;
-  // The watches of one prefix, in the order in which they were added. Shared with the changes that
-  // are still to be told, and never changed.
+  // The watches of one prefix, in the order in which they were added. Immutable; shared with
+  // changes that are still to be delivered.
   using List = std::shared_ptr<const std::vector<Callback>>;
 
   StoreWatch Add(std::string prefix, Callback callback);
   void Remove(StoreWatch watch);
 
-  // The lists of all prefixes that `key` begins with; the longest prefix first.
+  // Returns the lists of all watched prefixes of `key`; the longest prefix first.
   std::vector<List> Of(absl::string_view key);
-  // How many watches those are.
+  // Returns the total number of these watches.
   size_t CountOf(absl::string_view key);
   size_t count() const { return prefixes_.size(); }
   // The number of prefix lookups for changes so far, which is their total cost.
   uint64_t lookups() const { return lookups_; }
-  // Prefixes that are watched.
+  // The number of watched prefixes.
   size_t prefix_count() const { return groups_.size(); }
 
  private:
   struct Group {
     absl::btree_map<StoreWatch, Callback> watches;
-    // Made when it is asked for; null after a change.
+    // Built on demand; null after a change.
     List list;
   };
   using Groups = std::map<std::string, Group, std::less<>>;

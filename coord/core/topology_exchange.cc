@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The exchange of local topologies for the global one.
+// Exchanges local topologies for the global one.
 #include "coord/core/topology_exchange.h"
 
 #include <vector>
@@ -20,7 +20,7 @@ void TopologyExchange::Answer(DoneCallback done, absl::StatusOr<Result> result) 
 
 WaitId TopologyExchange::Enumerate(TaskId task, LocalTopology local, absl::Time now,
                                    absl::Time deadline, DoneCallback done, std::string as_told) {
-  // Who it is was established by the call; what the message says of it does not count.
+  // The call identifies the task; the id in the message is ignored.
   local.node_id = task.value();
   if (const absl::Status added = nodes_.Add(local); !added.ok()) {
     Answer(std::move(done), added);
@@ -31,7 +31,7 @@ WaitId TopologyExchange::Enumerate(TaskId task, LocalTopology local, absl::Time 
   if (result_ == nullptr && nodes_.complete()) {
     absl::StatusOr<GlobalTopology> built = nodes_.Build();
     if (!built.ok()) {
-      // Duplicate devices, say: nobody can go on with this set.
+      // E.g. duplicate devices: no task can continue with this set.
       for (auto& [wait, waiting] : waits_) Answer(std::move(waiting.done), built.status());
       waits_.clear();
       deadlines_.clear();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// TopologyExchange: every node sends its devices, and gets everyone's once all have.
+// TopologyExchange: every node sends its devices, and gets those of all once all have.
 #ifndef FERRY_COORD_CORE_TOPOLOGY_EXCHANGE_H_
 #define FERRY_COORD_CORE_TOPOLOGY_EXCHANGE_H_
 
@@ -25,15 +25,15 @@
 
 namespace ferry::coord {
 
-// The finished topology and its bytes (a ferry.v1.GlobalTopology), made once and shared by all.
+// The complete topology and its bytes (a ferry.v1.GlobalTopology), built once and shared.
 struct SharedTopology {
   GlobalTopology topology;
   std::string bytes;
-  // By node: the message with its devices, if its service uses another form than ours.
+  // By node: the message with its devices, if its service uses another encoding than ours.
   std::vector<std::string> as_told;
 };
 
-// Not thread-safe: part of a Coordinator. Devices get dense ids in the order of the nodes' numbers,
+// Not thread-safe: part of a Coordinator. Devices get dense ids in the order of the node numbers,
 // whatever the order of arrival.
 class TopologyExchange final {
  public:
@@ -47,20 +47,20 @@ class TopologyExchange final {
         nodes_(jobs.size()),
         as_told_(jobs.size()) {}
 
-  // The same topology may be sent again, also after all have come. The first `as_told` of a task is
-  // kept (SharedTopology).
+  // The same topology may be sent again, also after all have been received. The first `as_told` of
+  // a task is kept (SharedTopology).
   //   Errors: INVALID_ARGUMENT for a malformed one; INTERNAL when `task` has sent a different one;
-  //   DEADLINE_EXCEEDED naming who did not come.
+  //   DEADLINE_EXCEEDED naming the missing tasks.
   WaitId Enumerate(TaskId task, LocalTopology local, absl::Time now, absl::Time deadline,
                    DoneCallback done, std::string as_told = "");
   bool Cancel(WaitId wait, const absl::Status& why);
-  // Nobody waits any longer: the rest will not come. What has been sent is kept.
+  // Ends all waits: the missing topologies will not come. Those received are kept.
   void EndWaits(const absl::Status& why);
-  // A restarted task may send another topology; the finished one is made anew when it does.
+  // A restarted task may send another topology; the global one is rebuilt when it does.
   void Forget(TaskId task);
   void Clear(const absl::Status& why);
 
-  // Null until all have sent theirs.
+  // Null until all tasks have sent theirs.
   Result result() const { return result_; }
 
   absl::Time NextDeadline() const;

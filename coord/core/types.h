@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The words of coordination: tasks, incarnations, waits.
+// Basic types of coordination: tasks, incarnations, waits.
 #ifndef FERRY_COORD_CORE_TYPES_H_
 #define FERRY_COORD_CORE_TYPES_H_
 
@@ -17,22 +17,22 @@ namespace ferry::coord {
 using TaskId = StrongId<struct TaskIdTag, int32_t>;
 inline constexpr TaskId kNoTask{-1};
 
-// One life of a process: a restarted task comes back with another one.
+// One incarnation of a process: a restarted task has another one.
 using Incarnation = StrongId<struct IncarnationTag, uint64_t>;
 
-// A parked call, for Coordinator::Cancel.
+// A pending call, for Coordinator::Cancel.
 using WaitId = StrongId<struct WaitIdTag, uint64_t>;
-// The call did not park: its callback is already on its way.
+// The call is not pending: its callback is already queued.
 inline constexpr WaitId kNoWait{0};
 
-// The numbers are those on the wire.
+// The values are those on the wire.
 enum class TaskState { kDisconnected = 2, kConnected = 3, kError = 4 };
 
-// What a client tells of itself, or what is seen of it, when it registers.
+// What a client reports, or is observed, when it registers.
 struct TaskFacts {
   // "control", "coordination" or "drs".
   std::string service;
-  // As gRPC names the other end: "ipv4:10.0.0.7:50112".
+  // In gRPC's format: "ipv4:10.0.0.7:50112".
   std::string observed_address;
   std::string host_name;
   std::string boot_id;
@@ -44,13 +44,13 @@ struct TaskInfo {
   TaskId task = kNoTask;
   TaskState state = TaskState::kDisconnected;
   Incarnation incarnation;
-  // Why the task is in kError; OK otherwise.
+  // The error that put the task into kError; OK otherwise.
   absl::Status status;
-  // Of the table, when the task last changed; 0: never.
+  // The table's version when the task last changed; 0: never.
   int64_t version = 0;
 };
 
-// One line of "what is it waiting for".
+// One pending wait, for status reports.
 struct WaitInfo {
   TaskId task = kNoTask;
   std::string what;

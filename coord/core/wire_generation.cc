@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Telling generations apart by field numbers and wire types (docs/protocols.md has the table).
+// Distinguishes generations by field numbers and wire types (docs/protocols.md has the table).
 #include "coord/core/wire_generation.h"
 
 #include <cstdint>
@@ -13,7 +13,7 @@ enum WireType { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 };
 struct Field {
   uint64_t number = 0;
   int type = 0;
-  // Of kBytes only.
+  // For kBytes only.
   absl::string_view content;
 };
 
@@ -28,7 +28,7 @@ bool ReadVarint(absl::string_view& bytes, uint64_t& value) {
   return false;
 }
 
-// Takes the next field off the front of `bytes`; false when there is none or it is malformed.
+// Consumes the next field of `bytes`; returns false when there is none or it is malformed.
 bool ReadField(absl::string_view& bytes, Field& field) {
   uint64_t tag = 0;
   if (bytes.empty() || !ReadVarint(bytes, tag)) return false;
@@ -56,8 +56,8 @@ bool ReadField(absl::string_view& bytes, Field& field) {
   return true;
 }
 
-// {1 task varint, 2 fixed64, 3 fixed64}, each at most once and in order, and nothing else. A key or
-// a task message of the older layouts does not look like this.
+// {1 task varint, 2 fixed64, 3 fixed64}, each at most once and in order, and nothing else. A key
+// or a task message of the older layouts does not match.
 bool IsIncarnations(absl::string_view bytes) {
   uint64_t last = 0;
   Field field;
@@ -69,8 +69,8 @@ bool IsIncarnations(absl::string_view bytes) {
   return true;
 }
 
-// A task as a message: its job at 1, which every client fills, and numbers at 2 and 3. A packed
-// list of numbers does not read like this.
+// A task as a message: its job at 1, which every client sets, and numbers at 2 and 3. A packed
+// list of numbers does not match.
 bool IsNamedTask(absl::string_view bytes) {
   bool has_job = false;
   Field field;
@@ -82,7 +82,7 @@ bool IsNamedTask(absl::string_view bytes) {
   return has_job;
 }
 
-// The number of the field that names the calling task in the older layouts; 0: there is none.
+// The number of the field that names the calling task in the older layouts; 0 if there is none.
 uint64_t SourceField(absl::string_view method) {
   if (method == "Heartbeat" || method == "Barrier") return 4;
   if (method == "RegisterTask" || method == "WaitForAllTasks" || method == "ReportErrorToService") {
@@ -126,26 +126,26 @@ WireGeneration TellGeneration(absl::string_view method, absl::string_view reques
     }
   }
   if (method == "RegisterTask") {
-    // Both layouts with numbers are the same here, and so are the answers.
+    // Both layouts with numbers are identical here, and so are the answers.
     return source_type == kBytes ? WireGeneration::kNamedTasks : WireGeneration::kIncarnations;
   }
   if (method == "WatchJobState") {
-    // The job's name went when tasks became numbers.
+    // The job's name was removed when tasks became numbers.
     return has_first ? WireGeneration::kNamedTasks : WireGeneration::kNumberedTasks;
   }
   if (!IsOldOnly(method)) {
     if (has_incarnations) return WireGeneration::kIncarnations;
     if (!has_first) {
-      // The list of task 0, whose number is left out; the new layout has its list at 3.
+      // The list of task 0, whose number is omitted; the new layout has its list at 3.
       if (method == "GetAliveTasks" && second_type == kBytes) return WireGeneration::kNumberedTasks;
-      // A key, a barrier id or a heartbeat's incarnation at 2 can only be the new layout; so can a
-      // task's number at 2 where the older ones have it at 1.
+      // A key, a barrier id or a heartbeat's incarnation at 2 occurs in the new layout only; so
+      // does a task's number at 2 where the older ones have it at 1.
       const bool second_is_new = second_type == kBytes || second_type == kFixed64;
       if (second_is_new || request.empty() || source == 1) return WireGeneration::kIncarnations;
     }
   }
   if (method == "GetTaskState") {
-    // Lists both: of messages, or of packed numbers.
+    // Both have a list: of messages, or of packed numbers.
     const bool is_named = is_named_task || source_type == -1;
     return is_named ? WireGeneration::kNamedTasks : WireGeneration::kNumberedTasks;
   }

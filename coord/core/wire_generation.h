@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which generation of the coordination protocol a request is written in.
+// The generation of the coordination protocol that a request uses.
 #ifndef FERRY_COORD_CORE_WIRE_GENERATION_H_
 #define FERRY_COORD_CORE_WIRE_GENERATION_H_
 
@@ -13,13 +13,13 @@ enum class WireGeneration {
   kNamedTasks,
   // The same layout with tasks as numbers: builds of spring 2026, no release.
   kNumberedTasks,
-  // Another layout: field 1 is always the incarnations. jaxlib 0.10 and later.
+  // A different layout: field 1 is always the incarnations. jaxlib 0.10 and later.
   kIncarnations,
 };
 
-// Tells the generation of a request to `method` ("Barrier") of xla.coordination.CoordinationService
-// by the wire types of its fields. Bytes that are no message come out as kIncarnations, whose
-// parser then refuses them.
+// Detects the generation of a request to `method` ("Barrier") of
+// xla.coordination.CoordinationService by the wire types of its fields. Bytes that are not a
+// message yield kIncarnations, whose parser then rejects them.
 WireGeneration TellGeneration(absl::string_view method, absl::string_view request);
 
 }  // namespace ferry::coord

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Callers by address.
+// Tracks callers by address.
 #include "coord/server/call.h"
 
 #include <algorithm>
@@ -14,7 +14,8 @@ void Edge::NoteConnection(const std::string& address) {
 }
 
 void Edge::NoteCaller(const std::string& address, TaskId task, Incarnation life) {
-  // Ports are reused and connections come and go; starting over costs only some names in reports.
+  // Ports are reused and connections come and go; clearing the table only costs some names in
+  // reports.
   constexpr size_t kMaxCallers = 100'000;
   absl::MutexLock lock(&mu_);
   if (callers_.size() >= kMaxCallers && !callers_.contains(address)) callers_.clear();
@@ -75,7 +76,7 @@ absl::Status Edge::CheckCallers(const UnaryCall& call) {
 }
 
 void Edge::NotePoll(const std::string& address, TaskId task) {
-  // As in NoteCaller: a task that is forgotten here is detected by its heartbeats.
+  // As in NoteCaller: the failure of a task that is dropped here is detected by its heartbeats.
   constexpr size_t kMaxAddresses = 100'000;
   absl::MutexLock lock(&mu_);
   if (polls_at_.size() >= kMaxAddresses && !polls_at_.contains(address)) polls_at_.clear();

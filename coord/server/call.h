@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One unary call of a compatible service: answered at once, or parked until the coordinator is
-// ready.
+// A unary call of a compatible service: answered at once, or deferred until the coordinator
+// answers.
 #ifndef FERRY_COORD_SERVER_CALL_H_
 #define FERRY_COORD_SERVER_CALL_H_
 
@@ -29,61 +29,61 @@ namespace ferry::coord {
 
 class UnaryCall;
 
-// What the adapters share. Thread-safe.
+// State shared by the protocol services. Thread-safe.
 class Edge final {
  public:
   explicit Edge(CoordinatorExecutor& strand) : strand_(strand) {}
 
   CoordinatorExecutor& strand() { return strand_; }
 
-  // A new connection has come from `address`: forgets what was known of an earlier connection.
+  // A new connection from `address`: discards the state of an earlier connection.
   void NoteConnection(const std::string& address) ABSL_LOCKS_EXCLUDED(mu_);
-  // Records which tasks call from an address, and in which incarnation: those that registered or
-  // sent heartbeats from it. Usually one; several if processes share a connection.
+  // Records the tasks, with their incarnations, that registered or sent heartbeats from an
+  // address. Usually one; several if processes share a connection.
   void NoteCaller(const std::string& address, TaskId task, Incarnation life)
       ABSL_LOCKS_EXCLUDED(mu_);
   std::vector<TaskId> CallersAt(const std::string& address) const ABSL_LOCKS_EXCLUDED(mu_);
-  // The only one, or kNoTask. Calls that do not name their task, such as a get, are put down to it
-  // in status reports.
+  // Returns the only task there, or kNoTask. Status reports attribute calls that do not name their
+  // task, such as a get, to it.
   TaskId CallerAt(const std::string& address) const ABSL_LOCKS_EXCLUDED(mu_);
   // For calls that name a task but not its incarnation: ABORTED if the process at the other end of
-  // the connection is one of an earlier job. OK if that is not known. With the strand's lock held.
+  // the connection belongs to an earlier job, OK if unknown. Call with the executor's lock held.
   absl::Status CheckCaller(const Coordinator& coordinator, const UnaryCall& call, TaskId task) const
       ABSL_LOCKS_EXCLUDED(mu_);
-  // The same for a call that names no task: every task that is known to call from there is.
+  // As CheckCaller, for a call that names no task: checks every task known to call from there.
   absl::Status CheckCallers(const UnaryCall& call) ABSL_LOCKS_EXCLUDED(mu_);
-  // Until the second job begins, no call can be of an earlier one.
+  // Until the second job begins, no call can belong to an earlier one.
   void NoteEpoch(int64_t epoch) { epoch_.store(epoch, std::memory_order_relaxed); }
 
-  // `task` waits for errors by a call from `address`.
+  // `task` polls for errors from `address`.
   void NotePoll(const std::string& address, TaskId task) ABSL_LOCKS_EXCLUDED(mu_);
   // `task` registers: the connection of its earlier poll is no longer relevant.
   void ForgetPoll(TaskId task) ABSL_LOCKS_EXCLUDED(mu_);
-  // A task whose latest call for errors came by a connection that has ended.
+  // A task whose latest error poll came over a connection that has ended.
   struct LostPoll {
     TaskId task = kNoTask;
     uint64_t number = 0;
   };
-  // The connection from `address` has ended.
+  // The connection from `address` has ended: returns the tasks that polled over it.
   std::vector<LostPoll> TakeLostPolls(const std::string& address) ABSL_LOCKS_EXCLUDED(mu_);
-  // Reports those tasks to the coordinator that have not polled again since.
+  // Reports those of the tasks to the coordinator that have not polled again since.
   void TellLost(const std::vector<LostPoll>& polls) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Parked calls that were dropped because their client vanished or gave up.
+  // Deferred calls dropped because the client disconnected, cancelled or timed out.
   int64_t dropped_waits() const { return dropped_waits_.load(std::memory_order_relaxed); }
   void CountDroppedWait() { dropped_waits_.fetch_add(1, std::memory_order_relaxed); }
 
  private:
   CoordinatorExecutor& strand_;
   std::atomic<int64_t> dropped_waits_{0};
-  // Taken after the strand's lock, if with it.
+  // Acquired after the executor's lock, if both are held.
   mutable absl::Mutex mu_;
   struct Caller {
     TaskId task = kNoTask;
     Incarnation life;
   };
   absl::flat_hash_map<std::string, std::vector<Caller>> callers_ ABSL_GUARDED_BY(mu_);
-  // The latest call of each task that waits for errors, and those that came from an address.
+  // The latest error poll of each task, and those that came from an address.
   uint64_t last_poll_ ABSL_GUARDED_BY(mu_) = 0;
   absl::flat_hash_map<TaskId, uint64_t> polls_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<std::string, std::vector<LostPoll>> polls_at_ ABSL_GUARDED_BY(mu_);
@@ -92,35 +92,35 @@ class Edge final {
 
 class DeferredCall;
 
-// A call on its way through its handler. Exactly one of Finish, Reply, Answer and Park is called,
-// once, before the handler returns; the call is not used after that.
+// A call in its handler. Exactly one of Finish, Reply, Answer and Park is called, once, before the
+// handler returns; the call is not used after that.
 class UnaryCall {
  public:
-  // What the other end is called by gRPC, such as "ipv4:10.0.0.7:41234".
+  // The remote address in gRPC's format, such as "ipv4:10.0.0.7:41234".
   virtual std::string peer() const = 0;
-  // `response` is sent if the status is OK. Not with a lock held.
+  // Sends `response` if the status is OK. Not with a lock held.
   virtual void Answer(grpc::Status status, grpc::ByteBuffer response) = 0;
 
   void Finish(grpc::Status status) { Answer(std::move(status), {}); }
   void Reply(const google::protobuf::MessageLite& message) {
     Answer(grpc::Status::OK, SerializeMessage(message));
   }
-  // Calls `body(coordinator, DeferredCall*)` on the strand. It returns what the call waits for, or
-  // a plain error that ends it; the completions it leaves behind may answer.
+  // Calls `body(coordinator, DeferredCall*)` on the executor. It returns the WaitId of the pending
+  // call, or a plain error that ends it; completions that it queues may answer the call.
   template <typename Body>
   void Park(CoordinatorExecutor& strand, Body&& body);
 
  protected:
   ~UnaryCall() = default;
-  // The call in a form that outlives the handler.
+  // Converts the call to a form that outlives the handler.
   virtual DeferredCall* Keep() = 0;
 };
 
-// A call that waits for the coordinator, which answers it exactly once. Holds no thread. Owned by
-// gRPC, which lets go of it when it has been answered and its handler has returned.
+// A call that the coordinator answers later, exactly once. Blocks no thread. Owned by gRPC, which
+// releases it when it has been answered and its handler has returned.
 class DeferredCall : public UnaryCall {
  public:
-  // What is dropped if the client goes. Only while the handler runs.
+  // The wait to cancel when the client disconnects. Only while the handler runs.
   virtual void SetWait(WaitId wait) = 0;
 };
 

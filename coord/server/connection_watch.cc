@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Duplicates of descriptors that wait for the end of their connections.
+// Polls duplicates of gRPC's descriptors for the end of their connections.
 #include "coord/server/connection_watch.h"
 
 #include <fcntl.h>
@@ -39,7 +39,7 @@ class ConnectionWatch::Watched final : public SocketSource {
 void ConnectionWatch::Add(int connection, std::string peer) {
   UniqueFd duplicate(fcntl(connection, F_DUPFD_CLOEXEC, 0));
   // Accepting connections takes precedence over watching them: half of the descriptors are
-  // reserved.
+  // reserved for it.
   rlimit limit = {};
   getrlimit(RLIMIT_NOFILE, &limit);
   if (!duplicate.valid() || static_cast<rlim_t>(duplicate.get()) >= limit.rlim_cur / 2) return;

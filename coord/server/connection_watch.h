@@ -12,10 +12,10 @@
 
 namespace ferry::coord {
 
-// Thread-safe. A unary call of gRPC only learns that it was cancelled, not whether its client
-// cancelled it or is gone. So a second descriptor of the same connection waits for its end: the
-// peer's FIN or RST, or gRPC's own shutdown of a connection that does not answer probes. That costs
-// a descriptor per connection, and nothing else while the connection is open.
+// Thread-safe. A unary call of gRPC only reports that it was cancelled, not whether its client
+// cancelled it or has gone. So a duplicate descriptor of the same connection is polled for its
+// end: the peer's FIN or RST, or gRPC's own shutdown of a connection that does not answer probes.
+// The cost is one descriptor per connection, and nothing else while the connection is open.
 class ConnectionWatch final {
  public:
   // `peer`: as PeerName. Called on the loop.
@@ -24,15 +24,15 @@ class ConnectionWatch final {
   ConnectionWatch(std::shared_ptr<SocketLoop> loop, EndCallback on_end)
       : loop_(std::move(loop)), on_end_(std::make_shared<EndCallback>(std::move(on_end))) {}
 
-  // Watches `connection`, which stays the caller's, until it ends. If no descriptor is available,
-  // the connection is not watched, and its client is judged by its heartbeats alone.
+  // Watches `connection`, which the caller keeps owning, until it ends. If no descriptor is
+  // available, the connection is not watched, and its client is monitored by heartbeats alone.
   void Add(int connection, std::string peer);
 
  private:
   class Watched;
 
   const std::shared_ptr<SocketLoop> loop_;
-  // Shared with what is watched, which may outlive this.
+  // Shared with the watched connections, which may outlive this object.
   const std::shared_ptr<EndCallback> on_end_;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Encoding and keeping of frames.
+// Encodes and retains frames.
 #include "coord/server/control_outbox.h"
 
 #include <algorithm>
@@ -12,11 +12,11 @@ namespace {
 
 using google::protobuf::io::CodedOutputStream;
 
-// Replies are gathered into one frame up to about this size.
+// Replies are coalesced into one frame up to about this size.
 constexpr size_t kFrameBytes = size_t{1} << 20;
-// An idle session keeps no more room than this for its next frame.
+// An idle session keeps at most this buffer for its next frame.
 constexpr size_t kIdleBytes = 1024;
-// Fields of ServerFrame, Reply, Event and KeyValue: numbers, and that bytes with a length follow.
+// Tags of ServerFrame, Reply, Event and KeyValue fields: the number, and the wire type of bytes.
 constexpr uint8_t kSequenceTag = 2 << 3;
 constexpr uint8_t kRepliesTag = 3 << 3 | 2;
 constexpr uint8_t kEventsTag = 4 << 3 | 2;
@@ -26,7 +26,7 @@ constexpr uint8_t kEventEntryTag = 3 << 3 | 2;
 constexpr uint8_t kValueTag = 2 << 3 | 2;
 constexpr size_t kMaxVarintBytes = 10;
 
-// Of a field with so many bytes, tag and length included.
+// The size of a field with `bytes` of content, including tag and length.
 size_t FieldBytes(size_t bytes) { return 1 + CodedOutputStream::VarintSize64(bytes) + bytes; }
 
 size_t EntryBytes(const v1::KeyValue& entry, const grpc::Slice& value) {
@@ -81,7 +81,7 @@ void ControlOutbox::Add(v1::Reply reply, const SharedBytes& shared) {
     const size_t i = static_cast<size_t>(index);
     return i < shared.values.size() ? shared.values[i] : grpc::Slice();
   };
-  // The order of fields is free: all others, then the entries one by one.
+  // The field order is free: all others first, then the entries one by one.
   google::protobuf::RepeatedPtrField<v1::KeyValue> entries;
   entries.Swap(reply.mutable_entries());
   size_t bytes = reply.ByteSizeLong();
@@ -151,7 +151,7 @@ void ControlOutbox::Acknowledge(uint64_t sequence) {
     frame.parts = {};
   }
   sent_ = std::max(sent_, acknowledged_);
-  // Half of it is empty: moving the rest up costs no more than what was taken off.
+  // Compacts when half of it is acknowledged, so that moving costs no more than what was removed.
   if (acknowledged_ * 2 < frames_.size() || acknowledged_ == 0) return;
   frames_.erase(frames_.begin(), frames_.begin() + static_cast<ptrdiff_t>(acknowledged_));
   sent_ -= acknowledged_;

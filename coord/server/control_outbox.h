@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ControlOutbox: what a session has to tell its client, as frames that are kept until acknowledged.
+// ControlOutbox: a session's outgoing frames, retained until acknowledged.
 #ifndef FERRY_COORD_SERVER_CONTROL_OUTBOX_H_
 #define FERRY_COORD_SERVER_CONTROL_OUTBOX_H_
 
@@ -16,18 +16,17 @@
 
 namespace ferry::coord {
 
-// What a reply has beside itself, because it is large and belongs to others as well: it is not
-// copied.
+// Large parts of a reply that are shared with others, and so not copied.
 struct SharedBytes {
   // The frame's blob, if the reply has_blob.
   grpc::Slice blob;
-  // Values of the reply's entries, each at the place of its entry; empty, or missing at the end,
-  // where the entry has its value itself.
+  // Values of the reply's entries, by entry index; empty, or missing at the end, where the entry
+  // has its value itself.
   std::vector<grpc::Slice> values;
 };
 
-// Not thread-safe: part of a ControlSession. Replies and events are encoded as they come, so that a
-// frame is put together by copying bytes; those that come while a frame is being written share the
+// Not thread-safe: part of a ControlSession. Replies and events are encoded as they are added, so
+// that building a frame only copies bytes; those added while a frame is being written share the
 // next one.
 class ControlOutbox final {
  public:
@@ -35,30 +34,30 @@ class ControlOutbox final {
   void Add(const v1::Reply& reply);
   void Add(const v1::Event& event);
   void Add(v1::Reply reply, const SharedBytes& shared);
-  // `value`: of the event's entry, if it is not empty.
+  // `value`: the value of the event's entry, unless empty.
   void Add(v1::Event event, const grpc::Slice& value);
 
-  // Puts the next frame to write into `frame`; false when all are sent.
+  // Sets `frame` to the next frame to write; returns false when all are sent.
   bool Next(grpc::ByteBuffer& frame);
 
-  // The client has every frame up to this sequence number.
+  // The client has received every frame up to this sequence number.
   void Acknowledge(uint64_t sequence);
-  // A new stream: everything that is not acknowledged is to be sent again.
+  // For a new stream: sends everything unacknowledged again.
   void Rewind() { sent_ = acknowledged_; }
 
-  // What is not acknowledged, or not sent yet; shared blobs do not count, values do.
+  // Unacknowledged and unsent bytes; shared blobs do not count, values do.
   size_t retained_bytes() const { return retained_bytes_ + pending_.size() + pending_value_bytes_; }
   void Clear();
 
  private:
-  // Slices rather than a ByteBuffer, which allocates whenever it is copied.
+  // Slices rather than a ByteBuffer, which allocates on every copy.
   struct Frame {
     uint64_t sequence = 0;
     size_t retained_bytes = 0;
-    // What was copied.
+    // The copied part.
     grpc::Slice fields;
-    // All of it, parts of `fields` and what is shared by turns; empty if there is nothing but
-    // `fields`.
+    // The whole frame, alternating parts of `fields` and shared slices; empty if there is nothing
+    // but `fields`.
     std::vector<grpc::Slice> parts;
   };
 
@@ -68,17 +67,18 @@ class ControlOutbox final {
   void AppendEntry(uint8_t tag, const v1::KeyValue& entry, const grpc::Slice& value);
   void AppendShared(const grpc::Slice& bytes);
   void SealIfLarge();
-  // Makes a frame of what is pending.
+  // Makes a frame of the pending fields.
   void Seal();
 
-  // Encoded fields of the frame to come, and what is shared: each before the byte of pending_ at
-  // its place.
+  // Encoded fields of the next frame, and shared slices: each goes before the byte of pending_ at
+  // its offset.
   std::string pending_;
   std::vector<std::pair<size_t, grpc::Slice>> pending_shared_;
   size_t pending_value_bytes_ = 0;
-  // A ring would be tidier; but most sessions have one frame or none, and there may be 4096.
+  // Not a ring: most sessions have at most one frame, and there may be 4096 sessions.
   std::vector<Frame> frames_;
-  // Indexes into frames_: before the first, acknowledged; before the second, sent on this stream.
+  // Indexes into frames_: frames before the first are acknowledged, before the second sent on this
+  // stream.
   size_t acknowledged_ = 0;
   size_t sent_ = 0;
   size_t retained_bytes_ = 0;

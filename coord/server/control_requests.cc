@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What each request of ferry.v1.Control does.
+// Executes the requests of ferry.v1.Control.
 #include <algorithm>
 #include <optional>
 #include <string>
@@ -55,7 +55,7 @@ void ControlSession::Execute(Coordinator& coordinator, v1::Request& request, Exe
       return ExecuteStore(coordinator, request, out);
     case v1::Request::kCancel: {
       const uint64_t target = request.cancel().request_id();
-      // The session's own poll is kept under 0.
+      // The session's own poll has id 0.
       if (target == 0) {
         out.replies.push_back(
             MakeReply(request.id(), absl::InvalidArgumentError("no request has the id 0")));
@@ -64,8 +64,8 @@ void ControlSession::Execute(Coordinator& coordinator, v1::Request& request, Exe
       WaitId wait = kNoWait;
       std::optional<Store::Watch> watch;
       {
-        // The strand's lock is held: the one place where mu_ comes second. Nothing that holds mu_
-        // ever waits for the strand.
+        // The executor's lock is held: the one place where mu_ comes second. No thread that holds
+        // mu_ ever waits for the executor.
         absl::MutexLock lock(&mu_);
         if (const auto parked = waits_.find(target); parked != waits_.end()) wait = parked->second;
         if (const auto found = watches_.find(target); found != watches_.end()) {
@@ -217,7 +217,7 @@ void ControlSession::PollForErrors(Coordinator& coordinator) {
         event.set_message(std::string(error.message()));
         session->Tell(std::move(event));
       });
-  // Kept like a request, under the id that none has.
+  // Kept like a request, under an id that no request has.
   NoteParked(coordinator, /*request_id=*/0, wait);
 }
 
@@ -269,7 +269,7 @@ void ControlSession::Register(Coordinator& coordinator, const v1::Request& reque
             refused = std::move(waiting);
             return;
           }
-          // Now that it has joined, heartbeats are to be expected.
+          // Now that it has joined, heartbeats are expected.
           self->last_heartbeat_ = absl::ToUnixNanos(SteadyClock().Now());
           self->epoch_ = coordinator.epoch();
           self->PollForErrors(coordinator);

@@ -24,7 +24,7 @@
 namespace ferry::coord {
 namespace {
 
-// A tool that lost its connection starts over; its waits need not be kept for long.
+// A tool that lost its connection reconnects; its waits need not be kept for long.
 constexpr absl::Duration kToolGrace = absl::Seconds(5);
 constexpr absl::Duration kSweepPeriod = absl::Seconds(1);
 
@@ -67,7 +67,7 @@ class ControlStream final : public Reactor, public FrameSink {
 
  private:
   void OnReadDone(bool ok) override {
-    if (!ok) return Finish(absl::OkStatus());  // The client has closed its side, or is gone.
+    if (!ok) return Finish(absl::OkStatus());  // The client has half-closed or disconnected.
     absl::Status status = CheckFrameBytes(in_.Length(), entry_.max_frame_bytes());
     if (status.ok()) {
       const grpc::Slice frame = Flatten(in_);
@@ -85,7 +85,7 @@ class ControlStream final : public Reactor, public FrameSink {
       is_writing_ = false;
       if (is_finished_) return Reactor::Finish(ToGrpcStatus(why_));
     }
-    // Set before the session could write anything.
+    // Set before the session can write anything.
     if (ok) entry_.session()->OnWritten(*this);
   }
 
@@ -122,7 +122,7 @@ class ControlService final : public grpc::Service {
 }  // namespace
 
 absl::Status ControlEntry::OnFrame(absl::string_view bytes, FrameSink& sink) {
-  // Small frames, which most are, need no other memory than this.
+  // Most frames are small and need no other memory than this.
   alignas(std::max_align_t) char block[2048];
   google::protobuf::ArenaOptions arena_options;
   arena_options.initial_block = block;
@@ -179,7 +179,7 @@ void ControlSessions::ArmLocked() {
 }
 
 void ControlSessions::Sweep() {
-  // Before the next one is armed: one at a time.
+  // Before the alarm is armed again, so that only one runs at a time.
   trim_.Step();
   const absl::Time now = SteadyClock().Now();
   std::vector<std::shared_ptr<ControlSession>> expired;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ferry.v1.Control: streams, and the registry of the sessions behind them.
+// ferry.v1.Control: streams, and the registry of their sessions.
 #ifndef FERRY_COORD_SERVER_CONTROL_SERVICE_H_
 #define FERRY_COORD_SERVER_CONTROL_SERVICE_H_
 
@@ -27,12 +27,12 @@ namespace ferry::coord {
 
 struct OpenSession {
   std::shared_ptr<ControlSession> session;
-  // All but the parts that the session itself knows.
+  // All fields except those that only the session knows.
   v1::Welcome welcome;
 };
 
-// Thread-safe. Knows every session, attaches streams to them, refuses a second rank that claims an
-// identity that is in use, and drops sessions whose client does not come back.
+// Thread-safe. Holds every session, attaches streams to them, rejects a second rank that claims an
+// identity in use, and drops sessions whose client does not reconnect.
 class ControlSessions final {
  public:
   // `check_end_job`: as ServerOptions.
@@ -41,14 +41,15 @@ class ControlSessions final {
                                check_end_job = nullptr);
   ~ControlSessions();
 
-  // The session that `hello` asks for, new or known, to attach a stream to.
-  //   Errors: INVALID_ARGUMENT unknown node; ABORTED the session is not known any more;
-  //   ALREADY_EXISTS the node id is in use by another process, or one of its GPUs by another host;
-  //   UNAVAILABLE closing.
+  // Returns the session that `hello` refers to, new or existing, to attach a stream to.
+  //   Errors: INVALID_ARGUMENT unknown node; ABORTED the session no longer exists; ALREADY_EXISTS
+  //   the node id is in use by another process, or one of its GPUs by another host; UNAVAILABLE
+  //   closing.
   absl::StatusOr<OpenSession> Open(const v1::Hello& hello, const std::string& observed_address)
       ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Ends every session with `why` once what is to be told is out; no other can be opened any more.
+  // Ends every session with `why` once its pending frames are sent; no other can be opened any
+  // more.
   void CloseAll(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
 
   size_t session_count() const ABSL_LOCKS_EXCLUDED(mu_);
@@ -63,15 +64,15 @@ class ControlSessions final {
                                    int64_t epoch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void ForgetIdentityLocked(const std::shared_ptr<ControlSession>& session)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Every second: drops what has been detached for too long, and gives freed memory back.
+  // Every second: drops sessions that have been detached for too long, and trims freed memory.
   void Sweep() ABSL_LOCKS_EXCLUDED(mu_);
   void ArmLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   ControlShared shared_;
-  // How long a rank may stay away.
+  // How long a rank may stay disconnected.
   absl::Duration rank_grace_;
   size_t max_frame_bytes_ = 0;
-  // Of Sweep alone.
+  // Used by Sweep only.
   MemoryTrim trim_;
 
   mutable absl::Mutex mu_;
@@ -85,17 +86,17 @@ class ControlSessions final {
   std::unique_ptr<grpc::Alarm> alarm_ ABSL_GUARDED_BY(mu_);
 };
 
-// What one stream says: its first frame opens a session or finds one again. Of whoever reads the
-// stream; not thread-safe.
+// The receiving side of one stream: its first frame opens or resumes a session. Used by the
+// stream's reader; not thread-safe.
 class ControlEntry final {
  public:
   // `sessions` outlives it.
   ControlEntry(ControlSessions& sessions, std::string observed_address)
       : sessions_(sessions), observed_address_(std::move(observed_address)) {}
 
-  // Not OK: the stream is to end with it. `sink` is the stream's other direction.
+  // If not OK, the stream must end with this status. `sink` is the stream's sending side.
   absl::Status OnFrame(absl::string_view frame, FrameSink& sink);
-  // The stream is over.
+  // The stream has ended.
   void Detach(FrameSink& sink);
 
   size_t max_frame_bytes() const { return sessions_.max_frame_bytes(); }

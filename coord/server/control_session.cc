@@ -13,12 +13,12 @@
 namespace ferry::coord {
 namespace {
 
-// A client that does not acknowledge is cut off when this much waits for it; what it asks for is
-// refused before that (MostBehind).
+// A client that does not acknowledge is disconnected when this much is retained for it; its
+// requests are rejected before that (MostBehind).
 constexpr size_t kMaxRetainedBytes = size_t{3} << 30;
-// The strand's lock is held for so many requests at once.
+// The number of requests executed while holding the executor's lock.
 constexpr int kRequestsAtOnce = 64;
-// The membership need not hear of every piece of a large frame.
+// Limits how often pieces of a large frame count as signs of life.
 constexpr absl::Duration kAlivePeriod = absl::Milliseconds(200);
 
 }  // namespace
@@ -76,7 +76,7 @@ ControlSession::ControlSession(uint64_t id, ControlShared& shared, const v1::Hel
 void ControlSession::Attach(FrameSink& sink, uint64_t acked_sequence, v1::Welcome welcome) {
   absl::MutexLock lock(&mu_);
   if (sink_ != nullptr) {
-    // Not final: what came late may be an attempt that the client had given up before this one.
+    // Not final: a late stream may be an attempt that the client had abandoned before this one.
     sink_->Finish(absl::UnavailableError("the client has attached by another stream"));
   }
   if (is_closed_ || !overflow_.ok()) {
@@ -112,8 +112,8 @@ void ControlSession::Detach(FrameSink& sink) {
     }
   }
   if (withdrawn.empty()) return;
-  // Other requests wait for the session to come back. But a process that could not join has most
-  // likely ended, and must not fail the processes of a corrected start.
+  // Other requests wait for the session to reconnect. But a process that could not join has
+  // probably ended, and must not fail the processes of a corrected start.
   shared_.edge.strand().Run([&withdrawn](Coordinator& coordinator) {
     for (const WaitId wait : withdrawn) coordinator.Cancel(wait);
   });
@@ -145,7 +145,7 @@ absl::Status ControlSession::OnFrame(v1::ClientFrame& frame) {
     outbox_.Acknowledge(frame.acked_sequence());
     if (frame.requests().empty()) return absl::OkStatus();
     behind = outbox_.retained_bytes();
-    // Requests that were sent again although they had arrived are not done twice.
+    // Skips requests that were resent although they had been received.
     auto& requests = *frame.mutable_requests();
     int kept = 0;
     for (int i = 0; i < requests.size(); ++i) {

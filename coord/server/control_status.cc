@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The status of the job as messages.
+// Converts the status of the job to messages.
 #include <algorithm>
 #include <vector>
 
@@ -9,7 +9,7 @@
 namespace ferry::coord {
 namespace {
 
-// Arrival times are for people; a barrier of thousands is told by its ranges.
+// Arrival times are for display; a barrier of thousands is described by ranges.
 constexpr int kMaxArrivals = 256;
 
 int64_t Age(absl::Time now, absl::Time since) {
@@ -92,7 +92,7 @@ void FillJobStatus(const Coordinator& coordinator, int64_t dropped_waits, absl::
   status.set_stored_bytes(static_cast<int64_t>(coordinator.store().stored_bytes()));
   status.set_store_revision(coordinator.store().revision());
   status.set_dropped_waits(dropped_waits);
-  // Only the listed ones: the coordinator's own watches are not waits of a client.
+  // Only the listed ones: the coordinator's own watches are not a client's waits.
   status.set_parked_waits(static_cast<int64_t>(waits.size()));
   status.set_epoch(coordinator.epoch());
   if (!coordinator.job_error().ok()) {

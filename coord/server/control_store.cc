@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Requests of ferry.v1.Control that concern the store.
+// The store requests of ferry.v1.Control.
 #include <algorithm>
 #include <optional>
 #include <string>
@@ -14,10 +14,10 @@
 namespace ferry::coord {
 namespace {
 
-// Values from here on are not copied into answers.
+// Values of at least this size are not copied into answers.
 constexpr size_t kSharedValueBytes = size_t{64} << 10;
 
-// Returns the value if it is not in `out` because it is large.
+// Returns the value if it is too large to be copied to `out`.
 grpc::Slice FillEntry(const StoreEntry& entry, bool with_value, v1::KeyValue& out) {
   out.set_key(entry.key);
   out.set_revision(entry.revision);
@@ -39,7 +39,7 @@ void AddEntry(const StoreEntry& entry, bool with_value, v1::Reply& reply, Shared
   shared.values.back() = std::move(value);
 }
 
-// Returns how many bytes the answer takes, about, until it is encoded.
+// Returns approximately the memory of the answer until it is encoded.
 size_t FillEntries(const std::vector<StoreEntry>& entries, bool with_values, v1::Reply& reply,
                    SharedBytes& shared) {
   size_t bytes = 0;
@@ -85,7 +85,7 @@ void ControlSession::ExecuteStore(Coordinator& coordinator, v1::Request& request
       std::vector<std::string> keys;
       keys.reserve(get.keys_size());
       for (std::string& key : *get.mutable_keys()) keys.push_back(std::move(key));
-      // Mostly they are there, and no callback is needed.
+      // Usually they all exist, and no callback is needed.
       if (const auto found = store.FindAll(keys); found.has_value()) {
         out.behind += FillEntries(*found, /*with_values=*/true, reply, shared);
         break;
@@ -98,7 +98,7 @@ void ControlSession::ExecuteStore(Coordinator& coordinator, v1::Request& request
             if (!waits && absl::IsDeadlineExceeded(found.status())) {
               found = absl::NotFoundError(found.status().message());
             }
-            // When a key comes that thousands of calls have waited for.
+            // For the case that thousands of calls waited for the same key.
             const size_t behind = self->Behind();
             if (found.ok() && behind > kMostBehindForValues) found = TooFarBehind(behind);
             v1::Reply reply = MakeReply(id, found.status());
@@ -170,7 +170,7 @@ void ControlSession::ExecuteStore(Coordinator& coordinator, v1::Request& request
                                    FillEntry(change.entry, !change.deleted, *event.mutable_entry());
                                session->Tell(std::move(event), value);
                              }));
-      // Answered when it is cancelled; until then there are events.
+      // Answered when it is cancelled; until then it sends events.
       return;
     }
     default:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the coordination methods of one generation share: errors in its form, parking, tasks.
+// Shared by one generation's coordination methods: its error format, deferring, task lookup.
 #ifndef FERRY_COORD_SERVER_COORDINATION_CALL_H_
 #define FERRY_COORD_SERVER_COORDINATION_CALL_H_
 
@@ -15,14 +15,14 @@
 namespace ferry::coord {
 
 // One pending call; the base of CoordinationMethods and StoreMethods. A request may name the
-// incarnation of the service that it is meant for. Whether that is still the present one is checked
-// in the critical section that acts: between two of them the job may end and the next one begin.
-// Bodies therefore reach the coordinator by Run and Park alone.
+// incarnation of the service that it is meant for. Whether that is still the current one is
+// checked in the critical section that acts: between two of them the job may end and the next one
+// begin. So bodies access the coordinator through Run and Park only.
 template <typename Gen>
 class CoordinationCall {
  protected:
-  // `meant_for`: the incarnation of the service that the request names, if it names one; known when
-  // a method is called.
+  // `meant_for`: the incarnation of the service that the request names, if any; known when a
+  // method is called.
   CoordinationCall(Edge& edge, UnaryCall& call, const std::optional<uint64_t>& meant_for)
       : edge_(edge), call_(call), meant_for_(meant_for) {}
 
@@ -52,7 +52,7 @@ class CoordinationCall {
     return CoordinationError(id.status());
   }
 
-  // A callback that answers with an empty `Response`, or the error.
+  // Returns a callback that answers with an empty `Response`, or the error.
   template <typename Response>
   Coordinator::StatusCallback Replies(DeferredCall* call) {
     return [call, &edge = edge_](absl::Status status) {
@@ -61,8 +61,9 @@ class CoordinationCall {
     };
   }
 
-  // Returns what `body(coordinator)` does, called on the strand; nullopt if the request is meant
-  // for another incarnation of the service; the call has then been answered with that error.
+  // Returns the result of `body(coordinator)`, called on the executor. Returns nullopt, having
+  // answered the call with an error, if the request is meant for another incarnation of the
+  // service.
   template <typename Body>
   auto Run(Body&& body) {
     using Result = decltype(body(std::declval<Coordinator&>()));
@@ -92,7 +93,7 @@ class CoordinationCall {
     if (refused != nullptr) refused->Finish(ServiceMismatch(*meant_for_, current));
   }
 
-  // The same for a call that names `task`: refused if it comes from a process of an earlier job.
+  // As above, for a call that names `task`: rejected if it comes from a process of an earlier job.
   template <typename Body>
   void ParkOf(TaskId task, Body&& body,
               const std::optional<BarrierErrorInfo>& barrier = std::nullopt) {

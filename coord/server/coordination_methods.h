@@ -36,9 +36,9 @@ enum class CoordinationMethod {
 };
 
 // Serves `method` in the messages of `Generation` (coord/wire/generations.h). Each generation is
-// compiled once, in grpc_coordination_{named,numbered,incarnations}.cc.
-//   Malformed requests are answered INVALID_ARGUMENT, methods that the generation does not have
-//   UNIMPLEMENTED.
+// compiled once, in coordination_{named,numbered,incarnations}.cc.
+//   Errors: INVALID_ARGUMENT for malformed requests; UNIMPLEMENTED for methods that the generation
+//   does not have.
 template <typename Generation>
 void ServeCoordination(CoordinationMethod method, Edge& edge, DeviceInfoMerger& devices,
                        UnaryCall& call, grpc::ByteBuffer& request);

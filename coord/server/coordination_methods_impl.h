@@ -38,8 +38,8 @@ class CoordinationMethods final : private CoordinationCall<Gen> {
     edge_.NoteCaller(registration.facts.observed_address, *task, registration.incarnation);
     edge_.ForgetPoll(*task);
     return Park([&](Coordinator& coordinator, DeferredCall* call) {
-      // The incarnation of the service in the job that is joined here, even if another job has
-      // begun when the response is built.
+      // The service's incarnation in the job that is joined here, even if another job has begun
+      // when the response is built.
       const auto leader = std::make_shared<uint64_t>(0);
       const WaitId wait = coordinator.RegisterTask(
           std::move(registration), [call, leader, &edge = edge_](absl::Status status) {
@@ -99,7 +99,7 @@ class CoordinationMethods final : private CoordinationCall<Gen> {
     arrival.caller = *caller;
     for (const auto& task : request.tasks()) {
       const absl::StatusOr<TaskId> resolved = Resolve(task);
-      // Unknown ones are the barrier's concern: it fails for everyone.
+      // Unknown tasks are rejected by the barrier, which fails for all.
       arrival.tasks.push_back(resolved.ok() ? *resolved : UnknownTask(Base::JobsOf(edge_), task));
     }
     const auto body = [&](Coordinator& coordinator, DeferredCall* call) {
@@ -172,7 +172,7 @@ class CoordinationMethods final : private CoordinationCall<Gen> {
     });
   }
 
-  // An error that was detected outside of these methods, in this generation's format.
+  // Formats an error detected outside of these methods for this generation.
   grpc::Status Refusal(const absl::Status& status) { return ToWire(edge_, status); }
 
   // --- Only in the older layouts ---
@@ -282,7 +282,7 @@ class CoordinationMethods final : private CoordinationCall<Gen> {
   template <typename Info>
   static void FillInfo(const Jobs& jobs, const TaskInfo& info, Info& out) {
     Gen::SetTaskOf(jobs, info.task, out);
-    // The enums of all generations have the numbers of TaskState.
+    // The enums of all generations have the values of TaskState.
     out.set_state(static_cast<decltype(out.state())>(info.state));
     out.set_incarnation(info.incarnation.value());
     if (info.status.ok()) return;
@@ -307,7 +307,7 @@ void ServeCoordination(CoordinationMethod method, Edge& edge, DeviceInfoMerger& 
     return call.Finish(grpc::Status(grpc::StatusCode::UNIMPLEMENTED,
                                     "this generation of the protocol has no such method"));
   };
-  // Parses the request and hands it to `body`, which refuses it if it is meant for another
+  // Parses the request and passes it to `body`, which rejects it if it is meant for another
   // incarnation of the service.
   const auto parsed = [&]<typename Request>(Request request, auto body) {
     if (!ParseMessage(bytes, request)) {
@@ -321,7 +321,7 @@ void ServeCoordination(CoordinationMethod method, Edge& edge, DeviceInfoMerger& 
   };
   // Store requests name no task, so the caller's incarnation is checked by its connection.
   [[maybe_unused]] const auto anonymous = [&](const auto& request) {
-    // Requests with an `incarnations` field have been checked by it already.
+    // Requests with an `incarnations` field have already been checked by that.
     if constexpr (!requires { request.incarnations(); }) {
       if (absl::Status former = edge.CheckCallers(call); !former.ok()) {
         call.Finish(methods.Refusal(former));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The table of methods, and the choice of the generation for each request.
+// The method table, and detection of each request's generation.
 #include "coord/server/coordination_service.h"
 
 #include <string>
@@ -16,7 +16,7 @@ namespace {
 struct MethodEntry {
   const char* name;
   CoordinationMethod method;
-  // Called again and again by every task.
+  // Called repeatedly by every task.
   bool is_frequent = false;
   // Not under the tensorflow name.
   bool only_xla = false;

@@ -12,8 +12,8 @@ namespace ferry::coord {
 
 enum class CoordinationPath { kTensorflow, kXla };
 
-// A gRPC service for one of the two names. `edge`, `devices` and `rare` outlive it. Requests come
-// in as bytes, because under one name there are several generations of messages.
+// A gRPC service for one of the two names. `edge`, `devices` and `rare` outlive it. Requests are
+// received as bytes, because there are several generations of messages under one name.
 std::unique_ptr<UnaryService> MakeCoordinationService(CoordinationPath path, Edge& edge,
                                                       DeviceInfoMerger& devices,
                                                       GenericMethodTable& rare);

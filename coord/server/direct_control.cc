@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Streams over plain connections, and which connections those are.
+// Streams over plain connections, and detecting these connections.
 #include "coord/server/direct_control.h"
 
 #include <sys/epoll.h>
@@ -27,9 +27,9 @@
 namespace ferry::coord {
 namespace {
 
-// Of the first frame, which has a Hello and little else.
+// Limit for the first frame, which contains little more than a Hello.
 constexpr size_t kMaxFirstBytes = size_t{1} << 20;
-// For a client to close what has been ended.
+// How long a client may take to close a stream that was ended.
 constexpr absl::Duration kLinger = absl::Seconds(10);
 
 enum class Kind { kUnknown, kOurs, kOther, kGone };
@@ -51,7 +51,7 @@ class DirectControl::Stream final : public DirectConnection, public FrameSink {
         control_(control),
         entry_(control.sessions_, std::move(peer)) {}
 
-  // Once.
+  // Called once.
   void Begin(UniqueFd connection) {
     Accept(std::move(connection), control_.options_.keepalive_time,
            control_.options_.keepalive_timeout);
@@ -83,7 +83,7 @@ class DirectControl::Stream final : public DirectConnection, public FrameSink {
   }
 
   bool OnFrame(const DirectFrame& received) override {
-    // What comes after the end is of no interest, but the client's end of the connection is.
+    // Data after the end is ignored, but the client's close is awaited.
     if (is_finished_.load(std::memory_order_relaxed)) return true;
     if (received.is_last) {
       Close(absl::OkStatus());
@@ -102,11 +102,11 @@ class DirectControl::Stream final : public DirectConnection, public FrameSink {
         absl::StrCat("a first frame of ", bytes, " bytes is too large for a Hello"));
   }
   void OnRefused(const absl::Status& why) override { Finish(why); }
-  // Any bytes are a sign of life: of a large frame the whole may come late.
+  // Any bytes are a sign of life: the rest of a large frame may come late.
   void OnBytes() override {
     if (entry_.session() != nullptr) entry_.session()->NoteAlive();
   }
-  // Something was written, so that there is a session.
+  // Bytes were written, so that there is a session.
   void OnDrained() override {
     if (entry_.session() != nullptr) entry_.session()->OnWritten(*this);
   }
@@ -120,7 +120,7 @@ class DirectControl::Stream final : public DirectConnection, public FrameSink {
   std::atomic<bool> is_finished_{false};
 };
 
-// A connection on which nobody has spoken yet. Clients of either kind speak first and at once.
+// A connection whose protocol is not yet known. Clients of either kind send first, immediately.
 class DirectControl::Undecided final : public SocketSource,
                                        public std::enable_shared_from_this<Undecided> {
  public:
@@ -143,7 +143,7 @@ class DirectControl::Undecided final : public SocketSource,
     if (!connection_.valid()) return;
     if (KindOf(connection_.get()) == Kind::kUnknown && !is_patience_over) return;
     control_.loop_->Remove(*this, connection_.get());
-    // Who still says nothing is closed: gRPC would keep it for minutes.
+    // Silent connections are closed: gRPC would keep them for minutes.
     if (!control_.Route(connection_)) connection_.Reset();
   }
 
@@ -191,7 +191,7 @@ void DirectControl::CountAttached(int change) {
 }
 
 void DirectControl::Stop(absl::Duration grace) {
-  if (loop_ == nullptr) return;  // There was none to be had.
+  if (loop_ == nullptr) return;  // None could be created.
   const absl::Time deadline = SteadyClock().Now() + grace;
   while (SteadyClock().Now() < deadline) {
     const uint32_t turn = attached_changed_.turn();
@@ -201,7 +201,7 @@ void DirectControl::Stop(absl::Duration grace) {
     }
     attached_changed_.WaitUntil(turn, deadline);
   }
-  // Closes the rest. What runs there until then still needs loop_.
+  // Closes the rest. Callbacks that run until then still need loop_.
   loop_->End();
 }
 

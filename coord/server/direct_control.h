@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ferry.v1.Control over plain connections, on the port that gRPC's come to as well.
+// ferry.v1.Control over plain connections, on the port shared with gRPC.
 #ifndef FERRY_COORD_SERVER_DIRECT_CONTROL_H_
 #define FERRY_COORD_SERVER_DIRECT_CONTROL_H_
 
@@ -24,12 +24,12 @@ struct DirectControlOptions {
   absl::Duration keepalive_time;
   absl::Duration keepalive_timeout;
   absl::Duration hello_timeout;
-  // Takes the connections that begin otherwise; called by several threads.
+  // Takes over all other connections; called by several threads.
   std::function<void(UniqueFd)> others;
 };
 
-// Thread-safe. Tells by their first byte which connections are the agents', and carries the streams
-// of those; everything else is gRPC's. Thread: "ferry-direct".
+// Thread-safe. Detects the agents' connections by their first byte and serves their streams;
+// passes all others to gRPC. Thread: "ferry-direct".
 class DirectControl final {
  public:
   // `sessions` outlives it.
@@ -38,17 +38,17 @@ class DirectControl final {
                                                                DirectControlOptions options);
   ~DirectControl();
 
-  // Never blocks. A connection that says nothing within hello_timeout, or begins like an agent's
+  // Never blocks. A connection that sends nothing within hello_timeout, or begins like an agent's
   // and gets no session, is closed.
   void Take(UniqueFd connection);
 
-  // On which it runs.
+  // The loop it runs on.
   const std::shared_ptr<SocketLoop>& loop() const { return loop_; }
   // How far it is behind with reading.
   absl::Duration Lag() const { return loop_->Lag(); }
 
-  // Closes every stream; those that have been ended may take `grace` to be read. REQUIRES: the
-  // sessions are closed and nobody calls Take any more. A second call does nothing.
+  // Closes every stream; those that were ended may take up to `grace` to be read. REQUIRES: the
+  // sessions are closed and Take is not called any more. A second call does nothing.
   void Stop(absl::Duration grace) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
@@ -58,7 +58,7 @@ class DirectControl final {
   DirectControl(ControlSessions& sessions, DirectControlOptions options)
       : sessions_(sessions), options_(std::move(options)) {}
 
-  // True if it is known who takes it.
+  // Returns true if the connection's protocol has been detected.
   bool Route(UniqueFd& connection) ABSL_LOCKS_EXCLUDED(mu_);
   void CountAttached(int change) ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -67,7 +67,7 @@ class DirectControl final {
 
   absl::Mutex mu_;
   Wakeup attached_changed_;
-  // Streams of sessions: the others have nothing to hear.
+  // The number of streams attached to sessions; the others need no notice.
   int attached_ ABSL_GUARDED_BY(mu_) = 0;
   // Constant after Create.
   std::shared_ptr<SocketLoop> loop_;

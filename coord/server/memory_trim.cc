@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// malloc_trim, now and then.
+// Calls malloc_trim periodically.
 #include "coord/server/memory_trim.h"
 
 #include <malloc.h>
@@ -14,7 +14,7 @@
 namespace ferry::coord {
 namespace {
 
-// Of this process; 0 if it cannot be told.
+// The resident bytes of this process; 0 if unknown.
 size_t ResidentBytes() {
   const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen("/proc/self/statm", "re"),
                                                              std::fclose);
@@ -30,7 +30,7 @@ bool TrimPolicy::IsDue(size_t resident, absl::Time now) {
   const bool has_grown = resident > resident_after_ + resident_after_ / 4;
   if (resident < kSmallBytes || has_grown) period_ = kShortest;
   if (resident < kSmallBytes) return false;
-  // At most a five-hundredth of the time.
+  // At most 0.2 % of the time.
   return now - last_ >= std::max(period_, 500 * took_);
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// MemoryTrim: gives memory that has been freed back to the machine.
+// MemoryTrim: returns freed memory to the operating system.
 #ifndef FERRY_COORD_SERVER_MEMORY_TRIM_H_
 #define FERRY_COORD_SERVER_MEMORY_TRIM_H_
 
@@ -9,17 +9,17 @@
 
 namespace ferry::coord {
 
-// When it is worth it. The allocator keeps what lies between blocks that are in use, and that can
-// be nearly all that there ever was; but to look for it takes time, in which others wait for
-// memory. Pure; not thread-safe.
+// Decides when to trim. The allocator keeps free memory between blocks in use, which can be nearly
+// all of the peak; but a trim takes time, during which other threads wait for allocations. Pure;
+// not thread-safe.
 class TrimPolicy final {
  public:
-  // A process of so few bytes is left alone.
+  // Smaller processes are not trimmed.
   static constexpr size_t kSmallBytes = size_t{128} << 20;
 
-  // Whether to do it now, when so many bytes are resident.
+  // Returns true if a trim is due now, with `resident` bytes resident.
   bool IsDue(size_t resident, absl::Time now);
-  // It has been done at `now`, and took so long.
+  // A trim ended at `now` and took `took`.
   void NoteDone(size_t resident_before, size_t resident_after, absl::Time now, absl::Duration took);
 
  private:
@@ -29,11 +29,11 @@ class TrimPolicy final {
   absl::Time last_ = absl::InfinitePast();
   absl::Duration took_;
   size_t resident_after_ = 0;
-  // Longer and longer while there is little to give back.
+  // Grows while trims release little.
   absl::Duration period_ = kShortest;
 };
 
-// Looks at this process. To be called about once a second; not thread-safe.
+// Trims this process. Call it about once a second; not thread-safe.
 class MemoryTrim final {
  public:
   void Step();

@@ -26,13 +26,14 @@ constexpr int kProtocolVersion = 3;
 // Source: DistributedRuntimeClient::Options in XLA's pjrt/distributed/client.h.
 constexpr int kBeatsPerTimeout = 10;
 
-// Every client of a job has one session id, made from the coordinator's incarnation in that job.
+// All clients of a job share one session id, derived from the coordinator's incarnation in that
+// job.
 uint64_t SessionId(Incarnation of_coordinator) {
   return of_coordinator.value() ^ 0x9e3779b97f4a7c15u;
 }
 
-// A session is checked in the critical section that acts on it: between two of them the job may end
-// and the next one begin, in which calls of the earlier job must not act.
+// A session is checked in the critical section that acts on it: between two of them the job may
+// end and the next one begin, in which calls of the earlier job must not act.
 class RuntimeService final : public UnaryService {
  public:
   RuntimeService(Edge& edge, GenericMethodTable& rare) : UnaryService(edge, rare), edge_(edge) {
@@ -61,7 +62,7 @@ class RuntimeService final : public UnaryService {
                });
   }
 
-  // What stands in the way of a call of this session: these clients have one word for all failures
+  // Returns the error for a call of another session; these clients know one code for all failures
   // of the job, ABORTED.
   static absl::Status CheckSession(const Coordinator& coordinator, uint64_t session_id) {
     if (coordinator.is_stopped()) return absl::AbortedError("the coordinator has stopped");
@@ -79,7 +80,7 @@ class RuntimeService final : public UnaryService {
     return absl::OkStatus();
   }
 
-  // A failure inside the job is ABORTED to these clients, whatever it is elsewhere.
+  // These clients expect ABORTED for any failure inside the job.
   static absl::Status AsRuntimeError(const absl::Status& status) {
     if (absl::IsInternal(status)) return absl::AbortedError(status.message());
     return status;
@@ -112,7 +113,8 @@ class RuntimeService final : public UnaryService {
                                                               coordinator.jobs().size() - 1));
           }
           const Task& task = coordinator.membership().task(registration.task);
-          // These clients send a new client id with every attempt; one that is connected stays so.
+          // These clients send a new client id with every attempt; a connected one stays
+          // connected.
           if (task.state != TaskState::kDisconnected) {
             return absl::AbortedError(absl::StrCat(
                 "the cluster is not initializing: node ", request.node_id(),
@@ -121,8 +123,8 @@ class RuntimeService final : public UnaryService {
           edge_.NoteCaller(registration.facts.observed_address, registration.task,
                            registration.incarnation);
           edge_.ForgetPoll(registration.task);
-          // The session is that of the job which is joined here, even if another job has begun when
-          // the response is built.
+          // The session of the job that is joined here, even if another job has begun when the
+          // response is built.
           const auto session = std::make_shared<uint64_t>(0);
           const WaitId wait = coordinator.RegisterTask(
               std::move(registration), [parked, session](absl::Status status) {
@@ -170,8 +172,8 @@ class RuntimeService final : public UnaryService {
               });
   }
 
-  // The answer to everyone, made once for each numbering. Of a node that came by this service it
-  // holds the node's own message, so that nothing in it is lost in translation.
+  // The answer to all tasks, built once per numbering. For a node that used this service it
+  // contains the node's own message, so that nothing is lost in translation.
   absl::StatusOr<std::string> Globalize(const TopologyExchange::Result& result, bool legacy)
       ABSL_LOCKS_EXCLUDED(mu_) {
     absl::MutexLock lock(&mu_);
@@ -206,9 +208,9 @@ class RuntimeService final : public UnaryService {
     return call.Reply(::xla::HeartbeatResponse());
   }
 
-  // These clients do not say who they are when they shut down: the connection tells. Of several
-  // nodes on one connection each call shuts down the next; all of them have to call anyway. Only
-  // for a call of this session: another one must not take the turn of a node. On the strand.
+  // These clients do not identify themselves on shutdown; the connection does. Of several nodes on
+  // one connection each call shuts down the next; all of them have to call anyway. Only for a call
+  // of this session: another one must not consume a node's call. On the executor.
   TaskId TakeTurn(const std::string& address) {
     const std::vector<TaskId> callers = edge_.CallersAt(address);
     if (callers.empty()) return kNoTask;
@@ -228,7 +230,7 @@ class RuntimeService final : public UnaryService {
                 }
                 return coordinator.ShutdownTask(caller, [parked](absl::Status status) {
                   if (status.ok()) return parked->Reply(::xla::ShutdownResponse());
-                  // A barrier that ran out is DEADLINE_EXCEEDED here, any other failure ABORTED.
+                  // A barrier timeout is DEADLINE_EXCEEDED here, any other failure ABORTED.
                   if (!GetMissingTasks(status).empty()) {
                     status = absl::DeadlineExceededError(status.message());
                   }
@@ -262,7 +264,8 @@ class RuntimeService final : public UnaryService {
                       if (absl::IsDeadlineExceeded(found.status()))
                         found = absl::NotFoundError(key);
                       if (!found.ok()) return parked->Finish(ToGrpcStatus(found.status()));
-                      // `found` stays false, here and above, as these clients have always seen it.
+                      // `found` stays false, here and above, as these clients have always received
+                      // it.
                       ::xla::KeyValueGetResponse response;
                       response.set_value(*found->front().value);
                       parked->Reply(response);
@@ -307,11 +310,11 @@ class RuntimeService final : public UnaryService {
   }
 
   Edge& edge_;
-  // Only on the strand. Calls of Shutdown by connection, where several nodes share one.
+  // Only on the executor. Counts Shutdown calls by connection, where several nodes share one.
   absl::flat_hash_map<std::string, size_t> turns_;
 
   absl::Mutex mu_;
-  // What Globalize made, by legacy, and from what.
+  // Globalize's results, by legacy, and their source.
   TopologyExchange::Result merged_from_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<bool, std::string> merged_ ABSL_GUARDED_BY(mu_);
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// xla.DistributedRuntimeService, protocol version 3: the service of JAX before the coordination
+// xla.DistributedRuntimeService, protocol version 3: JAX's service before the coordination
 // service.
 #ifndef FERRY_COORD_SERVER_RUNTIME_SERVICE_H_
 #define FERRY_COORD_SERVER_RUNTIME_SERVICE_H_
@@ -10,9 +10,8 @@
 
 namespace ferry::coord {
 
-// `edge` and `rare` outlive the service. Its nodes are the job's tasks, by number, and take part in
-// the same barriers and the same store as those of the other services; keys are used as they are,
-// without normalising.
+// `edge` and `rare` outlive the service. Its nodes are the job's tasks, by number, and share
+// barriers and the store with the other services; keys are not normalised.
 std::unique_ptr<UnaryService> MakeRuntimeService(Edge& edge, GenericMethodTable& rare);
 
 }  // namespace ferry::coord

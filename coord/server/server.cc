@@ -32,7 +32,7 @@
 namespace ferry::coord {
 namespace {
 
-// These plugins apply to every server of the process, and may be asked for once.
+// These plugins apply to every server of the process, and may be installed once only.
 void EnableHealthAndReflection() {
   static absl::once_flag once;
   absl::call_once(once, [] {
@@ -54,8 +54,8 @@ struct Keepalive {
 };
 
 // A process that is stopped, or on a machine that has vanished, keeps its connection until a probe
-// is not answered. That has to happen well within the heartbeat timeout; but a busy process may
-// take a second to answer.
+// times out. That must happen well within the heartbeat timeout; but a busy process may take a
+// second to answer.
 Keepalive KeepaliveOf(const ServerOptions& options) {
   const absl::Duration heartbeat = options.coordinator.heartbeat_timeout;
   Keepalive keepalive{options.keepalive_time, options.keepalive_timeout};
@@ -80,16 +80,16 @@ absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Create(
       std::unique_ptr<CoordinatorServer>(new CoordinatorServer(std::move(coordinator), options));
 
   grpc::ServerBuilder builder;
-  // The port is ours and the connections gRPC's, but for the agents': see TcpListener.
+  // The listener owns the port; connections are gRPC's, except the agents': see TcpListener.
   self->acceptor_ = builder.experimental().AddExternalConnectionAcceptor(
       grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
       grpc::InsecureServerCredentials());
   DirectControlOptions direct{.keepalive_time = options.keepalive_time,
                               .keepalive_timeout = options.keepalive_timeout,
                               .hello_timeout = options.hello_timeout};
-  // A client that is stopped is gone for gRPC when a probe of HTTP/2 has had no answer. A client
-  // that does not read what is being written to it gets the same time, instead of gRPC's default of
-  // 20 s: the probes queue up behind that data, and only the kernel can detect it.
+  // For gRPC, a stopped client is gone when an HTTP/2 ping times out. A client that does not read
+  // outgoing data gets the same time, instead of gRPC's default of 20 s: pings queue behind that
+  // data, and only the kernel can detect it.
   const Keepalive keepalive = KeepaliveOf(options);
   const unsigned patience_ms =
       static_cast<unsigned>(Milliseconds(keepalive.time + keepalive.timeout));
@@ -120,7 +120,7 @@ absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Create(
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, Milliseconds(keepalive.timeout));
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
-  // Clients may probe as often as they like; the default answer to that is to hang up.
+  // Clients may ping as often as they like; by default gRPC would disconnect them.
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0);
   DisableBandwidthProbes(builder);
   self->services_.push_back(MakeRuntimeService(self->edge_, self->generic_method_table_));

@@ -29,25 +29,25 @@
 namespace ferry::coord {
 
 struct ServerOptions {
-  // HOST:PORT; port 0 takes a free one. ":PORT" listens on every address of the families that the
-  // kernel has, "[::]:PORT" on those of both.
+  // HOST:PORT; port 0 means any free port. ":PORT" listens on every address of the families that
+  // the kernel has, "[::]:PORT" on those of both.
   std::string listen = ":0";
   CoordinatorOptions coordinator;
-  // A connection that is idle for this long is probed, and dropped when the probe is not answered
-  // within keepalive_timeout. NATs and load balancers forget idle connections after minutes. Where
-  // both together are more than half of the heartbeat timeout, gRPC's connections are probed as
-  // much sooner, since a call that waits on one is a sign of life.
+  // A connection that is idle for this long is probed, and closed when the probe is not answered
+  // within keepalive_timeout. NATs and load balancers drop idle connections after minutes. If the
+  // sum of both exceeds half of the heartbeat timeout, gRPC's connections are probed
+  // correspondingly sooner, since a call pending on one is a sign of life.
   absl::Duration keepalive_time = absl::Seconds(30);
   absl::Duration keepalive_timeout = absl::Seconds(20);
-  // For a connection to say what it is: see DirectControl::Take.
+  // How long a connection may take to show its protocol: see DirectControl::Take.
   absl::Duration hello_timeout = absl::Seconds(10);
-  // Decides from the proof that a client of ferry.v1.Control sends whether it may end the job. Null
-  // allows every client. Called with the strand's lock held.
+  // Decides from the proof that a client of ferry.v1.Control sends whether it may end the job.
+  // Null allows every client. Called with the executor's lock held.
   //   Errors: PERMISSION_DENIED.
   std::function<absl::Status(const Coordinator&, absl::string_view proof)> check_end_job;
-  // How long Stop lets answers that are on their way go out.
+  // How long Stop waits for pending answers to be sent.
   absl::Duration stop_grace = absl::Seconds(2);
-  // Makes services of others for the same port; what they need outlives the server.
+  // Creates additional services for the same port; what they need outlives the server.
   std::function<std::vector<std::unique_ptr<grpc::Service>>(CoordinatorExecutor&,
                                                             GenericMethodTable&)>
       more_services;
@@ -55,11 +55,11 @@ struct ServerOptions {
 
 // Thread-safe. Serves xla.DistributedRuntimeService, tensorflow.CoordinationService,
 // xla.coordination.CoordinationService, ferry.v1.Control, gRPC health checking and reflection, all
-// over one Coordinator. Threads: gRPC's own, the strand's timer, one that accepts,
-// and one for the agents' connections.
+// over one Coordinator. Threads: gRPC's own, the executor's timer, one that accepts, and one for
+// the agents' connections.
 class CoordinatorServer final {
  public:
-  // Listens when it returns.
+  // Creates the server, already listening.
   //   Errors: INVALID_ARGUMENT for the options; UNAVAILABLE when the address cannot be bound.
   static absl::StatusOr<std::unique_ptr<CoordinatorServer>> Create(ServerOptions options);
   ~CoordinatorServer();
@@ -74,8 +74,8 @@ class CoordinatorServer final {
   CoordinatorExecutor& strand() { return strand_; }
   Edge& edge() { return edge_; }
 
-  // Ends parked calls as docs/protocols.md says, then closes the port. Blocks for at most about
-  // stop_grace. A second call does nothing.
+  // Ends pending calls as described in docs/protocols.md, then closes the port. Blocks for at most
+  // about stop_grace. A second call does nothing.
   void Stop();
 
  private:
@@ -90,11 +90,11 @@ class CoordinatorServer final {
   std::vector<std::unique_ptr<grpc::Service>> services_;
   std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor_;
   std::unique_ptr<grpc::Server> server_;
-  // Takes the agents' connections, and gives the rest to the acceptor.
+  // Serves the agents' connections, and passes the rest to the acceptor.
   std::unique_ptr<DirectControl> direct_;
   // Watches gRPC's connections for their end.
   std::unique_ptr<ConnectionWatch> watch_;
-  // Gives its connections to those two.
+  // Passes new connections to those two.
   std::unique_ptr<TcpListener> listener_;
   int port_ = 0;
   std::string address_;

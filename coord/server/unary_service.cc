@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The two forms in which gRPC holds a unary call.
+// The two ways in which gRPC represents a unary call.
 #include "coord/server/unary_service.h"
 
 #include <atomic>
@@ -17,7 +17,7 @@
 namespace ferry::coord {
 namespace {
 
-// How far a call is: what it is parked for, and whether it has been answered. Thread-safe.
+// A call's state: its wait, and whether it has been answered. Thread-safe.
 class CallState final {
  public:
   explicit CallState(Edge& edge) : edge_(edge) {}
@@ -27,20 +27,20 @@ class CallState final {
     uint64_t before = kRunning;
     if (!state_.compare_exchange_strong(before, wait.value()) && before == kDropped) Cancel(wait);
   }
-  // The client vanished, cancelled, or its deadline passed.
+  // The client disconnected, cancelled, or timed out.
   void Drop() {
     const uint64_t before = state_.exchange(kDropped);
     if (before != kRunning && before != kAnswered && before != kDropped) Cancel(WaitId(before));
   }
   void NoteAnswered() { state_.store(kAnswered); }
 
-  // What is left to do when a call has been answered is to delete it. gRPC would do that, and tell
-  // a cancellation that comes too late, on yet another thread, unless a reactor says that it need
-  // not: see grpc::internal::ServerReactor.
+  // An answered call only has to be deleted. gRPC would do that, and report a late cancellation,
+  // on yet another thread, unless a reactor declares that unnecessary: see
+  // grpc::internal::ServerReactor.
   bool is_answered() const { return state_.load() == kAnswered; }
 
  private:
-  // Anything else is a WaitId.
+  // Any other value is a WaitId.
   static constexpr uint64_t kRunning = 0;
   static constexpr uint64_t kDropped = ~uint64_t{0};
   static constexpr uint64_t kAnswered = kDropped - 1;
@@ -55,7 +55,7 @@ class CallState final {
   std::atomic<uint64_t> state_{kRunning};
 };
 
-// A parked call of a method that is in gRPC's table. Deletes itself when it is over.
+// A deferred call of a method in gRPC's table. Deletes itself when it is over.
 class RegisteredDeferredCall final : public grpc::ServerUnaryReactor, public DeferredCall {
  public:
   RegisteredDeferredCall(Edge& edge, grpc::CallbackServerContext* context,
@@ -81,8 +81,8 @@ class RegisteredDeferredCall final : public grpc::ServerUnaryReactor, public Def
   CallState state_;
 };
 
-// A call of such a method in its handler. One that is answered at once needs nothing of its own:
-// gRPC keeps a reactor for that in every call.
+// A call of such a method in its handler. One that is answered at once needs no object of its own:
+// every gRPC call contains a default reactor.
 class RegisteredCall final : public UnaryCall {
  public:
   RegisteredCall(Edge& edge, grpc::CallbackServerContext* context, grpc::ByteBuffer* response)
@@ -94,7 +94,7 @@ class RegisteredCall final : public UnaryCall {
     reactor_ = context_->DefaultReactor();
     reactor_->Finish(std::move(status));
   }
-  // What the handler is to return to gRPC.
+  // The reactor that the handler returns to gRPC.
   grpc::ServerUnaryReactor* reactor() const { return reactor_; }
 
  private:
@@ -112,8 +112,8 @@ class RegisteredCall final : public UnaryCall {
 
 using Stream = grpc::ServerGenericBidiReactor;
 
-// A call of any other method: to gRPC a stream, of which one message is read and one written, in
-// the packets of a unary call. Deletes itself when it is over.
+// A call of any other method: gRPC treats it as a stream, of which one message is read and one
+// written, in the packets of a unary call. Deletes itself when it is over.
 class GenericCall final : public Stream, public DeferredCall {
  public:
   GenericCall(Edge& edge, grpc::CallbackServerContext* context, const UnaryHandler& handler)
@@ -132,8 +132,8 @@ class GenericCall final : public Stream, public DeferredCall {
 
  private:
   DeferredCall* Keep() override { return this; }
-  // gRPC keeps the call at least until this returns. A request that did not come is one that cannot
-  // be parsed, as it is for the methods in gRPC's table.
+  // gRPC keeps the call at least until this returns. A missing request counts as one that cannot
+  // be parsed, as for the methods in gRPC's table.
   void OnReadDone(bool) override { handler_(*this, request_); }
   void OnCancel() override { state_.Drop(); }
   void OnDone() override { delete this; }
@@ -146,7 +146,7 @@ class GenericCall final : public Stream, public DeferredCall {
   CallState state_;
 };
 
-// A call of a method that this port does not have. Deletes itself when it is over.
+// A call of an unknown method. Deletes itself when it is over.
 class UnknownCall final : public Stream {
  public:
   explicit UnknownCall(const std::string& why) {

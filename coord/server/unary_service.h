@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Services of unary methods, of which gRPC itself knows only those that are called often.
+// Unary services that register only their frequent methods with gRPC.
 #ifndef FERRY_COORD_SERVER_UNARY_SERVICE_H_
 #define FERRY_COORD_SERVER_UNARY_SERVICE_H_
 
@@ -19,29 +19,29 @@
 
 namespace ferry::coord {
 
-// Serves one call: answers it, or parks it. May take the request's content.
+// Serves one call: answers or defers it. May consume the request's content.
 using UnaryHandler = std::function<void(UnaryCall&, grpc::ByteBuffer&)>;
 
-// The methods that a server's table does not list. gRPC copies its table for every connection, 160
-// bytes a method, so 50 of them cost each rank 8 KiB (gRPC 1.51, ChannelData::InitTransport in
-// src/core/lib/surface/server.cc). A method that is looked up here instead costs a connection
-// nothing, and a call one more completion, for its request comes as the message of a stream.
-// Clients see no difference. Thread-safe once the server has started.
+// The methods that are not in the server's own table. gRPC copies its table for every connection,
+// 160 bytes per method, so 50 of them cost each rank 8 KiB (gRPC 1.51, ChannelData::InitTransport
+// in src/core/lib/surface/server.cc). A method that is looked up here costs a connection nothing,
+// and a call one more completion, because its request is the message of a stream. Clients see no
+// difference. Thread-safe once the server has started.
 class GenericMethodTable final : public grpc::CallbackGenericService {
  public:
   explicit GenericMethodTable(Edge& edge) : edge_(edge) {}
 
-  // Before the server starts.
+  // Call before the server starts.
   //   path: "/package.Service/Method".
   void Add(std::string path, UnaryHandler handler) {
     handlers_.emplace(std::move(path), std::move(handler));
   }
-  // Null if no unary method has the path.
+  // Returns null if no unary method has the path.
   const UnaryHandler* Find(absl::string_view path) const {
     const auto found = handlers_.find(path);
     return found != handlers_.end() ? &found->second : nullptr;
   }
-  // The same for a method that is none of the coordinator's: `make` returns what serves a call.
+  // As Add, for methods of other services: `make` returns the reactor of a call.
   using MakeReactor =
       std::function<grpc::ServerGenericBidiReactor*(grpc::GenericCallbackServerContext*)>;
   void AddReactor(std::string path, MakeReactor make) {
@@ -49,8 +49,8 @@ class GenericMethodTable final : public grpc::CallbackGenericService {
   }
 
  private:
-  // Unknown methods are UNIMPLEMENTED, as they are without this service; the message says where
-  // workers' methods are served.
+  // Unknown methods are UNIMPLEMENTED, as without this service; the message says where workers'
+  // methods are served.
   grpc::ServerGenericBidiReactor* CreateReactor(
       grpc::GenericCallbackServerContext* context) override;
 
@@ -59,8 +59,8 @@ class GenericMethodTable final : public grpc::CallbackGenericService {
   absl::flat_hash_map<std::string, MakeReactor> others_;
 };
 
-// A service whose rare methods go to `rare`. At least one method has to be frequent, or reflection
-// does not know the service.
+// A service that registers its rare methods with `rare`. At least one method must be frequent, or
+// reflection does not list the service.
 class UnaryService : public RawService {
  public:
   // `edge` and `rare` outlive it.

@@ -14,9 +14,9 @@
 
 namespace ferry::coord {
 
-// False when the bytes are no such message.
+// Returns false if the bytes are not such a message.
 inline bool ParseMessage(grpc::ByteBuffer& bytes, google::protobuf::MessageLite& message) {
-  // One piece, as small messages are: no reader is needed.
+  // Small messages are one slice: no reader is needed.
   if (grpc::Slice slice; bytes.TrySingleSlice(&slice).ok()) {
     return message.ParseFromArray(slice.begin(), static_cast<int>(slice.size()));
   }
@@ -32,7 +32,7 @@ inline grpc::ByteBuffer SerializeMessage(const google::protobuf::MessageLite& me
   return grpc::ByteBuffer(&slice, 1);
 }
 
-// The buffer as one run of bytes; copies only if it is in several pieces.
+// Returns the buffer as one slice; copies only if it has several.
 inline grpc::Slice Flatten(const grpc::ByteBuffer& bytes) {
   grpc::Slice slice;
   if (bytes.TrySingleSlice(&slice).ok()) return slice;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A channel that goes nowhere and is never given up.
+// A channel that connects nowhere and is never destroyed.
 #include "coord/wire/callback_threads.h"
 
 #include <sys/epoll.h>
@@ -42,7 +42,7 @@ absl::Status CannotWait(const char* call, int error) {
                    "); allow it in the container's system call filter (seccomp profile)"));
 }
 
-// A channel takes part in the shared queue from its first call by callback until its end.
+// A channel uses the shared completion queue from its first callback call until its destruction.
 struct EternalUser {
   EternalUser()
       : channel(grpc::CreateChannel("unix:/nonexistent", grpc::InsecureChannelCredentials())),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the coordinator sets up its end of an HTTP/2 connection.
+// HTTP/2 settings of the coordinator's connections.
 #ifndef FERRY_COORD_WIRE_CHANNEL_H_
 #define FERRY_COORD_WIRE_CHANNEL_H_
 
@@ -11,8 +11,8 @@
 namespace ferry::coord {
 
 // gRPC probes a connection's bandwidth with a ping and window updates for every few bytes it
-// reads; for small messages that is twice the packets. This end does not, and offers a window
-// wide enough to do without: 1 MiB, which a message may exceed.
+// reads; for small messages that doubles the packets. This disables the probes here, with a fixed
+// window of 1 MiB, which a message may exceed.
 void DisableBandwidthProbes(grpc::ServerBuilder& builder);
 
 }  // namespace ferry::coord

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Limits by kind of request, and counting fields before they are read.
+// Limits by kind of request, and counting fields before parsing.
 #include "coord/wire/control_limits.h"
 
 #include <algorithm>
@@ -16,12 +16,12 @@ namespace {
 using google::protobuf::internal::WireFormatLite;
 using google::protobuf::io::CodedInputStream;
 
-// Of a frame, in all. Each takes up to some 100 bytes once it is read.
+// Limit for all fields of a frame. Each takes up to some 100 bytes once parsed.
 constexpr int64_t kMaxFields = int64_t{1} << 21;
-// Of what is neither a value nor a list of keys: nothing of that kind has so many bytes.
+// Limit for bytes other than values and key lists; valid ones are smaller.
 constexpr int kMaxPlainBytes = 4 << 20;
 
-// Walks through the fields of a frame, and of the messages in it that may have many.
+// Counts the fields of a frame, and of those submessages that may have many.
 class FieldCounter final {
  public:
   absl::Status Count(absl::string_view frame) { return Walk(frame, Level::kFrame); }
@@ -29,7 +29,7 @@ class FieldCounter final {
  private:
   enum class Level { kFrame, kRequest, kPut, kEnumerate, kKeys, kEntry, kPlain };
 
-  // Of a field that is a message, or might be; nothing else is walked through.
+  // The level of a field that is, or may be, a message; others are not descended into.
   static Level LevelOf(Level outer, int field) {
     switch (outer) {
       case Level::kFrame:
@@ -50,7 +50,7 @@ class FieldCounter final {
       case Level::kPut:
         return field == v1::Put::kEntriesFieldNumber ? Level::kEntry : Level::kPlain;
       case Level::kEnumerate:
-        // Bytes that are a message as well; its fields are counted, those within them are few.
+        // Bytes that contain a message: its fields are counted; nested ones are few.
         return field == v1::Enumerate::kLocalTopologyFieldNumber ? Level::kKeys : Level::kPlain;
       default:
         return Level::kPlain;
@@ -93,7 +93,7 @@ class FieldCounter final {
       absl::Status status = Walk(bytes.substr(static_cast<size_t>(at), length), inner);
       if (!status.ok()) return status;
     }
-    // What is no message is found by reading.
+    // Malformed messages are detected by parsing.
     return absl::OkStatus();
   }
 
@@ -112,7 +112,7 @@ absl::Status CheckFrameBytes(size_t bytes, size_t max_frame_bytes) {
 
 absl::Status ParseFrame(absl::string_view bytes, size_t max_frame_bytes, v1::ClientFrame& frame) {
   absl::Status status = CheckFrameBytes(bytes.size(), max_frame_bytes);
-  // So few bytes are read more quickly than counted.
+  // Short frames are parsed faster than counted.
   if (status.ok() && bytes.size() > kMaxRequests) status = FieldCounter().Count(bytes);
   if (!status.ok()) return status;
   if (frame.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) return status;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a client of ferry.v1.Control may ask for.
+// Limits on what a client of ferry.v1.Control may request.
 #ifndef FERRY_COORD_WIRE_CONTROL_LIMITS_H_
 #define FERRY_COORD_WIRE_CONTROL_LIMITS_H_
 
@@ -14,34 +14,36 @@
 
 namespace ferry::coord {
 
-// Requests of one frame; an agent sends 256.
+// Requests per frame; an agent sends up to 256.
 inline constexpr int kMaxRequests = 16384;
-// Keys of one request; so that it, and what shares a frame with it, has not too many fields.
+// Keys per request; bounds the fields of a request and of the others in its frame.
 inline constexpr int kMaxKeys = 1 << 18;
-// Watches of prefixes that one client may have at a time.
+// Concurrent prefix watches per client.
 inline constexpr size_t kMaxWatches = 4096;
-// Calls of one client that wait for the table of tasks: each is answered with all of it.
+// Concurrent waits for the task table per client: each is answered with the whole table.
 inline constexpr int kMaxTableWaits = 64;
-// Bytes of one answer: a value of the largest size fits.
+// Bytes of one answer: a value of the maximum size fits.
 inline constexpr size_t kMaxReplyBytes = size_t{3} << 29;
 
-// Whether a frame of so many bytes is taken.
+// Returns OK if a frame of this size is accepted.
 //   Errors: RESOURCE_EXHAUSTED naming the option.
 absl::Status CheckFrameBytes(size_t bytes, size_t max_frame_bytes);
 
-// Reads a frame. What would take much more memory than it has bytes is refused unread: millions of
-// empty fields do not take part in anything.
-//   Errors: INVALID_ARGUMENT it is none, or has too many requests or fields; as CheckFrameBytes.
+// Parses a frame. Frames that would take much more memory than their size, such as millions of
+// empty fields, are rejected unparsed.
+//   Errors: INVALID_ARGUMENT if malformed, or with too many requests or fields; as
+//   CheckFrameBytes.
 absl::Status ParseFrame(absl::string_view bytes, size_t max_frame_bytes, v1::ClientFrame& frame);
 
-// How long a wait that names so many milliseconds lasts: even one that names none ends.
+// Returns the duration of a wait of `milliseconds`; finite even if none is given.
 absl::Duration WaitTime(int64_t milliseconds);
 
-// A client for which more bytes than this wait may not ask for more: of states of the job, which
-// take time to tell, and of values. What a frame has asked for before counts as well.
+// Returns the most bytes that may be queued for a client when it makes this request, for requests
+// with large answers: job states, which take time to encode, and values. Earlier requests of the
+// same frame count as well.
 size_t MostBehind(const v1::Request& request);
 inline constexpr size_t kMostBehindForValues = size_t{1} << 30;
-// What a client is told for which so many bytes wait.
+// The error for a client with so many bytes queued.
 absl::Status TooFarBehind(size_t bytes);
 
 }  // namespace ferry::coord

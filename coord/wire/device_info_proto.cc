@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Merging device information of all tasks.
+// Merges the device information of all tasks.
 #include "coord/wire/device_info_proto.h"
 
 #include <utility>
@@ -34,7 +34,8 @@ struct ToldTopologies {
   }
 };
 
-// The local topologies inside a 2022 device list: each task sends a global one with one node.
+// Appends the local topologies inside a 2022 device list: each task sends a global one with one
+// node.
 void AppendNodes(const std::string& global, int32_t task, bool& legacy, ToldTopologies& told) {
   xla::GlobalTopology topology;
   if (!topology.ParseFromString(global)) return;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What tasks tell of their devices in WaitForAllTasks, and what all of them get back.
+// The device information in WaitForAllTasks: requests, and the merged response.
 #ifndef FERRY_COORD_WIRE_DEVICE_INFO_PROTO_H_
 #define FERRY_COORD_WIRE_DEVICE_INFO_PROTO_H_
 
@@ -16,15 +16,15 @@
 
 namespace ferry::coord {
 
-// Thread-safe. XLA topologies become one global topology with dense device ids; TensorFlow's device
-// lists, and anything unknown, are strung together in the order of tasks.
+// Thread-safe. XLA topologies become one global topology with dense device ids; TensorFlow's
+// device lists, and anything unknown, are concatenated in task order.
 class DeviceInfoMerger final {
  public:
   // The request's device information as the coordinator keeps it (opaque to it).
   static std::string Pack(const tensorflow::WaitForAllTasksRequest& request);
   static std::string Pack(const numbered::WaitForAllTasksRequest& request);
 
-  // `packed`: one per task, empty for those that said nothing. Made once and kept: every task of a
+  // `packed`: one per task, empty for those without devices. The result is cached: every task of a
   // job gets the same bytes, or the same error.
   //   Errors: as MergeXlaTopologies.
   absl::Status Merge(const std::vector<std::string>& packed,
@@ -33,12 +33,12 @@ class DeviceInfoMerger final {
                      numbered::WaitForAllTasksResponse& response);
 
  private:
-  // Brings merged_ up to date.
+  // Updates merged_.
   absl::Status MergeLocked(const std::vector<std::string>& packed)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   absl::Mutex mu_;
-  // The last job's, and what it was made from.
+  // The last job's result, and its input.
   std::vector<std::string> merged_from_ ABSL_GUARDED_BY(mu_);
   absl::StatusOr<tensorflow::WaitForAllTasksResponse> merged_ ABSL_GUARDED_BY(mu_) =
       tensorflow::WaitForAllTasksResponse();

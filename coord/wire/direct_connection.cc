@@ -20,9 +20,9 @@ namespace ferry::coord {
 namespace {
 
 constexpr size_t kMaxPieces = 16;
-// Of one turn, so that a client that reads as fast as is written does not hold up the others.
+// Limit per turn, so that a client that reads as fast as the server writes does not starve others.
 constexpr size_t kBytesInTurn = size_t{4} << 20;
-// If there is another address to go on to: a host that is there answers within this time.
+// If there are more addresses to try: a reachable host answers within this time.
 constexpr absl::Duration kLongestOfOne = absl::Seconds(5);
 
 }  // namespace
@@ -66,7 +66,7 @@ void DirectConnection::TryNext() {
           if (next_address_ < addresses_.size()) GoOnAfter(kLongestOfOne, next_address_);
           return;
         }
-        // Not the coordinator's word, but a shortage of ours that may pass.
+        // Not an answer of the coordinator, but a local shortage that may pass.
         connect_failure_ = absl::UnavailableError(added.message());
         fd_.Reset();
         continue;
@@ -156,7 +156,7 @@ bool DirectConnection::SendFrame(absl::Span<const grpc::Slice> slices, bool is_l
   absl::MutexLock lock(&mu_);
   if (is_closed_ || has_sent_last_) return false;
   if (header.bytes > kMaxDirectFrameBytes) {
-    // The sender's limits should not let this come up.
+    // The sender's limits should prevent this.
     loop_.Post([self = shared_from_this()] {
       self->CloseNow(absl::ResourceExhaustedError("a frame of 2 GiB or more"));
     });
@@ -177,14 +177,14 @@ bool DirectConnection::SendFrame(absl::Span<const grpc::Slice> slices, bool is_l
     message.msg_iovlen = count;
     const ssize_t result = sendmsg(fd_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     LookLater();
-    // An error that is not "later" is met again by reading.
+    // Errors other than EAGAIN recur when reading.
     if (result > 0) sent = static_cast<size_t>(result);
     if (sent == sizeof(head) + header.bytes) {
       if (is_last) shutdown(fd_.get(), SHUT_WR);
       return true;
     }
   }
-  // The rest waits.
+  // Queue the rest.
   const bool was_empty = out_.empty();
   out_.push_back(grpc::Slice(head, sizeof(head)));
   out_.insert(out_.end(), slices.begin(), slices.end());
@@ -256,7 +256,7 @@ void DirectConnection::Close(absl::Status why) {
 void DirectConnection::OnLoopEnd() { CloseNow(absl::UnavailableError("this end is stopping")); }
 
 void DirectConnection::CloseNow(const absl::Status& why) {
-  // The loop may have been the last to hold it.
+  // The loop may have held the last reference.
   const std::shared_ptr<DirectConnection> self = shared_from_this();
   {
     absl::MutexLock lock(&mu_);
@@ -264,7 +264,7 @@ void DirectConnection::CloseNow(const absl::Status& why) {
     is_closed_ = true;
     if (fd_.valid()) {
       loop_.Remove(*this, fd_.get());
-      // The other end is to notice, even if a child of this process has inherited the socket.
+      // Lets the other end notice, even if a child of this process has inherited the socket.
       shutdown(fd_.get(), SHUT_RDWR);
     }
     fd_.Reset();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// DirectConnection: frames over a TCP connection of our own, for either end.
+// DirectConnection: frames over a TCP connection of our own, for client and server.
 #ifndef FERRY_COORD_WIRE_DIRECT_CONNECTION_H_
 #define FERRY_COORD_WIRE_DIRECT_CONNECTION_H_
 
@@ -30,54 +30,54 @@ namespace ferry::coord {
 inline constexpr absl::Duration kDirectIdle = absl::Seconds(20);
 inline constexpr absl::Duration kDirectTimeout = absl::Seconds(20);
 
-// A frame that has arrived.
+// A received frame.
 struct DirectFrame {
   absl::string_view bytes;
   bool is_last = false;
-  // Holds `bytes` if they are worth keeping: what wants them longer than the call copies the slice.
-  // Else they are the loop's, and `whole` is null.
+  // Owns `bytes` if they are worth keeping: copy the slice to keep them beyond the call. Otherwise
+  // null, and the bytes belong to the loop.
   const grpc::Slice* whole = nullptr;
 };
 
-// The On* methods are called on the loop's thread, one at a time, with no lock held. The loop keeps
-// the connection until it is closed.
+// The On* methods are called on the loop's thread, one at a time, with no lock held. The loop
+// keeps the connection alive until it is closed.
 class DirectConnection : public SocketSource,
                          public std::enable_shared_from_this<DirectConnection> {
  public:
   // `loop` outlives it.
   explicit DirectConnection(SocketLoop& loop) : loop_(loop) {}
 
-  // A connection that has come in; its preface is still to be read. Its peer's host is probed after
-  // `idle`, and gone when it answers nothing for `timeout` more.
+  // Takes over an accepted connection, whose preface is still to be read. Its peer's host is
+  // probed after `idle`, and counts as gone after `timeout` more without an answer.
   void Accept(UniqueFd fd, absl::Duration idle = kDirectIdle,
               absl::Duration timeout = kDirectTimeout);
   // Connects to the first of the addresses that answers.
   void Connect(std::vector<SocketAddress> addresses);
 
-  // Sends the slices as one frame, after those before it. True: the kernel has taken everything, as
-  // mostly. False: OnDrained follows, or OnClosed. May be called before there is a connection.
+  // Sends the slices as one frame, in order. Returns true if the kernel has accepted everything,
+  // as usual; else OnDrained follows, or OnClosed. May be called before it is connected.
   bool Send(absl::Span<const grpc::Slice> slices) ABSL_LOCKS_EXCLUDED(mu_) {
     return SendFrame(slices, /*is_last=*/false);
   }
-  // The last frame. The connection is closed when the other end has closed it.
+  // Sends the last frame. The connection is closed when the other end has closed it.
   bool SendLast(absl::Span<const grpc::Slice> slices) ABSL_LOCKS_EXCLUDED(mu_) {
     return SendFrame(slices, /*is_last=*/true);
   }
-  // Soon; what has not been sent is dropped. A second call does nothing.
+  // Closes asynchronously; unsent frames are dropped. A second call does nothing.
   void Close(absl::Status why) ABSL_LOCKS_EXCLUDED(mu_);
 
  protected:
-  // False: nothing more is read, as the connection is about to be closed.
+  // Returns false to stop reading, if the connection is about to be closed.
   virtual bool OnFrame(const DirectFrame& frame) = 0;
-  // Something has come, though perhaps no whole frame.
+  // Bytes have arrived, perhaps not a whole frame.
   virtual void OnBytes() {}
-  // OK if a frame of `bytes` may come now; else it is refused with this.
+  // Returns OK if a frame of `bytes` is acceptable now; else it is rejected with this error.
   virtual absl::Status CheckFrameSize(size_t bytes) { return absl::OkStatus(); }
-  // What comes is not worth reading, for this reason; nothing more is read.
+  // The input is rejected with `why`; reading has stopped.
   virtual void OnRefused(const absl::Status& why) { Close(why); }
-  // All that was sent is with the kernel, and a Send has said that it was not.
+  // The kernel has accepted everything queued, after a Send that returned false.
   virtual void OnDrained() = 0;
-  // Once, whatever happened; not OK unless the other end closed it between frames.
+  // Called exactly once; `why` is OK only if the other end closed it between frames.
   virtual void OnClosed(const absl::Status& why) = 0;
 
  private:
@@ -85,20 +85,20 @@ class DirectConnection : public SocketSource,
   void OnLoopEnd() final;
 
   bool SendFrame(absl::Span<const grpc::Slice> slices, bool is_last) ABSL_LOCKS_EXCLUDED(mu_);
-  // True when out_ is empty; sends on until the kernel takes no more.
+  // Sends until the kernel accepts no more; returns true when out_ is empty.
   bool FlushLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void WatchLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void TryNext() ABSL_LOCKS_EXCLUDED(mu_);
-  // To the next address, unless this one has answered.
+  // Tries the next address after `timeout`, unless this one has answered.
   void GoOnAfter(absl::Duration timeout, size_t next_address);
   void FinishConnecting() ABSL_LOCKS_EXCLUDED(mu_);
   void Read();
-  // False: stop reading.
+  // Returns false to stop reading.
   bool Take(absl::string_view bytes);
   bool TakeFrames(absl::string_view& bytes, absl::Time until);
-  // No more frames, but perhaps the end.
+  // Ignores further frames, but still detects the end.
   void Ignore() ABSL_LOCKS_EXCLUDED(mu_);
-  // Takes what its turn was too short for.
+  // Processes the frames left over from the last turn.
   void TakeBacklog();
   bool TakePartial(absl::string_view& bytes);
   bool TakeWhole();
@@ -108,33 +108,33 @@ class DirectConnection : public SocketSource,
   void Tune(absl::Duration idle, absl::Duration timeout) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Schedules a check of the peer's host.
   void LookLater() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Closes if the host has vanished; otherwise reschedules itself while something is outstanding.
+  // Closes if the host has vanished; otherwise reschedules itself while data is outstanding.
   void LookAtHost() ABSL_LOCKS_EXCLUDED(mu_);
 
   SocketLoop& loop_;
 
-  // Of the loop's thread.
+  // Loop thread only.
   std::vector<SocketAddress> addresses_;
   size_t next_address_ = 0;
   absl::Status connect_failure_;
   bool is_connecting_ = false;
-  // The connection is about to be closed.
+  // Input is ignored: the connection is about to be closed.
   bool is_deaf_ = false;
-  // Small frames that have come and are for the next turn, and how much of them is taken.
+  // Small frames received for the next turn, and how much of them is processed.
   std::string backlog_;
-  // Of the preface, what has been seen.
+  // The number of preface bytes received.
   size_t preface_seen_ = 0;
   bool wants_preface_ = false;
-  // The beginning of a frame, header included, of which the rest is still to come.
+  // The beginning of an incomplete frame, header included.
   std::string partial_;
-  // A large frame that is coming in: its length, how much of it is there, and where.
+  // A large frame being received: its length, the bytes received so far, and its buffer.
   size_t whole_bytes_ = 0;
   size_t whole_have_ = 0;
   bool whole_is_last_ = false;
   grpc::Slice whole_;
 
   absl::Mutex mu_;
-  // Changed on the loop's thread only.
+  // Modified on the loop's thread only.
   UniqueFd fd_ ABSL_GUARDED_BY(mu_);
   bool is_closed_ ABSL_GUARDED_BY(mu_) = false;
   bool is_connected_ ABSL_GUARDED_BY(mu_) = false;
@@ -144,8 +144,8 @@ class DirectConnection : public SocketSource,
   HostWatch host_watch_ ABSL_GUARDED_BY(mu_){kDirectIdle + kDirectTimeout};
   // A check of the host is scheduled.
   bool will_look_ ABSL_GUARDED_BY(mu_) = false;
-  // What the kernel has not taken, but for the first `out_next_` slices and `out_offset_` bytes of
-  // the next. Mostly empty.
+  // Data the kernel has not accepted, beginning after the first `out_next_` slices and
+  // `out_offset_` bytes of the next. Usually empty.
   std::vector<grpc::Slice> out_ ABSL_GUARDED_BY(mu_);
   size_t out_next_ ABSL_GUARDED_BY(mu_) = 0;
   size_t out_offset_ ABSL_GUARDED_BY(mu_) = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How frames of ferry.v1.Control travel over a plain connection.
+// The frame format of ferry.v1.Control over a plain connection.
 #ifndef FERRY_COORD_WIRE_DIRECT_FRAMES_H_
 #define FERRY_COORD_WIRE_DIRECT_FRAMES_H_
 
@@ -10,11 +10,11 @@
 
 namespace ferry::coord {
 
-// What a client sends first. Its first byte tells it from HTTP/2, whose clients begin with "PRI".
+// The client's first bytes. The first one distinguishes it from HTTP/2, whose clients send "PRI".
 inline constexpr absl::string_view kDirectPreface = "FERRYv1\n";
 
-// Then, in either direction, frames: four bytes, lowest first, with the number of bytes that follow
-// in the lower 31 bits, and the bytes. A frame with the highest bit set is the last one of its
+// Frames follow in either direction: a four-byte little-endian header, with the length in the
+// lower 31 bits, and the content. A frame with the highest bit set is the last one of its
 // direction: the server's says, as a v1::Reply, why the stream ends.
 inline constexpr size_t kDirectHeaderBytes = 4;
 inline constexpr size_t kMaxDirectFrameBytes = (size_t{1} << 31) - 1;

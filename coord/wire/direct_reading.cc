@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reading frames.
+// Reads frames.
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -16,14 +16,14 @@
 namespace ferry::coord {
 namespace {
 
-// Frames from here on are read into memory of their own, which may be kept.
+// Frames of at least this size are read into their own buffer, which may be kept.
 constexpr size_t kWholeBytes = 8192;
-// Of a frame that has only been announced no more memory than this is taken; then as it comes.
+// The most memory allocated for an announced frame; the buffer then grows as data arrives.
 constexpr size_t kFirstBytes = size_t{1} << 20;
 static_assert(kFirstBytes > SocketLoop::kScratchBytes);
-// So that one busy connection does not hold up the others: of a large frame, which is only copied,
-// so many pieces; of small ones, each of which is work, one piece (kScratchBytes), or as many as
-// take this long.
+// Limits per turn, so that one busy connection does not starve the others: this many pieces of a
+// large frame, which are only copied; for small frames, which are processed, one piece
+// (kScratchBytes), or as many as take this long.
 constexpr int kPiecesInTurn = 16;
 constexpr absl::Duration kTurn = absl::Milliseconds(1);
 
@@ -44,7 +44,7 @@ void DirectConnection::Read() {
     has_ended = has_sent_last_;
   }
   if (has_ended) {
-    // What comes is dropped; its end is what is waited for.
+    // Input is dropped; only the end is awaited.
     whole_ = grpc::Slice();
     whole_bytes_ = 0;
     partial_ = {};
@@ -81,7 +81,7 @@ void DirectConnection::Read() {
     } else if (!Take(absl::string_view(to, bytes))) {
       return Ignore();
     }
-    // Less than there was room for: that was all. Else the loop comes back to it.
+    // Less than requested: nothing is left. Otherwise the loop calls again.
     if (bytes < room || (!is_whole && whole_bytes_ == 0)) return;
   }
 }
@@ -117,7 +117,8 @@ bool DirectConnection::Take(absl::string_view bytes) {
 
 void DirectConnection::Ignore() {
   absl::MutexLock lock(&mu_);
-  // Of what was told its end, the other end's is waited for; else it is being closed.
+  // After our last frame, the other end's close is awaited; otherwise the connection is being
+  // closed.
   is_deaf_ = !has_sent_last_;
 }
 
@@ -125,7 +126,7 @@ void DirectConnection::TakeBacklog() {
   {
     absl::MutexLock lock(&mu_);
     if (is_closed_ || is_deaf_) return;
-    // What comes after the end is dropped.
+    // Input after the end is dropped.
     if (has_sent_last_) backlog_ = {};
   }
   const std::string backlog = std::exchange(backlog_, {});
@@ -137,11 +138,11 @@ void DirectConnection::TakeBacklog() {
 }
 
 bool DirectConnection::TakeFrames(absl::string_view& bytes, absl::Time until) {
-  // The clock is looked at now and then: a frame may take less time than that.
+  // The clock is read only now and then: a frame may take less time than that.
   for (int frames = 1; !bytes.empty(); ++frames) {
     if (frames % 8 == 0 && SteadyClock().Now() >= until) return true;
     if (whole_bytes_ > 0) {
-      // Begun by the header that was in partial_.
+      // Started by the header that was in partial_.
       const size_t more = std::min(bytes.size(), whole_.size() - whole_have_);
       std::memcpy(const_cast<uint8_t*>(whole_.begin()) + whole_have_, bytes.data(), more);
       whole_have_ += more;

@@ -19,7 +19,7 @@ namespace {
 
 constexpr std::chrono::seconds kTimeout{5};
 
-// Everything one outgoing call needs until it is over.
+// The state of one outgoing call until it is over.
 struct Report {
   std::unique_ptr<tensorflow::CoordinationService::Stub> stub;
   grpc::ClientContext context;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The payload container and its entries.
+// Encodes the payload container and its entries.
 #include "coord/wire/errors.h"
 
 #include <utility>
@@ -15,18 +15,18 @@
 namespace ferry::coord {
 namespace {
 
-// What a byte takes in the trailer: gRPC writes what is not plain ASCII, and '%', as %XX.
+// The bytes of a character in the trailer: gRPC writes non-ASCII ones, and '%', as %XX.
 size_t EncodedBytes(char c) {
   const bool is_plain = c >= 0x20 && c <= 0x7e && c != '%';
   return is_plain ? 1 : 3;
 }
 
-// `text` if it takes at most `max_encoded` bytes, else its longest beginning that does together
-// with the "..." behind it and that ends between two UTF-8 characters.
+// Returns `text` if it takes at most `max_encoded` bytes, else its longest prefix that does
+// together with the appended "..." and that does not cut a UTF-8 character.
 std::string Shortened(absl::string_view text, size_t max_encoded) {
   constexpr absl::string_view kMore = "...";
   size_t encoded = 0;
-  // The longest beginning that leaves room for the dots.
+  // The longest prefix that leaves room for the dots.
   size_t cut = 0;
   for (size_t i = 0; i < text.size(); ++i) {
     encoded += EncodedBytes(text[i]);
@@ -50,7 +50,7 @@ std::string OriginPayload(const ErrorOrigin& origin, const Jobs& jobs, WireGener
     }
     return error.SerializeAsString();
   }
-  // Both numbered layouts write this message alike.
+  // Both numbered layouts encode this message identically.
   xla::coordination::CoordinationServiceError error;
   error.set_is_reported_error(origin.is_reported);
   if (jobs.Contains(origin.source)) error.set_source_task(origin.source.value());
@@ -82,7 +82,7 @@ grpc::Status ToGrpcStatus(const absl::Status& status, const Jobs& jobs, WireGene
   }
   if (barrier.has_value()) {
     tensorflow::BarrierError error;
-    // Clients read only the counter; an id of any length must not crowd it out.
+    // Clients read only the counter; a long id must not displace it.
     error.set_barrier_id(Shortened(barrier->id, kMaxBarrierIdBytes));
     error.set_counter(barrier->counter);
     payloads[kBarrierErrorUrl] = error.SerializeAsString();

@@ -21,28 +21,28 @@ inline constexpr char kCoordinationErrorUrl[] =
 inline constexpr char kBarrierErrorUrl[] = "type.googleapis.com/tensorflow.BarrierError";
 inline constexpr char kServiceMismatchUrl[] = "type.googleapis.com/tensorflow.ServiceMismatchError";
 
-// Ours; clients that do not know it show or ignore it.
+// Specific to Ferry; other clients show or ignore it.
 inline constexpr char kMissingTasksUrl[] = "type.googleapis.com/ferry.v1.MissingTasks";
 
-// What a BarrierError payload holds.
+// The content of a BarrierError payload.
 struct BarrierErrorInfo {
   std::string id;
   int64_t counter = 0;
 };
 
-// The longest message that is sent, as it is encoded, and the longest barrier id beside it:
-// trailers have room for 8 KiB in all.
+// Limits on the encoded message, and on the barrier id beside it: trailers have room for 8 KiB in
+// all.
 inline constexpr size_t kMaxErrorMessageBytes = 3072;
 inline constexpr size_t kMaxBarrierIdBytes = 1024;
 
-// A plain error without payloads, for services that know none.
+// A plain error without payloads, for services that do not use any.
 grpc::Status ToGrpcStatus(const absl::Status& status);
 
-// With the payloads of the coordination service, tasks written as `generation` writes them.
+// With the payloads of the coordination service, tasks encoded as in `generation`.
 grpc::Status ToGrpcStatus(const absl::Status& status, const Jobs& jobs, WireGeneration generation,
                           const std::optional<BarrierErrorInfo>& barrier = std::nullopt);
 
-// The refusal of a request that is meant for another life of the service.
+// The error for a request that is meant for another incarnation of the service.
 grpc::Status ServiceMismatch(uint64_t requested, uint64_t current);
 
 // Code and message; payloads are dropped.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The three sets of messages of the coordination service, alike in their names.
+// The three generations of the coordination service's messages, which share their names.
 #ifndef FERRY_COORD_WIRE_GENERATIONS_H_
 #define FERRY_COORD_WIRE_GENERATIONS_H_
 
@@ -16,14 +16,14 @@
 
 namespace ferry::coord {
 
-// A task as a request writes it, to an id and back.
+// Converts a task in a request to an id, and back.
 inline absl::StatusOr<TaskId> ToTask(const Jobs& jobs, const tensorflow::CoordinatedTask& task) {
   return jobs.Resolve(task.job_name(), task.task_id());
 }
 inline absl::StatusOr<TaskId> ToTask(const Jobs& jobs, int32_t number) {
   return jobs.Resolve(number);
 }
-// The id to report when a task cannot be resolved: its number, unless that would be another's.
+// The id to report when a task cannot be resolved: its number, unless that is another task's.
 inline TaskId UnknownTask(const Jobs& jobs, const tensorflow::CoordinatedTask& task) {
   return jobs.Contains(TaskId(task.task_id())) ? kNoTask : TaskId(task.task_id());
 }
@@ -47,7 +47,7 @@ inline bool SaysRecoverable(int32_t) { return false; }
   using GetAliveTasksRequest = ns::GetAliveTasksRequest;   \
   using GetAliveTasksResponse = ns::GetAliveTasksResponse
 
-// Messages that only the older layouts have.
+// Messages of the older layouts only.
 #define FERRY_OLDER_MESSAGES(ns)                                         \
   using ResetTaskRequest = ns::ResetTaskRequest;                         \
   using ResetTaskResponse = ns::ResetTaskResponse;                       \

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A gRPC service whose methods take and give bytes.
+// A gRPC service whose methods receive and return bytes.
 #ifndef FERRY_COORD_WIRE_RAW_SERVICE_H_
 #define FERRY_COORD_WIRE_RAW_SERVICE_H_
 
@@ -15,8 +15,7 @@
 
 namespace ferry::coord {
 
-// What protoc's "raw callback" services do, with the methods as a table instead of a tower of
-// templates.
+// As protoc's "raw callback" services, with the methods as a table instead of nested templates.
 class RawService : public grpc::Service {
  public:
   using Handler = std::function<grpc::ServerUnaryReactor*(
@@ -35,7 +34,7 @@ class RawService : public grpc::Service {
   using StreamHandler = std::function<grpc::ServerWriteReactor<grpc::ByteBuffer>*(
       grpc::CallbackServerContext*, const grpc::ByteBuffer*)>;
 
-  // A method that answers with a stream. `path` as above.
+  // Adds a method that returns a stream. `path` as above.
   void AddServerStream(const char* path, StreamHandler handler) {
     AddMethod(new grpc::internal::RpcServiceMethod(
         path, grpc::internal::RpcMethod::SERVER_STREAMING, nullptr));

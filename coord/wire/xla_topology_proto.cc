@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reading and writing XLA's topology messages.
+// Reads and writes XLA's topology messages.
 #include "coord/wire/xla_topology_proto.h"
 
 #include <algorithm>
@@ -25,7 +25,7 @@ bool Parse(absl::string_view bytes, google::protobuf::MessageLite& message) {
   return message.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()));
 }
 
-// In the newer numbering, whichever `bytes` are in.
+// Converts to the newer numbering, whichever `bytes` use.
 absl::StatusOr<xla::LocalTopology> Read(absl::string_view bytes) {
   xla::LocalTopology local;
   if (IsLegacyXlaTopology(bytes)) {
@@ -46,10 +46,9 @@ bool IsGpu(const xla::DeviceProto& device) {
          absl::StrContains(absl::AsciiStrToLower(device.vendor()), "nvidia");
 }
 
-// The partition index of every device of the job, as upstream's services have set it: the index
-// that the nodes name, if they do; else those of one NVLink fabric are together, if every GPU is in
-// one; else those of one machine. Partitions are numbered by first appearance. Machines without a
-// boot id count as one.
+// Sets the partition index of every device of the job as upstream's services do: the index that
+// the nodes name, if they do; else one per NVLink fabric, if every GPU is in one; else one per
+// machine. Partitions are numbered by first appearance. Machines without a boot id count as one.
 absl::Status AssignPartitions(xla::GlobalTopology& global) {
   auto& nodes = *global.mutable_processes();
   const auto with = std::find_if(nodes.begin(), nodes.end(), [](const xla::LocalTopology& node) {
@@ -73,8 +72,7 @@ absl::Status AssignPartitions(xla::GlobalTopology& global) {
   }
   bool any_gpu = false;
   bool all_in_fabrics = true;
-  // By boot id. Host devices, which Ferry's clients have in addition to their GPUs, are grouped
-  // with these.
+  // By boot id. Groups host devices, which Ferry's clients have in addition to their GPUs.
   absl::flat_hash_map<std::string, std::string> fabric_of_machine;
   for (const xla::LocalTopology& node : nodes) {
     for (const xla::DeviceProto& device : node.devices()) {
@@ -90,7 +88,7 @@ absl::Status AssignPartitions(xla::GlobalTopology& global) {
     return numbers.try_emplace(std::move(key), static_cast<int>(numbers.size())).first->second;
   };
   for (xla::LocalTopology& node : nodes) {
-    // Under machines, a node without devices takes a number as well.
+    // Grouped by machine, a node without devices is numbered as well.
     const std::string machine = absl::StrCat("machine ", node.boot_id());
     if (!by_fabric) (void)number_of(machine);
     for (xla::DeviceProto& device : *node.mutable_devices()) {
@@ -112,9 +110,8 @@ absl::Status AssignPartitions(xla::GlobalTopology& global) {
 }  // namespace
 
 bool IsLegacyXlaTopology(absl::string_view bytes) {
-  // Read by the newer numbering, a legacy message has no devices, and at the boot id the last of
-  // its devices, which begins with a control character (a field tag) or is empty; a boot id is
-  // text.
+  // Read in the newer numbering, a legacy message has no devices, and its boot id is the last
+  // device, which begins with a control character (a field tag) or is empty; a boot id is text.
   xla::LocalTopology local;
   xla::LegacyLocalTopology legacy;
   if (!Parse(bytes, legacy)) return false;
@@ -130,7 +127,7 @@ absl::StatusOr<LocalTopology> FromXlaTopology(absl::string_view bytes) {
   out.node_id = local.process_id();
   out.boot_id = local.boot_id();
   if (local.has_partition_index()) out.partition_index = local.partition_index();
-  // XLA's ordinals may repeat or jump; ours count within a kind.
+  // XLA's ordinals may repeat or have gaps; ours count within a kind.
   std::map<DeviceKind, int> next_ordinal;
   for (const xla::DeviceProto& device : local.devices()) {
     Device& added = out.devices.emplace_back();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// XLA's topology messages: numbering devices, and translation to and from ours.
+// XLA's topology messages: numbering devices, and conversion to and from ours.
 #ifndef FERRY_COORD_WIRE_XLA_TOPOLOGY_PROTO_H_
 #define FERRY_COORD_WIRE_XLA_TOPOLOGY_PROTO_H_
 
@@ -14,25 +14,25 @@
 
 namespace ferry::coord {
 
-// Whether `local` is in the numbering that had the devices at field 2.
+// True if `local` uses the numbering that had the devices at field 2.
 bool IsLegacyXlaTopology(absl::string_view local);
 
-// Ours, from the bytes of an xla.LocalTopologyProto in either numbering. Devices that say a CUDA
-// compute capability or NVIDIA as vendor count as GPUs, the others as host devices.
-//   Errors: INVALID_ARGUMENT when the bytes are no such message.
+// Converts an xla.LocalTopologyProto in either numbering to ours. Devices with a CUDA compute
+// capability or NVIDIA as vendor count as GPUs, the others as host devices.
+//   Errors: INVALID_ARGUMENT if the bytes are not such a message.
 absl::StatusOr<LocalTopology> FromXlaTopology(absl::string_view local);
 
-// An xla.LocalTopologyProto, for a node that came through another service.
+// Returns an xla.LocalTopologyProto, for a node that used another service.
 std::string ToXlaTopology(const LocalTopology& local);
 
-// The xla.GlobalTopologyProto of `locals`, which are in the order of their nodes: devices get dense
-// global ids in that order, and the index of their partition, which older clients call their slice:
-// that which their nodes name, else one for each NVLink fabric if every GPU is in one, else one for
-// each boot id. Fields not known here stay.
+// Returns the xla.GlobalTopologyProto of `locals`, given in node order. Devices get dense global
+// ids in that order, and a partition index, which older clients call their slice: the one their
+// nodes name, else one per NVLink fabric if every GPU is in one, else one per boot id. Unknown
+// fields are kept.
 //   legacy: write the older numbering, which has no partitions.
 //   nodes: the number of each one's node; empty if they are 0, 1, ...
-//   Errors: INVALID_ARGUMENT when one of them is no local topology, or some name their partition
-//   and others do not.
+//   Errors: INVALID_ARGUMENT when one of them is not a local topology, or some name their
+//   partition and others do not.
 absl::StatusOr<std::string> MergeXlaTopologies(const std::vector<std::string>& locals, bool legacy,
                                                const std::vector<int32_t>& nodes = {});
 
