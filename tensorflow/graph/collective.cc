@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Devices in an order that does not depend on who the client is.
+// Lists devices in an order that does not depend on the client.
 #include "tensorflow/graph/collective.h"
 
 #include <algorithm>

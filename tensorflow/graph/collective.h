@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives in graphs: which ops they are, and who may take part.
+// Collectives in graphs: the ops, and the candidate group members.
 #ifndef FERRY_TENSORFLOW_GRAPH_COLLECTIVE_H_
 #define FERRY_TENSORFLOW_GRAPH_COLLECTIVE_H_
 
@@ -11,13 +11,13 @@
 
 namespace ferry::graph {
 
-// An attribute of every collective node of a cut graph: a list of "<device>;<incarnation in hex>",
-// of all devices of the step that have collectives, by job, replica, task, type and index. Which of
-// them are in one group is known when they run: in the second versions of the ops groups are
-// inputs.
+// Attribute of every collective node of a partitioned graph: a list of "<device>;<incarnation in
+// hex>" for all devices of the step that run collectives, sorted by job, replica, task, type and
+// index. Group membership is only known at run time: in the second versions of the ops the group is
+// an input.
 inline constexpr absl::string_view kCollectiveDevices = "_collective_devices";
 
-// CollectiveReduce, CollectiveBcastRecvV2 and their like.
+// True for CollectiveReduce, CollectiveBcastRecvV2 and the other collective ops.
 bool IsCollectiveOp(absl::string_view op);
 
 //   used: devices of the set, in any order.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Joins nodes into groups, and finds a device for each.
+// Joins nodes into groups and chooses a device for each.
 #include "tensorflow/graph/colocation.h"
 
 #include <algorithm>
@@ -68,7 +68,7 @@ absl::Status Colocation::Gather(absl::Span<const int> placed) {
       FERRY_RETURN_IF_ERROR(ReadSpec(i));
     }
   }
-  // What uses a variable is where the variable is, whatever the client says of it.
+  // Users of a variable are placed with the variable, regardless of the client's device request.
   for (int i = 0; i < graph_.node_count(); ++i) {
     const absl::Span<const Endpoint> inputs = graph_.inputs(i);
     size_t at = 0;
@@ -94,7 +94,7 @@ absl::Status Colocation::ReadSpec(int node) {
                                                      Shown(text), "' in node: {{node ", Shown(name),
                                                      "}}", AboutNode(name)));
     }
-    // A task that is not there cannot be replaced.
+    // Soft placement replaces the device, never a task that does not exist.
     if (FirstPossible(is_soft_ ? WithoutDevice(*spec) : *spec, ~uint64_t{0}) < 0) {
       return absl::InvalidArgumentError(absl::StrCat(
           "Cannot assign a device for operation ", Shown(name), ": {{node ", Shown(name),
@@ -115,7 +115,7 @@ absl::Status Colocation::GatherClasses(int node) {
   for (const std::string& entry : found->second.list().s()) {
     absl::string_view name = entry;
     if (!absl::ConsumePrefix(&name, kClassPrefix)) continue;
-    // A class need not be called after a node; if it is, that belongs to it.
+    // A class name need not be a node's name; if it is, that node belongs to the class.
     const int named = graph_.Find(name);
     const int first = classes_.emplace(name, named >= 0 ? named : node).first->second;
     FERRY_RETURN_IF_ERROR(Join(node, first));
@@ -160,7 +160,7 @@ void Colocation::JoinResource(int user, int source) {
   const int b = GroupOf(source);
   if (a == b) return;
   DeviceSpec spec = groups_[static_cast<size_t>(b)].spec;
-  // If they contradict each other the resource's holds.
+  // If the specs conflict, the resource's wins.
   Merge(groups_[static_cast<size_t>(a)].spec, false, spec).IgnoreError();
   if (groups_[static_cast<size_t>(b)].device >= 0) groups_[static_cast<size_t>(a)].device = -1;
   Unite(a, b, std::move(spec));
@@ -211,7 +211,7 @@ int Colocation::FirstPossible(const DeviceSpec& spec, uint64_t types) {
   if (!is_new) return known->second;
   if (spec.job.has_value() && spec.task.has_value() && spec.type.has_value() &&
       spec.index.has_value()) {
-    // Of large jobs most nodes name one device; looking at all would take long.
+    // Fast path: in large jobs most nodes name exactly one device, and scanning all is slow.
     const int device = devices_.Find(ferry::ToString(
         TaskDevice{{*spec.job, spec.replica.value_or(0), *spec.task}, *spec.type, *spec.index}));
     if (device >= 0 && (types & TypeBit(device)) != 0) return known->second = device;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Colocation: which nodes must be on one device, and what is known of it.
+// Colocation: groups of nodes that must share a device, and each group's device constraints.
 #ifndef FERRY_TENSORFLOW_GRAPH_COLOCATION_H_
 #define FERRY_TENSORFLOW_GRAPH_COLOCATION_H_
 
@@ -19,30 +19,30 @@
 
 namespace ferry::graph {
 
-// Groups of nodes. Not thread-safe; the graph and the devices must outlive it.
+// Groups of colocated nodes. Not thread-safe; the graph and the devices must outlive it.
 class Colocation {
  public:
   Colocation(const Graph& graph, const DeviceSet& devices, bool is_soft);
 
-  // Makes the groups. Those of the first nodes are fixed to where `placed` says.
-  //   Errors: INVALID_ARGUMENT for a device that is malformed or not there, or for nodes that must
-  //   be together and cannot.
+  // Builds the groups. Nodes with an entry in `placed` (the first ones) are fixed to that device.
+  //   Errors: INVALID_ARGUMENT for a device that is malformed or does not exist, or for nodes with
+  //   conflicting colocation constraints.
   absl::Status Gather(absl::Span<const int> placed);
 
-  // The node that stands for the group of `node`.
+  // Returns the representative node of the group of `node`.
   int GroupOf(int node) const;
   bool is_alone(int node) const { return group(node).size == 1; }
-  // The device that has been decided; -1 if none has.
+  // Returns the group's chosen device, or -1 if none is chosen yet.
   int decided(int node) const { return group(node).device; }
   void Decide(int node, int device) { group(node).device = device; }
 
-  // OK if `node` itself has a kernel there, which matters where its group's device was decided
-  // without it.
+  // Returns OK if `node` itself has a kernel on that device. Needed if its group's device was
+  // chosen without regard to it.
   absl::Status CheckKernel(int node, int device) const;
-  // Whether the group of `node` may go to `device`.
+  // True if the group of `node` may be placed on `device`.
   bool IsPossible(int node, int device) const;
-  // The first device that it may go to.
-  //   Errors: INVALID_ARGUMENT if there is none, about `node`.
+  // Returns the first device allowed for the group of `node`.
+  //   Errors: INVALID_ARGUMENT, naming `node`, if there is none.
   absl::StatusOr<int> Choose(int node);
 
  private:
@@ -50,7 +50,7 @@ class Colocation {
     DeviceSpec spec;
     int size = 1;
     int device = -1;
-    // Of types_, those for which every node has a kernel; bit by bit.
+    // Bitmask over types_: device types for which every node of the group has a kernel.
     uint64_t types = 0;
   };
 
@@ -71,14 +71,14 @@ class Colocation {
   const Graph& graph_;
   const DeviceSet& devices_;
   const bool is_soft_;
-  // The types of devices there are.
+  // The device types of the session.
   std::vector<std::string> types_;
-  // One for each node: another node of its group that is nearer to the one that stands for it.
+  // Union-find, one entry per node: a node of the same group that is closer to the representative.
   mutable std::vector<int> parents_;
   std::vector<Group> groups_;
-  // What clients wrote, where some device is meant by it.
+  // Parsed device requests by text; only those that match some device.
   absl::flat_hash_map<std::string, DeviceSpec> specs_;
-  // The classes, and one node of each.
+  // Colocation class to one node of it.
   absl::flat_hash_map<absl::string_view, int> classes_;
   absl::flat_hash_map<std::string, int> first_possible_;
 };

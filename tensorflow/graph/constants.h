@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The bytes of constants in a graph.
+// The size in bytes of constants in a graph.
 #ifndef FERRY_TENSORFLOW_GRAPH_CONSTANTS_H_
 #define FERRY_TENSORFLOW_GRAPH_CONSTANTS_H_
 
@@ -10,7 +10,7 @@
 
 namespace ferry::graph {
 
-// Bytes of a constant's tensor, as DecodedBytes; 0 for any other node.
+// Returns the bytes of a constant's tensor, as DecodedBytes does; 0 for any other node.
 inline size_t ConstantBytes(const tensorflow::NodeDef& node) {
   if (node.op() != "Const") return 0;
   const auto found = node.attr().find("value");

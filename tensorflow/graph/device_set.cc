@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ordering devices, and listing them for people.
+// Orders devices, and formats them for error messages.
 #include "tensorflow/graph/device_set.h"
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 namespace ferry::graph {
 namespace {
 
-// In an error, which gRPC cuts off at about 8 KiB.
+// Limit for error messages: gRPC truncates them at about 8 KiB.
 constexpr size_t kShownDevices = 64;
 
 int TypeRank(const std::string& type) {
@@ -88,7 +88,7 @@ std::vector<int> DeviceSet::Matching(const DeviceSpec& spec) const {
 }
 
 std::string DeviceSet::ListText() const {
-  // By name, as people look for them.
+  // Sorted by name for the reader.
   std::vector<const SessionDevice*> sorted;
   for (const SessionDevice& one : devices_) sorted.push_back(&one);
   std::sort(sorted.begin(), sorted.end(), [](const SessionDevice* a, const SessionDevice* b) {

@@ -21,23 +21,23 @@ namespace ferry::graph {
 // One device of the job.
 struct SessionDevice {
   TaskDevice device;
-  // Of the life of its process: a restarted worker has another one.
+  // Incarnation of its process; changes when the worker restarts.
   uint64_t incarnation = 0;
   // "/job:worker/replica:0/task:1/device:GPU:0".
   std::string name;
 };
 
-// A value; immutable. Devices have numbers, in the order in which a node that may go anywhere would
-// take them: GPUs first, then the client's task first, then by job, replica, task and index.
+// A value; immutable. Devices are numbered in order of preference for an unconstrained node: GPUs
+// first, then the client's task first, then by job, replica, task and index.
 class DeviceSet {
  public:
   static constexpr size_t kMaxTypes = 64;
 
   //   devices: each with its full name and incarnation.
-  //   client_device: where feeds come in and fetches go out; a host device among them.
-  //   last: names of devices that come after all others, whatever they are.
-  //   Errors: INVALID_ARGUMENT for a name that is none or comes twice, for more than kMaxTypes
-  //   types, or a client device that is not among them or is none of the host.
+  //   client_device: where feeds enter and fetches leave; must be a host device of `devices`.
+  //   last: names of devices that sort after all others, regardless of type.
+  //   Errors: INVALID_ARGUMENT for a malformed or duplicate name, for more than kMaxTypes types, or
+  //   for a client device that is not in `devices` or not a host device.
   static absl::StatusOr<DeviceSet> Create(
       absl::Span<const std::pair<std::string, uint64_t>> devices, absl::string_view client_device,
       absl::Span<const std::string> last = {});
@@ -45,13 +45,13 @@ class DeviceSet {
   int size() const { return static_cast<int>(devices_.size()); }
   const SessionDevice& device(int index) const { return devices_[static_cast<size_t>(index)]; }
   int client_device() const { return client_device_; }
-  // -1 if there is none.
+  // Returns -1 if there is none.
   int Find(absl::string_view name) const;
 
-  // Those that the spec allows, in order.
+  // Returns the devices that match the spec, in order.
   std::vector<int> Matching(const DeviceSpec& spec) const;
 
-  // "[ /job:worker/.../device:CPU:0, ... ]", cut where it would get long.
+  // "[ /job:worker/.../device:CPU:0, ... ]", truncated if long.
   std::string ListText() const;
   // "[CPU, GPU]".
   std::string TypesText() const;

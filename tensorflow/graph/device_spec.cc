@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reading and merging parts of device names.
+// Parses and merges parts of device names.
 #include "tensorflow/graph/device_spec.h"
 
 #include <algorithm>
@@ -25,8 +25,8 @@ bool IsWord(absl::string_view text) {
                      [](char c) { return absl::ascii_isalnum(c) || c == '_' || c == '-'; });
 }
 
-// A number of 64 bits or "*", which is none. What is too large for a device is one that is not
-// there.
+// Reads a 64-bit number, or "*", which leaves `number` empty. Larger numbers saturate: no such
+// device exists.
 bool ReadNumber(absl::string_view text, std::optional<int64_t>& number) {
   number.reset();
   if (text == "*") return true;
@@ -56,7 +56,7 @@ bool ReadPart(absl::string_view part, DeviceSpec& spec) {
   if (words.size() > 2 || (!is_long && words.size() != 2)) return false;
   if (!ReadWord(words[0], spec.type)) return false;
   if (!is_long) {
-    // The short form knows two types, in either case.
+    // The short form allows two types, case-insensitive.
     if (!spec.type.has_value()) return false;
     absl::AsciiStrToUpper(&*spec.type);
     if (spec.type != "CPU" && spec.type != "GPU") return false;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// DeviceSpec: which device a client wants, as far as it says.
+// DeviceSpec: a client's device request, possibly partial.
 #ifndef FERRY_TENSORFLOW_GRAPH_DEVICE_SPEC_H_
 #define FERRY_TENSORFLOW_GRAPH_DEVICE_SPEC_H_
 
@@ -14,7 +14,7 @@
 
 namespace ferry::graph {
 
-// A value. What is absent may be anything.
+// A value. An absent field matches anything.
 struct DeviceSpec {
   std::optional<std::string> job;
   std::optional<int64_t> replica;
@@ -25,20 +25,21 @@ struct DeviceSpec {
   friend bool operator==(const DeviceSpec&, const DeviceSpec&) = default;
 };
 
-// "/job:worker/task:1", "/device:GPU:*", "/device:CPU", "/gpu:0", "/cpu:*", "" and combinations;
-// "*" is anything, and of two parts that say the same the later one holds. Nothing if it is none.
+// Parses "/job:worker/task:1", "/device:GPU:*", "/device:CPU", "/gpu:0", "/cpu:*", "" and
+// combinations. "*" matches anything; of two parts for the same field the later one wins. Returns
+// nullopt if malformed.
 // Source: tensorflow/core/util/device_name_utils.cc, ParseFullName.
 std::optional<DeviceSpec> ParseDeviceSpec(absl::string_view text);
 
 bool Matches(const DeviceSpec& spec, const TaskDevice& device);
 
-// "/job:worker/task:1": what is there.
+// Formats the fields that are set: "/job:worker/task:1".
 std::string ToString(const DeviceSpec& spec);
 
-// Adds what `other` says to `spec`. Where they contradict each other
-//   in job, replica or task: INVALID_ARGUMENT, with both;
-//   in type or index: the same; if `is_soft`, both forget it instead.
-// `spec` is unchanged by an error.
+// Adds the fields of `other` to `spec`. Conflicts
+//   in job, replica or task: INVALID_ARGUMENT, with both values;
+//   in type or index: the same, or, if `is_soft`, the field is cleared.
+// `spec` is unchanged on error.
 absl::Status Merge(const DeviceSpec& other, bool is_soft, DeviceSpec& spec);
 
 }  // namespace ferry::graph

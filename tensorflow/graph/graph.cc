@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Puts graphs together, and orders their nodes.
+// Assembles graphs and sorts their nodes topologically.
 #include "tensorflow/graph/graph.h"
 
 #include <algorithm>
@@ -14,16 +14,16 @@
 namespace ferry::graph {
 namespace {
 
-// Of a cycle, in its error.
+// Limit on the nodes listed in a cycle error.
 constexpr size_t kShownNodes = 8;
 
-// Of nodes that all wait for another one of them: those of one cycle.
+// Returns the nodes of one cycle. Every node that is not done must wait for another such node.
 std::vector<int> FindCycle(const Graph& graph, const std::vector<bool>& is_done) {
   std::vector<int> place(is_done.size(), -1);
   const auto first = std::find(is_done.begin(), is_done.end(), false);
   int node = static_cast<int>(first - is_done.begin());
   std::vector<int> path;
-  // Backwards from any node that is left there is always another one that is left.
+  // Every remaining node has a remaining predecessor, so walking backwards must close a cycle.
   while (place[static_cast<size_t>(node)] < 0) {
     place[static_cast<size_t>(node)] = static_cast<int>(path.size());
     path.push_back(node);
@@ -96,11 +96,11 @@ absl::StatusOr<Graph> GraphBuilder::Build() && {
   return std::move(graph_);
 }
 
-// Of nodes that were ordered before nothing has changed: they take from none of the new ones.
+// Sorts the new nodes only: existing nodes never depend on new ones, so their order stands.
 absl::Status GraphBuilder::Order() {
   const int first = static_cast<int>(graph_.order_.size());
   const auto count = static_cast<size_t>(graph_.node_count() - first);
-  // For each new node how many it waits for, and, in one array, who waits for it.
+  // For each new node, the number of dependencies, and its dependents in one flat array.
   std::vector<int> waits(count, 0);
   std::vector<size_t> ends(count + 1, 0);
   const auto for_edges = [this, first, count](const auto& visit) {
@@ -123,7 +123,7 @@ absl::Status GraphBuilder::Order() {
   std::vector<size_t> next(ends.begin(), ends.end() - 1);
   for_edges(
       [&waiters, &next](size_t src, size_t dst) { waiters[next[src]++] = static_cast<int>(dst); });
-  // order_ is its own queue.
+  // order_ doubles as the work queue.
   for (size_t i = 0; i < count; ++i) {
     if (waits[i] == 0) graph_.order_.push_back(first + static_cast<int>(i));
   }

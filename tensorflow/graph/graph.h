@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Graph: nodes that have been checked, and what each takes from which.
+// Graph: validated nodes and the edges between them.
 #ifndef FERRY_TENSORFLOW_GRAPH_GRAPH_H_
 #define FERRY_TENSORFLOW_GRAPH_GRAPH_H_
 
@@ -18,10 +18,10 @@
 
 namespace ferry::graph {
 
-// One node by itself; immutable, shared by the graphs that it is in.
+// A node without its edges; immutable, shared by the graphs that contain it.
 struct Node {
-  // Its attributes are complete. Its `input` is what the client wrote, and of no account: a Graph
-  // says what it takes.
+  // Attributes are complete. `input` is what the client wrote and is ignored: the Graph holds the
+  // edges.
   tensorflow::NodeDef def;
   const OpSchema* op = nullptr;
   Signature signature;
@@ -43,32 +43,32 @@ struct Endpoint {
 
 struct GraphLimits {
   int max_nodes = 1 << 22;
-  // Of all nodes together.
+  // Over all nodes together.
   int max_inputs = 1 << 24;
-  // Whether nodes may have the names that Prune and PartitionByDevice give to those they add: what
-  // comes from a master is such a graph, what comes from a client is not.
+  // Allows the node names that Prune and PartitionByDevice generate: true for graphs from a master,
+  // false for graphs from a client.
   bool allow_internal_names = false;
 };
 
-// A value: immutable once made, so thread-safe; a copy shares the nodes. Nodes have numbers from 0
-// on in the order of the GraphDef, and those of an extension follow.
+// A value: immutable once made, so thread-safe; copies share the nodes. Nodes are numbered from 0
+// in the order of the GraphDef; the nodes of an extension follow.
 class Graph {
  public:
-  // No nodes.
+  // An empty graph.
   Graph() = default;
 
-  // Checks everything that can be told without devices: names, ops, attributes, inputs and their
-  // types, that no node waits for itself.
-  //   host: stands in the error about an op that nobody knows, as where that was.
+  // Validates everything that does not depend on devices: names, ops, attributes, inputs and their
+  // types, and the absence of cycles.
+  //   host: named in the error about an unknown op as the machine that rejected it.
   //   Errors, with TensorFlow's texts: INVALID_ARGUMENT; NOT_FOUND for an unknown op or a missing
-  //   attribute; UNIMPLEMENTED, with op and node, for loops, conditions and calls of functions;
+  //   attribute; UNIMPLEMENTED, with op and node, for loops, conditions and function calls;
   //   RESOURCE_EXHAUSTED beyond `limits`.
   static absl::StatusOr<Graph> Create(tensorflow::GraphDef def,
                                       absl::string_view host = "this machine",
                                       const GraphLimits& limits = {});
-  // This graph and the nodes of `def`, which may take from those that are there. Takes time for all
-  // of it, but little.
-  //   Errors: as of Create; INVALID_ARGUMENT for a node that is there already.
+  // Returns this graph plus the nodes of `def`, which may use existing nodes as inputs. Linear in
+  // the size of the whole graph, with a small constant.
+  //   Errors: as Create; INVALID_ARGUMENT for a node that already exists.
   absl::StatusOr<Graph> Extended(tensorflow::GraphDef def, absl::string_view host = "this machine",
                                  const GraphLimits& limits = {}) const;
 
@@ -77,21 +77,21 @@ class Graph {
   const std::shared_ptr<const Node>& shared_node(int index) const {
     return nodes_[static_cast<size_t>(index)];
   }
-  // One for each input of its signature.
+  // One per input of the node's signature.
   absl::Span<const Endpoint> inputs(int index) const;
-  // Nodes that must have run before; without duplicates.
+  // Control dependencies, without duplicates.
   absl::Span<const int> control_inputs(int index) const;
-  // -1 if there is none.
+  // Returns -1 if there is none.
   int Find(absl::string_view name) const;
   const tensorflow::VersionDef& versions() const { return versions_; }
 
-  // Every node after all that it takes from and waits for.
+  // Every node follows all its inputs and control inputs.
   const std::vector<int>& topological_order() const { return order_; }
 
  private:
   friend class GraphBuilder;
 
-  // Where the inputs of each node end in the arrays of all.
+  // End offsets of each node's inputs in the shared arrays.
   struct Ends {
     size_t data = 0;
     size_t control = 0;
@@ -102,29 +102,29 @@ class Graph {
   std::vector<int> control_inputs_;
   std::vector<Ends> ends_;
   std::vector<int> order_;
-  // The keys are the nodes' own names.
+  // Keys point into the nodes' own names.
   absl::flat_hash_map<absl::string_view, int> by_name_;
   tensorflow::VersionDef versions_;
 };
 
-// Puts graphs together from nodes that have been checked. Not thread-safe.
+// Builds graphs from validated nodes. Not thread-safe.
 class GraphBuilder {
  public:
   GraphBuilder() = default;
-  // Goes on where `graph` ends.
+  // Extends `graph`.
   explicit GraphBuilder(Graph graph) : graph_(std::move(graph)) {}
 
   const Graph& graph() const { return graph_; }
 
-  // Returns its number. REQUIRES: there is none of that name.
+  // Returns the node's number. REQUIRES: no node has its name.
   int AddNode(std::shared_ptr<const Node> node);
-  // For the nodes in their order: what the next one takes. Nodes that it names may come later.
-  //   control_inputs: duplicates are dropped.
+  // Sets the inputs of the next node, in the order of AddNode. May refer to nodes added later.
+  //   control_inputs: duplicates are removed.
   void AddInputs(absl::Span<const Endpoint> inputs, absl::Span<const int> control_inputs);
   void set_versions(const tensorflow::VersionDef& versions) { graph_.versions_ = versions; }
 
-  // REQUIRES: as many AddInputs as nodes.
-  //   Errors: INVALID_ARGUMENT if nodes wait for each other, naming them.
+  // REQUIRES: AddInputs was called once per node.
+  //   Errors: INVALID_ARGUMENT, with the nodes' names, if there is a cycle.
   absl::StatusOr<Graph> Build() &&;
 
  private:
@@ -133,8 +133,8 @@ class GraphBuilder {
   Graph graph_;
 };
 
-// A node of `def`, whose op is known, with its defaults and its types.
-//   Errors: as of Graph::Create.
+// Makes a node from `def`, whose op is known: fills in default attributes and derives its types.
+//   Errors: as Graph::Create.
 absl::StatusOr<std::shared_ptr<const Node>> MakeNode(tensorflow::NodeDef def, const OpSchema& op);
 
 }  // namespace ferry::graph

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reading names.
+// Parses names.
 #include "tensorflow/graph/names.h"
 
 #include <algorithm>
@@ -26,7 +26,7 @@ int SaturatedNumber(absl::string_view digits) {
   return static_cast<int>(number);
 }
 
-// The digits after the last ':', if there are any and nothing else.
+// Returns the digits after the last ':'; nullopt if there is anything else or nothing.
 std::optional<absl::string_view> PortDigits(absl::string_view name) {
   const size_t colon = name.rfind(':');
   if (colon == absl::string_view::npos) return std::nullopt;

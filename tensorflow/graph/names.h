@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Names in graphs: of nodes, of their inputs, of the tensors that clients feed and fetch.
+// Names in graphs: of nodes, of their inputs, and of fed and fetched tensors.
 #ifndef FERRY_TENSORFLOW_GRAPH_NAMES_H_
 #define FERRY_TENSORFLOW_GRAPH_NAMES_H_
 
@@ -11,36 +11,35 @@
 
 namespace ferry::graph {
 
-// Whether a client may call a node so: a letter, digit or dot, then also "-_/\"; and more such
-// pieces after '>'. Source: tensorflow/core/framework/node_def_util.cc.
-//   is_internal: it may begin with '_', as names do that Prune adds.
+// True if a client may use this node name: a letter, digit or dot, then also "-_/\"; further such
+// pieces may follow '>'. Source: tensorflow/core/framework/node_def_util.cc.
+//   is_internal: it may begin with '_', like the names that Prune adds.
 bool IsNodeName(absl::string_view name, bool is_internal = false);
 
-// "node", "node:2" or "^node", which is a view of the text it was read from.
+// Parsed "node", "node:2" or "^node"; a view of the parsed text.
 struct InputName {
   absl::string_view node;
-  // Too large ones are INT32_MAX: no node has so many outputs.
+  // Saturates at INT32_MAX: no node has so many outputs.
   int port = 0;
   bool is_control = false;
 };
 
-// An entry of NodeDef.input; nothing unless it has exactly one of those forms, the number without
-// leading zeros.
+// Parses an entry of NodeDef.input. Returns nullopt unless it has exactly one of those forms, with
+// a port without leading zeros.
 std::optional<InputName> ParseInputName(absl::string_view input, bool is_internal = false);
 
-// What a client feeds, fetches or runs to. Anything that is not "node:2" or "^node" is a node's
-// name, port 0: whether there is such a node decides.
+// Parses the name of a feed, fetch or target. Anything other than "node:2" or "^node" is taken as a
+// node name with port 0; the lookup of that node reports unknown names.
 InputName ParseTensorName(absl::string_view name);
 
 // "node:2".
 std::string TensorText(absl::string_view node, int port);
 
-// As it stands in a message for people: unprintable bytes escaped, the middle of long ones left
-// out.
+// Formats a name for messages: unprintable bytes escaped, long names elided in the middle.
 std::string Shown(absl::string_view name);
 
-// "\n\t [[{{node x}}]]": how TensorFlow's messages end by whom they are about; its clients look for
-// that to add where the node was made.
+// "\n\t [[{{node x}}]]": the suffix that names the node in TensorFlow's messages. Its clients match
+// it to add where the node was created.
 std::string AboutNode(absl::string_view name);
 
 }  // namespace ferry::graph

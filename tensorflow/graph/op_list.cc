@@ -1,20 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// The list of ops. Signatures and attributes are TensorFlow's (2.15), and so are the types that the
-// kernels of the CPU take; GPUs have those that move tensors and elementwise arithmetic.
+// The table of ops. Signatures, attributes and the types of CPU kernels are those of TensorFlow
+// 2.15; GPUs support the ops that move tensors and elementwise arithmetic.
 #include "tensorflow/graph/op_list.h"
 
 namespace ferry::graph {
 namespace {
 
-// As in TensorFlow, int32 tensors of a GPU's node are in the host's memory: they are shapes and
-// axes.
+// As in TensorFlow, int32 tensors of GPU nodes are in host memory: they are shapes and axes.
 constexpr absl::string_view kMove = "CPU; GPU T{$device}; GPU T{int32}@*";
 constexpr absl::string_view kArithmetic =
     "CPU T{$number}; GPU T{half bfloat16 float double int64}; GPU T{int32}@*";
 constexpr absl::string_view kRealArithmetic =
     "CPU T{$real $integer}; GPU T{half bfloat16 float double int64}; GPU T{int32}@*";
 constexpr absl::string_view kAnyHostTensor = "CPU T{$number bool string}";
-// What only looks at shapes.
+// Ops that read only shapes.
 constexpr absl::string_view kShapeOf = "CPU; GPU T{$device}@output; GPU T{int32}@*";
 
 constexpr absl::string_view kSendAttrs =
@@ -38,13 +37,13 @@ constexpr absl::string_view kGroupAttrs =
     "shape:shape; communication_hint:string=auto; timeout_seconds:float=0";
 
 constexpr OpRow kRows[] = {
-    // Values that come from elsewhere.
+    // Values from outside the graph.
     {"Placeholder", "-> output:dtype", "dtype:type; shape:shape=unknown", "CPU; GPU"},
     {"PlaceholderWithDefault", "input:dtype -> output:dtype", "dtype:type; shape:shape",
      "CPU; GPU dtype{$device}; GPU dtype{int32}@*"},
     {"Const", "-> output:dtype", "value:tensor; dtype:type",
      "CPU; GPU dtype{$device}; GPU dtype{int32}@*"},
-    // Moving.
+    // Data movement.
     {"Identity", "input:T -> output:T", "T:type", kMove},
     {"IdentityN", "input:[T] -> output:[T]", "T:list(type)>=1", "CPU; GPU"},
     {"NoOp", "->", "", "CPU; GPU"},
@@ -111,7 +110,7 @@ constexpr OpRow kRows[] = {
      "CPU T{$real $integer}"},
     {"Min", "input:T reduction_indices:Tidx -> output:T", kOrderedReductionAttrs,
      "CPU T{$real $integer}"},
-    // Chance.
+    // Random numbers.
     {"RandomUniform", "shape:T -> output:dtype", kRandomAttrs, "CPU", true},
     {"RandomStandardNormal", "shape:T -> output:dtype", kRandomAttrs, "CPU", true},
     // Variables.
@@ -128,7 +127,7 @@ constexpr OpRow kRows[] = {
      true},
     {"VarIsInitializedOp", "resource:resource -> is_initialized:bool", "",
      "CPU; GPU@is_initialized", true},
-    // Collectives. Their group and instance are inputs since the second version.
+    // Collectives. Group and instance are inputs from the second version on.
     {"CollectiveReduceV2",
      "input:T group_size:int32 group_key:int32 instance_key:int32 "
      "ordering_token:Nordering_token*resource -> data:T",

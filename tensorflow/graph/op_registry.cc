@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads the list of ops, once.
+// Parses the op table once.
 #include "tensorflow/graph/op_registry.h"
 
 #include <string>
@@ -21,7 +21,7 @@ namespace {
 
 using Registry = absl::btree_map<std::string, OpSchema, std::less<>>;
 
-// Groups of types that rows name with a $.
+// Groups of types that rows refer to with "$".
 struct TypeGroup {
   absl::string_view name;
   absl::string_view types;
@@ -34,7 +34,7 @@ constexpr TypeGroup kTypeGroups[] = {
      "bfloat16 half float double uint8 uint16 uint32 uint64 int8 int16 int32 int64 complex64 "
      "complex128"},
     {"$quantized", "qint8 quint8 qint32 qint16 quint16"},
-    // What a GPU's memory can hold, but int32.
+    // Types that GPU memory can hold, except int32.
     {"$device",
      "half bfloat16 float double uint8 int8 uint16 int16 uint32 uint64 int64 bool complex64 "
      "complex128"},
@@ -59,14 +59,14 @@ std::vector<DataType> ParseTypes(absl::string_view text) {
   return types;
 }
 
-// Cuts "{...}" out of `text`, if it is there.
+// Cuts "{...}" out of `text`, if present.
 absl::string_view TakeBraces(absl::string_view& text) {
   const size_t open = text.find('{');
   if (open == absl::string_view::npos) return {};
   const size_t close = text.find('}', open);
   FERRY_CHECK(close != absl::string_view::npos);
   const absl::string_view inside = text.substr(open + 1, close - open - 1);
-  // What follows the brace is kept; what is before it is a plain name.
+  // Drops the text before the brace too: it is a plain name.
   text = text.substr(close + 1);
   return inside;
 }

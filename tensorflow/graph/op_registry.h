@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ops that graphs may consist of.
+// The supported ops.
 #ifndef FERRY_TENSORFLOW_GRAPH_OP_REGISTRY_H_
 #define FERRY_TENSORFLOW_GRAPH_OP_REGISTRY_H_
 
@@ -11,18 +11,18 @@
 
 namespace ferry::graph {
 
-// Null if there is none of that name. Thread-safe; the schema lives as long as the process.
+// Returns null if there is none of that name. Thread-safe; the schema lives as long as the process.
 const OpSchema* FindOp(absl::string_view name);
 
-// All of them, by name.
+// Returns all ops, sorted by name.
 std::vector<const OpSchema*> AllOps();
 
-// Ops of TensorFlow that decide at run time what runs, or call functions: a graph with one of them
-// cannot be run by what knows only straight graphs.
+// True for TensorFlow ops that choose at run time what runs, or that call functions. Graphs that
+// contain one are rejected: only graphs without control flow are supported.
 bool IsControlFlowOp(absl::string_view name);
 bool IsFunctionCallOp(absl::string_view name);
 
-// _Send, _Recv and their like.
+// True for _Send, _Recv and their variants.
 bool IsSendOp(absl::string_view name);
 bool IsRecvOp(absl::string_view name);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Names of types, attributes by name.
+// Type names, and attribute lookup by name.
 #include "tensorflow/graph/op_schema.h"
 
 #include "absl/strings/ascii.h"
@@ -8,7 +8,7 @@
 namespace ferry::graph {
 namespace {
 
-// Reference types are the type's number and this.
+// Added to a type's number to form its reference type.
 constexpr int kReference = 100;
 
 }  // namespace

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an op takes and gives, and where it can run.
+// OpSchema: an op's arguments, attributes and kernels.
 #ifndef FERRY_TENSORFLOW_GRAPH_OP_SCHEMA_H_
 #define FERRY_TENSORFLOW_GRAPH_OP_SCHEMA_H_
 
@@ -16,13 +16,13 @@
 
 namespace ferry::graph {
 
-// TensorFlow's numbers here, and not ferry::DataType: resources have a type as well.
+// TensorFlow's enum rather than ferry::DataType, because resources need a type too.
 using tensorflow::DataType;
 
-// "float", "resource", "float_ref"; "INVALID" for 0 and numbers that are not listed.
+// "float", "resource", "float_ref"; "INVALID" for 0 and unknown numbers.
 std::string TypeName(DataType type);
 
-// Of "int32"; DT_INVALID if there is none of that name.
+// Parses "int32"; returns DT_INVALID for an unknown name.
 DataType TypeOfName(absl::string_view name);
 
 enum class AttrKind { kString, kInt, kFloat, kBool, kType, kShape, kTensor, kFunc };
@@ -32,31 +32,31 @@ struct AttrSchema {
   AttrKind kind = AttrKind::kInt;
   bool is_list = false;
   std::optional<tensorflow::AttrValue> default_value;
-  // Of an int's value, or of a list's length.
+  // Minimum value of an int, or minimum length of a list.
   int64_t minimum = std::numeric_limits<int64_t>::min();
-  // Of kType and of kString; empty: any.
+  // For kType and for kString; empty: no restriction.
   std::vector<DataType> allowed_types;
   std::vector<std::string> allowed_strings;
 };
 
-// One argument: a tensor, several of one type, or several whose types are a list.
+// One argument: a tensor, N tensors of one type, or a list of tensors with a list of types.
 struct ArgSchema {
   std::string name;
-  // DT_INVALID: the attribute says it.
+  // DT_INVALID: the attribute gives the type.
   DataType type = tensorflow::DT_INVALID;
   std::string type_attr;
   std::string number_attr;
   std::string type_list_attr;
 };
 
-// Where an op can run, and with which types.
+// A device type an op can run on, and with which types.
 struct KernelSchema {
-  // "CPU", "GPU".
+  // "CPU" or "GPU".
   std::string device_type;
-  // Which attribute must be one of these types; empty: it runs with any.
+  // The attribute that must be one of these types; empty: no restriction.
   std::string type_attr;
   std::vector<DataType> types;
-  // Arguments that are in the host's memory even if the device is another one; "*" for all.
+  // Arguments that are in host memory even on another device; "*" for all.
   std::vector<std::string> host_args;
 };
 
@@ -66,14 +66,14 @@ struct OpSchema {
   std::vector<ArgSchema> outputs;
   std::vector<AttrSchema> attrs;
   std::vector<KernelSchema> kernels;
-  // Has an effect, or gives another result each time: never run twice, never left out once it is
-  // reached.
+  // Has side effects, or a different result on each run: never run twice, never pruned once
+  // reachable.
   bool is_stateful = false;
 
   const AttrSchema* FindAttr(absl::string_view attr) const;
 };
 
-// Of types that are never in a device's memory.
+// True for types that are never in device memory.
 inline bool IsAlwaysOnHost(DataType type) {
   return type == tensorflow::DT_STRING || type == tensorflow::DT_RESOURCE ||
          type == tensorflow::DT_VARIANT;

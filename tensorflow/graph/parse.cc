@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From a GraphDef, which may be anything, to a Graph.
+// Turns an untrusted GraphDef into a Graph.
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -19,7 +19,7 @@ namespace {
 using tensorflow::GraphDef;
 using tensorflow::NodeDef;
 
-// The version of graphs that is understood: TensorFlow 2.15's.
+// The supported GraphDef version: TensorFlow 2.15's.
 constexpr int kGraphVersion = 1645;
 
 absl::Status CheckVersions(const tensorflow::VersionDef& versions) {
@@ -41,7 +41,7 @@ absl::Status CheckVersions(const tensorflow::VersionDef& versions) {
   return absl::OkStatus();
 }
 
-// What a node's name and inputs look like, whatever they mean.
+// Checks the syntax of a node's name and inputs.
 absl::Status CheckSyntax(const NodeDef& node, bool is_internal) {
   if (!IsNodeName(node.name(), is_internal)) {
     return absl::InvalidArgumentError(
@@ -63,7 +63,7 @@ absl::Status CheckSyntax(const NodeDef& node, bool is_internal) {
   return absl::OkStatus();
 }
 
-// Names of the library's functions, which nodes call by using them as ops.
+// Returns the names of library functions, which nodes call by using them as ops.
 absl::flat_hash_set<absl::string_view> FunctionsOf(const GraphDef& def) {
   absl::flat_hash_set<absl::string_view> names;
   for (const tensorflow::FunctionDef& function : def.library().function()) {
@@ -91,7 +91,7 @@ absl::StatusOr<const OpSchema*> OpOf(const NodeDef& node,
       about, "; docs/graph.md lists the ops that can be run.", AboutNode(node.name())));
 }
 
-// A client may send transfers of its own; their attributes become parts of keys.
+// A client may send its own _Send and _Recv nodes, whose attributes become parts of keys.
 absl::Status CheckTransfer(const Node& node) {
   for (const absl::string_view attr : {"tensor_name", "send_device", "recv_device"}) {
     const std::string& text = node.def.attr().at(std::string(attr)).s();
@@ -102,15 +102,15 @@ absl::Status CheckTransfer(const Node& node) {
   return absl::OkStatus();
 }
 
-// The nodes of one GraphDef, on their way into a graph.
+// Adds the nodes of one GraphDef to a graph.
 class Parser {
  public:
   Parser(const Graph& base, size_t input_count, const GraphLimits& limits)
       : first_(base.node_count()), limits_(limits), builder_(base), input_count_(input_count) {}
 
-  // Takes the nodes out of `def`: one may be a constant of a gigabyte.
+  // Moves the nodes out of `def`: a constant may take a gigabyte.
   absl::Status AddNodes(GraphDef& def, absl::string_view host) {
-    // Whatever the client's mistake is, what the nodes look like is told first, as TensorFlow does.
+    // Syntax errors are reported before all others, as TensorFlow does.
     for (const NodeDef& node : def.node())
       FERRY_RETURN_IF_ERROR(CheckSyntax(node, limits_.allow_internal_names));
     if (static_cast<int64_t>(first_) + def.node_size() > limits_.max_nodes) {
@@ -207,7 +207,7 @@ class Parser {
   const GraphLimits limits_;
   GraphBuilder builder_;
   size_t input_count_;
-  // Of the node at hand.
+  // Inputs of the current node.
   std::vector<Endpoint> inputs_;
   std::vector<int> control_inputs_;
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Looks from a fetch backwards for feeds that are missing.
+// Searches backwards from a fetch for feeds that are missing.
 #include "tensorflow/graph/partial_run.h"
 
 #include <utility>
@@ -14,7 +14,7 @@
 namespace ferry::graph {
 namespace {
 
-// One spelling of all.
+// Canonical spelling of a tensor's name.
 std::string Plain(const std::string& name) {
   const InputName parsed = ParseTensorName(name);
   return TensorText(parsed.node, parsed.port);
@@ -80,7 +80,7 @@ absl::Status PartialRun::CheckComputable(const std::vector<std::string>& fetches
     const int node = feeds_.at(name).node;
     if (node >= 0) is_missing[static_cast<size_t>(node)] = false;
   }
-  // Of all fetches together: what one of them can be computed from need not be looked at again.
+  // Shared by all fetches: nodes checked for one of them need no second visit.
   std::vector<bool> is_seen(is_missing.size(), false);
   for (const std::string& name : fetches) {
     std::vector<int> pending = {fetches_.at(name).node};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// PartialRun: a step that is fed and fetched in pieces.
+// PartialRun: tracks a step that is fed and fetched in pieces.
 #ifndef FERRY_TENSORFLOW_GRAPH_PARTIAL_RUN_H_
 #define FERRY_TENSORFLOW_GRAPH_PARTIAL_RUN_H_
 
@@ -15,19 +15,20 @@
 
 namespace ferry::graph {
 
-// What of a step has been fed and fetched. Not thread-safe.
+// The feeds and fetches of a partial run that are done and pending. Not thread-safe.
 class PartialRun {
  public:
-  //   step: pruned to everything that was announced.
+  //   step: pruned to all feeds and fetches that were announced.
   explicit PartialRun(std::shared_ptr<const StepGraph> step);
 
-  // Whether a piece may be run that feeds and fetches these, and remembers that it was. Names are
-  // spelled as they were in the StepRequest; a piece may fetch a tensor twice.
-  //   Errors, all of them INVALID_ARGUMENT and without effect: what was not announced, what was fed
-  //   or fetched before, and a fetch that needs more than has been fed, this piece included.
+  // Checks that a piece with these feeds and fetches may run, and records it. Names are spelled as
+  // in the StepRequest; a piece may fetch a tensor twice.
+  //   Errors, all INVALID_ARGUMENT and without effect: a name that was not announced, one that was
+  //   already fed or fetched, or a fetch that depends on feeds not yet given, including this
+  //   piece's.
   absl::Status Take(const std::vector<std::string>& feeds, const std::vector<std::string>& fetches);
 
-  // Whether everything that was announced has been fed and fetched.
+  // True if everything announced has been fed and fetched.
   bool is_done() const { return left_ == 0; }
 
  private:
@@ -35,16 +36,16 @@ class PartialRun {
     int node = -1;
     bool is_done = false;
   };
-  // What was announced; two names may be of one tensor, which is fed or fetched once.
+  // The announced tensors. Two names may denote one tensor, which is fed or fetched once.
   struct Tensors {
     void Announce(const StepTensor& announced);
-    // What none has is not in `by_name`.
+    // REQUIRES: `name` was announced (is in `by_name`).
     Tensor& at(const std::string& name) { return all[by_name.at(name)]; }
     const Tensor& at(const std::string& name) const { return all[by_name.at(name)]; }
 
     std::vector<Tensor> all;
     absl::flat_hash_map<std::string, size_t> by_name;
-    // By "x:0".
+    // Keyed by the canonical "x:0".
     absl::flat_hash_map<std::string, size_t> by_plain_name;
   };
 

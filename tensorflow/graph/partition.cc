@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies nodes to their partitions and puts transfers between them.
+// Copies nodes to their partitions and inserts transfers between them.
 #include "tensorflow/graph/partition.h"
 
 #include <tuple>
@@ -21,7 +21,8 @@ using tensorflow::NodeDef;
 
 constexpr int kControl = -1;
 
-// What a node says beside its name, op, inputs, device and attributes, be it of a later release.
+// Copies everything except name, op, inputs, device and attributes, including fields of later
+// releases.
 void CopyRest(const NodeDef& from, NodeDef& to) {
   if (from.has_experimental_debug_info()) {
     *to.mutable_experimental_debug_info() = from.experimental_debug_info();
@@ -52,7 +53,7 @@ class Partitioner {
   }
 
  private:
-  // A tensor at a place where somebody takes it.
+  // A tensor at one consuming device and memory.
   using Arrival = std::tuple<int, int, int, bool>;
 
   absl::Status FindKernels() {
@@ -80,7 +81,7 @@ class Partitioner {
   void AddNode(int index) {
     const Node& node = graph_.node(index);
     NodeDef& def = *graphs_[static_cast<size_t>(DeviceOf(index))].add_node();
-    // Not its inputs: they may be many, and others now.
+    // Inputs are not copied: they may be many, and they change.
     def.set_name(node.name());
     def.set_op(node.def.op());
     *def.mutable_attr() = node.def.attr();
@@ -92,7 +93,7 @@ class Partitioner {
     const absl::Span<const Endpoint> inputs = graph_.inputs(index);
     for (size_t i = 0; i < inputs.size(); ++i) {
       const bool is_on_host = IsInputOnHost(index, static_cast<int64_t>(i));
-      // Adding transfers adds nodes, but a message stays where it is.
+      // Adding transfers grows the repeated field, but `def` itself does not move.
       def.add_input(InputText(inputs[i], DeviceOf(index), is_on_host));
     }
     for (const int input : graph_.control_inputs(index)) {
@@ -115,7 +116,7 @@ class Partitioner {
                           types.type(output.port));
   }
 
-  // What stands in the inputs of a node on `device` that takes `src`.
+  // Returns the input string by which a node on `device` refers to `src`.
   std::string InputText(const Endpoint& src, int device, bool is_on_host) {
     const bool is_src_on_host = IsOutputOnHost(src);
     const std::string& name = graph_.node(src.node).name();
@@ -130,7 +131,7 @@ class Partitioner {
     return arrival;
   }
 
-  // The node that `device` waits for if it waits for `src`.
+  // Returns the node on `device` to wait for instead of `src`.
   std::string ControlText(int src, int device) {
     const std::string& name = graph_.node(src).name();
     const int src_device = DeviceOf(src);
@@ -140,7 +141,7 @@ class Partitioner {
     return arrival;
   }
 
-  // Returns the node at `device` that has run when `name` has.
+  // Adds a control transfer; returns the node on `device` that runs after `name`.
   std::string CrossControl(const std::string& name, int src_device, int device) {
     NodeDef& empty = *graphs_[static_cast<size_t>(src_device)].add_node();
     empty.set_name(NewName(absl::StrCat(name, "/ctrl")));
@@ -154,7 +155,7 @@ class Partitioner {
     const std::string output = empty.name();
     const std::string received = Cross({name, kControl, src_device, device, {}, {}, {}},
                                        tensorflow::DT_FLOAT, output, false, false);
-    // Something that waits for what was received, so that all others need not.
+    // One node that consumes the received tensor, so that the actual waiters need not.
     NodeDef& identity = *graphs_[static_cast<size_t>(device)].add_node();
     identity.set_name(NewName(name));
     identity.set_op("Identity");
@@ -164,7 +165,7 @@ class Partitioner {
     return identity.name();
   }
 
-  // Adds both ends of `crossing`; returns the name of the receiving node.
+  // Adds _Send and _Recv for `crossing`; returns the name of the _Recv.
   std::string Cross(Crossing crossing, DataType type, const std::string& output,
                     bool is_src_on_host, bool is_dst_on_host) {
     const Transfer transfer{absl::StrCat("edge_", result_.crossings.size(), "_", crossing.src_node),
@@ -186,7 +187,7 @@ class Partitioner {
   std::string NewName(absl::string_view prefix) {
     for (;;) {
       std::string name = absl::StrCat(prefix, "_S", next_name_++);
-      // A client may have called a node so.
+      // The client may have used this name.
       if (graph_.Find(name) < 0) return name;
     }
   }
@@ -194,13 +195,13 @@ class Partitioner {
   const Graph& graph_;
   const absl::Span<const int> placement_;
   const DeviceSet& devices_;
-  // One for each node.
+  // Per node.
   std::vector<const KernelSchema*> kernels_;
-  // Of all collectives.
+  // Shared by all collective nodes.
   tensorflow::AttrValue collective_devices_;
-  // One for each device.
+  // Per device.
   std::vector<tensorflow::GraphDef> graphs_;
-  // The receiving nodes that are there.
+  // The _Recv nodes that exist so far.
   absl::flat_hash_map<Arrival, std::string> arrivals_;
   int64_t next_name_ = 0;
   Partitioned result_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Places group by group.
+// Places nodes group by group.
 #include "tensorflow/graph/place.h"
 
 #include "base/status_macros.h"
@@ -8,16 +8,16 @@
 namespace ferry::graph {
 namespace {
 
-// Makes one value out of nothing: it might as well be made where it is wanted.
+// A node without inputs and with one output: best placed with its consumers.
 bool IsGenerator(const Graph& graph, int node) {
   const Signature& signature = graph.node(node).signature;
   return signature.inputs.size() == 0 && signature.outputs.size() == 1;
 }
 
-// Asks for something that is known without looking at the elements.
+// Reads only a tensor's shape, not its elements.
 bool IsMetadata(const Node& node) { return node.op->name == "Shape" || node.op->name == "Rank"; }
 
-// For each node the device of all that take from it; kNobody, or kSeveral.
+// For each node, the one device of all its consumers; kNobody if none, or kSeveral.
 constexpr int kNobody = -1;
 constexpr int kSeveral = -2;
 
@@ -25,7 +25,7 @@ std::vector<int> ConsumerDevices(const Graph& graph, const std::vector<int>& pla
   std::vector<int> devices(static_cast<size_t>(graph.node_count()), kNobody);
   for (int i = 0; i < graph.node_count(); ++i) {
     const int device = placement[static_cast<size_t>(i)];
-    // Another one that waits for its consumers.
+    // Another generator that is not placed yet.
     if (device < 0) continue;
     for (const Endpoint& input : graph.inputs(i)) {
       int& of_input = devices[static_cast<size_t>(input.node)];

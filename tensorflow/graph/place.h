@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which node runs on which device.
+// Assigns nodes to devices.
 #ifndef FERRY_TENSORFLOW_GRAPH_PLACE_H_
 #define FERRY_TENSORFLOW_GRAPH_PLACE_H_
 
@@ -14,20 +14,20 @@
 namespace ferry::graph {
 
 struct PlaceOptions {
-  // A device that is not there, or has no kernel for the node, is replaced by another one of the
-  // same job and task.
+  // If a device does not exist, or has no kernel for the node, use another device of the same job
+  // and task.
   bool allow_soft_placement = false;
 };
 
-// For every node the number of its device.
-//   placed: of the first nodes, where they are since before; they stay there, with what must be on
-//   the same device.
-// Nodes are together that share an entry "loc:@x" of their attribute _class, or are x, and so are a
-// resource and what uses it. Of the devices that are left a node takes the first of the set, but: a
-// node without inputs goes to its consumers if they are all on one device, and one that only asks
-// for a shape to its input.
-//   Errors, with TensorFlow's texts: INVALID_ARGUMENT for a device that is malformed or not there,
-//   for nodes that must be together and cannot, and for an op without a kernel that would do.
+// Returns the device number of every node.
+//   placed: existing devices of the first nodes; these nodes, and nodes colocated with them, stay
+//   there.
+// Nodes that share an entry "loc:@x" of their attribute _class are placed together, with node x if
+// it exists; so are a resource and its users. Among the possible devices a node gets the first of
+// the set, except: a node without inputs goes with its consumers if they share one device, and a
+// node that only reads a shape goes with its input.
+//   Errors, with TensorFlow's texts: INVALID_ARGUMENT for a device that is malformed or does not
+//   exist, for conflicting colocation constraints, and for an op without a suitable kernel.
 absl::StatusOr<std::vector<int>> Place(const Graph& graph, const DeviceSet& devices,
                                        const PlaceOptions& options,
                                        absl::Span<const int> placed = {});

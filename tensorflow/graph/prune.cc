@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Walks backwards from what is asked for to what is fed.
+// Searches backwards from fetches and targets to feeds.
 #include "tensorflow/graph/prune.h"
 
 #include <memory>
@@ -173,7 +173,7 @@ class Pruner {
       step_.feeds[i].key = KeyOf(transfer, devices_);
       if (!feeds_[i].is_used) continue;
       tensorflow::NodeDef def;
-      // No client may choose a name with _ in front.
+      // Cannot collide: clients may not use names that begin with '_'.
       def.set_name(absl::StrCat("_recv_", graph_.node(endpoint.node).name(), "_", endpoint.port));
       FillRecv(transfer, devices_, false, def);
       FERRY_ASSIGN_OR_RETURN(std::shared_ptr<const Node> node,
@@ -241,14 +241,14 @@ class Pruner {
   const DeviceSet& devices_;
   std::vector<Feed> feeds_;
   absl::flat_hash_map<Endpoint, size_t> feed_of_;
-  // Their nodes, and which feed. Who waits for one of them waits for the feed.
+  // Node of a fed placeholder to its feed. Control dependencies on the node wait for the feed.
   absl::flat_hash_map<int, size_t> fed_placeholders_;
   std::vector<Endpoint> fetched_;
   absl::flat_hash_map<Endpoint, size_t> sends_of_;
-  // For each fetch which of fetched_ it is.
+  // Per fetch, its index in fetched_.
   std::vector<size_t> send_of_fetch_;
   std::vector<bool> is_needed_;
-  // Needed, with inputs that have not been looked at.
+  // Needed nodes whose inputs have not been visited.
   std::vector<int> pending_;
   GraphBuilder builder_;
   StepGraph step_;

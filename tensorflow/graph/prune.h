@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What of a graph a step needs.
+// Prunes a graph to what a step needs.
 #ifndef FERRY_TENSORFLOW_GRAPH_PRUNE_H_
 #define FERRY_TENSORFLOW_GRAPH_PRUNE_H_
 
@@ -14,41 +14,41 @@
 
 namespace ferry::graph {
 
-// By names, as clients write them: "x", "x:0".
+// Names as clients write them: "x", "x:0".
 struct StepRequest {
   std::vector<std::string> feeds;
   std::vector<std::string> fetches;
   std::vector<std::string> targets;
 };
 
-// A tensor that the client gives or takes.
+// A tensor that the client feeds or fetches.
 struct StepTensor {
   // As the client wrote it.
   std::string name;
   DataType type = tensorflow::DT_INVALID;
-  // Under which it goes through the rendezvous of the step.
+  // Its key in the step's rendezvous.
   std::string key;
-  // Its _Recv or _Send in StepGraph::graph; -1 for a feed that nothing takes, which nobody
-  // receives.
+  // Its _Recv or _Send in StepGraph::graph; -1 for a feed that nothing consumes, which is not
+  // received.
   int node = -1;
 };
 
 struct StepGraph {
-  // The nodes that are needed, a _Recv for each feed that is used, and a _Send for each tensor that
-  // is fetched; both on the client's device.
+  // The needed nodes, a _Recv for each used feed, and a _Send for each fetched tensor; transfers
+  // are on the client's device.
   Graph graph;
   std::vector<int> placement;
-  // As many as the request has, in its order. Fetches of one tensor have one key.
+  // One per request entry, in its order. Fetches of the same tensor share a key.
   std::vector<StepTensor> feeds;
   std::vector<StepTensor> fetches;
 };
 
-// Cuts the graph at the feeds and keeps what fetches and targets need: feeds stand for what would
-// be computed, and a placeholder that is fed is never run. Takes time for the whole graph.
-//   placement: of every node of `graph` (Place).
-//   Errors, with TensorFlow's texts: NOT_FOUND for names; INVALID_ARGUMENT for an output that the
-//   node does not have, a tensor that is fed twice, or fed and fetched, and for a step that asks
-//   for nothing.
+// Cuts the graph at the feeds and keeps what fetches and targets need: feeds replace computed
+// values, and a fed placeholder never runs. Linear in the size of the whole graph.
+//   placement: the device of every node of `graph` (Place).
+//   Errors, with TensorFlow's texts: NOT_FOUND for unknown names; INVALID_ARGUMENT for an output
+//   that the node does not have, a tensor that is fed twice, or both fed and fetched, and for a
+//   step without fetches or targets.
 absl::StatusOr<StepGraph> Prune(const Graph& graph, absl::Span<const int> placement,
                                 const DeviceSet& devices, const StepRequest& request);
 

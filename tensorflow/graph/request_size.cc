@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tags and lengths, by the descriptors of the messages.
+// Walks tags and lengths, guided by the messages' descriptors.
 #include "tensorflow/graph/request_size.h"
 
 #include <cstdint>
@@ -21,13 +21,13 @@ using google::protobuf::Descriptor;
 using google::protobuf::FieldDescriptor;
 using google::protobuf::io::CodedInputStream;
 
-// As the parser has it.
+// The protobuf parser's limit.
 constexpr int kMaxDepth = 100;
-// A pointer in a list that doubles.
+// A pointer in a repeated field, whose capacity doubles.
 constexpr size_t kPointerBytes = 16;
 constexpr size_t kStringBytes = sizeof(std::string) + kPointerBytes;
 constexpr size_t kUnknownFieldBytes = 32;
-// An entry of a map, but for its value, which is a message of its own.
+// A map entry without its value, which is counted as a message.
 constexpr size_t kMapEntryBytes = 128;
 
 enum WireType : uint32_t {
@@ -62,7 +62,7 @@ class Walker {
  public:
   explicit Walker(CodedInputStream& in) : in_(in) {}
 
-  // Up to the end of the message.
+  // Walks to the end of the message.
   bool Walk(const Descriptor& type, int depth) {
     if (depth > kMaxDepth) return false;
     while (const uint32_t tag = in_.ReadTag()) {
@@ -79,7 +79,7 @@ class Walker {
     const auto wire_type = static_cast<WireType>(tag & 7);
     if (field != nullptr && wire_type != WireTypeOf(*field) &&
         !(wire_type == kBytes && field->is_packable())) {
-      // The parser keeps it with what it does not know.
+      // The parser keeps it as an unknown field.
       field = nullptr;
     }
     if (field == nullptr || field->is_repeated()) size.bytes += kUnknownFieldBytes;
@@ -118,7 +118,7 @@ class Walker {
     return true;
   }
 
-  // None of these messages has any; the parser keeps them all the same.
+  // These messages have no groups; the parser keeps them as unknown fields.
   bool Group(uint32_t number, int depth) {
     if (depth > kMaxDepth) return false;
     size.bytes += kUnknownFieldBytes;
@@ -129,7 +129,7 @@ class Walker {
     return false;
   }
 
-  // What becomes of so many bytes of a string, or of a list of numbers.
+  // Returns the memory used by a string or packed field of `length` wire bytes.
   static size_t InMemory(const FieldDescriptor* field, size_t length) {
     if (field == nullptr || field->cpp_type() == FieldDescriptor::CPPTYPE_STRING) {
       return kStringBytes + length;
@@ -179,12 +179,12 @@ RequestSize MeasureRequest(const Descriptor& type,
 absl::Status CheckRequestSize(const Descriptor& type,
                               google::protobuf::io::ZeroCopyInputStream& wire, size_t wire_bytes,
                               const RequestLimits& limits) {
-  // A node takes two bytes at least.
+  // A NodeDef takes at least two bytes on the wire.
   if (wire_bytes <= limits.max_bytes / kMaxExpansion && wire_bytes / 2 <= limits.max_nodes) {
     return absl::OkStatus();
   }
   const RequestSize size = MeasureRequest(type, wire);
-  // Not left to the parser: it might go on where the walk has ended.
+  // Rejected here: the parser might accept what the walk could not measure.
   if (!size.is_message) {
     return absl::InvalidArgumentError(absl::StrCat("the request is no ", type.full_name()));
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks attributes, derives types.
+// Validates attributes and derives types.
 #include "tensorflow/graph/signature.h"
 
 #include <algorithm>
@@ -41,7 +41,7 @@ absl::string_view KindName(AttrKind kind) {
   return "";
 }
 
-// What a value is, in the same words.
+// The kind of a value, in the same terms.
 absl::string_view ValueName(const AttrValue& value) {
   switch (value.value_case()) {
     case AttrValue::kS:
@@ -119,7 +119,7 @@ absl::Status CheckType(const AttrSchema& attr, DataType type, const NodeDef& nod
     return absl::InvalidArgumentError(absl::StrCat(
         "AttrValue has invalid DataType enum: ", static_cast<int>(type), AboutAttr(attr, node)));
   }
-  // References to variables are of a time before resources.
+  // Reference types predate resource variables and are not supported.
   if (type > 100) {
     return absl::InvalidArgumentError(absl::StrCat(
         "AttrValue must not have reference type value of ", TypeName(type), AboutAttr(attr, node)));
@@ -170,7 +170,7 @@ absl::Status AddArgs(const std::vector<ArgSchema>& args, const NodeDef& node, Ty
       continue;
     }
     const int64_t count = arg.number_attr.empty() ? 1 : node.attr().at(arg.number_attr).i();
-    // Both of them are below 2^31, so that their sum cannot overflow.
+    // `count` is tested first, so both terms are below 2^31 and the sum cannot overflow.
     if (count > std::numeric_limits<int>::max() ||
         types.size() + count > std::numeric_limits<int>::max()) {
       return absl::InvalidArgumentError(absl::StrCat("Value for attr '", arg.number_attr, "' of ",

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The attributes of a node, and the types of its inputs and outputs that follow from them.
+// A node's attributes, and the input and output types they determine.
 #ifndef FERRY_TENSORFLOW_GRAPH_SIGNATURE_H_
 #define FERRY_TENSORFLOW_GRAPH_SIGNATURE_H_
 
@@ -17,15 +17,15 @@
 
 namespace ferry::graph {
 
-// Types in a row. A value. Kept as runs: a node of a few bytes may say that it has two thousand
-// million outputs.
+// A sequence of types. A value. Run-length encoded: a node of a few bytes may declare two billion
+// outputs.
 class TypeList {
  public:
   struct Run {
     DataType type = tensorflow::DT_INVALID;
-    // The index after its last one.
+    // One past the last index.
     int64_t end = 0;
-    // Which of the op's arguments they belong to.
+    // The op argument these types belong to.
     int arg = 0;
   };
 
@@ -48,27 +48,27 @@ struct Signature {
   TypeList outputs;
 };
 
-// Adds the defaults of attributes that `node` does not have.
+// Adds default values for attributes that `node` lacks.
 void FillDefaults(const OpSchema& op, tensorflow::NodeDef& node);
 
-// Whether every attribute that `op` declares is there, of its kind, and allowed. Others are
-// nobody's concern: newer clients have more of them.
-//   Errors: NOT_FOUND for one that is missing, INVALID_ARGUMENT otherwise.
+// Checks that every attribute `op` declares is present, of its kind, and allowed. Others are
+// ignored: newer clients send more.
+//   Errors: NOT_FOUND for a missing one, INVALID_ARGUMENT otherwise.
 absl::Status CheckAttrs(const OpSchema& op, const tensorflow::NodeDef& node);
 
 // REQUIRES: CheckAttrs is OK.
 //   Errors: INVALID_ARGUMENT for more than 2^31 - 1 inputs or outputs.
 absl::StatusOr<Signature> SignatureOf(const OpSchema& op, const tensorflow::NodeDef& node);
 
-// "[T=DT_HALF, N=2]": what an error says of a node's types.
+// "[T=DT_HALF, N=2]": a node's types, for error messages.
 std::string TypeAttrsText(const OpSchema& op, const tensorflow::NodeDef& node);
 
-// The first of the op's kernels for `device_type` that takes the node's types; null if there is
+// Returns the op's first kernel for `device_type` that supports the node's types; null if there is
 // none. REQUIRES: CheckAttrs is OK.
 const KernelSchema* FindKernel(const OpSchema& op, const tensorflow::NodeDef& node,
                                absl::string_view device_type);
 
-// Whether argument `arg_name`, which is of `type`, is in the host's memory there.
+// True if argument `arg_name`, of type `type`, is in host memory for this kernel.
 bool IsInHostMemory(const KernelSchema& kernel, absl::string_view arg_name, DataType type);
 
 }  // namespace ferry::graph

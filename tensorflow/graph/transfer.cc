@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attributes of sends and receives, and the keys they stand for.
+// Converts transfers to and from the attributes and keys of _Send and _Recv.
 #include "tensorflow/graph/transfer.h"
 
 #include "absl/strings/str_cat.h"

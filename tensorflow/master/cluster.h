@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The workers of the job, as a master sees them.
+// Cluster: the master's view of the job's workers.
 #ifndef FERRY_TENSORFLOW_MASTER_CLUSTER_H_
 #define FERRY_TENSORFLOW_MASTER_CLUSTER_H_
 
@@ -14,39 +14,39 @@
 
 namespace ferry::master {
 
-// A worker that can be asked to run graphs.
+// A worker that can run graphs.
 struct ClusterWorker {
   TaskName task;
   // "/job:worker/replica:0/task:1".
   std::string name;
-  // Of this life of it; its devices have the same.
+  // Incarnation of its process; its devices carry the same.
   uint64_t incarnation = 0;
-  // The first is one of the host.
+  // The first is a host device.
   std::vector<tensorflow::DeviceAttributes> devices;
-  // Else its GPUs only move tensors, and are for nodes that ask for them.
+  // If false, its GPUs only move tensors, and only nodes that request them are placed there.
   bool has_gpu_kernels = true;
   std::shared_ptr<WorkerLink> link;
 };
 
-// One that is expected.
+// An expected worker that is not available.
 struct MissingWorker {
   TaskName task;
   std::string name;
-  // "has not joined"; for people.
+  // For messages: "has not joined".
   std::string why;
 };
 
-// A value: both in the order of tasks.
+// A value: both lists are sorted by task.
 struct Cluster {
   std::vector<ClusterWorker> workers;
   std::vector<MissingWorker> missing;
 };
 
-// Where a master learns of them. Thread-safe.
+// Source of the cluster's state. Thread-safe.
 class ClusterSource {
  public:
   virtual ~ClusterSource() = default;
-  // As it is now. A worker keeps its link for as long as it lives.
+  // Returns the current state. A worker keeps its link for as long as its incarnation lives.
   virtual Cluster Now() = 0;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// FanOut: several calls whose ends somebody waits for.
+// FanOut: joins several asynchronous calls into one completion.
 #ifndef FERRY_TENSORFLOW_MASTER_FAN_OUT_H_
 #define FERRY_TENSORFLOW_MASTER_FAN_OUT_H_
 
@@ -13,13 +13,13 @@
 
 namespace ferry::master {
 
-// Counts calls that are under way. Made by Start; the one who starts calls also counts as one, so
-// that nothing is over before he is. Thread-safe.
+// Counts pending calls. Start counts one for the caller, which ends it with End(), so that `done`
+// cannot run while calls are still being started. Thread-safe.
 class FanOut final {
  public:
   using Done = absl::AnyInvocable<void(absl::Status) &&>;
 
-  // `done` is called when as many calls as begun, and one more, have ended: with the first error.
+  // Calls `done`, with the first error, after End was called once per Begin and once more.
   static std::shared_ptr<FanOut> Start(Done done) {
     return std::shared_ptr<FanOut>(new FanOut(std::move(done)));
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Counts what goes in, until it comes out at the other end.
+// Counts queued work.
 #include "tensorflow/master/graph_work.h"
 
 #include "absl/strings/str_cat.h"

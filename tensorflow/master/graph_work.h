@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// GraphWork: what waits for the threads that read graphs, within limits.
+// GraphWork: bounded queue in front of the threads that process graphs.
 #ifndef FERRY_TENSORFLOW_MASTER_GRAPH_WORK_H_
 #define FERRY_TENSORFLOW_MASTER_GRAPH_WORK_H_
 
@@ -17,29 +17,29 @@
 
 namespace ferry::master {
 
-// Thread-safe. Outlives its work.
+// Thread-safe. Must outlive its work.
 class GraphWork final {
  public:
   struct Limits {
-    // Of what waits: as many, and the memory that they hold.
+    // Limits on the queue: number of requests, and the memory they hold.
     size_t max_waiting_graphs = 10'000;
     size_t max_waiting_bytes = ShareOfMemory(size_t{8} << 30, 4);
   };
   using Work = absl::AnyInvocable<void(absl::Status) &&>;
 
-  //   run: on a few threads, in order.
+  //   run: runs work on a few threads, in order.
   GraphWork(RunWork run, Limits limits) : run_(std::move(run)), limits_(limits) {}
 
   GraphWork(const GraphWork&) = delete;
   GraphWork& operator=(const GraphWork&) = delete;
 
-  // A request that has come: `work` is called with OK on one of those threads, or inside, if too
-  // much waits already, with RESOURCE_EXHAUSTED naming the limit.
-  //   bytes: of memory that it holds until then.
+  // Queues a new request: `work` is called with OK on one of those threads, or, if the queue is
+  // full, inline with RESOURCE_EXHAUSTED naming the limit.
+  //   bytes: memory that the request holds while queued.
   void Add(size_t bytes, Work work) ABSL_LOCKS_EXCLUDED(mu_);
-  // More of what was let in.
+  // Continues admitted work; not subject to the limits.
   void GoOn(absl::AnyInvocable<void() &&> work) { run_(std::move(work)); }
-  // "work...."
+  // Adds sizes under "work.".
   void AddTableSizes(TableSizes& sizes) const ABSL_LOCKS_EXCLUDED(mu_) {
     absl::MutexLock lock(&mu_);
     sizes["work.waiting"] = count_;

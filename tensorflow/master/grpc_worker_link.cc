@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One asynchronous call for each method.
+// One asynchronous call per method.
 #include "tensorflow/master/grpc_worker_link.h"
 
 #include <chrono>
@@ -22,17 +22,17 @@
 
 namespace ferry::master {
 
-// What is under way. Thread-safe.
+// The calls in progress. Thread-safe.
 class GrpcWorkerLinks::Calls final {
  public:
-  // False: nothing is begun any more.
+  // Returns false after Stop: the call must not start.
   bool Begin(const std::shared_ptr<grpc::ClientContext>& call) ABSL_LOCKS_EXCLUDED(mu_) {
     absl::MutexLock lock(&mu_);
     if (is_stopped_) return false;
     calls_.insert(call);
     return true;
   }
-  // The callback has run: nothing of the call is used any more.
+  // Called after the callback: the call's state is no longer used.
   void End(const std::shared_ptr<grpc::ClientContext>& call) ABSL_LOCKS_EXCLUDED(mu_) {
     absl::MutexLock lock(&mu_);
     calls_.erase(call);
@@ -47,7 +47,7 @@ class GrpcWorkerLinks::Calls final {
     for (const auto& call : calls) call->TryCancel();
     const auto is_over = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return calls_.empty(); };
     absl::MutexLock lock(&mu_);
-    // A call that was cancelled ends by itself, at once.
+    // No deadline: cancelled calls complete promptly.
     mu_.Await(absl::Condition(&is_over));
   }
 
@@ -141,7 +141,7 @@ class GrpcWorkerLink final : public WorkerLink {
   template <typename Async, typename MethodOfAsync, typename Request, typename Response>
   void CallOn(absl::string_view path, Async& async, MethodOfAsync method, const Request& request,
               CallLimits limits, Done<Response> done) {
-    // gRPC ends the process for a message that cannot be serialised.
+    // gRPC aborts the process on a message that cannot be serialised.
     if (request.ByteSizeLong() > std::numeric_limits<int>::max()) {
       return std::move(done)(absl::InvalidArgumentError(
           absl::StrCat("A message of ", request.ByteSizeLong(),
@@ -151,7 +151,7 @@ class GrpcWorkerLink final : public WorkerLink {
     if (!token_.empty()) {
       context->AddMetadata(kProofMark, MethodProofMark(token_, path, NewNonce()));
     }
-    // A client's own word for never may be more than a clock holds.
+    // Clients encode "no timeout" as values that overflow the clock's range.
     if (limits.timeout < absl::Hours(24 * 365)) {
       context->set_deadline(std::chrono::system_clock::now() +
                             absl::ToChronoMilliseconds(limits.timeout));

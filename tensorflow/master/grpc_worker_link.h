@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// GrpcWorkerLinks: links to workers that serve tensorflow.WorkerService.
+// GrpcWorkerLinks: links to tensorflow.WorkerService over gRPC.
 #ifndef FERRY_TENSORFLOW_MASTER_GRPC_WORKER_LINK_H_
 #define FERRY_TENSORFLOW_MASTER_GRPC_WORKER_LINK_H_
 
@@ -13,30 +13,30 @@
 namespace ferry::master {
 
 struct WorkerLinkOptions {
-  // Connections are probed while calls are under way: a step may take hours, and a worker whose
-  // machine has lost its power says nothing. The timeout is gRPC's TCP_USER_TIMEOUT as well, which
-  // also ends the connection of a worker that is only stopped while a feed is being sent to it.
-  // It is therefore long; the job's coordinator finds a lost host sooner.
+  // Keepalive pings while calls are pending: a step may take hours, and a worker that loses power
+  // does not close its connections. gRPC uses the timeout as TCP_USER_TIMEOUT too, which also
+  // closes the connection of a worker that is merely stopped while a feed is being sent to it. It
+  // is therefore long; the coordinator detects a lost host sooner.
   absl::Duration keepalive_time = absl::Seconds(20);
   absl::Duration keepalive_timeout = absl::Seconds(60);
 };
 
-// Makes links, and knows what they have under way. Thread-safe. Callbacks of links run on gRPC's
-// threads.
+// Creates links and tracks their pending calls. Thread-safe. Callbacks run on gRPC's threads.
 class GrpcWorkerLinks final {
  public:
   explicit GrpcWorkerLinks(WorkerLinkOptions options = {});
-  // As Stop.
+  // Calls Stop.
   ~GrpcWorkerLinks();
 
   GrpcWorkerLinks(const GrpcWorkerLinks&) = delete;
   GrpcWorkerLinks& operator=(const GrpcWorkerLinks&) = delete;
 
-  // Connects when it is first used; a worker that does not listen is UNAVAILABLE at once.
-  //   token: the job's, of which every call carries a proof; empty: none does.
+  // Connects on first use; calls fail at once with UNAVAILABLE if the worker is not listening.
+  //   token: the job's secret; each call is authenticated with a proof derived from it. Empty: no
+  //   authentication.
   std::shared_ptr<WorkerLink> Connect(const std::string& address, const std::string& token = "");
 
-  // Calls end CANCELLED, those to come as well; waits for those that are under way.
+  // Cancels all pending and future calls (CANCELLED), and blocks until the pending ones have ended.
   void Stop();
 
   class Calls;

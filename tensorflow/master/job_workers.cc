@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads membership, topology and records, and puts them together.
+// Combines membership, topology and worker records.
 #include "tensorflow/master/job_workers.h"
 
 #include <optional>
@@ -15,7 +15,7 @@
 namespace ferry::master {
 namespace {
 
-// What TensorFlow says of a host's memory, which it does not limit.
+// The value TensorFlow reports for host memory, which it does not limit.
 constexpr int64_t kHostMemoryLimit = int64_t{256} << 20;
 
 std::vector<tensorflow::DeviceAttributes> DescribeDevices(const std::string& task,
@@ -42,7 +42,7 @@ std::vector<tensorflow::DeviceAttributes> DescribeDevices(const std::string& tas
 
 }  // namespace
 
-// Everything, at one moment.
+// A consistent snapshot of the coordinator's state.
 struct JobWorkers::Facts {
   std::vector<coord::TaskInfo> tasks;
   coord::TopologyExchange::Result topology;
@@ -50,7 +50,7 @@ struct JobWorkers::Facts {
   std::string token;
 };
 
-// Asks for the next change after each. Shared with the questions that are under way.
+// Re-arms itself after each change. Kept alive by its pending watches.
 class JobWorkers::Watcher final : public std::enable_shared_from_this<Watcher> {
  public:
   Watcher(coord::CoordinatorExecutor& strand, std::function<void()> changed)
@@ -70,7 +70,7 @@ class JobWorkers::Watcher final : public std::enable_shared_from_this<Watcher> {
       is_stopped_ = true;
       coordinator.Cancel(task_wait_);
     });
-    // Whoever tells has ended.
+    // Waits for a running Tell to return.
     absl::MutexLock lock(&mu_);
     changed_ = nullptr;
   }
@@ -80,7 +80,7 @@ class JobWorkers::Watcher final : public std::enable_shared_from_this<Watcher> {
     absl::MutexLock lock(&mu_);
     if (changed_) changed_();
   }
-  // On the strand.
+  // Runs on the executor.
   void AwaitTasks(coord::Coordinator& coordinator, int64_t version) {
     task_wait_ = coordinator.WatchTasks(
         version, coord::kCoordinatorItself,
@@ -95,11 +95,11 @@ class JobWorkers::Watcher final : public std::enable_shared_from_this<Watcher> {
   }
 
   coord::CoordinatorExecutor& strand_;
-  // On the strand.
+  // Accessed on the executor only, up to is_stopped_.
   coord::Store::Watch record_watch_;
   coord::WaitId task_wait_ = coord::kNoWait;
   bool is_stopped_ = false;
-  // Held while it is called: it only takes a note.
+  // Held while changed_ is called, which must only set a flag.
   absl::Mutex mu_;
   std::function<void()> changed_ ABSL_GUARDED_BY(mu_);
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// JobWorkers: the workers of a job, out of the coordinator's own tables.
+// JobWorkers: a job's workers, from the coordinator's own tables.
 #ifndef FERRY_TENSORFLOW_MASTER_JOB_WORKERS_H_
 #define FERRY_TENSORFLOW_MASTER_JOB_WORKERS_H_
 
@@ -21,45 +21,45 @@
 
 namespace ferry::master {
 
-// What a node says of itself in the store.
+// The record a node publishes in the store.
 struct WorkerRecord {
   uint64_t incarnation = 0;
-  // HOST:PORT of its tensorflow.WorkerService; empty: it has none.
+  // HOST:PORT of its tensorflow.WorkerService; empty if it has none.
   std::string address;
-  // As many as it can use; the first ones of its topology.
+  // Number of GPUs it can use: the first ones of its topology.
   int gpu_count = 0;
-  // Whether it has kernels for them.
+  // True if it has kernels for them.
   bool has_gpu_kernels = false;
 };
 
-// How records are found and read, which is others' knowledge.
+// How to find and parse records; supplied by the caller.
 struct WorkerRecords {
-  // Of all of them: "ferry/exchange/".
+  // Prefix of all records' keys: "ferry/exchange/".
   std::string prefix;
-  // Of one node.
+  // Key of a node's record.
   std::function<std::string(int32_t node)> key;
   std::function<absl::StatusOr<WorkerRecord>(absl::string_view text)> read;
-  // The job's token, of which calls to workers carry a proof; empty: what the store has under
-  // `token_key`, if anything.
+  // The job's secret, used to authenticate calls to workers. Empty: read it from the store under
+  // `token_key`, if it is there.
   std::string token;
   std::string token_key;
 };
 
-// Thread-safe. A worker is a task that is connected in the life of its record, has an address, and
-// devices in the topology of the job; it is called /job:worker/replica:0/task:<node>.
+// Thread-safe. A task counts as a worker if it is connected with the incarnation of its record, has
+// an address, and has devices in the job's topology. Its name is /job:worker/replica:0/task:<node>.
 class JobWorkers final : public ClusterSource {
  public:
   using Connect = std::function<std::shared_ptr<WorkerLink>(const std::string& address,
                                                             const std::string& token)>;
 
-  // `strand` outlives it.
+  // `strand` must outlive it.
   JobWorkers(coord::CoordinatorExecutor& strand, WorkerRecords records, Connect connect);
   ~JobWorkers() override;
 
   Cluster Now() override;
 
-  // Calls `changed`, on any thread, whenever Now may have another answer. Once. Not after Stop has
-  // returned.
+  // Calls `changed`, on any thread, whenever Now may return something else, until Stop has
+  // returned. Call at most once.
   void Watch(std::function<void()> changed);
   void Stop();
 
@@ -74,9 +74,9 @@ class JobWorkers final : public ClusterSource {
     std::vector<tensorflow::DeviceAttributes> devices;
   };
 
-  // Fills in its link and devices. The topology of the job is what is known just now: when a node
-  // comes again there is none for a moment, but those that stayed have the devices they had.
-  // False: its devices have never been known.
+  // Fills in the worker's link and devices. While a node rejoins, the job has no topology for a
+  // moment; the last known devices of the other nodes are used. Returns false if its devices are
+  // not known yet.
   bool Complete(ClusterWorker& worker, const WorkerRecord& record, const Facts& facts)
       ABSL_LOCKS_EXCLUDED(mu_);
 

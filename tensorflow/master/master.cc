@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The table of sessions, and what concerns all of them.
+// The session table and job-wide operations.
 #include "tensorflow/master/master.h"
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 namespace ferry::master {
 namespace {
 
-// How often idle sessions are looked for, at most.
+// Longest interval between scans for idle sessions.
 constexpr absl::Duration kLongestCollectionPause = absl::Minutes(1);
 
 absl::Status NotFoundHere(absl::string_view handle) {
@@ -131,7 +131,7 @@ void Master::CreateSession(Ref<tensorflow::CreateSessionRequest> request, Gone g
 
 void Master::FinishCreate(absl::StatusOr<std::shared_ptr<Session>> session, const Gone& gone,
                           Done<tensorflow::CreateSessionResponse> done) {
-  // Nobody would hear of it, and nobody would close it.
+  // The client would never learn the handle, so nothing would close the session.
   absl::Status unwanted;
   if (gone != nullptr && gone->is_cancelled()) {
     unwanted = absl::CancelledError("The client has gone.");
@@ -152,7 +152,7 @@ void Master::FinishCreate(absl::StatusOr<std::shared_ptr<Session>> session, cons
                                std::move(done)(std::move(unwanted));
                              });
   }
-  // A worker may have been lost while the session was not in the table yet.
+  // A worker may have been lost before the session was in the table.
   ClusterChanged();
   tensorflow::CreateSessionResponse response;
   response.set_session_handle((*session)->handle());
@@ -340,7 +340,7 @@ void Master::CleanupWorkers(const tensorflow::ResetRequest& request, const Devic
     all->Begin();
     worker.link->CleanupAll(cleanup, {options_.calls.cleanup_timeout, nullptr},
                             [all, name = worker.name, link = worker.link](const auto& response) {
-                              // One that is gone has no variables.
+                              // A lost worker has no variables to clean up.
                               if (absl::IsUnavailable(response.status())) return all->End();
                               all->End(FromWorker(name, "Reset", response.status()));
                             });

@@ -31,11 +31,11 @@
 
 namespace ferry::master {
 
-// What TensorFlow's clients ask of a master, by their own messages; statuses and texts are those of
-// TensorFlow 2.15 (docs/master.md). Pure: time, workers, threads and chance come from outside.
-// Thread-safe. Each `done` is called exactly once, with no lock held, on whichever thread ends the
-// wait, perhaps before the method has returned. Requests are taken apart.
-//   gone: cancelled when the client has gone; null: it stays.
+// Implements TensorFlow's MasterService on its own messages; statuses and texts are those of
+// TensorFlow 2.15 (docs/master.md). Pure: clock, workers, threads and randomness are injected.
+// Thread-safe. Each `done` is called exactly once, with no lock held, on whichever thread completes
+// the call, possibly before the method returns. Requests are consumed.
+//   gone: cancelled when the client disconnects; null: it never does.
 class Master final {
  public:
   template <typename Request>
@@ -47,18 +47,18 @@ class Master final {
   struct Parts {
     ClusterSource& cluster;
     Timers& timers;
-    // For what takes long to compute.
+    // Runs long computations.
     RunWork run_work;
-    // For looking at the workers: nothing that takes long goes there.
+    // Runs scans of the cluster; must not be delayed by long work.
     RunWork run_looks;
     std::function<uint64_t()> random;
     // Nanoseconds since 1970.
     std::function<int64_t()> wall_ns = absl::GetCurrentTimeNanos;
   };
 
-  // `parts` outlive it, and what they have been given to do.
+  // `parts`, and the work handed to them, must outlive it.
   Master(MasterOptions options, Parts parts);
-  // REQUIRES: Stop has ended, or there never was a session.
+  // REQUIRES: Stop has completed, or there never was a session.
   ~Master();
 
   Master(const Master&) = delete;
@@ -70,7 +70,7 @@ class Master final {
                      Done<tensorflow::ExtendSessionResponse> done);
   void PartialRunSetup(Ref<tensorflow::PartialRunSetupRequest> request, Gone gone,
                        Done<tensorflow::PartialRunSetupResponse> done);
-  // An error is in the response if the request wants it there.
+  // Errors are returned in the response if the request asks for it.
   void RunStep(Ref<tensorflow::RunStepRequest> request, Gone gone,
                Done<tensorflow::RunStepResponse> done);
   void CloseSession(Ref<tensorflow::CloseSessionRequest> request, Gone gone,
@@ -83,40 +83,41 @@ class Master final {
                     Done<tensorflow::MakeCallableResponse> done);
   void RunCallable(Ref<tensorflow::RunCallableRequest> request, Gone gone,
                    Done<tensorflow::RunCallableResponse> done);
-  // Not TensorFlow's: what the last steps did, of the master and of all workers.
+  // Not part of TensorFlow: returns timings of the last steps, of the master and of all workers.
   void GetSteps(Ref<ferry::v1::GetStepsRequest> request, Gone gone,
                 Done<ferry::v1::GetStepsResponse> done);
   void ReleaseCallable(Ref<tensorflow::ReleaseCallableRequest> request, Gone gone,
                        Done<tensorflow::ReleaseCallableResponse> done);
 
-  // Workers have come or gone: looks at them when there is time, if anybody is concerned.
+  // Notifies of workers that joined or left. Schedules a scan, which is a no-op without sessions
+  // and waiting calls.
   void ClusterChanged();
 
-  // Everything ends, and nothing is begun any more. `done` when the workers have been told.
+  // Ends all sessions and rejects new calls. Calls `done` once the workers have been notified.
   void Stop(absl::AnyInvocable<void() &&> done) ABSL_LOCKS_EXCLUDED(mu_);
 
   size_t session_count() const ABSL_LOCKS_EXCLUDED(mu_);
   // The size of every internal table, summed over the open sessions; for tests and debugging.
   TableSizes InnerTableSizes() const ABSL_LOCKS_EXCLUDED(mu_);
   const MasterOptions& options() const { return options_; }
-  // Where large messages are read and written.
+  // For parsing and serialising large messages.
   GraphWork& work() { return work_; }
 
  private:
   using Sessions = absl::flat_hash_map<std::string, std::shared_ptr<Session>>;
 
-  //   Errors: ABORTED if there is none.
+  //   Errors: ABORTED if there is no such session.
   absl::StatusOr<std::shared_ptr<Session>> Find(const std::string& handle) const
       ABSL_LOCKS_EXCLUDED(mu_);
   void FinishCreate(absl::StatusOr<std::shared_ptr<Session>> session, const Gone& gone,
                     Done<tensorflow::CreateSessionResponse> done) ABSL_LOCKS_EXCLUDED(mu_);
-  // Takes a session out of the table; it is to be closed.
+  // Removes a session from the table; the caller must close it.
   void TakeOut(Sessions::iterator entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Sessions TakeAll() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Closes what has been taken out.
+  // Closes a session that was removed from the table.
   void Close(const std::shared_ptr<Session>& session, const absl::Status& why,
              absl::AnyInvocable<void() &&> done) ABSL_LOCKS_EXCLUDED(mu_);
-  // `done` when they are closed, and so is what others were closing by then.
+  // Calls `done` once these sessions, and those already being closed, are closed.
   void CloseAll(const Sessions& sessions, const absl::Status& why,
                 absl::AnyInvocable<void() &&> done) ABSL_LOCKS_EXCLUDED(mu_);
   void CleanupWorkers(const tensorflow::ResetRequest& request, const DeviceFilters& filters,
@@ -137,16 +138,16 @@ class Master final {
   WorkerWaits waits_;
   const SessionMaker::Context maker_context_;
   RecentRequestIds recent_ids_;
-  // A look at the workers is on its way.
+  // A scan of the cluster is scheduled.
   std::atomic<bool> is_looking_{false};
 
   mutable absl::Mutex mu_;
   bool is_stopped_ ABSL_GUARDED_BY(mu_) = false;
   Timers::Id collection_ ABSL_GUARDED_BY(mu_) = Timers::kNone;
-  // Including those that are being made.
+  // Includes sessions being created.
   size_t session_count_ ABSL_GUARDED_BY(mu_) = 0;
   Sessions sessions_ ABSL_GUARDED_BY(mu_);
-  // Those that were taken out and are not closed yet, by handle, with who waits for that.
+  // Sessions removed from the table but not closed yet, by handle, with the callers waiting for it.
   absl::flat_hash_map<std::string, std::vector<std::shared_ptr<FanOut>>> closing_
       ABSL_GUARDED_BY(mu_);
 };

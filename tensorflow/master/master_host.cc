@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Putting a master together, and taking it apart.
+// Assembles and tears down a master.
 #include "tensorflow/master/master_host.h"
 
 #include <random>
@@ -13,7 +13,7 @@
 namespace ferry::master {
 namespace {
 
-// Graphs are read by as many at once; the rest wait, and heartbeats do not.
+// Number of graphs processed concurrently; few, so that heartbeats are not delayed.
 constexpr int kWorkThreads = 2;
 
 // Thread-safe.
@@ -40,7 +40,7 @@ MasterHost::MasterHost(MasterOptions options, WorkerRecords records)
 
 MasterHost::~MasterHost() {
   Stop(absl::ZeroDuration());
-  // First those that still use the others.
+  // Destroy users before what they use.
   if (looks_ != nullptr) looks_->Stop();
   if (pool_ != nullptr) pool_->Stop();
   timer_thread_ = nullptr;
@@ -62,7 +62,7 @@ std::vector<std::unique_ptr<grpc::Service>> MasterHost::Attach(coord::Coordinato
       options_, Master::Parts{*workers_, timers_, run_on(*pool_), run_on(*looks_),
                               [random = std::make_shared<Random>()] { return random->Next(); }});
   workers_->Watch([this] { master_->ClusterChanged(); });
-  // A server that could not be started takes the strand with it, and its services first.
+  // If the server fails to start, it destroys its services, then the executor: stop before that.
   const std::shared_ptr<const void> guard(
       this, [](MasterHost* host) { host->Stop(absl::ZeroDuration()); });
   return MakeMasterServices(*master_, rare, guard);
@@ -74,7 +74,7 @@ void MasterHost::Stop(absl::Duration grace) {
   const auto told = std::make_shared<absl::Notification>();
   master_->Stop([told] { told->Notify(); });
   told->WaitForNotificationWithTimeout(grace);
-  // From here on every call to a worker ends by itself, and with them what waits for them.
+  // Cancels all calls to workers, and so completes everything that waits for them.
   links_.Stop();
   told->WaitForNotification();
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// MasterHost: a master inside a coordinator, with its threads and its links.
+// MasterHost: a master inside a coordinator, with its threads and worker links.
 #ifndef FERRY_TENSORFLOW_MASTER_MASTER_HOST_H_
 #define FERRY_TENSORFLOW_MASTER_MASTER_HOST_H_
 
@@ -20,30 +20,29 @@
 
 namespace ferry::master {
 
-// Lives longer than the server that it is in. Threads: "ferry-steps",
-// "ferry-graph-N", "ferry-looks-0".
+// Must outlive the server that hosts it. Threads: "ferry-steps", "ferry-graph-N", "ferry-looks-0".
 class MasterHost final {
  public:
   MasterHost(MasterOptions options, WorkerRecords records);
-  // REQUIRES: stopped, if it was attached.
+  // REQUIRES: Stop was called, if it was attached.
   ~MasterHost();
 
   MasterHost(const MasterHost&) = delete;
   MasterHost& operator=(const MasterHost&) = delete;
 
-  // The services, for the server of that coordinator. Once.
+  // Returns the services for that coordinator's server. Call once.
   std::vector<std::unique_ptr<grpc::Service>> Attach(coord::CoordinatorExecutor& strand,
                                                      coord::GenericMethodTable& rare);
 
-  // Ends all sessions and answers all calls. The workers are told for at most `grace`. Before the
-  // coordinator's server stops; a second time does nothing.
+  // Ends all sessions and completes all calls. Waits at most `grace` for workers to be notified.
+  // Call before the coordinator's server stops. Idempotent.
   void Stop(absl::Duration grace);
 
  private:
   const MasterOptions options_;
   const WorkerRecords records_;
   Timers timers_;
-  // Null until it is attached, and when it has been stopped.
+  // Null before Attach.
   std::unique_ptr<TimerThread> timer_thread_;
   std::unique_ptr<WorkPool> pool_;
   std::unique_ptr<WorkPool> looks_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a master can be told, and what its parts share.
+// MasterOptions and MasterContext: configuration, and state shared by the master's parts.
 #ifndef FERRY_TENSORFLOW_MASTER_MASTER_OPTIONS_H_
 #define FERRY_TENSORFLOW_MASTER_MASTER_OPTIONS_H_
 
@@ -22,63 +22,62 @@
 namespace ferry::master {
 
 struct MasterOptions {
-  // How long CreateSession and ListDevices wait for workers, unless the client says.
+  // How long CreateSession and ListDevices wait for workers by default; the client may override it.
   absl::Duration worker_timeout = absl::Seconds(60);
-  // A session that nothing is asked of for longer is closed; infinite: never.
+  // Sessions idle for longer are closed; infinite: never.
   absl::Duration session_idle_timeout = absl::Hours(24);
   SessionCallLimits calls;
 
-  // Limits. Each error that one of them causes names it.
+  // Limits. Errors name the limit that was exceeded.
   size_t max_sessions = 10'000;
-  // Steps under way, of all sessions.
+  // Steps in progress, over all sessions.
   size_t max_steps = 100'000;
-  // Steps of a session that are kept at the workers: the one that has not been run for longest
-  // goes.
+  // Registered steps per session; the least recently used one is evicted.
   size_t max_step_graphs = 1'000;
   size_t max_callables = 10'000;
   size_t max_partial_runs = 1'000;
-  // Of one request, when it has been parsed: two bytes may become a message of hundreds.
+  // Per request, after parsing: two wire bytes may become a message of hundreds.
   size_t max_request_bytes = size_t{4} << 30;
-  // Of all parts of a session's graph together: nodes, and bytes as they came.
+  // Per session's graph, including extensions: nodes, and encoded bytes.
   size_t max_graph_nodes = size_t{1} << 22;
   size_t max_graph_bytes = size_t{2} << 30;
-  // Of the graphs of all sessions together, those that are being opened among them: memory.
+  // Memory of the graphs of all sessions, including those being created.
   size_t max_all_graph_bytes = ShareOfMemory(size_t{16} << 30, 2);
-  // Requests that wait for the threads that read graphs.
+  // Requests queued for the threads that process graphs.
   GraphWork::Limits waiting;
-  // Of one constant, and of all constants of a session's graph, as their shapes say.
+  // Per constant, and over all constants of a session's graph; computed from their shapes.
   size_t max_constant_bytes = size_t{2} << 30;
   size_t max_all_constant_bytes = ShareOfMemory(size_t{16} << 30, 2);
-  // Of what one call feeds, as the shapes say.
+  // Feeds of one call; computed from their shapes.
   size_t max_feed_bytes = size_t{4} << 30;
-  // Of what all calls that are under way feed.
+  // Feeds of all calls in progress.
   size_t max_all_feed_bytes = ShareOfMemory(size_t{16} << 30, 2);
   graph::GraphLimits graph;
-  // Request ids that are remembered.
+  // Number of recent request ids remembered.
   size_t request_id_window = 10'000;
 
-  // Steps of which is kept when they ran, for who asks; 0: none.
+  // Number of recent steps whose timings are kept; 0: none.
   size_t trace_steps = 64;
 
-  // In errors about ops that nobody knows.
+  // Names this machine in errors about unknown ops.
   std::string host = "this machine";
 };
 
-// Thread-safe; outlives what uses it.
+// Thread-safe; must outlive its users.
 struct MasterContext {
   const MasterOptions& options;
   Timers& timers;
-  // What takes long to compute.
+  // For long computations.
   GraphWork& work;
-  // Of max_all_graph_bytes.
+  // Budget for max_all_graph_bytes.
   Budget& graphs;
-  // Of max_all_feed_bytes.
+  // Budget for max_all_feed_bytes.
   Budget& feeds;
-  // 64 random bits.
+  // Returns 64 random bits.
   std::function<uint64_t()> random;
-  // Under way, of all sessions.
+  // Steps in progress, over all sessions.
   mutable std::atomic<size_t> steps{0};
-  // The last ones; null: they are not kept.
+  // Timings of the last steps; null: not kept.
   StepLog* log = nullptr;
 };
 

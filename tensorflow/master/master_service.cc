@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From bytes to the master's methods and back.
+// Converts between wire bytes and the master's methods.
 #include "tensorflow/master/master_service.h"
 
 #include <functional>
@@ -24,16 +24,16 @@
 namespace ferry::master {
 namespace {
 
-// Copying more than this takes longer than handing it to another thread.
+// Above this size, copying takes longer than handing over to another thread.
 constexpr size_t kLargeBytes = size_t{1} << 20;
 
-// A call in whichever form gRPC holds it. It is answered exactly once, and not used after that.
+// One gRPC call, independent of the reactor type. Answered exactly once, and not used afterwards.
 class MasterCall {
  public:
   MasterCall() : gone_(std::make_shared<CancellationToken>()) {}
 
   virtual void Answer(grpc::Status status, grpc::ByteBuffer response) = 0;
-  // Cancelled when the client goes.
+  // Cancelled when the client disconnects.
   const std::shared_ptr<CancellationToken>& gone() const { return gone_; }
 
  protected:
@@ -45,7 +45,7 @@ class MasterCall {
 
 using CallHandler = std::function<void(MasterCall&, grpc::ByteBuffer)>;
 
-// Of a method that is in gRPC's table. Deletes itself when it is over.
+// A call of a method registered with gRPC. Deletes itself in OnDone.
 class TableCall final : public grpc::ServerUnaryReactor, public MasterCall {
  public:
   explicit TableCall(grpc::ByteBuffer* response) : response_(response) {}
@@ -57,7 +57,7 @@ class TableCall final : public grpc::ServerUnaryReactor, public MasterCall {
 
  private:
   void OnCancel() override {
-    // It may be answered by this, and gone.
+    // Cancelling may answer the call and so delete this object: keep the token.
     const std::shared_ptr<CancellationToken> gone = this->gone();
     gone->Cancel();
   }
@@ -68,7 +68,7 @@ class TableCall final : public grpc::ServerUnaryReactor, public MasterCall {
 
 using Stream = grpc::ServerGenericBidiReactor;
 
-// Of any other method: to gRPC a stream, of which one message is read and one written.
+// A call of any other method: a generic stream with one message each way.
 class GenericCall final : public Stream, public MasterCall {
  public:
   explicit GenericCall(const CallHandler& handler) : handler_(handler) { StartRead(&request_); }
@@ -80,7 +80,7 @@ class GenericCall final : public Stream, public MasterCall {
   }
 
  private:
-  // A request that did not come is one that cannot be parsed.
+  // A missing request is passed on as an empty one, which cannot be parsed.
   void OnReadDone(bool ok) override {
     grpc::ByteBuffer request;
     if (ok) request.Swap(&request_);
@@ -125,7 +125,7 @@ absl::Status CheckSize(const MasterOptions& options, const google::protobuf::Des
   return graph::CheckRequestSize(type, reader, bytes.Length(), limits);
 }
 
-// How a call of `method` is served.
+// Returns the handler for calls of `method`.
 template <typename Request, typename Response>
 CallHandler Serve(Master& master, Method<Request, Response> method) {
   return [&master, method](MasterCall& call, grpc::ByteBuffer bytes) {
@@ -163,7 +163,7 @@ class MasterService final : public coord::RawService {
   MasterService(absl::string_view name, Master& master, coord::GenericMethodTable& rare,
                 std::shared_ptr<const void> guard)
       : prefix_(absl::StrCat("/", name, "/")), rare_(rare), guard_(std::move(guard)) {
-    // Each method in the table costs every connection 160 bytes, of which there are many.
+    // Each registered method costs 160 bytes per connection, and there may be many connections.
     AddFrequent("RunStep", Serve(master, &Master::RunStep));
     AddFrequent("RunCallable", Serve(master, &Master::RunCallable));
     AddRare("CreateSession", Serve(master, &Master::CreateSession));
@@ -178,7 +178,7 @@ class MasterService final : public coord::RawService {
 
  private:
   void AddFrequent(absl::string_view method, CallHandler handler) {
-    // gRPC keeps a pointer to it.
+    // gRPC keeps a pointer to the path.
     paths_.push_back(std::make_unique<std::string>(absl::StrCat(prefix_, method)));
     AddUnary(paths_.back()->c_str(), [handler = std::move(handler)](grpc::CallbackServerContext*,
                                                                     const grpc::ByteBuffer* request,
@@ -207,7 +207,8 @@ std::vector<std::unique_ptr<grpc::Service>> MakeMasterServices(Master& master,
                                                                coord::GenericMethodTable& rare,
                                                                std::shared_ptr<const void> guard) {
   std::vector<std::unique_ptr<grpc::Service>> services;
-  // What clients of TensorFlow call, and what stubs generated from its declaration do.
+  // The first is the name TensorFlow's clients use; the second that of stubs generated from the
+  // .proto.
   for (const absl::string_view name :
        {"tensorflow.MasterService", "tensorflow.grpc.MasterService"}) {
     services.push_back(std::make_unique<MasterService>(name, master, rare, guard));

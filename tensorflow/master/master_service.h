@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tensorflow.MasterService, and tensorflow.grpc.MasterService.
+// gRPC services tensorflow.MasterService and tensorflow.grpc.MasterService.
 #ifndef FERRY_TENSORFLOW_MASTER_MASTER_SERVICE_H_
 #define FERRY_TENSORFLOW_MASTER_MASTER_SERVICE_H_
 
@@ -13,9 +13,9 @@
 
 namespace ferry::master {
 
-// One service for each name. `master` and `rare` outlive them; what gRPC calls often is in their
-// own tables, and the rest in `rare`. Large messages are read and written by Master::work, for
-// gRPC's threads are few. `guard` goes with them.
+// Returns one service per name. `master` and `rare` must outlive them. Frequent methods are
+// registered with gRPC, the others added to `rare`. Large messages are parsed and serialised by
+// Master::work, because gRPC has few threads. The services hold `guard`.
 std::vector<std::unique_ptr<grpc::Service>> MakeMasterServices(Master& master,
                                                                coord::GenericMethodTable& rare,
                                                                std::shared_ptr<const void> guard);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Graphs as clients send them, within limits.
+// Reads clients' graphs within limits.
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -13,7 +13,7 @@
 namespace ferry::master {
 namespace {
 
-// Of a node in a graph, besides its message: its signature, edges and names.
+// Memory per graph node besides its message: signature, edges and names.
 constexpr size_t kNodeBytes = 512;
 
 absl::Status TooLarge(absl::string_view what, absl::string_view option, size_t limit) {
@@ -21,7 +21,7 @@ absl::Status TooLarge(absl::string_view what, absl::string_view option, size_t l
       absl::StrCat(what, " would take more than ", option, " (", limit, ")"));
 }
 
-// A few bytes can say that they are a thousand million elements.
+// Checked by shape: a few bytes can declare a billion elements.
 absl::Status AddConstants(const tensorflow::GraphDef& def, const MasterOptions& options,
                           size_t& bytes) {
   for (const tensorflow::NodeDef& node : def.node()) {

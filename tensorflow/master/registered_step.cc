@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Registering at all workers, or at none.
+// Registers a step at all its workers, or at none.
 #include "tensorflow/master/registered_step.h"
 
 #include <utility>
@@ -26,7 +26,7 @@ RegisteredStep::~RegisteredStep() {
     request.set_graph_handle(part.graph_handle);
     request.set_session_handle(workers_->handle());
     request.set_create_worker_session_called(true);
-    // Nobody waits for it; a worker that does not answer has dropped it, or will with the session.
+    // Not awaited: a worker that does not answer drops the graph with the session at the latest.
     workers_->worker(part.worker)
         .link->DeregisterGraph(request, {workers_->limits().close_timeout, nullptr},
                                [workers = workers_](const auto&) {});
@@ -57,7 +57,7 @@ void RegisteredStep::Register(std::shared_ptr<SessionWorkers> workers, StepPlan 
     }
   }
   std::shared_ptr<RegisteredStep> self(new RegisteredStep(workers, plan));
-  // On failure the last reference goes, and with it what was registered.
+  // On failure the last reference is released, which deregisters what was registered.
   auto all = FanOut::Start([self, done = std::move(done)](const absl::Status& status) mutable {
     if (!status.ok()) return std::move(done)(status);
     std::move(done)(std::shared_ptr<const RegisteredStep>(self));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// RegisteredStep: a step's graphs, at the workers that run them.
+// RegisteredStep: a step's graphs as registered at the workers.
 #ifndef FERRY_TENSORFLOW_MASTER_REGISTERED_STEP_H_
 #define FERRY_TENSORFLOW_MASTER_REGISTERED_STEP_H_
 
@@ -17,8 +17,8 @@
 
 namespace ferry::master {
 
-// Immutable once it is made. The workers drop their graphs when the last user of it goes, or when
-// their session ends.
+// Immutable once made. Graphs are deregistered when the last reference is released, or end with the
+// session.
 class RegisteredStep final {
  public:
   struct Part {
@@ -27,8 +27,8 @@ class RegisteredStep final {
   };
   using Done = absl::AnyInvocable<void(absl::StatusOr<std::shared_ptr<const RegisteredStep>>) &&>;
 
-  // Registers every part. If one cannot be, none is.
-  //   Errors: ABORTED for a worker that is lost; the worker's own.
+  // Registers all parts, or none.
+  //   Errors: ABORTED for a lost worker; errors of the workers.
   static void Register(std::shared_ptr<SessionWorkers> workers, StepPlan plan,
                        const tensorflow::ConfigProto& config, Done done);
   ~RegisteredStep();
@@ -38,9 +38,9 @@ class RegisteredStep final {
 
   SessionWorkers& workers() const { return *workers_; }
   const std::vector<Part>& parts() const { return parts_; }
-  // Of the parts.
+  // Returns the workers' indexes, one per part.
   std::vector<int> worker_indexes() const;
-  // As in the plan.
+  // In the plan's order.
   const std::vector<PlanTensor>& feeds() const { return feeds_; }
   const std::vector<PlanTensor>& fetches() const { return fetches_; }
   // Null if there is no such feed or fetch.

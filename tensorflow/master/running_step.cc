@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Asks all workers, and waits for all of them.
+// Calls all workers and waits for all of them.
 #include "tensorflow/master/running_step.h"
 
 #include <utility>
@@ -10,14 +10,14 @@
 namespace ferry::master {
 namespace {
 
-// How long the cause of an error may take to be told of: a connection that breaks is noticed by all
+// How long to wait for the root cause after a derived error: all peers notice a broken connection
 // within milliseconds.
 constexpr absl::Duration kCauseTimeout = absl::Seconds(1);
 
-// What became of one call: the answer's own error, or that of the way there.
+// Returns the error in the response, or that of the call.
 absl::Status ResultOf(const absl::StatusOr<tensorflow::RunGraphResponse>& response) {
   if (!response.ok()) {
-    // Clients repeat by themselves what is UNAVAILABLE, and this may have begun.
+    // Clients retry UNAVAILABLE on their own, but this step may have started.
     if (!absl::IsUnavailable(response.status())) return response.status();
     return absl::AbortedError(
         absl::StrCat("The worker was lost in the middle of a step: ", response.status().message()));
@@ -35,7 +35,7 @@ void RunningStep::Run(RunSpec spec, absl::AnyInvocable<int64_t()> next_request_i
     absl::MutexLock lock(&mu_);
     responses_.resize(parts.size());
     has_answered_.resize(parts.size(), false);
-    // And one for this function, which is not to be overtaken.
+    // Plus one for this function, so that `done` cannot run before it finishes.
     pending_ = parts.size() + 1;
     done_ = std::move(done);
     if (log_ != nullptr) {

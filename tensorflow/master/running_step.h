@@ -20,10 +20,10 @@
 
 namespace ferry::master {
 
-// What goes to the workers, but for what differs between them.
+// The fields common to all workers' requests.
 struct RunSpec {
   int64_t step_id = 0;
-  // By key; they go to the client's worker.
+  // Named by key; sent to the client's worker.
   std::vector<tensorflow::NamedTensorProto> feeds;
   std::vector<std::string> fetch_keys;
   tensorflow::ExecutorOpts options;
@@ -31,18 +31,18 @@ struct RunSpec {
   bool is_last_partial_run = false;
 };
 
-// Thread-safe. The first error that does not follow from another one calls off the rest; so does
-// one that does, if its cause is not told of within a second.
+// Thread-safe. The first root error cancels the rest of the step. A derived error does so too if no
+// root cause is reported within a second.
 class RunningStep final : public std::enable_shared_from_this<RunningStep> {
  public:
   struct Result {
     std::shared_ptr<const RegisteredStep> registered;
-    // One for each part.
+    // One per part.
     std::vector<tensorflow::RunGraphResponse> responses;
   };
   using Done = absl::AnyInvocable<void(absl::StatusOr<Result>) &&>;
 
-  // `timers` outlive it, and so does `log`, which is told of it in the end; null: nobody is.
+  // `timers` and `log` must outlive it. `log` gets the step's times at the end; may be null.
   RunningStep(std::shared_ptr<const RegisteredStep> registered, int64_t step_id, Timers& timers,
               StepLog* log = nullptr)
       : timers_(timers),
@@ -54,22 +54,22 @@ class RunningStep final : public std::enable_shared_from_this<RunningStep> {
   int64_t step_id() const { return step_id_; }
   const RegisteredStep& registered() const { return *registered_; }
 
-  // Once. `done` is called when every worker has answered.
-  //   next_request_id: a new one for each call.
+  // Call once. `done` is called when every worker has answered.
+  //   next_request_id: returns a new id per call.
   void Run(RunSpec spec, absl::AnyInvocable<int64_t()> next_request_id, Done done)
       ABSL_LOCKS_EXCLUDED(mu_);
-  // Calls it off. What has gone wrong before stays the reason.
+  // Cancels the step. An earlier error remains the reported one.
   void Fail(absl::Status why) ABSL_LOCKS_EXCLUDED(mu_);
-  // The worker is lost. Nothing happens if it has no part.
+  // Cancels the step because the worker is lost, if it has a part.
   void FailWorker(int worker, const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
-  // Those that have not answered yet; for people.
+  // Names the workers that have not answered, for messages.
   std::string WaitingFor() const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   void WhenAnswered(size_t part, absl::StatusOr<tensorflow::RunGraphResponse> response)
       ABSL_LOCKS_EXCLUDED(mu_);
   void EndOne() ABSL_LOCKS_EXCLUDED(mu_);
-  // Something has gone wrong because of something else.
+  // Called after a derived error: waits for its root cause.
   void AwaitCause() ABSL_LOCKS_EXCLUDED(mu_);
 
   Timers& timers_;
@@ -83,7 +83,7 @@ class RunningStep final : public std::enable_shared_from_this<RunningStep> {
   std::vector<bool> has_answered_ ABSL_GUARDED_BY(mu_);
   Timers::Id cause_timer_ ABSL_GUARDED_BY(mu_) = Timers::kNone;
   size_t pending_ ABSL_GUARDED_BY(mu_) = 0;
-  // With a log: a call for each part.
+  // One call per part; used only with a log.
   LoggedStep times_ ABSL_GUARDED_BY(mu_);
   Done done_ ABSL_GUARDED_BY(mu_);
 };

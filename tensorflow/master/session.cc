@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Graphs, whole steps, and the end of a session.
+// Graphs, complete steps, and closing a session.
 #include "tensorflow/master/session.h"
 
 #include <algorithm>
@@ -109,7 +109,7 @@ void Session::Extend(std::shared_ptr<tensorflow::ExtendSessionRequest> request,
                                                             options, before->placement));
       after->version = before->version + 1;
       absl::MutexLock lock(&mu_);
-      // Somebody else was faster.
+      // Another extension was faster.
       FERRY_RETURN_IF_ERROR(check_version(graph_->version));
       if (bytes > context_.options.max_graph_bytes - graph_bytes_) {
         return absl::ResourceExhaustedError(
@@ -210,7 +210,7 @@ void Session::Launch(std::shared_ptr<const RegisteredStep> registered, RunSpec s
   auto step =
       std::make_shared<RunningStep>(registered, spec.step_id, context_.timers, context_.log);
   if (!call->SetStep(step)) return end(absl::CancelledError("the call is over already"), false);
-  // Only now: a worker that is lost after this finds the step.
+  // Check after SetStep: workers lost later than this find the step by themselves.
   for (const RegisteredStep::Part& part : registered->parts()) {
     if (absl::Status status = workers_->CheckAlive(part.worker); !status.ok()) {
       return end(std::move(status), false);
@@ -311,7 +311,7 @@ void Session::Close(absl::Status why, absl::AnyInvocable<void() &&> done) {
     closed_ = why;
     when_closed_ = std::move(done);
     calls.assign(calls_.begin(), calls_.end());
-    // The closing itself, so that it does not end before this function.
+    // Held by Close itself, so that FinishClosing cannot run before it returns.
     ++uses_;
   }
   const Use use(shared_from_this());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Session: a client's graph, and the steps that it runs.
+// Session: a client's graph and its steps.
 #ifndef FERRY_TENSORFLOW_MASTER_SESSION_H_
 #define FERRY_TENSORFLOW_MASTER_SESSION_H_
 
@@ -30,25 +30,25 @@
 
 namespace ferry::master {
 
-// Reads a graph that a client sent; it is not placed.
-//   before: what was there before; null: nothing.
+// Reads a client's graph, without placing it.
+//   before: the graph to extend; null: none.
 //   Errors: as graph::Graph::Create; RESOURCE_EXHAUSTED naming the limit.
 absl::StatusOr<PlacedGraph> ReadGraph(tensorflow::GraphDef def, const PlacedGraph* before,
                                       const MasterOptions& options);
-// About as many bytes as it takes, now or as a graph.
+// Returns an estimate of its memory in bytes, as a message or as a graph.
 size_t GraphMemory(const tensorflow::GraphDef& def);
 //   Errors: RESOURCE_EXHAUSTED naming max_all_graph_bytes.
 absl::Status TakeGraphShare(const MasterContext& context, size_t bytes, Budget::Share& share);
 
-// Thread-safe. Runs until it is closed. Callbacks run exactly once, with no lock held, on whichever
-// thread ends the wait; perhaps before the method has returned.
-// Errors of all calls: FAILED_PRECONDITION once it is closed.
+// Thread-safe. Must be closed. Callbacks run exactly once, with no lock held, on whichever thread
+// completes the call, possibly before the method returns.
+// Errors of all calls: FAILED_PRECONDITION once closed.
 class Session final : public std::enable_shared_from_this<Session> {
  public:
   template <typename Response>
   using Done = absl::AnyInvocable<void(absl::StatusOr<Response>) &&>;
 
-  // `workers` have been opened; `graph` is placed on their devices.
+  // `workers` have opened the session; `graph` is placed on their devices.
   Session(const MasterContext& context, std::shared_ptr<SessionWorkers> workers,
           tensorflow::ConfigProto config, std::shared_ptr<const PlacedGraph> graph,
           size_t graph_bytes, Budget::Share graph_share);
@@ -60,39 +60,39 @@ class Session final : public std::enable_shared_from_this<Session> {
 
   const std::string& handle() const { return workers_->handle(); }
 
-  // Steps that run meanwhile keep the graph that they began with.
-  //   Errors: ABORTED for another version than the present one; those of ReadGraph.
+  // Steps in progress keep their version of the graph.
+  //   Errors: ABORTED if the request is not for the current version; those of ReadGraph.
   void Extend(std::shared_ptr<tensorflow::ExtendSessionRequest> request,
               Done<tensorflow::ExtendSessionResponse> done);
-  // Takes the feeds out of the request.
+  // Consumes the request's feeds.
   void RunStep(std::shared_ptr<tensorflow::RunStepRequest> request,
                std::shared_ptr<CancellationToken> gone, Done<tensorflow::RunStepResponse> done);
   void PartialRunSetup(std::shared_ptr<tensorflow::PartialRunSetupRequest> request,
                        Done<tensorflow::PartialRunSetupResponse> done);
   void MakeCallable(std::shared_ptr<tensorflow::MakeCallableRequest> request,
                     Done<tensorflow::MakeCallableResponse> done);
-  // Takes the feeds out of the request.
+  // Consumes the request's feeds.
   void RunCallable(std::shared_ptr<tensorflow::RunCallableRequest> request,
                    std::shared_ptr<CancellationToken> gone,
                    Done<tensorflow::RunCallableResponse> done);
   void ReleaseCallable(int64_t callable);
-  // All of its devices count as local ones.
+  // Reports all devices as local.
   tensorflow::ListDevicesResponse ListDevices() const;
 
-  // What runs ends with `why`; when everything is over, and the workers have been told, `done`.
-  // Only once.
+  // Ends calls in progress with `why`. Calls `done` once everything has ended and the workers have
+  // been notified. Call at most once.
   void Close(absl::Status why, absl::AnyInvocable<void() &&> done);
-  // Fails what needs a worker that lives no more.
+  // Fails calls that use workers which are no longer in the cluster.
   void NoteCluster(const Cluster& cluster);
 
-  // When it was last asked for something; nothing while it is at work.
+  // Time of the last call; nullopt while calls are in progress.
   std::optional<absl::Time> idle_since() const ABSL_LOCKS_EXCLUDED(mu_);
   size_t step_graph_count() const { return cache_.size(); }
   // The size of every internal table; for tests and debugging.
   TableSizes InnerTableSizes() const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
-  // A call is under way, or what it leaves to do: the session is not closed before.
+  // Keeps the session from closing during a call and its cleanup.
   class Use final {
    public:
     explicit Use(std::shared_ptr<Session> session) : session_(std::move(session)) {}
@@ -106,20 +106,20 @@ class Session final : public std::enable_shared_from_this<Session> {
     std::shared_ptr<Session> session_;
   };
 
-  // A step that is fed and fetched in pieces.
+  // A partial run.
   struct PartialStep {
     PartialStep(std::shared_ptr<const RegisteredStep> step, int64_t id)
         : registered(std::move(step)), step_id(id), run(registered->step()) {}
 
     const std::shared_ptr<const RegisteredStep> registered;
     const int64_t step_id;
-    // Looks through the graph, which may be large: not under the session's lock.
+    // Separate from the session's lock: checking a piece may walk a large graph.
     absl::Mutex mu;
     graph::PartialRun run ABSL_GUARDED_BY(mu);
     // Guarded by the session's lock, from here on.
     bool has_begun = false;
     bool is_over = false;
-    // Pieces under way, those that are looked at among them.
+    // Pieces in progress, including those still being checked.
     int pieces = 0;
     absl::flat_hash_set<std::shared_ptr<StepCall>> calls;
   };
@@ -130,7 +130,7 @@ class Session final : public std::enable_shared_from_this<Session> {
 
   absl::StatusOr<Use> BeginUse() ABSL_LOCKS_EXCLUDED(mu_);
   void EndUse() ABSL_LOCKS_EXCLUDED(mu_);
-  // The session, closed by now, has nothing under way.
+  // Called when a closed session has no calls left.
   void FinishClosing() ABSL_LOCKS_EXCLUDED(mu_);
   std::shared_ptr<const PlacedGraph> graph() const ABSL_LOCKS_EXCLUDED(mu_);
   int64_t NewStepId() const { return static_cast<int64_t>(context_.random() >> 7); }
@@ -139,26 +139,26 @@ class Session final : public std::enable_shared_from_this<Session> {
   ClientLimits LimitsOf(const tensorflow::RunOptions& options,
                         std::shared_ptr<CancellationToken> gone) const;
 
-  // The step for a request, from the cache or made now. `use` lives until it is there.
+  // Finds or makes the step for a request. `use` is held until `done` is called.
   void Prepare(graph::StepRequest request, std::shared_ptr<Use> use, StepCache::Done done);
-  // Plans and registers, elsewhere.
+  // Plans and registers a step, on another thread.
   void Make(graph::StepRequest request, StepCache::Done done);
 
-  // Files the call so that closing finds it. It is over at once if the session is closed.
+  // Registers the call so that Close can cancel it. Cancelled at once if the session is closed.
   std::shared_ptr<StepCall> NewCall(ClientLimits limits, RunningStep::Done done)
       ABSL_LOCKS_EXCLUDED(mu_);
-  // Runs a step for the call. When it has ended, and the call has been answered, `after` is called
-  // with how, and whether workers were asked.
+  // Runs a step for the call. After the step has ended and the call is answered, calls `after` with
+  // the result and whether workers were called.
   using After = absl::AnyInvocable<void(const absl::Status&, bool has_run) &&>;
   void Launch(std::shared_ptr<const RegisteredStep> registered, RunSpec spec,
               std::shared_ptr<StepCall> call, After after);
-  // A whole step, cleaned up at the end.
+  // Runs a complete step, and cleans up after it.
   void RunWhole(StepCache::Result registered, RunSpec spec, std::shared_ptr<StepCall> call,
                 std::shared_ptr<Use> use);
   void RunPiece(std::shared_ptr<tensorflow::RunStepRequest> request,
                 std::shared_ptr<CancellationToken> gone, std::shared_ptr<Use> use,
                 Done<tensorflow::RunStepResponse> done);
-  // A piece that was begun is over.
+  // Called when a piece that started has ended.
   void EndPiece(const std::string& handle, const std::shared_ptr<PartialStep>& partial,
                 const std::shared_ptr<StepCall>& call, bool is_last, const absl::Status& status,
                 std::shared_ptr<Use> use) ABSL_LOCKS_EXCLUDED(mu_);
@@ -174,7 +174,7 @@ class Session final : public std::enable_shared_from_this<Session> {
   std::shared_ptr<const PlacedGraph> graph_ ABSL_GUARDED_BY(mu_);
   size_t graph_bytes_ ABSL_GUARDED_BY(mu_);
   Budget::Share graph_share_ ABSL_GUARDED_BY(mu_);
-  // OK until it is closed.
+  // OK until closed.
   absl::Status closed_ ABSL_GUARDED_BY(mu_);
   absl::AnyInvocable<void() &&> when_closed_ ABSL_GUARDED_BY(mu_);
   int uses_ ABSL_GUARDED_BY(mu_) = 0;

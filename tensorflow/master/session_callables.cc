@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Steps whose feeds and fetches are known beforehand.
+// Callables: steps with fixed feeds and fetches.
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -34,7 +34,7 @@ absl::StatusOr<tensorflow::RunCallableResponse> MakeResponse(
   return response;
 }
 
-// Feeds by position, fetches by name.
+// Feeds are matched by position, fetches by name.
 absl::Status FillSpec(const RegisteredStep& registered, const tensorflow::CallableOptions& options,
                       tensorflow::RunCallableRequest& request, RunSpec& spec) {
   tensorflow::RunStepRequest named;
@@ -64,7 +64,7 @@ void Session::MakeCallable(std::shared_ptr<tensorflow::MakeCallableRequest> requ
   wanted.feeds.assign(options.feed().begin(), options.feed().end());
   wanted.fetches.assign(options.fetch().begin(), options.fetch().end());
   wanted.targets.assign(options.target().begin(), options.target().end());
-  // Not by way of the cache: it goes when it is released.
+  // Bypasses the cache: the callable owns the step until it is released.
   Make(Canonical(std::move(wanted)),
        [this, request, use, done = std::move(done)](StepCache::Result registered) mutable {
          if (!registered.ok()) return std::move(done)(registered.status());
@@ -136,7 +136,7 @@ void Session::RunCallable(std::shared_ptr<tensorflow::RunCallableRequest> reques
 }
 
 void Session::ReleaseCallable(int64_t handle) {
-  // Goes after the lock: it tells the workers.
+  // Destroyed after the lock is released, because it calls workers.
   std::shared_ptr<const Callable> released;
   absl::MutexLock lock(&mu_);
   last_use_ = context_.timers.Now();

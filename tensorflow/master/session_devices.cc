@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Filters, and the table from devices to workers.
+// Device filters, and the map from devices to workers.
 #include "tensorflow/master/session_devices.h"
 
 #include <algorithm>
@@ -14,7 +14,7 @@
 namespace ferry::master {
 namespace {
 
-// An error that names thousands of workers helps nobody.
+// Limit on the workers named in an error.
 constexpr size_t kMaxNamed = 16;
 
 bool MatchesTask(const graph::DeviceSpec& spec, const TaskName& task) {
@@ -56,7 +56,8 @@ absl::StatusOr<SessionDevices> SelectDevices(const Cluster& cluster, const Devic
   std::string client;
   for (const ClusterWorker& worker : cluster.workers) {
     if (!filters.Matches(worker.task)) continue;
-    // The host of the first worker stays, whatever the filters say: it feeds and fetches.
+    // The first worker's host device is kept regardless of the filters: feeds and fetches go
+    // through it.
     const bool is_client = result.workers.empty();
     ClusterWorker kept = worker;
     kept.devices.clear();

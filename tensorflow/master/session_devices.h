@@ -16,10 +16,10 @@
 
 namespace ferry::master {
 
-// Which devices a client wants to see: "/job:worker/task:1", "/job:ps". A value.
+// A client's device filters: "/job:worker/task:1", "/job:ps". A value.
 class DeviceFilters final {
  public:
-  //   Errors: INVALID_ARGUMENT for one that is no part of a device's name.
+  //   Errors: INVALID_ARGUMENT for a filter that is not part of a device name.
   template <typename Texts>
   static absl::StatusOr<DeviceFilters> Create(const Texts& texts) {
     DeviceFilters filters;
@@ -29,7 +29,7 @@ class DeviceFilters final {
     return filters;
   }
 
-  // Whether the task may have a device that matches.
+  // True if the task may have a matching device.
   bool Matches(const TaskName& task) const;
   bool Matches(const TaskDevice& device) const;
 
@@ -39,12 +39,12 @@ class DeviceFilters final {
   std::vector<graph::DeviceSpec> specs_;
 };
 
-// A value. The client's device, where tensors are fed and fetched, is the host of the first task.
+// A value. The client's device, for feeds and fetches, is the host device of the first task.
 struct SessionDevices {
   graph::DeviceSet set;
-  // Those that have a device of the set.
+  // The workers with devices in the set.
   std::vector<ClusterWorker> workers;
-  // By device, an index of `workers`.
+  // Per device, an index of `workers`.
   std::vector<int> worker_of_device;
 
   int client_worker() const { return worker_of_device[static_cast<size_t>(set.client_device())]; }
@@ -53,7 +53,7 @@ struct SessionDevices {
 //   Errors: INVALID_ARGUMENT if no worker is left.
 absl::StatusOr<SessionDevices> SelectDevices(const Cluster& cluster, const DeviceFilters& filters);
 
-// The missing workers that the filters ask for, and why: for the error. Empty if there are none.
+// Returns the missing workers that match the filters, and why, for an error message; empty if none.
 std::string MissingText(const Cluster& cluster, const DeviceFilters& filters);
 
 }  // namespace ferry::master

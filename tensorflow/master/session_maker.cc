@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One step after the other.
+// Runs the stages of session creation in sequence.
 #include "tensorflow/master/session_maker.h"
 
 #include <algorithm>
@@ -16,7 +16,7 @@
 namespace ferry::master {
 namespace {
 
-// A worker that cannot be reached is tried again after this.
+// Delay before retrying a worker that cannot be reached.
 constexpr absl::Duration kRetryPause = absl::Milliseconds(200);
 
 }  // namespace

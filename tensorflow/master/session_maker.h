@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// SessionMaker: from a request for a session to the session.
+// SessionMaker: creates a session for a request.
 #ifndef FERRY_TENSORFLOW_MASTER_SESSION_MAKER_H_
 #define FERRY_TENSORFLOW_MASTER_SESSION_MAKER_H_
 
@@ -20,18 +20,18 @@
 
 namespace ferry::master {
 
-// Reads the graph, waits for the workers, places the graph, and opens the session at the workers; a
-// worker that cannot be reached is tried again, in whichever life it is then. One for each request.
+// Reads the graph, waits for the workers, places the graph, and opens the session at the workers.
+// Retries if a worker cannot be reached, with its then current incarnation. One per request.
 class SessionMaker final : public std::enable_shared_from_this<SessionMaker> {
  public:
   using Done = absl::AnyInvocable<void(absl::StatusOr<std::shared_ptr<Session>>) &&>;
 
-  // What makers share; outlives them.
+  // Shared by all makers; must outlive them.
   struct Context {
     const MasterContext& master;
     ClusterSource& cluster;
     WorkerWaits& waits;
-    // By which workers tell this life of the master from others.
+    // Tells workers this incarnation of the master from others.
     std::string master_task;
     int64_t incarnation = 0;
   };
@@ -47,7 +47,7 @@ class SessionMaker final : public std::enable_shared_from_this<SessionMaker> {
  private:
   absl::Status ReadOptions();
   void AwaitWorkers();
-  // On the threads for work.
+  // Runs on the work threads.
   void Place(Cluster cluster);
   void Open(std::shared_ptr<SessionWorkers> workers, std::shared_ptr<const PlacedGraph> graph);
   void WhenOpened(const std::shared_ptr<SessionWorkers>& workers,
@@ -57,7 +57,7 @@ class SessionMaker final : public std::enable_shared_from_this<SessionMaker> {
   const std::shared_ptr<tensorflow::CreateSessionRequest> request_;
   const std::shared_ptr<CancellationToken> gone_;
   Done done_;
-  // One thread after the other uses these.
+  // Used by one thread at a time.
   DeviceFilters filters_;
   absl::Duration timeout_;
   absl::Time deadline_;

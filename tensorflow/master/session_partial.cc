@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Steps that are fed and fetched in pieces.
+// Partial runs: steps that are fed and fetched in pieces.
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -52,7 +52,7 @@ void Session::RunPiece(std::shared_ptr<tensorflow::RunStepRequest> request,
     const auto found = partials_.find(handle);
     if (found != partials_.end()) {
       partial = found->second;
-      // From here on the step is not cleaned up without this piece.
+      // Delays the step's cleanup until this piece has ended.
       ++partial->pieces;
     }
   }
@@ -61,7 +61,7 @@ void Session::RunPiece(std::shared_ptr<tensorflow::RunStepRequest> request,
         absl::InvalidArgumentError("Must run PartialRunSetup before performing partial runs"));
   }
   bool is_last = false;
-  // Checked before the call is recorded, so that it may be repeated with valid tensors.
+  // Checked before the piece is recorded, so that the client may retry with valid tensors.
   absl::Status status = CheckFeeds(*partial->registered, *request);
   if (status.ok()) {
     absl::MutexLock lock(&partial->mu);
@@ -69,7 +69,7 @@ void Session::RunPiece(std::shared_ptr<tensorflow::RunStepRequest> request,
     is_last = partial->run.is_done();
   }
   if (!status.ok()) {
-    // The step stays as it was.
+    // The step's state is unchanged.
     LeavePiece(partial, std::move(use));
     return std::move(done)(std::move(status));
   }

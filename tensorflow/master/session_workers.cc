@@ -11,7 +11,7 @@
 namespace ferry::master {
 namespace {
 
-// Between one time that a worker is told and the next: a channel that is made again needs a moment.
+// Delay before the first retry of a notification: reconnecting a channel takes a moment.
 constexpr absl::Duration kFirstPause = absl::Milliseconds(100);
 constexpr absl::Duration kLongestPause = absl::Seconds(5);
 
@@ -58,7 +58,7 @@ void SessionWorkers::Open(tensorflow::CreateWorkerSessionRequest request, absl::
   auto all = FanOut::Start([self = shared_from_this(),
                             done = std::move(done)](absl::Status status) mutable {
     if (status.ok()) return std::move(done)(std::move(status));
-    // Whoever has opened it, or will yet: the request may have arrived although its answer did not.
+    // Close at all workers: one may have received the request although its response was lost.
     self->Close([status = std::move(status), done = std::move(done)](const absl::Status&) mutable {
       std::move(done)(std::move(status));
     });
@@ -73,7 +73,7 @@ void SessionWorkers::Open(tensorflow::CreateWorkerSessionRequest request, absl::
             absl::MutexLock lock(&self->mu_);
             self->is_unopened_[static_cast<size_t>(i)] = true;
           }
-          // Not FromWorker: what is UNAVAILABLE can be tried again, for there is no session yet.
+          // Not FromWorker: UNAVAILABLE stays retryable, since no session exists yet.
           all->End(absl::Status(
               response.status().code(),
               absl::StrCat("From ", name, ":\nopening a session: ", response.status().message())));
@@ -117,7 +117,7 @@ void SessionWorkers::Cleanup(int64_t step_id, std::vector<int> workers,
                         std::move(told)(response.status());
                       });
   };
-  // What is lost forgets its steps with the session.
+  // A lost worker drops its steps with the session.
   for (const int worker : workers) Insist(worker, /*even_if_lost=*/false, tell, all);
   all->End();
 }
@@ -130,14 +130,14 @@ void SessionWorkers::Insist(int index, bool even_if_lost, Tell tell, std::shared
     is_lost = !lost_[static_cast<size_t>(index)].ok();
     may_insist = !is_unopened_[static_cast<size_t>(index)] && (even_if_lost || !is_lost);
   }
-  // One that is lost may live, and only the coordinator did not hear of it; nobody waits for it.
+  // A lost worker may still be alive but cut off from the coordinator: notify it, but do not wait.
   if (is_lost) all = nullptr;
   if (all != nullptr) all->Begin();
   Message message = {index, even_if_lost, tell, timers_.Now() + limits_.tell_again_for,
                      kFirstPause};
   tell(*worker(index).link, [self = shared_from_this(), message = std::move(message), may_insist,
                              all](const absl::Status& status) mutable {
-    // Cancelled: the master is stopping.
+    // CANCELLED means that the master is stopping.
     if (!status.ok() && !absl::IsCancelled(status) && may_insist) {
       self->TellAgain(std::move(message));
     }

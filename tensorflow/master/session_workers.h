@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// SessionWorkers: the workers of one session, and which of them are lost to it.
+// SessionWorkers: the workers of one session, and which of them are lost.
 #ifndef FERRY_TENSORFLOW_MASTER_SESSION_WORKERS_H_
 #define FERRY_TENSORFLOW_MASTER_SESSION_WORKERS_H_
 
@@ -20,20 +20,20 @@
 namespace ferry::master {
 
 struct SessionCallLimits {
-  // Of registering a graph, and of ending a session.
+  // Timeout for registering a graph, and for closing a session.
   absl::Duration register_timeout = absl::Seconds(60);
   absl::Duration close_timeout = absl::Seconds(10);
-  // Of cleaning up a step at a worker that lives.
+  // Timeout for cleaning up a step at a live worker.
   absl::Duration cleanup_timeout = absl::Seconds(30);
-  // How long a worker is told again, with pauses that grow, that a step or the session is over,
-  // when it does not answer.
+  // How long to retry, with exponential backoff, notifying a worker that does not answer of the end
+  // of a step or session.
   absl::Duration tell_again_for = absl::Minutes(2);
 };
 
-// Thread-safe. Shared by a session and what it has under way.
+// Thread-safe. Shared by a session and its pending operations.
 class SessionWorkers final : public std::enable_shared_from_this<SessionWorkers> {
  public:
-  // `timers` outlive it.
+  // `timers` must outlive it.
   SessionWorkers(std::string handle, SessionDevices devices, SessionCallLimits limits,
                  Timers& timers)
       : handle_(std::move(handle)),
@@ -51,38 +51,38 @@ class SessionWorkers final : public std::enable_shared_from_this<SessionWorkers>
   }
   int size() const { return static_cast<int>(devices_.workers.size()); }
 
-  // From the cluster as it is now, which workers live no more; each is told of once.
+  // Returns the workers that are no longer in `cluster`; each is returned only once.
   std::vector<int> TakeLost(const Cluster& cluster) ABSL_LOCKS_EXCLUDED(mu_);
-  // ABORTED, with its name, if that worker is lost.
+  // Returns ABORTED, with its name, if the worker is lost.
   absl::Status CheckAlive(int worker) const ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Opens the session at all workers. What was opened is closed again if one fails.
-  //   request: but for the handle, which is filled in.
+  // Opens the session at all workers. If one fails, closes it again at the others.
+  //   request: complete except for the handle, which is filled in.
   void Open(tensorflow::CreateWorkerSessionRequest request, absl::Duration timeout,
             FanOut::Done done);
-  // Ends it at all workers, each of which is waited for once; those that are lost are not. A worker
-  // that does not answer is told again, afterwards. Never fails.
+  // Closes the session at all workers. Waits for one attempt per worker, except for lost ones;
+  // workers that do not answer are retried in the background. Never fails.
   void Close(FanOut::Done done) ABSL_LOCKS_EXCLUDED(mu_);
-  // Whether Close was called: graphs need not be given back one by one.
+  // True after Close: graphs need not be deregistered one by one.
   bool is_closed() const ABSL_LOCKS_EXCLUDED(mu_);
 
-  // The step is over at these workers; as Close.
+  // Cleans up the step at these workers; waits and retries as Close does.
   void Cleanup(int64_t step_id, std::vector<int> workers, absl::AnyInvocable<void() &&> done);
 
  private:
   using Told = absl::AnyInvocable<void(const absl::Status&) &&>;
   using Tell = std::function<void(WorkerLink&, Told)>;
-  // Something that a worker has to hear, and when to give up.
+  // A notification to a worker, and when to give up.
   struct Message {
     int worker = 0;
-    // Whether it is worth while to tell one that is lost.
+    // Also send it to a lost worker.
     bool even_if_lost = false;
     Tell tell;
     absl::Time until;
     absl::Duration pause;
   };
 
-  // Until it has been heard. `all` ends once, after the first time.
+  // Sends the notification until it is acknowledged. `all` ends once, after the first attempt.
   void Insist(int worker, bool even_if_lost, Tell tell, std::shared_ptr<FanOut> all);
   void TellAgain(Message message);
 
@@ -91,17 +91,17 @@ class SessionWorkers final : public std::enable_shared_from_this<SessionWorkers>
   const SessionCallLimits limits_;
   Timers& timers_;
   mutable absl::Mutex mu_;
-  // By worker; empty if it lives.
+  // Per worker; OK while it is alive.
   std::vector<absl::Status> lost_ ABSL_GUARDED_BY(mu_);
-  // By worker: it could not be reached, and has no session.
+  // Per worker: could not be reached, so it has no session.
   std::vector<bool> is_unopened_ ABSL_GUARDED_BY(mu_);
   bool is_closed_ ABSL_GUARDED_BY(mu_) = false;
 };
 
-// ABORTED: what TensorFlow's worker says that has restarted since the session began.
+// Returns the ABORTED error of a TensorFlow worker that restarted since the session began.
 absl::Status WorkerRestarted(absl::string_view handle, absl::string_view worker);
-// The error of a call to a worker, with the worker's name. UNAVAILABLE becomes ABORTED: clients
-// would repeat by themselves what may have been begun.
+// Adds the worker's name to an error of a call to it. Maps UNAVAILABLE to ABORTED: clients would
+// retry on their own what may have started.
 absl::Status FromWorker(absl::string_view worker, absl::string_view what,
                         const absl::Status& status);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A table, and an order of use.
+// A table with an LRU list.
 #include "tensorflow/master/step_cache.h"
 
 #include <utility>
@@ -31,12 +31,12 @@ bool StepCache::Await(const std::string& key, Done done) {
 
 void StepCache::Finish(const std::string& key, Result result) {
   std::vector<Done> waiting;
-  // Goes after the lock: it may be the last user, which tells the workers.
+  // Destroyed after the lock is released: the last reference deregisters at the workers.
   std::shared_ptr<const RegisteredStep> dropped;
   {
     absl::MutexLock lock(&mu_);
     const auto found = entries_.find(key);
-    // Cleared meanwhile.
+    // Clear was called in the meantime.
     if (found == entries_.end()) return;
     waiting = std::move(found->second.waiting);
     if (!result.ok()) {
@@ -56,11 +56,11 @@ void StepCache::Finish(const std::string& key, Result result) {
 }
 
 void StepCache::Clear() {
-  // Ends after the lock.
+  // Destroyed after the lock is released.
   absl::flat_hash_map<std::string, Entry> entries;
   absl::MutexLock lock(&mu_);
   for (auto entry = entries_.begin(); entry != entries_.end();) {
-    // Finish answers those who wait.
+    // Still being made: Finish will answer its waiters.
     if (entry->second.step == nullptr) {
       ++entry;
       continue;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// StepCache: the steps of a session that are registered already.
+// StepCache: a session's registered steps.
 #ifndef FERRY_TENSORFLOW_MASTER_STEP_CACHE_H_
 #define FERRY_TENSORFLOW_MASTER_STEP_CACHE_H_
 
@@ -20,8 +20,8 @@
 
 namespace ferry::master {
 
-// Thread-safe. What several want at once is registered once. A failure is told to those who wait,
-// and forgotten. Callbacks run with no lock held.
+// Thread-safe. Concurrent requests for one key register it once. A failure is reported to all
+// waiters and not cached. Callbacks run with no lock held.
 class StepCache final {
  public:
   using Result = absl::StatusOr<std::shared_ptr<const RegisteredStep>>;
@@ -29,29 +29,29 @@ class StepCache final {
 
   explicit StepCache(size_t max_steps) : max_steps_(max_steps) {}
 
-  // The step, if it is there; the usual case.
+  // Returns the step if it is cached, the common case; else null.
   std::shared_ptr<const RegisteredStep> Find(const std::string& key) ABSL_LOCKS_EXCLUDED(mu_);
-  // Calls `done` when it is. True: the caller is the first to ask, and calls Finish.
+  // Calls `done` when the step is ready. Returns true for the first caller, which must call Finish.
   bool Await(const std::string& key, Done done) ABSL_LOCKS_EXCLUDED(mu_);
   void Finish(const std::string& key, Result result) ABSL_LOCKS_EXCLUDED(mu_);
-  // Forgets everything.
+  // Removes all entries.
   void Clear() ABSL_LOCKS_EXCLUDED(mu_);
 
   size_t size() const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   struct Entry {
-    // Null while it is being made.
+    // Null while being made.
     std::shared_ptr<const RegisteredStep> step;
     std::vector<Done> waiting;
-    // In by_use_; only of what is made.
+    // Position in by_use_; valid once made.
     std::list<std::string>::iterator use;
   };
 
   const size_t max_steps_;
   mutable absl::Mutex mu_;
   absl::flat_hash_map<std::string, Entry> entries_ ABSL_GUARDED_BY(mu_);
-  // The last one used at the end.
+  // Most recently used last.
   std::list<std::string> by_use_ ABSL_GUARDED_BY(mu_);
 };
 

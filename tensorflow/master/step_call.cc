@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who ends it first, and what with.
+// Resolves races between completion, timeout and cancellation.
 #include "tensorflow/master/step_call.h"
 
 #include <utility>
@@ -11,7 +11,7 @@
 namespace ferry::master {
 
 void StepCall::Watch(ClientLimits limits) {
-  // The table of timers and the client outlive neither each other nor the call: weak references.
+  // Weak: timers and token may outlive the call, and must not keep it alive.
   const std::weak_ptr<StepCall> weak = weak_from_this();
   if (limits.timeout < absl::InfiniteDuration()) {
     const Timers::Id timer = timers_.AddAfter(limits.timeout, [weak, timeout = limits.timeout] {

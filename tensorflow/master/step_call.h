@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// StepCall: a client's request for a run, from its arrival to its answer.
+// StepCall: a client's run request, from arrival to answer.
 #ifndef FERRY_TENSORFLOW_MASTER_STEP_CALL_H_
 #define FERRY_TENSORFLOW_MASTER_STEP_CALL_H_
 
@@ -15,28 +15,28 @@
 
 namespace ferry::master {
 
-// How long a client waits, and how it gives up.
+// The client's timeout and cancellation.
 struct ClientLimits {
   absl::Duration timeout = absl::InfiniteDuration();
-  // Cancelled when the client has gone; null: it stays.
+  // Cancelled when the client disconnects; null: it never does.
   std::shared_ptr<CancellationToken> gone;
 };
 
-// Thread-safe. First nothing runs (the step is being registered) and calling it off answers at
-// once; then a step runs, and calling it off calls off the step, whose end is the answer.
+// Thread-safe. While the step is being registered, cancelling answers the call at once; once a step
+// runs, cancelling cancels the step, whose result is the answer.
 class StepCall final : public std::enable_shared_from_this<StepCall> {
  public:
   // `done` is called exactly once, with no lock held.
   StepCall(Timers& timers, RunningStep::Done done) : timers_(timers), done_(std::move(done)) {}
 
-  // From now on it ends when the limits say so.
+  // Applies the limits from now on.
   void Watch(ClientLimits limits) ABSL_LOCKS_EXCLUDED(mu_);
-  // The step that runs for it. False: it is over already.
+  // Sets the step that runs for the call. Returns false if the call is already over.
   bool SetStep(std::shared_ptr<RunningStep> step) ABSL_LOCKS_EXCLUDED(mu_);
   void CallOff(absl::Status why) ABSL_LOCKS_EXCLUDED(mu_);
-  // A worker is lost.
+  // Cancels the call because the worker is lost.
   void FailWorker(int worker, const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
-  // Answers. A second time does nothing.
+  // Answers the call. Idempotent.
   void Finish(absl::StatusOr<RunningStep::Result> result) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Roots and what follows from them.
+// Separates root errors from derived ones.
 #include "tensorflow/master/step_errors.h"
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 namespace ferry::master {
 namespace {
 
-// Of several errors in one text, each is cut to this; one alone may be as long as it likes.
+// Truncation limit per error if a message combines several; a single one is not truncated.
 constexpr size_t kMaxBytesOfEach = 8192;
 
 absl::Status WithoutMark(const absl::Status& status) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// StepErrors: of what went wrong in a step, what the client is told.
+// StepErrors: combines a step's errors into the one reported to the client.
 #ifndef FERRY_TENSORFLOW_MASTER_STEP_ERRORS_H_
 #define FERRY_TENSORFLOW_MASTER_STEP_ERRORS_H_
 
@@ -10,26 +10,25 @@
 
 namespace ferry::master {
 
-// Not thread-safe. The cause comes before what follows from it, whichever arrived first.
+// Not thread-safe. A root cause takes precedence over derived errors, regardless of arrival order.
 // Source: tsl/platform/status.cc, StatusGroup.
 class StepErrors final {
  public:
-  // An error of a worker. What ends with CANCELLED after Cause or Add has been called follows from
-  // that. UNAVAILABLE is a worker that has lost another one, which will be told of by itself, and
-  // by its name.
+  // Adds a worker's error. CANCELLED counts as derived once there is a root cause. So does
+  // UNAVAILABLE always: the worker lost a peer, whose loss is reported separately and by name.
   void Add(absl::string_view worker, const absl::Status& error);
-  // Why the step was called off, if nothing went wrong before.
+  // Sets why the step was cancelled, unless there is a root cause already.
   void Cause(absl::Status cause);
 
-  // The root cause has not been reported in time: the first error stands in for it, unless a worker
-  // still reports it. Calls that end with CANCELLED from now on are consequences.
+  // The root cause was not reported in time: the first error stands in for it, unless a worker
+  // still reports it. CANCELLED counts as derived from now on.
   void GiveUpOnCause();
 
   bool has_root() const { return !roots_.empty(); }
   bool empty() const { return roots_.empty() && derived_.empty(); }
-  // OK if there are none; the root, or several of them in one text with the code of the first; if
-  // all are derived, the first of them. Never UNAVAILABLE: clients would repeat what may have
-  // begun.
+  // Returns OK if there are no errors; the root cause; several roots combined, with the code of the
+  // first; or the first derived error if there are only those. Never UNAVAILABLE: clients would
+  // retry a step that may have started.
   absl::Status Summary() const;
 
  private:

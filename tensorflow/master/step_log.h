@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// StepLog: when a master's last steps ran, and how long each worker took for its part.
+// StepLog: start times of a master's last steps and the duration of each worker's part.
 #ifndef FERRY_TENSORFLOW_MASTER_STEP_LOG_H_
 #define FERRY_TENSORFLOW_MASTER_STEP_LOG_H_
 
@@ -31,10 +31,10 @@ struct LoggedStep {
   std::vector<Call> calls;
 };
 
-// Thread-safe. The oldest goes first.
+// Thread-safe. The oldest entry is dropped first.
 class StepLog final {
  public:
-  //   max_steps: 0: nothing is kept.
+  //   max_steps: number of steps kept; 0: none.
   explicit StepLog(size_t max_steps) : max_steps_(max_steps) {}
 
   size_t max_steps() const { return max_steps_; }
@@ -47,7 +47,7 @@ class StepLog final {
     gone = std::move(steps_.front());
     steps_.pop_front();
   }
-  // The newest so many, the oldest of them first.
+  // Returns the newest `count` steps, oldest first.
   std::vector<LoggedStep> Last(size_t count) const ABSL_LOCKS_EXCLUDED(mu_) {
     absl::MutexLock lock(&mu_);
     const size_t first = count < steps_.size() ? steps_.size() - count : 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One graph for each worker, of the graphs of its devices.
+// Merges the partitions of each worker's devices into one graph.
 #include "tensorflow/master/step_plan.h"
 
 #include <algorithm>
@@ -20,14 +20,14 @@ void SortAndUnique(std::vector<std::string>& names) {
 
 void AppendNames(std::string& key, const std::vector<std::string>& names) {
   absl::StrAppend(&key, names.size(), ";");
-  // With their lengths: a name may hold any byte.
+  // Length-prefixed, because a name may contain any byte.
   for (const std::string& name : names) absl::StrAppend(&key, name.size(), ":", name);
 }
 
 }  // namespace
 
 graph::StepRequest Canonical(graph::StepRequest request) {
-  // A feed that comes twice is an error, which is found where there are nodes to name.
+  // Duplicate feeds are kept: Prune reports them, and can name the node.
   std::sort(request.feeds.begin(), request.feeds.end());
   SortAndUnique(request.fetches);
   SortAndUnique(request.targets);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// StepPlan: what each worker runs in a step, and under which keys the client's tensors travel.
+// StepPlan: the graph of each worker in a step, and the rendezvous keys of feeds and fetches.
 #ifndef FERRY_TENSORFLOW_MASTER_STEP_PLAN_H_
 #define FERRY_TENSORFLOW_MASTER_STEP_PLAN_H_
 
@@ -17,45 +17,45 @@
 
 namespace ferry::master {
 
-// A session's graph at one version. A value; immutable.
+// One version of a session's graph. A value; immutable.
 struct PlacedGraph {
   graph::Graph graph;
   std::vector<int> placement;
   int64_t version = 0;
-  // What its constants take, as their shapes say.
+  // Memory of its constants, computed from their shapes.
   size_t constant_bytes = 0;
 };
 
-// A tensor of the client, and its key in the rendezvous of a step.
+// A feed or fetch, and its key in the step's rendezvous.
 struct PlanTensor {
   // As the client wrote it.
   std::string name;
-  // Empty for a feed that nothing takes.
+  // Empty for a feed that nothing consumes.
   std::string key;
 };
 
-// All devices of one worker.
+// The graph of one worker, for all its devices.
 struct PlanPart {
-  // An index of SessionDevices::workers.
+  // Index into SessionDevices::workers.
   int worker = 0;
   tensorflow::GraphDef graph;
 };
 
 struct StepPlan {
   std::vector<PlanPart> parts;
-  // In the order of the request. All of them go through the client's worker.
+  // In request order. All of them go through the client's worker.
   std::vector<PlanTensor> feeds;
   std::vector<PlanTensor> fetches;
-  // What was cut, for steps that are fed and fetched in pieces. Shared by all of those.
+  // The pruned graph, for partial runs, which share it.
   std::shared_ptr<const graph::StepGraph> step;
 };
 
-// Names in order and without duplicates: requests that ask for the same thing are equal.
+// Sorts names and removes duplicates, so that equivalent requests compare equal.
 graph::StepRequest Canonical(graph::StepRequest request);
-// Equal for equal requests only.
+// Returns a cache key; equal only for equal requests.
 std::string KeyOf(const graph::StepRequest& request);
 
-// Prunes and cuts. Takes time for the whole graph.
+// Prunes and partitions the graph. Linear in the size of the whole graph.
 //   Errors: as graph::Prune and graph::PartitionByDevice.
 absl::StatusOr<StepPlan> PlanStep(const PlacedGraph& graph, const SessionDevices& devices,
                                   const graph::StepRequest& request);

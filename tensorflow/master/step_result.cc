@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From keys back to names.
+// Maps keys back to the client's names.
 #include "tensorflow/master/step_result.h"
 
 #include <utility>
@@ -122,7 +122,7 @@ void FillSpec(const RegisteredStep& registered, tensorflow::RunStepRequest& requ
               RunSpec& spec) {
   for (tensorflow::NamedTensorProto& feed : *request.mutable_feed()) {
     const std::string* key = registered.FindFeedKey(feed.name());
-    // Nothing takes it.
+    // Nothing consumes it.
     if (key == nullptr || key->empty()) continue;
     tensorflow::NamedTensorProto& sent = spec.feeds.emplace_back();
     sent.set_name(*key);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a step has come to, as the client wants it.
+// Converts a step's results to the client's response.
 #ifndef FERRY_TENSORFLOW_MASTER_STEP_RESULT_H_
 #define FERRY_TENSORFLOW_MASTER_STEP_RESULT_H_
 
@@ -16,18 +16,18 @@
 
 namespace ferry::master {
 
-// What the workers are to record.
+// Returns what the workers are to record.
 tensorflow::ExecutorOpts ExecutorOptsOf(const tensorflow::RunOptions& options);
 
-// Adds what was asked for, out of `result`.
+// Adds the requested metadata from `result`.
 void FillMetadata(const tensorflow::RunOptions& options, RunningStep::Result& result,
                   tensorflow::RunMetadata& metadata);
 
-// The tensors that were fetched. Not thread-safe; `result` outlives it.
+// The fetched tensors. Not thread-safe; `result` must outlive it.
 class Fetched final {
  public:
-  //   Errors: INTERNAL for a tensor that was not asked for.
-  //   fetches: names that will be taken, each as often as it is.
+  //   Errors: INTERNAL for a tensor that was not requested.
+  //   fetches: the names that will be taken, repeated if taken repeatedly.
   template <typename Names>
   static absl::StatusOr<Fetched> Create(RunningStep::Result& result, const Names& fetches) {
     Fetched fetched(result);
@@ -36,13 +36,13 @@ class Fetched final {
     return fetched;
   }
 
-  // Moved out of the result when its tensor is taken for the last time, else copied.
+  // Moves the tensor out of the result on its last use, else copies it.
   //   Errors: INTERNAL if no worker returned it.
   absl::Status Take(const std::string& name, tensorflow::TensorProto& tensor);
 
  private:
   struct Tensor {
-    // Names that are still to be taken: "x", "x:0", and "x" again.
+    // Uses left, counting aliases: "x", "x:0", and "x" again.
     int uses = 0;
     tensorflow::TensorProto* tensor = nullptr;
   };
@@ -55,20 +55,20 @@ class Fetched final {
   absl::flat_hash_map<std::string, Tensor> by_key_;
 };
 
-// The bytes of what is fed, as the shapes say, for as long as the call lasts.
+// Reserves the bytes of the feeds, computed from their shapes, for the duration of the call.
 //   Errors: RESOURCE_EXHAUSTED naming max_feed_bytes or max_all_feed_bytes.
 absl::StatusOr<Budget::Share> TakeFeeds(const tensorflow::RunStepRequest& request,
                                         const MasterContext& context);
 absl::StatusOr<Budget::Share> TakeFeeds(const tensorflow::RunCallableRequest& request,
                                         const MasterContext& context);
 
-// Checks that the values that the request feeds are valid tensors, if anything consumes them.
-//   Errors: INVALID_ARGUMENT naming the feed, in TensorFlow's words.
+// Checks that the request's feeds are valid tensors, ignoring unused feeds.
+//   Errors: INVALID_ARGUMENT naming the feed, with TensorFlow's text.
 // Source: tensorflow/core/distributed_runtime/message_wrappers.cc, FeedValue.
 absl::Status CheckFeeds(const RegisteredStep& registered,
                         const tensorflow::RunStepRequest& request);
 
-// Fills in what the request feeds, which is taken out of it, and what it fetches.
+// Fills in the feeds, moved out of the request, and the fetches.
 //   REQUIRES: CheckFeeds is OK.
 void FillSpec(const RegisteredStep& registered, tensorflow::RunStepRequest& request, RunSpec& spec);
 

@@ -25,7 +25,7 @@ TimerThread::~TimerThread() {
 }
 
 void TimerThread::Run() {
-  // A deadline that is far away is looked at again: absl's clock may be set meanwhile.
+  // Re-check distant deadlines: absl's clock may be set in the meantime.
   constexpr absl::Duration kLongest = absl::Seconds(10);
   absl::MutexLock lock(&mu_);
   while (!is_closing_) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// TimerThread: keeps Timers going in real time.
+// TimerThread: drives Timers in real time.
 #ifndef FERRY_TENSORFLOW_MASTER_TIMER_THREAD_H_
 #define FERRY_TENSORFLOW_MASTER_TIMER_THREAD_H_
 
@@ -11,8 +11,8 @@
 
 namespace ferry::master {
 
-// Runs what is due, on the thread "ferry-steps", until it goes. `timers` go by SteadyClock, are
-// used by nobody yet, and outlive it.
+// Runs due timers on the thread "ferry-steps" until destroyed. `timers` must use SteadyClock, must
+// not be in use yet, and must outlive it.
 class TimerThread final {
  public:
   explicit TimerThread(Timers& timers);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A table by time.
+// A table sorted by time.
 #include "tensorflow/master/timers.h"
 
 namespace ferry::master {
@@ -20,7 +20,7 @@ Timers::Id Timers::Add(absl::Time at, absl::AnyInvocable<void() &&> due) {
 }
 
 bool Timers::Remove(Id id) {
-  // Goes after the lock: what it holds may end something.
+  // Destroyed after the lock is released: the callback's captures may have side effects.
   absl::AnyInvocable<void() &&> dropped;
   absl::MutexLock lock(&mu_);
   const auto found = times_.find(id);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Timers: what is to be done at a time, by a clock that is given.
+// Timers: callbacks at given times of an injected clock.
 #ifndef FERRY_TENSORFLOW_MASTER_TIMERS_H_
 #define FERRY_TENSORFLOW_MASTER_TIMERS_H_
 
@@ -18,7 +18,7 @@
 
 namespace ferry::master {
 
-// Thread-safe. Does nothing by itself: somebody calls RunDue at NextDeadline (TimerThread).
+// Thread-safe. Passive: the owner calls RunDue at NextDeadline (TimerThread).
 class Timers final {
  public:
   using Id = uint64_t;
@@ -29,22 +29,22 @@ class Timers final {
   Timers(const Timers&) = delete;
   Timers& operator=(const Timers&) = delete;
 
-  // `wake` is called, with no lock held, when the next deadline has become an earlier one. Before
+  // `wake` is called, with no lock held, whenever the next deadline becomes earlier. Set it before
   // the first Add.
   void SetWake(std::function<void()> wake) { wake_ = std::move(wake); }
 
   absl::Time Now() const { return clock_.Now(); }
 
-  // Calls `due` at that time. kNone, and it is dropped, for one that never comes.
+  // Calls `due` at that time. Discards `due` and returns kNone if the time is infinite.
   Id Add(absl::Time at, absl::AnyInvocable<void() &&> due) ABSL_LOCKS_EXCLUDED(mu_);
   Id AddAfter(absl::Duration delay, absl::AnyInvocable<void() &&> due) {
     return Add(clock_.Now() + delay, std::move(due));
   }
-  // True: it will not be called. False: it has been, or is being.
+  // Returns true if the callback will not run; false if it has run or is running.
   bool Remove(Id id) ABSL_LOCKS_EXCLUDED(mu_);
 
   absl::Time NextDeadline() const ABSL_LOCKS_EXCLUDED(mu_);
-  // Calls, with no lock held, what is due.
+  // Runs the due callbacks, with no lock held.
   void RunDue() ABSL_LOCKS_EXCLUDED(mu_);
 
  private:

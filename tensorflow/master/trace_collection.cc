@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A chain of calls for each worker.
+// One chain of calls per worker.
 #include "tensorflow/master/trace_collection.h"
 
 #include <utility>
@@ -104,7 +104,7 @@ void TraceCollection::AskSteps(size_t index, std::shared_ptr<FanOut> all) {
               "does not tell: ", response.ok() ? "an empty answer" : response.status().message()));
           return all->End();
         }
-        // The name is the master's: what others say of themselves is no matter.
+        // Use the master's name for the worker, not the one it reports.
         response->mutable_processes(0)->set_name(worker.process->name());
         worker.process->Swap(response->mutable_processes(0));
         self->SetOffset(worker, *worker.process);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// TraceCollection: asks all workers what they know of some steps, and what time they have.
+// TraceCollection: collects steps' traces and clock readings from all workers.
 #ifndef FERRY_TENSORFLOW_MASTER_TRACE_COLLECTION_H_
 #define FERRY_TENSORFLOW_MASTER_TRACE_COLLECTION_H_
 
@@ -20,31 +20,31 @@
 
 namespace ferry::master {
 
-// One for each request; keeps itself. Each worker is asked a few times for its clock alone: of the
-// trip that took least, its clock is taken to have been read in the middle, which is wrong by half
-// of the trip at most. A worker of this machine has the same clock. A worker that does not answer
-// is in the answer, with the reason.
+// One per request; keeps itself alive. Reads each worker's clock a few times: of the fastest round
+// trip, the reading is taken to be from its middle, so the error is at most half of that round
+// trip. A worker on this machine shares its clock. A worker that does not answer is included in the
+// answer, with the reason.
 class TraceCollection final : public std::enable_shared_from_this<TraceCollection> {
  public:
   using Done = absl::AnyInvocable<void(absl::StatusOr<ferry::v1::GetStepsResponse>) &&>;
 
   struct Context {
-    // In the coordinator's time: of the clock of `steps`, and since 1970.
+    // The coordinator's time: by the clock of `steps`, and since 1970.
     std::function<absl::Time()> now;
     std::function<int64_t()> wall_ns;
     std::string host;
     std::string boot_id;
-    // How many steps the master keeps.
+    // Number of steps the master keeps.
     size_t kept = 0;
   };
 
   TraceCollection(Context context, std::vector<LoggedStep> steps, Done done);
 
-  // Once.
+  // Call once.
   void Start(const Cluster& cluster, const std::shared_ptr<CancellationToken>& gone);
 
  private:
-  // What is known of one worker's clock.
+  // Clock samples of one worker.
   struct Worker {
     std::shared_ptr<WorkerLink> link;
     int trips = 0;
@@ -62,7 +62,7 @@ class TraceCollection final : public std::enable_shared_from_this<TraceCollectio
   const std::vector<LoggedStep> steps_;
   Done done_;
   std::shared_ptr<CancellationToken> gone_;
-  // Each is used by its own chain of calls.
+  // Each entry is used only by its worker's chain of calls.
   std::vector<Worker> workers_;
   ferry::v1::GetStepsRequest wanted_;
   ferry::v1::GetStepsResponse response_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One queue for all threads.
+// One queue shared by all threads.
 #include "tensorflow/master/work_pool.h"
 
 #include <utility>

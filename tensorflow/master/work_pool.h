@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// WorkPool: a few threads for what takes long to compute.
+// WorkPool: a few threads for long computations.
 #ifndef FERRY_TENSORFLOW_MASTER_WORK_POOL_H_
 #define FERRY_TENSORFLOW_MASTER_WORK_POOL_H_
 
@@ -17,23 +17,23 @@
 
 namespace ferry::master {
 
-// Where work goes that would hold up others: graphs are read, placed and cut there.
+// Runs work that would block other calls: graphs are read, placed and partitioned there.
 using RunWork = std::function<void(absl::AnyInvocable<void() &&>)>;
 
-// Runs work in the order in which it comes. It must not wait for other work. Thread-safe.
+// Runs work in FIFO order. Work must not wait for other work. Thread-safe.
 class WorkPool final {
  public:
-  //   name: of the threads, which are numbered; at most 12 characters.
+  //   name: prefix of the threads' names, which are numbered; at most 12 characters.
   WorkPool(const std::string& name, int threads);
-  // As Stop.
+  // Calls Stop.
   ~WorkPool() { Stop(); }
 
   WorkPool(const WorkPool&) = delete;
   WorkPool& operator=(const WorkPool&) = delete;
 
-  // Nothing is done with it after Stop.
+  // Discards `work` after Stop.
   void Add(absl::AnyInvocable<void() &&> work) ABSL_LOCKS_EXCLUDED(mu_);
-  // When what has been added is done.
+  // Blocks until all added work is done.
   void Stop() ABSL_LOCKS_EXCLUDED(mu_);
 
  private:

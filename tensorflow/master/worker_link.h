@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// WorkerLink: what a master asks of one worker.
+// WorkerLink: a master's calls to one worker.
 #ifndef FERRY_TENSORFLOW_MASTER_WORKER_LINK_H_
 #define FERRY_TENSORFLOW_MASTER_WORKER_LINK_H_
 
@@ -17,17 +17,16 @@
 namespace ferry::master {
 
 struct CallLimits {
-  // DEADLINE_EXCEEDED after this.
+  // The call fails with DEADLINE_EXCEEDED after this.
   absl::Duration timeout = absl::InfiniteDuration();
-  // Ends the call with CANCELLED; null: nobody will.
+  // Cancels the call (CANCELLED); null: not cancellable.
   std::shared_ptr<CancellationToken> cancellation;
 };
 
-// One life of one worker. Thread-safe. The requests are not needed after a method has returned.
-// `done` runs exactly once, on any thread and perhaps before the method returns, with no lock of
-// the link's held; soon after `limits` say that the call is over.
-// Errors are the worker's own, or those of the way there: UNAVAILABLE, DEADLINE_EXCEEDED,
-// CANCELLED.
+// One incarnation of one worker. Thread-safe. Requests need not outlive the method. `done` runs
+// exactly once, on any thread and possibly before the method returns, with none of the link's locks
+// held; promptly after `limits` end the call.
+// Errors are the worker's own, or the call's: UNAVAILABLE, DEADLINE_EXCEEDED, CANCELLED.
 class WorkerLink {
  public:
   template <typename Response>
@@ -51,7 +50,7 @@ class WorkerLink {
                             Done<tensorflow::CleanupGraphResponse> done) = 0;
   virtual void CleanupAll(const tensorflow::CleanupAllRequest& request, CallLimits limits,
                           Done<tensorflow::CleanupAllResponse> done) = 0;
-  // Ours: TensorFlow's workers do not have it.
+  // Ferry's extension; TensorFlow's workers lack it.
   virtual void GetSteps(const ferry::v1::GetStepsRequest&, CallLimits,
                         Done<ferry::v1::GetStepsResponse> done) {
     std::move(done)(absl::UnimplementedError("it keeps no steps"));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A set, looked through at every change.
+// A set that is scanned at every change of the cluster.
 #include "tensorflow/master/worker_waits.h"
 
 #include <utility>
@@ -47,7 +47,7 @@ void WorkerWaits::Await(WorkerWaitLimits limits, ClusterSource& source, Done don
     wait->gone_token = token;
     is_over = !waits_.contains(wait);
   }
-  // It ended before these were known.
+  // It ended before the timer and token were recorded.
   if (is_over) {
     timers_.Remove(timer);
     if (gone != nullptr) gone->Deregister(token);
@@ -56,7 +56,7 @@ void WorkerWaits::Await(WorkerWaitLimits limits, ClusterSource& source, Done don
   if (gone != nullptr && token == CancellationToken::kNoCallback) {
     return End(wait, absl::CancelledError("The client has gone."));
   }
-  // It is in the set before: a change from now on is looked at by whoever hears of it.
+  // Look only after the wait is in the set, so that no later change is missed.
   Look(source.Now());
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// WorkerWaits: who waits until workers are there.
+// WorkerWaits: calls that wait for workers to become available.
 #ifndef FERRY_TENSORFLOW_MASTER_WORKER_WAITS_H_
 #define FERRY_TENSORFLOW_MASTER_WORKER_WAITS_H_
 
@@ -22,13 +22,13 @@
 namespace ferry::master {
 
 struct WorkerWaitLimits {
-  // Of which workers.
+  // The workers to wait for.
   DeviceFilters filters;
   absl::Time deadline;
-  // For the error: how long that is, and who waits.
+  // For error messages: the timeout, and the waiting call.
   absl::Duration timeout;
   std::string what;
-  // Null: the client stays.
+  // Null: the client never disconnects.
   std::shared_ptr<CancellationToken> gone;
 };
 
@@ -39,12 +39,12 @@ class WorkerWaits final {
 
   explicit WorkerWaits(Timers& timers) : timers_(timers) {}
 
-  // Calls `done` when what `source` shows, or one that Look is told of, lacks none of these
-  // workers.
-  //   Errors: DEADLINE_EXCEEDED naming those that are missing; CANCELLED.
+  // Calls `done` with the first cluster, from `source` or from Look, in which none of these workers
+  // is missing.
+  //   Errors: DEADLINE_EXCEEDED naming the missing workers; CANCELLED.
   void Await(WorkerWaitLimits limits, ClusterSource& source, Done done) ABSL_LOCKS_EXCLUDED(mu_);
   void Look(const Cluster& cluster) ABSL_LOCKS_EXCLUDED(mu_);
-  // All of them end.
+  // Fails all waits.
   void Fail(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
 
   bool empty() const ABSL_LOCKS_EXCLUDED(mu_);
@@ -63,7 +63,7 @@ class WorkerWaits final {
 
   Timers& timers_;
   mutable absl::Mutex mu_;
-  // Those that have not ended; the content of each is guarded too.
+  // Pending waits; their fields are guarded by mu_ too.
   absl::flat_hash_set<Ref> waits_ ABSL_GUARDED_BY(mu_);
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// CallGuard: who may call a worker's service.
+// CallGuard: authenticates calls of a worker's service.
 #ifndef FERRY_TENSORFLOW_WORKER_CALL_GUARD_H_
 #define FERRY_TENSORFLOW_WORKER_CALL_GUARD_H_
 
@@ -14,7 +14,7 @@
 
 namespace ferry::worker {
 
-// Thread-safe. Without ProofPolicy::is_required everybody may.
+// Thread-safe. Accepts every call unless ProofPolicy::is_required.
 class CallGuard final {
  public:
   explicit CallGuard(ProofPolicy policy) : policy_(std::move(policy)) {}

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A count of what is missing.
+// Counts pending receives.
 #include "tensorflow/worker/fetch.h"
 
 #include <atomic>
@@ -45,12 +45,12 @@ void FetchAll(StepTransfers& exchange, absl::Span<const RendezvousKey> keys,
   auto fetching = std::make_shared<Fetching>();
   fetching->done = std::move(done);
   fetching->tensors.resize(keys.size());
-  // One more, so that it does not end while receives are being issued.
+  // Plus one, so that it does not complete while receives are being issued.
   fetching->missing.store(keys.size() + 1);
   for (size_t i = 0; i < keys.size(); ++i) {
     RecvArgs args;
     args.cancellation = cancellation;
-    // Whoever fetches it reads it.
+    // The fetching client reads the tensor on the host.
     if (keys[i].dst().type != "CPU") args.device_context = HostMemoryOfDevice();
     exchange.RecvAsync(
         keys[i], std::move(args),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Getting several values out of a step.
+// FetchAll: receives several values of a step.
 #ifndef FERRY_TENSORFLOW_WORKER_FETCH_H_
 #define FERRY_TENSORFLOW_WORKER_FETCH_H_
 
@@ -21,10 +21,10 @@ namespace ferry::worker {
 // In the order of the keys.
 using FetchCallback = absl::AnyInvocable<void(absl::Status, std::vector<Tensor>) &&>;
 
-// Receives all of them, and calls `done` when each receive has ended: once, on any thread, perhaps
-// inside.
-//   cancellation: may be null; outlives the receives.
-//   Errors, through `done`: of the receives, the first that no other has caused; INVALID_ARGUMENT
+// Receives all keys, and calls `done` once every receive has ended: once, on any thread, possibly
+// before returning.
+//   cancellation: may be null; must outlive the receives.
+//   Errors, through `done`: the first error that is not derived from another one; INVALID_ARGUMENT
 //   for a dead value.
 void FetchAll(StepTransfers& exchange, absl::Span<const RendezvousKey> keys,
               CancellationToken* cancellation, FetchCallback done);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What runs a node, what is ready after it, and when to give some of that to other threads.
+// Runs nodes, tracks which become ready, and distributes them over threads.
 #include "tensorflow/worker/graph_run.h"
 
 #include <unistd.h>
@@ -19,17 +19,17 @@ namespace {
 
 using Kind = PlanNode::Kind;
 
-// Waking a thread up takes some tens of microseconds on common machines: less is not worth it.
+// Waking a thread takes tens of microseconds on common machines; shorter nodes are not handed over.
 constexpr int64_t kLongNs = 20'000;
-// What is not known by experience is guessed by the bytes it reads.
+// Input size from which a node with unknown cost counts as long.
 constexpr size_t kLongBytes = size_t{256} << 10;
-// Short nodes are shared out when one thread has been at them for so long.
+// A thread shares out its short nodes after this time.
 constexpr int64_t kSpreadNs = 100'000;
-// A guest may keep somebody else's thread for so long.
+// Longest time that a run may occupy a thread outside the executor.
 constexpr int64_t kGuestNs = 50'000;
 
 int ThisThread() {
-  // A system call, once.
+  // Cached to save the system call.
   thread_local const int id = static_cast<int>(gettid());
   return id;
 }
@@ -94,7 +94,7 @@ void GraphRun::GoOn(Work& work) {
     }
     work.Pop();
     RunNode(index, work);
-    // Only kernels look at the clock by themselves, and not for dead nodes.
+    // Only kernels update the clock, and not for dead nodes.
     if (work.is_guest && work.size() > 0) work.now_ns = options_.now_ns();
   }
 }
@@ -114,7 +114,8 @@ void GraphRun::Spread(Work& work) {
   const int index = work.front();
   if (plan_->node(index).kind != Kind::kCompute) return;
   if (IsLong(index)) {
-    // Nothing waits behind it: each long one has a thread, the short ones together.
+    // Short nodes must not wait behind it: each long node gets a thread, the short ones one
+    // together.
     std::vector<int> together;
     for (const int other : work.TakeCompute(1)) {
       if (IsLong(other)) {
@@ -194,7 +195,7 @@ void GraphRun::Compute(int index, Work& work) {
     Fail(AttachNode(status, node.name));
     return Leave(0);
   }
-  // Its own inputs: nobody reads them any more.
+  // Releases the inputs, which have no other readers.
   for (int i = 0; i < node.input_count; ++i) {
     slots_[static_cast<size_t>(node.first_slot + i)] = Tensor();
   }
@@ -230,7 +231,7 @@ void GraphRun::IssueReceive(int index, Work& work) {
   RecvArgs args;
   args.cancellation = &cancellation_;
   if (node.is_for_host) args.device_context = HostMemoryOfDevice();
-  // It is outstanding, which keeps this.
+  // This node is outstanding, which keeps this object alive.
   exchange_->RecvAsync(*node.key, std::move(args),
                        [this, index](absl::Status status, Received received) {
                          OnReceived(index, std::move(status), std::move(received));
@@ -249,7 +250,7 @@ void GraphRun::IssueCollective(int index, Work& work) {
   for (int i = 0; i < node.input_count; ++i) {
     inputs.push_back(std::move(slots_[static_cast<size_t>(node.first_slot + i)]));
   }
-  // It is outstanding, which keeps this.
+  // This node is outstanding, which keeps this object alive.
   options_.collectives->Run(*node.collective, *node.environment, inputs, &cancellation_,
                             [this, index](absl::Status status, Received received) {
                               OnReceived(index, std::move(status), std::move(received));
@@ -271,7 +272,7 @@ void GraphRun::OnReceived(int index, absl::Status status, Received received) {
   Receive& receive = receives_[static_cast<size_t>(plan_->node(index).recv_index)];
   receive.status = std::move(status);
   receive.received = std::move(received);
-  // From here on, if it is being issued still, this may be gone.
+  // If the receive is still being issued, the issuing thread may finish the run and destroy this.
   if (receive.phase.exchange(Receive::kAnswered, std::memory_order_acq_rel) == Receive::kIssuing) {
     return;
   }
@@ -357,7 +358,7 @@ void GraphRun::Finish() {
     status = status_;
   }
   const std::shared_ptr<GraphRun> self = std::move(self_);
-  // What it holds goes with it, and may hold this.
+  // Its captures are destroyed with it, and may own this object.
   Done done = std::move(done_);
   std::move(done)(std::move(status));
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Finds a node's kernel by its op.
+// Looks up a node's kernel by its op.
 #include "tensorflow/worker/kernel.h"
 
 #include <algorithm>
@@ -70,8 +70,8 @@ const absl::flat_hash_map<absl::string_view, Maker>& Makers() {
   return *kMakers;
 }
 
-// Whether a device's node needs nothing of the device: its tensors are in the host's memory, or are
-// only handed on, or asked for their shape.
+// True if a device's node does not use the device: its tensors are in host memory, are only
+// forwarded, or only their shape is read.
 bool NeedsNoDevice(const graph::KernelSchema& kernel, absl::string_view op) {
   if (kernel.device_type == "CPU") return true;
   constexpr absl::string_view kNeedNone[] = {"Placeholder",    "PlaceholderWithDefault",
@@ -103,7 +103,7 @@ absl::Status KernelContext::CheckBytes(size_t bytes) const {
 
 absl::StatusOr<Tensor> KernelContext::Allocate(DataType dtype, const Shape& shape) const {
   const absl::StatusOr<size_t> bytes = TensorBytes(dtype, shape);
-  // More than can be counted is too much.
+  // A size that overflows exceeds the limit as well.
   absl::Status status = bytes.ok() || !IsFixedSize(dtype)
                             ? bytes.status()
                             : absl::ResourceExhaustedError(bytes.status().message());
@@ -160,7 +160,7 @@ absl::StatusOr<std::unique_ptr<Kernel>> MakeKernel(const tensorflow::NodeDef& no
 
 absl::Status AttachNode(const absl::Status& status, absl::string_view node_name) {
   if (status.ok()) return status;
-  // One node's place is marked: that of the first error.
+  // TensorFlow marks only the first node.
   const bool is_marked = absl::StrContains(status.message(), "{{node ");
   absl::Status attached(status.code(),
                         absl::StrCat(status.message(), "\n\t [[", is_marked ? "" : "{{node ",

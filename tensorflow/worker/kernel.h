@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernel: what a node does to its inputs when a step comes to it.
+// Kernel: the computation of a node.
 #ifndef FERRY_TENSORFLOW_WORKER_KERNEL_H_
 #define FERRY_TENSORFLOW_WORKER_KERNEL_H_
 
@@ -27,25 +27,25 @@ namespace ferry::worker {
 
 class Variables;
 
-// Of this machine, as a limit for one tensor.
+// Memory of this machine, as a limit for one tensor.
 size_t MemoryBytes();
 
-// What the kernels of one device are given besides their inputs. The device's; outlives its steps.
+// The environment of one device's kernels. Owned by the device; outlives its steps.
 struct KernelEnvironment {
-  // Where outputs lie that are not views of inputs: at least that many bytes in the host's memory,
+  // Allocates outputs that are not views of inputs: at least that many bytes of host memory,
   // aligned to kBufferAlignment. Empty: the heap.
   std::function<absl::StatusOr<std::shared_ptr<Buffer>>(size_t bytes)> allocate;
-  // Largest output; above it a kernel fails with RESOURCE_EXHAUSTED before it allocates.
+  // Largest output in bytes; a larger one fails with RESOURCE_EXHAUSTED before it is allocated.
   size_t max_tensor_bytes = MemoryBytes();
-  // Of this device. May be null if no kernel is about variables.
+  // Variables of this device. May be null if no kernel uses them.
   Variables* variables = nullptr;
 };
 
-// One run of one kernel: what it takes and gives. Used by one thread.
+// Inputs and outputs of one kernel invocation. Used by one thread.
 class KernelContext final {
  public:
-  //   inputs: as many as the node's signature says, valid, of its types; they outlive this object.
-  //   Handles of resources are tensors of strings: see variables.h.
+  //   inputs: as many as the node's signature says, valid, of its types; must outlive this object.
+  //   Resource handles are string tensors: see variables.h.
   KernelContext(const KernelEnvironment& environment, absl::Span<const Tensor> inputs,
                 int output_count)
       : environment_(environment), inputs_(inputs), outputs_(static_cast<size_t>(output_count)) {}
@@ -58,13 +58,13 @@ class KernelContext final {
   void set_output(int index, Tensor tensor) {
     outputs_[static_cast<size_t>(index)] = std::move(tensor);
   }
-  // All of them are valid when Compute has returned OK.
+  // All are valid once Compute has returned OK.
   std::vector<Tensor>& outputs() { return outputs_; }
 
-  // Its elements are undefined. Not for strings.
-  //   Errors: RESOURCE_EXHAUSTED beyond the environment's limit, or when there is no such memory.
+  // Returns a tensor with undefined elements. Not for strings.
+  //   Errors: RESOURCE_EXHAUSTED beyond the environment's limit, or out of memory.
   absl::StatusOr<Tensor> Allocate(DataType dtype, const Shape& shape) const;
-  // OK, or that of Allocate, for a tensor of so many bytes that is made in another way.
+  // Returns OK, or Allocate's error, for a tensor of this size that is created in another way.
   absl::Status CheckBytes(size_t bytes) const;
 
   Variables* variables() const { return environment_.variables; }
@@ -75,48 +75,48 @@ class KernelContext final {
   std::vector<Tensor> outputs_;
 };
 
-// Immutable but for generators of random numbers, and thread-safe: any number of steps may be in
-// Compute at once. Computes on the caller's thread and waits for nothing but short locks.
+// Immutable except for random generators, and thread-safe: any number of steps may call Compute
+// concurrently. Computes on the caller's thread and blocks only on short locks.
 //
 // Kernels of stateful ops (graph::OpSchema::is_stateful) belong to a session, not to a registered
-// graph: TensorFlow makes one for each node of a session, so that a generator goes on where it was
-// when the next step prunes the graph in another way.
+// graph: TensorFlow creates one per node of a session, so that a generator continues where it was
+// when the next step prunes the graph differently.
 class Kernel {
  public:
   virtual ~Kernel() = default;
 
-  // Sets all outputs, or returns TensorFlow's status. Outputs may be views of inputs' buffers; what
-  // an output shares is never written afterwards.
+  // Sets all outputs, or returns TensorFlow's status. Outputs may be views of inputs' buffers;
+  // shared memory is never written afterwards.
   virtual absl::Status Compute(KernelContext& context) const = 0;
-  // It may wait for a driver, and so is not for the threads of others.
+  // True if Compute may block in a driver; it then must not run on borrowed threads.
   virtual bool may_block() const { return false; }
 };
 
-// The GPU that a kernel computes on; both outlive it.
+// The GPU that a kernel computes on; both outlive the kernel.
 struct KernelGpu {
   Gpus* gpus = nullptr;
   GpuCompute* compute = nullptr;
 };
-// Opens it if need be, and may block.
+// Opens the GPU if necessary; may block.
 using OpenGpu = std::function<absl::StatusOr<KernelGpu>()>;
 
-// A kernel for `node`, whose attributes are complete (graph::Graph makes them so).
-//   device_type: "CPU"; or "GPU": then what TensorFlow computes in the host's memory there (int32),
-//   and what only hands tensors on, needs no GPU.
-//   open_gpu: called for nodes that do need one; empty: there is none.
-//   Errors: those of TensorFlow's kernels about attributes; NOT_FOUND, with TensorFlow's text, when
-//   the op has no kernel for these types there; UNIMPLEMENTED for ops that are not kernels
-//   (_Send, collectives), and those that need a GPU where there is none, or for which this build
-//   has no kernels; what `open_gpu` says.
+// Creates a kernel for `node`, whose attributes are complete (graph::Graph ensures that).
+//   device_type: "CPU" or "GPU". On "GPU", ops that TensorFlow computes in host memory (int32) and
+//   ops that only forward tensors need no GPU.
+//   open_gpu: called for nodes that need the GPU; empty: there is none.
+//   Errors: those of TensorFlow's kernels about attributes; NOT_FOUND, with TensorFlow's text, if
+//   the op has no kernel for these types there; UNIMPLEMENTED for ops that are not kernels (_Send,
+//   collectives), and for ops that need a GPU if there is none or this build has no kernels for it;
+//   errors of `open_gpu`.
 absl::StatusOr<std::unique_ptr<Kernel>> MakeKernel(const tensorflow::NodeDef& node,
                                                    absl::string_view device_type,
                                                    const OpenGpu& open_gpu = {});
 
-// That of Allocate, for a tensor that there is no memory for; other errors stay.
+// Turns an out-of-memory error into Allocate's error; other errors are returned unchanged.
 absl::Status AsOutOfMemory(const absl::Status& status, DataType dtype, const Shape& shape);
 
-// `status` with the node's name behind its text, as TensorFlow's executor does with what kernels
-// say; OK stays OK.
+// Appends the node's name to the message of `status`, as TensorFlow's executor does for kernels; OK
+// stays OK.
 absl::Status AttachNode(const absl::Status& status, absl::string_view node_name);
 
 }  // namespace ferry::worker

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two ends that wait for each other.
+// Joins the end of a run and of its last call.
 #include "tensorflow/worker/partial_run.h"
 
 #include <utility>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// PartialRun: a run that is fed and fetched in pieces, until its last call.
+// PartialRun: a run that is fed and fetched in pieces.
 #ifndef FERRY_TENSORFLOW_WORKER_PARTIAL_RUN_H_
 #define FERRY_TENSORFLOW_WORKER_PARTIAL_RUN_H_
 
@@ -12,23 +12,24 @@
 
 namespace ferry::worker {
 
-// Thread-safe. Brings the end of the run and the end of its last call together: whichever comes
-// last completes the call. Source: tensorflow/core/distributed_runtime/partial_run_mgr.cc.
+// Thread-safe. Completes the last call when both it and the run have ended, whichever is later.
+// Source: tensorflow/core/distributed_runtime/partial_run_mgr.cc.
 class PartialRun final {
  public:
   using Done = absl::AnyInvocable<void(absl::Status) &&>;
 
-  // The run has ended.
+  // Called when the run has ended.
   void EndRun(absl::Status status) ABSL_LOCKS_EXCLUDED(mu_);
-  // The last call has what it wants, or not. `done` gets the run's status, or `status` if that is
-  // OK; once, on the thread that ends the other of the two, perhaps inside.
+  // Called when the last call has its fetches, or failed. Calls `done` once with the run's status,
+  // or with `status` if that is OK, on the thread that ends the later of the two, possibly before
+  // returning.
   void EndLastCall(absl::Status status, Done done) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   absl::Mutex mu_;
   std::optional<absl::Status> run_ ABSL_GUARDED_BY(mu_);
   absl::Status last_call_ ABSL_GUARDED_BY(mu_);
-  // Set while the last call waits.
+  // Set while the last call waits for the run.
   Done done_ ABSL_GUARDED_BY(mu_);
 };
 

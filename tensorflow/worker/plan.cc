@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sorting edges by producer and output.
+// Sorts edges by producer and output port.
 #include "tensorflow/worker/plan.h"
 
 #include <algorithm>
@@ -16,7 +16,7 @@ namespace {
 
 using Kind = PlanNode::Kind;
 
-// A new time counts so much against the former ones.
+// Weight divisor of a new sample in the moving average.
 constexpr int64_t kCostShare = 4;
 
 }  // namespace
@@ -67,7 +67,7 @@ absl::Status Plan::Connect(absl::Span<const PlanNode> nodes) {
     return absl::InvalidArgumentError(absl::StrCat("node ", Quoted(nodes_[index].name),
                                                    " takes what is not there: ", node, ":", port));
   };
-  // Those of each node lie together, by port; counted first.
+  // Counting sort: each node's edges are adjacent, ordered by port.
   for (size_t i = 0; i < nodes.size(); ++i) {
     for (const PlanNode::Input& input : nodes[i].inputs) {
       FERRY_RETURN_IF_ERROR(check(i, input.node, std::max(input.port, 0)));
@@ -130,7 +130,7 @@ void Plan::NoteCost(int node, int64_t nanos) const {
   std::atomic<uint32_t>& cost = costs_[static_cast<size_t>(node)];
   const int64_t now = std::clamp<int64_t>(nanos, 1, kMost);
   const int64_t before = cost.load(std::memory_order_relaxed);
-  // Runs at the same time may lose a word of each other; it is an estimate.
+  // Concurrent runs may overwrite each other's update; it is only an estimate.
   const int64_t after = before == 0 ? now : before + (now - before) / kCostShare;
   cost.store(static_cast<uint32_t>(std::max<int64_t>(after, 1)), std::memory_order_relaxed);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Plan: a graph as it is run: who gives what to whom, in flat arrays.
+// Plan: a graph compiled for execution, with its edges in flat arrays.
 #ifndef FERRY_TENSORFLOW_WORKER_PLAN_H_
 #define FERRY_TENSORFLOW_WORKER_PLAN_H_
 
@@ -20,7 +20,7 @@
 
 namespace ferry::worker {
 
-// A node before it is part of a plan.
+// The input for one node of a plan.
 struct PlanNode {
   enum class Kind : uint8_t { kCompute, kSend, kRecv, kCollective };
   // Output `port` of node number `node`.
@@ -32,35 +32,35 @@ struct PlanNode {
   Kind kind = Kind::kCompute;
   std::string name;
   std::vector<Input> inputs;
-  // Nodes that must have run before; without duplicates.
+  // Control dependencies, without duplicates.
   std::vector<int> controls;
   int output_count = 0;
-  // Of kCompute.
+  // For kCompute.
   std::shared_ptr<const Kernel> kernel;
-  // Of kCompute and kCollective; outlives the plan.
+  // For kCompute and kCollective; must outlive the plan.
   const KernelEnvironment* environment = nullptr;
-  // Of kSend and kRecv.
+  // For kSend and kRecv.
   std::optional<RendezvousKey> key;
   std::shared_ptr<const CollectiveNode> collective;
-  // Of kRecv and kCollective: what has to come.
+  // For kRecv and kCollective: the expected type.
   DataType dtype = DataType::kInvalid;
-  // Of kRecv: it has to come to the host's memory, whatever the device is.
+  // For kRecv: deliver to host memory, whatever the device is.
   bool is_for_host = false;
-  // Whose row it has in statistics; the caller's.
+  // The caller's device index, for statistics.
   int device = 0;
 };
 
-// Immutable but for what it learns of its nodes' costs; thread-safe. Any number of runs share it.
+// Immutable except for learned node costs; thread-safe. Shared by any number of runs.
 class Plan final {
  public:
-  // Where an output goes.
+  // A consumer of an output.
   struct Edge {
-    // Of the producer; kControl: only that it has run.
+    // Output port of the producer; kControl: a control dependency.
     int port = 0;
     int node = 0;
-    // Among the inputs of all nodes; unused by control edges.
+    // Index into the inputs of all nodes; unused by control edges.
     int slot = 0;
-    // No later edge takes the same output.
+    // True if no later edge uses the same output.
     bool is_last_of_port = false;
   };
   static constexpr int kControl = -1;
@@ -70,12 +70,12 @@ class Plan final {
     int first_slot = 0;
     int input_count = 0;
     int output_count = 0;
-    // Of all of `edges_`.
+    // Index into `edges_`.
     int first_edge = 0;
     int edge_count = 0;
-    // How many edges lead here.
+    // Number of incoming edges.
     int in_degree = 0;
-    // Among the receives and collectives; -1 for others.
+    // Index among receives and collectives; -1 for other nodes.
     int recv_index = -1;
     int device = 0;
     DataType dtype = DataType::kInvalid;
@@ -87,7 +87,7 @@ class Plan final {
     std::string name;
   };
 
-  //   Errors: INVALID_ARGUMENT for inputs that are not there; nodes that wait for each other.
+  //   Errors: INVALID_ARGUMENT for inputs that do not exist, or a cycle.
   static absl::StatusOr<std::shared_ptr<const Plan>> Create(std::vector<PlanNode> nodes);
 
   int node_count() const { return static_cast<int>(nodes_.size()); }
@@ -96,13 +96,13 @@ class Plan final {
     return absl::MakeConstSpan(edges_).subspan(static_cast<size_t>(node.first_edge),
                                                static_cast<size_t>(node.edge_count));
   }
-  // Of all nodes.
+  // Number of inputs over all nodes.
   int slot_count() const { return slot_count_; }
   int recv_count() const { return recv_count_; }
-  // Nodes that wait for nothing; exchange nodes first.
+  // Nodes without dependencies; communication nodes first.
   const std::vector<int>& sources() const { return sources_; }
 
-  // How long a node has taken lately; nothing before it has run.
+  // Returns the node's recent duration; nullopt if it has not run.
   std::optional<int64_t> CostNs(int node) const {
     const uint32_t cost = costs_[static_cast<size_t>(node)].load(std::memory_order_relaxed);
     if (cost == 0) return std::nullopt;
@@ -121,7 +121,7 @@ class Plan final {
   std::vector<int> sources_;
   int slot_count_ = 0;
   int recv_count_ = 0;
-  // Nanoseconds, a moving average; 0: not known.
+  // Moving average in nanoseconds; 0: unknown.
   std::unique_ptr<std::atomic<uint32_t>[]> costs_;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ReadyNodes: the nodes of a run that one thread has before it.
+// ReadyNodes: the ready nodes of a run that one thread works on.
 #ifndef FERRY_TENSORFLOW_WORKER_READY_NODES_H_
 #define FERRY_TENSORFLOW_WORKER_READY_NODES_H_
 
@@ -15,7 +15,7 @@ class ReadyNodes final {
   ReadyNodes(int64_t now_ns, bool is_guest)
       : begin_ns(now_ns), now_ns(now_ns), is_guest(is_guest) {}
 
-  // TransferEngine nodes go first: others wait for them.
+  // Communication nodes go first, because other nodes and processes wait for them.
   void Add(int index, bool is_exchange) {
     (is_exchange ? exchange_ : compute_).nodes.push_back(index);
   }
@@ -29,13 +29,13 @@ class ReadyNodes final {
     all.insert(all.end(), rest.begin(), rest.end());
     return all;
   }
-  // But for the first `kept`.
+  // Takes all compute nodes except the first `kept`.
   std::vector<int> TakeCompute(size_t kept) { return compute_.Take(kept); }
 
-  // Since the last time that some of it was given away, and at the last look at the clock.
+  // When work was last handed over (or begun), and the last clock reading.
   int64_t begin_ns;
   int64_t now_ns;
-  // On a thread that is not the executor's.
+  // True on a thread that does not belong to the executor.
   const bool is_guest;
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which device, which kernel, which key: looked up once.
+// Resolves devices, kernels and keys once per graph.
 #include "tensorflow/worker/registered_graph.h"
 
 #include <optional>
@@ -24,11 +24,11 @@ namespace {
 
 using Kind = PlanNode::Kind;
 
-// Every run of a node makes room for all of its outputs.
+// Limit, because every run allocates space for all outputs of a node.
 constexpr int64_t kMaxOutputs = int64_t{1} << 20;
 
-// Whether that input or output of a node is in the host's memory.
-//   args: of its op, those that `types` are of.
+// True if that input or output of a node is in host memory.
+//   args: the op's arguments that `types` belong to.
 bool IsInHostMemory(const graph::Node& node, const graph::TypeList& types,
                     const std::vector<graph::ArgSchema>& args, int64_t index,
                     absl::string_view device_type) {
@@ -38,7 +38,7 @@ bool IsInHostMemory(const graph::Node& node, const graph::TypeList& types,
   return graph::IsInHostMemory(*kernel, arg.name, types.type(index));
 }
 
-// Turns the nodes of a graph into those of a plan.
+// Converts the nodes of a graph to those of a plan.
 class Planner {
  public:
   Planner(const graph::Graph& graph, const TaskName& task, Session& session)
@@ -108,7 +108,7 @@ class Planner {
     }
     planned.key = *std::move(key);
     if (!is_send) {
-      // A handle of a resource travels as a string (variables.h).
+      // Resource handles are transferred as strings (variables.h).
       const int number = type == tensorflow::DT_RESOURCE ? tensorflow::DT_STRING : type;
       const std::optional<DataType> dtype = DataTypeOfNumber(number);
       if (!dtype.has_value()) {
@@ -168,8 +168,8 @@ class Planner {
                      "' to node '", graph::Shown(dst.name), "': the graph has not been cut"));
   }
 
-  // On a GPU tensors are in its memory or in the host's, and what reads one must know which:
-  // between the two there are transfers.
+  // A tensor of a GPU node is in GPU or host memory, and its consumers must expect the same:
+  // transfers connect the two.
   absl::Status CheckMemory(int index, int device) const {
     const std::string& type = session_.devices()->type(device);
     if (type == "CPU") return absl::OkStatus();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// RegisteredGraph: a partition with its kernels, ready to be run any number of times.
+// RegisteredGraph: a partition with its kernels, ready to run any number of times.
 #ifndef FERRY_TENSORFLOW_WORKER_REGISTERED_GRAPH_H_
 #define FERRY_TENSORFLOW_WORKER_REGISTERED_GRAPH_H_
 
@@ -22,12 +22,12 @@
 
 namespace ferry::worker {
 
-// Immutable; thread-safe. Shared by its session and the runs of it.
+// Immutable; thread-safe. Shared by its session and its runs.
 class RegisteredGraph final {
  public:
-  //   task: this worker. constants: what its constants take.
-  //   Errors: INVALID_ARGUMENT for a device that is not here, an edge between two devices, a key
-  //   that is none or has nothing to do with this worker; as MakeKernel.
+  //   task: this worker. constants: memory reserved for its constants.
+  //   Errors: INVALID_ARGUMENT for a device that this worker lacks, an edge between two devices, a
+  //   key that is malformed or does not involve this worker; as MakeKernel.
   static absl::StatusOr<std::shared_ptr<const RegisteredGraph>> Create(
       std::string handle, graph::Graph graph, const TaskName& task, Session& session,
       Budget::Share constants = {});
@@ -36,19 +36,19 @@ class RegisteredGraph final {
   const std::shared_ptr<const Plan>& plan() const { return plan_; }
   const graph::Graph& graph() const { return graph_; }
   const Devices& devices() const { return *devices_; }
-  // As it was registered, with complete attributes.
+  // Returns the graph as registered, with complete attributes.
   tensorflow::GraphDef Def() const;
 
-  // For records of its runs; made when it is first asked for.
+  // Labels for traces of its runs; created on first use.
   const std::shared_ptr<const NodeLabels>& labels() const;
 
   // Other workers that it receives from.
   const absl::flat_hash_set<TaskName>& sources() const { return sources_; }
-  // The key that one of its nodes sends or receives under; null if none does.
+  // Returns the key that one of its nodes sends or receives under; null if none does.
   const RendezvousKey* FindSend(absl::string_view key) const { return Find(sends_, key); }
   const RendezvousKey* FindRecv(absl::string_view key) const { return Find(recvs_, key); }
   bool has_collectives() const { return has_collectives_; }
-  // Those that take part in collectives of a step, if it is here that their leader is; else null.
+  // The participants of the step's collectives, if their leader is on this worker; else null.
   const std::shared_ptr<const CollectiveDevices>& led_devices() const { return led_devices_; }
 
  private:
@@ -66,7 +66,7 @@ class RegisteredGraph final {
   graph::Graph graph_;
   std::shared_ptr<Devices> devices_;
   std::shared_ptr<const Plan> plan_;
-  // Those of the plan.
+  // Keys of the plan's sends and receives.
   Keys sends_;
   Keys recvs_;
   absl::flat_hash_set<TaskName> sources_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a request must pass before it is parsed.
+// Size check of a request before it is parsed.
 #ifndef FERRY_TENSORFLOW_WORKER_REQUEST_CHECK_H_
 #define FERRY_TENSORFLOW_WORKER_REQUEST_CHECK_H_
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensors out of the request, errors into the response if it is asked for.
+// Reads feeds from the request; writes errors into the response if requested.
 #include "tensorflow/worker/run_call.h"
 
 #include <string>
@@ -24,7 +24,7 @@ namespace {
 
 absl::StatusOr<RunRequest> ReadRequest(Worker& worker, tensorflow::RunGraphRequest& message) {
   RunRequest request;
-  // Before any of it is made: a few bytes may say that they are a thousand million elements.
+  // Checked before allocating: a few bytes can declare a billion elements.
   size_t bytes = 0;
   for (const tensorflow::NamedTensorProto& named : message.send()) {
     bytes = AddBytes(bytes, DecodedBytes(named.tensor()));
@@ -43,7 +43,7 @@ absl::StatusOr<RunRequest> ReadRequest(Worker& worker, tensorflow::RunGraphReque
                                        Quoted(named.name()), ": ", tensor.status().message()));
     }
     request.feeds.emplace_back(named.name(), *std::move(tensor));
-    // Its bytes are held once.
+    // Free the message's copy.
     named.clear_tensor();
   }
   for (const std::string& key : message.recv_key()) request.fetches.push_back(key);
@@ -54,7 +54,7 @@ absl::StatusOr<RunRequest> ReadRequest(Worker& worker, tensorflow::RunGraphReque
   return request;
 }
 
-// Owned by gRPC, which deletes it when the call is over and nothing of it runs any more.
+// Owned by gRPC, which deletes it when the call is over and none of its reactions runs.
 class RunCall final : public grpc::ServerUnaryReactor {
  public:
   explicit RunCall(grpc::ByteBuffer* response) : response_(response) {}
@@ -96,7 +96,7 @@ class RunCall final : public grpc::ServerUnaryReactor {
       }
       status = encoded.status();
     }
-    // They may be what was too large.
+    // They may be what made the response too large.
     message.clear_partition_graph();
     if (!errors_in_body_) return Finish(ToGrpcAnswer(status));
     message.set_status_code(static_cast<tensorflow::error::Code>(status.code()));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One call of RunGraph on the wire.
+// Serves one RunGraph call.
 #ifndef FERRY_TENSORFLOW_WORKER_RUN_CALL_H_
 #define FERRY_TENSORFLOW_WORKER_RUN_CALL_H_
 
@@ -10,7 +10,7 @@
 
 namespace ferry::worker {
 
-// `response` stays until the call is over. gRPC owns what is returned.
+// `response` must stay valid until the call is over. gRPC owns the returned reactor.
 grpc::ServerUnaryReactor* StartRunCall(Worker& worker, const grpc::ByteBuffer& request,
                                        grpc::ByteBuffer* response);
 

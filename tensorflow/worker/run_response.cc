@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tags and lengths by hand, elements as slices.
+// Writes tags and lengths by hand, and adds elements as slices.
 #include "tensorflow/worker/run_response.h"
 
 #include "absl/strings/str_cat.h"
@@ -19,7 +19,7 @@ using wire::AppendVarint;
 using wire::BytesTag;
 using wire::VarintBytes;
 
-// What stands before the elements of a large tensor.
+// Returns the encoding that precedes the elements of a large tensor.
 std::string Prefix(const std::string& name, const Tensor& tensor) {
   TensorProto header;
   FillTensorHeader(tensor, header);
@@ -44,7 +44,7 @@ std::string Prefix(const std::string& name, const Tensor& tensor) {
 absl::StatusOr<grpc::ByteBuffer> EncodeRunResponse(
     const tensorflow::RunGraphResponse& response,
     absl::Span<const std::pair<std::string, Tensor>> fetched) {
-  // Fields may come in any order, and a field that is repeated in pieces.
+  // Concatenation is valid: fields may be in any order, and repeated fields may be split.
   size_t total = response.ByteSizeLong();
   for (const auto& [name, tensor] : fetched) {
     FERRY_RETURN_IF_ERROR(CheckOnHost(tensor, "encode"));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// RunGraphResponse with its tensors where they are.
+// Encodes a RunGraphResponse without copying its tensors.
 #ifndef FERRY_TENSORFLOW_WORKER_RUN_RESPONSE_H_
 #define FERRY_TENSORFLOW_WORKER_RUN_RESPONSE_H_
 
@@ -17,9 +17,10 @@
 
 namespace ferry::worker {
 
-// `response`, and these as its `recv`. Elements are not copied unless they are few, or strings.
-//   Errors: INVALID_ARGUMENT naming the size above what a message can hold, or for a tensor that is
-//   not in the host's memory.
+// Encodes `response` with these tensors as its `recv`. Elements are not copied, unless they are
+// few, or strings.
+//   Errors: INVALID_ARGUMENT naming the size if it exceeds what a message can hold, or for a tensor
+//   that is not in host memory.
 absl::StatusOr<grpc::ByteBuffer> EncodeRunResponse(
     const tensorflow::RunGraphResponse& response,
     absl::Span<const std::pair<std::string, Tensor>> fetched);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tables by handle and by name.
+// Graphs by handle, and stateful kernels by node name.
 #include "tensorflow/worker/session.h"
 
 #include <optional>
@@ -14,10 +14,10 @@
 namespace ferry::worker {
 namespace {
 
-// Beyond it, stateful nodes have no past: only their last graph knows them.
+// Beyond this limit, new stateful nodes do not keep state across graphs.
 constexpr size_t kMaxStatefulKernels = size_t{1} << 20;
 
-// Whether a kernel for one of them does for the other.
+// True if a kernel for one can serve the other.
 bool IsSameOp(const tensorflow::NodeDef& a, const tensorflow::NodeDef& b) {
   if (a.op() != b.op() || a.attr_size() != b.attr_size()) return false;
   for (const auto& [name, value] : a.attr()) {
@@ -34,7 +34,7 @@ bool IsSameOp(const tensorflow::NodeDef& a, const tensorflow::NodeDef& b) {
 Devices::Devices(const std::vector<WorkerDevice>& devices, const BufferAllocator& allocate,
                  Gpus* gpus, CollectiveGpus* collectives)
     : collectives_(collectives) {
-  // Environments point to variables, which stay where they are.
+  // Variables are heap-allocated, because environments point to them.
   for (const WorkerDevice& each : devices) {
     const std::optional<TaskDevice> parsed = ParseDeviceName(each.name);
     FERRY_CHECK(parsed.has_value());
@@ -86,7 +86,7 @@ absl::StatusOr<std::shared_ptr<const Kernel>> Session::KernelFor(const graph::No
   auto copy = std::make_shared<graph::Node>(node);
   absl::MutexLock lock(&mu_);
   if (stateful_.size() >= kMaxStatefulKernels) return kernel;
-  // One of that name that is another op stays: graphs of one session agree on their nodes.
+  // A different op of that name keeps its entry: a session's graphs normally agree on their nodes.
   const auto [found, is_new] =
       stateful_.emplace(node.name(), StatefulKernel{std::move(copy), device, kernel});
   const bool is_same =

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A master's session at a worker: its graphs, and what outlives its steps.
+// Session: a master's session at a worker: its graphs, and state that outlives steps.
 #ifndef FERRY_TENSORFLOW_WORKER_SESSION_H_
 #define FERRY_TENSORFLOW_WORKER_SESSION_H_
 
@@ -26,7 +26,7 @@ namespace ferry::worker {
 class CollectiveGpus;
 class RegisteredGraph;
 
-// A device of a worker, as GetStatus tells of it.
+// A device of a worker, as reported by GetStatus.
 struct WorkerDevice {
   // "/job:worker/replica:0/task:1/device:CPU:0".
   std::string name;
@@ -34,22 +34,23 @@ struct WorkerDevice {
   std::string type;
   int64_t memory_bytes = 0;
   uint64_t incarnation = 0;
-  // Of a GPU: its number in this process, and what TensorFlow says of it ("device: 0, name: ...").
+  // For a GPU: its ordinal in this process, and TensorFlow's description ("device: 0, name: ...").
   int gpu_ordinal = 0;
   std::string description;
-  // -1: not known.
+  // -1: unknown.
   int numa_node = -1;
 };
 
 using BufferAllocator = std::function<absl::StatusOr<std::shared_ptr<Buffer>>(size_t bytes)>;
 
-// The devices of a worker with their variables. Thread-safe; shared by sessions that do not ask for
-// their own.
+// A worker's devices and their variables. Thread-safe; shared by sessions that do not request
+// isolation.
 class Devices final {
  public:
-  //   devices: their names are full ones. allocate: see KernelEnvironment; may be empty.
-  //   gpus: may be null, and then GPUs compute nothing; outlives this.
-  //   collectives: of those GPUs; may be null, and then collectives go by the host. Outlives this.
+  //   devices: with full names. allocate: see KernelEnvironment; may be empty.
+  //   gpus: may be null: then GPUs compute nothing. Must outlive this.
+  //   collectives: for those GPUs; may be null: then collectives go through the host. Must outlive
+  //   this.
   Devices(const std::vector<WorkerDevice>& devices, const BufferAllocator& allocate, Gpus* gpus,
           CollectiveGpus* collectives = nullptr);
 
@@ -57,10 +58,10 @@ class Devices final {
   const std::string& name(int device) const { return at(device).name; }
   const std::string& type(int device) const { return at(device).type; }
   const KernelEnvironment& environment(int device) const { return at(device).environment; }
-  // Empty for a device that is no GPU, or cannot be used.
+  // Empty for a device that is not a GPU, or is unusable.
   const OpenGpu& open_gpu(int device) const { return at(device).open_gpu; }
   CollectiveGpus* collectives() const { return collectives_; }
-  // By a name in any form that TensorFlow has; -1 if there is none.
+  // Accepts a name in any of TensorFlow's forms; returns -1 if there is none.
   int Find(absl::string_view name) const;
 
   // See Variables.
@@ -86,12 +87,12 @@ class Devices final {
 
 struct SessionOptions {
   std::string handle;
-  // Whose it is, and in which of its lives. May be empty.
+  // The master and its incarnation. May be empty.
   std::string master_task;
   int64_t master_incarnation = 0;
 };
 
-// Thread-safe. Shared by the table of sessions and by calls that are under way.
+// Thread-safe. Shared by the table of sessions and pending calls.
 class Session final {
  public:
   Session(SessionOptions options, std::shared_ptr<Devices> devices)
@@ -101,18 +102,18 @@ class Session final {
   const SessionOptions& options() const { return options_; }
   const std::shared_ptr<Devices>& devices() const { return devices_; }
 
-  // The kernel of a node: a new one, but for stateful ops that the session has had before.
+  // Returns a kernel for the node: a new one, except for stateful ops that the session already has.
   //   Errors: as MakeKernel.
   absl::StatusOr<std::shared_ptr<const Kernel>> KernelFor(const graph::Node& node, int device)
       ABSL_LOCKS_EXCLUDED(mu_);
 
-  //   Errors: RESOURCE_EXHAUSTED when there are `max_graphs`.
+  //   Errors: RESOURCE_EXHAUSTED if there are `max_graphs` already.
   absl::Status AddGraph(std::shared_ptr<const RegisteredGraph> graph, size_t max_graphs)
       ABSL_LOCKS_EXCLUDED(mu_);
-  // Null if there is none.
+  // Returns null if there is none.
   std::shared_ptr<const RegisteredGraph> FindGraph(absl::string_view handle) const
       ABSL_LOCKS_EXCLUDED(mu_);
-  // False if there is none.
+  // Returns false if there is none.
   bool RemoveGraph(absl::string_view handle) ABSL_LOCKS_EXCLUDED(mu_);
   size_t graph_count() const ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -126,7 +127,7 @@ class Session final {
   const SessionOptions options_;
   const std::shared_ptr<Devices> devices_;
   mutable absl::Mutex mu_;
-  // By the names of their nodes.
+  // Keyed by node name.
   absl::flat_hash_map<std::string, StatefulKernel> stateful_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<std::string, std::shared_ptr<const RegisteredGraph>> graphs_
       ABSL_GUARDED_BY(mu_);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A queue with two bounds.
+// A queue limited in records and nodes.
 #include "tensorflow/worker/step_ring.h"
 
 #include <utility>
@@ -10,7 +10,7 @@ namespace ferry::worker {
 
 void StepRing::Add(StepRecord record) {
   auto kept = std::make_shared<const StepRecord>(std::move(record));
-  // Freed without the lock.
+  // Destroyed after the lock is released.
   std::vector<Record> gone;
   absl::MutexLock lock(&mu_);
   nodes_ += kept->times.size();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// StepRing: what the last steps of a worker did, node by node.
+// StepRing: node timings of a worker's last runs.
 #ifndef FERRY_TENSORFLOW_WORKER_STEP_RING_H_
 #define FERRY_TENSORFLOW_WORKER_STEP_RING_H_
 
@@ -19,13 +19,13 @@
 
 namespace ferry::worker {
 
-// What is said of a node; outlives its graph, and holds nothing else of it.
+// Description of a node; holds no reference to its graph.
 struct NodeLabel {
   PlanNode::Kind kind = PlanNode::Kind::kCompute;
   std::string name;
   std::string op;
   std::string device;
-  // Of exchange nodes.
+  // For communication nodes.
   std::string key;
   std::string edge;
   std::string src_device;
@@ -40,25 +40,25 @@ struct StepRecord {
   int64_t end_ns = 0;
   absl::StatusCode code = absl::StatusCode::kOk;
   std::shared_ptr<const NodeLabels> labels;
-  // One for each label.
+  // One per label.
   std::vector<NodeTimes> times;
 };
 
-// Thread-safe. The oldest goes first, when there are too many runs or too many nodes in them.
+// Thread-safe. Drops the oldest runs when there are too many runs or nodes.
 class StepRing final {
  public:
   using Record = std::shared_ptr<const StepRecord>;
 
-  //   max_runs: 0: nothing is kept.
+  //   max_runs: 0: no runs are kept.
   StepRing(size_t max_runs, size_t max_nodes) : max_runs_(max_runs), max_nodes_(max_nodes) {}
 
-  // Whether runs of graphs of that size are kept.
+  // True if runs of graphs of that size are kept.
   bool Takes(int nodes) const { return max_runs_ > 0 && static_cast<size_t>(nodes) <= max_nodes_; }
   size_t max_runs() const { return max_runs_; }
 
   // REQUIRES: Takes().
   void Add(StepRecord record) ABSL_LOCKS_EXCLUDED(mu_);
-  // Runs of these steps, the oldest first.
+  // Returns the runs of these steps, oldest first.
   std::vector<Record> Find(absl::Span<const int64_t> step_ids) const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:

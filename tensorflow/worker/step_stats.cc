@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Absolute times into relative ones.
+// Converts absolute times to TensorFlow's relative ones.
 #include "tensorflow/worker/step_stats.h"
 
 #include <string>
@@ -35,7 +35,7 @@ std::string CollectiveLabel(const CollectiveNode& node, const NodeTimes& times) 
                       times.path);
 }
 
-// "z = AddV2(x, y)", which TensorFlow's timeline takes apart.
+// "z = AddV2(x, y)", the format that TensorFlow's timeline parses.
 std::string ComputeLabel(const tensorflow::NodeDef& node) {
   constexpr int kMaxInputs = 100;
   std::string text = absl::StrCat(node.name(), " = ", node.op(), "(");
@@ -63,12 +63,12 @@ void Fill(const Plan::Node& node, const tensorflow::NodeDef& def, const NodeTime
   }
   if (node.kind == PlanNode::Kind::kCompute) {
     row.set_timeline_label(ComputeLabel(def));
-    // The timeline draws what goes from one to another by these; how large they are is not known.
+    // The timeline draws edges from these; the outputs' sizes are not known.
     for (int i = 0; i < node.output_count; ++i) row.add_output()->set_slot(i);
   }
   if (!node.key.has_value()) return;
   row.set_timeline_label(TransferLabel(node, times));
-  // The label rounds.
+  // The exact size: the label rounds it.
   row.add_output()
       ->mutable_tensor_description()
       ->mutable_allocation_description()
@@ -79,7 +79,7 @@ bool CameFromElsewhere(const Plan::Node& node) {
   return node.kind == PlanNode::Kind::kRecv && node.key->src().task != node.key->dst().task;
 }
 
-// Of the nodes that ran and that `is_wanted` takes.
+// Adds rows for the nodes that ran and for which `is_wanted` returns true.
 template <typename Predicate>
 void FillRows(const RegisteredGraph& graph, const std::vector<NodeTimes>& times,
               Predicate is_wanted, tensorflow::StepStats& stats) {
@@ -95,7 +95,7 @@ void FillRows(const RegisteredGraph& graph, const std::vector<NodeTimes>& times,
       device = stats.add_dev_stats();
       device->set_device(graph.devices().name(node.device));
     }
-    // Nodes have the same numbers in both.
+    // Node numbers are the same in the plan and the graph.
     Fill(node, graph.graph().node(i).def, each, *device->add_node_stats());
   }
 }

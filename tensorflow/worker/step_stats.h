@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a run took, as TensorFlow's clients read it.
+// Converts node timings to TensorFlow's StepStats.
 #ifndef FERRY_TENSORFLOW_WORKER_STEP_STATS_H_
 #define FERRY_TENSORFLOW_WORKER_STEP_STATS_H_
 
@@ -11,14 +11,14 @@
 
 namespace ferry::worker {
 
-// A row for each node that ran, under its device: "z = AddV2(x, y)". TransferEngine nodes say what
-// went where, how much and how: "[64.0KB] edge_3_x from /job:... to /job:... by shm".
-//   times: one for each node of the graph's plan, in nanoseconds since 1970.
+// Adds a row per node that ran, under its device: "z = AddV2(x, y)". Communication nodes give size,
+// endpoints and path: "[64.0KB] edge_3_x from /job:... to /job:... by shm".
+//   times: one per node of the graph's plan, in nanoseconds since 1970.
 void FillStepStats(const RegisteredGraph& graph, const std::vector<NodeTimes>& times,
                    tensorflow::StepStats& stats);
 
-// A row for each tensor that came from another worker, under the device it came to: what Logging
-// answers.
+// Adds a row per tensor received from another worker, under the receiving device: the content of
+// Logging responses.
 void FillTransfers(const RegisteredGraph& graph, const std::vector<NodeTimes>& times,
                    tensorflow::StepStats& stats);
 

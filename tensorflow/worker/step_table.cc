@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Entries are made before a step is opened, so that a cleanup that comes in between finds them.
+// Entries are added before a step is opened, so that a concurrent cleanup finds them.
 #include "tensorflow/worker/step_table.h"
 
 #include <utility>
@@ -60,7 +60,7 @@ absl::StatusOr<std::shared_ptr<StepTransfers>> StepTable::Open(int64_t step_id,
     if (found->second.graphs.empty()) steps_.erase(found);
     return exchange;
   }
-  // Whoever ends a session looks for its steps after that, and finds what was entered before.
+  // Ending a session removes it first and then its steps, so a later entry is cleaned up there.
   if (is_alive()) return exchange;
   Cleanup(step_id);
   return absl::AbortedError(absl::StrCat("step ", step_id, " is over: its session has ended"));
@@ -80,7 +80,7 @@ absl::StatusOr<StepTable::Piece> StepTable::BeginPiece(int64_t step_id, absl::st
   FERRY_RETURN_IF_ERROR(Enter(step_id, session, graph, &piece));
   absl::StatusOr<std::shared_ptr<StepTransfers>> exchange = Open(step_id, graph, is_alive);
   if (!exchange.ok()) {
-    // Other pieces wait for a run that will not be.
+    // Other pieces wait for this run, which will not start.
     if (piece.is_first) piece.run->EndRun(exchange.status());
     return exchange.status();
   }
@@ -97,7 +97,7 @@ void StepTable::Keep(int64_t step_id, Budget::Share feeds) {
 void StepTable::AddRun(int64_t step_id, std::shared_ptr<GraphRun> run) {
   absl::MutexLock lock(&mu_);
   const auto found = steps_.find(step_id);
-  // Else it is over: the step's exchange tells the run so.
+  // The step is over: the run learns that from the step's transfers.
   if (found == steps_.end()) return;
   const GraphRun* const key = run.get();
   found->second.runs.emplace(key, std::move(run));
@@ -119,7 +119,7 @@ void StepTable::Cleanup(int64_t step_id) {
     step = std::move(found->second);
     steps_.erase(found);
   }
-  // One that does not wait for anything would go on to its end.
+  // A run without pending receives would otherwise continue to its end.
   for (const auto& [key, run] : step.runs) {
     run->Cancel(MakeDerived(absl::AbortedError(absl::StrCat("step ", step_id, " is over"))));
   }

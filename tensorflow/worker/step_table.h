@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// StepTable: which steps are open at a worker, and what runs in them.
+// StepTable: a worker's open steps and their runs.
 #ifndef FERRY_TENSORFLOW_WORKER_STEP_TABLE_H_
 #define FERRY_TENSORFLOW_WORKER_STEP_TABLE_H_
 
@@ -23,47 +23,47 @@
 
 namespace ferry::worker {
 
-// Thread-safe. A step is here from its first run until it is cleaned up, by its master or because
-// its session has ended.
+// Thread-safe. A step is open from its first run until its master cleans it up, or its session
+// ends.
 class StepTable final {
  public:
-  // `exchanges` outlives it.
+  // `exchanges` must outlive it.
   StepTable(StepExchanges& exchanges, size_t max_steps)
       : exchanges_(exchanges), max_steps_(max_steps) {}
 
-  // Whether the session of a run that begins is there still: it may have ended since it was looked
-  // up, and then nobody would clean up the step.
+  // Returns true if the run's session still exists. It may have ended since it was looked up, and
+  // then nothing else would clean up the step.
   using IsAlive = absl::FunctionRef<bool()>;
 
-  // A run of `graph` begins in the step.
-  //   Errors: ABORTED if the graph has been run in it, the step or its session is over, or it is
-  //   another session's; RESOURCE_EXHAUSTED naming the limit.
+  // Begins a run of `graph` in the step.
+  //   Errors: ABORTED if the graph has already run in it, the step or its session is over, or the
+  //   step belongs to another session; RESOURCE_EXHAUSTED naming the limit.
   absl::StatusOr<std::shared_ptr<StepTransfers>> Begin(int64_t step_id, absl::string_view session,
                                                        absl::string_view graph, IsAlive is_alive)
       ABSL_LOCKS_EXCLUDED(mu_);
 
-  // A piece of a run of `graph` that is fed and fetched in pieces.
+  // One piece of a partial run of `graph`.
   struct Piece {
     std::shared_ptr<StepTransfers> exchange;
     std::shared_ptr<PartialRun> run;
-    // It is the first one, of however many come at once: the run is to be started.
+    // True for exactly one of concurrent pieces: its caller must start the run.
     bool is_first = false;
   };
-  //   Errors: as of Begin.
+  //   Errors: as Begin.
   absl::StatusOr<Piece> BeginPiece(int64_t step_id, absl::string_view session,
                                    absl::string_view graph, IsAlive is_alive)
       ABSL_LOCKS_EXCLUDED(mu_);
 
-  // What the step's feeds take, until the step is over.
+  // Holds the memory reserved for feeds until the step is over.
   void Keep(int64_t step_id, Budget::Share feeds) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // What runs there, to be ended with the step.
+  // Adds a run, to be cancelled when the step ends.
   void AddRun(int64_t step_id, std::shared_ptr<GraphRun> run) ABSL_LOCKS_EXCLUDED(mu_);
   void RemoveRun(int64_t step_id, const GraphRun* run) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Ends the step: its runs, and whatever waits in it.
+  // Ends the step: cancels its runs and pending transfers.
   void Cleanup(int64_t step_id) ABSL_LOCKS_EXCLUDED(mu_);
-  // Those of a session.
+  // Ends all steps of a session.
   void CleanupSession(absl::string_view session) ABSL_LOCKS_EXCLUDED(mu_);
   void CleanupAll() ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -72,18 +72,18 @@ class StepTable final {
  private:
   struct Step {
     std::string session;
-    // Those that have been run, by their handles.
+    // Handles of graphs that have run.
     absl::flat_hash_set<std::string> graphs;
     absl::flat_hash_map<const GraphRun*, std::shared_ptr<GraphRun>> runs;
     absl::flat_hash_map<std::string, std::shared_ptr<PartialRun>> partial;
     Budget::Share feeds;
   };
 
-  // Makes or finds the entry of the step, with the graph in it.
-  //   piece: null for a run that is none.
+  // Creates or finds the step's entry, and adds the graph to it.
+  //   piece: null if it is not a partial run.
   absl::Status Enter(int64_t step_id, absl::string_view session, absl::string_view graph,
                      Piece* piece) ABSL_LOCKS_EXCLUDED(mu_);
-  // Of what was entered: the step's exchange, or nothing of it stays.
+  // Opens the step's transfers; on failure undoes Enter.
   absl::StatusOr<std::shared_ptr<StepTransfers>> Open(int64_t step_id, absl::string_view graph,
                                                       IsAlive is_alive) ABSL_LOCKS_EXCLUDED(mu_);
 

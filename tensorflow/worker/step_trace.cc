@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Records into messages.
+// Converts run records to messages.
 #include "tensorflow/worker/step_trace.h"
 
 #include <fstream>
@@ -24,7 +24,7 @@ TraceLabel::Kind KindOf(PlanNode::Kind kind) {
     case PlanNode::Kind::kRecv:
       return TraceLabel::RECV;
     case PlanNode::Kind::kCompute:
-    // Its op says what it is.
+    // Named by its op.
     case PlanNode::Kind::kCollective:
       break;
   }
@@ -60,7 +60,7 @@ NodeLabels LabelsOf(const RegisteredGraph& graph) {
     NodeLabel& label = labels.emplace_back();
     label.kind = node.kind;
     label.name = node.name;
-    // Nodes have the same numbers in both.
+    // Node numbers are the same in the plan and the graph.
     label.op = graph.graph().node(i).def.op();
     label.device = graph.devices().name(node.device);
     if (!node.key.has_value()) continue;
@@ -73,7 +73,7 @@ NodeLabels LabelsOf(const RegisteredGraph& graph) {
 }
 
 void FillTrace(absl::Span<const StepRing::Record> records, ferry::v1::TraceProcess& process) {
-  // Where the labels of a graph begin among those of all.
+  // Offset of each graph's labels among all labels.
   absl::flat_hash_map<const NodeLabels*, int> first_label;
   std::set<int> threads;
   for (const StepRing::Record& record : records) {
@@ -104,7 +104,7 @@ void FillTrace(absl::Span<const StepRing::Record> records, ferry::v1::TraceProce
   for (const int id : threads) {
     ferry::v1::TraceThread& thread = *process.add_threads();
     thread.set_id(id);
-    // It may have ended, or have no name of its own.
+    // The thread may have ended, or have no name of its own.
     const std::string name = FirstLine(absl::StrCat("/proc/self/task/", id, "/comm"));
     thread.set_name(name.empty() ? absl::StrCat("thread ", id) : name);
   }

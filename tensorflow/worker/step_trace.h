@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a worker says of its last steps to those who ask.
+// Traces of a worker's last runs, as messages.
 #ifndef FERRY_TENSORFLOW_WORKER_STEP_TRACE_H_
 #define FERRY_TENSORFLOW_WORKER_STEP_TRACE_H_
 
@@ -9,10 +9,10 @@
 
 namespace ferry::worker {
 
-// One for each node of the plan.
+// Returns one label per node of the plan.
 NodeLabels LabelsOf(const RegisteredGraph& graph);
 
-// Adds these runs, their labels and their threads to `process`, and what its clock says.
+// Adds these runs, their labels and their threads to `process`, and a reading of its clock.
 void FillTrace(absl::Span<const StepRing::Record> records, ferry::v1::TraceProcess& process);
 
 }  // namespace ferry::worker

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// StepTransfers: how the tensors of one step get from node to node, whoever has them.
+// StepTransfers: sends and receives of one step, in or between processes.
 #ifndef FERRY_TENSORFLOW_WORKER_STEP_TRANSFERS_H_
 #define FERRY_TENSORFLOW_WORKER_STEP_TRANSFERS_H_
 
@@ -15,27 +15,27 @@
 
 namespace ferry::worker {
 
-// One step of this worker; thread-safe. RemoteRendezvous says what its operations promise.
+// One step of this worker; thread-safe. RemoteRendezvous documents the semantics.
 class StepTransfers {
  public:
   virtual ~StepTransfers() = default;
   // `tensor` is not valid if `is_dead`.
   virtual absl::Status Send(const RendezvousKey& key, Tensor tensor, bool is_dead) = 0;
-  // `done` may run inside.
+  // `done` may be called before RecvAsync returns.
   virtual void RecvAsync(const RendezvousKey& key, RecvArgs args, RecvCallback done) = 0;
-  // Ends everything in the step, for good; the first one stays.
+  // Fails all operations of the step, for good; the first reason is kept.
   virtual void Abort(const absl::Status& why) = 0;
 };
 
-// The steps of this worker. Thread-safe; outlives the worker's runs.
+// The steps of this worker. Thread-safe; must outlive the worker's runs.
 class StepExchanges {
  public:
   virtual ~StepExchanges() = default;
-  // Tensors will come from that worker: finds out where it is, which may block.
+  // Prepares for tensors from that worker: resolves its address, which may block.
   virtual absl::Status Reach(const TaskName& task) = 0;
-  //   Errors: ABORTED the step is over; RESOURCE_EXHAUSTED.
+  //   Errors: ABORTED if the step is over; RESOURCE_EXHAUSTED.
   virtual absl::StatusOr<std::shared_ptr<StepTransfers>> Open(int64_t step_id) = 0;
-  // The step is over: what waits in it ends ABORTED, and so does what comes later.
+  // Ends the step: pending and later operations in it fail with ABORTED.
   virtual void Cleanup(int64_t step_id) = 0;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One queue for all threads.
+// One queue shared by all threads.
 #include "tensorflow/worker/thread_pool.h"
 
 #include <utility>
@@ -38,7 +38,7 @@ void ThreadPool::Loop() {
     {
       absl::MutexLock lock(&mu_);
       while (queue_.empty()) {
-        // Others may still add to the queue, and are there for that.
+        // Running functions may still add to the queue; their threads will drain it.
         if (is_stopping_) return;
         ++idle_;
         has_work_.Wait(&mu_);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ThreadPool: threads for what takes long but waits for nobody.
+// ThreadPool: threads for functions that take long but do not block.
 #ifndef FERRY_TENSORFLOW_WORKER_THREAD_POOL_H_
 #define FERRY_TENSORFLOW_WORKER_THREAD_POOL_H_
 
@@ -16,18 +16,19 @@
 
 namespace ferry::worker {
 
-// Thread-safe. Functions begin in the order in which they came.
+// Thread-safe. Functions start in FIFO order.
 class ThreadPool final {
  public:
-  //   name: of the threads, which are numbered; at most 12 characters. thread_count: at least 1.
+  //   name: prefix of the threads' names, which are numbered; at most 12 characters. thread_count:
+  //   at least 1.
   ThreadPool(const std::string& name, int thread_count);
-  // Runs what has come, and waits for it. Not on one of the threads.
+  // Runs all queued functions and joins the threads. Must not be called on one of them.
   ~ThreadPool();
 
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
-  // Runs it on one of the threads. A function may add others, up to the end.
+  // Runs the function on one of the threads. Functions may add others, even during destruction.
   void Run(absl::AnyInvocable<void() &&> function) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
@@ -38,7 +39,7 @@ class ThreadPool final {
   std::deque<absl::AnyInvocable<void() &&>> queue_ ABSL_GUARDED_BY(mu_);
   int idle_ ABSL_GUARDED_BY(mu_) = 0;
   bool is_stopping_ ABSL_GUARDED_BY(mu_) = false;
-  // Last, so that they go first.
+  // Declared last, so that the threads are joined first.
   std::vector<std::unique_ptr<Thread>> threads_;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A queue of steps with two bounds.
+// A queue limited in steps and rows.
 #include "tensorflow/worker/transfer_log.h"
 
 #include <algorithm>

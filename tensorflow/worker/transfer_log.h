@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// TransferLog: what came from other workers, kept for masters that ask with Logging.
+// TransferLog: tensors received from other workers, kept for masters that use Logging.
 #ifndef FERRY_TENSORFLOW_WORKER_TRANSFER_LOG_H_
 #define FERRY_TENSORFLOW_WORKER_TRANSFER_LOG_H_
 
@@ -15,20 +15,20 @@
 
 namespace ferry::worker {
 
-// Thread-safe. While anybody wants it; what nobody fetches goes when there are too many steps or
-// rows, the oldest first.
-// Source: tensorflow/core/distributed_runtime/worker_cache_logger.cc, which holds as many steps.
+// Thread-safe. Records while switched on. Drops the oldest entries that were not fetched when there
+// are too many steps or rows.
+// Source: tensorflow/core/distributed_runtime/worker_cache_logger.cc, which keeps as many steps.
 class TransferLog final {
  public:
   TransferLog(size_t max_steps, size_t max_rows) : max_steps_(max_steps), max_rows_(max_rows) {}
 
-  // Each who switches it on switches it off again: it is on for as long as anyone wants it.
+  // Reference-counted: each user that switches it on must switch it off.
   void Switch(bool on) ABSL_LOCKS_EXCLUDED(mu_);
   bool is_on() const ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Of one run in a step, which may have several. Nothing is kept of one without rows.
+  // Adds the rows of one run; a step may have several. Runs without rows are not kept.
   void Add(int64_t step_id, tensorflow::StepStats rows) ABSL_LOCKS_EXCLUDED(mu_);
-  // What is kept of all runs in the step, and then no longer is; nothing if nothing is.
+  // Returns and removes the rows of all runs in the step; nullopt if there are none.
   std::optional<tensorflow::StepStats> Take(int64_t step_id) ABSL_LOCKS_EXCLUDED(mu_);
   void Clear() ABSL_LOCKS_EXCLUDED(mu_);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tables of containers and variables.
+// Tables of containers and variables.
 #include "tensorflow/worker/variables.h"
 
 #include <vector>
@@ -13,7 +13,7 @@
 namespace ferry::worker {
 namespace {
 
-// "ferry.resource:<length>:<length>:" and the three parts: names may hold any byte.
+// "ferry.resource:<length>:<length>:" and the three parts: names may contain any byte.
 constexpr absl::string_view kMark = "ferry.resource:";
 
 bool TakeLength(absl::string_view& text, size_t& length) {
@@ -64,7 +64,8 @@ void Variable::Assign(Tensor value) {
 }
 
 bool Variable::IsUnshared() const {
-  // The copy, and not just a look at the count: it also sees what those did who have let go of it.
+  // Copies the pointer rather than only reading the count: this synchronises with threads that
+  // dropped their references.
   const std::shared_ptr<Buffer> buffer = value_.buffer();
   return buffer != nullptr && buffer.use_count() == 2;
 }
@@ -103,7 +104,7 @@ absl::StatusOr<std::shared_ptr<Variable>> Variables::FindOrCreate(const Resource
 }
 
 void Variables::Clear(absl::Span<const std::string> containers) {
-  // Tensors are released without the lock.
+  // Tensors are released after the lock.
   std::vector<Container> cleared;
   absl::MutexLock lock(&mu_);
   const auto clear = [this, &cleared](const std::string& name) ABSL_NO_THREAD_SAFETY_ANALYSIS {

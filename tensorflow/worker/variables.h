@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Variables: what outlives the steps of a device, in containers that a reset clears.
+// Variables: state that outlives a device's steps, in containers that a reset clears.
 #ifndef FERRY_TENSORFLOW_WORKER_VARIABLES_H_
 #define FERRY_TENSORFLOW_WORKER_VARIABLES_H_
 
@@ -19,9 +19,9 @@
 
 namespace ferry::worker {
 
-// A resource is known by its name: a tensor of type resource is a scalar string that holds this, so
-// that it may be copied, kept and sent like any other, and points nowhere when the variable is
-// gone.
+// A resource is identified by name: a tensor of type resource is a scalar string that holds this
+// handle. It can be copied, stored and sent like any other tensor, and never dangles: a lookup
+// fails if the variable is gone.
 struct ResourceHandle {
   std::string device;
   std::string container;
@@ -31,22 +31,22 @@ struct ResourceHandle {
 };
 
 Tensor HandleToTensor(const ResourceHandle& handle);
-//   Errors: INVALID_ARGUMENT for a tensor that HandleToTensor did not make.
+//   Errors: INVALID_ARGUMENT for a tensor that was not made by HandleToTensor.
 absl::StatusOr<ResourceHandle> HandleFromTensor(const Tensor& tensor);
 
-// Thread-safe. Shared by the table it is in and by the kernels that use it.
+// Thread-safe. Shared by its table and the kernels that use it.
 class Variable final {
  public:
   explicit Variable(DataType dtype) : dtype_(dtype) {}
 
   DataType dtype() const { return dtype_; }
-  // No tensor until it has been assigned to.
+  // Invalid until the first assignment.
   Tensor value() const ABSL_LOCKS_EXCLUDED(mu_);
   void Assign(Tensor value) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Calls update(value, is_own) under the lock: it returns what the variable is from now on.
-  //   is_own: nobody else sees the value, and it may be written in place.
-  // Returns what `update` failed with, if it did.
+  // Calls update(value, is_own) under the lock, which returns the variable's new value.
+  //   is_own: the value has no other users and may be written in place.
+  // Returns the error of `update`, if any.
   template <typename Update>
   absl::Status Modify(Update&& update) ABSL_LOCKS_EXCLUDED(mu_) {
     absl::MutexLock lock(&mu_);
@@ -63,18 +63,18 @@ class Variable final {
   const DataType dtype_;
   mutable absl::Mutex mu_;
   Tensor value_ ABSL_GUARDED_BY(mu_);
-  // Made by Modify: its buffer is of this device's allocator, and nobody's else.
+  // Made by Modify: the buffer is from this device's allocator and not shared.
   bool is_own_ ABSL_GUARDED_BY(mu_) = false;
 };
 
-// Thread-safe. One for each device; variables are there from their first assignment on.
+// Thread-safe. One per device; variables are created by their first assignment.
 class Variables final {
  public:
-  // Where variables are that name no container. TensorFlow calls it as the device's job, which is
+  // Container of variables that name none. TensorFlow names it after the device's job, which is
   // this one on every worker (tensorflow/graph/device_set.h), so clients may clear it by that name.
   static constexpr absl::string_view kDefaultContainer = "worker";
 
-  //   device: its full name; handles of another device are refused.
+  //   device: its full name; handles of other devices are rejected.
   explicit Variables(std::string device) : device_(std::move(device)) {}
 
   const std::string& device() const { return device_; }
@@ -82,12 +82,12 @@ class Variables final {
   //   Errors: NOT_FOUND with TensorFlow's text; INVALID_ARGUMENT for a handle of another device.
   absl::StatusOr<std::shared_ptr<Variable>> Find(const ResourceHandle& handle) const
       ABSL_LOCKS_EXCLUDED(mu_);
-  // The one that is there, whatever its type, or a new one of `dtype`.
+  // Returns the existing variable, whatever its type, or a new one of `dtype`.
   //   Errors: INVALID_ARGUMENT for a handle of another device.
   absl::StatusOr<std::shared_ptr<Variable>> FindOrCreate(const ResourceHandle& handle,
                                                          DataType dtype) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Forgets the variables in these containers; kernels that are at one of them finish with it.
+  // Removes the variables in these containers; kernels that are using one finish with it.
   //   containers: empty: the default one, as for a client's Reset.
   void Clear(absl::Span<const std::string> containers) ABSL_LOCKS_EXCLUDED(mu_);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sessions and graphs.
+// Sessions and graph registration.
 #include "tensorflow/worker/worker.h"
 
 #include <algorithm>
@@ -19,7 +19,7 @@ namespace {
 
 int ThreadCount(int wanted) {
   if (wanted > 0) return wanted;
-  // Two at least: one may be at something long.
+  // At least two, so that one long node does not block the others.
   return std::max(2, Usable().processors);
 }
 
@@ -47,7 +47,7 @@ Worker::Worker(StepExchanges& exchanges, WorkerOptions options)
 
 Worker::~Worker() {
   steps_.CleanupAll();
-  // Nothing waits any more; kernels that are running come to their end.
+  // Nothing is pending any more; wait for running kernels to finish.
   const auto is_idle = [this]() ABSL_SHARED_LOCKS_REQUIRED(busy_mu_) { return busy_ == 0; };
   busy_mu_.LockWhen(absl::Condition(&is_idle));
   busy_mu_.Unlock();
@@ -129,7 +129,7 @@ absl::StatusOr<std::string> Worker::RegisterGraph(const SessionHandle& session,
   FERRY_ASSIGN_OR_RETURN(graph::Graph graph,
                          graph::Graph::Create(std::move(def), options_.host_name, limits));
   FERRY_ASSIGN_OR_RETURN(Budget::Share constants, ShareOfConstants(graph));
-  // With the worker's life in it: what a former life has registered is not to be found here.
+  // Contains the worker's incarnation: handles from an earlier incarnation must not match.
   std::string handle = absl::StrFormat("%s-%x", handle_prefix_, next_graph_.fetch_add(1) + 1);
   FERRY_ASSIGN_OR_RETURN(std::shared_ptr<const RegisteredGraph> registered,
                          RegisteredGraph::Create(handle, std::move(graph), options_.task, *found,

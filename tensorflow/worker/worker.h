@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Worker: runs parts of graphs for masters; what WorkerService says, without the wire.
+// Worker: runs parts of graphs for masters; WorkerService without the wire format.
 #ifndef FERRY_TENSORFLOW_WORKER_WORKER_H_
 #define FERRY_TENSORFLOW_WORKER_WORKER_H_
 
@@ -41,22 +41,22 @@ class CollectiveGpus;
 
 struct WorkerOptions {
   TaskName task;
-  // At least the host's, first.
+  // At least the host device, first.
   std::vector<WorkerDevice> devices;
-  // Of memory for what kernels compute; empty: the heap.
+  // Allocates memory for kernels; empty: the heap.
   BufferAllocator allocate;
-  // Of this process; null: devices that are GPUs compute nothing. Outlives the worker.
+  // The process's GPUs; null: GPU devices compute nothing. Must outlive the worker.
   Gpus* gpus = nullptr;
-  // Of `gpus`; null: no collective goes by NCCL.
+  // For `gpus`; null: collectives do not use NCCL.
   std::shared_ptr<CollectiveGpus> collectives;
-  // Stands in errors about unknown ops.
+  // Named in errors about unknown ops.
   std::string host_name = "this machine";
-  // Nodes that run at the same time; 0: as many as there are processors.
+  // Nodes that run concurrently; 0: one per processor.
   int thread_count = 0;
   WorkerLimits limits;
 };
 
-// Which session a call is of; none: the one that every worker has.
+// The session of a call; nullopt: the default session that every worker has.
 using SessionHandle = std::optional<std::string>;
 
 // One run of a graph.
@@ -66,74 +66,75 @@ struct RunRequest {
   int64_t step_id = 0;
   // 0: none.
   int64_t request_id = 0;
-  // By their keys; what is sent into the step before anything runs.
+  // By key; sent into the step before anything runs.
   std::vector<std::pair<std::string, Tensor>> feeds;
-  // What they take (Worker::ShareOfFeeds).
+  // Memory reserved for the feeds (Worker::ShareOfFeeds).
   Budget::Share feed_share;
-  // What is wanted when all has run.
+  // Keys to return when everything has run.
   std::vector<std::string> fetches;
-  // The graph is fed and fetched in pieces, of which this is one, or the last.
+  // This is one piece, or the last, of a partial run.
   bool is_partial = false;
   bool is_last_partial = false;
   bool record_times = false;
 };
 
 struct RunResult {
-  // In the order of `fetches`, without those that were there before.
+  // In the order of `fetches`, without those returned earlier.
   std::vector<std::pair<std::string, Tensor>> fetched;
-  // What has run; null if nothing has been.
+  // The graph that ran; null if none did.
   std::shared_ptr<const RegisteredGraph> graph;
-  // With record_times: that of each node of the plan.
+  // With record_times: one per node of the plan.
   std::vector<NodeTimes> times;
 };
 
-// Thread-safe. Owns the threads that nodes run on ("ferry-op-N").
+// Thread-safe. Owns the threads that run nodes ("ferry-op-N").
 class Worker final {
  public:
   using RunDone = absl::AnyInvocable<void(absl::Status, RunResult) &&>;
 
-  // `exchanges` outlives it.
+  // `exchanges` must outlive it.
   Worker(StepExchanges& exchanges, WorkerOptions options);
-  // Ends all steps, and waits for what runs. No other call is under way, nor comes.
+  // Ends all steps, and blocks until running work has ended. REQUIRES: no concurrent or later
+  // calls.
   ~Worker();
 
   const WorkerOptions& options() const { return options_; }
 
   //   Errors: INVALID_ARGUMENT for an empty handle; RESOURCE_EXHAUSTED.
-  // Sessions of the same master in another life are deleted.
-  //   is_isolated: variables are its own.
+  // Deletes sessions of earlier incarnations of the same master.
+  //   is_isolated: the session has its own variables.
   absl::Status CreateSession(SessionOptions session, bool is_isolated) ABSL_LOCKS_EXCLUDED(mu_);
-  // With its graphs and steps. None of that name: nothing happens.
+  // Deletes the session with its graphs and steps. Unknown handles are ignored.
   void DeleteSession(const std::string& handle) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Returns the graph's handle. Takes time for the graph, and may block.
-  //   Errors: as Graph::Create and RegisteredGraph::Create; ABORTED unknown session;
+  // Returns the graph's handle. Takes time proportional to the graph, and may block.
+  //   Errors: as Graph::Create and RegisteredGraph::Create; ABORTED for an unknown session;
   //   RESOURCE_EXHAUSTED.
   absl::StatusOr<std::string> RegisterGraph(const SessionHandle& session, tensorflow::GraphDef def);
-  //   Errors: ABORTED unknown session or graph.
+  //   Errors: ABORTED for an unknown session or graph.
   absl::Status DeregisterGraph(const SessionHandle& session, const std::string& graph);
 
-  // Room for feeds of so many bytes, until their step is over.
+  // Reserves memory for that many bytes of feeds, until their step is over.
   //   Errors: RESOURCE_EXHAUSTED naming the limit.
   absl::StatusOr<Budget::Share> ShareOfFeeds(size_t bytes);
 
-  // `done`: once, on any thread, perhaps inside.
-  //   cancellation: may be null; outlives the run.
-  //   Errors, through `done`: ABORTED unknown session or graph, request id or step used before,
-  //   step over; INVALID_ARGUMENT for keys, or a dead value; those of kernels and of receives;
-  //   CANCELLED; RESOURCE_EXHAUSTED.
+  // Calls `done` once, on any thread, possibly before returning.
+  //   cancellation: may be null; must outlive the run.
+  //   Errors, through `done`: ABORTED for an unknown session or graph, a request id or step used
+  //   before, or a step that is over; INVALID_ARGUMENT for keys, or a dead value; those of kernels
+  //   and of receives; CANCELLED; RESOURCE_EXHAUSTED.
   void RunGraph(RunRequest request, CancellationToken* cancellation, RunDone done);
 
   void CleanupStep(int64_t step_id) { steps_.Cleanup(step_id); }
-  // Forgets variables, of all sessions; see Variables::Clear.
+  // Removes variables, of all sessions; see Variables::Clear.
   void ClearContainers(absl::Span<const std::string> containers) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Runs it on a thread for nodes: what takes longer than a service's thread should.
+  // Runs it on a node thread: for work too long for a service's thread.
   void Run(absl::AnyInvocable<void() &&> function) { pool_->Run(std::move(function)); }
 
-  // What the last runs did.
+  // Timings of the last runs.
   const StepRing& trace() const { return ring_; }
-  // What came from other workers while a master wanted to know.
+  // Tensors received from other workers while logging was switched on.
   TransferLog& transfer_log() { return transfer_log_; }
 
   // For statistics and tests.
@@ -153,22 +154,22 @@ class Worker final {
   absl::StatusOr<Budget::Share> ShareOfConstants(const graph::Graph& graph);
   std::vector<SessionPtr> Sessions() const ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Looks everything up, and opens the step with its feeds in it.
-  //   begins: is set; false for a piece of a run that was begun before.
+  // Resolves the call's session, graph and keys, and opens the step with its feeds in it.
+  //   begins: output; false for a piece of a run that had already begun.
   absl::Status Prepare(Call& call, bool& begins);
   std::shared_ptr<GraphRun> MakeRun(const std::shared_ptr<Call>& call);
   std::unique_ptr<CollectiveBackend> MakeCarrier(const std::shared_ptr<StepTransfers>& exchange);
   void EndRun(const std::shared_ptr<Call>& call, absl::Status status);
   void Fetch(const std::shared_ptr<Call>& call, absl::AnyInvocable<void(absl::Status) &&> done);
   void Complete(Call& call, absl::Status status);
-  // Calls and runs that are under way.
+  // Counts pending calls and runs.
   void BeginWork() ABSL_LOCKS_EXCLUDED(busy_mu_);
   void EndWork() ABSL_LOCKS_EXCLUDED(busy_mu_);
 
   // Constant after construction.
   StepExchanges& exchanges_;
   const WorkerOptions options_;
-  // Of registered graphs, and of steps that are open. Before those.
+  // Memory of registered graphs and open steps. Declared before those.
   Budget constants_;
   Budget feeds_;
   std::shared_ptr<Devices> devices_;
@@ -188,7 +189,7 @@ class Worker final {
   mutable absl::Mutex mu_;
   absl::flat_hash_map<std::string, SessionPtr> sessions_ ABSL_GUARDED_BY(mu_);
 
-  // Last: its threads use the rest.
+  // Declared last: its threads use the rest.
   std::unique_ptr<ThreadPool> pool_;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What becomes of a call of RunGraph.
+// The stages of a RunGraph call.
 #include <utility>
 
 #include "absl/container/flat_hash_set.h"
@@ -21,7 +21,7 @@
 
 namespace ferry::worker {
 
-// Kept by whatever it waits for.
+// Kept alive by the operation it waits for.
 struct Worker::Call {
   RunRequest request;
   RunDone done;
@@ -31,13 +31,13 @@ struct Worker::Call {
   std::shared_ptr<const RegisteredGraph> graph;
   std::vector<RendezvousKey> fetches;
   std::shared_ptr<StepTransfers> exchange;
-  // Of a piece.
+  // For a piece of a partial run.
   std::shared_ptr<PartialRun> partial;
-  // What it has begun.
+  // The run that it began.
   std::weak_ptr<GraphRun> run;
-  // When it was begun, if it is to be kept.
+  // When it began, if it is to be traced.
   int64_t start_ns = 0;
-  // What comes from other workers is wanted.
+  // Record tensors received from other workers.
   bool is_logged = false;
   RunResult result;
 };
@@ -66,7 +66,7 @@ void Worker::RunGraph(RunRequest request, CancellationToken* cancellation, RunDo
   FERRY_LOG_DEBUG(kTensorflow, "graph run started: step={} graph={}", call->request.step_id,
                   Quoted(call->request.graph));
   if (run != nullptr) run->Start();
-  // Others fetch when the run has ended.
+  // Other calls fetch when the run has ended.
   if (call->partial == nullptr) return;
   Fetch(call, [this, call](absl::Status status) {
     if (!call->request.is_last_partial) return Complete(*call, std::move(status));
@@ -121,7 +121,7 @@ absl::Status Worker::Prepare(Call& call, bool& begins) {
     status = call.exchange->Send(feeds[i], std::move(call.request.feeds[i].second),
                                  /*is_dead=*/false);
   }
-  // Other pieces wait for a run that will not be.
+  // Other pieces wait for this run, which will not start.
   if (!status.ok() && begins && request.is_partial) {
     call.exchange->Abort(status);
     call.partial->EndRun(status);
@@ -169,7 +169,7 @@ std::unique_ptr<CollectiveBackend> Worker::MakeCarrier(
 }
 
 void Worker::EndRun(const std::shared_ptr<Call>& call, absl::Status status) {
-  // It keeps itself until this returns.
+  // Keeps the run alive until this returns.
   const std::shared_ptr<GraphRun> run = call->run.lock();
   steps_.RemoveRun(call->request.step_id, run.get());
   if (call->start_ns != 0 && run != nullptr) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Messages in, messages out.
+// Converts between messages and Worker's methods.
 #include "tensorflow/worker/worker_service.h"
 
 #include <optional>
@@ -36,14 +36,14 @@ absl::Status NoSuchMessage(const google::protobuf::MessageLite& message) {
       absl::StrCat("the request is no ", message.GetTypeName(), ", or is incomplete"));
 }
 
-// Of which session a request is.
+// Returns the session that a request belongs to.
 template <typename Request>
 SessionHandle SessionOf(const Request& request) {
   if (!request.create_worker_session_called()) return std::nullopt;
   return std::string(request.session_handle());
 }
 
-// A call that is answered when others have asked as well. Owned by gRPC.
+// A call that completes when other members have called too. Owned by gRPC.
 template <typename Response>
 class GroupCall final : public ServerUnaryReactor {
  public:
@@ -64,7 +64,7 @@ class GroupCall final : public ServerUnaryReactor {
   }
 
  private:
-  // Not before Start has returned.
+  // gRPC calls this only after Start has returned.
   void OnCancel() override { resolver_.Cancel(ticket_); }
   void OnDone() override { delete this; }
 
@@ -103,7 +103,8 @@ class WorkerService final : public coord::RawService {
                                                                  &WorkerService::GetSteps);
     Add<tensorflow::LoggingRequest, tensorflow::LoggingResponse>(
         "/tensorflow.WorkerService/Logging", &WorkerService::Logging);
-    // So are TensorFlow's own: tensorflow/core/distributed_runtime/worker.cc.
+    // TensorFlow's own worker does not implement it either:
+    // tensorflow/core/distributed_runtime/worker.cc.
     AddUnimplemented("/tensorflow.WorkerService/Tracing", "Tracing");
     AddUnimplemented("/tensorflow.WorkerService/RecvBuf",
                      "RecvBuf: what collectives move goes through RecvTensor here");
@@ -125,7 +126,7 @@ class WorkerService final : public coord::RawService {
              [this, path, method, takes_long](CallbackServerContext* context,
                                               const ByteBuffer* request, ByteBuffer* response) {
                if (auto* refused = Refuse(context, path)) return refused;
-               // Both buffers stay until it has been finished.
+               // Both buffers stay valid until the call is finished.
                ServerUnaryReactor* const reactor = context->DefaultReactor();
                auto answer = [this, method, request, response, reactor] {
                  Request message;
@@ -148,7 +149,7 @@ class WorkerService final : public coord::RawService {
              });
   }
 
-  // Of a call that proves nothing, what answers it; null for others.
+  // Returns a reactor that rejects the call if it is not authenticated; else null.
   ServerUnaryReactor* Refuse(CallbackServerContext* context, const char* path) {
     const absl::Status status = guard_.Check(context->client_metadata(), path);
     if (status.ok()) return nullptr;
@@ -246,7 +247,7 @@ class WorkerService final : public coord::RawService {
   absl::Status Logging(tensorflow::LoggingRequest& request, tensorflow::LoggingResponse& response) {
     TransferLog& log = worker_.transfer_log();
     if (request.enable_rpc_logging()) log.Switch(true);
-    // Old masters switch it off by not switching it on.
+    // Old masters switch it off by sending false for switching it on.
     if (request.disable_rpc_logging() ||
         (!request.enable_rpc_logging() && request.fetch_step_id().empty())) {
       log.Switch(false);
@@ -264,7 +265,7 @@ class WorkerService final : public coord::RawService {
 
   absl::Status GetStepSequence(tensorflow::GetStepSequenceRequest& request,
                                tensorflow::GetStepSequenceResponse& response) {
-    // Steps leave their topmost bits free.
+    // Step ids leave their topmost bits free.
     constexpr uint64_t kStepMask = (uint64_t{1} << 56) - 1;
     const uint64_t life = worker_.options().devices.front().incarnation;
     for (const int64_t key : request.graph_key()) {

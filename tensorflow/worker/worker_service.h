@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tensorflow.WorkerService over a Worker, but for the calls that move tensors between workers.
+// tensorflow.WorkerService for a Worker, except for tensor transfers between workers.
 #ifndef FERRY_TENSORFLOW_WORKER_WORKER_SERVICE_H_
 #define FERRY_TENSORFLOW_WORKER_WORKER_SERVICE_H_
 
@@ -12,15 +12,15 @@
 
 namespace ferry::worker {
 
-// GetStatus, CreateWorkerSession, DeleteWorkerSession, RegisterGraph, DeregisterGraph, RunGraph,
-// CleanupGraph, CleanupAll, Logging, CompleteGroup, CompleteInstance and GetStepSequence; Tracing
-// and RecvBuf are UNIMPLEMENTED. RecvTensor and MarkRecvFinished are
-// rendezvous/recv_tensor/recv_tensor_service.h, of the same name and for the same port. `worker`
-// outlives the server. A call that waits holds no thread; it ends when its client goes away or its
-// deadline comes.
+// Serves GetStatus, CreateWorkerSession, DeleteWorkerSession, RegisterGraph, DeregisterGraph,
+// RunGraph, CleanupGraph, CleanupAll, Logging, CompleteGroup, CompleteInstance and GetStepSequence;
+// Tracing and RecvBuf are UNIMPLEMENTED. RecvTensor and MarkRecvFinished are in
+// rendezvous/recv_tensor/recv_tensor_service.h, under the same service name and for the same port.
+// `worker` must outlive the server. A waiting call holds no thread; it ends when its client
+// disconnects or its deadline expires.
 //   proof: whether calls must prove that they come from the job's master.
-//   Errors: as Worker's; INVALID_ARGUMENT for a request that is none; UNAUTHENTICATED. In
-//   RunGraph's body if the request says so, once it has been read.
+//   Errors: as Worker's; INVALID_ARGUMENT for a malformed request; UNAUTHENTICATED. In RunGraph's
+//   body if the request asks for it, once it has been parsed.
 std::unique_ptr<grpc::Service> MakeWorkerService(Worker& worker, ProofPolicy proof = {});
 
 }  // namespace ferry::worker

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A row of callbacks.
+// A queue of callbacks.
 #include "tensorflow/worker/collectives/async_fifo_lock.h"
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// AsyncFifoLock: who may be the next to launch a collective on a device.
+// AsyncFifoLock: serialises the launches of collectives on a device.
 #ifndef FERRY_TENSORFLOW_WORKER_COLLECTIVES_ASYNC_FIFO_LOCK_H_
 #define FERRY_TENSORFLOW_WORKER_COLLECTIVES_ASYNC_FIFO_LOCK_H_
 
@@ -13,18 +13,18 @@
 
 namespace ferry::worker {
 
-// A lock that nobody blocks for: one is at the head, the others wait in the order in which they
-// have come. Thread-safe.
+// An asynchronous lock in FIFO order: the entry at the head holds it, the others are queued. Never
+// blocks. Thread-safe.
 class AsyncFifoLock final {
  public:
   using Ticket = int64_t;
   using AtHead = absl::AnyInvocable<void() &&>;
 
-  // `at_head` runs when those who came before have left: once, perhaps inside, or in the Leave of
-  // the one before.
+  // Calls `at_head` once, when all earlier entries have left: possibly before Enter returns, or
+  // inside the predecessor's Leave.
   Ticket Enter(AtHead at_head) ABSL_LOCKS_EXCLUDED(mu_);
-  // From the head, or from anywhere. True: `at_head` is not called any more. False: it has been, or
-  // is being called.
+  // Removes the entry, at the head or not. Returns true if `at_head` will not be called; false if
+  // it has been or is being called.
   bool Leave(Ticket ticket) ABSL_LOCKS_EXCLUDED(mu_);
 
   size_t size() const ABSL_LOCKS_EXCLUDED(mu_);
@@ -32,11 +32,11 @@ class AsyncFifoLock final {
  private:
   struct Entry {
     Ticket ticket = 0;
-    // Null: it has been called.
+    // Null once called.
     AtHead at_head;
   };
 
-  // Takes what the head is to be told, if it has not been.
+  // Takes the head's callback if it has not been called yet.
   AtHead TakeNews() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   mutable absl::Mutex mu_;

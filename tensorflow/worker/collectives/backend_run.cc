@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Begun, failed, over.
+// Start, failure and completion of a run.
 #include "tensorflow/worker/collectives/backend_run.h"
 
 #include <utility>
@@ -55,7 +55,7 @@ void BackendRun::Fail(absl::Status why) {
     has_failed_.store(true, std::memory_order_release);
     if (!is_first) return;
   }
-  // Each ends by that, if it has not ended.
+  // Completes all pending receives.
   cancellation_.Cancel();
   OnFailed(why);
 }

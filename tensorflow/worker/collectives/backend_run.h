@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// BackendRun: one member's part of a collective while it is under way.
+// BackendRun: one member's part of a collective in progress.
 #ifndef FERRY_TENSORFLOW_WORKER_COLLECTIVES_BACKEND_RUN_H_
 #define FERRY_TENSORFLOW_WORKER_COLLECTIVES_BACKEND_RUN_H_
 
@@ -20,55 +20,56 @@
 
 namespace ferry::worker {
 
-// What all carriers do alike: counts what is under way, and tells `done` once when nothing is; ends
-// with the first error, or a better one. Whatever is under way keeps it. Thread-safe.
+// Common to all backends: counts pending operations, and calls `done` once when none are left, with
+// the first error, or a root cause that arrives later. Kept alive by its pending operations.
+// Thread-safe.
 class BackendRun : public std::enable_shared_from_this<BackendRun> {
  public:
   virtual ~BackendRun() = default;
 
-  // Once, after construction.
+  // Call once, after construction.
   void Start();
 
  protected:
   BackendRun(std::shared_ptr<StepTransfers> exchange, CollectiveWork work, RecvCallback done);
 
-  // Begins all there is to do, unless it was called off before.
+  // Starts all operations; not called if the run was cancelled before.
   virtual absl::Status Issue() = 0;
-  // Of the first failure. Receives are cancelled by then.
+  // Called on the first failure, after receives were cancelled.
   virtual void OnFailed(const absl::Status& why) {}
-  // Nothing is under way any more; before `done`.
+  // Called when nothing is pending, before `done`.
   virtual void OnEnd() {}
 
-  // Whatever has begun with BeginOne ends with EndOne, once.
+  // Each BeginOne must be matched by exactly one EndOne.
   void BeginOne() { under_way_.fetch_add(1, std::memory_order_relaxed); }
   void EndOne();
   void Fail(absl::Status why) ABSL_LOCKS_EXCLUDED(mu_);
-  // result_ is whole: what is still waited for is called off, and cannot fail any more.
+  // result_ is complete: cancels pending receives and ignores further failures.
   void Finish();
   bool has_failed() const { return has_failed_.load(std::memory_order_acquire); }
-  // OK, or why it has failed.
+  // Returns OK, or the error.
   absl::Status failure() const ABSL_LOCKS_EXCLUDED(mu_);
 
   absl::StatusOr<RendezvousKey> KeyOf(int from, int to, absl::string_view what) const;
   const std::string& NameOf(int rank) const;
-  // "instance 3 of group 1".
+  // Returns "instance 3 of group 1".
   std::string Instance() const;
-  // A receive from that member has ended so; its time may have been up, or somebody else's, who
-  // then says why.
-  //   about: what to say of the former.
+  // Explains the failure of a receive from that member. A timeout may be this member's own, or one
+  // reported by another member, which then carries its reason.
+  //   about: text for this member's own timeout.
   absl::Status Explain(absl::Status status, absl::string_view about) const;
 
   const std::shared_ptr<StepTransfers> exchange_;
   const CollectiveWork work_;
-  // Of receives.
+  // Cancels receives.
   CancellationToken cancellation_;
-  // What the member gets.
+  // This member's result.
   Received result_;
 
  private:
   RecvCallback done_;
   CancellationToken::CallbackId token_ = CancellationToken::kNoCallback;
-  // Start is the first.
+  // Start holds the first count.
   std::atomic<int> under_way_{1};
   std::atomic<bool> has_failed_{false};
   std::atomic<bool> is_finished_{false};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// CollectiveBackend: moves and merges the tensors of a group whose members are known.
+// CollectiveBackend: moves and reduces the tensors of a group with known members.
 #ifndef FERRY_TENSORFLOW_WORKER_COLLECTIVES_COLLECTIVE_BACKEND_H_
 #define FERRY_TENSORFLOW_WORKER_COLLECTIVES_COLLECTIVE_BACKEND_H_
 
@@ -22,32 +22,33 @@ namespace ferry::worker {
 
 // One member's part of one collective. All members have the same kind, type and shape.
 struct CollectiveWork {
-  // Outlives the work.
+  // Must outlive the work.
   const CollectiveNode* node = nullptr;
   CollectiveCall call;
-  // Numbers of node->devices, by rank, and which of them this is.
+  // By rank: indexes into node->devices; and this member's rank.
   std::vector<int> members;
   int rank = 0;
-  // Of a broadcast.
+  // For a broadcast.
   int source_rank = -1;
-  // What the leader has chosen for all of them, and why it was not NCCL.
+  // The leader's choice for the group, and the reason if it is not NCCL.
   bool by_nccl = false;
   std::string why_not_nccl;
-  // Of the member's device; outlives the work.
+  // The member's device; must outlive the work.
   const KernelEnvironment* environment = nullptr;
-  // Of the whole of it.
+  // Deadline of the whole collective.
   absl::Time deadline = absl::InfiniteFuture();
-  // Outlives the work.
+  // Must outlive the work.
   CancellationToken* cancellation = nullptr;
 };
 
-// Thread-safe. One for each way of doing it: over the rendezvous, or by a library of the devices'.
+// Thread-safe. One per implementation: over the rendezvous, or by a device library.
 class CollectiveBackend {
  public:
   virtual ~CollectiveBackend() = default;
-  // `done`: once, on any thread, perhaps inside; with what the member gets, and how it came as
-  // Received::path. Nothing of the work is used after it.
-  //   Errors: DEADLINE_EXCEEDED naming who has not sent its part; CANCELLED; those of the exchange.
+  // Calls `done` once, on any thread, possibly before returning, with the member's result and the
+  // path it took in Received::path. The work's references are not used afterwards.
+  //   Errors: DEADLINE_EXCEEDED naming who has not sent its part; CANCELLED; those of the step's
+  //   transfers.
   virtual void Run(CollectiveWork work, RecvCallback done) = 0;
 };
 

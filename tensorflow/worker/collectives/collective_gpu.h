@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// CollectiveGpu: what a collective by NCCL needs of the GPU that it is on.
+// CollectiveGpu: the operations of a GPU that NCCL collectives need.
 #ifndef FERRY_TENSORFLOW_WORKER_COLLECTIVES_COLLECTIVE_GPU_H_
 #define FERRY_TENSORFLOW_WORKER_COLLECTIVES_COLLECTIVE_GPU_H_
 
@@ -22,17 +22,17 @@ namespace ferry::worker {
 
 // One rank's part.
 struct NcclCollective {
-  // Outlives the collective.
+  // Must outlive the collective.
   const CollectiveNode* node = nullptr;
-  // By rank; numbers of node->devices.
+  // By rank: indexes into node->devices.
   std::vector<int> members;
   int rank = 0;
   int source_rank = -1;
-  // Of no receiver of a broadcast.
+  // Invalid for a receiver of a broadcast.
   Tensor input;
-  // What the node gives; of no source of a broadcast.
+  // The result; invalid for the source of a broadcast.
   Tensor output;
-  // All ranks make a communicator, whatever they have; else they have this one.
+  // All ranks create a new communicator; else they use the existing one of `generation`.
   bool is_anew = false;
   uint32_t generation = 0;
   absl::Time deadline = absl::InfiniteFuture();
@@ -40,16 +40,16 @@ struct NcclCollective {
   std::string what;
 };
 
-// Something that was begun. Thread-safe.
+// A launched collective. Thread-safe.
 class NcclRun {
  public:
   virtual ~NcclRun() = default;
-  // Ends it, and all that is under way on its communicator, with `why`. Does not block; `begun` and
-  // `over` come all the same.
+  // Aborts the collective, and everything else on its communicator, with `why`. Never blocks;
+  // `begun` and `over` are still called.
   virtual void Abort(const absl::Status& why) = 0;
 };
 
-// Thread-safe; nothing here blocks. One for each GPU of a process, shared by all steps.
+// Thread-safe; never blocks, except where noted. One per GPU of a process, shared by all steps.
 class CollectiveGpu {
  public:
   using Done = absl::AnyInvocable<void(absl::Status) &&>;
@@ -58,27 +58,28 @@ class CollectiveGpu {
   virtual ~CollectiveGpu() = default;
 
   virtual AsyncFifoLock& line() = 0;
-  // Memory for an output, when `input` (perhaps none) is there and what it is for is no kernel's
-  // any more.
+  // Allocates an output once `input` (which may be invalid) is ready and no kernel uses the
+  // output's memory any more.
   virtual void Prepare(const Tensor& input, DataType dtype, const Shape& shape, absl::Time deadline,
                        Prepared done) = 0;
-  // Of the communicator that it has for these members, in this order; 0: it has none.
+  // Returns the generation of its communicator for these members, in this order; 0 if it has none.
   virtual uint32_t Generation(const CollectiveNode& node, const std::vector<int>& members) = 0;
-  // Puts it on the GPU's stream. REQUIRES: whoever asks is at the head of the line, on all ranks.
-  //   begun: once, when it is there, or will not be.
-  //   over: once, after that; OK when the output is there and NCCL knows of no error.
+  // Launches the collective on the GPU's stream. REQUIRES: the caller is at the head of the line,
+  // on all ranks.
+  //   begun: called once, when it is enqueued or has failed to be.
+  //   over: called once, after that; OK if the output is ready and NCCL reports no error.
   virtual std::shared_ptr<NcclRun> Launch(NcclCollective collective, Done begun, Done over) = 0;
-  // What is to be done with an output when all ranks' parts are merged: divides it, if the node
-  // says so. May wait for the driver.
+  // Post-processes an output once all ranks' parts are reduced: divides it, if the node says so.
+  // May block in the driver.
   virtual absl::StatusOr<Tensor> Finish(const CollectiveNode& node, int count, Tensor output) = 0;
 };
 
-// Of a worker. Thread-safe.
+// The GPUs of a worker. Thread-safe.
 class CollectiveGpus {
  public:
   virtual ~CollectiveGpus() = default;
   virtual NcclOffer Offer(const CollectiveNode& node) = 0;
-  // REQUIRES: Offer had no reason against it.
+  // REQUIRES: Offer returned an empty `why_not`.
   virtual CollectiveGpu& gpu(int ordinal) = 0;
 };
 

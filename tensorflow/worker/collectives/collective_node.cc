@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attributes of the first versions, inputs of the second.
+// Reads attributes (first versions of the ops) and inputs (second versions).
 #include "tensorflow/worker/collectives/collective_node.h"
 
 #include <algorithm>
@@ -205,7 +205,7 @@ absl::StatusOr<RendezvousKey> CollectiveKey(const CollectiveDevices& devices, in
   if (from.device.type == "CPU" && to.device.type == "CPU") {
     return RendezvousKey::Parse(RendezvousKey::Text(from.name, from.incarnation, to.name, edge));
   }
-  // Between hosts, which may have several of the devices: the edge says of which it is.
+  // Sent between hosts, which may own several of the devices: the edge names the pair of devices.
   const auto host_of = [](const CollectiveDevice& device) {
     return ToString(TaskDevice{device.device.task, "CPU", 0});
   };

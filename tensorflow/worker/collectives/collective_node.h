@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// CollectiveNode: what a node says of the collective that it takes part in.
+// CollectiveNode: the parameters of a collective node.
 #ifndef FERRY_TENSORFLOW_WORKER_COLLECTIVES_COLLECTIVE_NODE_H_
 #define FERRY_TENSORFLOW_WORKER_COLLECTIVES_COLLECTIVE_NODE_H_
 
@@ -19,19 +19,19 @@
 
 namespace ferry::worker {
 
-// With TensorFlow's numbers.
+// TensorFlow's values.
 enum class CollectiveKind : int { kReduce = 0, kBroadcast = 1, kGather = 2 };
 enum class MergeOp : int { kAdd = 0, kMul = 1, kMax = 2, kMin = 3 };
 
-// What a node says to the leader about NCCL.
+// A node's NCCL capability, as reported to the leader.
 struct NcclOffer {
-  // Empty: it can take part by it.
+  // Empty: it can use NCCL.
   std::string why_not = "this worker has no NCCL";
-  // Then: which GPU it is, by its UUID.
+  // If so, the UUID of its GPU.
   std::string gpu;
 };
 
-// A device that has collectives in a step.
+// A device that runs collectives in a step.
 struct CollectiveDevice {
   // "/job:worker/replica:0/task:1/device:CPU:0".
   std::string name;
@@ -39,55 +39,55 @@ struct CollectiveDevice {
   uint64_t incarnation = 0;
 };
 
-// All of them, in the order of ranks; the first is the leader, which finds out who belongs to whom.
-// The master writes them into every collective node (graph::kCollectiveDevices).
+// All devices of the step with collectives, by rank; the first is the leader, which resolves group
+// membership. The master writes them into every collective node (graph::kCollectiveDevices).
 using CollectiveDevices = std::vector<CollectiveDevice>;
 
 // Immutable.
 struct CollectiveNode {
   std::string name;
   CollectiveKind kind = CollectiveKind::kReduce;
-  // Of a broadcast: has what the others get.
+  // The source of a broadcast.
   bool is_source = false;
   MergeOp merge = MergeOp::kAdd;
-  // By the size of the group, when all has been merged.
+  // Divide the reduced result by the group size.
   bool divides = false;
   DataType dtype = DataType::kInvalid;
-  // Where its tensor is, and where it gives one; other inputs are in the host's memory.
+  // Location of its input and output tensor; other inputs are in host memory.
   TensorLocation memory;
   NcclOffer nccl;
-  // "auto", "ring", "nccl", or whatever the program says.
+  // "auto", "ring", "nccl", or any other hint of the program.
   std::string hint;
-  // Group and instance are inputs, as in the second versions of the ops.
+  // Group and instance are inputs (second versions of the ops).
   bool has_key_inputs = false;
   int32_t group_size = 0;
   int32_t group_key = 0;
   int32_t instance_key = 0;
-  // Of broadcasts of the first version.
+  // Only for broadcasts of the first version.
   Shape shape;
-  // For the others to come, and then for their parts; infinite: as long as the step.
+  // Limit for the members to join, and then for their parts; infinite: until the step ends.
   absl::Duration timeout = absl::InfiniteDuration();
 
   std::shared_ptr<const CollectiveDevices> devices;
-  // Which of them it is on.
+  // Index of its own device in `devices`.
   int self = 0;
 };
 
-//   node: of one of the eight ops, its attributes complete.
-//   device: full name of where it is.
-//   Errors: TensorFlow's about attributes; INVALID_ARGUMENT if it was not told which devices may
-//   take part, or they are none of the kind.
+//   node: of one of the eight ops, with complete attributes.
+//   device: full name of its device.
+//   Errors: TensorFlow's about attributes; INVALID_ARGUMENT if the attribute that lists the
+//   participating devices is missing or malformed.
 absl::StatusOr<CollectiveNode> ReadCollective(const tensorflow::NodeDef& node,
                                               absl::string_view device);
 
-// What a node asks for in a step.
+// The arguments of a collective in a step.
 struct CollectiveCall {
   int32_t group_size = 0;
   int32_t group_key = 0;
   int32_t instance_key = 0;
-  // Of what it gets.
+  // Shape of the result.
   Shape shape;
-  // Of no receiver of a broadcast.
+  // Invalid for a receiver of a broadcast.
   Tensor input;
 };
 
@@ -95,8 +95,8 @@ struct CollectiveCall {
 absl::StatusOr<CollectiveCall> ReadCall(const CollectiveNode& node,
                                         absl::Span<const Tensor> inputs);
 
-// What goes from one of the devices to another in a step, whatever they are from the memory of the
-// one's host to that of the other's.
+// Returns the key for a tensor between two of the devices in a step. It always goes from host
+// memory to host memory, whatever the devices are.
 absl::StatusOr<RendezvousKey> CollectiveKey(const CollectiveDevices& devices, int src, int dst,
                                             absl::string_view edge);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tables that only grow, and TensorFlow's texts.
+// Append-only tables, with TensorFlow's error texts.
 #include "tensorflow/worker/collectives/group_resolver.h"
 
 #include <algorithm>
@@ -35,7 +35,7 @@ bool IsSameShape(const tensorflow::TensorShapeProto& a, const tensorflow::Tensor
                     [](const auto& one, const auto& other) { return one.size() == other.size(); });
 }
 
-// "/job:worker/replica:0/task:1" of the name of a device there.
+// Returns "/job:worker/replica:0/task:1" from the name of a device of that task.
 absl::string_view TaskOf(absl::string_view device) {
   return device.substr(0, device.rfind("/device:"));
 }
@@ -50,7 +50,7 @@ absl::Status TooMany(absl::string_view what, size_t count) {
 bool GroupResolver::ByParts::operator()(const std::string& a, const std::string& b) const {
   const std::optional<TaskDevice> one = ParseDeviceName(a);
   const std::optional<TaskDevice> other = ParseDeviceName(b);
-  // What is no name comes first.
+  // Malformed names sort first.
   if (!one.has_value() || !other.has_value()) {
     return one.has_value() != other.has_value() ? other.has_value() : a < b;
   }

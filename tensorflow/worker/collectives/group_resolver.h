@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// GroupResolver: answers TensorFlow's workers that take this one for the leader of their groups.
+// GroupResolver: resolves groups for TensorFlow workers that use this worker as group leader.
 #ifndef FERRY_TENSORFLOW_WORKER_COLLECTIVES_GROUP_RESOLVER_H_
 #define FERRY_TENSORFLOW_WORKER_COLLECTIVES_GROUP_RESOLVER_H_
 
@@ -20,8 +20,8 @@
 
 namespace ferry::worker {
 
-// As TensorFlow's leaders do: groups and instances stay as they are as long as this does, and so do
-// their errors. Collectives between Ferry's workers do not ask it (leader.h). Thread-safe.
+// Like TensorFlow's leaders, keeps groups, instances and their errors for its whole lifetime. Not
+// used between Ferry workers (leader.h). Thread-safe.
 // Source: tensorflow/core/distributed_runtime/collective_param_resolver_distributed.cc, and
 // core/common_runtime/collective_param_resolver_local.cc.
 class GroupResolver final {
@@ -30,27 +30,27 @@ class GroupResolver final {
   using Done = absl::AnyInvocable<void(absl::StatusOr<Response>) &&>;
   using GroupDone = Done<tensorflow::CompleteGroupResponse>;
   using InstanceDone = Done<tensorflow::CompleteInstanceResponse>;
-  // Of one that waits.
+  // Identifies a pending call.
   using Ticket = int64_t;
 
-  // Answers when all members have asked.
-  //   Errors, through `done`: INTERNAL for what does not fit; FAILED_PRECONDITION for a device that
-  //   was restarted since; RESOURCE_EXHAUSTED; CANCELLED.
+  // Completes when all members have called.
+  //   Errors, through `done`: INTERNAL for conflicting parameters; FAILED_PRECONDITION for a device
+  //   that has restarted since; RESOURCE_EXHAUSTED; CANCELLED.
   Ticket CompleteGroup(const tensorflow::CompleteGroupRequest& request, GroupDone done)
       ABSL_LOCKS_EXCLUDED(mu_);
-  // Broadcasts are answered when all members have asked, since one of them is the source.
-  //   Errors: FAILED_PRECONDITION when there is no such group; INTERNAL, INVALID_ARGUMENT for what
-  //   does not fit; as above.
+  // Broadcasts complete when all members have called, since one of them is the source.
+  //   Errors: FAILED_PRECONDITION if there is no such group; INTERNAL, INVALID_ARGUMENT for
+  //   conflicting parameters; as above.
   Ticket CompleteInstance(const tensorflow::CompleteInstanceRequest& request, InstanceDone done)
       ABSL_LOCKS_EXCLUDED(mu_);
-  // Nobody waits for the answer any more: CANCELLED, unless it was given.
+  // Completes a pending call with CANCELLED; no effect if it has completed.
   void Cancel(Ticket ticket) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   static constexpr size_t kMaxGroups = 10'000;
   static constexpr size_t kMaxInstances = 100'000;
 
-  // By job, replica, task, type and index: "/task:2" comes before "/task:10".
+  // Orders by job, replica, task, type and index: "/task:2" comes before "/task:10".
   struct ByParts {
     bool operator()(const std::string& a, const std::string& b) const;
   };
@@ -59,14 +59,14 @@ class GroupResolver final {
   struct Group {
     int32_t size = 0;
     std::string device_type;
-    // By their names.
+    // Keyed by device name.
     std::map<std::string, tensorflow::DeviceAttributes, ByParts> members;
     absl::Status status;
     Waiting<tensorflow::CompleteGroupResponse> waiting;
   };
   struct Instance {
     tensorflow::CompleteInstanceRequest first;
-    // Devices that have asked.
+    // Devices that have called.
     absl::btree_set<std::string> known;
     int source_rank = -1;
     absl::Status status;

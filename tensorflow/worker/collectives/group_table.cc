@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What fits together, and what is said when it does not.
+// Consistency checks of joins, and their error texts.
 #include "tensorflow/worker/collectives/group_table.h"
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 namespace ferry::worker {
 namespace {
 
-// Of devices in one error.
+// Limit on the devices named in an error.
 constexpr size_t kMaxNames = 16;
 
 std::string ShapeText(const v1::CollectiveJoin& join) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// GroupTable: who has come to which collective of a step, and whom that makes complete.
+// GroupTable: tracks which members have joined the collectives of a step.
 #ifndef FERRY_TENSORFLOW_WORKER_COLLECTIVES_GROUP_TABLE_H_
 #define FERRY_TENSORFLOW_WORKER_COLLECTIVES_GROUP_TABLE_H_
 
@@ -18,11 +18,12 @@
 
 namespace ferry::worker {
 
-// Not thread-safe; knows no clock and sends nothing. Every join is answered once: when all members
-// of its instance have come, when it cannot be any more, when somebody's time is up, or by Fail.
+// Not thread-safe; pure, without a clock or I/O. Each join is answered exactly once: when all
+// members of its instance have joined, when the instance fails, when a member's timeout expires, or
+// by Fail.
 //
-// A group is the same devices in all its instances. A mistake in a group is told to all who wait in
-// it, and to all who come to it later; one about an instance to all who come to that.
+// A group has the same devices in all its instances. An error in a group is reported to all members
+// waiting in it and to later joins; an error in an instance to all its joins.
 class GroupTable final {
  public:
   struct Answer {
@@ -30,25 +31,25 @@ class GroupTable final {
     int32_t group_key = 0;
     int32_t instance_key = 0;
     absl::Status status;
-    // If it is OK: devices by rank.
+    // If OK: devices by rank.
     std::vector<int> members;
     int source_rank = -1;
-    // By NCCL; else why not.
+    // True for NCCL; else the reason.
     bool by_nccl = false;
     std::string why_not_nccl;
   };
 
-  // `devices`: the names of all that may come.
+  // `devices`: the names of all devices that may join.
   explicit GroupTable(std::vector<std::string> devices) : devices_(std::move(devices)) {}
 
-  //   device: a number of one of them.
-  //   Errors, in answers: TensorFlow's about what does not fit; INVALID_ARGUMENT when the group is
-  //   larger than all devices together, or members want to merge in different ways.
+  //   device: index of one of them.
+  //   Errors, in answers: TensorFlow's about conflicting parameters; INVALID_ARGUMENT if the group
+  //   is larger than the number of devices, or members disagree about the reduction.
   std::vector<Answer> Join(int device, const v1::CollectiveJoin& join, absl::Time now);
-  // Ends all that wait, and all that come later.
+  // Fails all pending and future joins.
   std::vector<Answer> Fail(const absl::Status& why);
-  // DEADLINE_EXCEEDED, with the names of who is there and who is not, to the instances in which
-  // somebody's time is up.
+  // Fails the instances with an expired timeout with DEADLINE_EXCEEDED, naming the members that
+  // joined and those missing.
   std::vector<Answer> Expire(absl::Time now);
   absl::Time NextDeadline() const;
 
@@ -61,13 +62,13 @@ class GroupTable final {
     absl::Status status;
   };
   struct Instance {
-    // Of who came first.
+    // Of the first member to join.
     v1::CollectiveJoin first;
     absl::btree_set<int> waiting;
     int source = -1;
-    // The first reason that somebody had.
+    // The first reason that a member reported.
     std::string why_not_nccl;
-    // Of those that have come, and whose they are.
+    // UUIDs of the joined members' GPUs, and the devices that use them.
     absl::btree_map<std::string, int> gpus;
     absl::Time deadline = absl::InfiniteFuture();
     absl::Status status;
@@ -77,11 +78,11 @@ class GroupTable final {
 
   const std::string& NameOf(int device) const { return devices_[static_cast<size_t>(device)]; }
   absl::Status CheckGroup(int device, const v1::CollectiveJoin& join, Group& group) const;
-  // Whether NCCL can do it, so far.
+  // Updates whether the instance can use NCCL.
   void NoteNccl(int device, const v1::CollectiveJoin& join, Instance& instance) const;
   absl::Status CheckInstance(int device, const v1::CollectiveJoin& join,
                              const Instance& instance) const;
-  // Names of the devices that an instance waits for.
+  // Returns the names of the devices that an instance waits for.
   std::string Missing(const Key& key, const Instance& instance) const;
   void End(const Key& key, Instance& instance, const absl::Status& why,
            std::vector<Answer>& answers);
@@ -90,7 +91,7 @@ class GroupTable final {
   const std::vector<std::string> devices_;
   absl::Status status_;
   absl::btree_map<int32_t, Group> groups_;
-  // Those of a group lie together. References to them stay good.
+  // Ordered, so that a group's instances are adjacent; references remain valid.
   std::map<Key, Instance> instances_;
 };
 

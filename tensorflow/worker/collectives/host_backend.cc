@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// All receives are asked for at once; what comes is merged, passed on and counted.
+// Posts all receives at once; received pieces are reduced, forwarded and counted.
 #include "tensorflow/worker/collectives/host_backend.h"
 
 #include <algorithm>
@@ -17,7 +17,7 @@
 namespace ferry::worker {
 namespace {
 
-// Elements [first, first + count) of all of them, as one row.
+// Returns a view of elements [first, first + count), flattened.
 Tensor PieceOf(const Tensor& tensor, int64_t first, int64_t count) {
   const size_t element = static_cast<size_t>(ElementBytes(tensor.dtype()));
   absl::StatusOr<Shape> shape = Shape::Create({count});
@@ -43,7 +43,7 @@ class HostWork final : public BackendRun {
         count_(static_cast<int>(work_.members.size())) {}
 
  private:
-  // Takes what has come; runs once, on any thread.
+  // Consumes a received tensor; called once, on any thread.
   using OnTensor = std::function<absl::Status(Tensor)>;
 
   absl::Status Issue() override {
@@ -154,7 +154,7 @@ class HostWork final : public BackendRun {
     if (work_.node->divides) DivideBy(count_, result_.tensor);
   }
 
-  // Piece number `piece` of `tensor`; the last ones may be shorter, or empty.
+  // Returns piece number `piece` of `tensor`; the last ones may be shorter, or empty.
   Tensor Piece(const Tensor& tensor, int piece) const {
     const int64_t first = std::min(piece * piece_elements_, work_.call.shape.element_count());
     return PieceOf(tensor, first, PieceElements(piece));
@@ -222,7 +222,7 @@ class HostWork final : public BackendRun {
     return exchange_->Send(key, tensor, /*is_dead=*/false);
   }
 
-  // is_quick: `on_tensor` does little, however much comes.
+  // is_quick: `on_tensor` is cheap regardless of size, so it runs inline.
   void Receive(int from, absl::string_view what, int64_t elements, bool is_quick,
                OnTensor on_tensor) {
     if (elements == 0) return;
@@ -277,7 +277,7 @@ class HostWork final : public BackendRun {
   const HostBackendOptions options_;
   const int count_;
 
-  // Of the result each receive writes its own elements.
+  // Each receive writes its own elements of the result.
   int64_t piece_elements_ = 0;
   std::vector<Tensor> parts_;
   std::atomic<int> parts_missing_{0};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// HostBackend: collectives of tensors in host memory, over the rendezvous of the step.
+// HostBackend: collectives of tensors in host memory, over the step's rendezvous.
 #ifndef FERRY_TENSORFLOW_WORKER_COLLECTIVES_HOST_BACKEND_H_
 #define FERRY_TENSORFLOW_WORKER_COLLECTIVES_HOST_BACKEND_H_
 
@@ -12,28 +12,29 @@
 namespace ferry::worker {
 
 struct HostBackendOptions {
-  // Inputs of up to so many bytes, of all members together, go from everybody to everybody, which
-  // takes one way instead of two for each member.
+  // Up to this total size of all members' inputs, all-to-all is used: one network latency instead
+  // of two per member.
   size_t max_direct_bytes = size_t{256} << 10;
-  // What is longer is merged and copied by the executor, not by the thread that brings it.
+  // Larger pieces are reduced and copied on the executor, not on the receiving thread.
   size_t max_inline_bytes = size_t{64} << 10;
-  // To so many a source sends by itself; beyond it the receivers pass it on, as a tree.
+  // Up to this many receivers, the source of a broadcast sends directly; beyond, receivers forward
+  // it along a tree.
   int max_fan_out = 4;
 };
 
-// Thread-safe; of one run of a graph in one step.
+// Thread-safe; used by one run of a graph in one step.
 //
-// Reduce: in a ring, in as many pieces as there are members. Each piece goes round once, and every
-// member merges its own part into it; then the finished pieces go round. Where a piece begins
-// decides in which order it is merged, so that all members get the same bits. Small ones: everybody
-// merges all parts, by rank.
-// Gather: from everybody to everybody. Broadcast: a tree; receivers get a view of what has come.
+// Reduce: a ring, with as many pieces as members. Each piece goes round once while every member
+// reduces its own part into it; then the finished pieces go round. The member at which a piece
+// starts determines the reduction order, so all members get bit-identical results. Small inputs:
+// all-to-all, and every member reduces all parts by rank.
+// Gather: all-to-all. Broadcast: a tree; receivers get a view of the received tensor.
 //
-// What has been sent is not written any more, since receivers may read the sender's own memory: a
-// piece that is not finished lies in a buffer of its own, the result is written once.
+// Sent tensors are never written again, because receivers may read the sender's memory directly:
+// partial results use separate buffers, and the result is written once.
 class HostBackend final : public CollectiveBackend {
  public:
-  //   executor: outlives what it runs.
+  //   executor: must outlive what it runs.
   HostBackend(std::shared_ptr<StepTransfers> exchange, const Executor* executor,
               HostBackendOptions options = {})
       : exchange_(std::move(exchange)), executor_(executor), options_(options) {}

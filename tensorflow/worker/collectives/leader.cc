@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Between the table and the exchange.
+// Connects the group table to the step's transfers.
 #include "tensorflow/worker/collectives/leader.h"
 
 #include <limits>
@@ -59,7 +59,7 @@ void CollectiveLeader::Start(std::shared_ptr<StepTransfers> exchange,
 void CollectiveLeader::Listen(int device) {
   const auto key = CollectiveKey(*devices_, device, kLeader, kJoinEdge);
   FERRY_CHECK(key.ok());
-  // What waits for a device keeps this.
+  // Pending receives keep the leader alive.
   exchange_->RecvAsync(*key, {},
                        [self = shared_from_this(), device](absl::Status status, Received received) {
                          self->OnJoin(device, status, received);
@@ -99,7 +99,7 @@ void CollectiveLeader::Send(const std::vector<GroupTable::Answer>& answers) {
         CollectiveKey(*devices_, kLeader, answer.device,
                       CollectiveEdge(answer.group_key, answer.instance_key, kMembersEdge));
     FERRY_CHECK(key.ok());
-    // If the step is over, those who wait hear that from their own exchange.
+    // On failure the step is over, and the members' own receives fail with the step.
     exchange_->Send(*key, ToTensor(members), /*is_dead=*/false).IgnoreError();
   }
 }
@@ -114,7 +114,8 @@ void CollectiveLeader::SetAlarm() {
     alarm_ = at;
     edge = absl::StrCat("collective/alarm/", ++alarm_count_);
   }
-  // Nobody sends that: the exchange keeps the deadlines of its receives, and ends with the step.
+  // A timer: nothing is ever sent under this key, and the receive ends at its deadline or with the
+  // step.
   const auto key = CollectiveKey(*devices_, kLeader, kLeader, edge);
   FERRY_CHECK(key.ok());
   RecvArgs args;

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// CollectiveLeader: hears who comes to the collectives of a step, and tells them who the others
-// are.
+// CollectiveLeader: collects the joins of a step's collectives, and tells members their group.
 #ifndef FERRY_TENSORFLOW_WORKER_COLLECTIVES_LEADER_H_
 #define FERRY_TENSORFLOW_WORKER_COLLECTIVES_LEADER_H_
 
@@ -18,18 +17,19 @@
 
 namespace ferry::worker {
 
-// On the first device of a step's list. Thread-safe; holds no thread. It is there until the step is
-// over, whatever becomes of the run that has started it: others may still come.
+// Runs on the first device of the step's list. Thread-safe; uses no thread while waiting. Exists
+// until the step ends, even if the run that started it ends earlier, because other members may
+// still join.
 //
 // 1. A member sends a CollectiveJoin to the leader under "collective/join"; those of one device
 //    arrive in order.
-// 2. When all members of its instance have come, or it fails, the leader sends CollectiveMembers
+// 2. When all members of its instance have joined, or it fails, the leader sends CollectiveMembers
 //    under "collective/<group>:<instance>/members".
-// 3. If a device cannot be heard any more, whatever waits ends with the reason: it may be waiting
-//    for that.
+// 3. If receiving from a device fails, all pending joins fail with that error, since they may
+//    depend on that device.
 class CollectiveLeader final : public std::enable_shared_from_this<CollectiveLeader> {
  public:
-  //   clock: that of the exchange's deadlines; outlives the step.
+  //   clock: the clock of the receives' deadlines; must outlive the step.
   static void Start(std::shared_ptr<StepTransfers> exchange,
                     std::shared_ptr<const CollectiveDevices> devices, const Clock& clock);
 
@@ -41,7 +41,7 @@ class CollectiveLeader final : public std::enable_shared_from_this<CollectiveLea
   void OnJoin(int device, const absl::Status& status, const Received& received)
       ABSL_LOCKS_EXCLUDED(mu_);
   void Send(const std::vector<GroupTable::Answer>& answers);
-  // Has somebody call when the next time is up.
+  // Arms a timer for the next deadline of the table.
   void SetAlarm() ABSL_LOCKS_EXCLUDED(mu_);
 
   // Constant after construction.
@@ -51,19 +51,19 @@ class CollectiveLeader final : public std::enable_shared_from_this<CollectiveLea
 
   absl::Mutex mu_;
   GroupTable table_ ABSL_GUARDED_BY(mu_);
-  // The earliest one that is set.
+  // The earliest deadline that is armed.
   absl::Time alarm_ ABSL_GUARDED_BY(mu_) = absl::InfiniteFuture();
   int64_t alarm_count_ ABSL_GUARDED_BY(mu_) = 0;
 };
 
-// Messages of protocol buffers as tensors of bytes.
+// Wraps a serialised protocol buffer in a tensor of bytes.
 Tensor ToTensor(const google::protobuf::MessageLite& message);
-// False if it is none.
+// Returns false if the tensor is not such a message.
 bool FromTensor(const Tensor& tensor, google::protobuf::MessageLite& message);
 
 // "collective/<group>:<instance>/<what>".
 std::string CollectiveEdge(int32_t group_key, int32_t instance_key, absl::string_view what);
-// The member that keeps the table.
+// Index of the leader's device.
 inline constexpr int kLeader = 0;
 inline constexpr absl::string_view kJoinEdge = "collective/join";
 inline constexpr absl::string_view kMembersEdge = "members";

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which expression of Eigen's merges.
+// Maps each reduction to an Eigen expression.
 #include "tensorflow/worker/collectives/merge.h"
 
 #include "base/status_macros.h"

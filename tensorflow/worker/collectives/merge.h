@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What reductions do with elements.
+// Element-wise operations of reductions.
 #ifndef FERRY_TENSORFLOW_WORKER_COLLECTIVES_MERGE_H_
 #define FERRY_TENSORFLOW_WORKER_COLLECTIVES_MERGE_H_
 
@@ -8,13 +8,13 @@
 
 namespace ferry::worker {
 
-// Whether the type can be merged: half, bfloat16, float, double, int32, int64.
+// True if the type can be reduced: half, bfloat16, float, double, int32, int64.
 bool CanMerge(DataType dtype);
 
-// Element by element, into `out`, which may be one of the others. As TensorFlow's Add, Mul, Maximum
-// and Minimum. REQUIRES: CanMerge; the same type and element count; on the host.
+// Element-wise out = op(a, b); `out` may alias `a` or `b`. Same results as TensorFlow's Add, Mul,
+// Maximum and Minimum. REQUIRES: CanMerge; equal types and element counts; host memory.
 void Merge(MergeOp op, const Tensor& a, const Tensor& b, Tensor& out);
-// Every element by a positive number; integers towards 0.
+// Divides every element by a positive number; integers truncate towards 0.
 void DivideBy(int32_t divisor, Tensor& tensor);
 
 }  // namespace ferry::worker

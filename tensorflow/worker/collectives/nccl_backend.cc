@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Prepare, line, turn, go, launch, over.
+// One rank's state machine: prepare, queue, turn, go, launch, over.
 #include "tensorflow/worker/collectives/nccl_backend.h"
 
 #include <string>
@@ -52,7 +52,7 @@ class NcclWork final : public BackendRun {
     return absl::OkStatus();
   }
 
-  // Hears when the one before fails, dies, or does not come in time.
+  // Detects that the previous rank fails, dies, or times out.
   void Listen() {
     const int before = work_.rank == 0 ? last_ : work_.rank - 1;
     Receive(before, "over", [](const Received&) { return absl::OkStatus(); });
@@ -94,7 +94,7 @@ class NcclWork final : public BackendRun {
       ticket_ = ticket;
       has_left = has_left_;
     }
-    // Whoever failed meanwhile, or has launched, did not know the transfer descriptor.
+    // If the run has failed or launched in the meantime, LeaveLine did not see ticket_ yet.
     if (has_left || has_failed()) LeaveLine();
   }
 
@@ -115,7 +115,7 @@ class NcclWork final : public BackendRun {
     Launch(generation_);
   }
 
-  // All ranks are at the heads of their lines.
+  // Called when all ranks are at the heads of their lines.
   void Launch(uint32_t generation) {
     NcclCollective collective;
     collective.node = work_.node;
@@ -138,7 +138,7 @@ class NcclWork final : public BackendRun {
           self->EndOne();
         },
         [self = Self()](absl::Status over) {
-          // Not on a thread of the device's.
+          // Continue on the executor, off the device's threads.
           (*self->executor_)([self, over = std::move(over)]() mutable {
             if (over.ok()) {
               self->TakeResult();
@@ -152,7 +152,7 @@ class NcclWork final : public BackendRun {
       absl::MutexLock lock(&mu_);
       run_ = run;
     }
-    // Whoever failed meanwhile did not know it.
+    // A failure before run_ was set could not abort the run.
     if (const absl::Status failed = failure(); !failed.ok()) run->Abort(failed);
   }
 
@@ -164,7 +164,7 @@ class NcclWork final : public BackendRun {
     if (!result.ok()) return Fail(result.status());
     result_.tensor = *std::move(result);
     result_.path = "nccl";
-    // Ends what listens.
+    // Cancels Listen's receive.
     Finish();
   }
 
@@ -225,7 +225,7 @@ class NcclWork final : public BackendRun {
       LeaveLine();
     }
   }
-  // It keeps this.
+  // Breaks the reference cycle: the run keeps this object.
   void OnEnd() override {
     absl::MutexLock lock(&mu_);
     run_ = nullptr;
@@ -236,7 +236,7 @@ class NcclWork final : public BackendRun {
   const NcclBackendRules rules_;
   const int last_;
 
-  // Each is written by one step of the way, and read by later ones.
+  // Each is written by one stage and read by later ones.
   Tensor output_;
   uint32_t generation_ = 0;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// NcclBackend: collectives of GPUs by NCCL, in an order that all GPUs of the job agree on.
+// NcclBackend: collectives on GPUs by NCCL, launched in an order that all GPUs of the job share.
 #ifndef FERRY_TENSORFLOW_WORKER_COLLECTIVES_NCCL_BACKEND_H_
 #define FERRY_TENSORFLOW_WORKER_COLLECTIVES_NCCL_BACKEND_H_
 
@@ -14,21 +14,22 @@
 namespace ferry::worker {
 
 struct NcclBackendRules {
-  // Only for tests, which show what happens without.
+  // False only in tests that demonstrate the deadlock.
   bool takes_turns = true;
 };
 
-// Thread-safe; of one run of a graph in one step. What the leader has not given to NCCL goes to
-// `otherwise`.
+// Thread-safe; used by one run of a graph in one step. Work for which the leader did not choose
+// NCCL goes to `otherwise`.
 //
-// Each GPU has a line. The ranks of a collective enter theirs one after the other, by rank: who has
-// come to the head tells the next one, and the last one tells all to go. Then all launch, and leave
-// the line when that is done. Ranks are in the order of devices, which is one for the whole job: so
-// whoever is at the head of a line waits only for lines of later devices, and in all lines any two
-// collectives are in the same order. docs/collectives.md has the proof.
+// Each GPU has a line (AsyncFifoLock). The ranks of a collective enter their lines one after the
+// other, by rank: a rank that reaches the head tells the next rank to enter, and the last rank
+// tells all to go. Then all ranks launch, and leave the line once that is done. Ranks follow the
+// order of devices, which is the same for the whole job: a rank at the head of a line therefore
+// waits only for lines of later devices, and any two collectives are in the same order in all
+// lines. docs/collectives.md has the proof.
 //
-// Who waits hears of failures because each rank has a receive from the one before it, which nothing
-// is ever sent to: it fails when the step fails there.
+// Failures reach waiting ranks because each rank posts a receive from the previous rank for a
+// tensor that is never sent: it fails when the step fails there.
 class NcclBackend final : public CollectiveBackend {
  public:
   NcclBackend(std::shared_ptr<StepTransfers> exchange, CollectiveGpus& gpus,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A table, and the threads on which communicators end.
+// The communicator table, and the threads that destroy communicators.
 #include "tensorflow/worker/collectives/nccl_cliques.h"
 
 #include <optional>
@@ -13,7 +13,7 @@
 namespace ferry::worker {
 namespace {
 
-// For NCCL to let go of communicators when the worker ends.
+// Time for NCCL to abort communicators when the worker ends.
 constexpr absl::Duration kAbortTimeout = absl::Seconds(30);
 
 }  // namespace
@@ -105,7 +105,7 @@ absl::StatusOr<std::shared_ptr<NcclCliques::Clique>> NcclCliques::Make(
     absl::MutexLock lock(&mu_);
     if (cliques_.size() >= kMaxCommunicators) {
       for (const auto& [name, other] : cliques_) {
-        // Nothing is under way on it: nobody but the table has it.
+        // Idle: referenced only by the table and never in use.
         if (other.use_count() > 1) continue;
         if (oldest == nullptr || other->last_use_ < oldest->last_use_) oldest = other;
       }
@@ -129,7 +129,7 @@ absl::StatusOr<std::shared_ptr<NcclCliques::Clique>> NcclCliques::Make(
 void NcclCliques::End(Clique& clique, const absl::Status& why) {
   absl::MutexLock lock(&mu_);
   if (!clique.ended_.ok()) return;
-  // Who ends it knows the cause.
+  // Derived: the caller of End reports the cause.
   clique.ended_ = MakeDerived(absl::AbortedError(
       absl::StrCat("the communicator of a collective was ended: ", why.message())));
   const auto found = cliques_.find(clique.name_);
@@ -139,7 +139,7 @@ void NcclCliques::End(Clique& clique, const absl::Status& why) {
 
 void NcclCliques::Reap(Clique& clique) {
   if (clique.communicator_ == nullptr) return;
-  // Its end may wait for those of others.
+  // On a thread of its own, because destroying one communicator may wait for others.
   threads_.Run("ferry-coll-end", [communicator = std::move(clique.communicator_),
                                   kept = std::move(clique.kept_)]() mutable {
     communicator.reset();

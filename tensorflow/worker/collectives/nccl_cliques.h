@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// NcclCliques: the communicators of one GPU that collectives of graphs use.
+// NcclCliques: the communicators of one GPU for collectives in graphs.
 #ifndef FERRY_TENSORFLOW_WORKER_COLLECTIVES_NCCL_CLIQUES_H_
 #define FERRY_TENSORFLOW_WORKER_COLLECTIVES_NCCL_CLIQUES_H_
 
@@ -25,13 +25,13 @@
 
 namespace ferry::worker {
 
-// Thread-safe. Nothing but Make blocks. A communicator is kept until it is ended: by who has seen
-// it fail, because another rank has given it up, or, if nothing is under way on it, to make room.
+// Thread-safe. Only Make blocks. A communicator is cached until it is ended: by a user that saw it
+// fail, because another rank has dropped it, or, if idle, to make room.
 class NcclCliques final {
  public:
   static constexpr size_t kMaxCommunicators = 16;
 
-  // One of them. Kept by whoever uses it, for as long as it likes.
+  // A communicator. May be kept by its users for any time.
   class Clique final {
    public:
     uint32_t generation() const { return generation_; }
@@ -40,7 +40,7 @@ class NcclCliques final {
     friend class NcclCliques;
     std::string name_;
     uint32_t generation_ = 0;
-    // Guarded by the lock of NcclCliques. Null once it has been given away to be aborted.
+    // Guarded by the mutex of NcclCliques. Null once handed over to be aborted.
     std::shared_ptr<NcclCommunicator> communicator_;
     int64_t last_use_ = 0;
     absl::Status ended_;
@@ -48,7 +48,7 @@ class NcclCliques final {
     std::vector<Tensor> kept_;
   };
 
-  // For calls on its communicator, which is not aborted meanwhile.
+  // Pins the communicator during calls: it is not aborted meanwhile.
   class Use final {
    public:
     Use(NcclCliques& cliques, Clique& clique);
@@ -56,7 +56,7 @@ class NcclCliques final {
     Use(const Use&) = delete;
     Use& operator=(const Use&) = delete;
 
-    // Null: it has ended.
+    // Null if it has ended.
     NcclCommunicator* get() const { return communicator_; }
 
    private:
@@ -65,20 +65,20 @@ class NcclCliques final {
     NcclCommunicator* communicator_ = nullptr;
   };
 
-  // They outlive it.
+  // `gpus` and `job` must outlive it.
   NcclCliques(Gpus& gpus, int ordinal, const NcclJob& job);
-  // Ends all, and waits for that.
+  // Ends all communicators, and blocks until they are gone.
   ~NcclCliques();
 
   NcclCliques(const NcclCliques&) = delete;
   NcclCliques& operator=(const NcclCliques&) = delete;
 
-  // Of a node's devices, by rank.
+  // Returns the key for these of the node's devices, by rank.
   absl::StatusOr<CliqueKey> KeyOf(const CollectiveNode& node,
                                   const std::vector<int>& members) const;
-  // Null: there is none that all ranks still have, as far as is known.
+  // Returns null if there is none, or another rank is known to have dropped it.
   std::shared_ptr<Clique> Find(const CliqueKey& key) ABSL_LOCKS_EXCLUDED(mu_);
-  // Blocks until all ranks have come. REQUIRES: Find has none.
+  // Blocks until all ranks have joined. REQUIRES: Find returned null.
   //   keep_going: see CommunicatorOptions.
   //   Errors: as NcclCommunicator::Make.
   absl::StatusOr<std::shared_ptr<Clique>> Make(const CliqueKey& key, int rank,
@@ -86,21 +86,22 @@ class NcclCliques final {
                                                std::function<absl::Status()> keep_going)
       ABSL_LOCKS_EXCLUDED(mu_);
 
-  // What is under way on it is thrown out, some time. The first one's `why` stays.
+  // Aborts what is pending on the communicator, asynchronously. Only the first call's `why` is
+  // kept.
   void End(Clique& clique, const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
-  // OK, or why it has ended: ABORTED, derived.
+  // Returns OK, or why it has ended: ABORTED, derived.
   absl::Status StatusOf(const Clique& clique) const ABSL_LOCKS_EXCLUDED(mu_);
-  // The device may be using them, until it has been aborted.
+  // Keeps tensors that the device may be using, until the communicator has been aborted.
   void Keep(Clique& clique, std::vector<Tensor> tensors) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
-  // What the store calls, perhaps when this is not there any more.
+  // Target of the store's callbacks; may outlive this object.
   struct Ear {
     absl::Mutex mu;
     NcclCliques* cliques ABSL_GUARDED_BY(mu) = nullptr;
   };
 
-  // False, and it is ended: another rank has given it up.
+  // Returns false, and ends the communicator, if another rank has dropped it.
   bool Check(Clique& clique) ABSL_LOCKS_EXCLUDED(mu_);
   void Reap(Clique& clique) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
@@ -112,7 +113,7 @@ class NcclCliques final {
   mutable absl::Mutex mu_;
   int64_t uses_ ABSL_GUARDED_BY(mu_) = 0;
   absl::flat_hash_map<std::string, std::shared_ptr<Clique>> cliques_ ABSL_GUARDED_BY(mu_);
-  // Last: it waits for what uses the rest.
+  // Declared last, so that its threads end while the rest still exists.
   ThreadGroup threads_;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Launches and their ends.
+// Launches collectives and handles their completion.
 #include "tensorflow/worker/collectives/nccl_gpu.h"
 
 #include <algorithm>
@@ -22,11 +22,11 @@
 namespace ferry::worker {
 namespace {
 
-// For all ranks to make a communicator; all of them are there.
+// Timeout for creating a communicator; all ranks are already at the head of their lines.
 constexpr absl::Duration kMakeTimeout = absl::Seconds(60);
-// For a turn beside keyed transfers, and for NCCL to enqueue.
+// Timeout to get a turn between keyed transfers, and for NCCL to enqueue.
 constexpr absl::Duration kLaunchTimeout = absl::Seconds(30);
-// Of what reductions are of; nothing for others.
+// Returns nullopt for types that cannot be reduced.
 std::optional<nccl::DataType> NcclTypeOf(DataType dtype) {
   switch (dtype) {
     case DataType::kHalf:
@@ -79,14 +79,14 @@ nccl::Result Issue(const NcclCollective& collective, const nccl::NcclTable& nccl
     case CollectiveKind::kBroadcast:
       break;
   }
-  // The source's stays where it is.
+  // The source's tensor stays in place.
   const void* const from = node.is_source ? input.data() : output;
   void* const to = node.is_source ? const_cast<void*>(from) : output;
   const size_t bytes = node.is_source ? input.bytes() : collective.output.bytes();
   return nccl.broadcast(from, to, bytes, nccl::kUint8, collective.source_rank, comm, stream);
 }
 
-// Which GPUs of the process have somebody's collectives: several nodes would have several orders.
+// Claims a GPU's collectives for one node of the process: two nodes would launch in two orders.
 std::shared_ptr<void> ClaimGpu(int ordinal) {
   static absl::Mutex mu(absl::kConstInit);
   static auto* const claims = new std::map<int, std::weak_ptr<void>>;
@@ -120,7 +120,7 @@ class NcclGpu final : public CollectiveGpu {
     auto shared = std::make_shared<Prepared>(std::move(done));
     const auto allocate = [this, dtype, shape, shared](const absl::Status& ready) {
       if (!ready.ok()) return std::move(*shared)(ready);
-      // May wait for NCCL's work to end, and so is not for the thread that launches some.
+      // May wait for NCCL work to finish, so it must not run on the launching thread.
       const absl::Status posted = gpu_.side->Post([this, dtype, shape, shared] {
         std::move (*shared)(gpu_.compute->Allocate(dtype, shape));
       });
@@ -170,7 +170,7 @@ class NcclGpu final : public CollectiveGpu {
     divide.out = const_cast<void*>(output.data());
     divide.count = static_cast<uint64_t>(output.shape().element_count());
     divide.op = cuda::BinaryOp::kDiv;
-    // With TensorFlow's numbers, both.
+    // Both enums use TensorFlow's values.
     divide.type = static_cast<cuda::ElementType>(node.dtype);
     divide.rank = 1;
     divide.extents[0] = divide.count;
@@ -199,7 +199,7 @@ class NcclGpu final : public CollectiveGpu {
     const NcclCollective collective;
     Done begun;
     Done over;
-    // Guarded by the GPU's lock.
+    // Guarded by the GPU's mutex.
     absl::Status aborted;
     std::shared_ptr<Clique> clique;
 
@@ -228,7 +228,7 @@ class NcclGpu final : public CollectiveGpu {
     std::move(run.over)(why);
   }
 
-  // On the launcher's thread.
+  // Runs on the launcher's thread.
   void Begin(const std::shared_ptr<Run>& run) ABSL_LOCKS_EXCLUDED(mu_) {
     std::shared_ptr<const cuda::ReadyEvent> event;
     absl::Status status = TryBegin(*run, event);
@@ -269,7 +269,7 @@ class NcclGpu final : public CollectiveGpu {
       absl::MutexLock lock(&mu_);
       run.clique = clique;
     }
-    // From now on whoever aborts it ends the clique.
+    // From here on, AbortRun ends the clique.
     FERRY_RETURN_IF_ERROR(StatusOf(run));
     absl::Status status;
     {
@@ -282,7 +282,7 @@ class NcclGpu final : public CollectiveGpu {
           },
           timeout(kLaunchTimeout));
       if (status.ok()) status = Record(collective, event);
-      // Nobody knows what has been enqueued.
+      // Unknown which of the tensors the device still uses: keep both until the abort is complete.
       if (!status.ok()) cliques_.Keep(*clique, {collective.input, collective.output});
     }
     if (!status.ok()) cliques_.End(*clique, status);
@@ -299,7 +299,7 @@ class NcclGpu final : public CollectiveGpu {
     return absl::OkStatus();
   }
 
-  // The kernel has left the device. On NCCL's thread.
+  // The kernel has completed. Runs on NCCL's thread.
   void OnEvent(Run& run, absl::Status status) {
     if (status.ok()) status = StatusOf(run);
     if (status.ok()) {
@@ -324,7 +324,7 @@ class NcclGpu final : public CollectiveGpu {
   AsyncFifoLock line_;
 
   absl::Mutex mu_;
-  // Last: it uses the rest.
+  // Declared last: its thread uses the rest.
   cuda::DeviceExecutor launcher_;
 };
 

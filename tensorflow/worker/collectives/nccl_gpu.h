@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// NcclGpus: the GPUs of a worker, as collectives by NCCL use them.
+// NcclGpus: a worker's GPUs for NCCL collectives.
 #ifndef FERRY_TENSORFLOW_WORKER_COLLECTIVES_NCCL_GPU_H_
 #define FERRY_TENSORFLOW_WORKER_COLLECTIVES_NCCL_GPU_H_
 
@@ -17,16 +17,16 @@ namespace ferry::worker {
 
 class NcclGpu;
 
-// Thread-safe. Each GPU has a thread on which its collectives are launched ("ferry-coll0"), one
-// after the other; it makes communicators and waits for keyed transfers to be quiet.
+// Thread-safe. Each GPU has a thread ("ferry-coll0") that launches its collectives one after the
+// other, creates communicators, and waits until keyed transfers are idle.
 class NcclGpus final : public CollectiveGpus {
  public:
-  // Both outlive it.
+  // Both must outlive it.
   NcclGpus(Gpus& gpus, const NcclJob& job);
-  // Aborts what is under way. REQUIRES: no collective is.
+  // Aborts pending work. REQUIRES: no collective is in progress.
   ~NcclGpus() override;
 
-  // Opens the GPU, and may block.
+  // Opens the GPU; may block.
   NcclOffer Offer(const CollectiveNode& node) override ABSL_LOCKS_EXCLUDED(mu_);
   CollectiveGpu& gpu(int ordinal) override ABSL_LOCKS_EXCLUDED(mu_);
 

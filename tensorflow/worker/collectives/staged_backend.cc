@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// There, across, and back.
+// Copies inputs to the host, runs the collective there, and copies results back.
 #include "tensorflow/worker/collectives/staged_backend.h"
 
 #include <functional>
@@ -13,7 +13,7 @@
 namespace ferry::worker {
 namespace {
 
-// A text that stays, as ways of tensors do. There are few of them: one for each reason.
+// Returns a permanent copy, as Received::path requires. There are few: one per reason.
 absl::string_view Interned(std::string text) {
   constexpr size_t kMaxTexts = 1000;
   static absl::Mutex mu(absl::kConstInit);
@@ -35,13 +35,13 @@ std::string What(absl::string_view which, const CollectiveWork& work) {
                       work.call.instance_key, " of group ", work.call.group_key, ")");
 }
 
-// Puts what comes back to where the node has its tensors.
+// Wraps `done` to copy the result to where the node keeps its tensors.
 RecvCallback BackTo(const CollectiveWork& work, MoveTensor move, RecvCallback done) {
   MoveRequest back;
   back.to = work.node->memory;
   back.deadline = work.deadline;
   back.what = What("the result", work);
-  // The source of a broadcast has it.
+  // The source of a broadcast already has the result.
   Tensor own = work.node->kind == CollectiveKind::kBroadcast ? work.call.input : Tensor();
   return [move = std::move(move), back = std::move(back), own = std::move(own),
           why_not = work.why_not_nccl,
@@ -68,7 +68,7 @@ void StagedBackend::Run(CollectiveWork work, RecvCallback done) {
   if (work.node->memory.space == MemorySpace::kHost || work.members.size() == 1) {
     return on_host_->Run(std::move(work), std::move(done));
   }
-  // The last word may be said inside, and with it this may go.
+  // Copied: `done` may run inside these calls and destroy this object.
   const MoveTensor move = move_;
   RecvCallback back = BackTo(work, move, std::move(done));
   if (!work.call.input.is_valid()) return on_host_->Run(std::move(work), std::move(back));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// StagedBackend: collectives of tensors on GPUs, by way of the host's memory.
+// StagedBackend: collectives of tensors on GPUs, staged through host memory.
 #ifndef FERRY_TENSORFLOW_WORKER_COLLECTIVES_STAGED_BACKEND_H_
 #define FERRY_TENSORFLOW_WORKER_COLLECTIVES_STAGED_BACKEND_H_
 
@@ -13,17 +13,17 @@
 
 namespace ferry::worker {
 
-// As Gpus::Move.
+// Same as Gpus::Move.
 using MoveTensor = std::function<void(MoveRequest request, Gpus::MoveCallback done)>;
 
-// Thread-safe; of one run of a graph in one step. What a node has in a GPU's memory is copied to
-// the host's when whatever writes it has ended, carried from there, and what comes is copied back:
-// it is given with the event that says when it is there. Nobody waits for copies. Nodes whose
-// tensors are in the host's memory, and those that are alone, go straight on.
+// Thread-safe; used by one run of a graph in one step. An input in GPU memory is copied to the host
+// once its writers have finished, and the result is copied back and returned with the event that
+// signals its completion. No thread waits for copies. Nodes with tensors in host memory, and groups
+// of one member, bypass the staging.
 class StagedBackend final : public CollectiveBackend {
  public:
-  //   on_host: carries what is in the host's memory.
-  //   executor: outlives what it runs, since a thread of a device's is not for merging.
+  //   on_host: runs the collectives in host memory.
+  //   executor: must outlive what it runs; used because device threads must not run reductions.
   StagedBackend(std::unique_ptr<CollectiveBackend> on_host, MoveTensor move,
                 const Executor* executor)
       : on_host_(std::move(on_host)), move_(std::move(move)), executor_(executor) {}

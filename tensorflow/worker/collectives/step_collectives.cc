@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A word to the leader, its answer, and then the carrier.
+// Joins the group through the leader, then runs the backend.
 #include "tensorflow/worker/collectives/step_collectives.h"
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 namespace ferry::worker {
 namespace {
 
-// The leader knows who is missing: it is to speak first.
+// Extra time for the leader's own timeout error, which names the missing members, to arrive first.
 constexpr absl::Duration kLeaderTimeout = absl::Seconds(2);
 
 v1::CollectiveJoin JoinOf(const CollectiveNode& node, const CollectiveCall& call) {
@@ -42,7 +42,7 @@ v1::CollectiveJoin JoinOf(const CollectiveNode& node, const CollectiveCall& call
 struct StepCollectives::Joining {
   CollectiveWork work;
   RecvCallback done;
-  // Of the leader's answer.
+  // Deadline for the leader's answer.
   absl::Time deadline = absl::InfiniteFuture();
 };
 
@@ -79,7 +79,7 @@ absl::Status StepCollectives::Join(const std::shared_ptr<Joining>& joining) {
     args.deadline = clock_.Now() + node.timeout + kLeaderTimeout;
     joining->deadline = args.deadline;
   }
-  // The run, which is not over before its node is, keeps this.
+  // The run keeps this object, and does not end before its nodes have.
   exchange_->RecvAsync(members_key, std::move(args),
                        [this, joining](absl::Status status, Received received) {
                          OnMembers(*joining, std::move(status), received);
@@ -91,7 +91,7 @@ void StepCollectives::OnMembers(Joining& joining, absl::Status status, const Rec
   CollectiveWork& work = joining.work;
   const CollectiveNode& node = *work.node;
   v1::CollectiveMembers members;
-  // Or somebody else's time was up, who says why.
+  // If another member timed out first, its error says why.
   if (absl::IsDeadlineExceeded(status) && clock_.Now() >= joining.deadline) {
     status = absl::DeadlineExceededError(absl::StrCat(
         "Collective has timed out waiting for other workers. ", node.devices->front().name,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// StepCollectives: what the collective nodes of one run of a graph do.
+// StepCollectives: runs the collective nodes of one run of a graph.
 #ifndef FERRY_TENSORFLOW_WORKER_COLLECTIVES_STEP_COLLECTIVES_H_
 #define FERRY_TENSORFLOW_WORKER_COLLECTIVES_STEP_COLLECTIVES_H_
 
@@ -16,19 +16,19 @@
 
 namespace ferry::worker {
 
-// Thread-safe; holds no thread. Kept by its run.
+// Thread-safe; uses no thread while waiting. Owned by its run.
 class StepCollectives final {
  public:
-  //   clock: that of the exchange's deadlines; outlives what it runs.
+  //   clock: the clock of the receives' deadlines; must outlive what it runs.
   StepCollectives(std::shared_ptr<StepTransfers> exchange,
                   std::unique_ptr<CollectiveBackend> carrier, const Clock& clock)
       : exchange_(std::move(exchange)), carrier_(std::move(carrier)), clock_(clock) {}
 
-  // Finds out who the others are, and then does the node's part. Waits without a thread.
-  //   node, environment, cancellation: outlive it.
+  // Resolves the group, then runs the node's part. Uses no thread while waiting.
+  //   node, environment, cancellation: must outlive the call until `done`.
   //   inputs: of the node.
-  //   done: once, on any thread, perhaps inside, with what the node gives.
-  //   Errors: as GroupTable and CollectiveBackend; DEADLINE_EXCEEDED when the leader says nothing.
+  //   done: called once, on any thread, possibly before returning, with the node's output.
+  //   Errors: as GroupTable and CollectiveBackend; DEADLINE_EXCEEDED if the leader does not answer.
   void Run(const CollectiveNode& node, const KernelEnvironment& environment,
            absl::Span<const Tensor> inputs, CancellationToken* cancellation, RecvCallback done);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Add, AddV2, Sub, AddN, and sums in place.
+// Add, AddV2, Sub, AddN, and in-place sums.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -23,7 +23,7 @@ absl::Status Concatenate(KernelContext& context) {
   const int64_t x_stride = broadcast.x_strides.back();
   const int64_t y_stride = broadcast.y_strides.back();
   if (!strings.empty()) {
-    // Few long strings that are repeated may make many.
+    // Broadcasting a few long strings may multiply their size.
     size_t bytes = 0;
     ForEachRow(broadcast, [&](int64_t x_at, int64_t y_at, int64_t, int64_t count) {
       for (int64_t i = 0; i < count; ++i) {
@@ -53,7 +53,7 @@ absl::Status AddAll(KernelContext& context, const std::string& name) {
     return absl::OkStatus();
   }
   FERRY_ASSIGN_OR_RETURN(Tensor sum, context.Allocate(first.dtype(), first.shape()));
-  // Piece by piece, so that a piece of the sum stays in the cache while all inputs are added.
+  // Adds all inputs block by block, so that a block of the sum stays in the cache.
   constexpr int64_t kPieceBytes = 16 << 10;
   alignas(kBufferAlignment) char group_sum[kPieceBytes];
   const DataType dtype = first.dtype();

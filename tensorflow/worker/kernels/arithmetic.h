@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What two arrays of one type make, as TensorFlow has it: expressions of Eigen's.
+// Element-wise binary operations with TensorFlow's results, as Eigen expressions.
 #ifndef FERRY_TENSORFLOW_WORKER_KERNELS_ARITHMETIC_H_
 #define FERRY_TENSORFLOW_WORKER_KERNELS_ARITHMETIC_H_
 
@@ -10,8 +10,8 @@
 
 namespace ferry::worker {
 
-// Each has an Of, which makes an expression of two. REQUIRES: not of small floats, which are
-// computed as floats, nor of integers of a sign, which may overflow, if kOverflows.
+// Each has a static Of, which builds an expression from two. REQUIRES: no small floats, which are
+// computed as floats; and, if kOverflows, no signed integers.
 struct AddElements {
   static constexpr bool kOverflows = true;
   template <typename X, typename Y>
@@ -34,8 +34,8 @@ struct MulElements {
   static auto Of(const X& x, const Y& y) {
     using T = typename X::Scalar;
     if constexpr (kIsComplex<T>) {
-      // Without the standard's repair of infinities, which Eigen makes for those that fill no
-      // register.
+      // The plain formula without the C++ standard's recovery of infinities; Eigen uses the latter
+      // for elements that do not fill a vector register.
       return x.binaryExpr(y, [](const T& a, const T& b) {
         return T(a.real() * b.real() - a.imag() * b.imag(),
                  a.real() * b.imag() + a.imag() * b.real());
@@ -52,7 +52,7 @@ struct DivElements {
   static auto Of(const X& x, const Y& y) {
     using T = typename X::Scalar;
     if constexpr (kIsComplex<T>) {
-      // Eigen's own division of complex numbers rounds in another way.
+      // Eigen's division of complex numbers rounds differently.
       return x.binaryExpr(y, [](const T& a, const T& b) { return a / b; });
     } else {
       return x / y;
@@ -60,14 +60,14 @@ struct DivElements {
   }
 };
 
-// What is no number wins, and the first of two that are equal: Eigen's own takes the other zero.
+// NaN wins, and the first of two equal numbers: Eigen's own returns the other zero.
 struct MaxElements {
   static constexpr bool kOverflows = false;
   template <typename X, typename Y>
   static auto Of(const X& x, const Y& y) {
     using T = typename X::Scalar;
     if constexpr (kIsFloat<T>) {
-      // One choice for the compiler, which has no vectors for several.
+      // A single select: the compiler cannot vectorise several.
       return x.binaryExpr(y,
                           [](T a, T b) { return static_cast<bool>((a != a) | (a >= b)) ? a : b; });
     } else {
@@ -90,9 +90,9 @@ struct MinElements {
   }
 };
 
-// out = Operation(x, y), where a stride is 1, or 0 for one element that is repeated. `out` may be x
-// or y. Small floats become floats, piece by piece, and are rounded to the nearest, to even if it
-// is halfway; integers wrap round.
+// out = Operation(x, y), where a stride is 1, or 0 for one repeated element. `out` may alias x or
+// y. Small floats are converted to float, block by block, and rounded to nearest, ties to even;
+// integers wrap around.
 template <typename Operation, typename T>
 void BinaryRow(const T* x, int64_t x_stride, const T* y, int64_t y_stride, T* out, int64_t count) {
   if constexpr (kIsSmallFloat<T>) {
@@ -115,7 +115,7 @@ void BinaryRow(const T* x, int64_t x_stride, const T* y, int64_t y_stride, T* ou
       Elements<T> to(out, count);
       if constexpr (std::is_integral_v<T> && sizeof(T) < sizeof(unsigned) &&
                     Operation::kOverflows) {
-        // Smaller ones would become int, of a sign.
+        // Narrower types would be promoted to signed int.
         to = Operation::Of(left.template cast<unsigned>(), right.template cast<unsigned>())
                  .template cast<T>();
       } else {

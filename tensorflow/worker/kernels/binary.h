@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels of two tensors, element by element, with broadcasting.
+// Element-wise binary kernels with broadcasting.
 #ifndef FERRY_TENSORFLOW_WORKER_KERNELS_BINARY_H_
 #define FERRY_TENSORFLOW_WORKER_KERNELS_BINARY_H_
 
@@ -39,7 +39,7 @@ absl::Status ComputeBinary(KernelContext& context) {
   return absl::OkStatus();
 }
 
-// For that type of the set which is the node's T. REQUIRES: it is in the set.
+// Instantiates for the type of the set that is the node's T. REQUIRES: it is in the set.
 template <typename Operation, typename Types>
 std::unique_ptr<Kernel> MakeBinary(Types types, const NodeAttrs& node) {
   std::unique_ptr<Kernel> kernel;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Matches shapes.
+// Computes the broadcast shape and strides.
 #include "tensorflow/worker/kernels/broadcast.h"
 
 #include <algorithm>
@@ -14,7 +14,7 @@ namespace ferry::worker {
 
 absl::StatusOr<Broadcast> BroadcastOf(const Shape& x, const Shape& y) {
   const int rank = std::max(x.rank(), y.rank());
-  // The i-th dimension from the end.
+  // Returns the i-th dimension from the end.
   const auto dim = [](const Shape& shape, int i) {
     return i < shape.rank() ? shape.dim(shape.rank() - 1 - i) : 1;
   };
@@ -22,7 +22,7 @@ absl::StatusOr<Broadcast> BroadcastOf(const Shape& x, const Shape& y) {
   std::vector<int64_t> dims(static_cast<size_t>(rank));
   int64_t x_stride = 1;
   int64_t y_stride = 1;
-  // From the last dimension to the first; turned round at the end.
+  // From the last dimension to the first; reversed at the end.
   for (int i = 0; i < rank; ++i) {
     const int64_t x_dim = dim(x, i);
     const int64_t y_dim = dim(y, i);

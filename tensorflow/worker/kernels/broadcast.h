@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the elements of two tensors meet when one is repeated along dimensions of the other.
+// Broadcasting of two shapes.
 #ifndef FERRY_TENSORFLOW_WORKER_KERNELS_BROADCAST_H_
 #define FERRY_TENSORFLOW_WORKER_KERNELS_BROADCAST_H_
 
@@ -12,12 +12,12 @@
 
 namespace ferry::worker {
 
-// A value. Dimensions in which both tensors behave alike are one; there is at least one, and in the
-// last of them each tensor's stride is 0 or 1.
+// A value. Adjacent dimensions with the same behaviour are merged; there is at least one, and in
+// the last one each tensor's stride is 0 or 1.
 struct Broadcast {
   Shape shape;
   std::vector<int64_t> extents;
-  // In elements; 0 where the tensor is repeated.
+  // In elements; 0 where the tensor is broadcast.
   std::vector<int64_t> x_strides;
   std::vector<int64_t> y_strides;
 };
@@ -26,7 +26,7 @@ struct Broadcast {
 absl::StatusOr<Broadcast> BroadcastOf(const Shape& x, const Shape& y);
 
 // Calls row(x, y, out, count) for each run along the last dimension, with the offsets of its first
-// elements, in order. REQUIRES: the shape has elements.
+// elements, in order. REQUIRES: the shape is not empty.
 template <typename Row>
 void ForEachRow(const Broadcast& broadcast, Row&& row) {
   const size_t last = broadcast.extents.size() - 1;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Arrays of one type from arrays of another.
+// Conversion of arrays between types.
 #ifndef FERRY_TENSORFLOW_WORKER_KERNELS_CAST_H_
 #define FERRY_TENSORFLOW_WORKER_KERNELS_CAST_H_
 
@@ -9,15 +9,14 @@
 
 namespace ferry::worker {
 
-// Converts `count` elements. Must not overlap.
+// Converts `count` elements. The arrays must not overlap.
 using CastFunction = void (*)(const void* from, void* to, int64_t count);
 
-// Quantized numbers are converted as what they are made of; other types are what they are.
+// Maps quantized types to their underlying integers; other types to themselves.
 DataType PlainType(DataType dtype);
 
-// Null for types that are not converted, and for a type to itself where that is no conversion.
-//   truncates: mantissas that are too long are cut instead of rounded, between those types for
-//   which TensorFlow does so.
+// Return null for unsupported types, and for a type to itself if that needs no conversion.
+//   truncates: cut mantissas instead of rounding, between the types for which TensorFlow does so.
 CastFunction CastFromReal(DataType from, DataType to, bool truncates);     // floats
 CastFunction CastFromInteger(DataType from, DataType to);                  // integers, bool
 CastFunction CastFromComplex(DataType from, DataType to, bool truncates);  // complex numbers

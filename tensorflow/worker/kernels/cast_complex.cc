@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Conversions of complex numbers: a real number is their real part.
+// Conversions from complex numbers: a real target gets the real part.
 #include "tensorflow/worker/kernels/cast_elements.h"
 
 namespace ferry::worker {

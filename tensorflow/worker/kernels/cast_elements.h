@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Conversion of one element, as TensorFlow has it on this machine.
+// Conversion of one element, with TensorFlow's results on this architecture.
 #ifndef FERRY_TENSORFLOW_WORKER_KERNELS_CAST_ELEMENTS_H_
 #define FERRY_TENSORFLOW_WORKER_KERNELS_CAST_ELEMENTS_H_
 
@@ -15,8 +15,8 @@ namespace ferry::worker {
 
 using CastTypes = decltype(NumberTypes() + TypeSet<bool>());
 
-// Towards zero; what does not fit is the smallest number, as the processor has it. (The language
-// leaves it undefined.)
+// Truncates towards zero; out-of-range values give the minimum, as the x86 instruction does.
+// (Undefined behaviour in C++.)
 template <typename Integer, typename Real>
 Integer Chopped(Real x) {
   constexpr Real kEnd = static_cast<Real>(uint64_t{1} << (sizeof(Integer) * 8 - 1));
@@ -29,7 +29,8 @@ Integer Chopped(Real x) {
 template <typename To, typename Real>
 To IntegerOf(Real x) {
   if constexpr (std::is_same_v<To, uint64_t>) {
-    // The upper half is reached by a shift; the sign of the first try says whether it is needed.
+    // Values of 2^63 and above are converted with an offset; the sign of the first attempt shows if
+    // so.
     constexpr Real kHalf = static_cast<Real>(uint64_t{1} << 63);
     const int64_t lower = Chopped<int64_t>(x);
     const int64_t upper = Chopped<int64_t>(x - kHalf);
@@ -70,13 +71,13 @@ constexpr int kMantissaBits = std::is_same_v<T, Half>       ? 11
                               : std::is_same_v<T, Bfloat16> ? 8
                                                             : std::numeric_limits<T>::digits;
 
-// Without the bits that the mantissa of To does not have.
+// Clears the mantissa bits that To lacks.
 template <typename To, typename Real>
 Real Shortened(Real x) {
   using Bits = std::conditional_t<sizeof(Real) == 8, uint64_t, uint32_t>;
   constexpr Bits kKept = ~Bits{0} << (kMantissaBits<Real> - kMantissaBits<To>);
   const Bits bits = std::bit_cast<Bits>(x);
-  // In bits, because GCC 12 takes `x == x ? <bits of x> : x` for x.
+  // Uses bits, because GCC 12 folds `x == x ? <bits of x> : x` to x.
   const Bits infinity = std::bit_cast<Bits>(std::numeric_limits<Real>::infinity());
   const bool is_number = (bits << 1) <= (infinity << 1);
   return std::bit_cast<Real>(is_number ? bits & kKept : bits);

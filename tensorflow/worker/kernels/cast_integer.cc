@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Conversions of integers and of truth values.
+// Conversions from integers and bool.
 #include "tensorflow/worker/kernels/cast_elements.h"
 
 namespace ferry::worker {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Cast.
+// The Cast kernel.
 #include <utility>
 
 #include "absl/status/status.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Conversions of floats.
+// Conversions from floating-point types.
 #include "tensorflow/worker/kernels/cast_elements.h"
 
 namespace ferry::worker {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The C++ types of elements, and the one place that goes from a DataType to one of them.
+// C++ element types, and the dispatch from DataType to them.
 #ifndef FERRY_TENSORFLOW_WORKER_KERNELS_ELEMENT_TYPES_H_
 #define FERRY_TENSORFLOW_WORKER_KERNELS_ELEMENT_TYPES_H_
 
@@ -26,12 +26,12 @@ inline constexpr bool kIsComplex = std::is_same_v<T, Complex64> || std::is_same_
 template <typename T>
 inline constexpr bool kIsFloat = kIsSmallFloat<T> || std::is_floating_point_v<T>;
 
-// Elements in a row, for Eigen's expressions.
+// A contiguous row of elements, for Eigen expressions.
 template <typename T>
 using Elements = Eigen::Map<Eigen::Array<T, Eigen::Dynamic, 1>>;
 template <typename T>
 using ConstElements = Eigen::Map<const Eigen::Array<T, Eigen::Dynamic, 1>>;
-// One element, again and again.
+// One element, repeated.
 template <typename T>
 auto Repeated(T value, int64_t count) {
   return Eigen::Array<T, Eigen::Dynamic, 1>::Constant(count, value);
@@ -77,8 +77,8 @@ constexpr DataType kDataTypeOf = [] {
   if constexpr (std::is_same_v<T, bool>) return DataType::kBool;
 }();
 
-// Calls function(TypeTag<T>()) for that T of the set whose tensors are of `dtype`. Returns whether
-// there is one.
+// Calls function(TypeTag<T>()) for the T of the set that is stored in tensors of `dtype`. Returns
+// false if there is none.
 template <typename... T, typename Function>
 bool WithType(TypeSet<T...>, DataType dtype, Function&& function) {
   return ((dtype == kDataTypeOf<T> && (function(TypeTag<T>()), true)) || ...);

@@ -8,7 +8,7 @@
 namespace ferry::worker {
 namespace {
 
-// What is no number wins.
+// NaN wins.
 struct Largest {
   using OfTwo = MaxElements;
   template <typename Row>
@@ -25,10 +25,10 @@ struct Smallest {
   }
 };
 
-// Of all of a row.
+// Returns the extreme of a whole row.
 template <typename Choice, typename T>
 T ChosenOf(const T* row, int64_t count) {
-  // Many at a time, so that comparisons, which take their time, do not wait for each other.
+  // Independent lanes hide the latency of comparisons.
   constexpr int64_t kLanes = 32;
   using Lanes = Eigen::Array<T, kLanes, 1>;
   using LanesOf = Eigen::Map<const Lanes>;
@@ -38,7 +38,7 @@ T ChosenOf(const T* row, int64_t count) {
   for (const T* at = row + kLanes; at < last; at += kLanes) {
     lanes = Choice::OfTwo::Of(lanes, LanesOf(at));
   }
-  // Some of these for a second time.
+  // Overlaps elements already seen, which is harmless.
   lanes = Choice::OfTwo::Of(lanes, LanesOf(last));
   return Choice::Of(lanes);
 }
@@ -60,7 +60,7 @@ struct Choosing {
       T total = row[0];
       ForEachPiece(count, [&floats, &total, row](int64_t at, int64_t here) {
         ToFloats(row + at, floats, here);
-        // One of them, so that nothing is rounded.
+        // The result is one of the elements, so converting back does not round.
         total = Merge(total, static_cast<T>(ChosenOf<Choice>(floats, here)));
       });
       return total;

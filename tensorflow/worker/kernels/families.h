@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The makers of kernels, by family; kernel.cc has the table of them.
+// Kernel factories by family; kernel.cc has the table of them.
 #ifndef FERRY_TENSORFLOW_WORKER_KERNELS_FAMILIES_H_
 #define FERRY_TENSORFLOW_WORKER_KERNELS_FAMILIES_H_
 

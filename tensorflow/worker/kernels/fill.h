@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What making values has in common on the host and on GPUs.
+// Constants and Fill: parts shared by host and GPU kernels.
 #ifndef FERRY_TENSORFLOW_WORKER_KERNELS_FILL_H_
 #define FERRY_TENSORFLOW_WORKER_KERNELS_FILL_H_
 
@@ -11,12 +11,12 @@
 
 namespace ferry::worker {
 
-// The value of a Const, in the host's memory.
-//   Errors: INVALID_ARGUMENT for one that cannot be decoded, or is of another type.
+// Returns the value of a Const, in host memory.
+//   Errors: INVALID_ARGUMENT for a value that cannot be decoded, or is of another type.
 absl::StatusOr<Tensor> ConstantOf(const NodeAttrs& node);
 
-// The shape that Fill is to fill. Only the shape of `value` is looked at.
-//   dims: in the host's memory.
+// Returns the output shape of Fill. Reads only the shape of `value`.
+//   dims: in host memory.
 //   Errors: INVALID_ARGUMENT with TensorFlow's texts.
 absl::StatusOr<Shape> FillShape(const Tensor& dims, const Tensor& value);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensors of one value, and of a row of numbers: Fill, ZerosLike, OnesLike, Range.
+// Fill, ZerosLike, OnesLike, Range.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -23,10 +23,10 @@
 namespace ferry::worker {
 namespace {
 
-// All of it as the first element.
+// Replicates the first element over the whole array.
 void RepeatFirst(char* bytes, size_t count, size_t element_bytes) {
   const size_t all = count * element_bytes;
-  // In pieces that stay in the cache while they are copied.
+  // In blocks that stay in the cache while they are copied.
   constexpr size_t kPieceBytes = 16 << 10;
   size_t filled = element_bytes;
   while (filled < all) {
@@ -37,7 +37,7 @@ void RepeatFirst(char* bytes, size_t count, size_t element_bytes) {
   }
 }
 
-// The bytes of one element everywhere.
+// Returns a tensor with all elements set to these bytes.
 absl::StatusOr<Tensor> Filled(const KernelContext& context, DataType dtype, const Shape& shape,
                               const void* element) {
   FERRY_ASSIGN_OR_RETURN(Tensor tensor, context.Allocate(dtype, shape));
@@ -99,13 +99,13 @@ absl::Status OnesLike(KernelContext& context) {
   return absl::OkStatus();
 }
 
-// As TensorFlow's errors write numbers.
+// Formats a number as TensorFlow's errors do.
 template <typename T>
 std::string NumberText(T value) {
   if constexpr (std::is_integral_v<T>) return absl::StrCat(value);
   if (std::isnan(value)) return "nan";
   constexpr int kDigits = std::is_same_v<T, float> ? 9 : 17;
-  // Fewer digits, if they are enough to read the number back.
+  // Uses fewer digits if they round-trip.
   std::string text = absl::StrFormat("%.*g", kDigits - (std::is_same_v<T, float> ? 3 : 2), value);
   if (std::isfinite(value) && static_cast<T>(std::strtod(text.c_str(), nullptr)) != value) {
     text = absl::StrFormat("%.*g", kDigits, value);
@@ -113,7 +113,7 @@ std::string NumberText(T value) {
   return text;
 }
 
-// How many numbers there are from `start` to before `limit`.
+// Returns the number of elements from `start` up to, not including, `limit`.
 template <typename T>
 absl::StatusOr<int64_t> RangeCount(T start, T limit, T delta) {
   if (delta == T(0)) {
@@ -149,7 +149,7 @@ absl::StatusOr<int64_t> RangeCount(T start, T limit, T delta) {
       absl::StrCat("Requires ((limit - start) / delta) <= ", std::numeric_limits<int64_t>::max()));
 }
 
-// Products of integers may overflow on their way.
+// Intermediate products of integers may overflow.
 template <typename T>
 struct RangeArithmetic {
   using Type = T;
@@ -193,7 +193,7 @@ absl::Status Range(KernelContext& context) {
 }  // namespace
 
 absl::StatusOr<Shape> FillShape(const Tensor& dims, const Tensor& value) {
-  // A vector of one dimension may be written as a scalar, which is of an older time.
+  // Legacy graphs write a one-element vector as a scalar.
   if (!IsVector(dims) && !IsScalar(dims)) {
     return absl::InvalidArgumentError(
         absl::StrCat("dims must represent a vector, got shape ", ShapeText(dims.shape())));

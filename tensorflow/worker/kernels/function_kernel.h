@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A kernel that is a function and what the function has captured.
+// FunctionKernel: a kernel made from a callable.
 #ifndef FERRY_TENSORFLOW_WORKER_KERNELS_FUNCTION_KERNEL_H_
 #define FERRY_TENSORFLOW_WORKER_KERNELS_FUNCTION_KERNEL_H_
 

@@ -25,7 +25,7 @@ using cuda::ElementType;
 using cuda::UnaryCall;
 using cuda::UnaryOp;
 
-// Both have TensorFlow's numbers.
+// Both enums use TensorFlow's values.
 ElementType ElementTypeOf(DataType dtype) { return static_cast<ElementType>(dtype); }
 
 BinaryOp BinaryOpOf(absl::string_view op) {
@@ -38,7 +38,7 @@ BinaryOp BinaryOpOf(absl::string_view op) {
   return BinaryOp::kMin;
 }
 
-// Arrays of as many elements each.
+// Arrays with equal element counts.
 BinaryCall CallOf(BinaryOp op, const Tensor& x, const Tensor& y, const Tensor& out) {
   BinaryCall call = {};
   call.x = x.data();
@@ -80,7 +80,7 @@ absl::Status ComputeBinary(BinaryOp op, KernelContext& context, GpuCompute& gpu)
   return absl::OkStatus();
 }
 
-// In the order of the kernel for CPUs.
+// Adds in the order of the CPU kernel.
 absl::Status AddAll(const std::string& name, KernelContext& context, GpuCompute& gpu) {
   FERRY_RETURN_IF_ERROR(CheckAddends(context, name));
   const Tensor& first = context.input(0);
@@ -114,7 +114,7 @@ absl::Status AddAll(const std::string& name, KernelContext& context, GpuCompute&
     }
     return absl::OkStatus();
   };
-  // The sum of a group is used for as long as the inputs are.
+  // The group's sum is used for as long as the inputs are.
   std::vector<Tensor> used(context.inputs().begin(), context.inputs().end());
   if (group_sum.is_valid()) used.push_back(group_sum);
   FERRY_ASSIGN_OR_RETURN(Tensor result, gpu.Run(used, sum, launch));

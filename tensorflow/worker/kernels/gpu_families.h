@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The makers of kernels that compute on a GPU, and what they share.
+// Factories of GPU kernels, and helpers they share.
 #ifndef FERRY_TENSORFLOW_WORKER_KERNELS_GPU_FAMILIES_H_
 #define FERRY_TENSORFLOW_WORKER_KERNELS_GPU_FAMILIES_H_
 
@@ -18,7 +18,7 @@ namespace ferry::worker {
 
 using GpuMaker = KernelOr (*)(const NodeAttrs& node, const KernelGpu& gpu);
 
-// Null for an op that has none.
+// Returns null for an op that has none.
 GpuMaker FindGpuMaker(absl::string_view op);
 
 // gpu_value_kernels.cc
@@ -32,13 +32,13 @@ KernelOr MakeGpuBinary(const NodeAttrs& node, const KernelGpu& gpu);
 KernelOr MakeGpuUnary(const NodeAttrs& node, const KernelGpu& gpu);  // Neg, Sqrt
 KernelOr MakeGpuAddN(const NodeAttrs& node, const KernelGpu& gpu);
 KernelOr MakeGpuCast(const NodeAttrs& node, const KernelGpu& gpu);
-// Of two tensors of one type and shape.
+// Adds two tensors of the same type and shape.
 absl::StatusOr<Tensor> AddOnGpu(GpuCompute& gpu, const Tensor& x, const Tensor& y);
 
 // variable_kernels.cc
 KernelOr MakeGpuAssignAddVariable(const NodeAttrs& node, const KernelGpu& gpu);
 
-// A function of a context and a GPU.
+// A kernel made from a callable and a GPU.
 template <typename Function>
 class GpuKernel final : public Kernel {
  public:
@@ -52,7 +52,8 @@ class GpuKernel final : public Kernel {
   const Function function_;
 };
 
-// One that launches kernels of Ferry's: without them it is refused here, and not in every step.
+// Makes a GpuKernel that launches Ferry's own device code: fails here if the build lacks it, rather
+// than in every step.
 //   function: absl::Status(KernelContext&, GpuCompute&), callable when const.
 template <typename Function>
 KernelOr MakeGpuKernel(const NodeAttrs& node, const KernelGpu& gpu, Function function) {
@@ -64,7 +65,7 @@ KernelOr MakeGpuKernel(const NodeAttrs& node, const KernelGpu& gpu, Function fun
   return std::make_unique<GpuKernel<Function>>(*gpu.compute, std::move(function));
 }
 
-// As KernelContext::Allocate, on the GPU.
+// Like KernelContext::Allocate, on the GPU.
 absl::StatusOr<Tensor> AllocateOnGpu(const KernelContext& context, GpuCompute& gpu, DataType dtype,
                                      const Shape& shape);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The table of kernels on GPUs, and those that make values: Const, Fill, ZerosLike, OnesLike.
+// The table of GPU kernels, and value kernels: Const, Fill, ZerosLike, OnesLike.
 #include <cstring>
 #include <utility>
 
@@ -18,7 +18,7 @@
 namespace ferry::worker {
 namespace {
 
-// A constant's way to the GPU.
+// Timeout for copying a constant to the GPU.
 constexpr absl::Duration kCopyTimeout = absl::Minutes(1);
 
 absl::StatusOr<Tensor> Filled(GpuCompute& gpu, absl::Span<const Tensor> value, const Tensor& out,
@@ -34,7 +34,7 @@ absl::StatusOr<Tensor> Filled(GpuCompute& gpu, absl::Span<const Tensor> value, c
   });
 }
 
-// All elements of a tensor like the input.
+// Fills a tensor of the input's type and shape with one element.
 absl::Status FillLike(KernelContext& context, GpuCompute& gpu, const uint64_t (&element)[2]) {
   const Tensor& input = context.input(0);
   FERRY_ASSIGN_OR_RETURN(const Tensor out,
@@ -72,7 +72,7 @@ absl::StatusOr<Tensor> AllocateOnGpu(const KernelContext& context, GpuCompute& g
   return AsOutOfMemory(status, dtype, shape);
 }
 
-// Copied once; all steps share it.
+// The constant is copied once and shared by all steps.
 KernelOr MakeGpuConst(const NodeAttrs& node, const KernelGpu& gpu) {
   MoveRequest move;
   FERRY_ASSIGN_OR_RETURN(move.tensor, ConstantOf(node));

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels that put tensors together and take them apart along an axis: Pack, ConcatV2, Unpack,
-// Split, Slice.
+// Kernels that join or split tensors along an axis: Pack, ConcatV2, Unpack, Split, Slice.
 #include <cstdint>
 #include <utility>
 #include <vector>
@@ -29,7 +28,7 @@ int64_t Product(const Dims& dims, size_t first, size_t end) {
   return product;
 }
 
-// Elements [first, first + the shape's) as they lie, without a copy if the type allows.
+// Returns elements [first, first + the shape's count), as a view if the type allows.
 absl::StatusOr<Tensor> ElementsFrom(const KernelContext& context, const Tensor& tensor,
                                     int64_t first, const Shape& shape) {
   if (IsFixedSize(tensor.dtype())) {
@@ -42,7 +41,7 @@ absl::StatusOr<Tensor> ElementsFrom(const KernelContext& context, const Tensor& 
   return std::move(writer).Finish();
 }
 
-// Input `i` is, for each index before the axis, a row of row_counts[i] elements.
+// Input `i` contributes a row of row_counts[i] elements for each index before the axis.
 absl::Status Join(KernelContext& context, absl::Span<const Tensor> parts, int64_t before,
                   const std::vector<int64_t>& row_counts, const Shape& shape) {
   FERRY_ASSIGN_OR_RETURN(RunWriter writer, RunWriter::Create(context, parts[0].dtype(), shape));
@@ -137,7 +136,7 @@ absl::Status Concat(KernelContext& context) {
   return Join(context, values, before, row_counts, shape);
 }
 
-// Sets the outputs to pieces of `shape`, which lie side by side along `axis` of `input`.
+// Sets the outputs to parts of `shape`, adjacent along `axis` of `input`.
 absl::Status Part(KernelContext& context, const Tensor& input, size_t axis, const Shape& shape) {
   const Dims dims = DimsOf(input);
   const int64_t before = Product(dims, 0, axis);
@@ -205,7 +204,7 @@ absl::Status Split(KernelContext& context) {
   return Part(context, input, static_cast<size_t>(axis), shape);
 }
 
-// Where a slice begins and how long it is, per dimension.
+// Begin and size of a slice, per dimension.
 struct Box {
   Dims begin;
   Dims size;
@@ -227,7 +226,7 @@ absl::StatusOr<Box> ReadBox(const KernelContext& context) {
     const int64_t dim = shape.dim(i);
     const int64_t first = box.begin[static_cast<size_t>(i)];
     int64_t& count = box.size[static_cast<size_t>(i)];
-    // Everything from there on. The difference may overflow, and is refused below.
+    // -1 means up to the end. The difference may overflow, which is rejected below.
     if (count == -1) __builtin_sub_overflow(dim, first, &count);
     if (dim == 0) {
       if (first == 0 && count == 0) continue;
@@ -252,8 +251,8 @@ absl::Status Slice(KernelContext& context) {
   const Tensor& input = context.input(0);
   FERRY_ASSIGN_OR_RETURN(const Shape shape, ShapeOf(box.size));
   const Dims dims = DimsOf(input);
-  // From `inner` on all of a dimension is taken: what lies there is in a row, and so is one piece
-  // of the dimension before.
+  // Dimensions from `inner` on are taken whole, so their elements are contiguous, as is a range of
+  // the dimension before them.
   size_t inner = dims.size();
   while (inner > 0 && box.size[inner - 1] == dims[inner - 1]) --inner;
   const size_t row_dim = inner == 0 ? 0 : inner - 1;

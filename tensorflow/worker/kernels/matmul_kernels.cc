@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// MatMul, by Eigen.
+// The MatMul kernel, by Eigen.
 #include <cstring>
 #include <utility>
 
@@ -20,8 +20,8 @@ using Matrix = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>
 template <typename T>
 using ConstMap = Eigen::Map<const Matrix<T>>;
 
-// z = x y, of x and y or of what they are turned round. To turn one first costs little beside the
-// product, and Eigen compiles one product in place of four.
+// z = x y, with x or y transposed first if requested. Transposing is cheap compared to the product,
+// and Eigen instantiates one product instead of four.
 template <typename T>
 void Multiply(const ConstMap<T>& x, bool turns_x, const ConstMap<T>& y, bool turns_y,
               Eigen::Map<Matrix<T>> z) {
@@ -35,7 +35,7 @@ void Multiply(const ConstMap<T>& x, bool turns_x, const ConstMap<T>& y, bool tur
   z.noalias() = (turns_x ? map(turned_x) : x) * (turns_y ? map(turned_y) : y);
 }
 
-// As numbers of a type that is as large as theirs.
+// Reinterprets elements as another type of the same size.
 template <typename As>
 ConstMap<As> MapOf(const Tensor& tensor) {
   return {static_cast<const As*>(tensor.data()), tensor.shape().dim(0), tensor.shape().dim(1)};
@@ -48,7 +48,7 @@ Eigen::Map<Matrix<As>> MapOf(Tensor& tensor) {
 template <typename T>
 void MultiplyArrays(const Tensor& x, bool turns_x, const Tensor& y, bool turns_y, Tensor& z) {
   if constexpr (kIsSmallFloat<T>) {
-    // Sums as floats, rounded once at the end.
+    // Accumulates in float and rounds once at the end.
     const Matrix<float> wide_x = MapOf<T>(x).template cast<float>();
     const Matrix<float> wide_y = MapOf<T>(y).template cast<float>();
     Matrix<float> wide_z(z.shape().dim(0), z.shape().dim(1));
@@ -57,7 +57,7 @@ void MultiplyArrays(const Tensor& x, bool turns_x, const Tensor& y, bool turns_y
                     {wide_z.data(), wide_z.rows(), wide_z.cols()});
     MapOf<T>(z) = wide_z.template cast<T>();
   } else if constexpr (std::is_integral_v<T>) {
-    // As unsigned numbers, which may overflow.
+    // Unsigned, because signed overflow is undefined.
     using Unsigned = std::make_unsigned_t<T>;
     Multiply<Unsigned>(MapOf<Unsigned>(x), turns_x, MapOf<Unsigned>(y), turns_y,
                        MapOf<Unsigned>(z));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// NodeAttrs: what a kernel reads of its node when it is made.
+// NodeAttrs: a kernel's access to its node's attributes.
 #ifndef FERRY_TENSORFLOW_WORKER_KERNELS_NODE_ATTRS_H_
 #define FERRY_TENSORFLOW_WORKER_KERNELS_NODE_ATTRS_H_
 
@@ -14,8 +14,8 @@
 
 namespace ferry::worker {
 
-// A reference to a node. Attributes that are asked for must be there, of that kind: the op's schema
-// was checked when the graph came in.
+// A reference to a node. Requested attributes must exist, with that kind: the op's schema was
+// checked when the graph was received.
 class NodeAttrs final {
  public:
   explicit NodeAttrs(const tensorflow::NodeDef& node) : node_(node) {}
@@ -25,7 +25,7 @@ class NodeAttrs final {
   const tensorflow::NodeDef& node() const { return node_; }
 
   const tensorflow::AttrValue& Get(absl::string_view attr) const;
-  // kInvalid for resources and variants.
+  // Returns kInvalid for resources and variants.
   DataType Type(absl::string_view attr) const;
   int64_t Int(absl::string_view attr) const { return Get(attr).i(); }
   bool Bool(absl::string_view attr) const { return Get(attr).b(); }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ten rounds.
+// Philox: ten rounds per block.
 #include "tensorflow/worker/kernels/random.h"
 
 namespace ferry::worker {
 
 Philox::Block Philox::Next() {
   constexpr int kRounds = 10;
-  // From the paper: multipliers, and the golden ratio and the root of three less one for the keys.
+  // Constants of the paper: multipliers, and for the keys the golden ratio and sqrt(3) - 1.
   constexpr uint64_t kMultiplier0 = 0xD2511F53;
   constexpr uint64_t kMultiplier1 = 0xCD9E8D57;
   constexpr uint32_t kWeyl0 = 0x9E3779B9;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random numbers from a counter: the same ones as TensorFlow's for the same seeds.
+// Counter-based random numbers: identical to TensorFlow's for the same seeds.
 #ifndef FERRY_TENSORFLOW_WORKER_KERNELS_RANDOM_H_
 #define FERRY_TENSORFLOW_WORKER_KERNELS_RANDOM_H_
 
@@ -8,7 +8,7 @@
 
 namespace ferry::worker {
 
-// Philox 4x32 with ten rounds. A value; every number depends on the key and its place only.
+// Philox 4x32 with ten rounds. A value; each number depends only on the key and its position.
 // Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 class Philox final {
  public:
@@ -17,14 +17,14 @@ class Philox final {
   Philox(uint64_t key, uint64_t stream)
       : key_{static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32)}, stream_(stream) {}
 
-  // The next four, and so on.
+  // Returns the next four numbers.
   Block Next();
-  // As if Next had been called so often.
+  // Equivalent to `count` calls of Next.
   void Skip(uint64_t count);
 
  private:
   const std::array<uint32_t, 2> key_;
-  // The upper half of the counter, and the lower one.
+  // The upper and lower halves of the counter.
   uint64_t stream_ = 0;
   uint64_t place_ = 0;
 };

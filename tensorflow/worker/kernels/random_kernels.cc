@@ -20,7 +20,7 @@
 namespace ferry::worker {
 namespace {
 
-// From 0 to below 1: random bits as the mantissa of a number from 1 to below 2.
+// Uniform in [0, 1): random bits as the mantissa of a number in [1, 2), minus 1.
 template <typename Real, typename Bits>
 Real FromMantissa(Bits mantissa, Bits exponent_of_one) {
   const Bits bits = exponent_of_one | mantissa;
@@ -40,7 +40,7 @@ double UniformDouble(uint32_t high, uint32_t low) {
 
 template <typename T>
 struct Uniform {
-  // How many numbers one block of the generator makes.
+  // Numbers made from one block of the generator.
   static constexpr int kCount = std::is_same_v<T, double> ? 2 : 4;
 
   static void Make(const Philox::Block& random, T* out) {
@@ -50,7 +50,7 @@ struct Uniform {
       } else if constexpr (std::is_same_v<T, float>) {
         out[i] = UniformFloat(random[i]);
       } else {
-        // As many bits as the mantissa has; what is computed from them is exact.
+        // Limited to the mantissa's bits, so that what is computed from them is exact.
         constexpr int kBits = std::is_same_v<T, Half> ? 10 : 7;
         out[i] = static_cast<T>(static_cast<float>(random[i] & ((1u << kBits) - 1)) /
                                 static_cast<float>(1 << kBits));
@@ -59,7 +59,7 @@ struct Uniform {
   }
 };
 
-// Box and Muller: two normal numbers of two uniform ones, the first of which must not be 0.
+// Box-Muller transform: two normal numbers from two uniform ones, the first of which must not be 0.
 template <typename Real>
 void MakeNormalPair(Real first, Real second, Real* out) {
   constexpr Real kLeast = static_cast<Real>(1.0e-7);
@@ -86,7 +86,7 @@ struct Normal {
   }
 };
 
-// Seeds as the node has them; both 0: others every time.
+// Uses the node's seeds; if both are 0, a random seed.
 Philox SeededGenerator(uint64_t seed, uint64_t seed2) {
   if (seed != 0 || seed2 != 0) return {seed, seed2};
   std::random_device device;
@@ -127,8 +127,8 @@ class RandomKernel final : public Kernel {
  private:
   static constexpr int64_t kStep = Distribution<T>::kCount;
 
-  // A generator of the next `count` numbers. The next run goes on where TensorFlow's would: behind
-  // 256 blocks for each number.
+  // Returns a generator for the next `count` numbers. The next run continues where TensorFlow's
+  // would: 256 blocks per number further.
   Philox Reserve(int64_t count) const ABSL_LOCKS_EXCLUDED(mu_) {
     absl::MutexLock lock(&mu_);
     const Philox generator = generator_;

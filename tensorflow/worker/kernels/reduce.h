@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels that make one element of many along some dimensions.
+// Kernels that reduce elements along dimensions.
 #ifndef FERRY_TENSORFLOW_WORKER_KERNELS_REDUCE_H_
 #define FERRY_TENSORFLOW_WORKER_KERNELS_REDUCE_H_
 
@@ -18,13 +18,13 @@
 namespace ferry::worker {
 
 // An Operation for elements of type T has
-//   Total                                  what it collects in
-//   Total First()                          that of no elements
-//   void Add(Total*, const T*, int64_t)    a row of elements, each to another total
-//   Total Of(const T*, int64_t)            a row of at least one element
-//   Total Merge(Total, Total)              of two
-//   T Result(Total, int64_t)               of so many elements, at least one
-//   T OfNone()                             the result where there are none
+//   Total                                  the accumulator type
+//   Total First()                          the identity
+//   void Add(Total*, const T*, int64_t)    adds a row of elements, each to its own total
+//   Total Of(const T*, int64_t)            reduces a row of at least one element
+//   Total Merge(Total, Total)              combines two totals
+//   T Result(Total, int64_t)               the result for that many elements, at least one
+//   T OfNone()                             the result for no elements
 template <typename Operation, typename T>
 absl::Status ComputeReduction(KernelContext& context, bool keeps_dims) {
   using Total = typename Operation::Total;
@@ -63,7 +63,7 @@ absl::Status ComputeReduction(KernelContext& context, bool keeps_dims) {
   return absl::OkStatus();
 }
 
-// For that type of the set which is the node's T. REQUIRES: it is in the set.
+// Instantiates for the type of the set that is the node's T. REQUIRES: it is in the set.
 template <template <typename> typename Operation, typename Types>
 std::unique_ptr<Kernel> MakeReduction(Types types, const NodeAttrs& node) {
   std::unique_ptr<Kernel> kernel;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads the axes of a reduction.
+// Reads a reduction's axes.
 #include "tensorflow/worker/kernels/reduction.h"
 
 #include <algorithm>
@@ -38,7 +38,7 @@ absl::StatusOr<Reduction> ReductionOf(const Shape& shape, const Tensor& axes, bo
   Reduction result;
   std::vector<int64_t> dims;
   int64_t stride = 1;
-  // From the last dimension to the first; turned round at the end.
+  // From the last dimension to the first; reversed at the end.
   for (int i = shape.rank(); i-- > 0;) {
     const bool vanishes = is_reduced[static_cast<size_t>(i)];
     const int64_t extent = shape.dim(i);

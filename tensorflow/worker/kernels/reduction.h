@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a reduction goes over: which dimensions vanish, and what is left.
+// Reduction: which dimensions are reduced, and the shape that remains.
 #ifndef FERRY_TENSORFLOW_WORKER_KERNELS_REDUCTION_H_
 #define FERRY_TENSORFLOW_WORKER_KERNELS_REDUCTION_H_
 
@@ -12,26 +12,26 @@
 
 namespace ferry::worker {
 
-// A value. Neighbouring dimensions that are alike are one.
+// A value. Adjacent dimensions of the same kind are merged.
 struct Reduction {
-  // Of the output.
+  // Shape of the output.
   Shape shape;
   std::vector<int64_t> extents;
-  // In elements of the output; 0 for a dimension that is reduced.
+  // In elements of the output; 0 for a reduced dimension.
   std::vector<int64_t> out_strides;
-  // How many elements make one of the output.
+  // Number of elements reduced to one.
   int64_t reduced_count = 1;
 
-  // Every element stays as it is.
+  // True if every element is unchanged.
   bool is_identity() const { return reduced_count == 1; }
 };
 
 //   Errors: INVALID_ARGUMENT with TensorFlow's texts.
 absl::StatusOr<Reduction> ReductionOf(const Shape& shape, const Tensor& axes, bool keeps_dims);
 
-// Calls row(out, in, count, is_reduced) for each run along the last dimension, with the offsets of
-// its first elements: of `count` elements of the input, which make one of the output, or each of
-// which goes to another. REQUIRES: the input has elements.
+// Calls row(out, in, count, is_reduced) for each run of `count` input elements along the last
+// dimension, with the offsets of its first elements. If `is_reduced`, the run reduces to one output
+// element; else each goes to its own. REQUIRES: the input is not empty.
 template <typename Row>
 void ForEachRow(const Reduction& reduction, Row&& row) {
   const size_t last = reduction.extents.size() - 1;

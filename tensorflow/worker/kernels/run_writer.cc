@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies rows.
+// Copies rows of elements.
 #include "tensorflow/worker/kernels/run_writer.h"
 
 #include <algorithm>

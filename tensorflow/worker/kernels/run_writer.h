@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// RunWriter: a new tensor that is filled with rows of elements of others, whatever their type.
+// RunWriter: fills a new tensor with rows of other tensors' elements, of any type.
 #ifndef FERRY_TENSORFLOW_WORKER_KERNELS_RUN_WRITER_H_
 #define FERRY_TENSORFLOW_WORKER_KERNELS_RUN_WRITER_H_
 
@@ -13,21 +13,21 @@
 
 namespace ferry::worker {
 
-// Bytes that a string takes besides those of its characters.
+// Bytes per string besides its characters.
 inline constexpr size_t kStringBytes = sizeof(std::string);
 
-// Whether there may be a tensor of so many strings.
-//   Errors: as of KernelContext::Allocate.
+// Checks the size limit for a tensor of that many strings.
+//   Errors: as KernelContext::Allocate.
 absl::Status CheckStrings(const KernelContext& context, const Shape& shape);
 
 // Not thread-safe.
 class RunWriter final {
  public:
-  //   Errors: as of KernelContext::Allocate.
+  //   Errors: as KernelContext::Allocate.
   static absl::StatusOr<RunWriter> Create(const KernelContext& context, DataType dtype,
                                           const Shape& shape);
 
-  // Elements [first, first + count) of `from` become those from `at` on. REQUIRES: both have them,
+  // Copies elements [first, first + count) of `from` to position `at`. REQUIRES: both ranges exist,
   // and `from` has this type.
   void Copy(int64_t at, const Tensor& from, int64_t first, int64_t count);
   // REQUIRES: every element has been written.
@@ -38,7 +38,7 @@ class RunWriter final {
 
   DataType dtype_ = DataType::kInvalid;
   Shape shape_;
-  // One of the two.
+  // Only one of the two is used.
   Tensor tensor_;
   std::vector<std::string> strings_;
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels that read or change shapes; elements stay where they are.
+// Kernels that read or change shapes without moving elements.
 #include <algorithm>
 #include <limits>
 #include <utility>
@@ -24,11 +24,11 @@ absl::Status SetReshaped(KernelContext& context, absl::Span<const int64_t> dims)
   return absl::OkStatus();
 }
 
-// What a client asks for, where one dimension may be left to be found.
+// A requested shape, in which one dimension may be unknown.
 struct WantedShape {
   std::vector<int64_t> dims;
   int unknown = -1;
-  // Of the dimensions that are known and not 0.
+  // Product of the known, nonzero dimensions.
   int64_t product = 1;
   bool has_zero = false;
 };
@@ -74,7 +74,7 @@ absl::Status Reshape(KernelContext& context) {
   FERRY_ASSIGN_OR_RETURN(WantedShape wanted, ReadWantedShape(context.input(1)));
   const Shape& shape = context.input(0).shape();
   if (wanted.unknown != -1) {
-    // Of an empty tensor that stays empty, the dimensions besides the zeros say what is missing.
+    // If an empty tensor stays empty, the unknown dimension follows from the nonzero dimensions.
     int64_t count = 1;
     bool leaves_zero = false;
     for (const int64_t dim : shape.dims()) {
@@ -149,7 +149,7 @@ absl::Status ShapeAs(KernelContext& context, DataType dtype) {
   FERRY_ASSIGN_OR_RETURN(const ferry::Shape vector, ShapeOf(extents));
   FERRY_ASSIGN_OR_RETURN(Tensor tensor, context.Allocate(dtype, vector));
   for (int i = 0; i < shape.rank(); ++i) {
-    // The largest of them is refused as well, as in TensorFlow.
+    // Rejects INT32_MAX too, as TensorFlow does.
     if (sizeof(T) == 4 && shape.dim(i) >= std::numeric_limits<int32_t>::max()) {
       return absl::InvalidArgumentError(
           absl::StrCat("Shape output type is 32-bit  but dim ", i, " is ", shape.dim(i)));

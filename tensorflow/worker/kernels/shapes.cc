@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads and writes shapes.
+// Converts shapes from and to tensors and text.
 #include "tensorflow/worker/kernels/shapes.h"
 
 #include "absl/status/status.h"

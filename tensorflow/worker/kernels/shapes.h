@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shapes in tensors, and in errors as TensorFlow writes them.
+// Shapes stored in tensors, and TensorFlow's formatting of shapes in errors.
 #ifndef FERRY_TENSORFLOW_WORKER_KERNELS_SHAPES_H_
 #define FERRY_TENSORFLOW_WORKER_KERNELS_SHAPES_H_
 
@@ -19,18 +19,18 @@ namespace ferry::worker {
 // "[2,?]"; "<unknown>" for an unknown rank.
 std::string PartialShapeText(const tensorflow::TensorShapeProto& shape);
 
-// OK for a valid shape in an attribute, in which -1 stands for an unknown dimension.
+// Checks a shape attribute, in which -1 stands for an unknown dimension.
 //   Errors: INVALID_ARGUMENT with TensorFlow's texts.
 // Source: tensorflow/core/framework/tensor_shape.cc, IsValidShape.
 absl::Status CheckPartialShape(const tensorflow::TensorShapeProto& shape);
 
-// "[2,3]", however many dimensions it has.
+// Formats all dimensions: "[2,3]".
 std::string ShapeText(const Shape& shape);
 
-// The elements of an int32 or int64 tensor. REQUIRES: it is one of these.
+// Returns the elements of an int32 or int64 tensor. REQUIRES: it has one of these types.
 std::vector<int64_t> IntsOf(const Tensor& tensor);
 
-// The shape that a client asks for.
+// Converts dimensions requested by a client to a shape.
 //   Errors: INVALID_ARGUMENT with TensorFlow's texts.
 absl::StatusOr<Shape> ShapeOf(absl::Span<const int64_t> dims);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Conversions of arrays.
+// Array conversions between small floats and float.
 #include "tensorflow/worker/kernels/small_floats.h"
 
 #include <cstring>
@@ -23,7 +23,7 @@ void FromFloatsPlainly(const float* from, Half* to, int64_t count) {
 #if defined(__x86_64__)
 constexpr int64_t kLanes = 8;
 
-// clang 14 does not know F16C by its name. Its registers are AVX's, which the system saves or not.
+// clang 14 does not support checking for F16C by name. F16C also needs AVX state enabled by the OS.
 bool HasHalves() {
   static const bool kHas = [] {
     unsigned int a = 0;
@@ -36,7 +36,7 @@ bool HasHalves() {
   return kHas;
 }
 
-// Returns how many it has converted.
+// Returns the number of elements converted.
 __attribute__((target("f16c,avx"))) int64_t ToFloatsInLanes(const Half* from, float* to,
                                                             int64_t count) {
   int64_t i = 0;
@@ -90,7 +90,7 @@ void FromFloats(const float* from, Bfloat16* to, int64_t count) {
     uint32_t bits = 0;
     std::memcpy(&bits, from + i, sizeof(bits));
     const uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-    // The sign, and what is not a number whatever bits it has lost.
+    // The sign, and a NaN pattern that survives the loss of the low bits.
     const uint32_t none = (bits >> 16 & 0x8000) | kNone;
     target[i] = static_cast<uint16_t>((bits & 0x7fffffff) > kInfinity ? none : rounded);
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Arrays of half and bfloat16 to and from floats.
+// Array conversions of half and bfloat16 to and from float.
 #ifndef FERRY_TENSORFLOW_WORKER_KERNELS_SMALL_FLOATS_H_
 #define FERRY_TENSORFLOW_WORKER_KERNELS_SMALL_FLOATS_H_
 
@@ -10,15 +10,15 @@
 
 namespace ferry::worker {
 
-// With the processor's own instructions for it, if it has them.
+// Uses the CPU's conversion instructions if available.
 void ToFloats(const Half* from, float* to, int64_t count);
 void ToFloats(const Bfloat16* from, float* to, int64_t count);
-// To the nearest, to even if it is halfway.
+// Rounds to nearest, ties to even.
 void FromFloats(const float* from, Half* to, int64_t count);
 void FromFloats(const float* from, Bfloat16* to, int64_t count);
 
-// Calls piece(at, count) for pieces of an array so short that they and their floats stay in the
-// first cache.
+// Calls piece(at, count) for blocks of an array so short that they and their floats fit into the L1
+// cache.
 inline constexpr int64_t kFloatPiece = 1024;
 template <typename Piece>
 void ForEachPiece(int64_t count, Piece&& piece) {

@@ -9,8 +9,7 @@
 namespace ferry::worker {
 namespace {
 
-// Floats are collected in wider ones, so that sums of many are as good as their type allows;
-// integers wrap round.
+// Floats are accumulated in a wider type for precision; integers wrap around.
 template <typename T>
 struct TotalOf {
   using Type = std::make_unsigned_t<std::conditional_t<(sizeof(T) < sizeof(int)), int, T>>;
@@ -65,7 +64,7 @@ struct Adding {
     } else if constexpr (std::is_integral_v<T>) {
       return Wide(row, count).sum();
     } else {
-      // Many at a time, since Eigen has no vectors for what it converts on the way.
+      // Several accumulators, because Eigen does not vectorise sums that convert their elements.
       constexpr int64_t kLanes = 8;
       using Lanes = Eigen::Array<T, kLanes, 1>;
       const int64_t end = count - count % kLanes;
@@ -84,7 +83,7 @@ struct Adding {
     return ConstElements<T>(row, count).template cast<Total>();
   }
 
-  // Calls function(at, piece).
+  // Calls function(at, piece) per block.
   template <typename Function>
   static void ForEachFloatPiece(const T* row, int64_t count, Function&& function) {
     float floats[kFloatPiece];
@@ -103,7 +102,7 @@ struct Sum : Adding<T, typename TotalOf<T>::Type> {
   static T OfNone() { return static_cast<T>(0); }
 };
 
-// Integers are added as wide ones.
+// Integers are accumulated as wider ones.
 template <typename T>
 using MeanTotal = std::conditional_t<std::is_integral_v<T>, uint64_t, typename TotalOf<T>::Type>;
 

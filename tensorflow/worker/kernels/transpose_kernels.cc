@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Transpose.
+// The Transpose kernel.
 #include <algorithm>
 #include <cstdint>
 #include <string>
@@ -19,7 +19,7 @@
 namespace ferry::worker {
 namespace {
 
-// One dimension of the output: how long it is, and how far apart its elements are in the input.
+// One dimension of the output: its extent, and the stride of its elements in the input.
 struct Axis {
   int64_t extent = 1;
   int64_t stride = 1;
@@ -62,7 +62,7 @@ absl::StatusOr<Permutation> ReadPermutation(const Shape& shape, const Tensor& pe
   return result;
 }
 
-// The output's axes, without those of one element, and with those as one that lie in a row in both.
+// Returns the output's axes, without those of extent 1; axes contiguous in both tensors are merged.
 std::vector<Axis> AxesOf(const Shape& shape, const std::vector<int64_t>& order) {
   std::vector<int64_t> strides(order.size(), 1);
   for (size_t i = order.size(); i-- > 1;) {
@@ -81,8 +81,7 @@ std::vector<Axis> AxesOf(const Shape& shape, const std::vector<int64_t>& order) 
   return axes;
 }
 
-// One square, in which each line of the cache is read once and written once, however far apart they
-// are.
+// Transposes one tile: each cache line is read once and written once, whatever the strides.
 template <typename T, int64_t kSide>
 void TransposeSquare(const T* from, int64_t from_step, int64_t height, T* to, int64_t to_step,
                      int64_t width) {
@@ -94,8 +93,8 @@ void TransposeSquare(const T* from, int64_t from_step, int64_t height, T* to, in
   }
 }
 
-// Two axes of which the first lies in a row in the input: squares, in blocks of them that lie on
-// few pages.
+// Transposes two axes, of which the first is contiguous in the input: tile by tile, in blocks of
+// tiles that span few pages.
 template <typename T>
 void TransposeSquares(const T* from, T* to, int64_t rows, int64_t row_step, const Axis& column) {
   constexpr int64_t kSide = std::max<int64_t>(8, 64 / sizeof(T));
@@ -129,13 +128,13 @@ void TransposePlane(const T* from, T* to, const Axis& row, int64_t row_step, con
   }
 }
 
-// REQUIRES: at least two axes, of at least one element.
+// REQUIRES: at least two axes, with at least one element each.
 template <typename T>
 void TransposeElements(const T* from, T* to, const std::vector<Axis>& axes) {
   std::vector<int64_t> steps(axes.size(), 1);
   for (size_t i = axes.size(); i-- > 1;) steps[i - 1] = steps[i] * axes[i].extent;
   const size_t last = axes.size() - 1;
-  // With the last axis goes the one that lies in a row in the input, or is next to that.
+  // Pairs the last axis with the one that has the smallest input stride.
   size_t other = 0;
   for (size_t i = 1; i < last; ++i) {
     if (axes[i].stride < axes[other].stride) other = i;

@@ -17,7 +17,7 @@ struct Negate {
   template <typename T>
   static void Apply(const T* from, T* to, int64_t count) {
     if constexpr (std::is_integral_v<T>) {
-      // The smallest one has no opposite.
+      // Subtracts with wraparound, because the minimum has no negation.
       const T zero = 0;
       BinaryRow<SubElements>(&zero, 0, from, 1, to, count);
     } else {
@@ -37,7 +37,8 @@ struct SquareRoot {
         FromFloats(floats, to + at, here);
       });
     } else {
-      // Eigen's own is not exact: of floats an approximation, of complex numbers another rounding.
+      // Eigen's own is inexact: an approximation for floats, and different rounding for complex
+      // numbers.
       Elements<T>(to, count) =
           ConstElements<T>(from, count).unaryExpr([](const T& x) { return std::sqrt(x); });
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Values that come from elsewhere, and those that are only handed on.
+// Placeholders, constants, and kernels that only forward tensors.
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -21,7 +21,7 @@ KernelOr MakePlaceholder(const NodeAttrs& node) {
   FERRY_RETURN_IF_ERROR(CheckPartialShape(shape));
   std::string text = absl::StrCat("You must feed a value for placeholder tensor '", node.name(),
                                   "' with dtype ", DataTypeName(node.Type("dtype")));
-  // A shape of no dimensions was once how an unknown one was written.
+  // Legacy graphs write an unknown shape as one without dimensions.
   if (!shape.unknown_rank() && shape.dim_size() > 0) {
     absl::StrAppend(&text, " and shape ", PartialShapeText(shape));
   }

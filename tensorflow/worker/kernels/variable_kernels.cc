@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels about resource variables.
+// Kernels of resource variables.
 #include <memory>
 #include <string>
 #include <utility>
@@ -18,7 +18,7 @@
 namespace ferry::worker {
 namespace {
 
-// What clients call variables that are to be new in every step.
+// TensorFlow's name for variables that are new in every step.
 constexpr absl::string_view kAnonymousName = "cd2c89b7-88b7-44c8-ad83-06c2a9158347";
 
 absl::StatusOr<Variables*> VariablesOf(const KernelContext& context) {
@@ -62,7 +62,7 @@ absl::Status Assign(KernelContext& context, DataType dtype, bool validates_shape
   return absl::OkStatus();
 }
 
-// Calls sum(old, value, is_own): what the variable is from now on; see Variable::Modify.
+// `sum(old, value, is_own)` returns the variable's new value; see Variable::Modify.
 template <typename Sum>
 absl::Status AssignAdd(KernelContext& context, Sum&& sum) {
   FERRY_ASSIGN_OR_RETURN(const std::shared_ptr<Variable> variable, FindVariable(context));
@@ -158,7 +158,7 @@ KernelOr MakeAssignVariable(const NodeAttrs& node) {
 
 KernelOr MakeAssignAddVariable(const NodeAttrs&) { return MakeFunctionKernel(AssignAddOnHost); }
 
-// Never in place: streams of others may be reading the value.
+// Never in place: other streams may be reading the value.
 KernelOr MakeGpuAssignAddVariable(const NodeAttrs& node, const KernelGpu& gpu) {
   return MakeGpuKernel(node, gpu, [](KernelContext& context, GpuCompute& compute) {
     return AssignAdd(context, [&compute](const Tensor& old, const Tensor& value, bool) {
