@@ -15,19 +15,19 @@ constexpr uint64_t kIllegalBits = 0xfefefefefefefefe;
 constexpr size_t kBlock = 1024;
 
 // The widest vector of any x86-64 processor, unaligned; other processors split it.
-using ControlChannel = uint64_t __attribute__((vector_size(64), aligned(1), may_alias));
+using Vector = uint64_t __attribute__((vector_size(64), aligned(1), may_alias));
 
 // Returns whether a byte of the block is neither 0 nor 1, and copies the block if `to` is not
 // null. Two accumulators, so that neither waits for the other.
 template <bool kCopies>
 inline __attribute__((always_inline)) bool LookAtBlock(const uint8_t* block, uint8_t* to) {
-  const auto* lanes = reinterpret_cast<const ControlChannel*>(block);
-  auto* copies = reinterpret_cast<ControlChannel*>(to);
-  ControlChannel even = {};
-  ControlChannel odd = {};
-  for (size_t i = 0; i < kBlock / sizeof(ControlChannel); i += 2) {
-    const ControlChannel first = lanes[i];
-    const ControlChannel second = lanes[i + 1];
+  const auto* lanes = reinterpret_cast<const Vector*>(block);
+  auto* copies = reinterpret_cast<Vector*>(to);
+  Vector even = {};
+  Vector odd = {};
+  for (size_t i = 0; i < kBlock / sizeof(Vector); i += 2) {
+    const Vector first = lanes[i];
+    const Vector second = lanes[i + 1];
     even |= first;
     odd |= second;
     if constexpr (kCopies) {
@@ -37,7 +37,7 @@ inline __attribute__((always_inline)) bool LookAtBlock(const uint8_t* block, uin
   }
   even |= odd;
   uint64_t all = 0;
-  for (size_t i = 0; i < sizeof(ControlChannel) / sizeof(uint64_t); ++i) all |= even[i];
+  for (size_t i = 0; i < sizeof(Vector) / sizeof(uint64_t); ++i) all |= even[i];
   return (all & kIllegalBits) != 0;
 }
 
