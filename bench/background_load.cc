@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernel's sums, before and after.
+// Differences of the kernel's CPU time counters.
 #include "bench/background_load.h"
 
 #include <sys/resource.h>
@@ -19,7 +19,7 @@
 namespace ferry::cli {
 namespace {
 
-// Of the first line, "cpu", in ticks. Source: proc(5).
+// Index in the first line, "cpu", in ticks. Source: proc(5).
 constexpr size_t kUser = 1;
 constexpr size_t kNice = 2;
 constexpr size_t kSystem = 3;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How much of this machine's processors others have taken while a bench was measuring.
+// BackgroundLoad: the CPU use of other processes on this machine during a bench.
 #ifndef FERRY_BENCH_BACKGROUND_LOAD_H_
 #define FERRY_BENCH_BACKGROUND_LOAD_H_
 
@@ -10,22 +10,22 @@
 
 namespace ferry::cli {
 
-// Seconds for which processors have worked, or another machine has had them, by the kernel's
-// /proc/stat; nothing if it says something else.
+// Returns the seconds for which processors were busy, or stolen by the hypervisor, from the content
+// of /proc/stat; nullopt if it cannot be parsed.
 std::optional<double> WorkedSeconds(absl::string_view proc_stat, double ticks_per_s);
 
-// Processors that others took, on an average, of `elapsed_s` in which all of the machine's have
-// worked for `worked_s` and this process and its children for `own_s`. The kernel counts in ticks,
-// so that the own share may come out as the larger one: none, then.
+// Returns the average number of processors that other processes used during `elapsed_s`, in which
+// the machine's processors were busy for `worked_s` and this process and its children for `own_s`.
+// The kernel counts in ticks, so the own share may come out larger: then 0.
 double OthersCores(double worked_s, double own_s, double elapsed_s);
 
-// From when it is made on. Not thread-safe.
+// Measures from its construction on. Not thread-safe.
 class BackgroundLoad final {
  public:
   BackgroundLoad();
 
-  // Processors that neither this process nor those of its children that have ended took, on an
-  // average; nothing where the kernel does not say.
+  // Returns the average number of processors used by processes other than this one and its finished
+  // children; nullopt if the kernel does not report it.
   std::optional<double> Cores() const;
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ferry bench barrier: how long nodes take to pass a barrier, beside raw calls of gRPC that wait
+// ferry bench barrier: the time nodes take to pass a barrier, compared to raw gRPC calls that wait
 // for each other.
 #include <functional>
 #include <memory>
@@ -29,12 +29,12 @@ constexpr absl::Duration kBarrierTimeout = absl::Seconds(30);
 constexpr int kBarrierWarmUps = 3;
 constexpr char kBarrierErrorsOf[] = "passage";
 
-// One barrier of all members. Nobody may be let through before the last has come.
-//   errors: grows by each that was.
+// Runs one barrier of all members. No member may pass before the last one has entered.
+//   errors: incremented for each that did.
 absl::StatusOr<BenchLoad> Pass(BenchMembers& members, const std::function<double()>& cpu_s,
                                size_t* errors) {
   const auto count = static_cast<size_t>(members.count());
-  // Written on the agents' threads, each by its own member, before that is done.
+  // Written on the agents' threads; each member writes its entry before calling `done`.
   auto passed = std::make_shared<std::vector<absl::Time>>(count);
   absl::Time last_came;
   FERRY_ASSIGN_OR_RETURN(
@@ -43,7 +43,7 @@ absl::StatusOr<BenchLoad> Pass(BenchMembers& members, const std::function<double
           members.count(), members.count(),
           [&members, passed, &last_came, last = members.count() - 1](
               int node, absl::AnyInvocable<void(absl::Status) &&> done) {
-            // Before the call: nobody can pass earlier.
+            // Before the call, so that no member can pass earlier.
             if (node == last) last_came = SteadyClock().Now();
             members.agent(node).BarrierAsync(
                 "ferry-bench", kBarrierTimeout, {},
@@ -91,7 +91,7 @@ absl::StatusOr<BenchRow> MeasureBarriers(int nodes, int iterations, const BenchS
   return row;
 }
 
-// Rows from what all have told.
+// Builds rows from the lines of all nodes.
 absl::Status ReadLines(int nodes, BenchLines& lines, BenchReport& report) {
   using Json = BenchLines::Json;
   FERRY_ASSIGN_OR_RETURN(const std::vector<Json> empty, lines.Expect("spin"));
@@ -105,7 +105,7 @@ absl::Status ReadLines(int nodes, BenchLines& lines, BenchReport& report) {
   for (const Json& line : told) used_s += line.value("cpu_s", 0.0);
   row.cpu_s_per_op = used_s / row.count;
   row.ops_per_s = 1 / absl::ToDoubleSeconds(row.times.p50);
-  // It is a barrier too, over the connections that tensors take.
+  // An empty round is a barrier too, over the tensors' connections.
   row.floor = absl::Seconds(empty[0].value("empty_round_s", 0.0));
   row.floor_name = "empty round";
   report.rows.push_back(std::move(row));
@@ -114,7 +114,7 @@ absl::Status ReadLines(int nodes, BenchLines& lines, BenchReport& report) {
 
 absl::StatusOr<int> JoinBarrier(BenchPlanFlags& flags, BenchJoinFlags& join,
                                 const BenchOutput& output) {
-  // It moves nothing.
+  // The barrier moves no tensors.
   flags.sizes = "1";
   return RunJoinedBench(flags, join, output,
                         {.time = "by the first node's clock: from its word to begin until all have "

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Passages, each of them with a proof.
+// Timed passages, each followed by a verified one.
 #include "bench/barrier_worker.h"
 
 #include <memory>
@@ -59,7 +59,7 @@ class BarrierWork final : public BenchRoundWork {
     const int last = round % party_.size();
     if (party_.rank == last) {
       FERRY_RETURN_IF_ERROR(AwaitOthers(round));
-      // Nobody looks at the round before any more.
+      // All nodes are done with the previous round's keys.
       FERRY_RETURN_IF_ERROR(agent.Delete(absl::StrCat(came_, round - 1), /*subtree=*/true));
     }
     FERRY_RETURN_IF_ERROR(agent.Set(KeyOf(round, party_.rank), "comes"));
@@ -77,7 +77,7 @@ class BarrierWork final : public BenchRoundWork {
   StoreSync& meeting_;
   const BenchParticipants& party_;
   const std::string barrier_;
-  // Keys of who has said that it goes to a barrier that is proved.
+  // Prefix of the keys by which nodes announce that they enter a verified barrier.
   const std::string came_;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a node of a job does in ferry bench barrier.
+// A node's part in ferry bench barrier.
 #ifndef FERRY_BENCH_BARRIER_WORKER_H_
 #define FERRY_BENCH_BARRIER_WORKER_H_
 
@@ -10,9 +10,10 @@
 
 namespace ferry::cli {
 
-// Passes the coordinator's barrier with all others of `meeting`, after Gather. After each passage
-// that is timed there is one more, to which one node comes last on purpose: it says so in the store
-// when all others have said that they go there, and whoever is through has to find that.
+// Passes the coordinator's barrier with all other nodes of `meeting`, after Gather. After each
+// timed passage comes a verified one: one node enters last on purpose, after all others have
+// announced in the store that they enter, and announces itself first; any node that passes must
+// find that announcement.
 absl::Status RunBarrierWorker(StoreSync& meeting, const BenchPlan& plan);
 
 }  // namespace ferry::cli

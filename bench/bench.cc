@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ferry bench: which of its verbs is meant.
+// ferry bench: dispatches to its verbs.
 #include <string>
 #include <utility>
 #include <vector>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// ferry bench bootstrap: how long a job of many nodes takes to start, until everyone's endpoint is
-// at everyone, beside as many channels of gRPC that connect and make a call.
+// ferry bench bootstrap: the time a job of many nodes takes to start, until every node has every
+// endpoint, compared to as many gRPC channels that connect and make a call.
 #include <memory>
 #include <string>
 #include <utility>
@@ -21,7 +21,7 @@ namespace {
 
 constexpr absl::Duration kBootstrapTimeout = absl::Minutes(1);
 
-// Channels that did not exist before, each of which makes one call.
+// Measures new channels, each of which makes one call.
 absl::StatusOr<absl::Duration> ConnectChannels(const std::string& address, int count) {
   const absl::Time start = SteadyClock().Now();
   UnaryFloor floor(address, count);
@@ -35,7 +35,7 @@ absl::StatusOr<BenchRow> MeasureStarts(int nodes, int iterations, const BenchSer
   std::vector<absl::Duration> samples;
   std::vector<absl::Duration> floors;
   double used_s = 0;
-  // The first one is to warm up: the code of both sides.
+  // The first round warms up both sides.
   for (int round = 0; round <= iterations; ++round) {
     FERRY_ASSIGN_OR_RETURN(const absl::Duration connected,
                            ConnectChannels(floor_server.address, nodes));

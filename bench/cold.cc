@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// ferry bench cold: what the first transfer between two processes takes, phase by phase. Each
-// sample takes processes that have never met.
+// ferry bench cold: the time of the first transfer between two processes, by phase. Each sample
+// uses new processes.
 #include <algorithm>
 #include <iterator>
 #include <map>
@@ -37,7 +37,7 @@ struct ColdFlags : BenchPlanFlags {
   BenchOutput output;
 };
 
-// Of each process of a size what it has told of a phase, all samples together.
+// By phase, the lines of each process, over all samples.
 using ColdLines = std::map<std::string, std::vector<Json>>;
 
 void AddSample(const Json& line, Json& all) {
@@ -53,7 +53,7 @@ void AddSample(const Json& line, Json& all) {
   all["errors"] = all["errors"].get<size_t>() + line["errors"].get<size_t>();
 }
 
-// Two processes that have never met, once through all phases.
+// Runs two new processes once through all phases.
 absl::Status MeasureOnce(const ColdFlags& flags, size_t bytes, BenchStage& stage, ColdLines& all,
                          BenchReport& report) {
   BenchPlan plan = flags.plan;
@@ -131,7 +131,7 @@ Verb AddColdBench(CLI::App& bench) {
   CLI::App& verb = *bench.add_subcommand(
       "cold", "What the first transfer between two processes takes, phase by phase");
   AddBenchPlanFlags(verb, *flags);
-  // It is handed over, read, and copied.
+  // The phases cover all modes: zero-copy, read, and copy.
   verb.remove_option(verb.get_option("--mode"));
   flags->most_devices = 2;
   AddBenchOutputFlags(verb, flags->output, BenchMoves::kNothing);

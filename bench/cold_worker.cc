@@ -24,12 +24,12 @@ constexpr char kRead[] = "read";
 constexpr char kCopy[] = "copy";
 constexpr char kNotify[] = "notify";
 
-// What is small enough to come with the answer.
+// Small enough to be sent inline with the response (eager).
 constexpr size_t kSmallBytes = 8;
-// What is not, by any transport; whole elements of any type.
+// Too large to be sent inline by any transport; a multiple of every element size.
 constexpr size_t kRegisteredBytes = size_t{256} << 10;
 
-// Node 0 sends, node 1 receives. What is not part of a phase is done before it.
+// Node 0 sends, node 1 receives. Untimed work is done in Prepare.
 class ColdWork final : public BenchRoundWork {
  public:
   static absl::StatusOr<std::unique_ptr<ColdWork>> Create(const BenchParticipants& party,
@@ -67,14 +67,14 @@ class ColdWork final : public BenchRoundWork {
         device_(std::move(device)) {}
 
   bool is_sender() const { return party_.is_first(); }
-  // Of what is told between hosts, whatever the devices are.
+  // Phases that use host memory, whatever the devices are.
   bool is_small() const { return phase_ == kHandshake || phase_ == kMatch; }
   bool is_transfer() const { return phase_ != kRead && phase_ != kNotify; }
   size_t size() const {
     if (is_small()) return kSmallBytes;
     return phase_ == kRegistration ? std::min(bytes_, kRegisteredBytes) : bytes_;
   }
-  // One tensor is sent in all phases that are not of small ones.
+  // All phases with large transfers send the same tensor.
   uint64_t seed() const {
     return is_small() ? PatternSeed(phase_, kSmallBytes) : PatternSeed("cold", bytes_);
   }
@@ -96,7 +96,7 @@ class ColdWork final : public BenchRoundWork {
     }
     sent_ = whole_;
     if (phase_ != kRegistration) return absl::OkStatus();
-    // The other process has to be given, and to map, all of the memory that this is a part of.
+    // A slice: the peer must still map the whole allocation that it is part of.
     FERRY_ASSIGN_OR_RETURN(sent_,
                            whole_.Slice(0, static_cast<int64_t>(size() / plan_.element_bytes)));
     return absl::OkStatus();
@@ -119,11 +119,11 @@ class ColdWork final : public BenchRoundWork {
   }
 
   absl::Status Check(int, BenchRounds& rounds) override {
-    // Nothing is lent when the step ends.
+    // Release the exported memory before the step ends.
     if (phase_ == kCopy) whole_ = Tensor();
     if (is_sender() || phase_ == kNotify) return absl::OkStatus();
     rounds.paths.insert(std::string(posted_->received.path));
-    // Comparing what was handed over would be its first reading: that waits for the phase of it.
+    // Verifying a zero-copy tensor would be its first read, which belongs to the read phase.
     if (phase_ == kHandoff && !plan_.uses_gpus()) return absl::OkStatus();
     const Tensor& tensor = posted_->received.tensor;
     if (is_small()) {
@@ -144,10 +144,10 @@ class ColdWork final : public BenchRoundWork {
   const RendezvousKey key_;
   const std::unique_ptr<BenchDevice> device_;
   std::string phase_;
-  // Of the sender: what it sends of, and what it sends next.
+  // Sender: the whole tensor, and the one to send next.
   Tensor whole_;
   Tensor sent_;
-  // Of the receiver.
+  // Receiver: the destination.
   Tensor into_;
   BenchPostedPtr posted_;
 };
@@ -156,7 +156,7 @@ class ColdWork final : public BenchRoundWork {
 
 std::vector<std::string> ColdPhasesOf(const BenchPlan& plan) {
   std::vector<std::string> phases = {kHandshake, kMatch, kRegistration, kHandoff};
-  // What a GPU has been handed, its kernels read.
+  // The host does not read a GPU's tensor.
   if (!plan.uses_gpus()) phases.emplace_back(kRead);
   phases.insert(phases.end(), {kCopy, kNotify});
   return phases;

@@ -13,11 +13,11 @@
 
 namespace ferry::cli {
 
-// What happens for the first time between two processes, in this order; each once, and told as a
-// case of one round.
+// Returns the phases of a first transfer, in order; each runs once, and is reported as a case of
+// one round.
 std::vector<std::string> ColdPhasesOf(const BenchPlan& plan);
 
-// Of the plan's only size. REQUIRES: nothing has gone between the two nodes yet.
+// For the plan's only size. REQUIRES: no transfers between the two nodes so far.
 absl::Status RunColdWorker(const BenchParticipants& party, BenchSync& meeting,
                            const BenchPlan& plan);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Names, units and texts.
+// Names, units and formatting of columns.
 #include "bench/columns.h"
 
 #include "absl/strings/str_cat.h"
@@ -14,7 +14,7 @@ std::string Time(absl::Duration time) { return BenchTimeText(time); }
 std::string Rate(double rate) { return BenchRateText(rate); }
 std::string Size(size_t bytes) { return BenchSizeText(bytes); }
 
-// In one unit, so that a column reads from small to large.
+// One unit, so that the values of a column are comparable.
 std::string Microseconds(absl::Duration time) {
   const double us = absl::ToDoubleMicroseconds(time);
   return absl::StrFormat("%.*f", us < 10 ? 2 : us < 100 ? 1 : 0, us);
@@ -28,7 +28,7 @@ BenchColumn TimeColumn(const char* key, const char* heading, absl::Duration Benc
           [time](const BenchRow& row) { return Microseconds(row.times.*time); }};
 }
 
-// In 10^9 by the second.
+// In units of 10^9 per second.
 BenchColumn RateColumn(const char* key, const char* heading, double (BenchRow::*rate)() const) {
   return {key, heading, [rate](const BenchRow& row) { return OrNull((row.*rate)()); },
           [rate](const BenchRow& row) { return Rate((row.*rate)() / 1e9); },

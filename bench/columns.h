@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The figures of a row, by their names.
+// The columns of a report.
 #ifndef FERRY_BENCH_COLUMNS_H_
 #define FERRY_BENCH_COLUMNS_H_
 
@@ -13,19 +13,18 @@
 
 namespace ferry::cli {
 
-// One figure of a row: once for programs, once for people. Null is a figure that there is not.
+// One column: its JSON value and its text. Null if the row has no value.
 struct BenchColumn {
   const char* key;
-  // Null: not in the table.
+  // Null: not shown in the table.
   const char* heading;
   std::function<nlohmann::ordered_json(const BenchRow&)> value;
   std::function<std::string(const BenchRow&)> text;
-  // Whether the row has something to say there; a table in which none has is without the column.
-  // Null: always.
+  // True if the row has a value; a table whose rows have none omits the column. Null: always shown.
   std::function<bool(const BenchRow&)> is_filled;
 };
 
-// All there are, in their order.
+// Returns all columns, in order.
 std::vector<BenchColumn> BenchColumns();
 
 }  // namespace ferry::cli

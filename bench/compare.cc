@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ferry bench compare: whether a new run is slower than an old one.
+// ferry bench compare: checks a new run for regressions against an old one.
 #include <cstdio>
 #include <memory>
 #include <string>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Documents in, verdicts out.
+// Parses two documents and compares their rows.
 #include "bench/comparison.h"
 
 #include <algorithm>
@@ -30,10 +30,10 @@ struct Figures {
   double low_s = 0;
   double high_s = 0;
 };
-// Its label, and its bytes.
+// Label, and bytes.
 using RowKey = std::pair<std::string, uint64_t>;
 struct Run {
-  // What it was run with, of what makes two runs comparable.
+  // The parameters that must be equal for two runs to be comparable.
   std::string how;
   std::vector<std::pair<RowKey, Figures>> rows;
 };
@@ -42,7 +42,7 @@ absl::StatusOr<Figures> ReadFigures(const Json& row) {
   if (!row.contains("wrong_bytes") || !row["wrong_bytes"].is_number_unsigned()) {
     return absl::FailedPreconditionError("a row without the number wrong_bytes");
   }
-  // Without a sample there is no median, whatever is written there.
+  // Without samples a median is meaningless.
   if (!row.contains("count") || !row["count"].is_number_integer() ||
       row["count"].get<int64_t>() <= 0) {
     return absl::FailedPreconditionError("a row without the number count, above 0");
@@ -61,7 +61,7 @@ absl::StatusOr<Figures> ReadFigures(const Json& row) {
   return median;
 }
 
-// By what is one row in both runs.
+// Returns what identifies a row in both runs.
 absl::StatusOr<RowKey> ReadKey(const Json& row) {
   const Json mode = row.is_object() ? row.value("mode", Json()) : Json();
   const Json bytes = row.is_object() ? row.value("bytes", Json()) : Json();
@@ -119,7 +119,7 @@ absl::StatusOr<Run> ReadRun(absl::string_view text) {
     wrong += figures.errors;
     run.rows.emplace_back(std::move(key), figures);
   }
-  // Which row it was is not known: it may be any.
+  // The errors cannot be attributed to a row, so no row is trustworthy.
   if (all_wrong.get<uint64_t>() != wrong) {
     return absl::FailedPreconditionError(absl::StrCat("it has ", all_wrong.get<uint64_t>(),
                                                       " wrong bytes, and its rows have ", wrong));
@@ -150,7 +150,7 @@ ComparedRow Compare(const RowKey& key, const Figures& before, const Figures& now
     return row;
   }
   if (row.change > threshold && now.low_s > before.high_s) row.verdict = Verdict::kSlower;
-  // The same share, seen from the other side.
+  // The same ratio, from the other side.
   if (before.p50_s / now.p50_s - 1 > threshold && now.high_s < before.low_s) {
     row.verdict = Verdict::kFaster;
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// BenchComparison: two runs of ferry bench, row by row.
+// BenchComparison: compares two runs of ferry bench row by row.
 #ifndef FERRY_BENCH_COMPARISON_H_
 #define FERRY_BENCH_COMPARISON_H_
 
@@ -13,14 +13,14 @@
 
 namespace ferry::cli {
 
-// A row of either run, and what has become of it in the other.
+// A row of either run, and its counterpart in the other.
 struct ComparedRow {
   enum class Verdict {
-    // Within the threshold, or within what samples of one run spread.
+    // Within the threshold, or within the confidence intervals.
     kSame,
     kFaster,
     kSlower,
-    // Data was wrong in one of the runs, so its times are meaningless.
+    // A run had wrong data, so its times are meaningless.
     kWrong,
     kOnlyOld,
     kOnlyNew,
@@ -31,12 +31,12 @@ struct ComparedRow {
   uint64_t bytes = 0;
   double old_p50_s = 0;
   double new_p50_s = 0;
-  // Of the medians, 95 %: half the interval's width, as a share of the median.
+  // Half the width of the median's 95 % confidence interval, relative to the median.
   double old_spread = 0;
   double new_spread = 0;
-  // new / old - 1: above 0 is slower.
+  // new / old - 1; positive is slower.
   double change = 0;
-  // wrong_bytes of both runs.
+  // wrong_bytes of each run.
   uint64_t old_errors = 0;
   uint64_t new_errors = 0;
   Verdict verdict = Verdict::kSame;
@@ -44,20 +44,20 @@ struct ComparedRow {
 
 struct BenchComparison {
   double threshold = 0;
-  // In the order of the new run; then what only the old one has.
+  // In the new run's order; then rows that only the old run has.
   std::vector<ComparedRow> rows;
 
   size_t CountOf(ComparedRow::Verdict verdict) const;
 };
 
 // Compares medians. A row with wrong bytes in either run is wrong. A row is slower or faster if its
-// median has changed by more than `threshold`, and the intervals in which the medians lie with 95 %
-// confidence do not touch.
-//   old_text, new_text: what a ferry bench with --json has written.
-//   Errors: FAILED_PRECONDITION, saying which of the two is no such document, or that they are of
-//   different benches, transports or ways of waiting, or that no row is in both; that a row is
-//   there twice, was never measured (count 0), or lacks one of the figures that are compared, or
-//   the count of what was wrong; or that the run has more wrong bytes than its rows.
+// median changed by more than `threshold` and the medians' 95 % confidence intervals do not
+// overlap.
+//   old_text, new_text: output of ferry bench --json.
+//   Errors: FAILED_PRECONDITION, saying which of the two is malformed; if they are of different
+//   benches, transports or wait modes, or have no row in common; if a row is duplicated, has no
+//   samples (count 0), or lacks a compared value or the error count; or if the run has more wrong
+//   bytes than its rows.
 absl::StatusOr<BenchComparison> CompareBenches(absl::string_view old_text,
                                                absl::string_view new_text, double threshold);
 

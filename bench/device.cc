@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Patterns that are made and compared on the host, and copies that the driver makes.
+// Patterns generated and verified on the host, and driver copies.
 #include "bench/device.h"
 
 #include <algorithm>
@@ -22,7 +22,7 @@
 namespace ferry::cli {
 namespace {
 
-// The ordinal; -1: the host.
+// Returns the ordinal; -1 for the host.
 std::optional<int> OrdinalOf(absl::string_view name) {
   if (name == kHostDevice) return -1;
   int ordinal = 0;
@@ -38,7 +38,7 @@ absl::Duration MedianOf(std::vector<absl::Duration> times) {
   return *middle;
 }
 
-// Pinned memory of a copy.
+// Pinned host memory for copies.
 class Pinned final {
  public:
   static absl::StatusOr<std::unique_ptr<Pinned>> Create(Gpu& gpu, size_t bytes) {
@@ -95,7 +95,7 @@ absl::StatusOr<std::unique_ptr<BenchDevice>> BenchDevice::Open(Node& node, std::
     return absl::InvalidArgumentError(absl::StrCat("no elements of one size: ", Quoted(dtype)));
   }
   std::unique_ptr<BenchDevice> device(new BenchDevice(node, std::move(name), *type, timeout));
-  // Whether there is such a device, it says.
+  // Allocating shows whether the device exists.
   FERRY_RETURN_IF_ERROR(device->Make(ElementBytes(*type)).status());
   if (device->name_ == kHostDevice) return device;
   FERRY_ASSIGN_OR_RETURN(device->gpu_,
@@ -178,7 +178,7 @@ absl::StatusOr<absl::Duration> BenchDevice::MeasureCopy(size_t bytes, int rounds
     return gpu_->device->Check(table.stream_synchronize(stream->get()), "cuStreamSynchronize");
   };
   std::vector<absl::Duration> times;
-  // The first is warm-up.
+  // The first round warms up.
   for (int round = 0; round <= rounds; ++round) {
     const absl::Time start = SteadyClock().Now();
     if (is_from_host) {
@@ -227,7 +227,7 @@ absl::StatusOr<absl::Duration> BenchDevice::MeasurePeerCopy(size_t bytes, int ro
     return gpu_->device->Check(table.stream_synchronize(stream->get()), "cuStreamSynchronize");
   };
   std::vector<absl::Duration> times;
-  // The first is warm-up.
+  // The first round warms up.
   for (int round = 0; round <= rounds; ++round) {
     const absl::Time start = SteadyClock().Now();
     FERRY_RETURN_IF_ERROR(copy(there, **peer, here, *gpu_));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// BenchDevice: the memory that a bench's process sends from and receives into, a host's or a GPU's.
+// BenchDevice: the host or GPU memory that a bench's process sends from and receives into.
 #ifndef FERRY_BENCH_DEVICE_H_
 #define FERRY_BENCH_DEVICE_H_
 
@@ -21,45 +21,45 @@
 
 namespace ferry::cli {
 
-// "host:0,gpu:1": what the processes use, at most `most` of them.
+// Parses "host:0,gpu:1", the devices of the processes; at most `most`.
 //   Errors: INVALID_ARGUMENT, naming the flag.
 absl::StatusOr<BenchDevices> ParseDevicesFlag(absl::string_view text, int most);
 
-// Of one of these names.
+// Returns the location of such a device.
 TensorLocation PlaceOfDevice(absl::string_view name);
 
-// Tensors have one dimension, and a pattern of cli/pattern.h. Not thread-safe but for AwaitBytes.
+// Tensors have one dimension, filled with a pattern of cli/pattern.h. Not thread-safe, except
+// AwaitBytes.
 class BenchDevice final {
  public:
-  // `name`: as of ParseDevicesFlag. dtype: of all its tensors, a name. The node outlives it.
-  // timeout: of each wait for a GPU.
-  //   Errors: INVALID_ARGUMENT no such type; as Node::Allocate, Gpus::Get.
+  // `name`: as in ParseDevicesFlag. dtype: name of the type of all tensors. timeout: for each wait
+  // for a GPU. The node must outlive it.
+  //   Errors: INVALID_ARGUMENT for an unknown type; as Node::Allocate, Gpus::Get.
   static absl::StatusOr<std::unique_ptr<BenchDevice>> Open(Node& node, std::string name,
                                                            absl::string_view dtype,
                                                            absl::Duration timeout);
   ~BenchDevice();
 
   bool is_gpu() const { return gpu_ != nullptr; }
-  // Null on a host.
+  // Null for a host.
   Gpu* gpu() const { return gpu_; }
   TensorLocation place() const;
 
-  // `bytes`, here and below: of whole elements. Elements undefined.
+  // Allocates `bytes`, here and below a multiple of the element size. Elements are undefined.
   absl::StatusOr<Tensor> Make(size_t bytes);
-  // The pattern is there when this returns.
+  // The pattern is complete when this returns.
   absl::StatusOr<Tensor> MakePattern(size_t bytes, uint64_t seed);
-  // Waits until the bytes of what has arrived are there: a GPU's may come after the word of them.
+  // Blocks until a received tensor's bytes are ready: a GPU tensor is delivered before its data.
   absl::Status AwaitBytes(const Tensor& tensor);
-  // How many bytes of what has arrived are wrong; all of them if there are more or less, or they
-  // are of another type.
+  // Returns the number of wrong bytes of a received tensor; all of them if size or type differ.
   absl::StatusOr<size_t> CountErrors(const Tensor& tensor, size_t bytes, uint64_t seed);
 
-  // P50 of the driver's own copy to this GPU, waited for: from another piece of its memory, or
-  // from, and to, pinned memory of the host, half of both ways. REQUIRES: is_gpu().
+  // Returns the P50 of a synchronous driver copy to this GPU: from other memory of it, or from and
+  // to pinned host memory, averaged over both directions. REQUIRES: is_gpu().
   absl::StatusOr<absl::Duration> MeasureCopy(size_t bytes, int rounds, bool is_from_host);
-  // P50 of the driver's own copy to GPU `other` of this process, and back, waited for: half of both
-  // ways. That GPU is in use from then on.
-  //   Errors: UNAVAILABLE why it cannot be used here, or that neither reaches the other's memory.
+  // Returns the P50 of a synchronous driver copy to GPU `other` of this process and back, averaged
+  // over both directions. That GPU stays in use.
+  //   Errors: UNAVAILABLE if it cannot be used here, or neither can access the other's memory.
   //   REQUIRES: is_gpu(); another GPU.
   absl::StatusOr<absl::Duration> MeasurePeerCopy(size_t bytes, int rounds,
                                                  const std::string& other);
@@ -75,15 +75,16 @@ class BenchDevice final {
   const std::string name_;
   const DataType dtype_;
   const absl::Duration timeout_;
-  // Of the node; null on a host.
+  // Owned by the node; null for a host.
   Gpu* gpu_ = nullptr;
 };
 
-// The transports that can bring tensors of `bytes` from that device of node `from` to this one.
+// Returns the transports able to transfer tensors of `bytes` from that device of node `from` to
+// this one.
 std::set<std::string> DeviceWays(Node& node, int from, size_t bytes, absl::string_view from_device,
                                  absl::string_view to_device);
 
-// Why tensors of `bytes` come from that device of node `from` to this one the way they do.
+// Explains the path of tensors of `bytes` from that device of node `from` to this one.
 std::string DevicePathReason(Node& node, int from, size_t bytes, absl::string_view from_device,
                              absl::string_view to_device);
 

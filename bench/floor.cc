@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// As little as gRPC allows, on both sides.
+// Raw gRPC calls with minimal overhead on both sides.
 #include "bench/floor.h"
 
 #include <atomic>
@@ -34,7 +34,7 @@ using FloorStub = grpc::TemplatedGenericStub<grpc::ByteBuffer, grpc::ByteBuffer>
 
 constexpr char kAnswerMethod[] = "/ferry.bench.Floor/Answer";
 constexpr char kHoldMethod[] = "/ferry.bench.Floor/Hold";
-// A request begins with a number of so many digits.
+// A request begins with a number of this many digits.
 constexpr size_t kDigits = 10;
 constexpr size_t kMostBack = size_t{64} << 20;
 constexpr absl::Duration kStopGrace = absl::Seconds(1);
@@ -64,9 +64,9 @@ size_t NumberOf(const grpc::ByteBuffer& request) {
 
 }  // namespace
 
-// Not in the namespace above: they are members of what has a name outside.
+// Outside the anonymous namespace: members of a class with external linkage.
 
-// Calls that wait; the last of as many as it says answers all. Thread-safe.
+// Pending calls; each says how many must be pending, and the last one answers all. Thread-safe.
 class HeldUnaryCalls final {
  public:
   grpc::ServerUnaryReactor* Hold(size_t count) {
@@ -124,7 +124,7 @@ class UnaryFloorService final : public coord::RawService {
   HeldUnaryCalls held_;
 };
 
-// Lives until it is answered.
+// Lives until answered.
 struct UnaryFloorCall {
   grpc::ClientContext context;
   grpc::ByteBuffer request;
@@ -167,9 +167,9 @@ class UnaryFloor::Impl final {
     grpc::ChannelArguments arguments;
     arguments.SetMaxReceiveMessageSize(-1);
     arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-    // Calls are as plain as they can be; the machinery of retries is none of a floor's.
+    // Retries would add overhead to the baseline.
     arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
-    // Or all would share one connection.
+    // Otherwise all clients would share one connection.
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
     for (int i = 0; i < clients; ++i) {
       stubs_.push_back(std::make_unique<FloorStub>(
@@ -184,7 +184,7 @@ class UnaryFloor::Impl final {
     const auto is_empty = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
       return calls_.empty() && ending_ == 0;
     };
-    // Every call has a deadline, and was cancelled.
+    // Terminates: every call has a deadline and was cancelled.
     mu_.Await(absl::Condition(&is_empty));
   }
 
@@ -213,8 +213,8 @@ class UnaryFloor::Impl final {
                                 ? absl::OkStatus()
                                 : absl::Status(static_cast<absl::StatusCode>(status.error_code()),
                                                absl::StrCat("raw gRPC: ", status.error_message())));
-          // Its context holds the channel, which must not end on this thread, inside a callback of
-          // its own queue: this goes before we do.
+          // The call's context holds the channel, which must not be destroyed on this thread,
+          // inside a callback of its own queue: delete it before the destructor may continue.
           delete call;
           absl::MutexLock lock(&mu_);
           --ending_;
@@ -227,9 +227,9 @@ class UnaryFloor::Impl final {
   std::vector<std::unique_ptr<FloorStub>> stubs_;
   absl::Mutex mu_;
   bool is_over_ ABSL_GUARDED_BY(mu_) = false;
-  // Not answered yet.
+  // Pending calls.
   absl::flat_hash_set<UnaryFloorCall*> calls_ ABSL_GUARDED_BY(mu_);
-  // Answered, and not gone yet.
+  // Calls that were answered but not yet deleted.
   int ending_ ABSL_GUARDED_BY(mu_) = 0;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Raw unary calls of gRPC: what the benches of the coordinator are compared to.
+// Raw unary gRPC calls: the baseline of the coordinator's benches.
 #ifndef FERRY_BENCH_FLOOR_H_
 #define FERRY_BENCH_FLOOR_H_
 
@@ -14,8 +14,8 @@
 
 namespace ferry::cli {
 
-// Answers two methods of bytes, on a port of 127.0.0.1: one at once, with as many bytes as the
-// request asks for, and one when as many calls wait as the request says. Nothing else is done.
+// Serves two methods of bytes on a port of 127.0.0.1: one responds at once, with the requested
+// number of bytes, and one when the requested number of calls is pending.
 class UnaryFloorServer final {
  public:
   //   Errors: UNAVAILABLE.
@@ -30,21 +30,21 @@ class UnaryFloorServer final {
   std::unique_ptr<Impl> impl_;
 };
 
-// Clients of it, each with a connection of its own. Thread-safe.
+// Clients, each with its own connection. Thread-safe.
 class UnaryFloor final {
  public:
-  // Connects with the first call of each.
+  // Each client connects on its first call.
   UnaryFloor(const std::string& address, int clients);
-  // Cancels what is under way.
+  // Cancels pending calls.
   ~UnaryFloor();
 
-  // One call by that client, of `there` bytes, answered with `back` bytes. `done` comes once, on a
-  // thread of gRPC.
+  // Makes a call by that client with `there` bytes in the request and `back` in the response. Calls
+  // `done` once, on a gRPC thread.
   void CallAsync(int client, size_t there, size_t back,
                  absl::AnyInvocable<void(absl::Status) &&> done, absl::Duration timeout);
-  // Every client calls once; from before the first call until the last answer.
-  //   is_held: the server answers all when the last call has come.
-  //   Errors: DEADLINE_EXCEEDED; what gRPC says.
+  // Makes one call per client; returns the time from before the first call until the last response.
+  //   is_held: the server responds once the last call has arrived.
+  //   Errors: DEADLINE_EXCEEDED; gRPC's errors.
   absl::StatusOr<absl::Duration> CallAll(bool is_held, absl::Duration timeout);
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ferry bench-floor (hidden): the server of raw gRPC calls that the coordinator is compared to.
+// ferry bench-floor (hidden): the server of raw gRPC calls, the coordinator's baseline.
 #include <csignal>
 #include <cstdio>
 
@@ -20,7 +20,7 @@ Verb AddBenchFloorVerb(CLI::App& app) {
     FERRY_ASSIGN_OR_RETURN(const auto server, UnaryFloorServer::Create());
     std::printf("bench-floor listening on %s\n", server->address().c_str());
     std::fflush(stdout);
-    // Until whoever started it ends it, by ending.
+    // Runs until its parent process ends it.
     signals.Wait();
     return kDone;
   };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// As few system calls as there can be.
+// Baselines with as few system calls as possible.
 #include "bench/floors.h"
 
 #include <fcntl.h>
@@ -30,7 +30,7 @@ namespace {
 
 constexpr absl::Duration kFloorTimeout = absl::Seconds(20);
 constexpr int kSpinRounds = 20'000;
-// Spins before the other core may be the very one that this thread is on.
+// Yield after this many spins: the other process may need this thread's core.
 constexpr int kSpinsBeforeYield = 20'000;
 
 absl::Status Failed(absl::string_view call) {
@@ -38,10 +38,10 @@ absl::Status Failed(absl::string_view call) {
 }
 
 constexpr int kFutexRounds = 1000;
-// Of one sleep: whoever sleeps looks at the clock so often.
+// Longest single futex wait; the deadline is checked after each.
 constexpr timespec kFutexLook = {.tv_sec = 0, .tv_nsec = 250'000'000};
 
-// Words that do not share a cache line, nor the line that is fetched with it.
+// Words on different cache lines, including adjacent-line prefetch.
 struct WordsPage {
   alignas(128) std::atomic<int> there;
   alignas(128) std::atomic<int> back;
@@ -50,7 +50,7 @@ struct WordsPage {
 };
 static_assert(std::atomic<int>::is_always_lock_free && sizeof(std::atomic<int>) == sizeof(int));
 
-// The page of `file`, mapped.
+// The mapped page of `file`.
 class Words final {
  public:
   static absl::StatusOr<std::unique_ptr<Words>> Map(const std::string& file) {
@@ -76,7 +76,7 @@ absl::Status NoAnswer() {
   return absl::DeadlineExceededError("floors: the other process does not answer");
 }
 
-// Of words that other processes map, too.
+// Not FUTEX_PRIVATE: other processes map the word too.
 long Futex(std::atomic<int>& word, int operation, int value, const timespec* timeout) {
   return syscall(SYS_futex, reinterpret_cast<int*>(&word), operation, value, timeout, nullptr, 0);
 }
@@ -104,16 +104,16 @@ bool SpinUntil(const std::atomic<int>& word, int value, absl::Time deadline) {
   return true;
 }
 
-// The median of what `pass` over so many bytes takes.
+// Returns the median duration of `pass` over this many bytes.
 template <typename Pass>
 absl::Duration MeasureBatches(size_t bytes, int rounds, const Pass& pass) {
   std::vector<absl::Duration> samples;
-  // The clock takes tens of nanoseconds: small ones are timed by the batch.
+  // Reading the clock takes tens of nanoseconds, so small passes are timed in batches.
   const int batch = static_cast<int>(std::clamp<size_t>(4096 / (bytes + 1), 1, 256));
   for (int i = 0; i <= rounds; ++i) {
     const absl::Time start = SteadyClock().Now();
     for (int j = 0; j < batch; ++j) pass();
-    // The first one is to warm up.
+    // The first round warms up.
     if (i > 0) samples.push_back((SteadyClock().Now() - start) / batch);
   }
   return SummarizeTimes(std::move(samples)).p50;
@@ -124,7 +124,7 @@ absl::Duration MeasureBatches(size_t bytes, int rounds, const Pass& pass) {
 absl::Duration MeasureMemcpy(void* to, const void* from, size_t bytes, int rounds) {
   return MeasureBatches(bytes, rounds, [to, from, bytes] {
     std::memcpy(to, from, bytes);
-    // The copy is seen by whoever looks next.
+    // Keeps the compiler from removing the copy.
     std::atomic_signal_fence(std::memory_order_seq_cst);
     asm volatile("" : : "r"(to) : "memory");
   });
@@ -146,7 +146,7 @@ absl::StatusOr<absl::Duration> MeasureSpin(const std::string& file, bool is_firs
     if (is_first) {
       page.there.store(i, std::memory_order_release);
       if (!SpinUntil(page.back, i, deadline)) return NoAnswer();
-      // The clock takes tens of nanoseconds.
+      // Reading the clock takes tens of nanoseconds.
       if (i % 100 != 0) continue;
       const absl::Time now = SteadyClock().Now();
       samples.push_back((now - start) / 200);

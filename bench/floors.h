@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the machine gives to two processes that ask for nothing else: what a bench's rows are
-// compared to. All times are one way.
+// Baselines: raw performance of the machine for two processes, to which a bench's rows are
+// compared. All times are one way.
 #ifndef FERRY_BENCH_FLOORS_H_
 #define FERRY_BENCH_FLOORS_H_
 
@@ -12,19 +12,20 @@
 
 namespace ferry::cli {
 
-// A copy by one thread with memcpy; both are at least `bytes` long and have been touched.
+// Single-threaded memcpy; both buffers have at least `bytes` and have been touched.
 absl::Duration MeasureMemcpy(void* to, const void* from, size_t bytes, int rounds);
 
-// A look at every byte by one thread; it has been touched.
+// Single-threaded read of every byte; the memory has been touched.
 absl::Duration MeasureRead(const void* from, size_t bytes, int rounds);
 
-// A word that one process writes and the other waits for, spinning, in turns.
-//   file: both map its first page, which is zero at first, once for each floor. is_first: who
-//   begins.
-//   Errors: UNAVAILABLE with the kernel's reason; DEADLINE_EXCEEDED the other does not answer.
+// Ping-pong over a word in shared memory, spinning.
+//   file: both map its first page, which is initially zero; usable once per baseline. is_first:
+//   this process begins.
+//   Errors: UNAVAILABLE with the kernel's reason; DEADLINE_EXCEEDED if the other process does not
+//   respond.
 absl::StatusOr<absl::Duration> MeasureSpin(const std::string& file, bool is_first);
 
-// The same with futexes: each sleeps until the other wakes it.
+// The same with futexes: each process sleeps until the other wakes it.
 absl::StatusOr<absl::Duration> MeasureFutex(const std::string& file, bool is_first);
 
 }  // namespace ferry::cli

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Patterns as lists.
+// Patterns as lists of flows.
 #include "bench/flows.h"
 
 #include <algorithm>
@@ -41,9 +41,9 @@ std::vector<BenchFlowSet> FlowSetsOf(absl::string_view pattern, int nodes) {
 }
 
 BenchBandwidth BandwidthOf(absl::string_view pattern, int nodes) {
-  // sendrecv_perf: everyone sends to the next and receives from the one before.
+  // sendrecv_perf: each rank sends to the next and receives from the previous.
   if (pattern == "ring" || pattern == "bidir") return {1, 1};
-  // gather_perf and scatter_perf: the root's own part counts for algbw, and takes no way.
+  // gather_perf and scatter_perf: the root's own part counts for algbw but is not transferred.
   if (pattern == "fan-in" || pattern == "fan-out") {
     return {static_cast<double>(nodes), static_cast<double>(nodes - 1)};
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who sends to whom in a pattern of ferry bench, and what nccl-tests would count of it. Pure.
+// The flows of ferry bench's patterns, and nccl-tests' bandwidth factors for them. Pure.
 #ifndef FERRY_BENCH_FLOWS_H_
 #define FERRY_BENCH_FLOWS_H_
 
@@ -19,25 +19,25 @@ struct BenchFlow {
   friend bool operator==(const BenchFlow&, const BenchFlow&) = default;
 };
 
-// Flows that go at the same time, and are one row of a report.
+// Concurrent flows, reported as one row.
 struct BenchFlowSet {
   std::vector<BenchFlow> flows;
-  // "0->1" of a pattern that takes one pair at a time; empty: all of the pattern.
+  // "0->1" for a pattern that measures one pair at a time; empty: the whole pattern.
   std::string pair;
 
-  // That send or receive.
+  // Returns the nodes that send or receive.
   std::vector<int> Members() const;
-  // Of the node that receives most.
+  // Returns the number of tensors received by the node that receives most.
   size_t MostReceived() const;
 };
 
-// What nccl-tests' formulas count for one round, in tensors; 0: it has none for this pattern.
+// Tensors counted per round by nccl-tests' formulas; 0: not defined for this pattern.
 struct BenchBandwidth {
   double alg = 0;
   double bus = 0;
 };
 
-// "bidir", "ring", "fan-in", "fan-out" are one set; "all-pairs" is one for each pair.
+// "bidir", "ring", "fan-in", "fan-out" are one set; "all-pairs" is one set per pair.
 //   nodes: at least 2.
 std::vector<BenchFlowSet> FlowSetsOf(absl::string_view pattern, int nodes);
 BenchBandwidth BandwidthOf(absl::string_view pattern, int nodes);

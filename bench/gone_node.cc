@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Words for each way to be gone.
+// Texts for each way to leave a job.
 #include "bench/gone_node.h"
 
 #include "absl/strings/str_cat.h"
@@ -9,7 +9,7 @@
 namespace ferry::cli {
 namespace {
 
-// Empty: it is there, in that life.
+// Returns an empty text if the node is present with that incarnation.
 absl::string_view WhatBecameOf(const coord::TaskStatus& task, uint64_t life) {
   if (task.state == coord::TaskState::kError) return FailedOrDied(task.error);
   if (task.state == coord::TaskState::kDisconnected) return "has left the job";

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which node of a bench is not there any more, and what has become of it. Pure.
+// Detects nodes of a bench that have left, died or restarted. Pure.
 #ifndef FERRY_BENCH_GONE_NODE_H_
 #define FERRY_BENCH_GONE_NODE_H_
 
@@ -15,15 +15,15 @@
 
 namespace ferry::cli {
 
-// How a bench is over for who waits for one that does not come any more.
-//   lives: of the nodes that take part, by id, as they were when they came.
-//   tasks: of the job, those of others and not all of them too.
+// Checks that all participants are present, for a process that is waiting for them.
+//   lives: incarnations of the participants by node id, as of the start.
+//   tasks: nodes of the job; may include others and lack some.
 //   stage: what this node was doing.
 //   Errors: UNAVAILABLE naming the node, and what to do.
 absl::Status CheckAllAlive(const std::map<int, uint64_t>& lives,
                            const std::vector<coord::TaskStatus>& tasks, absl::string_view stage);
 
-// Those of a job that are not there: "; node 3 has died: ..."; empty: all are.
+// Describes the nodes of a job that are not present: "; node 3 has died: ..."; empty if all are.
 std::string MissingNodes(const std::vector<coord::TaskStatus>& tasks);
 
 }  // namespace ferry::cli

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tables, coloured cells and the picture.
+// Tables, heat maps and the plot.
 #include "bench/html.h"
 
 #include <algorithm>
@@ -24,7 +24,7 @@ constexpr char kStyle[] =
     ".facts td{white-space:normal}"
     ".wide{overflow-x:auto}svg{max-width:100%;height:auto}";
 
-// One value of a heat map: what stands there, and how hot it is, from 0 to 1; below 0: not at all.
+// A cell of a heat map: its text, and its heat from 0 to 1; negative: uncoloured.
 struct HeatCell {
   std::string text;
   double heat = -1;
@@ -35,7 +35,7 @@ std::string EscapedHtml(const std::string& text) {
                              {{"&", "&amp;"}, {"<", "&lt;"}, {">", "&gt;"}, {"\"", "&quot;"}});
 }
 
-// name: of its class of styles.
+// name: of its CSS class.
 std::string HtmlTable(const std::vector<std::vector<std::string>>& rows, const char* name) {
   std::string text = absl::StrCat("<div class=\"wide\"><table class=\"", name, "\">\n");
   for (size_t i = 0; i < rows.size(); ++i) {
@@ -75,7 +75,7 @@ std::string HeatMap(const std::string& title, const std::vector<std::string>& na
   return absl::StrCat(text, "</table>\n");
 }
 
-// The nearer, the hotter.
+// The closer two devices, the hotter.
 std::string TopologyMap(const LocalTopology& topology) {
   std::vector<std::string> names;
   std::vector<std::vector<HeatCell>> cells;
@@ -92,7 +92,7 @@ std::string TopologyMap(const LocalTopology& topology) {
   return HeatMap("How near its devices are", names, cells);
 }
 
-// Each mode and size by itself; the fastest pair of it is the hottest.
+// One map per mode and size, scaled to its fastest pair.
 std::string PairMaps(const BenchReport& report) {
   std::map<std::pair<std::string, size_t>, std::map<std::string, double>> maps;
   int nodes = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A bench as one page that needs nothing but itself: machine, topology, tables and pictures.
+// Formats a bench as one self-contained page: machine, topology, tables and plots.
 #ifndef FERRY_BENCH_HTML_H_
 #define FERRY_BENCH_HTML_H_
 
@@ -12,21 +12,21 @@
 
 namespace ferry::cli {
 
-// What a page says of where its figures were taken.
+// Where the results were measured.
 struct BenchMachine {
   // "kernel", "Linux 6.1.0": in the order of the page.
   std::vector<std::pair<std::string, std::string>> facts;
   LocalTopology topology;
 };
 
-// Of this process: host, kernel, processors, version, date and command line.
+// Facts about this process: host, kernel, processors, version, date and command line.
 std::vector<std::pair<std::string, std::string>> LookAtRun();
 
-// This machine, now. Asks the GPU driver for its devices; why there are none is a fact too.
+// Describes this machine. Queries the GPU driver; a failure to list GPUs is a fact too.
 BenchMachine LookAtMachine();
 
-// A document of HTML, styles and SVG within: what was run, the machine, how near its devices are to
-// each other and how fast pairs are, as heat maps, the rows, and what FormatBenchSvg draws of them.
+// Returns an HTML document with embedded styles and SVG: the command, the machine, heat maps of
+// device distances and pair bandwidths, the rows, and the plots of FormatBenchSvg.
 std::string FormatBenchHtml(const BenchReport& report, const BenchMachine& machine);
 
 }  // namespace ferry::cli

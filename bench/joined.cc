@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Joining, the meeting, and who prints.
+// Joining, synchronisation, and output on the first node.
 #include "bench/joined.h"
 
 #include <cstdio>
@@ -25,7 +25,7 @@ namespace ferry::cli {
 namespace {
 
 constexpr size_t kSubjectBytes = 60;
-// For the limits of the exchange, where only the coordinator knows how many nodes there are.
+// Bounds the engine's limits when only the coordinator knows the number of nodes.
 constexpr int kMostJobNodes = 64;
 
 BenchReport BlankReport(const BenchPlanFlags& flags, const JoinedBench& what,
@@ -81,7 +81,7 @@ absl::StatusOr<int> TakePart(JoinedNode& joined, const BenchPlanFlags& flags,
         },
         [&meeting](const absl::Status& why) { meeting.Stop(why); });
     if (!measured.ok()) report = measured;
-    // The others of the job go on, whatever has become of the bench.
+    // Leave only: the job's other nodes continue, whatever the outcome of the bench.
     const absl::Status left = node.Leave();
     if (report.ok() && !left.ok()) report = left;
   }
@@ -150,10 +150,10 @@ absl::StatusOr<int> RunJoinedBench(BenchPlanFlags& flags, BenchJoinFlags& join,
     const int nodes = what.nodes > 0 ? what.nodes : place.num_nodes.value_or(kMostJobNodes);
     return CompletePlan(flags, static_cast<size_t>(nodes), what.depth);
   }));
-  // That one is of two processes.
+  // The TCP baseline is for two processes.
   if (flags.plan.pattern != "sendrecv") flags.plan.has_tcp_floor = false;
   join.node.exchange = flags.exchange;
-  // Only memory of hosts is moved.
+  // Only host memory is transferred.
   join.node.share_gpus = true;
   return RunAsNode(join.node,
                    [&](JoinedNode& joined) { return TakePart(joined, flags, join, output, what); });

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A ferry bench whose processes are started by somebody else, on any machines: nodes of a job that
-// is there already.
+// A ferry bench that runs on the nodes of an existing job, on any machines.
 #ifndef FERRY_BENCH_JOINED_H_
 #define FERRY_BENCH_JOINED_H_
 
@@ -24,40 +23,40 @@ namespace ferry::cli {
 
 struct BenchJoinFlags {
   NodeOptions node;
-  // The place is that of the environment.
+  // --join: the node's identity comes from the environment.
   bool is_meant = false;
-  // Which nodes of the job take part; empty: all.
+  // The participating nodes; empty: all.
   std::string among;
   absl::Duration timeout = kBenchPeerTimeout;
 
-  // Whether the bench is to be part of a job, instead of starting one.
+  // True if the bench is part of a job, instead of starting one.
   bool joins() const { return is_meant || !node.coordinator.empty() || node.node_id.has_value(); }
 };
 
-// --join, --among, --timeout, and those of AddPlaceFlags.
-//   flags: outlives `verb`.
+// Adds --join, --among, --timeout, and those of AddPlaceFlags.
+//   flags: must outlive `verb`.
 void AddBenchJoinFlags(CLI::App& verb, BenchJoinFlags& flags);
-// --coordinator, for a bench that refuses it.
+// Adds --coordinator to a bench that rejects it.
 //   why: "each of its samples is of a job of its own".
 void RefuseBenchJoin(CLI::App& verb, const std::string& why);
 
-// What a bench does with a job.
+// How a bench runs in a job.
 struct JoinedBench {
-  // How many nodes it is of; 0: any number.
+  // Required number of nodes; 0: any number.
   int nodes = 0;
-  // Tensors at a time, as of CompletePlan.
+  // Tensors in flight, as in CompletePlan.
   size_t depth = 1;
-  // What a time is, see BenchReport.
+  // The meaning of its times, see BenchReport.
   std::string time;
-  // What each node does after the meeting; without it RunBenchWork.
+  // Each node's part after Gather; null: RunBenchWork.
   std::function<absl::Status(StoreSync& meeting, const BenchPlan& plan)> work;
-  // Fills in the rows of a report from what all have told.
+  // Builds a report's rows from the lines of all nodes.
   std::function<absl::Status(int nodes, BenchLines& lines, BenchReport& report)> read;
 };
 
-// Joins, measures together with the others, and leaves; the first node ends as FinishBench.
+// Joins, measures together with the other nodes, and leaves; the first node ends as FinishBench.
 //   flags: not completed yet.
-//   Errors: INVALID_ARGUMENT naming the flag; ABORTED why it has ended.
+//   Errors: INVALID_ARGUMENT naming the flag; ABORTED why the bench has ended.
 absl::StatusOr<int> RunJoinedBench(BenchPlanFlags& flags, BenchJoinFlags& join,
                                    const BenchOutput& output, const JoinedBench& what);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Many keys at a time, from many threads, in orders that have nothing to do with each other.
+// Many keys at a time, from many threads, in independent orders.
 #include <sched.h>
 
 #include <algorithm>
@@ -19,11 +19,11 @@
 namespace ferry::cli {
 namespace {
 
-// Looks before somebody else may need the core.
+// Polls before yielding the core.
 constexpr int kLooksForGo = 1000;
 
-// Threads that are there before a round begins, and run when it does. The first share is the
-// caller's own.
+// Threads that are started before a round, and released together. The caller's thread runs the
+// first share.
 class WaitingThreads final {
  public:
   WaitingThreads(int count, std::function<absl::Status(int)> body)
@@ -39,7 +39,7 @@ class WaitingThreads final {
       }));
     }
   }
-  // Those that still wait end without having run.
+  // Threads still waiting end without running.
   ~WaitingThreads() {
     int expected = kWait;
     state_.compare_exchange_strong(expected, kStop, std::memory_order_release);
@@ -81,7 +81,7 @@ class KeyedWork final : public BenchRoundWork {
   }
 
   absl::Status Prepare(int round) override {
-    // Another order in each round and at each node, and the same in each run.
+    // A different order in each round and at each node, but reproducible between runs.
     std::mt19937_64 random(static_cast<uint64_t>(round) * 2 + static_cast<uint64_t>(is_sender()));
     order_.resize(keys_.size());
     std::iota(order_.begin(), order_.end(), size_t{0});
@@ -104,7 +104,7 @@ class KeyedWork final : public BenchRoundWork {
     return absl::OkStatus();
   }
 
-  // Keys of that thread, in this round's order.
+  // Returns that thread's range of keys, in this round's order.
   std::pair<size_t, size_t> ShareOf(int thread) const {
     const auto index = static_cast<size_t>(thread);
     const auto count = static_cast<size_t>(thread_count_);
@@ -159,7 +159,7 @@ class KeyedWork final : public BenchRoundWork {
   std::vector<Tensor> tensors_;
   std::vector<Tensor> into_;
   std::vector<BenchPostedPtr> posted_;
-  // Uses the rest: goes first.
+  // Declared last: its threads use the rest.
   std::unique_ptr<WaitingThreads> threads_;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ferry bench kv: how long the coordinator's store takes, beside raw calls of gRPC.
+// ferry bench kv: latency of the coordinator's store, compared to raw gRPC calls.
 #include <algorithm>
 #include <functional>
 #include <memory>
@@ -28,9 +28,9 @@ namespace ferry::cli {
 namespace {
 
 constexpr absl::Duration kKvTimeout = absl::Seconds(30);
-// The floor and what stands above it are measured in turns.
+// Baseline and store are measured alternately, in this many turns.
 constexpr int kTurns = 5;
-// That are kept until they have been verified.
+// Values read in a turn are kept until they are verified.
 constexpr size_t kBytesOfATurn = size_t{16} << 20;
 constexpr size_t kLargestValue = size_t{1} << 20;
 constexpr int kDefaultIterations = 2000;
@@ -44,7 +44,7 @@ struct KvBenchFlags {
   BenchOutput output;
 };
 
-// What one row is told of.
+// The case of one row.
 struct KvCase {
   std::string mode;
   size_t bytes = 0;
@@ -53,10 +53,10 @@ struct KvCase {
   std::vector<int> turns;
 };
 
-// Turns of one row, as even as they can be.
-//   operations: of all turns together.
-//   inflight: that a turn has at least, where there are so many operations.
-//   most: that a turn may have.
+// Splits a row's operations into turns of about equal size.
+//   operations: total.
+//   inflight: minimum per turn, if there are that many operations.
+//   most: maximum per turn.
 std::vector<int> TurnsOf(int operations, int inflight, int most) {
   const int wanted = std::clamp(operations / inflight, 1, kTurns);
   const int count = std::max(wanted, (operations + most - 1) / most);
@@ -67,7 +67,7 @@ std::vector<int> TurnsOf(int operations, int inflight, int most) {
   return turns;
 }
 
-// Measures the store of one coordinator, under keys that nobody else has. Not thread-safe.
+// Measures one coordinator's store, under unique keys. Not thread-safe.
 class KvBench final {
  public:
   KvBench(std::unique_ptr<coord::Agent> agent, BenchServer coordinator, BenchServer floor)
@@ -81,7 +81,7 @@ class KvBench final {
   absl::Status CleanUp() { return agent_->Delete(prefix_, /*subtree=*/true); }
 
  private:
-  // turn, operations: which one, and how many operations it has.
+  // Runs one turn of this many operations.
   absl::StatusOr<BenchLoad> RunTurn(const KvCase& at, int turn, int operations, size_t* errors);
   absl::StatusOr<BenchLoad> Set(const KvCase& at, int turn, int operations, size_t* errors);
   absl::StatusOr<BenchLoad> Get(const KvCase& at, int turn, int operations, size_t* errors);
@@ -91,7 +91,7 @@ class KvBench final {
   std::string KeyOf(int index) const { return absl::StrCat(prefix_, "/", index); }
   static std::string ValueOf(const KvCase& at, int turn, int index);
   std::vector<std::string> KeysOf(int operations) const;
-  // How many of the values are not those of this turn.
+  // Returns the number of values that are not those of this turn.
   static size_t CountWrong(const KvCase& at, int turn, const std::vector<std::string>& values);
 
   const std::unique_ptr<coord::Agent> agent_;
@@ -101,7 +101,7 @@ class KvBench final {
   const std::function<double()> cpu_s_ = [this] {
     return OwnCpuSeconds() + coordinator_.CpuSeconds();
   };
-  // Goes before its server.
+  // Declared after its server, to be destroyed before it.
   const std::unique_ptr<UnaryFloor> floor_;
 };
 
@@ -168,7 +168,7 @@ absl::StatusOr<BenchLoad> KvBench::Get(const KvCase& at, int turn, int operation
   return load;
 }
 
-// To one sum.
+// Increments one counter.
 absl::StatusOr<BenchLoad> KvBench::Add(const KvCase& at, int turn, int operations, size_t* errors) {
   const std::string key = absl::StrCat(prefix_, "/sum/", at.inflight, "/", turn);
   auto sums = std::make_shared<std::vector<int64_t>>(static_cast<size_t>(operations));
@@ -184,7 +184,7 @@ absl::StatusOr<BenchLoad> KvBench::Add(const KvCase& at, int turn, int operation
                 });
           },
           cpu_s_, kKvTimeout));
-  // Each sum has been somebody's answer, once.
+  // Each value from 1 on must have been returned exactly once.
   std::sort(sums->begin(), sums->end());
   for (size_t i = 0; i < sums->size(); ++i) {
     if ((*sums)[i] != static_cast<int64_t>(i) + 1) ++*errors;
@@ -223,7 +223,7 @@ absl::StatusOr<BenchRow> KvBench::Measure(const KvCase& at) {
   std::vector<absl::Duration> floors;
   absl::Duration whole;
   double cpu_s = 0;
-  // One turn more, which comes first, is to warm up: connections, keys, code.
+  // The first, extra turn warms up connections, keys and code.
   for (size_t turn = 0; turn <= at.turns.size(); ++turn) {
     const int operations = at.turns[turn == 0 ? 0 : turn - 1];
     FERRY_ASSIGN_OR_RETURN(const BenchLoad floor, RunFloor(at, operations));
@@ -237,7 +237,7 @@ absl::StatusOr<BenchRow> KvBench::Measure(const KvCase& at) {
   }
   row.count = static_cast<int>(samples.size());
   row.ops_per_s = row.count / absl::ToDoubleSeconds(whole);
-  // What another machine's coordinator takes is not seen from here.
+  // The CPU time of a coordinator on another machine is unknown.
   if (coordinator_.process != nullptr) row.cpu_s_per_op = cpu_s / row.count;
   row.times = SummarizeTimes(std::move(samples));
   row.floor = SummarizeTimes(std::move(floors)).p50;
@@ -276,7 +276,7 @@ absl::StatusOr<BenchReport> Measure(const KvBenchFlags& flags, const std::vector
     const int operations =
         flags.iterations > 0 ? flags.iterations : std::min(kDefaultIterations, kTurns * fits);
     KvCase at{mode, bytes, inflight, TurnsOf(operations, inflight, fits)};
-    // The depth is limited by the operations of a turn; a row of that depth may exist already.
+    // The depth is limited by the smallest turn; a row of that depth may already exist.
     at.inflight = std::min(inflight, *std::min_element(at.turns.begin(), at.turns.end()));
     if (!measured.emplace(mode, bytes, at.inflight).second) return absl::OkStatus();
     stage.Set(absl::StrCat("measuring ", mode, " of ", BenchSizeText(bytes)));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One after the other.
+// Returns recorded lines in order.
 #include "bench/lines.h"
 
 #include "absl/strings/str_cat.h"

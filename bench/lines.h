@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// BenchLines: what the processes of a bench have told, for whoever makes a report of it.
+// BenchLines: the results reported by a bench's processes.
 #ifndef FERRY_BENCH_LINES_H_
 #define FERRY_BENCH_LINES_H_
 
@@ -21,12 +21,12 @@ class BenchLines {
 
   virtual ~BenchLines() = default;
 
-  // The next line of each, by rank, all of them {"event": `event`, ...}.
-  //   Errors: what has become of a process; INTERNAL what it said instead.
+  // Returns the next line of each process, by rank, all of them {"event": `event`, ...}.
+  //   Errors: how a process ended; INTERNAL with an unexpected line.
   virtual absl::StatusOr<std::vector<Json>> Expect(const std::string& event) = 0;
 };
 
-// Those that have been told already.
+// Lines that were received earlier.
 class KeptBenchLines final : public BenchLines {
  public:
   explicit KeptBenchLines(std::deque<std::vector<Json>> lines) : lines_(std::move(lines)) {}

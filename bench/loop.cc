@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Slots that are never empty until the end.
+// A fixed number of slots, kept busy until the end.
 #include "bench/loop.h"
 
 #include <algorithm>
@@ -16,13 +16,13 @@
 namespace ferry::cli {
 namespace {
 
-// Shared with the callbacks, which may come after the loop was given up.
+// Shared with the callbacks, which may run after the loop was abandoned.
 class Loop final : public std::enable_shared_from_this<Loop> {
  public:
   Loop(int count, BenchOperation operation)
       : count_(count), operation_(std::move(operation)), samples_(static_cast<size_t>(count)) {}
 
-  // Begins the next one, if there is any; `is_chained`: which begins its successor.
+  // Starts the next operation, if any. `is_chained`: its completion starts the next one.
   void Begin(bool is_chained) {
     const int index = next_.fetch_add(1, std::memory_order_relaxed);
     if (index >= count_) return;
@@ -34,7 +34,7 @@ class Loop final : public std::enable_shared_from_this<Loop> {
     });
   }
 
-  // Until `count` of them are done, or one has failed.
+  // Blocks until `count` operations are done, or one has failed.
   absl::Status Wait(int count, absl::Time deadline) ABSL_LOCKS_EXCLUDED(mu_) {
     absl::MutexLock lock(&mu_);
     const auto is_over = [this, count]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
@@ -60,7 +60,7 @@ class Loop final : public std::enable_shared_from_this<Loop> {
   const int count_;
   const BenchOperation operation_;
   std::atomic<int> next_ = 0;
-  // Each written by who ends that operation, and read when all have ended.
+  // Each entry is written by its operation's completion, and read when all are done.
   std::vector<absl::Duration> samples_;
   absl::Mutex mu_;
   int done_ ABSL_GUARDED_BY(mu_) = 0;

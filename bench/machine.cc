@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What this machine says of itself.
+// Collects facts about this machine.
 #include <sys/utsname.h>
 #include <unistd.h>
 
@@ -26,7 +26,7 @@ namespace ferry::cli {
 
 namespace {
 
-// As a shell would take it.
+// Quotes a word for a shell.
 std::string ShellWord(const std::string& word) {
   const bool is_plain =
       !word.empty() && std::all_of(word.begin(), word.end(), [](unsigned char letter) {

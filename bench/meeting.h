@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// BenchSync: how the processes of a bench wait for each other, agree on what a time is, and hand
-// in what they have found.
+// BenchSync: synchronisation, clocks and result collection between a bench's processes.
 #ifndef FERRY_BENCH_MEETING_H_
 #define FERRY_BENCH_MEETING_H_
 
@@ -20,43 +19,43 @@
 
 namespace ferry::cli {
 
-// How long anything of a bench may take until the other side is given up.
+// Timeout for each operation of a bench, after which the other side is considered lost.
 inline constexpr absl::Duration kBenchPeerTimeout = absl::Minutes(2);
 
-// The processes of a bench, seen from one of them. What a bench says of "node 2" is its rank: the
-// nodes of its own job, or some of another one.
+// The processes of a bench, from one process's view. "Node 2" in a bench's output is rank 2: the
+// bench may use its own job, or some nodes of another one.
 struct BenchParticipants {
   Node& node;
   int rank = 0;
-  // Ids of the job, by rank.
+  // Node ids in the job, by rank.
   std::vector<int> nodes;
-  // Of steps that nobody else uses: this one and those that follow.
+  // First of the step ids reserved for the bench.
   int64_t first_step = 1;
   absl::Duration timeout = kBenchPeerTimeout;
-  // Of keys in the store that nobody else uses; empty where the job is the bench's own.
+  // Prefix of the bench's keys in the store; empty if it has its own job.
   std::string store_prefix;
-  // Null: nobody stops it. Whoever cancels it wakes the node's control channels.
+  // Null: not stoppable. Cancelling must also wake the node's control channels.
   const CancellationToken* stop = nullptr;
 
   int size() const { return static_cast<int>(nodes.size()); }
   bool is_first() const { return rank == 0; }
   int NodeOf(int other) const { return nodes[static_cast<size_t>(other)]; }
-  // As Node::Key, of ranks.
+  // Like Node::Key, with ranks.
   absl::StatusOr<RendezvousKey> Key(absl::string_view name, int from, int to) const {
     return node.Key(name, NodeOf(from), NodeOf(to));
   }
 };
 
-// Who takes part in rounds, and whose times they are if nobody's clock is that of the others.
+// The participants of a round, and who measures its time if they share no clock.
 struct BenchRoundMembers {
-  // Ranks; the first one keeps the time.
+  // Ranks; the first one measures the time.
   std::vector<int> ranks;
-  // Whether the work of the first one is a round by itself: it begins, and ends when the others
-  // have answered.
+  // The first rank's work is a round trip: it starts the round, which ends when the others have
+  // answered.
   bool is_round_trip = false;
 };
 
-// The last looks before a round: how much CPU time this process has had, and then at its clock.
+// Readings right before a round: this process's CPU time, and then its clock.
 struct BenchStart {
   double cpu_s = 0;
   absl::Time time;
@@ -67,21 +66,22 @@ class BenchSync {
  public:
   virtual ~BenchSync() = default;
 
-  // Whether all share a machine: its memory, and its steady clock.
+  // True if all share a machine, and so memory and steady clock.
   virtual bool is_on_one_machine() const = 0;
-  // Whether this process's times of such rounds are of use.
+  // True if this process's times of such rounds are meaningful.
   virtual bool KeepsTime(const BenchRoundMembers& members) const = 0;
 
-  // Waits until all members are here, and awake.
-  //   Errors: here and below DEADLINE_EXCEEDED or what has become of another process.
+  // Blocks until all members have arrived and are running.
+  //   Errors: here and below DEADLINE_EXCEEDED, or how another process ended.
   virtual absl::StatusOr<BenchStart> Begin(const BenchRoundMembers& members) = 0;
-  // Waits until all members are through. The time at which this process was, or, of who keeps the
-  // time for all, at which all of them were.
+  // Blocks until all members are done. Returns when this process was done, or, on the member that
+  // measures for all, when all were.
   virtual absl::StatusOr<absl::Time> End(const BenchRoundMembers& members) = 0;
-  // Waits for the whole bench, without hurry.
+  // A barrier of the whole bench; not time-critical.
   virtual absl::Status AwaitAll() = 0;
 
-  // Hands in what this process has found: an object with "event". All do so as often.
+  // Reports a result of this process: an object with "event". All processes make the same number of
+  // calls.
   virtual absl::Status Tell(const nlohmann::ordered_json& line) = 0;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Joining at once.
+// Joins all members concurrently.
 #include "bench/members.h"
 
 #include <algorithm>
@@ -20,7 +20,7 @@ namespace ferry::cli {
 namespace {
 
 constexpr absl::Duration kJoinTimeout = absl::Minutes(1);
-// Of everything else in this process.
+// File descriptors for everything else in this process.
 constexpr int kOtherFiles = 100;
 
 std::string EndpointOf(int node) {
@@ -41,7 +41,7 @@ LocalTopology TopologyOf(int node) {
   return topology;
 }
 
-// `body` of each node, on a thread of its own; `started`, when all of them are there.
+// Runs `body` for each node on a thread of its own; calls `started` once all threads exist.
 absl::Status OnThreads(int count, const std::function<absl::Status(int)>& body,
                        const std::function<void()>& started) {
   std::vector<absl::Status> results(static_cast<size_t>(count));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// BenchMembers: many nodes of a job that live in this one process.
+// BenchMembers: many nodes of a job, simulated in one process.
 #ifndef FERRY_BENCH_MEMBERS_H_
 #define FERRY_BENCH_MEMBERS_H_
 
@@ -17,25 +17,25 @@
 
 namespace ferry::cli {
 
-// Each has a connection of its own, as a process would, and a device and an endpoint, which all
-// others learn. Not thread-safe.
+// Each has its own connection, as a process would, and a device and an endpoint that all others
+// receive. Not thread-safe.
 class BenchMembers final {
  public:
-  // All at once, each on a thread of its own, until each holds everyone's devices.
-  //   Errors: those of coord::Agent::Connect, of the first of them that failed.
+  // Joins all members concurrently, each on a thread of its own, until each has all devices.
+  //   Errors: those of coord::Agent::Connect, of the first that failed.
   static absl::StatusOr<std::unique_ptr<BenchMembers>> Join(const std::string& coordinator,
                                                             int count);
   ~BenchMembers();
 
   coord::Agent& agent(int node) { return *agents_[static_cast<size_t>(node)]; }
   int count() const { return static_cast<int>(agents_.size()); }
-  // From when all threads were let go until the last of them held everything.
+  // Time from releasing all threads until the last one had everything.
   absl::Duration join_time() const { return join_time_; }
 
-  // How many of all endpoints are missing or wrong, at all nodes; a node that holds no topology
-  // misses all of them.
+  // Returns how many endpoints are missing or wrong, over all nodes; a node without topology counts
+  // as missing all.
   size_t CountWrongEndpoints() const;
-  // All leave.
+  // All members leave.
   absl::Status Leave();
 
  private:
@@ -46,7 +46,7 @@ class BenchMembers final {
   std::vector<absl::StatusOr<GlobalTopology>> topologies_;
 };
 
-// Whether this machine lets a process have so many connections, and some files.
+// Checks that the file descriptor limit allows this many connections, and some files.
 //   Errors: FAILED_PRECONDITION naming the limit and what to do.
 absl::Status CheckFileLimit(int connections);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// --nodes, the floor's server, the progress line and the report.
+// --nodes, the baseline's server, progress and the report.
 #include "bench/nodes.h"
 
 #include <algorithm>
@@ -24,10 +24,10 @@ struct NodesFlags {
   std::string nodes;
   int iterations = 1;
   BenchOutput output;
-  // Of a job that is there.
+  // For an existing job.
   BenchJoinFlags join;
   BenchPlanFlags plan;
-  // Whether --nodes says how many.
+  // True if --nodes was given.
   std::function<bool()> names_nodes;
 };
 
@@ -64,7 +64,7 @@ absl::StatusOr<int> RunNodesBench(const NodesBench& what, NodesFlags flags) {
     return what.join(flags.plan, flags.join, flags.output);
   }
   FERRY_ASSIGN_OR_RETURN(const std::vector<int> nodes, ParseNodesFlag(flags.nodes));
-  // A connection of each to the coordinator, and one to the floor's server.
+  // Each node needs a connection to the coordinator and one to the baseline's server.
   FERRY_RETURN_IF_ERROR(CheckFileLimit(2 * *std::max_element(nodes.begin(), nodes.end())));
   return FinishBench(MeasureAllNodes(what, flags.iterations, nodes), flags.output);
 }

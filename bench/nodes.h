@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the verbs of ferry bench have in common that measure jobs of many simulated nodes.
+// Shared code of the ferry bench verbs that measure jobs of many simulated nodes.
 #ifndef FERRY_BENCH_NODES_H_
 #define FERRY_BENCH_NODES_H_
 
@@ -17,34 +17,34 @@
 
 namespace ferry::cli {
 
-// A benchmark with one row for each number of nodes.
+// A benchmark with one row per number of nodes.
 struct NodesBench {
-  // The verb, and what people are told of it.
+  // The verb, and its description.
   std::string name;
   std::string description;
-  // Of the report: see BenchReport.
+  // For the report: see BenchReport.
   std::string subject;
   std::string time;
   std::string errors_of;
-  // What --nodes and --iters are unless they are given; an iteration is one of `iterations_of`.
+  // Defaults of --nodes and --iters; an iteration is one of `iterations_of`.
   std::string nodes;
   int iterations = 1;
   int most_iterations = 1;
   std::string iterations_of;
-  // As part of a job that is there already, with the iterations in the plan. Without it: why it is
-  // of none.
+  // Runs it in an existing job, with the iterations in the plan. Null: `why_own_job` says why it
+  // cannot.
   std::function<absl::StatusOr<int>(BenchPlanFlags& flags, BenchJoinFlags& join,
                                     const BenchOutput& output)>
       join;
   std::string why_own_job;
-  // Fills in the times of one number of nodes, and of the floor measured beside them.
-  //   floor_server: answers raw calls of gRPC. stage: watches what else is started.
+  // Measures one number of nodes, and the baseline.
+  //   floor_server: serves raw gRPC calls. stage: watches other processes that are started.
   std::function<absl::StatusOr<BenchRow>(int nodes, int iterations, const BenchServer& floor_server,
                                          BenchStage& stage)>
       measure;
 };
 
-// A row of such a benchmark, with what all of them say.
+// Returns a row with the fields common to such benchmarks.
 BenchRow NodesBenchRow(const std::string& mode, int nodes, int iterations);
 
 Verb AddNodesBench(CLI::App& bench, NodesBench what);

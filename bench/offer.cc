@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Flags as text, and the first difference.
+// Encodes flags as text, and finds the first difference.
 #include "bench/offer.h"
 
 #include <algorithm>
@@ -18,7 +18,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// More processes at a time measure the machine's timeout.
+// More processes per machine would measure its overload.
 constexpr int kMostBenchNodes = 64;
 constexpr size_t kAmongBytes = 60;
 
@@ -103,7 +103,7 @@ absl::Status CheckSameOffer(const BenchProposal& one, const BenchProposal& other
 }
 
 int64_t FirstStepOfBench(uint64_t run) {
-  // Ids are 63 bits, the highest of which is set here.
+  // Step ids have 63 bits; this sets the highest.
   constexpr uint64_t kRuns = uint64_t{1} << 33;
   return static_cast<int64_t>((uint64_t{1} << 62) | ((run % kRuns) << 28));
 }

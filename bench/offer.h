@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// BenchProposal: what a node of a job was told to measure, and whether others were told the same.
-// Pure.
+// BenchProposal: what a node was asked to measure, and whether all nodes agree. Pure.
 #ifndef FERRY_BENCH_OFFER_H_
 #define FERRY_BENCH_OFFER_H_
 
@@ -18,36 +17,37 @@
 namespace ferry::cli {
 
 struct BenchProposal {
-  // Of the job, and which of its lives.
+  // Node id in the job, and its incarnation.
   int node = 0;
   uint64_t incarnation = 0;
-  // Of the program.
+  // Version of the program.
   std::string version;
-  // All flags that have to be alike, in the words of the command line: {"--sizes", "8,64"}.
+  // All flags that must be equal, as on the command line: {"--sizes", "8,64"}.
   std::vector<std::pair<std::string, std::string>> flags;
 
   friend bool operator==(const BenchProposal&, const BenchProposal&) = default;
 };
 
-//   nodes: that take part.
+//   nodes: number of participants.
 std::vector<std::pair<std::string, std::string>> FlagsOfPlan(const BenchPlan& plan,
                                                              const std::string& transport,
                                                              const std::vector<int>& nodes);
 
 std::string EncodeBenchOffer(const BenchProposal& offer);
-//   Errors: INVALID_ARGUMENT it is none.
+//   Errors: INVALID_ARGUMENT if malformed.
 absl::StatusOr<BenchProposal> DecodeBenchOffer(absl::string_view text);
 
-// Errors: FAILED_PRECONDITION naming both nodes, and the first thing in which they differ.
+// Errors: FAILED_PRECONDITION naming both nodes, and the first difference.
 absl::Status CheckSameOffer(const BenchProposal& one, const BenchProposal& other);
 
-// Of the steps of one run, which has 2^28 of its own; programs mostly count from 0 on.
+// Returns the first of a run's 2^28 reserved step ids; chosen high, because programs usually count
+// from 0.
 //   run: the incarnation of its first node.
 int64_t FirstStepOfBench(uint64_t run);
 
-// Which nodes take part: those of --among, or all.
-//   among: as the flag has it, "0-3,7"; empty: all.
-//   needed: how many the bench is of; 0: any number from 2 on.
+// Returns the participating nodes: those of --among, or all.
+//   among: the flag's value, "0-3,7"; empty: all.
+//   needed: the number of nodes the bench requires; 0: any number from 2 on.
 //   Errors: INVALID_ARGUMENT naming the flag and the nodes.
 absl::StatusOr<std::vector<int>> NodesOfBench(absl::string_view bench, absl::string_view among,
                                               int job_nodes, int own_node, int needed);

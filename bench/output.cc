@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Table, documents, picture and exit status.
+// Table, documents, plot and exit status.
 #include "bench/output.h"
 
 #include <cstdio>
@@ -16,7 +16,7 @@
 namespace ferry::cli {
 namespace {
 
-// The largest value accepted for a gate, in GB/s or microseconds, beyond any machine's results.
+// The largest value accepted for a gate, in GB/s or microseconds; beyond any machine's results.
 constexpr double kMostGate = 1e15;
 
 }  // namespace

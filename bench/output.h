@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The flags of every ferry bench about what becomes of its report.
+// The output flags of all ferry bench verbs.
 #ifndef FERRY_BENCH_OUTPUT_H_
 #define FERRY_BENCH_OUTPUT_H_
 
@@ -21,16 +21,16 @@ struct BenchOutput {
   BenchGates gates;
 };
 
-// Whether rows have GB/s, so that --min-gbps means something.
+// Whether rows have GB/s, so that --min-gbps applies.
 enum class BenchMoves { kTensors, kNothing };
 
-// --json, --csv, --plot, --html, --max-us, and --min-gbps where tensors are moved.
-//   output: outlives `verb`.
+// Adds --json, --csv, --plot, --html, --max-us, and --min-gbps if tensors are moved.
+//   output: must outlive `verb`.
 void AddBenchOutputFlags(CLI::App& verb, BenchOutput& output, BenchMoves moves);
 
-// Prints the report, or what it failed with, draws it, and holds it against the gates.
+// Prints and plots the report, or prints its error, and checks the gates.
 //   Errors: ABORTED with the reason why there is no report, or the rows that miss a gate; DATA_LOSS
-//   when anything was wrong; UNAVAILABLE when a file cannot be written.
+//   if there were wrong results; UNAVAILABLE if a file cannot be written.
 absl::StatusOr<int> FinishBench(absl::StatusOr<BenchReport> report, const BenchOutput& output);
 
 }  // namespace ferry::cli

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The first start and the last end of each round.
+// Takes the first start and the last end of each round.
 #include "bench/pattern_merge.h"
 
 #include <algorithm>

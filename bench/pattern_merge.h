@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What several processes tell of one case, as a row. Pure.
+// Merges several processes' results of one case into a row. Pure.
 #ifndef FERRY_BENCH_PATTERN_MERGE_H_
 #define FERRY_BENCH_PATTERN_MERGE_H_
 
@@ -13,12 +13,11 @@
 
 namespace ferry::cli {
 
-// A round lasts from when the first process began it until the last one was through with it, by the
-// clock that all of them share.
-//   divisor: how many operations a round has, of one of which the row tells.
-//   gigabytes: that all processes move in a round, in 10^9 bytes.
-//   lines: BenchRounds::ToJson of each, which is without rounds where it took no part, or kept no
-//   time. Errors: INTERNAL when they do not have as many rounds as each other, or none at all.
+// A round lasts from the first process's start until the last process's end, by their shared clock.
+//   divisor: operations per round; the row is for one of them.
+//   gigabytes: moved by all processes in a round, in 10^9 bytes.
+//   lines: BenchRounds::ToJson of each; has no rounds if the process did not participate, or
+//   measured no time. Errors: INTERNAL if their numbers of rounds differ, or all have none.
 absl::Status MergeRounds(const std::vector<nlohmann::ordered_json>& lines, int divisor,
                          double gigabytes, BenchRow& row);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every case, in the same order at all nodes.
+// Runs all cases, in the same order at all nodes.
 #include "bench/pattern_worker.h"
 
 #include <algorithm>
@@ -26,7 +26,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Beyond the first, which all but "steps" take: steps of their own.
+// Step ids from the first one plus this are used one per round by "steps"; other patterns use the
+// first.
 constexpr int64_t kFirstOwnStep = 1000;
 constexpr int kMostKeysOfACase = 200'000;
 
@@ -52,7 +53,7 @@ class PatternWorker final {
         }
       }
       if (plan_.has_later_floors()) FERRY_RETURN_IF_ERROR(TellLaterFloors(bytes));
-      // What this size was made of is none of the next one's.
+      // Blocks sized for this case are useless for the next one.
       party_.node.exchange().arena().Trim();
     }
     return step_.Close(party_.timeout);
@@ -73,7 +74,7 @@ class PatternWorker final {
   bool is_keyed() const { return plan_.pattern == "keyed"; }
   bool is_steps() const { return plan_.pattern == "steps"; }
 
-  // What is spent on telling each other: spinning, between the first two, or an empty round.
+  // Reports the synchronisation overhead: spinning, between the first two, or an empty round.
   absl::Status TellSpin() {
     Json line = {{"event", "spin"}};
     if (!meeting_.is_on_one_machine()) {
@@ -100,7 +101,7 @@ class PatternWorker final {
     return meeting_.AwaitAll();
   }
 
-  // Of what the node that receives most receives in one round.
+  // For the bytes received per round by the node that receives most.
   absl::Status TellFloors(size_t bytes) {
     Json floors = {{"event", "floors"}};
     size_t most = 1;
@@ -127,8 +128,8 @@ class PatternWorker final {
     return meeting_.AwaitAll();
   }
 
-  // As many each way as a row has, on the communicator of those that have gone by NCCL; by how many
-  // there are. REQUIRES: two processes.
+  // Measures NCCL itself on the communicator of earlier transfers, with as many tensors each way as
+  // a row has; by their number. REQUIRES: two processes.
   absl::Status TellLaterFloors(size_t bytes) {
     Json exchanges = Json::object();
     const std::unique_ptr<RawNccl> raw =
@@ -138,7 +139,7 @@ class PatternWorker final {
     FERRY_ASSIGN_OR_RETURN(const RendezvousKey in, party_.Key("agree", other, party_.rank));
     FERRY_ASSIGN_OR_RETURN(const bool is_there, AgreeOn(party_, step_, out, in, raw != nullptr));
     for (const int count : is_there ? plan_.DepthsOf(bytes) : std::vector<int>()) {
-      // Several at a time have a floor where they are a step's.
+      // With several in flight, only "steps" has a baseline.
       if (count > 1 && !is_steps()) continue;
       const int rounds = std::clamp(plan_.IterationsOf(static_cast<size_t>(count) * bytes), 3, 30);
       FERRY_ASSIGN_OR_RETURN(const absl::Duration taken,
@@ -150,7 +151,7 @@ class PatternWorker final {
     return meeting_.AwaitAll();
   }
 
-  // -1: nobody has one.
+  // Returns -1 if there is none.
   int FirstWithGpu() const {
     for (int rank = 0; rank < party_.size(); ++rank) {
       if (plan_.DeviceOf(rank) != kHostDevice) return rank;
@@ -158,7 +159,7 @@ class PatternWorker final {
     return -1;
   }
 
-  // Of tensors of node `from`, its rank.
+  // Explains the path of tensors from the node with rank `from`.
   std::string ReasonOf(int from, size_t bytes, const BenchRounds& rounds) const {
     const std::string& there = plan_.DeviceOf(from);
     const std::string& here = plan_.DeviceOf(party_.rank);
@@ -168,7 +169,7 @@ class PatternWorker final {
   }
 
   int RoundsOf(const BenchWorkCase& at) const {
-    // A round of them has all keys.
+    // Each round uses all keys.
     if (is_keyed()) {
       const int fits = plan_.IterationsOf(at.bytes * static_cast<size_t>(plan_.keys));
       return plan_.iterations > 0 ? fits : std::clamp(kMostKeysOfACase / plan_.keys, 3, fits);
@@ -194,7 +195,7 @@ class PatternWorker final {
         FERRY_RETURN_IF_ERROR(meeting_.AwaitAll());
         continue;
       }
-      // One way by itself has no clock to be timed by: whoever sends has another than who receives.
+      // Without a shared clock a one-way transfer cannot be timed: measure round trips.
       const bool is_ping = !set.pair.empty() && !meeting_.is_on_one_machine();
       FERRY_ASSIGN_OR_RETURN(const auto work, is_ping ? MakePingWork(side_, step_, set.flows[0], at)
                                                       : MakeFlowWork(side_, step_, set, at));
@@ -209,7 +210,7 @@ class PatternWorker final {
     return absl::OkStatus();
   }
 
-  // from: a node that sends to this one; -1: none does.
+  // from: a node that sends to this one; -1: none.
   absl::Status RunWork(const BenchRoundCount& count, BenchRoundWork& work, const BenchWorkCase& at,
                        int from) {
     FERRY_ASSIGN_OR_RETURN(const BenchRounds rounds, RunRounds(meeting_, count, work));
@@ -221,7 +222,7 @@ class PatternWorker final {
       line["path_reason"] = ReasonOf(from, at.bytes, rounds);
     }
     FERRY_RETURN_IF_ERROR(meeting_.Tell(line));
-    // Nobody begins the next case, or makes a noise, before this one is over everywhere.
+    // Wait, so that no node disturbs this case by starting the next one.
     return meeting_.AwaitAll();
   }
 
@@ -233,7 +234,7 @@ class PatternWorker final {
   const std::vector<BenchFlowSet> sets_;
   Step step_;
   int64_t next_step_;
-  // Something of this size.
+  // Some transfer of this size used NCCL.
   bool goes_by_nccl_ = false;
 };
 

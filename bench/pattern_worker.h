@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One of the processes of ferry bench bidir, ring, fan-in, fan-out, all-pairs, keyed and steps.
+// One process of ferry bench bidir, ring, fan-in, fan-out, all-pairs, keyed and steps.
 #ifndef FERRY_BENCH_PATTERN_WORKER_H_
 #define FERRY_BENCH_PATTERN_WORKER_H_
 
@@ -10,7 +10,7 @@
 
 namespace ferry::cli {
 
-// Measures `plan` together with the others of the party, and tells each case in a line.
+// Measures `plan` together with the other participants, and reports each case in a line.
 //   REQUIRES: plan.pattern is not "sendrecv".
 absl::Status RunPatternWorker(const BenchParticipants& party, BenchSync& meeting,
                               const BenchPlan& plan);

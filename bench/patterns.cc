@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// ferry bench bidir, ring, fan-in, fan-out, all-pairs, keyed and steps: a coordinator and several
-// processes of its own, and how long they take together.
+// ferry bench bidir, ring, fan-in, fan-out, all-pairs, keyed and steps: starts a coordinator and
+// several processes, and measures their joint transfers.
 #include <algorithm>
 #include <functional>
 #include <memory>
@@ -41,23 +41,23 @@ constexpr int kMostRoundsOfAPair = 200;
 
 struct PatternFlags : BenchPlanFlags {
   int nodes = 2;
-  // Whether --nodes says so.
+  // True if --nodes was given.
   std::function<bool()> names_nodes = [] { return false; };
   BenchOutput output;
   BenchJoinFlags join;
 };
 
-// What telling each other takes, which lies in every round: one of them is zero.
+// Synchronisation overhead contained in every round; one of the two is zero.
 struct RoundCosts {
   absl::Duration wake;
   std::string wake_name;
-  // Of nodes that share no clock.
+  // For nodes without a shared clock.
   absl::Duration empty_round;
 
   bool is_joined() const { return empty_round > absl::ZeroDuration(); }
 };
 
-// What a pattern's rows have in common.
+// Returns a row with the fields common to a pattern's cases.
 BenchRow BlankRow(const BenchPlan& plan, int nodes, size_t bytes, BenchMode mode, int inflight) {
   BenchRow row;
   row.bytes = bytes;
@@ -70,11 +70,11 @@ BenchRow BlankRow(const BenchPlan& plan, int nodes, size_t bytes, BenchMode mode
   return row;
 }
 
-// What the machine does by itself with as many bytes as one round brings to a node.
+// Baselines for the bytes that a node receives in one round.
 struct PatternFloors {
   double memcpy_s = 0;
   double read_s = 0;
-  // The first that the plan names, and the driver's copies within it, and from and to it.
+  // The plan's first GPU, and driver copies within it, and between it and the host.
   std::string gpu;
   double gpu_copy_s = 0;
   double gpu_pinned_s = 0;
@@ -93,14 +93,14 @@ PatternFloors ReadFloors(const std::vector<Json>& lines) {
   return floors;
 }
 
-// A look at what has come or a copy of it, and what that is called.
+// The cost of reading or copying the received data, and its name.
 struct CopyFloor {
   std::string name;
   double seconds = 0;
 };
 
-// No name: it is neither copied nor read. Nothing: of that nothing was measured, such as copies
-// between GPUs, or flows differ.
+// Returns an empty name if the data is neither copied nor read; nullopt if there is no measurement,
+// for example between GPUs, or if flows differ.
 std::optional<CopyFloor> CopyFloorOf(const BenchPlan& plan, const PatternFloors& floors,
                                      const BenchFlowSet& set, const BenchRow& row) {
   // "keyed" and "steps" have no flows.
@@ -126,15 +126,15 @@ std::optional<CopyFloor> CopyFloorOf(const BenchPlan& plan, const PatternFloors&
 
 void SetPatternFloor(const BenchPlan& plan, const PatternFloors& floors, const RoundCosts& costs,
                      const BenchFlowSet& set, BenchRow& row) {
-  // Of many at a time there is none: what bounds them is what they are asking. Nor is there one of
-  // memory for what goes through the kernel.
+  // No baseline with many in flight, which measures throughput of requests; and no memory baseline
+  // for data that goes through the kernel.
   if ((row.inflight > 1 && plan.pattern != "steps") || plan.has_tcp_floor) return;
   const std::optional<CopyFloor> copy = CopyFloorOf(plan, floors, set, row);
   if (!copy) return;
-  // Copies are no measure of a network, and a ping's time has no words in it.
+  // A copy is no baseline for a network; and a ping's time contains no synchronisation.
   const bool is_near = row.path == "shm" || absl::StartsWith(row.path, "cuda_ipc");
   if (costs.is_joined() && (!row.pair.empty() || (!copy->name.empty() && !is_near))) return;
-  // All of a step's tensors have to be copied, one after the other.
+  // All tensors of a step must be copied, one after the other.
   const int copies = plan.pattern == "steps" ? row.inflight : 1;
   row.floor_name = costs.is_joined() ? "empty round" : costs.wake_name;
   if (!copy->name.empty()) {
@@ -144,7 +144,7 @@ void SetPatternFloor(const BenchPlan& plan, const PatternFloors& floors, const R
   row.floor = costs.wake + costs.empty_round + copies * absl::Seconds(copy->seconds);
 }
 
-// later: by how many go each way at once, what NCCL itself takes for them.
+// later: time of raw NCCL transfers, by the number in flight each way.
 void SetNcclFloor(const Json& later, const RoundCosts& costs, BenchRow& row) {
   const std::string count = std::to_string(row.inflight);
   if (row.path != "nccl" || !later.contains(count)) return;
@@ -153,7 +153,7 @@ void SetNcclFloor(const Json& later, const RoundCosts& costs, BenchRow& row) {
   row.floor = costs.wake + costs.empty_round + absl::Seconds(later[count].get<double>());
 }
 
-// is_ping: it goes there and back.
+// is_ping: rounds are round trips.
 absl::Status ReadCase(const BenchPlan& plan, const BenchFlowSet& set, bool is_ping,
                       const std::vector<Json>& lines, BenchRow& row) {
   const std::string& pattern = plan.pattern;
@@ -181,7 +181,7 @@ absl::Status ReadCase(const BenchPlan& plan, const BenchFlowSet& set, bool is_pi
   return absl::OkStatus();
 }
 
-// Rows from what all have told, as it comes.
+// Builds rows from the lines of all processes as they arrive.
 absl::Status ReadLines(const BenchPlan& plan, int nodes, BenchStage& stage, BenchLines& lines,
                        BenchReport& report) {
   FERRY_ASSIGN_OR_RETURN(const std::vector<Json> spin, lines.Expect("spin"));
@@ -198,7 +198,7 @@ absl::Status ReadLines(const BenchPlan& plan, int nodes, BenchStage& stage, Benc
   if (costs.is_joined() && plan.pattern != "all-pairs") {
     absl::StrAppend(&report.time, "; an empty round takes ", BenchTimeText(costs.empty_round));
   }
-  // One of nothing where the pattern has no flows: a case all the same.
+  // A pattern without flows still has one case: an empty set.
   std::vector<BenchFlowSet> sets = FlowSetsOf(plan.pattern, nodes);
   if (sets.empty()) sets.emplace_back();
   for (const size_t bytes : plan.sizes) {
@@ -224,7 +224,7 @@ absl::Status ReadLines(const BenchPlan& plan, int nodes, BenchStage& stage, Benc
       SetNcclFloor(later[0].value("raw_nccl_s", Json::object()), costs, report.rows[i]);
     }
   }
-  // By mode, so that a column reads from small to large.
+  // By mode, so that sizes within a mode are ascending.
   std::stable_sort(report.rows.begin(), report.rows.end(), [](const auto& a, const auto& b) {
     return std::tie(a.mode, a.inflight, a.pair) < std::tie(b.mode, b.inflight, b.pair);
   });
@@ -289,7 +289,7 @@ absl::StatusOr<int> JoinPattern(PatternFlags& flags) {
 
 absl::StatusOr<int> BenchPattern(PatternFlags flags) {
   BenchPlan& plan = flags.plan;
-  // Nodes of a job are as many as there are.
+  // In an existing job no flag gives the number of nodes.
   if (IsOfTwo(plan.pattern)) flags.most_devices = 2;
   if (!IsOfTwo(plan.pattern) && !flags.join.joins()) flags.most_devices = flags.nodes;
   FERRY_ASSIGN_OR_RETURN(const std::vector<size_t> sizes, ParseSizesFlag(flags.sizes));

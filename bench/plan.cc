@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sizes and counts.
+// Sizes and iteration counts.
 #include "bench/plan.h"
 
 #include <algorithm>
@@ -24,11 +24,11 @@ using Json = nlohmann::ordered_json;
 
 constexpr size_t kMaxSize = size_t{16} << 30;
 constexpr size_t kMaxSizes = 64;
-// Of each size and way are moved about so many bytes, in so many rounds.
+// Target bytes to move per size and mode; determines the number of rounds.
 constexpr size_t kBytesOfASize = size_t{512} << 20;
 constexpr size_t kFewest = 3;
 
-// A flag that takes a range or a list, and what it takes.
+// A flag that takes a range or a list, and its limits.
 struct ListFlag {
   const char* name;
   const char* of;
@@ -81,7 +81,7 @@ absl::StatusOr<std::vector<size_t>> ParseList(const ListFlag& flag, absl::string
     if (!factor) return Wrong(flag, text);
     for (size_t size = first; size <= last; size *= *factor) sizes.push_back(size);
   }
-  // A size that is named twice has one row.
+  // Duplicate sizes get one row.
   std::vector<size_t> different;
   for (const size_t size : sizes) {
     if (std::find(different.begin(), different.end(), size) == different.end()) {
@@ -106,7 +106,7 @@ int BenchPlan::IterationsOf(size_t bytes) const {
 
 int BenchPlan::RoundsOf(size_t bytes, int at_a_time) const {
   const int all = IterationsOf(bytes);
-  // So many as were asked for, the last round filled up: one where they are fewer than a round has.
+  // The requested number, rounded up to whole rounds; at least one.
   if (iterations > 0) return (all + at_a_time - 1) / at_a_time;
   return std::max(all / at_a_time, static_cast<int>(kFewest));
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From flags to a plan.
+// Converts flags to a plan.
 #include "bench/plan_flags.h"
 
 #include <algorithm>
@@ -22,7 +22,7 @@ namespace ferry::cli {
 
 namespace {
 
-// That of each tensor, and all sizes are whole numbers of its elements.
+// Checks the type, and that all sizes are multiples of its element size.
 absl::Status FindType(BenchPlan& plan) {
   const std::optional<DataType> type = ParseDataType(plan.dtype);
   if (!type || !IsFixedSize(*type)) {
@@ -90,7 +90,7 @@ absl::Status CompletePlan(BenchPlanFlags& flags, size_t streams, size_t depth) {
         "--mode=read is of hosts: what a GPU has been handed, its kernels read; leave --devices "
         "out, or say --mode=both");
   }
-  // A GPU's memory is lent, and a step ends when all of it has been given back.
+  // Exported GPU memory delays the end of a step until all of it is released.
   const bool keeps_views = plan.pattern == "steps" && plan.DeviceOf(0) != kHostDevice &&
                            plan.DeviceOf(0) == plan.DeviceOf(1);
   if (keeps_views && flags.mode == "handoff") {

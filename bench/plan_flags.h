@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The flags of the benches that move tensors about what they move, and which way.
+// Flags of the benches that move tensors: what they move, and over which transport.
 #ifndef FERRY_BENCH_PLAN_FLAGS_H_
 #define FERRY_BENCH_PLAN_FLAGS_H_
 
@@ -18,22 +18,23 @@ namespace ferry::cli {
 struct BenchPlanFlags {
   std::string sizes = "8:1G:x8";
   std::string transport = "auto";
-  // Whether --transport says so.
+  // True if --transport was given.
   std::function<bool()> names_transport = [] { return false; };
   std::string mode = "all";
   std::string devices = kHostDevice;
-  // As many as there are processes at most.
+  // At most the number of processes.
   int most_devices = 64;
   BenchPlan plan;
   TransferEngineOptions exchange;
 };
 
-// --sizes, --transport, --mode, --devices, --dtype, --poll, --iters, and those of AddExchangeFlags.
-//   flags: outlives `verb`.
+// Adds --sizes, --transport, --mode, --devices, --dtype, --poll, --iters, and those of
+// AddExchangeFlags.
+//   flags: must outlive `verb`.
 void AddBenchPlanFlags(CLI::App& verb, BenchPlanFlags& flags);
 
-// Fills the plan and the options of the exchange from what was read, with memory for `streams`
-// ways of `depth` tensors at a time, each sent, received, and not given back yet.
+// Fills in the plan and the engine's options from the flags, with memory for `depth` tensors in
+// flight on each of `streams` streams, each sent, received and not yet released.
 //   Errors: INVALID_ARGUMENT naming the flag.
 absl::Status CompletePlan(BenchPlanFlags& flags, size_t streams, size_t depth);
 

@@ -18,7 +18,7 @@
 namespace ferry::cli {
 namespace {
 
-// Told apart by people who do not see all colours (Okabe and Ito).
+// Distinguishable by people with colour vision deficiency (Okabe and Ito).
 constexpr const char* kColours[] = {"#0072b2", "#d55e00", "#009e73", "#cc79a7",
                                     "#e69f00", "#56b4e9", "#882255", "#777777"};
 constexpr double kWidth = 1120;
@@ -37,12 +37,12 @@ struct Point {
 
 struct Line {
   std::string name;
-  // In the legend, once: pairs are one kind of lines.
+  // Legend entry, shown once: all pairs share one.
   std::string legend;
   std::string colour;
-  // What its colour says: the name, but for the pair, and how many are under way.
+  // Determines the colour: the name without the pair and the number in flight.
   std::string kind;
-  // Several under way: points are hollow.
+  // Several in flight: points are hollow.
   bool is_stream = false;
   bool is_floor = false;
   std::vector<Point> points;
@@ -55,7 +55,7 @@ std::string Escaped(const std::string& text) {
 std::string SizeLabel(double bytes) {
   constexpr const char* kUnits[] = {"", "K", "M", "G"};
   size_t unit = 0;
-  // Ticks are off by a rounding.
+  // Tolerates rounding of ticks.
   for (; bytes >= 1023.5 && unit + 1 < std::size(kUnits); ++unit) bytes /= 1024;
   return absl::StrFormat("%g%s", bytes, kUnits[unit]);
 }
@@ -67,17 +67,17 @@ std::string TimeLabel(double seconds) {
   return absl::StrFormat("%g s", seconds);
 }
 
-// Hand-overs reach what no memory does.
+// Zero-copy transfers exceed any memory bandwidth.
 std::string RateLabel(double gbps) {
   return gbps < 9999 ? absl::StrFormat("%g", gbps) : absl::StrFormat("%.0fk", gbps / 1000);
 }
 
-// A logarithmic axis over whole steps of `base`, from the pixel `from` to `to`.
+// A logarithmic axis over whole steps of `base`, between the pixels `from` and `to`.
 class Axis final {
  public:
   Axis(double least, double most, double base, double from, double to)
       : log_(std::log(base)),
-        // Values on a step may be off by a rounding.
+        // Tolerates rounding of values that lie on a step.
         first_(static_cast<int>(std::floor(std::log(least) / log_ + 1e-9))),
         last_(std::max(first_ + 1, static_cast<int>(std::ceil(std::log(most) / log_ - 1e-9)))),
         from_(from),
@@ -86,7 +86,7 @@ class Axis final {
   double At(double value) const {
     return from_ + (to_ - from_) * (std::log(value) / log_ - first_) / (last_ - first_);
   }
-  // At most about ten of them.
+  // Returns at most about ten ticks.
   std::vector<double> Ticks() const {
     const int step = (last_ - first_ + 9) / 10;
     std::vector<double> ticks;
@@ -102,7 +102,7 @@ class Axis final {
   const double to_;
 };
 
-// Where nothing is moved, what grows is the number of nodes.
+// If nothing is moved, the x axis is the number of nodes.
 bool IsOverNodes(const BenchReport& report) {
   return std::all_of(report.rows.begin(), report.rows.end(),
                      [](const BenchRow& row) { return row.bytes == 0; });
@@ -166,7 +166,7 @@ std::vector<Line> LinesOf(const BenchReport& report) {
           floors.end(),
           Line{.name = name, .legend = name, .colour = line->colour, .is_floor = true});
     }
-    // What bounds one pair bounds the others.
+    // All pairs share one baseline.
     if (!row.pair.empty() && std::any_of(below->points.begin(), below->points.end(),
                                          [x](const Point& each) { return each.x == x; })) {
       continue;
@@ -188,7 +188,7 @@ std::string Marker(const Line& line, double x, double y) {
       x, y, line.is_stream ? "#fff" : line.colour.c_str(), line.colour);
 }
 
-// Of several lines that are told of alike, the first.
+// Returns the first line of each legend entry.
 std::vector<Line> LegendOf(const std::vector<Line>& lines) {
   std::vector<Line> legend;
   for (const Line& line : lines) {
@@ -253,7 +253,7 @@ std::string Chart(const std::vector<Line>& lines, const std::string& title, cons
         &text, "<polyline points=\"%s\" fill=\"none\" stroke=\"%s\" stroke-width=\"%s\"%s/>\n",
         absl::StrJoin(points, " "), line.colour, line.is_floor ? "1.5" : "2",
         line.is_floor ? " stroke-dasharray=\"6 4\"" : "");
-    // Above the line that they are on.
+    // Drawn above their lines.
     absl::StrAppend(&text, markers);
   }
   return text;

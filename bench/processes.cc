@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Starting them, reading them, and telling who was the first to fall.
+// Starts the processes, reads their lines, and finds the first that failed.
 #include "bench/processes.h"
 
 #include <fcntl.h>
@@ -24,11 +24,11 @@ namespace ferry::cli {
 namespace {
 
 constexpr absl::Duration kServerTimeout = absl::Seconds(30);
-// How long one process is listened to before the others are looked at.
+// How long to read one process before polling the next.
 constexpr absl::Duration kListenTurn = absl::Milliseconds(20);
-// Whoever was killed is found within this time of the first who missed it.
+// A killed process is detected within this time after the first one that noticed its loss.
 constexpr absl::Duration kCauseTimeout = absl::Milliseconds(200);
-// Whoever only suffers from another one's failure says so; that one says more, a little later.
+// A process that fails because of another says so; the other's error may come later.
 constexpr absl::Duration kRootTimeout = absl::Seconds(5);
 constexpr absl::string_view kFollowUps[] = {"[_Derived_]", " has died",
                                             " has failed: ", "process is leaving"};
@@ -59,7 +59,7 @@ absl::StatusOr<std::unique_ptr<BenchPages>> BenchPages::Create() {
   for (const char* const folder : {"/dev/shm", "/tmp"}) {
     if (!fd.valid()) fd = UniqueFd(open(folder, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
   }
-  // Room for it, too: without it the first touch would be the end of a process.
+  // Allocates the pages: otherwise touching them could raise SIGBUS.
   const int error = fd.get() < 0 ? errno : posix_fallocate(fd.get(), 0, kPagesBytes);
   if (error != 0) {
     return absl::UnavailableError(absl::StrCat("cannot make ", kPagesBytes,
@@ -70,7 +70,7 @@ absl::StatusOr<std::unique_ptr<BenchPages>> BenchPages::Create() {
   return std::unique_ptr<BenchPages>(new BenchPages(std::move(fd)));
 }
 
-// Its processes are of the same user, and this one outlives them.
+// Valid because the processes have the same user, and this one outlives them.
 std::string BenchPages::path() const { return absl::StrCat("/proc/", getpid(), "/fd/", fd_.get()); }
 
 double OwnCpuSeconds() { return SecondsOf(CLOCK_PROCESS_CPUTIME_ID); }
@@ -108,7 +108,8 @@ absl::StatusOr<std::unique_ptr<BenchWorkers>> BenchWorkers::Start(
         absl::StrCat("--plan=", plan)};
     if (gpus == BenchGpus::kShared) arguments.push_back("--share-gpus");
     for (std::string& each : ExchangeArguments(exchange)) arguments.push_back(std::move(each));
-    // Where the driver's libraries are is said by variables of ours; who they are, by flags.
+    // With GPUs, pass on FERRY_ variables, which locate the driver's libraries; identities are
+    // given by flags.
     const bool are_hidden = gpus == BenchGpus::kHidden;
     FERRY_ASSIGN_OR_RETURN(
         auto worker,
@@ -139,7 +140,7 @@ absl::Status BenchWorkers::FirstCause(size_t noticed, absl::Status status) {
 absl::StatusOr<std::vector<BenchWorkers::Json>> BenchWorkers::Expect(const std::string& event) {
   const absl::Time deadline = SteadyClock().Now() + kBenchLineTimeout;
   std::vector<std::optional<std::string>> lines(processes_.size());
-  // All of them are looked at in turn: what one says may depend on another that has died.
+  // Polls all of them in turn: one may wait for another that has died.
   for (bool is_complete = false; !is_complete;) {
     is_complete = true;
     for (size_t i = 0; i < processes_.size(); ++i) {

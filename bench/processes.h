@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The processes that a ferry bench starts on this machine, and what they say.
+// The processes that a ferry bench starts on this machine, and their output.
 #ifndef FERRY_BENCH_PROCESSES_H_
 #define FERRY_BENCH_PROCESSES_H_
 
@@ -22,10 +22,10 @@
 
 namespace ferry::cli {
 
-// Of one line of a process: the largest size in one mode takes seconds.
+// Timeout per line of a process: the largest size in one mode takes seconds.
 inline constexpr absl::Duration kBenchLineTimeout = absl::Minutes(3);
 
-// Some pages of zeros that other processes can map while this lives. They lie in no folder.
+// Zero-filled pages that other processes can map while this exists. Not in any directory.
 class BenchPages final {
  public:
   //   Errors: UNAVAILABLE with the kernel's reason.
@@ -33,7 +33,7 @@ class BenchPages final {
   BenchPages(const BenchPages&) = delete;
   BenchPages& operator=(const BenchPages&) = delete;
 
-  // That a process of the same user can open.
+  // A path that a process of the same user can open.
   std::string path() const;
 
  private:
@@ -41,27 +41,27 @@ class BenchPages final {
   const UniqueFd fd_;
 };
 
-// A process that serves, and where.
+// A server process and its address.
 struct BenchServer {
   std::unique_ptr<ToolProcess> process;
   std::string address;
   std::shared_ptr<const BenchWatched> watched;
 
-  // That it has taken so far.
+  // Returns the CPU time it has used so far.
   double CpuSeconds() const;
 };
 
-// A process of this program, watched by `stage`, that says "... listening on HOST:PORT" when it is
-// ready.
-//   Errors: ABORTED how it ended instead; DEADLINE_EXCEEDED.
+// Starts a process of this program, watched by `stage`, that prints "... listening on HOST:PORT"
+// when ready.
+//   Errors: ABORTED with how it ended instead; DEADLINE_EXCEEDED.
 absl::StatusOr<BenchServer> StartBenchServer(std::string name, std::vector<std::string> arguments,
                                              BenchStage& stage);
 
-// Whether processes see this machine's GPUs, all of them the same.
+// Whether processes see this machine's GPUs; all see the same.
 enum class BenchGpus { kHidden, kShared };
 
-// `bench-worker`s, the nodes of one job, watched by a stage. Not thread-safe; kills them in the
-// end.
+// `bench-worker` processes, the nodes of one job, watched by a stage. Not thread-safe; the
+// destructor kills them.
 class BenchWorkers final : public BenchLines {
  public:
   static absl::StatusOr<std::unique_ptr<BenchWorkers>> Start(int count,
@@ -71,11 +71,12 @@ class BenchWorkers final : public BenchLines {
                                                              BenchStage& stage,
                                                              BenchGpus gpus = BenchGpus::kHidden);
 
-  // The next line of each, in the order of nodes, all of them {"event": `event`, ...}.
-  //   Errors: ABORTED how one has ended, with its last words; whoever was killed comes before those
-  //   who only missed it. DEADLINE_EXCEEDED naming one that says nothing; INTERNAL what it said.
+  // Returns the next line of each, by node, all of them {"event": `event`, ...}.
+  //   Errors: ABORTED with how one ended, and the end of its stderr; a killed process takes
+  //   precedence over those that noticed its loss. DEADLINE_EXCEEDED naming a silent one; INTERNAL
+  //   with an unexpected line.
   absl::StatusOr<std::vector<Json>> Expect(const std::string& event) override;
-  // As ToolProcess::WaitForExit.
+  // Like ToolProcess::WaitForExit.
   absl::Status WaitForExit();
 
   const std::vector<std::unique_ptr<ToolProcess>>& processes() const { return processes_; }
@@ -87,7 +88,7 @@ class BenchWorkers final : public BenchLines {
   std::vector<std::shared_ptr<const BenchWatched>> watched_;
 };
 
-// CPU time of this process, of all its threads.
+// Returns the CPU time of this process, over all its threads.
 double OwnCpuSeconds();
 
 }  // namespace ferry::cli

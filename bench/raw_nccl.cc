@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Groups of sends and receives, one round after the other.
+// Groups of sends and receives, round by round.
 #include "bench/raw_nccl.h"
 
 #include <algorithm>
@@ -18,11 +18,11 @@
 namespace ferry::cli {
 namespace {
 
-// NCCL plans a group as a whole; its own limit is far above.
+// NCCL plans a group as a whole; its own limit is much larger.
 constexpr size_t kMostInGroup = 64;
-// Of what the second one answers when a stream has come: whole elements of any type.
+// The second rank's answer to a stream; a multiple of every element size.
 constexpr size_t kAnswerBytes = 64;
-// The clock and NCCL are asked less often than the device.
+// The clock and NCCL are polled less often than the device.
 constexpr int kLooksBetweenQuestions = 256;
 constexpr absl::Duration kTurnLook = absl::Microseconds(50);
 
@@ -38,7 +38,7 @@ std::optional<DeviceId> GpuOf(const GlobalTopology& topology, int node_id, int o
   return std::nullopt;
 }
 
-// Of the tensors that a rank sends.
+// Pattern seed of a rank's tensors.
 uint64_t RawSeed(int rank, size_t bytes, int index) {
   return PatternSeed(absl::StrCat("raw nccl ", rank), bytes, static_cast<uint64_t>(index));
 }
@@ -82,7 +82,7 @@ absl::Status RawNccl::RunRound(const std::vector<Group>& groups, const nccl::Ncc
   const nccl::NcclApi& api = communicator_->api();
   const cuda::CudaDevice& gpu = *device_.gpu()->device;
   const int peer = 1 - communicator_->rank();
-  // How the communicator is; false: NCCL is not through with what it was asked for.
+  // Returns the communicator's state; false if NCCL has not finished enqueuing.
   const auto is_enqueued = [&]() -> absl::StatusOr<bool> {
     nccl::Result state = nccl::kSuccess;
     FERRY_RETURN_IF_ERROR(
@@ -113,7 +113,7 @@ absl::Status RawNccl::RunRound(const std::vector<Group>& groups, const nccl::Ncc
       FERRY_RETURN_IF_ERROR(gpu.Check(result, "cuStreamQuery"));
       return true;
     }
-    // Where the other side has gone, NCCL knows of it, and the device does not.
+    // If the peer has gone, NCCL reports it, but the device does not.
     if (++looks % kLooksBetweenQuestions == 0) FERRY_RETURN_IF_ERROR(is_enqueued().status());
     return false;
   });
@@ -129,7 +129,7 @@ absl::StatusOr<std::vector<absl::Duration>> RawNccl::Measure(const std::vector<G
       stream->get(),
       [&](const nccl::NcclTable& nccl, nccl::Communicator comm) {
         const cuda::ScopedCurrent current(*gpu.device);
-        // The first is warm-up.
+        // The first round warms up.
         for (int round = 0; status.ok() && round <= rounds; ++round) {
           const absl::Time start = SteadyClock().Now();
           status = RunRound(groups, nccl, comm, stream->get());
@@ -141,7 +141,7 @@ absl::StatusOr<std::vector<absl::Duration>> RawNccl::Measure(const std::vector<G
   status.Update(ran);
   if (status.ok()) status = AwaitEndOfTurn();
   if (status.ok()) return times;
-  // What has failed may still write to the memory.
+  // Failed operations may still write to the memory.
   const auto over = cuda::ReadyEvent::Record(*gpu.events, stream->get());
   if (over.ok()) {
     gpu.nccl
@@ -161,7 +161,7 @@ absl::Status RawNccl::AwaitEndOfTurn() const {
     absl::SleepFor(kTurnLook);
     return false;
   }));
-  // It is ended on the device's thread, which tells keyed transfers of it at once.
+  // The device's thread ends the turn and notifies keyed transfers; an empty task waits for it.
   return device_.gpu()->nccl->PostAndWait([] { return absl::OkStatus(); }, party_.timeout,
                                           "the end of a turn");
 }

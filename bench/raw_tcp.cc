@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sockets, and as few system calls as there can be.
+// Sockets with as few system calls as possible.
 #include "bench/raw_tcp.h"
 
 #include <fcntl.h>
@@ -29,23 +29,23 @@ namespace ferry::cli {
 namespace {
 
 constexpr absl::Duration kFloorTimeout = absl::Seconds(20);
-// Of one address.
+// Per address.
 constexpr absl::Duration kConnectTimeout = absl::Seconds(3);
-// How often whoever waits looks whether the bench was stopped.
+// How often a waiting process checks whether the bench was stopped.
 constexpr absl::Duration kLook = absl::Milliseconds(250);
-// Likewise, of who polls: system calls.
+// The same when polling: number of system calls.
 constexpr int kCallsBeforeLook = 10'000;
-// A thread at either end costs tens of microseconds.
+// Below this size one stream is used: a thread at either end costs tens of microseconds.
 constexpr size_t kManyStreamsBytes = size_t{1} << 20;
 constexpr char kReady[] = "ready";
 
-// The first words over a stream.
+// The first bytes on each stream.
 struct Greeting {
   uint64_t number = 0;
   uint64_t stream = 0;
 };
 
-// Calls of this socket block, but not for longer than a look.
+// Makes calls on this socket block, but at most for kLook.
 void MakeBlocking(int socket) {
   fcntl(socket, F_SETFL, fcntl(socket, F_GETFL) & ~O_NONBLOCK);
   const timeval look = absl::ToTimeval(kLook);
@@ -118,12 +118,12 @@ absl::StatusOr<std::string> RawTcp::Await(const std::string& key) const {
   }
 }
 
-// The second one's word is what counts for both.
+// The connecting side's result decides for both.
 absl::Status RawTcp::Listen(size_t streams) {
   coord::Agent& agent = party_.node.agent();
   const std::vector<std::string>& channels = party_.node.exchange().self().channels.tcp;
   absl::StatusOr<ListeningSocket> listener = absl::UnavailableError("");
-  // What peers are told may be the address of something between them and this host.
+  // The advertised address may be that of a proxy or NAT, and not local.
   if (channels.size() == 1) listener = ListenTcp(absl::StrCat(HostOf(channels[0]), ":0"));
   if (!listener.ok()) listener = ListenTcp(":0");
   std::vector<std::string> words = {absl::StrCat(RandomId())};
@@ -133,7 +133,7 @@ absl::Status RawTcp::Listen(size_t streams) {
   FERRY_RETURN_IF_ERROR(agent.Set(absl::StrCat(place_, "/at"), absl::StrJoin(words, " ")));
   FERRY_RETURN_IF_ERROR(listener.status());
   streams_.resize(streams);
-  // The other one gives up before that.
+  // The connecting side gives up earlier.
   const absl::Time deadline = SteadyClock().Now() + 2 * kFloorTimeout;
   while (true) {
     const absl::StatusOr<std::string> told = agent.TryGet(absl::StrCat(place_, "/is"));
@@ -146,7 +146,7 @@ absl::Status RawTcp::Listen(size_t streams) {
     UniqueFd stream(accept4(listener->fd.get(), nullptr, nullptr, SOCK_CLOEXEC));
     if (!stream.valid()) continue;
     MakeBlocking(stream.get());
-    // A stranger says something else, or nothing.
+    // An unauthenticated connection sends something else, or nothing.
     Greeting greeting;
     if (recv(stream.get(), &greeting, sizeof(greeting), MSG_WAITALL) != sizeof(greeting) ||
         absl::StrCat(greeting.number) != words[0] || greeting.stream >= streams) {
@@ -215,7 +215,7 @@ absl::StatusOr<absl::Duration> RawTcp::Measure(
     size_t streams, int rounds, const std::function<bool(size_t stream)>& turn) const {
   std::atomic<bool> is_good = true;
   std::vector<absl::Duration> samples;
-  // The first one is to warm up.
+  // The first round warms up.
   for (int i = 0; i <= rounds && is_good; ++i) {
     const absl::Time start = SteadyClock().Now();
     {

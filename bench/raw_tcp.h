@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// RawTcp: the floor of what goes over TCP: the same bytes between the same two processes, over
-// sockets and nothing else.
+// RawTcp: the baseline of TCP transfers: the same bytes between the same two processes over plain
+// sockets.
 #ifndef FERRY_BENCH_RAW_TCP_H_
 #define FERRY_BENCH_RAW_TCP_H_
 
@@ -20,30 +20,32 @@
 
 namespace ferry::cli {
 
-// Both processes call the same in the same order. A call ends when the bench is stopped, or nothing
-// has come for 20 seconds. Not thread-safe.
+// Both processes make the same calls in the same order. A call ends if the bench is stopped, or
+// nothing arrives for 20 seconds. Not thread-safe.
 //
-// 1. The first one listens on the addresses at which its tensors can be had, on a port that the
-//    kernel chooses, and leaves them in the store, with a number that nobody can guess.
-// 2. The second one connects all streams to the first address that answers, says that number over
-//    each, and hears the next one; it leaves in the store that it has them all, or why not.
+// 1. The first process listens on the addresses advertised for tensors, on a port chosen by the
+//    kernel, and publishes them in the store with a random secret number.
+// 2. The second connects all streams to the first address that responds, sends the number over
+// each,
+//    and expects its successor; it reports success or the error in the store.
 //
-// So that both have the sockets, or neither has.
+// So either both have the sockets, or neither has.
 class RawTcp final {
  public:
-  //   Errors: UNAVAILABLE why there are none, the same at both; those of the store.
+  //   Errors: UNAVAILABLE with the reason, the same on both sides; those of the store.
   static absl::StatusOr<std::unique_ptr<RawTcp>> Create(const BenchParticipants& party,
                                                         int streams);
 
-  // `rounds` times there and back, halved; large ones over all streams, each with a thread at
-  // either end.
-  //   buffer: of `bytes`, sent and overwritten. is_polling: whoever receives spins.
+  // Returns the P50 of `rounds` round trips, halved; large buffers are split over all streams, each
+  // with a thread at both ends.
+  //   buffer: `bytes` long, sent and overwritten. is_polling: the receiver spins.
   absl::StatusOr<absl::Duration> MeasurePingPong(void* buffer, size_t bytes, int rounds,
                                                  bool is_polling);
-  // `rounds` times so many from the first one to the second, until that has answered, by how many.
+  // Sends `count` buffers from the first process to the second, until the second answers. Returns
+  // the P50 over `rounds`, divided by `count`.
   absl::StatusOr<absl::Duration> MeasureStream(void* buffer, size_t bytes, int count, int rounds);
 
-  // What it has left in the store; called by the first one, after the others have measured.
+  // Removes its keys from the store; called by the first process, after the others have measured.
   absl::Status CleanUp();
 
  private:
@@ -52,17 +54,17 @@ class RawTcp final {
   absl::StatusOr<std::string> Await(const std::string& key) const;
   absl::Status Listen(size_t streams);
   absl::Status Connect(size_t streams);
-  // False: it is time to give up.
+  // Returns false if the bench was stopped or the deadline has passed.
   bool GoesOn(absl::Time deadline) const;
-  // Over so many streams at once, each on a thread of its own.
-  //   turn: false: the other has gone.
+  // Runs over this many streams at once, each on a thread of its own.
+  //   turn: returns false if the other process has gone.
   absl::StatusOr<absl::Duration> Measure(size_t streams, int rounds,
                                          const std::function<bool(size_t stream)>& turn) const;
   bool Send(int fd, const void* from, size_t bytes) const;
   bool Receive(int fd, void* to, size_t bytes, bool is_polling) const;
   size_t StreamsOf(size_t bytes) const;
 
-  // What one of several streams carries of a buffer.
+  // The part of a buffer that one of several streams carries.
   struct Share {
     int fd;
     char* data;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A table and a document.
+// Formats a report as table and document.
 #include "bench/report.h"
 
 #include <algorithm>
@@ -22,7 +22,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Of a core: less is what every machine does beside.
+// Fraction of a core below which background load is normal.
 constexpr double kOthersAtWork = 0.1;
 
 Json NumberOrNull(double number) { return number > 0 ? Json(number) : Json(); }
@@ -32,7 +32,7 @@ bool IsShown(const BenchColumn& column, const BenchReport& report) {
   return std::any_of(report.rows.begin(), report.rows.end(), column.is_filled);
 }
 
-// From each node (rows) to each other one (columns).
+// Matrices from each node (rows) to each other one (columns).
 std::string FormatMatrices(const BenchReport& report) {
   std::map<std::pair<std::string, size_t>, std::map<std::string, double>> matrices;
   int nodes = 0;
@@ -81,7 +81,7 @@ double Per(double bytes, absl::Duration time) {
 
 }  // namespace
 
-// Three figures: "0.13us", "41.2us", "1.30ms".
+// Three significant digits: "0.13us", "41.2us", "1.30ms".
 std::string BenchTimeText(absl::Duration time) {
   const double us = absl::ToDoubleMicroseconds(time);
   const double value = us < 1000 ? us : us / 1000;
@@ -91,7 +91,7 @@ std::string BenchTimeText(absl::Duration time) {
 }
 
 std::string BenchRateText(double rate) {
-  // Not one call with either format: Abseil checks formats when it is compiled.
+  // Two calls, because Abseil checks format strings at compile time.
   return rate < 100 ? absl::StrFormat("%.3g", rate) : absl::StrFormat("%.0f", rate);
 }
 
@@ -163,7 +163,7 @@ std::vector<std::string> BenchReasons(const BenchReport& report) {
   std::vector<std::string> reasons;
   std::set<std::string> told;
   for (const BenchRow& row : report.rows) {
-    // Costs differ from size to size; once for each path is enough for people.
+    // Costs vary with size; one reason per path is enough.
     if (row.path_reason.empty() || !told.insert(row.path).second) continue;
     reasons.push_back(absl::StrCat("by ", row.path, ": ", row.path_reason));
   }
@@ -274,7 +274,7 @@ absl::Status CheckBenchRows(const BenchReport& report) {
 
 absl::Status CheckBenchGates(const BenchReport& report, const BenchGates& gates) {
   std::vector<std::string> misses;
-  // Who asks for all ways does not ask of each that it be good.
+  // With --transport=all, the rows of the other transports are not subject to the gates.
   const auto is_judged = [](const BenchRow& row) { return row.transport.empty(); };
   const auto judged = std::count_if(report.rows.begin(), report.rows.end(), is_judged);
   const auto check = [&](double gate, absl::string_view flag, const auto& is_missed,

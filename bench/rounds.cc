@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Receives, and the loop around what is timed.
+// Receives, and the loop around the timed work.
 #include "bench/rounds.h"
 
 #include <utility>
@@ -110,7 +110,7 @@ absl::StatusOr<BenchRounds> RunRounds(BenchSync& meeting, const BenchRoundCount&
     FERRY_RETURN_IF_ERROR(work.Prepare(round));
     FERRY_ASSIGN_OR_RETURN(const BenchStart start, meeting.Begin(count.members));
     FERRY_RETURN_IF_ERROR(work.Run());
-    // Who has sent is still read from.
+    // Members wait for all, because a sender's memory may still be read.
     FERRY_ASSIGN_OR_RETURN(const absl::Time end, meeting.End(count.members));
     if (round >= count.warm_ups) {
       rounds.cpu_s += OwnCpuSeconds() - start.cpu_s;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ferry bench sendrecv: a coordinator and two processes of its own, and how long tensors take.
+// ferry bench sendrecv: starts a coordinator and two processes, and measures tensor transfers.
 #include <algorithm>
 #include <cstdio>
 #include <memory>
@@ -31,7 +31,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// As others have it who measure streams of messages.
+// The customary depth of message rate benchmarks.
 constexpr int kUsualStream = 64;
 
 struct BenchFlags : BenchPlanFlags {
@@ -39,10 +39,11 @@ struct BenchFlags : BenchPlanFlags {
   BenchJoinFlags join;
 };
 
-// Of `report`, how long a word takes between the two; zero where they share no memory.
+// Sets the row's baseline. `report` has the time to wake the other process, which is zero if they
+// share no memory.
 void SetFloor(const Json& floors, const BenchReport& report, BenchRow& row) {
   const absl::Duration wake = report.wake();
-  // What bounds many at a time is what they are asking, but where they share a network.
+  // With many in flight, processing dominates, so there is a baseline only for a shared network.
   if (row.inflight > 1) {
     if (row.path == "nccl" && floors.contains("raw_nccl_stream_s")) {
       row.floor_name = "raw nccl stream";
@@ -61,7 +62,7 @@ void SetFloor(const Json& floors, const BenchReport& report, BenchRow& row) {
   const std::string before =
       wake > absl::ZeroDuration() ? absl::StrCat(report.wake_name(), " + ") : "";
   if (floors.contains("uses_gpus")) {
-    // A view is no copy; by other ways than the GPU's own there are others' figures.
+    // A view is not copied. Paths other than cuda_ipc always copy.
     const bool is_copy =
         row.mode == BenchModeName(BenchMode::kInto) || row.path != "cuda_ipc, view";
     if (is_copy && floors.contains("gpu_copy_s")) {
@@ -75,7 +76,7 @@ void SetFloor(const Json& floors, const BenchReport& report, BenchRow& row) {
     row.floor_name = "raw tcp";
     row.floor = absl::Seconds(floors.value("raw_tcp_s", 0.0));
   } else if (before.empty() && row.path != "shm") {
-    // Nothing was measured of what lies between the two.
+    // No measurement of the connection between the two.
   } else if (row.mode == BenchModeName(BenchMode::kInto)) {
     row.floor_name = before + "memcpy";
     row.floor = wake + absl::Seconds(floors.value("memcpy_s", 0.0));
@@ -104,7 +105,7 @@ BenchRow ReadRow(const Json& json, const BenchPlan& plan) {
   return row;
 }
 
-// Rows from what both have told, as it comes.
+// Builds rows from both processes' lines as they arrive.
 absl::Status ReadLines(const BenchPlan& plan, BenchStage& stage, BenchLines& lines,
                        BenchReport& report) {
   FERRY_ASSIGN_OR_RETURN(const std::vector<Json> spin, lines.Expect("spin"));
@@ -121,7 +122,7 @@ absl::Status ReadLines(const BenchPlan& plan, BenchStage& stage, BenchLines& lin
   for (const size_t bytes : plan.sizes) {
     stage.Set(absl::StrCat("measuring ", ShortBytes(static_cast<double>(bytes))));
     FERRY_ASSIGN_OR_RETURN(const std::vector<Json> floors, lines.Expect("floors"));
-    // Each has measured what it has.
+    // Each process has measured some of the baselines.
     Json all_floors = floors[1];
     all_floors.update(floors[0]);
     if (all_floors.contains("no_gpu_copy") && bytes == plan.sizes.front()) {
@@ -151,7 +152,7 @@ absl::Status ReadLines(const BenchPlan& plan, BenchStage& stage, BenchLines& lin
       SetFloor(all_floors, report, report.rows[i]);
     }
   }
-  // By mode, so that a column reads from small to large.
+  // By mode, so that sizes within a mode are ascending.
   std::stable_sort(report.rows.begin(), report.rows.end(), [](const auto& a, const auto& b) {
     return std::pair(a.mode, a.inflight) < std::pair(b.mode, b.inflight);
   });

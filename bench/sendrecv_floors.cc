@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies, raw sockets and raw NCCL, of one size after the other.
+// Copies, raw sockets and raw NCCL, size by size.
 #include "bench/sendrecv_floors.h"
 
 #include <algorithm>
@@ -16,12 +16,12 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// From here on a stream's floor has fewer rounds.
+// From this size on a stream's baseline has fewer rounds.
 constexpr size_t kLargeStreamBytes = size_t{1} << 20;
 
 }  // namespace
 
-// Between two machines there is nothing else, but for GPUs.
+// Two machines always use TCP, except for GPUs.
 bool SendRecvFloors::GoesOverTcp() const {
   if (plan_.uses_gpus()) return false;
   if (plan_.has_tcp_floor) return true;
@@ -36,7 +36,7 @@ bool SendRecvFloors::GoesOverTcp() const {
 absl::Status SendRecvFloors::MeasureMachine(Json& machine) {
   if (GoesOverTcp()) {
     absl::StatusOr<std::unique_ptr<RawTcp>> raw_tcp = RawTcp::Create(party_, plan_.tcp_streams);
-    // There may be something between two machines that lets only tensors through.
+    // A proxy between two machines may let only tensor connections through.
     if (!raw_tcp.ok() && !absl::IsUnavailable(raw_tcp.status())) return raw_tcp.status();
     if (raw_tcp.ok()) {
       raw_tcp_ = *std::move(raw_tcp);
@@ -62,13 +62,13 @@ int SendRecvFloors::BatchesOf(size_t bytes, int depth) const {
   return bytes < kLargeStreamBytes ? rounds : std::max(rounds / depth, 3);
 }
 
-// By whichever has one, or by the first: the other waits meanwhile.
+// Measured by the process that has a GPU, or else the first; the other waits.
 absl::Status SendRecvFloors::MeasureGpus(size_t bytes, Json& floors) {
   floors["uses_gpus"] = true;
   const bool is_mixed = plan_.DeviceOf(0) == kHostDevice || plan_.DeviceOf(1) == kHostDevice;
   if (!device_.is_gpu() || (!is_mixed && !is_first_)) return absl::OkStatus();
   const bool is_between = !is_mixed && plan_.DeviceOf(0) != plan_.DeviceOf(1);
-  // What lies between two machines is not known to a copy within one.
+  // A copy within a machine is no baseline for the network.
   if (is_between && !meeting_.is_on_one_machine()) return absl::OkStatus();
   const absl::StatusOr<absl::Duration> copy =
       is_between ? device_.MeasurePeerCopy(bytes, RoundsOf(bytes), plan_.DeviceOf(1))
@@ -99,7 +99,7 @@ absl::Status SendRecvFloors::MeasureNccl(size_t bytes,
   return absl::OkStatus();
 }
 
-// Of hosts by the first: the other waits meanwhile.
+// Host copies are measured by the first process; the other waits.
 absl::Status SendRecvFloors::Measure(size_t bytes, Json& floors) {
   const int rounds = RoundsOf(bytes);
   if (plan_.uses_gpus()) return MeasureGpus(bytes, floors);
@@ -112,7 +112,7 @@ absl::Status SendRecvFloors::Measure(size_t bytes, Json& floors) {
     floors["read_s"] = absl::ToDoubleSeconds(MeasureRead(from.data(), bytes, rounds));
   }
   if (raw_tcp_ == nullptr) return absl::OkStatus();
-  // Whichever is faster here: who polls takes a core, which large ones need for the kernel.
+  // Takes the faster: polling occupies a core, which large buffers need for the kernel.
   FERRY_ASSIGN_OR_RETURN(const absl::Duration blocking,
                          raw_tcp_->MeasurePingPong(from.mutable_data(), bytes, rounds, false));
   absl::Duration polling = absl::InfiniteDuration();

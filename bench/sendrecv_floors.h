@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// SendRecvFloors: what the machine does by itself with the bytes of ferry bench sendrecv.
+// SendRecvFloors: the machine's baselines for ferry bench sendrecv.
 #ifndef FERRY_BENCH_SENDRECV_FLOORS_H_
 #define FERRY_BENCH_SENDRECV_FLOORS_H_
 
@@ -19,11 +19,11 @@
 
 namespace ferry::cli {
 
-// Both processes call the same in the same order. What one of them finds it adds to an object that
-// it tells. Not thread-safe.
+// Both processes make the same calls in the same order. Each adds its measurements to an object
+// that it reports. Not thread-safe.
 class SendRecvFloors final {
  public:
-  // All outlive it.
+  // All must outlive it.
   SendRecvFloors(const BenchParticipants& party, BenchSync& meeting, const BenchPlan& plan,
                  BenchDevice& device)
       : party_(party),
@@ -32,13 +32,13 @@ class SendRecvFloors final {
         device_(device),
         is_first_(party.is_first()) {}
 
-  // Once, before the others.
+  // Call once, before the others.
   absl::Status MeasureMachine(nlohmann::ordered_json& machine);
-  // Of tensors of that size, before they are sent.
+  // Measures baselines for tensors of that size, before they are sent.
   absl::Status Measure(size_t bytes, nlohmann::ordered_json& floors);
-  // What it takes tensors of that size to have been sent for: the communicator of keyed transfers
-  // by NCCL. None of them is under way.
-  //   agree: whether both say yes.
+  // Measures baselines that need earlier transfers of that size, which create the communicator.
+  // REQUIRES: no transfers are pending.
+  //   agree: returns true if both sides passed true.
   absl::Status MeasureNccl(size_t bytes, absl::FunctionRef<absl::StatusOr<bool>(bool own)> agree,
                            nlohmann::ordered_json& floors);
   absl::Status CleanUp();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pings, pongs, and many pings at a time.
+// Ping-pong, and streams of many pings.
 #include "bench/sendrecv_worker.h"
 
 #include <algorithm>
@@ -29,10 +29,10 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// From here on a buffer is only made again when its last reader has told that it is done with it.
+// From this size on a buffer is reused only after its last reader has released it.
 constexpr size_t kLargeBytes = size_t{1} << 20;
 
-// What one row is told of: a size and a mode, and how many at a time.
+// The case of one row: size, mode and number in flight.
 struct Case {
   size_t bytes = 0;
   BenchMode mode = BenchMode::kHandoff;
@@ -45,7 +45,7 @@ struct CaseResult {
   std::vector<absl::Duration> samples;
   size_t errors = 0;
   std::set<std::string> paths;
-  // Of this process, and what both have moved meanwhile.
+  // CPU time of this process, and bytes moved by both meanwhile.
   double cpu_s = 0;
   double moved_bytes = 0;
 };
@@ -71,12 +71,12 @@ class Peer final {
         control_out_(std::move(control_out)),
         control_in_(std::move(control_in)) {}
 
-  // A word to the other side, beside what is measured.
+  // Sends an untimed signal to the other side.
   absl::Status Signal();
   absl::Status AwaitSignal();
 
   uint64_t SeedOf(const Case& at, int node, int round) const;
-  // Until it is there, and has been read if that belongs to it.
+  // Waits for the tensor, and reads it if the mode requires that.
   absl::Status Take(const Case& at, BenchPosted& posted);
   absl::Status RunSize(size_t bytes);
   absl::StatusOr<CaseResult> RunCase(const Case& at);
@@ -147,15 +147,15 @@ absl::Status Peer::Take(const Case& at, BenchPosted& posted) {
   return absl::OkStatus();
 }
 
-// One ping and one pong. Only what lies between the two times is measured.
+// One ping and one pong. Only the part between the two clock readings is measured.
 absl::Status Peer::RunRound(const Case& at, int round, const Tensor& into, CaseResult& result) {
   FERRY_ASSIGN_OR_RETURN(Tensor tensor,
                          device_->MakePattern(at.bytes, SeedOf(at, party_.rank, round)));
   const BenchPostedPtr posted = PostReceive(party_.node, step_, in_, into);
   double cpu_before = 0;
   if (is_first_) {
-    // Twice, so that neither side has just woken up: checking a large tensor takes longer than
-    // anybody looks for more.
+    // Two exchanges, so that neither side has just woken up: verifying a large tensor takes longer
+    // than the peer spins.
     FERRY_RETURN_IF_ERROR(AwaitSignal());
     FERRY_RETURN_IF_ERROR(Signal());
     FERRY_RETURN_IF_ERROR(AwaitSignal());
@@ -184,7 +184,7 @@ absl::Status Peer::RunRound(const Case& at, int round, const Tensor& into, CaseR
   return AwaitSignal();
 }
 
-// Many pings, which all go before the one pong that answers the last.
+// Many pings, all sent before the one pong that answers the last.
 absl::Status Peer::RunBatch(const Case& at, int round, CaseResult& result) {
   const int base = round * at.inflight;
   if (is_first_) {
@@ -283,7 +283,7 @@ absl::Status Peer::RunSize(size_t bytes) {
     FERRY_RETURN_IF_ERROR(floors_->MeasureNccl(bytes, agree, later));
     FERRY_RETURN_IF_ERROR(meeting_.Tell(later));
   }
-  // What this size was made of is none of the next one's.
+  // Blocks sized for this case are useless for the next one.
   party_.node.exchange().arena().Trim();
   return absl::OkStatus();
 }

@@ -10,7 +10,7 @@
 
 namespace ferry::cli {
 
-// Measures `plan` together with the other one of the party, and tells each case in a line.
+// Measures `plan` together with the other process, and reports each case in a line.
 absl::Status RunSendRecvWorker(const BenchParticipants& party, BenchSync& meeting,
                                const BenchPlan& plan);
 

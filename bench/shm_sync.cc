@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The barrier in a page, and two of them.
+// A barrier in a shared page, and ShmSync on two of them.
 #include "bench/shm_sync.h"
 
 #include <fcntl.h>
@@ -23,10 +23,10 @@ namespace ferry::cli {
 namespace {
 
 constexpr size_t kPageBytes = 4096;
-// Looks before somebody else may need the core, which may be whom we wait for.
+// Polls before yielding the core, which a process being waited for may need.
 constexpr int kLooksBeforeYield = 1000;
 constexpr absl::Duration kSleep = absl::Microseconds(100);
-// Of the file that all processes map.
+// Page index in the file that all processes map.
 constexpr int kRoundsPage = 1;
 constexpr int kCasesPage = 2;
 
@@ -55,7 +55,7 @@ PageBarrier::~PageBarrier() { munmap(words_, kPageBytes); }
 absl::Status PageBarrier::Pass(int count, Wait wait) {
   const int round = words_->round.load(std::memory_order_acquire);
   if (words_->came.fetch_add(1, std::memory_order_acq_rel) + 1 == count) {
-    // Before the round: whoever sees that may come again at once.
+    // Reset before releasing the round: released processes may re-enter at once.
     words_->came.store(0, std::memory_order_relaxed);
     words_->round.store(round + 1, std::memory_order_release);
     return absl::OkStatus();
@@ -82,7 +82,7 @@ absl::StatusOr<std::unique_ptr<ShmSync>> ShmSync::Map(int size, const std::strin
 
 absl::StatusOr<BenchStart> ShmSync::Begin(const BenchRoundMembers& members) {
   const int count = static_cast<int>(members.ranks.size());
-  // Twice: whoever has come last has perhaps just been woken, and all have by then.
+  // Twice: the last to arrive may have just been woken; after the second pass all are running.
   FERRY_RETURN_IF_ERROR(rounds_->Pass(count, PageBarrier::Wait::kSpinning));
   FERRY_RETURN_IF_ERROR(rounds_->Pass(count, PageBarrier::Wait::kSpinning));
   const double cpu_s = OwnCpuSeconds();

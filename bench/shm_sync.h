@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ShmSync: the processes that a bench has started on this machine, which share some pages.
+// ShmSync: BenchSync for processes that a bench started on this machine, over shared pages.
 #ifndef FERRY_BENCH_SHM_SYNC_H_
 #define FERRY_BENCH_SHM_SYNC_H_
 
@@ -11,21 +11,22 @@
 
 namespace ferry::cli {
 
-// Processes of this machine that wait for each other in a shared page: nothing but a look at a
-// word tells them to go, so that all start within a microsecond. Not thread-safe.
+// A barrier of this machine's processes in a shared page. Released by a single store, so that all
+// start within a microsecond. Not thread-safe.
 class PageBarrier final {
  public:
-  // How it is waited: looking all the time, or now and then, by whom nobody is to notice.
+  // How to wait: spinning, or polling with sleeps so as not to disturb others.
   enum class Wait { kSpinning, kSleeping };
 
-  //   page: which of the file's pages, all zero at first.
+  //   page: index of the file's page, initially all zero.
   //   Errors: UNAVAILABLE with the kernel's reason.
   static absl::StatusOr<std::unique_ptr<PageBarrier>> Map(const std::string& file, int page);
   ~PageBarrier();
   PageBarrier(const PageBarrier&) = delete;
   PageBarrier& operator=(const PageBarrier&) = delete;
 
-  // Until so many have come, this one included. Errors: DEADLINE_EXCEEDED saying how many had.
+  // Blocks until `count` processes have arrived, including this one. Errors: DEADLINE_EXCEEDED
+  // saying how many had.
   absl::Status Pass(int count, Wait wait);
 
  private:
@@ -34,11 +35,11 @@ class PageBarrier final {
   Words* const words_;
 };
 
-// What is told goes to stdout, a line each, for the process that has started this one.
+// Results go to stdout, a line each, for the parent process.
 class ShmSync final : public BenchSync {
  public:
-  //   size: how many processes there are.
-  //   file: that of the bench; its first page is the floor's.
+  //   size: number of processes.
+  //   file: the bench's pages; the first one is used by the baselines.
   static absl::StatusOr<std::unique_ptr<ShmSync>> Map(int size, const std::string& file);
 
   bool is_on_one_machine() const override { return true; }

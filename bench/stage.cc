@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A look at each process when somebody asks what is going on.
+// Checks the watched processes whenever the text is requested.
 #include "bench/stage.h"
 
 #include <cstdio>
@@ -9,7 +9,7 @@
 namespace ferry::cli {
 
 bool IsStoppedStat(absl::string_view stat) {
-  // "17 (name) S 1 ...": the name may hold anything, parentheses too.
+  // "17 (name) S 1 ...": the name may contain anything, including parentheses.
   const size_t name_end = stat.rfind(") ");
   if (name_end == absl::string_view::npos || name_end + 2 >= stat.size()) return false;
   const char state = stat[name_end + 2];

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// BenchStage: what a bench is doing, for the line that says so, and which of its processes holds it
-// up.
+// BenchStage: what a bench is doing, and which of its processes holds it up, for the progress line.
 #ifndef FERRY_BENCH_STAGE_H_
 #define FERRY_BENCH_STAGE_H_
 
@@ -18,8 +17,8 @@
 
 namespace ferry::cli {
 
-// Whether a process is stopped: by a signal (Ctrl-Z, SIGSTOP) or a debugger.
-//   stat: of /proc/PID/stat.
+// True if a process is stopped, by a signal (Ctrl-Z, SIGSTOP) or a debugger.
+//   stat: content of /proc/PID/stat.
 bool IsStoppedStat(absl::string_view stat);
 bool IsStopped(pid_t pid);
 
@@ -33,16 +32,17 @@ struct BenchWatched {
 // Thread-safe.
 class BenchStage final {
  public:
-  //   is_stopped: the kernel is asked if there is none.
+  //   is_stopped: by default queries the kernel.
   explicit BenchStage(std::string text, std::function<bool(pid_t)> is_stopped = IsStopped)
       : is_stopped_(std::move(is_stopped)), text_(std::move(text)) {}
   void Set(std::string text) ABSL_LOCKS_EXCLUDED(mu_) {
     absl::MutexLock lock(&mu_);
     text_ = std::move(text);
   }
-  // With whom it waits for in vain: "measuring 8 B; process 1 (pid 17) is stopped, ...".
+  // Includes stopped processes: "measuring 8 B; process 1 (pid 17) is stopped, ...".
   std::string Get() const ABSL_LOCKS_EXCLUDED(mu_);
-  // Until what is returned has gone, which may be after this has.
+  // Watches the process until the returned handle is released, which may be after this object's
+  // end.
   [[nodiscard]] std::shared_ptr<const BenchWatched> Watch(std::string name, pid_t pid)
       ABSL_LOCKS_EXCLUDED(mu_);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Offers, words, and lines by way of the store.
+// Proposals, signals and result lines through the store.
 #include "bench/store_sync.h"
 
 #include <algorithm>
@@ -25,13 +25,14 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr char kOffers[] = "ferry-bench/offers/";
-// Who calls the agent waits so much longer than the coordinator, which knows who is missing.
+// Extra time for the coordinator's own timeout error, which names the missing nodes, to arrive
+// first.
 constexpr absl::Duration kCoordinatorGrace = absl::Seconds(10);
-// Who waits for offers looks this often whether those who have made theirs are still there.
+// Interval for checking that the nodes with proposals are still present.
 constexpr absl::Duration kOffersLook = absl::Seconds(1);
-// An offer of an earlier life of a node is looked at again.
+// Interval for re-checking after a proposal of an earlier incarnation.
 constexpr absl::Duration kStaleLook = absl::Milliseconds(50);
-// Whoever has died is found within this time of the first who missed it.
+// A node's death is detected within this time after the first node that noticed its loss.
 constexpr absl::Duration kTellingTimeout = absl::Milliseconds(300);
 constexpr size_t kNodesTextBytes = 200;
 
@@ -43,12 +44,12 @@ std::string NodesText(const std::vector<int>& nodes) {
 
 struct StoreSync::Shared {
   absl::Mutex mu;
-  // By node; the last that each has made.
+  // The latest proposal of each node.
   std::map<int, absl::StatusOr<BenchProposal>> offers ABSL_GUARDED_BY(mu);
   bool is_stopped ABSL_GUARDED_BY(mu) = false;
-  // Who has passed the last wait of all may leave, and come back for something else.
+  // Nodes that have passed the final barrier may leave, and rejoin for something else.
   bool is_ending ABSL_GUARDED_BY(mu) = false;
-  // Goes before `mu`. Null when the meeting has gone: a watch may call once more then.
+  // Acquired before `mu`. `meeting` is null once destroyed: a watch may still call back.
   absl::Mutex meeting_mu;
   StoreSync* meeting ABSL_GUARDED_BY(meeting_mu) = nullptr;
 };
@@ -76,7 +77,7 @@ void StoreSync::Stop(const absl::Status& why) {
     absl::MutexLock lock(&shared_->mu);
     shared_->is_stopped = true;
   }
-  // Whoever waits for tensors looks again.
+  // Wakes threads that wait for tensors, to check for the stop.
   party_.node.exchange().loop().Wake();
 }
 
@@ -94,7 +95,7 @@ absl::Status StoreSync::Await(const std::function<void(coord::Agent::StatusCallb
                                     party_.timeout + kCoordinatorGrace)) {
     return absl::DeadlineExceededError("the coordinator does not answer");
   }
-  // What has come about counts, also if the bench was stopped meanwhile.
+  // A completed call counts, even if the bench was stopped meanwhile.
   if (result->has_value() && (*result)->ok()) return absl::OkStatus();
   return shared_->is_stopped ? stop_.status() : **result;
 }
@@ -106,7 +107,7 @@ absl::Status StoreSync::Missing(const std::vector<int>& nodes) const {
       ": start ferry bench there with the same flags, or say who takes part with --among"));
 }
 
-// Offers that differ, of those who are there; then who is missing.
+// Checks for differing proposals first, then for missing nodes.
 absl::Status StoreSync::CheckOffers() {
   shared_->mu.AssertHeld();
   std::vector<int> missing;
@@ -124,8 +125,8 @@ absl::Status StoreSync::CheckOffers() {
   return missing.empty() ? absl::OkStatus() : Missing(missing);
 }
 
-// What a life of a node has left behind says nothing when another has followed, or when it was over
-// before we came; but whoever differs may be seen to leave because of that.
+// Ignores the proposal of an incarnation that was replaced, or had ended before this node came. A
+// node with a differing proposal is kept: it may have left because of the difference.
 bool StoreSync::DropStaleOffers(const std::vector<coord::TaskStatus>& tasks, bool differ) {
   shared_->mu.AssertHeld();
   bool is_stale = false;
@@ -171,7 +172,7 @@ absl::Status StoreSync::AwaitOffers() {
     }
     FERRY_RETURN_IF_ERROR(CheckAllAlive(lives_, job.tasks, stage_.Get()));
     if (status.ok() && !is_stale) return status;
-    // Perhaps a stale one is newer than what is known of the node.
+    // The proposal may be newer than the known status of the node.
     if (is_stale) {
       shared_->mu.AwaitWithTimeout(absl::Condition(&shared_->is_stopped), kStaleLook);
     }
@@ -183,7 +184,7 @@ absl::Status StoreSync::Gather() {
                           " to come to the bench"));
   coord::Agent& agent = party_.node.agent();
   const std::string own_key = absl::StrCat(kOffers, own_.node);
-  // Before our own offer: whoever sees that may take its own back, and that is heard of first.
+  // Watch before publishing the own proposal: a node that sees it may withdraw its own at once.
   FERRY_ASSIGN_OR_RETURN(
       offers_watch_, agent.Watch(kOffers, [shared = shared_](const coord::KeyChange& change) {
         int node = 0;
@@ -224,11 +225,11 @@ void StoreSync::WatchFailures() {
         if (shared->meeting == nullptr) return;
         shared->meeting->Stop(absl::UnavailableError(change.entry.value));
       });
-  // Without it they are missed.
+  // Without the watch, other nodes' errors are noticed only by their absence.
   if (watch.ok()) failures_watch_ = *std::move(watch);
 }
 
-// The agent ends it when it goes.
+// Re-arms itself; the agent's destruction ends it.
 void StoreSync::WatchMembers(int64_t version) {
   party_.node.agent().WatchTasksAsync(
       version, [shared = shared_](const absl::StatusOr<coord::NodeTable>& table) {
@@ -269,7 +270,7 @@ absl::Status StoreSync::Finish(absl::Status result) {
     return result;
   }
   if (!prefix_.empty()) {
-    // Whoever has died is missed by everyone, and somebody knows more of it than others.
+    // A death is noticed by all nodes, and some know more about it: wait for their report.
     {
       absl::MutexLock lock(&shared_->mu);
       shared_->mu.AwaitWithTimeout(absl::Condition(&shared_->is_stopped), kTellingTimeout);
@@ -317,8 +318,8 @@ absl::Status StoreSync::AwaitAllSignals(const BenchRoundMembers& members) {
   return absl::OkStatus();
 }
 
-// Twice, as ShmSync: nobody has just woken up. A round that is one by itself needs no word to
-// begin: it is one.
+// Two exchanges, as in ShmSync, so that no process has just woken up. A round trip needs no start
+// signal: its first message is one.
 absl::StatusOr<BenchStart> StoreSync::Begin(const BenchRoundMembers& members) {
   const int first = members.ranks[0];
   if (first == party_.rank) {

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// StoreSync: the processes of a bench that are nodes of a job which is there already, on any
-// machines.
+// StoreSync: BenchSync for nodes of an existing job, on any machines.
 #ifndef FERRY_BENCH_STORE_SYNC_H_
 #define FERRY_BENCH_STORE_SYNC_H_
 
@@ -21,35 +20,36 @@
 
 namespace ferry::cli {
 
-// They share no memory and no clock: before and after a round they tell each other by tensors that
-// say nothing, and the coordinator is asked between cases only. What they leave in its store lies
-// under "ferry-bench/", in a place of this run's own, and is gone in the end. The first process has
-// what all have told. Not thread-safe, but for Stop.
+// Participants share no memory and no clock: rounds are synchronised by empty tensors, and the
+// coordinator is used only between cases. Keys in its store are under "ferry-bench/", in a prefix
+// of this run, and are removed at the end. The first process collects all results. Not thread-safe,
+// except Stop.
 class StoreSync final : public BenchSync {
  public:
-  //   own: of this node. nodes: all that take part, this one among them.
-  //   stage: is told how far it is. It and `node` outlive this.
+  //   own: this node's proposal. nodes: all participants, including this one.
+  //   stage: receives progress. It and `node` must outlive this.
   StoreSync(Node& node, BenchProposal own, std::vector<int> nodes, absl::Duration timeout,
             BenchStage& stage);
   ~StoreSync() override;
 
-  // Waits until all nodes have said what they are to measure, and that is the same.
-  //   Errors: FAILED_PRECONDITION naming two that differ; DEADLINE_EXCEEDED naming who is missing.
+  // Blocks until all nodes have published equal proposals.
+  //   Errors: FAILED_PRECONDITION naming two that differ; DEADLINE_EXCEEDED naming the missing
+  //   nodes.
   absl::Status Gather();
-  // After Gather, which is also when whoever is gone begins to end every wait, here and below.
+  // Valid after Gather. From then on, here and below, the loss of a node ends every wait.
   const BenchParticipants& party() const { return party_; }
 
-  // Waits for a call of the agent, or until it was stopped.
+  // Blocks until a call of the agent completes, or the bench is stopped.
   //   Errors: those of the call; why it was stopped; DEADLINE_EXCEEDED.
   absl::Status Await(const std::function<void(coord::Agent::StatusCallback)>& call);
 
-  // Ends what waits, here and below, with `why`. From any thread.
+  // Ends all waits with `why`. Callable from any thread.
   void Stop(const absl::Status& why);
-  // The end of the bench here, with how it went; the others are told of an error. Nothing of this
-  // run is left in the store when the last of them has come here.
-  //   Errors: that of `result`, or its cause elsewhere.
+  // Ends the bench on this node with `result`; reports an error to the others. Once all nodes have
+  // called it, nothing of this run is left in the store.
+  //   Errors: that of `result`, or its cause on another node.
   absl::Status Finish(absl::Status result);
-  // What all have told; nothing but at the first process.
+  // Returns all results; empty except at the first process.
   std::deque<std::vector<nlohmann::ordered_json>> TakeLines() { return std::move(lines_); }
 
   bool is_on_one_machine() const override { return false; }
@@ -82,17 +82,17 @@ class StoreSync final : public BenchSync {
   BenchStage& stage_;
   CancellationToken stop_;
   BenchParticipants party_;
-  // Also with callbacks that come late.
+  // Shared with late callbacks.
   const std::shared_ptr<Shared> shared_;
-  // Of this run, in the store; empty before Gather.
+  // This run's prefix in the store; empty before Gather.
   std::string prefix_;
-  // Of the others, by node; constant after Gather.
+  // Incarnations of the other nodes; constant after Gather.
   std::map<int, uint64_t> lives_;
   std::optional<Step> words_;
   std::map<std::pair<int, int>, RendezvousKey> word_keys_;
   int told_ = 0;
   std::deque<std::vector<nlohmann::ordered_json>> lines_;
-  // They use the rest: they go first.
+  // Declared last, because their callbacks use the rest.
   std::unique_ptr<coord::AgentWatch> offers_watch_;
   std::unique_ptr<coord::AgentWatch> failures_watch_;
 };

@@ -16,7 +16,8 @@ BenchTimes SummarizeTimes(std::vector<absl::Duration> samples) {
     return samples[std::min(count - 1, count * share / of)];
   };
   BenchTimes times{at(1, 2), at(9, 10), at(99, 100), at(999, 1000), samples[0], samples[count - 1]};
-  // How many of them are below the median is binomial, with a deviation of sqrt(count) / 2.
+  // The number of samples below the median is binomial, with a standard deviation of sqrt(count) /
+  // 2.
   const double half = 0.98 * std::sqrt(static_cast<double>(count));
   const double middle = static_cast<double>(count) / 2;
   if (count >= 6) {

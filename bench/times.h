@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// BenchTimes: what many samples of a time come to.
+// BenchTimes: statistics of a series of durations.
 #ifndef FERRY_BENCH_TIMES_H_
 #define FERRY_BENCH_TIMES_H_
 
@@ -14,20 +14,20 @@ struct BenchTimes {
   absl::Duration p90;
   absl::Duration p99;
   absl::Duration p999;
-  // Between these the median lies with 95 % confidence, if samples do not depend on each other: by
-  // their ranks, whatever their distribution. Of fewer than 6 samples the smallest and the largest.
+  // 95 % confidence interval of the median, for independent samples of any distribution, from their
+  // ranks. With fewer than 6 samples, the smallest and the largest.
   absl::Duration p50_low;
   absl::Duration p50_high;
 
-  // Half of what lies between those two, as a share of the median.
+  // Half the width of that interval, relative to the median.
   double Spread() const {
     const double seconds = absl::ToDoubleSeconds(p50);
     return seconds > 0 ? absl::ToDoubleSeconds(p50_high - p50_low) / 2 / seconds : 0;
   }
 };
 
-// A percentile is the sample at that share of the sorted ones; of too few, the largest. All zero of
-// none.
+// A percentile is the sample at that rank; the largest if there are too few samples. All zero if
+// there are none.
 BenchTimes SummarizeTimes(std::vector<absl::Duration> samples);
 
 }  // namespace ferry::cli

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What stands behind `ferry bench`.
+// The verbs of `ferry bench`.
 #ifndef FERRY_BENCH_VERBS_H_
 #define FERRY_BENCH_VERBS_H_
 
@@ -11,9 +11,9 @@
 
 namespace ferry::cli {
 
-// Each adds its subcommand to `bench` and returns what runs it.
+// Each adds its subcommand to `bench` and returns the function that runs it.
 Verb AddSendRecvBench(CLI::App& bench);
-// Those of several processes, by name: bidir, ring and so on.
+// The benches of several processes, by name: bidir, ring and so on.
 std::vector<std::pair<std::string, Verb>> AddPatternBenches(CLI::App& bench);
 Verb AddColdBench(CLI::App& bench);
 Verb AddKvBench(CLI::App& bench);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From what a node knows of its paths to rows.
+// Derives rows per transport from a node's paths.
 #include "bench/ways.h"
 
 #include <algorithm>
@@ -53,7 +53,8 @@ std::vector<std::string> CommonWays(const std::vector<Json>& lines) {
 
 std::vector<std::string> OtherWays(const BenchReport& report) {
   std::vector<std::string> others = report.ways;
-  // A path is a transport, and how it went: "cuda_ipc, view"; of several flows "shm+tcp".
+  // A path is a transport with an optional variant: "cuda_ipc, view"; several flows may give
+  // "shm+tcp".
   std::erase_if(others, [&report](const std::string& way) {
     return std::any_of(report.rows.begin(), report.rows.end(), [&way](const BenchRow& row) {
       return row.path == way || absl::StartsWith(row.path, absl::StrCat(way, ",")) ||

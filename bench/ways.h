@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The transports that could carry what a bench moves, each measured by itself.
+// Measures each transport that could carry a bench's tensors.
 #ifndef FERRY_BENCH_WAYS_H_
 #define FERRY_BENCH_WAYS_H_
 
@@ -21,31 +21,31 @@
 
 namespace ferry::cli {
 
-// Of --transport: the cheapest of each size, and then each other one by itself.
+// Value of --transport: the cheapest per size, and then each other transport by itself.
 inline constexpr char kAllTransports[] = "all";
 
-// Names of the transports that can bring the plan's tensors along all of `flows`, first and second
-// rank of each, that end here; null: none does.
+// Returns the names of transports that can carry the plan's tensors along all `flows` (pairs of
+// source and destination rank) that end here; null if none ends here.
 nlohmann::ordered_json WaysOfFlows(const BenchParticipants& party, const BenchPlan& plan,
                                    const std::vector<std::pair<int, int>>& flows);
 
-// What is in each of those that are not null, by the key "ways".
+// Returns the intersection of the non-null values of "ways".
 std::vector<std::string> CommonWays(const std::vector<nlohmann::ordered_json>& lines);
 
-// Those that are in none of the rows' paths.
+// Returns the transports that appear in none of the rows' paths.
 std::vector<std::string> OtherWays(const BenchReport& report);
 
 using MeasureBench = std::function<absl::StatusOr<BenchReport>(
     const BenchPlan& plan, const TransferEngineOptions& exchange)>;
 
-// Those of `modes` that are asked of transport `way` beside the chosen one: what it hands over is
-// read where that is the first look at it, as of a view of the sender's memory. What has come over
-// a network the receiver has just written. If reading is all that is asked for, it is asked for.
+// Returns the modes to measure with transport `way` besides the selected one. Zero-copy is measured
+// with reading if that is the first access to the data, as for a view of the sender's memory; data
+// from a network was just written by the receiver. If reading is the only mode, it is kept.
 std::vector<BenchMode> ModesOfWay(const std::vector<BenchMode>& modes, const std::string& way);
 
-// What `measure` gives; with --transport=all also what it gives of each other way, in its modes,
-// as rows that name it.
-//   flags: completed. Errors: those of `measure`, with the way.
+// Returns the rows of `measure`; with --transport=all also those of each other transport, in its
+// modes, as rows that name it.
+//   flags: completed. Errors: those of `measure`, with the transport.
 absl::StatusOr<BenchReport> MeasureWays(const BenchPlanFlags& flags, const MeasureBench& measure);
 
 }  // namespace ferry::cli

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ferry bench-worker (hidden): one of the processes that a ferry bench which moves tensors starts.
+// ferry bench-worker (hidden): a process started by a ferry bench that moves tensors.
 #include "bench/worker.h"
 
 #include <memory>

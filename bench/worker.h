@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What each process of a ferry bench does that moves tensors.
+// The work of each process of a ferry bench that moves tensors.
 #ifndef FERRY_BENCH_WORKER_H_
 #define FERRY_BENCH_WORKER_H_
 
@@ -10,7 +10,7 @@
 
 namespace ferry::cli {
 
-// This one's part of `plan`, from the first case to the last; all of the party are in it at once.
+// Runs this process's part of all cases in `plan`; all participants must call it concurrently.
 absl::Status RunBenchWork(const BenchParticipants& party, BenchSync& meeting,
                           const BenchPlan& plan);
 

@@ -13,14 +13,14 @@
 namespace ferry::cli {
 namespace {
 
-// Tensors that this node sends to another one, or receives from it, under one key.
+// Tensors between this node and another one, under one key.
 struct Stream {
   int src = 0;
   int dst = 0;
   RendezvousKey key;
-  // Sent in this round.
+  // Tensors sent in this round.
   std::vector<Tensor> tensors;
-  // Of the receiver, if it has any: the same in every round.
+  // The receiver's buffers, if any: the same in every round.
   std::vector<Tensor> destinations;
   std::vector<BenchPostedPtr> posted;
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Joining, and being called back while something goes on.
+// Joins a job, and handles signals and job errors while a verb runs.
 #include "cli/as_node.h"
 
 #include <unistd.h>
@@ -31,14 +31,14 @@
 namespace ferry::cli {
 namespace {
 
-// Node 0 with the coordinator inside waits this long for the others to leave before it goes.
+// Node 0, if it hosts the coordinator, waits this long for the other nodes to leave.
 constexpr absl::Duration kOthersTimeout = absl::Seconds(10);
 constexpr absl::Duration kOthersAfterSignal = absl::Milliseconds(400);
-// In a larger job only node 0 asks who is missing: everyone asking about everyone is a burden on
-// the coordinator at the very time when all join.
+// In a larger job only node 0 queries the missing nodes: if every node did, the coordinator would
+// be loaded at the very time when all join.
 constexpr int kMaxCuriousNodes = 64;
 
-// "waiting for nodes 2-3 to join". Used on one thread, but for Stop.
+// Progress text such as "waiting for nodes 2-3 to join". Used on one thread, except Stop.
 class JoinReport final {
  public:
   // `hosted`: see WhereHosted.
@@ -52,7 +52,7 @@ class JoinReport final {
       options.coordinator = place_.coordinator;
       options.on_attempt_failed = failure.Writer();
       options.connect_stop = stop_;
-      // The end of joining waits for this.
+      // Short, because the end of joining waits for this attempt.
       options.connect_timeout = absl::Milliseconds(500);
       options.lost_timeout = absl::Milliseconds(500);
       options.answer_timeout = absl::Seconds(2);
@@ -68,7 +68,7 @@ class JoinReport final {
     if (!may_ask) return absl::StrCat("waiting for all ", agent_->num_nodes(), " nodes to join");
     const absl::StatusOr<coord::JobStatus> status = agent_->Status();
     if (!status.ok()) {
-      // It may be out of reach by now.
+      // It may be unreachable by now: reconnect next time.
       agent_ = nullptr;
       return absl::StrCat("waiting for the other nodes to join; the coordinator at ",
                           place_.coordinator, " does not answer");
@@ -84,7 +84,7 @@ class JoinReport final {
                         FormatRanges(missing, 200), " to join");
   }
 
-  // Ends a pending attempt to reach the coordinator. Callable from any thread.
+  // Cancels a pending attempt to connect to the coordinator. Callable from any thread.
   void Stop() { stop_->Cancel(absl::CancelledError("the wait is over")); }
 
  private:
@@ -96,7 +96,7 @@ class JoinReport final {
 
 // Describes a coordinator whose address was derived, for messages about waiting for it: that node 0
 // runs it, and where it listens if this is node 0. Empty if the address was given explicitly, since
-// it is not known then who runs it.
+// its host is then unknown.
 std::string WhereHosted(const NodeIdentity& place, const HostedCoordinator* hosted) {
   if (hosted != nullptr) {
     return absl::StrCat(", which is this process itself, listening on ", hosted->address());
@@ -104,7 +104,7 @@ std::string WhereHosted(const NodeIdentity& place, const HostedCoordinator* host
   return place.is_derived ? ", which node 0 runs" : "";
 }
 
-// The others of the job of a process that was to be at `place`.
+// Returns the job of a process that could not join as `place`.
 RefusedJob JobOf(const RefusedNode& place, const NodeOptions& options) {
   const int nodes = place.num_nodes.value_or(1);
   return {
@@ -116,7 +116,7 @@ absl::Status ReportToOthers(const RefusedNode& place, const absl::Status& why,
   return ReportToOthers(place, why, JobOf(place, options));
 }
 
-// Joins, on a thread of its own because it may take minutes and a signal may come.
+// Joins on a thread of its own, because it may take minutes, and signals must be handled.
 absl::StatusOr<std::unique_ptr<Node>> Join(NodeOptions options, const NodeIdentity& place,
                                            const std::string& hosted, BlockedSignals& signals) {
   JoinReport report(place, hosted);
@@ -138,13 +138,13 @@ absl::StatusOr<std::unique_ptr<Node>> Join(NodeOptions options, const NodeIdenti
       const std::string why = absl::StrCat("stopped by ", SignalName(*signal), " while ",
                                            place.description, " was joining");
       if (stopper == nullptr) {
-        // The coordinator is told, which may take seconds.
+        // On a thread, because cancelling notifies the coordinator, which may take seconds.
         stopped = absl::CancelledError(why);
         stopper =
             std::make_unique<Thread>("ferry-stop", [&stop, &stopped] { stop->Cancel(stopped); });
         continue;
       }
-      // Whoever asks again does not want to wait for that.
+      // A second signal: end at once.
       std::fprintf(stderr, "ferry: %s\n", why.c_str());
       std::fflush(nullptr);
       _exit(kFailed);
@@ -152,7 +152,7 @@ absl::StatusOr<std::unique_ptr<Node>> Join(NodeOptions options, const NodeIdenti
   }
   report.Stop();
   if (stopped.ok() || !joined.ok()) return joined;
-  // The signal came too late for that.
+  // The signal arrived after joining had completed.
   (*joined)->FailJob(stopped);
   return stopped;
 }
@@ -160,8 +160,8 @@ absl::StatusOr<std::unique_ptr<Node>> Join(NodeOptions options, const NodeIdenti
 }  // namespace
 
 void AddPlaceFlags(CLI::App& app, NodeOptions& options) {
-  // Not AddCoordinatorFlag: ResolveNodeIdentity reads FERRY_COORDINATOR, and says where a value
-  // came from.
+  // Not AddCoordinatorFlag: ResolveNodeIdentity reads FERRY_COORDINATOR itself, and reports the
+  // source of the value.
   app.add_option_function<std::string>(
          "--coordinator",
          [&options](const std::string& address) {
@@ -198,7 +198,7 @@ void AddNodeFlags(CLI::App& app, NodeOptions& options) {
 absl::StatusOr<int> RunAsNode(NodeOptions& options,
                               const std::function<absl::StatusOr<int>(JoinedNode&)>& body,
                               std::optional<absl::Duration> heartbeat_timeout) {
-  // Before signals are blocked: a process that is refused has nothing to undo.
+  // Before signals are blocked: a process that fails here has nothing to clean up.
   FERRY_ASSIGN_OR_RETURN(const NodeIdentity place, FindOwnPlace(options));
   const bool is_host = place.is_derived && place.node_id == 0;
   if (is_host) {
@@ -224,7 +224,7 @@ absl::StatusOr<int> RunAsNode(NodeOptions& options,
   const auto let_others_leave = [&hosted, &signals, &options] {
     if (hosted == nullptr) return;
     if (signals.have_come()) {
-      // The launcher has most likely sent it to all of them.
+      // The launcher most likely sent the signal to all nodes.
       hosted->WaitUntilAllLeft(kOthersAfterSignal, &signals);
     } else {
       hosted->WaitUntilAllLeft(kOthersTimeout, &signals,
@@ -233,7 +233,7 @@ absl::StatusOr<int> RunAsNode(NodeOptions& options,
   };
   if (!node.ok()) {
     let_others_leave();
-    // The job's error says more than that of the call that it ended.
+    // The job's error is more specific than that of the call it cancelled.
     const absl::Status status = error.Get().ok() ? node.status() : error.Get();
     const bool is_out_of_reach =
         absl::IsDeadlineExceeded(status) || absl::StrContains(status.message(), place.coordinator);
@@ -266,7 +266,7 @@ absl::Status PrepareAsNode(const NodeOptions& options,
 
 void EndService(JoinedNode& joined) {
   joined.is_served = true;
-  // No matter whether the coordinator is there to hear it.
+  // The coordinator may be gone already.
   joined.node.Leave().IgnoreError();
   joined.signals.LetThrough();
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// AttemptFailure: the reason why the coordinator has not been reached yet.
+// AttemptFailure: why the coordinator has not been reached yet.
 #ifndef FERRY_CLI_ATTEMPT_FAILURE_H_
 #define FERRY_CLI_ATTEMPT_FAILURE_H_
 
@@ -17,14 +17,15 @@ namespace ferry::cli {
 // Thread-safe.
 class AttemptFailure final {
  public:
-  // For AgentOptions::on_attempt_failed; may be called when this is gone.
+  // Returns a callback for AgentOptions::on_attempt_failed; it may outlive this object.
   std::function<void(const absl::Status&)> Writer() const {
     return [last = last_](const absl::Status& why) {
       absl::MutexLock lock(&last->mu);
       last->text = std::string(why.message());
     };
   }
-  // The reason, to be appended to a progress line: ": connection refused". Empty if there is none.
+  // Returns the reason as a suffix of a progress line: ": connection refused". Empty if there is
+  // none.
   std::string Text() const {
     absl::MutexLock lock(&last_->mu);
     return last_->text.empty() ? std::string() : absl::StrCat(": ", last_->text);

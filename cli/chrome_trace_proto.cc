@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Events one by one, so that a large trace is not held twice.
+// Writes events one by one, so that a large trace is not held twice.
 #include "cli/chrome_trace_proto.h"
 
 #include <algorithm>
@@ -24,31 +24,31 @@ using ferry::v1::TraceProcess;
 using ferry::v1::TraceStep;
 using Json = nlohmann::ordered_json;
 
-// Something that took time, on a row.
+// A time interval on a row.
 struct Slice {
   int64_t start_ns = 0;
   int64_t end_ns = 0;
   std::string name;
   const char* category = "";
   Json arguments;
-  // Of a send or a receive: the arrow that begins or ends here.
+  // For a send or receive: the id of the arrow that starts or ends here.
   int64_t flow = 0;
   bool begins_flow = false;
 };
 
-// Slices of one row, which may overlap where they are not of one thread.
+// Slices of one row; they may overlap unless they belong to one thread.
 struct Row {
   std::string name;
   bool may_overlap = false;
   std::vector<Slice> slices;
 };
 
-// Bytes of any kind, as JSON's strings have to be.
+// Serialises JSON, replacing bytes that are not UTF-8.
 std::string Dump(const Json& json) {
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
-// "CPU:0" of "/job:worker/replica:0/task:1/device:CPU:0".
+// Extracts "CPU:0" from "/job:worker/replica:0/task:1/device:CPU:0".
 std::string ShortDevice(const std::string& device) {
   const std::string mark = "/device:";
   const size_t at = device.rfind(mark);
@@ -71,12 +71,12 @@ class Writer {
  private:
   using FlowKey = std::pair<uint64_t, std::string>;
 
-  // What others say may be any number.
+  // Checks for overflow: processes may report any number.
   static int64_t Shift(const TraceProcess& process, int64_t ns) {
     int64_t shifted = 0;
     return __builtin_add_overflow(ns, process.offset_ns(), &shifted) ? ns : shifted;
   }
-  // From `a` to `b`; 0 if that is no time.
+  // Returns `b` - `a`; 0 on overflow.
   static int64_t Between(int64_t a, int64_t b) {
     int64_t ns = 0;
     return __builtin_sub_overflow(b, a, &ns) ? 0 : std::max<int64_t>(0, ns);
@@ -95,7 +95,7 @@ class Writer {
     if (start_ns_ == INT64_MAX) start_ns_ = 0;
   }
 
-  // Only what was both sent and received has an arrow.
+  // Only transfers with both a send and a receive get an arrow.
   void FindFlows() {
     std::map<FlowKey, int> ends;
     ForEachEvent([&ends](const TraceStep& step, const TraceLabel& label) {
@@ -128,7 +128,7 @@ class Writer {
   Slice SliceOf(const TraceProcess& process, int64_t start_ns, int64_t end_ns) const {
     Slice slice;
     slice.start_ns = Between(start_ns_, Shift(process, start_ns));
-    // A clock may have been set back meanwhile.
+    // A clock may have been set back in the meantime.
     slice.end_ns = std::max(slice.start_ns, Between(start_ns_, Shift(process, end_ns)));
     return slice;
   }
@@ -200,7 +200,7 @@ class Writer {
         const TraceLabel& label = LabelOf(process, event);
         const std::string device = ShortDevice(label.device());
         if (label.kind() == TraceLabel::RECV) {
-          // It waits without a thread.
+          // A receive waits without a thread, so it goes to a row of its device.
           Row& row = receives[device];
           row.name = absl::StrCat(device, " receives");
           row.may_overlap = true;
@@ -223,10 +223,10 @@ class Writer {
     return rows;
   }
 
-  // Those that overlap go to rows of their own.
+  // Splits a row so that the slices of each do not overlap.
   static std::vector<Row> Spread(Row row) {
     std::stable_sort(row.slices.begin(), row.slices.end(), [](const Slice& a, const Slice& b) {
-      // What holds another one comes before it.
+      // An enclosing slice sorts before what it contains.
       return std::pair(a.start_ns, -a.end_ns) < std::pair(b.start_ns, -b.end_ns);
     });
     std::vector<Row> rows;
@@ -234,7 +234,7 @@ class Writer {
       rows.push_back(std::move(row));
       return rows;
     }
-    // By when each is free.
+    // Rows by the time at which they become free.
     std::multimap<int64_t, size_t> free;
     for (Slice& slice : row.slices) {
       size_t index = rows.size();
@@ -298,12 +298,12 @@ class Writer {
                   {"name", "tensor"},
                   {"cat", "tensor"},
                   {"id", slice.flow}};
-    // To the slice that is there, and not to the next one.
+    // Bind to the enclosing slice instead of the next one.
     if (!slice.begins_flow) arrow["bp"] = "e";
     Event(arrow, slice.begins_flow ? slice.start_ns : slice.end_ns);
   }
 
-  // With the times as they are written, which no double holds.
+  // Appends the times as text, because a double cannot represent them exactly.
   void Event(const Json& json, int64_t ts_ns = -1, int64_t duration_ns = -1) {
     std::string event = Dump(json);
     event.pop_back();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ferry coordinator: serves one job until it is told to stop.
+// ferry coordinator: serves one job until it is stopped.
 #include <algorithm>
 #include <csignal>
 #include <cstdio>
@@ -24,7 +24,7 @@
 namespace ferry::cli {
 namespace {
 
-// gRPC counts in milliseconds, and 0 would be for ever at work.
+// gRPC counts in milliseconds, and 0 would make it ping continuously.
 constexpr absl::Duration kLeastKeepalive = absl::Milliseconds(10);
 constexpr absl::Duration kLeastSessionIdleTimeout = absl::Seconds(1);
 
@@ -37,7 +37,7 @@ struct CoordinatorFlags {
   master::MasterOptions master;
 };
 
-// "worker:4,ps:2", or a name alone with the count from --nodes.
+// Parses "worker:4,ps:2", or a name alone with the count from --nodes.
 absl::StatusOr<std::vector<coord::JobSpec>> ParseJobs(const std::string& text, int nodes) {
   std::vector<coord::JobSpec> specs;
   for (const absl::string_view part : absl::StrSplit(text, ',')) {
@@ -65,7 +65,7 @@ absl::StatusOr<std::vector<coord::JobSpec>> ParseJobs(const std::string& text, i
   return specs;
 }
 
-// What TensorFlow's clients may not have without end.
+// Adds the flags that limit what TensorFlow clients may use.
 void AddMasterLimits(CLI::App& verb, master::MasterOptions& options) {
   const auto add = [&verb](const char* flag, size_t& value, const char* description) {
     AddLimit(verb, flag, value, description)->group("Limits of TensorFlow clients");
@@ -93,9 +93,9 @@ absl::StatusOr<int> Serve(CoordinatorFlags& flags) {
   flags.server.coordinator.register_barrier = !flags.no_register_barrier;
   flags.server.coordinator.reuse = !flags.no_reuse;
   flags.server.stop_grace = kCoordinatorGrace;
-  // Before any thread exists, so that all of them inherit the mask.
+  // Before any thread exists, so that all threads inherit the mask.
   BlockedSignals signals({SIGINT, SIGTERM});
-  // A connection for each rank.
+  // Each rank holds a connection.
   RaiseFileLimit();
   RequireEndJobProof(flags.server);
   const std::unique_ptr<master::MasterHost> master = AddMaster(flags.master, flags.server);

@@ -34,9 +34,9 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Short, because somebody is watching; the default is 100 s.
+// Short for an interactive demo; the default is 100 s.
 constexpr absl::Duration kHeartbeatTimeout = absl::Seconds(2);
-// Hashes are told one by one only as long as they fit on a few lines.
+// Hashes are printed individually only while they fit on a few lines.
 constexpr int kMaxHashesShown = 8;
 
 struct DemoFlags {
@@ -58,11 +58,11 @@ std::string Nodes(const std::vector<int>& nodes) {
 
 void Say(const std::string& step, const std::string& text) {
   std::printf("  %-10s %s\n", step.c_str(), text.c_str());
-  // A failure is remembered, and told in the end.
+  // A failure is remembered, and reported at the end.
   FlushOutput().IgnoreError();
 }
 
-// The job and the story that is told about it. Used on one thread.
+// Runs the job and prints its progress. Used on one thread.
 class Demo final {
  public:
   explicit Demo(const DemoFlags& flags) : flags_(flags), last_(flags.nproc - 1) {}
@@ -79,19 +79,19 @@ class Demo final {
   absl::Status ShowDeath();
   absl::Status Stop();
 
-  // The next line of worker `node`, which must be of this event.
+  // Reads the next line of worker `node`, which must be of this event.
   absl::StatusOr<Json> Expect(int node, const std::string& event);
-  // The same of several, with the one that is asked for of each.
+  // Reads the next line of several workers; returns the time in each, in seconds.
   absl::StatusOr<std::vector<double>> ExpectTimes(const std::vector<int>& nodes,
                                                   const std::string& event);
-  // The same message from all nodes but the last.
+  // Reads the next line of all nodes but the last, which must have equal messages.
   absl::StatusOr<std::string> ExpectMessage(const std::string& event);
   std::vector<int> AllNodes() const;
   std::vector<int> Survivors() const;
 
   // Constant after construction.
   const DemoFlags& flags_;
-  const int last_;  // the node that dies
+  const int last_;  // the node that is killed
 
   std::string address_;
   std::unique_ptr<ToolProcess> coordinator_;
@@ -169,7 +169,7 @@ absl::Status Demo::StartCoordinator() {
 }
 
 absl::Status Demo::StartWorkers() {
-  // Each worker gets its share of the GPUs: one that two nodes use is refused.
+  // Partitions the GPUs among the workers: a GPU used by two nodes is rejected.
   std::vector<std::string> gpus;
   for (const Device& device : DiscoverLocal().topology.devices) {
     if (device.kind == DeviceKind::kGpu) gpus.push_back(device.uuid);
@@ -257,7 +257,7 @@ absl::Status Demo::ShowLateBarrier() {
   FERRY_ASSIGN_OR_RETURN(const auto agent, ConnectTool(address_));
   FERRY_RETURN_IF_ERROR(agent->Set(kWatchingKey, "1"));
   FERRY_RETURN_IF_ERROR(Expect(last_, "waiting").status());
-  // What anybody sees who asks for the status meanwhile.
+  // Queries the status as any client could at this moment.
   std::optional<coord::BarrierStatus> seen;
   const absl::Time deadline = SteadyClock().Now() + kDemoTimeout;
   bool is_over = false;
@@ -340,7 +340,7 @@ Verb AddDemoVerb(CLI::App& app) {
   return [flags]() -> absl::StatusOr<int> {
     const absl::Status status = Demo(*flags).Run();
     if (status.ok()) return kDone;
-    // Whatever it was, the command line was right.
+    // A failure of the demo is not a usage error, whatever its code.
     return absl::AbortedError(absl::StrCat("demo: ", status.message()));
   };
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A node's own exchange for what goes by the best path, and a second one that may use TCP only.
+// Transfers by the node's own engine, which selects the path, and by a second one restricted to
+// TCP.
 #include "cli/demo_tensors.h"
 
 #include <memory>
@@ -41,7 +42,7 @@ absl::Status Check(const Received& received, uint64_t seed) {
                                           received.path, " are wrong"));
 }
 
-// "demo-65536": what its key is called, and its pattern is made of.
+// Returns "demo-65536": the name in the key, and the seed of the pattern.
 std::string NameOf(size_t bytes) { return absl::StrCat("demo-", bytes); }
 
 absl::Status SendAll(Node& node, Step& step) {
@@ -49,7 +50,7 @@ absl::Status SendAll(Node& node, Step& step) {
     FERRY_ASSIGN_OR_RETURN(const RendezvousKey key, node.Key(NameOf(bytes), 0, 1));
     FERRY_ASSIGN_OR_RETURN(const Tensor tensor,
                            MakeTensor(node, bytes, PatternSeed(NameOf(bytes), kStep)));
-    // The same one: the second time shows what memory costs that the receiver knows already.
+    // The same tensor: the second round shows the cost once the receiver has mapped the memory.
     for (int round = 0; round < kRounds; ++round) {
       FERRY_RETURN_IF_ERROR(step.Send(key, tensor));
     }
@@ -74,7 +75,7 @@ absl::Status RecvAll(Node& node, Step& step, const std::function<void(const Demo
   return absl::OkStatus();
 }
 
-// The policy belongs to an exchange, so that this takes another one of the same process.
+// The transport policy is per engine, so this needs a second one in the same process.
 absl::StatusOr<std::unique_ptr<TransferEngine>> StartTcp(Node& node) {
   TransferEngineOptions options;
   options.require_transport = "tcp";
@@ -147,7 +148,7 @@ absl::Status ExchangeByTcp(Node& node, const std::function<void(const DemoTransf
     }
     tell(transfer);
   }
-  // Node 0 keeps its end up until then.
+  // Node 0 keeps its engine running until node 1 has received everything.
   return node.agent().Barrier("demo/tcp-taken", kDemoTimeout, {0, 1});
 }
 
@@ -157,7 +158,7 @@ absl::Status ExchangeDemoTensors(Node& node, const std::function<void(const Demo
   if (node.node_id() > 1) return absl::OkStatus();
   FERRY_ASSIGN_OR_RETURN(Step step, node.OpenStep(kStep));
   if (node.node_id() == 0) FERRY_RETURN_IF_ERROR(SendAll(node, step));
-  // What is timed below waits for nobody.
+  // The measurements below must not include waiting for the sender.
   FERRY_RETURN_IF_ERROR(node.agent().Barrier("demo/sent", kDemoTimeout, {0, 1}));
   if (node.node_id() == 1) FERRY_RETURN_IF_ERROR(RecvAll(node, step, tell));
   FERRY_RETURN_IF_ERROR(step.Close(kDemoTimeout));

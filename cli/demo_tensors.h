@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The demo's tensors: from node 0 to node 1, by the path of their choice and by TCP.
+// The demo's transfers from node 0 to node 1, by the selected path and by TCP.
 #ifndef FERRY_CLI_DEMO_TENSORS_H_
 #define FERRY_CLI_DEMO_TENSORS_H_
 
@@ -14,7 +14,7 @@
 
 namespace ferry::cli {
 
-// The last is sent once more, by TCP.
+// The last one is also sent by TCP.
 inline constexpr size_t kDemoTensorBytes[] = {8, size_t{64} << 10, size_t{64} << 20};
 inline constexpr int kDemoTransfers = 4;
 
@@ -22,13 +22,13 @@ struct DemoTransfer {
   size_t bytes = 0;
   // See WhichWay.
   std::string way;
-  // The first of its kind, which may open connections and map memory; and the one after it.
+  // The first transfer, which may open connections and map memory; and the one after it.
   absl::Duration first;
   absl::Duration again;
 };
 
-// The part of this node, which is none for all but nodes 0 and 1. Node 1 checks every byte.
-//   tell: node 1 calls it for each transfer.
+// Runs this node's part; a no-op except on nodes 0 and 1. Node 1 checks every byte.
+//   tell: called on node 1 for each transfer.
 //   Errors: DATA_LOSS; as Step::Recv.
 absl::Status ExchangeDemoTensors(Node& node, const std::function<void(const DemoTransfer&)>& tell);
 

@@ -89,7 +89,7 @@ absl::StatusOr<int> Work(NodeOptions& options) {
                   {"topology", TopologyHash(node->topology())},
                   {"summary", Summarize(node->topology())},
                   {"no_gpu", node->discovery().cuda_reason}});
-  // Together, so that the times below are not those of the slowest start.
+  // Start together, so that the times below do not include the slowest start.
   FERRY_RETURN_IF_ERROR(node->agent().Barrier("demo/start", kDemoTimeout));
   FERRY_RETURN_IF_ERROR(ExchangeKeys(*node));
   FERRY_RETURN_IF_ERROR(node->agent().Barrier("demo/have-keys", kDemoTimeout));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The proof of `ferry reset` that it knows the job's token.
+// Authenticates `ferry reset` with the job's token.
 #ifndef FERRY_CLI_END_JOB_PROOF_H_
 #define FERRY_CLI_END_JOB_PROOF_H_
 
@@ -12,11 +12,11 @@
 
 namespace ferry::cli {
 
-// Valid for this job only: `coordinator_incarnation` differs in the next one.
+// Valid for this job only, because the next one has another `coordinator_incarnation`.
 std::string EndJobProof(absl::string_view token, uint64_t coordinator_incarnation);
 
-// Allows only clients that know the job's token to end it: the token of this process's environment,
-// else the one that its nodes have put into the store. Any client can end a job without either.
+// Lets only clients that know the job's token end it: the token of this process's environment, else
+// the one that its nodes put into the store. If there is neither, any client can end the job.
 void RequireEndJobProof(coord::ServerOptions& options);
 
 }  // namespace ferry::cli

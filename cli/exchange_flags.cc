@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A table of the limits, read in both directions.
+// A table of the limits, used to parse and to print flags.
 #include "cli/exchange_flags.h"
 
 #include "absl/strings/str_cat.h"
@@ -14,7 +14,7 @@ struct Limit {
   const char* flag;
   size_t& value;
   const char* description;
-  // Where 0 means none of it.
+  // 0 where 0 disables the feature.
   uint64_t least = 1;
 };
 
@@ -98,8 +98,7 @@ std::vector<std::string> ExchangeArguments(const TransferEngineOptions& options)
       absl::StrCat("--carrier=", options.carrier == Carrier::kGrpc ? "grpc" : "lane"),
       absl::StrCat("--exchange-listen=", options.listen),
       absl::StrCat("--tcp-connections=", options.transports.tcp.connections)};
-  // An infinite value does not come from the flag: polling is requested in another way, as by the
-  // plan of bench.
+  // The flag cannot give an infinite value: polling is requested differently, as by bench's plan.
   if (options.spin != absl::InfiniteDuration()) {
     arguments.push_back(absl::StrCat("--spin=", absl::FormatDuration(options.spin)));
   }

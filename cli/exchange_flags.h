@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Flags of every verb that moves tensors: which way they may go, and the limits.
+// Flags of all verbs that transfer tensors: allowed transports, and limits.
 #ifndef FERRY_CLI_EXCHANGE_FLAGS_H_
 #define FERRY_CLI_EXCHANGE_FLAGS_H_
 
@@ -12,14 +12,14 @@
 
 namespace ferry::cli {
 
-// --require, --checksum, --carrier, the addresses, and one flag for each limit that an error names:
-// the option RendezvousLimits::max_waiting is --max-waiting here. The job's token is no flag,
-// because command lines can be read by everyone on a machine: FERRY_JOB_TOKEN or
+// Adds --require, --checksum, --carrier, the addresses, and one flag for each limit that an error
+// names: option RendezvousLimits::max_waiting is --max-waiting. The job's token has no flag,
+// because every user of a machine can read command lines: use FERRY_JOB_TOKEN or
 // FERRY_JOB_TOKEN_FILE.
-//   options: outlives `app`.
+//   options: must outlive `app`.
 void AddExchangeFlags(CLI::App& app, TransferEngineOptions& options);
 
-// Those flags for another process of this program, which then has these options.
+// Returns the flags that give another ferry process these options.
 std::vector<std::string> ExchangeArguments(const TransferEngineOptions& options);
 
 }  // namespace ferry::cli

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Numbers as elements of each type that has a plain encoding.
+// Converts numbers to elements of types with a plain encoding.
 #include "cli/fill.h"
 
 #include <bit>
@@ -22,7 +22,7 @@
 namespace ferry::cli {
 namespace {
 
-// The upper half of a float, rounded to the nearest, ties to even.
+// Upper half of the float, rounded to nearest, ties to even.
 uint16_t ToBfloat16(double value) {
   const uint32_t bits = std::bit_cast<uint32_t>(static_cast<float>(value));
   if (std::isnan(value)) return 0x7FC0;
@@ -39,19 +39,19 @@ uint16_t ToHalf(double value) {
   if (exponent < -14) exponent = -15;
   const double unit = std::ldexp(1.0, (exponent < -14 ? -14 : exponent) - 10);
   const auto steps = static_cast<uint16_t>(std::nearbyint(size / unit));
-  // What rounds up to the next power of two carries into the exponent by itself.
+  // Rounding up to the next power of two carries into the exponent.
   return sign | static_cast<uint16_t>(((exponent < -14 ? 0 : exponent + 14) << 10) + steps);
 }
 
-// What a whole type holds. As doubles, which the largest whole numbers are not: below 2^63 and
-// 2^64.
+// The range of an integer type, as doubles. The largest integers are not representable: the bounds
+// are below 2^63 and 2^64.
 struct WholeRange {
   double least = 0;
   double most = 0;
   std::string text;
 };
 
-// Nothing for a type that is not whole.
+// Returns nullopt for a type that is not an integer.
 std::optional<WholeRange> WholeRangeOf(DataType dtype) {
   const auto of = [](auto type) {
     using Limits = std::numeric_limits<decltype(type)>;
@@ -117,7 +117,7 @@ bool StoreNumber(DataType dtype, void* to, double value) {
     case DataType::kUint64: {
       const auto whole = value < 9.2e18 ? static_cast<uint64_t>(static_cast<int64_t>(value))
                                         : static_cast<uint64_t>(value);
-      // The lowest bytes come first on every machine that this runs on.
+      // Little-endian: the lowest bytes come first.
       std::memcpy(to, &whole, ElementBytes(dtype));
       return true;
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensors from a command line: their type, their shape and what is in them.
+// Tensors given by flags: type, shape and content.
 #ifndef FERRY_CLI_FILL_H_
 #define FERRY_CLI_FILL_H_
 
@@ -16,24 +16,24 @@
 
 namespace ferry::cli {
 
-// "float", "bfloat16", ...; of fixed size.
+// Parses "float", "bfloat16", ...; types of fixed size.
 //   Errors: INVALID_ARGUMENT, naming the flag.
 absl::StatusOr<DataType> ParseDtypeFlag(absl::string_view text);
-// "2x3"; "scalar".
+// Parses "2x3"; "scalar".
 //   Errors: INVALID_ARGUMENT, naming the flag.
 absl::StatusOr<Shape> ParseShapeFlag(absl::string_view text);
 
-// Whether elements of that type can be filled so: see Fill.
-//   Errors: INVALID_ARGUMENT for something else, for a type whose elements are no such numbers, and
-//   for a number that the type has not.
+// Checks that elements of that type can be filled with `fill`: see Fill.
+//   Errors: INVALID_ARGUMENT for unknown text, a non-numeric type, or a number out of the type's
+//   range.
 absl::Status CheckFill(DataType dtype, absl::string_view fill);
 
-// Sets every element: "pattern" (see WritePattern), "zeros", "ones", "seq" (0, 1, 2, ..., as far
-// as the type can count), or a number.
-//   Errors: those of CheckFill.
+// Sets every element: "pattern" (see WritePattern), "zeros", "ones", "seq" (0, 1, 2, ..., up to the
+// type's range), or a number.
+//   Errors: as CheckFill.
 absl::Status Fill(Tensor& tensor, absl::string_view fill, uint64_t pattern_seed);
 
-// Whether the type has such numbers. Whole ones wrap around.
+// Returns false if the type is not numeric. Integers wrap around.
 //   to: one element.
 bool StoreNumber(DataType dtype, void* to, double value);
 

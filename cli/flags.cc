@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Flags that several verbs share.
+// Flags shared by several verbs.
 #include <algorithm>
 #include <cstdint>
 #include <limits>
@@ -26,7 +26,7 @@ namespace {
   throw CLI::ValidationError(flag, absl::StrCat(Quoted(text), " is ", what));
 }
 
-// The widest bounds are those of the type, which are not helpful as digits.
+// Bounds equal to the type's limits are reported as its width, which is easier to read.
 template <typename Number>
 std::string NoWholeNumber(Number least, Number most) {
   using Limits = std::numeric_limits<Number>;
@@ -38,7 +38,7 @@ std::string NoWholeNumber(Number least, Number most) {
                       is_open ? "2^64-1" : absl::StrCat(most));
 }
 
-// Number: int or int64_t. set: takes what has been read.
+// Number: int or int64_t. set: stores the parsed value.
 template <typename Number, typename Set>
 CLI::Option* AddWhole(CLI::App& app, const std::string& flag, const std::string& description,
                       Number least, Number most, Set set) {

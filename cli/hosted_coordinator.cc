@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Starting a coordinator for the others, and not leaving before them.
+// Starts a coordinator for the other nodes, and stops it after they have left.
 #include "cli/hosted_coordinator.h"
 
 #include <utility>
@@ -20,7 +20,8 @@
 namespace ferry::cli {
 namespace {
 
-// Nothing announces what is waited for here, and a short pause at the end of a job harms nobody.
+// Polling interval: there is no notification for this, and a short delay at the end of a job is
+// fine.
 constexpr absl::Duration kLook = absl::Milliseconds(20);
 
 }  // namespace
@@ -87,11 +88,11 @@ void HostedCoordinator::RefuseArrivingNodes(const absl::Status& why, int others,
 
 void HostedCoordinator::WaitUntilAllLeft(absl::Duration timeout, BlockedSignals* signals,
                                          std::optional<absl::Duration> latecomers) {
-  // Nodes that come late to a job that cannot begin fail with the reason, instead of looking for a
-  // coordinator that is gone.
+  // Nodes that arrive late at a job that cannot begin fail with the reason, instead of searching
+  // for a coordinator that has ended.
   const bool cannot_begin = server_->strand().Run([&latecomers](coord::Coordinator& coordinator) {
     const absl::Status why = coordinator.joining_error();
-    // However late: no other job begins here.
+    // For all later arrivals: no other job begins on this coordinator.
     if (!why.ok() && latecomers.has_value()) coordinator.RefuseJoining(why);
     return !why.ok();
   });

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// HostedCoordinator: a coordinator inside a verb, for jobs whose launcher names none.
+// HostedCoordinator: a coordinator inside another verb, for jobs whose launcher names none.
 #ifndef FERRY_CLI_HOSTED_COORDINATOR_H_
 #define FERRY_CLI_HOSTED_COORDINATOR_H_
 
@@ -17,18 +17,18 @@
 
 namespace ferry::cli {
 
-// Whether TensorFlow's clients can run graphs on the job's workers.
+// Whether TensorFlow clients can run graphs on the job's workers.
 enum class Graphs { kNone, kServed };
 
-// Serves while it lives. Thread-safe. Threads: as CoordinatorServer, and MasterHost with graphs.
+// Serves until destroyed. Thread-safe. Threads: as CoordinatorServer, plus MasterHost with graphs.
 class HostedCoordinator final {
  public:
-  // For this machine only, on a free port.
-  //   heartbeat_timeout: the value that the user has set; nullopt uses the default.
+  // Listens on loopback, on a free port.
+  //   heartbeat_timeout: the user's value; nullopt uses the default.
   static absl::StatusOr<std::unique_ptr<HostedCoordinator>> OnThisMachine(
       int nodes, Graphs graphs, std::optional<absl::Duration> heartbeat_timeout = std::nullopt);
-  // Where the nodes of the job look for it, see NodeIdentity::is_derived. Listens on every address
-  // of the machine, of both families, unless `address` is one that only this machine can reach: see
+  // Listens where the job's nodes expect it, see NodeIdentity::is_derived: on every address of the
+  // machine, IPv4 and IPv6, unless `address` is reachable only from this machine; see
   // TcpListener::AddressFor.
   static absl::StatusOr<std::unique_ptr<HostedCoordinator>> At(
       const std::string& address, int nodes, Graphs graphs,
@@ -38,18 +38,18 @@ class HostedCoordinator final {
   HostedCoordinator(const HostedCoordinator&) = delete;
   HostedCoordinator& operator=(const HostedCoordinator&) = delete;
 
-  // HOST:PORT as it listens.
+  // HOST:PORT it listens on.
   const std::string& address() const { return server_->address(); }
 
-  // In the place of a job that cannot begin: those that come fail with `why`. Waits until so many
-  // `others` have come, but no longer than `timeout`, and says so on stderr.
+  // Replaces a job that cannot begin: joining nodes fail with `why`. Blocks until `others` nodes
+  // have been rejected or `timeout` expires, and says so on stderr.
   void RefuseArrivingNodes(const absl::Status& why, int others, absl::Duration timeout);
 
-  // Waits until no node is left, for at most `timeout`, and for all of it where the job could not
-  // begin, so that nodes that come late hear why; says on stderr what it waits for.
-  //   signals: one of them ends the wait; null where nothing blocks them.
-  //   latecomers: replaces `timeout` where the job could not begin, if all of its nodes were
-  //   started by a launcher and look for this coordinator: the wait ends when all have heard.
+  // Blocks until all nodes have left, or `timeout` expires; reports on stderr what it waits for. If
+  // the job could not begin, it waits for all of `timeout`, so that late nodes get the reason.
+  //   signals: any of them ends the wait; null if none are blocked.
+  //   latecomers: replaces `timeout` if the job could not begin and all of its nodes were started
+  //   by a launcher and use this coordinator: the wait ends when all have got the reason.
   void WaitUntilAllLeft(absl::Duration timeout, BlockedSignals* signals = nullptr,
                         std::optional<absl::Duration> latecomers = std::nullopt);
 
@@ -62,7 +62,7 @@ class HostedCoordinator final {
   // See Coordinator.
   size_t ToldOfJoiningFailure();
 
-  // Constant after construction. Null: there is none. Outlives the server, whose services it has.
+  // Constant after construction. May be null. Outlives the server, which uses its services.
   std::unique_ptr<master::MasterHost> master_;
   std::unique_ptr<coord::CoordinatorServer> server_;
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a master has to know of the nodes' records.
+// Tells a master how to read the nodes' records.
 #include "cli/hosted_master.h"
 
 #include <unistd.h>
@@ -42,7 +42,7 @@ std::unique_ptr<master::MasterHost> AddMaster(master::MasterOptions master,
   records.prefix.resize(records.prefix.size() - (sizeof(kFirstKey) - 1));
   records.key = EndpointKey;
   records.read = ReadRecord;
-  // As its nodes find it; what is wrong with a file is theirs to say.
+  // The same lookup as the nodes'; they report errors in the file.
   records.token = FindToken({}, ProcessEnv).value_or("");
   records.token_key = kExchangeTokenKey;
   master.host = HostName();

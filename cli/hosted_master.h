@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A master for a coordinator of this process.
+// Adds a master to a coordinator in this process.
 #ifndef FERRY_CLI_HOSTED_MASTER_H_
 #define FERRY_CLI_HOSTED_MASTER_H_
 
@@ -12,14 +12,14 @@
 
 namespace ferry::cli {
 
-// How long workers are told that their sessions are over: for MasterHost::Stop.
+// How long to wait for workers to acknowledge that their sessions have ended; for MasterHost::Stop.
 inline constexpr absl::Duration kMasterGrace = absl::Milliseconds(400);
-// The same for answers of the coordinator. Both together are less than the second within which a
-// process ends after a signal, also where clients that were stopped do not take their answers.
+// The same for the coordinator's responses. Together below the second within which a process ends
+// after a signal, even if suspended clients do not read their responses.
 inline constexpr absl::Duration kCoordinatorGrace = absl::Milliseconds(400);
 
-// Makes a master whose services are those of the server that `options` are for; it outlives that
-// server, and is stopped before it.
+// Creates a master and adds its services to `options`. It must outlive the server made from them,
+// and be stopped before it.
 std::unique_ptr<master::MasterHost> AddMaster(master::MasterOptions master,
                                               coord::ServerOptions& options);
 

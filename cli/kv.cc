@@ -32,9 +32,9 @@
 namespace ferry::cli {
 namespace {
 
-// A value on a line of `kv watch` and `kv ls --long`.
+// Longest value shown on a line of `kv watch` and `kv ls --long`.
 constexpr size_t kMaxShownBytes = 120;
-// For the reader of a watch that has ended to go on reading.
+// How long the reader of a finished watch may pause.
 constexpr absl::Duration kReaderTimeout = absl::Seconds(1);
 
 struct KvFlags {
@@ -67,7 +67,7 @@ absl::StatusOr<int> Get(const KvFlags& flags) {
   return kDone;
 }
 
-// As much as a coordinator takes unless it is told otherwise: stdin may have no end.
+// Limited to the coordinator's default maximum: stdin may be endless.
 absl::StatusOr<std::string> ReadStdin() {
   const size_t max_bytes = coord::CoordinatorOptions().max_value_bytes;
   std::string bytes;
@@ -126,8 +126,8 @@ absl::StatusOr<int> Remove(const KvFlags& flags) {
                            agent->List(flags.key + "/", /*keys_only=*/true));
     is_there = !below.empty();
   }
-  // The coordinator takes it for no error: whoever removes a key twice has what they want. A person
-  // who mistyped it has not.
+  // Not an error for the coordinator, where deletion is idempotent; here it is, since the user may
+  // have mistyped the key.
   if (!is_there) {
     return absl::NotFoundError(absl::StrCat("key ", Quoted(flags.key), " is not there"));
   }
@@ -135,7 +135,7 @@ absl::StatusOr<int> Remove(const KvFlags& flags) {
   return kDone;
 }
 
-// Why a watch ended, from the agent's threads.
+// Records why a watch ended, from the agent's threads.
 class Loss final {
  public:
   explicit Loss(BlockedSignals& signals) : signals_(signals) {}
@@ -159,9 +159,9 @@ class Loss final {
 };
 
 absl::StatusOr<int> Watch(const KvFlags& flags) {
-  // An interrupt is the normal end of a watch, even of one that has not begun.
+  // An interrupt is the normal end of a watch, even before it has started.
   BlockedSignals signals({SIGINT, SIGTERM}, EndAfterSignal{.exit_status = kDone});
-  // Both outlive the agent, whose threads use them.
+  // Declared before the agent, whose threads use both.
   Loss loss(signals);
   NonBlockingWriter output(stdout, WakingOutput(signals));
   FERRY_ASSIGN_OR_RETURN(
@@ -181,7 +181,7 @@ absl::StatusOr<int> Watch(const KvFlags& flags) {
                            WriteWaiting(output, signals, absl::InfiniteDuration()));
     if (is_interrupted) return kDone;
   }
-  // What has come is still told, if somebody reads it.
+  // Prints the remaining events, if the reader still reads.
   FERRY_RETURN_IF_ERROR(DrainOutput(output, signals, kReaderTimeout).status());
   const absl::Status lost = loss.status();
   if (output.waiting() == 0) return lost;

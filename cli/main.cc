@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ferry tool: one verb per file.
+// The ferry tool: dispatches to one file per verb.
 #include <unistd.h>
 
 #include <algorithm>
@@ -40,7 +40,7 @@ constexpr char kFooter[] =
     "  ferry run --nproc=4 -- python train.py         the processes of a job\n"
     "Exit status: 0 done; 1 failed, with one line on stderr; 2 wrong usage.";
 
-// "ferry kv get", as far as the command line got.
+// Returns "ferry kv get", as far as the command line was parsed.
 std::string Path(const CLI::App& app) {
   std::string path = "ferry";
   for (const CLI::App* at = &app; !at->get_subcommands().empty();) {
@@ -50,7 +50,7 @@ std::string Path(const CLI::App& app) {
   return path;
 }
 
-// What is wrong with the command line.
+// Describes the error in the command line.
 std::string What(const CLI::App& app, const CLI::ParseError& error) {
   std::string what = error.what();
   if (what != "A subcommand is required" && !app.get_subcommands().empty()) return what;
@@ -59,8 +59,9 @@ std::string What(const CLI::App& app, const CLI::ParseError& error) {
   return "there is no verb or flag " + unknown.front();
 }
 
-// The complaint about the first `--flag=value` that CLI11 would misread, or nothing. It takes the
-// next argument for the value of --coordinator=$UNSET, and --json=- for a flag that is off.
+// Returns an error about the first `--flag=value` that CLI11 would misread, or an empty string.
+// CLI11 takes the next argument as the value of --coordinator=$UNSET, and --json=- as a disabled
+// flag.
 std::string FindMisreadFlag(const CLI::App& app, int argc, char** argv) {
   const CLI::App* verb = &app;
   std::string path = "ferry";
@@ -86,7 +87,8 @@ std::string FindMisreadFlag(const CLI::App& app, int argc, char** argv) {
       continue;
     }
     if (verb->get_name() != "run") continue;
-    // The command, which may have such flags of its own, unless it belongs to the flag before it.
+    // This is the user's command, which may have such flags, unless it is the value of the flag
+    // before.
     const CLI::Option* const before = verb->get_option_no_throw(argv[i - 1]);
     if (before == nullptr || before->get_items_expected_max() == 0) break;
   }
@@ -101,13 +103,13 @@ Verb AddHelpVerb(CLI::App& app) {
   return [name, &app]() -> absl::StatusOr<int> {
     const CLI::App* found = &app;
     if (!name->empty()) {
-      // Not get_subcommand(name), which throws when there is none.
+      // get_subcommand(name) would throw if there is none.
       const std::vector<CLI::App*> matches = app.get_subcommands(
           [&name](const CLI::App* candidate) { return candidate->get_name() == *name; });
       if (matches.empty()) return absl::InvalidArgumentError("there is no verb " + *name);
       found = matches.front();
     }
-    // Not help(), which would be that of the verb on the command line: this one.
+    // help() would describe the verb on the command line, which is this one.
     const std::string called = name->empty() ? "ferry" : "ferry " + *name;
     std::fputs(found->get_formatter()->make_help(found, called, CLI::AppFormatMode::Normal).c_str(),
                stdout);
@@ -115,15 +117,15 @@ Verb AddHelpVerb(CLI::App& app) {
   };
 }
 
-// Allocation fails on whichever thread; an abort would leave a core file and no reason.
+// Allocation may fail on any thread; abort would leave a core file and no reason.
 [[noreturn]] void EndOutOfMemory() {
   constexpr char kLine[] = "ferry: out of memory\n";
   [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, kLine, sizeof(kLine) - 1);
   _exit(kFailed);
 }
 
-// What nobody has caught, such as a thread that there is no room for: as one line, without a core
-// file.
+// Reports an uncaught exception, such as a failure to create a thread, in one line and without a
+// core file.
 [[noreturn]] void EndWithReason() {
   char line[512] = "ferry: ended by an error that nobody caught\n";
   if (const std::exception_ptr thrown = std::current_exception()) {
@@ -138,14 +140,14 @@ Verb AddHelpVerb(CLI::App& app) {
   _exit(kFailed);
 }
 
-// Verbs that others rely on must outlive whoever reads their output. The rest end silently with
-// their reader, as other tools do; so do the programs that ferry run starts.
+// Verbs that other processes rely on must survive the loss of their output's reader. All others end
+// silently by SIGPIPE, as do the programs started by ferry run.
 bool OutlivesItsReader(const std::string& name) {
   return name == "coordinator" || name == "worker" || name == "demo-worker";
 }
 
-// Cuts the command line of `ferry run` off at its first "--" and returns the rest: what comes there
-// belongs to the command, and CLI11 would look for flags of ours in it.
+// Splits the command line of `ferry run` at its first "--" and returns the rest: it belongs to the
+// command, and CLI11 would parse flags in it.
 std::vector<std::string> TakeAfterDashes(int& argc, char** argv) {
   if (argc < 2 || std::string(argv[1]) != "run") return {};
   char** const dashes = std::find(argv, argv + argc, std::string("--"));
@@ -154,7 +156,7 @@ std::vector<std::string> TakeAfterDashes(int& argc, char** argv) {
   return rest;
 }
 
-// A full disk shows here at the latest.
+// A full disk is detected here at the latest.
 int EndOutput() {
   const absl::Status written = FlushOutput();
   if (written.ok()) return kDone;
@@ -190,7 +192,7 @@ int Main(int argc, char** argv) {
   verbs["bench-worker"] = AddBenchWorkerVerb(app);
   verbs["bench-floor"] = AddBenchFloorVerb(app);
   verbs["doctor-helper"] = AddDoctorHelperVerb(app);
-  // Last, because verbs inherit it.
+  // Set last, because verbs inherit it.
   app.footer(kFooter);
   if (const std::string misread = FindMisreadFlag(app, argc, argv); !misread.empty()) {
     PrintError(misread);
@@ -200,7 +202,7 @@ int Main(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) {
-      // --help and --version. Not through std::cout, which does not tell why it failed.
+      // --help and --version. Not to std::cout directly, which does not report why it failed.
       std::ostringstream text;
       app.exit(error, text, text);
       std::fputs(text.str().c_str(), stdout);
@@ -211,7 +213,7 @@ int Main(int argc, char** argv) {
   }
   const std::string name = app.get_subcommands().front()->get_name();
   if (OutlivesItsReader(name)) std::signal(SIGPIPE, SIG_IGN);
-  // A file that may not grow (ulimit -f) is an error of the write then. Not for `ferry run`, whose
+  // Turns exceeding the file size limit (ulimit -f) into a write error. Not for `ferry run`, whose
   // processes would inherit it.
   if (name != "run") std::signal(SIGXFSZ, SIG_IGN);
   FERRY_LOG_DEBUG(kCli, "ferry {} {} begins", kVersion, name);
@@ -229,11 +231,11 @@ int Main(int argc, char** argv) {
 }  // namespace ferry::cli
 
 int main(int argc, char** argv) {
-  // What hwloc cannot find out is told by ourselves, with what it means (topology/host_discovery);
-  // its own warnings, of containers without /sys for one, would stand in the way of it.
+  // Ferry reports what hwloc cannot find, with its consequences (topology/host_discovery); hwloc's
+  // own warnings, for example in containers without /sys, would only add noise.
   setenv("HWLOC_HIDE_ERRORS", "2", /*overwrite=*/0);
-  // Debian builds Abseil with its search for lock cycles on: every lock in the process, gRPC's
-  // included, then passes one global lock, which makes two threads ten times slower than one.
+  // Debian builds Abseil with deadlock detection enabled: every lock in the process, including
+  // gRPC's, then takes a global lock, which makes two threads ten times slower than one.
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   return ferry::cli::Main(argc, argv);
 }

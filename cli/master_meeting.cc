@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Requests and responses through the coordinator's store.
+// Exchanges requests and responses through the coordinator's store.
 #include "cli/master_meeting.h"
 
 #include <algorithm>
@@ -25,9 +25,9 @@ namespace {
 
 constexpr char kAsks[] = "ferry/run/asks/";
 constexpr char kAnswers[] = "ferry/run/master/";
-// How long to wait for a response before the request is repeated.
+// How long to wait for a response before repeating the request.
 constexpr absl::Duration kAskAgain = absl::Seconds(2);
-// For a machine that was refused to be started again, before the first one gives it up.
+// How long a machine that was rejected has to be restarted before the first machine gives up on it.
 constexpr absl::Duration kStartAgain = absl::Seconds(10);
 
 void Note(const std::string& text) {
@@ -49,7 +49,7 @@ absl::StatusOr<std::unique_ptr<MasterMeeting>> MasterMeeting::Join(const std::st
   options.on_attempt_failed = failure.Writer();
   FERRY_ASSIGN_OR_RETURN(meeting->agent_, coord::Agent::Connect(std::move(options)));
   meeting->agent_->WatchJoiningAsync([answered = meeting->answered_](const absl::Status& why) {
-    // Other errors end what this waits for by themselves, or are those of a coordinator that does
+    // Other errors either end the pending call by themselves, or come from a coordinator that does
     // not know the request.
     if (!absl::IsFailedPrecondition(why)) return;
     absl::MutexLock lock(&answered->mu);
@@ -74,8 +74,8 @@ absl::Status MasterMeeting::AskError() const {
 }
 
 absl::StatusOr<std::string> MasterMeeting::Answer(GetEnv get_env, int machine_count) {
-  // Where the coordinator sees this machine, other machines of its network do too. Loopback is the
-  // coordinator's own machine; Ask knows how it is called elsewhere.
+  // The address at which the coordinator sees this machine is reachable by other machines of its
+  // network. Loopback means the coordinator's own machine; Ask replaces it by that machine's name.
   const std::string own_host = HostOfPeer(agent_->observed_address());
   if (own_host.empty()) {
     return absl::InternalError(absl::StrCat("the coordinator at ", coordinator_,
@@ -155,8 +155,7 @@ absl::StatusOr<std::string> MasterMeeting::Ask(GetEnv get_env, int machine_index
   const std::string answer = absl::StrCat(kAnswers, number);
   absl::StatusOr<std::string> address;
   do {
-    // A coordinator that runs only to say that the job cannot begin may be gone by now, and is not
-    // waited for.
+    // Not awaited: a coordinator that only reports that the job cannot begin may have ended.
     agent_->SetAllAsync({{ask, absl::StrCat(machine_index)}}, /*overwrite=*/true,
                         [answered = answered_](const absl::Status& status) {
                           if (status.ok()) return;
@@ -164,8 +163,8 @@ absl::StatusOr<std::string> MasterMeeting::Ask(GetEnv get_env, int machine_index
                           answered->ask_error = status;
                         });
     address = agent_->Get(answer, kAskAgain);
-    // CANCELLED: a new job has begun, with an empty store. Otherwise a first machine that is there
-    // has had time to answer: before that the refusal might be that of an earlier job.
+    // CANCELLED: a new job has begun, with an empty store. Check for a refusal only after a running
+    // first machine has had time to answer: earlier, it could be an earlier job's.
     if (address.ok() || absl::IsCancelled(address.status())) continue;
     FERRY_RETURN_IF_ERROR(Refusal());
     if (!absl::IsDeadlineExceeded(address.status())) return address.status();
@@ -187,7 +186,7 @@ absl::StatusOr<std::string> MasterMeeting::Ask(GetEnv get_env, int machine_index
         absl::StrCat(Quoted(*address), ", the address of rank 0, has no port"));
   }
   std::string host = HostOfPeer(*address);
-  // The machine of rank 0 is the coordinator's.
+  // Loopback: rank 0 is on the coordinator's machine.
   if (IsLoopbackHost(host)) host = HostOfPeer(coordinator_);
   const MasterWish wish = ReadMasterWish(get_env);
   const bool is_other = (wish.host && *wish.host != host) || (wish.port && *wish.port != port);

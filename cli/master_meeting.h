@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the machines of a `ferry run` learn MASTER_ADDR and MASTER_PORT from the machine of rank 0.
+// Distributes MASTER_ADDR and MASTER_PORT from rank 0's machine to the others of a `ferry run`.
 #ifndef FERRY_CLI_MASTER_MEETING_H_
 #define FERRY_CLI_MASTER_MEETING_H_
 
@@ -21,49 +21,48 @@
 namespace ferry::cli {
 
 // The first machine chooses the address and responds to requests for it:
-//   1. Another machine draws a number and sets "ferry/run/asks/NUMBER" to which machine it is.
-//   2. The first one, which watches that prefix, sets "ferry/run/master/NUMBER" to HOST:PORT.
-//   3. The other one reads it and removes both.
-// Both hear of a process that cannot join the job, so that they do not wait for machines that will
-// not come.
+//   1. Another machine draws a number and sets "ferry/run/asks/NUMBER" to its machine index.
+//   2. The first machine, which watches that prefix, sets "ferry/run/master/NUMBER" to HOST:PORT.
+//   3. The other machine reads it and removes both.
 // A response therefore never comes from an earlier job on the same coordinator. If the store is
 // cleared in between because a new job begins, a request or response is lost, and the request is
-// repeated.
+// repeated. Both sides watch for a process that cannot join the job, so as not to wait for machines
+// that will not come.
 class MasterMeeting final {
  public:
-  //   coordinator: HOST:PORT of it, as this machine calls it.
+  //   coordinator: HOST:PORT, as this machine reaches it.
   //   Errors: as coord::Agent::Connect, after `timeout`.
   static absl::StatusOr<std::unique_ptr<MasterMeeting>> Join(const std::string& coordinator,
                                                              absl::Duration timeout);
 
-  // Nodes of the coordinator's job.
+  // Number of nodes of the coordinator's job.
   int num_nodes() const { return agent_->num_nodes(); }
-  // Why another process cannot join the job, if one has said so; OK if none says so within
+  // Returns the error of another process that cannot join the job; OK if none is reported within
   // `timeout`.
   absl::Status Refusal(absl::Duration timeout = absl::ZeroDuration()) const;
 
-  // On the first machine: chooses the address, and responds to the others until this is destroyed.
-  // Reports on stderr which values of the environment are not used.
+  // On the first machine: chooses the address, and responds to requests until destroyed. Prints on
+  // stderr which values of the environment are ignored.
   //   Errors: as ChooseMaster.
   absl::StatusOr<std::string> Answer(GetEnv get_env, int machine_count);
-  // Waits until all other machines have been answered, and reports on stderr which are missing. The
-  // first machine may be finished before another one has started.
-  //   Errors: DEADLINE_EXCEEDED naming those that did not ask within `timeout`; sooner Refusal,
-  //   unless they come within seconds.
+  // Blocks until all other machines have been answered, and prints on stderr which are missing.
+  // Needed because the first machine may finish before another one has started.
+  //   Errors: DEADLINE_EXCEEDED naming those that did not ask within `timeout`; or, sooner,
+  //   Refusal, unless they ask within seconds.
   absl::Status WaitUntilAllAnswered(absl::Duration timeout);
-  // On another one.
-  //   Errors: DEADLINE_EXCEEDED when the first machine does not answer within `timeout`; Refusal.
+  // On another machine: requests the address.
+  //   Errors: DEADLINE_EXCEEDED if the first machine does not answer within `timeout`; Refusal.
   absl::StatusOr<std::string> Ask(GetEnv get_env, int machine_index, absl::Duration timeout);
 
  private:
-  // Shared with callbacks of the agent.
+  // Shared with the agent's callbacks.
   struct Answered {
     absl::Mutex mu;
     // See Refusal.
     absl::Status refusal ABSL_GUARDED_BY(mu);
     // Why a request could not be set.
     absl::Status ask_error ABSL_GUARDED_BY(mu);
-    // By machine; the first one needs none.
+    // Per machine; the first one needs no answer.
     std::vector<bool> is_done ABSL_GUARDED_BY(mu);
 
     bool all() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
@@ -82,7 +81,7 @@ class MasterMeeting final {
   const std::string coordinator_;
   const std::shared_ptr<Answered> answered_;
   std::unique_ptr<coord::Agent> agent_;
-  // Goes before the agent that its callback uses.
+  // Declared after the agent, to be destroyed before it.
   std::unique_ptr<coord::AgentWatch> watch_;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A request, and a watch for its answers.
+// Writes a request, and watches for its answers.
 #include "cli/node_answers.h"
 
 #include <cstdint>
@@ -19,7 +19,7 @@
 namespace ferry::cli {
 namespace {
 
-// Nodes that are connected and have told where their tensors can be had.
+// Returns the nodes that are connected and have published a tensor endpoint.
 absl::StatusOr<std::set<int>> NodesToAsk(coord::Agent& agent) {
   FERRY_ASSIGN_OR_RETURN(const coord::JobStatus status, agent.Status());
   std::string prefix = EndpointKey(0);
@@ -39,11 +39,11 @@ absl::StatusOr<std::set<int>> NodesToAsk(coord::Agent& agent) {
   return nodes;
 }
 
-// What has come, on the agent's thread and on ours.
+// Answers, written on the agent's thread and read on the caller's.
 struct Answers {
   absl::Mutex mu;
   int64_t asked ABSL_GUARDED_BY(mu) = INT64_MAX;
-  // Of each node the latest, with its revision.
+  // Per node, the latest answer and its revision.
   std::map<int, std::pair<int64_t, std::string>> latest ABSL_GUARDED_BY(mu);
 
   size_t count() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
@@ -62,7 +62,7 @@ absl::StatusOr<NodeAnswers> AskNodes(coord::Agent& agent, absl::string_view requ
   NodeAnswers result;
   result.is_too_large = nodes.size() > max_nodes;
   if (nodes.empty() || result.is_too_large) return result;
-  // Shared, because the watch may be in the middle of a call when it ends.
+  // Shared, because the watch's callback may be running when the watch ends.
   const auto shared = std::make_shared<Answers>();
   Answers& answers = *shared;
   FERRY_ASSIGN_OR_RETURN(
@@ -74,7 +74,7 @@ absl::StatusOr<NodeAnswers> AskNodes(coord::Agent& agent, absl::string_view requ
         absl::MutexLock lock(&shared->mu);
         shared->latest[node] = {change.entry.revision, change.entry.value};
       }));
-  // The nonce is only there to be another one than the last.
+  // The value only needs to differ from the last one.
   FERRY_RETURN_IF_ERROR(agent.Set(request_key, absl::StrCat(absl::ToUnixNanos(absl::Now())),
                                   /*overwrite=*/true));
   FERRY_ASSIGN_OR_RETURN(const std::vector<coord::KeyValue> request, agent.List(request_key));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Asking the nodes of a job something through the store.
+// Queries a job's nodes through the store.
 #ifndef FERRY_CLI_NODE_ANSWERS_H_
 #define FERRY_CLI_NODE_ANSWERS_H_
 
@@ -20,14 +20,14 @@ namespace ferry::cli {
 struct NodeAnswers {
   // By node.
   std::map<int, std::string> texts;
-  // Nodes that move tensors, are connected, and have not answered in time: they hang.
+  // Nodes that transfer tensors, are connected, and have not answered in time: they hang.
   std::vector<int> silent;
-  // There are more nodes than were to be asked, and so nobody was.
+  // True if there are more nodes than the limit, in which case none is queried.
   bool is_too_large = false;
 };
 
-// Sets `request_key`, and gathers what every node that moves tensors sets under `prefix` after
-// that, for `timeout` at most.
+// Sets `request_key`, and collects what each node that transfers tensors then sets under `prefix`,
+// for at most `timeout`.
 absl::StatusOr<NodeAnswers> AskNodes(coord::Agent& agent, absl::string_view request_key,
                                      absl::string_view prefix, absl::Duration timeout,
                                      size_t max_nodes = std::numeric_limits<size_t>::max());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Remembering why stdout failed, which stdio does not.
+// Remembers why stdout failed, which stdio does not.
 #include "cli/output.h"
 
 #include <fcntl.h>
@@ -24,20 +24,20 @@
 namespace ferry::cli {
 namespace {
 
-// Marks a status that PrintErrorNow has returned.
+// Payload that marks a status returned by PrintErrorNow.
 constexpr char kErrorPrinted[] = "ferry/error-printed";
 
 constexpr size_t kMaxWaitingBytes = size_t{256} << 20;
-// Signals are looked for after as much as this.
+// Signals are checked after each such chunk.
 constexpr size_t kWriteBytes = size_t{64} << 10;
 
-// `error`: errno, or 0 where it is not known.
+// `error`: errno, or 0 if unknown.
 absl::Status CannotWrite(int error) {
   return absl::UnavailableError(absl::StrCat(
       "cannot write the output", error != 0 ? absl::StrCat(": ", std::strerror(error)) : ""));
 }
 
-// errno of the first failure that was seen.
+// errno of the first observed failure.
 std::atomic<int> first_error{0};
 
 }  // namespace
@@ -60,7 +60,7 @@ absl::Status FlushOutput() {
   const int error = std::fflush(stdout) == 0 ? 0 : errno;
   int none = 0;
   if (error != 0) first_error.compare_exchange_strong(none, error);
-  // A write that was longer than stdio's buffer may have failed before, and its reason is gone.
+  // A write larger than stdio's buffer may have failed earlier, and its errno is lost.
   if (error == 0 && first_error == 0 && std::ferror(stdout) == 0) return absl::OkStatus();
   return CannotWrite(first_error);
 }
@@ -75,7 +75,7 @@ absl::StatusOr<bool> WriteWaiting(NonBlockingWriter& output, BlockedSignals& sig
   if (signals.WaitFor(timeout, output.fd(), /*only_loss=*/is_idle)) return true;
   const int error = is_idle ? output.FindLoss() : output.Flush(kWriteBytes);
   if (error == 0) return false;
-  // Of a reader who has gone while nothing was to be written too: `kv watch | head -1`.
+  // Also if the reader has gone while there was nothing to write: `kv watch | head -1`.
   if (error == EPIPE) std::raise(SIGPIPE);
   return CannotWrite(error);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tool's stdout, and whether it took what was written.
+// The tool's stdout, and whether writes to it succeeded.
 #ifndef FERRY_CLI_OUTPUT_H_
 #define FERRY_CLI_OUTPUT_H_
 
@@ -15,28 +15,29 @@
 
 namespace ferry::cli {
 
-// Prints on stderr why this process fails, in one line, whatever the message holds: the rest is the
-// caller's terminal or log.
+// Prints on stderr why this process fails, in one line and with unprintable bytes escaped: stderr
+// may be a terminal or a log.
 void PrintError(absl::string_view message);
-// Prints it at once, for a process that has much to do before it ends, and returns `why` marked for
+// Prints it at once, for a process that has much to do before it ends. Returns `why` marked for
 // IsErrorPrinted, so that it is not printed again.
 absl::Status PrintErrorNow(absl::Status why);
 bool IsErrorPrinted(const absl::Status& why);
 
-// Writes out what stdout holds. Errors: UNAVAILABLE with the reason, then and for ever after, once
-// any of it could not be written. Thread-safe.
+// Flushes stdout. Errors: UNAVAILABLE with the reason, once any output could not be written, and on
+// every later call. Thread-safe.
 absl::Status FlushOutput();
 
-// stdout of verbs that end when they are told to, whether or not anybody reads it. What is appended
-// on other threads wakes WriteWaiting; no more than 256 MiB may wait. `signals` outlives it.
+// Options for the stdout of verbs that must end when asked to, even if their output is not read.
+// Output appended on other threads wakes WriteWaiting; at most 256 MiB are buffered. `signals` must
+// outlive it.
 NonBlockingWriterOptions WakingOutput(BlockedSignals& signals);
-// Waits until stdout takes something of what `output` holds, and writes it; for at most `timeout`,
-// and until somebody calls BlockedSignals::Wake. True when one of the signals has come. Ends the
-// process by SIGPIPE when nobody reads stdout any more.
+// Blocks until stdout accepts some of the buffered output, and writes it; at most for `timeout`,
+// and until BlockedSignals::Wake is called. Returns true if one of the signals was received. Ends
+// the process by SIGPIPE if stdout has no reader any more.
 //   Errors: as FlushOutput.
 absl::StatusOr<bool> WriteWaiting(NonBlockingWriter& output, BlockedSignals& signals,
                                   absl::Duration timeout);
-// Writes everything. True when one of the signals has come, or nobody has read any of it for
+// Writes everything. Returns true if one of the signals was received, or nothing was read for
 // `timeout`.
 absl::StatusOr<bool> DrainOutput(NonBlockingWriter& output, BlockedSignals& signals,
                                  absl::Duration timeout);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Starts them and reads where they are.
+// Starts the processes and reads their addresses.
 #include "cli/own_job.h"
 
 #include "absl/strings/match.h"

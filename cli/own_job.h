@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// OwnJob: a coordinator and workers of this program, for verbs that were given no job.
+// OwnJob: a coordinator and workers started by this program, for verbs that were given no job.
 #ifndef FERRY_CLI_OWN_JOB_H_
 #define FERRY_CLI_OWN_JOB_H_
 
@@ -14,10 +14,10 @@
 
 namespace ferry::cli {
 
-// Processes of this machine, which end with it. Not thread-safe.
+// Child processes on this machine, ended by the destructor. Not thread-safe.
 class OwnJob final {
  public:
-  // All have joined when it returns. They use no GPUs: two nodes may not share one.
+  // Returns once all have joined. They use no GPUs, because two nodes may not share one.
   static absl::StatusOr<std::unique_ptr<OwnJob>> Start(int workers);
 
   // HOST:PORT of the coordinator.
@@ -27,7 +27,7 @@ class OwnJob final {
   OwnJob() = default;
 
   std::string coordinator_;
-  // The coordinator first: it ends last.
+  // The coordinator is first, so that it ends last.
   std::vector<std::unique_ptr<ToolProcess>> processes_;
 };
 

@@ -13,10 +13,10 @@
 namespace ferry::cli {
 namespace {
 
-// 2^64 over the golden ratio: odd, and all bytes of its first multiples differ.
+// 2^64 divided by the golden ratio: odd, and its first multiples differ in all bytes.
 constexpr uint64_t kStride = 0x9E3779B97F4A7C15;
 constexpr size_t kWord = sizeof(uint64_t);
-// Words that are compared before anyone asks whether they were right.
+// Words compared between checks for errors.
 constexpr size_t kBlock = 512;
 
 }  // namespace
@@ -72,7 +72,7 @@ size_t CountPatternErrors(const void* from, size_t bytes, uint64_t seed, size_t*
 uint64_t ReadEveryByte(const void* from, size_t bytes) {
   const char* const in = static_cast<const char*>(from);
   const size_t words = bytes / kWord;
-  // Several that do not wait for each other: one would take a cycle for each word.
+  // Independent accumulators: a single one would take a cycle per word.
   constexpr size_t kLanes = 8;
   uint64_t channels[kLanes] = {};
   size_t at = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The thread that says what is being waited for.
+// The thread that prints progress.
 #include "cli/progress.h"
 
 #include <poll.h>
@@ -51,7 +51,7 @@ void Progress::Run() {
     if (text.empty()) continue;
     const std::string line =
         absl::StrCat("ferry: ", text, " (", ShortDuration(SteadyClock().Now() - start_), ")");
-    // Somebody who does not read it must not hold this up.
+    // A blocked reader of stderr must not block this.
     pollfd output = {STDERR_FILENO, POLLOUT, 0};
     if (poll(&output, 1, 0) != 1 || (output.revents & POLLOUT) == 0) continue;
     std::fprintf(stderr, on_terminal_ ? "\r\033[K%s" : "%s\n", line.c_str());

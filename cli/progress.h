@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Progress: says on stderr what is being waited for, when that takes over a second.
+// Progress: prints on stderr what is being waited for, if it takes over a second.
 #ifndef FERRY_CLI_PROGRESS_H_
 #define FERRY_CLI_PROGRESS_H_
 
@@ -14,9 +14,9 @@
 
 namespace ferry::cli {
 
-// While it lives: "ferry: <text> (12s)", on a terminal one line, refreshed each second and gone in
-// the end; else a line after the first second and then every five. The text is asked for on a
-// thread of its own ("ferry-progress") and may take its time; an empty one shows nothing.
+// While it exists, prints "ferry: <text> (12s)": on a terminal one line, refreshed every second and
+// erased at the end; else a line after the first second and then every five. The text is computed
+// on a thread of its own ("ferry-progress") and may block; an empty text prints nothing.
 class Progress final {
  public:
   explicit Progress(std::function<std::string()> text);

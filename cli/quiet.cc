@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A log function that says next to nothing.
+// A gRPC log function that drops most messages.
 #include "cli/quiet.h"
 
 #include <unistd.h>
@@ -20,9 +20,9 @@ namespace ferry::cli {
 void SilenceGrpcLog() {
   if (std::getenv("GRPC_VERBOSITY") != nullptr) return;
   gpr_set_log_function([](gpr_log_func_args* entry) {
-    // The last words before gRPC aborts are not to be lost.
+    // Keep the message that precedes an abort.
     if (std::strstr(entry->message, "assertion failed") == nullptr) return;
-    // gRPC aborts when it cannot create a thread.
+    // gRPC aborts if it cannot create a thread.
     if (const absl::Status room = CheckThreadRoom(1);
         !room.ok() || std::strstr(entry->message, "created()") != nullptr) {
       std::fprintf(stderr, "ferry: gRPC cannot start a thread: %s\n", ThreadLimits().c_str());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ferry recv: joins a job, receives one tensor from another node, and says by which path it came.
+// ferry recv: joins a job, receives one tensor from another node, and prints the path it took.
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
@@ -73,7 +73,7 @@ absl::Status WriteElements(const std::string& path, const Tensor& tensor) {
                    absl::string_view(static_cast<const char*>(tensor.data()), tensor.bytes()));
 }
 
-// Whether a file can be written there, as far as that can be told without making one.
+// Checks that a file can be written there, as far as possible without creating one.
 absl::Status CheckOutput(const std::string& path) {
   if (path == "-") return absl::OkStatus();
   std::error_code ignored;
@@ -89,7 +89,7 @@ absl::Status CheckOutput(const std::string& path) {
   return absl::UnavailableError(absl::StrCat("--output: cannot write ", Quoted(path), ": ", why));
 }
 
-// Its buffer, if the tensor is to come into one that is there before.
+// Provides a buffer if the tensor is to be received into existing memory.
 absl::StatusOr<RecvArgs> ArgsFor(Node& node, const RecvFlags& flags) {
   RecvArgs args;
   if (!flags.into) return args;
@@ -117,7 +117,7 @@ absl::StatusOr<int> RecvOne(JoinedNode& joined, const RecvFlags& flags) {
               const RendezvousKey key,
               node.Key(flags.name, flags.peer, node.node_id(), "host:0", "host:0",
                        {.timeout = flags.timeout, .cancellation = &stopped}));
-          // What was waited for the address is part of it.
+          // Time spent waiting for the address counts against the timeout.
           const absl::Duration left =
               std::max(flags.timeout - (SteadyClock().Now() - start), absl::ZeroDuration());
           FERRY_ASSIGN_OR_RETURN(received, step.RecvValue(key, left, std::move(args)));
@@ -129,7 +129,7 @@ absl::StatusOr<int> RecvOne(JoinedNode& joined, const RecvFlags& flags) {
           step.Abort(AsOf(node, why));
         })));
   }
-  // The sender's part is done: what is wrong with the tensor is told here only.
+  // The sender has finished: errors in the tensor are reported only here.
   const std::string way = Printable(WhichWay(node, flags.peer, received));
   FERRY_RETURN_IF_ERROR(step.Close(flags.timeout));
   EndService(joined);
@@ -142,7 +142,7 @@ absl::StatusOr<int> RecvOne(JoinedNode& joined, const RecvFlags& flags) {
   FERRY_RETURN_IF_ERROR(CheckType(flags, tensor));
   if (flags.verify) FERRY_RETURN_IF_ERROR(Verify(flags, tensor));
   if (!flags.output.empty()) FERRY_RETURN_IF_ERROR(WriteElements(flags.output, tensor));
-  // Where the bytes go to stdout, nothing else does.
+  // If the bytes go to stdout, print the report elsewhere.
   std::FILE* const told = flags.output == "-" ? stderr : stdout;
   std::fprintf(told, "ferry recv: %s%s: %s, %s%s, after %s, %s\n", Quoted(flags.name).c_str(),
                from.c_str(), ToString(tensor).c_str(),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// As a client of the job's coordinator, or as its host.
+// Reports a refusal as a client of the job's coordinator, or as its host.
 #include "cli/refusal.h"
 
 #include <chrono>
@@ -16,11 +16,11 @@
 namespace ferry::cli {
 namespace {
 
-// How long to look for a coordinator that may have been started at the same time.
+// How long to search for a coordinator that may have been started at the same time.
 constexpr absl::Duration kLookTimeout = absl::Seconds(2);
-// What is listening says at once whether the job can begin.
+// A coordinator answers at once whether the job can begin.
 constexpr std::chrono::seconds kAnswerTimeout(2);
-// A process that is not sure to be node 0 does not keep its place for longer.
+// How long a process that may not be node 0 runs the coordinator.
 constexpr absl::Duration kUnsureTimeout = absl::Seconds(10);
 
 absl::StatusOr<std::unique_ptr<coord::Agent>> Look(const std::string& coordinator) {
@@ -30,7 +30,7 @@ absl::StatusOr<std::unique_ptr<coord::Agent>> Look(const std::string& coordinato
   return coord::Agent::Connect(std::move(options));
 }
 
-// Node 0 itself, if it is another process, comes first.
+// Node 0 takes precedence if it is another process.
 bool MayHost(const RefusedNode& place) {
   return place.is_derived && place.may_be_first && IsOwnAddress(HostOfPeer(place.coordinator)) &&
          !Look(place.coordinator).ok();
@@ -49,7 +49,7 @@ RefusedNode AsRefused(const NodeIdentity& place) {
 absl::Status ReportToOthers(const RefusedNode& place, const absl::Status& why,
                             const RefusedJob& job) {
   const bool is_first = place.is_derived && place.node_id == 0;
-  // A job of one process has no others, and a host needs their number to serve them.
+  // A job of one process has no others; and a host needs their number in order to serve them.
   if (is_first && job.others == 0) return why;
   absl::Status said = PrintErrorNow(why);
   if (job.others > 0 && (is_first || MayHost(place))) {
@@ -59,7 +59,7 @@ absl::Status ReportToOthers(const RefusedNode& place, const absl::Status& why,
                                      is_first ? job.timeout : kUnsureTimeout);
       return said;
     }
-    // Another process listens there; it may be a coordinator.
+    // Another process, possibly a coordinator, listens there.
   }
   const Progress progress("telling the other nodes why this one cannot join");
   ReportCannotJoin(place.coordinator, why);
@@ -74,7 +74,7 @@ absl::Status WhyNotListening(const std::string& coordinator, const absl::Status&
   (*agent)->WatchJoiningAsync([told](absl::Status status) { told->set_value(std::move(status)); });
   if (refusal.wait_for(kAnswerTimeout) != std::future_status::ready) return why;
   absl::Status status = refusal.get();
-  // Other errors are not those of a process that cannot join.
+  // Other errors do not come from a process that cannot join.
   return absl::IsFailedPrecondition(status) ? status : why;
 }
 

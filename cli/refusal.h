@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Telling the other processes of a job why this one cannot be part of it.
+// Reports to the other processes of a job why this one cannot join.
 #ifndef FERRY_CLI_REFUSAL_H_
 #define FERRY_CLI_REFUSAL_H_
 
@@ -13,34 +13,35 @@
 
 namespace ferry::cli {
 
-// How long node 0, which runs the coordinator of a job that cannot begin, stays for those that come
-// late, at most. They would otherwise look for the coordinator for all of their own timeout, which
-// is taken to be the same.
+// Returns how long node 0, running the coordinator of a job that cannot begin, waits for late
+// nodes. They would otherwise search for the coordinator for their own timeout, which is assumed to
+// be the same.
 inline absl::Duration LatecomersPatience(absl::Duration connect_timeout) {
   return std::min(connect_timeout, absl::Duration(absl::Seconds(60)));
 }
 
-// The others of the job of a process that cannot join it.
+// The job of a process that cannot join it.
 struct RefusedJob {
-  // Of the coordinator's job.
+  // Number of nodes of the coordinator's job.
   int nodes = 0;
-  // Processes that look for the coordinator, beside this one; 0 if they are not known.
+  // Other processes that search for the coordinator; 0 if unknown.
   int others = 0;
-  // How long a process that runs the coordinator for them stays until they have come.
+  // How long a process that hosts the coordinator waits for them.
   absl::Duration timeout;
 };
 
 RefusedNode AsRefused(const NodeIdentity& place);
 
-// Reports that this process, which was to be at `place`, fails with `why` before it joins: at once
-// on stderr, and then to the others of its job, which would wait for it for minutes. Node 0, which
-// was to run the coordinator, runs it until they have heard. So does a process that may be node 0,
-// for seconds, if it is on the machine for that and nobody listens there. Returns `why`.
+// Reports that this process, meant to be at `place`, fails with `why` before it joins: at once on
+// stderr, and then to the others of its job, which would otherwise wait for minutes. If this is
+// node 0 and was to run the coordinator, it does so until they have been notified. A process that
+// might be node 0 does the same for a few seconds, if it is on the right machine and nothing
+// listens there. Returns `why`.
 absl::Status ReportToOthers(const RefusedNode& place, const absl::Status& why,
                             const RefusedJob& job);
 
-// For a process that was to run the coordinator and cannot listen, for the reason `why`: the error
-// of the job if another process listens there to say it, else `why`.
+// For a process that was to run the coordinator and cannot listen, for the reason `why`: returns
+// the job's error if another process listens there to report it, else `why`.
 absl::Status WhyNotListening(const std::string& coordinator, const absl::Status& why);
 
 }  // namespace ferry::cli

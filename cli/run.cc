@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ferry run: starts the processes of a job on this machine, with a coordinator when it needs one.
+// ferry run: starts the processes of a job on this machine, and a coordinator if necessary.
 #include <cstdint>
 #include <cstdio>
 #include <limits>
@@ -29,14 +29,14 @@
 namespace ferry::cli {
 namespace {
 
-// The machine that runs the coordinator waits this long for the processes of the others.
+// How long the machine that runs the coordinator waits for the processes of other machines.
 constexpr absl::Duration kOthersTimeout = absl::Seconds(10);
-// How long a machine whose processes have failed looks for those of others that wait to join. Its
-// own exit waits for that.
+// How long a machine whose processes failed tries to notify other machines' processes that are
+// waiting to join. Delays its own exit.
 constexpr absl::Duration kFailureTimeout = absl::Milliseconds(500);
-// For the coordinator to say that the job cannot begin, if it does.
+// Time for the coordinator to report that the job cannot begin.
 constexpr absl::Duration kRefusalTimeout = absl::Seconds(1);
-// As long as processes wait for a coordinator and for the other nodes, see NodeOptions.
+// The same as processes wait for a coordinator and for other nodes, see NodeOptions.
 constexpr absl::Duration kMeetingTimeout = absl::Minutes(5);
 
 struct RunFlags {
@@ -50,7 +50,7 @@ struct RunFlags {
   LaunchOptions launch;
 };
 
-// What follows the flags, with or without "--" before it. A "--" further on is the command's own.
+// Takes the command, which may be preceded by "--". A later "--" belongs to the command.
 absl::Status TakeCommand(const CLI::App& verb, const std::vector<std::string>& after_dashes,
                          LaunchOptions& launch) {
   launch.command = verb.remaining();
@@ -65,7 +65,7 @@ absl::Status TakeCommand(const CLI::App& verb, const std::vector<std::string>& a
   return absl::InvalidArgumentError("run: say what to run: ferry run --nproc=2 -- CMD...");
 }
 
-// "none", or a rank.
+// Parses "none", or a rank.
 absl::Status TakeStdin(const std::string& text, LaunchOptions& launch) {
   if (text == "none") return absl::OkStatus();
   const int rank_count = launch.local_count * launch.machine_count;
@@ -78,8 +78,8 @@ absl::Status TakeStdin(const std::string& text, LaunchOptions& launch) {
   return absl::OkStatus();
 }
 
-// The environment that identifies this machine within a job. In a rank of another `ferry run` it
-// describes the other job.
+// The environment that identifies this machine within a job. Within a rank of another `ferry run`
+// those variables describe the other job and are hidden.
 class RunEnvironment final {
  public:
   RunEnvironment() : is_nested_(IsRankOfFerryRun(ProcessEnv)) {}
@@ -94,15 +94,15 @@ class RunEnvironment final {
   const bool is_nested_;
 };
 
-// The rendezvous of the job, as long as it runs.
+// What this process contributes to the job's rendezvous while it runs.
 struct Meeting {
   // Null: another process runs the coordinator.
   std::unique_ptr<HostedCoordinator> hosted;
-  // Null: there is one machine.
+  // Null: the job has one machine.
   std::unique_ptr<MasterMeeting> master;
 };
 
-// Fills in the coordinator, and starts one where this is the machine for it.
+// Fills in the coordinator, and starts one if this machine is to run it.
 absl::StatusOr<std::unique_ptr<HostedCoordinator>> PrepareCoordinator(
     RunFlags& flags, const RunEnvironment& environment) {
   LaunchOptions& launch = flags.launch;
@@ -153,8 +153,8 @@ absl::StatusOr<std::unique_ptr<HostedCoordinator>> PrepareCoordinator(
   return hosted;
 }
 
-// The processes of all machines are the job of the coordinator: where it has another number of
-// nodes, the machines were not given the same counts.
+// The coordinator's job consists of the processes of all machines. If its size differs, the
+// machines were given different counts.
 absl::Status CheckJobSize(const LaunchOptions& launch, int num_nodes) {
   const int rank_count = launch.machine_count * launch.local_count;
   if (num_nodes == rank_count) return absl::OkStatus();
@@ -165,7 +165,7 @@ absl::Status CheckJobSize(const LaunchOptions& launch, int num_nodes) {
       "; both are the same on every machine, and --nodes of ferry coordinator is their product"));
 }
 
-// Fills in MASTER_ADDR and MASTER_PORT, which are the first machine's to choose.
+// Fills in MASTER_ADDR and MASTER_PORT, which the first machine chooses.
 absl::Status PrepareMaster(LaunchOptions& launch, Meeting& meeting) {
   if (launch.machine_count == 1) {
     FERRY_ASSIGN_OR_RETURN(const MasterAddress master,
@@ -179,7 +179,7 @@ absl::Status PrepareMaster(LaunchOptions& launch, Meeting& meeting) {
   }
   FERRY_ASSIGN_OR_RETURN(meeting.master, MasterMeeting::Join(launch.coordinator, kMeetingTimeout));
   if (absl::Status status = CheckJobSize(launch, meeting.master->num_nodes()); !status.ok()) {
-    // A coordinator that runs only to say why the job cannot begin may not know its size.
+    // A coordinator that only reports why the job cannot begin may not know its size.
     const absl::Status refusal = meeting.master->Refusal(kRefusalTimeout);
     return refusal.ok() ? status : refusal;
   }
@@ -194,14 +194,14 @@ absl::Status PrepareMaster(LaunchOptions& launch, Meeting& meeting) {
   return absl::OkStatus();
 }
 
-// Another process has said that the job cannot begin.
+// True if another process reported that the job cannot begin.
 bool HasRefusal(const Meeting& meeting) {
   return meeting.master != nullptr && !meeting.master->Refusal().ok();
 }
 
-// Until the processes of this machine have ended; with an error none has begun.
+// Blocks until the processes of this machine have ended. On error, none was started.
 absl::StatusOr<int> RunProcesses(RunFlags& flags, Meeting& meeting) {
-  // Before anything is started for a command line that is wrong.
+  // Check the command line before starting anything.
   FERRY_RETURN_IF_ERROR(CheckLaunchCounts(flags.launch));
   FERRY_RETURN_IF_ERROR(TakeStdin(flags.stdin_rank, flags.launch));
   FERRY_ASSIGN_OR_RETURN(meeting.hosted, PrepareCoordinator(flags, RunEnvironment()));
@@ -209,15 +209,15 @@ absl::StatusOr<int> RunProcesses(RunFlags& flags, Meeting& meeting) {
   return Launch(flags.launch, stdout, stderr);
 }
 
-// Where the coordinator is, as far as it is known; empty if it is not, or node 0 runs it.
+// Returns the coordinator's address as given; empty if unknown, or if node 0 runs it.
 std::string GivenCoordinator(const RunFlags& flags) {
   if (!flags.launch.coordinator.empty()) return flags.launch.coordinator;
   if (!flags.coordinator.empty()) return flags.coordinator;
   return RunEnvironment()("FERRY_COORDINATOR").value_or("");
 }
 
-// Processes of other machines fail with `why` instead of waiting for those of this machine, not all
-// of which will join; and so do those that start them. Returns `why`.
+// Fails the processes of other machines, and their `ferry run`, with `why`, so that they do not
+// wait for this machine's processes, some of which will not join. Returns `why`.
 absl::Status ReportToOtherMachines(const RunFlags& flags, const absl::Status& why) {
   const LaunchOptions& launch = flags.launch;
   RefusedNode refused{.coordinator = GivenCoordinator(flags)};
@@ -232,7 +232,7 @@ absl::Status ReportToOtherMachines(const RunFlags& flags, const absl::Status& wh
     if (!found.has_value()) return why;
     refused = *found;
   }
-  // --nproc may be what is wrong. Machines hear why before they compare the count.
+  // --nproc itself may be wrong. Machines get the reason before they compare counts.
   const int64_t ranks = int64_t{launch.machine_count} * launch.local_count;
   const bool is_count = launch.local_count > 0 && CheckLaunchCounts(launch).ok();
   return ReportToOthers(refused, why,
@@ -256,12 +256,12 @@ absl::StatusOr<int> Run(const CLI::App& verb, RunFlags& flags) {
         kFailureTimeout);
   } else if (!status.ok() && flags.launch.machine_count > 1 &&
              !absl::IsDeadlineExceeded(status.status()) && !HasRefusal(meeting)) {
-    // A coordinator that was not found in time will not be now, and others hear a refusal
-    // themselves.
+    // If the coordinator was not found in time, a second search will not help; and a refusal
+    // reaches the others by itself.
     status = ReportToOtherMachines(flags, status.status());
   }
   if (meeting.master != nullptr && is_done) {
-    // Other machines' processes may not need those of this machine, which have ended.
+    // Other machines' processes may be independent of this machine's, which have ended.
     FERRY_RETURN_IF_ERROR(meeting.master->WaitUntilAllAnswered(kMeetingTimeout));
   }
   if (meeting.hosted != nullptr && flags.launch.machine_count > 1) {
@@ -304,7 +304,7 @@ Verb AddRunVerb(CLI::App& app, std::vector<std::string> after_dashes) {
       "split.\n"
       "When all have ended, whatever they left running is stopped, daemons included. kill -9 of\n"
       "ferry run kills the processes that it started, but not those that they started.");
-  // CheckLaunchCounts knows their bounds, and the launcher's other users need it too.
+  // CheckLaunchCounts checks the bounds, for all users of the launcher.
   constexpr int kLeast = std::numeric_limits<int>::min();
   constexpr int kMost = std::numeric_limits<int>::max();
   AddNumber(verb, "--nproc", launch.local_count, "processes on this machine", kLeast, kMost);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ferry send: joins a job, gives one tensor to another node, and leaves when it has been taken.
+// ferry send: joins a job, sends one tensor to another node, and leaves once it has been received.
 #include <cstdio>
 #include <memory>
 #include <string>
@@ -28,15 +28,15 @@ struct SendFlags : SendRecvFlags {
   std::string file;
 };
 
-// What is sent, found out before anything is joined.
+// What to send; determined before joining.
 struct Plan {
-  // Null: it is filled.
+  // Null: the tensor is filled as a flag says.
   std::unique_ptr<SendSource> source;
   DataType dtype = DataType::kFloat;
   Shape shape;
 };
 
-// The file's bytes as elements; of any number of bytes if no shape is asked for.
+// Interprets the file's bytes as elements; of any number if no shape is given.
 absl::StatusOr<Plan> PlanFile(const SendFlags& flags) {
   Plan plan;
   FERRY_ASSIGN_OR_RETURN(plan.dtype, ParseDtypeFlag(flags.dtype.empty() ? "uint8" : flags.dtype));
@@ -45,7 +45,7 @@ absl::StatusOr<Plan> PlanFile(const SendFlags& flags) {
   if (!flags.shape.empty()) {
     FERRY_ASSIGN_OR_RETURN(plan.shape, ParseShapeFlag(flags.shape));
     FERRY_ASSIGN_OR_RETURN(const size_t bytes, TensorBytes(plan.dtype, plan.shape));
-    // A tensor that does not fit is not worth reading for.
+    // Check the size before reading the content.
     FERRY_RETURN_IF_ERROR(CheckBudget(flags, bytes));
     options.expected_bytes = bytes;
   }
@@ -97,7 +97,7 @@ absl::StatusOr<int> SendOne(JoinedNode& joined, const SendFlags& flags, const Pl
   {
     const Progress progress(absl::StrCat("waiting for node ", flags.peer, " to take ",
                                          Quoted(flags.name), " in step ", flags.step));
-    // What the receiver says of a tensor is no mistake in the flags.
+    // The receiver's errors about a tensor are not usage errors.
     FERRY_RETURN_IF_ERROR(AsExchangeFailure(RunStoppably(
         joined,
         [&]() -> absl::Status {
@@ -136,7 +136,7 @@ Verb AddSendVerb(CLI::App& app) {
       ->excludes(fill);
   AddSendRecvFlags(verb, *flags);
   return [flags]() -> absl::StatusOr<int> {
-    // Before anything is joined.
+    // Validate everything before joining.
     Plan plan;
     FERRY_RETURN_IF_ERROR(PrepareAsNode(flags->node, [&flags, &plan]() -> absl::Status {
       FERRY_RETURN_IF_ERROR(CheckSendRecvFlags(*flags, "--to"));

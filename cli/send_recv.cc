@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Flags, and what there is to say about a path.
+// Shared flags, and the description of a path.
 #include "cli/send_recv.h"
 
 #include <limits>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What ferry send and ferry recv have in common.
+// Parts shared by ferry send and ferry recv.
 #ifndef FERRY_CLI_SEND_RECV_H_
 #define FERRY_CLI_SEND_RECV_H_
 
@@ -20,9 +20,9 @@
 namespace ferry::cli {
 
 struct SendRecvFlags {
-  // Of the value.
+  // Name of the tensor.
   std::string name;
-  // The node on the other side.
+  // The other node.
   int peer = 0;
   int64_t step = 1;
   absl::Duration timeout = absl::Minutes(1);
@@ -31,34 +31,34 @@ struct SendRecvFlags {
   NodeOptions node;
 };
 
-// --to or --from, which has to be there; CheckSendRecvFlags knows which nodes there are.
+// Adds --to or --from, which is required; CheckSendRecvFlags checks its range.
 void AddPeerFlag(CLI::App& app, const std::string& flag, SendRecvFlags& flags,
                  const std::string& description);
 
-// NAME, --step, --timeout, --dtype, --shape, and those of AddNodeFlags.
+// Adds NAME, --step, --timeout, --dtype, --shape, and those of AddNodeFlags.
 void AddSendRecvFlags(CLI::App& app, SendRecvFlags& flags);
 
-// Whether it can be done, as far as this process can tell before it joins: the name, the node on
-// the other side, the type and the shape, and the job's token.
+// Validates, as far as possible before joining: the name, the other node, the type and shape, and
+// the job's token.
 //   peer_flag: "--to".
 //   Errors: INVALID_ARGUMENT naming the flag; those of ResolveNodeIdentity and FindToken.
 absl::Status CheckSendRecvFlags(const SendRecvFlags& flags, absl::string_view peer_flag);
 
-// Whether the arena has room for a tensor of `bytes`.
+// Checks that the arena has room for a tensor of `bytes`.
 //   Errors: RESOURCE_EXHAUSTED naming the flag.
 absl::Status CheckBudget(const SendRecvFlags& flags, size_t bytes);
 
-// `status` as people read it: without TensorFlow's mark, and no matter of usage.
+// Converts `status` for users: without TensorFlow's mark, and never a usage error.
 absl::Status AsExchangeFailure(const absl::Status& status);
 
-// `why` as the other side reads it: "node 0: stopped by SIGTERM".
+// Prefixes `why` for the other side: "node 0: stopped by SIGTERM".
 absl::Status AsOf(Node& node, const absl::Status& why);
 
-// Of what NAME holds in that step when it is filled with the pattern.
+// Returns the seed for NAME in that step when it is filled with the pattern.
 uint64_t PatternSeedOf(const SendRecvFlags& flags);
 
-// "by shm: shm (1us + 10.2 GB/s); not tcp: ...": the way that `received` took from node `from`, and
-// why not another one.
+// Returns "by shm: shm (1us + 10.2 GB/s); not tcp: ...": the path that `received` took from node
+// `from`, and why not another one.
 std::string WhichWay(Node& node, int from, const Received& received);
 
 }  // namespace ferry::cli

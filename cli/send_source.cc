@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reading without a size, and never for longer than the deadline.
+// Reads input of unknown size, within the deadline.
 #include "cli/send_source.h"
 
 #include <fcntl.h>
@@ -22,9 +22,9 @@
 namespace ferry::cli {
 namespace {
 
-// A file up to this size is read at once, to check that it has as many bytes as it reports.
+// Files up to this size are read at once, to verify the size they report.
 constexpr off_t kSmallFile = off_t{1} << 20;
-// Input of unknown size is kept in pieces of this length.
+// Input of unknown size is stored in pieces of this length.
 constexpr size_t kPiece = size_t{1} << 20;
 
 }  // namespace
@@ -32,14 +32,14 @@ constexpr size_t kPiece = size_t{1} << 20;
 absl::StatusOr<std::unique_ptr<SendSource>> SendSource::Open(const std::string& path,
                                                              const SendSourceOptions& options) {
   const bool is_stdin = path == "-";
-  // O_NONBLOCK: else a pipe without a writer is waited for here.
+  // O_NONBLOCK: otherwise open blocks on a pipe without a writer.
   const int fd = is_stdin ? STDIN_FILENO : open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   auto source = absl::WrapUnique(
       new SendSource(is_stdin ? "stdin" : Quoted(path), fd, /*is_owned=*/!is_stdin && fd >= 0));
   struct stat about {};
   if (fd < 0 || fstat(fd, &about) != 0) return source->Failure(errno);
   if (S_ISREG(about.st_mode) && about.st_size > kSmallFile) {
-    // Bytes that were read from stdin before count as absent.
+    // Bytes already consumed from stdin do not count.
     const off_t at = lseek(fd, 0, SEEK_CUR);
     source->bytes_ = static_cast<size_t>(about.st_size - std::clamp<off_t>(at, 0, about.st_size));
     return source;
@@ -58,7 +58,7 @@ absl::Status SendSource::Failure(int error) const {
 
 absl::Status SendSource::ReadToEnd(const SendSourceOptions& options) {
   const absl::Time deadline = SteadyClock().Now() + options.timeout;
-  // One byte beyond either limit tells that there is more.
+  // One byte beyond the limit shows that there is more.
   const size_t expected = options.expected_bytes.value_or(options.most_bytes);
   const size_t enough = std::min(expected, options.most_bytes) + 1;
   size_t filled = 0;
@@ -74,7 +74,7 @@ absl::Status SendSource::ReadToEnd(const SendSourceOptions& options) {
                        "; it has given ", bytes_, " bytes so far (--timeout)"));
     }
     if (polled < 0) continue;
-    // Pipes give little at a time: what is left of a piece is filled first.
+    // Pipes return little at a time: fill up the current piece first.
     if (content_.empty() || filled == content_.back().size()) {
       content_.emplace_back(std::min(kPiece, enough - bytes_), '\0');
       filled = 0;
@@ -103,7 +103,7 @@ absl::Status SendSource::Read(char* to) {
       const size_t count = std::min(piece.size(), bytes_ - done);
       std::copy_n(piece.begin(), count, to + done);
       done += count;
-      // It is needed once.
+      // Free each piece once copied.
       piece = std::string();
     }
     return absl::OkStatus();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// SendSource: the bytes of a file, a pipe, a device or standard input, as ferry send sends them.
+// SendSource: the input of ferry send: a file, pipe, device or standard input.
 #ifndef FERRY_CLI_SEND_SOURCE_H_
 #define FERRY_CLI_SEND_SOURCE_H_
 
@@ -18,18 +18,17 @@
 namespace ferry::cli {
 
 struct SendSourceOptions {
-  // How long to wait for the whole of what is no file on a disk, its writer included.
+  // Timeout for reading input that is not a regular file, including waiting for its writer.
   absl::Duration timeout = absl::Minutes(1);
-  // More than this is refused: a device may have no end.
+  // Longer input is rejected: a device may be endless.
   size_t most_bytes = size_t{1} << 30;
-  // How many bytes there should be, if that is known. Nothing is read after one more than these.
+  // Expected number of bytes, if known. Reads at most one byte more than this.
   std::optional<size_t> expected_bytes;
 };
 
-// How many bytes there are is known once it is open, before anything is joined. A regular file that
-// reports its size is read later, straight into the tensor; everything else, and a file whose
-// reported size is wrong (0 in /proc, a page in /sys), is read until its end first. Not
-// thread-safe.
+// The size is known once it is open, before joining. A regular file that reports its size is read
+// later, directly into the tensor; everything else, including files with a wrong size (0 in /proc,
+// a page in /sys), is read to its end first. Not thread-safe.
 class SendSource final {
  public:
   //   path: "-" is standard input.
@@ -43,30 +42,30 @@ class SendSource final {
 
   // Quoted path, or "stdin".
   const std::string& name() const { return name_; }
-  // If has_more(), what has been read of it: one byte more than were expected.
+  // Size in bytes. If has_more(), what has been read so far: one byte more than expected.
   size_t bytes() const { return bytes_; }
   bool has_more() const { return has_more_; }
 
-  // Copies all of it to `to`, once. Errors: UNAVAILABLE; DATA_LOSS if it has become shorter.
+  // Copies everything to `to`; call once. Errors: UNAVAILABLE; DATA_LOSS if it has become shorter.
   absl::Status Read(char* to);
 
  private:
   SendSource(std::string name, int fd, bool is_owned)
       : name_(std::move(name)), fd_(fd), is_owned_(is_owned) {}
 
-  // Reads until the end, or what is too much, into content_.
+  // Reads into content_ until the end, or beyond the limit.
   absl::Status ReadToEnd(const SendSourceOptions& options);
   absl::Status Failure(int error) const;
 
   const std::string name_;
   const int fd_;
-  // Standard input is not.
+  // False for standard input.
   const bool is_owned_;
   size_t bytes_ = 0;
-  // True: it is in content_.
+  // True if the data is in content_.
   bool is_read_ = false;
   bool has_more_ = false;
-  // Its pieces: what grows is not copied, and takes no more memory than was read.
+  // In pieces, so that growing neither copies nor over-allocates.
   std::vector<std::string> content_;
 };
 

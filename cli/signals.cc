@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A signalfd for the signals, an eventfd for waking, and poll over both.
+// A signalfd for the signals, an eventfd for wake-ups, and poll over both.
 #include "cli/signals.h"
 
 #include <fcntl.h>
@@ -55,7 +55,7 @@ BlockedSignals::BlockedSignals(std::initializer_list<int> signals,
     if (end) thread_ = std::make_unique<Thread>("ferry-signals", [this, end] { Keep(*end); });
     return;
   }
-  // At the very beginning of a process; there is nothing to fall back on.
+  // Happens only at process start, where there is no fallback.
   const int error = errno;
   pthread_sigmask(SIG_SETMASK, &before_, nullptr);
   throw std::system_error(error, std::generic_category(),
@@ -104,8 +104,8 @@ void BlockedSignals::Keep(EndAfterSignal end) {
       continue;
     }
     if (!deadline || SteadyClock().Now() < *deadline) continue;
-    // The operation is complete by then and only its result has to be printed, which a signal
-    // interrupts by itself.
+    // The operation has completed, and only printing its result is left, which a signal interrupts
+    // without this thread.
     if (is_over_) return;
     EndProcess(first, end);
   }
@@ -141,14 +141,14 @@ std::optional<int> BlockedSignals::WaitFor(absl::Duration timeout, int output_fd
                        {wake_fd_.get(), POLLIN, 0},
                        {output_fd, events, 0}};
     poll(polled, 3, timeout_ms);
-    // The other two are found by reading.
+    // The other two descriptors are detected by reading them.
     if (polled[0].revents == 0 && polled[2].revents != 0) return std::nullopt;
   }
 }
 
 void BlockedSignals::Wake() {
   const uint64_t one = 1;
-  // Fails only when the counter is at its end, and then it is awake anyway.
+  // Fails only if the counter is saturated, and then a wake-up is pending anyway.
   [[maybe_unused]] const ssize_t written = write(wake_fd_.get(), &one, sizeof(one));
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ferry status: who is there, who is missing, and who waits for what.
+// ferry status: which nodes are present or missing, and who waits for what.
 #include <unistd.h>
 
 #include <csignal>
@@ -23,9 +23,9 @@
 namespace ferry::cli {
 namespace {
 
-// More nodes than this do not fit on a screen.
+// Longer tables do not fit on a screen.
 constexpr size_t kMaxLines = 40;
-// Of nodes that hang.
+// Timeout for nodes that hang.
 constexpr absl::Duration kAnswerTimeout = absl::Seconds(1);
 
 struct StatusFlags {
@@ -36,7 +36,7 @@ struct StatusFlags {
   bool pending = false;
 };
 
-// Of nodes that are asked about tensors.
+// Limit on the nodes queried about tensors.
 size_t MaxAsked(const StatusFlags& flags) {
   return flags.all ? std::numeric_limits<size_t>::max() : kMaxAskedNodes;
 }
@@ -59,12 +59,12 @@ absl::StatusOr<int> Watch(std::unique_ptr<coord::Agent> agent, const StatusFlags
     FERRY_ASSIGN_OR_RETURN(const JobView view, watch.Next());
     std::string text = Format(view, flags);
     if (on_terminal) {
-      // Home and clear: the screen never shows half of a table.
+      // Cursor home and clear, in the same write: the screen never shows half a table.
       text.insert(0, "\033[H\033[2J");
     } else if (!is_first && !flags.json) {
       text.insert(0, "\n");
     }
-    // Who does not read this one need not have the next.
+    // If this one has not been read yet, drop the next.
     output.Append(text);
     FERRY_ASSIGN_OR_RETURN(const bool is_interrupted,
                            DrainOutput(output, signals, absl::InfiniteDuration()));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Asking, two tables, and an object.
+// The query, two tables, and a JSON object.
 #include "cli/status_exchange.h"
 
 #include <algorithm>
@@ -19,7 +19,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Pairs that are named for one reason.
+// Limit on the pairs listed per reason.
 constexpr size_t kMaxPairs = 6;
 
 std::string Bytes(size_t bytes) { return ShortBytes(static_cast<double>(bytes)); }
@@ -31,7 +31,7 @@ std::string NameOf(const PathExplanation& choice) {
   return "none";
 }
 
-// "1, 2 by shm; 3 by tcp".
+// Formats "1, 2 by shm; 3 by tcp".
 std::string PathsOf(const TransferReport& report, int self) {
   std::map<std::string, std::vector<int>> peers;
   for (const PathReport& path : report.paths) {
@@ -79,7 +79,7 @@ Json PathJson(const PathReport& path) {
     const PathCost& cost = *each.cost;
     costs[each.name] = {{"latency_s", Measure(absl::ToDoubleSeconds(cost.latency),
                                               cost.latency_basis, cost.latency_age)},
-                        // Where nothing is copied there is none.
+                        // Zero-copy paths have no bandwidth.
                         {"bytes_per_s", cost.bytes_per_second >= kNoCopy
                                             ? Json()
                                             : Measure(cost.bytes_per_second, cost.bandwidth_basis,
@@ -97,14 +97,14 @@ TransferAnswers AskExchange(coord::Agent& agent, absl::Duration timeout, size_t 
   absl::StatusOr<NodeAnswers> answers =
       AskNodes(agent, kReportRequestKey, kReportPrefix, timeout, max_nodes);
   if (!answers.ok()) {
-    // The rest of the status is good without.
+    // The rest of the status is still useful.
     result.error = std::string(answers.status().message());
     return result;
   }
   result.silent = std::move(answers->silent);
   result.is_too_large = answers->is_too_large;
   for (const auto& [node, text] : answers->texts) {
-    // Anybody can write to the store.
+    // The store's values are untrusted: any client can write them.
     absl::StatusOr<TransferReport> report = DecodeExchangeReport(text);
     if (report.ok()) {
       result.reports.emplace(node, *std::move(report));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ferry status: what nodes say of their part in moving tensors.
+// ferry status: the nodes' reports on tensor transfers.
 #ifndef FERRY_CLI_STATUS_EXCHANGE_H_
 #define FERRY_CLI_STATUS_EXCHANGE_H_
 
@@ -17,25 +17,25 @@
 
 namespace ferry::cli {
 
-// In larger jobs nobody is asked unless everyone is wanted.
+// In larger jobs nodes are queried only if all are requested.
 inline constexpr size_t kMaxAskedNodes = 128;
 
 struct TransferAnswers {
   // By node.
   std::map<int, TransferReport> reports;
-  // Nodes that move tensors, are connected, and have not answered in time, or not sensibly.
+  // Nodes that transfer tensors and are connected, but have not answered in time, or with garbage.
   std::vector<int> silent;
-  // There are more nodes than were to be asked.
+  // True if there are more nodes than the limit.
   bool is_too_large = false;
-  // Why there are no answers at all; empty: there are.
+  // Why there are no answers; empty: there are.
   std::string error;
 };
 
 TransferAnswers AskExchange(coord::Agent& agent, absl::Duration timeout, size_t max_nodes);
 
-// A line for each node, the paths that they have, and the reasons of those that they have not.
-// Empty if no node moves tensors.
-//   max_lines: of each table.
+// Formats a line per node, the available paths, and the reasons for unavailable ones. Empty if no
+// node transfers tensors.
+//   max_lines: limit per table.
 std::string FormatExchangeText(const TransferAnswers& answers, size_t max_lines);
 nlohmann::ordered_json ExchangeJson(const TransferAnswers& answers);
 

@@ -36,7 +36,7 @@ Json Task(const coord::TaskStatus& task) {
           {"job", task.job_name},
           {"task", task.task_in_job},
           {"state", StateWord(task)},
-          // Text, because many JSON readers keep only 53 bits.
+          // As text, because many JSON readers keep only 53 bits.
           {"incarnation", std::to_string(task.incarnation)},
           {"error", Error(task.error)},
           {"heartbeat_age_s", Seconds(task.heartbeat_age)},
@@ -89,7 +89,7 @@ std::string FormatStatusJson(const JobView& view, const std::string& coordinator
                        {"barriers", std::move(barriers)},
                        {"tasks", std::move(tasks)},
                        {"exchange", ExchangeJson(view.exchange)}};
-  // Keys and names may hold any bytes; JSON may not.
+  // Keys and names may contain any bytes; JSON may not.
   return object.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Asking through the store, and the table of the answers.
+// The query through the store, and the table of its answers.
 #include "cli/status_pending.h"
 
 #include <algorithm>
@@ -22,7 +22,7 @@ namespace {
 
 constexpr absl::Duration kPendingTimeout = absl::Seconds(2);
 
-// "grad/3", and the whole key if it is none of a node's making.
+// Returns "grad/3", or the whole key if it was not made by a node.
 std::string NameIn(const std::string& key) {
   const absl::StatusOr<RendezvousKey> parsed = RendezvousKey::Parse(key);
   return Quoted(parsed.ok() ? parsed->edge() : absl::string_view(key), 60);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ferry status --pending: every operation of a job that has waited for long.
+// ferry status --pending: operations of a job that have been pending for long.
 #ifndef FERRY_CLI_STATUS_PENDING_H_
 #define FERRY_CLI_STATUS_PENDING_H_
 
@@ -18,14 +18,14 @@ namespace ferry::cli {
 struct PendingAnswers {
   // By node.
   std::map<int, PendingReport> reports;
-  // Nodes that move tensors, are connected, and have not answered in time: they hang.
+  // Nodes that transfer tensors, are connected, and have not answered in time: they hang.
   std::vector<int> silent;
 };
 
-// Asks all nodes that move tensors, and waits for two seconds at most.
+// Queries all nodes that transfer tensors. Blocks for two seconds at most.
 absl::StatusOr<PendingAnswers> AskPending(coord::Agent& agent);
 
-//   max_lines: of the table.
+//   max_lines: limit of the table.
 std::string FormatPendingText(const PendingAnswers& answers, size_t max_lines);
 std::string FormatPendingJson(const PendingAnswers& answers);
 

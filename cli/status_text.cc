@@ -26,9 +26,9 @@ using coord::JobStatus;
 using coord::TaskStatus;
 using coord::WaitStatus;
 
-// A node may wait for thousands of keys; these are shown.
+// A node may wait for thousands of keys; only these are shown.
 constexpr size_t kMaxWaitsShown = 3;
-// Ranges in a cell; what does not fit is counted.
+// Length limit of ranges in a cell; the rest is only counted.
 constexpr size_t kMaxRangeBytes = 60;
 
 std::string OrDash(std::string text) { return text.empty() ? "-" : text; }
@@ -37,15 +37,15 @@ std::string Ago(absl::Duration age) {
   return age == absl::InfiniteDuration() ? "-" : absl::StrCat(ShortDuration(age), " ago");
 }
 
-// gRPC's "ipv4:10.0.0.7:50112" without what everybody knows.
+// Strips the redundant parts of gRPC's "ipv4:10.0.0.7:50112".
 std::string Address(absl::string_view observed) {
   absl::ConsumePrefix(&observed, "ipv4:");
   absl::ConsumePrefix(&observed, "ipv6:");
   return Printable(observed);
 }
 
-// The waits that say something of a node: every healthy one listens for errors of the job, and one
-// that moves tensors for who dies.
+// Returns the informative waits: every healthy node also waits for job errors, and one that
+// transfers tensors for node failures.
 std::vector<WaitStatus> Telling(const std::vector<WaitStatus>& waits) {
   std::vector<WaitStatus> telling;
   for (const WaitStatus& wait : waits) {
@@ -56,7 +56,7 @@ std::vector<WaitStatus> Telling(const std::vector<WaitStatus>& waits) {
   return telling;
 }
 
-// The barrier of the compatible services at which nodes join has a name that says little.
+// The join barrier of the compatible services has an uninformative name.
 std::string What(const WaitStatus& wait) {
   if (absl::StrContains(wait.what, "[Init]Wait_for_all_tasks_to_register")) {
     return "the others to join";
@@ -77,13 +77,13 @@ std::string DescribeWaits(const std::vector<WaitStatus>& all_waits) {
   return absl::StrJoin(parts, ", ");
 }
 
-// What a node does, in the last column: its error, or its waits.
+// The last column: the node's error, or its waits.
 std::string Doing(const TaskStatus& task) {
   if (!task.error.ok()) return Printable(task.error.message());
   return OrDash(DescribeWaits(task.waits));
 }
 
-// Nodes in the same situation. Ages differ by a moment, so they are no part of it.
+// Groups nodes in the same situation. Excludes ages, which differ slightly.
 struct Situation {
   std::string job;
   std::string state;
@@ -95,7 +95,7 @@ struct Situation {
 
 Situation SituationOf(const TaskStatus& task) {
   Situation situation{task.job_name, StateWord(task), Printable(task.facts.service), ""};
-  // A propagated error names its cause, the same for all; a node's own names the node.
+  // Propagated errors are equal for all nodes; a node's own error names the node.
   if (!task.error.ok()) {
     situation.doing = Printable(task.error.message());
     return situation;
@@ -157,7 +157,7 @@ std::string TableOfNodes(const JobStatus& status) {
 std::string TableOfSituations(const JobStatus& status) {
   std::map<Situation, std::vector<const TaskStatus*>> groups;
   for (const TaskStatus& task : status.tasks) groups[SituationOf(task)].push_back(&task);
-  // By first node, so that the table reads from top to bottom.
+  // Sorted by first node.
   std::vector<std::pair<const Situation*, const std::vector<const TaskStatus*>*>> ordered;
   for (const auto& [situation, tasks] : groups) ordered.emplace_back(&situation, &tasks);
   std::sort(ordered.begin(), ordered.end(), [](const auto& a, const auto& b) {
@@ -184,7 +184,7 @@ std::string TableOfSituations(const JobStatus& status) {
   return FormatTable(rows, "  ");
 }
 
-// "4 nodes: 3 joined; missing: node 3".
+// Returns "4 nodes: 3 joined; missing: node 3".
 std::string Overview(const JobStatus& status) {
   std::map<std::string, std::vector<int>> by_state;
   for (const TaskStatus& task : status.tasks) by_state[StateWord(task)].push_back(task.node_id);

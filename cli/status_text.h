@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The status of a job for people and for programs.
+// Formats a job's status as text and JSON.
 #ifndef FERRY_CLI_STATUS_TEXT_H_
 #define FERRY_CLI_STATUS_TEXT_H_
 
@@ -10,18 +10,18 @@
 
 namespace ferry::cli {
 
-// What ferry status knows.
+// The data of ferry status.
 struct JobView {
   coord::JobStatus status;
   TransferAnswers exchange;
 };
 
-// A line on the whole, a table of nodes, open barriers, tensors, the store, and the job's error.
+// Formats a summary line, a table of nodes, open barriers, tensors, the store, and the job's error.
 //   coordinator: its address.
-//   max_lines: with more nodes than that, nodes in the same situation share a line.
+//   max_lines: in jobs with more nodes, nodes in the same situation share a line.
 std::string FormatStatusText(const JobView& view, const std::string& coordinator, size_t max_lines);
 
-// One object. Durations are seconds; what is not known is null.
+// Returns one object. Durations are in seconds; unknown values are null.
 std::string FormatStatusJson(const JobView& view, const std::string& coordinator);
 
 // "joined", "joining", "missing" (not seen yet), "left" or "failed".

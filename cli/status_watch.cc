@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A thread for each question, and timeout for its answer.
+// A thread per query, and a timeout for its answer.
 #include "cli/status_watch.h"
 
 #include <unistd.h>
@@ -18,11 +18,12 @@
 namespace ferry::cli {
 namespace {
 
-// A coordinator that is there answers within a small part of this.
+// A live coordinator answers within a small fraction of this.
 constexpr absl::Duration kSilence = absl::Seconds(1);
-// For nodes that hang; the coordinator is not to be taken for silent because of them.
+// Timeout for nodes that hang; below kSilence, so that they do not make the coordinator look
+// silent.
 constexpr absl::Duration kNodesTimeout = absl::Milliseconds(400);
-// Between attempts to reach one that refuses connections.
+// Delay between attempts to connect to a coordinator that refuses connections.
 constexpr absl::Duration kRetryPause = absl::Milliseconds(200);
 
 bool MayComeBack(const absl::Status& status) {
@@ -49,7 +50,7 @@ absl::StatusOr<JobView> StatusWatch::Ask(absl::Duration timeout) {
     FERRY_ASSIGN_OR_RETURN(agent_, coord::Agent::Connect(std::move(options)));
   }
   absl::StatusOr<coord::JobStatus> status = agent_->Status();
-  // An agent that has lost its coordinator stays lost.
+  // An agent that has lost its coordinator does not recover: replace it.
   if (!status.ok()) {
     agent_ = nullptr;
     return status.status();
@@ -98,7 +99,7 @@ absl::StatusOr<JobView> StatusWatch::Next() {
       return status;
     }
     if (!MayComeBack(status.status()) || PatienceLeft() <= absl::ZeroDuration()) return status;
-    // One that has restarted is there at once; it was out of reach only if this fails too.
+    // A restarted coordinator is reachable at once; it is silent only if this attempt fails too.
     if (SteadyClock().Now() - answered_ >= kSilence) SaySilent();
     if (signals_.WaitFor(kRetryPause)) EndInterrupted();
   }

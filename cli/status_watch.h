@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// StatusWatch: the status of a job again and again, through restarts of its coordinator.
+// StatusWatch: polls a job's status, across restarts of its coordinator.
 #ifndef FERRY_CLI_STATUS_WATCH_H_
 #define FERRY_CLI_STATUS_WATCH_H_
 
@@ -19,11 +19,11 @@
 
 namespace ferry::cli {
 
-// Asks on a thread of its own ("ferry-ask"), one per question, so that a coordinator that does not
-// answer is told of on stderr after a second. Used on one thread.
+// Queries on a thread of its own ("ferry-ask"), one per query, so that an unresponsive coordinator
+// is reported on stderr after a second. Used on one thread.
 class StatusWatch final {
  public:
-  //   coordinator: where `agent` is connected.
+  //   coordinator: the address `agent` is connected to.
   //   max_asked: see AskExchange.
   StatusWatch(std::string coordinator, std::unique_ptr<coord::Agent> agent, BlockedSignals& signals,
               size_t max_asked)
@@ -35,14 +35,14 @@ class StatusWatch final {
   StatusWatch(const StatusWatch&) = delete;
   StatusWatch& operator=(const StatusWatch&) = delete;
 
-  // The status as it is now; connects anew where the coordinator has restarted. Ends the process,
-  // with 0, when one of the signals arrives meanwhile: nothing calls the asking thread back.
-  //   Errors: as Agent::Status, once the coordinator was out of reach for kToolTimeout.
+  // Returns the current status; reconnects if the coordinator has restarted. Exits the process with
+  // 0 if one of the signals arrives meanwhile, because the query cannot be cancelled.
+  //   Errors: as Agent::Status, once the coordinator was unreachable for kToolTimeout.
   absl::StatusOr<JobView> Next();
 
  private:
   absl::StatusOr<JobView> AskOnce();
-  // On the asking thread.
+  // Runs on the query thread.
   absl::StatusOr<JobView> Ask(absl::Duration timeout);
   void SaySilent();
   absl::Duration PatienceLeft() const;
@@ -51,9 +51,9 @@ class StatusWatch final {
   const std::string coordinator_;
   const size_t max_asked_;
 
-  std::unique_ptr<coord::Agent> agent_;  // the asking thread's while there is one
+  std::unique_ptr<coord::Agent> agent_;  // owned by the query thread while there is one
   BlockedSignals& signals_;
-  absl::Time answered_;  // the last time, on the steady clock
+  absl::Time answered_;  // last answer, by the steady clock
   bool has_said_silent_ = false;
 
   absl::Mutex mu_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ferry step: runs a step of a TensorFlow graph again and again, and says what it took.
+// ferry step: runs a step of a TensorFlow graph repeatedly, and reports timings.
 #include <algorithm>
 #include <atomic>
 #include <csignal>
@@ -33,7 +33,7 @@
 namespace ferry::cli {
 namespace {
 
-// Steps and empty calls take turns by so many.
+// Steps and empty calls alternate in batches of this size.
 constexpr int kTurn = 50;
 constexpr absl::Duration kLeastTimeout = absl::Milliseconds(1);
 
@@ -52,7 +52,7 @@ struct StepFlags {
   bool json = false;
 };
 
-// "x=[1, 2]" or "x=@file".
+// Parses "x=[1, 2]" or "x=@file".
 absl::StatusOr<std::pair<std::string, Tensor>> ReadFeed(const StepGraph& graph,
                                                         const std::string& text) {
   const size_t equals = text.find('=');
@@ -100,7 +100,7 @@ absl::StatusOr<StepRequest> ReadRequest(const StepFlags& flags, const StepGraph&
   return request;
 }
 
-// The times of many steps, from several threads. Thread-safe.
+// Times of steps, added by several threads. Thread-safe.
 class Samples final {
  public:
   void Add(const std::vector<absl::Duration>& samples, const absl::Status& status)
@@ -121,7 +121,7 @@ class Samples final {
   std::vector<absl::Duration> samples_ ABSL_GUARDED_BY(mu_);
 };
 
-// How long each of `count` calls took.
+// Returns the durations of `count` calls.
 template <typename Call>
 absl::Status Time(int count, Call call, std::vector<absl::Duration>& samples) {
   for (int i = 0; i < count; ++i) {
@@ -132,7 +132,7 @@ absl::Status Time(int count, Call call, std::vector<absl::Duration>& samples) {
   return absl::OkStatus();
 }
 
-// One at a time, in turns with empty calls if the server has any: TensorFlow's do not.
+// One at a time, alternating with empty calls if the server supports them: TensorFlow's do not.
 absl::Status MeasureInTurns(StepSession& session, bool has_pings, StepReport& report) {
   std::vector<absl::Duration> steps;
   std::vector<absl::Duration> pings;
@@ -169,7 +169,7 @@ absl::Status MeasureAtOnce(StepSession& session, StepReport& report) {
           status = Time(
               1, [&session] { return session.Run(); }, samples);
         }
-        // The others need not go on.
+        // Stop the other threads too.
         if (!status.ok()) left = 0;
         all.Add(samples, status);
       }));
@@ -195,13 +195,13 @@ absl::Status Measure(StepSession& session, int warm_ups, StepReport& report) {
                                  : MeasureAtOnce(session, report);
 }
 
-// Runs on a thread of its own so that signals can be handled. A signal while the session is being
-// opened, which cannot be cancelled, ends the process: see EndAfterSignal.
+// Runs on a thread of its own so that signals can be handled. Opening the session cannot be
+// cancelled: a signal then ends the process, see EndAfterSignal.
 absl::Status MeasureStoppably(
     const std::function<absl::StatusOr<std::unique_ptr<StepSession>>()>& open,
     BlockedSignals& signals, int warm_ups, StepReport& report) {
   std::atomic<bool> is_over = false;
-  // Created and owned by the thread; this one can stop it.
+  // Created and owned by the thread; this one can cancel it.
   absl::Mutex mu;
   std::unique_ptr<StepSession> session;
   absl::Status result;
@@ -244,7 +244,7 @@ absl::StatusOr<int> RunSteps(StepFlags& flags) {
   if (!graph.ok()) return AsFailure(graph.status());
   FERRY_ASSIGN_OR_RETURN(StepRequest request, ReadRequest(flags, *graph));
   std::unique_ptr<OwnJob> job;
-  // A signal that comes meanwhile ends this process, and with it those that it has started.
+  // A signal in the meantime ends this process and its children.
   if (flags.coordinator.empty()) {
     FERRY_ASSIGN_OR_RETURN(job, OwnJob::Start(flags.workers));
     flags.coordinator = job->coordinator();

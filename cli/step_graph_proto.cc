@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Text that is a GraphDef, or says where it is none.
+// Parses a GraphDef as text or binary, with precise errors.
 #include "cli/step_graph_proto.h"
 
 #include <algorithm>
@@ -42,7 +42,7 @@ bool IsText(absl::string_view content) {
 absl::StatusOr<tensorflow::GraphDef> ParseGraph(const std::string& path) {
   FERRY_ASSIGN_OR_RETURN(const std::string content, ReadWholeFile(path));
   tensorflow::GraphDef def;
-  // No text of a graph is also the bytes of one: its first letter would be a tag of no field.
+  // Text cannot also be a binary graph: its first letter would be the tag of an unknown field.
   if (!IsText(content)) {
     if (def.ParseFromString(content)) return def;
     return absl::FailedPreconditionError(
@@ -52,7 +52,7 @@ absl::StatusOr<tensorflow::GraphDef> ParseGraph(const std::string& path) {
   google::protobuf::TextFormat::Parser parser;
   parser.RecordErrorsTo(&error);
   if (parser.ParseFromString(content, &def)) return def;
-  // A small message may have printable bytes only.
+  // A small binary message may consist of printable bytes.
   if (tensorflow::GraphDef binary; binary.ParseFromString(content) && binary.node_size() > 0) {
     return binary;
   }
@@ -107,7 +107,7 @@ absl::StatusOr<WantedTensor> StepGraph::Output(absl::string_view name) const {
         absl::StrCat(Quoted(name), " is a handle, which exists at the worker only"));
   }
   wanted.dtype = *dtype;
-  // Only a placeholder says what comes out of it.
+  // Only placeholders declare their output shape.
   const auto shape = node.def.attr().find("shape");
   const bool has_shape =
       node.def.op() == "Placeholder" || node.def.op() == "PlaceholderWithDefault";

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Graphs out of files, and what can be fed and fetched of them.
+// Graphs from files, and their possible feeds and fetches.
 #ifndef FERRY_CLI_STEP_GRAPH_PROTO_H_
 #define FERRY_CLI_STEP_GRAPH_PROTO_H_
 
@@ -16,23 +16,23 @@
 
 namespace ferry::cli {
 
-// A GraphDef that was read and checked. A value.
+// A parsed and validated GraphDef. A value.
 class StepGraph final {
  public:
-  // The text or the bytes of a GraphDef; "-" is stdin.
-  //   Errors: NOT_FOUND, UNAVAILABLE for the file; FAILED_PRECONDITION with line and column for
-  //   what is no graph; those of graph::Graph::Create.
+  // Reads a GraphDef as text or binary; "-" is stdin.
+  //   Errors: NOT_FOUND, UNAVAILABLE for the file; FAILED_PRECONDITION with line and column if it
+  //   is not a graph; those of graph::Graph::Create.
   static absl::StatusOr<StepGraph> Read(const std::string& path);
 
   const tensorflow::GraphDef& def() const { return def_; }
   int node_count() const { return graph_.node_count(); }
 
-  // What `name`, "node" or "node:2", has to be fed with.
-  //   Errors: INVALID_ARGUMENT if there is no such node or output, naming some that there are.
+  // Returns the type and shape of `name`, "node" or "node:2".
+  //   Errors: INVALID_ARGUMENT if there is no such node or output, listing some that exist.
   absl::StatusOr<WantedTensor> Output(absl::string_view name) const;
   //   Errors: INVALID_ARGUMENT if there is no such node.
   absl::Status CheckNode(absl::string_view name) const;
-  // Names of its nodes, for messages: a few, "a, b, c and 7 more".
+  // Lists some node names for messages: "a, b, c and 7 more".
   std::string SomeNodes() const;
 
  private:

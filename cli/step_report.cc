@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A few lines and a document.
+// Formats the report as text and JSON.
 #include "cli/step_report.h"
 
 #include <algorithm>
@@ -22,7 +22,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Of a fetch, for people and for programs.
+// Elements shown per fetch, in text and JSON.
 constexpr int64_t kShownElements = 24;
 constexpr int64_t kToldElements = 1000;
 constexpr size_t kShownCrossings = 16;
@@ -32,7 +32,7 @@ std::string Micros(absl::Duration time) {
   return absl::StrFormat("%.*f us", us < 100 ? 1 : 0, us);
 }
 
-// "task 1 CPU:0" of "/job:worker/replica:0/task:1/device:CPU:0".
+// Returns "task 1 CPU:0" from "/job:worker/replica:0/task:1/device:CPU:0".
 std::string ShortDevice(absl::string_view device) {
   absl::string_view rest = device;
   if (!absl::ConsumePrefix(&rest, "/job:worker/replica:0/task:")) return Printable(device);
@@ -44,7 +44,7 @@ std::string ShortDevice(absl::string_view device) {
 Json TellElement(const Tensor& tensor, int64_t index) {
   if (tensor.dtype() == DataType::kString) return tensor.strings()[static_cast<size_t>(index)];
   const std::string text = ElementText(tensor, index);
-  // Numbers as they are written; what JSON has no number for, as text.
+  // Numbers are written as JSON numbers; what JSON cannot represent, as text.
   Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
   return json.is_discarded() ? Json(text) : json;
 }

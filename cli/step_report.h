@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What ferry step found, for people and for programs.
+// The results of ferry step, as text and JSON.
 #ifndef FERRY_CLI_STEP_REPORT_H_
 #define FERRY_CLI_STEP_REPORT_H_
 
@@ -15,23 +15,23 @@
 
 namespace ferry::cli {
 
-// A tensor that went from one device to another, as its receiver says.
+// A tensor transferred between devices, as reported by its receiver.
 struct Crossing {
   std::string edge;
   std::string from;
   std::string to;
   std::string transport;
   size_t bytes = 0;
-  // From the receiver's asking to its having it.
+  // From the receiver's request to the tensor's arrival.
   absl::Duration wait;
 };
 
-// A step that was told to say what it did.
+// A step that was run with tracing.
 struct TracedStep {
   // In the order of the flags.
   std::vector<std::pair<std::string, Tensor>> fetched;
   std::vector<Crossing> crossings;
-  // Nodes that ran, by device.
+  // Number of nodes that ran, by device.
   std::map<std::string, int> node_counts;
 
   size_t crossing_bytes() const;
@@ -50,8 +50,8 @@ struct StepReport {
   int concurrency = 1;
   StepTimes step;
   double steps_per_s = 0;
-  // Of a unary call of the same server that does nothing, in turns with the steps; zero where
-  // several steps were under way at once.
+  // For an empty unary call of the same server, alternating with the steps; zero if several steps
+  // ran concurrently.
   StepTimes ping;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A client of tensorflow.MasterService, of one step.
+// A tensorflow.MasterService client for one step.
 #include "cli/step_session.h"
 
 #include <optional>
@@ -24,17 +24,17 @@ namespace {
 constexpr absl::Duration kConnectTimeout = absl::Seconds(10);
 constexpr absl::Duration kPingTimeout = absl::Seconds(10);
 constexpr absl::Duration kCloseTimeout = absl::Seconds(1);
-// Beyond what the master has been told, so that it is the master who says why.
+// Longer than the master's own timeout, so that the master reports why.
 constexpr absl::Duration kMargin = absl::Seconds(5);
 
-// What a row of an exchange node says: "[8B] edge from A to B by shm".
+// Parses the label of a communication node: "[8B] edge from A to B by shm".
 std::optional<Crossing> ReadCrossing(const tensorflow::NodeExecStats& row) {
   const std::string& label = row.timeline_label();
   const size_t bracket = label.find("] ");
   const size_t from = label.rfind(" from ");
   const size_t to = label.rfind(" to ");
   const size_t by = label.rfind(" by ");
-  // Of the two ends only the receiver knows by which way it came.
+  // Only the receiver knows the path.
   if (bracket == std::string::npos || from == std::string::npos || to == std::string::npos ||
       by == std::string::npos || !(from < to && to < by)) {
     return std::nullopt;
@@ -44,7 +44,7 @@ std::optional<Crossing> ReadCrossing(const tensorflow::NodeExecStats& row) {
   crossing.from = label.substr(from + 6, to - from - 6);
   crossing.to = label.substr(to + 4, by - to - 4);
   crossing.transport = label.substr(by + 4);
-  // A feed or a fetch.
+  // A feed or a fetch, not a transfer between devices.
   if (crossing.from == crossing.to) return std::nullopt;
   if (row.output_size() > 0) {
     crossing.bytes = static_cast<size_t>(
@@ -70,7 +70,7 @@ StepSession::StepSession(std::string coordinator)
       channel_(MakeTensorChannel(coordinator_)),
       run_step_("/tensorflow.MasterService/RunStep", Method::NORMAL_RPC, channel_),
       ping_("/grpc.health.v1.Health/Check", Method::NORMAL_RPC, channel_) {
-  // An empty message: the health of the server itself.
+  // An empty message: the health of the whole server.
   const grpc::Slice nothing(size_t{0});
   empty_ = grpc::ByteBuffer(&nothing, 1);
 }
@@ -123,7 +123,7 @@ absl::StatusOr<std::unique_ptr<StepSession>> StepSession::Open(const std::string
   if (absl::Status status =
           session->Ask("/tensorflow.MasterService/CreateSession", wait + kMargin, create, created);
       !status.ok()) {
-    // A worker's port names the coordinator; another server reports that it has no such method.
+    // A worker's port names the coordinator; other servers report an unknown method.
     const bool has_no_method =
         status.message().empty() || absl::StrContains(status.message(), "which has no method");
     if (!absl::IsUnimplemented(status) || !has_no_method) return status;
@@ -156,7 +156,7 @@ absl::Status StepSession::Serialize(const StepRequest& request) {
   }
   plain_ = coord::SerializeMessage(message);
   message.mutable_options()->set_trace_level(tensorflow::RunOptions::FULL_TRACE);
-  // Errors may be as long as they like there.
+  // In the body, errors are not limited in length.
   message.set_store_errors_in_response_body(true);
   traced_ = coord::SerializeMessage(message);
   return absl::OkStatus();
@@ -201,7 +201,7 @@ absl::Status StepSession::Ping() {
 void StepSession::Cancel() {
   absl::MutexLock lock(&mu_);
   is_cancelled_ = true;
-  // They leave under this lock.
+  // Calls remove themselves under this lock.
   for (grpc::ClientContext* context : calls_) context->TryCancel();
 }
 
@@ -214,7 +214,7 @@ StepSession::~StepSession() {
   tensorflow::CloseSessionRequest close;
   close.set_session_handle(handle_);
   tensorflow::CloseSessionResponse closed;
-  // A session whose client has gone is closed by the master, in time.
+  // On failure, the master closes an abandoned session after its idle timeout.
   (void)Ask("/tensorflow.MasterService/CloseSession", kCloseTimeout, close, closed);
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// StepSession: a session at a coordinator, and one step that is run in it again and again.
+// StepSession: a session at a coordinator, and one step that is run in it repeatedly.
 #ifndef FERRY_CLI_STEP_SESSION_H_
 #define FERRY_CLI_STEP_SESSION_H_
 
@@ -31,34 +31,35 @@ struct StepRequest {
   std::vector<std::pair<std::string, Tensor>> feeds;
   std::vector<std::string> fetches;
   std::vector<std::string> targets;
-  // Of one step; the master ends it then.
+  // Per step; the master ends the step then.
   absl::Duration timeout;
 };
 
-// Thread-safe but for Open. Errors of all calls: those of the server; CANCELLED after Cancel.
+// Thread-safe except for Open. Errors of all calls: those of the server; CANCELLED after Cancel.
 class StepSession final {
  public:
-  //   wait: for the job's workers.
-  //   soft_placement: nodes may run elsewhere than where they are pinned, if there they cannot.
-  //   Errors: UNAVAILABLE nobody answers at `coordinator`; UNIMPLEMENTED it serves no graphs.
+  //   wait: timeout for the job's workers.
+  //   soft_placement: nodes that cannot run on their requested device may run elsewhere.
+  //   Errors: UNAVAILABLE if nothing answers at `coordinator`; UNIMPLEMENTED if it serves no
+  //   graphs.
   static absl::StatusOr<std::unique_ptr<StepSession>> Open(const std::string& coordinator,
                                                            const StepGraph& graph,
                                                            StepRequest request, bool soft_placement,
                                                            absl::Duration wait);
-  // Closes the session, which takes a second at most.
+  // Closes the session, which takes at most a second.
   ~StepSession();
 
   StepSession(const StepSession&) = delete;
   StepSession& operator=(const StepSession&) = delete;
 
-  // A step that tells what it did.
+  // Runs a step with tracing.
   absl::StatusOr<TracedStep> RunTraced();
-  // A step as a client runs it; what it fetches comes here and is dropped.
+  // Runs a step as a client would; the fetches are received and dropped.
   absl::Status Run();
-  // A call of the same server that does nothing: the floor of every call.
+  // An empty call of the same server: the minimum latency of a call.
   absl::Status Ping();
 
-  // Ends what is under way, and all that comes.
+  // Cancels all current and future calls.
   void Cancel() ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
@@ -73,7 +74,7 @@ class StepSession final {
                    Response& response);
   absl::Status Serialize(const StepRequest& request);
 
-  // Constant once it is open.
+  // Constant after Open.
   const std::string coordinator_;
   const std::shared_ptr<grpc::Channel> channel_;
   const Method run_step_;
@@ -81,7 +82,7 @@ class StepSession final {
   std::string handle_;
   std::vector<std::string> fetches_;
   absl::Duration timeout_;
-  // A message is written once, and goes over the wire again and again.
+  // Serialised once and sent repeatedly.
   grpc::ByteBuffer plain_;
   grpc::ByteBuffer traced_;
   grpc::ByteBuffer empty_;

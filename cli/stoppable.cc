@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Waiting for a signal, an error or the end, whichever comes first.
+// Waits for a signal, an error or completion, whichever comes first.
 #include "cli/stoppable.h"
 
 #include <atomic>
@@ -38,7 +38,7 @@ absl::Status RunStoppably(BlockedSignals& signals, const JobError& error,
       signals.Wake();
     });
     while (!is_over) {
-      // Looked at before each wait: the wake that came with an error may have ended another one.
+      // Checked before each wait: the error's wake-up may have been consumed by another wait.
       if (reason.ok()) {
         reason = error.Get();
         if (!reason.ok()) stop(reason);
@@ -49,7 +49,7 @@ absl::Status RunStoppably(BlockedSignals& signals, const JobError& error,
       stop(reason);
     }
   }
-  // What was stopped ends because of that, in whichever words; what was done by then is done.
+  // After a stop, CANCELLED and ABORTED count as its consequence; completed work keeps its result.
   const bool is_stopped = !reason.ok() && (absl::IsCancelled(result) || absl::IsAborted(result));
   return is_stopped ? reason : result;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Work that a signal or an error of the job calls off.
+// Runs work that a signal or a job error cancels.
 #ifndef FERRY_CLI_STOPPABLE_H_
 #define FERRY_CLI_STOPPABLE_H_
 
@@ -13,7 +13,7 @@
 
 namespace ferry::cli {
 
-// The first error of the job, from whichever thread. Thread-safe.
+// The job's first error, from any thread. Thread-safe.
 class JobError final {
  public:
   explicit JobError(BlockedSignals& signals) : signals_(signals) {}
@@ -27,9 +27,9 @@ class JobError final {
   absl::Status error_ ABSL_GUARDED_BY(mu_);
 };
 
-// Runs `work` on a thread of its own ("ferry-work"). When a signal comes or the job fails, or has
-// failed before, `stop` is called once with the reason, and has to make `work` end soon.
-//   Errors: those of `work`; the reason why it was stopped in the place of CANCELLED and ABORTED.
+// Runs `work` on a thread of its own ("ferry-work"). If a signal arrives or the job fails, or had
+// failed before, calls `stop` once with the reason; it must make `work` end soon.
+//   Errors: those of `work`; the reason for stopping instead of CANCELLED and ABORTED.
 absl::Status RunStoppably(BlockedSignals& signals, const JobError& error,
                           const std::function<absl::Status()>& work,
                           const std::function<void(const absl::Status&)>& stop);

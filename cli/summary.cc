@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Counting machines and devices.
+// Counts machines and devices.
 #include "cli/summary.h"
 
 #include <set>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A topology in a few words.
+// Summarises a topology.
 #ifndef FERRY_CLI_SUMMARY_H_
 #define FERRY_CLI_SUMMARY_H_
 
@@ -9,10 +9,10 @@
 
 namespace ferry::cli {
 
-// "4 nodes on 1 machine, 4 host devices, 8 GPUs (NVIDIA H200)".
+// Returns "4 nodes on 1 machine, 4 host devices, 8 GPUs (NVIDIA H200)".
 std::string Summarize(const GlobalTopology& topology);
 
-// 16 hex digits over the bytes that stand for the topology: equal exactly where those are equal.
+// Returns 16 hex digits, a hash of the topology's canonical bytes.
 std::string TopologyHash(const GlobalTopology& topology);
 
 }  // namespace ferry::cli

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Alignment, and amounts in words.
+// Aligns columns, and formats amounts.
 #include "cli/table.h"
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 namespace ferry::cli {
 namespace {
 
-// Every byte but those that continue a character.
+// Counts all bytes except UTF-8 continuation bytes.
 size_t Width(absl::string_view text) {
   return std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; });
 }

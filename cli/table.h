@@ -10,16 +10,16 @@
 
 namespace ferry::cli {
 
-// Columns as wide as their widest cell, two spaces between them, none at the end of a line. Cells
-// count by characters of UTF-8. The first row is the header. Rows may be short.
-//   indent: before every line.
+// Formats columns as wide as their widest cell, separated by two spaces, without trailing spaces.
+// Width counts UTF-8 code points. The first row is the header. Rows may be short.
+//   indent: prefix of every line.
 std::string FormatTable(const std::vector<std::vector<std::string>>& rows,
                         absl::string_view indent = "");
 
-// "1.3 KiB"; exact below 1024.
+// Returns "1.3 KiB"; exact below 1024.
 std::string ShortBytes(double bytes);
 
-// "1 node", "2 nodes".
+// Returns "1 node", "2 nodes".
 std::string Count(long long count, absl::string_view noun);
 
 }  // namespace ferry::cli

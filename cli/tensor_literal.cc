@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// JSON's lists as rows, and the header of NumPy's files.
+// Parses nested JSON lists, and the header of NumPy files.
 #include "cli/tensor_literal.h"
 
 #include <cerrno>
@@ -29,7 +29,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Rows in rows in rows.
+// Limit on the nesting of rows.
 constexpr int kMaxDepth = 64;
 
 bool Fits(const WantedTensor& wanted, const std::vector<int64_t>& dims) {
@@ -47,7 +47,7 @@ absl::Status CheckShape(const WantedTensor& wanted, const std::vector<int64_t>& 
                                                  "], and ", ToString(wanted), " is wanted"));
 }
 
-// The shape as the first elements say, and every element in a row.
+// Derives the shape from the first elements, and collects all elements in row-major order.
 absl::Status Flatten(const Json& json, size_t depth, std::vector<int64_t>& dims,
                      std::vector<const Json*>& leaves) {
   if (!json.is_array()) {
@@ -89,7 +89,7 @@ bool IsSigned(DataType dtype) {
          dtype == DataType::kInt64;
 }
 
-// Whether the whole number is one of the type's. The lowest bytes come first.
+// Stores an integer, little-endian; returns false if it is out of the type's range.
 bool StoreWhole(DataType dtype, const Json& json, void* to) {
   const size_t bits = ElementBytes(dtype) * 8;
   if (json.is_number_unsigned()) {
@@ -112,7 +112,7 @@ bool StoreElement(DataType dtype, const Json& json, void* to) {
     return json.is_boolean() && StoreNumber(dtype, to, json.get<bool>() ? 1 : 0);
   }
   if (json.is_number()) return StoreNumber(dtype, to, json.get<double>());
-  // JSON has no such numbers.
+  // JSON cannot express NaN and infinity.
   double value = 0;
   return json.is_string() && absl::SimpleAtod(json.get<std::string>(), &value) &&
          StoreNumber(dtype, to, value);
@@ -135,7 +135,7 @@ absl::StatusOr<Json> ReadJson(absl::string_view text, DataType dtype) {
       absl::StrCat(Quoted(text), " is neither a number nor a list such as [[1, 2], [3, 4]]"));
 }
 
-// The value of `key` in the header of one of NumPy's files, up to what ends it.
+// Returns the value of `key` in a NumPy file's header, up to `end`.
 absl::string_view HeaderValue(absl::string_view header, absl::string_view key, char end) {
   const size_t at = header.find(absl::StrCat("'", key, "':"));
   if (at == absl::string_view::npos) return "";
@@ -181,7 +181,7 @@ const char* NumpyName(DataType dtype) {
 
 constexpr absl::string_view kNumpyMagic("\x93NUMPY", 6);
 
-// Takes the header off `content`.
+// Consumes the header of `content`.
 // Source: numpy.lib.format, "Format Version 1.0" and "2.0".
 absl::StatusOr<std::vector<int64_t>> TakeNumpyHeader(absl::string_view& content, DataType dtype) {
   const absl::Status broken = absl::InvalidArgumentError("its NumPy header is broken");
@@ -217,7 +217,7 @@ absl::StatusOr<std::vector<int64_t>> TakeNumpyHeader(absl::string_view& content,
   return dims;
 }
 
-// The shape of `bytes` bytes without a header.
+// Derives the shape of `bytes` bytes without a header.
 absl::StatusOr<std::vector<int64_t>> ShapeOfBytes(size_t bytes, const WantedTensor& wanted) {
   const size_t each = ElementBytes(wanted.dtype);
   if (bytes % each != 0) {
@@ -326,7 +326,7 @@ absl::StatusOr<std::string> ReadWholeFile(const std::string& path) {
   std::vector<char> piece(size_t{1} << 20);
   while (const size_t count = std::fread(piece.data(), 1, piece.size(), file.get())) {
     content.append(piece.data(), count);
-    // A device or a pipe may have no end.
+    // A device or a pipe may be endless.
     if (content.size() > kMostFileBytes) {
       return absl::ResourceExhaustedError(
           absl::StrCat(Quoted(path), " has more than ", kMostFileBytes, " bytes"));

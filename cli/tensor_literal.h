@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensors that users write down or have in files.
+// Tensors given as literals or files.
 #ifndef FERRY_CLI_TENSOR_LITERAL_H_
 #define FERRY_CLI_TENSOR_LITERAL_H_
 
@@ -16,7 +16,7 @@
 
 namespace ferry::cli {
 
-// What a tensor has to be. A dimension of -1 may be any; no `dims`: the rank may be any.
+// The required type and shape. A dimension of -1 is unknown; no `dims`: unknown rank.
 struct WantedTensor {
   DataType dtype = DataType::kInvalid;
   std::optional<std::vector<int64_t>> dims;
@@ -25,17 +25,18 @@ struct WantedTensor {
 // "float[?,3]", "int32 of any shape".
 std::string ToString(const WantedTensor& wanted);
 
-// "1.5", "[[1, 2], [3, 4]]", "true", "nan"; for strings also any other text, which is one string.
-//   Errors: INVALID_ARGUMENT for what is no such number, rows of unequal lengths, or another shape.
+// Parses "1.5", "[[1, 2], [3, 4]]", "true", "nan"; for strings also any other text, as one string.
+//   Errors: INVALID_ARGUMENT for malformed or out-of-range numbers, rows of unequal lengths, or
+//   another shape.
 absl::StatusOr<Tensor> ParseTensor(absl::string_view text, const WantedTensor& wanted);
 
-// A file of NumPy's (.npy, C order, little endian), or the elements as they are in memory, from
-// which one unknown dimension is counted.
-//   Errors: NOT_FOUND, UNAVAILABLE for a file that cannot be read; INVALID_ARGUMENT for another
-//   type or shape, or strings.
+// Reads a NumPy file (.npy, C order, little-endian), or raw elements, from whose size one unknown
+// dimension is derived.
+//   Errors: NOT_FOUND, UNAVAILABLE if the file cannot be read; INVALID_ARGUMENT for another type or
+//   shape, or strings.
 absl::StatusOr<Tensor> ReadTensorFile(const std::string& path, const WantedTensor& wanted);
 
-// The whole of a file, "-" being stdin.
+// Reads a whole file; "-" is stdin.
 //   Errors: NOT_FOUND, UNAVAILABLE, with the reason.
 absl::StatusOr<std::string> ReadWholeFile(const std::string& path);
 

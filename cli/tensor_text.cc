@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Elements of every type as text, and brackets around rows.
+// Formats elements of every type, with brackets around rows.
 #include "cli/tensor_text.h"
 
 #include <bit>
@@ -30,7 +30,7 @@ float FromHalf(uint16_t bits) {
   return (bits & 0x8000) != 0 ? -size : size;
 }
 
-// As many digits as tell it from its neighbours.
+// Enough digits to distinguish typical values.
 std::string FloatText(float value) { return absl::StrFormat("%.7g", value); }
 std::string DoubleText(double value) { return absl::StrFormat("%.15g", value); }
 
@@ -90,7 +90,7 @@ std::string TensorText(const Tensor& tensor, int64_t max_elements) {
   const absl::Span<const int64_t> dims = tensor.shape().dims();
   const int64_t count = tensor.shape().element_count();
   if (count == 0) return absl::StrCat(text, "[]");
-  // Of a row of each dimension, the last one first.
+  // Elements per row for each dimension, the last dimension first.
   std::vector<int64_t> row_sizes;
   int64_t size = 1;
   for (size_t i = dims.size(); i > 0; --i) row_sizes.push_back(size *= dims[i - 1]);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensors as people read them.
+// Formats tensors for users.
 #ifndef FERRY_CLI_TENSOR_TEXT_H_
 #define FERRY_CLI_TENSOR_TEXT_H_
 
@@ -11,11 +11,11 @@
 
 namespace ferry::cli {
 
-// "float[2,2] [[1, 2], [3, 4]]"; of more than `max_elements` the first ones, and how many follow.
-// Strings are quoted, long ones shortened. REQUIRES: valid, on the host.
+// Returns "float[2,2] [[1, 2], [3, 4]]"; beyond `max_elements` only the first ones, and how many
+// follow. Strings are quoted, long ones shortened. REQUIRES: valid, in host memory.
 std::string TensorText(const Tensor& tensor, int64_t max_elements);
 
-// One element: "1.5", "true", "(1, -2)", "\"text\""; "?" of types that have no numbers.
+// Returns one element: "1.5", "true", "(1, -2)", "\"text\""; "?" for non-numeric types.
 std::string ElementText(const Tensor& tensor, int64_t index);
 
 }  // namespace ferry::cli

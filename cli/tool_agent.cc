@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Connecting without a node id.
+// Connects without a node id.
 #include "cli/tool_agent.h"
 
 #include <utility>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The connection of a verb that looks at a job without being part of it.
+// The connection of a verb that inspects a job without being part of it.
 #ifndef FERRY_CLI_TOOL_AGENT_H_
 #define FERRY_CLI_TOOL_AGENT_H_
 
@@ -15,12 +15,12 @@
 
 namespace ferry::cli {
 
-// How long a verb looks for its coordinator, or goes without it.
+// How long a verb searches for its coordinator, or tolerates its loss.
 inline constexpr absl::Duration kToolTimeout = absl::Seconds(10);
 
-// Looks for the coordinator for ten seconds, and says so when it takes more than one.
-//   on_lost: as AgentOptions::on_error; the coordinator may be out of reach for ten seconds.
-//   Errors: INVALID_ARGUMENT when the address is empty or is none; DEADLINE_EXCEEDED when nobody
+// Connects to the coordinator within ten seconds, and prints progress if it takes more than one.
+//   on_lost: as AgentOptions::on_error; the coordinator may be unreachable for ten seconds before.
+//   Errors: INVALID_ARGUMENT if the address is empty or malformed; DEADLINE_EXCEEDED if nothing
 //   answers there.
 absl::StatusOr<std::unique_ptr<coord::Agent>> ConnectTool(
     const std::string& coordinator, std::function<void(absl::Status)> on_lost = nullptr);

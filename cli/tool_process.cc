@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Starting, reading and ending processes of this very program.
+// Starts, reads and ends other processes of this program.
 #include "cli/tool_process.h"
 
 #include <poll.h>
@@ -21,12 +21,12 @@
 namespace ferry::cli {
 namespace {
 
-// What is kept of a process's stderr.
+// Limit on the retained stderr of a process.
 constexpr size_t kMaxLastWords = 2000;
-// How often a process that should end is looked at.
+// Interval for polling a process that should end.
 constexpr absl::Duration kExitPoll = absl::Milliseconds(5);
 
-// How long a process that was killed is waited for: one in a call of a driver that hangs stays.
+// How long to wait after SIGKILL: a process blocked in a driver call does not end.
 constexpr absl::Duration kKillTimeout = absl::Seconds(5);
 
 std::vector<std::string> Environment(const std::optional<std::string>& cuda_visible_devices,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ToolProcess: a ferry process that a verb has started, and the lines that it writes.
+// ToolProcess: a ferry process started by a verb, and its output lines.
 #ifndef FERRY_CLI_TOOL_PROCESS_H_
 #define FERRY_CLI_TOOL_PROCESS_H_
 
@@ -18,19 +18,19 @@
 
 namespace ferry::cli {
 
-// Whether a process gets our FERRY_ variables: one that is a node of a job of its own must not.
+// Whether the process inherits FERRY_ variables: a node of another job must not.
 enum class FerryVariables { kLeaveOut, kPassOn };
 
-// Not thread-safe. Runs this very program with other arguments; kills it in the end.
+// Runs this program with other arguments; the destructor kills it. Not thread-safe.
 class ToolProcess final {
  public:
   //   name: for messages, "worker 2".
-  //   cuda_visible_devices: for its environment, unless absent.
+  //   cuda_visible_devices: set in its environment, unless absent.
   static absl::StatusOr<std::unique_ptr<ToolProcess>> Start(
       std::string name, std::vector<std::string> arguments,
       std::optional<std::string> cuda_visible_devices,
       FerryVariables ferry_variables = FerryVariables::kLeaveOut);
-  // A process that the kernel cannot end, because a driver hangs, is left to it after five seconds.
+  // A process that cannot be killed, because a driver hangs, is abandoned after five seconds.
   ~ToolProcess();
 
   ToolProcess(const ToolProcess&) = delete;
@@ -39,18 +39,20 @@ class ToolProcess final {
   const std::string& name() const { return name_; }
   pid_t pid() const { return child_.pid; }
 
-  // The next line of its stdout. Its stderr is kept for messages, and copied to ours if `verbose`.
-  //   Errors: DEADLINE_EXCEEDED; ABORTED when the process ends before, with how and its last words.
+  // Returns the next line of its stdout. Its stderr is kept for messages, and copied to ours if
+  // `verbose`.
+  //   Errors: DEADLINE_EXCEEDED; ABORTED if the process ends before, with its status and the end of
+  //   its stderr.
   absl::StatusOr<std::string> ReadLine(absl::Time deadline, bool verbose);
 
   void Signal(int signal);
-  // Waits for it to end. Errors: DEADLINE_EXCEEDED; ABORTED when it ends otherwise than with 0.
+  // Waits for it to end. Errors: DEADLINE_EXCEEDED; ABORTED if it ends with a status other than 0.
   absl::Status WaitForExit(absl::Time deadline);
 
  private:
   ToolProcess(std::string name, ChildProcess child)
       : name_(std::move(name)), child_(std::move(child)) {}
-  // Takes what is there into lines_ and last_words_; whether stdout is at its end.
+  // Reads available output into lines_ and last_words_; returns true at the end of stdout.
   bool ReadAvailable(bool verbose);
   void ReadErrors(bool verbose);
   absl::Status Ended(int wait_status) const;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ferry topo: devices and the paths between them; of this machine, of a job, or of a file.
+// ferry topo: devices and the paths between them, of this machine, a job, or a file.
 #include <cstdio>
 #include <memory>
 #include <optional>
@@ -58,13 +58,13 @@ absl::StatusOr<int> ShowMachine(const TopoFlags& flags) {
     FERRY_RETURN_IF_ERROR(WriteFile(flags.write_nccl_xml, WriteNcclXml(nccl)));
   }
   if (flags.write_nccl_xml != "-") Print(flags, discovery.topology);
-  // So that the reasons stand below the table where both streams go to one place.
+  // Keeps the reasons below the table if stdout and stderr are the same.
   FERRY_RETURN_IF_ERROR(FlushOutput());
   PrintReason("cores and NUMA nodes are not known", discovery.host_reason);
   PrintReason("no GPUs", discovery.cuda_reason);
   if (discovery.cuda_reason.empty()) {
     PrintReason("no NVLinks", discovery.nvml_reason);
-    // It begins with what is missing by itself.
+    // The message itself begins with what is missing.
     const absl::Status nccl = nccl::NcclApi::Load().status();
     PrintReason("no NCCL", std::string(absl::StripPrefix(nccl.message(), "no NCCL: ")));
   }
@@ -72,7 +72,7 @@ absl::StatusOr<int> ShowMachine(const TopoFlags& flags) {
 }
 
 absl::StatusOr<int> ShowFile(const TopoFlags& flags) {
-  // Reading it by path works for stdin too, and errors show this name.
+  // Read by path, so that stdin works too and errors show this name.
   const absl::StatusOr<NcclTopology> nccl =
       ReadNcclXmlFile(flags.nccl_xml == "-" ? "/dev/stdin" : flags.nccl_xml);
   if (!nccl.ok()) return AsFailure(nccl.status());
@@ -113,7 +113,7 @@ Verb AddTopoVerb(CLI::App& app) {
   auto flags = std::make_shared<TopoFlags>();
   CLI::App& verb = *app.add_subcommand(
       "topo", "Show devices and the paths between them: of this machine, a job, or a file");
-  // Not FERRY_COORDINATOR: without flags it is this machine, wherever it is called.
+  // Does not read FERRY_COORDINATOR: without flags the verb shows this machine, wherever it runs.
   CLI::Option* coordinator =
       verb.add_option("--coordinator", flags->coordinator, "show the running job there")
           ->type_name("HOST:PORT");
@@ -132,7 +132,7 @@ Verb AddTopoVerb(CLI::App& app) {
                                                      flags->json ? "--json" : "--dot",
                                                      " writes; name a file"));
     }
-    // Given, but empty, is a mistake too: it does not mean this machine.
+    // An empty value is an error; it does not select this machine.
     if (coordinator->count() > 0) return ShowJob(*flags);
     if (!flags->nccl_xml.empty()) return ShowFile(*flags);
     return ShowMachine(*flags);

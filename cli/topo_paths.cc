@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The transports' own answers, asked for nodes that are elsewhere.
+// Queries the transports' cost functions on behalf of remote nodes.
 #include "cli/topo_paths.h"
 
 #include <algorithm>
@@ -25,31 +25,31 @@ namespace ferry::cli {
 namespace {
 
 constexpr size_t kMaxNodes = 16;
-// Of each node.
+// Per node.
 constexpr size_t kMaxGpus = 16;
-// Pairs that are named for one sort of path.
+// Limit on the pairs listed per kind of path.
 constexpr size_t kMaxPairs = 6;
 // Large enough that bandwidth decides.
 constexpr size_t kBytes = size_t{1} << 20;
 
-// The names of pairs, by the path that they take.
+// Names of pairs, by their path.
 using PairsByPath = std::map<std::string, std::vector<std::string>>;
-// For nodes that hang.
+// Timeout for nodes that hang.
 constexpr absl::Duration kAnswerTimeout = absl::Seconds(1);
 
-// Pairs of one sort, whose costs differ in numbers only.
+// Pairs with the same kind of path, whose costs differ only in numbers.
 struct AlikePairs {
   std::vector<PathExplanation> choices;
   std::vector<std::string> names;
 };
 
-// An exchange that nobody can reach, for its list of transports.
+// Starts an engine without connections, for its list of transports.
 absl::StatusOr<std::unique_ptr<TransferEngine>> StartUnreachable() {
   TransferEngineOptions options;
   options.listen = "";
   options.unix_socket = false;
   options.token = "none";
-  // Those of the job count, not this machine's.
+  // The job's GPUs matter, not this machine's.
   options.use_gpus = false;
   Endpoint nobody;
   nobody.peer.node_id = -1;
@@ -77,7 +77,7 @@ absl::StatusOr<PathExplanation> ChooseBetween(const TransferEngine& exchange,
 std::string PathBetween(const TransferEngine& exchange, const Endpoint& source,
                         const Endpoint& destination, const TensorLocation& from,
                         const TensorLocation& to) {
-  // What is staged is in an arena by then.
+  // Staged tensors are in an arena when they are sent.
   const absl::StatusOr<PathExplanation> choice =
       ChooseBetween(exchange, source, destination, /*is_in_arena=*/true, from, to);
   return choice.ok() ? Explain(*choice) : absl::StrCat("none: ", choice.status().message());
@@ -91,7 +91,7 @@ std::string GpuName(const Endpoint& node, size_t gpu) {
 
 TensorLocation Gpu(size_t ordinal) { return {MemorySpace::kCuda, static_cast<int>(ordinal)}; }
 
-// Of two GPUs of one process, which no transport is asked about.
+// Path between two GPUs of one process, which involves no transport.
 std::string PathWithin(const GlobalTopology& topology, int32_t node_id, size_t from, size_t to) {
   std::string path = "local, by their copy engines if they have peer access, else through the host";
   const std::optional<int> node = topology.NodeIndex(node_id);
@@ -109,8 +109,8 @@ std::string PathWithin(const GlobalTopology& topology, int32_t node_id, size_t f
   return absl::StrCat(path, " (", LinkTypeName(link.type), ")");
 }
 
-// What the sender says of its way to `destination`; null: it has no control channel with it, or is
-// silent.
+// Returns the sender's report on its path to `destination`; null if it has no control channel to
+// it, or has not answered.
 const PathReport* Reported(const TransferAnswers& answers, const Endpoint& source,
                            const Endpoint& destination, bool is_in_arena) {
   const auto report = answers.reports.find(source.peer.node_id);
@@ -129,7 +129,7 @@ PairsByPath NodePairs(const TransferEngine& exchange, const std::vector<Endpoint
     for (const Endpoint& destination : nodes) {
       const bool is_one_node = source.peer.node_id == destination.peer.node_id;
       const PathReport* const reported = Reported(answers, source, destination, is_in_arena);
-      // Of itself only the node knows.
+      // Paths within a node are known only to the node.
       if (is_one_node && reported == nullptr) continue;
       const std::string name = absl::StrCat(source.peer.node_id, ">", destination.peer.node_id);
       const absl::StatusOr<PathExplanation> choice =
@@ -191,7 +191,7 @@ absl::StatusOr<std::string> FormatPaths(coord::Agent& agent, const GlobalTopolog
   FERRY_ASSIGN_OR_RETURN(const std::vector<coord::KeyValue> entries, agent.List(prefix));
   std::vector<Endpoint> nodes;
   for (const coord::KeyValue& entry : entries) {
-    // Anybody can write to the store.
+    // The store's values are untrusted: any client can write them.
     absl::StatusOr<Endpoint> endpoint = DecodeEndpoint(entry.value);
     if (endpoint.ok()) nodes.push_back(*std::move(endpoint));
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ferry topo --coordinator: which way tensors take between the nodes of a job.
+// ferry topo --coordinator: the paths of tensors between a job's nodes.
 #ifndef FERRY_CLI_TOPO_PATHS_H_
 #define FERRY_CLI_TOPO_PATHS_H_
 
@@ -12,11 +12,11 @@
 
 namespace ferry::cli {
 
-// A line for each sort of path, with the pairs of nodes that take it and why they take no other:
-// what senders say of peers with which they have a control channel, with what they have measured;
-// of other pairs what follows from what both have published. And the same, always of the latter
-// kind, for pairs of their GPUs. What only shows when it is tried, such as memory that cannot be
-// mapped, is not known here: ferry doctor tries. Empty if no node moves tensors. Of larger jobs the
+// Formats a line per kind of path, with the pairs of nodes that use it and why they use no other.
+// For peers with a control channel this is the sender's report, with measured costs; for other
+// pairs it is derived from what both have published. The same for pairs of their GPUs, always
+// derived. Failures that only show on use, such as memory that cannot be mapped, are not known
+// here: ferry doctor tests for them. Empty if no node transfers tensors. In larger jobs only the
 // first 16 nodes.
 absl::StatusOr<std::string> FormatPaths(coord::Agent& agent, const GlobalTopology& topology);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ferry trace: the last steps of a job as a picture for a browser.
+// ferry trace: the last steps of a job as a trace for a browser.
 #include <cstdio>
 #include <memory>
 #include <string>
@@ -26,7 +26,7 @@ struct TraceFlags {
   int last = 1;
 };
 
-// What is in it, and what is not.
+// Summarises the trace, and what is missing from it.
 std::string Summary(const ferry::v1::GetStepsResponse& steps, const std::string& output) {
   int nodes = 0;
   int workers = 0;

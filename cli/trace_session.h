@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The last steps of a job, from its coordinator.
+// Fetches the last steps of a job from its coordinator.
 #ifndef FERRY_CLI_TRACE_SESSION_H_
 #define FERRY_CLI_TRACE_SESSION_H_
 
@@ -11,8 +11,8 @@
 
 namespace ferry::cli {
 
-//   count: of the newest steps.
-//   Errors: UNAVAILABLE nobody answers; UNIMPLEMENTED it serves no graphs.
+//   count: number of newest steps.
+//   Errors: UNAVAILABLE if nothing answers; UNIMPLEMENTED if it serves no graphs.
 absl::StatusOr<ferry::v1::GetStepsResponse> FetchSteps(const std::string& coordinator, int count);
 
 }  // namespace ferry::cli

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ferry worker: joins a job and stays until it is told to go, or the job fails.
+// ferry worker: joins a job and stays until it is stopped, or the job fails.
 #include <atomic>
 #include <cstdio>
 #include <memory>
@@ -34,7 +34,7 @@ absl::StatusOr<int> Stay(JoinedNode& joined) {
     FERRY_RETURN_IF_ERROR(joined.node.Leave());
     return kDone;
   }
-  // The job has failed; without those that have left the next one can begin.
+  // The job has failed; the next one can begin once its nodes have left.
   joined.node.Leave().IgnoreError();
   return absl::AbortedError(
       absl::StrCat("node ", joined.node.node_id(), ": ", joined.error.Get().message()));
@@ -59,10 +59,10 @@ absl::StatusOr<int> Work(JoinedNode& joined, bool exit_after_join) {
       joined,
       [&node, &is_stopped] {
         const absl::Status status = node.Shutdown();
-        // That the nodes do not leave together is then a consequence of the signal.
+        // After a signal, a failure of the collective shutdown is its consequence.
         return status.ok() || !is_stopped ? status : absl::CancelledError(status.message());
       },
-      // The others are told that this node will not leave together with them.
+      // Notify the other nodes that this one will not shut down together with them.
       [&node, &is_stopped](const absl::Status& why) {
         is_stopped = true;
         node.FailJob(why);

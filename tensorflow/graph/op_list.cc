@@ -37,13 +37,13 @@ constexpr absl::string_view kGroupAttrs =
     "shape:shape; communication_hint:string=auto; timeout_seconds:float=0";
 
 constexpr OpRow kRows[] = {
-    // Values from outside the graph.
+    // Values that come from elsewhere.
     {"Placeholder", "-> output:dtype", "dtype:type; shape:shape=unknown", "CPU; GPU"},
     {"PlaceholderWithDefault", "input:dtype -> output:dtype", "dtype:type; shape:shape",
      "CPU; GPU dtype{$device}; GPU dtype{int32}@*"},
     {"Const", "-> output:dtype", "value:tensor; dtype:type",
      "CPU; GPU dtype{$device}; GPU dtype{int32}@*"},
-    // Data movement.
+    // Moving.
     {"Identity", "input:T -> output:T", "T:type", kMove},
     {"IdentityN", "input:[T] -> output:[T]", "T:list(type)>=1", "CPU; GPU"},
     {"NoOp", "->", "", "CPU; GPU"},
@@ -110,7 +110,7 @@ constexpr OpRow kRows[] = {
      "CPU T{$real $integer}"},
     {"Min", "input:T reduction_indices:Tidx -> output:T", kOrderedReductionAttrs,
      "CPU T{$real $integer}"},
-    // Random numbers.
+    // Chance.
     {"RandomUniform", "shape:T -> output:dtype", kRandomAttrs, "CPU", true},
     {"RandomStandardNormal", "shape:T -> output:dtype", kRandomAttrs, "CPU", true},
     // Variables.
