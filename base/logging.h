@@ -41,7 +41,7 @@ using LogLevels = std::array<LogLevel, kLogComponents>;
 // The parsed value of FERRY_LOG.
 struct LogSpec {
   LogLevels levels = {};
-  // What is wrong with the value, on one line that names the valid choices; empty if nothing is.
+  // The error in the value, on one line that names the valid choices; empty if there is none.
   // The valid parts apply all the same.
   std::string warning;
 };

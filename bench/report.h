@@ -61,7 +61,7 @@ struct BenchRow {
   double BusbwBytesPerSecond() const;
   // floor / p50: 1 is as fast as the machine; 0 if there is no baseline.
   double ShareOfFloor() const;
-  // What was measured: "into x64 by tcp".
+  // The measured mode: "into x64 by tcp".
   std::string ModeText() const;
   // Identifies it among rows of the same size: "into x64, 4 nodes, 0->1".
   std::string Label() const;

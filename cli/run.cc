@@ -94,7 +94,7 @@ class RunEnvironment final {
   const bool is_nested_;
 };
 
-// What this process contributes to the job's rendezvous while it runs.
+// The contributions of this process to the job's rendezvous while it runs.
 struct Meeting {
   // Null: another process runs the coordinator.
   std::unique_ptr<HostedCoordinator> hosted;

@@ -28,7 +28,7 @@ struct SendFlags : SendRecvFlags {
   std::string file;
 };
 
-// What to send; determined before joining.
+// The tensor to send; determined before joining.
 struct Plan {
   // Null: the tensor is filled as a flag says.
   std::unique_ptr<SendSource> source;

@@ -92,7 +92,7 @@ struct PathQuery {
   // The tensor's memory at the source, and the memory requested at the destination.
   TensorLocation source_place;
   TensorLocation destination_place;
-  // What one of the two has measured between them, and the current time; null: nothing.
+  // Measurements of one of the two between them, and the current time; null: none.
   const PathCostEstimator* seen = nullptr;
   absl::Time now = absl::InfinitePast();
   // Duration of a send and its receive within one process, as measured here; zero: not measured.

@@ -71,7 +71,7 @@ class Coordinator final {
   // One table shared by all waiters.
   using TablePtr = std::shared_ptr<const TaskTable>;
   using TableCallback = absl::AnyInvocable<void(absl::StatusOr<TablePtr>) &&>;
-  // What each task passed to WaitForAllTasks, by task id.
+  // The device infos that each task passed to WaitForAllTasks, by task id.
   using DeviceInfos = std::shared_ptr<const std::vector<std::string>>;
   using DeviceInfosCallback = absl::AnyInvocable<void(absl::StatusOr<DeviceInfos>) &&>;
 
@@ -217,8 +217,8 @@ class Coordinator final {
   absl::Time started() const { return started_; }
   // The tasks waiting at the register barrier.
   std::vector<TaskId> JoiningTasks() const;
-  // What a task reported when it registered; for one waiting at the register barrier, in that
-  // call.
+  // The facts that a task reported when it registered; for one waiting at the register barrier,
+  // in that call.
   const TaskFacts& FactsOf(TaskId task) const;
   // All pending waits, for status reports.
   std::vector<WaitInfo> Waits() const;

@@ -28,7 +28,7 @@ inline constexpr WaitId kNoWait{0};
 // The values are those on the wire.
 enum class TaskState { kDisconnected = 2, kConnected = 3, kError = 4 };
 
-// What a client reports, or is observed, when it registers.
+// Facts that a client reports, or that are observed, when it registers.
 struct TaskFacts {
   // "control", "coordination" or "drs".
   std::string service;

@@ -51,7 +51,7 @@ class CliqueSteps {
   // Starts an exchange with each peer, in the order of `number`, the largest of all ranks';
   // completion is reported by CommunicatorBootstrap::OnWarmedUp.
   virtual void WarmUp(uint32_t generation, uint64_t number) = 0;
-  // What the warm-up waits for, for messages.
+  // Describes the operation that the warm-up waits for, for messages.
   virtual std::string DescribeWarmUp() const = 0;
   // The bootstrap is Ready, but another rank has abandoned the generation: operations in flight on
   // the communicator may never complete. Called once; the owner must retire the bootstrap.

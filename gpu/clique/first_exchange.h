@@ -49,7 +49,7 @@ class FirstExchange final {
   std::optional<absl::Status> Look();
   // Releases place and turn. REQUIRES: nothing is in flight, or the communicator has been aborted.
   void End();
-  // What it waits for, for messages.
+  // Describes the operation that it waits for, for messages.
   std::string Describe() const;
 
  private:

@@ -41,7 +41,7 @@ class FrameWriter final {
 
  private:
   const size_t frame_bytes_;
-  // Of the first frame; the tag and length of its content follow.
+  // The header of the first frame; the tag and length of its content follow.
   std::string header_;
   grpc::Slice content_;
   size_t sent_bytes_ = 0;

@@ -80,7 +80,7 @@ class CudaIpcSender final : public TransportSender,
     Tensor tensor;
     GpuPair pair;
     cuda::EventTicket ready;
-    // Of the transfer descriptor being sent.
+    // File descriptors of the transfer descriptor being sent.
     std::vector<UniqueFd> descriptors;
   };
   // How a tensor is exposed; no pieces: it is staged, for the reason in `why_staged`.

@@ -124,7 +124,7 @@ struct BatchAgreementOptions {
   // Agreed and unfinished batches per device. With 1, a device agrees on nothing while a batch
   // runs.
   size_t max_batches = 4;
-  // Of those, the number handed to the device's executor, which runs them in order.
+  // The number of those that are handed to the device's executor, which runs them in order.
   size_t max_launched = 2;
   // Extra time for a transfer that is in a batch when its deadline passes, before its communicator
   // is aborted; and for the peer to report its outcome.

@@ -62,7 +62,7 @@ class GroupTable final {
     absl::Status status;
   };
   struct Instance {
-    // Of the first member to join.
+    // The request of the first member to join.
     v1::CollectiveJoin first;
     absl::btree_set<int> waiting;
     int source = -1;
