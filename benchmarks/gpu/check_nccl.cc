@@ -45,7 +45,10 @@ absl::StatusOr<std::shared_ptr<NcclCommunicator>> MakeCommunicator(CheckNode& se
   return self.node().Communicator(devices, std::nullopt, options);
 }
 
-std::map<std::string, std::string> SharedGpuEnvironment(int node) {
+std::map<std::string, std::string> SharedGpuEnvironment(int node, int version) {
+  if (version >= nccl::kMultiRankGpuVersion) {
+    return {{"NCCL_MULTI_RANK_GPU_ENABLE", "1"}, {"NCCL_SOCKET_IFNAME", "lo"}};
+  }
   return {{"NCCL_HOSTID", absl::StrCat("ferry-check-", node)},
           {"NCCL_MNNVL_ENABLE", "0"},
           {"NCCL_NET", "Socket"},
@@ -93,6 +96,9 @@ absl::Status ExchangeAndVerify(CheckNode& self, NcclCommunicator& communicator, 
   return absl::OkStatus();
 }
 
-absl::Status LoadsNccl() { return nccl::NcclApi::Load().status(); }
+absl::StatusOr<int> NcclVersion() {
+  FERRY_ASSIGN_OR_RETURN(const std::unique_ptr<nccl::NcclApi> api, nccl::NcclApi::Load());
+  return api->version();
+}
 
 }  // namespace ferry::check

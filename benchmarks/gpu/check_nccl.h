@@ -25,9 +25,11 @@ absl::StatusOr<std::shared_ptr<NcclCommunicator>> MakeCommunicator(CheckNode& se
                                                                    const std::vector<int>& ordinals,
                                                                    int max_ctas = 0);
 
-// What two ranks on one GPU need: NCCL tells them apart by the host's id, and then has only its
-// sockets. Source: NCCL's environment variables, and init.cc of 2.28.
-std::map<std::string, std::string> SharedGpuEnvironment(int node);
+// Returns the environment in which NCCL `version` accepts two ranks on one GPU. From 2.30.3 that is
+// supported (nccl::kMultiRankGpuVersion). An earlier version takes them for two machines, by
+// NCCL_HOSTID, and has only its sockets between them.
+// Source: NCCL's environment variables, and init.cc of 2.28 and 2.30.
+std::map<std::string, std::string> SharedGpuEnvironment(int node, int version);
 
 // One send, or one receive, or both, of a group.
 struct NcclOperation {
@@ -47,8 +49,9 @@ absl::Status RunGroup(NcclCommunicator& communicator, const std::vector<NcclOper
 absl::Status ExchangeAndVerify(CheckNode& self, NcclCommunicator& communicator, size_t bytes,
                                const std::string& name);
 
-// OK, or why NCCL cannot be used here.
-absl::Status LoadsNccl();
+// Returns the version of the NCCL library that a part's processes will load, e.g. 23003, or why it
+// cannot be loaded.
+absl::StatusOr<int> NcclVersion();
 
 }  // namespace ferry::check
 

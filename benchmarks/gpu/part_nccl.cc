@@ -90,13 +90,17 @@ absl::Status SendToItself(CheckNode& self) {
   return api->Check(table.destroy(communicator), "ncclCommDestroy");
 }
 
-// As above, of two processes on one GPU, which NVIDIA does not support: that NCCL takes its time is
-// no fault of anybody's.
+constexpr char kSharedGpuExchange[] = "two processes on one GPU exchange";
+
 absl::Status ExchangeOnOneGpu(CheckNode& self) {
-  constexpr char kName[] = "two processes on one GPU exchange";
-  const absl::Status status = ExchangeByNccl(self, {0, 0}, kName, 2);
+  return ExchangeByNccl(self, {0, 0}, kSharedGpuExchange, 2);
+}
+
+// The same with an NCCL that does not support it: a deadline that is exceeded is not Ferry's fault.
+absl::Status TryToExchangeOnOneGpu(CheckNode& self) {
+  const absl::Status status = ExchangeOnOneGpu(self);
   if (!absl::IsDeadlineExceeded(status)) return status;
-  self.report().SkipCheck(absl::StrCat(kName, ", node ", self.id()), status.message());
+  self.report().SkipCheck(absl::StrCat(kSharedGpuExchange, ", node ", self.id()), status.message());
   // NCCL may never let go of what it has begun.
   std::_Exit(0);
 }
@@ -146,7 +150,7 @@ absl::Status CopyBetweenGpus(CheckNode& self) {
 }  // namespace
 
 absl::Status RunNcclSelfPart(PartContext& context) {
-  if (const absl::Status nccl = LoadsNccl(); !nccl.ok()) {
+  if (const absl::Status nccl = NcclVersion().status(); !nccl.ok()) {
     context.report.SkipPart(nccl.message());
     return absl::OkStatus();
   }
@@ -159,19 +163,23 @@ absl::Status RunNcclSelfPart(PartContext& context) {
 }
 
 absl::Status RunNcclSharedGpuPart(PartContext& context) {
-  if (const absl::Status nccl = LoadsNccl(); !nccl.ok()) {
-    context.report.SkipPart(nccl.message());
+  const absl::StatusOr<int> version = NcclVersion();
+  if (!version.ok()) {
+    context.report.SkipPart(version.status().message());
     return absl::OkStatus();
   }
-  context.report.Note(
-      "two ranks on one GPU are nothing that NCCL supports: the two take turns on the GPU, over "
-      "sockets, and may hang; whether Ferry's way to a communicator works is all that this tells");
   NodesOptions options;
   options.name = "two processes on one GPU";
   options.exchange = ExchangeFor(context.machine);
-  options.environments = {SharedGpuEnvironment(0), SharedGpuEnvironment(1)};
-  options.excuse = "NCCL supports no two ranks on one GPU, and may hang";
-  return RunNodes(context, options, {ExchangeOnOneGpu, ExchangeOnOneGpu}).status();
+  options.environments = {SharedGpuEnvironment(0, *version), SharedGpuEnvironment(1, *version)};
+  if (*version >= nccl::kMultiRankGpuVersion) {
+    return RunNodes(context, options, {ExchangeOnOneGpu, ExchangeOnOneGpu}).status();
+  }
+  context.report.Note(
+      "NCCL supports two ranks on one GPU from 2.30.3 (pip install nvidia-nccl-cu13); this one may "
+      "hang, and talks over sockets");
+  options.excuse = "NCCL before 2.30.3 does not support two ranks on one GPU, and may hang";
+  return RunNodes(context, options, {TryToExchangeOnOneGpu, TryToExchangeOnOneGpu}).status();
 }
 
 absl::Status RunSeveralGpusPart(PartContext& context) {
@@ -180,7 +188,7 @@ absl::Status RunSeveralGpusPart(PartContext& context) {
     return absl::OkStatus();
   }
   // Before what takes its time: whether it works is said first.
-  if (const absl::Status nccl = LoadsNccl(); !nccl.ok()) {
+  if (const absl::Status nccl = NcclVersion().status(); !nccl.ok()) {
     context.report.SkipCheck("NCCL between two GPUs", nccl.message());
   } else {
     NodesOptions options;

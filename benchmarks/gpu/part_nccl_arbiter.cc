@@ -247,7 +247,7 @@ absl::Status RunNcclTurnsPart(PartContext& context) {
     context.report.SkipPart("this machine shows one GPU");
     return absl::OkStatus();
   }
-  if (const absl::Status nccl = LoadsNccl(); !nccl.ok()) {
+  if (const absl::Status nccl = NcclVersion().status(); !nccl.ok()) {
     context.report.SkipPart(nccl.message());
     return absl::OkStatus();
   }

@@ -14,6 +14,7 @@
 #include "base/status_macros.h"
 #include "benchmarks/gpu/check_nccl.h"
 #include "benchmarks/gpu/check_transfers.h"
+#include "gpu/nccl/nccl_api.h"
 #include "transport/nccl/nccl_transport.h"
 
 namespace ferry::check {
@@ -114,15 +115,41 @@ absl::Status MeasureKeyed(CheckNode& self) {
   return self.Meet();
 }
 
-// On one GPU NCCL has only its sockets, and nothing is measured. NVIDIA does not support it: that
-// NCCL takes its time is no fault of anybody's.
+constexpr size_t kSharedGpuBytes = kMiB + 24;
+constexpr char kSharedGpuName[] = "keyed, by nccl, two processes on one GPU";
+
+void CheckKeyed(CheckNode& self, const absl::StatusOr<Received>& received) {
+  if (!received.ok()) {
+    self.report().Check(kSharedGpuName, received.status());
+    return;
+  }
+  self.report().Check(kSharedGpuName, self.Verify(received->tensor, kSharedGpuBytes, 6),
+                      {{"path", std::string(received->path)}});
+}
+
+absl::StatusOr<RendezvousKey> SharedGpuKey(CheckNode& self) {
+  return self.Key("keyed", 0, "gpu:0", "gpu:0");
+}
+
+// Two processes on one GPU take turns on it, so nothing is measured.
 absl::Status SendKeyed(CheckNode& self) {
-  constexpr size_t kBytes = kMiB + 24;
-  constexpr char kName[] = "keyed, by nccl, two processes on one GPU";
   FERRY_ASSIGN_OR_RETURN(Step step, self.node().OpenStep(1));
-  FERRY_ASSIGN_OR_RETURN(const RendezvousKey key, self.Key("keyed", 0, "gpu:0", "gpu:0"));
+  FERRY_ASSIGN_OR_RETURN(const RendezvousKey key, SharedGpuKey(self));
   if (self.id() == 0) {
-    FERRY_ASSIGN_OR_RETURN(const Tensor tensor, self.Pattern(kBytes, 6));
+    FERRY_ASSIGN_OR_RETURN(const Tensor tensor, self.Pattern(kSharedGpuBytes, 6));
+    FERRY_RETURN_IF_ERROR(step.Send(key, tensor));
+  } else {
+    CheckKeyed(self, step.RecvValue(key, kPatienceOnOne));
+  }
+  return self.Meet();
+}
+
+// The same with an NCCL that does not support it: a deadline that is exceeded is not Ferry's fault.
+absl::Status TryToSendKeyed(CheckNode& self) {
+  FERRY_ASSIGN_OR_RETURN(Step step, self.node().OpenStep(1));
+  FERRY_ASSIGN_OR_RETURN(const RendezvousKey key, SharedGpuKey(self));
+  if (self.id() == 0) {
+    FERRY_ASSIGN_OR_RETURN(const Tensor tensor, self.Pattern(kSharedGpuBytes, 6));
     FERRY_RETURN_IF_ERROR(step.Send(key, tensor));
     FERRY_ASSIGN_OR_RETURN(const std::string word, self.Hear(kPatienceOnOne + kPatienceOnOne / 8));
     // NCCL may never let go of what it has begun.
@@ -131,20 +158,18 @@ absl::Status SendKeyed(CheckNode& self) {
   }
   const absl::StatusOr<Received> received = step.RecvValue(key, kPatienceOnOne);
   if (absl::IsDeadlineExceeded(received.status())) {
-    self.report().SkipCheck(kName, absl::StrCat("two processes on one GPU are nothing that NCCL "
-                                                "supports: ",
-                                                received.status().message()));
+    self.report().SkipCheck(kSharedGpuName,
+                            absl::StrCat("NCCL before 2.30.3 does not support two ranks on one "
+                                         "GPU: ",
+                                         received.status().message()));
     FERRY_RETURN_IF_ERROR(self.Say(kTooSlow));
     std::_Exit(0);
   }
   FERRY_RETURN_IF_ERROR(self.Say("it came to an end"));
-  if (received.ok()) {
-    self.report().Check(kName, self.Verify(received->tensor, kBytes, 6),
-                        {{"path", std::string(received->path)}});
-  } else if (absl::IsFailedPrecondition(received.status())) {
-    self.report().SkipCheck(kName, received.status().message());
+  if (absl::IsFailedPrecondition(received.status())) {
+    self.report().SkipCheck(kSharedGpuName, received.status().message());
   } else {
-    self.report().Check(kName, received.status());
+    CheckKeyed(self, received);
   }
   return self.Meet();
 }
@@ -164,8 +189,9 @@ absl::Status LookForTransport(CheckNode& self) {
 }  // namespace
 
 absl::Status RunNcclKeyedPart(PartContext& context) {
-  if (const absl::Status nccl = LoadsNccl(); !nccl.ok()) {
-    context.report.SkipPart(nccl.message());
+  const absl::StatusOr<int> version = NcclVersion();
+  if (!version.ok()) {
+    context.report.SkipPart(version.status().message());
     return absl::OkStatus();
   }
   NodesOptions look;
@@ -178,8 +204,10 @@ absl::Status RunNcclKeyedPart(PartContext& context) {
   options.exchange = ExchangeFor(context.machine, kTransport);
   if (context.machine.gpu_count < 2) {
     context.report.Note("keyed transfers by nccl need two GPUs to be measured");
-    options.environments = {SharedGpuEnvironment(0), SharedGpuEnvironment(1)};
-    return RunNodes(context, options, {SendKeyed, SendKeyed}).status();
+    options.environments = {SharedGpuEnvironment(0, *version), SharedGpuEnvironment(1, *version)};
+    const NodeBody body =
+        *version >= nccl::kMultiRankGpuVersion ? NodeBody(SendKeyed) : NodeBody(TryToSendKeyed);
+    return RunNodes(context, options, {body, body}).status();
   }
   return RunNodes(context, options, {MeasureKeyed, MeasureKeyed}).status();
 }

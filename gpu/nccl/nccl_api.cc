@@ -9,6 +9,7 @@
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
 
 #include "base/file_limit.h"
 #include "base/status_macros.h"
@@ -113,6 +114,15 @@ absl::Status NcclApi::Check(Result result, absl::string_view call,
     default:
       return absl::InternalError(message);
   }
+}
+
+bool AllowsSharedGpu(int version) {
+  const char* const multi_rank = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+  if (version >= kMultiRankGpuVersion && multi_rank != nullptr &&
+      absl::string_view(multi_rank) == "1") {
+    return true;
+  }
+  return std::getenv("NCCL_HOSTID") != nullptr;
 }
 
 std::string VersionText(int version) {

@@ -100,6 +100,15 @@ class NcclApi final {
 // "2.28.9" for 22809; as NCCL_VERSION of nccl.h.
 std::string VersionText(int version);
 
+// The first version that supports several ranks on one GPU, where NCCL_MULTI_RANK_GPU_ENABLE is 1.
+// Source: the variable is read by init.cc of 2.30.3, and by no earlier release.
+inline constexpr int kMultiRankGpuVersion = 23003;
+
+// Returns whether NCCL `version` accepts two ranks of one GPU in this process's environment: with
+// NCCL_MULTI_RANK_GPU_ENABLE=1, or with NCCL_HOSTID, which makes them two machines to every
+// version.
+bool AllowsSharedGpu(int version);
+
 }  // namespace ferry::nccl
 
 #endif  // FERRY_GPU_NCCL_NCCL_API_H_

@@ -161,5 +161,26 @@ TEST(NcclApi, TheInstalledLibraryLoadsAndDrawsAnId) {
   EXPECT_TRUE((*api)->Check(kInProgress, "ncclSend").ok());
 }
 
+TEST(SharedGpu, NeedsTheVersionAndTheVariableOrAHostId) {
+  unsetenv("NCCL_HOSTID");
+  unsetenv("NCCL_MULTI_RANK_GPU_ENABLE");
+  EXPECT_FALSE(AllowsSharedGpu(23003));
+  for (const char* const off : {"0", "", "yes"}) {
+    ScopedEnvironment environment;
+    environment.Set("NCCL_MULTI_RANK_GPU_ENABLE", off);
+    EXPECT_FALSE(AllowsSharedGpu(23003)) << off;
+  }
+  {
+    ScopedEnvironment environment;
+    environment.Set("NCCL_MULTI_RANK_GPU_ENABLE", "1");
+    EXPECT_TRUE(AllowsSharedGpu(23003));
+    EXPECT_TRUE(AllowsSharedGpu(23203));
+    EXPECT_FALSE(AllowsSharedGpu(23002));
+  }
+  ScopedEnvironment environment;
+  environment.Set("NCCL_HOSTID", "a");
+  EXPECT_TRUE(AllowsSharedGpu(21800));
+}
+
 }  // namespace
 }  // namespace ferry::nccl

@@ -4,6 +4,7 @@
 
     gpu_check_test.py GPU_CHECK LIBSTRICT_CUDA SCRIPTS/GPU-CHECK GPU_REAL_TEST [CASE...]
 """
+import glob
 import json
 import os
 import shutil
@@ -16,6 +17,8 @@ import unittest
 
 PROGRAM, DOUBLE, SCRIPT, REAL_TEST = (os.path.abspath(path) for path in sys.argv[1:5])
 LIBRARIES = ("FERRY_CUDA_LIBRARY", "FERRY_NVML_LIBRARY", "FERRY_NCCL_LIBRARY")
+RECORDER = os.path.join(os.path.dirname(PROGRAM), "libferry_cuda_recorder.so")
+CALLS = os.path.join(os.path.dirname(SCRIPT), "cuda_calls")
 PATIENCE_S = 300
 # Whatever the double cannot do at all. Every other part must pass.
 MAY_BE_SKIPPED = {"tests"}
@@ -264,7 +267,7 @@ class WhatGoesWrong(Case):
         self.assertEqual(status, 0, out)
         self.assertEqual([check["status"] for check in parts["nccl_shared_gpu"]["checks"]],
                          ["passed"] * 4 + ["skipped"] * 2, out)
-        self.assertIn("NCCL supports no two ranks on one GPU", report)
+        self.assertIn("NCCL before 2.30.3 does not support two ranks on one GPU", report)
 
     def test_measurements_that_have_no_time_are_left_out_and_have_not_failed(self):
         status, result, _, out = self.check("--parts=staged", "--limit=20")
@@ -412,13 +415,17 @@ class WhenItIsKilled(Case):
 
 
 class Script(Case):
-    def test_it_runs_from_a_package(self):
+    def package(self):
         package = os.path.join(self.folder, "package")
         os.makedirs(os.path.join(package, "bin"))
         os.symlink(PROGRAM, os.path.join(package, "bin", "gpu_check"))
         shutil.copy(SCRIPT, package)
         with open(os.path.join(package, "VERSION"), "w", encoding="utf-8") as version:
             version.write("ferry 9.9\ncommit 123abc\n")
+        return package
+
+    def test_it_runs_from_a_package(self):
+        package = self.package()
         out = os.path.join(self.folder, "here")
         done = subprocess.run([os.path.join(package, "gpu-check"), f"--out={out}", "--quick",
                                "--parts=nccl_self"], capture_output=True, text=True,
@@ -431,6 +438,44 @@ class Script(Case):
         self.assertEqual([os.path.splitext(name)[1] for name in written], [".json", ".md"])
         with open(os.path.join(out, written[0]), encoding="utf-8") as file:
             self.assertEqual(json.load(file)["commit"], "123abc")
+
+    @unittest.skipUnless(os.path.exists(RECORDER), "this build has no recorder (sanitizers)")
+    def test_it_records_the_calls_of_the_driver(self):
+        package = self.package()
+        os.makedirs(os.path.join(package, "lib"))
+        os.symlink(RECORDER, os.path.join(package, "lib", os.path.basename(RECORDER)))
+        out = os.path.join(self.folder, "here")
+        done = subprocess.run([os.path.join(package, "gpu-check"), f"--out={out}", "--record",
+                               "--quick", "--parts=ipc,memory"], capture_output=True, text=True,
+                              timeout=PATIENCE_S, env=self.environment())
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        with open(glob.glob(os.path.join(out, "*.json"))[0], encoding="utf-8") as file:
+            self.assertTrue(json.load(file)["is_double"])
+        calls = glob.glob(os.path.join(out, "*.calls"))[0]
+        summary = subprocess.run([CALLS, calls], capture_output=True, text=True, check=True).stdout
+        rows = {row.split()[0]: row.split()[1:] for row in summary.splitlines()[1:]}
+        self.assertGreater(int(rows["cuIpcOpenEventHandle"][0]), 0)
+        # More memory than the device has was asked for: code 2, out of memory.
+        self.assertRegex(" ".join(rows["cuMemCreate"]), r" 2: \d+$")
+        # A record without that call lacks that result, and the comparison says so.
+        fewer = os.path.join(self.folder, "fewer")
+        os.makedirs(fewer)
+        for path in glob.glob(os.path.join(calls, "*")):
+            with open(path, encoding="utf-8") as source:
+                kept = [line for line in source if " 2 cuMemCreate " not in line]
+            with open(os.path.join(fewer, os.path.basename(path)), "w", encoding="utf-8") as target:
+                target.writelines(kept)
+        compared = subprocess.run([CALLS, calls, fewer], capture_output=True, text=True,
+                                  check=True).stdout
+        self.assertEqual(compared, f"only in {calls}:\n  cuMemCreate returned 2\n"
+                                   f"only in {fewer}:\n")
+
+    def test_without_a_recorder_it_says_what_makes_one(self):
+        done = subprocess.run([os.path.join(self.package(), "gpu-check"), "--record"],
+                              capture_output=True, text=True, timeout=PATIENCE_S, cwd=self.folder,
+                              env=self.environment())
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("scripts/build release ferry_cuda_recorder", done.stderr)
 
 
 if __name__ == "__main__":

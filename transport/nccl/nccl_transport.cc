@@ -63,10 +63,10 @@ absl::StatusOr<PathCost> NcclTransport::Cost(const PathQuery& query) const {
   FERRY_ASSIGN_OR_RETURN(const std::string to,
                          GpuOf(*query.destination, query.destination_place, "for"));
   FERRY_RETURN_IF_ERROR(CheckVersions(query));
-  // With NCCL_HOSTID they look like two machines to NCCL: a workaround for experiments.
-  if (from == to && std::getenv("NCCL_HOSTID") == nullptr) {
+  if (from == to && !nccl::AllowsSharedGpu(query.source->nccl_version)) {
     return absl::FailedPreconditionError(
-        "both ends are on one GPU, and NCCL takes one process of each");
+        "both ends are on one GPU, and NCCL takes one process of each unless it is 2.30.3 or newer "
+        "and NCCL_MULTI_RANK_GPU_ENABLE is 1");
   }
   if (query.bytes == 0) return absl::FailedPreconditionError("it has no bytes");
   // A third process knows only the published endpoints.

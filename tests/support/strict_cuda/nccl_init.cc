@@ -102,8 +102,12 @@ std::string CheckIn(Comm& comm) {
   return "";
 }
 
-// Two ranks on one device of one host cannot be.
+// Two ranks on one device of one host are refused, unless NCCL is new enough and told to take them.
 std::string FindDuplicate(const Comm& comm) {
+  if (GetConfig().nccl_version >= 23003 &&
+      FromEnvironment("NCCL_MULTI_RANK_GPU_ENABLE", "0") == "1") {
+    return "";
+  }
   const MachineLock lock;
   std::set<std::pair<uint64_t, int>> seen;
   for (int rank = 0; rank < comm.count; ++rank) {
