@@ -43,6 +43,7 @@ std::string FindDouble() {
     const char* variable;
   };
   constexpr Named kLibraries[] = {{"libcuda.so.1", "FERRY_CUDA_LIBRARY"},
+                                  {"libcuda.so.1", "FERRY_CUDA_RECORD_LIBRARY"},
                                   {"libnvidia-ml.so.1", "FERRY_NVML_LIBRARY"},
                                   {"libnccl.so.2", "FERRY_NCCL_LIBRARY"}};
   for (const Named& each : kLibraries) {
