@@ -28,9 +28,17 @@ the differences are in the files next to the JSON.
 
 GPUS = """## GPUs
 
-No figure of a GPU has been taken yet: none of the GPU code has run on one. `scripts/package` packs
-`gpu-check`, which takes the figures ([docs/benchmarks.md](../docs/benchmarks.md#gpus)).
+Taken by `gpu-check` ([docs/benchmarks.md](../docs/benchmarks.md#gpus)) on {date}, commit {commit}:
+{device}, {count} GPU, driver {driver}, NCCL {nccl}. Its report has every figure and every check:
+{report}.
+Two processes on one GPU take turns on it, and the times include that. Times are medians; *floor /
+Ferry* is 1 where Ferry is as fast as the machine.
+
+| what | bytes | at a time | us | floor us | floor / Ferry | goal |
+|---|---|---|---|---|---|---|
 """
+# Of gpu-check's figures, those that the page shows.
+GPU_BYTES = (8, 64 << 10, 1 << 20, 16 << 20, 256 << 20)
 
 
 def read(folder):
@@ -38,6 +46,38 @@ def read(folder):
     documents = [(path.name, json.loads(path.read_text(encoding="utf-8")))
                  for path in sorted(folder.glob("peers-*.json"))]
     return [(name, document) for name, document in documents if not document["quick"]]
+
+
+def of_gpus(folder):
+    """The section of the newest gpu-*.json that was taken on a GPU."""
+    documents = [(path, json.loads(path.read_text(encoding="utf-8")))
+                 for path in sorted(folder.glob("gpu-*.json"))]
+    documents = [(path, document) for path, document in documents
+                 if document["gpu_count"] > 0 and not document["is_double"]]
+    if not documents:
+        return ("## GPUs\n\nNo figure of a GPU has been taken yet. `scripts/package` packs "
+                "`gpu-check`, which takes them.\n")
+    path, document = documents[-1]
+    report = f"[{path.stem}.md](results/{path.stem}.md)"
+    lines = [GPUS.format(report=report, device=document["device"], count=document["gpu_count"],
+                         driver=document["versions"]["driver"],
+                         nccl=document["versions"].get("nccl", "none"),
+                         date=document["date"][:10], commit=document["commit"][:7]).rstrip("\n")]
+    for part in document["parts"]:
+        for figure in part["figures"]:
+            if figure["bytes"] not in GPU_BYTES:
+                continue
+            goal = "-"
+            if figure["meets_goal"] is not None:
+                goal = f">= {figure['goal']}: {'reached' if figure['meets_goal'] else 'MISSED'}"
+            floor = figure.get("floor")
+            lines.append(
+                f"| {figure['name']} | {figure['bytes']} | {figure['in_flight']} "
+                f"| {figure['ferry']['median_us']:.1f} "
+                f"| {'-' if not floor else format(floor['median_us'], '.1f')} "
+                f"| {'-' if figure['ratio'] is None else format(figure['ratio'], '.2f')} "
+                f"| {goal} |")
+    return "\n".join(lines) + "\n"
 
 
 def newest(documents):
@@ -82,7 +122,7 @@ def cell(row, work):
     return f"{shown(row['median'], work)}, {name}"
 
 
-def of_documents(documents, goals):
+def of_documents(documents, goals, gpus):
     works = newest(documents)
     machines = []
     for _, machine in works.values():
@@ -112,4 +152,4 @@ def of_documents(documents, goals):
         lines.append(f"- {letter}: {machine['processor']}, {machine['cores']} cores, "
                      f"{machine['memory_bytes'] / 2**30:.0f} GiB, Linux {machine['kernel']}, "
                      f"{machine['system']}")
-    return "\n".join(lines) + "\n\n" + GPUS
+    return "\n".join(lines) + "\n\n" + gpus

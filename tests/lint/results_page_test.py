@@ -91,6 +91,32 @@ class ResultsPage(unittest.TestCase):
         self.assertNotIn("7.00 us", page)
         self.assertIn("- A: Newer, 2 cores", page)
 
+    def put_gpu(self, date, median, is_double=False, gpu_count=1):
+        figure = {"name": "copy", "bytes": 8, "in_flight": 1, "ferry": {"median_us": median},
+                  "floor": {"median_us": 1.5}, "ratio": 1.5 / median, "goal": 0.95,
+                  "meets_goal": False}
+        document = {"gpu_count": gpu_count, "is_double": is_double, "device": "Test GPU",
+                    "date": f"{date}T00:00:00+00:00", "commit": "0123456789",
+                    "versions": {"driver": "1.2"}, "parts": [{"figures": [figure]}]}
+        path = os.path.join(self.root, f"benchmarks/results/gpu-{date}.json")
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(document, file)
+
+    def test_figures_of_gpus_come_from_the_newest_run_on_a_gpu(self):
+        self.put("2026-01-01", [work("host-8", "2026-01-01", [row("Ferry", 1e-6, is_ferry=True)])])
+        self.assertIn("No figure of a GPU has been taken yet", self.written())
+        self.put_gpu("2026-01-04", 9.0, gpu_count=0)
+        self.put_gpu("2026-01-05", 8.0, is_double=True)
+        self.assertIn("No figure of a GPU has been taken yet", self.written())
+        self.put_gpu("2026-01-01", 5.0)
+        self.put_gpu("2026-01-02", 3.0)
+        page = self.written()
+        self.assertIn("| copy | 8 | 1 | 3.0 | 1.5 | 0.50 | >= 0.95: MISSED |", page)
+        self.assertIn("Test GPU, 1 GPU, driver 1.2, NCCL none", page)
+        self.assertIn("(results/gpu-2026-01-02.md)", page)
+        for other in ("| 5.0 |", "| 8.0 |", "| 9.0 |", "No figure"):
+            self.assertNotIn(other, page)
+
     def test_a_folder_without_files_is_an_error(self):
         code, text = self.run_script("--write", self.root)
         self.assertEqual(code, 1)

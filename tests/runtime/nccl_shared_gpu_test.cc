@@ -85,9 +85,9 @@ TEST(NcclSharedGpu, ManyInAnyOrder) {
         const auto stream = peer.NewStream(0);
         Step step = peer.Open();
         for (int n = 0; n < kCount; ++n) {
-          EXPECT_EQ(ReceivePattern(peer, step, "GPU:0", (n * 37) % kCount, stream->get(), {},
-                                   200'000),
-                    "nccl");
+          EXPECT_EQ(
+              ReceivePattern(peer, step, "GPU:0", (n * 37) % kCount, stream->get(), {}, 200'000),
+              "nccl");
         }
         peer.Meet();
       });
