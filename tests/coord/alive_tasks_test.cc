@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// "Who of us is alive?": one answer for all who ask together.
+// GetAliveTasks: concurrent callers with the same list receive the same answer.
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,8 +18,8 @@ std::vector<int> NumbersOf(const AliveCall& call) {
   return numbers;
 }
 
-// Scenario 123. Survivors build a clique from the answer: it must be one and the same.
-TEST(AliveTasks, Scenario123AllWhoAskTogetherGetOneList) {
+// Survivors build a communicator from the answer, so it must be identical for all of them.
+TEST(AliveTasks, CallersOfOneRoundGetTheSameList) {
   TestJob job(PlainOptions(3));
   for (int i = 0; i < 3; ++i) ASSERT_THAT(job.Register(i, i).result(), IsOk());
   const AliveCall first = job.Alive(0, {0, 1, 2});
@@ -47,8 +47,8 @@ TEST(AliveTasks, ListsOfOneSetInAnySpelling_ShareARound) {
   EXPECT_THAT(NumbersOf(second), ElementsAre(0, 2));
 }
 
-// Scenario 124. Nobody may wait for the dead.
-TEST(AliveTasks, Scenario124ATaskInErrorIsNotWaitedForNorListed) {
+// A round must not wait for a failed task.
+TEST(AliveTasks, TaskInErrorIsNeitherWaitedForNorListed) {
   TestJob job(PlainOptions(3));
   job.RegisterAll();
   StatusCall poll = job.Poll(0);
@@ -82,8 +82,8 @@ TEST(AliveTasks, ARoundEndsWhenTheLastMissingTaskLeaves) {
   EXPECT_THAT(NumbersOf(second), ElementsAre(0, 1));
 }
 
-// Scenario 126. Neighbouring groups ask at the same time.
-TEST(AliveTasks, Scenario126RoundsOfDifferentSetsAreIndependent) {
+// Neighbouring groups ask at the same time.
+TEST(AliveTasks, RoundsOfDifferentSetsAreIndependent) {
   TestJob job(PlainOptions(3));
   job.RegisterAll();
   const AliveCall left = job.Alive(0, {0, 1});
@@ -98,8 +98,8 @@ TEST(AliveTasks, Scenario126RoundsOfDifferentSetsAreIndependent) {
   EXPECT_THAT(NumbersOf(middle_left), ElementsAre(0, 1));
 }
 
-// Scenario 127. Whoever asks for others only would end their round too early.
-TEST(AliveTasks, Scenario127ACallerOutsideItsOwnListIsRefused) {
+// A caller that lists only other tasks would end their round too early.
+TEST(AliveTasks, CallerOutsideItsOwnListIsRefused) {
   TestJob job(PlainOptions(3));
   job.RegisterAll();
   EXPECT_THAT(job.Alive(0, {1, 2}).result(), Fails(absl::StatusCode::kInvalidArgument));
@@ -114,8 +114,8 @@ TEST(AliveTasks, AnUnknownTaskIsRefused) {
   EXPECT_THAT(job.Alive(5, {5}).result(), Fails(absl::StatusCode::kInvalidArgument));
 }
 
-// Scenario 128. Retries of one task must neither end the round nor be left behind.
-TEST(AliveTasks, Scenario128EveryCallOfATaskIsAnswered) {
+// Retries of one task must neither end the round nor be left unanswered.
+TEST(AliveTasks, EveryCallOfATaskIsAnswered) {
   TestJob job(PlainOptions(2));
   job.RegisterAll();
   const std::vector<AliveCall> calls = {job.Alive(0, {0, 1}), job.Alive(0, {0, 1}),
@@ -127,7 +127,7 @@ TEST(AliveTasks, Scenario128EveryCallOfATaskIsAnswered) {
 }
 
 // The survivors ask again after every failure.
-TEST(AliveTasks, ASetMayBeAskedForAgain) {
+TEST(AliveTasks, TheSameSetMayBeAskedForAgain) {
   TestJob job(RecoverableOptions(2));
   job.RegisterAll();
   for (int round = 0; round < 3; ++round) {
@@ -138,8 +138,8 @@ TEST(AliveTasks, ASetMayBeAskedForAgain) {
   }
 }
 
-// A task that has restarted must be listed in the life it is in now.
-TEST(AliveTasks, TheListShowsTheNewLife) {
+// A restarted task must be listed with its current incarnation.
+TEST(AliveTasks, TheListShowsTheNewIncarnation) {
   TestJob job(RecoverableOptions(2));
   job.RegisterAll();
   ASSERT_THAT(job.Register(1, 999).result(), IsOk());
@@ -164,8 +164,8 @@ TEST(AliveTasks, CanBeCancelled) {
   EXPECT_EQ(gone.count(), 1);
 }
 
-// There is nobody to wait for: an answer with nobody in it is better than none.
-TEST(AliveTasks, OfTasksThatAreAllGoneIsEmpty) {
+// There is no task to wait for: an empty answer is better than none.
+TEST(AliveTasks, IsEmptyWhenNoListedTaskIsAlive) {
   TestJob job(RecoverableOptions(2));
   job.RegisterAll();
   job.Advance(2 * kHeartbeatTimeout);
@@ -182,7 +182,7 @@ TEST(AliveTasks, StopEndsTheRound) {
   EXPECT_FALSE(call.result().ok());
 }
 
-// One of its two calls is given up: the other still asks.
+// One of its two calls is cancelled; the other is still pending.
 TEST(AliveTasks, OneOfTwoCallsThatIsCancelled_LeavesTheOther) {
   TestJob job(PlainOptions(2));
   job.RegisterAll();
@@ -193,7 +193,7 @@ TEST(AliveTasks, OneOfTwoCallsThatIsCancelled_LeavesTheOther) {
   EXPECT_THAT(NumbersOf(stays), ElementsAre(0, 1));
 }
 
-// Whoever does not ask any more cannot be told: the others wait until it asks again.
+// A task whose call was cancelled cannot be answered: the others wait until it calls again.
 TEST(AliveTasks, ACallThatIsCancelled_DoesNotCountForTheOthers) {
   TestJob job(PlainOptions(3));
   job.RegisterAll();

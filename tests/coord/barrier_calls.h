@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What tests of barriers say again and again.
+// Calls that the barrier tests share.
 #ifndef FERRY_TESTS_COORD_BARRIER_CALLS_H_
 #define FERRY_TESTS_COORD_BARRIER_CALLS_H_
 
@@ -21,7 +21,7 @@ inline void ExpectPassed(const BarrierCall& call, int64_t counter) {
   EXPECT_EQ(call.result().counter, counter);
 }
 
-// A barrier that has passed once, for the counters of scenario 94.
+// A barrier that has passed once, for tests of the counters of later uses.
 inline void PassOnce(TestJob& job) {
   job.RegisterAll();
   BarrierCall first = job.Barrier(0, "b");

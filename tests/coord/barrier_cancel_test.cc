@@ -15,8 +15,8 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// Scenario 97. Somebody gives up on behalf of all.
-TEST(Barrier, Scenario97CancellingEndsItForTheWaiters) {
+// One participant cancels on behalf of all.
+TEST(Barrier, CancellingEndsItForTheWaiters) {
   TestJob job(PlainOptions(2));
   job.RegisterAll();
   BarrierCall waiting = job.Barrier(0, "b");
@@ -37,16 +37,16 @@ TEST(Barrier, AfterACancelTheNextUsePasses) {
   ExpectPassed(first, 1);
 }
 
-// Scenario 98. Too late.
-TEST(Barrier, Scenario98CancellingAfterItPassedIsRefused) {
+// The cancellation comes after the barrier has passed.
+TEST(Barrier, CancellingAfterItPassedIsRefused) {
   TestJob job(PlainOptions(2));
   PassOnce(job);
   EXPECT_THAT(job.CancelBarrier("b", 0),
               Fails(absl::StatusCode::kFailedPrecondition, HasSubstr("already been passed")));
 }
 
-// Scenario 99. A cancel of a client that has restarted means another use.
-TEST(Barrier, Scenario99CancellingAnotherUseIsRefused) {
+// A client that has restarted cancels another use of the barrier.
+TEST(Barrier, CancellingAnotherUseIsRefused) {
   TestJob job(PlainOptions(2));
   PassOnce(job);
   BarrierCall waiting = job.Barrier(0, "b", 1);
@@ -59,8 +59,8 @@ TEST(Barrier, Scenario99CancellingAnotherUseIsRefused) {
   EXPECT_THAT(waiting.result(), Fails(absl::StatusCode::kCancelled));
 }
 
-// Scenario 100, at the coordinator: agents refuse it themselves.
-TEST(Barrier, Scenario100CancellingAnUnknownBarrierIsNotFound) {
+// Agents refuse this locally; here the coordinator does.
+TEST(Barrier, CancellingAnUnknownBarrierIsNotFound) {
   TestJob job(PlainOptions(2));
   job.RegisterAll();
   EXPECT_THAT(job.CancelBarrier("nobody", 0), Fails(absl::StatusCode::kNotFound));
@@ -68,8 +68,8 @@ TEST(Barrier, Scenario100CancellingAnUnknownBarrierIsNotFound) {
   EXPECT_FALSE(waiting.done());
 }
 
-// Scenario 102. A client's retry must neither count twice nor leave the first call hanging.
-TEST(Barrier, Scenario102ASecondCallOfATaskReplacesTheFirst) {
+// A client's retry must neither count twice nor leave the first call pending.
+TEST(Barrier, SecondCallOfATaskReplacesTheFirst) {
   TestJob job(PlainOptions(3));
   job.RegisterAll();
   BarrierCall first = job.Barrier(0, "b");
@@ -84,8 +84,8 @@ TEST(Barrier, Scenario102ASecondCallOfATaskReplacesTheFirst) {
   EXPECT_EQ(first.count(), 1);
 }
 
-// Scenario 104. A stale task cannot meet anyone, not even itself.
-TEST(Barrier, Scenario104AStaleTaskFailsEverySetItIsIn) {
+// A barrier with a stale task cannot pass, not even for that task alone.
+TEST(Barrier, StaleTaskFailsEverySetItIsIn) {
   TestJob job(PlainOptions(2));
   job.RegisterAll();
   StatusCall poll = job.Poll(0);
@@ -95,8 +95,8 @@ TEST(Barrier, Scenario104AStaleTaskFailsEverySetItIsIn) {
   EXPECT_THAT(job.Barrier(1, "alone", kFirst, {1}).result(), Fails(absl::StatusCode::kInternal));
 }
 
-// Scenario 105. The job has failed; a barrier over it must not wait.
-TEST(Barrier, Scenario105AfterAnErrorWasToldBarriersFail) {
+// The job has failed, so a barrier over it must not wait.
+TEST(Barrier, BarriersFailAfterAnErrorWasReported) {
   TestJob job(PlainOptions(2));
   job.RegisterAll();
   StatusCall poll = job.Poll(0);
@@ -105,8 +105,8 @@ TEST(Barrier, Scenario105AfterAnErrorWasToldBarriersFail) {
   EXPECT_THAT(job.Barrier(0, "b").result(), Fails(absl::StatusCode::kInternal));
 }
 
-// Scenario 107. Two programs out of step: each must hear of its own barrier.
-TEST(Barrier, Scenario107DifferentIdsTimeOutEachForItself) {
+// Two programs are out of step: each is notified about its own barrier.
+TEST(Barrier, DifferentIdsTimeOutSeparately) {
   TestJob job(PlainOptions(2));
   job.RegisterAll();
   BarrierCall first = job.Barrier(0, "left", kFirst, kEveryone, absl::Seconds(1));
@@ -118,8 +118,8 @@ TEST(Barrier, Scenario107DifferentIdsTimeOutEachForItself) {
   EXPECT_EQ(GetMissingTasks(second.result().status), "0");
 }
 
-// Scenario 109. Who comes after the stranger must share the others' verdict.
-TEST(Barrier, Scenario109ANonParticipantFailsAlsoThoseWhoComeLater) {
+// Callers after the non-participant must get the same result as those before it.
+TEST(Barrier, NonParticipantFailsLaterCallersToo) {
   TestJob job(PlainOptions(3));
   job.RegisterAll();
   BarrierCall waiting = job.Barrier(1, "b", kFirst, {0, 1});
@@ -130,8 +130,8 @@ TEST(Barrier, Scenario109ANonParticipantFailsAlsoThoseWhoComeLater) {
   EXPECT_THAT(late.result(), Fails(absl::StatusCode::kInvalidArgument));
 }
 
-// Scenario 113. A coordinator that goes down is no verdict on the barrier.
-TEST(Barrier, Scenario113StopAbortsTheWaiters) {
+// A coordinator that stops has not decided the barrier.
+TEST(Barrier, StopAbortsTheWaiters) {
   TestJob job(PlainOptions(2));
   job.RegisterAll();
   BarrierCall waiting = job.Barrier(0, "b");
@@ -141,7 +141,7 @@ TEST(Barrier, Scenario113StopAbortsTheWaiters) {
 }
 
 // The caller's connection broke, but the rank has come: the others must not wait for it.
-TEST(Barrier, AnArrivalWhoseCallerWentAwayStillCounts) {
+TEST(Barrier, ArrivalOfADisconnectedCallerStillCounts) {
   TestJob job(PlainOptions(2));
   job.RegisterAll();
   BarrierCall gone = job.Barrier(0, "b");
@@ -152,8 +152,8 @@ TEST(Barrier, AnArrivalWhoseCallerWentAwayStillCounts) {
   EXPECT_EQ(gone.count(), 1);
 }
 
-// It reconnects and asks again.
-TEST(Barrier, WhoWentAwayMayComeBackAndWait) {
+// The task reconnects and calls again.
+TEST(Barrier, DisconnectedCallerMayCallAgainAndWait) {
   TestJob job(PlainOptions(2));
   job.RegisterAll();
   BarrierCall gone = job.Barrier(0, "b");
@@ -185,7 +185,7 @@ TEST(Barrier, AListWithRepeatsIsASet) {
 }
 
 // A barrier of one.
-TEST(Barrier, OfTheCallerAlonePassesAtOnce) {
+TEST(Barrier, PassesAtOnceWhenTheCallerIsTheOnlyParticipant) {
   TestJob job(PlainOptions(3));
   job.RegisterAll();
   ExpectPassed(job.Barrier(1, "b", kFirst, {1}), 0);

@@ -34,8 +34,8 @@ struct Restart {
 };
 class BarrierRestart : public ::testing::TestWithParam<Restart> {};
 
-// Scenario 110. The survivors wait; the restarted one does not know how often they have met.
-TEST_P(BarrierRestart, Scenario110WaitsForTheTaskThatRestarts) {
+// The survivors wait; the restarted task does not know how often the barrier has been used.
+TEST_P(BarrierRestart, WaitsForTheTaskThatRestarts) {
   TestJob job(RecoverableOptions(2));
   job.RegisterAll();
   UseBarrier(job, GetParam().uses_before);
@@ -58,8 +58,8 @@ INSTANTIATE_TEST_SUITE_P(All, BarrierRestart,
                          ::testing::Values(Restart{false, 0}, Restart{true, 0}, Restart{false, 3},
                                            Restart{true, 3}));
 
-// Scenario 112. The restarted one comes first.
-TEST(BarrierRecovery, Scenario112ARestartedTaskOpensTheNextUse) {
+// The restarted task arrives first.
+TEST(BarrierRecovery, RestartedTaskOpensTheNextUse) {
   TestJob job(RecoverableOptions(2));
   job.RegisterAll();
   UseBarrier(job, 3);
@@ -71,8 +71,8 @@ TEST(BarrierRecovery, Scenario112ARestartedTaskOpensTheNextUse) {
   EXPECT_EQ(restarted.result().counter, 3);
 }
 
-// The task that restarts was there already: its former life's arrival must not count.
-TEST(BarrierRecovery, TheArrivalOfAFormerLifeIsTakenBack) {
+// The restarting task had arrived already: its previous incarnation's arrival must not count.
+TEST(BarrierRecovery, ArrivalOfAPreviousIncarnationIsTakenBack) {
   TestJob job(RecoverableOptions(2));
   job.RegisterAll();
   BarrierCall former = job.Barrier(1, "b");
@@ -84,9 +84,9 @@ TEST(BarrierRecovery, TheArrivalOfAFormerLifeIsTakenBack) {
   EXPECT_THAT(other.result(), IsOk());
 }
 
-// A call of the dead process was still on its way when its end was noticed. The new life has not
-// come; what it does first is call the barrier, as the first use it knows of.
-TEST(BarrierRecovery, AnArrivalMadeWhileInErrorIsTakenBackByTheNextLife) {
+// A call of the dead process was still in flight when its end was detected. The new incarnation has
+// not registered yet; its first call to the barrier names the first use that it knows of.
+TEST(BarrierRecovery, ArrivalMadeWhileInErrorIsTakenBackByTheNextIncarnation) {
   TestJob job(RecoverableOptions(2));
   job.RegisterAll();
   job.AdvanceWithHeartbeats(2 * kHeartbeatTimeout, {0});
@@ -118,7 +118,7 @@ TEST(BarrierRecovery, AnErrorOfAParticipantCancelsOnlyItsOwnCall) {
   EXPECT_THAT(third.result(), IsOk());
 }
 
-// The task never comes back: the others must not wait for ever.
+// The task does not come back: the others must not wait forever.
 TEST(BarrierRecovery, TimesOutWhenTheTaskStaysAway) {
   TestJob job(RecoverableOptions(2));
   job.RegisterAll();
@@ -128,8 +128,8 @@ TEST(BarrierRecovery, TimesOutWhenTheTaskStaysAway) {
   EXPECT_EQ(GetMissingTasks(waiting.result().status), "1");
 }
 
-// Scenario 106, at the core: an operator with one live rank of a hundred.
-TEST(BarrierMessages, Scenario106NameAllTheMissingAsRanges) {
+// An operator sees one live rank of a hundred.
+TEST(BarrierMessages, NameAllTheMissingAsRanges) {
   TestJob job(PlainOptions(100));
   ASSERT_THAT(job.Register(0).result(), IsOk());
   BarrierCall call = job.Barrier(0, "b", kFirst, kEveryone, absl::Milliseconds(100));
@@ -140,7 +140,7 @@ TEST(BarrierMessages, Scenario106NameAllTheMissingAsRanges) {
 }
 
 // Trailers over 3 kB are cut by upstream's server and refused by gRPC at 8.
-TEST(BarrierMessages, AreShortHoweverManyAreMissing) {
+TEST(BarrierMessages, StayShortWithManyMissingTasks) {
   TestJob job(PlainOptions(100'000));
   std::vector<BarrierCall> calls;
   for (int task = 0; task < 100'000; task += 2) {
@@ -155,7 +155,7 @@ TEST(BarrierMessages, AreShortHoweverManyAreMissing) {
 }
 
 // An id can be anything a program makes up, kilobytes included.
-TEST(BarrierMessages, AreShortHoweverLongTheIdIs) {
+TEST(BarrierMessages, StayShortWithALongId) {
   TestJob job(PlainOptions(2));
   job.RegisterAll();
   BarrierCall call = job.Barrier(0, std::string(100'000, 'i'), kFirst, kEveryone, absl::Seconds(1));
@@ -165,7 +165,7 @@ TEST(BarrierMessages, AreShortHoweverLongTheIdIs) {
 }
 
 // A conflict may list both sets; upstream's server cuts messages at 3072 bytes.
-TEST(BarrierMessages, OfAConflictAreShort) {
+TEST(BarrierMessages, StayShortForConflicts) {
   TestJob job(PlainOptions(20'000));
   std::vector<int> even;
   std::vector<int> thirds;
@@ -181,7 +181,7 @@ TEST(BarrierMessages, OfAConflictAreShort) {
 }
 
 // Clients take their next counter from the error; without the mark they would retry it instead.
-TEST(BarrierMessages, ErrorsAreMarkedAsTheCoordinators) {
+TEST(BarrierMessages, CarryTheCoordinatorsMark) {
   TestJob job(PlainOptions(2));
   job.RegisterAll();
   BarrierCall timed_out = job.Barrier(0, "b", kFirst, kEveryone, absl::Seconds(1));
@@ -191,7 +191,7 @@ TEST(BarrierMessages, ErrorsAreMarkedAsTheCoordinators) {
 }
 
 // In a job of two parts "task 0" is two tasks.
-TEST(BarrierMessages, OfAJobOfSeveralPartsNameThem) {
+TEST(BarrierMessages, NameThePartsOfTheJob) {
   CoordinatorOptions options = PlainOptions(0);
   options.jobs = {{"worker", 4}, {"ps", 2}};
   TestJob job(options);
@@ -240,7 +240,7 @@ TEST(BarrierLimits, OldResultsAreForgottenByTheirBytesToo) {
 }
 
 // A barrier in use must not be forgotten because others have finished.
-TEST(BarrierLimits, AnOpenBarrierIsKeptHoweverManyFinish) {
+TEST(BarrierLimits, OpenBarrierIsKeptWhenManyOthersFinish) {
   CoordinatorOptions options = PlainOptions(2);
   options.max_finished_barriers = 1;
   TestJob job(options);
@@ -256,7 +256,7 @@ TEST(BarrierLimits, AnOpenBarrierIsKeptHoweverManyFinish) {
 }
 
 // The same id finishes a hundred times: it is one barrier, and the others' results stay.
-TEST(BarrierLimits, AnIdThatIsUsedOftenCountsOnce) {
+TEST(BarrierLimits, IdThatIsUsedOftenCountsOnce) {
   CoordinatorOptions options = PlainOptions(2);
   options.max_finished_barriers = 3;
   TestJob job(options);
@@ -270,7 +270,7 @@ TEST(BarrierLimits, AnIdThatIsUsedOftenCountsOnce) {
 }
 
 // A training loop's barriers must not make the coordinator forget that the job has begun: a client
-// that registers once more would wait for everyone again, and fail the job by its timeout.
+// that registers once more would wait for all tasks again, and its timeout would fail the job.
 TEST(BarrierLimits, TheRegistrationIsNeverForgotten) {
   CoordinatorOptions options = PlainOptions(2);
   options.register_barrier = true;
@@ -287,8 +287,8 @@ TEST(BarrierLimits, TheRegistrationIsNeverForgotten) {
   EXPECT_THAT(job.Register(1, 999).result(), IsOk());
 }
 
-// "Who is missing, and since when?" must have an answer before the timeout.
-TEST(BarrierListing, ShowsWhoHasComeAndWhoIsMissing) {
+// An operator must be able to see who is missing, and since when, before the timeout.
+TEST(BarrierListing, ShowsArrivedAndMissingTasks) {
   TestJob job(PlainOptions(4));
   job.RegisterAll();
   const absl::Time start = job.clock().Now();
@@ -327,7 +327,7 @@ TEST(BarrierLimits, WithdrawnUseOfForgottenBarrier_IsForgottenAgain) {
   EXPECT_THAT(job.CancelBarrier("b", 0), Fails(absl::StatusCode::kNotFound));
 }
 
-// As many as the limit says, and as many bytes.
+// The limits are inclusive, in results and in bytes.
 TEST(BarrierLimits, ResultsUpToTheLimit_AreKept) {
   CoordinatorOptions options = PlainOptions(2);
   options.max_finished_barriers = 2;
@@ -369,8 +369,9 @@ TEST(BarrierRecovery, ATaskInErrorThatIsRecoverableByItself_IsWaitedFor) {
   ExpectPassed(waiting, 0);
 }
 
-// As if nobody had opened it: neither its list nor its deadline binds those who come next.
-TEST(BarrierRecovery, TheFirstUseThatIsTakenBack_LeavesNothing) {
+// The barrier is as if it had never been opened: neither the list nor the deadline binds later
+// callers.
+TEST(BarrierRecovery, FirstUseThatIsTakenBack_LeavesNothing) {
   TestJob job(RecoverableOptions(2));
   job.RegisterAll();
   const BarrierCall gone = job.Barrier(0, "b", kFirst, {0, 1}, absl::Seconds(1));
@@ -382,7 +383,7 @@ TEST(BarrierRecovery, TheFirstUseThatIsTakenBack_LeavesNothing) {
 }
 
 // A use that is taken back leaves the result of the one before.
-TEST(BarrierRecovery, ALaterUseThatIsTakenBack_LeavesTheFormerResult) {
+TEST(BarrierRecovery, LaterUseThatIsTakenBack_LeavesThePreviousResult) {
   TestJob job(RecoverableOptions(2));
   job.RegisterAll();
   UseBarrier(job, 1);
@@ -399,7 +400,7 @@ TEST(BarrierRecovery, ALaterUseThatIsTakenBack_LeavesTheFormerResult) {
 }
 
 // "Since when?" is since its first call.
-TEST(BarrierListing, ASecondCall_IsThereSinceTheFirst) {
+TEST(BarrierListing, SecondCall_IsListedSinceTheFirst) {
   TestJob job(PlainOptions(2));
   job.RegisterAll();
   const absl::Time start = job.clock().Now();

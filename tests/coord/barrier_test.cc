@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Barriers of a job that is not recoverable: who passes, who fails, and together.
+// Barriers of a job that is not recoverable: which calls pass, which fail, and that all agree.
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,8 +15,8 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// Scenario 81. A rank that goes on too early reads what is not there yet.
-TEST(Barrier, Scenario81EveryonePassesWhenTheLastHasCome) {
+// A rank that continues too early reads values that are not set yet.
+TEST(Barrier, PassesForAllWhenTheLastTaskArrives) {
   TestJob job(PlainOptions(3));
   job.RegisterAll();
   BarrierCall first = job.Barrier(0, "b");
@@ -27,8 +27,8 @@ TEST(Barrier, Scenario81EveryonePassesWhenTheLastHasCome) {
   for (const BarrierCall& call : {first, second, third}) ExpectPassed(call, 0);
 }
 
-// Scenario 82. A subset must not wait for those who have no part in it.
-TEST(Barrier, Scenario82ASubsetPassesByItself) {
+// A subset must not wait for tasks that are not in it.
+TEST(Barrier, SubsetPassesByItself) {
   TestJob job(PlainOptions(3));
   job.RegisterAll();
   BarrierCall first = job.Barrier(0, "b", kFirst, {0, 1});
@@ -38,8 +38,8 @@ TEST(Barrier, Scenario82ASubsetPassesByItself) {
   ExpectPassed(second, 0);
 }
 
-// Scenario 83. Two programs disagree about who meets: both would wait for ever.
-TEST(Barrier, Scenario83ConflictingTasksFailEveryone) {
+// Two programs disagree about the participants: both would wait forever.
+TEST(Barrier, ConflictingTaskListsFailAllCallers) {
   TestJob job(PlainOptions(3));
   job.RegisterAll();
   BarrierCall first = job.Barrier(0, "b", kFirst, {0, 1});
@@ -49,8 +49,8 @@ TEST(Barrier, Scenario83ConflictingTasksFailEveryone) {
   EXPECT_THAT(second.result(), Fails(absl::StatusCode::kInvalidArgument));
 }
 
-// "Everyone" is not the same as a list, even for those on the list.
-TEST(Barrier, EveryoneConflictsWithASubset) {
+// The barrier of all tasks is not that of a list, even for the tasks on the list.
+TEST(Barrier, AllTasksConflictWithASubset) {
   TestJob job(PlainOptions(3));
   job.RegisterAll();
   BarrierCall first = job.Barrier(0, "b", kFirst, {0, 1});
@@ -59,7 +59,7 @@ TEST(Barrier, EveryoneConflictsWithASubset) {
   EXPECT_THAT(second.result(), Fails(absl::StatusCode::kInvalidArgument));
 }
 
-// One program lists all its processes, the other lists none: both mean the barrier of all.
+// One program lists all its processes, the other lists none: both mean the barrier of all tasks.
 TEST(Barrier, OneListsAllTasksTheOtherNone_AreOneBarrier) {
   const std::vector<std::vector<int>> spellings = {{}, {0, 1, 2}, {2, 0, 1}, {1, 2, 0, 0, 2}};
   for (const std::vector<int>& first : spellings) {
@@ -106,7 +106,7 @@ TEST(Barrier, TheTasksOfOnePartAreNotTheBarrierOfAll) {
 }
 
 // The list is compared first: the error is the disagreement, not that the caller is no participant.
-TEST(Barrier, CallerWithAnotherListWhoIsOnNeither_IsToldOfTheConflict) {
+TEST(Barrier, CallerOnNeitherOfTwoConflictingLists_GetsTheConflict) {
   TestJob job(PlainOptions(4));
   job.RegisterAll();
   BarrierCall first = job.Barrier(0, "b", kFirst, {0, 1});
@@ -118,7 +118,7 @@ TEST(Barrier, CallerWithAnotherListWhoIsOnNeither_IsToldOfTheConflict) {
 
 // The error of a use that cannot be opened precedes the check of the caller, as in upstream's
 // service.
-TEST(Barrier, OpenedByANonParticipantWithAParticipantInError_SaysTheError) {
+TEST(Barrier, OpenedByANonParticipantWithAParticipantInError_ReportsTheError) {
   TestJob job(PlainOptions(3));
   job.RegisterAll();
   StatusCall poll = job.Poll(1);
@@ -210,8 +210,8 @@ TEST(Barrier, ConflictingCallToTheRegisterBarrier_DoesNotUndoTheRegistration) {
   EXPECT_TRUE(job.coordinator().everyone_has_registered());
 }
 
-// Scenario 84. A stranger at the meeting: somebody computed the groups wrongly.
-TEST(Barrier, Scenario84ANonParticipantFailsEveryone) {
+// One process computed the participants wrongly.
+TEST(Barrier, NonParticipantFailsAllCallers) {
   TestJob job(PlainOptions(3));
   job.RegisterAll();
   BarrierCall first = job.Barrier(0, "b", kFirst, {0, 1});
@@ -221,7 +221,7 @@ TEST(Barrier, Scenario84ANonParticipantFailsEveryone) {
               Fails(absl::StatusCode::kInvalidArgument, HasSubstr("A non-participating task")));
 }
 
-// The stranger comes first.
+// The non-participant calls first.
 TEST(Barrier, ANonParticipantThatComesFirstIsRefused) {
   TestJob job(PlainOptions(3));
   job.RegisterAll();
@@ -229,8 +229,8 @@ TEST(Barrier, ANonParticipantThatComesFirstIsRefused) {
               Fails(absl::StatusCode::kInvalidArgument, HasSubstr("A non-participating task")));
 }
 
-// Scenario 86. A task that cannot come.
-TEST(Barrier, Scenario86AnUnknownParticipantIsRefused) {
+// The list names a task that does not exist.
+TEST(Barrier, UnknownParticipantIsRefused) {
   TestJob job(PlainOptions(3));
   job.RegisterAll();
   EXPECT_THAT(job.Barrier(0, "b", kFirst, {0, 67}).result(),
@@ -248,8 +248,8 @@ TEST(Barrier, AnUnknownCallerIsRefusedAndDoesNotCount) {
   EXPECT_THAT(job.Barrier(-1, "c").result(), Fails(absl::StatusCode::kInvalidArgument));
 }
 
-// Scenario 87. All must come to one verdict, and the verdict must name names.
-TEST(Barrier, Scenario87TheTimeoutIsEveryonesAndNamesTheMissing) {
+// All callers must get the same result, and the result must name the missing tasks.
+TEST(Barrier, TimeoutFailsAllCallersAndNamesTheMissing) {
   TestJob job(PlainOptions(3));
   job.RegisterAll();
   BarrierCall first = job.Barrier(2, "b", kFirst, kEveryone, absl::Seconds(1));
@@ -276,8 +276,8 @@ TEST(Barrier, OnlyTheFirstTimeoutCounts) {
   for (const BarrierCall& call : {first, second, third}) ExpectPassed(call, 0);
 }
 
-// Scenario 88. The straggler must share the others' verdict, not wait alone for them.
-TEST(Barrier, Scenario88AStragglerGetsTheSameTimeoutAtOnce) {
+// A task that arrives late must get the others' result instead of waiting alone.
+TEST(Barrier, LateCallerGetsTheSameTimeoutAtOnce) {
   TestJob job(PlainOptions(2));
   job.RegisterAll();
   BarrierCall first = job.Barrier(0, "b", kFirst, kEveryone, absl::Seconds(1));
@@ -289,8 +289,8 @@ TEST(Barrier, Scenario88AStragglerGetsTheSameTimeoutAtOnce) {
   EXPECT_EQ(straggler.result().counter, 0);
 }
 
-// Scenario 89. One slow step must not spoil the barrier for ever.
-TEST(Barrier, Scenario89AfterATimeoutTheNextUsePasses) {
+// One slow step must not make the barrier unusable.
+TEST(Barrier, NextUsePassesAfterATimeout) {
   TestJob job(PlainOptions(2));
   job.RegisterAll();
   BarrierCall timed_out = job.Barrier(0, "b", kFirst, kEveryone, absl::Seconds(1));
@@ -303,8 +303,8 @@ TEST(Barrier, Scenario89AfterATimeoutTheNextUsePasses) {
   ExpectPassed(second, 1);
 }
 
-// Scenario 90. A dead participant cannot come; waiting for it wastes the timeout.
-TEST(Barrier, Scenario90AParticipantInErrorFailsItAtOnce) {
+// A dead participant cannot arrive; waiting for it would waste the timeout.
+TEST(Barrier, ParticipantInErrorFailsItAtOnce) {
   TestJob job(PlainOptions(3));
   job.RegisterAll();
   StatusCall poll = job.Poll(1);
@@ -316,7 +316,7 @@ TEST(Barrier, Scenario90AParticipantInErrorFailsItAtOnce) {
 }
 
 // Survivors may still meet among themselves.
-TEST(Barrier, AnErrorElsewhereDoesNotTouchASubset) {
+TEST(Barrier, ErrorOutsideASubsetDoesNotAffectIt) {
   TestJob job(PlainOptions(3));
   job.RegisterAll();
   StatusCall poll = job.Poll(1);
@@ -327,8 +327,8 @@ TEST(Barrier, AnErrorElsewhereDoesNotTouchASubset) {
   ExpectPassed(before, 0);
 }
 
-// Scenario 91. It dies while the others wait.
-TEST(Barrier, Scenario91AnErrorOfAParticipantFailsTheWaitersAndWhoeverComesLater) {
+// The participant fails while the others wait.
+TEST(Barrier, ErrorOfAParticipantFailsWaitersAndLaterCallers) {
   TestJob job(PlainOptions(3));
   job.RegisterAll();
   StatusCall poll = job.Poll(1);
@@ -350,8 +350,8 @@ TEST(Barrier, TheSilentDeathOfAParticipantFailsTheWaiters) {
   EXPECT_THAT(waiting.result(), Fails(absl::StatusCode::kInternal));
 }
 
-// Whoever has left will not come either.
-TEST(Barrier, APartingParticipantFailsTheWaiters) {
+// A task that has left cannot arrive either.
+TEST(Barrier, ParticipantThatLeavesFailsTheWaiters) {
   TestJob job(PlainOptions(3));
   job.RegisterAll();
   BarrierCall of_all = job.Barrier(0, "all");
@@ -363,8 +363,8 @@ TEST(Barrier, APartingParticipantFailsTheWaiters) {
   EXPECT_THAT(of_two.result(), Fails(absl::StatusCode::kInternal));
 }
 
-// Scenario 92. A training loop meets at one id every step.
-TEST(Barrier, Scenario92OneIdServesAgainAndAgain) {
+// A training loop uses one id in every step.
+TEST(Barrier, OneIdCanBeUsedRepeatedly) {
   TestJob job(PlainOptions(2));
   job.RegisterAll();
   for (int64_t counter = 0; counter < 5; ++counter) {
@@ -376,8 +376,8 @@ TEST(Barrier, Scenario92OneIdServesAgainAndAgain) {
   }
 }
 
-// Scenario 94. Scenario 101. The answer was lost and the client asks again.
-TEST(Barrier, Scenario94And101ARepeatAfterItPassedIsOkAtOnce) {
+// The answer was lost and the client asks again.
+TEST(Barrier, RepeatedCallAfterItPassedIsOkAtOnce) {
   TestJob job(PlainOptions(2));
   PassOnce(job);
   BarrierCall repeat = job.Barrier(0, "b");
@@ -385,8 +385,8 @@ TEST(Barrier, Scenario94And101ARepeatAfterItPassedIsOkAtOnce) {
   ExpectPassed(repeat, 0);
 }
 
-// Scenario 94. A client of another life counts differently.
-TEST(Barrier, Scenario94ACounterBelowTheFirstIsRefused) {
+// A client of another incarnation counts differently.
+TEST(Barrier, CounterBelowTheFirstIsRefused) {
   TestJob job(PlainOptions(2));
   PassOnce(job);
   BarrierCall call = job.Barrier(0, "b", -1);
@@ -394,8 +394,8 @@ TEST(Barrier, Scenario94ACounterBelowTheFirstIsRefused) {
   EXPECT_EQ(call.result().counter, 0);
 }
 
-// Scenario 94. One that is ahead.
-TEST(Barrier, Scenario94ACounterThatSkipsAUseIsRefused) {
+// The client's counter is ahead.
+TEST(Barrier, CounterThatSkipsAUseIsRefused) {
   TestJob job(PlainOptions(2));
   PassOnce(job);
   BarrierCall call = job.Barrier(0, "b", 2);
@@ -404,7 +404,7 @@ TEST(Barrier, Scenario94ACounterThatSkipsAUseIsRefused) {
 }
 
 // A client starts to count at another number than the others.
-TEST(Barrier, AFirstUseWithAnotherCounterIsRefused) {
+TEST(Barrier, FirstUseWithAnotherCounterIsRefused) {
   TestJob job(PlainOptions(2));
   job.RegisterAll();
   BarrierCall call = job.Barrier(0, "b", 3);
@@ -415,7 +415,7 @@ TEST(Barrier, AFirstUseWithAnotherCounterIsRefused) {
 }
 
 // A counter that does not fit fails the open use too: its users would never all meet.
-TEST(Barrier, AWrongCounterFailsTheOpenUseForEveryone) {
+TEST(Barrier, WrongCounterFailsTheOpenUseForAllCallers) {
   for (const int64_t wrong : {-1, 1, 2}) {
     TestJob job(PlainOptions(3));
     job.RegisterAll();
@@ -427,8 +427,8 @@ TEST(Barrier, AWrongCounterFailsTheOpenUseForEveryone) {
   }
 }
 
-// Scenario 95. One task is so slow that the other has given up twice.
-TEST(Barrier, Scenario95ATaskThatIsOneUseBehindIsTold) {
+// One task is so slow that the other has timed out twice.
+TEST(Barrier, TaskThatIsOneUseBehindIsNotified) {
   TestJob job(PlainOptions(2));
   job.RegisterAll();
   for (int64_t counter = 0; counter < 2; ++counter) {

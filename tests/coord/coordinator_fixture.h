@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A job on a clock that stands still: what the tests of the pure coordinator share.
+// A job on a fake clock: shared by the tests of the pure coordinator.
 #ifndef FERRY_TESTS_COORD_COORDINATOR_FIXTURE_H_
 #define FERRY_TESTS_COORD_COORDINATOR_FIXTURE_H_
 
@@ -52,7 +52,7 @@ MATCHER_P2(Fails, code, message, "") {
          ::testing::ExplainMatchResult(message, std::string(status.message()), result_listener);
 }
 
-// A call to the coordinator and what its callback was given. Copies are the same call.
+// A call to the coordinator and the result of its callback. Copies refer to the same call.
 template <typename T>
 class Captured {
  public:
@@ -106,7 +106,7 @@ using EnumerateCall = Captured<absl::StatusOr<TopologyExchange::Result>>;
 
 inline constexpr absl::Duration kHeartbeatTimeout = absl::Seconds(10);
 
-// As most upstream scenarios have it: nobody waits for the others to register or to leave.
+// No task waits for the others to register or to leave, as in most tests of the upstream service.
 inline CoordinatorOptions PlainOptions(int tasks) {
   CoordinatorOptions options;
   options.jobs = {{"jax_worker", tasks}};
@@ -122,7 +122,7 @@ inline CoordinatorOptions RecoverableOptions(int tasks) {
   return options;
 }
 
-// The life in which a task registers unless the test says another.
+// The incarnation with which a task registers unless the test says otherwise.
 constexpr uint64_t LifeOf(int task) { return 1000 + static_cast<uint64_t>(task); }
 
 inline std::vector<TaskId> Tasks(std::vector<int> numbers) {
@@ -179,7 +179,7 @@ class TestJob final {
     MoveTo(target);
   }
 
-  // As Advance, with heartbeats of `tasks` (in LifeOf) four times per heartbeat timeout.
+  // Like Advance, with heartbeats of `tasks` (of LifeOf) four times per heartbeat timeout.
   void AdvanceWithHeartbeats(absl::Duration duration, const std::vector<int>& tasks) {
     const absl::Time target = clock_.Now() + duration;
     while (clock_.Now() < target) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How tasks hear that the job has failed.
+// How tasks are notified that the job has failed.
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,8 +13,8 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::UnorderedElementsAre;
 
-// Scenario 32. An orderly end of the coordinator must not look like a failure of the job.
-TEST(ErrorPoll, Scenario32EndsCancelledWhenTheServiceStops) {
+// An orderly stop of the coordinator must not look like a failure of the job.
+TEST(ErrorPoll, EndsCancelledWhenTheServiceStops) {
   TestJob job(PlainOptions(2));
   job.RegisterAll();
   StatusCall first = job.Poll(0);
@@ -24,8 +24,8 @@ TEST(ErrorPoll, Scenario32EndsCancelledWhenTheServiceStops) {
   EXPECT_THAT(second.result(), Fails(absl::StatusCode::kCancelled));
 }
 
-// Scenario 33. One rank fails; all must stop, and know why.
-TEST(ErrorPoll, Scenario33AReportedErrorReachesAllPollers) {
+// One rank fails; all must stop, and receive the reason.
+TEST(ErrorPoll, ReportedErrorReachesAllPollers) {
   TestJob job(PlainOptions(2));
   job.RegisterAll();
   StatusCall first = job.Poll(0);
@@ -35,8 +35,8 @@ TEST(ErrorPoll, Scenario33AReportedErrorReachesAllPollers) {
   EXPECT_THAT(second.result(), Fails(absl::StatusCode::kInternal));
 }
 
-// CANCELLED is how a poll ends when there is nothing to tell.
-TEST(ErrorPoll, AReportThatSomethingWasCancelledIsAnErrorToo) {
+// CANCELLED is how a poll ends when there is no error.
+TEST(ErrorPoll, ReportOfACancellationIsAnErrorToo) {
   TestJob job(PlainOptions(2));
   job.RegisterAll();
   StatusCall poll = job.Poll(0);
@@ -44,9 +44,9 @@ TEST(ErrorPoll, AReportThatSomethingWasCancelledIsAnErrorToo) {
   EXPECT_THAT(poll.result(), Fails(absl::StatusCode::kAborted, HasSubstr("stopped by SIGTERM")));
 }
 
-// It is kept, and told to each of thousands: a rank that reports its whole log must not fill the
-// coordinator's machine with copies of it.
-TEST(ErrorPoll, ALongReportIsToldByItsBeginning) {
+// The report is stored, and sent to each of thousands of tasks: a rank that reports its whole log
+// must not fill the coordinator's memory with copies of it.
+TEST(ErrorPoll, LongReportIsTruncated) {
   TestJob job(PlainOptions(2));
   job.RegisterAll();
   StatusCall poll = job.Poll(0);
@@ -62,8 +62,8 @@ TEST(ErrorPoll, ALongReportIsToldByItsBeginning) {
   EXPECT_EQ(told[told.find("... (") - 1], '\xa9');
 }
 
-// Clients tell a reported error from one that the coordinator found by its payload.
-TEST(ErrorPoll, AReportedErrorSaysWhoReportedIt) {
+// The payload tells clients a reported error from one that the coordinator found.
+TEST(ErrorPoll, ReportedErrorNamesItsReporter) {
   TestJob job(PlainOptions(3));
   job.RegisterAll();
   StatusCall poll = job.Poll(0);
@@ -74,7 +74,7 @@ TEST(ErrorPoll, AReportedErrorSaysWhoReportedIt) {
   EXPECT_EQ(origin->source, TaskId(2));
 }
 
-TEST(ErrorPoll, AnErrorThatTheCoordinatorFoundIsNotMarkedAsReported) {
+TEST(ErrorPoll, ErrorFoundByTheCoordinatorIsNotMarkedAsReported) {
   TestJob job(PlainOptions(2));
   job.RegisterAll();
   StatusCall poll = job.Poll(0);
@@ -84,22 +84,22 @@ TEST(ErrorPoll, AnErrorThatTheCoordinatorFoundIsNotMarkedAsReported) {
   EXPECT_FALSE(origin->is_reported);
 }
 
-// Scenario 34. A process that thinks that it is part of the job.
-TEST(ErrorPoll, Scenario34OfAnUnknownTaskIsRefused) {
+// The process believes that it is part of the job.
+TEST(ErrorPoll, UnknownTaskIsRefused) {
   TestJob job(PlainOptions(2));
   EXPECT_THAT(job.Poll(2).result(),
               Fails(absl::StatusCode::kInvalidArgument, HasSubstr("not in the cluster")));
 }
 
-// Scenario 35. A task that polls too early would never hear anything.
-TEST(ErrorPoll, Scenario35BeforeRegisteringIsRefused) {
+// The poll of a task that polls too early would never be answered.
+TEST(ErrorPoll, IsRefusedBeforeRegistration) {
   TestJob job(PlainOptions(2));
   EXPECT_THAT(job.Poll(0).result(),
               Fails(absl::StatusCode::kFailedPrecondition, HasSubstr("has not been registered")));
 }
 
-// Scenario 36. A poll that crossed the shutdown on the wire.
-TEST(ErrorPoll, Scenario36WithinGraceAfterAShutdownWaits) {
+// A poll that crossed the shutdown on the wire.
+TEST(ErrorPoll, WaitsWithinGraceAfterAShutdown) {
   TestJob job(PlainOptions(2));
   job.RegisterAll();
   ASSERT_THAT(job.Shutdown(0).result(), IsOk());
@@ -109,8 +109,8 @@ TEST(ErrorPoll, Scenario36WithinGraceAfterAShutdownWaits) {
   EXPECT_THAT(poll.result(), Fails(absl::StatusCode::kCancelled));
 }
 
-// Scenario 37. A task that left long ago must not be kept waiting.
-TEST(ErrorPoll, Scenario37PastGraceAfterAShutdownIsRefused) {
+// A task that left long ago must not be kept waiting.
+TEST(ErrorPoll, IsRefusedPastGraceAfterAShutdown) {
   TestJob job(PlainOptions(2));
   job.RegisterAll();
   ASSERT_THAT(job.Shutdown(0).result(), IsOk());
@@ -119,8 +119,8 @@ TEST(ErrorPoll, Scenario37PastGraceAfterAShutdownIsRefused) {
               Fails(absl::StatusCode::kFailedPrecondition, HasSubstr("has disconnected")));
 }
 
-// Scenario 38. The same after a reset.
-TEST(ErrorPoll, Scenario38PastGraceAfterAResetIsRefused) {
+// The same after a reset.
+TEST(ErrorPoll, IsRefusedPastGraceAfterAReset) {
   TestJob job(PlainOptions(2));
   job.RegisterAll();
   ASSERT_THAT(job.Reset(0), IsOk());
@@ -129,16 +129,16 @@ TEST(ErrorPoll, Scenario38PastGraceAfterAResetIsRefused) {
               Fails(absl::StatusCode::kFailedPrecondition, HasSubstr("has disconnected")));
 }
 
-// Scenario 39. Whoever failed knows it already.
-TEST(ErrorPoll, Scenario39OfATaskThatReportedAnErrorIsRefused) {
+// The task that failed has the error already.
+TEST(ErrorPoll, IsRefusedForATaskThatReportedAnError) {
   TestJob job(PlainOptions(2));
   job.RegisterAll();
   ASSERT_THAT(job.Report(0, absl::InternalError("broken")), IsOk());
   EXPECT_THAT(job.Poll(0).result(), Fails(absl::StatusCode::kFailedPrecondition));
 }
 
-// Scenario 40. A process wakes up after it was given up.
-TEST(ErrorPoll, Scenario40OfATaskThatWasSilentIsRefused) {
+// A process resumes after it was declared dead.
+TEST(ErrorPoll, IsRefusedForATaskThatTimedOut) {
   TestJob job(PlainOptions(2));
   job.RegisterAll();
   job.Advance(2 * kHeartbeatTimeout);
@@ -146,8 +146,8 @@ TEST(ErrorPoll, Scenario40OfATaskThatWasSilentIsRefused) {
               Fails(absl::StatusCode::kFailedPrecondition, HasSubstr("already in error")));
 }
 
-// Scenario 42. A client's connection broke and it polls anew: the old poll must not leak.
-TEST(ErrorPoll, Scenario42ASecondPollReplacesTheFirst) {
+// A client's connection broke and it polls again: the old poll must not leak.
+TEST(ErrorPoll, SecondPollReplacesTheFirst) {
   TestJob job(PlainOptions(2));
   job.RegisterAll();
   StatusCall first = job.Poll(0);
@@ -159,8 +159,8 @@ TEST(ErrorPoll, Scenario42ASecondPollReplacesTheFirst) {
   EXPECT_EQ(first.count(), 1);
 }
 
-// Scenario 43. In a recoverable job the survivors go on.
-TEST(ErrorPoll, Scenario43AnErrorIsNotToldToTheOthersWhenRecoverable) {
+// In a recoverable job the survivors continue.
+TEST(ErrorPoll, ErrorDoesNotReachTheOthersWhenRecoverable) {
   TestJob job(RecoverableOptions(2));
   job.RegisterAll();
   StatusCall poll = job.Poll(1);
@@ -170,8 +170,8 @@ TEST(ErrorPoll, Scenario43AnErrorIsNotToldToTheOthersWhenRecoverable) {
   EXPECT_EQ(job.state(1), TaskState::kConnected);
 }
 
-// Scenario 44. A recoverable task must not go on as if nothing had happened, but may come back.
-TEST(ErrorPoll, Scenario44ARecoverableTaskComesBackThroughAReset) {
+// A recoverable task must not continue as if it had not failed, but may come back.
+TEST(ErrorPoll, RecoverableTaskComesBackThroughAReset) {
   TestJob job(RecoverableOptions(2));
   job.RegisterAll();
   ASSERT_THAT(job.Report(0, absl::InternalError("broken")), IsOk());
@@ -181,8 +181,8 @@ TEST(ErrorPoll, Scenario44ARecoverableTaskComesBackThroughAReset) {
   EXPECT_THAT(job.Heartbeat(0, 999), IsOk());
 }
 
-// Scenario 45. Only members have a say.
-TEST(ErrorPoll, Scenario45AReportOfATaskThatIsNotConnectedIsRefused) {
+// Only connected tasks may report errors.
+TEST(ErrorPoll, ReportOfATaskThatIsNotConnectedIsRefused) {
   TestJob job(PlainOptions(2));
   const absl::Status error = absl::InternalError("broken");
   EXPECT_THAT(job.Report(0, error), Fails(absl::StatusCode::kFailedPrecondition));
@@ -195,8 +195,8 @@ TEST(ErrorPoll, Scenario45AReportOfATaskThatIsNotConnectedIsRefused) {
   EXPECT_THAT(job.Report(1, error), Fails(absl::StatusCode::kInternal));
 }
 
-// Scenario 47. A process is killed.
-TEST(ErrorPoll, Scenario47TheSilentDeathOfATaskIsToldUnlessRecoverable) {
+// A process is killed.
+TEST(ErrorPoll, SilentDeathOfATaskIsReportedUnlessRecoverable) {
   TestJob strict(PlainOptions(3));
   strict.RegisterAll();
   StatusCall told = strict.Poll(1);
@@ -211,8 +211,8 @@ TEST(ErrorPoll, Scenario47TheSilentDeathOfATaskIsToldUnlessRecoverable) {
   EXPECT_FALSE(spared.done());
 }
 
-// Scenario 48. The first error is the cause; what follows are its consequences.
-TEST(ErrorPoll, Scenario48OnlyTheFirstErrorIsEverTold) {
+// The first error is the cause; later ones are its consequences.
+TEST(ErrorPoll, OnlyTheFirstErrorIsReported) {
   TestJob job(PlainOptions(3));
   job.RegisterAll();
   StatusCall poll = job.Poll(0);
@@ -223,8 +223,8 @@ TEST(ErrorPoll, Scenario48OnlyTheFirstErrorIsEverTold) {
   EXPECT_THAT(job.coordinator().job_error(), Fails(absl::StatusCode::kInternal));
 }
 
-// The first poll comes after the failure: the task must still hear of it.
-TEST(ErrorPoll, ThatComesAfterTheErrorIsAnsweredAtOnce) {
+// The first poll comes after the failure: it must still be answered with it.
+TEST(ErrorPoll, IsAnsweredAtOnceWhenItComesAfterTheError) {
   TestJob job(PlainOptions(3));
   job.RegisterAll();
   StatusCall early = job.Poll(0);
@@ -233,7 +233,7 @@ TEST(ErrorPoll, ThatComesAfterTheErrorIsAnsweredAtOnce) {
 }
 
 // Old clients never poll: without this they would hang with a dead peer.
-TEST(ErrorPoll, WithoutPollersAReportFailsEveryonesHeartbeat) {
+TEST(ErrorPoll, WithoutPollersAReportFailsAllHeartbeats) {
   TestJob job(PlainOptions(3));
   job.RegisterAll();
   ASSERT_THAT(job.Report(1, absl::InternalError("broken")), IsOk());
@@ -255,7 +255,7 @@ TEST(ErrorPoll, EndsCancelledWhenItsTaskLeaves) {
 }
 
 // A clean parting of one task is no error of the others.
-TEST(ErrorPoll, OfTheOthersGoesOnWhenATaskLeaves) {
+TEST(ErrorPoll, ContinuesWhenAnotherTaskLeaves) {
   TestJob job(PlainOptions(2));
   job.RegisterAll();
   StatusCall poll = job.Poll(1);
@@ -263,14 +263,14 @@ TEST(ErrorPoll, OfTheOthersGoesOnWhenATaskLeaves) {
   EXPECT_FALSE(poll.done());
 }
 
-TEST(ErrorPoll, AfterTheStopIsInternal) {
+TEST(ErrorPoll, IsInternalAfterTheStop) {
   TestJob job(PlainOptions(1));
   job.RegisterAll();
   job.Stop();
   EXPECT_THAT(job.Poll(0).result(), Fails(absl::StatusCode::kInternal));
 }
 
-// The client went away: its poll must not stay parked for ever.
+// The client disconnected: its poll must not stay pending forever.
 TEST(ErrorPoll, CanBeCancelled) {
   TestJob job(PlainOptions(2));
   job.RegisterAll();
@@ -282,7 +282,7 @@ TEST(ErrorPoll, CanBeCancelled) {
   EXPECT_EQ(poll.count(), 1);
 }
 
-// An OK report is a client's bug; nobody may be told that "OK" happened.
+// An OK report is a client's bug; no task may be notified of an error "OK".
 TEST(ErrorPoll, IsNeverAnsweredWithOk) {
   TestJob job(PlainOptions(2));
   job.RegisterAll();
@@ -324,8 +324,8 @@ TEST(ErrorPoll, AtTheEndOfTheGracePeriod_IsRefused) {
   EXPECT_THAT(job.Poll(0).result(), Fails(absl::StatusCode::kFailedPrecondition));
 }
 
-// It is told to everyone: no more than 32 KiB, and no half of a character at its end.
-TEST(ErrorPoll, AReport_IsCutAfterItsLimitBetweenCharacters) {
+// The report is sent to all tasks: at most 32 KiB, and no partial character at its end.
+TEST(ErrorPoll, Report_IsCutAtItsLimitBetweenCharacters) {
   constexpr size_t kMost = size_t{32} << 10;
   EXPECT_EQ(FirstOf(std::string(kMost, 'x')), std::string(kMost, 'x'));
   EXPECT_EQ(FirstOf(std::string(kMost + 1, 'x')), std::string(kMost, 'x') + "... (1 bytes more)");

@@ -253,8 +253,8 @@ TEST(EndJob, EndsWhatWaitsWithTheReason) {
   ExpectWell(job, 2);
 }
 
-// The barrier at which the first job's tasks shut down is none of the next job.
-TEST(EndJob, WhileItShutsDown_LeavesTheNextOneWell) {
+// The barrier at which the first job's tasks shut down does not belong to the next job.
+TEST(EndJob, WhileItShutsDown_LeavesTheNextOneHealthy) {
   CoordinatorOptions options = DaemonOptions(2);
   options.shutdown_timeout = absl::Minutes(1);
   TestJob job(options);
@@ -269,7 +269,7 @@ TEST(EndJob, WhileItShutsDown_LeavesTheNextOneWell) {
 }
 
 // A task that waits to join gets the error, and may register again: it was never part of the job.
-TEST(EndJob, OfAJobThatIsJoining_LetsItsTasksComeAgain) {
+TEST(EndJob, OfAJobThatIsJoining_LetsItsTasksRegisterAgain) {
   TestJob job(DaemonOptions(2));
   StatusCall waits = job.Register(0, LifeIn(2, 0));
   ASSERT_THAT(job.coordinator().EndJob("by hand", /*force=*/false), IsOk());
@@ -285,7 +285,7 @@ TEST(EndJob, AfterTheStop_IsInternal) {
   EXPECT_THAT(job.coordinator().EndJob("late", /*force=*/true), Fails(absl::StatusCode::kInternal));
 }
 
-TEST(FormerIncarnations, AddedAgain_IsOfTheLastJobAndCountsOnce) {
+TEST(FormerIncarnations, AddedAgain_BelongsToTheLastJobAndCountsOnce) {
   FormerIncarnations lives(1);
   lives.Add(TaskId(0), Incarnation(5), 1);
   lives.Add(TaskId(0), Incarnation(5), 3);
@@ -294,7 +294,7 @@ TEST(FormerIncarnations, AddedAgain_IsOfTheLastJobAndCountsOnce) {
 }
 
 // The one that failed has left, and nobody is in error; but the job has failed.
-TEST(EndJob, WhoseFailedTaskHasLeft_NeedsNoForce) {
+TEST(EndJob, FailedTaskHasLeft_NeedsNoForce) {
   TestJob job(DaemonOptions(2));
   JoinAll(job, 1);
   const StatusCall poll = job.Poll(1);
@@ -307,7 +307,8 @@ TEST(EndJob, WhoseFailedTaskHasLeft_NeedsNoForce) {
   ExpectWell(job, 2);
 }
 
-// A recoverable job is not told of the failure of a task, which nonetheless makes it unhealthy.
+// The tasks of a recoverable job are not notified of the failure of a task, which nonetheless makes
+// the job unhealthy.
 TEST(EndJob, OfARecoverableJobWithATaskInError_NeedsNoForce) {
   CoordinatorOptions options = DaemonOptions(2);
   options.recoverable = true;
@@ -320,8 +321,9 @@ TEST(EndJob, OfARecoverableJobWithATaskInError_NeedsNoForce) {
   EXPECT_EQ(job.coordinator().epoch(), 2);
 }
 
-// Tasks that do not poll hear it by their own service; those of a job that has not begun have none.
-TEST(EndJob, IsToldToTasksWithAnErrorAddress) {
+// Tasks that do not poll are notified through their own service; those of a job that has not begun
+// have none.
+TEST(EndJob, CallsTasksWithAnErrorAddress) {
   TestJob job(DaemonOptions(1));
   std::vector<std::string> called;
   job.coordinator().SetErrorReport(

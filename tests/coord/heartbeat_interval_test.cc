@@ -79,7 +79,7 @@ void Kill(TestJob& job, int task, StatusCall& poll) {
   job.coordinator().NoteConnectionEnd(TaskId(task));
 }
 
-TEST(HeartbeatInterval, TwoBeatsAnIntervalApart_TellTheTimeout) {
+TEST(HeartbeatInterval, TwoBeatsAnIntervalApart_RevealTheTimeout) {
   const absl::Time start = absl::UnixEpoch();
   HeartbeatInterval pace(kBeatsOfJax, start);
   EXPECT_FALSE(pace.is_learned());
@@ -106,7 +106,7 @@ TEST(HeartbeatInterval, RepeatedCalls_AreNoInterval) {
 }
 
 // Delayed heartbeats arrive in a burst when the network recovers.
-TEST(HeartbeatInterval, ADelayAndABurst_OnlyMakeItPatientForAWhile) {
+TEST(HeartbeatInterval, DelayAndBurst_ExtendTheTimeoutOnlyForAWhile) {
   absl::Time now = absl::UnixEpoch();
   HeartbeatInterval pace(kBeatsOfJax, now);
   for (const double gap : {5.0, 5.0, 12.0, 0.001, 0.2, 3.0}) {
@@ -137,8 +137,8 @@ TEST(HeartbeatInterval, AClockThatJumpsBack_LeavesItAlone) {
   EXPECT_EQ(pace.timeout(), absl::Seconds(10));
 }
 
-// Ferry's own agents are told the coordinator's timeout.
-TEST(HeartbeatInterval, OfAClientThatIsTold_IsNotLearned) {
+// Ferry's own agents receive the coordinator's timeout.
+TEST(HeartbeatInterval, ClientThatReceivesTheTimeout_IsNotLearned) {
   HeartbeatInterval pace;
   for (int i = 0; i < 5; ++i) pace.Beat(absl::UnixEpoch() + absl::Seconds(i));
   EXPECT_FALSE(pace.is_learned());
@@ -146,7 +146,7 @@ TEST(HeartbeatInterval, OfAClientThatIsTold_IsNotLearned) {
 }
 
 // heartbeat_timeout_seconds=300 under a coordinator with default options: healthy and idle.
-TEST(UntoldTimeout, IdleClientOf300s_LivesUnderTheDefault) {
+TEST(UntoldTimeout, IdleClientOf300s_SurvivesTheDefaultTimeout) {
   for (const bool at_once : {false, true}) {
     TestJob job(JaxOptions(2));
     const std::vector<JaxClient> clients = {{0, absl::Seconds(300), at_once},
@@ -163,7 +163,7 @@ TEST(UntoldTimeout, IdleClientOf300s_LivesUnderTheDefault) {
 
 // The user's limit is shorter than the client's timeout: a call on a live connection is a sign of
 // life.
-TEST(UntoldTimeout, IdleClientOf300s_LivesUnderALimitOf60s) {
+TEST(UntoldTimeout, IdleClientOf300s_SurvivesALimitOf60s) {
   TestJob job(LimitedOptions(1, absl::Seconds(60)));
   const std::vector<JaxClient> clients = {{0, absl::Seconds(300)}};
   const StatusCall poll = Join(job, clients[0]);
@@ -171,7 +171,7 @@ TEST(UntoldTimeout, IdleClientOf300s_LivesUnderALimitOf60s) {
   EXPECT_EQ(job.state(0), TaskState::kConnected);
 }
 
-TEST(UntoldTimeout, ClientOf10sThatFallsSilent_IsNoticedAfter10s) {
+TEST(UntoldTimeout, ClientOf10sThatFallsSilent_IsDetectedAfter10s) {
   TestJob job(JaxOptions(2));
   const std::vector<JaxClient> clients = {{0, absl::Seconds(10)}, {1, absl::Seconds(10)}};
   const StatusCall poll = Join(job, clients[0]);
@@ -190,7 +190,7 @@ TEST(UntoldTimeout, ClientOf10sThatFallsSilent_IsNoticedAfter10s) {
                                          HasSubstr("it beat every 5s"))));
 }
 
-TEST(UntoldTimeout, KilledClient_IsNoticedSoonBeforeAndAfterItsPaceIsKnown) {
+TEST(UntoldTimeout, KilledClient_IsDetectedSoonBeforeAndAfterItsIntervalIsKnown) {
   for (const absl::Duration timeout : {absl::Seconds(2), absl::Seconds(10), absl::Seconds(300)}) {
     for (const int beats : {0, 1, 3}) {
       TestJob job(JaxOptions(2));
@@ -264,8 +264,8 @@ TEST(UntoldTimeout, ConnectionThatEndsDuringShutdown_FailsNoTask) {
   EXPECT_THAT(job.Shutdown(1).result(), IsOk());
 }
 
-// The user's limit applies to tasks without a live connection, and the error says what to do.
-TEST(UntoldTimeout, ClientThatBeatsTooSeldomForTheLimit_IsToldTheNumber) {
+// The user's limit applies to tasks without a live connection, and the error says what to change.
+TEST(UntoldTimeout, ClientThatBeatsTooSeldomForTheLimit_GetsTheNumber) {
   TestJob job(LimitedOptions(1, absl::Seconds(20)));
   Join(job, {0, absl::Seconds(300), /*beats_at_once=*/true, /*polls=*/false});
   job.Advance(absl::Seconds(25));
@@ -277,7 +277,7 @@ TEST(UntoldTimeout, ClientThatBeatsTooSeldomForTheLimit_IsToldTheNumber) {
                           HasSubstr("--heartbeat-timeout=5m"))));
 }
 
-TEST(UntoldTimeout, PaceThatIsLongerThanTheLimit_IsNamedInTheError) {
+TEST(UntoldTimeout, IntervalThatIsLongerThanTheLimit_IsNamedInTheError) {
   TestJob job(LimitedOptions(1, absl::Seconds(20)));
   Join(job, {0, absl::Seconds(24), /*beats_at_once=*/true, /*polls=*/false});
   for (int i = 0; i < 3; ++i) {
@@ -310,8 +310,8 @@ TEST(UntoldTimeout, JitterAndRetries_FailNoTask) {
   }
 }
 
-// Clients that were told the timeout are not judged by the interval of their heartbeats.
-TEST(UntoldTimeout, ToldClients_KeepTheCoordinatorsTimeout) {
+// Clients that received the timeout are not judged by the interval of their heartbeats.
+TEST(UntoldTimeout, ClientsThatReceiveTheTimeout_KeepTheCoordinatorsTimeout) {
   TestJob job(JaxOptions(1));
   job.RegisterAll();
   for (int i = 0; i < 5; ++i) {
@@ -324,7 +324,7 @@ TEST(UntoldTimeout, ToldClients_KeepTheCoordinatorsTimeout) {
 }
 
 // The coordinator was not running: the time does not count for connections that ended meanwhile.
-TEST(UntoldTimeout, CoordinatorThatWasHeldUp_ForgivesAnEndedConnection) {
+TEST(UntoldTimeout, CoordinatorThatWasHeldUp_ExtendsTheDeadlineOfAnEndedConnection) {
   TestJob job(JaxOptions(1));
   StatusCall poll = Join(job, {0, absl::Seconds(100)});
   Kill(job, 0, poll);
@@ -356,8 +356,8 @@ TEST(UntoldTimeout, NewIncarnation_IsLearnedAnew) {
   EXPECT_THAT(job.task(0).status, Fails(absl::StatusCode::kUnavailable, Not(HasSubstr("it beat"))));
 }
 
-// What is forgiven beyond the silence would hide the death for as long.
-TEST(UntoldTimeout, ForgivenMoreThanTheSilence_AnEndedConnectionIsStillNoticed) {
+// An extension beyond the silence would delay the detection by as much.
+TEST(UntoldTimeout, ExtensionBeyondTheSilence_StillDetectsAnEndedConnection) {
   TestJob job(JaxOptions(1));
   StatusCall poll = Join(job, {0, absl::Seconds(100)});
   Kill(job, 0, poll);
@@ -366,7 +366,7 @@ TEST(UntoldTimeout, ForgivenMoreThanTheSilence_AnEndedConnectionIsStillNoticed) 
 }
 
 // It left together with the others and has come back: it may not disconnect any more.
-TEST(UntoldTimeout, ConnectionThatEndsAfterATaskCameBackFromLeaving_IsNoticed) {
+TEST(UntoldTimeout, ConnectionThatEndsAfterATaskCameBackFromLeaving_IsDetected) {
   CoordinatorOptions options = JaxOptions(2);
   options.shutdown_timeout = absl::Seconds(30);
   TestJob job(options);

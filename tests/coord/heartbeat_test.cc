@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Signs of life: what keeps a task alive, and what its silence does.
+// Signs of life: what keeps a task alive, and the effects of its silence.
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,15 +11,14 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Scenario 21. The plain case.
-TEST(Heartbeat, Scenario21OfARegisteredTaskIsWelcome) {
+TEST(Heartbeat, IsAcceptedFromARegisteredTask) {
   TestJob job(PlainOptions(2));
   job.RegisterAll();
   EXPECT_THAT(job.Heartbeat(0), IsOk());
 }
 
 // The coordinator was stopped, or busy for long, and heartbeats wait in its sockets.
-TEST(Heartbeat, SilenceIsForgivenWhenNobodyCouldBeHeard) {
+TEST(Heartbeat, DeadlinesAreExtendedWhenTheCoordinatorWasNotRunning) {
   TestJob job(PlainOptions(2));
   job.RegisterAll();
   job.clock().Advance(3 * kHeartbeatTimeout);
@@ -31,7 +30,7 @@ TEST(Heartbeat, SilenceIsForgivenWhenNobodyCouldBeHeard) {
   EXPECT_EQ(job.state(1), TaskState::kError);
 }
 
-// A value on its way over a slow line holds its sender's heartbeats up.
+// A large value on a slow link delays its sender's heartbeats.
 TEST(Heartbeat, OtherSignsOfLifeCount) {
   TestJob job(PlainOptions(2));
   job.RegisterAll();
@@ -48,16 +47,16 @@ TEST(Heartbeat, OtherSignsOfLifeCount) {
   EXPECT_EQ(job.state(0), TaskState::kError);
 }
 
-// Scenario 22. A process of another job beats at the wrong address.
-TEST(Heartbeat, Scenario22OfAnUnknownTaskIsRefused) {
+// A process of another job sends heartbeats to the wrong address.
+TEST(Heartbeat, UnknownTaskIsRefused) {
   TestJob job(PlainOptions(2));
   job.RegisterAll();
   EXPECT_THAT(job.Heartbeat(2, 5), Fails(absl::StatusCode::kInvalidArgument));
   EXPECT_THAT(job.Heartbeat(-1, 5), Fails(absl::StatusCode::kInvalidArgument));
 }
 
-// Scenario 23. A process that was thought dead and replaced.
-TEST(Heartbeat, Scenario23OfAnotherLifeIsAbortedAgainAndAgain) {
+// A process that was declared dead and replaced.
+TEST(Heartbeat, AnotherIncarnationIsAbortedEveryTime) {
   TestJob job(PlainOptions(2));
   job.RegisterAll();
   EXPECT_THAT(job.Heartbeat(0, 999), Fails(absl::StatusCode::kAborted));
@@ -65,8 +64,8 @@ TEST(Heartbeat, Scenario23OfAnotherLifeIsAbortedAgainAndAgain) {
   EXPECT_EQ(job.state(0), TaskState::kError);
 }
 
-// The others rely on a peer of which two lives exist.
-TEST(Heartbeat, OfAnotherLifeIsToldToThePollers) {
+// The others depend on a peer of which two incarnations exist.
+TEST(Heartbeat, AnotherIncarnationIsReportedToThePollers) {
   TestJob job(PlainOptions(2));
   job.RegisterAll();
   StatusCall poll = job.Poll(1);
@@ -74,16 +73,16 @@ TEST(Heartbeat, OfAnotherLifeIsToldToThePollers) {
   EXPECT_THAT(poll.result(), Fails(absl::StatusCode::kAborted));
 }
 
-// Scenario 24. A process that was paused must hear that it has been given up.
-TEST(Heartbeat, Scenario24AfterTooLongASilenceIsAborted) {
+// A process that was paused must be notified that it has been declared dead.
+TEST(Heartbeat, IsAbortedAfterTheTimeout) {
   TestJob job(PlainOptions(2));
   job.RegisterAll();
   job.Advance(2 * kHeartbeatTimeout);
   EXPECT_THAT(job.Heartbeat(0), Fails(absl::StatusCode::kAborted));
 }
 
-// Scenario 25. Old clients do not poll: their own heartbeats are how they hear of it.
-TEST(Heartbeat, Scenario25WithoutPollersEveryonesHeartbeatIsAbortedWhenOneDies) {
+// Old clients do not poll: their own heartbeats notify them.
+TEST(Heartbeat, WithoutPollersAllHeartbeatsAreAbortedWhenOneTaskDies) {
   TestJob job(PlainOptions(2));
   job.RegisterAll();
   job.AdvanceWithHeartbeats(kHeartbeatTimeout * 0.9, {0});
@@ -93,8 +92,8 @@ TEST(Heartbeat, Scenario25WithoutPollersEveryonesHeartbeatIsAbortedWhenOneDies) 
   EXPECT_THAT(job.Heartbeat(1), Fails(absl::StatusCode::kAborted));
 }
 
-// Scenario 26. New clients poll, and want the reason.
-TEST(Heartbeat, Scenario26SilenceIsToldToThePollersAsUnavailable) {
+// New clients poll, and receive the reason.
+TEST(Heartbeat, SilenceIsReportedToThePollersAsUnavailable) {
   TestJob job(PlainOptions(2));
   job.RegisterAll();
   StatusCall first = job.Poll(0);
@@ -104,7 +103,7 @@ TEST(Heartbeat, Scenario26SilenceIsToldToThePollersAsUnavailable) {
   EXPECT_THAT(second.result(), Fails(absl::StatusCode::kUnavailable));
 }
 
-// The message must say who, or somebody searches a thousand logs.
+// The message must name the task, or an operator has to search a thousand logs.
 TEST(Heartbeat, TheErrorNamesTheSilentTask) {
   TestJob job(PlainOptions(12));
   job.RegisterAll();
@@ -115,8 +114,8 @@ TEST(Heartbeat, TheErrorNamesTheSilentTask) {
   EXPECT_EQ(job.state(6), TaskState::kConnected);
 }
 
-// With pollers the survivors' own state stays as it is: they decide themselves.
-TEST(Heartbeat, OfASurvivorStaysWelcomeWhenErrorsArePolled) {
+// With pollers the survivors keep their own state: they decide themselves.
+TEST(Heartbeat, SurvivorIsStillAcceptedWhenErrorsArePolled) {
   TestJob job(PlainOptions(2));
   job.RegisterAll();
   StatusCall poll = job.Poll(0);
@@ -126,7 +125,7 @@ TEST(Heartbeat, OfASurvivorStaysWelcomeWhenErrorsArePolled) {
 }
 
 // One tick too early would kill a healthy job.
-TEST(Heartbeat, ATaskLivesAsLongAsItsTimeout) {
+TEST(Heartbeat, TaskStaysAliveUntilItsTimeout) {
   TestJob job(PlainOptions(1));
   job.RegisterAll();
   job.Advance(kHeartbeatTimeout - absl::Milliseconds(1));
@@ -141,7 +140,7 @@ TEST(Heartbeat, ATaskLivesAsLongAsItsTimeout) {
 
 // The coordinator itself was paused: it must not take its own sleep for its tasks' death at the
 // next look if they beat before it.
-TEST(Heartbeat, ThatArrivesBeforeTheNextLookSavesTheTask) {
+TEST(Heartbeat, BeatBeforeTheNextCheckSavesTheTask) {
   TestJob job(PlainOptions(1));
   job.RegisterAll();
   job.clock().Advance(kHeartbeatTimeout / 2);
@@ -166,8 +165,8 @@ TEST(Heartbeat, SurvivesAClockThatJumpsBack) {
   EXPECT_EQ(job.state(0), TaskState::kError);
 }
 
-// Scenario 28. A heartbeat that crossed the reset on the wire.
-TEST(Heartbeat, Scenario28IsWelcomeShortlyAfterAResetButNotForEver) {
+// A heartbeat that crossed the reset on the wire.
+TEST(Heartbeat, IsAcceptedOnlyWithinGraceAfterAReset) {
   TestJob job(PlainOptions(2));
   job.RegisterAll();
   ASSERT_THAT(job.Reset(0), IsOk());
@@ -176,8 +175,8 @@ TEST(Heartbeat, Scenario28IsWelcomeShortlyAfterAResetButNotForEver) {
   EXPECT_THAT(job.Heartbeat(0), Fails(absl::StatusCode::kInvalidArgument));
 }
 
-// Scenario 29. The same after a shutdown.
-TEST(Heartbeat, Scenario29IsWelcomeShortlyAfterAShutdownButNotForEver) {
+// The same after a shutdown.
+TEST(Heartbeat, IsAcceptedOnlyWithinGraceAfterAShutdown) {
   TestJob job(PlainOptions(2));
   job.RegisterAll();
   ASSERT_THAT(job.Shutdown(0).result(), IsOk());
@@ -195,8 +194,8 @@ TEST(Heartbeat, WithinGraceDoesNotReconnect) {
   EXPECT_EQ(job.state(0), TaskState::kDisconnected);
 }
 
-// Scenario 30. Two lives of a recoverable task: the old one must not keep the new one "alive".
-TEST(Heartbeat, Scenario30OfAStaleLifeIsAnsweredButDoesNotCountWhenRecoverable) {
+// Two incarnations of a recoverable task: the old one must not keep the new one alive.
+TEST(Heartbeat, StaleIncarnationIsAnsweredButDoesNotCountWhenRecoverable) {
   TestJob job(RecoverableOptions(2));
   job.RegisterAll();
   ASSERT_THAT(job.Register(0, 999).result(), IsOk());
@@ -209,8 +208,8 @@ TEST(Heartbeat, Scenario30OfAStaleLifeIsAnsweredButDoesNotCountWhenRecoverable) 
   EXPECT_EQ(job.state(0), TaskState::kError);
 }
 
-// Scenario 31. A client must not take a coordinator that is going down for a healthy one.
-TEST(Heartbeat, Scenario31AfterTheStopIsInternal) {
+// A client must not take a coordinator that is stopping for a healthy one.
+TEST(Heartbeat, IsInternalAfterTheStop) {
   TestJob job(PlainOptions(1));
   job.RegisterAll();
   job.Stop();
@@ -263,7 +262,7 @@ TEST(Heartbeat, AtTheEndOfTheGracePeriod_IsInvalidArgument) {
 }
 
 // A coordinator that was repeatedly not running would postpone deaths indefinitely.
-TEST(Heartbeat, ForgivenMoreThanTheSilence_TaskStillDiesAfterOneTimeout) {
+TEST(Heartbeat, ExtensionBeyondTheSilence_TaskStillDiesAfterOneTimeout) {
   TestJob job(PlainOptions(2));
   job.RegisterAll();
   job.coordinator().ExtendHeartbeatDeadlines(10 * kHeartbeatTimeout);
@@ -271,8 +270,9 @@ TEST(Heartbeat, ForgivenMoreThanTheSilence_TaskStillDiesAfterOneTimeout) {
   EXPECT_EQ(job.state(1), TaskState::kError);
 }
 
-// One that has left may have a successor already, whose first heartbeat is early: nobody is told.
-TEST(Heartbeat, OfAnotherLifeWithinGrace_FailsNobody) {
+// A task that has left may have a successor already, whose first heartbeat is early: no task is
+// notified.
+TEST(Heartbeat, AnotherIncarnationWithinGrace_FailsNoTask) {
   TestJob job(PlainOptions(2));
   job.RegisterAll();
   const StatusCall poll = job.Poll(1);

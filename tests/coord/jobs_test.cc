@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Names and numbers of tasks; what errors carry.
+// Names and numbers of tasks, and the payload of errors.
 #include "coord/core/jobs.h"
 
 #include <string>
@@ -18,8 +18,8 @@ using ::testing::Pair;
 Jobs OneJob() { return *Jobs::Create({{"jax_worker", 8}}); }
 Jobs TwoJobs() { return *Jobs::Create({{"worker", 4}, {"ps", 2}}); }
 
-// A typing error in the command line must not start a job that nobody can join.
-TEST(Jobs, RefusesNamesAndCountsThatMakeNoSense) {
+// A typing error in the command line must not start a job that no task can join.
+TEST(Jobs, RefusesInvalidNamesAndCounts) {
   EXPECT_THAT(Jobs::Create({{"", 1}}), Fails(absl::StatusCode::kInvalidArgument));
   EXPECT_THAT(Jobs::Create({{"a", 1}, {"a", 2}}), Fails(absl::StatusCode::kInvalidArgument));
   EXPECT_THAT(Jobs::Create({{"a", 0}}), Fails(absl::StatusCode::kInvalidArgument));
@@ -30,7 +30,7 @@ TEST(Jobs, RefusesNamesAndCountsThatMakeNoSense) {
 }
 
 // TensorFlow's workers and parameter servers both count from 0.
-TEST(Jobs, TaskIdsRunThroughOneJobAfterTheOther) {
+TEST(Jobs, TaskIdsContinueFromOneJobToTheNext) {
   const Jobs jobs = TwoJobs();
   EXPECT_EQ(jobs.size(), 6);
   EXPECT_EQ(*jobs.Resolve("worker", 3), TaskId(3));
@@ -49,8 +49,8 @@ TEST(Jobs, PlainNumbersAreTaskIds) {
   }
 }
 
-// Whoever mistypes the job wants to read which there are.
-TEST(Jobs, AnUnknownTaskIsRefusedNamingWhatThereIs) {
+// The message lists the existing jobs, for a user who mistyped one.
+TEST(Jobs, UnknownTaskIsRefusedWithTheNamesThatExist) {
   const Jobs jobs = TwoJobs();
   EXPECT_THAT(jobs.Resolve("wroker", 0), Fails(absl::StatusCode::kInvalidArgument,
                                                AllOf(HasSubstr("worker"), HasSubstr("ps"))));
@@ -132,12 +132,12 @@ TEST(Errors, AMarkWithoutASourceIsAMark) {
             TaskId(0));
 }
 
-TEST(Errors, OkStaysAsItIs) {
+TEST(Errors, OkStaysOk) {
   EXPECT_EQ(CoordinationError(absl::OkStatus()), absl::OkStatus());
   EXPECT_FALSE(GetErrorOrigin(absl::OkStatus()).has_value());
 }
 
-TEST(Errors, CarryWhoIsMissing) {
+TEST(Errors, CarryTheMissingTasks) {
   const absl::Status status =
       WithMissingTasks(CoordinationError(absl::DeadlineExceededError("late")), "3-6,17");
   EXPECT_EQ(GetMissingTasks(status), "3-6,17");

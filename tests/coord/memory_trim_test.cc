@@ -28,27 +28,27 @@ class TrimPolicyTest : public ::testing::Test {
   absl::Time now_ = absl::UnixEpoch();
 };
 
-TEST_F(TrimPolicyTest, ASmallProcessIsLeftAlone) {
+TEST_F(TrimPolicyTest, SmallProcessIsNotTrimmed) {
   EXPECT_EQ(Watch(absl::Hours(1), 100 * kMiB, 10 * kMiB), 0);
 }
 
-TEST_F(TrimPolicyTest, WhatIsFreeGoesBackSoon) {
+TEST_F(TrimPolicyTest, FreeMemoryIsReturnedSoon) {
   EXPECT_EQ(Watch(absl::Seconds(1), 2000 * kMiB, 60 * kMiB), 1);
   EXPECT_EQ(Watch(absl::Hours(1), 60 * kMiB, 60 * kMiB), 0);
   EXPECT_GE(Watch(absl::Seconds(3), 2000 * kMiB, 60 * kMiB), 1);
 }
 
-// A store that is full of values must not be searched every other second for ever.
-TEST_F(TrimPolicyTest, WhatIsInUseIsLookedAtMoreAndMoreRarely) {
+// A store that is full of values must not be searched every other second indefinitely.
+TEST_F(TrimPolicyTest, MemoryInUseIsCheckedLessAndLessOften) {
   EXPECT_LE(Watch(absl::Hours(1), 2000 * kMiB, 1990 * kMiB), 70);
-  // But when it has been freed it goes back in the end, and what comes on top of it soon.
+  // Memory that is freed later is returned in the end, and memory freed after that soon.
   EXPECT_GE(Watch(absl::Minutes(1), 2000 * kMiB, 60 * kMiB), 1);
   EXPECT_LE(Watch(absl::Hours(1), 2000 * kMiB, 1990 * kMiB), 70);
   EXPECT_GE(Watch(absl::Seconds(3), 4000 * kMiB, 2000 * kMiB), 1);
 }
 
-// Nobody gets memory meanwhile.
-TEST_F(TrimPolicyTest, ItTakesOnlyALittleOfTheTime) {
+// No thread can allocate meanwhile.
+TEST_F(TrimPolicyTest, TakesOnlyASmallShareOfTheTime) {
   EXPECT_LE(Watch(absl::Hours(1), 8000 * kMiB, 1000 * kMiB, absl::Seconds(1)), 8);
 }
 

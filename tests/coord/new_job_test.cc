@@ -9,8 +9,8 @@
 namespace ferry::coord {
 namespace {
 
-// `reuse` needs the register barrier: without it nobody knows whether a job is over, or has only
-// not seen its other tasks yet.
+// `reuse` needs the register barrier: without it the coordinator cannot tell whether a job is over,
+// or has only not seen its other tasks yet.
 CoordinatorOptions TogetherOptions(int tasks) {
   CoordinatorOptions options = PlainOptions(tasks);
   options.register_barrier = true;
@@ -19,7 +19,7 @@ CoordinatorOptions TogetherOptions(int tasks) {
 }
 
 // The same command line is run again: nothing of the run before may be seen.
-TEST(NewJob, BeginsWithAnEmptyStoreWhenEveryoneHasLeft) {
+TEST(NewJob, BeginsWithAnEmptyStoreWhenAllTasksHaveLeft) {
   TestJob job(TogetherOptions(2));
   job.RegisterAll();
   ASSERT_THAT(job.Put("nccl", "old id"), IsOk());
@@ -40,8 +40,8 @@ TEST(NewJob, HasAnotherIncarnation) {
   EXPECT_NE(job.coordinator().incarnation(), Incarnation(77));
 }
 
-// What the old run waits for will never come.
-TEST(NewJob, EndsTheWaitsOfTheOldOne) {
+// The values that the old run waits for will never be set.
+TEST(NewJob, EndsTheWaitsOfThePreviousJob) {
   TestJob job(TogetherOptions(1));
   job.RegisterAll();
   GetCall get = job.Get({"never"});
@@ -81,8 +81,8 @@ TEST(NewJob, KeepsTheVersionsGrowing) {
   EXPECT_GE(job.store().revision(), revision);
 }
 
-// The first registration after a failure that nobody cleaned up.
-TEST(NewJob, FollowsAFailedOneOnceItIsSilent) {
+// The first registration after a failure that was not cleaned up.
+TEST(NewJob, FollowsAFailedJobOnceItIsSilent) {
   TestJob job(TogetherOptions(2));
   job.RegisterAll();
   StatusCall poll = job.Poll(0);
@@ -96,8 +96,8 @@ TEST(NewJob, FollowsAFailedOneOnceItIsSilent) {
   EXPECT_THAT(next.result(), IsOk());
 }
 
-// Survivors of a failed job still clean up: nobody may pull the store away from under them.
-TEST(NewJob, DoesNotFollowAFailedOneThatStillBeats) {
+// Survivors of a failed job still clean up: the store must not be cleared while they do.
+TEST(NewJob, DoesNotFollowAFailedJobThatStillBeats) {
   TestJob job(TogetherOptions(2));
   job.RegisterAll();
   StatusCall poll = job.Poll(0);
@@ -107,8 +107,8 @@ TEST(NewJob, DoesNotFollowAFailedOneThatStillBeats) {
   EXPECT_EQ(job.coordinator().epoch(), 1);
 }
 
-// Restart loops try more often than that: each attempt must not make the dead job last longer.
-TEST(NewJob, FollowsAFailedOneAlthoughSomebodyKeepsTrying) {
+// Restart loops try more often than that: an attempt must not make the dead job last longer.
+TEST(NewJob, FollowsAFailedJobDespiteRepeatedAttempts) {
   TestJob job(TogetherOptions(2));
   job.RegisterAll();
   ASSERT_THAT(job.Report(0, absl::InternalError("broken")), IsOk());
@@ -117,7 +117,7 @@ TEST(NewJob, FollowsAFailedOneAlthoughSomebodyKeepsTrying) {
   for (absl::Duration passed; passed < kHeartbeatTimeout; passed += kHeartbeatTimeout / 4) {
     EXPECT_THAT(job.Register(0, ++life).result(), Fails(absl::StatusCode::kAborted));
     EXPECT_EQ(job.coordinator().epoch(), 1);
-    // The other one is let in, hears of the error and leaves again.
+    // The other task is admitted, receives the error and leaves again.
     EXPECT_TRUE(job.Register(1, ++life).done());
     ASSERT_THAT(job.coordinator().ResetTask(TaskId(1)), IsOk());
     job.Advance(kHeartbeatTimeout / 4);
@@ -129,7 +129,7 @@ TEST(NewJob, FollowsAFailedOneAlthoughSomebodyKeepsTrying) {
   EXPECT_THAT(next.result(), IsOk());
 }
 
-// Scenario 11, later: a job whose first connect failed can be started again.
+// A job whose first connect failed can be started again.
 TEST(NewJob, FollowsAFailedConnectOnceItIsSilent) {
   TestJob job(TogetherOptions(2));
   StatusCall first = job.Register(0);
@@ -152,7 +152,7 @@ TEST(NewJob, DoesNotBeginWithTheVeryFirstRegistration) {
 }
 
 // One task's leaving is not the end of the job.
-TEST(NewJob, DoesNotBeginWhileSomeoneIsThere) {
+TEST(NewJob, DoesNotBeginWhileATaskIsConnected) {
   TestJob job(TogetherOptions(2));
   job.RegisterAll();
   ASSERT_THAT(job.Put("a", "1"), IsOk());
@@ -162,7 +162,7 @@ TEST(NewJob, DoesNotBeginWhileSomeoneIsThere) {
   EXPECT_EQ(job.coordinator().epoch(), 1);
 }
 
-// Whoever runs one coordinator per job wants to look at the store afterwards.
+// A user who runs one coordinator per job may inspect the store afterwards.
 TEST(NewJob, NeverBeginsWithoutReuse) {
   CoordinatorOptions options = TogetherOptions(1);
   options.reuse = false;
@@ -186,7 +186,7 @@ TEST(NewJob, NeverBeginsWithoutTheRegisterBarrier) {
 }
 
 // Without reuse a failed job stays failed, as upstream's does.
-TEST(NewJob, DoesNotFollowAFailedOneWithoutReuse) {
+TEST(NewJob, DoesNotFollowAFailedJobWithoutReuse) {
   CoordinatorOptions options = TogetherOptions(2);
   options.reuse = false;
   TestJob job(options);
@@ -210,7 +210,7 @@ TEST(NewJob, NextJobDoesNotPoll_ErrorFailsItsHeartbeats) {
 }
 
 // The device infos of a task are kept for its job only; a task that sends none has none.
-TEST(NewJob, DeviceInfosOfTheFormerJob_AreGone) {
+TEST(NewJob, DeviceInfosOfThePreviousJob_AreGone) {
   TestJob job(TogetherOptions(2));
   job.RegisterAll();
   InfosCall first = job.WaitForAll(0, "old 0");
@@ -227,7 +227,7 @@ TEST(NewJob, DeviceInfosOfTheFormerJob_AreGone) {
 }
 
 // The former process's last message may be slower than its successor's first.
-TEST(NewJob, LateLeaveOfFormerIncarnation_DoesNotEndRegistration) {
+TEST(NewJob, LateLeaveOfAPreviousIncarnation_DoesNotEndRegistration) {
   TestJob job(TogetherOptions(2));
   StatusCall joining = job.Register(0, 1000);
   EXPECT_FALSE(job.coordinator().LeaveTask(TaskId(0), Incarnation(999)).ok());
@@ -235,8 +235,8 @@ TEST(NewJob, LateLeaveOfFormerIncarnation_DoesNotEndRegistration) {
   EXPECT_FALSE(joining.done());
 }
 
-// A task that was joining with a time limit of its own is none of the next job.
-TEST(NewJob, AfterTheEndOfAJobThatWasJoining_NobodysOwnTimeoutRemains) {
+// A task that was joining with its own timeout does not belong to the next job.
+TEST(NewJob, AfterTheEndOfAJobThatWasJoining_NoTasksOwnTimeoutRemains) {
   TestJob job(TogetherOptions(2));
   Registration impatient;
   impatient.task = TaskId(0);
@@ -254,9 +254,9 @@ TEST(NewJob, AfterTheEndOfAJobThatWasJoining_NobodysOwnTimeoutRemains) {
   EXPECT_THAT(next.result(), IsOk());
 }
 
-// Who was told that a job could not begin is no number of the next one, but for the process that
-// waits to tell it.
-TEST(NewJob, ThoseToldOfTheFormerJobsFailure_DoNotCount) {
+// A task that was notified that a job could not begin does not count for the next one, except for
+// the process that waits to report it.
+TEST(NewJob, TasksNotifiedOfThePreviousJobsFailure_DoNotCount) {
   TestJob job(TogetherOptions(2));
   const StatusCall told = job.Register(0);
   ASSERT_THAT(job.FailJoining("one").result(), IsOk());
@@ -273,9 +273,9 @@ TEST(NewJob, ThoseToldOfTheFormerJobsFailure_DoNotCount) {
   EXPECT_EQ(job.coordinator().told_of_joining_failure(), 0u);
 }
 
-// A full store of the former job must not leave the next one without room, and those who watch the
-// store hear that its keys have gone.
-TEST(NewJob, TheFormerStoresRoom_IsFree) {
+// A full store of the previous job must not leave the next one without room, and watchers of the
+// store are notified that its keys have been removed.
+TEST(NewJob, RoomOfThePreviousStore_IsFree) {
   CoordinatorOptions options = TogetherOptions(1);
   options.max_store_bytes = 10;
   TestJob job(options);
@@ -298,8 +298,9 @@ TEST(NewJob, TheFormerStoresRoom_IsFree) {
   job.store().RemoveWatch(watch);
 }
 
-// All have left, and one that had been replaced earlier comes again: it is of this job.
-TEST(NewJob, IncarnationThatWasReplacedInThisJob_BeginsNone) {
+// All have left, and an incarnation that had been replaced earlier registers again: it belongs to
+// this job.
+TEST(NewJob, IncarnationThatWasReplacedInThisJob_BeginsNoJob) {
   CoordinatorOptions options = TogetherOptions(1);
   options.recoverable = true;
   TestJob job(options);
@@ -312,7 +313,7 @@ TEST(NewJob, IncarnationThatWasReplacedInThisJob_BeginsNone) {
   EXPECT_NE(job.store().Find("a"), std::nullopt);
 }
 
-TEST(NewJob, LastIncarnationThatComesAgain_BeginsNone) {
+TEST(NewJob, LastIncarnationThatRegistersAgain_BeginsNoJob) {
   TestJob job(TogetherOptions(1));
   job.RegisterAll();
   ASSERT_THAT(job.Put("a", "1"), IsOk());
@@ -322,8 +323,8 @@ TEST(NewJob, LastIncarnationThatComesAgain_BeginsNone) {
   EXPECT_NE(job.store().Find("a"), std::nullopt);
 }
 
-// A coordinator that was not running heard nothing of the tasks in error either.
-TEST(NewJob, SilenceOfAFailedJobIsForgiven_WhenNobodyCouldBeHeard) {
+// A coordinator that was not running received nothing from the tasks in error either.
+TEST(NewJob, DeadlinesOfAFailedJobAreExtended_WhenTheCoordinatorWasNotRunning) {
   TestJob job(TogetherOptions(2));
   job.RegisterAll();
   ASSERT_THAT(job.Report(0, absl::InternalError("broken")), IsOk());
@@ -333,8 +334,8 @@ TEST(NewJob, SilenceOfAFailedJobIsForgiven_WhenNobodyCouldBeHeard) {
   EXPECT_EQ(job.coordinator().epoch(), 1);
 }
 
-// What is forgiven beyond the silence would keep the failed job for as long.
-TEST(NewJob, ForgivenMoreThanTheSilence_BeginsAfterOneTimeoutStill) {
+// An extension beyond the silence would keep the failed job for as long.
+TEST(NewJob, ExtensionBeyondTheSilence_StillBeginsAfterOneTimeout) {
   TestJob job(TogetherOptions(2));
   job.RegisterAll();
   ASSERT_THAT(job.Report(0, absl::InternalError("broken")), IsOk());

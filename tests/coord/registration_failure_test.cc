@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Registration: a process that was to be one of the tasks cannot be, and says so.
+// Registration: a process that was to be one of the tasks cannot be, and reports it.
 #include <string>
 #include <utility>
 
@@ -16,7 +16,7 @@ constexpr char kWhy[] = "RANK=0 and SLURM_PROCID=2 disagree";
 auto FailsForThat() { return Fails(absl::StatusCode::kFailedPrecondition, HasSubstr(kWhy)); }
 
 // Otherwise they would wait for minutes, and learn only that a task is missing.
-TEST(RegistrationFailure, IsHeardAtOnceByAllWhoWait) {
+TEST(RegistrationFailure, ReachesAllWaitingTasksAtOnce) {
   TestJob job(TogetherOptions(4));
   const StatusCall first = job.Register(0);
   const StatusCall second = job.Register(1);
@@ -24,14 +24,14 @@ TEST(RegistrationFailure, IsHeardAtOnceByAllWhoWait) {
   EXPECT_THAT(first.result(), FailsForThat());
   EXPECT_THAT(second.result(), FailsForThat());
   EXPECT_EQ(job.state(0), TaskState::kError);
-  // One that comes late hears it too, and the same of a second process that cannot.
+  // A task that arrives late gets it too, also from a second process that cannot join.
   EXPECT_THAT(job.Register(2).result(), FailsForThat());
   EXPECT_THAT(job.FailJoining("another reason").result(), IsOk());
   EXPECT_THAT(job.Register(3).result(), FailsForThat());
 }
 
 // A refused process does not enumerate devices first, and so calls before the others register.
-TEST(RegistrationFailure, WaitsForTheFirstThatComes) {
+TEST(RegistrationFailure, WaitsForTheFirstTaskToArrive) {
   TestJob job(TogetherOptions(2));
   const StatusCall failure = job.FailJoining(kWhy);
   const StatusCall another = job.FailJoining("another reason");
@@ -45,7 +45,7 @@ TEST(RegistrationFailure, WaitsForTheFirstThatComes) {
 }
 
 // A surplus process does not affect a running job.
-TEST(RegistrationFailure, LetsAJobAloneThatIsWhole) {
+TEST(RegistrationFailure, DoesNotAffectACompleteJob) {
   TestJob job(TogetherOptions(2));
   const StatusCall first = job.Register(0);
   ASSERT_THAT(job.Register(1).result(), IsOk());
@@ -84,7 +84,7 @@ TEST(RegistrationFailure, EndsWithItsCallerAndWithTheCoordinator) {
   EXPECT_THAT(job.FailJoining(kWhy).result(), Fails(absl::StatusCode::kInternal));
 }
 
-// The same coordinator serves the next attempt once the processes of this one are gone.
+// The same coordinator serves the next attempt once the processes of this one have ended.
 TEST(RegistrationFailure, EndsThatJobOnly) {
   TestJob job(TogetherOptions(2));
   const StatusCall told = job.Register(0);
@@ -116,8 +116,8 @@ TEST(RegistrationFailure, OverALongHeartbeatTimeout_TheNextJobBeginsSooner) {
   EXPECT_THAT(first.result(), IsOk());
 }
 
-// Everyone of the job before has registered and left: it is not that job that cannot begin.
-TEST(RegistrationFailure, IsToldToTheNextJobWhenOneIsOver) {
+// All tasks of the previous job have registered and left: it is not that job that cannot begin.
+TEST(RegistrationFailure, IsReportedToTheNextJobWhenOneIsOver) {
   TestJob job(TogetherOptions(2));
   (void)job.Register(0);
   ASSERT_THAT(job.Register(1).result(), IsOk());
@@ -131,7 +131,7 @@ TEST(RegistrationFailure, IsToldToTheNextJobWhenOneIsOver) {
 }
 
 // `ferry reset` before anything was started again.
-TEST(RegistrationFailure, WhoseJobIsEndedByHand_IsNotPassedOnToTheNext) {
+TEST(RegistrationFailure, OfAJobThatIsEndedByHand_IsNotPassedOnToTheNext) {
   TestJob job(TogetherOptions(2));
   const StatusCall failure = job.FailJoining(kWhy);
   ASSERT_THAT(job.coordinator().EndJob("by hand", /*force=*/false), IsOk());
@@ -165,7 +165,7 @@ TEST(RegistrationFailure, WithoutTheBarrierEndsOnlyTheWaits) {
 }
 
 // The second start of a job fails as well, for another process.
-TEST(RegistrationFailure, WaitsForTheNextAttemptWhenTheOneBeforeIsOver) {
+TEST(RegistrationFailure, WaitsForTheNextAttemptWhenThePreviousOneIsOver) {
   TestJob job(TogetherOptions(2));
   const StatusCall told = job.Register(0);
   ASSERT_THAT(job.FailJoining("an earlier reason").result(), IsOk());
@@ -178,7 +178,7 @@ TEST(RegistrationFailure, WaitsForTheNextAttemptWhenTheOneBeforeIsOver) {
 }
 
 // Processes that start tasks later, such as `ferry run`.
-TEST(JoiningWatch, HearsOfAFailureAtOnce) {
+TEST(JoiningWatch, IsNotifiedOfAFailureAtOnce) {
   TestJob job(TogetherOptions(3));
   const StatusCall watch = job.WatchJoining();
   EXPECT_EQ(job.coordinator().wait_count(), 1u);
@@ -193,7 +193,7 @@ TEST(JoiningWatch, HearsOfAFailureAtOnce) {
   EXPECT_EQ(job.coordinator().told_of_joining_failure(), 4u);
 }
 
-TEST(JoiningWatch, HearsWhatTasksThatWaitAreTold) {
+TEST(JoiningWatch, ReceivesTheErrorOfWaitingTasks) {
   CoordinatorOptions options = TogetherOptions(3);
   options.heartbeat_timeout = absl::Hours(1);
   TestJob job(options);
@@ -202,7 +202,7 @@ TEST(JoiningWatch, HearsWhatTasksThatWaitAreTold) {
   EXPECT_FALSE(watch.done());
   ASSERT_THAT(job.FailJoining(kWhy).result(), IsOk());
   EXPECT_THAT(watch.result(), FailsForThat());
-  // One that comes late, as long as tasks that do would hear it.
+  // A watch that begins late is notified for as long as tasks that arrive late are.
   job.Advance(absl::Seconds(20));
   EXPECT_THAT(job.WatchJoining().result(),
               Fails(absl::StatusCode::kFailedPrecondition,
@@ -211,7 +211,7 @@ TEST(JoiningWatch, HearsWhatTasksThatWaitAreTold) {
   EXPECT_FALSE(job.WatchJoining().done());
 }
 
-TEST(JoiningWatch, WithoutTheBarrierHearsItToo) {
+TEST(JoiningWatch, WithoutTheBarrierIsNotifiedToo) {
   TestJob job(PlainOptions(3));
   Registration patient;
   patient.task = TaskId(1);
@@ -224,8 +224,8 @@ TEST(JoiningWatch, WithoutTheBarrierHearsItToo) {
   EXPECT_THAT(watch.result(), FailsForThat());
 }
 
-// `ferry run` of the next job waits while processes of the present one end, each in its way.
-TEST(JoiningWatch, DoesNotHearOfAJobThatHasBegun) {
+// `ferry run` of the next job waits while processes of the current one end, each in its own way.
+TEST(JoiningWatch, IsNotNotifiedForAJobThatHasBegun) {
   TestJob job(TogetherOptions(2));
   const StatusCall watch = job.WatchJoining();
   (void)job.Register(0);
@@ -233,7 +233,7 @@ TEST(JoiningWatch, DoesNotHearOfAJobThatHasBegun) {
   EXPECT_FALSE(watch.done());
   EXPECT_THAT(job.FailJoining(kWhy).result(), FailsForThat());
   EXPECT_FALSE(watch.done());
-  // All have failed or left, and one of them says so.
+  // All have failed or left, and one of them reports it.
   ASSERT_THAT(job.Report(0, absl::InternalError("out of memory")), IsOk());
   ASSERT_THAT(job.Reset(1), IsOk());
   const StatusCall failure = job.FailJoining(kWhy, absl::Milliseconds(500));
@@ -272,7 +272,7 @@ TEST(JoiningWatch, HasALimit) {
 }
 
 // A coordinator that node 0 runs only to say why it cannot join.
-TEST(RefusedJoining, IsToldToAllWhoComeAndHasNoEnd) {
+TEST(RefusedJoining, IsReportedToAllCallersAndHasNoEnd) {
   TestJob job(TogetherOptions(3));
   const StatusCall first = job.Register(0);
   const StatusCall watch = job.WatchJoining();
@@ -285,7 +285,7 @@ TEST(RefusedJoining, IsToldToAllWhoComeAndHasNoEnd) {
               Fails(absl::StatusCode::kFailedPrecondition,
                     ::testing::AllOf(HasSubstr(kWhy), ::testing::Not(HasSubstr("next job")))));
   EXPECT_EQ(job.coordinator().told_of_joining_failure(), 3u);
-  // Asking again makes nobody another one.
+  // Calling again does not make it another process.
   EXPECT_THAT(job.Register(1).result(), FailsForThat());
   EXPECT_EQ(job.coordinator().told_of_joining_failure(), 3u);
   // Much later: no other job begins.
@@ -293,12 +293,12 @@ TEST(RefusedJoining, IsToldToAllWhoComeAndHasNoEnd) {
   EXPECT_THAT(job.Register(2, 2002).result(), FailsForThat());
   EXPECT_THAT(job.WatchJoining().result(), FailsForThat());
   EXPECT_EQ(job.coordinator().told_of_joining_failure(), 5u);
-  // One that is refused itself need not be told.
+  // A process that is refused itself need not be notified.
   EXPECT_THAT(job.FailJoining("another reason").result(), IsOk());
   EXPECT_EQ(job.coordinator().told_of_joining_failure(), 6u);
 }
 
-TEST(RefusedJoining, TellsTheFirstThatComes) {
+TEST(RefusedJoining, IsReportedToTheFirstCaller) {
   TestJob job(TogetherOptions(2));
   job.coordinator().RefuseJoining(absl::FailedPreconditionError(kWhy));
   job.Drain();
@@ -306,8 +306,8 @@ TEST(RefusedJoining, TellsTheFirstThatComes) {
   EXPECT_EQ(job.coordinator().told_of_joining_failure(), 1u);
 }
 
-// It is kept, and told to everybody.
-TEST(RegistrationFailure, IsCutWhereItIsTooLong) {
+// The reason is stored, and sent to all tasks.
+TEST(RegistrationFailure, LongReasonIsTruncated) {
   TestJob job(TogetherOptions(2));
   const StatusCall first = job.Register(0);
   EXPECT_THAT(job.FailJoining(std::string(size_t{40} << 10, 'x')).result(), IsOk());
@@ -334,8 +334,8 @@ TEST(RegistrationFailure, WithoutTheBarrierEndsTheDeadlinesOfTheWaits) {
   EXPECT_THAT(again.result(), IsOk());
 }
 
-// Each waits for its answer: they must not fill the machine, and who gives up makes room.
-TEST(RegistrationFailure, OfTooManyProcesses_IsRefused) {
+// Each call waits for its answer: they must not exhaust memory, and a cancelled call makes room.
+TEST(RegistrationFailure, TooManyProcesses_AreRefused) {
   TestJob job(TogetherOptions(2));
   std::vector<StatusCall> waiting;
   for (int i = 0; i < 4096; ++i) waiting.push_back(job.FailJoining(kWhy));

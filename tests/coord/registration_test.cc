@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How tasks join: at once or together, in which life, and who is turned away.
+// How tasks join: alone or together, with which incarnation, and which are refused.
 #include <memory>
 #include <string>
 #include <utility>
@@ -14,8 +14,8 @@ namespace {
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
-// Scenario 1. A job that does not wait for its tasks must not hold up the first of them.
-TEST(Registration, Scenario1AnswersAtOnceWithoutTheBarrier) {
+// A job that does not wait for its tasks must not delay the first of them.
+TEST(Registration, AnswersAtOnceWithoutTheBarrier) {
   TestJob job(PlainOptions(2));
   EXPECT_THAT(job.Register(0).result(), IsOk());
   EXPECT_THAT(job.Register(1).result(), IsOk());
@@ -23,15 +23,15 @@ TEST(Registration, Scenario1AnswersAtOnceWithoutTheBarrier) {
   EXPECT_EQ(job.state(1), TaskState::kConnected);
 }
 
-// Scenario 2. The answer was lost and the client asks again.
-TEST(Registration, Scenario2TheSameLifeMayRegisterTwice) {
+// The answer was lost and the client asks again.
+TEST(Registration, SameIncarnationMayRegisterTwice) {
   TestJob job(PlainOptions(2));
   job.RegisterAll();
   EXPECT_THAT(job.Register(0).result(), IsOk());
   EXPECT_EQ(job.state(0), TaskState::kConnected);
 }
 
-// A retried registration is a sign of life: the task must not die of the time before it.
+// A retried registration is a sign of life: the time before it must not count as silence.
 TEST(Registration, RegisteringAgainRefreshesTheHeartbeat) {
   TestJob job(PlainOptions(1));
   job.RegisterAll();
@@ -41,16 +41,16 @@ TEST(Registration, RegisteringAgainRefreshesTheHeartbeat) {
   EXPECT_EQ(job.state(0), TaskState::kConnected);
 }
 
-// Scenario 3. A process restarted behind the job's back: its peers hold state of its former life.
-TEST(Registration, Scenario3AnotherLifeOfAConnectedTaskIsAborted) {
+// A process restarted unnoticed: its peers hold state of its previous incarnation.
+TEST(Registration, AnotherIncarnationOfAConnectedTaskIsAborted) {
   TestJob job(PlainOptions(2));
   job.RegisterAll();
   EXPECT_THAT(job.Register(0, 999).result(), Fails(absl::StatusCode::kAborted));
   EXPECT_EQ(job.state(0), TaskState::kError);
 }
 
-// Scenario 4. The others would wait for ever for what the former life was to send.
-TEST(Registration, Scenario4AnotherLifeOfATaskIsToldToThePollers) {
+// The others would wait forever for data of the previous incarnation.
+TEST(Registration, AnotherIncarnationOfATaskIsReportedToThePollers) {
   TestJob job(PlainOptions(2));
   job.RegisterAll();
   StatusCall poll = job.Poll(1);
@@ -59,8 +59,8 @@ TEST(Registration, Scenario4AnotherLifeOfATaskIsToldToThePollers) {
   EXPECT_THAT(poll.result(), Fails(absl::StatusCode::kAborted));
 }
 
-// Scenario 5. A failed task must not slip back in before somebody resets it.
-TEST(Registration, Scenario5ATaskInErrorIsAborted) {
+// A failed task must not rejoin before it is reset.
+TEST(Registration, TaskInErrorIsAborted) {
   TestJob job(PlainOptions(2));
   job.RegisterAll();
   ASSERT_THAT(job.Report(0, absl::InternalError("broken")), IsOk());
@@ -68,8 +68,8 @@ TEST(Registration, Scenario5ATaskInErrorIsAborted) {
   EXPECT_THAT(job.Register(0, 999).result(), Fails(absl::StatusCode::kAborted));
 }
 
-// Scenario 6. A worker with the wrong rank must not take the job down.
-TEST(Registration, Scenario6AnUnknownTaskIsRefusedAndNobodyElseIsAffected) {
+// A worker with the wrong rank must not fail the job.
+TEST(Registration, UnknownTaskIsRefusedWithoutAffectingOthers) {
   TestJob job(PlainOptions(2));
   job.RegisterAll();
   StatusCall poll = job.Poll(0);
@@ -81,8 +81,8 @@ TEST(Registration, Scenario6AnUnknownTaskIsRefusedAndNobodyElseIsAffected) {
   EXPECT_THAT(job.Heartbeat(1), IsOk());
 }
 
-// Scenario 7 (not in the list, implied by 8): a recoverable task that died silently comes back.
-TEST(Registration, Scenario7ANewLifeFollowsASilentDeathWhenRecoverable) {
+// A recoverable task that died silently comes back.
+TEST(Registration, NewIncarnationMayFollowASilentDeathWhenRecoverable) {
   TestJob job(RecoverableOptions(2));
   job.RegisterAll();
   job.AdvanceWithHeartbeats(2 * kHeartbeatTimeout, {0});
@@ -92,8 +92,8 @@ TEST(Registration, Scenario7ANewLifeFollowsASilentDeathWhenRecoverable) {
   EXPECT_EQ(job.task(1).incarnation, Incarnation(999));
 }
 
-// Scenario 8. The answer of 7 was lost.
-TEST(Registration, Scenario8TheNewLifeMayRegisterOnceMore) {
+// The answer to the new incarnation was lost.
+TEST(Registration, NewIncarnationMayRegisterOnceMore) {
   TestJob job(RecoverableOptions(2));
   job.RegisterAll();
   job.AdvanceWithHeartbeats(2 * kHeartbeatTimeout, {0});
@@ -103,7 +103,7 @@ TEST(Registration, Scenario8TheNewLifeMayRegisterOnceMore) {
 }
 
 // A recoverable task that restarts faster than its silence is noticed.
-TEST(Registration, ANewLifeReplacesAConnectedOneWhenRecoverable) {
+TEST(Registration, NewIncarnationReplacesAConnectedOneWhenRecoverable) {
   TestJob job(RecoverableOptions(2));
   job.RegisterAll();
   EXPECT_THAT(job.Register(1, 999).result(), IsOk());
@@ -112,8 +112,8 @@ TEST(Registration, ANewLifeReplacesAConnectedOneWhenRecoverable) {
   EXPECT_THAT(job.Heartbeat(0), IsOk());
 }
 
-// Scenario 9. A restart in a job that is not recoverable must not be papered over by a barrier.
-TEST(Registration, Scenario9AfterARestartEveryBarrierFails) {
+// In a job that is not recoverable, a barrier must not hide a restart.
+TEST(Registration, EveryBarrierFailsAfterARestart) {
   TestJob job(TogetherOptions(2));
   StatusCall first = job.Register(0);
   StatusCall second = job.Register(1);
@@ -124,7 +124,7 @@ TEST(Registration, Scenario9AfterARestartEveryBarrierFails) {
 }
 
 // The restarted process retries its connection: that must not end the barrier's good result.
-TEST(Registration, TheSameLifeMayRegisterAgainAfterTheBarrier) {
+TEST(Registration, SameIncarnationMayRegisterAgainAfterTheBarrier) {
   TestJob job(TogetherOptions(2));
   StatusCall first = job.Register(0);
   StatusCall second = job.Register(1);
@@ -132,8 +132,8 @@ TEST(Registration, TheSameLifeMayRegisterAgainAfterTheBarrier) {
   EXPECT_EQ(job.state(0), TaskState::kConnected);
 }
 
-// Scenario 10. A host that never starts must not hold the others for ever.
-TEST(Registration, Scenario10TheBarrierTimesOutWhenATaskNeverComes) {
+// A host that never starts must not block the others forever.
+TEST(Registration, BarrierTimesOutWhenATaskNeverRegisters) {
   TestJob job(TogetherOptions(2));
   StatusCall call = job.Register(0);
   job.Advance(kRegisterTimeout - absl::Milliseconds(1));
@@ -143,7 +143,7 @@ TEST(Registration, Scenario10TheBarrierTimesOutWhenATaskNeverComes) {
   EXPECT_EQ(GetMissingTasks(call.result()), "1");
 }
 
-// Whoever looks at the log wants the name of the host that did not come.
+// The log must show the name of the host that did not register.
 TEST(Registration, TheTimeoutOfTheBarrierNamesAllThatAreMissing) {
   TestJob job(TogetherOptions(100));
   StatusCall call = job.Register(41);
@@ -152,9 +152,9 @@ TEST(Registration, TheTimeoutOfTheBarrierNamesAllThatAreMissing) {
   EXPECT_EQ(GetMissingTasks(call.result()), "0-40,42-99");
 }
 
-// Scenario 11. The late host would join a job that its peers have given up. With `reuse` it would
-// begin the next one: those who gave up have been silent since they registered.
-TEST(Registration, Scenario11WhoComesAfterTheTimeoutIsAborted) {
+// The late host would join a job that its peers have given up. With `reuse` it would begin the next
+// one: the tasks that gave up have been silent since they registered.
+TEST(Registration, TaskThatRegistersAfterTheTimeoutIsAborted) {
   CoordinatorOptions options = TogetherOptions(2);
   options.reuse = false;
   TestJob job(options);
@@ -179,16 +179,16 @@ TEST(Registration, WaitingForTheOthersIsNotSilence) {
   EXPECT_EQ(job.state(0), TaskState::kConnected);
 }
 
-// Scenario 12. The coordinator restarted; a process of the job before still beats.
-TEST(Registration, Scenario12AnOldHeartbeatIsRefusedAndDoesNotHinderRegistration) {
+// The coordinator restarted; a process of the previous job still sends heartbeats.
+TEST(Registration, OldHeartbeatIsRefusedAndDoesNotHinderRegistration) {
   TestJob job(PlainOptions(2));
   EXPECT_THAT(job.Heartbeat(0, 5), Fails(absl::StatusCode::kInvalidArgument));
   job.RegisterAll();
   EXPECT_THAT(job.Heartbeat(0), IsOk());
 }
 
-// Scenario 12, with the barrier.
-TEST(Registration, Scenario12AnOldHeartbeatDoesNotHinderTheBarrier) {
+// The same with the register barrier.
+TEST(Registration, OldHeartbeatDoesNotHinderTheBarrier) {
   TestJob job(TogetherOptions(2));
   EXPECT_THAT(job.Heartbeat(0, 5), Fails(absl::StatusCode::kInvalidArgument));
   StatusCall first = job.Register(0);
@@ -198,8 +198,8 @@ TEST(Registration, Scenario12AnOldHeartbeatDoesNotHinderTheBarrier) {
   EXPECT_THAT(second.result(), IsOk());
 }
 
-// Scenario 13. A rank that starts computing before the others are there fails in its first send.
-TEST(Registration, Scenario13NobodyIsAnsweredBeforeAllHaveCome) {
+// A rank that starts computing before the others have joined fails in its first send.
+TEST(Registration, NoTaskIsAnsweredBeforeAllHaveRegistered) {
   TestJob job(TogetherOptions(3));
   StatusCall first = job.Register(0);
   StatusCall second = job.Register(1);
@@ -213,8 +213,8 @@ TEST(Registration, Scenario13NobodyIsAnsweredBeforeAllHaveCome) {
   for (int i = 0; i < 3; ++i) EXPECT_EQ(job.state(i), TaskState::kConnected);
 }
 
-// Scenario 14. Hosts come up one after the other.
-TEST(Registration, Scenario14StaggeredTasksAllJoinAndLeave) {
+// Hosts start one after the other.
+TEST(Registration, StaggeredTasksAllJoinAndLeave) {
   CoordinatorOptions options = TogetherOptions(5);
   options.shutdown_timeout = absl::Minutes(5);
   TestJob job(options);
@@ -230,8 +230,8 @@ TEST(Registration, Scenario14StaggeredTasksAllJoinAndLeave) {
   for (const StatusCall& call : calls) EXPECT_THAT(call.result(), IsOk());
 }
 
-// Scenario 16. A process restarts while it waits for the others: its first try must not fail them.
-TEST(Registration, Scenario16ARestartWhileConnectingReplacesTheStaleTry) {
+// A process restarts while it waits for the others: its first attempt must not fail them.
+TEST(Registration, RestartWhileConnectingReplacesTheStaleAttempt) {
   TestJob job(TogetherOptions(3));
   StatusCall other = job.Register(0);
   StatusCall stale = job.Register(1, 5);
@@ -245,7 +245,7 @@ TEST(Registration, Scenario16ARestartWhileConnectingReplacesTheStaleTry) {
 }
 
 // A client's own retry while the first try still waits.
-TEST(Registration, ARetryWhileConnectingReplacesTheFirstTry) {
+TEST(Registration, RetryWhileConnectingReplacesTheFirstAttempt) {
   TestJob job(TogetherOptions(2));
   StatusCall first = job.Register(0);
   StatusCall retry = job.Register(0);
@@ -255,11 +255,11 @@ TEST(Registration, ARetryWhileConnectingReplacesTheFirstTry) {
   EXPECT_THAT(other.result(), IsOk());
 }
 
-// Scenario 17. Recoverability is for tasks that have been there.
-TEST(Registration, Scenario17RecoverableDoesNotRelaxTheFirstConnect) {
+// A task is recoverable only after it has joined.
+TEST(Registration, RecoverableDoesNotRelaxTheFirstConnect) {
   CoordinatorOptions options = TogetherOptions(2);
   options.recoverable = true;
-  options.reuse = false;  // See scenario 11.
+  options.reuse = false;  // With reuse, a late task would begin the next job.
   TestJob job(options);
   StatusCall first = job.Register(0);
   job.Advance(kRegisterTimeout);
@@ -270,8 +270,8 @@ TEST(Registration, Scenario17RecoverableDoesNotRelaxTheFirstConnect) {
   EXPECT_THAT(late.result(), refused);
 }
 
-// Scenario 18. Reset is how a failed task gets a second try.
-TEST(Registration, Scenario18AfterAResetTheSameLifeMayRegister) {
+// Reset gives a failed task a second attempt.
+TEST(Registration, SameIncarnationMayRegisterAfterAReset) {
   TestJob job(PlainOptions(2));
   job.RegisterAll();
   ASSERT_THAT(job.Reset(0), IsOk());
@@ -279,8 +279,8 @@ TEST(Registration, Scenario18AfterAResetTheSameLifeMayRegister) {
   EXPECT_EQ(job.state(0), TaskState::kConnected);
 }
 
-// Scenario 18, from an error.
-TEST(Registration, Scenario18AResetClearsAnError) {
+// The same from an error.
+TEST(Registration, ResetClearsAnError) {
   TestJob job(PlainOptions(2));
   job.RegisterAll();
   ASSERT_THAT(job.Report(0, absl::InternalError("broken")), IsOk());
@@ -290,8 +290,8 @@ TEST(Registration, Scenario18AResetClearsAnError) {
   EXPECT_THAT(job.Register(0, 999).result(), IsOk());
 }
 
-// Scenario 19. Clients compare the coordinator's life with every heartbeat's answer.
-TEST(Registration, Scenario19TheCoordinatorKeepsItsIncarnationWhileTheJobLasts) {
+// Clients compare the coordinator's incarnation with each heartbeat's answer.
+TEST(Registration, CoordinatorKeepsItsIncarnationWhileTheJobLasts) {
   TestJob job(PlainOptions(2), 4711);
   EXPECT_EQ(job.coordinator().incarnation(), Incarnation(4711));
   job.RegisterAll();
@@ -301,8 +301,8 @@ TEST(Registration, Scenario19TheCoordinatorKeepsItsIncarnationWhileTheJobLasts) 
   EXPECT_NE(restarted.coordinator().incarnation(), job.coordinator().incarnation());
 }
 
-// Scenario 11, when the others waited only shortly.
-TEST(Registration, Scenario11WhoComesSoonAfterTheTimeoutIsAbortedEvenWithReuse) {
+// The others waited only briefly.
+TEST(Registration, TaskThatRegistersSoonAfterTheTimeoutIsAbortedEvenWithReuse) {
   CoordinatorOptions options = TogetherOptions(2);
   options.register_timeout = kHeartbeatTimeout / 2;
   TestJob job(options);

@@ -14,8 +14,8 @@ namespace {
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
-// The coordinator goes down while tasks wait for the others.
-TEST(Registration, StopAnswersWhoeverWaitsToRegister) {
+// The coordinator stops while tasks wait for the others.
+TEST(Registration, StopAnswersAllWaitingTasks) {
   TestJob job(TogetherOptions(2));
   StatusCall call = job.Register(0);
   job.Stop();
@@ -25,7 +25,7 @@ TEST(Registration, StopAnswersWhoeverWaitsToRegister) {
 }
 
 // The client went away while it waited: the others must not start a job without it.
-TEST(Registration, ACancelledTryDoesNotCount) {
+TEST(Registration, CancelledAttemptDoesNotCount) {
   TestJob job(TogetherOptions(2));
   StatusCall gone = job.Register(0);
   EXPECT_TRUE(job.Cancel(gone.wait()));
@@ -36,7 +36,7 @@ TEST(Registration, ACancelledTryDoesNotCount) {
   EXPECT_THAT(other.result(), IsOk());
 }
 
-// The only one there goes away and comes back: the barrier must not be stuck half open.
+// The only task disconnects and comes back: the barrier must not stay half open.
 TEST(Registration, TheLastOneToGiveUpLeavesTheBarrierUsable) {
   TestJob job(TogetherOptions(2));
   StatusCall gone = job.Register(0);
@@ -58,7 +58,7 @@ Registration Patient(int task, absl::Duration own_timeout) {
 }
 
 // A client with a deadline of its own retries; the others go on waiting.
-TEST(Registration, AnOwnTimeoutEndsOnlyTheOwnWait) {
+TEST(Registration, OwnTimeoutEndsOnlyTheOwnWait) {
   TestJob job(TogetherOptions(2));
   StatusCall other = job.Register(1);
   StatusCall impatient = job.Register(Patient(0, absl::Seconds(1)));
@@ -75,7 +75,7 @@ TEST(Registration, AnOwnTimeoutEndsOnlyTheOwnWait) {
 }
 
 // It must be missed again, or the others would start without it.
-TEST(Registration, WhoGaveUpWaitingIsMissingAgainUntilItRetries) {
+TEST(Registration, TaskThatGaveUpWaitingIsMissingUntilItRetries) {
   TestJob job(TogetherOptions(3));
   StatusCall other = job.Register(1);
   StatusCall impatient = job.Register(Patient(0, absl::Seconds(1)));
@@ -89,7 +89,7 @@ TEST(Registration, WhoGaveUpWaitingIsMissingAgainUntilItRetries) {
   EXPECT_THAT(last.result(), IsOk());
 }
 
-// The seed's clients expect Connect to wait whatever the job's options are.
+// The first clients expect Connect to wait regardless of the job's options.
 TEST(Registration, ATaskMayWaitForAllWithoutTheBarrier) {
   TestJob job(PlainOptions(2));
   Registration registration = Patient(0, absl::InfiniteDuration());
@@ -102,8 +102,8 @@ TEST(Registration, ATaskMayWaitForAllWithoutTheBarrier) {
   EXPECT_THAT(last.result(), IsOk());
 }
 
-// It came last, and the others did not need to wait: there is nobody to wait for any more.
-TEST(Registration, ATaskThatWaitsForAllDoesNotWaitForThoseWhoAreThere) {
+// It registered last, so there is no task left to wait for.
+TEST(Registration, TaskThatWaitsForAllDoesNotWaitForConnectedTasks) {
   TestJob job(PlainOptions(2));
   ASSERT_THAT(job.Register(0).result(), IsOk());
   Registration registration = Patient(1, absl::InfiniteDuration());
@@ -123,7 +123,8 @@ TEST(Registration, ATaskThatDoesNotWaitEndsTheWaitOfTheOthers) {
   EXPECT_TRUE(waiting.done());
 }
 
-// It died, came back, waits for a task that has not come yet, and is reset: its own affair.
+// It died, came back, waits for a task that has not registered yet, and is reset: this concerns it
+// alone.
 TEST(Registration, TheResetOfATaskThatWaitsForAllDoesNotFailTheJob) {
   TestJob job(RecoverableOptions(2));
   ASSERT_THAT(job.Register(1).result(), IsOk());
@@ -140,9 +141,9 @@ TEST(Registration, TheResetOfATaskThatWaitsForAllDoesNotFailTheJob) {
   EXPECT_THAT(job.Register(0).result(), IsOk());
 }
 
-// It gave up waiting in one life and came back in another that does not wait: when the last task
-// comes, the former life must not take the place of the present one.
-TEST(Registration, AFormerLifeThatWaitedForAllDoesNotReplaceThePresentOne) {
+// It gave up waiting in one incarnation and came back in another that does not wait: when the last
+// task registers, the previous incarnation must not replace the current one.
+TEST(Registration, PreviousIncarnationThatWaitedForAllDoesNotReplaceTheCurrentOne) {
   TestJob job(PlainOptions(2));
   Registration registration = Patient(1, absl::InfiniteDuration());
   registration.incarnation = Incarnation(5);
@@ -156,8 +157,8 @@ TEST(Registration, AFormerLifeThatWaitedForAllDoesNotReplaceThePresentOne) {
   EXPECT_THAT(job.Heartbeat(1, 6), IsOk());
 }
 
-// The end of the others' wait is no sign of life of a task that has been there for long.
-TEST(Registration, TheEndOfAnEarlierWaitIsNoSignOfLife) {
+// The end of the others' wait is no sign of life of a task that has been connected for long.
+TEST(Registration, EndOfAnEarlierWaitIsNoSignOfLife) {
   TestJob job(PlainOptions(2));
   Registration registration = Patient(1, absl::InfiniteDuration());
   registration.waits_for_all = true;
@@ -169,7 +170,7 @@ TEST(Registration, TheEndOfAnEarlierWaitIsNoSignOfLife) {
   EXPECT_EQ(job.state(1), TaskState::kError);
 }
 
-// People ask from where a task registered.
+// Operators ask from which address a task registered.
 TEST(Registration, TheFactsOfATaskAreKept) {
   TestJob job(PlainOptions(1));
   Registration registration = Patient(0, absl::InfiniteDuration());
@@ -195,7 +196,7 @@ TEST(Registration, ATaskThatIsRecoverableByItselfMayComeBack) {
 }
 
 // Its silence must not fail the workers either.
-TEST(Registration, TheDeathOfATaskThatIsRecoverableByItselfIsNotTold) {
+TEST(Registration, DeathOfATaskThatIsRecoverableByItselfIsNotReported) {
   TestJob job(PlainOptions(2));
   Registration registration = Patient(0, absl::InfiniteDuration());
   registration.recoverable = true;
@@ -208,7 +209,7 @@ TEST(Registration, TheDeathOfATaskThatIsRecoverableByItselfIsNotTold) {
   EXPECT_THAT(job.Heartbeat(1), IsOk());
 }
 
-// The coordinator goes down while a task waits with a deadline of its own.
+// The coordinator stops while a task waits with a deadline of its own.
 TEST(Registration, Stop_EndsOwnTimeoutsToo) {
   TestJob job(TogetherOptions(2));
   const StatusCall call = job.Register(Patient(0, absl::Seconds(1)));
@@ -220,7 +221,7 @@ TEST(Registration, Stop_EndsOwnTimeoutsToo) {
 }
 
 // The deadline of the try that was replaced is not that of its successor.
-TEST(Registration, ARetry_HasADeadlineOfItsOwn) {
+TEST(Registration, Retry_HasItsOwnDeadline) {
   TestJob job(TogetherOptions(2));
   const StatusCall first = job.Register(Patient(0, absl::Seconds(1)));
   const StatusCall second = job.Register(Patient(0, absl::Seconds(10)));
@@ -231,8 +232,9 @@ TEST(Registration, ARetry_HasADeadlineOfItsOwn) {
   EXPECT_THAT(second.result(), Fails(absl::StatusCode::kDeadlineExceeded));
 }
 
-// Those who give up together are told of whom they waited for, which they themselves were not.
-TEST(Registration, OwnTimeoutsThatEndTogether_NameOnlyWhoDidNotCome) {
+// Tasks that give up at the same time receive the names of the missing, which they themselves are
+// not.
+TEST(Registration, OwnTimeoutsThatEndTogether_NameOnlyTheMissingTasks) {
   TestJob job(TogetherOptions(4));
   const StatusCall first = job.Register(Patient(0, absl::Seconds(1)));
   const StatusCall second = job.Register(Patient(2, absl::Seconds(1)));

@@ -20,8 +20,8 @@ CoordinatorOptions LeaveTogetherOptions(int tasks) {
   return options;
 }
 
-// Without a barrier nobody waits.
-TEST(Shutdown, AloneLeavesAtOnce) {
+// Without a barrier no task waits.
+TEST(Shutdown, LeavesAtOnceWithoutTheBarrier) {
   TestJob job(PlainOptions(2));
   job.RegisterAll();
   EXPECT_THAT(job.Shutdown(0).result(), IsOk());
@@ -29,8 +29,8 @@ TEST(Shutdown, AloneLeavesAtOnce) {
   EXPECT_EQ(job.state(1), TaskState::kConnected);
 }
 
-// Scenario 13. Whoever leaves early takes its shards with it.
-TEST(Shutdown, Scenario13NobodyLeavesBeforeAllDo) {
+// A task that leaves early takes its shards with it.
+TEST(Shutdown, NoTaskLeavesBeforeAllDo) {
   TestJob job(LeaveTogetherOptions(3));
   job.RegisterAll();
   StatusCall first = job.Shutdown(0);
@@ -42,8 +42,8 @@ TEST(Shutdown, Scenario13NobodyLeavesBeforeAllDo) {
   for (int i = 0; i < 3; ++i) EXPECT_EQ(job.state(i), TaskState::kDisconnected);
 }
 
-// Scenario 115. The next run on the same coordinator.
-TEST(Shutdown, Scenario115AfterItBothMayRegisterAgain) {
+// The next run on the same coordinator.
+TEST(Shutdown, BothTasksMayRegisterAgainAfterIt) {
   for (const bool reuse : {false, true}) {
     CoordinatorOptions options = LeaveTogetherOptions(2);
     options.reuse = reuse;
@@ -60,7 +60,7 @@ TEST(Shutdown, Scenario115AfterItBothMayRegisterAgain) {
 }
 
 // The next run ends too: the shutdown barrier must not be used up.
-TEST(Shutdown, OfTheNextRunIsABarrierAgain) {
+TEST(Shutdown, NextRunHasABarrierAgain) {
   CoordinatorOptions options = LeaveTogetherOptions(2);
   options.register_barrier = true;  // `reuse` needs it.
   TestJob job(options);
@@ -76,8 +76,8 @@ TEST(Shutdown, OfTheNextRunIsABarrierAgain) {
   EXPECT_THAT(again.result(), IsOk());
 }
 
-// Scenario 116. One rank hangs at the end.
-TEST(Shutdown, Scenario116ThatTimesOutFailsTheCallerAndTheMissing) {
+// One rank hangs at the end.
+TEST(Shutdown, TimeoutFailsTheCallerAndTheMissingTask) {
   TestJob job(LeaveTogetherOptions(2));
   job.RegisterAll();
   StatusCall call = job.Shutdown(0);
@@ -89,8 +89,8 @@ TEST(Shutdown, Scenario116ThatTimesOutFailsTheCallerAndTheMissing) {
   EXPECT_THAT(job.Register(1, 999).result(), Fails(absl::StatusCode::kAborted));
 }
 
-// Scenario 117. It must hear that the others have given it up.
-TEST(Shutdown, Scenario117TheMissingHearsByItsHeartbeatWithoutPolls) {
+// The missing task must be notified that the others have given it up.
+TEST(Shutdown, MissingTaskIsNotifiedByItsHeartbeatWithoutPolls) {
   TestJob job(LeaveTogetherOptions(2));
   job.RegisterAll();
   StatusCall call = job.Shutdown(0);
@@ -99,8 +99,8 @@ TEST(Shutdown, Scenario117TheMissingHearsByItsHeartbeatWithoutPolls) {
   EXPECT_THAT(job.Heartbeat(1), Fails(absl::StatusCode::kAborted));
 }
 
-// Scenario 117, for clients that poll.
-TEST(Shutdown, Scenario117TheMissingHearsByItsPoll) {
+// The same for clients that poll.
+TEST(Shutdown, MissingTaskIsNotifiedByItsPoll) {
   TestJob job(LeaveTogetherOptions(2));
   job.RegisterAll();
   StatusCall poll = job.Poll(1);
@@ -110,8 +110,8 @@ TEST(Shutdown, Scenario117TheMissingHearsByItsPoll) {
   EXPECT_THAT(poll.result(), Fails(absl::StatusCode::kInternal));
 }
 
-// Scenario 118. One rank was killed before the end.
-TEST(Shutdown, Scenario118FailsWhenATaskVanishes) {
+// One rank was killed before the end.
+TEST(Shutdown, FailsWhenATaskVanishes) {
   TestJob job(LeaveTogetherOptions(3));
   job.RegisterAll();
   StatusCall first = job.Shutdown(0);
@@ -124,8 +124,8 @@ TEST(Shutdown, Scenario118FailsWhenATaskVanishes) {
   EXPECT_THAT(second.result(), refused);
 }
 
-// Scenario 118, when the death was noticed first.
-TEST(Shutdown, Scenario118FailsAtOnceWhenATaskHadVanishedBefore) {
+// The same when the death was detected first.
+TEST(Shutdown, FailsAtOnceWhenATaskHadVanishedBefore) {
   TestJob job(LeaveTogetherOptions(3));
   job.RegisterAll();
   StatusCall poll = job.Poll(0);
@@ -136,8 +136,8 @@ TEST(Shutdown, Scenario118FailsAtOnceWhenATaskHadVanishedBefore) {
                                    Fails(absl::StatusCode::kFailedPrecondition)));
 }
 
-// Scenario 119. One rank's script ends early and its client shuts down by itself.
-TEST(Shutdown, Scenario119OneThatExitsEarlyFailsBothPollers) {
+// One rank's script ends early and its client shuts down by itself.
+TEST(Shutdown, TaskThatExitsEarlyFailsBothPollers) {
   TestJob job(LeaveTogetherOptions(2));
   job.RegisterAll();
   StatusCall early = job.Poll(0);
@@ -150,8 +150,8 @@ TEST(Shutdown, Scenario119OneThatExitsEarlyFailsBothPollers) {
   EXPECT_THAT(other.result(), Fails(absl::StatusCode::kInternal));
 }
 
-// Scenario 121. Twice, or by a stranger.
-TEST(Shutdown, Scenario121OfADisconnectedOrUnknownTaskIsRefused) {
+// The task has left already, or is unknown.
+TEST(Shutdown, DisconnectedOrUnknownTaskIsRefused) {
   for (const absl::Duration timeout : {absl::ZeroDuration(), kShutdownTimeout}) {
     CoordinatorOptions options = PlainOptions(2);
     options.shutdown_timeout = timeout;
@@ -163,7 +163,7 @@ TEST(Shutdown, Scenario121OfADisconnectedOrUnknownTaskIsRefused) {
 }
 
 // The answer was lost; upstream answers the retry with the error of disconnecting again.
-TEST(Shutdown, ARetryAfterItWentWellIsToldThatItHasLeft) {
+TEST(Shutdown, RetryAfterSuccessReportsThatTheTaskHasLeft) {
   TestJob job(LeaveTogetherOptions(2));
   job.RegisterAll();
   StatusCall first = job.Shutdown(0);
@@ -172,7 +172,7 @@ TEST(Shutdown, ARetryAfterItWentWellIsToldThatItHasLeft) {
 }
 
 // A failed rank cleans up after itself.
-TEST(Shutdown, OfATaskInErrorClearsIt) {
+TEST(Shutdown, ClearsTheErrorOfATask) {
   TestJob job(PlainOptions(2));
   job.RegisterAll();
   ASSERT_THAT(job.Report(0, absl::InternalError("broken")), IsOk());
@@ -181,7 +181,7 @@ TEST(Shutdown, OfATaskInErrorClearsIt) {
 }
 
 // A recoverable task leaves when it likes.
-TEST(Shutdown, OfARecoverableTaskDoesNotWait) {
+TEST(Shutdown, RecoverableTaskDoesNotWait) {
   CoordinatorOptions options = LeaveTogetherOptions(2);
   options.recoverable = true;
   TestJob job(options);
@@ -191,7 +191,7 @@ TEST(Shutdown, OfARecoverableTaskDoesNotWait) {
 }
 
 // Waiting to leave is not silence: heartbeats go on meanwhile, and without them it is dead.
-TEST(Shutdown, WhoWaitsToLeaveStillHasToBeat) {
+TEST(Shutdown, TaskThatWaitsToLeaveMustStillSendHeartbeats) {
   TestJob job(LeaveTogetherOptions(2));
   job.RegisterAll();
   StatusCall call = job.Shutdown(0);
@@ -201,7 +201,7 @@ TEST(Shutdown, WhoWaitsToLeaveStillHasToBeat) {
 }
 
 // The client's connection broke while it waited: the others can still leave.
-TEST(Shutdown, WhoWentAwayWhileLeavingStillCounts) {
+TEST(Shutdown, TaskThatDisconnectsWhileLeavingStillCounts) {
   TestJob job(LeaveTogetherOptions(2));
   job.RegisterAll();
   StatusCall gone = job.Shutdown(0);
@@ -213,7 +213,7 @@ TEST(Shutdown, WhoWentAwayWhileLeavingStillCounts) {
 }
 
 // A retry while the first try waits.
-TEST(Shutdown, ASecondCallReplacesTheFirst) {
+TEST(Shutdown, SecondCallReplacesTheFirst) {
   TestJob job(LeaveTogetherOptions(2));
   job.RegisterAll();
   StatusCall first = job.Shutdown(0);
@@ -245,7 +245,7 @@ TEST(Shutdown, WhileStoppingIsAnsweredOnce) {
   EXPECT_THAT(job.Shutdown(1).result(), Fails(absl::StatusCode::kInternal));
 }
 
-TEST(Reset, OfAnUnknownOrDisconnectedTaskIsRefused) {
+TEST(Reset, UnknownOrDisconnectedTaskIsRefused) {
   TestJob job(PlainOptions(2));
   EXPECT_THAT(job.Reset(2), Fails(absl::StatusCode::kInvalidArgument));
   EXPECT_THAT(job.Reset(0), Fails(absl::StatusCode::kFailedPrecondition));
@@ -253,7 +253,7 @@ TEST(Reset, OfAnUnknownOrDisconnectedTaskIsRefused) {
   EXPECT_THAT(job.Reset(0), Fails(absl::StatusCode::kInternal));
 }
 
-// Everything parked at once, as in a live job: no callback may be lost or run twice.
+// All kinds of pending calls at once, as in a live job: each callback must run exactly once.
 TEST(Stop, AnswersEveryKindOfCallOnce) {
   CoordinatorOptions options = LeaveTogetherOptions(3);
   TestJob job(options);
@@ -284,8 +284,8 @@ TEST(Stop, AnswersEveryKindOfCallOnce) {
   EXPECT_FALSE(enumerate.result().ok());
 }
 
-// Whoever stops it twice, or moves its clock afterwards, must find it quiet.
-TEST(Stop, TwiceIsOnce) {
+// A second stop, or an advance of the clock afterwards, must have no effect.
+TEST(Stop, SecondStopHasNoEffect) {
   TestJob job(PlainOptions(2));
   job.RegisterAll();
   const StatusCall poll = job.Poll(0);
@@ -309,7 +309,7 @@ TEST(Stop, LaterCallsAreInternal) {
 }
 
 // A wait that never was.
-TEST(Cancel, OfAnUnknownWaitIsFalse) {
+TEST(Cancel, UnknownWaitIsFalse) {
   TestJob job(PlainOptions(2));
   EXPECT_FALSE(job.Cancel(kNoWait));
   for (uint64_t id = 1; id < 64; ++id) EXPECT_FALSE(job.Cancel(WaitId(id)));

@@ -119,7 +119,7 @@ void Simulation::Send(Message message) {
 }
 
 void Simulation::Deliver(const Message& message) {
-  // Clients that ask and ask are cut off by their own limits.
+  // Clients that send without end are cut off by their own limits.
   while (model_->open_calls().size() >= kMaxOpenCalls) CancelCall(model_->open_calls()[0]);
   model_->Enter();
   message();
@@ -168,7 +168,7 @@ void Simulation::EndConnection() {
   }
   if (polls.empty()) return;
   const CallPtr poll = dice_.Pick(polls);
-  // The process may be gone, or may reconnect.
+  // The process may have ended, or may reconnect.
   if (dice_.Chance(50)) StartAgent(poll->task);
   CancelCall(poll);
   Log(absl::StrCat("the connection of ", poll->task.value(), " ends"));
@@ -225,7 +225,7 @@ void Simulation::StopAndStart() {
   Stop();
   if (!model_->violation().empty()) return;
   Account();
-  late_.clear();  // They carry what only the former coordinator gave.
+  late_.clear();  // They carry values that only the previous coordinator issued.
   model_.reset();
   Start();
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A simulated job: agents that misbehave in every way at once, against the pure coordinator.
+// A simulated job: agents that misbehave in many ways at once, against the pure coordinator.
 #ifndef FERRY_TESTS_COORD_SIMULATION_H_
 #define FERRY_TESTS_COORD_SIMULATION_H_
 
@@ -9,7 +9,7 @@
 namespace ferry::coord {
 
 struct SimulationReport {
-  // What went wrong first, with the last events before it; empty when nothing did.
+  // The first failure with the last events before it; empty if there is none.
   std::string violation;
   int64_t events = 0;
   int64_t calls = 0;

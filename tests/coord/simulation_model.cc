@@ -179,7 +179,7 @@ void SimulationModel::CheckNewJob() {
   keys_.clear();
   open_uses_.clear();
   passed_.clear();
-  // Whether a watch hears of the store's end is not told; it begins anew.
+  // Whether a watch is notified of the store's end is not specified; it begins anew.
   events_.clear();
   expected_events_.clear();
   Expect(coordinator_.store().revision() >= revision_, "the revision went back");
@@ -187,7 +187,7 @@ void SimulationModel::CheckNewJob() {
   store_changed_ = false;
 }
 
-// What a task sent before it got another life does not count any more; its call waits on.
+// Messages of a task from before its current incarnation no longer count; its call keeps waiting.
 void SimulationModel::ForgetDevicesOf(TaskId task) {
   for (const CallPtr& call : open_) {
     if (call->kind == CallKind::kEnumerate && call->task == task) call->life = kForgotten;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What must be true of a coordinator at any time, told by a slow and plain model of it.
+// The invariants of a coordinator, checked against a slow and simple model of it.
 #ifndef FERRY_TESTS_COORD_SIMULATION_MODEL_H_
 #define FERRY_TESTS_COORD_SIMULATION_MODEL_H_
 
@@ -38,9 +38,9 @@ struct BarrierUse {
   int64_t counter = 0;
   // Sorted.
   std::vector<TaskId> participants;
-  // The life in which each task was known when it arrived.
+  // The incarnation under which each task was known when it arrived.
   std::map<TaskId, Incarnation> arrived;
-  // What the first participant was told that was not CANCELLED.
+  // The first result a participant received that was not CANCELLED.
   std::optional<absl::Status> result;
 };
 
@@ -88,7 +88,7 @@ class SimulationModel final {
   void Enter() { is_inside_ = true; }
   void Leave();
 
-  // Every call is told with its wait once the coordinator has returned, and before Leave.
+  // Every call is reported with its wait once the coordinator has returned, and before Leave.
   void Opened(const CallPtr& call, WaitId wait);
   // From the callback.
   void Answered(const CallPtr& call, absl::Status status);
@@ -98,7 +98,7 @@ class SimulationModel final {
   const std::map<std::string, std::string>& keys() const { return keys_; }
   void Set(const std::string& key, std::string value);
   void Erase(const std::string& key);
-  // `key` and what is under it; returns how many.
+  // Removes `key` and the keys under it; returns how many.
   int64_t EraseTree(const std::string& key);
   void SwitchStoreWatch();
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the agents of the simulation do to the store.
+// Operations of the simulation's agents on the store.
 #include "tests/coord/simulation_world.h"
 
 #include <algorithm>

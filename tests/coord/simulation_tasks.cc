@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the agents of the simulation ask as tasks.
+// Operations of the simulation's agents as tasks.
 #include "tests/coord/simulation_world.h"
 
 #include <algorithm>
@@ -38,7 +38,7 @@ Simulation::Message Simulation::Register(TaskId task) {
   const bool recoverable = dice_.Chance(5);
   const absl::Duration own =
       dice_.Chance(20) ? absl::Seconds(1 + dice_.Roll(10)) : absl::InfiniteDuration();
-  // A process of an earlier job usually exits when it is told so.
+  // A process of an earlier job usually exits when it is refused.
   if (model_->IsFormer(task, agents_[task.value()].life) && dice_.Chance(80)) StartAgent(task);
   const Agent& agent = agents_[task.value()];
   Registration registration;
@@ -77,7 +77,7 @@ Simulation::Message Simulation::Shutdown(TaskId task) {
 Simulation::Message Simulation::Reset(TaskId task) {
   const bool always = dice_.Chance(20);
   return [this, task, always] {
-    // Mostly those who know that they have failed.
+    // Mostly tasks that know that they have failed.
     if (!always && coordinator_->membership().task(task).state != TaskState::kError) return;
     Log(absl::StrCat("reset ", task.value()));
     const bool was_there = coordinator_->membership().task(task).state != TaskState::kDisconnected;
@@ -239,7 +239,7 @@ void Simulation::DoBarrier(const BarrierArrival& arrival, Incarnation life) {
   call->number = arrival.counter;
   const auto done = [this, call, life](const BarrierResult& result) {
     Agent& agent = agents_[call->task.value()];
-    // An answer to a former life does not reach the present one.
+    // An answer to a previous incarnation does not reach the current one.
     if (agent.life == life) agent.next_use[call->keys[0]] = result.counter + 1;
     call->number_answered = result.counter;
     model_->Answered(call, result.status);

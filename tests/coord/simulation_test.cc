@@ -21,7 +21,7 @@ namespace {
 constexpr int64_t kEventsPerSeed = 5000;
 constexpr int64_t kDefaultEvents = 1'000'000;
 constexpr uint64_t kFirstFixedSeed = 1;
-// A wait for all that outlived its task's next registration took it back to its former life.
+// A wait for all that outlived its task's next registration restored the previous incarnation.
 constexpr uint64_t kSeedThatFoundABug = 1795206819945780618u;
 
 std::optional<uint64_t> NumberFromEnvironment(const char* name) {
@@ -39,9 +39,9 @@ void AddTo(SimulationReport& total, const SimulationReport& report) {
   total.deaths += report.deaths;
 }
 
-// Half of the seeds are the same every time; the other half are new ones, so that the tests of many
-// days see many schedules. That is the one place here that looks at the real clock.
-TEST(Simulation, KeepsEveryPromiseUnderRandomSchedules) {
+// Half of the seeds are fixed; the other half are new, so that runs on many days see many
+// schedules. This is the only use of the real clock here.
+TEST(Simulation, KeepsItsInvariantsUnderRandomSchedules) {
   const std::optional<uint64_t> replayed = NumberFromEnvironment("FERRY_SIM_SEED");
   const int64_t events =
       static_cast<int64_t>(NumberFromEnvironment("FERRY_SIM_EVENTS")
@@ -68,7 +68,7 @@ TEST(Simulation, KeepsEveryPromiseUnderRandomSchedules) {
 }
 
 // Rare schedules that once failed are run every time.
-TEST(Simulation, KeepsItsPromisesWhereItOnceDidNot) {
+TEST(Simulation, KeepsItsInvariantsUnderSchedulesThatOnceFailed) {
   EXPECT_EQ(RunSimulation(kSeedThatFoundABug, kEventsPerSeed).violation, "");
 }
 

@@ -39,7 +39,7 @@ class Dice final {
   std::mt19937_64 engine_;
 };
 
-// A process of the job. What it knows, as opposed to what the coordinator knows of it.
+// A process of the job: its own state, as opposed to the coordinator's record of it.
 struct Agent {
   Incarnation life;
   // The next use of each barrier, as agents count.
@@ -55,7 +55,7 @@ class Simulation final {
   SimulationReport Run();
 
  private:
-  // --- The coordinator's life
+  // --- The coordinator's incarnations
   void Start();
   void Stop();
   void Account();
@@ -69,7 +69,7 @@ class Simulation final {
   void Deliver(const Message& message);
   void DeliverLate();
   void MoveClock(absl::Duration by);
-  // The process dies; a new one comes up that knows nothing. Its calls may be noticed as gone.
+  // The process dies; a new one starts without its state. Its calls may be noticed as gone.
   void Restart();
   void CancelSomething();
   void CancelCall(CallPtr call);

@@ -34,7 +34,7 @@ TEST(Store, ABatchIsSetAsAWholeOrNotAtAll) {
   EXPECT_EQ(ValueOf(job, "a") + ValueOf(job, "b") + ValueOf(job, "c"), "123");
 }
 
-// One call of a hundred keys answers whoever waits for any of them.
+// One call with a hundred keys answers the waiters of any of them.
 TEST(Store, ABatchWakesTheWaitersOfAllItsKeys) {
   TestJob job(PlainOptions(1));
   const GetCall a = job.Get({"a"});
@@ -45,7 +45,7 @@ TEST(Store, ABatchWakesTheWaitersOfAllItsKeys) {
   for (const GetCall& call : {a, b, both}) EXPECT_THAT(call.result(), IsOk());
 }
 
-// A reader that gets the new address with the old port connects to nobody.
+// A reader that gets the new address with the old port cannot connect.
 TEST(Store, ABatchIsSeenAsAWhole) {
   TestJob job(PlainOptions(1));
   ASSERT_THAT(job.Put("port", "old"), IsOk());
@@ -57,7 +57,7 @@ TEST(Store, ABatchIsSeenAsAWhole) {
   EXPECT_EQ(*(*call.result())[1].value, "new");
 }
 
-// Whoever compares revisions must never see time run back.
+// Revisions must never decrease.
 TEST(Store, TheRevisionGrowsWithEveryChange) {
   TestJob job(PlainOptions(1));
   int64_t last = job.store().revision();
@@ -94,7 +94,7 @@ TEST(Store, AnEntryKeepsTheRevisionOfItsLastChange) {
 }
 
 // An answer in flight must not change under its reader.
-TEST(Store, AValueThatWasReadStaysAsItWas) {
+TEST(Store, ValueThatWasReadDoesNotChange) {
   TestJob job(PlainOptions(1));
   ASSERT_THAT(job.Put("a", "old"), IsOk());
   const StoreEntry read = *job.store().Find("a");
@@ -104,7 +104,7 @@ TEST(Store, AValueThatWasReadStaysAsItWas) {
 }
 
 // A lock: one of two must win.
-TEST(Store, CompareAndSetOfAnAbsentKeyIsWonOnce) {
+TEST(Store, CompareAndSetOfAnAbsentKeySucceedsOnce) {
   TestJob job(PlainOptions(1));
   auto first = job.store().CompareAndSet("lock", std::nullopt, "task 0");
   ASSERT_THAT(first, IsOk());
@@ -117,7 +117,7 @@ TEST(Store, CompareAndSetOfAnAbsentKeyIsWonOnce) {
   EXPECT_EQ(ValueOf(job, "lock"), "task 0");
 }
 
-// The holder hands over; whoever held an older value loses.
+// The holder hands over; a caller with an older value fails.
 TEST(Store, CompareAndSetReplacesOnlyTheExpectedValue) {
   TestJob job(PlainOptions(1));
   ASSERT_THAT(job.Put("a", "1"), IsOk());
@@ -131,7 +131,7 @@ TEST(Store, CompareAndSetReplacesOnlyTheExpectedValue) {
 }
 
 // An empty value is not an absent one.
-TEST(Store, CompareAndSetTellsEmptyFromAbsent) {
+TEST(Store, CompareAndSetDistinguishesEmptyFromAbsent) {
   TestJob job(PlainOptions(1));
   auto absent = job.store().CompareAndSet("a", "", "1");
   ASSERT_THAT(absent, IsOk());
@@ -152,7 +152,7 @@ TEST(Store, CompareAndSetWakesWaiters) {
   EXPECT_THAT(call.result(), IsOk());
 }
 
-// What a watcher heard, as text: "+a=1", "-a".
+// The events of a watcher, as text: "+a=1", "-a".
 class Heard {
  public:
   Heard(TestJob& job, std::string prefix, bool with_existing = false) : job_(job) {
@@ -181,8 +181,8 @@ class Heard {
   std::vector<int64_t> revisions_;
 };
 
-// A mirror of the store that hears of changes out of order is wrong for ever.
-TEST(StoreWatch, HearsEveryChangeUnderItsPrefixInOrder) {
+// A mirror of the store that receives changes out of order stays wrong.
+TEST(StoreWatch, ReceivesEveryChangeUnderItsPrefixInOrder) {
   TestJob job(PlainOptions(1));
   ASSERT_THAT(job.Put("a/0", "before"), IsOk());
   Heard heard(job, "a/");
@@ -197,8 +197,8 @@ TEST(StoreWatch, HearsEveryChangeUnderItsPrefixInOrder) {
   EXPECT_TRUE(std::is_sorted(heard.revisions().begin(), heard.revisions().end()));
 }
 
-// A mirror that lists first and watches then would miss what changes in between.
-TEST(StoreWatch, MayBeginWithWhatIsThere) {
+// A mirror that lists first and watches then would miss the changes in between.
+TEST(StoreWatch, MayBeginWithTheExistingEntries) {
   TestJob job(PlainOptions(1));
   for (const char* key : {"a/2", "b", "a/1"}) ASSERT_THAT(job.Put(key, "old"), IsOk());
   Heard heard(job, "a/", /*with_existing=*/true);
@@ -206,7 +206,7 @@ TEST(StoreWatch, MayBeginWithWhatIsThere) {
   EXPECT_THAT(heard.lines(), ElementsAre("+a/1=old", "+a/2=old", "+a/1=new"));
 }
 
-TEST(StoreWatch, HearsOfEachKeyOfADeletedSubtree) {
+TEST(StoreWatch, ReceivesEachKeyOfADeletedSubtree) {
   TestJob job(PlainOptions(1));
   for (const char* key : {"a", "a/1", "a/2/3", "ab"}) ASSERT_THAT(job.Put(key, "1"), IsOk());
   Heard heard(job, "");
@@ -214,8 +214,8 @@ TEST(StoreWatch, HearsOfEachKeyOfADeletedSubtree) {
   EXPECT_THAT(heard.lines(), ElementsAre("-a", "-a/1", "-a/2/3"));
 }
 
-// A failed change is none.
-TEST(StoreWatch, HearsNothingOfARefusedBatch) {
+// A failed change changes nothing.
+TEST(StoreWatch, ReceivesNothingOfARefusedBatch) {
   TestJob job(PlainOptions(1));
   ASSERT_THAT(job.Put("b", "1"), IsOk());
   Heard heard(job, "");
@@ -223,7 +223,7 @@ TEST(StoreWatch, HearsNothingOfARefusedBatch) {
   EXPECT_THAT(heard.lines(), IsEmpty());
 }
 
-// The watcher has gone; its memory too.
+// The watcher and its memory are gone.
 TEST(StoreWatch, IsSilentAfterItsRemoval) {
   TestJob job(PlainOptions(1));
   std::vector<std::string> keys;
@@ -235,7 +235,7 @@ TEST(StoreWatch, IsSilentAfterItsRemoval) {
   EXPECT_THAT(keys, ElementsAre("a"));
 }
 
-TEST(StoreWatch, SeveralWatchersHearTheSame) {
+TEST(StoreWatch, SeveralWatchersReceiveTheSame) {
   TestJob job(PlainOptions(1));
   Heard all(job, "");
   Heard some(job, "a");
@@ -246,7 +246,7 @@ TEST(StoreWatch, SeveralWatchersHearTheSame) {
 }
 
 // Prefixes of prefixes, and others that lie between them in order.
-TEST(StoreWatch, EveryPrefixOfAKeyHearsOfItAndNoOther) {
+TEST(StoreWatch, EveryPrefixOfAKeyIsNotifiedAndNoOther) {
   TestJob job(PlainOptions(1));
   const std::vector<std::string> prefixes = {"", "a", "a/b", "a/b/c", "a/bb", "a0", "ab", "b", "a"};
   std::vector<std::unique_ptr<Heard>> heard;
@@ -268,7 +268,7 @@ TEST(StoreWatch, EveryPrefixOfAKeyHearsOfItAndNoOther) {
 }
 
 // The list of a prefix's watches is cached: it must be invalidated when they change.
-TEST(StoreWatch, RemovedNextToOthersOfItsPrefix_HearsNothingMore) {
+TEST(StoreWatch, RemovedNextToOthersOfItsPrefix_ReceivesNothingMore) {
   TestJob job(PlainOptions(1));
   Heard stays(job, "a");
   auto goes = std::make_unique<Heard>(job, "a");
@@ -287,7 +287,7 @@ TEST(StoreWatch, RemovedNextToOthersOfItsPrefix_HearsNothingMore) {
 }
 
 // Thousands of ranks watch, each its own: a change must not be a walk past all of them.
-TEST(StoreWatch, AChangeCostsWhatItsWatchersCost) {
+TEST(StoreWatch, CostOfAChangeDependsOnItsWatchersOnly) {
   TestJob job(PlainOptions(1));
   size_t heard = 0;
   for (int i = 0; i < 100'000; ++i) {
@@ -306,8 +306,8 @@ TEST(StoreWatch, AChangeCostsWhatItsWatchersCost) {
   EXPECT_EQ(heard, 1u);
 }
 
-// Each of them could be told, but not all at once.
-TEST(StoreWatch, APutThatTooManyWouldHearOfIsRefused) {
+// Each watcher could be notified, but not all at once.
+TEST(StoreWatch, PutWithTooManyWatchersIsRefused) {
   TestJob job(PlainOptions(1));
   size_t heard = 0;
   for (int i = 0; i < 3000; ++i) {
@@ -364,7 +364,7 @@ TEST(StoreLimits, AValueOverItsLimitIsRefused) {
   EXPECT_EQ(ValueOf(job, "a"), "1234");
 }
 
-// The error must say which option to raise.
+// The error must name the option to raise.
 TEST(StoreLimits, AFullStoreRefusesAndRecovers) {
   CoordinatorOptions options = PlainOptions(1);
   options.max_store_bytes = 1000;
@@ -377,8 +377,8 @@ TEST(StoreLimits, AFullStoreRefusesAndRecovers) {
   EXPECT_THAT(job.Put("b", std::string(600, 'x')), IsOk());
 }
 
-// Replacing a value counts what goes as well as what comes.
-TEST(StoreLimits, AFullStoreAllowsReplacingByLess) {
+// Replacing a value accounts for the old bytes as well as the new ones.
+TEST(StoreLimits, FullStoreAllowsReplacingByLess) {
   CoordinatorOptions options = PlainOptions(1);
   options.max_store_bytes = 1000;
   TestJob job(options);
@@ -390,7 +390,7 @@ TEST(StoreLimits, AFullStoreAllowsReplacingByLess) {
 }
 
 // Counting wrongly would lock the store after some millions of changes.
-TEST(StoreLimits, TheBytesOfWhatHasGoneAreFree) {
+TEST(StoreLimits, BytesOfRemovedValuesAreFree) {
   CoordinatorOptions options = PlainOptions(1);
   options.max_store_bytes = 10'000;
   TestJob job(options);
@@ -446,8 +446,8 @@ TEST(StoreLimits, TooManyWaitsAreRefused) {
   EXPECT_FALSE(job.Get({"b"}).done());
 }
 
-// A full table of waits must not refuse what need not wait.
-TEST(StoreLimits, AGetThatNeedNotWaitIsAnsweredHoweverManyWait) {
+// A full table of waits must not refuse calls that need not wait.
+TEST(StoreLimits, GetThatNeedNotWaitIsAnsweredWhenTheTableOfWaitsIsFull) {
   CoordinatorOptions options = PlainOptions(1);
   options.max_parked_waits = 1;
   TestJob job(options);
@@ -456,7 +456,7 @@ TEST(StoreLimits, AGetThatNeedNotWaitIsAnsweredHoweverManyWait) {
   EXPECT_THAT(job.Get({"there"}).result(), IsOk());
 }
 
-// "What is it waiting for?" must have an answer.
+// The status must show the key that a task waits for.
 TEST(StoreWaits, AreListedWithTheirTaskAndKey) {
   TestJob job(PlainOptions(2));
   const absl::Time start = job.clock().Now();
@@ -471,7 +471,7 @@ TEST(StoreWaits, AreListedWithTheirTaskAndKey) {
 }
 
 // Its bytes are freed once, however often the batch names it.
-TEST(StoreLimits, AKeyTwiceInABatch_IsMeasuredRightly) {
+TEST(StoreLimits, KeyTwiceInABatch_IsCountedOnce) {
   CoordinatorOptions options = PlainOptions(1);
   options.max_store_bytes = 200;
   TestJob job(options);
@@ -482,8 +482,8 @@ TEST(StoreLimits, AKeyTwiceInABatch_IsMeasuredRightly) {
   EXPECT_EQ(job.store().stored_bytes(), 3u);
 }
 
-// The list of a prefix's watches that earlier changes were told by is not that of later ones.
-TEST(StoreWatch, AddedAfterAChangeOfItsPrefix_HearsTheNext) {
+// The cached list of a prefix's watches must not be used for later changes.
+TEST(StoreWatch, AddedAfterAChangeOfItsPrefix_ReceivesTheNext) {
   TestJob job(PlainOptions(1));
   Heard first(job, "a");
   ASSERT_THAT(job.Put("a/1", "x"), IsOk());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What tests of the store read.
+// Reads of the store that its tests share.
 #ifndef FERRY_TESTS_COORD_STORE_READS_H_
 #define FERRY_TESTS_COORD_STORE_READS_H_
 

@@ -20,8 +20,8 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 
-// Scenario 56. Scenario 79: nobody has registered here.
-TEST(Store, Scenario56ANewKeyCanBeFound) {
+// No task has registered here.
+TEST(Store, NewKeyCanBeFound) {
   TestJob job(PlainOptions(1));
   ASSERT_THAT(job.Put("a", "1"), IsOk());
   const std::optional<StoreEntry> entry = job.store().Find("a");
@@ -31,8 +31,8 @@ TEST(Store, Scenario56ANewKeyCanBeFound) {
   EXPECT_EQ(entry->revision, job.store().revision());
 }
 
-// Scenario 57. Two roots publish an id under one key: the second must hear of it.
-TEST(Store, Scenario57AnExistingKeyIsNotReplaced) {
+// Two roots publish an id under one key: the second must be notified.
+TEST(Store, ExistingKeyIsNotReplaced) {
   TestJob job(PlainOptions(1));
   ASSERT_THAT(job.Put("a/b", "1"), IsOk());
   EXPECT_THAT(job.Put("a/b", "2"),
@@ -40,8 +40,8 @@ TEST(Store, Scenario57AnExistingKeyIsNotReplaced) {
   EXPECT_EQ(ValueOf(job, "a/b"), "1");
 }
 
-// Scenario 58. A status that is published again and again.
-TEST(Store, Scenario58OverwriteReplaces) {
+// A status that is published repeatedly.
+TEST(Store, OverwriteReplaces) {
   TestJob job(PlainOptions(1));
   ASSERT_THAT(job.Put("a", "1"), IsOk());
   EXPECT_THAT(job.Put("a", "22", /*overwrite=*/true), IsOk());
@@ -49,15 +49,14 @@ TEST(Store, Scenario58OverwriteReplaces) {
   EXPECT_EQ(job.store().key_count(), 1u);
 }
 
-// Scenario 59. The first of them.
-TEST(Store, Scenario59OverwriteOfAMissingKeyInserts) {
+TEST(Store, OverwriteOfAMissingKeyInserts) {
   TestJob job(PlainOptions(1));
   EXPECT_THAT(job.Put("a", "1", /*overwrite=*/true), IsOk());
   EXPECT_EQ(ValueOf(job, "a"), "1");
 }
 
-// Scenario 61. The usual order of things: the reader is early.
-TEST(Store, Scenario61AGetWaitsForItsKey) {
+// The usual order: the reader comes first.
+TEST(Store, GetWaitsForItsKey) {
   TestJob job(PlainOptions(1));
   const GetCall call = job.Get({"a"});
   EXPECT_FALSE(call.done());
@@ -70,7 +69,7 @@ TEST(Store, Scenario61AGetWaitsForItsKey) {
 }
 
 // A reader that is late must not park.
-TEST(Store, AGetOfAKeyThatIsThereIsAnsweredAtOnce) {
+TEST(Store, GetOfAnExistingKeyIsAnsweredAtOnce) {
   TestJob job(PlainOptions(1));
   ASSERT_THAT(job.Put("a", "1"), IsOk());
   const GetCall call = job.Get({"a"});
@@ -79,7 +78,7 @@ TEST(Store, AGetOfAKeyThatIsThereIsAnsweredAtOnce) {
 }
 
 // An empty value is a value.
-TEST(Store, AnEmptyValueWakesTheWaiter) {
+TEST(Store, EmptyValueWakesTheWaiter) {
   TestJob job(PlainOptions(1));
   const GetCall call = job.Get({"a"});
   ASSERT_THAT(job.Put("a", ""), IsOk());
@@ -97,8 +96,8 @@ TEST(Store, OneInsertWakesEveryWaiter) {
   EXPECT_EQ(job.coordinator().wait_count(), 0u);
 }
 
-// Scenario 62. A key that is deleted and made again, as for the next step.
-TEST(Store, Scenario62AGetAfterADeleteWaitsForTheNextValue) {
+// A key that is deleted and set again, as for the next step.
+TEST(Store, GetAfterADeleteWaitsForTheNextValue) {
   TestJob job(PlainOptions(1));
   ASSERT_THAT(job.Put("key0", "1"), IsOk());
   EXPECT_EQ(job.Delete("key0", true), 1);
@@ -109,15 +108,15 @@ TEST(Store, Scenario62AGetAfterADeleteWaitsForTheNextValue) {
 }
 
 // A waiter that a delete wakes would read a value that is not there.
-TEST(Store, ADeleteDoesNotWakeWaiters) {
+TEST(Store, DeleteDoesNotWakeWaiters) {
   TestJob job(PlainOptions(1));
   const GetCall call = job.Get({"a"});
   job.Delete("a", true);
   EXPECT_FALSE(call.done());
 }
 
-// Scenario 63. Deleting a directory by its name.
-TEST(Store, Scenario63DeletingASubtreeRemovesWhatIsUnderIt) {
+// A directory is deleted by its name.
+TEST(Store, DeletingASubtreeRemovesTheKeysUnderIt) {
   TestJob job(PlainOptions(1));
   ASSERT_THAT(job.Put("path/to/key1", "1"), IsOk());
   ASSERT_THAT(job.Put("path", "0"), IsOk());
@@ -129,7 +128,7 @@ TEST(Store, Scenario63DeletingASubtreeRemovesWhatIsUnderIt) {
 }
 
 // The seed's clients delete one key and mean it.
-TEST(Store, DeletingWithoutTheSubtreeLeavesWhatIsUnderIt) {
+TEST(Store, DeletingWithoutTheSubtreeKeepsTheKeysUnderIt) {
   TestJob job(PlainOptions(1));
   ASSERT_THAT(job.Put("path", "0"), IsOk());
   ASSERT_THAT(job.Put("path/a", "1"), IsOk());
@@ -137,8 +136,8 @@ TEST(Store, DeletingWithoutTheSubtreeLeavesWhatIsUnderIt) {
   EXPECT_THAT(KeysOf(job.store().List("")), ElementsAre("path/a"));
 }
 
-// Scenario 64. A key that was never there, or is no more.
-TEST(Store, Scenario64AMissingKeyIsNotFound) {
+// The key has never been set, or has been deleted.
+TEST(Store, MissingKeyIsNotFound) {
   TestJob job(PlainOptions(1));
   EXPECT_EQ(job.store().Find("a"), std::nullopt);
   ASSERT_THAT(job.Put("a", "1"), IsOk());
@@ -147,16 +146,16 @@ TEST(Store, Scenario64AMissingKeyIsNotFound) {
   EXPECT_EQ(job.store().Find("a"), std::nullopt);
 }
 
-// Scenario 65. Cleaning up twice is no error, and no change.
-TEST(Store, Scenario65DeletingAMissingKeyIsFine) {
+// A second cleanup is no error, and changes nothing.
+TEST(Store, DeletingAMissingKeyIsOk) {
   TestJob job(PlainOptions(1));
   const int64_t revision = job.store().revision();
   EXPECT_EQ(job.Delete("a", true), 0);
   EXPECT_EQ(job.store().revision(), revision);
 }
 
-// Scenarios 66, 67. A directory holds what is under it, however deep, and nothing else.
-TEST(Store, Scenario66And67ListingHoldsNestedKeysOnly) {
+// A directory holds the keys under it at any depth, and no others.
+TEST(Store, ListingHoldsNestedKeysOnly) {
   TestJob job(PlainOptions(1));
   for (const char* key : {"dir/b", "dir/sub_dir/path", "dir", "dir_x", "other/dir/a", "dir/a"}) {
     ASSERT_THAT(job.Put(key, key), IsOk());
@@ -166,14 +165,13 @@ TEST(Store, Scenario66And67ListingHoldsNestedKeysOnly) {
   EXPECT_EQ(*job.store().List("dir/sub_dir/")[0].value, "dir/sub_dir/path");
 }
 
-// Scenario 68. Nobody has written yet.
-TEST(Store, Scenario68ListingAnEmptyStoreIsEmpty) {
+TEST(Store, ListingAnEmptyStoreIsEmpty) {
   TestJob job(PlainOptions(1));
   EXPECT_THAT(job.store().List("dir/"), IsEmpty());
 }
 
-// Scenario 70. Clients write directories with and without a slash.
-TEST(Store, Scenario70KeysAreNormalisedAtBothEndsAndWithin) {
+// Clients write directories with and without a slash.
+TEST(Store, KeysAreNormalisedAtBothEndsAndWithin) {
   EXPECT_EQ(NormalizeKey("dir"), "dir");
   EXPECT_EQ(NormalizeKey("dir/"), "dir");
   EXPECT_EQ(NormalizeKey("/dir///"), "dir");
@@ -183,8 +181,8 @@ TEST(Store, Scenario70KeysAreNormalisedAtBothEndsAndWithin) {
   EXPECT_EQ(NormalizeKey("a b;[c]:d"), "a b;[c]:d");
 }
 
-// Scenario 71. The next run starts in a clean directory.
-TEST(Store, Scenario71ADeletedDirectoryIsEmpty) {
+// The next run starts in an empty directory.
+TEST(Store, DeletedDirectoryIsEmpty) {
   TestJob job(PlainOptions(1));
   ASSERT_THAT(job.Put("test_dir/a", "1"), IsOk());
   ASSERT_THAT(job.Put("test_dir/b/c", "1"), IsOk());
@@ -213,8 +211,8 @@ std::string Counted(absl::StatusOr<StoreEntry> entry) {
   return entry.ok() ? *entry->value : entry.status().ToString();
 }
 
-// Scenario 72. Ranks draw numbers.
-TEST(Store, Scenario72IncrementAddsToDecimalText) {
+// Ranks draw numbers.
+TEST(Store, IncrementAddsToDecimalText) {
   TestJob job(PlainOptions(1));
   ASSERT_THAT(job.Put("a", "1"), IsOk());
   EXPECT_EQ(Counted(job.store().Increment("a", 3)), "4");
@@ -234,8 +232,8 @@ TEST(Store, IncrementWakesWaiters) {
   EXPECT_EQ(*(*call.result())[0].value, "7");
 }
 
-// Scenario 73. Somebody else's key.
-TEST(Store, Scenario73IncrementOfOtherTextIsRefused) {
+// The key belongs to another client.
+TEST(Store, IncrementOfOtherTextIsRefused) {
   TestJob job(PlainOptions(1));
   for (const char* text : {"x", "", "1x", "1.5", "99999999999999999999"}) {
     ASSERT_THAT(job.Put("a", text, /*overwrite=*/true), IsOk());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The key-value store: gets that time out, are cancelled, or ask for several keys; bytes and sizes.
+// The key-value store: gets that time out, are cancelled, or read several keys; bytes and sizes.
 #include <cstdint>
 #include <limits>
 #include <string>
@@ -20,8 +20,8 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 
-// Scenario 74. A reader with a deadline of its own.
-TEST(Store, Scenario74AGetTimesOutNamingItsKey) {
+// A reader with a deadline of its own.
+TEST(Store, GetThatTimesOutNamesItsKey) {
   TestJob job(PlainOptions(1));
   ASSERT_THAT(job.Put("gone", "1"), IsOk());
   ASSERT_THAT(job.Put("other", "1"), IsOk());
@@ -35,7 +35,7 @@ TEST(Store, Scenario74AGetTimesOutNamingItsKey) {
 }
 
 // It is over: the key's arrival must not answer it again.
-TEST(Store, ATimedOutGetIsNotAnsweredAgain) {
+TEST(Store, TimedOutGetIsNotAnsweredAgain) {
   TestJob job(PlainOptions(1));
   const GetCall call = job.Get({"a"}, absl::Seconds(5));
   job.Advance(absl::Seconds(6));
@@ -45,8 +45,8 @@ TEST(Store, ATimedOutGetIsNotAnsweredAgain) {
   EXPECT_FALSE(job.Cancel(call.wait()));
 }
 
-// A key that comes at the last moment.
-TEST(Store, AnAnsweredGetDoesNotTimeOut) {
+// A key that is set at the last moment.
+TEST(Store, AnsweredGetDoesNotTimeOut) {
   TestJob job(PlainOptions(1));
   const GetCall call = job.Get({"a"}, absl::Seconds(5));
   ASSERT_THAT(job.Put("a", "1"), IsOk());
@@ -55,16 +55,16 @@ TEST(Store, AnAnsweredGetDoesNotTimeOut) {
   EXPECT_THAT(call.result(), IsOk());
 }
 
-// "Is it there?" asked through the waiting call.
-TEST(Store, AGetWithoutTimeIsAnsweredWithoutWaiting) {
+// A caller checks for a key through the waiting call.
+TEST(Store, GetWithZeroTimeoutIsAnsweredWithoutWaiting) {
   TestJob job(PlainOptions(1));
   const GetCall call = job.Get({"a"}, absl::ZeroDuration());
   EXPECT_EQ(call.wait(), kNoWait);
   EXPECT_THAT(call.result(), Fails(absl::StatusCode::kDeadlineExceeded));
 }
 
-// Scenario 75. The coordinator goes away under its readers.
-TEST(Store, Scenario75AWaitingGetEndsCancelledWithTheStore) {
+// The coordinator stops while gets are pending.
+TEST(Store, WaitingGetEndsCancelledWithTheStore) {
   TestJob job(PlainOptions(1));
   const GetCall call = job.Get({"a"});
   job.Stop();
@@ -73,7 +73,7 @@ TEST(Store, Scenario75AWaitingGetEndsCancelledWithTheStore) {
 }
 
 // The reader went away.
-TEST(Store, AWaitingGetCanBeCancelled) {
+TEST(Store, WaitingGetCanBeCancelled) {
   TestJob job(PlainOptions(1));
   const GetCall gone = job.Get({"a"});
   const GetCall other = job.Get({"a"});
@@ -85,8 +85,8 @@ TEST(Store, AWaitingGetCanBeCancelled) {
   EXPECT_THAT(other.result(), IsOk());
 }
 
-// Scenario 77. A directory of checkpoints' metadata.
-TEST(Store, Scenario77ListsTenMebibytes) {
+// A directory of checkpoints' metadata.
+TEST(Store, ListsTenMebibytes) {
   TestJob job(PlainOptions(1));
   for (int i = 0; i < 10; ++i) {
     ASSERT_THAT(job.Put(absl::StrCat("dir/", i), std::string(1 << 20, 'x')), IsOk());
@@ -96,8 +96,8 @@ TEST(Store, Scenario77ListsTenMebibytes) {
   EXPECT_EQ(bytes, size_t{10} << 20);
 }
 
-// Scenario 78. NCCL's ids are 128 bytes of anything.
-TEST(Store, Scenario78ValuesAndKeysAreBytes) {
+// NCCL's ids are 128 arbitrary bytes.
+TEST(Store, ValuesAndKeysAreBytes) {
   TestJob job(PlainOptions(1));
   std::string bytes;
   for (int i = 0; i < 256; ++i) bytes.push_back(static_cast<char>(i));
@@ -107,16 +107,16 @@ TEST(Store, Scenario78ValuesAndKeysAreBytes) {
   EXPECT_EQ(job.store().Find("a"), std::nullopt);
 }
 
-// Scenario 79. The preemption manager reads before anyone has registered.
-TEST(Store, Scenario79WorksForThoseWhoNeverRegistered) {
+// The preemption manager reads before any task has registered.
+TEST(Store, WorksForCallersThatNeverRegistered) {
   TestJob job(PlainOptions(2));
   const GetCall call = job.Get({"RECEIVED_PREEMPTION_NOTICE"}, absl::InfiniteDuration(), TaskId(1));
   ASSERT_THAT(job.Put("RECEIVED_PREEMPTION_NOTICE", "task 0"), IsOk());
   EXPECT_THAT(call.result(), IsOk());
 }
 
-// Node 0 reads everyone's topology: one call, not a thousand.
-TEST(Store, AMultiGetWaitsForEveryKeyAndKeepsTheirOrder) {
+// Node 0 reads the topology of all nodes: one call, not a thousand.
+TEST(Store, MultiGetWaitsForEveryKeyAndKeepsTheirOrder) {
   TestJob job(PlainOptions(1));
   ASSERT_THAT(job.Put("b", "2"), IsOk());
   const GetCall call = job.Get({"c", "b", "a", "c"});
@@ -127,8 +127,8 @@ TEST(Store, AMultiGetWaitsForEveryKeyAndKeepsTheirOrder) {
   EXPECT_THAT(KeysOf(*call.result()), ElementsAre("c", "b", "a", "c"));
 }
 
-// A key that was there when the wait began may be gone when the last one comes.
-TEST(Store, AMultiGetHasAllItsKeysAtOneMoment) {
+// A key that existed when the wait began may be deleted when the last one is set.
+TEST(Store, MultiGetHasAllItsKeysAtOneMoment) {
   TestJob job(PlainOptions(1));
   ASSERT_THAT(job.Put("a", "1"), IsOk());
   const GetCall call = job.Get({"a", "b"});
@@ -140,8 +140,8 @@ TEST(Store, AMultiGetHasAllItsKeysAtOneMoment) {
   EXPECT_EQ(*(*call.result())[0].value, "3");
 }
 
-// Who published late? The message must name the missing, not those that are there.
-TEST(Store, AMultiGetThatTimesOutNamesTheMissingKeys) {
+// The message must name the missing keys, not the existing ones.
+TEST(Store, MultiGetThatTimesOutNamesTheMissingKeys) {
   TestJob job(PlainOptions(1));
   ASSERT_THAT(job.Put("topology/0", "x"), IsOk());
   const GetCall call = job.Get({"topology/0", "topology/1", "topology/2"}, absl::Seconds(1));

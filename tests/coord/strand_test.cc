@@ -40,8 +40,8 @@ TEST(CoordinatorExecutor, RunsCompletionsInOrderAndThenEndsTheirBatch) {
   EXPECT_EQ(log, (std::vector<std::string>{"a", "b", "."}));
 }
 
-// What a completion leads to falls due together with it.
-TEST(CoordinatorExecutor, ABatchIncludesWhatItsCompletionsLeadTo) {
+// Calls that a completion makes fall due together with it.
+TEST(CoordinatorExecutor, BatchIncludesCallsOfItsCompletions) {
   std::vector<std::string> log;
   CoordinatorExecutor strand(MakeCoordinator());
   strand.SetAfterBatch([&log] { log.push_back("."); });
@@ -60,8 +60,8 @@ TEST(CoordinatorExecutor, ABatchIncludesWhatItsCompletionsLeadTo) {
   EXPECT_EQ(log, (std::vector<std::string>{"first", "second", "."}));
 }
 
-// One that goes on for ever must not keep the others' answers back.
-TEST(CoordinatorExecutor, ALongChainIsBrokenUp) {
+// An endless chain must not hold back the answers of others.
+TEST(CoordinatorExecutor, LongChainIsBrokenUp) {
   constexpr int kLength = 100;
   int done = 0;
   int ends = 0;

@@ -52,7 +52,7 @@ inline std::string TablesThatDisagree(const Coordinator& coordinator) {
   bounded("store.keys", options.max_keys);
   bounded("store.bytes", options.max_store_bytes);
   bounded("store.waits", options.max_parked_waits);
-  // The one that has finished last is kept whatever the limit.
+  // The last one that has finished is kept regardless of the limit.
   bounded("barriers.finished",
           options.max_finished_barriers > 0 ? options.max_finished_barriers : 1);
   return wrong;

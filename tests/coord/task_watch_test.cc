@@ -12,8 +12,8 @@ namespace {
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
-// Scenario 49. Whoever builds a clique needs every task's life.
-TEST(TaskWatch, Scenario49AnswersAtOnceWithoutAVersion) {
+// Building a communicator needs the incarnation of every task.
+TEST(TaskWatch, AnswersAtOnceWithoutAVersion) {
   TestJob job(PlainOptions(2));
   job.RegisterAll();
   const TableCall call = job.WatchTasks(-1);
@@ -28,8 +28,8 @@ TEST(TaskWatch, Scenario49AnswersAtOnceWithoutAVersion) {
   EXPECT_EQ(call.result()->version, job.coordinator().membership().version());
 }
 
-// Scenario 50. A clique with a task that left must be seen as stale.
-TEST(TaskWatch, Scenario50ShowsATaskThatWasResetWithItsLastLife) {
+// A communicator with a task that left must be recognised as stale.
+TEST(TaskWatch, ShowsATaskThatWasResetWithItsLastIncarnation) {
   TestJob job(PlainOptions(2));
   job.RegisterAll();
   ASSERT_THAT(job.Reset(1), IsOk());
@@ -40,8 +40,8 @@ TEST(TaskWatch, Scenario50ShowsATaskThatWasResetWithItsLastLife) {
   EXPECT_GE(call.result()->version, 0);
 }
 
-// Scenario 51. The successor must not be taken for its predecessor.
-TEST(TaskWatch, Scenario51ShowsTheNewLifeOfATask) {
+// The successor must not be taken for its predecessor.
+TEST(TaskWatch, ShowsTheNewIncarnationOfATask) {
   TestJob job(PlainOptions(2));
   job.RegisterAll();
   ASSERT_THAT(job.Reset(1), IsOk());
@@ -52,8 +52,8 @@ TEST(TaskWatch, Scenario51ShowsTheNewLifeOfATask) {
   EXPECT_EQ(call.result()->tasks[1].incarnation, Incarnation(LifeOf(1) + 1));
 }
 
-// Scenario 52. A watch that answers without a change would be polled in a loop.
-TEST(TaskWatch, Scenario52WaitsUntilTheTableChanges) {
+// A watch that answers without a change would be polled in a loop.
+TEST(TaskWatch, WaitsUntilTheTableChanges) {
   TestJob job(PlainOptions(2));
   job.RegisterAll();
   const int64_t version = job.WatchTasks(-1).result()->version;
@@ -67,7 +67,7 @@ TEST(TaskWatch, Scenario52WaitsUntilTheTableChanges) {
 }
 
 // Every kind of change must wake the watchers; one that does not would leave a stale clique alive.
-TEST(TaskWatch, WakesForRegistrationErrorSilenceAndANewLife) {
+TEST(TaskWatch, WakesForRegistrationErrorSilenceAndANewIncarnation) {
   TestJob job(RecoverableOptions(3));
   const auto watch = [&job] { return job.WatchTasks(job.coordinator().membership().version()); };
   TableCall call = watch();
@@ -96,8 +96,8 @@ TEST(TaskWatch, DoesNotWakeForHeartbeats) {
   EXPECT_FALSE(call.done());
 }
 
-// Scenario 53. A slow watcher must not be fed history.
-TEST(TaskWatch, Scenario53ShowsOnlyTheLatestState) {
+// A slow watcher must not receive history.
+TEST(TaskWatch, ShowsOnlyTheLatestState) {
   TestJob job(PlainOptions(2));
   job.RegisterAll();
   const int64_t version = job.coordinator().membership().version();
@@ -110,8 +110,8 @@ TEST(TaskWatch, Scenario53ShowsOnlyTheLatestState) {
   EXPECT_GE(call.result()->version, version + 2);
 }
 
-// Scenario 55, as ours. A client of the coordinator's former life; upstream's server dies of it.
-TEST(TaskWatch, Scenario55AVersionThatHasNotBeenIsRefused) {
+// A client of a previous coordinator. Ferry refuses the version; upstream's server crashes on it.
+TEST(TaskWatch, VersionInTheFutureIsRefused) {
   TestJob job(PlainOptions(2));
   job.RegisterAll();
   const int64_t version = job.coordinator().membership().version();
@@ -119,7 +119,7 @@ TEST(TaskWatch, Scenario55AVersionThatHasNotBeenIsRefused) {
   EXPECT_THAT(job.WatchTasks(INT64_MAX).result(), Fails(absl::StatusCode::kInvalidArgument));
 }
 
-// The coordinator goes down while somebody watches.
+// The coordinator stops while a watch is pending.
 TEST(TaskWatch, EndsWithAnEmptyTableWhenTheServiceStops) {
   TestJob job(PlainOptions(2));
   job.RegisterAll();
@@ -131,8 +131,8 @@ TEST(TaskWatch, EndsWithAnEmptyTableWhenTheServiceStops) {
   EXPECT_THAT(job.WatchTasks(-1).result(), Fails(absl::StatusCode::kInternal));
 }
 
-// Who has the table wants only what is new.
-TEST(TaskWatch, SaysWhenEachTaskChanged) {
+// A client that has the table needs only the changes.
+TEST(TaskWatch, ShowsWhenEachTaskChanged) {
   TestJob job(PlainOptions(3));
   const TableCall before = job.WatchTasks(-1);
   for (const TaskInfo& info : before.result()->tasks) EXPECT_EQ(info.version, 0);

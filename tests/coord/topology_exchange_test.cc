@@ -29,8 +29,8 @@ const GlobalTopology& TopologyOf(const EnumerateCall& call) {
   return call.result().ok() ? (*call.result())->topology : *kNone;
 }
 
-// Scenario 129. Ids that depend on who came first would differ from run to run.
-TEST(TopologyExchange, Scenario129IdsFollowTheNodesWhateverTheOrderOfArrival) {
+// Ids that depend on the order of arrival would differ from run to run.
+TEST(TopologyExchange, IdsFollowTheNodesInAnyOrderOfArrival) {
   TestJob job(PlainOptions(3));
   job.RegisterAll();
   const EnumerateCall second = job.Enumerate(1, NodeWithGpus(1, 2));
@@ -59,8 +59,8 @@ TEST(TopologyExchange, AllAnswersShareOneTopology) {
   EXPECT_FALSE((*first.result())->bytes.empty());
 }
 
-// Scenario 130. The answer was lost and the node asks again.
-TEST(TopologyExchange, Scenario130TheSameTopologyMayBeSentTwice) {
+// The answer was lost and the node asks again.
+TEST(TopologyExchange, SameTopologyMayBeSentTwice) {
   TestJob job(PlainOptions(2));
   const EnumerateCall first = job.Enumerate(0, TestNode(0));
   const EnumerateCall retry = job.Enumerate(0, TestNode(0));
@@ -73,8 +73,8 @@ TEST(TopologyExchange, Scenario130TheSameTopologyMayBeSentTwice) {
   EXPECT_EQ(TopologyOf(late), TopologyOf(other));
 }
 
-// Scenario 131. Two processes claim to be one node.
-TEST(TopologyExchange, Scenario131ADifferentTopologyOfANodeIsRefused) {
+// Two processes claim to be one node.
+TEST(TopologyExchange, DifferentTopologyOfANodeIsRefused) {
   TestJob job(PlainOptions(2));
   const EnumerateCall first = job.Enumerate(0, NodeWithGpus(0, 1));
   EXPECT_THAT(job.Enumerate(0, NodeWithGpus(0, 2)).result(), Fails(absl::StatusCode::kInternal));
@@ -84,8 +84,8 @@ TEST(TopologyExchange, Scenario131ADifferentTopologyOfANodeIsRefused) {
   EXPECT_THAT(job.Enumerate(0, NodeWithGpus(0, 2)).result(), Fails(absl::StatusCode::kInternal));
 }
 
-// Scenario 132. Some nodes know their slice, some do not: any numbering would be wrong.
-TEST(TopologyExchange, Scenario132PartitionsAreGivenByAllNodesOrByNone) {
+// Some nodes know their slice, some do not: any numbering would be wrong.
+TEST(TopologyExchange, PartitionsAreGivenByAllNodesOrByNone) {
   TestJob job(PlainOptions(2));
   LocalTopology with = TestNode(0);
   with.partition_index = 0;
@@ -95,8 +95,8 @@ TEST(TopologyExchange, Scenario132PartitionsAreGivenByAllNodesOrByNone) {
   EXPECT_THAT(second.result(), Fails(absl::StatusCode::kInvalidArgument));
 }
 
-// Scenario 134. A job that lost a GPU on one host is not a grid.
-TEST(TopologyExchange, Scenario134UnevenJobsHaveNoCounts) {
+// A job that lost a GPU on one host is not a grid.
+TEST(TopologyExchange, UnevenJobsHaveNoCounts) {
   TestJob job(PlainOptions(2));
   const EnumerateCall first = job.Enumerate(0, NodeWithGpus(0, 2));
   const EnumerateCall second = job.Enumerate(1, NodeWithGpus(1, 1));
@@ -104,7 +104,7 @@ TEST(TopologyExchange, Scenario134UnevenJobsHaveNoCounts) {
 }
 
 // A node that lies about its number would overwrite another's devices.
-TEST(TopologyExchange, AMalformedTopologyIsRefusedAndDoesNotCount) {
+TEST(TopologyExchange, MalformedTopologyIsRefusedAndDoesNotCount) {
   TestJob job(PlainOptions(2));
   LocalTopology twice = TestNode(0);
   twice.devices.push_back(twice.devices[0]);
@@ -115,12 +115,12 @@ TEST(TopologyExchange, AMalformedTopologyIsRefusedAndDoesNotCount) {
   EXPECT_THAT(other.result(), IsOk());
 }
 
-TEST(TopologyExchange, AnUnknownTaskIsRefused) {
+TEST(TopologyExchange, UnknownTaskIsRefused) {
   TestJob job(PlainOptions(2));
   EXPECT_THAT(job.Enumerate(2, TestNode(2)).result(), Fails(absl::StatusCode::kInvalidArgument));
 }
 
-// One host does not come up: who?
+// One host does not start: the error must name it.
 TEST(TopologyExchange, TheTimeoutNamesTheMissing) {
   TestJob job(PlainOptions(5));
   const EnumerateCall first = job.Enumerate(1, TestNode(1), absl::Seconds(7));
@@ -155,7 +155,7 @@ TEST(TopologyExchange, CanBeCancelled) {
 }
 
 // A host comes back with one GPU less.
-TEST(TopologyExchange, ANewLifeMaySendAnotherTopology) {
+TEST(TopologyExchange, NewIncarnationMaySendAnotherTopology) {
   TestJob job(RecoverableOptions(2));
   job.RegisterAll();
   const EnumerateCall first = job.Enumerate(0, NodeWithGpus(0, 2));
@@ -166,8 +166,8 @@ TEST(TopologyExchange, ANewLifeMaySendAnotherTopology) {
   EXPECT_EQ(TopologyOf(first).devices().size(), 6u);
 }
 
-// The devices of a node that has failed will not come, and its error says more than a timeout.
-TEST(TopologyExchange, AFailedJobEndsTheWaitsForDevices) {
+// A node that has failed will not send its devices, and its error is more useful than a timeout.
+TEST(TopologyExchange, FailedJobEndsTheWaitsForDevices) {
   for (const bool has_poller : {true, false}) {
     SCOPED_TRACE(has_poller ? "errors are polled for" : "errors come by heartbeats");
     TestJob job(PlainOptions(4));
@@ -180,14 +180,14 @@ TEST(TopologyExchange, AFailedJobEndsTheWaitsForDevices) {
     const auto fails = Fails(absl::StatusCode::kFailedPrecondition, HasSubstr("no place"));
     EXPECT_THAT(first.result(), fails);
     EXPECT_THAT(second.result(), fails);
-    // Nor does one wait that comes late.
+    // A wait that begins late ends too.
     EXPECT_THAT(job.Enumerate(2, TestNode(2)).result(), fails);
     EXPECT_EQ(job.coordinator().NextDeadline(), job.task(0).next_check);
   }
 }
 
-// It needs nothing of anybody.
-TEST(TopologyExchange, AFailedJobStillTellsWhatAllHaveSent) {
+// The answer is complete and needs no other node.
+TEST(TopologyExchange, FailedJobStillReturnsACompleteTopology) {
   TestJob job(PlainOptions(2));
   job.RegisterAll();
   const StatusCall poll = job.Poll(0);
@@ -197,8 +197,8 @@ TEST(TopologyExchange, AFailedJobStillTellsWhatAllHaveSent) {
   EXPECT_THAT(job.Enumerate(0, TestNode(0)).result(), IsOk());
 }
 
-// It is waited for, as the job goes on.
-TEST(TopologyExchange, ATaskThatMayComeBackEndsNoWait) {
+// The task is waited for, as the job goes on.
+TEST(TopologyExchange, TaskThatMayComeBackEndsNoWait) {
   TestJob job(RecoverableOptions(2));
   job.RegisterAll();
   const EnumerateCall waiting = job.Enumerate(0, TestNode(0));
@@ -210,7 +210,7 @@ TEST(TopologyExchange, ATaskThatMayComeBackEndsNoWait) {
 }
 
 // Older clients collect their devices through the coordinator.
-TEST(WaitForAllTasks, GivesEveryoneWhatAllHaveSent) {
+TEST(WaitForAllTasks, GivesEveryTaskTheInfosOfAll) {
   TestJob job(PlainOptions(3));
   job.RegisterAll();
   const InfosCall second = job.WaitForAll(1, "one");
@@ -237,7 +237,7 @@ TEST(WaitForAllTasks, KeepsTheFirstInfoOfATask) {
 }
 
 // The answer was lost.
-TEST(WaitForAllTasks, AnswersARepeatAtOnce) {
+TEST(WaitForAllTasks, AnswersARepeatedCallAtOnce) {
   TestJob job(PlainOptions(2));
   job.RegisterAll();
   const InfosCall first = job.WaitForAll(0, "a");
@@ -256,7 +256,7 @@ TEST(WaitForAllTasks, FailsWhenATaskFails) {
   EXPECT_THAT(waiting.result(), Fails(absl::StatusCode::kInternal));
 }
 
-TEST(WaitForAllTasks, OfAnUnknownTaskIsRefused) {
+TEST(WaitForAllTasks, UnknownTaskIsRefused) {
   TestJob job(PlainOptions(2));
   EXPECT_THAT(job.WaitForAll(2, "a").result(), Fails(absl::StatusCode::kInvalidArgument));
 }
@@ -279,8 +279,8 @@ EnumerateCall EnumerateAs(TestJob& job, int task, std::string as_told) {
   return call;
 }
 
-// The others may have read the first; what a former incarnation has said is not its successor's.
-TEST(TopologyExchange, WhatANodeHasSaid_IsTheFirstOfItsIncarnation) {
+// The others may have read the first; infos of a previous incarnation are not its successor's.
+TEST(TopologyExchange, InfoOfANode_IsTheFirstOfItsIncarnation) {
   TestJob job(RecoverableOptions(2));
   job.RegisterAll();
   const EnumerateCall first = EnumerateAs(job, 0, "first");
@@ -313,8 +313,8 @@ TEST(TopologyExchange, AfterASetThatDoesNotFit_TheLastMaySendAnother) {
   EXPECT_THAT(retry.result(), IsOk());
 }
 
-// All have read the infos: a retry after that changes nothing, not even where there was none.
-TEST(WaitForAllTasks, AfterAllHaveCome_NoInfoIsAddedAnyMore) {
+// All have read the infos: a retry after that changes nothing, even where there was none.
+TEST(WaitForAllTasks, AfterAllHaveArrived_NoInfoIsAdded) {
   TestJob job(PlainOptions(2));
   job.RegisterAll();
   const InfosCall first = job.WaitForAll(0, "");

@@ -31,7 +31,7 @@ bool HasJoining(TestServer& server, int node) {
 
 // --- A coordinator that hangs ---
 
-TEST(AgentErrors, ACoordinatorThatHangsIsNamedWithSinceWhen) {
+TEST(AgentErrors, NamesACoordinatorThatHangsAndSinceWhen) {
   TestServer server(1);
   TcpProxy proxy(server->port());
   AgentOptions options = RankOptions(proxy.address(), 0);
@@ -53,8 +53,8 @@ TEST(AgentErrors, ACoordinatorThatHangsIsNamedWithSinceWhen) {
   proxy.SetStalled(false);
 }
 
-// As the others, it waits for nobody: who waits for others has a deadline of its own.
-TEST(AgentErrors, AWaitForOthersMayTakeLongerThanAnAnswer) {
+// Like any call that waits for other tasks, it has a deadline of its own.
+TEST(AgentErrors, WaitForOthersMayTakeLongerThanAnAnswer) {
   TestServer server(1);
   AgentOptions options = RankOptions(server.address(), 0);
   options.answer_timeout = absl::Milliseconds(200);
@@ -66,7 +66,7 @@ TEST(AgentErrors, AWaitForOthersMayTakeLongerThanAnAnswer) {
   EXPECT_THAT(Await(get), IsOk());
 }
 
-TEST(AgentErrors, WhoLeavesDoesNotWaitLongForACoordinatorThatHangs) {
+TEST(AgentErrors, LeavingDoesNotWaitLongForACoordinatorThatHangs) {
   TestServer server(1);
   TcpProxy proxy(server->port());
   AgentOptions options = RankOptions(proxy.address(), 0);
@@ -80,18 +80,18 @@ TEST(AgentErrors, WhoLeavesDoesNotWaitLongForACoordinatorThatHangs) {
   proxy.SetStalled(false);
 }
 
-// --- A coordinator that is gone ---
+// --- The coordinator has ended ---
 
-// The time for joining is one for the coordinator and the other nodes; what is left of it when the
-// coordinator goes is no longer for having waited already.
-TEST(AgentErrors, WhoJoinsWaitsUntilItsTimeIsOverForACoordinatorThatHasGone) {
+// The timeout of joining covers the coordinator and the other nodes; the rest of it when the
+// coordinator ends is not reduced by the time already spent waiting.
+TEST(AgentErrors, JoiningWaitsUntilItsTimeoutForACoordinatorThatHasEnded) {
   TestServer server(BarrierOptions(2));
   TcpProxy proxy(server->port());
   AgentOptions options = RankOptions(proxy.address(), 1);
   options.connect_timeout = absl::Seconds(2);
   auto connect = InBackground([options] { return Agent::Connect(options); });
   ASSERT_TRUE(Eventually([&] { return HasJoining(server, 1); }));
-  // As after its death, without a word of it.
+  // Like after its death, without a message from it.
   proxy.SetRefusing(true);
   proxy.Cut();
   EXPECT_THAT(
@@ -102,7 +102,7 @@ TEST(AgentErrors, WhoJoinsWaitsUntilItsTimeIsOverForACoordinatorThatHasGone) {
 }
 
 // Node 0 runs the coordinator of its job, and ends with it.
-TEST(AgentErrors, WhenTheJobHasFailedACoordinatorThatHasGoneIsNotWaitedFor) {
+TEST(AgentErrors, DoesNotWaitForACoordinatorThatEndedAfterTheJobFailed) {
   using Call = std::function<absl::Status(Agent&)>;
   const std::vector<std::pair<const char*, Call>> kCalls = {
       {"Set", [](Agent& agent) { return agent.Set("k", "v"); }},
@@ -118,7 +118,7 @@ TEST(AgentErrors, WhenTheJobHasFailedACoordinatorThatHasGoneIsNotWaitedFor) {
     ErrorLog log;
     AgentOptions other = RankOptions(server->address(), 1);
     other.on_error = log.Writer();
-    // Nobody waits this long unless the test fails.
+    // The wait lasts this long only if the test fails.
     other.answer_timeout = absl::Hours(1);
     other.lost_timeout = absl::Hours(1);
     const Agents agents = ConnectAll({RankOptions(server->address(), 0), other});
@@ -127,12 +127,12 @@ TEST(AgentErrors, WhenTheJobHasFailedACoordinatorThatHasGoneIsNotWaitedFor) {
     server.reset();
     auto called = InBackground([&agents, &call = call] { return call(*agents[1]); });
     EXPECT_THAT(Await(called), Fails(StatusCode::kInternal, HasSubstr("out of luck"))) << name;
-    // The job's error was the first, and is told once.
+    // The job's error comes first, and is reported once.
     EXPECT_EQ(log.errors().size(), 1u) << name;
   }
 }
 
-TEST(AgentErrors, WhenTheJobHasFailedABrokenConnectionIsMadeAgain) {
+TEST(AgentErrors, ReconnectsAfterTheJobHasFailed) {
   TestServer server(2);
   TcpProxy proxy(server->port());
   ErrorLog log;
@@ -146,7 +146,7 @@ TEST(AgentErrors, WhenTheJobHasFailedABrokenConnectionIsMadeAgain) {
   EXPECT_THAT(agents[1]->Leave(), IsOk());
 }
 
-TEST(AgentErrors, FailedAttemptsAreToldWithTheirReason) {
+TEST(AgentErrors, FailedAttemptsAreReportedWithTheirReason) {
   std::string address;
   {
     TestServer gone(1);
@@ -164,8 +164,8 @@ TEST(AgentErrors, FailedAttemptsAreToldWithTheirReason) {
 
 // --- Reported errors ---
 
-// CANCELLED is how the coordinator ends polls for errors when there is none.
-TEST(AgentErrors, ThatItWasCancelledReachesTheOthersToo) {
+// CANCELLED is how the coordinator ends polls when there is no error.
+TEST(AgentErrors, CancellationReachesTheOthersToo) {
   TestServer server(2);
   ErrorLog log;
   AgentOptions other = RankOptions(server.address(), 1);
@@ -175,7 +175,7 @@ TEST(AgentErrors, ThatItWasCancelledReachesTheOthersToo) {
   EXPECT_THAT(log.WaitForFirst(), Fails(StatusCode::kAborted, HasSubstr("stopped by SIGTERM")));
 }
 
-TEST(AgentErrors, OnceAllHaveLeftAFailedJobTheNextOneBegins) {
+TEST(AgentErrors, NextJobBeginsOnceAllHaveLeftAFailedOne) {
   TestServer server(2);
   {
     const Agents agents = ConnectAll(server, 2);
@@ -189,7 +189,7 @@ TEST(AgentErrors, OnceAllHaveLeftAFailedJobTheNextOneBegins) {
 
 // --- Connects that are called off ---
 
-TEST(AgentConnectStop, TheOthersGoOnWaitingForWhoGivesUp) {
+TEST(AgentConnectStop, OthersKeepWaitingWhenANodeGivesUp) {
   TestServer server(BarrierOptions(3));
   AgentOptions impatient = RankOptions(server.address(), 0);
   const std::shared_ptr<CancellationToken> stop = impatient.connect_stop;
@@ -209,7 +209,7 @@ TEST(AgentConnectStop, TheOthersGoOnWaitingForWhoGivesUp) {
   EXPECT_THAT(Await(third), IsOk());
 }
 
-TEST(AgentConnectStop, WhoHasBeenCountedInTellsTheOthersWhyItDoesNotCome) {
+TEST(AgentConnectStop, NodeThatHadRegisteredReportsWhyItDoesNotJoin) {
   TestServer server(BarrierOptions(2));
   const auto with_devices = [&](int node) {
     AgentOptions options = RankOptions(server.address(), node);
@@ -232,7 +232,7 @@ TEST(AgentConnectStop, WhoHasBeenCountedInTellsTheOthersWhyItDoesNotCome) {
   EXPECT_THAT(log.WaitForFirst(), Fails(StatusCode::kAborted, HasSubstr("stopped by SIGTERM")));
 }
 
-TEST(AgentConnectStop, WithoutACoordinatorItEndsAtOnce) {
+TEST(AgentConnectStop, EndsAtOnceWithoutACoordinator) {
   std::string address;
   {
     TestServer gone(1);
@@ -248,7 +248,7 @@ TEST(AgentConnectStop, WithoutACoordinatorItEndsAtOnce) {
   EXPECT_THAT(Await(connect), Fails(StatusCode::kCancelled, HasSubstr("enough")));
 }
 
-TEST(AgentConnectStop, BeforeItNothingIsBegunAndAfterItNothingEnds) {
+TEST(AgentConnectStop, BeginsNothingWhenEarlyAndEndsNothingWhenLate) {
   TestServer server(1);
   AgentOptions options = RankOptions(server.address(), 0);
   const std::shared_ptr<CancellationToken> late = options.connect_stop;

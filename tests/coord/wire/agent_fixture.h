@@ -25,7 +25,7 @@ auto InBackground(Body body) {
   return std::async(std::launch::async, std::move(body));
 }
 
-// The result, within kTimeout; fails the test when there is none.
+// The result, within kTimeout; fails the test if there is none.
 template <typename T>
 T Await(std::future<T>& future) {
   if (future.wait_for(absl::ToChronoSeconds(kTimeout)) != std::future_status::ready) {
@@ -41,7 +41,7 @@ bool IsPending(const std::future<T>& future) {
   return future.wait_for(std::chrono::seconds(0)) != std::future_status::ready;
 }
 
-// What on_error was given, each time. Outlives the agents that write to it.
+// The errors passed to on_error. Outlives the agents that write to it.
 class ErrorLog {
  public:
   std::function<void(absl::Status)> Writer() {

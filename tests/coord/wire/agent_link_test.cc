@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// AgentLink: what happens to requests whose time is over.
+// AgentLink: requests whose deadline has passed.
 #include "coord/client/agent_link.h"
 
 #include <future>
@@ -24,7 +24,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 constexpr absl::Duration kForAWhile = absl::Minutes(1);
-// More than kernels keep on the way.
+// More than kernels buffer on the path.
 constexpr size_t kFillsTheWay = size_t{40} << 20;
 
 class AgentLinkTest : public ::testing::Test {
@@ -59,7 +59,7 @@ class AgentLinkTest : public ::testing::Test {
     entry.set_value(value);
     return Call(std::move(request), timeout);
   }
-  // As the coordinator has it by now.
+  // The number that the coordinator has received by now.
   bool IsThere(const std::string& key) {
     v1::Request request;
     request.mutable_get()->add_keys(key);
@@ -74,8 +74,8 @@ class AgentLinkTest : public ::testing::Test {
   std::unique_ptr<AgentLink> link_;
 };
 
-// Who hears that the time is over tries again, or does something else.
-TEST_F(AgentLinkTest, WhatWasNotSentInTimeIsNeverDone) {
+// A caller that is notified of the timeout retries, or gives up.
+TEST_F(AgentLinkTest, RequestNotSentInTimeIsNeverExecuted) {
   proxy_.SetStalled(true);
   Outcome large = Put("large", std::string(kFillsTheWay, 'v'), absl::Milliseconds(300));
   Outcome small = Put("small", "v", absl::Milliseconds(200));
@@ -90,8 +90,8 @@ TEST_F(AgentLinkTest, WhatWasNotSentInTimeIsNeverDone) {
   EXPECT_FALSE(IsThere("small"));
 }
 
-// It was on its way when the connection broke, and the next one tells that it has not arrived.
-TEST_F(AgentLinkTest, WhatWasLostWithItsConnectionIsNotSentAgainWhenItsTimeIsOver) {
+// It was in flight when the connection broke, and the next one shows that it has not arrived.
+TEST_F(AgentLinkTest, RequestLostWithItsConnectionIsNotSentAgainAfterItsDeadline) {
   proxy_.SetStalled(true);
   Outcome large = Put("large", std::string(kFillsTheWay, 'v'), absl::Milliseconds(300));
   Outcome patient = Put("patient", "v", kForAWhile);
@@ -103,8 +103,8 @@ TEST_F(AgentLinkTest, WhatWasLostWithItsConnectionIsNotSentAgainWhenItsTimeIsOve
   EXPECT_FALSE(IsThere("large"));
 }
 
-// As the answer to who waits for what is: it must neither wait nor stand in its own way.
-TEST_F(AgentLinkTest, ACallbackMayBeginAnotherCall) {
+// Like the answer that lists who waits for what: it must neither wait nor block itself.
+TEST_F(AgentLinkTest, CallbackMayBeginAnotherCall) {
   Outcome answer;
   absl::Notification begun;
   v1::Request watch;
@@ -132,7 +132,7 @@ class SmallFrames : public AgentLinkTest {
 };
 
 // One value that is too large is no reason to lose the session, and the job with it.
-TEST_F(SmallFrames, WhatIsTooLargeIsRefusedAndCostsNothingElse) {
+TEST_F(SmallFrames, RequestThatIsTooLargeIsRefusedAlone) {
   Outcome large = Put("large", std::string(size_t{1} << 20, 'v'), kForAWhile);
   EXPECT_THAT(Await(large),
               Fails(StatusCode::kResourceExhausted, HasSubstr("its --max-frame-bytes")));
@@ -144,7 +144,7 @@ TEST_F(SmallFrames, WhatIsTooLargeIsRefusedAndCostsNothingElse) {
   EXPECT_EQ(proxy_.accepted(), 1);
 }
 
-// Each fits, and so must what is sent together.
+// Each fits, and so must requests that are sent together.
 TEST_F(SmallFrames, RequestsThatAreSentTogetherFit) {
   proxy_.SetStalled(true);
   std::vector<Outcome> puts;
@@ -157,7 +157,7 @@ TEST_F(SmallFrames, RequestsThatAreSentTogetherFit) {
   EXPECT_EQ(proxy_.accepted(), 1);
 }
 
-// It came by another service, which has no such limit.
+// They come by another service, which has no such limit.
 TEST_F(SmallFrames, AnswersAndEventsMayBeLarger) {
   const std::string value(3'000'000, 'v');
   absl::Mutex mu;

@@ -39,7 +39,7 @@ struct Rig {
 };
 
 // The scheduler started the ranks first.
-TEST(AgentRecovery, ConnectsToACoordinatorThatComesLater) {
+TEST(AgentRecovery, ConnectsToACoordinatorThatStartsLater) {
   TestServer server(1);
   TcpProxy proxy(server->port());
   proxy.SetRefusing(true);
@@ -49,7 +49,8 @@ TEST(AgentRecovery, ConnectsToACoordinatorThatComesLater) {
   EXPECT_THAT(Await(connect), IsOk());
 }
 
-// Ctrl-C, a corrected command line, and the next start: the first process is gone.
+// The user pressed Ctrl-C, corrected the command line and started again: the first process has
+// ended.
 TEST(AgentRecovery, ProcessThatCouldNotJoinAndWasKilled_FailsNoLaterStart) {
   TestServer server(BarrierOptions(2));
   TcpProxy proxy(server->port());
@@ -66,8 +67,8 @@ TEST(AgentRecovery, ProcessThatCouldNotJoinAndWasKilled_FailsNoLaterStart) {
   EXPECT_THAT(Await(connect), Fails(StatusCode::kCancelled));
 }
 
-// An accepted connection on which nobody ever speaks.
-TEST(AgentRecovery, ConnectEndsInTimeWhenNobodyAnswers) {
+// A connection that is accepted, and on which nothing is ever received.
+TEST(AgentRecovery, ConnectTimesOutWithoutAnAnswer) {
   TestServer server(1);
   TcpProxy proxy(server->port());
   proxy.SetStalled(true);
@@ -77,8 +78,8 @@ TEST(AgentRecovery, ConnectEndsInTimeWhenNobodyAnswers) {
   EXPECT_THAT(Await(connect), Fails(StatusCode::kDeadlineExceeded, HasSubstr(proxy.address())));
 }
 
-// What was held up arrives in the end, and is no second rank.
-TEST(AgentRecovery, TriesAgainWhenAFirstAttemptIsHeldUp) {
+// A delayed first attempt arrives in the end, and is not a second rank.
+TEST(AgentRecovery, RetriesWhenAFirstAttemptIsDelayed) {
   TestServer server(1);
   TcpProxy proxy(server->port());
   proxy.SetStalled(true);
@@ -95,7 +96,7 @@ TEST(AgentRecovery, TriesAgainWhenAFirstAttemptIsHeldUp) {
 }
 
 // A coordinator that hangs, or one behind a proxy that keeps the connection.
-TEST(AgentRecovery, LeavesAConnectionOverWhichNothingComes) {
+TEST(AgentRecovery, LeavesASilentConnection) {
   ServerOptions options = BarrierOptions(1);
   options.coordinator.heartbeat_timeout = absl::Minutes(2);
   TestServer server(options);
@@ -104,7 +105,7 @@ TEST(AgentRecovery, LeavesAConnectionOverWhichNothingComes) {
   rank.lost_timeout = kLong;
   rank.idle_timeout = absl::Milliseconds(300);
   auto connect = InBackground([&] { return Agent::Connect(rank); });
-  // Heartbeats go out every 30 s: until one could have been answered, silence says nothing.
+  // Heartbeats are sent every 30 s: until one could have been answered, silence means nothing.
   const auto patient = Await(connect);
   ASSERT_THAT(patient, IsOk());
   absl::SleepFor(absl::Milliseconds(600));
@@ -130,7 +131,7 @@ TEST(AgentRecovery, LeavesACoordinatorThatAnswersNoHeartbeat) {
   EXPECT_THAT((*agent)->Set("k", "v"), IsOk());
 }
 
-TEST(AgentRecovery, ADroppedConnectionLosesNeitherMembershipNorPendingCalls) {
+TEST(AgentRecovery, DroppedConnectionLosesNeitherMembershipNorPendingCalls) {
   Rig rig(2);
   auto get = InBackground([&] { return rig.agents[0]->Get("late", kLong); });
   auto barrier = InBackground([&] { return rig.agents[0]->Barrier("b", kLong); });
@@ -151,8 +152,8 @@ TEST(AgentRecovery, ADroppedConnectionLosesNeitherMembershipNorPendingCalls) {
   EXPECT_THAT(rig.errors[1]->errors(), SizeIs(0));
 }
 
-// Nothing came for longer than it may be out of reach, as nothing was asked for.
-TEST(AgentRecovery, AnIdleConnectionThatBreaksIsMadeAgain) {
+// Nothing was received for longer than the reconnect timeout, as nothing was requested.
+TEST(AgentRecovery, IdleConnectionThatBreaksIsMadeAgain) {
   ServerOptions options = BarrierOptions(1);
   options.coordinator.heartbeat_timeout = absl::Minutes(2);
   TestServer server(options);
@@ -167,7 +168,7 @@ TEST(AgentRecovery, AnIdleConnectionThatBreaksIsMadeAgain) {
   EXPECT_THAT((*agent)->Set("k", "v"), IsOk());
 }
 
-// Cut while requests and answers are under way; a request that is done twice would count twice.
+// Cut while requests and answers are in flight; a request that is executed twice would count twice.
 TEST(AgentRecovery, IncrementsHappenExactlyOnceUnderCuts) {
   Rig rig(1);
   constexpr int kIncrements = 400;
@@ -191,7 +192,7 @@ TEST(AgentRecovery, IncrementsHappenExactlyOnceUnderCuts) {
   EXPECT_EQ(*rig.agents[0]->TryGet("n"), absl::StrCat(kIncrements));
 }
 
-TEST(AgentRecovery, OutlastsACoordinatorThatIsOutOfReachForAWhile) {
+TEST(AgentRecovery, SurvivesACoordinatorThatIsBrieflyUnreachable) {
   Rig rig(1);
   rig.proxy.SetRefusing(true);
   rig.proxy.Cut();
@@ -202,7 +203,7 @@ TEST(AgentRecovery, OutlastsACoordinatorThatIsOutOfReachForAWhile) {
   EXPECT_THAT(rig.errors[0]->errors(), SizeIs(0));
 }
 
-TEST(AgentRecovery, AWatchGoesOnAfterACutWithoutGapsOrRepeats) {
+TEST(AgentRecovery, WatchContinuesAfterACutWithoutGapsOrRepeats) {
   Rig rig(1);
   absl::Mutex mu;
   std::vector<std::string> values;
@@ -217,7 +218,7 @@ TEST(AgentRecovery, AWatchGoesOnAfterACutWithoutGapsOrRepeats) {
   for (int i = 0; i < 200; ++i) {
     ASSERT_THAT(writer->Set("w", absl::StrCat(i), true), IsOk());
     if (i == 0) {
-      // What was there before the watch had come is told as it is then, not as it was made.
+      // Entries from before the watch are reported with their current state, not as they were made.
       absl::MutexLock lock(&mu);
       ASSERT_TRUE(mu.AwaitWithTimeout(absl::Condition(&has_begun), kTimeout));
     }
@@ -231,7 +232,7 @@ TEST(AgentRecovery, AWatchGoesOnAfterACutWithoutGapsOrRepeats) {
   }
 }
 
-TEST(AgentRecovery, WhenTheCoordinatorDiesPendingCallsEndAndTheErrorIsToldOnce) {
+TEST(AgentRecovery, PendingCallsEndAndTheErrorIsReportedOnceWhenTheCoordinatorDies) {
   ServerOptions options = BarrierOptions(1);
   options.coordinator.heartbeat_timeout = absl::Seconds(1);
   auto server = std::make_unique<TestServer>(options);
@@ -244,13 +245,13 @@ TEST(AgentRecovery, WhenTheCoordinatorDiesPendingCallsEndAndTheErrorIsToldOnce) 
   server.reset();
   const auto gone = AnyOf(Fails(StatusCode::kUnavailable), Fails(StatusCode::kAborted));
   EXPECT_THAT(errors.WaitForFirst(), gone);
-  // The coordinator's last words may have been that the get is cancelled.
+  // The coordinator's last message may have been that the get is cancelled.
   EXPECT_THAT(Await(get), AnyOf(gone, Fails(StatusCode::kCancelled)));
   EXPECT_THAT(agents[0]->Set("k", "v"), gone);
   EXPECT_THAT(errors.errors(), SizeIs(1));
 }
 
-TEST(AgentRecovery, OutOfReachForTooLongIsUnavailable) {
+TEST(AgentRecovery, IsUnavailableWhenUnreachableForTooLong) {
   TestServer server(BarrierOptions(1));
   TcpProxy proxy(server->port());
   ErrorLog errors;
@@ -268,7 +269,7 @@ TEST(AgentRecovery, OutOfReachForTooLongIsUnavailable) {
 }
 
 // Another coordinator at the same address: its store is empty, this node means nothing to it.
-TEST(AgentRecovery, ARestartedCoordinatorIsAborted) {
+TEST(AgentRecovery, RestartedCoordinatorIsAborted) {
   auto server = std::make_unique<TestServer>(BarrierOptions(1));
   TcpProxy proxy((*server)->port());
   ErrorLog errors;
@@ -299,20 +300,20 @@ TEST(AgentErrors, ReachEveryOtherNodeExactlyOnce) {
   EXPECT_THAT(rig.errors[2]->errors(), SizeIs(1));
 }
 
-TEST(AgentErrors, ANodeThatDiesIsToldToTheOthers) {
+TEST(AgentErrors, DeathOfANodeReachesTheOthers) {
   ServerOptions options = BarrierOptions(2);
   options.coordinator.heartbeat_timeout = absl::Seconds(1);
   Rig rig(2, options);
   auto barrier = InBackground([&] { return rig.agents[0]->Barrier("b", kLong); });
-  // No Leave, no Shutdown: as a process that is killed.
+  // Neither Leave nor Shutdown: like a process that is killed.
   rig.agents[1].reset();
   EXPECT_THAT(rig.errors[0]->WaitForFirst(), Fails(StatusCode::kUnavailable));
   EXPECT_FALSE(Await(barrier).ok());
   EXPECT_THAT(rig.errors[0]->errors(), SizeIs(1));
 }
 
-// 47: a node that may die and come back costs nobody the job.
-TEST(AgentErrors, ARecoverableNodeThatDiesIsNobodysErrorAndComesBack) {
+// A node that may die and come back does not fail the job.
+TEST(AgentErrors, RecoverableNodeThatDiesIsNoErrorAndComesBack) {
   ServerOptions options = BarrierOptions(2);
   options.coordinator.heartbeat_timeout = absl::Seconds(1);
   options.coordinator.recoverable = true;
@@ -337,12 +338,12 @@ TEST(AgentErrors, ANodeThatLeavesIsNoError) {
   Rig rig(2, options);
   EXPECT_THAT(rig.agents[1]->Leave(), IsOk());
   rig.agents[1].reset();
-  // Longer than the heartbeat timeout: what should not come would have come.
+  // Longer than the heartbeat timeout: an error would have arrived.
   EXPECT_THAT(rig.agents[0]->Get("never", absl::Seconds(3)), Fails(StatusCode::kDeadlineExceeded));
   EXPECT_THAT(rig.errors[0]->errors(), SizeIs(0));
 }
 
-// Old TensorFlow agents are told by a call to them.
+// Old TensorFlow agents are notified by a call to them.
 TEST(AgentErrors, ReachAnAgentThatListensForThem) {
   TestServer server(BarrierOptions(2));
   ErrorLog errors;
@@ -380,7 +381,7 @@ TEST(AgentEnd, EndsPendingCallsCancelled) {
   EXPECT_THAT(rig.errors[0]->errors(), SizeIs(0));
 }
 
-TEST(AgentEnd, WhileTheCoordinatorIsOutOfReachIsQuick) {
+TEST(AgentEnd, IsQuickWhileTheCoordinatorIsUnreachable) {
   Rig rig(1);
   rig.proxy.SetStalled(true);
   auto end = InBackground([&] { rig.agents[0].reset(); });

@@ -21,7 +21,7 @@ constexpr absl::Duration kShort = absl::Milliseconds(100);
 
 // --- Joining ---
 
-TEST(AgentConnect, ReturnsWhenEveryNodeIsThere) {
+TEST(AgentConnect, ReturnsWhenAllNodesHaveRegistered) {
   TestServer server(BarrierOptions(2));
   auto first = InBackground([&] { return Agent::Connect(RankOptions(server.address(), 0)); });
   ASSERT_TRUE(Eventually([&] { return server.parked() > 0; }));
@@ -36,7 +36,7 @@ TEST(AgentConnect, ReturnsWhenEveryNodeIsThere) {
   EXPECT_NE((*agent)->incarnation(), (*second)->incarnation());
 }
 
-TEST(AgentConnect, NamesTheNodesThatDidNotCome) {
+TEST(AgentConnect, NamesTheMissingNodes) {
   TestServer server(BarrierOptions(5));
   AgentOptions options = RankOptions(server.address(), 3);
   options.connect_timeout = absl::Milliseconds(300);
@@ -45,7 +45,7 @@ TEST(AgentConnect, NamesTheNodesThatDidNotCome) {
 }
 
 // Its own timeout is at an end; the others may still wait for it.
-TEST(AgentConnect, AnEarlyGiveUpDoesNotFailTheJob) {
+TEST(AgentConnect, EarlyTimeoutDoesNotFailTheJob) {
   TestServer server(BarrierOptions(2));
   AgentOptions options = RankOptions(server.address(), 0);
   options.connect_timeout = absl::Milliseconds(200);
@@ -54,7 +54,7 @@ TEST(AgentConnect, AnEarlyGiveUpDoesNotFailTheJob) {
   EXPECT_THAT(agents[0]->Set("k", "v"), IsOk());
 }
 
-TEST(AgentConnect, NamesTheAddressThatDidNotAnswer) {
+TEST(AgentConnect, NamesTheUnreachableAddress) {
   std::string address;
   {
     TestServer gone(1);
@@ -67,7 +67,7 @@ TEST(AgentConnect, NamesTheAddressThatDidNotAnswer) {
   EXPECT_LT(absl::Now() - start, kTimeout);
 }
 
-TEST(AgentConnect, RefusesWhatIsNoAddressOrNoNode) {
+TEST(AgentConnect, RefusesInvalidAddressesAndNodes) {
   AgentOptions options;
   EXPECT_THAT(Agent::Connect(options), Fails(StatusCode::kInvalidArgument));
   TestServer server(2);
@@ -77,7 +77,7 @@ TEST(AgentConnect, RefusesWhatIsNoAddressOrNoNode) {
               Fails(StatusCode::kInvalidArgument));
 }
 
-TEST(AgentConnect, ATakenNodeIdIsRefusedNamingBothHosts) {
+TEST(AgentConnect, NodeIdInUseIsRefusedNamingBothHosts) {
   TestServer server(1);
   const Agents agents = ConnectAll(server, 1);
   AgentOptions other = RankOptions(server.address(), 0);
@@ -87,7 +87,7 @@ TEST(AgentConnect, ATakenNodeIdIsRefusedNamingBothHosts) {
   EXPECT_THAT(agents[0]->Set("k", "v"), IsOk());
 }
 
-TEST(AgentConnect, AGpuOfAnotherHostIsRefusedNamingBoth) {
+TEST(AgentConnect, GpuOfAnotherHostIsRefusedNamingBoth) {
   TestServer server(2);
   AgentOptions first = RankOptions(server.address(), 0);
   first.gpu_uuids = {"GPU-a", "GPU-b"};
@@ -133,7 +133,7 @@ TEST(AgentStore, SetsAndGetsManyAtOnce) {
   EXPECT_THAT(*agent->GetAll({}, kLong), ElementsAre());
 }
 
-TEST(AgentStore, AGetThatRunsOutNamesTheKeys) {
+TEST(AgentStore, GetThatTimesOutNamesTheKeys) {
   TestServer server(1);
   auto agent = *Agent::Connect(ToolOptions(server.address()));
   EXPECT_THAT(agent->Get("never", kShort),
@@ -171,7 +171,7 @@ TEST(AgentStore, Lists) {
   EXPECT_EQ((*agent->List("", true))[2].value, "");
 }
 
-TEST(AgentStore, AWatchHearsOfEverythingInOrderUntilItIsDestroyed) {
+TEST(AgentStore, WatchReceivesEverythingInOrderUntilItIsDestroyed) {
   TestServer server(1);
   auto agent = *Agent::Connect(ToolOptions(server.address()));
   auto writer = *Agent::Connect(ToolOptions(server.address()));
@@ -200,7 +200,7 @@ TEST(AgentStore, AWatchHearsOfEverythingInOrderUntilItIsDestroyed) {
   EXPECT_EQ(changes.size(), 52u);
 }
 
-TEST(AgentStore, AsyncCallsAnswerOnceAndNotInside) {
+TEST(AgentStore, AsyncCallsAnswerOnceAndNotInsideTheCall) {
   TestServer server(1);
   auto agent = *Agent::Connect(ToolOptions(server.address()));
   absl::Mutex mu;
@@ -242,7 +242,7 @@ TEST(AgentStore, AsyncCallsAnswerOnceAndNotInside) {
 
 // --- The other nodes ---
 
-TEST(AgentBarrier, IsUsedAgainAndAgain) {
+TEST(AgentBarrier, CanBeUsedRepeatedly) {
   TestServer server(BarrierOptions(3));
   const Agents agents = ConnectAll(server, 3);
   std::atomic<int> arrived{0};
@@ -259,7 +259,7 @@ TEST(AgentBarrier, IsUsedAgainAndAgain) {
   for (auto& loop : loops) Await(loop);
 }
 
-TEST(AgentBarrier, OfASubsetDoesNotNeedTheRest) {
+TEST(AgentBarrier, SubsetDoesNotNeedTheRest) {
   TestServer server(BarrierOptions(3));
   const Agents agents = ConnectAll(server, 3);
   auto first = InBackground([&] { return agents[0]->Barrier("pair", kLong, {0, 2}); });
@@ -268,14 +268,14 @@ TEST(AgentBarrier, OfASubsetDoesNotNeedTheRest) {
   EXPECT_THAT(agents[1]->Barrier("pair2", kLong, {0, 2}), Fails(StatusCode::kInvalidArgument));
 }
 
-TEST(AgentBarrier, NamesEveryoneWhoIsMissingAndLivesOn) {
+TEST(AgentBarrier, TimeoutNamesAllMissingAndTheIdStaysUsable) {
   TestServer server(6);
   const Agents agents = ConnectAll(server, 6);
   auto other = InBackground([&] { return agents[4]->Barrier("b", kShort); });
   EXPECT_THAT(agents[1]->Barrier("b", kShort),
               Fails(StatusCode::kDeadlineExceeded, HasSubstr("0,2,3,5")));
   EXPECT_THAT(Await(other), Fails(StatusCode::kDeadlineExceeded));
-  // 88, 89: who was late hears of the use that ran out, and the next one is everyone's.
+  // A late node gets the result of the use that timed out, and the next use is complete.
   for (const int late : {0, 2, 3, 5}) {
     EXPECT_THAT(agents[late]->Barrier("b", kLong), Fails(StatusCode::kDeadlineExceeded));
   }
@@ -286,7 +286,7 @@ TEST(AgentBarrier, NamesEveryoneWhoIsMissingAndLivesOn) {
   for (auto& call : calls) EXPECT_THAT(Await(call), IsOk());
 }
 
-TEST(AgentBarrier, ASecondWaitAtTheSameIdIsRefusedHere) {
+TEST(AgentBarrier, SecondWaitAtTheSameIdIsRefusedLocally) {
   TestServer server(2);
   const Agents agents = ConnectAll(server, 2);
   auto first = InBackground([&] { return agents[0]->Barrier("b", kLong); });
@@ -297,7 +297,7 @@ TEST(AgentBarrier, ASecondWaitAtTheSameIdIsRefusedHere) {
 }
 
 // 97, 100
-TEST(AgentBarrier, IsCancelledByOneWhoWaitsThere) {
+TEST(AgentBarrier, ParticipantThatWaitsMayCancelIt) {
   TestServer server(2);
   const Agents agents = ConnectAll(server, 2);
   EXPECT_THAT(agents[0]->CancelBarrier("b"), Fails(StatusCode::kFailedPrecondition));
@@ -310,7 +310,7 @@ TEST(AgentBarrier, IsCancelledByOneWhoWaitsThere) {
   EXPECT_THAT(Await(wait), Fails(StatusCode::kCancelled));
 }
 
-TEST(AgentOthers, TellWhoIsAlive) {
+TEST(AgentOthers, AliveTasksAreListed) {
   TestServer server(BarrierOptions(2));
   const Agents agents = ConnectAll(server, 2);
   auto first = InBackground([&] { return agents[0]->AliveNodes({0, 1}, kLong); });
@@ -393,7 +393,7 @@ TEST(AgentOthers, DevicesAreExchangedWhileJoining) {
   }
 }
 
-TEST(AgentConnect, ACoordinatorOfAnotherNumberOfNodesIsAnotherJobs) {
+TEST(AgentConnect, CoordinatorOfAnotherNumberOfNodesIsAnotherJobs) {
   TestServer server(BarrierOptions(3));
   AgentOptions options = RankOptions(server.address(), 1);
   options.num_nodes = 4;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Barriers over the wire, with the payload that carries the counter: scenarios 81-113.
+// Barriers over the wire, with the payload that carries the counter.
 #include <string>
 #include <vector>
 
@@ -23,7 +23,7 @@ constexpr absl::Duration kShort = absl::Milliseconds(150);
 using BarrierWire = WireTest;
 FERRY_IN_EVERY_DIALECT(BarrierWire);
 
-// The client takes its next counter from here; without it the id could never be used again.
+// The client takes its next counter from this payload; without it the id could not be used again.
 void ExpectBarrierError(const Answer& answer, const std::string& id, int64_t counter) {
   const auto payloads = PayloadsOf(answer);
   EXPECT_THAT(payloads, Contains(Key(kCoordinationPayload))) << answer;
@@ -49,7 +49,7 @@ TEST_P(BarrierWire, PassesWhenTheLastArrives) {
 }
 
 // 82
-TEST_P(BarrierWire, OfASubsetNeedsOnlyThose) {
+TEST_P(BarrierWire, SubsetNeedsOnlyItsTasks) {
   TestServer server(3);
   auto tasks = server.Registered(GetParam(), 3);
   const PendingCall first = tasks[0].Barrier("b", kLong, 0, {0, 1});
@@ -58,7 +58,7 @@ TEST_P(BarrierWire, OfASubsetNeedsOnlyThose) {
 }
 
 // One process lists all, the other none; the list also in another order and with repeats.
-TEST_P(BarrierWire, TheListOfAllTasksIsTheBarrierOfAll) {
+TEST_P(BarrierWire, ListOfAllTasksIsTheBarrierOfAll) {
   TestServer server(2);
   auto tasks = server.Registered(GetParam(), 2);
   const std::vector<std::vector<int>> lists[] = {
@@ -98,7 +98,7 @@ TEST_P(BarrierWire, TwoListsUnderOneIdFailBoth) {
 }
 
 // 84, 109
-TEST_P(BarrierWire, ANonParticipantFailsEveryone) {
+TEST_P(BarrierWire, NonParticipantFailsAllCallers) {
   TestServer server(3);
   auto tasks = server.Registered(GetParam(), 3);
   const PendingCall first = tasks[0].Barrier("b", kLong, 0, {0, 1});
@@ -110,7 +110,7 @@ TEST_P(BarrierWire, ANonParticipantFailsEveryone) {
 }
 
 // 86
-TEST_P(BarrierWire, AnUnknownTaskInTheListIsRefused) {
+TEST_P(BarrierWire, UnknownTaskInTheListIsRefused) {
   TestServer server(2);
   auto tasks = server.Registered(GetParam(), 2);
   EXPECT_THAT(tasks[0].Barrier("b", kLong, 0, {0, 67}).Wait(),
@@ -118,7 +118,7 @@ TEST_P(BarrierWire, AnUnknownTaskInTheListIsRefused) {
 }
 
 // 87, 88, 89
-TEST_P(BarrierWire, ATimeoutTellsEveryoneTheSameAndTheIdLivesOn) {
+TEST_P(BarrierWire, TimeoutIsTheSameForAllAndTheIdStaysUsable) {
   TestServer server(3);
   auto tasks = server.Registered(GetParam(), 3);
   const PendingCall first = tasks[0].Barrier("step/7", kShort);
@@ -139,7 +139,7 @@ TEST_P(BarrierWire, ATimeoutTellsEveryoneTheSameAndTheIdLivesOn) {
 }
 
 // 90, 105
-TEST_P(BarrierWire, WithATaskInErrorFailsAtOnce) {
+TEST_P(BarrierWire, TaskInErrorFailsItAtOnce) {
   TestServer server(2);
   auto tasks = server.Registered(GetParam(), 2);
   ASSERT_THAT(tasks[0].ReportError(StatusCode::kUnavailable, "x").Wait(), IsOk());
@@ -149,7 +149,7 @@ TEST_P(BarrierWire, WithATaskInErrorFailsAtOnce) {
 }
 
 // 91
-TEST_P(BarrierWire, AnErrorWhileWaitingEndsIt) {
+TEST_P(BarrierWire, ErrorWhileWaitingEndsIt) {
   TestServer server(3);
   auto tasks = server.Registered(GetParam(), 3);
   const PendingCall first = tasks[0].Barrier("b", kLong);
@@ -175,7 +175,7 @@ TEST_P(BarrierWire, CountersFenceTheUsesOfAnId) {
 }
 
 // 95
-TEST_P(BarrierWire, ASlowTaskIsToldWhichUseTheOthersAreAt) {
+TEST_P(BarrierWire, SlowTaskGetsTheUseThatTheOthersAreAt) {
   TestServer server(2);
   auto tasks = server.Registered(GetParam(), 2);
   EXPECT_THAT(tasks[0].Barrier("b", kShort, 0).Wait(), Fails(StatusCode::kDeadlineExceeded));
@@ -211,7 +211,7 @@ TEST_P(BarrierWire, CancelAfterItPassedFails) {
 }
 
 // 102
-TEST_P(BarrierWire, ARepeatedCallReplacesTheFirst) {
+TEST_P(BarrierWire, RepeatedCallReplacesTheFirst) {
   TestServer server(2);
   auto tasks = server.Registered(GetParam(), 2);
   const PendingCall first = tasks[0].Barrier("b", kLong);
@@ -224,7 +224,7 @@ TEST_P(BarrierWire, ARepeatedCallReplacesTheFirst) {
 }
 
 // 106: a long message breaks gRPC's trailers, and the client would see RESOURCE_EXHAUSTED instead.
-TEST_P(BarrierWire, AHundredTasksWithOneThereTimeOutWithTheMessageIntact) {
+TEST_P(BarrierWire, TimeoutOfAHundredTasksHasTheWholeMessage) {
   TestServer server(100);
   auto tasks = server.Registered(GetParam(), 100);
   const Answer answer = tasks[0].Barrier("b", absl::Milliseconds(100)).Wait();
@@ -235,7 +235,7 @@ TEST_P(BarrierWire, AHundredTasksWithOneThereTimeOutWithTheMessageIntact) {
 }
 
 // 107
-TEST_P(BarrierWire, DifferentIdsDoNotMeet) {
+TEST_P(BarrierWire, DifferentIdsAreIndependent) {
   TestServer server(2);
   auto tasks = server.Registered(GetParam(), 2);
   const PendingCall first = tasks[0].Barrier("a", kShort);
@@ -245,7 +245,7 @@ TEST_P(BarrierWire, DifferentIdsDoNotMeet) {
 }
 
 // 110
-TEST_P(BarrierWire, InARecoverableJobWaitsForARestartedTask) {
+TEST_P(BarrierWire, WaitsForARestartedTaskInARecoverableJob) {
   ServerOptions options = TestOptions(2);
   options.coordinator.recoverable = true;
   TestServer server(options);
@@ -258,7 +258,7 @@ TEST_P(BarrierWire, InARecoverableJobWaitsForARestartedTask) {
 }
 
 // 112: its counters begin at 0 again.
-TEST_P(BarrierWire, ARestartedRecoverableTaskJoinsTheNextUse) {
+TEST_P(BarrierWire, RestartedRecoverableTaskJoinsTheNextUse) {
   ServerOptions options = TestOptions(2);
   options.coordinator.recoverable = true;
   TestServer server(options);
@@ -286,7 +286,7 @@ TEST_P(BarrierWire, IsAbortedWhenTheServiceStops) {
 }
 
 // Upstream dereferences null here.
-TEST_P(BarrierWire, AnUnknownCallerIsRefusedBeforeItCounts) {
+TEST_P(BarrierWire, UnknownCallerIsRefusedBeforeItCounts) {
   TestServer server(2);
   auto tasks = server.Registered(GetParam(), 2);
   EXPECT_THAT(server.Task(GetParam(), 5).Barrier("b", kLong).Wait(),
@@ -297,7 +297,7 @@ TEST_P(BarrierWire, AnUnknownCallerIsRefusedBeforeItCounts) {
 }
 
 // A client that dies after it arrived has still arrived.
-TEST_P(BarrierWire, AnAbandonedArrivalStillCounts) {
+TEST_P(BarrierWire, AbandonedArrivalStillCounts) {
   TestServer server(2);
   auto tasks = server.Registered(GetParam(), 2);
   const PendingCall abandoned = tasks[0].Barrier("b", kLong);

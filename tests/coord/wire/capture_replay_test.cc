@@ -35,7 +35,7 @@ std::string Fixed64(uint64_t value) {
   return bytes;
 }
 
-// Sends each, in order. `replacements`: what in them belonged to the service that was captured.
+// Sends each, in order. `replacements`: fields that named the captured service.
 void Replay(TestServer& server, const std::string& service,
             const std::vector<TransferEngine>& exchanges,
             const std::vector<std::pair<std::string, std::string>>& replacements) {

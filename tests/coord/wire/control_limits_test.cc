@@ -40,7 +40,7 @@ std::string Repeated(const std::string& bytes, size_t count) {
   return all;
 }
 
-// That it is refused, and has not been read.
+// Expects that it is refused, and has not been parsed.
 void ExpectRefused(const std::string& bytes, const std::string& why) {
   v1::ClientFrame frame;
   const absl::Status status = ParseFrame(bytes, kMaxFrameBytes, frame);
@@ -50,7 +50,7 @@ void ExpectRefused(const std::string& bytes, const std::string& why) {
 }
 
 // Each would take half a gigabyte: some 100 bytes for two.
-TEST(ControlLimits, MillionsOfEmptyFieldsAreRefusedUnread) {
+TEST(ControlLimits, MillionsOfEmptyFieldsAreRefusedUnparsed) {
   constexpr size_t kMany = 5'000'000;
   ExpectRefused(Repeated(std::string{kRequest, 0}, kMany), "requests");
   const std::string entries = Repeated(std::string{1 << 3 | 2, 0}, kMany);
@@ -75,7 +75,7 @@ TEST(ControlLimits, MillionsOfEmptyFieldsAreRefusedUnread) {
                 "bytes");
 }
 
-TEST(ControlLimits, WhatAnAgentMaySendIsRead) {
+TEST(ControlLimits, LargestRequestsOfAnAgentAreAccepted) {
   v1::ClientFrame sent;
   for (int i = 0; i < kMaxRequests - 1; ++i) sent.add_requests()->mutable_heartbeat();
   v1::Put& put = *sent.add_requests()->mutable_put();
@@ -88,7 +88,7 @@ TEST(ControlLimits, WhatAnAgentMaySendIsRead) {
   EXPECT_EQ(read.requests(kMaxRequests - 1).put().entries_size(), kMaxKeys);
 }
 
-TEST(ControlLimits, AFrameOverTheLimitIsRefusedByTheNameOfTheOption) {
+TEST(ControlLimits, FrameOverTheLimitIsRefusedNamingTheOption) {
   v1::ClientFrame frame;
   const absl::Status status = ParseFrame(std::string(1001, 'x'), 1000, frame);
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
@@ -96,7 +96,7 @@ TEST(ControlLimits, AFrameOverTheLimitIsRefusedByTheNameOfTheOption) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("--max-frame-bytes"));
 }
 
-TEST(ControlLimits, WhatIsNoFrameIsRefused) {
+TEST(ControlLimits, MalformedFrameIsRefused) {
   for (const std::string& bytes : {std::string(20'000, '\xff'), std::string(20'000, '\x0a'),
                                    Field(kRequest, std::string(20'000, '\x22'))}) {
     v1::ClientFrame frame;
@@ -104,7 +104,7 @@ TEST(ControlLimits, WhatIsNoFrameIsRefused) {
   }
 }
 
-TEST(ControlLimits, AFrameOfExactlyTheLimitIsRead) {
+TEST(ControlLimits, FrameOfExactlyTheLimitIsAccepted) {
   v1::ClientFrame sent;
   sent.add_requests()->mutable_put()->add_entries()->set_value(std::string(50'000, 'v'));
   const std::string bytes = sent.SerializeAsString();
@@ -114,7 +114,7 @@ TEST(ControlLimits, AFrameOfExactlyTheLimitIsRead) {
   EXPECT_EQ(ParseFrame(bytes, bytes.size() - 1, read).code(), absl::StatusCode::kResourceExhausted);
 }
 
-TEST(ControlLimits, OneRequestTooManyIsRefusedUnread) {
+TEST(ControlLimits, OneRequestTooManyIsRefusedUnparsed) {
   const std::string most = Repeated(std::string{kRequest, 0}, kMaxRequests);
   v1::ClientFrame read;
   EXPECT_TRUE(ParseFrame(most, kMaxFrameBytes, read).ok());
@@ -122,8 +122,8 @@ TEST(ControlLimits, OneRequestTooManyIsRefusedUnread) {
   ExpectRefused(absl::StrCat(most, std::string{kRequest, 0}), "requests");
 }
 
-// What is no value has at most 4 MiB.
-TEST(ControlLimits, AByteTooMuchOfWhatIsNoValueIsRefusedUnread) {
+// Requests without values are limited to 4 MiB.
+TEST(ControlLimits, OneByteTooManyWithoutValuesIsRefusedUnparsed) {
   constexpr size_t kMost = size_t{4} << 20;
   v1::ClientFrame sent;
   v1::Barrier& barrier = *sent.add_requests()->mutable_barrier();
@@ -135,7 +135,7 @@ TEST(ControlLimits, AByteTooMuchOfWhatIsNoValueIsRefusedUnread) {
   ExpectRefused(sent.SerializeAsString(), "bytes");
 }
 
-TEST(ControlLimits, AWaitIsNeitherNegativeNorEndless) {
+TEST(ControlLimits, WaitIsNeitherNegativeNorEndless) {
   constexpr int64_t kWeekMs = 7 * 24 * 3600 * int64_t{1000};
   EXPECT_EQ(WaitTime(std::numeric_limits<int64_t>::min()), absl::ZeroDuration());
   EXPECT_EQ(WaitTime(-1), absl::ZeroDuration());

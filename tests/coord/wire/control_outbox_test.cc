@@ -28,14 +28,14 @@ std::vector<v1::ServerFrame> Drain(ControlOutbox& outbox) {
   return frames;
 }
 
-TEST(ControlOutbox, IsEmptyAtFirst) {
+TEST(ControlOutbox, IsEmptyInitially) {
   ControlOutbox outbox;
   grpc::ByteBuffer bytes;
   EXPECT_FALSE(outbox.Next(bytes));
   EXPECT_EQ(outbox.retained_bytes(), 0u);
 }
 
-TEST(ControlOutbox, WhatComesTogetherSharesAFrame) {
+TEST(ControlOutbox, MessagesAddedTogetherShareAFrame) {
   ControlOutbox outbox;
   outbox.Add(ReplyTo(1));
   v1::Event event;
@@ -51,7 +51,7 @@ TEST(ControlOutbox, WhatComesTogetherSharesAFrame) {
   EXPECT_EQ(frames[0].events(0).request_id(), 7u);
 }
 
-TEST(ControlOutbox, ABlobEndsItsFrame) {
+TEST(ControlOutbox, BlobEndsItsFrame) {
   ControlOutbox outbox;
   const grpc::Slice blob(std::string(3'000'000, 'b'));
   outbox.Add(ReplyTo(1));
@@ -129,7 +129,7 @@ TEST(ControlOutbox, LargeRepliesAreSpreadOverFrames) {
   EXPECT_EQ(frames[0].replies_size() + frames[1].replies_size(), 4);
 }
 
-TEST(ControlOutbox, ANewStreamGetsWhatIsNotAcknowledged) {
+TEST(ControlOutbox, NewStreamGetsUnacknowledgedFrames) {
   ControlOutbox outbox;
   for (uint64_t id = 1; id <= 5; ++id) {
     outbox.Add(ReplyTo(id));
@@ -148,7 +148,7 @@ TEST(ControlOutbox, ANewStreamGetsWhatIsNotAcknowledged) {
   EXPECT_EQ(outbox.retained_bytes(), 0u);
 }
 
-TEST(ControlOutbox, AcknowledgementsOfWhatWasNeverSentDoNoHarm) {
+TEST(ControlOutbox, AcknowledgementsOfUnsentFramesAreHarmless) {
   ControlOutbox outbox;
   outbox.Acknowledge(~uint64_t{0});
   outbox.Add(ReplyTo(1));
@@ -161,7 +161,7 @@ TEST(ControlOutbox, AcknowledgementsOfWhatWasNeverSentDoNoHarm) {
   EXPECT_EQ(frames[0].sequence(), 2u);
 }
 
-// Acknowledged one by one, late, over a long life: frames are neither lost nor kept.
+// Acknowledged one by one, late, for a long time: frames are neither lost nor kept.
 TEST(ControlOutbox, KeepsOrderOverManyFrames) {
   ControlOutbox outbox;
   uint64_t expected = 0;
@@ -179,8 +179,8 @@ TEST(ControlOutbox, KeepsOrderOverManyFrames) {
   EXPECT_EQ(Drain(outbox).front().sequence(), 9'901u);
 }
 
-// The client's new stream begins, and says then how much it has.
-TEST(ControlOutbox, WhatIsAcknowledgedAfterARewind_IsNotSentAgain) {
+// The client's new stream begins, and reports how much it has received.
+TEST(ControlOutbox, FramesAcknowledgedAfterARewind_AreNotSentAgain) {
   ControlOutbox outbox;
   for (uint64_t id = 1; id <= 3; ++id) {
     outbox.Add(ReplyTo(id));
@@ -195,7 +195,7 @@ TEST(ControlOutbox, WhatIsAcknowledgedAfterARewind_IsNotSentAgain) {
 }
 
 // Entries at the end have their values themselves.
-TEST(ControlOutbox, FewerSharedValuesThanEntries_AreThoseOfTheFirst) {
+TEST(ControlOutbox, FewerSharedValuesThanEntries_BelongToTheFirst) {
   ControlOutbox outbox;
   const std::string large(100'000, 'v');
   v1::Reply reply = ReplyTo(1);
@@ -211,8 +211,8 @@ TEST(ControlOutbox, FewerSharedValuesThanEntries_AreThoseOfTheFirst) {
   EXPECT_EQ(frames[0].replies(0).entries(1).value(), "small");
 }
 
-// Neither what was sent nor what was only begun is kept; sequence numbers go on.
-TEST(ControlOutbox, WhatIsCleared_IsNeitherSentNorKept) {
+// Neither sent nor begun frames are kept; sequence numbers continue.
+TEST(ControlOutbox, ClearedFrames_AreNeitherSentNorKept) {
   ControlOutbox outbox;
   outbox.Add(ReplyTo(1));
   ASSERT_EQ(Drain(outbox).size(), 1u);

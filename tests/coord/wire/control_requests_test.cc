@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ferry.v1.Control: what each request does, as proto/ferry_control.proto says.
+// ferry.v1.Control: the effect of each request, as proto/ferry_control.proto specifies it.
 #include <string>
 #include <vector>
 
@@ -45,7 +45,7 @@ TEST_F(ControlRequests, PutSetsAllOrNothing) {
   EXPECT_EQ(got.entries(1).value(), "2");
 }
 
-TEST_F(ControlRequests, TheIdZeroIsNobodys) {
+TEST_F(ControlRequests, IdZeroIsInvalid) {
   v1::Request cancel;
   cancel.set_id(1);
   cancel.mutable_cancel();
@@ -53,7 +53,7 @@ TEST_F(ControlRequests, TheIdZeroIsNobodys) {
 }
 
 // By which ranks join and leave.
-TEST(ControlBarriers, TheCoordinatorsOwnAreNotToBePassedByHand) {
+TEST(ControlBarriers, BarriersOfTheCoordinatorCannotBePassedByRequest) {
   TestServer server(2);
   ControlStream rank(server.Channel());
   const uint64_t life = rank.Attach(RankHello(0, 1, "host")).coordinator_incarnation();
@@ -72,7 +72,7 @@ TEST(ControlBarriers, TheCoordinatorsOwnAreNotToBePassedByHand) {
   }
 }
 
-TEST_F(ControlRequests, GetNamesWhatIsMissing) {
+TEST_F(ControlRequests, GetNamesTheMissingKeys) {
   stream_.Call(PutRequest(1, {{"here", "1"}}));
   const v1::Reply now = stream_.Call(GetRequest(2, {"here", "absent/1"}, absl::ZeroDuration()));
   EXPECT_EQ(now.code(), Code(StatusCode::kNotFound));
@@ -102,7 +102,7 @@ TEST_F(ControlRequests, ListIsOrderedAndCanBeLimited) {
   EXPECT_EQ(first.entries(0).value(), "");
 }
 
-TEST_F(ControlRequests, DeleteTakesTheSubtreeOnlyWhenAskedTo) {
+TEST_F(ControlRequests, DeleteRemovesTheSubtreeOnlyOnRequest) {
   stream_.Call(PutRequest(1, {{"d", "0"}, {"d/x", "1"}, {"dx", "2"}}));
   v1::Request erase;
   erase.set_id(2);
@@ -134,7 +134,7 @@ v1::Request CompareAndSetRequest(uint64_t id, const std::string& expected,
   return request;
 }
 
-TEST_F(ControlRequests, CompareAndSetTellsWhatIsThereInstead) {
+TEST_F(ControlRequests, CompareAndSetReturnsTheActualValue) {
   EXPECT_EQ(stream_.Call(CompareAndSetRequest(1, "", "me", true)).code(), 0);
   const v1::Reply refused = stream_.Call(CompareAndSetRequest(2, "", "you", true));
   EXPECT_EQ(refused.code(), Code(StatusCode::kAborted));
@@ -145,7 +145,7 @@ TEST_F(ControlRequests, CompareAndSetTellsWhatIsThereInstead) {
   EXPECT_EQ(stream_.Call(CompareAndSetRequest(4, "me", "you", false)).code(), 0);
 }
 
-TEST_F(ControlRequests, CancelEndsAWaitAndOnlyThat) {
+TEST_F(ControlRequests, CancelEndsOnlyTheNamedWait) {
   stream_.Send({GetRequest(1, {"a"}, kLong), GetRequest(2, {"b"}, kLong)});
   ASSERT_TRUE(server_.WaitUntilParked(2));
   stream_.Send({CancelRequest(3, 1)});
@@ -153,7 +153,7 @@ TEST_F(ControlRequests, CancelEndsAWaitAndOnlyThat) {
   EXPECT_EQ(server_.parked(), 1u);
   stream_.Send({PutRequest(4, {{"b", "v"}})});
   EXPECT_EQ(stream_.ReplyTo(2).code(), 0);
-  // Of what is over, or never was: nothing to do, and no harm.
+  // Cancelling a call that is over, or never existed, has no effect.
   stream_.Send({CancelRequest(5, 2), CancelRequest(6, 4711)});
   EXPECT_EQ(stream_.Call(PutRequest(7, {{"c", "v"}})).code(), 0);
 }
@@ -166,7 +166,7 @@ v1::Request WatchRequest(uint64_t id, const std::string& prefix, bool with_exist
   return request;
 }
 
-TEST_F(ControlRequests, AWatchTellsWhatIsThereThenEveryChangeInOrder) {
+TEST_F(ControlRequests, WatchReportsExistingEntriesThenEveryChangeInOrder) {
   stream_.Call(PutRequest(1, {{"w/b", "1"}, {"w/a", "1"}, {"other", "1"}}));
   stream_.Send({WatchRequest(2, "w/", true)});
   TaskClient writer = server_.Task(Dialect::kTensorflow, 0);
@@ -193,7 +193,7 @@ TEST_F(ControlRequests, AWatchTellsWhatIsThereThenEveryChangeInOrder) {
   }
 }
 
-TEST_F(ControlRequests, AWatchWithoutExistingTellsOnlyOfChangesAndEndsWhenCancelled) {
+TEST_F(ControlRequests, WatchWithoutExistingReportsOnlyChangesAndEndsWhenCancelled) {
   stream_.Call(PutRequest(1, {{"w/a", "1"}}));
   stream_.Send({WatchRequest(2, "w/", false)});
   stream_.Call(PutRequest(3, {{"w/b", "2"}}));
@@ -206,8 +206,8 @@ TEST_F(ControlRequests, AWatchWithoutExistingTellsOnlyOfChangesAndEndsWhenCancel
   EXPECT_EQ(stream_.events.size(), 1u);
 }
 
-// As by an agent that lets go of a watch before its connection is there: both go in one frame.
-TEST_F(ControlRequests, AWatchThatIsCancelledInItsFrame_Ends) {
+// An agent removes a watch before its connection is ready: both requests go in one frame.
+TEST_F(ControlRequests, WatchThatIsCancelledInItsFrame_Ends) {
   stream_.Send({WatchRequest(1, "a", false), CancelRequest(2, 1), PutRequest(3, {{"a", "1"}})});
   EXPECT_EQ(stream_.ReplyTo(1).code(), Code(StatusCode::kCancelled));
   EXPECT_EQ(stream_.ReplyTo(2).code(), 0);
@@ -230,7 +230,7 @@ TEST_F(ControlRequests, TenThousandRequestsFitInOneFrame) {
   }
 }
 
-TEST_F(ControlRequests, AValueOf64MebibytesPasses) {
+TEST_F(ControlRequests, ValueOf64MebibytesPasses) {
   const std::string value(64 << 20, 'v');
   EXPECT_EQ(stream_.Call(PutRequest(1, {{"big", value}})).code(), 0);
   const v1::Reply reply = stream_.Call(GetRequest(2, {"big"}, kLong));
@@ -254,8 +254,9 @@ v1::Request StatusRequest(uint64_t id) {
   return request;
 }
 
-// A kilobyte that asks for a hundred gigabytes: what a frame has asked for counts as if it waited.
-TEST_F(ControlRequests, AFrameMayNotAskForMoreThanAClientThatIsBehind) {
+// A kilobyte that requests a hundred gigabytes: the answers of a frame count as if they were
+// waiting.
+TEST_F(ControlRequests, FrameMayNotRequestMoreThanASlowClientMayHavePending) {
   if (kIsSlowToCopy) GTEST_SKIP() << kWhySlowToCopy;
   ASSERT_EQ(stream_.Call(PutRequest(1, {{"large", std::string(size_t{1} << 20, 'v')}})).code(), 0);
   v1::Request list;
@@ -276,13 +277,13 @@ TEST_F(ControlRequests, AFrameMayNotAskForMoreThanAClientThatIsBehind) {
     EXPECT_EQ(stream_.ReplyTo(id - 1).code(), Code(StatusCode::kResourceExhausted))
         << request.ShortDebugString();
     stream_.Acknowledge(stream_.last_sequence());
-    // What was sent has been read.
+    // The sent data has been read.
     EXPECT_EQ(stream_.Call(StatusRequest(id++)).code(), 0) << request.ShortDebugString();
     stream_.Acknowledge(stream_.last_sequence());
   }
 }
 
-TEST_F(ControlRequests, AFrameOfStatesOfTheJobIsCutShort) {
+TEST_F(ControlRequests, FrameOfJobStatesIsCutShort) {
   if (kIsSlowToCopy) GTEST_SKIP() << kWhySlowToCopy;
   ControlStream rank(server_.Channel());
   rank.Attach(RankHello(0, 1, std::string(size_t{3} << 20, 'h')));
@@ -305,7 +306,7 @@ TEST_F(ControlRequests, AFrameOfStatesOfTheJobIsCutShort) {
   EXPECT_EQ(stream_.replies[first].code(), 0);
 }
 
-TEST_F(ControlRequests, OneClientHasOnlySoManyWatches) {
+TEST_F(ControlRequests, WatchesPerClientAreLimited) {
   std::vector<v1::Request> requests(kMaxWatches + 1);
   for (size_t i = 0; i < requests.size(); ++i) {
     requests[i].set_id(i + 1);
@@ -324,7 +325,7 @@ TEST_F(ControlRequests, OneClientHasOnlySoManyWatches) {
 }
 
 // Each is answered with the whole table: of thousands of tasks, to tens of thousands of calls.
-TEST_F(ControlRequests, OnlySoManyCallsOfAClientWaitForNewsOfTasks) {
+TEST_F(ControlRequests, WaitsForTaskChangesPerClientAreLimited) {
   const auto watch = [](uint64_t id, int64_t version) {
     v1::Request request;
     request.set_id(id);
@@ -345,8 +346,8 @@ TEST_F(ControlRequests, OnlySoManyCallsOfAClientWaitForNewsOfTasks) {
   EXPECT_EQ(stream_.replies.count(refused + 2), 0u);
 }
 
-// Of thousands of tasks one goes, and each of the others hears of it.
-TEST_F(ControlRequests, WhoAsksForChangesIsToldNothingElse) {
+// One of thousands of tasks leaves, and each of the others is notified.
+TEST_F(ControlRequests, CallerThatAsksForChangesReceivesNothingElse) {
   ControlStream ranks[2] = {ControlStream(server_.Channel()), ControlStream(server_.Channel())};
   v1::Request join;
   join.set_id(1);
@@ -368,7 +369,7 @@ TEST_F(ControlRequests, WhoAsksForChangesIsToldNothingElse) {
   watch_all.set_id(3);
   watch_all.mutable_watch_tasks()->clear_only_changed();
   stream_.Send({watch, watch_all});
-  // With what the server asks for each rank: the job's errors.
+  // Includes the server's own request for each rank: the job's errors.
   ASSERT_TRUE(server_.WaitUntilParked(4));
   v1::Request leave;
   leave.set_id(2);
@@ -381,8 +382,8 @@ TEST_F(ControlRequests, WhoAsksForChangesIsToldNothingElse) {
   EXPECT_GT(changed.version(), all.version());
 }
 
-// What needs a rank is not for tools.
-TEST_F(ControlRequests, AToolIsNoNode) {
+// Requests that need a rank are refused for tools.
+TEST_F(ControlRequests, ToolIsNoNode) {
   std::vector<v1::Request> requests(7);
   requests[0].mutable_register_();
   requests[1].mutable_heartbeat();
@@ -433,7 +434,7 @@ class JoiningRanks : public ::testing::Test {
   ControlStream ranks_[2] = {ControlStream(server_.Channel()), ControlStream(server_.Channel())};
 };
 
-// As an agent joins: one message each way.
+// An agent joins with one message in each direction.
 TEST_F(JoiningRanks, DevicesMayComeWithTheRegistration) {
   for (int node = 0; node < 2; ++node) {
     ranks_[node].Send({RegisterRequest(1), EnumerateRequest(2, node)});
@@ -490,7 +491,7 @@ class ControlRanks : public ::testing::Test {
   ControlStream ranks_[2] = {ControlStream(server_.Channel()), ControlStream(server_.Channel())};
 };
 
-TEST_F(ControlRanks, ABarrierThatRunsOutNamesTheMissing) {
+TEST_F(ControlRanks, BarrierThatTimesOutNamesTheMissing) {
   const v1::Reply reply = ranks_[0].Call(BarrierRequest(2, "b", absl::Milliseconds(50)));
   EXPECT_EQ(reply.code(), Code(StatusCode::kDeadlineExceeded));
   EXPECT_EQ(reply.missing_nodes(), "1");
@@ -500,7 +501,7 @@ TEST_F(ControlRanks, ABarrierThatRunsOutNamesTheMissing) {
   EXPECT_EQ(ranks_[0].ReplyTo(3).counter(), 1);
 }
 
-TEST_F(ControlRanks, EnumerateAnswersEveryoneWithTheSameBlob) {
+TEST_F(ControlRanks, EnumerateAnswersAllWithTheSameBlob) {
   for (int node = 1; node >= 0; --node) ranks_[node].Send({EnumerateRequest(2, node)});
   EXPECT_EQ(ranks_[0].ReplyTo(2).code(), 0);
   EXPECT_EQ(ranks_[1].ReplyTo(2).code(), 0);
@@ -515,7 +516,7 @@ TEST_F(ControlRanks, EnumerateAnswersEveryoneWithTheSameBlob) {
   EXPECT_EQ(ranks_[0].blobs[3], ranks_[0].blobs[2]);
 }
 
-TEST_F(ControlRanks, AnErrorOfOneReachesTheOtherAsAnEventOnce) {
+TEST_F(ControlRanks, ErrorOfOneReachesTheOtherAsAnEventOnce) {
   v1::Request report;
   report.set_id(2);
   report.mutable_report_error()->set_code(Code(StatusCode::kDataLoss));
@@ -529,7 +530,7 @@ TEST_F(ControlRanks, AnErrorOfOneReachesTheOtherAsAnEventOnce) {
   EXPECT_EQ(ranks_[1].events.size(), 1u);
 }
 
-TEST_F(ControlRanks, StatusShowsWhoWaitsForWhat) {
+TEST_F(ControlRanks, StatusListsTheWaits) {
   ranks_[0].Send({BarrierRequest(2, "checkpoint", kLong), GetRequest(3, {"ncclid"}, kLong)});
   ASSERT_TRUE(Eventually([this] { return server_.parked() >= 2; }));
   ControlStream tool(server_.Channel());
@@ -553,7 +554,7 @@ TEST_F(ControlRanks, StatusShowsWhoWaitsForWhat) {
 }
 
 // Neither the call itself nor the coordinator's own watches count as waits.
-TEST(ControlStatus, NobodyWaits_CountsNoWaits) {
+TEST(ControlStatus, NothingWaits_CountsNoWaits) {
   TestServer server(BarrierOptions(2));
   bool has_ended = false;
   const WaitId own = server->strand().Run([&has_ended](Coordinator& coordinator) {

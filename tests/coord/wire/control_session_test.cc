@@ -23,7 +23,7 @@ constexpr absl::Duration kLong = absl::Minutes(1);
 
 int Code(StatusCode code) { return static_cast<int>(code); }
 
-TEST(ControlSession, BeginsWithAWelcomeThatTellsWhatTheClientNeeds) {
+TEST(ControlSession, BeginsWithAWelcomeThatCarriesTheClientsSettings) {
   ServerOptions options = TestOptions(3);
   options.coordinator.heartbeat_timeout = absl::Seconds(7);
   TestServer server(options);
@@ -37,7 +37,7 @@ TEST(ControlSession, BeginsWithAWelcomeThatTellsWhatTheClientNeeds) {
   EXPECT_THAT(welcome.observed_address(), StartsWith("ipv4:127.0.0.1:"));
 }
 
-TEST(ControlSession, WithoutAHelloIsRefused) {
+TEST(ControlSession, IsRefusedWithoutAHello) {
   TestServer server(1);
   ControlStream stream(server.Channel());
   stream.Send({PutRequest(1, {{"k", "v"}})});
@@ -46,14 +46,14 @@ TEST(ControlSession, WithoutAHelloIsRefused) {
               Fails(StatusCode::kNotFound));
 }
 
-TEST(ControlSession, AnEmptyFirstFrameIsRefused) {
+TEST(ControlSession, EmptyFirstFrameIsRefused) {
   TestServer server(1);
   ControlStream stream(server.Channel());
   stream.Send(v1::ClientFrame());
   EXPECT_THAT(stream.End(), Fails(StatusCode::kInvalidArgument));
 }
 
-TEST(ControlSession, AnUnknownSessionIsAborted) {
+TEST(ControlSession, UnknownSessionIsAborted) {
   TestServer server(1);
   ControlStream stream(server.Channel());
   v1::Hello hello;
@@ -62,7 +62,7 @@ TEST(ControlSession, AnUnknownSessionIsAborted) {
   EXPECT_THAT(stream.End(), Fails(StatusCode::kAborted));
 }
 
-TEST(ControlSession, AnUnknownNodeIsRefused) {
+TEST(ControlSession, UnknownNodeIsRefused) {
   TestServer server(2);
   for (const int node : {2, -1, 1'000'000}) {
     ControlStream stream(server.Channel());
@@ -72,7 +72,7 @@ TEST(ControlSession, AnUnknownNodeIsRefused) {
 }
 
 // The request was done and its answer lost; asking again must not add again.
-TEST(ControlSession, ABrokenStreamNeitherLosesNorRepeatsARequest) {
+TEST(ControlSession, BrokenStreamNeitherLosesNorRepeatsARequest) {
   TestServer server(1);
   auto channel = server.Channel();
   uint64_t session = 0;
@@ -80,7 +80,7 @@ TEST(ControlSession, ABrokenStreamNeitherLosesNorRepeatsARequest) {
     ControlStream stream(channel);
     session = stream.Attach().session_id();
     stream.Send({IncrementRequest(1, "n", 5)});
-    // The answer is on its way; this client never says that it came.
+    // The answer is in flight; this client never acknowledges it.
     EXPECT_EQ(stream.ReplyTo(1).entries(0).value(), "5");
   }
   ControlStream stream(channel);
@@ -93,7 +93,7 @@ TEST(ControlSession, ABrokenStreamNeitherLosesNorRepeatsARequest) {
   EXPECT_EQ(stream.reply_counts[1], 1);
 }
 
-TEST(ControlSession, ParkedRequestsSurviveABrokenStream) {
+TEST(ControlSession, PendingRequestsSurviveABrokenStream) {
   TestServer server(1);
   auto channel = server.Channel();
   uint64_t session = 0;
@@ -103,7 +103,7 @@ TEST(ControlSession, ParkedRequestsSurviveABrokenStream) {
     stream.Send({GetRequest(1, {"late"}, kLong), GetRequest(2, {"later"}, kLong)});
     ASSERT_TRUE(server.WaitUntilParked(2));
   }
-  // One comes true while nobody listens.
+  // One completes while no stream is attached.
   ASSERT_THAT(server.Task(Dialect::kTensorflow, 0).Insert("late", "1").Wait(), IsOk());
   EXPECT_EQ(server.parked(), 1u);
   ControlStream stream(channel);
@@ -135,8 +135,8 @@ TEST(ControlSession, AcknowledgedFramesAreNotSentAgain) {
   EXPECT_EQ(stream.sequences.front(), seen + 1);
 }
 
-// An acknowledgement of what was never sent, or that goes back, is a confused client's.
-TEST(ControlSession, AbsurdAcknowledgementsDoNoHarm) {
+// An acknowledgement of an unsent frame, or one that decreases, comes from a confused client.
+TEST(ControlSession, InvalidAcknowledgementsAreHarmless) {
   TestServer server(1);
   ControlStream stream(server.Channel());
   stream.Attach();
@@ -144,7 +144,7 @@ TEST(ControlSession, AbsurdAcknowledgementsDoNoHarm) {
   stream.Acknowledge(UINT64_MAX);
   stream.Acknowledge(0);
   stream.Send({PutRequest(2, {{"b", "2"}})});
-  // Either it goes on, or the stream ends; the server is there in any case.
+  // Either it continues, or the stream ends; the server keeps running in any case.
   while (stream.replies.count(2) == 0 && stream.ReadOne()) {
   }
   ControlStream other(server.Channel());
@@ -152,7 +152,7 @@ TEST(ControlSession, AbsurdAcknowledgementsDoNoHarm) {
   EXPECT_EQ(other.Call(PutRequest(1, {{"c", "3"}})).code(), 0);
 }
 
-TEST(ControlSession, ADuplicateOnOneStreamIsIgnored) {
+TEST(ControlSession, DuplicateOnOneStreamIsIgnored) {
   TestServer server(1);
   ControlStream stream(server.Channel());
   stream.Attach();
@@ -163,7 +163,7 @@ TEST(ControlSession, ADuplicateOnOneStreamIsIgnored) {
 }
 
 // The client saw its connection die before the server did.
-TEST(ControlSession, IsTakenOverByTheStreamThatAttachesLater) {
+TEST(ControlSession, LaterStreamTakesItOver) {
   TestServer server(1);
   ControlStream first(server.Channel());
   const uint64_t session = first.Attach().session_id();
@@ -176,7 +176,7 @@ TEST(ControlSession, IsTakenOverByTheStreamThatAttachesLater) {
   EXPECT_EQ(second.ReplyTo(1).entries(0).value(), "v");
 }
 
-TEST(ControlSession, ARankThatStaysAwayIsDroppedWithItsRequests) {
+TEST(ControlSession, RankThatDoesNotReconnectIsDroppedWithItsRequests) {
   ServerOptions options = TestOptions(1);
   options.coordinator.heartbeat_timeout = absl::Milliseconds(300);
   TestServer server(options);
@@ -197,7 +197,7 @@ TEST(ControlSession, ARankThatStaysAwayIsDroppedWithItsRequests) {
   EXPECT_THAT(stream.End(), Fails(StatusCode::kAborted));
 }
 
-TEST(ControlSession, EndsUnavailableAfterItsLastWordsWhenTheCoordinatorStops) {
+TEST(ControlSession, EndsUnavailableAfterPendingMessagesWhenTheCoordinatorStops) {
   TestServer server(1);
   ControlStream stream(server.Channel());
   stream.Attach();
@@ -208,9 +208,9 @@ TEST(ControlSession, EndsUnavailableAfterItsLastWordsWhenTheCoordinatorStops) {
   EXPECT_EQ(stream.replies[1].code(), Code(StatusCode::kCancelled));
 }
 
-// --- Who may be which node ---
+// --- Which process may be which node ---
 
-TEST(ControlIdentity, ANodeOfAnotherProcessIsRefusedNamingBoth) {
+TEST(ControlIdentity, NodeOfAnotherProcessIsRefusedNamingBoth) {
   TestServer server(2);
   ControlStream first(server.Channel());
   first.Attach(RankHello(1, 11, "alpha"));
@@ -224,7 +224,7 @@ TEST(ControlIdentity, ANodeOfAnotherProcessIsRefusedNamingBoth) {
   EXPECT_EQ(first.Call(PutRequest(1, {{"k", "v"}})).code(), 0);
 }
 
-TEST(ControlIdentity, AGpuOfAnotherHostIsRefusedNamingBoth) {
+TEST(ControlIdentity, GpuOfAnotherHostIsRefusedNamingBoth) {
   TestServer server(2);
   v1::Hello one = RankHello(0, 1, "alpha");
   one.mutable_node()->set_boot_id("boot-alpha");
@@ -242,8 +242,8 @@ TEST(ControlIdentity, AGpuOfAnotherHostIsRefusedNamingBoth) {
                     AllOf(HasSubstr("alpha"), HasSubstr("beta"), HasSubstr("GPU-1"))));
 }
 
-// Its first session is not to hold what the second, and last, has let go of.
-TEST(ControlIdentity, AGpuIsFreeWhenItsNodeHasGone) {
+// The first session must not hold a GPU that the second, and last, has released.
+TEST(ControlIdentity, GpuIsFreeWhenItsNodeHasLeft) {
   ServerOptions options = TestOptions(2);
   options.coordinator.heartbeat_timeout = absl::Milliseconds(300);
   TestServer server(options);
@@ -266,7 +266,7 @@ TEST(ControlIdentity, AGpuIsFreeWhenItsNodeHasGone) {
   }));
 }
 
-TEST(ControlIdentity, ASessionIsAttachedToByItsOwnClientOnly) {
+TEST(ControlIdentity, OnlyItsOwnClientMayAttachToASession) {
   TestServer server(2);
   ControlStream rank(server.Channel());
   const uint64_t session = rank.Attach(RankHello(1, 11, "alpha")).session_id();
@@ -285,7 +285,7 @@ TEST(ControlIdentity, ASessionIsAttachedToByItsOwnClientOnly) {
 }
 
 // Two processes of one host that share a GPU (MPS, MIG) are no mistake.
-TEST(ControlIdentity, AGpuMayBeSharedWithinAHost) {
+TEST(ControlIdentity, GpuMayBeSharedWithinAHost) {
   TestServer server(2);
   ControlStream streams[] = {ControlStream(server.Channel()), ControlStream(server.Channel())};
   for (int node = 0; node < 2; ++node) {
@@ -296,7 +296,7 @@ TEST(ControlIdentity, AGpuMayBeSharedWithinAHost) {
   }
 }
 
-// --- What is no frame at all ---
+// --- Malformed frames ---
 
 TEST(ControlFrames, GarbageEndsTheStreamOnly) {
   TestServer server(1);
@@ -325,8 +325,8 @@ TEST(ControlFrames, GarbageEndsTheStreamOnly) {
   EXPECT_EQ(other.Call(PutRequest(1, {{"k", "v"}})).code(), 0);
 }
 
-// A newer client's operation that this server does not know looks the same.
-TEST(ControlFrames, ARequestWithoutAKnownOperationIsUnimplemented) {
+// An operation of a newer client that this server does not know looks the same.
+TEST(ControlFrames, RequestWithoutAKnownOperationIsUnimplemented) {
   TestServer server(1);
   ControlStream stream(server.Channel());
   stream.Attach();
@@ -336,7 +336,7 @@ TEST(ControlFrames, ARequestWithoutAKnownOperationIsUnimplemented) {
   EXPECT_EQ(stream.Call(PutRequest(2, {{"k", "v"}})).code(), 0);
 }
 
-TEST(ControlFrames, ASecondHelloOnOneStreamDoesNotBreakTheServer) {
+TEST(ControlFrames, SecondHelloOnOneStreamDoesNotBreakTheServer) {
   TestServer server(2);
   ControlStream stream(server.Channel());
   stream.Attach();

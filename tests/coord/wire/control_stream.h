@@ -70,7 +70,7 @@ class ControlStream {
     Send(frame);
   }
 
-  // Takes one frame in; false when the stream has ended.
+  // Reads one frame; false when the stream has ended.
   bool ReadOne() {
     v1::ServerFrame frame;
     if (stream_ == nullptr || !stream_->Read(&frame)) return false;
@@ -107,14 +107,14 @@ class ControlStream {
     }
     return true;
   }
-  // Reads to the end and tells how it ended.
+  // Reads to the end and returns the final status.
   absl::Status End() {
     while (ReadOne()) {
     }
     const grpc::Status status = Finish();
     return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
   }
-  // As a connection that breaks.
+  // Breaks the connection.
   void Break() {
     context_->TryCancel();
     while (ReadOne()) {
@@ -146,7 +146,7 @@ class ControlStream {
   std::optional<v1::Welcome> welcome_;
 };
 
-// Requests, by what they do.
+// Requests, by operation.
 inline v1::Request PutRequest(uint64_t id, Entries entries, bool overwrite = false) {
   v1::Request request;
   request.set_id(id);

@@ -36,14 +36,14 @@ v1::ClientFrame Hello() {
   return frame;
 }
 
-// Says Hello, and keeps what it is told.
+// Sends Hello, and keeps the frames it receives.
 class Greeter final : public DirectConnection {
  public:
   using DirectConnection::DirectConnection;
 
   absl::Notification welcomed;
   absl::Notification closed;
-  // Of the loop's thread until `closed`.
+  // Used by the loop's thread until `closed`.
   absl::Status why;
 
   void Greet() {
@@ -70,8 +70,8 @@ std::string AddressWhereNobodyListens() {
   return gone.address();
 }
 
-// As for a name that has an address of either family, of which the server has one.
-TEST(DirectConnection, GoesOnToTheNextAddressIfOneRefuses) {
+// A name that has an address of either family, of which the server listens on one.
+TEST(DirectConnection, TriesTheNextAddressIfOneRefuses) {
   TestServer server(1);
   auto addresses = *ResolveAddress(AddressWhereNobodyListens());
   addresses.push_back(ResolveAddress(server.address())->front());
@@ -95,7 +95,7 @@ TEST(DirectConnection, NamesTheAddressThatRefused) {
 }
 
 // A host that is off answers nothing at all.
-TEST(DirectConnection, GoesOnToTheNextAddressIfOneDoesNotAnswer) {
+TEST(DirectConnection, TriesTheNextAddressIfOneDoesNotAnswer) {
   UniqueFd full(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in address = {};
   address.sin_family = AF_INET;
@@ -105,7 +105,7 @@ TEST(DirectConnection, GoesOnToTheNextAddressIfOneDoesNotAnswer) {
   ASSERT_EQ(listen(full.get(), 0), 0);
   ASSERT_EQ(getsockname(full.get(), reinterpret_cast<sockaddr*>(&address), &bytes), 0);
   auto addresses = *ResolveAddress(absl::StrCat("127.0.0.1:", ntohs(address.sin_port)));
-  // Its queue is full with these; what comes then is dropped.
+  // Its queue is full with these; later connections are dropped.
   std::vector<UniqueFd> queue;
   for (int i = 0; i < 4; ++i) queue.push_back(BeginConnect(addresses.front()));
   TestServer server(1);
@@ -137,14 +137,14 @@ class Recorder final : public DirectConnection {
   void OnDrained() override {}
   void OnClosed(const absl::Status&) override { closed.Notify(); }
 
-  // Of the loop's thread until all are closed.
+  // Used by the loop's thread until all are closed.
   std::string& order_;
   const char name_;
   const absl::Duration work_;
 };
 
-// The order in which frames are taken of two that are there at once: the bytes of 'a', of whose
-// frames each takes `work`, and a single frame of 'b'.
+// The order in which frames of two connections are handled that are ready at once: the bytes of
+// 'a', each of whose frames takes `work`, and a single frame of 'b'.
 void Race(std::string frames, absl::Duration work, std::string& order) {
   const auto loop = *SocketLoop::Create("test");
   absl::Notification waits;
@@ -174,7 +174,7 @@ void Race(std::string frames, absl::Duration work, std::string& order) {
   loop->End();
 }
 
-TEST(DirectConnection, ABurstDoesNotHoldUpTheOthers) {
+TEST(DirectConnection, BurstDoesNotDelayOtherConnections) {
   std::string burst;
   while (burst.size() < 3 * SocketLoop::kScratchBytes / 2) burst += Framed(std::string(60, 'x'));
   std::string order;
@@ -183,7 +183,7 @@ TEST(DirectConnection, ABurstDoesNotHoldUpTheOthers) {
   EXPECT_EQ(order.back(), 'a');
 }
 
-TEST(DirectConnection, NorDoFewFramesThatTakeLong) {
+TEST(DirectConnection, FewSlowFramesDoNotDelayOtherConnections) {
   std::string few;
   for (int i = 0; i < 100; ++i) few += Framed("x");
   std::string order;
@@ -194,7 +194,7 @@ TEST(DirectConnection, NorDoFewFramesThatTakeLong) {
 
 // --- Addresses ---
 
-TEST(SocketAddress, ReadsWhatAgentsAreGiven) {
+TEST(SocketAddress, ParsesAddressesGivenToAgents) {
   for (const char* const address : {"127.0.0.1:80", "ipv4:127.0.0.1:80", "dns:///127.0.0.1:80"}) {
     const auto found = ResolveAddress(address);
     ASSERT_THAT(found, IsOk()) << address;
@@ -225,13 +225,13 @@ std::string Framed(absl::string_view bytes, bool is_last) {
   return framed;
 }
 
-// Keeps what comes; refuses frames of more than `most` bytes where it is asked.
+// Keeps the frames it receives; refuses frames of more than `most` bytes when asked.
 class Collector final : public DirectConnection {
  public:
   Collector(SocketLoop& loop, size_t most) : DirectConnection(loop), most_(most) {}
 
   absl::Notification closed;
-  // Of the loop's thread until `closed`.
+  // Used by the loop's thread until `closed`.
   std::vector<std::string> frames;
   std::vector<bool> is_last;
   absl::Status why;
@@ -254,7 +254,7 @@ class Collector final : public DirectConnection {
   const size_t most_;
 };
 
-// What becomes of `bytes` that come in pieces of `piece` bytes, and of the end after them.
+// The result of `bytes` that arrive in pieces of `piece` bytes, and of the end after them.
 std::shared_ptr<Collector> Collect(SocketLoop& loop, absl::string_view bytes, size_t piece,
                                    size_t most = SIZE_MAX) {
   int ends[2];
@@ -275,7 +275,7 @@ std::shared_ptr<Collector> Collect(SocketLoop& loop, absl::string_view bytes, si
 
 // Frames of 8 KiB and more are read into memory of their own, of which the first mebibyte is taken
 // when they are announced.
-TEST(DirectConnection, FramesOfEverySizeComeWhole) {
+TEST(DirectConnection, FramesOfEverySizeArriveComplete) {
   const auto loop = *SocketLoop::Create("test");
   constexpr size_t kMiB = size_t{1} << 20;
   for (const size_t piece : {size_t{1}, size_t{3}, size_t{4096}, size_t{1} << 16, 8 * kMiB}) {
@@ -299,7 +299,7 @@ TEST(DirectConnection, FramesOfEverySizeComeWhole) {
 }
 
 // Only between frames is an end in good order.
-TEST(DirectConnection, AnEndWithinAFrameIsNone) {
+TEST(DirectConnection, EndWithinAFrameIsNoCleanEnd) {
   const auto loop = *SocketLoop::Create("test");
   const std::string begin = absl::StrCat(kDirectPreface, Framed("whole"));
   for (const size_t size : {size_t{1}, size_t{8192}}) {
@@ -314,8 +314,8 @@ TEST(DirectConnection, AnEndWithinAFrameIsNone) {
   loop->End();
 }
 
-// A large frame is refused by its length alone, and with it what follows.
-TEST(DirectConnection, AFrameThatMayNotComeIsRefusedUnread) {
+// A large frame is refused by its length alone, and with it the frames behind it.
+TEST(DirectConnection, FrameThatIsNotAllowedIsRefusedUnread) {
   const auto loop = *SocketLoop::Create("test");
   const std::string refused = Framed(std::string(10'001, 'x')).substr(0, kDirectHeaderBytes);
   const auto collector = Collect(
@@ -326,7 +326,7 @@ TEST(DirectConnection, AFrameThatMayNotComeIsRefusedUnread) {
   loop->End();
 }
 
-TEST(DirectConnection, APrefaceThatEndsOtherwiseIsRefused) {
+TEST(DirectConnection, PrefaceWithAWrongEndIsRefused) {
   const auto loop = *SocketLoop::Create("test");
   std::string other(kDirectPreface);
   other.back() = '\r';

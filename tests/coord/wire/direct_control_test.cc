@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ferry.v1.Control over plain connections: the bytes, what is refused, and who else comes to the
+// ferry.v1.Control over plain connections: the bytes, what is refused, and other clients of the
 // port.
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -72,7 +72,7 @@ class RawClient {
     }
   }
 
-  // Nothing when the server has closed the connection, or says nothing for kTimeout.
+  // Nothing when the server has closed the connection, or sends nothing for kTimeout.
   std::optional<std::string> Read(size_t bytes) {
     std::string read(bytes, '\0');
     for (size_t have = 0; have < bytes;) {
@@ -97,7 +97,7 @@ class RawClient {
     if (!bytes.has_value()) return {};
     return Answer{header.is_last, *std::move(bytes)};
   }
-  // Reads what should be the last frame, and says why it ends.
+  // Reads what should be the last frame, and returns its reason.
   std::optional<StatusCode> ReadEnd() {
     const auto answer = ReadFrame();
     v1::Reply why;
@@ -152,7 +152,7 @@ void ExpectServes(TestServer& server) {
   EXPECT_THAT(honest.Insert("honest", "v", true).Wait(), IsOk());
 }
 
-TEST(DirectControl, CarriesFramesHoweverTheyAreCut) {
+TEST(DirectControl, CarriesFramesInAnyFragmentation) {
   TestServer server(1);
   const std::string key(300, 'k');
   const std::string large(20'000, 'v');
@@ -164,7 +164,7 @@ TEST(DirectControl, CarriesFramesHoweverTheyAreCut) {
     RawClient client(server);
     for (size_t at = 0; at < all.size(); at += piece) {
       client.Send(absl::string_view(all).substr(at, piece));
-      // So that the pieces arrive one by one, as far as that can be had.
+      // Makes the pieces arrive one by one, as far as possible.
       if (piece < 10 && at < 1000) absl::SleepFor(absl::Microseconds(100));
     }
     const v1::Welcome welcome = client.ReadServerFrame().welcome();
@@ -191,8 +191,8 @@ TEST(DirectControl, CarriesFramesHoweverTheyAreCut) {
   }
 }
 
-// Replies wait in the server, not in the way of others, and come in order.
-TEST(DirectControl, AClientThatDoesNotReadHoldsNobodyUp) {
+// Replies wait in the server without delaying others, and arrive in order.
+TEST(DirectControl, ClientThatDoesNotReadDelaysNoOther) {
   TestServer server(1);
   RawClient client(server);
   const std::string value(1 << 20, 'v');
@@ -235,7 +235,7 @@ TEST(DirectControl, StopsWhileOthersConnect) {
         address.sin_port = htons(static_cast<uint16_t>(port));
         sockaddr_in own = {};
         socklen_t own_bytes = sizeof own;
-        // Without a listener, a socket whose own port is the one it asks for connects to itself.
+        // Without a listener, a socket whose own port is the one it connects to connects to itself.
         if (connect(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) == 0 &&
             getsockname(fd.get(), reinterpret_cast<sockaddr*>(&own), &own_bytes) == 0 &&
             own.sin_port != address.sin_port) {
@@ -256,8 +256,8 @@ TEST(DirectControl, StopsWhileOthersConnect) {
       const timeval timeout = {.tv_sec = 20, .tv_usec = 0};
       setsockopt(fd.get(), SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof timeout);
       char byte = 0;
-      // A connection whose handshake ends while its listener is being closed may lose its server's
-      // end without a word: Linux resets it only when something is sent.
+      // A connection whose handshake ends while its listener is being closed may not be notified of
+      // its server's end: Linux resets it only when something is sent.
       send(fd.get(), &byte, 1, MSG_NOSIGNAL);
       const ssize_t received = recv(fd.get(), &byte, 1, 0);
       EXPECT_TRUE(received == 0 || (received < 0 && errno == ECONNRESET))
@@ -277,7 +277,7 @@ v1::ClientFrame HelloOfRank(uint64_t incarnation) {
 }
 
 // The kernel keeps the connection of a process that is stopped, or whose children have it.
-TEST(DirectControl, ARankThatSendsNoHeartbeatsHoldsItsNodeNoLonger) {
+TEST(DirectControl, RankWithoutHeartbeatsLosesItsNode) {
   ServerOptions options = TestOptions(1);
   options.coordinator.heartbeat_timeout = absl::Milliseconds(300);
   TestServer server(options);
@@ -314,7 +314,7 @@ TEST(DirectControl, RefusesAFirstFrameThatCannotBeAHello) {
   ExpectServes(server);
 }
 
-TEST(DirectControl, WhoGetsNoSessionInTimeIsClosed) {
+TEST(DirectControl, ConnectionWithoutASessionIsClosedAfterATimeout) {
   ServerOptions options = TestOptions(1);
   options.hello_timeout = absl::Milliseconds(100);
   TestServer server(options);
@@ -322,7 +322,7 @@ TEST(DirectControl, WhoGetsNoSessionInTimeIsClosed) {
   preface_only.Send(kDirectPreface);
   RawClient half_a_frame(server);
   half_a_frame.Send(absl::StrCat(kDirectPreface, Framed(HelloFrame()).substr(0, 2)));
-  // Is told why, and neither closes nor falls silent.
+  // Receives the reason, and neither closes nor falls silent.
   RawClient refused(server);
   refused.Send(absl::StrCat(kDirectPreface, Framed(Frame(PutRequest(1, {{"k", "v"}})))));
   RawClient attached(server);
@@ -335,7 +335,7 @@ TEST(DirectControl, WhoGetsNoSessionInTimeIsClosed) {
   EXPECT_EQ(attached.ReadServerFrame().replies_size(), 1);
 }
 
-TEST(DirectControl, ARankThatHangsWhenItHasJoinedHoldsItsNodeNoLonger) {
+TEST(DirectControl, RankThatHangsAfterItHasJoinedLosesItsNode) {
   ServerOptions options = TestOptions(1);
   options.coordinator.heartbeat_timeout = absl::Milliseconds(300);
   TestServer server(options);
@@ -354,7 +354,7 @@ TEST(DirectControl, ARankThatHangsWhenItHasJoinedHoldsItsNodeNoLonger) {
   }));
 }
 
-// The first Welcome was lost, and what was sent before comes after what was sent later.
+// The first Welcome was lost, and frames sent before arrive after frames sent later.
 TEST(DirectControl, AttemptsOfOneClientShareASession) {
   TestServer server(1);
   const auto hello = [](uint32_t attempt) {
@@ -380,7 +380,7 @@ TEST(DirectControl, AttemptsOfOneClientShareASession) {
   EXPECT_EQ(third.ReadServerFrame().welcome().session_id(), session);
 }
 
-TEST(DirectControl, SaysWhyItEnds) {
+TEST(DirectControl, ReportsTheReasonOfItsEnd) {
   TestServer server(1);
   RawClient client(server);
   client.Send(absl::StrCat(kDirectPreface, Framed(Frame(PutRequest(1, {{"k", "v"}})))));
@@ -395,7 +395,7 @@ TEST(DirectControl, SaysWhyItEnds) {
   EXPECT_TRUE(client.IsClosed());
 }
 
-TEST(DirectControl, ASessionOutlivesItsConnection) {
+TEST(DirectControl, SessionOutlivesItsConnection) {
   TestServer server(1);
   uint64_t session = 0;
   {
@@ -416,7 +416,7 @@ TEST(DirectControl, ASessionOutlivesItsConnection) {
   EXPECT_EQ(replies, 2);
 }
 
-TEST(DirectControl, WhatOnlyBeginsLikeOursIsClosed) {
+TEST(DirectControl, PrefaceThatDiffersLaterIsClosed) {
   TestServer server(1);
   RawClient client(server);
   client.Send("FERRYv2\n and more");
@@ -425,7 +425,7 @@ TEST(DirectControl, WhatOnlyBeginsLikeOursIsClosed) {
   ExpectServes(server);
 }
 
-TEST(DirectControl, AnAnnouncedLengthTakesNoMemory) {
+TEST(DirectControl, AnnouncedLengthAllocatesNoMemory) {
   TestServer server(1);
   std::vector<std::unique_ptr<RawClient>> clients;
   for (int i = 0; i < 200; ++i) {
@@ -438,7 +438,7 @@ TEST(DirectControl, AnAnnouncedLengthTakesNoMemory) {
   ExpectServes(server);
 }
 
-TEST(DirectControl, RandomFramesHarmNothing) {
+TEST(DirectControl, RandomFramesAreHarmless) {
   TestServer server(1);
   std::mt19937 random(20261122);
   std::vector<std::unique_ptr<RawClient>> clients;
@@ -452,7 +452,7 @@ TEST(DirectControl, RandomFramesHarmNothing) {
   ExpectServes(server);
 }
 
-TEST(DirectControl, WhoSaysNothingIsClosed) {
+TEST(DirectControl, SilentConnectionIsClosed) {
   ServerOptions options = TestOptions(1);
   options.hello_timeout = absl::Milliseconds(100);
   TestServer server(options);
@@ -460,7 +460,7 @@ TEST(DirectControl, WhoSaysNothingIsClosed) {
   EXPECT_TRUE(client.IsClosed());
 }
 
-TEST(DirectControl, AFrameOfTooManyRequestsEndsTheStream) {
+TEST(DirectControl, FrameOfTooManyRequestsEndsTheStream) {
   TestServer server(1);
   RawClient client(server);
   v1::ClientFrame many;
@@ -470,8 +470,8 @@ TEST(DirectControl, AFrameOfTooManyRequestsEndsTheStream) {
   EXPECT_EQ(client.ReadEnd(), StatusCode::kInvalidArgument);
 }
 
-// A frame is one piece of work, during which nobody else is served.
-TEST(DirectControl, AFrameOverTheLimitIsRefusedAsSoonAsItIsAnnounced) {
+// A frame is handled in one piece, during which no other client is served.
+TEST(DirectControl, FrameOverTheLimitIsRefusedAsSoonAsItIsAnnounced) {
   ServerOptions options = TestOptions(1);
   options.coordinator.max_frame_bytes = size_t{1} << 20;
   TestServer server(options);
@@ -490,8 +490,8 @@ TEST(DirectControl, AFrameOverTheLimitIsRefusedAsSoonAsItIsAnnounced) {
   EXPECT_THAT(why.message(), HasSubstr("--max-frame-bytes"));
 }
 
-// A job that asks for everything at once.
-TEST(DirectControl, AnAnswerThatIsTooLargeIsRefused) {
+// A client that requests everything at once.
+TEST(DirectControl, AnswerThatIsTooLargeIsRefused) {
   TestServer server(1);
   RawClient client(server);
   client.Send(absl::StrCat(
@@ -524,7 +524,7 @@ TEST(DirectControl, AnswersThatFallDueAtOnceAreBounded) {
     client.Send(Framed(Frame(GetRequest(id, keys, absl::Minutes(1)))));
   }
   client.Send(Framed(Frame(PutRequest(8, {{"late", ""}}))));
-  // A gibibyte may wait, and what goes over it: three of them.
+  // A gibibyte may be pending, and the answer that exceeds it: three of them.
   int refused = 0;
   while (refused < 3) {
     const auto frame = client.ReadSmallFrame();
@@ -551,7 +551,7 @@ TEST(DirectControl, StopsQuicklyWithClientsOfEveryKind) {
   const absl::Time start = absl::Now();
   std::thread stop([&] { server->Stop(); });
   const auto last = attached.ReadFrame();
-  // As an agent does when it hears the end. The others are not waited for.
+  // As an agent does when its stream ends. The others are not waited for.
   attached.Close();
   stop.join();
   EXPECT_LT(absl::Now() - start, options.stop_grace);

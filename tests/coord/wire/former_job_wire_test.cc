@@ -63,7 +63,7 @@ class FormerJobWire : public WireTest {
     });
   }
 
-  // The latest generation names the incarnation of the service, and is told that it has ended.
+  // The latest generation names the incarnation of the service, and is notified that it has ended.
   static bool IsRefused(const Answer& answer) {
     const absl::Status status = ToStatus(answer);
     return (absl::IsAborted(status) &&
@@ -106,7 +106,7 @@ TEST_P(FormerJobWire, LateBarrier_IsRefused) {
   EXPECT_TRUE(IsRefused(old_[0].Barrier("step", absl::Minutes(1)).Wait()));
 }
 
-TEST_P(FormerJobWire, LateRoundOfTheAlive_IsRefused) {
+TEST_P(FormerJobWire, LateGetAliveTasks_IsRefused) {
   EXPECT_TRUE(IsRefused(old_[0].Alive({0, 1}).Wait()));
 }
 
@@ -206,7 +206,7 @@ TEST(FormerJobOfAgents, LateCallsAreRefused) {
   });
 }
 
-TEST(EndJobOfAgents, RanksHearWhyAndTheNextJobJoinsAtOnce) {
+TEST(EndJobOfAgents, RanksReceiveTheReasonAndTheNextJobJoinsAtOnce) {
   TestServer server(DaemonOptions(2));
   ErrorLog log;
   std::vector<AgentOptions> options = {RankOptions(server.address(), 0),
@@ -228,7 +228,7 @@ TEST(EndJobOfAgents, RanksHearWhyAndTheNextJobJoinsAtOnce) {
   }
 }
 
-TEST(EndJobOfAgents, WithoutTheProofThatTheServerWants_IsDenied) {
+TEST(EndJobOfAgents, WithoutTheRequiredProof_IsDenied) {
   ServerOptions options = DaemonOptions(1);
   options.check_end_job = [](const Coordinator&, absl::string_view proof) {
     return proof == "secret" ? absl::OkStatus() : absl::PermissionDeniedError("no proof");

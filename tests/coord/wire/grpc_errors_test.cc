@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Errors as bytes: the payload container, and what is cut.
+// Errors as bytes: the payload container, and truncation.
 #include "coord/wire/errors.h"
 
 #include <map>
@@ -42,7 +42,7 @@ std::map<std::string, std::string> Payloads(const grpc::Status& status) {
 
 // Captured behind jaxlib 0.9.0's and 0.10.2's own services: map entry {key = url, value = ""}, with
 // the empty value written out.
-TEST(GrpcErrors, AnErrorOfTheCoordinatorHasThePayloadExactlyAsCaptured) {
+TEST(GrpcErrors, ErrorOfTheCoordinatorHasThePayloadExactlyAsCaptured) {
   const std::string captured = absl::StrCat(
       absl::HexStringToBytes("0a3b0a37"), "type.googleapis.com/tensorflow.CoordinationServiceError",
       absl::HexStringToBytes("1200"));
@@ -56,8 +56,8 @@ TEST(GrpcErrors, AnErrorOfTheCoordinatorHasThePayloadExactlyAsCaptured) {
   }
 }
 
-// The new wheels' ALREADY_EXISTS: the client may retry what carries no payload.
-TEST(GrpcErrors, AnUnmarkedErrorHasNoDetailsAtAll) {
+// Newer wheels' ALREADY_EXISTS: the client may retry errors without a payload.
+TEST(GrpcErrors, UnmarkedErrorHasNoDetails) {
   for (const WireGeneration generation : kGenerations) {
     EXPECT_EQ(ToGrpcStatus(absl::AlreadyExistsError("key k already exists."), OneJob(), generation)
                   .error_details(),
@@ -99,7 +99,7 @@ TEST(GrpcErrors, TheSourceIsWrittenAsTheGenerationWritesTasks) {
   }
 }
 
-TEST(GrpcErrors, ABarrierErrorCarriesIdAndCounter) {
+TEST(GrpcErrors, BarrierErrorCarriesIdAndCounter) {
   for (const WireGeneration generation : kGenerations) {
     const auto payloads =
         Payloads(ToGrpcStatus(CoordinationError(absl::DeadlineExceededError("x")), OneJob(),
@@ -110,7 +110,7 @@ TEST(GrpcErrors, ABarrierErrorCarriesIdAndCounter) {
   }
 }
 
-TEST(GrpcErrors, AMismatchSaysBothAsUpstreamDoes) {
+TEST(GrpcErrors, MismatchHasUpstreamsText) {
   const grpc::Status status = ServiceMismatch(5, 0x0102030405060708);
   EXPECT_EQ(status.error_code(), grpc::StatusCode::INTERNAL);
   EXPECT_THAT(status.error_message(), AllOf(HasSubstr("wrong service incarnation: requested 5"),
@@ -134,7 +134,8 @@ TEST(GrpcErrors, LongMessagesAreCut) {
               ::testing::Le(3072u));
 }
 
-// What gRPC makes of a message in the trailer: three bytes of what is not plain ASCII, and of '%'.
+// The size of a message in gRPC's trailer: three bytes for each byte that is not plain ASCII, and
+// for '%'.
 size_t EncodedBytes(const std::string& text) {
   size_t bytes = 0;
   for (const char c : text) bytes += c >= 0x20 && c <= 0x7e && c != '%' ? 1 : 3;
@@ -154,7 +155,7 @@ bool IsUtf8(const std::string& text) {
   return true;
 }
 
-TEST(GrpcErrors, TheCutIsBetweenCharacters) {
+TEST(GrpcErrors, CutIsBetweenCharacters) {
   for (const char* character : {"\xc3\xa9", "\xe2\x82\xac", "\xf0\x9f\x9a\xa2"}) {
     for (int shift = 0; shift < 4; ++shift) {
       std::string text(static_cast<size_t>(shift), 'x');
@@ -167,7 +168,7 @@ TEST(GrpcErrors, TheCutIsBetweenCharacters) {
   }
 }
 
-TEST(GrpcErrors, WhatGrowsOnTheWireIsMeasuredThere) {
+TEST(GrpcErrors, LimitAppliesToTheEncodedSize) {
   for (const char c : {'%', '\n', '\x7f'}) {
     const std::string cut = ToGrpcStatus(absl::InternalError(std::string(5000, c))).error_message();
     EXPECT_LE(EncodedBytes(cut), 3072u);
@@ -175,15 +176,15 @@ TEST(GrpcErrors, WhatGrowsOnTheWireIsMeasuredThere) {
   }
 }
 
-// A text that is no UTF-8 anyway, because somebody's key is in it, must still come out short.
-TEST(GrpcErrors, AMessageOfContinuationBytesIsCutToo) {
+// A text that is not UTF-8, for instance because of a user's key, must still be cut.
+TEST(GrpcErrors, MessageOfContinuationBytesIsCutToo) {
   const std::string cut =
       ToGrpcStatus(absl::InternalError(std::string(10'000, '\x80'))).error_message();
   EXPECT_LE(EncodedBytes(cut), 3072u);
 }
 
 // Barrier ids are the client's, and may be of any length: they must not blow up the trailers.
-TEST(GrpcErrors, DetailsStaySmallWhateverTheBarrierIsCalled) {
+TEST(GrpcErrors, DetailsStaySmallWithAnyBarrierId) {
   const grpc::Status status =
       ToGrpcStatus(CoordinationError(absl::InternalError("x")), OneJob(),
                    WireGeneration::kNamedTasks, BarrierErrorInfo{std::string(1 << 20, 'b'), 1});
@@ -191,7 +192,7 @@ TEST(GrpcErrors, DetailsStaySmallWhateverTheBarrierIsCalled) {
   EXPECT_LE(status.error_details().size(), size_t{3500});
 }
 
-TEST(GrpcErrors, ABarrierOfTheUsualNameKeepsItWhole) {
+TEST(GrpcErrors, BarrierOfTheUsualNameKeepsIt) {
   const std::string id(500, 'b');
   const grpc::Status status = ToGrpcStatus(CoordinationError(absl::InternalError("x")), OneJob(),
                                            WireGeneration::kNamedTasks, BarrierErrorInfo{id, 1});

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Heartbeats and errors over the wire: scenarios 21-48 of coordination.md.
+// Heartbeats and errors over the wire.
 #include <string>
 #include <vector>
 
@@ -23,7 +23,7 @@ ServerOptions Impatient(int tasks) {
 }
 
 // 22, 23
-TEST_P(HeartbeatWire, OfTheWrongTaskOrLifeFails) {
+TEST_P(HeartbeatWire, WrongTaskOrIncarnationFails) {
   TestServer server(1);
   auto tasks = server.Registered(GetParam(), 1);
   EXPECT_THAT(server.Task(GetParam(), 1).Heartbeat(1).Wait(), Fails(StatusCode::kInvalidArgument));
@@ -31,8 +31,8 @@ TEST_P(HeartbeatWire, OfTheWrongTaskOrLifeFails) {
   EXPECT_THAT(tasks[0].Heartbeat(99).Wait(), Fails(StatusCode::kAborted));
 }
 
-// 24, 25: nobody polls, as before jaxlib 0.4.36, so each hears of it by its own heartbeat.
-TEST_P(HeartbeatWire, AfterSilenceEveryoneIsAborted) {
+// No task polls, as before jaxlib 0.4.36, so each is notified by its own heartbeat.
+TEST_P(HeartbeatWire, AllTasksAreAbortedAfterSilence) {
   TestServer server(Impatient(2));
   auto tasks = server.Registered(GetParam(), 2);
   EXPECT_TRUE(
@@ -40,7 +40,7 @@ TEST_P(HeartbeatWire, AfterSilenceEveryoneIsAborted) {
   EXPECT_THAT(tasks[0].Heartbeat(100).Wait(), Fails(StatusCode::kAborted));
 }
 
-// 26. A parked poll is itself a sign of life, so a third task is the one that falls silent.
+// A pending poll is itself a sign of life, so a third task is the one that falls silent.
 TEST_P(HeartbeatWire, SilenceReachesThePollersAsUnavailableNamingTheSilent) {
   TestServer server(Impatient(3));
   auto tasks = server.Registered(GetParam(), 3);
@@ -66,8 +66,8 @@ TEST_P(HeartbeatWire, AreWelcomeForAGraceAfterLeaving) {
       [&] { return tasks[1].Heartbeat(101).Wait().code == StatusCode::kInvalidArgument; }));
 }
 
-// 30: else a zombie would keep the place of the process that replaced it.
-TEST_P(HeartbeatWire, OfAnEarlierLifeDoesNotKeepARecoverableTaskAlive) {
+// Otherwise a zombie would keep alive the process that replaced it.
+TEST_P(HeartbeatWire, PreviousIncarnationDoesNotKeepARecoverableTaskAlive) {
   ServerOptions options = Impatient(1);
   options.coordinator.recoverable = true;
   TestServer server(options);
@@ -81,7 +81,7 @@ TEST_P(HeartbeatWire, OfAnEarlierLifeDoesNotKeepARecoverableTaskAlive) {
 using PollWire = WireTest;
 FERRY_IN_EVERY_DIALECT(PollWire);
 
-// 32, 31, 75, 113: the coordinator is told to stop.
+// The coordinator is stopped.
 TEST_P(PollWire, EndsCancelledWhenTheServiceStops) {
   TestServer server(2);
   auto tasks = server.Registered(GetParam(), 2);
@@ -93,8 +93,8 @@ TEST_P(PollWire, EndsCancelledWhenTheServiceStops) {
   EXPECT_THAT(poll1.Wait(), Fails(StatusCode::kCancelled));
 }
 
-// 33, 45: the payload says that a task reported it.
-TEST_P(PollWire, TellsOfAReportedErrorWithItsSource) {
+// The payload shows that a task reported it.
+TEST_P(PollWire, ReturnsAReportedErrorWithItsSource) {
   TestServer server(2);
   auto tasks = server.Registered(GetParam(), 2);
   const PendingCall poll0 = tasks[0].Poll();
@@ -114,7 +114,7 @@ TEST_P(PollWire, TellsOfAReportedErrorWithItsSource) {
 }
 
 // 34, 35
-TEST_P(PollWire, OfAStrangerFails) {
+TEST_P(PollWire, UnknownTaskFails) {
   TestServer server(2);
   EXPECT_THAT(server.Task(GetParam(), 5).Poll().Wait(),
               Fails(StatusCode::kInvalidArgument, HasSubstr("not in the cluster")));
@@ -123,7 +123,7 @@ TEST_P(PollWire, OfAStrangerFails) {
 }
 
 // 36, 37, 38
-TEST_P(PollWire, IsParkedWithinTheGraceAfterLeavingAndRefusedLater) {
+TEST_P(PollWire, IsPendingWithinTheGraceAfterLeavingAndRefusedLater) {
   TestServer server(Impatient(2));
   auto tasks = server.Registered(GetParam(), 2);
   ASSERT_THAT(tasks[0].Shutdown().Wait(), IsOk());
@@ -139,7 +139,7 @@ TEST_P(PollWire, IsParkedWithinTheGraceAfterLeavingAndRefusedLater) {
 }
 
 // 39
-TEST_P(PollWire, OfATaskInErrorFails) {
+TEST_P(PollWire, TaskInErrorFails) {
   TestServer server(2);
   auto tasks = server.Registered(GetParam(), 2);
   ASSERT_THAT(tasks[0].ReportError(StatusCode::kDataLoss, "gone").Wait(), IsOk());
@@ -147,7 +147,7 @@ TEST_P(PollWire, OfATaskInErrorFails) {
 }
 
 // 40
-TEST_P(PollWire, OfASilentTaskFails) {
+TEST_P(PollWire, SilentTaskFails) {
   TestServer server(Impatient(1));
   auto tasks = server.Registered(GetParam(), 1);
   ASSERT_TRUE(
@@ -157,7 +157,7 @@ TEST_P(PollWire, OfASilentTaskFails) {
 }
 
 // 42
-TEST_P(PollWire, ASecondPollOfATaskCancelsTheFirst) {
+TEST_P(PollWire, SecondPollOfATaskCancelsTheFirst) {
   TestServer server(1);
   auto tasks = server.Registered(GetParam(), 1);
   const PendingCall first = tasks[0].Poll();
@@ -168,7 +168,7 @@ TEST_P(PollWire, ASecondPollOfATaskCancelsTheFirst) {
 }
 
 // 43, 44
-TEST_P(PollWire, InARecoverableJobTellsNobodyOfAnotherTasksError) {
+TEST_P(PollWire, AnotherTasksErrorReachesNoTaskInARecoverableJob) {
   ServerOptions options = TestOptions(2);
   options.coordinator.recoverable = true;
   TestServer server(options);
@@ -185,7 +185,7 @@ TEST_P(PollWire, InARecoverableJobTellsNobodyOfAnotherTasksError) {
 }
 
 // 45
-TEST_P(PollWire, AStrangersReportIsRefused) {
+TEST_P(PollWire, UnknownTasksReportIsRefused) {
   TestServer server(2);
   EXPECT_THAT(server.Task(GetParam(), 0).ReportError(StatusCode::kInternal, "x").Wait(),
               Fails(StatusCode::kFailedPrecondition));
@@ -193,8 +193,8 @@ TEST_P(PollWire, AStrangersReportIsRefused) {
               Fails(StatusCode::kInvalidArgument));
 }
 
-// 48: the first cause, not what follows from it.
-TEST_P(PollWire, TheFirstErrorStays) {
+// The first cause is kept, not its consequences.
+TEST_P(PollWire, FirstErrorStays) {
   TestServer server(3);
   auto tasks = server.Registered(GetParam(), 3);
   const PendingCall poll = tasks[2].Poll();
@@ -206,10 +206,10 @@ TEST_P(PollWire, TheFirstErrorStays) {
 }
 
 // GetTaskState; no dialect after G4 has it.
-TEST(TaskStates, TellStateAndErrorOfEachTaskThatWasAskedFor) {
+TEST(TaskStates, ReturnStateAndErrorOfEachRequestedTask) {
   TestServer server(3);
   auto tasks = server.Registered(Dialect::kNumbered, 2);
-  // With somebody polling, the error of one is not made the error of all.
+  // With a poller, the error of one is not made the error of all.
   const PendingCall poll = tasks[0].Poll();
   ASSERT_TRUE(server.WaitUntilParked(1));
   ASSERT_THAT(tasks[1].ReportError(StatusCode::kDataLoss, "gone").Wait(), IsOk());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Signs of life over real connections: parked calls, connections that end, and probes.
+// Signs of life over real connections: pending calls, connections that end, and probes.
 #include <memory>
 #include <string>
 #include <utility>
@@ -71,7 +71,7 @@ TEST_P(HeartbeatWire, IdleClientThatPolls_OutlivesTheHeartbeatTimeout) {
 }
 
 // kill -9: the kernel ends the connection. The heartbeat timeout of a minute is far away.
-TEST_P(HeartbeatWire, KilledClient_IsNoticedByTheEndOfItsConnection) {
+TEST_P(HeartbeatWire, KilledClient_IsDetectedByTheEndOfItsConnection) {
   TestServer server(PatientOptions(2));
   TaskClient survivor = server.Task(GetParam(), 0);
   ProxiedTask killed(server, GetParam(), 1);
@@ -88,7 +88,7 @@ TEST_P(HeartbeatWire, KilledClient_IsNoticedByTheEndOfItsConnection) {
 }
 
 // SIGSTOP, or a machine that vanished: the connection stays, but probes are not answered.
-TEST_P(HeartbeatWire, StoppedClient_IsNoticedByItsProbes) {
+TEST_P(HeartbeatWire, StoppedClient_IsDetectedByItsProbes) {
   ServerOptions options = PatientOptions(2);
   options.keepalive_time = absl::Milliseconds(300);
   options.keepalive_timeout = absl::Seconds(1);
@@ -105,7 +105,7 @@ TEST_P(HeartbeatWire, ProbesFollowTheHeartbeatTimeout) {
 
 // A proxy dropped the connection; the client opens another one. Task 2 dies later, and does not
 // return.
-TEST_P(HeartbeatWire, ConnectionThatIsMadeAgain_KeepsTheTask) {
+TEST_P(HeartbeatWire, ReconnectedClient_KeepsTheTask) {
   TestServer server(PatientOptions(3));
   TaskClient survivor = server.Task(GetParam(), 0);
   ProxiedTask cut(server, GetParam(), 1);
@@ -160,7 +160,7 @@ TEST_P(HeartbeatWire, ClientsOfTheCoordinationService_BeatTwiceInTheirTimeout) {
 
 FERRY_IN_EVERY_DIALECT(HeartbeatWire);
 
-// Ferry's own agents are told the timeout in the Welcome.
+// Ferry's own agents receive the timeout in the Welcome.
 TEST(HeartbeatOfAgents, IsNotLearned) {
   TestServer server(PatientOptions(1));
   const Agents agents = ConnectAll(server, 1);

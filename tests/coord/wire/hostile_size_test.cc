@@ -31,7 +31,7 @@ void ExpectServes(TestServer& server) {
   EXPECT_THAT(honest.Entry("GetKeyValue", honest.Get("honest").Wait()), Pair("honest", "v"));
 }
 
-TEST(HostileSize, AKeyOverItsLimitIsRefusedNamingTheOption) {
+TEST(HostileSize, KeyOverItsLimitIsRefusedNamingTheOption) {
   TestServer server(1);
   const std::string longest(1 << 20, 'k');
   for (const Dialect dialect : kDialects) {
@@ -47,8 +47,8 @@ TEST(HostileSize, AKeyOverItsLimitIsRefusedNamingTheOption) {
   ExpectServes(server);
 }
 
-// It can never be set: to wait for it would be to wait for ever.
-TEST(HostileSize, AGetOfAKeyOverItsLimitIsRefused) {
+// It can never be set: a wait for it would never end.
+TEST(HostileSize, GetOfAKeyOverItsLimitIsRefused) {
   TestServer server(1);
   TaskClient task = server.Task(Dialect::kTensorflow, 0);
   const PendingCall get = task.Get(std::string((1 << 20) + 1, 'k'));
@@ -57,7 +57,7 @@ TEST(HostileSize, AGetOfAKeyOverItsLimitIsRefused) {
   EXPECT_THAT(get.Wait(), Fails(StatusCode::kInvalidArgument));
 }
 
-TEST(HostileSize, AStoreThatIsFullSaysSo) {
+TEST(HostileSize, FullStoreIsReported) {
   ServerOptions options = TestOptions(1);
   options.coordinator.max_value_bytes = 1000;
   options.coordinator.max_store_bytes = 10'000;
@@ -91,7 +91,7 @@ TEST(HostileSize, EmbeddedNulsArePartOfAKey) {
   }
 }
 
-TEST(HostileSize, KeysOfNothingButSlashes) {
+TEST(HostileSize, KeysOfOnlySlashes) {
   TestServer server(1);
   for (const Dialect dialect : kDialects) {
     TaskClient task = server.Task(dialect, 0);
@@ -105,7 +105,7 @@ TEST(HostileSize, KeysOfNothingButSlashes) {
 }
 
 // The error would carry the id in its payload, and the trailers have 8 KiB.
-TEST(HostileSize, ABarrierIdOfAMebibyteFailsWithItsOwnCode) {
+TEST(HostileSize, BarrierIdOfAMebibyteFailsWithItsOwnCode) {
   TestServer server(2);
   for (const Dialect dialect : kDialects) {
     auto tasks = server.Registered(dialect, 2);
@@ -120,7 +120,7 @@ TEST(HostileSize, ABarrierIdOfAMebibyteFailsWithItsOwnCode) {
   ExpectServes(server);
 }
 
-// What a person typed is in the message; it must arrive, whatever it is.
+// The message contains user input; it must arrive, whatever the input is.
 TEST(HostileSize, LongAndOddNamesInMessagesDoNotHideTheCode) {
   TestServer server(2);
   auto tasks = server.Registered(Dialect::kTensorflow, 2);
@@ -134,7 +134,7 @@ TEST(HostileSize, LongAndOddNamesInMessagesDoNotHideTheCode) {
               Fails(StatusCode::kNotFound));
 }
 
-TEST(HostileSize, InvalidUtf8IsAnsweredOneWayOrTheOther) {
+TEST(HostileSize, InvalidUtf8IsAlwaysAnswered) {
   TestServer server(1);
   const std::string bad = "\xc3\x28 \xff\xfe \xed\xa0\x80";
   for (const char* path :
@@ -153,7 +153,7 @@ TEST(HostileSize, InvalidUtf8IsAnsweredOneWayOrTheOther) {
   // Keys of ferry.v1 are bytes.
   EXPECT_EQ(stream.Call(PutRequest(1, {{bad, "v"}})).code(), 0);
   EXPECT_EQ(stream.Call(GetRequest(2, {bad}, absl::ZeroDuration())).entries(0).key(), bad);
-  // In a message it cannot be sent as it is.
+  // It cannot be sent in a message unchanged.
   EXPECT_EQ(stream.Call(GetRequest(3, {bad + "x"}, absl::ZeroDuration())).code(),
             static_cast<int>(StatusCode::kNotFound));
 }
@@ -181,7 +181,7 @@ class RawSocket {
   int socket_;
 };
 
-TEST(HostileSocket, WhatIsNoHttp2IsNoTrouble) {
+TEST(HostileSocket, BytesThatAreNotHttp2AreHarmless) {
   TestServer server(1);
   RawSocket http1(server->port());
   http1.Send("GET / HTTP/1.1\r\nHost: localhost\r\n\r\n");
@@ -196,7 +196,7 @@ TEST(HostileSocket, WhatIsNoHttp2IsNoTrouble) {
   ExpectServes(server);
 }
 
-TEST(HostileSocket, SilentConnectionsHoldNobodyUp) {
+TEST(HostileSocket, SilentConnectionsDelayNoOther) {
   TestServer server(1);
   std::vector<std::unique_ptr<RawSocket>> silent;
   for (int i = 0; i < 100; ++i) {
@@ -219,13 +219,13 @@ size_t ResidentWithoutTrim() {
   return resident * static_cast<size_t>(sysconf(_SC_PAGESIZE));
 }
 
-// What is in use, without what the allocator keeps for later.
+// Memory in use, without free memory that the allocator keeps.
 size_t ResidentBytes() {
   malloc_trim(0);
   return ResidentWithoutTrim();
 }
 
-// Four rounds of 5000, which is what 20,000 clients leave behind over a long life of the server.
+// Four rounds of 5000, the number that 20,000 clients leave behind during a long run of the server.
 TEST(HostileMemory, ReturnsAfterAbandonedGets) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "sanitizers keep freed memory on purpose";
@@ -257,9 +257,9 @@ TEST(HostileMemory, ReturnsAfterAbandonedGets) {
   ExpectServes(server);
 }
 
-// What is free lies between what is not: half a gigabyte of small blocks, of which a few remain, as
-// after answers to a client that has asked for everything.
-TEST(HostileMemory, ACoordinatorGivesFreedMemoryBack) {
+// Free blocks lie between used ones: half a gigabyte of small blocks, of which a few remain, as
+// after answers to a client that has requested everything.
+TEST(HostileMemory, CoordinatorReturnsFreedMemory) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "sanitizers keep freed memory on purpose";
 #endif

@@ -26,9 +26,9 @@ using ::testing::Pair;
 
 constexpr unsigned kSeed = 20261120;
 
-// Every path that takes a message.
+// Every method that takes a message.
 std::vector<std::string> AllPaths() {
-  // So that the linker keeps the descriptors.
+  // Makes the linker keep the descriptors.
   (void)tensorflow::PollForErrorRequest::descriptor();
   (void)::xla::coordination::PollForErrorRequest::descriptor();
   (void)::xla::ConnectRequest::descriptor();
@@ -98,14 +98,14 @@ TEST_F(Hostile, MalformedMessagesAreRefusedOnEveryPath) {
   ExpectServes();
 }
 
-TEST_F(Hostile, EmptyMessagesHarmNothing) {
+TEST_F(Hostile, EmptyMessagesAreHarmless) {
   std::vector<std::pair<std::string, std::string>> requests;
   for (const std::string& path : AllPaths()) requests.emplace_back(path, "");
   SendAll(requests);
   ExpectServes();
 }
 
-TEST_F(Hostile, RandomBytesHarmNothing) {
+TEST_F(Hostile, RandomBytesAreHarmless) {
   SCOPED_TRACE(kSeed);
   std::mt19937 random(kSeed);
   const std::vector<std::string> paths = AllPaths();
@@ -193,7 +193,7 @@ std::string Mutate(std::string bytes, std::mt19937& random) {
   return bytes;
 }
 
-TEST_F(Hostile, MutationsOfRealRequestsHarmNothing) {
+TEST_F(Hostile, MutationsOfRealRequestsAreHarmless) {
   SCOPED_TRACE(kSeed);
   std::mt19937 random(kSeed);
   const auto captures = Captures();
@@ -210,7 +210,7 @@ TEST_F(Hostile, MutationsOfRealRequestsHarmNothing) {
   }
 }
 
-TEST_F(Hostile, MutationsOfControlFramesHarmNothing) {
+TEST_F(Hostile, MutationsOfControlFramesAreHarmless) {
   SCOPED_TRACE(kSeed);
   std::mt19937 random(kSeed);
   v1::ClientFrame frame;
@@ -301,7 +301,7 @@ TEST_F(Hostile, ListsOfTenThousandTasks) {
     EXPECT_THAT(task.Barrier("u", absl::Seconds(9), 0, unknown).Wait(),
                 Fails(StatusCode::kInvalidArgument));
     EXPECT_THAT(task.Alive(unknown).Wait(), Fails(StatusCode::kInvalidArgument));
-    // One task, said ten thousand times, is one task.
+    // One task, listed ten thousand times, is one task.
     EXPECT_THAT(task.Barrier(DialectName(dialect), absl::Seconds(9), 0, repeated).Wait(), IsOk());
     EXPECT_THAT(task.AliveTasks(task.Alive(repeated).Wait()).tasks, ::testing::ElementsAre(0));
   }

@@ -43,7 +43,7 @@ void BeginNextJob(CoordinatorExecutor& strand) {
 }
 
 // A call that does not arrive through gRPC. Runs `between` once, in the handler: where it checks
-// its caller or is about to park, whichever is first.
+// its caller or is about to wait, whichever is first.
 class FakeCall final : public DeferredCall {
  public:
   explicit FakeCall(std::string peer, std::function<void()> between = nullptr)
@@ -112,7 +112,7 @@ class JobChange : public ::testing::Test {
         tensorflow_(MakeCoordinationService(CoordinationPath::kTensorflow, edge_, devices_, rare_)),
         xla_(MakeCoordinationService(CoordinationPath::kXla, edge_, devices_, rare_)) {}
 
-  // Hands a call to what serves `method`, such as "Barrier".
+  // Passes a call to the service of `method`, such as "Barrier".
   static void Serve(const UnaryService& service, const std::string& path, FakeCall& call,
                     const google::protobuf::MessageLite& request) {
     const UnaryHandler* handler = service.Find(path);
@@ -202,7 +202,7 @@ class JobChange : public ::testing::Test {
   std::unique_ptr<UnaryService> xla_;
 };
 
-TEST_F(JobChange, RuntimeGetOfTheOldSession_IsNotParkedInTheNewJob) {
+TEST_F(JobChange, RuntimeGetOfTheOldSession_DoesNotWaitInTheNewJob) {
   ::xla::KeyValueGetRequest request;
   request.set_session_id(ConnectAll());
   request.set_key("k");
@@ -249,7 +249,7 @@ TEST_F(JobChange, RuntimeBarrierAndShutdownOfTheOldSession_DoNotTouchTheNewJob) 
 }
 
 // Two nodes share a connection, on which a client shuts down a session that has ended.
-TEST_F(JobChange, RuntimeShutdownOfAnotherSession_TakesNoNodesTurn) {
+TEST_F(JobChange, RuntimeShutdownOfAnotherSession_DoesNotCountForTheNode) {
   ::xla::ShutdownRequest request;
   request.set_session_id(ConnectAll(/*shared=*/true));
   FakeCall first("a");
@@ -267,7 +267,7 @@ TEST_F(JobChange, RuntimeShutdownOfAnotherSession_TakesNoNodesTurn) {
   EXPECT_THAT(second.status(), IsOk());
 }
 
-// A node that was told the new job's session could act in it without having joined.
+// A node that received the new job's session could act in it without having joined.
 TEST_F(JobChange, RuntimeConnect_IsAnsweredWithTheSessionThatItJoined) {
   FakeCall connecting("a");
   Runtime("Connect", connecting, ConnectOf(0));
@@ -283,7 +283,7 @@ TEST_F(JobChange, RuntimeConnect_IsAnsweredWithTheSessionThatItJoined) {
 }
 
 // Every method of the newest layout that can park, meant for the former incarnation of the service.
-TEST_F(JobChange, RequestForTheFormerIncarnationOfTheService_IsNotParkedInTheNewJob) {
+TEST_F(JobChange, RequestForThePreviousIncarnationOfTheService_DoesNotWaitInTheNewJob) {
   for (const std::string method :
        {"Barrier", "ShutdownTask", "PollForError", "GetAliveTasks", "WatchTasks", "GetKeyValue"}) {
     CoordinatorExecutor strand(*Coordinator::Create(TogetherOptions(), SteadyClock(), 77));

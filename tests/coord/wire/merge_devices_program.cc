@@ -38,7 +38,7 @@ class MergedNode {
   std::string service_;
 };
 
-// Ends the process with what went wrong.
+// Ends the process with an error message.
 Answer MustSucceed(const PendingCall& call, const char* method) {
   Answer answer = call.Wait();
   if (answer.code == absl::StatusCode::kOk) return answer;

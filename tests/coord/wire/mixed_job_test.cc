@@ -48,7 +48,7 @@ class MixedJob : public ::testing::Test {
   uint64_t session_ = 0;
 };
 
-TEST_F(MixedJob, EveryoneSeesEveryone) {
+TEST_F(MixedJob, AllClientsSeeEachOther) {
   for (const WireTable& table :
        {named_.Table(named_.Watch(-1).Wait()), numbered_.Table(numbered_.Watch(-1).Wait())}) {
     ASSERT_EQ(table.tasks.size(), 4u);
@@ -65,7 +65,7 @@ TEST_F(MixedJob, EveryoneSeesEveryone) {
   EXPECT_EQ(status->tasks[3].facts.service, "control");
 }
 
-TEST_F(MixedJob, OneStoreForAll) {
+TEST_F(MixedJob, StoreIsSharedByAllClients) {
   ::xla::KeyValueSetRequest set;
   set.set_session_id(session_);
   set.set_key("a");
@@ -86,7 +86,7 @@ TEST_F(MixedJob, OneStoreForAll) {
   EXPECT_EQ(got.value(), "from 3");
 }
 
-TEST_F(MixedJob, OneBarrierForThoseThatShareAnId) {
+TEST_F(MixedJob, BarrierIsOneForAllWithTheSameId) {
   auto wait = InBackground([this] { return agent_->Barrier("b", kLong, {1, 2, 3}); });
   const PendingCall named = named_.Barrier("b", kLong, 0, {3, 2, 1});
   EXPECT_THAT(numbered_.Barrier("b", kLong, 0, {1, 2, 3}).Wait(), IsOk());
@@ -95,7 +95,7 @@ TEST_F(MixedJob, OneBarrierForThoseThatShareAnId) {
 }
 
 // The oldest clients cannot list the tasks; the others may, each in its own order.
-TEST_F(MixedJob, BarrierOfAll_IsOneHoweverEachKindOfClientSpellsIt) {
+TEST_F(MixedJob, BarrierOfAll_IsOneForEveryKindOfClient) {
   auto wait = InBackground([this] { return agent_->Barrier("all", kLong, {3, 1, 0, 2, 2}); });
   const PendingCall named = named_.Barrier("all", kLong, 0, {0, 1, 2, 3});
   const PendingCall numbered = numbered_.Barrier("all", kLong, 0, {3, 2, 1, 0});
@@ -111,7 +111,7 @@ TEST_F(MixedJob, BarrierOfAll_IsOneHoweverEachKindOfClientSpellsIt) {
 }
 
 // The agent would continue without the tasks on its list.
-TEST_F(MixedJob, AgentWithAnotherListAfterABarrierPassed_IsToldOfTheConflict) {
+TEST_F(MixedJob, AgentWithAnotherListAfterABarrierPassed_GetsTheConflict) {
   const PendingCall named = named_.Barrier("b", kLong, 0, {1, 2});
   EXPECT_THAT(numbered_.Barrier("b", kLong, 0, {1, 2}).Wait(), IsOk());
   EXPECT_THAT(named.Wait(), IsOk());
@@ -119,7 +119,7 @@ TEST_F(MixedJob, AgentWithAnotherListAfterABarrierPassed_IsToldOfTheConflict) {
               Fails(StatusCode::kInvalidArgument, HasSubstr("Conflicting tasks specified")));
 }
 
-TEST_F(MixedJob, TheAliveAreAnsweredEachInItsOwnLayout) {
+TEST_F(MixedJob, AliveTasksAreAnsweredInEachClientsLayout) {
   auto asked = InBackground([this] { return agent_->AliveNodes({1, 2, 3}, kLong); });
   const PendingCall named = named_.Alive({1, 2, 3});
   const PendingCall numbered = numbered_.Alive({1, 2, 3});
@@ -130,7 +130,7 @@ TEST_F(MixedJob, TheAliveAreAnsweredEachInItsOwnLayout) {
   EXPECT_EQ(alive->size(), 3u);
 }
 
-TEST_F(MixedJob, AnErrorReachesEveryKindOfClient) {
+TEST_F(MixedJob, ErrorReachesEveryKindOfClient) {
   const PendingCall named = named_.Poll();
   const PendingCall numbered = numbered_.Poll();
   ASSERT_TRUE(Eventually([this] { return server_.parked() >= 2; }));
@@ -139,7 +139,7 @@ TEST_F(MixedJob, AnErrorReachesEveryKindOfClient) {
   EXPECT_THAT(numbered.Wait(), Fails(StatusCode::kDataLoss, HasSubstr("loss is nan")));
 }
 
-TEST_F(MixedJob, EveryoneLeavesTogether) {
+TEST_F(MixedJob, AllClientsLeaveTogether) {
   ::xla::ShutdownRequest request;
   request.set_session_id(session_);
   const PendingCall runtime = Runtime("Shutdown", request);

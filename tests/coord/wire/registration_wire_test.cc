@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Joining and leaving a job over the wire: scenarios 1-19 and 115-121 of coordination.md.
+// Joining and leaving a job over the wire.
 #include <string>
 #include <vector>
 
@@ -20,7 +20,7 @@ FERRY_IN_EVERY_DIALECT(RegistrationWire);
 
 // 1, 19: the incarnation that registration returns is the one in every heartbeat's answer; if they
 // differed, clients would give the coordinator up as restarted.
-TEST_P(RegistrationWire, BothTasksRegisterAndHearTheSameServiceIncarnation) {
+TEST_P(RegistrationWire, BothTasksRegisterAndReceiveTheSameServiceIncarnation) {
   TestServer server(2);
   for (int i = 0; i < 2; ++i) {
     TaskClient task = server.Task(GetParam(), i);
@@ -30,16 +30,16 @@ TEST_P(RegistrationWire, BothTasksRegisterAndHearTheSameServiceIncarnation) {
   }
 }
 
-// 2: a client whose answer was lost asks again.
-TEST_P(RegistrationWire, TheSameLifeMayRegisterTwice) {
+// A client whose answer was lost asks again.
+TEST_P(RegistrationWire, SameIncarnationMayRegisterTwice) {
   TestServer server(1);
   TaskClient task = server.Task(GetParam(), 0);
   EXPECT_THAT(task.Register(7).Wait(), IsOk());
   EXPECT_THAT(task.Register(7).Wait(), IsOk());
 }
 
-// 3, 4: a process that crashed and came back must not be taken for the old one.
-TEST_P(RegistrationWire, AnotherLifeIsAbortedAndThePollersHearOfIt) {
+// A process that crashed and came back must not be taken for the old one.
+TEST_P(RegistrationWire, AnotherIncarnationIsAbortedAndReportedToThePollers) {
   TestServer server(2);
   auto tasks = server.Registered(GetParam(), 2);
   const PendingCall poll = tasks[1].Poll();
@@ -51,7 +51,7 @@ TEST_P(RegistrationWire, AnotherLifeIsAbortedAndThePollersHearOfIt) {
 }
 
 // 5
-TEST_P(RegistrationWire, ATaskInErrorIsAborted) {
+TEST_P(RegistrationWire, TaskInErrorIsAborted) {
   TestServer server(2);
   auto tasks = server.Registered(GetParam(), 2);
   ASSERT_THAT(tasks[0].ReportError(StatusCode::kInternal, "broken").Wait(), IsOk());
@@ -59,7 +59,7 @@ TEST_P(RegistrationWire, ATaskInErrorIsAborted) {
 }
 
 // 6
-TEST_P(RegistrationWire, AnUnknownTaskIsRefusedAndHarmsNobody) {
+TEST_P(RegistrationWire, UnknownTaskIsRefusedWithoutAffectingOthers) {
   TestServer server(2);
   auto tasks = server.Registered(GetParam(), 2);
   const PendingCall poll = tasks[1].Poll();
@@ -71,7 +71,7 @@ TEST_P(RegistrationWire, AnUnknownTaskIsRefusedAndHarmsNobody) {
 }
 
 // 6: only the dialects that name a job.
-TEST(Registration, AnUnknownJobIsRefused) {
+TEST(Registration, UnknownJobIsRefused) {
   TestServer server(2);
   for (const Dialect dialect : {Dialect::kTensorflow, Dialect::kNamed}) {
     TaskClient task = server.Task(dialect, 0);
@@ -80,8 +80,8 @@ TEST(Registration, AnUnknownJobIsRefused) {
   }
 }
 
-// 13: nobody is told "connected" before everyone is there.
-TEST_P(RegistrationWire, ConnectReturnsWhenEveryoneHasCalled) {
+// No task is answered before all have registered.
+TEST_P(RegistrationWire, ConnectReturnsWhenAllTasksHaveCalled) {
   TestServer server(BarrierOptions(3));
   std::vector<TaskClient> tasks;
   std::vector<PendingCall> calls;
@@ -98,7 +98,7 @@ TEST_P(RegistrationWire, ConnectReturnsWhenEveryoneHasCalled) {
 }
 
 // 9
-TEST_P(RegistrationWire, ARestartAfterTheConnectBarrierPoisonsLaterBarriers) {
+TEST_P(RegistrationWire, RestartAfterTheConnectBarrierFailsLaterBarriers) {
   TestServer server(BarrierOptions(2));
   auto tasks = server.Registered(GetParam(), 2);
   EXPECT_THAT(tasks[0].Register(999).Wait(), Fails(StatusCode::kAborted));
@@ -106,28 +106,28 @@ TEST_P(RegistrationWire, ARestartAfterTheConnectBarrierPoisonsLaterBarriers) {
 }
 
 // 10, 11: the job never becomes whole.
-TEST_P(RegistrationWire, WhoWaitsTooLongForTheOthersIsToldWhoIsMissing) {
+TEST_P(RegistrationWire, TimeoutNamesTheMissingTasks) {
   ServerOptions options = BarrierOptions(3);
   options.coordinator.register_timeout = absl::Milliseconds(200);
   TestServer server(options);
   TaskClient task = server.Task(GetParam(), 0);
   const Answer answer = task.Register(1).Wait();
-  // Named, for whoever reads the log at 3 a.m.
+  // Named, for the readers of the log.
   EXPECT_THAT(answer, Fails(StatusCode::kDeadlineExceeded, AllOf(HasSubstr("1"), HasSubstr("2"))));
   EXPECT_THAT(PayloadsOf(answer), Contains(Key(kCoordinationPayload)));
   EXPECT_THAT(server.Task(GetParam(), 1).Register(2).Wait(), Fails(StatusCode::kAborted));
 }
 
 // 12: processes of before a restart of the coordinator still send heartbeats.
-TEST_P(RegistrationWire, AHeartbeatBeforeRegistrationIsRefusedAndRegistrationStillWorks) {
+TEST_P(RegistrationWire, HeartbeatBeforeRegistrationIsRefusedAndRegistrationStillWorks) {
   TestServer server(1);
   TaskClient task = server.Task(GetParam(), 0);
   EXPECT_THAT(task.Heartbeat(7).Wait(), Fails(StatusCode::kInvalidArgument));
   EXPECT_THAT(task.Register(7).Wait(), IsOk());
 }
 
-// 16: ABORTED would be retried by the stale client, for ever.
-TEST_P(RegistrationWire, ARestartDuringConnectSupersedesTheEarlierTry) {
+// The stale client would retry after ABORTED, forever.
+TEST_P(RegistrationWire, RestartDuringConnectReplacesTheEarlierAttempt) {
   TestServer server(BarrierOptions(2));
   TaskClient old_life = server.Task(GetParam(), 0);
   TaskClient new_life = server.Task(GetParam(), 0);
@@ -158,7 +158,7 @@ TEST_P(RegistrationWire, RecoverableDoesNotRelaxTheFirstConnect) {
 }
 
 // 18
-TEST_P(RegistrationWire, AfterResetTheSameLifeRegistersAgain) {
+TEST_P(RegistrationWire, SameIncarnationRegistersAgainAfterReset) {
   TestServer server(1);
   auto tasks = server.Registered(GetParam(), 1);
   EXPECT_THAT(tasks[0].Reset().Wait(), IsOk());
@@ -166,7 +166,7 @@ TEST_P(RegistrationWire, AfterResetTheSameLifeRegistersAgain) {
 }
 
 // 19: another coordinator, even on the same machine in the same second.
-TEST(Registration, ARestartedServiceHasAnotherIncarnation) {
+TEST(Registration, RestartedServiceHasAnotherIncarnation) {
   TestServer one(1);
   TestServer other(1);
   EXPECT_NE(one.incarnation(), other.incarnation());
@@ -189,8 +189,8 @@ TEST_P(ShutdownWire, IsABarrierAndBothMayComeBack) {
   EXPECT_THAT(tasks[1].Register(555).Wait(), IsOk());
 }
 
-// 116, 117: with nobody polling, the heartbeat is how the missing task hears of it.
-TEST_P(ShutdownWire, AMissingTaskFailsTheOthersAndIsAbortedItself) {
+// No task polls, so the missing task is notified by its heartbeat.
+TEST_P(ShutdownWire, MissingTaskFailsTheOthersAndIsAbortedItself) {
   ServerOptions options = BarrierOptions(2);
   options.coordinator.shutdown_timeout = absl::Milliseconds(200);
   TestServer server(options);
@@ -202,7 +202,7 @@ TEST_P(ShutdownWire, AMissingTaskFailsTheOthersAndIsAbortedItself) {
 }
 
 // 117
-TEST_P(ShutdownWire, AMissingTaskThatPollsGetsTheErrorThere) {
+TEST_P(ShutdownWire, MissingTaskThatPollsGetsTheErrorThere) {
   ServerOptions options = BarrierOptions(2);
   options.coordinator.shutdown_timeout = absl::Milliseconds(200);
   TestServer server(options);
@@ -214,7 +214,7 @@ TEST_P(ShutdownWire, AMissingTaskThatPollsGetsTheErrorThere) {
 }
 
 // 121
-TEST_P(ShutdownWire, OfATaskThatIsNotThereFails) {
+TEST_P(ShutdownWire, UnknownTaskFails) {
   TestServer server(2);
   auto tasks = server.Registered(GetParam(), 1);
   EXPECT_THAT(tasks[0].Shutdown().Wait(), IsOk());

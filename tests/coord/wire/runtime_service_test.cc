@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// xla.DistributedRuntimeService (G0): section 2.3 of coordination.md, scenarios 80, 114, 122, 135,
-// 136 and 129 to 131.
+// xla.DistributedRuntimeService, the first generation (G0) of the coordination protocol.
 #include <string>
 #include <vector>
 
@@ -101,7 +100,7 @@ std::vector<Node> ConnectedNodes(TestServer& server, int count) {
   return nodes;
 }
 
-TEST(RuntimeConnect, ReturnsWhenAllAreThereWithOneSession) {
+TEST(RuntimeConnect, ReturnsOneSessionWhenAllHaveConnected) {
   TestServer server(BarrierOptions(3));
   auto nodes = Nodes(server, 3);
   const PendingCall first = nodes[0].Connect(1);
@@ -138,7 +137,7 @@ TEST(RuntimeConnect, RefusesWrongVersionsAndNodes) {
 }
 
 // 136: and the one that was on time may try again, as jaxlib does with a new client id.
-TEST(RuntimeConnect, RunsOutWhenOneIsMissingAndCanBeTriedAgain) {
+TEST(RuntimeConnect, TimesOutWhenOneIsMissingAndCanBeRetried) {
   TestServer server(BarrierOptions(2));
   auto nodes = Nodes(server, 2);
   EXPECT_THAT(nodes[0].Connect(1, 100).Wait(), Fails(StatusCode::kDeadlineExceeded));
@@ -150,7 +149,7 @@ TEST(RuntimeConnect, RunsOutWhenOneIsMissingAndCanBeTriedAgain) {
 }
 
 // 136
-TEST(RuntimeConnect, ANewerClientOfANodeTakesItsPlace) {
+TEST(RuntimeConnect, NewerClientOfANodeReplacesIt) {
   TestServer server(BarrierOptions(2));
   auto nodes = Nodes(server, 2);
   const PendingCall old = nodes[0].Connect(1);
@@ -170,7 +169,7 @@ TEST(RuntimeConnect, IsAbortedOnceTheJobRuns) {
 }
 
 // 135: every method, with a session that is not this one and before there is one.
-TEST(RuntimeSession, AnyOtherIsRefused) {
+TEST(RuntimeSession, AnyOtherSessionIsRefused) {
   TestServer server(BarrierOptions(1));
   for (int connected = 0; connected < 2; ++connected) {
     Node node(server, 0);
@@ -204,7 +203,7 @@ TEST(RuntimeStore, KeepsRawKeysAndTheLastValue) {
 }
 
 // 114
-TEST(RuntimeBarrier, ServesOnce) {
+TEST(RuntimeBarrier, CanBeUsedOnce) {
   TestServer server(BarrierOptions(2));
   auto nodes = ConnectedNodes(server, 2);
   const PendingCall first = nodes[0].Barrier("b", 20'000);
@@ -217,7 +216,7 @@ TEST(RuntimeBarrier, ServesOnce) {
 }
 
 // 122
-TEST(RuntimeShutdown, IsTogether) {
+TEST(RuntimeShutdown, WaitsForAllNodes) {
   TestServer server(BarrierOptions(3));
   auto nodes = ConnectedNodes(server, 3);
   const PendingCall first = nodes[2].Shutdown();
@@ -230,7 +229,7 @@ TEST(RuntimeShutdown, IsTogether) {
 }
 
 // 122
-TEST(RuntimeShutdown, RunsOut) {
+TEST(RuntimeShutdown, TimesOut) {
   ServerOptions options = BarrierOptions(2);
   options.coordinator.shutdown_timeout = absl::Milliseconds(200);
   TestServer server(options);
@@ -254,7 +253,7 @@ TEST(RuntimeShutdown, IsAbortedWhenANodeStopsBeating) {
   EXPECT_THAT(nodes[0].Set("k", "v").Wait(), Fails(StatusCode::kAborted));
 }
 
-TEST(RuntimeStop, EndsWhatWaits) {
+TEST(RuntimeStop, EndsPendingCalls) {
   TestServer server(BarrierOptions(2));
   auto nodes = ConnectedNodes(server, 2);
   const PendingCall get = nodes[0].Get("k", 20'000);
@@ -340,7 +339,7 @@ TEST(RuntimeDevices, AreAnsweredInTheOlderLayoutToOlderClients) {
 }
 
 // 130, 131
-TEST(RuntimeDevices, MayBeSentAgainIfTheyAreTheSame) {
+TEST(RuntimeDevices, SameDevicesMayBeSentAgain) {
   TestServer server(BarrierOptions(2));
   auto nodes = ConnectedNodes(server, 2);
   const PendingCall early = nodes[0].Enumerate(Newer(0, 2));
@@ -355,7 +354,7 @@ TEST(RuntimeDevices, MayBeSentAgainIfTheyAreTheSame) {
 }
 
 // Unknown fields in a node's topology are passed on to the others.
-TEST(RuntimeDevices, FieldsThatAreNotKnownHere_ReachTheOthers) {
+TEST(RuntimeDevices, UnknownFields_ReachTheOthers) {
   TestServer server(BarrierOptions(2));
   auto nodes = ConnectedNodes(server, 2);
   const PendingCall last = nodes[1].Enumerate(Newer(1, 1));
@@ -365,7 +364,7 @@ TEST(RuntimeDevices, FieldsThatAreNotKnownHere_ReachTheOthers) {
   (void)last.Wait();
 }
 
-TEST(RuntimeDevices, RunOutOfTimeNamingWhoIsMissing) {
+TEST(RuntimeDevices, TimeoutNamesTheMissing) {
   ServerOptions options = BarrierOptions(2);
   options.coordinator.enumerate_timeout = absl::Milliseconds(100);
   TestServer server(options);
@@ -374,7 +373,7 @@ TEST(RuntimeDevices, RunOutOfTimeNamingWhoIsMissing) {
               Fails(StatusCode::kDeadlineExceeded, HasSubstr("1")));
 }
 
-TEST(RuntimeDevices, OfAnUnknownNodeOrGarbageAreRefused) {
+TEST(RuntimeDevices, UnknownNodeOrGarbageIsRefused) {
   TestServer server(BarrierOptions(2));
   auto nodes = ConnectedNodes(server, 2);
   EXPECT_FALSE(nodes[0].Enumerate(Newer(7, 1)).Wait().code == StatusCode::kOk);

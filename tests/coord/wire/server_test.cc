@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// CoordinatorServer as a whole: its port, its limits, its end, and what else listens there.
+// CoordinatorServer as a whole: its port, its limits, its end, and its other services.
 #include <future>
 #include <string>
 #include <vector>
@@ -50,7 +50,7 @@ TEST(Server, TakesCompressedRequestsOnEveryService) {
 }
 
 // Compiled executables are shared through the store.
-TEST(Server, AValueOf64MebibytesPassesBothWays) {
+TEST(Server, ValueOf64MebibytesPassesInBothDirections) {
   TestServer server(1);
   const std::string value(64 << 20, 'x');
   for (const Dialect dialect : {Dialect::kTensorflow, Dialect::kIncarnations}) {
@@ -112,7 +112,7 @@ TEST(Server, UnknownMethodsAreUnimplemented) {
 
 // A client that calls a worker's methods at the coordinator's port; TensorFlow's servers have one
 // port for both.
-TEST(Server, MethodsOfWorkers_AreUnimplementedAndSayWhoHasThem) {
+TEST(Server, MethodsOfWorkers_AreUnimplementedAndNameTheirServer) {
   TestServer server(1);
   auto channel = server.Channel();
   for (const char* path :
@@ -127,7 +127,7 @@ TEST(Server, MethodsOfWorkers_AreUnimplementedAndSayWhoHasThem) {
               Fails(StatusCode::kUnimplemented, HasSubstr("no method \"/nowhere.Service/Get\"")));
 }
 
-// What a call is answered whose client closes it before it has sent a request.
+// The answer to a call whose client closes it before it has sent a request.
 grpc::Status CallWithoutRequest(grpc::Channel* channel, const std::string& path) {
   grpc::ClientContext context;
   context.set_deadline(absl::ToChronoTime(absl::Now() + kTimeout));
@@ -142,8 +142,8 @@ grpc::Status CallWithoutRequest(grpc::Channel* channel, const std::string& path)
   return stream->Finish();
 }
 
-// Only frequent methods are in gRPC's own table; the others must not be told apart by a client.
-TEST(Server, AMissingRequestIsAnsweredAlikeByFrequentAndRareMethods) {
+// Only frequent methods are registered with gRPC; a client must not notice the difference.
+TEST(Server, MissingRequestIsAnsweredAlikeByFrequentAndRareMethods) {
   TestServer server(1);
   const auto channel = server.Channel();
   const grpc::Status frequent =
@@ -156,7 +156,7 @@ TEST(Server, AMissingRequestIsAnsweredAlikeByFrequentAndRareMethods) {
 }
 
 // WatchJobState's name of G5; clients of the older path never knew it.
-TEST(Server, WatchTasksIsNoMethodOfTheOlderPath) {
+TEST(Server, OlderServiceHasNoWatchTasks) {
   TestServer server(1);
   PendingCall::Options options;
   options.deadline = absl::Seconds(2);
@@ -166,8 +166,8 @@ TEST(Server, WatchTasksIsNoMethodOfTheOlderPath) {
               Fails(StatusCode::kUnimplemented));
 }
 
-// The one call that goes the other way; nobody can make it here.
-TEST(Server, ReportErrorToTaskIsNoCallToTheCoordinator) {
+// The one call in the other direction; clients cannot make it here.
+TEST(Server, ReportErrorToTaskIsUnimplementedAtTheCoordinator) {
   TestServer server(1);
   EXPECT_THAT(
       PendingCall::Start(server.Channel(), "/tensorflow.CoordinationService/ReportErrorToTask", "")
@@ -198,7 +198,7 @@ TEST(ServerStop, EndsEveryKindOfWaitAndThenRefusesConnections) {
   server.reset();
 }
 
-TEST(ServerStop, IsQuickWhenNobodyIsThereAndWithIdleConnections) {
+TEST(ServerStop, IsQuickWithoutConnectionsAndWithIdleOnes) {
   ServerOptions options = TestOptions(1);
   // Waiting for the idle connection would take this long: far longer than a loaded machine takes to
   // stop.
@@ -211,7 +211,7 @@ TEST(ServerStop, IsQuickWhenNobodyIsThereAndWithIdleConnections) {
   EXPECT_LT(absl::Now() - start, options.stop_grace);
 }
 
-TEST(ServerStart, APortThatIsTakenIsUnavailable) {
+TEST(ServerStart, PortInUseIsUnavailable) {
   TestServer server(1);
   ServerOptions options = TestOptions(1);
   options.listen = server.address();
@@ -276,7 +276,7 @@ TEST(ServerWaits, AreDroppedWhenTheClientsDeadlinePasses) {
 }
 
 // A poll is a method that gRPC's table does not list.
-TEST(ServerWaits, OfRareMethodsAreDroppedAndCountedToo) {
+TEST(ServerWaits, RareMethodsAreDroppedAndCountedToo) {
   TestServer server(1);
   auto tasks = server.Registered(Dialect::kTensorflow, 1);
   PendingCall::Options options;
@@ -291,7 +291,7 @@ TEST(ServerWaits, OfRareMethodsAreDroppedAndCountedToo) {
   EXPECT_TRUE(Eventually([&] { return server->edge().dropped_waits() == 1; }));
 }
 
-TEST(ServerWaits, BeyondTheirLimitAreRefusedNamingTheOption) {
+TEST(ServerWaits, MoreThanTheLimitAreRefusedNamingTheOption) {
   ServerOptions options = TestOptions(1);
   options.coordinator.max_parked_waits = 10;
   TestServer server(options);
@@ -304,7 +304,7 @@ TEST(ServerWaits, BeyondTheirLimitAreRefusedNamingTheOption) {
   for (const PendingCall& get : gets) EXPECT_THAT(get.Wait(), IsOk());
 }
 
-// What a rank of 2022 serves so that the coordinator can call it.
+// The service of a rank of 2022 that the coordinator calls.
 class ErrorListener final : public tensorflow::CoordinationService::Service {
  public:
   ErrorListener() {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who waits in the kernel: the loop's thread, or a caller who has nothing else to do.
+// Which thread waits in the kernel: the loop's own, or a caller that is otherwise idle.
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -23,8 +23,8 @@
 namespace ferry::coord {
 namespace {
 
-// One end of a pair of sockets, of which the other sends every byte back, on a thread of its own.
-// The first of those who ask has the first byte that comes back.
+// One end of a pair of sockets; a thread at the other end sends every byte back. The first caller
+// receives the first byte that comes back.
 class Echo final : public SocketSource {
  public:
   static std::shared_ptr<Echo> Make(SocketLoop& loop) {
@@ -44,7 +44,7 @@ class Echo final : public SocketSource {
     thread_.join();
   }
 
-  // Asks, and waits for it; the thread that it came on.
+  // Sends a byte, and waits for it; returns the thread on which it arrived.
   std::thread::id Ask() {
     SocketLoop::Awaited awaited(loop_);
     std::thread::id where;
@@ -120,15 +120,15 @@ class SocketLoopTest : public ::testing::Test {
   const std::shared_ptr<Echo> echo_ = Echo::Make(*loop_);
 };
 
-TEST_F(SocketLoopTest, WhoComesAgainAndAgainReadsHisAnswersHimself) {
+TEST_F(SocketLoopTest, RepeatedCallerReadsItsOwnAnswers) {
   EXPECT_TRUE(DrivesHere());
-  // And goes on doing so, but for the turns that its thread takes on a busy machine.
+  // It continues to, except when its thread is scheduled out on a busy machine.
   int here = 0;
   for (int i = 0; i < 100; ++i) here += echo_->Ask() == std::this_thread::get_id() ? 1 : 0;
   EXPECT_GT(here, 0);
 }
 
-TEST_F(SocketLoopTest, WhatNobodyWaitsForComesWhenNobodyDrives) {
+TEST_F(SocketLoopTest, UnawaitedDataIsReadWhenNoCallerDrives) {
   ASSERT_TRUE(DrivesHere());
   for (int i = 0; i < 50; ++i) {
     absl::Notification came;
@@ -138,7 +138,7 @@ TEST_F(SocketLoopTest, WhatNobodyWaitsForComesWhenNobodyDrives) {
   }
 }
 
-TEST_F(SocketLoopTest, WhatIsPostedRunsWhenNobodyDrives) {
+TEST_F(SocketLoopTest, PostedFunctionRunsWhenNoCallerDrives) {
   ASSERT_TRUE(DrivesHere());
   absl::Notification ran;
   loop_->Post([&] { ran.Notify(); });
@@ -149,8 +149,8 @@ TEST_F(SocketLoopTest, WhatIsPostedRunsWhenNobodyDrives) {
   EXPECT_TRUE(ran_later.WaitForNotificationWithTimeout(kTimeout));
 }
 
-// As by the thread that keeps the time, when no answer comes.
-TEST_F(SocketLoopTest, WhoDrivesHearsFromOtherThreads) {
+// The thread that keeps timeouts posts when no answer comes.
+TEST_F(SocketLoopTest, DrivingCallerIsWokenByOtherThreads) {
   std::atomic<SocketLoop::Awaited*> next{nullptr};
   std::atomic<bool> is_over{false};
   std::thread other([&] {
@@ -164,7 +164,7 @@ TEST_F(SocketLoopTest, WhoDrivesHearsFromOtherThreads) {
     }
   });
   for (int i = 0; i < 2000; ++i) {
-    // So that the thread stands back, mostly.
+    // So that the loop's thread mostly yields.
     if (i % 4 != 0) echo_->Ask();
     SocketLoop::Awaited awaited(*loop_);
     next = &awaited;
@@ -174,7 +174,7 @@ TEST_F(SocketLoopTest, WhoDrivesHearsFromOtherThreads) {
   other.join();
 }
 
-// One drives, others wait beside it, and what nobody waits for comes all the while.
+// One caller drives, others wait beside it, and unawaited data arrives all the while.
 TEST_F(SocketLoopTest, CallersOfManyThreads) {
   constexpr int kThreads = 6;
   constexpr int kRounds = 400;
@@ -199,19 +199,19 @@ TEST_F(SocketLoopTest, CallersOfManyThreads) {
   }
   for (std::thread& caller : callers) caller.join();
   EXPECT_EQ(came, kThreads * kRounds);
-  // Each came before the answer that its caller asked for after it.
+  // Each arrived before the answer that its caller requested after it.
   EXPECT_EQ(came_alone, asked_alone);
   for (const auto& echo : echoes) echo->Leave();
 }
 
-TEST_F(SocketLoopTest, WaitsForWhatHasComeAlready) {
+TEST_F(SocketLoopTest, WaitsForDataThatHasAlreadyArrived) {
   SocketLoop::Awaited awaited(*loop_);
   awaited.Notify();
   awaited.Wait();
 }
 
 // A child has its parent's memory, but not the thread that would read.
-TEST(SocketLoopOfClients, AForkedChildHasItsOwn) {
+TEST(SocketLoopOfClients, ForkedChildHasItsOwn) {
 #if defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "ThreadSanitizer allows no threads in a forked child";
 #endif
@@ -232,7 +232,7 @@ TEST(SocketLoopOfClients, AForkedChildHasItsOwn) {
   EXPECT_EQ(status, 0);
 }
 
-// Takes all of them off the loop as soon as one is told of something.
+// Removes all of them from the loop as soon as one is called.
 class Remover final : public SocketSource {
  public:
   Remover(SocketLoop& loop, std::vector<std::shared_ptr<Remover>>& all, UniqueFd near, UniqueFd far)
@@ -266,9 +266,8 @@ std::shared_ptr<Remover> AddRemover(SocketLoop& loop, std::vector<std::shared_pt
   return one;
 }
 
-// Of two that something has come for, the first removes the second, which the kernel has already
-// named.
-TEST(SocketLoopSources, WhoIsRemovedInATurn_IsNotToldInIt) {
+// Two sources are ready; the first removes the second, which the kernel has already named.
+TEST(SocketLoopSources, SourceRemovedDuringDispatch_IsNotCalled) {
   const auto loop = *SocketLoop::Create("test");
   absl::Notification waits;
   absl::Notification go;
@@ -291,7 +290,7 @@ TEST(SocketLoopSources, WhoIsRemovedInATurn_IsNotToldInIt) {
   EXPECT_EQ(all[0]->ended() + all[1]->ended(), 0);
 }
 
-TEST(SocketLoopSources, AfterItsEnd_NobodyIsTakenAndWhoWasThereWasTold) {
+TEST(SocketLoopSources, AfterItsEnd_NoSourceIsAddedAndAllWereNotified) {
   const auto loop = *SocketLoop::Create("test");
   std::vector<std::shared_ptr<Remover>> all;
   const auto there = AddRemover(*loop, all);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The key-value store over the wire: scenarios 56-79 of coordination.md.
+// The key-value store over the wire.
 #include <string>
 #include <vector>
 
@@ -20,7 +20,7 @@ using StoreWire = WireTest;
 FERRY_IN_EVERY_DIALECT(StoreWire);
 
 // 56, 79: the client has not registered.
-TEST_P(StoreWire, WhatIsInsertedIsThere) {
+TEST_P(StoreWire, InsertedValueCanBeRead) {
   TestServer server(2);
   TaskClient task = server.Task(GetParam(), 0);
   ASSERT_THAT(task.Insert("a/b", "v").Wait(), IsOk());
@@ -28,7 +28,7 @@ TEST_P(StoreWire, WhatIsInsertedIsThere) {
 }
 
 // 57: JAX's tests pin the text, and that the new wheels get no payload.
-TEST_P(StoreWire, AKeyIsNotOverwrittenUnlessAskedFor) {
+TEST_P(StoreWire, KeyIsNotOverwrittenUnlessRequested) {
   TestServer server(1);
   TaskClient task = server.Task(GetParam(), 0);
   ASSERT_THAT(task.Insert("/a//b", "v").Wait(), IsOk());
@@ -38,7 +38,7 @@ TEST_P(StoreWire, AKeyIsNotOverwrittenUnlessAskedFor) {
 }
 
 // 58, 59
-TEST_P(StoreWire, AKeyIsOverwrittenWhenAskedForWhetherOrNotItIsThere) {
+TEST_P(StoreWire, KeyIsOverwrittenOnRequestWhetherOrNotItExists) {
   TestServer server(1);
   TaskClient task = server.Task(GetParam(), 0);
   ASSERT_THAT(task.Insert("k", "one", true).Wait(), IsOk());
@@ -47,7 +47,7 @@ TEST_P(StoreWire, AKeyIsOverwrittenWhenAskedForWhetherOrNotItIsThere) {
 }
 
 // 61, and 2.2: the answer's key is the caller's, not the normalized one; topology code compares it.
-TEST_P(StoreWire, AGetWaitsForTheKeyAndEchoesItAsItWasAskedFor) {
+TEST_P(StoreWire, GetWaitsForTheKeyAndEchoesItAsRequested) {
   TestServer server(1);
   TaskClient reader = server.Task(GetParam(), 0);
   TaskClient writer = server.Task(GetParam(), 0);
@@ -73,7 +73,7 @@ TEST_P(StoreWire, DeletingADirectoryMakesGetsUnderItWaitAgain) {
 }
 
 // 64: text and payload as jaxlib's own service sends them.
-TEST_P(StoreWire, AMissingKeyIsNotFoundUnderTheNameItWasAskedFor) {
+TEST_P(StoreWire, MissingKeyIsNotFoundUnderTheRequestedName) {
   TestServer server(1);
   TaskClient task = server.Task(GetParam(), 0);
   const Answer answer = task.TryGet("/no//such/").Wait();
@@ -85,13 +85,13 @@ TEST_P(StoreWire, AMissingKeyIsNotFoundUnderTheNameItWasAskedFor) {
 }
 
 // 65
-TEST_P(StoreWire, DeletingWhatIsNotThereIsFine) {
+TEST_P(StoreWire, DeletingAMissingKeyIsOk) {
   TestServer server(1);
   EXPECT_THAT(server.Task(GetParam(), 0).Delete("nothing").Wait(), IsOk());
 }
 
 // 66, 67, 68, 70, 71
-TEST_P(StoreWire, ADirectoryListsWhatIsUnderItInOrder) {
+TEST_P(StoreWire, DirectoryListsItsKeysInOrder) {
   TestServer server(1);
   TaskClient task = server.Task(GetParam(), 0);
   EXPECT_THAT(task.Listed(task.List("dir").Wait()), IsEmpty());
@@ -125,7 +125,7 @@ TEST_P(StoreWire, IncrementsAreDecimalText) {
 }
 
 // 75
-TEST_P(StoreWire, AParkedGetIsCancelledWhenTheServiceStops) {
+TEST_P(StoreWire, PendingGetIsCancelledWhenTheServiceStops) {
   TestServer server(1);
   TaskClient task = server.Task(GetParam(), 0);
   const PendingCall get = task.Get("never");
@@ -134,8 +134,8 @@ TEST_P(StoreWire, AParkedGetIsCancelledWhenTheServiceStops) {
   EXPECT_THAT(get.Wait(), Fails(StatusCode::kCancelled));
 }
 
-// 74: the client's timeout is its own affair, and here the server hears of it.
-TEST_P(StoreWire, AGivenUpGetDisturbsNobodyAndIsCounted) {
+// The client times out locally, and the server is notified.
+TEST_P(StoreWire, AbandonedGetAffectsNoOtherAndIsCounted) {
   TestServer server(1);
   TaskClient task = server.Task(GetParam(), 0);
   const PendingCall given_up = task.Get("never");
@@ -150,7 +150,7 @@ TEST_P(StoreWire, AGivenUpGetDisturbsNobodyAndIsCounted) {
 }
 
 // 77: beyond gRPC's usual 4 MiB.
-TEST_P(StoreWire, TenMebibytesComeInOneList) {
+TEST_P(StoreWire, TenMebibytesFitInOneList) {
   TestServer server(1);
   TaskClient task = server.Task(GetParam(), 0);
   for (int i = 0; i < 10; ++i) {
@@ -188,9 +188,9 @@ TEST_P(StoreWire, KeysOfTensOfKilobytesWork) {
   EXPECT_THAT(task.Entry("GetKeyValue", task.Get(key).Wait()), Pair(key, "id"));
 }
 
-// The text of 2022 with a payload belongs to the clients that cannot overwrite at all; those that
-// came later are told so without one. Both kinds are the tensorflow path, so the text is the new
-// one, and 0.4.13 takes either (it only looks at the code).
+// The 2022 text with a payload belongs to clients that cannot overwrite at all; later clients
+// receive it without one. Both kinds use the tensorflow path, so the text is the new one, and
+// 0.4.13 accepts either (it only checks the code).
 TEST(StoreWireText, AlreadyExistsHasNoCoordinationPayload) {
   TestServer server(1);
   TaskClient task = server.Task(Dialect::kIncarnations, 0);

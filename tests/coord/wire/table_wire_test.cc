@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The task table and who is alive, over the wire: scenarios 49-55, 123-128; and WaitForAllTasks.
+// The task table and GetAliveTasks over the wire; and WaitForAllTasks.
 #include <string>
 #include <vector>
 
@@ -20,7 +20,7 @@ enum { kDisconnected = 2, kConnected = 3, kError = 4 };
 using WatchWire = WireTest;
 FERRY_IN_EVERY_DIALECT(WatchWire);
 
-// 49: collectives check the incarnations that stand here.
+// Collectives check the incarnations in this table.
 TEST_P(WatchWire, MinusOneAnswersAtOnceWithEveryTask) {
   TestServer server(2);
   auto tasks = server.Registered(GetParam(), 2);
@@ -38,7 +38,7 @@ TEST_P(WatchWire, MinusOneAnswersAtOnceWithEveryTask) {
 }
 
 // 50, 51
-TEST_P(WatchWire, ShowsWhoLeftAndWhoCameBackInAnotherLife) {
+TEST_P(WatchWire, ShowsTasksThatLeftAndTasksThatReturnedWithAnotherIncarnation) {
   TestServer server(2);
   auto tasks = server.Registered(GetParam(), 2);
   ASSERT_THAT(tasks[1].Reset().Wait(), IsOk());
@@ -63,7 +63,7 @@ TEST_P(WatchWire, ShowsErrors) {
 }
 
 // 52
-TEST_P(WatchWire, TheCurrentVersionWaitsForAChange) {
+TEST_P(WatchWire, CurrentVersionWaitsForAChange) {
   TestServer server(2);
   auto tasks = server.Registered(GetParam(), 2);
   const int64_t version = tasks[0].Table(tasks[0].Watch(-1).Wait()).version;
@@ -78,7 +78,7 @@ TEST_P(WatchWire, TheCurrentVersionWaitsForAChange) {
 }
 
 // 53
-TEST_P(WatchWire, AnOldVersionAnswersAtOnceWithTheLatest) {
+TEST_P(WatchWire, OldVersionAnswersAtOnceWithTheLatest) {
   TestServer server(2);
   auto tasks = server.Registered(GetParam(), 2);
   const int64_t version = tasks[0].Table(tasks[0].Watch(-1).Wait()).version;
@@ -89,7 +89,7 @@ TEST_P(WatchWire, AnOldVersionAnswersAtOnceWithTheLatest) {
 }
 
 // 55: upstream's server dies of it.
-TEST_P(WatchWire, AVersionThatHasNotBeenIsRefused) {
+TEST_P(WatchWire, VersionInTheFutureIsRefused) {
   TestServer server(2);
   auto tasks = server.Registered(GetParam(), 2);
   EXPECT_THAT(tasks[0].Watch(1'000'000).Wait(), Fails(StatusCode::kInvalidArgument));
@@ -111,7 +111,7 @@ using AliveWire = WireTest;
 FERRY_IN_EVERY_DIALECT(AliveWire);
 
 // 123, 128
-TEST_P(AliveWire, EveryCallOfARoundIsAnsweredWithTheSame) {
+TEST_P(AliveWire, EveryCallOfARoundGetsTheSameAnswer) {
   TestServer server(3);
   auto tasks = server.Registered(GetParam(), 3);
   std::vector<PendingCall> calls = {tasks[0].Alive({0, 1, 2}), tasks[0].Alive({2, 1, 0}),
@@ -127,7 +127,7 @@ TEST_P(AliveWire, EveryCallOfARoundIsAnsweredWithTheSame) {
 }
 
 // 124, and one that fails while the others wait.
-TEST_P(AliveWire, ATaskInErrorIsNotAlive) {
+TEST_P(AliveWire, TaskInErrorIsNotAlive) {
   ServerOptions options = TestOptions(4);
   options.coordinator.recoverable = true;
   TestServer server(options);
@@ -156,7 +156,7 @@ TEST_P(AliveWire, RoundsOverDifferentSetsAreIndependent) {
 }
 
 // 127
-TEST_P(AliveWire, ACallerOutsideItsOwnListIsRefused) {
+TEST_P(AliveWire, CallerOutsideItsOwnListIsRefused) {
   TestServer server(2);
   auto tasks = server.Registered(GetParam(), 2);
   EXPECT_THAT(tasks[0].Alive({1}).Wait(), Fails(StatusCode::kInvalidArgument));
@@ -164,7 +164,7 @@ TEST_P(AliveWire, ACallerOutsideItsOwnListIsRefused) {
 }
 
 // WaitForAllTasks of G2 to G4: a barrier that also gathers device information.
-TEST(WaitForAllTasks, GivesEveryoneTheDevicesOfAllInTheOrderOfTasks) {
+TEST(WaitForAllTasks, GivesAllTasksTheDevicesOfAllInTheOrderOfTasks) {
   for (const Dialect dialect : {Dialect::kTensorflow, Dialect::kNamed, Dialect::kNumbered}) {
     TestServer server(2);
     auto tasks = server.Registered(dialect, 2);
@@ -197,7 +197,7 @@ std::string LocalAny(int node, const std::string& boot_id, int partition_index =
   return any.SerializeAsString();
 }
 
-// jax takes the slices of all devices from this answer.
+// jax reads the slices of all devices from this answer.
 TEST(WaitForAllTasks, TopologiesOfTwoMachines_AreMergedWithTheirPartitions) {
   for (const Dialect dialect : {Dialect::kTensorflow, Dialect::kNamed, Dialect::kNumbered}) {
     TestServer server(3);
@@ -232,7 +232,7 @@ TEST(WaitForAllTasks, TopologiesOfTwoMachines_AreMergedWithTheirPartitions) {
 }
 
 // A task that computes on nothing has no topology; the others keep their numbers.
-TEST(WaitForAllTasks, ATaskWithoutDevices_LeavesTheNumbersOfTheOthers) {
+TEST(WaitForAllTasks, TaskWithoutDevices_LeavesTheNumbersOfTheOthers) {
   TestServer server(3);
   auto tasks = server.Registered(Dialect::kTensorflow, 3);
   const PendingCall first = tasks[0].WaitForAll({});
@@ -256,7 +256,7 @@ TEST(WaitForAllTasks, ATaskWithoutDevices_LeavesTheNumbersOfTheOthers) {
   EXPECT_EQ(second.Wait().body, last.body);
 }
 
-// The first clients of this service sent a topology of one node in another place.
+// The first clients of this service sent the topology of one node in another field.
 TEST(WaitForAllTasks, TopologiesInTheFieldsOf2022_AreMergedWithTheirPartitions) {
   TestServer server(2);
   auto tasks = server.Registered(Dialect::kTensorflow, 2);

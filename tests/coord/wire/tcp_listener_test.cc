@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A listener under a process that runs out of descriptors, and addresses that are none.
+// A listener of a process that runs out of descriptors, and invalid addresses.
 #include "net/tcp_listener.h"
 
 #include <arpa/inet.h>
@@ -27,7 +27,7 @@ namespace {
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
-// What a listener was given. Thread-safe.
+// The connections that a listener passed on. Thread-safe.
 class Guests {
  public:
   TcpListener::ConnectionCallback Welcome() {
@@ -71,7 +71,7 @@ bool Connect(const UniqueFd& fd, int port) {
   return connect(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0;
 }
 
-// No descriptor above `highest` can be opened while this is there.
+// No descriptor above `highest` can be opened during its lifetime.
 class DescriptorLimit {
  public:
   explicit DescriptorLimit(int highest) {
@@ -100,7 +100,7 @@ TEST(TcpListener, AcceptsOnAPortOfItsOwn) {
 
 // A port scanner, or a job that is larger than the limit: connections wait, and are taken when
 // there are descriptors again.
-TEST(TcpListener, GoesOnWhenThereAreDescriptorsAgain) {
+TEST(TcpListener, ContinuesWhenDescriptorsAreAvailableAgain) {
   Guests guests;
   const auto listener = *TcpListener::Open("127.0.0.1:0");
   listener->Start(guests.Welcome(), guests.Listen());
@@ -123,7 +123,7 @@ TEST(TcpListener, GoesOnWhenThereAreDescriptorsAgain) {
     EXPECT_TRUE(Eventually([&] { return guests.count() > 0; }));
   }
   EXPECT_TRUE(Eventually([&] { return taken + guests.count() == clients.size(); }));
-  // It says so now and then, not for each.
+  // It logs now and then, not for each.
   EXPECT_EQ(guests.troubles().size(), 1u);
 }
 
@@ -149,13 +149,13 @@ TEST(TcpListener, WithoutAHost_ListensOnBothFamilies) {
   EXPECT_TRUE(Eventually([&] { return guests.count() == 1; }));
 }
 
-TEST(TcpListener, AddressKeepsTheHostThatWasAskedFor) {
+TEST(TcpListener, AddressKeepsTheRequestedHost) {
   const auto listener = *TcpListener::Open("localhost:0");
   EXPECT_EQ(listener->address(), "localhost:" + std::to_string(listener->port()));
 }
 
 // All nodes derive the address at which node 0 starts a coordinator.
-TEST(TcpListener, AddressFor_IsTheLoopbackOnlyWhereThatWasAskedFor) {
+TEST(TcpListener, AddressFor_IsTheLoopbackOnlyWhereRequested) {
   const std::pair<const char*, const char*> kCases[] = {
       {"127.0.0.1:80", "127.0.0.1:80"},
       {"127.0.1.1:80", "127.0.1.1:80"},
@@ -188,7 +188,7 @@ void ExpectRefused(const std::string& address, absl::StatusCode code, const char
   EXPECT_THAT(status.message(), HasSubstr(why));
 }
 
-TEST(TcpListener, SaysWhatIsWrongWithAnAddress) {
+TEST(TcpListener, ReportsTheErrorInAnAddress) {
   constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
   constexpr auto kUnavailable = absl::StatusCode::kUnavailable;
   for (const char* address :

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A coordinator on a free port of the loopback, and what tests need to see of its inside.
+// A coordinator on a free port of the loopback, and access to its internals.
 #ifndef FERRY_TESTS_COORD_WIRE_TEST_SERVER_H_
 #define FERRY_TESTS_COORD_WIRE_TEST_SERVER_H_
 
@@ -66,7 +66,7 @@ class TestServer {
     return Eventually([this, count] { return parked() == count; });
   }
 
-  // Somebody waits for `what`: "key \"a\"", "barrier \"b\"".
+  // Waits until a call waits for `what`: "key \"a\"", "barrier \"b\"".
   [[nodiscard]] bool WaitUntilAwaited(const std::string& what) {
     return Eventually([this, &what] {
       return server_->strand().Run([&what](Coordinator& coordinator) {

@@ -23,7 +23,7 @@ bool Eventually(const std::function<bool()>& condition, absl::Duration timeout) 
   const absl::Time give_up = absl::Now() + timeout;
   while (!condition()) {
     if (absl::Now() > give_up) return false;
-    // Not a guess of how long something takes: only the pace of asking.
+    // No estimate of how long something takes: only the polling interval.
     absl::SleepFor(absl::Milliseconds(1));
   }
   return true;

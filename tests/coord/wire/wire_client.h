@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A coordination client that says exactly what a test wants, in any generation of the protocol.
+// A coordination client that sends exactly the given messages, in any generation of the protocol.
 #ifndef FERRY_TESTS_COORD_WIRE_WIRE_CLIENT_H_
 #define FERRY_TESTS_COORD_WIRE_WIRE_CLIENT_H_
 
@@ -25,16 +25,16 @@
 
 namespace ferry::coord {
 
-// What fails a test that waits; far beyond what a loaded machine needs.
+// The timeout of a test's waits; far beyond what a loaded machine needs.
 inline constexpr absl::Duration kTimeout = absl::Seconds(20);
 
-// Asks again and again, for at most kTimeout.
+// Polls for at most kTimeout.
 bool Eventually(const std::function<bool()>& condition, absl::Duration timeout = kTimeout);
 
 // A connection of its own, shared with no other channel of the process.
 std::shared_ptr<grpc::Channel> NewChannel(const std::string& address);
 
-// What came back on a call.
+// The response of a call.
 struct Answer {
   absl::StatusCode code = absl::StatusCode::kUnknown;
   std::string message;
@@ -79,7 +79,7 @@ MATCHER_P2(Fails, code, message, "") {
          ::testing::ExplainMatchResult(message, std::string(status.message()), result_listener);
 }
 
-// A unary call under way. Copies are the same call.
+// A unary call in flight. Copies refer to the same call.
 class PendingCall {
  public:
   struct Options {
@@ -152,7 +152,7 @@ class TaskClient {
   Dialect dialect() const { return dialect_; }
   const std::shared_ptr<grpc::Channel>& channel() const { return channel_; }
   void set_job(std::string job) { job_ = std::move(job); }
-  // What G5 requests say of the service.
+  // The service's incarnation in G5 requests.
   void set_service_incarnation(uint64_t incarnation) { service_incarnation_ = incarnation; }
 
   PendingCall Register(uint64_t incarnation);
@@ -162,7 +162,7 @@ class TaskClient {
   PendingCall Reset();
   PendingCall ReportError(absl::StatusCode code, const std::string& message);
   PendingCall States(const std::vector<int>& tasks);
-  // Of the named job; empty: of the client's.
+  // For the named job; empty: the client's.
   PendingCall Watch(int64_t version);
   PendingCall WaitForAll(const std::vector<std::string>& device_infos);
   PendingCall Insert(const std::string& key, const std::string& value, bool overwrite = false);
@@ -185,7 +185,7 @@ class TaskClient {
   WireTable Table(const Answer& answer) const;
   WireAlive AliveTasks(const Answer& answer) const;
 
-  // For what the methods above cannot say.
+  // For requests that the methods above cannot express.
   std::unique_ptr<google::protobuf::Message> New(const std::string& message) const;
   PendingCall Send(const std::string& method, const google::protobuf::Message& request) const;
 
@@ -199,7 +199,7 @@ class TaskClient {
   int task_;
   std::string job_ = "jax_worker";
   uint64_t service_incarnation_;
-  // Of the last Register; G5 sends it with every request.
+  // From the last Register; G5 sends it with every request.
   uint64_t incarnation_ = 0;
 };
 

@@ -33,7 +33,7 @@ constexpr WireGeneration kNamed = WireGeneration::kNamedTasks;
 constexpr WireGeneration kNumbered = WireGeneration::kNumberedTasks;
 constexpr WireGeneration kNew = WireGeneration::kIncarnations;
 
-// What a G3 client sends, for task `number`.
+// A request of a G3 client, for task `number`.
 std::vector<std::pair<std::string, std::string>> NamedRequests(int number) {
   std::vector<std::pair<std::string, std::string>> requests;
   const auto add = [&](const std::string& method, const Message& message) {
@@ -93,7 +93,7 @@ std::vector<std::pair<std::string, std::string>> NamedRequests(int number) {
   return requests;
 }
 
-// What a G4 client sends.
+// A request of a G4 client.
 std::vector<std::pair<std::string, std::string>> NumberedRequests(int number) {
   std::vector<std::pair<std::string, std::string>> requests;
   const auto add = [&](const std::string& method, const Message& message) {
@@ -144,7 +144,7 @@ std::vector<std::pair<std::string, std::string>> NumberedRequests(int number) {
   return requests;
 }
 
-// What a G5 client sends; `service` 0 as one that was just made might.
+// A request of a G5 client; `service` 0 is what a new client may send.
 std::vector<std::pair<std::string, std::string>> IncarnationsRequests(int number,
                                                                       uint64_t service) {
   std::vector<std::pair<std::string, std::string>> requests;
@@ -210,7 +210,7 @@ std::vector<std::pair<std::string, std::string>> IncarnationsRequests(int number
   return requests;
 }
 
-TEST(WireGeneration, OfNamedTasks) {
+TEST(WireGeneration, NamedTasksAreRecognised) {
   for (const int number : {0, 1, 1000, 1'000'000}) {
     for (const auto& [method, bytes] : NamedRequests(number)) {
       EXPECT_EQ(TellGeneration(method, bytes), kNamed) << method << " of task " << number;
@@ -218,7 +218,7 @@ TEST(WireGeneration, OfNamedTasks) {
   }
 }
 
-TEST(WireGeneration, OfNumberedTasks) {
+TEST(WireGeneration, NumberedTasksAreRecognised) {
   for (const int number : {0, 1, 127, 128, 1'000'000}) {
     for (const auto& [method, bytes] : NumberedRequests(number)) {
       EXPECT_EQ(TellGeneration(method, bytes), kNumbered) << method << " of task " << number;
@@ -226,7 +226,7 @@ TEST(WireGeneration, OfNumberedTasks) {
   }
 }
 
-TEST(WireGeneration, OfIncarnations) {
+TEST(WireGeneration, IncarnationsAreRecognised) {
   for (const int number : {0, 1, 127, 128, 1'000'000}) {
     for (const uint64_t service : {uint64_t{0}, uint64_t{1}, uint64_t{0x7dc677e0022164bc}}) {
       for (const auto& [method, bytes] : IncarnationsRequests(number, service)) {
@@ -237,7 +237,7 @@ TEST(WireGeneration, OfIncarnations) {
 }
 
 // Key-value messages have no task in G3 and G4, and one layout.
-TEST(WireGeneration, OfKeyValueRequestsWithoutIncarnations) {
+TEST(WireGeneration, KeyValueRequestsWithoutIncarnationsAreRecognised) {
   std::vector<std::pair<std::string, std::string>> requests;
   // Keys that look like an Incarnations message to a careless reader, and values that look like
   // the tail of one.
@@ -250,7 +250,7 @@ TEST(WireGeneration, OfKeyValueRequestsWithoutIncarnations) {
     requests.emplace_back("InsertKeyValue", insert.SerializeAsString());
     insert.set_allow_overwrite(true);
     requests.emplace_back("InsertKeyValue", insert.SerializeAsString());
-    // That key is an Incarnations message to the letter, and taken for one; no client has such
+    // That key is byte for byte an Incarnations message, and taken for one; no client has such
     // keys.
     if (key[0] == '\x11') continue;
     tensorflow::IncrementKeyValueRequest increment;
@@ -273,7 +273,7 @@ TEST(WireGeneration, OfKeyValueRequestsWithoutIncarnations) {
 }
 
 // Captured from jaxlib 0.10.2 (tasks 0 and 1).
-TEST(WireGeneration, OfRealRequestsOfJaxlib0_10) {
+TEST(WireGeneration, RealRequestsOfJaxlib0_10AreRecognised) {
   constexpr struct {
     const char* method;
     const char* hex;
@@ -303,7 +303,7 @@ TEST(WireGeneration, OfRealRequestsOfJaxlib0_10) {
 }
 
 // Captured from jaxlib 0.9.0 under the tensorflow path; a G3 client would send the same.
-TEST(WireGeneration, OfRealRequestsOfJaxlib0_9) {
+TEST(WireGeneration, RealRequestsOfJaxlib0_9AreRecognised) {
   constexpr struct {
     const char* method;
     const char* hex;
@@ -325,14 +325,14 @@ TEST(WireGeneration, OfRealRequestsOfJaxlib0_9) {
 }
 
 // Registration is the same in G4 and G5, so either reading is right; but it is not G3's.
-TEST(WireGeneration, OfARegistrationByNumberIsNotTheNamedOne) {
+TEST(WireGeneration, RegistrationByNumberIsNotTheNamedOne) {
   EXPECT_NE(TellGeneration("RegisterTask", absl::HexStringToBytes("198995234cc698b7a3")), kNamed);
   EXPECT_NE(TellGeneration("RegisterTask", absl::HexStringToBytes("198b8d75a5368911672801")),
             kNamed);
 }
 
 // "Bytes that are no message come out as kIncarnations, whose parser then refuses them."
-TEST(WireGeneration, OfGarbageIsTheOneThatRefusesIt) {
+TEST(WireGeneration, GarbageGetsTheGenerationThatRefusesIt) {
   for (const char* method : {"Heartbeat", "Barrier", "InsertKeyValue", "GetKeyValue",
                              "PollForError", "GetAliveTasks", "CancelBarrier"}) {
     for (const std::string& bytes :
@@ -344,7 +344,7 @@ TEST(WireGeneration, OfGarbageIsTheOneThatRefusesIt) {
 }
 
 // Every prefix and random bytes: any verdict will do, as long as there is one.
-TEST(WireGeneration, OfTruncatedAndRandomBytesIsDecided) {
+TEST(WireGeneration, TruncatedAndRandomBytesAreClassified) {
   std::vector<std::pair<std::string, std::string>> requests = IncarnationsRequests(1, 5);
   for (auto& request : NamedRequests(1)) requests.push_back(std::move(request));
   for (auto& request : NumberedRequests(1)) requests.push_back(std::move(request));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// XLA's topology messages in both numberings, and what becomes of fields nobody here knows.
+// XLA's topology messages in both numberings, and fields that are unknown here.
 #include "coord/wire/xla_topology_proto.h"
 
 #include <string>
@@ -39,10 +39,10 @@ std::string Older() {
       "12020801");
 }
 
-TEST(XlaTopology, TellsTheNumberingsApart) {
+TEST(XlaTopology, DistinguishesTheNumberings) {
   EXPECT_FALSE(IsLegacyXlaTopology(Newer()));
   EXPECT_TRUE(IsLegacyXlaTopology(Older()));
-  // A node without devices says nothing: the newer one, which real clients use.
+  // A node without devices is ambiguous: the newer numbering, which real clients use.
   EXPECT_FALSE(IsLegacyXlaTopology(absl::HexStringToBytes("0801")));
   EXPECT_FALSE(IsLegacyXlaTopology(""));
   // jaxlib 0.4.13 sends a boot id of UUID form.
@@ -53,7 +53,7 @@ TEST(XlaTopology, TellsTheNumberingsApart) {
   EXPECT_FALSE(IsLegacyXlaTopology(local.SerializeAsString()));
 }
 
-TEST(XlaTopology, OfTheOlderNumberingWithSeveralDevices) {
+TEST(XlaTopology, OlderNumberingWithSeveralDevices) {
   ferry::xla::LegacyLocalTopology local;
   local.set_node_id(3);
   for (int i = 0; i < 8; ++i) {
@@ -72,7 +72,7 @@ TEST(XlaTopology, OfTheOlderNumberingWithSeveralDevices) {
   EXPECT_EQ(ours->devices[7].name, "Tesla V100");
 }
 
-TEST(XlaTopology, BecomesOurs) {
+TEST(XlaTopology, ConvertsToOurs) {
   ferry::xla::LocalTopology local;
   local.set_process_id(2);
   local.set_boot_id("boot");
@@ -99,7 +99,7 @@ TEST(XlaTopology, BecomesOurs) {
   EXPECT_EQ(ours->devices[1].kind, DeviceKind::kHost);
 }
 
-TEST(XlaTopology, OfANodeOfOursReadsBackTheSame) {
+TEST(XlaTopology, RoundTripKeepsANode) {
   LocalTopology local;
   local.node_id = 4;
   local.boot_id = "boot";
@@ -218,13 +218,13 @@ constexpr char kFabricOne[] = "00000000-0000-0000-0000-000000000001/0";
 constexpr char kFabricTwo[] = "00000000-0000-0000-0000-000000000002/0";
 constexpr char kNoFabric[] = "00000000-0000-0000-0000-000000000000/0";
 
-// jax takes the slices of its devices from here: with 0 everywhere, hosts look like one machine.
+// jax reads the slices of its devices from here: with 0 everywhere, hosts look like one machine.
 TEST(XlaTopologyMerge, NodesOfSeveralMachines_GetAPartitionForEachBootId) {
   EXPECT_THAT(PartitionsOf({{"x", {"", ""}}, {"y", {""}}, {"x", {""}}, {"z", {"", ""}}}),
               ::testing::ElementsAre(0, 0, 1, 0, 2, 2));
   // A machine whose node has no devices is counted like the others.
   EXPECT_THAT(PartitionsOf({{"x", {}}, {"y", {""}}}), ::testing::ElementsAre(1));
-  // As upstream has it, nodes that do not say their machine are on one.
+  // As upstream does: nodes that do not report their machine are on one.
   EXPECT_THAT(PartitionsOf({{"", {""}}, {"x", {""}}, {"", {""}}}), ::testing::ElementsAre(0, 1, 0));
 }
 
@@ -242,7 +242,7 @@ TEST(XlaTopologyMerge, DevicesOfFabrics_GetAPartitionForEachFabric) {
               ::testing::ElementsAre(0, 1, 1));
 }
 
-TEST(XlaTopologyMerge, OneDeviceInNoFabric_MakesItThePartitionsOfMachines) {
+TEST(XlaTopologyMerge, OneDeviceInNoFabric_MakesMachinesThePartitions) {
   for (const char* const none : {"", kNoFabric}) {
     EXPECT_THAT(PartitionsOf({{"x", {kFabricOne}}, {"y", {kFabricOne, none}}}),
                 ::testing::ElementsAre(0, 1, 1));
@@ -292,7 +292,7 @@ TEST(XlaTopologyMerge, TheOlderNumberingHasNoPartitions) {
 }
 
 // 0.10.x sends network_nodes (5), attributes (11), debug strings (10): they reach the others.
-TEST(XlaTopologyMerge, KeepsFieldsThatAreNotKnownHere) {
+TEST(XlaTopologyMerge, KeepsUnknownFields) {
   // LocalTopology{1: 0, 5: "net", 3: {2: "A", 10: "debug", 11: {1: "k", 2: {3: 7}}}, 99: 42}.
   const std::string device = absl::HexStringToBytes(
       "120141"
@@ -310,7 +310,7 @@ TEST(XlaTopologyMerge, KeepsFieldsThatAreNotKnownHere) {
 }
 
 // A job in the middle of an upgrade.
-TEST(XlaTopologyMerge, TakesBothNumberingsAtOnce) {
+TEST(XlaTopologyMerge, AcceptsBothNumberingsAtOnce) {
   for (const bool legacy : {false, true}) {
     const auto merged = MergeXlaTopologies({Older(), Newer()}, legacy);
     ASSERT_TRUE(merged.ok()) << merged.status();
@@ -332,7 +332,7 @@ TEST(XlaTopologyMerge, TakesBothNumberingsAtOnce) {
   }
 }
 
-TEST(XlaTopologyMerge, OfNobodyIsEmpty) {
+TEST(XlaTopologyMerge, NoNodesGiveAnEmptyTopology) {
   EXPECT_EQ(*MergeXlaTopologies({}, false), "");
   EXPECT_EQ(*MergeXlaTopologies({}, true), "");
 }
