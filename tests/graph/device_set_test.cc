@@ -18,8 +18,8 @@ std::string Reread(const std::string& text) {
   return spec.has_value() ? ToString(*spec) : "none";
 }
 
-// As a server of TensorFlow reads them.
-TEST(DeviceSpec, IsReadInAllItsForms) {
+// As a server of TensorFlow parses them.
+TEST(DeviceSpec, ParsesAllItsForms) {
   EXPECT_EQ(Reread(""), "");
   EXPECT_EQ(Reread("/job:worker/replica:0/task:1/device:GPU:2"),
             "/job:worker/replica:0/task:1/device:GPU:2");
@@ -37,7 +37,7 @@ TEST(DeviceSpec, IsReadInAllItsForms) {
   EXPECT_EQ(Reread("/cpu:18446744073709551615"), "/device:CPU:9223372036854775807");
 }
 
-TEST(DeviceSpec, RefusesWhatIsNone) {
+TEST(DeviceSpec, RefusesInvalidNames) {
   for (const char* text : {"gpu", "cpu:0", "job:worker/task:1", "/gpu:x", "//", "/job:worker/",
                            "/job:worker/foo", "/job:", "/task:", "/task:-1", "/task:+1",
                            "/device:", "/device:CPU:0:0", "/tpu:0", "/cpu", "/job:1a", " /cpu:0"}) {
@@ -48,7 +48,7 @@ TEST(DeviceSpec, RefusesWhatIsNone) {
   }
 }
 
-TEST(DeviceSpec, MergesWhatIsSaid) {
+TEST(DeviceSpec, MergesSpecifiedFields) {
   DeviceSpec spec = *ParseDeviceSpec("/job:worker");
   ASSERT_EQ(Merge(*ParseDeviceSpec("/task:1/gpu:0"), false, spec), absl::OkStatus());
   EXPECT_EQ(ToString(spec), "/job:worker/task:1/device:GPU:0");
@@ -67,7 +67,7 @@ TEST(DeviceSpec, MergesWhatIsSaid) {
   EXPECT_EQ(ToString(spec), "/job:worker/task:1");
 }
 
-TEST(DeviceSet, OrdersDevicesAsNodesWouldTakeThem) {
+TEST(DeviceSet, OrdersDevicesByPlacementPreference) {
   const DeviceSet devices = *DeviceSet::Create({{"/job:b/task:10/cpu:0", 1},
                                                 {"/job:b/task:2/cpu:0", 2},
                                                 {"/job:a/task:0/cpu:0", 3},
@@ -88,7 +88,7 @@ TEST(DeviceSet, OrdersDevicesAsNodesWouldTakeThem) {
   EXPECT_THAT(devices.Matching(*ParseDeviceSpec("/job:b/task:2")), ::testing::ElementsAre(1, 4));
 }
 
-TEST(DeviceSet, RefusesWhatCannotBe) {
+TEST(DeviceSet, RefusesInvalidDevices) {
   EXPECT_THAT(DeviceSet::Create({{"/job:a/task:0", 1}}, "/job:a/task:0/cpu:0"),
               Fails(kInvalid, HasSubstr("no device's name")));
   EXPECT_THAT(
@@ -107,7 +107,7 @@ TEST(DeviceSet, RefusesWhatCannotBe) {
 }
 
 // gRPC carries no more than about 8 KiB of an error.
-TEST(DeviceSet, ListsALargeJobShortly) {
+TEST(DeviceSet, ListsALargeJobBriefly) {
   const std::string text = Devices(1000).ListText();
   EXPECT_LT(text.size(), 4096u);
   EXPECT_THAT(text, HasSubstr("and 936 more ]"));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Short ways to write graphs down.
+// Short forms for writing graphs.
 #ifndef FERRY_TESTS_GRAPH_GRAPH_FIXTURE_H_
 #define FERRY_TESTS_GRAPH_GRAPH_FIXTURE_H_
 
@@ -97,8 +97,8 @@ inline void SetClass(NodeDef& node, const std::vector<std::string>& entries) {
   }
 }
 
-// As many tasks of one job, each with a CPU and `gpus` GPUs. Incarnations: 100 * task + index, plus
-// 50 for GPUs. The client is at task 0.
+// That many tasks of one job, each with a CPU and `gpus` GPUs. Incarnations: 100 * task + index,
+// plus 50 for GPUs. The client is at task 0.
 inline DeviceSet Devices(int tasks, int gpus = 0) {
   std::vector<std::pair<std::string, uint64_t>> devices;
   for (int task = 0; task < tasks; ++task) {

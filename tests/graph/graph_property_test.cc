@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random graphs: what is cut and put together again computes the same, and what is pruned away is
-// what nobody needs. FERRY_GRAPH_SEED replays one.
+// Random graphs: a graph that is cut and joined again computes the same, and pruning removes only
+// unneeded nodes. FERRY_GRAPH_SEED replays one.
 #include <algorithm>
 #include <cstdlib>
 #include <map>
@@ -26,7 +26,7 @@
 namespace ferry::graph {
 namespace {
 
-// Values are numbers, and the order of what has an effect is remembered.
+// Values are numbers, and the order of side effects is recorded.
 class Evaluator {
  public:
   // Nodes of all partitions together: they find each other through a table of keys, as in a step.
@@ -37,7 +37,7 @@ class Evaluator {
     }
   }
 
-  // Runs every node once, as soon as what it needs is there; false if some never can.
+  // Runs every node once, as soon as its inputs are available; false if some never can run.
   bool Run() {
     bool is_moving = true;
     std::vector<const NodeDef*> waiting = nodes_;
@@ -282,7 +282,7 @@ class GraphProperty {
                   actual.TimeOf(step.graph.node(i).name()));
       }
     }
-    // Each pair once for a tensor and a place, which may be either memory of a device.
+    // Each pair once per tensor and memory, which may be either memory of a device.
     std::set<std::string> keys;
     std::set<std::string> arrivals;
     for (const Crossing& crossing : cut.crossings) {
@@ -326,7 +326,7 @@ class GraphProperty {
   RandomGraph random_;
 };
 
-TEST(GraphProperty, WhatIsCutComputesTheSame) {
+TEST(GraphProperty, CutGraphComputesTheSame) {
   if (const char* seed = std::getenv("FERRY_GRAPH_SEED"); seed != nullptr) {
     GraphProperty(std::strtoull(seed, nullptr, 10)).Check();
     return;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Graphs as clients send them: scenarios 68 to 70, 91 and 102, and mistakes of every kind. Texts
-// that are compared in full are those of a server of TensorFlow 2.15.
+// Graphs as clients send them, and mistakes of every kind. Texts that are compared in full are
+// those of a server of TensorFlow 2.15.
 #include "tensorflow/graph/graph.h"
 
 #include <gmock/gmock.h>
@@ -18,7 +18,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::StartsWith;
 
-TEST(Graph, IsReadWithItsEdges) {
+TEST(Graph, IsParsedWithItsEdges) {
   GraphWriter writer;
   writer.AddFloat("sum", "AddV2", {"a", "b:0", "^n", "^n", "^a"});
   writer.Const("a");
@@ -37,7 +37,7 @@ TEST(Graph, IsReadWithItsEdges) {
   EXPECT_EQ(graph->versions().producer(), 1395);
 }
 
-TEST(Graph, FillsDefaultsIn) {
+TEST(Graph, FillsInDefaults) {
   GraphWriter writer;
   writer.Placeholder("p");
   const Graph graph = *writer.Create();
@@ -56,7 +56,6 @@ absl::StatusOr<Graph> WithName(const std::string& name) {
   return writer.Create();
 }
 
-// Scenario 91.
 TEST(Graph, RefusesIllegalNames) {
   EXPECT_THAT(WithName("a:b"), Fails(kInvalid, "Illegal op name 'a:b'\n\t [[{{node a:b}}]]"));
   EXPECT_THAT(WithName("a:0"), Fails(kInvalid, StartsWith("Illegal op name 'a:0'")));
@@ -66,8 +65,8 @@ TEST(Graph, RefusesIllegalNames) {
   EXPECT_EQ(WithName("a>b").status(), absl::OkStatus());
 }
 
-// A graph that was pruned and cut comes to a worker with the names that were added.
-TEST(Graph, TakesNamesOfAddedNodesWhereTheyAreExpected) {
+// A graph that was pruned and cut reaches a worker with the names that were added.
+TEST(Graph, AcceptsNamesOfAddedNodesWhereTheyAreExpected) {
   GraphWriter writer;
   writer.Const("_recv_x_0");
   writer.AddFloat("y", "Identity", {"_recv_x_0:0"});
@@ -97,7 +96,7 @@ TEST(Graph, RefusesIllegalInputs) {
   }
 }
 
-TEST(Graph, RefusesInputsThatAreNotThere) {
+TEST(Graph, RefusesMissingInputs) {
   EXPECT_THAT(WithInput("q"), Fails(kInvalid, "Node 'b': Unknown input node 'q'"));
   EXPECT_THAT(WithInput("^q"), Fails(kInvalid, "Node 'b': Unknown input node '^q'"));
   EXPECT_THAT(WithInput("a:1"), Fails(kInvalid,
@@ -216,7 +215,7 @@ TEST(Graph, ChecksAttributes) {
   EXPECT_THAT(WithAttr("IdentityN", "T", &value), Fails(kInvalid, HasSubstr("enum: 0")));
 }
 
-TEST(Graph, ChecksStringsThatAreChosenFromAList) {
+TEST(Graph, ChecksStringsWithAListOfAllowedValues) {
   GraphWriter writer;
   writer.Const("a");
   NodeDef& node = writer.AddFloat("r", "CollectiveReduce", {"a"});
@@ -232,8 +231,8 @@ TEST(Graph, ChecksStringsThatAreChosenFromAList) {
                                 "\"Min\", \"Max\", \"Mul\", \"Add\"")));
 }
 
-// Newer clients have attributes that nobody here knows, and everybody has those with _ in front.
-TEST(Graph, ToleratesOtherAttributes) {
+// Newer clients send attributes that are unknown here, and all clients those that begin with _.
+TEST(Graph, ToleratesUnknownAttributes) {
   GraphWriter writer;
   NodeDef& node = writer.Const("a");
   (*node.mutable_attr())["_output_shapes"].mutable_list();
@@ -241,7 +240,6 @@ TEST(Graph, ToleratesOtherAttributes) {
   EXPECT_EQ(writer.Create().status(), absl::OkStatus());
 }
 
-// Scenario 102.
 TEST(Graph, RefusesLoopsAndFunctions) {
   constexpr auto kUnimplemented = absl::StatusCode::kUnimplemented;
   for (const char* op : {"Enter", "Exit", "NextIteration", "Switch", "Merge", "While", "If"}) {
@@ -318,8 +316,7 @@ TEST(Graph, MayBeDeep) {
   EXPECT_THAT(writer.Create(), Fails(kInvalid, HasSubstr("a cycle with 199999 nodes")));
 }
 
-// Scenario 68.
-TEST(GraphExtension, AddsNodesThatTakeFromTheOldOnes) {
+TEST(GraphExtension, AddsNodesWithInputsFromTheExistingOnes) {
   GraphWriter first;
   first.Const("a");
   const Graph graph = *first.Create();
@@ -331,14 +328,13 @@ TEST(GraphExtension, AddsNodesThatTakeFromTheOldOnes) {
   EXPECT_EQ(extended->node_count(), 3);
   EXPECT_THAT(extended->inputs(2), ElementsAre(Endpoint{0, 0}));
   EXPECT_THAT(extended->topological_order(), ElementsAre(0, 2, 1));
-  // Who runs a step on the old one is not disturbed (scenario 72).
+  // A step that runs on the old graph is not affected.
   EXPECT_EQ(graph.node_count(), 1);
   EXPECT_EQ(graph.Find("b"), -1);
   EXPECT_EQ(&graph.node(0), &extended->node(0));
 }
 
-// Scenario 69.
-TEST(GraphExtension, MayNotDefineANodeAgain) {
+TEST(GraphExtension, MayNotRedefineANode) {
   GraphWriter writer;
   writer.Const("b");
   const Graph graph = *writer.Create();
@@ -348,7 +344,7 @@ TEST(GraphExtension, MayNotDefineANodeAgain) {
                     "previous call to Create or Extend in this session."));
 }
 
-TEST(GraphExtension, IsCheckedAsAWholeGraphIs) {
+TEST(GraphExtension, IsCheckedLikeAWholeGraph) {
   GraphWriter writer;
   writer.Const("a");
   const Graph graph = *writer.Create();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Names that TensorFlow's server takes, and those that it refuses: scenario 91, and more.
+// Names that TensorFlow's server accepts, and those that it refuses.
 #include "tensorflow/graph/names.h"
 
 #include <limits>
@@ -9,7 +9,7 @@
 namespace ferry::graph {
 namespace {
 
-TEST(NodeName, IsWhatTensorFlowTakes) {
+TEST(NodeName, AcceptsTensorFlowsNames) {
   for (const char* name : {"a", "A9", ".a", "9", "a_b-c/d.e", "a\\b", "a>b", "a>b>.c"}) {
     EXPECT_TRUE(IsNodeName(name)) << name;
   }
@@ -46,7 +46,7 @@ TEST(InputName, TooLargeANumberIsTheLargest) {
   EXPECT_EQ(ParseInputName("a:2147483646")->port, 2147483646);
 }
 
-TEST(TensorName, IsReadLeniently) {
+TEST(TensorName, IsParsedLeniently) {
   EXPECT_EQ(ParseTensorName("a").node, "a");
   EXPECT_EQ(ParseTensorName("a:3").port, 3);
   EXPECT_EQ(ParseTensorName("a:00").port, 0);
@@ -55,7 +55,7 @@ TEST(TensorName, IsReadLeniently) {
   EXPECT_TRUE(ParseTensorName("^a").is_control);
 }
 
-TEST(Shown, IsForATerminal) {
+TEST(Shown, IsPrintable) {
   EXPECT_EQ(Shown("a/b"), "a/b");
   EXPECT_EQ(Shown(absl::string_view("\x1b[2J\0", 5)), "\\033[2J\\000");
   EXPECT_LT(Shown(std::string(1 << 20, 'x')).size(), 300u);

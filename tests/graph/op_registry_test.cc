@@ -49,7 +49,7 @@ std::string AttrText(const AttrSchema& attr) {
                       " allowed=", absl::StrJoin(allowed, ","), " default=", preset);
 }
 
-// A default that is another one gives another result, and nobody is told.
+// A different default gives a different result without an error.
 TEST(OpRegistry, HasTensorFlowsSignatures) {
   std::map<std::string, std::vector<std::string>> expected;
   std::ifstream file(absl::StrCat(FERRY_SOURCE_DIR, "/tests/graph/tensorflow_ops.txt"));
@@ -71,7 +71,7 @@ TEST(OpRegistry, HasTensorFlowsSignatures) {
   EXPECT_GE(names.size(), 56u);
 }
 
-TEST(OpRegistry, KernelsNameAttributesAndArgumentsThatAreThere) {
+TEST(OpRegistry, KernelsNameExistingAttributesAndArguments) {
   for (const OpSchema* op : AllOps()) {
     ASSERT_FALSE(op->kernels.empty()) << op->name;
     EXPECT_EQ(op->kernels[0].device_type, "CPU") << op->name;

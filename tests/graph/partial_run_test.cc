@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Steps in pieces: scenario 96.
+// Steps that run in several parts.
 #include "tensorflow/graph/partial_run.h"
 
 #include <gmock/gmock.h>
@@ -38,7 +38,7 @@ TEST_F(PartialRunTest, SharesTheGraph) {
   EXPECT_EQ(step_.use_count(), 3);
 }
 
-TEST_F(PartialRunTest, FeedsAndFetchesInPieces) {
+TEST_F(PartialRunTest, FeedsAndFetchesInParts) {
   EXPECT_EQ(run_.Take({"x:0"}, {"a:0"}), absl::OkStatus());
   EXPECT_FALSE(run_.is_done());
   EXPECT_EQ(run_.Take({"y"}, {"c:0", "d"}), absl::OkStatus());
@@ -48,7 +48,7 @@ TEST_F(PartialRunTest, FeedsAndFetchesInPieces) {
   EXPECT_TRUE(run_.is_done());
 }
 
-TEST_F(PartialRunTest, RefusesWhatCannotBeComputedYet) {
+TEST_F(PartialRunTest, RefusesFetchesThatLackFeeds) {
   EXPECT_THAT(
       run_.Take({"x:0"}, {"a:0", "c:0"}),
       Fails(kInvalid, "Fetch c:0 can't be computed from the feeds that have been fed so far."));
@@ -59,8 +59,8 @@ TEST_F(PartialRunTest, RefusesWhatCannotBeComputedYet) {
   EXPECT_EQ(run_.Take({"y"}, {"c:0"}), absl::OkStatus());
 }
 
-// As TensorFlow has it. Over the wire such a piece is answered, too.
-TEST_F(PartialRunTest, APieceMayFetchATensorTwice) {
+// As in TensorFlow. Over the wire such a part is answered, too.
+TEST_F(PartialRunTest, APartMayFetchATensorTwice) {
   EXPECT_EQ(run_.Take({"x:0"}, {"a:0", "a:0"}), absl::OkStatus());
   EXPECT_EQ(run_.Take({"y"}, {"b", "b:0", "c:0", "d"}), absl::OkStatus());
   EXPECT_FALSE(run_.is_done());
@@ -68,24 +68,24 @@ TEST_F(PartialRunTest, APieceMayFetchATensorTwice) {
   EXPECT_TRUE(run_.is_done());
 }
 
-TEST_F(PartialRunTest, RefusesWhatWasNotAnnounced) {
+TEST_F(PartialRunTest, RefusesUnannouncedNames) {
   EXPECT_THAT(run_.Take({"a:0"}, {}),
               Fails(kInvalid, "The feed a:0 was not specified in partial_run_setup."));
   EXPECT_THAT(run_.Take({}, {"x:0"}),
               Fails(kInvalid, "The fetch x:0 was not specified in partial_run_setup."));
-  // Another spelling was not, either: nobody would find what it is fed with.
+  // Neither was another spelling: its feed would not be found.
   EXPECT_THAT(run_.Take({"x"}, {"a:0"}),
               Fails(kInvalid, "The feed x was not specified in partial_run_setup."));
   EXPECT_THAT(run_.Take({"x:0"}, {"a"}),
               Fails(kInvalid, "The fetch a was not specified in partial_run_setup."));
 }
 
-TEST_F(PartialRunTest, RefusesWhatHasBeen) {
+TEST_F(PartialRunTest, RefusesRepeatedFeedsAndFetches) {
   EXPECT_THAT(run_.Take({"x:0", "x:0"}, {}), Fails(kInvalid, "The feed x:0 has already been fed."));
   EXPECT_EQ(run_.Take({"x:0"}, {"a:0"}), absl::OkStatus());
   EXPECT_THAT(run_.Take({"x:0"}, {}), Fails(kInvalid, "The feed x:0 has already been fed."));
   EXPECT_THAT(run_.Take({}, {"a:0"}), Fails(kInvalid, "The fetch a:0 has already been fetched."));
-  // Under whichever of its names.
+  // Under any of its names.
   EXPECT_EQ(run_.Take({"y"}, {"b:0"}), absl::OkStatus());
   EXPECT_THAT(run_.Take({}, {"b"}), Fails(kInvalid, "The fetch b has already been fetched."));
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Cutting graphs at devices: scenarios 80, 83, 100 and 101.
+// Cutting graphs at devices.
 #include "tensorflow/graph/partition.h"
 
 #include <map>
@@ -41,7 +41,7 @@ class PartitionTest : public ::testing::Test {
   }
 
   const NodeDef& NodeNamed(const std::string& name) { return nodes_.at(name); }
-  // What `name` takes, in words.
+  // The inputs of `name`, as text.
   std::vector<std::string> InputsOf(const std::string& name) {
     return {NodeNamed(name).input().begin(), NodeNamed(name).input().end()};
   }
@@ -49,7 +49,7 @@ class PartitionTest : public ::testing::Test {
   GraphWriter writer_;
   Partitioned result_;
   std::map<std::string, NodeDef> nodes_;
-  // Of each device, sorted.
+  // By device, sorted.
   std::map<std::string, std::vector<std::string>> ops_;
 };
 
@@ -95,7 +95,7 @@ TEST_F(PartitionTest, ATensorIsSentAndReceived) {
   EXPECT_EQ(*KeyOf(NodeNamed(crossing.recv_node)), crossing.key);
 }
 
-// Scenario 101. Of the sender's life, so that a restarted worker is noticed.
+// The sender's incarnation, so that a restarted worker is detected.
 TEST_F(PartitionTest, IncarnationsAreThoseOfTheSendersDevice) {
   writer_.Const("a", kTask1);
   writer_.AddFloat("b", "Identity", {"a"}, kTask0);
@@ -121,7 +121,7 @@ TEST_F(PartitionTest, ATensorIsSentOnceToADevice) {
   EXPECT_NE(result_.crossings[0].key, result_.crossings[1].key);
 }
 
-TEST_F(PartitionTest, EachOutputIsSentByItself) {
+TEST_F(PartitionTest, EachOutputHasItsOwnTransfer) {
   writer_.Const("x", kTask0);
   NodeDef& unpack = writer_.AddFloat("u", "Unpack", {"x"}, kTask0);
   (*unpack.mutable_attr())["num"].set_i(3);
@@ -134,8 +134,7 @@ TEST_F(PartitionTest, EachOutputIsSentByItself) {
               ElementsAre(result_.crossings[0].recv_node, result_.crossings[1].recv_node));
 }
 
-// Scenario 100.
-TEST_F(PartitionTest, WaitingIsAnEmptyTensor) {
+TEST_F(PartitionTest, ControlEdgeIsAnEmptyTensor) {
   writer_.Add("n", "NoOp", {}, kTask0);
   writer_.Add("m", "NoOp", {"^n"}, kTask1);
   writer_.Add("m2", "NoOp", {"^n"}, kTask1);
@@ -157,8 +156,8 @@ TEST_F(PartitionTest, WaitingIsAnEmptyTensor) {
   EXPECT_EQ(value.tensor_shape().dim(0).size(), 0);
 }
 
-// Scenario 100: neither stands for the other.
-TEST_F(PartitionTest, WaitingAndTakingAreTwoTransfers) {
+// A control edge cannot replace a data edge, nor the other way round.
+TEST_F(PartitionTest, ControlAndDataEdgeAreTwoTransfers) {
   writer_.Const("a", kTask0);
   writer_.AddFloat("b", "Identity", {"a", "^a"}, kTask1);
   Cut();
@@ -167,8 +166,8 @@ TEST_F(PartitionTest, WaitingAndTakingAreTwoTransfers) {
   EXPECT_EQ(result_.crossings[1].src_port, -1);
 }
 
-// Scenario 83, and a server of TensorFlow 2.15 refuses this graph.
-TEST_F(PartitionTest, NewNodesHaveNamesOfTheirOwn) {
+// A server of TensorFlow 2.15 refuses this graph.
+TEST_F(PartitionTest, NewNodesHaveUniqueNames) {
   writer_.Const("a", kTask0);
   writer_.AddFloat("a_S0", "Identity", {"a"}, kTask1);
   writer_.AddFloat("a_S1", "Identity", {"a_S0"}, kTask1);
@@ -178,7 +177,7 @@ TEST_F(PartitionTest, NewNodesHaveNamesOfTheirOwn) {
 }
 
 // TensorFlow keeps integers of 32 bits in the host's memory, since they are shapes.
-TEST_F(PartitionTest, MemoryOfTheHostIsAnotherPlace) {
+TEST_F(PartitionTest, HostMemoryIsSeparateFromDeviceMemory) {
   const std::string gpu = "/job:worker/task:0/device:GPU:0";
   writer_.Const("i", gpu, 1, tensorflow::DT_INT32);
   writer_.Const("f", gpu);
@@ -199,7 +198,7 @@ TEST_F(PartitionTest, MemoryOfTheHostIsAnotherPlace) {
   EXPECT_EQ(ops["g"], "_Send_Recv");
 }
 
-// A GPU's node that takes on the device what another one leaves with the host.
+// A GPU's node that needs on the device what another one produces in host memory.
 TEST_F(PartitionTest, OneDeviceMayHaveTwoMemories) {
   const std::string gpu = "/job:worker/task:0/device:GPU:0";
   writer_.Const("i", gpu, 1, tensorflow::DT_INT32);
@@ -212,7 +211,6 @@ TEST_F(PartitionTest, OneDeviceMayHaveTwoMemories) {
   EXPECT_EQ(NodeNamed(result_.crossings[0].recv_node).op(), "_Recv");
 }
 
-// Scenario 80.
 TEST_F(PartitionTest, AnyDeviceSendsToAnyOther) {
   const DeviceSet devices = Devices(2, 2);
   for (int src = 0; src < devices.size(); ++src) {
@@ -228,8 +226,8 @@ TEST_F(PartitionTest, AnyDeviceSendsToAnyOther) {
   }
 }
 
-// Who takes part is told by the devices' own order, whoever the client is.
-TEST_F(PartitionTest, CollectivesKnowWhoMayTakePart) {
+// The participants are in the order of the devices, for any client.
+TEST_F(PartitionTest, CollectivesListTheirParticipants) {
   const DeviceSet devices = Devices(3);
   for (const int task : {2, 0}) {
     NodeDef& node =

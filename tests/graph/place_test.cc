@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where nodes go: scenarios 103 and 104, and what a server of TensorFlow 2.15 does with the same
-// graphs.
+// Placement of nodes, compared with a server of TensorFlow 2.15 for the same graphs.
 #include "tensorflow/graph/place.h"
 
 #include <gmock/gmock.h>
@@ -35,7 +34,7 @@ TEST(Place, PutsNodesWithoutADeviceAtTheClient) {
   EXPECT_EQ(PlaceOfNode(OneConst(""), Devices(3), "a"), "task:0/device:CPU:0");
 }
 
-TEST(Place, FollowsPartsOfNames) {
+TEST(Place, MatchesPartialNames) {
   const DeviceSet devices = Devices(2);
   for (const char* spec :
        {"/task:1", "/job:worker/task:1", "/job:worker/task:1/device:CPU:0",
@@ -47,7 +46,6 @@ TEST(Place, FollowsPartsOfNames) {
   }
 }
 
-// Scenario 104.
 TEST(Place, PrefersAGpuWhereThereIsAKernel) {
   const DeviceSet devices = Devices(2, 2);
   EXPECT_EQ(PlaceOfNode(OneConst("/job:worker/task:1"), devices, "a"), "task:1/device:GPU:0");
@@ -57,9 +55,8 @@ TEST(Place, PrefersAGpuWhereThereIsAKernel) {
   EXPECT_EQ(PlaceOfNode(writer, devices, "m"), "task:1/device:CPU:0");
 }
 
-// Scenario 103.
 // GPUs of a worker that has no kernels for them.
-TEST(Place, DevicesThatAreLastAreForThoseWhoNameThem) {
+TEST(Place, LastDevicesAreUsedOnlyByName) {
   const std::string task = "/job:worker/replica:0/task:0/device:";
   const std::vector<std::pair<std::string, uint64_t>> names = {{task + "CPU:0", 1},
                                                                {task + "GPU:0", 1}};
@@ -71,7 +68,7 @@ TEST(Place, DevicesThatAreLastAreForThoseWhoNameThem) {
             "task:0/device:GPU:0");
 }
 
-TEST(Place, ListsTheDevicesIfThatOneIsNotThere) {
+TEST(Place, ListsTheDevicesIfTheNamedOneDoesNotExist) {
   const DeviceSet devices = Devices(2);
   EXPECT_THAT(
       TryPlace(OneConst("/job:ps/task:0"), devices),
@@ -118,7 +115,7 @@ TEST(Place, SoftlyReplacesDevicesOfATaskButNotTasks) {
   }
 }
 
-TEST(Place, RefusesOpsWithoutAKernelThere) {
+TEST(Place, RefusesOpsWithoutAKernelOnTheDevice) {
   GraphWriter writer;
   writer.Const("a");
   writer.AddFloat("m", "MatMul", {"a", "a"}, "/device:GPU:0");
@@ -131,7 +128,7 @@ TEST(Place, RefusesOpsWithoutAKernelThere) {
   EXPECT_EQ(PlaceOfNode(writer, Devices(1, 1), "m", true), "task:0/device:CPU:0");
 }
 
-TEST(Place, RefusesTypesThatNoKernelTakes) {
+TEST(Place, RefusesTypesWithoutAKernel) {
   GraphWriter writer;
   (*writer.Placeholder("h").mutable_attr())["dtype"].set_type(tensorflow::DT_HALF);
   (*writer.Add("b", "Range", {"h", "h", "h"}).mutable_attr())["Tidx"].set_type(tensorflow::DT_HALF);
@@ -154,7 +151,7 @@ TEST(Place, PutsGeneratorsWhereTheyAreUsed) {
   EXPECT_EQ(PlaceOfNode(writer, devices, "a"), "task:0/device:CPU:0");
 }
 
-TEST(Place, KeepsGeneratorsWhereTheyAreSaidToBe) {
+TEST(Place, KeepsGeneratorsOnTheirNamedDevice) {
   GraphWriter writer;
   writer.Const("a", kTask0);
   writer.AddFloat("b", "Identity", {"a"}, kTask1);
@@ -162,7 +159,7 @@ TEST(Place, KeepsGeneratorsWhereTheyAreSaidToBe) {
   EXPECT_EQ(PlaceOfNode(writer, Devices(2), "b"), "task:1/device:CPU:0");
 }
 
-TEST(Place, AsksForShapesWhereTheTensorIs) {
+TEST(Place, PutsShapeOpsAtTheTensor) {
   GraphWriter writer;
   writer.Const("a", kTask1);
   writer.AddFloat("b", "Identity", {"a"}, kTask1);
@@ -170,7 +167,7 @@ TEST(Place, AsksForShapesWhereTheTensorIs) {
   EXPECT_EQ(PlaceOfNode(writer, Devices(2), "s"), "task:1/device:CPU:0");
 }
 
-TEST(Place, PutsClassesTogether) {
+TEST(Place, ColocatesClasses) {
   GraphWriter writer;
   writer.Const("a", kTask1);
   SetClass(writer.AddFloat("b", "Identity", {"a"}), {"loc:@a"});
@@ -179,7 +176,7 @@ TEST(Place, PutsClassesTogether) {
 }
 
 // A class need not be a node's name.
-TEST(Place, PutsClassesTogetherThatNoNodeIsCalledAfter) {
+TEST(Place, ColocatesClassesThatNoNodeIsNamedAfter) {
   GraphWriter writer;
   writer.Const("a");
   SetClass(writer.AddFloat("b", "Identity", {"a"}), {"loc:@group", "other"});
@@ -191,7 +188,7 @@ TEST(Place, PutsClassesTogetherThatNoNodeIsCalledAfter) {
   EXPECT_EQ(PlaceOfNode(alone, Devices(2), "b"), "task:0/device:CPU:0");
 }
 
-TEST(Place, SaysWhyNodesCannotBeTogether) {
+TEST(Place, ReportsWhyNodesCannotBeColocated) {
   GraphWriter writer;
   writer.Const("a", kTask0);
   SetClass(writer.AddFloat("b", "Identity", {"a"}, kTask1), {"loc:@a"});
@@ -212,7 +209,7 @@ TEST(Place, SaysWhyNodesCannotBeTogether) {
   EXPECT_EQ(TryPlace(types, Devices(1, 1), true).status(), absl::OkStatus());
 }
 
-// A group goes where all of it can run.
+// A group is placed where all of it can run.
 TEST(Place, PutsAGroupWhereAllOfItHasKernels) {
   GraphWriter writer;
   writer.Const("a", kTask1);
@@ -229,15 +226,15 @@ GraphWriter VariableAnd(const std::string& variable_device, const std::string& u
   return writer;
 }
 
-TEST(Place, PutsUsersOfVariablesWhereTheseAre) {
+TEST(Place, PutsUsersOfVariablesAtTheVariable) {
   EXPECT_EQ(PlaceOfNode(VariableAnd(kTask1, ""), Devices(2), "assign"), "task:1/device:CPU:0");
   EXPECT_EQ(PlaceOfNode(VariableAnd("", kTask1), Devices(2), "v"), "task:1/device:CPU:0");
-  // Whatever they say.
+  // Whichever device they name.
   EXPECT_EQ(PlaceOfNode(VariableAnd(kTask1, kTask0), Devices(2), "assign"), "task:1/device:CPU:0");
 }
 
 // Variables would be lost otherwise.
-TEST(Place, LeavesNodesWhereTheyHaveBeen) {
+TEST(Place, LeavesPlacedNodesInPlace) {
   const DeviceSet devices = Devices(2);
   GraphWriter first;
   first.Variable("v");
@@ -257,7 +254,7 @@ TEST(Place, LeavesNodesWhereTheyHaveBeen) {
               Fails(kInvalid, HasSubstr("incompatible tasks")));
 }
 
-TEST(Place, DoesNotPutANodeWithAGroupThatIsWhereItHasNoKernel) {
+TEST(Place, DoesNotColocateANodeWhereItHasNoKernel) {
   const DeviceSet devices = Devices(1, 1);
   GraphWriter first;
   first.Const("a");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a step needs, and names that are wrong: section 1.5 of the reference, scenarios 78 and 80.
-// Texts that are compared in full are those of a server of TensorFlow 2.15.
+// Pruning a graph to the nodes that a step needs, and wrong names. Texts that are compared in full
+// are those of a server of TensorFlow 2.15.
 #include "tensorflow/graph/prune.h"
 
 #include <set>
@@ -47,7 +47,7 @@ class PruneTest : public ::testing::Test {
     return names;
   }
 
-  // The names of what `node` takes.
+  // The names of the inputs of `node`.
   static std::vector<std::string> InputsOf(const StepGraph& step, const std::string& node) {
     std::vector<std::string> names;
     const int index = step.graph.Find(node);
@@ -64,27 +64,27 @@ class PruneTest : public ::testing::Test {
   DeviceSet devices_ = Devices(2);
 };
 
-TEST_F(PruneTest, KeepsWhatFetchesNeed) {
+TEST_F(PruneTest, KeepsNodesThatFetchesNeed) {
   EXPECT_THAT(NodesOf({{}, {"b:0"}, {}}), UnorderedElementsAre("a", "b", "_send_b_0"));
   EXPECT_THAT(NodesOf({{}, {"b"}, {}}), UnorderedElementsAre("a", "b", "_send_b_0"));
 }
 
-TEST_F(PruneTest, KeepsWhatTargetsNeed) {
+TEST_F(PruneTest, KeepsNodesThatTargetsNeed) {
   EXPECT_THAT(NodesOf({{}, {}, {"n", "n"}}), UnorderedElementsAre("a", "n"));
   // Clients name tensors here too.
   EXPECT_THAT(NodesOf({{}, {}, {"c:0"}}), UnorderedElementsAre("a", "b", "c"));
 }
 
-TEST_F(PruneTest, FeedsReplaceWhatWouldBeComputed) {
+TEST_F(PruneTest, FeedsReplaceComputedTensors) {
   const StepGraph step = *Run({{"b:0"}, {"c:0"}, {}});
   EXPECT_THAT(NodesOf({{"b:0"}, {"c:0"}, {}}), UnorderedElementsAre("_recv_b_0", "c", "_send_c_0"));
   EXPECT_THAT(InputsOf(step, "c"), ElementsAre("_recv_b_0"));
   EXPECT_THAT(InputsOf(step, "_send_c_0"), ElementsAre("c"));
 }
 
-// As in TensorFlow: what waits for a node that is fed waits for the node, but for a placeholder's
-// feed, since that cannot run.
-TEST_F(PruneTest, WhoWaitsForAPlaceholderWaitsForItsFeed) {
+// As in TensorFlow: a control dependency on a fed node waits for the node; for a placeholder, which
+// cannot run, it waits for the feed.
+TEST_F(PruneTest, ControlDependencyOnAPlaceholderWaitsForItsFeed) {
   const StepGraph step = *Run({{"p:0", "b:0"}, {}, {"k"}});
   EXPECT_THAT(InputsOf(step, "k"), UnorderedElementsAre("^_recv_p_0", "^b"));
   EXPECT_EQ(step.graph.Find("p"), -1);
@@ -117,13 +117,13 @@ TEST_F(PruneTest, FeedsAndFetchesAreAtTheClientsDevice) {
   EXPECT_EQ(*KeyOf(send), step.fetches[1].key);
 }
 
-TEST_F(PruneTest, FeedsThatNobodyTakesAreLeftOut) {
+TEST_F(PruneTest, UnusedFeedsAreOmitted) {
   const StepGraph step = *Run({{"p:0"}, {"b:0"}, {}});
   EXPECT_EQ(step.feeds[0].node, -1);
   EXPECT_EQ(step.graph.Find("_recv_p_0"), -1);
 }
 
-// Scenario 78. A server of TensorFlow 2.15 does not answer.
+// A server of TensorFlow 2.15 does not answer.
 TEST_F(PruneTest, ATensorMayBeFetchedTwice) {
   const StepGraph step = *Run({{}, {"a:0", "a", "a:00"}, {}});
   ASSERT_EQ(step.fetches.size(), 3u);
@@ -145,7 +145,7 @@ TEST_F(PruneTest, RefusesUnknownNames) {
               Fails(kNotFound, "PruneForTargets: Some target nodes not found: zz yy "));
 }
 
-TEST_F(PruneTest, RefusesOutputsThatAreNotThere) {
+TEST_F(PruneTest, RefusesMissingOutputs) {
   EXPECT_THAT(Run({{}, {"a:1"}, {}}),
               Fails(kInvalid, "FetchOutputs a:1: output index too large, must be < 1"));
   EXPECT_THAT(Run({{"a:3"}, {"b"}, {}}),
@@ -159,7 +159,7 @@ TEST_F(PruneTest, RefusesOutputsThatAreNotThere) {
   EXPECT_THAT(Run({{}, {"^a"}, {}}), Fails(kInvalid, ::testing::HasSubstr("produces no output")));
 }
 
-TEST_F(PruneTest, RefusesStepsThatContradictThemselves) {
+TEST_F(PruneTest, RefusesContradictorySteps) {
   EXPECT_THAT(Run({}), Fails(kInvalid, "Must specify at least one target to fetch or execute."));
   EXPECT_THAT(Run({{"a:0", "a"}, {"b:0"}, {}}),
               Fails(kInvalid, "Endpoint \"a\" fed more than once."));

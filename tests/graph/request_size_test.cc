@@ -46,7 +46,7 @@ std::string Empties(int number, size_t times, const std::vector<int>& outer = {}
   return bytes;
 }
 
-// What is said must never be less than what is taken.
+// The estimate must never be less than the memory that is used.
 void ExpectEnough(const google::protobuf::Message& message) {
   const std::string bytes = message.SerializeAsString();
   for (const int piece : {-1, 1, 7}) {
@@ -97,7 +97,7 @@ TEST(RequestSize, EmptyMessagesAreLarge) {
   ExpectEnough(feeds);
 }
 
-TEST(RequestSize, RefusesByName) {
+TEST(RequestSize, RefusesNamingTheRequest) {
   RequestLimits limits;
   limits.max_nodes = 1000;
   EXPECT_THAT(Check(Empties(1, 1000, {1}), limits), ::testing::Property(&absl::Status::ok, true));
@@ -110,14 +110,14 @@ TEST(RequestSize, RefusesByName) {
   limits.max_bytes = 1 << 20;
   EXPECT_THAT(Check(Empties(1, 100'000, {1}), limits),
               Fails(absl::StatusCode::kResourceExhausted, HasSubstr("max_request_bytes is")));
-  // Many bytes that stay what they are.
+  // Many bytes that do not expand.
   CreateSessionRequest plain;
   plain.set_target(std::string(900'000, 'x'));
   EXPECT_THAT(Check(plain.SerializeAsString(), limits),
               ::testing::Property(&absl::Status::ok, true));
 }
 
-TEST(RequestSize, SurvivesAnything) {
+TEST(RequestSize, SurvivesArbitraryBytes) {
   const google::protobuf::LogSilencer silence;
   std::mt19937 dice(5);
   CreateSessionRequest request;
@@ -130,12 +130,12 @@ TEST(RequestSize, SurvivesAnything) {
     for (int k = 0; k < 1 + i % 4; ++k) bytes[dice() % bytes.size()] = static_cast<char>(dice());
     bytes.resize(dice() % (bytes.size() + 1));
     const RequestSize size = Measure(CreateSessionRequest::descriptor(), bytes);
-    // Whoever the parser takes must have been counted to the end.
+    // Everything that the parser accepts must have been counted to the end.
     CreateSessionRequest parsed;
     if (size.is_message || !parsed.ParseFromString(bytes)) continue;
     ADD_FAILURE() << "parsed, and not walked: round " << i;
   }
-  // As deep as one likes: the parser refuses it too.
+  // At any depth: the parser refuses it too.
   std::string deep;
   for (int i = 0; i < 3000; ++i) deep = Empties(1, 0, {1}) + deep;
   EXPECT_LE(Measure(CreateSessionRequest::descriptor(), deep).bytes, deep.size() * kMaxExpansion);
