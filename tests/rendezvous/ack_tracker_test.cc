@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Of which answers a producer knows that they were heard.
+// Which answers a producer knows to be acknowledged.
 #include "rendezvous/peer/ack_tracker.h"
 
 #include <gtest/gtest.h>
@@ -7,10 +7,10 @@
 namespace ferry {
 namespace {
 
-// Whether somebody who closes that step has to wait.
+// Whether closing that step has to wait.
 bool MustWait(AckTracker& answers, int64_t step_id) { return answers.Start(step_id).number > 0; }
 
-TEST(AckTrackerTest, WhoSentNothingWaitsForNobody) {
+TEST(AckTrackerTest, NothingSent_NothingToWaitFor) {
   AckTracker answers;
   EXPECT_FALSE(MustWait(answers, 0));
   EXPECT_FALSE(MustWait(answers, 1));
@@ -20,7 +20,7 @@ TEST(AckTrackerTest, WhoSentNothingWaitsForNobody) {
   EXPECT_TRUE(MustWait(answers, 7));
 }
 
-TEST(AckTrackerTest, OnePingIsForAllThatWasSentBefore) {
+TEST(AckTrackerTest, OnePingAcknowledgesAllThatWasSentBefore) {
   AckTracker answers;
   answers.Count(0);
   answers.Count(1);
@@ -41,7 +41,7 @@ TEST(AckTrackerTest, OnePingIsForAllThatWasSentBefore) {
   EXPECT_TRUE(answers.Start(1).needs_ping);
 }
 
-TEST(AckTrackerTest, ManyStepsAtOnceAreNotMistakenForOthers) {
+TEST(AckTrackerTest, ConcurrentStepsAreNotConfused) {
   AckTracker answers;
   for (int64_t round = 0; round < 2; ++round) {
     for (int64_t step = 0; step < 100; ++step) answers.Count(step);
@@ -56,7 +56,7 @@ TEST(AckTrackerTest, ManyStepsAtOnceAreNotMistakenForOthers) {
   for (int64_t step = 0; step < 100; ++step) EXPECT_TRUE(MustWait(answers, step)) << step;
 }
 
-TEST(AckTrackerTest, WhoIsSilentIsWaitedForOnce) {
+TEST(AckTrackerTest, SilentPeerIsWaitedForOnce) {
   AckTracker answers;
   answers.Count(1);
   answers.GiveUp(answers.Start(1).number);
@@ -67,14 +67,14 @@ TEST(AckTrackerTest, WhoIsSilentIsWaitedForOnce) {
   EXPECT_FALSE(flush.is_awaited);
   EXPECT_TRUE(answers.OnPong(1).ok());
   EXPECT_TRUE(answers.Start(2).is_awaited);
-  // What is heard in the last moment has been heard.
+  // An acknowledgement at the last moment counts.
   EXPECT_TRUE(answers.OnPong(2).ok());
   answers.GiveUp(2);
   answers.Count(3);
   EXPECT_TRUE(answers.Start(3).is_awaited);
 }
 
-TEST(AckTrackerTest, APingThatIsLostIsSentAgain) {
+TEST(AckTrackerTest, LostPingIsSentAgain) {
   AckTracker answers;
   answers.Count(1);
   EXPECT_EQ(answers.Start(1).number, 1u);
@@ -83,7 +83,7 @@ TEST(AckTrackerTest, APingThatIsLostIsSentAgain) {
   EXPECT_FALSE(answers.IsOver(2));
   answers.OnLost(2);
   EXPECT_TRUE(answers.IsOver(2)) << "others wait for it too";
-  // The one before it is still under way.
+  // The one before it is still in flight.
   EXPECT_TRUE(answers.OnPong(1).ok());
   const AckTracker::Flush again = answers.Start(1);
   EXPECT_EQ(again.number, 2u);
@@ -92,7 +92,7 @@ TEST(AckTrackerTest, APingThatIsLostIsSentAgain) {
   EXPECT_FALSE(answers.Start(1).needs_ping);
 }
 
-TEST(AckTrackerTest, AnswersToWhatWasNotAskedAreRefused) {
+TEST(AckTrackerTest, UnrequestedAnswersAreRefused) {
   AckTracker answers;
   answers.Count(1);
   EXPECT_TRUE(absl::IsInvalidArgument(answers.OnPong(1)));
@@ -101,8 +101,8 @@ TEST(AckTrackerTest, AnswersToWhatWasNotAskedAreRefused) {
   EXPECT_TRUE(absl::IsInvalidArgument(answers.OnPong(2)));
 }
 
-// An answer to an old question must not make later ones look heard, and one to a later question
-// has heard the earlier ones too.
+// An answer to an old ping must not acknowledge later sends, and one to a later ping acknowledges
+// the earlier ones too.
 TEST(AckTrackerTest, AnswersOutOfOrder_TheLargestCounts) {
   AckTracker answers;
   answers.Count(1);

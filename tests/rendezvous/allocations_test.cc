@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a send and its receive allocate on their way through the table: the entry, and no more. A
-// program of its own, since it replaces the operators of all that is linked into it.
+// Allocations of a send and its receive in the table: the entry, and no more. A separate program,
+// since it replaces the operators of everything linked into it.
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
@@ -56,7 +56,7 @@ class Allocations : public ::testing::Test {
   const RendezvousKey& KeyOf(int64_t i) const {
     return keys_[static_cast<size_t>(i) % keys_.size()];
   }
-  // Of all pairs, once the table has its size.
+  // For all pairs, once the table has its size.
   template <typename Pair>
   int64_t Count(Pair pair) {
     for (int64_t i = 0; i < kPairs; ++i) pair(i);
@@ -79,7 +79,7 @@ TEST_F(Allocations, TheCountIsOfThisProgram) {
   EXPECT_EQ(allocations - before, 1);
 }
 
-TEST_F(Allocations, AValueThatComesFirstIsAnEntry) {
+TEST_F(Allocations, ValueThatComesFirst_AllocatesAnEntry) {
   EXPECT_LE(Count([this](int64_t i) {
               Send(i);
               Receive(i);
@@ -87,7 +87,7 @@ TEST_F(Allocations, AValueThatComesFirstIsAnEntry) {
             kPairs);
 }
 
-TEST_F(Allocations, AReceiverThatComesFirstIsAnEntry) {
+TEST_F(Allocations, ReceiverThatComesFirst_AllocatesAnEntry) {
   EXPECT_LE(Count([this](int64_t i) {
               Receive(i);
               Send(i);

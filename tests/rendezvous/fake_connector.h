@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// FakeConnector: attempts that a test completes, or does not; and time that passes when it says so.
+// FakeConnector: attempts that a test completes, or does not; and a clock that the test advances.
 #ifndef FERRY_TESTS_RENDEZVOUS_FAKE_CONNECTOR_H_
 #define FERRY_TESTS_RENDEZVOUS_FAKE_CONNECTOR_H_
 
@@ -12,7 +12,7 @@
 
 namespace ferry {
 
-// One process's. A plain object: one thread. What is to run on the loop does so in Step.
+// One per process. Not thread-safe. Functions for the loop run in Step.
 class FakeConnector final : public Connector {
  public:
   struct Attempt {
@@ -44,7 +44,7 @@ class FakeConnector final : public Connector {
   void Fail(AttemptId attempt, const absl::Status& why) {
     if (const auto handler = Take(attempt)) handler->OnClosed(why);
   }
-  // Runs one function that is due. False: none is.
+  // Runs one function that is due. Returns false if none is.
   bool Step() {
     if (timers_.empty() || timers_.begin()->first > now_) return false;
     auto function = std::move(timers_.begin()->second);

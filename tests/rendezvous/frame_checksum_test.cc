@@ -23,7 +23,7 @@ struct Frame {
   std::string body;
 };
 
-// What `send` sends first, with its seal.
+// The first frame of `send`, with its checksum.
 Frame Sealed(const std::function<absl::Status(ControlChannel&)>& send, bool is_sealed = true) {
   const auto kept = std::make_shared<RecordingControlChannel>(kProducer);
   const std::shared_ptr<ControlChannel> channel = is_sealed ? MakeSealingLane(kept) : kept;
@@ -77,7 +77,7 @@ class LaneSealTest : public TransferContextTest {
     std::shared_ptr<ControlHandler> handler;
     std::shared_ptr<RecordingControlChannel> channel;
   };
-  // A consumer that has asked, on a control channel that it has opened.
+  // A consumer with a pending request on a control channel that it has opened.
   std::unique_ptr<End> Asking() {
     auto end = std::make_unique<End>(consumer_);
     Endpoint endpoint;
@@ -96,7 +96,7 @@ class LaneSealTest : public TransferContextTest {
     EXPECT_EQ(end->channel->types.size(), 2u);
     return end;
   }
-  // A producer whose consumer has opened one, and has said nothing yet.
+  // A producer whose consumer has opened a control channel, and has sent nothing yet.
   std::unique_ptr<End> Serving() {
     auto end = std::make_unique<End>(producer_);
     end->handler = end->table->Accept(kConsumer);
@@ -138,8 +138,8 @@ class LaneSealTest : public TransferContextTest {
   Received received_;
 };
 
-// A changed shape, id or type would hand the value to somebody as what it is not.
-TEST_F(LaneSealTest, NoBitOfATicketIsBelieved) {
+// A changed shape, id or type would deliver the value to a receiver as something else.
+TEST_F(LaneSealTest, ChangedBitOfADescriptor_IsDetected) {
   const Frame ticket = Ticket();
   ForEachFlip(ticket, [&](const Frame& flipped, size_t bit) {
     ended_ = 0;
@@ -147,7 +147,7 @@ TEST_F(LaneSealTest, NoBitOfATicketIsBelieved) {
     const absl::Status status = consumer->Hear(flipped);
     EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << bit << ": " << status;
     EXPECT_EQ(ended_, 0) << bit;
-    // As every control channel does with what a handler does not take.
+    // As every control channel does with frames that a handler refuses.
     consumer->Close(status);
     EXPECT_EQ(ended_, 1);
     EXPECT_EQ(status_.code(), absl::StatusCode::kDataLoss);
@@ -160,8 +160,8 @@ TEST_F(LaneSealTest, NoBitOfATicketIsBelieved) {
   EXPECT_EQ(ToString(received_.tensor.shape()), "[2,1]");
 }
 
-// A changed key or step would give a value away that is meant for somebody else.
-TEST_F(LaneSealTest, NoBitOfARequestIsBelieved) {
+// A changed key or step would deliver a value to the wrong receiver.
+TEST_F(LaneSealTest, ChangedBitOfARequest_IsDetected) {
   const Frame hello = Hello();
   ForEachFlip(Request(), [&](const Frame& flipped, size_t bit) {
     const std::unique_ptr<End> producer = Serving();
@@ -169,7 +169,7 @@ TEST_F(LaneSealTest, NoBitOfARequestIsBelieved) {
     const absl::Status status = producer->Hear(flipped);
     EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << bit << ": " << status;
     EXPECT_EQ(manager_.step_count(), 0u) << bit;
-    // The consumer hears why.
+    // The consumer receives the reason.
     ASSERT_EQ(producer->channel->bodies.size(), 2u);
     ended_ = 0;
     const std::unique_ptr<End> consumer = Asking();
@@ -180,14 +180,14 @@ TEST_F(LaneSealTest, NoBitOfARequestIsBelieved) {
   });
 }
 
-// Whether there are seals at all is said by one bit of the first frame.
-TEST_F(LaneSealTest, NoBitOfTheFirstMessageIsBelieved) {
+// One bit of the first frame says whether there are checksums at all.
+TEST_F(LaneSealTest, ChangedBitOfTheFirstMessage_IsDetected) {
   ForEachFlip(Hello(), [&](const Frame& flipped, size_t bit) {
     EXPECT_FALSE(Serving()->Hear(flipped).ok()) << bit;
   });
 }
 
-TEST_F(LaneSealTest, AllFramesOfALaneHaveSealsOrNone) {
+TEST_F(LaneSealTest, FramesOfAChannel_AllHaveChecksumsOrNone) {
   for (const bool first : {false, true}) {
     const std::unique_ptr<End> producer = Serving();
     EXPECT_TRUE(producer->Hear(Hello(first)).ok());
@@ -197,8 +197,8 @@ TEST_F(LaneSealTest, AllFramesOfALaneHaveSealsOrNone) {
   EXPECT_EQ(consumer->Hear(Ticket(/*is_sealed=*/false)).code(), absl::StatusCode::kDataLoss);
 }
 
-// Each node is started for itself: one of a pair may have been told to be careful.
-TEST_F(LaneSealTest, WhatOneSideAsksForIsDone) {
+// Each node has its own options: only one of a pair may ask for checksums.
+TEST_F(LaneSealTest, OneSideAsksForChecksums_BothUseThem) {
   for (const bool is_producer : {false, true}) {
     consumer_.checksum = !is_producer;
     producer_.checksum = is_producer;
@@ -207,7 +207,7 @@ TEST_F(LaneSealTest, WhatOneSideAsksForIsDone) {
     const auto step = *manager_.Find(kStep);
     ASSERT_TRUE(step->Initialize({.job = "worker", .replica = 0, .task = 1}).ok());
     ASSERT_TRUE(step->Send(Key(), *Tensor::Allocate(DataType::kUint8, *Shape::Create({3}))).ok());
-    // Whoever has heard that one is careful is so too, from the second frame on.
+    // A side that learns that its peer uses checksums uses them too, from the second frame on.
     ASSERT_TRUE(producer->Hear(Request()).ok());
     ASSERT_EQ(producer->channel->bodies.size(), 2u);
     EXPECT_TRUE(IsSealed(Sent(*producer, 0).type));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Keys and device names: scenarios 1 to 6 of the rendezvous reference, and names that deceive.
+// Keys and device names, and names that look alike.
 #include "rendezvous/key.h"
 
 #include <string>
@@ -21,15 +21,13 @@ constexpr char kText[] =
     "/job:mnist/replica:1/task:2/CPU:0;0000000000001ed2;/job:mnist/replica:1/task:2/device:GPU:0;"
     "var0;0:0";
 
-// Scenario 1.
 TEST(Key, IsWrittenAsTensorFlowWritesIt) {
   EXPECT_EQ(RendezvousKey::Text(kSrc, 7890, kDst, "var0"), kText);
   EXPECT_THAT(RendezvousKey::Text(kSrc, ~uint64_t{0}, kDst, "e", 3, 4),
               HasSubstr(";ffffffffffffffff;"));
 }
 
-// Scenario 2.
-TEST(Key, IsReadBack) {
+TEST(Key, RoundTrips) {
   const RendezvousKey key = *RendezvousKey::Parse(kText);
   EXPECT_EQ(key.src_incarnation(), 7890u);
   EXPECT_EQ(key.src().type, "CPU");
@@ -49,7 +47,6 @@ void ExpectInvalid(const std::string& text) {
   EXPECT_THAT(status.message(), HasSubstr("Invalid  rendezvous key: "));
 }
 
-// Scenarios 3, 4, 5.
 TEST(Key, HasFiveParts) {
   ExpectInvalid("foo;bar;baz");
   ExpectInvalid(absl::StrCat(kSrc, ";", kDst, ";"));
@@ -58,8 +55,7 @@ TEST(Key, HasFiveParts) {
   ExpectInvalid(";;;;");
 }
 
-// Scenario 6.
-TEST(Key, RefusesPartsThatAreNone) {
+TEST(Key, RefusesInvalidParts) {
   for (const char* incarnation : {"", "xyz", "0x12", "-1", "00000000000000001", "12 "}) {
     ExpectInvalid(absl::StrCat(kSrc, ";", incarnation, ";", kDst, ";e;0:0"));
   }
@@ -68,14 +64,14 @@ TEST(Key, RefusesPartsThatAreNone) {
   ExpectInvalid(absl::StrCat("/cpu:0;1;", kDst, ";e;0:0"));
   ExpectInvalid(absl::StrCat(kSrc, ";1;/job:a/task:0;e;0:0"));
   ExpectInvalid(absl::StrCat(kSrc, ";1;", kDst, ";", std::string(100'000, 'e'), ";0:0"));
-  // A message stays one line and short, whatever the key.
+  // A message stays one short line for any key.
   const absl::Status status =
       RendezvousKey::Parse(absl::StrCat("\n\x1b", std::string(5000, 'k'))).status();
   EXPECT_EQ(status.message().find('\n'), status.message().npos);
   EXPECT_LT(status.message().size(), 1000u);
 }
 
-TEST(TaskDevice, IsReadInBothForms) {
+TEST(TaskDevice, IsParsedInBothForms) {
   const TaskDevice gpu = *ParseDeviceName("/job:worker/replica:0/task:3/device:GPU:1");
   EXPECT_EQ(*ParseDeviceName("/job:worker/task:3/gpu:1"), gpu);
   EXPECT_EQ(ToString(gpu), "/job:worker/replica:0/task:3/device:GPU:1");
@@ -87,7 +83,7 @@ TEST(TaskDevice, TasksAreComparedByTheirNumbers) {
   EXPECT_FALSE(ParseDeviceName("/job:w/task:10/cpu:0")->task == *ParseTaskName("/job:w/task:1"));
 }
 
-TEST(TaskDevice, MustBeWhole) {
+TEST(TaskDevice, MustBeComplete) {
   for (const char* name :
        {"", "/", "cpu:0", "/job:w", "/job:w/task:0", "/job:w/task:0/cpu", "/job:w/task:0/cpu:",
         "/job:w/task:0/cpu:-1", "/job:w/task:+0/cpu:0", "/job:w/task:0/cpu:0/gpu:0",
@@ -99,7 +95,7 @@ TEST(TaskDevice, MustBeWhole) {
   EXPECT_EQ(ParseTaskName("/job:w/task:0/cpu:0"), std::nullopt);
 }
 
-TEST(Key, ANameIsNotEmptyNotLongAndHasNoSemicolon) {
+TEST(Key, NameIsNotEmptyNotLongAndHasNoSemicolon) {
   EXPECT_TRUE(RendezvousKey::CheckEdge("var0").ok());
   EXPECT_TRUE(RendezvousKey::CheckEdge(std::string(RendezvousKey::kMaxEdgeBytes, 'x')).ok());
   for (const auto& [edge, why] :

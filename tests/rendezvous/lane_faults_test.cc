@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A producer and a consumer over control channels and transports that do what they should not.
-// Replay one seed: FERRY_SIM_SEED=<seed> lane_faults_test.
+// A producer and a consumer over faulty control channels and transports. Replay one seed:
+// FERRY_SIM_SEED=<seed> lane_faults_test.
 #include <cstdint>
 #include <cstdlib>
 #include <iostream>
@@ -22,8 +22,8 @@ constexpr int kSeeds = 100;
 constexpr int kSeeds = 1500;
 #endif
 
-// The same seeds every time, and a fresh one, or as many as FERRY_SIM_SEEDS says.
-//   needs_losses: some checksum does not match, if there is more than one seed.
+// The same seeds every time and a fresh one, or as many as FERRY_SIM_SEEDS says.
+// needs_losses: some checksum does not match, if there is more than one seed.
 void RunSeeds(const Faults& faults, bool needs_losses = false) {
   std::vector<uint64_t> seeds;
   uint64_t replayed = 0;
@@ -65,25 +65,23 @@ void RunSeeds(const Faults& faults, bool needs_losses = false) {
   }
 }
 
-TEST(LaneFaults, NothingWorseThanDelaysAndCancellations) {
-  RunSeeds({.transport = {.later = 300}});
-}
+TEST(LaneFaults, DelaysAndCancellationsOnly) { RunSeeds({.transport = {.later = 300}}); }
 
-TEST(LaneFaults, WiresThatBreakAtAnyFrame) {
+TEST(LaneFaults, WiresBreakAtAnyFrame) {
   RunSeeds({.wire = {.close = 20}, .transport = {.later = 300, .never = 50}});
 }
 
-TEST(LaneFaults, TransportsThatFail) {
+TEST(LaneFaults, TransportsFail) {
   RunSeeds({.transport = {.later = 300, .never = 20, .fail = 50}, .checksum = true});
 }
 
-// The producer keeps such a tensor until it is taken, and offers it anew under the same id: what
-// the first try has lent must be given back before.
-TEST(LaneFaults, TakesThatAskForTheTensorAgain_LeaveNothingOfTheFirstTry) {
+// The producer keeps such a tensor until it is fetched, and exposes it again under the same id: the
+// first attempt's export must be released before.
+TEST(LaneFaults, FetchesThatRetry_LeaveNothingOfTheFirstAttempt) {
   RunSeeds({.transport = {.later = 300, .again = 300}});
 }
 
-TEST(LaneFaults, PeersThatTakeNoMoreFrames) {
+TEST(LaneFaults, PeersRefuseFrames) {
   RunSeeds({.wire = {.refuse = 15}, .transport = {.later = 200}});
 }
 
@@ -94,21 +92,21 @@ TEST(LaneFaults, ChecksumsFindChangedElements) {
            /*needs_losses=*/true);
 }
 
-// Not a bit of an id, a key, a type, a shape or of what a transport says may be believed.
+// No bit of an id, a key, a type, a shape or a transport's message may be trusted.
 TEST(LaneFaults, ChecksumsFindChangedMessages) {
   RunSeeds({.wire = {.corrupt = 30}, .transport = {.later = 200}, .checksum = true},
            /*needs_losses=*/true);
 }
 
-TEST(LaneFaults, FramesThatAreLost) {
+TEST(LaneFaults, FramesAreLost) {
   RunSeeds({.wire = {.drop = 20}, .transport = {.later = 200}, .checksum = true});
 }
 
-TEST(LaneFaults, FramesThatComeTwice) {
+TEST(LaneFaults, FramesAreDuplicated) {
   RunSeeds({.wire = {.duplicate = 30}, .transport = {.later = 500}, .checksum = true});
 }
 
-TEST(LaneFaults, FramesThatAreCutMixedAndChanged) {
+TEST(LaneFaults, FramesAreCutMixedAndChanged) {
   for (const bool checksum : {true, false}) {
     RunSeeds({.wire = {.truncate = 10, .corrupt = 30, .duplicate = 10, .drop = 5, .reorder = 20},
               .transport = {.later = 300, .never = 10, .fail = 10, .corrupt = 10},

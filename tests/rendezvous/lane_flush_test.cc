@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// For which answers whoever closes a step asks whether they were heard; and by which way they go.
+// Which answers are flushed with a PING when a step is closed; and which path they take.
 #include <memory>
 #include <optional>
 #include <string>
@@ -13,20 +13,20 @@ namespace {
 
 using LaneFlushTest = TensorResponderTest;
 
-TEST_F(LaneFlushTest, NotForWhatNobodyCanDecline) {
+TEST_F(LaneFlushTest, ValuesThatCannotBeRejectedNeedNoPing) {
   TransferEngine("nothing to fit", DataType::kInt32, 2, /*may_decline=*/false);
   EXPECT_FALSE(MustAsk());
   TransferEngine("dead", DataType::kInt32, 0, /*may_decline=*/true, /*is_dead=*/true);
   EXPECT_FALSE(MustAsk());
 }
 
-TEST_F(LaneFlushTest, ForWhatMayNotFit) {
+TEST_F(LaneFlushTest, ValuesThatMayNotFitNeedAPing) {
   TransferEngine("buffer", DataType::kInt32, 2, /*may_decline=*/true);
   EXPECT_TRUE(MustAsk());
   EXPECT_FALSE(MustAsk()) << "it has been heard";
 }
 
-TEST_F(LaneFlushTest, ForWhatIsReadWhenItIsThere) {
+TEST_F(LaneFlushTest, ValuesReadOnArrivalNeedAPing) {
   TransferEngine("text", DataType::kString, 2, /*may_decline=*/false);
   EXPECT_TRUE(MustAsk());
   Open(/*sends_seals=*/true);
@@ -35,13 +35,13 @@ TEST_F(LaneFlushTest, ForWhatIsReadWhenItIsThere) {
 }
 
 // Its receiver may find that it cannot be had.
-TEST_F(LaneFlushTest, ForViews) {
+TEST_F(LaneFlushTest, ViewsNeedAPing) {
   TransferEngine("view", DataType::kInt32, 100'000, /*may_decline=*/false);
   EXPECT_EQ(step_->operations().count(), 0u) << "it is the receiver's for as long as it likes";
   EXPECT_TRUE(MustAsk());
 }
 
-TEST_F(LaneFlushTest, WhoeverWaitsForAPingThatCannotBeSentWaitsNoMore) {
+TEST_F(LaneFlushTest, PingThatCannotBeSent_EndsTheWait) {
   TransferEngine("first", DataType::kInt32, 2, /*may_decline=*/true);
   const std::optional<uint64_t> flush = StartFlush();
   ASSERT_TRUE(flush);
@@ -53,8 +53,8 @@ TEST_F(LaneFlushTest, WhoeverWaitsForAPingThatCannotBeSentWaitsNoMore) {
   EXPECT_TRUE(MustAsk());
 }
 
-// Whoever closes a step waits for nothing else.
-TEST_F(LaneFlushTest, FlushedStep_CountsUntilThePongComesOrTheLaneEnds) {
+// Closing a step waits for nothing else.
+TEST_F(LaneFlushTest, FlushedStep_CountsUntilThePongComesOrTheChannelEnds) {
   OutstandingOperations& operations = step_->operations();
   TransferEngine("buffer", DataType::kInt32, 2, /*may_decline=*/true);
   EXPECT_EQ(operations.count(), 0u);
@@ -79,8 +79,9 @@ TEST_F(LaneFlushTest, FlushedStep_CountsUntilThePongComesOrTheLaneEnds) {
 
 using LaneOfferTest = TensorResponderTest;
 
-// Which way a value takes is asked first, and why none only then: it may be another answer.
-TEST_F(LaneOfferTest, AWayThatOpensInBetweenIsTaken) {
+// The path of a value is selected first, and the reason for having none only then: the answers may
+// differ.
+TEST_F(LaneOfferTest, PathThatOpensInBetween_IsUsed) {
   channel_->keeps_pings = false;
   state_->refused_costs = 1;
   TransferEngine("late", DataType::kInt32, 100'000, /*may_decline=*/false);

@@ -28,11 +28,11 @@ constexpr int kSeeds = 200;
 #else
 constexpr int kSeeds = 3000;
 #endif
-// As a hub gives up an attempt.
+// As the connection manager gives up an attempt.
 constexpr absl::Duration kTimeout = absl::Seconds(10);
 
 struct GlareFaults {
-  // Attempts of this process (1 or 2) never come about; 3: of either, but not of both; 0: none.
+  // Which attempts never complete: 1 or 2: this process's; 3: either's, but not both; 0: none.
   int hanging = 0;
   // Out of a thousand actions.
   int break_wire = 0;
@@ -66,7 +66,7 @@ class GlareWorld final {
     if (is_calm) {
       EXPECT_EQ(failed_, 0) << last_failure_;
     }
-    // Whatever has happened, it works now, and by one control channel.
+    // Whatever has happened, requests work now, over one control channel.
     faults_.break_wire = faults_.fail_attempt = faults_.restart = 0;
     const int failed_before = failed_;
     for (int node : {1, 2}) Ask(node, true);
@@ -101,7 +101,7 @@ class GlareWorld final {
   PeerId PeerOf(int node) { return Of(node).exchange.self.peer; }
 
   void Start(int node) {
-    // Those that have gone stay, since what is under way may still call them.
+    // Ended processes stay allocated, since pending work may still call them.
     if (processes_[node - 1] != nullptr) gone_.push_back(std::move(processes_[node - 1]));
     auto process = std::make_unique<Process>();
     process->exchange.self.peer = {node, ++last_incarnation_};
@@ -119,7 +119,7 @@ class GlareWorld final {
     process->fetcher->set_connector(&process->connector);
     processes_[node - 1] = std::move(process);
   }
-  // As a process that dies: its connections end, and it says nothing.
+  // Like a process that dies: its connections end without a message.
   void Stop(int node) {
     Of(node).fetcher->Close(absl::CancelledError("this process is leaving"));
     for (const auto& wire : wires_) wire->Break();
@@ -137,7 +137,7 @@ class GlareWorld final {
     return *RendezvousKey::Parse(RendezvousKey::Text(device(source), PeerOf(source).incarnation,
                                                      device(3 - source), absl::StrCat(number)));
   }
-  // `node` asks for a value, which is there, or comes at some time.
+  // `node` requests a value, which is available, or becomes so later.
   void Ask(int node, bool is_there) {
     const int source = 3 - node;
     const uint64_t number = ++asked_;
@@ -191,7 +191,7 @@ class GlareWorld final {
     }
   }
 
-  // One thing that may happen now. False: there is none.
+  // One possible event. Returns false if there is none.
   bool StepOnce() {
     std::vector<std::function<bool()>> able;
     for (int node : {1, 2}) {
@@ -314,10 +314,10 @@ void RunSeeds(const GlareFaults& faults, bool needs_glares = true) {
   }
 }
 
-TEST(LaneGlare, BothOpenAndOneIsTaken) { RunSeeds({}); }
+TEST(LaneGlare, BothOpen_OneIsKept) { RunSeeds({}); }
 
-TEST(LaneGlare, AConnectionThatNeverComesAboutStandsInNobodysWay) {
-  // Of those who ask, one cannot connect.
+TEST(LaneGlare, ConnectionNeverCompletes_OthersAreNotBlocked) {
+  // One of the requesting processes cannot connect.
   RunSeeds({.hanging = 3}, /*needs_glares=*/false);
 }
 

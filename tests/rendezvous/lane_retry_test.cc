@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A control channel that is tried again and again: what each attempt leaves behind until its time
-// is over.
+// A control channel with repeated attempts: what each attempt keeps until it times out.
 #include <algorithm>
 #include <memory>
 #include <string>
@@ -41,7 +40,7 @@ class LaneRetry : public ::testing::Test {
     connector_.Advance(by);
     while (connector_.Step()) continue;
   }
-  // The attempt that is under way has a connection now.
+  // The pending attempt has a connection now.
   std::pair<std::shared_ptr<ControlHandler>, std::shared_ptr<RecordingControlChannel>> Connect() {
     auto handler = connector_.Take(connector_.attempts.begin()->first);
     auto channel = std::make_shared<RecordingControlChannel>(kProducer);
@@ -49,7 +48,7 @@ class LaneRetry : public ::testing::Test {
     return {std::move(handler), std::move(channel)};
   }
 
-  // What the peer says.
+  // The peer's answer.
   static std::string TurnedAway() {
     RecordingControlChannel channel(kConsumer);
     EXPECT_TRUE(
@@ -67,9 +66,9 @@ class LaneRetry : public ::testing::Test {
   std::shared_ptr<PeerConnectionPool> table_;
 };
 
-// The peer has another control channel with this process, for longer than usual, and turns this one
-// away.
-TEST_F(LaneRetry, ATimerForAllThatAreTurnedAway) {
+// The peer has another control channel with this process, for longer than usual, and refuses this
+// one.
+TEST_F(LaneRetry, RefusedAttempts_ShareATimer) {
   Endpoint producer;
   producer.peer = kProducer;
   producer.channels.tcp = {"somewhere:1"};
@@ -88,7 +87,7 @@ TEST_F(LaneRetry, ATimerForAllThatAreTurnedAway) {
   EXPECT_LE(most, 2u);
 }
 
-TEST_F(LaneRetry, EachPeerHasItsFullTime) {
+TEST_F(LaneRetry, EachPeerHasItsFullTimeout) {
   Endpoint producer;
   producer.peer = kProducer;
   producer.channels.tcp = {"somewhere:1"};
@@ -112,7 +111,7 @@ TEST_F(LaneRetry, EachPeerHasItsFullTime) {
 }
 
 // Peers connect and disconnect throughout the lifetime of this process.
-TEST_F(LaneRetry, LanesThatHaveEnded_AreNotKept) {
+TEST_F(LaneRetry, EndedChannels_AreNotKept) {
   for (int i = 0; i < 10; ++i) {
     const std::shared_ptr<ControlHandler> handler = table_->Accept(kProducer);
     const auto channel = std::make_shared<RecordingControlChannel>(kProducer);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A producer whose tensors lie in a GPU's memory, of the strict double: what it keeps of those that
-// were staged through the host.
+// A producer whose tensors lie in a GPU's memory, of the fake CUDA driver: what it keeps of those
+// that were staged through the host.
 #include <cstdlib>
 #include <memory>
 #include <string>
@@ -20,7 +20,7 @@
 namespace ferry {
 namespace {
 
-// Far longer than a copy of the double's takes: only what never comes takes so long.
+// Far longer than a copy of the fake driver takes: only a copy that never completes takes so long.
 constexpr absl::Duration kNever = absl::Seconds(10);
 
 class LaneStagingTest : public TensorResponderTest {
@@ -47,7 +47,7 @@ class LaneStagingTest : public TensorResponderTest {
 
 // A step is closed when none of its transfers is on the list: one that stays there keeps its
 // memory, and Close waits forever.
-TEST_F(LaneStagingTest, SmallTensorOfAGpu_IsOffTheListWhenItsTicketIsSent) {
+TEST_F(LaneStagingTest, SmallTensorOfAGpu_IsOffTheListWhenItsDescriptorIsSent) {
   const RendezvousKey key = *RendezvousKey::Parse(
       RendezvousKey::Text("/job:worker/replica:0/task:1/device:GPU:0", kProducer.incarnation,
                           "/job:worker/replica:0/task:2/device:CPU:0", "edge"));
@@ -58,7 +58,7 @@ TEST_F(LaneStagingTest, SmallTensorOfAGpu_IsOffTheListWhenItsTicketIsSent) {
   ASSERT_TRUE(tensor.ok()) << tensor.status();
   ASSERT_TRUE(step_->Send(key, *std::move(tensor)).ok());
   ASSERT_TRUE(is_told_.WaitForNotificationWithTimeout(kNever));
-  // The thread that has sent it takes it off next.
+  // The thread that has sent it removes it next.
   const absl::Time give_up = SteadyClock().Now() + kNever;
   while (NonEmptyTables(server_->InnerTableSizes()) != "" && SteadyClock().Now() < give_up) {
     absl::SleepFor(absl::Milliseconds(1));
@@ -67,9 +67,9 @@ TEST_F(LaneStagingTest, SmallTensorOfAGpu_IsOffTheListWhenItsTicketIsSent) {
   EXPECT_EQ(server_->unfinished(), 0u);
 }
 
-// Nobody can have taken what is still on its way out of a GPU's memory. A peer that says so is not
-// believed, and its value comes.
-TEST_F(LaneStagingTest, DoneForATensorThatIsBeingStaged_IsIgnored) {
+// No peer can have received a tensor that is still being copied out of a GPU's memory. An ACK for
+// it is ignored, and its value arrives.
+TEST_F(LaneStagingTest, AckForATensorThatIsBeingStaged_IsIgnored) {
   const RendezvousKey key = *RendezvousKey::Parse(
       RendezvousKey::Text("/job:worker/replica:0/task:1/device:GPU:0", kProducer.incarnation,
                           "/job:worker/replica:0/task:2/device:CPU:0", "edge"));

@@ -29,7 +29,7 @@ class LatencyProbeTest : public ::testing::Test {
   RecordingControlChannel channel_{{1, 1001}};
 };
 
-TEST_F(LatencyProbeTest, TheFastestOfARoundCounts) {
+TEST_F(LatencyProbeTest, FastestOfARoundCounts) {
   const auto incoming = std::make_shared<PathCostEstimator>(1);
   ping_.set_incoming(incoming);
   ping_.Refresh(channel_, clock_.Now());
@@ -44,10 +44,10 @@ TEST_F(LatencyProbeTest, TheFastestOfARoundCounts) {
   EXPECT_NEAR(absl::ToDoubleMicroseconds(Cost(*incoming).latency), 4.5, 1e-6);
 }
 
-TEST_F(LatencyProbeTest, RoundsAreSeldomAndOneAtATime) {
+TEST_F(LatencyProbeTest, RoundsAreRareAndOneAtATime) {
   ping_.Refresh(channel_, clock_.Now());
   clock_.Advance(absl::Minutes(1));
-  // A peer that hangs is not asked more and more.
+  // A peer that hangs is not probed more and more.
   ping_.Refresh(channel_, clock_.Now());
   EXPECT_EQ(channel_.types.size(), 1u);
   for (int i = 0; i < LatencyProbe::kPings; ++i) EXPECT_TRUE(Answer(absl::Microseconds(1)).ok());
@@ -62,7 +62,7 @@ TEST_F(LatencyProbeTest, RoundsAreSeldomAndOneAtATime) {
   EXPECT_EQ(channel_.types.size(), 9u);
 }
 
-TEST_F(LatencyProbeTest, APingThatCannotBeSentEndsItsRoundAlone) {
+TEST_F(LatencyProbeTest, PingThatCannotBeSent_EndsOnlyItsRound) {
   channel_.refusal = absl::ResourceExhaustedError("the queue is full");
   ping_.Refresh(channel_, clock_.Now());
   channel_.refusal = absl::OkStatus();
@@ -78,7 +78,7 @@ TEST_F(LatencyProbeTest, APingThatCannotBeSentEndsItsRoundAlone) {
   EXPECT_EQ(channel_.types.size(), 2u);
 }
 
-TEST_F(LatencyProbeTest, WhatCannotBeSentHoldsUpNoLaterRound) {
+TEST_F(LatencyProbeTest, FailedSend_DelaysNoLaterRound) {
   channel_.refusal = absl::ResourceExhaustedError("the queue is full");
   ping_.Refresh(channel_, clock_.Now());
   channel_.refusal = absl::OkStatus();
@@ -91,7 +91,7 @@ TEST_F(LatencyProbeTest, WhatCannotBeSentHoldsUpNoLaterRound) {
   EXPECT_NEAR(absl::ToDoubleMicroseconds(Cost(*ping_.costs()).latency), 4, 1e-6);
 }
 
-TEST_F(LatencyProbeTest, WhatIsNeverAnsweredIsGivenUpAndMayStillBeAnsweredLate) {
+TEST_F(LatencyProbeTest, UnansweredRound_IsGivenUpAndMayBeAnsweredLate) {
   ping_.Refresh(channel_, clock_.Now());
   const uint64_t lost = *DecodeId(channel_.bodies.back());
   clock_.Advance(LatencyProbe::kGivenUp);
@@ -104,7 +104,7 @@ TEST_F(LatencyProbeTest, WhatIsNeverAnsweredIsGivenUpAndMayStillBeAnsweredLate) 
   EXPECT_TRUE(absl::IsInvalidArgument(ping_.OnPong(channel_, 0)));
 }
 
-TEST_F(LatencyProbeTest, AnswersToWhatWasNotAskedAreRefused) {
+TEST_F(LatencyProbeTest, UnrequestedAnswersAreRefused) {
   EXPECT_TRUE(absl::IsInvalidArgument(ping_.OnPong(channel_, 1)));
   ping_.Refresh(channel_, clock_.Now());
   const uint64_t id = *DecodeId(channel_.bodies.back());
@@ -113,9 +113,9 @@ TEST_F(LatencyProbeTest, AnswersToWhatWasNotAskedAreRefused) {
   EXPECT_TRUE(absl::IsInvalidArgument(ping_.OnPong(channel_, id)));
 }
 
-// A round is given up when it has lasted so long, and not before; of those that come late from it
-// none is mistaken for one of the round that followed.
-TEST_F(LatencyProbeTest, RoundIsGivenUp_AtTheTimeThatIsSaid) {
+// A round is given up exactly at its timeout; its late answers are not mistaken for those of the
+// round that followed.
+TEST_F(LatencyProbeTest, RoundIsGivenUp_AtItsTimeout) {
   ping_.Refresh(channel_, clock_.Now());
   clock_.Advance(LatencyProbe::kGivenUp - absl::Nanoseconds(1));
   ping_.Refresh(channel_, clock_.Now());

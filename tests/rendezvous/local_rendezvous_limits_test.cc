@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Limits, failures of a part of a step, and what is told of those that wait.
+// Limits, failures of a part of a step, and the list of pending operations.
 #include <algorithm>
 #include <map>
 #include <string>
@@ -32,7 +32,7 @@ TEST(LocalLimits, QueuedBytesAreBoundedAndTheOptionIsNamed) {
   EXPECT_TRUE(rendezvous.Send(Key("b"), Bytes(60)).ok());
 }
 
-TEST(LocalLimits, WaitingIsBoundedOnBothSides) {
+TEST(LocalLimits, PendingOperationsAreBoundedOnBothSides) {
   FakeClock clock;
   LocalRendezvous rendezvous(clock, {.max_waiting = 2});
   Results results;
@@ -51,7 +51,7 @@ TEST(LocalLimits, WaitingIsBoundedOnBothSides) {
 }
 
 // One shard that holds all that the table may: the others must not add their share to it.
-TEST(LocalLimits, ACrowdedShardIsCountedByTheOthers) {
+TEST(LocalLimits, CrowdedShard_IsCountedByTheOthers) {
   FakeClock clock;
   LocalRendezvous rendezvous(clock, {.max_queued_bytes = 6400, .max_waiting = 64});
   for (int i = 0; i < 64; ++i) {
@@ -69,8 +69,8 @@ TEST(LocalLimits, ACrowdedShardIsCountedByTheOthers) {
   EXPECT_EQ(rendezvous.queued_bytes(), 6400u);
 }
 
-// A task that dies takes what needs it along, and only that.
-TEST(LocalFail, EndsWhatMatchesAndNothingElse) {
+// A task that dies fails the operations that depend on it, and only those.
+TEST(LocalFail, EndsMatchingOperationsOnly) {
   FakeClock clock;
   LocalRendezvous rendezvous(clock);
   Results results;
@@ -95,7 +95,7 @@ TEST(LocalFail, EndsWhatMatchesAndNothingElse) {
                                          "UNAVAILABLE: task 3 has died", "a", "b"));
 }
 
-TEST(LocalPending, TellsWhatWaitsSinceWhen) {
+TEST(LocalPending, ListsOperationsWithTheirAge) {
   FakeClock clock;
   LocalRendezvous rendezvous(clock);
   ASSERT_TRUE(rendezvous.Send(Key("old"), Bytes(7)).ok());
@@ -171,7 +171,7 @@ TEST(LocalLimits, Aborted_NothingIsLeftInTheTable) {
   EXPECT_EQ(NonEmptyTables(rendezvous.InnerTableSizes()), "");
 }
 
-// Each shard holds no more than its share, so that nobody asks the others; and yet all are full.
+// Each shard holds no more than its share, so none asks the others; and yet all are full.
 TEST(LocalLimits, EveryShardHoldsItsShare_OneMoreIsRefused) {
   constexpr size_t kParts = 32;
   FakeClock clock;
@@ -199,11 +199,11 @@ TEST(LocalLimits, EveryShardHoldsItsShare_OneMoreIsRefused) {
   }
   EXPECT_EQ(by_count.waiting_count(), 2 * kParts);
   EXPECT_EQ(by_bytes.queued_bytes(), 20 * kParts);
-  // Of no bytes there may be one more.
+  // One more of zero bytes is accepted.
   EXPECT_TRUE(by_bytes.Send(Key("empty"), Bytes(0)).ok());
 }
 
-// What is as old as what was asked for is told of, and what is younger is not.
+// The minimal age is inclusive.
 TEST(LocalPending, MinimalAge_IsIncluded) {
   FakeClock clock;
   LocalRendezvous rendezvous(clock);
@@ -217,8 +217,8 @@ TEST(LocalPending, MinimalAge_IsIncluded) {
   EXPECT_EQ(told, 1);
 }
 
-// Callbacks within callbacks end in the order in which their values came, however many there are;
-// what was put off for the depth of the stack is called before the outermost send returns.
+// Callbacks within callbacks end in the order in which their values came, at any depth; those
+// deferred for the depth of the stack are called before the outermost send returns.
 TEST(LocalDepth, CallbacksBeyondTheDepth_RunInOrderBeforeTheSendReturns) {
   FakeClock clock;
   LocalRendezvous rendezvous(clock);

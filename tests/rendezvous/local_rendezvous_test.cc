@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The local table: scenarios 7 to 27 of the rendezvous reference.
+// The local table.
 #include "rendezvous/local_rendezvous.h"
 
 #include <atomic>
@@ -40,8 +40,7 @@ class Local : public ::testing::Test {
   LocalRendezvous rendezvous_{clock_};
 };
 
-// Scenario 7.
-TEST_F(Local, StepsAreApart) {
+TEST_F(Local, StepsAreSeparate) {
   LocalRendezvous other(clock_);
   ASSERT_TRUE(Send("e", "of this step").ok());
   ASSERT_TRUE(other.Send(Key("e"), Value("of the other")).ok());
@@ -49,16 +48,14 @@ TEST_F(Local, StepsAreApart) {
   EXPECT_EQ(other.Recv(Key("e"), kLong)->tensor.strings()[0], "of the other");
 }
 
-// Scenario 8.
-TEST_F(Local, AValueWaitsForItsReceiver) {
+TEST_F(Local, ValueWaitsForItsReceiver) {
   ASSERT_TRUE(Send("e", "v").ok());
   EXPECT_EQ(rendezvous_.waiting_count(), 1u);
   EXPECT_EQ(Recv("e"), "v");
   EXPECT_EQ(rendezvous_.waiting_count(), 0u);
 }
 
-// Scenario 9.
-TEST_F(Local, AReceiverWaitsForItsValue) {
+TEST_F(Local, ReceiverWaitsForItsValue) {
   std::thread sender([this] {
     while (rendezvous_.waiting_count() == 0) std::this_thread::yield();
     ASSERT_TRUE(Send("e", "v").ok());
@@ -67,7 +64,6 @@ TEST_F(Local, AReceiverWaitsForItsValue) {
   sender.join();
 }
 
-// Scenario 10.
 TEST_F(Local, PingPongAlternatesStrictly) {
   constexpr int kRounds = 500;
   std::thread other([this] {
@@ -83,7 +79,6 @@ TEST_F(Local, PingPongAlternatesStrictly) {
   other.join();
 }
 
-// Scenario 11, and the order of one key.
 TEST_F(Local, SendsOfAKeyQueueInOrder) {
   for (int i = 0; i < 100; ++i) ASSERT_TRUE(Send("e", absl::StrCat(i)).ok());
   for (int i = 0; i < 100; ++i) EXPECT_EQ(Recv("e"), absl::StrCat(i));
@@ -95,8 +90,7 @@ TEST_F(Local, ReceivesOfAKeyQueueInOrder) {
   EXPECT_THAT(results_.all(), ElementsAre("a", "b", "c"));
 }
 
-// Scenario 12.
-TEST_F(Local, ManyKeysFindTheirOwnInAnyOrder) {
+TEST_F(Local, ManyKeysMatchInAnyOrder) {
   constexpr int kKeys = 1000;
   std::vector<std::atomic<int>> hits(kKeys);
   std::vector<std::thread> threads;
@@ -124,8 +118,7 @@ TEST_F(Local, ManyKeysFindTheirOwnInAnyOrder) {
   EXPECT_EQ(rendezvous_.waiting_count(), 0u);
 }
 
-// Scenario 14.
-TEST_F(Local, OneThatIsCancelledAlreadyIsNotParked) {
+TEST_F(Local, ReceiveThatIsAlreadyCancelledDoesNotWait) {
   CancellationToken cancellation;
   cancellation.Cancel();
   rendezvous_.RecvAsync(Key("e"), {.cancellation = &cancellation}, results_.Writer());
@@ -137,8 +130,7 @@ TEST_F(Local, OneThatIsCancelledAlreadyIsNotParked) {
   EXPECT_THAT(results_.all(), ElementsAre(kCancelled, "v"));
 }
 
-// Scenario 15.
-TEST_F(Local, CancelEndsTheReceivesThatWaitForIt) {
+TEST_F(Local, CancelEndsThePendingReceives) {
   CancellationToken cancellation;
   rendezvous_.RecvAsync(Key("e"), {}, results_.Writer());
   rendezvous_.RecvAsync(Key("e"), {.cancellation = &cancellation}, results_.Writer());
@@ -151,7 +143,6 @@ TEST_F(Local, CancelEndsTheReceivesThatWaitForIt) {
   EXPECT_THAT(results_.all(), ElementsAre(kCancelled, kCancelled, "a", "b"));
 }
 
-// Scenario 16.
 TEST_F(Local, CancelAfterTheValueDoesNothing) {
   CancellationToken cancellation;
   rendezvous_.RecvAsync(Key("e"), {.cancellation = &cancellation}, results_.Writer());
@@ -160,8 +151,8 @@ TEST_F(Local, CancelAfterTheValueDoesNothing) {
   EXPECT_THAT(results_.all(), ElementsAre("v"));
 }
 
-// A cancel that comes when the step is over finds nothing to touch.
-TEST_F(Local, ACancellationOutlivesTheTable) {
+// A cancellation after the end of the step has no effect.
+TEST_F(Local, CancellationMayOutliveTheTable) {
   CancellationToken cancellation;
   {
     LocalRendezvous other(clock_);
@@ -171,7 +162,6 @@ TEST_F(Local, ACancellationOutlivesTheTable) {
   EXPECT_THAT(results_.all(), ElementsAre("CANCELLED: LocalRendezvousImpl deleted"));
 }
 
-// Scenario 18.
 TEST_F(Local, AbortEndsABlockedReceive) {
   std::thread aborter([this] {
     while (rendezvous_.waiting_count() == 0) std::this_thread::yield();
@@ -181,8 +171,7 @@ TEST_F(Local, AbortEndsABlockedReceive) {
   aborter.join();
 }
 
-// Scenarios 19 and 20.
-TEST_F(Local, AbortStaysAndTheFirstCounts) {
+TEST_F(Local, AbortIsPermanentAndTheFirstReasonCounts) {
   rendezvous_.StartAbort(absl::AbortedError("first"));
   rendezvous_.StartAbort(absl::InternalError("second"));
   EXPECT_EQ(Send("e", "v").ToString(), "ABORTED: first");
@@ -190,8 +179,7 @@ TEST_F(Local, AbortStaysAndTheFirstCounts) {
   EXPECT_EQ(rendezvous_.abort_status().message(), "first");
 }
 
-// Scenario 21.
-TEST_F(Local, AbortGivesTheMemoryOfUnsentValuesBack) {
+TEST_F(Local, AbortReleasesTheMemoryOfUnsentValues) {
   int released = 0;
   char memory[64];
   for (int i = 0; i < 10; ++i) {
@@ -206,7 +194,6 @@ TEST_F(Local, AbortGivesTheMemoryOfUnsentValuesBack) {
   EXPECT_EQ(rendezvous_.waiting_count(), 0u);
 }
 
-// Scenario 22.
 TEST_F(Local, BothDeviceContextsReachTheReceiver) {
   const auto of_sender = std::make_shared<Context>();
   const auto of_receiver = std::make_shared<Context>();
@@ -223,22 +210,19 @@ TEST_F(Local, BothDeviceContextsReachTheReceiver) {
   EXPECT_EQ(calls, 2);
 }
 
-// Scenario 23.
-TEST_F(Local, ADeadValueHasNoContent) {
+TEST_F(Local, DeadValueHasNoContent) {
   ASSERT_TRUE(rendezvous_.Send(Key("e"), Tensor(), /*is_dead=*/true).ok());
   EXPECT_EQ(Recv("e"), "dead");
 }
 
-// Scenario 24.
-TEST_F(Local, DestructionCancelsWhoWaits) {
+TEST_F(Local, DestructionCancelsPendingReceives) {
   auto other = std::make_unique<LocalRendezvous>(clock_);
   other->RecvAsync(Key("e"), {}, results_.Writer());
   other = nullptr;
   EXPECT_THAT(results_.all(), ElementsAre("CANCELLED: LocalRendezvousImpl deleted"));
 }
 
-// Scenario 25.
-TEST_F(Local, AReceiveThatRunsOutLeavesTheValueToTheNext) {
+TEST_F(Local, ReceiveThatTimesOutLeavesTheValueToTheNext) {
   const std::string result = Recv("e", absl::Milliseconds(20));
   EXPECT_THAT(result, StartsWith("DEADLINE_EXCEEDED: waited 20ms for /job:worker/"));
   EXPECT_THAT(result, HasSubstr("nobody has sent"));
@@ -248,8 +232,7 @@ TEST_F(Local, AReceiveThatRunsOutLeavesTheValueToTheNext) {
   EXPECT_EQ(Recv("e"), "late");
 }
 
-// Scenario 27.
-TEST_F(Local, ChainsOfCallbacksAreAsLongAsTheyLike) {
+TEST_F(Local, ChainsOfCallbacksMayHaveAnyLength) {
   constexpr int kDepth = 10'000;
   int done = 0;
   for (int i = 0; i < kDepth; ++i) {
@@ -265,7 +248,7 @@ TEST_F(Local, ChainsOfCallbacksAreAsLongAsTheyLike) {
   EXPECT_EQ(done, kDepth);
 }
 
-TEST_F(Local, DeadlinesAreKeptByTheClockThatItIsGiven) {
+TEST_F(Local, DeadlinesUseTheGivenClock) {
   const absl::Time start = clock_.Now();
   for (const int seconds : {20, 10, 30}) {
     rendezvous_.RecvAsync(Key(absl::StrCat("e", seconds)),
@@ -297,8 +280,9 @@ TEST_F(Local, DeadlinesThatWereMetAreForgotten) {
   EXPECT_EQ(NonEmptyTables(rendezvous_.InnerTableSizes()), "");
 }
 
-// A send whose value goes by cancel, deadline and abort at once ends every receive exactly once.
-TEST_F(Local, EveryReceiveEndsOnceHoweverItIsRacedFor) {
+// A send whose receives are served, cancelled, timed out and aborted at once ends each exactly
+// once.
+TEST_F(Local, EveryReceiveEndsOnceUnderAnyRace) {
   std::mt19937 random(20261120);
   for (int round = 0; round < 300; ++round) {
     FakeClock clock;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// OutstandingOperations: what is counted, who is woken, and what a step's table counts.
+// OutstandingOperations: which operations are counted, which waiters are woken, and what a step's
+// table counts.
 #include "rendezvous/outstanding_operations.h"
 
 #include <atomic>
@@ -22,7 +23,7 @@ class OutstandingOperationsTest : public ::testing::Test {
   OutstandingOperations::Ptr operations_ = OutstandingOperations::Create(&wake_);
 };
 
-TEST_F(OutstandingOperationsTest, LastOperation_Ends_WakesWhoWaits) {
+TEST_F(OutstandingOperationsTest, LastOperation_Ends_WakesTheWaiter) {
   StepOperation first(*operations_);
   StepOperation second;
   second.Begin(*operations_);
@@ -35,7 +36,7 @@ TEST_F(OutstandingOperationsTest, LastOperation_Ends_WakesWhoWaits) {
   EXPECT_EQ(wakes_, 1);
 }
 
-TEST_F(OutstandingOperationsTest, NobodyWaits_NobodyIsWoken) {
+TEST_F(OutstandingOperationsTest, NoWaiter_NoneIsWoken) {
   { const OutstandingOperations::Waiter waiter(*operations_); }
   { const StepOperation operation(*operations_); }
   EXPECT_EQ(wakes_, 0);
@@ -45,7 +46,7 @@ TEST_F(OutstandingOperationsTest, MovedOperation_EndsOnce) {
   StepOperation operation(*operations_);
   {
     StepOperation moved(std::move(operation));
-    operation.End();  // NOLINT(bugprone-use-after-move): it is none now.
+    operation.End();  // NOLINT(bugprone-use-after-move): it is empty now.
     EXPECT_EQ(operations_->count(), 1u);
     moved.End();
     moved.End();
@@ -55,7 +56,7 @@ TEST_F(OutstandingOperationsTest, MovedOperation_EndsOnce) {
 }
 
 // A transfer may outlive its step.
-TEST_F(OutstandingOperationsTest, OwnerGoes_OperationEndsAfterwards) {
+TEST_F(OutstandingOperationsTest, OwnerIsDestroyed_OperationEndsAfterwards) {
   StepOperation operation(*operations_);
   operations_ = nullptr;
   operation.End();
@@ -73,7 +74,7 @@ TEST_F(OutstandingOperationsTest, TwoThreadsEndOneOperation_ItEndsOnce) {
   }
 }
 
-// Whoever ends the last operation touches nothing that the waiter may then have deleted.
+// Ending the last operation touches nothing that the waiter may then have deleted.
 TEST_F(OutstandingOperationsTest, WaiterDeletesTheOwner_WhenTheCountIsZero) {
   for (int i = 0; i < 1000; ++i) {
     auto operations = OutstandingOperations::Create(&wake_);
@@ -100,7 +101,7 @@ class CountedTable : public OutstandingOperationsTest {
   Results results_;
 };
 
-TEST_F(CountedTable, QueuedSends_AreCountedUntilTheyAreTaken) {
+TEST_F(CountedTable, QueuedSends_AreCountedUntilTheyAreReceived) {
   for (const char* key : {"a", "b", "c"}) ASSERT_TRUE(Send(key).ok());
   EXPECT_EQ(operations_->count(), 0u) << "nobody waits for them yet";
   const OutstandingOperations::Waiter waiter(*operations_);
@@ -120,7 +121,7 @@ TEST_F(CountedTable, QueuedSends_AreCountedUntilTheyAreTaken) {
   EXPECT_EQ(operations_->count(), 0u);
 }
 
-TEST_F(CountedTable, SendsThatFail_AreCountedNoMore) {
+TEST_F(CountedTable, FailedSends_AreNotCounted) {
   ASSERT_TRUE(Send("a").ok());
   table_.CountSends();
   EXPECT_EQ(operations_->count(), 1u);
@@ -138,7 +139,7 @@ TEST_F(CountedTable, WaitingReceives_AreNotCounted) {
   EXPECT_EQ(operations_->count(), 0u);
 }
 
-// Whichever side comes first, and without a moment at which the value is not counted.
+// In either order of arrival, and without a moment at which the value is not counted.
 TEST_F(CountedTable, ValueForAnotherProcess_IsCountedUntilItsOperationEnds) {
   StepOperation early;
   Recv("a", &early);
@@ -191,7 +192,7 @@ TEST_F(OutstandingOperationsTest, OneOfTwoWaitersLeaves_TheOtherIsWoken) {
   { const OutstandingOperations::Waiter leaves(*operations_); }
   operation.End();
   EXPECT_EQ(wakes_, 1);
-  // And again, for what began since.
+  // And again, for operations begun since.
   operation.Begin(*operations_);
   EXPECT_EQ(operations_->count(), 1u);
   operation.End();

@@ -53,8 +53,8 @@ class PeerConnectionPoolTest : public TransferContextTest {
   std::shared_ptr<RecordingControlChannel> channel_;
 };
 
-// A peer that says that there is another control channel, though none ever comes: those who wait
-// for the control channel have no other deadline.
+// A peer that reports another control channel, though none is ever opened: callers that wait for
+// the control channel have no other deadline.
 TEST_F(PeerConnectionPoolTest, PeerThatRefusesEveryAttempt_IsGivenUpAfterTheTimeout) {
   const std::shared_ptr<TensorRequester> client = *table_->Open(peer_);
   const absl::Time start = connector_.Now();
@@ -79,9 +79,9 @@ TEST_F(PeerConnectionPoolTest, PeerThatRefusesEveryAttempt_IsGivenUpAfterTheTime
   EXPECT_EQ(table_->lane_count(), 0u);
 }
 
-// The former control channel's end comes late, and concerns that control channel alone: forgotten,
-// the new one would stand in the way of a third.
-TEST_F(PeerConnectionPoolTest, LaneOpenedWhileTheFormerOneEnds_IsTheOneThatIsFound) {
+// The previous control channel's end comes late, and concerns that control channel alone: if the
+// new one were forgotten, it would block a third.
+TEST_F(PeerConnectionPoolTest, ChannelOpenedWhileThePreviousOneEnds_IsTheOneThatIsFound) {
   const std::shared_ptr<TensorRequester> former = *table_->Open(peer_);
   std::shared_ptr<ControlHandler> link = Connect();
   ASSERT_NE(link, nullptr);
@@ -97,8 +97,8 @@ TEST_F(PeerConnectionPoolTest, LaneOpenedWhileTheFormerOneEnds_IsTheOneThatIsFou
   EXPECT_EQ(table_->lane_count(), 1u);
 }
 
-// Nothing is said before both have said HELLO, and that is said once.
-TEST_F(PeerConnectionPoolTest, FramesBeforeHelloAndASecondOne_EndTheLane) {
+// Nothing is sent before both have sent HELLO, and that is sent once.
+TEST_F(PeerConnectionPoolTest, FramesBeforeHelloAndASecondOne_EndTheChannel) {
   const auto hello = [](ControlChannel& channel) { return SendHello(channel, {}); };
   const auto request = [](ControlChannel& channel) {
     return SendRequest(channel, {1, kStep, false, "key"});
@@ -121,7 +121,7 @@ TEST_F(PeerConnectionPoolTest, FramesBeforeHelloAndASecondOne_EndTheLane) {
     } else {
       EXPECT_EQ(Hear(*link, request).code(), absl::StatusCode::kInvalidArgument);
       EXPECT_EQ(Hear(*link, ping).code(), absl::StatusCode::kInvalidArgument);
-      // Only whoever has opened it may be told that there is another.
+      // Only the side that has opened it may be refused because there is another.
       EXPECT_EQ(Hear(*link, refusal).code(), absl::StatusCode::kInvalidArgument);
     }
     link->OnClosed(absl::UnavailableError("over"));
@@ -129,8 +129,8 @@ TEST_F(PeerConnectionPoolTest, FramesBeforeHelloAndASecondOne_EndTheLane) {
   EXPECT_EQ(table_->InnerTableSizes()["lanes.silent"], 0u);
 }
 
-// What became of the last control channel is a hint for that life of the peer, and for no other.
-TEST_F(PeerConnectionPoolTest, WayToAPeer_IsThatOfItsLastLaneInThatLife) {
+// The path of the last control channel is a hint for that incarnation of the peer only.
+TEST_F(PeerConnectionPoolTest, PathToAPeer_IsThatOfItsLastChannelInThatIncarnation) {
   EXPECT_EQ(table_->WayTo(peer_).why_no_descriptors, "they are on two machines");
   const std::shared_ptr<TensorRequester> client = *table_->Open(peer_);
   client->set_why_no_descriptors("it came over TCP");
@@ -145,8 +145,8 @@ TEST_F(PeerConnectionPoolTest, WayToAPeer_IsThatOfItsLastLaneInThatLife) {
   EXPECT_EQ(table_->WayTo(restarted).why_no_descriptors, "they are on two machines");
 }
 
-// Who has closed opens and accepts nothing more.
-TEST_F(PeerConnectionPoolTest, Closed_NoLaneBegins) {
+// After Close it opens and accepts nothing more.
+TEST_F(PeerConnectionPoolTest, Closed_NoChannelIsOpened) {
   const absl::Status why = absl::CancelledError("this process is leaving");
   table_->Close(why);
   EXPECT_EQ(table_->Open(peer_).status(), why);

@@ -70,7 +70,7 @@ class PeerFetcherTest : public TransferContextTest {
   std::unique_ptr<PeerFetcher> peers_;
 };
 
-TEST_F(PeerFetcherTest, NodeIsLookedForOnce_AndEverybodyAsksThenInOrder) {
+TEST_F(PeerFetcherTest, NodeIsResolvedOnce_AndAllRequestsFollowInOrder) {
   std::vector<std::shared_ptr<RemoteFetch>> fetches;
   for (const char* edge : {"a", "b", "c"}) fetches.push_back(Fetch(edge));
   ASSERT_EQ(nodes_, std::vector<int32_t>{1});
@@ -101,8 +101,8 @@ TEST_F(PeerFetcherTest, NodeIsLookedForOnce_AndEverybodyAsksThenInOrder) {
   EXPECT_EQ(statuses_.size(), 4u);
 }
 
-// It would be asked for a value that nobody takes, which somebody else is waiting for.
-TEST_F(PeerFetcherTest, CancelledBeforeTheNodeIsFound_IsNeverAsked) {
+// It would be asked for a value that no receive needs, and for which another is waiting.
+TEST_F(PeerFetcherTest, CancelledBeforeTheNodeIsFound_IsNeverRequested) {
   const std::shared_ptr<RemoteFetch> first = Fetch("a");
   const std::shared_ptr<RemoteFetch> second = Fetch("b");
   first->Cancel();
@@ -120,7 +120,7 @@ TEST_F(PeerFetcherTest, CancelledBeforeTheNodeIsFound_IsNeverAsked) {
   EXPECT_EQ(Asked(), 0u);
 }
 
-TEST_F(PeerFetcherTest, NodeIsNotFound_EverybodyIsToldAndTheNextLooksAgain) {
+TEST_F(PeerFetcherTest, NodeIsNotFound_AllRequestsFailAndTheNextResolvesAgain) {
   const auto first = Fetch("a");
   const auto second = Fetch("b");
   const absl::Status why = absl::UnavailableError("node 1 has not joined");
@@ -134,8 +134,8 @@ TEST_F(PeerFetcherTest, NodeIsNotFound_EverybodyIsToldAndTheNextLooksAgain) {
   EXPECT_EQ(Asked(), 1u);
 }
 
-// Each node is looked for by itself; one that takes long holds up nobody else.
-TEST_F(PeerFetcherTest, AnotherNode_IsLookedForMeanwhile) {
+// Each node is resolved separately; a slow one delays no other.
+TEST_F(PeerFetcherTest, AnotherNode_IsResolvedMeanwhile) {
   const auto far = Fetch("a", "task:9");
   const auto near = Fetch("b");
   EXPECT_EQ(nodes_, (std::vector<int32_t>{9, 1}));
@@ -146,8 +146,8 @@ TEST_F(PeerFetcherTest, AnotherNode_IsLookedForMeanwhile) {
   EXPECT_EQ(statuses_.size(), 1u);
 }
 
-// A client of the former process would be asked for what only the new one has.
-TEST_F(PeerFetcherTest, PeerWasRestarted_ItsNewLifeIsLookedFor) {
+// A client of the previous process would be asked for a value that only the new one has.
+TEST_F(PeerFetcherTest, PeerWasRestarted_ItsNewIncarnationIsResolved) {
   const auto former = Fetch("a");
   Resolve(Producer());
   ASSERT_EQ(Asked(), 1u);
@@ -170,7 +170,7 @@ TEST_F(PeerFetcherTest, PeerWasRestarted_ItsNewLifeIsLookedFor) {
   EXPECT_EQ(peers_->ClientOf(restarted.peer), client);
 }
 
-TEST_F(PeerFetcherTest, TasksThatAreNoNodes_AreNotLookedFor) {
+TEST_F(PeerFetcherTest, TasksThatAreNoNodes_AreNotResolved) {
   EXPECT_EQ(Fetch("a", "replica:1/task:1"), nullptr);
   ASSERT_EQ(statuses_.size(), 1u);
   EXPECT_EQ(statuses_[0].code(), absl::StatusCode::kInternal);

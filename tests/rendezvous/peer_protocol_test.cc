@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Messages that are one byte too short, too long, or one beyond what a field may say. Whoever
-// decodes them believes nothing.
+// Messages that are one byte too short, too long, or one beyond the range of a field. Decoders
+// trust nothing.
 #include "rendezvous/peer/peer_protocol.h"
 
 #include <cstdint>
@@ -36,14 +36,14 @@ TEST(PeerProtocol, CodesOfErrors_AreFrom1To16) {
   EXPECT_EQ(DecodeRefusal(refusal)->status, absl::DataLossError("x"));
   EXPECT_EQ(DecodeDeclined(declined)->status, absl::DataLossError("x"));
   for (const uint32_t code : {0u, 1u, 16u, 17u, UINT32_MAX}) {
-    // An OK would be taken for a value that never came.
+    // An OK would be taken for a value that never arrived.
     const bool is_error = code >= 1 && code <= 16;
     EXPECT_EQ(DecodeRefusal(WithInt32(refusal, 8, code)).ok(), is_error) << code;
     EXPECT_EQ(DecodeDeclined(WithInt32(declined, 16, code)).ok(), is_error) << code;
   }
 }
 
-TEST(PeerProtocol, KeyOfADeclinedValue_EndsWithItsMessage) {
+TEST(PeerProtocol, KeyOfARejectedValue_EndsWithItsMessage) {
   const std::string body = BodyOf([](ControlChannel& channel) {
     return SendDeclined(channel, {7, absl::DataLossError("why"), 1, "key"});
   });
@@ -65,7 +65,7 @@ TEST(PeerProtocol, KeysOfTheLargestSize_AreSentAndNoLarger) {
   EXPECT_EQ(channel.bodies.size(), 1u);
 }
 
-TEST(PeerProtocol, TicketThatBringsItsTensor_HoldsAsManyBytesAsItsShapeSays) {
+TEST(PeerProtocol, DescriptorWithInlineTensor_HoldsAsManyBytesAsItsShape) {
   const auto ticket = [](size_t bytes, uint8_t transport, bool is_dead = false) {
     ReadyToSendMessage message;
     message.id = 7;
@@ -79,13 +79,13 @@ TEST(PeerProtocol, TicketThatBringsItsTensor_HoldsAsManyBytesAsItsShapeSays) {
   EXPECT_EQ(DecodeTicket(ticket(24, 0))->header.bytes, 24u);
   EXPECT_FALSE(DecodeTicket(ticket(23, 0)).ok());
   EXPECT_FALSE(DecodeTicket(ticket(25, 0)).ok());
-  // By a transport it is what that likes to say.
+  // For a transport, the bytes are the transport's own.
   EXPECT_EQ(DecodeTicket(ticket(5, 1))->body.size(), 5u);
   EXPECT_TRUE(DecodeTicket(ticket(0, 0, /*is_dead=*/true)).ok());
   EXPECT_FALSE(DecodeTicket(ticket(0, 1, /*is_dead=*/true)).ok());
 }
 
-TEST(PeerProtocol, ShapesOfTickets_AreWholeAndOfPossibleRank) {
+TEST(PeerProtocol, ShapesOfDescriptors_AreCompleteAndOfValidRank) {
   ReadyToSendMessage message;
   message.transport = 1;
   message.header.dtype = DataType::kUint8;
@@ -94,7 +94,7 @@ TEST(PeerProtocol, ShapesOfTickets_AreWholeAndOfPossibleRank) {
       BodyOf([&](ControlChannel& channel) { return SendTicket(channel, message, {}); });
   EXPECT_EQ(DecodeTicket(body)->header.shape.rank(), static_cast<int>(Shape::kMaxRank));
   EXPECT_FALSE(DecodeTicket(absl::string_view(body).substr(0, body.size() - 1)).ok());
-  // With as many dimensions as it says.
+  // With the number of dimensions in its rank.
   std::string deeper = body + std::string(8, '\1');
   deeper[17] = static_cast<char>(Shape::kMaxRank + 1);
   EXPECT_FALSE(DecodeTicket(deeper).ok());
@@ -112,13 +112,14 @@ TEST(PeerProtocol, MessagesOfOneId_AreNeitherShorterNorLonger) {
   EXPECT_FALSE(DecodeId(body + "x").ok());
 }
 
-TEST(PeerProtocol, AnnouncementsOfNoTransport_AreRefused) {
+TEST(PeerProtocol, ControlMessagesOfUnknownTransports_AreRefused) {
   EXPECT_FALSE(DecodeAnnouncement("").ok());
   EXPECT_FALSE(DecodeAnnouncement(absl::string_view("\0body", 5)).ok());
   EXPECT_EQ(DecodeAnnouncement("\1body")->body, "body");
 }
 
-// Of a machine with more than any has, the first are told, and the rest of the message is whole.
+// Of a machine with more addresses than the limit the first are sent, and the rest of the message
+// is complete.
 TEST(PeerProtocol, HelloOfManyAddresses_IsCutAndRead) {
   HelloMessage hello;
   hello.boot_id = std::string(1000, 'b');

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two processes as far as control channels go, which ask each other by one control channel, on one
-// thread, with faults by a seed; checks what must hold whatever happens.
+// Two processes as far as control channels go, with requests in both directions over one control
+// channel, on one thread, with faults by a seed; checks the invariants under any faults.
 #ifndef FERRY_TESTS_RENDEZVOUS_PEER_WORLD_H_
 #define FERRY_TESTS_RENDEZVOUS_PEER_WORLD_H_
 
@@ -48,14 +48,14 @@ class NoFetcher final : public RemoteFetcher {
   }
 };
 
-// What nobody else would have: how far a key and its value are told apart.
+// A unique value: how a key and its value are told apart.
 inline uint64_t Scramble(uint64_t value) {
   value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9u;
   value = (value ^ (value >> 27)) * 0x94D049BB133111EBu;
   return value ^ (value >> 31);
 }
 
-// One seed's life of two processes. Values of even numbers go from the first to the second, the
+// One seed's run of two processes. Values of even numbers go from the first to the second, the
 // others back.
 class World final {
  public:
@@ -79,7 +79,7 @@ class World final {
 
   void Run() {
     OneLane(faults_.wire);
-    // Whatever has happened, the next control channel is none the worse.
+    // Whatever has happened, the next control channel is not affected.
     state_->faults = {};
     const int64_t before = values_;
     OneLane({});
@@ -117,10 +117,10 @@ class World final {
     TransferContext exchange;
     std::unique_ptr<FakeConnector> connector;
     std::shared_ptr<PeerConnectionPool> table;
-    // Who asks the other.
+    // The node that requests.
     std::shared_ptr<TensorRequester> client;
   };
-  // Where a value comes from.
+  // The node that has the value.
   static int SourceOf(uint64_t number) { return static_cast<int>(number % 2); }
   static RendezvousKey Key(uint64_t number) {
     const auto device = [](int process) {
@@ -201,7 +201,7 @@ class World final {
       return;
     }
     ++values_;
-    // Without checksums, bits of messages are nobody's to check but TCP's.
+    // Without checksums, only TCP detects changed bits of messages.
     const bool may_be_wrong = !faults_.checksum && damage() > 0;
     if (received.is_dead) {
       EXPECT_TRUE(may_be_wrong || IsDead(receive.number));
@@ -236,7 +236,7 @@ class World final {
       processes_[i].client = *processes_[i].table->Open(other);
     }
     wire_ = std::make_unique<FaultyWire>(random_(), faults);
-    // Some ask before there is a control channel.
+    // Some request before there is a control channel.
     std::deque<uint64_t> to_send;
     const auto ask = [&] {
       const uint64_t number = ++last_number_;
@@ -290,7 +290,7 @@ class World final {
     }
     end_statuses_ = 0;
     Settle();
-    // Whoever waits for a HELLO that was lost has waited long enough.
+    // A wait for a HELLO that was lost has lasted long enough.
     for (Process& process : processes_) process.connector->Advance(absl::Minutes(1));
     Settle();
     for (Process& process : processes_) {
@@ -311,8 +311,8 @@ class World final {
     ADD_FAILURE() << "it never ends";
   }
 
-  // The control channel is open, and everything that was asked for has been answered: what is left
-  // are the views that receivers still have.
+  // The control channel is open, and all requests have been answered: only the views that receivers
+  // still hold are left.
   void CheckQuiet() {
     EXPECT_EQ(state_->lent.size(), state_->viewed.size()) << "a producer keeps what was received";
     size_t views = 0;
@@ -341,7 +341,7 @@ class World final {
       // These two keep the entries of the control channel that ended last, until the next one ends.
       EXPECT_EQ(NonEmptyTables(process.table->InnerTableSizes(), {"lanes.past", "lanes.ended"}),
                 "");
-      // Other requests than those whose values nobody has asked for.
+      // Requests other than those whose values are no longer requested.
       process.manager.ForEachPending(absl::ZeroDuration(), [](const PendingStepOp& op) {
         EXPECT_EQ(op.side, PendingStepOp::Side::kSend) << "a request outlives its lane";
       });

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// RecentRequestIds: how many ids are remembered, and what becomes of one that was given back.
+// RecentRequestIds: how many ids are remembered, and released ids.
 #include "rendezvous/recent_request_ids.h"
 
 #include <cstdint>
@@ -12,7 +12,7 @@ namespace {
 TEST(RecentRequestIds, WindowIsFull_TheOldestIsForgotten) {
   RecentRequestIds ids(3);
   for (const int64_t id : {1, 2, 3}) EXPECT_TRUE(ids.TrackUnique(id, "Recv").ok());
-  // What is refused takes nobody's place.
+  // A refused id does not occupy an entry.
   for (int i = 0; i < 10; ++i) {
     EXPECT_EQ(ids.TrackUnique(2, "Recv").code(), absl::StatusCode::kAborted);
   }
@@ -35,7 +35,7 @@ TEST(RecentRequestIds, ZeroIsNoId) {
   EXPECT_TRUE(ids.Contains(7));
 }
 
-// The entry of the first use must not take the second one's along when the ring comes to it.
+// When the ring reaches the entry of the first use, it must not remove that of the second.
 TEST(RecentRequestIds, ForgottenIdIsUsedAgain_ItIsRememberedForAFullWindow) {
   RecentRequestIds ids(2);
   uint64_t first = 0;
@@ -50,7 +50,7 @@ TEST(RecentRequestIds, ForgottenIdIsUsedAgain_ItIsRememberedForAFullWindow) {
 }
 
 // A first request that fails late, when its retry has come already.
-TEST(RecentRequestIds, ForgetOfAnEarlierTurn_LeavesTheLaterOne) {
+TEST(RecentRequestIds, ForgetOfAnEarlierUse_LeavesTheLaterOne) {
   RecentRequestIds ids(4);
   uint64_t first = 0;
   uint64_t second = 0;

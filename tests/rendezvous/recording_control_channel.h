@@ -11,7 +11,7 @@
 
 namespace ferry {
 
-// Keeps what is sent, and calls somebody at each frame.
+// Records sent frames, and runs a callback at each.
 class RecordingControlChannel final : public ControlChannel {
  public:
   explicit RecordingControlChannel(PeerId peer) : peer_(peer) {}
@@ -38,7 +38,7 @@ class RecordingControlChannel final : public ControlChannel {
 
   std::function<void(ControlMessage)> on_send;
   bool keeps_pings = true;
-  // What Send says, if it is an error.
+  // The result of Send, if it is an error.
   absl::Status refusal;
   std::vector<ControlMessage> types;
   std::vector<std::string> bodies;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What may wait in a step of a worker, and in which order what waited for the step is served.
+// Limits of a worker's step, and the order in which its deferred receives are served.
 #include <memory>
 #include <utility>
 #include <vector>
@@ -44,8 +44,8 @@ class Bounds : public ::testing::Test {
   RendezvousManager manager_{clock_, fetcher_, {.limits = {.max_waiting = 2}}};
 };
 
-// A peer may ask for a step that never begins as often as it likes.
-TEST_F(Bounds, ReceivesThatComeBeforeTheStepAreLimited) {
+// A peer may request a step that never begins any number of times.
+TEST_F(Bounds, ReceivesBeforeTheStepAreLimited) {
   CancellationToken cancellation;
   for (int i = 0; i < 3; ++i) {
     manager_.RecvLocalAsync(1, From(0), {.cancellation = &cancellation}, results_.Writer());
@@ -66,8 +66,9 @@ TEST_F(Bounds, FetchesAreLimited) {
   EXPECT_EQ(step->fetch_count(), 2u);
 }
 
-// The receive may be over, and its cancellation gone, before a fetcher on another thread looks.
-TEST_F(Bounds, AFetcherIsNotGivenTheReceiversCancellation) {
+// The receive may be over, and its cancellation destroyed, before a fetcher on another thread looks
+// at it.
+TEST_F(Bounds, FetcherDoesNotGetTheReceiversCancellation) {
   const auto step = *manager_.Find(1);
   ASSERT_TRUE(step->Initialize(here_).ok());
   CancellationToken cancellation;
@@ -77,9 +78,9 @@ TEST_F(Bounds, AFetcherIsNotGivenTheReceiversCancellation) {
   EXPECT_EQ(results_.size(), 1u);
 }
 
-// A callback that runs while deferred receives are handed over asks for the same value again: those
-// that were there before it come first.
-TEST_F(Bounds, NobodyOvertakesDeferredReceives) {
+// A callback that runs while deferred receives are handed over requests the same value again: the
+// receives that were pending before it come first.
+TEST_F(Bounds, DeferredReceives_AreServedFirst) {
   RendezvousManager manager(clock_, fetcher_);
   const auto step = *manager.Find(1);
   CancellationToken cancellation;
@@ -143,8 +144,8 @@ TEST_F(Bounds, FetchIsOver_ItsCancellationIsWatchedNoMore) {
   EXPECT_EQ(results.size(), 2u);
 }
 
-// Of those that wait only: a step of many small values comes to the limit again and again.
-TEST_F(Bounds, OneOfThemEnds_AnotherMayWait) {
+// Only pending operations count: a step of many small values reaches the limit repeatedly.
+TEST_F(Bounds, OneOfThemEnds_AnotherIsAccepted) {
   CancellationToken first;
   CancellationToken others;
   manager_.RecvLocalAsync(1, From(0), {.cancellation = &first}, results_.Writer());
@@ -177,7 +178,7 @@ TEST_F(Bounds, DeferredReceiveIsHandedOver_ItsCancellationIsWatchedOnce) {
 }
 
 // Without a manager that would have aborted it before.
-TEST_F(Bounds, StepIsDeleted_WhoeverWaitsIsTold) {
+TEST_F(Bounds, StepIsDeleted_PendingReceivesEnd) {
   CancellationToken cancellation;
   {
     const auto step = std::make_shared<RemoteRendezvous>(1, clock_, RendezvousLimits(), fetcher_);
@@ -187,8 +188,8 @@ TEST_F(Bounds, StepIsDeleted_WhoeverWaitsIsTold) {
   EXPECT_EQ(cancellation.registered_count(), 0u);
 }
 
-// Whoever closes the step reports what was lost first, and under its own name.
-TEST_F(Bounds, OfLostValuesTheFirstReasonStays) {
+// Closing the step reports the first reason for a loss, as the cause and not as a derived error.
+TEST_F(Bounds, SeveralValuesAreLost_TheFirstReasonIsKept) {
   const auto begin = [this](int64_t step_id) {
     auto step = *manager_.Find(step_id);
     EXPECT_TRUE(step->Initialize(here_).ok());
@@ -213,7 +214,7 @@ TEST_F(Bounds, OfLostValuesTheFirstReasonStays) {
   EXPECT_TRUE(waiting->lost().ok()) << waiting->lost();
 }
 
-// A step may be closed by several, and its place in the list of those that are over is one.
+// A step may be closed by several callers, and is listed once among those that are over.
 TEST_F(Bounds, StepsThatAreClosedAgain_AreRememberedOnce) {
   RendezvousManager manager(clock_, fetcher_, {.max_finished_steps = 2});
   for (int i = 0; i < 5; ++i) manager.Cleanup(1);
@@ -231,7 +232,7 @@ TEST_F(Bounds, StepsThatAreClosedAgain_AreRememberedOnce) {
 }
 
 // A transfer that ends late must not make a closed step again.
-TEST_F(Bounds, StepIsOver_NothingOfItBegins) {
+TEST_F(Bounds, StepIsOver_NothingBegins) {
   const auto step = *manager_.Find(1);
   manager_.Cleanup(1);
   {

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Steps of a worker: scenarios 28 to 53 of the rendezvous reference, with a fetcher that does as
-// it is told.
+// Steps of a worker, with a fetcher that the test controls.
 #include "rendezvous/remote_rendezvous.h"
 
 #include <atomic>
@@ -32,7 +31,7 @@ RendezvousKey KeyOf(int src, int dst, absl::string_view edge = "e") {
                           absl::StrCat("/job:worker/replica:0/task:", dst, "/device:CPU:0"), edge));
 }
 
-// Keeps what it is asked for until the test answers.
+// Keeps its requests until the test answers.
 class FakeFetcher final : public RemoteFetcher {
  public:
   class Call final : public RemoteFetch {
@@ -76,8 +75,7 @@ class Remote : public ::testing::Test {
   RendezvousManager manager_{clock_, fetcher_};
 };
 
-// Scenario 28.
-TEST_F(Remote, AValueSentHereIsFoundHere) {
+TEST_F(Remote, ValueSentLocallyIsReceivedLocally) {
   const auto step = Begin(123);
   ASSERT_TRUE(step->Send(KeyOf(0, 1), Value("v")).ok());
   EXPECT_EQ(manager_.RecvLocal(123, KeyOf(0, 1), kLocalWait)->tensor.strings()[0], "v");
@@ -85,7 +83,6 @@ TEST_F(Remote, AValueSentHereIsFoundHere) {
   EXPECT_EQ(manager_.step_count(), 0u);
 }
 
-// Scenario 29.
 TEST_F(Remote, AbortEndsALocalReceive) {
   const auto step = Begin(1);
   step->RecvLocalAsync(KeyOf(0, 1), {}, results_.Writer());
@@ -95,7 +92,7 @@ TEST_F(Remote, AbortEndsALocalReceive) {
 
 // The caller of StartAbort reports the cause; other callers receive a derived error, whatever its
 // code. Otherwise a worker that was only waiting might be blamed.
-TEST_F(Remote, WhateverEndsAStep_IsHeardAsACopy) {
+TEST_F(Remote, AnyErrorThatEndsAStep_IsReceivedAsDerived) {
   const absl::StatusCode codes[] = {
       absl::StatusCode::kInvalidArgument,  absl::StatusCode::kInternal,
       absl::StatusCode::kNotFound,         absl::StatusCode::kAborted,
@@ -121,7 +118,7 @@ TEST_F(Remote, WhateverEndsAStep_IsHeardAsACopy) {
 }
 
 // A copy of a copy has one mark, and the mark is found behind prepended text.
-TEST(Derived, CopiesOfCopies_AreMarkedOnce) {
+TEST(Derived, DerivedTwice_IsMarkedOnce) {
   const absl::Status once = MakeDerived(absl::InternalError("x"));
   EXPECT_EQ(MakeDerived(once), once);
   const absl::Status wrapped =
@@ -133,8 +130,7 @@ TEST(Derived, CopiesOfCopies_AreMarkedOnce) {
   EXPECT_TRUE(MakeDerived(absl::OkStatus()).ok());
 }
 
-// Scenario 30.
-TEST_F(Remote, CleanupEndsWhatWaits) {
+TEST_F(Remote, CleanupEndsPendingOperations) {
   manager_.RecvLocalAsync(7, KeyOf(0, 1), {}, results_.Writer());
   Begin(8)->RecvLocalAsync(KeyOf(0, 1), {}, results_.Writer());
   manager_.Cleanup(8);
@@ -143,8 +139,7 @@ TEST_F(Remote, CleanupEndsWhatWaits) {
               ElementsAre("ABORTED: [_Derived_]Cleanup 8", "ABORTED: [_Derived_]Cleanup 7"));
 }
 
-// Scenarios 31 and 32.
-TEST_F(Remote, ALocalReceiveIsCancelledUnlessItIsServed) {
+TEST_F(Remote, LocalReceiveIsCancelledUnlessItIsServed) {
   Begin(1);
   CancellationToken first;
   CancellationToken second;
@@ -156,7 +151,6 @@ TEST_F(Remote, ALocalReceiveIsCancelledUnlessItIsServed) {
   EXPECT_THAT(results_.all(), ElementsAre("CANCELLED: [_Derived_]RecvAsync is cancelled.", "v"));
 }
 
-// Scenario 33.
 TEST_F(Remote, CleanupAllEndsStepsThatAreStillHeld) {
   const auto step = Begin(1);
   ASSERT_TRUE(step->Send(KeyOf(0, 0), Value("v")).ok());
@@ -165,7 +159,6 @@ TEST_F(Remote, CleanupAllEndsStepsThatAreStillHeld) {
   EXPECT_THAT(results_.all(), ElementsAre("ABORTED: [_Derived_]Shutdown"));
 }
 
-// Scenario 34.
 TEST_F(Remote, TheSendersContextReachesALocalReceiver) {
   class Context final : public DeviceContext {};
   const auto context = std::make_shared<Context>();
@@ -173,8 +166,7 @@ TEST_F(Remote, TheSendersContextReachesALocalReceiver) {
   EXPECT_EQ(manager_.RecvLocal(1, KeyOf(0, 1), kLocalWait)->send_args.device_context, context);
 }
 
-// Scenarios 35 and 52.
-TEST_F(Remote, ReceivesThatComeBeforeTheStepAreServedInOrder) {
+TEST_F(Remote, ReceivesBeforeTheStepAreServedInOrder) {
   for (int i = 0; i < 3; ++i) {
     manager_.RecvLocalAsync(5, KeyOf(0, 1), {}, results_.Writer());
   }
@@ -187,7 +179,7 @@ TEST_F(Remote, ReceivesThatComeBeforeTheStepAreServedInOrder) {
 }
 
 // TensorFlow never ends these.
-TEST_F(Remote, ReceivesThatComeBeforeTheStepEndToo) {
+TEST_F(Remote, ReceivesBeforeTheStepEndToo) {
   CancellationToken cancellation;
   manager_.RecvLocalAsync(1, KeyOf(0, 1), {.cancellation = &cancellation}, results_.Writer());
   manager_.RecvLocalAsync(2, KeyOf(0, 1), {.deadline = clock_.Now() + absl::Seconds(3)},
@@ -204,8 +196,7 @@ TEST_F(Remote, ReceivesThatComeBeforeTheStepEndToo) {
   EXPECT_EQ(results_.all()[2], "UNAVAILABLE: [_Derived_]no such job");
 }
 
-// Scenarios 36 and 37.
-TEST_F(Remote, InitializeTwiceIsFineWithOneName) {
+TEST_F(Remote, InitializeTwiceIsOkWithTheSameName) {
   const auto step = Begin(1);
   EXPECT_TRUE(step->Initialize(Task(0)).ok());
   const absl::Status other = step->Initialize(Task(1));
@@ -214,7 +205,6 @@ TEST_F(Remote, InitializeTwiceIsFineWithOneName) {
               StartsWith("Double init! Worker names would have changed!"));
 }
 
-// Scenario 38.
 TEST_F(Remote, NothingIsSentOrReceivedBeforeInitialize) {
   const auto step = *manager_.Find(1);
   step->RecvAsync(KeyOf(0, 0), {}, results_.Writer());
@@ -223,7 +213,7 @@ TEST_F(Remote, NothingIsSentOrReceivedBeforeInitialize) {
   EXPECT_EQ(step->Send(KeyOf(0, 0), Value("v")).code(), absl::StatusCode::kInternal);
 }
 
-// Scenarios 39 and 40, and the prefix that is none: task 1 against task 10.
+// Including task 1 against task 10, which is no prefix.
 TEST_F(Remote, KeysMustBeOfThisWorker) {
   const auto step = *manager_.Find(1);
   ASSERT_TRUE(step->Initialize(Task(1)).ok());
@@ -237,8 +227,7 @@ TEST_F(Remote, KeysMustBeOfThisWorker) {
   EXPECT_THAT(results_.all()[1], StartsWith("INVALID_ARGUMENT: Invalid rendezvous key (src): "));
 }
 
-// Scenario 42.
-TEST_F(Remote, AConsumerOfTheSameWorkerSharesTheBuffer) {
+TEST_F(Remote, ConsumerOfTheSameWorkerSharesTheBuffer) {
   const auto step = Begin(1);
   const Tensor tensor = Bytes(100);
   ASSERT_TRUE(step->Send(KeyOf(0, 0), tensor).ok());
@@ -252,7 +241,7 @@ TEST_F(Remote, AConsumerOfTheSameWorkerSharesTheBuffer) {
   EXPECT_TRUE(fetcher_.calls.empty());
 }
 
-TEST_F(Remote, AConsumerOfAnotherWorkerFetches) {
+TEST_F(Remote, ConsumerOfAnotherWorkerFetches) {
   const auto step = Begin(9);
   step->RecvAsync(KeyOf(1, 0, "x"), {}, results_.Writer());
   EXPECT_THAT(fetcher_.keys, ElementsAre("9 x"));
@@ -263,19 +252,18 @@ TEST_F(Remote, AConsumerOfAnotherWorkerFetches) {
   EXPECT_EQ(fetcher_.calls[0]->cancels, 0);
 }
 
-// Scenario 46: whoever has no such worker says so, and it is passed on.
-TEST_F(Remote, AFetchersErrorIsTheReceivers) {
+// The fetcher knows no such worker, and its error is passed on.
+TEST_F(Remote, FetchersErrorReachesTheReceiver) {
   const auto step = Begin(1);
   step->RecvAsync(KeyOf(1, 0), {}, results_.Writer());
   fetcher_.calls[0]->Answer(absl::InternalError("No worker known as /job:worker/task:1"));
-  // Whoever waits for many hears which one it was.
+  // The error names the receive among many.
   EXPECT_THAT(results_.all(), ElementsAre(absl::StrCat(
                                   "INTERNAL: No worker known as /job:worker/task:1; step 1 needed ",
                                   KeyOf(1, 0).text())));
 }
 
-// Scenario 47.
-TEST_F(Remote, CancelCallsTheFetchOff) {
+TEST_F(Remote, CancelCancelsTheFetch) {
   const auto step = Begin(1);
   CancellationToken cancellation;
   step->RecvAsync(KeyOf(1, 0), {.cancellation = &cancellation}, results_.Writer());
@@ -283,13 +271,12 @@ TEST_F(Remote, CancelCallsTheFetchOff) {
   EXPECT_THAT(results_.all(),
               ElementsAre("CANCELLED: [_Derived_]RecvFromRemoteAsync is cancelled."));
   EXPECT_EQ(fetcher_.calls[0]->cancels, 1);
-  // What it brings afterwards is nobody's.
+  // A value that it returns afterwards is dropped.
   fetcher_.calls[0]->Answer(absl::OkStatus(), {.tensor = Value("late")});
   EXPECT_EQ(results_.size(), 1u);
 }
 
-// Scenario 48.
-TEST_F(Remote, AbortCallsEveryFetchOff) {
+TEST_F(Remote, AbortCancelsEveryFetch) {
   const auto step = Begin(1);
   for (int i = 0; i < 3; ++i) step->RecvAsync(KeyOf(1, 0), {}, results_.Writer());
   step->StartAbort(absl::AbortedError("gone"));
@@ -298,7 +285,7 @@ TEST_F(Remote, AbortCallsEveryFetchOff) {
   for (const auto& call : fetcher_.calls) EXPECT_EQ(call->cancels, 1);
 }
 
-// Scenario 49: the abort that came while the request went out was lost in TensorFlow.
+// An abort while the request was being issued was lost in TensorFlow.
 TEST_F(Remote, AbortWhileAFetchIsBeingIssuedIsNotLost) {
   const auto step = Begin(1);
   fetcher_.while_issuing = [&step] { step->StartAbort(absl::AbortedError("gone")); };
@@ -307,7 +294,7 @@ TEST_F(Remote, AbortWhileAFetchIsBeingIssuedIsNotLost) {
   EXPECT_EQ(fetcher_.calls[0]->cancels, 1);
 }
 
-TEST_F(Remote, AnAnswerMayComeWhileAFetchIsBeingIssued) {
+TEST_F(Remote, AnswerMayComeWhileAFetchIsBeingIssued) {
   const auto step = Begin(1);
   fetcher_.while_issuing = [this] {
     fetcher_.calls[0]->Answer(absl::OkStatus(), {.tensor = Value("fast")});
@@ -317,8 +304,7 @@ TEST_F(Remote, AnAnswerMayComeWhileAFetchIsBeingIssued) {
   EXPECT_EQ(step->fetch_count(), 0u);
 }
 
-// Scenario 51.
-TEST_F(Remote, WhatComesAfterCleanupIsToldSoAndLeavesNothing) {
+TEST_F(Remote, OperationsAfterCleanupFailAndLeaveNothing) {
   for (int64_t step_id = 0; step_id < 10'000; ++step_id) {
     manager_.Cleanup(step_id);
     manager_.RecvLocalAsync(step_id, KeyOf(0, 1), {}, results_.Writer());
@@ -341,7 +327,6 @@ TEST_F(Remote, FinishedStepsAreRememberedWithinBounds) {
   EXPECT_THAT(full.message(), HasSubstr("--max-steps"));
 }
 
-// Scenario 53.
 TEST_F(Remote, AfterAnAbortNothingIsFetched) {
   const auto step = Begin(1);
   step->StartAbort(absl::AbortedError("gone"));
@@ -350,8 +335,9 @@ TEST_F(Remote, AfterAnAbortNothingIsFetched) {
   EXPECT_TRUE(fetcher_.calls.empty());
 }
 
-// A dead task takes what needs it along in every step, with its name and the key; the rest goes on.
-TEST_F(Remote, ADeadTaskFailsWhatNeedsItAndNothingElse) {
+// A dead task fails the operations that depend on it in every step, with its name and the key; the
+// rest continues.
+TEST_F(Remote, DeadTaskFailsItsDependentsOnly) {
   Begin(1)->RecvAsync(KeyOf(1, 0, "from dead"), {}, results_.Writer());
   Begin(2)->RecvAsync(KeyOf(2, 0, "from alive"), {}, results_.Writer());
   manager_.RecvLocalAsync(2, KeyOf(0, 1, "to dead"), {}, results_.Writer());
@@ -368,8 +354,8 @@ TEST_F(Remote, ADeadTaskFailsWhatNeedsItAndNothingElse) {
   EXPECT_EQ(results_.all().back(), "alive");
 }
 
-// A send returns at once; who closes the step has to hear that nobody will take the value.
-TEST_F(Remote, AValueForADeadTaskIsLostAndSaidToBe) {
+// A send returns at once; closing the step must report that the value will not be received.
+TEST_F(Remote, ValueForADeadTaskIsReportedAsLost) {
   const auto step = Begin(1);
   ASSERT_TRUE(step->Send(KeyOf(0, 2, "for the living"), Bytes(10)).ok());
   manager_.FailTask(Task(1), absl::UnavailableError("task 1 has died"));
@@ -380,7 +366,7 @@ TEST_F(Remote, AValueForADeadTaskIsLostAndSaidToBe) {
   EXPECT_THAT(std::string(step->lost().message()), HasSubstr("for the living"));
 }
 
-TEST_F(Remote, AFetchHasADeadlineToo) {
+TEST_F(Remote, FetchHasADeadlineToo) {
   const auto step = Begin(1);
   step->RecvAsync(KeyOf(1, 0, "slow"), {.deadline = clock_.Now() + absl::Seconds(5)},
                   results_.Writer());
@@ -393,7 +379,7 @@ TEST_F(Remote, AFetchHasADeadlineToo) {
   EXPECT_EQ(fetcher_.calls[0]->cancels, 1);
 }
 
-TEST_F(Remote, ABlockingReceiveRunsOutOrIsCancelled) {
+TEST_F(Remote, BlockingReceiveTimesOutOrIsCancelled) {
   Begin(4);
   EXPECT_THAT(manager_.RecvLocal(4, KeyOf(0, 1), absl::Milliseconds(10)).status().ToString(),
               StartsWith("DEADLINE_EXCEEDED: waited 10ms in step 4 for /job:worker/"));
@@ -405,7 +391,7 @@ TEST_F(Remote, ABlockingReceiveRunsOutOrIsCancelled) {
             absl::StatusCode::kCancelled);
 }
 
-TEST_F(Remote, PendingTellsStepSideAndAge) {
+TEST_F(Remote, PendingListsStepSideAndAge) {
   manager_.RecvLocalAsync(3, KeyOf(0, 1, "early"), {}, results_.Writer());
   const auto step = Begin(4);
   step->RecvAsync(KeyOf(1, 0, "far"), {}, results_.Writer());
@@ -422,7 +408,7 @@ TEST_F(Remote, PendingTellsStepSideAndAge) {
 }
 
 // Aborts, answers and cancels at once, with threads: every receive ends once, nothing is left.
-TEST_F(Remote, EveryFetchEndsOnceHoweverItIsRacedFor) {
+TEST_F(Remote, EveryFetchEndsOnceUnderAnyRace) {
   for (int64_t round = 0; round < 200; ++round) {
     const auto step = Begin(1000 + round);
     CancellationToken cancellation;

@@ -33,7 +33,7 @@ inline Tensor Bytes(int64_t count) {
   return *Tensor::Allocate(DataType::kUint8, *Shape::Create({count}));
 }
 
-// What a receive gave: "v" for the value v, else the status. Thread-safe.
+// The result of a receive: "v" for the value v, else the status. Thread-safe.
 class Results {
  public:
   // For RecvAsync.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// RendezvousShard: what remains in it of completed receives.
+// RendezvousShard: what it keeps of completed receives.
 #include "rendezvous/rendezvous_shard.h"
 
 #include <algorithm>
@@ -36,7 +36,7 @@ TEST(RendezvousShard, ReceivesMetBeforeTheirDeadline_DeadlinesAreDropped) {
   EXPECT_LT(shard.deadlines.size(), 200u);
 }
 
-// The heap is thinned out while others wait, who must still hear of their deadlines; of one key not
+// The heap is pruned while other receives wait, whose deadlines must still fire; for one key not
 // only the first.
 TEST(RendezvousShard, DeadlinesAreDropped_ThoseOfWaitingReceivesStay) {
   std::atomic<int> over{0};
@@ -67,8 +67,8 @@ TEST(RendezvousShard, DeadlinesAreDropped_ThoseOfWaitingReceivesStay) {
             3);
 }
 
-// Receives end in any order, and the next goes behind whoever is the last then.
-TEST(RendezvousShard, LastReceiveOfAKeyIsTakenOut_TheNextGoesBehindTheOthers) {
+// Receives end in any order, and the next is queued behind the last of the rest.
+TEST(RendezvousShard, LastReceiveOfAKeyIsRemoved_TheNextIsQueuedBehindTheOthers) {
   std::atomic<int> over{0};
   RendezvousShard shard;
   shard.item_share = shard.byte_share = 1000000;

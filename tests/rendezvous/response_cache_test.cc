@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Answers that are kept: scenario 59 of the rendezvous reference, and what bounds them.
+// Cached answers, and their limits.
 #include "rendezvous/response_cache.h"
 
 #include <memory>
@@ -31,7 +31,7 @@ ServedCallback Into(std::vector<std::string>& out) {
 ServedValue Served(absl::string_view text) { return {.tensor = Value(text)}; }
 ServedValue ServedBytes(int64_t count) { return {.tensor = Bytes(count)}; }
 
-TEST(ResponseCache, ARequestThatComesAgainGetsTheSameValueBeforeAndAfterItIsThere) {
+TEST(ResponseCache, RepeatedRequestGetsTheSameValueBeforeAndAfterItExists) {
   std::vector<std::string> out;
   ResponseCache cache;
   EXPECT_TRUE(cache.Attach(7, kStep, nullptr, Into(out)));
@@ -43,7 +43,7 @@ TEST(ResponseCache, ARequestThatComesAgainGetsTheSameValueBeforeAndAfterItIsTher
   EXPECT_EQ(cache.entry_count(), 1u);
 }
 
-TEST(ResponseCache, AValueGoesWhenItIsFinished) {
+TEST(ResponseCache, ValueIsRemovedWhenItIsFinished) {
   std::vector<std::string> out;
   ResponseCache cache;
   cache.Attach(7, kStep, nullptr, Into(out));
@@ -55,12 +55,12 @@ TEST(ResponseCache, AValueGoesWhenItIsFinished) {
   cache.MarkFinished(8);
   EXPECT_EQ(cache.entry_count(), 0u);
   EXPECT_EQ(cache.bytes(), 0u);
-  // Its value is gone: waiting for it would be for ever.
+  // Its value has been removed: a wait for it would never end.
   EXPECT_FALSE(cache.Attach(7, kStep, nullptr, Into(out)));
   EXPECT_THAT(out[1], HasSubstr("ABORTED: The same RecvTensor (GrpcWorker) request was received"));
 }
 
-TEST(ResponseCache, AStepsValuesGoWithItAndLateOnesAreNotKept) {
+TEST(ResponseCache, StepsValuesAreRemovedWithItAndLateOnesAreNotKept) {
   std::vector<std::string> out;
   ResponseCache cache;
   cache.Attach(1, kStep, nullptr, Into(out));
@@ -84,7 +84,7 @@ TEST(ResponseCache, ErrorsAreNotKept) {
   EXPECT_THAT(out, ElementsAre("INTERNAL: no"));
 }
 
-TEST(ResponseCache, ACancelledWaitLeavesTheValueToARetry) {
+TEST(ResponseCache, CancelledWaitLeavesTheValueToARetry) {
   std::vector<std::string> out;
   ResponseCache cache;
   CancellationToken gone;
@@ -96,7 +96,7 @@ TEST(ResponseCache, ACancelledWaitLeavesTheValueToARetry) {
   EXPECT_THAT(out, ElementsAre("CANCELLED: [_Derived_]RecvTensor is cancelled.", "v+", "v+"));
 }
 
-TEST(ResponseCache, TheOldestValueMakesRoom) {
+TEST(ResponseCache, OldestValueIsEvicted) {
   std::vector<std::string> out;
   ResponseCache cache({.max_entries = 3, .max_bytes = 100});
   for (int64_t id = 1; id <= 3; ++id) {
@@ -113,7 +113,7 @@ TEST(ResponseCache, TheOldestValueMakesRoom) {
   EXPECT_THAT(out[4], HasSubstr("ResponseCacheLimits"));
 }
 
-TEST(ResponseCache, WhatWaitsMakesNoRoom) {
+TEST(ResponseCache, PendingEntriesAreNotEvicted) {
   std::vector<std::string> out;
   ResponseCache cache({.max_entries = 2});
   cache.Attach(1, kStep, nullptr, Into(out));
@@ -124,7 +124,7 @@ TEST(ResponseCache, WhatWaitsMakesNoRoom) {
   EXPECT_TRUE(cache.Attach(3, kStep, nullptr, Into(out)));
 }
 
-TEST(ResponseCache, WhoeverWaitsHearsOfItsEnd) {
+TEST(ResponseCache, WaitersAreNotifiedOfTheEnd) {
   std::vector<std::string> out;
   {
     ResponseCache cache;
@@ -216,8 +216,8 @@ TEST(ResponseCache, ValuesOfExactlyTheLimit_AreKept) {
   EXPECT_EQ(cache.entry_count(), 2u);
 }
 
-// Its value has been given away: a request that came again would wait for another one's.
-TEST(ResponseCache, ValueThatWasNotKept_IsRefusedWhenItIsAskedForAgain) {
+// Its value has been delivered: a repeated request would wait for another one's.
+TEST(ResponseCache, ValueThatWasNotKept_IsRefusedWhenRequestedAgain) {
   std::vector<std::string> out;
   ResponseCache cache({.max_bytes = 100});
   cache.Attach(1, kStep, nullptr, Into(out));
@@ -233,7 +233,7 @@ TEST(ResponseCache, ValueThatWasNotKept_IsRefusedWhenItIsAskedForAgain) {
   EXPECT_EQ(cache.entry_count(), 0u);
 }
 
-TEST(ResponseCache, EntriesAreFull_TheOldestKeptValueGoesAndIsRefusedLater) {
+TEST(ResponseCache, EntriesAreFull_TheOldestKeptValueIsEvictedAndRefusedLater) {
   std::vector<std::string> out;
   ResponseCache cache({.max_entries = 2});
   for (const int64_t id : {1, 2}) {
@@ -262,7 +262,7 @@ TEST(ResponseCache, RefusedIds_AreRememberedWithinBounds) {
   EXPECT_TRUE(cache.Attach(1, kStep, nullptr, Into(out)));
 }
 
-// An entry without anybody who sees to its value would let every later request wait for ever.
+// An entry whose value no caller provides would make every later request wait forever.
 TEST(ResponseCache, FirstRequestIsCancelledAlready_LeavesNoEntry) {
   std::vector<std::string> out;
   ResponseCache cache;

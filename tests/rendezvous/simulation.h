@@ -9,7 +9,7 @@
 namespace ferry::simulation {
 
 struct Report {
-  // What went wrong first, with the last events before it; empty when nothing did.
+  // The first failure with the last events before it; empty if there is none.
   std::string violation;
   int64_t events = 0;
   // How often things happened, so that a test can see that the schedule is not dull.

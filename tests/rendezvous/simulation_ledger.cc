@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checking each answer against what the model said.
+// Compares each answer with the model's.
 #include "tests/rendezvous/simulation_ledger.h"
 
 #include <cstring>
@@ -14,7 +14,7 @@ namespace {
 
 constexpr size_t kTraceLines = 60;
 
-// What the bytes of a value's tensor begin with.
+// The first bytes of a value's tensor.
 class Context final : public DeviceContext {
  public:
   explicit Context(int64_t id) : id(id) {}

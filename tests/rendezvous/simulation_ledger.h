@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ledger of a simulation: what each receive must be told, and was; values that live; the trace.
+// The ledger of a simulation: expected and actual results of each receive; live values; the trace.
 #ifndef FERRY_TESTS_RENDEZVOUS_SIMULATION_LEDGER_H_
 #define FERRY_TESTS_RENDEZVOUS_SIMULATION_LEDGER_H_
 
@@ -37,7 +37,7 @@ class Dice final {
   std::mt19937_64 engine_;
 };
 
-// A value that was sent. Its context, which is its own, tells it from all others, dead ones too.
+// A value that was sent. Its unique context tells it from all others, dead ones too.
 struct Value {
   size_t bytes = 0;
   bool is_dead = false;
@@ -65,7 +65,7 @@ struct Receive {
   Outcome expected;
   // Set by the answer.
   bool is_answered = false;
-  // What its owner does with the answer.
+  // The owner's reaction to the answer.
   std::function<void(const absl::Status&, Received)> then;
 
   RecvArgs args() const {
@@ -82,12 +82,12 @@ class Ledger final {
   void ExpectStatus(const absl::Status& status, const Outcome& expected, absl::string_view what);
   bool is_violated() const { return !report_.violation.empty(); }
   void Log(absl::Time now, std::string line);
-  // After an event: everybody was told what was due.
+  // After an event: checks that all due results have arrived.
   void CheckSettled();
 
   // --- Receives
   ReceivePtr NewReceive(RendezvousKey key);
-  // The model: this receive must hear that now.
+  // The model expects this result of this receive now.
   void End(const ReceivePtr& receive, Outcome outcome);
   // For the real object.
   RecvCallback Callback(ReceivePtr receive);
@@ -97,7 +97,7 @@ class Ledger final {
   Value NewValue(size_t bytes, bool is_dead);
   // A tensor of the value's size, whose memory is counted.
   Tensor TensorOf(const Value& value);
-  // Tensors' memory that somebody still holds.
+  // Tensors' memory that is still referenced.
   int64_t live_buffers() const { return live_buffers_; }
 
   Report& report() { return report_; }

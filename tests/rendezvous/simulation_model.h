@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The model of a simulation: what a table and a step of a worker have to do, in plain containers.
+// The model of a simulation: the expected behaviour of a table and of a step of a worker, in plain
+// containers.
 #ifndef FERRY_TESTS_RENDEZVOUS_SIMULATION_MODEL_H_
 #define FERRY_TESTS_RENDEZVOUS_SIMULATION_MODEL_H_
 
@@ -24,13 +25,13 @@ Outcome Error(absl::StatusCode code, std::string text);
 // As RemoteRendezvous marks what it aborts with.
 Outcome AsConsequence(Outcome why);
 
-// What each item is, in the order of its key: "<key> send 12 3s".
+// A description of each item, in the order of its key: "<key> send 12 3s".
 using PendingLines = std::vector<std::string>;
 std::string PendingLine(absl::string_view prefix, const RendezvousKey& key, absl::string_view side,
                         size_t bytes, absl::Duration age);
 
-// A LocalRendezvous by its contract. Each call says what must happen when the real one is called in
-// the same way right afterwards: receives that are over are told to the ledger.
+// A LocalRendezvous by its contract. Each call computes the expected results of the same call to
+// the real one right afterwards: finished receives are recorded in the ledger.
 class TableModel final {
  public:
   TableModel(Ledger& ledger, RendezvousLimits limits) : ledger_(ledger), limits_(limits) {}
@@ -59,7 +60,7 @@ class TableModel final {
   };
   using Queue = std::deque<Item>;
 
-  // Takes out the items that `matches`, in the order of each key.
+  // Removes the items that `matches`, in the order of each key.
   std::vector<Item> Take(const std::function<bool(const RendezvousKey&, const Item&)>& matches);
   void Count(const Item& item, int sign);
 
@@ -103,7 +104,7 @@ class StepModel final {
   };
 
   void Add(const ReceivePtr& receive, bool is_deferred, absl::Time now);
-  // Ends those for which `verdict` has something to say; returns how many.
+  // Ends those for which `verdict` returns a status; returns how many.
   size_t EndSome(const std::function<std::optional<Outcome>(const Waiting&)>& verdict);
 
   Ledger& ledger_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Messages under way, and whose turn it is.
+// Messages in flight, and the order of their delivery.
 #include "tests/rendezvous/simulation_network.h"
 
 #include <algorithm>

@@ -15,7 +15,7 @@
 
 namespace ferry::simulation {
 
-// What a fetch needs to know of the receive that it is for.
+// The receive that a fetch is for.
 struct Asker {
   ReceivePtr receive;
   std::shared_ptr<StepModel> step;
@@ -34,9 +34,9 @@ struct Call {
   RecvCallback done;
   State state = State::kRequested;
   int cancels = 0;
-  // The server's receive, and what calls it off.
+  // The server's receive, and its cancellation.
   std::shared_ptr<CancellationToken> cancellation = std::make_shared<CancellationToken>();
-  // What came, and what had to come.
+  // The actual and the expected answer.
   absl::Status status;
   Received received;
   Outcome outcome;
@@ -46,13 +46,13 @@ using CallPtr = std::shared_ptr<Call>;
 // Not thread-safe; outlives the workers.
 class Network final {
  public:
-  // What happens at either end: the simulation does it.
+  // Events at either end, implemented by the simulation.
   struct Ends {
-    // The source's worker is asked for the value.
+    // The source's worker receives a request for the value.
     std::function<void(const CallPtr&)> serve;
-    // It is told that nobody waits for it any more.
+    // It is notified that the request was cancelled.
     std::function<void(const CallPtr&)> call_off;
-    // Somebody does something in the midst of a request's being issued.
+    // Another call runs while a request is being issued.
     std::function<void(const CallPtr&)> while_issuing;
   };
 
@@ -63,13 +63,14 @@ class Network final {
   std::unique_ptr<RemoteFetcher> FetcherOf(int client);
   void set_asker(Asker asker) { asker_ = std::move(asker); }
 
-  // One message arrives, any of those that may be the next of their key. False: there are none.
+  // Delivers one message, any of those that may be the next of their key. Returns false if there
+  // are none.
   bool Deliver();
   // The server has the value, or an error.
   void Answer(const CallPtr& call, absl::Status status, Received received, Outcome outcome);
   // The request could not go out.
   void Refuse(const CallPtr& call);
-  // The worker is gone, and what was under way from it. Who waits for it hears so later.
+  // The worker has ended, with its messages in flight. Peers that wait for it are notified later.
   void Lose(int server);
   // Every call that is over for the client was called off.
   void Check();
@@ -82,8 +83,8 @@ class Network final {
   struct Message {
     Kind kind = Kind::kRequest;
     CallPtr call;
-    // What ends many at once does so in an order that does not follow from the seed; that of their
-    // messages must.
+    // Calls that end many receives end them in an order that does not follow from the seed; that of
+    // their messages must.
     friend bool operator<(const Message& a, const Message& b) {
       return std::pair(a.call->id, a.kind) < std::pair(b.call->id, b.kind);
     }

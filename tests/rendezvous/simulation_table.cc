@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The simulation of one table: what each call must do is known to the last detail.
+// The simulation of one table: the exact effect of each call is known.
 #include <algorithm>
 #include <memory>
 #include <optional>
@@ -63,8 +63,8 @@ class TableSimulation final {
   std::vector<std::shared_ptr<CancellationToken>> cancellations_;
   std::unique_ptr<TableModel> model_;
   std::unique_ptr<LocalRendezvous> table_;
-  // What ends several at a time does so in an order of its own, in which a callback that joins in
-  // cannot be foreseen.
+  // Calls that end several receives do so in an order of their own, so the effects of a callback
+  // that makes further calls cannot be predicted.
   bool may_nest_ = true;
 };
 
@@ -143,7 +143,7 @@ void TableSimulation::CheckPending() {
   table_->ForEachPending(-absl::InfiniteDuration(), [&actual](const PendingOp& op) {
     actual.push_back(PendingLine("", op.key, op.is_send ? "send" : "recv", op.bytes, op.age));
   });
-  // The order within a key is seen in what is received.
+  // The received values show the order within a key.
   std::sort(expected.begin(), expected.end());
   std::sort(actual.begin(), actual.end());
   ledger_.Expect(expected == actual, "the list of what waits is wrong");
@@ -174,7 +174,7 @@ void TableSimulation::Recv(const RendezvousKey& key, int links) {
   receive->then = [this, links](const absl::Status&, Received) { Nest(links); };
   model_->Recv(receive, clock_.Now());
   table_->RecvAsync(key, receive->args(), ledger_.Callback(receive));
-  // The first link of a chain; whatever waits there takes it.
+  // The first link of a chain; a pending receive takes it.
   if (links > 0) Send(key);
 }
 
@@ -192,7 +192,7 @@ void TableSimulation::Cancel() {
   model_->Cancel(*cancellation);
   cancellation->Cancel();
   may_nest_ = true;
-  // A few receives are asked for with one that has been used.
+  // A few receives use a cancellation that has been used.
   if (dice_.Chance(60)) cancellation = std::make_shared<CancellationToken>();
 }
 
@@ -205,7 +205,7 @@ void TableSimulation::MoveClock() {
   model_->Expire(clock_.Now());
   table_->Expire();
   may_nest_ = true;
-  // Whoever keeps time would otherwise come again and again.
+  // Otherwise a timer would fire again and again.
   ledger_.Expect(table_->NextDeadline() > clock_.Now(), "a deadline that is over is still kept");
 }
 

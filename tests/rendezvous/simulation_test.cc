@@ -18,7 +18,7 @@ namespace {
 
 constexpr int64_t kEventsPerSeed = 5000;
 #ifdef __SANITIZE_THREAD__
-// Of which each takes a hundred times as long, and all on one thread.
+// Each of these takes a hundred times as long, and all run on one thread.
 constexpr int64_t kDefaultEvents = 50'000;
 #else
 constexpr int64_t kDefaultEvents = 1'000'000;
@@ -42,8 +42,8 @@ void AddTo(Report& total, const Report& report) {
   total.deaths += report.deaths;
 }
 
-// The same seeds every time for as many events as the tests of every day run, and then new ones: at
-// least one. That is the one place here that looks at the real clock.
+// The same seeds every time for as many events as the daily tests run, and then new ones: at least
+// one. This is the only use of the real clock here.
 Report RunSeeds(Report (*run)(uint64_t, int64_t)) {
   const std::optional<uint64_t> replayed = NumberFromEnvironment("FERRY_SIM_SEED");
   const int64_t events =
@@ -75,7 +75,7 @@ Report RunSeeds(Report (*run)(uint64_t, int64_t)) {
   return total;
 }
 
-TEST(Simulation, ATableKeepsEveryPromiseUnderRandomSchedules) {
+TEST(Simulation, TableKeepsItsInvariantsUnderRandomSchedules) {
   const Report total = RunSeeds(RunTable);
   // A dull schedule proves nothing.
   if (total.events < kDefaultEvents) return;
@@ -84,7 +84,7 @@ TEST(Simulation, ATableKeepsEveryPromiseUnderRandomSchedules) {
   EXPECT_GT(total.refusals, total.events / 1000);
 }
 
-TEST(Simulation, WorkersKeepEveryPromiseUnderRandomSchedules) {
+TEST(Simulation, WorkersKeepTheirInvariantsUnderRandomSchedules) {
   const Report total = RunSeeds(RunWorkers);
   if (total.events < kDefaultEvents) return;
   EXPECT_GT(total.values, total.events / 20);

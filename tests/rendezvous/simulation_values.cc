@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The simulation of several workers: what they exchange, and their deaths.
+// The simulation of several workers: their transfers, and their deaths.
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
@@ -52,7 +52,7 @@ void WorkersSimulation::Recv(Worker& worker) {
   Log(absl::StrCat(IndexOf(worker), " receives as ", receive->id, " in step ", step.real->step_id(),
                    " ", receive->key.text()));
   step.model->Recv(receive, clock_.Now());
-  // Nothing to fetch if the model knows better.
+  // Nothing to fetch if the model says so.
   network_.set_asker(receive->is_over ? Asker() : Asker{receive, step.model});
   step.real->RecvAsync(receive->key, receive->args(), ledger_.Callback(receive));
   if (!may_nest_) return;

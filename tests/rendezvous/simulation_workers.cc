@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The simulation of several workers: their steps, and what befalls them.
+// The simulation of several workers: their steps and faults.
 #include "tests/rendezvous/simulation_workers.h"
 
 #include <algorithm>
@@ -71,7 +71,7 @@ void WorkersSimulation::Stop() {
     CleanupAll(worker);
     worker.old_steps.clear();
   }
-  // Workers that are gone are still answered, or hear that nobody is there any more.
+  // Workers that have ended are still answered, or the caller is notified that they have.
   for (Worker& worker : workers_) {
     if (dice_.Chance(50)) continue;
     network_.Lose(IndexOf(worker));
@@ -257,7 +257,7 @@ void WorkersSimulation::Cleanup(Worker& worker) {
   }
   worker.manager->Cleanup(step_id);
   may_nest_ = true;
-  // The others may take a while to hear that it is over.
+  // The others may be notified of its end later.
   if (dice_.Chance(40)) chosen = ++last_step_id_;
 }
 
@@ -269,7 +269,7 @@ void WorkersSimulation::CleanupAll(Worker& worker) {
     model->Abort(Error(StatusCode::kAborted, "Shutdown"));
   }
   worker.manager->CleanupAll();
-  // In which order these are forgotten again is the manager's affair: others take their places.
+  // The manager chooses the order in which these are forgotten, to make room.
   for (size_t i = 0; options_.max_finished_steps < 100 && i < options_.max_finished_steps; ++i) {
     worker.manager->Cleanup(++last_step_id_);
     MarkFinished(worker, last_step_id_);

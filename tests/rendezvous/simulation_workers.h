@@ -32,7 +32,7 @@ struct Worker {
   // The model of the manager.
   std::map<int64_t, std::shared_ptr<StepModel>> steps;
   std::deque<int64_t> finished;
-  // Of steps that are over, as a slow kernel still holds them.
+  // Steps that are over, as a slow kernel still holds them.
   std::vector<Step> old_steps;
 };
 
@@ -52,7 +52,7 @@ class WorkersSimulation final {
   void CheckPending(const Worker& worker);
 
   // --- Steps
-  // As RendezvousManager::Find; tells what must come, and compares.
+  // As RendezvousManager::Find; computes the expected result, and compares.
   Outcome FindModel(Worker& worker, int64_t step_id);
   Step Find(Worker& worker, int64_t step_id);
   Step AnyStep(Worker& worker);
@@ -96,7 +96,7 @@ class WorkersSimulation final {
   int64_t last_step_id_ = 0;
   int edge_count_ = 1;
   std::vector<std::shared_ptr<CancellationToken>> cancellations_;
-  // Who is still to hear of whose death.
+  // Which workers have yet to be notified of which deaths.
   std::vector<std::pair<int, int>> news_;
   // Whether a callback may do more than take its value: not while many end, in an order of their
   // own.

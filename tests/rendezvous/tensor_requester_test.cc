@@ -63,8 +63,8 @@ class TensorRequesterTest : public ::testing::Test {
   absl::Status status_;
 };
 
-// The producer would keep the request, and give it a value that is meant for somebody else.
-TEST_F(TensorRequesterTest, CancelsWhatIsCancelledWhileItIsBeingSent) {
+// The producer would keep the request, and answer it with a value meant for another.
+TEST_F(TensorRequesterTest, CancelsRequestsThatAreCancelledWhileBeingSent) {
   const std::shared_ptr<RemoteFetch> fetch = Request();
   channel_->on_send = [&fetch](ControlMessage type) {
     if (type == ControlMessage::kRequest) fetch->Cancel();
@@ -74,14 +74,14 @@ TEST_F(TensorRequesterTest, CancelsWhatIsCancelledWhileItIsBeingSent) {
   EXPECT_EQ(channel_->types, (std::vector{ControlMessage::kRequest, ControlMessage::kCancel}));
 }
 
-TEST_F(TensorRequesterTest, AskingIsNotCalledOffBeforeItHasBegun) {
+TEST_F(TensorRequesterTest, RequestIsNotCancelledBeforeItHasBegun) {
   Request()->Cancel();
   client_->OnOpen(channel_);
   EXPECT_TRUE(channel_->types.empty());
 }
 
-// It would give back the lease of a view that somebody looks at.
-TEST_F(TensorRequesterTest, ASecondTicketIsTheEndOfTheLane) {
+// It would return the lease of a view that is still in use.
+TEST_F(TensorRequesterTest, SecondDescriptorEndsTheChannel) {
   client_->OnOpen(channel_);
   Request();
   EXPECT_TRUE(Ticket(1).ok());
@@ -90,9 +90,8 @@ TEST_F(TensorRequesterTest, ASecondTicketIsTheEndOfTheLane) {
   EXPECT_EQ(Ticket(2).code(), absl::StatusCode::kInvalidArgument);
 }
 
-// A peer that does not check what it sends: the tensor is refused, and the control channel stays
-// open.
-TEST_F(TensorRequesterTest, BooleansThatAreNeither0Nor1_AreRefusedAndTheLaneStays) {
+// A peer that does not check its data: the tensor is refused, and the control channel stays open.
+TEST_F(TensorRequesterTest, BooleansThatAreNeither0Nor1_AreRefusedAndTheChannelStays) {
   client_->OnOpen(channel_);
   for (const char* const body : {"\0\1\2\1", "\0\1\0\1"}) {
     const uint64_t id = static_cast<uint64_t>(ended_ + 1);
@@ -117,8 +116,8 @@ TEST_F(TensorRequesterTest, BooleansThatAreNeither0Nor1_AreRefusedAndTheLaneStay
   EXPECT_FALSE(client_->has_ended());
 }
 
-// The receiver would be told while its buffer is written to.
-TEST_F(TensorRequesterTest, NothingIsSaidOfATensorThatIsOnItsWay) {
+// The receiver's callback would run while its buffer is being written.
+TEST_F(TensorRequesterTest, ErrorWhileATensorIsInFlight_IsDelayed) {
   client_->OnOpen(channel_);
   Request();
   // Never to be completed.
@@ -133,7 +132,7 @@ TEST_F(TensorRequesterTest, NothingIsSaidOfATensorThatIsOnItsWay) {
   EXPECT_EQ(ended_, 0);
 }
 
-TEST_F(TensorRequesterTest, ACancelledRequestIsAnsweredOnceAndNotHeardOf) {
+TEST_F(TensorRequesterTest, CancelledRequestIsAnsweredOnceAndNotReported) {
   client_->OnOpen(channel_);
   Request()->Cancel();
   EXPECT_EQ(ended_, 1);
@@ -147,7 +146,7 @@ TEST_F(TensorRequesterTest, ACancelledRequestIsAnsweredOnceAndNotHeardOf) {
 }
 
 // Where it ends the control channel, too: the sender of a view would take that for taken.
-TEST_F(TensorRequesterTest, ThatItWasNotTakenIsTheLastWord) {
+TEST_F(TensorRequesterTest, RejectionIsTheLastMessage) {
   client_->OnOpen(channel_);
   Request();
   EXPECT_TRUE(Ticket(1, 1, "nonsense").ok());
@@ -159,7 +158,7 @@ TEST_F(TensorRequesterTest, ThatItWasNotTakenIsTheLastWord) {
 
 // A receiver may leave the job as soon as it gets the error; its producer would count the value as
 // received.
-TEST_F(TensorRequesterTest, TicketDoesNotFit_DeclinedIsSentBeforeTheReceiverIsTold) {
+TEST_F(TensorRequesterTest, TensorDoesNotFit_RejectedIsSentBeforeTheReceiverIsCalled) {
   client_->OnOpen(channel_);
   const RendezvousKey key = *RendezvousKey::Parse(
       RendezvousKey::Text("/job:worker/replica:0/task:1/device:CPU:0", kProducer.incarnation,
@@ -177,7 +176,7 @@ TEST_F(TensorRequesterTest, TicketDoesNotFit_DeclinedIsSentBeforeTheReceiverIsTo
 }
 
 // A number beyond the last would be looked up behind the list.
-TEST_F(TensorRequesterTest, TransportThatThereIsNot_IsTheEndOfTheLaneAndOfNoRequest) {
+TEST_F(TensorRequesterTest, UnknownTransport_EndsTheChannelAndNoRequest) {
   client_->OnOpen(channel_);
   Request();
   EXPECT_EQ(Ticket(1, 2, "body").code(), absl::StatusCode::kInvalidArgument);
@@ -194,9 +193,9 @@ TEST_F(TensorRequesterTest, TransportThatThereIsNot_IsTheEndOfTheLaneAndOfNoRequ
   }
 }
 
-// A copy that cannot be taken is asked for again, and that once more if need be; what comes at last
-// is the value, and its producer is told of it once.
-TEST_F(TensorRequesterTest, CopyThatIsTakenAtTheThirdTry_IsAskedForTwice) {
+// A copy that cannot be fetched is requested again, twice if necessary; the last one is the value,
+// and its producer is notified of it once.
+TEST_F(TensorRequesterTest, CopyThatSucceedsAtTheThirdAttempt_IsRequestedTwice) {
   client_->OnOpen(channel_);
   Request();
   state_->lent.emplace(1, *Tensor::Allocate(DataType::kUint8, *Shape::Create({8})));
@@ -217,7 +216,7 @@ TEST_F(TensorRequesterTest, CopyThatIsTakenAtTheThirdTry_IsAskedForTwice) {
   EXPECT_EQ(NonEmptyTables(client_->InnerTableSizes()), "");
 }
 
-// The reason for which this side ended the control channel, and not what the kernel says of that.
+// The reason for which this side ended the control channel, and not the kernel's error.
 TEST_F(TensorRequesterTest, ClosedForAReason_RequestsEndWithItAndNoneBegins) {
   client_->OnOpen(channel_);
   Request();
@@ -239,7 +238,7 @@ TEST_F(TensorRequesterTest, ClosedForAReason_RequestsEndWithItAndNoneBegins) {
   EXPECT_EQ(NonEmptyTables(client_->InnerTableSizes()), "");
 }
 
-// A key that no message takes ends its request, and neither the others' nor the control channel.
+// A key that fits in no message ends its request, and neither the others' nor the control channel.
 TEST_F(TensorRequesterTest, KeyIsTooLong_TheOtherRequestsAreSent) {
   const auto request = [this](size_t edge_bytes) {
     const RendezvousKey key = *RendezvousKey::Parse(RendezvousKey::Text(

@@ -57,7 +57,7 @@ class TensorResponderTest : public TransferContextTest {
     EXPECT_TRUE(send(consumer).ok());
     return server_->OnFrame(static_cast<uint16_t>(consumer.types[0]), consumer.bodies[0], {});
   }
-  // A value that is asked for, and sent or dead.
+  // A value that is requested, and sent or dead.
   void TransferEngine(const std::string& name, DataType dtype, int64_t elements, bool may_decline,
                       bool is_dead = false) {
     const RendezvousKey key = KeyOf(name);
@@ -72,7 +72,7 @@ class TensorResponderTest : public TransferContextTest {
     }
     ASSERT_TRUE(step_->Send(key, tensor, is_dead).ok());
   }
-  // And that a PING goes out for it.
+  // And expects a PING for it.
   std::optional<uint64_t> StartFlush() {
     const size_t frames = channel_->types.size();
     const std::optional<uint64_t> flush = server_->StartFlush(kStep);

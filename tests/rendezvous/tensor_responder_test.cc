@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Consumers that ask again, decline, cancel or name what is not theirs: what the producer keeps.
+// Consumers that retry, reject, cancel or send invalid messages: what the producer keeps.
 #include <memory>
 #include <string>
 #include <vector>
@@ -21,7 +21,7 @@ class TensorResponderFrames : public TensorResponderTest {
     Open(/*sends_seals=*/false);
     channel_->keeps_pings = false;
   }
-  // Too large for a transfer descriptor: it is lent.
+  // Too large for a transfer descriptor: it is exported.
   void Lend(const std::string& name) {
     TransferEngine(name, DataType::kInt32, 100'000, /*may_decline=*/false);
   }
@@ -36,9 +36,9 @@ class TensorResponderFrames : public TensorResponderTest {
   }
 };
 
-// The sender keeps what it has lent until Release: a try that failed would keep its memory until
-// the control channel ends.
-TEST_F(TensorResponderFrames, AskedAgain_WhatTheFirstTryLentIsReleased) {
+// The sender keeps its exports until Release: a failed attempt would keep its memory until the
+// control channel ends.
+TEST_F(TensorResponderFrames, Retry_ReleasesTheFirstAttemptsExport) {
   Lend("edge");
   ASSERT_EQ(state_->lent.size(), 1u);
   const uint64_t first = state_->lent.begin()->first;
@@ -58,7 +58,7 @@ TEST_F(TensorResponderFrames, AskedAgain_WhatTheFirstTryLentIsReleased) {
 
 // A tensor that can never be brought is given up after a bounded number of tries, with nothing
 // kept.
-TEST_F(TensorResponderFrames, AskedAgainForEver_IsLostWithItsReason) {
+TEST_F(TensorResponderFrames, RetriesWithoutEnd_AreLostWithTheirReason) {
   exchange_.policy.require = "copies";
   Lend("edge");
   const auto again = [this](ControlChannel& channel) {
@@ -77,7 +77,7 @@ TEST_F(TensorResponderFrames, AskedAgainForEver_IsLostWithItsReason) {
 }
 
 // A rogue peer could mark values of other nodes as lost, and honest steps would end in errors.
-TEST_F(TensorResponderFrames, DeclinedWithAKeyOfAnotherNode_EndsTheLaneAndLosesNothing) {
+TEST_F(TensorResponderFrames, RejectedWithAKeyOfAnotherNode_EndsTheChannelAndLosesNothing) {
   const absl::Status why = absl::InvalidArgumentError("does not fit");
   const RendezvousKey foreign = KeyOf("edge", kProducer.incarnation, /*consumer=*/3);
   EXPECT_EQ(Hear([&](ControlChannel& channel) {
@@ -101,11 +101,11 @@ TEST_F(TensorResponderFrames, RequestForAnotherIncarnation_IsRefusedAtOnceWithAb
   EXPECT_EQ(NonEmptyTables(server_->InnerTableSizes()), "");
 }
 
-TEST_F(TensorResponderFrames, RequestIdInUse_EndsTheLane) {
+TEST_F(TensorResponderFrames, RequestIdInUse_EndsTheChannel) {
   ASSERT_TRUE(Request(KeyOf("edge")).ok());
   --id_;
   EXPECT_EQ(Request(KeyOf("other")).code(), absl::StatusCode::kInvalidArgument);
-  // Also while its value is lent.
+  // Also while its value is exported.
   Lend("lent");
   --id_;
   EXPECT_EQ(Request(KeyOf("other")).code(), absl::StatusCode::kInvalidArgument);
@@ -131,9 +131,9 @@ TEST_F(TensorResponderFrames, Cancelled_IsRefusedAndTheValueStays) {
   EXPECT_EQ(channel_->types.size(), frames + 1);
 }
 
-// A value that was lent, and not taken yet, is lost when the control channel ends; a step must not
-// close as if it had arrived.
-TEST_F(TensorResponderFrames, LaneEndsWhileAValueIsLent_ItIsNotedAsLostAndGivenBack) {
+// A value that was exported, and not fetched yet, is lost when the control channel ends; a step
+// must not close as if it had arrived.
+TEST_F(TensorResponderFrames, ChannelEndsWhileAValueIsExported_ItIsRecordedAsLostAndReleased) {
   Lend("edge");
   ASSERT_TRUE(Request(KeyOf("waits")).ok());
   EXPECT_EQ(server_->unfinished(), 1u);
@@ -144,8 +144,8 @@ TEST_F(TensorResponderFrames, LaneEndsWhileAValueIsLent_ItIsNotedAsLostAndGivenB
   EXPECT_EQ(NonEmptyTables(server_->InnerTableSizes()), "");
 }
 
-// A peer that asks again for what was never offered would have it released twice.
-TEST_F(TensorResponderFrames, AgainForWhatIsNotOffered_EndsTheLane) {
+// A RETRY for a value that was never exposed would release it twice.
+TEST_F(TensorResponderFrames, RetryForUnexposedId_EndsTheChannel) {
   const auto again = [this](uint64_t id) {
     return Hear([id](ControlChannel& channel) {
       return SendAgain(channel, {id, absl::AbortedError("not ready")});
@@ -168,7 +168,7 @@ TEST_F(TensorResponderFrames, AgainForWhatIsNotOffered_EndsTheLane) {
   EXPECT_EQ(again(id_).code(), absl::StatusCode::kInvalidArgument);
 }
 
-TEST_F(TensorResponderFrames, ReplyToATransportThatThereIsNot_EndsTheLane) {
+TEST_F(TensorResponderFrames, ReplyToAnUnknownTransport_EndsTheChannel) {
   for (const uint8_t transport : {1, 2, 255}) {
     const absl::Status status = Hear([&](ControlChannel& channel) {
       return SendReply(channel, {transport, "body"});
@@ -178,8 +178,8 @@ TEST_F(TensorResponderFrames, ReplyToATransportThatThereIsNot_EndsTheLane) {
   }
 }
 
-// A second DONE, or one for what waits, is nobody's; the value that waits must still come.
-TEST_F(TensorResponderFrames, DoneForWhatIsNotOffered_ChangesNothing) {
+// A second ACK, or one for a pending request, is ignored; the pending value must still arrive.
+TEST_F(TensorResponderFrames, AckForUnexposedId_ChangesNothing) {
   const auto done = [this](uint64_t id) {
     return Hear(
         [id](ControlChannel& channel) { return SendId(channel, ControlMessage::kDone, id); });
@@ -200,7 +200,7 @@ TEST_F(TensorResponderFrames, DoneForWhatIsNotOffered_ChangesNothing) {
 }
 
 // The first that was declined is the step's error, and its memory is given back.
-TEST_F(TensorResponderFrames, LentAndDeclined_IsLostAndReleased) {
+TEST_F(TensorResponderFrames, ExportedAndRejected_IsLostAndReleased) {
   for (const char* edge : {"first", "second"}) {
     Lend(edge);
     EXPECT_EQ(step_->operations().count(), 1u);
@@ -216,9 +216,8 @@ TEST_F(TensorResponderFrames, LentAndDeclined_IsLostAndReleased) {
   EXPECT_EQ(NonEmptyTables(server_->InnerTableSizes()), "");
 }
 
-// Whoever closes the step is woken by the end of its last operation, and asks at once what was
-// lost.
-TEST_F(TensorResponderFrames, LentValueIsLost_TheStepKnowsBeforeItsOperationEnds) {
+// Closing the step is woken by the end of the last operation, and checks at once for losses.
+TEST_F(TensorResponderFrames, ExportedValueIsLost_TheStepKnowsBeforeItsOperationEnds) {
   std::shared_ptr<RemoteRendezvous> step;
   std::vector<absl::Status> lost;
   RendezvousManager manager(clock_, fetcher_, {}, [&] { lost.push_back(step->lost()); });

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What other workers ask for: scenarios 51, 52 and 54 to 59 of the rendezvous reference, without
-// the wire.
+// Requests of other workers, without the wire.
 #include "rendezvous/tensor_source.h"
 
 #include <memory>
@@ -69,8 +68,8 @@ class KeepingSource : public Source {
   KeepingSource() : Source({.keep_responses = true}) {}
 };
 
-// The address is one of a device; whoever encoded it would read it, and crash.
-TEST_F(Source, AValueInADevicesMemoryIsRefused) {
+// The address is one of a device; encoding it would read it, and crash.
+TEST_F(Source, ValueInDeviceMemoryIsRefused) {
   const TensorLocation place = {MemorySpace::kCuda, 1};
   Tensor tensor = *Tensor::Create(
       DataType::kFloat, *Shape::Create({4}),
@@ -81,7 +80,7 @@ TEST_F(Source, AValueInADevicesMemoryIsRefused) {
                                 "copy it to the host first"));
 }
 
-TEST_F(Source, ARequestBeforeOrAfterItsValueGetsIt) {
+TEST_F(Source, RequestBeforeOrAfterItsValueGetsIt) {
   Recv(KeyText("a"), 1);
   Send("a", "first");
   Send("b", "second");
@@ -89,7 +88,7 @@ TEST_F(Source, ARequestBeforeOrAfterItsValueGetsIt) {
   EXPECT_THAT(out_, ElementsAre("first", "second"));
 }
 
-// Whoever closes the step waits until a call has brought the value there.
+// Closing the step waits until a call has delivered the value.
 TEST_F(Source, TakenValue_IsAnOperationOfItsStepUntilItsTransferEnds) {
   OutstandingOperations& operations = Begin(1)->operations();
   TensorSource::TransferPtr transfer;
@@ -106,7 +105,6 @@ TEST_F(Source, TakenValue_IsAnOperationOfItsStepUntilItsTransferEnds) {
   EXPECT_EQ(operations.count(), 0u);
 }
 
-// Scenario 54.
 TEST_F(Source, AnotherIncarnationIsARestart) {
   Recv(KeyText("a", "CPU:0", 2), 1);
   EXPECT_THAT(
@@ -115,8 +113,7 @@ TEST_F(Source, AnotherIncarnationIsARestart) {
                  "worker job (\"/job:worker/replica:0/task:0\") was probably restarted."));
 }
 
-// Scenario 55.
-TEST_F(Source, KeysMustBeOfADeviceHere) {
+TEST_F(Source, KeysMustBeOfALocalDevice) {
   Recv("foo;bar;baz", 1);
   Recv(KeyText("a", "GPU:7"), 2);
   EXPECT_THAT(out_[0], StartsWith("INVALID_ARGUMENT: Invalid  rendezvous key: foo;bar;baz"));
@@ -124,8 +121,7 @@ TEST_F(Source, KeysMustBeOfADeviceHere) {
                                  "unknown device."));
 }
 
-// Scenarios 56 and 57.
-TEST_F(Source, AnIdIsTakenOnceAndZeroIsNone) {
+TEST_F(Source, IdIsAcceptedOnceAndZeroIsInvalid) {
   for (const char* value : {"a", "b", "c"}) Send("e", value);
   Recv(KeyText("e"), 0);
   Recv(KeyText("e"), 0);
@@ -137,8 +133,8 @@ TEST_F(Source, AnIdIsTakenOnceAndZeroIsNone) {
                                   "twice."));
 }
 
-// In TensorFlow a request whose client has gone takes the value with it.
-TEST_F(Source, AClientThatHasGoneLeavesTheValueAndItsId) {
+// In TensorFlow a request whose client has disconnected consumes the value.
+TEST_F(Source, DisconnectedClientLeavesTheValueAndItsId) {
   CancellationToken gone;
   Recv(KeyText("e"), 5, &gone);
   gone.Cancel();
@@ -147,8 +143,7 @@ TEST_F(Source, AClientThatHasGoneLeavesTheValueAndItsId) {
   EXPECT_THAT(out_, ElementsAre("CANCELLED: [_Derived_]RecvLocalAsync is cancelled.", "v"));
 }
 
-// Scenario 51.
-TEST_F(Source, AFinishedStepIsOverAtOnce) {
+TEST_F(Source, RequestForAFinishedStepEndsAtOnce) {
   Begin(1);
   manager_.Cleanup(1);
   for (int i = 0; i < 10'000; ++i) Recv(KeyText("e"), 0);
@@ -157,8 +152,7 @@ TEST_F(Source, AFinishedStepIsOverAtOnce) {
   EXPECT_EQ(manager_.step_count(), 0u);
 }
 
-// Scenario 59.
-TEST_F(KeepingSource, ARequestThatComesAgainGetsTheSame) {
+TEST_F(KeepingSource, RepeatedRequestGetsTheSameValue) {
   Recv(KeyText("e"), 5);
   Recv(KeyText("e"), 5);
   Send("e", "v");
@@ -174,7 +168,7 @@ TEST_F(KeepingSource, ARequestThatComesAgainGetsTheSame) {
   EXPECT_EQ(source_.cache().entry_count(), 0u);
 }
 
-TEST_F(KeepingSource, AClientThatHasGoneFindsTheValueWhenItComesBack) {
+TEST_F(KeepingSource, DisconnectedClientFindsTheValueWhenItComesBack) {
   CancellationToken gone;
   Recv(KeyText("e"), 5, &gone);
   gone.Cancel();
@@ -183,7 +177,7 @@ TEST_F(KeepingSource, AClientThatHasGoneFindsTheValueWhenItComesBack) {
   EXPECT_THAT(out_, ElementsAre("CANCELLED: [_Derived_]RecvTensor is cancelled.", "v"));
 }
 
-TEST_F(KeepingSource, AStepThatEndsEndsItsRequests) {
+TEST_F(KeepingSource, StepThatEndsEndsItsRequests) {
   Recv(KeyText("e"), 5);
   Recv(KeyText("e"), 5);
   manager_.Cleanup(1);
@@ -191,7 +185,7 @@ TEST_F(KeepingSource, AStepThatEndsEndsItsRequests) {
   EXPECT_EQ(source_.cache().entry_count(), 0u);
 }
 
-// Whoever closes the step is woken by the end of its last transfer, and asks at once what was lost.
+// Closing the step is woken by the end of the last transfer, and checks at once for losses.
 TEST(SourceOrder, TransferThatFails_IsLostBeforeItsOperationEnds) {
   FakeClock clock;
   NoFetcher fetcher;
@@ -209,12 +203,12 @@ TEST(SourceOrder, TransferThatFails_IsLostBeforeItsOperationEnds) {
   source.EndTransfer(transfer, absl::UnavailableError("the call has broken"));
   ASSERT_EQ(lost.size(), 1u);
   EXPECT_EQ(lost[0].code(), absl::StatusCode::kUnavailable) << lost[0];
-  // A second word of it counts for nothing.
+  // A second completion has no effect.
   source.EndTransfer(transfer, absl::InternalError("again"));
   EXPECT_EQ(lost.size(), 1u);
 }
 
-// Of a kept value the client asks again; of one that has arrived nothing is lost any more.
+// The client asks again for a kept value; a value that has arrived cannot be lost any more.
 TEST_F(Source, TransferOfAKeptValueFails_NothingIsLost) {
   const auto step = Begin(1);
   const auto kept =
@@ -230,8 +224,9 @@ TEST_F(Source, TransferOfAKeptValueFails_NothingIsLost) {
   source_.EndTransfer(nullptr, absl::OkStatus());
 }
 
-// The network may take hours to say that a machine has gone; whoever closes the step does not wait.
-TEST_F(Source, TaskHasDied_ItsTransfersAreLostAndTheOthersGoOn) {
+// The network may take hours to report that a machine has failed; closing the step does not wait
+// for it.
+TEST_F(Source, TaskHasDied_ItsTransfersAreLostAndTheOthersContinue) {
   const auto step = Begin(1);
   const RendezvousKey to_two =
       *RendezvousKey::Parse(RendezvousKey::Text("/job:worker/replica:0/task:0/device:CPU:0", 1,
@@ -246,7 +241,7 @@ TEST_F(Source, TaskHasDied_ItsTransfersAreLostAndTheOthersGoOn) {
   EXPECT_FALSE(alive->is_step_over.load());
   EXPECT_EQ(step->operations().count(), 1u);
   EXPECT_THAT(std::string(step->lost().message()), HasSubstr("task 1 has died"));
-  // The call ends in the end, when nobody asks any more.
+  // The call ends when no one asks any more.
   source_.EndTransfer(dead, absl::OkStatus());
   EXPECT_EQ(step->operations().count(), 1u);
   EXPECT_FALSE(source_.FailTask({"worker", 0, 1}, absl::UnavailableError("once more")));

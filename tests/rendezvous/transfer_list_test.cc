@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// TransferList: what is listed, for how long, and which callbacks learn that their step has ended.
+// TransferList: which transfers are listed, for how long, and which callbacks run when a step ends.
 #include "rendezvous/transfer_list.h"
 
 #include <memory>
@@ -17,7 +17,7 @@ using ::testing::IsEmpty;
 
 class TransferListTest : public ::testing::Test {
  protected:
-  // Edges of what has been under way for that long.
+  // Edges that have been in flight for that long.
   std::vector<std::string> Listed(absl::Duration min_age = absl::ZeroDuration()) const {
     std::vector<std::string> edges;
     list_.ForEach(min_age, [&edges](const PendingStepOp& op) {
@@ -32,7 +32,7 @@ class TransferListTest : public ::testing::Test {
 };
 
 // Closing a step waits for the listed transfers.
-TEST_F(TransferListTest, Removed_IsListedNoMore) {
+TEST_F(TransferListTest, Removed_IsNotListed) {
   const auto first = list_.Add(1, Key("a"), 10, /*is_kept=*/false);
   const auto second = list_.Add(1, Key("b"), 10, /*is_kept=*/false);
   list_.Remove(first);
@@ -50,7 +50,7 @@ TEST_F(TransferListTest, MinimalAge_IsIncluded) {
   EXPECT_THAT(Listed(absl::Seconds(6)), IsEmpty());
 }
 
-TEST_F(TransferListTest, StepEnds_OnlyItsTransfersAreTold) {
+TEST_F(TransferListTest, StepEnds_OnlyItsTransfersAreNotified) {
   const auto mine = list_.Add(1, Key("a"), 10, /*is_kept=*/false);
   const auto others = list_.Add(2, Key("b"), 10, /*is_kept=*/false);
   list_.EndStep(1);
@@ -58,7 +58,7 @@ TEST_F(TransferListTest, StepEnds_OnlyItsTransfersAreTold) {
   EXPECT_FALSE(others->is_step_over.load());
 }
 
-TEST_F(TransferListTest, ToATask_AreThoseForItAlone) {
+TEST_F(TransferListTest, ToATask_OnlyItsOwnAreNotified) {
   const auto near = list_.Add(1, Key("a", 1), 10, /*is_kept=*/false);
   const auto far = list_.Add(1, Key("b", 2), 10, /*is_kept=*/false);
   EXPECT_THAT(list_.To(*ParseTaskName("/job:worker/replica:0/task:2")), ElementsAre(far));

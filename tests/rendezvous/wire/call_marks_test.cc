@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Requests and values that are not what was sent, though gRPC has noticed nothing.
+// Requests and values that were changed without gRPC noticing.
 #include "rendezvous/recv_tensor/call_marks.h"
 
 #include <string>
@@ -44,7 +44,7 @@ INSTANTIATE_TEST_SUITE_P(, MarkedForms,
                                            Form{"FallingBack", false, true}),
                          [](const ::testing::TestParamInfo<Form>& i) { return i.param.name; });
 
-TEST_P(MarkedForms, WithChecksumsEverythingArrivesAsWithout) {
+TEST_P(MarkedForms, ChecksumsDoNotChangeTheResult) {
   for (const bool at_source : {false, true}) {
     TestWorkerOptions source = Source();
     source.service.checksum = at_source;
@@ -61,7 +61,7 @@ TEST_P(MarkedForms, WithChecksumsEverythingArrivesAsWithout) {
   }
 }
 
-TEST(CallMarks, ARequestThatHasChangedIsRefused) {
+TEST(CallMarks, ChangedRequestIsRefused) {
   AddressBook book;
   TestWorker worker(book);
   ASSERT_TRUE(worker.Begin(1)->Send(Edge("a"), Value("v")).ok());
@@ -76,7 +76,7 @@ TEST(CallMarks, ARequestThatHasChangedIsRefused) {
   EXPECT_THAT(Ask(worker, 1, key, 5, {{kChecksumMark, mark}}).Wait(), IsOk());
 }
 
-// Says of each value that it is one, and sends another.
+// Announces each value, and sends another.
 class ChangingService final : public coord::RawService {
  public:
   ChangingService(ServedValue said, ServedValue sent, bool has_mark) {
@@ -108,7 +108,7 @@ class ChangingService final : public coord::RawService {
   };
 };
 
-TEST(CallMarks, AValueThatHasChangedIsNotGivenOut) {
+TEST(CallMarks, ChangedValueIsNotDelivered) {
   ServedValue said;
   said.tensor = Counted(DataType::kInt32, 1000);
   ServedValue other_elements = said;
@@ -141,8 +141,8 @@ TEST(CallMarks, AValueThatHasChangedIsNotGivenOut) {
   }
 }
 
-// The answer's own checksum may be what is lost; of workers that have none it is not expected.
-TEST(CallMarks, AStreamWithoutItsChecksumIsNotBelieved) {
+// The answer's own checksum may be lost; of workers without checksums none is expected.
+TEST(CallMarks, StreamWithoutItsChecksumIsRefused) {
   ServedValue value;
   value.tensor = Counted(DataType::kInt32, 1000);
   ChangingService service(value, value, /*has_mark=*/false);
@@ -187,7 +187,7 @@ class Proofs : public ::testing::Test {
   const TensorCall call_ = {1, 5, key_};
 };
 
-TEST_F(Proofs, AreOfOneCallAndOneToken) {
+TEST_F(Proofs, AreValidForOneCallAndOneToken) {
   const std::string other_life = EdgeText("a", /*incarnation=*/2);
   for (const TensorCall& other :
        {TensorCall{2, 5, key_}, TensorCall{1, 6, key_}, TensorCall{1, 5, other_life}}) {
@@ -196,7 +196,7 @@ TEST_F(Proofs, AreOfOneCallAndOneToken) {
   EXPECT_THAT(AskWith(ProofMark("another", call_), call_), Fails(StatusCode::kUnauthenticated));
   EXPECT_THAT(AskWith("", call_), Fails(StatusCode::kUnauthenticated));
   EXPECT_THAT(AskWith(ProofMark(kToken, call_), call_), IsOk());
-  // What somebody has overheard.
+  // A proof that was overheard.
   EXPECT_THAT(AskWith(ProofMark(kToken, call_), call_),
               Fails(StatusCode::kAborted, HasSubstr("received twice")));
   const TensorCall without_id = {1, 0, key_};
@@ -204,7 +204,7 @@ TEST_F(Proofs, AreOfOneCallAndOneToken) {
               Fails(StatusCode::kUnauthenticated));
 }
 
-TEST_F(Proofs, AreMissedOnlyWhereTheyAreRequired) {
+TEST_F(Proofs, AreMissedOnlyWhereRequired) {
   EXPECT_THAT(Ask(worker_, 1, key_, 1, {}).Wait(),
               Fails(StatusCode::kUnauthenticated,
                     AllOf(HasSubstr("--require-proof"), HasSubstr("FERRY_JOB_TOKEN"))));

@@ -15,7 +15,7 @@
 
 namespace ferry {
 
-// A receive under way. Copies are the same one.
+// A receive in progress. Copies refer to the same one.
 class Receiving {
  public:
   RecvCallback Callback() {

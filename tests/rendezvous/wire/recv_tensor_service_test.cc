@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The service against plain protocol buffers: scenarios 51 to 59, 62 and 64 of the rendezvous
-// reference.
+// The service against plain protocol buffers.
 #include "rendezvous/recv_tensor/recv_tensor_service.h"
 
 #include <dirent.h>
@@ -71,8 +70,7 @@ class KeepingService : public Service {
   KeepingService() : Service({.source = {.keep_responses = true}}) {}
 };
 
-// Scenarios 52 and 62.
-TEST_F(Service, APlainClientGetsWhatIsSentBeforeAndAfterItAsks) {
+TEST_F(Service, PlainClientGetsTheValueSentBeforeOrAfterItsRequest) {
   const PendingCall early = Recv(EdgeText("a"), 1);
   ASSERT_TRUE(worker_.WaitUntilPending(1));
   Tensor tensor = *Tensor::Allocate(DataType::kFloat, *Shape::Create({2, 5000}));
@@ -88,20 +86,19 @@ TEST_F(Service, APlainClientGetsWhatIsSentBeforeAndAfterItAsks) {
   EXPECT_EQ(StringOf(Recv(EdgeText("b"), 2).Wait()), "v");
 }
 
-TEST_F(Service, ADeadValueSaysSo) {
+TEST_F(Service, DeadValueIsMarked) {
   Send("a", Tensor(), /*is_dead=*/true);
   tensorflow::RecvTensorResponse response;
   ASSERT_TRUE(response.ParseFromString(Recv(EdgeText("a"), 1).Wait().body));
   EXPECT_TRUE(response.is_dead());
 }
 
-TEST_F(Service, AClientThatCompressesIsUnderstood) {
+TEST_F(Service, CompressingClientIsUnderstood) {
   Send("a", Value("v"));
   EXPECT_EQ(StringOf(Recv(EdgeText("a"), 1, {.gzip = true}).Wait()), "v");
 }
 
-// Scenarios 54 to 57.
-TEST_F(Service, RefusalsAreTensorFlows) {
+TEST_F(Service, RefusalsMatchTensorFlows) {
   EXPECT_THAT(Recv(EdgeText("a", 9), 1).Wait(),
               Fails(StatusCode::kAborted,
                     StartsWith("RecvTensor expects a different device incarnation: 9 vs. 1.")));
@@ -125,8 +122,7 @@ TEST_F(Service, RefusalsAreTensorFlows) {
               Fails(StatusCode::kInvalidArgument, HasSubstr("no MarkRecvFinishedRequest")));
 }
 
-// Scenario 51.
-TEST_F(Service, AFinishedStepIsOver) {
+TEST_F(Service, FinishedStepIsRefused) {
   const PendingCall waiting = Recv(EdgeText("a"), 1);
   ASSERT_TRUE(worker_.WaitUntilPending(1));
   worker_.manager().Cleanup(1);
@@ -135,8 +131,8 @@ TEST_F(Service, AFinishedStepIsOver) {
               Fails(StatusCode::kAborted, "[_Derived_]step 1 is over"));
 }
 
-// In TensorFlow either takes the value with it.
-TEST_F(Service, AClientThatGoesOrIsLateLeavesTheValue) {
+// In TensorFlow either consumes the value.
+TEST_F(Service, DisconnectedOrLateClientLeavesTheValue) {
   const PendingCall gone = Recv(EdgeText("a"), 1);
   const PendingCall late = Recv(EdgeText("a"), 2, {.deadline = absl::Milliseconds(300)});
   ASSERT_TRUE(worker_.WaitUntilPending(2));
@@ -148,8 +144,8 @@ TEST_F(Service, AClientThatGoesOrIsLateLeavesTheValue) {
   EXPECT_EQ(StringOf(Recv(EdgeText("a"), 1).Wait()), "v");
 }
 
-// Scenario 64, with a smaller limit.
-TEST(ServiceLimits, AUnaryAnswerThatIsTooLargeNamesTheSize) {
+// With a smaller limit than gRPC's.
+TEST(ServiceLimits, UnaryAnswerThatIsTooLargeNamesTheSize) {
   AddressBook book;
   TestWorker worker(book, {.service = {.max_unary_bytes = 1000}});
   ASSERT_TRUE(worker.Begin(1)->Send(Edge("a"), Bytes(1001)).ok());
@@ -162,13 +158,13 @@ TEST(ServiceLimits, AUnaryAnswerThatIsTooLargeNamesTheSize) {
               Fails(StatusCode::kInvalidArgument,
                     HasSubstr("1001 bytes; a RecvTensorResponse holds 1000. Larger ones go by "
                               "/ferry.v1.TensorStream/Recv")));
-  // It is gone, and its sender is not to take it for received.
+  // The value is lost, and its sender must not take it for received.
   EXPECT_THAT(std::string(worker.Begin(1)->lost().message()),
               ::testing::AllOf(HasSubstr("1001 bytes; a RecvTensorResponse holds 1000"),
                                HasSubstr("step 1 was sending " + EdgeText("a"))));
 }
 
-TEST(ServiceLimits, ThoseWhoProveNothingAreCounted) {
+TEST(ServiceLimits, CallsWithoutAProofAreCounted) {
   std::atomic<int64_t> refused{0};
   AddressBook book;
   TestWorker worker(book, {.service = {.proof = {"token", true}, .refused = &refused}});
@@ -189,8 +185,7 @@ TEST(ServiceLimits, ThoseWhoProveNothingAreCounted) {
   EXPECT_EQ(refused.load(), 2);
 }
 
-// Scenario 59.
-TEST_F(KeepingService, ARequestThatComesAgainGetsTheSameBytes) {
+TEST_F(KeepingService, RepeatedRequestGetsTheSameBytes) {
   const PendingCall first = Recv(EdgeText("a"), 1);
   const PendingCall second = Recv(EdgeText("a"), 1);
   ASSERT_TRUE(worker_.WaitUntilPending(1));
@@ -212,7 +207,7 @@ TEST_F(KeepingService, ARequestThatComesAgainGetsTheSameBytes) {
   EXPECT_EQ(worker_.source().cache().entry_count(), 0u);
 }
 
-TEST_F(KeepingService, AClientThatWentFindsItsValueLater) {
+TEST_F(KeepingService, DisconnectedClientFindsItsValueLater) {
   const PendingCall gone = Recv(EdgeText("a"), 1);
   ASSERT_TRUE(worker_.WaitUntilPending(1));
   gone.Cancel();
@@ -221,7 +216,7 @@ TEST_F(KeepingService, AClientThatWentFindsItsValueLater) {
   EXPECT_EQ(StringOf(Recv(EdgeText("a"), 1).Wait()), "v");
 }
 
-// TensorFlow pre-posts 1000 calls; here each is parked, and none has a thread.
+// TensorFlow pre-posts 1000 calls; here each is pending, and none has a thread.
 TEST_F(Service, TenThousandCallsWaitWithoutThreads) {
   constexpr int kCalls = 10'000;
   Send("warm", Value("v"));
@@ -238,7 +233,7 @@ TEST_F(Service, TenThousandCallsWaitWithoutThreads) {
   for (int i = 0; i < kCalls; ++i) EXPECT_EQ(StringOf(calls[i].Wait()), absl::StrCat("v", i));
 }
 
-TEST_F(Service, CallsThatWaitEndWithTheServer) {
+TEST_F(Service, PendingCallsEndWithTheServer) {
   std::vector<PendingCall> calls;
   for (int i = 0; i < 100; ++i) calls.push_back(Recv(EdgeText("a"), i + 1));
   ASSERT_TRUE(worker_.WaitUntilPending(100));

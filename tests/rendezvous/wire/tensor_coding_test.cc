@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Messages with tensors, against plain protocol buffers: scenarios 60 to 64 of the rendezvous
-// reference.
+// Messages with tensors, against plain protocol buffers.
 #include "rendezvous/recv_tensor/tensor_coding.h"
 
 #include <cstdint>
@@ -65,8 +64,7 @@ absl::StatusOr<ServedValue> ThroughFrames(const ServedValue& value, size_t frame
   return reader.Finish();
 }
 
-// Scenario 60.
-TEST(RecvTensorResponse, EveryTypeAndSizeComesBack) {
+TEST(RecvTensorResponse, EveryTypeAndSizeRoundTrips) {
   for (const DataType dtype : FixedTypes()) {
     for (const int64_t count : {0, 1, 1023, 1024, 1025}) {
       const ServedValue value{.tensor = Filled(dtype, count), .send_start_micros = 17};
@@ -83,7 +81,7 @@ TEST(RecvTensorResponse, EveryTypeAndSizeComesBack) {
   }
 }
 
-TEST(RecvTensorResponse, AMebiOfElementsComesBackInSlicesOfAnySize) {
+TEST(RecvTensorResponse, MebiOfElementsRoundTripsInSlicesOfAnySize) {
   const ServedValue value{.tensor = Filled(DataType::kFloat, 1 << 20), .require_ack = true};
   const std::string text = Text(*EncodeRecvTensorResponse(value));
   for (const size_t piece : {size_t{7919}, size_t{1} << 20, text.size()}) {
@@ -95,7 +93,7 @@ TEST(RecvTensorResponse, AMebiOfElementsComesBackInSlicesOfAnySize) {
   }
 }
 
-TEST(RecvTensorResponse, TheContentIsTheTensorsOwnMemory) {
+TEST(RecvTensorResponse, ContentIsTheTensorsOwnMemory) {
   const Tensor tensor = Filled(DataType::kFloat, 1000);
   {
     const grpc::ByteBuffer bytes = *EncodeRecvTensorResponse({.tensor = tensor});
@@ -114,8 +112,7 @@ TEST(RecvTensorResponse, TheContentIsTheTensorsOwnMemory) {
   EXPECT_EQ(slices.size(), 1u);
 }
 
-// Scenario 61.
-TEST(RecvTensorResponse, StringsComeBack) {
+TEST(RecvTensorResponse, StringsRoundTrip) {
   std::vector<std::string> many;
   for (int i = 0; i < 1000; ++i) many.push_back(std::string(static_cast<size_t>(i), 'x'));
   const std::vector<std::vector<std::string>> cases = {
@@ -133,7 +130,7 @@ TEST(RecvTensorResponse, StringsComeBack) {
   }
 }
 
-TEST(RecvTensorResponse, DeadStaysDeadWhateverTheDestination) {
+TEST(RecvTensorResponse, DeadStaysDeadForAnyDestination) {
   const ServedValue dead{.is_dead = true, .require_ack = true};
   const std::string text = Text(*EncodeRecvTensorResponse(dead));
   const DecodeTarget target{.destination = Filled(DataType::kInt8, 5)};
@@ -152,8 +149,7 @@ TEST(RecvTensorResponse, DeadStaysDeadWhateverTheDestination) {
   EXPECT_EQ(parsed.tensor().tensor_shape().dim(0).size(), 0);
 }
 
-// Scenario 62.
-TEST(RecvTensorResponse, PlainProtocolBuffersReadIt) {
+TEST(RecvTensorResponse, PlainProtocolBuffersParseIt) {
   for (const DataType dtype : FixedTypes()) {
     for (const int64_t count : {0, 1, 3000}) {
       const ServedValue value{
@@ -165,7 +161,7 @@ TEST(RecvTensorResponse, PlainProtocolBuffersReadIt) {
       EXPECT_TRUE(parsed.require_ack());
       EXPECT_EQ(parsed.GetReflection()->GetUnknownFields(parsed).field_count(), 0);
 
-      // And what they write is read, values in the type's own field too.
+      // And their messages are parsed, also with values in the type's own field.
       tensorflow::RecvTensorResponse written;
       *written.mutable_tensor() = *TensorToProto(value.tensor);
       written.set_is_dead(false);
@@ -183,7 +179,7 @@ TEST(RecvTensorResponse, PlainProtocolBuffersReadIt) {
   EXPECT_EQ(back->tensor.elements<float>()[2], 2.5f);
 }
 
-TEST(RecvTensorResponse, ContentBeforeItsTypeIsReadToo) {
+TEST(RecvTensorResponse, ContentBeforeItsTypeIsParsedToo) {
   // tensor { tensor_content: "\1\2" tensor_shape { dim { size: 2 } } dtype: DT_UINT8 }
   const std::string text("\x0a\x0c\x22\x02\x01\x02\x12\x04\x12\x02\x08\x02\x08\x04", 14);
   grpc::ByteBuffer bytes = Cut(text, 1);
@@ -192,7 +188,7 @@ TEST(RecvTensorResponse, ContentBeforeItsTypeIsReadToo) {
   EXPECT_EQ(back->tensor.elements<uint8_t>()[1], 2);
 }
 
-TEST(RecvTensorResponse, TheDestinationIsFilledAndGivenBack) {
+TEST(RecvTensorResponse, DestinationIsFilledAndReturned) {
   const Tensor tensor = Filled(DataType::kFloat, 3000);
   const auto check = [&tensor](absl::StatusOr<ServedValue> back, const Tensor& destination) {
     ASSERT_TRUE(back.ok()) << back.status();
@@ -216,7 +212,7 @@ TEST(RecvTensorResponse, TheDestinationIsFilledAndGivenBack) {
   }
 }
 
-TEST(RecvTensorResponse, ADestinationOfAnotherTypeOrSizeIsAnError) {
+TEST(RecvTensorResponse, DestinationOfAnotherTypeOrSizeIsAnError) {
   for (const Tensor& sent :
        {Filled(DataType::kFloat, 10), Filled(DataType::kInt32, 9), Value("v")}) {
     const DecodeTarget target{.destination = Filled(DataType::kInt32, 10)};
@@ -229,7 +225,7 @@ TEST(RecvTensorResponse, ADestinationOfAnotherTypeOrSizeIsAnError) {
   }
 }
 
-TEST(RecvTensorResponse, AClosedGateStopsWriting) {
+TEST(RecvTensorResponse, ClosedGateStopsWriting) {
   ClosableWriter gate;
   gate.Close();
   Tensor destination = *Tensor::Allocate(DataType::kUint8, *Shape::Create({3000}));
@@ -242,7 +238,7 @@ TEST(RecvTensorResponse, AClosedGateStopsWriting) {
   EXPECT_EQ(destination.elements<uint8_t>()[0], 7);
 }
 
-TEST(RecvTensorResponse, TheAllocatorIsAsked) {
+TEST(RecvTensorResponse, AllocatorIsCalled) {
   int calls = 0;
   const DecodeTarget target{.allocator = [&calls](DataType dtype, Shape shape) {
     ++calls;
@@ -255,8 +251,8 @@ TEST(RecvTensorResponse, TheAllocatorIsAsked) {
   EXPECT_EQ(calls, 2);
 }
 
-// Scenario 64; the memory is never touched.
-TEST(RecvTensorResponse, TwoGibibytesAreAnErrorThatNamesThem) {
+// The memory is never touched.
+TEST(RecvTensorResponse, TwoGibibytesFailNamingTheSize) {
   const int64_t bytes = int64_t{2} << 30;
   const auto tensor = Tensor::Allocate(DataType::kUint8, *Shape::Create({bytes}));
   ASSERT_TRUE(tensor.ok()) << tensor.status();
@@ -269,7 +265,7 @@ TEST(RecvTensorResponse, TwoGibibytesAreAnErrorThatNamesThem) {
 }
 
 // Frames are protocol buffers too.
-TEST(TensorFrames, PlainProtocolBuffersReadThem) {
+TEST(TensorFrames, PlainProtocolBuffersParseThem) {
   const Tensor tensor = Filled(DataType::kFloat, 1000);
   FrameWriter writer({.tensor = tensor, .require_ack = true}, 1500);
   std::string content;
@@ -286,7 +282,7 @@ TEST(TensorFrames, PlainProtocolBuffersReadThem) {
   EXPECT_EQ(content, std::string(static_cast<const char*>(tensor.data()), 4000));
 }
 
-TEST(TensorFrames, WhatDoesNotFitIsRefused) {
+TEST(TensorFrames, OversizedMessagesAreRefused) {
   const ServedValue value{.tensor = Filled(DataType::kUint8, 100)};
   const auto read = [](FrameReader& reader, const v1::TensorStreamFrame& frame) {
     grpc::ByteBuffer bytes = Cut(frame.SerializeAsString(), 10);
@@ -332,7 +328,7 @@ TEST(TensorFrames, WhatDoesNotFitIsRefused) {
   EXPECT_TRUE(absl::IsInvalidArgument(read(strings, first)));
 }
 
-// Nothing that comes over a wire may do harm; sanitizers watch.
+// No bytes from a wire may do harm; sanitizers check.
 TEST(Hostile, MutatedMessagesEndInAnAnswerOrAnError) {
   const ServedValue value{.tensor = Filled(DataType::kFloat, 500), .require_ack = true};
   const ServedValue strings{.tensor = *Tensor::OfStrings(*Shape::Create({2}), {"abc", "defg"})};
@@ -364,7 +360,7 @@ TEST(Hostile, MutatedMessagesEndInAnAnswerOrAnError) {
   }
 }
 
-TEST(Hostile, NothingAndGarbageAreErrors) {
+TEST(Hostile, EmptyAndGarbageMessagesAreErrors) {
   for (const std::string& text : {std::string(), std::string(100, '\xff'), std::string("\x0a")}) {
     grpc::ByteBuffer bytes = Cut(text, 10);
     EXPECT_FALSE(DecodeRecvTensorResponse(bytes, {}).ok());
@@ -378,7 +374,7 @@ TEST(Hostile, NothingAndGarbageAreErrors) {
 }
 
 // A few bytes that promise gibibytes: nothing is allocated before they have come.
-TEST(Hostile, ContentThatHasNotCome_AsksForNoMemory) {
+TEST(Hostile, MissingContent_AllocatesNoMemory) {
   for (const uint64_t promised :
        {uint64_t{100}, uint64_t{INT32_MAX}, uint64_t{1} << 31, uint64_t{UINT32_MAX}}) {
     tensorflow::TensorProto proto;

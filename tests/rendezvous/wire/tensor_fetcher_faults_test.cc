@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What networks, restarts and strange workers do to values on their way: scenarios 47, 49 and 54 of
-// the rendezvous reference among them.
+// Effects of network faults, restarts and foreign workers on values in flight.
 #include <atomic>
 #include <cstring>
 #include <string>
@@ -25,15 +24,15 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-// Scenario 54, as it happens.
-TEST_P(Forms, ARestartedWorkerIsNotTheOneThatWasMeant) {
+// A restart of the worker as it really happens.
+TEST_P(Forms, RestartedWorkerIsNotTheIntendedOne) {
   EXPECT_THAT(pair_.Recv(Edge("e", /*incarnation=*/7)).Wait(),
               Fails(StatusCode::kAborted,
                     StartsWith("RecvTensor expects a different device incarnation: 7 vs. 1.")));
 }
 
 // A request that waits is not lost with its connection.
-TEST_P(Forms, AConnectionThatIsCutWhileItWaitsIsMadeAgain) {
+TEST_P(Forms, ConnectionThatBreaksWhileWaitingIsMadeAgain) {
   TcpProxy proxy(pair_.source.server().port());
   pair_.book.Set(0, proxy.address());
   const Receiving receiving = pair_.Recv("e");
@@ -48,7 +47,7 @@ TEST_P(Forms, AConnectionThatIsCutWhileItWaitsIsMadeAgain) {
 }
 
 // The value has left the worker when the connection breaks.
-TEST_P(Forms, AValueLostOnItsWayIsSentAgainIfItIsKept) {
+TEST_P(Forms, ValueLostInFlightIsSentAgainIfItIsKept) {
   for (const bool keeps : {true, false}) {
     Pair pair(Source({.keep_responses = keeps}), Sink());
     TcpProxy proxy(pair.source.server().port());
@@ -70,7 +69,7 @@ TEST_P(Forms, AValueLostOnItsWayIsSentAgainIfItIsKept) {
   }
 }
 
-TEST_P(Forms, AWorkerThatComesLateIsFound) {
+TEST_P(Forms, WorkerThatStartsLateIsFound) {
   const int port = pair_.source.server().port();
   pair_.source.server().Stop();
   AddressBook other;
@@ -82,8 +81,8 @@ TEST_P(Forms, AWorkerThatComesLateIsFound) {
   EXPECT_THAT(receiving.Wait(), IsOk());
 }
 
-// In the same place, with other devices.
-TEST_P(Forms, AWorkerThatRestartsWhileItIsAskedIsNotTheOneThatWasMeant) {
+// At the same address, with other devices.
+TEST_P(Forms, WorkerThatRestartsDuringARequestIsNotTheIntendedOne) {
   AddressBook other;
   TestWorkerOptions options = Source();
   options.incarnation = 2;
@@ -97,8 +96,7 @@ TEST_P(Forms, AWorkerThatRestartsWhileItIsAskedIsNotTheOneThatWasMeant) {
                     StartsWith("RecvTensor expects a different device incarnation: 1 vs. 2.")));
 }
 
-// Scenario 49.
-TEST(Fetcher, AnAbortWhileTheRequestIsBeingIssuedEndsIt) {
+TEST(Fetcher, AbortWhileTheRequestIsBeingIssuedEndsIt) {
   Pair pair;
   pair.book.while_resolving = [&pair] {
     pair.sink.Begin(1)->StartAbort(absl::AbortedError("gone"));
@@ -109,7 +107,7 @@ TEST(Fetcher, AnAbortWhileTheRequestIsBeingIssuedEndsIt) {
   ASSERT_TRUE(pair.source.WaitUntilPending(0));
 }
 
-TEST(Fetcher, ADeadWorkerIsAnErrorThatNamesIt) {
+TEST(Fetcher, DeadWorkerIsAnErrorThatNamesIt) {
   Pair pair;
   pair.source.server().Stop();
   EXPECT_THAT(pair.Recv("e").Wait(),
@@ -118,7 +116,7 @@ TEST(Fetcher, ADeadWorkerIsAnErrorThatNamesIt) {
                           HasSubstr("10 times again"))));
 }
 
-TEST(Fetcher, ACancelEndsTheWaitForARetry) {
+TEST(Fetcher, CancelEndsTheWaitForARetry) {
   Pair pair({}, {.initial_backoff = absl::Hours(1), .max_backoff = absl::Hours(1)});
   pair.source.server().Stop();
   Receiving receiving;
@@ -130,7 +128,7 @@ TEST(Fetcher, ACancelEndsTheWaitForARetry) {
               Fails(StatusCode::kCancelled, "[_Derived_]RecvFromRemoteAsync is cancelled."));
 }
 
-TEST(Fetcher, AForgottenTaskIsResolvedAnew) {
+TEST(Fetcher, ForgottenTaskIsResolvedAgain) {
   Pair pair;
   pair.Send("a", Value("old"));
   EXPECT_EQ(pair.Recv("a").Wait()->tensor.strings()[0], "old");
@@ -141,8 +139,8 @@ TEST(Fetcher, AForgottenTaskIsResolvedAnew) {
   EXPECT_EQ(pair.Recv(Edge("b", 2)).Wait()->tensor.strings()[0], "new");
 }
 
-// A client that goes in the middle of a stream.
-TEST(Fetcher, ACancelInTheMiddleOfAStreamLeavesNothingBehind) {
+// A client that disconnects in the middle of a stream.
+TEST(Fetcher, CancelInTheMiddleOfAStreamLeavesNothingBehind) {
   Pair pair;
   const Tensor tensor = Counted(DataType::kUint8, 64 << 20);
   for (int i = 0; i < 10; ++i) {
@@ -152,7 +150,7 @@ TEST(Fetcher, ACancelInTheMiddleOfAStreamLeavesNothingBehind) {
     Tensor destination = *Tensor::Allocate(DataType::kUint8, tensor.shape());
     args.destination = destination;
     auto fetch = pair.sink.fetcher().Fetch(1, Edge("e"), args, receiving.Callback());
-    // Not a guess of how long something takes: each round is called off at another moment.
+    // No estimate of how long something takes: each round is cancelled at another moment.
     absl::SleepFor(absl::Milliseconds(i * 4));
     fetch->Cancel();
     // Nothing is written from now on.
@@ -168,7 +166,7 @@ TEST(Fetcher, ACancelInTheMiddleOfAStreamLeavesNothingBehind) {
   EXPECT_TRUE(Eventually([&tensor] { return tensor.buffer().use_count() <= 2; }));
 }
 
-// Answers with what it is given; knows no streams.
+// Answers with the given bytes; has no streams.
 class CannedService final : public coord::RawService {
  public:
   explicit CannedService(std::string answer, bool streams) {
@@ -222,8 +220,8 @@ TEST(Fetcher, GarbageIsAnError) {
   }
 }
 
-// Scenario 62, the other way round: what plain protocol buffers wrote.
-TEST(Fetcher, APlainWorkersAnswerIsReadAndItsLackOfStreamsRemembered) {
+// Bytes that plain protocol buffers wrote.
+TEST(Fetcher, PlainWorkersAnswerIsParsedAndItsLackOfStreamsRemembered) {
   const Tensor tensor = Counted(DataType::kBfloat16, 10'000);
   tensorflow::RecvTensorResponse response;
   *response.mutable_tensor() = *TensorToProto(tensor);

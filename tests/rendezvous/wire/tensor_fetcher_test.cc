@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Values from worker to worker: scenarios 46 to 48, 53 and 60 to 64 of the rendezvous reference.
+// Values from worker to worker.
 #include "rendezvous/recv_tensor/tensor_fetcher.h"
 
 #include <sys/mman.h>
@@ -30,7 +30,6 @@ INSTANTIATE_TEST_SUITE_P(, Forms,
                                            Form{"FallingBack", false, true}),
                          [](const ::testing::TestParamInfo<Form>& i) { return i.param.name; });
 
-// Scenario 60.
 TEST_P(Forms, EveryTypeArrives) {
   for (int number = 1; number < 64; ++number) {
     const std::optional<DataType> dtype = DataTypeOfNumber(number);
@@ -70,8 +69,7 @@ TEST_P(Forms, BooleansThatAreNeither0Nor1_AreRefusedAndNameTheirSender) {
   }
 }
 
-// Scenario 61.
-TEST_P(Forms, StringsAndTheDeadArrive) {
+TEST_P(Forms, StringsAndDeadValuesArrive) {
   const Tensor strings =
       *Tensor::OfStrings(*Shape::Create({3}), {"", std::string(5000, 'x'), "abc"});
   pair_.Send("s", strings);
@@ -82,7 +80,7 @@ TEST_P(Forms, StringsAndTheDeadArrive) {
   EXPECT_TRUE(dead->is_dead);
 }
 
-TEST_P(Forms, ManyThatWaitEachGetTheirOwn) {
+TEST_P(Forms, ManyPendingFetchesEachGetTheirOwnValue) {
   std::vector<Receiving> receiving;
   for (int i = 0; i < 300; ++i) receiving.push_back(pair_.Recv(absl::StrCat("e", i)));
   ASSERT_TRUE(pair_.source.WaitUntilPending(300));
@@ -94,7 +92,7 @@ TEST_P(Forms, ManyThatWaitEachGetTheirOwn) {
   }
 }
 
-TEST_P(Forms, TheDestinationIsFilledWhereItLies) {
+TEST_P(Forms, DestinationIsFilledInPlace) {
   const Tensor tensor = Counted(DataType::kFloat, 100'000);
   const Tensor destination = *Tensor::Allocate(DataType::kFloat, *Shape::Create({100'000}));
   pair_.Send("e", tensor);
@@ -110,8 +108,8 @@ TEST_P(Forms, TheDestinationIsFilledWhereItLies) {
               Fails(StatusCode::kInvalidArgument, HasSubstr("the destination is float[100000]")));
 }
 
-// Scenario 47; the value is left to whoever asks next.
-TEST_P(Forms, ACancelledReceiveCallsItsRequestOff) {
+// The value is left to the next request.
+TEST_P(Forms, CancelledReceiveCancelsItsRequest) {
   CancellationToken cancellation;
   const Receiving receiving = pair_.Recv("e", {.cancellation = &cancellation});
   ASSERT_TRUE(pair_.source.WaitUntilPending(1));
@@ -123,8 +121,7 @@ TEST_P(Forms, ACancelledReceiveCallsItsRequestOff) {
   EXPECT_EQ(pair_.Recv("e").Wait()->tensor.strings()[0], "v");
 }
 
-// Scenarios 48 and 53.
-TEST_P(Forms, AnAbortCallsEveryRequestOffAndNoneFollows) {
+TEST_P(Forms, AbortCancelsEveryRequestAndNoneFollows) {
   std::vector<Receiving> receiving;
   for (int i = 0; i < 3; ++i) receiving.push_back(pair_.Recv(absl::StrCat("e", i)));
   ASSERT_TRUE(pair_.source.WaitUntilPending(3));
@@ -138,7 +135,7 @@ TEST_P(Forms, AnAbortCallsEveryRequestOffAndNoneFollows) {
   EXPECT_EQ(pair_.source.pending(), 0u);
 }
 
-TEST_P(Forms, TheDeadlineIsTheRequests) {
+TEST_P(Forms, DeadlineIsThatOfTheRequest) {
   RecvArgs args;
   args.deadline = SteadyClock().Now() + absl::Milliseconds(200);
   EXPECT_THAT(pair_.Recv("e", args).Wait(),
@@ -147,7 +144,7 @@ TEST_P(Forms, TheDeadlineIsTheRequests) {
   ASSERT_TRUE(pair_.source.WaitUntilPending(0));
 }
 
-TEST_P(Forms, WhatIsKeptIsAcknowledged) {
+TEST_P(Forms, KeptValueIsAcknowledged) {
   Pair pair(Source({.keep_responses = true}), Sink());
   pair.Send("e", Counted(DataType::kInt8, 5000));
   EXPECT_THAT(pair.Recv("e").Wait(), IsOk());
@@ -178,8 +175,7 @@ TEST_P(Forms, DoneRunsOnceAndNeverInsideFetch) {
   }
 }
 
-// Scenario 46.
-TEST(Fetcher, AnUnknownWorkerIsAnError) {
+TEST(Fetcher, UnknownWorkerIsAnError) {
   Pair pair;
   const RendezvousKey key =
       *RendezvousKey::Parse(RendezvousKey::Text("/job:worker/replica:0/task:9/device:CPU:0", 1,
@@ -189,8 +185,8 @@ TEST(Fetcher, AnUnknownWorkerIsAnError) {
       Fails(StatusCode::kInternal, StartsWith("No worker known as /job:worker/replica:0/task:9")));
 }
 
-// Scenario 64, in small: what a unary answer cannot hold goes by the stream.
-TEST(Fetcher, WhatIsTooLargeForOneMessageGoesInFrames) {
+// A value that a unary answer cannot hold is sent by the stream.
+TEST(Fetcher, ValueThatIsTooLargeForOneMessageIsSentInFrames) {
   Pair pair({.service = {.max_unary_bytes = 1000, .frame_bytes = 1 << 16}});
   const Tensor tensor = Counted(DataType::kDouble, 500'000);
   pair.Send("e", tensor);
@@ -215,7 +211,7 @@ std::shared_ptr<Buffer> Repeated(size_t bytes) {
   return WrapForeignBuffer(base, bytes, [base, mapped] { munmap(base, mapped); });
 }
 
-// Scenario 64: more than any one message holds.
+// More than any one message holds.
 TEST(Fetcher, ThreeGibibytesArrive) {
 #if defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "each piece that gRPC has written is looked up in vain: it takes minutes";
@@ -234,14 +230,14 @@ TEST(Fetcher, ThreeGibibytesArrive) {
   EXPECT_EQ(received->tensor.bytes(), bytes);
   EXPECT_EQ(std::memcmp(args.destination->data(), tensor.data(), size_t{64} << 20), 0);
 
-  // And not by the unary call, which says so.
+  // And not by the unary call, whose error shows it.
   Pair unary({.service = {.has_streams = false}});
   unary.Send("e", tensor);
   EXPECT_THAT(unary.Recv("e", args).Wait(),
               Fails(StatusCode::kInvalidArgument, HasSubstr("has 3221225477 bytes")));
 }
 
-TEST(Fetcher, TenThousandFetchesWait) {
+TEST(Fetcher, TenThousandFetchesMayBePending) {
   constexpr int kCalls = 10'000;
   Pair pair;
   std::vector<Receiving> receiving;

@@ -49,7 +49,7 @@ class AddressBook final {
     };
   }
 
-  // Set before anybody resolves.
+  // Set before the first resolution.
   std::function<void()> while_resolving;
 
  private:
@@ -89,7 +89,7 @@ class LoopbackServer final {
 
 struct TestWorkerOptions {
   int task = 0;
-  // Of its only device, CPU:0.
+  // For its only device, CPU:0.
   uint64_t incarnation = 1;
   int port = 0;
   TensorSourceOptions source;
