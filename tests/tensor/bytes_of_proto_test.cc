@@ -23,7 +23,7 @@ TensorProto Proto(tensorflow::DataType type, std::initializer_list<int64_t> dims
   return proto;
 }
 
-TEST(DecodedBytes, AreThoseOfTheTensorWhateverIsThere) {
+TEST(DecodedBytes, EqualTheTensorsBytesForAnyContent) {
   for (const auto type : {tensorflow::DT_BOOL, tensorflow::DT_HALF, tensorflow::DT_FLOAT,
                           tensorflow::DT_INT64, tensorflow::DT_COMPLEX128}) {
     for (const auto& proto : {Proto(type, {}), Proto(type, {3, 5}), Proto(type, {7, 0})}) {
@@ -35,7 +35,7 @@ TEST(DecodedBytes, AreThoseOfTheTensorWhateverIsThere) {
   EXPECT_EQ(DecodedBytes(huge), size_t{1} << 34);
 }
 
-TEST(DecodedBytes, StringsCountAsOftenAsTheyAreRepeated) {
+TEST(DecodedBytes, StringsCountOncePerRepetition) {
   TensorProto proto = Proto(tensorflow::DT_STRING, {10});
   EXPECT_EQ(DecodedBytes(proto), 10 * sizeof(std::string));
   proto.add_string_val(std::string(7, 'a'));
@@ -47,16 +47,16 @@ TEST(DecodedBytes, StringsCountAsOftenAsTheyAreRepeated) {
   EXPECT_EQ(DecodedBytes(proto), sizeof(std::string) + 7);
 }
 
-TEST(DecodedBytes, DoNotWrapRound) {
+TEST(DecodedBytes, DoNotOverflow) {
   EXPECT_EQ(DecodedBytes(Proto(tensorflow::DT_DOUBLE, {int64_t{1} << 62})), SIZE_MAX);
-  // Nothing, in whichever order.
+  // Zero, in either order.
   EXPECT_EQ(DecodedBytes(Proto(tensorflow::DT_DOUBLE, {int64_t{1} << 62, int64_t{1} << 62, 0})),
             0u);
   EXPECT_EQ(AddBytes(SIZE_MAX, 1), SIZE_MAX);
   EXPECT_EQ(AddBytes(1, 2), 3u);
 }
 
-TEST(DecodedBytes, WhatIsRefusedTakesNothing) {
+TEST(DecodedBytes, RefusedMessagesCountNothing) {
   EXPECT_EQ(DecodedBytes(Proto(tensorflow::DT_VARIANT, {9})), 0u);
   EXPECT_EQ(DecodedBytes(Proto(tensorflow::DT_FLOAT, {-1})), 0u);
   const TensorProto uncountable = Proto(tensorflow::DT_FLOAT, {int64_t{1} << 32, int64_t{1} << 32});
@@ -64,7 +64,7 @@ TEST(DecodedBytes, WhatIsRefusedTakesNothing) {
   EXPECT_EQ(TensorFromProto(uncountable).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
-// It is made with the dimensions that are there, so it takes what they say.
+// The tensor is made with the dimensions that are present, so it takes their size.
 TEST(DecodedBytes, UnknownRank_CountsTheDimensions) {
   TensorProto unknown = Proto(tensorflow::DT_FLOAT, {9});
   unknown.mutable_tensor_shape()->set_unknown_rank(true);

@@ -29,8 +29,8 @@ Tensor Booleans(const std::vector<uint8_t>& bytes) {
 
 tensorflow::TensorProto ProtoOf(const Tensor& tensor) { return *TensorToProto(tensor); }
 
-// Each length and each place: blocks, words and single bytes have loops of their own.
-TEST(CheckValues, EveryByteOfEveryLength_IsLookedAt) {
+// Each length and each offset: blocks, words and single bytes have loops of their own.
+TEST(CheckValues, EveryByteOfEveryLength_IsChecked) {
   for (size_t count = 0; count < 3300; count += count < 40 ? 1 : 97) {
     std::vector<uint8_t> bytes(count);
     for (size_t i = 0; i < count; ++i) bytes[i] = i % 3 == 0;
@@ -119,7 +119,7 @@ TEST(CheckValues, OtherTypes_HaveNoIllegalBits) {
   EXPECT_TRUE(CheckValues(Tensor()).ok());
 }
 
-TEST(CheckValues, OfATensorProto_IsRefusedLikeTensorFlowDoes) {
+TEST(CheckValues, OfATensorProto_IsRefusedAsByTensorFlow) {
   const tensorflow::TensorProto good = ProtoOf(Booleans({0, 1, 1}));
   EXPECT_TRUE(CheckTensorProto(good).ok());
   EXPECT_TRUE(TensorFromProto(good).ok());

@@ -25,8 +25,8 @@ constexpr size_t kStack = 1024;
   for (size_t i = 0; i < count; ++i) rubbish[i] = static_cast<char>(i);
 }
 
-// As of one piece, however it is cut.
-TEST(Checksum, OfPartsIsThatOfTheWhole) {
+// The same as that of one piece, for any split.
+TEST(Checksum, OfPartsEqualsThatOfTheWhole) {
   for (const size_t count : {size_t{0}, size_t{1}, size_t{16}, size_t{300}, size_t{5000}}) {
     const std::string bytes = Bytes(count);
     for (const uint64_t seed : {uint64_t{0}, uint64_t{3}, ~uint64_t{0}}) {
@@ -42,8 +42,8 @@ TEST(Checksum, OfPartsIsThatOfTheWhole) {
   }
 }
 
-// Nor of what the stack holds, such as a part of the state of the same seed.
-TEST(Checksum, IsNotOfWhatWasThereBefore) {
+// Nor does it depend on the stack's content, such as a part of the state of the same seed.
+TEST(Checksum, DoesNotDependOnPreviousContent) {
   const std::string bytes = Bytes(300);
   const std::vector<absl::string_view> parts = {absl::string_view(bytes).substr(0, 20),
                                                 absl::string_view(bytes).substr(20)};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies by a pool: of any size, on whatever cores there are.
+// Copies by a pool: of any size, on any number of cores.
 #include "tensor/copy.h"
 
 #include <sched.h>
@@ -55,7 +55,7 @@ TEST(CopyPoolTest, CopiesAllBytes) {
   }
 }
 
-// A thread beside the only core would take turns with who it helps.
+// A thread beside the only core would compete with the thread that it helps.
 TEST(CopyPoolTest, HasNoThreadsOnOneCore) {
   cpu_set_t before;
   ASSERT_EQ(sched_getaffinity(0, sizeof(before), &before), 0);
@@ -88,7 +88,7 @@ cpu_set_t CoresOfCopyThread() {
   return cores;
 }
 
-// Woken on the core of a caller that copies too, a helper would get its turn when all is done.
+// A helper woken on the core of a caller that copies too would not run until all is done.
 TEST(CopyPoolTest, HelpersKeepOffTheCoreOfACallerThatCopies) {
   cpu_set_t before;
   ASSERT_EQ(sched_getaffinity(0, sizeof(before), &before), 0);

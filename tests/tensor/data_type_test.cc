@@ -32,7 +32,7 @@ TEST(DataType, IsFoundByNumberAndName) {
 }
 
 // Resources, variants and reference types (value + 100) have no content to send.
-TEST(DataType, RefusesWhatCannotBeSent) {
+TEST(DataType, RefusesTypesThatCannotBeSent) {
   for (const int number : {-1, 0, 20, 21, 34, 101, 256 + 1}) {
     EXPECT_EQ(DataTypeOfNumber(number), std::nullopt) << number;
   }

@@ -36,7 +36,7 @@ struct Foreign {
   int deleted = 0;
 };
 
-TEST(DLPack, ComesInWithoutACopyAndIsDeletedOnce) {
+TEST(DLPack, IsImportedWithoutACopyAndDeletedOnce) {
   Foreign foreign;
   {
     const Tensor tensor = *Import(&foreign.managed);
@@ -77,7 +77,7 @@ TEST(DLPack, BooleansThatAreNeither0Nor1_AreRefusedAndStayTheCallers) {
   EXPECT_TRUE(Import(&foreign.managed).ok());
 }
 
-TEST(DLPack, AStrideOfAnExtentOfOneDoesNotMatter) {
+TEST(DLPack, StrideOfAnExtentOfOneDoesNotMatter) {
   Foreign foreign;
   foreign.shape = {1, 3};
   foreign.strides = {77, 1};
@@ -85,7 +85,7 @@ TEST(DLPack, AStrideOfAnExtentOfOneDoesNotMatter) {
   EXPECT_TRUE(Import(&foreign.managed).ok());
 }
 
-TEST(DLPack, LeavesToItsOwnerWhatItCannotTake) {
+TEST(DLPack, UnsupportedTensorsStayWithTheirOwner) {
   const auto refuses = [](auto change, absl::StatusCode code, const char* why) {
     Foreign foreign;
     change(foreign);
@@ -118,7 +118,7 @@ TEST(DLPack, LeavesToItsOwnerWhatItCannotTake) {
   EXPECT_EQ(Import(nullptr).status().code(), kInvalid);
 }
 
-TEST(DLPack, GoesOutReadOnlyAndKeepsTheTensorAlive) {
+TEST(DLPack, IsExportedReadOnlyAndKeepsTheTensorAlive) {
   Tensor tensor = *Tensor::Allocate(DataType::kBfloat16, *Shape::Create({2, 0, 3}));
   ManagedTensor* exported = *Export(tensor);
   EXPECT_EQ(exported->version.major, 1u);
@@ -135,8 +135,8 @@ TEST(DLPack, GoesOutReadOnlyAndKeepsTheTensorAlive) {
   exported->deleter(exported);
 }
 
-// The address is one of the device: whoever reads it on the host crashes.
-TEST(DLPack, MemoryOfADeviceKeepsItsPlaceBothWays) {
+// The address is one of the device: reading it on the host crashes.
+TEST(DLPack, DeviceMemoryKeepsItsLocationInBothDirections) {
   for (const int32_t type : {kDeviceCuda, kDeviceCudaManaged}) {
     Foreign foreign;
     foreign.managed.dl_tensor.data = reinterpret_cast<void*>(0x7f0000000000);
@@ -155,7 +155,7 @@ TEST(DLPack, MemoryOfADeviceKeepsItsPlaceBothWays) {
   }
 }
 
-TEST(DLPack, EveryTypeThatItKnowsReturns) {
+TEST(DLPack, EveryKnownTypeRoundTrips) {
   int count = 0;
   for (int number = 1; number < 34; ++number) {
     const std::optional<DataType> type = DataTypeOfNumber(number);

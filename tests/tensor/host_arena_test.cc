@@ -40,7 +40,7 @@ int OpenDescriptors() {
   return count;
 }
 
-TEST(HostArena, ClassesAreCloseToWhatIsAskedFor) {
+TEST(HostArena, ClassesAreCloseToTheRequestedSize) {
   EXPECT_EQ(HostArena::ClassBytes(0), 64u);
   EXPECT_EQ(HostArena::ClassBytes(64), 64u);
   EXPECT_EQ(HostArena::ClassBytes(65), 128u);
@@ -57,7 +57,7 @@ TEST(HostArena, ClassesAreCloseToWhatIsAskedFor) {
   }
 }
 
-TEST(HostArena, GivesTheWarmBlockToTheNext) {
+TEST(HostArena, ReusesTheWarmBlockForTheNext) {
   const auto arena = MakeArena();
   void* first = nullptr;
   uint32_t generation = 0;
@@ -72,12 +72,12 @@ TEST(HostArena, GivesTheWarmBlockToTheNext) {
   EXPECT_EQ(arena->stats().used_bytes, 0u);
   const std::shared_ptr<Buffer> again = *arena->Allocate(5100);
   EXPECT_EQ(again->data(), first);
-  // Whoever still speaks of the former tensor can be told apart.
+  // References to the previous tensor can be told apart.
   EXPECT_EQ(again->arena_offset().generation, generation + 1);
   EXPECT_EQ(arena->stats().reused_blocks, 1);
 }
 
-TEST(HostArena, PlacesAreApart) {
+TEST(HostArena, BlocksDoNotOverlap) {
   const auto arena = MakeArena();
   std::vector<std::shared_ptr<Buffer>> buffers;
   for (int i = 0; i < 1000; ++i) {
@@ -95,7 +95,7 @@ TEST(HostArena, PlacesAreApart) {
   EXPECT_EQ(arena->stats().segment_count, 1);
 }
 
-TEST(HostArena, TheBudgetIsKeptAndSaysWhatUsesIt) {
+TEST(HostArena, BudgetIsKeptAndTheErrorNamesItsUsers) {
   const auto arena = MakeArena();
   const std::shared_ptr<Buffer> large = *arena->Allocate(3 * kMib);
   const absl::Status status = arena->Allocate(2 * kMib).status();
@@ -105,7 +105,7 @@ TEST(HostArena, TheBudgetIsKeptAndSaysWhatUsesIt) {
   EXPECT_TRUE(arena->Allocate(100).ok());
 }
 
-TEST(HostArena, IdleSegmentsMakeWay) {
+TEST(HostArena, IdleSegmentsAreReleased) {
   const auto arena = MakeArena();
   arena->Allocate(3 * kMib).IgnoreError();
   EXPECT_EQ(arena->stats().mapped_bytes, 3 * kMib);
@@ -116,7 +116,7 @@ TEST(HostArena, IdleSegmentsMakeWay) {
   EXPECT_EQ(arena->stats().segment_count, 0);
 }
 
-TEST(HostArena, ABufferOutlivesItsUsersReference) {
+TEST(HostArena, BufferOutlivesItsUsersReference) {
   std::shared_ptr<Buffer> buffer;
   {
     auto arena = MakeArena();
@@ -157,7 +157,7 @@ TEST(HostArena, IsUsedFromManyThreads) {
   EXPECT_EQ(arena->stats().made_blocks, 8000);
 }
 
-TEST(HostArena, RefusesOptionsThatMakeNoSense) {
+TEST(HostArena, RefusesInvalidOptions) {
   HostArenaOptions options;
   options.segment_bytes = 1;
   EXPECT_EQ(HostArena::Create(options).status().code(), absl::StatusCode::kInvalidArgument);
@@ -165,8 +165,8 @@ TEST(HostArena, RefusesOptionsThatMakeNoSense) {
             absl::StatusCode::kResourceExhausted);
 }
 
-// Peers map segments: what is given back here must not stay there.
-TEST(HostArena, TellsWhoeverListensWhichSegmentsHaveGone) {
+// Peers map segments: segments that are released here must not stay mapped there.
+TEST(HostArena, NotifiesListenersOfReleasedSegments) {
   auto arena = MakeArena();
   std::vector<uint32_t> retired;
   std::vector<uint32_t> segments;
@@ -174,17 +174,18 @@ TEST(HostArena, TellsWhoeverListensWhichSegmentsHaveGone) {
   auto listening = arena->Listen({.on_new =
                                       [&](const ArenaOffset& place) {
                                         made.push_back(place.segment);
-                                        // No lock is held, and it is there.
+                                        // No lock is held during the callback, and the segment
+                                        // still exists.
                                         EXPECT_GE(arena->memory(place).bytes(), 64u);
                                       },
                                   .on_retired =
                                       [&](uint32_t segment) {
                                         retired.push_back(segment);
-                                        // What took its place was told first.
+                                        // The segment that was replaced was reported first.
                                         EXPECT_GE(made.size(), 5u);
                                         arena->stats();
                                       }});
-  // Each class has a segment of its own, and the fifth needs the place of another.
+  // Each class has a segment of its own, and the fifth needs the room of another.
   for (const size_t bytes : {64, 128, 192, 256, 320}) {
     segments.push_back((*arena->Allocate(bytes))->arena_offset().segment);
   }
@@ -203,7 +204,7 @@ TEST(HostArena, TellsWhoeverListensWhichSegmentsHaveGone) {
 
 // Every control channel registers a listener: an arena that outlives many control channels would
 // keep and call an entry for each.
-TEST(HostArena, ListenersThatAreGone_AreDropped) {
+TEST(HostArena, DestroyedListeners_AreDropped) {
   const auto arena = MakeArena();
   int told = 0;
   for (int i = 0; i < 100; ++i) {
@@ -249,8 +250,8 @@ TEST(HostArena, RandomAllocations_SegmentsWithRoomAreListedOnce) {
   EXPECT_EQ(arena->stats().used_bytes, 0u);
 }
 
-// A receiver of a place knows by its generation whether it is still the tensor that was meant.
-TEST(HostArena, PlaceUsedAgain_HasAnotherGeneration) {
+// The generation shows a receiver whether a block is still the intended tensor.
+TEST(HostArena, BlockUsedAgain_HasAnotherGeneration) {
   const auto arena = MakeArena();
   auto buffer = *arena->Allocate(1000);
   const ArenaOffset first = buffer->arena_offset();
@@ -299,8 +300,8 @@ TEST(HostArena, EightBlocksOfASegment_ShareIt) {
   EXPECT_LT(arena->memory(own->arena_offset()).bytes(), kMib / 4);
 }
 
-// What is idle makes way, and no more of it than is needed.
-TEST(HostArena, IdleSegmentsThatAreNotNeeded_Stay) {
+// Idle segments are released, and no more of them than needed.
+TEST(HostArena, IdleSegmentsThatNeedNotBeReleased_Stay) {
   const auto arena = MakeArena();
   // Each has a segment of its own, and the first two are idle when the third comes.
   for (const size_t bytes : {kMib, kMib + kMib / 4, 2 * kMib}) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which pages a segment has, where it lies, and what a peer can do with it.
+// The pages of a segment, its alignment, and a peer's access to it.
 #include "tensor/memory_segment.h"
 
 #include <fcntl.h>
@@ -24,8 +24,8 @@ namespace {
 
 constexpr size_t kSegmentMib = size_t{1} << 20;
 
-// What a kernel says in its files, of which the one in brackets holds.
-TEST(MemorySegment, HugePagesAreThoseThatTheKernelGives) {
+// The kernel's setting as shown in its files: the one in brackets.
+TEST(MemorySegment, HugePagesFollowTheKernelsSetting) {
   constexpr char kNever[] = "always within_size advise [never] deny force\n";
   constexpr char kAdvise[] = "always within_size [advise] never deny force\n";
   constexpr char kInherit[] = "always [inherit] within_size advise never\n";
@@ -41,8 +41,8 @@ TEST(MemorySegment, HugePagesAreThoseThatTheKernelGives) {
   EXPECT_FALSE(GivesTransparentPages("", ""));
 }
 
-// A shell's `ulimit -f` is inherited by what has nothing to do with files.
-TEST(MemorySegment, ALimitOfFilesIsNamed) {
+// A shell's `ulimit -f` is inherited by processes that have nothing to do with files.
+TEST(MemorySegment, FileSizeLimitIsNamedInTheError) {
   rlimit before = {};
   ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
   rlimit low = before;
@@ -56,7 +56,7 @@ TEST(MemorySegment, ALimitOfFilesIsNamed) {
   EXPECT_TRUE(absl::StrContains(large.status().message(), "ulimit -f")) << large.status();
 }
 
-TEST(MemorySegment, APeerReadsWhatTheOwnerWrites) {
+TEST(MemorySegment, PeerReadsTheOwnersWrites) {
   const MemorySegment mine = *MemorySegment::Create(kSegmentMib, {.prefault = false});
   const MemorySegment peer = *MemorySegment::MapPeer(UniqueFd(dup(mine.fd())), kSegmentMib, false);
   std::memcpy(mine.base(), "hello", 6);
@@ -64,7 +64,7 @@ TEST(MemorySegment, APeerReadsWhatTheOwnerWrites) {
   EXPECT_NE(peer.base(), mine.base());
 }
 
-TEST(MemorySegment, APeerCanNeitherWriteNorResizeIt) {
+TEST(MemorySegment, PeerCanNeitherWriteNorResizeIt) {
   const MemorySegment mine = *MemorySegment::Create(kSegmentMib, {.prefault = false});
   const absl::Status status =
       MemorySegment::MapPeer(UniqueFd(dup(mine.fd())), kSegmentMib, true).status();
@@ -76,7 +76,7 @@ TEST(MemorySegment, APeerCanNeitherWriteNorResizeIt) {
 }
 
 // A descriptor that lies, or that could shrink under the reader.
-TEST(MemorySegment, APeersDescriptorIsChecked) {
+TEST(MemorySegment, PeersDescriptorIsChecked) {
   const MemorySegment mine = *MemorySegment::Create(kSegmentMib, {.prefault = false});
   constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
   EXPECT_EQ(
@@ -97,7 +97,7 @@ struct MappedPages {
   size_t huge = 0;
 };
 
-// Of the mapping that starts there, in bytes. Source: proc(5), smaps.
+// The size in bytes of the mapping that starts at the address. Source: proc(5), smaps.
 MappedPages PagesAt(const void* base) {
   std::ifstream maps("/proc/self/smaps");
   const std::string start = absl::StrFormat("%x-", reinterpret_cast<uintptr_t>(base));
@@ -113,9 +113,9 @@ MappedPages PagesAt(const void* base) {
   return pages;
 }
 
-// All of them are there, and where they are said to be huge, all whole 2 MiB of them are: for its
-// owner, and for a peer when it has looked at them.
-TEST(MemorySegment, PagesAreThereAndAsTheyAreSaidToBe) {
+// All of them are resident, and huge where the kernel says so, for all whole 2 MiB of them: for the
+// owner, and for a peer that has touched them.
+TEST(MemorySegment, PagesAreResidentAndHugeWhereReported) {
   for (const size_t bytes : {4 * kSegmentMib, 5 * kSegmentMib}) {
     const MemorySegment mine = *MemorySegment::Create(bytes, {});
     // Pages of the pool are counted elsewhere.
@@ -132,7 +132,7 @@ TEST(MemorySegment, PagesAreThereAndAsTheyAreSaidToBe) {
 }
 
 // Elsewhere the kernel maps them in pieces of 4 KiB.
-TEST(MemorySegment, LargeOnesLieWhereHugePagesFit) {
+TEST(MemorySegment, LargeOnesAreAlignedForHugePages) {
   for (const size_t bytes :
        {2 * kSegmentMib, 3 * kSegmentMib + 4096, 3 * kSegmentMib + 5, 64 * kSegmentMib}) {
     const MemorySegment mine = *MemorySegment::Create(bytes, {.prefault = false});
@@ -161,7 +161,7 @@ TEST(MemorySegment, NothingElseStaysMapped) {
 }
 
 // Where a mapping fails, as that of a pool without pages does each time, others map at once.
-TEST(MemorySegment, ThreadsDoNotTakeEachOthersPlaces) {
+TEST(MemorySegment, ThreadsDoNotTakeEachOthersAddresses) {
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([t] {

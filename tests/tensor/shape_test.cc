@@ -36,7 +36,7 @@ TEST(Shape, RefusesNegativeExtents) {
   EXPECT_THAT(status.message(), HasSubstr("[2,-1]"));
 }
 
-TEST(Shape, RefusesWhatCannotBeCounted) {
+TEST(Shape, RefusesUncountableSizes) {
   EXPECT_TRUE(Shape::Create({kMax}).ok());
   EXPECT_FALSE(Shape::Create({kMax, 2}).ok());
   EXPECT_FALSE(Shape::Create({int64_t{1} << 32, int64_t{1} << 31}).ok());

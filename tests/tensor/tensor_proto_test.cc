@@ -42,7 +42,7 @@ TEST(TensorProto, ContentIsTheElements) {
   }
 }
 
-TEST(TensorProto, TheLastValueStandsForThoseThatAreMissing) {
+TEST(TensorProto, LastValueStandsForMissingOnes) {
   TensorProto proto = Proto(DataType::kFloat, {4});
   EXPECT_THAT(TensorFromProto(proto)->elements<float>(), ElementsAre(0, 0, 0, 0));
   proto.add_float_val(1.5f);
@@ -84,7 +84,7 @@ TEST(TensorProto, ComplexValuesArePairs) {
   EXPECT_THAT(std::vector<float>(parts, parts + 6), ElementsAre(1, 2, 3, 4, 3, 4));
 }
 
-TEST(TensorProto, StringsComeInBothForms) {
+TEST(TensorProto, StringsAreAcceptedInBothForms) {
   TensorProto values = Proto(DataType::kString, {3});
   EXPECT_THAT(TensorFromProto(values)->strings(), ElementsAre("", "", ""));
   values.add_string_val("a");
@@ -103,7 +103,7 @@ TEST(TensorProto, StringsComeInBothForms) {
   }
 }
 
-TEST(TensorProto, RefusesTypesAndShapesThatAreNone) {
+TEST(TensorProto, RefusesInvalidTypesAndShapes) {
   for (const int type : {0, 20, 21, 34, 101, 119, -1, 1 << 20}) {
     TensorProto proto = Proto(DataType::kFloat, {1});
     proto.set_dtype(static_cast<tensorflow::DataType>(type));
@@ -114,7 +114,7 @@ TEST(TensorProto, RefusesTypesAndShapesThatAreNone) {
 }
 
 // The expected results were observed on a server of TensorFlow 2.15.1 (tests/interop).
-TEST(TensorProto, OddShapes_AreTakenAndRefusedAsTensorFlowDoes) {
+TEST(TensorProto, OddShapes_AreAcceptedAndRefusedAsByTensorFlow) {
   const auto float_of = [](const std::vector<int64_t>& dims, bool is_unknown) {
     TensorProto proto = Proto(DataType::kFloat, {});
     for (const int64_t dim : dims) proto.mutable_tensor_shape()->add_dim()->set_size(dim);
@@ -162,7 +162,7 @@ TEST(TensorProto, ContentOfAnEmptyTensor_IsIgnored) {
 }
 
 // The check must agree with the decoder: for any bytes of strings both succeed or both fail.
-TEST(TensorProto, TheCheckOfStrings_AgreesWithWhatIsMade) {
+TEST(TensorProto, CheckOfStrings_AgreesWithTheResult) {
   uint64_t state = 7;
   int made = 0;
   for (int i = 0; i < 20'000; ++i) {
@@ -182,7 +182,7 @@ TEST(TensorProto, TheCheckOfStrings_AgreesWithWhatIsMade) {
 }
 
 // Lengths that wrap around when they are added up, or when they are cut to 32 bits.
-TEST(TensorProto, LengthsOfStringsThatOverflow_AreRefused) {
+TEST(TensorProto, OverflowingLengthsOfStrings_AreRefused) {
   const std::string most(9, '\xff');
   for (const std::string& length :
        {most + "\x01", std::string("\x80\x80\x80\x80\x10"), std::string("\xff\xff\xff\xff\x0f")}) {
@@ -212,7 +212,7 @@ TEST(TensorProto, ContentThatIsNotOfWholeElements_IsRefused) {
 }
 
 // A few bytes on the wire must not take the machine's memory.
-TEST(TensorProto, ASmallMessageCannotStandForTerabytes) {
+TEST(TensorProto, SmallMessageCannotStandForTerabytes) {
   EXPECT_EQ(TensorFromProto(Proto(DataType::kInt8, {1 << 20, 1 << 20})).status().code(),
             kExhausted);
   EXPECT_EQ(TensorFromProto(Proto(DataType::kString, {1 << 20, 1 << 20})).status().code(),
@@ -225,8 +225,7 @@ TEST(TensorProto, ASmallMessageCannotStandForTerabytes) {
   EXPECT_THAT(small.message(), HasSubstr("int8[101] has 101 bytes, over the limit of 100"));
 }
 
-// Scenarios 60 to 62 of the rendezvous reference, for the message itself.
-TEST(TensorProto, EveryTypeReturnsAsItWas) {
+TEST(TensorProto, EveryTypeRoundTrips) {
   for (int number = 1; number < 34; ++number) {
     const std::optional<DataType> type = DataTypeOfNumber(number);
     if (!type.has_value() || !IsFixedSize(*type)) continue;
@@ -249,8 +248,8 @@ TEST(TensorProto, EveryTypeReturnsAsItWas) {
   EXPECT_EQ(TensorToProto(Tensor()).status().code(), kInvalid);
 }
 
-// The address is one of a device; whoever encoded it would read it, and crash.
-TEST(TensorProto, MemoryOfADeviceIsNotRead) {
+// The address is one of a device; encoding it would read it, and crash.
+TEST(TensorProto, DeviceMemoryIsNotRead) {
   const TensorLocation place = {MemorySpace::kCuda, 2};
   const Tensor tensor = *Tensor::Create(
       DataType::kFloat, *Shape::Create({4}),
@@ -264,7 +263,7 @@ TEST(TensorProto, MemoryOfADeviceIsNotRead) {
 }
 
 // Beyond 2 GiB protocol buffers count wrong, and die of it or write nonsense.
-TEST(TensorProto, WhatIsTooLargeForAMessageIsRefusedByItsWholeSize) {
+TEST(TensorProto, TensorThatIsTooLargeForAMessageIsRefusedByItsWholeSize) {
   const Tensor strings = *Tensor::OfStrings(*Shape::Create({100}), std::vector<std::string>(100));
   const Tensor longer =
       *Tensor::OfStrings(*Shape::Create({2}), {std::string(127, 'a'), std::string(128, 'b')});
@@ -278,7 +277,7 @@ TEST(TensorProto, WhatIsTooLargeForAMessageIsRefusedByItsWholeSize) {
   }
 }
 
-TEST(TensorProto, NamesOfDimensionsAreNotReadAndNotComplainedOf) {
+TEST(TensorProto, NamesOfDimensionsAreIgnored) {
   // dtype: int8; a shape of one dimension of 2 called FF FE; content.
   const std::string bytes("\x08\x06\x12\x08\x12\x06\x08\x02\x12\x02\xff\xfe\x22\x02hi", 16);
   TensorProto proto;

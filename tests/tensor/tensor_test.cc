@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Views of buffers: what they share, and where they end.
+// Views of buffers: shared memory and bounds.
 #include "tensor/tensor.h"
 
 #include <array>
@@ -24,7 +24,7 @@ Tensor Counting() {
   return tensor;
 }
 
-TEST(Tensor, IsNoneByDefault) {
+TEST(Tensor, IsEmptyByDefault) {
   EXPECT_FALSE(Tensor().is_valid());
   EXPECT_EQ(ToString(Tensor()), "no tensor");
   EXPECT_TRUE(IsEqual(Tensor(), Tensor()));
@@ -39,7 +39,7 @@ TEST(Tensor, CopiesShareTheBuffer) {
   EXPECT_EQ(reinterpret_cast<uintptr_t>(tensor.data()) % kBufferAlignment, 0u);
 }
 
-TEST(Tensor, ASliceIsAViewOfItsRows) {
+TEST(Tensor, SliceIsAViewOfItsRows) {
   const Tensor tensor = Counting();
   const Tensor slice = *tensor.Slice(1, 2);
   EXPECT_THAT(slice.elements<int32_t>(), ElementsAre(2, 3, 4, 5));
@@ -49,7 +49,7 @@ TEST(Tensor, ASliceIsAViewOfItsRows) {
   EXPECT_EQ(tensor.Slice(4, 0)->bytes(), 0u);
 }
 
-TEST(Tensor, ASliceEndsWithTheTensor) {
+TEST(Tensor, SliceMayNotExceedTheTensor) {
   const Tensor tensor = Counting();
   for (const auto& [first, count] : std::array<std::pair<int64_t, int64_t>, 4>{
            {{-1, 1}, {0, 5}, {5, 0}, {1, std::numeric_limits<int64_t>::max()}}}) {
@@ -79,7 +79,7 @@ TEST(Tensor, StaysWithinItsBuffer) {
   EXPECT_EQ(Tensor::Create(DataType::kString, Shape(), buffer).status().code(), kRefused);
 }
 
-TEST(Tensor, RefusesMoreThanThereCanBe) {
+TEST(Tensor, RefusesSizesThatOverflow) {
   const Shape huge = *Shape::Create({std::numeric_limits<int64_t>::max()});
   EXPECT_EQ(Tensor::Allocate(DataType::kDouble, huge).status().code(), kRefused);
   EXPECT_EQ(Tensor::Allocate(DataType::kInt8, *Shape::Create({int64_t{1} << 60})).status().code(),
@@ -101,8 +101,8 @@ TEST(Tensor, HoldsStrings) {
   EXPECT_EQ(Tensor::OfStrings(Shape(), {}).status().code(), kRefused);
 }
 
-// Whoever lent the memory hears once when the last view is gone, and not before.
-TEST(Tensor, GivesForeignMemoryBack) {
+// The owner of foreign memory is notified once, when the last view is destroyed, and not before.
+TEST(Tensor, ReleasesForeignMemoryWithTheLastView) {
   std::array<float, 4> memory = {1, 2, 3, 4};
   int released = 0;
   {
@@ -131,7 +131,7 @@ TEST(Tensor, EndsWithItsBuffer_OrBeforeIt) {
   EXPECT_TRUE(create(0, 16).ok());
   EXPECT_EQ(create(1, 16).code(), kRefused);
   EXPECT_EQ(create(0, 20).code(), kRefused);
-  // Rows up to the last, and none of them.
+  // Rows up to the last, and zero rows.
   const Tensor tensor = Counting();
   EXPECT_THAT(tensor.Slice(3, 1)->elements<int32_t>(), ElementsAre(6, 7));
   EXPECT_EQ(tensor.Slice(3, 2).status().code(), absl::StatusCode::kOutOfRange);
