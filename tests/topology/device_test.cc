@@ -14,7 +14,7 @@ TEST(Device, IsNamedByKindAndOrdinal) {
   EXPECT_EQ(DeviceName(3, TestHost()), "node3/host:0");
 }
 
-TEST(Device, KindsAreReadBackFromTheirNames) {
+TEST(Device, KindsRoundTripThroughTheirNames) {
   EXPECT_EQ(ParseDeviceKind("gpu"), DeviceKind::kGpu);
   EXPECT_EQ(ParseDeviceKind("host"), DeviceKind::kHost);
   EXPECT_EQ(ParseDeviceKind("tpu"), std::nullopt);
@@ -22,13 +22,13 @@ TEST(Device, KindsAreReadBackFromTheirNames) {
 
 // Machines whose NVLinks end inside report a zero cluster: taking it for a fabric would join the
 // whole job.
-TEST(Device, AZeroClusterIsNoFabric) {
+TEST(Device, ZeroClusterIsNoFabric) {
   EXPECT_FALSE(IsFabric(""));
   EXPECT_FALSE(IsFabric("00000000-0000-0000-0000-000000000000/7"));
   EXPECT_TRUE(IsFabric("00000000-0000-0000-0000-000000000001/0"));
 }
 
-TEST(Device, PrintsWhatIsKnown) {
+TEST(Device, PrintsKnownFields) {
   std::ostringstream out;
   out << TestGpu(1, "GPU-1");
   EXPECT_EQ(

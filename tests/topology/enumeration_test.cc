@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scenarios 129 to 131 of the reference: who may report what, and how often.
+// Reports of nodes: which are accepted, and how often.
 #include "topology/enumeration.h"
 
 #include "tests/topology/topology_test_util.h"
@@ -11,7 +11,7 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-// Scenario 129: arrival order must not number devices.
+// The order of arrival must not number devices.
 TEST(Enumeration, NumbersByNodeIdWhenNodeOneReportsFirst) {
   Enumeration enumeration(2);
   FERRY_ASSERT_OK(enumeration.Add(TestNode(1)));
@@ -24,7 +24,7 @@ TEST(Enumeration, NumbersByNodeIdWhenNodeOneReportsFirst) {
   EXPECT_EQ(global->DeviceName(1), "node1/host:0");
 }
 
-// Scenario 130: a retried call must not fail.
+// A retried call must not fail.
 TEST(Enumeration, AcceptsTheSameReportTwice) {
   Enumeration enumeration(1);
   FERRY_ASSERT_OK(enumeration.Add(TestNode(0)));
@@ -32,7 +32,7 @@ TEST(Enumeration, AcceptsTheSameReportTwice) {
   FERRY_ASSERT_OK(enumeration.Build());
 }
 
-// Scenario 131: a restarted process that sees other GPUs must not pass for the old one.
+// A restarted process that sees other GPUs must not pass for the old one.
 TEST(Enumeration, RefusesADifferentReportAndKeepsTheFirst) {
   Enumeration enumeration(1);
   FERRY_ASSERT_OK(enumeration.Add(TestNode(0)));
@@ -45,7 +45,7 @@ TEST(Enumeration, RefusesADifferentReportAndKeepsTheFirst) {
   EXPECT_EQ(enumeration.Build()->devices().size(), 1u);
 }
 
-TEST(Enumeration, TakesANewReportAfterTheNodeWasRemoved) {
+TEST(Enumeration, AcceptsANewReportAfterTheNodeWasRemoved) {
   Enumeration enumeration(1);
   FERRY_ASSERT_OK(enumeration.Add(TestNode(0)));
   enumeration.Remove(0);
@@ -54,7 +54,7 @@ TEST(Enumeration, TakesANewReportAfterTheNodeWasRemoved) {
   FERRY_ASSERT_OK(enumeration.Add(other));
 }
 
-TEST(Enumeration, RefusesNodesThatAreNotOfTheJob) {
+TEST(Enumeration, RefusesNodesOutsideTheJob) {
   Enumeration enumeration(2);
   EXPECT_THAT(enumeration.Add(TestNode(2)),
               FailsWith(absl::StatusCode::kFailedPrecondition, HasSubstr("nodes 0 to 1")));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What `ferry topo` prints.
+// The output of `ferry topo`.
 #include "topology/format.h"
 
 #include "absl/strings/str_split.h"
@@ -23,7 +23,7 @@ LocalTopology Machine() {
   return node;
 }
 
-TEST(FormatText, IsAlignedAndSaysItsDirection) {
+TEST(FormatText, IsAlignedAndNamesItsDirection) {
   EXPECT_EQ(FormatText(Machine()),
             "device  name         pci bus id    numa  cores  memory      compute  uuid\n"
             "host:0  Xeon         -             -     64     1024.0 GiB  -        -\n"
@@ -43,11 +43,9 @@ TEST(FormatText, IsAlignedAndSaysItsDirection) {
             "  PHB  the PCIe host bridge of one CPU\n");
 }
 
-TEST(FormatText, SaysSoWhenThereIsNothing) {
-  EXPECT_EQ(FormatText(LocalTopology()), "no devices\n");
-}
+TEST(FormatText, ReportsAnEmptyTopology) { EXPECT_EQ(FormatText(LocalTopology()), "no devices\n"); }
 
-TEST(FormatText, AJobNamesNodesAndCutsALargeMatrixOpenly) {
+TEST(FormatText, JobNamesNodesAndTruncatesALargeMatrixVisibly) {
   std::vector<LocalTopology> nodes;
   for (int i = 0; i < 100; ++i) nodes.push_back(TestNode(i));
   const std::string text = FormatText(*BuildGlobalTopology(nodes), 8);
@@ -60,7 +58,7 @@ TEST(FormatText, AJobNamesNodesAndCutsALargeMatrixOpenly) {
   for (const std::string& line : lines) EXPECT_LE(line.size(), 160u) << line;
 }
 
-TEST(FormatText, AnUnevenJobSaysSo) {
+TEST(FormatText, UnevenJobIsReported) {
   LocalTopology more = TestNode(1);
   more.devices.push_back(TestGpu(0));
   EXPECT_THAT(FormatText(*BuildGlobalTopology({TestNode(0), more})),
@@ -82,7 +80,7 @@ TEST(FormatJson, HasDevicesAndLinks) {
   EXPECT_EQ(json["links"][2]["nvlink_count"], 18);
 }
 
-TEST(FormatJson, OfAJobHasGlobalIdsAndPartitions) {
+TEST(FormatJson, JobHasGlobalIdsAndPartitions) {
   const nlohmann::json json =
       nlohmann::json::parse(FormatJson(*BuildGlobalTopology({TestNode(7), Machine()})));
   EXPECT_EQ(json["counts"]["partitions"], -1);
@@ -92,7 +90,7 @@ TEST(FormatJson, OfAJobHasGlobalIdsAndPartitions) {
   EXPECT_EQ(json["nodes"][1]["devices"][0]["device"], "node7/host:0");
 }
 
-TEST(FormatJson, SurvivesNamesThatAreNotText) {
+TEST(FormatJson, SurvivesInvalidUtf8Names) {
   LocalTopology node = TestNode(0);
   node.devices[0].name = "\xff\xfe\"\n";
   EXPECT_TRUE(nlohmann::json::accept(FormatJson(node)));

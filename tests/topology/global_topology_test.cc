@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scenarios 129 and 132 to 134 of the reference: global ids, partitions, counts; and paths between
-// nodes.
+// Global ids, partitions and counts; and paths between nodes.
 #include "topology/global_topology.h"
 
 #include "tests/topology/topology_test_util.h"
@@ -29,7 +28,7 @@ GlobalTopology Build(const std::vector<LocalTopology>& nodes) {
   return global.ok() ? *std::move(global) : GlobalTopology();
 }
 
-// Scenario 129. Ten sorts before nine in text, but not as a number.
+// Ten sorts before nine as text, but not as a number.
 TEST(BuildGlobalTopology, NumbersDevicesDenselyInNumericNodeOrder) {
   LocalTopology two_devices = TestNode(9);
   two_devices.devices.push_back(TestGpu(0));
@@ -55,14 +54,14 @@ TEST(BuildGlobalTopology, RefusesANodeTwice) {
               FailsWith(absl::StatusCode::kInvalidArgument, HasSubstr("node 1 appears twice")));
 }
 
-TEST(BuildGlobalTopology, RefusesANodeThatIsNotValidByItself) {
+TEST(BuildGlobalTopology, RefusesAnInvalidNode) {
   LocalTopology bad = TestNode(1);
   bad.devices.push_back(TestHost());
   EXPECT_THAT(BuildGlobalTopology({TestNode(0), bad}),
               FailsWith(absl::StatusCode::kInvalidArgument, HasSubstr("node 1: device host:0")));
 }
 
-// Two pods that were given the same GPU would corrupt each other's memory without a word.
+// Two pods with the same GPU would corrupt each other's memory silently.
 TEST(BuildGlobalTopology, RefusesOneGpuOnTwoNodesAndNamesBoth) {
   LocalTopology again = GpuNode(5, "", "boot-5");
   again.devices[1].uuid = "GPU-2";
@@ -72,7 +71,6 @@ TEST(BuildGlobalTopology, RefusesOneGpuOnTwoNodesAndNamesBoth) {
                               HasSubstr("GPU-2"), HasSubstr("as gpu:2 and gpu:5"))));
 }
 
-// Scenario 132.
 TEST(Partitions, RefusesIndexesOnSomeNodesOnly) {
   LocalTopology with = TestNode(0);
   with.partition_index = 4;
@@ -82,7 +80,7 @@ TEST(Partitions, RefusesIndexesOnSomeNodesOnly) {
                 AllOf(HasSubstr("node 0 names partition 4"), HasSubstr("node 1 names none"))));
 }
 
-// Scenario 133: what the user says wins, as it is.
+// The user's partition index is used unchanged.
 TEST(Partitions, KeepsExplicitIndexes) {
   LocalTopology a = GpuNode(0, kFabricA, "boot");
   LocalTopology b = GpuNode(1, kFabricA, "boot");
@@ -149,7 +147,6 @@ TEST(Counts, CountHostsWhereThereAreNoGpus) {
   EXPECT_EQ(Build({TestNode(0), TestNode(1), TestNode(2)}).counts(), (TopologyCounts{3, 1, 1}));
 }
 
-// Scenario 134.
 TEST(Counts, AreMinusOneWhenHostsOrDevicesAreUneven) {
   EXPECT_EQ(Build({GpuNode(0, "", "x"), GpuNode(1, "", "x"), GpuNode(2, "", "y")}).counts(),
             (TopologyCounts{-1, -1, -1}));
@@ -180,7 +177,7 @@ TEST(GlobalLinks, BetweenNodesOfOneMachineFollowItsNumaNodes) {
 }
 
 // Each process computes on one GPU but sees all of the machine's: then it knows the path.
-TEST(GlobalLinks, BetweenNodesOfOneMachineUseWhatEitherNodeSees) {
+TEST(GlobalLinks, BetweenNodesOfOneMachineUseLinksThatEitherNodeSees) {
   LocalTopology seeing = GpuNode(1, "", "x");
   Device other = TestGpu(0);  // the PCI device of node 0's GPU; no UUID, so it is not claimed
   seeing.devices.push_back(other);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The host device of the machine the tests run on, against what other sources say.
+// The host device of the machine the tests run on, compared with other sources.
 #include "topology/host_discovery.h"
 
 #include <fstream>
@@ -29,7 +29,7 @@ TEST(DiscoverHost, FindsCoresMemoryAndNames) {
   EXPECT_GE(host.numa_node_count, 1);
 }
 
-TEST(DiscoverHost, SaysTheSameTwice) {
+TEST(DiscoverHost, IsDeterministic) {
   const HostDiscovery first = DiscoverHost();
   const HostDiscovery second = DiscoverHost();
   EXPECT_EQ(first.device, second.device);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ladder's order and words.
+// The order and the words of the ladder.
 #include "topology/link.h"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a node may report, and how two reports differ.
+// Valid reports of a node, and differences between two reports.
 #include "topology/local_topology.h"
 
 #include "tests/topology/topology_test_util.h"
@@ -35,7 +35,7 @@ TEST(LocalTopology, SettingALinkAgainReplacesIt) {
   EXPECT_EQ(node.LinkBetween(2, 1).type, LinkType::kSys);
 }
 
-TEST(LocalTopology, LinksAreEqualWhateverOrderTheyAreSetIn) {
+TEST(LocalTopology, LinksAreEqualInAnyOrderOfSetting) {
   LocalTopology a = TwoGpus();
   a.SetLink(0, 1, PlainLink(LinkType::kPhb));
   LocalTopology b = TestNode(3);
@@ -100,7 +100,7 @@ TEST(Validate, RefusesBadLinks) {
               FailsWith(kInvalid, HasSubstr("unknown type")));
 }
 
-TEST(Validate, RefusesWhatIsTooMuch) {
+TEST(Validate, RefusesReportsOverTheLimits) {
   LocalTopology node = TwoGpus();
   node.host_name = std::string(kMaxTopologyTextBytes + 1, 'a');
   EXPECT_THAT(Validate(node), FailsWith(kInvalid, HasSubstr("host_name has 513 bytes")));

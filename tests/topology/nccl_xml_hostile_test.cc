@@ -30,7 +30,7 @@ TEST(HostileXml, EmptyFilesAreRefused) {
   ExpectInvalid("\n\n<!-- only this -->\n", "line 4: the file holds no element");
 }
 
-TEST(HostileXml, WhatIsNotXmlIsRefused) {
+TEST(HostileXml, NonXmlIsRefused) {
   ExpectInvalid("\nhello", "line 2: text \"hello\" between the elements");
   ExpectInvalid(std::string("<system version=\"1\">\n\0</system>", 30), "line 2: a zero byte");
   ExpectInvalid("<system version=\"1\">\n<!-- </system>", "line 2: a comment that never ends");
@@ -58,7 +58,7 @@ TEST(HostileXml, EveryPrefixOfAFileIsRefused) {
   }
 }
 
-// Random damage must give an error that says where, or a topology that can be used; never a crash.
+// Random damage must give an error with its line, or a usable topology; never a crash.
 TEST(HostileXml, DamagedFilesAreRefusedOrUsable) {
   const std::string text = ReadText(TestDataPath("dump.xml"));
   constexpr unsigned kSeed = 20240607;
@@ -123,7 +123,7 @@ TEST(HostileXml, EntitiesAndDocumentTypesAreRefused) {
                 "line 1: a document type");
 }
 
-// What is skipped for NCCL's sake is still XML.
+// Elements that NCCL would skip must still be valid XML.
 TEST(HostileXml, FaultsInsideElementsThatAreIgnored_AreFound) {
   ExpectInvalid(InCpu("<thing>\nwords</thing>"), "line 4: text \"words\" between the elements");
   ExpectInvalid(InCpu("<thing a=\"1\"\nb=\"&x;\"/>"), "line 4: <thing> of line 3: '&'");
@@ -131,7 +131,7 @@ TEST(HostileXml, FaultsInsideElementsThatAreIgnored_AreFound) {
 }
 
 // Closing tags and comments between the last element and the fault.
-TEST(HostileXml, NestingFaultsBehindComments_NameTheElementThatIsOpen) {
+TEST(HostileXml, NestingFaultsBehindComments_NameTheOpenElement) {
   ExpectInvalid(InCpu("<thing>\n<!-- </thing></cpu> -->\n</thing >\n</thing>"),
                 "line 6: </thing> where <cpu> of line 2 must be closed first");
   ExpectInvalid("<system version=\"1\">\n<cpu numaid=\"0\">\n</cpu><?x </system>?>\n",
@@ -180,7 +180,7 @@ TEST(HostileXml, BadNumbersAreRefused) {
                 "affinity=\"xyz\" is not a mask");
 }
 
-TEST(HostileXml, NumbersAsNcclWritesThemAreAccepted) {
+TEST(HostileXml, NumbersAsWrittenByNcclAreAccepted) {
   const std::string net =
       "<nic><net speed=\"-1\" latency=\"0.000000\" guid=\"0x5662550003a1420c\" "
       "maxconn=\"0x20\"/></nic>";
@@ -189,14 +189,14 @@ TEST(HostileXml, NumbersAsNcclWritesThemAreAccepted) {
 }
 
 // A tree with a node below itself is a cycle: walking it would never end.
-TEST(HostileXml, ABusIdBelowItselfIsACycle) {
+TEST(HostileXml, BusIdBelowItselfIsACycle) {
   ExpectInvalid(
       InCpu("<pci busid=\"0000:10:00.0\">\n<pci busid=\"0000:11:00.0\">\n"
             "<pci busid=\"0000:10:00.0\"/></pci></pci>"),
       "line 5: <pci busid=\"0000:10:00.0\">: is inside itself: its bus id is that of line 3");
 }
 
-TEST(HostileXml, ABusIdOrNumaNodeTwiceIsRefusedInAnySpelling) {
+TEST(HostileXml, DuplicateBusIdOrNumaNodeIsRefusedInAnySpelling) {
   ExpectInvalid(InCpu("<pci busid=\"0000:1A:00.0\"/>\n<pci busid=\"0000:1a:00.0\"/>"),
                 "line 4: <pci busid=\"0000:1a:00.0\">: has the same bus id as line 3");
   ExpectInvalid("<system version=\"1\">\n<cpu numaid=\"0\"/>\n<cpu numaid=\"0x0\"/></system>",
@@ -260,7 +260,7 @@ TEST(HostileXml, AttributesBehindThe16th_AreIgnoredAsByNccl) {
   ExpectInvalid(late + " numaid=\"0\"/></system>", "attribute numaid is missing");
 }
 
-TEST(HostileXml, AnAttributeForASecondTime_IsIgnoredAsByNccl) {
+TEST(HostileXml, RepeatedAttribute_IsIgnoredAsByNccl) {
   const auto topology =
       ReadNcclXml(InCpu("<pci busid=\"0000:10:00.0\" busid=\"0000:11:00.0\" class=\"0x06\"/>"));
   ASSERT_TRUE(topology.ok()) << topology.status();

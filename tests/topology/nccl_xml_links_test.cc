@@ -85,14 +85,14 @@ TEST(NcclLinks, BothHalvesOfABroadcomSwitchCountAsOne) {
   EXPECT_THAT(halves("0xc020", "0xa096", "0xa064"), ElementsAre("PXB"));
 }
 
-TEST(NcclLinks, ALinkBetweenSwitchesKeepsTheCpuOutOfThePath) {
+TEST(NcclLinks, LinkBetweenSwitchesKeepsTheCpuOutOfThePath) {
   const std::string pcilink = "<pcilink target=\"0000:20:00.0\"/>";
   EXPECT_THAT(Upper(ReadSystem(Cpu(0, Bridge("10", Gpu("11") + pcilink)) +
                                Cpu(1, Bridge("20", Gpu("21"))))),
               ElementsAre("PXB"));
 }
 
-TEST(NcclLinks, SwitchedNvlinkJoinsAllThatHaveIt) {
+TEST(NcclLinks, SwitchedNvlinkJoinsAllGpusWithIt) {
   const std::string nvswitch =
       "<gpu dev=\"%d\" sm=\"90\"><nvlink target=\"0000:c7:00.0\" count=\"9\" tclass=\"0x068000\"/>"
       "<nvlink target=\"fffffff:ffff:ff\" count=\"9\" tclass=\"0x068000\"/></gpu>";
@@ -109,8 +109,8 @@ TEST(NcclLinks, SwitchedNvlinkJoinsAllThatHaveIt) {
   EXPECT_EQ(link.bandwidth_bytes_per_s, 450'000'000'000u);
 }
 
-// NCCL writes no class for what it cannot look up; in virtual machines those are switches.
-TEST(NcclLinks, ATargetWithoutClassIsAGpuOfTheFileOrElseASwitch) {
+// NCCL writes no class for devices it cannot look up; in virtual machines those are switches.
+TEST(NcclLinks, TargetWithoutClassIsAGpuOfTheFileOrElseASwitch) {
   const std::string direct = "<gpu dev=\"0\"><nvlink target=\"0000:12:00.0\" count=\"3\"/></gpu>";
   EXPECT_THAT(Upper(ReadSystem(Cpu(0, Gpu("11", direct) + Gpu("12", "<gpu dev=\"1\"/>")))),
               ElementsAre("NV3"));
@@ -121,7 +121,7 @@ TEST(NcclLinks, ATargetWithoutClassIsAGpuOfTheFileOrElseASwitch) {
 }
 
 // gpu/@dev says 12:00.0 is GPU 1, 13:00.0 is GPU 0, 22:00.0 is GPU 2.
-TEST(NcclLinks, ADumpIsNumberedByItsDevAttributes) {
+TEST(NcclLinks, DumpIsNumberedByItsDevAttributes) {
   const absl::StatusOr<NcclTopology> topology = ReadNcclXmlFile(TestDataPath("dump.xml"));
   FERRY_ASSERT_OK(topology);
   const absl::StatusOr<LocalTopology> local = ToLocalTopology(*topology);
@@ -143,7 +143,7 @@ TEST(NcclLinks, WithoutDevAttributesTheOrderOfTheFileCounts) {
   EXPECT_EQ(local.devices[1].ordinal, 1);
 }
 
-TEST(NcclLinks, AFileWithoutGpusHasNoDevices) {
+TEST(NcclLinks, FileWithoutGpusHasNoDevices) {
   EXPECT_TRUE(ReadSystem(Cpu(0, Bridge("10", ""))).devices.empty());
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Files made from what was discovered: read again, they must give the same ladder.
+// Files made from discovered topologies: read again, they must give the same ladder.
 #include "tests/topology/topology_test_util.h"
 
 #include "topology/nccl_xml.h"
@@ -75,7 +75,7 @@ TEST(NcclMake, NodeBecomesPhb) {
   EXPECT_EQ(ThroughFile(local).LinkBetween(0, 1).type, LinkType::kPhb);
 }
 
-TEST(NcclMake, LeavesHostsOut) {
+TEST(NcclMake, OmitsHosts) {
   LocalTopology local = TestNode(0);
   local.devices.push_back(TestGpu(0));
   local.SetLink(0, 1, PlainLink(LinkType::kPhb));

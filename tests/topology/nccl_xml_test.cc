@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reading and writing whole files: what is in them comes back, and what is written is read the
-// same.
+// Reading and writing whole files: content survives a round trip.
 #include "topology/nccl_xml.h"
 
 #include "tests/topology/topology_test_util.h"
@@ -41,7 +40,7 @@ TEST(NcclXml, KeepsAttributesItDoesNotKnowAndTheirOrder) {
             "<system future=\"a&lt;b &amp; &quot;c&quot;\" version=\"1\"/>\n");
 }
 
-TEST(NcclXml, SkipsElementsThatNcclDoesNotKnowAndTellsOfThem) {
+TEST(NcclXml, SkipsAndReportsElementsThatNcclDoesNotKnow) {
   const absl::StatusOr<NcclTopology> topology = ReadNcclXml(
       "<system version=\"1\">\n <cpu numaid=\"0\">\n  <thing><pci/></thing>\n </cpu>\n</system>");
   FERRY_ASSERT_OK(topology);
@@ -49,7 +48,7 @@ TEST(NcclXml, SkipsElementsThatNcclDoesNotKnowAndTellsOfThem) {
   EXPECT_THAT(topology->ignored, ElementsAre("line 3: <thing>"));
 }
 
-TEST(NcclXml, ADumpOfNcclComesBackLetterForLetter) {
+TEST(NcclXml, DumpOfNcclRoundTripsByteForByte) {
   const std::string path = TestDataPath("dump.xml");
   const absl::StatusOr<NcclTopology> topology = ReadNcclXmlFile(path);
   FERRY_ASSERT_OK(topology);

@@ -17,7 +17,7 @@ TEST(NormalizePciBusId, KeepsAWideDomain) {
   EXPECT_EQ(NormalizePciBusId("00010000:01:00.0"), "10000:01:00.0");
 }
 
-TEST(NormalizePciBusId, RefusesWhatIsNone) {
+TEST(NormalizePciBusId, RefusesInvalidIds) {
   for (const char* text : {"", "0000", "000:1a:00.0", "0000:1a:00", "0000:1g:00.0", "0000-1a:00.0",
                            "0000:1a:00.0 ", "000000000:1a:00.0", "fffffff:ffff:ff"}) {
     EXPECT_EQ(NormalizePciBusId(text), std::nullopt) << text;

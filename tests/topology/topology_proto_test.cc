@@ -41,7 +41,7 @@ std::vector<LocalTopology> ManyHosts(int count) {
   return nodes;
 }
 
-TEST(TopologyProto, ALocalTopologySurvives) {
+TEST(TopologyProto, LocalTopologyRoundTrips) {
   LocalTopology node = FullNode(7);
   node.partition_index = 0;
   const absl::StatusOr<LocalTopology> back = ParseLocalTopology(SerializeTopology(node));
@@ -50,7 +50,7 @@ TEST(TopologyProto, ALocalTopologySurvives) {
   EXPECT_EQ(*ParseLocalTopology(""), LocalTopology());
 }
 
-TEST(TopologyProto, AGlobalTopologySurvives) {
+TEST(TopologyProto, GlobalTopologyRoundTrips) {
   std::vector<LocalTopology> nodes = {FullNode(1), TestNode(4), FullNode(1000)};
   nodes[1].devices[0].memory_bytes += 4096;
   nodes[2].devices[3].uuid.clear();
@@ -70,7 +70,7 @@ TEST(TopologyProto, AGlobalTopologySurvives) {
   }
 }
 
-// Every node must get the same bytes, whoever reported first.
+// Every node must get the same bytes, in any order of reports.
 TEST(TopologyProto, BytesDoNotDependOnTheOrderOfReports) {
   std::vector<LocalTopology> nodes = ManyHosts(50);
   nodes.push_back(FullNode(50));
@@ -99,12 +99,12 @@ TEST(TopologyProto, StoresEqualHardwareOnceAndAGpuInSixteenBytes) {
   EXPECT_LE(SerializeTopology(global).size(), 512u * (8 * (16 + 2) + 40) + 4000);
 }
 
-TEST(TopologyProto, RefusesBytesThatAreNoTopology) {
+TEST(TopologyProto, RefusesInvalidBytes) {
   EXPECT_THAT(ParseLocalTopology("\xff\xff"), FailsWith(kInvalid, HasSubstr("LocalTopology")));
   EXPECT_THAT(ParseGlobalTopology("\xff\xff"), FailsWith(kInvalid, HasSubstr("GlobalTopology")));
 }
 
-TEST(TopologyProto, ValidatesWhatAPeerSent) {
+TEST(TopologyProto, ValidatesReceivedTopologies) {
   v1::LocalTopology proto = ToProto(FullNode(1));
   proto.mutable_links(0)->set_second(99);
   EXPECT_THAT(FromProto(proto), FailsWith(kInvalid, HasSubstr("link 0-99")));
@@ -141,7 +141,7 @@ TEST(TopologyProto, RefusesColumnsThatDoNotFit) {
 }
 
 // A short message must not become gigabytes.
-TEST(TopologyProto, RefusesAMessageThatExpandsTooFar) {
+TEST(TopologyProto, RefusesMessagesThatExpandTooFar) {
   v1::GlobalTopology proto;
   LocalTopology wide;
   for (int i = 0; i < 1000; ++i) wide.devices.push_back(TestGpu(i));
@@ -154,7 +154,7 @@ TEST(TopologyProto, RefusesAMessageThatExpandsTooFar) {
               FailsWith(absl::StatusCode::kResourceExhausted, HasSubstr("60000000 devices")));
 }
 
-TEST(StringColumn, SharesWhatNeighboursBeginWith) {
+TEST(StringColumn, SharesCommonPrefixesOfNeighbours) {
   const v1::StringColumn column = PackStrings({"node-1", "node-2", "", "node-2"});
   EXPECT_EQ(column.own(), "node-12node-2");
   const absl::StatusOr<std::vector<std::string>> back = UnpackStrings(column, 4, 100, "names");
