@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Addresses that a node is told, and those that it tells; tensors over IPv6.
+// Addresses that a node is given, and those that it advertises; tensors over IPv6.
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <netdb.h>
@@ -27,7 +27,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-TEST(Addresses, AreCompletedAsPeopleWriteThem) {
+TEST(Addresses, CommonSpellingsAreCompleted) {
   const std::pair<const char*, const char*> kGood[] = {
       {"10.0.0.3", "10.0.0.3:70"},
       {"10.0.0.3:5", "10.0.0.3:5"},
@@ -53,7 +53,7 @@ TEST(Addresses, AreCompletedAsPeopleWriteThem) {
   }
 }
 
-TEST(Addresses, APortThatIsAdvertisedIsTheCarriers) {
+TEST(Addresses, AdvertisedPortIsTheWireProtocols) {
   Directory directory;
   TransferEngineOptions options;
   options.advertise = "10.0.0.3:5";
@@ -91,13 +91,13 @@ TEST(Addresses, GrpcTriesEachOfSeveralAddresses) {
   }
 }
 
-TEST(Addresses, SeveralAreOneTargetOfGrpc) {
+TEST(Addresses, SeveralAddressesAreOneTargetOfGrpc) {
   EXPECT_EQ(TensorTarget("10.0.0.3:5"), "10.0.0.3:5");
   EXPECT_EQ(TensorTarget("[fd00::3]:5"), "[fd00::3]:5");
   EXPECT_EQ(TensorTarget("10.0.0.3:5,[fd00::3]:6"), "ipv6:%5B::ffff:10.0.0.3%5D:5,%5Bfd00::3%5D:6");
 }
 
-TEST(Addresses, AWorkerThatCannotBeReached_IsNotSaidToHaveDied) {
+TEST(Addresses, UnreachableWorker_IsNotReportedAsDead) {
   Directory directory;
   TransferEngineOptions options;
   options.carrier = Carrier::kGrpc;
@@ -116,7 +116,7 @@ TEST(Addresses, AWorkerThatCannotBeReached_IsNotSaidToHaveDied) {
 }
 
 // A session that is opened at a worker, as TensorFlow's own servers have both at one port.
-TEST(Addresses, AServiceOfTheCoordinatorAtANodesPort_IsToldWhereThatIs) {
+TEST(Addresses, CoordinatorServiceAtANodesPort_NamesTheCoordinatorsAddress) {
   Directory directory;
   TransferEngineOptions options;
   options.carrier = Carrier::kGrpc;
@@ -145,7 +145,7 @@ TEST(Addresses, AServiceOfTheCoordinatorAtANodesPort_IsToldWhereThatIs) {
   }
 }
 
-// Of an interface that is up: "fe80::1%eth0". Empty: there is none.
+// An interface that is up: "fe80::1%eth0". Empty: there is none.
 std::string LinkLocalAddress() {
   ifaddrs* list = nullptr;
   if (getifaddrs(&list) != 0) return "";
@@ -164,7 +164,7 @@ std::string LinkLocalAddress() {
   return found;
 }
 
-// Tensors of all ways, through `address` alone.
+// Tensors by all paths, through `address` alone.
 void ExpectTransfers(const std::string& address, Carrier carrier, const std::string& advertise) {
   Directory directory;
   TransferEngineOptions options;
@@ -205,7 +205,7 @@ bool HasIpv6Loopback() {
 
 TEST(Ipv6, TensorsGoOverTheLoopback) {
   if (!HasIpv6Loopback()) GTEST_SKIP() << "this machine has no ::1";
-  // Advertised as it is listened on, and as people write it.
+  // Advertised as it is listened on, and as users write it.
   for (const char* advertise : {"", "::1", "[::1]"}) {
     ExpectTransfers("::1", Carrier::kLane, advertise);
     ExpectTransfers("::1", Carrier::kGrpc, advertise);

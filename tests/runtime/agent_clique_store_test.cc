@@ -44,7 +44,7 @@ struct Rig {
   coord::Agents agents;
 };
 
-TEST(AgentCliqueStore, DoesWhatItWasAskedForBeforeItGoes) {
+TEST(AgentCliqueStore, PendingRequestsAreDoneBeforeItIsDestroyed) {
   Rig rig;
   auto listener = std::make_shared<Listener>();
   {
@@ -59,9 +59,9 @@ TEST(AgentCliqueStore, DoesWhatItWasAskedForBeforeItGoes) {
   EXPECT_THAT(listener->failures(), ElementsAre());
 }
 
-// Whoever gives up a communicator because the coordinator's host is gone is not kept until the
-// agent gives up the coordinator as well.
-TEST(AgentCliqueStore, DoesNotWaitForACoordinatorThatIsSilent) {
+// Giving up a communicator because the coordinator's host has failed must not wait until the agent
+// gives up the coordinator as well.
+TEST(AgentCliqueStore, DoesNotWaitForASilentCoordinator) {
   Rig rig;
   auto listener = std::make_shared<Listener>();
   rig.proxy.SetStalled(true);
@@ -74,7 +74,7 @@ TEST(AgentCliqueStore, DoesNotWaitForACoordinatorThatIsSilent) {
   EXPECT_THAT(listener->failures(),
               ElementsAre(coord::Fails(absl::StatusCode::kCancelled, HasSubstr("not confirmed"))));
   rig.proxy.SetStalled(false);
-  // What was under way may still be done; what came behind it is not.
+  // The request in flight may still be done; later ones are not.
   EXPECT_THAT(rig.agents[0]->Set("c", "3"), coord::IsOk());
   EXPECT_THAT(rig.agents[0]->TryGet("b"),
               coord::Fails(absl::StatusCode::kNotFound, HasSubstr("b")));

@@ -21,7 +21,8 @@ using Communicator = std::shared_ptr<NcclCommunicator>;
 // Far longer than it takes on a loaded machine, and far shorter than a rank waits for another one.
 constexpr absl::Duration kMuchSooner = absl::Seconds(30);
 
-// What a node keeps. GPU 0 of the producer is rank 0 of its cliques, GPU 1 of the consumer rank 1.
+// The cache of a node. GPU 0 of the producer is rank 0 of its communicators, GPU 1 of the consumer
+// rank 1.
 class Keeper final {
  public:
   explicit Keeper(GpuPeer& peer, uint64_t budget_bytes = uint64_t{1} << 30)
@@ -41,7 +42,7 @@ class Keeper final {
   }
   CliqueKey Own() const { return *CliqueKey::Create({Member(rank_)}); }
 
-  // made: is kept, or somebody has it, as long as it is there.
+  // made: is cached, or in use, while the entry exists.
   absl::StatusOr<Communicator> Acquire(const CliqueKey& key, absl::Duration timeout = kTimeout,
                                        std::weak_ptr<NcclCommunicator>* made = nullptr) {
     const NcclJob& nccl = peer_.exchange().nccl();
@@ -100,7 +101,7 @@ void HasAndIsKilled(GpuPeer& peer, bool lets_go) {
   kill(getpid(), SIGKILL);
 }
 
-TEST(CommunicatorCache, WhatIsKeptWithARankThatDiesGoesAndTheRestStays) {
+TEST(CommunicatorCache, RankDies_ItsCachedCommunicatorsAreDroppedAndTheRestStay) {
   NEEDS_THE_DOUBLE("has two GPUs for two processes");
   for (const bool lets_go : {true, false}) {
     RunGpuPair(
@@ -127,8 +128,8 @@ TEST(CommunicatorCache, WhatIsKeptWithARankThatDiesGoesAndTheRestStays) {
   }
 }
 
-// It is not taken from whoever has it, and not kept afterwards.
-TEST(CommunicatorCache, WhatSomebodyHasWithARankThatDiesIsNotKept) {
+// It is not taken away from its user, and not cached afterwards.
+TEST(CommunicatorCache, RankDies_CommunicatorsInUseAreNotCached) {
   NEEDS_THE_DOUBLE("has two GPUs for two processes");
   RunGpuPair(
       OnTwoMachines(/*consumer_dies=*/true),
@@ -147,7 +148,7 @@ TEST(CommunicatorCache, WhatSomebodyHasWithARankThatDiesIsNotKept) {
 }
 
 // Long before its own deadline.
-TEST(CommunicatorCache, WhoWaitsForARankThatDiesIsToldWhoDied) {
+TEST(CommunicatorCache, RankDies_WaitersAreToldWhichOne) {
   NEEDS_THE_DOUBLE("has two GPUs for two processes");
   RunGpuPair(
       OnTwoMachines(/*consumer_dies=*/true),
@@ -175,9 +176,9 @@ TEST(CommunicatorCache, WhoWaitsForARankThatDiesIsToldWhoDied) {
       [](GpuPeer& peer) { kill(getpid(), SIGKILL); });
 }
 
-// Threads that ask for the same at once get the same, beside others that ask for what no other rank
-// has.
-TEST(CommunicatorCache, ManyThreadsAskAtOnce) {
+// Concurrent requests for one communicator get the same one, next to requests that no other rank
+// makes.
+TEST(CommunicatorCache, ManyThreadsRequestAtOnce) {
   NEEDS_THE_DOUBLE("has two GPUs for two processes");
   const auto run = [](GpuPeer& peer) {
     Keeper keeper(peer);
@@ -199,8 +200,8 @@ TEST(CommunicatorCache, ManyThreadsAskAtOnce) {
 }
 
 // The first exchanges of communicators that share a GPU have one order on all ranks, whatever the
-// order in which their threads ask.
-TEST(CommunicatorCache, ThreadsAskForDifferentOnesInDifferentOrders) {
+// order of the threads' requests.
+TEST(CommunicatorCache, ThreadsRequestDifferentOnesInDifferentOrders) {
   NEEDS_THE_DOUBLE("has two GPUs for two processes");
   const auto run = [](GpuPeer& peer, bool is_reversed) {
     Keeper keeper(peer);
@@ -222,8 +223,8 @@ TEST(CommunicatorCache, ThreadsAskForDifferentOnesInDifferentOrders) {
       [&](GpuPeer& peer) { run(peer, /*is_reversed=*/true); });
 }
 
-// NCCL hangs where it looks for the network: neither whoever waits for it nor the device does.
-TEST(CommunicatorCache, MintingThatNeverReturns) {
+// NCCL hangs while it looks for the network: neither the waiting caller nor the device may hang.
+TEST(CommunicatorCache, CreationThatNeverReturns) {
   NEEDS_THE_DOUBLE("can make NCCL hang");
   GpuPairOptions options = OnTwoMachines();
   options.producer_environment = {{"STRICT_CUDA_FAIL", "ncclGetUniqueId:-1"}};
@@ -241,7 +242,7 @@ TEST(CommunicatorCache, MintingThatNeverReturns) {
         Keeper keeper(peer);
         EXPECT_THAT(ask(peer, keeper, absl::Seconds(4)),
                     HasSubstr("ncclGetUniqueId has not returned for "));
-        // Whoever asks while that hangs is told so, and leaves no second thread behind.
+        // Requests during the hang fail, and leave no second thread behind.
         const absl::Status refused = keeper.Acquire(keeper.Own()).status();
         EXPECT_TRUE(absl::IsUnavailable(refused)) << refused;
         EXPECT_THAT(std::string(refused.message()),
@@ -263,8 +264,9 @@ TEST(CommunicatorCache, MintingThatNeverReturns) {
       });
 }
 
-// A process leaves all the same, and what the thread that hangs there may come back to stays.
-TEST(CommunicatorCache, AnAbortThatNeverReturns) {
+// A process leaves nonetheless, and the state that the hanging thread may return to stays
+// allocated.
+TEST(CommunicatorCache, AbortThatNeverReturns) {
   NEEDS_THE_DOUBLE("can make NCCL hang");
   for (const bool is_forgotten : {false, true}) {
     GpuPairOptions options = OnTwoMachines();
@@ -289,7 +291,7 @@ TEST(CommunicatorCache, AnAbortThatNeverReturns) {
           const std::weak_ptr<CommunicatorCache> kept = keeper.kept();
           keeper.kept() = nullptr;
           EXPECT_FALSE(kept.expired());
-          // What the thread that hangs uses.
+          // Used by the thread that hangs.
           std::fflush(nullptr);
           std::_Exit(testing::Test::HasFailure() ? 1 : 0);
         });
@@ -297,7 +299,7 @@ TEST(CommunicatorCache, AnAbortThatNeverReturns) {
 }
 
 // One of them alone has its memory wanted, and NCCL does not let go of it.
-TEST(CommunicatorCache, OneThatDoesNotEndHoldsUpNobodyElse) {
+TEST(CommunicatorCache, CommunicatorThatDoesNotEnd_DelaysNoOther) {
   NEEDS_THE_DOUBLE("can make NCCL hang");
   GpuPairOptions options = OnTwoMachines();
   options.consumer_environment = {{"STRICT_CUDA_FAIL", "ncclCommAbort:-1:0:1"}};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a sender hears of tensors that have arrived, and that their receiver did not take.
+// How a sender is notified of tensors that have arrived and were rejected by their receiver.
 #include <string>
 
 #include <gmock/gmock.h>
@@ -24,7 +24,7 @@ TransferEngineOptions Requires(const std::string& transport) {
   return options;
 }
 
-TEST(DeclinedTest, ByAnotherTransportThanTheReceiverRequires) {
+TEST(DeclinedTest, PathDiffersFromTheReceiversRequiredTransport) {
   Directory directory;
   ExchangeEnd a(directory, 1, Requires("tcp"));
   ExchangeEnd b(directory, 2, Requires("shm"));
@@ -46,7 +46,7 @@ TEST(DeclinedTest, ByAnotherTransportThanTheReceiverRequires) {
 // Of a size that goes in the transfer descriptor, as a view, and by TCP.
 class WrongBuffer : public ::testing::TestWithParam<std::tuple<int64_t, const char*>> {};
 
-TEST_P(WrongBuffer, IsHeardOfByTheSender) {
+TEST_P(WrongBuffer, ReachesTheSender) {
   const auto [elements, transport] = GetParam();
   Directory directory;
   ExchangeEnd a(directory, 1, Requires(transport));
@@ -54,7 +54,7 @@ TEST_P(WrongBuffer, IsHeardOfByTheSender) {
   Step sending = *a.exchange->OpenStep(1);
   const Shape shape = *Shape::Create({elements});
   ASSERT_TRUE(sending.Send(KeyBetween(a, b, "k"), a.Allocate(DataType::kInt32, shape)).ok());
-  // Nobody waits for its answer: whoever closes the step must.
+  // No call waits for its answer, so closing the step must.
   Receipt receipt;
   RecvArgs args;
   args.destination = b.Allocate(DataType::kDouble, shape);
@@ -78,9 +78,9 @@ INSTANTIATE_TEST_SUITE_P(Of, WrongBuffer,
                          ::testing::Values(std::tuple(4, ""), std::tuple(500'000, ""),
                                            std::tuple(4, "tcp"), std::tuple(500'000, "tcp")));
 
-// A tensor that has come from the heap is on its way while it is being copied to the arena: whoever
-// has been told that it was taken may leave.
-TEST(DeclinedTest, WhatIsStillBeingCopiedHasNotBeenTaken) {
+// A tensor from the heap is in flight while it is being copied to the arena: a sender that is
+// notified of its receipt may leave.
+TEST(DeclinedTest, TensorStillBeingCopiedCountsAsUnreceived) {
   for (int i = 0; i < 4; ++i) {
     Directory directory;
     ExchangeEnd a(directory, 1);
@@ -97,8 +97,8 @@ TEST(DeclinedTest, WhatIsStillBeingCopiedHasNotBeenTaken) {
   }
 }
 
-// In the middle of the loop's turn nobody can hear anything: it is closed all the same.
-TEST(DeclinedTest, AStepMayBeClosedOnTheLoop) {
+// On the loop no message can be received: the step is closed nonetheless.
+TEST(DeclinedTest, StepMayBeClosedOnTheLoop) {
   Directory directory;
   ExchangeEnd a(directory, 1);
   ExchangeEnd b(directory, 2);
@@ -125,7 +125,8 @@ TEST(DeclinedTest, AStepMayBeClosedOnTheLoop) {
   EXPECT_TRUE(receipt.Wait().ok());
 }
 
-// It names what was not taken, and does not wait for what could only come by the same thread.
+// It names the untaken tensor, and does not wait for messages that only the same thread could
+// receive.
 TEST(StepCloseOnTheLoop, UntakenTensor_IsNamedAtOnce) {
   Directory directory;
   ExchangeEnd a(directory, 1);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What /proc says of this process.
+// Reads /proc of this process.
 #include "tests/runtime/engine_pair.h"
 
 #include <filesystem>

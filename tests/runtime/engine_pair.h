@@ -94,7 +94,7 @@ inline RendezvousKey KeyBetween(const ExchangeEnd& from, const ExchangeEnd& to,
       RendezvousKey::Text(device(from), from.exchange->self().peer.incarnation, device(to), name));
 }
 
-// A receive that somebody waits for.
+// A pending receive.
 class Receipt {
  public:
   RecvCallback callback() {
@@ -106,7 +106,7 @@ class Receipt {
       state->received = std::move(received);
     };
   }
-  // DEADLINE_EXCEEDED of the test itself when nothing comes.
+  // DEADLINE_EXCEEDED of the test itself when nothing arrives.
   absl::StatusOr<Received> Wait(absl::Duration timeout = absl::Seconds(30)) {
     absl::MutexLock lock(&state_->mu);
     if (!state_->mu.AwaitWithTimeout(absl::Condition(&state_->is_done), timeout)) {
@@ -144,7 +144,7 @@ inline void FillPattern(Tensor& tensor, uint32_t seed) {
   }
 }
 
-// Descriptors and mappings of this process: what must not grow.
+// Descriptors and mappings of this process, which must not grow.
 struct Footprint {
   int descriptors = 0;
   int mappings = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A receiver that takes nothing for a while, and has asked for more than a control channel keeps.
+// A receiver that reads nothing for a while, with more requests than a control channel queues.
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -15,7 +15,7 @@ using ExchangeBacklog = ExchangeKill;
 
 // Each small enough to come with its transfer descriptor; together far more than sockets, rings and
 // the control channel's queue have room for.
-TEST_P(ExchangeBacklog, OfSmallTensorsEndsNoLane) {
+TEST_P(ExchangeBacklog, ManySmallTensors_EndNoChannel) {
   constexpr int kCount = 1500;
   constexpr int64_t kBytes = 16'000;
   Fork(1);
@@ -25,7 +25,7 @@ TEST_P(ExchangeBacklog, OfSmallTensorsEndsNoLane) {
   PeerProcess& peer = Meet(0);
   ExpectWorks(peer);
   for (int i = 0; i < kCount; ++i) peer.Ask(absl::StrCat("recv t", i));
-  // They are asked for in order.
+  // They are requested in order.
   Receipt last = Receive(peer.From("last"));
   EXPECT_EQ(peer.Ask("send last 8"), "OK");
   ASSERT_TRUE(last.Wait().ok());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two nodes that exchange large tensors while strangers crowd at their doors.
+// Two nodes that exchange large tensors while unauthenticated connections fill their listeners.
 #include <sys/socket.h>
 
 #include <atomic>
@@ -26,8 +26,8 @@ namespace {
 constexpr int64_t kLargeBytes = int64_t{64} << 20;
 constexpr size_t kCrowd = 300;
 
-// Some say nothing, some are of another job, some speak something else, some begin as peers do and
-// stop; all keep their connections until there are too many.
+// Some send nothing, some are of another job, some use another protocol, some stop in the middle of
+// the handshake; all keep their connections until there are too many.
 class Crowd final {
  public:
   explicit Crowd(std::vector<PeerAddresses> doors)
@@ -65,7 +65,7 @@ class Crowd final {
           number % 3 == 0 ? BeginConnectUnix(door.unix_name) : BeginConnectTcp(door.tcp.at(0));
       if (socket.ok()) {
         const std::string words = FirstWords(number);
-        // As far as it goes: nobody needs to hear it.
+        // Best effort: it need not arrive.
         (void)send(socket->get(), words.data(), words.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
         sockets.push_back(*std::move(socket));
       }
@@ -87,7 +87,7 @@ class ExchangeCrowd : public ::testing::TestWithParam<const char*> {
     options.require_transport = GetParam();
     return options;
   }
-  // Both ways at the same time.
+  // In both directions at the same time.
   void TransferEngine(ExchangeEnd& a, ExchangeEnd& b, int64_t step) {
     std::vector<Receipt> receipts(2);
     ExchangeEnd* const ends[] = {&a, &b};
@@ -121,7 +121,7 @@ class ExchangeCrowd : public ::testing::TestWithParam<const char*> {
   std::vector<Tensor> into_ = {Large(), Large()};
 };
 
-TEST_P(ExchangeCrowd, HoldsNoTransferUpAndLeavesNothingBehind) {
+TEST_P(ExchangeCrowd, DelaysNoTransferAndLeavesNothingBehind) {
   constexpr int kRounds = 12;
   FillPattern(sent_, 5);
   ExchangeEnd a(directory_, 1, Options());
@@ -132,7 +132,7 @@ TEST_P(ExchangeCrowd, HoldsNoTransferUpAndLeavesNothingBehind) {
     Crowd crowd({a.exchange->self().channels, b.exchange->self().channels});
     for (int64_t round = 2; round < kRounds; ++round) TransferEngine(a, b, round);
     EXPECT_TRUE(Becomes([&] { return crowd.came() > 2 * static_cast<int>(kCrowd); }));
-    // Whoever joins now has to get through the crowd.
+    // A node that joins now has to get through the crowd.
     ExchangeEnd c(directory_, 3, Options());
     TransferEngine(a, c, kRounds);
     TransferEngine(c, b, kRounds + 1);

@@ -21,7 +21,7 @@
 namespace ferry {
 
 inline constexpr int64_t kLarge = int64_t{64} << 20;
-// For whoever survives to hear of it.
+// Until the survivor has been notified.
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 inline constexpr absl::Duration kDetection = absl::Seconds(10);
 #else
@@ -76,7 +76,7 @@ class ExchangeKill : public ::testing::TestWithParam<const char*> {
     }
     return condition();
   }
-  // Also what a control channel has here once nobody is at its other end.
+  // Also the state that a control channel has here once its other end is gone.
   void ExpectNothingLeft(const Footprint& before) {
     EXPECT_TRUE(Becomes([this] { return here_->exchange->fetcher().lane_count() == 0; }));
     EXPECT_TRUE(Becomes([this] { return here_->exchange->arena().stats().block_count == 0; }));
@@ -89,7 +89,7 @@ class ExchangeKill : public ::testing::TestWithParam<const char*> {
         << " mappings, were " << before.mappings << "; " << Footprint::Now().threads
         << " threads, were " << before.threads;
   }
-  // A tensor each way, with a peer that nothing has happened to.
+  // A tensor in each direction, with a peer that is not affected.
   void ExpectWorks(PeerProcess& peer, int64_t bytes = 300'000) {
     Receipt receipt = Receive(peer.From("works"));
     EXPECT_EQ(peer.Ask(absl::StrCat("send works ", bytes)), "OK");

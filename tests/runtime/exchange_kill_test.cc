@@ -7,7 +7,7 @@
 namespace ferry {
 namespace {
 
-TEST_P(ExchangeKill, BeforeAnybodyConnects) {
+TEST_P(ExchangeKill, BeforeAnyConnection) {
   Fork(2);
   StartHere();
   PeerProcess& dead = Meet(0);
@@ -24,7 +24,7 @@ TEST_P(ExchangeKill, DuringTheHandshake) {
   StartHere();
   PeerProcess& dead = Meet(0);
   const Footprint before = Footprint::Now();
-  // The kernel accepts for it, and nobody answers.
+  // The kernel accepts for it, and it never answers.
   dead.Stop();
   Receipt receipt = Receive(dead.From("t"));
   absl::SleepFor(absl::Milliseconds(20));
@@ -35,7 +35,7 @@ TEST_P(ExchangeKill, DuringTheHandshake) {
   ExpectWorks(Meet(1));
 }
 
-TEST_P(ExchangeKill, TheProducerWithARequestPending) {
+TEST_P(ExchangeKill, ProducerWithARequestPending) {
   Fork(2);
   StartHere();
   PeerProcess& dead = Meet(0);
@@ -49,7 +49,7 @@ TEST_P(ExchangeKill, TheProducerWithARequestPending) {
 }
 
 // Every so often it is dead before the first byte, or has sent the last one.
-TEST_P(ExchangeKill, TheProducerInTheMiddleOfALargeTransfer) {
+TEST_P(ExchangeKill, ProducerInTheMiddleOfALargeTransfer) {
   constexpr int kRounds = 6;
   Fork(kRounds + 2);
   StartHere();
@@ -80,7 +80,7 @@ TEST_P(ExchangeKill, TheProducerInTheMiddleOfALargeTransfer) {
   ExpectWorks(Meet(kRounds + 1));
 }
 
-TEST_P(ExchangeKill, TheConsumerInTheMiddleOfALargeTransfer) {
+TEST_P(ExchangeKill, ConsumerInTheMiddleOfALargeTransfer) {
   constexpr int kRounds = 4;
   Fork(kRounds + 2);
   StartHere();
@@ -107,7 +107,7 @@ TEST_P(ExchangeKill, TheConsumerInTheMiddleOfALargeTransfer) {
   ExpectWorks(Meet(kRounds + 1));
 }
 
-TEST_P(ExchangeKill, AViewOutlivesItsProducer) {
+TEST_P(ExchangeKill, ViewOutlivesItsProducer) {
   Fork(3);
   StartHere();
   Warm(Meet(0));
@@ -127,7 +127,7 @@ TEST_P(ExchangeKill, AViewOutlivesItsProducer) {
   ExpectWorks(Meet(2));
 }
 
-TEST_P(ExchangeKill, TheConsumerWithAView) {
+TEST_P(ExchangeKill, ConsumerWithAView) {
   Fork(3);
   StartHere();
   Warm(Meet(0));
@@ -144,7 +144,7 @@ TEST_P(ExchangeKill, TheConsumerWithAView) {
   ExpectWorks(Meet(2));
 }
 
-TEST_P(ExchangeKill, APeerThatIsStoppedIsWaitedForInVain) {
+TEST_P(ExchangeKill, StoppedPeer_IsWaitedForUntilTheDeadline) {
   Fork(1);
   StartHere();
   PeerProcess& peer = Meet(0);

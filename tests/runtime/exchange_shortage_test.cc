@@ -13,15 +13,14 @@ namespace {
 
 using ExchangeShortage = ExchangeKill;
 
-// Of this process's address space.
+// Limits this process's address space.
 rlim_t VirtualBytes() {
   rlim_t pages = 0;
   std::ifstream("/proc/self/statm") >> pages;
   return pages * static_cast<rlim_t>(sysconf(_SC_PAGESIZE));
 }
 
-// A segment that is new comes with a descriptor, and the first large tensor over TCP needs
-// connections.
+// A new segment comes with a descriptor, and the first large tensor over TCP needs connections.
 TEST_P(ExchangeShortage, OfDescriptorsEndsReceivesAndPasses) {
   Fork(1);
   StartHere();
@@ -32,7 +31,7 @@ TEST_P(ExchangeShortage, OfDescriptorsEndsReceivesAndPasses) {
   const rlimit none = {0, limit.rlim_max};
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
   EXPECT_EQ(peer.Ask(absl::StrCat("send t ", kLarge)), "OK");
-  // A segment that nobody needs here costs nobody the control channel.
+  // An unneeded segment does not end the control channel.
   ExpectWorks(peer, 8);
   Receipt receipt = Receive(peer.From("t"), Pattern(kLarge));
   const absl::Status status = receipt.Wait(kDetection).status();
@@ -45,8 +44,8 @@ TEST_P(ExchangeShortage, OfDescriptorsEndsReceivesAndPasses) {
   ExpectWorks(peer, kLarge);
 }
 
-// The producer has none: neither for a segment of its arena nor for whoever connects.
-TEST_P(ExchangeShortage, OfDescriptorsAtTheProducerIsTold) {
+// The producer has none: neither for a segment of its arena nor for new connections.
+TEST_P(ExchangeShortage, OfDescriptorsAtTheProducerIsReported) {
   Fork(1);
   StartHere();
   PeerProcess& peer = Meet(0);
@@ -61,7 +60,7 @@ TEST_P(ExchangeShortage, OfDescriptorsAtTheProducerIsTold) {
   step_->RecvAsync(peer.From("t"), args, receipt.callback());
   const auto received = receipt.Wait(absl::Seconds(3) + kDetection);
   const absl::Status& status = received.status();
-  // Of TCP's connections, which wait in its kernel until it has some again, the deadline tells.
+  // TCP connections wait in its kernel until it has descriptors again, so they end at the deadline.
   EXPECT_TRUE(absl::IsResourceExhausted(status) || absl::IsDeadlineExceeded(status)) << status;
   EXPECT_TRUE(absl::StrContains(status.message(), "node 1")) << status;
   EXPECT_TRUE(absl::StrContains(status.message(), "ulimit -n") ||
@@ -75,9 +74,9 @@ TEST_P(ExchangeShortage, OfDescriptorsAtTheProducerIsTold) {
   EXPECT_TRUE(Becomes([&] { return Footprint::Now().threads == before.threads; }));
 }
 
-// Who connects is told, and what needs no descriptors goes on: over the same control channel, since
-// there could be no other.
-TEST_P(ExchangeShortage, OfDescriptorsAtTheProducerCostsNoLane) {
+// The connecting side is notified, and transfers without descriptors go on over the same control
+// channel, since there could be no other.
+TEST_P(ExchangeShortage, OfDescriptorsAtTheProducerEndsNoChannel) {
   Fork(1);
   TransferEngineOptions options;
   options.connect_timeout = absl::Seconds(3);
@@ -96,7 +95,7 @@ TEST_P(ExchangeShortage, OfDescriptorsAtTheProducerCostsNoLane) {
   ExpectWorks(peer, kLarge);
 }
 
-// Who came too early is let in when there are some.
+// Early connections are accepted once there are some.
 TEST_P(ExchangeShortage, OfDescriptorsThatPassesIsWaitedFor) {
   Fork(1);
   StartHere();
@@ -109,8 +108,8 @@ TEST_P(ExchangeShortage, OfDescriptorsThatPassesIsWaitedFor) {
   EXPECT_TRUE(receipt.Wait().ok()) << receipt.Wait().status();
 }
 
-// Nobody can connect to it, and it does not spin over that.
-TEST_P(ExchangeShortage, OfDescriptorsBeforeThereIsALane) {
+// Connections to it fail, and it does not spin.
+TEST_P(ExchangeShortage, OfDescriptorsBeforeTheFirstChannel) {
   Fork(1);
   StartHere();
   PeerProcess& peer = Meet(0);
@@ -127,7 +126,7 @@ TEST_P(ExchangeShortage, OfDescriptorsBeforeThereIsALane) {
   ExpectWorks(peer);
 }
 
-// Neither its arena nor its heap has room for what comes.
+// Neither its arena nor its heap has room for the tensor.
 TEST_P(ExchangeShortage, OfMemoryAtTheReceiverEndsThatReceive) {
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
   GTEST_SKIP() << "a sanitizer's own memory has no limit";
@@ -158,7 +157,7 @@ INSTANTIATE_TEST_SUITE_P(Over, ExchangeShortage, ::testing::Values("shm", "tcp")
 
 using ExchangeArena = ExchangeKill;
 
-TEST_P(ExchangeArena, ThatIsFullInTheSenderIsToldToTheReceiver) {
+TEST_P(ExchangeArena, FullArenaOfTheSender_IsReportedToTheReceiver) {
   peers_.push_back(std::make_unique<PeerProcess>(GetParam(), 100, size_t{64} << 20));
   StartHere();
   PeerProcess& peer = Meet(0);
@@ -172,8 +171,8 @@ TEST_P(ExchangeArena, ThatIsFullInTheSenderIsToldToTheReceiver) {
   ExpectWorks(peer);
 }
 
-// What the kernel refuses, as the budget does.
-TEST_P(ExchangeArena, ThatTheKernelGivesNoMemoryIsToldToTheReceiver) {
+// The kernel refuses memory, as the budget does.
+TEST_P(ExchangeArena, KernelRefusesMemory_IsReportedToTheReceiver) {
   Fork(1);
   StartHere();
   PeerProcess& peer = Meet(0);
@@ -192,8 +191,8 @@ TEST_P(ExchangeArena, ThatTheKernelGivesNoMemoryIsToldToTheReceiver) {
   EXPECT_TRUE(next.Wait().ok()) << next.Wait().status();
 }
 
-// What is on its way keeps its memory, whatever the arena counts.
-TEST_P(ExchangeArena, ThatGivesBackKeepsNothingForAPeerThatReadsNothing) {
+// Tensors in flight keep their memory, whatever the arena counts.
+TEST_P(ExchangeArena, ReleasedMemory_IsNotKeptForAPeerThatReadsNothing) {
   Fork(1);
   TransferEngineOptions options;
   options.arena.segment_bytes = size_t{1} << 20;

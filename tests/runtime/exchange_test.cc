@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Exchanges of several nodes: which path is taken, who has died, and who is a stranger.
+// Exchanges of several nodes: path selection, failed peers, and unauthenticated connections.
 #include <memory>
 #include <string>
 #include <utility>
@@ -15,7 +15,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-TEST(PathPolicyTest, ARequiredTransportThatCannotFailsWithItsReason) {
+TEST(PathPolicyTest, RequiredTransportThatIsUnavailable_FailsWithTheReason) {
   Directory directory;
   TransferEngineOptions options;
   options.require_transport = "shm";
@@ -32,8 +32,8 @@ TEST(PathPolicyTest, ARequiredTransportThatCannotFailsWithItsReason) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("two machines"));
 }
 
-// The sender decides which way a tensor goes, and may have been told otherwise.
-TEST(PathPolicyTest, ATransportThatTheReceiverDoesNotAllowIsRefusedThere) {
+// The sender selects the path of a tensor, and may have other options.
+TEST(PathPolicyTest, TransportThatTheReceiverForbids_IsRefusedThere) {
   Directory directory;
   TransferEngineOptions by_tcp;
   by_tcp.require_transport = "tcp";
@@ -52,7 +52,7 @@ TEST(PathPolicyTest, ATransportThatTheReceiverDoesNotAllowIsRefusedThere) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("sends by tcp, and shm is the required"));
 }
 
-TEST(PathPolicyTest, TheCheapestWayIsExplained) {
+TEST(PathPolicyTest, CheapestPathIsExplained) {
   Directory directory;
   ExchangeEnd a(directory, 1);
   ExchangeEnd b(directory, 2);
@@ -67,8 +67,8 @@ TEST(PathPolicyTest, TheCheapestWayIsExplained) {
   EXPECT_THAT(Explain(*far), HasSubstr("; tcp ("));
 }
 
-// Whoever looks at what it has received may find the sender gone.
-TEST(PathPolicyTest, AWayIsExplainedByTheLaneThatWasTaken) {
+// A caller that inspects a received tensor may find the sender gone.
+TEST(PathPolicyTest, PathIsExplainedByTheChannelThatWasUsed) {
   Directory directory;
   TransferEngineOptions by_tcp;
   by_tcp.require_transport = "tcp";
@@ -99,7 +99,7 @@ TEST(PathPolicyTest, AWayIsExplainedByTheLaneThatWasTaken) {
     EXPECT_THAT(Explain(*way), HasSubstr("not shm: descriptors cannot be passed between them: "
                                          "node 1 came over TCP; tcp ("));
   }
-  // Another life of it, of which no control channel says anything.
+  // Another incarnation, unknown to any control channel.
   Endpoint other = sender;
   ++other.peer.incarnation;
   const auto way = b.exchange->PathFrom(other, 1 << 20, true);
@@ -107,7 +107,7 @@ TEST(PathPolicyTest, AWayIsExplainedByTheLaneThatWasTaken) {
   EXPECT_THAT(Explain(*way), HasSubstr("node 1 listens on no Unix socket; tcp ("));
 }
 
-TEST(PathPolicyTest, WithinAProcessItIsLocal) {
+TEST(PathPolicyTest, WithinAProcess_IsLocal) {
   Directory directory;
   for (const char* required : {"", "local", "tcp"}) {
     TransferEngineOptions options;
@@ -129,7 +129,7 @@ TEST(PathPolicyTest, WithinAProcessItIsLocal) {
   }
 }
 
-TEST(PathPolicyTest, LocalConnectsNoTwoProcesses) {
+TEST(PathPolicyTest, LocalCannotConnectTwoProcesses) {
   Directory directory;
   TransferEngineOptions options;
   options.require_transport = "local";
@@ -150,7 +150,7 @@ TEST(PathPolicyTest, LocalConnectsNoTwoProcesses) {
               AllOf(HasSubstr(path.status().message()), HasSubstr("step 1 needed")));
 }
 
-TEST(PathPolicyTest, NamesThatAreNoTransportAreRefused) {
+TEST(PathPolicyTest, UnknownTransportNamesAreRefused) {
   TransferEngineOptions options;
   options.require_transport = "pigeon";
   options.listen = "127.0.0.1:0";
@@ -160,7 +160,7 @@ TEST(PathPolicyTest, NamesThatAreNoTransportAreRefused) {
   EXPECT_THAT(std::string(started.status().message()), HasSubstr("there are shm, tcp"));
 }
 
-TEST(ExchangeTest, AnotherLifeOfTheProducerAnswersAborted) {
+TEST(ExchangeTest, AnotherIncarnationOfTheProducer_AnswersAborted) {
   Directory directory;
   ExchangeEnd sink(directory, 2);
   auto first = std::make_unique<ExchangeEnd>(directory, 1, TransferEngineOptions{}, 77);
@@ -174,7 +174,7 @@ TEST(ExchangeTest, AnotherLifeOfTheProducerAnswersAborted) {
               HasSubstr("RecvTensor expects a different device incarnation: 77 vs. 78"));
 }
 
-TEST(ExchangeTest, ADeadNodeFailsWhatNeedsItAndNothingElse) {
+TEST(ExchangeTest, DeadNode_FailsItsDependentsOnly) {
   Directory directory;
   ExchangeEnd a(directory, 1);
   ExchangeEnd b(directory, 2);
@@ -196,7 +196,7 @@ TEST(ExchangeTest, ADeadNodeFailsWhatNeedsItAndNothingElse) {
 
 // A CancellationToken may be of a whole session, with very many receives, each of which would be
 // kept.
-TEST(ExchangeTest, ReceivesThatAreOverLeaveNothingWithTheirCancellation) {
+TEST(ExchangeTest, FinishedReceives_LeaveNothingWithTheirCancellation) {
   Directory directory;
   ExchangeEnd a(directory, 1);
   ExchangeEnd b(directory, 2);
@@ -214,7 +214,7 @@ TEST(ExchangeTest, ReceivesThatAreOverLeaveNothingWithTheirCancellation) {
   EXPECT_EQ(cancellation.registered_count(), 0u);
 }
 
-TEST(ExchangeTest, WrongTokensNeverMeet) {
+TEST(ExchangeTest, WrongTokensNeverConnect) {
   Directory directory;
   TransferEngineOptions other;
   other.token = "another job";
@@ -226,7 +226,7 @@ TEST(ExchangeTest, WrongTokensNeverMeet) {
   EXPECT_GE(a.exchange->lane_stats().refused, 1);
 }
 
-TEST(ExchangeTest, WrongTokensNeverMeetOverGrpcEither) {
+TEST(ExchangeTest, WrongTokensNeverConnectOverGrpcEither) {
   Directory directory;
   TransferEngineOptions options;
   options.carrier = Carrier::kGrpc;

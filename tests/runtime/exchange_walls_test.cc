@@ -62,8 +62,8 @@ bool EnterPidNamespace() {
   std::_Exit(WIFEXITED(status) ? WEXITSTATUS(status) : 99);
 }
 
-// Ends the process at the first call that looks into another one, as containers forbid them; and
-// nobody of the same user may look into it.
+// Kills the process at the first system call that reads another one's memory, as containers forbid;
+// and processes of the same user may not read it.
 bool ForbidDebugging() {
   const auto jump = [](uint32_t call) {
     return sock_filter{BPF_JMP | BPF_JEQ | BPF_K, 0, 1, call};
@@ -109,7 +109,7 @@ class ExchangeWalls : public ExchangeKill {
     PeerProcess& peer = Meet(0);
     ExpectWorks(peer, 8);
     ExpectWorks(peer, kMoreThanDevShm);
-    // What has to be copied into the arena.
+    // Tensors that have to be copied into the arena.
     EXPECT_EQ(peer.Ask(absl::StrCat("send_heap t ", kMoreThanDevShm)), "OK");
     Receipt receipt = Receive(peer.From("t"));
     const auto received = receipt.Wait();
@@ -120,7 +120,7 @@ class ExchangeWalls : public ExchangeKill {
   }
 };
 
-TEST_P(ExchangeWalls, ADevShmOf64Megabytes) {
+TEST_P(ExchangeWalls, DevShmOf64Megabytes) {
   const bool is_allowed = RunApart([] { return Mount("/dev/shm", "size=64m"); },
                                    [this] {
                                      struct statvfs about;
@@ -158,8 +158,8 @@ TEST_P(ExchangeWalls, ProcessesOfDifferentPidAndIpcNamespaces) {
   if (!is_allowed) GTEST_SKIP() << NotHere("makes no pid namespaces for users");
 }
 
-TEST_P(ExchangeWalls, WithoutTheRightsOfADebugger) {
-  // The filter does what it says.
+TEST_P(ExchangeWalls, WithoutPtraceRights) {
+  // The filter works.
   const pid_t child = fork();
   if (child == 0) {
     if (!ForbidDebugging()) std::_Exit(1);
@@ -184,7 +184,7 @@ bool BecomeOtherUser() {
 }
 
 // Without the explanation the connecting side only saw that its connection was reset.
-TEST_P(ExchangeWalls, TwoUsers_GoOverTcpOrAreToldThatTheyAreTwo) {
+TEST_P(ExchangeWalls, TwoUsers_UseTcpOrAnErrorNamesThem) {
   if (geteuid() != 0) GTEST_SKIP() << NotHere("does not let this user become another one");
   const bool needs_shm = std::string(GetParam()) == "shm";
   peers_.push_back(

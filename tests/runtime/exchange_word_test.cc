@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Processes that end or hang between two words of the protocol.
+// Processes that end or hang between two messages of the protocol.
 #include <algorithm>
 #include <csignal>
 #include <cstring>
@@ -20,12 +20,12 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// More than goes in a transfer descriptor, and more than the sockets of a control channel hold.
+// More than fits in a transfer descriptor, and more than the sockets of a control channel buffer.
 constexpr int64_t kBytes = int64_t{64} << 20;
 
 class ExchangeWord : public ExchangeKill {
  protected:
-  // One that is warm afterwards, one for later, and the one that goes.
+  // One to warm up, one for later, and the one that ends.
   void Begin(Word at, int signal) {
     Fork(2);
     rogue_ = std::make_unique<RogueProcess>(GetParam(), at, signal, kBytes);
@@ -54,14 +54,14 @@ class ExchangeWord : public ExchangeKill {
   Footprint before_;
 };
 
-TEST_P(ExchangeWord, TheProducerIsKilledWhenItHasHeardTheRequest) {
+TEST_P(ExchangeWord, ProducerIsKilledAfterItReceivedTheRequest) {
   Begin(Word::kRequestHeard, SIGKILL);
   Receipt receipt = Receive(rogue_->From("t"));
   ExpectNamesPeerAndPhase(receipt);
   End();
 }
 
-TEST_P(ExchangeWord, TheProducerIsKilledWhenItHasSentTheTicket) {
+TEST_P(ExchangeWord, ProducerIsKilledAfterItSentTheDescriptor) {
   Begin(Word::kTicketSent, SIGKILL);
   {
     Receipt receipt = Receive(rogue_->From("t"));
@@ -77,19 +77,19 @@ TEST_P(ExchangeWord, TheProducerIsKilledWhenItHasSentTheTicket) {
   End();
 }
 
-TEST_P(ExchangeWord, TheProducerHangsWhenItHasHeardTheRequest) {
+TEST_P(ExchangeWord, ProducerHangsAfterItReceivedTheRequest) {
   Begin(Word::kRequestHeard, SIGSTOP);
   Step step(*here_->exchange, step_);
   const absl::Status status = step.Recv(rogue_->From("t"), absl::Seconds(2)).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr("asked node 1, which has not sent it"));
-  // Its answer comes too late, and harms nobody.
+  // Its answer comes too late, and is ignored.
   ASSERT_TRUE(rogue_->HasGone());
   rogue_->Continue();
   End();
 }
 
-TEST_P(ExchangeWord, TheProducerHangsWhenItHasSentTheTicket) {
+TEST_P(ExchangeWord, ProducerHangsAfterItSentTheDescriptor) {
   Begin(Word::kTicketSent, SIGSTOP);
   Tensor into = *Tensor::Allocate(DataType::kUint8, *Shape::Create({kBytes}));
   std::memset(into.mutable_data(), 0, into.bytes());
@@ -103,7 +103,7 @@ TEST_P(ExchangeWord, TheProducerHangsWhenItHasSentTheTicket) {
   } else {
     EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
     EXPECT_THAT(std::string(status.message()), HasSubstr("receiving from node 1 by tcp"));
-    // Whoever had the buffer has other plans for it.
+    // The owner of the buffer may reuse it.
     std::memset(into.mutable_data(), 1, into.bytes());
     rogue_->Continue();
     absl::SleepFor(absl::Milliseconds(100));
@@ -113,19 +113,19 @@ TEST_P(ExchangeWord, TheProducerHangsWhenItHasSentTheTicket) {
   End();
 }
 
-TEST_P(ExchangeWord, TheConsumerIsKilledWhenItHasAsked) {
+TEST_P(ExchangeWord, ConsumerIsKilledAfterItSentTheRequest) {
   Begin(Word::kRequestSent, SIGKILL);
   rogue_->AskFor(rogue_->To("t"));
   ASSERT_TRUE(rogue_->HasGone());
   EXPECT_TRUE(Becomes([this] { return here_->exchange->fetcher().lane_count() == 0; }));
-  // Nobody has it, and so it has not been taken.
+  // No process has received it.
   const absl::Status status = Offer().Close(absl::Milliseconds(50));
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr(";t;"));
   End();
 }
 
-TEST_P(ExchangeWord, TheConsumerIsKilledWhenItHasHeardTheTicket) {
+TEST_P(ExchangeWord, ConsumerIsKilledAfterItReceivedTheDescriptor) {
   Begin(Word::kTicketHeard, SIGKILL);
   Step step = Offer();
   rogue_->AskFor(rogue_->To("t"));
@@ -138,7 +138,7 @@ TEST_P(ExchangeWord, TheConsumerIsKilledWhenItHasHeardTheTicket) {
   End();
 }
 
-TEST_P(ExchangeWord, TheConsumerHangsWhenItHasHeardTheTicket) {
+TEST_P(ExchangeWord, ConsumerHangsAfterItReceivedTheDescriptor) {
   Begin(Word::kTicketHeard, SIGSTOP);
   Step step = Offer();
   rogue_->AskFor(rogue_->To("t"));
@@ -151,13 +151,13 @@ TEST_P(ExchangeWord, TheConsumerHangsWhenItHasHeardTheTicket) {
     EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
     EXPECT_THAT(std::string(status.message()), HasSubstr("being sent to node 1"));
   }
-  // It is lent as long as somebody may look at it.
+  // It is exported as long as the consumer may read it.
   EXPECT_GT(here_->exchange->arena().stats().block_count, 0u);
   rogue_->Kill();
   End();
 }
 
-TEST_P(ExchangeWord, TheConsumerIsKilledWhenItHasDeclined) {
+TEST_P(ExchangeWord, ConsumerIsKilledAfterItRejectedTheTensor) {
   Begin(Word::kDeclinedSent, SIGKILL);
   Step step = Offer();
   rogue_->AskFor(rogue_->To("t"));
@@ -168,7 +168,7 @@ TEST_P(ExchangeWord, TheConsumerIsKilledWhenItHasDeclined) {
   End();
 }
 
-TEST_P(ExchangeWord, TheConsumerIsKilledWhenItIsDone) {
+TEST_P(ExchangeWord, ConsumerIsKilledAfterItSentTheAck) {
   Begin(Word::kDoneSent, SIGKILL);
   Step step = Offer();
   rogue_->AskFor(rogue_->To("t"));

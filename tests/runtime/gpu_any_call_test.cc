@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two processes with GPUs, one of which is killed at a call of a library's, or fails there: nobody
-// waits for ever, and what arrives is right.
+// Two processes with GPUs, one of which is killed at a library call, or whose call fails: no wait
+// is endless, and the data that arrives is right.
 #include <string>
 #include <vector>
 
@@ -57,7 +57,7 @@ void ReceiveRound(GpuPeer& peer, Step& step, int first, cuda::Stream stream, boo
   }
   std::vector<absl::StatusOr<Received>> all;
   for (const std::unique_ptr<Receipt>& receipt : receipts) all.push_back(receipt->Wait(kTimeout));
-  // What this test calls itself is not to fail.
+  // The test's own calls must not fail.
   peer.Control<void (*)()>("strict_cuda_clear_faults")();
   for (int i = 0; i < kCount; ++i) {
     const absl::StatusOr<Received>& received = all[static_cast<size_t>(i)];
@@ -159,23 +159,23 @@ GpuPairOptions Apart() {
   return options;
 }
 
-TEST(GpuAnyCall, OneIsKilledThatHandsMemoryOver) {
+TEST(GpuAnyCall, ProcessIsKilledWhileItExportsMemory) {
   NEEDS_THE_DOUBLE("can play what this needs");
   // Not each of them makes each call.
   EXPECT_GT(RunAll({}, CallsOfIpc(), kDies), 10);
 }
 
-TEST(GpuAnyCall, OneIsKilledThatUsesNccl) {
+TEST(GpuAnyCall, ProcessIsKilledWhileItUsesNccl) {
   NEEDS_THE_DOUBLE("can play what this needs");
   EXPECT_GT(RunAll(Apart(), CallsOfNccl(), kDies), 10);
 }
 
-TEST(GpuAnyCall, ACallFailsThatHandsMemoryOver) {
+TEST(GpuAnyCall, CallFailsWhileMemoryIsExported) {
   NEEDS_THE_DOUBLE("can play what this needs");
   EXPECT_EQ(RunAll({}, CallsOfIpc(), kOutOfMemory), 0);
 }
 
-TEST(GpuAnyCall, ACallFailsThatUsesNccl) {
+TEST(GpuAnyCall, CallFailsWhileNcclIsUsed) {
   NEEDS_THE_DOUBLE("can play what this needs");
   EXPECT_EQ(RunAll(Apart(), CallsOfNccl(), kOutOfMemory), 0);
 }

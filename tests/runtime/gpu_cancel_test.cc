@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensors that are not ready, receives that are called off, and what fails once and works later.
+// Tensors that are not ready, receives that are cancelled, and operations that fail once and work
+// later.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -14,7 +15,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// In a pool that nobody can open.
+// In a pool that other processes cannot open.
 Tensor InDefaultPool(GpuPeer& peer, size_t bytes = kBytes) {
   Gpu& gpu = peer.gpu(0);
   const cuda::CudaTable& table = gpu.device->table();
@@ -44,8 +45,8 @@ void ExpectHolds(GpuPeer& peer, const Received& received, uint32_t seed, size_t 
   EXPECT_TRUE(Holds(peer.Read(received.tensor, stream->get()), pattern)) << "tensor " << seed;
 }
 
-// A dozen behind kernels that do not end, more than there are streams to wait on, and one that is
-// ready and comes last.
+// A dozen tensors behind kernels that do not end, more than there are streams to wait on, and a
+// ready one that comes last.
 void ExpectNobodyIsHeldUp(const std::string& to, bool is_foreign) {
   constexpr int kLate = 12;
   RunGpuPair(
@@ -88,25 +89,25 @@ void ExpectNobodyIsHeldUp(const std::string& to, bool is_foreign) {
 
 // A GPU has fewer queues than there are streams here: one that is ready may be behind one that is
 // not, whatever Ferry does. gpu-check's part "running" has one of them.
-TEST(GpuCancel, WhatIsNotReadyHoldsUpNoView) {
+TEST(GpuCancel, UnreadyTensors_DelayNoView) {
   NEEDS_THE_DOUBLE("has a queue for each stream");
   ExpectNobodyIsHeldUp("GPU:0", false);
 }
-TEST(GpuCancel, WhatIsNotReadyHoldsUpNoCopy) {
+TEST(GpuCancel, UnreadyTensors_DelayNoCopy) {
   NEEDS_THE_DOUBLE("has a queue for each stream");
   ExpectNobodyIsHeldUp("GPU:1", false);
 }
-TEST(GpuCancel, WhatIsNotReadyHoldsUpNoSlice) {
+TEST(GpuCancel, UnreadyTensors_DelayNoSlice) {
   NEEDS_THE_DOUBLE("has a queue for each stream");
   ExpectNobodyIsHeldUp("GPU:0", true);
 }
-TEST(GpuCancel, WhatIsNotReadyHoldsUpNothingForTheHost) {
+TEST(GpuCancel, UnreadyTensors_DelayNothingForTheHost) {
   NEEDS_THE_DOUBLE("has a queue for each stream");
   ExpectNobodyIsHeldUp("CPU:0", false);
 }
 
 // The receive ends in time, and its buffer is kept as long as the device may write to it.
-TEST(GpuCancel, AReceiverDoesNotWaitForTheProducersKernel) {
+TEST(GpuCancel, ReceiverDoesNotWaitForTheProducersKernel) {
   NEEDS_THE_DOUBLE("can play what this needs");
   RunGpuPair(
       {},
@@ -142,8 +143,8 @@ TEST(GpuCancel, AReceiverDoesNotWaitForTheProducersKernel) {
       });
 }
 
-// Called off while slices are on their way: the ring is whole again, and others get through.
-TEST(GpuCancel, OneThatComesInSlicesIsCalledOff) {
+// Cancelled while slices are in flight: the ring is complete again, and other transfers proceed.
+TEST(GpuCancel, TransferInSlicesIsCancelled) {
   NEEDS_THE_DOUBLE("can play what this needs");
   GpuPairOptions options;
   options.environment = {{"STRICT_CUDA_DELAY_US", "5000"}};
@@ -191,8 +192,8 @@ TEST(GpuCancel, OneThatComesInSlicesIsCalledOff) {
 }
 
 // The descriptor of a segment comes once; if it cannot be opened then, that tensor fails, and the
-// next one has it asked for again.
-TEST(GpuCancel, ASegmentThatCouldNotBeOpenedIsAskedForAgain) {
+// next one requests it again.
+TEST(GpuCancel, SegmentThatCouldNotBeOpened_IsRequestedAgain) {
   NEEDS_THE_DOUBLE("can play what this needs");
   RunGpuPair(
       {},
@@ -232,8 +233,8 @@ TEST(GpuCancel, ASegmentThatCouldNotBeOpenedIsAskedForAgain) {
       });
 }
 
-// What is refused is tried again after a while; until then the reason stands.
-TEST(GpuCancel, APairThatWasRefusedIsProbedAgain) {
+// A refused pair is tried again after a while; until then the reason stands.
+TEST(GpuCancel, RefusedPair_IsProbedAgain) {
   NEEDS_THE_DOUBLE("can play what this needs");
   constexpr int kTries = 200;
   RunGpuPair(
@@ -274,8 +275,8 @@ TEST(GpuCancel, APairThatWasRefusedIsProbedAgain) {
       });
 }
 
-// A receiver that gives back what it has not been sent yet gets nothing, and nothing is kept.
-TEST(GpuCancel, WhatIsGivenBackBeforeItWasSentIsNotKept) {
+// A receiver that releases a slice that was not sent yet gets nothing, and nothing is kept.
+TEST(GpuCancel, SliceReleasedBeforeItWasSent_IsNotKept) {
   NEEDS_THE_DOUBLE("can play what this needs");
   RunGpuPair(
       {},
@@ -313,7 +314,7 @@ TEST(GpuCancel, WhatIsGivenBackBeforeItWasSentIsNotKept) {
         const absl::Time give_up = absl::Now() + kTimeout;
         while (!memory.expired() && absl::Now() < give_up) absl::SleepFor(absl::Milliseconds(1));
         EXPECT_TRUE(memory.expired());
-        // Who gives back a slice that was not sent, or asks for a segment, does not keep to it.
+        // A peer that releases an unsent slice, or requests a segment, violates the protocol.
         EXPECT_TRUE(absl::IsInvalidArgument(sender->OnReply(EncodeCudaIpcTaken({1, 0}))));
         EXPECT_TRUE(absl::IsInvalidArgument(sender->OnReply(EncodeCudaIpcWanted({sent.pair, 99}))));
         EXPECT_TRUE(absl::IsInvalidArgument(sender->OnReply("")));

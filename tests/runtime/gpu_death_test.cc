@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Processes that leave, or are killed, with GPU memory between them; and memory that its owner
-// wants back.
+// Processes that leave, or are killed, with GPU memory shared between them; and memory that its
+// owner needs back.
 #include <atomic>
 #include <csignal>
 
@@ -13,7 +13,7 @@
 namespace ferry {
 namespace {
 
-// Of cudaMalloc; `freed` says that nobody uses it any more.
+// From cudaMalloc; `freed` is called when it is no longer in use.
 Tensor PlainMemory(GpuPeer& peer, cuda::DevicePointer* pointer, std::function<void()> freed) {
   Gpu& gpu = peer.gpu(0);
   const cuda::ScopedCurrent current(*gpu.device);
@@ -30,8 +30,8 @@ bool Eventually(Condition condition) {
   return condition();
 }
 
-// The sender drops its tensors at once, and writes to whatever memory it gets next.
-TEST(GpuDeath, MemoryThatIsLentIsNotUsedAgain) {
+// The sender drops its tensors at once, and writes to the memory that it allocates next.
+TEST(GpuDeath, ExportedMemoryIsNotReused) {
   RunGpuPair(
       {},
       [](GpuPeer& peer) {
@@ -64,15 +64,15 @@ TEST(GpuDeath, MemoryThatIsLentIsNotUsedAgain) {
         peer.Meet();
         peer.Meet();
         EXPECT_TRUE(Holds(peer.Read(*tensor, stream->get()), GpuPeer::Pattern(kBytes, 0)));
-        // Who leaves with something on loan has not taken it.
+        // A process that leaves with an imported tensor has not received it.
         tensor = absl::CancelledError("let go");
         peer.Meet();
       });
 }
 
-// It leaves, and lives on: its user frees the memory as soon as it is told that nobody uses it,
-// which the double ends us for if the consumer still has it open.
-TEST(GpuDeath, AProducerThatLeavesKeepsWhatIsLentForAWhile) {
+// The producer leaves, but its process goes on: its user frees the memory as soon as it is reported
+// unused, for which the fake driver kills the process if the consumer still has it open.
+TEST(GpuDeath, ProducerThatLeaves_KeepsExportsForAWhile) {
   RunGpuPair(
       {},
       [](GpuPeer& peer) {
@@ -93,7 +93,7 @@ TEST(GpuDeath, AProducerThatLeavesKeepsWhatIsLentForAWhile) {
         }
         peer.Meet();
         const absl::Time start = absl::Now();
-        // No one may wait for it: the consumer reads and releases it when this side has left.
+        // Nothing waits for it: the consumer reads and releases it after this side has left.
         peer.Leave();
         EXPECT_FALSE(is_unused);
         peer.Meet();
@@ -114,7 +114,7 @@ TEST(GpuDeath, AProducerThatLeavesKeepsWhatIsLentForAWhile) {
 }
 
 // kill -9 with a copy of the consumer's behind a kernel of the producer's.
-TEST(GpuDeath, AProducerIsKilledInTheMiddleOfACopy) {
+TEST(GpuDeath, ProducerIsKilledInTheMiddleOfACopy) {
   NEEDS_THE_DOUBLE("can play what this needs");
   GpuPairOptions options;
   options.producer_dies = true;
@@ -138,7 +138,7 @@ TEST(GpuDeath, AProducerIsKilledInTheMiddleOfACopy) {
         const auto tensor = step.Recv(KeyOf(0, "GPU:1"), kTimeout, stream->get());
         ASSERT_TRUE(tensor.ok()) << tensor.status();
         peer.Meet();
-        // Whatever it has become, it can be read, and everything ends.
+        // Whatever its content, it can be read, and everything ends.
         peer.Read(*tensor, stream->get());
         EXPECT_TRUE(Eventually([&] { return peer.exchange().fetcher().lane_count() == 0; }));
         const auto next = step.Recv(KeyOf(1, "GPU:1"), absl::Seconds(1), stream->get());
@@ -146,7 +146,7 @@ TEST(GpuDeath, AProducerIsKilledInTheMiddleOfACopy) {
       });
 }
 
-TEST(GpuDeath, AProducerIsKilledBetweenSlices) {
+TEST(GpuDeath, ProducerIsKilledBetweenSlices) {
   NEEDS_THE_DOUBLE("can play what this needs");
   GpuPairOptions options;
   options.producer_dies = true;
@@ -178,7 +178,7 @@ TEST(GpuDeath, AProducerIsKilledBetweenSlices) {
 }
 
 // The consumer is killed while it waits for quiet to open the memory.
-TEST(GpuDeath, AConsumerIsKilledWhileItMaps) {
+TEST(GpuDeath, ConsumerIsKilledWhileItMaps) {
   GpuPairOptions options;
   options.consumer_dies = true;
   RunGpuPair(
@@ -212,7 +212,7 @@ TEST(GpuDeath, AConsumerIsKilledWhileItMaps) {
       });
 }
 
-TEST(GpuDeath, AConsumerIsKilledBetweenSlices) {
+TEST(GpuDeath, ConsumerIsKilledBetweenSlices) {
   NEEDS_THE_DOUBLE("can play what this needs");
   GpuPairOptions options;
   options.consumer_dies = true;
@@ -242,15 +242,15 @@ TEST(GpuDeath, AConsumerIsKilledBetweenSlices) {
         Step step = peer.Open();
         Receipt receipt;
         step.RecvAsync(KeyOf(0), {}, receipt.callback());
-        // The first slice is under way.
+        // The first slice is in flight.
         peer.Meet();
         kill(getpid(), SIGKILL);
       });
 }
 
-// A stream of the consumer's still copies out of a view when the last reference goes: it stays
-// open, and its owner does not get it back, until that is done.
-TEST(GpuDeath, AViewIsNotUnmappedWhileAStreamCopiesFromIt) {
+// A stream of the consumer's still copies out of a view when the last reference is dropped: the
+// view stays open, and is not returned to its owner, until that is done.
+TEST(GpuDeath, ViewIsNotUnmappedWhileAStreamCopiesFromIt) {
   NEEDS_THE_DOUBLE("can play what this needs");
   RunGpuPair(
       {},

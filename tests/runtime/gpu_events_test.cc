@@ -11,7 +11,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Of cudaMalloc, as others allocate.
+// From cudaMalloc, as other programs allocate.
 Tensor PlainForeign(GpuPeer& peer, cuda::DevicePointer* pointer) {
   Gpu& gpu = peer.gpu(0);
   const cuda::ScopedCurrent current(*gpu.device);
@@ -38,22 +38,22 @@ void Receive(GpuPeer& peer, const std::string& to, int ordinal, const std::strin
   peer.Meet();
 }
 
-// The copies that fill what is sent are late.
-TEST(GpuWithoutEvents, AViewIsLookedAtWhenItIsThere) {
+// The copies that fill the tensor are delayed.
+TEST(GpuWithoutEvents, ViewIsReadWhenTheTensorIsReady) {
   NEEDS_THE_DOUBLE("can play what this needs");
   RunGpuPair(
       WithoutEvents(), [](GpuPeer& peer) { SendPatterns(peer, "GPU:0", 3); },
       [](GpuPeer& peer) { Receive(peer, "GPU:0", 0, "cuda_ipc, view"); });
 }
 
-TEST(GpuWithoutEvents, ACopyIsMadeWhenItIsThere) {
+TEST(GpuWithoutEvents, CopyIsMadeWhenTheTensorIsReady) {
   NEEDS_THE_DOUBLE("can play what this needs");
   RunGpuPair(
       WithoutEvents(), [](GpuPeer& peer) { SendPatterns(peer, "GPU:1", 3); },
       [](GpuPeer& peer) { Receive(peer, "GPU:1", 1, "cuda_ipc, copy"); });
 }
 
-TEST(GpuWithoutEvents, SlicesComeWhenTheyAreThere) {
+TEST(GpuWithoutEvents, SlicesAreSentWhenTheyAreReady) {
   NEEDS_THE_DOUBLE("can play what this needs");
   GpuPairOptions options = WithoutEvents();
   options.exchange.gpus.stage_below_bytes = SIZE_MAX;

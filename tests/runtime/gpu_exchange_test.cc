@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensors in GPUs' memory between two processes of one machine, by every way there is.
+// Tensors in GPU memory between two processes of one machine, by every path.
 #include <csignal>
 
 #include <gmock/gmock.h>
@@ -13,7 +13,7 @@ namespace {
 using ::testing::HasSubstr;
 
 // The consumer looks at the producer's memory, after the stream that writes it.
-TEST(GpuExchange, OnTheSameGpuItIsAView) {
+TEST(GpuExchange, OnTheSameGpu_IsAView) {
   RunGpuPair(
       {.environment = {{"STRICT_CUDA_DELAY_US", "3000"}}},
       [](GpuPeer& peer) { SendPatterns(peer, "GPU:0", 5); },
@@ -30,7 +30,7 @@ TEST(GpuExchange, OnTheSameGpuItIsAView) {
       });
 }
 
-TEST(GpuExchange, OnAnotherGpuItIsACopy) {
+TEST(GpuExchange, OnAnotherGpu_IsACopy) {
   NEEDS_TWO_PEERS();
   RunGpuPair(
       {.environment = {{"STRICT_CUDA_DELAY_US", "2000"}}},
@@ -117,7 +117,7 @@ TEST(GpuExchange, RecvIntoWaitsForTheDevice) {
           const Tensor into = OnGpu(peer, gpu);
           const absl::Status status = step.RecvInto(key(gpu), into, kTimeout);
           ASSERT_TRUE(status.ok()) << status;
-          // Of a stream that waits for nothing.
+          // On an idle stream.
           const auto stream = peer.NewStream(gpu);
           EXPECT_TRUE(Holds(peer.Read(into, stream->get()),
                             GpuPeer::Pattern(kBytes, static_cast<uint32_t>(gpu))));
@@ -131,7 +131,7 @@ TEST(GpuExchange, RecvIntoWaitsForTheDevice) {
 }
 
 // More than there are events between the two.
-TEST(GpuExchange, ManyAtOnceAreHeldAsViews) {
+TEST(GpuExchange, ManyViewsMayBeHeldAtOnce) {
   constexpr int kCount = 150;
   constexpr size_t kSmall = 5000;
   RunGpuPair(
@@ -183,9 +183,9 @@ TEST(GpuExchange, FromTheHostToAGpuAndBack) {
       });
 }
 
-// A sender may leave as soon as its step is closed, though the tensor was still on its way out of
-// the GPU when it asked for that.
-TEST(GpuExchange, CloseWaitsForWhatIsStaged) {
+// A sender may leave as soon as its step is closed, even if the tensor was still being copied out
+// of the GPU when it called Close.
+TEST(GpuExchange, CloseWaitsForStagedTensors) {
   GpuPairOptions options;
   options.environment = {{"STRICT_CUDA_DELAY_US", "200000"}};
   RunGpuPair(
@@ -214,8 +214,8 @@ TEST(GpuExchange, CloseWaitsForWhatIsStaged) {
       });
 }
 
-// What a driver refuses is known after the first try, and another way is taken.
-TEST(GpuExchange, WhatCannotBeMappedIsStaged) {
+// A driver's refusal is remembered after the first attempt, and another path is used.
+TEST(GpuExchange, UnmappableMemoryIsStaged) {
   NEEDS_THE_DOUBLE("makes calls fail");
   RunGpuPair(
       {}, [](GpuPeer& peer) { SendPatterns(peer, "GPU:0", 3); },
@@ -231,7 +231,7 @@ TEST(GpuExchange, WhatCannotBeMappedIsStaged) {
       });
 }
 
-TEST(GpuExchange, AnErrorSaysWhyARequiredTransportCannot) {
+TEST(GpuExchange, RequiredTransportThatIsUnavailable_ReportsWhy) {
   NEEDS_THE_DOUBLE("makes calls fail");
   GpuPairOptions options;
   options.exchange.require_transport = "cuda_ipc";
@@ -256,7 +256,7 @@ TEST(GpuExchange, AnErrorSaysWhyARequiredTransportCannot) {
       });
 }
 
-// Memory that Ferry has not made: exported as it is, or copied into memory that can be.
+// Memory not allocated by Ferry: exported as it is, or copied into memory that can be.
 TEST(GpuExchange, ForeignMemoryOfEveryKind) {
   const auto send = [](GpuPeer& peer) {
     Gpu& gpu = peer.gpu(0);
@@ -297,7 +297,7 @@ TEST(GpuExchange, ForeignMemoryOfEveryKind) {
 }
 
 // The consumer is killed with a view in its hands.
-TEST(GpuExchange, TheProducerOutlivesItsConsumer) {
+TEST(GpuExchange, ProducerOutlivesItsConsumer) {
   GpuPairOptions options;
   options.consumer_dies = true;
   RunGpuPair(

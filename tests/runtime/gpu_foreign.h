@@ -16,7 +16,7 @@ namespace ferry {
 inline constexpr size_t kLarge = 5 * 1000 * 1000 + 3;
 inline constexpr size_t kGranule = size_t{2} << 20;
 
-// What a test sends, on the producer's side: GPU memory from the driver.
+// A tensor on the producer's side: GPU memory from the driver.
 struct Foreign {
   cuda::DevicePointer pointer = 0;
   size_t bytes = 0;

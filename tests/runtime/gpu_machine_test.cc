@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Machines, containers and drivers that lack something: tensors arrive all the same, and the path
-// says why it is another one.
+// Machines, containers and drivers with restrictions: tensors arrive nonetheless, and the path
+// names the reason for the detour.
 #include <linux/audit.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -61,8 +61,7 @@ std::string ReceiveOne(GpuPeer& peer, int index, const std::string& to) {
   return std::string(received->path);
 }
 
-// One tensor from gpu:0 to `to`: how it arrives. What its producer says of it when it is required
-// to go by cuda_ipc.
+// One tensor from gpu:0 to `to`: how it arrives. The producer's error when cuda_ipc is required.
 void ExpectPath(const GpuPairOptions& options, const std::string& to, const std::string& path) {
   RunGpuPair(
       options,
@@ -96,7 +95,7 @@ void ExpectReason(GpuPairOptions options, const std::string& to, const std::stri
       });
 }
 
-TEST(GpuMachine, WithoutPeerAccessItIsStaged) {
+TEST(GpuMachine, WithoutPeerAccess_IsStaged) {
   NEEDS_THE_DOUBLE("can play what this needs");
   const GpuPairOptions options = {.environment = {{"STRICT_CUDA_PEERS", "none"}}};
   ExpectPath(options, "GPU:1", "shm, staged");
@@ -114,7 +113,7 @@ TEST(GpuMachine, ProcessesThatSeeDifferentGpus) {
 }
 
 // A process sees one instance. Two of one instance are as two of one GPU.
-TEST(GpuMachine, BetweenMigInstancesItIsStaged) {
+TEST(GpuMachine, BetweenMigInstances_IsStaged) {
   NEEDS_THE_DOUBLE("can play what this needs");
   GpuPairOptions options = {.environment = {{"STRICT_CUDA_MIG", "1"}}};
   ExpectPath(options, "GPU:0", "cuda_ipc, view");
@@ -123,7 +122,7 @@ TEST(GpuMachine, BetweenMigInstancesItIsStaged) {
   ExpectReason(options, "GPU:0", "no peer access");
 }
 
-TEST(GpuMachine, AGpuThatAnotherProcessHasToItself) {
+TEST(GpuMachine, GpuInExclusiveModeOfAnotherProcess) {
   NEEDS_THE_DOUBLE("can play what this needs");
   const GpuPairOptions options = {.environment = {{"STRICT_CUDA_ATTRIBUTES", "20=3"}}};
   RunGpuPair(
@@ -149,23 +148,23 @@ TEST(GpuMachine, AGpuThatAnotherProcessHasToItself) {
         }
         peer.Meet();
         EXPECT_EQ(ReceiveOne(peer, 1, "CPU:0"), "shm, staged");
-        // That one is the consumer's own.
+        // This one is the consumer's own.
         EXPECT_EQ(ReceiveOne(peer, 2, "GPU:1"), "cuda_ipc, copy");
         peer.Meet();
       });
 }
 
 // As in gVisor and WSL, on either side.
-TEST(GpuMachine, ADriverWithoutIpc) {
+TEST(GpuMachine, DriverWithoutIpc) {
   NEEDS_THE_DOUBLE("can play what this needs");
   const std::map<std::string, std::string> without = {
       {"FERRY_CUDA_LIBRARY", STRICT_CUDA_WITHOUT_IPC}};
-  // Mapped memory needs none of it but events, which the host waits for.
+  // Mapped memory needs only events, which the host waits for.
   ExpectPath({.producer_environment = without}, "GPU:0", "cuda_ipc, view");
   ExpectPath({.consumer_environment = without}, "GPU:0", "cuda_ipc, view");
 }
 
-TEST(GpuMachine, WithoutADriverTheHostsMemoryIsUsed) {
+TEST(GpuMachine, WithoutADriver_HostMemoryIsUsed) {
   NEEDS_THE_DOUBLE("can play what this needs");
   RunGpuPair(
       {.consumer_environment = {{"STRICT_CUDA_FAIL", "cuInit:999"}}, .consumer_has_gpus = false},
@@ -181,7 +180,7 @@ TEST(GpuMachine, WithoutADriverTheHostsMemoryIsUsed) {
       });
 }
 
-TEST(GpuMachine, WithoutAUnixSocketNoDescriptorsArePassed) {
+TEST(GpuMachine, WithoutAUnixSocket_NoDescriptorsArePassed) {
   GpuPairOptions options;
   options.exchange.unix_socket = false;
   RunGpuPair(
@@ -204,19 +203,19 @@ std::string MapsOfThisProcess() {
   return maps.str();
 }
 
-// What a real driver makes of such a process is told there, and not judged.
+// The result for such a process with a real driver is reported there, and not judged.
 void JudgeOnTheDouble(const std::function<void()>& body) {
   if (OnRealGpu()) GTEST_SKIP() << "not judged on a GPU; what was seen: " << TryOut(body);
   body();
 }
 
-// Docker gives 64 MB of it, others none: nothing is ever put there.
+// Docker has 64 MB of it, others none: nothing is ever put there.
 void ExpectNothingInDevShm() {
   const auto expect_none = [] { EXPECT_THAT(MapsOfThisProcess(), Not(HasSubstr("/dev/shm"))); };
   RunGpuPair(
       {.prepare_consumer =
            [] {
-             // Where it may, it has none at all.
+             // Where the user has the right to unmount it, there is none at all.
              if (unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) return true;
              return mount("none", "/dev/shm", "tmpfs", MS_RDONLY, "size=4k") == 0 || true;
            }},
@@ -246,7 +245,7 @@ bool EnterPidNamespace() {
   std::_Exit(WIFEXITED(status) ? WEXITSTATUS(status) : 99);
 }
 
-// Memory of Ferry's own goes by descriptors, which know no pids.
+// Ferry's own memory is passed by descriptors, which are independent of pids.
 TEST(GpuMachine, ProcessesOfDifferentPidNamespaces) {
   const pid_t probe = fork();
   if (probe == 0) std::_Exit(unshare(CLONE_NEWUSER | CLONE_NEWPID) == 0 ? 0 : 1);
@@ -301,7 +300,7 @@ void ExpectNoPidfd() {
 }
 
 TEST(GpuMachine, NothingNeedsPidfd) {
-  // The filter does what it says.
+  // The filter works.
   const pid_t child = fork();
   if (child == 0) {
     if (!ForbidPidfd()) std::_Exit(1);
@@ -314,9 +313,9 @@ TEST(GpuMachine, NothingNeedsPidfd) {
   JudgeOnTheDouble(ExpectNoPidfd);
 }
 
-// Whoever asks for a pair of GPUs must not end the control channel of one that has no descriptors
-// left now.
-TEST(GpuMachine, AProbeWhoseDescriptorWasLostIsRefused) {
+// The request to probe a pair of GPUs must not end the control channel of a peer that is out of
+// descriptors.
+TEST(GpuMachine, ProbeWhoseDescriptorWasLost_IsRefused) {
   RunGpuPair(
       {}, [](GpuPeer&) {},
       [](GpuPeer& peer) {
@@ -345,7 +344,7 @@ TEST(GpuMachine, AProbeWhoseDescriptorWasLostIsRefused) {
         EXPECT_EQ(refused->pair, probe.pair);
         EXPECT_EQ(refused->seed, 7u);
         EXPECT_THAT(refused->refusal, HasSubstr("ulimit -n"));
-        // What transfer descriptors will speak of cannot be done without.
+        // The segments that transfer descriptors refer to are indispensable.
         const absl::Status status =
             receiver->OnAnnouncement(EncodeCudaIpcSegment(CudaIpcSegment()), lost);
         EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
@@ -353,7 +352,7 @@ TEST(GpuMachine, AProbeWhoseDescriptorWasLostIsRefused) {
 }
 
 // The limit is named, and only that tensor fails.
-TEST(GpuMachine, WithoutDescriptorsTheLimitIsNamed) {
+TEST(GpuMachine, WithoutDescriptors_TheLimitIsNamed) {
 #if defined(__SANITIZE_ADDRESS__)
   GTEST_SKIP() << "UBSan needs a descriptor of its own to look at an object's type";
 #endif
@@ -363,7 +362,7 @@ TEST(GpuMachine, WithoutDescriptorsTheLimitIsNamed) {
       [](GpuPeer& peer) {
         SendOne(peer, 0, "GPU:0");
         const auto stream = peer.NewStream(0);
-        // Of a segment that the consumer does not know.
+        // Of a segment that the consumer does not have.
         const Tensor large = *peer.gpus().Allocate(0, DataType::kUint8, *Shape::Create({kLarge}));
         // It may have some in its hands still.
         absl::Notification is_idle;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory of every kind on its way between two processes: where it is looked at, and where it goes
-// through the staging ring.
+// Memory of every kind sent between two processes: which is mapped, and which goes through the
+// staging ring.
 #include <atomic>
 
 #include <gmock/gmock.h>
@@ -29,7 +29,7 @@ void ExpectPath(const std::function<Foreign(GpuPeer&)>& make, const std::string&
       });
 }
 
-TEST(GpuMemory, PlainMemoryIsLookedAt) {
+TEST(GpuMemory, PlainMemoryIsMapped) {
   ExpectPath([](GpuPeer& peer) { return MakePlain(peer, kLarge + 999); }, "cuda_ipc, view",
              "the last one was a view, since it is on the same GPU");
 }
@@ -51,11 +51,11 @@ TEST(GpuMemory, MemoryOfTheDefaultPoolIsStagedToAnotherGpu) {
              "the last one was staged: no other process can open this pool memory", /*gpu=*/1);
 }
 
-TEST(GpuMemory, MemoryOfAnExportablePoolIsLookedAt) {
+TEST(GpuMemory, MemoryOfAnExportablePoolIsMapped) {
   ExpectPath([](GpuPeer& peer) { return MakeFromPool(peer, true); }, "cuda_ipc, view", "a view");
 }
 
-TEST(GpuMemory, MappedMemoryOfSeveralChunksIsPutTogether) {
+TEST(GpuMemory, MappedMemoryOfSeveralChunksIsJoined) {
   ExpectPath([](GpuPeer& peer) { return MakeMapped(peer, 4, cuda::kHandleTypePosixFd); },
              "cuda_ipc, copy", "the last one was a copy");
 }
@@ -94,7 +94,7 @@ TEST(GpuMemory, ManagedMemoryIsStaged) {
       "cuda_ipc, staged", "managed memory has no IPC handle");
 }
 
-// Pinned memory is the host's: it goes as such, though a GPU could read it.
+// Pinned memory is host memory: it is sent as such, though a GPU could read it.
 TEST(GpuMemory, PinnedHostMemoryIsHostMemory) {
   RunGpuPair(
       {},
@@ -126,7 +126,7 @@ TEST(GpuMemory, PinnedHostMemoryIsHostMemory) {
 
 // The first, a middle and the last byte of an allocation with neighbours in the same block: as
 // views, and below the size from which mapping is worth it, through the ring.
-TEST(GpuMemory, APartOfAnAllocationIsThatPart) {
+TEST(GpuMemory, PartOfAnAllocationIsThatPart) {
   for (const bool is_small : {false, true}) {
     GpuPairOptions options;
     if (!is_small) options.exchange.gpus.stage_below_bytes = 0;
@@ -150,8 +150,8 @@ TEST(GpuMemory, APartOfAnAllocationIsThatPart) {
   }
 }
 
-// The address comes again, the memory does not.
-TEST(GpuMemory, MemoryAtARecycledAddressIsNotTakenForTheOld) {
+// The address is reused, the memory is not.
+TEST(GpuMemory, MemoryAtARecycledAddress_IsNotTakenForTheOldOne) {
   constexpr int kRounds = 4;
   RunGpuPair(
       {},
@@ -179,7 +179,7 @@ TEST(GpuMemory, MemoryAtARecycledAddressIsNotTakenForTheOld) {
           const absl::Time give_up = absl::Now() + kTimeout;
           while (!is_unused && absl::Now() < give_up) absl::SleepFor(absl::Milliseconds(1));
           ASSERT_TRUE(is_unused) << "the receiver has let go of it, and nobody has said so";
-          // The double ends us if the receiver still has it open.
+          // The fake driver kills the process if the receiver still has it open.
           const cuda::ScopedCurrent current(*peer.gpu(0).device);
           ASSERT_EQ(peer.gpu(0).device->table().memory_free(memory.pointer), cuda::kSuccess);
         }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two processes with GPUs, of the strict double mostly, each of which runs a part of a test.
+// Two processes with GPUs, mostly of the fake CUDA driver, each of which runs a part of a test.
 #ifndef FERRY_TESTS_RUNTIME_GPU_PAIR_H_
 #define FERRY_TESTS_RUNTIME_GPU_PAIR_H_
 
@@ -48,9 +48,9 @@ class GpuPeer final {
   }
 
   TransferEngine& exchange() { return *end_.exchange; }
-  // The process stays, its exchange goes.
+  // The process stays, its transfer engine ends.
   void Leave() { end_.exchange.reset(); }
-  // Which way a tensor comes from a GPU of the other one to one of this one, and why.
+  // The path of a tensor from a GPU of the other process to one of this one, and why.
   std::string Explain(int from, int to, size_t bytes) {
     const auto path = exchange().PathFrom(other_, bytes, /*is_in_arena=*/false,
                                           {MemorySpace::kCuda, from}, {MemorySpace::kCuda, to});
@@ -63,13 +63,13 @@ class GpuPeer final {
     return **gpu;
   }
   const Endpoint& PeerEndpoint() const { return other_; }
-  // What is enqueued on the stream from now on waits until the result is called.
+  // Work enqueued on the stream from now on waits until the result is called.
   std::function<void()> HoldUp(cuda::Stream stream) {
     struct Gate {
       absl::Mutex mu;
       bool is_open = false;
     };
-    auto* const gate = new Gate();  // the stream may need it for ever
+    auto* const gate = new Gate();  // the stream may need it forever
     const auto library = SharedLibrary::Open("", "FERRY_CUDA_LIBRARY");
     FERRY_CHECK(library.ok());
     int (*launch)(cuda::Stream, void (*)(void*), void*) = nullptr;
@@ -88,7 +88,7 @@ class GpuPeer final {
       gate->is_open = true;
     };
   }
-  // Both come here, or neither goes on.
+  // A barrier of both processes.
   void Meet() const {
     channel_.Say("here");
     FERRY_CHECK(channel_.Hear() == "here");
@@ -140,7 +140,7 @@ class GpuPeer final {
     FERRY_CHECK(stream.ok());
     return *std::move(stream);
   }
-  // Of the double.
+  // Of the fake driver.
   template <typename Function>
   Function Control(const char* name) {
     const auto library = SharedLibrary::Open("", "FERRY_CUDA_LIBRARY");
@@ -172,7 +172,7 @@ struct GpuPairOptions {
   // In the consumer's process, before anything else; false: the machine does not let it.
   std::function<bool()> prepare_consumer = {};
   bool consumer_has_gpus = true;
-  // They are on two machines, as far as they can tell, and NCCL's ids go through a folder.
+  // They appear to be on two machines, and NCCL's ids are passed through a folder.
   bool is_apart = false;
   bool producer_dies = false;
   bool consumer_dies = false;
@@ -238,7 +238,7 @@ inline int RunGpuPair(const GpuPairOptions& options, const std::function<void(Gp
   return killed;
 }
 
-// For what a test waits for, and of what most of them send.
+// The timeout of a test's waits, and the size of most tensors.
 inline constexpr absl::Duration kTimeout = absl::Seconds(20);
 inline constexpr size_t kBytes = 3 * 1000 * 1000 + 7;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The staging ring: bounded, so that senders wait and none fails, and early to let go of.
+// The staging ring: bounded, so that senders wait without failing, and released early.
 #include <atomic>
 
 #include <gmock/gmock.h>
@@ -10,9 +10,9 @@
 namespace ferry {
 namespace {
 
-// A ring of two slots: what is larger goes in slices, what comes meanwhile waits, and a full arena
-// is in nobody's way.
-TEST(GpuRing, TheRingIsBoundedAndNobodyFails) {
+// A ring of two slots: larger tensors are sent in slices, further ones wait, and a full arena does
+// not matter.
+TEST(GpuRing, BoundedRing_FailsNoTransfer) {
   GpuPairOptions options;
   options.exchange.gpus.staging = {.budget_bytes = 2 * kGranule, .slot_bytes = kGranule};
   options.exchange.gpus.arena = {.budget_bytes = size_t{256} << 20,
@@ -60,8 +60,8 @@ TEST(GpuRing, TheRingIsBoundedAndNobodyFails) {
       });
 }
 
-// The sender has its memory back when it is copied, whatever the receiver does.
-TEST(GpuRing, WhatIsStagedIsTheSendersAgainEarly) {
+// The sender's memory is free once it is copied, whatever the receiver does.
+TEST(GpuRing, SendersMemoryIsReleasedEarly) {
   RunGpuPair(
       {},
       [](GpuPeer& peer) {
@@ -87,15 +87,15 @@ TEST(GpuRing, WhatIsStagedIsTheSendersAgainEarly) {
         Step step = peer.Open();
         const auto tensor = step.Recv(KeyOf(0), kTimeout, stream->get());
         ASSERT_TRUE(tensor.ok()) << tensor.status();
-        // It is held until the sender has said that it has its memory.
+        // It is held until the sender reports that its memory is free.
         peer.Meet();
         peer.Meet();
         EXPECT_TRUE(Holds(peer.Read(*tensor, stream->get()), GpuPeer::Pattern(kLarge, 0)));
       });
 }
 
-// A device without memory for the ring: by way of the host.
-TEST(GpuRing, WithoutRoomForTheRingItGoesByWayOfTheHost) {
+// A device without memory for the ring: through the host.
+TEST(GpuRing, WithoutRoomForTheRing_GoesThroughTheHost) {
   NEEDS_THE_DOUBLE("can play what this needs");
   RunGpuPair(
       {},
@@ -129,7 +129,7 @@ TEST(GpuRing, WithoutRoomForTheRingItGoesByWayOfTheHost) {
 }
 
 // The receiver has no room for a copy, until it lets go of something.
-TEST(GpuRing, AReceiverWithoutRoomWaitsForSome) {
+TEST(GpuRing, ReceiverWithoutRoom_WaitsForSome) {
   NEEDS_TWO_PEERS();
   GpuPairOptions options;
   options.exchange.gpus.arena = {.budget_bytes = size_t{64} << 20,

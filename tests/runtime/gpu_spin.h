@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A kernel that runs until it is told to end, on a GPU of the strict double.
+// A kernel that runs until it is stopped, on a GPU of the fake CUDA driver.
 #ifndef FERRY_TESTS_RUNTIME_GPU_SPIN_H_
 #define FERRY_TESTS_RUNTIME_GPU_SPIN_H_
 
@@ -22,7 +22,7 @@ class GpuSpin final {
     Set(0);
   }
 
-  // What is enqueued on `stream` from now on waits for Stop.
+  // Work enqueued on `stream` from now on waits for Stop.
   void Start(cuda::Stream stream) {
     const cuda::ScopedCurrent current(*gpu_.device);
     void* parameters[] = {&flag_};

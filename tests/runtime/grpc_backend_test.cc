@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// GrpcBackend's end: what it waits for, and what not.
+// The end of GrpcBackend: which calls it waits for.
 #include "node/grpc_backend.h"
 
 #include <arpa/inet.h>
@@ -27,8 +27,8 @@ UniqueFd ConnectTo(int port) {
   return fd;
 }
 
-// Anybody can connect and say nothing, or begin and not go on.
-TEST(GrpcBackend, StrangersDoNotHoldItsEndUp) {
+// Any client can connect and send nothing, or stop in the middle.
+TEST(GrpcBackend, UnauthenticatedConnectionsDoNotDelayItsEnd) {
   // With one that is waited for this would not end.
   GrpcBackend carrier([](int32_t) { return absl::NotFoundError("nobody is here"); },
                       *HostArena::Create({}), {.grace = absl::Hours(1)});

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Errors for clients that call a worker's port in the place of the coordinator's.
+// Errors for clients that call a worker's port instead of the coordinator's.
 #include "node/wrong_door.h"
 
 #include <gmock/gmock.h>
@@ -12,7 +12,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-TEST(WrongDoorText, AServiceOfTheCoordinator_NamesItsAddress) {
+TEST(WrongDoorText, ServiceOfTheCoordinator_NamesItsAddress) {
   for (const char* method :
        {"/tensorflow.MasterService/CreateSession", "/tensorflow.grpc.MasterService/RunStep",
         "/tensorflow.CoordinationService/RegisterTask",

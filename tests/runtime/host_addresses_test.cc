@@ -48,7 +48,7 @@ std::vector<std::string> Order(const std::vector<InterfaceAddress>& all,
   return addresses;
 }
 
-// As the kernel lists them on a machine on which containers ran before its network came up.
+// As the kernel lists them on a machine on which containers ran before its network was up.
 std::vector<InterfaceAddress> Machine() {
   return {At("lo", "127.0.0.1"),
           At("docker0", "172.17.0.1"),
@@ -61,12 +61,12 @@ std::vector<InterfaceAddress> Machine() {
           At("eth0", "fe80::7")};
 }
 
-TEST(OrderAddresses, ABridgeThatIsOlder_ComesAfterNetworksOfBothFamilies) {
+TEST(OrderAddresses, OlderBridge_ComesAfterNetworksOfBothFamilies) {
   EXPECT_THAT(Order(Machine()), ElementsAre("10.0.0.7", "192.168.100.7", "fd00::7", "172.17.0.1",
                                             "fd01::1", "127.0.0.1", "::1"));
 }
 
-TEST(OrderAddresses, TheEndOfTheCoordinatorsConnection_IsFirst) {
+TEST(OrderAddresses, LocalEndOfTheCoordinatorsConnection_IsFirst) {
   EXPECT_THAT(Order(Machine(), "192.168.100.7"),
               ElementsAre("192.168.100.7", "10.0.0.7", "fd00::7", "172.17.0.1", "fd01::1",
                           "127.0.0.1", "::1"));
@@ -84,25 +84,25 @@ TEST(OrderAddresses, OtherAddressesOfThatInterface_ComeNext) {
                           "fd01::1", "127.0.0.1", "::1"));
 }
 
-TEST(OrderAddresses, ACoordinatorThatIsReachedByIpv6_PutsIpv6First) {
+TEST(OrderAddresses, CoordinatorReachedByIpv6_PutsIpv6First) {
   EXPECT_THAT(Order(Machine(), "fd00::7"),
               ElementsAre("fd00::7", "10.0.0.7", "192.168.100.7", "fd01::1", "172.17.0.1", "::1",
                           "127.0.0.1"));
 }
 
-TEST(OrderAddresses, ALoopbackConnection_SaysNothing) {
+TEST(OrderAddresses, LoopbackConnection_ChangesNothing) {
   for (const char* local_end : {"127.0.0.1", "127.0.1.1", "::1"}) {
     EXPECT_EQ(Order(Machine(), local_end), Order(Machine())) << local_end;
   }
 }
 
-TEST(OrderAddresses, AHostOfIpv6Alone_OffersThatBeforeAnyBridgesIpv4) {
+TEST(OrderAddresses, HostWithOnlyIpv6_OffersThatBeforeAnyBridgesIpv4) {
   EXPECT_THAT(Order({At("lo", "127.0.0.1"), At("docker0", "172.17.0.1"), At("lo", "::1"),
                      At("eth0", "2001:db8::7")}),
               ElementsAre("2001:db8::7", "172.17.0.1", "127.0.0.1", "::1"));
 }
 
-TEST(OrderAddresses, WhatNcclPassesOver_IsNotBeforeAnythingElse) {
+TEST(OrderAddresses, InterfacesThatNcclSkips_AreNotFirst) {
   for (const char* name : {"docker0", "docker_gwbridge", "virbr0", "br-0123456789ab", "veth12ab",
                            "cni0", "podman0", "lxcbr0", "cali123", "flannel.1"}) {
     EXPECT_TRUE(IsMachineInternal(name)) << name;
@@ -124,7 +124,7 @@ TEST(OrderAddresses, LinksWithoutCarrierAndLinkLocalIpv4_ComeAfterBridges) {
               ElementsAre("169.254.3.1", "10.0.0.7"));
 }
 
-TEST(OrderAddresses, AnInterfaceThatIsDown_IsLeftOut) {
+TEST(OrderAddresses, InterfaceThatIsDown_IsOmitted) {
   EXPECT_THAT(Order({Down("eth1", "10.9.0.1"), At("eth0", "10.0.0.7"), Down("ib0", "fd00::1")}),
               ElementsAre("10.0.0.7"));
   EXPECT_THAT(Order({Down("eth1", "10.9.0.1")}), IsEmpty());
@@ -138,7 +138,7 @@ TEST(OrderAddresses, LinkLocalIpv6_IsOfferedOnlyOnTheLinkOfTheCoordinator) {
   EXPECT_THAT(Order(all, "fe80::1%eth0"), ElementsAre("10.1.0.7", "fe80::1%eth0", "172.17.0.1"));
 }
 
-TEST(OrderAddresses, AnEndThatIsNoneOfTheHosts_ChangesNothing) {
+TEST(OrderAddresses, LocalEndThatIsNotTheHosts_ChangesNothing) {
   EXPECT_EQ(Order(Machine(), "203.0.113.9"), Order(Machine()));
 }
 
@@ -153,13 +153,13 @@ std::vector<std::string> Likely(const std::vector<InterfaceAddress>& all,
 }
 
 // gRPC does not verify the peer: 172.17.0.1 leads every host to itself.
-TEST(OnlyLikely, BridgesAreLeftOutWhereThereIsANetwork) {
+TEST(OnlyLikely, BridgesAreOmittedWhereThereIsANetwork) {
   EXPECT_THAT(Likely(Machine()), ElementsAre("10.0.0.7:5", "192.168.100.7:5", "[fd00::7]:5"));
   EXPECT_THAT(Likely(Machine(), "fd00::7"),
               ElementsAre("[fd00::7]:5", "10.0.0.7:5", "192.168.100.7:5"));
 }
 
-TEST(OnlyLikely, WithoutANetwork_TheBestOfTheRestIsTaken) {
+TEST(OnlyLikely, WithoutANetwork_TheBestOfTheRestIsUsed) {
   EXPECT_THAT(Likely({At("lo", "127.0.0.1"), At("docker0", "172.17.0.1"),
                       At("virbr0", "192.168.122.1"), At("eth0", "169.254.3.1")}),
               ElementsAre("172.17.0.1:5", "192.168.122.1:5"));
@@ -167,20 +167,20 @@ TEST(OnlyLikely, WithoutANetwork_TheBestOfTheRestIsTaken) {
               ElementsAre("127.0.0.1:5", "[::1]:5"));
 }
 
-TEST(OnlyLikely, AnAddressWithAScope_IsLeftOut) {
+TEST(OnlyLikely, AddressWithAScope_IsOmitted) {
   EXPECT_THAT(Likely({At("eth0", "fe80::1"), At("lo", "127.0.0.1")}, "fe80::1%eth0"),
               ElementsAre("127.0.0.1:5"));
 }
 
-TEST(FindLocalEnd, WhatTheCoordinatorSees_IsItIfItIsAnAddressOfThisHost) {
-  // An address of which this machine knows no way to it, so that nothing else can be the answer.
+TEST(FindLocalEnd, AddressSeenByTheCoordinator_IsUsedIfItIsThisHosts) {
+  // An address without a route from this machine, so that nothing else can be the answer.
   const std::string nowhere = "host.invalid.:1";
   EXPECT_EQ(FindLocalEnd(Machine(), "ipv4:10.0.0.7:41234", nowhere), "10.0.0.7");
   EXPECT_EQ(FindLocalEnd(Machine(), "ipv6:%5Bfd00::7%5D:41234", nowhere), "fd00::7");
 }
 
-TEST(FindLocalEnd, BehindATranslation_TheKernelIsAsked) {
-  // As a proxy of this machine would have it, and the way to the coordinator is the loopback.
+TEST(FindLocalEnd, BehindNat_TheKernelIsAsked) {
+  // As with a proxy on this machine, and the coordinator is reached by the loopback.
   EXPECT_EQ(FindLocalEnd(Machine(), "ipv4:203.0.113.9:41234", "127.0.0.1:1"), "");
   EXPECT_EQ(FindLocalEnd(Machine(), "ipv4:127.0.0.1:41234", "127.0.0.1:1"), "");
   EXPECT_EQ(FindLocalEnd(Machine(), "unknown", "127.0.0.1:1"), "");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Identity: each launcher's variables, what wins, and what is refused.
+// Identity: each launcher's variables, their precedence, and contradictions.
 #include "node/identity.h"
 
 #include <map>
@@ -127,7 +127,7 @@ TEST(Identity, ReadsOpenMpi) {
   EXPECT_EQ(identity.first_host, Text("10.96.0.1", "OMPI_MCA_orte_hnp_uri"));
 }
 
-TEST(Identity, KnowsThatAnMpiJobOfOneMachineIsLocal) {
+TEST(Identity, MpiJobOfOneMachineIsLocal) {
   const Identity identity = Good({{"OMPI_COMM_WORLD_RANK", "2"},
                                   {"OMPI_COMM_WORLD_SIZE", "4"},
                                   {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"}});
@@ -183,7 +183,7 @@ TEST(Identity, KeepsTheDomainOfAPod) {
   EXPECT_EQ(identity.first_host->value, "a-0.ring.ns.svc.cluster.local");
 }
 
-TEST(Identity, DoesNotGuessAHostFromAStrangePodName) {
+TEST(Identity, DoesNotGuessAHostFromAnUnknownPodName) {
   EXPECT_FALSE(Good({{"JOB_COMPLETION_INDEX", "1"}, {"HOSTNAME", "box"}}).first_host.has_value());
   EXPECT_FALSE(Good({{"JOB_COMPLETION_INDEX", "1"}, {"HOSTNAME", "-1"}}).first_host.has_value());
 }
@@ -216,18 +216,18 @@ TEST(Identity, PrefersTheInnerLauncher) {
   EXPECT_EQ(identity.first_host, Text("gpu001", "SLURM_JOB_NODELIST"));
 }
 
-TEST(Identity, IgnoresAHalfLauncher) {
+TEST(Identity, IgnoresAnIncompleteLauncher) {
   // RANK alone means anything to anyone.
   EXPECT_EQ(Good(With(kSlurm, {{"RANK", "first"}})).node_id->source, "SLURM_PROCID");
   EXPECT_FALSE(Good({{"SLURM_PROCID", "0"}}).node_id.has_value());
 }
 
-TEST(Identity, TakesAnEmptyVariableAsNotSet) {
+TEST(Identity, TreatsAnEmptyVariableAsNotSet) {
   EXPECT_FALSE(Good({{"FERRY_NODE_ID", ""}, {"FERRY_COORDINATOR", ""}}).node_id.has_value());
   EXPECT_EQ(Good(With(kSlurm, {{"RANK", ""}, {"WORLD_SIZE", ""}})).node_id->value, 5);
 }
 
-TEST(Identity, RefusesLaunchersThatContradictEachOther) {
+TEST(Identity, RefusesContradictoryLaunchers) {
   // RANK=$SLURM_PROCID, evaluated in the batch script, is 0 everywhere.
   ExpectRefused(With(kSlurm, {{"RANK", "0"}, {"WORLD_SIZE", "8"}}),
                 "RANK=0 and SLURM_PROCID=5 disagree");
@@ -410,7 +410,7 @@ Environment RankOfFerryRun(const Environment& around) {
                                          "head:1", 0)}});
 }
 
-TEST(Identity, RankOfFerryRun_IsWhatFerryRunSays) {
+TEST(Identity, RankOfFerryRun_UsesFerryRunsNumber) {
   for (const Environment& around : {Environment(), kBatch, kSlurm}) {
     const Identity identity = Good(RankOfFerryRun(around));
     EXPECT_EQ(identity.node_id, Number(0, "FERRY_NODE_ID"));
@@ -449,7 +449,7 @@ std::optional<RefusedIdentity> ReadRefused(const Environment& environment) {
   });
 }
 
-TEST(RefusedIdentity, WithAGarbledNumberOfNodes_KnowsTheGivenCoordinator) {
+TEST(RefusedIdentity, WithAGarbledNumberOfNodes_HasTheGivenCoordinator) {
   for (const char* const count : {"-3", "x", "0", ""}) {
     const std::optional<Identity> refused = ReadRefused(
         {{"FERRY_COORDINATOR", "head:9470"}, {"FERRY_NODE_ID", "1"}, {"FERRY_NUM_NODES", count}});
@@ -459,7 +459,7 @@ TEST(RefusedIdentity, WithAGarbledNumberOfNodes_KnowsTheGivenCoordinator) {
   }
 }
 
-TEST(RefusedIdentity, WithoutASureNumber_KnowsWhereTheOthersLookForTheCoordinator) {
+TEST(RefusedIdentity, WithoutACertainNumber_HasTheCoordinatorThatTheOthersUse) {
   const Environment torch = {{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "head"}};
   const Environment mpi = {{"OMPI_COMM_WORLD_RANK", "1"},
                            {"OMPI_COMM_WORLD_SIZE", "2"},
@@ -501,7 +501,7 @@ TEST(RefusedIdentity, WithoutASureNumber_KnowsWhereTheOthersLookForTheCoordinato
     ASSERT_TRUE(refused->first_host.has_value());
     EXPECT_EQ(refused->first_host->value, accepted.first_host->value);
     EXPECT_EQ(refused->port_hint, accepted.port_hint);
-    // Whose place it was to have is not known: node 0 would run the coordinator.
+    // Its number is unknown: node 0 would run the coordinator.
     EXPECT_FALSE(refused->node_id.has_value());
   }
 }
@@ -513,7 +513,7 @@ TEST(RefusedIdentity, OfAStep_HasTheNumberOfTheStepsTasks) {
   EXPECT_EQ(refused->num_nodes, Number(8, "SLURM_STEP_NUM_TASKS"));
 }
 
-TEST(RefusedIdentity, TheOnlyClaimIsRightWhereAnotherValueIsWrong) {
+TEST(RefusedIdentity, OnlyClaimIsRightWhereAnotherValueIsWrong) {
   for (const Environment& wrong :
        {Environment{{"LOCAL_RANK", "x"}}, Environment{{"FERRY_NUM_NODES", "3"}},
         Environment{{"FERRY_COORDINATOR", "nowhere"}}}) {
@@ -527,8 +527,8 @@ TEST(RefusedIdentity, TheOnlyClaimIsRightWhereAnotherValueIsWrong) {
   }
 }
 
-// Whoever was to run the coordinator runs it to say why it cannot join.
-TEST(RefusedIdentity, MayBeThatOfProcess0IfAnythingSaysSo) {
+// The process that was to run the coordinator runs it to report why it cannot join.
+TEST(RefusedIdentity, MayBeThatOfProcess0IfAnyVariableAgrees) {
   const Environment torch = {{"RANK", "1"}, {"WORLD_SIZE", "8"}, {"MASTER_ADDR", "head"}};
   const std::string tf =
       R"({"cluster": {"worker": ["a:1", "b:1", "c:1", "d:1", "e:1", "f:1", "g:1", "h:1"]},
@@ -545,7 +545,7 @@ TEST(RefusedIdentity, MayBeThatOfProcess0IfAnythingSaysSo) {
       {kSlurm, {{"TF_CONFIG", tf + "1}}"}}, false},
       {kSlurm, {{"SLURM_LOCALID", "x"}}, false},
       {kSlurm, {{"FERRY_LOCAL_RANK", "x"}, {"FERRY_NODE_ID", "0"}}, true},
-      // Those of the nearest launcher count; what a process inherits from one further out does not.
+      // The variables of the nearest launcher count; those inherited from an outer one do not.
       {{{"OMPI_COMM_WORLD_RANK", "5"}, {"OMPI_COMM_WORLD_SIZE", "8"}},
        With(kSlurm, {{"SLURM_PROCID", "0"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "x"}}),
        false},
@@ -561,17 +561,17 @@ TEST(RefusedIdentity, MayBeThatOfProcess0IfAnythingSaysSo) {
   }
 }
 
-TEST(RefusedIdentity, IsAbsentForACommandThatWasTypedByHand) {
+TEST(RefusedIdentity, IsAbsentForACommandTypedByHand) {
   for (const Environment& environment :
        {Environment{}, Environment{{"FERRY_COORDINATOR", "head:1"}},
         Environment{{"FERRY_NUM_NODES", "x"}}, Environment{{"FERRY_LOCAL_RANK", "x"}}, kBatch}) {
     EXPECT_FALSE(ReadRefused(environment).has_value());
   }
-  // Without a count it is none of a launcher's.
+  // Without a count it comes from no launcher.
   EXPECT_FALSE(ReadRefused({{"RANK", "x"}}).has_value());
 }
 
-TEST(RefusedIdentity, KnowsTheCoordinatorOfItsOwnVariables) {
+TEST(RefusedIdentity, HasTheCoordinatorOfItsOwnVariables) {
   for (const char* node : {"2", "-1", "x"}) {
     const std::optional<Identity> refused = ReadRefused(
         {{"FERRY_NODE_ID", node}, {"FERRY_NUM_NODES", "2"}, {"FERRY_COORDINATOR", "head:1"}});
@@ -580,7 +580,7 @@ TEST(RefusedIdentity, KnowsTheCoordinatorOfItsOwnVariables) {
   }
 }
 
-TEST(RefusedIdentity, RankByHandThatContradicts_KnowsTheLaunchersNumberAndTheCoordinator) {
+TEST(RefusedIdentity, ContradictoryRankByHand_HasTheLaunchersNumberAndTheCoordinator) {
   const Environment environment =
       With(kSlurm, {{"RANK", "0"}, {"WORLD_SIZE", "8"}, {"MASTER_ADDR", "head"}});
   ASSERT_FALSE(Read(environment).ok());
@@ -615,7 +615,7 @@ TEST(Identity, RefusesARankBeyondItsSize) {
   ExpectRefused({{"FERRY_LOCAL_RANK", "4"}, {"FERRY_NUM_NODES", "4"}}, "FERRY_LOCAL_RANK=4");
 }
 
-TEST(Identity, RefusesWhatIsNoAddress) {
+TEST(Identity, RefusesInvalidAddresses) {
   for (const char* value : {"head", "head:", ":80", "head:0", "head:65536", "a b:1", "::1:80"}) {
     ExpectRefused({{"FERRY_COORDINATOR", value}}, std::string("FERRY_COORDINATOR=\"") + value);
   }
@@ -623,7 +623,7 @@ TEST(Identity, RefusesWhatIsNoAddress) {
 }
 
 // mpirun lists all addresses of its machine, in the kernel's order.
-TEST(Identity, OpenMpi_OfMpirunsAddressesOneThatOthersReachIsTaken) {
+TEST(Identity, OpenMpi_UsesAReachableAddressOfMpirun) {
   const std::pair<const char*, const char*> kCases[] = {
       {"7.0;tcp://10.96.0.1,10.148.0.1:34911", "10.96.0.1"},
       {"7.0;tcp://172.17.0.1,10.148.0.1:34911", "10.148.0.1"},
@@ -648,7 +648,7 @@ TEST(Identity, RefusesAGarbledNodeList) {
                 "SLURM_STEP_NODELIST=\"gpu[1-\" is not a Slurm node list");
 }
 
-TEST(Identity, SaysWhereEachPartCameFrom) {
+TEST(Identity, ReportsTheSourceOfEachPart) {
   EXPECT_EQ(Describe(Good(kSlurm)),
             "node 5 of 8 (SLURM_PROCID, SLURM_STEP_NUM_TASKS), first host gpu003 "
             "(SLURM_STEP_NODELIST)");
@@ -677,7 +677,7 @@ TEST(FirstSlurmHost, BlanksAroundHostsAndNumbers_AreSkipped) {
   }
 }
 
-TEST(Identity, BlanksAroundAHost_AreNoPartOfItsName) {
+TEST(Identity, BlanksAroundAHost_AreIgnored) {
   EXPECT_EQ(Good(With(kSlurm, {{"SLURM_STEP_NODELIST", " gpu003, gpu004"}})).first_host->value,
             "gpu003");
   EXPECT_EQ(
@@ -693,8 +693,8 @@ TEST(FirstSlurmHost, RefusesBracketsThatDoNotMatch) {
   }
 }
 
-// Of several counts the first that is set counts, and the others are not even read.
-TEST(Identity, OfSeveralCountsOfAPod_TheFirstCounts) {
+// The first count that is set is used, and the others are not even parsed.
+TEST(Identity, SeveralCountsOfAPod_TheFirstCounts) {
   const Environment pod = {{"JOB_COMPLETION_INDEX", "3"}, {"HOSTNAME", "train-3"}};
   const Environment all =
       With(pod, {{"JOB_COMPLETIONS", "16"}, {"NUM_PROCESSES", "32"}, {"WORLD_SIZE", "64"}});

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // One control channel for both directions of a pair: who opens it, how many there are, and what its
-// end ends.
+// end affects.
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -47,7 +47,7 @@ TransferEngineOptions Over(const std::string& transport) {
 
 class LaneSharing : public ::testing::TestWithParam<const char*> {
  protected:
-  // Whoever receives first opens the control channel.
+  // The first receive opens the control channel.
   void Pass(ExchangeEnd& from, ExchangeEnd& to, const std::string& name) {
     Receipt receipt;
     to.Step(1)->RecvAsync(KeyBetween(from, to, name), {}, receipt.callback());
@@ -61,7 +61,7 @@ class LaneSharing : public ::testing::TestWithParam<const char*> {
   Directory directory_;
 };
 
-TEST_P(LaneSharing, WhoeverOpensItBothUseIt) {
+TEST_P(LaneSharing, EitherSideOpensIt_BothUseIt) {
   for (const bool smaller_opens : {true, false}) {
     ExchangeEnd a(directory_, 1, Over(GetParam()));
     ExchangeEnd b(directory_, 2, Over(GetParam()));
@@ -70,7 +70,7 @@ TEST_P(LaneSharing, WhoeverOpensItBothUseIt) {
     Pass(other, opener, "there");
     const auto channel = opener.exchange->fetcher().ClientOf(other.exchange->self().peer);
     ASSERT_NE(channel, nullptr);
-    // It has come about by HELLO alone, and tells what the store would have told.
+    // It was established by HELLO alone, and carries what the store would have.
     const auto back = other.exchange->fetcher().ClientOf(opener.exchange->self().peer);
     ASSERT_NE(back, nullptr);
     EXPECT_EQ(back->producer().boot_id, opener.exchange->self().boot_id);
@@ -85,8 +85,8 @@ TEST_P(LaneSharing, WhoeverOpensItBothUseIt) {
   }
 }
 
-// All to all, everyone at once: half of what they would be if each had its own.
-TEST_P(LaneSharing, AsManyLanesAsPairs) {
+// All to all at once: half as many as with one per direction.
+TEST_P(LaneSharing, AsManyChannelsAsPairs) {
   constexpr int kNodes = 6;
   std::vector<std::unique_ptr<ExchangeEnd>> nodes;
   for (int i = 0; i < kNodes; ++i) {
@@ -132,7 +132,7 @@ TEST_P(LaneSharing, AsManyLanesAsPairs) {
   }
 }
 
-TEST_P(LaneSharing, AnotherLifeGetsAnotherLane) {
+TEST_P(LaneSharing, AnotherIncarnation_GetsAnotherChannel) {
   ExchangeEnd a(directory_, 1, Over(GetParam()));
   int round = 0;
   for (const bool restarted_opens : {true, false}) {
@@ -147,7 +147,7 @@ TEST_P(LaneSharing, AnotherLifeGetsAnotherLane) {
     Pass(*b, a, "of the second" + suffix);
     Pass(a, *b, "to the second again" + suffix);
     EXPECT_TRUE(Becomes([&] { return a.exchange->fetcher().ClientOf(first) == nullptr; }));
-    // Word of the old life's end does not end the new one's control channel.
+    // The report of the old incarnation's end does not end the new one's control channel.
     a.exchange->fetcher().Forget(2, absl::AbortedError("node 2 was restarted"), 78);
     Pass(*b, a, "still of the second" + suffix);
     EXPECT_TRUE(Becomes([&] { return a.exchange->fetcher().lane_count() == 1; }));
@@ -156,8 +156,8 @@ TEST_P(LaneSharing, AnotherLifeGetsAnotherLane) {
   }
 }
 
-// Receives, tensors on their way, and lent memory, in both directions at once.
-TEST_P(LaneSharing, ADeadPeerEndsBothDirectionsOnce) {
+// Receives, tensors in flight, and exported memory, in both directions at once.
+TEST_P(LaneSharing, DeadPeer_EndsBothDirectionsOnce) {
   constexpr int kRounds = 6;
   std::vector<std::unique_ptr<PeerProcess>> peers;
   for (int i = 0; i <= kRounds; ++i) {

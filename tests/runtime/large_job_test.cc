@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A node among more than can be told at once of everything that happens to the others.
+// A node among more peers than can be reported at once.
 #include <memory>
 #include <string>
 #include <vector>
@@ -52,8 +52,8 @@ class LargeJob : public ::testing::Test {
   std::unique_ptr<Node> node_;
 };
 
-// There is no control channel that would tell.
-TEST_F(LargeJob, DeathsAreHeardOf) {
+// There is no control channel that would report it.
+TEST_F(LargeJob, DeathsAreReported) {
   for (const int dead : {77, 139}) {
     const absl::Status failure = absl::InternalError(absl::StrCat("the fan of ", dead, " stopped"));
     ASSERT_TRUE(agent(dead).ReportError(failure).ok());

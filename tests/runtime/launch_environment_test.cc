@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a launched process finds in its environment.
+// The environment of a launched process.
 #include "launch/launch_environment.h"
 
 #include <string>
@@ -51,7 +51,7 @@ TEST(ComposeEnvironment, CountsRanksOverAllMachines) {
   }
 }
 
-// A program passes it on to a client that has to be told.
+// A program passes it on to a client that needs the setting.
 TEST(ComposeEnvironment, HeartbeatTimeout_IsSetOnlyIfThereIsOne) {
   LaunchOptions options = Options();
   for (const std::string& entry : Compose(options, 0)) {
@@ -64,12 +64,12 @@ TEST(ComposeEnvironment, HeartbeatTimeout_IsSetOnlyIfThereIsOne) {
   EXPECT_THAT(Compose(options, 0), Contains("FERRY_HEARTBEAT_TIMEOUT=1.5s"));
 }
 
-TEST(ComposeEnvironment, KeepsWhatItDoesNotSet) {
+TEST(ComposeEnvironment, KeepsOtherVariables) {
   EXPECT_THAT(Compose(Options(), 0, {"HOME=/root", "RANKING=1", "odd"}),
               ::testing::IsSupersetOf({"HOME=/root", "RANKING=1", "odd"}));
 }
 
-TEST(ComposeEnvironment, ReplacesWhatAnOuterLauncherSet) {
+TEST(ComposeEnvironment, ReplacesVariablesOfAnOuterLauncher) {
   const std::vector<std::string> environment =
       Compose(Options(), 0, {"RANK=99", "FERRY_NODE_ID=99"});
   EXPECT_THAT(environment, Not(Contains("RANK=99")));
@@ -95,14 +95,14 @@ TEST(ComposeEnvironment, RankOfAnOuterTorchrun_LosesItsVariables) {
   EXPECT_THAT(environment, Contains("GROUPS=kept"));
 }
 
-TEST(ComposeEnvironment, RankOfAnOuterFerryRun_IsMarkedAnew) {
+TEST(ComposeEnvironment, RankOfAnOuterFerryRun_IsMarkedAgain) {
   const std::vector<std::string> environment =
       Compose(Options(), 0, {"FERRY_RUN=outer:1 7 0", "FERRY_COORDINATOR=outer:1"});
   EXPECT_THAT(environment, Contains(StartsWith("FERRY_RUN=head:8476 4 ")));
   EXPECT_THAT(environment, Not(Contains(StartsWith("FERRY_RUN=outer"))));
 }
 
-TEST(ComposeEnvironment, TakesTheMasterItIsGiven) {
+TEST(ComposeEnvironment, UsesTheGivenMaster) {
   LaunchOptions options = Options();
   options.master = "[fe80::1]:29500";
   const std::vector<std::string> environment = Compose(options, 0, {"MASTER_ADDR=other"});
@@ -110,7 +110,7 @@ TEST(ComposeEnvironment, TakesTheMasterItIsGiven) {
   EXPECT_THAT(environment, Contains("MASTER_PORT=29500"));
 }
 
-TEST(ComposeEnvironment, LeavesGpusAloneUnlessAsked) {
+TEST(ComposeEnvironment, LeavesGpusAloneUnlessRequested) {
   EXPECT_THAT(Compose(Options(), 0), Not(Contains(StartsWith("CUDA_VISIBLE_DEVICES"))));
   EXPECT_THAT(Compose(Options(), 0, {"CUDA_VISIBLE_DEVICES=5"}),
               Contains("CUDA_VISIBLE_DEVICES=5"));
@@ -124,7 +124,7 @@ TEST(ComposeEnvironment, GivesEachProcessItsGpus) {
   EXPECT_THAT(Compose(options, 3), Contains("CUDA_VISIBLE_DEVICES=6,7"));
 }
 
-TEST(ComposeEnvironment, CutsTheInheritedGpusUp) {
+TEST(ComposeEnvironment, DividesTheInheritedGpus) {
   // A scheduler gave us these and not the others.
   LaunchOptions options = Options();
   options.gpus_per_process = 1;
@@ -137,14 +137,14 @@ TEST(ComposeEnvironment, RefusesTooFewInheritedGpus) {
   LaunchOptions options = Options();
   options.gpus_per_process = 1;
   const std::vector<std::string> inherited = {"CUDA_VISIBLE_DEVICES=0,1,2"};
-  // Rank 0 as well, though there would be a device for it: half a job helps nobody.
+  // Rank 0 as well, though there would be a device for it: half a job is useless.
   const absl::Status status = ComposeEnvironment(options, 0, inherited).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(status.message()), HasSubstr("CUDA_VISIBLE_DEVICES=0,1,2 has 3 devices"));
 }
 
-// Set and empty: whoever set it wants no GPU to be used.
-TEST(ComposeEnvironment, AnEmptyListIsNoGpu) {
+// Set and empty: the user wants no GPU to be used.
+TEST(ComposeEnvironment, EmptyListIsNoGpu) {
   LaunchOptions options = Options();
   options.gpus_per_process = 1;
   const absl::Status status =
@@ -160,7 +160,7 @@ TEST(CheckLaunchOptions, AcceptsSensibleOnes) {
   EXPECT_TRUE(CheckLaunchOptions(options).ok());
 }
 
-TEST(CheckLaunchOptions, NamesTheOptionThatIsWrong) {
+TEST(CheckLaunchOptions, NamesTheWrongOption) {
   const LaunchOptions good = Options();
   LaunchOptions bad = good;
   bad.command = {};

@@ -42,7 +42,7 @@ using ::testing::Not;
 // Until a signal, with a process of its own as launched programs have.
 constexpr char kLinger[] = "sleep 1000 & wait; wait";
 // The same for scripts with a trap. A shell that has just forked still has its trap in the child,
-// and what arrives there before the exec is lost: so no fork here.
+// and a signal that arrives there before the exec is lost: so no fork here.
 constexpr char kSpin[] = "while :; do :; done";
 
 LaunchOptions Shell(const std::string& script, int local_count = 1) {
@@ -146,7 +146,7 @@ TEST(Launch, BreaksAnEndlessLine) {
   EXPECT_EQ(RunLaunch(options).out, "[0] 0000000000\n[0] 0000000000\n[0] 00000\n");
 }
 
-TEST(Launch, LosesNoLineOfManyTalkers) {
+TEST(Launch, LosesNoLineOfManyWriters) {
   const Result result =
       RunLaunch(Shell("i=0; while [ $i -lt 1000 ]; do echo line $i; i=$((i+1)); done", 16));
   EXPECT_EQ(*result.status, 0);
@@ -159,7 +159,7 @@ TEST(Launch, LosesNoLineOfManyTalkers) {
 }
 
 TEST(Launch, ReadsNothingFromTheTerminal) {
-  // Whoever is first.
+  // In any order.
   EXPECT_THAT(RunLaunch(Shell("read line || echo nothing", 2)).out,
               AnyOf("[0] nothing\n[1] nothing\n", "[1] nothing\n[0] nothing\n"));
 }
@@ -183,7 +183,7 @@ TEST(Launch, RepeatsNoMoreLinesThanAsked) {
   EXPECT_THAT(result.err, Not(HasSubstr("first")));
 }
 
-TEST(Launch, SaysWhenAFailedProcessWroteNothing) {
+TEST(Launch, ReportsThatAFailedProcessWroteNothing) {
   EXPECT_THAT(RunLaunch(Shell("exit 1")).err, HasSubstr("it wrote nothing"));
 }
 
@@ -193,7 +193,7 @@ TEST(Launch, NamesTheSignalThatKilledAProcess) {
   EXPECT_THAT(result.err, HasSubstr("was killed by SIGSEGV"));
 }
 
-TEST(Launch, KillsWhatIgnoresTheRequestToStop) {
+TEST(Launch, KillsProcessesThatIgnoreTheRequestToStop) {
   const Fifo fifo;
   LaunchOptions options =
       Shell(Either("trap '' TERM; " + fifo.Open() + kLinger, fifo.Pass() + "exit 3"), 2);
@@ -203,7 +203,7 @@ TEST(Launch, KillsWhatIgnoresTheRequestToStop) {
   EXPECT_THAT(result.err, HasSubstr("rank 0 did not stop and was killed"));
 }
 
-TEST(Launch, StopsAProcessThatIsSuspended) {
+TEST(Launch, StopsASuspendedProcess) {
   const Fifo fifo;
   const std::string rank0 = absl::StrCat("echo $$ > ", fifo.path(), "; ", kLinger);
   const std::string rank1 = absl::StrCat("read pid < ", fifo.path(), "; kill -STOP $pid; exit 3");
@@ -220,14 +220,14 @@ TEST(Launch, StopsGrandchildrenOfAFailedProcess) {
   EXPECT_EQ(errno, ESRCH);
 }
 
-TEST(Launch, StopsWhatASuccessfulProcessLeftBehind) {
+TEST(Launch, StopsDescendantsOfASuccessfulProcess) {
   const Result result = RunLaunch(Shell("sleep 1000 & exit 0"));
   EXPECT_EQ(*result.status, 0);
   EXPECT_THAT(result.err, HasSubstr("rank processes left behind: pid "));
 }
 
 TEST(Launch, StopsADaemonInASessionOfItsOwn) {
-  // It has left the group, and its parent is gone before it.
+  // It has left the group, and its parent has ended before it.
   const Fifo fifo;
   const Result result = RunLaunch(Shell(absl::StrCat("setsid sh -c 'echo $$; ", fifo.Open(),
                                                      kLinger, "' & ", fifo.Pass(), "exit 0")));
@@ -241,8 +241,8 @@ TEST(Launch, StopsADaemonInASessionOfItsOwn) {
   EXPECT_EQ(waitpid(-1, nullptr, WNOHANG), -1);
 }
 
-// Its child is made when the request to stop has been sent to everyone there was.
-TEST(Launch, StopsWhatADaemonBeginsWhenItIsToldToStop) {
+// Its child is started after the request to stop has been sent to all existing processes.
+TEST(Launch, StopsChildrenThatADaemonStartsDuringTheStop) {
   const Fifo fifo;
   const Result result =
       RunLaunch(Shell(absl::StrCat("setsid sh -c \"trap 'sleep 1000 & exit' TERM; ", fifo.Open(),
@@ -303,7 +303,7 @@ TEST(Launch, ReturnsTheSignalWhenProcessesDieOfIt) {
   const Result result = RunLaunch(Shell(absl::StrCat("kill -TERM $PPID; ", kLinger)));
   EXPECT_EQ(*result.status, 128 + SIGTERM);
   EXPECT_THAT(result.err, HasSubstr("passing SIGTERM on to 1 process"));
-  // It is nobody's failure.
+  // No process failed.
   EXPECT_THAT(result.err, Not(HasSubstr("rank 0")));
 }
 
@@ -332,7 +332,7 @@ TEST(Launch, LeavesASignalIgnoredThatWasIgnored) {
 }
 
 TEST(Launch, StartsProcessesWithDefaultSignals) {
-  // The caller may block or ignore what its children must not.
+  // The caller may block or ignore signals that its children must not.
   sigset_t term;
   sigset_t before;
   sigemptyset(&term);
@@ -346,7 +346,7 @@ TEST(Launch, StartsProcessesWithDefaultSignals) {
   EXPECT_EQ(sigismember(&after, SIGTERM), 1);
 }
 
-TEST(Launch, RefusesACommandThatIsNotThere) {
+TEST(Launch, RefusesAMissingCommand) {
   LaunchOptions options = Shell("");
   options.command = {"no-such-command-of-ferry"};
   const Result result = RunLaunch(options);
@@ -355,7 +355,7 @@ TEST(Launch, RefusesACommandThatIsNotThere) {
               HasSubstr("\"no-such-command-of-ferry\""));
 }
 
-TEST(Launch, RefusesAFileThatIsNoProgram) {
+TEST(Launch, RefusesAFileThatIsNotExecutable) {
   LaunchOptions options = Shell("");
   options.command = {"/etc/passwd"};
   EXPECT_EQ(RunLaunch(options).status.status().code(), absl::StatusCode::kFailedPrecondition);
@@ -364,7 +364,7 @@ TEST(Launch, RefusesAFileThatIsNoProgram) {
               HasSubstr("\"/tmp\" is a directory"));
 }
 
-TEST(Launch, ReportsWhatTheKernelRefusesToRun) {
+TEST(Launch, ReportsTheKernelsRefusalToRun) {
   const Fifo folder;
   const std::string file = folder.path() + ".bin";
   const UniqueFd fd(open(file.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0700));
@@ -402,7 +402,7 @@ TEST(Launch, LeavesNoZombieAndNoDescriptor) {
   EXPECT_EQ(subreaper, 0);
 }
 
-TEST(Launch, HandsItsOwnDescriptorsToNobody) {
+TEST(Launch, PassesItsDescriptorsToNoProcess) {
   // A sibling's pipe in the wrong hands is never closed: the end of the output would not be seen.
   const int inheritable = CountOpenFds(/*inheritable_only=*/true);
   const Result result = RunLaunch(Shell("ls /proc/self/fd | wc -l", 2));
@@ -413,7 +413,7 @@ TEST(Launch, HandsItsOwnDescriptorsToNobody) {
   EXPECT_THAT(result.out, HasSubstr("[1] " + expected));
 }
 
-TEST(Launch, StopsWhenNobodyReadsItsOutput) {
+TEST(Launch, StopsWhenItsOutputIsClosed) {
   int ends[2];
   ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
   close(ends[0]);
@@ -423,7 +423,7 @@ TEST(Launch, StopsWhenNobodyReadsItsOutput) {
   EXPECT_EQ(*status, 128 + SIGPIPE);
 }
 
-// `ferry run` in a process of its own, whose output comes by a pipe. Whoever has it may not read.
+// `ferry run` in a process of its own, whose output is read from a pipe, or not read.
 class ApartLaunch final {
  public:
   explicit ApartLaunch(const LaunchOptions& options) {
@@ -482,15 +482,15 @@ class ApartLaunch final {
 };
 
 // A pager that shows its first page, or a terminal after Ctrl-S.
-TEST(Launch, AReaderThatHasStoppedHoldsUpNoSignal) {
+TEST(Launch, StoppedReader_DelaysNoSignal) {
   ApartLaunch launch(Shell("while echo line; do :; done", 2));
   launch.WaitUntilFull();
   kill(launch.pid(), SIGTERM);
   EXPECT_EQ(launch.Wait(), 128 + SIGTERM);
 }
 
-// A failure does not wait for the reader either; what was written does, to the last line.
-TEST(Launch, AReaderThatHasStoppedHoldsUpNoFailure) {
+// A failure does not wait for the reader either; the written output is passed on, to the last line.
+TEST(Launch, StoppedReader_DelaysNoFailure) {
   const Fifo fifo;
   const std::string pid_file = fifo.path() + ".pid";
   const std::string writes = absl::StrCat("echo $$ > ", pid_file, "; while echo line; do :; done");
@@ -522,7 +522,7 @@ TEST(Launch, FailsWhenTheDiskIsFull) {
   free(text);
 }
 
-TEST(Launch, PassesBytesOnUnchangedWithoutPrefix) {
+TEST(Launch, PassesBytesUnchangedWithoutPrefix) {
   LaunchOptions options = Shell("printf 'a\\r\\nb\\rc\\n\\n\\000\\377end'");
   options.prefix_output = false;
   options.max_line_bytes = 2;
@@ -530,7 +530,7 @@ TEST(Launch, PassesBytesOnUnchangedWithoutPrefix) {
   EXPECT_EQ(RunLaunch(options).out, "a\r\nb\rc\n\n\0\377end"s);
 }
 
-TEST(Launch, TakesItsProcessesWithItWhenItIsKilled) {
+TEST(Launch, ItsProcessesDieWhenItIsKilled) {
   int ends[2];
   // Not close-on-exec: the launched process holds the write end until it dies.
   ASSERT_EQ(pipe(ends), 0);

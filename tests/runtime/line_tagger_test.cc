@@ -69,7 +69,7 @@ TEST_F(LineTaggerTest, BreaksALineBeyondTheLimit) {
   EXPECT_THAT(lines_, ElementsAre("[3] 12345678\n", "[3] 9abcdefg\n", "[3] hij\n"));
 }
 
-TEST_F(LineTaggerTest, BreaksTheSameWhateverThePieces) {
+TEST_F(LineTaggerTest, BreaksEquallyForAnyFragmentation) {
   for (char c : std::string("123456789abcdefghij\n")) Append(absl::string_view(&c, 1));
   EXPECT_THAT(lines_, ElementsAre("[3] 12345678\n", "[3] 9abcdefg\n", "[3] hij\n"));
 }
@@ -81,7 +81,7 @@ TEST_F(LineTaggerTest, ShowsAProgressBarWhileItMoves) {
   EXPECT_THAT(lines_, ElementsAre("[3] 10%\n", "[3] 20%\n"));
 }
 
-TEST_F(LineTaggerTest, TakesReturnAndLineFeedAsOneEnd) {
+TEST_F(LineTaggerTest, TreatsReturnAndLineFeedAsOneEnd) {
   Append("a\r");
   Append("\nb\r\n");
   EXPECT_THAT(lines_, ElementsAre("[3] a\n", "[3] b\n"));
@@ -92,7 +92,7 @@ TEST_F(LineTaggerTest, PassesOtherBytesThrough) {
   EXPECT_THAT(lines_, ElementsAre(std::string("[3] \0\xff\x1b\n", 8)));
 }
 
-TEST_F(LineTaggerTest, GivesTheLineBackWithoutTheTag) {
+TEST_F(LineTaggerTest, ReturnsTheLineWithoutTheTag) {
   EXPECT_EQ(tagger_.Untagged("[3] text\n"), "text");
   EXPECT_EQ(tagger_.Untagged("[3] \n"), "");
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // MASTER_ADDR and MASTER_PORT: which values of a user's environment are kept, and what is reported
-// of the others.
+// about the others.
 #include "launch/master_address.h"
 
 #include <arpa/inet.h>
@@ -99,7 +99,7 @@ TEST(MasterAddress, LoopbackOfSeveralMachines_IsReportedAndNotUsed) {
   }
 }
 
-TEST(MasterAddress, AddressOfAnotherMachine_IsNotUsedWhereThereIsOne) {
+TEST(MasterAddress, AddressOfAnotherMachine_IsNotUsedByAJobOfOneMachine) {
   const MasterAddress alone = Choose({{"MASTER_ADDR", "10.0.0.8"}}, "127.0.0.1", 1);
   EXPECT_EQ(alone.host, "127.0.0.1");
   EXPECT_THAT(alone.notes, ElementsAre(HasSubstr("not an address of this machine")));
@@ -131,7 +131,7 @@ TEST(MasterAddress, VariablesOfAnOuterJob_AreIgnored) {
   }
 }
 
-TEST(MasterAddress, HostOfAPeer_IsFoundInEveryWayToWriteOne) {
+TEST(MasterAddress, HostOfAPeer_IsFoundInEverySpelling) {
   EXPECT_EQ(HostOfPeer("ipv4:10.0.0.3:41234"), "10.0.0.3");
   EXPECT_EQ(HostOfPeer("ipv6:%5B::1%5D:5000"), "::1");
   EXPECT_EQ(HostOfPeer("ipv6:%5B::ffff:10.0.0.3%5D:5000"), "10.0.0.3");
@@ -157,7 +157,7 @@ TEST(FreePort, PortThatAnotherSocketListensOn_IsRefused) {
   EXPECT_EQ(*FreePort(*found), *found);
 }
 
-TEST(IsOwnAddress, NumbersOfThisMachineAndOfOthers_AreToldApart) {
+TEST(IsOwnAddress, NumericAddressesOfThisMachine_AreRecognised) {
   EXPECT_TRUE(IsOwnAddress("127.0.0.1"));
   // An address for documentation (RFC 5737), which no machine has.
   EXPECT_FALSE(IsOwnAddress("192.0.2.1"));

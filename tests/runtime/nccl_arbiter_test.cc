@@ -58,9 +58,9 @@ GpuPairOptions Apart() {
   return options;
 }
 
-// Sums and transfers between the same two GPUs, each begun whenever its threads come to it: without
-// turns one GPU would have the sum first and the other one the transfer.
-TEST(NcclArbiter, CollectivesBesideTransfersAreNoDeadlock) {
+// Sums and transfers between the same two GPUs, each begun as its threads are scheduled: without
+// arbitration one GPU would have the sum first and the other one the transfer.
+TEST(NcclArbiter, CollectivesNextToTransfers_DoNotDeadlock) {
   NEEDS_TWO_GPUS();
   constexpr int kTransfers = 120;
   constexpr int kSums = 40;
@@ -119,7 +119,7 @@ TEST(NcclArbiter, CollectivesBesideTransfersAreNoDeadlock) {
 
 // The producer is in the sum already, which waits for the consumer, which waits for a tensor of the
 // producer's.
-TEST(NcclArbiter, ATransferThatACollectiveWaitsForGoesAnotherWay) {
+TEST(NcclArbiter, TransferThatACollectiveWaitsFor_TakesAnotherPath) {
   NEEDS_TWO_GPUS();
   RunGpuPair(
       Apart(),
@@ -139,7 +139,7 @@ TEST(NcclArbiter, ATransferThatACollectiveWaitsForGoesAnotherWay) {
         ASSERT_TRUE(sum.Begin().ok());
         peer.Meet();
         sum.Finish(peer);
-        // Its turn is over.
+        // Its use of the GPU is over.
         const Tensor last = OnGpu(peer, 0);
         const Tensor last_pattern = GpuPeer::Pattern(kBytes, 2);
         peer.Write(last, last_pattern, stream->get());
@@ -162,7 +162,7 @@ TEST(NcclArbiter, ATransferThatACollectiveWaitsForGoesAnotherWay) {
 }
 
 // A sum that waits for another rank would never end if the driver waited for the device.
-TEST(NcclArbiter, NoMemoryIsGotFromTheDriverDuringACollective) {
+TEST(NcclArbiter, NoDriverMemoryIsAllocatedDuringACollective) {
   NEEDS_THE_DOUBLE("can play what this needs");
   RunGpuPair(
       Apart(),
@@ -193,9 +193,9 @@ TEST(NcclArbiter, NoMemoryIsGotFromTheDriverDuringACollective) {
       });
 }
 
-// A rank that does not come to the sum: its caller is told, and what Ferry holds back for it goes
-// on with the end of the communicator.
-TEST(NcclArbiter, TheTurnEndsWithTheCommunicator) {
+// A rank that does not join the sum: its caller is notified, and transfers that Ferry holds back
+// for it continue when the communicator ends.
+TEST(NcclArbiter, EndOfTheCommunicator_EndsItsUse) {
   NEEDS_THE_DOUBLE("can play what this needs");
   GpuPairOptions options = Apart();
   options.exchange.require_transport = "nccl";

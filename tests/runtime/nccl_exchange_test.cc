@@ -49,7 +49,7 @@ TEST(NcclExchange, IntoTheReceiversBuffer) {
       });
 }
 
-// More at once than a batch holds, of many sizes, asked for in another order than they are sent in.
+// More at once than a batch holds, of many sizes, received in another order than sent.
 TEST(NcclExchange, ManyInAnyOrder) {
   NEEDS_TWO_GPUS();
   constexpr int kCount = 100;
@@ -95,8 +95,8 @@ TEST(NcclExchange, ManyInAnyOrder) {
       });
 }
 
-// What is small takes the shorter way, unless there is only one.
-TEST(NcclExchange, SmallTensorsAreStagedUnlessNcclIsRequired) {
+// Small tensors take the shorter path, unless there is only one.
+TEST(NcclExchange, SmallTensors_AreStagedUnlessNcclIsRequired) {
   NEEDS_TWO_GPUS();
   for (const bool is_required : {false, true}) {
     GpuPairOptions options;
@@ -118,8 +118,8 @@ TEST(NcclExchange, SmallTensorsAreStagedUnlessNcclIsRequired) {
   }
 }
 
-// Room for one communicator, and two GPUs to exchange with, in turns.
-TEST(NcclExchange, CommunicatorsMakeRoomForEachOther) {
+// Room for one communicator, and two GPUs to exchange with alternately.
+TEST(NcclExchange, CommunicatorsAreEvictedForEachOther) {
   NEEDS_THE_DOUBLE("can play what this needs");
   GpuPairOptions options;
   options.is_apart = true;
@@ -158,9 +158,8 @@ TEST(NcclExchange, CommunicatorsMakeRoomForEachOther) {
       });
 }
 
-// Communicators turn out to take three times what was estimated: two of them have no room beside
-// each other.
-TEST(NcclExchange, CommunicatorsCountForWhatTheyTake) {
+// Communicators take three times the estimate: two of them do not fit at the same time.
+TEST(NcclExchange, Communicators_CountByTheirActualSize) {
   NEEDS_THE_DOUBLE("can play what this needs");
   GpuPairOptions options;
   options.is_apart = true;
@@ -179,8 +178,8 @@ TEST(NcclExchange, CommunicatorsCountForWhatTheyTake) {
   RunGpuPair(
       options,
       [&](GpuPeer& peer) {
-        // Two for each GPU of the consumer, by turns: with the second one the first is surely over.
-        // The tensors' memory is there before.
+        // Two for each GPU of the consumer, alternating: with the second one the first is certainly
+        // over. The tensors' memory is allocated before.
         std::vector<Tensor> tensors;
         for (int i = 0; i < 6; ++i) tensors.push_back(OnGpu(peer, 0));
         const size_t before = free_bytes(peer);
@@ -195,7 +194,7 @@ TEST(NcclExchange, CommunicatorsCountForWhatTheyTake) {
                           .ok());
           peer.Meet();
           if (i % 2 == 0) continue;
-          // What makes room does so on a thread of its own. Ferry has something of its own besides.
+          // Eviction runs on a thread of its own. Ferry has some memory of its own besides.
           for (int look = 0; look < 5000 && before - free_bytes(peer) > 5 * estimate; ++look) {
             absl::SleepFor(absl::Milliseconds(1));
           }
@@ -217,8 +216,8 @@ TEST(NcclExchange, CommunicatorsCountForWhatTheyTake) {
       });
 }
 
-// A tensor whose bytes come late holds up none that are there.
-TEST(NcclExchange, ALateTensorHoldsUpNoOther) {
+// A tensor whose bytes are late delays no ready ones.
+TEST(NcclExchange, LateTensor_DelaysNoOther) {
   NEEDS_THE_DOUBLE("can play what this needs");
   GpuPairOptions options;
   options.is_apart = true;
@@ -260,9 +259,9 @@ TEST(NcclExchange, ALateTensorHoldsUpNoOther) {
       });
 }
 
-// Whatever a receive that is called off has got to: its transfer descriptor may be on its way, with
-// a grant for which the sender's GPU waits.
-TEST(NcclExchange, ReceivesThatAreCalledOffHoldUpNoOther) {
+// At any stage of a cancelled receive: its transfer descriptor may be in flight, with a grant for
+// which the sender's GPU waits.
+TEST(NcclExchange, CancelledReceives_DelayNoOther) {
   NEEDS_TWO_GPUS();
   constexpr int kCount = 60;
   constexpr size_t kSize = 300'000;
@@ -312,7 +311,7 @@ TEST(NcclExchange, ReceivesThatAreCalledOffHoldUpNoOther) {
 }
 
 // Memory from the driver is to be had although batches follow each other without a gap.
-TEST(NcclExchange, WhoWantsMemoryGetsItBetweenTransfers) {
+TEST(NcclExchange, MemoryRequest_IsServedBetweenTransfers) {
   NEEDS_THE_DOUBLE("can play what this needs");
   constexpr int kMost = 5000;
   constexpr size_t kSize = 200'000;

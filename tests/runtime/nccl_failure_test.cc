@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What becomes of tensors that go by NCCL when something fails.
+// Effects of failures on tensors that are sent by NCCL.
 #include <csignal>
 #include <filesystem>
 #include <thread>
@@ -54,7 +54,7 @@ bool HasSecondGeneration() {
 
 // A call of NCCL's fails on one side, once: the communicator is ended on both, and the tensors go
 // by the next one.
-TEST(NcclFailure, AnErrorOfNcclCostsNoTensor) {
+TEST(NcclFailure, NcclError_LosesNoTensor) {
   NEEDS_THE_DOUBLE("can play what this needs");
   for (const char* const failing : {"ncclSend:3:3:1", "ncclGroupEnd:2:2:1", "ncclGroupEnd:3:0:1",
                                     "ncclGroupStart:3:4:1", "ncclCommGetAsyncError:6:0:1"}) {
@@ -65,7 +65,7 @@ TEST(NcclFailure, AnErrorOfNcclCostsNoTensor) {
       GpuPairOptions options;
       options.is_apart = true;
       options.exchange.require_transport = "nccl";
-      // Not while the communicator is being made: nobody knows how often it is asked meanwhile.
+      // Not during initialisation: the number of calls meanwhile is unknown.
       const bool is_later = absl::StartsWith(failing, "ncclCommGetAsyncError");
       const RendezvousKey first = GpuPeer::Key("first", "GPU:0", "GPU:1");
       const auto arm = [&](GpuPeer& peer) {
@@ -104,9 +104,10 @@ TEST(NcclFailure, AnErrorOfNcclCostsNoTensor) {
   }
 }
 
-// While the communicator is made, NCCL fails on one side, at some look at it, and at the last one
-// the other side has its own already: it hears of the failure, and both make the next one.
-TEST(NcclFailure, InitialisingFailsOnOneSide) {
+// While the communicator is being made, NCCL fails on one side, at one of its polls; at the last
+// one the other side has its communicator already: it is notified of the failure, and both make the
+// next one.
+TEST(NcclFailure, InitialisationFailsOnOneSide) {
   NEEDS_THE_DOUBLE("can play what this needs");
   for (int looks = 0; looks < 6; ++looks) {
     for (const bool at_consumer : {false, true}) {
@@ -142,9 +143,8 @@ TEST(NcclFailure, InitialisingFailsOnOneSide) {
   }
 }
 
-// The kernel of the sender's half is running when the sender is killed: the receiver's would spin
-// for ever.
-TEST(NcclFailure, AProducerThatIsKilledInTheMiddle) {
+// The sender's kernel is running when the sender is killed: the receiver's would spin forever.
+TEST(NcclFailure, ProducerIsKilledInTheMiddle) {
   NEEDS_THE_DOUBLE("can play what this needs");
   GpuPairOptions options;
   options.is_apart = true;
@@ -177,9 +177,9 @@ TEST(NcclFailure, AProducerThatIsKilledInTheMiddle) {
       });
 }
 
-// Behind a socket the receiver's kernel ends when the sender lets go of the communicator, with half
-// of the tensor, and here before anything else is heard of that.
-TEST(NcclFailure, WhatEndsBecauseItsPeerIsLostHasNotArrived) {
+// Over a socket the receiver's kernel ends when the sender releases the communicator, with half of
+// the tensor, and here before any other message of that.
+TEST(NcclFailure, TransferEndsBecauseOfALostPeer_HasNotArrived) {
   NEEDS_THE_DOUBLE("can play what this needs");
   GpuPairOptions options;
   options.is_apart = true;
@@ -213,7 +213,7 @@ TEST(NcclFailure, WhatEndsBecauseItsPeerIsLostHasNotArrived) {
         peer.Meet();
         absl::SleepFor(absl::Milliseconds(300));
         EXPECT_FALSE(receipt.is_done());
-        // What the other side says waits on the loop.
+        // The other side's message waits on the loop.
         absl::Notification is_held;
         peer.exchange().loop().Post([&is_held] {
           is_held.Notify();
@@ -233,9 +233,9 @@ TEST(NcclFailure, WhatEndsBecauseItsPeerIsLostHasNotArrived) {
       });
 }
 
-// The kernel of a program's first exchange ends like any other when a rank is lost in the middle of
-// it: the communicator is no good, and nobody gets it.
-TEST(NcclFailure, AFirstExchangeThatLosesARankIsNone) {
+// The kernel of a program's first exchange ends normally when a rank is lost in the middle of it:
+// the communicator is unusable, and is not handed out.
+TEST(NcclFailure, FirstExchangeThatLosesARank_YieldsNoCommunicator) {
   NEEDS_THE_DOUBLE("can play what this needs");
   GpuPairOptions options;
   options.is_apart = true;
@@ -280,7 +280,7 @@ TEST(NcclFailure, AFirstExchangeThatLosesARankIsNone) {
       });
 }
 
-TEST(NcclFailure, AConsumerThatIsKilledInTheMiddle) {
+TEST(NcclFailure, ConsumerIsKilledInTheMiddle) {
   NEEDS_THE_DOUBLE("can play what this needs");
   GpuPairOptions options;
   options.is_apart = true;
@@ -311,8 +311,8 @@ TEST(NcclFailure, AConsumerThatIsKilledInTheMiddle) {
       });
 }
 
-// Why a pair cannot is known before anything is tried, and another way is taken.
-TEST(NcclFailure, WithoutNcclOnOneSideItIsStaged) {
+// The reason why a pair cannot use NCCL is known before any attempt, and another path is used.
+TEST(NcclFailure, WithoutNcclOnOneSide_IsStaged) {
   NEEDS_THE_DOUBLE("can play what this needs");
   const std::map<std::string, std::string> without = {{"FERRY_NCCL_LIBRARY", "/nowhere.so"}};
   const std::map<std::string, std::string> older = {{"STRICT_CUDA_NCCL_VERSION", "22803"}};
@@ -347,8 +347,8 @@ TEST(NcclFailure, WithoutNcclOnOneSideItIsStaged) {
   }
 }
 
-// A rank that never gets there: who waits gives up, says for whom it waited, and goes another way.
-TEST(NcclFailure, ARankThatNeverComes) {
+// A rank never joins: the waiting side gives up, names the rank, and uses another path.
+TEST(NcclFailure, RankThatNeverJoins) {
   NEEDS_THE_DOUBLE("can play what this needs");
   GpuPairOptions options;
   options.is_apart = true;
@@ -367,7 +367,7 @@ TEST(NcclFailure, ARankThatNeverComes) {
 }
 
 // A process can leave although NCCL does not let go of a communicator.
-TEST(NcclFailure, AnAbortThatNeverReturns) {
+TEST(NcclFailure, AbortThatNeverReturns) {
   NEEDS_THE_DOUBLE("can make NCCL hang");
   GpuPairOptions options;
   options.is_apart = true;

@@ -16,7 +16,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// The version is the double's; a real library has its own.
+// The version of the fake library; a real one has its own.
 GpuPairOptions SharedGpuOptions(const std::string& version, bool is_enabled) {
   GpuPairOptions options;
   options.is_apart = true;
@@ -26,7 +26,7 @@ GpuPairOptions SharedGpuOptions(const std::string& version, bool is_enabled) {
   return options;
 }
 
-// Empty: the double, or a library that supports it; else why not.
+// Empty: the fake library, or one that supports it; else why not.
 std::string WhyNotSupported() {
   if (!OnRealGpu()) return "";
   const auto library = nccl::NcclApi::Load();
@@ -35,7 +35,7 @@ std::string WhyNotSupported() {
   return "NCCL " + nccl::VersionText((*library)->version()) + " takes one rank per GPU";
 }
 
-TEST(NcclSharedGpu, TensorsArriveWhole) {
+TEST(NcclSharedGpu, TensorsArriveComplete) {
   if (const std::string why = WhyNotSupported(); !why.empty()) GTEST_SKIP() << why;
   for (const size_t bytes : {size_t{1}, size_t{1000}, kBytes}) {
     RunGpuPair(

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A node without GPUs says why it has none, to whoever wants a communicator of them.
+// A node without GPUs reports why when a communicator of GPUs is requested.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -40,7 +40,7 @@ void InAProcess(const std::map<std::string, std::string>& environment,
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "it ended with status " << status;
 }
 
-// What the only node of a job says.
+// The error of the only node of a job.
 std::string WhyNoCommunicator(bool use_gpus = true) {
   coord::TestServer server(1);
   NodeOptions options;
@@ -55,7 +55,7 @@ std::string WhyNoCommunicator(bool use_gpus = true) {
   return std::string(status.message());
 }
 
-TEST(NodeGpus, ADriverThatIsNotThereIsNamed) {
+TEST(NodeGpus, MissingDriver_IsNamed) {
   InAProcess({{"FERRY_CUDA_LIBRARY", "/nowhere/libcuda.so.1"}}, [] {
     EXPECT_THAT(WhyNoCommunicator(),
                 AllOf(HasSubstr("this process uses no GPUs: "), HasSubstr("/nowhere/libcuda.so.1"),
@@ -63,7 +63,7 @@ TEST(NodeGpus, ADriverThatIsNotThereIsNamed) {
   });
 }
 
-TEST(NodeGpus, AnEmptyListOfVisibleDevicesIsNamed) {
+TEST(NodeGpus, EmptyListOfVisibleDevices_IsNamed) {
   InAProcess({{"FERRY_CUDA_LIBRARY", STRICT_CUDA_LIBRARY}, {"CUDA_VISIBLE_DEVICES", ""}}, [] {
     EXPECT_THAT(WhyNoCommunicator(),
                 AllOf(HasSubstr("this process uses no GPUs: cuInit failed with code 100"),
@@ -71,19 +71,19 @@ TEST(NodeGpus, AnEmptyListOfVisibleDevicesIsNamed) {
   });
 }
 
-TEST(NodeGpus, AListThatNamesNoDeviceIsNamed) {
+TEST(NodeGpus, ListWithoutAValidDevice_IsNamed) {
   InAProcess({{"FERRY_CUDA_LIBRARY", STRICT_CUDA_LIBRARY}, {"CUDA_VISIBLE_DEVICES", "7"}}, [] {
     EXPECT_THAT(WhyNoCommunicator(), HasSubstr(": CUDA_VISIBLE_DEVICES is \"7\""));
   });
 }
 
-TEST(NodeGpus, AnOptionIsNamed) {
+TEST(NodeGpus, Option_IsNamed) {
   InAProcess({{"FERRY_CUDA_LIBRARY", STRICT_CUDA_LIBRARY}},
              [] { EXPECT_THAT(WhyNoCommunicator(/*use_gpus=*/false), HasSubstr("--no-gpus")); });
 }
 
-// The job has not heard of it, though this process could use it.
-TEST(NodeGpus, AGpuThatDoesNotSayWhatItIsIsNoneOfTheJobs) {
+// The job does not know it, though this process could use it.
+TEST(NodeGpus, UnidentifiedGpu_IsNotPartOfTheJob) {
   InAProcess(
       {{"FERRY_CUDA_LIBRARY", STRICT_CUDA_LIBRARY}, {"STRICT_CUDA_FAIL", "cuDeviceGetName:999"}},
       [] {

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ResolveNodeIdentity: options before the environment, and where a coordinator is that nobody
-// named.
+// ResolveNodeIdentity: options before the environment, and the default coordinator.
 #include <map>
 #include <optional>
 #include <string>
@@ -41,7 +40,7 @@ NodeOptions Complete() {
   return options;
 }
 
-TEST(ResolveNodeIdentity, TakesOptionsBeforeTheEnvironment) {
+TEST(ResolveNodeIdentity, OptionsPrecedeTheEnvironment) {
   const auto place = Find(Complete(), {{"FERRY_NODE_ID", "3"}, {"FERRY_COORDINATOR", "b:2"}});
   ASSERT_TRUE(place.ok()) << place.status();
   EXPECT_EQ(place->node_id, 1);
@@ -50,11 +49,11 @@ TEST(ResolveNodeIdentity, TakesOptionsBeforeTheEnvironment) {
   EXPECT_EQ(place->description, "node 1 of 4");
 }
 
-TEST(ResolveNodeIdentity, IsNotTroubledByAnEnvironmentThatItDoesNotNeed) {
+TEST(ResolveNodeIdentity, IgnoresAnEnvironmentThatItDoesNotNeed) {
   EXPECT_TRUE(Find(Complete(), {{"FERRY_NODE_ID", "garbage"}}).ok());
 }
 
-TEST(ResolveNodeIdentity, SaysWhereTheIdentityCameFrom) {
+TEST(ResolveNodeIdentity, ReportsTheSourceOfTheIdentity) {
   const auto place = Find(
       {},
       {{"FERRY_COORDINATOR", "b:2"}, {"OMPI_COMM_WORLD_RANK", "2"}, {"OMPI_COMM_WORLD_SIZE", "8"}});
@@ -75,13 +74,13 @@ TEST(ResolveNodeIdentity, PutsAnUnnamedCoordinatorOnTheFirstMachine) {
   EXPECT_EQ(place->coordinator, "gpu007:64488");
 }
 
-TEST(ResolveNodeIdentity, FallsBackToTheDefaultPortWhereNothingTellsJobsApart) {
+TEST(ResolveNodeIdentity, FallsBackToTheDefaultPortWithoutAJobId) {
   const auto place = Find({}, {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "fe80::1"}});
   ASSERT_TRUE(place.ok()) << place.status();
   EXPECT_EQ(place->coordinator, "[fe80::1]:9470");
 }
 
-TEST(ResolveNodeIdentity, NodeIdAndCoordinatorOfTheFlags_SettleEveryContradiction) {
+TEST(ResolveNodeIdentity, NodeIdAndCoordinatorOfTheFlags_ResolveEveryContradiction) {
   const Environment kContradictions[] = {
       {{"RANK", "0"}, {"WORLD_SIZE", "4"}, {"SLURM_PROCID", "2"}, {"SLURM_STEP_NUM_TASKS", "4"}},
       {{"FERRY_NUM_NODES", "3"}, {"OMPI_COMM_WORLD_RANK", "2"}, {"OMPI_COMM_WORLD_SIZE", "4"}},
@@ -106,12 +105,12 @@ TEST(ResolveNodeIdentity, NodeIdAndCoordinatorOfTheFlags_SettleEveryContradictio
   }
 }
 
-TEST(ResolveNodeIdentity, BatchScript_IsToldThatItIsNoTask) {
+TEST(ResolveNodeIdentity, BatchScript_IsReportedAsNoTask) {
   ExpectRefused({}, {{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}, {"SLURM_JOB_ID", "7"}},
                 "not a task of srun");
 }
 
-TEST(ResolveNodeIdentity, RefusesWhatIsMissingOrOutOfRange) {
+TEST(ResolveNodeIdentity, RefusesMissingOrInvalidValues) {
   ExpectRefused({}, {}, "which node is this");
   NodeOptions options;
   options.node_id = 0;

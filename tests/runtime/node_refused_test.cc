@@ -21,7 +21,7 @@ using ::testing::HasSubstr;
 
 using Environment = std::map<std::string, std::string>;
 
-// Nobody waits this long unless the test fails.
+// The wait lasts this long only if the test fails.
 constexpr absl::Duration kTimeout = absl::Minutes(1);
 
 class NodeRefused : public testing::Test {
@@ -77,7 +77,7 @@ class NodeRefused : public testing::Test {
   std::unique_ptr<coord::CoordinatorServer> server_;
 };
 
-TEST_F(NodeRefused, ContradictoryVariablesAreToldToThoseWhoJoin) {
+TEST_F(NodeRefused, ContradictoryVariables_AreReportedToJoiningNodes) {
   Serve(3);
   // Node 2 is not there at all, and need not be.
   std::future<absl::Status> first = Join(0, 3);
@@ -91,7 +91,7 @@ TEST_F(NodeRefused, ContradictoryVariablesAreToldToThoseWhoJoin) {
   ExpectTold(first, "RANK=0 and SLURM_PROCID=1 disagree");
 }
 
-TEST_F(NodeRefused, ANumberOutOfRangeIsToldToThoseWhoJoin) {
+TEST_F(NodeRefused, NumberOutOfRange_IsReportedToJoiningNodes) {
   Serve(2);
   std::future<absl::Status> first = Join(0, 2);
   const absl::Status refused = FindOrTell(Options(2, 2), {});
@@ -99,7 +99,7 @@ TEST_F(NodeRefused, ANumberOutOfRangeIsToldToThoseWhoJoin) {
   ExpectTold(first, "node id 2 is not below 2");
 }
 
-TEST_F(NodeRefused, VariablesThatGiveNoNumberAreToldToThoseWhoJoin) {
+TEST_F(NodeRefused, VariablesWithoutANumber_AreReportedToJoiningNodes) {
   const std::pair<Environment, const char*> kCases[] = {
       {{{"RANK", "2"}, {"WORLD_SIZE", "2"}}, "RANK=2 must be below WORLD_SIZE=2"},
       {{{"RANK", "-1"}, {"WORLD_SIZE", "2"}}, "RANK=\"-1\" is not a number"},
@@ -127,7 +127,7 @@ TEST_F(NodeRefused, VariablesThatGiveNoNumberAreToldToThoseWhoJoin) {
 }
 
 // Node::Join reports a refusal by the coordinator as well.
-TEST_F(NodeRefused, AnotherNumberOfNodesIsToldToThoseWhoJoin) {
+TEST_F(NodeRefused, AnotherNumberOfNodes_IsReportedToJoiningNodes) {
   Serve(2);
   std::future<absl::Status> first = Join(0, 2);
   const absl::Status refused = Node::Join(Options(1, 4)).status();
@@ -135,9 +135,9 @@ TEST_F(NodeRefused, AnotherNumberOfNodesIsToldToThoseWhoJoin) {
   ExpectTold(first, "serves a job of 2 nodes, but this is node 1 of 4");
 }
 
-TEST_F(NodeRefused, ANodeIdThatIsTakenIsToldToThoseWhoJoin) {
+TEST_F(NodeRefused, NodeIdInUse_IsReportedToJoiningNodes) {
   Serve(3);
-  // Whichever comes second is refused, and tells the first.
+  // The second one is refused, and notifies the first.
   std::future<absl::Status> one = Join(0, 3);
   std::future<absl::Status> other = Join(0, 3);
   absl::Status refused = one.get();
@@ -150,7 +150,7 @@ TEST_F(NodeRefused, ANodeIdThatIsTakenIsToldToThoseWhoJoin) {
 }
 
 // The devices of a node that has failed are not waited for.
-TEST_F(NodeRefused, AnErrorBeforeAllDevicesAreKnownEndsTheJoining) {
+TEST_F(NodeRefused, ErrorBeforeAllDevicesAreKnown_EndsTheJoin) {
   Serve(2);
   std::future<absl::Status> first = Join(0, 2);
   coord::AgentOptions options;
@@ -166,7 +166,7 @@ TEST_F(NodeRefused, AnErrorBeforeAllDevicesAreKnownEndsTheJoining) {
 }
 
 // A process without a number may be no part of the job.
-TEST_F(NodeRefused, ACommandWithoutANumberTellsNobody) {
+TEST_F(NodeRefused, CommandWithoutANumber_NotifiesNoNode) {
   Serve(2);
   std::future<absl::Status> first = Join(0, 2);
   NodeOptions options;

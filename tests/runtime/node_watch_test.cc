@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Answers that come when whoever asked is still there, and when not.
+// Answers that arrive while the watcher still exists, and after it has been destroyed.
 #include "node/node_watch.h"
 
 #include <atomic>
@@ -24,7 +24,7 @@ coord::NodeTable TableOf(int64_t version) {
   return table;
 }
 
-// Stands for an agent: keeps questions until the test answers them.
+// A fake agent: keeps requests until the test answers them.
 struct Agent {
   NodeWatch::Ask ask() {
     return [this](int64_t version, NodeWatch::Answer answer) {
@@ -42,7 +42,7 @@ struct Agent {
   std::vector<NodeWatch::Answer> answers;
 };
 
-TEST(NodeWatch, AsksForWhatComesAfterWhatItHasHeard) {
+TEST(NodeWatch, RequestsTheVersionAfterTheLastAnswer) {
   Agent agent;
   std::vector<int64_t> heard;
   NodeWatch watch(agent.ask(), nullptr,
@@ -54,7 +54,7 @@ TEST(NodeWatch, AsksForWhatComesAfterWhatItHasHeard) {
   EXPECT_THAT(agent.asked, ElementsAre(-1, 4, 9));
 }
 
-TEST(NodeWatch, PausesBetweenTwoQuestions) {
+TEST(NodeWatch, PausesBetweenTwoRequests) {
   Agent agent;
   std::vector<absl::AnyInvocable<void() &&>> paused;
   NodeWatch watch(
@@ -66,9 +66,9 @@ TEST(NodeWatch, PausesBetweenTwoQuestions) {
   EXPECT_THAT(agent.asked, ElementsAre(-1, 4));
 }
 
-// An agent that is left behind, since something hangs that may still speak to the store, tells of a
-// node's death when the node that wanted to know is gone.
-TEST(NodeWatch, AnAnswerThatComesTooLateIsLetGoOf) {
+// An agent that is leaked, since a hanging thread may still use the store, reports a node's death
+// when the node that watched is gone.
+TEST(NodeWatch, LateAnswer_IsDropped) {
   Agent agent;
   std::vector<absl::AnyInvocable<void() &&>> paused;
   int heard = 0;
@@ -93,7 +93,7 @@ TEST(NodeWatch, AnAnswerThatComesTooLateIsLetGoOf) {
   EXPECT_THAT(agent.asked, ElementsAre(-1, 1, -1));
 }
 
-TEST(NodeWatch, ItsEndWaitsForWhoIsBeingTold) {
+TEST(NodeWatch, ItsDestructor_WaitsForARunningCallback) {
   Agent agent;
   absl::Notification is_inside;
   absl::Notification go;
@@ -109,7 +109,7 @@ TEST(NodeWatch, ItsEndWaitsForWhoIsBeingTold) {
     watch.Stop();
     EXPECT_TRUE(is_over);
   });
-  // Whoever does not wait has time enough to be seen.
+  // A destructor that does not wait has enough time to be detected.
   absl::SleepFor(absl::Milliseconds(30));
   go.Notify();
   stopper.join();

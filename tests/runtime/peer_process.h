@@ -38,7 +38,7 @@ inline constexpr int kHere = 0;
 inline constexpr int kPeer = 1;
 inline constexpr int64_t kStepId = 5;
 
-// One end of the pipe on which the two processes talk about the test itself.
+// One end of the pipe on which the two processes coordinate the test itself.
 class Channel final {
  public:
   explicit Channel(int fd) : fd_(fd) {}
@@ -76,10 +76,9 @@ inline RendezvousKey KeyOf(int from, uint64_t incarnation, int to, absl::string_
       RendezvousKey::Text(device(from), incarnation, device(to), std::string(name)));
 }
 
-// A node in a process of its own, which does what it is told: "send NAME BYTES", "send_heap NAME
-// BYTES", "recv NAME", "into NAME BYTES", "wait" (for all receives; the first error), "limit
-// descriptors|files N" (RLIMIT_NOFILE, RLIMIT_FSIZE), "unlimit", "use_up" and "give_back"
-// (descriptors).
+// A node in a process of its own that executes commands: "send NAME BYTES", "send_heap NAME BYTES",
+// "recv NAME", "into NAME BYTES", "wait" (for all receives; the first error), "limit descriptors
+// files N" (RLIMIT_NOFILE, RLIMIT_FSIZE), "unlimit", "use_up" and "give_back" (descriptors).
 class PeerProcess final {
  public:
   // Forks. `prepare` is called in the process before anything else. REQUIRES: this process has one
@@ -197,7 +196,7 @@ class PeerProcess final {
     }
   }
 
-  // As far as it may.
+  // As far as permitted.
   static void Limit(int what, rlim_t value) {
     const auto resource = static_cast<__rlimit_resource_t>(what);
     rlimit limit = {};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What waits, as it is told through the store.
+// Pending operations, as published in the store.
 #include "node/pending_report.h"
 
 #include <gmock/gmock.h>
@@ -79,7 +79,7 @@ TEST_F(PendingReportTest, KeepsTheOldestAndCountsAll) {
   }
 }
 
-TEST_F(PendingReportTest, ComesOutAsItWentIn) {
+TEST_F(PendingReportTest, RoundTrips) {
   PendingReport report;
   report.total = 1'000'000;
   report.rows.push_back({-5, "recv", 17, absl::Milliseconds(1234), 0,
@@ -90,8 +90,8 @@ TEST_F(PendingReportTest, ComesOutAsItWentIn) {
   EXPECT_EQ(*read, report);
 }
 
-// Anybody can write to the store.
-TEST_F(PendingReportTest, RefusesWhatIsNoReport) {
+// Any client can write to the store.
+TEST_F(PendingReportTest, RefusesMalformedReports) {
   for (const absl::string_view text :
        {"", "x", "1\nx", "1\n1\t2\t3", "1\n1\tsend\tx\t1\t1\tk\tp", "1\n1\tsend\t1\t1\t-1\tk\tp"}) {
     EXPECT_EQ(DecodePending(text).status().code(), absl::StatusCode::kInvalidArgument) << text;

@@ -19,14 +19,14 @@
 
 namespace ferry {
 
-// Says HELLO as everyone does. What it answers and asks from then on is the test's.
+// Sends HELLO like every node. The test controls its later answers and requests.
 class RoguePeer final {
  public:
   // One end of a control channel. All calls on the loop, but for `lane`.
   class End;
-  // On each REQUEST: to be answered with End::Ticket or not at all.
+  // At each REQUEST: answered with End::Ticket or not at all.
   using OnRequest = std::function<void(End& end, uint64_t id)>;
-  // On each TICKET: to be taken or not.
+  // At each descriptor: fetched or not.
   using OnTicket = std::function<void(End& end, const ReadyToSendMessage& ticket)>;
 
   RoguePeer(Directory& directory, int node, OnRequest on_request, OnTicket on_ticket = {},
@@ -36,14 +36,14 @@ class RoguePeer final {
   const Endpoint& self() const { return self_; }
   HostArena& arena() { return *arena_; }
   TransportList& transports() { return transports_; }
-  // What becomes of data connections from now on, in place of what its transports do with them.
+  // Handles data connections from now on, instead of its transports.
   void TakeData(std::function<void(DataConnection)> take) {
     absl::MutexLock lock(&mu_);
     take_data_ = std::move(take);
   }
   // From 1 on.
   int NumberOf(absl::string_view transport) const;
-  // Opens a control channel, and calls `then` when both have said HELLO.
+  // Opens a control channel, and calls `then` when both have sent HELLO.
   void Open(const Endpoint& peer, bool over_tcp, std::function<void(End& end)> then);
   // Runs it on the loop, and waits for it.
   void Do(absl::AnyInvocable<void() &&> function);
@@ -94,7 +94,7 @@ class RoguePeer::End final : public ControlHandler, public std::enable_shared_fr
       if (then) then();
     });
   }
-  // Of nothing that was offered.
+  // For an id that was never exposed.
   void TicketOfNothing(uint64_t id, int number, const Tensor& like, const std::string& body) {
     ReadyToSendMessage ticket = TicketOf(id, number, like);
     ticket.body = body;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// RogueProcess: a node in a process of its own that ends or hangs at a word of the protocol.
+// RogueProcess: a node in a process of its own that ends or hangs at a message of the protocol.
 #ifndef FERRY_TESTS_RUNTIME_ROGUE_PROCESS_H_
 #define FERRY_TESTS_RUNTIME_ROGUE_PROCESS_H_
 
@@ -13,16 +13,17 @@
 
 namespace ferry {
 
-// In which it asks; it may be closed.
+// The step of its requests; it may be closed.
 inline constexpr int64_t kStepOfRogue = kStepId + 1;
 
 // Where it stops, and at which signal.
 enum class Word {
-  // As the producer: it has heard a REQUEST; it has sent the TICKET of what lies in its arena.
+  // As the producer: it has received a REQUEST; it has sent the descriptor of a tensor in its
+  // arena.
   kRequestHeard,
   kTicketSent,
-  // As the consumer, of what it asks for once it is told to: it has sent the REQUEST; it has heard
-  // the TICKET; it has sent DECLINED, or DONE, without having looked at anything.
+  // As the consumer, for a value that it requests on command: it has sent the REQUEST; it has
+  // received the descriptor; it has sent DECLINED, or DONE, without reading anything.
   kRequestSent,
   kTicketHeard,
   kDeclinedSent,
@@ -54,7 +55,7 @@ class RogueProcess final {
     channel_->Say(EncodeEndpoint(here));
     directory.Publish(*DecodeEndpoint(channel_->Hear()));
   }
-  // Asks this process for that value.
+  // Requests that value from this process.
   void AskFor(const RendezvousKey& key) const { channel_->Say(key.text()); }
   // Whether the signal has had its effect, for which it waits.
   [[nodiscard]] bool HasGone() const {

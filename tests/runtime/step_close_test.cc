@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a step's sender hears of tensors that are on their way when it closes the step.
+// What Close reports to a step's sender about tensors that are in flight.
 #include <string>
 #include <utility>
 #include <vector>
@@ -24,20 +24,20 @@ using ::testing::HasSubstr;
 // More than sockets and windows hold.
 constexpr int64_t kBytes = int64_t{96} << 20;
 #if defined(__SANITIZE_THREAD__)
-// For each piece that gRPC's threads have written, without being instrumented, it looks for the
-// access that it is then told not to report: half a minute for so many bytes on a quiet machine.
+// For each piece that gRPC's threads have written, without being instrumented, the sanitizer looks
+// up the access that it then suppresses: half a minute for so many bytes on a quiet machine.
 constexpr absl::Duration kTimeout = absl::Minutes(4);
 #else
 constexpr absl::Duration kTimeout = absl::Seconds(30);
 #endif
 
-// How long a receiver that does not answer is waited for: far longer than an immediate return takes
-// on a loaded machine.
+// The timeout for a receiver that does not answer: far longer than an immediate return takes on a
+// loaded machine.
 constexpr absl::Duration kHear = absl::Seconds(30);
 // The same where a test waits for all of it, once.
 constexpr absl::Duration kShortHear = absl::Seconds(6);
 
-// Between the two stands somebody who can stop what passes, and cut it off.
+// A proxy between the two that can stop their traffic, and cut it off.
 class StepClose : public ::testing::TestWithParam<std::string> {
  protected:
   static TransferEngineOptions Options(absl::Duration hear) {
@@ -59,7 +59,7 @@ class StepClose : public ::testing::TestWithParam<std::string> {
     seen.channels.tcp.resize(1);
     directory_.Publish(seen);
   }
-  // The receiver has asked, and the way is stopped; then the tensor is sent.
+  // The receiver has sent its request, and the proxy is stopped; then the tensor is sent.
   Receipt SendIntoAJam() {
     Receipt receipt;
     sink_.Step(1)->RecvAsync(key_, {}, receipt.callback());
@@ -96,7 +96,7 @@ class StepClose : public ::testing::TestWithParam<std::string> {
   std::unique_ptr<TcpProxy> proxy_;
 };
 
-TEST_P(StepClose, WhatIsOnItsWayIsListed) {
+TEST_P(StepClose, TensorsInFlightAreListed) {
   Receipt receipt = SendIntoAJam();
   const std::vector<PendingStepOp> transfers = Transfers();
   ASSERT_EQ(transfers.size(), 1u);
@@ -112,7 +112,7 @@ TEST_P(StepClose, WhatIsOnItsWayIsListed) {
   EXPECT_TRUE(step_.Close(absl::Seconds(20)).ok());
 }
 
-TEST_P(StepClose, WaitsForItAndNamesIt) {
+TEST_P(StepClose, WaitsForTensorsInFlightAndNamesThem) {
   SendIntoAJam();
   const absl::Status status = step_.Close(absl::Milliseconds(50));
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
@@ -123,7 +123,7 @@ TEST_P(StepClose, WaitsForItAndNamesIt) {
 }
 
 // Other steps may take as long as they like.
-TEST_P(StepClose, WaitsForItsOwnAlone) {
+TEST_P(StepClose, WaitsForItsOwnTensorsOnly) {
   Receipt receipt = SendIntoAJam();
   Step other(*source_.exchange, source_.Step(2));
   const absl::Time start = SteadyClock().Now();
@@ -139,8 +139,8 @@ class StepCloseThatHears : public StepClose {
   StepCloseThatHears() : StepClose(kShortHear) {}
 };
 
-// A receiver that hears nothing, so that it cannot have declined anything either.
-TEST_P(StepCloseThatHears, WaitsOnceForWhoHearsNothing) {
+// A receiver that receives nothing, so that it cannot have rejected anything either.
+TEST_P(StepCloseThatHears, SilentReceiver_IsWaitedForOnce) {
   constexpr int64_t kSteps = 6;
   const Shape shape = *Shape::Create({4});
   std::vector<Receipt> receipts(kSteps);
@@ -159,7 +159,7 @@ TEST_P(StepCloseThatHears, WaitsOnceForWhoHearsNothing) {
   EXPECT_LT(SteadyClock().Now() - start, (kSteps - 1) * kShortHear);
   proxy_->SetStalled(false);
   for (Receipt& each : receipts) EXPECT_TRUE(each.Wait(kTimeout).ok());
-  // Who hears again is listened to again.
+  // A receiver that answers again is waited for again.
   RecvArgs args;
   args.destination = sink_.Allocate(DataType::kDouble, shape);
   Receipt receipt;
@@ -169,8 +169,8 @@ TEST_P(StepCloseThatHears, WaitsOnceForWhoHearsNothing) {
   EXPECT_EQ(step.Close(absl::Seconds(20)).code(), absl::StatusCode::kInvalidArgument);
 }
 
-// It was sent, taken and asked for, and nobody has it.
-TEST_P(StepClose, HearsOfAReceiverThatDiesInTheMiddle) {
+// It was sent, requested and exposed, and no process has received it.
+TEST_P(StepClose, ReceiverDiesMidTransfer_ReturnsTheLoss) {
   Receipt receipt = SendIntoAJam();
   ASSERT_EQ(Transfers().size(), 1u);
   proxy_->SetRefusing(true);
@@ -181,8 +181,8 @@ TEST_P(StepClose, HearsOfAReceiverThatDiesInTheMiddle) {
   EXPECT_FALSE(receipt.Wait().ok());
 }
 
-// It hangs, or its machine has vanished, and the coordinator says so: no connection does.
-TEST_P(StepClose, HearsOfAReceiverThatIsGivenUpInTheMiddle) {
+// It hangs, or its machine has vanished; the coordinator reports it, and no connection does.
+TEST_P(StepClose, ReceiverIsDeclaredDeadMidTransfer_ReturnsTheLoss) {
   Receipt receipt = SendIntoAJam();
   ASSERT_EQ(Transfers().size(), 1u);
   const absl::Time start = SteadyClock().Now();
@@ -196,8 +196,8 @@ TEST_P(StepClose, HearsOfAReceiverThatIsGivenUpInTheMiddle) {
   EXPECT_LT(SteadyClock().Now() - start, kHear);
 }
 
-// The job has failed, say: what was on its way may never arrive, and nobody would tell.
-TEST_P(StepClose, OfAnAbortedStepHasNotSentWhatIsOnItsWay) {
+// The job has failed, for instance: tensors in flight may never arrive, and no report of it would.
+TEST_P(StepClose, AbortedStep_TensorsInFlightCountAsLost) {
   Receipt receipt = SendIntoAJam();
   ASSERT_EQ(Transfers().size(), 1u);
   step_.Abort(absl::AbortedError("enough"));
@@ -209,12 +209,12 @@ TEST_P(StepClose, OfAnAbortedStepHasNotSentWhatIsOnItsWay) {
 
 INSTANTIATE_TEST_SUITE_P(Over, StepClose, ::testing::Values("tcp", "grpc"),
                          [](const auto& info) { return info.param; });
-// Over gRPC receivers are not asked what they have received.
+// Over gRPC receivers do not acknowledge.
 INSTANTIATE_TEST_SUITE_P(Over, StepCloseThatHears, ::testing::Values("tcp"),
                          [](const auto& info) { return info.param; });
 
-// The rest of it is of no use to anybody, and may take long.
-TEST(StepAbort, EndsWhatIsOnItsWayByGrpc) {
+// The rest of it is useless, and may take long.
+TEST(StepAbort, EndsTransfersInFlightByGrpc) {
   Directory directory;
   TransferEngineOptions options;
   options.carrier = Carrier::kGrpc;
@@ -248,7 +248,7 @@ TEST(StepAbort, EndsWhatIsOnItsWayByGrpc) {
 }
 
 // A view is the receiver's for as long as it likes, and no reason to wait.
-TEST(StepCloseOverMemory, WhatIsLentIsListedAndNotWaitedFor) {
+TEST(StepCloseOverMemory, ExportedTensorsAreListedAndNotWaitedFor) {
   Directory directory;
   ExchangeEnd source(directory, 1);
   ExchangeEnd sink(directory, 2);
@@ -262,7 +262,7 @@ TEST(StepCloseOverMemory, WhatIsLentIsListedAndNotWaitedFor) {
     view = receipt.Wait();
   }
   ASSERT_TRUE(view.ok()) << view.status();
-  // The receiver may have it before the sender has noted that it is told.
+  // The receiver may have it before the sender has recorded the notification.
   std::vector<std::string> phases;
   bool is_lent = false;
   for (int i = 0; i < 4000 && !is_lent; ++i) {
@@ -278,8 +278,8 @@ TEST(StepCloseOverMemory, WhatIsLentIsListedAndNotWaitedFor) {
   EXPECT_TRUE(step.Close(absl::Seconds(20)).ok());
 }
 
-// While the sender's loop still counts the checksum of what it has been asked for.
-TEST(StepCloseOverMemory, WaitsForWhatHasLeftTheTableJustNow) {
+// While the sender's loop still computes the checksum of a requested tensor.
+TEST(StepCloseOverMemory, WaitsForTensorsThatJustLeftTheTable) {
   Directory directory;
   TransferEngineOptions options;
   options.require_transport = "tcp";
@@ -306,14 +306,14 @@ TEST(StepCloseOverMemory, WaitsForWhatHasLeftTheTableJustNow) {
     const absl::Status status = step.Close(absl::Seconds(20));
     EXPECT_TRUE(status.ok()) << status;
   }
-  // Nobody leaves with what others have been promised.
+  // No node leaves with tensors that others have been promised.
   source = nullptr;
   const absl::Status status = receipt.Wait().status();
   EXPECT_TRUE(status.ok()) << status;
 }
 
 // It was matched, and its receiver dies before it is listed as a transfer.
-TEST(StepCloseOverMemory, HearsOfAReceiverThatDiesWhileAValueIsMadeReady) {
+TEST(StepCloseOverMemory, ReceiverDiesWhileAValueIsPrepared_ReturnsTheLoss) {
   Directory directory;
   TransferEngineOptions options;
   options.require_transport = "tcp";
@@ -345,8 +345,8 @@ TEST(StepCloseOverMemory, HearsOfAReceiverThatDiesWhileAValueIsMadeReady) {
   EXPECT_FALSE(receipt.Wait().ok());
 }
 
-// It has left the table, and nobody has it: its sender must not take it for received.
-TEST(StepCloseOverMemory, HearsOfAValueThatCouldNotBeSent) {
+// It has left the table, and no process has it: its sender must not take it for received.
+TEST(StepCloseOverMemory, ValueCouldNotBeSent_ReturnsTheLoss) {
   Directory directory;
   TransferEngineOptions by_shm;
   by_shm.require_transport = "shm";
@@ -364,7 +364,7 @@ TEST(StepCloseOverMemory, HearsOfAValueThatCouldNotBeSent) {
               AllOf(HasSubstr("two machines"), HasSubstr("step 1"), HasSubstr(key.text())));
 }
 
-TEST(StepCloseOverMemory, HearsOfAValueForWhichThereIsNoRoomOnItsWay) {
+TEST(StepCloseOverMemory, NoRoomForAValueInFlight_ReturnsTheLoss) {
   Directory directory;
   TransferEngineOptions small;
   small.require_transport = "shm";
@@ -384,7 +384,7 @@ TEST(StepCloseOverMemory, HearsOfAValueForWhichThereIsNoRoomOnItsWay) {
 }
 
 // Nothing waits any more once the step was aborted, and yet nothing was taken.
-TEST(StepAbortTest, WhoWaitsInCloseHearsWhyNothingWasTaken) {
+TEST(StepAbortTest, AbortDuringClose_ReturnsWhyNothingWasReceived) {
   Directory directory;
   ExchangeEnd source(directory, 1);
   ExchangeEnd sink(directory, 2);

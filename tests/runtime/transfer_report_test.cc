@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a node says of its part in moving tensors, and how that is told through the store.
+// A node's report of its transfers, and its encoding in the store.
 #include "node/transfer_report.h"
 
 #include <functional>
@@ -43,7 +43,7 @@ void Move(ExchangeEnd& a, ExchangeEnd& b, int64_t step, int64_t bytes, bool is_i
   ASSERT_TRUE(receipt.Wait().ok()) << receipt.Wait().status();
 }
 
-// What is said survives the store, and says what there is.
+// The report survives the store, and is complete.
 TransferReport ReportOf(const ExchangeEnd& end) {
   const TransferReport report = MakeExchangeReport(*end.exchange);
   const std::string text = EncodeExchangeReport(report);
@@ -61,7 +61,7 @@ bool Becomes(const std::function<bool()>& condition) {
   return false;
 }
 
-TEST(TransferReportTest, LatencyIsMeasuredWhenALaneOpens) {
+TEST(TransferReportTest, LatencyIsMeasuredWhenAChannelOpens) {
   Directory directory;
   ExchangeEnd a(directory, 1);
   ExchangeEnd b(directory, 2);
@@ -84,7 +84,7 @@ TEST(TransferReportTest, LatencyIsMeasuredWhenALaneOpens) {
   EXPECT_NE(CostOf(*PathTo(report, 2), "tcp")->latency_basis, CostBasis::kAssumed);
   EXPECT_GE(CostOf(*PathTo(report, 2), "tcp")->latency, shm.latency);
   EXPECT_EQ(PathTo(report, 2)->channel, "shm");
-  // The other side's, and what a receiver explains.
+  // The other side's, and a receiver's explanation.
   EXPECT_EQ(CostOf(*PathTo(ReportOf(b), 1), "shm")->latency_basis, CostBasis::kSeen);
   EXPECT_THAT(Explain(*b.exchange->PathFrom(a.exchange->self(), 8, true)),
               HasSubstr("us measured "));
@@ -93,7 +93,7 @@ TEST(TransferReportTest, LatencyIsMeasuredWhenALaneOpens) {
   EXPECT_LT(CostOf(*PathTo(report, 1), "local")->latency, absl::Seconds(10));
 }
 
-TEST(TransferReportTest, TransfersRefreshWhatIsKnown) {
+TEST(TransferReportTest, TransfersRefreshTheEstimates) {
   Directory directory;
   TransferEngineOptions by_tcp;
   by_tcp.require_transport = "tcp";
@@ -112,8 +112,8 @@ TEST(TransferReportTest, TransfersRefreshWhatIsKnown) {
   EXPECT_THAT(Explain(*PathTo(report, 2)->choice), HasSubstr("not shm: descriptors cannot be"));
 }
 
-// What was measured a while ago is measured again, by whoever asks and by whoever sends.
-TEST(TransferReportTest, LatencyIsMeasuredAgainAndAgain) {
+// An old measurement is repeated, both by requests and by sends.
+TEST(TransferReportTest, LatencyIsMeasuredRepeatedly) {
   Directory directory;
   ExchangeEnd a(directory, 1);
   ExchangeEnd b(directory, 2);
@@ -127,7 +127,7 @@ TEST(TransferReportTest, LatencyIsMeasuredAgainAndAgain) {
     const TransferReport report = ReportOf(a);
     return CostOf(*PathTo(report, 2), "shm")->latency_age;
   }));
-  // This asks for nothing.
+  // This sends no request.
   EXPECT_TRUE(is_measured_again([&] {
     Move(a, b, ++step, 300'000);
     const PathReport back = {.choice = a.exchange->PathFrom(b.exchange->self(), 1 << 20, true)};
@@ -135,9 +135,9 @@ TEST(TransferReportTest, LatencyIsMeasuredAgainAndAgain) {
   }));
 }
 
-TEST(TransferReportTest, ACopyToTheArenaIsSeen) {
+TEST(TransferReportTest, CopyToTheArena_IsMeasured) {
   Directory directory;
-  // A busy machine may find that another way is quicker.
+  // On a busy machine another path may be faster.
   TransferEngineOptions only;
   only.require_transport = "shm";
   ExchangeEnd a(directory, 1, only);
@@ -147,7 +147,7 @@ TEST(TransferReportTest, ACopyToTheArenaIsSeen) {
   EXPECT_EQ(CostOf(*PathTo(report, 2, false), "shm")->bandwidth_basis, CostBasis::kSeen);
 }
 
-TEST(TransferReportTest, SaysWhichPagesTheArenaHas) {
+TEST(TransferReportTest, ReportsThePagesOfTheArena) {
   Directory directory;
   ExchangeEnd a(directory, 1);
   EXPECT_EQ(ReportOf(a).pages, "none yet");
@@ -167,7 +167,7 @@ TEST(TransferReportTest, SaysWhichPagesTheArenaHas) {
   EXPECT_EQ(ReportOf(b).pages, "4 KiB pages");
 }
 
-TEST(TransferReportTest, CountsWhoCouldNotProveToBeOfTheJob) {
+TEST(TransferReportTest, CountsConnectionsWithoutAProof) {
   Directory directory;
   TransferEngineOptions other;
   other.token = "another job";
@@ -184,7 +184,7 @@ TEST(TransferReportTest, CountsWhoCouldNotProveToBeOfTheJob) {
   EXPECT_THAT(report.last_refusal, HasSubstr("token"));
 }
 
-TEST(TransferReportTest, CountsCallsThatCouldNotProveToBeOfTheJob) {
+TEST(TransferReportTest, CountsCallsWithoutAProof) {
   Directory directory;
   TransferEngineOptions options;
   options.carrier = Carrier::kGrpc;
@@ -198,7 +198,7 @@ TEST(TransferReportTest, CountsCallsThatCouldNotProveToBeOfTheJob) {
   EXPECT_GE(ReportOf(a).refused_calls, 1);
 }
 
-TEST(TransferReportTest, WhatIsNoReportIsRefused) {
+TEST(TransferReportTest, MalformedReportsAreRefused) {
   for (const char* text :
        {"arena\tpages\t1\t2", "arena\tpages\t1\t2\t-3", "refused\t1\t2", "path\tx\t1\tshm",
         "by\tshm\t1\t0\t0\t1\t0\t0\t0\t", "path\t1\t1\tshm\nby\tshm\t1\t7\t0\t1\t0\t0\t0\t",

@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every way from one process to another has to do: the list of ways, and what its tests share.
+// Conformance tests of every path from one process to another: the list of paths, and shared code.
 //
-// values_test.cc        each type and size, either side first, many at once in random order
-// ends_test.cc          cancelling, aborts, peers that leave, what is left behind
-// tickets_test.cc       transfer descriptors that are garbage, cut off or of any size; release
-// without take gpu_values_test.cc    the same of memory of GPUs: cuda_ipc in its three ways, nccl,
-// and staging gpu_local_test.cc     from each memory of a process to each other gpu_tickets_test.cc
-// their transfer descriptors Beside them: exchange_kill_test.cc (processes that are killed, stopped
-// and starved), gpu_death_test.cc and nccl_failure_test.cc (the same with GPUs), and for the gRPC
-// carrier, which has no transfer descriptors, what a worker answers:
+//   values_test.cc: each type and size, either side first, many at once in random order
+//   ends_test.cc: cancellations, aborts, peers that leave, what is left behind
+//   tickets_test.cc: garbage or truncated transfer descriptors, of any size; release without fetch
+//   gpu_values_test.cc: values in GPU memory, by the three paths of cuda_ipc, nccl, and staging
+//   gpu_local_test.cc: from each memory of a process to each other
+//   gpu_tickets_test.cc: transfer descriptors for GPU memory
+//
+// Related: exchange_kill_test.cc (processes that are killed, stopped and starved of resources),
+// gpu_death_test.cc and nccl_failure_test.cc (the same with GPUs), and for the gRPC backend, which
+// has no transfer descriptors, the answers of a worker:
 // tests/rendezvous/wire/tensor_fetcher_faults_test.cc.
 #ifndef FERRY_TESTS_RUNTIME_CONFORMANCE_CONFORMANCE_H_
 #define FERRY_TESTS_RUNTIME_CONFORMANCE_CONFORMANCE_H_
@@ -26,14 +28,15 @@
 
 namespace ferry {
 
-// One way of getting a tensor in host memory from a sender to a receiver.
+// One path of a tensor in host memory from a sender to a receiver.
 struct Way {
   const char* name = "";
-  // The transport that is required, and Received::path of what is not in a transfer descriptor.
+  // The transport that is required, and Received::path of tensors that are not in a transfer
+  // descriptor.
   const char* path = "";
-  // Whether what is sent lies in the sender's arena, or elsewhere and has to be copied there.
+  // Whether the tensor lies in the sender's arena, or elsewhere and has to be copied there.
   bool is_from_arena = false;
-  // Whether the receiver says where it wants it.
+  // Whether the receiver gives a destination buffer.
   bool is_into_buffer = false;
 
   bool is_grpc() const { return path == std::string("grpc"); }
@@ -42,8 +45,8 @@ struct Way {
 
 inline void PrintTo(const Way& way, std::ostream* out) { *out << way.name; }
 
-// Between two processes. In one (`local`) nobody dies alone, and there are no transfer descriptors:
-// the receiver gets the sender's tensor out of the table.
+// Between two processes. In one (`local`) neither can die alone, and there are no transfer
+// descriptors: the receiver gets the sender's tensor out of the table.
 inline std::vector<Way> WaysBetweenProcesses() {
   return {{"shm_handed_over", "shm", true, false},
           {"shm_copied", "shm", false, true},
@@ -76,7 +79,7 @@ class Conformance : public ::testing::TestWithParam<Way> {
 
   RendezvousKey KeyTo(const std::string& name) { return KeyBetween(*source_, *sink_, name); }
 
-  // What is sent.
+  // The tensor to send.
   Tensor Pattern(DataType dtype, std::vector<int64_t> dims, uint32_t seed) {
     const Shape shape = *Shape::Create(dims);
     Tensor tensor = GetParam().is_from_arena && *TensorBytes(dtype, shape) > 0
@@ -85,7 +88,7 @@ class Conformance : public ::testing::TestWithParam<Way> {
     FillPattern(tensor, seed);
     return tensor;
   }
-  // Asks for what is, or will be, sent as `like`.
+  // Receives the tensor that is, or will be, sent as `like`.
   Receipt Receive(int64_t step, const RendezvousKey& key, const Tensor& like,
                   CancellationToken* cancellation = nullptr) {
     RecvArgs args;

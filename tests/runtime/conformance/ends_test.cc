@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ends: what is cancelled, aborted, or loses its peer, in every way there is.
+// Ends: operations that are cancelled, aborted, or lose their peer, by every path.
 #include <random>
 
 #include <gmock/gmock.h>
@@ -20,7 +20,7 @@ TEST_P(ConformanceOfEnds, CancelWhilePendingLeavesTheValueToOthers) {
   args.cancellation = &cancellation;
   Receipt cancelled;
   sink_->Step(1)->RecvAsync(KeyTo("c"), args, cancelled.callback());
-  // Until the producer has heard of it.
+  // Until the producer has received the cancellation.
   const auto waiting_at_source = [this] {
     int count = 0;
     source_->Step(1)->ForEachPending(absl::ZeroDuration(), [&](const PendingStepOp&) { ++count; });
@@ -57,7 +57,7 @@ TEST_P(ConformanceOfEnds, CancelAtAnyTimeNeverHangsOrMixesUp) {
       EXPECT_EQ(received.status().code(), absl::StatusCode::kCancelled);
     }
   }
-  // What was cancelled has left nothing behind at the producer once the step is over.
+  // Cancelled requests have left nothing behind at the producer once the step is over.
   sink_->exchange->rendezvous().Cleanup(1);
   source_->exchange->rendezvous().Cleanup(1);
   EXPECT_EQ(source_->exchange->rendezvous().step_count(), 0u);
@@ -81,7 +81,7 @@ TEST_P(ConformanceOfEnds, AbortOfTheStepEndsItOnBothSides) {
   EXPECT_EQ(late.Wait().status().code(), absl::StatusCode::kAborted);
 }
 
-TEST_P(ConformanceOfPeers, TheProducerGoesAway) {
+TEST_P(ConformanceOfPeers, ProducerLeaves) {
   Receipt pending;
   sink_->Step(1)->RecvAsync(KeyTo("never"), {}, pending.callback());
   const Tensor sent = Pattern(DataType::kUint8, {300'000}, 1);
@@ -92,16 +92,16 @@ TEST_P(ConformanceOfPeers, TheProducerGoesAway) {
   const RendezvousKey later = KeyTo("later");
   source_.reset();
   const absl::Status status = pending.Wait().status();
-  // Told by the step's end there, or by that of the connection.
+  // Reported by the end of the step there, or of the connection.
   EXPECT_TRUE(absl::IsAborted(status) || absl::IsUnavailable(status)) << status;
-  // What was taken stays good.
+  // Received tensors stay valid.
   EXPECT_TRUE(IsEqual(received->tensor, sent));
   Receipt after;
   sink_->Step(1)->RecvAsync(later, {}, after.callback());
   EXPECT_EQ(after.Wait().status().code(), absl::StatusCode::kUnavailable) << after.Wait().status();
 }
 
-TEST_P(ConformanceOfPeers, TheConsumerGoesAwayAndItsMemoryComesBack) {
+TEST_P(ConformanceOfPeers, ConsumerLeavesAndItsMemoryIsReleased) {
   Tensor sent = source_->Allocate(DataType::kUint8, *Shape::Create({1 << 20}));
   FillPattern(sent, 4);
   ASSERT_TRUE(source_->Step(1)->Send(KeyTo("t"), sent).ok());
@@ -115,7 +115,7 @@ TEST_P(ConformanceOfPeers, TheConsumerGoesAwayAndItsMemoryComesBack) {
   EXPECT_TRUE(source_->Step(1)->Send(next, kept).ok());
 }
 
-TEST_P(ConformanceOfEnds, ReleasedViewsGiveTheMemoryBack) {
+TEST_P(ConformanceOfEnds, ReleasedViewsReturnTheMemory) {
   for (int i = 0; i < 20; ++i) {
     Tensor sent = source_->Allocate(DataType::kUint8, *Shape::Create({300'000}));
     FillPattern(sent, static_cast<uint32_t>(i));
@@ -126,7 +126,7 @@ TEST_P(ConformanceOfEnds, ReleasedViewsGiveTheMemoryBack) {
   EXPECT_TRUE(HasNothingLent());
 }
 
-TEST_P(ConformanceOfPeers, NothingLeaksOverManyLives) {
+TEST_P(ConformanceOfPeers, NothingLeaksOverManyIncarnations) {
   const auto live = [this] {
     sink_ = std::make_shared<ExchangeEnd>(directory_, 2, Options());
     const Tensor sent = Pattern(DataType::kUint8, {300'000}, 1);

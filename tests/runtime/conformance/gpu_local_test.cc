@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Within a process, from each memory to each other: scenarios 43 to 45 of the rendezvous reference.
+// Within a process, from each memory to each other.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -60,7 +60,7 @@ TEST(GpuWithinAProcess, FromEachMemoryToEachOther) {
       });
 }
 
-TEST(GpuWithinAProcess, StringsGoToNoGpu) {
+TEST(GpuWithinAProcess, StringsCannotBeSentToAGpu) {
   RunGpuPair(
       {}, [](GpuPeer&) {},
       [](GpuPeer& peer) {

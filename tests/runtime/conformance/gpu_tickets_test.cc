@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Transfer descriptors for GPUs' memory of a peer that knows the job's token and means harm.
+// Transfer descriptors for GPU memory from a malicious peer that knows the job's token.
 #include <random>
 
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@
 namespace ferry {
 namespace {
 
-// Of the form that honest peers write.
+// In the form that honest peers use.
 std::string GoodTicket(absl::string_view transport) {
   if (transport == "nccl") {
     NcclDescriptor ticket;
@@ -26,7 +26,7 @@ std::string GoodTicket(absl::string_view transport) {
 
 class GpuTickets : public ::testing::TestWithParam<const char*> {};
 
-TEST_P(GpuTickets, ThatAreGarbageOrCutOffEndTheirLaneAndNothingElse) {
+TEST_P(GpuTickets, GarbageOrTruncatedOnesEndTheirChannelOnly) {
   if (OnRealGpu()) GTEST_SKIP() << "what is refused here never comes to a driver";
   const auto attack = [](GpuPeer&) {
     Directory directory;
@@ -49,7 +49,7 @@ TEST_P(GpuTickets, ThatAreGarbageOrCutOffEndTheirLaneAndNothingElse) {
       for (char& each : bodies.back()) each = static_cast<char>(random());
     }
     const size_t refused = bodies.size();
-    // What may be well formed, and is of nothing that anybody has.
+    // Well-formed descriptors of memory that does not exist.
     for (size_t bit = 0; bit < 8 * good.size(); ++bit) {
       bodies.push_back(good);
       bodies.back()[bit / 8] = static_cast<char>(good[bit / 8] ^ (1 << (bit % 8)));
@@ -73,14 +73,14 @@ TEST_P(GpuTickets, ThatAreGarbageOrCutOffEndTheirLaneAndNothingElse) {
         EXPECT_TRUE(absl::StrContains(status.message(), "node 1")) << i << ": " << status;
         continue;
       }
-      // It may wait for more of the kind, until nobody wants it any more.
+      // It may wait for more messages until the receive is cancelled.
       for (int look = 0; look < 10 && !receipt.is_done(); ++look) {
         absl::SleepFor(absl::Milliseconds(1));
       }
       cancellation.Cancel();
       EXPECT_FALSE(receipt.Wait().ok());
     }
-    // Everybody else's tensors come, and no memory is left of those.
+    // Tensors of other peers arrive, and no memory of these is left.
     ExchangeEnd honest(directory, 3);
     const Tensor sent = GpuPeer::Pattern(100'000, 4);
     ASSERT_TRUE(honest.Step(1)->Send(KeyBetween(honest, end, "h"), sent).ok());

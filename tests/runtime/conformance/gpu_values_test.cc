@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensors in GPUs' memory, by every way there is from one process to another.
+// Tensors in GPU memory, by every path from one process to another.
 #include <algorithm>
 #include <csignal>
 #include <random>
@@ -16,7 +16,7 @@ struct GpuWay {
   // Received::path.
   const char* path = "";
   const char* to = "GPU:0";
-  // Whether what is sent is memory that other processes cannot be shown.
+  // Whether the tensor is in memory that cannot be exported to other processes.
   bool is_foreign = false;
   bool is_apart = false;
   const char* required = "";
@@ -45,7 +45,7 @@ class GpuConformance : public ::testing::TestWithParam<GpuWay> {
     options.is_apart = GetParam().is_apart;
     options.exchange.carrier = GetParam().carrier;
     options.exchange.require_transport = GetParam().required;
-    // Whatever its size.
+    // Of any size.
     options.exchange.gpus.stage_below_bytes = SIZE_MAX;
     return options;
   }
@@ -53,7 +53,7 @@ class GpuConformance : public ::testing::TestWithParam<GpuWay> {
     return GpuPeer::Key(std::string(name), "GPU:0", GetParam().to);
   }
   static int Destination() { return GetParam().to == std::string("GPU:1") ? 1 : 0; }
-  // Its bytes are on their way when this returns. `pattern` outlives that.
+  // Its bytes may still be in flight when this returns. `pattern` outlives the copy.
   static Tensor Make(GpuPeer& peer, DataType dtype, const Shape& shape, Tensor& pattern,
                      uint32_t seed, cuda::Stream stream) {
     const size_t bytes = *TensorBytes(dtype, shape);
@@ -110,7 +110,7 @@ struct Sample {
   Shape shape;
 };
 
-// Of each type: no dimension, none of it, one, some.
+// Of each type: a scalar, an empty one, one element, several.
 std::vector<Sample> Samples() {
   std::vector<Sample> samples;
   for (int type = 1; type < 40; ++type) {
@@ -234,8 +234,8 @@ TEST_P(GpuConformance, ManyInFlightInRandomOrder) {
       });
 }
 
-// What is called off while it is asked for, or already on its way, is given back: released without
-// having been taken.
+// Requests that are cancelled while being sent, or in flight, are released without having been
+// fetched.
 TEST_P(GpuConformance, CancelAndAbortAtAnyTime) {
   constexpr int kCount = 40;
   RunGpuPair(
@@ -295,7 +295,7 @@ TEST_P(GpuConformance, CancelAndAbortAtAnyTime) {
             }
             if (i == 0) peer.Meet();
           }
-          // Those that were called off have taken nothing from this one.
+          // The cancelled ones have consumed nothing of this one.
           peer.Meet();
           ExpectArrived(peer, step.RecvValue(Key(absl::StrCat(kCount)), kTimeout),
                         GpuPeer::Pattern(50'000, kCount), stream->get());
@@ -312,7 +312,7 @@ TEST_P(GpuConformance, CancelAndAbortAtAnyTime) {
       });
 }
 
-TEST_P(GpuConformance, TheProducerIsKilled) {
+TEST_P(GpuConformance, ProducerIsKilled) {
   GpuPairOptions options = Options();
   options.producer_dies = true;
   RunGpuPair(
@@ -333,7 +333,7 @@ TEST_P(GpuConformance, TheProducerIsKilled) {
                       stream->get());
         peer.Meet();
         if (GetParam().carrier == Carrier::kGrpc) {
-          // It asks again, until the coordinator says who has died.
+          // It asks again, until the coordinator reports the death.
           peer.exchange().FailNode(0, absl::UnavailableError("node 0 has died"));
         }
         const absl::Status status = pending.Wait().status();
@@ -342,7 +342,7 @@ TEST_P(GpuConformance, TheProducerIsKilled) {
       });
 }
 
-TEST_P(GpuConformance, TheConsumerIsKilled) {
+TEST_P(GpuConformance, ConsumerIsKilled) {
   GpuPairOptions options = Options();
   options.consumer_dies = true;
   RunGpuPair(

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Transfer descriptors of a peer that knows the job's token and means harm, for every transport
-// between processes: what it can do to others is to end its own control channel.
+// Transfer descriptors of a malicious peer that knows the job's token, for every transport between
+// processes: all it can do to others is to end its own control channel.
 #include <sys/socket.h>
 
 #include <numeric>
@@ -18,7 +18,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// What `local` has is for nobody else, and gRPC has none.
+// `local` has no descriptors for other processes, and gRPC has none.
 const char* const kTransportsWithTickets[] = {"shm", "tcp"};
 
 class ConformanceOfTickets : public ::testing::TestWithParam<const char*> {
@@ -53,7 +53,7 @@ class ConformanceOfTickets : public ::testing::TestWithParam<const char*> {
 
 // Honest senders put the smallest into the transfer descriptor itself: a transport brings them all
 // the same.
-TEST_P(ConformanceOfTickets, OfAnySizeAreGood) {
+TEST_P(ConformanceOfTickets, AnySizeIsAccepted) {
   int64_t bytes = 0;
   RoguePeer* self = nullptr;
   RoguePeer rogue(directory_, 1, [&](End& end, uint64_t id) {
@@ -81,7 +81,7 @@ TEST_P(ConformanceOfTickets, OfAnySizeAreGood) {
   EXPECT_TRUE(Becomes([&] { return rogue.arena().stats().block_count == 0; }));
 }
 
-TEST_P(ConformanceOfTickets, ThatAreGarbageOrCutOffEndTheirLaneAndNothingElse) {
+TEST_P(ConformanceOfTickets, GarbageOrTruncatedOnesEndTheirChannelOnly) {
   constexpr int64_t kBytes = 100'000;
   ExchangeEnd honest(directory_, 3);
   std::function<void(ReadyToSendMessage&, std::string&)> change;
@@ -107,7 +107,7 @@ TEST_P(ConformanceOfTickets, ThatAreGarbageOrCutOffEndTheirLaneAndNothingElse) {
       for (char& each : body) each = static_cast<char>((*random)());
     });
   }
-  // Of transports that there are not, and of more than there is.
+  // For unknown transports, and beyond the end of the memory.
   changes.push_back([](ReadyToSendMessage& ticket, std::string&) { ticket.transport = 200; });
   changes.push_back([count = rogue.transports().size()](ReadyToSendMessage& ticket, std::string&) {
     ticket.transport = static_cast<uint8_t>(count + 1);
@@ -129,8 +129,8 @@ TEST_P(ConformanceOfTickets, ThatAreGarbageOrCutOffEndTheirLaneAndNothingElse) {
     EXPECT_THAT(std::string(status.message()), HasSubstr("node 1")) << "change " << i;
     EXPECT_TRUE(Becomes([&] { return rogue.ended() == ended + 1; })) << "change " << i;
   }
-  // Bits that make a transfer descriptor of something else of the same peer's, or of nothing.
-  // Whatever the elements add up to: all of them are read.
+  // Bits that make a transfer descriptor of something else of the same peer's, or of nothing. All
+  // elements are read, whatever their sum.
   [[maybe_unused]] volatile uint64_t sum = 0;
   for (size_t bit = 0; bit < 8 * whole; ++bit) {
     rogue.Do([&] {
@@ -141,8 +141,8 @@ TEST_P(ConformanceOfTickets, ThatAreGarbageOrCutOffEndTheirLaneAndNothingElse) {
     const auto received = Ask(rogue).Wait();
     const absl::Status& status = received.status();
     EXPECT_TRUE(status.ok() || absl::IsInvalidArgument(status)) << "bit " << bit << ": " << status;
-    // Where it is a transfer descriptor all the same, it is one of memory that the peer has lent:
-    // all of it can be read, and nothing else is there.
+    // A descriptor that is still valid names memory that the peer has exported: all of it can be
+    // read, and nothing else.
     if (received.ok()) {
       EXPECT_EQ(received->tensor.bytes(), static_cast<size_t>(kBytes)) << "bit " << bit;
       sum = std::accumulate(
@@ -151,7 +151,7 @@ TEST_P(ConformanceOfTickets, ThatAreGarbageOrCutOffEndTheirLaneAndNothingElse) {
           uint64_t{0});
     }
   }
-  // Another control channel with it works, and so does everybody else's.
+  // Another control channel with the peer works, and so do those of all others.
   rogue.Do([&] { change = {}; });
   const auto received = Ask(rogue).Wait();
   ASSERT_TRUE(received.ok()) << received.status();
@@ -163,8 +163,8 @@ TEST_P(ConformanceOfTickets, ThatAreGarbageOrCutOffEndTheirLaneAndNothingElse) {
   EXPECT_TRUE(of_honest.Wait().ok()) << of_honest.Wait().status();
 }
 
-// Frames of each type, and of none that there is, with anything in them.
-TEST_P(ConformanceOfTickets, FramesOfAnyBytesEndTheirLaneAndNothingElse) {
+// Frames of each type, and of unknown ones, with arbitrary content.
+TEST_P(ConformanceOfTickets, FramesOfArbitraryBytesEndTheirChannelOnly) {
   constexpr int kLanes = 150;
   RoguePeer rogue(directory_, 1, {}, {}, over_tcp());
   ExchangeEnd honest(directory_, 3);
@@ -172,7 +172,7 @@ TEST_P(ConformanceOfTickets, FramesOfAnyBytesEndTheirLaneAndNothingElse) {
   for (int i = 0; i < kLanes; ++i) {
     std::string body(random() % 100, '\0');
     for (char& each : body) each = static_cast<char>(random());
-    // Small numbers say more.
+    // Small numbers hit more cases.
     if (i % 3 == 0) {
       for (char& each : body) each = static_cast<char>(each & 1);
     }
@@ -196,8 +196,9 @@ TEST_P(ConformanceOfTickets, FramesOfAnyBytesEndTheirLaneAndNothingElse) {
   EXPECT_TRUE(Becomes([&] { return end_->exchange->fetcher().lane_count() == 1; }));
 }
 
-// A consumer that says that it is done with what it never took, twice, and of what nobody offered.
-TEST_P(ConformanceOfTickets, ThatAreReleasedWithoutBeingTakenGiveTheMemoryBack) {
+// A consumer that acknowledges tensors that it never fetched, twice, and tensors that were never
+// exposed.
+TEST_P(ConformanceOfTickets, ReleasedWithoutAFetchReturnTheMemory) {
   constexpr int kCount = 20;
   absl::Mutex mu;
   std::vector<uint64_t> tickets;
@@ -239,14 +240,14 @@ TEST_P(ConformanceOfTickets, ThatAreReleasedWithoutBeingTakenGiveTheMemoryBack) 
     return !is_any;
   }));
   EXPECT_EQ(rogue.ended(), 0) << rogue.why();
-  // What TCP has begun it sends, since receivers count on it; they are who opens connections. It is
-  // given up with the control channel.
+  // TCP completes a transfer that it has begun, since receivers, which open the connections, count
+  // on it. It is given up with the control channel.
   if (over_tcp()) end_->exchange->FailNode(1, absl::UnavailableError("given up by the test"));
   EXPECT_TRUE(Becomes([&] { return end_->exchange->arena().stats().block_count == 0; }));
 }
 
-// The same without a word.
-TEST_P(ConformanceOfTickets, ThatNobodyTakesAreGivenUpWithTheirLane) {
+// The same without a message.
+TEST_P(ConformanceOfTickets, UnfetchedOnesAreGivenUpWithTheirChannel) {
   absl::Notification got;
   RoguePeer rogue(
       directory_, 1, {}, [&](End&, const ReadyToSendMessage&) { got.Notify(); }, over_tcp());
@@ -272,11 +273,11 @@ TEST_P(ConformanceOfTickets, ThatNobodyTakesAreGivenUpWithTheirLane) {
   EXPECT_EQ(transfers(), 0);
 }
 
-// What comes over the connections of a good transfer descriptor: nothing of it goes anywhere but
-// into the tensor that was promised, and whoever waits hears of what is wrong, or of its deadline.
+// Bytes on the connections of a valid transfer descriptor: they are written only to the promised
+// tensor, and the waiting receive ends with an error or at its deadline.
 class ConformanceOfSlices : public ::testing::TestWithParam<uint32_t> {};
 
-TEST_P(ConformanceOfSlices, ThatAreGarbageOrCutOffEndTheirLaneAndNothingElse) {
+TEST_P(ConformanceOfSlices, GarbageOrTruncatedOnesEndTheirChannelOnly) {
   const uint32_t index = GetParam();
   constexpr int64_t kBytes = 100'000;
   const auto slice = [](uint64_t transfer, uint64_t offset, uint32_t bytes, size_t sent) {
@@ -291,7 +292,7 @@ TEST_P(ConformanceOfSlices, ThatAreGarbageOrCutOffEndTheirLaneAndNothingElse) {
     const char* what;
     std::string bytes;
     bool closes = false;
-    // Which nobody can tell from one that is slow.
+    // Which cannot be distinguished from a slow one.
     bool is_silent = false;
   };
   // Ids are the consumer's: the first is 1, on each control channel.

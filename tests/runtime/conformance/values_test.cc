@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Values: each type and size, either side first, many at once, in every way there is.
+// Values: each type and size, either side first, many at once, by every path.
 #include <algorithm>
 #include <random>
 
@@ -51,7 +51,7 @@ TEST_P(ConformanceOfValues, BooleansThatAreNeither0Nor1_AreRefused) {
       const RendezvousKey key = KeyTo(absl::StrCat("b", ++number));
       ASSERT_TRUE(source_->Step(1)->Send(key, sent).ok());
       const absl::Status status = Receive(1, key, sent).Wait().status();
-      // Within a process nothing comes from outside, and the tensor is handed over as it is.
+      // Within a process the tensor is trusted and passed on unchanged.
       if (absl::StartsWith(::testing::PrintToString(GetParam()), "local")) {
         EXPECT_TRUE(status.ok()) << status;
         bytes[at] = was;
@@ -122,7 +122,7 @@ TEST_P(ConformanceOfValues, IntoTheReceiversBuffer) {
   }
 }
 
-TEST_P(ConformanceOfValues, ABufferOfAnotherSizeIsRefusedAndTheLaneLives) {
+TEST_P(ConformanceOfValues, BufferOfAnotherSizeIsRefusedAndTheChannelStays) {
   Step step = *sink_->exchange->OpenStep(1);
   const Tensor buffer = sink_->Allocate(DataType::kInt32, *Shape::Create({10}));
   ASSERT_TRUE(source_->Step(1)->Send(KeyTo("odd"), Pattern(DataType::kInt32, {100'000}, 1)).ok());
@@ -182,7 +182,7 @@ TEST_P(ConformanceOfValues, SendersOnManyThreadsAtOnce) {
   for (int t = 0; t < kThreads; ++t) {
     threads.emplace_back([this, t] {
       for (int i = t; i < kThreads * kEach; i += kThreads) {
-        // Of many size classes, so that segments are new now and then.
+        // Of many size classes, so that new segments are made now and then.
         Tensor sent = source_->Allocate(DataType::kUint8, *Shape::Create({5000 + i * 2000}));
         FillPattern(sent, static_cast<uint32_t>(i));
         ASSERT_TRUE(source_->Step(1)->Send(KeyTo(absl::StrCat(i)), std::move(sent)).ok());
@@ -201,7 +201,7 @@ TEST_P(ConformanceOfValues, SendersOnManyThreadsAtOnce) {
 
 TEST_P(ConformanceOfValues, ValuesOfOneKeyKeepTheirOrder) {
   for (int i = 0; i < 50; ++i) {
-    // Of sizes that go by different ways.
+    // Of sizes that take different paths.
     ASSERT_TRUE(source_->Step(1)
                     ->Send(KeyTo("fifo"), Pattern(DataType::kUint8, {i % 2 == 0 ? 10 : 70'000},
                                                   static_cast<uint32_t>(i)))

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Expecting findings: Is(status, part of what was seen, part of what to do).
+// Matches findings: Is(status, part of the observation, part of the remedy).
 #ifndef FERRY_TESTS_RUNTIME_DOCTOR_FINDING_MATCHER_H_
 #define FERRY_TESTS_RUNTIME_DOCTOR_FINDING_MATCHER_H_
 
@@ -18,7 +18,7 @@ inline std::ostream& operator<<(std::ostream& out, const Finding& finding) {
              << " -> " << finding.todo;
 }
 
-// What is ok or skipped leaves nothing to do; the rest always says what.
+// Findings that are ok or skipped need no remedy; all others name one.
 MATCHER_P3(Is, status, seen, todo, "") {
   const bool needs_todo =
       arg.status == FindingStatus::kWarning || arg.status == FindingStatus::kWrong;

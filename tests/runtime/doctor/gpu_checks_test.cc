@@ -54,7 +54,7 @@ absl::Status NoDevice() {
   return absl::NotFoundError("cuInit failed with code 100 CUDA_ERROR_NO_DEVICE");
 }
 
-TEST(CheckDriver, ASoundMachineIsOkInEveryLine) {
+TEST(CheckDriver, HealthyMachineIsOkInEveryLine) {
   const std::vector<Finding> findings = CheckGpus(Sound());
   EXPECT_THAT(findings,
               ElementsAre(IsOk("580.65.06, up to CUDA 13.0, by libcuda.so.1"), IsOk("2 GPUs"),
@@ -62,24 +62,24 @@ TEST(CheckDriver, ASoundMachineIsOkInEveryLine) {
                           IsOk("0000:43:00.0")));
 }
 
-TEST(CheckDriver, AMachineWithoutAGpuWasSkippedWithTheReason) {
+TEST(CheckDriver, MachineWithoutAGpuIsSkippedWithTheReason) {
   EXPECT_THAT(CheckGpus(Without(NoLibrary())), ElementsAre(WasSkipped("no GPU: cannot load")));
   EXPECT_THAT(CheckDriver(Without(NoDevice())), WasSkipped("no GPU: cuInit failed"));
 }
 
-TEST(CheckDriver, AGpuWithoutADriverIsWrong) {
+TEST(CheckDriver, GpuWithoutADriverIsWrong) {
   GpuFacts facts = Without(NoLibrary());
   facts.pci = {"0000:1b:00.0"};
   EXPECT_THAT(CheckDriver(facts), IsWrong("no driver for the GPU at 0000:1b:00.0", "install"));
 }
 
-TEST(CheckDriver, AContainerWithoutTheLibraryIsWrong) {
+TEST(CheckDriver, ContainerWithoutTheLibraryIsWrong) {
   GpuFacts facts = Without(NoLibrary());
   facts.kernel_driver = "580.65.06";
   EXPECT_THAT(CheckDriver(facts), IsWrong("the kernel has driver 580.65.06, but", "--gpus all"));
 }
 
-TEST(CheckDriver, ALibraryThatWasNamedMustBeThere) {
+TEST(CheckDriver, NamedLibraryMustExist) {
   GpuFacts facts = Without(NoLibrary());
   facts.cuda_library = "/nowhere/libcuda.so.1";
   EXPECT_THAT(CheckDriver(facts), IsWrong("cannot load", "FERRY_CUDA_LIBRARY"));
@@ -87,7 +87,7 @@ TEST(CheckDriver, ALibraryThatWasNamedMustBeThere) {
   EXPECT_THAT(CheckDriver(facts), WasSkipped("no GPU"));
 }
 
-TEST(CheckDriver, HiddenGpusAreSaidToBeHidden) {
+TEST(CheckDriver, HiddenGpusAreReportedAsHidden) {
   GpuFacts facts = Without(NoDevice());
   facts.kernel_gpu_count = 8;
   facts.has_device_nodes = true;
@@ -99,7 +99,7 @@ TEST(CheckDriver, HiddenGpusAreSaidToBeHidden) {
   EXPECT_THAT(CheckDriver(facts), IsWrong("CUDA_VISIBLE_DEVICES=\"9\"", "nvidia-smi -L"));
 }
 
-TEST(CheckDriver, DevicesThatMayNotBeOpenedAreWrong) {
+TEST(CheckDriver, InaccessibleDevicesAreWrong) {
   GpuFacts facts = Without(NoDevice());
   facts.kernel_gpu_count = 8;
   EXPECT_THAT(CheckDriver(facts), IsWrong("may not open /dev/nvidiactl", "--gres"));
@@ -107,7 +107,7 @@ TEST(CheckDriver, DevicesThatMayNotBeOpenedAreWrong) {
   EXPECT_THAT(CheckDriver(facts), IsWrong("code 100", "nvidia-smi"));
 }
 
-TEST(CheckDriver, CodesOfTheDriverHaveTheirCure) {
+TEST(CheckDriver, DriverErrorsHaveTheirRemedy) {
   EXPECT_THAT(CheckDriver(Without(Failed(802, "CUDA_ERROR_SYSTEM_NOT_READY"))),
               IsWrong("802", "nvidia-fabricmanager"));
   EXPECT_THAT(CheckDriver(Without(Failed(803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"))),
@@ -124,13 +124,13 @@ TEST(CheckDriver, CodesOfTheDriverHaveTheirCure) {
               IsWrong("cuDeviceGetUuid_v2", "install"));
 }
 
-TEST(CheckDriver, AnUpgradeWithoutARebootIsWrong) {
+TEST(CheckDriver, UpgradeWithoutARebootIsWrong) {
   GpuFacts facts = Sound();
   facts.nvml_driver = "580.82.07";
   EXPECT_THAT(CheckDriver(facts), IsWrong("but the kernel's module is 580.65.06", "reboot"));
 }
 
-TEST(CheckDriver, WhatAReducedDriverLacksIsNamed) {
+TEST(CheckDriver, MissingFunctionsOfAReducedDriverAreNamed) {
   GpuFacts facts = Sound();
   facts.lacking = {"IPC (libcuda.so.1 has no function cuIpcGetMemHandle)"};
   EXPECT_THAT(CheckDriver(facts), IsWarning("lacks IPC (libcuda.so.1 has no", "staged"));
@@ -139,7 +139,7 @@ TEST(CheckDriver, WhatAReducedDriverLacksIsNamed) {
   EXPECT_THAT(CheckDriver(facts), IsWarning("not known: cannot load libnvidia-ml", "utility"));
 }
 
-TEST(CheckGpuCount, SaysWhichAreHidden) {
+TEST(CheckGpuCount, ReportsHiddenGpus) {
   GpuFacts facts = Sound();
   facts.visible_devices = "0,1";
   facts.kernel_gpu_count = 8;
@@ -150,7 +150,7 @@ TEST(CheckGpuCount, SaysWhichAreHidden) {
   EXPECT_THAT(CheckGpuCount(facts), IsWarning("2 GPUs of the 8 that the kernel has", "container"));
 }
 
-TEST(CheckGpu, ComputeModesLimitWhoMayUseIt) {
+TEST(CheckGpu, ComputeModesLimitSharing) {
   GpuFact gpu = Gpu(1);
   gpu.traits.compute_mode = cuda::kComputeModeExclusiveProcess;
   EXPECT_THAT(CheckGpu(gpu), IsWarning("one process at a time", "nvidia-smi -i 0000:43:00.0 -c 0"));
@@ -159,7 +159,7 @@ TEST(CheckGpu, ComputeModesLimitWhoMayUseIt) {
   EXPECT_THAT(CheckGpu(gpu), IsWrong("Prohibited", "-c 0"));
 }
 
-TEST(CheckGpu, SlicesAndMemoryThatCannotBeExportedAreSaid) {
+TEST(CheckGpu, MigSlicesAndUnexportableMemoryAreReported) {
   GpuFact gpu = Gpu(0);
   gpu.device.name = "NVIDIA H100 80GB HBM3 MIG 1g.10gb";
   EXPECT_THAT(CheckGpu(gpu), IsWarning("a slice (MIG)", "NCCL_HOSTID"));
@@ -168,7 +168,7 @@ TEST(CheckGpu, SlicesAndMemoryThatCannotBeExportedAreSaid) {
   EXPECT_THAT(CheckGpu(gpu), IsWarning("cannot be exported", "pid namespace"));
 }
 
-TEST(CheckFabric, IsSaidOnlyWhereThereIsOne) {
+TEST(CheckFabric, IsReportedOnlyWhereThereIsOne) {
   GpuFacts facts = Sound();
   EXPECT_THAT(CheckFabric(facts), IsEmpty());
   facts.gpus[0].device.fabric_uuid = "00000000-0000-0000-0000-000000000000/0";
@@ -181,7 +181,7 @@ TEST(CheckFabric, IsSaidOnlyWhereThereIsOne) {
   EXPECT_THAT(CheckFabric(facts), ElementsAre(IsOk("5f0e1d2c")));
 }
 
-TEST(JudgePeers, TellsPairsThatCannotFromThoseThatLie) {
+TEST(JudgePeers, DistinguishesPairsWithoutAccessFromWrongData) {
   EXPECT_THAT(JudgePeers({}), WasSkipped("no two GPUs"));
   std::vector<PeerOutcome> outcomes = {{0, 1, true, absl::OkStatus()},
                                        {1, 0, true, absl::OkStatus()}};
@@ -193,13 +193,13 @@ TEST(JudgePeers, TellsPairsThatCannotFromThoseThatLie) {
   EXPECT_THAT(JudgePeers(outcomes), IsWrong("gpu:0>gpu:1: 12 of 65536", "ACS"));
 }
 
-TEST(JudgePeers, ManyPairsAreCutShort) {
+TEST(JudgePeers, ManyPairsAreTruncated) {
   std::vector<PeerOutcome> outcomes;
   for (int to = 1; to <= 8; ++to) outcomes.push_back({0, to, false, absl::OkStatus()});
   EXPECT_THAT(JudgePeers(outcomes), IsWarning("gpu:0>gpu:6 and 2 more", "host"));
 }
 
-TEST(JudgeIpc, EitherWayMayBeRefused) {
+TEST(JudgeIpc, EitherDirectionMayBeRefused) {
   const IpcOutcome worked = {absl::OkStatus(), absl::Milliseconds(2)};
   const IpcOutcome refused = {absl::InternalError("cuIpcOpenMemHandle failed with code 400 X")};
   EXPECT_THAT(JudgeIpc(3, worked, worked), IsOk("by descriptor after 2ms, by handle after 2ms"));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Facts of GPUs: the kernel's view of a made-up machine, the driver's of the strict double.
+// Facts of GPUs: the kernel's view of a made-up machine, the driver's of the fake CUDA driver.
 #include "doctor/gpu_facts.h"
 
 #include <cstdlib>
@@ -17,7 +17,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-TEST(GpuFacts, TheKernelTellsItsDriverItsGpusAndWhatIsOnTheBus) {
+TEST(GpuFacts, KernelReportsDriverGpusAndPciDevices) {
   ScopedEnvironment environment;
   environment.Set("FERRY_CUDA_LIBRARY", "/nowhere/libcuda.so.1");
   MadeUpHost host;
@@ -48,7 +48,7 @@ TEST(GpuFacts, TheKernelTellsItsDriverItsGpusAndWhatIsOnTheBus) {
   EXPECT_EQ(api, nullptr);
 }
 
-TEST(GpuFacts, TheDriverTellsItsGpusWithoutAContext) {
+TEST(GpuFacts, DriverReportsItsGpusWithoutAContext) {
   ScopedEnvironment environment;
   environment.Set("FERRY_CUDA_LIBRARY", STRICT_CUDA_LIBRARY);
   environment.Set("FERRY_NVML_LIBRARY", STRICT_CUDA_LIBRARY);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Machines and containers as people have them, and what is said of each.
+// Common machines and containers, and the findings for each.
 #include "doctor/host_checks.h"
 
 #include <gmock/gmock.h>
@@ -15,13 +15,13 @@ void AddRdma(MadeUpHost& host) {
   host.files["/sys/class/infiniband/mlx5_0/ports/1/state"] = "4: ACTIVE";
 }
 
-TEST(HostChecks, ASoundMachineIsOkInEveryLine) {
+TEST(HostChecks, HealthyMachineIsOkInEveryLine) {
   for (const Finding& finding : CheckHost(MadeUpHost())) {
     EXPECT_EQ(finding.status, FindingStatus::kOk) << finding;
   }
 }
 
-TEST(HostChecks, AContainerIsNamedByItsMark) {
+TEST(HostChecks, ContainerIsNamedByItsMark) {
   MadeUpHost host;
   host.files["/.dockerenv"] = "";
   EXPECT_THAT(CheckKernel(host), IsOk("Linux 6.1.0-13-amd64, in a container (/.dockerenv)"));
@@ -36,7 +36,7 @@ TEST(HostChecks, WslAndGVisorLackIpc) {
   EXPECT_THAT(CheckKernel(host), IsWarning("gVisor", "staged"));
 }
 
-TEST(HostChecks, WithoutABootIdNobodyKnowsWhoIsOnThisMachine) {
+TEST(HostChecks, WithoutABootId_ProcessesOfThisMachineAreUnknown) {
   MadeUpHost host;
   host.files.erase("/proc/sys/kernel/random/boot_id");
   EXPECT_THAT(CheckBootId(host), IsWarning("on one machine", "/proc"));
@@ -44,7 +44,7 @@ TEST(HostChecks, WithoutABootIdNobodyKnowsWhoIsOnThisMachine) {
   EXPECT_THAT(CheckBootId(host), IsWarning("tells none", "TCP"));
 }
 
-TEST(HostChecks, AnotherPidNamespaceIsSaidToStageCudaMalloc) {
+TEST(HostChecks, AnotherPidNamespaceStagesCudaMalloc) {
   MadeUpHost host;
   host.links["/proc/self/ns/pid"] = "pid:[4026532281]";
   EXPECT_THAT(CheckPidNamespace(host),
@@ -53,7 +53,7 @@ TEST(HostChecks, AnotherPidNamespaceIsSaidToStageCudaMalloc) {
   EXPECT_THAT(CheckPidNamespace(host), WasSkipped("No such file"));
 }
 
-TEST(HostChecks, CoresAreThoseThatMayBeUsed) {
+TEST(HostChecks, OnlyUsableCoresCount) {
   MadeUpHost host;
   host.files["/proc/self/status"] = "Cpus_allowed_list:\t0-3,8,10-11\n";
   EXPECT_THAT(CheckCores(host), IsOk("7 cores (0-3,8,10-11)"));
@@ -63,7 +63,7 @@ TEST(HostChecks, CoresAreThoseThatMayBeUsed) {
   EXPECT_THAT(CheckCores(host), WasSkipped("does not tell"));
 }
 
-TEST(HostChecks, AQuotaOfTheContainerCountsMoreThanItsCores) {
+TEST(HostChecks, ContainersQuotaCountsMoreThanItsCores) {
   MadeUpHost host;
   host.files["/sys/fs/cgroup/cpu.max"] = "max 100000";
   EXPECT_THAT(CheckCores(host), IsOk("8 cores (0-7)"));
@@ -100,10 +100,10 @@ TEST(HostChecks, FewThreads_AreAWarning) {
   EXPECT_THAT(CheckThreads(host), IsOk("ulimit -u 4096"));
 }
 
-TEST(HostChecks, TheArenaSaysWhichPagesItGets) {
+TEST(HostChecks, PagesOfTheArenaAreReported) {
   MadeUpHost host;
   EXPECT_THAT(CheckHostArena(host), IsOk("transparent huge pages (shmem_enabled: advise)"));
-  // What was seen counts, and not what the kernel says that it does.
+  // The observation counts, and not the kernel's setting.
   host.files["/sys/kernel/mm/transparent_hugepage/shmem_enabled"] = "always advise [never] deny";
   EXPECT_THAT(CheckHostArena(host), IsOk("transparent huge pages (shmem_enabled: never)"));
   host.shared_memory = PageKind::kOrdinary;
@@ -116,7 +116,7 @@ TEST(HostChecks, TheArenaSaysWhichPagesItGets) {
   EXPECT_THAT(CheckHostArena(host), IsWarning("shm: not possible: memfd_create", "seccomp"));
 }
 
-TEST(HostChecks, DevShmMustBeThere) {
+TEST(HostChecks, DevShmMustExist) {
   MadeUpHost host;
   host.spaces.clear();
   EXPECT_THAT(CheckDevShm(host), IsWrong("/dev/shm: No such file", "--shm-size"));

@@ -60,7 +60,7 @@ struct MadeUpHost final : public HostReader {
     if (found == files.end()) return Absent(path);
     return found->second;
   }
-  // What the files' paths have in it.
+  // The content of each file, by path.
   absl::StatusOr<std::vector<std::string>> ListFolder(const std::string& path) const override {
     std::vector<std::string> names;
     const std::string prefix = absl::StrCat(path, "/");

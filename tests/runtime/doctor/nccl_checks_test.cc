@@ -28,7 +28,7 @@ NcclFacts SoundNccl() {
   return facts;
 }
 
-TEST(CudaOfNccl, FindsWhatTheLibraryWroteIntoItself) {
+TEST(CudaOfNccl, FindsTheVersionStringInTheLibrary) {
   EXPECT_EQ(CudaOfNccl("\0x\0NCCL version 2.28.9+cuda13.0\0more"s), 13000);
   EXPECT_EQ(CudaOfNccl("NCCL version 2.18.3+cuda12.1"), 12010);
   EXPECT_EQ(CudaOfNccl("NCCL version %d.%d\0NCCL version 2.21.5+cuda11.8"s), 11080);
@@ -60,7 +60,7 @@ TEST(AddressOfId, ReadsBothFamilies) {
   EXPECT_FALSE(AddressOfId(nccl::UniqueId()).ok());
 }
 
-TEST(JudgeNccl, SaysWhichLibraryAndWhy) {
+TEST(JudgeNccl, ReportsWhichLibraryAndWhy) {
   EXPECT_THAT(JudgeNccl(SoundNccl(), 8, 13000),
               IsOk("2.28.9 for CUDA 13.0, /usr/lib/libnccl.so.2, the first that fits"));
   NcclFacts facts = SoundNccl();
@@ -70,7 +70,7 @@ TEST(JudgeNccl, SaysWhichLibraryAndWhy) {
   EXPECT_THAT(JudgeNccl(facts, 8, 13000), IsOk("newer than 2.28.9"));
 }
 
-TEST(JudgeNccl, ALibraryForANewerCudaThanTheDriversIsWrong) {
+TEST(JudgeNccl, LibraryForANewerCudaThanTheDriversIsWrong) {
   EXPECT_THAT(JudgeNccl(SoundNccl(), 8, 12040),
               IsWrong("the driver runs CUDA 12.4 at most", "install driver 580 or newer"));
   EXPECT_THAT(JudgeNccl(SoundNccl(), 8, 12040), IsWrong("", "nvidia-nccl-cu12"));
@@ -83,7 +83,7 @@ TEST(JudgeNccl, ALibraryForANewerCudaThanTheDriversIsWrong) {
   EXPECT_THAT(JudgeNccl(facts, 8, 11080), IsOk("2.28.9, /usr"));
 }
 
-TEST(JudgeNccl, AnAbsentLibraryIsWrongWhereAGpuNeedsIt) {
+TEST(JudgeNccl, AbsentLibraryIsWrongWhereAGpuNeedsIt) {
   NcclFacts facts;
   facts.loaded = absl::UnavailableError(
       "no NCCL: /usr/lib/libnccl.so.2 is NCCL 2.10.3, at least "
@@ -95,7 +95,7 @@ TEST(JudgeNccl, AnAbsentLibraryIsWrongWhereAGpuNeedsIt) {
   EXPECT_THAT(JudgeNccl(facts, 0, 0), IsWrong("2.10.3", "FERRY_NCCL_LIBRARY"));
 }
 
-TEST(JudgeNccl, WhatAnOlderLibraryLacksIsNamed) {
+TEST(JudgeNccl, MissingFunctionsOfAnOlderLibraryAreNamed) {
   NcclFacts facts = SoundNccl();
   facts.version = 22005;
   facts.lacking = {"shrinking (2.27)", "revoking (2.28.7)"};
@@ -103,7 +103,7 @@ TEST(JudgeNccl, WhatAnOlderLibraryLacksIsNamed) {
               IsWarning("lacks shrinking (2.27), revoking (2.28.7)", "2.28.9 or newer"));
 }
 
-TEST(JudgeNcclId, SaysWhereRanksWouldMeet) {
+TEST(JudgeNcclId, ReportsTheAddressWhereRanksWouldMeet) {
   NcclIdFacts facts = {absl::OkStatus(), absl::Milliseconds(1), "10.0.0.7:4000"};
   EXPECT_THAT(JudgeNcclId(facts), IsOk("made in 1ms; ranks would meet at 10.0.0.7:4000"));
   facts.is_loopback = true;
@@ -117,7 +117,7 @@ TEST(JudgeNcclId, SaysWhereRanksWouldMeet) {
   EXPECT_THAT(JudgeNcclId(facts), IsWrong("no socket interface", "NCCL_DEBUG"));
 }
 
-TEST(ReadNcclFacts, LoadsWhatIsNamedAndMakesAnId) {
+TEST(ReadNcclFacts, LoadsTheNamedLibraryAndMakesAnId) {
   ScopedEnvironment environment;
   environment.Set("FERRY_NCCL_LIBRARY", STRICT_CUDA_LIBRARY);
   MadeUpHost host;

@@ -38,11 +38,11 @@ const std::vector<InterfaceAddress>& Machine() {
   return all;
 }
 
-TEST(NcclInterfaces, TakesWhatIsNotLoDockerOrVirbr) {
+TEST(NcclInterfaces, SelectsInterfacesOtherThanLoDockerAndVirbr) {
   EXPECT_THAT(Taken(Machine()), ElementsAre("eth0 10.0.0.7", "eth10 10.1.0.7", "ens5f0 fe80::5"));
 }
 
-TEST(NcclInterfaces, TakesInfinibandAloneWhereThereIsSome) {
+TEST(NcclInterfaces, SelectsInfinibandAloneIfPresent) {
   std::vector<InterfaceAddress> all = Machine();
   all.push_back(MadeUpHost::At("ib0", "192.168.0.7"));
   EXPECT_THAT(Taken(all), ElementsAre("ib0 192.168.0.7"));
@@ -58,7 +58,7 @@ TEST(NcclInterfaces, FallsBackToDockerThenLoThenVirbr) {
   EXPECT_THAT(Taken({}), IsEmpty());
 }
 
-TEST(NcclInterfaces, ANameIsAPrefixUnlessItIsExact) {
+TEST(NcclInterfaces, NameIsAPrefixUnlessItIsExact) {
   EXPECT_THAT(Taken(Machine(), "eth"), ElementsAre("eth0 10.0.0.7", "eth10 10.1.0.7"));
   EXPECT_THAT(Taken(Machine(), "eth1"), ElementsAre("eth10 10.1.0.7"));
   EXPECT_THAT(Taken(Machine(), "=eth1"), IsEmpty());
@@ -67,38 +67,38 @@ TEST(NcclInterfaces, ANameIsAPrefixUnlessItIsExact) {
   EXPECT_THAT(Taken(Machine(), "eth0:1,lo"), ElementsAre("lo 127.0.0.1", "eth0 10.0.0.7"));
 }
 
-TEST(NcclInterfaces, AnExclusionTakesEverythingElse) {
+TEST(NcclInterfaces, ExclusionSelectsEverythingElse) {
   EXPECT_THAT(Taken(Machine(), "^eth,docker,virbr"), ElementsAre("lo 127.0.0.1", "ens5f0 fe80::5"));
   EXPECT_THAT(Taken(Machine(), "^=eth1,lo,docker0,virbr0,ens5f0"),
               ElementsAre("eth0 10.0.0.7", "eth10 10.1.0.7"));
 }
 
-TEST(NcclInterfaces, AFamilyCanBeAskedFor) {
+TEST(NcclInterfaces, FamilyCanBeRequested) {
   EXPECT_THAT(Taken(Machine(), "", "AF_INET6"), ElementsAre("eth0 fd00::7", "ens5f0 fe80::5"));
   EXPECT_THAT(Taken(Machine(), "", "AF_INET"), ElementsAre("eth0 10.0.0.7", "eth10 10.1.0.7"));
   EXPECT_THAT(Taken(Machine(), "lo", "AF_INET6"), IsEmpty());
 }
 
-TEST(NcclInterfaces, WhatIsDownIsNotTaken) {
+TEST(NcclInterfaces, InterfacesThatAreDownAreNotSelected) {
   std::vector<InterfaceAddress> all = Machine();
   for (InterfaceAddress& each : all) each.is_running = each.name != "eth0";
   EXPECT_THAT(Taken(all), ElementsAre("eth10 10.1.0.7", "ens5f0 fe80::5"));
 }
 
-TEST(CheckInterfaces, SaysWhatNcclTakesAndWhy) {
+TEST(CheckInterfaces, ReportsNcclsChoiceAndWhy) {
   MadeUpHost host;
   EXPECT_THAT(CheckInterfaces(host), IsOk("NCCL takes eth0 10.0.0.7"));
   host.environment["NCCL_SOCKET_IFNAME"] = "^lo";
   EXPECT_THAT(CheckInterfaces(host), IsOk("eth0 10.0.0.7 (NCCL_SOCKET_IFNAME=\"^lo\")"));
 }
 
-TEST(CheckInterfaces, ANameThatNoInterfaceHasIsWrong) {
+TEST(CheckInterfaces, UnknownInterfaceNameIsWrong) {
   MadeUpHost host;
   host.environment["NCCL_SOCKET_IFNAME"] = "ib0";
   EXPECT_THAT(CheckInterfaces(host), IsWrong("\"ib0\"); running: lo, eth0", "name one"));
 }
 
-TEST(CheckInterfaces, LoAndBridgesOfThisMachineAreSaid) {
+TEST(CheckInterfaces, LoAndLocalBridgesAreReported) {
   MadeUpHost host;
   host.interfaces = {MadeUpHost::At("lo", "127.0.0.1")};
   EXPECT_THAT(CheckInterfaces(host),
@@ -112,7 +112,7 @@ TEST(CheckInterfaces, LoAndBridgesOfThisMachineAreSaid) {
   EXPECT_THAT(CheckInterfaces(host), IsWrong("find none; running: none", "lo at least"));
 }
 
-TEST(CheckFamilies, TellsWhatTheKernelHas) {
+TEST(CheckFamilies, ReportsTheKernelsFamilies) {
   MadeUpHost host;
   EXPECT_THAT(CheckFamilies(host), IsOk("IPv4 and IPv6"));
   host.files["/proc/sys/net/ipv6/bindv6only"] = "1";
@@ -127,7 +127,7 @@ TEST(CheckFamilies, TellsWhatTheKernelHas) {
   EXPECT_THAT(CheckFamilies(host), IsWrong("neither", "seccomp"));
 }
 
-TEST(CheckAddresses, TellsWhatOthersTryInTheirOrder) {
+TEST(CheckAddresses, ListsTheAddressesInTheOrderOfAttempts) {
   MadeUpHost host;
   host.interfaces = {MadeUpHost::At("lo", "127.0.0.1"), MadeUpHost::At("docker0", "172.17.0.1"),
                      MadeUpHost::At("eth0", "10.0.0.7"), MadeUpHost::At("eth0", "fd00::7")};
@@ -136,7 +136,7 @@ TEST(CheckAddresses, TellsWhatOthersTryInTheirOrder) {
                    "127.0.0.1 (lo)"));
 }
 
-TEST(CheckAddresses, WhatNoOtherMachineReachesIsSaid) {
+TEST(CheckAddresses, UnreachableAddressesAreReported) {
   MadeUpHost host;
   host.interfaces = {MadeUpHost::At("lo", "127.0.0.1")};
   EXPECT_THAT(CheckAddresses(host), IsWarning("no other machine reaches", "give an interface"));
@@ -147,7 +147,7 @@ TEST(CheckAddresses, WhatNoOtherMachineReachesIsSaid) {
   EXPECT_THAT(CheckAddresses(host), IsWrong("no interface", "lo at least"));
 }
 
-TEST(CheckRdma, TellsDevicesTheirRateAndTheirUse) {
+TEST(CheckRdma, ReportsDevicesRatesAndUse) {
   MadeUpHost host;
   EXPECT_THAT(CheckRdma(host), IsOk("no devices"));
   host.files["/sys/class/infiniband/mlx5_0/ports/1/state"] = "1: DOWN";
