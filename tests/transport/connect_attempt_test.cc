@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attempts that fail, one after the other: what they leave behind until their time would be over.
+// Attempts that fail, one after the other: what they keep until their timeout.
 #include "transport/control/connect_attempt.h"
 
 #include <sys/socket.h>
@@ -20,9 +20,9 @@
 namespace ferry {
 namespace {
 
-// A peer that is being restarted, and is asked for all the time: each timer would be kept for as
-// long as a handshake may take, and wake the loop once more.
-TEST(ConnectAttemptTest, OneTimerForAllThatFail) {
+// A peer that is restarting, with many requests for it: each timer would be kept for the timeout of
+// a handshake, and wake the loop once more.
+TEST(ConnectAttemptTest, FailedAttempts_ShareATimer) {
   LaneEnd a(PeerId{1, 11});
   for (int i = 0; i < 50; ++i) {
     auto client = std::make_shared<RecordingHandler>();
@@ -32,8 +32,8 @@ TEST(ConnectAttemptTest, OneTimerForAllThatFail) {
   EXPECT_LE(a.loop->timers(), 1u);
 }
 
-// A peer that has no room for a connection is asked again for as long as an address has.
-TEST(ConnectAttemptTest, OneTimerForAnAddressThatIsTriedAgain) {
+// A peer that has no room for a connection is tried again for as long as an address is.
+TEST(ConnectAttemptTest, AddressThatIsTriedAgain_HasOneTimer) {
   LaneEnd a(PeerId{1, 11});
   auto listening = *ListenTcp("127.0.0.1:0");
   const std::string words = Handshake::OutOfDescriptors({.self = PeerId{2, 22}, .token = "token"});
@@ -51,14 +51,14 @@ TEST(ConnectAttemptTest, OneTimerForAnAddressThatIsTriedAgain) {
     most = std::max(most, a.loop->timers());
     ASSERT_GT(send(socket.get(), words.data(), words.size(), MSG_NOSIGNAL), 0);
     char byte;
-    // Until it has heard that, and lets go.
+    // Until it has received that, and closes.
     while (recv(socket.get(), &byte, 1, 0) > 0) continue;
   }
   EXPECT_LE(most, 1u);
 }
 
-// The peer said why it could keep no connection, and was too slow to say it again.
-TEST(ConnectAttemptTest, WhatThePeerSaidIsTheErrorWhenTheTimeIsOver) {
+// The peer reported why it could keep no connection, and was too slow to report it again.
+TEST(ConnectAttemptTest, PeersReason_IsTheErrorAtTheTimeout) {
   LaneEnd a(PeerId{1, 11}, "token", absl::Milliseconds(500));
   auto listening = *ListenTcp("127.0.0.1:0");
   const std::string words = Handshake::OutOfDescriptors({.self = PeerId{2, 22}, .token = "token"});
@@ -73,7 +73,7 @@ TEST(ConnectAttemptTest, WhatThePeerSaidIsTheErrorWhenTheTimeIsOver) {
   }
   ASSERT_GT(send(socket.get(), words.data(), words.size(), MSG_NOSIGNAL), 0);
   socket.Reset();
-  // The next connection is the kernel's, and nobody takes it.
+  // The next connection stays in the kernel's queue, and is never accepted.
   const absl::Status why = client->WaitForClosed();
   EXPECT_EQ(why.code(), absl::StatusCode::kResourceExhausted) << why;
   EXPECT_TRUE(absl::StrContains(why.message(), "ulimit -n")) << why;

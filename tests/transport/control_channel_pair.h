@@ -19,7 +19,7 @@
 
 namespace ferry {
 
-// Keeps what it hears.
+// Records received frames.
 class RecordingHandler : public ControlHandler {
  public:
   void OnOpen(std::shared_ptr<ControlChannel> channel) override {
@@ -41,7 +41,7 @@ class RecordingHandler : public ControlHandler {
     channel_.reset();
   }
 
-  // Null when there is none in time.
+  // Null if there is none in time.
   std::shared_ptr<ControlChannel> WaitForLane() {
     absl::MutexLock lock(&mu_);
     const auto is_there = [this] { return !channel_.expired() || !closed_.ok(); };
@@ -71,7 +71,7 @@ class RecordingHandler : public ControlHandler {
 
  private:
   absl::Mutex mu_;
-  // Which keeps this, until it is closed or its loop is gone.
+  // It keeps this, until it is closed or its loop is destroyed.
   std::weak_ptr<ControlChannel> channel_;
   std::vector<std::pair<uint16_t, std::string>> frames_;
   std::vector<UniqueFd> descriptors_;
@@ -108,7 +108,7 @@ struct LaneEnd {
   PeerId peer;
   std::shared_ptr<RecordingHandler> accepted = std::make_shared<RecordingHandler>();
   std::vector<DataConnection> data;
-  // In the place of keeping them there; on the loop. Set before anybody connects.
+  // Called instead of recording them; on the loop. Set before any connection.
   std::function<void(DataConnection)> on_data;
   PeerAddresses addresses;
   std::unique_ptr<EventLoop> loop;

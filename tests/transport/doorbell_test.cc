@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// When a bell is heard: by who sleeps, once; by who dozes, if somebody waits; by nobody else.
+// When a notification wakes a reader: one that sleeps, once; one that polls, if a caller blocks; no
+// other.
 #include "net/doorbell.h"
 
 #include <unistd.h>
@@ -29,7 +30,7 @@ class DoorbellTest : public ::testing::Test {
   Doorbell bell_;
 };
 
-TEST_F(DoorbellTest, WhoIsAwakeIsLeftAlone) {
+TEST_F(DoorbellTest, AwakeReader_IsNotWoken) {
   bell_.Ring();
   bell_.Rouse();
   EXPECT_EQ(Rings(bell_), 0u);
@@ -37,8 +38,9 @@ TEST_F(DoorbellTest, WhoIsAwakeIsLeftAlone) {
   EXPECT_EQ(Rings(bell_), 1u);
 }
 
-// The second to bring work finds it awake; when it sleeps again, the next is heard again.
-TEST_F(DoorbellTest, WhoSleepsIsWokenOnceEachTime) {
+// The second writer finds the reader awake; when it sleeps again, the next notification wakes it
+// again.
+TEST_F(DoorbellTest, SleepingReader_IsWokenOnceEachTime) {
   for (int i = 0; i < 2; ++i) {
     bell_.FallAsleep();
     bell_.Ring();
@@ -52,7 +54,7 @@ TEST_F(DoorbellTest, WhoSleepsIsWokenOnceEachTime) {
   EXPECT_EQ(Rings(bell_), 0u);
 }
 
-TEST_F(DoorbellTest, WhoDozesIsRousedOnly) {
+TEST_F(DoorbellTest, PollingReader_IsWokenByBlockingWritersOnly) {
   bell_.Doze();
   EXPECT_TRUE(bell_.is_dozing());
   bell_.Ring();
@@ -63,8 +65,8 @@ TEST_F(DoorbellTest, WhoDozesIsRousedOnly) {
   EXPECT_FALSE(bell_.is_dozing());
 }
 
-// Who has fallen asleep meanwhile must still hear the bell.
-TEST_F(DoorbellTest, DozesOnlyIfAwake) {
+// A reader that has fallen asleep meanwhile must still be woken.
+TEST_F(DoorbellTest, PollsOnlyIfAwake) {
   bell_.FallAsleep();
   bell_.DozeIfAwake();
   EXPECT_FALSE(bell_.is_dozing());

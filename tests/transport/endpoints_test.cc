@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Outlets and receivers without control channels: what becomes of transfer descriptors that meet,
-// or make no sense.
+// Senders and receivers without control channels: handling of transfer descriptors, valid and
+// malformed.
 #include <algorithm>
 #include <cstring>
 #include <fstream>
@@ -25,7 +25,7 @@ namespace {
 
 constexpr int64_t kBytes = 4096;
 
-// Of arenas' segments, in this process.
+// Segments of arenas, in this process.
 int ArenaMappings() {
   int count = 0;
   std::ifstream maps("/proc/self/maps");
@@ -59,9 +59,8 @@ class HalvesTest : public ::testing::Test {
   TransportEnvironment environment_;
 };
 
-// A transfer descriptor that comes faster than what it speaks of would be the end of the control
-// channel.
-TEST_F(HalvesTest, ASegmentIsAnnouncedOnceAndBeforeItsTickets) {
+// A transfer descriptor that arrives before its segment would end the control channel.
+TEST_F(HalvesTest, SegmentIsAnnouncedOnceAndBeforeItsDescriptors) {
   auto sender = std::make_shared<ShmSender>(environment_);
   auto receiver = std::make_shared<ShmReceiver>(environment_, [](uint64_t) {});
   int announcements = 0;
@@ -90,7 +89,7 @@ TEST_F(HalvesTest, ASegmentIsAnnouncedOnceAndBeforeItsTickets) {
 }
 
 // The peer maps it while it is being filled.
-TEST_F(HalvesTest, ANewSegmentIsAnnouncedBeforeItIsNeeded) {
+TEST_F(HalvesTest, NewSegmentIsAnnouncedBeforeItIsNeeded) {
   ShmTransport transport(environment_);
   const auto sender = transport.CreateSender({});
   const auto receiver = transport.CreateReceiver({}, [](uint64_t) {});
@@ -135,7 +134,7 @@ TEST_F(HalvesTest, ANewSegmentIsAnnouncedBeforeItIsNeeded) {
   receiver->Abort(absl::CancelledError("over"));
 }
 
-TEST_F(HalvesTest, ASegmentThatCouldNotBeMappedIsMissedWhenItIsNeeded) {
+TEST_F(HalvesTest, UnmappableSegment_FailsWhenItIsNeeded) {
   auto receiver = std::make_shared<ShmReceiver>(environment_, [](uint64_t) {});
   std::vector<UniqueFd> lost(1);
   EXPECT_TRUE(
@@ -150,8 +149,8 @@ TEST_F(HalvesTest, ASegmentThatCouldNotBeMappedIsMissedWhenItIsNeeded) {
   receiver->Abort(absl::CancelledError("over"));
 }
 
-// What the arena gives back to the machine would stay with it for as long as any receiver lives.
-TEST_F(HalvesTest, ASegmentThatIsGivenBackIsUnmappedWithItsLastView) {
+// A segment that the arena releases would stay allocated as long as any receiver maps it.
+TEST_F(HalvesTest, ReleasedSegment_IsUnmappedWithItsLastView) {
   ShmTransport transport(environment_);
   const auto sender = transport.CreateSender({});
   const auto receiver = transport.CreateReceiver({}, [](uint64_t) {});
@@ -183,7 +182,7 @@ TEST_F(HalvesTest, ASegmentThatIsGivenBackIsUnmappedWithItsLastView) {
   view = Tensor();
   EXPECT_EQ(ArenaMappings(), before);
 
-  // A control channel that takes nothing at that moment hears of it later.
+  // A control channel that is full at that moment is notified later.
   hand_over(2);
   is_full = true;
   environment_.arena->Trim();
@@ -191,13 +190,13 @@ TEST_F(HalvesTest, ASegmentThatIsGivenBackIsUnmappedWithItsLastView) {
   is_full = false;
   hand_over(3);
   EXPECT_EQ(ArenaMappings(), before + 2);
-  // Of what was never announced, or has ended, there is no end.
+  // Segments that were never announced, or have ended, are not announced as ended.
   EXPECT_FALSE(receiver->OnAnnouncement(EncodeShmSegmentNotice({.segment = 1}), {}).ok());
   sender->Abort(absl::CancelledError("over"));
   receiver->Abort(absl::CancelledError("over"));
 }
 
-TEST_F(HalvesTest, WhatCannotBeAnnouncedIsNotOffered) {
+TEST_F(HalvesTest, UnannouncedSegments_AreNotExposed) {
   auto sender = std::make_shared<ShmSender>(environment_);
   sender->SetAnnounce([](absl::string_view, absl::Span<const int>) {
     return absl::ResourceExhaustedError("the lane is full");
@@ -209,7 +208,7 @@ TEST_F(HalvesTest, WhatCannotBeAnnouncedIsNotOffered) {
   EXPECT_EQ(environment_.arena->stats().block_count, 0);
 }
 
-TEST_F(HalvesTest, AnnouncementsThatMakeNoSenseAreRefused) {
+TEST_F(HalvesTest, MalformedControlMessagesAreRefused) {
   auto receiver = std::make_shared<ShmReceiver>(environment_, [](uint64_t) {});
   int pipe_ends[2];
   ASSERT_EQ(pipe(pipe_ends), 0);
@@ -229,8 +228,8 @@ TEST_F(HalvesTest, AnnouncementsThatMakeNoSenseAreRefused) {
   EXPECT_TRUE(is_done);
 }
 
-// Nothing would come for it on any connection, and the receive would wait for ever.
-TEST_F(HalvesTest, ATcpTicketForNoBytesIsTakenAtOnce) {
+// No connection would bring data for it, and the receive would wait forever.
+TEST_F(HalvesTest, TcpDescriptorForNoBytes_CompletesAtOnce) {
   auto transport = TcpTransport::Create(environment_, {});
   ASSERT_TRUE(transport.ok()) << transport.status();
   Endpoint peer;
@@ -247,9 +246,9 @@ TEST_F(HalvesTest, ATcpTicketForNoBytesIsTakenAtOnce) {
   receiver->Abort(absl::CancelledError("over"));
 }
 
-// A sender that accepts connections and says nothing: the control channel would live on, and every
-// later tensor fail of what happened to the first.
-TEST_F(HalvesTest, DataConnectionsThatAreNotAnsweredEndTheLane) {
+// A sender that accepts connections and sends nothing: if the control channel stayed, every later
+// tensor would fail because of the first.
+TEST_F(HalvesTest, UnansweredDataConnections_EndTheChannel) {
   auto transport = TcpTransport::Create(environment_, {});
   ASSERT_TRUE(transport.ok()) << transport.status();
   const auto silent = ListenTcp("127.0.0.1:0");
@@ -272,9 +271,9 @@ TEST_F(HalvesTest, DataConnectionsThatAreNotAnsweredEndTheLane) {
   EXPECT_NE(status.message().find("node 2"), std::string::npos) << status;
 }
 
-// Beside what a copy between GPUs is assumed to cost, a number that was measured on the host would
+// Next to the assumed cost of a copy between GPUs, a number that was measured on the host would
 // make TCP look the cheapest.
-TEST_F(HalvesTest, TcpBetweenGpusIsAssumedAsEverythingElseThere) {
+TEST_F(HalvesTest, TcpBetweenGpus_HasAssumedCostsLikeTheOthers) {
   const auto transport = TcpTransport::Create(environment_, {});
   ASSERT_TRUE(transport.ok()) << transport.status();
   Endpoint ends[2];
@@ -316,8 +315,8 @@ TEST_F(HalvesTest, OffsetBeyondTheSegment_IsInvalidArgument) {
   receiver->Abort(absl::CancelledError("over"));
 }
 
-// A receiver that was told of the peer's death may use its buffer for something else at once.
-TEST_F(HalvesTest, AbortWhileACopyIsQueued_TheBufferIsNotWrittenAnyMore) {
+// A receiver that was notified of the peer's death may reuse its buffer at once.
+TEST_F(HalvesTest, AbortWhileACopyIsQueued_TheBufferIsNotWritten) {
   constexpr size_t kLarge = size_t{1} << 20;
   CopyPool held({.threads = 1});
   environment_.copier = &held;
@@ -343,7 +342,7 @@ TEST_F(HalvesTest, AbortWhileACopyIsQueued_TheBufferIsNotWrittenAnyMore) {
   std::memset(destination.mutable_data(), 'd', kLarge);
   absl::Notification is_taking;
   absl::Notification is_over;
-  // On the loop, as a control channel takes it: there a copy goes to the pool.
+  // On the loop, as a control channel calls it: there a copy goes to the pool.
   end_.loop->Post([&] {
     receiver->Take(
         1, Header(kLarge), EncodeShmTicket({.segment = 1, .offset = source->arena_offset().offset}),
@@ -361,7 +360,7 @@ TEST_F(HalvesTest, AbortWhileACopyIsQueued_TheBufferIsNotWrittenAnyMore) {
 
 // A control channel that ends unmaps its segments, whether the receiver is still held or not;
 // existing views stay valid.
-TEST_F(HalvesTest, InletAborted_SegmentsAreUnmapped) {
+TEST_F(HalvesTest, ReceiverAborted_SegmentsAreUnmapped) {
   const int before = ArenaMappings();
   auto receiver = std::make_shared<ShmReceiver>(environment_, [](uint64_t) {});
   Tensor tensor = InArena('a');
@@ -377,7 +376,7 @@ TEST_F(HalvesTest, InletAborted_SegmentsAreUnmapped) {
 }
 
 // A peer closes its control channel when a segment is retired twice.
-TEST_F(HalvesTest, SegmentRetiredTwice_IsToldOnce) {
+TEST_F(HalvesTest, SegmentRetiredTwice_IsReportedOnce) {
   auto sender = std::make_shared<ShmSender>(environment_);
   int announcements = 0;
   sender->SetAnnounce([&announcements](absl::string_view, absl::Span<const int>) {
@@ -399,7 +398,7 @@ TEST_F(HalvesTest, SegmentRetiredTwice_IsToldOnce) {
 }
 
 // A view that ends with the segment is whole; one byte further is another process's crash.
-TEST_F(HalvesTest, LastBytesOfASegment_AreTakenAndNoneBeyond) {
+TEST_F(HalvesTest, LastBytesOfASegment_AreAcceptedAndNoneBeyond) {
   auto receiver = std::make_shared<ShmReceiver>(environment_, [](uint64_t) {});
   const Tensor tensor = InArena('a');
   const MemorySegment& memory = environment_.arena->memory(tensor.buffer()->arena_offset());
@@ -419,7 +418,7 @@ TEST_F(HalvesTest, LastBytesOfASegment_AreTakenAndNoneBeyond) {
   EXPECT_EQ(take(Header(kBytes), last + 1).code(), absl::StatusCode::kInvalidArgument);
   EXPECT_TRUE(take(Header(0), memory.bytes()).ok());
   EXPECT_EQ(take(Header(0), memory.bytes() + 1).code(), absl::StatusCode::kInvalidArgument);
-  // Elements lie where the processor wants them.
+  // Elements are aligned for the processor.
   const TensorHeader doubles = {DataType::kDouble, *Shape::Create({2}), 16};
   EXPECT_TRUE(take(doubles, 8).ok());
   EXPECT_EQ(take(doubles, 4).code(), absl::StatusCode::kInvalidArgument);
@@ -434,7 +433,7 @@ TEST_F(HalvesTest, LastBytesOfASegment_AreTakenAndNoneBeyond) {
   receiver->Abort(absl::CancelledError("over"));
 }
 
-// The peer has not heard of it: the next tensor of the segment would end the control channel.
+// The peer does not know the segment: the next tensor in it would end the control channel.
 TEST_F(HalvesTest, SegmentCouldNotBeAnnounced_IsAnnouncedWithTheNextTensor) {
   auto sender = std::make_shared<ShmSender>(environment_);
   int announcements = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The loop: who drives, who sleeps, and that nobody sleeps through what is for him.
+// The loop: which thread drives it, which sleeps, and that none sleeps through its own events.
 #include "net/event_loop.h"
 
 #include <atomic>
@@ -18,7 +18,7 @@ namespace {
 
 absl::Time In(absl::Duration duration) { return SteadyClock().Now() + duration; }
 
-TEST(EventLoopTest, RunsWhatIsPostedWithoutACaller) {
+TEST(EventLoopTest, RunsPostedFunctionsWithoutACaller) {
   auto loop = *EventLoop::Create({});
   for (int i = 0; i < 200; ++i) {
     absl::Notification ran;
@@ -43,7 +43,7 @@ TEST(EventLoopTest, TimersRunInTheirOrder) {
   EXPECT_GE(SteadyClock().Now(), now + absl::Milliseconds(60));
 }
 
-TEST(EventLoopTest, ACallerDrivesAndGivesUpInTime) {
+TEST(EventLoopTest, CallerDrivesUntilItsTimeout) {
   auto loop = *EventLoop::Create({});
   const absl::Time start = SteadyClock().Now();
   EXPECT_FALSE(loop->WaitUntil([] { return false; }, start + absl::Milliseconds(30)));
@@ -52,7 +52,7 @@ TEST(EventLoopTest, ACallerDrivesAndGivesUpInTime) {
   EXPECT_FALSE(loop->IsOnLoop());
 }
 
-TEST(EventLoopTest, ManyCallersEachHearOfTheirOwn) {
+TEST(EventLoopTest, ManyCallersEachGetTheirOwnEvents) {
   auto loop = *EventLoop::Create({});
   constexpr int kCallers = 6;
   constexpr int kRounds = 400;
@@ -63,7 +63,7 @@ TEST(EventLoopTest, ManyCallersEachHearOfTheirOwn) {
       for (int i = 0; i < kRounds; ++i) {
         auto done = std::make_shared<std::atomic<bool>>(false);
         std::thread other;
-        // On the loop, by a timer, and by another thread: each way of being told.
+        // On the loop, by a timer, and by another thread: each source of a notification.
         if ((i + caller) % 3 == 0) {
           loop->Post([done, &loop] {
             done->store(true);
@@ -92,7 +92,7 @@ TEST(EventLoopTest, ManyCallersEachHearOfTheirOwn) {
   EXPECT_EQ(failures.load(), 0);
 }
 
-TEST(EventLoopTest, AfterACallerTheThreadGoesOn) {
+TEST(EventLoopTest, ThreadContinuesAfterACaller) {
   auto loop = *EventLoop::Create({});
   for (int i = 0; i < 100; ++i) {
     EXPECT_FALSE(loop->WaitUntil([] { return false; }, In(absl::Microseconds(200))));

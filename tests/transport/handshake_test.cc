@@ -36,7 +36,7 @@ std::pair<absl::Status, absl::Status> Carry(Handshake& client, Handshake& server
 
 class HandshakeSlices : public ::testing::TestWithParam<size_t> {};
 
-TEST_P(HandshakeSlices, BothLearnWhoTheOtherIs) {
+TEST_P(HandshakeSlices, BothSidesLearnThePeersIdentity) {
   Handshake client = Handshake::Client({.self = kA, .token = "t"}, kB, ConnectionPurpose::kData, 3);
   Handshake server = Handshake::Server({.self = kB, .token = "t"});
   const auto [at_client, at_server] = Carry(client, server, GetParam());
@@ -69,7 +69,7 @@ TEST(HandshakeTest, TheTokenItselfIsNeverSent) {
   EXPECT_EQ(seen.find(token), std::string::npos);
 }
 
-TEST(HandshakeTest, OtherTokensAreRefusedByBoth) {
+TEST(HandshakeTest, OtherTokensAreRefusedByBothSides) {
   Handshake client = Handshake::Client({.self = kA, .token = "x"}, kB, ConnectionPurpose::kLane, 0);
   Handshake server = Handshake::Server({.self = kB, .token = "y"});
   const auto [at_client, at_server] = Carry(client, server, 1000);
@@ -79,7 +79,7 @@ TEST(HandshakeTest, OtherTokensAreRefusedByBoth) {
   EXPECT_FALSE(server.is_done());
 }
 
-TEST(HandshakeTest, ARecordedProofIsWorthNothing) {
+TEST(HandshakeTest, RecordedProofIsRefused) {
   const HandshakeOptions options = {.self = kB, .token = "t"};
   std::string hello;
   std::string proof;
@@ -105,7 +105,7 @@ TEST(HandshakeTest, ARecordedProofIsWorthNothing) {
   EXPECT_EQ(server.OnBytes(view).code(), absl::StatusCode::kUnauthenticated);
 }
 
-TEST(HandshakeTest, SaysWhichVersionsMeet) {
+TEST(HandshakeTest, ReportsTheVersionsOfBothSides) {
   Handshake client =
       Handshake::Client({.self = kA, .token = "t", .version = 9}, kB, ConnectionPurpose::kLane, 0);
   Handshake server = Handshake::Server({.self = kB, .token = "t"});
@@ -116,7 +116,7 @@ TEST(HandshakeTest, SaysWhichVersionsMeet) {
   EXPECT_THAT(std::string(at_server.message()), HasSubstr("speaks version 9"));
 }
 
-TEST(HandshakeTest, WrongNodeAndWrongLife) {
+TEST(HandshakeTest, WrongNodeOrIncarnationIsRefused) {
   Handshake other_life =
       Handshake::Client({.self = kA, .token = "t"}, {2, 999}, ConnectionPurpose::kLane, 0);
   Handshake server = Handshake::Server({.self = kB, .token = "t"});
@@ -128,7 +128,7 @@ TEST(HandshakeTest, WrongNodeAndWrongLife) {
               HasSubstr("where node 5 should be, node 2 is"));
 }
 
-TEST(HandshakeTest, APeerWithoutDescriptorsSaysSo) {
+TEST(HandshakeTest, PeerWithoutDescriptorsReportsIt) {
   Handshake client = Handshake::Client({.self = kA, .token = "t"}, kB, ConnectionPurpose::kLane, 0);
   const std::string words = Handshake::OutOfDescriptors({.self = kB, .token = "t"});
   absl::string_view view = words;
@@ -138,7 +138,7 @@ TEST(HandshakeTest, APeerWithoutDescriptorsSaysSo) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("ulimit -n"));
 }
 
-TEST(HandshakeTest, StrangersAreKnownByTheirFirstByte) {
+TEST(HandshakeTest, OtherProtocolsAreRecognisedByTheirFirstByte) {
   Handshake server = Handshake::Server({.self = kB, .token = "t"});
   absl::string_view view = "G";
   EXPECT_EQ(server.OnBytes(view).code(), absl::StatusCode::kInvalidArgument);

@@ -47,7 +47,7 @@ class LaneTest : public ::testing::TestWithParam<bool> {
   std::shared_ptr<ControlChannel> server_lane_;
 };
 
-TEST_P(LaneTest, FramesArriveInOrderBothWays) {
+TEST_P(LaneTest, FramesArriveInOrderInBothDirections) {
   Connect();
   EXPECT_EQ(client_lane_->peer(), b_.peer);
   EXPECT_EQ(server_lane_->peer(), a_.peer);
@@ -67,9 +67,9 @@ TEST_P(LaneTest, FramesArriveInOrderBothWays) {
   }
 }
 
-TEST_P(LaneTest, TakesBodiesOfAllSizesAndMoreThanFits) {
+TEST_P(LaneTest, AcceptsBodiesOfAllSizesAndMoreThanFits) {
   Connect();
-  // Several times what a ring or a socket buffer holds.
+  // Several times the size of a ring or a socket buffer.
   for (int i = 0; i < 400; ++i) {
     const size_t size = i * 977 % (kMaxLaneBody + 1);
     ASSERT_TRUE(client_lane_->Send(1, {std::string(size, static_cast<char>('a' + i % 26))}).ok());
@@ -112,9 +112,9 @@ TEST_P(LaneTest, SendersOnManyThreadsLoseNothing) {
   for (const int count : next) EXPECT_EQ(count, 2000);
 }
 
-// While much comes a control channel need not be told by the kernel; when its reader sleeps again
-// it has to.
-TEST_P(LaneTest, WhatComesAfterMuchIsHeardOf) {
+// While frames arrive in quick succession the kernel need not notify a control channel; when its
+// reader sleeps again it has to.
+TEST_P(LaneTest, FrameAfterABurst_WakesTheReader) {
   Connect();
   size_t sent = 0;
   for (int burst = 0; burst < 30; ++burst) {
@@ -127,9 +127,9 @@ TEST_P(LaneTest, WhatComesAfterMuchIsHeardOf) {
   }
 }
 
-// While its callers come and go a process is not woken for each frame; by whoever can do nothing
-// but wait for it, it is.
-TEST(LaneDozeTest, WhoSleepsWakesWhoDozes) {
+// While its callers come and go a process is not woken for each frame, except by a caller that can
+// only wait for it.
+TEST(LaneDozeTest, BlockingCaller_WakesAPollingPeer) {
   LaneEnd asks(PeerId{1, 11});
   // It would not look by itself before the test is over.
   LaneEnd dozes(PeerId{2, 22}, "token", absl::Seconds(10), {.tick = absl::Hours(1)});
@@ -142,7 +142,7 @@ TEST(LaneDozeTest, WhoSleepsWakesWhoDozes) {
   const auto in = [](absl::Duration duration) { return SteadyClock().Now() + duration; };
   for (const absl::Time end = in(absl::Seconds(20)); !bell.is_dozing() && SteadyClock().Now() < end;
        absl::SleepFor(absl::Milliseconds(1))) {
-    // A caller has come and gone, and then there is something that nobody waits for.
+    // A caller has finished, and then a frame arrives that no caller waits for.
     dozes.loop->WaitUntil([] { return false; }, in(absl::Milliseconds(1)));
     bell.RingAnyway();
   }
@@ -158,7 +158,7 @@ TEST(LaneDozeTest, WhoSleepsWakesWhoDozes) {
   bell.RingAnyway();
 }
 
-TEST_P(LaneTest, CloseTellsBothSides) {
+TEST_P(LaneTest, CloseNotifiesBothSides) {
   Connect();
   ASSERT_TRUE(client_lane_->Send(1, {"last word"}).ok());
   ASSERT_EQ(b_.accepted->WaitForFrames(1).size(), 1u);
@@ -171,7 +171,7 @@ TEST_P(LaneTest, CloseTellsBothSides) {
   EXPECT_FALSE(server_lane_->Send(1, {"x"}).ok());
 }
 
-TEST_P(LaneTest, AHandlerThatRefusesAFrameEndsTheLane) {
+TEST_P(LaneTest, HandlerThatRefusesAFrame_EndsTheChannel) {
   Connect();
   b_.accepted->SetVerdict(absl::InvalidArgumentError("what is that?"));
   ASSERT_TRUE(client_lane_->Send(1, {"odd"}).ok());
@@ -179,7 +179,7 @@ TEST_P(LaneTest, AHandlerThatRefusesAFrameEndsTheLane) {
   EXPECT_EQ(client_->WaitForClosed().code(), absl::StatusCode::kUnavailable);
 }
 
-TEST_P(LaneTest, AWrongTokenIsRefusedAndCounted) {
+TEST_P(LaneTest, WrongToken_IsRefusedAndCounted) {
   LaneEnd stranger(PeerId{3, 33}, "another token");
   stranger.hub->Connect(b_.peer, b_.addresses, is_unix(), client_);
   const absl::Status status = client_->WaitForClosed();
@@ -189,16 +189,16 @@ TEST_P(LaneTest, AWrongTokenIsRefusedAndCounted) {
   EXPECT_EQ(b_.hub->stats().accepted, 0);
 }
 
-TEST_P(LaneTest, AnEarlierLifeOfThePeerIsNotReached) {
+TEST_P(LaneTest, EarlierIncarnationOfThePeer_IsNotReached) {
   a_.hub->Connect(PeerId{2, 21}, b_.addresses, is_unix(), client_);
   const absl::Status status = client_->WaitForClosed();
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(status.message()), HasSubstr("restarted"));
 }
 
-TEST_P(LaneTest, PeersThatTakeNothingAreToldOfInTheEnd) {
-  // Nobody reads: a connection that is accepted by a bare socket would not shake hands, so that the
-  // reader is one whose loop is kept busy.
+TEST_P(LaneTest, PeersThatReadNothing_AreReportedInTheEnd) {
+  // No thread reads: a bare socket that accepts a connection would not shake hands, so the reader
+  // is one whose loop is kept busy.
   Connect();
   const auto go = std::make_shared<absl::Notification>();
   b_.loop->Post([go] { go->WaitForNotification(); });
@@ -213,7 +213,7 @@ TEST_P(LaneTest, PeersThatTakeNothingAreToldOfInTheEnd) {
 INSTANTIATE_TEST_SUITE_P(Media, LaneTest, ::testing::Bool(),
                          [](const auto& info) { return info.param ? "Shm" : "Tcp"; });
 
-TEST(ShmControlChannelTest, DescriptorsComeWithTheirFrames) {
+TEST(ShmControlChannelTest, DescriptorsArriveWithTheirFrames) {
   LaneEnd a(PeerId{1, 11});
   LaneEnd b(PeerId{2, 22});
   auto client = std::make_shared<RecordingHandler>();
@@ -236,7 +236,7 @@ TEST(ShmControlChannelTest, DescriptorsComeWithTheirFrames) {
   }
 }
 
-TEST(ConnectionManagerTest, NamesTheAddressesThatItTried) {
+TEST(ConnectionManagerTest, NamesTheTriedAddresses) {
   LaneEnd a(PeerId{1, 11});
   auto client = std::make_shared<RecordingHandler>();
   a.hub->Connect(PeerId{2, 22}, {.tcp = {"127.0.0.1:1", "[::1]:1"}}, false, client);
@@ -254,7 +254,7 @@ TEST(ConnectionManagerTest, TriesTheNextAddress) {
   EXPECT_NE(client->WaitForLane(), nullptr) << client->WaitForClosed();
 }
 
-TEST(ConnectionManagerTest, WhoeverSaysNothingIsGivenUp) {
+TEST(ConnectionManagerTest, SilentConnection_IsGivenUp) {
   LaneEnd b(PeerId{2, 22}, "token", absl::Milliseconds(50));
   UniqueFd silent = *BeginConnectTcp(b.addresses.tcp[0]);
   // A server that is silent, for a client.
@@ -274,13 +274,13 @@ TEST(ConnectionManagerTest, WhoeverSaysNothingIsGivenUp) {
   EXPECT_EQ(got, 0) << "the server has not closed it";
 }
 
-// The timer of one stranger goes on to the next, whom no later one need come after.
-TEST(ConnectionManagerTest, EachWhoSaysNothingIsGivenUp) {
+// The timer of one silent connection is set for the next, which no later one need follow.
+TEST(ConnectionManagerTest, EachSilentConnection_IsGivenUp) {
   LaneEnd b(PeerId{2, 22}, "token", absl::Milliseconds(200));
   std::vector<UniqueFd> silent;
   for (int i = 0; i < 3; ++i) {
     silent.push_back(*BeginConnectTcp(b.addresses.tcp[0]));
-    // So that they are not all late at once.
+    // So that they do not all time out at once.
     absl::SleepFor(absl::Milliseconds(50));
   }
   for (const UniqueFd& each : silent) {
@@ -291,13 +291,13 @@ TEST(ConnectionManagerTest, EachWhoSaysNothingIsGivenUp) {
   }
 }
 
-// In a program that goes on after its part in a job is over.
-TEST(ConnectionManagerTest, WhoeverSaysNothingIsLetGoOfWhenTheLoopEnds) {
+// In a program that continues after its part in a job is over.
+TEST(ConnectionManagerTest, SilentConnection_IsClosedWhenTheLoopEnds) {
   auto b = std::make_unique<LaneEnd>(PeerId{2, 22});
   UniqueFd silent = *BeginConnectTcp(b->addresses.tcp[0]);
   for (int i = 0; i < 500 && b->loop->timers() == 0; ++i) absl::SleepFor(absl::Milliseconds(10));
   ASSERT_GT(b->loop->timers(), 0u) << "nobody has taken it";
-  // The loop ends with something else to do than what Close asks of it.
+  // The loop ends with other work to do than Close requests.
   const auto busy = std::make_shared<absl::Notification>();
   const auto go = std::make_shared<absl::Notification>();
   b->loop->Post([busy, go] {
@@ -315,8 +315,8 @@ TEST(ConnectionManagerTest, WhoeverSaysNothingIsLetGoOfWhenTheLoopEnds) {
   EXPECT_EQ(recv(silent.get(), &byte, 1, MSG_DONTWAIT), 0) << "its socket is open";
 }
 
-// A port scanner that never closes, or an attacker who opens connections and says nothing.
-TEST(ConnectionManagerTest, CrowdsThatSayNothingKeepNobodyOut) {
+// A port scanner that never closes, or an attacker who opens connections and sends nothing.
+TEST(ConnectionManagerTest, SilentCrowds_BlockNoPeer) {
   LaneEnd a(PeerId{1, 11});
   LaneEnd b(PeerId{2, 22});
   std::vector<UniqueFd> crowd;
@@ -329,9 +329,9 @@ TEST(ConnectionManagerTest, CrowdsThatSayNothingKeepNobodyOut) {
   EXPECT_GT(b.hub->stats().refused, 0);
 }
 
-// Whoever is opening many control channels itself, at the beginning of a large job, is opened
-// control channels to as well.
-TEST(ConnectionManagerTest, OwnAttemptsKeepNobodyOut) {
+// A process that is opening many control channels itself, at the beginning of a large job, still
+// accepts them.
+TEST(ConnectionManagerTest, OwnAttempts_BlockNoPeer) {
   LaneEnd a(PeerId{1, 11});
   LaneEnd b(PeerId{2, 22});
   auto silent = *ListenTcp("127.0.0.1:0");
@@ -358,8 +358,8 @@ TEST(ConnectionManagerTest, GarbageIsRefusedAtItsFirstBytes) {
   EXPECT_EQ(b.hub->stats().refused, 1);
 }
 
-// Whoever may connect to a socket without a file has to be of the same user, whatever it knows.
-TEST(ConnectionManagerTest, AnotherUsersProcessIsRefusedAndCounted) {
+// A process that connects to a socket without a file must be of the same user, whatever it knows.
+TEST(ConnectionManagerTest, ProcessOfAnotherUser_IsRefusedAndCounted) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can be another user";
   int pipe_ends[2];
   ASSERT_EQ(pipe2(pipe_ends, O_CLOEXEC), 0);
@@ -390,9 +390,9 @@ TEST(ConnectionManagerTest, AnotherUsersProcessIsRefusedAndCounted) {
   for (const int each : pipe_ends) close(each);
 }
 
-// A scanner, or somebody's health check, a hundred times a second: what it leaves behind would be
-// kept for as long as a handshake may take, and wake the loop once more each.
-TEST(ConnectionManagerTest, WhoComesAndGoesLeavesNothingBehind) {
+// A scanner, or a health check, a hundred times a second: its state would be kept for the timeout
+// of a handshake, and each would wake the loop once more.
+TEST(ConnectionManagerTest, ConnectionsThatComeAndGo_LeaveNothingBehind) {
   LaneEnd b(PeerId{2, 22});
   constexpr int kVisits = 300;
   for (int i = 0; i < kVisits; ++i) {
@@ -405,7 +405,7 @@ TEST(ConnectionManagerTest, WhoComesAndGoesLeavesNothingBehind) {
     absl::SleepFor(absl::Milliseconds(10));
   }
   EXPECT_EQ(b.hub->stats().refused, kVisits);
-  // Of each listener, for all of them.
+  // One per listener, for all its connections.
   EXPECT_LE(b.loop->timers(), 2u);
 }
 

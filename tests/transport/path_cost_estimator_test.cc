@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What transfers have taken, and what follows for the choice of a path.
+// Measured transfers, and their effect on the choice of a path.
 #include "transport/path_cost_estimator.h"
 
 #include <cmath>
@@ -24,13 +24,13 @@ double InGb(const PathCost& cost) { return cost.bytes_per_second / 1e9; }
 
 class PathCostEstimatorTest : public ::testing::Test {
  protected:
-  // What transport 0 costs, if by itself it says 50 us and 1 GB/s.
+  // The cost of transport 0, with an assumed cost of 50 us and 1 GB/s.
   PathCost Cost(bool latency_is_control_rtt = false) const {
     PathCost cost = {absl::Microseconds(50), 1e9};
     costs_.Apply(0, latency_is_control_rtt, clock_.Now(), cost);
     return cost;
   }
-  // A transfer of 1 MB that goes at that rate.
+  // A transfer of 1 MB at that rate.
   void Transfer(double gigabytes_per_s) {
     Cost();
     costs_.SawBytes(0, 2 * kMiB, absl::Seconds(2.0 * kMiB / (gigabytes_per_s * 1e9)), clock_.Now());
@@ -40,7 +40,7 @@ class PathCostEstimatorTest : public ::testing::Test {
   PathCostEstimator costs_{2};
 };
 
-TEST_F(PathCostEstimatorTest, NothingSeenIsWhatTheTransportSays) {
+TEST_F(PathCostEstimatorTest, WithoutMeasurements_UsesTheTransportsAssumption) {
   const PathCost cost = Cost(/*latency_is_control_rtt=*/true);
   EXPECT_EQ(cost.latency, absl::Microseconds(50));
   EXPECT_EQ(cost.bytes_per_second, 1e9);
@@ -48,7 +48,7 @@ TEST_F(PathCostEstimatorTest, NothingSeenIsWhatTheTransportSays) {
   EXPECT_EQ(cost.bandwidth_basis, CostBasis::kAssumed);
 }
 
-TEST_F(PathCostEstimatorTest, TransfersAreFollowed) {
+TEST_F(PathCostEstimatorTest, FollowsMeasuredTransfers) {
   for (int i = 0; i < 20; ++i) Transfer(4);
   EXPECT_NEAR(InGb(Cost()), 4, 0.1);
   for (int i = 0; i < 40; ++i) Transfer(0.2);
@@ -56,13 +56,13 @@ TEST_F(PathCostEstimatorTest, TransfersAreFollowed) {
   clock_.Advance(absl::Seconds(3));
   EXPECT_EQ(Cost().bandwidth_basis, CostBasis::kSeen);
   EXPECT_EQ(Cost().bandwidth_age, absl::Seconds(3));
-  // Of the other transport nobody has seen anything.
+  // The other transport has not been measured.
   PathCost other = {absl::Microseconds(50), 1e9};
   costs_.Apply(1, false, clock_.Now(), other);
   EXPECT_EQ(other.bandwidth_basis, CostBasis::kAssumed);
 }
 
-TEST_F(PathCostEstimatorTest, OneThatStallsMakesNoPathUgly) {
+TEST_F(PathCostEstimatorTest, OneStalledTransfer_HasLittleEffect) {
   for (int i = 0; i < 20; ++i) Transfer(4);
   Transfer(1e-6);
   EXPECT_GT(InGb(Cost()), 2);
@@ -71,12 +71,12 @@ TEST_F(PathCostEstimatorTest, OneThatStallsMakesNoPathUgly) {
   EXPECT_GT(InGb(Cost()), 3);
 }
 
-TEST_F(PathCostEstimatorTest, TheFirstThatIsSeenIsNoExceptionToThat) {
+TEST_F(PathCostEstimatorTest, FirstMeasurement_IsNoException) {
   Transfer(1e-6);
   EXPECT_GT(InGb(Cost()), 0.5);
 }
 
-TEST_F(PathCostEstimatorTest, WhatIsNotSeenForLongIsForgotten) {
+TEST_F(PathCostEstimatorTest, OldMeasurements_AreForgotten) {
   for (int i = 0; i < 100; ++i) Transfer(0.01);
   EXPECT_NEAR(InGb(Cost()), 0.01, 0.001);
   clock_.Advance(absl::Seconds(10));
@@ -88,7 +88,7 @@ TEST_F(PathCostEstimatorTest, WhatIsNotSeenForLongIsForgotten) {
   EXPECT_EQ(Cost().bandwidth_basis, CostBasis::kAssumed);
 }
 
-TEST_F(PathCostEstimatorTest, SmallTransfersTellOfLatencyAndLargeOnesOfBandwidth) {
+TEST_F(PathCostEstimatorTest, SmallTransfersMeasureLatencyAndLargeOnesBandwidth) {
   for (int i = 0; i < 30; ++i) {
     Cost();
     costs_.SawTransfer(0, 1000, absl::Microseconds(20) + absl::Microseconds(1), clock_.Now());
@@ -99,8 +99,8 @@ TEST_F(PathCostEstimatorTest, SmallTransfersTellOfLatencyAndLargeOnesOfBandwidth
   EXPECT_NEAR(InGb(Cost()), 2, 0.05);
 }
 
-// Nearly all of what they take is their bytes, which go faster than was assumed.
-TEST_F(PathCostEstimatorTest, TransfersThatAreNotSmallDoNotMakeLatencyVanish) {
+// Nearly all of the time is spent on bytes, at a higher rate than assumed.
+TEST_F(PathCostEstimatorTest, LargerTransfers_DoNotReduceLatencyToZero) {
   for (int i = 0; i < 30; ++i) {
     Cost();
     costs_.SawTransfer(0, 900'000, absl::Microseconds(100) + absl::Seconds(900'000 / 4e9),
@@ -110,7 +110,7 @@ TEST_F(PathCostEstimatorTest, TransfersThatAreNotSmallDoNotMakeLatencyVanish) {
   EXPECT_NEAR(InGb(Cost()), 4, 0.5);
 }
 
-TEST_F(PathCostEstimatorTest, OfSmallTransfersOneNowAndThenIsMeasured) {
+TEST_F(PathCostEstimatorTest, SmallTransfers_AreSampled) {
   EXPECT_TRUE(costs_.WantsSample(0, 1000, clock_.Now()));
   EXPECT_FALSE(costs_.WantsSample(0, 1000, clock_.Now()));
   EXPECT_TRUE(costs_.WantsSample(1, 1000, clock_.Now()));
@@ -119,12 +119,12 @@ TEST_F(PathCostEstimatorTest, OfSmallTransfersOneNowAndThenIsMeasured) {
   EXPECT_TRUE(costs_.WantsSample(0, 1000, clock_.Now()));
 }
 
-TEST_F(PathCostEstimatorTest, TheLanesLatencyIsThatOfTransportsThatAreAsFast) {
+TEST_F(PathCostEstimatorTest, ChannelLatency_AppliesToTransportsThatAreAsFast) {
   costs_.SawLane(absl::Microseconds(3), clock_.Now());
   EXPECT_EQ(Cost(/*latency_is_control_rtt=*/true).latency, absl::Microseconds(3));
   EXPECT_EQ(Cost(/*latency_is_control_rtt=*/true).latency_basis, CostBasis::kSeen);
   EXPECT_EQ(Cost(/*latency_is_control_rtt=*/false).latency, absl::Microseconds(50));
-  // Of one who was asleep.
+  // From a peer that was asleep.
   costs_.SawLane(absl::Milliseconds(500), clock_.Now());
   EXPECT_LT(Cost(true).latency, absl::Microseconds(6));
   costs_.SawLane(absl::Microseconds(3), clock_.Now());
@@ -146,14 +146,14 @@ TEST_F(PathCostEstimatorTest, AFirstMeasurementOfSecondsFades) {
   EXPECT_EQ(Cost(true).latency_basis, CostBasis::kAssumed);
 }
 
-TEST_F(PathCostEstimatorTest, WhereNothingIsCopiedThereIsNoBandwidth) {
+TEST_F(PathCostEstimatorTest, WithoutACopy_ThereIsNoBandwidth) {
   for (int i = 0; i < 20; ++i) Transfer(4);
   PathCost cost = {absl::Microseconds(1), kNoCopy};
   costs_.Apply(0, false, clock_.Now(), cost);
   EXPECT_EQ(cost.bytes_per_second, kNoCopy);
 }
 
-TEST_F(PathCostEstimatorTest, NonsenseDoesNoHarm) {
+TEST_F(PathCostEstimatorTest, InvalidMeasurementsAreIgnored) {
   costs_.SawTransfer(0, kMiB, absl::ZeroDuration(), clock_.Now());
   costs_.SawTransfer(7, kMiB, absl::Seconds(1), clock_.Now());
   costs_.SawBytes(7, kMiB, absl::Seconds(1), clock_.Now());
@@ -165,7 +165,7 @@ TEST_F(PathCostEstimatorTest, NonsenseDoesNoHarm) {
   EXPECT_EQ(Cost().bandwidth_age, absl::ZeroDuration());
 }
 
-// Says what it is told to.
+// Returns the given costs.
 class SayingTransport final : public Transport {
  public:
   SayingTransport(std::string name, absl::StatusOr<PathCost> cost,
@@ -189,7 +189,7 @@ class SayingTransport final : public Transport {
 };
 
 // The path that has become slow is left, and tried again when that is long ago.
-TEST(PathChoiceTest, FollowsWhatIsSeenAndGivesAnotherChance) {
+TEST(PathChoiceTest, FollowsMeasurementsAndRetriesOtherPaths) {
   FakeClock clock;
   TransportList transports;
   transports.push_back(
@@ -225,8 +225,9 @@ TEST(PathChoiceTest, FollowsWhatIsSeenAndGivesAnotherChance) {
   EXPECT_EQ(choose(), "fast");
 }
 
-// Of a busy peer every path is slow, and not only the one whose latency the control channel tells.
-TEST(PathChoiceTest, ASlowLaneMakesNoOtherPathTheCheapest) {
+// On a busy peer every path is slow, and not only the one whose latency the control channel
+// measures.
+TEST(PathChoiceTest, SlowChannel_MakesNoOtherPathTheCheapest) {
   FakeClock clock;
   TransportList transports;
   transports.push_back(std::make_unique<SayingTransport>(
@@ -254,9 +255,9 @@ TEST(PathChoiceTest, ASlowLaneMakesNoOtherPathTheCheapest) {
   EXPECT_EQ(again->candidates[1].cost->latency, absl::Milliseconds(2));
 }
 
-// Nothing is cheaper than what takes no longer than its transfer descriptor, whatever the others
-// claim.
-TEST(PathChoiceTest, ATicketAlone_SelectedWithAndWithoutAnExplanation) {
+// Nothing is cheaper than a transfer that takes no longer than its descriptor, whatever the others
+// report.
+TEST(PathChoiceTest, DescriptorOnlyPath_SelectedWithAndWithoutAnExplanation) {
   TransportList transports;
   transports.push_back(std::make_unique<SayingTransport>(
       "shm", PathCost{absl::Microseconds(1), kNoCopy}, /*latency_is_control_rtt=*/true));
@@ -304,7 +305,7 @@ TEST(PathChoiceTest, WithinAProcess_SelectsNoTransportAndExplainsLocal) {
                                     "local: they are two processes, node 0 and node 1"));
 }
 
-// Each end in a GPU's memory takes a copy of its own, in latency as in rate.
+// Each end in GPU memory adds a copy, in latency as in rate.
 TEST(PathChoiceTest, TensorsInGpuMemory_EachEndAddsOneCopy) {
   TransportList transports;
   transports.push_back(
@@ -334,7 +335,7 @@ TEST(PathChoiceTest, TensorsInGpuMemory_EachEndAddsOneCopy) {
   EXPECT_EQ(cost({}, gpu).latency, one.latency);
 }
 
-TEST(PathChoiceTest, SaysHowEachNumberIsKnown) {
+TEST(PathChoiceTest, ReportsTheSourceOfEachNumber) {
   TransportList transports;
   PathCost by_start = {absl::Nanoseconds(75), kNoCopy};
   by_start.latency_basis = CostBasis::kAtStart;
@@ -369,7 +370,7 @@ TEST(PathChoiceTest, SaysHowEachNumberIsKnown) {
 }
 
 // Names and reasons come from other processes.
-TEST(PathChoiceTest, WhatIsNotAlikeIsNotTakenForIt) {
+TEST(PathChoiceTest, UnlikeTransfers_AreMeasuredSeparately) {
   const PathCost cost = {absl::Microseconds(1), 1e9};
   PathExplanation two;
   two.transport = 9;
@@ -387,7 +388,7 @@ TEST(PathChoiceTest, WhatIsNotAlikeIsNotTakenForIt) {
   EXPECT_NE(SortOf(allowed), SortOf(refused));
 }
 
-// From there on a transfer says something of bandwidth, and below of latency alone.
+// From this size on a transfer measures bandwidth, and below only latency.
 TEST_F(PathCostEstimatorTest, SampleOfExactlyTheLeastSize_CountsAsBandwidth) {
   Cost();
   constexpr size_t kLeast = PathCostEstimator::kMinBandwidthSampleBytes;
@@ -405,8 +406,8 @@ TEST_F(PathCostEstimatorTest, SampleOfExactlyTheLeastSize_CountsAsBandwidth) {
   EXPECT_EQ(Cost().bandwidth_basis, CostBasis::kSeen);
 }
 
-// Beyond ten seconds its weight halves every thirty; below a 32nd it is forgotten.
-TEST(SmoothedMeasureTest, WeightFadesAtTheTimesThatAreSaid) {
+// After ten seconds its weight halves every thirty; below a 32nd it is forgotten.
+TEST(SmoothedMeasureTest, WeightFadesAtTheStatedTimes) {
   FakeClock clock;
   SmoothedMeasure measure(SmoothedMeasure::Better::kLess);
   EXPECT_EQ(measure.Weight(clock.Now()), 0);
@@ -425,7 +426,7 @@ TEST(SmoothedMeasureTest, WeightFadesAtTheTimesThatAreSaid) {
 
 // A measurement counts a quarter if it is worse, and half if it is better; of how much worse or
 // better it is, no more than so much.
-TEST(SmoothedMeasureTest, OneMeasurement_CountsNoMoreThanItMay) {
+TEST(SmoothedMeasureTest, OneMeasurement_HasALimitedWeight) {
   FakeClock clock;
   const auto after = [&clock](SmoothedMeasure::Better better, double measured) {
     SmoothedMeasure measure(better);

@@ -43,7 +43,7 @@ TEST(ShmRingTest, FramesOfEverySizeWrapAround) {
   }
 }
 
-TEST(ShmRingTest, TheWriterSeesWhetherAllHasBeenRead) {
+TEST(ShmRingTest, WriterSeesWhetherAllHasBeenRead) {
   Memory memory;
   RingWriter writer(memory.bytes, kCapacity);
   RingReader reader(memory.bytes, kCapacity);
@@ -58,7 +58,7 @@ TEST(ShmRingTest, TheWriterSeesWhetherAllHasBeenRead) {
   }
 }
 
-TEST(ShmRingTest, AFullRingTakesNothingAndSaysWhenThereIsRoom) {
+TEST(ShmRingTest, FullRingRefusesFramesAndReportsRoom) {
   Memory memory;
   RingWriter writer(memory.bytes, kCapacity);
   RingReader reader(memory.bytes, kCapacity);
@@ -80,7 +80,7 @@ TEST(ShmRingTest, AFullRingTakesNothingAndSaysWhenThereIsRoom) {
   EXPECT_TRUE(writer.Write(1, 0, {body}));
 }
 
-TEST(ShmRingTest, HintsAreTakenOnce) {
+TEST(ShmRingTest, HintsAreReadOnce) {
   Memory memory;
   RingWriter writer(memory.bytes, kCapacity);
   RingReader reader(memory.bytes, kCapacity);
@@ -116,7 +116,7 @@ TEST(ShmRingTest, TwoThreads) {
   sender.join();
 }
 
-TEST(ShmRingTest, ReadersStandWhateverIsInTheRing) {
+TEST(ShmRingTest, ReadersSurviveAnyContentOfTheRing) {
   std::mt19937 random(7);
   for (int round = 0; round < 20'000; ++round) {
     Memory memory;
@@ -162,8 +162,8 @@ TEST(ShmRingTest, TheLastByteIsUsed_AndNoneTwice) {
   }
 }
 
-// Each of these is one off what a writer writes.
-TEST(ShmRingTest, FrameHeadsThatMakeNoSense_AreRefused) {
+// Each of these differs by one from the head that a writer writes.
+TEST(ShmRingTest, MalformedFrameHeads_AreRefused) {
   const auto front = [](uint32_t bytes, uint16_t type) {
     auto memory = std::make_unique<Memory>();
     std::memcpy(memory->bytes + kRingControlBytes, &bytes, sizeof(bytes));

@@ -35,7 +35,8 @@ class CountingSink final : public SliceSink {
   }
   void OnBroken(const absl::Status&) override {}
 
-  // Blocks until there were that many slices, or nothing more comes. Returns how many there were.
+  // Blocks until that many slices have been read, or nothing more arrives. Returns how many there
+  // were.
   int Await(int count) {
     absl::MutexLock lock(&mu_);
     const auto are_there = [this, count]()
@@ -49,8 +50,8 @@ class CountingSink final : public SliceSink {
   int count_ ABSL_GUARDED_BY(mu_) = 0;
 };
 
-// A turn on the loop reads a bounded number of slices. Sockets are edge-triggered, so no event
-// comes for the rest: the reader has to ask for its next turn itself.
+// One dispatch on the loop reads a bounded number of slices. Sockets are edge-triggered, so no
+// event comes for the rest: the reader has to schedule its next run itself.
 TEST(SliceReader, HundredSlicesAlreadyReceived_AllAreRead) {
   LaneEnd end({1, 10}, "token", absl::Milliseconds(100));
   int fds[2];
@@ -71,9 +72,9 @@ TEST(SliceReader, HundredSlicesAlreadyReceived_AllAreRead) {
   reader->Stop();
 }
 
-// The other connections may have failed for want of descriptors: a transfer that is too large for
-// the near one alone must wake it all the same, as it has found nothing to do before.
-TEST(TcpSender, OnlyTheNearConnectionIsThere_LargeTransfersWakeIt) {
+// The other connections may have failed for lack of descriptors: a transfer that is too large for
+// the near one alone must wake it all the same, as it was idle before.
+TEST(TcpSender, OnlyTheNearConnectionExists_LargeTransfersWakeIt) {
   LaneEnd end({1, 10}, "token", absl::Milliseconds(100));
   const auto plane = *DataPlane::Create(1);
   int fds[2];
@@ -84,8 +85,8 @@ TEST(TcpSender, OnlyTheNearConnectionIsThere_LargeTransfersWakeIt) {
   connection.index = kNearConnection;
   connection.socket = UniqueFd(fds[0]);
   sender->AddConnection(std::move(connection));
-  // It has looked, and been told once that its socket can be written, some turns of the loop later:
-  // from then on it is idle.
+  // It has polled, and been notified once that its socket is writable, some dispatches later: from
+  // then on it is idle.
   for (int turn = 0; turn < 10; ++turn) {
     absl::Notification has_turned;
     end.loop->Post([&has_turned] { has_turned.Notify(); });
@@ -102,8 +103,8 @@ TEST(TcpSender, OnlyTheNearConnectionIsThere_LargeTransfersWakeIt) {
   sender->Abort(absl::CancelledError("over"));
 }
 
-// The peer is gone: nothing reads what is still queued, and the sender's memory has to be released.
-TEST(TcpSender, Aborted_LetsGoOfWhatItWasToSend) {
+// The peer has ended: nothing reads the queued data, and the sender's memory has to be released.
+TEST(TcpSender, Aborted_ReleasesQueuedMemory) {
   LaneEnd end({1, 10}, "token", absl::Milliseconds(100));
   const auto plane = *DataPlane::Create(1);
   const auto sender = std::make_shared<TcpSender>(*plane, *end.loop);
@@ -119,9 +120,9 @@ TEST(TcpSender, Aborted_LetsGoOfWhatItWasToSend) {
   EXPECT_TRUE(memory.expired());
 }
 
-// What the near connection takes holds control channels up: no more than so much, and one at a
-// time.
-TEST(TcpSender, SmallTransferAlone_GoesByTheNearConnection) {
+// Transfers on the near connection delay control channels: their size is limited, and there is one
+// at a time.
+TEST(TcpSender, SmallTransferAlone_UsesTheNearConnection) {
   LaneEnd end({1, 10}, "token", absl::Milliseconds(100));
   const auto plane = *DataPlane::Create(1);
   const auto offered = [&](std::initializer_list<size_t> sizes, bool releases) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the kernel is told of sockets.
+// Options of sockets.
 #include "net/sockets.h"
 
 #include <netinet/in.h>
@@ -43,7 +43,7 @@ UniqueFd Connected(const std::string& address) {
   return *std::move(socket);
 }
 
-TEST(SocketsTest, SendersHoldBackLittleWithinTheHost) {
+TEST(SocketsTest, SendersBufferLittleWithinTheHost) {
   for (const char* const host : {"127.0.0.1", "[::1]"}) {
     const absl::StatusOr<ListeningSocket> listener = ListenTcp(absl::StrCat(host, ":0"));
     // A machine without IPv6.
@@ -52,12 +52,12 @@ TEST(SocketsTest, SendersHoldBackLittleWithinTheHost) {
     const UniqueFd socket = Connected(absl::StrCat(host, ":", listener->port));
     const int before = SendBuffer(socket.get());
     TuneTcpSender(socket.get());
-    // As the kernel says it: twice what was asked for.
+    // As the kernel reports it: twice the requested size.
     EXPECT_EQ(SendBuffer(socket.get()), 1024 * 1024) << host << ", before " << before;
   }
 }
 
-TEST(SocketsTest, TheKernelChoosesForOthers) {
+TEST(SocketsTest, KernelChoosesForOthers) {
   // From another address than the listener's, as of another host.
   const absl::StatusOr<ListeningSocket> listener = ListenTcp("127.0.0.2:0");
   ASSERT_TRUE(listener.ok()) << listener.status();
@@ -90,7 +90,7 @@ TEST(SocketsTest, WithoutAHost_ListensOnBothFamilies) {
   if (v6.ok()) Connected(absl::StrCat("[::1]:", listener->port));
 }
 
-TEST(SocketsTest, ResolveTcp_GivesNumbers) {
+TEST(SocketsTest, ResolveTcp_ReturnsNumericAddresses) {
   const auto numeric = ResolveTcp("127.0.0.1:5");
   ASSERT_TRUE(numeric.ok()) << numeric.status();
   EXPECT_THAT(*numeric, ElementsAre("127.0.0.1:5"));
@@ -142,7 +142,7 @@ TEST(SocketsTest, CheckSameUser_BothEndsNameBothUsers) {
   EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr(own), HasSubstr(other)));
 }
 
-TEST(SocketsTest, CheckSameUser_OneUser_IsFine) {
+TEST(SocketsTest, CheckSameUser_OneUser_IsOk) {
   const std::string name = absl::StrCat("ferry-sockets-test-own-", getpid());
   const absl::StatusOr<ListeningSocket> listener = ListenUnix(name);
   ASSERT_TRUE(listener.ok()) << listener.status();

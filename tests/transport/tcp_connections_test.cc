@@ -87,7 +87,7 @@ class TcpConnectionsTest : public ::testing::Test {
     });
     return body;
   }
-  // Until it is there, and is what was sent.
+  // Until it has arrived, with the content that was sent.
   Arrival Finish(uint64_t id) {
     Waiting& waiting = *waiting_.at(id);
     EXPECT_TRUE(waiting.done.WaitForNotificationWithTimeout(absl::Seconds(20)));
@@ -100,8 +100,8 @@ class TcpConnectionsTest : public ::testing::Test {
     }
     return std::move(waiting.arrival);
   }
-  // Those that the receiver has opened; the sender uses the ones that `is_used` says, and keeps the
-  // others open.
+  // The connections that the receiver has opened; the sender uses those that `is_used` selects, and
+  // keeps the others open.
   void Connect(absl::FunctionRef<bool(uint32_t index)> is_used) {
     absl::MutexLock lock(&mu_);
     const auto all = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) {
@@ -112,7 +112,7 @@ class TcpConnectionsTest : public ::testing::Test {
       if (!is_used(each.index)) continue;
       ASSERT_TRUE(sending_.transport->OnDataConnection(each));
     }
-    // Its own connections are in use when what was posted after them has run.
+    // Its own connections are in use when the function posted after them has run.
     absl::Notification are_there;
     sending_.end.loop->Post([&are_there] { are_there.Notify(); });
     are_there.WaitForNotification();
@@ -136,7 +136,7 @@ class TcpConnectionsTest : public ::testing::Test {
   std::shared_ptr<TransportReceiver> receiver_;
 };
 
-TEST_F(TcpConnectionsTest, WhatComesAloneArrivesOnTheLanesLoop) {
+TEST_F(TcpConnectionsTest, SingleTransfer_ArrivesOnTheChannelsLoop) {
   EXPECT_EQ(Begin(1, 1000), "") << "there are no connections yet";
   Connect([](uint32_t) { return true; });
   EXPECT_FALSE(Finish(1).came_on_event_loop);
@@ -148,7 +148,7 @@ TEST_F(TcpConnectionsTest, WhatComesAloneArrivesOnTheLanesLoop) {
   }
 }
 
-TEST_F(TcpConnectionsTest, StreamsAndWhatIsLargeHaveThreadsOfTheirOwn) {
+TEST_F(TcpConnectionsTest, StreamsAndLargeTransfers_HaveTheirOwnThreads) {
   Begin(1, 1000);
   Connect([](uint32_t) { return true; });
   Finish(1);
@@ -167,8 +167,8 @@ TEST_F(TcpConnectionsTest, StreamsAndWhatIsLargeHaveThreadsOfTheirOwn) {
   Finish(8);
 }
 
-// The others may fail for want of descriptors.
-TEST_F(TcpConnectionsTest, TheNearConnectionAloneCarriesEverything) {
+// The others may fail for lack of descriptors.
+TEST_F(TcpConnectionsTest, NearConnectionAlone_CarriesEverything) {
   Begin(1, 5 * kNearBytes);
   Connect([](uint32_t index) { return index == kNearConnection; });
   EXPECT_TRUE(Finish(1).came_on_event_loop);
@@ -179,7 +179,7 @@ TEST_F(TcpConnectionsTest, TheNearConnectionAloneCarriesEverything) {
   EXPECT_TRUE(Finish(3).came_on_event_loop);
 }
 
-TEST_F(TcpConnectionsTest, TheOthersDoWithoutTheNearOne) {
+TEST_F(TcpConnectionsTest, OtherConnections_WorkWithoutTheNearOne) {
   Begin(1, 1000);
   Connect([](uint32_t index) { return index != kNearConnection; });
   Finish(1);
@@ -189,7 +189,7 @@ TEST_F(TcpConnectionsTest, TheOthersDoWithoutTheNearOne) {
 }
 
 // A sender's thread that writes while the loop finds the connection broken.
-TEST_F(TcpConnectionsTest, ABrokenNearConnectionEndsBothHalves) {
+TEST_F(TcpConnectionsTest, BrokenNearConnection_EndsBothEndpoints) {
   Begin(1, 1000);
   Connect([](uint32_t) { return true; });
   Finish(1);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a control channel over TCP leaves in its socket: room that a peer may be waiting for.
+// Data that a control channel over TCP leaves in its socket: room that a peer may be waiting for.
 #include "transport/control/tcp_control_channel.h"
 
 #include <fcntl.h>
@@ -36,7 +36,7 @@ class TcpControlChannelTest : public ::testing::Test {
                                     64 << 20);
   }
 
-  // Of what has come to the far control channel; -1 when the kernel cannot say.
+  // Bytes queued at the far control channel; -1 if the kernel cannot tell.
   int BytesInSocket() const {
     int bytes = -1;
     return ioctl(far_socket_.get(), FIONREAD, &bytes) == 0 ? bytes : -1;
@@ -51,9 +51,9 @@ class TcpControlChannelTest : public ::testing::Test {
   std::shared_ptr<ControlChannel> far_;
 };
 
-// A last byte of a large piece keeps all of the piece, and with it the window: the peer sends
-// nothing more, and the kernel has nothing to tell of.
-TEST_F(TcpControlChannelTest, WhatHasBeenReadLeavesTheSocket) {
+// An unread last byte of a large piece keeps all of the piece, and with it the window: the peer
+// sends nothing more, and the kernel reports no event.
+TEST_F(TcpControlChannelTest, ReadData_LeavesTheSocket) {
   size_t frames = 0;
   for (const size_t bytes : {1, 100, 700, 3000, 20'000, 60'000, 130'000}) {
     for (const int count : {1, 2, 37}) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// TcpReceiver: which slices are let through. The sender is not trusted, and its headers say where
-// in this process's memory the bytes go.
+// TcpReceiver: which slices are accepted. The sender is not trusted, and its headers say where in
+// this process's memory the bytes go.
 #include "transport/tcp/tcp_receiver.h"
 
 #include <cstdint>
@@ -17,7 +17,7 @@ namespace {
 
 using Verdict = SliceSink::Verdict;
 
-// Of two slices.
+// For two slices.
 constexpr size_t kWholeTensor = kSliceBytes + 100;
 
 class TcpReceiverTest : public ::testing::Test {
@@ -83,7 +83,7 @@ TEST_F(TcpReceiverTest, SlicesOutsideOfTheTensor_AreErrors) {
   EXPECT_EQ(Place(1, kWholeTensor, 1), Verdict::kError);
   EXPECT_EQ(Place(1, kWholeTensor + 1, 1), Verdict::kError);
   EXPECT_EQ(Place(1, kWholeTensor - 10, 11), Verdict::kError);
-  // Whose end is 0 again.
+  // The end of this one overflows to 0.
   EXPECT_EQ(Place(1, UINT64_MAX, 1), Verdict::kError);
   EXPECT_EQ(Place(1, UINT64_MAX - 9, 20), Verdict::kError);
   ASSERT_EQ(Place(1, 0, kSliceBytes), Verdict::kPlace);
@@ -93,15 +93,15 @@ TEST_F(TcpReceiverTest, SlicesOutsideOfTheTensor_AreErrors) {
   EXPECT_EQ(done_, 0);
 }
 
-// As many bytes as the tensor has, and no more, however they lie: a part of it would never come,
-// and its receiver get what was in that memory before.
+// As many bytes as the tensor has, and no more, wherever they lie: a part of it would never arrive,
+// and its receiver would get the memory's previous content.
 TEST_F(TcpReceiverTest, SlicesThatOverlap_AreErrors) {
   Take(1);
   Slice(1, 0, kSliceBytes);
   EXPECT_EQ(Place(1, 0, 101), Verdict::kError);
   EXPECT_EQ(Place(1, kSliceBytes - 1, 101), Verdict::kError);
   EXPECT_EQ(Place(1, kSliceBytes, 100), Verdict::kPlace);
-  // Two connections may have asked for their slice's place before either had come.
+  // Two connections may have requested the destination of their slice before either had arrived.
   Slice(1, 0, 101);
   EXPECT_EQ(done_, 0);
   Slice(1, kSliceBytes, 100);
@@ -110,7 +110,7 @@ TEST_F(TcpReceiverTest, SlicesThatOverlap_AreErrors) {
   EXPECT_EQ(Place(1, 0, 1), Verdict::kWait) << "of what is there nothing more is known";
 }
 
-TEST_F(TcpReceiverTest, TransferForASecondTime_IsRefusedAndTheFirstGoesOn) {
+TEST_F(TcpReceiverTest, DuplicateTransfer_IsRefusedAndTheFirstContinues) {
   Take(1);
   Take(1);
   EXPECT_EQ(done_, 1);
@@ -125,8 +125,8 @@ TEST_F(TcpReceiverTest, TransferForASecondTime_IsRefusedAndTheFirstGoesOn) {
   EXPECT_EQ(Place(1, 0, kSliceBytes), Verdict::kPlace);
 }
 
-// Its receiver may use the buffer for something else at once; what comes must still make sense.
-TEST_F(TcpReceiverTest, CancelledOrDropped_IsReadAndForgotten) {
+// Its receiver may reuse the buffer at once; further bytes must still be well-formed.
+TEST_F(TcpReceiverTest, CancelledOrDropped_IsReadAndDiscarded) {
   Take(1);
   ASSERT_EQ(Place(1, 0, kSliceBytes), Verdict::kPlace);
   const std::shared_ptr<ClosableWriter> gate = target_.gate;
@@ -162,8 +162,8 @@ TEST_F(TcpReceiverTest, Aborted_NothingIsPlacedAndTheFirstReasonStays) {
   EXPECT_EQ(status_, why);
 }
 
-// Whoever takes it checks no booleans that were checked here, and all others.
-TEST_F(TcpReceiverTest, OneByteIsNoBoolean_TheValuesCountAsUnchecked) {
+// Booleans that were checked here are not checked again, and all others are.
+TEST_F(TcpReceiverTest, OneInvalidBoolean_TheValuesCountAsUnchecked) {
   uint64_t id = 0;
   for (const bool is_damaged : {false, true, false}) {
     Take(++id, HeaderOf(10, DataType::kBool));
@@ -181,7 +181,7 @@ TEST_F(TcpReceiverTest, OneByteIsNoBoolean_TheValuesCountAsUnchecked) {
   EXPECT_EQ(target_.has_non_boolean, nullptr);
 }
 
-TEST_F(TcpReceiverTest, DescriptorsThatSaySomething_AreRefused) {
+TEST_F(TcpReceiverTest, NonEmptyDescriptors_AreRefused) {
   for (const absl::string_view body : {"far", "nea", "near "}) {
     absl::Status status;
     receiver_->Take(

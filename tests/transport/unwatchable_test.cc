@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Connections that the kernel does not watch: what it says of a regular file, and of the one
-// connection too many.
+// Connections that the kernel cannot watch: its error for a regular file, and for one connection
+// too many.
 #include <fcntl.h>
 #include <sys/epoll.h>
 #include <sys/mman.h>
@@ -32,7 +32,7 @@ class UnwatchableTest : public ::testing::Test {
   bool Becomes(const std::function<bool()>& condition) {
     return loop_->WaitUntil(condition, SteadyClock().Now() + absl::Seconds(10));
   }
-  // Whoever would use it hears why there is none, and nothing keeps it.
+  // The user of the connection receives the error, and nothing keeps it.
   template <typename LaneType>
   void ExpectRefused(std::weak_ptr<LaneType> channel, RecordingHandler& handler) {
     const absl::Status status = handler.WaitForClosed();
@@ -46,7 +46,7 @@ class UnwatchableTest : public ::testing::Test {
   std::unique_ptr<EventLoop> loop_ = *EventLoop::Create({});
 };
 
-TEST_F(UnwatchableTest, ASourceIsNeitherKeptNorCalled) {
+TEST_F(UnwatchableTest, Source_IsNeitherKeptNorCalled) {
   class Source final : public LoopSource {
    public:
     bool Poll() override {
@@ -68,7 +68,7 @@ TEST_F(UnwatchableTest, ASourceIsNeitherKeptNorCalled) {
   EXPECT_TRUE(Becomes([&weak] { return weak.expired(); }));
 }
 
-TEST_F(UnwatchableTest, ALaneOfMemoryEnds) {
+TEST_F(UnwatchableTest, ChannelOfSharedMemory_Ends) {
   auto handler = std::make_shared<RecordingHandler>();
   ShmControlChannel::Memory memory;
   memory.rings = *MemorySegment::Create(ShmControlChannel::RingsBytes(),
@@ -81,16 +81,16 @@ TEST_F(UnwatchableTest, ALaneOfMemoryEnds) {
   ExpectRefused(channel, *handler);
 }
 
-TEST_F(UnwatchableTest, ALaneOverTcpEnds) {
+TEST_F(UnwatchableTest, ChannelOverTcp_Ends) {
   auto handler = std::make_shared<RecordingHandler>();
   const std::weak_ptr<TcpControlChannel> channel =
       TcpControlChannel::Start(*loop_, {2, 20}, Unwatchable(), "tcp to nobody", handler, 1 << 20);
   ExpectRefused(channel, *handler);
 }
 
-// Its pair of halves ends, and its control channel with them, instead of waiting for slices for
-// ever.
-TEST_F(UnwatchableTest, ADataConnectionSaysThatItIsBroken) {
+// Its pair of endpoints ends, and its control channel with them, instead of waiting for slices
+// forever.
+TEST_F(UnwatchableTest, DataConnection_ReportsThatItIsBroken) {
   struct Both final : public SliceSource, public SliceSink {
     bool NextSlice(SliceWriter&, Slice&) override { return false; }
     Verdict Place(const SliceHeader&, SliceTarget*) override { return Verdict::kError; }

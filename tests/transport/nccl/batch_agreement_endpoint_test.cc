@@ -14,7 +14,7 @@ using testing::SizeIs;
 
 // An idle pair: the transfer descriptor carries the grant, the destination launches when it
 // arrives.
-TEST_F(GrantTest, TheDestinationLaunchesAfterOneMessageTheSourceAfterTwo) {
+TEST_F(GrantTest, DestinationLaunchesAfterOneMessageTheSourceAfterTwo) {
   for (const auto& [source, destination] : {std::pair(0, 1), std::pair(1, 0)}) {
     MakeDevices();
     TestDevice& from = devices_[source];
@@ -39,8 +39,8 @@ TEST_F(GrantTest, TheDestinationLaunchesAfterOneMessageTheSourceAfterTwo) {
   }
 }
 
-// What comes while a grant is under way goes with the next one, in the order in which it came.
-TEST_F(GrantTest, TransfersThatWaitGoTogether) {
+// Requests that arrive while a grant is pending go with the next one, in their order of arrival.
+TEST_F(GrantTest, PendingTransfersGoTogether) {
   BatchAgreementOptions options;
   options.max_batch_operations = 3;
   MakeDevices(options);
@@ -58,7 +58,7 @@ TEST_F(GrantTest, TransfersThatWaitGoTogether) {
   EXPECT_FALSE(devices_[0].launched[1].is_first);
 }
 
-TEST_F(GrantTest, ABatchHasABoundOfBytesButOneTransferAlwaysFits) {
+TEST_F(GrantTest, BatchBytesAreLimitedButOneTransferAlwaysFits) {
   BatchAgreementOptions options;
   options.max_batch_bytes = 1000;
   MakeDevices(options);
@@ -79,8 +79,9 @@ TEST_F(GrantTest, ABatchHasABoundOfBytesButOneTransferAlwaysFits) {
   EXPECT_THAT(counts, ElementsAre(1, 2, 1, 1, 1));
 }
 
-// Both ask at once: the larger id is declined at once, and its transfer is granted by the other.
-TEST_F(GrantTest, WhenBothAskTheSmallerIdGrants) {
+// Both propose at once: the larger id is rejected at once, and its transfer is granted by the
+// other.
+TEST_F(GrantTest, BothPropose_TheSmallerIdGrants) {
   devices_[0].Add(Transfer(0, 1, 1));
   devices_[1].Add(Transfer(1, 0, 2));
   const BatchAgreementMessage from_0 = devices_[0].Take();
@@ -97,7 +98,7 @@ TEST_F(GrantTest, WhenBothAskTheSmallerIdGrants) {
 }
 
 // A pair with much to do does not keep another one waiting.
-TEST_F(GrantTest, PairsTakeTurns) {
+TEST_F(GrantTest, PairsAlternate) {
   BatchAgreementOptions options;
   options.max_batch_operations = 1;
   options.max_batches = 1;
@@ -123,7 +124,7 @@ TEST_F(GrantTest, PairsTakeTurns) {
   EXPECT_THAT(order, ElementsAre(1, 2, 11, 3, 12, 4, 13, 14));
 }
 
-TEST_F(GrantTest, DifferentSizesEndBothSidesAndNothingIsLaunched) {
+TEST_F(GrantTest, DifferentSizes_EndBothSidesAndNothingIsLaunched) {
   devices_[1].Add(Transfer(0, 1, 5, 96));
   devices_[0].Add(Transfer(0, 1, 5, 100));
   Settle();
@@ -138,7 +139,7 @@ TEST_F(GrantTest, DifferentSizesEndBothSidesAndNothingIsLaunched) {
 }
 
 // One of a batch is not wanted any more: the others run, on both sides the same.
-TEST_F(GrantTest, WhatThePeerRefusesIsLeftOutOnBothSides) {
+TEST_F(GrantTest, TransferThatThePeerRefuses_IsOmittedOnBothSides) {
   for (uint64_t id = 1; id <= 4; ++id) devices_[1].Add(Transfer(0, 1, id));
   for (uint64_t id = 1; id <= 4; ++id) devices_[0].Add(Transfer(0, 1, id));
   devices_[1].Hear(devices_[0].Take());
@@ -161,7 +162,7 @@ TEST_F(GrantTest, WhatThePeerRefusesIsLeftOutOnBothSides) {
   }
 }
 
-TEST_F(GrantTest, WhatNobodyKnowsIsRefused) {
+TEST_F(GrantTest, UnknownTransfers_AreRefused) {
   devices_[0].Add(Transfer(0, 1, 5));
   Settle();
   ASSERT_THAT(devices_[0].finished[5], SizeIs(1));
@@ -170,7 +171,7 @@ TEST_F(GrantTest, WhatNobodyKnowsIsRefused) {
 }
 
 // After the answer it is too late: the memory is NCCL's until the batch is over.
-TEST_F(GrantTest, WhatIsAgreedIsNotCancelled) {
+TEST_F(GrantTest, AgreedTransfers_AreNotCancelled) {
   devices_[1].Add(Transfer(0, 1, 5));
   devices_[0].Add(Transfer(0, 1, 5));
   devices_[1].Hear(devices_[0].Take());
@@ -204,7 +205,7 @@ TEST_F(GrantTest, AgreesAheadWithinItsBounds) {
   EXPECT_THAT(devices_[1].launched, SizeIs(2));
 }
 
-TEST_F(GrantTest, TransfersOfOtherDevicesAndRepeatedOnesAreNotTaken) {
+TEST_F(GrantTest, TransfersOfOtherDevicesAndRepeatedOnes_AreRefused) {
   GrantActions actions;
   BatchAgreementEndpoint& endpoint = devices_[0].endpoint;
   EXPECT_FALSE(endpoint.Add(Transfer(1, 2, 1), actions).ok());
@@ -220,7 +221,7 @@ TEST_F(GrantTest, TransfersOfOtherDevicesAndRepeatedOnesAreNotTaken) {
   EXPECT_FALSE(endpoint.OnMessage(stray, actions).ok());
 }
 
-TEST_F(GrantTest, ADeadlineBeforeTheGrantCostsNothing) {
+TEST_F(GrantTest, DeadlineBeforeTheGrant_EndsOnlyThatTransfer) {
   devices_[1].Add(Transfer(1, 0, 5));
   devices_[1].Take();
   devices_[1].Add(Transfer(1, 2, 6));
@@ -236,7 +237,7 @@ TEST_F(GrantTest, ADeadlineBeforeTheGrantCostsNothing) {
               HasSubstr("its turn on device 1, which waits for device 0 to answer a grant"));
   EXPECT_THAT(devices_[1].finished[5], IsEmpty()) << "its grant may have been acknowledged";
   EXPECT_THAT(devices_[1].log, testing::Not(testing::Contains("flag 7")));
-  // The answer says what became of it.
+  // The answer shows the outcome.
   BatchAgreementMessage decline;
   decline.kind = BatchAgreementMessageKind::kDecline;
   decline.from = DeviceId(0);

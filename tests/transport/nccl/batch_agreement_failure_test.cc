@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How grant endpoints end communicators, and what becomes of what was on them.
+// How batch agreement endpoints end communicators, and the outcome of the transfers on them.
 #include "tests/transport/nccl/grant_pair.h"
 #include "transport/nccl/batch_agreement_endpoint.h"
 
@@ -43,7 +43,7 @@ TEST_F(GrantFailureTest, AllAreFlaggedThenAbortedThenFreed) {
             absl::UnavailableError("device 2 has failed: no heartbeat for 10s"));
 }
 
-TEST_F(GrantFailureTest, EveryoneElseIsToldWhoDied) {
+TEST_F(GrantFailureTest, AllOthersAreNotifiedWhoDied) {
   Fail(0, 2);
   const BatchAgreementMessage message = devices_[0].Take();
   EXPECT_EQ(message.kind, BatchAgreementMessageKind::kBreak);
@@ -53,8 +53,8 @@ TEST_F(GrantFailureTest, EveryoneElseIsToldWhoDied) {
   EXPECT_THAT(devices_[1].log, testing::IsSupersetOf({"flag 7", "abort 7", "free 7"}));
 }
 
-// Between two that live the verdict is the receiver's: it may have got the data before the abort.
-TEST_F(GrantFailureTest, WhatArrivedBeforeTheAbortIsOkOnBothSides) {
+// Between two live devices the receiver decides: it may have received the data before the abort.
+TEST_F(GrantFailureTest, TransferThatArrivedBeforeTheAbort_IsOkOnBothSides) {
   StartOne(0, 1, 5);
   StartOne(0, 1, 6);
   Fail(0, 2);
@@ -75,7 +75,7 @@ TEST_F(GrantFailureTest, WhatArrivedBeforeTheAbortIsOkOnBothSides) {
   }
 }
 
-TEST_F(GrantFailureTest, WhatWaitsForTheDeadEndsAndWhatWaitsForTheLivingGoesOn) {
+TEST_F(GrantFailureTest, TransfersToTheDeadEndAndOthersContinue) {
   devices_[0].Add(Transfer(0, 2, 5));
   devices_[0].Add(Transfer(0, 2, 6));
   devices_[0].Add(Transfer(0, 1, 7));
@@ -95,7 +95,7 @@ TEST_F(GrantFailureTest, WhatWaitsForTheDeadEndsAndWhatWaitsForTheLivingGoesOn) 
   EXPECT_THAT(devices_[1].launched, SizeIs(1));
 }
 
-TEST_F(GrantFailureTest, AGenerationThatIsOverIsNotOpenedAgain) {
+TEST_F(GrantFailureTest, GenerationThatIsOver_IsNotOpenedAgain) {
   GrantActions actions;
   const std::vector<DeviceId> all = {DeviceId(0), DeviceId(1), DeviceId(2)};
   BatchAgreementEndpoint& endpoint = devices_[0].endpoint;
@@ -111,7 +111,7 @@ TEST_F(GrantFailureTest, AGenerationThatIsOverIsNotOpenedAgain) {
 }
 
 // The third device's news was quicker than the grant.
-TEST_F(GrantFailureTest, ALateGrantOfAnEarlierGenerationIsNotAnswered) {
+TEST_F(GrantFailureTest, LateGrantOfAnEarlierGeneration_IsNotAnswered) {
   devices_[0].Add(Transfer(0, 1, 5));
   devices_[1].Add(Transfer(0, 1, 5));
   const BatchAgreementMessage grant = devices_[0].Take();
@@ -128,8 +128,9 @@ TEST_F(GrantFailureTest, ALateGrantOfAnEarlierGenerationIsNotAnswered) {
   EXPECT_THAT(devices_[1].log, IsEmpty());
 }
 
-// An answer to another grant than the one that was sent: neither side can know what the other runs.
-TEST_F(GrantFailureTest, AnotherDigestEndsTheCommunicator) {
+// An answer to another grant than the one that was sent: neither side can know which batch the
+// other runs.
+TEST_F(GrantFailureTest, DifferentDigest_EndsTheCommunicator) {
   devices_[1].Add(Transfer(0, 1, 5));
   devices_[0].Add(Transfer(0, 1, 5));
   devices_[1].Hear(devices_[0].Take());
@@ -141,8 +142,8 @@ TEST_F(GrantFailureTest, AnotherDigestEndsTheCommunicator) {
   EXPECT_EQ(devices_[0].finished[5][0].code(), absl::StatusCode::kAborted);
 }
 
-// A kernel that waits for a peer that will never come spins for ever: only an abort ends it.
-TEST_F(GrantFailureTest, ADeadlineAfterTheGrantAbortsAfterTheGrace) {
+// A kernel that waits for a peer that never joins spins forever: only an abort ends it.
+TEST_F(GrantFailureTest, DeadlineAfterTheGrant_AbortsAfterTheGracePeriod) {
   StartOne(0, 1, 5);
   clock_.Advance(absl::Seconds(31));
   devices_[0].Do([](BatchAgreementEndpoint& e, GrantActions& actions) { e.Expire(actions); });
@@ -154,7 +155,7 @@ TEST_F(GrantFailureTest, ADeadlineAfterTheGrantAbortsAfterTheGrace) {
   EXPECT_THAT(devices_[0].log, testing::Contains("abort 7"));
   devices_[0].Complete(absl::InternalError("aborted"));
   EXPECT_THAT(devices_[0].finished[5], IsEmpty()) << "device 1 may have got it";
-  // Device 1 says nothing for as long again.
+  // Device 1 sends nothing for as long again.
   clock_.Advance(BatchAgreementOptions().abort_grace);
   devices_[0].Do([](BatchAgreementEndpoint& e, GrantActions& actions) { e.Expire(actions); });
   ASSERT_THAT(devices_[0].finished[5], SizeIs(1));
@@ -163,8 +164,8 @@ TEST_F(GrantFailureTest, ADeadlineAfterTheGrantAbortsAfterTheGrace) {
   EXPECT_TRUE(devices_[0].endpoint.is_idle());
 }
 
-// Each grant has a serial of its own: one that comes twice would leave a batch that nothing ends.
-TEST(GrantSerials, AGrantThatComesTwiceIsRefused) {
+// Each grant has a serial of its own: a duplicate would leave a batch that never ends.
+TEST(GrantSerials, DuplicateGrant_IsRefused) {
   FakeClock clock;
   BatchAgreementEndpoint endpoint(DeviceId(1), {}, clock);
   const CommunicatorName name = {7, 1};
@@ -182,7 +183,7 @@ TEST(GrantSerials, AGrantThatComesTwiceIsRefused) {
   EXPECT_TRUE(absl::IsInvalidArgument(endpoint.OnMessage(grant, actions)));
   grant.serial = 2;
   EXPECT_TRUE(absl::IsInvalidArgument(endpoint.OnMessage(grant, actions)));
-  // A process that has come in its place counts from one.
+  // A process that replaces it counts from one.
   endpoint.PeerFailed(DeviceId(0), absl::UnavailableError("gone"), actions);
   endpoint.PeerJoined(DeviceId(0));
   grant.serial = 1;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Messages between devices survive their way through bytes, and garbage does not pass for one.
+// Messages between devices survive encoding, and garbage is not accepted as one.
 #include "transport/nccl/batch_agreement_message.h"
 
 #include <random>
@@ -60,7 +60,7 @@ std::vector<BatchAgreementMessage> OneOfEach() {
   return messages;
 }
 
-TEST(BatchAgreementMessage, SurvivesItsWay) {
+TEST(BatchAgreementMessage, RoundTrips) {
   for (const BatchAgreementMessage& message : OneOfEach()) {
     const absl::StatusOr<BatchAgreementMessage> again =
         DecodeGrantMessage(EncodeGrantMessage(message));
@@ -69,8 +69,8 @@ TEST(BatchAgreementMessage, SurvivesItsWay) {
   }
 }
 
-// Written down by hand: what other versions of this library will read.
-TEST(BatchAgreementMessage, LooksLikeThis) {
+// Written by hand: the bytes that other versions of this library expect.
+TEST(BatchAgreementMessage, HasFixedBytes) {
   BatchAgreementMessage message = OneOfEach()[0];
   message.operations = {{{message.to, message.from, 0x0102}, 0x0304}};
   const std::string bytes = EncodeGrantMessage(message);
@@ -97,7 +97,7 @@ TEST(BatchAgreementMessage, IsRefusedWhenItIsTooShortOrTooLong) {
   }
 }
 
-TEST(BatchAgreementMessage, IsRefusedWhenItSpeaksOfNoDeviceOrNoOperation) {
+TEST(BatchAgreementMessage, IsRefusedWithoutAValidDeviceOrOperation) {
   const std::string grant = EncodeGrantMessage(OneOfEach()[0]);
   const auto with = [&grant](size_t at, std::string bytes) {
     return std::string(grant).replace(at, bytes.size(), bytes);
@@ -112,7 +112,7 @@ TEST(BatchAgreementMessage, IsRefusedWhenItSpeaksOfNoDeviceOrNoOperation) {
   EXPECT_FALSE(DecodeGrantMessage(with(30, "\x21")).ok());
 }
 
-// Whatever the bytes are, the decoder neither reads beyond them nor takes what it would not write.
+// For any bytes, the decoder neither reads beyond them nor accepts what it would not encode.
 TEST(BatchAgreementMessage, DecodesOnlyWhatItWouldEncode) {
   std::mt19937_64 dice(20261121);
   int decoded = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What each rule of the protocol prevents: without it the search finds the misfortune, and prints
-// the shortest way to it.
+// The failure that each rule of the protocol prevents: without it the search finds the failure, and
+// prints the shortest trace to it.
 #include <cstdio>
 
 #include <gmock/gmock.h>
@@ -21,7 +21,7 @@ SearchResult SearchAndPrint(const char* without, const WorldOptions& options) {
   std::printf("without %s, after %lld states: %s\n", without, static_cast<long long>(result.states),
               result.violation.c_str());
   for (const std::string& line : result.trace) std::printf("    %s\n", line.c_str());
-  // So does the search that leaves nothing out.
+  // So does the search without reductions.
   WorldOptions all = options;
   all.reductions = {false, false, false};
   EXPECT_NE(Search(all, 4'000'000).violation, "");
@@ -57,9 +57,9 @@ TEST(BatchAgreementRules, WithoutKeepingTheLockTwoDevicesRunDifferentBatches) {
   ExpectAllIsWellWithIt(options);
 }
 
-// With one batch at a time on the stream it is a cycle of three streams: each runs what its
-// neighbour runs next.
-TEST(BatchAgreementRules, WithoutKeepingTheLockThreeStreamsWaitInACircle) {
+// With one batch at a time on the stream it is a cycle of three streams: each runs the batch that
+// its neighbour runs next.
+TEST(BatchAgreementRules, WithoutKeepingTheLockThreeStreamsDeadlock) {
   WorldOptions options;
   options.transfers = {Transfer(0, 1, 1), Transfer(1, 2, 2), Transfer(0, 2, 3)};
   options.endpoint.rules.holds_lock_until_answer = false;
@@ -70,7 +70,7 @@ TEST(BatchAgreementRules, WithoutKeepingTheLockThreeStreamsWaitInACircle) {
   ExpectAllIsWellWithIt(options);
 }
 
-TEST(BatchAgreementRules, WithoutTheAcknowledgementADeviceRunsWhatItsPeerDoesNot) {
+TEST(BatchAgreementRules, WithoutTheAcknowledgementADeviceRunsABatchThatItsPeerDoesNot) {
   WorldOptions options;
   options.transfers = {Transfer(0, 1, 1), Transfer(1, 2, 2)};
   options.cancels = 1;
@@ -90,7 +90,7 @@ TEST(BatchAgreementRules, WithoutTheGenerationALateGrantIsRunByOneSide) {
   ExpectAllIsWellWithIt(options);
 }
 
-TEST(BatchAgreementRules, WithoutTheVerdictATransferThatArrivedIsGivenBack) {
+TEST(BatchAgreementRules, WithoutTheReceiversDecisionAnArrivedTransferIsReturned) {
   WorldOptions options;
   options.transfers = {Transfer(0, 1, 1)};
   options.errors = 1;
@@ -100,9 +100,9 @@ TEST(BatchAgreementRules, WithoutTheVerdictATransferThatArrivedIsGivenBack) {
   ExpectAllIsWellWithIt(options);
 }
 
-// Device 0 has asked device 1, which keeps it waiting until the collective is over that device 0
-// must first become quiet for.
-TEST(BatchAgreementRules, WithoutDecliningACollectiveWaitsForAGrantAndTheGrantForIt) {
+// Device 0 has sent a proposal to device 1, which defers it until the collective is over for which
+// device 0 must first become quiet.
+TEST(BatchAgreementRules, WithoutRejectionACollectiveAndAGrantWaitForEachOther) {
   WorldOptions options;
   options.transfers = {Transfer(0, 1, 1)};
   options.collective = 0b011;
@@ -115,7 +115,7 @@ TEST(BatchAgreementRules, WithoutDecliningACollectiveWaitsForAGrantAndTheGrantFo
 
 // Device 0 has its communicator open, device 1 could not make it, and waits for it to come to the
 // next one.
-TEST(BatchAgreementRules, WithoutHearingOfAFailedOpenBothWaitForEachOther) {
+TEST(BatchAgreementRules, WithoutNotificationOfAFailedOpenBothWaitForEachOther) {
   WorldOptions options;
   options.transfers = {Transfer(0, 1, 1)};
   options.has_pair_communicators = true;

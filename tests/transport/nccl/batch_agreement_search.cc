@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every way in which a small world can go; and what must hold wherever it ends.
+// Explores every execution of a small world, and checks the invariants at each end.
 #include <algorithm>
 #include <utility>
 
@@ -116,8 +116,8 @@ std::string World::CheckEnd() const {
   return absl::StrJoin(wrong, "; ");
 }
 
-// Whoever is dead is asked nothing any more. Of what is over on both sides it only matters whether
-// it went well, and if not, whether it has been cancelled.
+// Dead devices are not compared. Of transfers that are over on both sides only success matters, and
+// for failed ones whether they have been cancelled.
 void World::AddOutcome(size_t index, size_t& hash) const {
   const auto add = [&hash](const auto&... values) { hash = absl::HashOf(hash, values...); };
   const Outcome& outcome = outcomes_[index];
@@ -143,7 +143,7 @@ void World::AddOutcome(size_t index, size_t& hash) const {
   }
 }
 
-// Transfers in the same direction may have changed places.
+// Transfers in the same direction may have been swapped.
 std::string World::DescribeEnd() const {
   std::vector<std::string> parts;
   for (size_t i = 0; i < outcomes_.size(); ++i) {
@@ -193,7 +193,7 @@ size_t World::Hash() const {
 
 namespace {
 
-// Depth first: the worlds that wait for their turn are few, and the last of them are at hand.
+// Depth first: few worlds are pending, and the last of them are in the cache.
 SearchResult FindOut(const WorldOptions& options, int64_t max_states) {
   static FakeClock& clock = *new FakeClock;
   SearchResult result;

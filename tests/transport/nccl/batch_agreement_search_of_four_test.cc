@@ -32,7 +32,7 @@ TEST_P(GrantSearchOfFour, NcclFailsAtAnyMoment) {
   ExpectItEndsWell();
 }
 
-// A communicator of all devices breaks for all of them, which has many more ways to go: minutes.
+// A communicator of all devices breaks for all of them, which has many more executions: minutes.
 TEST_P(GrantSearchOfFour, DISABLED_OneIsCancelledOnACommunicatorOfAll) {
   options_.has_pair_communicators = false;
   options_.cancels = 1;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every small world ends well, whatever the order of messages and completions, and whatever fails.
+// Every small world ends well, for any order of messages and completions, and any failure.
 #include <gmock/gmock.h>
 
 #include "tests/transport/nccl/grant_choices.h"
@@ -36,13 +36,13 @@ TEST(GrantSearch, TwoTransfersOneDeviceDiesAtAnyMoment) {
   ExpectEveryWayEndsWell(EveryChoice(2), options);
 }
 
-TEST(GrantSearch, ThreeTransfersWhileADeviceWantsToBeQuiet) {
+TEST(GrantSearch, ThreeTransfersWhileADeviceBecomesQuiet) {
   WorldOptions options;
   options.pauses = 1;
   ExpectEveryWayEndsWell(EveryChoice(3), options);
 }
 
-TEST(GrantSearch, TwoTransfersWhileADeviceWantsToBeQuietAndNcclFails) {
+TEST(GrantSearch, TwoTransfersWhileADeviceBecomesQuietAndNcclFails) {
   WorldOptions options;
   options.pauses = 1;
   options.errors = 1;
@@ -96,7 +96,7 @@ TEST(GrantSearch, TwoTransfersNcclFailsAtAnyMoment) {
   ExpectEveryWayEndsWell(EveryChoice(2), options);
 }
 
-// One side has its communicator already, or comes later, or has something agreed on it.
+// One side has its communicator already, or joins later, or has a batch agreed on it.
 TEST(GrantSearch, ATransferADeviceCannotOpenACommunicator) {
   WorldOptions options;
   options.failed_opens = 1;

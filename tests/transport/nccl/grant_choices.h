@@ -70,7 +70,7 @@ inline void ExpectEveryWayEndsWell(const std::vector<std::vector<BatchAgreementT
   std::printf("%zu worlds, %lld states\n", choices.size(), static_cast<long long>(states));
 }
 
-// Around all three devices, and one of them back: the worlds with the most ways to get entangled.
+// Around all three devices, and one of them back: the worlds with the most interleavings.
 inline std::vector<std::vector<BatchAgreementTransfer>> ACircleAndBack() {
   return {{{{DeviceId(0), DeviceId(1), 1}, 100},
            {{DeviceId(1), DeviceId(0), 2}, 101},

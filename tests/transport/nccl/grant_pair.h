@@ -18,7 +18,7 @@
 
 namespace ferry::grant_test {
 
-// One device of a test: its endpoint, and what it has wanted so far.
+// One device of a test: its endpoint, and the actions it has requested so far.
 class TestDevice final {
  public:
   TestDevice(int id, const BatchAgreementOptions& options, const Clock& clock)
@@ -98,7 +98,7 @@ class TestDevice final {
   std::deque<AgreedBatch> launched;
   // By the transfer's id.
   std::map<uint64_t, std::vector<absl::Status>> finished;
-  // What was wanted, in order: "GRANT", "launch", "finish", "flag 1".
+  // The requested actions, in order: "GRANT", "launch", "finish", "flag 1".
   std::vector<std::string> log;
   DeviceId died = kNoDevice;
 };
@@ -119,7 +119,7 @@ class GrantTest : public testing::Test {
   BatchAgreementTransfer Transfer(int source, int destination, uint64_t id, uint64_t bytes = 100) {
     return {{DeviceId(source), DeviceId(destination), id}, bytes, clock_.Now() + absl::Seconds(30)};
   }
-  // Carries messages until there are none.
+  // Delivers messages until there are none.
   void Settle() {
     for (bool is_any = true; is_any;) {
       is_any = false;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What makes the search smaller takes nothing away: the same comes out without it.
+// The reductions of the search lose no outcome: the same results come out without them.
 #include "tests/transport/nccl/grant_choices.h"
 
 namespace ferry::grant_test {
@@ -35,7 +35,7 @@ void ExpectTheSameEnds(const std::vector<std::vector<BatchAgreementTransfer>>& c
       EXPECT_TRUE(reduced.is_complete);
       EXPECT_LE(reduced.states, whole.states);
       EXPECT_EQ(Ends(reduced), Ends(whole));
-      // Indifferent events alone leave out ways, and nothing that they lead to.
+      // Independent events alone skip executions, and none of their outcomes.
       if (!reductions.equal_transfers && !reductions.forgets_ends) {
         EXPECT_EQ(reduced.end_states, whole.end_states);
       }
@@ -75,7 +75,7 @@ TEST(GrantReductions, NcclFailsAndTheyRunAgain) {
   }
 }
 
-TEST(GrantReductions, ADeviceWantsToBeQuiet) {
+TEST(GrantReductions, ADeviceBecomesQuiet) {
   WorldOptions options;
   options.pauses = 1;
   ExpectTheSameEnds(EveryChoice(2), options);
@@ -96,7 +96,7 @@ TEST(GrantReductions, FourTransfersInACircle) {
   ExpectTheSameEnds(ACircleAndBack(), options);
 }
 
-// A circle with one way of it taken twice.
+// A circle with one direction of it used twice.
 TEST(GrantReductions, FourTransfersTwoTogetherAndOneDeviceDies) {
   const std::vector<std::vector<BatchAgreementTransfer>> choices = {
       {{{DeviceId(0), DeviceId(1), 1}, 100},

@@ -71,14 +71,14 @@ void PlayMany(const WorldOptions& options, Totals& totals) {
               static_cast<long long>(totals.ok), static_cast<long long>(totals.bad));
 }
 
-TEST(GrantSimulation, AllArriveWhenNothingFails) {
+TEST(GrantSimulation, AllArriveWithoutFailures) {
   Totals totals;
   PlayMany({}, totals);
   EXPECT_EQ(totals.ok, 20 * 200 * 2);
   EXPECT_EQ(totals.bad, 0);
 }
 
-TEST(GrantSimulation, AllArriveAlthoughDevicesWantToBeQuiet) {
+TEST(GrantSimulation, AllArriveWhileDevicesBecomeQuiet) {
   WorldOptions options;
   options.pauses = 40;
   Totals totals;
@@ -87,7 +87,7 @@ TEST(GrantSimulation, AllArriveAlthoughDevicesWantToBeQuiet) {
   EXPECT_EQ(totals.bad, 0);
 }
 
-TEST(GrantSimulation, AllArriveAlthoughAllTakePartInACollective) {
+TEST(GrantSimulation, AllArriveWhileAllTakePartInACollective) {
   WorldOptions options;
   options.collective = 0xff;
   options.pauses = 10;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Endpoints and steps are found again by what they are.
+// Interned endpoints and steps, found by their content.
 #include "tests/transport/nccl/grant_steps.h"
 
 #include <variant>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// GrantSteps: what endpoints do, each thing worked out once for all worlds of a search.
+// GrantSteps: the steps of endpoints, each computed once for all worlds of a search.
 #ifndef FERRY_TESTS_TRANSPORT_NCCL_GRANT_STEPS_H_
 #define FERRY_TESTS_TRANSPORT_NCCL_GRANT_STEPS_H_
 
@@ -16,7 +16,7 @@
 
 namespace ferry::grant_test {
 
-// An endpoint as it is at some moment, in any number of worlds.
+// The state of an endpoint at some moment, in any number of worlds.
 struct KnownEndpoint {
   KnownEndpoint(BatchAgreementEndpoint value, int device_count);
 
@@ -30,19 +30,20 @@ struct GrantStep {
   const KnownEndpoint* after = nullptr;
   absl::Status status;
   GrantActions actions;
-  // Of the message or batch of each action.
+  // The message or batch of each action.
   std::vector<size_t> hashes;
   bool changes_nothing = false;
 };
 
-// There are many worlds, but few different endpoints in them. What Take and Know return lives as
-// long as this. Not thread-safe.
+// There are many worlds, but few different endpoints in them. The results of Take and Know live as
+// long as this object. Not thread-safe.
 class GrantSteps final {
  public:
   explicit GrantSteps(int device_count) : device_count_(device_count) {}
 
   const KnownEndpoint* Know(BatchAgreementEndpoint endpoint);
-  // What `call(endpoint, actions)` does to `before`. REQUIRES: `input` differs where the call does.
+  // The effect of `call(endpoint, actions)` on `before`. REQUIRES: `input` differs where the call
+  // does.
   template <typename Call>
   const GrantStep& Take(const KnownEndpoint& before, size_t input, Call call) {
     std::unique_ptr<GrantStep>& step = steps_[absl::HashOf(before.whole_hash, input)];

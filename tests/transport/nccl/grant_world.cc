@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What happens in the world, event by event.
+// The events of the world, and their effects.
 #include "tests/transport/nccl/grant_world.h"
 
 #include <algorithm>
@@ -90,7 +90,7 @@ bool World::IsRunning(int device) const {
          peer.stream[0].batch->peer.value() == device;
 }
 
-// NCCL matches by position: what is first on both streams runs, whatever it is.
+// NCCL matches by position: the first batches on both streams run, whatever they are.
 void World::Check(int device) {
   const auto& stream = devices_[device].stream;
   if (stream.empty() || stream[0].has_data || stream[0].is_stuck) return;
@@ -99,7 +99,7 @@ void World::Check(int device) {
   if (other.empty() || other[0].has_data || other[0].is_stuck) return;
   const AgreedBatch& theirs = *other[0].batch;
   if (theirs.peer.value() != device || theirs.name.communicator != mine.name.communicator) return;
-  // What has been aborted runs no more.
+  // Aborted batches do not run.
   if (FirstAborted(device) == size_t{0} || FirstAborted(mine.peer.value()) == size_t{0}) return;
   if (mine.name != theirs.name || mine.operations != theirs.operations ||
       mine.is_first != theirs.is_first) {
@@ -231,7 +231,7 @@ void World::Match(int index) {
       },
       Input::kAdd, transfer.key);
   if (!step.status.ok()) Violate("Add has failed");
-  // The transfer descriptor goes first, and takes a grant along that speaks of it.
+  // The transfer descriptor is sent first, and carries a grant for it.
   Item item = {index, nullptr, absl::HashOf(transfer.key)};
   if (!step.actions.empty()) {
     const auto* send = std::get_if<SendMessage>(&step.actions.front());
@@ -293,7 +293,7 @@ void World::Apply(const Event& event) {
       break;
     case Event::Kind::kNotice:
       devices_[event.index].knows_dead |= uint32_t{1} << event.other;
-      // What had not arrived by then never does.
+      // Transfers that had not arrived by then never do.
       channel(event.other, event.index).clear();
       Happen(
           event.index,

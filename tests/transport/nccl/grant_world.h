@@ -37,7 +37,7 @@ class Shared final {
   std::shared_ptr<T> value_;
 };
 
-// Ways that need not all be gone. Why each may be left out is said where it is done.
+// Executions that may be skipped. The reason for each is given where it is skipped.
 struct Reductions {
   bool indifferent_events = true;
   bool equal_transfers = true;
@@ -54,18 +54,18 @@ struct WorldOptions {
   int deaths = 0;
   int errors = 0;
   int cancels = 0;
-  // A device cannot make a communicator that another one may have open by then; who has it hears of
-  // that, if `hears_of_failed_opens`. With any, the first communicators are opened in any order.
+  // A device cannot make a communicator that another one may have open by then; the other is
+  // notified if `hears_of_failed_opens`. With any, the first communicators are opened in any order.
   int failed_opens = 0;
   bool hears_of_failed_opens = true;
   // Devices that agree on nothing new until nothing runs on them.
   int pauses = 0;
-  // These devices (a bit each) pause at some point, and go on only when all of those that live have
-  // been quiet at the same time: as for a collective of the program's, which none can end alone.
+  // These devices (a bit each) pause at some point, and continue only when all live ones have been
+  // quiet at the same time: as for a collective of the program's, which none can end alone.
   uint32_t collective = 0;
-  // What both sides have got back ABORTED is matched once more.
+  // Transfers that both sides have got back ABORTED are matched once more.
   bool runs_again = false;
-  // What makes the search smaller; a test compares what comes out with and without it.
+  // The reductions of the search; a test compares the results with and without them.
   Reductions reductions;
   BatchAgreementOptions endpoint;
 };
@@ -79,16 +79,16 @@ struct Event {
     kThrowOut,      // the first batch of the stream of `index` whose communicator was aborted
     kThrowOutLate,  // the same, but it was through already
     kDie,           // device `index`; `choice` as above
-    kNotice,        // device `index` hears that `other` is dead
+    kNotice,        // device `index` is notified that `other` is dead
     kOpen,          // device `index` opens communicator `other`
     kGiveUp,        // device `index` cannot, and gives it up
-    kHearGivenUp,   // device `index` hears that communicator `other` is given up
+    kHearGivenUp,   // device `index` is notified that communicator `other` is given up
     kCancel,        // transfer `index`; `choice`: at the destination
     kPause,         // device `index`
     kResume,        // device `index`, on which nothing runs
     kJoin,          // device `index` pauses for the collective
     kMeet,          // all are quiet, and the collective runs and ends
-    kLeave,         // device `index` goes on after it
+    kLeave,         // device `index` continues after it
   };
   Kind kind = Kind::kMatch;
   int index = 0;
@@ -96,7 +96,7 @@ struct Event {
   bool choice = false;
 };
 
-// Nobody may count on these.
+// No invariant depends on these.
 inline bool IsMischief(const Event& event) {
   return event.kind == Event::Kind::kFail || event.kind == Event::Kind::kDie ||
          event.kind == Event::Kind::kCancel || event.kind == Event::Kind::kPause ||
@@ -110,18 +110,18 @@ class World final {
 
   std::vector<Event> Enabled() const;
   void Apply(const Event& event);
-  // As Apply would do next, for people.
+  // The event that Apply would execute next, as text.
   std::string Describe(const Event& event) const;
 
-  // What must not be: a mismatch, a transfer that ends twice, ...; empty: nothing is wrong.
+  // A violated invariant: a mismatch, a transfer that ends twice, ...; empty: none.
   const std::string& violation() const { return violation_; }
-  // REQUIRES: nothing is enabled. What has been left undone, or has come out differently.
+  // REQUIRES: nothing is enabled. Returns transfers that are not done, or have different outcomes.
   std::string CheckEnd() const;
   // How each transfer has ended, in one line.
   std::string DescribeEnd() const;
   size_t Hash() const;
 
-  // How often things happened.
+  // How often events happened.
   int64_t launches() const { return launches_; }
   int64_t finished_ok() const { return finished_ok_; }
   int64_t finished_badly() const { return finished_badly_; }
@@ -132,14 +132,14 @@ class World final {
   bool is_alive(int device) const { return devices_[device].is_alive; }
 
  private:
-  // What all worlds of a search have in common.
+  // State that all worlds of a search share.
   struct Ground {
     explicit Ground(const WorldOptions& of) : options(of), steps(of.device_count) {}
 
     WorldOptions options;
     GrantSteps steps;
   };
-  // A transfer descriptor, a message, or a transfer descriptor that takes a message along.
+  // A transfer descriptor, a message, or a transfer descriptor that carries a message.
   struct Item {
     int ticket = -1;
     const BatchAgreementMessage* message = nullptr;
@@ -194,7 +194,7 @@ class World final {
     kPause,
     kResume,
   };
-  // What the endpoint does when `call` happens to it; `what` tells it from other inputs.
+  // The endpoint's actions for `call`; `what` distinguishes it from other inputs.
   template <typename Call, typename... What>
   const GrantStep& Take(int device, Call call, Input input, const What&... what) const;
   // The same, done, for a call that cannot be refused.
@@ -249,10 +249,10 @@ class World final {
 };
 
 struct SearchResult {
-  // Of the shortest trace; empty: none.
+  // The shortest trace; empty: none.
   std::string violation;
   std::vector<std::string> trace;
-  // What the worlds have come to that need not go on, and how many have; if there is no violation.
+  // The final worlds, and how many there are; if there is no violation.
   std::map<std::string, int64_t> ends;
   absl::btree_set<size_t> end_states;
   int64_t states = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What can happen next in the world, and what follows by itself.
+// The enabled events of the world, and the effects that follow without a choice.
 #include <algorithm>
 #include <utility>
 
@@ -10,8 +10,8 @@
 
 namespace ferry::grant_test {
 
-// What may as well happen now: nothing that can come before it cares, and it does not care for
-// that. It is enough to go on from it alone, which makes the search much smaller.
+// An event that may as well happen now: it is independent of all that can come before it. It is
+// enough to continue from it alone, which makes the search much smaller.
 std::optional<Event> World::IndifferentEvent() const {
   if (!ground_->options.reductions.indifferent_events) return std::nullopt;
   for (int from = 0; from < static_cast<int>(devices_.size()); ++from) {
@@ -36,23 +36,23 @@ std::optional<Event> World::IndifferentEvent() const {
 bool World::IsIndifferent(const Item& item, int from, int to) const {
   // Whether it arrives at all matters once its sender may be dead.
   const bool arrives = deaths_left_ == 0 && devices_[from].is_alive;
-  // All that a device with the larger id does with a transfer descriptor is to wait for the grant,
-  // which comes after it; unless the transfer may be cancelled.
+  // A device with the larger id only waits for the grant when it receives a transfer descriptor,
+  // and the grant comes after it; unless the transfer may be cancelled.
   if (item.message == nullptr) return arrives && from < to && cancels_left_ == 0;
   if (item.ticket >= 0) return false;
   // It ends transfers that nothing else can end any more.
   if (item.message->kind == BatchAgreementMessageKind::kDone && arrives) return true;
-  // What is no news now never is, and then it does not matter whether it arrives: answers and DONE
-  // speak of a batch by its name, which no other one gets; CANCEL of transfers that the receiver
-  // has known, which do not come back, and of one that is agreed, which does not become pending
-  // again; BREAK and SETTLED of a communicator that does not open again under its generation; and a
-  // GRANT says nothing only if its communicator is over.
+  // A message without effect now never has one, so its arrival does not matter: answers and DONE
+  // name a batch, and names are not reused; CANCEL of transfers that the receiver has known, which
+  // do not come back, and of one that is agreed, which does not become pending again; BREAK and
+  // SETTLED of a communicator that does not open again under its generation; and a GRANT has no
+  // effect only if its communicator is over.
   return Hear(item, to).changes_nothing;
 }
 
-// No transfer can go over it, nothing can fail on it, and nobody can die: whether it is open is all
-// that it changes, now or later, and late messages of earlier generations say nothing in either
-// case.
+// No transfer can go over it, nothing can fail on it, and no device can die: whether it is open is
+// all that it changes, now or later, and late messages of earlier generations have no effect in
+// either case.
 bool World::IsOfNoUse(const Communicator& communicator) const {
   if (deaths_left_ > 0 || failed_opens_left_ > 0 || communicator.is_given_up) return false;
   for (size_t i = 0; i < transfers_->size(); ++i) {
@@ -72,10 +72,10 @@ bool World::IsOfNoUse(const Communicator& communicator) const {
   return true;
 }
 
-// Transfers that nobody has heard of yet, in the same direction, can change places (their ids and
-// sizes with them) and all goes on as before: endpoints ask of ids and sizes only whether they are
-// equal, and how much fits into a batch, where these are all the same. So it is enough that the
-// first of them is matched first.
+// Transfers that no device has received yet, in the same direction, can be swapped (with their ids
+// and sizes) without a difference: endpoints compare ids and sizes only for equality, and for how
+// much fits into a batch, where these are all the same. So it is enough that the first of them is
+// matched first.
 bool World::HasEqualBefore(size_t transfer) const {
   if (!ground_->options.reductions.equal_transfers) return false;
   const TransferKey& key = (*transfers_)[transfer].key;
@@ -177,7 +177,7 @@ std::vector<Event> World::Enabled() const {
   return events;
 }
 
-// A communicator that is over has a next one of those devices that live, made by all of them.
+// A communicator that is over is followed by one of the live devices, made by all of them.
 void World::SucceedCommunicators() {
   for (size_t i = 0; i < communicators_->size(); ++i) {
     if ((*communicators_)[i].has_successor) continue;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What NcclTransport says of a path, to threads that ask while others bring its GPUs into use.
+// NcclTransport's answers about a path, while other threads bring its GPUs into use.
 #include "transport/nccl/nccl_transport.h"
 
 #include <atomic>
@@ -56,7 +56,7 @@ class NcclTransportTest : public ::testing::Test {
     }
   }
 
-  // Of node 0. As a node of the job has one.
+  // For node 0. As a node of the job has one.
   std::unique_ptr<NcclTransport> Make() {
     TransportEnvironment environment;
     environment.loop = loop_.get();
@@ -81,7 +81,7 @@ class NcclTransportTest : public ::testing::Test {
     query.source_place = query.destination_place = {MemorySpace::kCuda, 0};
     return transport.Cost(query).status();
   }
-  // A transfer descriptor for somebody else is refused, and this process's GPU 0 is in use from
+  // A transfer descriptor for another process is refused, and this process's GPU 0 is in use from
   // then on.
   void Use(NcclTransport& transport) const {
     const auto receiver = transport.CreateReceiver(nodes_[1], [](uint64_t) {});
@@ -101,9 +101,9 @@ class NcclTransportTest : public ::testing::Test {
   Endpoint nodes_[2];
 };
 
-// A sender asks which way its tensor goes while the first transfer descriptor of another thread
-// comes: a GPU that this node takes into use in between is not another node's.
-TEST_F(NcclTransportTest, AGpuThatIsComingIntoUseIsNoReason) {
+// A sender selects a path while the first transfer descriptor of another thread arrives: a GPU that
+// this node brings into use meanwhile is not another node's.
+TEST_F(NcclTransportTest, GpuThatIsComingIntoUse_IsNoReason) {
   constexpr int kAsking = 2;
   constexpr int kQuestions = 10;
   std::unique_ptr<NcclTransport> transport;
@@ -120,7 +120,7 @@ TEST_F(NcclTransportTest, AGpuThatIsComingIntoUseIsNoReason) {
       }
     });
   }
-  // Others hold up whoever is between two questions of his own.
+  // Other threads delay a caller between two of its queries.
   std::atomic<bool> is_over = false;
   std::vector<std::thread> others;
   for (int i = 0; i < 2; ++i) {
@@ -141,7 +141,7 @@ TEST_F(NcclTransportTest, AGpuThatIsComingIntoUseIsNoReason) {
   for (const absl::Status& each : refused) EXPECT_TRUE(each.ok()) << each;
 }
 
-TEST_F(NcclTransportTest, AGpuOfAnotherNodeOfTheProcessIsNamed) {
+TEST_F(NcclTransportTest, GpuOfAnotherNodeOfTheProcess_IsNamed) {
   const std::unique_ptr<NcclTransport> transport = Make();
   {
     const std::unique_ptr<NcclTransport> other = Make();
