@@ -55,7 +55,7 @@ TEST(BlockTable, ClassesWasteAtMostAFifthAndAreAligned) {
   }
 }
 
-TEST(BlockTable, BlocksOfOneClassShareASegmentAndAreUsedAgain) {
+TEST(BlockTable, BlocksOfOneClassShareASegmentAndAreReused) {
   BlockTable table(Options());
   const TakenBlock first = TakeOrAdd(table, 1000);
   const TakenBlock second = TakeOrAdd(table, 1000);
@@ -69,7 +69,7 @@ TEST(BlockTable, BlocksOfOneClassShareASegmentAndAreUsedAgain) {
   EXPECT_NE(TakeOrAdd(table, 5000).segment, first.segment);
 }
 
-TEST(BlockTable, IdleSegmentsMakeRoomForOthers) {
+TEST(BlockTable, IdleSegmentsAreEvictedForOthers) {
   BlockTable table(Options());
   const TakenBlock large = TakeOrAdd(table, 40 * kMiB);
   table.Give(large.segment, large.index);
@@ -93,8 +93,8 @@ TEST(BlockTable, HeldSegmentsStay) {
   EXPECT_THAT(table.DropIdle(), ElementsAre(large.segment));
 }
 
-// What cannot be had must not cost what was there.
-TEST(BlockTable, ARefusalNamesTheOptionAndDropsNothing) {
+// A failed allocation must not evict anything.
+TEST(BlockTable, RefusalNamesTheOptionAndEvictsNothing) {
   BlockTable table(Options());
   const TakenBlock kept = TakeOrAdd(table, 30 * kMiB);
   const TakenBlock idle = TakeOrAdd(table, 20 * kMiB);
@@ -110,8 +110,8 @@ TEST(BlockTable, ARefusalNamesTheOptionAndDropsNothing) {
   table.Give(kept.segment, kept.index);
 }
 
-// Blocks that are out at the same time must not overlap, whatever the order.
-TEST(BlockTable, BlocksThatAreOutNeverOverlap) {
+// Allocated blocks must not overlap, for any order of calls.
+TEST(BlockTable, AllocatedBlocksNeverOverlap) {
   std::mt19937 random(7);
   BlockTable table(Options());
   std::map<std::pair<uint32_t, size_t>, TakenBlock> out;

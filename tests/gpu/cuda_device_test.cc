@@ -21,7 +21,7 @@ class CudaDeviceTest : public CudaTest {
   }
 };
 
-TEST_F(CudaDeviceTest, EveryGroupOfFunctionsIsThere) {
+TEST_F(CudaDeviceTest, EveryGroupOfFunctionsIsAvailable) {
   for (const CudaGroup group : {CudaGroup::kExecution, CudaGroup::kIpc, CudaGroup::kVirtualMemory,
                                 CudaGroup::kPools, CudaGroup::kModules}) {
     EXPECT_OK(StrictApi()->Has(group));
@@ -40,7 +40,7 @@ TEST_F(CudaDeviceTest, SharesThePrimaryContext) {
   EXPECT_TRUE(device_->traits().pools_export_posix_fd);
 }
 
-TEST_F(CudaDeviceTest, ScopesNestAndLeaveTheCallersContextAsItWas) {
+TEST_F(CudaDeviceTest, ScopesNestAndRestoreTheCallersContext) {
   NEEDS_TWO_GPUS();
   const std::shared_ptr<CudaDevice> other = OpenDevice(1);
   EXPECT_EQ(Current(), nullptr);
@@ -59,7 +59,7 @@ TEST_F(CudaDeviceTest, ScopesNestAndLeaveTheCallersContextAsItWas) {
   EXPECT_EQ(Current(), nullptr);
 }
 
-TEST_F(CudaDeviceTest, AnUnknownOrdinalIsAnErrorThatNamesIt) {
+TEST_F(CudaDeviceTest, UnknownOrdinalIsAnErrorThatNamesIt) {
   const absl::Status status = CudaDevice::Open(StrictApi(), 99).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
   EXPECT_THAT(status.message(), HasSubstr("gpu:99: cuDeviceGet"));
@@ -71,7 +71,7 @@ TEST_F(CudaDeviceTest, OutOfMemoryIsResourceExhausted) {
   EXPECT_EQ(CudaStream::Create(device_).status().code(), absl::StatusCode::kResourceExhausted);
 }
 
-TEST_F(CudaDeviceTest, PeersAreAskedForAndEnabledOnce) {
+TEST_F(CudaDeviceTest, PeersAreQueriedAndEnabledOnce) {
   NEEDS_THE_DOUBLE("makes calls fail");
   const PeerMatrix peers = *PeerMatrix::Query(*StrictApi());
   ASSERT_EQ(peers.device_count(), 2);
@@ -97,7 +97,7 @@ TEST_F(CudaDeviceTest, EventsAreDoneWhenTheStreamHasPassedThem) {
   EXPECT_TRUE(*event.IsDone());
 }
 
-TEST_F(CudaDeviceTest, EventsGoBackToTheirPool) {
+TEST_F(CudaDeviceTest, EventsReturnToTheirPool) {
   EXPECT_EQ(events_->idle_count(), 0);
   Event first = nullptr;
   {
@@ -113,7 +113,7 @@ TEST_F(CudaDeviceTest, EventsGoBackToTheirPool) {
 }
 
 // The consumer's stream waits on the device, and no thread does.
-TEST_F(CudaDeviceTest, AConsumersStreamWaitsForTheProducers) {
+TEST_F(CudaDeviceTest, ConsumersStreamWaitsForTheProducers) {
   const DevicePointer memory = Alloc(16);
   const auto pinned = *PinnedPool::Create(device_, nullptr, {});
   // Copies to and from other host memory would make this thread wait.

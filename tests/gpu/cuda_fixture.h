@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tests in one process against the strict double of the driver: a device, and after each test the
-// check that no rule was broken and nothing was left behind.
+// Tests in one process with the strict fake of the driver: a device, and after each test the check
+// that no rule was violated and nothing was left behind.
 #ifndef FERRY_TESTS_GPU_CUDA_FIXTURE_H_
 #define FERRY_TESTS_GPU_CUDA_FIXTURE_H_
 
@@ -41,7 +41,7 @@ inline constexpr size_t kMiB = size_t{1} << 20;
     EXPECT_TRUE(expect_ok_status.ok()) << expect_ok_status; \
   } while (false)
 
-// The double's own functions, for tests.
+// The fake's own functions, for tests.
 inline void* StrictSymbol(const char* name) {
   static void* const library = dlopen(FERRY_STRICT_CUDA, RTLD_NOW | RTLD_LOCAL);
   void* const symbol = dlsym(library, name);
@@ -87,10 +87,10 @@ class CudaTest : public ::testing::Test {
     free_before_ = FreeBytes();
   }
   ~CudaTest() override {
-    // What the driver keeps for itself, and others take, is not to be told apart.
+    // The driver's own memory cannot be distinguished from that of other processes.
     if (OnRealGpu()) return;
     EXPECT_EQ(FreeBytes(), free_before_) << "device memory was left behind";
-    // A stream counts a record as done a moment after whoever asks the event is told so.
+    // A stream counts a record as done a moment after a query of the event returns that it is.
     const auto outstanding = reinterpret_cast<int (*)()>(StrictSymbol("strict_cuda_outstanding"));
     for (int i = 0; i < 5000 && outstanding() != 0; ++i) absl::SleepFor(absl::Milliseconds(1));
     EXPECT_EQ(outstanding(), 0);
@@ -140,7 +140,7 @@ class CudaTest : public ::testing::Test {
   size_t free_before_ = 0;
 };
 
-// A stream on which what is enqueued waits until Go() is called, as behind a long kernel.
+// A stream whose work waits until Go() is called, as behind a long kernel.
 class HeldStream final {
  public:
   explicit HeldStream(std::shared_ptr<CudaDevice> device) : device_(std::move(device)) {

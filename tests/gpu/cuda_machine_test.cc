@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a machine, its driver or its limits may lack.
+// Restrictions of a machine, its driver or its limits.
 #include <sys/resource.h>
 
 #include <string>
@@ -14,7 +14,7 @@ namespace {
 
 class CudaMachineTest : public IpcProcessTest {};
 
-TEST_F(CudaMachineTest, WithoutDescriptorsTheLimitIsNamed) {
+TEST_F(CudaMachineTest, WithoutDescriptors_TheLimitIsNamed) {
   NEEDS_THE_DOUBLE("plays other machines");
   ExpectSuccess(RunAlone([] {
     const Process process;
@@ -34,8 +34,8 @@ TEST_F(CudaMachineTest, WithoutDescriptorsTheLimitIsNamed) {
   }));
 }
 
-// The driver's code says nothing of them.
-TEST_F(CudaMachineTest, WithoutDescriptorsToImportByTheLimitIsNamed) {
+// The driver's code does not mention them.
+TEST_F(CudaMachineTest, WithoutDescriptorsToImport_TheLimitIsNamed) {
   NEEDS_THE_DOUBLE("makes calls fail");
   setenv("STRICT_CUDA_FAIL", "cuMemImportFromShareableHandle:304", 1);
   ExpectSuccess(RunAlone([] {
@@ -54,8 +54,8 @@ TEST_F(CudaMachineTest, WithoutDescriptorsToImportByTheLimitIsNamed) {
   }));
 }
 
-// What the machine may lack.
-TEST_F(CudaMachineTest, ADeviceThatProhibitsContextsIsRefused) {
+// Restrictions of the machine.
+TEST_F(CudaMachineTest, DeviceThatProhibitsContexts_IsRefused) {
   NEEDS_THE_DOUBLE("plays other machines");
   setenv("STRICT_CUDA_ATTRIBUTES", "20=2", 1);
   ExpectSuccess(RunAlone([] {
@@ -66,7 +66,7 @@ TEST_F(CudaMachineTest, ADeviceThatProhibitsContextsIsRefused) {
   }));
 }
 
-TEST_F(CudaMachineTest, AnExclusiveDeviceIsTheFirstOnes) {
+TEST_F(CudaMachineTest, ExclusiveDevice_BelongsToTheFirstProcess) {
   NEEDS_THE_DOUBLE("can play what this needs");
   setenv("STRICT_CUDA_ATTRIBUTES", "20=3", 1);
   ExpectBoth(
@@ -93,7 +93,7 @@ TEST_F(CudaMachineTest, AnExclusiveDeviceIsTheFirstOnes) {
       });
 }
 
-TEST_F(CudaMachineTest, WithoutVirtualMemoryTheArenaUsesLegacyHandles) {
+TEST_F(CudaMachineTest, WithoutVirtualMemory_TheArenaUsesLegacyHandles) {
   NEEDS_THE_DOUBLE("plays other machines");
   setenv("STRICT_CUDA_ATTRIBUTES", "102=0,125=0", 1);
   ExpectBoth(
@@ -122,7 +122,7 @@ TEST_F(CudaMachineTest, WithoutVirtualMemoryTheArenaUsesLegacyHandles) {
       });
 }
 
-TEST_F(CudaMachineTest, ADriverWithoutExecutionIsGoodForDiscoveryOnly) {
+TEST_F(CudaMachineTest, DriverWithoutExecution_IsUsedForDiscoveryOnly) {
   NEEDS_THE_DOUBLE("plays other machines");
   setenv("FERRY_CUDA_LIBRARY", FERRY_FAKE_CUDA, 1);
   ExpectSuccess(RunAlone([] {
@@ -135,7 +135,7 @@ TEST_F(CudaMachineTest, ADriverWithoutExecutionIsGoodForDiscoveryOnly) {
   }));
 }
 
-TEST_F(CudaMachineTest, WithoutAGpuTheReasonIsTheDrivers) {
+TEST_F(CudaMachineTest, WithoutAGpu_TheReasonIsTheDrivers) {
   NEEDS_THE_DOUBLE("plays other machines");
   setenv("STRICT_CUDA_DEVICES", "0", 1);
   ExpectSuccess(RunAlone([] {

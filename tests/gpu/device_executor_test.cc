@@ -17,7 +17,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// What a completion said, and the wait for it.
+// The result of a completion, and the wait for it.
 struct Outcome {
   absl::Notification ended;
   absl::Status status;
@@ -62,7 +62,7 @@ TEST_F(DeviceExecutorTest, WorkRunsInOrderOnItsOwnThreadInTheContext) {
   EXPECT_EQ(context, device_->context());
 }
 
-TEST_F(DeviceExecutorTest, TellsWhenAnEventIsDone) {
+TEST_F(DeviceExecutorTest, ReportsWhenAnEventIsDone) {
   DeviceExecutor executor(device_);
   HeldStream stream(device_);
   Outcome outcome;
@@ -72,7 +72,7 @@ TEST_F(DeviceExecutorTest, TellsWhenAnEventIsDone) {
   EXPECT_OK(outcome.Wait());
 }
 
-// The device may write still: whoever hears of the deadline must not free what it writes to.
+// The device may still write: a caller that reaches the deadline must not free the destination.
 TEST_F(DeviceExecutorTest, MemoryIsKeptBeyondTheDeadlineUntilTheDeviceIsDone) {
   FakeClock clock;
   DeviceExecutor executor(device_, {}, clock);
@@ -97,7 +97,7 @@ TEST_F(DeviceExecutorTest, MemoryIsKeptBeyondTheDeadlineUntilTheDeviceIsDone) {
   EXPECT_EQ(outcome.calls, 1);
 }
 
-TEST_F(DeviceExecutorTest, ADeviceThatFailsEndsWhatWaitsForIt) {
+TEST_F(DeviceExecutorTest, FailedDeviceEndsItsPendingWork) {
   NEEDS_THE_DOUBLE("makes calls fail");
   DeviceExecutor executor(device_);
   const std::unique_ptr<CudaStream> stream = *CudaStream::Create(device_);
@@ -112,8 +112,8 @@ TEST_F(DeviceExecutorTest, ADeviceThatFailsEndsWhatWaitsForIt) {
   reinterpret_cast<void (*)()>(StrictSymbol("strict_cuda_clear_faults"))();
 }
 
-// Nobody knows then whether the device is through with the memory: it is asked again.
-TEST_F(DeviceExecutorTest, AQuestionThatFailsOnceIsNoAnswer) {
+// It is unknown then whether the device still uses the memory: it is queried again.
+TEST_F(DeviceExecutorTest, QueryThatFailsOnceIsRepeated) {
   NEEDS_THE_DOUBLE("makes calls fail");
   DeviceExecutor executor(device_);
   HeldStream stream(device_);
@@ -130,7 +130,7 @@ TEST_F(DeviceExecutorTest, AQuestionThatFailsOnceIsNoAnswer) {
   EXPECT_OK(outcome.Wait());
 }
 
-TEST_F(DeviceExecutorTest, ALimitIsNamedAndRefusedWorkIsNotRun) {
+TEST_F(DeviceExecutorTest, LimitIsNamedAndRefusedWorkIsNotRun) {
   DeviceExecutor executor(device_, {.max_waiting = 2});
   absl::Notification go;
   std::atomic<int> ran = 0;
@@ -139,15 +139,15 @@ TEST_F(DeviceExecutorTest, ALimitIsNamedAndRefusedWorkIsNotRun) {
   const absl::Status status = executor.Post([&] { ++ran; });
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(status.message(), HasSubstr("DeviceExecutorOptions::max_waiting"));
-  // But for what must not be lost.
+  // Except for work that must not be lost.
   EXPECT_OK(executor.PostAlways([&] { ++ran; }));
   go.Notify();
   while (executor.waiting_count() > 0) std::this_thread::yield();
   EXPECT_EQ(ran, 2);
 }
 
-// At the end what was begun is finished; what never ends, ends with a reason.
-TEST_F(DeviceExecutorTest, ItsEndWaitsForEventsButNotForEver) {
+// The destructor finishes work that has begun; work that never ends, ends with a reason.
+TEST_F(DeviceExecutorTest, ItsDestructorWaitsForEventsButNotForever) {
   NEEDS_THE_DOUBLE("runs host functions of two streams at a time");
   HeldStream fast(device_);
   HeldStream stuck(device_);
@@ -169,7 +169,7 @@ TEST_F(DeviceExecutorTest, ItsEndWaitsForEventsButNotForEver) {
   EXPECT_FALSE(watched.expired()) << "the device may write there still";
 }
 
-TEST_F(DeviceExecutorTest, CallbacksMayAskForMore) {
+TEST_F(DeviceExecutorTest, CallbacksMayAddWork) {
   Outcome second;
   const std::unique_ptr<CudaStream> stream = *CudaStream::Create(device_);
   {
@@ -218,7 +218,7 @@ class HostStagerTest : public CudaTest {
   std::string text_;
 };
 
-TEST_F(HostStagerTest, CopiesToAndFromMemoryThatIsNotPinned) {
+TEST_F(HostStagerTest, CopiesToAndFromPageableMemory) {
   CopyPool copier({.threads = 1});
   WithStager(
       [&](HostStager& stager) {
@@ -230,7 +230,7 @@ TEST_F(HostStagerTest, CopiesToAndFromMemoryThatIsNotPinned) {
         HostCopy copy = CopyOf(back.data());
         copy.on_slice = [&](size_t offset, size_t bytes) {
           EXPECT_EQ(offset, seen);
-          // What a slice says is there, is there.
+          // The bytes that a slice reports are available.
           EXPECT_EQ(back.compare(offset, bytes, text_, offset, bytes), 0);
           seen += bytes;
         };
@@ -247,7 +247,7 @@ TEST_F(HostStagerTest, CopiesToAndFromMemoryThatIsNotPinned) {
   EXPECT_LE(pinned_->stats().made_blocks - pinned_->stats().reused_blocks, 7);
 }
 
-TEST_F(HostStagerTest, PinnedMemoryNeedsNoOther) {
+TEST_F(HostStagerTest, PinnedMemoryNeedsNoStaging) {
   const auto host = *pinned_->Allocate(kBytes);
   std::copy(text_.begin(), text_.end(), static_cast<char*>(host->data()));
   const int64_t made = pinned_->stats().made_blocks;
@@ -260,8 +260,8 @@ TEST_F(HostStagerTest, PinnedMemoryNeedsNoOther) {
   EXPECT_EQ(Read(device_memory_, kBytes), text_);
 }
 
-// The producer's kernel has not run when the copy is asked for.
-TEST_F(HostStagerTest, WaitsForTheEventThatSaysWhenTheBytesAreThere) {
+// The producer's kernel has not run when the copy is requested.
+TEST_F(HostStagerTest, WaitsForTheEventOfTheProducer) {
   HeldStream producer(device_);
   {
     const ScopedCurrent current(*device_);
@@ -280,7 +280,7 @@ TEST_F(HostStagerTest, WaitsForTheEventThatSaysWhenTheBytesAreThere) {
   });
 }
 
-TEST_F(HostStagerTest, ADeadlineEndsItOnceAndKeepsTheMemory) {
+TEST_F(HostStagerTest, DeadlineEndsItOnceAndKeepsTheMemory) {
   HeldStream producer(device_);
   auto memory = std::make_shared<std::string>(kBytes, '?');
   const std::weak_ptr<std::string> watched = memory;
@@ -319,7 +319,7 @@ TEST_F(HostStagerTest, ErrorsOfTheDriverEndItOnce) {
   });
 }
 
-TEST_F(HostStagerTest, WhatIsUnderWayIsFinishedWhenTheExecutorEnds) {
+TEST_F(HostStagerTest, CopiesInProgressAreFinishedWhenTheExecutorEnds) {
   std::string back(kBytes, '?');
   Write(device_memory_, text_);
   Outcome home;

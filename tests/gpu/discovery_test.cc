@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Discovery against stand-ins for the driver and NVML: what is found, and what is said when
-// something is not.
+// Discovery with fakes of the driver and NVML: the GPUs found, and the reasons when something is
+// missing.
 #include "gpu/discovery.h"
 
 #include <dlfcn.h>
@@ -30,7 +30,7 @@ class DiscoveryTest : public ::testing::Test {
     options_.sysfs_root = "/nonexistent";
   }
 
-  // Every discovery must give back what it took from NVML.
+  // Every discovery must release what it took from NVML.
   ~DiscoveryTest() override {
     for (const char* path : {FERRY_FAKE_NVML, FERRY_FAKE_NVML_OLD}) {
       void* const library = dlopen(path, RTLD_NOW | RTLD_NOLOAD);
@@ -114,7 +114,7 @@ TEST_F(DiscoveryTest, CountsNvlinksToSwitches) {
   EXPECT_EQ(DiscoverLink(), NvLink(4, true, LinkType::kPhb, 9, 0));
 }
 
-TEST_F(DiscoveryTest, AnOldNvmlStillTellsSwitchesFromGpus) {
+TEST_F(DiscoveryTest, OldNvmlStillDistinguishesSwitchesFromGpus) {
   Set("FERRY_NVML_LIBRARY", FERRY_FAKE_NVML_OLD);
   Set("FERRY_FAKE_NVML_LINKS", "switch");
   EXPECT_EQ(DiscoverLink(), NvLink(4, true, LinkType::kPhb, 9, 0));
@@ -130,7 +130,7 @@ TEST_F(DiscoveryTest, NamesTheFabric) {
   EXPECT_EQ(Discover().devices[1].fabric_uuid, "0a000000-0000-0000-0000-000000000000/7");
 }
 
-TEST_F(DiscoveryTest, AFabricThatIsZeroOrNotReadyIsNone) {
+TEST_F(DiscoveryTest, FabricThatIsZeroOrNotReadyIsNone) {
   EXPECT_EQ(Discover().devices[0].fabric_uuid, "");
   Set("FERRY_FAKE_NVML_CLUSTER", "10");
   Set("FERRY_FAKE_NVML_FABRIC_STATE", "2");
@@ -142,14 +142,14 @@ TEST_F(DiscoveryTest, FindsGpusByBusIdWhereUuidsAreUnknown) {
   EXPECT_EQ(DiscoverLink(), PlainLink(LinkType::kPhb));
 }
 
-TEST_F(DiscoveryTest, APairNvmlKnowsNothingOfHasNoLink) {
+TEST_F(DiscoveryTest, PairUnknownToNvmlHasNoLink) {
   Set("FERRY_FAKE_NVML_LEVEL", "-1");
   const GpuDiscovery found = Discover();
   EXPECT_EQ(found.nvml_reason, "");
   EXPECT_TRUE(found.links.empty());
 }
 
-TEST_F(DiscoveryTest, SaysThatThereIsNoDriver) {
+TEST_F(DiscoveryTest, ReportsAMissingDriver) {
   Set("FERRY_CUDA_LIBRARY", "/nonexistent/libcuda.so.1");
   const GpuDiscovery found = Discover();
   EXPECT_TRUE(found.devices.empty());
@@ -159,37 +159,37 @@ TEST_F(DiscoveryTest, SaysThatThereIsNoDriver) {
   EXPECT_THAT(found.nvml_reason, HasSubstr("not asked"));
 }
 
-TEST_F(DiscoveryTest, SaysWhichFunctionTheDriverLacks) {
+TEST_F(DiscoveryTest, NamesTheFunctionThatTheDriverLacks) {
   Set("FERRY_CUDA_LIBRARY", FERRY_FAKE_CUDA_WITHOUT_UUID);
   EXPECT_THAT(Discover().cuda_reason, HasSubstr("has no function cuDeviceGetUuid_v2"));
 }
 
-// An old driver lacks functions too; its age is what helps.
-TEST_F(DiscoveryTest, SaysThatTheDriverIsTooOld) {
+// An old driver lacks functions too; the remedy is a newer one.
+TEST_F(DiscoveryTest, ReportsADriverThatIsTooOld) {
   Set("FERRY_FAKE_CUDA_VERSION", "11020");
   EXPECT_THAT(Discover().cuda_reason, HasSubstr("is of CUDA 11.2, at least 11.4 is needed"));
   Set("FERRY_CUDA_LIBRARY", FERRY_FAKE_CUDA_WITHOUT_UUID);
   EXPECT_THAT(Discover().cuda_reason, HasSubstr("is of CUDA 11.2"));
 }
 
-TEST_F(DiscoveryTest, SaysThatThereIsNoGpu) {
+TEST_F(DiscoveryTest, ReportsAMachineWithoutGpus) {
   Set("FERRY_FAKE_CUDA_INIT_RESULT", "100");
   EXPECT_EQ(Discover().cuda_reason,
             "cuInit failed with code 100 CUDA_ERROR_NO_DEVICE: no CUDA-capable device is detected");
 }
 
-TEST_F(DiscoveryTest, SaysThatAllGpusAreHidden) {
+TEST_F(DiscoveryTest, ReportsThatAllGpusAreHidden) {
   Set("FERRY_FAKE_CUDA_COUNT", "0");
   EXPECT_EQ(Discover().cuda_reason, "the CUDA driver shows no GPU");
 }
 
-TEST_F(DiscoveryTest, SaysWhichCallFailedOnWhichGpu) {
+TEST_F(DiscoveryTest, NamesTheCallThatFailedAndItsGpu) {
   Set("FERRY_FAKE_CUDA_BAD_ATTRIBUTE", "16");
   EXPECT_EQ(Discover().cuda_reason,
             "gpu:0: cuDeviceGetAttribute 16 failed with code 999 (unknown)");
 }
 
-TEST_F(DiscoveryTest, WithoutNvmlTheGpusAreFoundAndTheReasonIsGiven) {
+TEST_F(DiscoveryTest, WithoutNvmlTheGpusAreFoundAndTheReasonIsReported) {
   Set("FERRY_NVML_LIBRARY", "/nonexistent/libnvidia-ml.so.1");
   const GpuDiscovery found = Discover();
   EXPECT_EQ(found.devices.size(), 2u);
@@ -199,17 +199,17 @@ TEST_F(DiscoveryTest, WithoutNvmlTheGpusAreFoundAndTheReasonIsGiven) {
 }
 
 // Any library that loads but is another one.
-TEST_F(DiscoveryTest, SaysWhichFunctionNvmlLacks) {
+TEST_F(DiscoveryTest, NamesTheFunctionThatNvmlLacks) {
   Set("FERRY_NVML_LIBRARY", FERRY_FAKE_CUDA);
   EXPECT_THAT(Discover().nvml_reason, HasSubstr("has no function nvmlInit_v2"));
 }
 
-TEST_F(DiscoveryTest, SaysThatNvmlDoesNotStart) {
+TEST_F(DiscoveryTest, ReportsThatNvmlDoesNotStart) {
   Set("FERRY_FAKE_NVML_INIT_RESULT", "9");
   EXPECT_EQ(Discover().nvml_reason, "nvmlInit_v2 failed with code 9: Driver Not Loaded");
 }
 
-TEST_F(DiscoveryTest, SaysThatNvmlIsTooOld) {
+TEST_F(DiscoveryTest, ReportsAnNvmlThatIsTooOld) {
   for (const char* version : {"418.87.00", "unknown"}) {
     Set("FERRY_FAKE_NVML_DRIVER", version);
     EXPECT_THAT(Discover().nvml_reason,
@@ -217,7 +217,7 @@ TEST_F(DiscoveryTest, SaysThatNvmlIsTooOld) {
   }
 }
 
-TEST_F(DiscoveryTest, KeepsWhatItHasWhenOneQuestionFails) {
+TEST_F(DiscoveryTest, KeepsItsResultsWhenOneQueryFails) {
   Set("FERRY_FAKE_NVML_CLUSTER", "10");
   Set("FERRY_FAKE_NVML_LEVEL", "-2");
   const GpuDiscovery found = Discover();
@@ -245,14 +245,14 @@ TEST_F(DiscoveryTest, TheWholeMachineIsHostFirstAndValid) {
   EXPECT_EQ(topology.LinkBetween(1, 2).type, LinkType::kPhb);
 }
 
-TEST_F(DiscoveryTest, AMachineWithoutADriverIsItsHost) {
+TEST_F(DiscoveryTest, MachineWithoutADriverIsItsHost) {
   Set("FERRY_CUDA_LIBRARY", "/nonexistent/libcuda.so.1");
   const LocalDiscovery local = DiscoverLocal(options_);
   EXPECT_EQ(local.topology.devices.size(), 1u);
   EXPECT_THAT(local.cuda_reason, HasSubstr("cannot load"));
 }
 
-TEST_F(DiscoveryTest, ADriverThatShowsOneGpuTwiceIsNotTrusted) {
+TEST_F(DiscoveryTest, DriverThatListsOneGpuTwiceIsRefused) {
   Set("FERRY_FAKE_CUDA_SAME_UUID", "1");
   const LocalDiscovery local = DiscoverLocal(options_);
   EXPECT_EQ(local.topology.devices.size(), 1u);

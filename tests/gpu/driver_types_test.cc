@@ -176,7 +176,7 @@ FERRY_SAME_NUMBER(kGranularityMinimum, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
 FERRY_SAME_NUMBER(kGranularityRecommended, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED);
 FERRY_SAME_NUMBER(kPoolReleaseThreshold, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD);
 
-// What counts is that this file compiles.
+// The test is that this file compiles.
 TEST(DriverTypes, AreThoseOfTheToolkit) { EXPECT_GE(CUDA_VERSION, 11040); }
 
 }  // namespace

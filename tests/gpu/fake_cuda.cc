@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A strict stand-in for libcuda.so.1 with two GPUs: wrong use fails as it does there, and a context
-// ends the process. Built with FAKE_CUDA_WITHOUT_UUID it lacks a function; FERRY_FAKE_CUDA_* change
-// what it says.
+// A strict fake of libcuda.so.1 with two GPUs: wrong use fails as it does there, and a context ends
+// the process. Built with FAKE_CUDA_WITHOUT_UUID it lacks a function; FERRY_FAKE_CUDA_* change its
+// results.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -24,7 +24,7 @@ int FromEnvironment(const char* name, int otherwise) {
 
 int GpuCount() { return FromEnvironment("FERRY_FAKE_CUDA_COUNT", kGpuCount); }
 
-// What every function but cuInit checks first.
+// The first check of every function but cuInit.
 Result CheckUse(const void* out) {
   if (!initialized) return ferry::cuda::kErrorNotInitialized;
   return out == nullptr ? ferry::cuda::kErrorInvalidValue : ferry::cuda::kSuccess;

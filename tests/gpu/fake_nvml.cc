@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A strict stand-in for libnvidia-ml.so.1 with the two GPUs of fake_cuda.cc and a third that CUDA
-// does not show. Built with FAKE_NVML_OLD it lacks what came late; FERRY_FAKE_NVML_* change what it
-// says.
+// A strict fake of libnvidia-ml.so.1 with the two GPUs of fake_cuda.cc and a third that CUDA does
+// not show. Built with FAKE_NVML_OLD it lacks later functions; FERRY_FAKE_NVML_* change its
+// results.
 #include <strings.h>
 
 #include <cstdio>

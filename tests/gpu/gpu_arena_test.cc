@@ -38,7 +38,7 @@ TEST_F(GpuArenaTest, BuffersAreOnTheDeviceAndDescribeThemselves) {
   EXPECT_EQ(first->pointer() % 512, 0u);
   Write(second->pointer(), "second");
   EXPECT_EQ(Read(second->pointer(), 6), "second");
-  // What it says without asking must be what the driver says.
+  // Its own description must agree with the driver's.
   const IpcDescriptor descriptor = arena->Describe(*second);
   const auto exported = ExportMemory(*device_, second->data(), 1000);
   ASSERT_OK(exported.status());
@@ -47,7 +47,7 @@ TEST_F(GpuArenaTest, BuffersAreOnTheDeviceAndDescribeThemselves) {
   EXPECT_TRUE(arena->ExportSegment(*second)->valid());
 }
 
-TEST_F(GpuArenaTest, ABlockIsUsedAgainWhenItsBufferHasGone) {
+TEST_F(GpuArenaTest, BlockIsReusedWhenItsBufferIsDestroyed) {
   const auto arena = Make();
   auto first = *arena->Allocate(1000);
   const DevicePointer place = first->pointer();
@@ -61,7 +61,7 @@ TEST_F(GpuArenaTest, ABlockIsUsedAgainWhenItsBufferHasGone) {
 }
 
 // A copy that is only enqueued still writes there.
-TEST_F(GpuArenaTest, ABlockWaitsForTheStreamsThatUseIt) {
+TEST_F(GpuArenaTest, BlockWaitsForTheStreamsThatUseIt) {
   const auto arena = Make();
   auto first = *arena->Allocate(1000);
   const DevicePointer place = first->pointer();
@@ -77,7 +77,7 @@ TEST_F(GpuArenaTest, ABlockWaitsForTheStreamsThatUseIt) {
   EXPECT_EQ(arena->stats().block_count, 0);
 }
 
-TEST_F(GpuArenaTest, ManyUsesThatAreDoneAreForgotten) {
+TEST_F(GpuArenaTest, CompletedUsesAreForgotten) {
   const auto arena = Make();
   const auto buffer = *arena->Allocate(1000);
   const std::unique_ptr<CudaStream> stream = *CudaStream::Create(device_);
@@ -90,7 +90,7 @@ TEST_F(GpuArenaTest, ManyUsesThatAreDoneAreForgotten) {
   EXPECT_LT(events_->idle_count(), 20);
 }
 
-TEST_F(GpuArenaTest, TheBudgetIsNamedWhenItIsUsedUp) {
+TEST_F(GpuArenaTest, ExhaustedBudgetIsNamed) {
   const auto arena = Make({.budget_bytes = 64 * kMiB, .segment_bytes = 16 * kMiB});
   const auto large = *arena->Allocate(50 * kMiB);
   const absl::Status status = arena->Allocate(20 * kMiB).status();
@@ -99,7 +99,7 @@ TEST_F(GpuArenaTest, TheBudgetIsNamedWhenItIsUsedUp) {
   EXPECT_THAT(status.message(), HasSubstr("GpuArenaOptions::budget_bytes"));
 }
 
-TEST_F(GpuArenaTest, WhenTheDeviceIsFullTheDriverIsQuotedAndTheBudgetGivenBack) {
+TEST_F(GpuArenaTest, FullDeviceQuotesTheDriverAndReturnsTheBudget) {
   NEEDS_THE_DOUBLE("makes calls fail");
   const auto arena = Make();
   FailNext("cuMemCreate", kErrorOutOfMemory);
@@ -112,8 +112,8 @@ TEST_F(GpuArenaTest, WhenTheDeviceIsFullTheDriverIsQuotedAndTheBudgetGivenBack) 
   EXPECT_OK(arena->Allocate(1000).status());
 }
 
-// Each step of mapping may fail, and what was done before is undone: the fixture counts.
-TEST_F(GpuArenaTest, AnErrorHalfWayLeavesNothingBehind) {
+// Each step of mapping may fail, and the steps before are undone: the fixture counts.
+TEST_F(GpuArenaTest, ErrorHalfWayLeavesNothingBehind) {
   NEEDS_THE_DOUBLE("makes calls fail");
   const auto arena = Make();
   for (const char* symbol : {"cuMemAddressReserve", "cuMemMap", "cuMemSetAccess"}) {
@@ -123,7 +123,7 @@ TEST_F(GpuArenaTest, AnErrorHalfWayLeavesNothingBehind) {
   EXPECT_EQ(arena->stats().segment_count, 0);
 }
 
-TEST_F(GpuArenaTest, WithoutExportableMemoryItFallsBackAndSaysWhy) {
+TEST_F(GpuArenaTest, WithoutExportableMemoryItFallsBackAndReportsWhy) {
   NEEDS_THE_DOUBLE("makes calls fail");
   FailNext("cuMemExportToShareableHandle", kErrorNotPermitted);
   const auto arena = Make();
@@ -138,7 +138,7 @@ TEST_F(GpuArenaTest, WithoutExportableMemoryItFallsBackAndSaysWhy) {
   EXPECT_FALSE(arena->ExportSegment(*second)->valid());
 }
 
-TEST_F(GpuArenaTest, TrimGivesBackWhatIsIdle) {
+TEST_F(GpuArenaTest, TrimReleasesIdleSegments) {
   const auto arena = Make();
   auto small = *arena->Allocate(1000);
   const auto large = *arena->Allocate(40 * kMiB);
@@ -148,7 +148,7 @@ TEST_F(GpuArenaTest, TrimGivesBackWhatIsIdle) {
 }
 
 // Its peers copy from there; the next buffer of the segment is theirs to see too.
-TEST_F(GpuArenaTest, ASegmentThatAPeerHasMappedStays) {
+TEST_F(GpuArenaTest, SegmentMappedByAPeerStays) {
   const auto arena = Make();
   auto buffer = *arena->Allocate(1000);
   std::shared_ptr<const void> hold = arena->HoldSegment(*buffer);
@@ -167,7 +167,7 @@ TEST_F(GpuArenaTest, MemoryIsNotMappedWhileNcclWorkIsInFlight) {
   gate_->EndWork();
   const auto first = arena->Allocate(1000);
   EXPECT_OK(first.status());
-  // What is mapped already can be had at any time.
+  // Memory that is mapped already can be allocated at any time.
   gate_->BeginWork();
   EXPECT_OK(arena->Allocate(1000).status());
   gate_->EndWork();
@@ -206,7 +206,7 @@ TEST_F(GpuArenaTest, ManyThreadsGetDifferentMemory) {
   EXPECT_EQ(arena->stats().block_count, 0);
 }
 
-TEST_F(GpuArenaTest, OptionsThatMakeNoSenseAreRefused) {
+TEST_F(GpuArenaTest, InvalidOptionsAreRefused) {
   const absl::Status none = GpuArena::Create(device_, nullptr, {.budget_bytes = 0}).status();
   EXPECT_EQ(none.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(none.message(), HasSubstr("memory of gpu:0 for tensors may not be 0 bytes: raise "
@@ -221,11 +221,11 @@ TEST_F(GpuArenaTest, OptionsThatMakeNoSenseAreRefused) {
 }
 
 // Less than a segment usually has is no reason to do without.
-TEST_F(GpuArenaTest, ASmallBudgetIsOneSegment) {
+TEST_F(GpuArenaTest, SmallBudgetIsOneSegment) {
   const auto arena = Make({.budget_bytes = 4 * kMiB});
   const auto all = *arena->Allocate(4 * kMiB);
   EXPECT_THAT(arena->Allocate(1).status().message(), HasSubstr("--gpu-arena-budget-bytes"));
-  // Less than the driver gives out at a time is none.
+  // A budget below the driver's granularity is empty.
   EXPECT_THAT(Make({.budget_bytes = kMiB})->Allocate(1).status().message(),
               HasSubstr("--gpu-arena-budget-bytes"));
   const auto pool = *PinnedPool::Create(device_, nullptr, {.budget_bytes = kMiB});
@@ -233,7 +233,7 @@ TEST_F(GpuArenaTest, ASmallBudgetIsOneSegment) {
   EXPECT_THAT(pool->Allocate(1).status().message(), HasSubstr("--pinned-budget-bytes"));
 }
 
-TEST_F(GpuArenaTest, PinnedBlocksAreUsedAgainUnderABudget) {
+TEST_F(GpuArenaTest, PinnedBlocksAreReusedUnderABudget) {
   NEEDS_THE_DOUBLE("makes calls fail");
   const auto pool =
       *PinnedPool::Create(device_, gate_, {.budget_bytes = 4 * kMiB, .segment_bytes = 2 * kMiB});
@@ -257,9 +257,9 @@ TEST_F(GpuArenaTest, PinnedBlocksAreUsedAgainUnderABudget) {
   gate_->EndWork();
 }
 
-// A transfer that goes by the host because a program's collective keeps it from NCCL: the
+// A transfer that goes through the host because a program's collective keeps it from NCCL: the
 // collective may be waiting for it, so it cannot wait for the collective.
-TEST_F(GpuArenaTest, DuringNcclWorkALargerPinnedBlockWillDo) {
+TEST_F(GpuArenaTest, DuringNcclWorkALargerPinnedBlockIsUsed) {
   NEEDS_THE_DOUBLE("knows what is in flight");
   const auto pool = *PinnedPool::Create(
       device_, gate_,
@@ -268,7 +268,7 @@ TEST_F(GpuArenaTest, DuringNcclWorkALargerPinnedBlockWillDo) {
   gate_->BeginWork();
   EXPECT_OK(pool->Allocate(100'000).status());
   EXPECT_EQ(pool->stats().pinned_bytes, 16 * kMiB);
-  // None is as large.
+  // No idle block is as large.
   EXPECT_EQ(pool->Allocate(3 * kMiB).status().code(), absl::StatusCode::kDeadlineExceeded);
   gate_->EndWork();
   EXPECT_OK(pool->Allocate(100'000).status());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels in a stream: in order, behind what writes their inputs, and with nobody waiting.
+// Kernels in a stream: in order, behind the writers of their inputs, and without blocking threads.
 #include "gpu/gpu_compute.h"
 
 #include <algorithm>
@@ -89,7 +89,7 @@ class GpuComputeTest : public cuda::CudaTest {
   GpuCompute* compute_ = nullptr;
 };
 
-TEST_F(GpuComputeTest, OneKernelTakesWhatAnotherHasMade) {
+TEST_F(GpuComputeTest, KernelReadsAnotherKernelsOutput) {
   const Tensor a = OnGpu({1, 2, 3});
   const Tensor b = OnGpu({10, 20, 30});
   const Tensor sum = *Binary(BinaryOp::kAdd, a, b);
@@ -100,8 +100,8 @@ TEST_F(GpuComputeTest, OneKernelTakesWhatAnotherHasMade) {
             (std::vector<float>{1, 2, 3}));
 }
 
-// A kernel of the producer's that takes long holds up the device, and no thread.
-TEST_F(GpuComputeTest, NobodyWaitsForInputsButTheStream) {
+// A long kernel of the producer's delays the device, and no thread.
+TEST_F(GpuComputeTest, OnlyTheStreamWaitsForInputs) {
   NEEDS_THE_DOUBLE("holds up a stream");
   cuda::HeldStream held(device_);
   const Tensor late = Behind(OnGpu({1, 2}), held.get());
@@ -113,7 +113,7 @@ TEST_F(GpuComputeTest, NobodyWaitsForInputsButTheStream) {
   EXPECT_EQ(Values(more), (std::vector<float>{12, 14}));
 }
 
-// What a kernel still has to read is not given to others when its last tensor goes.
+// Memory that a kernel still has to read is not reused when its last tensor is destroyed.
 TEST_F(GpuComputeTest, MemoryOfInputsIsKeptUntilTheyAreRead) {
   NEEDS_THE_DOUBLE("holds up a stream");
   cuda::HeldStream held(device_);
@@ -132,20 +132,20 @@ TEST_F(GpuComputeTest, MemoryOfInputsIsKeptUntilTheyAreRead) {
   EXPECT_EQ(Values(sum), std::vector<float>(1000, 3));
 }
 
-TEST_F(GpuComputeTest, InputsThatAreElsewhereAreRefused) {
+TEST_F(GpuComputeTest, InputsOnOtherDevicesAreRefused) {
   const absl::Status status = Binary(BinaryOp::kAdd, OnGpu({1, 2}), OnHost({1, 2})).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(status.message(), HasSubstr("gpu:0 cannot read float[2] in memory of host"));
 }
 
-TEST_F(GpuComputeTest, NoElementsNeedNoKernel) {
+TEST_F(GpuComputeTest, EmptyTensorsNeedNoKernel) {
   const Tensor none = OnGpu({});
   const Tensor sum = *Binary(BinaryOp::kAdd, none, none);
   EXPECT_EQ(sum.shape().element_count(), 0);
 }
 
 // Foreign memory counts no uses.
-TEST_F(GpuComputeTest, MemoryOfOthersIsKeptAsWell) {
+TEST_F(GpuComputeTest, ForeignMemoryIsKeptAsWell) {
   NEEDS_THE_DOUBLE("holds up a stream");
   const cuda::DevicePointer memory = Alloc(8);
   Write(memory, std::string(8, '\0'));
@@ -165,7 +165,7 @@ TEST_F(GpuComputeTest, MemoryOfOthersIsKeptAsWell) {
   Free(memory);
 }
 
-TEST_F(GpuComputeTest, WithoutKernelsTheReasonIsToldAgainAndAgain) {
+TEST_F(GpuComputeTest, WithoutKernelsEveryCallReturnsTheReason) {
   Open({});
   for (int i = 0; i < 2; ++i) {
     const absl::Status status = Binary(BinaryOp::kAdd, OnGpu({1}), OnGpu({2})).status();
@@ -176,7 +176,7 @@ TEST_F(GpuComputeTest, WithoutKernelsTheReasonIsToldAgainAndAgain) {
 }
 
 // A module is not loaded while NCCL's kernels wait for their peers.
-TEST_F(GpuComputeTest, KernelsAreLoadedWhenNoOneWaitsForAPeer) {
+TEST_F(GpuComputeTest, KernelsAreLoadedWhileNoTransferWaitsForAPeer) {
   gpus_->gate()->BeginWork();
   std::atomic<bool> is_loaded{false};
   Thread loader("loader", [this, &is_loaded] {

@@ -66,20 +66,20 @@ class GpusTest : public cuda::CudaTest {
   GpusOptions options_;
 };
 
-TEST_F(GpusTest, ADeviceThatCouldNotBeOpenedIsTriedAgain) {
+TEST_F(GpusTest, DeviceThatCouldNotBeOpenedIsTriedAgain) {
   NEEDS_THE_DOUBLE("can play what this needs");
   options_.retry_open = absl::Milliseconds(200);
   const std::unique_ptr<Gpus> gpus = Make();
   FailNext("cuDevicePrimaryCtxRetain", kOutOfMemory);
   const absl::Status first = gpus->Get(0).status();
   EXPECT_TRUE(absl::IsResourceExhausted(first)) << first;
-  // Not at once: it takes its time.
+  // Not at once: there is a pause.
   EXPECT_EQ(gpus->Get(0).status(), first);
   absl::SleepFor(absl::Milliseconds(250));
   EXPECT_OK(gpus->Get(0).status());
 }
 
-TEST_F(GpusTest, ADeviceThatIsFullForAMomentMakesTheSameMemoryLater) {
+TEST_F(GpusTest, DeviceThatIsBrieflyFullAllocatesTheSameMemoryLater) {
   NEEDS_THE_DOUBLE("can play what this needs");
   const std::unique_ptr<Gpus> gpus = Make();
   FailNext("cuMemCreate", kOutOfMemory);
@@ -91,7 +91,7 @@ TEST_F(GpusTest, ADeviceThatIsFullForAMomentMakesTheSameMemoryLater) {
 }
 
 // The slice of pinned memory that the failed copy still writes to is not the next one's.
-TEST_F(GpusTest, ACopyToTheHostThatHasNoEventIsWaitedFor) {
+TEST_F(GpusTest, CopyToTheHostWithoutAnEventIsWaitedFor) {
   NEEDS_THE_DOUBLE("can play what this needs");
   const std::unique_ptr<Gpus> gpus = Make();
   const Tensor one = *gpus->MoveAndWait(Request(Pattern(1), OnGpu(0)));
@@ -107,7 +107,7 @@ TEST_F(GpusTest, ACopyToTheHostThatHasNoEventIsWaitedFor) {
 }
 
 // Nor is the memory of the GPU that it copies to.
-TEST_F(GpusTest, ACopyBetweenGpusThatHasNoEventIsWaitedFor) {
+TEST_F(GpusTest, CopyBetweenGpusWithoutAnEventIsWaitedFor) {
   NEEDS_THE_DOUBLE("can play what this needs");
   NEEDS_TWO_GPUS();
   const std::unique_ptr<Gpus> gpus = Make();
@@ -135,7 +135,7 @@ TEST_F(GpusTest, ACopyBetweenGpusThatHasNoEventIsWaitedFor) {
   EXPECT_TRUE(IsEqual(*back, two));
 }
 
-// Whatever fails, once, while tensors move: what arrives is right, and then all goes on.
+// Any call fails, once, while tensors move: the data that arrives is right, and then all continues.
 TEST_F(GpusTest, AnyCallMayFail) {
   NEEDS_THE_DOUBLE("can play what this needs");
   const char* const kCalls[] = {"cuDevicePrimaryCtxRetain",
@@ -197,7 +197,7 @@ TEST_F(GpusTest, AnyCallMayFail) {
   EXPECT_GT(failed, 0);
 }
 
-TEST_F(GpusTest, TheCallersContextStaysWhatItWas) {
+TEST_F(GpusTest, CallersContextIsRestored) {
   NEEDS_TWO_GPUS();
   const std::unique_ptr<Gpus> gpus = Make();
   const auto other = cuda::OpenDevice(1);
@@ -216,8 +216,8 @@ TEST_F(GpusTest, TheCallersContextStaysWhatItWas) {
   EXPECT_EQ(now, other->context());
 }
 
-// As of two nodes in one process.
-TEST_F(GpusTest, SeveralOfAProcessHaveOneGate) {
+// As for two nodes in one process.
+TEST_F(GpusTest, NodesOfAProcessShareOneGate) {
   const std::unique_ptr<Gpus> one = Make();
   const std::unique_ptr<Gpus> two = Make();
   ASSERT_OK(two->Get(0).status());

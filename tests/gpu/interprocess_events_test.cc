@@ -29,7 +29,7 @@ TEST_F(InterprocessEventsTest, EventsOrderTheStreamsOfTwoProcesses) {
           }
           const auto ticket = (*pool)->Record(process.stream->get());
           REQUIRE_OK(ticket.status());
-          // Slots take turns.
+          // Slots are used in rotation.
           wire.Put(*ticket);
           const auto passed = wire.Get<EventTicket>();
           REQUIRE(passed == *ticket);
@@ -78,7 +78,7 @@ TEST_F(InterprocessEventsTest, EventsOrderTheStreamsOfTwoProcesses) {
   unsetenv("STRICT_CUDA_DELAY_US");
 }
 
-TEST_F(InterprocessEventsTest, WhenEveryEventIsOutThatIsSaid) {
+TEST_F(InterprocessEventsTest, AllEventsInUse_IsReported) {
   ExpectSuccess(RunAlone([] {
     const Process process;
     const auto pool = *InterprocessEventPool::Create(process.device, 2);
@@ -93,7 +93,7 @@ TEST_F(InterprocessEventsTest, WhenEveryEventIsOutThatIsSaid) {
   }));
 }
 
-TEST_F(InterprocessEventsTest, AnErrorOfTheDriverGivesTheSlotBack) {
+TEST_F(InterprocessEventsTest, DriverError_ReleasesTheSlot) {
   NEEDS_THE_DOUBLE("makes calls fail");
   ExpectSuccess(RunAlone([] {
     const Process process;

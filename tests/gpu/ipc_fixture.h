@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tests of device memory between processes, against the strict double of the driver: a producer and
-// a consumer with its cache, in processes of their own, joined by a wire.
+// Tests of device memory between processes, with the strict fake of the driver: a producer and a
+// consumer with its cache, in processes of their own, joined by a socket.
 #ifndef FERRY_TESTS_GPU_IPC_FIXTURE_H_
 #define FERRY_TESTS_GPU_IPC_FIXTURE_H_
 
@@ -86,7 +86,7 @@ struct Process {
   std::unique_ptr<CudaStream> stream;
 };
 
-// A consumer with its cache; keeps what it was told of releases.
+// A consumer with its cache; records the releases that it reports.
 struct Consumer : Process {
   explicit Consumer(int ordinal = 0, IpcImportCacheOptions options = {}) : Process(ordinal) {
     options.own_incarnation = kConsumer;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is shared, what is closed and when, and peers that go.
+// Which imports are shared, which are closed and when, and peers that end.
 #include <unistd.h>
 
 #include <csignal>
@@ -24,7 +24,7 @@ void ExportUntilDone(const Wire& wire) {
 }
 
 // Three of 4 MiB where 8 may be mapped.
-TEST_F(IpcImportCacheTest, TheLongestUnusedGoesFirstAndWhatIsUsedStays) {
+TEST_F(IpcImportCacheTest, LeastRecentlyUsedIsEvictedAndImportsInUseStay) {
   ExpectBoth(
       [](const Wire& wire) {
         const Process process;
@@ -57,7 +57,7 @@ TEST_F(IpcImportCacheTest, TheLongestUnusedGoesFirstAndWhatIsUsedStays) {
         std::optional<ImportedMemory> c = *open(2);
         REQUIRE(consumer.Read(c->base(), 1) == "c");
         REQUIRE(consumer.Released() == std::vector<uint64_t>{descriptors[0].buffer_id});
-        // A copy of the lease keeps it, whoever else lets go.
+        // A copy of the lease keeps it, whichever other copies are destroyed.
         std::optional<ImportedMemory> copy =
             *consumer.cache->Find({kProducer, descriptors[1].buffer_id});
         std::optional<ImportedMemory> second = copy;
@@ -70,14 +70,14 @@ TEST_F(IpcImportCacheTest, TheLongestUnusedGoesFirstAndWhatIsUsedStays) {
         consumer.WaitClosed(3);
         REQUIRE(consumer.cache->stats().used_count == 1);
         consumer.cache.reset();
-        // The last one is closed by whoever lets go of it, and can be used until then.
+        // The last one is closed when its last lease is destroyed, and can be used until then.
         REQUIRE(consumer.Read(c->base(), 1) == "c");
         c.reset();
         wire.Put('y');
       });
 }
 
-TEST_F(IpcImportCacheTest, ManyWhoOpenTheSameAtOnceShareOneMapping) {
+TEST_F(IpcImportCacheTest, ConcurrentOpensShareOneMapping) {
   ExpectBoth(ExportUntilDone, [](const Wire& wire) {
     Consumer consumer;
     const IpcDescriptor descriptor = Get(wire).descriptor;
@@ -105,9 +105,9 @@ TEST_F(IpcImportCacheTest, ManyWhoOpenTheSameAtOnceShareOneMapping) {
   });
 }
 
-// One who has no descriptor, since it went to somebody whose transfer was called off, is first; who
-// brings it joins. Both, and whoever comes after, have the memory.
-TEST_F(IpcImportCacheTest, WhoeverJoinsMayBringTheDescriptor) {
+// A caller without the descriptor, since it went to another whose transfer was cancelled, is first;
+// the caller with the descriptor joins. Both, and all later callers, get the memory.
+TEST_F(IpcImportCacheTest, JoiningCallerMayBringTheDescriptor) {
   ExpectBoth(
       [](const Wire& wire) {
         const Process process;
@@ -150,7 +150,7 @@ TEST_F(IpcImportCacheTest, WhoeverJoinsMayBringTheDescriptor) {
             absl::MutexLock lock(&mu);
             mu.Await(absl::Condition(&are_there));
           }
-          // Whoever joined is told with the lock free: what it was given counts until then.
+          // A joined caller is notified without the lock: its lease counts until then.
           while (consumer.cache->stats().used_count > 0) absl::SleepFor(absl::Milliseconds(1));
           consumer.cache->ClosePeer(kProducer);
           consumer.WaitClosed(is_being_opened ? 2 : 1);
@@ -160,8 +160,8 @@ TEST_F(IpcImportCacheTest, WhoeverJoinsMayBringTheDescriptor) {
       });
 }
 
-// What is let go of while another mapping is being closed: its owner waits for it all the same.
-TEST_F(IpcImportCacheTest, WhatIsLetGoOfDuringACloseIsClosedToo) {
+// A lease is released while another mapping is being closed: its owner waits for it all the same.
+TEST_F(IpcImportCacheTest, LeaseReleasedDuringACloseIsClosedToo) {
   ExpectBoth(
       [](const Wire& wire) {
         const Process process;
@@ -227,7 +227,7 @@ TEST_F(IpcImportCacheTest, NothingIsMappedOrUnmappedWhileNcclWorkIsInFlight) {
 }
 
 // kill -9 while its memory is mapped and used here.
-TEST_F(IpcImportCacheTest, APeerThatDiesLeavesOnlyWhatIsUsed) {
+TEST_F(IpcImportCacheTest, PeerDies_OnlyImportsInUseStay) {
   const auto outcomes = RunPair(
       [](const Wire& wire) {
         const Process process;
@@ -249,7 +249,7 @@ TEST_F(IpcImportCacheTest, APeerThatDiesLeavesOnlyWhatIsUsed) {
         REQUIRE(consumer.cache->stats().mapping_count == 1);
         memory.reset();
         consumer.WaitClosed(1);
-        REQUIRE(consumer.Released().empty());  // there is nobody to tell
+        REQUIRE(consumer.Released().empty());  // there is no peer to notify
         // The driver of an H200 (580.159) still opened the handle of a dead process at this point.
         const absl::Status gone = consumer.Open(descriptor, UniqueFd()).status();
         REQUIRE(OnRealGpu() || !gone.ok());
@@ -258,7 +258,7 @@ TEST_F(IpcImportCacheTest, APeerThatDiesLeavesOnlyWhatIsUsed) {
   ExpectSuccess(outcomes[1]);
 }
 
-TEST_F(IpcImportCacheTest, ErrorsSayWhatIsWrongWithTheImport) {
+TEST_F(IpcImportCacheTest, ErrorsDescribeTheImport) {
   NEEDS_THE_DOUBLE("makes calls fail");
   setenv("STRICT_CUDA_PEERS", "none", 1);
   ExpectBoth(
@@ -288,7 +288,7 @@ TEST_F(IpcImportCacheTest, ErrorsSayWhatIsWrongWithTheImport) {
         status = consumer.Open(plain.descriptor, UniqueFd()).status();
         REQUIRE(status.code() == absl::StatusCode::kUnavailable);
         REQUIRE(status.message().find("older memory of the peer") != absl::string_view::npos);
-        // Somebody who sends us our own name.
+        // A peer that sends us our own name.
         absl::Notification ended;
         REQUIRE_OK(consumer.cache->Open(
             {kConsumer, 1}, plain.descriptor, UniqueFd(), absl::InfiniteFuture(),
@@ -302,7 +302,7 @@ TEST_F(IpcImportCacheTest, ErrorsSayWhatIsWrongWithTheImport) {
   unsetenv("STRICT_CUDA_PEERS");
 }
 
-// The open is under way when the peer is reported dead: its memory must not stay mapped.
+// The open is in progress when the peer is reported dead: its memory must not stay mapped.
 TEST_F(IpcImportCacheTest, PeerClosedDuringOpen_MappingIsClosed) {
   ExpectBoth(ExportUntilDone, [](const Wire& wire) {
     Consumer consumer(0, {.timeout = absl::Seconds(10)});

@@ -10,7 +10,7 @@ namespace {
 class IpcMappingTest : public IpcProcessTest {};
 
 // The first, a middle and the last byte of an allocation with neighbours in the same block.
-TEST_F(IpcMappingTest, ARangeIsFoundAtItsOffsetInTheMapping) {
+TEST_F(IpcMappingTest, RangeIsFoundAtItsOffsetInTheMapping) {
   NEEDS_TWO_PEERS();
   ExpectBoth(
       [](const Wire& wire) {
@@ -44,7 +44,7 @@ TEST_F(IpcMappingTest, ARangeIsFoundAtItsOffsetInTheMapping) {
       });
 }
 
-TEST_F(IpcMappingTest, AnArenasSegmentIsOpenedOnceForAllItsBuffers) {
+TEST_F(IpcMappingTest, ArenasSegmentIsOpenedOnceForAllItsBuffers) {
   ExpectBoth(
       [](const Wire& wire) {
         const Process process;
@@ -114,7 +114,7 @@ TEST_F(IpcMappingTest, MemoryOfAPoolIsOpenedWithItsPool) {
 }
 
 // An expandable segment: a range over two physical pieces is two descriptors.
-TEST_F(IpcMappingTest, ARangeOverSeveralPiecesIsOpenedPieceByPiece) {
+TEST_F(IpcMappingTest, RangeOverSeveralPiecesIsOpenedPieceByPiece) {
   ExpectBoth(
       [](const Wire& wire) {
         const Process process;
@@ -156,8 +156,8 @@ TEST_F(IpcMappingTest, ARangeOverSeveralPiecesIsOpenedPieceByPiece) {
       });
 }
 
-// The owner wants its memory back, frees it, and gets the same address again.
-TEST_F(IpcMappingTest, MemoryAtARecycledAddressIsNotTakenForTheOld) {
+// The owner reclaims its memory, frees it, and gets the same address again.
+TEST_F(IpcMappingTest, MemoryAtARecycledAddress_IsNotTakenForTheOldOne) {
   NEEDS_THE_DOUBLE("gives an address again at once");
   ExpectBoth(
       [](const Wire& wire) {
@@ -202,7 +202,7 @@ TEST_F(IpcMappingTest, MemoryAtARecycledAddressIsNotTakenForTheOld) {
 
 // An owner that frees without asking, as frameworks do: the new memory must not be taken for the
 // old, and the old mapping must go.
-TEST_F(IpcMappingTest, OlderMemoryInTheSamePlaceIsClosedFirst) {
+TEST_F(IpcMappingTest, OlderMemoryAtTheSameAddressIsClosedFirst) {
   NEEDS_THE_DOUBLE("gives an address again at once");
   setenv("STRICT_CUDA_ON_BREACH", "record", 1);
   ExpectBoth(

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every kind of memory: what it is taken for, and how it can be exported.
+// Every kind of memory: its classification, and how it can be exported.
 #include "gpu/cuda/memory_kind.h"
 
 #include <cstdlib>
@@ -58,7 +58,7 @@ class MemoryKindTest : public CudaTest {
     const ScopedCurrent current(*device_);
     Mapped mapped;
     mapped.bytes = handle_types.size() * kGranule;
-    // Larger than what is mapped, as expandable segments are.
+    // Larger than the mapped part, as expandable segments are.
     EXPECT_EQ(table().address_reserve(&mapped.base, mapped.bytes + kGranule, 0, 0, 0), kSuccess);
     for (size_t i = 0; i < handle_types.size(); ++i) {
       AllocationProperties properties = {};
@@ -84,7 +84,7 @@ class MemoryKindTest : public CudaTest {
   }
 };
 
-// A handle stands for the whole allocation: the receiver needs the offset, whatever byte is meant.
+// A handle stands for the whole allocation: the receiver needs the offset of any byte.
 TEST_F(MemoryKindTest, PlainMemoryIsItsAllocationAndAnOffset) {
   const DevicePointer memory = Alloc(1000);
   const DevicePointer neighbour = Alloc(1000);
@@ -105,7 +105,7 @@ TEST_F(MemoryKindTest, PlainMemoryIsItsAllocationAndAnOffset) {
   Free(neighbour);
 }
 
-TEST_F(MemoryKindTest, ARangeThatLeavesItsAllocationIsRefused) {
+TEST_F(MemoryKindTest, RangeBeyondItsAllocationIsRefused) {
   const DevicePointer memory = Alloc(1000);
   const absl::Status status =
       Classify(*device_, reinterpret_cast<void*>(memory + 1), 1000).status();
@@ -126,7 +126,7 @@ TEST_F(MemoryKindTest, MemoryAtARecycledAddressHasAnotherId) {
   Free(second);
 }
 
-TEST_F(MemoryKindTest, MemoryOfAnotherDeviceIsNamedSo) {
+TEST_F(MemoryKindTest, MemoryOfAnotherDeviceIsReportedAsSuch) {
   NEEDS_TWO_GPUS();
   const std::shared_ptr<CudaDevice> other = OpenDevice(1);
   DevicePointer memory = 0;
@@ -174,7 +174,7 @@ TEST_F(MemoryKindTest, MemoryOfAPoolWithAHandleTypeIsExportedWithItsPool) {
   EXPECT_EQ(table().pool_destroy(pool), kSuccess);
 }
 
-TEST_F(MemoryKindTest, MappedMemoryIsAPieceForEachPhysicalOne) {
+TEST_F(MemoryKindTest, MappedMemoryHasAPieceForEachPhysicalAllocation) {
   const Mapped mapped = Map({kHandleTypePosixFd, kHandleTypePosixFd, kHandleTypePosixFd});
   // From the last byte of the first to the first of the third.
   const MemoryInfo info = InfoOf(mapped.base + kGranule - 1, kGranule + 2);
@@ -261,14 +261,14 @@ TEST_F(MemoryKindTest, HostMemoryIsPinnedOrNot) {
   std::free(registered);
 }
 
-// A tensor without elements has no address, and no driver is to be asked about it.
-TEST_F(MemoryKindTest, NoAddressIsHostMemory) {
+// A tensor without elements has no address, and the driver must not be queried for it.
+TEST_F(MemoryKindTest, NullAddressIsHostMemory) {
   if (!OnRealGpu()) FailNext("cuPointerGetAttributes", 1);
   const absl::StatusOr<MemoryInfo> info = Classify(*device_, nullptr, 0);
   ASSERT_OK(info.status());
   EXPECT_EQ(info->kind, MemoryKind::kPageableHost);
   EXPECT_THAT(info->pieces, IsEmpty());
-  // The fault is still there: nobody has made the call.
+  // The injected fault is still pending: no call has been made.
   if (!OnRealGpu()) {
     const DevicePointer memory = Alloc(8);
     EXPECT_FALSE(Classify(*device_, reinterpret_cast<void*>(memory), 8).ok());
@@ -297,7 +297,7 @@ TEST_F(MemoryKindTest, ExportingTwiceGivesTheSameBytes) {
   Free(memory);
 }
 
-TEST_F(MemoryKindTest, DescriptorsOfAPeerAreNotTrusted) {
+TEST_F(MemoryKindTest, DescriptorsOfAPeerAreValidated) {
   IpcDescriptor descriptor;
   descriptor.export_by = ExportBy::kPosixFd;
   descriptor.allocation_bytes = 100;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where NCCL is looked for, and what is said when there is none.
+// Where NCCL is searched for, and the error when it is not found.
 #include "gpu/nccl/nccl_api.h"
 
 #include <cstdio>
@@ -51,8 +51,8 @@ TEST_F(NcclSearchTest, FindsTheWheelOfAVirtualEnvironment) {
   EXPECT_THAT(SearchNccl(places_).found, ElementsAre(file));
 }
 
-// A daemon that systemd starts has PATH at most: its python3 tells the environment, whether that
-// is its own or only linked.
+// A daemon started by systemd has at most PATH: its python3 identifies the environment, whether
+// that is its own or only linked.
 TEST_F(NcclSearchTest, FindsTheEnvironmentOfThePythonOnPath) {
   const std::string base = Put("base/lib/python3.12/site-packages/nvidia/nccl/lib/libnccl.so.2");
   const std::string own = Put("env/lib/python3.12/site-packages/nvidia/nccl/lib/libnccl.so.2");
@@ -81,7 +81,7 @@ TEST_F(NcclSearchTest, FindsTheSystemsPackagesAndToolkit) {
   EXPECT_THAT(SearchNccl(places_).found, ElementsAre(user, dist, debian, toolkit));
 }
 
-TEST_F(NcclSearchTest, SaysWhereItLookedWhenThereIsNone) {
+TEST_F(NcclSearchTest, ReportsWhereItSearchedWhenThereIsNone) {
   places_.virtual_env = root_ + "/venv";
   places_.python_path = root_ + "/a:" + root_ + "/b";
   const NcclSearch search = SearchNccl(places_);
@@ -90,7 +90,7 @@ TEST_F(NcclSearchTest, SaysWhereItLookedWhenThereIsNone) {
   EXPECT_THAT(search.folders, Contains(root_ + "/venv/lib/python3*/site-packages/nvidia/nccl/lib"));
 }
 
-TEST_F(NcclSearchTest, AnOldLibraryIsPassedOverWithItsReason) {
+TEST_F(NcclSearchTest, OldLibraryIsSkippedWithItsReason) {
   ScopedEnvironment environment;
   environment.Set("FERRY_NCCL_LIBRARY", FERRY_OLD_NCCL);
   const auto api = NcclApi::Load(places_);
@@ -99,9 +99,9 @@ TEST_F(NcclSearchTest, AnOldLibraryIsPassedOverWithItsReason) {
   EXPECT_THAT(api.status().message(), HasSubstr(FERRY_OLD_NCCL));
 }
 
-// An installation that was broken off: the loader would map what is not there, and the process die
-// of it.
-TEST_F(NcclSearchTest, AFileThatIsCutShortIsNotLoaded) {
+// An incomplete installation: the loader would map pages that do not exist, and the process would
+// die of it.
+TEST_F(NcclSearchTest, TruncatedFileIsNotLoaded) {
   const std::string file = Put("short.so");
   fs::copy_file(FERRY_OLD_NCCL, file, fs::copy_options::overwrite_existing);
   for (const uintmax_t left : {uintmax_t{4096}, uintmax_t{100}}) {
@@ -115,8 +115,8 @@ TEST_F(NcclSearchTest, AFileThatIsCutShortIsNotLoaded) {
   }
 }
 
-// Who names a file does not want another that happens to lie about.
-TEST_F(NcclSearchTest, ANamedLibraryIsTheOnlyOneTried) {
+// A user who names a file does not want another that happens to be installed.
+TEST_F(NcclSearchTest, NamedLibraryIsTheOnlyOneTried) {
   ScopedEnvironment environment;
   environment.Set("FERRY_NCCL_LIBRARY", root_ + "/none.so");
   const auto api = NcclApi::Load();
@@ -125,7 +125,7 @@ TEST_F(NcclSearchTest, ANamedLibraryIsTheOnlyOneTried) {
   EXPECT_THAT(api.status().message(), ::testing::Not(HasSubstr("looked into")));
 }
 
-TEST_F(NcclSearchTest, AFileThatIsNoLibraryIsNamedWithTheFoldersThatWereSearched) {
+TEST_F(NcclSearchTest, InvalidFileIsNamedWithTheSearchedFolders) {
   const std::string file = Put("venv/lib/python3.11/site-packages/nvidia/nccl/lib/libnccl.so.2");
   places_.virtual_env = root_ + "/venv";
   const auto api = NcclApi::Load(places_);
@@ -134,8 +134,8 @@ TEST_F(NcclSearchTest, AFileThatIsNoLibraryIsNamedWithTheFoldersThatWereSearched
   EXPECT_THAT(api.status().message(), HasSubstr("looked into"));
 }
 
-// The double has every function of 2.28.
-TEST(NcclApi, EveryFunctionOfARecentLibraryIsThere) {
+// The fake library has every function of 2.28.
+TEST(NcclApi, EveryFunctionOfARecentLibraryIsAvailable) {
   ScopedEnvironment environment;
   environment.Set("FERRY_NCCL_LIBRARY", FERRY_STRICT_CUDA);
   const auto api = NcclApi::Load();
@@ -149,7 +149,7 @@ TEST(NcclApi, EveryFunctionOfARecentLibraryIsThere) {
 }
 
 // Needs no GPU: an id is drawn with sockets alone.
-TEST(NcclApi, TheInstalledLibraryLoadsAndDrawsAnId) {
+TEST(NcclApi, InstalledLibraryLoadsAndCreatesAnId) {
   const auto api = NcclApi::Load();
   if (!api.ok()) GTEST_SKIP() << api.status().message();
   EXPECT_GE((*api)->version(), kMinVersion);

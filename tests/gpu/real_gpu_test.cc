@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The layer on whatever GPU the machine has: the questions whose answers only a real driver knows.
-// Skipped where there is none. With FERRY_CUDA_LIBRARY it runs on that library instead.
+// The layer on the machine's GPU: questions that only a real driver can answer. Skipped where there
+// is none. With FERRY_CUDA_LIBRARY it runs on that library instead.
 #include <cstring>
 #include <memory>
 #include <string>
@@ -46,7 +46,7 @@ class RealGpuTest : public ::testing::Test {
   std::shared_ptr<EventPool> events_;
 };
 
-TEST_F(RealGpuTest, EachKindOfMemoryIsTakenForWhatItIs) {
+TEST_F(RealGpuTest, EachKindOfMemoryIsClassified) {
   DevicePointer plain = 0;
   ASSERT_EQ(table().memory_alloc(&plain, 5000), kSuccess);
   absl::StatusOr<MemoryInfo> info = Classify(*device_, AsHostPointer(plain + 4999), 1);
@@ -79,7 +79,7 @@ TEST_F(RealGpuTest, EachKindOfMemoryIsTakenForWhatItIs) {
   EXPECT_EQ(Classify(*device_, pageable.data(), 5000)->kind, MemoryKind::kPageableHost);
 }
 
-TEST_F(RealGpuTest, AnArenasOwnDescriptionIsTheDrivers) {
+TEST_F(RealGpuTest, ArenasDescriptionMatchesTheDrivers) {
   const auto arena = GpuArena::Create(device_, nullptr, {});
   ASSERT_TRUE(arena.ok()) << arena.status();
   RecordProperty("fallback", (*arena)->fallback_reason());
@@ -91,7 +91,7 @@ TEST_F(RealGpuTest, AnArenasOwnDescriptionIsTheDrivers) {
   EXPECT_EQ((*exported)[0].descriptor, (*arena)->Describe(**buffer));
 }
 
-TEST_F(RealGpuTest, KernelsMakeThePatternThatTheHostKnows) {
+TEST_F(RealGpuTest, KernelsMakeTheHostsPattern) {
   const auto kernels = Kernels::Load(device_);
   if (absl::IsUnimplemented(kernels.status())) GTEST_SKIP() << kernels.status().message();
   ASSERT_TRUE(kernels.ok()) << kernels.status();
@@ -126,7 +126,7 @@ TEST_F(RealGpuTest, KernelsMakeThePatternThatTheHostKnows) {
   EXPECT_EQ(found[1], sum);
 }
 
-TEST_F(RealGpuTest, StagingBringsBackWhatItTook) {
+TEST_F(RealGpuTest, StagingRoundTrips) {
   const auto arena = *GpuArena::Create(device_, nullptr, {});
   const auto pinned = *PinnedPool::Create(device_, nullptr, {});
   constexpr size_t kBytes = 20 * kMiB + 7;

@@ -7,8 +7,8 @@
 
 namespace ferry {
 
-// Whether a parameter is passed the same way: the same type, an int for an enum, or a struct of
-// ours for one of the same size and alignment.
+// Whether a parameter is passed identically: the same type, an int for an enum, or a struct of ours
+// for one of the same size and alignment.
 template <typename Ours, typename Theirs>
 constexpr bool IsSame() {
   if constexpr (std::is_same_v<Ours, Theirs>) {
@@ -16,7 +16,7 @@ constexpr bool IsSame() {
   } else if constexpr (std::is_pointer_v<Ours> && std::is_pointer_v<Theirs>) {
     using OurTarget = std::remove_pointer_t<Ours>;
     using TheirTarget = std::remove_pointer_t<Theirs>;
-    // Where the driver takes a non-const enum or struct, constness is ours to choose.
+    // Where the driver takes a non-const enum or struct, ours may be const.
     return IsSame<std::remove_const_t<OurTarget>, std::remove_const_t<TheirTarget>>();
   } else if constexpr (std::is_enum_v<Theirs>) {
     return (std::is_integral_v<Ours> || std::is_enum_v<Ours>)&&sizeof(Ours) == sizeof(Theirs);

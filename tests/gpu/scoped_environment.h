@@ -9,7 +9,8 @@
 
 namespace ferry {
 
-// Not for tests with threads: the environment is the process's. The destructor unsets what was set.
+// Not for tests with threads: the environment is the process's. The destructor unsets the variables
+// that were set.
 class ScopedEnvironment final {
  public:
   ScopedEnvironment() = default;

@@ -25,7 +25,7 @@ double HalfValue(uint16_t bits) {
   return sign * std::ldexp(1024 + mantissa, exponent - 25);
 }
 
-TEST(Half, EveryOneIsItsValueAndComesBack) {
+TEST(Half, EveryHalfRoundTrips) {
   for (uint32_t bits = 0; bits < 0x10000; ++bits) {
     const Float16 half{static_cast<uint16_t>(bits)};
     const double expected = HalfValue(half.bits);
@@ -51,7 +51,7 @@ uint16_t NearestHalf(float value) {
     const auto middle = static_cast<uint16_t>((below + above) / 2);
     (HalfValue(middle) <= magnitude ? below : above) = middle;
   }
-  // Infinity stands where the next number would be.
+  // Infinity has the bits of the next larger number.
   const double upper = above == 0x7c00 ? 65536 : HalfValue(above);
   const double to_below = magnitude - HalfValue(below);
   const double to_above = upper - magnitude;
@@ -59,10 +59,10 @@ uint16_t NearestHalf(float value) {
   return static_cast<uint16_t>(sign | (goes_up ? above : below));
 }
 
-TEST(Half, FloatsBecomeTheNearestOrTheEvenOne) {
+TEST(Half, FloatsRoundToNearestEven) {
   std::mt19937 random(1);
   for (int i = 0; i < 300'000; ++i) {
-    // Of all magnitudes that a half has, and some beyond; often halfway between two.
+    // All magnitudes that a half can represent, and some beyond; often halfway between two.
     uint32_t bits = (random() % 50 + 95) << 23 | (random() & 0x807fffff);
     if (i % 3 == 0) bits &= ~0xfffu;
     const float value = BitsAs<float>(bits);
@@ -91,7 +91,7 @@ TEST(Bfloat16, IsTheUpperHalfRounded) {
   EXPECT_EQ(ToBrain16(BitsAs<float>(0x3f818000u)).bits, 0x3f82);
   EXPECT_EQ(ToBrain16(BitsAs<float>(0x3f808001u)).bits, 0x3f81);
   EXPECT_EQ(ToBrain16(std::numeric_limits<float>::max()).bits, 0x7f80);
-  // Whose upper half alone would be infinity.
+  // Its upper half alone would be infinity.
   EXPECT_TRUE(std::isnan(ToFloat(ToBrain16(BitsAs<float>(0x7f800001u)))));
 }
 

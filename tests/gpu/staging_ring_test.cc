@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Slots of the staging ring, and streams for what waits.
+// Slots of the staging ring, and streams for waiting transfers.
 #include "gpu/cuda/staging_ring.h"
 
 #include <vector>
@@ -12,7 +12,7 @@ namespace {
 
 class StagingRingTest : public CudaTest {
  protected:
-  // On the executor, whose turn it is when this returns.
+  // On the executor, which has run it when this returns.
   void Take(StagingRing& ring, std::vector<StagingRing::Slot>& slots) {
     OnExecutor([&] {
       ring.Take([&slots](absl::StatusOr<StagingRing::Slot> slot) {
@@ -33,7 +33,7 @@ class StagingRingTest : public CudaTest {
   DeviceExecutor executor_{device_};
 };
 
-TEST_F(StagingRingTest, WhoComesLateWaitsInTurn) {
+TEST_F(StagingRingTest, LaterRequestsWaitInOrder) {
   const auto ring =
       StagingRing::Create(executor_, nullptr, {.budget_bytes = 4 * kMiB, .slot_bytes = 2 * kMiB});
   EXPECT_EQ(ring->arena(), nullptr);
@@ -64,7 +64,7 @@ TEST_F(StagingRingTest, WhoComesLateWaitsInTurn) {
 }
 
 // The copy into it may be enqueued still when its receiver has died.
-TEST_F(StagingRingTest, ASlotIsNobodysUntilTheDeviceHasLeftIt) {
+TEST_F(StagingRingTest, SlotIsFreeOnlyWhenTheDeviceHasLeftIt) {
   const auto ring =
       StagingRing::Create(executor_, nullptr, {.budget_bytes = 2 * kMiB, .slot_bytes = 2 * kMiB});
   std::vector<StagingRing::Slot> slots;
@@ -86,7 +86,7 @@ TEST_F(StagingRingTest, ASlotIsNobodysUntilTheDeviceHasLeftIt) {
   ring->Give(std::move(next[0]), nullptr);
 }
 
-TEST_F(StagingRingTest, WithoutMemoryForOneSlotThatIsSaid) {
+TEST_F(StagingRingTest, WithoutMemoryForOneSlotTheErrorSaysSo) {
   NEEDS_THE_DOUBLE("makes calls fail");
   const auto ring = StagingRing::Create(executor_, nullptr, {});
   const auto fail =
@@ -103,7 +103,7 @@ TEST_F(StagingRingTest, WithoutMemoryForOneSlotThatIsSaid) {
 }
 
 // Less than the driver gives out at a time.
-TEST_F(StagingRingTest, ABudgetForNoSlotIsNamed) {
+TEST_F(StagingRingTest, BudgetBelowOneSlotIsNamed) {
   const auto ring = StagingRing::Create(executor_, nullptr, {.budget_bytes = kMiB});
   std::string message;
   OnExecutor([&] {
@@ -116,7 +116,7 @@ TEST_F(StagingRingTest, ABudgetForNoSlotIsNamed) {
 
 class WaitStreamsTest : public CudaTest {};
 
-TEST_F(WaitStreamsTest, OneThatWaitsIsNotGivenAgain) {
+TEST_F(WaitStreamsTest, StreamThatWaitsIsNotHandedOutAgain) {
   const auto streams = *WaitStreams::Create(device_, 2);
   HeldStream held(device_);
   const auto event = *ReadyEvent::Record(*events_, held.get());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What may wait for the device, and what it must not wait for.
+// Which operations may wait for the device, and which must not wait.
 #include "gpu/cuda/sync_gate.h"
 
 #include <atomic>
@@ -41,7 +41,7 @@ TEST(SyncGate, QuietActionsAndWorkExcludeEachOther) {
   EXPECT_EQ(gate.work_count(), 0);
 }
 
-TEST(SyncGate, SaysHowMuchWorkWasInTheWay) {
+TEST(SyncGate, ReportsHowMuchWorkIsInProgress) {
   SyncGate gate;
   gate.BeginWork();
   gate.BeginWork();
@@ -61,8 +61,8 @@ TEST(SyncGate, SaysHowMuchWorkWasInTheWay) {
   EXPECT_TRUE(ran);
 }
 
-// A program that begins one thing after the other would keep everybody from memory for ever; but
-// what it begins on another GPU may be what the first is waiting for.
+// A program that begins work continuously would block memory operations forever; but its work on
+// another GPU may be what the first is waiting for.
 TEST(SyncGate, AProgramsNextWorkWaitsForQuietUnlessAnotherDeviceIsAtWork) {
   SyncGate gate;
   gate.BeginProgramWork(0);
@@ -74,7 +74,7 @@ TEST(SyncGate, AProgramsNextWorkWaitsForQuietUnlessAnotherDeviceIsAtWork) {
     gate.BeginProgramWork(0);
     has_begun.Notify();
   });
-  // Device 1 has some under way.
+  // Device 1 has some in progress.
   has_begun.WaitForNotification();
   next.join();
   gate.EndProgramWork(0);
@@ -92,7 +92,7 @@ TEST(SyncGate, AProgramsNextWorkWaitsForQuietUnlessAnotherDeviceIsAtWork) {
   gate.EndProgramWork(0);
 }
 
-TEST(SyncGate, TellsWhoGivesWorkThatQuietIsWanted) {
+TEST(SyncGate, NotifiesWorkersThatQuietIsRequested) {
   struct Listener final : QuietListener {
     explicit Listener(SyncGate& its_gate) : gate(its_gate) {}
     void OnQuietWanted() override { heard.push_back(gate.is_quiet_wanted()); }
@@ -102,7 +102,7 @@ TEST(SyncGate, TellsWhoGivesWorkThatQuietIsWanted) {
   SyncGate gate;
   auto listener = std::make_shared<Listener>(gate);
   gate.Listen(listener);
-  // Nobody is in the way.
+  // Nothing is in progress.
   EXPECT_OK(gate.RunQuietly(absl::Seconds(1), "map", [] {}));
   EXPECT_THAT(listener->heard, testing::IsEmpty());
 

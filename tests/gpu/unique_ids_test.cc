@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ids of an NCCL that hangs where it looks for the network: what that costs, and who is told.
+// Ids from an NCCL that hangs while it looks for the network: the cost of the hang, and the errors.
 #include "gpu/nccl/unique_ids.h"
 
 #include <dlfcn.h>
@@ -40,19 +40,19 @@ class UniqueIdsTest : public ::testing::Test {
     reinterpret_cast<void (*)(const char*, int, int)>(Symbol("strict_cuda_fail_next"))(
         "ncclGetUniqueId", -1, 0);
   }
-  // Calls of the double's that hang now.
+  // Calls of the fake library that hang now.
   int Hanging() { return reinterpret_cast<int (*)()>(Symbol("strict_cuda_hanging"))(); }
   void AwaitHang() {
     for (int i = 0; i < 10000 && Hanging() == 0; ++i) absl::SleepFor(absl::Milliseconds(1));
     EXPECT_EQ(Hanging(), 1);
   }
-  // What hangs returns.
+  // The hanging calls return.
   void ComeBack() {
     reinterpret_cast<void (*)()>(Symbol("strict_cuda_clear_faults"))();
     for (int i = 0; i < 10000 && Threads() > 0; ++i) absl::SleepFor(absl::Milliseconds(1));
     EXPECT_EQ(Threads(), 0);
   }
-  // Those that ask NCCL for ids.
+  // Threads that request ids from NCCL.
   static int Threads() {
     int count = 0;
     for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
@@ -71,8 +71,8 @@ class UniqueIdsTest : public ::testing::Test {
   std::shared_ptr<const NcclApi> api_;
 };
 
-// A job that tries again and again, each time with a thread that stays for ever.
-TEST_F(UniqueIdsTest, OneThreadHangsAtMost) {
+// A job that retries, each time with a thread that would hang forever.
+TEST_F(UniqueIdsTest, AtMostOneThreadHangs) {
   HangNext();
   const absl::Status late = MintUniqueIds(api_, 1, absl::InfinitePast(), [this] {
                               AwaitHang();
@@ -80,7 +80,7 @@ TEST_F(UniqueIdsTest, OneThreadHangsAtMost) {
                             }).status();
   EXPECT_TRUE(absl::IsDeadlineExceeded(late)) << late;
   EXPECT_THAT(std::string(late.message()), HasSubstr("ncclGetUniqueId has not returned for "));
-  // The next would hang too, if it came as far.
+  // The next would hang too, if it were started.
   HangNext();
   for (int i = 0; i < 5; ++i) {
     const absl::Status refused = Mint(absl::Hours(1)).status();
@@ -97,8 +97,8 @@ TEST_F(UniqueIdsTest, OneThreadHangsAtMost) {
   EXPECT_NE(ids->front(), ids->back());
 }
 
-// It is slow, and nobody has given up: whoever comes second has ids as well.
-TEST_F(UniqueIdsTest, TheSecondWaitsForTheFirst) {
+// It is slow, and no caller has given up: the second caller gets ids as well.
+TEST_F(UniqueIdsTest, SecondCallerWaitsForTheFirst) {
   HangNext();
   Ids first = absl::UnknownError("not yet");
   std::thread other([&] { first = Mint(absl::Hours(1)); });
@@ -115,7 +115,7 @@ TEST_F(UniqueIdsTest, TheSecondWaitsForTheFirst) {
   EXPECT_GE(looks, 3) << "two at a time";
 }
 
-TEST_F(UniqueIdsTest, TheSecondHasItsOwnTime) {
+TEST_F(UniqueIdsTest, SecondCallerHasItsOwnTimeout) {
   HangNext();
   Ids first = absl::UnknownError("not yet");
   std::thread other([&] { first = Mint(absl::Hours(1)); });

@@ -11,7 +11,7 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-TEST(CliqueCache, EvictsWhatWasUsedLongestAgo) {
+TEST(CliqueCache, EvictsTheLeastRecentlyUsed) {
   CliqueCache cache(100);
   for (const char* key : {"a", "b", "c"}) {
     EXPECT_THAT(*cache.Reserve(key, 30), IsEmpty());
@@ -24,7 +24,7 @@ TEST(CliqueCache, EvictsWhatWasUsedLongestAgo) {
   EXPECT_FALSE(cache.Use("b"));
 }
 
-TEST(CliqueCache, DoesNotEvictWhatIsInUse) {
+TEST(CliqueCache, DoesNotEvictCommunicatorsInUse) {
   CliqueCache cache(100);
   ASSERT_TRUE(cache.Reserve("a", 60).ok());
   ASSERT_TRUE(cache.Reserve("b", 30).ok());
@@ -38,7 +38,7 @@ TEST(CliqueCache, DoesNotEvictWhatIsInUse) {
   EXPECT_FALSE(cache.Reserve("d", 101).ok());
 }
 
-TEST(CliqueCache, ABrokenOneMakesRoomAtOnce) {
+TEST(CliqueCache, BrokenCommunicatorIsRemovedAtOnce) {
   CliqueCache cache(100);
   ASSERT_TRUE(cache.Reserve("a", 60).ok());
   EXPECT_TRUE(cache.Use("a"));
@@ -48,7 +48,7 @@ TEST(CliqueCache, ABrokenOneMakesRoomAtOnce) {
   EXPECT_THAT(*cache.Reserve("a", 100), IsEmpty());
 }
 
-TEST(CliqueCache, WhatTurnsOutLargerIsMadeUpForByTheNext) {
+TEST(CliqueCache, CommunicatorLargerThanEstimated_IsAccountedForByTheNext) {
   CliqueCache cache(100);
   ASSERT_TRUE(cache.Reserve("a", 10).ok());
   ASSERT_TRUE(cache.Reserve("b", 10).ok());

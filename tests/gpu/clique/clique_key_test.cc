@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What cliques are called, and what is written for their ranks.
+// Keys of communicators, and the values that are stored for their ranks.
 #include "gpu/clique/clique_key.h"
 
 #include <gmock/gmock.h>
@@ -26,7 +26,7 @@ TEST(CliqueKeyTest, DependsOnOrderIncarnationAndEveryDevice) {
   EXPECT_FALSE(CliqueKey::Create({{1, 1}, {1, 2}}).ok());
 }
 
-TEST(CliqueIdsTest, AnyChangedByteIsNoticed) {
+TEST(CliqueIdsTest, AnyChangedByteIsDetected) {
   const CliqueIds ids{22809, 77, {std::string(128, 'a'), std::string(128, 'b')}};
   const std::string value = EncodeCliqueIds(ids);
   EXPECT_EQ(*DecodeCliqueIds(value), ids);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks of a clique with one store between them, whose NCCL does what the test says.
+// Ranks of a communicator with one store between them, whose NCCL the test controls.
 #ifndef FERRY_TESTS_GPU_CLIQUE_CLIQUE_RANKS_H_
 #define FERRY_TESTS_GPU_CLIQUE_CLIQUE_RANKS_H_
 
@@ -19,7 +19,7 @@
 
 namespace ferry {
 
-// One store for all ranks; each hears of it when the test says so.
+// One store for all ranks; the test decides when each is notified.
 class FakeStore final {
  public:
   class View final : public CliqueStore {
@@ -93,7 +93,7 @@ class FakeSteps final : public CliqueSteps {
   absl::Status mint_error;
   int minted = 0;
   std::vector<std::pair<uint32_t, std::vector<std::string>>> initialised;
-  // For its first exchange; nothing: it has no place in a line.
+  // For its first exchange; empty: it is not in a queue.
   std::optional<uint64_t> number;
   std::vector<uint64_t> agreed_on;
   std::vector<uint32_t> warmed;

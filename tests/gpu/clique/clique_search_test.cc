@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every way in which ranks can find together while something fails: all end with one communicator.
+// Every execution of a bootstrap with failures: all ranks end with one communicator.
 #include <cstdio>
 #include <deque>
 #include <map>
@@ -21,22 +21,23 @@ namespace {
 
 struct WorldOptions {
   int ranks = 2;
-  // How often each may happen, at any point: NCCL fails on a rank; a rank that is Ready does not
-  // want its communicator any more, and makes the next one.
+  // How often each may happen, at any point: NCCL fails on a rank; a rank that is Ready releases
+  // its communicator, and makes the next one.
   int failures = 0;
   int retirements = 0;
   // NCCL never fails on ranks below.
   int lowest_failing = 0;
   // Whether the first exchange waits for the numbers of all.
   bool lines_up = false;
-  // Whether who is Ready lets go when another rank has given the generation up.
+  // Whether a rank that is Ready releases its communicator when another rank has given the
+  // generation up.
   bool lets_go = true;
 };
 
 struct Event {
   enum class Kind {
-    kStore,   // does what a plan has asked for
-    kHear,    // a plan hears what the store has said
+    kStore,   // executes a plan's request
+    kHear,    // a plan is notified by the store
     kFinish,  // NCCL has initialised, or the first exchange is over
     kFail,    // it has not
     kLetGo,   // a plan is retired, and the rank begins anew
@@ -48,7 +49,7 @@ struct Event {
   bool is_optional = false;
 };
 
-// A plan of a rank, with its own way to the store and back.
+// A rank's plan, with its own queues to the store and back.
 struct Life final : CliqueStore, CliqueSteps {
   struct Command {
     enum class Kind { kWatch, kSet, kCompareAndSet, kDelete } kind;
@@ -73,7 +74,7 @@ struct Life final : CliqueStore, CliqueSteps {
   }
 
   absl::StatusOr<std::vector<std::string>> Mint(int count) override {
-    // No two of the world are alike.
+    // No two of the world are equal.
     ++minted;
     return std::vector<std::string>(
         static_cast<size_t>(count),
@@ -98,20 +99,20 @@ struct Life final : CliqueStore, CliqueSteps {
   size_t index = 0;
   int rank = 0;
   bool lines_up = false;
-  // What the first exchange is to be ordered by; 0: by nothing.
+  // The order of the first exchange; 0: none.
   uint64_t agreed = 0;
   std::unique_ptr<CommunicatorBootstrap> plan;
   std::deque<Command> commands;
   bool is_watching = false;
   // Without a key: that is all that was there.
   std::deque<std::pair<std::string, std::string>> news;
-  // All that the plan has been told: what it is now follows from that.
+  // All notifications of the plan: its state follows from them.
   std::string history;
   bool is_over = false;
   int minted = 0;
   int given_up = 0;
   int ended = 0;
-  // What the last call has brought about.
+  // The effects of the last call.
   bool has_begun = false;
   bool has_warmed = false;
   bool discarded = false;
@@ -368,7 +369,7 @@ TEST(CliqueSearch, TwoRanksAndNothingFails) { EXPECT_EQ(Search({}), ""); }
 
 TEST(CliqueSearch, TwoRanksAndNcclFailsOnOneAtAnyMoment) { EXPECT_EQ(Search({.failures = 1}), ""); }
 
-TEST(CliqueSearch, TwoRanksAndOneLetsGoAtAnyMoment) { EXPECT_EQ(Search({.retirements = 1}), ""); }
+TEST(CliqueSearch, TwoRanksAndOneReleasesAtAnyMoment) { EXPECT_EQ(Search({.retirements = 1}), ""); }
 
 TEST(CliqueSearch, TwoRanksThatAgreeOnANumber) { EXPECT_EQ(Search({.lines_up = true}), ""); }
 
@@ -376,8 +377,8 @@ TEST(CliqueSearch, TwoRanksThatAgreeOnANumberAndNcclFailsOnOneAtAnyMoment) {
   EXPECT_EQ(Search({.failures = 1, .lowest_failing = 1, .lines_up = true}), "");
 }
 
-// What hearing of it is for.
-TEST(CliqueSearch, WhoIsReadyAndDoesNotLetGoIsWaitedForForEver) {
+// Shows what the notification is for.
+TEST(CliqueSearch, RankThatIsReadyAndDoesNotReleaseIsWaitedForForever) {
   EXPECT_THAT(Search({.failures = 1, .lets_go = false}),
               testing::AllOf(testing::HasSubstr("is ready in generation 1, which is given up"),
                              testing::HasSubstr("is waiting in generation 2")));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks find together through a store, and whatever goes wrong is said with a name.
+// Ranks find each other through a store, and every failure names the rank.
 #include "tests/gpu/clique/clique_ranks.h"
 
 namespace ferry {
@@ -10,7 +10,7 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::SizeIs;
 
-TEST_F(CommunicatorBootstrapTest, TheFirstRankMintsWhenAllAreThere) {
+TEST_F(CommunicatorBootstrapTest, FirstRankCreatesTheIdsWhenAllHaveArrived) {
   EXPECT_EQ(ranks_[0]->plan->state(), CliqueState::kIdle);
   Start({0, 2});
   EXPECT_EQ(ranks_[0]->steps.minted, 0) << "an id costs a thread until all ranks have come";
@@ -40,7 +40,7 @@ TEST_F(CommunicatorBootstrapTest, OneIdForEvery128Ranks) {
   }
 }
 
-TEST_F(CommunicatorBootstrapTest, AMissingRankIsNamed) {
+TEST_F(CommunicatorBootstrapTest, MissingRankIsNamed) {
   Start({0, 1});
   clock_.Advance(absl::Seconds(59));
   ranks_[1]->plan->Expire();
@@ -56,8 +56,8 @@ TEST_F(CommunicatorBootstrapTest, AMissingRankIsNamed) {
   EXPECT_EQ(ranks_[0]->steps.minted, 0);
 }
 
-// Its presence is there, its id never comes; its death is known by the coordinator.
-TEST_F(CommunicatorBootstrapTest, TheMinterDiesBeforeItPublishes) {
+// Its presence is stored, its id never is; the coordinator reports its death.
+TEST_F(CommunicatorBootstrapTest, RootDiesBeforeItPublishes) {
   for (const int rank : {0, 1, 2}) ranks_[rank]->plan->Start();
   for (const int rank : {0, 1, 2}) {
     while (!ranks_[rank]->view->news.empty() && ranks_[rank]->view->news.front().first.empty()) {
@@ -78,8 +78,8 @@ TEST_F(CommunicatorBootstrapTest, TheMinterDiesBeforeItPublishes) {
   EXPECT_THAT(ranks_[2]->steps.ended, SizeIs(1));
 }
 
-// The ids are there, but their root is not: initialising would wait for ever.
-TEST_F(CommunicatorBootstrapTest, TheMinterDiesAfterItPublished) {
+// The ids exist, but their root does not: initialisation would wait forever.
+TEST_F(CommunicatorBootstrapTest, RootDiesAfterItPublished) {
   Start({0, 1, 2});
   EXPECT_EQ(ranks_[1]->plan->state(), CliqueState::kInitialising);
   ranks_[1]->plan->PeerFailed(0, absl::UnavailableError("no heartbeat for 10s"));
@@ -88,12 +88,12 @@ TEST_F(CommunicatorBootstrapTest, TheMinterDiesAfterItPublished) {
   // A late answer changes nothing.
   ranks_[1]->plan->OnInitialised(1, absl::OkStatus());
   EXPECT_EQ(ranks_[1]->plan->state(), CliqueState::kFailed);
-  // Its next life is of another clique.
+  // Its next incarnation belongs to another communicator.
   const CliqueKey reborn = *CliqueKey::Create({{10, 0x9999}, {11, 0x1001}, {12, 0x1002}});
   EXPECT_NE(reborn.prefix(), key_->prefix());
 }
 
-TEST_F(CommunicatorBootstrapTest, AFailedAttemptIsMadeAgainUnderANewGenerationWithANewId) {
+TEST_F(CommunicatorBootstrapTest, FailedAttemptIsRepeatedUnderANewGenerationWithANewId) {
   Start({0, 1, 2});
   const auto first = ranks_[2]->steps.initialised[0].second;
   ranks_[2]->plan->OnInitialised(1, absl::InternalError("connection refused"));
@@ -109,7 +109,7 @@ TEST_F(CommunicatorBootstrapTest, AFailedAttemptIsMadeAgainUnderANewGenerationWi
   FinishAll(2);
 }
 
-TEST_F(CommunicatorBootstrapTest, AttemptsHaveAnEnd) {
+TEST_F(CommunicatorBootstrapTest, AttemptsAreLimited) {
   Start({0, 1, 2});
   for (uint32_t generation = 1; generation <= 4; ++generation) {
     ranks_[2]->plan->OnInitialised(generation, absl::InternalError("connection refused"));
@@ -120,8 +120,8 @@ TEST_F(CommunicatorBootstrapTest, AttemptsHaveAnEnd) {
             absl::InternalError("connection refused (the last of 4 attempts)"));
 }
 
-// A process that begins anew in the same life: the id of before has been used.
-TEST_F(CommunicatorBootstrapTest, AStaleIdIsNeverUsed) {
+// A process that starts again in the same incarnation: the previous id has been used.
+TEST_F(CommunicatorBootstrapTest, StaleIdIsNeverUsed) {
   Start({0, 1, 2});
   const auto stale = ranks_[0]->steps.initialised[0].second;
   Make(3);
@@ -134,7 +134,7 @@ TEST_F(CommunicatorBootstrapTest, AStaleIdIsNeverUsed) {
   }
 }
 
-TEST_F(CommunicatorBootstrapTest, AnIdOfAnotherLifeOfTheMinterIsNotUsed) {
+TEST_F(CommunicatorBootstrapTest, IdOfAnotherIncarnationOfTheRootIsNotUsed) {
   store_.Put(key_->UniqueIdKey(1),
              EncodeCliqueIds({22809, 0xdead, {std::string(kNcclUniqueIdBytes, 'x')}}));
   Start({0, 1, 2});
@@ -159,8 +159,8 @@ TEST_F(CommunicatorBootstrapTest, DifferentVersionsOfNcclAreBothNamed) {
   }
 }
 
-// What is there belongs to whoever has it: calls on it may be under way.
-TEST_F(CommunicatorBootstrapTest, WhenOneRetiresAllHearOfItAndMoveOn) {
+// The communicator still belongs to its user: calls on it may be in progress.
+TEST_F(CommunicatorBootstrapTest, WhenOneRetiresAllAreNotifiedAndContinue) {
   Start({0, 1, 2});
   FinishAll(1);
   ranks_[1]->plan->Retire(absl::AbortedError("device 12 was slow"));
@@ -185,7 +185,7 @@ TEST_F(CommunicatorBootstrapTest, WhenOneRetiresAllHearOfItAndMoveOn) {
 }
 
 // A clique that has no first exchange: some are through when another one's attempt fails.
-TEST_F(CommunicatorBootstrapTest, WhoIsReadyHearsThatAnotherRankHasFailed) {
+TEST_F(CommunicatorBootstrapTest, ReadyRankIsNotifiedThatAnotherHasFailed) {
   Start({0, 1, 2});
   for (const int rank : {0, 1}) {
     ranks_[rank]->plan->OnInitialised(1, absl::OkStatus());
@@ -204,7 +204,7 @@ TEST_F(CommunicatorBootstrapTest, WhoIsReadyHearsThatAnotherRankHasFailed) {
 }
 
 // Their first exchanges have one order: that of the largest number, which all know.
-TEST_F(CommunicatorBootstrapTest, WarmsUpWhenAllHaveLeftTheirNumbers) {
+TEST_F(CommunicatorBootstrapTest, WarmsUpWhenAllHavePublishedTheirNumbers) {
   for (const int rank : {0, 1, 2}) ranks_[rank]->steps.number = 10 - rank;
   Start({0, 1, 2});
   for (const int rank : {2, 0}) ranks_[rank]->plan->OnInitialised(1, absl::OkStatus());
@@ -224,7 +224,7 @@ TEST_F(CommunicatorBootstrapTest, WarmsUpWhenAllHaveLeftTheirNumbers) {
   EXPECT_THAT(store_.entries, IsEmpty());
 }
 
-TEST_F(CommunicatorBootstrapTest, ARankThatDoesNotInitialiseIsNamed) {
+TEST_F(CommunicatorBootstrapTest, RankThatDoesNotInitialiseIsNamed) {
   for (auto& rank : ranks_) rank->steps.number = 1;
   Start({0, 1, 2});
   for (const int rank : {0, 2}) ranks_[rank]->plan->OnInitialised(1, absl::OkStatus());
@@ -237,8 +237,8 @@ TEST_F(CommunicatorBootstrapTest, ARankThatDoesNotInitialiseIsNamed) {
                   "1 of 3: rank 1 (device 11) has not initialised it")));
 }
 
-// Nobody hears of the next attempt that there was no time for.
-TEST_F(CommunicatorBootstrapTest, WhatTookAllTheTimeIsSaid) {
+// The next attempt, for which there was no time, is not reported.
+TEST_F(CommunicatorBootstrapTest, TimeoutNamesTheSlowOperation) {
   Start({0, 1, 2});
   clock_.Advance(absl::Minutes(1));
   ranks_[1]->plan->OnInitialised(1, absl::DeadlineExceededError("gpu:0 has not got to it"));
@@ -248,20 +248,20 @@ TEST_F(CommunicatorBootstrapTest, WhatTookAllTheTimeIsSaid) {
                   "got to it")));
 }
 
-// The owner knows from its peers what the store does not say yet.
-TEST_F(CommunicatorBootstrapTest, StartsNoGenerationThatTheOwnerKnowsToBeOver) {
+// The owner learns from its peers before the store.
+TEST_F(CommunicatorBootstrapTest, StartsNoGenerationThatTheOwnerReportedAsOver) {
   for (auto& rank : ranks_) rank->plan->Start(5);
   Hear();
   FinishAll(5);
 }
 
-TEST_F(CommunicatorBootstrapTest, MintingThatFailsIsTriedAgain) {
+TEST_F(CommunicatorBootstrapTest, FailedIdCreationIsRetried) {
   ranks_[0]->steps.mint_error = absl::InternalError("no interface found");
   Start({0, 1, 2});
   FinishAll(2);
 }
 
-TEST_F(CommunicatorBootstrapTest, AStoreThatIsGoneEndsIt) {
+TEST_F(CommunicatorBootstrapTest, LostStoreEndsIt) {
   Start({0});
   ranks_[0]->plan->OnStoreFailed(absl::UnavailableError("the coordinator is out of reach"));
   EXPECT_THAT(ranks_[0]->steps.ended, SizeIs(1));

@@ -20,14 +20,15 @@ namespace {
 
 using testing::HasSubstr;
 
-// A store, and the order in which ranks get to it: each call waits for its turn. A plan is which of
-// those that can go on goes on, at each step.
+// A store, and the order in which ranks access it: each call waits until it is scheduled. A plan
+// selects at each step one of the ranks that can continue.
 class Stage final {
  public:
   using Body = std::function<void(int rank)>;
 
-  // Runs all bodies, each on a thread, as `plan` says, and with the first that can where it says
-  // nothing; then `plan` is what was done. Returns how many could have gone on at each step.
+  // Runs all bodies, each on a thread, in the order of `plan`, and then always the first that can
+  // continue; on return `plan` is the order that was executed. Returns how many could have
+  // continued at each step.
   std::vector<int> Play(const std::vector<Body>& bodies, std::vector<int>& plan) {
     std::vector<int> widths;
     actors_.assign(bodies.size(), {});
@@ -79,7 +80,7 @@ class Stage final {
     changed_.wait(lock, [&actor] { return actor.state == Actor::kRunning; });
   }
 
-  // Of whoever has the turn.
+  // For the rank that is scheduled.
   std::map<std::string, std::string> store;
   void Changed() { ++changes_; }
 
@@ -164,7 +165,7 @@ int PlayAll(const std::function<std::vector<Stage::Body>(Stage&)>& make) {
   }
 }
 
-// One that was granted stays as long as it is used, whoever wants to end it meanwhile.
+// A granted use stays valid as long as it lasts, whichever rank ends the communicator meanwhile.
 Stage::Body Uses(Stage& stage, const CliqueKey& key, bool* was_over = nullptr) {
   return [&stage, &key, was_over](int rank) {
     StageLedger ledger(stage, rank);
@@ -198,7 +199,7 @@ Stage::Body Ends(Stage& stage, const CliqueKey& key, bool* is_over) {
   };
 }
 
-TEST(CommunicatorRefcount, WhatIsUsedIsNotEnded) {
+TEST(CommunicatorRefcount, CommunicatorInUseIsNotEnded) {
   const CliqueKey key = Key(2);
   int over = 0;
   int kept = 0;
@@ -222,8 +223,8 @@ TEST(CommunicatorRefcount, WhatIsUsedIsNotEnded) {
   EXPECT_EQ(over + kept, count);
 }
 
-// It is said to be over only if it is, whoever has ended it, and nothing is left behind.
-TEST(CommunicatorRefcount, TwoWhoEndItAndOneWhoUsesIt) {
+// It is reported to be over only if it is, whichever rank has ended it, and nothing is left behind.
+TEST(CommunicatorRefcount, TwoThatEndItAndOneThatUsesIt) {
   const CliqueKey key = Key(3);
   std::vector<std::unique_ptr<bool>> ended;
   PlayAll([&](Stage& stage) {
@@ -245,7 +246,7 @@ TEST(CommunicatorRefcount, TwoWhoEndItAndOneWhoUsesIt) {
   EXPECT_TRUE(std::any_of(ended.begin(), ended.end(), [](const auto& each) { return *each; }));
 }
 
-TEST(CommunicatorRefcount, OneWhoUsesItAgainAndOneWhoEndsItTwice) {
+TEST(CommunicatorRefcount, OneThatUsesItAgainAndOneThatEndsItTwice) {
   const CliqueKey key = Key(2);
   const int count = PlayAll([&](Stage& stage) {
     auto is_over = std::make_shared<bool>(false);
@@ -259,8 +260,8 @@ TEST(CommunicatorRefcount, OneWhoUsesItAgainAndOneWhoEndsItTwice) {
   EXPECT_GT(count, 100);
 }
 
-// Whoever has said that it is about to, and says nothing more, is named.
-TEST(CommunicatorRefcount, OneThatNeverSaysWhetherItEndsItIsNamed) {
+// A rank that has announced its use, and reports nothing more, is named.
+TEST(CommunicatorRefcount, RankThatNeverReportsIsNamed) {
   const CliqueKey key = Key(2);
   std::vector<int> plan;
   Stage stage;
@@ -277,8 +278,8 @@ TEST(CommunicatorRefcount, OneThatNeverSaysWhetherItEndsItIsNamed) {
              plan);
 }
 
-// Its process is gone, for example.
-TEST(CommunicatorRefcount, NobodyWaitsLongerThanItMay) {
+// Its process has ended, for example.
+TEST(CommunicatorRefcount, WaitsAreLimited) {
   const CliqueKey key = Key(2);
   std::vector<int> plan;
   Stage stage;

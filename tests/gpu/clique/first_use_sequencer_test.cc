@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every way in which devices can come to the first exchanges of cliques that share them.
+// Every order in which devices can reach the first exchanges of communicators that share them.
 #include "gpu/clique/first_use_sequencer.h"
 
 #include <algorithm>
@@ -29,8 +29,8 @@ struct LineWorldOptions {
 };
 
 enum class Happening {
-  kJoin,   // the device has initialised the communicator, and tells the others its number
-  kHear,   // it hears the number of another one
+  kJoin,   // the device has initialised the communicator, and sends its number to the others
+  kHear,   // it receives the number of another one
   kBegin,  // it is first, and its kernel is launched
   kOver,   // all have launched, and it has seen the end
   kDrop,   // it is given up, or another rank has given it up
@@ -39,7 +39,7 @@ enum class Happening {
 struct LineEvent {
   Happening happening = Happening::kJoin;
   size_t clique = 0;
-  // Of the clique's.
+  // Of the communicator's.
   size_t rank = 0;
   size_t from = 0;
   // It need not happen.
@@ -166,7 +166,8 @@ class LineWorld final {
   }
 
  private:
-  // Whether its kernel is what the device runs, or has run: they run in the order of their launch.
+  // Whether its kernel is the one that the device runs, or has run: they run in the order of their
+  // launch.
   bool Runs(size_t clique, size_t rank) const {
     const Part& part = parts_[clique][rank];
     if (part.is_over || !part.has_begun) return part.has_begun;
@@ -175,7 +176,7 @@ class LineWorld final {
 
   const LineWorldOptions options_;
   std::map<int, std::shared_ptr<FirstUseSequencer>> lines_;
-  // What each device has launched and is not over.
+  // Launched on each device and not over.
   std::map<int, std::deque<size_t>> queues_;
   // By clique and rank.
   std::vector<std::vector<Part>> parts_;
@@ -221,17 +222,17 @@ const std::vector<std::vector<int>> kTriplets = {{0, 1}, {0, 1}, {1, 0}};
 const std::vector<std::vector<int>> kCircle = {{0, 1}, {1, 2}, {2, 0}};
 const std::vector<std::vector<int>> kAllAndSome = {{0, 1, 2}, {0, 1}, {2}};
 
-TEST(FirstUseSequencer, CliquesOfTheSameDevicesAllEnd) {
+TEST(FirstUseSequencer, CommunicatorsOfTheSameDevicesAllEnd) {
   EXPECT_EQ(SearchLines({.cliques = kTwins}), "");
   EXPECT_EQ(SearchLines({.cliques = kTriplets}), "");
 }
 
-TEST(FirstUseSequencer, CliquesThatOverlapAllEnd) {
+TEST(FirstUseSequencer, OverlappingCommunicatorsAllEnd) {
   EXPECT_EQ(SearchLines({.cliques = kCircle}), "");
   EXPECT_EQ(SearchLines({.cliques = kAllAndSome}), "");
 }
 
-TEST(FirstUseSequencer, CliquesEndAlthoughOneIsGivenUpAtAnyMoment) {
+TEST(FirstUseSequencer, CommunicatorsEndAlthoughOneIsGivenUpAtAnyMoment) {
   EXPECT_EQ(SearchLines({.cliques = kTwins, .first_may_fail = true}), "");
   EXPECT_EQ(SearchLines({.cliques = kCircle, .first_may_fail = true}), "");
 }
@@ -242,8 +243,8 @@ TEST(FirstUseSequencer, WithoutAgreementTheyWaitForEachOther) {
   EXPECT_THAT(stuck, HasSubstr("clique 1 waits on device 1, begun"));
 }
 
-// Those of three devices in a circle: what comes after an exchange on one device would come before
-// it on the others.
+// The exchanges of three devices in a circle: one that is second on one device would be first on
+// the others.
 TEST(FirstUseSequencer, WithoutMemoryThreeWaitForEachOther) {
   std::string stuck;
   std::vector<std::vector<int>> cliques = kCircle;
@@ -254,7 +255,7 @@ TEST(FirstUseSequencer, WithoutMemoryThreeWaitForEachOther) {
   EXPECT_THAT(stuck, HasSubstr("begun"));
 }
 
-TEST(FirstUseSequencer, SaysWhatIsFirst) {
+TEST(FirstUseSequencer, ReportsTheFirst) {
   const auto line = std::make_shared<FirstUseSequencer>();
   auto first = line->Join("a", "the clique of devices 0,1");
   const auto second = line->Join("b", "the clique of devices 0,2");
