@@ -23,7 +23,7 @@ std::vector<T> ComputeTo(const NodeWriter& node, const std::vector<Tensor>& inpu
 }
 
 // Overflow is undefined in the language, and wraps in TensorFlow.
-TEST(Integers, WrapRound) {
+TEST(Integers, OverflowWraps) {
   constexpr int32_t kMost = std::numeric_limits<int32_t>::max();
   constexpr int32_t kLeast = std::numeric_limits<int32_t>::min();
   EXPECT_THAT(ComputeTo<int32_t>(Of("AddV2", DataType::kInt32), {Ints({kMost}), Ints({1})}),
@@ -50,7 +50,7 @@ TEST(Integers, WrapRound) {
       ElementsAre(kLeast));
 }
 
-TEST(Maximum, OfNoNumberIsNone) {
+TEST(Maximum, NanPropagates) {
   constexpr float kNone = std::numeric_limits<float>::quiet_NaN();
   for (const char* op : {"Maximum", "Minimum"}) {
     for (const auto& element :
@@ -65,8 +65,8 @@ TEST(Maximum, OfNoNumberIsNone) {
   }
 }
 
-// The slow way: every element by its indices.
-TEST(Broadcasting, MeetsTheElementsThatBelongTogether) {
+// The reference implementation: every element by its indices.
+TEST(Broadcasting, CombinesMatchingElements) {
   std::mt19937 random(7);  // NOLINT(bugprone-random-generator-seed)
   for (int round = 0; round < 500; ++round) {
     const size_t rank = random() % 6;
@@ -111,13 +111,13 @@ TEST(Broadcasting, MeetsTheElementsThatBelongTogether) {
   }
 }
 
-TEST(Broadcasting, RefusesShapesThatDoNotFit) {
+TEST(Broadcasting, RefusesIncompatibleShapes) {
   EXPECT_THAT(Compute(Of("AddV2", DataType::kInt32), {Ints({1, 2}), Ints({1, 2, 3})}),
               Fails(kInvalid, "Incompatible shapes: [2] vs. [3]"));
 }
 
-// Two small tensors can stand for one that fits nowhere.
-TEST(Broadcasting, ToMoreThanThereIsMemoryIsRefused) {
+// Two small tensors can broadcast to one that does not fit in memory.
+TEST(Broadcasting, ResultLargerThanMemoryIsRefused) {
   constexpr int64_t kSide = 1 << 20;
   const Tensor row = *Tensor::Allocate(DataType::kInt8, *Shape::Create({kSide}));
   const Tensor column = *row.Reshape(*Shape::Create({kSide, 1}));
@@ -138,7 +138,7 @@ TEST(Add, JoinsStrings) {
   EXPECT_THAT(output->strings(), ElementsAre("a!", "b!"));
 }
 
-TEST(Allocation, IsTheEnvironments) {
+TEST(Allocation, UsesTheEnvironmentsAllocator) {
   KernelEnvironment environment;
   int calls = 0;
   environment.allocate = [&calls](size_t bytes) {
@@ -156,7 +156,7 @@ TEST(Allocation, IsTheEnvironments) {
 }
 
 // Conversions that the language leaves undefined.
-TEST(Cast, OfWhatDoesNotFitIsTheLeastNumber) {
+TEST(Cast, OutOfRangeIsTheLowestNumber) {
   constexpr float kNone = std::numeric_limits<float>::quiet_NaN();
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   const Tensor input = TensorOf<float>({5}, {kNone, kInfinity, -kInfinity, 1e20f, -1.75f});
@@ -178,7 +178,7 @@ TEST(Cast, OfWhatDoesNotFitIsTheLeastNumber) {
               ElementsAre(0, 0, 1));
 }
 
-TEST(Cast, OfTheSameTypeIsAView) {
+TEST(Cast, ToTheSameTypeIsAView) {
   const Tensor input = Strings({1}, {"a"});
   const auto output = Compute(
       NodeWriter("Cast").Type("SrcT", DataType::kString).Type("DstT", DataType::kString), {input});
@@ -190,7 +190,7 @@ TEST(Cast, OfTheSameTypeIsAView) {
       Fails(absl::StatusCode::kUnimplemented, "Cast string to float is not supported"));
 }
 
-TEST(Cast, TruncatesWhenAsked) {
+TEST(Cast, TruncatesOnRequest) {
   // Halfway between two bfloat16, and a bit more.
   const Tensor input = TensorOf<float>({1}, {1.00590f});
   for (const bool truncates : {false, true}) {
@@ -205,7 +205,7 @@ TEST(Cast, TruncatesWhenAsked) {
 }
 
 // Added one after the other, a million small floats would lose a tenth of their sum.
-TEST(Sum, OfManyIsExact) {
+TEST(Sum, ManyElementsAreExact) {
   for (const bool is_row : {true, false}) {
     std::vector<int64_t> dims = {4'000'000, 1};
     if (!is_row) dims = {2'000'000, 2};
@@ -218,7 +218,7 @@ TEST(Sum, OfManyIsExact) {
   }
 }
 
-TEST(Reductions, OfNothing) {
+TEST(Reductions, EmptyInput) {
   const Tensor empty = *Tensor::Allocate(DataType::kFloat, *Shape::Create({0, 2}));
   const auto reduce = [&empty](const char* op) {
     return ComputeTo<float>(Of(op, DataType::kFloat).Type("Tidx", DataType::kInt32),
@@ -230,8 +230,8 @@ TEST(Reductions, OfNothing) {
   EXPECT_EQ(reduce("Min")[0], std::numeric_limits<float>::infinity());
 }
 
-// A row is looked at in many places at once, and what is left of it afterwards.
-TEST(Reductions, FindTheLargestAndWhatIsNoNumberAnywhere) {
+// A row is processed in many places at once, and its remainder afterwards.
+TEST(Reductions, FindTheLargestAndNansAnywhere) {
   constexpr size_t kCount = 77;
   const auto reduce = [](const char* op, const std::vector<float>& row) {
     return ComputeTo<float>(
@@ -251,7 +251,7 @@ TEST(Reductions, FindTheLargestAndWhatIsNoNumberAnywhere) {
 }
 
 // A compiler has lost some of these.
-TEST(Reductions, MeanOfSixteenBytes) {
+TEST(Reductions, MeanOf16ByteElements) {
   EXPECT_THAT(ComputeTo<int8_t>(Of("Mean", DataType::kInt8).Type("Tidx", DataType::kInt32),
                                 {TensorOf<int8_t>({16}, {5, 7, 5, 1, 1, 127, -128, 9, -3, 127, 5,
                                                          -128, 127, 126, 126, -1}),
@@ -259,7 +259,7 @@ TEST(Reductions, MeanOfSixteenBytes) {
               ElementsAre(25));
 }
 
-TEST(Reductions, OfAxesThatAreNotThere) {
+TEST(Reductions, InvalidAxes) {
   const NodeWriter node = Of("Sum", DataType::kInt32).Type("Tidx", DataType::kInt32);
   EXPECT_THAT(Compute(node, {Ints({1}), Ints({1})}),
               Fails(kInvalid, "Invalid reduction dimension (1 for input with 1 dimension(s)"));

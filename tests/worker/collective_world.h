@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Workers with collectives, on one thread: what is sent arrives when the test says so.
+// Workers with collectives, on one thread: the test decides when a sent tensor arrives.
 #ifndef FERRY_TESTS_WORKER_COLLECTIVE_WORLD_H_
 #define FERRY_TESTS_WORKER_COLLECTIVE_WORLD_H_
 
@@ -30,7 +30,7 @@ namespace ferry::worker {
 // One step of some workers, each with one device. Not thread-safe.
 class CollectiveWorld final {
  public:
-  // What became of a node.
+  // The result of a node.
   struct Outcome {
     int done_count = 0;
     absl::Status status;
@@ -38,11 +38,11 @@ class CollectiveWorld final {
     std::string path;
   };
 
-  // What the GPU of a worker does for NCCL.
+  // A worker's GPU as NCCL uses it.
   using GpusOf = std::function<CollectiveGpus&(int worker)>;
 
-  //   on_gpus: of each worker, whether its device is a GPU; empty: none is.
-  //   gpus_of: if it is, they have NCCL.
+  // on_gpus: for each worker, whether its device is a GPU; empty: none is.
+  // gpus_of: if it is, they have NCCL.
   explicit CollectiveWorld(int count, HostBackendOptions options = {},
                            std::vector<bool> on_gpus = {}, const GpusOf& gpus_of = {},
                            NcclBackendRules rules = {})
@@ -90,17 +90,17 @@ class CollectiveWorld final {
     return absl::StrCat("/job:worker/replica:0/task:", worker,
                         "/device:", on_gpus_[static_cast<size_t>(worker)] ? "GPU" : "CPU", ":0");
   }
-  // Of what a worker has and gets.
+  // Tensors that a worker holds and receives.
   TensorLocation PlaceOf(int worker) const {
     return on_gpus_[static_cast<size_t>(worker)] ? TensorLocation{MemorySpace::kCuda, 0}
                                                  : TensorLocation();
   }
 
   FakeClock& clock() { return clock_; }
-  // Of those that are delivered inside of the receive, instead of later; by the test's dice.
+  // Tensors that are delivered inside the receive, instead of later; chosen at random.
   std::function<bool()> arrives_inside = [] { return false; };
 
-  // What a worker sends in place of a tensor of numbers; none: the tensor.
+  // Sent instead of a tensor of numbers; none: the tensor.
   std::function<Tensor(int worker, Tensor tensor)> alters_sent;
 
   void StartLeader() { CollectiveLeader::Start(workers_[0]->exchange, devices_, clock_); }
@@ -123,8 +123,8 @@ class CollectiveWorld final {
   // Copies of tensors between memories fail from now on.
   void FailCopies(const absl::Status& why) { copy_status_ = why; }
 
-  //   input: on the host; moved to where the node has its tensors.
-  // Returns a number for `outcome`. As in a run of a graph: what fails aborts its worker's step.
+  // input: on the host; moved to the node's memory. Returns a number for `outcome`.
+  // As in a run of a graph: a failure aborts its worker's step.
   int Run(CollectiveNode node, std::optional<Tensor> input) {
     const int worker = node.self;
     const int number = static_cast<int>(outcomes_.size());
@@ -151,7 +151,7 @@ class CollectiveWorld final {
   const std::deque<Outcome>& outcomes() const { return outcomes_; }
 
   void Cancel(int worker) { Fail(worker, absl::CancelledError("cancelled")); }
-  // Others hear of it, with its name.
+  // The others are notified, with its name.
   void Kill(int worker) {
     workers_[static_cast<size_t>(worker)]->death =
         absl::UnavailableError(absl::StrCat("node ", worker, " has died"));
@@ -160,7 +160,7 @@ class CollectiveWorld final {
   }
   bool IsDead(int worker) const { return !workers_[static_cast<size_t>(worker)]->death.ok(); }
 
-  // What could happen next; 0: nothing.
+  // The events that are possible next; 0: none.
   size_t choices() const { return tasks_.size() + Deliverable().size(); }
   void Choose(size_t choice) {
     if (choice < tasks_.size()) {
@@ -184,7 +184,7 @@ class CollectiveWorld final {
   }
   size_t waiting_count() const { return waiting_.size(); }
 
-  // The same elements, in a place that is only said to be one.
+  // The same elements, labelled as being on another device.
   static Tensor In(TensorLocation place, Tensor tensor) {
     if (tensor.bytes() == 0 || tensor.place() == place) return tensor;
     void* const data = tensor.mutable_data();
@@ -227,12 +227,12 @@ class CollectiveWorld final {
     CancellationToken::CallbackId token = CancellationToken::kNoCallback;
   };
 
-  // Takes its time, as devices do.
+  // Completes later, as on devices.
   void Move(MoveRequest request, Gpus::MoveCallback done) {
     EXPECT_FALSE(request.tensor.place() == request.to && request.tensor.bytes() > 0);
     tasks_.push_back([this, request = std::move(request), done = std::move(done)]() mutable {
       if (!copy_status_.ok()) return std::move(done)(copy_status_);
-      // Others may have the memory that it comes from.
+      // Others may reuse the memory that it comes from.
       const Tensor from = In({}, std::move(request.tensor));
       Tensor copy = *Tensor::Allocate(from.dtype(), from.shape());
       if (from.bytes() > 0) std::memcpy(copy.mutable_data(), from.data(), from.bytes());
@@ -256,7 +256,7 @@ class CollectiveWorld final {
     if (alters_sent && tensor.is_valid() && tensor.dtype() == DataType::kFloat) {
       tensor = alters_sent(worker, std::move(tensor));
     }
-    // Somebody else must have another key, or wait for the former value to be taken.
+    // Other transfers must use another key, or wait for the previous value to be received.
     sent_[key.text()].push_back(std::move(tensor));
     return absl::OkStatus();
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives by NCCL: who decides it, and several steps at once on the same GPUs, with deaths and
+// Collectives by NCCL: who selects it, and several steps at once on the same GPUs, with deaths and
 // cancellations. FERRY_SIM_SEED=<n> replays one drawing.
 #include <algorithm>
 #include <cstdlib>
@@ -35,7 +35,7 @@ class NcclSimulation final {
   NcclSimulation(uint64_t seed, NcclBackendRules rules, bool may_fail)
       : random_(seed), rules_(rules), may_fail_(may_fail) {}
 
-  // False: a member waits for ever, or two different collectives have met.
+  // False: a member waits forever, or two different collectives have met.
   bool Run() {
     count_ = 2 + Below(4);
     NcclWorld nccl(count_, /*makes=*/rules_.takes_turns);
@@ -63,7 +63,7 @@ class NcclSimulation final {
         continue;
       }
       EXPECT_EQ(outcome.done_count, 1);
-      // Steps share communicators, and so what goes wrong with them.
+      // Steps share communicators, and so their failures.
       if (failed_steps_.empty()) {
         EXPECT_TRUE(outcome.status.ok()) << outcome.status;
       }
@@ -73,7 +73,7 @@ class NcclSimulation final {
       }
     }
     if (!all_done) {
-      // What is left waits in the GPUs, which are about to go.
+      // The rest waits in the GPUs, which are about to be destroyed.
       for (auto& world : worlds_) {
         for (int i = 0; i < count_; ++i) world->Cancel(i);
       }
@@ -157,7 +157,7 @@ class NcclSimulation final {
     }
     for (int i = 0; i < size; ++i) {
       CollectiveNode node = world.NodeOf(members[static_cast<size_t>(i)], kind);
-      // What all of its members have in common, and nobody else has.
+      // Shared by all of its members, and by no other collective.
       node.name = absl::StrCat("step ", step, " instance ", instance);
       node.group_key = instance;
       node.instance_key = instance;
@@ -186,7 +186,7 @@ class NcclSimulation final {
   std::vector<NcclWanted> wanted_;
 };
 
-TEST(CollectivesByNccl, NoOrderOfEventsLeavesAMemberWaiting) {
+TEST(CollectivesByNccl, MembersNeverWaitForeverInAnyOrderOfEvents) {
   if (const char* const text = std::getenv("FERRY_SIM_SEED"); text != nullptr) {
     uint64_t seed = 0;
     ASSERT_TRUE(absl::SimpleAtoi(text, &seed));
@@ -205,7 +205,7 @@ TEST(CollectivesByNccl, NoOrderOfEventsLeavesAMemberWaiting) {
 }
 
 // The simulation would see it.
-TEST(CollectivesByNccl, WithoutTurnsMembersWaitForEachOtherOrMeetTheWrongOne) {
+TEST(CollectivesByNccl, WithoutArbitrationMembersWaitForEachOtherOrMeetTheWrongOne) {
   int stuck = 0;
   for (uint64_t seed = 1; seed <= 200; ++seed) {
     if (!NcclSimulation(seed, {.takes_turns = false}, /*may_fail=*/false).Run()) ++stuck;
@@ -214,7 +214,7 @@ TEST(CollectivesByNccl, WithoutTurnsMembersWaitForEachOtherOrMeetTheWrongOne) {
 }
 
 // Only if every member can.
-TEST(CollectivesByNccl, TheLeaderDecidesForAll) {
+TEST(CollectivesByNccl, LeaderDecidesForAll) {
   GroupTable table({"a", "b", "c"});
   const auto join = [](const std::string& why_not, const std::string& gpu, int64_t dim = 3) {
     v1::CollectiveJoin message;
@@ -248,12 +248,12 @@ TEST(CollectivesByNccl, TheLeaderDecidesForAll) {
             "a and c are one GPU, and NCCL takes one rank of each");
   EXPECT_EQ(decide({join("", "G0", 0), join("", "G1", 0), join("", "G2", 0)}),
             "there are no elements");
-  // What an older worker says.
+  // The answer of an older worker.
   EXPECT_EQ(decide({join("", ""), join("", "G1"), join("", "G2")}),
             "a has not said which GPU it is");
 }
 
-TEST(AsyncFifoLock, OneAfterTheOther) {
+TEST(AsyncFifoLock, LocksAreGrantedInOrder) {
   AsyncFifoLock line;
   std::vector<int> told;
   const auto enter = [&](int who) { return line.Enter([&told, who] { told.push_back(who); }); };

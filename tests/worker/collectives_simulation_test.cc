@@ -13,7 +13,7 @@
 namespace ferry::worker {
 namespace {
 
-// What a node is to give if nothing goes wrong.
+// The expected result of a node without failures.
 struct Wanted {
   int run = 0;
   std::vector<float> values;
@@ -75,7 +75,7 @@ class Simulation final {
   int Below(int count) { return std::uniform_int_distribution<int>(0, count - 1)(random_); }
   bool Chance(int percent) { return Below(100) < percent; }
 
-  // Some of the workers, or all, do the same thing.
+  // Some of the workers, or all, run the same collective.
   void AddInstance(CollectiveWorld& world, int instance) {
     std::vector<int> members;
     for (int i = 0; i < count_; ++i) {

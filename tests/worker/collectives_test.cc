@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What members of a group get, and what becomes of them when one fails.
+// The results of a group's members, and the effect of one member's failure.
 #include <limits>
 
 #include <gmock/gmock.h>
@@ -84,7 +84,7 @@ TEST(Collectives, ReduceMergesAndDivides) {
   }
 }
 
-TEST(Collectives, InputsStayAsTheyAre) {
+TEST(Collectives, InputsAreNotModified) {
   CollectiveWorld world(3, Ring());
   world.StartLeader();
   std::vector<Tensor> inputs;
@@ -136,7 +136,7 @@ TEST(Collectives, BroadcastReachesAll) {
   }
 }
 
-// Of five workers two have theirs in a GPU's memory, which is copied before and after.
+// Two of five workers have theirs in a GPU's memory, which is copied before and after.
 TEST(Collectives, MembersMayBeOnGpus) {
   for (const HostBackendOptions& options : {HostBackendOptions(), Ring()}) {
     const auto world_of = [&] {
@@ -186,7 +186,7 @@ TEST(Collectives, MembersMayBeOnGpus) {
   }
 }
 
-TEST(Collectives, CopiesThatFailEndAllMembers) {
+TEST(Collectives, FailedCopiesEndAllMembers) {
   CollectiveWorld world(3, {}, {false, true, true});
   world.StartLeader();
   world.FailCopies(absl::ResourceExhaustedError("no memory"));
@@ -198,7 +198,7 @@ TEST(Collectives, CopiesThatFailEndAllMembers) {
   }
 }
 
-TEST(Collectives, WhoIsAloneCopiesNothing) {
+TEST(Collectives, SingleMemberCopiesNothing) {
   CollectiveWorld world(1, {}, {true});
   world.StartLeader();
   world.FailCopies(absl::InternalError("somebody copies"));
@@ -208,7 +208,7 @@ TEST(Collectives, WhoIsAloneCopiesNothing) {
   EXPECT_THAT(FloatsOf(world.outcome(0).tensor), ElementsAre(0, 1, 2));
 }
 
-TEST(Collectives, InputsThatAreElsewhereAreRefused) {
+TEST(Collectives, InputsOnOtherDevicesAreRefused) {
   CollectiveWorld world(1, {}, {true});
   const CollectiveNode node = world.NodeOf(0, CollectiveKind::kReduce);
   EXPECT_THAT(ReadCall(node, {FloatRow({1})}).status().message(),
@@ -241,7 +241,7 @@ TEST(Collectives, KeysMayBeInputs) {
       HasSubstr("input should have rank > 0, received 0"));
 }
 
-TEST(Collectives, NotNumbersWinInMax) {
+TEST(Collectives, NansPropagateInMax) {
   const float none = std::numeric_limits<float>::quiet_NaN();
   Tensor out = FloatRow({0, 0, 0});
   Merge(MergeOp::kMax, FloatRow({1, none, 3}), FloatRow({none, 2, 2}), out);
@@ -271,7 +271,7 @@ TEST(Collectives, AllTypesMerge) {
   EXPECT_FALSE(CanMerge(DataType::kBool));
 }
 
-TEST(Collectives, WhoIsMissingIsNamedWhenTimeIsUp) {
+TEST(Collectives, TimeoutNamesTheMissing) {
   CollectiveWorld world(3);
   world.StartLeader();
   for (const int worker : {1, 2}) {
@@ -292,7 +292,7 @@ TEST(Collectives, WhoIsMissingIsNamedWhenTimeIsUp) {
   }
 }
 
-TEST(Collectives, ALeaderThatSaysNothingIsNotWaitedForForEver) {
+TEST(Collectives, SilentLeader_IsWaitedForUntilTheTimeout) {
   CollectiveWorld world(2);
   CollectiveNode node = world.NodeOf(1, CollectiveKind::kReduce);
   node.timeout = absl::Seconds(2);
@@ -305,7 +305,7 @@ TEST(Collectives, ALeaderThatSaysNothingIsNotWaitedForForEver) {
               HasSubstr(absl::StrCat(world.NameOf(0), ", which leads")));
 }
 
-TEST(Collectives, DeathIsToldToAllByName) {
+TEST(Collectives, DeathIsReportedToAllByName) {
   for (const int dead : {0, 1, 2}) {
     CollectiveWorld world(3, Ring());
     world.StartLeader();
@@ -337,7 +337,7 @@ TEST(Collectives, CancellingOneEndsAll) {
   EXPECT_TRUE(IsDerived(world.outcome(0).status)) << world.outcome(0).status;
 }
 
-TEST(Collectives, ShapesThatDoNotFitEndAllMembers) {
+TEST(Collectives, IncompatibleShapesEndAllMembers) {
   CollectiveWorld world(3);
   world.StartLeader();
   world.Run(world.NodeOf(0, CollectiveKind::kReduce), FloatRow({1}));
@@ -348,12 +348,12 @@ TEST(Collectives, ShapesThatDoNotFitEndAllMembers) {
     EXPECT_EQ(outcome.done_count, 1);
     EXPECT_FALSE(outcome.status.ok());
   }
-  // Each hears it itself, or that somebody else has.
+  // Each fails by itself, or because another has.
   EXPECT_EQ(world.outcome(0).status.code(), absl::StatusCode::kInvalidArgument);
 }
 
-// A worker of another version, or a rogue one: nobody copies beyond the end of what it has sent, or
-// takes it for elements of another type.
+// A worker of another version, or a malicious one: no member copies beyond the end of the received
+// bytes, or takes them for elements of another type.
 TEST(Collectives, PartsThatDoNotFitAreRefusedByName) {
   const std::vector<Tensor> wrong = {FloatRow({1}), FloatRow(std::vector<float>(1000)),
                                      Row<int32_t>(DataType::kInt32, std::vector<int32_t>(100))};
@@ -390,8 +390,8 @@ TEST(Collectives, PartsThatDoNotFitAreRefusedByName) {
 }
 
 // A peer may send any number of bytes, and protocol buffers take the number as an int: 4 GiB would
-// be none at all, and 2 GiB a negative number.
-TEST(CollectiveMessages, OfMoreThanTwoGibibytes_AreNone) {
+// be zero, and 2 GiB a negative number.
+TEST(CollectiveMessages, MoreThanTwoGibibytes_AreRefused) {
   v1::CollectiveJoin join;
   join.set_group_key(7);
   v1::CollectiveJoin read;

@@ -49,7 +49,7 @@ class GpuKernels : public cuda::CudaTest {
   }
   Tensor OnGpu(const Tensor& tensor) { return Moved(tensor, {MemorySpace::kCuda, 0}); }
 
-  // The first output, wherever it is. Inputs are brought to where the op takes them.
+  // The first output, wherever it is. Inputs are copied to the memory that the op expects.
   absl::StatusOr<Tensor> Run(const NodeWriter& node, std::vector<Tensor> inputs) {
     const tensorflow::NodeDef def = node.Complete();
     const graph::OpSchema& op = *graph::FindOp(def.op());
@@ -69,7 +69,7 @@ class GpuKernels : public cuda::CudaTest {
     if (!status.ok()) return status;
     return context.outputs().empty() ? Tensor() : context.outputs()[0];
   }
-  // On the GPU what is on the CPU.
+  // On the GPU, compared with the CPU.
   void ExpectSame(const NodeWriter& node, const std::vector<Tensor>& inputs) {
     const absl::StatusOr<Tensor> expected = Compute(node, inputs);
     const absl::StatusOr<Tensor> computed = Run(node, inputs);
@@ -87,7 +87,7 @@ class GpuKernels : public cuda::CudaTest {
       for (int64_t i = 0; i < host.shape().element_count(); ++i) {
         // NOLINTNEXTLINE(bugprone-suspicious-memory-comparison): it is the bits that are compared.
         if (std::memcmp(&got[i], &wanted[i], sizeof(T)) == 0) continue;
-        // Which bits stand for what is no number is the processor's matter.
+        // The bits of a NaN depend on the processor.
         if (got[i] != got[i] && wanted[i] != wanted[i]) continue;
         FAIL() << about << ": element " << i << " is " << static_cast<double>(RealOf(got[i]))
                << ", not " << static_cast<double>(RealOf(wanted[i]));
@@ -143,7 +143,7 @@ constexpr DataType kFloats[] = {DataType::kHalf, DataType::kBfloat16, DataType::
 constexpr DataType kArithmetic[] = {DataType::kHalf, DataType::kBfloat16, DataType::kFloat,
                                     DataType::kDouble, DataType::kInt64};
 
-TEST_F(GpuKernels, ArithmeticOfAllTypesAndShapesIsThatOfCpus) {
+TEST_F(GpuKernels, ArithmeticOfAllTypesAndShapesMatchesCpus) {
   const std::vector<std::pair<std::vector<int64_t>, std::vector<int64_t>>> shapes = {
       {{500}, {500}},
       {{}, {300}},
@@ -181,7 +181,7 @@ TEST_F(GpuKernels, SumsOfManyAreRoundedAsOnCpus) {
              {Random(DataType::kFloat, {2}), Random(DataType::kFloat, {3})});
 }
 
-TEST_F(GpuKernels, CastsBetweenAllTypesAreThoseOfCpus) {
+TEST_F(GpuKernels, CastsBetweenAllTypesMatchCpus) {
   constexpr DataType kTypes[] = {
       DataType::kHalf,   DataType::kBfloat16, DataType::kFloat, DataType::kDouble, DataType::kUint8,
       DataType::kInt8,   DataType::kUint16,   DataType::kInt16, DataType::kUint32, DataType::kInt32,
@@ -201,7 +201,7 @@ TEST_F(GpuKernels, CastsBetweenAllTypesAreThoseOfCpus) {
             HasSubstr("Cast float to string is not supported on GPUs")));
 }
 
-TEST_F(GpuKernels, MakeValuesAsCpusDo) {
+TEST_F(GpuKernels, CreateValuesLikeCpus) {
   for (const DataType dtype : {DataType::kHalf, DataType::kBfloat16, DataType::kFloat,
                                DataType::kDouble, DataType::kInt64, DataType::kBool}) {
     ExpectSame(NodeWriter("ZerosLike").Type("T", dtype), {Random(dtype, {3, 100})});
@@ -226,7 +226,7 @@ TEST_F(GpuKernels, MakeValuesAsCpusDo) {
   ExpectSame(constant, {});
 }
 
-TEST_F(GpuKernels, ShapesChangeWhereTheElementsAre) {
+TEST_F(GpuKernels, ShapesChangeInPlace) {
   const Tensor x = Random(DataType::kFloat, {2, 3, 1});
   ExpectSame(NodeWriter("Reshape").Type("T", DataType::kFloat).Type("Tshape", DataType::kInt32),
              {x, Ints({-1, 2})});
@@ -239,7 +239,7 @@ TEST_F(GpuKernels, ShapesChangeWhereTheElementsAre) {
   EXPECT_TRUE(shape.is_on_host());
 }
 
-TEST_F(GpuKernels, VariablesAreInTheirMemory) {
+TEST_F(GpuKernels, VariablesAreInDeviceMemory) {
   Variables variables("/job:worker/replica:0/task:0/device:GPU:0");
   environment_.variables = &variables;
   NodeWriter handle_node("VarHandleOp");
@@ -253,7 +253,7 @@ TEST_F(GpuKernels, VariablesAreInTheirMemory) {
   ASSERT_TRUE(Run(add, {handle, TensorOf<float>({2}, {10, 20})}).ok());
   ASSERT_TRUE(Run(add, {handle, TensorOf<float>({2}, {100, 200})}).ok());
   EXPECT_EQ(ElementsOf<float>(Moved(*Run(read, {handle}), {})), (std::vector<float>{111, 222}));
-  // Who has read it keeps what it was.
+  // A reader keeps the previous value.
   EXPECT_EQ(ElementsOf<float>(Moved(before, {})), (std::vector<float>{1, 2}));
   EXPECT_THAT(Run(add, {handle, TensorOf<float>({3}, {1, 2, 3})}),
               Fails(StatusCode::kInvalidArgument, HasSubstr("shapes must be equal")));
@@ -271,7 +271,7 @@ TEST_F(GpuKernels, MoreThanTheMemoryIsRefused) {
                       "float: ")));
 }
 
-TEST_F(GpuKernels, ABuildWithoutThemRefusesTheNode) {
+TEST_F(GpuKernels, BuildWithoutKernelsRefusesTheNode) {
   Open({});
   for (const char* op : {"AddV2", "Sqrt"}) {
     EXPECT_THAT(Make(NodeWriter(op).Type("T", DataType::kFloat)),
@@ -282,7 +282,7 @@ TEST_F(GpuKernels, ABuildWithoutThemRefusesTheNode) {
                                                    "kernels: it was made without "
                                                    "nvcc")))));
   }
-  // What moves tensors needs none.
+  // Ops that only move tensors need none.
   EXPECT_TRUE(Make(NodeWriter("Identity").Type("T", DataType::kFloat)).ok());
 }
 

@@ -40,8 +40,8 @@ struct SlowRun {
   std::shared_ptr<GraphRun> run;
 };
 
-// A thread of somebody else's is kept for 50 us, by nodes of any kind.
-TEST(GraphRunGuests, GoOnForALimitedTimeWithReceives) {
+// A borrowed thread is used for 50 us, by nodes of any kind.
+TEST(GraphRunGuests, ContinueForALimitedTimeWithReceives) {
   constexpr size_t kNodes = 1000;
   PlanWriter writer;
   for (size_t i = 0; i < kNodes; ++i) writer.AddRecv(absl::StrCat(i));
@@ -56,7 +56,7 @@ TEST(GraphRunGuests, GoOnForALimitedTimeWithReceives) {
   EXPECT_TRUE(slow.is_done);
 }
 
-TEST(GraphRunGuests, GoOnForALimitedTimeWithDeadNodes) {
+TEST(GraphRunGuests, ContinueForALimitedTimeWithDeadNodes) {
   constexpr int kNodes = 1000;
   PlanWriter writer;
   const int in = writer.AddRecv("in");

@@ -20,10 +20,10 @@
 namespace ferry::worker {
 namespace {
 
-// A graph, and what it gives by a plain walk through it.
+// A graph, and its result by a simple traversal.
 struct Drawn {
   std::shared_ptr<const Plan> plan;
-  // What each edge that is received carries.
+  // The value of each edge that is received.
   std::map<std::string, int64_t> received;
   std::map<std::string, std::string> sent;
   std::vector<int> nodes;
@@ -100,7 +100,7 @@ class Drawing {
   Log& log_;
 };
 
-// Every schedule is a sequence of choices: which thread goes on, which tensor comes.
+// Every schedule is a sequence of choices: which thread continues, which tensor arrives.
 void Simulate(uint64_t seed) {
   SCOPED_TRACE(absl::StrCat("FERRY_SIM_SEED=", seed));
   Log log;
@@ -190,7 +190,7 @@ TEST(GraphRunSimulation, EachNodeOnceAndOneEnd) {
   for (uint64_t i = 0; i < 20'000 && !::testing::Test::HasFailure(); ++i) Simulate(first + i);
 }
 
-// The same on threads, whose order is nobody's choice.
+// The same on threads, whose order is not controlled.
 TEST(GraphRunSimulation, OnThreads) {
   const auto first = static_cast<uint64_t>(absl::GetCurrentTimeNanos());
   for (uint64_t i = 0; i < 300 && !::testing::Test::HasFailure(); ++i) {

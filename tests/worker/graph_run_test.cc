@@ -52,7 +52,7 @@ class Runner {
   HeldExchange& exchange() { return *exchange_; }
   absl::Status Wait() {
     EXPECT_TRUE(is_done_.WaitForNotificationWithTimeout(kLong)) << "the run does not end";
-    // Whatever comes too late has come.
+    // All late arrivals have arrived.
     pool_.reset();
     EXPECT_EQ(done_count, 1);
     EXPECT_THAT(exchange_->waiting(), IsEmpty());
@@ -76,7 +76,7 @@ class Runner {
   std::shared_ptr<GraphRun> run_;
 };
 
-TEST(GraphRun, RunsEachNodeOnceAfterWhatItTakesFrom) {
+TEST(GraphRun, RunsEachNodeOnceAfterItsInputs) {
   PlanWriter writer;
   absl::Mutex mu;
   std::vector<std::string> order;
@@ -100,7 +100,7 @@ TEST(GraphRun, RunsEachNodeOnceAfterWhatItTakesFrom) {
   EXPECT_THAT(runner.exchange().sent(), ElementsAre(Pair("out", "10")));
 }
 
-TEST(GraphRun, EndsAtOnceIfThereIsNothing) {
+TEST(GraphRun, EndsAtOnceIfItIsEmpty) {
   Runner runner(PlanWriter().Make());
   runner.run().Start();
   EXPECT_TRUE(runner.is_done());
@@ -128,8 +128,8 @@ TEST(GraphRun, LongNodesRunAtTheSameTime) {
   EXPECT_TRUE(runner.StartAndWait().ok());
 }
 
-// Of what nobody knows yet, much at once is shared out when it turns out to take long.
-TEST(GraphRun, ManyNodesAreSharedOut) {
+// Nodes of unknown cost are distributed over threads when they turn out to take long.
+TEST(GraphRun, ManyNodesAreDistributed) {
   PlanWriter writer;
   absl::Mutex mu;
   std::map<std::thread::id, int> threads;
@@ -147,14 +147,14 @@ TEST(GraphRun, ManyNodesAreSharedOut) {
   EXPECT_EQ(threads.count(std::this_thread::get_id()), 0u);
 }
 
-TEST(GraphRun, ADeepGraphNeedsNoStack) {
+TEST(GraphRun, DeepGraphNeedsNoStack) {
   constexpr int kNodes = 100'000;
   PlanWriter writer;
   int last = writer.AddRecv("in");
   for (int i = 0; i < kNodes; ++i) last = writer.Add("n", {last});
   writer.AddSend("out", last);
   const std::shared_ptr<const Plan> plan = writer.Make();
-  // Also on the thread of whoever brings the value in, when all nodes are known to be short.
+  // Also on the thread that delivers the value, when all nodes are known to be short.
   for (int round = 0; round < 2; ++round) {
     Runner runner(plan);
     runner.run().Start();
@@ -164,7 +164,7 @@ TEST(GraphRun, ADeepGraphNeedsNoStack) {
   }
 }
 
-TEST(GraphRun, AWideGraphRunsEachNodeOnce) {
+TEST(GraphRun, WideGraphRunsEachNodeOnce) {
   constexpr int kNodes = 100'000;
   PlanWriter writer;
   std::atomic<int> count{0};
@@ -183,7 +183,7 @@ TEST(GraphRun, AWideGraphRunsEachNodeOnce) {
   EXPECT_THAT(runner.exchange().sent(), ElementsAre(Pair("out", absl::StrCat(2 * kNodes + 1))));
 }
 
-TEST(GraphRun, ReceivesAreIssuedAtOnceAndHoldNothingElseUp) {
+TEST(GraphRun, ReceivesAreIssuedAtOnceAndDelayNothingElse) {
   PlanWriter writer;
   const int late = writer.AddRecv("late");
   const int early = writer.AddRecv("early");
@@ -201,7 +201,7 @@ TEST(GraphRun, ReceivesAreIssuedAtOnceAndHoldNothingElseUp) {
   EXPECT_THAT(runner.exchange().sent(), ElementsAre(Pair("one", "6"), Pair("two", "16")));
 }
 
-TEST(GraphRun, DeadValuesPassOnWithoutRunningAnything) {
+TEST(GraphRun, DeadValuesPropagateWithoutRunningAnything) {
   PlanWriter writer;
   const int in = writer.AddRecv("in");
   bool has_run = false;
@@ -222,7 +222,7 @@ TEST(GraphRun, DeadValuesPassOnWithoutRunningAnything) {
               ElementsAre(Pair("control", "dead"), Pair("data", "dead"), Pair("other", "1")));
 }
 
-TEST(GraphRun, AnErrorEndsTheRunAndTheStep) {
+TEST(GraphRun, ErrorEndsTheRunAndTheStep) {
   PlanWriter writer;
   writer.AddRecv("never");
   const int bad =
@@ -239,7 +239,7 @@ TEST(GraphRun, AnErrorEndsTheRunAndTheStep) {
   EXPECT_FALSE(has_run);
 }
 
-TEST(GraphRun, AnErrorThatAnotherCausedGivesWayToItsCause) {
+TEST(GraphRun, DerivedErrorIsReplacedByItsCause) {
   PlanWriter writer;
   writer.AddRecv("a");
   absl::Notification is_inside;
@@ -257,7 +257,7 @@ TEST(GraphRun, AnErrorThatAnotherCausedGivesWayToItsCause) {
   EXPECT_THAT(runner.Wait(), Fails(StatusCode::kInternal, HasSubstr("the cause")));
 }
 
-TEST(GraphRun, TheFirstErrorWins) {
+TEST(GraphRun, FirstErrorWins) {
   PlanWriter writer;
   writer.AddRecv("a");
   writer.AddRecv("b");
@@ -268,7 +268,7 @@ TEST(GraphRun, TheFirstErrorWins) {
                                    AllOf(HasSubstr("node 3 has died"), HasSubstr("recv_b"))));
 }
 
-TEST(GraphRun, AnotherTypeThanAnnouncedIsAnError) {
+TEST(GraphRun, WrongOutputTypeIsAnError) {
   PlanWriter writer;
   writer.AddRecv("in");
   Runner runner(writer.Make());
@@ -281,7 +281,7 @@ TEST(GraphRun, AnotherTypeThanAnnouncedIsAnError) {
             HasSubstr("Output 0 of type string does not match declared output type int64")));
 }
 
-TEST(GraphRun, AKernelThatForgetsAnOutputIsAnError) {
+TEST(GraphRun, KernelWithoutAnOutputIsAnError) {
   PlanWriter writer;
   writer.Add("lazy", {}, {}, [](KernelContext&) { return absl::OkStatus(); });
   Runner runner(writer.Make());
@@ -289,7 +289,7 @@ TEST(GraphRun, AKernelThatForgetsAnOutputIsAnError) {
               Fails(StatusCode::kInternal, HasSubstr("Missing 0-th output")));
 }
 
-TEST(GraphRun, CancellingEndsWhatWaitsAndBeginsNothing) {
+TEST(GraphRun, CancellingEndsPendingWorkAndBeginsNothing) {
   PlanWriter writer;
   const int in = writer.AddRecv("in");
   writer.Add("after", {in});
@@ -302,7 +302,7 @@ TEST(GraphRun, CancellingEndsWhatWaitsAndBeginsNothing) {
   EXPECT_EQ(runner.done_count, 1);
 }
 
-TEST(GraphRun, CancellingWaitsForWhatIsRunning) {
+TEST(GraphRun, CancellingWaitsForRunningNodes) {
   PlanWriter writer;
   absl::Notification is_inside;
   absl::Notification may_end;
@@ -339,8 +339,8 @@ TEST(GraphRun, CancelledBeforeItStartsRunsNothing) {
   EXPECT_FALSE(has_run);
 }
 
-// An input that nobody needs any more must not lie around until the step ends.
-TEST(GraphRun, TensorsGoWhenTheirLastReaderHasRun) {
+// An input that is no longer needed must not stay allocated until the step ends.
+TEST(GraphRun, TensorsAreFreedWhenTheirLastReaderHasRun) {
   PlanWriter writer;
   std::weak_ptr<Buffer> buffer;
   const int a = writer.Add("a", {}, {}, [&](KernelContext& context) {
@@ -390,7 +390,7 @@ TEST(GraphRun, RecordsWhenNodesRan) {
   EXPECT_EQ(times[out].bytes, 8u);
 }
 
-TEST(Plan, RefusesWhatIsNotThereAndCycles) {
+TEST(Plan, RefusesMissingInputsAndCycles) {
   PlanWriter missing;
   missing.Add("a", {3});
   EXPECT_THAT(Plan::Create(missing.nodes()).status(),
@@ -408,7 +408,7 @@ TEST(Plan, RefusesWhatIsNotThereAndCycles) {
               Fails(StatusCode::kInvalidArgument, HasSubstr("2 nodes wait for each other")));
 }
 
-// The step may go on with other graphs: what is cancelled too late must not end them.
+// The step may continue with other graphs: a late cancellation must not end them.
 TEST(GraphRun, CancelledAfterItsEnd_TheStepIsLeftAlone) {
   PlanWriter writer;
   writer.Add("a", {});
@@ -436,8 +436,8 @@ TEST(Plan, NodesAndPortsAtTheEdge_AreRefused) {
   }
 }
 
-// A time of none counts as something: it has run.
-TEST(Plan, CostsOfNodes_FollowSlowly) {
+// A duration of zero counts as something: it has run.
+TEST(Plan, CostsOfNodes_AdaptSlowly) {
   PlanWriter writer;
   writer.Add("a", {});
   writer.Add("b", {});

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What TensorFlow's workers hear from the leader of their groups.
+// Answers of a group's leader to TensorFlow's workers.
 #include "tensorflow/worker/collectives/group_resolver.h"
 
 #include <gmock/gmock.h>
@@ -64,7 +64,7 @@ class GroupResolverTest : public ::testing::Test {
   GroupResolver::Ticket ticket_ = 0;
 };
 
-TEST_F(GroupResolverTest, AGroupIsAnsweredWhenAllHaveAsked) {
+TEST_F(GroupResolverTest, GroupIsAnsweredWhenAllHaveAsked) {
   const Group one = AskGroup(1, 2);
   EXPECT_EQ(one->count, 0);
   const Group zero = AskGroup(0, 2);
@@ -89,7 +89,7 @@ TEST_F(GroupResolverTest, TasksAreInTheOrderOfTheirNumbers) {
   EXPECT_EQ(AskInstance(10, 4, 1, /*is_source=*/true)->response->source_rank(), 1);
 }
 
-TEST_F(GroupResolverTest, MistakesStay) {
+TEST_F(GroupResolverTest, ErrorsPersist) {
   const Group first = AskGroup(0, 2);
   EXPECT_THAT(std::string(AskGroup(1, 3)->response.status().message()),
               HasSubstr("is joining a group with size3, but that group has size 2 (group_key=1)"));
@@ -97,13 +97,13 @@ TEST_F(GroupResolverTest, MistakesStay) {
   EXPECT_EQ(AskGroup(1, 2)->response.status().code(), absl::StatusCode::kInternal);
 }
 
-TEST_F(GroupResolverTest, AnotherLifeIsNoMember) {
+TEST_F(GroupResolverTest, AnotherIncarnationIsNoMember) {
   AskGroup(0, 2);
   AskGroup(1, 2);
   EXPECT_EQ(AskGroup(1, 2, 6)->response.status().code(), absl::StatusCode::kFailedPrecondition);
 }
 
-TEST_F(GroupResolverTest, AFullGroupTakesNobodyElse) {
+TEST_F(GroupResolverTest, FullGroupAcceptsNoOther) {
   AskGroup(0, 1);
   EXPECT_THAT(std::string(AskGroup(1, 1)->response.status().message()),
               HasSubstr("is joining a group that is already full"));
@@ -117,7 +117,7 @@ TEST_F(GroupResolverTest, InstancesNeedAGroup) {
               HasSubstr("group 1 failed to resolve"));
 }
 
-TEST_F(GroupResolverTest, ABroadcastWaitsForItsSource) {
+TEST_F(GroupResolverTest, BroadcastWaitsForItsSource) {
   AskGroup(0, 2);
   AskGroup(1, 2);
   const Instance recv = AskInstance(0, 4, 1);
@@ -126,13 +126,13 @@ TEST_F(GroupResolverTest, ABroadcastWaitsForItsSource) {
   ASSERT_TRUE(recv->response.ok()) << recv->response.status();
   EXPECT_EQ(recv->response->source_rank(), 1);
   EXPECT_EQ(send->response->source_rank(), 1);
-  // Others have none to wait for.
+  // Others have no source to wait for.
   EXPECT_EQ(AskInstance(0, 5, 0)->response->source_rank(), -1);
   EXPECT_EQ(AskInstance(1, 5, 0, false, 3)->response.status().code(),
             absl::StatusCode::kInvalidArgument);
 }
 
-TEST_F(GroupResolverTest, WhoHasGoneIsForgotten) {
+TEST_F(GroupResolverTest, WorkerThatHasLeftIsForgotten) {
   const Group zero = AskGroup(0, 2);
   resolver_.Cancel(ticket_);
   EXPECT_EQ(zero->count, 1);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who comes to which collective, in which order, and what does not fit.
+// Members of collectives, their order of arrival, and mismatches.
 #include "tensorflow/worker/collectives/group_table.h"
 
 #include <gmock/gmock.h>
@@ -46,7 +46,7 @@ class GroupTableTest : public ::testing::Test {
   GroupTable table_{{"/task:0", "/task:1", "/task:2", "/task:3"}};
 };
 
-TEST_F(GroupTableTest, TheLastMemberMakesItComplete) {
+TEST_F(GroupTableTest, LastMemberMakesItComplete) {
   EXPECT_THAT(Join(2, JoinOf(1, 5, 3)), IsEmpty());
   EXPECT_THAT(Join(0, JoinOf(1, 5, 3)), IsEmpty());
   const auto answers = Join(3, JoinOf(1, 5, 3));
@@ -75,14 +75,14 @@ TEST_F(GroupTableTest, AnotherSizeEndsTheGroup) {
   ExpectAll(Join(2, JoinOf(1, 9, 3)), 1, absl::StatusCode::kInternal, "with size 2");
 }
 
-TEST_F(GroupTableTest, AFullGroupTakesNobodyElse) {
+TEST_F(GroupTableTest, FullGroupAcceptsNoOther) {
   EXPECT_THAT(Join(0, JoinOf(1, 5, 2)), IsEmpty());
   EXPECT_THAT(Join(1, JoinOf(1, 5, 2)), SizeIs(2));
   ExpectAll(Join(2, JoinOf(1, 6, 2)), 1, absl::StatusCode::kInternal,
             "Device /task:2 is joining a group that is already full (group_key=1)");
 }
 
-TEST_F(GroupTableTest, AGroupThatCannotBecomeFullIsRefusedAtOnce) {
+TEST_F(GroupTableTest, GroupThatCannotBecomeFullIsRefusedAtOnce) {
   ExpectAll(Join(0, JoinOf(1, 5, 5)), 1, absl::StatusCode::kInvalidArgument,
             "only 4 devices have collectives in this step, and a step of one session has to "
             "have all of them");
@@ -95,7 +95,7 @@ TEST_F(GroupTableTest, ShapesMustBeTheSame) {
   ExpectAll(Join(1, other), 2, absl::StatusCode::kInvalidArgument,
             "Op at device /task:1 expected shape [2,1] but another member in the group expected "
             "shape [2]");
-  // Who comes later hears it too; other instances of the group go on.
+  // Later members get the error too; other instances of the group continue.
   ExpectAll(Join(2, JoinOf(1, 5, 3)), 1, absl::StatusCode::kInvalidArgument, "[2,1]");
   EXPECT_THAT(Join(2, JoinOf(1, 6, 3)), IsEmpty());
 }
@@ -117,7 +117,7 @@ TEST_F(GroupTableTest, KindsTypesAndMergesMustBeTheSame) {
             "/task:1 is to merge by Mul and then Id, but another member by Add and then Id");
 }
 
-TEST_F(GroupTableTest, ABroadcastHasOneSource) {
+TEST_F(GroupTableTest, BroadcastHasOneSource) {
   v1::CollectiveJoin recv = JoinOf(1, 1, 2);
   recv.set_kind(1);
   v1::CollectiveJoin send = recv;
@@ -137,7 +137,7 @@ TEST_F(GroupTableTest, ABroadcastHasOneSource) {
             "already has source /task:0, received second claim from /task:1");
 }
 
-TEST_F(GroupTableTest, NobodyComesTwice) {
+TEST_F(GroupTableTest, MemberMayNotJoinTwice) {
   EXPECT_THAT(Join(0, JoinOf(1, 1, 2)), IsEmpty());
   ExpectAll(Join(0, JoinOf(1, 1, 2)), 2, absl::StatusCode::kInternal, "/task:0 comes twice");
   EXPECT_THAT(Join(0, JoinOf(1, 2, 2)), IsEmpty());
@@ -145,7 +145,7 @@ TEST_F(GroupTableTest, NobodyComesTwice) {
   ExpectAll(Join(1, JoinOf(1, 2, 2)), 1, absl::StatusCode::kInternal, "/task:1 comes twice");
 }
 
-TEST_F(GroupTableTest, TimeIsUpForAllAndNamesWhoIsMissing) {
+TEST_F(GroupTableTest, TimeoutEndsAllAndNamesTheMissing) {
   v1::CollectiveJoin join = JoinOf(1, 1, 4);
   join.set_timeout_ms(2000);
   EXPECT_EQ(table_.NextDeadline(), absl::InfiniteFuture());
@@ -161,13 +161,13 @@ TEST_F(GroupTableTest, TimeIsUpForAllAndNamesWhoIsMissing) {
   ExpectAll(Join(1, join), 1, absl::StatusCode::kDeadlineExceeded, "not /task:1, /task:3");
 }
 
-TEST_F(GroupTableTest, WhoIsMissingIsOneOfSomeUnlessTheGroupIsKnown) {
+TEST_F(GroupTableTest, MissingMembersAreUnknownUnlessTheGroupIsComplete) {
   v1::CollectiveJoin join = JoinOf(1, 1, 2);
   join.set_timeout_ms(1);
   EXPECT_THAT(Join(0, join), IsEmpty());
   ExpectAll(table_.Expire(kStart + absl::Seconds(1)), 1, absl::StatusCode::kDeadlineExceeded,
             "; not 1 of /task:1, /task:2, /task:3");
-  // Another instance has shown who they are.
+  // Another instance has shown the members.
   EXPECT_THAT(Join(0, JoinOf(2, 1, 2)), IsEmpty());
   EXPECT_THAT(Join(3, JoinOf(2, 1, 2)), SizeIs(2));
   v1::CollectiveJoin second = JoinOf(2, 2, 2);
@@ -178,7 +178,7 @@ TEST_F(GroupTableTest, WhoIsMissingIsOneOfSomeUnlessTheGroupIsKnown) {
   EXPECT_THAT(answers[0].status.message(), Not(HasSubstr("/task:1")));
 }
 
-TEST_F(GroupTableTest, FailEndsAllThatWaitAndAllThatCome) {
+TEST_F(GroupTableTest, FailEndsAllPendingAndLaterMembers) {
   EXPECT_THAT(Join(0, JoinOf(1, 1, 2)), IsEmpty());
   EXPECT_THAT(Join(1, JoinOf(2, 1, 2)), IsEmpty());
   ExpectAll(table_.Fail(absl::UnavailableError("node 3 has died")), 2,

@@ -121,8 +121,8 @@ Tolerance ToleranceOf(const KernelCase& one, DataType dtype) {
 
 absl::Status Differ(const std::string& what) { return absl::FailedPreconditionError(what); }
 
-// Floats that do not fit into a small or unsigned integer become what the compiler of TensorFlow
-// likes, another one at the end of an array than before.
+// For floats that do not fit into a small or unsigned integer the result depends on TensorFlow's
+// compiler, and differs between the end of an array and the rest.
 bool IsUndefined(const KernelCase& one, const Tensor& output, size_t index) {
   if (one.node.op() != "Cast" || Epsilon(one.inputs[0].dtype()) == 0) return false;
   if (Epsilon(output.dtype()) != 0 || output.dtype() == DataType::kBool) return false;
@@ -147,7 +147,7 @@ absl::Status CheckNumbers(const KernelCase& one, const Tensor& ours, const Tenso
     if (std::isnan(a) && std::isnan(b)) continue;
     if (a == b && std::signbit(a) == std::signbit(b)) continue;
     if (IsUndefined(one, ours, i)) continue;
-    // Which zero is the larger one depends on the place in the array.
+    // Which zero is the larger one depends on its position in the array.
     if (a == b && (op == "Maximum" || op == "Minimum" || op == "Max" || op == "Min")) continue;
     const double allowed =
         tolerance.absolute + tolerance.relative * std::max(std::abs(a), std::abs(b));

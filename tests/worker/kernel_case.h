@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Cases of tests/interop/kernel_cases.py: an op, its inputs, and what TensorFlow made of them.
+// Cases of tests/interop/kernel_cases.py: an op, its inputs, and TensorFlow's result.
 #ifndef FERRY_TESTS_WORKER_KERNEL_CASE_H_
 #define FERRY_TESTS_WORKER_KERNEL_CASE_H_
 
@@ -22,7 +22,7 @@ struct KernelCase {
   // A VarHandleOp, whose output is the first input; then come the others.
   std::optional<tensorflow::NodeDef> variable;
   std::vector<Tensor> inputs;
-  // What TensorFlow says.
+  // TensorFlow's result.
   std::vector<Tensor> outputs;
   absl::Status status;
 };
@@ -30,9 +30,9 @@ struct KernelCase {
 //   Errors: NOT_FOUND without such a file; INVALID_ARGUMENT for one that is not of that form.
 absl::StatusOr<std::vector<KernelCase>> ReadKernelCases(const std::string& path);
 
-// Runs our kernel. OK if it does as TensorFlow; else FAILED_PRECONDITION with what differs. Sums
-// and products of many may differ in their last bits.
-//   variables: what the cases of a file have left there, in their order.
+// Runs our kernel. OK if its result matches TensorFlow's; else FAILED_PRECONDITION with the
+// difference. Sums and products of many may differ in their last bits.
+// variables: the variables that the cases of a file have left, in their order.
 absl::Status CheckKernelCase(const KernelCase& one, Variables& variables);
 
 // "Slice(float[2,3], int32[2], int32[2])", with the elements of small inputs.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// kernel_cases_program FILE [SHOWN]: runs the cases of a file and says which differ from
+// kernel_cases_program FILE [SHOWN]: runs the cases of a file and prints those that differ from
 // TensorFlow.
 #include <cstdio>
 #include <cstdlib>

@@ -10,7 +10,7 @@ namespace {
 
 constexpr char kDevice[] = "/job:worker/replica:0/task:0/device:CPU:0";
 
-TEST(KernelCases, GiveTensorFlowsAnswers) {
+TEST(KernelCases, MatchTensorFlow) {
   const auto cases = ReadKernelCases(FERRY_SOURCE_DIR "/tests/worker/tensorflow_answers.bin");
   ASSERT_TRUE(cases.ok()) << cases.status();
   EXPECT_GT(cases->size(), 800u);
@@ -22,7 +22,7 @@ TEST(KernelCases, GiveTensorFlowsAnswers) {
 }
 
 // A comparison that finds nothing must be one that could have.
-TEST(KernelCases, FindWhatDiffers) {
+TEST(KernelCases, DetectDifferences) {
   const auto cases = ReadKernelCases(FERRY_SOURCE_DIR "/tests/worker/tensorflow_answers.bin");
   ASSERT_TRUE(cases.ok()) << cases.status();
   int found = 0;
@@ -35,8 +35,8 @@ TEST(KernelCases, FindWhatDiffers) {
   EXPECT_GT(found, 10);
 }
 
-// Of variables the order matters: without what was added, those that are read later are others.
-TEST(KernelCases, FindWhatWasNotDoneToAVariable) {
+// For variables the order matters: without an addition, later reads differ.
+TEST(KernelCases, DetectMissingUpdatesOfAVariable) {
   const auto cases = ReadKernelCases(FERRY_SOURCE_DIR "/tests/worker/tensorflow_answers.bin");
   ASSERT_TRUE(cases.ok()) << cases.status();
   int found = 0;

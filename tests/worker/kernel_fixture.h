@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Short ways to make kernels and to run them.
+// Helpers that make kernels and run them.
 #ifndef FERRY_TESTS_WORKER_KERNEL_FIXTURE_H_
 #define FERRY_TESTS_WORKER_KERNEL_FIXTURE_H_
 

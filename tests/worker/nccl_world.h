@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// GPUs with NCCL for collectives of several steps, on one thread: what is launched runs when the
-// test says so, in the order of its stream, and only beside all its other ranks.
+// GPUs with NCCL for collectives of several steps, on one thread: the test decides when launched
+// work runs, in the order of its stream, and only together with all its other ranks.
 #ifndef FERRY_TESTS_WORKER_NCCL_WORLD_H_
 #define FERRY_TESTS_WORKER_NCCL_WORLD_H_
 
@@ -239,7 +239,7 @@ class NcclWorld final {
     }
   }
 
-  // Other ranks are told by nobody: they hear of it over their steps, or when they meet again.
+  // Other ranks are not notified: they learn of it over their steps, or at their next collective.
   void Abort(FakeRun& run, const absl::Status& why) {
     if (!run.aborted.ok()) return;
     run.aborted = why;

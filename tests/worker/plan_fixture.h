@@ -23,7 +23,7 @@
 
 namespace ferry::worker {
 
-// int64[]: what nodes of tests compute with.
+// int64[]: the elements of the tests' nodes.
 inline Tensor Number(int64_t number) {
   Tensor tensor = *Tensor::Allocate(DataType::kInt64, Shape());
   *static_cast<int64_t*>(tensor.mutable_data()) = number;
@@ -46,7 +46,7 @@ class FunctionKernel final : public Kernel {
   const Function function_;
 };
 
-// Nodes by their names; each gives the sum of what it takes and one number more.
+// Nodes by their names; each outputs the sum of its inputs and one number more.
 class PlanWriter {
  public:
   // Returns the node's number.
@@ -99,7 +99,7 @@ class PlanWriter {
   std::vector<PlanNode> nodes_;
 };
 
-// Keeps what is sent, and answers receives when it is told to. Thread-safe.
+// Records sends, and answers receives when the test decides. Thread-safe.
 class HeldExchange final : public StepTransfers {
  public:
   absl::Status Send(const RendezvousKey& key, Tensor tensor, bool is_dead) override {
@@ -145,12 +145,12 @@ class HeldExchange final : public StepTransfers {
     for (const std::string& edge : edges) Answer(edge, why, {});
   }
 
-  // What a receive gets at once.
+  // The immediate result of a receive.
   void Offer(const std::string& edge, Received received) {
     absl::MutexLock lock(&mu_);
     values_[edge] = std::move(received);
   }
-  // False if nobody waits.
+  // False if there is no pending receive.
   bool Answer(const std::string& edge, absl::Status status, Received received,
               bool deregister = true) {
     Waiting waiting;

@@ -44,7 +44,7 @@ void ExpectTwoRuns(const std::string& op, const std::vector<double>& expected) {
   }
 }
 
-TEST(RandomUniform, IsTensorFlowsForTheSameSeeds) {
+TEST(RandomUniform, MatchesTensorFlowsForTheSameSeeds) {
   ExpectTwoRuns<float>("RandomUniform",
                        {0.9522714614868164, 0.6774077415466309, 0.7953182458877563,
                         0.18126988410949707, 0.2636922597885132, 0.1588040590286255});
@@ -57,7 +57,7 @@ TEST(RandomUniform, IsTensorFlowsForTheSameSeeds) {
                           {0.0625, 0.59375, 0.9765625, 0.703125, 0.3359375, 0.3828125});
 }
 
-TEST(RandomStandardNormal, IsTensorFlowsForTheSameSeeds) {
+TEST(RandomStandardNormal, MatchesTensorFlowsForTheSameSeeds) {
   ExpectTwoRuns<float>("RandomStandardNormal",
                        {-0.2807750701904297, -0.13775210082530975, -0.6763296127319336,
                         1.8412818908691406, -0.15879929065704346, -1.060792088508606});
@@ -70,7 +70,7 @@ TEST(RandomStandardNormal, IsTensorFlowsForTheSameSeeds) {
                           {-0.28125, -0.1376953125, -0.67578125, 1.84375, -0.1591796875, -1.0625});
 }
 
-TEST(RandomUniform, WithoutSeedsIsAnotherOneForEachKernel) {
+TEST(RandomUniform, WithoutSeedsDiffersForEachKernel) {
   std::set<double> numbers;
   for (int i = 0; i < 10; ++i) {
     const auto kernel = MakeCpuKernel(Random("RandomUniform", DataType::kDouble, 0, 0));
@@ -80,7 +80,7 @@ TEST(RandomUniform, WithoutSeedsIsAnotherOneForEachKernel) {
 }
 
 // Steps that run at once must not be given the same numbers.
-TEST(RandomUniform, GivesThreadsNumbersOfTheirOwn) {
+TEST(RandomUniform, GivesThreadsDifferentNumbers) {
   const auto kernel = MakeCpuKernel(Random("RandomUniform", DataType::kDouble, 1, 2));
   constexpr int kThreads = 4;
   constexpr int kRounds = 100;
@@ -99,7 +99,7 @@ TEST(RandomUniform, GivesThreadsNumbersOfTheirOwn) {
   EXPECT_EQ(all.size(), 5u * kThreads * kRounds);
 }
 
-TEST(RandomUniform, RefusesShapesThatAreNone) {
+TEST(RandomUniform, RefusesInvalidShapes) {
   const NodeWriter node = Random("RandomUniform", DataType::kFloat, 1, 2);
   EXPECT_THAT(Compute(node, {Ints({-1})}),
               Fails(absl::StatusCode::kInvalidArgument, "Dimension -1 must be >= 0"));

@@ -21,7 +21,7 @@ Tensor Counting(const std::vector<int64_t>& dims) {
 
 NodeWriter Floats(const std::string& op) { return NodeWriter(op).Type("T", DataType::kFloat); }
 
-// What only looks at a tensor in another way must not copy a gigabyte.
+// An op that only changes the shape must not copy a gigabyte.
 TEST(Views, ShareTheBuffer) {
   const Tensor input = Counting({4, 1, 3});
   struct Row {
@@ -59,7 +59,7 @@ TEST(Views, ShareTheBuffer) {
   EXPECT_EQ(pieces->at(1).data(), static_cast<const char*>(input.data()) + 24);
 }
 
-TEST(Reshape, RefusesWhatCannotBe) {
+TEST(Reshape, RefusesIncompatibleShapes) {
   const NodeWriter node = Floats("Reshape").Type("Tshape", DataType::kInt64);
   const Tensor input = Counting({2, 3});
   const auto to = [](const std::vector<int64_t>& dims) {
@@ -82,14 +82,14 @@ TEST(Reshape, RefusesWhatCannotBe) {
               Fails(kInvalid, HasSubstr("too many dimensions")));
 }
 
-TEST(Squeeze, OfDimensionsThatAreNotThere) {
+TEST(Squeeze, InvalidDimensionsAreRefused) {
   NodeWriter node = Floats("Squeeze");
   node["squeeze_dims"].mutable_list()->add_i(std::numeric_limits<int64_t>::min());
   EXPECT_THAT(Compute(node, {Counting({1})}),
               Fails(kInvalid, HasSubstr("Tried to squeeze dim index")));
 }
 
-TEST(Slice, RefusesWhatIsOutside) {
+TEST(Slice, RefusesRangesOutside) {
   const NodeWriter node = Floats("Slice").Type("Index", DataType::kInt64);
   constexpr int64_t kHuge = std::numeric_limits<int64_t>::max();
   constexpr int64_t kLeast = std::numeric_limits<int64_t>::min();
@@ -106,7 +106,7 @@ TEST(Slice, RefusesWhatIsOutside) {
       Fails(kInvalid, HasSubstr("Expected size[0] in [0, 2]")));
 }
 
-TEST(Slice, OfStrings) {
+TEST(Slice, Strings) {
   const NodeWriter node =
       NodeWriter("Slice").Type("T", DataType::kString).Type("Index", DataType::kInt32);
   const auto output =
@@ -115,8 +115,8 @@ TEST(Slice, OfStrings) {
   EXPECT_THAT(output->strings(), ElementsAre("b", "d"));
 }
 
-// The slow way: every element by its indices.
-TEST(Transpose, PutsEveryElementWhereItBelongs) {
+// The reference implementation: every element by its indices.
+TEST(Transpose, MovesEveryElement) {
   std::mt19937 random(20240607);  // NOLINT(bugprone-random-generator-seed)
   for (int round = 0; round < 300; ++round) {
     const size_t rank = 1 + random() % 5;
@@ -156,7 +156,7 @@ TEST(Transpose, TakesNegativeAxes) {
               Fails(kInvalid, "0 is missing from {1,1}."));
 }
 
-TEST(Fill, OfMoreThanThereIsMemoryIsRefused) {
+TEST(Fill, LargerThanMemoryIsRefused) {
   const NodeWriter node = Floats("Fill").Type("index_type", DataType::kInt64);
   const auto dims = [](const std::vector<int64_t>& values) {
     return TensorOf<int64_t>({static_cast<int64_t>(values.size())}, values);
@@ -188,7 +188,7 @@ TEST(Fill, WritesEveryElement) {
   }
 }
 
-TEST(Range, OfMoreThanThereIsMemoryIsRefused) {
+TEST(Range, LargerThanMemoryIsRefused) {
   const NodeWriter node = NodeWriter("Range").Type("Tidx", DataType::kInt64);
   constexpr int64_t kHuge = std::numeric_limits<int64_t>::max();
   constexpr int64_t kLeast = std::numeric_limits<int64_t>::min();
@@ -207,7 +207,7 @@ TEST(Range, OfMoreThanThereIsMemoryIsRefused) {
   EXPECT_THAT(ElementsOf<int64_t>(*down), ElementsAre(kHuge, -1));
 }
 
-TEST(Concat, OfStringsAlongTheLastAxis) {
+TEST(Concat, StringsAlongTheLastAxis) {
   const auto output = Compute(
       NodeWriter("ConcatV2")
           .Type("T", DataType::kString)
@@ -218,7 +218,7 @@ TEST(Concat, OfStringsAlongTheLastAxis) {
   EXPECT_THAT(output->strings(), ElementsAre("a", "c", "d", "b", "e", "f"));
 }
 
-TEST(Shape, OfADimensionThatInt32CannotHold) {
+TEST(Shape, DimensionThatInt32CannotHold) {
   // Empty, so that it needs no memory.
   const Tensor input = *Tensor::Allocate(DataType::kFloat, *Shape::Create({0, int64_t{1} << 31}));
   EXPECT_THAT(Compute(Floats("Shape").Type("out_type", DataType::kInt32), {input}),

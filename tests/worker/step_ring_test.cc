@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is kept of runs must not grow.
+// The log of runs must not grow.
 #include "tensorflow/worker/step_ring.h"
 
 #include <cstdint>
@@ -36,7 +36,7 @@ TEST(StepRing, ForgetsTheOldestRun) {
   EXPECT_THAT(Found(ring, {1, 2, 3}), ElementsAre(2, 3));
 }
 
-TEST(StepRing, ForgetsRunsWhenThereAreTooManyNodes) {
+TEST(StepRing, ForgetsRunsWithTooManyNodes) {
   StepRing ring(10, 100);
   Add(ring, 1, 40);
   Add(ring, 2, 40);
@@ -46,14 +46,14 @@ TEST(StepRing, ForgetsRunsWhenThereAreTooManyNodes) {
   EXPECT_THAT(Found(ring, {1, 2, 3, 4}), ElementsAre(4));
 }
 
-TEST(StepRing, FindsOnlyWhatIsAskedForWithAllOfItsRuns) {
+TEST(StepRing, FindsOnlyTheRequestedStepWithAllItsRuns) {
   StepRing ring(10, 100);
   for (const int64_t id : {1, 2, 1}) Add(ring, id, 1);
   EXPECT_THAT(Found(ring, {1}), ElementsAre(1, 1));
   EXPECT_THAT(Found(ring, {}), IsEmpty());
 }
 
-TEST(StepRing, TakesNothingWhenItIsOffOrTheGraphIsTooLarge) {
+TEST(StepRing, RecordsNothingWhenItIsOffOrTheGraphIsTooLarge) {
   EXPECT_FALSE(StepRing(0, 100).Takes(1));
   EXPECT_TRUE(StepRing(1, 100).Takes(100));
   EXPECT_FALSE(StepRing(1, 100).Takes(101));
@@ -67,7 +67,7 @@ TEST(StepRing, RunsOfExactlyTheLimit_Stay) {
   EXPECT_THAT(Found(ring, {1, 2}), ElementsAre(1, 2));
   Add(ring, 3, 0);
   EXPECT_THAT(Found(ring, {1, 2, 3}), ElementsAre(1, 2, 3));
-  // What has gone is not counted any more.
+  // Removed runs are not counted any more.
   Add(ring, 4, 60);
   EXPECT_THAT(Found(ring, {1, 2, 3, 4}), ElementsAre(2, 3, 4));
   EXPECT_EQ(ring.max_runs(), 3u);

@@ -20,9 +20,9 @@ NodeWriter ConstNode(const Tensor& value) {
   return node;
 }
 
-// An op that graphs may have but that nobody computes would only be noticed in the middle of a
+// An op that graphs may contain but that has no kernel would only be noticed in the middle of a
 // step.
-TEST(Kernels, ThereIsOneForEveryOpAndType) {
+TEST(Kernels, ExistForEveryOpAndType) {
   const std::set<std::string> kElsewhere = {"_Send", "_Recv", "_HostSend", "_HostRecv"};
   int made = 0;
   for (const graph::OpSchema* op : graph::AllOps()) {
@@ -84,7 +84,7 @@ TEST(Kernels, AreRefusedByNameWhereThereIsNone) {
               Fails(absl::StatusCode::kUnimplemented, HasSubstr("CollectiveGather")));
 }
 
-TEST(Kernels, OfAGpuComputeInHostMemoryWhatTensorFlowDoesThere) {
+TEST(Kernels, HostMemoryOpsOnAGpuMatchTensorFlows) {
   EXPECT_TRUE(MakeKernel(NodeWriter("AddV2").Type("T", DataType::kInt32).Complete(), "GPU").ok());
   EXPECT_TRUE(
       MakeKernel(NodeWriter("Identity").Type("T", DataType::kFloat).Complete(), "GPU").ok());
@@ -96,7 +96,7 @@ TEST(Kernels, AttributesAreCheckedAgain) {
   EXPECT_THAT(MakeKernel(node, "CPU"), Fails(absl::StatusCode::kNotFound, HasSubstr("'N'")));
 }
 
-TEST(Placeholder, SaysWhatMustBeFed) {
+TEST(Placeholder, NamesTheMissingFeed) {
   NodeWriter node("Placeholder");
   node.Type("dtype", DataType::kFloat);
   auto* shape = node["shape"].mutable_shape();
@@ -127,14 +127,14 @@ TEST(Const, IsDecodedOnceAndShared) {
   }
 }
 
-TEST(Const, OfStrings) {
+TEST(Const, Strings) {
   const auto tensor = Compute(ConstNode(Strings({2}, {"a", ""})), {});
   ASSERT_TRUE(tensor.ok());
   EXPECT_THAT(tensor->strings(), ElementsAre("a", ""));
 }
 
 // A few bytes from a client may stand for any number of elements.
-TEST(Const, ThatIsTooLargeOrIsNoneIsRefused) {
+TEST(Const, TooLargeOrInvalidIsRefused) {
   NodeWriter node = ConstNode(ScalarOf<float>(1));
   auto* proto = node["value"].mutable_tensor();
   proto->clear_tensor_content();

@@ -60,8 +60,8 @@ TEST_F(VariableKernels, KeepTheirValues) {
   EXPECT_THAT(ElementsOf<int32_t>(*Read(handle)), ElementsAre(7));
 }
 
-// What a step has read stays as it was, whatever later steps do.
-TEST_F(VariableKernels, WriteOnlyWhatNobodySees) {
+// A value that a step has read does not change, whatever later steps do.
+TEST_F(VariableKernels, AreWrittenInPlaceOnlyWhenUnshared) {
   const Tensor handle = Handle("v");
   const Tensor first = Ints({1});
   ASSERT_TRUE(Assign(handle, first).ok());
@@ -76,10 +76,9 @@ TEST_F(VariableKernels, WriteOnlyWhatNobodySees) {
   EXPECT_THAT(ElementsOf<int32_t>(*Read(handle)), ElementsAre(4));
 }
 
-// Nobody else sees the value, but its memory is not the variable's to write, such as a peer's
-// shared memory, which is mapped for reading only. That the variable owned its former value does
-// not count.
-TEST_F(VariableKernels, DoNotWriteWhatIsAssignedAfterASum) {
+// The value is unshared, but its memory must not be written, such as a peer's shared memory, which
+// is mapped for reading only. That the variable owned its previous value does not count.
+TEST_F(VariableKernels, ForeignMemoryIsNotWrittenAfterASum) {
   const Tensor handle = Handle("v");
   ASSERT_TRUE(Assign(handle, Ints({1})).ok());
   ASSERT_TRUE(AssignAdd(handle, Ints({1})).ok());
@@ -92,7 +91,7 @@ TEST_F(VariableKernels, DoNotWriteWhatIsAssignedAfterASum) {
   EXPECT_EQ(number, 5);
 }
 
-TEST_F(VariableKernels, FailAsTensorFlowsDo) {
+TEST_F(VariableKernels, FailLikeTensorFlows) {
   const Tensor handle = Handle("v");
   EXPECT_THAT(
       Read(handle),
@@ -142,14 +141,14 @@ TEST_F(VariableKernels, AreClearedByContainer) {
   EXPECT_TRUE(IsInitialized(Handle("v", "b")));
 }
 
-TEST_F(VariableKernels, OfAnotherDeviceAreRefused) {
+TEST_F(VariableKernels, OnAnotherDeviceAreRefused) {
   const Tensor handle = HandleToTensor({"/job:worker/replica:0/task:1/device:CPU:0", "c", "v"});
   EXPECT_THAT(Assign(handle, Ints({1})),
               Fails(kInvalid, HasSubstr("Trying to access resource v located in device")));
   EXPECT_EQ(variables_.variable_count(), 0);
 }
 
-TEST_F(VariableKernels, NeedADeviceThatKeepsThem) {
+TEST_F(VariableKernels, NeedADeviceWithVariables) {
   environment_.variables = nullptr;
   EXPECT_THAT(Read(HandleToTensor({"d", "c", "v"})),
               Fails(absl::StatusCode::kFailedPrecondition, HasSubstr("")));
@@ -158,7 +157,7 @@ TEST_F(VariableKernels, NeedADeviceThatKeepsThem) {
 }
 
 // Clients feed strings where a handle is wanted.
-TEST(ResourceHandles, AreReadFromWhatHoldsOneOnly) {
+TEST(ResourceHandles, AreParsedOnlyFromTensorsThatHoldOne) {
   const ResourceHandle handle = {"d:1", std::string("c\0:", 3), ""};
   EXPECT_EQ(*HandleFromTensor(HandleToTensor(handle)), handle);
   for (const char* text : {"", "x", "ferry.resource:", "ferry.resource:1:", "ferry.resource:9:1:d",
@@ -172,7 +171,7 @@ TEST(ResourceHandles, AreReadFromWhatHoldsOneOnly) {
   EXPECT_THAT(HandleFromTensor(Strings({2}, {"a", "b"})), Fails(kInvalid, HasSubstr("")));
 }
 
-// Every addition counts, and nobody reads half of one.
+// Every addition counts, and no reader sees half of one.
 TEST_F(VariableKernels, AddAtomically) {
   const Tensor handle = Handle("v");
   constexpr size_t kCount = 1000;
@@ -194,8 +193,8 @@ TEST_F(VariableKernels, AddAtomically) {
   EXPECT_THAT(ElementsOf<int32_t>(*Read(handle)), ::testing::Each(kThreads * kRounds));
 }
 
-// It is written in place only while it is the variable's own and nobody looks at it.
-TEST(Variable, InPlaceOnlyWhatItMadeItselfAndNobodySees) {
+// It is written in place only while it is the variable's own and not shared.
+TEST(Variable, InPlaceOnlyWhenItsOwnAndUnshared) {
   Variable variable(DataType::kInt32);
   const auto was_own = [&variable] {
     bool was = false;
@@ -227,13 +226,13 @@ TEST(Variable, UpdateFails_TheValueStays) {
     EXPECT_FALSE(is_own);
     return absl::InternalError("no");
   };
-  // A failure makes it nobody's own.
+  // A failure means that it is owned by no one.
   for (int i = 0; i < 2; ++i) EXPECT_EQ(variable.Modify(fail).code(), absl::StatusCode::kInternal);
   EXPECT_EQ(variable.value().data(), data);
   EXPECT_THAT(ElementsOf<int32_t>(variable.value()), ElementsAre(5));
 }
 
-// Kernels that are at one finish with it; whoever comes later finds none, or makes a new one.
+// Kernels in progress finish with it; later ones find none, or make a new one.
 TEST(Variables, ClearedWhileOneIsUsed_TheNextIsAnother) {
   Variables variables("d");
   const ResourceHandle handle = {"d", "c", "v"};
@@ -250,8 +249,8 @@ TEST(Variables, ClearedWhileOneIsUsed_TheNextIsAnother) {
   EXPECT_EQ(variables.variable_count(), 1);
 }
 
-// A handle is read as far as its lengths say, and the name is the rest.
-TEST(ResourceHandles, LengthsUpToTheEnd_AreRead) {
+// A handle is parsed as far as its lengths state, and the name is the rest.
+TEST(ResourceHandles, LengthsUpToTheEnd_AreAccepted) {
   EXPECT_EQ(*HandleFromTensor(Strings({}, {"ferry.resource:0:0:"})), (ResourceHandle{"", "", ""}));
   EXPECT_EQ(*HandleFromTensor(Strings({}, {"ferry.resource:2:1:ddc"})),
             (ResourceHandle{"dd", "c", ""}));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What TensorFlow's masters and workers ask of a worker beside running graphs: Logging, Tracing.
+// Calls of TensorFlow's masters and workers other than running graphs: Logging, Tracing.
 #include <string>
 
 #include "tensorflow/worker/transfer_log.h"
@@ -20,7 +20,7 @@ tensorflow::StepStats Rows(int count) {
   return stats;
 }
 
-TEST(TransferLog, IsOnForAsLongAsAnyoneWantsIt) {
+TEST(TransferLog, IsOnAsLongAsAnyClientRequestsIt) {
   worker::TransferLog log(10, 10);
   EXPECT_FALSE(log.is_on());
   log.Switch(false);
@@ -32,7 +32,7 @@ TEST(TransferLog, IsOnForAsLongAsAnyoneWantsIt) {
   EXPECT_FALSE(log.is_on());
 }
 
-TEST(TransferLog, GivesAStepOnceWithAllOfItsRuns) {
+TEST(TransferLog, ReturnsAStepOnceWithAllItsRuns) {
   worker::TransferLog log(10, 10);
   log.Add(1, Rows(1));
   log.Add(2, Rows(1));
@@ -99,7 +99,7 @@ class WorkerCalls : public ::testing::Test {
   SmallMaster master_{{&a_, &b_}, ThereAndBack(), {{"x"}, {"z:0"}, {}}};
 };
 
-TEST_F(WorkerCalls, LoggingTellsWhatCameFromOtherWorkersWhileItWasOn) {
+TEST_F(WorkerCalls, LoggingListsTransfersFromOtherWorkersWhileItWasOn) {
   ASSERT_THAT(master_.Run(1, {Floats({1})}), IsOk());
   Switch(true);
   ASSERT_THAT(master_.Run(2, {Floats({1})}), IsOk());
@@ -110,7 +110,7 @@ TEST_F(WorkerCalls, LoggingTellsWhatCameFromOtherWorkersWhileItWasOn) {
   ASSERT_EQ(steps.size(), 2u);
   EXPECT_EQ(steps[0].step_id(), 2);
   EXPECT_EQ(steps[1].step_id(), 3);
-  // y is no transfer, and z comes to the other worker.
+  // y is no transfer, and z goes to the other worker.
   ASSERT_EQ(steps[1].step_stats().dev_stats_size(), 1);
   const tensorflow::DeviceStepStats& device = steps[1].step_stats().dev_stats(0);
   EXPECT_EQ(device.device(), b_.device());
@@ -122,9 +122,9 @@ TEST_F(WorkerCalls, LoggingTellsWhatCameFromOtherWorkersWhileItWasOn) {
                     HasSubstr(absl::StrCat(" from ", a_.device(), " to ", b_.device()))));
   EXPECT_EQ(row.output(0).tensor_description().allocation_description().requested_bytes(), 8);
   EXPECT_GT(row.all_start_micros(), 1'600'000'000'000'000);
-  // They are told once.
+  // They are reported once.
   EXPECT_TRUE(Fetch(b_, {2, 3}).empty());
-  // At a nothing but y: what was fed came from no worker.
+  // At a only y: fed tensors came from no worker.
   const auto at_a = Fetch(a_, {3});
   ASSERT_EQ(at_a.size(), 1u);
   ASSERT_EQ(at_a[0].step_stats().dev_stats_size(), 1);
@@ -136,7 +136,7 @@ TEST_F(WorkerCalls, LoggingIsClearedAndSwitchedOffByOldMastersToo) {
   ASSERT_THAT(master_.Run(1, {Floats({1})}), IsOk());
   tensorflow::LoggingRequest clear;
   clear.set_clear(true);
-  // It says neither on nor off, which is how old masters switch it off.
+  // It requests neither on nor off, which is how old masters switch it off.
   Log(b_, clear);
   EXPECT_FALSE(b_.worker().transfer_log().is_on());
   EXPECT_TRUE(Fetch(b_, {1}).empty());
@@ -183,7 +183,7 @@ TEST_F(WorkerCalls, GroupsOfTensorFlowsWorkersAreCompleted) {
   EXPECT_EQ(receiver.Wait().code, absl::StatusCode::kOk);
 }
 
-TEST_F(WorkerCalls, StepSequencesHaveANumberForEachKey) {
+TEST_F(WorkerCalls, StepSequencesAreNumberedPerKey) {
   tensorflow::GetStepSequenceRequest request;
   for (const int64_t key : {7, 8, 7}) request.add_graph_key(key);
   const auto one = a_.Call<tensorflow::GetStepSequenceResponse>("GetStepSequence", request);
@@ -198,7 +198,8 @@ TEST_F(WorkerCalls, StepSequencesHaveANumberForEachKey) {
   for (const auto& each : one->step_sequence()) EXPECT_EQ(each.next_step_id() >> 56, 0);
 }
 
-// What is declared is served: an empty request is refused for what it says, not for its name.
+// Every declared method is served: an empty request is refused for its content, not as an unknown
+// method.
 TEST_F(WorkerCalls, NoCallIsMissing) {
   const auto* const service = tensorflow::GetStatusRequest::descriptor()->file()->service(0);
   ASSERT_EQ(service->method_count(), 16);

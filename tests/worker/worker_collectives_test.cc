@@ -46,7 +46,7 @@ class WorkerCollectivesTest : public ::testing::Test {
   std::unique_ptr<SmallMaster> master_;
 };
 
-TEST_F(WorkerCollectivesTest, EveryStepAnew) {
+TEST_F(WorkerCollectivesTest, WorkInEveryStep) {
   AddReduces();
   MakeMaster();
   for (int step = 1; step <= 20; ++step) {
@@ -64,10 +64,10 @@ TEST_F(WorkerCollectivesTest, EveryStepAnew) {
   c_.ExpectClean();
 }
 
-TEST_F(WorkerCollectivesTest, TimeIsUpAndTheNextStepWorks) {
+TEST_F(WorkerCollectivesTest, TimeoutEndsOneAndTheNextStepWorks) {
   AddReduces(/*group_size=*/2, /*timeout_s=*/0.3F);
   MakeMaster();
-  // The third one is in a group of its own, where nobody else comes.
+  // The third one is in a group of its own, which no other worker joins.
   const auto got = master_->Run(1, {Floats({1})});
   EXPECT_THAT(got, Fails(absl::StatusCode::kDeadlineExceeded,
                          HasSubstr("1 of 2 members have come to instance 1 of group 2")));

@@ -86,7 +86,7 @@ class WorkerClient {
     request.set_step_id(step);
     return Call<tensorflow::CleanupGraphResponse>("CleanupGraph", request).status();
   }
-  // With errors in the body, as masters ask for them.
+  // With errors in the body, as masters request them.
   static absl::StatusOr<tensorflow::RunGraphResponse> ToResult(const coord::Answer& answer) {
     if (answer.code != absl::StatusCode::kOk) return coord::ToStatus(answer);
     tensorflow::RunGraphResponse response;
@@ -131,7 +131,7 @@ class WorkerEnd : public WorkerClient {
 
   TransferEngine& exchange() { return *end_->exchange; }
   worker::Worker& worker() { return worker_->worker(); }
-  // Of something that has left nothing behind.
+  // Expects that nothing has been left behind.
   void ExpectClean() {
     EXPECT_EQ(worker().step_count(), 0u);
     EXPECT_EQ(exchange().rendezvous().step_count(), 0u);
@@ -139,7 +139,7 @@ class WorkerEnd : public WorkerClient {
 
  private:
   std::unique_ptr<ExchangeEnd> end_;
-  // Goes before the exchange.
+  // Destroyed before the exchange.
   std::unique_ptr<NodeWorker> worker_;
 };
 
@@ -161,7 +161,7 @@ inline void AddFeed(tensorflow::RunGraphRequest& request, const std::string& key
   *named.mutable_tensor() = *TensorToProto(tensor);
 }
 
-// What a master does for one graph with fixed feeds and fetches.
+// The master's calls for one graph with fixed feeds and fetches.
 class SmallMaster {
  public:
   SmallMaster(std::vector<WorkerClient*> workers, const graph::GraphWriter& writer,
@@ -194,7 +194,7 @@ class SmallMaster {
     fetches_ = step->fetches;
   }
 
-  // A run of every part, under way.
+  // A run of every part, in progress.
   class Step {
    public:
     std::vector<coord::PendingCall> calls;
@@ -212,7 +212,7 @@ class SmallMaster {
         results.push_back(WorkerClient::ToResult(call.Wait()));
         const auto& result = results.back();
         if (!result.ok()) {
-          // As in the master: a worker that is gone cannot report the cause.
+          // As in the master: a worker that has ended cannot report the cause.
           const auto is_copy = [](const absl::Status& error) {
             return IsDerived(error) || absl::IsUnavailable(error);
           };
@@ -266,7 +266,7 @@ class SmallMaster {
     }
   }
 
-  // Of registering.
+  // The result of registering.
   absl::Status status;
   std::vector<graph::Crossing> crossings;
 

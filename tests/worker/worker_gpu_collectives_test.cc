@@ -20,11 +20,12 @@ struct CollectiveOptions {
   std::string merge = "Add";
   std::string final_op = "Id";
   float timeout_s = 0;
-  // Of gathers.
+  // For gathers.
   int length = 0;
 };
 
-// "r0", "r1", ... if that is the name: of what each has, which is "x" times its number from 1 on.
+// "r0", "r1", ... if that is the name: of each one's input, which is "x" times its number from 1
+// on.
 void AddCollective(GraphWriter& writer, const std::string& name,
                    const std::vector<std::string>& devices, const CollectiveOptions& options = {}) {
   for (size_t i = 0; i < devices.size(); ++i) {
@@ -54,7 +55,7 @@ std::vector<std::string> Names(const std::string& name, size_t count) {
   return names;
 }
 
-// Rows of collectives, as their labels say.
+// Rows of collectives, by their labels.
 std::vector<std::string> WaysOf(const SmallMaster::Step& step,
                                 const std::string& kind = "reduce by ") {
   std::vector<std::string> ways;
@@ -74,7 +75,7 @@ std::vector<std::string> WaysOf(const SmallMaster::Step& step,
 }
 
 // A host and four GPUs in two processes.
-TEST_F(WorkerGpuPair, CollectivesTakeBothsHostsAndGpus) {
+TEST_F(WorkerGpuPair, CollectivesIncludeHostsAndGpusOfBoth) {
   RunGpuPair(
       {.exchange = ExchangeWithWorker()},
       [](GpuPeer& peer) {
@@ -140,7 +141,7 @@ void RunFourGpus(const std::function<void(FourWorkers& four, GraphWriter& writer
       Leave);
 }
 
-TEST_F(WorkerGpuPair, CollectivesOfGpusGoByNccl) {
+TEST_F(WorkerGpuPair, CollectivesOfGpusUseNccl) {
   NEEDS_THE_DOUBLE("has four GPUs");
   RunFourGpus([](FourWorkers& four, GraphWriter& writer) {
     AddCollective(writer, "sum", four.gpus, {.group = 1});
@@ -202,8 +203,8 @@ TEST_F(WorkerGpuPair, CollectivesOfManyStepsAtOnceDoNotWaitForEachOther) {
   });
 }
 
-// The other one's sends stop half way, then go on.
-TEST_F(WorkerGpuPair, ACollectiveByNcclThatHangsEndsInTimeAndTheNextOneWorks) {
+// The other worker's sends stop half way, then continue.
+TEST_F(WorkerGpuPair, NcclCollectiveThatHangsTimesOutAndTheNextOneWorks) {
   NEEDS_THE_DOUBLE("can be made to hang");
   RunGpuPair(
       FourGpus(),
@@ -244,7 +245,7 @@ TEST_F(WorkerGpuPair, ACollectiveByNcclThatHangsEndsInTimeAndTheNextOneWorks) {
       });
 }
 
-TEST_F(WorkerGpuPair, AWorkerThatDiesInACollectiveByNcclEndsItAndTheOthersGoOn) {
+TEST_F(WorkerGpuPair, WorkerThatDiesInAnNcclCollectiveEndsItAndTheOthersContinue) {
   NEEDS_THE_DOUBLE("can be made to hang");
   GpuPairOptions options = FourGpus();
   options.consumer_dies = true;
@@ -265,9 +266,9 @@ TEST_F(WorkerGpuPair, AWorkerThatDiesInACollectiveByNcclEndsItAndTheOthersGoOn) 
         // The other one ends when it is at it.
         step.workers = {&four.a};
         const auto fetched = step.Wait();
-        // Who is gone; the master makes ABORTED of it.
+        // The error for the dead worker; the master makes ABORTED of it.
         EXPECT_THAT(fetched, Fails(absl::StatusCode::kUnavailable, HasSubstr("node 1 ")));
-        // Those parts that are here have heard of it.
+        // The local parts have been notified.
         EXPECT_EQ(step.results.size(), step.calls.size());
         GraphWriter own;
         own.Placeholder("x", four.a.devices()[0]);

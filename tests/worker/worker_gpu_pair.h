@@ -15,7 +15,7 @@
 
 namespace ferry {
 
-// Of each process.
+// Per process.
 inline std::unique_ptr<NodeWorker>& OwnWorker() {
   static auto* const worker = new std::unique_ptr<NodeWorker>;
   return *worker;

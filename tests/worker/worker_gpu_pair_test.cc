@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Graphs over the GPUs of two workers: the ways that tensors take.
+// Graphs over the GPUs of two workers: the paths of tensors.
 #include "tests/worker/worker_gpu_pair.h"
 
 namespace ferry {
@@ -9,7 +9,7 @@ using coord::IsOk;
 using graph::GraphWriter;
 using ::testing::HasSubstr;
 
-// What the rows of receives say of the way that tensors came.
+// The paths in the rows of receives.
 std::vector<std::string> LabelsOf(const SmallMaster::Step& step) {
   std::vector<std::string> labels;
   for (const auto& result : step.results) {
@@ -26,8 +26,8 @@ std::vector<std::string> LabelsOf(const SmallMaster::Step& step) {
   return labels;
 }
 
-// Feeds `count` numbers, and has them go over the GPUs of both and back.
-//   way: what has to stand in the label of each crossing of workers from GPU to GPU.
+// Feeds `count` numbers, and sends them over the GPUs of both and back.
+// way: must be in the label of each transfer between workers from GPU to GPU.
 void DriveBoth(GpuPeer& peer, int count, const std::string& way) {
   const size_t gpus = static_cast<size_t>(peer.gpus().count());
   WorkerClient a = ClientOf(peer.exchange().self(), gpus);
@@ -63,7 +63,7 @@ void DriveBoth(GpuPeer& peer, int count, const std::string& way) {
   }
 }
 
-TEST_F(WorkerGpuPair, TensorsGoFromGpuToGpuByMappedMemory) {
+TEST_F(WorkerGpuPair, TensorsMoveBetweenGpusByMappedMemory) {
   RunGpuPair(
       {.exchange = ExchangeWithWorker()},
       [](GpuPeer& peer) {
@@ -73,11 +73,11 @@ TEST_F(WorkerGpuPair, TensorsGoFromGpuToGpuByMappedMemory) {
       Leave);
 }
 
-TEST_F(WorkerGpuPair, TensorsGoByNcclWhereThatIsAsked) {
+TEST_F(WorkerGpuPair, TensorsUseNcclWhereRequired) {
   NEEDS_THE_DOUBLE("has four GPUs");
   TransferEngineOptions options = ExchangeWithWorker();
   options.require_transport = "nccl";
-  // It takes one process of each GPU.
+  // NCCL needs one process per GPU.
   RunGpuPair(
       {.exchange = options,
        .environment = {{"STRICT_CUDA_DEVICES", "4"}},
@@ -92,7 +92,7 @@ TEST_F(WorkerGpuPair, TensorsGoByNcclWhereThatIsAsked) {
 }
 
 // Between machines without NCCL.
-TEST_F(WorkerGpuPair, TensorsGoByTheHostWhereNothingElseWill) {
+TEST_F(WorkerGpuPair, TensorsGoThroughTheHostWhereNoOtherPathExists) {
   TransferEngineOptions options = ExchangeWithWorker();
   options.require_transport = "tcp";
   RunGpuPair(

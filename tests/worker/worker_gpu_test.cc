@@ -114,8 +114,8 @@ TEST_F(WorkerGpu, GraphsRunOverBothAndTheHost) {
   a_.ExpectClean();
 }
 
-// int32 is in the host's memory, but for what Cast takes and gives.
-TEST_F(WorkerGpu, TensorsChangeTheMemoryWithinOneDevice) {
+// int32 is in host memory, except for the input and output of Cast.
+TEST_F(WorkerGpu, TensorsMoveBetweenMemoriesWithinOneDevice) {
   GraphWriter writer;
   writer.Placeholder("x", kCpu);
   writer.AddFloat("on_gpu", "Neg", {"x"}, kGpu0);
@@ -139,7 +139,7 @@ TEST_F(WorkerGpu, TensorsChangeTheMemoryWithinOneDevice) {
   EXPECT_THAT((*fetched)[1].elements<int32_t>(), ElementsAre(15));
 }
 
-TEST_F(WorkerGpu, VariablesStayInItsMemoryFromStepToStep) {
+TEST_F(WorkerGpu, VariablesStayInItsMemoryBetweenSteps) {
   GraphWriter writer;
   writer.Variable("v", kGpu1);
   writer.Placeholder("x", kCpu);
@@ -216,8 +216,8 @@ void AddCollectives(GraphWriter& writer, const std::string& name, const std::str
   }
 }
 
-// Of the CPU and both GPUs, of each type that they take; and back on the host as floats.
-TEST_F(WorkerGpu, CollectivesTakeHostsAndGpus) {
+// Over the CPU and both GPUs, of each type that they support; and back on the host as floats.
+TEST_F(WorkerGpu, CollectivesIncludeHostsAndGpus) {
   const std::vector<std::string> devices = {kCpu, kGpu0, kGpu1};
   GraphWriter writer;
   writer.Placeholder("x", kCpu);
@@ -267,7 +267,7 @@ TEST_F(WorkerGpu, CollectivesTakeHostsAndGpus) {
   a_.ExpectClean();
 }
 
-// c0 and c1 on a GPU each: the mean of what both have, which is -x.
+// c0 and c1 on a GPU each: the mean of both inputs, which is -x.
 GraphWriter MeanOfTwoGpus() {
   GraphWriter writer;
   writer.Placeholder("x", kCpu);
@@ -290,8 +290,8 @@ TEST_F(WorkerGpu, CollectivesOfGpusLeaveNothingInItsMemory) {
   });
 }
 
-// Nobody comes to the second one's group.
-TEST_F(WorkerGpu, CollectivesOfGpusEndWhenTimeIsUp) {
+// No other member joins the second one's group.
+TEST_F(WorkerGpu, CollectivesOfGpusEndAtTheTimeout) {
   GraphWriter writer = MeanOfTwoGpus();
   for (auto& node : *writer.def().mutable_node()) {
     if (node.op() != "CollectiveReduce") continue;
@@ -317,7 +317,7 @@ TEST_F(WorkerGpu, StepsLeaveNothingInItsMemory) {
   });
 }
 
-TEST_F(WorkerGpu, OpsWithoutAKernelThereAreRefusedInTensorFlowsWords) {
+TEST_F(WorkerGpu, OpsWithoutAGpuKernelAreRefusedInTensorFlowsWords) {
   GraphWriter writer;
   writer.Const("c", a_.devices()[1]);
   writer.AddFloat("m", "MatMul", {"c", "c"}, a_.devices()[1]);
@@ -355,7 +355,7 @@ TEST_F(WorkerGpu, EdgesBetweenTwoMemoriesAreRefused) {
 }
 
 // Not all masters fetch at the host.
-TEST_F(WorkerGpu, WhatIsSentToAGpuCanBeFetched) {
+TEST_F(WorkerGpu, TensorSentToAGpuCanBeFetched) {
   GraphWriter writer;
   const std::string& gpu = a_.devices()[1];
   writer.Const("c", gpu, 7);

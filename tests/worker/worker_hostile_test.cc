@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What masters should not send.
+// Invalid requests of masters.
 #include <string>
 #include <vector>
 
@@ -28,7 +28,7 @@ class HostileMaster : public ::testing::Test {
     ASSERT_THAT(master_->status, IsOk());
   }
   void TearDown() override {
-    // It still does what it should.
+    // It still works.
     const auto fetched = master_->Run(999'999, {Floats({4})});
     ASSERT_THAT(fetched, IsOk());
     EXPECT_EQ(ToFloats(fetched->at(0)), std::vector<float>{4});
@@ -75,7 +75,7 @@ TEST_F(HostileMaster, BytesThatAreNoMessage) {
   }
 }
 
-TEST_F(HostileMaster, CallsThatThereAreNotAreUnimplemented) {
+TEST_F(HostileMaster, UnknownMethodsAreUnimplemented) {
   const tensorflow::GetStatusRequest empty;
   for (const char* method : {"Tracing", "RecvBuf"}) {
     EXPECT_THAT(a_.Start(method, empty).Wait(),
@@ -83,7 +83,7 @@ TEST_F(HostileMaster, CallsThatThereAreNotAreUnimplemented) {
   }
 }
 
-TEST_F(HostileMaster, HandlesThatNobodyHasGiven) {
+TEST_F(HostileMaster, UnknownHandles) {
   EXPECT_THAT(a_.Run(RunRequestOf("nonsense\n", 1)),
               Fails(StatusCode::kAborted,
                     "Graph handle is not found: \"nonsense\\n\". Possibly, this worker just "
@@ -101,14 +101,14 @@ TEST_F(HostileMaster, HandlesThatNobodyHasGiven) {
               Fails(StatusCode::kAborted, HasSubstr("Graph handle is not found")));
 }
 
-TEST_F(HostileMaster, ErrorsAreInTheBodyOnlyIfAskedFor) {
+TEST_F(HostileMaster, ErrorsAreInTheBodyOnlyOnRequest) {
   tensorflow::RunGraphRequest request = RunRequestOf("nonsense", 1);
   EXPECT_EQ(a_.Start("RunGraph", request).Wait().code, StatusCode::kOk);
   request.set_store_errors_in_response_body(false);
   EXPECT_EQ(a_.Start("RunGraph", request).Wait().code, StatusCode::kAborted);
 }
 
-TEST_F(HostileMaster, AGraphTwiceInAStepAndARequestTwice) {
+TEST_F(HostileMaster, GraphTwiceInAStepAndDuplicateRequest) {
   tensorflow::RunGraphRequest request = Request(5);
   request.set_request_id(17);
   EXPECT_THAT(a_.Run(request), IsOk());
@@ -120,7 +120,7 @@ TEST_F(HostileMaster, AGraphTwiceInAStepAndARequestTwice) {
   EXPECT_THAT(a_.Cleanup(5), IsOk());
 }
 
-TEST_F(HostileMaster, AStepOfAnotherSession) {
+TEST_F(HostileMaster, StepOfAnotherSession) {
   ASSERT_THAT(a_.CreateSession("s"), IsOk());
   EXPECT_THAT(a_.Run(Request(5)), IsOk());
   GraphWriter writer;
@@ -137,7 +137,7 @@ TEST_F(HostileMaster, AStepOfAnotherSession) {
   EXPECT_THAT(a_.Call<tensorflow::DeregisterGraphResponse>("DeregisterGraph", request), IsOk());
 }
 
-TEST_F(HostileMaster, KeysThatTheGraphDoesNotHave) {
+TEST_F(HostileMaster, KeysNotInTheGraph) {
   tensorflow::RunGraphRequest request = Request(1);
   request.add_recv_key("what");
   EXPECT_THAT(a_.Run(request), Fails(StatusCode::kInvalidArgument, HasSubstr("sends nothing")));
@@ -160,7 +160,7 @@ TEST_F(HostileMaster, KeysThatTheGraphDoesNotHave) {
   EXPECT_THAT(a_.Cleanup(4), IsOk());
 }
 
-TEST_F(HostileMaster, FeedsOfAnotherTypeOrThatAreNone) {
+TEST_F(HostileMaster, FeedsOfAnotherTypeOrInvalid) {
   tensorflow::RunGraphRequest request = RunRequestOf(master_->handle(0), 1);
   AddFeed(request, master_->feed_key(0), *Tensor::OfStrings(Shape(), {"x"}));
   EXPECT_THAT(a_.Run(request), Fails(StatusCode::kInternal, HasSubstr("does not match declared")));
@@ -192,7 +192,7 @@ TEST_F(HostileMaster, FeedsOfAnotherTypeOrThatAreNone) {
   a_.ExpectClean();
 }
 
-TEST_F(HostileMaster, GraphsThatCannotBeRunHere) {
+TEST_F(HostileMaster, GraphsThatCannotRunHere) {
   GraphWriter elsewhere;
   elsewhere.Const("c", "/job:worker/replica:0/task:1/device:CPU:0");
   EXPECT_THAT(
@@ -216,7 +216,7 @@ TEST_F(HostileMaster, GraphsThatCannotBeRunHere) {
   EXPECT_THAT(a_.Register(cycle.def()), Fails(StatusCode::kInvalidArgument, HasSubstr("cycle")));
 }
 
-TEST_F(HostileMaster, ExchangeNodesThatHaveNothingToDoWithThisWorker) {
+TEST_F(HostileMaster, TransferNodesUnrelatedToThisWorker) {
   const std::string here = a_.device();
   const std::string there = "/job:worker/replica:0/task:1/device:CPU:0";
   const auto registering = [&](const tensorflow::NodeDef& node) {
@@ -284,7 +284,7 @@ TEST_F(HostileMaster, MoreThanTheLimits) {
   EXPECT_THAT(b.Register(writer.def(), "1"), Fails(StatusCode::kResourceExhausted));
 }
 
-// Constants that say more than they bring are counted together, for as long as they are there.
+// Constants that expand are counted together, for as long as they exist.
 TEST_F(HostileMaster, ConstantsOfAllGraphsTogether) {
   NodeWorkerOptions options;
   options.limits.max_constant_bytes = 10'000;
@@ -306,7 +306,7 @@ TEST_F(HostileMaster, ConstantsOfAllGraphsTogether) {
   EXPECT_THAT(b.Register(writer.def()), IsOk());
 }
 
-// The same for what is fed, which is there until the step is over.
+// The same for feeds, which exist until the step is over.
 TEST_F(HostileMaster, FeedsOfAllStepsTogether) {
   NodeWorkerOptions options;
   options.limits.max_feed_bytes = 10'000;
@@ -341,7 +341,7 @@ TEST_F(HostileMaster, FeedsOfAllStepsTogether) {
 }
 
 // Two bytes of a message may become two hundred: it is measured before it is parsed.
-TEST_F(HostileMaster, MessagesThatGrow) {
+TEST_F(HostileMaster, MessagesThatExpand) {
   NodeWorkerOptions options;
   options.limits.max_nodes = 1000;
   options.limits.max_request_bytes = size_t{1} << 20;
@@ -356,11 +356,11 @@ TEST_F(HostileMaster, MessagesThatGrow) {
               Fails(StatusCode::kResourceExhausted, HasSubstr("WorkerLimits::max_request_bytes")));
 }
 
-TEST_F(HostileMaster, ALastPieceThatComesTwiceIsAnswered) {
+TEST_F(HostileMaster, DuplicateLastPieceIsAnswered) {
   tensorflow::RunGraphRequest piece = RunRequestOf(master_->handle(0), 5);
   piece.set_is_partial(true);
   piece.set_is_last_partial_run(true);
-  // Both wait for x, which nobody feeds.
+  // Both wait for x, which is never fed.
   coord::PendingCall first = a_.Start("RunGraph", piece);
   ASSERT_TRUE(coord::Eventually([this] { return a_.worker().step_count() == 1; }));
   coord::PendingCall second = a_.Start("RunGraph", piece);
@@ -370,7 +370,7 @@ TEST_F(HostileMaster, ALastPieceThatComesTwiceIsAnswered) {
 }
 
 // A worker that leaves while graphs wait must not wait for them.
-TEST_F(HostileMaster, AWorkerThatLeavesEndsItsRuns) {
+TEST_F(HostileMaster, WorkerThatLeavesEndsItsRuns) {
   auto b = std::make_unique<WorkerEnd>(directory_, 1);
   tensorflow::GraphDef graph;
   *graph.add_node() = TransferEngine("_Recv", b->device(), b->device());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Task 1 of a job whose task 0 is TensorFlow's: worker_program HOST:PORT
-// Says on a line where it is, and, when its input ends, what is left of steps, graphs and sessions.
+// Prints its address, and, when its input ends, how many steps, graphs and sessions are left.
 #include <unistd.h>
 
 #include <cstdio>

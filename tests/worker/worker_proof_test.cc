@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Workers that want to know who calls.
+// Workers that require authentication.
 #include <memory>
 #include <string>
 
@@ -42,7 +42,7 @@ absl::Status Open(WorkerEnd& worker, const std::string& token) {
   return status;
 }
 
-TEST(WorkerProof, CallsWithoutOneAreRefusedWhereItIsRequired) {
+TEST(WorkerProof, CallsWithoutOneAreRefusedWhereRequired) {
   Directory directory;
   WorkerEnd worker(directory, 0, {}, Proving(true));
   const tensorflow::GetStatusRequest empty;
@@ -57,7 +57,7 @@ TEST(WorkerProof, CallsWithoutOneAreRefusedWhereItIsRequired) {
   EXPECT_EQ(worker.worker().session_count(), 0u);
 }
 
-TEST(WorkerProof, IsOfOneCallAndOneToken) {
+TEST(WorkerProof, IsValidForOneCallAndOneToken) {
   Directory directory;
   WorkerEnd worker(directory, 0, {}, Proving(true));
   tensorflow::CreateWorkerSessionRequest request;
@@ -78,18 +78,18 @@ TEST(WorkerProof, IsOfOneCallAndOneToken) {
     EXPECT_THAT(create(mark), refused) << mark;
   }
   EXPECT_THAT(create(good), IsOk());
-  // What somebody has overheard.
+  // A proof that was overheard.
   EXPECT_THAT(create(good), Fails(StatusCode::kUnauthenticated, HasSubstr("repeats")));
   EXPECT_THAT(create(MethodProofMark("secret", kCreate, 18)), IsOk());
 }
 
-TEST(WorkerProof, MastersGiveIt) {
+TEST(WorkerProof, MastersSendIt) {
   Directory directory;
   WorkerEnd strict(directory, 0, {}, Proving(true));
   EXPECT_THAT(Open(strict, "secret"), IsOk());
   EXPECT_THAT(Open(strict, "another"), Fails(StatusCode::kUnauthenticated));
   EXPECT_THAT(Open(strict, ""), Fails(StatusCode::kUnauthenticated));
-  // Where it is not required nobody looks.
+  // Where it is not required it is not checked.
   WorkerEnd open(directory, 1, {}, Proving(false));
   for (const char* token : {"secret", "another", ""}) EXPECT_THAT(Open(open, token), IsOk());
 }

@@ -91,7 +91,7 @@ class WorkerRaces : public ::testing::Test {
 };
 
 // One of them runs the graph, and both are answered.
-TEST_F(WorkerRaces, TwoFirstPiecesAtOnce) {
+TEST_F(WorkerRaces, TwoFirstPartsAtOnce) {
   std::shared_ptr<Answer> second;
   exchanges_.on_open = [&] { second = StartPiece(5, /*is_last=*/true); };
   const std::shared_ptr<Answer> first = StartPiece(5);
@@ -104,8 +104,8 @@ TEST_F(WorkerRaces, TwoFirstPiecesAtOnce) {
   EXPECT_EQ(worker_.step_count(), 0u);
 }
 
-// The first one cannot open the step: the other, which is the last, is told so and does not wait.
-TEST_F(WorkerRaces, AFirstPieceThatFailsTakesTheOthersWithIt) {
+// The first one cannot open the step: the other, which is the last, fails too and does not wait.
+TEST_F(WorkerRaces, FirstPartThatFailsFailsTheOthers) {
   std::shared_ptr<Answer> last;
   exchanges_.on_open = [&] {
     last = StartPiece(5, /*is_last=*/true);
@@ -120,7 +120,7 @@ TEST_F(WorkerRaces, AFirstPieceThatFailsTakesTheOthersWithIt) {
   EXPECT_EQ(worker_.step_count(), 0u);
 }
 
-TEST_F(WorkerRaces, ASessionThatEndsWhileAStepBeginsLeavesNothing) {
+TEST_F(WorkerRaces, SessionThatEndsWhileAStepBeginsLeavesNothing) {
   exchanges_.on_open = [&] { worker_.DeleteSession("s"); };
   const std::shared_ptr<Answer> piece = StartPiece(5);
   ASSERT_TRUE(piece->is_there.WaitForNotificationWithTimeout(absl::Seconds(30)));
@@ -130,7 +130,7 @@ TEST_F(WorkerRaces, ASessionThatEndsWhileAStepBeginsLeavesNothing) {
 }
 
 // The session has ended, and its steps were looked for, before this one was in the table.
-TEST(StepTable, AStepOfASessionThatHasEndedIsCleanedUp) {
+TEST(StepTable, StepOfAnEndedSessionIsCleanedUp) {
   HeldExchanges exchanges;
   StepTable table(exchanges, 10);
   const auto is_alive = [] { return false; };
@@ -143,8 +143,8 @@ TEST(StepTable, AStepOfASessionThatHasEndedIsCleanedUp) {
   EXPECT_EQ(exchanges.cleanups[2], 1);
 }
 
-// What was in the step before stays, and can be cleaned up.
-TEST(StepTable, AnOpeningThatFailsTakesOnlyItsOwnGraphOut) {
+// The step's previous content stays, and can be cleaned up.
+TEST(StepTable, FailedOpeningRemovesOnlyItsOwnGraph) {
   HeldExchanges exchanges;
   StepTable table(exchanges, 10);
   ASSERT_TRUE(table.Begin(1, "s", "g", kAlive).ok());
@@ -159,7 +159,7 @@ TEST(StepTable, AnOpeningThatFailsTakesOnlyItsOwnGraphOut) {
   EXPECT_EQ(table.step_count(), 0u);
 }
 
-TEST(StepTable, KeepsWhatFeedsTakeUntilTheStepIsOver) {
+TEST(StepTable, KeepsTheMemoryOfFeedsUntilTheStepIsOver) {
   HeldExchanges exchanges;
   StepTable table(exchanges, 10);
   Budget budget(100);
@@ -172,15 +172,15 @@ TEST(StepTable, KeepsWhatFeedsTakeUntilTheStepIsOver) {
   EXPECT_EQ(budget.used(), 60u);
   table.Cleanup(1);
   EXPECT_EQ(budget.used(), 0u);
-  // Of a step that is over nothing is kept.
+  // Nothing is kept of a step that is over.
   Budget::Share late;
   ASSERT_TRUE(budget.Take(30, late));
   table.Keep(1, std::move(late));
   EXPECT_EQ(budget.used(), 0u);
 }
 
-// As many as there may be, and one more when one of them is over; a step that is there already
-// takes no more room.
+// As many as the limit, and one more when one of them is over; opening an open step again takes no
+// more room.
 TEST(StepTable, StepsUpToTheLimit_AreOpened) {
   HeldExchanges exchanges;
   StepTable table(exchanges, 2);
@@ -213,7 +213,7 @@ TEST(StepTable, StepOfAnotherSession_IsNeitherEnteredNorCleanedUp) {
   EXPECT_TRUE(table.Begin(1, "t", "g", kAlive).ok());
 }
 
-TEST(StepTable, PiecesOfAGraph_AreOfOneRun) {
+TEST(StepTable, PartsOfAGraph_BelongToOneRun) {
   HeldExchanges exchanges;
   StepTable table(exchanges, 10);
   const auto first = table.BeginPiece(1, "s", "g", kAlive);
@@ -235,7 +235,7 @@ TEST(StepTable, PiecesOfAGraph_AreOfOneRun) {
 }
 
 // One that does not wait for anything of its step would go on to its end.
-TEST(StepTable, StepIsOver_WhatRunsThereIsCancelled) {
+TEST(StepTable, StepIsOver_ItsRunsAreCancelled) {
   HeldExchanges exchanges;
   StepTable table(exchanges, 10);
   ASSERT_TRUE(table.Begin(1, "s", "g", kAlive).ok());
@@ -276,8 +276,8 @@ TEST(StepTable, StepIsOver_WhatRunsThereIsCancelled) {
   }
 }
 
-// Whichever of the two ends comes first, the last call is answered once, with the run's error if
-// it has one.
+// In either order of the two ends, the last call is answered once, with the run's error if it has
+// one.
 TEST(PartialRun, BothEndsMeet_TheLastCallIsAnsweredOnce) {
   const absl::Status of_run = absl::InternalError("the run has failed");
   const absl::Status of_call = absl::InvalidArgumentError("the call has failed");

@@ -48,7 +48,7 @@ GraphWriter ThereAndBack() {
   return writer;
 }
 
-TEST_P(WorkerService, SaysWhatDevicesThereAre) {
+TEST_P(WorkerService, ListsItsDevices) {
   auto status = b_.Call<tensorflow::GetStatusResponse>("GetStatus", tensorflow::GetStatusRequest());
   ASSERT_THAT(status, IsOk());
   ASSERT_EQ(status->device_attributes_size(), 1);
@@ -59,7 +59,7 @@ TEST_P(WorkerService, SaysWhatDevicesThereAre) {
   EXPECT_GT(device.memory_limit(), 0);
 }
 
-TEST_P(WorkerService, ATensorGoesThereAndBack) {
+TEST_P(WorkerService, TensorRoundTrips) {
   SmallMaster master({&a_, &b_}, ThereAndBack(), {{"x"}, {"z:0", "y"}, {}});
   ASSERT_THAT(master.status, IsOk());
   const auto fetched = master.Run(1, {Floats({1, 2, 3})});
@@ -70,7 +70,7 @@ TEST_P(WorkerService, ATensorGoesThereAndBack) {
   b_.ExpectClean();
 }
 
-TEST_P(WorkerService, LargeTensorsAndNone) {
+TEST_P(WorkerService, LargeAndEmptyTensors) {
   SmallMaster master({&a_, &b_}, ThereAndBack(), {{"x"}, {"z"}, {}});
   int64_t step = 0;
   for (const int64_t count : {0, 1, 255, 256, 257, 4096, 5 << 20}) {
@@ -82,7 +82,7 @@ TEST_P(WorkerService, LargeTensorsAndNone) {
   }
 }
 
-TEST_P(WorkerService, StringsGoThereAndBack) {
+TEST_P(WorkerService, StringsRoundTrip) {
   GraphWriter writer;
   (*writer.Add("x", "Placeholder", {}, kTask0).mutable_attr())["dtype"].set_type(
       tensorflow::DT_STRING);
@@ -95,7 +95,7 @@ TEST_P(WorkerService, StringsGoThereAndBack) {
   EXPECT_TRUE(IsEqual(fetched->at(0), sent));
 }
 
-TEST_P(WorkerService, WhatWaitsForANodeOfAnotherWorkerRunsAfterIt) {
+TEST_P(WorkerService, NodeRunsAfterItsControlInputAtAnotherWorker) {
   GraphWriter writer;
   writer.Const("a", kTask1);
   writer.Const("b", kTask0, 2).add_input("^a");
@@ -106,7 +106,7 @@ TEST_P(WorkerService, WhatWaitsForANodeOfAnotherWorkerRunsAfterIt) {
   EXPECT_EQ(fetched->at(0).elements<float>()[0], 2);
 }
 
-TEST_P(WorkerService, AnErrorAtOneWorkerReachesTheOther) {
+TEST_P(WorkerService, ErrorAtOneWorkerReachesTheOther) {
   GraphWriter writer;
   writer.Placeholder("never_fed", kTask1);
   writer.AddFloat("z", "Identity", {"never_fed"}, kTask0);
@@ -127,8 +127,8 @@ TEST_P(WorkerService, AnErrorAtOneWorkerReachesTheOther) {
   b_.ExpectClean();
 }
 
-// This holds in either order: a master takes the first error that is not a copy.
-TEST_P(WorkerService, AnErrorAtOneWorker_IsNoOthersInAnyStep) {
+// This holds in either order: a master takes the first error that is not derived.
+TEST_P(WorkerService, ErrorAtOneWorker_IsDerivedAtTheOthersInEveryStep) {
   GraphWriter writer;
   writer.Placeholder("never_fed", kTask1);
   writer.AddFloat("y", "Identity", {"never_fed"}, kTask0);
@@ -145,7 +145,7 @@ TEST_P(WorkerService, AnErrorAtOneWorker_IsNoOthersInAnyStep) {
   }
 }
 
-TEST_P(WorkerService, FeedsThatAreNoTensors_AreNamedByTheirPlace) {
+TEST_P(WorkerService, InvalidFeeds_AreNamedByTheirIndex) {
   GraphWriter writer;
   (*writer.Placeholder("x", kTask0).mutable_attr())["dtype"].set_type(tensorflow::DT_BOOL);
   (*writer.Add("y", "Identity", {"x"}, kTask1).mutable_attr())["T"].set_type(tensorflow::DT_BOOL);
@@ -161,7 +161,7 @@ TEST_P(WorkerService, FeedsThatAreNoTensors_AreNamedByTheirPlace) {
   a_.ExpectClean();
 }
 
-TEST_P(WorkerService, AStepThatIsCleanedUpEndsAndStaysOver) {
+TEST_P(WorkerService, StepThatIsCleanedUpEndsAndStaysOver) {
   SmallMaster master({&a_, &b_}, ThereAndBack(), {{"x"}, {"z"}, {}});
   // The part of task 1 waits for x.
   coord::PendingCall call = b_.Start("RunGraph", RunRequestOf(master.handle(1), 7));
@@ -170,17 +170,17 @@ TEST_P(WorkerService, AStepThatIsCleanedUpEndsAndStaysOver) {
   EXPECT_THAT(WorkerEnd::ToResult(call.Wait()), Fails(StatusCode::kAborted));
   EXPECT_THAT(b_.Run(RunRequestOf(master.handle(1), 7)), Fails(StatusCode::kAborted));
   b_.ExpectClean();
-  // Of a step that never was.
+  // A step that never existed.
   EXPECT_THAT(b_.Cleanup(8), IsOk());
 }
 
-TEST_P(WorkerService, ACallThatIsCancelledEndsTheRun) {
+TEST_P(WorkerService, CancelledCallEndsTheRun) {
   SmallMaster master({&a_, &b_}, ThereAndBack(), {{"x"}, {"z"}, {}});
   coord::PendingCall call = b_.Start("RunGraph", RunRequestOf(master.handle(1), 7));
   ASSERT_TRUE(Eventually([this] { return b_.worker().step_count() == 1; }));
   call.Cancel();
   EXPECT_THAT(call.Wait(), Fails(StatusCode::kCancelled));
-  // The worker has noticed: what peers ask of that step fails, and a second run cannot send.
+  // The worker has noticed: peers' requests for that step fail, and a second run cannot send.
   ASSERT_TRUE(Eventually([this] {
     const auto step = b_.exchange().rendezvous().Find(7);
     return step.ok() && !(*step)->abort_status().ok();
@@ -189,7 +189,7 @@ TEST_P(WorkerService, ACallThatIsCancelledEndsTheRun) {
   b_.ExpectClean();
 }
 
-TEST_P(WorkerService, ADeadlineEndsTheRun) {
+TEST_P(WorkerService, DeadlineEndsTheRun) {
   SmallMaster master({&a_, &b_}, ThereAndBack(), {{"x"}, {"z"}, {}});
   coord::PendingCall::Options options;
   options.deadline = absl::Milliseconds(200);
@@ -202,7 +202,7 @@ TEST_P(WorkerService, ADeadlineEndsTheRun) {
   EXPECT_THAT(b_.Cleanup(7), IsOk());
 }
 
-TEST_P(WorkerService, StatisticsAndGraphsComeWhenTheyAreAskedFor) {
+TEST_P(WorkerService, StatisticsAndGraphsAreReturnedOnRequest) {
   SmallMaster master({&a_, &b_}, ThereAndBack(), {{"x"}, {"z"}, {}});
   SmallMaster::Step plain = master.Start(1, {Floats({1})});
   ASSERT_THAT(plain.Wait(), IsOk());
@@ -220,7 +220,7 @@ TEST_P(WorkerService, StatisticsAndGraphsComeWhenTheyAreAskedFor) {
   EXPECT_EQ(rows.size(), 3u);
   EXPECT_GT(rows.at("y").all_start_micros(), 1'600'000'000'000'000);
   ASSERT_EQ(master.crossings.size(), 2u);
-  // As TensorFlow's timeline takes it apart: the op, and what it took.
+  // As TensorFlow's timeline parses it: the op, and its inputs.
   EXPECT_EQ(rows.at("y").timeline_label(),
             absl::StrCat("y = Identity(", master.crossings[0].recv_node, ")"));
   EXPECT_EQ(rows.at("y").output_size(), 1);
@@ -232,7 +232,7 @@ TEST_P(WorkerService, StatisticsAndGraphsComeWhenTheyAreAskedFor) {
   EXPECT_EQ(at_b.partition_graph(0).node_size(), 3);
 }
 
-TEST_P(WorkerService, PartialRunsAreFedAndFetchedInPieces) {
+TEST_P(WorkerService, PartialRunsAreFedAndFetchedInParts) {
   GraphWriter writer;
   for (const char* name : {"x", "y"}) {
     writer.Placeholder(name, kTask0);
@@ -266,7 +266,7 @@ TEST_P(WorkerService, PartialRunsAreFedAndFetchedInPieces) {
   a_.ExpectClean();
 }
 
-TEST_P(WorkerService, AnErrorOfAPartialRunEndsItsPieces) {
+TEST_P(WorkerService, ErrorOfAPartialRunEndsItsParts) {
   GraphWriter writer;
   writer.Placeholder("x", kTask0);
   writer.Placeholder("never_fed", kTask0);
@@ -308,7 +308,7 @@ TEST_P(WorkerService, SessionsEndWithTheirGraphsAndSteps) {
               IsOk());
 }
 
-TEST_P(WorkerService, AMasterThatWasRestartedLosesItsFormerSessions) {
+TEST_P(WorkerService, RestartedMaster_LosesItsPreviousSessions) {
   ASSERT_THAT(a_.CreateSession("old", "/job:m/replica:0/task:0", 1), IsOk());
   ASSERT_THAT(a_.CreateSession("old2", "/job:m/replica:0/task:0", 1), IsOk());
   ASSERT_THAT(a_.CreateSession("other", "/job:n/replica:0/task:0", 9), IsOk());
@@ -321,10 +321,10 @@ TEST_P(WorkerService, AMasterThatWasRestartedLosesItsFormerSessions) {
               Fails(StatusCode::kInvalidArgument, "Session must be non-empty."));
 }
 
-TEST_P(WorkerService, AWorkerThatIsAnotherNowIsToldFromTheOneThatWas) {
+TEST_P(WorkerService, RestartedWorker_IsDistinguishedFromItsPreviousIncarnation) {
   SmallMaster master({&a_, &b_}, ThereAndBack(), {{"x"}, {"z"}, {}});
   ASSERT_THAT(master.Run(1, {Floats({1})}), IsOk());
-  // b asks for what a of another life was to send.
+  // b requests a tensor that another incarnation of a was to send.
   tensorflow::GraphDef graph;
   tensorflow::NodeDef& node = *graph.add_node();
   node.set_name("r");
@@ -342,7 +342,7 @@ TEST_P(WorkerService, AWorkerThatIsAnotherNowIsToldFromTheOneThatWas) {
   EXPECT_THAT(b_.Cleanup(2), IsOk());
 }
 
-TEST_P(WorkerService, ManyStepsAtOnceAndAThousandInARowLeaveNothing) {
+TEST_P(WorkerService, ManyConcurrentStepsAndAThousandInARowLeaveNothing) {
   SmallMaster master({&a_, &b_}, ThereAndBack(), {{"x"}, {"z"}, {}});
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) {

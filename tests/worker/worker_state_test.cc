@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What outlives a step: variables, and where generators of random numbers are.
+// State that outlives a step: variables, and the positions of random number generators.
 #include <string>
 #include <vector>
 
@@ -21,7 +21,7 @@ tensorflow::NodeDef& WithType(tensorflow::NodeDef& node) {
 
 class WorkerState : public ::testing::Test {
  protected:
-  // Runs the nodes in a graph of their own, and gives what `fetch` is; 0 if it is empty.
+  // Runs the nodes in a graph of their own, and returns the value of `fetch`; 0 if it is empty.
   absl::StatusOr<float> Run(const GraphWriter& writer, const std::string& fetch,
                             const std::string& target, const std::string& session) {
     graph::StepRequest request;
@@ -71,7 +71,7 @@ TEST_F(WorkerState, VariablesOutliveStepsGraphsAndSessions) {
   EXPECT_EQ(a_.worker().variable_count(), 1);
 }
 
-TEST_F(WorkerState, ClearingAContainerForgetsItsVariablesOnly) {
+TEST_F(WorkerState, ClearingAContainerRemovesItsVariablesOnly) {
   EXPECT_THAT(Assign(1), IsOk());
   EXPECT_THAT(Assign(2, "", "other"), IsOk());
   Clear({"other"});
@@ -82,7 +82,7 @@ TEST_F(WorkerState, ClearingAContainerForgetsItsVariablesOnly) {
   EXPECT_EQ(a_.worker().variable_count(), 0);
 }
 
-TEST_F(WorkerState, IsolatedSessionsHaveVariablesOfTheirOwn) {
+TEST_F(WorkerState, IsolatedSessionsHaveSeparateVariables) {
   ASSERT_THAT(a_.CreateSession("s", "", 0, /*isolate=*/true), IsOk());
   ASSERT_THAT(a_.CreateSession("t", "", 0, /*isolate=*/true), IsOk());
   EXPECT_THAT(Assign(1), IsOk());
@@ -96,7 +96,7 @@ TEST_F(WorkerState, IsolatedSessionsHaveVariablesOfTheirOwn) {
 }
 
 // A master registers another graph whenever a client fetches something else.
-TEST_F(WorkerState, GeneratorsGoOnWhereTheyWereWhateverGraphTheyAreIn) {
+TEST_F(WorkerState, GeneratorsContinueInAnyGraph) {
   const auto draw = [&](const std::string& session, bool with_more) {
     GraphWriter writer;
     writer.Const("shape", "", 1, tensorflow::DT_INT32);
