@@ -52,7 +52,7 @@ class CallableTest : public MasterTest {
 };
 
 // 75: answers come in the order of the fetches, and its graphs go with it.
-TEST_F(CallableTest, RunsAndGoes) {
+TEST_F(CallableTest, RunsAndIsReleased) {
   const auto handle = Make(Options());
   ASSERT_TRUE(handle.ok()) << handle.status();
   for (int i = 0; i < 25; ++i) {
@@ -74,7 +74,7 @@ TEST_F(CallableTest, RunsAndGoes) {
   EXPECT_TRUE(Release(77).ok());
 }
 
-TEST_F(CallableTest, RefusesWhatMakesNoSense) {
+TEST_F(CallableTest, RefusesInvalidOptions) {
   EXPECT_THAT(Make({}), Fails(absl::StatusCode::kInvalidArgument,
                               HasSubstr("Must specify at least one target")));
   tensorflow::CallableOptions options = Options();
@@ -87,7 +87,7 @@ TEST_F(CallableTest, RefusesWhatMakesNoSense) {
 }
 
 // 76
-TEST_F(CallableTest, DoesNotKnowDevicesOfFeeds) {
+TEST_F(CallableTest, RefusesDevicesOfFeeds) {
   tensorflow::CallableOptions options = Options();
   (*options.mutable_feed_devices())["x:0"] = kCpu1;
   EXPECT_THAT(Make(options), Fails(absl::StatusCode::kUnimplemented, HasSubstr("feed_devices")));
@@ -100,7 +100,7 @@ TEST_F(CallableTest, DoesNotKnowDevicesOfFeeds) {
               Fails(absl::StatusCode::kUnimplemented, HasSubstr("tensor_connection")));
 }
 
-TEST_F(CallableTest, RefusesRequestsThatComeTwice) {
+TEST_F(CallableTest, RefusesRepeatedRequests) {
   const auto handle = Make(Options(), 5);
   EXPECT_THAT(Make(Options(), 5),
               Fails(absl::StatusCode::kAborted, HasSubstr("MakeCallable (Master)")));
@@ -168,7 +168,7 @@ class PartialTest : public MasterTest {
 };
 
 // 96
-TEST_F(PartialTest, IsFedInPieces) {
+TEST_F(PartialTest, IsFedInParts) {
   const auto handle = SetUpRun({"x:0", "y:0"}, {"c:0", "d:0"});
   ASSERT_TRUE(handle.ok()) << handle.status();
   EXPECT_THAT(RunPiece(*handle, {"d:0"}, {{"x:0", 1}}),
@@ -182,7 +182,7 @@ TEST_F(PartialTest, IsFedInPieces) {
                     HasSubstr("was not specified in partial_run_setup")));
   EXPECT_THAT(cluster_.worker(0).steps, SizeIs(1));
   EXPECT_THAT(*RunPiece(*handle, {"d:0"}, {{"y:0", 10}}), ElementsAre(13));
-  // One step in two pieces, of which the workers know which is the last; then it is gone.
+  // One step in two parts, of which the workers know which is the last; then it is removed.
   const auto& runs = cluster_.worker(0).runs;
   ASSERT_THAT(runs, SizeIs(2));
   EXPECT_EQ(runs[0].step_id(), runs[1].step_id());
@@ -194,7 +194,7 @@ TEST_F(PartialTest, IsFedInPieces) {
                     "Must run PartialRunSetup before performing partial runs"));
 }
 
-TEST_F(PartialTest, APieceMayNameAFetchTwice) {
+TEST_F(PartialTest, PartMayNameAFetchTwice) {
   const auto handle = SetUpRun({"x:0", "y:0"}, {"c:0", "c", "d:0"});
   EXPECT_THAT(*RunPiece(*handle, {"c:0", "c:0", "c"}, {{"x:0", 1}}), ElementsAre(3, 3, 3));
   EXPECT_THAT(RunPiece(*handle, {"c:0"}, {}),
@@ -203,8 +203,8 @@ TEST_F(PartialTest, APieceMayNameAFetchTwice) {
   EXPECT_THAT(cluster_.worker(0).steps, IsEmpty());
 }
 
-// Else the worker would wait for what is fed under a name that means nothing to the step.
-TEST_F(PartialTest, APieceSpellsNamesAsTheSetupDoes) {
+// Otherwise the worker would wait for a feed whose name is not part of the step.
+TEST_F(PartialTest, PartUsesTheSpellingOfTheSetup) {
   const auto handle = SetUpRun({"x:0", "y:0"}, {"c:0", "d:0"});
   EXPECT_THAT(RunPiece(*handle, {"c:0"}, {{"x", 1}}),
               Fails(absl::StatusCode::kInvalidArgument, HasSubstr("The feed x was not specified")));
@@ -225,8 +225,8 @@ TEST_F(PartialTest, EndsWithAnError) {
               Fails(absl::StatusCode::kInvalidArgument, HasSubstr("Must run PartialRunSetup")));
 }
 
-// Of two pieces one fails: the other does not wait for ever.
-TEST_F(PartialTest, EndsAllPieces) {
+// One of two parts fails: the other does not wait forever.
+TEST_F(PartialTest, EndsAllParts) {
   const auto handle = SetUpRun({"x:0", "y:0"}, {"c:0", "d:0", "a:0"});
   cluster_.worker(1).hangs = true;
   const auto waiting = Start(&Master::RunStep, Piece(*handle, {"c:0"}, {{"x:0", 1}}));
@@ -242,8 +242,8 @@ TEST_F(PartialTest, EndsAllPieces) {
   EXPECT_THAT(cluster_.worker(0).steps, IsEmpty());
 }
 
-// A client that never comes back to it.
-TEST_F(PartialTest, GoesWithItsSession) {
+// A client that never returns to it.
+TEST_F(PartialTest, EndsWithItsSession) {
   const auto handle = SetUpRun({"x:0", "y:0"}, {"c:0", "d:0"});
   EXPECT_THAT(*RunPiece(*handle, {"c:0"}, {{"x:0", 1}}), ElementsAre(3));
   ASSERT_TRUE(SetUpRun({"x:0"}, {"c:0"}).ok());
@@ -251,7 +251,7 @@ TEST_F(PartialTest, GoesWithItsSession) {
   EXPECT_EQ(cluster_.Leftovers(), "");
 }
 
-TEST_F(PartialTest, RefusesASetupThatMakesNoSense) {
+TEST_F(PartialTest, RefusesAnInvalidSetup) {
   EXPECT_THAT(SetUpRun({"none:0"}, {"c:0"}), Fails(absl::StatusCode::kNotFound, HasSubstr("none")));
   EXPECT_THAT(SetUpRun({"x:0"}, {}), Fails(absl::StatusCode::kInvalidArgument,
                                            HasSubstr("Must specify at least one target")));

@@ -14,7 +14,7 @@ namespace {
 
 using Value = std::optional<tensorflow::TensorProto>;
 
-// Evaluates nodes of one worker's graph by going back from what is wanted.
+// Evaluates nodes of one worker's graph, backwards from the fetches.
 class Interpreter {
  public:
   Interpreter(const tensorflow::GraphDef& graph,
@@ -272,7 +272,7 @@ std::optional<tensorflow::RunGraphResponse> FakeWorker::TryRun(const Running& ru
     received.set_name(key);
     *received.mutable_tensor() = *value;
   }
-  // Whoever waits for a tensor of another worker is not done before it is there.
+  // A node that needs a tensor of another worker is not done before it arrives.
   for (const tensorflow::NodeDef& node : graphs.at(run.request.graph_handle()).node()) {
     if (run.request.is_partial() && !run.request.is_last_partial_run()) break;
     if (node.op() == "_Recv" && !interpreter.Evaluate(node.name())) return std::nullopt;

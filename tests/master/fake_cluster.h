@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// FakeCluster: workers that run graphs of scalars, and die when they are told to.
+// FakeCluster: workers that run graphs of scalars, and die on request.
 #ifndef FERRY_TESTS_MASTER_FAKE_CLUSTER_H_
 #define FERRY_TESTS_MASTER_FAKE_CLUSTER_H_
 
@@ -23,8 +23,8 @@ namespace ferry::master {
 
 class FakeCluster;
 
-// One life of a worker. Everything happens in FakeCluster::Step, one call at a time; what a call
-// leads to is queued.
+// One incarnation of a worker. Everything happens in FakeCluster::Step, one call at a time; calls
+// that result are queued.
 class FakeWorker final : public WorkerLink, public std::enable_shared_from_this<FakeWorker> {
  public:
   FakeWorker(FakeCluster& cluster, int task, uint64_t incarnation, int gpus);
@@ -34,14 +34,14 @@ class FakeWorker final : public WorkerLink, public std::enable_shared_from_this<
   bool is_dead() const { return is_dead_; }
   ClusterWorker Describe();
 
-  // --- What a test looks at ---
+  // --- State for tests ---
   std::set<std::string> sessions;
   // Those with state of their own.
   std::set<std::string> isolated;
   // By handle.
   std::map<std::string, tensorflow::GraphDef> graphs;
   std::map<std::string, std::string> session_of_graph;
-  // That have begun here and were not cleaned up.
+  // Steps that have begun here and were not cleaned up.
   std::set<int64_t> steps;
   std::set<int64_t> cleaned;
   std::vector<tensorflow::CleanupAllRequest> resets;
@@ -49,24 +49,24 @@ class FakeWorker final : public WorkerLink, public std::enable_shared_from_this<
   int register_count = 0;
   tensorflow::RegisterGraphRequest last_registered;
 
-  // --- What it does ---
+  // --- Behaviour ---
   // Instead of answering RunGraph: an error in the body, or OK to run as usual.
   std::function<absl::Status(const tensorflow::RunGraphRequest&)> on_run;
   // Runs never end by themselves.
   bool hangs = false;
   absl::Status register_error;
   absl::Status open_error;
-  // What CleanupGraph and DeleteWorkerSession say for so many times, without doing anything.
+  // The result of that many calls of CleanupGraph and DeleteWorkerSession, which do nothing.
   int deaf_times = 0;
   absl::Status deaf_error = absl::UnavailableError("Socket closed");
   int told_count = 0;
 
-  // Whether such a call goes unheard.
+  // Whether such a call is dropped.
   bool IsDeaf() {
     ++told_count;
     return deaf_times > 0 && deaf_times-- > 0;
   }
-  // The process is gone: calls end UNAVAILABLE.
+  // The process has ended: calls end UNAVAILABLE.
   void Kill();
 
   void CreateWorkerSession(const tensorflow::CreateWorkerSessionRequest& request, CallLimits limits,
@@ -101,7 +101,7 @@ class FakeWorker final : public WorkerLink, public std::enable_shared_from_this<
   void Begin(tensorflow::RunGraphRequest request, CallLimits limits,
              Done<tensorflow::RunGraphResponse> done);
   void End(int64_t run, absl::StatusOr<tensorflow::RunGraphResponse> response);
-  // What a run gives as far as all inputs are there; nothing while it waits for others.
+  // The result of a run as far as all inputs are available; nothing while it waits for others.
   std::optional<tensorflow::RunGraphResponse> TryRun(const Running& run);
 
   FakeCluster& cluster_;
@@ -112,7 +112,7 @@ class FakeWorker final : public WorkerLink, public std::enable_shared_from_this<
   bool is_dead_ = false;
   int64_t last_run_ = 0;
   std::map<int64_t, Running> running_;
-  // What was fed in a step, by key.
+  // The feeds of a step, by key.
   std::map<int64_t, std::map<std::string, tensorflow::TensorProto>> fed_;
   std::set<int64_t> request_ids_;
   std::map<int64_t, std::string> session_of_step_;
@@ -124,9 +124,9 @@ class FakeCluster final : public ClusterSource {
 
   FakeWorker& worker(int task) { return *workers_[static_cast<size_t>(task)]; }
   int size() const { return static_cast<int>(workers_.size()); }
-  // Another life of it; the old one is dead.
+  // Another incarnation of it; the old one is dead.
   void Restart(int task);
-  // Whether it is told of to the master; it is, at first.
+  // Whether the master is notified of it; it is, initially.
   void SetListed(int task, bool is_listed) { is_listed_[static_cast<size_t>(task)] = is_listed; }
 
   Cluster Now() override;
@@ -138,7 +138,7 @@ class FakeCluster final : public ClusterSource {
   // Runs all, and those that they lead to.
   void Pump();
 
-  // Sessions, graphs and steps at all workers that live.
+  // Sessions, graphs and steps at all live workers.
   std::string Leftovers() const;
 
  private:
@@ -146,7 +146,7 @@ class FakeCluster final : public ClusterSource {
 
   // Tries all runs of the step again.
   void Look(int64_t step_id);
-  // The value of "x:0" in a step, from whichever worker runs the graph with that _Send.
+  // The value of "x:0" in a step, from the worker that runs the graph with that _Send.
   std::optional<tensorflow::TensorProto> Received(int64_t step_id, const std::string& key);
 
   const int gpus_;

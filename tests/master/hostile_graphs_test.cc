@@ -25,7 +25,7 @@ class HostileGraphsTest : public MasterTest {
   }
   HostileGraphsTest() : MasterTest(2, 0, Options()) {}
 
-  // Constants that say that they have a megabyte each.
+  // Constants that claim a megabyte each.
   static GraphWriter Constants(int count, const std::string& prefix = "c") {
     GraphWriter graph;
     for (int i = 0; i < count; ++i) {
@@ -63,7 +63,7 @@ TEST_F(HostileGraphsTest, CountsNodesOfASession) {
   EXPECT_TRUE(Fetch(*session, {"a:0"}).ok());
 }
 
-TEST_F(HostileGraphsTest, AddsConstantsUp) {
+TEST_F(HostileGraphsTest, AddsUpConstants) {
   EXPECT_THAT(Create(Constants(3).def()), Fails(kExhausted, HasSubstr("--max-all-constant-bytes")));
   const auto session = Create(Constants(2).def());
   ASSERT_TRUE(session.ok()) << session.status();
@@ -72,7 +72,7 @@ TEST_F(HostileGraphsTest, AddsConstantsUp) {
 }
 
 // By a step, a callable and a piece.
-TEST_F(HostileGraphsTest, AddsFeedsUp) {
+TEST_F(HostileGraphsTest, AddsUpFeeds) {
   GraphWriter graph;
   graph.Placeholder("x");
   graph.Placeholder("y");
@@ -113,7 +113,7 @@ TEST_F(HostileGraphsTest, AddsFeedsUp) {
   EXPECT_THAT(Call(&Master::RunCallable, call), refused);
 }
 
-// Steps that hang keep what they were fed.
+// Steps that hang keep their feeds.
 TEST_F(HostileGraphsTest, BoundsFeedsOfAllCalls) {
   GraphWriter graph;
   graph.Placeholder("x");
@@ -157,18 +157,18 @@ TEST_F(HostileGraphsTest, BoundsGraphsOfAllSessions) {
   large.Const(std::string(20'000, 'm'));
   EXPECT_THAT(Extend(sessions[0], large.def(), 1),
               Fails(kExhausted, HasSubstr("--max-all-graph-bytes")));
-  // What a session had is there for others, again and again.
+  // The room of a session is free for others, repeatedly.
   for (int i = 0; i < 20; ++i) {
     EXPECT_TRUE(Close(sessions.back()).ok());
     const auto session = Create(Large());
     ASSERT_TRUE(session.ok()) << session.status();
     sessions.back() = *session;
-    // And what came to nothing takes nothing.
+    // And failed requests take none.
     EXPECT_FALSE(Extend(*session, Large(), 0).ok());
   }
 }
 
-TEST_F(HostileGraphsTest, BoundsWhatWaitsForItsGraphToBeRead) {
+TEST_F(HostileGraphsTest, BoundsRequestsThatWaitForParsing) {
   HoldWork();
   const auto first = StartCreate({});
   const auto second = StartCreate({});

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What clients may not have without end, and hostile ones.
+// Limits for clients, hostile ones among them.
 #include "tests/master/master_fixture.h"
 
 namespace ferry::master {
@@ -21,8 +21,8 @@ class FewStepsTest : public MasterTest {
   FewStepsTest() : MasterTest(2, 0, Options()) {}
 };
 
-// A client that never asks for the same thing twice does not fill the workers.
-TEST_F(FewStepsTest, DropsTheStepThatWasNotRunForLongest) {
+// A client that never repeats a step does not fill the workers.
+TEST_F(FewStepsTest, DropsTheLeastRecentlyRunStep) {
   GraphWriter graph;
   for (const char* name : {"a", "b", "c"}) graph.Const(name);
   const auto session = Create(graph.def());
@@ -77,12 +77,12 @@ TEST_F(FewStepsTest, BoundsGraphs) {
   }
   EXPECT_THAT(status, Fails(absl::StatusCode::kResourceExhausted, HasSubstr("--max-graph-bytes")));
   EXPECT_GT(version, 2);
-  // What was there before still runs.
+  // The existing graph still runs.
   EXPECT_TRUE(Fetch(*session, {"n0"}).ok());
 }
 
-// Names with any bytes, and of any length: refused, and told in a form that can be read.
-TEST_F(MasterTest, TellsOfHostileNames) {
+// Names with any bytes, and of any length: refused, and printed in a readable form.
+TEST_F(MasterTest, PrintsHostileNames) {
   const auto session = Create(TwoWorkerGraph().def());
   const std::string hostile = std::string(100000, 'n') + "\x01\xff\n";
   for (const absl::Status& status :
@@ -118,7 +118,7 @@ TEST_F(MasterTest, RegistersDeepGraphs) {
   EXPECT_EQ(step->count, 1);
 }
 
-// What cannot be run is refused when it comes, and nothing is left of it.
+// A graph that cannot run is refused when it arrives, and nothing is left of it.
 TEST_F(MasterTest, RefusesGraphsThatCannotRun) {
   GraphWriter loop;
   loop.AddFloat("e", "Enter", {});

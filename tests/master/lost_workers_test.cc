@@ -31,9 +31,9 @@ TEST_F(StepTest, FailsStepsOfAWorkerThatRestarts) {
   EXPECT_TRUE(Close(session_).ok());
 }
 
-// The threads that read graphs may be at one of a million nodes: whoever waits for a lost worker
-// does not wait for them.
-TEST_F(StepTest, NoticesLossesWhileGraphsAreRead) {
+// The threads that parse graphs may be at one of a million nodes: the loss of a worker does not
+// wait for them.
+TEST_F(StepTest, DetectsLossesWhileGraphsAreParsed) {
   cluster_.worker(1).hangs = true;
   const auto step = Start(&Master::RunStep, RunB());
   cluster_.Pump();
@@ -81,7 +81,7 @@ TEST_F(StepTest, NamesTheWorkerThatDied) {
                     AllOf(StartsWith("From /job:worker/replica:0/task:1"), HasSubstr("lost"))));
 }
 
-// It is there all the same, and only the way between the two is broken.
+// It still runs, and only the connection between the two is broken.
 TEST_F(StepTest, DoesNotWaitLongForACause) {
   cluster_.worker(0).on_run = [](const auto&) {
     return absl::UnavailableError("node 1 has closed its connection");

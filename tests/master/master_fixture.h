@@ -30,7 +30,7 @@ using ::testing::HasSubstr;
 inline constexpr char kCpu0[] = "/job:worker/task:0/device:CPU:0";
 inline constexpr char kCpu1[] = "/job:worker/task:1/device:CPU:0";
 
-// What became of one call.
+// The result of one call.
 template <typename Response>
 struct Answer {
   int count = 0;
@@ -162,8 +162,8 @@ class MasterTest : public ::testing::Test {
     cluster_.Pump();
   }
 
-  // When every call has been answered, and everything has run that can, sessions have nothing under
-  // way.
+  // When every call has been answered, and everything has run that can, sessions have nothing in
+  // progress.
   void CheckTables() const {
     if (*unanswered_ > 0 || is_work_held_ || cluster_.event_count() > 0) return;
     EXPECT_EQ(NonEmptyTables(master_.InnerTableSizes(),

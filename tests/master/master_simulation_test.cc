@@ -35,7 +35,7 @@ class SimulationTest : public MasterTest, public ::testing::WithParamInterface<i
     return answer;
   }
 
-  // A chain over the workers, of whatever is there by now.
+  // A chain over the workers, of the nodes that exist by then.
   tensorflow::GraphDef MoreNodes(int round) {
     GraphWriter graph;
     for (int i = 0; i < 3; ++i) {
@@ -192,7 +192,7 @@ TEST_P(SimulationTest, AnswersEverythingAndLeavesNothing) {
     const auto events = static_cast<int>(cluster_.event_count());
     if (events > 0) cluster_.Step(static_cast<size_t>(Roll(std::min(events, 8))));
   }
-  // The world comes to rest: what waits for somebody has a deadline or ends with its session.
+  // The world comes to rest: every wait has a deadline or ends with its session.
   for (int task = 0; task < 3; ++task) {
     cluster_.SetListed(task, true);
     cluster_.worker(task).hangs = false;

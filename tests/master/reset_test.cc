@@ -12,7 +12,7 @@ using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 using ::testing::UnorderedElementsAre;
 
-// What a step does after a container was cleared would be there for whoever comes next: a reset
+// The effects of a step after a container was cleared would be visible to the next client: a reset
 // waits for steps that another client is ending as well.
 class EndingTest : public StepTest {
  protected:
@@ -49,7 +49,7 @@ class EndingTest : public StepTest {
   std::shared_ptr<Answer<tensorflow::RunStepResponse>> step_;
 };
 
-TEST_F(EndingTest, OfTwoResetsAtOnceBothWaitForSteps) {
+TEST_F(EndingTest, TwoConcurrentResets_BothWaitForSteps) {
   const auto one = StartReset("a");
   const auto other = StartReset("b");
   PumpAndLook();
@@ -62,7 +62,7 @@ TEST_F(EndingTest, OfTwoResetsAtOnceBothWaitForSteps) {
   }
 }
 
-TEST_F(EndingTest, AResetWaitsForASessionThatItsClientCloses) {
+TEST_F(EndingTest, Reset_WaitsForASessionThatItsClientCloses) {
   tensorflow::CloseSessionRequest close;
   close.set_session_handle(session_);
   const auto closed = Start(&Master::CloseSession, close);
@@ -73,7 +73,7 @@ TEST_F(EndingTest, AResetWaitsForASessionThatItsClientCloses) {
   EXPECT_THAT(Cleared(1), ElementsAre("a"));
 }
 
-TEST_F(EndingTest, TheMastersEndWaitsForASessionThatItsClientCloses) {
+TEST_F(EndingTest, MastersEnd_WaitsForASessionThatItsClientCloses) {
   tensorflow::CloseSessionRequest close;
   close.set_session_handle(session_);
   const auto closed = Start(&Master::CloseSession, close);

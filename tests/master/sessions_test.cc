@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sessions: opening, extending, closing, resetting. Numbers are those of the scenarios of
-// TensorFlow's own tests of masters and sessions.
+// Sessions: opening, extending, closing, resetting.
 #include <barrier>
 #include <thread>
 
@@ -103,7 +102,7 @@ TEST_F(MasterTest, ExtendsAnEmptyGraph) {
 }
 
 // 69
-TEST_F(MasterTest, RefusesANodeThatIsThereAlready) {
+TEST_F(MasterTest, RefusesAnExistingNode) {
   GraphWriter graph;
   graph.Const("b");
   const auto session = Create(graph.def());
@@ -114,7 +113,7 @@ TEST_F(MasterTest, RefusesANodeThatIsThereAlready) {
 }
 
 // 70, and at once: both have read the old version, and one is first.
-TEST_F(MasterTest, OfTwoExtensionsOneSucceeds) {
+TEST_F(MasterTest, TwoExtensions_OneSucceeds) {
   const auto session = Create({});
   tensorflow::ExtendSessionRequest request;
   request.set_session_handle(*session);
@@ -145,7 +144,7 @@ TEST_F(MasterTest, OfTwoExtensionsOneSucceeds) {
 TEST_F(MasterTest, TwoExtensionsAtTheSameTime_OneIsAborted) {
   const auto session = Create({});
   GraphWriter graph;
-  // So many nodes that reading them takes longer than a thread does to start.
+  // So many nodes that parsing them takes longer than a thread does to start.
   for (int i = 0; i < 300; ++i) graph.Const(absl::StrCat("n", i));
   tensorflow::ExtendSessionRequest request;
   request.set_session_handle(*session);
@@ -183,7 +182,7 @@ TEST_F(MasterTest, TwoExtensionsAtTheSameTime_OneIsAborted) {
   }
 }
 
-// 72: a step that is on its way while nodes are added.
+// A step is in progress while nodes are added.
 TEST_F(MasterTest, RunsWhileTheGraphIsExtended) {
   GraphWriter graph;
   graph.Const("A", "", 5);
@@ -203,7 +202,7 @@ TEST_F(MasterTest, RunsWhileTheGraphIsExtended) {
   EXPECT_THAT(Values(old->value()), ElementsAre(5));
   EXPECT_TRUE(extended->result->ok());
   EXPECT_THAT(Values(late->value()), ElementsAre(5, 6));
-  // What was not found is not remembered as such.
+  // A failed lookup is not remembered.
   EXPECT_THAT(*Fetch(*session, {"B:0"}), ElementsAre(6));
 }
 
@@ -220,7 +219,7 @@ TEST_F(MasterTest, LeavesNothingAfterManySessions) {
   EXPECT_EQ(master_.session_count(), 0u);
 }
 
-// 79: what a node is pinned to does not exist for this session.
+// The device that a node is pinned to does not exist for this session.
 TEST_F(MasterTest, FiltersDevices) {
   tensorflow::ConfigProto config;
   config.add_device_filters("/job:worker/task:0");
@@ -236,7 +235,7 @@ TEST_F(MasterTest, FiltersDevices) {
 }
 
 // 88: workers that do not come are named, and the wait has an end.
-TEST_F(MasterTest, NamesTheWorkersThatAreMissing) {
+TEST_F(MasterTest, NamesTheMissingWorkers) {
   cluster_.SetListed(1, false);
   tensorflow::CreateSessionRequest request;
   request.mutable_config()->set_operation_timeout_in_ms(100);
@@ -251,7 +250,7 @@ TEST_F(MasterTest, NamesTheWorkersThatAreMissing) {
   EXPECT_EQ(timers_.NextDeadline(), clock_.Now() - absl::Milliseconds(101) + absl::Minutes(1));
 }
 
-TEST_F(MasterTest, WaitsForWorkersThatAreMissing) {
+TEST_F(MasterTest, WaitsForMissingWorkers) {
   cluster_.SetListed(1, false);
   const auto created = Start(&Master::CreateSession, tensorflow::CreateSessionRequest());
   const auto listed = Start(&Master::ListDevices, tensorflow::ListDevicesRequest());
@@ -266,7 +265,7 @@ TEST_F(MasterTest, WaitsForWorkersThatAreMissing) {
   EXPECT_EQ(listed->value().remote_device_size(), 1);
 }
 
-TEST_F(MasterTest, DoesNotWaitForClientsThatHaveGone) {
+TEST_F(MasterTest, DoesNotWaitForDisconnectedClients) {
   cluster_.SetListed(1, false);
   const auto gone = std::make_shared<CancellationToken>();
   const auto answer = Start(&Master::CreateSession, tensorflow::CreateSessionRequest(), gone);
@@ -276,8 +275,8 @@ TEST_F(MasterTest, DoesNotWaitForClientsThatHaveGone) {
   EXPECT_EQ(master_.session_count(), 0u);
 }
 
-// A worker that has just died is tried again in its next life.
-TEST_F(MasterTest, TriesAWorkerAgainThatCannotBeReached) {
+// A worker that has just died is tried again in its next incarnation.
+TEST_F(MasterTest, RetriesAnUnreachableWorker) {
   cluster_.worker(1).Kill();
   const auto answer = Start(&Master::CreateSession, tensorflow::CreateSessionRequest());
   cluster_.Pump();
@@ -289,7 +288,7 @@ TEST_F(MasterTest, TriesAWorkerAgainThatCannotBeReached) {
   EXPECT_EQ(cluster_.worker(0).sessions.size(), 1u);
 }
 
-TEST_F(MasterTest, GivesUpOnAWorkerThatCannotBeReached) {
+TEST_F(MasterTest, GivesUpOnAnUnreachableWorker) {
   cluster_.worker(1).Kill();
   const auto answer = Start(&Master::CreateSession, tensorflow::CreateSessionRequest());
   for (int i = 0; i < 400 && !answer->is_there(); ++i) Pass(absl::Milliseconds(200));
@@ -307,7 +306,7 @@ TEST_F(MasterTest, OpensASessionEverywhereOrNowhere) {
   EXPECT_EQ(cluster_.Leftovers(), "");
 }
 
-// 91: names are looked at when the graph comes, and nothing is opened.
+// Names are checked when the graph arrives, and nothing is opened.
 TEST_F(MasterTest, RefusesBadNames) {
   for (const char* name : {"a:b", "a:0", "_a"}) {
     GraphWriter graph;
@@ -328,8 +327,8 @@ TEST_F(MasterTest, RefusesBadNames) {
   EXPECT_EQ(cluster_.worker(0).sessions.size(), 1u);
 }
 
-// 92: whether variables are shared is the client's to say, and the workers' to do.
-TEST_F(MasterTest, SaysWhetherStateIsShared) {
+// The client decides whether variables are shared, and the workers implement it.
+TEST_F(MasterTest, PassesOnWhetherStateIsShared) {
   tensorflow::ConfigProto config;
   config.set_isolate_session_state(true);
   const auto alone = Create({}, config);
@@ -338,8 +337,9 @@ TEST_F(MasterTest, SaysWhetherStateIsShared) {
   EXPECT_FALSE(cluster_.worker(1).isolated.contains(*shared));
 }
 
-// Clients of later releases say more of a node than is known here, for whoever knows it.
-TEST_F(MasterTest, WhatElseANodeSaysReachesItsWorker) {
+// Clients of later releases send attributes of a node that are unknown here, for workers that know
+// them.
+TEST_F(MasterTest, UnknownAttributesReachTheWorker) {
   GraphWriter graph;
   graph.Placeholder("x", kCpu0);
   tensorflow::NodeDef& node = graph.AddFloat("a", "Identity", {"x"}, kCpu1);
@@ -363,7 +363,7 @@ TEST_F(MasterTest, WhatElseANodeSaysReachesItsWorker) {
   FAIL() << "the node was not registered";
 }
 
-TEST_F(MasterTest, RefusesOptionsThatItDoesNotKnow) {
+TEST_F(MasterTest, RefusesUnknownOptions) {
   tensorflow::ConfigProto config;
   config.set_use_per_session_threads(true);
   EXPECT_THAT(Create({}, config),
@@ -391,7 +391,7 @@ class IdleTest : public MasterTest {
 };
 
 // A client that died without closing its session.
-TEST_F(IdleTest, CollectsSessionsThatAreIdle) {
+TEST_F(IdleTest, CollectsIdleSessions) {
   const auto idle = Create(TwoWorkerGraph().def());
   const auto busy = Create(TwoWorkerGraph().def());
   const auto running = Create(TwoWorkerGraph().def());

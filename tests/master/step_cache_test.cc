@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Registered steps of a session: how many are kept, and who hears of one that is being made.
+// Registered steps of a session: how many are kept, and which callers wait for one that is being
+// made.
 #include "tensorflow/master/step_cache.h"
 
 #include <memory>
@@ -33,7 +34,7 @@ class StepCacheTest : public ::testing::Test {
       if (result.ok()) last_ = result->get();
     });
   }
-  // Asks for it, and makes it. Returns whether it is still there then.
+  // Requests it, and makes it. Returns whether it still exists then.
   std::weak_ptr<int> Make(const std::string& key) {
     EXPECT_TRUE(Await(key)) << key;
     Made made;
@@ -46,7 +47,7 @@ class StepCacheTest : public ::testing::Test {
   const RegisteredStep* last_ = nullptr;
 };
 
-TEST_F(StepCacheTest, WantedBySeveral_IsMadeOnceAndAllAreTold) {
+TEST_F(StepCacheTest, RequestedBySeveral_IsMadeOnceAndAllAreNotified) {
   EXPECT_TRUE(Await("a"));
   EXPECT_FALSE(Await("a"));
   EXPECT_EQ(cache_.Find("a"), nullptr) << "it is being made";
@@ -56,13 +57,13 @@ TEST_F(StepCacheTest, WantedBySeveral_IsMadeOnceAndAllAreTold) {
   EXPECT_THAT(heard_, ElementsAre("a", "a"));
   EXPECT_EQ(last_, made.step.get());
   EXPECT_EQ(cache_.Find("a"), made.step);
-  // It is there now: told at once, and nobody has to make it.
+  // It exists now: answered at once, without making it.
   EXPECT_FALSE(Await("a"));
   EXPECT_EQ(heard_.size(), 3u);
   EXPECT_EQ(cache_.size(), 1u);
 }
 
-TEST_F(StepCacheTest, CannotBeMade_AllAreToldAndTheNextTriesAgain) {
+TEST_F(StepCacheTest, CannotBeMade_AllAreNotifiedAndTheNextTriesAgain) {
   EXPECT_TRUE(Await("a"));
   EXPECT_FALSE(Await("a"));
   cache_.Finish("a", absl::UnavailableError("a worker is lost"));
@@ -71,9 +72,8 @@ TEST_F(StepCacheTest, CannotBeMade_AllAreToldAndTheNextTriesAgain) {
   EXPECT_TRUE(Await("a"));
 }
 
-// As many as there may be are kept; the one that was used longest ago goes, and with it what the
-// workers have of it.
-TEST_F(StepCacheTest, OneTooMany_TheOneNotUsedForLongestGoes) {
+// As many as the limit are kept; the least recently used one is removed, also at the workers.
+TEST_F(StepCacheTest, OneTooMany_TheLeastRecentlyUsedIsRemoved) {
   const std::weak_ptr<int> a = Make("a");
   const std::weak_ptr<int> b = Make("b");
   EXPECT_FALSE(a.expired());
@@ -89,8 +89,8 @@ TEST_F(StepCacheTest, OneTooMany_TheOneNotUsedForLongestGoes) {
   EXPECT_FALSE(again.expired());
 }
 
-// What is being made does not count, and is not dropped.
-TEST_F(StepCacheTest, BeingMade_TakesNobodysPlace) {
+// A step that is being made does not count, and is not dropped.
+TEST_F(StepCacheTest, BeingMade_DoesNotCount) {
   EXPECT_TRUE(Await("slow"));
   const std::weak_ptr<int> a = Make("a");
   const std::weak_ptr<int> b = Make("b");
@@ -104,7 +104,7 @@ TEST_F(StepCacheTest, BeingMade_TakesNobodysPlace) {
   EXPECT_EQ(cache_.Find("slow"), made.step);
 }
 
-TEST_F(StepCacheTest, Cleared_WhatIsMadeGoesAndWhoWaitsIsStillTold) {
+TEST_F(StepCacheTest, Cleared_StepBeingMadeIsRemovedAndWaitersAreNotified) {
   const std::weak_ptr<int> a = Make("a");
   EXPECT_TRUE(Await("slow"));
   cache_.Clear();

@@ -23,7 +23,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 // Names that run together must not make two requests one.
-TEST(StepPlan, KeysTellRequestsApart) {
+TEST(StepPlan, KeysDistinguishRequests) {
   const auto key = [](std::vector<std::string> feeds, std::vector<std::string> fetches,
                       std::vector<std::string> targets) {
     return KeyOf(Canonical({std::move(feeds), std::move(fetches), std::move(targets)}));
@@ -36,7 +36,7 @@ TEST(StepPlan, KeysTellRequestsApart) {
   EXPECT_NE(key({"x", "x"}, {}, {}), key({"x"}, {}, {}));
 }
 
-TEST(StepErrors, PutTheCauseBeforeWhatFollows) {
+TEST(StepErrors, PutTheCauseBeforeDerivedErrors) {
   StepErrors errors;
   EXPECT_TRUE(errors.Summary().ok());
   errors.Add("w0", absl::AbortedError("[_Derived_]gone"));
@@ -52,7 +52,7 @@ TEST(StepErrors, PutTheCauseBeforeWhatFollows) {
 }
 
 // The answers of four workers, one of which is at fault, in every order.
-TEST(StepErrors, InWhateverOrderTheyArrive_TheRootIsNamed) {
+TEST(StepErrors, InAnyOrderOfArrival_TheRootIsNamed) {
   std::vector<std::pair<std::string, absl::Status>> answers = {
       {"w0", MakeDerived(absl::InvalidArgumentError("bad shape; step 1 needed a"))},
       {"w1", absl::InvalidArgumentError("bad shape")},
@@ -73,7 +73,7 @@ TEST(StepErrors, InWhateverOrderTheyArrive_TheRootIsNamed) {
         }
         const auto& [worker, status] = answers[order[i]];
         errors.Add(worker, status);
-        // Those that were cancelled after that.
+        // Steps that were cancelled after that.
         if (has_ended && order[i] != 1) errors.Add("late", absl::CancelledError("RPC cancelled"));
       }
       EXPECT_TRUE(errors.has_root());
@@ -85,9 +85,9 @@ TEST(StepErrors, InWhateverOrderTheyArrive_TheRootIsNamed) {
   EXPECT_EQ(orders, 24);
 }
 
-// A cause that no worker reports: the first copy stands in for it, not what was cancelled because
-// of it.
-TEST(StepErrors, WithoutACause_TheFirstCopyIsTold) {
+// A cause that no worker reports: the first derived error stands in for it, and not the
+// cancellations that followed.
+TEST(StepErrors, WithoutACause_TheFirstDerivedErrorIsReported) {
   StepErrors errors;
   errors.Add("w0", MakeDerived(absl::InternalError("one")));
   errors.Add("w1", MakeDerived(absl::InternalError("two")));
@@ -97,14 +97,14 @@ TEST(StepErrors, WithoutACause_TheFirstCopyIsTold) {
   EXPECT_THAT(errors.Summary(), Fails(absl::StatusCode::kInternal, "From w0:\none"));
 }
 
-TEST(StepErrors, KeepTheReasonWhyAStepWasCalledOff) {
+TEST(StepErrors, KeepTheReasonOfACancellation) {
   StepErrors errors;
   errors.Cause(absl::DeadlineExceededError("late"));
   errors.Add("w0", absl::CancelledError("RPC cancelled"));
   EXPECT_THAT(errors.Summary(), Fails(absl::StatusCode::kDeadlineExceeded, "late"));
 }
 
-TEST(Timers, CallWhatIsDueInOrder) {
+TEST(Timers, RunDueOnesInOrder) {
   FakeClock clock;
   Timers timers(clock);
   int wakes = 0;
@@ -132,7 +132,7 @@ TEST(Timers, CallWhatIsDueInOrder) {
   EXPECT_EQ(timers.NextDeadline(), absl::InfiniteFuture());
 }
 
-TEST(DeviceFilters, MatchPartsOfNames) {
+TEST(DeviceFilters, MatchPartialNames) {
   const auto filters =
       DeviceFilters::Create(std::vector<std::string>{"/job:ps", "/job:worker/task:1"});
   ASSERT_TRUE(filters.ok());

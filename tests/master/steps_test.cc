@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Steps: values, errors, deadlines, ends. Numbers are those of the scenarios of TensorFlow's own
-// tests of masters and sessions.
+// Steps: values, errors, deadlines, ends.
 #include "tests/master/master_fixture.h"
 
 namespace ferry::master {
@@ -43,8 +42,8 @@ TEST_F(StepTest, NumbersSteps) {
   EXPECT_EQ(cluster_.worker(0).runs[5].step_id(), cluster_.worker(1).runs[5].step_id());
 }
 
-// A step of one worker asks only that one.
-TEST_F(StepTest, AsksOnlyWhoIsNeeded) {
+// A step of one worker is sent only to that one.
+TEST_F(StepTest, CallsOnlyTheWorkersItNeeds) {
   EXPECT_THAT(*Fetch(session_, {"a:0"}), ElementsAre(2));
   EXPECT_THAT(cluster_.worker(1).runs, IsEmpty());
   EXPECT_TRUE(Call(&Master::RunStep, Run(session_, {}, {{"x:0", 1}}, {"b"})).ok());
@@ -52,18 +51,18 @@ TEST_F(StepTest, AsksOnlyWhoIsNeeded) {
 }
 
 // The order of names does not make another step.
-TEST_F(StepTest, KnowsAStepAgain) {
+TEST_F(StepTest, RecognisesARepeatedStep) {
   EXPECT_THAT(*Fetch(session_, {"a:0", "b:0"}, {{"x:0", 1}}), ElementsAre(2, 3));
   EXPECT_THAT(*Fetch(session_, {"b:0", "a:0"}, {{"x:0", 1}}), ElementsAre(3, 2));
   EXPECT_EQ(cluster_.worker(0).register_count, 1);
 }
 
-// 78: each fetch is answered, in whichever spelling and however often.
+// Each fetch is answered, in any spelling and any number of times.
 TEST_F(StepTest, RepeatsAFetch) {
   EXPECT_THAT(*Fetch(session_, {"a:0", "a", "a:0"}), ElementsAre(2, 2, 2));
 }
 
-// A step that many want at once is registered once.
+// A step that many clients request at once is registered once.
 TEST_F(StepTest, RegistersOnce) {
   std::vector<std::shared_ptr<Answer<tensorflow::RunStepResponse>>> answers;
   for (int i = 0; i < 50; ++i) answers.push_back(Start(&Master::RunStep, RunB(1.0f * i)));
@@ -75,7 +74,7 @@ TEST_F(StepTest, RegistersOnce) {
   EXPECT_EQ(cluster_.worker(0).register_count, 1);
 }
 
-TEST_F(StepTest, RefusesWhatMakesNoSense) {
+TEST_F(StepTest, RefusesInvalidRequests) {
   EXPECT_THAT(Fetch(session_, {}), Fails(absl::StatusCode::kInvalidArgument,
                                          HasSubstr("Must specify at least one target")));
   EXPECT_THAT(Fetch(session_, {"b:0"}, {{"x:0", 1}, {"x:0", 2}}),
@@ -97,8 +96,8 @@ TEST_F(StepTest, RefusesWhatMakesNoSense) {
   EXPECT_THAT(cluster_.worker(0).graphs, IsEmpty());
 }
 
-// A request that comes again, from a client that lost the answer.
-TEST_F(StepTest, RefusesARequestThatComesTwice) {
+// A duplicate request, from a client that lost the answer.
+TEST_F(StepTest, RefusesADuplicateRequest) {
   tensorflow::RunStepRequest request = RunB();
   EXPECT_TRUE(Call(&Master::RunStep, request).ok());
   EXPECT_TRUE(Call(&Master::RunStep, request).ok());
@@ -110,8 +109,8 @@ TEST_F(StepTest, RefusesARequestThatComesTwice) {
   EXPECT_THAT(cluster_.worker(0).runs, SizeIs(3));
 }
 
-// 84: the error comes at once, although the other worker is still at it.
-TEST_F(StepTest, TellsTheRootOfAnErrorPromptly) {
+// The error is returned at once, although the other worker still runs.
+TEST_F(StepTest, ReportsTheRootOfAnErrorPromptly) {
   cluster_.worker(0).hangs = true;
   cluster_.worker(1).on_run = [](const auto&) { return absl::InternalError("fantasia!"); };
   EXPECT_THAT(Call(&Master::RunStep, RunB()),
@@ -124,8 +123,8 @@ TEST_F(StepTest, TellsTheRootOfAnErrorPromptly) {
   EXPECT_THAT(*Fetch(session_, {"b:0"}, {{"x:0", 1}}), ElementsAre(3));
 }
 
-// What follows from an error may arrive before it.
-TEST_F(StepTest, TellsTheRootThoughOthersCameFirst) {
+// Derived errors may arrive before their cause.
+TEST_F(StepTest, ReportsTheRootWhenDerivedErrorsArriveFirst) {
   cluster_.worker(0).on_run = [](const auto&) {
     return absl::AbortedError("[_Derived_]RecvAsync is cancelled.");
   };
@@ -135,8 +134,8 @@ TEST_F(StepTest, TellsTheRootThoughOthersCameFirst) {
                     AllOf(HasSubstr("fantasia!"), Not(HasSubstr("RecvAsync")))));
 }
 
-// TensorFlow's words, from the master, before any worker is asked.
-TEST_F(StepTest, FeedsThatAreNoTensors_AreRefusedByTheirPlace) {
+// TensorFlow's words, from the master, before any worker is called.
+TEST_F(StepTest, InvalidFeeds_AreRefusedByTheirIndex) {
   const auto with = [&](auto change) {
     tensorflow::RunStepRequest request = RunB();
     change(*request.mutable_feed(0)->mutable_tensor());
@@ -156,13 +155,13 @@ TEST_F(StepTest, FeedsThatAreNoTensors_AreRefusedByTheirPlace) {
               refused);
   EXPECT_THAT(with([](auto& tensor) { tensor.clear_dtype(); }), refused);
   EXPECT_THAT(cluster_.worker(0).runs, SizeIs(0));
-  // That its rank is unknown does not matter.
+  // Its rank is unknown, which does not matter.
   EXPECT_TRUE(
       with([](auto& tensor) { tensor.mutable_tensor_shape()->set_unknown_rank(true); }).ok());
   EXPECT_THAT(cluster_.worker(0).runs, SizeIs(1));
 }
 
-TEST_F(StepTest, TellsWhatFollowsIfThatIsAllThereIs) {
+TEST_F(StepTest, ReportsADerivedErrorIfThereIsNoOther) {
   for (int i = 0; i < 2; ++i) {
     cluster_.worker(i).on_run = [](const auto&) {
       return absl::AbortedError("[_Derived_]RecvAsync is cancelled.");
@@ -174,7 +173,7 @@ TEST_F(StepTest, TellsWhatFollowsIfThatIsAllThereIs) {
 }
 
 // 86
-TEST_F(StepTest, TellsSeveralRoots) {
+TEST_F(StepTest, ReportsSeveralRoots) {
   for (int i = 0; i < 2; ++i) {
     cluster_.worker(i).on_run = [i](const auto&) {
       return absl::InternalError(absl::StrCat("fantasia ", i));
@@ -216,7 +215,7 @@ TEST_F(StepTest, EndsAStepThatTakesTooLong) {
   EXPECT_TRUE(HasNoSteps());
 }
 
-// The session's timeout is that of steps that have none.
+// The session's timeout applies to steps that have none.
 TEST_F(MasterTest, HasATimeoutForAllSteps) {
   tensorflow::ConfigProto config;
   config.set_operation_timeout_in_ms(50);
@@ -245,7 +244,7 @@ TEST_F(StepTest, EndsAStepThatIsNotRegisteredInTime) {
   EXPECT_EQ(cluster_.worker(0).register_count, 1);
 }
 
-TEST_F(StepTest, EndsWhenTheClientGoes) {
+TEST_F(StepTest, EndsWhenTheClientDisconnects) {
   cluster_.worker(1).hangs = true;
   const auto gone = std::make_shared<CancellationToken>();
   const auto answer = Start(&Master::RunStep, RunB(), gone);
@@ -255,13 +254,13 @@ TEST_F(StepTest, EndsWhenTheClientGoes) {
   ASSERT_EQ(answer->count, 1);
   EXPECT_THAT(answer->status(), Fails(absl::StatusCode::kCancelled, HasSubstr("client")));
   EXPECT_TRUE(HasNoSteps());
-  // One that had gone before.
+  // One that had disconnected before.
   EXPECT_THAT(Start(&Master::RunStep, RunB(), gone)->status(),
               Fails(absl::StatusCode::kCancelled, HasSubstr("Step was cancelled")));
   cluster_.Pump();
 }
 
-// 98: a close ends what runs, and is over after it.
+// A close ends running steps, and is over after them.
 TEST_F(StepTest, ClosesDuringAStep) {
   cluster_.worker(1).hangs = true;
   const auto step = Start(&Master::RunStep, RunB());
@@ -281,13 +280,13 @@ TEST_F(StepTest, ClosesDuringAStep) {
   EXPECT_TRUE(close->result->ok());
   cluster_.Pump();
   EXPECT_EQ(cluster_.Leftovers(), "");
-  // A step that comes too late.
+  // A step that arrives too late.
   EXPECT_THAT(Fetch(session_, {"a:0"}),
               Fails(absl::StatusCode::kAborted, HasSubstr("is not found")));
 }
 
 // Graphs are registered everywhere or nowhere.
-TEST_F(StepTest, DropsWhatCouldNotBeRegisteredEverywhere) {
+TEST_F(StepTest, DropsStepsThatCouldNotBeRegisteredEverywhere) {
   cluster_.worker(1).register_error = absl::InvalidArgumentError("no such kernel");
   EXPECT_THAT(Call(&Master::RunStep, RunB()),
               Fails(absl::StatusCode::kInvalidArgument,
@@ -297,8 +296,8 @@ TEST_F(StepTest, DropsWhatCouldNotBeRegisteredEverywhere) {
   EXPECT_TRUE(Call(&Master::RunStep, RunB()).ok());
 }
 
-// A worker that does not answer is told again that a step is over, and not all at once: its channel
-// is being made again.
+// A worker that does not answer is notified repeatedly that a step is over, with pauses: its
+// channel is being made again.
 TEST_F(StepTest, CleansUpAgainAfterPauses) {
   FakeWorker& deaf = cluster_.worker(1);
   deaf.deaf_times = 5;
@@ -314,7 +313,7 @@ TEST_F(StepTest, CleansUpAgainAfterPauses) {
   EXPECT_TRUE(HasNoSteps());
 }
 
-// Nobody waits for that, and a session that is closed goes on with it.
+// No caller waits for that, and a session that is closed continues with it.
 TEST_F(StepTest, EndsASessionAtAWorkerThatDoesNotAnswerAtFirst) {
   cluster_.worker(1).deaf_times = 4;
   EXPECT_TRUE(Close(session_).ok());
@@ -323,7 +322,7 @@ TEST_F(StepTest, EndsASessionAtAWorkerThatDoesNotAnswerAtFirst) {
   EXPECT_EQ(cluster_.Leftovers(), "");
 }
 
-// Not for ever, and not when the worker is lost.
+// Not forever, and not when the worker is lost.
 TEST_F(StepTest, GivesUpOnAWorkerThatNeverAnswers) {
   FakeWorker& deaf = cluster_.worker(1);
   deaf.deaf_times = 1000;
@@ -339,7 +338,7 @@ TEST_F(StepTest, GivesUpOnAWorkerThatNeverAnswers) {
 }
 
 // A worker that answers wrongly.
-TEST_F(StepTest, NoticesATensorThatIsMissing) {
+TEST_F(StepTest, DetectsAMissingTensor) {
   cluster_.worker(0).on_run = [this](const auto& request) {
     // As if the graph had no such node.
     auto& graph = cluster_.worker(0).graphs.at(request.graph_handle());
@@ -353,7 +352,7 @@ TEST_F(StepTest, NoticesATensorThatIsMissing) {
                     HasSubstr("Worker did not return a value for fetch: a:0")));
 }
 
-TEST_F(StepTest, GivesMetadataWhenItIsAskedFor) {
+TEST_F(StepTest, ReturnsMetadataOnRequest) {
   tensorflow::RunStepRequest request = RunB();
   auto response = Call(&Master::RunStep, request);
   EXPECT_EQ(response->metadata().step_stats().dev_stats_size(), 0);
@@ -377,7 +376,7 @@ TEST_F(MasterTest, RefusesPartitionGraphsThatWereDisabled) {
                     HasSubstr("disable_output_partition_graphs is true")));
 }
 
-TEST_F(StepTest, RefusesOptionsThatItDoesNotKnow) {
+TEST_F(StepTest, RefusesUnknownOptions) {
   tensorflow::RunStepRequest request = RunB();
   request.mutable_options()->mutable_debug_options()->add_debug_tensor_watch_opts();
   EXPECT_THAT(Call(&Master::RunStep, request),
@@ -391,7 +390,7 @@ TEST_F(StepTest, StepsOfOneMasterNeedNoGraphKey) {
 }
 
 // A worker sends each key once: a second receive of it would wait forever.
-TEST_F(StepTest, TensorFetchedTwice_IsRequestedOfTheWorkerOnce) {
+TEST_F(StepTest, TensorFetchedTwice_IsRequestedFromTheWorkerOnce) {
   EXPECT_THAT(*Fetch(session_, {"a:0", "a:0"}), ElementsAre(2, 2));
   EXPECT_THAT(cluster_.worker(0).runs[0].recv_key(), SizeIs(1));
 }

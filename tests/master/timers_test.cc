@@ -30,8 +30,8 @@ class TimersTest : public ::testing::Test {
   std::vector<int> run_;
 };
 
-// The thread sleeps until the deadline that it knows of: an earlier one that does not wake it is
-// late by as much.
+// The thread sleeps until the earliest deadline it knows: an earlier one that does not wake it is
+// late by the difference.
 TEST_F(TimersTest, EarlierDeadline_WakesTheThread) {
   Add(10);
   EXPECT_EQ(wakes_, 1);
@@ -67,7 +67,7 @@ TEST_F(TimersTest, RemovedTimer_IsNotRun) {
   EXPECT_EQ(timers_.NextDeadline(), absl::InfiniteFuture());
 }
 
-TEST_F(TimersTest, DeadlineThatNeverComes_IsNotKept) {
+TEST_F(TimersTest, InfiniteDeadline_IsNotKept) {
   bool is_dropped = false;
   struct Tells {
     explicit Tells(bool& flag) : flag(&flag) {}
@@ -82,7 +82,7 @@ TEST_F(TimersTest, DeadlineThatNeverComes_IsNotKept) {
   EXPECT_EQ(wakes_, 0);
 }
 
-TEST_F(TimersTest, SameDeadline_WakesNobodyAndRunsInTheOrderOfAdding) {
+TEST_F(TimersTest, SameDeadline_WakesNoThreadAndRunsInTheOrderOfAdding) {
   timers_.AddAfter(absl::Seconds(10), [this] { run_.push_back(1); });
   timers_.AddAfter(absl::Seconds(10), [this] { run_.push_back(2); });
   EXPECT_EQ(wakes_, 1);
@@ -97,7 +97,7 @@ TEST_F(TimersTest, SameDeadline_WakesNobodyAndRunsInTheOrderOfAdding) {
   EXPECT_EQ(wakes_, 2);
 }
 
-// A call that is answered by another's deadline takes its own along.
+// A call that is answered by another's deadline removes its own.
 TEST_F(TimersTest, RemovedByOneThatIsDueBefore_IsNotRun) {
   Timers::Id second = Timers::kNone;
   bool is_removed = false;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the workers know of the last steps, and how far their clocks are off.
+// The workers' records of the last steps, and the offsets of their clocks.
 #include "tensorflow/master/trace_collection.h"
 
 #include <cstdint>
@@ -23,7 +23,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-// What a round trip does: how long it takes either way, in nanoseconds.
+// A round trip: its duration in each direction, in nanoseconds.
 struct Trip {
   int64_t there_ns = 0;
   int64_t back_ns = 0;
@@ -113,7 +113,7 @@ class TraceCollectionTest : public ::testing::Test {
   Cluster cluster_;
 };
 
-TEST_F(TraceCollectionTest, TheShortestTripTellsAWorkersClock) {
+TEST_F(TraceCollectionTest, ShortestTripDeterminesAWorkersClock) {
   AddWorker("w", 5'000'000,
             {{90'000, 10'000}, {40'000, 4'000}, {2'000, 3'000}, {70'000, 70'000}, {9'000, 1'000}});
   const ferry::v1::GetStepsResponse response = Collect();
@@ -153,7 +153,7 @@ TEST_F(TraceCollectionTest, WorkersAreAskedForTheMastersSteps) {
   EXPECT_THAT(link->requests[5].step_ids(), ElementsAre(77));
 }
 
-TEST_F(TraceCollectionTest, AWorkerThatDoesNotAnswerIsNamed) {
+TEST_F(TraceCollectionTest, UnresponsiveWorkerIsNamed) {
   AddWorker("a", 0, {})->error = absl::DeadlineExceededError("too slow");
   AddWorker("b", 0, {});
   cluster_.missing.push_back({{}, "c", "has not joined"});

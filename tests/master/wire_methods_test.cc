@@ -115,7 +115,8 @@ TYPED_TEST(MethodsTest, ServesEachMethodOfASession) {
   EXPECT_EQ(this->workers_[0]->cleared(), "box");
 }
 
-// What is declared is served: an empty request is refused for what it says, not for its name.
+// Every declared method is served: an empty request is refused for its content, not as an unknown
+// method.
 TEST_F(WireTest, NoMethodIsMissing) {
   JoinAll();
   grpc::GenericStub stub(channel_);

@@ -29,7 +29,7 @@ TEST_F(WireTest, ServesSessionsFromBeginningToEnd) {
     request.add_fetch("a:0");
     AddFeed(request, bytes);
     tensorflow::RunStepResponse response;
-    // The client takes 4 MiB unless it is told.
+    // The client accepts 4 MiB by default.
     grpc::ChannelArguments arguments;
     arguments.SetMaxReceiveMessageSize(-1);
     const auto stub = tensorflow::MasterService::NewStub(grpc::CreateCustomChannel(
@@ -72,7 +72,7 @@ TEST_F(WireTest, ServesBothNames) {
   EXPECT_EQ(status.error_message(), "Session none is not found.");
 }
 
-// Clients of later releases say more than is known here.
+// Clients of later releases send fields that are unknown here.
 TEST_F(WireTest, KeepsUnknownFields) {
   JoinAll();
   tensorflow::CreateSessionRequest request;
@@ -107,7 +107,7 @@ TEST_F(WireTest, CarriesLongErrors) {
   EXPECT_THAT(response.status_error_message(), HasSubstr(workers_[0]->error));
 }
 
-TEST_F(WireTest, CancelsWhatItsClientLeaves) {
+TEST_F(WireTest, CancelsCallsOfADisconnectedClient) {
   JoinAll();
   const Result created = Create(Graph("hang").def());
   ASSERT_TRUE(created.status.ok());
@@ -130,7 +130,7 @@ TEST_F(WireTest, CancelsWhatItsClientLeaves) {
   // It ends when the step has, and was cleaned up.
   EXPECT_TRUE(stub_->CloseSession(&close_context, close, &closed).ok());
   EXPECT_EQ(workers_[0]->cleaned, 1);
-  // gRPC tells the worker on a thread of its own, perhaps after the master has heard of the end.
+  // gRPC notifies the worker on a thread of its own, perhaps after the master has received the end.
   const absl::Time deadline = absl::Now() + absl::Seconds(20);
   while (workers_[0]->cancelled == 0 && absl::Now() < deadline) {
     absl::SleepFor(absl::Milliseconds(1));
@@ -138,7 +138,7 @@ TEST_F(WireTest, CancelsWhatItsClientLeaves) {
   EXPECT_EQ(workers_[0]->cancelled, 1);
 }
 
-TEST_F(WireTest, RefusesWhatIsNoMessage) {
+TEST_F(WireTest, RefusesMalformedMessages) {
   JoinAll();
   grpc::GenericStub stub(channel_);
   for (const char* method : {"RunStep", "CreateSession", "Nonsense"}) {
@@ -180,7 +180,7 @@ TEST_F(WireTest, CountsNodesBeforeTheyAreParsed) {
 }
 
 // The job's token, which its nodes have left in the store.
-TEST_F(WireTest, ProvesToWorkersThatItKnowsTheToken) {
+TEST_F(WireTest, AuthenticatesToWorkers) {
   JoinAll();
   ASSERT_TRUE(Create(Graph().def()).status.ok());
   EXPECT_EQ(workers_[0]->proved, 0);
@@ -202,8 +202,8 @@ class TwoNodesTest : public WireTest {
   }
 };
 
-// Every way in which a worker can be missing, and its name.
-TEST_F(TwoNodesTest, SaysWhyAWorkerIsMissing) {
+// Every reason why a worker can be missing, and its name.
+TEST_F(TwoNodesTest, ReportsWhyAWorkerIsMissing) {
   EXPECT_THAT(WhyNot(),
               AllOf(HasSubstr("task:0 (has not joined)"), HasSubstr("task:1 (has not joined)")));
   Join(0, 50);
@@ -218,7 +218,7 @@ TEST_F(TwoNodesTest, SaysWhyAWorkerIsMissing) {
   EXPECT_THAT(WhyNot(), HasSubstr("has restarted"));
   Publish(1, "51  0");
   EXPECT_THAT(WhyNot(), HasSubstr("serves no graphs"));
-  // Nobody listens there.
+  // No process listens there.
   workers_[1]->Stop();
   Publish(1, absl::StrCat("51 ", workers_[1]->address(), " 0"));
   EXPECT_THAT(WhyNot(), AllOf(HasSubstr("From /job:worker/replica:0/task:1"),
@@ -226,7 +226,7 @@ TEST_F(TwoNodesTest, SaysWhyAWorkerIsMissing) {
   EXPECT_EQ(workers_[0]->sessions, 0);
 }
 
-// A session that waits is opened when the last worker comes.
+// A session that waits is opened when the last worker registers.
 TEST_F(TwoNodesTest, WaitsForWorkers) {
   Join(0, 50);
   Publish(0, absl::StrCat("50 ", workers_[0]->address(), " 0"));
@@ -239,8 +239,8 @@ TEST_F(TwoNodesTest, WaitsForWorkers) {
   EXPECT_EQ(workers_[1]->sessions, 1);
 }
 
-// A node comes back in another life: the session is over, another one is not.
-TEST_F(TwoNodesTest, NoticesANodeThatRestarts) {
+// A node comes back in another incarnation: the session is over, another one is not.
+TEST_F(TwoNodesTest, DetectsANodeThatRestarts) {
   JoinAll();
   GraphWriter graph;
   graph.Placeholder("x", "/job:worker/task:0/device:CPU:0");
@@ -266,8 +266,8 @@ TEST_F(TwoNodesTest, NoticesANodeThatRestarts) {
   EXPECT_TRUE(Create(graph.def()).status.ok());
 }
 
-// While it comes back, the job's topology is not known; the devices of those that stayed are.
-TEST_F(TwoNodesTest, OthersGoOnWhileANodeComesBack) {
+// While it comes back, the job's topology is not known; the devices of the remaining nodes are.
+TEST_F(TwoNodesTest, OthersContinueWhileANodeComesBack) {
   JoinAll();
   GraphWriter graph;
   graph.Placeholder("x", "/job:worker/task:0/device:CPU:0");
@@ -286,8 +286,8 @@ TEST_F(TwoNodesTest, OthersGoOnWhileANodeComesBack) {
   EXPECT_TRUE(status.ok()) << status.error_message();
 }
 
-// A client's word for never.
-TEST_F(TwoNodesTest, TimeoutsBeyondAllClocksAreNone) {
+// A client's value for "never".
+TEST_F(TwoNodesTest, TimeoutsBeyondAllClocksAreInfinite) {
   JoinAll();
   grpc::ClientContext context;
   tensorflow::CreateSessionRequest request;

@@ -132,7 +132,7 @@ class WireWorker final : public tensorflow::WorkerService::CallbackService {
       auto& received = *response->add_recv();
       received.set_name(key);
       received.mutable_tensor()->add_float_val(static_cast<float>(bytes));
-      // As large as what came.
+      // As large as the request.
       received.mutable_tensor()->set_tensor_content(std::string(bytes, 'x'));
     }
     return Ok(context);

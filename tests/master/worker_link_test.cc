@@ -16,7 +16,7 @@ namespace ferry::master {
 namespace {
 
 // A machine that has lost its power closes no connection; a step there may be meant to take hours.
-TEST(WorkerLink, NoticesThatNothingComesBack) {
+TEST(WorkerLink, DetectsASilentConnection) {
   WireWorker worker;
   TcpProxy proxy(worker.port());
   GrpcWorkerLinks links({absl::Milliseconds(100), absl::Milliseconds(300)});
@@ -30,7 +30,7 @@ TEST(WorkerLink, NoticesThatNothingComesBack) {
     is_over.Notify();
   });
   ASSERT_TRUE(worker.hangs.WaitForNotificationWithTimeout(absl::Seconds(30)));
-  // As long as the probes are answered the step may take its time.
+  // As long as the probes are answered the step may take any time.
   EXPECT_FALSE(is_over.WaitForNotificationWithTimeout(absl::Seconds(1)));
   proxy.SetStalled(true);
   EXPECT_TRUE(is_over.WaitForNotificationWithTimeout(absl::Seconds(30)));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who waits for workers hears of each that comes.
+// Callers that wait for workers are notified of each that registers.
 #include "tensorflow/master/worker_waits.h"
 
 #include <functional>
@@ -42,9 +42,9 @@ Cluster Complete() {
   return cluster;
 }
 
-// The last worker comes after the cluster was looked at and before that is compared: who tells of
-// it must find the wait. There is no other change that would wake it up.
-TEST(WorkerWaits, HearsOfAWorkerThatComesJustThen) {
+// The last worker registers after the cluster was read and before the comparison: its notification
+// must find the wait. There is no other change that would wake it up.
+TEST(WorkerWaits, WorkerThatRegistersMeanwhile_IsNoticed) {
   FakeClock clock;
   Timers timers(clock);
   WorkerWaits waits(timers);
@@ -103,8 +103,8 @@ TEST(WorkerWaits, WaitIsOver_ItsTimerAndClientAreReleased) {
   EXPECT_TRUE(waits.empty());
 }
 
-// Each that waits is told once, whatever ends it; and nothing of it stays.
-TEST(WorkerWaits, FailsOrItsClientHasGoneBefore_IsToldOnce) {
+// Each waiter is notified once, whatever ends it; and nothing of it stays.
+TEST(WorkerWaits, FailsOrItsClientHasDisconnectedBefore_IsNotifiedOnce) {
   FakeClock clock;
   Timers timers(clock);
   WorkerWaits waits(timers);
@@ -137,8 +137,8 @@ TEST(WorkerWaits, FailsOrItsClientHasGoneBefore_IsToldOnce) {
   EXPECT_EQ(timers.NextDeadline(), absl::InfiniteFuture());
 }
 
-// It has waited for as long as it may, and not a moment less; the error says for whom.
-TEST(WorkerWaits, TimeIsUp_WhoIsMissingIsNamed) {
+// The wait lasts exactly until its timeout; the error names the missing workers.
+TEST(WorkerWaits, Timeout_MissingWorkersAreNamed) {
   FakeClock clock;
   Timers timers(clock);
   WorkerWaits waits(timers);
