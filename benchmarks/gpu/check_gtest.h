@@ -14,7 +14,7 @@ namespace ferry::check {
 struct TestOutcome {
   enum class Status { kPassed, kFailed, kSkipped };
 
-  // "GpuRing.TheRingIsBoundedAndNobodyFails".
+  // "GpuRing.BoundedRing_FailsNoTransfer".
   std::string name;
   Status status = Status::kPassed;
   // As the program says; -1 if it did not come to that.
