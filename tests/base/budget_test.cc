@@ -10,7 +10,7 @@
 namespace ferry {
 namespace {
 
-TEST(Budget, GivesOutNoMoreThanThereIs) {
+TEST(Budget, GrantsNoMoreThanItsTotal) {
   Budget budget(100);
   Budget::Share a;
   EXPECT_TRUE(budget.Take(60, a));

@@ -10,7 +10,7 @@
 namespace ferry {
 namespace {
 
-TEST(ByteReader, ReadsUpToItsEnd) {
+TEST(ByteReader, ReadsToItsEnd) {
   ByteReader reader(absl::string_view("\x01\x02\x00\x03\x00hey", 8));
   EXPECT_EQ(reader.Get<uint8_t>(), 1);
   EXPECT_EQ(reader.Get<uint16_t>(), 2);
@@ -20,8 +20,8 @@ TEST(ByteReader, ReadsUpToItsEnd) {
   EXPECT_FALSE(reader.is_short());
 }
 
-// Half a field is none, and what follows a missing field is missing too.
-TEST(ByteReader, WhatIsNotThere_ReadsAsZeroAndIsRemembered) {
+// A partial field is missing, and so are the fields after it.
+TEST(ByteReader, MissingField_ReadsAsZeroAndIsRemembered) {
   ByteReader reader(absl::string_view("\xff\xff\xff", 3));
   EXPECT_EQ(reader.Get<uint32_t>(), 0u);
   EXPECT_TRUE(reader.is_short());
@@ -29,7 +29,7 @@ TEST(ByteReader, WhatIsNotThere_ReadsAsZeroAndIsRemembered) {
   EXPECT_TRUE(reader.rest().empty());
 }
 
-TEST(ByteReader, ATextThatIsLongerThanTheRest_IsEmpty) {
+TEST(ByteReader, TextLongerThanTheRest_IsEmpty) {
   ByteReader reader(absl::string_view("\x04\x00hey", 5));
   EXPECT_EQ(reader.GetText(), "");
   EXPECT_TRUE(reader.is_short());
@@ -54,7 +54,7 @@ TEST(ByteWriter, FillsItsRoomAndNoMore) {
 }
 
 // A field that does not fit is left out as a whole.
-TEST(ByteWriter, DoesNotBeginWhatDoesNotFit) {
+TEST(ByteWriter, DoesNotBeginAFieldThatDoesNotFit) {
   char room[4] = {'-', '-', '-', '-'};
   ByteWriter writer(room, sizeof(room));
   writer.Put(uint8_t{1});
@@ -65,7 +65,7 @@ TEST(ByteWriter, DoesNotBeginWhatDoesNotFit) {
 }
 
 // Its length has two bytes.
-TEST(ByteWriter, ATextIsCutWhereItsLengthEnds) {
+TEST(ByteWriter, TextIsCutAtTheLimitOfItsLength) {
   std::string room(70'000, '-');
   for (const size_t bytes : {size_t{65'535}, size_t{65'536}}) {
     ByteWriter writer(room.data(), room.size());

@@ -12,7 +12,7 @@
 namespace ferry {
 namespace {
 
-TEST(CancellationToken, CallsWhatIsRegisteredOnce) {
+TEST(CancellationToken, RunsRegisteredCallbacksOnce) {
   CancellationToken cancellation;
   int calls = 0;
   const auto token = cancellation.Register([&calls] { ++calls; });
@@ -25,7 +25,7 @@ TEST(CancellationToken, CallsWhatIsRegisteredOnce) {
   EXPECT_FALSE(cancellation.Deregister(token));
 }
 
-TEST(CancellationToken, ForgetsWhatIsDeregistered) {
+TEST(CancellationToken, ForgetsDeregisteredCallbacks) {
   CancellationToken cancellation;
   int calls = 0;
   const auto token = cancellation.Register([&calls] { ++calls; });
@@ -43,8 +43,8 @@ TEST(CancellationToken, KeepsNothingOnceCancelled) {
   EXPECT_EQ(calls, 0);
 }
 
-// Many watch one, come and go, and each is told once or not at all.
-TEST(CancellationToken, KeepsThoseOfManyApart) {
+// Many watch one token, register and deregister, and each callback runs once or not at all.
+TEST(CancellationToken, CallbacksOfManyThreadsAreIndependent) {
   CancellationToken cancellation;
   std::vector<int> calls(6, 0);
   std::vector<CancellationToken::CallbackId> tokens;
@@ -88,14 +88,14 @@ TEST(CancellationToken, FirstReason_Counts) {
   EXPECT_EQ(seen, absl::AbortedError("first"));
 }
 
-TEST(CancellationToken, WithoutAReason_SaysCancelled) {
+TEST(CancellationToken, WithoutAReason_IsCancelled) {
   CancellationToken cancellation;
   EXPECT_TRUE(cancellation.Cancel());
   EXPECT_EQ(cancellation.status().code(), absl::StatusCode::kCancelled);
 }
 
-// What a callback holds goes with it: when it is taken back, and when it was called.
-TEST(CancellationToken, KeepsNothingOfWhatHasGone) {
+// The captures of a callback are destroyed when it is deregistered, and when it has run.
+TEST(CancellationToken, CallbacksAreDestroyedOnceUnused) {
   CancellationToken cancellation;
   const auto held = std::make_shared<int>(0);
   const auto first = cancellation.Register([held] {});
@@ -108,7 +108,7 @@ TEST(CancellationToken, KeepsNothingOfWhatHasGone) {
   EXPECT_FALSE(cancellation.Deregister(CancellationToken::kNoCallback));
   EXPECT_EQ(cancellation.registered_count(), 1u);
   EXPECT_EQ(held.use_count(), 2);
-  // The place of the first is free again.
+  // The slot of the first is free again.
   cancellation.Register([held] {});
   EXPECT_EQ(cancellation.registered_count(), 2u);
   cancellation.Cancel();

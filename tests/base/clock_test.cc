@@ -18,7 +18,7 @@ TEST(SteadyClock, NeverGoesBack) {
 
 TEST(SteadyClock, IsOneClock) { EXPECT_EQ(&SteadyClock(), &SteadyClock()); }
 
-TEST(FakeClock, StandsStillUntilItIsMoved) {
+TEST(FakeClock, StandsStillUntilItIsAdvanced) {
   FakeClock clock;
   const absl::Time start = clock.Now();
   EXPECT_EQ(clock.Now(), start);

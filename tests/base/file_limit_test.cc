@@ -41,7 +41,7 @@ class FewDescriptors final {
 
 TEST(CheckFileRoom, ThereIsUsuallyRoom) { EXPECT_TRUE(CheckFileRoom(16).ok()); }
 
-TEST(CheckFileRoom, CountsWhatIsLeftBelowTheLimit) {
+TEST(CheckFileRoom, CountsDescriptorsLeftBelowTheLimit) {
   const FewDescriptors few(3);
   EXPECT_TRUE(CheckFileRoom(0).ok());
   EXPECT_TRUE(CheckFileRoom(3).ok());
@@ -53,7 +53,7 @@ TEST(CheckFileRoom, CountsWhatIsLeftBelowTheLimit) {
               HasSubstr(absl::StrCat("`ulimit -n`, which is ", few.limit())));
 }
 
-TEST(CheckFileRoom, CountsGapsAmongThoseThatAreOpen) {
+TEST(CheckFileRoom, CountsGapsBetweenOpenDescriptors) {
   const FewDescriptors few(3);
   UniqueFd first(open("/", O_PATH | O_CLOEXEC));
   const UniqueFd second(open("/", O_PATH | O_CLOEXEC));
@@ -64,7 +64,7 @@ TEST(CheckFileRoom, CountsGapsAmongThoseThatAreOpen) {
   EXPECT_TRUE(CheckFileRoom(2).ok());
 }
 
-TEST(FileLimitHint, NamesTheLimitThatIsReached) {
+TEST(FileLimitHint, NamesTheReachedLimit) {
   const FewDescriptors few(1);
   EXPECT_THAT(ErrorWithFileLimit(EMFILE),
               absl::StrCat("Too many open files (raise `ulimit -n`, which is ", few.limit(), ")"));
@@ -72,7 +72,7 @@ TEST(FileLimitHint, NamesTheLimitThatIsReached) {
   EXPECT_EQ(ErrorWithFileLimit(EACCES), "Permission denied");
 }
 
-TEST(WhyNoDescriptor, IsSilentWhereThereIsOne) {
+TEST(WhyNoDescriptor, IsSilentIfThereIsOne) {
   EXPECT_EQ(WhyNoDescriptor(), "");
   const FewDescriptors few(0);
   EXPECT_THAT(WhyNoDescriptor(), HasSubstr("raise `ulimit -n`"));

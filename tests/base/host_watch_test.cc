@@ -59,7 +59,7 @@ TEST(HostWatch, AcknowledgesAsItIsSent_StaysForever) {
   EXPECT_TRUE(peer.is_waiting());
 }
 
-TEST(HostWatch, HostVanishesWhileDataIsInFlight_IsFoundWithinTheLimit) {
+TEST(HostWatch, HostVanishesWhileDataIsInFlight_IsDetectedWithinTheLimit) {
   Watched peer;
   ASSERT_TRUE(peer.Pass(absl::Minutes(1),
                         [](absl::Time) {
@@ -98,7 +98,7 @@ TEST(HostWatch, WindowStaysClosedForAnHour_HostIsThere) {
   }
 }
 
-TEST(HostWatch, HostVanishesWhileItsWindowIsClosed_IsFoundWithinTheLimit) {
+TEST(HostWatch, HostVanishesWhileItsWindowIsClosed_IsDetectedWithinTheLimit) {
   Watched peer;
   const auto answers = [](absl::Time) {
     return TcpState{.is_outstanding = true, .is_window_closed = true};
@@ -145,7 +145,7 @@ TEST(HostWatch, SendsAfterALongSilence_GivesTheHostItsTime) {
   EXPECT_FALSE(peer.Pass(absl::Seconds(4), silent).ok());
 }
 
-// Some kernels count what is sent again into a window that has shrunk, and no timeouts.
+// Some kernels count retransmissions into a window that has shrunk, and no timeouts.
 TEST(HostWatch, OnlyResendsAreCounted_AreAttemptsToo) {
   Watched peer;
   ASSERT_TRUE(peer.Pass(absl::Minutes(1),
@@ -161,7 +161,7 @@ TEST(HostWatch, OnlyResendsAreCounted_AreAttemptsToo) {
   EXPECT_FALSE(peer.Pass(absl::Seconds(4), silent).ok());
 }
 
-TEST(DescribeObstacle, SaysWhetherItIsTheProcessOrTheHost) {
+TEST(DescribeObstacle, ReportsWhetherItIsTheProcessOrTheHost) {
   EXPECT_EQ(DescribeObstacle({}), "");
   EXPECT_EQ(DescribeObstacle({.is_outstanding = true, .unanswered = 1}), "");
   EXPECT_THAT(DescribeObstacle({.is_outstanding = true, .is_window_closed = true, .unanswered = 1}),
@@ -266,8 +266,8 @@ TEST(HostWatch, AtItsLimit_WithThreeAttempts_TheHostHasVanished) {
   EXPECT_TRUE(look(kLimit, 2).ok());
 }
 
-// What was outstanding before has been acknowledged: the time of what comes next begins anew.
-TEST(HostWatch, WhatIsSentNext_HasItsWholeTime) {
+// Previously outstanding data has been acknowledged: the timeout of the next data starts anew.
+TEST(HostWatch, NextDataHasItsWholeTimeout) {
   HostWatch watch(kLimit);
   const absl::Time start = absl::UnixEpoch() + absl::Hours(1);
   ASSERT_TRUE(watch.Look({.is_outstanding = true}, start).ok());

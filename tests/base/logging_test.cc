@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What FERRY_LOG is read as, what is written, and what a reader that does not read costs.
+// How FERRY_LOG is parsed, what is written, and the cost of a reader that does not read.
 #include "base/logging.h"
 
 #include <fcntl.h>
@@ -44,7 +44,7 @@ LogLevels All(LogLevel level) {
   return levels;
 }
 
-// Levels and output as they are without FERRY_LOG, whatever a test has made of them.
+// Restores the default levels and output.
 class LoggingTest : public ::testing::Test {
  protected:
   ~LoggingTest() override {
@@ -61,7 +61,7 @@ class LoggingTest : public ::testing::Test {
 
 using LogSpecTest = LoggingTest;
 
-TEST_F(LogSpecTest, WithoutASpecificationThereAreWarnings) {
+TEST_F(LogSpecTest, DefaultIsWarnings) {
   for (const absl::string_view text : {"", " ", ",", " , ,"}) {
     const LogSpec spec = ParseLogSpec(text);
     EXPECT_EQ(spec.levels, All(LogLevel::kWarn)) << text;
@@ -69,7 +69,7 @@ TEST_F(LogSpecTest, WithoutASpecificationThereAreWarnings) {
   }
 }
 
-TEST_F(LogSpecTest, ALevelIsForAllComponents) {
+TEST_F(LogSpecTest, LevelAppliesToAllComponents) {
   EXPECT_EQ(ParseLogSpec("trace").levels, All(LogLevel::kTrace));
   EXPECT_EQ(ParseLogSpec("debug").levels, All(LogLevel::kDebug));
   EXPECT_EQ(ParseLogSpec("info").levels, All(LogLevel::kInfo));
@@ -78,7 +78,7 @@ TEST_F(LogSpecTest, ALevelIsForAllComponents) {
   EXPECT_EQ(ParseLogSpec("off").levels, All(LogLevel::kOff));
 }
 
-TEST_F(LogSpecTest, AComponentHasItsOwn) {
+TEST_F(LogSpecTest, ComponentHasItsOwnLevel) {
   const LogSpec spec = ParseLogSpec("transport=debug,coord=info");
   EXPECT_THAT(spec.warning, IsEmpty());
   EXPECT_EQ(LevelOf(spec, LogComponent::kTransport), LogLevel::kDebug);
@@ -86,7 +86,7 @@ TEST_F(LogSpecTest, AComponentHasItsOwn) {
   EXPECT_EQ(LevelOf(spec, LogComponent::kGpu), LogLevel::kWarn);
 }
 
-TEST_F(LogSpecTest, EveryComponentIsKnownByItsName) {
+TEST_F(LogSpecTest, EveryComponentHasAName) {
   for (size_t i = 0; i < kLogComponents; ++i) {
     const auto component = static_cast<LogComponent>(i);
     const LogSpec spec = ParseLogSpec(absl::StrCat("off,", LogComponentName(component), "=trace"));
@@ -97,7 +97,7 @@ TEST_F(LogSpecTest, EveryComponentIsKnownByItsName) {
   }
 }
 
-TEST_F(LogSpecTest, ALevelAloneIsForTheOthersWhereverItStands) {
+TEST_F(LogSpecTest, BareLevelAppliesToTheOthersInAnyPosition) {
   for (const absl::string_view text : {"debug,coord=off", "coord=off,debug"}) {
     const LogSpec spec = ParseLogSpec(text);
     EXPECT_EQ(LevelOf(spec, LogComponent::kCoord), LogLevel::kOff) << text;
@@ -105,20 +105,20 @@ TEST_F(LogSpecTest, ALevelAloneIsForTheOthersWhereverItStands) {
   }
 }
 
-TEST_F(LogSpecTest, WhatComesLaterCounts) {
+TEST_F(LogSpecTest, LastEntryWins) {
   const LogSpec spec = ParseLogSpec("info,coord=debug,coord=error,trace");
   EXPECT_EQ(LevelOf(spec, LogComponent::kCoord), LogLevel::kError);
   EXPECT_EQ(LevelOf(spec, LogComponent::kNode), LogLevel::kTrace);
 }
 
-TEST_F(LogSpecTest, SpacesAndCapitalsDoNotMatter) {
+TEST_F(LogSpecTest, SpacesAndCapitalsAreIgnored) {
   const LogSpec spec = ParseLogSpec(" Transport = DEBUG , Info ");
   EXPECT_THAT(spec.warning, IsEmpty());
   EXPECT_EQ(LevelOf(spec, LogComponent::kTransport), LogLevel::kDebug);
   EXPECT_EQ(LevelOf(spec, LogComponent::kCli), LogLevel::kInfo);
 }
 
-TEST_F(LogSpecTest, AMistakeIsNamedWithWhatIsKnown) {
+TEST_F(LogSpecTest, InvalidEntryIsNamedWithTheValidOnes) {
   const struct {
     absl::string_view text;
     absl::string_view mistake;
@@ -146,14 +146,14 @@ TEST_F(LogSpecTest, AMistakeIsNamedWithWhatIsKnown) {
   }
 }
 
-TEST_F(LogSpecTest, WhatIsRightBesideAMistakeCounts) {
+TEST_F(LogSpecTest, ValidEntriesNextToAnInvalidOneCount) {
   const LogSpec spec = ParseLogSpec("transport=loud,coord=debug,nobody=info,error");
   EXPECT_THAT(spec.warning, HasSubstr("\"loud\" is no level, \"nobody\" is no component;"));
   EXPECT_EQ(LevelOf(spec, LogComponent::kCoord), LogLevel::kDebug);
   EXPECT_EQ(LevelOf(spec, LogComponent::kTransport), LogLevel::kError);
 }
 
-TEST_F(LogSpecTest, AWarningIsOneLineOfBoundedLength) {
+TEST_F(LogSpecTest, WarningIsOneLineOfBoundedLength) {
   std::string text = "a\nb\x1b[31m";
   for (int i = 0; i < 1000; ++i) absl::StrAppend(&text, ",", std::string(1000, 'x'));
   const LogSpec spec = ParseLogSpec(text);
@@ -162,7 +162,7 @@ TEST_F(LogSpecTest, AWarningIsOneLineOfBoundedLength) {
   EXPECT_LT(spec.warning.size(), 1000u);
 }
 
-TEST_F(LoggingTest, ALineNamesItsTimeLevelComponentNodeAndProcess) {
+TEST_F(LoggingTest, LineNamesItsTimeLevelComponentNodeAndProcess) {
   Keep();
   FERRY_LOG_WARN(kTransport, "descriptor sent: peer={} step={} key={}", 1, int64_t{7},
                  absl::string_view("a;b"));
@@ -186,7 +186,7 @@ TEST_F(LoggingTest, ALineNamesItsTimeLevelComponentNodeAndProcess) {
           MatchesRegex(absl::StrCat(kTime, " error node node=- ", pid, " of none\n"))));
 }
 
-TEST_F(LoggingTest, ArgumentsOfWhatIsNotWrittenAreNotEvaluated) {
+TEST_F(LoggingTest, ArgumentsOfDisabledMessagesAreNotEvaluated) {
   Keep();
   int evaluated = 0;
   const auto count = [&evaluated] { return ++evaluated; };
@@ -206,18 +206,18 @@ TEST_F(LoggingTest, ArgumentsOfWhatIsNotWrittenAreNotEvaluated) {
   EXPECT_THAT(lines_, ElementsAre(EndsWith(" 1\n"), EndsWith(" 2\n"), EndsWith(" 3\n")));
 }
 
-TEST_F(LoggingTest, WhateverIsInItIsOneLineOfBoundedLength) {
+TEST_F(LoggingTest, AnyContentIsOneLineOfBoundedLength) {
   Keep();
   FERRY_LOG_WARN(kCli, "{}", "a\nb\x1b[31m{}%s");
   FERRY_LOG_WARN(kCli, "{}", std::string(100'000, 'x'));
   ASSERT_THAT(lines_, SizeIs(2));
   EXPECT_THAT(lines_[0], EndsWith(" a\\x0ab\\x1b[31m{}%s\n"));
   EXPECT_THAT(lines_[1], EndsWith("xxx...\n"));
-  // So that a pipe takes it as a whole.
+  // So that a pipe accepts it atomically.
   EXPECT_LE(lines_[1].size(), 4096u);
 }
 
-TEST_F(LoggingTest, LinesOfThreadsAreWhole) {
+TEST_F(LoggingTest, LinesOfThreadsAreNotMixed) {
   Keep();
   constexpr int kThreads = 4;
   constexpr int kLines = 500;
@@ -242,7 +242,7 @@ TEST_F(LoggingTest, LinesOfThreadsAreWhole) {
   }
 }
 
-// Standard error is the write end of something, while it lives.
+// Redirects standard error to a descriptor for its lifetime.
 class StderrInstead final {
  public:
   explicit StderrInstead(int fd) : kept_(dup(STDERR_FILENO)) { dup2(fd, STDERR_FILENO); }
@@ -252,7 +252,7 @@ class StderrInstead final {
   const UniqueFd kept_;
 };
 
-// What is there to be read; the descriptor does not block.
+// The available bytes; the descriptor does not block.
 std::string ReadAll(int fd) {
   std::string all;
   char bytes[4096];
@@ -289,7 +289,7 @@ void ExpectThatLostLinesAreCounted(int read_end, int write_end) {
   EXPECT_THAT(lines.back(), EndsWith(" last line"));
 }
 
-TEST_F(LoggingTest, AFullPipeLosesLinesAndSaysHowMany) {
+TEST_F(LoggingTest, FullPipeDropsLinesAndReportsHowMany) {
   int ends[2];
   ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
   const UniqueFd read_end(ends[0]);
@@ -297,7 +297,7 @@ TEST_F(LoggingTest, AFullPipeLosesLinesAndSaysHowMany) {
   ExpectThatLostLinesAreCounted(read_end.get(), write_end.get());
 }
 
-TEST_F(LoggingTest, AFullSocketLosesLinesAndSaysHowMany) {
+TEST_F(LoggingTest, FullSocketDropsLinesAndReportsHowMany) {
   int ends[2];
   ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
   const UniqueFd read_end(ends[0]);
@@ -305,7 +305,7 @@ TEST_F(LoggingTest, AFullSocketLosesLinesAndSaysHowMany) {
   ExpectThatLostLinesAreCounted(read_end.get(), write_end.get());
 }
 
-TEST_F(LoggingTest, APipeWithoutAReaderEndsNoProcess) {
+TEST_F(LoggingTest, PipeWithoutAReaderEndsNoProcess) {
   int ends[2];
   ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
   const UniqueFd write_end(ends[1]);

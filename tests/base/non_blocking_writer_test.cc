@@ -72,7 +72,7 @@ TEST_P(NonBlockingWriterStreams, FullPipe_KeepsTheRestInOrder) {
   EXPECT_TRUE(read == sent);
 }
 
-TEST_P(NonBlockingWriterStreams, Flush_WritesNoMoreThanItIsTold) {
+TEST_P(NonBlockingWriterStreams, Flush_WritesNoMoreThanItsLimit) {
   Stream stream(GetParam());
   NonBlockingWriter writer(stream.file());
   ASSERT_TRUE(writer.Append("first"));
@@ -84,7 +84,7 @@ TEST_P(NonBlockingWriterStreams, Flush_WritesNoMoreThanItIsTold) {
   EXPECT_EQ(stream.Read(), "rst, second");
 }
 
-TEST_P(NonBlockingWriterStreams, ReaderHasGone_FailsAndDropsWhatWaits) {
+TEST_P(NonBlockingWriterStreams, ReaderIsGone_FailsAndDropsPendingBytes) {
   std::signal(SIGPIPE, SIG_IGN);
   Stream stream(GetParam());
   NonBlockingWriter writer(stream.file());
@@ -99,7 +99,7 @@ TEST_P(NonBlockingWriterStreams, ReaderHasGone_FailsAndDropsWhatWaits) {
 INSTANTIATE_TEST_SUITE_P(All, NonBlockingWriterStreams, ::testing::Bool(),
                          [](const auto& info) { return info.param ? "Socket" : "Pipe"; });
 
-TEST(NonBlockingWriter, MoreThanMayWait_IsRefusedForEver) {
+TEST(NonBlockingWriter, MoreThanMayBePending_IsRefusedPermanently) {
   Stream stream(/*is_socket=*/false);
   int wakes = 0;
   NonBlockingWriter writer(stream.file(),
@@ -147,7 +147,7 @@ TEST(NonBlockingWriter, FullDisk_FailsWithItsErrno) {
   std::fclose(file);
 }
 
-TEST(NonBlockingWriters, OnePlace_KeepsTheOrderOfBoth) {
+TEST(NonBlockingWriters, OneDestination_KeepsTheOrderOfBoth) {
   Stream stream(/*is_socket=*/false);
   std::FILE* const again = fdopen(dup(fileno(stream.file())), "w");
   {

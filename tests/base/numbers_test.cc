@@ -19,7 +19,7 @@ constexpr const char* kNoNumbers[] = {
     "0x10", "0X1p3", "1x",  "1 ",  " 1",   "\t1",    "1\n", "+1",   "--1",      "1,5",   "1_000",
     "one",  "true",  "-",   ".",   "e5",   "1e",     "0b1", "1 2",  "{}",       "-+1"};
 
-TEST(Numbers, WhatOnlyLooksLikeOne_IsRefusedByAll) {
+TEST(Numbers, TextThatResemblesANumber_IsRefusedByAll) {
   for (const char* const text : kNoNumbers) {
     EXPECT_EQ(ParseWhole(text), std::nullopt) << text;
     EXPECT_EQ(ParseCount(text), std::nullopt) << text;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Compact ranges: what people read when tasks are missing.
+// Compact ranges, as users see them when tasks are missing.
 #include "base/ranges.h"
 
 #include <climits>
@@ -35,20 +35,18 @@ TEST(FormatRanges, WritesARunAsItsEnds) { EXPECT_EQ(FormatRanges({3, 4, 5, 6, 17
 
 TEST(FormatRanges, WritesAPairAsTwoNumbers) { EXPECT_EQ(FormatRanges({1, 2, 9}), "1,2,9"); }
 
-TEST(FormatRanges, WritesNothingForNothing) { EXPECT_EQ(FormatRanges({}), ""); }
+TEST(FormatRanges, WritesNothingForAnEmptyList) { EXPECT_EQ(FormatRanges({}), ""); }
 
 TEST(FormatRanges, WritesOneNumberAlone) { EXPECT_EQ(FormatRanges({0}), "0"); }
 
-TEST(FormatRanges, DoesNotCareAboutOrderOrRepeats) {
-  EXPECT_EQ(FormatRanges({6, 3, 5, 3, 4, 6}), "3-6");
-}
+TEST(FormatRanges, IgnoresOrderAndRepeats) { EXPECT_EQ(FormatRanges({6, 3, 5, 3, 4, 6}), "3-6"); }
 
 TEST(FormatRanges, SurvivesTheLargestNumbers) {
   // The successor of INT_MAX does not exist.
   EXPECT_EQ(FormatRanges({INT_MAX, INT_MAX - 1, INT_MAX - 2}), "2147483645-2147483647");
 }
 
-TEST(FormatRanges, CountsWhatDoesNotFit) {
+TEST(FormatRanges, CountsNumbersThatDoNotFit) {
   EXPECT_EQ(FormatRanges({0, 2, 4, 6, 8}, 5), "0,2,4 and 2 more");
 }
 
@@ -67,7 +65,7 @@ TEST(ParseRanges, ReadsNumbersAndRanges) {
   EXPECT_THAT(*ParseRanges("3-6,17"), ElementsAre(3, 4, 5, 6, 17));
 }
 
-TEST(ParseRanges, ReadsNothingFromNothing) { EXPECT_THAT(*ParseRanges(""), IsEmpty()); }
+TEST(ParseRanges, ParsesNothingFromEmptyText) { EXPECT_THAT(*ParseRanges(""), IsEmpty()); }
 
 TEST(ParseRanges, SortsAndDropsRepeats) {
   EXPECT_THAT(*ParseRanges("5,1-3,2"), ElementsAre(1, 2, 3, 5));
@@ -79,7 +77,7 @@ TEST(ParseRanges, ReadsARangeThatEndsAtTheLargestNumber) {
   EXPECT_THAT(*ParseRanges("2147483646-2147483647"), ElementsAre(INT_MAX - 1, INT_MAX));
 }
 
-TEST(ParseRanges, RefusesWhatIsNotARange) {
+TEST(ParseRanges, RefusesOtherText) {
   for (absl::string_view text : {"a", "1,", ",1", "1-", "-1", "3-1", "1-2-3", "1..3", "2147483648",
                                  "1,,2", "0x10", "1 and 4 more"}) {
     ExpectRefused(text);
@@ -94,7 +92,7 @@ TEST(ParseRanges, RefusesMoreThanTheLimit) {
   EXPECT_FALSE(ParseRanges("1-4,9", 4).ok());
 }
 
-TEST(ParseRanges, ReadsBackWhatWasWritten) {
+TEST(ParseRanges, RoundTrips) {
   constexpr unsigned kSeed = 20240607;
   SCOPED_TRACE(kSeed);
   std::mt19937 random(kSeed);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Blocks that a thread lets go of, and what it and others get after that.
+// Blocks that a thread frees, and the blocks that it and others get after that.
 #include "base/recycled.h"
 
 #include <cstdint>
@@ -23,7 +23,7 @@ static_assert(!kRecycles, "a sanitizer would not see who uses a block that is go
 #endif
 #endif
 
-TEST(Recycled, ABlockThatWasLetGoOfIsTheNextOfItsSize) {
+TEST(Recycled, FreedBlockIsTheNextOfItsSize) {
   if (!kRecycles) GTEST_SKIP() << "with sanitizers each block is the heap's";
   void* const block = AllocateRecycled(100);
   FreeRecycled(block, 100);
@@ -36,7 +36,7 @@ TEST(Recycled, ABlockThatWasLetGoOfIsTheNextOfItsSize) {
   FreeRecycled(larger, 129);
 }
 
-TEST(Recycled, EverySizeHoldsAsManyBytesAsItWasAskedFor) {
+TEST(Recycled, EverySizeHoldsTheRequestedBytes) {
   for (size_t bytes = 0; bytes <= kMaxRecycledBytes + 64; ++bytes) {
     for (int round = 0; round < 2; ++round) {
       void* const block = AllocateRecycled(bytes);
@@ -48,7 +48,7 @@ TEST(Recycled, EverySizeHoldsAsManyBytesAsItWasAskedFor) {
   FreeRecycled(nullptr, 8);
 }
 
-TEST(Recycled, NoBlockIsGivenOutTwice) {
+TEST(Recycled, NoBlockIsAllocatedTwice) {
   std::set<void*> blocks;
   for (int round = 0; round < 3; ++round) {
     // More than are kept.
@@ -90,7 +90,7 @@ TEST(Recycled, BlocksOfAnotherThread_AreKeptByTheThreadThatFreesThem) {
 }
 
 // Only this test detects leaks of ended threads: builds with sanitizers do not recycle.
-TEST(Recycled, ThreadEnds_WhatItKeptGoesBackToTheHeap) {
+TEST(Recycled, ThreadEnds_ItsBlocksReturnToTheHeap) {
   struct Late {
     // After the lists were emptied.
     ~Late() {

@@ -30,13 +30,13 @@ absl::StatusOr<std::unique_ptr<int>> Unwrap(absl::StatusOr<std::unique_ptr<int>>
   return value;
 }
 
-TEST(ReturnIfError, ReturnsTheErrorAsItIs) {
+TEST(ReturnIfError, ReturnsTheErrorUnchanged) {
   bool went_on = false;
   EXPECT_EQ(PassOn(absl::AbortedError("node 1"), &went_on), absl::AbortedError("node 1"));
   EXPECT_FALSE(went_on);
 }
 
-TEST(ReturnIfError, GoesOnWhenAllIsWell) {
+TEST(ReturnIfError, ContinuesIfOk) {
   bool went_on = false;
   EXPECT_TRUE(PassOn(absl::OkStatus(), &went_on).ok());
   EXPECT_TRUE(went_on);
@@ -50,7 +50,7 @@ TEST(AssignOrReturn, ReturnsTheFirstError) {
   EXPECT_EQ(Sum(1, absl::AbortedError("b")).status(), absl::AbortedError("b"));
 }
 
-TEST(AssignOrReturn, MovesWhatCannotBeCopied) {
+TEST(AssignOrReturn, MovesMoveOnlyValues) {
   EXPECT_EQ(**Unwrap(std::make_unique<int>(7)), 7);
   EXPECT_FALSE(Unwrap(absl::NotFoundError("")).ok());
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Strong ids: what they allow, and what must not compile.
+// Strong ids: permitted operations, and code that must not compile.
 #include "base/strong_id.h"
 
 #include <cstdint>
@@ -23,7 +23,7 @@ concept EqualityComparable = requires(A a, B b) {
   a == b;
 };
 
-// The reason for the type: none of these is an accident one can make.
+// The reason for the type: none of these conversions compiles.
 static_assert(!std::is_convertible_v<int32_t, RedId>);
 static_assert(!std::is_convertible_v<RedId, int32_t>);
 static_assert(!std::is_constructible_v<RedId, BlueId>);

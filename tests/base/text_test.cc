@@ -11,9 +11,9 @@ namespace {
 
 TEST(Quoted, PutsQuotesAroundText) { EXPECT_EQ(Quoted("a/b"), "\"a/b\""); }
 
-TEST(Quoted, ShowsThatTextIsEmpty) { EXPECT_EQ(Quoted(""), "\"\""); }
+TEST(Quoted, ShowsEmptyText) { EXPECT_EQ(Quoted(""), "\"\""); }
 
-TEST(Quoted, EscapesWhatWouldMoveTheCursor) {
+TEST(Quoted, EscapesCursorMovement) {
   // A key from the wire must not be able to draw on the operator's terminal.
   EXPECT_EQ(Quoted("a\n\x1b[2J\""), "\"a\\n\\033[2J\\\"\"");
 }
@@ -28,7 +28,7 @@ TEST(Quoted, KeepsBothEndsOfLongText) {
   EXPECT_EQ(Quoted("start" + std::string(1000, '-') + "end", 6), "\"sta...end\" (1008 bytes)");
 }
 
-TEST(ShortDuration, UsesTheUnitPeopleWouldUse) {
+TEST(ShortDuration, UsesTheCustomaryUnit) {
   EXPECT_EQ(ShortDuration(absl::ZeroDuration()), "0us");
   EXPECT_EQ(ShortDuration(absl::Microseconds(20)), "20us");
   EXPECT_EQ(ShortDuration(absl::Milliseconds(3)), "3ms");
@@ -38,7 +38,7 @@ TEST(ShortDuration, UsesTheUnitPeopleWouldUse) {
   EXPECT_EQ(ShortDuration(absl::Minutes(125)), "2h05m");
 }
 
-TEST(ShortDuration, SaysNegativeAndInfinite) {
+TEST(ShortDuration, PrintsNegativeAndInfinite) {
   EXPECT_EQ(ShortDuration(absl::Seconds(-41)), "-41s");
   EXPECT_EQ(ShortDuration(absl::InfiniteDuration()), "forever");
   EXPECT_EQ(ShortDuration(-absl::InfiniteDuration()), "-forever");

@@ -14,7 +14,7 @@ namespace {
 using testing::ElementsAre;
 using testing::IsEmpty;
 
-TEST(ThreadGroup, WaitsForAllThatHaveBegun) {
+TEST(ThreadGroup, WaitsForAllStartedThreads) {
   std::atomic<int> count = 0;
   ThreadGroup group;
   for (int i = 0; i < 20; ++i) EXPECT_TRUE(group.Run("count", [&count] { ++count; }));
@@ -24,8 +24,8 @@ TEST(ThreadGroup, WaitsForAllThatHaveBegun) {
   EXPECT_EQ(count, 20);
 }
 
-TEST(ThreadGroup, NamesThoseThatHangAndGoesOnWithoutThem) {
-  // The thread may still be in the last call when this has gone.
+TEST(ThreadGroup, NamesHangingThreadsAndContinuesWithoutThem) {
+  // The thread may still be in the last call after the group is destroyed.
   const auto release = std::make_shared<absl::Notification>();
   const auto has_ended = std::make_shared<absl::Notification>();
   {

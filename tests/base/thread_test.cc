@@ -22,14 +22,14 @@ std::string NameInside(const std::string& given) {
   return name;
 }
 
-TEST(Thread, CarriesItsName) { EXPECT_EQ(NameInside("ferry-beat"), "ferry-beat"); }
+TEST(Thread, HasItsName) { EXPECT_EQ(NameInside("ferry-beat"), "ferry-beat"); }
 
-TEST(Thread, CutsANameTheKernelWouldRefuse) {
+TEST(Thread, CutsANameThatTheKernelWouldRefuse) {
   // pthread_setname_np refuses more than 15 characters: the thread would stay nameless.
   EXPECT_EQ(NameInside("ferry-a-very-long-name"), "ferry-a-very-lo");
 }
 
-TEST(Thread, WaitsForItsBodyWhenItGoes) {
+TEST(Thread, DestructorWaitsForItsBody) {
   bool ran = false;
   {
     Thread thread("ferry-test", [&ran] { ran = true; });
@@ -43,7 +43,7 @@ TEST(Thread, MayBeJoinedTwice) {
   thread.Join();
 }
 
-TEST(Thread, TakesABodyThatCannotBeCopied) {
+TEST(Thread, AcceptsAMoveOnlyBody) {
   int seen = 0;
   auto box = std::make_unique<int>(7);
   Thread thread("ferry-test", [&seen, box = std::move(box)] { seen = *box; });
@@ -51,7 +51,7 @@ TEST(Thread, TakesABodyThatCannotBeCopied) {
   EXPECT_EQ(seen, 7);
 }
 
-TEST(Thread, OneThatThereIsNoRoomForIsNamedWithTheLimits) {
+TEST(Thread, FailureToStart_IsNamedWithTheLimits) {
   pthread_attr_t usual;
   ASSERT_EQ(pthread_getattr_default_np(&usual), 0);
   pthread_attr_t huge = usual;

@@ -73,7 +73,7 @@ TEST(UsableResources, LimitsOfTheProcess_TheLeastCounts) {
   }
 }
 
-// As in a container with a namespace of control groups: its own group is the root.
+// As in a container with a cgroup namespace: its own group is the root.
 TEST(UsableResources, V2AtTheRoot_IsTheLimit) {
   const UsableResources usable = Of({{"/proc/self/mountinfo", kV2Mount},
                                      {"/proc/self/cgroup", "0::/\n"},
@@ -130,7 +130,7 @@ TEST(UsableResources, V1_IsTheLimit) {
   EXPECT_EQ(usable.threads, 0);
 }
 
-TEST(UsableResources, V1SaysNoLimit_IsTheMachine) {
+TEST(UsableResources, V1WithoutALimit_IsTheMachine) {
   const UsableResources usable =
       Of({{"/proc/self/mountinfo", kV1Mounts},
           {"/proc/self/cgroup", "4:memory:/\n1:cpu,cpuacct:/\n"},
@@ -204,7 +204,7 @@ TEST(UsableResources, NoProc_LeavesOneProcessorAndUnknownMemory) {
 }
 
 // taskset and cpusets.
-TEST(UsableResources, FewerProcessorsAreAllowedThanTheQuotaGives_AreAllThereAre) {
+TEST(UsableResources, FewerAllowedProcessorsThanTheQuota_AreTheResult) {
   const UsableResources usable = Of({{"/proc/self/status", "Cpus_allowed_list:\t2,5-6\n"},
                                      {"/proc/self/mountinfo", kV2Mount},
                                      {"/proc/self/cgroup", "0::/\n"},

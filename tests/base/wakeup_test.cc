@@ -22,7 +22,7 @@ TEST(Wakeup, SleepsUntilTheDeadline) {
   wakeup.WaitUntil(wakeup.turn(), absl::InfinitePast());
 }
 
-TEST(Wakeup, AWakeThatCameBeforeIsNotLost) {
+TEST(Wakeup, EarlyWakeIsNotLost) {
   Wakeup wakeup;
   const uint32_t turn = wakeup.turn();
   wakeup.Wake();
