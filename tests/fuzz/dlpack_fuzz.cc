@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// DLPack structs as an odd framework may fill them in; only the memory is as it says.
+// DLPack structs with arbitrary fields; only the memory is valid.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -12,7 +12,7 @@
 namespace ferry {
 namespace {
 
-// Takes values from the front of the input; zeros when it is at its end.
+// Takes values from the front of the input; zeros at its end.
 class Reader final {
  public:
   Reader(const uint8_t* data, size_t size) : data_(data), size_(size) {}
@@ -31,7 +31,7 @@ class Reader final {
   size_t size_;
 };
 
-// Small numbers mostly: extents that are all huge say nothing new. Which, a byte tells.
+// Mostly small numbers: all-huge extents exercise nothing new. A byte selects.
 int64_t TakeExtent(Reader& reader) {
   const auto kind = reader.Take<int8_t>();
   return kind == -128 ? reader.Take<int64_t>() : kind;
@@ -47,9 +47,9 @@ void CheckImport(dlpack::ManagedTensor& managed, size_t memory_bytes, int& delet
       return;
     }
     FERRY_CHECK(tensor->shape().rank() == managed.dl_tensor.ndim);
-    // Of a device's memory the host may not look at anything.
+    // The host may not read device memory.
     if (!tensor->is_on_host()) return;
-    // Whatever is larger than the memory was a lie, which nobody can see.
+    // A size beyond the memory is a false claim, which cannot be detected.
     const uint64_t offset = managed.dl_tensor.byte_offset;
     if (offset > memory_bytes || tensor->bytes() > memory_bytes - offset) return;
     const absl::StatusOr<dlpack::ManagedTensor*> exported = dlpack::Export(*tensor);

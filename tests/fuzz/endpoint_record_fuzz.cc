@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Address records, as anybody may put them in the store.
+// Address records, as any client may store them.
 #include <cstddef>
 #include <cstdint>
 

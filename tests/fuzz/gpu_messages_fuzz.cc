@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Transfer descriptors, announcements and replies about GPUs' memory, as any peer may write them.
-// The first byte says which decoder.
+// Transfer descriptors, announcements and replies about GPU memory, as any peer may write them. The
+// first byte selects the decoder.
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -15,7 +15,7 @@
 namespace ferry {
 namespace {
 
-// What is read can be written, and is the same when it is read again.
+// A decoded message can be encoded, and is the same when it is decoded again.
 template <typename Decode, typename Encode>
 void CheckBothWays(absl::string_view body, Decode decode, Encode encode) {
   const auto message = decode(body);

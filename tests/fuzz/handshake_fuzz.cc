@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Strangers at both sides of a handshake. The first byte says which side hears them, and in slices
-// of which length; a second one what of a real peer's messages comes before.
+// Unauthenticated peers at both sides of a handshake. The first byte selects the side that receives
+// them, and the length of the slices; a second one how much of a real peer's messages comes before.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -51,7 +51,7 @@ void Check(uint8_t how, uint8_t before, absl::string_view bytes) {
   const bool to_client = (how & 1) != 0;
   const size_t slice = (how >> 1) + 1u;
   Handshake& side = to_client ? client : server;
-  // As far as a real one gets.
+  // As far as a real handshake gets.
   const int steps = before % 3;
   std::string real = std::exchange(client.pending_output(), "");
   if (steps > 0) {
@@ -65,7 +65,7 @@ void Check(uint8_t how, uint8_t before, absl::string_view bytes) {
     if (!Feed(client, real, slice)) return;
   }
   Feed(side, bytes, slice);
-  // Nobody gets in who does not know the token.
+  // No peer is accepted that does not know the token.
   FERRY_CHECK(!side.is_done());
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bodies of control channel frames and of hand-overs of memory, as any peer may write them. The
-// first byte says which decoder.
+// Bodies of control channel frames and of zero-copy transfers, as any peer may write them. The
+// first byte selects the decoder.
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -71,7 +71,7 @@ void CheckTicket(absl::string_view body, CapturingLane& channel) {
   if (!ticket->is_dead) {
     FERRY_CHECK(IsFixedSize(header.dtype));
     FERRY_CHECK(*TensorBytes(header.dtype, header.shape) == header.bytes);
-    // What an inline tensor is copied from.
+    // The source of an inline tensor.
     FERRY_CHECK(ticket->transport != 0 || ticket->body.size() == header.bytes);
   }
   if (!SendTicket(channel, *ticket, {}).ok()) return;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A ring that an odd peer has written. The input is words, each with a place, that are laid into an
-// empty ring, some of them while it is being read.
+// A ring with content from a faulty peer. The input is words, each with a position, that are
+// written to an empty ring, some of them while it is being read.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -22,7 +22,7 @@ struct Patch {
   uint32_t word;
 };
 
-// Its own allocation, of exactly that size: a sanitizer sees what leaves it.
+// A separate allocation of exactly that size: a sanitizer detects accesses beyond it.
 struct alignas(64) Memory {
   char bytes[kRingControlBytes + kCapacity];
 };
@@ -59,7 +59,7 @@ void Check(const uint8_t* data, size_t size) {
   const char* const begin = memory->bytes + kRingControlBytes;
   const char* const end = begin + kCapacity;
   unsigned sum = 0;
-  // Every frame leaves zeros behind, so that a ring nobody writes to is empty after one round.
+  // Every frame leaves zeros behind, so that a ring without a writer is empty after one round.
   for (size_t i = 0; i < kFrames && reader.HasFrame(); ++i) {
     patches.Apply(*memory, 1);
     const absl::StatusOr<RingFrame> frame = reader.Front();
@@ -76,7 +76,7 @@ void Check(const uint8_t* data, size_t size) {
     if (sum % 3 == 0) reader.Publish();
   }
   reader.Publish();
-  // A reader that says odd things of how far it is: what the writer puts stays within.
+  // A reader that reports invalid positions: the writer stays within the ring.
   RingWriter writer(memory->bytes, kCapacity);
   patches.Apply(*memory, kFrames);
   for (size_t i = 0; i < kFrames; ++i) {

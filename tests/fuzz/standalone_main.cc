@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runs a fuzz target without a fuzzer: its corpus, then mutants of it, from a seed.
 //   TARGET_fuzz_test FILE_OR_FOLDER...
-// FERRY_FUZZ_SEED replays a run; FERRY_FUZZ_SECONDS says how long mutants are tried (2). What the
-// target died of is printed, and written to fuzz_crash, which is given as FILE to try it again.
+// FERRY_FUZZ_SEED replays a run; FERRY_FUZZ_SECONDS is the time for mutants (2). An input that
+// crashes the target is printed, and written to fuzz_crash, which can be given as FILE to try it
+// again.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -33,7 +34,7 @@ using Bytes = std::vector<uint8_t>;
 constexpr size_t kMaxBytes = 4096;
 constexpr uint64_t kFixedSeed = 1;
 
-// What the target is looking at, for whoever finds it dead.
+// The target's current input, for a crash handler.
 const Bytes* current = nullptr;
 uint64_t current_seed = 0;
 
@@ -57,7 +58,7 @@ void OnSignal(int signal) {
 
 void Try(const Bytes& input) {
   current = &input;
-  // A copy of exactly that size, so that a sanitizer sees what reads beyond it.
+  // A copy of exactly that size, so that a sanitizer detects reads beyond it.
   const Bytes exact(input.begin(), input.end());
   LLVMFuzzerTestOneInput(exact.data(), exact.size());
   current = nullptr;

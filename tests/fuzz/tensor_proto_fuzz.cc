@@ -15,7 +15,7 @@ namespace {
 constexpr size_t kMaxBytes = 1 << 16;
 
 void Check(const uint8_t* data, size_t size) {
-  // It has a line to say about every name that is not UTF-8.
+  // It logs a line about every name that is not UTF-8.
   [[maybe_unused]] static const bool kIsSilent =
       google::protobuf::SetLogHandler(nullptr) != nullptr;
   tensorflow::TensorProto proto;
