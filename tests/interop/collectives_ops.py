@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives in graphs, one node on each device, and what they should give."""
+"""Collectives in graphs, one node on each device, and their expected results."""
 import itertools
 
 from session_cluster import CPUS, WORKERS, np, tf
 
 CASES = []
 raw = tf.raw_ops
-# What every worker of TensorFlow's has to be told; here it means nothing.
+# Every worker of TensorFlow's needs this setting; here it has no effect.
 LEADER = "/job:worker/replica:0/task:0"
 KEYS = itertools.count(100)
 

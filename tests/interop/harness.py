@@ -16,7 +16,7 @@ import threading
 import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-HEARTBEAT_S = 5  # what clients and server are both told
+HEARTBEAT_S = 5  # options of both clients and server
 _children = []
 
 
@@ -60,7 +60,7 @@ def spawn(command, log, **keywords):
 
 
 def free_port():
-    """One that nobody is given by chance before a server of another project has come to it, which
+    """A port that no process is assigned by chance before a server of another project uses it, which
     takes seconds: from below the range from which the kernel takes ports by itself."""
     with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="ascii") as kernels:
         first = int(kernels.read().split()[0])
@@ -107,7 +107,7 @@ class Server:
             command = [options.python, os.path.join(HERE, "real_service.py"),
                        f"--address=127.0.0.1:{free_port()}", f"--service={options.service}"]
         else:
-            # Every case is one job: what comes after a failure is not the next one.
+            # Every case is one job: a failure ends it.
             limits += ["--no-reuse", f"--heartbeat-timeout={heartbeat_s}s", "--connect-timeout=20s",
                        "--shutdown-timeout=20s"]
             command = [options.ferry, "coordinator", "--listen=127.0.0.1:0"]
@@ -119,8 +119,8 @@ class Server:
         self.address = found.group(1)
 
     def stop(self):
-        # Killed, not asked: how it ends is no subject here, and jaxlib's own
-        # service tells its clients about a polite end.
+        # Killed, not stopped: the shutdown is not under test here, and jaxlib's own service
+        # notifies its clients of an orderly one.
         self.child.kill()
         self.child.wait(timeout=10)
         self.child.stdout.close()

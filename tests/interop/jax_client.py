@@ -31,8 +31,7 @@ except ImportError:
 
 VERSION = tuple(int(part) for part in jaxlib.__version__.split(".")[:3])
 
-# The protocol owns the real stdout; anything the native code prints there goes
-# to stderr with the logs.
+# The protocol owns the real stdout; output of native code goes to stderr with the logs.
 _out = os.fdopen(os.dup(1), "w", buffering=1)
 os.dup2(2, 1)
 _out_lock = threading.Lock()
@@ -62,13 +61,12 @@ def make_client(options):
     else:
         keywords.update(heartbeat_timeout=heartbeat)
     if VERSION >= (0, 4, 36):
-        # What jax.distributed passes: requests are gzip-compressed.
+        # As jax.distributed does: requests are gzip-compressed.
         keywords.update(use_compression=True)
-    # No missed_heartbeat_callback, although the argument exists: 0.4.13 cannot
-    # convert any Python callable (TypeError), and 0.9.0 and 0.10.2 cannot
-    # convert the status for the call (std::bad_cast, which ends the process).
-    # With the default one the client logs the error and ends the process, which
-    # is what every user of jax sees; the driver looks for exactly that.
+    # No missed_heartbeat_callback, although the argument exists: 0.4.13 cannot convert any Python
+    # callable (TypeError), and 0.9.0 and 0.10.2 cannot convert the status for the call
+    # (std::bad_cast, which ends the process). With the default one the client logs the error and
+    # ends the process, as users of jax see it; the driver looks for exactly that.
     return ext.get_distributed_runtime_client(*positional, **keywords)
 
 
@@ -147,8 +145,7 @@ def main():
         smoke(make_client(options), options)
     else:
         driven(make_client(options))
-    # Destructors of a client whose peers are gone may abort; nothing of value
-    # is left to do here.
+    # Destructors of a client whose peers have ended may abort; nothing is left to do here.
     os._exit(0)
 
 

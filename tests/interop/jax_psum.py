@@ -6,10 +6,10 @@ and checks the total, so topology exchange, gloo rendezvous, heartbeats, error
 polling and shutdown all go through that coordinator.
 
 jax.distributed.initialize() starts a service inside process 0 and offers no
-switch against it.  Two ways around, chosen with --how:
+switch against it.  Two workarounds, chosen with --how:
 
 public  (releases with coordinator_bind_address) Bind process 0's own service to a port that
-        nobody is told about, and point every client at the coordinator.  Only
+no client uses, and point every client at the coordinator.  Only
         documented arguments; the idle service costs one listening port:
 
             jax.distributed.initialize(
@@ -29,8 +29,8 @@ patch   (every release) Replace the function that starts the service, then
 
 jax 0.4.13 has no CPU collectives and its CPU client does not take part in the
 distributed runtime at all (get_tfrt_cpu_client takes no client or node), so
-device_count() counts one process only, whoever serves.  There the job checks
-what that release can do across processes: initialize(), an exchange of values
+device_count() counts one process only, with any service.  There the job checks
+the operations of that release across processes: initialize(), an exchange of values
 through jax's own global client, a barrier, and a shutdown of all.
 """
 import argparse

@@ -6,12 +6,12 @@
                   [--check=PROGRAM] [--print-errors]
 
 Each case is one op run by the TensorFlow that is installed: attributes and inputs
-are drawn at random, what the host allows and what it does not, and the outputs or
-the error are what TensorFlow says.  The file is a row of GraphDefs, each behind
+are drawn at random, valid and invalid ones, and the outputs or the error are
+TensorFlow's.  The file is a row of GraphDefs, each behind
 its length in four bytes, little-endian.  The first node of a GraphDef is the op;
 the nodes in0, in1, ... and out0, out1, ... are Consts of its inputs and outputs, or
 of an input that is a variable its VarHandleOp; if it failed there is a node `error`
-with the attributes `code` and `text`.  Variables are there from case to case.
+with the attributes `code` and `text`.  Variables persist from case to case.
 """
 import argparse
 import re
@@ -78,7 +78,7 @@ def add_variable(graph, name, variable):
 
 
 def plain_text(message):
-    """What the kernel said, without what eager execution writes around it."""
+    """The kernel's error, without the text that eager execution adds."""
     message = re.sub(r"^\{\{function_node [^}]*\}\} ?", "", message)
     return re.sub(r" \[Op:\w+\](?: name: ?.*)?$", "", message, flags=re.DOTALL)
 
@@ -130,7 +130,7 @@ def main():
             with np.errstate(all="ignore"):
                 graph = answer(MAKERS[ops[number % len(ops)]](draw))
             data = graph.SerializeToString(deterministic=True)
-            # What others read later stays.
+            # Values that later cases read are kept.
             if len(data) > arguments.max_bytes and not graph.node[0].op.startswith("Assign"):
                 continue
             file.write(struct.pack("<I", len(data)) + data)

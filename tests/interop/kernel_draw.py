@@ -3,7 +3,7 @@
 import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-# Otherwise products are oneDNN's, which rounds in another way.
+# Otherwise products are oneDNN's, which rounds differently.
 os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"
 
 import numpy as np  # noqa: E402
@@ -31,7 +31,7 @@ class Variable:
 
     def __init__(self, name, container):
         self.name, self.container = name, container
-        # Of what was assigned to it last; as far as cases know, which may have failed.
+        # The last assigned value, as far as the cases know; the assignment may have failed.
         self.dtype, self.shape = None, []
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A function for each op, which draws a case of it: what the host allows and what it does not."""
+"""A function for each op, which draws a case of it, valid or invalid on the host."""
 from kernel_draw import ANY, COMPLEX, FLOATS, INDEX, NUMBERS, SIGNED, UNSIGNED, Case
 
 import numpy as np
@@ -276,7 +276,7 @@ def random(op):
         shape = draw.shape() if draw.chance(0.8) else [draw.integer(0, 700)]
         if draw.chance(0.06):
             shape.append(draw.pick([-1, -5]))
-        # A generator goes on where it was as long as its seeds are the same: each pair occurs once.
+        # A generator continues as long as its seeds are the same: each pair occurs once.
         seeds = [next(SEEDS), draw.pick([0, 7, -3, 2**40 + 1])]
         if draw.chance(0.3):
             seeds = [-seeds[0], seeds[1]]
@@ -294,7 +294,7 @@ def make_placeholder(draw):
 
 
 def variable_value(draw, variable, types, fits):
-    """A value that fits what the variable has, or one that may not."""
+    """A value that fits the variable, or one that may not."""
     if variable.dtype not in types or not draw.chance(fits):
         return draw.pick(types), draw.shape(max_rank=2)
     return variable.dtype, variable.shape if draw.chance(fits) else draw.shape(max_rank=2)

@@ -86,7 +86,7 @@ def main():
     subprocess.run([python, "-m", "venv", destination], check=True, timeout=120)
     pip = [os.path.join(destination, "bin", "python"), "-m", "pip",
            "--disable-pip-version-check", "--no-input"]
-    # pip retries a dead index for minutes, so ask for one small file first.
+    # pip retries a dead index for minutes, so fetch one small file first.
     probe = pip + ["--retries=0", "--timeout=10", "download", "--quiet", "--no-deps",
                    "--no-cache-dir", f"--dest={os.path.join(destination, 'probe')}",
                    "opt_einsum==3.4.0"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which interpreter make_venv.py takes for a release: one that runs, of the right version."""
+"""Which interpreter make_venv.py uses for a release: one that runs, of the right version."""
 import contextlib
 import io
 import os
@@ -38,28 +38,28 @@ class FindPython(unittest.TestCase):
         self.assertEqual(ended.exception.code, 77)
         return said.getvalue()
 
-    def test_a_shim_that_does_not_run_is_passed_over(self):
+    def test_a_shim_that_does_not_run_is_skipped(self):
         self.program("bin/python3.12", "echo 'pyenv: python3.12: command not found' >&2; exit 127")
         self.assertEqual(self.refuses("3.12", "3.13"),
                          "SKIP: no python3.12 or python3.13 with the venv module\n")
         real = self.program("pyenv/versions/3.12.1/bin/python3.12", "echo 3.12")
         self.assertEqual(make_venv.find_python(["3.12"]), real)
 
-    def test_one_of_another_version_than_its_name_says_is_passed_over(self):
+    def test_one_whose_version_differs_from_its_name_is_skipped(self):
         self.program("bin/python3.13", "echo 3.11")
         self.assertIn("no python3.13", self.refuses("3.13"))
 
-    def test_one_without_the_venv_module_is_passed_over(self):
+    def test_one_without_the_venv_module_is_skipped(self):
         self.program("bin/python3.12", "echo \"No module named 'ensurepip'\" >&2; exit 1")
         self.assertIn("no python3.12", self.refuses("3.12"))
 
-    def test_the_first_version_that_is_there_is_taken(self):
+    def test_the_first_installed_version_is_used(self):
         other = self.program("bin/python3.13", "echo 3.13")
         self.assertEqual(make_venv.find_python(["3.12", "3.13"]), other)
         best = self.program("bin/python3.12", "echo 3.12")
         self.assertEqual(make_venv.find_python(["3.12", "3.13"]), best)
 
-    def test_each_release_says_its_versions(self):
+    def test_each_release_lists_its_versions(self):
         folder = pathlib.Path(make_venv.HERE) / "requirements"
         versions = {path.stem: make_venv.versions_of(path.read_text())
                     for path in folder.glob("*.txt")}

@@ -12,7 +12,7 @@ expectation.  Some cases drive both servers, and compare their answers.  Prints
 --only=a,b picks cases; --brief leaves out what does not differ between
 neighbouring releases, for those that stand between two that run everything.
 
-The dialects covered, and what their clients can do:
+The dialects covered, and the operations of their clients:
   drs     0.4.13, xla.DistributedRuntimeService: set, blocking get, barriers
   old     0.4.13 and 0.4.30, tensorflow.CoordinationService of 2023: also
           directories and delete; no overwrite, try-get, subset barriers or
@@ -34,16 +34,16 @@ from harness import (HEARTBEAT_S, HERE, Cluster, Failure, Log, Server,
 
 CASES = []
 ALL = ("drs", "old", "new")
-# A lost client is noticed within the heartbeat timeout; the real server looks
-# once a second, and a survivor needs up to one more heartbeat to be told.
+# A lost client is detected within the heartbeat timeout; the real server checks once a second, and
+# a survivor is notified with one of its next heartbeats.
 NOTICE_S = 2 * HEARTBEAT_S + 6
 
 
-# The oldest tested release whose client has what a case is about.
+# The oldest tested release whose client has the feature of a case.
 SINCE = {"key_value_increment": (0, 8, 1)}
 # The services of later releases return the nodes' topologies unchanged, one by one.
 UNTIL = {"device_partitions": (0, 4, 13)}
-# Of --brief. A release that has two ways to run a psum needs one.
+# With --brief. A release that has two ways to run a psum needs one.
 NOT_BRIEF = {"drs": set(), "old": {"key_value_large_directory", "new_incarnation_refused"},
              "new": {"barrier_lists", "key_value_large_directory", "new_incarnation_refused",
                      "psum_patch"}}
@@ -67,7 +67,7 @@ def of_ferry_alone(function):
 
 @case()
 def connect(options):
-    """Nobody's connect returns before the last one called it."""
+    """No connect returns before the last one called it."""
     with Cluster(options, 4, connect=False) as cluster:
         early = [client.call("connect") for client in cluster.clients[:3]]
         check(not early[0].done.wait(1), "connect returned before all had called")
@@ -93,12 +93,12 @@ def key_values(options):
         check(timed_out.reply["seconds"] < 5, "a 0.7 s wait took far longer")
         again = a.call("key_value_set", "a/b", "w")
         if options.dialect == "drs":
-            # That service overwrites without a word.
+            # That service overwrites silently.
             again.value()
             check(b.call("blocking_key_value_get", "a/b", 5000).value() == "w", "not replaced")
         else:
-            # The 2023 service says "Config key ..."; a server that serves both
-            # may say either to that client, newer clients see the newer text.
+            # The 2023 service's message is "Config key ..."; a server that serves both may send
+            # either to that client, newer clients get the newer text.
             prefix = "(Config )?" if options.dialect == "old" else ""
             again.error(rf"^ALREADY_EXISTS: {prefix}key a/b already exists\.")
             check(b.call("blocking_key_value_get", "a/b", 5000).value() == "v", "value changed")
@@ -113,7 +113,7 @@ def key_value_overwrite_and_try(options):
         check(b.call("key_value_try_get", "k").value() == "2", "overwrite was lost")
         b.call("key_value_try_get", "no/such").error(
             r"^NOT_FOUND: Config key no/such not found\.")
-        # Keys are normalised, and the caller's spelling is what errors quote.
+        # Keys are normalised, and errors quote the caller's spelling.
         check(b.call("key_value_try_get", "//k/").value() == "2", "no normalisation")
         b.call("key_value_try_get", "/no//such/").error(
             r"^NOT_FOUND: Config key /no//such/ not found\.")
@@ -243,7 +243,7 @@ def barrier_text(call):
 
 
 def barrier_lists_answers(options):
-    """Calls of barriers with lists of tasks, and what they were answered."""
+    """Calls of barriers with lists of tasks, and their answers."""
     answers = {}
     with Cluster(options, 3) as cluster:
         a, b, c = cluster.clients
@@ -271,7 +271,7 @@ def barrier_lists_answers(options):
         meet("stranger, other list", (a, [0, 1]), (c, [0, 2]))
         meet("stranger, on no list", (a, [0, 1]), (c, [1]))
         meet("stranger first", (c, [0, 1]))
-        # At one that has passed, where the stranger still counts from its first use.
+        # At a barrier that has passed, where the non-participant still counts from its first use.
         for name, tasks in (("other list", [0, 2]), ("same list", [1, 0]), ("no list", None),
                             ("listed all", [0, 1, 2])):
             meet(f"passed, {name}", (a, [0, 1]), (b, [0, 1]), (c, tasks))
@@ -357,7 +357,7 @@ def live_nodes(options):
     with Cluster(options, 3) as cluster:
         answers = cluster.every("get_live_nodes", [0, 1, 2])
         if options.version < (0, 7):
-            # Their client tells the nodes alone, in any order.
+            # Their client only sends the nodes, in any order.
             check(all(sorted(answer) == [0, 1, 2] for answer in answers), f"wrong: {answers}")
         else:
             check(all(answer == answers[0] for answer in answers), f"answers differ: {answers}")
@@ -380,7 +380,7 @@ def client_killed(options):
         for client in survivors:
             left = begin + NOTICE_S - time.monotonic()
             check(client.noticed.wait(max(0, left)), f"client {client.node} never noticed")
-            # In the client's own log, the last words of its default handler.
+            # In the client's own log, the last message of its default handler.
             check("UNAVAILABLE" in client.log.text() or options.dialect != "new",
                   f"client {client.node} was not told UNAVAILABLE")
         barrier.error(r"INTERNAL|ABORTED|UNAVAILABLE|CANCELLED|PROCESS ENDED", NOTICE_S)
@@ -439,7 +439,7 @@ def clean_shutdown(options):
 
 @case()
 def new_incarnation_refused(options):
-    """A rank that comes back while its cluster runs is turned away."""
+    """A rank that comes back while its cluster runs is refused."""
     with Cluster(options, 2) as cluster:
         back = cluster.client(1, "--init-timeout=4")
         cluster.clients.append(back)
@@ -458,7 +458,7 @@ def new_incarnation_refused(options):
 
 
 def stop_and_continue_job(options):
-    """Whether the job goes on. None: a client ended of a call of its own that ran out of time."""
+    """Whether the job continues. None: a client ended because a call of its own timed out."""
     with Cluster(options, 2) as cluster:
         server = cluster.server.child
         clients = [client.child for client in cluster.clients]
@@ -473,7 +473,7 @@ def stop_and_continue_job(options):
         for client in cluster.clients:
             if not client.noticed.wait(HEARTBEAT_S + 1):
                 continue
-            # gRPC counts the stop into the deadline of a heartbeat that was under way.
+            # gRPC counts the stop into the deadline of a heartbeat that was in flight.
             if any("DEADLINE_EXCEEDED" in each.log.text() for each in cluster.clients):
                 return None
             raise Failure(f"client {client.node} gave up")
@@ -484,9 +484,9 @@ def stop_and_continue_job(options):
 
 @case()
 def whole_job_is_stopped_and_continued(options):
-    """As Ctrl-Z does to ferry run: silence in which nothing could be said is forgiven."""
+    """As Ctrl-Z does to ferry run: silence while the coordinator was stopped is not counted."""
     if options.real:
-        return  # Whether it forgives depends on which of its threads continues first.
+        return  # Whether it counts depends on which of its threads continues first.
     check(any(stop_and_continue_job(options) for _ in range(3)),
           "a client's own heartbeat ran out of time in each of three jobs")
 

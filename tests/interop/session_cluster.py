@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A job of workers, Ferry's or TensorFlow's own, and what the cases of a client need.
+"""A job of workers, Ferry's or TensorFlow's own, and helpers for the cases of a client.
 
 The cases are in tensorflow_session_test.py and what that imports; benchmarks use the
 cluster as well."""
@@ -117,7 +117,7 @@ class Cluster:
             wait_exit(child, 10)
 
     def tool(self, *arguments):
-        """What a verb of the tool says about the job. Not of TensorFlow's servers."""
+        """The output of a verb of the tool about the job. Not of TensorFlow's servers."""
         done = subprocess.run([self.options.ferry, *arguments, f"--coordinator={self.address}"],
                               capture_output=True, timeout=60, check=False)
         check(done.returncode == 0, done.stderr.decode(errors="replace"))
@@ -136,7 +136,7 @@ class Cluster:
 
 
 class Messages:
-    """What clients say to masters, which TensorFlow's wheel does not have."""
+    """Messages of clients to masters, which TensorFlow's wheel does not have."""
 
     def load(self, protoc):
         with tempfile.NamedTemporaryFile() as file:

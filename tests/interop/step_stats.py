@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the statistics of a step say, to TensorFlow's own tools and about what crossed."""
+"""The statistics of a step, as TensorFlow's own tools read them, and its transfers."""
 import json
 import re
 
@@ -9,9 +9,9 @@ from harness import check
 
 
 def check_crossings(cluster, partitions, labels):
-    """Each tensor that goes from a worker to another one has a row at both of them; where it comes
-    to it says how. TensorFlow's servers have such rows only once they log what comes, and do not
-    say how."""
+    """Each tensor that goes from a worker to another one has a row at both of them; that of the
+    receiver names the path. TensorFlow's servers have such rows only while they log transfers,
+    and without the path."""
     found = []
     for part in partitions:
         for node in part.node:
@@ -36,11 +36,11 @@ def check_crossings(cluster, partitions, labels):
 
 
 def check_timeline(cluster, stats):
-    """What TensorFlow's own picture of a step shows: ops by their names, and who took what of whom."""
+    """TensorFlow's own timeline of a step: ops by their names, and their inputs."""
     events = json.loads(timeline.Timeline(stats).generate_chrome_trace_format())["traceEvents"]
     ops = {event["args"]["name"]: event["args"] for event in events if event["ph"] == "X"}
     check(ops["b"]["op"] == "Sum" and "a" in ops["b"]["input0"], f"{ops}")
     check(ops["c"]["op"] == "AddV2", f"{ops}")
-    # TensorFlow's servers have no rows for what brought a tensor from another device.
+    # TensorFlow's servers have no rows for copies of a tensor from another device.
     flows = [event["name"] for event in events if event["ph"] == "t"]
     check(cluster.options.real or flows, "nothing is shown to go from node to node")

@@ -16,7 +16,7 @@ def fails_then_goes_on(cluster, make, kinds, pattern, deadline_s=15):
         wrong = make()
         right = reduces(on_each(lambda place: tf.constant([1.0])))
     began = time.monotonic()
-    # Not closed with TensorFlow's, which may wait for what will not come.
+    # Not closed with TensorFlow's, which may wait for messages that never arrive.
     session = session_of(cluster, graph)
     text = fails(kinds, pattern, lambda: session.run(
         wrong, options=tf.RunOptions(timeout_in_ms=deadline_s * 1000)))
@@ -100,7 +100,7 @@ def broadcast_of_another_shape(cluster):
 
 @case(breaks=True)
 def somebody_does_not_come(cluster):
-    """Before the time that the node says, and the others are told who it is."""
+    """Before the node's timeout, and the others receive its name."""
     group = next(KEYS)
     text = fails_then_goes_on(
         cluster, lambda: reduces(ones(), group_key=[group, group, next(KEYS)],
@@ -129,7 +129,7 @@ def merges_differ(cluster):
 
 
 def at_once(runs):
-    """What each of them gives, or the error that ends it."""
+    """The result of each of them, or the error that ends it."""
     results = [None] * len(runs)
 
     def run(index):
@@ -175,9 +175,9 @@ def sessions_use_the_same_keys(cluster):
 
 @case(breaks=True)
 def a_group_is_of_one_session(cluster):
-    """Two sessions of one master, with a member each: the group is too large for either, which each
-    is told at once.  With TensorFlow both steps have one number, and the first that is over ends the
-    other one as well, mostly; nothing can be said of that."""
+    """Two sessions of one master, with a member each: the group is too large for either, as each
+    fails at once.  With TensorFlow both steps have one number, and the first that is over usually
+    ends the other one as well; that is not checked."""
     if cluster.options.real:
         return
     sessions, fetches = [], []

@@ -75,7 +75,7 @@ def gathers(cluster):
         tables = gather(on_each(lambda place: tf.fill([2, 3], place)))
         large = gather(on_each(lambda place: tf.range(100000, dtype=tf.int64) * (place + 1)))
         keys = dict(group_size=WORKERS, group_key=next(KEYS), instance_key=next(KEYS))
-        # The shape that it says is not looked at.
+        # Its shape attribute is ignored.
         first = on_each(lambda place: raw.CollectiveGather(
             input=tf.constant([place / 2.0]), shape=[WORKERS], **keys))
     with session_of(cluster, graph) as session:
@@ -115,7 +115,7 @@ def instances_do_not_mix(cluster):
         one = reduces(parts, group_key=group, instance_key=1)
         other = reduces(parts, group_key=group, instance_key=2, merge_op="Max")
         pair = reduces([parts[0], parts[2]], tasks=[0, 2])
-        # What comes out of one goes into the next.
+        # The output of one is the input of the next.
         chained = reduces(one, group_key=group, instance_key=3, final_op="Div")
     with session_of(cluster, graph) as session:
         for step in range(20):
@@ -148,7 +148,7 @@ def options_that_change_nothing(cluster):
 
 @case()
 def variables_stay_together(cluster):
-    """What data parallel training does: the same mean everywhere, in every step."""
+    """As in data parallel training: the same mean everywhere, in every step."""
     with tf.Graph().as_default() as graph:
         variables = on_each(lambda place: tf.get_variable(
             f"w{place}", [3], initializer=tf.ones_initializer(), use_resource=True))
@@ -180,7 +180,7 @@ def main():
     if not options.real and not options.ferry:
         parser.error("--ferry or --real")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    # Those last that break TensorFlow's servers.
+    # Those that break TensorFlow's servers run last.
     chosen = [(function, breaks) for function, breaks in sorted(CASES, key=lambda case: case[1])
               if not options.only or function.__name__ in options.only.split(",")]
     failed = []
@@ -202,7 +202,7 @@ def main():
             cluster = Cluster(options)
     cluster.stop()
     print(f"{len(chosen) - len(failed)} of {len(chosen)} cases passed", flush=True)
-    # Not by way of sessions that were left open.
+    # Not because of sessions that were left open.
     os._exit(1 if failed else 0)
 
 

@@ -4,8 +4,8 @@
 
   tensorflow_gpu_test.py --ferry=build/ferry --double=libstrict_cuda.so --python=VENV/bin/python
 
-The GPUs are those of the strict double of the driver, two for each worker; TensorFlow's own
-servers have none here, so what is expected is what NumPy and TensorFlow's CPU kernels give.
+The GPUs are those of the strict fake of the driver, two for each worker; TensorFlow's own
+servers have none here, so the expected results are those of NumPy and TensorFlow's CPU kernels.
 Ends with 77 if this build has no kernels for GPUs.
 """
 import argparse
@@ -166,7 +166,7 @@ def variables(cluster):
 
 
 def collective(op, places, inputs, keys, **options):
-    """A node at each place; the first has what a broadcast gives."""
+    """A node on each device; the first has the source of a broadcast."""
     made = []
     for number, place in enumerate(places):
         with tf.device(place):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The random cases of kernels, in steps of a client: one worker is fed, another one computes, a
-third has what comes out.  Each step must give what the same node gives in TensorFlow's own process."""
+third has the outputs.  Each step must give what the same node gives in TensorFlow's own process."""
 import os
 
 from kernel_cases import set_attr
@@ -40,7 +40,7 @@ class Steps:
         with self.graph.as_default():
             for number, kernel in enumerate(kernels):
                 self.steps.append(self._add(kernel, f"k{number}", devices))
-        # Kernels, not what graphs are made of that give the same.
+        # Kernels, not equivalent graphs of several nodes.
         config = tf.ConfigProto()
         config.graph_options.optimizer_options.opt_level = -1
         config.graph_options.rewrite_options.disable_meta_optimizer = True
@@ -53,12 +53,12 @@ class Steps:
             if isinstance(given, Variable):
                 with tf.device(devices[1]):
                     inputs[f"in{index}"] = tf.raw_ops.VarHandleOp(
-                        # Of the node's type: clients look.
+                        # Of the node's type: clients check it.
                         dtype=kernel.attrs.get("dtype", tf.float32), shape=tf.TensorShape(None),
                         container=given.container, shared_name=given.name)
                 continue
             with tf.device(devices[0]):
-                # Of no shape that clients could find mistakes by.
+                # Of unknown shape, so that clients cannot find mistakes by it.
                 inputs[f"in{index}"] = tf.placeholder(given[1], None)
             feeds[inputs[f"in{index}"]] = given[0]
         wanted = [f"{name}:{i}" for i in range(kernel.outputs)] or [name]
@@ -68,7 +68,7 @@ class Steps:
             return [tf.identity(each) for each in made] if kernel.outputs else made, feeds
 
     def run(self, number):
-        """What comes out, or the error."""
+        """The outputs, or the error."""
         fetches, feeds = self.steps[number]
         try:
             return self.session.run(fetches, feeds)

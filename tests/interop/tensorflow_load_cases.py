@@ -27,13 +27,13 @@ def every_ordered_pair(cluster):
 
 
 def together(clients):
-    """All at once; fails with what any of them fails with."""
+    """Runs all at once; fails with the error of any of them."""
     failures = []
 
     def guarded(index):
         try:
             clients[index]()
-        except Exception as error:  # noqa: BLE001: told by the main thread
+        except Exception as error:  # noqa: BLE001: reported by the main thread
             failures.append(f"client {index}: {error}")
 
     threads = [threading.Thread(target=guarded, args=(i,)) for i in range(len(clients))]
@@ -119,7 +119,7 @@ def a_gibibyte(cluster):
     """Between workers, which a message of gRPC's own could just carry."""
     with open("/proc/meminfo", encoding="ascii") as file:
         available = int(dict(line.split(":") for line in file)["MemAvailable"].split()[0]) >> 20
-    # TensorFlow's sender, its receiver, and what is on its way.
+    # TensorFlow's sender, its receiver, and messages in flight.
     if available < 6:
         raise Skipped(f"{available} GiB of memory are free, and 6 are wanted")
     with tf.Graph().as_default() as graph:
@@ -171,7 +171,7 @@ def a_thousand_steps(cluster):
     check_growth((memory, files), (after, files_after))
     if cluster.options.real:
         return
-    # What waits in a step for over a second.
+    # Operations of a step that wait for over a second.
     pending = cluster.tool("status", "--pending")
     check(re.match("nothing of ", pending), f"something is left of the steps: {pending}")
 
@@ -198,7 +198,7 @@ def sessions_leave_nothing(cluster):
 
 @case
 def a_worker_dies(cluster):
-    """The last case: it leaves a worker in its second life."""
+    """The last case: it leaves a worker in its second incarnation."""
     with tf.Graph().as_default() as graph:
         with tf.device(CPUS[0]):
             here = tf.constant(1.0)

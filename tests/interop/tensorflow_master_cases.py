@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cases without TensorFlow's client, which would not say such things to a master."""
+"""Cases without TensorFlow's client, which would not send such requests to a master."""
 import re
 import threading
 import time
@@ -87,7 +87,7 @@ def versions(cluster):
     except grpc.RpcError as error:
         check(error.code() == grpc.StatusCode.INVALID_ARGUMENT, str(error.code()))
         check("created by a previous call" in error.details(), error.details())
-    # An error in the response, and a request that comes again.
+    # An error in the response, and a duplicate request.
     request = pb.RunStepRequest(session_handle=handle, fetch=[b"none:0"],
                                 store_errors_in_response_body=True)
     response = cluster.call("RunStep", request, pb.RunStepResponse)
@@ -146,7 +146,7 @@ def bad_graphs(cluster):
 
 @case
 def workers_log_and_do_not_trace(cluster):
-    """What masters of TensorFlow's may ask of a worker beside steps."""
+    """Calls of TensorFlow's masters to a worker other than steps."""
     if cluster.options.real:
         address = f"127.0.0.1:{cluster.ports[1]}"
     else:

@@ -51,7 +51,7 @@ def feeds_and_fetches(cluster):
         equal(both["again"], both["z"])
         equal(both["y"], np.float32([1, 2]))
         check(session.run(nothing, {x: [0, 1]}) is None, "a target has a value")
-        # A feed stands for what would have been computed.
+        # A feed replaces the computed value.
         equal(session.run(z + 1, {z: [5, 6]}), np.float32([6, 7]))
         fails(errors.InvalidArgumentError, "You must feed a value for placeholder tensor 'x'",
               lambda: session.run(z))
@@ -146,7 +146,7 @@ def reset_ends_sessions(cluster):
 
 @case
 def reset_clears_containers(cluster):
-    """Those that it names, by default the one of variables that name none: it is called as the job."""
+    """Those that it names, by default the one of variables that name none, which has the job's name."""
     for container, cleared, is_kept in [("", [], False), ("", ["worker"], False),
                                         ("", ["localhost", "box"], True), ("box", [], True),
                                         ("box", ["worker"], True), ("box", ["box"], False),
@@ -318,7 +318,7 @@ def compression(cluster):
         equal(session.run(y, {x: np.zeros(100000, np.float32)}), np.ones(100000, np.float32))
 
 
-# After those above, and the last of them leaves a worker in its second life.
+# After those above, and the last of them leaves a worker in its second incarnation.
 import tensorflow_kernel_steps  # noqa: E402,F401
 import tensorflow_master_cases  # noqa: E402,F401
 import tensorflow_value_cases  # noqa: E402,F401

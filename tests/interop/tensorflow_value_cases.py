@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cases of values that are none, or oddly written: booleans of other bits, shapes of no tensor."""
+"""Cases of invalid or unusually encoded values: booleans of other bits, shapes of no tensor."""
 import numpy as np
 from session_cluster import (CPUS, WRONG_SIZE, case, equal, errors, fails, pb, reshape_to_three,
                              tf)
@@ -13,7 +13,7 @@ NO_FEED = "Invalid TensorProto for feed value "
 
 @case
 def booleans_of_other_bits(cluster):
-    """A mask that was made by a view of bytes, by every way in which a client feeds."""
+    """A mask that was made by a view of bytes, by every method of feeding."""
     bad = np.array([0, 1, 2, 255], np.uint8).view(bool)
     good = np.array([0, 1, 1, 0], np.uint8).view(bool)
     with tf.Graph().as_default() as graph:
@@ -63,7 +63,7 @@ def shape(dims=(), unknown_rank=False):
 
 FLOAT, BOOL = types_pb2.DT_FLOAT, types_pb2.DT_BOOL
 TWO = np.float32([3, 4]).tobytes()
-# Name: a tensor, and what it is; None for none.
+# Name: a tensor, and its value; None for none.
 ODD_TENSORS = {
     "scalar of unknown rank": (tensor(FLOAT, (), True, float_val=[3]), np.float32(3)),
     "content of unknown rank": (tensor(FLOAT, (), True, tensor_content=TWO[:4]), np.float32(3)),
@@ -98,7 +98,7 @@ def new_session(cluster, graph):
 
 
 def run_step(cluster, graph, feed=None):
-    """What y is, or the error's code and text, of a session of its own."""
+    """The value of y, or the error's code and text, from a session of its own."""
     handle = new_session(cluster, graph)
     request = pb.RunStepRequest(session_handle=handle, fetch=[b"y:0"],
                                 store_errors_in_response_body=True)
@@ -182,7 +182,7 @@ def odd_shapes_are_attributes(cluster):
 
 @case
 def the_worker_that_failed_is_named(cluster):
-    """Others only hear of it, perhaps before the master does."""
+    """Others are only notified of it, perhaps before the master is."""
     graph, x, reshaped, after = reshape_to_three()
     with graph.as_default(), tf.device(CPUS[0]):
         last = tf.identity(after) + tf.identity(reshaped)
