@@ -67,11 +67,11 @@ class CheckLayers(unittest.TestCase):
     def test_refuses_the_last_folder_of_the_list(self):
         self.refuses("tensorflow/graph/a.cc", '"cli/b.h"', "tensorflow/graph may not include cli")
 
-    def test_sees_an_include_with_spaces(self):
+    def test_finds_an_include_with_spaces(self):
         self.write("base/a.cc", f'{HEAD}  #  include   "cli/b.h"\n')
         self.assert_only("base/a.cc:3: base may not include cli")
 
-    def test_sees_nested_folders(self):
+    def test_finds_nested_folders(self):
         self.refuses("gpu/cuda/a.cc", '"tensorflow/graph/b.h"', "gpu may not include tensorflow/graph")
 
     def test_orders_the_folders_within_a_layer(self):

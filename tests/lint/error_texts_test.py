@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# Errors that name an option name it as whoever reads them can set it: as a flag of the tool too, if
-# there is one.
+# Errors that name an option name it as the user can set it: as a flag of the tool too, if there is
+# one.
 import pathlib
 import re
 import unittest

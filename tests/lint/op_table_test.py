@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""scripts/op_table: a table that is stale is told from one that is not."""
+"""scripts/op_table: a stale table is detected."""
 import os
 import shutil
 import subprocess
@@ -36,7 +36,7 @@ class OpTable(unittest.TestCase):
     def test_the_repositorys_own_is_not_stale(self):
         self.assertEqual(self.run_script()[0], 0, self.run_script()[1])
 
-    def test_an_op_more_or_less_is_noticed_and_written(self):
+    def test_an_added_or_removed_op_is_detected_and_written(self):
         for old, new in (('{"NoOp", "->"', '{"NoOp2", "->"'),
                          ('    {"NoOp2"', '    {"Added", "->", "", "CPU"},\n    {"NoOp2"')):
             self.change("tensorflow/graph/op_list.cc", old, new)
@@ -46,12 +46,12 @@ class OpTable(unittest.TestCase):
             self.assertEqual(self.run_script("--write")[0], 0)
             self.assertEqual(self.run_script()[0], 0)
 
-    def test_a_kernel_on_gpus_is_noticed(self):
+    def test_a_kernel_on_gpus_is_detected(self):
         self.change("tensorflow/graph/op_list.cc", '"CPU T{$real int32 int64 $complex}"},',
                     '"CPU; GPU T{float}"},')
         self.assertEqual(self.run_script()[0], 1)
 
-    def test_a_page_without_a_place_is_an_error(self):
+    def test_a_page_without_a_table_is_an_error(self):
         self.change("docs/tensorflow.md", "<!-- scripts/op_table: end -->", "")
         code, text = self.run_script("--write")
         self.assertEqual(code, 1)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""scripts/results_page: a stale page is noticed, and every case comes from its newest file."""
+"""scripts/results_page: a stale page is detected, and every case comes from its newest file."""
 import json
 import os
 import shutil
@@ -71,7 +71,7 @@ class ResultsPage(unittest.TestCase):
                       "not measured | 1.00 us | 4.00 us, TensorPipe, shm | 0.20 us, spin | 2026-01-01 | abc1234 | A |",
                       self.written())
 
-    def test_of_rates_the_highest_is_the_best(self):
+    def test_the_highest_rate_is_the_best(self):
         self.put("2026-01-01", [work("other", "2026-01-01", [
             row("Ferry", 5e3, is_ferry=True), row("slow", 1e3), row("fast", 9e3)], "/s", "more")])
         self.assertIn("| 5.00 K/s | 9.00 K/s, fast |", self.written())
