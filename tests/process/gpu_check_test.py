@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""gpu_check on the strict double, without a GPU, and with parts that hang, crash and fail.
+"""gpu_check on the strict fake driver, without a GPU, and with parts that hang, crash and fail.
 
     gpu_check_test.py GPU_CHECK LIBSTRICT_CUDA SCRIPTS/GPU-CHECK GPU_REAL_TEST [CASE...]
 """
@@ -20,7 +20,7 @@ LIBRARIES = ("FERRY_CUDA_LIBRARY", "FERRY_NVML_LIBRARY", "FERRY_NCCL_LIBRARY")
 RECORDER = os.path.join(os.path.dirname(PROGRAM), "libferry_cuda_recorder.so")
 CALLS = os.path.join(os.path.dirname(SCRIPT), "cuda_calls")
 PATIENCE_S = 300
-# Whatever the double cannot do at all. Every other part must pass.
+# Parts that the fake driver cannot run. Every other part must pass.
 MAY_BE_SKIPPED = {"tests"}
 MEASURED = {"latency", "launch", "copy", "staged", "several_gpus", "nccl_keyed"}
 # scripts/package packs them.
@@ -67,7 +67,7 @@ class Case(unittest.TestCase):
 
 
 class OnTheDouble(Case):
-    def test_everything_runs_and_nothing_is_taken_for_a_figure(self):
+    def test_everything_runs_and_no_result_counts_as_a_measurement(self):
         listed = subprocess.run([PROGRAM, "--list"], capture_output=True, text=True, check=True)
         names = [line.split()[0] for line in listed.stdout.splitlines()]
         status, result, report, out = self.check("--quick", "--commit=abc",
@@ -94,7 +94,7 @@ class OnTheDouble(Case):
                     self.assertLessEqual(times["median_us"], times["p90_us"])
                 self.assertNotEqual(figure["path"], "")
                 if part["name"] == "launch":
-                    # What the receiver saw, with the way it came.
+                    # The receiver's result, with its path.
                     self.assertRegex(figure["path"], "^cuda_ipc, (view|copy)$")
                 self.assertAlmostEqual(
                     figure["ratio"], figure["floor"]["median_us"] / figure["ferry"]["median_us"])
@@ -105,7 +105,7 @@ class OnTheDouble(Case):
         rows = [row for row in report.splitlines() if row.startswith("| [double] ")]
         self.assertEqual(len(rows), sum(len(part["figures"]) for part in result["parts"]))
 
-    def test_every_way_and_every_kind_of_memory(self):
+    def test_every_path_and_every_kind_of_memory(self):
         _, result, _, _ = self.check("--quick", "--parts=ipc,foreign,running")
         parts = self.parts(result)
         names = [check["name"] for check in parts["ipc"]["checks"]]
@@ -128,8 +128,8 @@ class OnTheDouble(Case):
         self.assertEqual({note.rsplit(" ", 1)[-1] for note in parts["running"]["notes"]},
                          {"kernel"})
 
-    def test_without_kernels_no_copy_waits_for_a_stream_that_is_held(self):
-        # As a driver that takes no module, and whose copies out of pageable memory wait.
+    def test_without_kernels_no_copy_waits_for_a_blocked_stream(self):
+        # Like a driver that accepts no module, and whose copies out of pageable memory wait.
         status, result, _, out = self.check("--quick", "--parts=running,foreign",
                                             STRICT_CUDA_FAIL="cuModuleLoadData:209:0:100000",
                                             STRICT_CUDA_PAGEABLE="waits")
@@ -141,8 +141,8 @@ class OnTheDouble(Case):
         self.assertIn("patterns go by the host", kernels)
         self.assertIn("209" if "nvcc" not in kernels else "nvcc", kernels)
 
-    def test_a_driver_that_is_older_than_the_kernels_compiles_them(self):
-        # The first that each process loads; what the double then takes is the PTX.
+    def test_a_driver_older_than_the_kernels_compiles_them(self):
+        # The first that each process loads; the fake driver then accepts the PTX.
         _, result, report, out = self.check("--quick", "--parts=machine",
                                             STRICT_CUDA_FAIL="cuModuleLoadData:222:0:1")
         kernels = self.parts(result)["machine"]["facts"]["kernels"]
@@ -151,8 +151,8 @@ class OnTheDouble(Case):
                                       "binaries did not load: .* 222")
             self.assertIn("made by the driver from PTX", report)
 
-    def test_a_way_that_is_not_the_one_that_is_meant_is_a_failure(self):
-        # As a driver that opens no descriptors: all of it arrives, by way of the host.
+    def test_an_unexpected_path_is_a_failure(self):
+        # Like a driver that opens no descriptors: everything arrives, through the host.
         status, result, _, out = self.check(
             "--quick", "--parts=foreign",
             STRICT_CUDA_FAIL="cuMemImportFromShareableHandle:999:0:100000")
@@ -163,7 +163,7 @@ class OnTheDouble(Case):
             self.assertRegex(check["name"], ": comes the way that is meant for it$")
             self.assertIn("it went by shm, staged, and not by cuda_ipc, ", check["reason"])
 
-    def test_a_slice_of_a_gpu_is_known_by_its_name(self):
+    def test_a_mig_slice_is_identified_by_its_name(self):
         for name, is_mig in (("Strict GPU MIG 1g.10gb", True), ("Strict GPU", False)):
             _, result, _, _ = self.check("--quick", "--parts=machine", STRICT_CUDA_NAME=name)
             gpus = self.parts(result)["machine"]["facts"]["gpus"]
@@ -176,7 +176,7 @@ class OnTheDouble(Case):
         self.assertEqual((part["status"], len(names)), ("passed", 6), part)
         self.assertEqual(sum("by a communicator of Ferry's" in name for name in names), 3, names)
 
-    def test_collectives_and_keyed_transfers_take_turns(self):
+    def test_collectives_and_keyed_transfers_alternate(self):
         status, result, _, out = self.check("--quick", "--parts=nccl_turns")
         self.assertEqual((status, self.failures(result)), (0, []), out)
         details = {check["name"].split(": ")[1]: check.get("details", {})
@@ -196,8 +196,8 @@ class OnTheDouble(Case):
                       [check["reason"] for check in part["checks"] if check["status"] == "skipped"])
         self.assertTrue(any(check["status"] == "passed" for check in part["checks"]), part)
 
-    def test_a_driver_that_refuses_is_named_and_the_rest_goes_on(self):
-        # What cannot be mapped fails where it was asked for, and only there.
+    def test_a_driver_that_refuses_is_named_and_the_rest_continues(self):
+        # Unmappable memory fails where it was requested, and only there.
         status, result, report, out = self.check(
             "--quick", "--parts=ipc,staged",
             STRICT_CUDA_FAIL="cuMemImportFromShareableHandle:801:0:1000")
@@ -223,7 +223,8 @@ class OnTheDouble(Case):
                             for check in tests["checks"]), tests)
 
     def test_all_test_programs_pass_with_one_gpu(self):
-        # As a machine with one GPU has them, whose driver keeps who copies from pageable memory.
+        # As on a machine with one GPU, whose driver keeps callers that copy from pageable memory
+        # waiting.
         status, result, _, out = self.check(
             f"--tests={os.path.dirname(os.path.dirname(REAL_TEST))}", "--parts=tests",
             STRICT_CUDA_DEVICES="1", STRICT_CUDA_PAGEABLE="waits")
@@ -240,12 +241,12 @@ class OnTheDouble(Case):
                 self.assertTrue(any(check["status"] == "passed" for check in checks), program)
         self.assertIn("this machine shows one GPU", reasons)
         self.assertNotIn("it says no reason", reasons)
-        # What nobody knows of a real driver is told, and not judged.
+        # Unknown behaviour of a real driver is reported, and not judged.
         self.assertTrue(any("what was seen: it held" in reason for reason in reasons), reasons)
 
 
 class WhatGoesWrong(Case):
-    def test_without_a_gpu_there_is_a_reason_and_a_status(self):
+    def test_without_a_gpu_it_reports_a_reason_and_a_status(self):
         nowhere = {name: "/nowhere/libcuda.so.1" for name in LIBRARIES}
         status, result, report, out = self.check("--quick", **nowhere)
         self.assertEqual((status, result["gpu_count"], result["verdict"]), (3, 0, "no GPU"), out)
@@ -259,7 +260,7 @@ class WhatGoesWrong(Case):
         self.assertNotIn("## ipc", report)
 
     def test_two_ranks_on_one_gpu_that_hang_have_not_failed(self):
-        # The third size never arrives, and nobody tells of it.
+        # The third size never arrives, without an error.
         status, result, report, out = self.check(
             "--quick", "--parts=nccl_shared_gpu,nccl_self", "--limit=20",
             STRICT_CUDA_NCCL_STOP_AFTER="1000000")
@@ -269,7 +270,7 @@ class WhatGoesWrong(Case):
                          ["passed"] * 4 + ["skipped"] * 2, out)
         self.assertIn("NCCL before 2.30.3 does not support two ranks on one GPU", report)
 
-    def test_measurements_that_have_no_time_are_left_out_and_have_not_failed(self):
+    def test_measurements_without_time_are_skipped_and_have_not_failed(self):
         status, result, _, out = self.check("--parts=staged", "--limit=20")
         part = self.parts(result)["staged"]
         self.assertEqual((status, part["status"]), (0, "passed"), out)
@@ -277,7 +278,7 @@ class WhatGoesWrong(Case):
         self.assertTrue(all("left out, for want of time" in note for note in part["notes"]), out)
         self.assertGreater(len(part["notes"]), 1, out)
 
-    def test_a_measurement_that_takes_too_long_ends_with_what_it_has(self):
+    def test_a_measurement_that_takes_too_long_keeps_its_samples(self):
         # A round has several operations: two hundred of them take longer than that on any machine.
         status, result, report, out = self.check("--parts=latency", "--limit=16",
                                                  STRICT_CUDA_DELAY_US="50000")
@@ -288,7 +289,7 @@ class WhatGoesWrong(Case):
                         out)
         self.assertIn("of 200 rounds, for want of time", report)
 
-    def test_without_nccl_its_parts_say_so(self):
+    def test_without_nccl_its_parts_report_it(self):
         status, result, _, out = self.check("--quick", "--parts=nccl_self,nccl_shared_gpu",
                                             FERRY_NCCL_LIBRARY="/nowhere/libnccl.so.2")
         self.assertEqual(status, 0, out)
@@ -297,7 +298,7 @@ class WhatGoesWrong(Case):
             self.assertEqual(part["status"], "skipped")
             self.assertIn("/nowhere/libnccl.so.2", part["reason"])
 
-    def test_parts_that_hang_crash_and_fail_leave_the_others_alone(self):
+    def test_parts_that_hang_crash_and_fail_do_not_affect_the_others(self):
         status, result, report, out = self.check(
             "--quick", "--parts=_hang,_crash,_fail,_wrong,nccl_self")
         parts = self.parts(result)
@@ -307,28 +308,28 @@ class WhatGoesWrong(Case):
         self.assertEqual(status, 1)
         self.assertEqual(result["verdict"],
                          "_hang killed, _crash crashed, _fail failed, _wrong failed")
-        # What they had found stays.
+        # Their results so far stay.
         for name in ("_hang", "_crash"):
             self.assertEqual(parts[name]["checks"][0]["status"], "passed")
         self.assertIn("was killed", parts["_hang"]["reason"])
         self.assertIn("signal 6", parts["_crash"]["reason"])
         self.assertIn("the last words of a part", parts["_crash"]["last_words"])
         self.assertIn("the last words of a part", report)
-        # Nobody but that part has left bytes that were not sent.
+        # No other part has left unsent bytes.
         self.assertGreater(parts["_wrong"]["figures"][0]["wrong_bytes"], 0)
 
-    def test_what_a_part_leaves_behind_is_killed_with_it(self):
+    def test_processes_of_a_part_are_killed_with_it(self):
         _, result, _, _ = self.check("--quick", "--parts=_hang")
         # The part forked one that sleeps for an hour.
         child = self.parts(result)["_hang"]["facts"]["child"]
         try:
             with open(f"/proc/{child}/stat", encoding="utf-8") as stat:
-                # It may still wait for somebody to look at how it ended.
+                # It may still wait to be reaped.
                 self.assertIn(stat.read().rsplit(")", 1)[1].split()[0], "ZX")
         except FileNotFoundError:
             pass
 
-    def test_time_that_is_over_is_said(self):
+    def test_a_timeout_is_reported(self):
         status, result, _, out = self.check("--quick", "--limit=1")
         self.assertEqual(status, 0, out)
         self.assertEqual(self.parts(result)["ipc"]["reason"], "no time was left for it")
@@ -350,7 +351,7 @@ class TestPrograms(Case):
         checks = {check["name"].removeprefix("gpu_real_test: "): check for check in part["checks"]}
         return status, part, checks, report + out
 
-    def test_one_that_hangs_or_crashes_costs_itself(self):
+    def test_one_that_hangs_or_crashes_fails_alone(self):
         status, part, checks, out = self.run_played("--test-limit=2")
         self.assertEqual((status, part["status"]), (1, "failed"), out)
         self.assertEqual({name: check["status"] for name, check in checks.items()
@@ -358,7 +359,7 @@ class TestPrograms(Case):
                          {"Played.Passes": "passed", "Played.Hangs": "failed",
                           "Played.Crashes": "failed", "Played.Fails": "failed",
                           "Played.IsSkipped": "skipped", "Played.IsLast": "passed"})
-        # Each reason says what went wrong, and nothing else.
+        # Each reason says what failed, and nothing else.
         self.assertEqual(checks["Played.Hangs"]["reason"],
                          "INTERNAL: it did not end within 2s: played.cc:3: Failure\nit waits")
         self.assertIn("it died of signal 6: words of no account\nthe end is near",
@@ -370,7 +371,7 @@ class TestPrograms(Case):
         self.assertEqual(checks["Played.IsLast"]["details"], {"ms": 12, "seen": ["3 of 4"]})
         self.assertNotIn("gpu_real_test: the rest", out)
 
-    def test_what_had_no_time_has_not_failed(self):
+    def test_parts_without_time_have_not_failed(self):
         status, part, checks, out = self.run_played("--limit=10")
         self.assertEqual((status, part["status"]), (0, "passed"), out)
         self.assertEqual(checks["Played.Passes"]["status"], "passed")
@@ -378,7 +379,7 @@ class TestPrograms(Case):
 
 
 class WhenItIsKilled(Case):
-    def test_what_was_found_is_written_before_the_next_part(self):
+    def test_results_are_written_before_the_next_part(self):
         files = [os.path.join(self.folder, name) for name in ("out.json", "out.md")]
         running = subprocess.Popen(
             [PROGRAM, f"--json={files[0]}", f"--report={files[1]}", "--parts=_hang"],
@@ -404,7 +405,7 @@ class WhenItIsKilled(Case):
         self.assertIn("not finished: it had come to the part _hang", text)
         self.assertIn("GPUs are found", text)
 
-    def test_files_that_cannot_be_written_are_known_at_once(self):
+    def test_unwritable_files_are_reported_at_once(self):
         done = subprocess.run([PROGRAM, "--json=/nowhere/out.json", "--parts=machine"],
                               capture_output=True, text=True, timeout=PATIENCE_S,
                               env=self.environment())
@@ -455,9 +456,9 @@ class Script(Case):
         summary = subprocess.run([CALLS, calls], capture_output=True, text=True, check=True).stdout
         rows = {row.split()[0]: row.split()[1:] for row in summary.splitlines()[1:]}
         self.assertGreater(int(rows["cuIpcOpenEventHandle"][0]), 0)
-        # More memory than the device has was asked for: code 2, out of memory.
+        # More memory than the device has was requested: code 2, out of memory.
         self.assertRegex(" ".join(rows["cuMemCreate"]), r" 2: \d+$")
-        # A record without that call lacks that result, and the comparison says so.
+        # A record without that call lacks that result, and the comparison reports it.
         fewer = os.path.join(self.folder, "fewer")
         os.makedirs(fewer)
         for path in glob.glob(os.path.join(calls, "*")):
@@ -470,7 +471,7 @@ class Script(Case):
         self.assertEqual(compared, f"only in {calls}:\n  cuMemCreate returned 2\n"
                                    f"only in {fewer}:\n")
 
-    def test_without_a_recorder_it_says_what_makes_one(self):
+    def test_without_a_recorder_it_names_the_target_that_builds_it(self):
         done = subprocess.run([os.path.join(self.package(), "gpu-check"), "--record"],
                               capture_output=True, text=True, timeout=PATIENCE_S, cwd=self.folder,
                               env=self.environment())

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A test program for gpu_check_test.py, in GoogleTest's words: it passes, hangs, crashes, fails."""
+"""A test program for gpu_check_test.py with GoogleTest's output: it passes, hangs, crashes, fails."""
 import os
 import sys
 import time
 
-# Each with what it does.
+# Each with its behaviour.
 tests = [("Played.Passes", "pass"), ("Played.Hangs", "hang"), ("Played.Crashes", "crash"),
          ("Played.Fails", "fail"), ("Played.IsSkipped", "skip"), ("Played.IsLast", "pass")]
 for argument in sys.argv[1:]:
