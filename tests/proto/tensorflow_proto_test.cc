@@ -45,14 +45,14 @@ std::vector<std::vector<std::string>> ReadTable(const std::string& name) {
   return rows;
 }
 
-// Messages that nobody here looks into.
+// Messages that are never parsed here.
 bool IsCarriedUnread(const std::string& type) {
   static const auto* const kTypes = new std::set<std::string>{
       "google.protobuf.Any", "RewriterConfig", "CoordinationServiceConfig"};
   return kTypes->count(type) != 0;
 }
 
-// "bytes" stands for strings as well, and for messages that are carried unread: on the wire they
+// "bytes" stands for strings as well, and for messages that are carried unparsed: on the wire they
 // are the same.
 std::string WireType(std::string type) {
   return type == "string" || IsCarriedUnread(type) ? "bytes" : type;
@@ -65,7 +65,7 @@ std::string TypeOf(const FieldDescriptor& field) {
   return std::string(absl::StripPrefix(type, "tensorflow."));
 }
 
-// A wrong number is not an error that anybody sees: the field is just never there.
+// A wrong number causes no visible error: the field is just never set.
 TEST(TensorFlowProto, HasEveryFieldWithItsNumberAndType) {
   // Contents that cannot be sent.
   const std::set<std::string> left_out = {"TensorProto.resource_handle_val",
@@ -97,7 +97,7 @@ TEST(TensorFlowProto, HasEveryFieldWithItsNumberAndType) {
 }
 
 // Fields of other versions of TensorFlow, from its sources.
-TEST(TensorFlowProto, HasNothingElse) {
+TEST(TensorFlowProto, HasNoOtherFields) {
   const std::set<std::string> of_others = {
       "ConfigProto.pluggable_device_options",  // since 2.16
       "CompleteGroupRequest.device_name",      // until 2.4

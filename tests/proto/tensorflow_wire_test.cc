@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Messages as bytes that were written by hand, and fields that nobody here knows.
+// Messages as bytes that were written by hand, and fields that are unknown here.
 #include <string>
 
 #include <google/protobuf/text_format.h>
@@ -24,7 +24,7 @@ TEST(TensorFlowWire, NewGraphVersionIsFieldFour) {
   EXPECT_EQ(response.SerializeAsString(), Bytes({0x20, 1}));
 }
 
-TEST(TensorFlowWire, RunStepIsWhatAClientSends) {
+TEST(TensorFlowWire, RunStepMatchesAClientsBytes) {
   tensorflow::RunStepRequest request;
   request.set_session_handle("h");
   auto& feed = *request.add_feed();
@@ -77,7 +77,7 @@ TEST(TensorFlowWire, UnknownFieldsAreKept) {
   EXPECT_EQ(request.SerializeAsString(), nested + unknown);
 }
 
-// Names that are no text at all must reach whoever can refuse them with a reason.
+// Names that are not valid text must reach the code that can refuse them with a reason.
 TEST(TensorFlowWire, NamesNeedNotBeUtf8) {
   const std::string bytes = Bytes({0x0a, 2, 0xff, 0xfe});
   tensorflow::NodeDef node;
@@ -86,15 +86,15 @@ TEST(TensorFlowWire, NamesNeedNotBeUtf8) {
   EXPECT_EQ(node.SerializeAsString(), bytes);
 }
 
-// A type that is not known is seen as the number that came.
+// An unknown type is returned as its number.
 TEST(TensorFlowWire, UnknownTypesKeepTheirNumbers) {
   tensorflow::TensorProto tensor;
   ASSERT_TRUE(tensor.ParseFromString(Bytes({0x08, 0xe8, 7})));
   EXPECT_EQ(static_cast<int>(tensor.dtype()), 1000);
 }
 
-// As people write graphs.
-TEST(TensorFlowWire, GraphsAreReadAsText) {
+// In the text format.
+TEST(TensorFlowWire, GraphsAreParsedFromText) {
   tensorflow::GraphDef graph;
   ASSERT_TRUE(google::protobuf::TextFormat::ParseFromString(
       "node { name: 'a' op: 'Const' attr { key: 'dtype' value { type: DT_FLOAT } }"
