@@ -21,16 +21,17 @@ struct WireFrame {
 
 namespace {
 
-// As of rendezvous/peer/peer_protocol.h: what is before the dimensions and the body of a TICKET.
+// As in rendezvous/peer/peer_protocol.h: the bytes before the dimensions and the body of a transfer
+// descriptor.
 constexpr uint16_t kTicket = 3;
-// As of rendezvous/peer/frame_checksum.h.
+// As in rendezvous/peer/frame_checksum.h.
 constexpr uint16_t kSealBit = 0x8000;
 constexpr size_t kTicketHead = 24;
 constexpr size_t kRankAt = 17;
 
 }  // namespace
 
-// One side's control channel. `inbox`: what the other side has sent.
+// One side's control channel. `inbox`: frames sent by the other side.
 class FaultyWire::End final : public ControlChannel {
  public:
   End(FaultyWire* wire, PeerId peer) : wire(wire), peer_(peer) {}
@@ -180,7 +181,7 @@ void FaultyWire::Deliver(End& end) {
   for (const auto& fd : frame.descriptors) {
     descriptors.emplace_back(fcntl(fd->get(), F_DUPFD_CLOEXEC, 0));
   }
-  // Memory of exactly that size: a sanitizer sees who reads beyond it.
+  // Memory of exactly that size: a sanitizer detects reads beyond it.
   const std::vector<char> body(frame.body.begin(), frame.body.end());
   const absl::Status status =
       end.handler->OnFrame(frame.type, {body.data(), body.size()}, absl::MakeSpan(descriptors));

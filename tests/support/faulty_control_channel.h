@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// FaultyWire: a control channel without a network between two handlers; does to frames what a seed
-// says.
+// FaultyWire: a control channel without a network between two handlers; a seed selects the faults
+// of its frames.
 #ifndef FERRY_TESTS_SUPPORT_FAULTY_CONTROL_CHANNEL_H_
 #define FERRY_TESTS_SUPPORT_FAULTY_CONTROL_CHANNEL_H_
 
@@ -23,16 +23,16 @@ struct WireFaults {
   int truncate = 0;
   // A bit is another one.
   int corrupt = 0;
-  // Only in what follows the head of a TICKET: the elements of a tensor, or a transport's transfer
-  // descriptor.
+  // Only behind the head of a transfer descriptor: the elements of a tensor, or a transport's own
+  // bytes.
   int corrupt_body = 0;
   int duplicate = 0;
   int drop = 0;
-  // It changes places with the next one.
+  // It is swapped with the next one.
   int reorder = 0;
-  // The wire breaks in its place.
+  // The wire breaks instead.
   int close = 0;
-  // Send says RESOURCE_EXHAUSTED.
+  // Send returns RESOURCE_EXHAUSTED.
   int refuse = 0;
 };
 
@@ -41,7 +41,7 @@ struct WireFaults {
 class FaultyWire final {
  public:
   FaultyWire(uint64_t seed, WireFaults faults);
-  // As Break.
+  // Like Break.
   ~FaultyWire();
 
   FaultyWire(const FaultyWire&) = delete;
@@ -52,7 +52,7 @@ class FaultyWire final {
             PeerId b_peer, bool is_late = false);
   // Delivers one frame, or one side's end. False: there is nothing left to do.
   bool Step();
-  // Both sides hear that the other has gone, at once; what was under way is lost.
+  // Both sides are notified at once that the other has ended; frames in flight are lost.
   void Break();
 
   // Frames that did not arrive as they were sent.
@@ -64,7 +64,7 @@ class FaultyWire final {
   class End;
 
   bool Chance(int out_of_thousand);
-  // What `end` hears next, with its faults.
+  // The next event for `end`, with its faults.
   void Deliver(End& end);
   void Damage(std::deque<struct WireFrame>& frames);
 

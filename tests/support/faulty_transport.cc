@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Halves that meet in a table.
+// Endpoints that meet in a table.
 #include "tests/support/faulty_transport.h"
 
 #include <cstring>
@@ -223,7 +223,7 @@ class FaultyTransport final : public Transport {
   absl::string_view summary() const override { return "breaks things"; }
   bool outlives_producer() const override { return makes_views_; }
   bool is_retryable() const override { return !makes_views_; }
-  // Each has its turn.
+  // Random, so that each transport is selected at times.
   absl::StatusOr<PathCost> Cost(const PathQuery& query) const override {
     if (state_->refused_costs > 0) {
       --state_->refused_costs;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// FaultyTransport: moves tensors within a process, at once, late, never or not, as a seed says.
+// FaultyTransport: moves tensors within a process, at once, late, never or with an error, by a
+// seed.
 #ifndef FERRY_TESTS_SUPPORT_FAULTY_TRANSPORT_H_
 #define FERRY_TESTS_SUPPORT_FAULTY_TRANSPORT_H_
 
@@ -15,41 +16,41 @@
 
 namespace ferry {
 
-// What becomes of an Offer or a Take, out of a thousand; the rest completes inside.
+// Faults per thousand calls of Offer or Take; the rest complete inside the call.
 struct TransportFaults {
   int later = 0;
   // Not before its half is aborted.
   int never = 0;
   // RESOURCE_EXHAUSTED of an Offer; that or UNAVAILABLE of a Take.
   int fail = 0;
-  // A bit of the tensor is another one on its way.
+  // A bit of the tensor is changed in transit.
   int corrupt = 0;
-  // ABORTED of a Take of copies, which then asks for the tensor once more.
+  // Take of a copy fails with ABORTED, which then requests the tensor once more.
   int again = 0;
 };
 
-// What all halves of a test have in common, and what it counts. A plain object: one thread.
+// State that all endpoints of a test share, and counters. Not thread-safe.
 struct FaultyTransportState {
   FaultyTransportState(uint64_t seed, TransportFaults faults) : random(seed), faults(faults) {}
 
-  // Completes one of those that are late. False: none is.
+  // Completes one of those that are late. Returns false if there is none.
   bool Step();
   bool Chance(int out_of_thousand);
 
   std::mt19937_64 random;
   TransportFaults faults;
   std::vector<std::function<void()>> late;
-  // Tensors that senders keep, by what their transfer descriptors say.
+  // Tensors that senders keep, by the ids in their transfer descriptors.
   std::map<uint64_t, Tensor> lent;
-  // Those of which there is a view.
+  // Those that have a view.
   std::map<uint64_t, int> viewed;
   uint64_t last_ticket = 0;
-  // So many questions of the cost from now on are answered with a refusal.
+  // That many queries of the cost from now on are refused.
   int refused_costs = 0;
-  // Halves that were made, and those of them that have been aborted.
+  // Endpoints that were made, and how many of them have been aborted.
   int halves = 0;
   int aborted_halves = 0;
-  // Transfer descriptors whose lease ended while there was a view, though nobody had gone.
+  // Transfer descriptors whose lease ended while there was a view, though neither side had ended.
   int early_releases = 0;
   int corrupted = 0;
   int failed = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// An image of kernels for tests: the double knows them by name, and needs no compiler.
+// An image of kernels for tests: the fake driver knows them by name, and needs no compiler.
 #ifndef FERRY_TESTS_SUPPORT_KERNEL_IMAGE_H_
 #define FERRY_TESTS_SUPPORT_KERNEL_IMAGE_H_
 
@@ -10,7 +10,8 @@
 
 namespace ferry {
 
-// What this build has embedded, and on the double all kernels of gpu/kernels even if it has none.
+// The image embedded in this build, and with the fake driver all kernels of gpu/kernels even if it
+// has none.
 inline cuda::CompiledKernels KernelImage() {
   constexpr absl::string_view kNames =
       ".version 7.0\n.visible .entry ferry_pattern_fill() {}\n"

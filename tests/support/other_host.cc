@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Preloaded into a process of ferry's, makes it one of another machine as far as clocks and the
-// kernel's boot id say so: FERRY_TEST_CLOCK_AHEAD_NS is added to the time since 1970, and
-// FERRY_TEST_BOOT_ID names the file that is read in the place of the kernel's.
+// Preloaded into a process of ferry's, makes it appear to be on another machine by its clocks and
+// the kernel's boot id: FERRY_TEST_CLOCK_AHEAD_NS is added to the time since 1970, and
+// FERRY_TEST_BOOT_ID names the file that is read instead of the kernel's.
 #include <dlfcn.h>
 #include <sys/types.h>
 
@@ -38,7 +38,7 @@ extern "C" int clock_gettime(clockid_t clock, timespec* now) {
   return 0;
 }
 
-// What the streams of the standard library open files with.
+// The functions with which the standard library's streams open files.
 extern "C" FILE* fopen64(const char* path, const char* mode) {
   static const auto next = Next<FILE* (*)(const char*, const char*)>("fopen64");
   const char* const other = std::getenv("FERRY_TEST_BOOT_ID");

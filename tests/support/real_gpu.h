@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tests of the strict double that also run on this machine's GPUs: in packages, and where
+// Tests with the strict fake driver that also run on this machine's GPUs: in packages, and where
 // FERRY_TEST_REAL_GPU is set.
 #ifndef FERRY_TESTS_SUPPORT_REAL_GPU_H_
 #define FERRY_TESTS_SUPPORT_REAL_GPU_H_
@@ -24,15 +24,15 @@ inline bool OnRealGpu() {
 #endif
 }
 
-// What the driver shows.
+// The driver's devices.
 struct RealGpus {
   int count = 0;
   // Whether gpu:1 reaches the memory of gpu:0, and the other way round.
   bool are_peers = false;
 };
 
-// Asked in a child, since a process that has used CUDA forks none that do. REQUIRES: this process
-// has not.
+// Determined in a child, since a process that has used CUDA cannot fork children that do. REQUIRES:
+// this process has not.
 inline const RealGpus& LookAtRealGpus() {
   static const RealGpus gpus = [] {
     const pid_t child = fork();
@@ -55,7 +55,7 @@ inline const RealGpus& LookAtRealGpus() {
   return gpus;
 }
 
-// Empty: the double, or a machine with two; else why not.
+// Empty: the fake driver, or a machine with two GPUs; else why not.
 inline const char* WhyNotTwoGpus() {
   return OnRealGpu() && LookAtRealGpus().count < 2 ? "this machine shows one GPU" : "";
 }
@@ -70,7 +70,7 @@ inline const char* WhyNotTwoPeers() {
 #define NEEDS_TWO_PEERS() \
   if (*::ferry::WhyNotTwoPeers() != '\0') GTEST_SKIP() << ::ferry::WhyNotTwoPeers()
 
-// At the beginning of a test: what a real GPU cannot be told to do.
+// At the beginning of a test: a feature that a real GPU does not have.
 #define NEEDS_THE_DOUBLE(what) \
   if (::ferry::OnRealGpu()) GTEST_SKIP() << "only the strict double " << (what)
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// TcpProxy: stands between a client and a server, and does what networks do.
+// TcpProxy: forwards connections between a client and a server, and injects network faults.
 #ifndef FERRY_TESTS_SUPPORT_TCP_PROXY_H_
 #define FERRY_TESTS_SUPPORT_TCP_PROXY_H_
 
@@ -28,9 +28,9 @@ class TcpProxy final {
 
   // Where later connections go.
   void SetTarget(int target_port) ABSL_LOCKS_EXCLUDED(mu_);
-  // Whether new connections are closed at once, as where nobody listens.
+  // Whether new connections are closed at once, as where no process listens.
   void SetRefusing(bool refusing) ABSL_LOCKS_EXCLUDED(mu_);
-  // While stalled nothing is carried and nobody is told: a cable that was pulled.
+  // While stalled nothing is forwarded and neither side is notified: an unplugged cable.
   void SetStalled(bool stalled) ABSL_LOCKS_EXCLUDED(mu_);
   // Ends every connection there is.
   void Cut() ABSL_LOCKS_EXCLUDED(mu_);

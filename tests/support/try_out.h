@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// TryOut: what comes of a part of a test where nobody knows yet what is right, such as what a
-// driver does that has not been seen.
+// TryOut: reports the result of a part of a test whose correct result is not known yet, such as
+// unobserved behaviour of a driver.
 #ifndef FERRY_TESTS_SUPPORT_TRY_OUT_H_
 #define FERRY_TESTS_SUPPORT_TRY_OUT_H_
 
@@ -26,8 +26,8 @@
 
 namespace ferry {
 
-// Runs `body` in a process of its own, whose failures are none of this test's. Says whether all of
-// it held, or how it went wrong first. REQUIRES: this process has one thread.
+// Runs `body` in a process of its own, whose failures do not fail this test. Returns whether all of
+// it held, or the first failure. REQUIRES: this process has one thread.
 inline std::string TryOut(const std::function<void()>& body,
                           absl::Duration limit = absl::Seconds(12)) {
   constexpr size_t kKept = 400;

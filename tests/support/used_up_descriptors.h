@@ -16,7 +16,7 @@
 
 namespace ferry {
 
-// A lower limit alone is another case: then nobody gets one, not even who gives one back before.
+// A lower limit alone is another case: then no caller gets one, not even after closing one.
 class UsedUpDescriptors final {
  public:
   UsedUpDescriptors() {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The binary interface of the CUDA driver as the strict double exports it: numbers, structs and
-// prototypes. Declared here and not shared with gpu/, so that either checks the other.
-// Source: cuda.h of CUDA 13.0 (numbers unchanged since 12.0).
+// The binary interface of the CUDA driver as the strict fake exports it: numbers, structs and
+// prototypes. Declared here and not shared with gpu/, so that either checks the other. Source:
+// cuda.h of CUDA 13.0 (numbers unchanged since 12.0).
 #ifndef FERRY_TESTS_SUPPORT_STRICT_CUDA_ABI_H_
 #define FERRY_TESTS_SUPPORT_STRICT_CUDA_ABI_H_
 
@@ -347,21 +347,21 @@ CUresult cuLaunchKernel(CUfunction function, unsigned int grid_x, unsigned int g
                         unsigned int block_z, unsigned int shared_bytes, CUstream stream,
                         void** parameters, void** extra);
 
-// The double's own, for tests.
+// The fake's own functions, for tests.
 int strict_cuda_breaches();                     // of this process, in all
 int strict_cuda_breaches_of(const char* rule);  // of one rule, such as "ipc-same-process"
 const char* strict_cuda_last_breach();          // its rule, or ""; valid until the next breach
 void strict_cuda_clear_breaches();
-// The call of `symbol` that comes after `after_n` others fails with `error`, `times` times.
+// After `after_n` other calls, the call of `symbol` fails with `error`, `times` times.
 void strict_cuda_fail_next(const char* symbol, int error, int after_n);
 void strict_cuda_fail(const char* symbol, int error, int after_n, int times);
 void strict_cuda_clear_faults();
 int strict_cuda_hanging();  // calls with error -1, which clearing lets go on
-// Microseconds that each operation of a stream takes before it has its effect.
+// Microseconds before each operation of a stream takes effect.
 void strict_cuda_set_delay_us(int delay_us);
 // Operations that have been enqueued and have not ended, in all streams of this process.
 int strict_cuda_outstanding();
-// NCCL: sends of this process stop for ever after so many more bytes (-1: never).
+// NCCL: sends of this process stop forever after that many more bytes (-1: never).
 void strict_cuda_nccl_stop_after(long long bytes);  // NOLINT
 }  // extern "C"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory files that stand for device memory, and addresses that the CPU cannot touch.
+// Memory files that back device memory, and addresses that the CPU cannot access.
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -22,16 +22,16 @@ namespace {
 // No more: the thread sanitizer leaves little room.
 constexpr size_t kSpaceBytes = size_t{1} << 37;
 
-// Free addresses by their start. Addresses are given out again at once, lowest first, as the
-// driver does: whoever caches by address alone is found out.
+// Free addresses by their start. Addresses are reused at once, lowest first, as the driver does: a
+// cache by address alone is detected.
 struct Space {
   std::mutex mu;
   CUdeviceptr base = 0;
   std::map<CUdeviceptr, size_t> free;
 };
 
-// Behind the memory, in the same file: whoever has the descriptor knows what it is, also when its
-// maker is gone.
+// Behind the memory, in the same file: a process with the descriptor can identify it, also when its
+// creator has ended.
 struct Label {
   uint64_t magic;
   int32_t physical;
@@ -43,7 +43,7 @@ constexpr off_t kLabelBytes = 4096;
 struct sigaction previous_handler;
 CUdeviceptr space_base = 0;
 
-// Says what happened, then lets the fault take its course.
+// Reports what happened, then lets the fault take its course.
 void OnFault(int signal, siginfo_t* info, void*) {
   const auto at = reinterpret_cast<CUdeviceptr>(info->si_addr);
   if (at >= space_base && at < space_base + kSpaceBytes) {
@@ -56,7 +56,7 @@ void OnFault(int signal, siginfo_t* info, void*) {
 
 void WatchFaults() {
   if (sigaction(SIGSEGV, nullptr, &previous_handler) != 0) return;
-  // Sanitizers have handlers of their own, which say as much.
+  // Sanitizers have handlers of their own, which report as much.
   if (previous_handler.sa_handler != SIG_DFL) return;
   struct sigaction action = {};
   action.sa_sigaction = OnFault;

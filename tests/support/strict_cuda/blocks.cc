@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// First fit in blocks; an empty block goes back.
+// First fit in blocks; an empty block is released.
 #include "tests/support/strict_cuda/blocks.h"
 
 #include <list>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rules in words, and reporting.
+// The texts of the rules, and reporting.
 #include "tests/support/strict_cuda/breach.h"
 
 #include <fcntl.h>

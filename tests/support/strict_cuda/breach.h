@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is done when a rule of CUDA or NCCL is broken: say which, where and what to do, then abort.
+// Handles a violation of a rule of CUDA or NCCL: reports the rule, the call and the remedy, then
+// aborts.
 #ifndef FERRY_TESTS_SUPPORT_STRICT_CUDA_BREACH_H_
 #define FERRY_TESTS_SUPPORT_STRICT_CUDA_BREACH_H_
 
@@ -45,8 +46,8 @@ enum class Rule {
   kNcclAbortInCall,
 };
 
-// Reports to stderr and to the report file, then aborts the process, or counts the breach when
-// STRICT_CUDA_ON_BREACH=record. `call` is the symbol; the rest tells what was seen.
+// Reports to stderr and to the report file, then aborts the process, or counts the violation when
+// STRICT_CUDA_ON_BREACH=record. `call` is the symbol; the rest describes the observation.
 __attribute__((format(printf, 3, 4))) void Breach(Rule rule, const char* call, const char* format,
                                                   ...);
 

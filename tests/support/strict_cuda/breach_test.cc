@@ -79,7 +79,7 @@ TEST_F(BreachTest, CopyFromFreedMemory) {
   });
 }
 
-// The memory is gone when the stream gets there, not yet when the copy is enqueued.
+// The memory is freed when the stream gets there, not yet when the copy is enqueued.
 TEST_F(BreachTest, CopyAfterAsynchronousFree) {
   ExpectCaught("use-after-free", [] {
     UseDevice();

@@ -31,7 +31,7 @@ DeviceConfig MakeDevice(int index, const std::vector<std::string>& bus_ids, bool
   return device;
 }
 
-// "all", "none", or pairs: "0-1" both ways, "0>1" device 0 reads 1.
+// "all", "none", or pairs: "0-1" both directions, "0>1" device 0 reads 1.
 void ReadPeers(Config& config, int count) {
   const std::string text = FromEnvironment("STRICT_CUDA_PEERS", "all");
   for (int a = 0; a < count; ++a) {
@@ -61,8 +61,8 @@ void ReadNvlinks(Config& config, int count) {
   }
 }
 
-// As the driver reads CUDA_VISIBLE_DEVICES: ordinals or UUIDs (prefixes do), up to the first that
-// is none.
+// As the driver parses CUDA_VISIBLE_DEVICES: ordinals or UUIDs (prefixes count), up to the first
+// invalid one.
 std::vector<int> ReadVisible(const std::vector<DeviceConfig>& devices) {
   std::vector<int> visible;
   const char* const text = std::getenv("CUDA_VISIBLE_DEVICES");

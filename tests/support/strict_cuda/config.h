@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the environment says of the machine that the strict double plays.
+// The machine that the strict fake simulates, as configured by the environment.
 #ifndef FERRY_TESTS_SUPPORT_STRICT_CUDA_CONFIG_H_
 #define FERRY_TESTS_SUPPORT_STRICT_CUDA_CONFIG_H_
 
@@ -15,7 +15,7 @@ inline constexpr int kMaxDevices = 16;
 inline constexpr size_t kGranularity = size_t{2} << 20;
 
 struct DeviceConfig {
-  int physical = 0;  // index in the machine, whatever CUDA_VISIBLE_DEVICES says
+  int physical = 0;  // index in the machine, regardless of CUDA_VISIBLE_DEVICES
   std::string name;
   std::string uuid_text;  // "GPU-53545249-..."
   unsigned char uuid[16] = {};

@@ -32,7 +32,7 @@ void CopyPieces(const Use& dst, const Use& src) {
   }
 }
 
-// By the copy engine of the stream's device. `staged`: what was read of pageable memory at the
+// By the copy engine of the stream's device. `staged`: the bytes read from pageable memory at the
 // call, or null.
 void RunCopy(Context& context, CUdeviceptr dst, CUdeviceptr src, size_t bytes,
              const std::string* staged, const char* call) {
@@ -55,7 +55,7 @@ void RunCopy(Context& context, CUdeviceptr dst, CUdeviceptr src, size_t bytes,
   for (const Piece& piece : to->pieces()) {
     if (bytes == sizeof(uint32_t) && reinterpret_cast<uintptr_t>(piece.host) % bytes == 0 &&
         piece.bytes == bytes) {
-      // It may be what a kernel waits for.
+      // A kernel may be waiting for it.
       uint32_t word = 0;
       std::memcpy(&word, staged->data(), sizeof(word));
       reinterpret_cast<std::atomic<uint32_t>*>(piece.host)->store(word);
@@ -66,7 +66,7 @@ void RunCopy(Context& context, CUdeviceptr dst, CUdeviceptr src, size_t bytes,
   }
 }
 
-// Whether it is memory that the driver does not know; checks it otherwise.
+// Whether it is memory unknown to the driver; otherwise checks it.
 CUresult Check(CUdeviceptr pointer, size_t bytes, int by, bool is_write, const char* call,
                bool* is_pageable) {
   const std::lock_guard<std::mutex> lock(ProcessMutex());
@@ -85,8 +85,8 @@ CUresult Check(CUdeviceptr pointer, size_t bytes, int by, bool is_write, const c
 
 enum class Wait { kNo, kYes };
 
-// A driver takes so much along with the call. Of more it makes a copy as soon as the stream gets
-// there, and keeps the caller until then: so it has been seen to do, and may do.
+// The driver copies small data during the call. It copies larger data when the stream gets there,
+// and blocks the caller until then: this has been observed, and is permitted.
 constexpr size_t kTakenAlong = size_t{64} << 10;
 
 bool WaitsForPageable(size_t bytes) {
@@ -211,7 +211,7 @@ STRICT_CUDA_EXPORT CUresult cuMemcpyDtoH_v2(void* dst, CUdeviceptr src, size_t b
   return Copy(Address(dst), src, bytes, nullptr, Wait::kYes, __func__);
 }
 
-// Between devices' memory the host does not wait, as the driver's page on synchronisation says.
+// For copies between devices the host does not wait, as the driver's page on synchronisation says.
 STRICT_CUDA_EXPORT CUresult cuMemcpyDtoD_v2(CUdeviceptr dst, CUdeviceptr src, size_t bytes) {
   STRICT_CUDA_ENTER();
   if (!IsDevicePointer(dst, bytes) || !IsDevicePointer(src, bytes)) return CUDA_ERROR_INVALID_VALUE;

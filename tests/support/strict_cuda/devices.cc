@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The driver's questions about itself and its devices; none needs a context.
+// Queries of the driver and its devices; none needs a context.
 #include <cstdio>
 #include <cstring>
 
@@ -16,7 +16,7 @@ struct ErrorText {
   const char* text;
 };
 
-// The texts are the double's own: nobody may rely on the driver's wording.
+// The texts are the fake's own: no code may depend on the driver's wording.
 constexpr ErrorText kErrors[] = {
     {CUDA_SUCCESS, "CUDA_SUCCESS", "no error"},
     {CUDA_ERROR_INVALID_VALUE, "CUDA_ERROR_INVALID_VALUE", "invalid argument"},
@@ -73,7 +73,7 @@ unsigned int PciField(const DeviceConfig& device, int field) {
   return parts[field];
 }
 
-// What is not listed is 0: a device that cannot.
+// Attributes that are not listed are 0: unsupported.
 int AttributeOf(CUdevice device, int attribute) {
   const Config& config = GetConfig();
   switch (attribute) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ferry's own discovery on the double: the two declare the binary interface apart from each other,
-// so what either has wrong is seen here.
+// Ferry's own discovery with the fake driver: the two declare the binary interface separately, so
+// an error in either is detected here.
 #include "gpu/discovery.h"
 
 #include "tests/support/strict_cuda/double_test.h"
@@ -36,7 +36,7 @@ TEST_F(DiscoveryTest, FindsTheDevicesAndTheirLinks) {
   unsetenv("STRICT_CUDA_NVLINK");
 }
 
-TEST_F(DiscoveryTest, SaysWhyThereIsNoDevice) {
+TEST_F(DiscoveryTest, ReportsWhyThereIsNoDevice) {
   setenv("STRICT_CUDA_DEVICES", "0", 1);
   ExpectSuccess(RunAlone([] {
     const ferry::GpuDiscovery found = ferry::DiscoverGpus();
@@ -45,8 +45,8 @@ TEST_F(DiscoveryTest, SaysWhyThereIsNoDevice) {
   }));
 }
 
-// As CUDA does: a list that is set and empty shows none.
-TEST_F(DiscoveryTest, AnEmptyListOfVisibleDevicesShowsNone) {
+// As with CUDA: a list that is set and empty shows none.
+TEST_F(DiscoveryTest, EmptyListOfVisibleDevicesShowsNone) {
   setenv("CUDA_VISIBLE_DEVICES", "", 1);
   ExpectSuccess(RunAlone([] {
     const ferry::GpuDiscovery found = ferry::DiscoverGpus();

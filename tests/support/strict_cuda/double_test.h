@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// For tests of the double itself: processes that load it, talk by pipes, and are judged by their
-// end and what they wrote to stderr.
+// For tests of the fake driver itself: processes that load it, communicate by pipes, and are
+// checked by their exit status and stderr.
 #ifndef FERRY_TESTS_SUPPORT_STRICT_CUDA_DOUBLE_TEST_H_
 #define FERRY_TESTS_SUPPORT_STRICT_CUDA_DOUBLE_TEST_H_
 
@@ -42,7 +42,7 @@ inline void* Symbol(const char* name) {
   return found;
 }
 
-// The double's function, as a table of pointers would have it.
+// The fake's function, as a table of pointers would have it.
 #define CU(name) (reinterpret_cast<decltype(&::strict_cuda::name)>(::strict_cuda::Symbol(#name)))
 
 // In a child there is no gtest: a failed expectation ends it with a line that the parent shows.
@@ -126,7 +126,7 @@ class Wire final {
   const int fd_;
 };
 
-// How a child ended, and what it said.
+// How a child ended, and its output.
 struct Outcome {
   int status = 0;
   std::string text;
@@ -134,7 +134,7 @@ struct Outcome {
   bool Aborted() const { return WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT; }
 };
 
-// A directory and an environment of its own for each test; children that load the double.
+// A directory and an environment of its own for each test; children that load the fake driver.
 class DoubleTest : public ::testing::Test {
  protected:
   //   on_real_gpu: of tests that run there too: the environment is the user's.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The double of the driver used as it should be, in one process.
+// Correct use of the fake driver, in one process.
 #include <atomic>
 #include <string>
 
@@ -30,7 +30,7 @@ TEST_F(DriverTest, ShowsTheDevicesOfTheEnvironment) {
   }));
 }
 
-TEST_F(DriverTest, CopiesThereAndBack) {
+TEST_F(DriverTest, CopiesInBothDirections) {
   ExpectSuccess(RunAlone([] {
     UseDevice();
     const CUdeviceptr a = Alloc(3 * kMiB);
@@ -43,7 +43,7 @@ TEST_F(DriverTest, CopiesThereAndBack) {
   }));
 }
 
-TEST_F(DriverTest, WhatIsNotWaitedForHasNotHappened) {
+TEST_F(DriverTest, UnawaitedWorkHasNotHappened) {
   setenv("STRICT_CUDA_DELAY_US", "50000", 1);
   ExpectSuccess(RunAlone([] {
     UseDevice();
@@ -86,7 +86,7 @@ TEST_F(DriverTest, EventsOrderStreams) {
   }));
 }
 
-TEST_F(DriverTest, TheLegacyStreamWaitsForBlockingOnes) {
+TEST_F(DriverTest, LegacyStreamWaitsForBlockingOnes) {
   setenv("STRICT_CUDA_DELAY_US", "20000", 1);
   ExpectSuccess(RunAlone([] {
     UseDevice();
@@ -98,7 +98,7 @@ TEST_F(DriverTest, TheLegacyStreamWaitsForBlockingOnes) {
   }));
 }
 
-TEST_F(DriverTest, AddressesComeAgainWithOtherBufferIds) {
+TEST_F(DriverTest, AddressesAreReusedWithOtherBufferIds) {
   ExpectSuccess(RunAlone([] {
     UseDevice();
     uint64_t ids[2] = {};
@@ -113,7 +113,7 @@ TEST_F(DriverTest, AddressesComeAgainWithOtherBufferIds) {
   }));
 }
 
-TEST_F(DriverTest, TellsTheKindsOfMemoryApart) {
+TEST_F(DriverTest, DistinguishesTheKindsOfMemory) {
   ExpectSuccess(RunAlone([] {
     UseDevice();
     const auto type_of = [](CUdeviceptr pointer) {
@@ -195,7 +195,7 @@ TEST_F(DriverTest, RunsOutOfMemory) {
   }));
 }
 
-TEST_F(DriverTest, RunsTheKernelsThatItKnows) {
+TEST_F(DriverTest, RunsKnownKernels) {
   ExpectSuccess(RunAlone([] {
     UseDevice();
     CUmodule module = nullptr;
@@ -277,7 +277,7 @@ TEST_F(DriverTest, KernelsNeedAlignedWords) {
   }));
 }
 
-TEST_F(DriverTest, FailsWhatItWasToldToFail) {
+TEST_F(DriverTest, InjectedFaultsFail) {
   setenv("STRICT_CUDA_FAIL", "cuStreamCreate:2:1", 1);
   ExpectSuccess(RunAlone([] {
     UseDevice();
@@ -292,7 +292,7 @@ TEST_F(DriverTest, FailsWhatItWasToldToFail) {
   }));
 }
 
-TEST_F(DriverTest, PeersReachEachOtherAsTheMatrixSays) {
+TEST_F(DriverTest, PeersReachEachOtherByTheMatrix) {
   setenv("STRICT_CUDA_DEVICES", "3", 1);
   setenv("STRICT_CUDA_PEERS", "0-1", 1);
   ExpectSuccess(RunAlone([] {
@@ -310,8 +310,8 @@ TEST_F(DriverTest, PeersReachEachOtherAsTheMatrixSays) {
   }));
 }
 
-// The CPU must not be able to read what a stream has not brought it.
-TEST_F(DriverTest, TheCpuCannotTouchDeviceMemory) {
+// The CPU must not be able to read device memory that no stream has copied.
+TEST_F(DriverTest, CpuCannotAccessDeviceMemory) {
   const Outcome outcome = RunAlone([] {
     UseDevice();
     *reinterpret_cast<volatile char*>(Alloc(16)) = 1;

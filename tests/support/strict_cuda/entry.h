@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every exported function does first: faults that a test asked for, fork, initialization.
+// The beginning of every exported function: injected faults, fork detection, initialization.
 #ifndef FERRY_TESTS_SUPPORT_STRICT_CUDA_ENTRY_H_
 #define FERRY_TESTS_SUPPORT_STRICT_CUDA_ENTRY_H_
 
@@ -8,10 +8,10 @@
 
 namespace strict_cuda {
 
-// What the next call of `symbol` must return, or 0. Counts the call.
+// The injected result of the next call of `symbol`, or 0. Counts the call.
 int TakeFault(const char* symbol);
 
-// CUDA_SUCCESS, or what the driver function `symbol` returns at once.
+// CUDA_SUCCESS, or an immediate result of the driver function `symbol`.
 CUresult Enter(const char* symbol);
 
 // The same, without the need for cuInit. Breaks the rule "fork" in a child.

@@ -29,8 +29,8 @@ CUresult FindEvent(CUevent handle, const char* call) {
   return CUDA_ERROR_INVALID_HANDLE;
 }
 
-// Ends when the record that the wait is for has run. A process that dies takes its work with it;
-// the driver then gives the waiters free.
+// Ends when the awaited record has run. A process that dies takes its work with it; the driver then
+// releases the waiters.
 void AwaitShared(SharedEvent& shared, uint64_t sequence) {
   static const bool hang = FromEnvironment("STRICT_CUDA_DEAD_EVENT", "release") == "hang";
   for (int polls = 1; shared.done < sequence; ++polls) {
@@ -49,7 +49,7 @@ void RemoveWaiter(SharedEvent& shared, uint64_t sequence) {
   }
 }
 
-// Takes the number of a new record, after a look at who still waits for an earlier one.
+// Assigns the number of a new record, after a check for pending waits on an earlier one.
 uint64_t NextRecord(SharedEvent& shared, const char* call) {
   const MachineLock lock;
   for (const Waiter& waiter : shared.waiters) {
@@ -242,7 +242,7 @@ STRICT_CUDA_EXPORT CUresult cuEventElapsedTime(float* milliseconds, CUevent star
 
 STRICT_CUDA_EXPORT CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned int flags) {
   STRICT_CUDA_ENTER();
-  (void)flags;  // only graphs know others than 0
+  (void)flags;  // only graphs use others than 0
   if (const CUresult result = FindEvent(event, __func__); result != 0) return result;
   StreamHandle* stream = nullptr;
   if (const CUresult result = FindStream(handle, __func__, &stream); result != 0) return result;

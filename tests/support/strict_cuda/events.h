@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an event is: the last record, here or in the machine's table.
+// An event: its last record, here or in the machine's table.
 #ifndef FERRY_TESTS_SUPPORT_STRICT_CUDA_EVENTS_H_
 #define FERRY_TESTS_SUPPORT_STRICT_CUDA_EVENTS_H_
 

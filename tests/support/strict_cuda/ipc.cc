@@ -13,7 +13,7 @@
 namespace strict_cuda {
 namespace {
 
-// The first bytes of a handle. The rest are left as the caller had them: who compares or hashes
+// The first bytes of a handle. The rest keep the caller's values: callers that compare or hash
 // whole handles must clear them first.
 struct HandleBytes {
   uint64_t magic;

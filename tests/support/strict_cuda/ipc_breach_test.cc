@@ -92,14 +92,14 @@ TEST_F(IpcBreachTest, FreeWhileImported) {
 }
 
 // A dead importer holds nothing.
-TEST_F(IpcBreachTest, FreeAfterTheImporterDiedIsFine) {
+TEST_F(IpcBreachTest, FreeAfterTheImporterDiedIsAllowed) {
   const auto outcomes = RunPair(
       [](const Wire& wire) {
         UseDevice();
         const CUdeviceptr memory = Alloc(16);
         wire.Put(Export(memory));
         const auto importer = wire.Get<pid_t>();
-        // It stays as a zombie until the test asks for it.
+        // It stays as a zombie until the test reaps it.
         while (true) {
           char path[64];
           std::snprintf(path, sizeof(path), "/proc/%d/stat", importer);

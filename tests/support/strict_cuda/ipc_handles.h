@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Handles of memory and events for tests of the double.
+// Handles of memory and events for tests of the fake driver.
 #ifndef FERRY_TESTS_SUPPORT_STRICT_CUDA_IPC_HANDLES_H_
 #define FERRY_TESTS_SUPPORT_STRICT_CUDA_IPC_HANDLES_H_
 

@@ -11,7 +11,7 @@ constexpr size_t kMiB = size_t{1} << 20;
 
 class IpcTest : public DoubleTest {};
 
-TEST_F(IpcTest, AHandleShowsTheWholeAllocation) {
+TEST_F(IpcTest, HandleShowsTheWholeAllocation) {
   const auto outcomes = RunPair(
       [](const Wire& wire) {
         UseDevice();
@@ -57,7 +57,7 @@ TEST_F(IpcTest, HandlesHavePadding) {
   }));
 }
 
-TEST_F(IpcTest, WhatWasFreedCannotBeOpened) {
+TEST_F(IpcTest, FreedMemoryCannotBeOpened) {
   const auto outcomes = RunPair(
       [](const Wire& wire) {
         UseDevice();
@@ -78,7 +78,7 @@ TEST_F(IpcTest, WhatWasFreedCannotBeOpened) {
   ExpectSuccess(outcomes[1]);
 }
 
-TEST_F(IpcTest, NoPeerAccessNoImport) {
+TEST_F(IpcTest, WithoutPeerAccess_ImportIsRefused) {
   setenv("STRICT_CUDA_PEERS", "none", 1);
   const auto outcomes = RunPair(
       [](const Wire& wire) {
@@ -144,7 +144,7 @@ TEST_F(IpcTest, EventsOrderStreamsOfTwoProcesses) {
   ExpectSuccess(outcomes[1]);
 }
 
-TEST_F(IpcTest, VmmMemoryTravelsByDescriptorAndOutlivesItsMaker) {
+TEST_F(IpcTest, VmmMemoryIsPassedByDescriptorAndOutlivesItsCreator) {
   const CUmemLocation location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
   const CUmemAccessDesc access = {location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
   const auto map = [access](CUmemGenericAllocationHandle handle) {
@@ -186,7 +186,7 @@ TEST_F(IpcTest, VmmMemoryTravelsByDescriptorAndOutlivesItsMaker) {
   ExpectSuccess(outcomes[1]);
 }
 
-TEST_F(IpcTest, PoolMemoryTravelsByPoolAndPointer) {
+TEST_F(IpcTest, PoolMemoryIsPassedByPoolAndPointer) {
   const auto outcomes = RunPair(
       [](const Wire& wire) {
         UseDevice();
@@ -228,7 +228,7 @@ TEST_F(IpcTest, PoolMemoryTravelsByPoolAndPointer) {
   ExpectSuccess(outcomes[1]);
 }
 
-// Memory of a device is what all processes together use of it.
+// The memory of a device is the sum over all processes.
 TEST_F(IpcTest, ProcessesShareTheMemoryOfADevice) {
   setenv("STRICT_CUDA_MEMORY", "16777216", 1);
   const auto outcomes = RunPair(

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Modules and kernels: a few are known by name and done by the CPU in the stream's thread. The
-// parameters are 64-bit words but for a float, or one struct; docs/testing_gpu.md says what each
-// kernel does.
+// Modules and kernels: a few are known by name and run on the CPU in the stream's thread. The
+// parameters are 64-bit words except for a float, or one struct; docs/testing_gpu.md specifies each
+// kernel.
 #include <algorithm>
 #include <atomic>
 #include <chrono>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What kernels of the double need: memory as the processors of a device reach it.
+// Memory access for the fake's kernels, as the processors of a device reach it.
 #ifndef FERRY_TESTS_SUPPORT_STRICT_CUDA_KERNELS_H_
 #define FERRY_TESTS_SUPPORT_STRICT_CUDA_KERNELS_H_
 
@@ -18,7 +18,7 @@ inline constexpr const char* kLaunchCall = "cuLaunchKernel";
 
 // By the processors of the stream's device. Null after a failure.
 std::unique_ptr<Use> Access(Context& context, uint64_t pointer, size_t bytes, bool is_write);
-// Words of memory that is not aligned are no words: the context has failed.
+// Access to unaligned words fails the context.
 bool IsAligned(Context& context, uint64_t pointer, uint64_t to);
 // The bytes, which may lie in several pieces.
 std::string Gather(const Use& use);

@@ -98,8 +98,8 @@ ProcessSlot* MySlot() {
   return free_slot;
 }
 
-// One that was never used, or whose owner and importers have let go. The dead are asked for only
-// when there is no other.
+// One that was never used, or whose owner and importers have released it. Dead processes are looked
+// for only when there is no other.
 template <typename Entry, size_t kCount>
 Entry* FreeEntry(Entry (&entries)[kCount]) {
   for (Entry& entry : entries) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The machine that the processes of a session share: who exports and imports what, how much memory
-// is used. A mapped file of the session's directory, or private memory without a session.
+// The machine that the processes of a session share: exports and imports, and memory in use. A
+// mapped file in the session's directory, or private memory without a session.
 #ifndef FERRY_TESTS_SUPPORT_STRICT_CUDA_MACHINE_H_
 #define FERRY_TESTS_SUPPORT_STRICT_CUDA_MACHINE_H_
 
@@ -15,7 +15,7 @@
 
 namespace strict_cuda {
 
-// A live process is a pid with its start time: pids come again.
+// A live process is a pid with its start time: pids are reused.
 struct ProcessId {
   int32_t pid;
   uint64_t start;
@@ -23,7 +23,7 @@ struct ProcessId {
 };
 
 ProcessId Self();
-// False for one that has ended, also while its parent has not asked for it.
+// False for one that has ended, even if its parent has not reaped it.
 bool IsAlive(const ProcessId& process);
 
 struct Importer {
@@ -42,7 +42,7 @@ inline constexpr int kMaxSplits = 64;
 
 struct Importers {
   Importer entries[kMaxImporters];
-  // Returns false when there is no place.
+  // Returns false when there is no room.
   bool Add(const ProcessId& process);
   void Remove(const ProcessId& process);
   // The first process other than `process` that is alive and has an import, or pid 0.
@@ -65,7 +65,7 @@ struct Export {
   uint64_t buffer_id;
   uint64_t pool_id;
   int32_t handle_types;
-  bool is_ready;  // of pool pointers: the allocation has had its turn on its stream
+  bool is_ready;  // for pool pointers: the allocation has run on its stream
   bool gone;      // freed by its owner
   Importers importers;
 };
@@ -92,7 +92,7 @@ struct ProcessSlot {
   uint64_t used_bytes[kMaxDevices];
 };
 
-// What one device of one process does for NCCL at present, for the deadlock search.
+// The pending NCCL operation of one device of one process, for the deadlock search.
 struct ControlChannel {
   ProcessId process;
   int32_t device;  // physical
@@ -100,11 +100,11 @@ struct ControlChannel {
   int32_t rank;
   uint64_t send_mask;  // ranks to which sends are pending
   uint64_t recv_mask;
-  uint64_t progress;  // counts what has moved: a stalled control channel does not change
-  bool is_in_circle;  // another one has found a deadlock in which this takes part
+  uint64_t progress;  // counts moved bytes: it does not change while the operation is stalled
+  bool is_in_circle;  // another one has found a deadlock that includes this one
 };
 
-// A unique id, and who has come with it.
+// A unique id, and the ranks that have joined with it.
 struct IdRecord {
   uint64_t token;  // 0: free
   ProcessId minter;
@@ -115,7 +115,7 @@ struct IdRecord {
   uint64_t connecting[kMaxRanks];  // by rank: mask of peers with which it has begun to exchange
 };
 
-// One collective split of a communicator, until all ranks have said where they go.
+// One collective split of a communicator, until all ranks have passed their colour.
 struct SplitRecord {
   uint64_t parent;  // 0: free
   uint64_t sequence;
@@ -159,12 +159,12 @@ Export* FindExport(uint64_t id);
 SharedEvent* NewSharedEvent();
 SharedEvent* FindSharedEvent(uint64_t id);
 
-// Whether another process that lives has a context on the device. This one has, or has not, from
-// now on.
+// Whether another live process has a context on the device. From now on this process has one, or
+// has none.
 bool HasOtherContext(int physical);
 void NoteContext(int physical, bool has);
 
-// Takes or gives back device memory. Returns false if the device has not so much left.
+// Reserves or returns device memory. Returns false if the device has not that much left.
 bool TakeMemory(int physical, size_t bytes);
 void GiveMemory(int physical, size_t bytes);
 size_t FreeMemory(int physical);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The address map, and who may touch what.
+// The address map, and access rights.
 #include "tests/support/strict_cuda/memory.h"
 
 #include <algorithm>
@@ -38,7 +38,7 @@ CUresult CheckAccess(const Range& range, int by, bool is_write, const char* call
   return CUDA_ERROR_ILLEGAL_ADDRESS;
 }
 
-// Whether stream-ordered memory, of this process or another, has had its turn.
+// Whether the allocation of stream-ordered memory, of this process or another, has run.
 bool IsReady(const Range& range) {
   if (range.ready != nullptr) return *range.ready;
   if (range.kind != Kind::kImportedPool) return true;

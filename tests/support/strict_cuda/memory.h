@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The address map of this process: device memory behind addresses that the CPU cannot touch, and
+// The address map of this process: device memory behind addresses that the CPU cannot access, and
 // host memory that the driver knows.
 #ifndef FERRY_TESTS_SUPPORT_STRICT_CUDA_MEMORY_H_
 #define FERRY_TESTS_SUPPORT_STRICT_CUDA_MEMORY_H_
@@ -17,7 +17,7 @@
 
 namespace strict_cuda {
 
-// Physical memory: a memory file, mapped where only the double knows.
+// Physical memory: a memory file, mapped where only the fake driver finds it.
 class Backing final {
  public:
   // Null if the device has not so much left, or the system refuses. REQUIRES: whole granules.
@@ -25,7 +25,7 @@ class Backing final {
                                          int handle_types = 0);
   // Another process's, by a descriptor, which is duplicated. Null if that is something else.
   static std::shared_ptr<Backing> Import(int fd);
-  // The same by the other process's number for it. Null if that process is gone.
+  // The same by the other process's number for it. Null if that process has ended.
   static std::shared_ptr<Backing> ImportFrom(int pid, int fd);
   ~Backing();
   Backing(const Backing&) = delete;
@@ -35,7 +35,7 @@ class Backing final {
   size_t bytes() const { return bytes_; }
   int fd() const { return fd_; }
   int physical() const { return physical_; }
-  int handle_types() const { return handle_types_; }  // that cuMemCreate asked for
+  int handle_types() const { return handle_types_; }  // requested from cuMemCreate
   uint64_t inode() const { return inode_; }
 
  private:
@@ -61,8 +61,8 @@ enum class Kind {
   kManaged,
 };
 
-// What is known of the addresses [base, base + bytes). Guarded by the process's lock, but for the
-// atomics.
+// The attributes of the addresses [base, base + bytes). Guarded by the process's lock, except for
+// the atomics.
 struct Range {
   CUdeviceptr base = 0;
   size_t bytes = 0;
@@ -71,7 +71,7 @@ struct Range {
   Context* context = nullptr;        // in which it was allocated
   std::shared_ptr<Backing> backing;  // null for host memory
   size_t offset = 0;                 // in the backing
-  char* host = nullptr;              // where the double touches it
+  char* host = nullptr;              // where the fake driver accesses it
   uint64_t buffer_id = 0;
   PoolHandle* pool = nullptr;
   uint64_t export_id = 0;  // of its entry in the machine, once it has been exported
@@ -88,11 +88,11 @@ struct Range {
   std::atomic<int> uses = 0;                 // operations that touch it now
 };
 
-// A stretch of memory that an operation touches; it cannot vanish while this lives.
+// A range of memory that an operation accesses; it stays mapped while this exists.
 struct Piece {
   char* host = nullptr;
   size_t bytes = 0;
-  std::shared_ptr<Range> range;  // null for memory that the driver does not know
+  std::shared_ptr<Range> range;  // null for memory unknown to the driver
 };
 
 class Use final {
@@ -125,9 +125,9 @@ std::shared_ptr<Range> Find(CUdeviceptr pointer);
 // All of one context, or all if null.
 std::vector<std::shared_ptr<Range>> RangesOf(const Context* context);
 
-// What [pointer, pointer + bytes) is. Memory that the driver does not know is taken for pageable
-// host memory, unless only device memory can have such an address: then it is a breach, and
-// ILLEGAL_ADDRESS. `by`: the device that touches it, or -1 for none.
+// Classifies [pointer, pointer + bytes). Memory unknown to the driver is taken for pageable host
+// memory, unless only device memory can have such an address: then it is a violation, and
+// ILLEGAL_ADDRESS. `by`: the device that accesses it, or -1 for none.
 CUresult Resolve(CUdeviceptr pointer, size_t bytes, int by, bool is_write, const char* call,
                  std::vector<Piece>* pieces);
 
@@ -141,10 +141,10 @@ void CheckImplicitSync(const char* call);
 // Operations of NCCL that were launched and have not ended.
 extern std::atomic<int> nccl_in_flight;
 
-// Says that `range` is no longer there: takes it out of the map, gives back its addresses and ends
-// its export. Breaches of importers are checked. REQUIRES: nothing runs on it; the process's lock.
+// Removes `range` from the map, frees its addresses and ends its export. Checks for violations by
+// importers. REQUIRES: no operation uses it; the process's lock.
 void Release(const std::shared_ptr<Range>& range, const char* call);
-// What a context owned, when it ends. Takes the lock.
+// Frees the memory of a context, when it ends. Takes the lock.
 void FreeAllOf(Context& context);
 
 }  // namespace strict_cuda

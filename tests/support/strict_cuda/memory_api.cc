@@ -14,7 +14,7 @@
 namespace strict_cuda {
 namespace {
 
-// What nobody wrote is not zero.
+// Unwritten memory is not zero.
 constexpr unsigned char kPoison = 0xDB;
 
 CUresult NewDeviceRange(Context& context, size_t bytes, std::shared_ptr<Range>* made) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two processes of the double, of which the first breaks a rule of NCCL and must be caught.
+// Two processes of the fake, of which the first violates a rule of NCCL and must be caught.
 #ifndef FERRY_TESTS_SUPPORT_STRICT_CUDA_NCCL_BREACH_H_
 #define FERRY_TESTS_SUPPORT_STRICT_CUDA_NCCL_BREACH_H_
 
@@ -26,7 +26,7 @@ class NcclBreachTest : public DoubleTest {
     if (read(wire.fd(), &byte, 1) != 0) std::_Exit(1);
   }
 
-  // Two warmed up ranks in a process each. What is wrong is caught in the first; the second may
+  // Two warmed up ranks in a process each. The violation is caught in the first; the second may
   // hang, be caught as well, or end.
   void ExpectCaught(const std::string& rule, const Rank& first, const Rank& second = Nothing) {
     const auto outcomes = RunPair(

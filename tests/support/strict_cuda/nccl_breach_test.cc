@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Programs that break one rule of NCCL each with what they ask for, and must be caught.
+// Programs that violate one rule of NCCL each, and must be caught.
 #include <thread>
 
 #include "tests/support/strict_cuda/nccl_breach.h"
@@ -17,7 +17,7 @@ TEST_F(NcclBreachTest, CountsDiffer) {
       [](PairRank& rank) { rank.Recv(Alloc(100), 99); });
 }
 
-// Each rank of a collective says to each what it is at: all of them see it.
+// Each rank of a collective sends its arguments to each other: all of them detect it.
 TEST_F(NcclBreachTest, CollectivesDiffer) {
   using Call = void (*)(const PairRank& rank, CUdeviceptr memory);
   const auto expect_caught = [this](Call first, Call second) {

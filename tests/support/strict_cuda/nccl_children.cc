@@ -30,7 +30,7 @@ Comm* NewChild(const Comm& parent, const ncclConfig_t* config) {
   return child;
 }
 
-// Gives the child its place among `members`, ranks of the parent in the child's order.
+// Gives the child its rank among `members`, ranks of the parent in the child's order.
 bool Settle(Comm& child, int parent_rank, const std::vector<int>& members, uint64_t token) {
   const auto place = std::find(members.begin(), members.end(), parent_rank);
   child.rank = static_cast<int>(place - members.begin());
@@ -58,7 +58,7 @@ SplitRecord* FindSplit(uint64_t parent, uint64_t sequence) {
   return free_record;
 }
 
-// Tells where this rank goes, and waits until all have told. False when that will not be.
+// Publishes this rank's colour, and waits until all have. False when that cannot happen.
 bool Agree(Comm& child, const Comm& parent, uint64_t sequence, int color, int key,
            SplitRecord* agreed) {
   const uint64_t own = uint64_t{1} << parent.rank;

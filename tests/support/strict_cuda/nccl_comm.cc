@@ -158,7 +158,7 @@ STRICT_CUDA_EXPORT ncclResult_t ncclCommUserRank(ncclComm_t comm, int* rank) {
   return ncclSuccess;
 }
 
-// Flushes what has been issued. A non-blocking one is in progress until then.
+// Flushes issued operations. A non-blocking one is in progress until then.
 STRICT_CUDA_EXPORT ncclResult_t ncclCommFinalize(ncclComm_t comm) {
   if (const ncclResult_t result = CheckReady(comm, __func__); result != 0) return result;
   if (const int fault = TakeFault(__func__); fault != 0) return fault;

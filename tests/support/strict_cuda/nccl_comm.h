@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Communicators of the double, and how their operations reach the streams.
+// Communicators of the fake, and how their operations reach the streams.
 #ifndef FERRY_TESTS_SUPPORT_STRICT_CUDA_NCCL_COMM_H_
 #define FERRY_TESTS_SUPPORT_STRICT_CUDA_NCCL_COMM_H_
 
@@ -35,7 +35,7 @@ struct Op {
   StreamHandle* stream = nullptr;
 };
 
-// What travels before each payload, and what the receiver says when it is ready for it.
+// Header of each payload, and the receiver's message when it is ready for it.
 struct Header {
   enum Type : uint32_t { kReady = 0x52454144, kData = 0x44415441 };
   Type type;
@@ -43,7 +43,7 @@ struct Header {
   uint64_t sequence;
   uint64_t count;
   int32_t data_type;
-  // Of a reduction; the root of a broadcast.
+  // For a reduction; the root of a broadcast.
   int32_t how;
 };
 
@@ -53,7 +53,7 @@ struct Link {
   bool is_dead = false;
   uint64_t next_send = 0;
   uint64_t next_recv = 0;
-  std::deque<Header> ready;  // what the peer is ready for, in order
+  std::deque<Header> ready;  // the operations that the peer is ready for, in order
   std::string partial;       // the first bytes of a header
 };
 
@@ -123,7 +123,7 @@ ncclResult_t CheckReady(Comm* comm, const char* call);
 void RegisterComm(Comm* comm);
 ncclResult_t FailComm(Comm* comm, ncclResult_t result, const std::string& text);
 
-// Groups (nccl_group.cc). What is not in a group is one of its own.
+// Groups (nccl_group.cc). An operation outside of a group is a group of its own.
 ncclResult_t AddOp(const Op& op, const char* call);
 ncclResult_t AddInit(Comm* comm);
 ncclResult_t AddAbort(Comm* comm);
@@ -135,7 +135,7 @@ IdRecord* NewId(uint64_t token);
 
 // Does the meeting of all ranks; ends early when the communicator is aborted.
 void Initialize(Comm& comm);
-// Ends what aborted communicators do, then frees them.
+// Ends the operations of aborted communicators, then frees them.
 ncclResult_t FinishAborts(const std::vector<Comm*>& comms, const char* call);
 
 // Moves the data of operations that were launched together; in the stream's thread.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Groups: what is checked before operations are launched, and their launch.
+// Groups: checks before operations are launched, and their launch.
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -132,8 +132,8 @@ ncclResult_t Check(const Comm& comm, const std::vector<Op>& ops) {
   return CheckBuffers(comm, ops);
 }
 
-// The host waits until each new peer has come to its first exchange too. Returns when it has, or
-// the communicator is aborted, or, behind a socket, a peer is gone.
+// The host waits until each new peer has reached its first exchange too. Returns when it has, or
+// the communicator is aborted, or, over a socket, a peer has ended.
 void AwaitConnections(Comm& comm, uint64_t peers) {
   for (int polls = 1; !comm.is_aborted; ++polls) {
     const bool looks = polls % 50 == 0 && GetConfig().nccl_peer_death_is_error;

@@ -62,7 +62,7 @@ int Connect(uint64_t token, int rank, int own_rank) {
   return fd;
 }
 
-// One peer of a higher rank; false when none has come yet.
+// One peer of a higher rank; false when none has connected yet.
 bool Accept(int listener, std::vector<Link>& links) {
   const int fd = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
   if (fd < 0) return false;
@@ -102,7 +102,8 @@ std::string CheckIn(Comm& comm) {
   return "";
 }
 
-// Two ranks on one device of one host are refused, unless NCCL is new enough and told to take them.
+// Two ranks on one device of one host are refused, unless NCCL is new enough and configured to
+// accept them.
 std::string FindDuplicate(const Comm& comm) {
   if (GetConfig().nccl_version >= 23003 &&
       FromEnvironment("NCCL_MULTI_RANK_GPU_ENABLE", "0") == "1") {
@@ -120,7 +121,8 @@ std::string FindDuplicate(const Comm& comm) {
   return "";
 }
 
-// Polls `done` until it holds. False when the communicator is aborted, or the minter is gone.
+// Polls `done` until it holds. False when the communicator is aborted, or the creator of the id has
+// ended.
 bool Await(Comm& comm, const std::function<bool()>& done) {
   for (int polls = 1; !done(); ++polls) {
     if (comm.is_aborted) return false;
@@ -152,7 +154,7 @@ IdRecord* NewId(uint64_t token) {
 }
 
 void Initialize(Comm& comm) {
-  // False: there is nothing to take part in, and the state says why.
+  // False: the rank does not take part, and the state says why.
   if (comm.before_meeting != nullptr && !comm.before_meeting()) return;
   if (GetConfig().nccl_absent_rank == comm.rank) {
     while (!comm.is_aborted) std::this_thread::sleep_for(kInitPoll);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What each device does for NCCL, in the shared table, and the search for circles in it.
+// The pending NCCL operation of each device, in the shared table, and the search for cycles among
+// them.
 #include <chrono>
 #include <map>
 
@@ -29,7 +30,8 @@ const IdRecord* RecordOf(uint64_t token) {
   return nullptr;
 }
 
-// Whether what `lane` waits for at rank `peer` cannot move before the peer's own operation ends.
+// Whether the operation that `lane` waits for at rank `peer` cannot proceed before the peer's own
+// operation ends.
 bool WaitsFor(const ControlChannel& channel, int peer, const ControlChannel& other) {
   if (other.comm == 0) return false;  // nothing runs there: it may still come
   const uint64_t at_peer = uint64_t{1} << peer;
@@ -46,7 +48,7 @@ std::string Describe(const ControlChannel& channel) {
          std::to_string(channel.comm % 10000) + " (" + std::to_string(channel.progress) + ")";
 }
 
-// The circle through `start`, described; empty if there is none. REQUIRES: the machine's lock.
+// The cycle through `start`, as text; empty if there is none. REQUIRES: the machine's lock.
 bool FindCircle(int at, int start, std::vector<bool>& visited, std::vector<int>& circle,
                 std::string& text) {
   const ControlChannel& channel = TheMachine().channels[at];
@@ -109,8 +111,8 @@ void CountProgress(const Comm& comm) {
   ++TheMachine().channels[comm.device->channel].progress;
 }
 
-// A circle that does not change for a while is there for ever: what is on its way would have
-// arrived. Whoever is sure first tells the others, since the circle is gone when it has aborted.
+// A cycle that does not change for a while is permanent: data in flight would have arrived. The
+// first process that is certain notifies the others, since the cycle is gone when it has aborted.
 void DeadlockWatch::Look() {
   std::string text;
   {

@@ -15,7 +15,7 @@
 namespace strict_cuda {
 namespace {
 
-// Until the kernel says that the thread sleeps, each time for a while: it waits inside a call.
+// Until the kernel reports that the thread sleeps, for several polls: it waits inside a call.
 void AwaitBlocked(pid_t thread) {
   const std::string path = "/proc/self/task/" + std::to_string(thread) + "/stat";
   const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(20);
@@ -75,7 +75,7 @@ TEST_F(NcclBreachTest, UsedWhileInProgress) {
   });
 }
 
-// The group said "in progress": an event recorded now would be before the operation.
+// The group returned "in progress": an event recorded now would be before the operation.
 TEST_F(NcclBreachTest, EventRecordedWhileTheLaunchIsInProgress) {
   const auto outcomes = RunPair(
       [](const Wire& wire) {
@@ -99,7 +99,7 @@ TEST_F(NcclBreachTest, EventRecordedWhileTheLaunchIsInProgress) {
   ExpectBreach(outcomes[0], "nccl-not-ready");
 }
 
-// Communicator B hangs on the device: the abort of A alone would wait for it for ever.
+// Communicator B hangs on the device: the abort of A alone would wait for it forever.
 TEST_F(NcclBreachTest, AbortOfOneWhileAnotherHangs) {
   const auto outcomes = RunTwoCommunicators(
       [](PairRank& a, PairRank& b) {
@@ -129,7 +129,7 @@ TEST_F(NcclBreachTest, AbortWhileAnotherThreadIsInACall) {
           CU(ncclGroupEnd)();
         });
         while (in_call == 0) std::this_thread::yield();
-        // The other rank never comes to its exchange.
+        // The other rank never joins its exchange.
         AwaitBlocked(in_call);
         CU(ncclCommAbort)(comm);
         other.join();
@@ -143,7 +143,7 @@ TEST_F(NcclBreachTest, AbortWhileAnotherThreadIsInACall) {
   ExpectBreach(outcomes[0], "nccl-abort-in-call");
 }
 
-TEST_F(NcclBreachTest, AbortOfBothInAGroupIsFine) {
+TEST_F(NcclBreachTest, AbortOfBothInAGroupIsAllowed) {
   const auto outcomes = RunTwoCommunicators(
       [](PairRank& a, PairRank& b) {
         b.Send(Alloc(8), 8);

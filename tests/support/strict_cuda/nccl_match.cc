@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Moving data between ranks: the receiver says that it is ready, the sender compares, then sends.
-// A stream stays in here until every partner has come, as a kernel would.
+// Moving data between ranks: the receiver reports that it is ready, the sender compares, then
+// sends. A stream stays in here until every partner has joined, as a kernel would.
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/socket.h>
@@ -62,7 +62,7 @@ class Runner final {
  private:
   struct Collective {
     const Op* op;
-    std::string own;                  // what this rank gives
+    std::string own;                  // this rank's input
     std::vector<std::string> others;  // by rank
   };
 
@@ -108,7 +108,7 @@ class Runner final {
     return use != nullptr;
   }
 
-  // Everybody sends its own to all others, or the root does.
+  // All ranks send their own to all others, or the root does.
   bool PrepareCollective(const Op& op, size_t bytes) {
     collectives_.push_back({&op, "", {}});
     Collective& collective = collectives_.back();
@@ -181,7 +181,7 @@ class Runner final {
     self = TransferEngine{};
   }
 
-  // `send` is ours, `recv` what the peer is ready for.
+  // `send` is ours, `recv` the operation that the peer is ready for.
   void Compare(const Header& send, const Header& recv, int peer) {
     const bool same = send.kind == recv.kind && send.count == recv.count &&
                       send.data_type == recv.data_type && send.how == recv.how &&
@@ -230,7 +230,7 @@ class Runner final {
     if (is_idle || comm_.links[peer].is_dead) return false;
     const bool wrote = Write(peer);
     const bool read = Read(peer);
-    // What the peer has said before it died still counts: it may have died of that.
+    // Messages that the peer sent before it died still count: they may explain its death.
     const std::deque<Header>& ready = comm_.links[peer].ready;
     const bool waits = !exchange.sends.empty() && !exchange.sends.front().is_open;
     if (comm_.links[peer].is_dead && waits && !ready.empty()) {
@@ -308,7 +308,7 @@ class Runner final {
         moved = true;
         continue;
       }
-      // What is not needed now stays where it is: the next run reads it.
+      // Data that is not needed now stays queued: the next run reads it.
       if (recv == nullptr && exchange.sends.empty()) return moved;
       char bytes[sizeof(Header)];
       const ssize_t got = RecvSome(peer, bytes, sizeof(bytes) - link.partial.size());

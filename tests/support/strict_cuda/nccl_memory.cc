@@ -113,7 +113,7 @@ STRICT_CUDA_EXPORT ncclResult_t ncclCommDeregister(ncclComm_t comm, void* handle
   return ncclSuccess;
 }
 
-// The double's communicators have no use for it, and do not check that all ranks come.
+// The fake's communicators do not use it, and do not check that all ranks call it.
 STRICT_CUDA_EXPORT ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* buffer, size_t bytes,
                                                        ncclWindow_t* window, int flags) {
   if (buffer == nullptr || bytes == 0 || window == nullptr || flags < 0 || flags > 1) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Communicators for tests of the double: non-blocking ones, made and warmed up as they should be.
+// Communicators for tests of the fake: non-blocking ones, made and warmed up correctly.
 #ifndef FERRY_TESTS_SUPPORT_STRICT_CUDA_NCCL_PAIR_H_
 #define FERRY_TESTS_SUPPORT_STRICT_CUDA_NCCL_PAIR_H_
 
@@ -59,7 +59,7 @@ inline ncclComm_t Init(int count, const ncclUniqueId& id, int rank) {
 
 inline void* Buffer(CUdeviceptr pointer) { return reinterpret_cast<void*>(pointer); }
 
-// One element each way.
+// One element in each direction.
 inline void WarmUp(ncclComm_t comm, int peer, CUstream stream) {
   const CUdeviceptr byte = Alloc(2);
   OK(CU(ncclGroupStart)());

@@ -25,8 +25,8 @@ TEST_F(NcclBreachTest, MemoryIsFreedInFlight) {
   });
 }
 
-// Whatever else may wait for the device: pinning, mapping, unmapping, loading, making pools.
-TEST_F(NcclBreachTest, WhateverMaySynchroniseIsCaughtInFlight) {
+// All other calls that may wait for the device: pinning, mapping, unmapping, loading, making pools.
+TEST_F(NcclBreachTest, SynchronisingCallsAreCaughtInFlight) {
   struct Call {
     const char* name;
     std::function<void()> make;

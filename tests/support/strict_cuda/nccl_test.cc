@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The double of NCCL used as it should be.
+// Correct use of the fake NCCL.
 #include <string>
 #include <thread>
 
@@ -33,7 +33,7 @@ class NcclTest : public DoubleTest {
   }
 };
 
-TEST_F(NcclTest, SendsInTheOrderOfThePositions) {
+TEST_F(NcclTest, SendsMatchByPosition) {
   RunRanks(
       [](const PairRank& rank, const Wire&) {
         const CUdeviceptr data = Alloc(20 * kMiB);
@@ -60,8 +60,8 @@ TEST_F(NcclTest, SendsInTheOrderOfThePositions) {
       });
 }
 
-// As a kernel, a send stays on its stream until the receiver has come.
-TEST_F(NcclTest, AnOperationBlocksItsStreamUntilThePeerComes) {
+// Like a kernel, a send stays on its stream until the receiver has joined.
+TEST_F(NcclTest, OperationBlocksItsStreamUntilThePeerJoins) {
   RunRanks(
       [](const PairRank& rank, const Wire& wire) {
         const CUdeviceptr data = Alloc(8);
@@ -79,7 +79,7 @@ TEST_F(NcclTest, AnOperationBlocksItsStreamUntilThePeerComes) {
       });
 }
 
-TEST_F(NcclTest, ExchangesBothWaysInAGroup) {
+TEST_F(NcclTest, ExchangesInBothDirectionsInAGroup) {
   const auto body = [](const PairRank& rank, const Wire&) {
     const CUdeviceptr data = Alloc(8 * kMiB);
     OK(CU(cuMemsetD8Async)(data, static_cast<unsigned char>(rank.rank + 1), 4 * kMiB, rank.stream));
@@ -139,7 +139,7 @@ TEST_F(NcclTest, SmallFloatsAreReduced) {
 }
 
 // Rank 1 comes first in the child, by its key.
-TEST_F(NcclTest, ASplitReordersTheRanks) {
+TEST_F(NcclTest, SplitReordersTheRanks) {
   const auto body = [](const PairRank& rank, const Wire&) {
     ncclComm_t child = nullptr;
     EXPECT_CU(ncclInProgress,
@@ -154,7 +154,7 @@ TEST_F(NcclTest, ASplitReordersTheRanks) {
   RunRanks(body, body);
 }
 
-TEST_F(NcclTest, AShrinkLeavesTheSurvivors) {
+TEST_F(NcclTest, ShrinkKeepsTheSurvivors) {
   RunRanks(
       [](const PairRank& rank, const Wire&) {
         rank.Send(Alloc(8), 8);  // the other does not come any more
@@ -209,7 +209,7 @@ TEST_F(NcclTest, RanksOfOneProcess) {
 
 // Four ranks, two of them in each process, driven by a thread per device: exchanges of all pairs in
 // groups and between them sums, many of them, with no false alarm.
-TEST_F(NcclTest, ManyGroupsInOneOrderAreNoDeadlock) {
+TEST_F(NcclTest, ManyGroupsInOneOrderDoNotDeadlock) {
   setenv("STRICT_CUDA_DEVICES", "4", 1);
   setenv("STRICT_CUDA_DEADLOCK_MS", "500", 1);
   constexpr int kRanks = 4;
@@ -266,7 +266,7 @@ TEST_F(NcclTest, ManyGroupsInOneOrderAreNoDeadlock) {
   unsetenv("STRICT_CUDA_DEADLOCK_MS");
 }
 
-TEST_F(NcclTest, ARankThatNeverComesIsAborted) {
+TEST_F(NcclTest, RankThatNeverJoinsIsAborted) {
   ExpectSuccess(RunAlone([] {
     UseDevice();
     ncclUniqueId id = {};
@@ -282,7 +282,7 @@ TEST_F(NcclTest, ARankThatNeverComesIsAborted) {
   }));
 }
 
-TEST_F(NcclTest, AbortEndsWhatHangs) {
+TEST_F(NcclTest, AbortEndsHangingOperations) {
   RunRanks(
       [](const PairRank& rank, const Wire& wire) {
         rank.Send(Alloc(8), 8);
@@ -297,7 +297,7 @@ TEST_F(NcclTest, AbortEndsWhatHangs) {
       });
 }
 
-TEST_F(NcclTest, APeerThatStopsInMidTransferHangsUntilTheAbort) {
+TEST_F(NcclTest, PeerThatStopsInMidTransferHangsUntilTheAbort) {
   RunRanks(
       [](const PairRank& rank, const Wire& wire) {
         const CUdeviceptr data = Alloc(4 * kMiB);
@@ -318,7 +318,7 @@ TEST_F(NcclTest, APeerThatStopsInMidTransferHangsUntilTheAbort) {
 }
 
 // Behind shared memory a peer's death is not seen; behind a socket it is.
-TEST_F(NcclTest, ADeadPeerHangsOrIsAnError) {
+TEST_F(NcclTest, DeadPeerHangsOrIsAnError) {
   for (const bool is_error : {false, true}) {
     setenv("STRICT_CUDA_NCCL_PEER_DEATH", is_error ? "error" : "spin", 1);
     const auto outcomes = RunPair(
@@ -372,7 +372,7 @@ TEST_F(NcclTest, TwoRanksOnOneDeviceNeedTwoHostIds) {
   }
 }
 
-TEST_F(NcclTest, AllocatesMemoryThatCanBeExported) {
+TEST_F(NcclTest, AllocatesExportableMemory) {
   ExpectSuccess(RunAlone([] {
     UseDevice();
     void* memory = nullptr;
@@ -386,7 +386,7 @@ TEST_F(NcclTest, AllocatesMemoryThatCanBeExported) {
 }
 
 // Memory of cuMemAlloc has no window. Releasing a handle synchronises nothing, even in flight.
-TEST_F(NcclTest, WindowsAreOfMappedMemory) {
+TEST_F(NcclTest, WindowsNeedMappedMemory) {
   const auto use = [](const PairRank& rank, const Wire& wire) {
     void* memory = nullptr;
     OK(CU(ncclMemAlloc)(&memory, 100));

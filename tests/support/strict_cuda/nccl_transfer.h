@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One operation's data on its way to or from one rank, and how far it is.
+// One operation's data in flight to or from one rank, and its progress.
 #ifndef FERRY_TESTS_SUPPORT_STRICT_CUDA_NCCL_TRANSFER_H_
 #define FERRY_TESTS_SUPPORT_STRICT_CUDA_NCCL_TRANSFER_H_
 
@@ -33,7 +33,7 @@ struct Transfer {
   }
 };
 
-// What is to be exchanged with one rank.
+// The data to exchange with one rank.
 struct TransferEngine {
   std::deque<Transfer> sends;
   std::deque<Transfer> recvs;

@@ -72,8 +72,8 @@ int EnterNvml(const char* symbol, Device device, const void* out) {
   return kInvalidArgument;
 }
 
-// What link `link` of `device` leads to: a device, -1 for a switch, -2 for nothing. Links to lower
-// devices come first.
+// The other end of link `link` of `device`: a device, -1 for a switch, -2 for nothing. Links to
+// lower devices come first.
 int RemoteOf(Device device, unsigned int link) {
   const Config& config = GetConfig();
   unsigned int first = 0;

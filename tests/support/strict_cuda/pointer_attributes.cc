@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the driver tells of a pointer. Booleans are written as one byte and bit masks as four: a
+// The driver's attributes of a pointer. Booleans are written as one byte and bit masks as four: a
 // caller whose variable is wider must have cleared it.
 #include <cstring>
 
@@ -59,7 +59,7 @@ CUresult Tell(const Range& range, CUdeviceptr pointer, CUpointer_attribute attri
       return Put(data, range.kind == Kind::kManaged);
     case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: {
       const int ordinal = OrdinalOf(range.physical);
-      // Of a device that this process does not see: the one that opened it.
+      // On a device that this process does not see: the one that opened it.
       return Put(data, ordinal < 0 && range.context != nullptr ? range.context->ordinal : ordinal);
     }
     case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
@@ -120,7 +120,7 @@ STRICT_CUDA_EXPORT CUresult cuPointerGetAttribute(void* data, CUpointer_attribut
   return Tell(*range, pointer, attribute, data);
 }
 
-// Never fails for a pointer that it does not know: the answers are then empty, the ordinal -2.
+// Never fails for an unknown pointer: the results are then empty, the ordinal -2.
 STRICT_CUDA_EXPORT CUresult cuPointerGetAttributes(unsigned int count,
                                                    CUpointer_attribute* attributes, void** data,
                                                    CUdeviceptr pointer) {

@@ -87,7 +87,7 @@ cuMemPoolImportFromShareableHandle(CUmemoryPool* pool, void* handle, CUmemAlloca
   if (pool == nullptr || flags != 0 || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) {
     return CUDA_ERROR_INVALID_VALUE;
   }
-  // The descriptor itself, in the place of a pointer.
+  // The descriptor itself, instead of a pointer.
   const int fd = static_cast<int>(reinterpret_cast<intptr_t>(handle));
   Ticket ticket = {};
   if (pread(fd, &ticket, sizeof(ticket), 0) != sizeof(ticket) || ticket.magic != kPoolMagic) {

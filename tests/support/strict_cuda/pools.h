@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a memory pool is: whose, of which device, who may touch its memory.
+// A memory pool: its owner, its device, and the devices with access to its memory.
 #ifndef FERRY_TESTS_SUPPORT_STRICT_CUDA_POOLS_H_
 #define FERRY_TESTS_SUPPORT_STRICT_CUDA_POOLS_H_
 
@@ -26,7 +26,7 @@ struct PoolHandle {
 
 // REQUIRES: the process's lock.
 PoolHandle* NewPool(int physical, int handle_types);
-// INVALID_VALUE for what is no pool; a destroyed one is a breach.
+// INVALID_VALUE for other pointers; a destroyed pool is a violation.
 CUresult CheckPool(CUmemoryPool pool, const char* call);
 
 }  // namespace strict_cuda

@@ -89,7 +89,7 @@ StreamHandle* PerThreadOf(Context& context) {
   return stream;
 }
 
-// Over all contexts: a handle says not of which it is.
+// Over all contexts: a handle does not tell its own.
 bool IsStream(const StreamHandle* handle) {
   for (const int physical : GetConfig().visible) {
     Context* const context = ActiveContextOf(physical);
@@ -200,7 +200,7 @@ STRICT_CUDA_EXPORT CUresult cuStreamSynchronize(CUstream handle) {
   STRICT_CUDA_ENTER();
   StreamHandle* stream = nullptr;
   if (const CUresult result = FindStream(handle, __func__, &stream); result != 0) return result;
-  // The legacy stream waits for the blocking ones, also for what they do without it.
+  // The legacy stream waits for the blocking ones, also for their own waits.
   if (stream->is_legacy)
     Enqueue(
         *stream, [] {}, Delay::kNone);
@@ -232,7 +232,7 @@ STRICT_CUDA_EXPORT CUresult cuLaunchHostFunc(CUstream handle, CUhostFn function,
   if (const CUresult result = FindStream(handle, __func__, &stream); result != 0) return result;
   Context* const context = stream->context;
   Enqueue(*stream, [function, user_data, context] {
-    // As the driver: not in a context that has failed.
+    // Like the driver: not in a context that has failed.
     if (context->error != CUDA_SUCCESS) return;
     SetInHostFunction(true);
     function(user_data);

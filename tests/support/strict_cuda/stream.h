@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Streams: a queue and a thread each, so that what is not waited for has not happened yet.
+// Streams: a queue and a thread each, so that unawaited work has not happened yet.
 #ifndef FERRY_TESTS_SUPPORT_STRICT_CUDA_STREAM_H_
 #define FERRY_TESTS_SUPPORT_STRICT_CUDA_STREAM_H_
 
@@ -38,16 +38,17 @@ struct StreamHandle {
   bool has_thread = false;       // guarded by mu
 };
 
-// Null stream and per-thread streams included; those need a current context.
-// Errors: INVALID_HANDLE for what is no stream; a destroyed one is a breach.
+// Null stream and per-thread streams included; those need a current context. Errors: INVALID_HANDLE
+// for other pointers; a destroyed stream is a violation.
 CUresult FindStream(CUstream handle, const char* call, StreamHandle** stream);
 
 enum class Delay { kNone, kAsConfigured };
 
-// Appends `work`, behind what the rules of the legacy stream say. Returns its place, for WaitFor.
+// Appends `work`, in the order that the rules of the legacy stream require. Returns its position,
+// for WaitFor.
 uint64_t Enqueue(StreamHandle& stream, std::function<void()> work,
                  Delay delay = Delay::kAsConfigured);
-// Waits until the stream has passed `place`; without one, all that is in it now.
+// Waits until the stream has passed `place`; without one, until all its current work is done.
 void WaitFor(StreamHandle& stream, uint64_t place);
 void WaitForAll(StreamHandle& stream);
 

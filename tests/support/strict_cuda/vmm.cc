@@ -148,7 +148,8 @@ STRICT_CUDA_EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, si
 
 STRICT_CUDA_EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
   STRICT_CUDA_ENTER();
-  // Does not synchronise: cuda.h says so (note_sync) of cuMemUnmap, which frees, and not of this.
+  // Does not synchronise: cuda.h states it (note_sync) for cuMemUnmap, which frees, and not for
+  // this.
   const std::lock_guard<std::mutex> lock(ProcessMutex());
   Allocation* const allocation = FindAllocation(handle);
   if (allocation == nullptr) {
@@ -284,7 +285,7 @@ STRICT_CUDA_EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocatio
     return CUDA_ERROR_INVALID_VALUE;
   }
   CheckImplicitSync(__func__);
-  // The descriptor itself, in the place of a pointer.
+  // The descriptor itself, instead of a pointer.
   const int fd = static_cast<int>(reinterpret_cast<intptr_t>(os_handle));
   std::shared_ptr<Backing> backing = Backing::Import(fd);
   if (backing == nullptr || backing->handle_types() == 0) return CUDA_ERROR_INVALID_VALUE;
