@@ -23,7 +23,7 @@ constexpr int kSeeds = 1500;
 #endif
 
 // The same seeds every time and a fresh one, or as many as FERRY_SIM_SEEDS says.
-// needs_losses: some checksum does not match, if there is more than one seed.
+//   needs_losses: some checksum does not match, if there is more than one seed.
 void RunSeeds(const Faults& faults, bool needs_losses = false) {
   std::vector<uint64_t> seeds;
   uint64_t replayed = 0;

@@ -41,8 +41,8 @@ class CollectiveWorld final {
   // A worker's GPU as NCCL uses it.
   using GpusOf = std::function<CollectiveGpus&(int worker)>;
 
-  // on_gpus: for each worker, whether its device is a GPU; empty: none is.
-  // gpus_of: if it is, they have NCCL.
+  //   on_gpus: for each worker, whether its device is a GPU; empty: none is.
+  //   gpus_of: if it is, they have NCCL.
   explicit CollectiveWorld(int count, HostBackendOptions options = {},
                            std::vector<bool> on_gpus = {}, const GpusOf& gpus_of = {},
                            NcclBackendRules rules = {})
@@ -123,7 +123,7 @@ class CollectiveWorld final {
   // Copies of tensors between memories fail from now on.
   void FailCopies(const absl::Status& why) { copy_status_ = why; }
 
-  // input: on the host; moved to the node's memory. Returns a number for `outcome`.
+  //   input: on the host; moved to the node's memory. Returns a number for `outcome`.
   // As in a run of a graph: a failure aborts its worker's step.
   int Run(CollectiveNode node, std::optional<Tensor> input) {
     const int worker = node.self;

@@ -32,7 +32,7 @@ absl::StatusOr<std::vector<KernelCase>> ReadKernelCases(const std::string& path)
 
 // Runs our kernel. OK if its result matches TensorFlow's; else FAILED_PRECONDITION with the
 // difference. Sums and products of many may differ in their last bits.
-// variables: the variables that the cases of a file have left, in their order.
+//   variables: the variables that the cases of a file have left, in their order.
 absl::Status CheckKernelCase(const KernelCase& one, Variables& variables);
 
 // "Slice(float[2,3], int32[2], int32[2])", with the elements of small inputs.

@@ -27,7 +27,7 @@ std::vector<std::string> LabelsOf(const SmallMaster::Step& step) {
 }
 
 // Feeds `count` numbers, and sends them over the GPUs of both and back.
-// way: must be in the label of each transfer between workers from GPU to GPU.
+//   way: must be in the label of each transfer between workers from GPU to GPU.
 void DriveBoth(GpuPeer& peer, int count, const std::string& way) {
   const size_t gpus = static_cast<size_t>(peer.gpus().count());
   WorkerClient a = ClientOf(peer.exchange().self(), gpus);
