@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A node of a job whose GPUs all exchange tensors with each other, by NCCL, in an order that nobody
-// has agreed on: from several threads, each with an order of its own.
+// A node of a job whose GPUs all exchange tensors with each other, by NCCL, in an order that is not
+// agreed on: from several threads, each with an order of its own.
 #include <algorithm>
 #include <cstdlib>
 #include <iostream>
@@ -50,7 +50,7 @@ absl::Status TransferEngine(Node& node, int thread, int count, uint32_t seed) {
   std::mt19937 random(seed + static_cast<uint32_t>(97 * me + thread));
   std::shuffle(sends.begin(), sends.end(), random);
   std::shuffle(receives.begin(), receives.end(), random);
-  // A receive waits: what others wait for has been sent before.
+  // Receives come last: the values that others wait for have been sent before.
   std::vector<Work> work = sends;
   work.insert(work.end(), receives.begin(), receives.end());
   std::vector<std::vector<unsigned char>> patterns;

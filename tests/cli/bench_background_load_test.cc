@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who else was at work while a bench measured.
+// The load of other processes during a measurement.
 #include "bench/background_load.h"
 
 #include <fstream>
@@ -10,13 +10,13 @@
 namespace ferry::cli {
 namespace {
 
-TEST(BenchOtherLoad, CountsWorkAndWhatWasStolen) {
+TEST(BenchOtherLoad, CountsWorkAndStolenTime) {
   // User, nice, system, idle, waiting for disks, two kinds of interrupts, stolen, guests.
   constexpr char kStat[] = "cpu  1000 20 300 90000 400 5 6 70 8 9\ncpu0 1 1 1 1 1 1 1 1 1 1\n";
   EXPECT_DOUBLE_EQ(WorkedSeconds(kStat, 100).value_or(-1), 13.9);
 }
 
-TEST(BenchOtherLoad, SaysNothingOfWhatItDoesNotKnow) {
+TEST(BenchOtherLoad, OmitsUnknownValues) {
   for (const char* text : {"", "cpu", "cpu 1 2 3", "cpu  1000 20 x 90000 400 5 6 70 8 9",
                            "intr 1000 20 300 90000 400 5 6 70 8 9"}) {
     EXPECT_FALSE(WorkedSeconds(text, 100).has_value()) << text;
@@ -24,7 +24,7 @@ TEST(BenchOtherLoad, SaysNothingOfWhatItDoesNotKnow) {
   EXPECT_FALSE(WorkedSeconds("cpu  1 2 3 4 5 6 7 8", 0).has_value());
 }
 
-TEST(BenchOtherLoad, OwnWorkIsTakenOff_NeverBelowNone) {
+TEST(BenchOtherLoad, OwnWorkIsSubtracted_NeverBelowZero) {
   EXPECT_DOUBLE_EQ(OthersCores(/*worked_s=*/5, /*own_s=*/1, /*elapsed_s=*/2), 2);
   EXPECT_DOUBLE_EQ(OthersCores(1, 1, 2), 0);
   // By a tick too many of its own.

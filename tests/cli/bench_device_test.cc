@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a bench sends from a GPU, and how it sees that something else has come.
+// Buffers of a bench on a GPU, and the detection of wrong bytes.
 #include "bench/device.h"
 
 #include <cstdlib>
@@ -12,7 +12,7 @@
 namespace ferry::cli {
 namespace {
 
-// A node on the double of the driver.
+// A node with the fake driver.
 class BenchDeviceTest : public ::testing::Test {
  protected:
   void SetUp() override {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who is missing from a bench for good, and what is said of it.
+// Nodes that a bench lost, and the error about them.
 #include <string>
 #include <vector>
 
@@ -28,7 +28,7 @@ absl::Status Check(const coord::TaskStatus& task) {
                        "measuring part 3");
 }
 
-TEST(BenchGoneNode, NamesWhoHasDiedLeftOrComeBack) {
+TEST(BenchGoneNode, NamesNodesThatDiedLeftOrRestarted) {
   EXPECT_TRUE(Check(TaskOf(2, coord::TaskState::kConnected, 22)).ok());
   const absl::Status died = Check(TaskOf(2, coord::TaskState::kError, 22));
   EXPECT_EQ(died.code(), absl::StatusCode::kUnavailable);
@@ -38,23 +38,23 @@ TEST(BenchGoneNode, NamesWhoHasDiedLeftOrComeBack) {
             HasSubstr("start the bench again")));
   EXPECT_THAT(std::string(Check(TaskOf(2, coord::TaskState::kDisconnected, 22)).message()),
               HasSubstr("node 2 has left the job"));
-  // The bench does not wait for the next life: that knows nothing of it.
+  // The bench does not wait for the next incarnation, which does not take part in it.
   EXPECT_THAT(std::string(Check(TaskOf(2, coord::TaskState::kConnected, 23)).message()),
               HasSubstr("node 2 was restarted"));
 }
 
 // It may be alive, for example a worker that could not be reached.
-TEST(BenchGoneNode, ANodeThatReportedAnError_HasNotDied) {
+TEST(BenchGoneNode, NodeThatReportedAnError_HasNotDied) {
   coord::TaskStatus task = TaskOf(2, coord::TaskState::kError, 22);
   task.error = absl::UnavailableError("/job:w/replica:0/task:2 reported: cannot be reached");
   EXPECT_THAT(std::string(Check(task).message()), HasSubstr("node 2 has failed while"));
 }
 
-TEST(BenchGoneNode, CaresForNobodyElse) {
+TEST(BenchGoneNode, IgnoresOtherNodes) {
   EXPECT_TRUE(Check(TaskOf(3, coord::TaskState::kError, 33)).ok());
 }
 
-TEST(BenchGoneNode, ListsThoseAway) {
+TEST(BenchGoneNode, ListsTheMissing) {
   EXPECT_EQ(MissingNodes({TaskOf(0, coord::TaskState::kConnected, 1),
                           TaskOf(2, coord::TaskState::kDisconnected, 2),
                           TaskOf(5, coord::TaskState::kError, 3)}),

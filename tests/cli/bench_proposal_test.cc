@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who takes part in a bench of a job, whether they agree, and what they have told.
+// The participants of a bench in a job, their agreement, and their results.
 #include <cstdlib>
 #include <deque>
 #include <string>
@@ -34,7 +34,7 @@ BenchPlan Plan() {
   return plan;
 }
 
-TEST(BenchProposal, ReadsWhatItWrites) {
+TEST(BenchProposal, RoundTrips) {
   const BenchProposal offer = OfferOf(7, Plan());
   const absl::StatusOr<BenchProposal> read = DecodeBenchOffer(EncodeBenchOffer(offer));
   ASSERT_TRUE(read.ok()) << read.status();
@@ -65,8 +65,8 @@ TEST(BenchProposal, NamesBothThatDiffer) {
   EXPECT_THAT(std::string(CheckSameOffer(other, one).message()), HasSubstr("--new=5"));
 }
 
-// Each flag that changes what is measured is one that is compared.
-TEST(BenchProposal, HasAllThatIsMeasured) {
+// Each flag that changes the measurement is compared.
+TEST(BenchProposal, ContainsAllThatIsMeasured) {
   const auto differs = [](void (*change)(BenchPlan&)) {
     BenchPlan plan = Plan();
     change(plan);
@@ -101,7 +101,7 @@ TEST(BenchProposal, OfAllNodesOrSome) {
   EXPECT_THAT(error("0-2", 4, 3, 0), HasSubstr("node 3 is not one of the nodes 0-2"));
 }
 
-TEST(BenchProposal, HasStepsOfItsOwn) {
+TEST(BenchProposal, HasItsOwnSteps) {
   constexpr int64_t kSteps = int64_t{1} << 28;
   for (const uint64_t run : {uint64_t{0}, uint64_t{1}, uint64_t{0xffffffffffffffff}}) {
     EXPECT_GE(FirstStepOfBench(run), int64_t{1} << 62);
@@ -110,7 +110,7 @@ TEST(BenchProposal, HasStepsOfItsOwn) {
   }
 }
 
-TEST(BenchLines, ComeAsTheyWereTold) {
+TEST(BenchLines, KeepTheirOrder) {
   KeptBenchLines lines({{{{"event", "spin"}, {"n", 1}}, {{"event", "spin"}, {"n", 2}}},
                         {{{"event", "case"}}, Json(Json::value_t::discarded)}});
   const absl::StatusOr<std::vector<Json>> first = lines.Expect("spin");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The floor of bare sockets: it is there, or it is said at both ends why it is not.
+// The baseline of bare sockets: it exists, or both ends report why not.
 #include "bench/raw_tcp.h"
 
 #include <poll.h>
@@ -75,13 +75,13 @@ TEST_F(RawTcpTest, BothHaveTheSockets) {
   EXPECT_TRUE(answered.ok()) << answered;
   EXPECT_GT(once, absl::ZeroDuration());
   EXPECT_GT(stream, absl::ZeroDuration());
-  // What went there is what came back.
+  // The data that comes back is the data that was sent.
   EXPECT_EQ(here, there);
   EXPECT_TRUE(absl::IsNotFound(node_->agent().TryGet(kAt).status()));
 }
 
-// A firewall, or an address of something between the two: the bench goes on without the floor.
-TEST_F(RawTcpTest, WhoIsRefusedSaysByWhichAddress) {
+// A firewall, or an address of something between the two: the bench continues without the baseline.
+TEST_F(RawTcpTest, RefusedConnection_NamesTheAddress) {
   std::string closed;
   {
     const absl::StatusOr<ListeningSocket> listener = ListenTcp("127.0.0.1:0");
@@ -98,22 +98,22 @@ TEST_F(RawTcpTest, WhoIsRefusedSaysByWhichAddress) {
   EXPECT_EQ(node_->agent().TryGet(kIs).value_or("nothing"), refused.message());
 }
 
-TEST_F(RawTcpTest, WhoListensHearsThatTheOtherWasRefused) {
+TEST_F(RawTcpTest, Listener_IsNotifiedOfTheRefusal) {
   ASSERT_TRUE(node_->agent().Set(kIs, "10.0.0.7:1234: Connection refused").ok());
   const BenchParticipants first = Party(0);
   const absl::Status status = RawTcp::Create(first, 2).status();
   EXPECT_EQ(status, absl::UnavailableError("10.0.0.7:1234: Connection refused"));
 }
 
-TEST_F(RawTcpTest, WhoListensNowhereIsTold) {
+TEST_F(RawTcpTest, FailedListener_IsReportedToThePeer) {
   ASSERT_TRUE(node_->agent().Set(kAt, "7").ok());
   const BenchParticipants second = Party(1);
   const absl::Status status = RawTcp::Create(second, 2).status();
   EXPECT_EQ(status, absl::UnavailableError("the other process listens nowhere"));
 }
 
-// Whoever else listens there is no floor, and the next address is tried.
-TEST_F(RawTcpTest, SomebodyElseIsNotMeasured) {
+// If another process listens there is no baseline, and the next address is tried.
+TEST_F(RawTcpTest, UnrelatedListener_IsNotMeasured) {
   absl::StatusOr<ListeningSocket> stranger = ListenTcp("127.0.0.1:0");
   ASSERT_TRUE(stranger.ok()) << stranger.status();
   const std::string address = absl::StrCat("127.0.0.1:", stranger->port);
@@ -123,7 +123,7 @@ TEST_F(RawTcpTest, SomebodyElseIsNotMeasured) {
     const BenchParticipants second = Party(1);
     const Thread other("other",
                        [&second, &status] { status = RawTcp::Create(second, 1).status(); });
-    // It answers, but not as one who knows the number.
+    // It answers, but without the right number.
     pollfd readable = {stranger->fd.get(), POLLIN, 0};
     ASSERT_EQ(poll(&readable, 1, static_cast<int>(absl::ToInt64Milliseconds(coord::kTimeout))), 1);
     const UniqueFd greeted(accept4(stranger->fd.get(), nullptr, nullptr, SOCK_CLOEXEC));

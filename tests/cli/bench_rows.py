@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rows of a ferry bench, and what holds for all of them."""
+"""The rows of a ferry bench, and checks that apply to all of them."""
 import json
 
 

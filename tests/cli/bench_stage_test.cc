@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a bench says that it waits for.
+// The stage of a bench, as printed while it waits.
 #include <unistd.h>
 
 #include <memory>
@@ -31,7 +31,7 @@ TEST(BenchStage, NamesProcessesWhileTheyAreStopped) {
   EXPECT_EQ(stage.Get(), "measuring 8 B");
 }
 
-TEST(BenchStage, IsOutlivedByWhoWatches) {
+TEST(BenchStage, WatcherMayOutliveIt) {
   auto stage = std::make_unique<BenchStage>("starting");
   const auto watched = stage->Watch("process 0", 17);
   stage = nullptr;

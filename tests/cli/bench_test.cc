@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a bench says of its samples, and of two runs.
+// Statistics of a bench's samples, and comparisons of two runs.
 #include <algorithm>
 #include <string>
 #include <tuple>
@@ -45,7 +45,7 @@ TEST(BenchTimes, ArePercentilesOfTheSortedSamples) {
   EXPECT_EQ(times.p50_high, Us(532));
 }
 
-TEST(BenchTimes, OfFewSamplesAreTheirEnds) {
+TEST(BenchTimes, FewSamplesAreTheirMinimumAndMaximum) {
   const BenchTimes times = SummarizeTimes({Us(3), Us(1), Us(2)});
   EXPECT_EQ(times.p50, Us(2));
   EXPECT_EQ(times.p90, Us(3));
@@ -77,7 +77,7 @@ BenchReport Report(std::vector<BenchRow> rows) {
 
 std::string RunOf(std::vector<BenchRow> rows) { return FormatBenchJson(Report(std::move(rows))); }
 
-TEST(BenchComparison, TellsWhatIsSlowerFasterAndTheSame) {
+TEST(BenchComparison, DistinguishesSlowerFasterAndEqual) {
   const std::string before =
       RunOf({Row("handoff", 8, 1.0, 0.9, 1.1), Row("handoff", 64, 1.0, 0.9, 1.1),
              Row("handoff", 512, 1.0, 0.9, 1.1), Row("into", 8, 1.0, 0.5, 1.6),
@@ -90,7 +90,7 @@ TEST(BenchComparison, TellsWhatIsSlowerFasterAndTheSame) {
   ASSERT_TRUE(comparison.ok()) << comparison.status();
   std::vector<Verdict> verdicts;
   for (const ComparedRow& row : comparison->rows) verdicts.push_back(row.verdict);
-  // Of into 8 the intervals touch: it cannot be told.
+  // The intervals of into 8 overlap: no conclusion.
   EXPECT_EQ(verdicts, (std::vector<Verdict>{Verdict::kSlower, Verdict::kSame, Verdict::kFaster,
                                             Verdict::kSame, Verdict::kOnlyNew, Verdict::kOnlyOld}));
   EXPECT_NEAR(comparison->rows[0].change, 0.5, 1e-9);
@@ -99,11 +99,11 @@ TEST(BenchComparison, TellsWhatIsSlowerFasterAndTheSame) {
   EXPECT_THAT(text, HasSubstr("+50.0%"));
   EXPECT_THAT(text, HasSubstr("SLOWER"));
   EXPECT_THAT(text, HasSubstr("1 slower, 1 faster, 2 the same (threshold 10%"));
-  // A change that is within the threshold is none, however sure it is.
+  // A change that is within the threshold does not count, even if it is certain.
   EXPECT_EQ(CompareBenches(before, now, 0.6)->CountOf(Verdict::kSlower), 0u);
 }
 
-TEST(BenchReport, PairsOfEachWayHaveAMatrixOfTheirOwn) {
+TEST(BenchReport, PairsOfEachPathHaveAMatrixOfTheirOwn) {
   std::vector<BenchRow> rows;
   for (const auto& [inflight, transport, us] :
        {std::tuple{1, "", 1.0}, {4, "", 2.0}, {1, "tcp", 4.0}}) {
@@ -124,8 +124,8 @@ TEST(BenchReport, PairsOfEachWayHaveAMatrixOfTheirOwn) {
   }
 }
 
-// Who asks for all ways does not ask of sockets that they be as fast as memory.
-TEST(BenchReport, GatesAskOnlyOfWhatWasChosen) {
+// A run of all paths does not require sockets to be as fast as memory.
+TEST(BenchReport, GatesApplyOnlyToSelectedPaths) {
   BenchRow other = Row("into", 8, 50, 50, 50);
   other.transport = "tcp";
   const BenchReport report = Report({Row("into", 8, 1, 1, 1), other});
@@ -134,7 +134,7 @@ TEST(BenchReport, GatesAskOnlyOfWhatWasChosen) {
   EXPECT_THAT(std::string(missed.message()), HasSubstr("1 of 1 rows miss --max-us=0.5: into 8 B"));
 }
 
-TEST(BenchComparison, RefusesWhatCannotBeCompared) {
+TEST(BenchComparison, RefusesIncomparableReports) {
   const std::string run = RunOf({Row("handoff", 8, 1.0, 0.9, 1.1)});
   const auto why = [](const std::string& before, const std::string& now) {
     const absl::Status status = CompareBenches(before, now, 0.1).status();
@@ -212,7 +212,7 @@ TEST(BenchComparison, RowsWithWrongBytes_AreWrongInEitherRun) {
   EXPECT_EQ(CompareBenches(good, good, 0.1)->CountOf(Verdict::kWrong), 0u);
 }
 
-TEST(BenchComparison, RowsThatDoNotSayWhetherTheyAreRight_AreRefused) {
+TEST(BenchComparison, RowsWithoutAVerificationResult_AreRefused) {
   const std::string run = RunOf({Row("handoff", 8, 1.0, 0.9, 1.1)});
   for (const char* const wrong : {"null", "-1", "\"0\"", "0.5"}) {
     const std::string other = absl::StrReplaceAll(
@@ -229,13 +229,13 @@ TEST(BenchComparison, RowsThatDoNotSayWhetherTheyAreRight_AreRefused) {
               HasSubstr("without the number p50_s"));
 }
 
-TEST(BenchComparison, ARowThatIsThereTwice_IsRefused) {
+TEST(BenchComparison, DuplicateRow_IsRefused) {
   const BenchRow row = Row("add", 8, 1.0, 0.9, 1.1);
   EXPECT_THAT(std::string(CompareBenches(RunOf({row}), RunOf({row, row}), 0.1).status().message()),
               HasSubstr("the new run: two rows add of 8 bytes"));
 }
 
-TEST(BenchReport, RowsThatAreTwiceOrSayNothing_AreFaults) {
+TEST(BenchReport, DuplicateOrEmptyRows_AreFaults) {
   const BenchRow row = Row("add", 8, 1.0, 0.9, 1.1);
   EXPECT_TRUE(CheckBenchRows(Report({})).ok());
   BenchRow deeper = row;
@@ -255,7 +255,7 @@ TEST(BenchReport, RowsThatAreTwiceOrSayNothing_AreFaults) {
   EXPECT_FALSE(CheckBenchRows(Report({empty})).ok());
 }
 
-TEST(BenchPlan, SizesThatAreNamedTwice_AreOne) {
+TEST(BenchPlan, DuplicateSizes_AreOne) {
   EXPECT_EQ(*ParseSizesFlag("8,4K,8,4096"), (std::vector<size_t>{8, 4096}));
   EXPECT_EQ(*ParseNodesFlag("2,3,2"), (std::vector<int>{2, 3}));
   for (const char* const text : {"", " 8", "8 ", "+8", "0x8", "nan", "8,", "8:64:x", "8:64:x1",
@@ -264,7 +264,7 @@ TEST(BenchPlan, SizesThatAreNamedTwice_AreOne) {
   }
 }
 
-TEST(BenchPlan, RoundsOfSeveralAtATime_AreAsManyAsAskedFor) {
+TEST(BenchPlan, RoundsWithSeveralInFlight_AreAsManyAsRequested) {
   BenchPlan plan;
   plan.iterations = 1;
   EXPECT_EQ(plan.RoundsOf(8, 1), 1);
@@ -279,7 +279,7 @@ TEST(BenchPlan, RoundsOfSeveralAtATime_AreAsManyAsAskedFor) {
 }
 
 // A row that is named alike and is something else would be taken for slower.
-TEST(BenchComparison, TellsRowsApartByWhoTakesPart) {
+TEST(BenchComparison, DistinguishesRowsByTheirParticipants) {
   std::vector<BenchRow> rows(3, Row("barrier", 0, 1.0, 0.9, 1.1));
   rows[1].nodes = 8;
   rows[2].pair = "0->1";
@@ -294,7 +294,7 @@ TEST(BenchComparison, TellsRowsApartByWhoTakesPart) {
   EXPECT_EQ(comparison->rows[1].verdict, Verdict::kSlower);
   EXPECT_EQ(comparison->rows[1].label, "barrier, 8 nodes");
   EXPECT_EQ(comparison->rows[2].label, "barrier, 0->1");
-  // Another bench is another thing altogether.
+  // Another bench is not comparable at all.
   before.bench = "barrier";
   EXPECT_FALSE(CompareBenches(FormatBenchJson(before), FormatBenchJson(Report(rows)), 0.1).ok());
 }
@@ -335,12 +335,12 @@ TEST(BenchReport, HasAMatrixOfItsPairs) {
                                                        "1          0.5  -\n"));
 }
 
-TEST(BenchLoop, KeepsSoManyUnderWayAndNoMore) {
+TEST(BenchLoop, KeepsThatManyInFlightAndNoMore) {
   int under_way = 0;
   int most = 0;
   std::vector<int> order;
   std::vector<absl::AnyInvocable<void(absl::Status) &&>> waiting;
-  // Nothing is done before two are under way; then the older one is.
+  // Nothing completes before two are in flight; then the older one does.
   const BenchOperation operation = [&](int index, absl::AnyInvocable<void(absl::Status) &&> done) {
     most = std::max(most, ++under_way);
     order.push_back(index);
@@ -362,7 +362,7 @@ TEST(BenchLoop, KeepsSoManyUnderWayAndNoMore) {
   EXPECT_EQ(order, (std::vector<int>{0, 1, 2, 3, 4}));
 }
 
-TEST(BenchLoop, EndsWithTheFirstErrorAndWithItsDeadline) {
+TEST(BenchLoop, EndsWithTheFirstErrorOrAtItsDeadline) {
   int begun = 0;
   const BenchOperation fails = [&begun](int, absl::AnyInvocable<void(absl::Status) &&> done) {
     std::move(done)(++begun == 3 ? absl::AbortedError("the third") : absl::OkStatus());
@@ -378,7 +378,7 @@ TEST(BenchLoop, EndsWithTheFirstErrorAndWithItsDeadline) {
   const auto late = RunBenchLoop(
       4, 2, hangs, [] { return 0.0; }, absl::Milliseconds(1));
   EXPECT_THAT(std::string(late.status().message()), HasSubstr("0 of 4 operations"));
-  // What comes later finds the loop still there, and begins nothing.
+  // Later completions find the loop still there, and begin nothing.
   std::move(kept[0])(absl::OkStatus());
   EXPECT_EQ(kept.size(), 2u);
 }
@@ -436,7 +436,7 @@ TEST(BenchRounds, LastFromTheFirstStartToTheLastEnd) {
   EXPECT_EQ(row.path_reason, "it is near");
   EXPECT_DOUBLE_EQ(row.cpu_s_per_gb, 2.0 / 8);
   EXPECT_FALSE(MergeRounds({lines[1]}, 1, 1, row).ok());
-  // Who keeps no time has done its part all the same.
+  // A participant without times has taken part all the same.
   BenchRow kept;
   ASSERT_TRUE(
       MergeRounds({lines[0], {{"cpu_s", 1.5}, {"errors", 2}, {"paths", {"tcp"}}}}, 1, 1, kept)

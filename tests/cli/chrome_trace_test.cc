@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a browser is given: that it can be read, and that what is in it fits together.
+// The trace for a browser: it is well-formed, and its events are consistent.
 #include <cstdint>
 #include <map>
 #include <set>
@@ -98,12 +98,12 @@ GetStepsResponse OneCrossing() {
   return steps;
 }
 
-TEST(ChromeTrace, OfNothingIsADocumentWithoutEvents) {
+TEST(ChromeTrace, WithoutEventsIsAnEmptyDocument) {
   const PlainJson trace = PlainJson::parse(ChromeTrace(GetStepsResponse()));
   EXPECT_THAT(trace.at("traceEvents"), IsEmpty());
 }
 
-TEST(ChromeTrace, AnArrowGoesFromTheSendToItsReceive) {
+TEST(ChromeTrace, ArrowGoesFromTheSendToItsReceive) {
   const PlainJson trace = PlainJson::parse(ChromeTrace(OneCrossing()));
   const std::vector<PlainJson> begins = EventsOf(trace, "s");
   const std::vector<PlainJson> ends = EventsOf(trace, "f");
@@ -116,7 +116,7 @@ TEST(ChromeTrace, AnArrowGoesFromTheSendToItsReceive) {
   EXPECT_EQ(ends[0].at("bp"), "e");
 }
 
-TEST(ChromeTrace, ANodeHasItsTimesAndAReceiveItsTransport) {
+TEST(ChromeTrace, NodeHasItsTimesAndAReceiveItsTransport) {
   const PlainJson trace = PlainJson::parse(ChromeTrace(OneCrossing()));
   std::map<std::string, PlainJson> by_name;
   for (const PlainJson& event : EventsOf(trace, "X")) by_name[event.at("name")] = event;
@@ -131,9 +131,9 @@ TEST(ChromeTrace, ANodeHasItsTimesAndAReceiveItsTransport) {
   EXPECT_EQ(by_name["RunGraph, step 5"].at("dur"), 89.0);
 }
 
-TEST(ChromeTrace, WhatWasNeverReceivedHasNoArrow) {
+TEST(ChromeTrace, UnreceivedSendHasNoArrow) {
   GetStepsResponse steps = OneCrossing();
-  // As it is, there is one.
+  // Unchanged, there is one.
   ASSERT_THAT(EventsOf(PlainJson::parse(ChromeTrace(steps)), "s"), SizeIs(1));
   // The same key, in another step.
   steps.mutable_processes(2)->mutable_steps(0)->set_step_id(6);
@@ -154,7 +154,7 @@ TEST(ChromeTrace, TimesAreThoseOfTheCoordinatorsClock) {
   EXPECT_EQ(trace.at("otherData").at("begins_at"), "2023-11-14T22:13:20.000000000Z");
 }
 
-TEST(ChromeTrace, HostileNamesStayNames) {
+TEST(ChromeTrace, HostileNamesAreEscaped) {
   GetStepsResponse steps = OneCrossing();
   static constexpr char kHostile[] = "\"},{\"ph\":\"s\" \\ \n\x01\xff\x00 \xe2\x80\xae";
   const std::string name(kHostile, sizeof(kHostile) - 1);
@@ -167,7 +167,7 @@ TEST(ChromeTrace, HostileNamesStayNames) {
   EXPECT_THAT(EventsOf(trace, "s"), SizeIs(1));
 }
 
-TEST(ChromeTrace, NumbersThatMakeNoSenseAreNoCrash) {
+TEST(ChromeTrace, InvalidNumbersDoNotCrash) {
   GetStepsResponse steps = OneCrossing();
   TraceProcess& process = *steps.mutable_processes(1);
   process.set_offset_ns(INT64_MAX);
@@ -183,8 +183,8 @@ TEST(ChromeTrace, NumbersThatMakeNoSenseAreNoCrash) {
   }
 }
 
-// What overlaps on one row is drawn wrong, or not at all.
-TEST(ChromeTrace, ReceivesThatOverlapHaveRowsOfTheirOwn) {
+// Overlapping events on one row are drawn wrong, or not at all.
+TEST(ChromeTrace, OverlappingReceivesHaveRowsOfTheirOwn) {
   GetStepsResponse steps;
   AddProcess(steps, "master");
   TraceProcess& sink = AddProcess(steps, "/job:worker/replica:0/task:1");
@@ -204,7 +204,7 @@ TEST(ChromeTrace, ReceivesThatOverlapHaveRowsOfTheirOwn) {
     ends[row] = event.at("ts").get<double>() + event.at("dur").get<double>();
     rows.insert(row);
   }
-  // Three are under way between 15 and 20 us.
+  // Three are in progress between 15 and 20 us.
   EXPECT_THAT(rows, SizeIs(3));
 }
 

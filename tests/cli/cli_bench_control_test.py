@@ -43,16 +43,16 @@ class Coordinator(harness.Case):
         for row in rows:
             self.assertEqual((row["count"], row["floor"]), (200, "grpc unary"))
             self.assertGreater(row["cpu_s_per_op"], 0)
-            # One after the other take as long as all together, less what lies between them.
+            # In sequence they take as long as all together, less the time between them.
             if row["inflight"] == 1:
                 self.assertLess(row["ops_per_s"] * row["p50_low_s"], 1.5)
             self.assertIsNone(row["bytes_per_s"])
 
-    def test_the_store_of_a_job_that_is_there_is_left_as_it_was(self):
+    def test_the_store_of_an_existing_job_is_not_changed(self):
         _, address = self.coordinator(1)
         self.succeed("kv", "set", "mine", "here", f"--coordinator={address}")
         _, rows = rows_of(self, "kv", "--sizes=8", "--iters=20", f"--coordinator={address}")
-        # What it takes cannot be seen from elsewhere.
+        # Its duration cannot be observed from outside.
         self.assertEqual({row["cpu_s_per_op"] for row in rows}, {None})
         self.assertEqual(self.succeed("kv", "ls", f"--coordinator={address}").decode().split(),
                          ["mine"])

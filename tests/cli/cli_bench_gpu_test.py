@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""ferry bench between GPUs, on the strict double of the driver and of NCCL: its figures mean
-nothing there, its paths, its floors and its verification do.
+"""ferry bench between GPUs, with the strict fakes of the driver and of NCCL: its figures are
+meaningless there, its paths, its baselines and its verification are checked.
 
     STRICT_CUDA=.../libstrict_cuda.so cli_bench_gpu_test.py FERRY [CASE...]
 """
@@ -36,13 +36,13 @@ class BenchOfGpus(harness.Case):
         rows = self.bench(*arguments)["rows"]
         return [(row["mode"], row["bytes"], row["path"], row["floor"]) for row in rows]
 
-    def test_of_one_gpu_it_is_a_view_or_a_copy(self):
+    def test_on_one_gpu_it_is_a_view_or_a_copy(self):
         self.assertEqual(
             self.rows("--devices=gpu:0,gpu:0"),
             [("handoff", size, "cuda_ipc, view", "spin") for size in SIZES] +
             [("into", size, "cuda_ipc, copy", "cuMemcpyDtoD") for size in SIZES])
 
-    def test_between_two_gpus_the_floor_is_a_copy(self):
+    def test_between_two_gpus_the_baseline_is_a_copy(self):
         document = self.bench("--devices=gpu:0,gpu:1", "--mode=into")
         self.assertEqual([(row["path"], row["floor"]) for row in document["rows"]],
                          [("cuda_ipc, copy", "cuMemcpyPeer")] * len(SIZES))
@@ -50,8 +50,8 @@ class BenchOfGpus(harness.Case):
         self.assertIn("(gpu:0, gpu:1)", document["subject"])
         self.assertRegex(document["rows"][-1]["path_reason"], r"; cuda_ipc \(.*: a copy, since it is another GPU")
 
-    def test_gpus_that_no_copy_connects_have_no_such_floor(self):
-        """Nor is a process let into a GPU that is another's: the bench goes on, and says so."""
+    def test_gpus_without_peer_access_have_no_such_baseline(self):
+        """A process may not use a GPU in exclusive mode of another one: the bench continues, and reports it."""
         for variables, why in (({"STRICT_CUDA_PEERS": "none"}, "the machine has no peer access between gpu:0 and gpu:1"),
                                ({"STRICT_CUDA_ATTRIBUTES": "20=3"}, "gpu:1: .*")):
             with self.subTest(**variables):
@@ -91,7 +91,7 @@ class BenchOfGpus(harness.Case):
                      STRICT_CUDA_FAIL="ncclCommInitRankConfig:3")
 
     def test_raw_nccl_that_fails_is_named(self):
-        # One of each round's: what is keyed has 13, before it a byte.
+        # One per round: the keyed ones have 13, preceded by a byte.
         self.fail_with(1, "process . exited .*: ncclSend failed", "bench", "sendrecv", "--devices=gpu:0,gpu:1",
                        "--sizes=64K", "--iters=3", "--inflight=1", "--mode=into", "--transport=nccl",
                        **self.variables, STRICT_CUDA_FAIL="ncclSend:5:14")
@@ -101,12 +101,12 @@ class BenchOfGpus(harness.Case):
         self.assertEqual([(row["path"], row["floor"], row["wrong_bytes"]) for row in rows], [("nccl", "raw nccl", 0)])
 
     def test_a_node_that_dies_in_raw_nccl_is_named(self):
-        """The other one waits on its GPU's thread for what never comes, until it hears of it."""
+        """The other one waits on its GPU's thread for data that never arrives, until it is notified."""
         _, error = self.two_nodes([{}, {"STRICT_CUDA_FAIL": "ncclSend:-2:14"}])
         self.assertRegex(error, "node 1 (has died|has failed|left|was)")
 
     def two_nodes(self, variables):
-        """Of a job that is there: the rows of the first one, and what it says."""
+        """In an existing job: the rows of the first one, and its output."""
         _, address = self.coordinator(2, "--recoverable", "--heartbeat-timeout=2s")
         processes = [self.start("bench", "sendrecv", f"--coordinator={address}", "--num-nodes=2", f"--node-id={node}",
                                 "--devices=gpu:0,gpu:1", "--transport=nccl", "--sizes=64K", "--iters=3", "--inflight=1",
@@ -116,7 +116,7 @@ class BenchOfGpus(harness.Case):
         rows = json.loads(processes[0].out)["rows"] if status == 0 else []
         return rows, processes[0].err
 
-    def test_all_ways_between_two_gpus(self):
+    def test_all_paths_between_two_gpus(self):
         rows = self.bench("--devices=gpu:0,gpu:1", "--transport=all")["rows"]
         self.assertEqual([(row["mode"], row["transport"], row["path"]) for row in rows[2::3]],
                          [("handoff", None, "cuda_ipc, copy"), ("into", None, "cuda_ipc, copy")] +
@@ -191,7 +191,7 @@ class BenchOfGpus(harness.Case):
         self.assertEqual([row[3:] for row in rows], [("nccl", None)] * 2)
 
     def test_the_first_time(self):
-        """What is lent is given back before the step ends; the first words are of hosts."""
+        """Exported memory is released before the step ends; the first lines are about hosts."""
         for devices, way, copy in (("gpu:0", "cuda_ipc, view", "cuda_ipc, copy"),
                                    ("gpu:0,gpu:1", "cuda_ipc, copy", "cuda_ipc, copy")):
             document = json.loads(self.succeed("bench", "cold", "--sizes=1M", "--iters=2", "--dtype=half",
@@ -206,23 +206,23 @@ class BenchOfGpus(harness.Case):
                        "bench", "sendrecv", "--devices=gpu:0,gpu:0", "--sizes=64K", "--iters=2",
                        **self.variables, STRICT_CUDA_FAIL="cuMemcpyHtoDAsync_v2:719")
 
-    def test_the_first_cause_is_named_and_not_what_follows_from_it(self):
-        """The other process only hears that the step is over."""
+    def test_the_first_cause_is_named_and_not_its_consequences(self):
+        """The other process is only notified that the step is over."""
         self.fail_with(1, "process 0 exited .*: gpu:0: cuEventRecord failed with code 719",
                        "bench", "sendrecv", "--devices=gpu:0,host:0", "--sizes=1M", "--iters=2",
                        **self.variables, STRICT_CUDA_FAIL="cuEventRecord:719:3")
 
-    def test_why_there_is_no_gpu_is_said(self):
+    def test_the_reason_for_having_no_gpu_is_printed(self):
         self.fail_with(1, r'node 1 has no device "gpu:0"; it has host:0: cuInit failed with code '
                           r'100 .*: CUDA_VISIBLE_DEVICES is set and empty', "bench", "sendrecv",
                        "--devices=host:0,gpu:0", **self.variables, CUDA_VISIBLE_DEVICES="")
 
-    def test_what_is_there_is_named(self):
+    def test_available_gpus_are_named(self):
         self.fail_with(1, r'node 1 has no device "gpu:7"; it has host:0, gpu:0, gpu:1', "bench",
                        "sendrecv", "--devices=gpu:0,gpu:7", **self.variables)
 
-    def test_what_is_switched_off_is_said_to_be(self):
-        """Limits whose 0 means none."""
+    def test_disabled_features_are_reported(self):
+        """Limits for which 0 means none."""
         def last(*flags):
             return self.bench("--devices=gpu:0,gpu:1", "--mode=into", *flags)["rows"][-1]
         self.assertIn("not nccl: it is switched off (--nccl-memory-bytes=0",
@@ -234,7 +234,7 @@ class BenchOfGpus(harness.Case):
             self.fail_with(2, f'{flag}: "0" is not a whole number from 1', "bench", "sendrecv",
                            f"{flag}=0")
 
-    def test_flags_that_make_no_sense(self):
+    def test_invalid_flags(self):
         for devices in ("gpu:", "gpu:0,tpu:1", "gpu:-1,gpu:0", "gpu:0,gpu:1,gpu:2"):
             self.fail_with(2, "--devices: (.* is no list of devices|3 devices of 2 processes)", "bench",
                            "sendrecv", f"--devices={devices}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ferry bench as nodes of a job that is there already: rows, verification, and whoever is missing."""
+"""ferry bench as nodes of an existing job: rows, verification, and missing nodes."""
 import json
 import pathlib
 import re
@@ -21,7 +21,7 @@ class JobBench(harness.Case):
         return [self.bench(address, node, nodes, *arguments) for node in range(nodes)]
 
     def document_of(self, processes):
-        """What the first one has printed, when all have ended well; the others print nothing."""
+        """The output of the first one, when all have succeeded; the others print nothing."""
         for process in processes:
             self.assertEqual(process.wait(timeout_s=60), 0, process.err)
         for process in processes[1:]:
@@ -36,7 +36,7 @@ class JobBench(harness.Case):
         return document
 
     def keys(self, address):
-        """What benches have left in the store."""
+        """Keys that benches have left in the store."""
         listed = self.succeed("kv", "ls", f"--coordinator={address}").decode().split()
         return [key for key in listed if "bench" in key]
 
@@ -72,8 +72,8 @@ class Rows(JobBench):
         self.assertEqual({row["floor"] for row in rows}, {None, "memcpy", "read"})
         self.assertEqual(self.keys(address), [])
 
-    def test_sendrecv_over_tcp_beside_bare_sockets(self):
-        """Which share nothing with the tensors but the way."""
+    def test_sendrecv_over_tcp_next_to_bare_sockets(self):
+        """The sockets share only the path with the tensors."""
         _, address = self.coordinator(2)
         processes = self.all(address, 2, "sendrecv", "--json", "--sizes=8,512K,2M", "--iters=10",
                              "--inflight=4", "--transport=tcp", "--mode=into")
@@ -168,7 +168,7 @@ class Rows(JobBench):
         self.assertEqual(self.keys(address), [])
 
     def test_without_a_shared_host(self):
-        """Nothing but TCP between them, folders of their own for whatever is shared, and clocks that
+        """Only TCP between them, separate folders for shared files, and clocks that
         are a day apart where the kernel lets us have that."""
         elsewhere = ("unshare", "--user", "--map-root-user", "--time", "--monotonic", "100000")
         try:
@@ -195,7 +195,7 @@ class Rows(JobBench):
                     self.assertLess(row["p99_9_s"], 60)
 
     def test_by_the_environment(self):
-        """The launcher says who is who, and the first node hosts the coordinator."""
+        """The launcher assigns the ranks, and the first node hosts the coordinator."""
         out = self.succeed("run", "--nproc=3", "--no-prefix", "--", harness.FERRY, "bench", "ring",
                            "--join", "--json", *QUICK, timeout_s=60).decode()
         self.assertEqual([row["nodes"] for row in json.loads(out)["rows"]], [3, 3])
@@ -231,7 +231,7 @@ class Others(JobBench):
         self.assertEqual(self.keys(address), [])
         self.assertIn("mine", self.succeed("kv", "ls", f"--coordinator={address}").decode())
 
-    def test_a_node_that_has_another_use(self):
+    def test_a_node_with_another_program(self):
         _, address = self.coordinator(3)
         self.worker(address, 1, 3)
         processes = [self.bench(address, node, 3, "ring", "--timeout=2s", *QUICK,
@@ -239,7 +239,7 @@ class Others(JobBench):
         for process in processes:
             self.assertRegex(self.error_of(process),
                              "bench: node 1 did not come to the bench of nodes 0-2 within 2s: .*--among")
-        # It was told of nothing.
+        # It was not notified of anything.
         status = self.succeed("status", f"--coordinator={address}").decode()
         self.assertRegex(status, r"(?m)^ *1 +joined ")
         self.assertEqual(self.keys(address), [])
@@ -252,11 +252,11 @@ class Others(JobBench):
             self.assertRegex(self.error_of(process), "missing tasks?: .*2")
 
     def kill_one(self, *flags):
-        """Of three, in the middle; the errors of the others."""
+        """One of three, in the middle; the errors of the others."""
         _, address = self.coordinator(3, "--heartbeat-timeout=2s")
         processes = self.all(address, 3, "ring", "--sizes=8", "--iters=1000000", "--timeout=20s",
                              "--mode=handoff", *flags)
-        # The rounds have begun when all have told of an empty one.
+        # The rounds have begun when all have reported an empty one.
         self.eventually(lambda: re.search("measuring part [2-9]", processes[0].err)
                         or processes[0].pump(0.1))
         processes[2].signal(signal.SIGKILL)
@@ -273,7 +273,7 @@ class Others(JobBench):
         self.assertEqual(self.keys(address), [])
 
     def test_a_node_that_hangs(self):
-        """Nobody hears that it does, but that it does not answer."""
+        """The others are not notified that it hangs; they notice that it does not answer."""
         _, address = self.coordinator(2)
         processes = self.all(address, 2, "ring", "--sizes=8", "--iters=1000000", "--mode=handoff",
                              "--timeout=3s", "--connect-timeout=30s")
@@ -284,8 +284,8 @@ class Others(JobBench):
         self.assertRegex(self.error_of(processes[0]), "bench: node 1 has sent nothing .* within 3s")
 
     def test_a_node_that_is_killed_while_others_wait_for_its_keys(self):
-        """No call of theirs fails because of that: the store says only that a key is not there. They
-        hear of it long before they would have waited for long enough."""
+        """No call of theirs fails because of that: the store only reports that a key is missing. They
+        are notified of it long before their timeout."""
         _, address = self.coordinator(3, "--heartbeat-timeout=2s")
         processes = self.all(address, 3, "barrier", "--iters=1000000", "--timeout=10m",
                              "--recoverable")
@@ -297,7 +297,7 @@ class Others(JobBench):
             came = {tuple(map(int, key.split("/")[-2:]))
                     for key in self.keys(address) if "/came/" in key}
             for step, node in came:
-                # In turns one waits for the keys of the two others.
+                # With two in sequence one waits for the keys of the two others.
                 if node != 2 and step % 3 == 1 - node and (step, 2) not in came:
                     return True
             processes[2].signal(signal.SIGCONT)
@@ -316,7 +316,7 @@ class Others(JobBench):
         self.worker(address, 2, 3)
         first, second = [self.bench(address, node, 3, "ring", "--timeout=10m", "--recoverable")
                          for node in (0, 1)]
-        # It has looked who is there when that takes longer than it should.
+        # It checks for missing nodes when that takes longer than it should.
         self.eventually(lambda: len(self.keys(address)) == 2)
         first.wait_for("waiting for nodes 0-2 to come to the bench")
         second.signal(signal.SIGKILL)
@@ -350,8 +350,8 @@ class Mistakes(JobBench):
                     self.assertIn(pattern, self.error_of(process))
                 self.assertEqual(self.keys(address), [])
 
-    def test_what_an_earlier_life_of_a_node_has_left(self):
-        """It says nothing of the node, which does not come."""
+    def test_keys_of_an_earlier_incarnation_of_a_node(self):
+        """It does not mention the node that is missing."""
         _, address = self.coordinator(2)
         left = {"version": "0.0", "node": 1, "incarnation": 5, "flags": []}
         self.succeed("kv", "set", "ferry-bench/offers/1", json.dumps(left),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ferry bench: what it measures is there, is verified, and decides over the exit status."""
+"""ferry bench: its measurements are complete, verified, and decide the exit status."""
 import csv
 import json
 import os
@@ -16,7 +16,7 @@ from bench_rows import rows_of
 
 
 def pid_of_node(case, bench, node):
-    """Of the process of that node of a bench, once it is there."""
+    """The pid of that node of a bench, once it has started."""
     tasks = pathlib.Path(f"/proc/{bench.popen.pid}/task")
 
     def find():
@@ -32,7 +32,7 @@ def kill_node(case, bench, node):
     os.kill(pid_of_node(case, bench, node), signal.SIGKILL)
 
 
-# The cheapest way, one at a time.
+# The cheapest path, one at a time.
 ALONE = ("--transport=auto", "--inflight=1")
 
 
@@ -40,7 +40,7 @@ class SendRecv(harness.Case):
     def bench(self, *arguments):
         return rows_of(self, "sendrecv", *arguments)[0]
 
-    def test_each_size_in_each_mode_beside_its_floor(self):
+    def test_each_size_in_each_mode_next_to_its_baseline(self):
         document = self.bench("--sizes=8,100,4K,1M", "--iters=20", *ALONE)
         rows = document["rows"]
         self.assertEqual([(row["mode"], row["bytes"]) for row in rows],
@@ -57,19 +57,19 @@ class SendRecv(harness.Case):
                              "small enough" if row["bytes"] < 1000 else "shm .*not tcp")
         self.assertEqual([row["floor"] for row in rows[::4]],
                          ["spin", "spin + read", "spin + memcpy"])
-        # A view has to be read in the time, and reading takes longer the more there is.
+        # A view has to be read in the measured time, and reading takes longer for larger ones.
         read = {row["bytes"]: row["floor_s"] for row in rows if row["floor"] == "spin + read"}
         self.assertGreater(read[1 << 20], read[8])
         self.assertRegex(document["arena_pages"], "pages")
 
     def test_needs_no_folder(self):
-        """What its processes share lies in none."""
+        """The files that its processes share are in none."""
         for bench in ("sendrecv", "ring", "cold"):
             with self.subTest(bench):
                 self.succeed("bench", bench, "--sizes=64K", "--iters=5", TMPDIR="/nonexistent")
 
-    def test_who_sleeps_is_held_against_futexes(self):
-        """Both ways of waking up are measured in each run; which one counts is said."""
+    def test_sleeping_waits_are_compared_with_futexes(self):
+        """Both methods of waking up are measured in each run; the output names the one that counts."""
         for bench, floors in (("sendrecv", ["futex", "futex + read", "futex + memcpy"]),
                               ("ring", ["futex", "futex + read", "futex + memcpy"])):
             document, rows = rows_of(self, bench, "--sizes=64K", "--iters=5", "--spin=0",
@@ -88,7 +88,7 @@ class SendRecv(harness.Case):
                           for row in document["rows"]],
                          [(1, "tcp", "raw tcp", 0), (16, "tcp", "raw tcp stream", 0)])
 
-    def test_all_ways_that_the_pair_has(self):
+    def test_all_paths_of_the_pair(self):
         """The cheapest in all modes, one by one and as a stream; then the others, in those that are theirs."""
         document = self.bench("--sizes=8,512K", "--iters=5")
         self.assertEqual(document["transport"], "all")
@@ -111,7 +111,7 @@ class SendRecv(harness.Case):
         _, rows = rows_of(self, "ring", "--nodes=3", "--sizes=512K", "--iters=5", "--mode=handoff",
                           "--transport=all")
         self.assertEqual([(row["transport"], row["path"]) for row in rows], [(None, "shm"), ("tcp", "tcp")])
-        # What is chosen for these goes by none of the two: memory that is handed over is read, too.
+        # Both differ from the selected path: memory that is handed over is read, too.
         _, rows = rows_of(self, "sendrecv", "--sizes=8", "--iters=3", "--inflight=1")
         self.assertEqual([(row["mode"], row["transport"]) for row in rows],
                          [(mode, None) for mode in ("handoff", "handoff+read", "into")] +
@@ -121,12 +121,12 @@ class SendRecv(harness.Case):
                           "--transport=all")
         self.assertEqual([(row["mode"], row["transport"]) for row in rows],
                          [("handoff+read", None), ("handoff+read", "tcp")])
-        # Gates ask for what is chosen: sockets are not as fast as looking at a page.
+        # Gates apply to the selected path: sockets are not as fast as reading a page.
         self.succeed("bench", "sendrecv", "--sizes=64M", "--iters=3", "--mode=handoff",
                      "--inflight=1", "--min-gbps=50")
         self.fail_with(2, "--transport=all: say one", "bench", "cold", "--transport=all")
 
-    def test_the_table_stands_in_columns(self):
+    def test_the_table_is_aligned(self):
         out = self.succeed("bench", "sendrecv", "--sizes=8:512:x8", "--iters=10", "--poll",
                            "--mode=handoff", *ALONE).decode()
         lines = out.split("\n\n")[1].splitlines()
@@ -138,7 +138,7 @@ class SendRecv(harness.Case):
         self.assertRegex(lines[0], r"P50 US +[+]- +P90 US +P99 US +P99.9 US")
         self.assertRegex(lines[1], r" 10 +\d+[.]?\d* +\d+% +\d+[.]?\d* ")
 
-    def test_a_document_says_where_when_and_how_it_was_taken(self):
+    def test_a_document_records_where_when_and_how_it_was_made(self):
         run = self.bench("--sizes=8", "--iters=6", "--mode=handoff", *ALONE)
         kernel = os.uname()
         self.assertEqual(run["run"]["kernel"], f"Linux {kernel.release} {kernel.machine}")
@@ -149,7 +149,7 @@ class SendRecv(harness.Case):
             self.assertAlmostEqual(row["p50_spread"] * 2 * row["p50_s"],
                                    row["p50_high_s"] - row["p50_low_s"], 12)
 
-    def test_gates_decide_over_the_exit_status(self):
+    def test_gates_decide_the_exit_status(self):
         quick = ("bench", "sendrecv", "--sizes=8,64", "--iters=10", "--mode=handoff", *ALONE)
         out = self.succeed(*quick, "--csv", "--max-us=1e9", "--min-gbps=1e-12").decode()
         header, *rows = csv.reader(out.splitlines())
@@ -157,7 +157,7 @@ class SendRecv(harness.Case):
         self.fail_with(1, "2 of 2 rows miss --min-gbps=1e[+]06: handoff 8 B", *quick,
                        "--min-gbps=1e6")
 
-    def test_a_picture_has_a_line_for_each_mode_and_its_floor(self):
+    def test_a_picture_has_a_line_for_each_mode_and_its_baseline(self):
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder) / "bench.svg"
             self.succeed("bench", "sendrecv", "--sizes=8,64,4K", "--iters=10", "--inflight=4",
@@ -166,10 +166,10 @@ class SendRecv(harness.Case):
             svg = "{http://www.w3.org/2000/svg}"
             width, height = (float(each) for each in picture.get("viewBox").split()[2:])
             lines = picture.findall(svg + "polyline")
-            # Of four modes and two floors, in two charts.
+            # For four modes and two baselines, in two charts.
             self.assertEqual(len(lines), 2 * (4 + 2))
             self.assertEqual(len([1 for line in lines if line.get("stroke-dasharray")]), 2 * 2)
-            # Of each point, and of each line in the legend; those of streams are hollow.
+            # For each point, and each line in the legend; those of streams are hollow.
             circles = picture.findall(svg + "circle")
             self.assertEqual(len(circles), 2 * 4 * 3 + 4)
             self.assertEqual(len([1 for circle in circles if circle.get("fill") == "#fff"]),
@@ -211,7 +211,7 @@ class SendRecv(harness.Case):
                            paths["now"])
             self.fail_with(1, "cannot read", "bench", "compare", folder, paths["now"])
 
-    def test_others_at_work_are_told_of(self):
+    def test_load_of_other_processes_is_reported(self):
         other = subprocess.Popen([sys.executable, "-c", "while True: pass"])
         self.addCleanup(other.wait)
         self.addCleanup(other.kill)
@@ -225,7 +225,7 @@ class SendRecv(harness.Case):
         self.assertEqual(bench.wait(), 1)
         self.assertIn("process 1 was killed by signal 9", bench.err)
 
-    def test_wrong_usage_is_told_with_the_flag(self):
+    def test_wrong_usage_names_the_flag(self):
         for pattern, arguments in (("--sizes", ("--sizes=8:4:x2",)), ("--sizes", ("--sizes=8:1G",)),
                                    ("--min-gbps", ("--min-gbps=-1",)), ("--csv", ("--csv", "--json")),
                                    ("--sizes", ("--sizes=0",)), ("--mode", ("--mode=sideways",)),
@@ -282,7 +282,7 @@ class Patterns(harness.Case):
             _, rows = rows_of(self, "all-pairs", "--nodes=3", "--sizes=64K", "--iters=5",
                               f"--html={path}")
             text = path.read_text()
-        # It is well-formed, but for what only HTML has at its head.
+        # It is well-formed, except for the HTML doctype.
         page = xml.etree.ElementTree.fromstring(
             text.replace("<!DOCTYPE html>", "").replace('<meta charset="utf-8">', ""))
         for element in page.iter():
@@ -290,7 +290,7 @@ class Patterns(harness.Case):
             self.assertFalse({"src", "href"} & set(element.attrib))
         self.assertNotIn("url(", text)
         maps = page.findall(".//table[@class='heat']")
-        # That of the devices, and one for each mode.
+        # One for the devices, and one for each mode.
         self.assertEqual(len(maps), 1 + 3)
         self.assertIn("LOC", [cell.text for cell in maps[0].iter("td")])
         for heat in maps[1:]:
@@ -307,7 +307,7 @@ class Patterns(harness.Case):
         self.assertEqual(len(table), len(rows))
         svg = "{http://www.w3.org/2000/svg}"
         self.assertEqual(len(page.findall(f".//{svg}svg")), 1)
-        # Lines of all pairs and of one floor, in two charts; pairs are told of together.
+        # Lines of all pairs and of one baseline, in two charts; pairs are reported together.
         self.assertEqual(len(page.findall(f".//{svg}polyline")), 2 * 3 * (6 + 1))
         legend = [text.text for text in page.iter(f"{svg}text") if "each pair" in (text.text or "")]
         self.assertEqual(legend, ["handoff, 3 nodes, each pair", "handoff+read, 3 nodes, each pair",
@@ -380,7 +380,7 @@ class Patterns(harness.Case):
             os.kill(pid, signal.SIGSTOP)
             process.wait_for(rf"ferry: .*; process {node} \(pid {pid}\) is stopped: kill -CONT {pid} ")
 
-    def test_wrong_usage_is_told_with_the_flag(self):
+    def test_wrong_usage_names_the_flag(self):
         for pattern, arguments in (("--nodes", ("ring", "--nodes=1")),
                                    ("--nodes", ("bidir", "--nodes=3")),
                                    ("--keys", ("keyed", "--keys=0")),

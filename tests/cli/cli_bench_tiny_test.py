@@ -40,7 +40,7 @@ class Tiny(harness.Case):
     def test_every_bench_is_among_them(self):
         self.assertEqual(self.verbs() - {"compare"}, set(BENCHES))
 
-    def test_rows_are_there_once_and_count_what_was_asked_for(self):
+    def test_rows_occur_once_and_count_the_requested_operations(self):
         for bench, flags in BENCHES.items():
             for iterations in (1, 6):
                 with self.subTest(bench=bench, iterations=iterations):
@@ -49,7 +49,7 @@ class Tiny(harness.Case):
                     self.assertEqual(len(names), len(set(names)), names)
                     for row in rows:
                         at_a_time = row["inflight"] if bench not in ("steps", "kv") else 1
-                        # Whole rounds, and no more of them than it takes.
+                        # Whole rounds, and no more of them than needed.
                         self.assertEqual(row["count"] % at_a_time, 0, row)
                         least = iterations
                         if bench == "keyed":
@@ -57,8 +57,8 @@ class Tiny(harness.Case):
                         self.assertGreaterEqual(row["count"], least, row)
                         self.assertLess(row["count"], least + at_a_time, row)
 
-    def test_depths_that_a_turn_of_the_store_has_not_are_one_row(self):
-        """At --iters=6 a turn had one operation: both depths were one at a time, and one sum."""
+    def test_depths_beyond_the_operations_of_the_store_are_one_row(self):
+        """At --iters=6 a batch had one operation: both depths were one at a time, and one sum."""
         for iterations in (1, 4, 5, 6, 9, 10, 64, 65):
             for inflight in (1, 2, 64):
                 with self.subTest(iterations=iterations, inflight=inflight):
@@ -69,8 +69,8 @@ class Tiny(harness.Case):
                                      [(mode, depth, iterations) for mode in ("set", "get", "add")
                                       for depth in depths])
 
-    def test_large_values_of_a_store_are_as_many_as_asked_for(self):
-        """16 MiB of a turn's values are kept at a time."""
+    def test_large_values_of_a_store_are_as_many_as_requested(self):
+        """16 MiB of a batch's values are kept at a time."""
         _, rows = rows_of(self, "kv", "--sizes=1M", "--iters=40", "--inflight=64")
         self.assertEqual([(row["mode"], row["inflight"], row["count"]) for row in rows],
                          [("set", 1, 40), ("set", 13, 40), ("get", 1, 40), ("get", 13, 40),

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""ferry doctor on this machine, and on the strict double of the driver and of NCCL.
+"""ferry doctor on this machine, and with the strict fakes of the driver and of NCCL.
 
     STRICT_CUDA=.../libstrict_cuda.so cli_doctor_test.py FERRY [CASE...]
 """
@@ -13,17 +13,17 @@ import tempfile
 import harness
 
 LIBRARIES = ("FERRY_CUDA_LIBRARY", "FERRY_NVML_LIBRARY", "FERRY_NCCL_LIBRARY")
-# Checks of the machine that runs this test may find whatever they find.
+# Checks of the machine that runs this test may have any result.
 HOST = ("kernel", "boot id", "pid namespace", "cores", "memory", "threads",
         "host arena", "/dev/shm", "memlock",
         "open files", "grpc", "ip families", "addresses", "interfaces", "rdma")
-# What that machine may have set, and what is looked for here.
+# Variables that this machine may have set, and that are tested here.
 os.environ.pop("NCCL_COMM_ID", None)
 
 
 class Doctor(harness.Case):
     def diagnose(self, *flags, **variables):
-        """What was found beside the host's, by name; the exit status fits."""
+        """The findings other than the host's, by name; the exit status matches them."""
         status, out, error = self.run_ferry("doctor", "--json", *flags, **variables)
         report = json.loads(out)
         found = report["findings"]
@@ -61,7 +61,7 @@ class Doctor(harness.Case):
 
 
 class WithoutGpu(Doctor):
-    # Whatever is installed on the machine that runs this.
+    # Independent of the software installed on the machine that runs this.
     absent = {"FERRY_CUDA_LIBRARY": "/nowhere/libcuda.so.1"}
 
     def test_each_line_has_a_status_and_a_name(self):
@@ -72,25 +72,25 @@ class WithoutGpu(Doctor):
         self.assertRegex(lines[-1], r"^\d+ ok, \d+ warnings?, \d+ wrong, \d+ skipped$")
         self.assertEqual(lines[-2], "")
 
-    def test_a_library_that_was_named_and_is_not_there_is_wrong(self):
+    def test_a_named_library_that_does_not_exist_is_wrong(self):
         found = self.diagnose(**self.absent)
         self.expect(found, "driver", "wrong", "/nowhere/libcuda.so.1", "FERRY_CUDA_LIBRARY")
         self.expect(found, "ipc", "skipped", "no GPU that can be used")
         self.expect(found, "peer access", "skipped", "no GPU that can be used")
 
-    def test_hidden_gpus_are_no_mistake_unless_one_is_required(self):
+    def test_hidden_gpus_are_ok_unless_one_is_required(self):
         variables = {name: os.environ["STRICT_CUDA"] for name in LIBRARIES}
         found = self.diagnose(CUDA_VISIBLE_DEVICES="", **variables)
         self.expect(found, "driver", "skipped", "hides every GPU: cuInit")
         found = self.diagnose("--require-gpu", CUDA_VISIBLE_DEVICES="", **variables)
         self.expect(found, "driver", "wrong", "hides every GPU: cuInit", "--require-gpu")
 
-    def test_nccl_that_was_named_and_is_not_there_is_wrong(self):
+    def test_a_named_nccl_that_does_not_exist_is_wrong(self):
         found = self.diagnose(**self.absent, FERRY_NCCL_LIBRARY="/nowhere/libnccl.so.2")
         self.expect(found, "nccl", "wrong", "/nowhere/libnccl.so.2", "FERRY_NCCL_LIBRARY")
         self.assertNotIn("nccl id", found)
 
-    def test_the_coordinator_is_looked_for(self):
+    def test_the_coordinator_is_contacted(self):
         _, address = self.coordinator(3)
         found = self.diagnose(f"--coordinator={address}", **self.absent)
         self.expect(found, "coordinator", "ok", f"{address} answers after .*, a job of 3 nodes")
@@ -109,10 +109,10 @@ class WithGpus(Doctor):
                           "STRICT_CUDA_SESSION": session.name}
 
     def tearDown(self):
-        # The double ends a process that breaks a rule, and says so here.
+        # The fake driver ends a process that violates a rule, and reports it here.
         self.assertFalse(self.report.exists(), self.report)
 
-    def test_a_sound_machine(self):
+    def test_a_healthy_machine(self):
         found = self.diagnose(**self.variables)
         self.expect(found, "driver", "ok", "^580.65.06, up to CUDA 13.0, by .*libstrict_cuda.so")
         self.expect(found, "gpus", "ok", "^2 GPUs$")
@@ -124,7 +124,8 @@ class WithGpus(Doctor):
         self.expect(found, "nccl id", "ok", "^made in ")
 
     def test_the_copies_wait_for_their_event(self):
-        # The pattern comes behind many writes, each of which lags: who does not wait reads zeros.
+        # The pattern is enqueued behind many writes, each of which lags: a reader that does not
+        # wait gets zeros.
         found = self.diagnose(**self.variables, STRICT_CUDA_DELAY_US="5000")
         self.expect(found, "gpu:0 ipc", "ok", "by descriptor after .* by handle after ")
         self.expect(found, "peer access", "ok", "each with a copy verified")
@@ -157,7 +158,7 @@ class WithGpus(Doctor):
         self.expect(found, "gpu:0", "warning", "cannot be exported as descriptors")
         self.expect(found, "gpu:0 ipc", "warning", "no virtual memory management; by handle: ver")
 
-    def test_both_ways_may_be_refused(self):
+    def test_both_methods_may_be_refused(self):
         fault = "cuIpcOpenMemHandle_v2:801,cuMemImportFromShareableHandle:801"
         found = self.diagnose(**self.variables, STRICT_CUDA_FAIL=fault)
         self.expect(found, "gpu:0 ipc", "wrong", "cuMemImport.*801.*cuIpcOpenMemHandle.*801")
@@ -214,7 +215,7 @@ class WithGpus(Doctor):
         self.assertEqual(doctor.wait(), 1)
         self.assertRegex(doctor.out, r"wrong +gpu:0 ipc +the exporting process was killed by "
                                      r"signal 9, last .* -> ")
-        # What comes after it is checked all the same.
+        # Later checks run all the same.
         self.assertRegex(doctor.out, r"ok +nccl id +made in ")
 
     def test_a_process_that_hangs_is_named_and_ended(self):

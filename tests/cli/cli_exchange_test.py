@@ -15,14 +15,14 @@ import harness
 
 
 class Example(harness.Case):
-    def test_node_1_gets_what_node_0_sends(self):
+    def test_node_1_receives_from_node_0(self):
         out = self.succeed("run", "--nproc=2", "--", os.environ["FERRY_EXAMPLE"])
         self.assertRegex(out, rb"\A\[1\] got int32\[256,1024\] by shm\n\Z")
 
 
 class SendRecv(harness.Case):
     def setUp(self):
-        # Those who die are missed soon.
+        # Dead nodes are detected soon.
         self.address = self.coordinator(2, "--heartbeat-timeout=2s")[1]
 
     def node(self, verb, node, *arguments, **variables):
@@ -58,29 +58,29 @@ class SendRecv(harness.Case):
         self.assertEqual((receiver.wait(), sender.wait()), (0, 0), receiver.err + sender.err)
         self.assertRegex(receiver.out, r"by shm: shm \(.*\); not tcp \(")
 
-    def test_the_path_that_is_required_is_taken(self):
+    def test_the_required_path_is_used(self):
         out = self.both(["--shape=1024x1024", "--require=tcp"],
                         ["--verify", "--require=tcp", "--checksum"])
         self.assertRegex(out, r"verified, .* by tcp: not shm: .*only tcp is allowed")
 
-    def test_grpc_carries_them_too(self):
+    def test_grpc_works_too(self):
         out = self.both(["--shape=1024x1024", "--carrier=grpc"], ["--verify", "--carrier=grpc"])
         self.assertRegex(out, "verified, .* by grpc, which carries everything here")
 
-    def test_a_required_path_that_there_is_not_fails_with_the_reason(self):
-        # Over TCP nobody can hand memory over.
+    def test_an_unavailable_required_path_fails_with_the_reason(self):
+        # Over TCP there is no zero-copy transfer.
         sender = self.send("--shape=1024x1024", "--require=tcp")
         receiver = self.recv("--require=shm", "--timeout=20s")
         self.assertEqual(receiver.wait(), 1)
         self.assertRegex(receiver.err, "sends by tcp, and shm is the required transport here")
         # Nor does the sender take it for received.
         self.assertEqual((sender.wait(), sender.out), (1, ""))
-        # By the lane, or by the coordinator if that was faster.
+        # By the control channel, or by the coordinator if that was faster.
         self.assertRegex(sender.err.splitlines()[-1],
                          "^ferry: (node 1 (did not take what it was sent|has failed): .*node 0 sends by "
                          "tcp, and shm is the required transport here|to node 1: Broken pipe)")
 
-    def test_a_sender_hears_of_a_buffer_that_does_not_fit(self):
+    def test_a_sender_is_notified_of_a_buffer_that_does_not_fit(self):
         for shape in ("3", "1024x1024"):
             with self.subTest(shape):
                 self.setUp()
@@ -92,7 +92,7 @@ class SendRecv(harness.Case):
                                  r"was sent: what came is int32\[")
 
     def receiver_of_a_sender_that_never_told_its_address(self, signal_number, *arguments):
-        """The sender has joined, and hangs or dies before it has told; and what it would tell."""
+        """The sender has joined, and hangs or dies before it has published its address; and that address."""
         sender = self.send("--step=8", "--recoverable")
         receiver = self.recv("--timeout=20s", "--recoverable")
         receiver.wait_for("waiting for \"weights\" from node 0")
@@ -105,11 +105,11 @@ class SendRecv(harness.Case):
                          *arguments), address
 
     def receiver_of_a_sender_that_hangs(self, *arguments):
-        # Nobody is given up.
+        # No node has been declared dead.
         self.address = self.coordinator(2, "--heartbeat-timeout=90s")[1]
         return self.receiver_of_a_sender_that_never_told_its_address(signal.SIGSTOP, *arguments)
 
-    def test_a_deadline_holds_for_a_sender_that_never_told_its_address(self):
+    def test_a_deadline_applies_to_a_sender_that_never_published_its_address(self):
         receiver, _ = self.receiver_of_a_sender_that_hangs("--timeout=3s")
         self.assertEqual(receiver.wait(), 1)
         self.assertRegex(receiver.err.splitlines()[-1],
@@ -124,7 +124,7 @@ class SendRecv(harness.Case):
         self.assertEqual(receiver.wait(), 1)
         self.assertRegex(receiver.err.splitlines()[-1], r"waited [1-8](\.\d+)?s in step 1 for")
 
-    def test_the_deadline_is_for_joining_too(self):
+    def test_the_deadline_includes_joining(self):
         receiver = self.recv("--timeout=2s")
         self.assertEqual(receiver.wait(), 1)
         self.assertEqual(receiver.err.splitlines()[-1],
@@ -137,13 +137,13 @@ class SendRecv(harness.Case):
         self.assertEqual(receiver.wait(), 1)
         self.assertRegex(receiver.err.splitlines()[-1], "^ferry: .*stopped by SIGINT")
 
-    def test_a_sender_that_died_before_it_told_its_address_is_named(self):
+    def test_a_sender_that_died_before_it_published_its_address_is_named(self):
         receiver, _ = self.receiver_of_a_sender_that_never_told_its_address(
             signal.SIGKILL, "--timeout=90s")
         self.assertEqual(receiver.wait(), 1)
         self.assertRegex(receiver.err.splitlines()[-1], "^ferry: node 0 has died before it told")
 
-    def test_into_a_buffer_that_is_there_before(self):
+    def test_into_an_existing_buffer(self):
         self.both(["--shape=8x8", "--dtype=double"],
                   ["--verify", "--into", "--shape=8x8", "--dtype=double"])
 
@@ -160,7 +160,7 @@ class SendRecv(harness.Case):
         self.assertEqual(receiver.wait(), 1)
         self.assertRegex(receiver.err, r'"weights" is int32\[4\], and --dtype=float\n')
 
-    def test_files_come_out_as_they_went_in(self):
+    def test_files_round_trip(self):
         with tempfile.TemporaryDirectory() as folder:
             data = os.urandom(100_003)
             with open(f"{folder}/in", "wb") as file:
@@ -169,8 +169,8 @@ class SendRecv(harness.Case):
             with open(f"{folder}/out", "rb") as file:
                 self.assertEqual(file.read(), data)
 
-    def test_what_tells_no_size_is_read_to_its_end(self):
-        """Files of /proc say 0 bytes, those of /sys a page, pipes and streams nothing."""
+    def test_files_without_a_size_are_read_to_the_end(self):
+        """Files of /proc report 0 bytes, those of /sys a page, pipes and streams nothing."""
         with tempfile.TemporaryDirectory() as folder:
             os.mkfifo(f"{folder}/pipe")
             for path in ("/proc/version", "/sys/kernel/notes", "/proc/sys/kernel/hostname"):
@@ -210,7 +210,7 @@ class SendRecv(harness.Case):
             self.assertRegex(sender.err,
                              r'/in": element 2 of bool\[4\] is 2, and a boolean is 0 or 1\n')
 
-    def test_numbers_are_encoded_as_their_type_says(self):
+    def test_numbers_are_encoded_by_their_type(self):
         for fill, dtype, expected in (("1.5", "half", "003e"), ("1e-7", "half", "0200"),
                                       ("-2", "bfloat16", "00c0"), ("ones", "int16", "0100"),
                                       ("65504", "half", "ff7b"), ("7", "bool", "01")):
@@ -220,7 +220,7 @@ class SendRecv(harness.Case):
                 with open(f"{folder}/out", "rb") as file:
                     self.assertEqual(file.read().hex(), expected * 2)
 
-    def test_what_never_comes_is_named_with_how_far_it_was(self):
+    def test_a_missing_tensor_is_named_with_its_progress(self):
         self.send("--step=8")
         receiver = self.recv("--step=9", "--timeout=500ms")
         self.assertEqual(receiver.wait(), 1)
@@ -237,7 +237,7 @@ class SendRecv(harness.Case):
         self.assertLess(time.monotonic() - start, 10)
         self.assertRegex(receiver.err.splitlines()[-1], "^ferry: .*node 0")
 
-    def test_a_receiver_that_is_killed_leaves_no_sender_that_says_it_was_taken(self):
+    def test_the_sender_fails_when_its_receiver_is_killed(self):
         sender = self.send("--step=8")
         receiver = self.recv("--step=9")
         receiver.wait_for("waiting for \"weights\" from node 0")
@@ -253,12 +253,12 @@ class SendRecv(harness.Case):
         for process in (receiver, sender):
             process.signal(signal.SIGINT)
         for process in (receiver, sender):
-            # One that has heard of the other's end meanwhile is ending itself, and no longer
-            # catches the signal.
+            # One that has been notified of the other's end meanwhile is ending itself, and no
+            # longer catches the signal.
             self.assertIn(process.wait(), (1, -signal.SIGINT))
             self.assertRegex(process.err.splitlines()[-1], "^ferry: .*stopped by SIGINT")
 
-    def test_who_fails_tells_the_other_side_at_once(self):
+    def test_a_failure_reaches_the_other_side_at_once(self):
         """And not only that it is missed, a heartbeat timeout later."""
         self.address = self.coordinator(2, "--heartbeat-timeout=90s")[1]
         for signal_number in (signal.SIGTERM, signal.SIGINT):
@@ -274,7 +274,7 @@ class SendRecv(harness.Case):
         # And the next job begins at once.
         self.assertRegex(self.both(["--shape=3"], ["--verify"]), "verified")
 
-    def test_who_cannot_begin_tells_the_other_side_at_once(self):
+    def test_a_failed_start_reaches_the_other_side_at_once(self):
         self.address = self.coordinator(2, "--heartbeat-timeout=90s")[1]
         receiver = self.recv()
         sender = self.send("--exchange-listen=203.0.113.1:0")
@@ -283,7 +283,7 @@ class SendRecv(harness.Case):
         self.assertEqual(receiver.wait(), 1)
         self.assertRegex(receiver.err.splitlines()[-1], "^ferry: .*task.0 reported: .*203.0.113.1")
 
-    def test_who_is_stopped_while_it_joins_is_waited_for_again(self):
+    def test_a_node_stopped_while_joining_is_waited_for_again(self):
         self.address = self.coordinator(2, "--heartbeat-timeout=90s")[1]
         sender = self.send("--shape=3")
         sender.wait_for("waiting for node 1 to join")
@@ -296,7 +296,7 @@ class SendRecv(harness.Case):
         sender = self.send("--shape=3")
         self.assertEqual((receiver.wait(), sender.wait()), (0, 0), receiver.err + sender.err)
 
-    def test_a_job_that_lost_a_node_does_not_last_because_somebody_tries_again(self):
+    def test_retries_do_not_prolong_a_job_that_lost_a_node(self):
         self.address = self.coordinator(2, "--heartbeat-timeout=3s")[1]
         sender = self.send("--step=8")
         receiver = self.recv("--step=9")
@@ -322,7 +322,7 @@ class SendRecv(harness.Case):
             self.assertRegex(recv.err.splitlines()[-1], "waited .* in step 1 for .*;b;0:0")
             self.assertRegex(worker.err.splitlines()[-1], "task.1 reported: waited")
 
-    def test_an_output_that_nobody_reads_holds_nobody_up(self):
+    def test_unread_output_delays_no_node(self):
         with tempfile.TemporaryDirectory() as folder:
             os.mkfifo(f"{folder}/pipe")
             sender = self.send("--shape=3")
@@ -334,13 +334,13 @@ class SendRecv(harness.Case):
             receiver.signal(signal.SIGTERM)
             self.assertEqual(receiver.wait(), -signal.SIGTERM)
 
-    def test_who_fails_after_it_has_been_served_fails_alone(self):
+    def test_a_failure_after_the_transfer_affects_one_side_only(self):
         sender = self.send("--shape=1000", "--fill=ones")
         receiver = self.recv("--verify")
         self.assertEqual((receiver.wait(), sender.wait()), (1, 0), sender.err)
         self.assertRegex(sender.out, "taken after")
 
-    def test_what_is_done_is_done_though_the_coordinator_has_gone(self):
+    def test_a_finished_transfer_succeeds_though_the_coordinator_has_ended(self):
         coordinator, self.address = self.coordinator(2, "--heartbeat-timeout=90s")
         sender = self.send("--shape=3", "--lost-timeout=60s")
         sender.wait_for("waiting for node 1 to join")
@@ -367,7 +367,7 @@ class SendRecv(harness.Case):
         finally:
             coordinator.signal(signal.SIGCONT)
 
-    def test_a_sender_that_nobody_asks_names_who_should_have(self):
+    def test_a_sender_without_a_request_names_the_receiver(self):
         sender = self.send("--step=8", "--timeout=1s")
         receiver = self.recv("--step=9")
         self.assertEqual(sender.wait(), 1)
@@ -376,7 +376,7 @@ class SendRecv(harness.Case):
                          r"been received: .*;weights;0:0 \(node 1 has not asked for it\)$")
         self.assertEqual(receiver.wait(), 1)
 
-    def test_a_receiver_with_another_token_is_told_at_the_sender_too(self):
+    def test_a_receiver_with_another_token_is_reported_by_the_sender_too(self):
         sender = self.send("--timeout=4s", FERRY_JOB_TOKEN="ours")
         receiver = self.recv("--timeout=20s", "--recoverable", FERRY_JOB_TOKEN="theirs")
         self.assertEqual((receiver.wait(), sender.wait()), (1, 1))
@@ -396,7 +396,7 @@ class Pending(harness.Case):
         return json.loads(self.succeed("status", "--pending", "--json",
                                        f"--coordinator={self.address}"))
 
-    def test_what_waits_is_told_by_those_who_wait(self):
+    def test_pending_operations_are_reported(self):
         self.node("send", 0, "grad", "--to=1", "--step=5", "--shape=1024")
         self.node("recv", 1, "weights", "--from=0", "--step=7")
         self.node("worker", 2).wait_for("joined at")
@@ -428,7 +428,7 @@ class Pending(harness.Case):
         finally:
             workers[1].signal(signal.SIGCONT)
 
-    def test_topo_says_which_way_tensors_go(self):
+    def test_topo_prints_the_path_of_tensors(self):
         for i in range(2):
             self.node("worker", i)
         self.node("worker", 2, "--require=tcp").wait_for("joined at")
@@ -438,7 +438,7 @@ class Pending(harness.Case):
                 "topo", f"--coordinator={self.address}").decode())).group(0)
         self.assertRegex(text, r"\n  0>1 0>2 1>0 1>2 +shm \(1us assumed, no copy\); not tcp \(")
         self.assertRegex(text, r"\n  2>0 2>1 +not shm: .*; tcp \(\S+ \+ \S+ GB/s, ")
-        # Of itself each has measured something.
+        # Each has measured its own copies.
         self.assertRegex(text, r"\n  .*0>0.* +local \(\S+.* measured at start, no copy\)")
 
 
@@ -458,7 +458,7 @@ class Status(harness.Case):
         self.assertEqual((answer["silent"], answer["error"]), ([], None))
         return {node["node_id"]: node for node in answer["nodes"]}
 
-    def test_paths_reasons_pages_and_refusals_are_told(self):
+    def test_paths_reasons_pages_and_refusals_are_reported(self):
         self.node("worker", 2, FERRY_JOB_TOKEN="ours").wait_for("waiting|looking")
         self.node("send", 0, "a", "--to=1", "--step=5", "--shape=1024x1024", "--require=tcp",
                   FERRY_JOB_TOKEN="ours")
@@ -480,21 +480,21 @@ class Status(harness.Case):
         self.assertRegex(self.succeed("topo", f"--coordinator={self.address}").decode(),
                          r"\n  0>1 +not shm: .*; tcp \(\S+ measured \S+ ago \+ ")
 
-    def test_who_has_another_token_is_counted(self):
+    def test_connections_with_another_token_are_counted(self):
         for i in (0, 2):
             self.node("worker", i, "--recoverable", FERRY_JOB_TOKEN="ours")
         stranger = self.node("recv", 1, "b", "--from=0", "--timeout=20s", "--recoverable",
                              FERRY_JOB_TOKEN="theirs")
         self.assertEqual(stranger.wait(), 1)
         self.assertRegex(stranger.err, "token")
-        # Those who stay say who came.
+        # The remaining nodes report which nodes registered.
         nodes = json.loads(self.status("--json"))["exchange"]["nodes"]
         node = [each for each in nodes if each["node_id"] == 0][0]
         self.assertGreaterEqual(node["refused_connections"], 1)
         self.assertRegex(node["last_refusal"], "token")
         self.assertRegex(self.status(), r"\n  0 .* \d, last: .*token")
 
-    def test_a_node_that_hangs_does_not_hold_the_rest_up(self):
+    def test_a_node_that_hangs_does_not_delay_the_rest(self):
         workers = [self.node("worker", i) for i in range(3)]
         for worker in workers:
             worker.wait_for("joined at")

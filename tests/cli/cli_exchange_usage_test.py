@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What ferry send and ferry recv refuse before they join, and how they end without room.
+"""Usage errors of ferry send and ferry recv before they join, and their errors without resources.
 
     cli_exchange_usage_test.py FERRY [CASE...]
 """
@@ -11,7 +11,7 @@ import tempfile
 
 import harness
 
-# Where nobody listens: who gets as far as joining fails in another way.
+# No process listens there: a command that gets as far as joining fails differently.
 HERE = ("--node-id=0", "--num-nodes=2", "--coordinator=127.0.0.1:1", "--timeout=1s")
 
 
@@ -21,7 +21,7 @@ class BeforeAnyoneJoins(harness.Case):
             with self.subTest(arguments):
                 self.fail_with(status, pattern, *arguments, *HERE, stdin=b"abc", **variables)
 
-    def test_values_that_make_no_sense(self):
+    def test_invalid_values(self):
         self.refused(2, (
             ("--dtype.*floaty", ("send", "x", "--to=1", "--dtype=floaty")),
             ("--dtype.*string", ("send", "x", "--to=1", "--dtype=string")),
@@ -41,14 +41,14 @@ class BeforeAnyoneJoins(harness.Case):
              ("recv", "x", "--from=1", "--advertise=a\nb"))))
         self.fail_with(2, "--coordinator", "recv", "x", "--from=0", "--coordinator", "nowhere")
 
-    def test_a_node_that_there_is_not(self):
+    def test_an_unknown_node(self):
         self.refused(2, (
             ("--to=2: there is no such node; the job has 2", ("send", "x", "--to=2")),
             ("--from=-1: there is no such node", ("recv", "x", "--from=-1")),
             ("--to=0 is this node itself", ("send", "x", "--to=0")),
             ("--from=0 is this node itself", ("recv", "x", "--from=0"))))
 
-    def test_a_fill_that_the_type_has_not(self):
+    def test_a_fill_out_of_the_types_range(self):
         self.refused(2, (
             ("--fill: 300 is not within uint8, 0 to 255",
              ("send", "x", "--to=1", "--fill=300", "--dtype=uint8")),
@@ -78,7 +78,7 @@ class BeforeAnyoneJoins(harness.Case):
                 ("/dev/zero. has more than the 1000000 bytes that the arena may have "
                  "[(]--arena-budget-bytes[)]",
                  ("send", "x", "--to=1", "--file=/dev/zero", "--arena-budget-bytes=1000000")),
-                # One byte more than the shape's tells that there is more; it may have no end.
+                # One byte more than the shape's shows that there is more; the file may have no end.
                 ("/dev/zero. has at least 1001 bytes, and uint8.1000. has 1000",
                  ("send", "x", "--to=1", "--file=/dev/zero", "--shape=1000", "--dtype=uint8")),
                 ("/dev/zero. has at least 2097153 bytes, and int64.512,512. has 2097152",

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""GPU programs as users run them, on the strict double of the driver and of NCCL.
+"""GPU programs as users run them, with the strict fakes of the driver and of NCCL.
 
     FERRY_EXAMPLE=.../nccl_allreduce STRICT_CUDA=.../libstrict_cuda.so cli_gpu_test.py FERRY [CASE...]
 """
@@ -31,7 +31,7 @@ class AllPairs(GpuCase):
         self.assertEqual(out.count(f"all of {count * (nodes - 1)} have come".encode()), nodes, out)
 
     def test_any_order_from_any_thread(self):
-        """The double ends whoever lets three devices wait for each other in a circle."""
+        """The fake NCCL ends processes whose three devices wait for each other in a cycle."""
         for seed in range(3):
             self.run_all(4, 18, seed)
 
@@ -62,7 +62,7 @@ class Topo(GpuCase):
                                r"not nccl \(")
         self.assertRegex(text, r"\n  0/gpu:0>0/gpu:1 0/gpu:1>0/gpu:0 +local, .* \(SYS|NODE\)")
 
-    def test_why_gpus_cannot_map_each_other_is_said(self):
+    def test_the_reason_why_gpus_cannot_map_each_other_is_printed(self):
         text = self.paths(["0", "1"], "--require=tcp")
         self.assertRegex(text, r"\n  0/gpu:0>1/gpu:0 1/gpu:0>0/gpu:0 +not shm: .*; (not )?tcp "
                                r"\(.*, staged through host memory\); not cuda_ipc: descriptors "
@@ -83,8 +83,8 @@ class AllReduce(GpuCase):
         out = self.succeed(*self.command(4), **self.variables, STRICT_CUDA_DEVICES="4")
         self.assertEqual(out.count(b"the sum over 4 GPUs is 10"), 4)
 
-    def test_communicators_are_made_again_when_one_rank_has_let_go(self):
-        # Of five ranks, the last ones have ids of their own.
+    def test_communicators_are_made_again_when_one_rank_has_released_them(self):
+        # With five ranks, the last ones have ids of their own.
         for nodes in (2, 5):
             out = self.succeed("run", f"--nproc={nodes}", "--gpus-per-proc=1", "--",
                                os.environ["COMMUNICATORS"], **self.variables,
@@ -92,14 +92,14 @@ class AllReduce(GpuCase):
                                STRICT_CUDA_NCCL_MEMORY=str(32 << 20))
             self.assertEqual(out.count(b"made and made again"), nodes, out)
 
-    def test_communicators_that_overlap_are_asked_for_in_any_order(self):
-        """The double ends whoever lets devices wait for each other's first exchanges."""
+    def test_overlapping_communicators_are_requested_in_any_order(self):
+        """The fake NCCL ends processes whose devices wait for each other's first exchanges."""
         out = self.succeed("run", "--nproc=3", "--gpus-per-proc=1", "--",
                            os.environ["COMMUNICATORS"], "overlap", **self.variables,
                            STRICT_CUDA_DEVICES="3")
         self.assertEqual(out.count(b"all made, in any order"), 3, out)
 
-    def test_a_node_leaves_although_nccl_does_not_let_go(self):
+    def test_a_node_leaves_although_nccl_hangs(self):
         begun = time.monotonic()
         status, out, error = self.run_ferry("run", "--nproc=1", "--gpus-per-proc=1", "--",
                                             os.environ["COMMUNICATORS"], "leave", **self.variables,
@@ -117,14 +117,14 @@ class AllReduce(GpuCase):
         self.addCleanup(process.kill)
         return process
 
-    def test_who_waits_for_a_rank_that_is_killed_is_told_who_died(self):
+    def test_a_wait_for_a_killed_rank_fails_with_its_name(self):
         _, address = self.coordinator(2, "--heartbeat-timeout=2s", "--recoverable")
         waits, dies = [self.lost(address, node, "wait") for node in (0, 1)]
         self.assertEqual(dies.wait(), -signal.SIGKILL, dies.err)
         self.assertEqual(waits.wait(), 0, waits.out + waits.err)
         self.assertRegex(waits.out, r"rank 1 \(device \d+\) .* is gone: node 1 has died: ")
 
-    def test_a_node_that_comes_back_has_communicators_that_are_kept(self):
+    def test_a_node_that_comes_back_has_cached_communicators(self):
         _, address = self.coordinator(2, "--heartbeat-timeout=2s", "--recoverable")
         stays = self.lost(address, 0, "live")
         for life in ("1", "2", "3"):
@@ -135,7 +135,7 @@ class AllReduce(GpuCase):
         self.assertEqual(stays.wait(), 0, stays.out + stays.err)
         self.assertIn("three lives", stays.out)
 
-    def test_without_nccl_the_place_is_named(self):
+    def test_without_nccl_the_searched_folders_are_named(self):
         self.variables["FERRY_NCCL_LIBRARY"] = "/nowhere/libnccl.so.2"
         status, _, error = self.run_ferry(*self.command(2), **self.variables)
         self.assertNotEqual(status, 0)
@@ -158,12 +158,12 @@ class SharedGpu(harness.Case):
     def both(self, *flags):
         return [self.worker(self.address, node, 2, *flags, **self.variables) for node in (0, 1)]
 
-    def test_it_is_taken_for_a_mistake(self):
+    def test_it_is_refused_by_default(self):
         for worker in self.both():
             self.assertNotEqual(worker.wait(), 0)
             self.assertRegex(worker.err, "both report GPU .* share them .--share-gpus")
 
-    def test_unless_both_say_so(self):
+    def test_it_is_accepted_if_both_ask_for_it(self):
         for worker in self.both("--share-gpus"):
             worker.wait_for("joined at")
 

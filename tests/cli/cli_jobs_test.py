@@ -27,7 +27,7 @@ class Kv(harness.Case):
     def kv_fails(self, pattern, *arguments, **options):
         self.fail_with(1, pattern, "kv", *arguments, FERRY_COORDINATOR=self.address, **options)
 
-    def test_get_writes_what_set_took_and_nothing_more(self):
+    def test_get_writes_exactly_the_value_of_set(self):
         self.kv("set", "a", "hello world")
         self.assertEqual(self.kv("get", "a"), b"hello world")
 
@@ -40,7 +40,7 @@ class Kv(harness.Case):
         self.kv("set", "empty", "")
         self.assertEqual(self.kv("get", "empty", "--try"), b"")
 
-    def test_set_refuses_to_replace_unless_told(self):
+    def test_set_replaces_only_on_request(self):
         self.kv("set", "a", "1")
         self.kv_fails('"a" is there already.*--overwrite', "set", "a", "2")
         self.kv("set", "a", "2", "--overwrite")
@@ -52,11 +52,11 @@ class Kv(harness.Case):
         self.kv("set", "later", "now")
         self.assertEqual((get.wait(), get.out), (0, "now"))
 
-    def test_get_says_which_key_never_came(self):
+    def test_get_names_the_missing_key(self):
         self.kv_fails('"never"', "get", "never", "--timeout=300ms")
         self.kv_fails('"never" is not there', "get", "never", "--try")
 
-    def test_ls_and_rm_know_prefixes_and_subtrees(self):
+    def test_ls_and_rm_handle_prefixes_and_subtrees(self):
         for key in ("a", "a/1", "a/2", "ab", "b"):
             self.kv("set", key, key)
         self.assertEqual(self.kv("ls", "a"), b"a\na/1\na/2\nab\n")
@@ -64,14 +64,14 @@ class Kv(harness.Case):
         self.assertEqual(self.kv("ls"), b"ab\nb\n")
         self.assertRegex(self.kv("ls", "--long").decode(), r"KEY +BYTES +REVISION +VALUE\nab +2 ")
 
-    def test_rm_of_what_is_not_there_says_so(self):
+    def test_rm_of_a_missing_key_reports_it(self):
         self.kv("set", "tree/1", "1")
         self.kv_fails('key "nope" is not there', "rm", "nope")
         self.kv_fails('key "tree" is not there', "rm", "tree")
         self.kv("rm", "tree", "--recursive")
         self.kv_fails('key "tree" is not there', "rm", "tree", "--recursive")
 
-    def test_what_a_coordinator_refuses_is_a_failure_and_no_wrong_usage(self):
+    def test_a_refusal_of_the_coordinator_is_a_failure_and_not_wrong_usage(self):
         self.address = self.coordinator(1, "--max-key-bytes=4")[1]
         for arguments in (("set", "12345", "v"), ("get", "12345"), ("get", "12345", "--try")):
             self.kv_fails("key of 5 bytes is over the limit of 4", *arguments)
@@ -81,7 +81,7 @@ class Kv(harness.Case):
             self.kv("set", key, "1")
         self.assertEqual(self.kv("ls"), b"x\\033[2Jy\ny\\377\\302\\233\nz\xc3\xa9\n")
 
-    def test_watch_tells_what_is_there_and_then_every_change(self):
+    def test_watch_prints_existing_keys_and_then_every_change(self):
         self.kv("set", "w/1", "old")
         watch = self.start("kv", "watch", "w/", FERRY_COORDINATOR=self.address)
         watch.wait_for('set w/1 "old"\n')
@@ -95,7 +95,7 @@ class Kv(harness.Case):
         self.assertNotIn("elsewhere", watch.out)
 
     def start_unread(self, *arguments):
-        """A verb that has filled its stdout, of one page, which nobody reads."""
+        """A verb that has filled its stdout, a pipe of one page without a reader."""
         process = subprocess.Popen([harness.FERRY, *arguments], stdin=subprocess.DEVNULL,
                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE, pipesize=4096,
                                    env=harness.environment(FERRY_COORDINATOR=self.address))
@@ -111,7 +111,7 @@ class Kv(harness.Case):
         self.eventually(lambda: unread_bytes() == 4096)
         return process
 
-    def test_a_watch_that_nobody_reads_can_be_stopped(self):
+    def test_a_watch_with_unread_output_can_be_stopped(self):
         self.address = self.coordinator(200)[1]
         for i in range(3):
             self.kv("set", str(i) + "k" * 50_000, "v")
@@ -122,7 +122,7 @@ class Kv(harness.Case):
                     watch.send_signal(number)
                     self.assertEqual(watch.wait(timeout=10), 0)
 
-    def test_a_watch_that_nobody_reads_ends_with_its_coordinator(self):
+    def test_a_watch_with_unread_output_ends_with_its_coordinator(self):
         coordinator, self.address = self.coordinator(1)
         self.kv("set", "k" * 50_000, "v")
         watch = self.start_unread("kv", "watch")
@@ -131,7 +131,7 @@ class Kv(harness.Case):
         self.assertRegex(watch.stderr.read().decode(),
                          r"(?s)out of reach.*the last 4\d{4} bytes of the output were not read")
 
-    def test_a_watch_tells_all_to_a_reader_that_is_slow(self):
+    def test_a_watch_prints_everything_to_a_slow_reader(self):
         self.kv("set", "k" * 100_000, "v")
         watch = self.start_unread("kv", "watch")
         self.kv("set", "last", "v")
@@ -185,7 +185,7 @@ class Kv(harness.Case):
     def test_without_a_coordinator_it_is_wrong_usage(self):
         self.fail_with(2, "--coordinator=HOST:PORT", "kv", "ls")
 
-    def test_a_reader_that_goes_away_is_no_failure_of_ours(self):
+    def test_a_closed_reader_is_no_failure(self):
         for i in range(50):
             self.kv("set", f"k{i}", "v")
         done = subprocess.run(
@@ -198,7 +198,7 @@ class Status(harness.Case):
     def status(self, address):
         return json.loads(self.succeed("status", "--json", f"--coordinator={address}"))
 
-    def test_a_missing_node_and_who_waits_for_it(self):
+    def test_a_missing_node_and_the_nodes_that_wait_for_it(self):
         address = self.coordinator(3)[1]
         self.worker(address, 0, 3)
         self.worker(address, 1, 3)
@@ -212,7 +212,7 @@ class Status(harness.Case):
         self.assertRegex(text, r"\n  0 +joining +- +\S+ +\d+ .* the others to join for ")
         self.assertRegex(text, r"\n  2 +missing +- ")
 
-    def test_columns_stand_below_their_titles(self):
+    def test_columns_are_aligned_with_their_titles(self):
         address = self.coordinator(2)[1]
         self.workers(address, 2)
         lines = self.succeed("status", f"--coordinator={address}").decode().splitlines()
@@ -273,7 +273,7 @@ class Status(harness.Case):
                     self.fail_with(2, "--coordinator: .* is not HOST:PORT", *verb, "--coordinator",
                                    address, timeout_s=5)
 
-    def test_watch_says_when_the_coordinator_is_gone_and_finds_it_again(self):
+    def test_watch_reports_a_lost_coordinator_and_reconnects(self):
         coordinator, address = self.coordinator(2)
         watch = self.start("status", "--watch", f"--coordinator={address}")
         watch.wait_for("2 nodes")
@@ -298,7 +298,7 @@ class Status(harness.Case):
             self.assertEqual(watch.wait(), 1)
             self.assertEqual(watch.err.count(" is out of reach since"), 1, watch.err)
 
-    def test_watch_can_be_interrupted_while_nobody_answers(self):
+    def test_watch_can_be_interrupted_while_the_coordinator_hangs(self):
         coordinator, address = self.coordinator(2)
         watch = self.start("status", "--watch", f"--coordinator={address}")
         watch.wait_for("2 nodes")
@@ -328,7 +328,7 @@ class Status(harness.Case):
         self.assertRegex(text, r"the job has failed: .*heartbeat timeout.*1")
         self.assertRegex(text, r"failed: .*1")
 
-    def test_nobody_there_is_a_failure_that_names_the_address(self):
+    def test_an_unreachable_coordinator_is_a_failure_that_names_the_address(self):
         self.fail_with(1, r"127\.0\.0\.1:1 .*out of reach", "status", "--coordinator=127.0.0.1:1")
 
 
@@ -348,7 +348,7 @@ class Worker(harness.Case):
         coordinator.signal(signal.SIGTERM)
         self.assertEqual(coordinator.wait(), 0)
 
-    def test_who_is_missing_is_said_while_joining(self):
+    def test_missing_nodes_are_printed_while_joining(self):
         address = self.coordinator(4)[1]
         worker = self.worker(address, 1, 4)
         worker.wait_for(r"ferry: waiting for nodes 0,2,3 to join \(")
@@ -356,7 +356,7 @@ class Worker(harness.Case):
         self.assertEqual(worker.wait(), 1)
         self.assertRegex(worker.err, "stopped by SIGTERM while node 1 of 4 was joining")
 
-    def test_who_did_not_come_is_said_when_joining_fails(self):
+    def test_missing_nodes_are_named_when_joining_fails(self):
         address = self.coordinator(4)[1]
         self.worker(address, 0, 4)
         self.fail_with(1, r"1,3|2,3", "worker", f"--coordinator={address}", "--node-id=2",
@@ -384,7 +384,7 @@ class Worker(harness.Case):
         self.assertEqual(worker.wait(), 1)
         self.assertRegex(worker.err, f"cannot take part: .*{why}")
 
-    def test_a_node_that_dies_is_named_to_the_others(self):
+    def test_the_others_report_the_name_of_a_dead_node(self):
         address = self.coordinator(3, "--heartbeat-timeout=1s")[1]
         workers = self.workers(address, 3)
         workers[2].signal(signal.SIGKILL)
@@ -450,7 +450,7 @@ class Reset(harness.Case):
         text = self.succeed("status", f"--coordinator={address}").decode()
         self.assertNotIn("failed", text)
 
-    def test_a_job_with_a_token_is_ended_by_those_who_know_it(self):
+    def test_a_job_with_a_token_is_ended_only_with_the_token(self):
         token = {"FERRY_JOB_TOKEN": "of this job"}
         coordinator = self.start("coordinator", "--nodes=1", "--listen=127.0.0.1:0", **token)
         address = coordinator.wait_for(r"listening on (\S+)\n").group(1)

@@ -46,7 +46,7 @@ class Refusing(harness.Case):
         return process.wait(), process.out, process.err
 
     def exchange_without(self, calls, *arguments):
-        """What the receiver says of a tensor that is moved between two such processes."""
+        """The receiver's report of a tensor that is moved between two such processes."""
         process = self.start_without(calls, "coordinator", "--nodes=2", "--listen=127.0.0.1:0")
         address = process.wait_for(r"ferry coordinator listening on (\S+)\n").group(1)
         common = (f"--coordinator={address}", "--num-nodes=2", *arguments)
@@ -59,7 +59,7 @@ class Refusing(harness.Case):
 
 
 class NoSharedMemory(Refusing):
-    def test_tensors_go_over_tcp_and_the_reason_is_told(self):
+    def test_tensors_use_tcp_and_the_reason_is_printed(self):
         for error in ("EPERM", "ENOSYS"):
             with self.subTest(error):
                 out = self.exchange_without(f"memfd_create:{error},madvise:{error}")
@@ -73,7 +73,7 @@ class NoSharedMemory(Refusing):
     def test_advice_alone_is_not_needed(self):
         self.assertRegex(self.exchange_without("madvise"), "verified, .* by shm")
 
-    def test_what_needs_it_fails_with_the_reason(self):
+    def test_commands_that_need_it_fail_with_the_reason(self):
         process, address = self.coordinator(2)
         common = (f"--coordinator={address}", "--num-nodes=2", "--require=shm", "--timeout=20s")
         sender = self.start_without("memfd_create", "send", "weights", "--to=1", "--node-id=0",
@@ -83,7 +83,7 @@ class NoSharedMemory(Refusing):
         self.assertEqual((receiver.wait(), sender.wait()), (1, 1))
         self.assertRegex(receiver.err, "memfd_create is refused here")
 
-    def test_the_demo_and_the_doctor_go_on(self):
+    def test_the_demo_and_the_doctor_continue(self):
         calls = "memfd_create:ENOSYS,madvise:ENOSYS"
         status, out, err = self.run_without(calls, "demo")
         self.assertEqual(status, 0, out + err)
@@ -113,7 +113,7 @@ class FewThreads(Refusing):
         self.assertEqual((status, len(lines)), (1, 1), err)
         self.assertRegex(lines[0], r"^ferry: .*ulimit -u\) .*pids\.max")
 
-    def test_each_verb_says_so_in_one_line(self):
+    def test_each_verb_reports_it_in_one_line(self):
         _, address = self.coordinator(1)
         at = f"--coordinator={address}"
         node = (at, "--node-id=0", "--num-nodes=1")
@@ -208,7 +208,7 @@ class FewDescriptors(harness.Case):
             self.expect_one_line(4, *arguments)
 
     def test_the_doctor_counts_it(self):
-        # Below that not even the dynamic linker has what it needs.
+        # With fewer not even the dynamic linker can run.
         for descriptors in (8, 10):
             with self.subTest(descriptors):
                 status, err = self.run_with(descriptors, "doctor")
@@ -217,9 +217,9 @@ class FewDescriptors(harness.Case):
 
 
 class DoctorOfLimits(Refusing):
-    """What gRPC would abort for is wrong, in the words of the coordinator's error."""
+    """A condition that would make gRPC abort is wrong, with the text of the coordinator's error."""
 
-    def test_what_is_refused(self):
+    def test_refused_calls(self):
         for call, name in (("epoll_create1", "epoll_create1"), ("eventfd2", "eventfd"),
                            ("epoll_create1:ENOSYS", "epoll_create1"), ("eventfd2:ENOSYS", "eventfd")):
             with self.subTest(call):

@@ -56,7 +56,7 @@ class Usage(harness.Case):
                           ("run", "--grace", "1s", "--nproc=", "true")):
             with self.subTest(arguments):
                 self.fail_with(2, "--[a-z-]+= has no value", *arguments)
-        # The command's own are none of our business.
+        # Flags of the command itself are not checked.
         for arguments in (("--", "echo", "--a="), ("--nproc", "1", "echo", "--a="),
                           ("--no-prefix", "echo", "--a=")):
             self.assertIn(b"--a=\n", self.succeed("run", *arguments))
@@ -97,12 +97,12 @@ class Usage(harness.Case):
         # It matters only where it is used.
         self.succeed("topo", FERRY_HEARTBEAT_TIMEOUT="soon")
 
-    def test_a_verb_that_is_not_there_is_named(self):
+    def test_an_unknown_verb_is_named(self):
         self.fail_with(2, "no verb or flag bogus", "bogus", "x")
         self.fail_with(2, "no verb or flag bogus", "kv", "bogus")
         self.fail_with(2, "say what to do", "kv")
 
-    def test_a_value_for_a_flag_that_takes_none_is_refused(self):
+    def test_a_value_for_a_flag_without_values_is_refused(self):
         self.fail_with(2, "--json takes no value: it prints, so say --json >FILE",
                        "bench", "kv", "--json=out.json")
         self.fail_with(2, "--csv takes no value: .*--csv >FILE", "bench", "kv", "--csv=out.csv")
@@ -131,7 +131,7 @@ class Coordinator(harness.Case):
         self.fail_with(1, f"cannot listen on {address}.*in use", "coordinator", "--nodes=1",
                        f"--listen={address}")
 
-    def test_an_address_of_another_host_is_said_to_be_none_of_this_one(self):
+    def test_an_address_of_another_host_is_reported_as_such(self):
         # For documentation, and on no host. Source: RFC 5737.
         elsewhere = "192.0.2.1:0"
         hint = r"it is no address of this host \(`ferry doctor` lists them\)"
@@ -152,7 +152,7 @@ class Coordinator(harness.Case):
 
 
 class Run(harness.Case):
-    def test_its_processes_find_the_heartbeat_timeout(self):
+    def test_its_processes_get_the_heartbeat_timeout(self):
         show = ("--", "sh", "-c", "echo ${FERRY_HEARTBEAT_TIMEOUT-none}")
         self.assertEqual(self.succeed("run", *show), b"[0] none\n")
         self.assertEqual(self.succeed("run", "--heartbeat-timeout=5m", *show), b"[0] 300s\n")
@@ -177,7 +177,7 @@ class Run(harness.Case):
         out = self.succeed("run", "--nproc=3", "--", "sh", "-c", "echo $RANK of $WORLD_SIZE")
         self.assertEqual(sorted(out.splitlines()), [b"[0] 0 of 3", b"[1] 1 of 3", b"[2] 2 of 3"])
 
-    def test_without_prefix_the_output_is_as_it_is(self):
+    def test_without_prefix_the_output_is_unchanged(self):
         self.assertEqual(self.succeed("run", "--no-prefix", "--", "echo", "plain"), b"plain\n")
         self.assertEqual(self.succeed("run", "--no-prefix", "--", "printf", r"a\r\nb\r\n\nc\000"),
                          b"a\r\nb\r\n\nc\0")
@@ -194,7 +194,7 @@ class Run(harness.Case):
         self.assertEqual(env["JAX_COORDINATOR_ADDRESS"], env["FERRY_COORDINATOR"])
         self.assertNotEqual(f'{env["MASTER_ADDR"]}:{env["MASTER_PORT"]}', env["FERRY_COORDINATOR"])
 
-    def test_the_commands_own_dashes_stay(self):
+    def test_dashes_of_the_command_are_kept(self):
         self.assertEqual(self.succeed("run", "printf", "%s;", "a", "--", "-b"), b"[0] a;--;-b;\n")
         self.assertEqual(self.succeed("run", "--", "printf", "%s;", "--", "-b"), b"[0] --;-b;\n")
 
@@ -212,7 +212,7 @@ class Run(harness.Case):
         self.assertEqual(status, 128 + signal.SIGSEGV)
         self.assertIn("SIGSEGV", err)
 
-    def test_what_ignores_the_polite_signal_is_killed_after_the_grace_period(self):
+    def test_processes_that_ignore_the_first_signal_are_killed_after_the_grace_period(self):
         start = time.monotonic()
         status, _, err = self.run_ferry(
             "run", "--nproc=2", "--grace=500ms", "--", "sh", "-c",
@@ -277,14 +277,14 @@ class Run(harness.Case):
         self.assertIn("[3] ferry worker: node 3 of 4", machines[1].out)
 
     def test_standard_streams_that_are_closed_are_dev_null(self):
-        """Of the tool and of its ranks, whatever libraries open before the tool begins."""
+        """For the tool and its ranks, whatever libraries open before main."""
         with tempfile.TemporaryDirectory() as folder:
             command = f"readlink /proc/self/fd/0 >{folder}/stdin; cat; echo out; echo err >&2"
             for closed in ("<&- >/dev/null", "<&- >&-", "<&- >/dev/null 2>&-", "<&- >&- 2>&-"):
                 with self.subTest(closed):
                     run = (f"{harness.FERRY} run --nproc=1 --stdin=0 -- sh -c '{command}' {closed}")
                     status, _ = self.shell(run)
-                    # Output that cannot be written is a failure; input that is not there is none.
+                    # Output that cannot be written is a failure; missing input is not.
                     if "2>&-" not in closed:
                         self.assertEqual(status, 1 if ">&-" in closed else 0)
                     with open(f"{folder}/stdin", encoding="ascii") as file:
@@ -297,7 +297,7 @@ class Run(harness.Case):
             popen.kill()
         self.assertEqual(stdin, "/dev/null")
 
-    def test_a_command_that_is_not_there_is_said_in_one_line(self):
+    def test_a_missing_command_is_reported_in_one_line(self):
         self.fail_with(1, '"/no/such" is not there', "run", "--nproc=2", "--", "/no/such")
         self.fail_with(1, '"/tmp" is a directory', "run", "--", "/tmp")
         self.fail_with(1, '"/etc/passwd" is not executable', "run", "--", "/etc/passwd")
@@ -316,7 +316,7 @@ class Topo(harness.Case):
             file.write(text)
         return path
 
-    def test_this_machine_has_a_host_and_says_why_there_is_no_gpu(self):
+    def test_this_machine_has_a_host_and_a_reason_for_having_no_gpu(self):
         status, out, err = self.run_ferry("topo")
         self.assertEqual(status, 0)
         self.assertIn(b"host:0", out)
@@ -341,7 +341,7 @@ class Topo(harness.Case):
         self.assertTrue(dot.startswith("graph "))
         self.assertEqual(dot.count("{"), dot.count("}"))
 
-    def test_what_is_written_reads_the_same(self):
+    def test_written_files_round_trip(self):
         path = self.file(TWO_GPUS)
         written = self.succeed("topo", f"--nccl-xml={path}", "--write-nccl-xml=-").decode()
         again = self.file(written)
@@ -360,7 +360,7 @@ class Topo(harness.Case):
 
 
 class Demo(harness.Case):
-    def test_every_step_goes_as_it_should(self):
+    def test_every_step_succeeds(self):
         status, out, err = self.run_ferry("demo", timeout_s=60)
         text = out.decode()
         self.assertEqual((status, err), (0, ""), text)
@@ -369,11 +369,11 @@ class Demo(harness.Case):
         self.assertRegex(text, r"nodes 0-2 got, .* later: .*heartbeat timeout.* 3 ")
         self.assertLessEqual(len(text.splitlines()), 40)
 
-    def test_the_quick_start_shows_what_it_prints(self):
+    def test_the_quick_start_shows_its_output(self):
         page = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../docs/quickstart.md")
         with open(page) as file:
             shown = re.search(r"(?s)\n(ferry demo: .*?)```", file.read()).group(1)
-        # The steps; what they say holds times, pids and the machine's devices.
+        # The steps; their output contains times, pids and the machine's devices.
         def steps(text):
             return re.findall(r"^  (\S.{9}) \S", text.split("\nNext:")[0], re.MULTILINE)
         self.assertGreater(len(steps(shown)), 6)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""FERRY_LOG: what the tool logs, and one tensor from send to acknowledgement.
+"""FERRY_LOG: the tool's log, and one tensor from send to acknowledgement.
 
     cli_log_test.py FERRY [CASE...]
 """
@@ -25,13 +25,13 @@ def lines_of(process):
 
 
 def stages(lines, name="weights"):
-    """What was done with the tensor of that name, in order."""
+    """The logged operations on the tensor of that name, in order."""
     return [line for line in lines if f";{name};" in line.fields.get("key", "")]
 
 
 class Log(harness.Case):
     def transfer(self, *arguments, shape="3", recv="", **variables):
-        """What node 0, which sends a tensor, and node 1 say; and their lines, in the order in which these
+        """The output of node 0, which sends a tensor, and node 1; and their lines, in the order in which these
         were written: both write to one pipe."""
         address = self.coordinator(2)[1]
         place = f"--coordinator={address} --num-nodes=2 --step=7 --timeout=20s {' '.join(arguments)}"
@@ -57,7 +57,7 @@ class Log(harness.Case):
         self.assertEqual(len({line.fields["request"] for line in seen if "request" in line.fields}), 1)
 
     def test_one_tensor_from_send_to_acknowledgement(self):
-        # The receiver has a buffer, so that the sender hears that the tensor is there before it leaves.
+        # The receiver has a buffer, so the sender is notified of the arrival before it leaves.
         into = "--into --dtype=float --shape=64x64"
         for way, flags in (("shm", ()), ("tcp", ("--require=tcp", "--checksum"))):
             with self.subTest(way):
@@ -78,7 +78,7 @@ class Log(harness.Case):
                 closed = [(line.node, line.fields["step"]) for line in lines if line.stage == "step closed"]
                 self.assertEqual(sorted(closed), [("0", "7"), ("1", "7")])
 
-    def test_a_view_is_acknowledged_when_it_has_gone(self):
+    def test_a_view_is_acknowledged_when_it_is_released(self):
         both, lines = self.transfer(shape="1024x1024", FERRY_LOG="debug")
         # The sender may have left by then.
         last = [line for line in stages(lines) if line.stage.startswith("acknowledgement ")]
@@ -93,7 +93,7 @@ class Log(harness.Case):
                            ("1", "fetch done")])
         self.assertEqual(stages(lines)[len(stages(lines)) - len(last):], last, both.err)
 
-    def test_a_small_tensor_comes_in_its_descriptor(self):
+    def test_a_small_tensor_is_sent_in_its_descriptor(self):
         both, lines = self.transfer(FERRY_LOG="rendezvous=debug,transport=debug")
         self.check_tensor(both, lines, [("1", "request sent"),
                                         ("0", "request received"),
@@ -104,7 +104,7 @@ class Log(harness.Case):
 
     def test_one_tensor_over_grpc(self):
         both, lines = self.transfer("--carrier=grpc", FERRY_LOG="debug")
-        # gRPC tells the sender when all has been sent, which may be before or after it is there.
+        # gRPC notifies the sender when all has been sent, which may be before or after it arrives.
         over = [line for line in stages(lines) if line.stage == "response over"]
         self.assertEqual([line.node for line in over], ["0"])
         self.check_tensor(both, [line for line in lines if line not in over],
@@ -113,7 +113,7 @@ class Log(harness.Case):
                            ("0", "response sent"),
                            ("1", "fetch done")])
 
-    def test_info_tells_of_nodes_and_peers_and_not_of_tensors(self):
+    def test_info_logs_nodes_and_peers_and_no_tensors(self):
         both, lines = self.transfer(FERRY_LOG="info")
         self.assertEqual({line.level for line in lines}, {"info"}, both.err)
         for node in "01":
@@ -130,7 +130,7 @@ class Log(harness.Case):
             both, lines = self.transfer(**variables)
             self.assertEqual(lines, [], both.err)
 
-    def test_the_coordinator_tells_of_tasks_barriers_and_their_end(self):
+    def test_the_coordinator_logs_tasks_barriers_and_their_end(self):
         coordinator = self.start("coordinator", "--nodes=1", "--listen=127.0.0.1:0", FERRY_LOG="coord=info")
         address = coordinator.wait_for(r"listening on (\S+)")[1]
         worker = self.worker(address, 0, 1)
@@ -141,7 +141,7 @@ class Log(harness.Case):
         coordinator.wait_for(r"info coord node=- pid=\d+ barrier over: ")
         self.assertEqual({line.level for line in lines_of(coordinator)}, {"info"})
 
-    def test_mistakes_are_told_once_and_stop_nothing(self):
+    def test_mistakes_are_reported_once_and_stop_nothing(self):
         status, out, err = self.run_ferry("--version", FERRY_LOG="transports=debug,coord=loud")
         self.assertEqual(status, 0)
         self.assertRegex(out, rb"^ferry \d")

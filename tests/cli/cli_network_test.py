@@ -79,7 +79,7 @@ class Machine:
         self.run("ip", "addr", "add", address, "dev", "eth0", *option)
 
     def listeners(self, port):
-        """Addresses on which somebody listens there."""
+        """Addresses with a listening process there."""
         lines = self.run("ss", "-Hltn", f"sport = :{port}").stdout.splitlines()
         return sorted(line.split()[3].rpartition(":")[0] for line in lines)
 
@@ -138,7 +138,7 @@ class Network(harness.Case):
 
 
 class Machines(Network):
-    def test_a_session_and_tensors_pass_a_container_bridge_by(self):
+    def test_a_session_and_tensors_avoid_a_container_bridge(self):
         self.two_machines(4)
         address = f"10.77.0.1:{PORT}"
         workers = self.joined(address)
@@ -152,7 +152,7 @@ class Machines(Network):
         self.two_machines(4)
         self.assertIn(" by grpc", self.expect_transfer(f"10.77.0.1:{PORT}", "--carrier=grpc"))
 
-    def test_lanes_carry_tensors_between_machines_with_container_bridges(self):
+    def test_control_channels_work_between_machines_with_container_bridges(self):
         self.two_machines(4)
         self.assertIn(" by tcp", self.expect_transfer(f"10.77.0.1:{PORT}", "--require=tcp"))
 
@@ -169,7 +169,7 @@ class Machines(Network):
         self.assertIn(" by grpc", self.expect_transfer(f"[fd77::1]:{PORT}", "--carrier=grpc"))
 
     def test_grpc_tries_the_next_address_where_one_family_is_cut(self):
-        # The coordinator is reached by IPv4, and what else the workers tell is IPv6.
+        # The coordinator is reached by IPv4, and all other addresses of the workers are IPv6.
         _, second = self.two_machines(4, 6)
         address = f"10.77.0.1:{PORT}"
         self.joined(address)[1].wait_for(r"WorkerService at 10\.77\.0\.2:\d+, \[fd77::2\]:\d+\n")
@@ -178,7 +178,7 @@ class Machines(Network):
                                       "--fetch=z", f"--coordinator={address}")
         self.assertEqual(step.wait(60), 0, step.err)
 
-    def test_a_worker_that_cannot_be_reached_has_not_died(self):
+    def test_an_unreachable_worker_is_not_reported_dead(self):
         self.two_machines(4)
         address = f"10.77.0.1:{PORT}"
         self.joined(address, (), ("--advertise=172.17.0.1",))
@@ -188,7 +188,7 @@ class Machines(Network):
         self.assertRegex(step.err, r"cannot be reached at 172\.17\.0\.1:\d+ \(.*--advertise=")
         self.assertNotIn("has died", step.err)
 
-    def test_a_sender_that_cannot_be_reached_has_not_died(self):
+    def test_an_unreachable_sender_is_not_reported_dead(self):
         first, second = self.two_machines(4)
         first.start("coordinator", "--nodes=2").wait_for("listening on")
         common = (f"--coordinator=10.77.0.1:{PORT}", "--num-nodes=2", "--carrier=grpc")
@@ -202,7 +202,7 @@ class Machines(Network):
 
 
 class DerivedCoordinator(Network):
-    """Node 0 runs the coordinator, where MASTER_ADDR says that it is."""
+    """Node 0 runs the coordinator at MASTER_ADDR."""
 
     def variables(self, rank, master):
         return {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": master}
@@ -254,7 +254,7 @@ class DerivedCoordinator(Network):
         doctor.wait()
         self.assertRegex(doctor.out, r"\nok +ip families +IPv4 and IPv6; bindv6only is 1")
 
-    def test_who_waits_for_itself_says_so(self):
+    def test_a_node_that_waits_for_itself_reports_it(self):
         first, _ = self.two_machines(4)
         # An address that leads elsewhere.
         worker = first.start("worker", "--connect-timeout=3s", **self.variables(0, "10.77.0.9"))
@@ -270,7 +270,7 @@ class DerivedCoordinator(Network):
 class WrongPort(harness.Case):
     """TensorFlow's servers have sessions and workers at one port."""
 
-    def test_a_session_at_a_workers_port_is_sent_to_the_coordinator(self):
+    def test_a_session_at_a_workers_port_is_redirected_to_the_coordinator(self):
         address = self.coordinator(1)[1]
         worker = self.worker(address, 0, 1, "--graph-listen=127.0.0.1:0")
         port = worker.wait_for(r"WorkerService at (\S+)\n").group(1)
@@ -278,14 +278,14 @@ class WrongPort(harness.Case):
                        rf"{address} ", "step", f"--graph={EXAMPLE}", "--feed=x=[1, 2]",
                        "--fetch=z", f"--coordinator={port}")
 
-    def test_a_tool_at_a_workers_port_is_told_what_it_is_not(self):
+    def test_a_tool_at_a_workers_port_gets_a_clear_error(self):
         address = self.coordinator(1)[1]
         worker = self.worker(address, 0, 1, "--graph-listen=127.0.0.1:0")
         port = worker.wait_for(r"WorkerService at (\S+)\n").group(1)
         self.fail_with(1, "not a Ferry coordinator, or an older one .it may be a worker's port.",
                        "status", f"--coordinator={port}")
 
-    def test_so_is_a_tool_at_its_lane_port(self):
+    def test_a_tool_at_a_control_channel_port_gets_a_clear_error(self):
         address = self.coordinator(1)[1]
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -325,7 +325,7 @@ class WithoutIpv6(harness.Case):
                           f"--coordinator=127.0.0.1:{address}")
         self.assertEqual(step.wait(), 0, step.err)
 
-    def test_tensors_go_by_every_carrier(self):
+    def test_tensors_move_by_every_wire_protocol(self):
         for flags in ((), ("--require=tcp",), ("--carrier=grpc",)):
             with self.subTest(flags):
                 address = self.coordinator(2)[1]
@@ -336,7 +336,7 @@ class WithoutIpv6(harness.Case):
                 self.assertEqual((receiver.wait(), sender.wait()), (0, 0),
                                  receiver.err + sender.err)
 
-    def test_what_was_asked_for_is_not_replaced(self):
+    def test_requested_addresses_are_not_replaced(self):
         coordinator = self.ferry("coordinator", "--nodes=1", "--listen=[::]:0")
         self.assertEqual(coordinator.wait(), 1)
         self.assertRegex(coordinator.err, r"cannot listen on \[::\]:0: Address family not supported "
@@ -349,7 +349,7 @@ class WithoutIpv6(harness.Case):
                 self.assertEqual(worker.wait(), 1)
                 self.assertRegex(worker.err, r"\[::\]:0.*this kernel has no IPv6")
 
-    def test_the_doctor_says_so(self):
+    def test_the_doctor_reports_it(self):
         found = json.loads(self.output_of(self.ferry("doctor", "--json")))["findings"]
         families = next(each for each in found if each["name"] == "ip families")
         self.assertEqual(families["status"], "ok")

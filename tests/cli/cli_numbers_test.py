@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every numeric flag of every verb refuses what only looks like a number, by its name.
+"""Every numeric flag of every verb refuses text that resembles a number, and names the flag.
 
 The flags come from the help, so that a new one is among them.
 
@@ -11,7 +11,7 @@ import re
 
 import harness
 
-# What the help calls the value of a flag that takes a number, a duration, or a list of numbers.
+# The help's names for values of flags that take a number, a duration, or a list of numbers.
 NUMERIC = {"N", "K", "M", "T", "I", "ID", "NODE", "GBPS", "US", "PERCENT", "NUMBER", "DURATION",
            "SIZES", "COUNTS", "2x3"}
 # Everything else that a flag may take.
@@ -34,14 +34,14 @@ OPTION = re.compile(r"^  ((?:-\w,)?--[\w-]+)(?: (\S+))?(.*)$")
 
 
 def options_of(text):
-    """(flag, type) of each that takes a value."""
+    """(flag, type) of each flag with a value."""
     for line in text.splitlines():
         found = OPTION.match(line)
         if not found:
             continue
         flag = found.group(1).split(",")[-1]
         kind = found.group(2)
-        # Two blanks stand before the description of a flag that takes none.
+        # Two blanks precede the description of a flag that takes none.
         if kind is None or kind == "Excludes:" or line[found.end(1):].startswith("  "):
             continue
         # "N=64": with its default.
@@ -65,7 +65,7 @@ class Numbers(harness.Case):
         self.flags = [(verb, flag, kind) for verb in self.verbs()
                       for flag, kind in options_of(self.help_of(*verb))]
 
-    def test_each_flag_is_known_to_take_a_number_or_not(self):
+    def test_each_flag_is_classified_as_numeric_or_not(self):
         """A flag of a type of CLI11's own (INT, FLOAT) would be read by it."""
         self.assertGreater(len(self.flags), 150)
         unknown = {(flag, kind) for _, flag, kind in self.flags if kind not in NUMERIC | OTHERS}
@@ -75,7 +75,7 @@ class Numbers(harness.Case):
                      "--timeout", "--max-keys", "--trace-steps", "--num-nodes", "--step", "--to"):
             self.assertIn(flag, found)
 
-    def test_what_is_no_number_is_refused_by_the_flag(self):
+    def test_invalid_numbers_are_refused_by_the_flag(self):
         cases = []
         seen = set()
         for verb, flag, kind in self.flags:

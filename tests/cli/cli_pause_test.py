@@ -24,7 +24,7 @@ GRPC_CLOSED_WINDOW_S = 20
 
 # A worker whose connection to the master did not answer gRPC's probe was once given up after this.
 GRPC_PROBE_S = 30
-# A step that takes a feed of 16 MiB and answers with its size.
+# A step that takes a feed of 16 MiB and returns its size.
 GRAPH = """
 node { name: "x" op: "Placeholder" attr { key: "dtype" value { type: DT_FLOAT } }
        attr { key: "shape" value { shape { dim { size: 4194304 } } } } }
@@ -33,7 +33,7 @@ node { name: "y" op: "Shape" input: "x" attr { key: "T" value { type: DT_FLOAT }
 
 
 def unsent(pid):
-    """Bytes that wait in the TCP sockets of a process, on their way to the peer."""
+    """Bytes queued in the TCP sockets of a process for the peer."""
     inodes = set()
     for fd in os.listdir(f"/proc/{pid}/fd"):
         try:
@@ -59,7 +59,7 @@ class Pair(harness.Case):
         common = (f"--coordinator={address}", "--num-nodes=2", *arguments)
         if not any(argument.startswith("--timeout") for argument in arguments):
             common += ("--timeout=100s",)
-        # Of any verb and in any namespace: the tool is an argument there.
+        # Any verb, in any namespace: the tool is an argument there.
         sender = self.start_in(prefixes[0], "send", "weights", "--to=1", "--node-id=0",
                                "--dtype=int8", f"--shape={BYTES}", *common)
         receiver = self.start_in(prefixes[1], "recv", "weights", "--from=0", "--node-id=1",
@@ -82,7 +82,7 @@ class Pair(harness.Case):
                 if unsent(sender.popen.pid) > MUCH:
                     break
             receiver.signal(signal.SIGSTOP)
-            # What the receiver's kernel still has room for it takes meanwhile.
+            # Bytes that the receiver's kernel can still buffer meanwhile.
             time.sleep(0.5)
             # gRPC's own flow control may leave the kernel with nothing more to send.
             is_grpc = "--carrier=grpc" in arguments
@@ -94,7 +94,7 @@ class Pair(harness.Case):
         raise self.failureException("it was never stopped in the middle")
 
     def new_coordinator(self):
-        # No node is considered dead for missing heartbeats.
+        # No node is declared dead for missing heartbeats.
         return self.coordinator(2, "--heartbeat-timeout=120s")[1]
 
 
@@ -104,7 +104,7 @@ class StoppedReceiver(Pair):
         self.assertEqual((receiver.wait(), sender.wait()), (0, 0), receiver.err + sender.err)
         self.assertRegex(receiver.out, "verified")
 
-    def test_transfers_and_steps_go_on_when_their_receivers_do(self):
+    def test_transfers_and_steps_continue_when_their_receivers_do(self):
         """Over both carriers and from the master, longer than any would wait for a lost host."""
         pairs = [self.stopped_in_the_middle(self.new_coordinator, *carrier)
                  for carrier in (("--require=tcp",), ("--carrier=grpc",))]
@@ -146,7 +146,7 @@ class StoppedReceiver(Pair):
             worker.signal(signal.SIGCONT)
         raise self.failureException("its worker was never stopped before its end")
 
-    def test_the_senders_deadline_says_that_it_is_the_process(self):
+    def test_the_senders_timeout_names_the_stopped_process(self):
         sender, _ = self.stopped_in_the_middle(self.new_coordinator, "--require=tcp",
                                                "--timeout=8s")
         self.assertEqual(sender.wait(), 1)
@@ -212,7 +212,7 @@ class VanishedHost(Pair):
         self.assertRegex(process.err.splitlines()[-1],
                          "its host (has acknowledged nothing for 1|does not answer)")
 
-    def test_that_was_taking_a_tensor_is_found(self):
+    def test_a_vanished_receiver_is_detected(self):
         sender, receiver = self.start_pair(self.new_coordinator(), "--require=tcp",
                                            prefixes=(self.inside(0), self.inside(1)))
         deadline = time.monotonic() + harness.PATIENCE_S
@@ -220,11 +220,11 @@ class VanishedHost(Pair):
             pass
         since = self.vanish()
         self.expect_found(sender, since)
-        # It tries to tell the coordinator, too, which is out of its reach.
+        # It also tries to notify the coordinator, which it cannot reach.
         self.assertEqual(receiver.wait(timeout_s=60), 1)
         self.assertRegex(receiver.err.splitlines()[-1], "its host does not answer")
 
-    def test_whose_receiver_was_stopped_is_found(self):
+    def test_a_vanished_host_with_a_stopped_receiver_is_detected(self):
         sender, _ = self.stopped_in_the_middle(self.new_coordinator, "--require=tcp",
                                                prefixes=(self.inside(0), self.inside(1)))
         # A window that has been closed for a while is probed less and less often.

@@ -18,8 +18,8 @@ import time
 
 import harness
 
-# Stands for PyTorch's store: rank 0 listens on all addresses at MASTER_PORT, and each of the others
-# connects to MASTER_ADDR and is told how many have come.
+# A fake of PyTorch's store: rank 0 listens on all addresses at MASTER_PORT, and each of the others
+# connects to MASTER_ADDR and receives how many have connected.
 STORE = """
 import os, socket, sys, time
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -120,7 +120,7 @@ class JobControl(harness.Case):
                 run.signal(signal.SIGUSR1)
                 self.assertEqual(run.wait(), 0, run.err)
 
-    def test_sigcont_alone_lets_a_stopped_rank_go_on(self):
+    def test_sigcont_alone_continues_a_stopped_rank(self):
         run = self.start("run", "--", "sh", "-c", 'echo "pid $$"; exec sleep 1000')
         pid = int(run.wait_for(r"pid (\d+)").group(1))
         os.kill(pid, signal.SIGSTOP)
@@ -130,7 +130,7 @@ class JobControl(harness.Case):
         run.signal(signal.SIGTERM)
         self.assertEqual(run.wait(), 128 + signal.SIGTERM)
 
-    def test_time_while_stopped_is_no_part_of_the_grace(self):
+    def test_time_while_stopped_is_not_part_of_the_grace_period(self):
         run = self.start("run", "--grace=3s", "--", "sh", "-c",
                          'trap "echo told" TERM; trap "exit 0" USR1; echo "pid $$"; '
                          "while :; do :; done")
@@ -147,7 +147,7 @@ class JobControl(harness.Case):
         self.assertEqual(run.wait(), 128 + signal.SIGTERM)
         self.assertNotIn("was killed", run.err)
 
-    def test_job_that_was_stopped_for_longer_than_the_heartbeat_timeout_goes_on(self):
+    def test_job_that_was_stopped_for_longer_than_the_heartbeat_timeout_continues(self):
         """The coordinator was stopped as well: no heartbeat could be sent to it."""
         coordinator, address = self.coordinator(2, "--heartbeat-timeout=2s")
         run = self.start("run", "--nproc=2", f"--coordinator={address}", "--", harness.FERRY,
@@ -234,7 +234,7 @@ class Stdin(harness.Case):
         for flags in ((), ("--stdin=none",)):
             self.assertEqual(self.run_with("--nproc=2", *flags), ["[0] nothing", "[1] nothing"])
 
-    def test_the_rank_that_is_named_reads_it(self):
+    def test_the_named_rank_reads_it(self):
         self.assertEqual(self.run_with("--nproc=2", "--stdin=0"), ["[0] read a line", "[1] nothing"])
         self.assertEqual(self.run_with("--nproc=2", "--stdin=1"), ["[0] nothing", "[1] read a line"])
         self.assertEqual(self.run_with("--stdin=0", stdin=b""), ["[0] nothing"])
@@ -260,7 +260,7 @@ class Stdin(harness.Case):
         self.assertEqual([machine.wait() for machine in machines], [0, 0])
         self.assertIn("[1] nothing", machines[1].out)
 
-    def test_what_is_no_rank_is_wrong_usage(self):
+    def test_an_invalid_rank_is_wrong_usage(self):
         for value in ("2", "-1", "all", "x"):
             self.fail_with(2, "--stdin", "run", "--nproc=2", f"--stdin={value}", "--", "true")
 
@@ -274,7 +274,7 @@ class Stdin(harness.Case):
         terminal.wait_for(r"\[0\] end")
         self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(terminal.pid, 0)[1]), 0)
 
-    def test_terminal_is_left_alone_by_default(self):
+    def test_terminal_is_not_read_by_default(self):
         terminal = self.terminal("/bin/sh", "-c", f"{harness.FERRY} run -- sh -c "
                                  "'echo ready; read line; echo over'; read mine; echo shell $mine")
         terminal.wait_for(r"\[0\] over")
@@ -300,7 +300,7 @@ class Stdin(harness.Case):
         terminal.wait_for(r"\[0\] got hello")
         self.assertNotIn("[0] got echo", terminal.text)
         terminal.write("\x03")
-        # What is typed before the prompt is read by the job.
+        # Input typed before the prompt is read by the job.
         terminal.wait_for(r"(?s)passing SIGINT on.*\$ $")
         terminal.write("echo status''=$?\n")
         terminal.wait_for("status=130")
@@ -326,7 +326,7 @@ class RefusedMachine(harness.Case):
         self.assertRegex(second.err, why)
         self.expect_told(first, why)
 
-    def test_a_server_that_is_no_coordinator_is_named_while_it_is_looked_for(self):
+    def test_a_server_that_is_no_coordinator_is_named_while_joining(self):
         with socket.create_server(("127.0.0.1", 0)) as server:
             server.settimeout(harness.PATIENCE_S)
             ended = threading.Event()
@@ -354,7 +354,7 @@ class RefusedMachine(harness.Case):
                 ended.set()
                 server.shutdown(socket.SHUT_RDWR)
 
-    def test_a_machine_that_there_is_not(self):
+    def test_a_machine_number_out_of_range(self):
         _, address = self.coordinator(2)
         first = self.machine(address, 0, "--nodes=2")
         second = self.machine(address, 2, "--nodes=2")
@@ -367,7 +367,7 @@ class RefusedMachine(harness.Case):
         self.assertEqual([run.wait() for run in runs], [1, 1, 1])
         self.assertRegex(runs[0].err, r"cannot take part: .*node [23] has joined already")
 
-    def test_machines_that_wait_for_the_first_one_hear_why_it_does_not_come(self):
+    def test_waiting_machines_get_the_reason_of_the_first_ones_failure(self):
         _, address = self.coordinator(3)
         second = self.machine(address, 1, "--nodes=3")
         second.wait_for("waiting for ferry run of the first machine")
@@ -379,7 +379,7 @@ class RefusedMachine(harness.Case):
         # The first one is still there for those that come a little later.
         self.expect_told(self.machine(address, 2, "--nodes=3"), why)
 
-    def test_a_first_machine_that_is_done_hears_why_another_does_not_come(self):
+    def test_a_first_machine_that_is_done_gets_the_reason_of_anothers_failure(self):
         _, address = self.coordinator(2)
         first = self.start("run", "--nodes=2", "--node-id=0", f"--coordinator={address}", "--",
                            "true")
@@ -388,10 +388,10 @@ class RefusedMachine(harness.Case):
         self.assertEqual(first.wait(), 1)
         self.assertRegex(first.err, "machine 1 to begin; meanwhile .* cannot take part: .*--nproc=3")
 
-    def test_processes_that_fail_before_the_others_have_come(self):
+    def test_processes_that_fail_before_the_others_have_joined(self):
         _, address = self.coordinator(3)
         first = self.machine(address, 0, "--nodes=3")
-        # Only ranks that are waiting by then are told.
+        # Only ranks that are waiting by then are notified.
         first.wait_for(r"waiting for nodes 1(-|,)2 to join")
         second = self.start("run", "--nodes=3", "--node-id=1", f"--coordinator={address}", "--",
                             "sh", "-c", "exit 7")
@@ -400,7 +400,7 @@ class RefusedMachine(harness.Case):
 
 
 class Nested(harness.Case):
-    def test_run_in_a_rank_starts_a_job_of_its_own_and_says_so(self):
+    def test_run_in_a_rank_starts_a_job_of_its_own_and_reports_it(self):
         status, out, err = self.run_ferry(
             "run", "--nproc=2", "--", harness.FERRY, "run", "--nproc=2", "--no-prefix", "--",
             harness.FERRY, "worker", "--exit-after-join")
@@ -412,21 +412,21 @@ class Nested(harness.Case):
             self.assertRegex(err, rf"ferry run: this is rank {rank} of the job at \S+; "
                              r"starting a separate job \(--coordinator=\S+ would join that one\)")
 
-    def test_run_in_a_rank_joins_the_job_that_is_named(self):
+    def test_run_in_a_rank_joins_the_named_job(self):
         _, address = self.coordinator(2)
         out = self.succeed("run", "--", harness.FERRY, "run", "--nproc=2",
                            f"--coordinator={address}", "--no-prefix", "--", harness.FERRY,
                            "worker", "--exit-after-join")
         self.assertEqual(set(re.findall(rb"joined at (\S+);", out)), {address.encode()})
 
-    def test_coordinator_that_is_set_by_hand_in_a_rank_is_taken(self):
+    def test_coordinator_set_by_hand_in_a_rank_is_used(self):
         _, address = self.coordinator(1)
         out = self.succeed("run", "--", "sh", "-c", f"FERRY_COORDINATOR={address} exec "
                            f"{harness.FERRY} run --no-prefix -- {harness.FERRY} worker "
                            "--exit-after-join")
         self.assertIn(f"joined at {address};".encode(), out)
 
-    def test_nothing_of_the_outer_job_is_left_for_the_inner_ranks(self):
+    def test_variables_of_the_outer_job_are_removed_for_the_inner_ranks(self):
         script = f"{harness.FERRY} run --nproc=3 --no-prefix -- env | sort"
         out = self.succeed("run", "--no-prefix", "--", "sh", "-c",
                            f"echo outer $FERRY_COORDINATOR; {script}",
@@ -440,8 +440,8 @@ class Nested(harness.Case):
                          list("001122"))
         self.assertEqual(set(re.findall(r"(?m)^(?:FERRY_NUM_NODES|WORLD_SIZE)=(\d)", inner)), {"3"})
 
-    def test_launcher_in_a_rank_is_asked_who_its_processes_are(self):
-        """As mpirun in a rank: its processes inherit FERRY_NODE_ID=0 and FERRY_COORDINATOR."""
+    def test_launcher_in_a_rank_decides_the_identity_of_its_processes(self):
+        """Like mpirun in a rank: its processes inherit FERRY_NODE_ID=0 and FERRY_COORDINATOR."""
         start = " ".join(
             f"OMPI_COMM_WORLD_RANK={rank} OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_SIZE=2 "
             f"PMIX_NAMESPACE=inner-$$@1 {harness.FERRY} worker --exit-after-join &"
@@ -461,7 +461,7 @@ class BatchScript(harness.Case):
         self.first_job = int.from_bytes(os.urandom(3), "big")
 
     def slurm_job(self, nodes, number):
-        """Of a step on this machine; jobs of different numbers derive different ports."""
+        """Variables of a step on this machine; jobs of different numbers derive different ports."""
         return {"SLURM_JOB_ID": str(self.first_job + number), "SLURM_STEP_ID": "0",
                 "SLURM_STEP_NUM_TASKS": str(nodes), "SLURM_JOB_NODELIST": "localhost"}
 
@@ -501,7 +501,7 @@ class BatchScript(harness.Case):
         self.assertRegex(workers[0].err, r"cannot take part: .*RANK=0 and SLURM_PROCID=\d disagree")
         self.assertLess(time.monotonic() - start, 20)
 
-    def test_ranks_that_are_refused_tell_a_coordinator_of_its_own(self):
+    def test_ranks_that_are_refused_notify_a_separate_coordinator(self):
         _, address = self.coordinator(3)
         good = [self.start("worker", FERRY_COORDINATOR=address, OMPI_COMM_WORLD_RANK=str(rank),
                            OMPI_COMM_WORLD_SIZE="3") for rank in range(2)]
@@ -512,7 +512,7 @@ class BatchScript(harness.Case):
             self.assertEqual(worker.wait(), 1)
             self.assertIn('OMPI_COMM_WORLD_LOCAL_RANK="x" is not a number', worker.err)
 
-    def test_rank_0_that_is_refused_runs_the_coordinator_to_tell_the_others(self):
+    def test_rank_0_that_is_refused_runs_the_coordinator_to_notify_the_others(self):
         """If rank 0 was to run it, no other process does."""
         cases = [({"RANK": "5", "WORLD_SIZE": "2"}, "RANK=5 must be below WORLD_SIZE=2"),
                  ({"RANK": "1", "WORLD_SIZE": "2"}, "RANK=1 and SLURM_PROCID=0 disagree"),
@@ -533,7 +533,7 @@ class BatchScript(harness.Case):
                 self.assertEqual(first.wait(), 2)
                 self.assertEqual(len(re.findall(why, first.err)), 1, first.err)
 
-    def test_what_is_wrong_before_joining_at_one_rank_is_told_to_the_others(self):
+    def test_an_error_of_one_rank_before_joining_is_reported_to_the_others(self):
         def send_to(node, dtype="float"):
             return ["send", "x", f"--to={node}", "--shape=2", f"--dtype={dtype}"]
 
@@ -563,7 +563,7 @@ class BatchScript(harness.Case):
         for number, (wrong, why) in enumerate(cases):
             job = {**self.slurm_job(2, number), "RANK": "0", "WORLD_SIZE": "2",
                    "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
-            # No step: none of the launcher's own numbers.
+            # Not a step: none of the launcher's own numbers.
             for name in ("SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS"):
                 del job[name]
             started.append((self.start("worker", **job), self.start("worker", **{**job, **wrong}),
@@ -580,8 +580,8 @@ class BatchScript(harness.Case):
         return {"SLURM_JOB_ID": str(self.first_job + number), "RANK": rank,
                 "WORLD_SIZE": str(world), "MASTER_ADDR": "localhost"}
 
-    def test_a_rank_that_may_be_rank_0_runs_the_coordinator_to_tell_the_others(self):
-        """Nobody else does: rank 0 is the one that is refused."""
+    def test_a_rank_that_may_be_rank_0_runs_the_coordinator_to_notify_the_others(self):
+        """No other rank does: rank 0 is the one that is refused."""
         cases = [(self.by_hand(0, "1"), {"RANK": "-1"}, 'RANK="-1" is not a number'),
                  (self.by_hand(1, "1"), {"RANK": "x"}, 'RANK="x" is not a number'),
                  (self.by_hand(2, "1"), {"RANK": "2"}, "RANK=2 must be below WORLD_SIZE=2"),
@@ -598,7 +598,7 @@ class BatchScript(harness.Case):
                 self.assertEqual(other.wait(), 1)
                 self.assertRegex(other.err, f"cannot take part: .*{why}")
 
-    def test_rank_0_that_finds_another_one_in_its_place_hears_why(self):
+    def test_rank_0_that_finds_another_rank_0_gets_the_reason(self):
         refused = self.start("worker", **self.by_hand(0, "x", 3))
         refused.wait_for(r"staying a while at .* \(0 of 2\)")
         for rank in ("0", "1"):
@@ -607,7 +607,7 @@ class BatchScript(harness.Case):
             self.assertRegex(worker.err, 'cannot take part: .*RANK="x" is not a number')
         self.assertEqual(refused.wait(), 2)
 
-    def test_rank_0_that_is_refused_stays_until_all_have_heard(self):
+    def test_rank_0_that_is_refused_stays_until_all_are_notified(self):
         job = self.slurm_job(3, 0)
         first = self.start("worker", SLURM_PROCID="0", SLURM_LOCALID="x", **job)
         for rank, told in (("1", "0 of 2"), ("2", "1 of 2")):
@@ -624,7 +624,7 @@ class BatchScript(harness.Case):
         first.signal(signal.SIGTERM)
         self.assertEqual(first.wait(), -signal.SIGTERM)
 
-    def test_machine_0_that_fails_before_it_runs_the_coordinator_tells_the_others(self):
+    def test_machine_0_that_fails_before_it_runs_the_coordinator_notifies_the_others(self):
         cases = [(["--stdin=9"], {}, "--stdin: \"9\" is not"),
                  (["--nproc=0"], {}, "--nproc"),
                  (["--nproc=2"], {"FERRY_HEARTBEAT_TIMEOUT": "-1s"}, "FERRY_HEARTBEAT_TIMEOUT"),
@@ -643,14 +643,14 @@ class BatchScript(harness.Case):
                 self.assertEqual(second.wait(), 1, second.err)
                 self.assertRegex(second.err, f"cannot take part: .*{why}")
 
-    def test_a_command_without_a_launcher_waits_for_nobody(self):
+    def test_a_command_without_a_launcher_does_not_wait(self):
         for variables in ({}, {"FERRY_COORDINATOR": "127.0.0.1:1"}, {"FERRY_NUM_NODES": "x"}):
             with self.subTest(variables):
                 status, _, err = self.run_ferry("worker", **variables)
                 self.assertEqual(status, 2)
                 self.assertNotRegex(err, "telling|staying")
 
-    def test_what_fails_at_rank_0_alone_is_heard_by_the_others(self):
+    def test_a_failure_of_rank_0_alone_is_reported_to_the_others(self):
         cases = [(["--exchange-listen=10.1.1.1:0"], {}, 1, "cannot listen on 10.1.1.1:0"),
                  (["--graph-listen=10.1.1.1:0"], {}, 1, "cannot serve gRPC on 10.1.1.1:0"),
                  ([], {"FERRY_JOB_TOKEN_FILE": "/nonexistent"}, 2, "/nonexistent: cannot be read")]
@@ -666,7 +666,7 @@ class BatchScript(harness.Case):
                 self.assertEqual(second.wait(), 1)
                 self.assertRegex(second.err, why)
 
-    def test_a_rank_that_comes_late_to_the_coordinator_of_rank_0_hears_why(self):
+    def test_a_late_rank_gets_the_reason_from_the_coordinator_of_rank_0(self):
         job = {"SLURM_JOB_ID": str(int.from_bytes(os.urandom(3), "big")), "SLURM_STEP_ID": "0",
                "SLURM_STEP_NUM_TASKS": "3", "SLURM_JOB_NODELIST": "localhost"}
         first = self.start("worker", SLURM_PROCID="0", **job)
@@ -677,7 +677,7 @@ class BatchScript(harness.Case):
             self.assertEqual(worker.wait(), 1)
             self.assertRegex(worker.err, 'cannot take part: .*SLURM_LOCALID="x" is not a number')
 
-    def test_a_rank_whose_number_is_taken_ends_the_wait_of_the_others(self):
+    def test_a_rank_whose_number_is_in_use_ends_the_wait_of_the_others(self):
         _, address = self.coordinator(4)
         workers = [self.start("worker", f"--coordinator={address}", f"--node-id={rank}",
                               "--num-nodes=4") for rank in (0, 1, 1)]
@@ -689,7 +689,7 @@ class BatchScript(harness.Case):
                            **self.BATCH)
         self.assertEqual(len(re.findall(rb"node \d of 4 .* joined at", out)), 4)
 
-    def test_batch_script_itself_is_told_that_it_is_no_task(self):
+    def test_batch_script_itself_is_refused_as_no_task(self):
         self.fail_with(2, "which node is this.*not a task of srun", "worker", **self.BATCH)
 
 
@@ -747,7 +747,7 @@ class Master(harness.Case):
         return process
 
     def store(self, machines, coordinator, places=None, nproc=2, variables=None):
-        """ferry run on machines 0 and 1 with STORE, and what they said."""
+        """ferry run on machines 0 and 1 with STORE, and their output."""
         places = places or [coordinator, coordinator]
         runs = [self.start_on(machines, machine, "run", "--nodes=2", f"--node-id={machine}",
                               f"--nproc={nproc}", f"--coordinator={places[machine]}", "--",
@@ -757,7 +757,7 @@ class Master(harness.Case):
             self.assertEqual(run.wait(60), 0, run.err)
         return runs[1], runs[0]
 
-    def test_coordinator_on_a_third_machine_ranks_meet_at_rank_0(self):
+    def test_coordinator_on_a_third_machine_ranks_connect_to_rank_0(self):
         machines = self.machines(3)
         coordinator = self.start_on(machines, 2, "coordinator", "--nodes=4",
                                     "--listen=0.0.0.0:9470")
@@ -771,7 +771,7 @@ class Master(harness.Case):
         self.assertEqual(keys.stdout, b"")
         self.store(machines, "10.77.0.3:9470")
 
-    def test_coordinator_on_rank_0s_machine_by_loopback_ranks_meet_there(self):
+    def test_coordinator_on_rank_0s_machine_by_loopback_ranks_connect_there(self):
         machines = self.machines(2)
         coordinator = self.start_on(machines, 0, "coordinator", "--nodes=4",
                                     "--listen=0.0.0.0:9470")
@@ -779,7 +779,7 @@ class Master(harness.Case):
         _, second = self.store(machines, None, ["127.0.0.1:9470", "10.77.0.1:9470"])
         self.assertRegex(second.out, r"rank 3 met the others at 10\.77\.0\.1:\d+")
 
-    def test_coordinator_on_the_other_machine_by_loopback_ranks_meet_at_rank_0(self):
+    def test_coordinator_on_the_other_machine_by_loopback_ranks_connect_to_rank_0(self):
         machines = self.machines(2)
         coordinator = self.start_on(machines, 1, "coordinator", "--nodes=4",
                                     "--listen=0.0.0.0:9470")
@@ -787,7 +787,7 @@ class Master(harness.Case):
         _, second = self.store(machines, None, ["10.77.0.2:9470", "127.0.0.1:9470"])
         self.assertRegex(second.out, r"rank 3 met the others at 10\.77\.0\.1:\d+")
 
-    def test_master_of_the_environment_is_kept_or_the_reason_is_said(self):
+    def test_master_of_the_environment_is_kept_or_the_reason_is_printed(self):
         machines = self.machines(3)
         coordinator = self.start_on(machines, 2, "coordinator", "--nodes=2",
                                     "--listen=0.0.0.0:9470")
@@ -816,7 +816,7 @@ class Master(harness.Case):
                                variables={"MASTER_ADDR": "10.77.0.1"})
         self.assertRegex(second.out, r"rank 1 met the others at 10\.77\.0\.1:\d+")
 
-    def test_two_runs_of_one_machine_meet_on_loopback(self):
+    def test_two_runs_of_one_machine_connect_on_loopback(self):
         _, address = self.coordinator(4)
         runs = [self.start("run", "--nodes=2", f"--node-id={machine}", "--nproc=2",
                            f"--coordinator={address}", "--", sys.executable, "-c", STORE)
@@ -824,7 +824,7 @@ class Master(harness.Case):
         self.assertEqual([run.wait() for run in runs], [0, 0], runs[0].err + runs[1].err)
         self.assertRegex(runs[0].out, r"rank 3 met the others at 127\.0\.0\.1:\d+")
 
-    def test_one_machine_keeps_a_usable_pair_and_says_why_not_another(self):
+    def test_one_machine_keeps_a_usable_pair_and_reports_why_not_another(self):
         command = ("sh", "-c", "echo $MASTER_ADDR $MASTER_PORT")
         status, out, err = self.run_ferry("run", "--", *command, MASTER_ADDR="127.0.0.2",
                                           MASTER_PORT="29511")
@@ -836,7 +836,7 @@ class Master(harness.Case):
         self.assertEqual(err.count("MASTER_ADDR=192.0.2.7 is not an address of this machine"), 1)
         self.assertEqual(err.count('MASTER_PORT="tcp://1.2.3.4:5" is not a port number'), 1)
 
-    def test_port_that_is_taken_is_not_used(self):
+    def test_port_in_use_is_not_used(self):
         import socket
         with socket.create_server(("127.0.0.1", 0)) as server:
             port = server.getsockname()[1]
@@ -845,7 +845,7 @@ class Master(harness.Case):
         self.assertNotEqual(out, f"[0] {port}\n".encode())
         self.assertIn(f"MASTER_PORT={port} cannot be listened on by rank 0", err)
 
-    def test_first_machine_that_does_not_come_is_waited_for_and_named(self):
+    def test_missing_first_machine_is_waited_for_and_named(self):
         _, address = self.coordinator(2)
         run = self.start("run", "--nodes=2", "--node-id=1", f"--coordinator={address}", "--", "true")
         run.wait_for(r"waiting for ferry run of the first machine \(--node-id=0\)")

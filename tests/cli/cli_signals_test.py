@@ -22,11 +22,11 @@ NODE = ("--num-nodes=2", "--node-id=0")
 
 
 class Wait:
-    """One row of the table: what waits, for what, and what has been stopped by then.
+    """One row of the table: the waiting verb, its peer, and the processes that have been stopped.
 
-    nodes: of the coordinator; 0: there is none, but something that takes connections.
+    nodes: of the coordinator; 0: there is none, but a listener that accepts connections.
     peers: workers of the job, from node 1 on.
-    says: printed by the verb when the wait has begun; None: BEGUN_S is enough.
+    says: printed by the verb when the wait has begun; None: waiting BEGUN_S is enough.
     stops: "coordinator", "peer", both or nothing.
     """
 
@@ -92,7 +92,7 @@ WAITS = [
 
 class Signals(harness.Case):
     def silent_server(self):
-        """An address that takes connections and says nothing."""
+        """An address that accepts connections and sends nothing."""
         server = socket.create_server(("127.0.0.1", 0))
         self.addCleanup(server.close)
         return f"127.0.0.1:{server.getsockname()[1]}"
@@ -133,7 +133,7 @@ class Signals(harness.Case):
 
     def test_every_wait_ends_within_a_second(self):
         for row, wait in enumerate(WAITS):
-            # In turns, since every verb takes both in one place.
+            # Alternating, since every verb takes both in one place.
             number = (signal.SIGINT, signal.SIGTERM)[row % 2]
             with self.subTest(wait.name, signal=signal.Signals(number).name):
                 self.ends_in_time(wait, number)
@@ -159,7 +159,7 @@ class Signals(harness.Case):
                 self.doCleanups()
 
     def test_worker_that_hosts_the_coordinator_ends_within_a_second(self):
-        """The other nodes are not told to leave."""
+        """The other nodes are not asked to leave."""
         job = str(int.from_bytes(os.urandom(3), "big"))
         workers = [self.start("worker", SLURM_JOB_ID=job, SLURM_STEP_ID="0",
                               SLURM_PROCID=str(node), SLURM_STEP_NUM_TASKS="2",
@@ -171,7 +171,7 @@ class Signals(harness.Case):
         self.assertEqual(workers[0].wait(10), 0, workers[0].err)
         self.assertLess(time.monotonic() - start, LIMIT_S)
 
-    def test_worker_that_leaves_with_the_others_tells_them_of_its_signal(self):
+    def test_worker_that_leaves_with_the_others_reports_its_signal(self):
         _, address = self.coordinator(2)
         first = self.worker(address, 0, 2, "--exit-after-join")
         second = self.worker(address, 1, 2)

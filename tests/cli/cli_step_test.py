@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Steps of TensorFlow's graphs as the tool runs them, and what it keeps of them.
+"""Steps of TensorFlow's graphs as the tool runs them, and their traces.
 
     cli_step_test.py FERRY [CASE...]
 """
@@ -28,7 +28,7 @@ node {{ name: "m{i}" op: "MatMul" input: "{'m' + str(i - 1) if i else 'a'}" inpu
 """ for i in range(400))
 
 
-# Two devices reduce; one of them is busy with that minute before it comes.
+# Two devices reduce; one of them is busy with that minute before it joins.
 COLLECTIVE = SLOW.replace('op: "MatMul"', f'op: "MatMul" device: "{DEVICE.format(1)}"') + """
 node { name: "one" op: "Const" attr { key: "dtype" value { type: DT_FLOAT } }
        attr { key: "value" value { tensor { dtype: DT_FLOAT tensor_shape { } float_val: 1 } } } }
@@ -82,7 +82,7 @@ class Usage(Files):
     def fails(self, pattern, *arguments, status=2):
         self.fail_with(status, pattern, "step", *arguments)
 
-    def test_what_is_wrong_with_the_command_line_is_said_before_anything_starts(self):
+    def test_wrong_usage_is_reported_before_anything_starts(self):
         graph = f"--graph={EXAMPLE}"
         self.fails("--graph is required")
         self.fails("say what to run, --fetch=NAME or --target=NAME; the graph has x, w, z, empty", graph)
@@ -109,7 +109,7 @@ class Usage(Files):
         path = self.file("graph", 'node { name: "x" op: "NoSuchOp" }')
         self.fails("NoSuchOp", f"--graph={path}", "--fetch=x", status=1)
 
-    def test_nobody_there(self):
+    def test_no_server(self):
         self.fails("nobody answers at 127.0.0.1:1 within 10s", f"--graph={EXAMPLE}", "--fetch=w",
                    "--coordinator=127.0.0.1:1", status=1)
 
@@ -132,7 +132,7 @@ class Steps(Files):
         self.fail_with(1, pattern, "step", f"--graph={graph}", f"--coordinator={self.address}",
                        *arguments)
 
-    def test_values_come_back_as_they_went_in(self):
+    def test_values_round_trip(self):
         for dtype, dims, text, values in (
                 ("DT_FLOAT", [-1, 2], "[[1.5, 2], [3, 1e-3]]", [1.5, 2, 3, 0.001]),
                 ("DT_INT64", [], "-9007199254740993", [-9007199254740993]),
@@ -147,7 +147,7 @@ class Steps(Files):
                 told = self.step(graph, f"--feed=x={text}", "--fetch=x_out")
                 self.assertEqual(told["fetches"][0]["values"], values)
 
-    def test_numbers_that_a_type_does_not_have_are_refused(self):
+    def test_numbers_out_of_the_types_range_are_refused(self):
         for dtype, text in (("DT_UINT8", "256"), ("DT_UINT8", "-1"), ("DT_INT32", "2147483648"),
                             ("DT_INT32", "1.5"), ("DT_BOOL", "1")):
             with self.subTest(dtype, text=text):
@@ -204,13 +204,13 @@ class Steps(Files):
                          (DEVICE.format(1), DEVICE.format(0), "shm"))
         self.assertEqual((told["fetches"], told["count"]), ([], 100))
 
-    def test_many_at_a_time(self):
+    def test_many_in_flight(self):
         told = self.step(EXAMPLE, "--feed=x=[1, 2]", "--fetch=z", "--concurrency=8", "--count=400")
         self.assertEqual((told["concurrency"], told["count"]), (8, 400))
         self.assertGreater(told["steps_per_s"], 0)
         self.assertNotIn("empty_call_p50_us", told)
 
-    def test_errors_are_one_line_with_what_the_server_says(self):
+    def test_errors_are_one_line_with_the_servers_message(self):
         self.fails("step: .*You must feed a value for placeholder tensor 'x'", EXAMPLE, "--fetch=z")
         graph = self.file("graph.pbtxt", placeholder("x", "DT_FLOAT", []).replace(
             'op: "Identity"', 'op: "Identity" device: "/job:worker/task:9"'))
@@ -235,8 +235,8 @@ class Steps(Files):
         return json.loads(self.succeed("status", "--pending", "--json",
                                        f"--coordinator={self.address}"))
 
-    def test_nothing_stays_of_a_client_that_is_killed_in_a_collective(self):
-        """Neither what waits, nor the step, although its session lives on."""
+    def test_a_client_killed_in_a_collective_leaves_nothing(self):
+        """Neither pending operations nor the step, although its session continues."""
         graph = self.file("collective.pbtxt", COLLECTIVE)
         client = self.start("step", f"--graph={graph}", f"--coordinator={self.address}",
                             "--target=r0", "--target=r1")
@@ -270,7 +270,7 @@ class OtherCoordinators(harness.Case):
                            f"--coordinator={address}", "--count=1")
         self.assertIn(b"z = float[2] [10, 40]", out)
 
-    def test_one_without_graphs_says_so(self):
+    def test_a_job_without_graphs_reports_it(self):
         run = self.start("run", "--nproc=1", "--no-graphs", "--", harness.FERRY, "worker")
         address = run.wait_for(r"the coordinator is at (\S+)\n").group(1)
         self.fail_with(1, f"what answers at {address} serves no graphs", "step", f"--graph={EXAMPLE}",
@@ -293,11 +293,11 @@ class Trace(Files):
         self.succeed("step", f"--graph={EXAMPLE}", "--feed=x=[1, 2]", "--fetch=z", "--warmup=0",
                      f"--coordinator={address}", f"--count={count}")
 
-    def test_the_last_steps_are_told_node_by_node(self):
+    def test_the_last_steps_are_printed_node_by_node(self):
         address = self.job()
         self.fail_with(1, "trace: no step has been run yet", "trace", "-o", "-",
                        f"--coordinator={address}")
-        # The session is gone by then, and its graphs with it.
+        # The session has ended by then, and its graphs with it.
         self.step(address, 5)
         out, trace = self.trace(address, "--last=3")
         self.assertRegex(out, r"\Aferry trace: 3 steps, 18 nodes at 2 workers, in .*trace.json; ")
@@ -320,7 +320,7 @@ class Trace(Files):
             self.assertTrue(any(
                 (each["pid"], each["tid"]) == (event["pid"], event["tid"]) and
                 each["ts"] <= event["ts"] <= each["ts"] + each["dur"] + 0.001 for each in slices))
-        # Parts of a step lie in what the master says of it.
+        # Parts of a step are in the master's record of it.
         master = {event["args"]["step_id"]: event for event in slices
                   if event["pid"] == 1 and event["cat"] == "step"}
         for event in slices:
@@ -331,8 +331,8 @@ class Trace(Files):
         clocks = trace["otherData"]["clocks"]
         self.assertEqual([clock["offset_ns"] for clock in clocks], [0, 0, 0])
 
-    def test_workers_of_other_machines_have_other_clocks(self):
-        """Everything is told in the coordinator's time, wrong by no more than it says."""
+    def test_clocks_of_other_machines_are_adjusted(self):
+        """All times are the coordinator's, with an error of no more than the printed one."""
         preload = os.environ.get("OTHER_HOST")
         if not preload:
             self.skipTest("the library of another machine cannot be preloaded into this build")
@@ -369,7 +369,7 @@ class Trace(Files):
         for number, begin in arrows["s"].items():
             self.assertLessEqual(begin, arrows["f"][number] + sum(errors_us))
 
-    def test_only_so_many_are_kept(self):
+    def test_a_limited_number_is_kept(self):
         address = self.job("--trace-steps=4", worker=("--trace-steps=2",))
         self.step(address, 10)
         trace = self.trace(address, "--last=100")[1]
@@ -379,7 +379,7 @@ class Trace(Files):
         self.assertEqual([len(each) for each in kept], [4, 2, 2])
         self.assertLessEqual(kept[1] | kept[2], kept[0])
 
-    def test_nothing_is_kept_where_that_is_off(self):
+    def test_nothing_is_kept_when_disabled(self):
         address = self.job("--trace-steps=0")
         self.step(address, 1)
         self.fail_with(1, "trace: the coordinator keeps no steps", "trace", "-o", "-",

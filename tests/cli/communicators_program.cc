@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A node of a job that takes communicators over one GPU of each node, lets go of them, and takes
-// them again; and one of its own GPU alone. Or, by its argument, one that takes many at once, or
-// that loses the others.
+// A node of a job that takes communicators over one GPU of each node, releases them, and takes them
+// again; and one of its own GPU alone. Or, by its argument, one that takes many at once, or that
+// loses the others.
 #include <algorithm>
 #include <csignal>
 #include <iostream>
@@ -47,7 +47,7 @@ absl::StatusOr<float> Sum(Node& node, NcclCommunicator& all, float mine) {
   return sum;
 }
 
-// Enqueues a sum that no other rank takes part in, and lets go of the communicator.
+// Enqueues a sum that no other rank joins, and releases the communicator.
 absl::Status LeaveInTheMiddle(Node& node, Communicator all) {
   FERRY_ASSIGN_OR_RETURN(Gpu* const gpu, node.exchange().gpus()->Get(0));
   FERRY_ASSIGN_OR_RETURN(Tensor number,
@@ -71,7 +71,7 @@ absl::Status ExpectSumOverAll(Node& node, NcclCommunicator& all) {
 }
 
 absl::Status Run() {
-  // Room for two: the double's take this much each (STRICT_CUDA_NCCL_MEMORY).
+  // Room for two: those of the fake NCCL take this much each (STRICT_CUDA_NCCL_MEMORY).
   NodeOptions node_options;
   node_options.kept_communicator_bytes = uint64_t{70} << 20;
   FERRY_ASSIGN_OR_RETURN(const std::unique_ptr<Node> node, Node::Join(std::move(node_options)));
@@ -110,7 +110,7 @@ absl::Status Run() {
   FERRY_RETURN_IF_ERROR(Expect(next > generation, "the next generation"));
   FERRY_RETURN_IF_ERROR(ExpectSumOverAll(*node, *second));
   FERRY_RETURN_IF_ERROR(meet());
-  // One lets go of it in the middle of its work, which nobody else joins: so it ends for all.
+  // One releases it in the middle of its work, which no other rank joins: so it ends for all.
   if (node->node_id() == 0) {
     FERRY_RETURN_IF_ERROR(LeaveInTheMiddle(*node, std::exchange(second, nullptr)));
   }
@@ -120,7 +120,7 @@ absl::Status Run() {
   FERRY_RETURN_IF_ERROR(Expect(second->generation() > next, "the one after that"));
   next = second->generation();
   left = nullptr;
-  // The former one of the others goes now, and the clique stays where it is.
+  // The previous one of the others ends now, and the communicator's key stays the same.
   again = nullptr;
   FERRY_RETURN_IF_ERROR(meet());
   FERRY_ASSIGN_OR_RETURN(Communicator third, node->Communicator(gpus));
@@ -140,7 +140,7 @@ absl::Status Run() {
   scalable = nullptr;
   FERRY_RETURN_IF_ERROR(meet());
 
-  // Of one rank: a third, for which the one that was used longest ago goes, on all ranks.
+  // For one rank: a third, for which the least recently used one is evicted, on all ranks.
   FERRY_ASSIGN_OR_RETURN(Communicator own,
                          node->Communicator({gpus[static_cast<size_t>(node->node_id())]}));
   FERRY_RETURN_IF_ERROR(Expect(own->size() == 1, "a rank by itself"));
@@ -156,7 +156,7 @@ absl::Status Run() {
   FERRY_RETURN_IF_ERROR(ExpectSumOverAll(*node, *third));
   FERRY_RETURN_IF_ERROR(meet());
 
-  // What one rank uses does not make room on another.
+  // Memory in use on one rank does not cause an eviction on another.
   if (node->node_id() != 0) scalable = nullptr;
   FERRY_RETURN_IF_ERROR(meet());
   if (node->node_id() != 0) {
@@ -171,7 +171,7 @@ absl::Status Run() {
   return node->Shutdown();
 }
 
-// Each thread asks for one of the communicators that overlap, in another order on every other node.
+// Each thread requests one of the overlapping communicators, in another order on every other node.
 absl::Status Overlap() {
   NodeOptions options;
   options.kept_communicator_bytes = 0;
@@ -206,7 +206,7 @@ absl::Status Overlap() {
   return node->Shutdown();
 }
 
-// NCCL does not let go of what this keeps when it leaves.
+// NCCL does not release memory that this keeps when it leaves.
 absl::Status Leave() {
   NodeOptions options;
   options.exchange.transports.nccl.abort_timeout = absl::Milliseconds(300);
@@ -248,7 +248,7 @@ absl::Status Live(const std::string& life) {
     absl::StatusOr<Communicator> all = absl::UnknownError("not asked for");
     while (true) {
       all = node->Communicator(gpus);
-      // Until it is known that the former life is over, its communicator is there.
+      // Until the end of the previous incarnation is known, its communicator exists.
       const bool is_new = all.ok() && (former.empty() || *all != former.back());
       if (is_new) break;
       if (SteadyClock().Now() >= deadline) {

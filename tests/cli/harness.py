@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the ferry binary with deadlines on everything, and kills what a test leaves behind."""
+"""Runs the ferry binary with deadlines on everything, and kills processes that a test leaves behind."""
 import os
 import re
 import select
@@ -10,13 +10,13 @@ import time
 import unittest
 
 FERRY = os.path.abspath(sys.argv[1])
-# Of anything that should end by itself. Generous, for machines that do other things as well.
+# The timeout of everything that should end by itself. Generous, for loaded machines.
 PATIENCE_S = 30
-# What a slow machine makes the tool say; how long it has taken so far stands at its end.
+# The tool prints this on a slow machine; the elapsed time follows.
 PROGRESS = (r"ferry: (asking|looking|measuring|starting|trying|waiting) .*"
             r" \(\d[\d.]*[a-z][\da-z.]*\)$")
 
-# What launchers of the machine that runs the tests may have set.
+# Variables that launchers of the machine that runs the tests may have set.
 FOREIGN = re.compile(r"^(FERRY_|SLURM_|OMPI_|PMIX?_|MPI_|MV[2P]_|TORCHELASTIC_|TF_CONFIG$|"
                      r"JOB_COMPLETION|RANK$|WORLD_SIZE$|LOCAL_RANK$|MASTER_|JAX_|"
                      r"CUDA_VISIBLE_DEVICES$)")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""scripts/bench-peers: reads what peers print, computes what stands in its table, and outlives peers that hang or fail."""
+"""scripts/bench-peers: parses the peers' output, computes its table, and survives peers that hang or fail."""
 import importlib.machinery
 import importlib.util
 import json
@@ -30,7 +30,7 @@ LOADER = importlib.machinery.SourceFileLoader("bench_peers", str(SCRIPT))
 driver = importlib.util.module_from_spec(importlib.util.spec_from_loader("bench_peers", LOADER))
 LOADER.exec_module(driver)
 
-# As the peers' own benchmarks printed them.
+# As printed by the peers' own benchmarks.
 UCX_LATENCY = """+--------------+--------------+------------------------------+---------------------+-----------------------+
 |              |              |        latency (usec)        |   bandwidth (MB/s)  |  message rate (msg/s) |
 +--------------+--------------+----------+---------+---------+----------+----------+-----------+-----------+
@@ -146,7 +146,7 @@ class Figures(unittest.TestCase):
         self.assertEqual(figures.outcome(goal, told), (2, True))
         self.assertEqual(figures.outcome({**goal, "least": 3}, told), (2, False))
         self.assertEqual(figures.outcome({**goal, "peers": ["Gloo"]}, told), (None, None))
-        # Of several works the least, and all of them have to be there.
+        # Of several works the least counts, and all of them must exist.
         self.assertEqual(figures.outcome({**goal, "works": ["w", "v"]}, told), (None, None))
         flat = {"works": ["w", "v"], "peers": ["Ferry"], "least": 1.5, "flat": True}
         short = {"rows": [{"peer": "Ferry", "median": 1}]}
@@ -178,7 +178,7 @@ class Figures(unittest.TestCase):
 
 
 class Rounds(unittest.TestCase):
-    def test_entries_take_turns(self):
+    def test_entries_alternate(self):
         seen = []
 
         def noting(name):
@@ -196,7 +196,7 @@ class Rounds(unittest.TestCase):
         self.assertRegex(text, r"\| once \| 3000000 us \| .* 2 of 3 rounds, in others: fell over \|")
         self.assertRegex(text, r"\| never \| - \| - \| - \| no figure: is broken \|")
         self.assertRegex(text, r"\| absent \| - \| - \| - \| no figure: no etcd here \|")
-        # What was not there has not failed.
+        # A missing peer has not failed.
         self.assertFalse(driver.measure(group(entry("absent", [], needs=["x"])), tools(missing={"x": "no"}), 1)[1])
 
 
@@ -237,20 +237,20 @@ class Processes(unittest.TestCase):
         path.chmod(0o755)
         return path
 
-    def test_one_that_hangs_is_ended_with_all_of_its_processes(self):
+    def test_a_hanging_one_is_ended_with_all_its_processes(self):
         # One of them has left its group and its parent.
         hangs = self.program("hangs", f"echo I wait >&2; setsid sleep 600 & echo $! > {self.folder}/pid; sleep 600\n")
         with self.assertRaisesRegex(processes.Failed, "still ran after 0.5 s: I wait"):
             processes.run([hangs], 0.5)
         self.assertTrue(is_gone(int((self.folder / "pid").read_text())))
 
-    def test_one_that_fails_tells_why(self):
+    def test_a_failing_one_reports_why(self):
         with self.assertRaisesRegex(processes.Failed, "ended with 3: I cannot"):
             processes.run([self.program("fails", "echo I cannot; exit 3\n")], PATIENCE_S)
         with self.assertRaisesRegex(processes.Failed, "nowhere: No such file"):
             processes.run([self.folder / "nowhere"], PATIENCE_S)
 
-    def test_what_others_take_is_told_from_what_is_ours(self):
+    def test_load_of_others_is_distinguished_from_ours(self):
         core = min(os.sched_getaffinity(0))
         spin = ["taskset", "-c", core, sys.executable, "-c",
                 "import time\nend = time.process_time() + 0.5\nwhile time.process_time() < end: pass"]
@@ -265,13 +265,13 @@ class Processes(unittest.TestCase):
         meter.now = lambda: (end, busy, own)
         self.assertAlmostEqual(meter.share(), 0.25)
 
-    def test_a_server_is_there_while_it_is_needed(self):
+    def test_a_server_runs_while_it_is_needed(self):
         listens = (f"exec {sys.executable} -c 'import socket, sys, time; s = socket.create_server((\"127.0.0.1\", "
                    "int(sys.argv[1]))); time.sleep(600)' $1\n")
         port = processes.free_port()
         with processes.server([self.program("listens", listens), port], port) as pid:
             self.assertTrue(processes.listens(port))
-            # What is run meanwhile leaves it alone.
+            # Processes that run meanwhile do not affect it.
             self.assertEqual(processes.run(["echo", "hello"], PATIENCE_S, keep=[pid]), "hello\n")
             self.assertTrue(processes.listens(port))
         self.assertTrue(is_gone(pid))
@@ -279,7 +279,7 @@ class Processes(unittest.TestCase):
             with processes.server([self.program("no", "echo no port; exit 4\n")], processes.free_port()):
                 pass
 
-    def test_what_is_not_built_or_installed_is_told(self):
+    def test_missing_builds_and_packages_are_reported(self):
         said = []
         told = tools(ferry=self.folder / "ferry", programs=self.folder / "built", venvs=self.folder)
         found = ready.reasons({"ferry", "tensorflow"}, told, False, said.append)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""scripts/bench: one report of all programs, also of those that fail, and never later than said."""
+"""scripts/bench: one report of all programs, also of those that fail, within its time limit."""
 import json
 import os
 import pathlib
@@ -12,7 +12,7 @@ import unittest
 BENCH = pathlib.Path(sys.argv[1]).resolve()
 PATIENCE_S = 60
 
-# What a program of Google Benchmark does with its flags, as far as scripts/bench uses them.
+# A program's handling of Google Benchmark's flags, as far as scripts/bench uses them.
 GOOD = """#!/bin/sh
 for flag; do
   case $flag in --benchmark_out=*) out=${flag#*=} ;; esac
@@ -49,7 +49,7 @@ class Bench(unittest.TestCase):
         status, report, err = self.bench()
         self.assertEqual((status, sorted(report["programs"])), (0, ["a_bench", "coordinator_bench"]))
         self.assertEqual(report["programs"]["a_bench"]["benchmarks"], [{"name": "BM_a_bench"}])
-        # Long ones are asked to be quick, unless all of it is wanted.
+        # Long ones are run in their quick form, unless a full run is requested.
         self.assertEqual(report["programs"]["coordinator_bench"]["context"]["flags"], "--quick")
         _, full, _ = self.bench("--full")
         self.assertNotIn("--quick", full["programs"]["coordinator_bench"]["command"])
@@ -57,7 +57,7 @@ class Bench(unittest.TestCase):
         self.assertIn("2 benchmarks of 2 programs", err)
         self.assertEqual(self.bench("--list")[1], "a_bench\ncoordinator_bench\n")
 
-    def test_one_that_fails_is_told_and_the_others_are_run(self):
+    def test_one_that_fails_is_reported_and_the_others_run(self):
         self.program("a_bench", FAILS)
         self.program("b_bench", GOOD)
         self.program("c_bench", ERROR)
@@ -78,7 +78,7 @@ class Bench(unittest.TestCase):
         self.assertRegex(report["programs"]["b_bench"]["error"], "no time was left")
         child = int((self.folder / "child").read_text())
         deadline = time.monotonic() + PATIENCE_S
-        # It is gone, or a zombie that its new parent has not looked at yet.
+        # It has ended, or is a zombie that its new parent has not reaped yet.
         while time.monotonic() < deadline:
             try:
                 state = pathlib.Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0]
@@ -89,7 +89,7 @@ class Bench(unittest.TestCase):
             os.sched_yield()
         self.fail(f"{child} is still there")
 
-    def test_says_what_is_not_built(self):
+    def test_reports_missing_programs(self):
         done = subprocess.run([BENCH, "--preset=nowhere", "--out=-"], capture_output=True,
                               text=True, timeout=PATIENCE_S)
         self.assertEqual(done.returncode, 1)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Work that is called off: by a signal, by an error that comes, and by one that was there before.
+// Work that is stopped: by a signal, by an error that arrives, and by an earlier one.
 #include <csignal>
 
 #include <unistd.h>
@@ -21,7 +21,7 @@ constexpr absl::Duration kTimeout = absl::Seconds(30);
 
 class Stoppable : public ::testing::Test {
  protected:
-  // Runs what ends when it is called off.
+  // Runs work that ends when it is stopped.
   absl::Status RunUntilStopped() {
     absl::Notification stopped;
     return RunStoppably(
@@ -47,15 +47,15 @@ class Stoppable : public ::testing::Test {
   absl::Status reason_;
 };
 
-TEST_F(Stoppable, AnErrorFromBeforeStopsIt) {
+TEST_F(Stoppable, EarlierErrorStopsIt) {
   error_.Set(absl::AbortedError("node 1 has failed"));
-  // Somebody else has waited in between, and has taken the wake that came with the error.
+  // Another thread has waited in between, and has consumed the wake that came with the error.
   EXPECT_FALSE(signals_.WaitFor(absl::ZeroDuration()).has_value());
   EXPECT_EQ(RunUntilStopped(), absl::AbortedError("node 1 has failed"));
   EXPECT_EQ(stops_, 1);
 }
 
-TEST_F(Stoppable, AnErrorThatComesStopsIt) {
+TEST_F(Stoppable, ArrivingErrorStopsIt) {
   Thread failing("failing", [this] {
     began_.WaitForNotification();
     error_.Set(absl::AbortedError("node 1 has failed"));
@@ -65,7 +65,7 @@ TEST_F(Stoppable, AnErrorThatComesStopsIt) {
   EXPECT_EQ(stops_, 1);
 }
 
-TEST_F(Stoppable, ASignalStopsIt) {
+TEST_F(Stoppable, SignalStopsIt) {
   Thread killing("killing", [this] {
     began_.WaitForNotification();
     kill(getpid(), SIGUSR1);
@@ -76,7 +76,7 @@ TEST_F(Stoppable, ASignalStopsIt) {
   EXPECT_EQ(reason_, status);
 }
 
-TEST_F(Stoppable, WhatItSaysForItselfIsTold) {
+TEST_F(Stoppable, ItsOwnErrorIsReported) {
   EXPECT_EQ(RunStoppably(
                 signals_, error_, [] { return absl::NotFoundError("no such key"); },
                 [this](const absl::Status&) { ++stops_; }),
@@ -84,7 +84,7 @@ TEST_F(Stoppable, WhatItSaysForItselfIsTold) {
   EXPECT_EQ(stops_, 0);
 }
 
-TEST_F(Stoppable, WhatIsDoneByThenIsDone) {
+TEST_F(Stoppable, FinishedWorkSucceeds) {
   error_.Set(absl::AbortedError("the job has failed"));
   absl::Notification stopped;
   EXPECT_EQ(RunStoppably(
@@ -97,7 +97,7 @@ TEST_F(Stoppable, WhatIsDoneByThenIsDone) {
             absl::OkStatus());
 }
 
-TEST(BlockedSignalsTest, WhatComesWhileNobodyListensAnyMoreKillsNobody) {
+TEST(BlockedSignalsTest, SignalAfterTheListenerEnded_KillsNoProcess) {
   {
     BlockedSignals signals({SIGUSR1});
     kill(getpid(), SIGUSR1);
@@ -107,7 +107,7 @@ TEST(BlockedSignalsTest, WhatComesWhileNobodyListensAnyMoreKillsNobody) {
   SUCCEED();
 }
 
-TEST_F(Stoppable, AnErrorOfItsOwnSaysMoreThanThatItWasStopped) {
+TEST_F(Stoppable, ItsOwnErrorIsPreferredToTheStop) {
   error_.Set(absl::AbortedError("the job has failed"));
   absl::Notification stopped;
   EXPECT_EQ(RunStoppably(
