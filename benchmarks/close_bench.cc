@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What it costs to close a step while transfers of other steps are open.
+// The cost of closing a step while transfers of other steps are open.
+//
 //   build/release/benchmarks/close_bench
+//
 // Two nodes of one process, over shared memory. The argument is the number of open transfers: views
 // that the receiver keeps, each of a step of its own. Only Step::Close is timed; p50, p99 in
 // microseconds. Goal: the same with 10 000 open transfers as with none.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// coordinator_bench [--quick] [--benchmark_filter=...]: what the coordinator costs beyond gRPC.
-// Servers are processes of their own; each floor is measured in turn with what it is the floor of.
-//   --deadlock-detection: leaves Abseil's search for lock cycles on, which Debian's build does by
+// coordinator_bench [--quick] [--benchmark_filter=...]: the coordinator's cost beyond gRPC. Servers
+// are processes of their own; measurements alternate with those of their baselines.
+//   --deadlock-detection: keeps Abseil's search for lock cycles on, which Debian's build has by
 //   default and which costs gRPC and the coordinator alike; see log/2026-11-22.md.
 #include <cstdio>
 #include <cstdlib>

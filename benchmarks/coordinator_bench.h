@@ -13,9 +13,9 @@ void RegisterKvBenchmarks(const Plan& plan);
 void RegisterStreamBenchmarks(const Plan& plan);
 // Barriers of many ranks with a connection each, against parked empty calls.
 void RegisterBarrierBenchmarks(const Plan& plan);
-// What a connected rank and a parked wait cost the server in memory.
+// Server memory of a connected rank and of a pending wait.
 void RegisterMemoryBenchmarks(const Plan& plan);
-// Join, topology, everyone's endpoints and a barrier, against connecting as many bare channels.
+// Join, topology, all endpoints and a barrier, against connecting as many bare channels.
 void RegisterBootstrapBenchmarks(const Plan& plan);
 
 }  // namespace ferry::bench

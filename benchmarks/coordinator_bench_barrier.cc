@@ -30,7 +30,7 @@ grpc::ByteBuffer RegisterRequest(int rank) {
   return coord::SerializeMessage(request);
 }
 
-// JAX sends an empty list of tasks: everyone.
+// JAX sends an empty list of tasks: all tasks.
 grpc::ByteBuffer BarrierRequest(int rank, int64_t counter) {
   tensorflow::BarrierRequest request;
   request.set_barrier_id("bench");
@@ -64,7 +64,7 @@ void BM_Barrier(benchmark::State& state, int tasks, const Plan& plan) {
     return stream_ranks.RunAll(std::vector<Script>(static_cast<size_t>(tasks),
                                                    Script{Step{{BarrierOp("bench", counter)}}}));
   };
-  // Connects everyone, and warms up.
+  // Connects all ranks, and warms up.
   floor_ranks.CallAll(kEmptyMethod, NoBytes);
   unary_ranks.CallAll(absl::StrCat(kCoordinationPrefix, "RegisterTask"), RegisterRequest);
   stream_ranks.RunAll(

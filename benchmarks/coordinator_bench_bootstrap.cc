@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A whole job's start: everyone joins, gets everyone's devices and endpoints, and passes a barrier.
+// A whole job's start: all ranks join, get all devices and endpoints, and pass a barrier.
 #include <memory>
 #include <optional>
 #include <string>
@@ -70,8 +70,8 @@ std::vector<Script> Scripts(int ranks, int gpus) {
   return scripts;
 }
 
-// Every rank holds the same bytes, and every node's endpoint is in them. Returns how long one rank
-// takes to read them.
+// Every rank holds the same bytes, which contain every node's endpoint. Returns how long one rank
+// takes to parse them.
 absl::Duration Verify(const ControlRanks& ranks, int gpus) {
   const std::string first = ranks.blob(0);
   for (int i = 1; i < ranks.count(); ++i) {
@@ -92,7 +92,7 @@ absl::Duration Verify(const ControlRanks& ranks, int gpus) {
   return parse_time;
 }
 
-// What serialising the whole topology takes, once.
+// The cost of serialising the whole topology once.
 absl::Duration SerializeTime(absl::string_view bytes) {
   const absl::StatusOr<GlobalTopology> topology = ParseGlobalTopology(bytes);
   const absl::Time begin = SteadyClock().Now();
@@ -100,8 +100,8 @@ absl::Duration SerializeTime(absl::string_view bytes) {
   return SteadyClock().Now() - begin;
 }
 
-// Floor: as many channels connect and make one call each. Estimate: connecting dominates; the three
-// rounds of the stream add the 0.2 of it that a barrier takes, and the bytes of the topology.
+// Baseline: as many channels connect and make one call each. Estimate: connecting dominates; the
+// three rounds of the stream add the 0.2 of it that a barrier takes, and the bytes of the topology.
 void BM_Bootstrap(benchmark::State& state, int ranks, int gpus) {
   const std::vector<Script> scripts = Scripts(ranks, gpus);
   Comparison time;
@@ -146,7 +146,7 @@ void BM_Bootstrap(benchmark::State& state, int ranks, int gpus) {
   const std::string gate = absl::StrCat("start of ", ranks, " ranks, ", gpus, " GPUs each: ");
   const bool is_ratio = ranks > 1000;
   if (is_ratio) {
-    // One rank for each GPU is the usual job of this size; 8 GPUs to a rank are told as well.
+    // One rank per GPU is the usual job of this size; 8 GPUs per rank are reported as well.
     AddGate(gate + "against channels + one RPC", "ms", time, Bound::kAtMost,
             gpus == 1 ? std::optional<double>(1.3) : std::nullopt);
   } else {

@@ -117,7 +117,7 @@ void PutAll(const ServerProcess& server) {
   setter.RunAll({{Step{{Op(request)}}}});
 }
 
-// The floor's and the coordinator's loads, in turn.
+// Alternates the load of the baseline with that of the coordinator.
 struct Measured {
   Comparison rate;
   Comparison p50;
@@ -182,7 +182,7 @@ void BM_Kv(benchmark::State& state, Service service, absl::string_view name, Ope
     measured.server_cpu_us.Add(floor_load.server_cpu_us, load.server_cpu_us);
     state.SetIterationTime(1 / load.calls_per_s);
   }
-  // Verified outside the timed region: the value that was set is what is found.
+  // Verified outside the timed region: the value read is the value set.
   tensorflow::GetKeyValueRequest get;
   get.set_key("bench/000000");
   tensorflow::GetKeyValueResponse found;

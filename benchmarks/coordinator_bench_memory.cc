@@ -38,7 +38,7 @@ double KibEach(int64_t bytes, int count) {
   return static_cast<double>(bytes) / 1024 / static_cast<double>(count);
 }
 
-// Parks `waits` on every rank; the heartbeat's reply says that they are parked.
+// Leaves `waits` pending on every rank; the reply to the heartbeat shows that they are.
 std::vector<Script> Parking(int ranks, bool at_barriers) {
   std::vector<Script> scripts;
   for (int rank = 0; rank < ranks; ++rank) {
@@ -53,11 +53,11 @@ std::vector<Script> Parking(int ranks, bool at_barriers) {
   return scripts;
 }
 
-// Everyone joins; then all but the last rank park, so that barriers stay open.
+// All ranks join; then all but the last wait, so that barriers stay open.
 void BM_Memory(benchmark::State& state, bool at_barriers, int ranks) {
   for (auto _ : state) {
     const ServerProcess server(ServerKind::kCoordinator, ranks);
-    // Not counted: what a server has once, whoever comes.
+    // Not counted: memory that a server has once, for any number of clients.
     ControlRanks everyone(server.address(), ranks);
     const int64_t bare = server.ResidentBytes();
     absl::Duration time = everyone.RunAll(std::vector<Script>(
@@ -88,7 +88,8 @@ void BM_Memory(benchmark::State& state, bool at_barriers, int ranks) {
   }
 }
 
-// What gRPC takes for ranks with an open stream each that has carried one message each way.
+// The cost of gRPC for ranks with an open stream each that has carried one message in each
+// direction.
 double StreamFloorKib(int ranks) {
   const ServerProcess server(ServerKind::kFloor, ranks);
   const int64_t bare = server.ResidentBytes();
@@ -98,7 +99,7 @@ double StreamFloorKib(int ranks) {
     streams.push_back(
         ControlStream::OverGrpc(MakeChannel(server.address()), kEchoMethod,
                                 [&answered](const ScannedFrame&) { answered.DecrementCount(); }));
-    // What it is answered with, and something to answer.
+    // Its answer, and an entry to return.
     streams.back()->Send(ToBuffer(""));
     streams.back()->Send(ToBuffer(""));
   }
@@ -108,7 +109,7 @@ double StreamFloorKib(int ranks) {
   return kib;
 }
 
-// What gRPC takes: connections that have made a call, then one parked call on each.
+// The cost of gRPC: connections that have made a call, then one pending call on each.
 void BM_MemoryFloor(benchmark::State& state, int ranks) {
   for (auto _ : state) {
     const ServerProcess server(ServerKind::kFloor, ranks);
@@ -118,7 +119,7 @@ void BM_MemoryFloor(benchmark::State& state, int ranks) {
     const int64_t connected = server.ResidentBytes();
     // All but one park, and stay.
     everyone.StartAll(kParkMethod, NoBytes, ranks - 1);
-    // Nothing tells the client that its call is parked.
+    // Nothing notifies the client that its call is pending.
     absl::SleepFor(absl::Seconds(1));
     const int64_t parked = server.ResidentBytes();
     state.SetIterationTime(absl::ToDoubleSeconds(time));

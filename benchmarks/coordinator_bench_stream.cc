@@ -30,7 +30,8 @@ constexpr int kKeys = 1024;
 
 enum class Operation { kSet, kGet };
 
-// How many streams, how many requests under way on all of them together, keys in each request.
+// The number of streams, of requests in flight on all of them together, and of keys in each
+// request.
 struct Shape {
   int streams = 1;
   int inflight = 1;
@@ -74,8 +75,8 @@ std::string FloorAnswer(Operation operation, int batch) {
   return frame.SerializeAsString();
 }
 
-// A stream that keeps a number of requests under way, each in a frame of its own. The same code
-// for the floor and for the coordinator.
+// A stream that keeps a number of requests in flight, each in a frame of its own. The same code for
+// the baseline and for the coordinator.
 class LoadStream final {
  public:
   // Makes a ControlStream.
@@ -95,7 +96,7 @@ class LoadStream final {
     for (int i = 0; i < window; ++i) SendLocked();
   }
 
-  // Of the last slice. REQUIRES: it is over.
+  // For the last slice. REQUIRES: it is over.
   const std::vector<double>& latencies_us() const ABSL_NO_THREAD_SAFETY_ANALYSIS {
     return latencies_us_;
   }
@@ -176,7 +177,7 @@ void BM_Stream(benchmark::State& state, Operation operation, Shape shape, const 
           return ControlStream::OverConnection(coordinator.address(), std::move(on_frame));
         },
         ops));
-    // No rank: a client that uses the store.
+    // Not a rank: a client that uses the store.
     const v1::Hello hello;
     streams.back()->stream().SendRequests(&hello, {});
   }

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensors between two processes of this host, by each way, beside what the machine gives at most.
+// Tensors between two processes of this host, by each path, next to the limits of the machine.
+//
 //   build/release/benchmarks/exchange_bench [--benchmark_filter=...]
-// Times are those of one way, half a round trip, unless the name says otherwise. Counters: p50, p99
-// in microseconds; floor, the same for whoever does nothing else, measured in the same run; ratio,
-// of the two medians (or rates).
+//
+// Times are those of one direction, half a round trip, unless the name says otherwise. Counters:
+// p50, p99 in microseconds; floor, the same without other work, measured in the same run; ratio, of
+// the two medians (or rates).
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -93,7 +95,7 @@ class PingPong final {
   size_t next_ = 0;
 };
 
-// So many as the benchmark says; half of each, or the whole trip.
+// As many as the benchmark requests; half of each, or the whole round trip.
 Samples Measure(benchmark::State& state, TransferPeer& peer, EchoCommand command, size_t sent_bytes,
                 bool whole_trip = false) {
   PingPong rounds(peer, command, sent_bytes);
@@ -114,7 +116,7 @@ void BM_Shm_8B_Polling(benchmark::State& state) {
   Report(state, samples, floor);
 }
 
-// The same, whole round trip, where nobody looks and the kernel wakes.
+// The same, whole round trip, where no thread polls and the kernel wakes.
 void BM_Shm_8B_Blocking_RoundTrip(benchmark::State& state) {
   const double floor = BlockingFloor();
   TransferPeer peer({.transport = "shm", .spin = absl::ZeroDuration()});
@@ -122,7 +124,7 @@ void BM_Shm_8B_Blocking_RoundTrip(benchmark::State& state) {
   Report(state, samples, floor);
 }
 
-// As users get it: looks for 20 us, then sleeps.
+// As users get it: polls for 20 us, then sleeps.
 void BM_Shm_8B_SpinThenSleep(benchmark::State& state) {
   const double floor = SpinFloor();
   TransferPeer peer({.transport = "shm", .spin = kAdaptive});
@@ -130,7 +132,7 @@ void BM_Shm_8B_SpinThenSleep(benchmark::State& state) {
   Report(state, samples, floor);
 }
 
-// Messages of 8 bytes, many under way; per message.
+// Messages of 8 bytes, many in flight; per message.
 void BM_Shm_8B_Messages(benchmark::State& state) {
   constexpr int kWindow = 256;
   TransferPeer peer({.transport = "shm", .spin = kPolling});
@@ -149,7 +151,7 @@ void BM_Shm_8B_Messages(benchmark::State& state) {
   state.SetItemsProcessed(state.iterations() * kWindow);
 }
 
-// Memory of the arena, handed over: whatever its size.
+// Memory of the arena, zero-copy: of any size.
 void BM_Shm_HandOver_Polling(benchmark::State& state) {
   const auto bytes = static_cast<size_t>(state.range(0));
   const double floor = SpinFloor();
@@ -158,10 +160,9 @@ void BM_Shm_HandOver_Polling(benchmark::State& state) {
   Report(state, samples, floor);
 }
 
-// Into a buffer of the receiver; answers are short. In turns with memcpy on one thread between a
-// program's own pieces of memory, with the same between pieces of an arena, whose pages may be
-// larger (`ratio_arena`), and with two threads that copy there as fast as memory lets them
-// (`of_limit`).
+// Into a buffer of the receiver; answers are short. Alternating with memcpy on one thread between a
+// program's own buffers, with the same between blocks of an arena, whose pages may be larger
+// (`ratio_arena`), and with two threads that copy there as fast as memory permits (`of_limit`).
 void IntoBuffer(benchmark::State& state, const TransferPeer::Options& options) {
   const auto bytes = static_cast<size_t>(state.range(0));
   TransferPeer peer(options);
@@ -216,9 +217,9 @@ void BM_Shm_IntoBuffer_OneCore(benchmark::State& state) {
   IntoBuffer(state, {.transport = "shm", .spin = kAdaptive, .one_core = true});
 }
 
-// Memory of which the other process has never heard, until its answer is there; in turns with a
-// memfd that goes through a Unix socket, is mapped and answered. Whole round trips. `checked`: the
-// floor with a look at the memfd's size and seals, without which its reader can be made to crash.
+// Memory unknown to the other process, until its answer arrives; alternating with a memfd that is
+// sent through a Unix socket, mapped and answered. Whole round trips. `checked`: the baseline with
+// a check of the memfd's size and seals, without which its reader can be made to crash.
 void BM_Shm_FirstHandOver_RoundTrip(benchmark::State& state) {
   constexpr size_t kBytes = size_t{1} << 20;
   constexpr int kRounds = 10;
@@ -256,8 +257,8 @@ void BM_Shm_FirstHandOver_RoundTrip(benchmark::State& state) {
   state.counters["ratio_checked"] = checked_ratios.At(0.5);
 }
 
-// Tensors that are made, filled, sent, read and dropped in turn: page faults of both processes, per
-// round.
+// Tensors that are made, filled, sent, read and dropped one after the other: page faults of both
+// processes, per round.
 void BM_Shm_Recycled_PageFaults(benchmark::State& state) {
   const auto bytes = static_cast<size_t>(state.range(0));
   TransferPeer peer({.transport = "shm", .spin = kPolling});
@@ -270,8 +271,8 @@ void BM_Shm_Recycled_PageFaults(benchmark::State& state) {
       static_cast<double>(peer.PageFaults() - before) / static_cast<double>(state.iterations());
 }
 
-// In turns with raw sockets, a thousand rounds each: both move with what else the machine does.
-// An iteration is a turn; ratio, the median of those of the turns.
+// Alternating with raw sockets, a thousand rounds each: both vary with the machine's load. An
+// iteration is one alternation; ratio, the median over the alternations.
 void BM_Tcp_8B_Polling_RoundTrip(benchmark::State& state) {
   constexpr int kRounds = 1000;
   TransferPeer peer({.transport = "tcp", .spin = kPolling});
@@ -296,7 +297,8 @@ void BM_Tcp_8B_Polling_RoundTrip(benchmark::State& state) {
   state.counters["ratio_p75"] = ratios.At(0.75);
 }
 
-// By as many streams as raw sockets, in turns with them, a few rounds each. An iteration is a turn.
+// By as many streams as raw sockets, alternating with them, a few rounds each. An iteration is one
+// alternation.
 void BM_Tcp_Stream(benchmark::State& state) {
   constexpr int kRounds = 3;
   const auto bytes = static_cast<size_t>(state.range(0));

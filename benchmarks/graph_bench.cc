@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Graphs of many nodes: reading, placing, pruning, cutting.
+// Graphs of many nodes: parsing, placing, pruning, cutting.
+//
 //   build/release/benchmarks/graph_bench
-// The graph has layers of 100 nodes; each takes two of the layer before and waits for a third. A
-// quarter of the nodes is on another device than the one they take from. Time per node must not
-// depend on how many there are. Estimate: 2 us for a node to be read, which is copying its
-// attributes; as much to be copied to its partition.
+//
+// The graph has layers of 100 nodes; each has two inputs from the previous layer and a control
+// dependency on a third. A quarter of the nodes is on another device than their inputs. Time per
+// node must not depend on their number. Estimate: 2 us to parse a node, which is copying its
+// attributes; as much to copy it to its partition.
 #include <memory>
 #include <string>
 #include <utility>
@@ -57,7 +59,7 @@ tensorflow::GraphDef Layers(int nodes) {
   return def;
 }
 
-// What the client asks for: all of the last layer, everything of the first fed.
+// The client's step: fetches all of the last layer, and feeds all of the first.
 StepRequest WholeStep(int nodes) {
   StepRequest request;
   for (int i = 0; i < kLayer; ++i) {
@@ -73,8 +75,7 @@ void CountNodes(benchmark::State& state) {
       benchmark::Counter::kIsIterationInvariantRate | benchmark::Counter::kInvert);
 }
 
-// Floor of what makes graphs out of graphs: each node copied once, by the library whose messages
-// they are.
+// Baseline of a transformation of graphs: each node copied once, by the library of its messages.
 void BM_Graph_CopyFloor(benchmark::State& state) {
   const tensorflow::GraphDef def = Layers(static_cast<int>(state.range(0)));
   for (auto _ : state) {
@@ -102,7 +103,7 @@ void BM_Graph_Create(benchmark::State& state) {
   CountNodes(state);
 }
 
-// One more node, which is what a client's loop sends.
+// One more node, as a client's loop sends.
 void BM_Graph_ExtendByOne(benchmark::State& state) {
   const Graph graph = *Graph::Create(Layers(static_cast<int>(state.range(0))));
   tensorflow::GraphDef more;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels of the host beside what the machine can do: copying the same bytes, or a plain loop.
+// Kernels of the host next to the limits of the machine: copying the same bytes, or a plain loop.
+//
 //   build/release/benchmarks/kernel_bench
+//
 // bytes: of the output. Rates are of all bytes that are read and written. Estimate: elementwise
 // arithmetic, sums and moves as fast as memory, from 1 MiB (in the cache) to 64 MiB; half, which
 // this machine's baseline instructions cannot convert, a tenth of that.
@@ -38,7 +40,7 @@ const KernelEnvironment& Environment() {
 
 Tensor Filled(DataType dtype, const std::vector<int64_t>& dims) {
   Tensor tensor = *Tensor::Allocate(dtype, *Shape::Create(dims));
-  // Numbers of every type, and none that is not one.
+  // Numbers of every type, without NaNs.
   std::memset(tensor.mutable_data(), 1, tensor.bytes());
   return tensor;
 }
@@ -161,7 +163,7 @@ void BM_RandomUniform(benchmark::State& state) {
   RunKernel(state, node, {IntsOf({static_cast<int32_t>(state.range(0) / 4)})}, state.range(0));
 }
 
-// What a kernel costs besides its elements.
+// The cost of a kernel besides its elements.
 void BM_Small(benchmark::State& state, const std::string& op) {
   std::vector<Tensor> inputs = {Filled(DataType::kFloat, {2})};
   if (op == "AddV2") inputs.push_back(inputs[0]);

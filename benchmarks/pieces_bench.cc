@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// What each message and tensor goes through: keys, frames of a control channel, memory of the
-// arena, TensorProto, and the choice of a path; one thread each.
+// Steps of each message and tensor: keys, frames of a control channel, memory of the arena,
+// TensorProto, and the choice of a path; one thread each.
+//
 //   build/release/benchmarks/pieces_bench
-// Beside each, in the same run, a floor (BM_..._Floor): what is left when only the work that nobody
-// can do without is done, by the machine or by who is used everywhere.
+//
+// Next to each, in the same run, a baseline (BM_..._Floor): only the indispensable work, by the
+// machine or by a widely used library.
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -32,7 +34,7 @@ std::string KeyText() {
                              "/job:worker/replica:0/task:7/device:GPU:0", "layer_17/gradient:0");
 }
 
-// As a request that came over a control channel is read: five parts, two devices, a hash.
+// As a request from a control channel is parsed: five parts, two devices, a hash.
 void BM_Key_Parse(benchmark::State& state) {
   const std::string text = KeyText();
   for (auto _ : state) {
@@ -82,7 +84,7 @@ void BM_Frame_WriteThenRead(benchmark::State& state) {
   state.SetBytesProcessed(state.iterations() * state.range(0));
 }
 
-// The body to its place, a look at its end, and the zeros that are left behind.
+// Writes the body, reads its end, and zeroes it afterwards.
 void BM_Frame_Floor(benchmark::State& state) {
   const std::string body(static_cast<size_t>(state.range(0)), 'x');
   std::vector<char> ring(kRingBytes);
@@ -112,7 +114,7 @@ void BM_Arena_AllocateThenRelease(benchmark::State& state) {
   state.SetItemsProcessed(state.iterations());
 }
 
-// As much of the heap, which no other process can map.
+// As much from the heap, which no other process can map.
 void BM_Arena_Floor(benchmark::State& state) {
   const auto bytes = static_cast<size_t>(state.range(0));
   for (auto _ : state) {
@@ -188,7 +190,7 @@ void BM_CheckValues_Booleans(benchmark::State& state) {
   state.SetBytesProcessed(state.iterations() * state.range(0));
 }
 
-// Says what it is told to.
+// Returns the given costs.
 class SayingTransport final : public Transport {
  public:
   SayingTransport(std::string name, PathCost cost, bool latency_is_control_rtt)
@@ -232,7 +234,7 @@ struct Selection {
   PathQuery query;
 };
 
-// in_arena: 1: nothing can be cheaper than handing it over; 0: all are asked.
+// in_arena: 1: nothing can be cheaper than a zero-copy transfer; 0: all are queried.
 void BM_Selection_Pick(benchmark::State& state) {
   Selection selection;
   selection.query.is_in_arena = state.range(0) == 1;
@@ -244,7 +246,7 @@ void BM_Selection_Pick(benchmark::State& state) {
   state.SetItemsProcessed(state.iterations());
 }
 
-// Each transport asked once, and the smaller of two sums.
+// Each transport queried once, and the smaller of two sums.
 void BM_Selection_Floor(benchmark::State& state) {
   const Selection selection;
   for (auto _ : state) {

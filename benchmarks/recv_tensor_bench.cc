@@ -53,7 +53,7 @@ Tensor Counted(int64_t bytes) {
   return tensor;
 }
 
-// One buffer to whoever asks.
+// Sends one buffer to every caller.
 class BareService final : public coord::RawService {
  public:
   explicit BareService(const Tensor& tensor) {
@@ -169,7 +169,7 @@ class Workers {
     server_->Wait();
   }
 
-  // Sent before it is asked for.
+  // Sent before it is requested.
   double Fetch(const Tensor& tensor, const Tensor& destination, absl::Status& status) {
     RecvArgs args;
     args.destination = destination;

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Send and receive through the table of one step, in one process.
+//
 //   build/release/benchmarks/rendezvous_bench
-// Floor, in the same run: two uncontended locks and one allocation of the entry's size, which is
-// what a pair cannot do without. Estimate: 75 ns for a pair.
+//
+// Baseline, in the same run: two uncontended locks and one allocation of the entry's size, which is
+// the minimum for a pair. Estimate: 75 ns for a pair.
 #include <cstdlib>
 #include <memory>
 #include <string>
@@ -21,7 +23,7 @@ namespace {
 
 constexpr int kKeys = 64;
 
-// Of one thread: no other uses them.
+// By one thread: no other uses them.
 std::vector<RendezvousKey> Keys(int thread) {
   std::vector<RendezvousKey> keys;
   for (int i = 0; i < kKeys; ++i) {
@@ -84,7 +86,7 @@ void BM_Local_RecvThenSend(benchmark::State& state) {
   state.SetItemsProcessed(state.iterations());
 }
 
-// 64 values under way at a time.
+// 64 values in flight at a time.
 void BM_Local_SendManyThenRecv(benchmark::State& state) {
   const std::vector<RendezvousKey> keys = Keys(state.thread_index());
   const Tensor value = Value();

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a step costs at the master, without a client: from its request until its answer is there,
-// over a worker in a process of its own. Beside it, in turns of fifty, a unary gRPC call of that
-// worker on the same connection, which does nothing there. Both end where gRPC calls back, so
-// nobody is woken.
+// The cost of a step at the master, without a client: from its request until its answer, over a
+// worker in a process of its own. Alternating with it, fifty at a time, a unary gRPC call of that
+// worker on the same connection, which does nothing there. Both end in gRPC's callback, so that no
+// thread is woken.
+//
 //   build/release/benchmarks/step_bench
-// Estimate: one unary call, and some microseconds of the master's; what cleans up behind a step is
-// not waited for, but takes its turn on the processor, so up to two. Goal: below 4.
+//
+// Estimate: one unary call, and some microseconds of the master's; the cleanup behind a step is not
+// waited for, but uses the processor, so up to two. Goal: below 4.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -35,7 +37,7 @@ constexpr int kTurn = 50;
 constexpr uint64_t kIncarnation = 1000;
 constexpr char kWorker[] = "/job:worker/replica:0/task:0";
 
-// A worker, until its parent has gone.
+// A worker, until its parent has ended.
 class WorkerProcess final {
  public:
   // REQUIRES: there are no threads yet.
@@ -201,7 +203,7 @@ void BM_Master_EmptyStep(benchmark::State& state) {
   state.counters["unary_p50_us"] = call_us;
   state.counters["unary_calls"] = step_us / call_us;
 }
-// An iteration is a turn of both.
+// An iteration is one alternation of both.
 BENCHMARK(BM_Master_EmptyStep)->UseManualTime()->Iterations(100)->Unit(benchmark::kMillisecond);
 
 }  // namespace

@@ -4,8 +4,8 @@
 
   tensorflow_steps.py --ferry=build/release/ferry --python=VENV/bin/python [--rounds=N]
 
-Both clusters are up at once, two workers each on this machine, and take turns within
-every round, so that whatever else the machine does meets both.  Run by the python of
+Both clusters are up at once, two workers each on this machine, and alternate within
+every round, so that the machine's load affects both.  Run by the python of
 the interop tests' environment.  Prints one line per case, medians over the rounds.
 """
 import argparse
@@ -71,7 +71,7 @@ def compare(clusters, what, unit, count, rounds, rate, *case):
     sides = {name: Side(cluster, *case) for name, cluster in clusters.items()}
     times = {name: [] for name in sides}
     for turn in range(rounds):
-        # Whoever goes first would always find the machine as the other left it.
+        # The first one would always find the machine in the state that the other left.
         order = list(sides) if turn % 2 == 0 else list(sides)[::-1]
         for name in order:
             times[name].append(sides[name].time(count))

@@ -84,7 +84,7 @@ absl::StatusOr<absl::Duration> EventWire::Hop(bool waits) {
     FERRY_RETURN_IF_ERROR(Give());
   }
   const absl::Duration taken = SteadyClock().Now() - began;
-  // No record before the other's wait for the one before is over.
+  // No record before the other's wait for the previous one is over.
   FERRY_RETURN_IF_ERROR(gpu_.Wait(gpu_.stream()));
   FERRY_RETURN_IF_ERROR(self_.Meet());
   return taken / 2;
@@ -92,7 +92,7 @@ absl::StatusOr<absl::Duration> EventWire::Hop(bool waits) {
 
 absl::Status EventWire::Close() {
   const cuda::ScopedCurrent current(gpu_.device());
-  // What is opened goes before what it was opened from.
+  // Imports are destroyed before their source.
   FERRY_RETURN_IF_ERROR(gpu_.Check(gpu_.table().event_destroy(other_), "cuEventDestroy"));
   FERRY_RETURN_IF_ERROR(self_.Meet());
   return gpu_.Check(gpu_.table().event_destroy(own_), "cuEventDestroy");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Floors that are made of events: what two processes that share a GPU need at least.
+// Baselines made of events: the minimum that two processes that share a GPU need.
 #ifndef FERRY_BENCHMARKS_GPU_CHECK_EVENTS_H_
 #define FERRY_BENCHMARKS_GPU_CHECK_EVENTS_H_
 
@@ -13,15 +13,15 @@
 
 namespace ferry::check {
 
-// An event of each process, which the other has opened, and a word in the page that both have.
+// An event of each process, imported by the other, and a word in the page that both map.
 class EventWire final {
  public:
   // Both nodes call it.
-  //   Errors: what the driver says of interprocess events; then both have none.
+  //   Errors: the driver's error for interprocess events; then both have none.
   static absl::StatusOr<std::unique_ptr<EventWire>> Create(CheckNode& self, CheckGpu& gpu);
 
-  // There and back, halved, in both nodes: record, word; the other waits for the word, has its
-  // stream wait for the event, and does the same. Node 0's answer counts.
+  // A round trip, halved, in both nodes: record, word; the other waits for the word, has its stream
+  // wait for the event, and does the same. Node 0's result counts.
   //   waits: whether the host waits for the stream, each time.
   absl::StatusOr<absl::Duration> Hop(bool waits);
 
@@ -40,7 +40,7 @@ class EventWire final {
   uint64_t turn_ = 0;
 };
 
-// How long recording an event takes.
+// The duration of recording an event.
 class EventTimer final {
  public:
   static absl::StatusOr<std::unique_ptr<EventTimer>> Create(CheckGpu& gpu);

@@ -16,7 +16,7 @@ namespace ferry::check {
 
 struct ForeignMemory {
   void* data = nullptr;
-  // What its kind needs for freeing it.
+  // State that its kind needs for freeing it.
   size_t bytes = 0;
   cuda::MemoryPool pool = nullptr;
   std::vector<cuda::AllocationHandle> handles;
@@ -24,7 +24,7 @@ struct ForeignMemory {
 
 struct ForeignKind {
   const char* name;
-  // What Classify is to say.
+  // The expected result of Classify.
   cuda::MemoryKind kind;
   // A tensor in it is one of the host's.
   bool is_host;

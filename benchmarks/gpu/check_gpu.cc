@@ -62,7 +62,7 @@ CheckGpu::~CheckGpu() {
   const cuda::ScopedCurrent current(device());
   if (count_ != 0) table().memory_free(count_);
   for (const Source& source : sources_) {
-    // What a stream may still read is the process's to the end.
+    // Memory that a stream may still read is kept until the process ends.
     if (source.copied.IsDone().value_or(false)) table().host_free(source.memory);
   }
 }
@@ -75,7 +75,7 @@ absl::Status CheckGpu::Fill(const void* to, size_t bytes, uint64_t seed, cuda::S
   return FillByHost(pointer, bytes, seed, stream);
 }
 
-// Out of pageable memory the call would wait for what is before it on the stream.
+// From pageable memory the call would wait for earlier work on the stream.
 absl::Status CheckGpu::FillByHost(cuda::DevicePointer to, size_t bytes, uint64_t seed,
                                   cuda::Stream stream) {
   const cuda::ScopedCurrent current(device());

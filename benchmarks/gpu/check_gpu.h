@@ -18,8 +18,8 @@
 
 namespace ferry::check {
 
-// Of a device of this process. Fills and compares with Ferry's kernels where the build has them and
-// the driver takes them, else by copies from and to the host. Not thread-safe.
+// Memory of a device of this process. Fills and compares with Ferry's kernels where the build has
+// them and the driver accepts them, else by copies from and to the host. Not thread-safe.
 class CheckGpu final {
  public:
   static absl::StatusOr<std::unique_ptr<CheckGpu>> Create(Gpu& gpu);
@@ -35,15 +35,15 @@ class CheckGpu final {
   // Why patterns go by the host; empty: they do not.
   const std::string& why_no_kernels() const { return why_no_kernels_; }
 
-  // Enqueues the pattern of cli/pattern.h. Does not wait for the stream; by the host it takes
-  // pinned memory, of which what a Fill before has left is used again.
+  // Enqueues the pattern of cli/pattern.h. Does not wait for the stream; without kernels it uses
+  // pinned memory, reusing that of an earlier Fill.
   absl::Status Fill(const void* to, size_t bytes, uint64_t seed, cuda::Stream stream);
   // How many bytes are not the pattern's, once `stream` has come there. Waits.
   absl::StatusOr<uint64_t> CountWrong(const void* from, size_t bytes, uint64_t seed,
                                       cuda::Stream stream);
 
   absl::Status Wait(cuda::Stream stream) const;
-  // What is enqueued on `stream` from now on comes after the bytes of `tensor`.
+  // Work enqueued on `stream` from now on comes after the bytes of `tensor`.
   absl::Status MakeWait(const Tensor& tensor, cuda::Stream stream) const;
   absl::StatusOr<size_t> FreeBytes() const;
   absl::Status Check(cuda::Result result, const char* call) const {
@@ -67,13 +67,13 @@ class CheckGpu final {
   std::unique_ptr<cuda::CudaStream> stream_;
   std::unique_ptr<cuda::Kernels> kernels_;
   std::string why_no_kernels_;
-  // u64[1]: what the comparing kernel counts in.
+  // u64[1]: the counter of the comparing kernel.
   cuda::DevicePointer count_ = 0;
   std::list<Source> sources_;
 };
 
-// A stream on which a kernel spins until Go: what is enqueued meanwhile waits for it. Without a
-// driver that takes PTX, a host function holds it.
+// A stream on which a kernel spins until Go: work enqueued meanwhile waits for it. Without a driver
+// that accepts PTX, a host function blocks it.
 class HeldStream final {
  public:
   static absl::StatusOr<std::unique_ptr<HeldStream>> Create(CheckGpu& gpu);

@@ -21,12 +21,12 @@ constexpr absl::string_view kFailed = "[  FAILED  ] ";
 constexpr absl::string_view kSkipped = "[  SKIPPED ] ";
 constexpr absl::string_view kRunning = "[==========] Running ";
 constexpr absl::string_view kSeen = "seen: ";
-// Of a line that says where something went wrong, or where the test was skipped.
+// A line that reports where a check failed, or where the test was skipped.
 constexpr absl::string_view kFailureLine = ": Failure";
 constexpr absl::string_view kSkippedLine = ": Skipped";
-// What FERRY_CHECK writes, in a child of the test mostly.
+// The output of FERRY_CHECK, mostly in a child of the test.
 constexpr absl::string_view kCheckFailed = ": FERRY_CHECK failed";
-// What is kept of a test's output, and of a reason.
+// The limit of a test's recorded output, and of a reason.
 constexpr size_t kMaxOutputBytes = 64 << 10;
 constexpr size_t kMaxReason = 1500;
 
@@ -36,8 +36,8 @@ std::string CutOutput(absl::string_view text) {
   return absl::StrCat(text.substr(0, kMaxReason), " ...");
 }
 
-// From the first line that says where something went wrong, if there is one: what was written
-// before it is noise. Else the end, where a program that dies says why.
+// From the first line that reports a failed check, if there is one: earlier output is noise. Else
+// the end, where a program that dies reports why.
 std::string FailureIn(absl::string_view words) {
   const size_t at =
       std::min(words.find(absl::StrCat(kFailureLine, "\n")), words.find(kCheckFailed));

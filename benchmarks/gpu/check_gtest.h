@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// GtestReader: what a test program says while it runs, a test at a time.
+// GtestReader: the output of a test program while it runs, one test at a time.
 #ifndef FERRY_BENCHMARKS_GPU_CHECK_GTEST_H_
 #define FERRY_BENCHMARKS_GPU_CHECK_GTEST_H_
 
@@ -17,34 +17,34 @@ struct TestOutcome {
   // "GpuRing.BoundedRing_FailsNoTransfer".
   std::string name;
   Status status = Status::kPassed;
-  // As the program says; -1 if it did not come to that.
+  // As printed by the program; -1 if it did not get that far.
   int milliseconds = -1;
   // Why it failed or was skipped; of a long one, the beginning. Empty if it passed.
   std::string reason;
-  // Lines that begin with "seen: ", without that: what a test tells and does not judge.
+  // Lines that begin with "seen: ", without that: results that a test reports and does not judge.
   std::vector<std::string> seen;
 };
 
-// Reads GoogleTest's output as it comes: what a program has found stays when it is killed, which is
-// not so for the files that it writes at its end. Not thread-safe.
+// Parses GoogleTest's output as it arrives: results so far are kept when the program is killed,
+// unlike the files that it writes at its end. Not thread-safe.
 class GtestReader final {
  public:
   using Callback = std::function<void(TestOutcome)>;
 
-  // `began` hears the name of each test, `ended` what came of it.
+  // `began` is called with the name of each test, `ended` with its result.
   GtestReader(std::function<void(const std::string&)> began, Callback ended)
       : began_(std::move(began)), ended_(std::move(ended)) {}
 
   // Any piece of the output, lines in parts too.
   void Feed(absl::string_view output);
-  // The program is gone: a test that was running failed, and `why` is the beginning of its reason.
+  // The program has ended: a running test failed, and `why` is the beginning of its reason.
   void End(absl::string_view why);
 
-  // The test that runs; empty: none does.
+  // The running test; empty: none.
   const std::string& running() const { return running_; }
-  // How many tests the program means to run; -1: it has not said.
+  // How many tests the program will run; -1: not printed yet.
   int wanted() const { return wanted_; }
-  // What it wrote outside of tests, such as why it cannot begin.
+  // Its output outside of tests, such as why it cannot begin.
   const std::string& rest() const { return rest_; }
 
  private:
@@ -56,7 +56,7 @@ class GtestReader final {
   // The beginning of a line.
   std::string partial_;
   std::string running_;
-  // What the test that runs has written.
+  // The output of the running test.
   std::string words_;
   std::string rest_;
   int wanted_ = -1;

@@ -13,7 +13,7 @@ namespace {
 
 constexpr size_t kMaxCell = 300;
 
-// One cell of a table: on one line, and not for ever.
+// One cell of a table: on one line, and of limited length.
 std::string Cell(const Json& value) {
   std::string text = value.is_string() ? value.get<std::string>() : value.dump();
   text = absl::StrReplaceAll(text, {{"\n", " "}, {"|", "\\|"}});
@@ -68,7 +68,7 @@ void WriteFigures(const Json& figures, const std::string& device, bool is_double
   absl::StrAppend(&out, "\n");
 }
 
-// What there is a goal for, all in one place.
+// All figures with a goal, in one table.
 void WriteGoals(const Json& parts, std::string& out) {
   std::string rows;
   for (const Json& part : parts) {
@@ -162,7 +162,7 @@ std::string Markdown(const Json& result) {
       "compared with what was sent, outside of what is timed.\n\n");
   WriteGoals(result["parts"], out);
   for (const Json& part : result["parts"]) {
-    // Those that a GPU is missing for have nothing to tell.
+    // Parts that lack a GPU have no results.
     const bool is_told = result["gpu_count"] > 0 || !part["facts"].empty() ||
                          !part["checks"].empty() || part["status"] != "skipped";
     if (is_told) WritePart(part, device, is_double, out);

@@ -39,13 +39,13 @@ struct NcclOperation {
   int peer = 0;
 };
 
-// Enqueues them in one group on `stream`, and waits until NCCL has done so; for the stream waits
-// whoever wants to.
+// Enqueues them in one group on `stream`, and waits until NCCL has done so; the caller waits for
+// the stream if necessary.
 absl::Status RunGroup(NcclCommunicator& communicator, const std::vector<NcclOperation>& operations,
                       cuda::Stream stream);
 
-// Two ranks send each other `bytes`, at the same time, and look at what came; a failed check of
-// `name` if it is wrong. Both nodes call it.
+// Two ranks send each other `bytes`, at the same time, and verify the received ones; a failed check
+// of `name` if they are wrong. Both nodes call it.
 absl::Status ExchangeAndVerify(CheckNode& self, NcclCommunicator& communicator, size_t bytes,
                                const std::string& name);
 

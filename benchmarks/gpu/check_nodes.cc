@@ -28,15 +28,15 @@
 namespace ferry::check {
 namespace {
 
-// Of a measurement over the one before it; and for leaving.
+// Time for a measurement beyond the previous one; and for leaving.
 constexpr int kGrowth = 6;
 constexpr absl::Duration kEnding = absl::Seconds(5);
-// What is left of the part's time for saying which node did not end.
+// The rest of the part's time, for reporting which node did not end.
 constexpr absl::Duration kReserve = absl::Seconds(1);
-// A node whose partner has failed would wait for it: it has this long to say something.
+// A node whose partner has failed would wait for it: it has this long to report an error.
 constexpr absl::Duration kGrace = absl::Seconds(3);
 constexpr size_t kMaxWords = 4096;
-// For what a control channel had open to be closed.
+// For peers to close the imports of a control channel.
 constexpr absl::Duration kClosing = absl::Milliseconds(100);
 
 absl::StatusOr<std::unique_ptr<Node>> Join(int id, int count, const std::string& coordinator,
@@ -53,7 +53,7 @@ absl::StatusOr<std::unique_ptr<Node>> Join(int id, int count, const std::string&
   return Node::Join(std::move(options));
 }
 
-// What runs in the process of node `id`.
+// Runs in the process of node `id`.
 absl::Status RunBody(PartContext& context, const NodesOptions& options, int id, int count, int wire,
                      SharedPage* page, const NodeBody& body) {
   std::unique_ptr<coord::CoordinatorServer> server;
@@ -198,7 +198,7 @@ absl::StatusOr<bool> CheckNode::HasTimeFor(absl::string_view what) {
   const absl::Time now = SteadyClock().Now();
   const absl::Duration last = std::max(now - last_measured_, absl::ZeroDuration());
   const bool has_time = now + kGrowth * last < deadline() - kEnding;
-  // What is left out takes no time, and says nothing of what comes after it.
+  // A skipped measurement takes no time, and predicts nothing about the next one.
   if (has_time) last_measured_ = now;
   if (!has_time) report().Note(absl::StrCat(what, ": left out, for want of time"));
   FERRY_RETURN_IF_ERROR(Say(has_time ? "yes" : "no"));
@@ -210,8 +210,8 @@ absl::Status CheckNode::Leave() {
   FERRY_RETURN_IF_ERROR(Meet());
   FERRY_RETURN_IF_ERROR(node_->Shutdown());
   if (count_ > 1) {
-    // A process that leaves does not wait until its peer has closed what it had opened of it
-    // (docs/transports.md), which CUDA wants: so the control channels end first, on both sides.
+    // A process that leaves does not wait until its peer has closed its imports
+    // (docs/transports.md), which CUDA requires: so the control channels end first, on both sides.
     node_->exchange().FailNode(1 - id(), absl::UnavailableError("it leaves"));
     FERRY_RETURN_IF_ERROR(Meet());
     absl::SleepFor(kClosing);

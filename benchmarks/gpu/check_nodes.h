@@ -24,7 +24,7 @@ namespace ferry::check {
 struct SharedPage {
   std::atomic<uint32_t> arrived{0};
   std::atomic<uint32_t> passed{0};
-  // The number of the meeting after which there is no time; 0: nobody has said so.
+  // The number of the barrier after which there is no time; 0: not announced.
   std::atomic<uint32_t> last_meeting{0};
   alignas(64) std::atomic<uint64_t> word[2];
 };
@@ -41,14 +41,14 @@ class CheckNode final {
   const Options& options() const { return context_.options; }
   const Machine& machine() const { return context_.machine; }
 
-  // Opened when it is first asked for.
+  // Opened at the first request.
   absl::StatusOr<CheckGpu*> gpu(int ordinal = 0);
 
   // A tensor in a GPU's memory, filled with the pattern of `seed`; complete when this returns.
   absl::StatusOr<Tensor> Pattern(size_t bytes, uint64_t seed, int ordinal = 0);
   absl::StatusOr<Tensor> Empty(size_t bytes, int ordinal = 0);
-  // Waits for the event of `tensor`, and counts what is not the pattern of `seed`; in a GPU's
-  // memory or the host's.
+  // Waits for the event of `tensor`, and counts bytes that differ from the pattern of `seed`; in a
+  // GPU's memory or the host's.
   absl::StatusOr<uint64_t> CountWrong(const Tensor& tensor, uint64_t seed);
   // OK if nothing is; else INTERNAL with how many bytes are.
   absl::Status Verify(const Tensor& tensor, size_t bytes, uint64_t seed);
@@ -57,23 +57,23 @@ class CheckNode final {
   absl::StatusOr<RendezvousKey> Key(absl::string_view name, int from, absl::string_view from_device,
                                     absl::string_view to_device);
 
-  // Both come here, or neither goes on: it spins, so that both leave at the same moment.
-  //   Errors: DEADLINE_EXCEEDED the other one does not come.
+  // A barrier of both nodes: it spins, so that both leave at the same moment.
+  //   Errors: DEADLINE_EXCEEDED the other one does not arrive.
   absl::Status Meet();
-  // The same; false, on both: the part's time is up, and what is being measured ends with this.
+  // The same; false, on both: the part's time is up, and the current measurement ends with this.
   absl::StatusOr<bool> MeetInTime();
-  // Reports it, and says so if it has fewer than `rounds`.
-  //   Errors: DATA_LOSS nothing was measured, and some of it was wrong.
+  // Reports it, with a note if it has fewer than `rounds`.
+  //   Errors: DATA_LOSS nothing was measured, and some bytes were wrong.
   absl::Status Tell(const Figure& figure, int rounds);
-  // Words between the two, beside what is measured.
+  // Words exchanged between the two, next to the measured transfers.
   absl::Status Say(absl::string_view text);
   absl::StatusOr<std::string> Hear(absl::Duration timeout = absl::Seconds(20));
   SharedPage& page() { return *page_; }
 
   // The node and all that it has go, together with the other one's.
   absl::Status Leave();
-  // Whether the part's time allows for one more measurement of a row of them that grow, by how long
-  // the last one took; asked by both, before each. If not, notes that `what` was left out.
+  // Whether the part's time allows for one more measurement of a series that grows, by the duration
+  // of the last one; called by both, before each. If not, notes that `what` was skipped.
   absl::StatusOr<bool> HasTimeFor(absl::string_view what);
   // By now, at the latest, everything must have ended.
   absl::Time deadline() const { return context_.deadline; }
@@ -86,7 +86,7 @@ class CheckNode final {
   const int wire_;
   std::map<int, std::unique_ptr<CheckGpu>> gpus_;
   uint32_t meetings_ = 0;
-  // When HasTimeFor was asked last.
+  // The time of the last call of HasTimeFor.
   absl::Time last_measured_ = absl::InfiniteFuture();
 };
 
@@ -96,7 +96,7 @@ struct NodesOptions {
   // For messages: "ipc, staged".
   std::string name;
   TransferEngineOptions exchange;
-  // Of each node's process, on top of this one's.
+  // Memory of each node's process, in addition to this one's.
   std::vector<std::map<std::string, std::string>> environments;
   // It ends by SIGKILL, and that is right.
   int dying_node = -1;
@@ -105,17 +105,17 @@ struct NodesOptions {
 };
 
 // Node i of the job runs bodies[i], each in a process of its own; the coordinator is in node 0's.
-// What a body returns becomes a failed check "NAME: node I". Waits until all have ended, and kills
+// An error of a body becomes a failed check "NAME: node I". Waits until all have ended, and kills
 // them when the part's time is nearly over.
-//   Errors: none but of this process itself; false: some body has failed.
+//   Errors: only of this process itself; false: some body has failed.
 // REQUIRES: this process has not used CUDA, and has one thread.
 absl::StatusOr<bool> RunNodes(PartContext& context, const NodesOptions& options,
                               const std::vector<NodeBody>& bodies);
 
-// Options of an exchange in which tensors between GPUs take this way only, and arenas are as large
+// Options of a transfer engine whose tensors between GPUs use this path only, with arenas as large
 // as this machine's GPUs allow.
 TransferEngineOptions ExchangeFor(const Machine& machine, const std::string& require = "");
-// What may be in flight between two nodes: either holds it twice over, and what was sent before.
+// The limit of bytes in flight between two nodes: either holds them twice, and the previous ones.
 size_t MostBytesInFlight(const Machine& machine);
 
 }  // namespace ferry::check

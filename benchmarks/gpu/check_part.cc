@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The list of parts, and how they tell their parent what they found.
+// The list of parts, and how they report their results to their parent.
 #include "benchmarks/gpu/check_part.h"
 
 #include <sys/socket.h>
@@ -17,10 +17,10 @@
 namespace ferry::check {
 namespace {
 
-// A message of the socket; what is longer is cut by its writer.
+// A message of the socket; the writer truncates longer ones.
 constexpr size_t kMaxText = 8000;
 
-// What the part that hangs leaves behind ends by itself then.
+// The leftovers of the part that hangs end by themselves then.
 constexpr unsigned kOrphanSeconds = 300;
 
 std::string Cut(absl::string_view text) {
@@ -28,14 +28,14 @@ std::string Cut(absl::string_view text) {
   return std::string(text.substr(0, kMaxText)) + " ...";
 }
 
-// Parts that hang, crash and fail, with something found before: what a test of this program needs.
+// Parts that hang, crash and fail, with some results before: for tests of this program.
 absl::Status Hang(PartContext& context) {
   const pid_t child = fork();
   if (child > 0) {
     context.report.Fact("child", child);
     context.report.Check("before it hangs", absl::OkStatus());
   } else {
-    // Where nobody is left to kill it with its part.
+    // In case no process is left to kill it with its part.
     alarm(kOrphanSeconds);
   }
   while (true) absl::SleepFor(absl::Hours(1));
@@ -52,7 +52,7 @@ absl::Status Fail(PartContext& context) {
   return absl::OkStatus();
 }
 
-// What was sent is compared with what was not.
+// Compares the sent bytes with others.
 absl::Status CompareWithAnother(PartContext& context) {
   NodesOptions options;
   options.name = "another pattern";
@@ -129,7 +129,7 @@ const std::vector<Part>& AllParts() {
       {"staged", "figures: through host memory", absl::Seconds(60), true, RunStagedPart},
       {"nccl_keyed", "figures: keyed transfers over NCCL beside raw ncclSend and ncclRecv",
        absl::Seconds(75), true, RunNcclKeyedPart},
-      // Behind what is measured, which it is to take no time from.
+      // After the measurements, so that it takes no time from them.
       {"tests", "the test programs that need no double", absl::Seconds(240), true, RunTestsPart},
       {"_hang", "hangs", absl::Seconds(2), false, Hang, true},
       {"_crash", "crashes", absl::Seconds(10), false, Crash, true},

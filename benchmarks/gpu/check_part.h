@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Part: a piece of gpu_check that runs in a process of its own, and what it says of itself.
+// Part: a piece of gpu_check that runs in a process of its own, and its report.
 #ifndef FERRY_BENCHMARKS_GPU_CHECK_PART_H_
 #define FERRY_BENCHMARKS_GPU_CHECK_PART_H_
 
@@ -21,10 +21,10 @@ using Json = nlohmann::ordered_json;
 
 inline constexpr size_t kMiB = size_t{1} << 20;
 inline constexpr char kGpu[] = "gpu:0";
-// How long a process waits for another one, and for what is asked of a GPU.
+// The timeout for another process, and for operations of a GPU.
 inline constexpr absl::Duration kTimeout = absl::Seconds(20);
 
-// What the machine has, as the first part found it. A value.
+// The machine, as the first part found it. A value.
 struct Machine {
   int gpu_count = 0;
   // Of the smallest GPU.
@@ -42,23 +42,23 @@ struct Options {
   absl::Duration most_for_test = absl::Seconds(45);
 };
 
-// Where the processes of a part say what they found; each line goes to the parent at once, so that
-// what was found stays when one of them dies. Thread-safe, and good in forked children.
+// The report of a part's processes; each line goes to the parent at once, so that results are kept
+// when one of them dies. Thread-safe, and usable in forked children.
 class Reporter final {
  public:
   //   fd: a socket that keeps messages apart.
   explicit Reporter(int fd) : fd_(fd) {}
 
-  // One thing that was to be so; anything but OK makes the part fail.
+  // The result of one check; any error makes the part fail.
   void Check(absl::string_view name, const absl::Status& status, Json details = Json::object());
-  // One thing that could not be looked at.
+  // One check that could not run.
   void SkipCheck(absl::string_view name, absl::string_view reason);
   // All of it.
   void SkipPart(absl::string_view reason);
-  // What was seen; no judgement.
+  // An observation without a judgement.
   void Note(absl::string_view text);
   void Fact(absl::string_view key, Json value);
-  // As FigureJson makes them.
+  // In the form of FigureJson.
   void Figure(Json figure);
 
  private:
@@ -85,7 +85,7 @@ struct Part {
   // In a process that has not touched CUDA, nor has its parent: it may fork. An error is one more
   // check that failed.
   absl::Status (*run)(PartContext& context) = nullptr;
-  // Only when it is asked for by name: for tests of gpu_check itself.
+  // Runs only if named: for tests of gpu_check itself.
   bool is_hidden = false;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// WatchProgram and RunProgram: another program, what it writes, and how it ends, within a time.
+// WatchProgram and RunProgram: run another program with a deadline, and return its output and exit.
 #ifndef FERRY_BENCHMARKS_GPU_CHECK_PROGRAM_H_
 #define FERRY_BENCHMARKS_GPU_CHECK_PROGRAM_H_
 
@@ -13,24 +13,24 @@
 
 namespace ferry::check {
 
-// Runs a program of this process's environment, both streams in one. A program with a slash is a
-// file, else it is looked for in PATH. Returns its wait status.
-//   on_output: hears what it writes, as it comes.
-//   deadline: by when it is killed; asked again and again, since it may move.
+// Runs a program in this process's environment, with both streams in one. A program with a slash is
+// a file, else it is searched for in PATH. Returns its wait status.
+//   on_output: called with its output, as it arrives.
+//   deadline: when it is killed; evaluated repeatedly, since it may move.
 //   Errors: NOT_FOUND; DEADLINE_EXCEEDED it was killed.
 absl::StatusOr<int> WatchProgram(const std::vector<std::string>& arguments,
                                  const std::function<void(absl::string_view)>& on_output,
                                  const std::function<absl::Time()>& deadline);
 
 struct ProgramResult {
-  // As waitpid gives it.
+  // The status of waitpid.
   int wait_status = 0;
   // Both streams; the last of it when it is long.
   std::string output;
 };
 
-// The same, for what comes to an end and says little.
-//   Errors: NOT_FOUND; DEADLINE_EXCEEDED, with its last words.
+// The same, for short programs with little output.
+//   Errors: NOT_FOUND; DEADLINE_EXCEEDED, with its last output.
 absl::StatusOr<ProgramResult> RunProgram(const std::vector<std::string>& arguments,
                                          absl::Time deadline);
 

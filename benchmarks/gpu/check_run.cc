@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Forking parts, reading what they say, and ending them.
+// Forks parts, reads their reports, and ends them.
 #include "benchmarks/gpu/check_run.h"
 
 #include <fcntl.h>
@@ -28,15 +28,15 @@ namespace ferry::check {
 namespace {
 
 constexpr size_t kMaxMessage = size_t{1} << 17;
-// What is kept of a part's stderr.
+// The limit of a part's recorded stderr.
 constexpr size_t kMaxLastWords = 4000;
-// A process that is asked for free memory has this long.
+// The timeout of a process that queries free memory.
 constexpr absl::Duration kProbeLimit = absl::Seconds(15);
 constexpr int kGpusInUse = 2;
 // From SIGKILL to the end.
 constexpr absl::Duration kDying = absl::Seconds(3);
 
-// Whoever hangs in a driver may not hear of a signal for ever: he is left behind.
+// A process that hangs in a driver may never react to a signal: it is left behind.
 bool HasEndedWithin(absl::Duration timeout, pid_t child, int* wait_status) {
   const absl::Time give_up = SteadyClock().Now() + timeout;
   while (waitpid(child, wait_status, WNOHANG) != child) {
@@ -59,7 +59,7 @@ Json EmptyPart(const Part& part) {
           {"last_words", ""}};
 }
 
-// Takes one message of the part into `result`.
+// Parses one message of the part into `result`.
 void Take(const Json& line, Json& result) {
   if (line.contains("check")) result["checks"].push_back(line["check"]);
   if (line.contains("figure")) result["figures"].push_back(line["figure"]);
@@ -70,7 +70,7 @@ void Take(const Json& line, Json& result) {
   }
 }
 
-// Reads what is there without waiting; false: it is at its end.
+// Reads the available bytes without waiting; false: end of file.
 bool Drain(int messages, Json& result) {
   std::string text(kMaxMessage, '\0');
   while (true) {
@@ -108,7 +108,7 @@ bool DrainWords(int fd, std::string& words, bool is_verbose) {
   std::_Exit(0);
 }
 
-// How a part stands that has ended as `wait_status` says.
+// The state of a part that has ended with `wait_status`.
 void Judge(int wait_status, bool is_killed, absl::Duration limit, Json& result) {
   bool has_failed = false;
   bool has_passed = false;
@@ -132,7 +132,7 @@ void Judge(int wait_status, bool is_killed, absl::Duration limit, Json& result) 
     result["status"] = "failed";
   } else if (!has_passed && result["figures"].empty()) {
     result["status"] = "skipped";
-    // What was skipped one by one has its reasons there.
+    // Individually skipped checks have their reasons there.
     if (result["reason"] == "" && !result["checks"].empty()) {
       result["reason"] = result["checks"][0]["reason"];
     }

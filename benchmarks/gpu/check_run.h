@@ -11,21 +11,23 @@
 
 namespace ferry::check {
 
-// Forks, waits, and puts together what the part said:
+// Forks, waits, and assembles the part's report:
+//
 //   {"name", "title", "status", "reason", "seconds", "checks", "figures", "notes", "facts",
 //    "last_words"}
+//
 // Its status is "passed", "failed", "skipped", "killed" (by the deadline) or "crashed".
 //   deadline: by the steady clock; the part's own limit, if that is earlier.
 // REQUIRES: this process has not used CUDA, and has one thread.
 Json RunPart(const Part& part, const Options& options, const Machine& machine, absl::Time deadline,
              bool is_verbose);
 
-// Of a part that is not run.
+// The result of a part that is not run.
 Json SkippedPart(const Part& part, absl::string_view reason);
 
-// Free bytes of the GPUs that parts use, gpu:0 and gpu:1, asked by a process that comes and goes:
-// what all processes have left behind. Empty if that fails, or lasts longer than `deadline`, by the
-// steady clock.
+// Free bytes of the GPUs that parts use, gpu:0 and gpu:1, queried by a short-lived process: shows
+// leftovers of all processes. Empty if that fails, or lasts longer than `deadline`, by the steady
+// clock.
 std::vector<size_t> FreeBytesOfGpus(absl::Time deadline);
 
 }  // namespace ferry::check

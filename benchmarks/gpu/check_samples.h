@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Samples of times, and a figure: what Ferry takes beside the floor of the same run.
+// Samples of times, and a figure: Ferry's time next to the baseline of the same run.
 #ifndef FERRY_BENCHMARKS_GPU_CHECK_SAMPLES_H_
 #define FERRY_BENCHMARKS_GPU_CHECK_SAMPLES_H_
 
@@ -14,7 +14,7 @@
 
 namespace ferry::check {
 
-// Sorted by whoever asks. Microseconds.
+// Sorted by the caller. Microseconds.
 class Samples final {
  public:
   void Add(absl::Duration each) { us_.push_back(absl::ToDoubleMicroseconds(each)); }
@@ -33,17 +33,17 @@ class Samples final {
 struct Figure {
   std::string name;
   size_t bytes = 0;
-  // How many are under way at a time.
+  // The number in flight.
   int in_flight = 1;
-  // What Received::path said.
+  // The value of Received::path.
   std::string path;
   Samples ferry;
-  // What the machine gives at most, and how it was got.
+  // The baseline, and how it was measured.
   std::string floor_name;
   Samples floor;
-  // Of the floor's time over Ferry's: what is wanted; absent: nothing.
+  // Goal for the baseline's time over Ferry's; absent: none.
   std::optional<double> goal;
-  // Bytes that were not what was sent, over all rounds.
+  // Wrong bytes, over all rounds.
   uint64_t wrong_bytes = 0;
 };
 

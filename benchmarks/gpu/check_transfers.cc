@@ -27,7 +27,7 @@ uint64_t SeedOf(const TransferCase& at, int round, int index) {
          static_cast<uint64_t>(index) + 1;
 }
 
-// What both sides keep over the rounds of a case.
+// State that both sides keep over the rounds of a case.
 class Rounds final {
  public:
   Rounds(CheckNode& self, const TransferCase& at, Step step, Signals signals, CheckGpu* gpu)
@@ -112,7 +112,7 @@ class Rounds final {
     sources_.clear();
     destinations_.clear();
     FERRY_RETURN_IF_ERROR(step_.Close(kTimeout));
-    // What this size was made of is none of the next one's.
+    // Buffers of this size are not used for the next one.
     gpu_->gpu().arena->Trim();
     return absl::OkStatus();
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Measuring transfers from node 0 to node 1: some at a time, every byte verified, the floor in
-// turn.
+// Measures transfers from node 0 to node 1: several in flight, every byte verified, alternating
+// with the baseline.
 #ifndef FERRY_BENCHMARKS_GPU_CHECK_TRANSFERS_H_
 #define FERRY_BENCHMARKS_GPU_CHECK_TRANSFERS_H_
 
@@ -18,9 +18,9 @@
 
 namespace ferry::check {
 
-// What a floor may use, in each of the two processes.
+// Buffers for a baseline, in each of the two processes.
 struct FloorBuffers {
-  // In node 0: what was sent last. In node 1: memory of the same size and device.
+  // In node 0: the tensor that was sent last. In node 1: memory of the same size and device.
   const std::vector<Tensor>& sources;
   // In node 1: the receiver's memory. Empty in node 0.
   const std::vector<Tensor>& destinations;
@@ -37,7 +37,7 @@ struct TransferCase {
   int warm_ups = 2;
   int from_gpu = 0;
   int to_gpu = 0;
-  // Into memory that the receiver has; else it takes what it is given.
+  // Into the receiver's own memory; else it accepts the memory it is given.
   bool into = true;
   std::optional<double> goal;
   std::string floor_name;
@@ -46,9 +46,9 @@ struct TransferCase {
 };
 
 // Both nodes call it with the same case; node 1 reports the figure. A round, once both sides are
-// ready and the receives are asked for: node 1 looks at the clock; node 0 sends all; node 1's
-// stream waits for all, the host for the stream; node 1 looks at the clock again. Filling,
-// comparing and allocating lie outside.
+// ready and the receives are posted: node 1 reads the clock; node 0 sends all; node 1's stream
+// waits for all, the host for the stream; node 1 reads the clock again. Filling, comparing and
+// allocating are not timed.
 //   step: of its own.
 absl::Status MeasureTransfers(CheckNode& self, int64_t step, const TransferCase& at);
 
@@ -56,13 +56,13 @@ absl::Status MeasureTransfers(CheckNode& self, int64_t step, const TransferCase&
 //   peer: between two GPUs.
 Floor CopyFloor(bool peer = false);
 
-// A receive that is asked for now and waited for later. Shared with its callback.
+// A receive that is posted now and waited for later. Shared with its callback.
 struct Posted;
 using PostedPtr = std::shared_ptr<Posted>;
 PostedPtr Post(CheckNode& self, Step& step, const RendezvousKey& key, const Tensor& destination);
 absl::StatusOr<Received> Await(CheckNode& self, Posted& posted);
 
-// Words that go the way of tensors, so that they arrive behind what was asked for before.
+// Words sent on the path of tensors, so that they arrive behind earlier requests.
 class Signals final {
  public:
   static absl::StatusOr<Signals> Create(CheckNode& self);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// gpu_check: runs all parts, one after the other, and writes what they found.
+// gpu_check: runs all parts, one after the other, and writes their results.
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -35,13 +35,13 @@ constexpr int kNoGpu = 3;
 
 // All of it. The wrapper kills this program a little later.
 constexpr absl::Duration kMostForAll = absl::Seconds(460);
-// For what comes after the last part: looking at the memory, and writing.
+// Time after the last part: for checking memory, and writing.
 constexpr absl::Duration kEnding = absl::Seconds(8);
 // A part is not begun for less.
 constexpr absl::Duration kLeastForPart = absl::Seconds(2);
 // Parts that come and go may leave the driver's own pages behind, and others use the machine too.
 constexpr size_t kNoise = size_t{64} << 20;
-// The driver takes back what a killed process had a moment after it has gone.
+// The driver reclaims the memory of a killed process a moment after its end.
 constexpr absl::Duration kMemoryTimeout = absl::Seconds(3);
 
 constexpr char kHelp[] =
@@ -124,7 +124,7 @@ bool IsWanted(const Part& part, const Flags& flags) {
   return absl::c_linear_search(flags.parts, part.name);
 }
 
-// What the first part found goes to the head of the result.
+// The facts of the first part go to the head of the result.
 Machine TakeMachine(const Json& part, Json& result) {
   Machine machine;
   const Json& facts = part["facts"];
@@ -148,7 +148,8 @@ Machine TakeMachine(const Json& part, Json& result) {
   return machine;
 }
 
-// Where each figure was taken, and whether it is what was wanted: on a double nothing is judged.
+// The path of each figure, and whether it is the expected one: with a fake driver nothing is
+// judged.
 void Stamp(const Json& result, Json& part) {
   const bool is_double = result["is_double"].get<bool>();
   for (Json& figure : part["figures"]) {
@@ -161,7 +162,7 @@ void Stamp(const Json& result, Json& part) {
   }
 }
 
-// Memory that no process of the part has any more must be there again, or soon. Returns what is.
+// Memory of ended processes of the part must be free again, or soon. Returns the free memory.
 std::vector<size_t> CompareMemory(const std::vector<size_t>& before, absl::Time deadline,
                                   Json& part) {
   const absl::Time give_up = std::min(deadline, SteadyClock().Now() + kMemoryTimeout);
@@ -220,7 +221,7 @@ int Conclude(const Machine& machine, Json& result) {
   return machine.gpu_count == 0 ? kNoGpu : kAllWell;
 }
 
-// In one piece: whoever ends this program leaves what was there, or what is.
+// Written atomically: a reader finds either the old file or the new one.
 bool Write(const std::string& path, const std::string& text) {
   const std::string next = path + ".new";
   std::ofstream file(next);
@@ -236,7 +237,7 @@ bool WriteBoth(const Flags& flags, const Json& result) {
          Write(flags.report, Markdown(result));
 }
 
-// What is there before `next` is run, as long as nobody knows whether that ends.
+// The results before `next` is run, in case that does not end.
 bool WriteUnfinished(const Flags& flags, const Machine& machine, absl::string_view next,
                      absl::Duration taken, Json result) {
   Conclude(machine, result);
@@ -266,7 +267,7 @@ int Run(const Flags& flags) {
                  {"commit", flags.commit},
                  {"date", absl::FormatTime(absl::RFC3339_sec, absl::Now(), absl::UTCTimeZone())},
                  {"mode", flags.options.is_quick ? "quick" : "full"},
-                 // Until the first part has said so.
+                 // Until the first part has reported it.
                  {"gpu_count", 0},
                  {"no_gpu_reason", "nobody has looked yet"},
                  {"device", "none"},
@@ -278,7 +279,7 @@ int Run(const Flags& flags) {
   std::vector<size_t> free_bytes;
   for (const Part& part : AllParts()) {
     if (!IsWanted(part, flags)) continue;
-    // At the beginning too: a folder that takes no files is to be known before the time is spent.
+    // At the beginning too: an unwritable folder must be reported before the time is spent.
     if (!WriteUnfinished(flags, machine, part.name, SteadyClock().Now() - began, result)) {
       return kSomethingFailed;
     }
@@ -289,14 +290,14 @@ int Run(const Flags& flags) {
       one = SkippedPart(part, "no time was left for it");
     } else {
       if (part.needs_gpu && free_bytes.empty()) free_bytes = FreeBytesOfGpus(end);
-      // What the machine is, is always said: it has a limit of its own.
+      // The machine is always reported: that part has a limit of its own.
       one = RunPart(part, flags.options, machine,
                     part.name == "machine" ? absl::InfiniteFuture() : deadline, flags.is_verbose);
       if (part.needs_gpu) free_bytes = CompareMemory(free_bytes, end, one);
     }
     if (part.name == "machine") machine = TakeMachine(one, result);
     Stamp(result, one);
-    // Why there is no GPU is said once.
+    // The reason for having no GPU is reported once.
     if (!part.needs_gpu || machine.gpu_count > 0) TellOfPart(one);
     result["parts"].push_back(std::move(one));
   }

@@ -38,7 +38,7 @@ absl::Status MeasureCopies(CheckNode& self) {
   for (const size_t bytes : sizes) {
     for (const int in_flight : {1, kInFlight}) {
       if (bytes * static_cast<size_t>(in_flight) > MostBytesInFlight(self.machine())) continue;
-      // On a double nothing is measured.
+      // With a fake driver nothing is measured.
       if (self.options().is_quick && in_flight > 1 && bytes > kMiB) continue;
       TransferCase at;
       at.name = "copy by cuda_ipc, within a GPU";

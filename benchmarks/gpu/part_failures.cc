@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What must end well when things do not: a consumer or a producer that is killed in the middle, and
-// a tensor that never comes.
+// Failures that must end in a defined way: a consumer or a producer that is killed in the middle,
+// and a tensor that never arrives.
 #include <unistd.h>
 
 #include <csignal>
@@ -28,7 +28,7 @@ constexpr size_t kFailuresBytes = size_t{5} << 20;
   std::_Exit(1);
 }
 
-// Node 1 is gone and cannot leave with us: this process ends without its node's farewell.
+// Node 1 has ended and cannot leave with us: this process ends without leaving the job.
 [[noreturn]] void EndWithout(CheckNode& self) {
   std::fflush(nullptr);
   std::_Exit(0);
@@ -118,8 +118,8 @@ absl::Status ProducerDies(PartContext& context) {
       .status();
 }
 
-// What the consumer's stream does that waits for an event of a process that has died, nothing of
-// CUDA's says; so this is seen, and not judged.
+// CUDA does not specify the behaviour of the consumer's stream that waits for an event of a dead
+// process; so it is reported, and not judged.
 absl::Status ProducerDiesMidway(PartContext& context) {
   NodesOptions options;
   options.name = "the producer is killed while its kernel runs";

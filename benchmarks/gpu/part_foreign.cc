@@ -18,10 +18,10 @@ namespace ferry::check {
 namespace {
 
 constexpr size_t kForeignBytes = (size_t{3} << 20) + 40;
-// Of the tensor in its allocation: the handle stands for the whole of it.
+// The tensor's offset in its allocation: the handle stands for the whole of it.
 constexpr size_t kOffset = 512;
 
-// What the sender says once it has such memory; anything else: why it has not.
+// The sender's message when it has such memory; any other: why it has not.
 constexpr char kMade[] = "made";
 
 const char* SourceDevice(const ForeignKind& kind) { return kind.is_host ? "host:0" : "gpu:0"; }
@@ -73,7 +73,7 @@ absl::Status SendOne(CheckNode& self, CheckGpu& gpu, Step& step, const ForeignKi
     FERRY_RETURN_IF_ERROR(kind.is_host ? step.Send(key, tensor)
                                        : step.Send(key, tensor, gpu.stream()));
   }
-  // It may be freed when the last reference has gone, which the receiver holds up.
+  // It may be freed after the last reference is dropped, which the receiver delays.
   FERRY_ASSIGN_OR_RETURN(const std::string word, self.Hear());
   if (!released->WaitForNotificationWithTimeout(kTimeout)) {
     return absl::DeadlineExceededError(

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two processes on one GPU: the receiver looks at the sender's memory, copies it into its own, or
-// gets it through the sender's staging ring or host memory; at sizes and places where addresses go
-// wrong.
+// Two processes on one GPU: the receiver maps the sender's memory, copies it into its own, or gets
+// it through the sender's staging ring or host memory; with sizes and offsets that are prone to
+// addressing errors.
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -156,7 +156,7 @@ absl::Status ReceiveAll(CheckNode& self, const Mode& mode) {
   return absl::OkStatus();
 }
 
-// Nothing but the key's own choice of way: what users get who ask for nothing.
+// The default choice of a path: for users who require none.
 absl::Status ReceiveUnasked(CheckNode& self) {
   FERRY_ASSIGN_OR_RETURN(Step step, self.node().OpenStep(1));
   const std::vector<size_t> sizes = IpcSizes(self.options());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Figures of hand-off by CUDA IPC over sizes: a ping and a pong, beside a record, a word in shared
-// memory and a wait, which is what two processes need at least.
+// Zero-copy transfers by CUDA IPC over sizes: a ping-pong, next to a record, a word in shared
+// memory and a wait, which is the minimum that two processes need.
 #include <set>
 #include <string>
 #include <utility>
@@ -62,7 +62,7 @@ class PingPong final {
       }
       FERRY_ASSIGN_OR_RETURN(is_in_time, self_.MeetInTime());
     }
-    // What node 1 has seen to be wrong counts too.
+    // Errors that node 1 has detected count too.
     if (self_.id() == 1) return self_.Say(absl::StrCat(figure.wrong_bytes));
     FERRY_ASSIGN_OR_RETURN(const std::string other, self_.Hear());
     figure.wrong_bytes += static_cast<uint64_t>(std::stoull(other));
@@ -208,7 +208,7 @@ absl::Status MeasureLaunch(CheckNode& self) {
   } else {
     FERRY_ASSIGN_OR_RETURN(const std::string wrong, self.Hear());
     figure.wrong_bytes = static_cast<uint64_t>(std::stoull(wrong));
-    // What the receiver has seen.
+    // The receiver's observation.
     FERRY_ASSIGN_OR_RETURN(figure.path, self.Hear());
     self.report().Figure(FigureJson(figure));
   }

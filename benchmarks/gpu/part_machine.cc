@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What this machine is: GPUs, libraries and their versions, links; and whether the driver is a
-// double.
+// Describes this machine: GPUs, libraries and their versions, links; and whether the driver is a
+// fake.
 #include <sys/resource.h>
 #include <sys/statvfs.h>
 #include <sys/utsname.h>
@@ -28,15 +28,15 @@
 namespace ferry::check {
 namespace {
 
-// Every double of a driver says so by having this function.
+// Every fake driver has this function.
 constexpr char kMarkOfTheDouble[] = "strict_cuda_breaches";
 
-// Of a GPU whose driver takes Ferry's kernels.
+// Of a GPU whose driver accepts Ferry's kernels.
 constexpr char kKernelsLoad[] = "load";
 // Of one whose driver has compiled them: it is older than the toolkit of this build.
 constexpr char kKernelsFromPtx[] = "made by the driver from PTX";
 
-// Which of the libraries in use is the double; empty: none.
+// Which of the libraries in use is a fake; empty: none.
 std::string FindDouble() {
   struct Named {
     const char* path;
@@ -69,7 +69,7 @@ const char* ComputeModeName(int mode) {
   }
 }
 
-// Who makes and compares the patterns: what is measured is verified by that.
+// How the patterns are made and compared: the verification of measurements uses it.
 std::string KernelsText(const Json& gpu) {
   const std::string kernels = gpu.value("kernels", gpu.value("cannot_be_opened", ""));
   if (kernels == kKernelsLoad) return "patterns are made and compared on the GPU";
@@ -137,13 +137,13 @@ void TellOfHost(PartContext& context) {
                             std::filesystem::exists("/run/.containerenv", ignored)}});
 }
 
-// What changes how the libraries behave.
+// Settings that change how the libraries behave.
 void TellOfEnvironment(PartContext& context) {
   Json variables = Json::object();
   for (char** each = environ; *each != nullptr; ++each) {
     const absl::string_view entry = *each;
     for (const char* const prefix : {"CUDA_", "NCCL_", "FERRY_", "STRICT_CUDA_"}) {
-      // Secrets are none of a report's.
+      // Secrets are not reported.
       if (!absl::StartsWith(entry, prefix) || absl::StrContains(entry, "TOKEN")) continue;
       const size_t at = entry.find('=');
       variables[std::string(entry.substr(0, at))] = std::string(entry.substr(at + 1));
@@ -152,7 +152,7 @@ void TellOfEnvironment(PartContext& context) {
   context.report.Fact("environment", variables);
 }
 
-// What the driver's own tool says, word for word.
+// The output of the driver's own tool, verbatim.
 void TellOfTool(PartContext& context, const std::string& key, std::vector<std::string> arguments) {
   const auto result = RunProgram(arguments, SteadyClock().Now() + absl::Seconds(10));
   const std::string text = result.ok() ? result->output : result.status().ToString();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// No memory left, by Ferry's own limit and by the device's, and nothing left behind by tensors that
-// come and go.
+// Memory exhaustion, by Ferry's own limit and by the device's, and leaks of tensors that are made
+// and dropped.
 #include <algorithm>
 #include <filesystem>
 #include <string>
@@ -16,7 +16,7 @@
 namespace ferry::check {
 namespace {
 
-// What other programs of the machine may take meanwhile, and the driver for itself.
+// Allowance for other programs of the machine, and for the driver itself.
 constexpr size_t kNoise = 8 * kMiB;
 
 absl::Status CheckExhausted(const absl::Status& status, absl::string_view must_say) {
@@ -43,7 +43,7 @@ int DescriptorCount() {
       std::distance(std::filesystem::directory_iterator("/proc/self/fd", ignored), {}));
 }
 
-// One after the other, of changing sizes, as views and as copies; both sides look at what they have
+// One after the other, of changing sizes, as views and as copies; both sides compare their memory
 // before and after.
 absl::Status ComeAndGo(CheckNode& self, int rounds) {
   const bool is_sender = self.id() == 0;

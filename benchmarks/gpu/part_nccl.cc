@@ -35,8 +35,8 @@ absl::Status ExchangeByNccl(CheckNode& self, const std::vector<int>& ordinals,
   return self.Meet();
 }
 
-// One rank, on a communicator of Ferry's: what the store, the warm-up and non-blocking calls come
-// to on a machine with one GPU.
+// One rank, on a communicator of Ferry's: the cost of the store, the warm-up and non-blocking calls
+// on a machine with one GPU.
 absl::Status SendToItselfByFerry(CheckNode& self) {
   FERRY_ASSIGN_OR_RETURN(const std::shared_ptr<NcclCommunicator> communicator,
                          MakeCommunicator(self, {0}));
@@ -60,7 +60,7 @@ absl::Status SendToItselfByFerry(CheckNode& self) {
   return absl::OkStatus();
 }
 
-// The same by NCCL alone: what fails here is not Ferry's fault.
+// The same by NCCL alone: an error here is not Ferry's.
 absl::Status SendToItself(CheckNode& self) {
   FERRY_ASSIGN_OR_RETURN(const std::unique_ptr<nccl::NcclApi> api, nccl::NcclApi::Load());
   const nccl::NcclTable& table = api->table();
@@ -101,11 +101,11 @@ absl::Status TryToExchangeOnOneGpu(CheckNode& self) {
   const absl::Status status = ExchangeOnOneGpu(self);
   if (!absl::IsDeadlineExceeded(status)) return status;
   self.report().SkipCheck(absl::StrCat(kSharedGpuExchange, ", node ", self.id()), status.message());
-  // NCCL may never let go of what it has begun.
+  // NCCL may never return from an operation that it has begun.
   std::_Exit(0);
 }
 
-// Ends the process, having said so, where one GPU does not reach the other's memory.
+// Ends the process, with a report, where one GPU cannot access the other's memory.
 absl::Status LookForPeerAccess(CheckNode& self) {
   FERRY_ASSIGN_OR_RETURN(CheckGpu* const first, self.gpu(0));
   FERRY_ASSIGN_OR_RETURN(CheckGpu* const second, self.gpu(1));
@@ -187,7 +187,7 @@ absl::Status RunSeveralGpusPart(PartContext& context) {
     context.report.SkipPart("this machine shows one GPU");
     return absl::OkStatus();
   }
-  // Before what takes its time: whether it works is said first.
+  // Before the slow measurements: whether it works is reported first.
   if (const absl::Status nccl = NcclVersion().status(); !nccl.ok()) {
     context.report.SkipCheck("NCCL between two GPUs", nccl.message());
   } else {

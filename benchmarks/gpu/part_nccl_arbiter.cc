@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A program's own collectives beside keyed transfers by NCCL, between the same two GPUs: nothing
-// orders one against the other but Ferry, by turns.
+// A program's own collectives next to keyed transfers by NCCL, between the same two GPUs: only
+// Ferry's arbitration orders one against the other.
 #include <map>
 #include <memory>
 #include <string>
@@ -23,9 +23,9 @@ namespace {
 constexpr char kName[] = "collectives beside keyed transfers";
 constexpr size_t kSumBytes = 200'000;
 constexpr size_t kTransferBytes = 200'008;
-// Of one round that all are compared with.
+// The sum of one round that all others are compared with.
 constexpr int kPatterns = 8;
-// Whoever looks at the GPU's events ends the program's turn, a moment after the sum itself.
+// Polling the GPU's events ends the program's use of NCCL, a moment after the sum itself.
 constexpr absl::Duration kTurnEnds = absl::Milliseconds(50);
 
 // All-reduces over both nodes, node i with GPU i. Used by one thread at a time.
@@ -98,7 +98,7 @@ absl::StatusOr<RendezvousKey> KeyOf(CheckNode& self, int index) {
   return self.Key(absl::StrCat("t", index), 0, "gpu:0", "gpu:1");
 }
 
-// Patterns need memory of the driver's, for which nobody wants to wait during a sum.
+// Patterns need driver memory, whose allocation must not wait for a sum.
 absl::StatusOr<std::vector<Tensor>> MakePatterns(CheckNode& self) {
   std::vector<Tensor> patterns;
   for (int i = 0; i < kPatterns; ++i) {
@@ -135,7 +135,7 @@ absl::Status ReceiveAll(CheckNode& self, Step& step, int count, std::map<std::st
   return absl::OkStatus();
 }
 
-// Each whenever its thread comes to it: without turns one GPU would have the sum first, and the
+// Each as its thread is scheduled: without arbitration one GPU would have the sum first, and the
 // other one the transfer.
 absl::Status RunBoth(CheckNode& self) {
   const int transfers = kPatterns * (self.options().is_quick ? 10 : 50);
@@ -219,8 +219,8 @@ absl::Status ReceiveBeforeASum(CheckNode& self) {
   FERRY_RETURN_IF_ERROR(sum->Begin(1));
   FERRY_RETURN_IF_ERROR(sum->Finish());
   FERRY_RETURN_IF_ERROR(self.Meet());
-  // Costs are measured, and may make another way the better one now and then; what must not be is
-  // that none goes as before.
+  // Costs are measured, and may favour another path now and then; it is an error if no transfer
+  // uses this one.
   int as_before = 0;
   std::string last;
   status = absl::OkStatus();
@@ -254,10 +254,10 @@ absl::Status RunNcclTurnsPart(PartContext& context) {
   NodesOptions options;
   options.name = kName;
   options.exchange = ExchangeFor(context.machine, "nccl");
-  // Many batches, each of which could be in the way.
+  // Many batches, each of which could block.
   options.exchange.transports.nccl.grants.max_batch_operations = 2;
   FERRY_RETURN_IF_ERROR(RunNodes(context, options, {RunBoth, RunBoth}).status());
-  // Without a Unix socket there are no descriptors, and NCCL is the cheapest way between two GPUs.
+  // Without a Unix socket there are no descriptors, and NCCL is the cheapest path between two GPUs.
   options.name = absl::StrCat(kName, ", another way");
   options.exchange = ExchangeFor(context.machine);
   options.exchange.unix_socket = false;

@@ -55,7 +55,7 @@ absl::Status SendOne(CheckNode& self) {
 }
 
 // A send at node 0 and a receive at node 1, on the communicator of keyed transfers, of which none
-// is under way then.
+// is in flight then.
 class RawNccl final {
  public:
   static absl::StatusOr<std::shared_ptr<RawNccl>> Create(CheckNode& self) {
@@ -131,7 +131,7 @@ absl::StatusOr<RendezvousKey> SharedGpuKey(CheckNode& self) {
   return self.Key("keyed", 0, "gpu:0", "gpu:0");
 }
 
-// Two processes on one GPU take turns on it, so nothing is measured.
+// Two processes on one GPU alternate on it, so nothing is measured.
 absl::Status SendKeyed(CheckNode& self) {
   FERRY_ASSIGN_OR_RETURN(Step step, self.node().OpenStep(1));
   FERRY_ASSIGN_OR_RETURN(const RendezvousKey key, SharedGpuKey(self));
@@ -152,7 +152,7 @@ absl::Status TryToSendKeyed(CheckNode& self) {
     FERRY_ASSIGN_OR_RETURN(const Tensor tensor, self.Pattern(kSharedGpuBytes, 6));
     FERRY_RETURN_IF_ERROR(step.Send(key, tensor));
     FERRY_ASSIGN_OR_RETURN(const std::string word, self.Hear(kPatienceOnOne + kPatienceOnOne / 8));
-    // NCCL may never let go of what it has begun.
+    // NCCL may never return from an operation that it has begun.
     if (word == kTooSlow) std::_Exit(0);
     return self.Meet();
   }
@@ -174,7 +174,7 @@ absl::Status TryToSendKeyed(CheckNode& self) {
   return self.Meet();
 }
 
-// Whether this build of Ferry has such a transport; a node that has none says why the part ends.
+// Whether this build of Ferry has such a transport; a node without it reports why the part ends.
 absl::Status LookForTransport(CheckNode& self) {
   std::vector<absl::string_view> names;
   for (const auto& transport : self.node().exchange().transports()) {

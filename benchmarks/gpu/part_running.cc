@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A tensor that is sent while the kernel before its bytes still runs, on the GPU that both share:
-// neither side may wait for the device, and what arrives must be what was written after the kernel.
+// neither side may wait for the device, and the received bytes must be those written after the
+// kernel.
 #include <string>
 #include <utility>
 
@@ -83,7 +84,7 @@ absl::Status ReceiveLate(CheckNode& self, const std::string& name) {
   return absl::OkStatus();
 }
 
-// As above, but the bytes are copied to the receiver's memory, and staged.
+// The same, but the bytes are copied to the receiver's memory, and staged.
 absl::Status ReceiveInto(CheckNode& self, const std::string& name) {
   FERRY_ASSIGN_OR_RETURN(Step step, self.node().OpenStep(1));
   FERRY_RETURN_IF_ERROR(Warm(self, step));

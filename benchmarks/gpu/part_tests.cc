@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The test programs that run on any GPU: what each of their tests says. One that crashes or does
-// not end costs itself: the program is started again for those that come after it.
+// The test programs that run on any GPU, and the result of each of their tests. A test that crashes
+// or hangs fails alone: the program is started again for those that come after it.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -25,9 +25,9 @@ namespace {
 // In the order in which they run; scripts/package packs the same.
 constexpr const char* kPrograms[] = {"gpu_real_test", "gpu_cuda_test", "gpu_ipc_test",
                                      "gpu_exchange_test", "nccl_exchange_test"};
-// Those that run on the double by themselves leave it out where this is set.
+// Those that run with the fake driver by default do not where this is set.
 constexpr char kOnRealGpu[] = "FERRY_TEST_REAL_GPU";
-// What is left of the part's time for saying how it ended.
+// The rest of the part's time, for reporting how it ended.
 constexpr absl::Duration kReserve = absl::Seconds(2);
 
 // The program, in the folder or below it: in a build, each test lies beside its own.
@@ -94,7 +94,7 @@ class TestProgram final {
     if (total_ < 0) total_ = reader.wanted();
     const std::string running = reader.running();
     if (absl::IsDeadlineExceeded(ended.status()) && SteadyClock().Now() >= give_up_) {
-      // That it has not ended yet says nothing of it.
+      // That it has not ended yet is no failure.
       return false;
     }
     reader.End(ended.ok() ? EndText(*ended)
@@ -130,7 +130,7 @@ class TestProgram final {
   const std::string name_;
   const std::string path_;
   const absl::Time give_up_;
-  // Those that have had their turn, whatever came of it.
+  // Tests that have run, with any result.
   std::vector<std::string> begun_;
   size_t ended_ = 0;
   int total_ = -1;

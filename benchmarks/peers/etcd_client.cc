@@ -27,7 +27,7 @@ std::string Find(const std::string& message, uint64_t number) {
   for (size_t at = 0; at < message.size();) {
     uint64_t tag = 0, length = 0;
     if (!ReadVarint(message, at, tag) || !ReadVarint(message, at, length)) break;
-    // A number's value is what was read for a length.
+    // The value of a field that is a number is the length read above.
     if ((tag & 7) == 0) continue;
     if ((tag & 7) != 2 || length > message.size() - at) break;
     if (tag >> 3 == number) return message.substr(at, length);

@@ -8,7 +8,7 @@ def median(values):
 
 
 def of_row(rounds, reasons):
-    """What is told of a peer at a work: `rounds` has its figure, or None, for each round."""
+    """The row of a peer in a work: `rounds` has its figure, or None, for each round."""
     values = [value for value in rounds if value is not None]
     row = {"rounds": rounds, "median": median(values), "low": min(values, default=None),
            "high": max(values, default=None), "count": len(values)}
@@ -18,7 +18,7 @@ def of_row(rounds, reasons):
 
 
 def advantage(ferry, peer, better):
-    """How many times better Ferry is: above 1 it is ahead. The median of what it is in each round that both have."""
+    """How many times better Ferry is: above 1 it is ahead. The median over the rounds that both have."""
     pairs = [(mine, its) for mine, its in zip(ferry, peer) if mine and its]
     if not pairs:
         return None
@@ -66,7 +66,7 @@ def merged(old, new, is_adding=False):
 
 
 def outcome(goal, works):
-    """(the figure, whether it is reached) of a goal; None for both where there is nothing to tell it from.
+    """(the figure, whether it is reached) of a goal; None for both if it cannot be computed.
 
     `peers` are beginnings of names; the least of their ratios counts, as Ferry has to be ahead of all."""
     if goal.get("flat"):

@@ -43,7 +43,7 @@ def run(side, port, size, rounds):
         if number >= warmups:
             times.append((time.perf_counter() - start) / 2)
         fill(expected, plain, 1 - side, number)
-        # In one pass when all is well: counting takes seconds.
+        # In one pass if all is correct: counting takes seconds.
         if not torch.equal(received, expected):
             wrong += 8 * int((received != expected).sum())
     total = torch.tensor([wrong])
@@ -63,7 +63,7 @@ def main():
     run(1 if child == 0 else 0, port, size, rounds)
     if child != 0:
         os.kill(child, signal.SIGKILL)
-    # What tears processes of Gloo down waits for both.
+    # Gloo's shutdown of a process waits for both.
     os._exit(0)
 
 

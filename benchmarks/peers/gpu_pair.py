@@ -66,7 +66,7 @@ class TorchNccl:
 
 
 class CudaIpc:
-    """The receiver copies from the sender's memory, and is told by a word through a pipe when."""
+    """The receiver copies from the sender's memory, when notified through a pipe."""
 
     def __init__(self, mine, theirs, pipe):
         self.mine, self.theirs, self.pipe = mine, theirs, pipe

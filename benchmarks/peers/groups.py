@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The words in which works are told."""
+"""The classes that describe works."""
 import dataclasses
 import typing
 
 
 @dataclasses.dataclass
 class Work:
-    """`unit`: us, ms and GB/s are of seconds, /s is of a rate; `better`: less or more of what is measured."""
+    """`unit`: us, ms and GB/s are of seconds, /s is of a rate; `better`: less or more."""
     name: str
     title: str
     unit: str
@@ -26,7 +26,7 @@ class Figure:
 
 @dataclasses.dataclass
 class Entry:
-    """A peer: what has to be there for it, how it is measured, what is not equal."""
+    """A peer: its requirements, how it is measured, its differences."""
     peer: str
     needs: list
     measure: typing.Callable
@@ -36,7 +36,7 @@ class Entry:
 
 @dataclasses.dataclass
 class Group:
-    """Works that one run of each entry gives figures of; in each round all entries take turns."""
+    """Works whose figures one run of each entry yields; each round runs all entries alternately."""
     name: str
     works: list
     entries: list

@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Two processes of gRPC, bytes in and bytes out, without protobuf's messages.
-//   grpc_pair unix|tcp unary|stream pingpong BYTES ROUNDS
+//
+//   grpc_pair unix
+// tcp unary
+// stream pingpong BYTES ROUNDS
+//
 // unary: a call with the bytes, whose answer has as many. stream: one stream, over which both go in
-// chunks of 1 MiB. Either side copies what comes into a buffer that it had before.
+// chunks of 1 MiB. Either side copies received bytes into an existing buffer.
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -43,7 +47,7 @@ size_t Copy(const grpc::ByteBuffer& in, char* at, size_t room) {
 struct Buffers {
   explicit Buffers(const peers::Plan& plan) : sent(plan.bytes), received(plan.bytes) {}
 
-  // Of node 1, once node 0 has everything of this round.
+  // Called by node 1, once node 0 has everything of this round.
   void Next() {
     wrong += peers::WrongBytes(received, 0, round);
     peers::Fill(sent, 1, ++round);
@@ -54,9 +58,9 @@ struct Buffers {
   size_t round = 0;
 };
 
-// Node 1: takes `bytes`, in one message or in chunks, sends as many back; then verifies, makes the
-// next ones, and tells node 0 how many bytes were wrong, for which node 0 waits before it begins
-// another round.
+// Node 1: receives `bytes`, in one message or in chunks, sends as many back; then verifies, makes
+// the next ones, and reports to node 0 how many bytes were wrong, for which node 0 waits before it
+// begins another round.
 class Answerer final : public grpc::ServerGenericBidiReactor {
  public:
   Answerer(Buffers& buffers, size_t chunk) : buffers_(buffers), chunk_(chunk) { StartRead(&in_); }
@@ -119,7 +123,7 @@ class Service final : public grpc::CallbackGenericService {
     return new Answerer(buffers_, is_unary_ ? buffers_.sent.size() : kChunk);
   }
 
-  // Of unary calls: so many bytes were wrong, and node 1 is ready for another one.
+  // For unary calls: that many bytes were wrong, and node 1 is ready for another one.
   class Teller final : public grpc::ServerGenericBidiReactor {
    public:
     explicit Teller(Buffers& buffers) {

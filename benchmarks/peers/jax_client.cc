@@ -152,8 +152,8 @@ void Barrier(Clients& clients, size_t rounds) {
 
 std::string EndpointOf(size_t rank) { return "127.0.0.1:" + std::to_string(10000 + rank); }
 
-// Connect, register, set one's endpoint, meet, get everyone's with one call. Each answer begins the
-// next call.
+// Connect, register, set its own endpoint, pass a barrier, get all endpoints with one call. Each
+// answer begins the next call.
 void Bootstrap(const std::string& address, size_t count) {
   peers::Latch latch(count);
   Clients clients(count);

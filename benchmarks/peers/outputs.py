@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is read of the outputs of peers. Times are seconds, rates are per second."""
+"""Parsers of the peers' outputs. Times are seconds, rates are per second."""
 import csv
 import json
 import re
@@ -10,7 +10,7 @@ SUFFIXES = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9}
 
 
 def own(text):
-    """Of the programs of this folder: their figures by name. Failed if a byte was wrong."""
+    """The programs of this folder: their figures by name. Failed if a byte was wrong."""
     figures = {}
     for line in text.splitlines():
         if line.startswith('{"name"'):

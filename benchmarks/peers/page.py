@@ -37,7 +37,7 @@ Ferry* is 1 where Ferry is as fast as the machine.
 | what | bytes | at a time | us | floor us | floor / Ferry | goal |
 |---|---|---|---|---|---|---|
 """
-# Of gpu-check's figures, those that the page shows.
+# The figures of gpu-check that the page shows.
 GPU_BYTES = (8, 64 << 10, 1 << 20, 16 << 20, 256 << 20)
 
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the programs of scripts/bench-peers share: patterns, times, and the line of JSON that each
-// prints. They are built beside Ferry, not with it, and have nothing of it: C++17 and the standard
-// library.
+// Shared by the programs of scripts/bench-peers: patterns, times, and the line of JSON that each
+// prints. They are built next to Ferry, not with it, and use none of its code: C++17 and the
+// standard library.
 #ifndef FERRY_BENCHMARKS_PEERS_PAIR_H_
 #define FERRY_BENCHMARKS_PEERS_PAIR_H_
 
@@ -26,7 +26,7 @@ inline double Now() {
   std::_Exit(1);
 }
 
-// No word is in a tensor twice, nor in that of another side, round or place in flight.
+// No word is in a tensor twice, nor in that of another side, round or slot in flight.
 inline uint64_t Word(uint64_t side, uint64_t round, uint64_t index, uint64_t i) {
   const uint64_t seed = (side + 1) * 0xD6E8FEB86659FD93ull ^ (round + 1) * 0xA0761D6478BD642Full ^
                         (index + 1) * 0xE7037ED1A0B428DBull;
@@ -65,8 +65,8 @@ inline void Print(const std::string& name, double value, size_t samples, uint64_
   std::fflush(stdout);
 }
 
-// What is timed of a pair: `window` tensors of `bytes` there, and back either one of them (1) or an
-// answer of 8 B.
+// The timed exchange of a pair: `window` tensors of `bytes` there, and back either one of them (1)
+// or an answer of 8 B.
 struct Plan {
   bool is_pingpong = true;
   size_t bytes = 8;
@@ -78,7 +78,7 @@ struct Plan {
     return bytes > (size_t{64} << 20) ? 1 : bytes > (size_t{1} << 20) ? 3 : 10;
   }
   size_t answer_bytes() const { return is_pingpong ? bytes : 8; }
-  // Of a round's time: one way of one tensor.
+  // From a round's time: one direction of one tensor.
   double share() const { return 1.0 / (is_pingpong ? 2.0 : static_cast<double>(window)); }
 };
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes of peers: each has a time limit, and none of them, nor of theirs, is left when it is over."""
+"""Processes of peers: each has a time limit, and none of them, nor their children, is left when it is over."""
 import contextlib
 import ctypes
 import os
@@ -11,7 +11,7 @@ import tempfile
 import time
 
 PR_SET_CHILD_SUBREAPER = 36
-# What is kept of the last words of one that fails.
+# The limit of the recorded output of one that fails.
 LAST_WORDS = 300
 # For it to end its own processes before all of them are killed.
 GRACE_S = 2
@@ -23,7 +23,7 @@ class Failed(Exception):
 
 
 def adopt():
-    """Processes whose parents are gone become ours, also those that have left their group."""
+    """Orphans become our children, also those that have left their group."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
@@ -60,13 +60,14 @@ def sweep(keep=()):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         for pid in left:
-            # Only our own children can be waited for; the others become so when their parents are gone.
+            # Only our own children can be waited for; the others become so when their parents have
+            # ended.
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, 0)
 
 
 class Others:
-    """How much of a core others than us take on these cores, from its making until it is asked."""
+    """How much of a core other processes take on these cores, from its construction until the query."""
 
     def __init__(self, cores):
         self.cores = cores
@@ -89,7 +90,7 @@ class Others:
 
 
 def wait_for_quiet(cores, most, patience_s):
-    """Until others take less than `most` of a core for a moment, or patience is over."""
+    """Waits until others take less than `most` of a core for a moment, or the timeout expires."""
     deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:
         others = Others(cores)
@@ -108,13 +109,13 @@ def last_words(text):
 
 
 def environment(extra):
-    # What stands between processes of one machine only hurts.
+    # Proxies and the like between processes of one machine only slow them down.
     kept = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
     return {**kept, **(extra or {})}
 
 
 def run(command, limit_s, extra=None, keep=()):
-    """What it prints. Failed if it fails, or is not through in time; none of its processes is left, but `keep`."""
+    """Returns its output. Failed if it fails, or times out; none of its processes is left, but `keep`."""
     command = [str(word) for word in command]
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         try:
@@ -142,7 +143,7 @@ def run(command, limit_s, extra=None, keep=()):
 
 
 def free_port(count=1):
-    """The first of `count` ports in a row that nobody has."""
+    """The first of `count` consecutive free ports."""
     for _ in range(100):
         with socket.socket() as first:
             first.bind(("127.0.0.1", 0))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What peers need: Debian's packages, the programs of this folder, virtual environments. Each is there, or has a reason."""
+"""Requirements of peers: Debian's packages, the programs of this folder, virtual environments. Each is available, or has a reason."""
 import hashlib
 import os
 import pathlib
@@ -13,7 +13,8 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 INSTALL_S, COMPILE_S, VENV_S = 1200, 300, 1000
 
-# Of each need: packages; and of those that are built: compiler, sources, flags after them.
+# For each requirement: packages; and for programs that are built: compiler, sources, flags after
+# them.
 PACKAGES = {
     "ucx": ["ucx-utils"],
     "mpi_pair": ["openmpi-bin", "libopenmpi-dev", "g++"],
@@ -55,7 +56,7 @@ def missing_packages(needs):
 
 
 def install(packages, say):
-    """Why it did not work, or None."""
+    """The reason for the failure, or None."""
     as_root = [] if os.geteuid() == 0 else ["sudo", "-n"]
     say(f"installing Debian's {' '.join(packages)}")
     try:
@@ -75,7 +76,7 @@ def flags_of(words):
 
 
 def build(name, folder):
-    """Compiles unless what is there was made of the same; Failed says why not."""
+    """Compiles unless the program is up to date; Failed has the reason."""
     compiler, sources, words = PROGRAMS[name]
     paths = [HERE / source for source in sources]
     flags = ["-std=c++17", "-O2", "-w", *([f"-I{folder / 'generated'}"] if name == "jax_client" else [])]
@@ -94,7 +95,7 @@ def build(name, folder):
 
 
 def venv_reason(release, folder, may_install):
-    """Why there is no such virtual environment, or None; made as the interop tests make it."""
+    """Why there is no such virtual environment, or None; it is made like those of the interop tests."""
     if (folder / release / "ferry-requirements.sha256").exists():
         return None
     if not may_install:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the clients of stores share: operations by one client and by 64 of them, N ranks that meet,
-// and their checks.
+// Shared by the clients of stores: operations by one client and by 64 of them, N ranks at a
+// barrier, and their checks.
 #ifndef FERRY_BENCHMARKS_PEERS_STORES_H_
 #define FERRY_BENCHMARKS_PEERS_STORES_H_
 
@@ -15,7 +15,7 @@ namespace peers {
 
 inline std::string KeyOf(size_t index) { return "peers/key" + std::to_string(index); }
 
-// 8 bytes that belong to this turn and key.
+// 8 bytes that are unique to this round and key.
 inline std::string ValueOf(uint64_t turn, size_t index) {
   const uint64_t word = Word(0, turn, index, 0);
   return std::string(reinterpret_cast<const char*>(&word), sizeof word);

@@ -89,7 +89,7 @@ void Barrier(int port, size_t count, size_t rounds) {
 
 std::string EndpointOf(size_t rank) { return "127.0.0.1:" + std::to_string(10000 + rank); }
 
-// Connect, set one's endpoint, meet, get everyone's.
+// Connect, set its own endpoint, pass a barrier, get all endpoints.
 void Bootstrap(int port, size_t count) {
   std::vector<Client> clients(count);
   std::vector<std::vector<std::vector<uint8_t>>> tables(count);

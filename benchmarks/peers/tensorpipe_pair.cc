@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two processes of TensorPipe. All is done in its callbacks, so that no other thread has to wake
-// up.
-//   tensorpipe_pair shm|uv basic|cma payload|tensor pingpong BYTES ROUNDS | ... stream BYTES ROUNDS
-//   WINDOW
+// Two processes of TensorPipe. All work is done in its callbacks, so that no other thread has to
+// wake up.
+//
+//   tensorpipe_pair shm
+// uv basic
+// cma payload
+// tensor pingpong BYTES ROUNDS / ... stream BYTES ROUNDS WINDOW
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -67,7 +70,7 @@ class Side final {
     for (size_t i = 0; i < sent_.size(); ++i) peers::Fill(sent_[i], side_, round_, i);
     parts_ = 2;
     Receive(0);
-    // Node 1 says that it is ready, and node 0 sends.
+    // Node 1 reports that it is ready, and node 0 sends.
     if (side_ == 1) {
       Write(ready_, [] {});
     } else {
@@ -198,7 +201,7 @@ int main(int argc, char** argv) {
     side.Run();
     const uint64_t wrong = side.wrong();
     if (write(wrong_pipe[1], &wrong, sizeof wrong) < 0) peers::Fail("no pipe");
-    // Its last answer may still be on its way; node 0 ends this process.
+    // Its last answer may still be in flight; node 0 ends this process.
     pause();
   }
   char url[256] = {};

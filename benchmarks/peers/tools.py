@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How each peer is run, and what of its output is taken."""
+"""How each peer is run, and how its output is parsed."""
 import dataclasses
 import pathlib
 import shutil
@@ -39,7 +39,7 @@ class Tools:
         return outputs.own(self.run([self.programs / program, *words], keep=keep))
 
     def bench(self, *words):
-        # One row for what is asked for: neither other ways nor streams that nobody asks for.
+        # One row for the request: no other paths or streams.
         for usual in ("--transport=auto", "--inflight=1") if words[0] == "sendrecv" else ():
             if not any(word.startswith(usual.partition("=")[0]) for word in words):
                 words = (*words, usual)

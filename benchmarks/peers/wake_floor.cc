@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the machine takes to wake a sleeping process on another core: a byte through a socket there
-// and back, halved.
+// The machine's time to wake a sleeping process on another core: a byte through a socket there and
+// back, halved.
+//
 //   wake_floor unix ROUNDS
 #include <sched.h>
 #include <sys/socket.h>

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is measured, by whom, what of it is not equal, and what Ferry wants to reach."""
+"""The works: the measured quantities, the peers, their differences, and Ferry's goals."""
 
 import outputs
 from groups import Figure, Entry, Group, Work

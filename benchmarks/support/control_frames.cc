@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// As much of protocol buffers' wire form as a client of the control stream needs.
+// The part of protocol buffers' wire format that a client of the control stream needs.
 #include "benchmarks/support/control_frames.h"
 
 #include <vector>
@@ -122,8 +122,8 @@ std::string BlobOf(const ScannedFrame& frame) {
 }
 
 ScannedFrame ScanFrame(const grpc::ByteBuffer& buffer) {
-  // A blob is the last field and large: it is not copied together only to be looked past. What
-  // stands before it is in the first slice.
+  // A blob is the last field and large: it is not joined only to be skipped. The fields before it
+  // are in the first slice.
   std::vector<grpc::Slice> slices;
   if (buffer.Dump(&slices).ok() && slices.size() > 1) {
     ScannedFrame frame = ScanHead(coord::View(slices[0]));

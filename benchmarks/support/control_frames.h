@@ -22,7 +22,7 @@ void AppendRequest(uint64_t id, absl::string_view op, std::string& frame);
 
 grpc::ByteBuffer ToBuffer(absl::string_view bytes);
 
-// What a simulated client needs of a v1::ServerFrame.
+// The fields of a v1::ServerFrame that a simulated client needs.
 struct ScannedFrame {
   uint64_t sequence = 0;
   int replies = 0;
@@ -37,7 +37,7 @@ struct ScannedFrame {
 std::string BlobOf(const ScannedFrame& frame);
 
 ScannedFrame ScanFrame(const grpc::ByteBuffer& buffer);
-// Of a frame in one piece, without `bytes`.
+// From a contiguous frame, without `bytes`.
 ScannedFrame ScanFrame(absl::string_view bytes);
 
 }  // namespace ferry::bench

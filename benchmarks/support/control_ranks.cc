@@ -46,7 +46,7 @@ class GrpcStream final : public ControlStream,
 
  private:
   void SendLocked(grpc::ByteBuffer frame) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    // There is always a read under way unless the stream is broken, so that writing is allowed.
+    // A read is always pending unless the stream is broken, so that writing is allowed.
     if (is_broken_) return;
     if (is_writing_) {
       queue_.push_back(std::move(frame));
@@ -194,7 +194,7 @@ struct ControlRanks::Pending {
   bool IsOver() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) { return count == 0; }
 };
 
-// Constant or touched by the stream's own callbacks only, and by Start while there are none.
+// Constant or used by the stream's own callbacks only, and by Start while there are none.
 class ControlRanks::Rank final {
  public:
   Rank(const std::string& address, int index, Pending& pending)

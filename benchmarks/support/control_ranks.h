@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Simulated ranks over streams of ferry.v1.Control, and the floor's echo: no thread of their own,
-// and as little work as can be, so that the server is what is measured.
+// Simulated ranks over streams of ferry.v1.Control, and the baseline's echo: no thread of their
+// own, and as little work as possible, so that the server dominates the measurement.
 #ifndef FERRY_BENCHMARKS_SUPPORT_CONTROL_RANKS_H_
 #define FERRY_BENCHMARKS_SUPPORT_CONTROL_RANKS_H_
 
@@ -32,7 +32,7 @@ class ControlStream {
   // A gRPC stream, for floors.
   static std::unique_ptr<ControlStream> OverGrpc(std::shared_ptr<grpc::Channel> channel,
                                                  const std::string& method, OnFrame on_frame);
-  // As the agents': a connection of the same class as theirs.
+  // Like the agents': a connection of the same class as theirs.
   static std::unique_ptr<ControlStream> OverConnection(const std::string& address,
                                                        OnFrame on_frame);
   // Waits for the end of the stream.
@@ -59,8 +59,8 @@ class ControlStream {
   uint64_t acked_sequence_ ABSL_GUARDED_BY(mu_) = 0;
 };
 
-// What a rank does: sends the requests of a step in one frame, waits for that many replies, goes on
-// to the next step.
+// A rank's script: sends the requests of a step in one frame, waits for that many replies, and
+// continues with the next step.
 struct Step {
   std::vector<std::string> ops;
   int replies = 1;
@@ -70,12 +70,12 @@ using Script = std::vector<Step>;
 // Ranks 0, 1, ... of a job, with a connection and a stream each. Thread-compatible.
 class ControlRanks final {
  public:
-  // Makes channels only; a rank attaches with the first step it takes.
+  // Makes channels only; a rank attaches with its first step.
   ControlRanks(const std::string& address, int count);
   ~ControlRanks();
 
-  // Every rank of the first `count` goes through its script; returns when all have, with the time
-  // it took. Ends the process if a request is refused.
+  // Every rank of the first `count` runs its script; returns the time until all have finished. Ends
+  // the process if a request is refused.
   absl::Duration RunAll(const std::vector<Script>& scripts);
   // The blob that rank `index` has received last.
   std::string blob(int index) const;

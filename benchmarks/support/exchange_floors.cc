@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the machine gives to whoever asks for nothing else.
+// Baselines: the limits of the machine without any other work.
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -217,7 +217,7 @@ void AnswerDescriptor(int socket, size_t bytes, bool checks) {
     got = recvmsg(socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
   }
   const cmsghdr* const head = CMSG_FIRSTHDR(&message);
-  // The other process has gone, and with it the benchmark.
+  // The other process has ended, and with it the benchmark.
   if (got == 0 || head == nullptr) std::_Exit(0);
   int fd = -1;
   std::memcpy(&fd, CMSG_DATA(head), sizeof(fd));
@@ -248,7 +248,7 @@ void ReceiveStreams(absl::Span<const int> sockets, char* to, size_t bytes) {
   OnEachStream(sockets, bytes, [to](int fd, size_t begin, size_t end) {
     while (begin < end) {
       const ssize_t got = recv(fd, to + begin, end - begin, 0);
-      // The other process has gone, and with it the benchmark.
+      // The other process has ended, and with it the benchmark.
       if (got <= 0) std::_Exit(0);
       begin += static_cast<size_t>(got);
     }

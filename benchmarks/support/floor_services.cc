@@ -61,7 +61,7 @@ class DeferredCalls final {
   absl::flat_hash_set<Call*> calls_ ABSL_GUARDED_BY(mu_);
 };
 
-// Answers message by message, in step with what it reads. Owned by gRPC.
+// Answers message by message, in the order of its reads. Owned by gRPC.
 class EchoStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
   EchoStream() { StartRead(&in_); }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The floors: what gRPC itself costs for the calls that the coordinator answers.
+// The baselines: gRPC's own cost of the calls that the coordinator answers.
 #ifndef FERRY_BENCHMARKS_SUPPORT_FLOOR_SERVICES_H_
 #define FERRY_BENCHMARKS_SUPPORT_FLOOR_SERVICES_H_
 
@@ -12,9 +12,9 @@ namespace ferry::bench {
 
 // Any bytes in, none out, at once.
 inline constexpr char kEmptyMethod[] = "/ferry.bench.Floor/Empty";
-// As Empty, but answered, by the thread that brings the last, when `tasks` of them have come.
+// Like Empty, but answered, by the thread of the last call, when `tasks` of them have arrived.
 inline constexpr char kParkMethod[] = "/ferry.bench.Floor/Park";
-// A stream both ways: the first message is what each later one is answered with.
+// A bidirectional stream: the first message is the answer to each later one.
 inline constexpr char kEchoMethod[] = "/ferry.bench.Floor/Echo";
 
 // Those three, and tensorflow.CoordinationService's InsertKeyValue and GetKeyValue as a generated,

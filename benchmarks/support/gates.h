@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a run measured against what it should have: medians, ratios, and the table at the end.
+// A run's results against its goals: medians, ratios, and the table at the end.
 #ifndef FERRY_BENCHMARKS_SUPPORT_GATES_H_
 #define FERRY_BENCHMARKS_SUPPORT_GATES_H_
 
@@ -18,7 +18,7 @@ inline constexpr size_t kValueBytes = 64;
 // How much to measure.
 struct Plan {
   bool is_quick = false;
-  // Rounds of floor and subject in turn; the medians count.
+  // Rounds of baseline and subject, alternating; the medians count.
   int rounds = 7;
   double slice_s = 0.15;
 };
@@ -27,8 +27,8 @@ double Median(std::vector<double> values);
 // The value that `fraction` of all are below; sorts `values`.
 double Percentile(std::vector<double>& values, double fraction);
 
-// One quantity of a floor and of a subject, measured in turn: the ratio of each pair, so that what
-// the machine's neighbours do falls on both.
+// One quantity of a baseline and of a subject, measured alternately: the ratio of each pair, so
+// that load of the machine's neighbours affects both.
 class Comparison final {
  public:
   void Add(double floor, double measured);
@@ -51,7 +51,7 @@ struct Gate {
   double measured = 0;
   double ratio = 0;
   Bound bound = Bound::kAtMost;
-  // Absent: told for information.
+  // Absent: reported for information.
   std::optional<double> target;
 };
 

@@ -40,7 +40,7 @@ absl::string_view Name(ServerKind kind) {
   return kind == ServerKind::kFloor ? "floor" : "coordinator";
 }
 
-// Tells the parent the port, then waits until the parent is gone.
+// Reports the port to the parent, then waits until the parent has ended.
 void AnnounceAndWait(int port) {
   const std::string line = absl::StrCat(port, "\n");
   if (write(kChildOutput, line.data(), line.size()) < 0) return;
@@ -115,7 +115,7 @@ ServerProcess::ServerProcess(ServerKind kind, int tasks) {
 
 ServerProcess::~ServerProcess() {
   close(input_);
-  // Not a clean end: thousands of connections would take their time, and nobody measures that.
+  // Not a clean shutdown: thousands of connections would take time that is not measured.
   kill(pid_, SIGKILL);
   waitpid(pid_, nullptr, 0);
 }

@@ -14,7 +14,7 @@
 namespace ferry::bench {
 
 enum class ServerKind {
-  // support/floor_services.h: what gRPC costs by itself.
+  // support/floor_services.h: gRPC's own cost.
   kFloor,
   kCoordinator,
 };
@@ -22,7 +22,7 @@ enum class ServerKind {
 // Ends the process with a message; a benchmark that cannot measure has nothing else to do.
 [[noreturn]] void Fatal(absl::string_view message);
 
-// The server lives as long as this object. Thread-compatible.
+// The server runs as long as this object exists. Thread-compatible.
 class ServerProcess final {
  public:
   // Listens when it returns.

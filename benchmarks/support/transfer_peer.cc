@@ -41,7 +41,7 @@ void ReadAll(int fd, void* data, size_t bytes) {
   auto* to = static_cast<char*>(data);
   while (bytes > 0) {
     const ssize_t got = read(fd, to, bytes);
-    // The other process has gone, and with it the benchmark.
+    // The other process has ended, and with it the benchmark.
     if (got <= 0) std::_Exit(0);
     to += got;
     bytes -= static_cast<size_t>(got);
@@ -113,8 +113,8 @@ void Echo(TransferEngine& exchange, const EchoCommand& command) {
   const auto step = OpenStep(exchange, command.step_id);
   const Tensor answer = ArenaTensor(exchange, command.short_answers ? 8 : command.bytes);
   const int window = command.window;
-  // Receives are posted in batches, ahead of what comes, as those of a step are. Two batches: one
-  // is open while the other is answered.
+  // Receives are posted in batches, ahead of the sends, as those of a step are. Two batches: one is
+  // open while the other is answered.
   const int batch = std::max(window, command.into ? 1 : kBatch);
   const int depth = 2 * batch;
   std::vector<PostedRecv> posted(static_cast<size_t>(depth));
@@ -293,7 +293,7 @@ void TransferPeer::End() {
   // Read when the echo has returned.
   WriteAll(socket_, &over, sizeof(over));
   char byte;
-  // What comes in meanwhile is for this thread to serve.
+  // This thread handles incoming data meanwhile.
   while (recv(socket_, &byte, 1, MSG_DONTWAIT) != 1) {
     exchange_->loop().WaitUntil([] { return false; },
                                 SteadyClock().Now() + absl::Microseconds(100));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two processes that exchange tensors, and the floors of what they do.
+// Two processes that exchange tensors, and their baselines.
 #ifndef FERRY_BENCHMARKS_SUPPORT_TRANSFER_PEER_H_
 #define FERRY_BENCHMARKS_SUPPORT_TRANSFER_PEER_H_
 
@@ -21,18 +21,18 @@ namespace ferry::bench {
 // Receives that are posted at a time.
 inline constexpr int kBatch = 1;
 
-// What the other process does until it is told to stop.
+// The other process's behaviour until it is stopped.
 struct EchoCommand {
   int64_t step_id = 0;
-  // Of its answers; of type uint8.
+  // The size of its answers; of type uint8.
   uint64_t bytes = 0;
   // Its receives have a buffer of their own.
   bool into = false;
-  // Its answers are 8 bytes, whatever comes.
+  // Its answers are always 8 bytes.
   bool short_answers = false;
-  // Values that it takes before it answers.
+  // Values that it receives before it answers.
   int window = 1;
-  // Reads a byte of each page of what comes.
+  // Reads a byte of each page of a received tensor.
   bool touches = false;
   // Not 0: so many rounds of RawTcp, or of RawDescriptors, instead.
   int raw_tcp_rounds = 0;
@@ -42,8 +42,8 @@ struct EchoCommand {
   bool raw_streams = false;
 };
 
-// A child process with an TransferEngine of its own (node 1), and this process's (node 0). Each
-// sends what the other asks for. Forks: make it before there are threads.
+// A child process with a TransferEngine of its own (node 1), and this process's (node 0). Each
+// sends the values that the other requests. Forks: construct it before there are threads.
 class TransferPeer {
  public:
   struct Options {
@@ -72,20 +72,20 @@ class TransferPeer {
   // Between the same two processes, on the same cores: seconds of round trips of 8 bytes over a TCP
   // connection of their own, spinning on non-blocking reads.
   std::vector<double> RawTcp(int rounds);
-  // As many seconds from handing over a memfd of `bytes`, of which the other process has never
-  // heard, until it says that it has mapped it; spinning, over a Unix socket. `checks`: it looks at
-  // the memfd's size and seals first.
+  // Returns that many times, in seconds, from passing a memfd of `bytes` that is unknown to the
+  // other process until its report that it has mapped it; spinning, over a Unix socket. `checks`:
+  // it checks the memfd's size and seals first.
   std::vector<double> RawDescriptors(int rounds, size_t bytes, bool checks);
 
   // From here to there, and back.
   const RendezvousKey& ping() const { return *ping_; }
   const RendezvousKey& pong() const { return *pong_; }
 
-  // Seconds of `bytes` over as many TCP connections of their own as Options::tcp_connections says,
-  // to answers on all of them; blocking.
+  // Returns times, in seconds, of `bytes` over as many TCP connections of their own as
+  // Options::tcp_connections, until answers on all of them; blocking.
   double RawStreams(size_t bytes);
 
-  // Of both processes so far: CPU time, and page faults for which the disk was not needed.
+  // Of both processes so far: CPU time, and minor page faults.
   double CpuSeconds() const;
   int64_t PageFaults() const;
 
@@ -126,14 +126,14 @@ class PostedRecv {
 
 Tensor ArenaTensor(TransferEngine& exchange, size_t bytes);
 
-// A descriptor through a Unix socket, spinning. Seconds until the other side has said that it has
-// mapped it; and that other side.
+// A descriptor through a Unix socket, spinning. Seconds until the other side has reported that it
+// has mapped it; and that other side.
 double HandOverDescriptor(int socket, int fd);
 void AnswerDescriptor(int socket, size_t bytes, bool checks);
 
 // --- Floors, each between this process and a child of its own ---
 
-// Seconds of one way, the median: a cache line that both spin on.
+// Seconds of one direction, the median: a cache line that both spin on.
 double SpinFloor();
 // Seconds of a round trip through eventfds, sleeping.
 double BlockingFloor();
@@ -143,13 +143,13 @@ struct TcpPair {
   int there = -1;
 };
 TcpPair ConnectedTcp();
-// Takes exactly so many bytes, spinning.
+// Receives exactly that many bytes, spinning.
 void ReceiveSpinning(int fd, char* to, size_t bytes);
 // Blocking sockets, a thread for each, an equal part of the bytes on each, 256 KiB at a time; until
 // the receiver has answered on each.
 void SendStreams(absl::Span<const int> sockets, const char* from, size_t bytes);
 void ReceiveStreams(absl::Span<const int> sockets, char* to, size_t bytes);
-// Seconds of two threads that do nothing but copy, with non-temporal stores: what memory gives.
+// Seconds of two threads that only copy, with non-temporal stores: the limit of memory.
 double StreamedCopySeconds(void* to, const void* from, size_t bytes);
 
 }  // namespace ferry::bench

@@ -31,7 +31,7 @@ void CallAndWait(const std::shared_ptr<grpc::Channel>& channel, const std::strin
                  const google::protobuf::MessageLite& request,
                  google::protobuf::MessageLite& response);
 
-// What a closed loop measured.
+// The results of a closed loop.
 struct LoadResult {
   double calls_per_s = 0;
   double p50_us = 0;
@@ -40,8 +40,8 @@ struct LoadResult {
   double server_cpu_us = 0;
 };
 
-// `inflight` calls at a time, spread over `channels`, for `slice`; the requests take turns. Ends
-// the process if a call fails.
+// `inflight` calls at a time, spread over `channels`, for `slice`; the requests are used in
+// rotation. Ends the process if a call fails.
 LoadResult RunUnaryLoad(const ServerProcess& server,
                         const std::vector<std::shared_ptr<grpc::Channel>>& channels,
                         const std::string& method, const std::vector<grpc::ByteBuffer>& requests,
@@ -51,7 +51,7 @@ LoadResult RunUnaryLoad(const ServerProcess& server,
 class UnaryRanks final {
  public:
   UnaryRanks(const std::string& address, int count);
-  // Cancels what is under way.
+  // Cancels calls in flight.
   ~UnaryRanks();
 
   // Every rank, of the first `count`, calls `method` once. Does not wait for the answers. Returns
