@@ -27,7 +27,7 @@ inline constexpr absl::Duration kTimeout = absl::Seconds(20);
 // The machine, as the first part found it. A value.
 struct Machine {
   int gpu_count = 0;
-  // Of the smallest GPU.
+  // The smallest GPU's.
   size_t gpu_bytes = 0;
   // Why there are none; empty if there are.
   std::string no_gpu_reason;

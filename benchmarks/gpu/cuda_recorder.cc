@@ -32,7 +32,7 @@ constexpr int kMaxLines = 200'000;
 constexpr Result kErrorNotFound = 500;
 
 std::atomic<int> line_count{0};
-// Of the calling thread.
+// The calling thread's buffer.
 thread_local std::string last_call;
 thread_local int repeat_count = 0;
 

@@ -31,9 +31,9 @@ namespace {
 // Every fake driver has this function.
 constexpr char kMarkOfTheDouble[] = "strict_cuda_breaches";
 
-// Of a GPU whose driver accepts Ferry's kernels.
+// For a GPU whose driver accepts Ferry's kernels.
 constexpr char kKernelsLoad[] = "load";
-// Of one whose driver has compiled them: it is older than the toolkit of this build.
+// For one whose driver has compiled them: it is older than the toolkit of this build.
 constexpr char kKernelsFromPtx[] = "made by the driver from PTX";
 
 // Which of the libraries in use is a fake; empty: none.

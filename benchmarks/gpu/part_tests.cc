@@ -25,7 +25,7 @@ namespace {
 // In the order in which they run; scripts/package packs the same.
 constexpr const char* kPrograms[] = {"gpu_real_test", "gpu_cuda_test", "gpu_ipc_test",
                                      "gpu_exchange_test", "nccl_exchange_test"};
-// Those that run with the fake driver by default do not where this is set.
+// Tests that run with the fake driver by default do not where this is set.
 constexpr char kOnRealGpu[] = "FERRY_TEST_REAL_GPU";
 // The rest of the part's time, for reporting how it ended.
 constexpr absl::Duration kReserve = absl::Seconds(2);

@@ -79,7 +79,8 @@ class Others:
         for line in pathlib.Path("/proc/stat").read_text().splitlines():
             words = line.split()
             if words and words[0] in names:
-                # Of user, nice, system, idle, iowait, irq, softirq, steal: all but idle and iowait.
+                # The fields are user, nice, system, idle, iowait, irq, softirq, steal: all but idle
+                # and iowait count.
                 busy += sum(int(word) for word in words[1:4] + words[6:9])
         own = os.times()
         return time.monotonic(), busy / os.sysconf("SC_CLK_TCK"), sum(own[:4])

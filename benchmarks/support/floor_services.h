@@ -17,8 +17,8 @@ inline constexpr char kParkMethod[] = "/ferry.bench.Floor/Park";
 // A bidirectional stream: the first message is the answer to each later one.
 inline constexpr char kEchoMethod[] = "/ferry.bench.Floor/Echo";
 
-// Those three, and tensorflow.CoordinationService's InsertKeyValue and GetKeyValue as a generated,
-// typed service that stores nothing and finds one value under every key.
+// The three above, and tensorflow.CoordinationService's InsertKeyValue and GetKeyValue as a
+// generated, typed service that stores nothing and finds one value under every key.
 std::vector<std::unique_ptr<grpc::Service>> MakeFloorServices(int tasks);
 
 }  // namespace ferry::bench

@@ -85,7 +85,7 @@ class TransferPeer {
   // Options::tcp_connections, until answers on all of them; blocking.
   double RawStreams(size_t bytes);
 
-  // Of both processes so far: CPU time, and minor page faults.
+  // For both processes so far: CPU time, and minor page faults.
   double CpuSeconds() const;
   int64_t PageFaults() const;
 

@@ -101,7 +101,7 @@ class SendRecv(harness.Case):
                          [(mode, inflight, "tcp", size, path, floor) for mode in ("handoff", "into")
                           for inflight, floor in ((1, "raw tcp"), (64, "raw tcp stream"))
                           for size, path in ((8, "inline"), (524288, "tcp"))])
-        # Of two runs each row finds its own.
+        # Each row finds the one of the other run.
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder) / "all.json"
             path.write_text(json.dumps(document))

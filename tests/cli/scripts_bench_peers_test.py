@@ -146,7 +146,7 @@ class Figures(unittest.TestCase):
         self.assertEqual(figures.outcome(goal, told), (2, True))
         self.assertEqual(figures.outcome({**goal, "least": 3}, told), (2, False))
         self.assertEqual(figures.outcome({**goal, "peers": ["Gloo"]}, told), (None, None))
-        # Of several works the least counts, and all of them must exist.
+        # The least of several works counts, and all of them must exist.
         self.assertEqual(figures.outcome({**goal, "works": ["w", "v"]}, told), (None, None))
         flat = {"works": ["w", "v"], "peers": ["Ferry"], "least": 1.5, "flat": True}
         short = {"rows": [{"peer": "Ferry", "median": 1}]}

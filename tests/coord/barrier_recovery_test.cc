@@ -72,7 +72,7 @@ TEST(BarrierRecovery, RestartedTaskOpensTheNextUse) {
 }
 
 // The restarting task had arrived already: its previous incarnation's arrival must not count.
-TEST(BarrierRecovery, ArrivalOfAPreviousIncarnationIsTakenBack) {
+TEST(BarrierRecovery, ArrivalOfAPreviousIncarnationIsWithdrawn) {
   TestJob job(RecoverableOptions(2));
   job.RegisterAll();
   BarrierCall former = job.Barrier(1, "b");
@@ -86,7 +86,7 @@ TEST(BarrierRecovery, ArrivalOfAPreviousIncarnationIsTakenBack) {
 
 // A call of the dead process was still in flight when its end was detected. The new incarnation has
 // not registered yet; its first call to the barrier names the first use that it knows of.
-TEST(BarrierRecovery, ArrivalMadeWhileInErrorIsTakenBackByTheNextIncarnation) {
+TEST(BarrierRecovery, ArrivalMadeWhileInErrorIsWithdrawnByTheNextIncarnation) {
   TestJob job(RecoverableOptions(2));
   job.RegisterAll();
   job.AdvanceWithHeartbeats(2 * kHeartbeatTimeout, {0});
@@ -371,7 +371,7 @@ TEST(BarrierRecovery, ATaskInErrorThatIsRecoverableByItself_IsWaitedFor) {
 
 // The barrier is as if it had never been opened: neither the list nor the deadline binds later
 // callers.
-TEST(BarrierRecovery, FirstUseThatIsTakenBack_LeavesNothing) {
+TEST(BarrierRecovery, WithdrawnFirstUse_LeavesNothing) {
   TestJob job(RecoverableOptions(2));
   job.RegisterAll();
   const BarrierCall gone = job.Barrier(0, "b", kFirst, {0, 1}, absl::Seconds(1));
@@ -383,7 +383,7 @@ TEST(BarrierRecovery, FirstUseThatIsTakenBack_LeavesNothing) {
 }
 
 // A use that is taken back leaves the result of the one before.
-TEST(BarrierRecovery, LaterUseThatIsTakenBack_LeavesThePreviousResult) {
+TEST(BarrierRecovery, WithdrawnLaterUse_LeavesThePreviousResult) {
   TestJob job(RecoverableOptions(2));
   job.RegisterAll();
   UseBarrier(job, 1);

@@ -222,7 +222,7 @@ TEST(Barrier, NonParticipantFailsAllCallers) {
 }
 
 // The non-participant calls first.
-TEST(Barrier, ANonParticipantThatComesFirstIsRefused) {
+TEST(Barrier, NonParticipantThatCallsFirstIsRefused) {
   TestJob job(PlainOptions(3));
   job.RegisterAll();
   EXPECT_THAT(job.Barrier(2, "b", kFirst, {0, 1}).result(),

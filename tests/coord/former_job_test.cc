@@ -293,7 +293,7 @@ TEST(FormerIncarnations, AddedAgain_BelongsToTheLastJobAndCountsOnce) {
   EXPECT_EQ(lives.size(), 1u);
 }
 
-// The one that failed has left, and nobody is in error; but the job has failed.
+// The failed task has left, and no task is in error; but the job has failed.
 TEST(EndJob, FailedTaskHasLeft_NeedsNoForce) {
   TestJob job(DaemonOptions(2));
   JoinAll(job, 1);

@@ -9,7 +9,7 @@ namespace {
 
 const absl::Time kStart = absl::UnixEpoch() + absl::Hours(1);
 
-TEST(HoldUp, DeadlineFarAway_IsWaitedForInTurns) {
+TEST(HoldUp, DeadlineFarAway_IsWaitedForInIntervals) {
   HoldUp hold_up;
   EXPECT_EQ(hold_up.BeginWait(kStart, kStart + absl::Seconds(100)), kStart + HoldUp::kTurn);
   EXPECT_EQ(hold_up.BeginWait(kStart, kStart + absl::Milliseconds(1)),
@@ -29,15 +29,15 @@ TEST(HoldUp, WaitEndsInTime_IsNone) {
   EXPECT_EQ(hold_up.EndWait(kStart + HoldUp::kTurn + HoldUp::kTolerance), absl::ZeroDuration());
 }
 
-// The deadline is long after the stop begins: silence counts from the beginning of the turn, not
-// from the deadline that was missed.
-TEST(HoldUp, ProcessStopped_CountsFromTheLastTurn) {
+// The deadline is long after the stop begins: silence counts from the beginning of the interval,
+// not from the deadline that was missed.
+TEST(HoldUp, ProcessStopped_CountsFromTheLastInterval) {
   HoldUp hold_up;
   hold_up.BeginWait(kStart, kStart + absl::Seconds(5));
   EXPECT_EQ(hold_up.EndWait(kStart + absl::Seconds(8)), absl::Seconds(8));
 }
 
-TEST(HoldUp, ProcessStoppedShortly_CountsFromTheLastTurn) {
+TEST(HoldUp, ProcessStoppedShortly_CountsFromTheLastInterval) {
   HoldUp hold_up;
   hold_up.BeginWait(kStart, kStart + absl::Milliseconds(10));
   const absl::Duration late = absl::Milliseconds(10) + HoldUp::kTolerance + absl::Milliseconds(1);

@@ -271,7 +271,7 @@ TEST(JoiningWatch, HasALimit) {
               Fails(absl::StatusCode::kResourceExhausted, HasSubstr("max_parked_waits")));
 }
 
-// A coordinator that node 0 runs only to say why it cannot join.
+// A coordinator that node 0 runs only to report why it cannot join.
 TEST(RefusedJoining, IsReportedToAllCallersAndHasNoEnd) {
   TestJob job(TogetherOptions(3));
   const StatusCall first = job.Register(0);

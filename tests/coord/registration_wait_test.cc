@@ -112,7 +112,7 @@ TEST(Registration, TaskThatWaitsForAllDoesNotWaitForConnectedTasks) {
   EXPECT_TRUE(waiting.done());
 }
 
-// The same the other way round.
+// The same with the roles exchanged.
 TEST(Registration, ATaskThatDoesNotWaitEndsTheWaitOfTheOthers) {
   TestJob job(PlainOptions(2));
   Registration registration = Patient(1, absl::InfiniteDuration());

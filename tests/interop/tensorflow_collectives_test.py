@@ -180,7 +180,7 @@ def main():
     if not options.real and not options.ferry:
         parser.error("--ferry or --real")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    # Those that break TensorFlow's servers run last.
+    # The ones that break TensorFlow's servers run last.
     chosen = [(function, breaks) for function, breaks in sorted(CASES, key=lambda case: case[1])
               if not options.only or function.__name__ in options.only.split(",")]
     failed = []

@@ -33,7 +33,7 @@ def case(function):
 
 class Cluster(sessions.Cluster):
     def start_worker(self, task):
-        # Of four, each worker sees two.
+        # Four in all; each worker sees two.
         os.environ["CUDA_VISIBLE_DEVICES"] = f"{2 * task},{2 * task + 1}"
         super().start_worker(task)
 

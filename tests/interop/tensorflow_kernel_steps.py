@@ -53,12 +53,12 @@ class Steps:
             if isinstance(given, Variable):
                 with tf.device(devices[1]):
                     inputs[f"in{index}"] = tf.raw_ops.VarHandleOp(
-                        # Of the node's type: clients check it.
+                        # It has the node's type: clients check it.
                         dtype=kernel.attrs.get("dtype", tf.float32), shape=tf.TensorShape(None),
                         container=given.container, shared_name=given.name)
                 continue
             with tf.device(devices[0]):
-                # Of unknown shape, so that clients cannot find mistakes by it.
+                # The shape is unknown, so that clients cannot find mistakes by it.
                 inputs[f"in{index}"] = tf.placeholder(given[1], None)
             feeds[inputs[f"in{index}"]] = given[0]
         wanted = [f"{name}:{i}" for i in range(kernel.outputs)] or [name]

@@ -18,7 +18,7 @@ WITHOUT_FLAG = {
     "NodeOptions::exchanges_tensors": "the tool sets it where it is needed",
     "ResponseCacheLimits::max_entries": "nodes keep no responses",
 }
-# Of container engines and of Slurm, which errors name as well.
+# Options of container engines and of Slurm, which errors name as well.
 OF_OTHERS = {"--cpus", "--cpus-per-task", "--gpus", "--gres", "--shm-size", "--ulimit", "--device", "--ipc",
              "--pid", "--network", "--memory", "--mem", "--pids-limit"}
 

@@ -36,7 +36,7 @@ class FakeWorker final : public WorkerLink, public std::enable_shared_from_this<
 
   // --- State for tests ---
   std::set<std::string> sessions;
-  // Those with state of their own.
+  // Sessions with state of their own.
   std::set<std::string> isolated;
   // By handle.
   std::map<std::string, tensorflow::GraphDef> graphs;

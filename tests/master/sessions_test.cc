@@ -144,7 +144,7 @@ TEST_F(MasterTest, TwoExtensions_OneSucceeds) {
 TEST_F(MasterTest, TwoExtensionsAtTheSameTime_OneIsAborted) {
   const auto session = Create({});
   GraphWriter graph;
-  // So many nodes that parsing them takes longer than a thread does to start.
+  // Enough nodes that parsing them takes longer than a thread does to start.
   for (int i = 0; i < 300; ++i) graph.Const(absl::StrCat("n", i));
   tensorflow::ExtendSessionRequest request;
   request.set_session_handle(*session);

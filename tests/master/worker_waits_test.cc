@@ -103,7 +103,7 @@ TEST(WorkerWaits, WaitIsOver_ItsTimerAndClientAreReleased) {
   EXPECT_TRUE(waits.empty());
 }
 
-// Each waiter is notified once, whatever ends it; and nothing of it stays.
+// Each waiter is notified once, for any kind of end; and nothing of it stays.
 TEST(WorkerWaits, FailsOrItsClientHasDisconnectedBefore_IsNotifiedOnce) {
   FakeClock clock;
   Timers timers(clock);

@@ -66,7 +66,7 @@ class GlareWorld final {
     if (is_calm) {
       EXPECT_EQ(failed_, 0) << last_failure_;
     }
-    // Whatever has happened, requests work now, over one control channel.
+    // Requests work now, over one control channel, after any sequence of events.
     faults_.break_wire = faults_.fail_attempt = faults_.restart = 0;
     const int failed_before = failed_;
     for (int node : {1, 2}) Ask(node, true);

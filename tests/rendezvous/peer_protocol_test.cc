@@ -118,8 +118,8 @@ TEST(PeerProtocol, ControlMessagesOfUnknownTransports_AreRefused) {
   EXPECT_EQ(DecodeAnnouncement("\1body")->body, "body");
 }
 
-// Of a machine with more addresses than the limit the first are sent, and the rest of the message
-// is complete.
+// If a machine has more addresses than the limit the first are sent, and the rest of the message is
+// complete.
 TEST(PeerProtocol, HelloOfManyAddresses_IsCutAndRead) {
   HelloMessage hello;
   hello.boot_id = std::string(1000, 'b');

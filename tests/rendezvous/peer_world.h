@@ -79,7 +79,7 @@ class World final {
 
   void Run() {
     OneLane(faults_.wire);
-    // Whatever has happened, the next control channel is not affected.
+    // The next control channel is not affected by the faults of this one.
     state_->faults = {};
     const int64_t before = values_;
     OneLane({});

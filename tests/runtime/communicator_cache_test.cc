@@ -148,7 +148,7 @@ TEST(CommunicatorCache, RankDies_CommunicatorsInUseAreNotCached) {
 }
 
 // Long before its own deadline.
-TEST(CommunicatorCache, RankDies_WaitersAreToldWhichOne) {
+TEST(CommunicatorCache, RankDies_WaitersGetItsName) {
   NEEDS_THE_DOUBLE("has two GPUs for two processes");
   RunGpuPair(
       OnTwoMachines(/*consumer_dies=*/true),

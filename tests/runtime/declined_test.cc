@@ -43,7 +43,7 @@ TEST(DeclinedTest, PathDiffersFromTheReceiversRequiredTransport) {
                     HasSubstr("step 1 was sending "), HasSubstr(";k;")));
 }
 
-// Of a size that goes in the transfer descriptor, as a view, and by TCP.
+// Sizes that go in the transfer descriptor, as a view, and by TCP.
 class WrongBuffer : public ::testing::TestWithParam<std::tuple<int64_t, const char*>> {};
 
 TEST_P(WrongBuffer, ReachesTheSender) {

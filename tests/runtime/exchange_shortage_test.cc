@@ -203,7 +203,7 @@ TEST_P(ExchangeArena, ReleasedMemory_IsNotKeptForAPeerThatReadsNothing) {
   peer.Stop();
   const Footprint before = Footprint::Now();
   for (int i = 0; i < 100; ++i) {
-    // Of two classes, of which only one has room.
+    // Two classes, of which only one has room.
     here_->Allocate(DataType::kUint8, *Shape::Create({(i % 2 == 0 ? 4 : 3) << 20}));
   }
   EXPECT_LE(peer.UntakenDescriptors(), 2);

@@ -138,7 +138,7 @@ TEST(GpuDeath, ProducerIsKilledInTheMiddleOfACopy) {
         const auto tensor = step.Recv(KeyOf(0, "GPU:1"), kTimeout, stream->get());
         ASSERT_TRUE(tensor.ok()) << tensor.status();
         peer.Meet();
-        // Whatever its content, it can be read, and everything ends.
+        // It can be read with any content, and everything ends.
         peer.Read(*tensor, stream->get());
         EXPECT_TRUE(Eventually([&] { return peer.exchange().fetcher().lane_count() == 0; }));
         const auto next = step.Recv(KeyOf(1, "GPU:1"), absl::Seconds(1), stream->get());

@@ -362,7 +362,7 @@ TEST(GpuMachine, WithoutDescriptors_TheLimitIsNamed) {
       [](GpuPeer& peer) {
         SendOne(peer, 0, "GPU:0");
         const auto stream = peer.NewStream(0);
-        // Of a segment that the consumer does not have.
+        // A descriptor in a segment that the consumer does not have.
         const Tensor large = *peer.gpus().Allocate(0, DataType::kUint8, *Shape::Create({kLarge}));
         // It may have some in its hands still.
         absl::Notification is_idle;

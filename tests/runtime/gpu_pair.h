@@ -140,7 +140,7 @@ class GpuPeer final {
     FERRY_CHECK(stream.ok());
     return *std::move(stream);
   }
-  // Of the fake driver.
+  // The fake driver's.
   template <typename Function>
   Function Control(const char* name) {
     const auto library = SharedLibrary::Open("", "FERRY_CUDA_LIBRARY");
@@ -166,7 +166,7 @@ struct GpuPairOptions {
   TransferEngineOptions exchange;
   // STRICT_CUDA_... of both processes.
   std::map<std::string, std::string> environment;
-  // Of one process alone.
+  // For one process alone.
   std::map<std::string, std::string> producer_environment = {};
   std::map<std::string, std::string> consumer_environment = {};
   // In the consumer's process, before anything else; false: the machine does not let it.

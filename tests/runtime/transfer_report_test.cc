@@ -207,7 +207,7 @@ TEST(TransferReportTest, MalformedReportsAreRefused) {
     EXPECT_EQ(DecodeExchangeReport(text).status().code(), absl::StatusCode::kInvalidArgument)
         << text;
   }
-  // Of a later version.
+  // A report of a later version.
   EXPECT_TRUE(DecodeExchangeReport("weather\tfine\n").ok());
   std::string many;
   for (int i = 0; i < 1000; ++i) many += "path\t1\t1\tshm\n";

@@ -42,7 +42,7 @@ struct FaultyTransportState {
   std::vector<std::function<void()>> late;
   // Tensors that senders keep, by the ids in their transfer descriptors.
   std::map<uint64_t, Tensor> lent;
-  // Those that have a view.
+  // Tensors that have a view.
   std::map<uint64_t, int> viewed;
   uint64_t last_ticket = 0;
   // That many queries of the cost from now on are refused.

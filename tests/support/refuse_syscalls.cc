@@ -33,7 +33,8 @@ struct Named {
 
 #define FERRY_CALL(name) \
   { #name, SYS_##name }
-// Those that a test has named so far, and their neighbours. Architectures differ in the older ones.
+// The calls that a test has named so far, and their neighbours. Architectures differ in the older
+// ones.
 constexpr Named kCalls[] = {
     FERRY_CALL(accept4),
     FERRY_CALL(bind),

@@ -124,7 +124,7 @@ TEST_F(HalvesTest, NewSegmentIsAnnouncedBeforeItIsNeeded) {
   hand_over(1, first);
   EXPECT_EQ(announcements, 1) << "of what could not be announced before";
   fails = false;
-  // Of another class, and so of another segment.
+  // Another class, and so another segment.
   const Tensor second = *Tensor::Create(DataType::kUint8, *Shape::Create({kBytes}),
                                         *environment_.arena->Allocate(8 * kBytes));
   EXPECT_EQ(hints, 2);

@@ -188,7 +188,7 @@ TEST_F(GroupTableTest, FailEndsAllPendingAndLaterMembers) {
 }
 
 // The shortest time of those that have come counts, until all are there.
-TEST_F(GroupTableTest, ShorterTimeComesLater_ItIsTheDeadlineUntilAllAreThere) {
+TEST_F(GroupTableTest, ShorterTimeoutComesLater_IsTheDeadlineUntilAllHaveJoined) {
   const auto join = [](int32_t timeout_ms) {
     v1::CollectiveJoin made = JoinOf(1, 1, 3);
     made.set_timeout_ms(timeout_ms);

@@ -43,7 +43,7 @@ struct Event {
     kLetGo,   // a plan is retired, and the rank begins anew
   };
   Kind kind = Kind::kStore;
-  // Of the plan.
+  // The plan's.
   size_t life = 0;
   // It need not happen.
   bool is_optional = false;

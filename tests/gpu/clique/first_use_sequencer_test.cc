@@ -39,7 +39,7 @@ enum class Happening {
 struct LineEvent {
   Happening happening = Happening::kJoin;
   size_t clique = 0;
-  // Of the communicator's.
+  // The communicator's.
   size_t rank = 0;
   size_t from = 0;
   // It need not happen.

@@ -11,7 +11,7 @@ namespace ferry {
 namespace {
 
 using ConformanceOfEnds = Conformance;
-// Of peers that leave.
+// For peers that leave.
 using ConformanceOfPeers = Conformance;
 
 TEST_P(ConformanceOfEnds, CancelWhilePendingLeavesTheValueToOthers) {

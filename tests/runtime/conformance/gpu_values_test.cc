@@ -45,7 +45,7 @@ class GpuConformance : public ::testing::TestWithParam<GpuWay> {
     options.is_apart = GetParam().is_apart;
     options.exchange.carrier = GetParam().carrier;
     options.exchange.require_transport = GetParam().required;
-    // Of any size.
+    // For any size.
     options.exchange.gpus.stage_below_bytes = SIZE_MAX;
     return options;
   }
@@ -110,7 +110,7 @@ struct Sample {
   Shape shape;
 };
 
-// Of each type: a scalar, an empty one, one element, several.
+// Shapes of each type: a scalar, an empty one, one element, several.
 std::vector<Sample> Samples() {
   std::vector<Sample> samples;
   for (int type = 1; type < 40; ++type) {

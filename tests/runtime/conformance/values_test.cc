@@ -182,7 +182,7 @@ TEST_P(ConformanceOfValues, SendersOnManyThreadsAtOnce) {
   for (int t = 0; t < kThreads; ++t) {
     threads.emplace_back([this, t] {
       for (int i = t; i < kThreads * kEach; i += kThreads) {
-        // Of many size classes, so that new segments are made now and then.
+        // Many size classes, so that new segments are made now and then.
         Tensor sent = source_->Allocate(DataType::kUint8, *Shape::Create({5000 + i * 2000}));
         FillPattern(sent, static_cast<uint32_t>(i));
         ASSERT_TRUE(source_->Step(1)->Send(KeyTo(absl::StrCat(i)), std::move(sent)).ok());
@@ -201,7 +201,7 @@ TEST_P(ConformanceOfValues, SendersOnManyThreadsAtOnce) {
 
 TEST_P(ConformanceOfValues, ValuesOfOneKeyKeepTheirOrder) {
   for (int i = 0; i < 50; ++i) {
-    // Of sizes that take different paths.
+    // Sizes that take different paths.
     ASSERT_TRUE(source_->Step(1)
                     ->Send(KeyTo("fifo"), Pattern(DataType::kUint8, {i % 2 == 0 ? 10 : 70'000},
                                                   static_cast<uint32_t>(i)))

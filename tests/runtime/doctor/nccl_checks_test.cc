@@ -103,7 +103,7 @@ TEST(JudgeNccl, MissingFunctionsOfAnOlderLibraryAreNamed) {
               IsWarning("lacks shrinking (2.27), revoking (2.28.7)", "2.28.9 or newer"));
 }
 
-TEST(JudgeNcclId, ReportsTheAddressWhereRanksWouldMeet) {
+TEST(JudgeNcclId, ReportsTheAddressWhereRanksWouldConnect) {
   NcclIdFacts facts = {absl::OkStatus(), absl::Milliseconds(1), "10.0.0.7:4000"};
   EXPECT_THAT(JudgeNcclId(facts), IsOk("made in 1ms; ranks would meet at 10.0.0.7:4000"));
   facts.is_loopback = true;

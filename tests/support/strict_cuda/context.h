@@ -30,7 +30,7 @@ struct Context {
 // Guards all tables of this process. Never held while waiting.
 std::mutex& ProcessMutex();
 
-// Of this thread; null without one.
+// The calling thread's; null without one.
 Context* CurrentContext();
 // CUDA_SUCCESS and the current context, or the error of a call that needs one.
 CUresult RequireContext(Context** context);

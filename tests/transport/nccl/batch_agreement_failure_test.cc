@@ -43,7 +43,7 @@ TEST_F(GrantFailureTest, AllAreFlaggedThenAbortedThenFreed) {
             absl::UnavailableError("device 2 has failed: no heartbeat for 10s"));
 }
 
-TEST_F(GrantFailureTest, AllOthersAreNotifiedWhoDied) {
+TEST_F(GrantFailureTest, AllOthersReceiveTheNameOfTheDead) {
   Fail(0, 2);
   const BatchAgreementMessage message = devices_[0].Take();
   EXPECT_EQ(message.kind, BatchAgreementMessageKind::kBreak);
