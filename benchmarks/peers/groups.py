@@ -16,7 +16,7 @@ class Work:
 
 @dataclasses.dataclass
 class Figure:
-    """Of one run: seconds or a rate. `peer` and `differs`, if not those of the entry."""
+    """The result of one run: seconds or a rate. `peer` and `differs`, if not those of the entry."""
     work: str
     value: float
     peer: typing.Optional[str] = None

@@ -24,7 +24,7 @@ def own(text):
 
 
 def ucx(text):
-    """Of ucx_perftest: the median, the mean of all, and messages per second."""
+    """ucx_perftest: the median, the mean of all, and messages per second."""
     for line in reversed(text.splitlines()):
         words = line.replace("Final:", "").split()
         if len(words) == 8 and re.fullmatch(r"[0-9]+", words[0]):
@@ -33,7 +33,7 @@ def ucx(text):
 
 
 def redis(text):
-    """Of redis-benchmark --csv: {"set_p50_s": ..., "set_per_s": ..., ...}."""
+    """redis-benchmark --csv: {"set_p50_s": ..., "set_per_s": ..., ...}."""
     figures = {}
     for row in csv.DictReader(text.splitlines()):
         name = {"SET": "set", "GET": "get", "INCR": "add"}.get(row.get("test"))

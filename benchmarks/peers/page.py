@@ -96,7 +96,7 @@ def verdict(figure, reached):
 
 
 def goal_cell(name, work, goals):
-    """What is wanted of this case alone; goals about several sizes at once stand in the first table."""
+    """The goal of this case alone; goals about several sizes at once are in the first table."""
     cells = []
     for goal in goals:
         if name in goal["works"] and not goal.get("flat"):

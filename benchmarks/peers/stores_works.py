@@ -83,13 +83,13 @@ def barrier(count):
     rounds = lambda tools: tools.count(50)  # noqa: E731
     return Group(f"barrier-{count}", [Work(f"barrier-{count}", f"barrier of {count}", "us" if count < 64 else "ms")], [
         Entry("Ferry", ["ferry"], ferry_barrier(count),
-              "agents of one process, a connection each; one thread calls for all, one after the other; verified", is_ferry=True),
+              "agents of one process, a connection each; one thread calls for all, sequentially; verified", is_ferry=True),
         Entry("TCPStore", ["tcpstore"], lambda tools: [Figure(f"barrier-{count}", tools.own(
             "tcpstore", "barrier", count, rounds(tools))["seconds"])],
               "made of add, set and wait; a connection and a thread each, as its calls wait; C++; verified"),
         Entry("JAX's service", ["jax"], lambda tools: [Figure(f"barrier-{count}", tools.jax(
             count, "barrier", count, rounds(tools))["seconds"])],
-              f"{JAX_DIFFERS}; a channel each; one thread calls for all, one after the other")])
+              f"{JAX_DIFFERS}; a channel each; one thread calls for all, sequentially")])
 
 
 def ferry_bootstrap(count):
@@ -103,9 +103,9 @@ def ferry_bootstrap(count):
 
 def bootstrap(count):
     name = f"bootstrap-{count}"
-    return Group(name, [Work(name, f"start of {count} ranks until everyone's endpoint is at everyone", "ms")], [
+    return Group(name, [Work(name, f"start of {count} ranks until each has all endpoints", "ms")], [
         Entry("Ferry", ["ferry"], ferry_bootstrap(count),
-              "ranks are agents of one process, a thread and a connection each; everyone's devices too; verified "
+              "ranks are agents of one process, a thread and a connection each; all devices too; verified "
               "afterwards", is_ferry=True),
         Entry("TCPStore", ["tcpstore"], lambda tools: [Figure(name, tools.own("tcpstore", "bootstrap", count)["seconds"])],
               "ranks are threads of one process, a connection each; connect, set, meet, get each of the others: it has no "

@@ -68,7 +68,7 @@ NO_KEYS = "polling, a core to each process; a rank and a tag, no keys"
 UCX_SAYS = "ucx_perftest: not verified, the same warm buffer each time"
 TAGS = f"{NO_KEYS}; {UCX_SAYS}"
 
-HOST_8 = Group("host-8", [Work("host-8", "8 B there and back within a host, halved; everyone polls", "us", 8)], [
+HOST_8 = Group("host-8", [Work("host-8", "8 B there and back within a host, halved; both sides poll", "us", 8)], [
     ferry_pair("host-8", "Ferry", "polling; keyed by step and name, into a buffer; verified",
                ["--sizes=8", "--mode=into", "--poll"], bytes=8),
     mpi("host-8", "Open MPI, shared memory", "fifo", f"{NO_KEYS}; {OWN}", SMALL),
@@ -79,8 +79,8 @@ HOST_8 = Group("host-8", [Work("host-8", "8 B there and back within a host, halv
                lambda tools: ["shm", "cma", "tensor", *SMALL(tools)])])
 
 HOST_8_BLOCKING = Group("host-8-blocking", [
-    Work("host-8-blocking", "8 B there and back within a host, halved; whoever waits sleeps", "us", 8)], [
-        ferry_pair("host-8-blocking", "Ferry", "looks for 20 us, then sleeps; keyed; verified",
+    Work("host-8-blocking", "8 B there and back within a host, halved; blocking waits", "us", 8)], [
+        ferry_pair("host-8-blocking", "Ferry", "polls for 20 us, then sleeps; keyed; verified",
                    ["--sizes=8", "--mode=into"], bytes=8),
         ferry_pair("host-8-blocking", "Ferry, --spin=0", "sleeps at once; keyed; verified",
                    ["--sizes=8", "--mode=into", "--spin=0"], bytes=8),
@@ -90,7 +90,7 @@ HOST_8_BLOCKING = Group("host-8-blocking", [
               lambda tools: [Figure("host-8-blocking", tools.own("wake_floor", "unix", tools.count(5000))["seconds"],
                                     is_floor=True)], "a byte there and back, halved, a core to each process, asleep")])
 
-RATE = Group("rate-8", [Work("rate-8", "messages of 8 B within a host, many at a time", "/s", 8, "more")], [
+RATE = Group("rate-8", [Work("rate-8", "messages of 8 B within a host, many in flight", "/s", 8, "more")], [
     Entry("Ferry", ["ferry"], lambda tools: [Figure("rate-8", 1 / tools.sendrecv(
         "--sizes=8", "--mode=into", "--poll", "--inflight=64", bytes=8, inflight=64)["p50_s"])],
           "polling; 64 in flight and one answer; keyed, each with a key of its own; verified", is_ferry=True),
@@ -117,7 +117,7 @@ def host_copies(name, title, size, own_words, ucx_words, rounds):
     entries = [
         ferry_pair(name, "Ferry", f"polling; the receiver copies with two threads, {COPIES}; keyed; verified",
                    [f"--sizes={text}", "--mode=into", "--poll"], **wanted),
-        ferry_pair(name, "Ferry, asleep", f"looks for 20 us, then sleeps; the receiver copies with two threads, {COPIES}; keyed; verified",
+        ferry_pair(name, "Ferry, asleep", f"polls for 20 us, then sleeps; the receiver copies with two threads, {COPIES}; keyed; verified",
                    [f"--sizes={text}", "--mode=into"], **wanted),
         mpi(name, "Open MPI, FIFO", "fifo", f"{NO_KEYS}; two copies, {large}", own_words),
         mpi(name, "Open MPI, CMA", "cma", f"{NO_KEYS}; one copy by the kernel, {large}", own_words),
@@ -136,7 +136,7 @@ HOST_64M = host_copies("host-64M", "64 MiB there and back within a host, halved,
 HOST_1G = host_copies("host-1G", "1 GiB there and back within a host, halved, into the receiver's buffer", GIB, HUGE,
                       UCX_HUGE, 3)
 HOST_STREAM = Group("host-64M-stream", [
-    Work("host-64M-stream", "64 MiB within a host, one way, 8 in flight, into the receiver's buffers", "GB/s", 64 * MIB)], [
+    Work("host-64M-stream", "64 MiB within a host, one direction, 8 in flight, into the receiver's buffers", "GB/s", 64 * MIB)], [
         Entry("Ferry", ["ferry"], lambda tools: [Figure("host-64M-stream", tools.sendrecv(
             "--sizes=64M", "--mode=into", "--poll", "--inflight=8", bytes=64 * MIB, inflight=8)["p50_s"])],
               f"polling; {COPIES}, a buffer to each; keyed; verified", is_ferry=True),
@@ -163,14 +163,14 @@ def warm_handoffs(tools):
 
 
 HANDOFF = Group("handoff", [
-    Work(f"handoff-{name}", f"{name.replace('M', ' Mi').replace('K', ' Ki').replace('G', ' Gi')}B handed over within a "
+    Work(f"handoff-{name}", f"{name.replace('M', ' Mi').replace('K', ' Ki').replace('G', ' Gi')}B zero-copy within a "
          "host: a view of the sender's memory", "us", size) for name, size in SIZES.items()], [
              Entry("Ferry", ["ferry"], handoffs, "polling; no bytes are copied; keyed; verified, so that "
                    "each round begins with cold caches; no peer has it", is_ferry=True),
              Entry("Ferry, warm", ["exchange_bench"], warm_handoffs,
-                   "of exchange_bench: the same, but nobody writes or reads the bytes between rounds", is_ferry=True)])
+                   "of exchange_bench: the same, but the bytes are neither written nor read between rounds", is_ferry=True)])
 
-TCP_8 = Group("tcp-8", [Work("tcp-8", "8 B there and back over TCP on loopback, halved; everyone polls", "us", 8)], [
+TCP_8 = Group("tcp-8", [Work("tcp-8", "8 B there and back over TCP on loopback, halved; both sides poll", "us", 8)], [
     ferry_pair("tcp-8", "Ferry", "polling; keyed; verified", ["--sizes=8", "--mode=into", "--poll", "--transport=tcp"],
                bytes=8),
     mpi("tcp-8", "Open MPI, TCP", "tcp", f"{NO_KEYS}; {OWN}", SMALL),
@@ -178,8 +178,8 @@ TCP_8 = Group("tcp-8", [Work("tcp-8", "8 B there and back over TCP on loopback, 
 
 ASLEEP = f"asleep; {OWN}"
 TCP_8_BLOCKING = Group("tcp-8-blocking", [
-    Work("tcp-8-blocking", "8 B there and back over TCP on loopback, halved; whoever waits sleeps", "us", 8)], [
-        ferry_pair("tcp-8-blocking", "Ferry", "looks for 20 us, then sleeps; keyed; verified",
+    Work("tcp-8-blocking", "8 B there and back over TCP on loopback, halved; blocking waits", "us", 8)], [
+        ferry_pair("tcp-8-blocking", "Ferry", "polls for 20 us, then sleeps; keyed; verified",
                    ["--sizes=8", "--mode=into", "--transport=tcp"], bytes=8),
         ferry_pair("tcp-8-blocking", "Ferry, --spin=0", "sleeps at once; keyed; verified",
                    ["--sizes=8", "--mode=into", "--transport=tcp", "--spin=0"], bytes=8),
@@ -192,7 +192,7 @@ TCP_8_BLOCKING = Group("tcp-8-blocking", [
 
 TCP_64M = Group("tcp-64M", [
     Work("tcp-64M", "64 MiB there and back over TCP on loopback, halved, into the receiver's buffer", "GB/s", 64 * MIB)], [
-        ferry_pair("tcp-64M", "Ferry", "looks for 20 us, then sleeps; two connections; no checksum; keyed; verified",
+        ferry_pair("tcp-64M", "Ferry", "polls for 20 us, then sleeps; two connections; no checksum; keyed; verified",
                    ["--sizes=64M", "--mode=into", "--transport=tcp"], bytes=64 * MIB),
         ferry_pair("tcp-64M", "Ferry, polling", "polling; two connections; no checksum; keyed; verified",
                    ["--sizes=64M", "--mode=into", "--transport=tcp", "--poll"], bytes=64 * MIB),

@@ -82,7 +82,7 @@ absl::Status Run() {
   FERRY_ASSIGN_OR_RETURN(Communicator first, node->Communicator(gpus));
   FERRY_RETURN_IF_ERROR(ExpectSumOverAll(*node, *first));
   FERRY_ASSIGN_OR_RETURN(Communicator same, node->Communicator(gpus));
-  FERRY_RETURN_IF_ERROR(Expect(same == first, "whoever asks again gets the same one"));
+  FERRY_RETURN_IF_ERROR(Expect(same == first, "a second request returns the same one"));
   same = nullptr;
   const uint32_t generation = first->generation();
   FERRY_RETURN_IF_ERROR(meet());

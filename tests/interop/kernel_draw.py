@@ -20,7 +20,7 @@ INDEX = [tf.int32, tf.int64]
 
 
 class Case:
-    """What is asked: an op, its attributes, its inputs as NumPy arrays with their types."""
+    """A case: an op, its attributes, its inputs as NumPy arrays with their types."""
 
     def __init__(self, op, attrs, inputs, outputs=1):
         self.op, self.attrs, self.inputs, self.outputs = op, attrs, inputs, outputs

@@ -59,7 +59,7 @@ def new_session(cluster, graph, **config):
 
 @case
 def versions(cluster):
-    """Of many extensions of one version one succeeds."""
+    """One of many extensions of one version succeeds."""
     handle = new_session(cluster, node("a"))
     outcomes = []
 
