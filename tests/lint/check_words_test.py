@@ -36,6 +36,25 @@ class CheckWords(unittest.TestCase):
         status, lines = self.check("base/a.cc", "int a;  // for whoever asks\nint whoever;\n")
         self.assertEqual((status, lines), (1, ['base/a.cc:1: the comment says "whoever"']))
 
+    def test_reads_python_shell_and_cmake_outside_of_the_libraries(self):
+        for name in ("tests/a_test.py", "tests/CMakeLists.txt", "examples/a.sh"):
+            self.assertEqual(self.check(name, "a\n# What it does.\n"),
+                             (1, [f'{name}:2: the comment begins with "What"']))
+            self.assertEqual(self.check(name, "a\n# It does.\n")[0], 0)
+        self.assertEqual(self.check("base/CMakeLists.txt", "# What it does.\n")[0], 0)
+        self.assertEqual(self.check("scripts/a", "#!/bin/sh\n# Of a.\n")[0], 1)
+        self.assertEqual(self.check("scripts/a", "no script\n# Of a.\n")[0], 0)
+
+    def test_refuses_a_docstring_that_begins_with_of_or_what(self):
+        self.assertEqual(self.check("benchmarks/a.py", 'def a():\n    """Whatever it is."""\n'),
+                         (1, ['benchmarks/a.py:2: the comment begins with "Whatever"']))
+        self.assertEqual(self.check("benchmarks/a.py", 'def a():\n    """A. What it is."""\n')[0], 0)
+
+    def test_refuses_numbered_scenarios_in_comments_and_test_names(self):
+        for line in ("// Scenario 12.", "int a;  // Scenarios 3 to 5.", "TEST(A, Scenario7Is) {"):
+            self.assertEqual(self.check("tests/a_test.cc", line + "\n")[0], 1, line)
+        self.assertEqual(self.check("tests/a_test.cc", "int scenario4;  // The scenario.\n")[0], 0)
+
     def test_refuses_long_prose_and_allows_long_tables_and_code(self):
         long = "word " * 30
         text = f"| {long} |\n```\n{long}\n```\n    {long}\n"

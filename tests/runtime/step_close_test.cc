@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What Close reports to a step's sender about tensors that are in flight.
+// The report of Close to a step's sender about tensors that are in flight.
 #include <string>
 #include <utility>
 #include <vector>
