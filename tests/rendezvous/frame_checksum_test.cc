@@ -49,9 +49,9 @@ RendezvousKey Key() {
                           "/job:worker/replica:0/task:2/device:CPU:0", "edge"));
 }
 
-class LaneSealTest : public TransferContextTest {
+class FrameChecksumTest : public TransferContextTest {
  protected:
-  LaneSealTest() {
+  FrameChecksumTest() {
     consumer_.self.peer = kConsumer;
     producer_.self.peer = kProducer;
     producer_.manager = &manager_;
@@ -139,7 +139,7 @@ class LaneSealTest : public TransferContextTest {
 };
 
 // A changed shape, id or type would deliver the value to a receiver as something else.
-TEST_F(LaneSealTest, ChangedBitOfADescriptor_IsDetected) {
+TEST_F(FrameChecksumTest, ChangedBitOfADescriptor_IsDetected) {
   const Frame ticket = Ticket();
   ForEachFlip(ticket, [&](const Frame& flipped, size_t bit) {
     ended_ = 0;
@@ -161,7 +161,7 @@ TEST_F(LaneSealTest, ChangedBitOfADescriptor_IsDetected) {
 }
 
 // A changed key or step would deliver a value to the wrong receiver.
-TEST_F(LaneSealTest, ChangedBitOfARequest_IsDetected) {
+TEST_F(FrameChecksumTest, ChangedBitOfARequest_IsDetected) {
   const Frame hello = Hello();
   ForEachFlip(Request(), [&](const Frame& flipped, size_t bit) {
     const std::unique_ptr<End> producer = Serving();
@@ -181,13 +181,13 @@ TEST_F(LaneSealTest, ChangedBitOfARequest_IsDetected) {
 }
 
 // One bit of the first frame says whether there are checksums at all.
-TEST_F(LaneSealTest, ChangedBitOfTheFirstMessage_IsDetected) {
+TEST_F(FrameChecksumTest, ChangedBitOfTheFirstMessage_IsDetected) {
   ForEachFlip(Hello(), [&](const Frame& flipped, size_t bit) {
     EXPECT_FALSE(Serving()->Hear(flipped).ok()) << bit;
   });
 }
 
-TEST_F(LaneSealTest, FramesOfAChannel_AllHaveChecksumsOrNone) {
+TEST_F(FrameChecksumTest, FramesOfAChannel_AllHaveChecksumsOrNone) {
   for (const bool first : {false, true}) {
     const std::unique_ptr<End> producer = Serving();
     EXPECT_TRUE(producer->Hear(Hello(first)).ok());
@@ -198,7 +198,7 @@ TEST_F(LaneSealTest, FramesOfAChannel_AllHaveChecksumsOrNone) {
 }
 
 // Each node has its own options: only one of a pair may ask for checksums.
-TEST_F(LaneSealTest, OneSideAsksForChecksums_BothUseThem) {
+TEST_F(FrameChecksumTest, OneSideAsksForChecksums_BothUseThem) {
   for (const bool is_producer : {false, true}) {
     consumer_.checksum = !is_producer;
     producer_.checksum = is_producer;

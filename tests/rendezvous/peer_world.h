@@ -78,11 +78,11 @@ class World final {
   }
 
   void Run() {
-    OneLane(faults_.wire);
+    OneChannel(faults_.wire);
     // The next control channel is not affected by the faults of this one.
     state_->faults = {};
     const int64_t before = values_;
-    OneLane({});
+    OneChannel({});
     EXPECT_GT(values_, before) << "later requests do not work";
     EXPECT_EQ(end_statuses_, 0);
     for (Process& process : processes_) {
@@ -222,7 +222,7 @@ class World final {
            (wire.truncate > 0 || wire.corrupt > 0 || wire.reorder > 0);
   }
 
-  void OneLane(const WireFaults& faults) {
+  void OneChannel(const WireFaults& faults) {
     is_clean_ = wire_ != nullptr;
     state_->early_releases = 0;
     for (Process& process : processes_) {

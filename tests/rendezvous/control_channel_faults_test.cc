@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A producer and a consumer over faulty control channels and transports. Replay one seed:
-// FERRY_SIM_SEED=<seed> lane_faults_test.
+// FERRY_SIM_SEED=<seed> control_channel_faults_test.
 #include <cstdint>
 #include <cstdlib>
 #include <iostream>
@@ -65,27 +65,27 @@ void RunSeeds(const Faults& faults, bool needs_losses = false) {
   }
 }
 
-TEST(LaneFaults, DelaysAndCancellationsOnly) { RunSeeds({.transport = {.later = 300}}); }
+TEST(ControlChannelFaults, DelaysAndCancellationsOnly) { RunSeeds({.transport = {.later = 300}}); }
 
-TEST(LaneFaults, WiresBreakAtAnyFrame) {
+TEST(ControlChannelFaults, WiresBreakAtAnyFrame) {
   RunSeeds({.wire = {.close = 20}, .transport = {.later = 300, .never = 50}});
 }
 
-TEST(LaneFaults, TransportsFail) {
+TEST(ControlChannelFaults, TransportsFail) {
   RunSeeds({.transport = {.later = 300, .never = 20, .fail = 50}, .checksum = true});
 }
 
 // The producer keeps such a tensor until it is fetched, and exposes it again under the same id: the
 // first attempt's export must be released before.
-TEST(LaneFaults, FetchesThatRetry_LeaveNothingOfTheFirstAttempt) {
+TEST(ControlChannelFaults, FetchesThatRetry_LeaveNothingOfTheFirstAttempt) {
   RunSeeds({.transport = {.later = 300, .again = 300}});
 }
 
-TEST(LaneFaults, PeersRefuseFrames) {
+TEST(ControlChannelFaults, PeersRefuseFrames) {
   RunSeeds({.wire = {.refuse = 15}, .transport = {.later = 200}});
 }
 
-TEST(LaneFaults, ChecksumsFindChangedElements) {
+TEST(ControlChannelFaults, ChecksumsFindChangedElements) {
   RunSeeds({.wire = {.corrupt_body = 100},
             .transport = {.later = 200, .corrupt = 100},
             .checksum = true},
@@ -93,20 +93,20 @@ TEST(LaneFaults, ChecksumsFindChangedElements) {
 }
 
 // No bit of an id, a key, a type, a shape or a transport's message may be trusted.
-TEST(LaneFaults, ChecksumsFindChangedMessages) {
+TEST(ControlChannelFaults, ChecksumsFindChangedMessages) {
   RunSeeds({.wire = {.corrupt = 30}, .transport = {.later = 200}, .checksum = true},
            /*needs_losses=*/true);
 }
 
-TEST(LaneFaults, FramesAreLost) {
+TEST(ControlChannelFaults, FramesAreLost) {
   RunSeeds({.wire = {.drop = 20}, .transport = {.later = 200}, .checksum = true});
 }
 
-TEST(LaneFaults, FramesAreDuplicated) {
+TEST(ControlChannelFaults, FramesAreDuplicated) {
   RunSeeds({.wire = {.duplicate = 30}, .transport = {.later = 500}, .checksum = true});
 }
 
-TEST(LaneFaults, FramesAreCutMixedAndChanged) {
+TEST(ControlChannelFaults, FramesAreCutMixedAndChanged) {
   for (const bool checksum : {true, false}) {
     RunSeeds({.wire = {.truncate = 10, .corrupt = 30, .duplicate = 10, .drop = 5, .reorder = 20},
               .transport = {.later = 300, .never = 10, .fail = 10, .corrupt = 10},

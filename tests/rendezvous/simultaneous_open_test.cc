@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Two processes that may both open a control channel to the other at any moment, over connections
 // that come about at any time, or never; and that break, and processes that are restarted. Replay
-// one seed: FERRY_SIM_SEED=<seed> lane_faults_test.
+// one seed: FERRY_SIM_SEED=<seed> control_channel_faults_test.
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -300,7 +300,7 @@ void RunSeeds(const GlareFaults& faults, bool needs_glares = true) {
       wires += world.wires();
     }
     if (::testing::Test::HasFailure()) {
-      ADD_FAILURE() << "replay: FERRY_SIM_SEED=" << seed << " --gtest_filter=LaneGlare."
+      ADD_FAILURE() << "replay: FERRY_SIM_SEED=" << seed << " --gtest_filter=SimultaneousOpen."
                     << ::testing::UnitTest::GetInstance()->current_test_info()->name();
       return;
     }
@@ -314,20 +314,20 @@ void RunSeeds(const GlareFaults& faults, bool needs_glares = true) {
   }
 }
 
-TEST(LaneGlare, BothOpen_OneIsKept) { RunSeeds({}); }
+TEST(SimultaneousOpen, BothOpen_OneIsKept) { RunSeeds({}); }
 
-TEST(LaneGlare, ConnectionNeverCompletes_OthersAreNotBlocked) {
+TEST(SimultaneousOpen, ConnectionNeverCompletes_OthersAreNotBlocked) {
   // One of the requesting processes cannot connect.
   RunSeeds({.hanging = 3}, /*needs_glares=*/false);
 }
 
-TEST(LaneGlare, ConnectionsBreak) { RunSeeds({.break_wire = 30}); }
+TEST(SimultaneousOpen, ConnectionsBreak) { RunSeeds({.break_wire = 30}); }
 
-TEST(LaneGlare, AttemptsFail) { RunSeeds({.fail_attempt = 200}); }
+TEST(SimultaneousOpen, AttemptsFail) { RunSeeds({.fail_attempt = 200}); }
 
-TEST(LaneGlare, ProcessesAreRestarted) { RunSeeds({.restart = 10}); }
+TEST(SimultaneousOpen, ProcessesAreRestarted) { RunSeeds({.restart = 10}); }
 
-TEST(LaneGlare, EverythingAtOnce) {
+TEST(SimultaneousOpen, EverythingAtOnce) {
   RunSeeds({.break_wire = 20, .fail_attempt = 100, .restart = 10});
 }
 

@@ -23,9 +23,9 @@ namespace {
 // Far longer than a copy of the fake driver takes: only a copy that never completes takes so long.
 constexpr absl::Duration kNever = absl::Seconds(10);
 
-class LaneStagingTest : public TensorResponderTest {
+class StagingTest : public TensorResponderTest {
  protected:
-  LaneStagingTest() {
+  StagingTest() {
     setenv("FERRY_CUDA_LIBRARY", FERRY_STRICT_CUDA, /*overwrite=*/1);
     gpus_ = *Gpus::Create(*cuda::CudaApi::Load(), AllocateHeapBuffer, nullptr, {});
     exchange_.gpus = gpus_.get();
@@ -36,7 +36,7 @@ class LaneStagingTest : public TensorResponderTest {
       if (type == ControlMessage::kTicket) is_told_.Notify();
     };
   }
-  ~LaneStagingTest() override {
+  ~StagingTest() override {
     server_->OnClosed(absl::UnavailableError("over"));
     gpus_->Stop();
   }
@@ -47,7 +47,7 @@ class LaneStagingTest : public TensorResponderTest {
 
 // A step is closed when none of its transfers is on the list: one that stays there keeps its
 // memory, and Close waits forever.
-TEST_F(LaneStagingTest, SmallTensorOfAGpu_IsOffTheListWhenItsDescriptorIsSent) {
+TEST_F(StagingTest, SmallTensorOfAGpu_IsOffTheListWhenItsDescriptorIsSent) {
   const RendezvousKey key = *RendezvousKey::Parse(
       RendezvousKey::Text("/job:worker/replica:0/task:1/device:GPU:0", kProducer.incarnation,
                           "/job:worker/replica:0/task:2/device:CPU:0", "edge"));
@@ -69,7 +69,7 @@ TEST_F(LaneStagingTest, SmallTensorOfAGpu_IsOffTheListWhenItsDescriptorIsSent) {
 
 // No peer can have received a tensor that is still being copied out of a GPU's memory. An ACK for
 // it is ignored, and its value arrives.
-TEST_F(LaneStagingTest, AckForATensorThatIsBeingStaged_IsIgnored) {
+TEST_F(StagingTest, AckForATensorThatIsBeingStaged_IsIgnored) {
   const RendezvousKey key = *RendezvousKey::Parse(
       RendezvousKey::Text("/job:worker/replica:0/task:1/device:GPU:0", kProducer.incarnation,
                           "/job:worker/replica:0/task:2/device:CPU:0", "edge"));

@@ -17,9 +17,9 @@ namespace {
 
 constexpr absl::Duration kTimeout = absl::Seconds(10);
 
-class LaneRetry : public ::testing::Test {
+class ConnectionRetry : public ::testing::Test {
  protected:
-  LaneRetry() {
+  ConnectionRetry() {
     exchange_.self.peer = kConsumer;
     exchange_.manager = &manager_;
     exchange_.transports = &transports_;
@@ -27,7 +27,7 @@ class LaneRetry : public ::testing::Test {
     table_ = std::make_shared<PeerConnectionPool>(exchange_);
     table_->set_connector(&connector_);
   }
-  ~LaneRetry() override {
+  ~ConnectionRetry() override {
     table_->Close(absl::CancelledError("this process is leaving"));
     while (connector_.Step()) continue;
     while (!connector_.attempts.empty()) {
@@ -68,7 +68,7 @@ class LaneRetry : public ::testing::Test {
 
 // The peer has another control channel with this process, for longer than usual, and refuses this
 // one.
-TEST_F(LaneRetry, RefusedAttempts_ShareATimer) {
+TEST_F(ConnectionRetry, RefusedAttempts_ShareATimer) {
   Endpoint producer;
   producer.peer = kProducer;
   producer.channels.tcp = {"somewhere:1"};
@@ -87,7 +87,7 @@ TEST_F(LaneRetry, RefusedAttempts_ShareATimer) {
   EXPECT_LE(most, 2u);
 }
 
-TEST_F(LaneRetry, EachPeerHasItsFullTimeout) {
+TEST_F(ConnectionRetry, EachPeerHasItsFullTimeout) {
   Endpoint producer;
   producer.peer = kProducer;
   producer.channels.tcp = {"somewhere:1"};
@@ -111,7 +111,7 @@ TEST_F(LaneRetry, EachPeerHasItsFullTimeout) {
 }
 
 // Peers connect and disconnect throughout the lifetime of this process.
-TEST_F(LaneRetry, EndedChannels_AreNotKept) {
+TEST_F(ConnectionRetry, EndedChannels_AreNotKept) {
   for (int i = 0; i < 10; ++i) {
     const std::shared_ptr<ControlHandler> handler = table_->Accept(kProducer);
     const auto channel = std::make_shared<RecordingControlChannel>(kProducer);

@@ -11,22 +11,22 @@
 namespace ferry {
 namespace {
 
-using LaneFlushTest = TensorResponderTest;
+using FlushTest = TensorResponderTest;
 
-TEST_F(LaneFlushTest, ValuesThatCannotBeRejectedNeedNoPing) {
+TEST_F(FlushTest, ValuesThatCannotBeRejectedNeedNoPing) {
   TransferEngine("nothing to fit", DataType::kInt32, 2, /*may_decline=*/false);
   EXPECT_FALSE(MustAsk());
   TransferEngine("dead", DataType::kInt32, 0, /*may_decline=*/true, /*is_dead=*/true);
   EXPECT_FALSE(MustAsk());
 }
 
-TEST_F(LaneFlushTest, ValuesThatMayNotFitNeedAPing) {
+TEST_F(FlushTest, ValuesThatMayNotFitNeedAPing) {
   TransferEngine("buffer", DataType::kInt32, 2, /*may_decline=*/true);
   EXPECT_TRUE(MustAsk());
   EXPECT_FALSE(MustAsk()) << "it has been heard";
 }
 
-TEST_F(LaneFlushTest, ValuesReadOnArrivalNeedAPing) {
+TEST_F(FlushTest, ValuesReadOnArrivalNeedAPing) {
   TransferEngine("text", DataType::kString, 2, /*may_decline=*/false);
   EXPECT_TRUE(MustAsk());
   Open(/*sends_seals=*/true);
@@ -35,13 +35,13 @@ TEST_F(LaneFlushTest, ValuesReadOnArrivalNeedAPing) {
 }
 
 // Its receiver may find that it cannot be had.
-TEST_F(LaneFlushTest, ViewsNeedAPing) {
+TEST_F(FlushTest, ViewsNeedAPing) {
   TransferEngine("view", DataType::kInt32, 100'000, /*may_decline=*/false);
   EXPECT_EQ(step_->operations().count(), 0u) << "it is the receiver's for as long as it likes";
   EXPECT_TRUE(MustAsk());
 }
 
-TEST_F(LaneFlushTest, PingThatCannotBeSent_EndsTheWait) {
+TEST_F(FlushTest, PingThatCannotBeSent_EndsTheWait) {
   TransferEngine("first", DataType::kInt32, 2, /*may_decline=*/true);
   const std::optional<uint64_t> flush = StartFlush();
   ASSERT_TRUE(flush);
@@ -54,7 +54,7 @@ TEST_F(LaneFlushTest, PingThatCannotBeSent_EndsTheWait) {
 }
 
 // Closing a step waits for nothing else.
-TEST_F(LaneFlushTest, FlushedStep_CountsUntilThePongComesOrTheChannelEnds) {
+TEST_F(FlushTest, FlushedStep_CountsUntilThePongComesOrTheChannelEnds) {
   OutstandingOperations& operations = step_->operations();
   TransferEngine("buffer", DataType::kInt32, 2, /*may_decline=*/true);
   EXPECT_EQ(operations.count(), 0u);
@@ -77,11 +77,11 @@ TEST_F(LaneFlushTest, FlushedStep_CountsUntilThePongComesOrTheChannelEnds) {
   EXPECT_EQ(operations.count(), 0u) << "a PING could not be sent";
 }
 
-using LaneOfferTest = TensorResponderTest;
+using ExposeTest = TensorResponderTest;
 
 // The path of a value is selected first, and the reason for having none only then: the answers may
 // differ.
-TEST_F(LaneOfferTest, PathThatOpensInBetween_IsUsed) {
+TEST_F(ExposeTest, PathThatOpensInBetween_IsUsed) {
   channel_->keeps_pings = false;
   state_->refused_costs = 1;
   TransferEngine("late", DataType::kInt32, 100'000, /*may_decline=*/false);
