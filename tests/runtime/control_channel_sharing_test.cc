@@ -45,7 +45,7 @@ TransferEngineOptions Over(const std::string& transport) {
   return options;
 }
 
-class LaneSharing : public ::testing::TestWithParam<const char*> {
+class ControlChannelSharing : public ::testing::TestWithParam<const char*> {
  protected:
   // The first receive opens the control channel.
   void Pass(ExchangeEnd& from, ExchangeEnd& to, const std::string& name) {
@@ -61,7 +61,7 @@ class LaneSharing : public ::testing::TestWithParam<const char*> {
   Directory directory_;
 };
 
-TEST_P(LaneSharing, EitherSideOpensIt_BothUseIt) {
+TEST_P(ControlChannelSharing, EitherSideOpensIt_BothUseIt) {
   for (const bool smaller_opens : {true, false}) {
     ExchangeEnd a(directory_, 1, Over(GetParam()));
     ExchangeEnd b(directory_, 2, Over(GetParam()));
@@ -86,7 +86,7 @@ TEST_P(LaneSharing, EitherSideOpensIt_BothUseIt) {
 }
 
 // All to all at once: half as many as with one per direction.
-TEST_P(LaneSharing, AsManyChannelsAsPairs) {
+TEST_P(ControlChannelSharing, AsManyChannelsAsPairs) {
   constexpr int kNodes = 6;
   std::vector<std::unique_ptr<ExchangeEnd>> nodes;
   for (int i = 0; i < kNodes; ++i) {
@@ -132,7 +132,7 @@ TEST_P(LaneSharing, AsManyChannelsAsPairs) {
   }
 }
 
-TEST_P(LaneSharing, AnotherIncarnation_GetsAnotherChannel) {
+TEST_P(ControlChannelSharing, AnotherIncarnation_GetsAnotherChannel) {
   ExchangeEnd a(directory_, 1, Over(GetParam()));
   int round = 0;
   for (const bool restarted_opens : {true, false}) {
@@ -157,7 +157,7 @@ TEST_P(LaneSharing, AnotherIncarnation_GetsAnotherChannel) {
 }
 
 // Receives, tensors in flight, and exported memory, in both directions at once.
-TEST_P(LaneSharing, DeadPeer_EndsBothDirectionsOnce) {
+TEST_P(ControlChannelSharing, DeadPeer_EndsBothDirectionsOnce) {
   constexpr int kRounds = 6;
   std::vector<std::unique_ptr<PeerProcess>> peers;
   for (int i = 0; i <= kRounds; ++i) {
@@ -207,7 +207,7 @@ TEST_P(LaneSharing, DeadPeer_EndsBothDirectionsOnce) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Over, LaneSharing, ::testing::Values("shm", "tcp"),
+INSTANTIATE_TEST_SUITE_P(Over, ControlChannelSharing, ::testing::Values("shm", "tcp"),
                          [](const auto& info) { return std::string(info.param); });
 
 }  // namespace
