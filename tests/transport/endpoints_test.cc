@@ -35,9 +35,9 @@ int ArenaMappings() {
   return count;
 }
 
-class HalvesTest : public ::testing::Test {
+class EndpointsTest : public ::testing::Test {
  protected:
-  HalvesTest() : end_({1, 10}, "token", absl::Milliseconds(100)) {
+  EndpointsTest() : end_({1, 10}, "token", absl::Milliseconds(100)) {
     environment_.loop = end_.loop.get();
     environment_.hub = end_.hub.get();
     environment_.arena = *HostArena::Create({});
@@ -60,7 +60,7 @@ class HalvesTest : public ::testing::Test {
 };
 
 // A transfer descriptor that arrives before its segment would end the control channel.
-TEST_F(HalvesTest, SegmentIsAnnouncedOnceAndBeforeItsDescriptors) {
+TEST_F(EndpointsTest, SegmentIsAnnouncedOnceAndBeforeItsDescriptors) {
   auto sender = std::make_shared<ShmSender>(environment_);
   auto receiver = std::make_shared<ShmReceiver>(environment_, [](uint64_t) {});
   int announcements = 0;
@@ -89,7 +89,7 @@ TEST_F(HalvesTest, SegmentIsAnnouncedOnceAndBeforeItsDescriptors) {
 }
 
 // The peer maps it while it is being filled.
-TEST_F(HalvesTest, NewSegmentIsAnnouncedBeforeItIsNeeded) {
+TEST_F(EndpointsTest, NewSegmentIsAnnouncedBeforeItIsNeeded) {
   ShmTransport transport(environment_);
   const auto sender = transport.CreateSender({});
   const auto receiver = transport.CreateReceiver({}, [](uint64_t) {});
@@ -134,7 +134,7 @@ TEST_F(HalvesTest, NewSegmentIsAnnouncedBeforeItIsNeeded) {
   receiver->Abort(absl::CancelledError("over"));
 }
 
-TEST_F(HalvesTest, UnmappableSegment_FailsWhenItIsNeeded) {
+TEST_F(EndpointsTest, UnmappableSegment_FailsWhenItIsNeeded) {
   auto receiver = std::make_shared<ShmReceiver>(environment_, [](uint64_t) {});
   std::vector<UniqueFd> lost(1);
   EXPECT_TRUE(
@@ -150,7 +150,7 @@ TEST_F(HalvesTest, UnmappableSegment_FailsWhenItIsNeeded) {
 }
 
 // A segment that the arena releases would stay allocated as long as any receiver maps it.
-TEST_F(HalvesTest, ReleasedSegment_IsUnmappedWithItsLastView) {
+TEST_F(EndpointsTest, ReleasedSegment_IsUnmappedWithItsLastView) {
   ShmTransport transport(environment_);
   const auto sender = transport.CreateSender({});
   const auto receiver = transport.CreateReceiver({}, [](uint64_t) {});
@@ -196,7 +196,7 @@ TEST_F(HalvesTest, ReleasedSegment_IsUnmappedWithItsLastView) {
   receiver->Abort(absl::CancelledError("over"));
 }
 
-TEST_F(HalvesTest, UnannouncedSegments_AreNotExposed) {
+TEST_F(EndpointsTest, UnannouncedSegments_AreNotExposed) {
   auto sender = std::make_shared<ShmSender>(environment_);
   sender->SetAnnounce([](absl::string_view, absl::Span<const int>) {
     return absl::ResourceExhaustedError("the lane is full");
@@ -208,7 +208,7 @@ TEST_F(HalvesTest, UnannouncedSegments_AreNotExposed) {
   EXPECT_EQ(environment_.arena->stats().block_count, 0);
 }
 
-TEST_F(HalvesTest, MalformedControlMessagesAreRefused) {
+TEST_F(EndpointsTest, MalformedControlMessagesAreRefused) {
   auto receiver = std::make_shared<ShmReceiver>(environment_, [](uint64_t) {});
   int pipe_ends[2];
   ASSERT_EQ(pipe(pipe_ends), 0);
@@ -229,7 +229,7 @@ TEST_F(HalvesTest, MalformedControlMessagesAreRefused) {
 }
 
 // No connection would bring data for it, and the receive would wait forever.
-TEST_F(HalvesTest, TcpDescriptorForNoBytes_CompletesAtOnce) {
+TEST_F(EndpointsTest, TcpDescriptorForNoBytes_CompletesAtOnce) {
   auto transport = TcpTransport::Create(environment_, {});
   ASSERT_TRUE(transport.ok()) << transport.status();
   Endpoint peer;
@@ -248,7 +248,7 @@ TEST_F(HalvesTest, TcpDescriptorForNoBytes_CompletesAtOnce) {
 
 // A sender that accepts connections and sends nothing: if the control channel stayed, every later
 // tensor would fail because of the first.
-TEST_F(HalvesTest, UnansweredDataConnections_EndTheChannel) {
+TEST_F(EndpointsTest, UnansweredDataConnections_EndTheChannel) {
   auto transport = TcpTransport::Create(environment_, {});
   ASSERT_TRUE(transport.ok()) << transport.status();
   const auto silent = ListenTcp("127.0.0.1:0");
@@ -273,7 +273,7 @@ TEST_F(HalvesTest, UnansweredDataConnections_EndTheChannel) {
 
 // Next to the assumed cost of a copy between GPUs, a number that was measured on the host would
 // make TCP look the cheapest.
-TEST_F(HalvesTest, TcpBetweenGpus_HasAssumedCostsLikeTheOthers) {
+TEST_F(EndpointsTest, TcpBetweenGpus_HasAssumedCostsLikeTheOthers) {
   const auto transport = TcpTransport::Create(environment_, {});
   ASSERT_TRUE(transport.ok()) << transport.status();
   Endpoint ends[2];
@@ -297,7 +297,7 @@ TEST_F(HalvesTest, TcpBetweenGpus_HasAssumedCostsLikeTheOthers) {
 }
 
 // Added to the mapping's address it would point outside of it, or wrap around.
-TEST_F(HalvesTest, OffsetBeyondTheSegment_IsInvalidArgument) {
+TEST_F(EndpointsTest, OffsetBeyondTheSegment_IsInvalidArgument) {
   auto receiver = std::make_shared<ShmReceiver>(environment_, [](uint64_t) {});
   const Tensor tensor = InArena('a');
   const MemorySegment& memory = environment_.arena->memory(tensor.buffer()->arena_offset());
@@ -316,7 +316,7 @@ TEST_F(HalvesTest, OffsetBeyondTheSegment_IsInvalidArgument) {
 }
 
 // A receiver that was notified of the peer's death may reuse its buffer at once.
-TEST_F(HalvesTest, AbortWhileACopyIsQueued_TheBufferIsNotWritten) {
+TEST_F(EndpointsTest, AbortWhileACopyIsQueued_TheBufferIsNotWritten) {
   constexpr size_t kLarge = size_t{1} << 20;
   CopyPool held({.threads = 1});
   environment_.copier = &held;
@@ -360,7 +360,7 @@ TEST_F(HalvesTest, AbortWhileACopyIsQueued_TheBufferIsNotWritten) {
 
 // A control channel that ends unmaps its segments, whether the receiver is still held or not;
 // existing views stay valid.
-TEST_F(HalvesTest, ReceiverAborted_SegmentsAreUnmapped) {
+TEST_F(EndpointsTest, ReceiverAborted_SegmentsAreUnmapped) {
   const int before = ArenaMappings();
   auto receiver = std::make_shared<ShmReceiver>(environment_, [](uint64_t) {});
   Tensor tensor = InArena('a');
@@ -376,7 +376,7 @@ TEST_F(HalvesTest, ReceiverAborted_SegmentsAreUnmapped) {
 }
 
 // A peer closes its control channel when a segment is retired twice.
-TEST_F(HalvesTest, SegmentRetiredTwice_IsReportedOnce) {
+TEST_F(EndpointsTest, SegmentRetiredTwice_IsReportedOnce) {
   auto sender = std::make_shared<ShmSender>(environment_);
   int announcements = 0;
   sender->SetAnnounce([&announcements](absl::string_view, absl::Span<const int>) {
@@ -398,7 +398,7 @@ TEST_F(HalvesTest, SegmentRetiredTwice_IsReportedOnce) {
 }
 
 // A view that ends with the segment is whole; one byte further is another process's crash.
-TEST_F(HalvesTest, LastBytesOfASegment_AreAcceptedAndNoneBeyond) {
+TEST_F(EndpointsTest, LastBytesOfASegment_AreAcceptedAndNoneBeyond) {
   auto receiver = std::make_shared<ShmReceiver>(environment_, [](uint64_t) {});
   const Tensor tensor = InArena('a');
   const MemorySegment& memory = environment_.arena->memory(tensor.buffer()->arena_offset());
@@ -434,7 +434,7 @@ TEST_F(HalvesTest, LastBytesOfASegment_AreAcceptedAndNoneBeyond) {
 }
 
 // The peer does not know the segment: the next tensor in it would end the control channel.
-TEST_F(HalvesTest, SegmentCouldNotBeAnnounced_IsAnnouncedWithTheNextTensor) {
+TEST_F(EndpointsTest, SegmentCouldNotBeAnnounced_IsAnnouncedWithTheNextTensor) {
   auto sender = std::make_shared<ShmSender>(environment_);
   int announcements = 0;
   bool is_full = true;

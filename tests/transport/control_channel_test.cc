@@ -27,7 +27,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-class LaneTest : public ::testing::TestWithParam<bool> {
+class ControlChannelTest : public ::testing::TestWithParam<bool> {
  protected:
   bool is_unix() const { return GetParam(); }
 
@@ -47,7 +47,7 @@ class LaneTest : public ::testing::TestWithParam<bool> {
   std::shared_ptr<ControlChannel> server_lane_;
 };
 
-TEST_P(LaneTest, FramesArriveInOrderInBothDirections) {
+TEST_P(ControlChannelTest, FramesArriveInOrderInBothDirections) {
   Connect();
   EXPECT_EQ(client_lane_->peer(), b_.peer);
   EXPECT_EQ(server_lane_->peer(), a_.peer);
@@ -67,7 +67,7 @@ TEST_P(LaneTest, FramesArriveInOrderInBothDirections) {
   }
 }
 
-TEST_P(LaneTest, AcceptsBodiesOfAllSizesAndMoreThanFits) {
+TEST_P(ControlChannelTest, AcceptsBodiesOfAllSizesAndMoreThanFits) {
   Connect();
   // Several times the size of a ring or a socket buffer.
   for (int i = 0; i < 400; ++i) {
@@ -94,7 +94,7 @@ TEST_P(LaneTest, AcceptsBodiesOfAllSizesAndMoreThanFits) {
             absl::StatusCode::kInvalidArgument);
 }
 
-TEST_P(LaneTest, SendersOnManyThreadsLoseNothing) {
+TEST_P(ControlChannelTest, SendersOnManyThreadsLoseNothing) {
   Connect();
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) {
@@ -114,7 +114,7 @@ TEST_P(LaneTest, SendersOnManyThreadsLoseNothing) {
 
 // While frames arrive in quick succession the kernel need not notify a control channel; when its
 // reader sleeps again it has to.
-TEST_P(LaneTest, FrameAfterABurst_WakesTheReader) {
+TEST_P(ControlChannelTest, FrameAfterABurst_WakesTheReader) {
   Connect();
   size_t sent = 0;
   for (int burst = 0; burst < 30; ++burst) {
@@ -129,7 +129,7 @@ TEST_P(LaneTest, FrameAfterABurst_WakesTheReader) {
 
 // While its callers come and go a process is not woken for each frame, except by a caller that can
 // only wait for it.
-TEST(LaneDozeTest, BlockingCaller_WakesAPollingPeer) {
+TEST(ControlChannelPollingTest, BlockingCaller_WakesAPollingPeer) {
   LaneEnd asks(PeerId{1, 11});
   // It would not look by itself before the test is over.
   LaneEnd dozes(PeerId{2, 22}, "token", absl::Seconds(10), {.tick = absl::Hours(1)});
@@ -158,7 +158,7 @@ TEST(LaneDozeTest, BlockingCaller_WakesAPollingPeer) {
   bell.RingAnyway();
 }
 
-TEST_P(LaneTest, CloseNotifiesBothSides) {
+TEST_P(ControlChannelTest, CloseNotifiesBothSides) {
   Connect();
   ASSERT_TRUE(client_lane_->Send(1, {"last word"}).ok());
   ASSERT_EQ(b_.accepted->WaitForFrames(1).size(), 1u);
@@ -171,7 +171,7 @@ TEST_P(LaneTest, CloseNotifiesBothSides) {
   EXPECT_FALSE(server_lane_->Send(1, {"x"}).ok());
 }
 
-TEST_P(LaneTest, HandlerThatRefusesAFrame_EndsTheChannel) {
+TEST_P(ControlChannelTest, HandlerThatRefusesAFrame_EndsTheChannel) {
   Connect();
   b_.accepted->SetVerdict(absl::InvalidArgumentError("what is that?"));
   ASSERT_TRUE(client_lane_->Send(1, {"odd"}).ok());
@@ -179,7 +179,7 @@ TEST_P(LaneTest, HandlerThatRefusesAFrame_EndsTheChannel) {
   EXPECT_EQ(client_->WaitForClosed().code(), absl::StatusCode::kUnavailable);
 }
 
-TEST_P(LaneTest, WrongToken_IsRefusedAndCounted) {
+TEST_P(ControlChannelTest, WrongToken_IsRefusedAndCounted) {
   LaneEnd stranger(PeerId{3, 33}, "another token");
   stranger.hub->Connect(b_.peer, b_.addresses, is_unix(), client_);
   const absl::Status status = client_->WaitForClosed();
@@ -189,14 +189,14 @@ TEST_P(LaneTest, WrongToken_IsRefusedAndCounted) {
   EXPECT_EQ(b_.hub->stats().accepted, 0);
 }
 
-TEST_P(LaneTest, EarlierIncarnationOfThePeer_IsNotReached) {
+TEST_P(ControlChannelTest, EarlierIncarnationOfThePeer_IsNotReached) {
   a_.hub->Connect(PeerId{2, 21}, b_.addresses, is_unix(), client_);
   const absl::Status status = client_->WaitForClosed();
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(status.message()), HasSubstr("restarted"));
 }
 
-TEST_P(LaneTest, PeersThatReadNothing_AreReportedInTheEnd) {
+TEST_P(ControlChannelTest, PeersThatReadNothing_AreReportedInTheEnd) {
   // No thread reads: a bare socket that accepts a connection would not shake hands, so the reader
   // is one whose loop is kept busy.
   Connect();
@@ -210,7 +210,7 @@ TEST_P(LaneTest, PeersThatReadNothing_AreReportedInTheEnd) {
   go->Notify();
 }
 
-INSTANTIATE_TEST_SUITE_P(Media, LaneTest, ::testing::Bool(),
+INSTANTIATE_TEST_SUITE_P(Media, ControlChannelTest, ::testing::Bool(),
                          [](const auto& info) { return info.param ? "Shm" : "Tcp"; });
 
 TEST(ShmControlChannelTest, DescriptorsArriveWithTheirFrames) {
