@@ -141,7 +141,7 @@ ncclResult_t FinishAborts(const std::vector<Comm*>& comms, const char* call);
 // Moves the data of operations that were launched together; in the stream's thread.
 void RunOps(Comm& comm, const std::vector<Op>& ops, uint64_t ticket);
 
-// The control channel of the device in the machine (nccl_lane.cc).
+// The control channel of the device in the machine (nccl_deadlock.cc).
 void PublishHead(const Comm& comm, uint64_t send_mask, uint64_t recv_mask);
 void ClearHead(const Comm& comm);
 void CountProgress(const Comm& comm);
