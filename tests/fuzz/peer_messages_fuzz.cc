@@ -15,7 +15,7 @@ namespace ferry {
 namespace {
 
 // Keeps the last body that was sent.
-class CapturingLane final : public ControlChannel {
+class CapturingChannel final : public ControlChannel {
  public:
   absl::Status Send(uint16_t type, absl::Span<const absl::string_view> parts,
                     absl::Span<const int> descriptors) override {
@@ -40,7 +40,7 @@ bool IsWithin(absl::string_view inner, absl::string_view outer) {
                            inner.data() + inner.size() <= outer.data() + outer.size());
 }
 
-void CheckHello(absl::string_view body, CapturingLane& channel) {
+void CheckHello(absl::string_view body, CapturingChannel& channel) {
   const absl::StatusOr<HelloMessage> hello = DecodeHello(body);
   if (!hello.ok()) return;
   FERRY_CHECK(hello->boot_id.size() + hello->host_name.size() + 4 <= body.size());
@@ -51,7 +51,7 @@ void CheckHello(absl::string_view body, CapturingLane& channel) {
   FERRY_CHECK(again->host_name == hello->host_name.substr(0, 256));
 }
 
-void CheckRequest(absl::string_view body, CapturingLane& channel) {
+void CheckRequest(absl::string_view body, CapturingChannel& channel) {
   const absl::StatusOr<RequestMessage> request = DecodeRequest(body);
   FERRY_CHECK(request.ok() == (body.size() >= 17));
   if (!request.ok() || request->key.size() > kMaxKeyBytes) return;
@@ -63,7 +63,7 @@ void CheckRequest(absl::string_view body, CapturingLane& channel) {
   FERRY_CHECK(DecodeRequest(channel.body)->may_decline == request->may_decline);
 }
 
-void CheckTicket(absl::string_view body, CapturingLane& channel) {
+void CheckTicket(absl::string_view body, CapturingChannel& channel) {
   const absl::StatusOr<ReadyToSendMessage> ticket = DecodeTicket(body);
   if (!ticket.ok()) return;
   FERRY_CHECK(IsWithin(ticket->body, body));
@@ -86,7 +86,7 @@ void CheckTicket(absl::string_view body, CapturingLane& channel) {
   FERRY_CHECK(again->body == ticket->body);
 }
 
-void CheckRefusal(absl::string_view body, CapturingLane& channel) {
+void CheckRefusal(absl::string_view body, CapturingChannel& channel) {
   const absl::StatusOr<RefusalMessage> refusal = DecodeRefusal(body);
   if (!refusal.ok()) return;
   FERRY_CHECK(!refusal->status.ok());
@@ -96,7 +96,7 @@ void CheckRefusal(absl::string_view body, CapturingLane& channel) {
   FERRY_CHECK(again->status.code() == refusal->status.code());
 }
 
-void CheckDeclined(absl::string_view body, CapturingLane& channel) {
+void CheckDeclined(absl::string_view body, CapturingChannel& channel) {
   const absl::StatusOr<DeclinedMessage> declined = DecodeDeclined(body);
   if (!declined.ok()) return;
   FERRY_CHECK(!declined->status.ok());
@@ -107,7 +107,7 @@ void CheckDeclined(absl::string_view body, CapturingLane& channel) {
   FERRY_CHECK(again->key == declined->key && again->status.code() == declined->status.code());
 }
 
-void CheckId(absl::string_view body, CapturingLane& channel) {
+void CheckId(absl::string_view body, CapturingChannel& channel) {
   const absl::StatusOr<uint64_t> id = DecodeId(body);
   FERRY_CHECK(id.ok() == (body.size() == 8));
   if (!id.ok()) return;
@@ -135,7 +135,7 @@ void CheckSegmentNotice(absl::string_view body) {
 }
 
 void Check(uint8_t decoder, absl::string_view body) {
-  CapturingLane channel;
+  CapturingChannel channel;
   switch (decoder % 9) {
     case 0:
       return CheckHello(body, channel);
