@@ -141,11 +141,11 @@ ncclResult_t FinishAborts(const std::vector<Comm*>& comms, const char* call);
 // Moves the data of operations that were launched together; in the stream's thread.
 void RunOps(Comm& comm, const std::vector<Op>& ops, uint64_t ticket);
 
-// The control channel of the device in the machine (nccl_deadlock.cc).
+// The pending operation of the device in the machine's table (nccl_deadlock.cc).
 void PublishHead(const Comm& comm, uint64_t send_mask, uint64_t recv_mask);
 void ClearHead(const Comm& comm);
 void CountProgress(const Comm& comm);
-// Looks for a circle of devices that wait for each other; a breach when it lasts.
+// Looks for a cycle of devices that wait for each other; a violation when it lasts.
 class DeadlockWatch final {
  public:
   explicit DeadlockWatch(const Comm& comm) : comm_(comm) {}
