@@ -109,9 +109,9 @@ struct IdRecord {
   uint64_t token;  // 0: free
   ProcessId minter;
   int32_t rank_count;
-  uint64_t came;                // mask of ranks
-  int32_t channels[kMaxRanks];  // by rank, once it has come; an index of Machine::control channels
-  uint64_t hosts[kMaxRanks];    // NCCL_HOSTID, hashed
+  uint64_t came;                   // mask of ranks
+  int32_t channels[kMaxRanks];     // by rank, once it has come; an index of Machine::channels
+  uint64_t hosts[kMaxRanks];       // NCCL_HOSTID, hashed
   uint64_t connecting[kMaxRanks];  // by rank: mask of peers with which it has begun to exchange
 };
 

@@ -59,7 +59,7 @@ struct Link {
 
 // One device of this process: NCCL's operations run on it one after the other, in launch order.
 struct Device {
-  int channel = 0;  // index of Machine::control channels
+  int channel = 0;  // index of Machine::channels
   std::mutex mu;
   std::condition_variable changed;
   uint64_t next_ticket = 0;
