@@ -51,7 +51,7 @@ class CallableTest : public MasterTest {
   std::string session_;
 };
 
-// 75: answers come in the order of the fetches, and its graphs go with it.
+// Answers come in the order of the fetches, and its graphs are released with it.
 TEST_F(CallableTest, RunsAndIsReleased) {
   const auto handle = Make(Options());
   ASSERT_TRUE(handle.ok()) << handle.status();
@@ -214,7 +214,7 @@ TEST_F(PartialTest, PartUsesTheSpellingOfTheSetup) {
   EXPECT_THAT(*RunPiece(*handle, {"c:0"}, {{"x:0", 1}}), ElementsAre(3));
 }
 
-// 95: an error of a worker ends the whole step.
+// An error of a worker ends the whole step.
 TEST_F(PartialTest, EndsWithAnError) {
   const auto handle = SetUpRun({"x:0", "y:0"}, {"c:0", "d:0"});
   cluster_.worker(1).on_run = [](const auto&) { return absl::InternalError("fantasia!"); };

@@ -8,7 +8,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::StartsWith;
 
-// 101: a worker has restarted. Steps that need it fail, with its name; others do not; a new session
+// A worker has restarted. Steps that need it fail, with its name; others do not; a new session
 // works at once.
 TEST_F(StepTest, FailsStepsOfAWorkerThatRestarts) {
   cluster_.worker(1).hangs = true;

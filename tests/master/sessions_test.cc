@@ -13,7 +13,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-// 65: a session that nothing is in.
+// A session without a graph.
 TEST_F(MasterTest, OpensAndClosesAnEmptySession) {
   const auto session = Create({});
   ASSERT_TRUE(session.ok()) << session.status();
@@ -33,7 +33,7 @@ class DevicesTest : public MasterTest {
   DevicesTest() : MasterTest(2, 1) {}
 };
 
-// 66: without a session, the first worker's devices are local.
+// Without a session, the first worker's devices are local.
 TEST_F(DevicesTest, ListsTheDevicesOfTheJob) {
   const auto listed = Call(&Master::ListDevices, tensorflow::ListDevicesRequest());
   ASSERT_TRUE(listed.ok()) << listed.status();
@@ -64,7 +64,7 @@ TEST_F(DevicesTest, ListsTheDevicesOfASession) {
               Fails(absl::StatusCode::kInvalidArgument, HasSubstr("Session x is not found.")));
 }
 
-// 67: a reset ends every session, and clears the containers it names.
+// A reset ends every session, and clears the containers it names.
 TEST_F(MasterTest, ResetEndsAllSessions) {
   const auto one = Create({});
   const auto other = Create({});
@@ -112,7 +112,7 @@ TEST_F(MasterTest, RefusesAnExistingNode) {
   EXPECT_EQ(*Extend(*session, {}, 0), 1);
 }
 
-// 70, and at once: both have read the old version, and one is first.
+// Both have read the old version, and one is first.
 TEST_F(MasterTest, TwoExtensions_OneSucceeds) {
   const auto session = Create({});
   tensorflow::ExtendSessionRequest request;
@@ -234,7 +234,7 @@ TEST_F(MasterTest, FiltersDevices) {
   EXPECT_EQ(master_.session_count(), 0u);
 }
 
-// 88: workers that do not come are named, and the wait has an end.
+// Missing workers are named, and the wait has an end.
 TEST_F(MasterTest, NamesTheMissingWorkers) {
   cluster_.SetListed(1, false);
   tensorflow::CreateSessionRequest request;

@@ -11,7 +11,7 @@ using ::testing::Not;
 using ::testing::SizeIs;
 using ::testing::StartsWith;
 
-// 80, in small: the value crosses, each worker registers one graph once, and every step is cleaned
+// In small: the value crosses, each worker registers one graph once, and every step is cleaned
 // up everywhere.
 TEST_F(StepTest, CrossesWorkers) {
   for (int i = 0; i < 20; ++i) {
@@ -184,7 +184,7 @@ TEST_F(StepTest, ReportsSeveralRoots) {
       Fails(absl::StatusCode::kInternal, AllOf(HasSubstr("fantasia 0"), HasSubstr("fantasia 1"))));
 }
 
-// 85: however long it is.
+// An error of any length.
 TEST_F(StepTest, PutsErrorsIntoTheResponse) {
   const std::string text = std::string(1 << 20, 'x') + "fantasia!";
   cluster_.worker(1).on_run = [&text](const auto&) { return absl::InternalError(text); };

@@ -338,7 +338,7 @@ LocalTopology Topology(int node) {
   return local;
 }
 
-// 129: the last node sends first.
+// The last node sends first.
 TEST(AgentOthers, EnumerateGivesAllTheSameDenseNumbers) {
   TestServer server(BarrierOptions(3));
   const Agents agents = ConnectAll(server, 3);

@@ -185,7 +185,7 @@ TEST_P(BarrierWire, SlowTaskGetsTheUseThatTheOthersAreAt) {
   ExpectBarrierError(slow, "b", 1);
 }
 
-// 97, 99: any task may cancel, with the right counter.
+// Any task may cancel, with the right counter.
 TEST_P(BarrierWire, CancelNeedsTheRightCounter) {
   TestServer server(2);
   auto tasks = server.Registered(GetParam(), 2);
@@ -223,7 +223,7 @@ TEST_P(BarrierWire, RepeatedCallReplacesTheFirst) {
   EXPECT_THAT(second.Wait(), IsOk());
 }
 
-// 106: a long message breaks gRPC's trailers, and the client would see RESOURCE_EXHAUSTED instead.
+// A long message breaks gRPC's trailers, and the client would receive RESOURCE_EXHAUSTED instead.
 TEST_P(BarrierWire, TimeoutOfAHundredTasksHasTheWholeMessage) {
   TestServer server(100);
   auto tasks = server.Registered(GetParam(), 100);
@@ -257,7 +257,7 @@ TEST_P(BarrierWire, WaitsForARestartedTaskInARecoverableJob) {
   EXPECT_THAT(waiter.Wait(), IsOk());
 }
 
-// 112: its counters begin at 0 again.
+// The counters of the restarted task begin at 0 again.
 TEST_P(BarrierWire, RestartedRecoverableTaskJoinsTheNextUse) {
   ServerOptions options = TestOptions(2);
   options.coordinator.recoverable = true;

@@ -133,7 +133,7 @@ TEST(CaptureReplay, Jaxlib0_10) {
          {{theirs, Fixed64(server.incarnation())}});
 }
 
-// 20: every request of a client that has outlived its coordinator.
+// Every request of a client that has outlived its coordinator.
 TEST(CaptureReplay, Jaxlib0_10OfAnEarlierServiceIsRefusedByEveryMethod) {
   TestServer server(2);
   auto channel = server.Channel();

@@ -18,7 +18,7 @@ using ::testing::Key;
 using RegistrationWire = WireTest;
 FERRY_IN_EVERY_DIALECT(RegistrationWire);
 
-// 1, 19: the incarnation that registration returns is the one in every heartbeat's answer; if they
+// The incarnation that registration returns is the one in every heartbeat's answer; if they
 // differed, clients would give the coordinator up as restarted.
 TEST_P(RegistrationWire, BothTasksRegisterAndReceiveTheSameServiceIncarnation) {
   TestServer server(2);
@@ -70,7 +70,7 @@ TEST_P(RegistrationWire, UnknownTaskIsRefusedWithoutAffectingOthers) {
   EXPECT_FALSE(poll.done());
 }
 
-// 6: only the dialects that name a job.
+// Only the dialects that name a job.
 TEST(Registration, UnknownJobIsRefused) {
   TestServer server(2);
   for (const Dialect dialect : {Dialect::kTensorflow, Dialect::kNamed}) {
@@ -105,7 +105,7 @@ TEST_P(RegistrationWire, RestartAfterTheConnectBarrierFailsLaterBarriers) {
   EXPECT_THAT(tasks[1].Barrier("b", absl::Seconds(30)).Wait(), Fails(StatusCode::kInternal));
 }
 
-// 10, 11: the job never becomes whole.
+// The job never becomes complete.
 TEST_P(RegistrationWire, TimeoutNamesTheMissingTasks) {
   ServerOptions options = BarrierOptions(3);
   options.coordinator.register_timeout = absl::Milliseconds(200);
@@ -118,7 +118,7 @@ TEST_P(RegistrationWire, TimeoutNamesTheMissingTasks) {
   EXPECT_THAT(server.Task(GetParam(), 1).Register(2).Wait(), Fails(StatusCode::kAborted));
 }
 
-// 12: processes of before a restart of the coordinator still send heartbeats.
+// Processes from before a restart of the coordinator still send heartbeats.
 TEST_P(RegistrationWire, HeartbeatBeforeRegistrationIsRefusedAndRegistrationStillWorks) {
   TestServer server(1);
   TaskClient task = server.Task(GetParam(), 0);
@@ -165,7 +165,7 @@ TEST_P(RegistrationWire, SameIncarnationRegistersAgainAfterReset) {
   EXPECT_THAT(tasks[0].Register(100).Wait(), IsOk());
 }
 
-// 19: another coordinator, even on the same machine in the same second.
+// Another coordinator, even on the same machine in the same second.
 TEST(Registration, RestartedServiceHasAnotherIncarnation) {
   TestServer one(1);
   TestServer other(1);

@@ -136,7 +136,7 @@ TEST(RuntimeConnect, RefusesWrongVersionsAndNodes) {
   EXPECT_THAT(Node(server, 2).Connect(1, 1000, 2).Wait(), Fails(StatusCode::kInvalidArgument));
 }
 
-// 136: and the one that was on time may try again, as jaxlib does with a new client id.
+// The node that was on time may try again, as jaxlib does with a new client id.
 TEST(RuntimeConnect, TimesOutWhenOneIsMissingAndCanBeRetried) {
   TestServer server(BarrierOptions(2));
   auto nodes = Nodes(server, 2);
@@ -168,7 +168,7 @@ TEST(RuntimeConnect, IsAbortedOnceTheJobRuns) {
   EXPECT_THAT(nodes[0].Heartbeat().Wait(), IsOk());
 }
 
-// 135: every method, with a session that is not this one and before there is one.
+// Every method, with another session and before there is one.
 TEST(RuntimeSession, AnyOtherSessionIsRefused) {
   TestServer server(BarrierOptions(1));
   for (int connected = 0; connected < 2; ++connected) {

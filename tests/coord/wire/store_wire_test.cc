@@ -19,7 +19,7 @@ using ::testing::Pair;
 using StoreWire = WireTest;
 FERRY_IN_EVERY_DIALECT(StoreWire);
 
-// 56, 79: the client has not registered.
+// The client has not registered.
 TEST_P(StoreWire, InsertedValueCanBeRead) {
   TestServer server(2);
   TaskClient task = server.Task(GetParam(), 0);
@@ -27,7 +27,7 @@ TEST_P(StoreWire, InsertedValueCanBeRead) {
   EXPECT_THAT(task.Entry("TryGetKeyValue", task.TryGet("a/b").Wait()), Pair("a/b", "v"));
 }
 
-// 57: JAX's tests pin the text, and that the new wheels get no payload.
+// JAX's tests check the text, and that the new wheels get no payload.
 TEST_P(StoreWire, KeyIsNotOverwrittenUnlessRequested) {
   TestServer server(1);
   TaskClient task = server.Task(GetParam(), 0);
@@ -46,7 +46,7 @@ TEST_P(StoreWire, KeyIsOverwrittenOnRequestWhetherOrNotItExists) {
   EXPECT_THAT(task.Entry("TryGetKeyValue", task.TryGet("k").Wait()), Pair("k", "two"));
 }
 
-// 61, and 2.2: the answer's key is the caller's, not the normalized one; topology code compares it.
+// The answer's key is the caller's, not the normalized one; topology code compares it.
 TEST_P(StoreWire, GetWaitsForTheKeyAndEchoesItAsRequested) {
   TestServer server(1);
   TaskClient reader = server.Task(GetParam(), 0);
@@ -72,7 +72,7 @@ TEST_P(StoreWire, DeletingADirectoryMakesGetsUnderItWaitAgain) {
   EXPECT_THAT(task.Entry("GetKeyValue", get.Wait()), Pair("path/to/key1", "new"));
 }
 
-// 64: text and payload as jaxlib's own service sends them.
+// Text and payload as jaxlib's own service sends them.
 TEST_P(StoreWire, MissingKeyIsNotFoundUnderTheRequestedName) {
   TestServer server(1);
   TaskClient task = server.Task(GetParam(), 0);
@@ -149,7 +149,7 @@ TEST_P(StoreWire, AbandonedGetAffectsNoOtherAndIsCounted) {
   EXPECT_THAT(task.Entry("GetKeyValue", other.Wait()), Pair("later", "v"));
 }
 
-// 77: beyond gRPC's usual 4 MiB.
+// Beyond gRPC's default of 4 MiB.
 TEST_P(StoreWire, TenMebibytesFitInOneList) {
   TestServer server(1);
   TaskClient task = server.Task(GetParam(), 0);
@@ -165,7 +165,7 @@ TEST_P(StoreWire, TenMebibytesFitInOneList) {
   }
 }
 
-// 78: NCCL ids are 128 raw bytes.
+// NCCL ids are 128 raw bytes.
 TEST_P(StoreWire, ValuesAreAnyBytes) {
   TestServer server(1);
   TaskClient task = server.Task(GetParam(), 0);

@@ -88,7 +88,7 @@ TEST_P(WatchWire, OldVersionAnswersAtOnceWithTheLatest) {
   EXPECT_EQ(table.tasks[1].incarnation, 777u);
 }
 
-// 55: upstream's server dies of it.
+// Upstream's server crashes on it.
 TEST_P(WatchWire, VersionInTheFutureIsRefused) {
   TestServer server(2);
   auto tasks = server.Registered(GetParam(), 2);
@@ -126,7 +126,7 @@ TEST_P(AliveWire, EveryCallOfARoundGetsTheSameAnswer) {
   }
 }
 
-// 124, and one that fails while the others wait.
+// Also one that fails while the others wait.
 TEST_P(AliveWire, TaskInErrorIsNotAlive) {
   ServerOptions options = TestOptions(4);
   options.coordinator.recoverable = true;

@@ -108,7 +108,7 @@ class PendingCall {
   std::shared_ptr<State> state_;
 };
 
-// The generations of coordination.md, section 1.1, that have a task in each request.
+// The generations of the protocol that have a task in each request.
 enum class Dialect {
   kTensorflow,    // G2: tensorflow.CoordinationService
   kNamed,         // G3: the same messages under xla.coordination.CoordinationService
