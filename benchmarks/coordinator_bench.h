@@ -11,7 +11,7 @@ namespace ferry::bench {
 void RegisterKvBenchmarks(const Plan& plan);
 // Set and get over ferry.v1.Control, one by one and in batches, against a bare stream.
 void RegisterStreamBenchmarks(const Plan& plan);
-// Barriers of many ranks with a connection each, against parked empty calls.
+// Barriers of many ranks with a connection each, against pending empty calls.
 void RegisterBarrierBenchmarks(const Plan& plan);
 // Server memory of a connected rank and of a pending wait.
 void RegisterMemoryBenchmarks(const Plan& plan);

@@ -117,7 +117,7 @@ void BM_MemoryFloor(benchmark::State& state, int ranks) {
     const int64_t bare = server.ResidentBytes();
     const absl::Duration time = everyone.CallAll(kEmptyMethod, NoBytes);
     const int64_t connected = server.ResidentBytes();
-    // All but one park, and stay.
+    // All but one wait, and stay.
     everyone.StartAll(kParkMethod, NoBytes, ranks - 1);
     // Nothing notifies the client that its call is pending.
     absl::SleepFor(absl::Seconds(1));

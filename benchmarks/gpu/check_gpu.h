@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// CheckGpu: patterns in a GPU's memory, made and compared there, and a stream that is held up.
+// CheckGpu: patterns in a GPU's memory, made and compared there, and a stream that is blocked.
 #ifndef FERRY_BENCHMARKS_GPU_CHECK_GPU_H_
 #define FERRY_BENCHMARKS_GPU_CHECK_GPU_H_
 

@@ -90,7 +90,7 @@ absl::Status ReceiveInto(CheckNode& self, const std::string& name) {
   FERRY_RETURN_IF_ERROR(Warm(self, step));
   FERRY_ASSIGN_OR_RETURN(const RendezvousKey key, self.Key("late", 0, kGpu, kGpu));
   FERRY_ASSIGN_OR_RETURN(const Tensor destination, self.Empty(kRunningBytes));
-  // RecvInto waits for the bytes: so the kernel is let go first.
+  // RecvInto waits for the bytes: so the kernel is released first.
   FERRY_RETURN_IF_ERROR(self.Say("go on"));
   FERRY_RETURN_IF_ERROR(step.RecvInto(key, destination, kTimeout));
   self.report().Check(absl::StrCat(name, ": RecvInto waits for what the kernel holds up"),

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Two processes of gRPC, bytes in and bytes out, without protobuf's messages.
 //
-//   grpc_pair unix
-// tcp unary
-// stream pingpong BYTES ROUNDS
+//   grpc_pair unix|tcp unary|stream pingpong BYTES ROUNDS
 //
 // unary: a call with the bytes, whose answer has as many. stream: one stream, over which both go in
 // chunks of 1 MiB. Either side copies received bytes into an existing buffer.

@@ -21,7 +21,7 @@ inline std::string ValueOf(uint64_t turn, size_t index) {
   return std::string(reinterpret_cast<const char*>(&word), sizeof word);
 }
 
-// Threads that are let go together.
+// Threads that are released together.
 class Start final {
  public:
   explicit Start(size_t count) : count_(count) {}
@@ -31,7 +31,7 @@ class Start final {
     all_.notify_all();
     all_.wait(lock, [this] { return is_open_; });
   }
-  // Waits until all have come; returns when they are let go.
+  // Waits until all have arrived; returns when they are released.
   double Open() {
     std::unique_lock<std::mutex> lock(mu_);
     all_.wait(lock, [this] { return arrived_ == count_; });
@@ -80,7 +80,8 @@ inline Load RunLoad(size_t clients, size_t operations,
           static_cast<double>(operations) / (*std::max_element(ends.begin(), ends.end()) - began)};
 }
 
-// `call(rank)` on a thread for each of `count` ranks, let go together; until the last is through.
+// `call(rank)` on a thread for each of `count` ranks, released together; until the last has
+// finished.
 inline double RunRanks(size_t count, const std::function<void(size_t)>& call) {
   Start start(count);
   std::vector<double> ends(count);

@@ -2,10 +2,8 @@
 // Two processes of TensorPipe. All work is done in its callbacks, so that no other thread has to
 // wake up.
 //
-//   tensorpipe_pair shm
-// uv basic
-// cma payload
-// tensor pingpong BYTES ROUNDS / ... stream BYTES ROUNDS WINDOW
+//   tensorpipe_pair shm|uv basic|cma payload|tensor pingpong BYTES ROUNDS
+//   tensorpipe_pair shm|uv basic|cma payload|tensor stream BYTES ROUNDS WINDOW
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>

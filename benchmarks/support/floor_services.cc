@@ -21,7 +21,7 @@
 namespace ferry::bench {
 namespace {
 
-// Parked calls; the last of `tasks` answers all. Thread-safe.
+// Pending calls; the last of `tasks` answers all. Thread-safe.
 class DeferredCalls final {
  public:
   explicit DeferredCalls(int tasks) : tasks_(static_cast<size_t>(tasks)) {}

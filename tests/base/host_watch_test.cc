@@ -266,7 +266,7 @@ TEST(HostWatch, AtItsLimit_WithThreeAttempts_TheHostHasVanished) {
   EXPECT_TRUE(look(kLimit, 2).ok());
 }
 
-// Previously outstanding data has been acknowledged: the timeout of the next data starts anew.
+// Previously outstanding data has been acknowledged: the timeout of the next data starts again.
 TEST(HostWatch, NextDataHasItsWholeTimeout) {
   HostWatch watch(kLimit);
   const absl::Time start = absl::UnixEpoch() + absl::Hours(1);

@@ -380,7 +380,7 @@ class Worker(harness.Case):
         why = "serves a job of 2 nodes, but this is node 1 of 3"
         self.fail_with(1, why, "worker", f"--coordinator={address}", "--node-id=1",
                        "--num-nodes=3")
-        # It is not waited for in vain.
+        # It is not waited for.
         self.assertEqual(worker.wait(), 1)
         self.assertRegex(worker.err, f"cannot take part: .*{why}")
 

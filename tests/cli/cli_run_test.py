@@ -765,7 +765,7 @@ class Master(harness.Case):
         first, second = self.store(machines, "10.77.0.3:9470")
         self.assertRegex(second.out, r"rank 3 met the others at 10\.77\.0\.1:\d+")
         self.assertEqual(first.err + second.err, "")
-        # Nothing is left in the store, and the next job on this coordinator meets as well.
+        # Nothing is left in the store, and the next job on this coordinator connects as well.
         keys = subprocess.run(["ip", "netns", "exec", machines.names[2], harness.FERRY, "kv", "ls",
                                "--coordinator=127.0.0.1:9470"], capture_output=True)
         self.assertEqual(keys.stdout, b"")

@@ -87,7 +87,7 @@ absl::Status Run() {
   const uint32_t generation = first->generation();
   FERRY_RETURN_IF_ERROR(meet());
 
-  // One lets go of it, then all: it is kept.
+  // One releases it, then all: it is cached.
   if (node->node_id() == 0) first = nullptr;
   FERRY_RETURN_IF_ERROR(meet());
   FERRY_ASSIGN_OR_RETURN(Communicator again, node->Communicator(gpus));
@@ -196,7 +196,7 @@ absl::Status Overlap() {
       FERRY_RETURN_IF_ERROR(made[i].status());
       if (cliques[i] == gpus) FERRY_RETURN_IF_ERROR(ExpectSumOverAll(*node, **made[i]));
     }
-    // The next ones are made anew.
+    // The next ones are made again.
     for (const std::string end : {"used", "left"}) {
       FERRY_RETURN_IF_ERROR(node->agent().Barrier(absl::StrCat(end, round), kTimeout));
       made.clear();

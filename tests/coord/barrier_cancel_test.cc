@@ -191,7 +191,7 @@ TEST(Barrier, PassesAtOnceWhenTheCallerIsTheOnlyParticipant) {
   ExpectPassed(job.Barrier(1, "b", kFirst, {1}), 0);
 }
 
-// The seed's barrier ids serve once: a late caller must not open them anew.
+// Barrier ids of the first clients can be used once: a late caller must not open them again.
 TEST(Barrier, AOneShotBarrierIsNeverOpenedAgain) {
   TestJob job(PlainOptions(2));
   job.RegisterAll();

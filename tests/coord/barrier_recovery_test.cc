@@ -203,7 +203,7 @@ TEST(BarrierMessages, NameThePartsOfTheJob) {
             job.coordinator().jobs().Ranges(Tasks({0, 2, 3, 4, 5})));
 }
 
-// Programs that name a barrier anew for each step must not fill the machine.
+// Programs that use a new barrier id in each step must not exhaust memory.
 TEST(BarrierLimits, OldResultsAreForgotten) {
   CoordinatorOptions options = PlainOptions(2);
   options.max_finished_barriers = 2;

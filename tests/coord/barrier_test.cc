@@ -315,7 +315,7 @@ TEST(Barrier, ParticipantInErrorFailsItAtOnce) {
                     AllOf(HasSubstr("already in error"), HasSubstr("broken"))));
 }
 
-// Survivors may still meet among themselves.
+// Survivors may still use barriers among themselves.
 TEST(Barrier, ErrorOutsideASubsetDoesNotAffectIt) {
   TestJob job(PlainOptions(3));
   job.RegisterAll();
@@ -414,7 +414,7 @@ TEST(Barrier, FirstUseWithAnotherCounterIsRefused) {
   ExpectPassed(job.Barrier(1, "b", call.result().counter + 1), call.result().counter + 1);
 }
 
-// A counter that does not fit fails the open use too: its users would never all meet.
+// A counter that does not fit fails the open use too: its users would never all arrive.
 TEST(Barrier, WrongCounterFailsTheOpenUseForAllCallers) {
   for (const int64_t wrong : {-1, 1, 2}) {
     TestJob job(PlainOptions(3));

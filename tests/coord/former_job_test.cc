@@ -230,7 +230,7 @@ TEST(EndJob, OfAHealthyJob_NeedsForce) {
   ExpectWell(job, 1);
 }
 
-// All parked calls end with the reason, and later calls of the job's processes are refused.
+// All pending calls end with the reason, and later calls of the job's processes are refused.
 TEST(EndJob, EndsWhatWaitsWithTheReason) {
   TestJob job(DaemonOptions(2));
   JoinAll(job, 1);

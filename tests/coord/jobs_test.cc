@@ -92,7 +92,7 @@ TEST(Jobs, RangesAreBoundedForManyJobs) {
   EXPECT_LT(jobs.Ranges(odd).size(), 2048u);
 }
 
-// Parts of a job join, meet and leave together.
+// Parts of a job join, use barriers and leave together.
 TEST(Jobs, SeveralPartsMakeOneJob) {
   CoordinatorOptions options = PlainOptions(0);
   options.jobs = {{"worker", 2}, {"ps", 1}};
@@ -111,7 +111,7 @@ TEST(Jobs, SeveralPartsMakeOneJob) {
   EXPECT_THAT(partings[1].result(), IsOk());
 }
 
-// Clients retry what is not marked.
+// Clients retry unmarked errors.
 TEST(Errors, AMarkedStatusKeepsItsCodeMessageAndOrigin) {
   const absl::Status plain = absl::InternalError("broken");
   EXPECT_FALSE(GetErrorOrigin(plain).has_value());

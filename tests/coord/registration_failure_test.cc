@@ -15,7 +15,7 @@ constexpr char kWhy[] = "RANK=0 and SLURM_PROCID=2 disagree";
 
 auto FailsForThat() { return Fails(absl::StatusCode::kFailedPrecondition, HasSubstr(kWhy)); }
 
-// Otherwise they would wait for minutes, and learn only that a task is missing.
+// Otherwise they would wait for minutes, and only report that a task is missing.
 TEST(RegistrationFailure, ReachesAllWaitingTasksAtOnce) {
   TestJob job(TogetherOptions(4));
   const StatusCall first = job.Register(0);

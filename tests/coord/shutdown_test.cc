@@ -180,7 +180,7 @@ TEST(Shutdown, ClearsTheErrorOfATask) {
   EXPECT_EQ(job.state(0), TaskState::kDisconnected);
 }
 
-// A recoverable task leaves when it likes.
+// A recoverable task leaves at any time.
 TEST(Shutdown, RecoverableTaskDoesNotWait) {
   CoordinatorOptions options = LeaveTogetherOptions(2);
   options.recoverable = true;

@@ -13,7 +13,7 @@ struct SimulationReport {
   std::string violation;
   int64_t events = 0;
   int64_t calls = 0;
-  // How often things happened, so that a test can see that the schedule is not dull.
+  // How often things happened, so that a test can check that the schedule is varied.
   int64_t barriers_passed = 0;
   int64_t jobs = 0;
   int64_t deaths = 0;

@@ -56,7 +56,7 @@ void SimulationModel::BarrierAnswered(SimulatedCall& call) {
     if (call.status.ok()) {
       ++barriers_passed_;
       passed_[id] = use.participants;
-      // The last to arrive did not park, but it is among the calls of this very event.
+      // The last to arrive did not wait, but it is among the calls of this very event.
       for (const CallPtr& other : open_) {
         if (other->kind == CallKind::kBarrier && other->wait == kNoWait && other->keys[0] == id) {
           use.arrived[other->task] = membership().task(other->task).incarnation;

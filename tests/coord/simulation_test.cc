@@ -61,7 +61,7 @@ TEST(Simulation, KeepsItsInvariantsUnderRandomSchedules) {
   std::cout << total.events << " events, " << total.calls << " calls, " << total.barriers_passed
             << " barriers passed, " << total.jobs << " jobs, " << total.deaths << " deaths\n";
   if (events < kDefaultEvents) return;
-  // A dull schedule proves nothing.
+  // A schedule without events proves nothing.
   EXPECT_GT(total.barriers_passed, events / 1000);
   EXPECT_GT(total.deaths, events / 10'000);
   EXPECT_GT(total.jobs, events / 5000);

@@ -95,7 +95,7 @@ class Simulation final {
   Message Poll(TaskId task);
   Message WaitForAll(TaskId task);
   Message Watch(TaskId task);
-  // A set that contains `task`; there are few, so that rounds and barriers meet.
+  // A set that contains `task`; there are few, so that rounds and barriers complete.
   std::vector<TaskId> SetWith(TaskId task);
   Message Alive(TaskId task);
   Message Enumerate(TaskId task);

@@ -68,7 +68,7 @@ TEST(Store, GetWaitsForItsKey) {
   EXPECT_EQ(*(*call.result())[0].value, "1");
 }
 
-// A reader that is late must not park.
+// A reader that is late must not wait.
 TEST(Store, GetOfAnExistingKeyIsAnsweredAtOnce) {
   TestJob job(PlainOptions(1));
   ASSERT_THAT(job.Put("a", "1"), IsOk());
@@ -222,7 +222,7 @@ TEST(Store, IncrementAddsToDecimalText) {
   EXPECT_EQ(ValueOf(job, "c"), "-2");
 }
 
-// A counter's birth is a value like any other.
+// A counter's first value is a value like any other.
 TEST(Store, IncrementWakesWaiters) {
   TestJob job(PlainOptions(1));
   const GetCall call = job.Get({"a"});

@@ -20,7 +20,7 @@ std::unique_ptr<Coordinator> MakeCoordinator() {
   return *Coordinator::Create(std::move(options), SteadyClock(), 1);
 }
 
-// A get whose completion writes its name down.
+// A get whose completion records its name.
 void Get(CoordinatorExecutor& strand, const std::string& key, std::vector<std::string>& log) {
   strand.Run([&](Coordinator& coordinator) {
     coordinator.GetKeys({key}, kNoTask, absl::Hours(1),

@@ -80,7 +80,7 @@ std::vector<Bytes> ReadCorpus(int argc, char** argv) {
       paths.push_back(entry.path());
     }
   }
-  // The order of a folder is the file system's affair, and the mutants follow from it.
+  // The order of a folder depends on the file system, and the mutants follow from it.
   std::sort(paths.begin(), paths.end());
   std::vector<Bytes> corpus;
   for (const auto& path : paths) corpus.push_back(ReadFile(path));

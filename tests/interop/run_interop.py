@@ -344,8 +344,7 @@ def barrier_timeout(options):
             for text in texts:
                 check(text.startswith("DEADLINE_EXCEEDED: Barrier timed out"), text)
         if options.dialect == "new":
-            # The straggler learns of the failure at once, and then the id is
-            # good for another use.
+            # The straggler gets the failure at once, and then the id can be used again.
             cluster.clients[2].call("wait_at_barrier", "short", 1500).error(
                 r"^DEADLINE_EXCEEDED: Barrier timed out")
             cluster.every("wait_at_barrier", "short", 20000)

@@ -265,7 +265,7 @@ TEST_F(Local, DeadlinesUseTheGivenClock) {
   EXPECT_EQ(rendezvous_.NextDeadline(), start + absl::Seconds(30));
 }
 
-// Every exchange has one, and most are met: they must not pile up.
+// Every exchange has one, and most are met: they must not accumulate.
 TEST_F(Local, DeadlinesThatWereMetAreForgotten) {
   const absl::Time deadline = clock_.Now() + absl::Hours(1);
   for (int i = 0; i < 100'000; ++i) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// RecordingControlChannel: a control channel without another end, whose frames a test looks at.
+// RecordingControlChannel: a control channel without another end, whose frames a test inspects.
 #ifndef FERRY_TESTS_RENDEZVOUS_RECORDING_CONTROL_CHANNEL_H_
 #define FERRY_TESTS_RENDEZVOUS_RECORDING_CONTROL_CHANNEL_H_
 

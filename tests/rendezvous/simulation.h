@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Simulated steps: every misfortune at once, against a table and against workers that exchange.
+// Simulated steps: all faults at once, against a table and against workers that exchange tensors.
 #ifndef FERRY_TESTS_RENDEZVOUS_SIMULATION_H_
 #define FERRY_TESTS_RENDEZVOUS_SIMULATION_H_
 
@@ -12,7 +12,7 @@ struct Report {
   // The first failure with the last events before it; empty if there is none.
   std::string violation;
   int64_t events = 0;
-  // How often things happened, so that a test can see that the schedule is not dull.
+  // How often things happened, so that a test can check that the schedule is varied.
   int64_t receives = 0;
   int64_t values = 0;
   int64_t errors = 0;

@@ -77,7 +77,7 @@ Report RunSeeds(Report (*run)(uint64_t, int64_t)) {
 
 TEST(Simulation, TableKeepsItsInvariantsUnderRandomSchedules) {
   const Report total = RunSeeds(RunTable);
-  // A dull schedule proves nothing.
+  // A schedule without events proves nothing.
   if (total.events < kDefaultEvents) return;
   EXPECT_GT(total.values, total.events / 10);
   EXPECT_GT(total.errors, total.events / 100);

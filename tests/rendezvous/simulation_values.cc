@@ -112,7 +112,7 @@ void WorkersSimulation::WhileIssuing(const CallPtr& call) {
   may_nest_ = could_nest;
 }
 
-// --- Misfortune
+// --- Faults
 
 void WorkersSimulation::Cancel(const std::shared_ptr<CancellationToken>& cancellation) {
   Log("cancel");

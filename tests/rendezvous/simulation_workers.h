@@ -74,7 +74,7 @@ class WorkersSimulation final {
   void Serve(const CallPtr& call);
   void WhileIssuing(const CallPtr& call);
 
-  // --- Misfortune
+  // --- Faults
   void Cancel(const std::shared_ptr<CancellationToken>& cancellation);
   void MoveClock();
   void Die(Worker& worker);

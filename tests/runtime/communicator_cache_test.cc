@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Communicators that are kept while ranks die, and when NCCL does not let go of them.
+// Communicators that are cached while ranks die, and when NCCL does not release them.
 #include "node/communicator_cache.h"
 
 #include <csignal>
@@ -298,7 +298,7 @@ TEST(CommunicatorCache, AbortThatNeverReturns) {
   }
 }
 
-// One of them alone has its memory wanted, and NCCL does not let go of it.
+// Only one of them has its memory requested, and NCCL does not release it.
 TEST(CommunicatorCache, CommunicatorThatDoesNotEnd_DelaysNoOther) {
   NEEDS_THE_DOUBLE("can make NCCL hang");
   GpuPairOptions options = OnTwoMachines();

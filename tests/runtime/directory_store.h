@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A store for cliques in a folder: processes of one test meet there without a coordinator.
+// A store for communicators in a folder: processes of one test find each other without a
+// coordinator.
 #ifndef FERRY_TESTS_RUNTIME_DIRECTORY_STORE_H_
 #define FERRY_TESTS_RUNTIME_DIRECTORY_STORE_H_
 

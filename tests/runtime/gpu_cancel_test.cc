@@ -128,7 +128,7 @@ TEST(GpuCancel, ReceiverDoesNotWaitForTheProducersKernel) {
         Step step = peer.Open();
         Tensor into = OnGpu(peer, 1);
         const std::weak_ptr<Buffer> memory = cuda::MemoryOf(into);
-        // The producer's kernel ends when this side has come to Meet: a receive that waited for it
+        // The producer's kernel ends when this side has reached Meet: a receive that waited for it
         // would not return.
         const absl::Status status = step.RecvInto(KeyOf(0, "GPU:1"), into, absl::Milliseconds(700));
         EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;

@@ -128,7 +128,7 @@ TEST(GpuRing, WithoutRoomForTheRing_GoesThroughTheHost) {
       });
 }
 
-// The receiver has no room for a copy, until it lets go of something.
+// The receiver has no room for a copy, until it releases another.
 TEST(GpuRing, ReceiverWithoutRoom_WaitsForSome) {
   NEEDS_TWO_PEERS();
   GpuPairOptions options;

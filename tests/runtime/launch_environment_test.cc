@@ -229,7 +229,7 @@ TEST(CheckLaunchOptions, TakesNumbersUpToTheirLimits) {
   }
 }
 
-// Variables whose names only begin as ours do are others'.
+// Variables whose names only begin like ours belong to others.
 TEST(ComposeEnvironment, KeepsVariablesWithLongerNames) {
   const std::vector<std::string> inherited = {"RANK_FILE=a", "WORLD_SIZE_HINT=b", "FERRY_RUNNER=c",
                                               "GROUP_RANKING=d"};

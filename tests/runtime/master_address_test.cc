@@ -94,7 +94,7 @@ TEST(MasterAddress, LoopbackOfSeveralMachines_IsReportedAndNotUsed) {
     EXPECT_EQ(master.host, "10.0.0.1") << host;
     EXPECT_EQ(master.port, 5000);
     EXPECT_EQ(master.notes.size(), 1u);
-    // All of them are one machine where the coordinator is met on loopback.
+    // All of them are one machine if the coordinator is reached by the loopback.
     EXPECT_THAT(Choose({{"MASTER_ADDR", host}}, "127.0.0.1", 2).notes, IsEmpty());
   }
 }

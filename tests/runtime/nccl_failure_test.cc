@@ -43,7 +43,7 @@ bool BecomesIdle(GpuPeer& peer) {
   return peer.gpus().gate()->work_count() == 0;
 }
 
-// Whether any clique of this job has had to begin anew.
+// Whether any communicator of this job had to start again.
 bool HasSecondGeneration() {
   const std::string store = absl::StrCat(std::getenv("STRICT_CUDA_SESSION"), "/store");
   for (const auto& file : std::filesystem::directory_iterator(store)) {
@@ -96,7 +96,7 @@ TEST(NcclFailure, NcclError_LosesNoTensor) {
             for (int i = 0; i < 8; ++i) {
               EXPECT_EQ(ReceivePattern(peer, step, "GPU:1", i, stream->get()), "nccl");
             }
-            // The fault was met.
+            // The fault was hit.
             EXPECT_TRUE(HasSecondGeneration());
             peer.Meet();
           });
@@ -273,7 +273,7 @@ TEST(NcclFailure, FirstExchangeThatLosesARank_YieldsNoCommunicator) {
         const auto made = make(peer, 1);
         meeting.join();
         ASSERT_FALSE(made.ok());
-        // It was begun, and is waited for anew.
+        // It was begun, and is waited for again.
         EXPECT_THAT(std::string(made.status().message()),
                     AllOf(HasSubstr("generation 2"), HasSubstr("has not come")));
         EXPECT_EQ(peer.gpus().gate()->work_count(), 0);
@@ -366,7 +366,7 @@ TEST(NcclFailure, RankThatNeverJoins) {
       });
 }
 
-// A process can leave although NCCL does not let go of a communicator.
+// A process can leave although NCCL does not release a communicator.
 TEST(NcclFailure, AbortThatNeverReturns) {
   NEEDS_THE_DOUBLE("can make NCCL hang");
   GpuPairOptions options;

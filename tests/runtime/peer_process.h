@@ -130,7 +130,7 @@ class PeerProcess final {
     return count;
   }
 
-  // Each learns where the other is.
+  // Each receives the other's address.
   void Meet(Directory& directory, const Endpoint& here) const {
     channel_->Say(EncodeEndpoint(here));
     directory.Publish(*DecodeEndpoint(channel_->Hear()));

@@ -122,7 +122,7 @@ TEST_P(StepClose, WaitsForTensorsInFlightAndNamesThem) {
   proxy_->SetStalled(false);
 }
 
-// Other steps may take as long as they like.
+// Other steps may take any time.
 TEST_P(StepClose, WaitsForItsOwnTensorsOnly) {
   Receipt receipt = SendIntoAJam();
   Step other(*source_.exchange, source_.Step(2));
@@ -247,7 +247,7 @@ TEST(StepAbort, EndsTransfersInFlightByGrpc) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("step 1 is over, in the middle"));
 }
 
-// A view is the receiver's for as long as it likes, and no reason to wait.
+// A view is the receiver's for any time, and no reason to wait.
 TEST(StepCloseOverMemory, ExportedTensorsAreListedAndNotWaitedFor) {
   Directory directory;
   ExchangeEnd source(directory, 1);

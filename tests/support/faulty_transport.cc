@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Endpoints that meet in a table.
+// Endpoints that find each other in a table.
 #include "tests/support/faulty_transport.h"
 
 #include <cstring>

@@ -176,7 +176,7 @@ TEST_F(EndpointsTest, ReleasedSegment_IsUnmappedWithItsLastView) {
   Tensor view = hand_over(1);
   EXPECT_EQ(ArenaMappings(), before + 2);
   EXPECT_GT(environment_.arena->Trim(), 0u);
-  // A peer that keeps to the protocol has let go of its views by now; this one has not.
+  // A peer that follows the protocol has released its views by now; this one has not.
   EXPECT_EQ(ArenaMappings(), before + 1);
   EXPECT_EQ(*static_cast<const char*>(view.data()), 'a');
   view = Tensor();

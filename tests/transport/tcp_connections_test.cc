@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which of a pair's connections brings a tensor, and on whose thread it arrives.
+// Which of a pair's connections carries a tensor, and on which thread it arrives.
 #include <map>
 #include <memory>
 #include <string>

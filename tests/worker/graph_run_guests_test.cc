@@ -13,7 +13,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::Pair;
 
-// A run whose clock moves by a microsecond whenever it is looked at, and whose executor waits.
+// A run whose clock advances by a microsecond at each reading, and whose executor waits.
 struct SlowRun {
   explicit SlowRun(std::shared_ptr<const Plan> plan) {
     GraphRunOptions options;

@@ -239,7 +239,7 @@ class NcclWorld final {
     }
   }
 
-  // Other ranks are not notified: they learn of it over their steps, or at their next collective.
+  // Other ranks are not notified: they notice it in their steps, or at their next collective.
   void Abort(FakeRun& run, const absl::Status& why) {
     if (!run.aborted.ok()) return;
     run.aborted = why;

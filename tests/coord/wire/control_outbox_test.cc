@@ -69,7 +69,7 @@ TEST(ControlOutbox, BlobEndsItsFrame) {
   EXPECT_LT(outbox.retained_bytes(), 100u);
 }
 
-// One value that hundreds get is in memory once; and nothing else is held up while it is copied.
+// One value that hundreds get is in memory once; and copying it delays nothing else.
 TEST(ControlOutbox, LargeValuesAreNotCopied) {
   ControlOutbox outbox;
   static const std::string large(3'000'000, 'v');

@@ -218,7 +218,7 @@ TEST(DirectControl, ClientThatDoesNotReadDelaysNoOther) {
   }
 }
 
-// Health checks, and ranks that come back, connect whenever they like.
+// Health checks, and ranks that come back, connect at any time.
 TEST(DirectControl, StopsWhileOthersConnect) {
   for (int round = 0; round < 40; ++round) {
     auto server = std::make_unique<TestServer>(1);

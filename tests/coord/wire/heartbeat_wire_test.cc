@@ -43,7 +43,7 @@ struct ProxiedTask {
 
 class HeartbeatWire : public WireTest {
  protected:
-  // Two tasks poll; the connection of task 1 stalls, and task 0 learns that task 1 is dead.
+  // Two tasks poll; the connection of task 1 stalls, and task 0 is notified that task 1 is dead.
   void ExpectStoppedClientIsNoticed(const ServerOptions& options) {
     TestServer server(options);
     TaskClient survivor = server.Task(GetParam(), 0);

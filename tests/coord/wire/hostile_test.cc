@@ -62,7 +62,7 @@ class Hostile : public ::testing::Test {
     EXPECT_THAT(honest.Insert("honest", value, true).Wait(), IsOk());
     EXPECT_THAT(honest.Entry("GetKeyValue", honest.Get("honest").Wait()), Pair("honest", value));
   }
-  // Sends all at once, each with a short deadline, since some of them park.
+  // Sends all at once, each with a short deadline, since some of them wait.
   std::vector<Answer> SendAll(const std::vector<std::pair<std::string, std::string>>& requests) {
     PendingCall::Options options;
     options.deadline = absl::Milliseconds(500);

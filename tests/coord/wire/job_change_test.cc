@@ -282,7 +282,7 @@ TEST_F(JobChange, RuntimeConnect_IsAnsweredWithTheSessionThatItJoined) {
   ExpectUntouched("KeyValueSet");
 }
 
-// Every method of the newest layout that can park, meant for the former incarnation of the service.
+// Every waiting method of the newest layout, meant for the previous incarnation of the service.
 TEST_F(JobChange, RequestForThePreviousIncarnationOfTheService_DoesNotWaitInTheNewJob) {
   for (const std::string method :
        {"Barrier", "ShutdownTask", "PollForError", "GetAliveTasks", "WatchTasks", "GetKeyValue"}) {
@@ -395,7 +395,7 @@ TEST(JobChangeControl, DevicesBehindARegistration_AreNotThoseOfTheNewJob) {
   });
   EXPECT_EQ(stream.ReplyTo(1).code(), 0);
   EXPECT_EQ(stream.ReplyTo(2).code(), static_cast<int>(StatusCode::kAborted));
-  // Neither its devices nor its poll for errors is parked in the new job.
+  // Neither its devices nor its poll for errors waits in the new job.
   EXPECT_EQ(server.parked(), 0u);
 }
 

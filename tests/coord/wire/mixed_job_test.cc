@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One job, four kinds of clients: jaxlib of three ages and Ferry's agent meet in one coordinator.
+// One job, four kinds of clients: jaxlib of three generations and Ferry's agent share a
+// coordinator.
 #include <string>
 #include <vector>
 

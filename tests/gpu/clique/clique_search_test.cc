@@ -40,7 +40,7 @@ struct Event {
     kHear,    // a plan is notified by the store
     kFinish,  // NCCL has initialised, or the first exchange is over
     kFail,    // it has not
-    kLetGo,   // a plan is retired, and the rank begins anew
+    kLetGo,   // a plan is retired, and the rank starts again
   };
   Kind kind = Kind::kStore;
   // The plan's.

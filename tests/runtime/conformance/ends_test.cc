@@ -148,7 +148,7 @@ TEST_P(ConformanceOfPeers, NothingLeaksOverManyIncarnations) {
   settle();
   const Footprint after = Footprint::Now();
   EXPECT_LE(after.mappings, before.mappings + 2);
-  // gRPC has threads and connections that come and go as it likes.
+  // gRPC's threads and connections are not under this test's control.
   if (GetParam().is_grpc()) return;
   EXPECT_LE(after.descriptors, before.descriptors + 2);
   EXPECT_EQ(after.threads, before.threads);

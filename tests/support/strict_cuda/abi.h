@@ -356,7 +356,7 @@ void strict_cuda_clear_breaches();
 void strict_cuda_fail_next(const char* symbol, int error, int after_n);
 void strict_cuda_fail(const char* symbol, int error, int after_n, int times);
 void strict_cuda_clear_faults();
-int strict_cuda_hanging();  // calls with error -1, which clearing lets go on
+int strict_cuda_hanging();  // calls with error -1, which clearing continues
 // Microseconds before each operation of a stream takes effect.
 void strict_cuda_set_delay_us(int delay_us);
 // Operations that have been enqueued and have not ended, in all streams of this process.

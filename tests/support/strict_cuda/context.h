@@ -44,7 +44,7 @@ int OrdinalOf(int physical);
 // Waits until all that has been enqueued in the context has ended.
 void SynchronizeContext(Context& context);
 
-// Remembers which error the asynchronous work of a context met.
+// Remembers the first error of the asynchronous work of a context.
 void FailContext(Context& context, CUresult error);
 
 }  // namespace strict_cuda

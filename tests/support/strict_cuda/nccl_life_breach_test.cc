@@ -110,7 +110,7 @@ TEST_F(NcclBreachTest, AbortOfOneWhileAnotherHangs) {
   ExpectBreach(outcomes[0], "nccl-abort-order");
 }
 
-// A blocking communicator, whose first exchange waits for a peer that does not come.
+// A blocking communicator, whose first exchange waits for a peer that does not join.
 TEST_F(NcclBreachTest, AbortWhileAnotherThreadIsInACall) {
   const auto outcomes = RunPair(
       [](const Wire& wire) {

@@ -339,7 +339,7 @@ class Runner final {
     const ssize_t got = recv(link.fd, data, bytes, MSG_DONTWAIT);
     if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) {
       link.is_dead = true;
-      // A kernel that spins on shared memory learns nothing of it; one behind a socket does.
+      // A kernel that spins on shared memory is not notified of it; one behind a socket is.
       if (GetConfig().nccl_peer_death_is_error) {
         FailComm(&comm_, ncclRemoteError, "connection to rank " + std::to_string(peer) + " lost");
       }

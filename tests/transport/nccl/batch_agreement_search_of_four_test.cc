@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every choice of four transfers among three devices, with each misfortune at any moment.
+// Every choice of four transfers among three devices, with each fault at any moment.
 #include "tests/transport/nccl/grant_choices.h"
 
 namespace ferry::grant_test {

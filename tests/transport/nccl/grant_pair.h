@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A few grant endpoints whose messages a test carries by hand.
+// A few batch agreement endpoints whose messages a test delivers explicitly.
 #ifndef FERRY_TESTS_TRANSPORT_NCCL_GRANT_PAIR_H_
 #define FERRY_TESTS_TRANSPORT_NCCL_GRANT_PAIR_H_
 
