@@ -11,6 +11,7 @@
 #include <optional>
 #include <utility>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 
 #include "base/clock.h"
@@ -166,15 +167,15 @@ bool DirectConnection::SendFrame(absl::Span<const grpc::Slice> slices, bool is_l
   has_sent_last_ = is_last;
   size_t sent = 0;
   if (is_connected_ && out_.empty() && slices.size() < kMaxPieces) {
-    iovec pieces[kMaxPieces];
-    size_t count = 0;
-    pieces[count++] = {head, sizeof(head)};
+    absl::InlinedVector<iovec, kMaxPieces> pieces = {{head, sizeof(head)}};
     for (const grpc::Slice& slice : slices) {
-      if (slice.size() > 0) pieces[count++] = {const_cast<uint8_t*>(slice.begin()), slice.size()};
+      if (slice.size() > 0) {
+        pieces.push_back({const_cast<uint8_t*>(slice.begin()), slice.size()});
+      }
     }
     msghdr message = {};
-    message.msg_iov = pieces;
-    message.msg_iovlen = count;
+    message.msg_iov = pieces.data();
+    message.msg_iovlen = pieces.size();
     const ssize_t result = sendmsg(fd_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     LookLater();
     // Errors other than EAGAIN recur when reading.

@@ -117,6 +117,26 @@ TEST(RequestSize, RefusesNamingTheRequest) {
               ::testing::Property(&absl::Status::ok, true));
 }
 
+// Groups that no field has are walked too, to the depth at which the parser gives up.
+TEST(RequestSize, NestedUnknownGroups_AreRefusedAtTheParsersDepth) {
+  const auto groups = [](size_t depth) {
+    // Field 15 begins and ends a group.
+    return std::string(depth, static_cast<char>(15 << 3 | 3)) +
+           std::string(depth, static_cast<char>(15 << 3 | 4));
+  };
+  const auto is_message = [&](size_t depth) {
+    return Measure(CreateSessionRequest::descriptor(), groups(depth)).is_message;
+  };
+  EXPECT_TRUE(is_message(1));
+  EXPECT_TRUE(is_message(99));
+  EXPECT_FALSE(is_message(101));
+  EXPECT_FALSE(is_message(1'000'000));
+  CreateSessionRequest parsed;
+  EXPECT_TRUE(parsed.ParseFromString(groups(99)));
+  const google::protobuf::LogSilencer silencer;
+  EXPECT_FALSE(parsed.ParseFromString(groups(101)));
+}
+
 TEST(RequestSize, SurvivesArbitraryBytes) {
   const google::protobuf::LogSilencer silence;
   std::mt19937 dice(5);

@@ -162,6 +162,33 @@ TEST(ShmRingTest, TheLastByteIsUsed_AndNoneTwice) {
   }
 }
 
+// A frame never wraps around: a head that claims more than is left before the end would make the
+// reader leave the mapping.
+TEST(ShmRingTest, FrameBeyondTheEndOfTheRing_IsRefused) {
+  constexpr size_t kLeft = 64;
+  const auto front = [](uint32_t bytes) {
+    auto memory = std::make_unique<Memory>();
+    RingWriter writer(memory->bytes, kCapacity);
+    RingReader reader(memory->bytes, kCapacity);
+    for (size_t at = 0; at < kCapacity - kLeft; at += kLeft) {
+      EXPECT_TRUE(writer.Write(1, 0, {std::string(kLeft - kRingFrameHeader, 'x')}));
+      EXPECT_TRUE(reader.HasFrame());
+      EXPECT_TRUE(reader.Front().ok());
+      reader.Pop();
+      reader.Publish();
+    }
+    const uint16_t type = 1;
+    char* const begin = memory->bytes + kRingControlBytes + kCapacity - kLeft;
+    std::memcpy(begin + sizeof(bytes), &type, sizeof(type));
+    std::memcpy(begin, &bytes, sizeof(bytes));
+    EXPECT_TRUE(reader.HasFrame());
+    return reader.Front().status().code();
+  };
+  EXPECT_EQ(front(kLeft), absl::StatusCode::kOk);
+  EXPECT_EQ(front(kLeft + 1), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(front(kCapacity / 4), absl::StatusCode::kInvalidArgument);
+}
+
 // Each of these differs by one from the head that a writer writes.
 TEST(ShmRingTest, MalformedFrameHeads_AreRefused) {
   const auto front = [](uint32_t bytes, uint16_t type) {

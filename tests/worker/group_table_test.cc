@@ -223,5 +223,23 @@ TEST_F(GroupTableTest, GroupFails_AllOfItsInstancesEndAndNoOthers) {
   for (const int group : {4, 6}) EXPECT_THAT(Join(3, JoinOf(group, 0, 2)), SizeIs(2));
 }
 
+// The earliest deadline of the members holds, in whatever order they join, with no timeout (0)
+// among them.
+TEST_F(GroupTableTest, MembersHaveDifferentTimeouts_TheEarliestDeadlineHolds) {
+  const std::vector<std::vector<int32_t>> orders = {
+      {1000, 5000, 0}, {5000, 1000, 0}, {0, 1000, 5000}, {1000, 0, 5000}};
+  for (size_t i = 0; i < orders.size(); ++i) {
+    const int instance = static_cast<int>(i);
+    for (int device = 0; device < 3; ++device) {
+      v1::CollectiveJoin join = JoinOf(1, instance, 4);
+      join.set_timeout_ms(orders[i][static_cast<size_t>(device)]);
+      EXPECT_THAT(Join(device, join), IsEmpty());
+    }
+    EXPECT_THAT(table_.Expire(kStart + absl::Milliseconds(999)), IsEmpty()) << i;
+    ExpectAll(table_.Expire(kStart + absl::Seconds(1)), 3, absl::StatusCode::kDeadlineExceeded, "");
+    EXPECT_EQ(table_.waiting_count(), 0u);
+  }
+}
+
 }  // namespace
 }  // namespace ferry::worker

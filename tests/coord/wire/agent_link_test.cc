@@ -103,6 +103,27 @@ TEST_F(AgentLinkTest, RequestLostWithItsConnectionIsNotSentAgainAfterItsDeadline
   EXPECT_FALSE(IsThere("large"));
 }
 
+// A watch that ended on this side alone would stay in the coordinator as long as the session.
+TEST_F(AgentLinkTest, WatchThatEnds_EndsInTheCoordinatorToo) {
+  const auto watches = [this] {
+    return server_->strand().Run(
+        [](Coordinator& coordinator) { return coordinator.InnerTableSizes()["store.watches"]; });
+  };
+  v1::Request watch;
+  watch.mutable_watch()->set_prefix("w/");
+  const uint64_t id = link_->Subscribe(watch, [](const v1::Event&) {});
+  const uint64_t other = link_->Subscribe(watch, [](const v1::Event&) {});
+  // Requests are done in order.
+  IsThere("k");
+  EXPECT_EQ(watches(), 2u);
+  link_->Unsubscribe(id);
+  IsThere("k");
+  EXPECT_EQ(watches(), 1u);
+  link_->Unsubscribe(other);
+  IsThere("k");
+  EXPECT_EQ(watches(), 0u);
+}
+
 // Like the answer that lists who waits for what: it must neither wait nor block itself.
 TEST_F(AgentLinkTest, CallbackMayBeginAnotherCall) {
   Outcome answer;

@@ -176,6 +176,23 @@ TEST(ControlSession, LaterStreamTakesItOver) {
   EXPECT_EQ(second.ReplyTo(1).entries(0).value(), "v");
 }
 
+// The server is still writing to the stream that is replaced: nobody reads it.
+TEST(ControlSession, StreamIsReplacedWhileItIsWrittenTo_TheNewOneIsWrittenTo) {
+  TestServer server(1);
+  const std::string value(size_t{8} << 20, 'v');
+  ControlStream first(server.Channel());
+  const uint64_t session = first.Attach().session_id();
+  ASSERT_EQ(first.Call(PutRequest(1, {{"large", value}})).code(), 0);
+  first.Send({GetRequest(2, {"large"}, kLong), GetRequest(3, {"k"}, kLong)});
+  // By now the answer to request 2 is on its way.
+  ASSERT_TRUE(server.WaitUntilParked(1));
+  ControlStream second(server.Channel());
+  EXPECT_EQ(second.Attach(session, 0).received_request_id(), 3u);
+  EXPECT_TRUE(second.ReplyTo(2).entries(0).value() == value);
+  EXPECT_EQ(second.Call(PutRequest(4, {{"k", "v"}})).code(), 0);
+  EXPECT_EQ(second.ReplyTo(3).entries(0).value(), "v");
+}
+
 TEST(ControlSession, RankThatDoesNotReconnectIsDroppedWithItsRequests) {
   ServerOptions options = TestOptions(1);
   options.coordinator.heartbeat_timeout = absl::Milliseconds(300);
