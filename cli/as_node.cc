@@ -211,7 +211,7 @@ absl::StatusOr<int> RunAsNode(NodeOptions& options,
   BlockedSignals signals({SIGINT, SIGTERM, SIGHUP}, EndAfterSignal());
   std::unique_ptr<HostedCoordinator> hosted;
   if (is_host) {
-    const Graphs graphs = options.runs_graphs ? Graphs::kServed : Graphs::kNone;
+    const Graphs graphs = options.service != nullptr ? Graphs::kServed : Graphs::kNone;
     auto listening =
         HostedCoordinator::At(place.coordinator, *place.num_nodes, graphs, heartbeat_timeout);
     if (!listening.ok()) return WhyNotListening(place.coordinator, listening.status());

@@ -15,6 +15,7 @@
 #include "cli/summary.h"
 #include "cli/verb.h"
 #include "launch/printable.h"
+#include "tensorflow/node_worker/node_worker.h"
 
 namespace ferry::cli {
 namespace {
@@ -22,6 +23,8 @@ namespace {
 struct WorkerFlags {
   bool exit_after_join = false;
   std::optional<absl::Duration> heartbeat_timeout;
+  bool runs_graphs = true;
+  GraphOptions graphs;
   NodeOptions node;
 };
 
@@ -47,7 +50,7 @@ absl::StatusOr<int> Work(JoinedNode& joined, bool exit_after_join) {
               Printable(place.description).c_str(), Printable(place.coordinator).c_str(),
               joined.hosts_coordinator ? " (run by this process)" : "",
               Printable(Summarize(node.topology())).c_str(), TopologyHash(node.topology()).c_str());
-  if (const std::string address = node.graph_address(); !address.empty()) {
+  if (const std::string address = node.service_address(); !address.empty()) {
     std::printf("ferry worker: tensorflow.WorkerService at %s\n",
                 Printable(absl::StrReplaceAll(address, {{",", ", "}})).c_str());
   }
@@ -87,10 +90,9 @@ Verb AddWorkerVerb(CLI::App& app) {
                 "leave, together with all others, once everyone has joined");
   AddHeartbeatTimeout(verb, flags->heartbeat_timeout);
   AddNodeFlags(verb, flags->node);
-  flags->node.runs_graphs = true;
   constexpr char kGroup[] = "Graphs";
   verb.add_flag_callback(
-          "--no-graphs", [flags] { flags->node.runs_graphs = false; },
+          "--no-graphs", [flags] { flags->runs_graphs = false; },
           "run no graphs of TensorFlow's clients, and listen on no port for them")
       ->group(kGroup);
   verb.add_option(
@@ -99,11 +101,11 @@ Verb AddWorkerVerb(CLI::App& app) {
       ->type_name("[HOST]:PORT")
       ->default_str(flags->node.exchange.grpc_listen)
       ->group(kGroup);
-  AddNumber(verb, "--graph-threads", flags->node.graph_threads,
+  AddNumber(verb, "--graph-threads", flags->graphs.thread_count,
             "nodes of graphs that run at the same time; 0: as many as there are processors", 0,
             1024)
       ->group(kGroup);
-  worker::WorkerLimits& limits = flags->node.graph_limits;
+  worker::WorkerLimits& limits = flags->graphs.limits;
   AddLimit(verb, "--trace-steps", limits.trace_runs,
            "steps of which is kept what each node did, for ferry trace; 0: none", 0, 100'000)
       ->group(kGroup);
@@ -119,6 +121,7 @@ Verb AddWorkerVerb(CLI::App& app) {
            "of what clients feed into the steps that are open, together")
       ->group(kGroup);
   return [flags]() {
+    if (flags->runs_graphs) flags->node.service = ServeGraphs(flags->graphs);
     return RunAsNode(
         flags->node, [&flags](JoinedNode& joined) { return Work(joined, flags->exit_after_join); },
         flags->heartbeat_timeout);

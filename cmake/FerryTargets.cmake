@@ -3,8 +3,9 @@
 
 # The linear order of folders. scripts/check_layers reads this very list; it also orders the folders
 # within one library (FERRY_INNER_LAYERS), none of which may include one to its right.
-set(FERRY_LAYERS base proto topology tensor net coord gpu transport rendezvous tensorflow/graph
-                 tensorflow/worker tensorflow/master node launch cli doctor bench)
+set(FERRY_LAYERS base proto topology tensor net coord gpu transport rendezvous node
+                 tensorflow/graph tensorflow/worker tensorflow/master tensorflow/node_worker launch
+                 cli doctor bench)
 set(FERRY_INNER_LAYERS coord/core coord/wire coord/client coord/server)
 
 # ferry_library(FOLDER SOURCES a.cc... [DEPS base...] [EXTERNAL absl::status...])

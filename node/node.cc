@@ -19,7 +19,6 @@
 #include "base/text.h"
 #include "node/communicator_cache.h"
 #include "node/node_watch.h"
-#include "node/node_worker.h"
 
 namespace ferry {
 namespace {

@@ -21,9 +21,9 @@
 #include "gpu/clique/communicator.h"
 #include "gpu/discovery.h"
 #include "node/identity.h"
+#include "node/node_service.h"
 #include "node/step.h"
 #include "node/transfer_engine.h"
-#include "tensorflow/worker/limits.h"
 #include "topology/global_topology.h"
 
 namespace ferry {
@@ -31,7 +31,6 @@ namespace ferry {
 class CommunicatorCache;
 class CommunicatorRegistry;
 class NodeWatch;
-class NodeWorker;
 
 // The coordinator's port if none is given.
 inline constexpr int kDefaultCoordinatorPort = 9470;
@@ -63,12 +62,9 @@ struct NodeOptions {
   // Whether the node sends and receives tensors; without it no transfer threads are started.
   bool exchanges_tensors = true;
   TransferEngineOptions exchange;
-  // Whether this node runs TensorFlow graphs, serving tensorflow.WorkerService.
-  bool runs_graphs = false;
-  // Maximum number of graph nodes (ops) that run concurrently; 0: the number of processors.
-  int graph_threads = 0;
-  // Limits on the requests of masters.
-  worker::WorkerLimits graph_limits;
+  // Makes a service that this node serves, such as TensorFlow's (tensorflow/node_worker); null:
+  // none.
+  NodeServiceFactory service;
 };
 
 // Time within which a node that has joined publishes the addresses of its tensor endpoint.
@@ -225,9 +221,9 @@ class Node final {
   // REQUIRES: options.exchanges_tensors.
   TransferEngine& exchange() { return *exchange_; }
 
-  // HOST:PORT of this node's tensorflow.WorkerService, or several separated by commas, in the order
-  // in which to try them; empty if the node runs no graphs.
-  std::string graph_address() const;
+  // HOST:PORT of the service of NodeOptions::service, or several separated by commas, in the order
+  // in which to try them; empty if the node has none.
+  std::string service_address() const;
 
   // Time that Join waited for the coordinator, the other nodes and their devices.
   absl::Duration join_time() const { return join_time_; }
@@ -274,7 +270,7 @@ class Node final {
   std::shared_ptr<CommunicatorCache> kept_;
   std::unique_ptr<TransferEngine> exchange_;
   // Null unless the node runs graphs. Destroyed after the exchange has stopped, and before it.
-  std::unique_ptr<NodeWorker> worker_;
+  std::unique_ptr<NodeService> service_;
   // Declared last, so that they are destroyed first: their callbacks use the other members.
   std::unique_ptr<coord::Agent> agent_;
   // Null until the watch starts.

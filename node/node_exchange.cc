@@ -27,7 +27,6 @@
 #include "node/host_addresses.h"
 #include "node/node.h"
 #include "node/node_failure.h"
-#include "node/node_worker.h"
 #include "node/pending_report.h"
 #include "node/transfer_report.h"
 #include "transport/control/handshake.h"
@@ -102,23 +101,21 @@ absl::Status Node::StartExchange(const NodeOptions& node) {
         ReadInterfaces().value_or(std::vector<InterfaceAddress>());
     options.local_end = FindLocalEnd(interfaces, agent_->observed_address(), place_.coordinator);
   }
-  if (node.runs_graphs) {
-    NodeWorkerOptions worker;
-    worker.thread_count = node.graph_threads;
-    worker.limits = node.graph_limits;
-    worker.proof = {options.token, options.require_proof};
-    worker.devices = discovery_.topology.devices;
+  if (node.service != nullptr) {
     // Control channels look up endpoints themselves.
+    std::function<absl::Status(int64_t)> find_node;
     if (options.carrier == Carrier::kGrpc) {
-      worker.lookup = [this](int64_t task) {
-        if (task < 0 || task > INT32_MAX) return absl::NotFoundError("no such task");
-        return EndpointOf(static_cast<int>(task)).status();
+      find_node = [this](int64_t id) {
+        if (id < 0 || id > INT32_MAX) return absl::NotFoundError("no such task");
+        return EndpointOf(static_cast<int>(id)).status();
       };
     }
-    options.grpc_services = [this, worker = std::move(worker)](TransferEngine& exchange) {
-      worker_ = std::make_unique<NodeWorker>(exchange, worker);
-      return std::vector<grpc::Service*>{&worker_->service()};
-    };
+    options.grpc_services =
+        [this, make = node.service, find_node = std::move(find_node),
+         proof = ProofPolicy{options.token, options.require_proof}](TransferEngine& exchange) {
+          service_ = make({exchange, proof, discovery_.topology.devices, find_node});
+          return std::vector<grpc::Service*>{&service_->service()};
+        };
   }
   Endpoint self;
   self.peer = {node_id(), agent_->incarnation()};
@@ -196,8 +193,8 @@ absl::Status Node::StartExchange(const NodeOptions& node) {
   return absl::OkStatus();
 }
 
-std::string Node::graph_address() const {
-  return worker_ == nullptr ? std::string() : exchange_->self().grpc_address;
+std::string Node::service_address() const {
+  return service_ == nullptr ? std::string() : exchange_->self().grpc_address;
 }
 
 absl::Status Node::CheckExchange() const {

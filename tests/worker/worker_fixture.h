@@ -11,7 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 
-#include "node/node_worker.h"
+#include "tensorflow/node_worker/node_worker.h"
 #include "proto/tf_worker.pb.h"
 #include "tensor/tensor_proto.h"
 #include "tensorflow/graph/partition.h"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // TransferSteps: the steps of a TransferEngine, for a TensorFlow worker.
-#ifndef FERRY_NODE_TRANSFER_STEPS_H_
-#define FERRY_NODE_TRANSFER_STEPS_H_
+#ifndef FERRY_TENSORFLOW_NODE_WORKER_TRANSFER_STEPS_H_
+#define FERRY_TENSORFLOW_NODE_WORKER_TRANSFER_STEPS_H_
 
 #include <functional>
 #include <memory>
@@ -34,4 +34,4 @@ class TransferSteps final : public worker::StepExchanges {
 
 }  // namespace ferry
 
-#endif  // FERRY_NODE_TRANSFER_STEPS_H_
+#endif  // FERRY_TENSORFLOW_NODE_WORKER_TRANSFER_STEPS_H_

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // NodeWorker: maps the node's devices to TensorFlow device names, with shareable host memory.
-#include "node/node_worker.h"
+#include "tensorflow/node_worker/node_worker.h"
 
 #include <utility>
 
@@ -63,5 +63,17 @@ NodeWorker::NodeWorker(TransferEngine& exchange, NodeWorkerOptions options)
       service_(worker::MakeWorkerService(worker_, options.proof)) {}
 
 NodeWorker::~NodeWorker() = default;
+
+NodeServiceFactory ServeGraphs(GraphOptions options) {
+  return [options = std::move(options)](NodeServiceContext context) {
+    NodeWorkerOptions worker;
+    worker.thread_count = options.thread_count;
+    worker.limits = options.limits;
+    worker.proof = std::move(context.proof);
+    worker.devices = std::move(context.devices);
+    worker.lookup = std::move(context.find_node);
+    return std::make_unique<NodeWorker>(context.exchange, std::move(worker));
+  };
+}
 
 }  // namespace ferry

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // TransferSteps: combines a Step with its rendezvous, which can abort without closing the step.
-#include "node/transfer_steps.h"
+#include "tensorflow/node_worker/transfer_steps.h"
 
 #include <utility>
 

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // NodeWorker: a node's TensorFlow worker and its gRPC service.
-#ifndef FERRY_NODE_NODE_WORKER_H_
-#define FERRY_NODE_NODE_WORKER_H_
+#ifndef FERRY_TENSORFLOW_NODE_WORKER_NODE_WORKER_H_
+#define FERRY_TENSORFLOW_NODE_WORKER_NODE_WORKER_H_
 
 #include <memory>
 #include <vector>
 
+#include "node/node_service.h"
 #include "node/transfer_engine.h"
-#include "node/transfer_steps.h"
 #include "rendezvous/proof_policy.h"
+#include "tensorflow/node_worker/transfer_steps.h"
 #include "tensorflow/worker/worker.h"
 #include "topology/device.h"
 
@@ -27,13 +28,13 @@ struct NodeWorkerOptions {
 };
 
 // Thread-safe. Created while an exchange starts, and outlives its server; `exchange` outlives it.
-class NodeWorker final {
+class NodeWorker final : public NodeService {
  public:
   NodeWorker(TransferEngine& exchange, NodeWorkerOptions options);
-  ~NodeWorker();
+  ~NodeWorker() override;
 
   worker::Worker& worker() { return worker_; }
-  grpc::Service& service() { return *service_; }
+  grpc::Service& service() override { return *service_; }
 
  private:
   TransferSteps steps_;
@@ -41,6 +42,17 @@ class NodeWorker final {
   const std::unique_ptr<grpc::Service> service_;
 };
 
+// How a node runs TensorFlow's graphs.
+struct GraphOptions {
+  // Maximum number of graph nodes (ops) that run concurrently; 0: the number of processors.
+  int thread_count = 0;
+  // Limits on the requests of masters.
+  worker::WorkerLimits limits;
+};
+
+// For NodeOptions::service: the node runs graphs, and serves tensorflow.WorkerService.
+NodeServiceFactory ServeGraphs(GraphOptions options = {});
+
 }  // namespace ferry
 
-#endif  // FERRY_NODE_NODE_WORKER_H_
+#endif  // FERRY_TENSORFLOW_NODE_WORKER_NODE_WORKER_H_
