@@ -17,6 +17,7 @@
 
 #include "base/status_macros.h"
 #include "base/text.h"
+#include "net/resolver.h"
 #include "node/identity.h"
 
 namespace ferry {
@@ -25,11 +26,6 @@ namespace {
 constexpr int kMaxLocalCount = 4096;
 constexpr int kMaxMachineCount = 1 << 16;
 constexpr int kMaxGpusPerProcess = 64;
-
-struct HostPort {
-  std::string host;
-  int port = 0;
-};
 
 absl::StatusOr<HostPort> ParseHostPort(absl::string_view option, absl::string_view text) {
   const size_t colon = text.rfind(':');

@@ -3,7 +3,6 @@
 #include "launch/master_address.h"
 
 #include <errno.h>
-#include <netdb.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 
@@ -20,6 +19,7 @@
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "base/unique_fd.h"
+#include "net/resolver.h"
 
 namespace ferry {
 namespace {
@@ -76,14 +76,11 @@ absl::StatusOr<int> FreePort(int port) {
 }
 
 bool IsOwnAddress(const std::string& host) {
-  addrinfo hints = {};
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* list = nullptr;
-  if (getaddrinfo(host.c_str(), nullptr, &hints, &list) != 0) return false;
-  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owner(list, freeaddrinfo);
-  for (const addrinfo* each = list; each != nullptr; each = each->ai_next) {
-    const UniqueFd fd(socket(each->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    if (fd.valid() && bind(fd.get(), each->ai_addr, each->ai_addrlen) == 0) return true;
+  const auto addresses = ResolveHost({host, 0});
+  if (!addresses.ok()) return false;
+  for (const SocketAddress& each : *addresses) {
+    const UniqueFd fd(socket(each.family(), SOCK_STREAM | SOCK_CLOEXEC, 0));
+    if (fd.valid() && bind(fd.get(), each.get(), each.bytes) == 0) return true;
   }
   return false;
 }

@@ -1,31 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
-// Socket addresses: resolving, formatting, and the options of connections.
+// SocketAddress: formatting, connecting, and the options of connections.
 #ifndef FERRY_NET_SOCKET_ADDRESS_H_
 #define FERRY_NET_SOCKET_ADDRESS_H_
 
 #include <sys/socket.h>
 
 #include <string>
-#include <vector>
 
-#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 
 #include "base/unique_fd.h"
 
-namespace ferry::coord {
+namespace ferry {
 
+// An address of IPv4 or IPv6, with its port.
 struct SocketAddress {
   sockaddr_storage storage = {};
   socklen_t bytes = 0;
-};
 
-// Returns all addresses of HOST:PORT or [IPV6]:PORT, in the order in which to try them; gRPC's
-// prefixes "ipv4:", "ipv6:" and "dns:///" are allowed. Blocks while the name is resolved; numeric
-// hosts are not, nor any if `may_ask` is false.
-//   Errors: INVALID_ARGUMENT for a malformed address; UNAVAILABLE with the resolver's reason.
-absl::StatusOr<std::vector<SocketAddress>> ResolveAddress(const std::string& address,
-                                                          bool may_ask = true);
+  int family() const { return storage.ss_family; }
+  const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage); }
+};
 
 // "10.0.0.3:41234", "[::1]:5000", "[fe80::1%eth0]:5000".
 std::string ShowAddress(const SocketAddress& address);
@@ -40,6 +35,6 @@ UniqueFd BeginConnect(const SocketAddress& address);
 // both times detects that.
 void TuneConnection(int socket, absl::Duration idle, absl::Duration timeout);
 
-}  // namespace ferry::coord
+}  // namespace ferry
 
 #endif  // FERRY_NET_SOCKET_ADDRESS_H_

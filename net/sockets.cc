@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// getaddrinfo, socket, bind, connect and their options.
+// socket, bind, connect and their options.
 #include "net/sockets.h"
 
 #include <netdb.h>
@@ -11,18 +11,17 @@
 
 #include <cerrno>
 #include <cstring>
-#include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 
 #include "base/address_family.h"
 #include "base/file_limit.h"
 #include "base/host_watch.h"
 #include "base/status_macros.h"
+#include "net/resolver.h"
 
 namespace ferry {
 namespace {
@@ -32,40 +31,11 @@ constexpr absl::Duration kSilenceBeforeProbes = absl::Seconds(4);
 // 0.2 ms at 5 GB/s. The kernel doubles it for its own bookkeeping.
 constexpr int kSendBufferWithinHost = 512 * 1024;
 
-struct HostPort {
-  std::string host;
-  std::string port;
-};
-
-absl::StatusOr<HostPort> Split(absl::string_view address) {
-  const size_t colon = address.rfind(':');
-  uint32_t port = 0;
-  if (colon == absl::string_view::npos || !absl::SimpleAtoi(address.substr(colon + 1), &port) ||
-      port > 65535) {
-    return absl::InvalidArgumentError(absl::StrCat(address, " is not HOST:PORT"));
-  }
-  absl::string_view host = address.substr(0, colon);
-  if (host.size() >= 2 && host.front() == '[' && host.back() == ']') {
-    host = host.substr(1, host.size() - 2);
-  }
-  return HostPort{std::string(host), absl::StrCat(port)};
-}
-
-using AddressList = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
-
-absl::StatusOr<AddressList> Resolve(const std::string& address, int flags) {
-  FERRY_ASSIGN_OR_RETURN(const HostPort parts, Split(address));
-  addrinfo hints = {};
-  hints.ai_family = AF_UNSPEC;
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = flags;
-  addrinfo* list = nullptr;
-  const int error = getaddrinfo(parts.host.empty() ? nullptr : parts.host.c_str(),
-                                parts.port.c_str(), &hints, &list);
-  if (error != 0) {
-    return absl::UnavailableError(absl::StrCat(address, ": ", gai_strerror(error)));
-  }
-  return AddressList(list, &freeaddrinfo);
+absl::StatusOr<std::vector<SocketAddress>> Resolve(const std::string& address, bool is_passive) {
+  FERRY_ASSIGN_OR_RETURN(const HostPort parts, SplitHostPort(address));
+  auto addresses = ResolveHost(parts, {.is_passive = is_passive});
+  if (addresses.ok()) return addresses;
+  return absl::UnavailableError(absl::StrCat(address, ": ", addresses.status().message()));
 }
 
 absl::Status OsError(absl::string_view what, int error) {
@@ -115,17 +85,17 @@ void SetOption(int socket, int level, int name, int value) {
 }  // namespace
 
 absl::StatusOr<ListeningSocket> ListenTcp(const std::string& address) {
-  FERRY_ASSIGN_OR_RETURN(const AddressList list, Resolve(address, AI_PASSIVE));
+  FERRY_ASSIGN_OR_RETURN(const std::vector<SocketAddress> list, Resolve(address, true));
   absl::Status status = absl::UnavailableError(absl::StrCat(address, ": no such address"));
   // An IPv6 socket on all addresses also accepts IPv4, and so comes first.
   for (const int family : {AF_INET6, AF_INET}) {
-    for (const addrinfo* each = list.get(); each != nullptr; each = each->ai_next) {
-      if (each->ai_family != family) continue;
+    for (const SocketAddress& each : list) {
+      if (each.family() != family) continue;
       UniqueFd fd(socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
       if (!fd.valid()) {
         status = OsError(absl::StrCat("cannot listen on ", address), errno);
         if (absl::IsUnavailable(status) && !HasAddressFamily(family)) {
-          const auto& asked = reinterpret_cast<const sockaddr_in6&>(*each->ai_addr);
+          const auto& asked = reinterpret_cast<const sockaddr_in6&>(*each.get());
           status = absl::UnavailableError(
               absl::StrCat(status.message(), "; ", NoIpv6Hint(ntohs(asked.sin6_port))));
         }
@@ -133,7 +103,7 @@ absl::StatusOr<ListeningSocket> ListenTcp(const std::string& address) {
       }
       SetOption(fd.get(), SOL_SOCKET, SO_REUSEADDR, 1);
       if (family == AF_INET6) SetOption(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, 0);
-      if (bind(fd.get(), each->ai_addr, each->ai_addrlen) != 0 || listen(fd.get(), kBacklog) != 0) {
+      if (bind(fd.get(), each.get(), each.bytes) != 0 || listen(fd.get(), kBacklog) != 0) {
         const int error = errno;
         status = OsError(absl::StrCat("cannot listen on ", address), error);
         if (error == EADDRNOTAVAIL) {
@@ -166,27 +136,27 @@ absl::StatusOr<ListeningSocket> ListenUnix(absl::string_view name) {
 }
 
 absl::StatusOr<UniqueFd> BeginConnectTcp(const std::string& address) {
-  FERRY_ASSIGN_OR_RETURN(const AddressList list, Resolve(address, 0));
+  FERRY_ASSIGN_OR_RETURN(const std::vector<SocketAddress> list, Resolve(address, false));
   absl::Status status = absl::UnavailableError(absl::StrCat(address, ": no such address"));
-  for (const addrinfo* each = list.get(); each != nullptr; each = each->ai_next) {
-    UniqueFd fd(socket(each->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  for (const SocketAddress& each : list) {
+    UniqueFd fd(socket(each.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     if (!fd.valid()) {
       // Such addresses may be given where the kernel has no IPv6.
       status = OsError(absl::StrCat("cannot connect to ", address), errno);
       continue;
     }
     TuneTcp(fd.get());
-    if (connect(fd.get(), each->ai_addr, each->ai_addrlen) == 0 || errno == EINPROGRESS) return fd;
+    if (connect(fd.get(), each.get(), each.bytes) == 0 || errno == EINPROGRESS) return fd;
     status = OsError(absl::StrCat("cannot connect to ", address), errno);
   }
   return status;
 }
 
 absl::StatusOr<std::vector<std::string>> ResolveTcp(const std::string& address) {
-  FERRY_ASSIGN_OR_RETURN(const AddressList list, Resolve(address, 0));
+  FERRY_ASSIGN_OR_RETURN(const std::vector<SocketAddress> list, Resolve(address, false));
   std::vector<std::string> addresses;
-  for (const addrinfo* each = list.get(); each != nullptr; each = each->ai_next) {
-    addresses.push_back(Numeric(each->ai_addr, each->ai_addrlen));
+  for (const SocketAddress& each : list) {
+    addresses.push_back(Numeric(each.get(), each.bytes));
   }
   return addresses;
 }

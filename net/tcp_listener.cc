@@ -3,7 +3,6 @@
 #include "net/tcp_listener.h"
 
 #include <arpa/inet.h>
-#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -19,14 +18,15 @@
 #include "absl/status/status.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 
 #include "base/address_family.h"
 #include "base/clock.h"
 #include "base/file_limit.h"
+#include "base/status_macros.h"
 #include "base/text.h"
+#include "net/resolver.h"
 
 namespace ferry::coord {
 namespace {
@@ -38,35 +38,6 @@ constexpr absl::Duration kTroublePeriod = absl::Seconds(10);
 
 // The port must be free in both families; another process may use it in one of them.
 constexpr int kFreePortTries = 16;
-
-struct ListenAddress {
-  std::string host;
-  int port = 0;
-};
-
-absl::StatusOr<ListenAddress> Split(const std::string& address) {
-  ListenAddress split;
-  const size_t colon = address.rfind(':');
-  // A port beyond the range would be taken modulo 65536 by the resolver.
-  const bool is_address = colon != std::string::npos &&
-                          absl::SimpleAtoi(address.substr(colon + 1), &split.port) &&
-                          split.port >= 0 && split.port <= 65535;
-  if (!is_address) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(Quoted(address),
-                     " is not HOST:PORT with a port up to 65535 (0 takes a free "
-                     "one)"));
-  }
-  split.host = address.substr(0, colon);
-  if (split.host.empty()) return split;
-  if (split.host.front() == '[' && split.host.back() == ']') {
-    split.host = split.host.substr(1, split.host.size() - 2);
-  } else if (split.host.find(':') != std::string::npos) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        Quoted(address), " is not HOST:PORT; an IPv6 address is written in brackets: [::1]:0"));
-  }
-  return split;
-}
 
 absl::Status BindError(const std::string& address, int port, int error) {
   const std::string where = absl::StrCat("cannot listen on ", address, ": ");
@@ -96,17 +67,19 @@ int PortOf(int fd) {
                    : reinterpret_cast<const sockaddr_in&>(address).sin_port);
 }
 
-void SetPort(sockaddr* address, int port) {
-  if (address->sa_family == AF_INET6) {
-    reinterpret_cast<sockaddr_in6*>(address)->sin6_port = htons(static_cast<uint16_t>(port));
+SocketAddress WithPort(SocketAddress address, int port) {
+  const auto number = htons(static_cast<uint16_t>(port));
+  if (address.family() == AF_INET6) {
+    reinterpret_cast<sockaddr_in6&>(address.storage).sin6_port = number;
   } else {
-    reinterpret_cast<sockaddr_in*>(address)->sin_port = htons(static_cast<uint16_t>(port));
+    reinterpret_cast<sockaddr_in&>(address.storage).sin_port = number;
   }
+  return address;
 }
 
 // Returns an invalid descriptor, with errno set, if the address cannot be bound.
-UniqueFd Listen(const sockaddr* address, socklen_t bytes, bool is_v6_only) {
-  UniqueFd fd(socket(address->sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+UniqueFd Listen(const SocketAddress& address, bool is_v6_only) {
+  UniqueFd fd(socket(address.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!fd.valid()) return fd;
   const int on = 1;
   const int v6_only = is_v6_only ? 1 : 0;
@@ -114,10 +87,10 @@ UniqueFd Listen(const sockaddr* address, socklen_t bytes, bool is_v6_only) {
   // error. Accepted connections inherit these options.
   setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
   setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-  if (address->sa_family == AF_INET6) {
+  if (address.family() == AF_INET6) {
     setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &v6_only, sizeof(v6_only));
   }
-  if (bind(fd.get(), address, bytes) != 0 || listen(fd.get(), kBacklog) != 0) {
+  if (bind(fd.get(), address.get(), address.bytes) != 0 || listen(fd.get(), kBacklog) != 0) {
     const int error = errno;
     fd.Reset();
     errno = error;
@@ -132,28 +105,24 @@ bool IsOutOfResources(int error) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<TcpListener>> TcpListener::Open(const std::string& address) {
-  const absl::StatusOr<ListenAddress> split = Split(address);
-  if (!split.ok()) return split.status();
+  FERRY_ASSIGN_OR_RETURN(HostPort parts, SplitHostPort(address));
   // All addresses of the available families: one dual-stack socket, or IPv4 where the kernel has
   // no IPv6.
-  const bool is_any = split->host.empty();
-  const std::string host = !is_any ? split->host : HasAddressFamily(AF_INET6) ? "::" : "0.0.0.0";
-  addrinfo hints = {};
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_PASSIVE;
-  addrinfo* found = nullptr;
-  if (const int error = getaddrinfo(host.c_str(), nullptr, &hints, &found); error != 0) {
+  const bool is_any = parts.host.empty();
+  if (is_any) parts.host = HasAddressFamily(AF_INET6) ? "::" : "0.0.0.0";
+  const std::string& host = parts.host;
+  const auto addresses = ResolveHost(parts, {.is_passive = true});
+  if (!addresses.ok()) {
     return absl::UnavailableError(absl::StrCat("cannot listen on ", address, ": host ",
                                                Quoted(host), " cannot be resolved (",
-                                               gai_strerror(error), ")"));
+                                               addresses.status().message(), ")"));
   }
-  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> addresses(found, freeaddrinfo);
   auto listener = std::unique_ptr<TcpListener>(new TcpListener());
-  const int tries = split->port == 0 ? kFreePortTries : 1;
+  const int tries = parts.port == 0 ? kFreePortTries : 1;
   int error = EADDRNOTAVAIL;
   for (int i = 0; i < tries && listener->listeners_.empty(); ++i) {
-    listener->port_ = split->port;
-    error = listener->BindAll(*found, /*is_v6_only=*/host != "::");
+    listener->port_ = parts.port;
+    error = listener->BindAll(*addresses, /*is_v6_only=*/host != "::");
   }
   if (listener->listeners_.empty()) return BindError(address, listener->port_, error);
   listener->address_ =
@@ -166,13 +135,11 @@ absl::StatusOr<std::unique_ptr<TcpListener>> TcpListener::Open(const std::string
   return listener;
 }
 
-int TcpListener::BindAll(const addrinfo& first, bool is_v6_only) {
+int TcpListener::BindAll(const std::vector<SocketAddress>& addresses, bool is_v6_only) {
   int error = EADDRNOTAVAIL;
-  for (const addrinfo* each = &first; each != nullptr; each = each->ai_next) {
-    if (each->ai_family != AF_INET && each->ai_family != AF_INET6) continue;
+  for (const SocketAddress& each : addresses) {
     // All of them use the port that the first one was given.
-    SetPort(each->ai_addr, port_);
-    UniqueFd fd = Listen(each->ai_addr, each->ai_addrlen, is_v6_only);
+    UniqueFd fd = Listen(WithPort(each, port_), is_v6_only);
     if (!fd.valid()) {
       // A host without IPv6 may still resolve to an IPv6 address.
       error = errno;

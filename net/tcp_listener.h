@@ -3,8 +3,6 @@
 #ifndef FERRY_NET_TCP_LISTENER_H_
 #define FERRY_NET_TCP_LISTENER_H_
 
-#include <netdb.h>
-
 #include <functional>
 #include <memory>
 #include <string>
@@ -14,6 +12,7 @@
 
 #include "base/thread.h"
 #include "base/unique_fd.h"
+#include "net/socket_address.h"
 
 namespace ferry::coord {
 
@@ -56,7 +55,7 @@ class TcpListener final {
 
   // Binds on the port `port_`, or any if it is 0. Returns the last error if listeners_ is empty
   // after it.
-  int BindAll(const addrinfo& first, bool is_v6_only);
+  int BindAll(const std::vector<SocketAddress>& addresses, bool is_v6_only);
   void Accept();
   // Returns false when it is time to stop.
   bool WaitForConnection(std::vector<bool>& is_ready);

@@ -23,7 +23,7 @@
 
 #include "base/address_family.h"
 #include "base/unique_fd.h"
-#include "net/socket_address.h"
+#include "net/resolver.h"
 
 namespace ferry {
 namespace {
@@ -83,19 +83,19 @@ bool Has(absl::Span<const InterfaceAddress> all, absl::string_view address) {
 }
 
 // The source address that this host would use to send to `to`; empty if there is no route.
-std::string SourceAddress(const coord::SocketAddress& to) {
+std::string SourceAddress(const SocketAddress& to) {
   const UniqueFd fd(socket(to.storage.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   // Connecting a datagram socket looks up the route without sending anything.
   if (!fd.valid() ||
       connect(fd.get(), reinterpret_cast<const sockaddr*>(&to.storage), to.bytes) != 0) {
     return "";
   }
-  coord::SocketAddress from;
+  SocketAddress from;
   from.bytes = sizeof(from.storage);
   if (getsockname(fd.get(), reinterpret_cast<sockaddr*>(&from.storage), &from.bytes) != 0) {
     return "";
   }
-  return HostOf(coord::ShowAddress(from));
+  return HostOf(ShowAddress(from));
 }
 
 }  // namespace
@@ -170,9 +170,9 @@ std::string FindLocalEnd(absl::Span<const InterfaceAddress> all, const std::stri
     // The coordinator does not know the interface of a link-local address.
     if (!absl::StartsWith(host, "fe80:")) return host;
   }
-  const auto addresses = coord::ResolveAddress(coordinator);
+  const auto addresses = ResolveAddress(coordinator);
   if (!addresses.ok()) return "";
-  for (const coord::SocketAddress& address : *addresses) {
+  for (const SocketAddress& address : *addresses) {
     const std::string source = SourceAddress(address);
     if (!source.empty()) return IsLoopback(source) ? "" : source;
   }

@@ -16,7 +16,7 @@
 #include "benchmarks/support/server_process.h"
 #include "benchmarks/support/unary_calls.h"
 #include "coord/wire/direct_connection.h"
-#include "net/socket_address.h"
+#include "net/resolver.h"
 #include "net/socket_loop.h"
 
 namespace ferry::bench {
@@ -95,7 +95,7 @@ class ConnectionStream final : public ControlStream {
  public:
   ConnectionStream(const std::string& address, OnFrame on_frame)
       : ControlStream(std::move(on_frame)), loop_(Loop()) {
-    const auto addresses = coord::ResolveAddress(address);
+    const auto addresses = ResolveAddress(address);
     if (!addresses.ok()) Fatal(addresses.status().ToString());
     connection_ = std::make_shared<Connection>(*this);
     connection_->Connect(*addresses);

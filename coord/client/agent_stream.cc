@@ -12,7 +12,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "base/clock.h"
-#include "net/socket_address.h"
+#include "net/resolver.h"
 
 namespace ferry::coord {
 namespace {

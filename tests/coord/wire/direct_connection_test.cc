@@ -15,7 +15,7 @@
 
 #include "coord/wire/direct_connection.h"
 #include "coord/wire/direct_frames.h"
-#include "net/socket_address.h"
+#include "net/resolver.h"
 #include "test_server.h"
 
 namespace ferry::coord {
