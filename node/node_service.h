@@ -34,7 +34,7 @@ struct NodeServiceContext {
   TransferEngine& exchange;
   // Whether callers must prove knowledge of the job's token.
   ProofPolicy proof;
-  // Of this node.
+  // This node's devices.
   std::vector<Device> devices;
   // Looks up a node's endpoint, so that gRPC can reach it; may block. Null: not needed.
   //   Errors: NOT_FOUND if there is no such node; as Node::Key.

@@ -95,7 +95,7 @@ TEST_F(DescriptorsTest, WithoutRoom_TheLostOnesArriveAsInvalid) {
   }
 }
 
-// What comes later is not taken for what was lost.
+// Later descriptors are not taken for the lost ones.
 TEST_F(DescriptorsTest, AfterALoss_TheNextMessageArrivesWhole) {
   {
     const ScopedRoom limit(0);
