@@ -133,13 +133,18 @@ absl::StatusOr<Received> Step::RecvValue(const RendezvousKey& key, absl::Duratio
       std::move(args), timeout, &loop,
       [&](RecvArgs own, RecvCallback done) { RecvAsync(key, std::move(own), std::move(done)); },
       [&] {
-        std::string phase = "nobody has sent it";
-        rendezvous_->ForEachPending(absl::ZeroDuration(), [&](const PendingStepOp& op) {
-          const bool is_it = op.key == key && op.side != PendingStepOp::Side::kSend;
-          if (is_it && !op.phase.empty()) phase = op.phase;
-        });
-        return absl::StrCat(" in step ", id(), " for ", absl::CEscape(key.text()), ": ", phase);
+        return absl::StrCat(" in step ", id(), " for ", absl::CEscape(key.text()), ": ",
+                            ReceivePhase(key));
       });
+}
+
+std::string Step::ReceivePhase(const RendezvousKey& key) const {
+  std::string phase = "nobody has sent it";
+  rendezvous_->ForEachPending(absl::ZeroDuration(), [&](const PendingStepOp& op) {
+    const bool is_it = op.key == key && op.side != PendingStepOp::Side::kSend;
+    if (is_it && !op.phase.empty()) phase = op.phase;
+  });
+  return phase;
 }
 
 absl::StatusOr<Tensor> Step::Recv(const RendezvousKey& key, absl::Duration timeout) {
@@ -191,30 +196,41 @@ absl::Status Step::RecvInto(const RendezvousKey& key, Tensor destination, absl::
       absl::StrCat(absl::CEscape(key.text()), " was sent dead: there is no tensor"));
 }
 
-absl::Status Step::Close(absl::Duration timeout) {
-  const absl::Time deadline = SteadyClock().Now() + timeout;
+bool Step::AwaitSends(absl::Time deadline, std::string& left) {
   EventLoop& loop = exchange_->loop();
   OutstandingOperations& operations = rendezvous_->operations();
+  const OutstandingOperations::Waiter waiter(operations);
+  rendezvous_->CountSends();
+  const auto is_idle = [&operations] { return operations.count() == 0; };
   // Waiting on the loop's thread would block the events waited for.
-  const bool is_on_loop = loop.IsOnLoop();
-  bool is_taken = false;
-  std::string left;
-  {
-    const OutstandingOperations::Waiter waiter(operations);
-    rendezvous_->CountSends();
-    const auto is_idle = [&operations] { return operations.count() == 0; };
-    is_taken = is_on_loop ? is_idle() : loop.WaitUntil(is_idle, deadline);
-    // A tensor that was fetched may still be rejected.
-    if (is_taken) {
-      exchange_->AwaitAcknowledgements(*rendezvous_, deadline);
-    } else {
-      left = DescribeOutstanding();
-    }
+  const bool is_taken = loop.IsOnLoop() ? is_idle() : loop.WaitUntil(is_idle, deadline);
+  // A tensor that was fetched may still be rejected.
+  if (is_taken) {
+    exchange_->AwaitAcknowledgements(*rendezvous_, deadline);
+  } else {
+    left = DescribeOutstanding();
   }
+  return is_taken;
+}
+
+absl::Status Step::Flush(absl::Duration timeout) {
+  std::string left;
+  if (AwaitSends(SteadyClock().Now() + timeout, left)) return rendezvous_->lost();
+  if (exchange_->loop().IsOnLoop()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "step ", id(), " was flushed inside a callback, which must not wait, and ", left));
+  }
+  return absl::DeadlineExceededError(
+      absl::StrCat("waited ", ShortDuration(timeout), " to flush step ", id(), ", and ", left));
+}
+
+absl::Status Step::Close(absl::Duration timeout) {
+  std::string left;
+  const bool is_taken = AwaitSends(SteadyClock().Now() + timeout, left);
   exchange_->Cleanup(id());
   // Sends that can no longer be received are not outstanding, but count as failed.
   if (is_taken) return rendezvous_->lost();
-  if (is_on_loop) {
+  if (exchange_->loop().IsOnLoop()) {
     return absl::FailedPreconditionError(absl::StrCat(
         "step ", id(), " was closed inside a callback, which must not wait, and ", left));
   }

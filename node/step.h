@@ -70,6 +70,10 @@ class Step final {
   // already there. `done` must not block.
   void RecvAsync(const RendezvousKey& key, RecvArgs args, RecvCallback done);
 
+  // Blocks until every send of this step so far has been received; the step stays open.
+  //   Errors: as Close; DEADLINE_EXCEEDED naming the sends that were not received. A send that has
+  //   failed is reported by every later Flush, and by Close.
+  absl::Status Flush(absl::Duration timeout);
   // Blocks until every send of this step has been received, then closes the step locally. Later
   // requests for it fail with ABORTED. The cost does not depend on other steps or their traffic.
   // Inside a callback it closes the step without waiting.
@@ -84,11 +88,17 @@ class Step final {
   // Closes the step at once; pending operations of this node fail with `why`.
   void Abort(const absl::Status& why);
 
+  // How far a receive that is pending here has got: "nobody has sent it".
+  std::string ReceivePhase(const RendezvousKey& key) const;
+
   // For TransferEngine::OpenStep. `rendezvous` has been initialized.
   Step(TransferEngine& exchange, std::shared_ptr<RemoteRendezvous> rendezvous)
       : exchange_(&exchange), rendezvous_(std::move(rendezvous)) {}
 
  private:
+  // Waits until every send has been received and acknowledged; on the loop's thread it only looks.
+  // Returns false if some have not been received, and describes them in `left`.
+  bool AwaitSends(absl::Time deadline, std::string& left);
   // The operations that Close has waited for in vain, human-readable.
   std::string DescribeOutstanding() const;
 
