@@ -1,21 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-# cmake --install: the tool, headers, libraries and a package config for find_package(ferry).
+# cmake --install: the tool, the public headers, libraries and a package config for find_package(ferry),
+# whose target ferry::ferry is the public API.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
 get_property(ferry_targets GLOBAL PROPERTY FERRY_INSTALL_TARGETS)
-get_property(ferry_folders GLOBAL PROPERTY FERRY_INSTALL_FOLDERS)
 install(TARGETS ${ferry_targets} EXPORT ferry ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
 if(TARGET ferry)
   install(TARGETS ferry RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 endif()
-foreach(folder IN LISTS ferry_folders)
-  cmake_path(GET folder PARENT_PATH parent)
-  install(DIRECTORY ${PROJECT_SOURCE_DIR}/${folder} DESTINATION include/ferry/${parent}
-          FILES_MATCHING PATTERN "*.h")
-endforeach()
-install(DIRECTORY ${PROJECT_BINARY_DIR}/generated/proto DESTINATION include/ferry
-        FILES_MATCHING PATTERN "*.h")
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/ferry DESTINATION include FILES_MATCHING PATTERN "*.h")
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/proto DESTINATION share/ferry FILES_MATCHING PATTERN "*.proto")
 
 set(ferry_config_dir ${CMAKE_INSTALL_LIBDIR}/cmake/ferry)

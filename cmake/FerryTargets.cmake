@@ -3,15 +3,16 @@
 
 # The linear order of folders. scripts/check_layers reads this very list; it also orders the folders
 # within one library (FERRY_INNER_LAYERS), none of which may include one to its right.
-set(FERRY_LAYERS base proto topology tensor net coord gpu transport rendezvous node
+set(FERRY_LAYERS base proto topology tensor net coord gpu transport rendezvous node api
                  tensorflow/graph tensorflow/worker tensorflow/master tensorflow/node_worker launch
                  cli doctor bench)
 set(FERRY_INNER_LAYERS coord/core coord/wire coord/client coord/server)
 
-# ferry_library(FOLDER SOURCES a.cc... [DEPS base...] [EXTERNAL absl::status...])
-#   The library is named after the last part of FOLDER. DEPS: others, passed on to users of this one. EXTERNAL: third-party targets.
+# ferry_library(FOLDER SOURCES a.cc... [DEPS base...] [PRIVATE_DEPS net...] [EXTERNAL absl::status...] [PUBLIC_API])
+#   The library is named after the last part of FOLDER. DEPS: others, passed on to users of this one; PRIVATE_DEPS: others that
+#   users only link. EXTERNAL: third-party targets. PUBLIC_API: users see the headers in include/ and no others.
 function(ferry_library folder)
-  cmake_parse_arguments(arg "" "" "SOURCES;DEPS;EXTERNAL" ${ARGN})
+  cmake_parse_arguments(arg "PUBLIC_API" "" "SOURCES;DEPS;PRIVATE_DEPS;EXTERNAL" ${ARGN})
   list(FIND FERRY_LAYERS ${folder} own_rank)
   if(own_rank EQUAL -1)
     message(FATAL_ERROR "${folder} is not in FERRY_LAYERS (cmake/FerryTargets.cmake)")
@@ -21,21 +22,28 @@ function(ferry_library folder)
   add_library(ferry_${name} STATIC ${arg_SOURCES})
   add_library(ferry::${name} ALIAS ferry_${name})
   set_target_properties(ferry_${name} PROPERTIES EXPORT_NAME ${name})
-  target_include_directories(ferry_${name} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>
-                                                  $<INSTALL_INTERFACE:include/ferry>)
+  if(arg_PUBLIC_API)
+    target_include_directories(ferry_${name} PRIVATE ${PROJECT_SOURCE_DIR}
+                                             PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>
+                                                    $<INSTALL_INTERFACE:include>)
+  else()
+    # Not installed: programs see the public API only.
+    target_include_directories(ferry_${name} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>)
+  endif()
   target_compile_features(ferry_${name} PUBLIC cxx_std_20)
   ferry_warnings(ferry_${name})
   ferry_use_headers(ferry_${name})
-  foreach(dep IN LISTS arg_DEPS)
+  foreach(dep IN LISTS arg_DEPS arg_PRIVATE_DEPS)
     list(FIND names ${dep} dep_rank)
     if(dep_rank EQUAL -1 OR dep_rank GREATER_EQUAL own_rank)
       message(FATAL_ERROR "${name} may not depend on ${dep}: see FERRY_LAYERS")
     endif()
-    target_link_libraries(ferry_${name} PUBLIC ferry::${dep})
   endforeach()
+  list(TRANSFORM arg_DEPS PREPEND ferry::)
+  list(TRANSFORM arg_PRIVATE_DEPS PREPEND ferry::)
+  target_link_libraries(ferry_${name} PUBLIC ${arg_DEPS} PRIVATE ${arg_PRIVATE_DEPS})
   target_link_libraries(ferry_${name} PUBLIC ${arg_EXTERNAL})
   set_property(GLOBAL APPEND PROPERTY FERRY_INSTALL_TARGETS ferry_${name})
-  set_property(GLOBAL APPEND PROPERTY FERRY_INSTALL_FOLDERS ${folder})
 endfunction()
 
 # ferry_test(NAME LABEL unit|process|gpu SOURCES a_test.cc... [DEPS coord...] [EXTERNAL ...]

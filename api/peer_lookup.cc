@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+// One thread takes turns among the senders whose addresses are awaited.
+#include "api/peer_lookup.h"
+
+#include <algorithm>
+#include <iterator>
+#include <memory>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+
+#include "base/clock.h"
+#include "base/text.h"
+
+namespace ferry::v0 {
+namespace {
+
+// How long the thread waits for one sender while others may have published their addresses.
+constexpr absl::Duration kSlice = absl::Milliseconds(200);
+
+}  // namespace
+
+PeerLookup::~PeerLookup() {
+  stop_.Cancel();
+  std::unique_ptr<Thread> thread;
+  {
+    absl::MutexLock lock(&mu_);
+    is_stopping_ = true;
+    thread = std::move(thread_);
+  }
+  thread.reset();
+  std::vector<Waiting> left;
+  {
+    absl::MutexLock lock(&mu_);
+    for (auto& [rank, waiting] : waiting_) {
+      std::move(waiting.begin(), waiting.end(), std::back_inserter(left));
+    }
+    waiting_.clear();
+  }
+  for (Waiting& each : left) {
+    std::move(each.done)(absl::CancelledError("the node is being destroyed"));
+  }
+}
+
+absl::StatusOr<RendezvousKey> PeerLookup::KeyOf(const TensorId& id, const AddressWait& wait) const {
+  return node_.Key(id.name, id.source, id.destination, ToString(id.source_device),
+                   ToString(id.destination_device), wait);
+}
+
+void PeerLookup::MakeKey(const TensorId& id, std::shared_ptr<RequestImpl> request,
+                         absl::Time deadline, Done done) {
+  const int rank = id.source;
+  bool is_known = rank == node_.node_id() || rank < 0 || rank >= node_.num_nodes();
+  if (!is_known) {
+    absl::MutexLock lock(&mu_);
+    is_known = known_.contains(rank);
+  }
+  if (is_known) {
+    absl::StatusOr<RendezvousKey> key = KeyOf(id, {.timeout = absl::ZeroDuration()});
+    // The sender may have been restarted, and then has another address.
+    if (!absl::IsDeadlineExceeded(key.status())) return std::move(done)(std::move(key));
+  }
+  absl::Status refused;
+  {
+    absl::MutexLock lock(&mu_);
+    if (is_stopping_) {
+      refused = absl::CancelledError("the node is being destroyed");
+    } else if (thread_ == nullptr) {
+      try {
+        thread_ = std::make_unique<Thread>("ferry-lookup", [this] { Run(); });
+      } catch (const std::system_error& error) {
+        refused = absl::ResourceExhaustedError(error.what());
+      }
+    }
+    if (refused.ok()) {
+      known_.erase(rank);
+      if (pending_.insert(rank).second) ranks_.push_back(rank);
+      waiting_[rank].push_back(
+          {id, std::move(request), SteadyClock().Now(), deadline, std::move(done)});
+      return;
+    }
+  }
+  std::move(done)(std::move(refused));
+}
+
+void PeerLookup::Run() {
+  while (true) {
+    int rank = 0;
+    {
+      absl::MutexLock lock(&mu_);
+      mu_.Await(absl::Condition(this, &PeerLookup::HasWork));
+      if (is_stopping_) return;
+      rank = ranks_.front();
+      ranks_.pop_front();
+    }
+    if (!LookUp(rank)) continue;
+    absl::MutexLock lock(&mu_);
+    ranks_.push_back(rank);
+  }
+}
+
+bool PeerLookup::LookUp(int rank) {
+  absl::Duration slice = kSlice;
+  {
+    absl::MutexLock lock(&mu_);
+    const absl::Time now = SteadyClock().Now();
+    for (const Waiting& each : waiting_[rank]) slice = std::min(slice, each.deadline - now);
+  }
+  const TensorId probe = {.name = "address", .source = rank, .destination = node_.node_id()};
+  const absl::Status status =
+      KeyOf(probe, {.timeout = std::max(slice, absl::ZeroDuration()), .cancellation = &stop_})
+          .status();
+  if (absl::IsDeadlineExceeded(status)) {
+    Expire(rank, status);
+    absl::MutexLock lock(&mu_);
+    if (!waiting_[rank].empty()) return true;
+    waiting_.erase(rank);
+    pending_.erase(rank);
+    return false;
+  }
+  // Receives that arrive meanwhile queue behind those that are being started.
+  while (true) {
+    std::vector<Waiting> ready;
+    {
+      absl::MutexLock lock(&mu_);
+      ready.swap(waiting_[rank]);
+      if (ready.empty()) {
+        waiting_.erase(rank);
+        pending_.erase(rank);
+        if (status.ok()) known_.insert(rank);
+        return false;
+      }
+    }
+    for (Waiting& each : ready) {
+      if (!status.ok()) {
+        std::move(each.done)(status);
+        continue;
+      }
+      std::move(each.done)(KeyOf(each.id, {.timeout = absl::ZeroDuration()}));
+    }
+  }
+}
+
+void PeerLookup::Expire(int rank, const absl::Status& why) {
+  std::vector<Waiting> over;
+  const absl::Time now = SteadyClock().Now();
+  {
+    absl::MutexLock lock(&mu_);
+    std::vector<Waiting>& waiting = waiting_[rank];
+    const auto first_over = std::stable_partition(
+        waiting.begin(), waiting.end(),
+        [now](const Waiting& each) { return each.deadline > now && !each.request->done(); });
+    std::move(first_over, waiting.end(), std::back_inserter(over));
+    waiting.erase(first_over, waiting.end());
+  }
+  for (Waiting& each : over) {
+    std::move(each.done)(
+        absl::DeadlineExceededError(absl::StrCat("waited ", ShortDuration(now - each.since), " in ",
+                                                 each.request->what(), ": ", why.message())));
+  }
+}
+
+}  // namespace ferry::v0

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// PeerLookup: makes the keys of receives without blocking their callers.
+#ifndef FERRY_API_PEER_LOOKUP_H_
+#define FERRY_API_PEER_LOOKUP_H_
+
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/functional/any_invocable.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+
+#include <ferry/tensor_id.h>
+
+#include "api/request_impl.h"
+#include "base/cancellation_token.h"
+#include "base/thread.h"
+#include "node/node.h"
+
+namespace ferry::v0 {
+
+// The key of a tensor contains the incarnation of its sender, which is looked up in the store once
+// for each sender; a sender that has just joined may not have published it yet. Such lookups run on
+// a thread of this object, "ferry-lookup", which is started by the first. Thread-safe.
+class PeerLookup final {
+ public:
+  using Done = absl::AnyInvocable<void(absl::StatusOr<RendezvousKey>) &&>;
+
+  // `node` outlives it.
+  explicit PeerLookup(ferry::Node& node) : node_(node) {}
+  // Lookups that are waiting end with CANCELLED.
+  ~PeerLookup();
+
+  PeerLookup(const PeerLookup&) = delete;
+  PeerLookup& operator=(const PeerLookup&) = delete;
+
+  // Calls `done` with the key of `id`: at once if the sender's address is known or the id is
+  // invalid, otherwise on the thread. Keys of one sender are given out in the order of the calls.
+  //   request: once it is done, `done` may be dropped.
+  //   deadline: of SteadyClock.
+  //   Errors: as ferry::Node::Key.
+  void MakeKey(const TensorId& id, std::shared_ptr<RequestImpl> request, absl::Time deadline,
+               Done done) ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  struct Waiting {
+    TensorId id;
+    std::shared_ptr<RequestImpl> request;
+    absl::Time since;
+    absl::Time deadline;
+    Done done;
+  };
+
+  absl::StatusOr<RendezvousKey> KeyOf(const TensorId& id, const AddressWait& wait) const;
+  void Run() ABSL_LOCKS_EXCLUDED(mu_);
+  // Waits for the address of `rank`, for a slice of time at most, and ends its lookups if it is
+  // known or cannot be had. Returns whether some are left.
+  bool LookUp(int rank) ABSL_LOCKS_EXCLUDED(mu_);
+  // Ends those whose deadline has passed, or that are not needed any more.
+  void Expire(int rank, const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
+  bool HasWork() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return is_stopping_ || !ranks_.empty();
+  }
+
+  ferry::Node& node_;
+  ferry::CancellationToken stop_;
+  absl::Mutex mu_;
+  bool is_stopping_ ABSL_GUARDED_BY(mu_) = false;
+  // Ranks whose lookups were answered.
+  absl::flat_hash_set<int> known_ ABSL_GUARDED_BY(mu_);
+  // Those to try next, in that order; `pending_` also has the one that is being tried.
+  std::deque<int> ranks_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_set<int> pending_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<int, std::vector<Waiting>> waiting_ ABSL_GUARDED_BY(mu_);
+  std::unique_ptr<Thread> thread_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace ferry::v0
+
+#endif  // FERRY_API_PEER_LOOKUP_H_

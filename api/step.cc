@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// The public Step is a shared internal one.
+#include <ferry/step.h>
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "api/api_access.h"
+#include "api/step_impl.h"
+
+namespace ferry::v0 {
+
+Step::Step(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+int64_t Step::id() const { return impl_->inner().id(); }
+
+Request Step::Send(const TensorId& id, Tensor tensor, SendOptions options) {
+  absl::Status status = impl_->Send(id, tensor, options);
+  absl::StatusOr<Tensor> result = std::move(tensor);
+  if (!status.ok()) result = std::move(status);
+  return ApiAccess::Wrap(std::make_shared<RequestImpl>(std::move(result)));
+}
+
+Request Step::Recv(const TensorId& id, RecvOptions options) {
+  return ApiAccess::Wrap(impl_->Recv(id, std::move(options)));
+}
+
+std::vector<Request> Step::SendMany(absl::Span<const SendOperation> operations) {
+  std::vector<Request> requests;
+  requests.reserve(operations.size());
+  for (const SendOperation& each : operations) {
+    requests.push_back(Send(each.id, each.tensor, each.options));
+  }
+  return requests;
+}
+
+std::vector<Request> Step::RecvMany(absl::Span<const RecvOperation> operations) {
+  std::vector<Request> requests;
+  requests.reserve(operations.size());
+  for (const RecvOperation& each : operations) requests.push_back(Recv(each.id, each.options));
+  return requests;
+}
+
+absl::Status Step::Flush(absl::Duration timeout) { return impl_->inner().Flush(timeout); }
+
+absl::Status Step::Close(absl::Duration timeout) { return impl_->inner().Close(timeout); }
+
+void Step::Abort(const absl::Status& reason) {
+  impl_->inner().Abort(reason.ok() ? absl::CancelledError("aborted by the caller") : reason);
+}
+
+Step ApiAccess::Wrap(std::shared_ptr<StepImpl> step) { return Step(std::move(step)); }
+
+}  // namespace ferry::v0

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+// A receive: its key, its transfer, and the completion of its bytes on a GPU.
+#include "api/step_impl.h"
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "api/api_access.h"
+#include "base/clock.h"
+#include "base/status_macros.h"
+#include "gpu/cuda/ready_tensor.h"
+
+namespace ferry::v0 {
+
+absl::Status Step::Impl::Send(const TensorId& id, const Tensor& tensor,
+                              const SendOptions& options) {
+  // Only the address of another node could not be known yet.
+  if (id.source != node_.node_id()) {
+    return absl::InvalidArgumentError(absl::StrCat(ToString(id), " is sent by node ", id.source,
+                                                   ", and this is node ", node_.node_id()));
+  }
+  FERRY_ASSIGN_OR_RETURN(const RendezvousKey key,
+                         node_.Key(id.name, id.source, id.destination, ToString(id.source_device),
+                                   ToString(id.destination_device)));
+  if (options.stream == nullptr) return step_.Send(key, ApiAccess::Unwrap(tensor));
+  return step_.Send(key, ApiAccess::Unwrap(tensor), options.stream);
+}
+
+std::shared_ptr<RequestImpl> Step::Impl::Recv(const TensorId& id, RecvOptions options) {
+  const absl::Time deadline = SteadyClock().Now() + options.timeout;
+  auto request = std::make_shared<RequestImpl>(
+      node_.exchange().loop(), absl::StrCat("step ", step_.id(), " for ", ToString(id)));
+  if (id.destination != node_.node_id()) {
+    request->Complete(absl::InvalidArgumentError(absl::StrCat(ToString(id), " is received by node ",
+                                                              id.destination, ", and this is node ",
+                                                              node_.node_id())));
+    return request;
+  }
+  if (options.into.is_valid() && options.into.dtype() == DataType::kString) {
+    request->Complete(absl::InvalidArgumentError("strings cannot be received into a tensor"));
+    return request;
+  }
+  if (options.stream != nullptr && id.destination_device.kind != DeviceKind::kGpu) {
+    request->Complete(absl::InvalidArgumentError(
+        absl::StrCat(ToString(id), " is for host memory, and no stream of a GPU reads it")));
+    return request;
+  }
+  if (options.cancellation.has_value()) request->Follow(*options.cancellation);
+  lookup_.MakeKey(id, request, deadline,
+                  [self = shared_from_this(), request, options = std::move(options),
+                   deadline](absl::StatusOr<RendezvousKey> key) mutable {
+                    if (!key.ok()) return request->Complete(key.status());
+                    self->Start(*key, request, std::move(options), deadline);
+                  });
+  return request;
+}
+
+void Step::Impl::Start(const RendezvousKey& key, const std::shared_ptr<RequestImpl>& request,
+                       RecvOptions options, absl::Time deadline) {
+  if (!request->StartTransfer(
+          [self = shared_from_this(), key] { return self->step_.ReceivePhase(key); })) {
+    return;
+  }
+  RecvArgs args;
+  args.cancellation = &request->cancellation();
+  args.deadline = deadline;
+  args.destination = ApiAccess::Unwrap(options.into);
+  step_.RecvAsync(key, std::move(args),
+                  [self = shared_from_this(), request, options = std::move(options), deadline](
+                      absl::Status status, Received received) {
+                    if (!status.ok()) return request->Complete(std::move(status));
+                    self->Finish(std::move(received), request, options, deadline);
+                  });
+}
+
+void Step::Impl::Finish(Received received, const std::shared_ptr<RequestImpl>& request,
+                        const RecvOptions& options, absl::Time deadline) {
+  if (received.is_dead) {
+    return request->Complete(absl::FailedPreconditionError(
+        absl::StrCat("in ", request->what(), ": the sender has reported that there is no tensor")));
+  }
+  const std::shared_ptr<const cuda::ReadyEvent> ready = cuda::ReadyOf(received.tensor);
+  Tensor tensor = options.into.is_valid() ? options.into : ApiAccess::Wrap(received.tensor);
+  if (ready == nullptr) return request->Complete(std::move(tensor), received.path);
+  const absl::StatusOr<Gpu*> gpu = node_.exchange().gpus()->Get(received.tensor.place().ordinal);
+  if (!gpu.ok()) return request->Complete(gpu.status());
+  if (options.stream != nullptr) {
+    const absl::Status status = ready->MakeWait(*(*gpu)->device, options.stream);
+    if (!status.ok()) return request->Complete(status);
+    return request->Complete(std::move(tensor), received.path);
+  }
+  const absl::Status status =
+      (*gpu)->executor->Watch({.event = ready,
+                               .deadline = deadline,
+                               .what = absl::StrCat("the copy of ", request->what()),
+                               .keep = cuda::MemoryOf(received.tensor)},
+                              [request, tensor, path = received.path](absl::Status done) {
+                                if (!done.ok()) return request->Complete(std::move(done));
+                                request->Complete(tensor, path);
+                              });
+  if (!status.ok()) request->Complete(status);
+}
+
+}  // namespace ferry::v0

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// Step::Impl: an internal step, and what its operations need of the node.
+#ifndef FERRY_API_STEP_IMPL_H_
+#define FERRY_API_STEP_IMPL_H_
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+
+#include <ferry/request.h>
+#include <ferry/step.h>
+
+#include "api/peer_lookup.h"
+#include "api/request_impl.h"
+#include "node/node.h"
+#include "node/step.h"
+
+namespace ferry::v0 {
+
+// Thread-safe. Alive as long as a receive of the step is under way.
+class Step::Impl final : public std::enable_shared_from_this<Step::Impl> {
+ public:
+  // `node` and `lookup` outlive its use.
+  Impl(ferry::Node& node, PeerLookup& lookup, ferry::Step step)
+      : node_(node), lookup_(lookup), step_(std::move(step)) {}
+
+  ferry::Step& inner() { return step_; }
+
+  absl::Status Send(const TensorId& id, const Tensor& tensor, const SendOptions& options);
+  std::shared_ptr<RequestImpl> Recv(const TensorId& id, RecvOptions options);
+
+ private:
+  // Begins the transfer of a receive whose key is known.
+  //   deadline: of SteadyClock.
+  void Start(const RendezvousKey& key, const std::shared_ptr<RequestImpl>& request,
+             RecvOptions options, absl::Time deadline);
+  // Completes a receive whose tensor has arrived, or is being written to the memory of a GPU.
+  void Finish(Received received, const std::shared_ptr<RequestImpl>& request,
+              const RecvOptions& options, absl::Time deadline);
+
+  ferry::Node& node_;
+  PeerLookup& lookup_;
+  ferry::Step step_;
+};
+
+}  // namespace ferry::v0
+
+#endif  // FERRY_API_STEP_IMPL_H_

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+// Node: this process as a member of a job.
+#ifndef FERRY_INCLUDE_FERRY_NODE_H_
+#define FERRY_INCLUDE_FERRY_NODE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+
+#include <ferry/cancellation_token.h>
+#include <ferry/coordinator_client.h>
+#include <ferry/device.h>
+#include <ferry/namespace.h>
+#include <ferry/nccl_communicator.h>
+#include <ferry/step.h>
+#include <ferry/tensor.h>
+#include <ferry/topology.h>
+
+namespace ferry {
+FERRY_NAMESPACE_BEGIN
+
+// How a node sends and receives tensors.
+struct TransferOptions {
+  // false: the node moves no tensors, and starts no threads for them.
+  bool enabled = true;
+  // Whether tensors in the memory of this process's GPUs can be sent and received. Has no effect
+  // without a GPU or a driver. A GPU is initialized on its first use.
+  bool use_gpus = true;
+  // Address for connections of peers on other hosts; port 0: any free port. ":PORT": all addresses
+  // of this host. Empty: do not listen.
+  std::string listen_address = ":0";
+  // The address that peers connect to: HOST or HOST:PORT. Empty: all addresses of this host.
+  std::string advertised_address;
+  // Whether peers of this host may connect through a Unix socket.
+  bool use_unix_sockets = true;
+  // The only transport that may be used: "shm", "tcp", "cuda_ipc" or "nccl"; transfers that it
+  // cannot carry fail. Empty: the one with the lowest estimated cost.
+  std::string required_transport;
+  // Sends a checksum with every tensor, which the receiver verifies. Set it on all nodes.
+  bool use_checksums = false;
+  // The secret that every connection between nodes proves to know; the same on all nodes. Empty:
+  // FERRY_JOB_TOKEN, the content of FERRY_JOB_TOKEN_FILE, or one that the first node generates and
+  // publishes in the store.
+  std::string job_token;
+  // Limit on the host memory, in bytes, that Node::Allocate shares with other processes; 0: the
+  // smaller of 4 GiB and half of this process's share of memory.
+  size_t max_host_bytes = 0;
+  // The limit on connecting to a peer.
+  absl::Duration connect_timeout = absl::Seconds(10);
+  // How long Flush and Close wait for a peer's acknowledgement after it has fetched everything.
+  absl::Duration acknowledgement_timeout = absl::Seconds(1);
+};
+
+struct NodeOptions {
+  // Rank of this process and number of processes. Absent: from the environment of `ferry run`,
+  // torchrun, Open MPI, MPICH, Slurm, Kubernetes, or FERRY_NODE_ID and FERRY_NUM_NODES.
+  std::optional<int> rank;
+  std::optional<int> num_nodes;
+  // HOST:PORT. Empty: from the environment (FERRY_COORDINATOR).
+  std::string coordinator_address;
+  // How long Join waits for the coordinator and for the other nodes to join.
+  absl::Duration connect_timeout = absl::Minutes(5);
+  // How long Join then waits for the other nodes' devices.
+  absl::Duration topology_timeout = absl::Minutes(5);
+  // The limit on calls to the coordinator that do not wait for other nodes.
+  absl::Duration rpc_timeout = absl::Seconds(30);
+  // How long the coordinator may be unreachable before this node gives up the job. Zero: as long as
+  // the coordinator would take to give up on this node.
+  absl::Duration coordinator_lost_timeout = absl::ZeroDuration();
+  // This node may die and come back without failing the job.
+  bool is_recoverable = false;
+  // Called once, on a thread of the node, when the job has failed or the coordinator is lost. It
+  // must not block or destroy the node. Pending operations end by themselves.
+  std::function<void(const absl::Status&)> on_job_failure;
+  // Ends Join.
+  std::optional<CancellationToken> cancellation;
+  // This node's GPUs may be used by other nodes too, all of which set this.
+  bool share_gpus = false;
+  // Memory of each GPU, in bytes, that idle NCCL communicators may keep for their next use.
+  uint64_t communicator_cache_bytes = uint64_t{1} << 30;
+  TransferOptions transfer;
+};
+
+// Joins a job, and owns what a process needs in it. Thread-safe.
+//   absl::StatusOr<std::unique_ptr<ferry::Node>> node = ferry::Node::Join();
+// It must outlive its steps, communicators, coordinator() and topology().
+class Node {
+ public:
+  // Joins, and blocks until every node has joined and all hold the same topology. Does not start a
+  // coordinator: `ferry run` or `ferry coordinator` does.
+  //   Errors: INVALID_ARGUMENT saying what is missing, out of range or contradictory in options and
+  //   environment; DEADLINE_EXCEEDED naming the nodes that have not joined, or the address that did
+  //   not answer; ALREADY_EXISTS the rank is taken; FAILED_PRECONDITION the coordinator serves a
+  //   job of another size, or a process that should be a node cannot join; ABORTED the job has
+  //   failed; UNAVAILABLE an address to listen on is taken; RESOURCE_EXHAUSTED; the reason of the
+  //   cancellation. Other nodes that wait for this one fail with its error, unless is_recoverable.
+  static absl::StatusOr<std::unique_ptr<Node>> Join(NodeOptions options = {});
+
+  // Leaves the job, unless it has left, and ends what is under way in this process with CANCELLED.
+  // Local: does not wait for other nodes, which continue; waits for the coordinator's answer, for
+  // rpc_timeout at most, and for GPU work that Ferry has enqueued. Tensors stay valid.
+  ~Node();
+
+  Node(const Node&) = delete;
+  Node& operator=(const Node&) = delete;
+
+  int rank() const;
+  int num_nodes() const;
+  // The devices of all nodes, the same on each.
+  const Topology& topology() const;
+  // Key-value store, barriers and membership.
+  CoordinatorClient& coordinator();
+
+  // Allocates a tensor on a device of this node, uninitialized. Processes of this host receive such
+  // tensors without a copy.
+  //   Errors: INVALID_ARGUMENT naming the devices that there are, or for a type or shape as
+  //   Tensor::Allocate; RESOURCE_EXHAUSTED naming the limit; FAILED_PRECONDITION
+  //   TransferOptions::enabled is false, or this process uses no GPUs.
+  absl::StatusOr<Tensor> Allocate(Device device, DataType dtype, absl::Span<const int64_t> shape);
+
+  // Opens a step on this node. The program chooses the ids.
+  //   Errors: ABORTED the step was closed on this node; RESOURCE_EXHAUSTED naming the limit;
+  //   FAILED_PRECONDITION TransferOptions::enabled is false.
+  absl::StatusOr<Step> OpenStep(int64_t step_id);
+
+  // Returns a communicator of these GPUs, given by their global ids in the order of their ranks in
+  // it. Collective: every node that owns one of them calls this with the same list. A communicator
+  // whose objects were destroyed while idle is kept for the next call. Blocks.
+  //   Errors: INVALID_ARGUMENT for a device that is no GPU of the job, or none that is this node's;
+  //   FAILED_PRECONDITION this process uses no GPUs, or ranks have different versions of NCCL;
+  //   UNAVAILABLE NCCL was not found, naming where it was looked for, or a rank has died; ABORTED a
+  //   rank was restarted; DEADLINE_EXCEEDED naming the ranks that have not called this.
+  absl::StatusOr<std::unique_ptr<NcclCommunicator>> Communicator(
+      const std::vector<int>& devices, NcclCommunicatorOptions options = {});
+
+  // Leaves the job now; the other nodes continue. Local. Close steps first: peers can no longer
+  // fetch what this node has sent.
+  absl::Status Leave();
+  // Leaves the job together with all other nodes: blocks until every node has called this or has
+  // failed, or the coordinator's --shutdown-timeout has passed.
+  //   Errors: DEADLINE_EXCEEDED naming the nodes that did not call it; INTERNAL a node failed.
+  absl::Status ShutdownCollective();
+  // Leaves because of an error, with which operations that wait for this node fail at once. The job
+  // fails, unless is_recoverable. Blocks for seconds at most.
+  //   reason: OK counts as UNKNOWN.
+  void FailJob(const absl::Status& reason);
+
+ private:
+  class Impl;
+  friend class ApiAccess;
+
+  explicit Node(std::unique_ptr<Impl> impl);
+
+  std::unique_ptr<Impl> impl_;
+};
+
+FERRY_NAMESPACE_END
+}  // namespace ferry
+
+#endif  // FERRY_INCLUDE_FERRY_NODE_H_

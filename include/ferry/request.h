@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// Request: an operation under way.
+#ifndef FERRY_INCLUDE_FERRY_REQUEST_H_
+#define FERRY_INCLUDE_FERRY_REQUEST_H_
+
+#include <memory>
+#include <string>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+
+#include <ferry/namespace.h>
+#include <ferry/tensor.h>
+
+namespace ferry {
+FERRY_NAMESPACE_BEGIN
+
+// One send or receive. Move-only. The destructor cancels an operation that is not done; to let it
+// run without its request, use OnComplete. Thread-safe, except for moving, OnComplete and the
+// destructor. A request may outlive its node: its operation is done then.
+class [[nodiscard]] Request {
+ public:
+  // No operation: done() is true, and Wait fails with FAILED_PRECONDITION.
+  Request() = default;
+  Request(Request&& other) noexcept = default;
+  Request& operator=(Request&& other) noexcept;
+  ~Request();
+
+  // Blocks until the operation is done, for `timeout` at most, and returns the tensor that was
+  // received, or for a send the one that was sent. A call that times out does not end the
+  // operation: wait again, or cancel it. May be called again after the operation is done.
+  //   Errors: those of the operation (Step::Send, Step::Recv); DEADLINE_EXCEEDED naming the tensor
+  //   and how far its transfer has got; FAILED_PRECONDITION called inside a callback of OnComplete
+  //   while the operation is not done, which the callback would wait for in vain.
+  absl::StatusOr<Tensor> Wait(absl::Duration timeout);
+
+  // Never blocks.
+  bool done() const;
+
+  // Ends the operation with `reason`, unless it is done. Returns without waiting for the peer;
+  // afterwards a destination buffer in host memory is not written any more. Memory of a GPU may
+  // still be written by work that is already enqueued there, and is kept alive until then.
+  void Cancel(const absl::Status& reason = absl::CancelledError("cancelled by the caller"));
+
+  // Hands the operation over to `callback`, which is called exactly once, with what Wait would
+  // return: at once, on this thread, if the operation is done, otherwise on a thread of the node,
+  // or on the one that cancels or sends. It must not block, as all transfers of the node wait for
+  // it; it may start further operations. The request is empty afterwards.
+  void OnComplete(absl::AnyInvocable<void(absl::StatusOr<Tensor>) &&> callback) &&;
+
+  // The path that the bytes took: "shm", "tcp", "cuda_ipc", "nccl", "inline" for small tensors that
+  // came with a message, "local" within the process. Empty until the operation is done, after an
+  // error, and for sends, whose receiver selects the path.
+  std::string path() const;
+
+ private:
+  class Impl;
+  friend class ApiAccess;
+
+  std::shared_ptr<Impl> impl_;
+};
+
+// Waits for all of them, for `timeout` in all. Returns the first error in the order of `requests`;
+// the other requests continue.
+absl::Status WaitAll(absl::Span<Request> requests, absl::Duration timeout);
+
+FERRY_NAMESPACE_END
+}  // namespace ferry
+
+#endif  // FERRY_INCLUDE_FERRY_REQUEST_H_
