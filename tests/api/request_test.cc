@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+// How a request ends, between two nodes of this process.
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <gmock/gmock.h>
+
+#include "absl/synchronization/notification.h"
+
+#include "job.h"
+
+namespace ferry {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+const TensorId kX = {.name = "x", .source = 0, .destination = 1};
+
+class RequestTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    nodes_ = coordinator_.Join({0, 1});
+    for (const auto& node : nodes_) ASSERT_NE(node, nullptr);
+    sender_.emplace(nodes_[0]->OpenStep(3).value());
+    receiver_.emplace(nodes_[1]->OpenStep(3).value());
+  }
+
+  static Tensor Numbers(std::vector<float> numbers) {
+    Tensor tensor =
+        Tensor::Allocate(DataType::kFloat, {static_cast<int64_t>(numbers.size())}).value();
+    std::copy(numbers.begin(), numbers.end(), tensor.mutable_elements<float>().begin());
+    return tensor;
+  }
+  void Send(std::vector<float> numbers, const TensorId& id = kX) {
+    const absl::Status status = sender_->Send(id, Numbers(std::move(numbers))).Wait(kLong).status();
+    ASSERT_EQ(status, absl::OkStatus());
+  }
+
+  TestCoordinator coordinator_{2};
+  std::vector<std::unique_ptr<Node>> nodes_;
+  std::optional<Step> sender_;
+  std::optional<Step> receiver_;
+};
+
+TEST_F(RequestTest, Wait_TensorWasSent_ReturnsItAgainAndAgain) {
+  Send({1, 2, 3});
+  Request request = receiver_->Recv(kX);
+  for (int i = 0; i < 2; ++i) {
+    const absl::StatusOr<Tensor> tensor = request.Wait(kLong);
+    ASSERT_TRUE(tensor.ok()) << tensor.status();
+    EXPECT_THAT(tensor->elements<float>(), ElementsAre(1, 2, 3));
+  }
+  EXPECT_TRUE(request.done());
+  EXPECT_EQ(request.path(), "inline");
+}
+
+TEST_F(RequestTest, Wait_TimesOut_NamesTheTensorAndContinues) {
+  Request request = receiver_->Recv(kX);
+  const absl::Status status = request.Wait(absl::Milliseconds(20)).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("waited 20ms in step 3"),
+                    HasSubstr("\"x\" from node0/host:0 to node1/host:0")));
+  EXPECT_FALSE(request.done());
+  EXPECT_EQ(request.path(), "");
+  Send({4});
+  EXPECT_TRUE(request.Wait(kLong).ok());
+}
+
+TEST_F(RequestTest, Recv_DeadlinePasses_EndsTheReceive) {
+  // The address is known to later receives.
+  Send({1});
+  ASSERT_TRUE(receiver_->Recv(kX).Wait(kLong).ok());
+  Request request = receiver_->Recv(kX, {.timeout = absl::Milliseconds(20)});
+  const absl::Status status = request.Wait(kLong).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("x"));
+  EXPECT_TRUE(request.done());
+}
+
+TEST_F(RequestTest, Cancel_ReceiveUnderWay_EndsWithTheReason) {
+  Request request = receiver_->Recv(kX);
+  request.Cancel(absl::AbortedError("no longer needed"));
+  EXPECT_EQ(request.Wait(kLong).status(), absl::AbortedError("no longer needed"));
+  // A later tensor is for the next receive.
+  Send({5});
+  EXPECT_TRUE(receiver_->Recv(kX).Wait(kLong).ok());
+  // What is done stays as it is.
+  request.Cancel();
+  EXPECT_EQ(request.Wait(kLong).status(), absl::AbortedError("no longer needed"));
+}
+
+TEST_F(RequestTest, Cancel_Token_EndsAllThatWereGivenIt) {
+  CancellationToken cancellation;
+  const TensorId y = {.name = "y", .source = 0, .destination = 1};
+  Request first = receiver_->Recv(kX, {.cancellation = cancellation});
+  Request second = receiver_->Recv(y, {.cancellation = cancellation});
+  EXPECT_TRUE(cancellation.Cancel(absl::CancelledError("the job is over")));
+  EXPECT_FALSE(cancellation.Cancel());
+  Request third = receiver_->Recv(y, {.cancellation = cancellation});
+  for (Request* each : {&first, &second, &third}) {
+    EXPECT_EQ(each->Wait(kLong).status(), absl::CancelledError("the job is over"));
+  }
+}
+
+TEST_F(RequestTest, OnComplete_BeforeAndAfterTheEnd_CallsExactlyOnce) {
+  std::atomic<int> calls{0};
+  absl::Notification called;
+  receiver_->Recv(kX).OnComplete([&](absl::StatusOr<Tensor> tensor) {
+    EXPECT_TRUE(tensor.ok()) << tensor.status();
+    if (++calls == 1) called.Notify();
+  });
+  Send({1});
+  ASSERT_TRUE(called.WaitForNotificationWithTimeout(kLong));
+
+  Send({2});
+  Request request = receiver_->Recv(kX);
+  ASSERT_TRUE(request.Wait(kLong).ok());
+  std::move(request).OnComplete([&](absl::StatusOr<Tensor> tensor) {
+    EXPECT_TRUE(tensor.ok()) << tensor.status();
+    ++calls;
+  });
+  EXPECT_EQ(calls, 2);
+  EXPECT_TRUE(request.done());  // NOLINT: it is empty now
+  EXPECT_EQ(request.Wait(kLong).status().code(), absl::StatusCode::kFailedPrecondition);
+}
+
+TEST_F(RequestTest, OnComplete_StepIsAborted_CallsOnceWithTheReason) {
+  std::atomic<int> calls{0};
+  absl::Notification called;
+  absl::Status status;
+  receiver_->Recv(kX).OnComplete([&](absl::StatusOr<Tensor> tensor) {
+    status = tensor.status();
+    if (++calls == 1) called.Notify();
+  });
+  receiver_->Abort(absl::DataLossError("a bad batch"));
+  ASSERT_TRUE(called.WaitForNotificationWithTimeout(kLong));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("a bad batch"));
+  nodes_[1].reset();
+  EXPECT_EQ(calls, 1);
+}
+
+TEST_F(RequestTest, OnComplete_StartsTheNextReceive_WithoutBlocking) {
+  absl::Notification done;
+  receiver_->Recv(kX).OnComplete([&](absl::StatusOr<Tensor> first) {
+    EXPECT_TRUE(first.ok()) << first.status();
+    receiver_->Recv(kX).OnComplete([&](absl::StatusOr<Tensor> second) {
+      EXPECT_TRUE(second.ok()) << second.status();
+      done.Notify();
+    });
+  });
+  Send({1});
+  Send({2});
+  EXPECT_TRUE(done.WaitForNotificationWithTimeout(kLong));
+}
+
+TEST_F(RequestTest, Destructor_OperationUnderWay_CancelsIt) {
+  {
+    // The address is known, so that the receive is at the sender.
+    Send({1});
+    ASSERT_TRUE(receiver_->Recv(kX).Wait(kLong).ok());
+    const Request request = receiver_->Recv(kX);
+  }
+  {
+    Request replaced = receiver_->Recv(kX);
+    replaced = Request();
+  }
+  // None of them takes the tensor.
+  Send({7});
+  const absl::StatusOr<Tensor> tensor = receiver_->Recv(kX).Wait(kLong);
+  ASSERT_TRUE(tensor.ok()) << tensor.status();
+  EXPECT_THAT(tensor->elements<float>(), ElementsAre(7));
+}
+
+TEST_F(RequestTest, Destructor_OfTheNode_EndsPendingOperations) {
+  Request request = receiver_->Recv(kX);
+  Request of_nobody = receiver_->Recv({.name = "y", .source = 0, .destination = 1});
+  receiver_.reset();
+  nodes_[1].reset();
+  EXPECT_TRUE(request.done());
+  EXPECT_FALSE(request.Wait(kLong).ok());
+  EXPECT_FALSE(of_nobody.Wait(kLong).ok());
+}
+
+TEST_F(RequestTest, RecvInto_EqualTensor_FillsIt) {
+  Tensor into = Numbers({0, 0, 0});
+  Request request = receiver_->Recv(kX, {.into = into});
+  Send({1, 2, 3});
+  const absl::StatusOr<Tensor> tensor = request.Wait(kLong);
+  ASSERT_TRUE(tensor.ok()) << tensor.status();
+  EXPECT_EQ(tensor->data(), into.data());
+  EXPECT_THAT(into.elements<float>(), ElementsAre(1, 2, 3));
+}
+
+TEST_F(RequestTest, RecvInto_OtherSize_IsRefused) {
+  Send({1, 2});
+  Request request = receiver_->Recv(kX, {.into = Numbers({0, 0, 0})});
+  const absl::Status status = request.Wait(kLong).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+}
+
+TEST_F(RequestTest, SendMany_RecvMany_MatchInOrder) {
+  std::vector<SendOperation> sends;
+  std::vector<RecvOperation> receives;
+  for (int i = 0; i < 10; ++i) {
+    const TensorId id = {.name = "x" + std::to_string(i % 5), .source = 0, .destination = 1};
+    sends.push_back({.id = id, .tensor = Numbers({static_cast<float>(i)})});
+    receives.push_back({.id = id});
+  }
+  // One that fails does not disturb the others.
+  sends.push_back({.id = {.name = "z", .source = 1, .destination = 1}, .tensor = Numbers({0})});
+  std::vector<Request> received = receiver_->RecvMany(receives);
+  std::vector<Request> sent = sender_->SendMany(sends);
+  ASSERT_EQ(sent.size(), 11);
+  EXPECT_EQ(WaitAll(absl::MakeSpan(sent), kLong).code(), absl::StatusCode::kInvalidArgument);
+  sent.pop_back();
+  EXPECT_EQ(WaitAll(absl::MakeSpan(sent), kLong), absl::OkStatus());
+  ASSERT_EQ(received.size(), 10);
+  ASSERT_EQ(WaitAll(absl::MakeSpan(received), kLong), absl::OkStatus());
+  for (int i = 0; i < 10; ++i) {
+    EXPECT_THAT(received[static_cast<size_t>(i)].Wait(kLong)->elements<float>(),
+                ElementsAre(static_cast<float>(i)));
+  }
+  EXPECT_EQ(sender_->Flush(kLong), absl::OkStatus());
+}
+
+TEST(EmptyRequest, HasNoOperation) {
+  Request request;
+  EXPECT_TRUE(request.done());
+  request.Cancel();
+  EXPECT_EQ(request.Wait(kLong).status().code(), absl::StatusCode::kFailedPrecondition);
+  int calls = 0;
+  std::move(request).OnComplete([&](absl::StatusOr<Tensor> tensor) {
+    EXPECT_FALSE(tensor.ok());
+    ++calls;
+  });
+  EXPECT_EQ(calls, 1);
+}
+
+}  // namespace
+}  // namespace ferry
