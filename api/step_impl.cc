@@ -11,6 +11,7 @@
 #include "api/api_access.h"
 #include "base/clock.h"
 #include "base/status_macros.h"
+#include "base/text.h"
 #include "gpu/cuda/ready_tensor.h"
 
 namespace ferry::v0 {
@@ -71,6 +72,11 @@ void Step::Impl::Start(const RendezvousKey& key, const std::shared_ptr<RequestIm
   step_.RecvAsync(key, std::move(args),
                   [self = shared_from_this(), request, options = std::move(options), deadline](
                       absl::Status status, Received received) {
+                    if (absl::IsDeadlineExceeded(status)) {
+                      status = absl::DeadlineExceededError(
+                          absl::StrCat("waited ", ShortDuration(options.timeout), " in ",
+                                       request->what(), ": ", status.message()));
+                    }
                     if (!status.ok()) return request->Complete(std::move(status));
                     self->Finish(std::move(received), request, options, deadline);
                   });

@@ -8,7 +8,7 @@
 #include <ferry/namespace.h>
 #include <ferry/tensor.h>
 
-// Of dlpack.h, version 1.x, which programs include themselves.
+// Defined in dlpack.h, version 1.x, which programs include themselves.
 struct DLManagedTensorVersioned;
 
 namespace ferry {

@@ -40,9 +40,10 @@ class [[nodiscard]] Request {
   // Never blocks.
   bool done() const;
 
-  // Ends the operation with `reason`, unless it is done. Returns without waiting for the peer;
-  // afterwards a destination buffer in host memory is not written any more. Memory of a GPU may
-  // still be written by work that is already enqueued there, and is kept alive until then.
+  // Ends the operation with `reason`, unless it is done. Returns without waiting for the peer: a
+  // tensor that the peer has matched with this receive by then is lost to later ones. Afterwards a
+  // destination buffer in host memory is not written any more. Memory of a GPU may still be written
+  // by work that is already enqueued there, and is kept alive until then.
   void Cancel(const absl::Status& reason = absl::CancelledError("cancelled by the caller"));
 
   // Hands the operation over to `callback`, which is called exactly once, with what Wait would

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // How a request ends, between two nodes of this process.
 #include <atomic>
+#include <future>
 #include <memory>
 #include <optional>
 #include <string>
@@ -81,17 +82,41 @@ TEST_F(RequestTest, Recv_DeadlinePasses_EndsTheReceive) {
   Request request = receiver_->Recv(kX, {.timeout = absl::Milliseconds(20)});
   const absl::Status status = request.Wait(kLong).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
-  EXPECT_THAT(std::string(status.message()), HasSubstr("x"));
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("waited 20ms in step 3 for \"x\" from node0/host:0"),
+                    HasSubstr("asked node 0, which has not sent it")));
   EXPECT_TRUE(request.done());
+}
+
+TEST_F(RequestTest, Recv_SenderHasNoAddress_NamesIt) {
+  TestCoordinator coordinator(2);
+  // Node 0 moves no tensors, and says nowhere how to reach it.
+  auto joining = std::async(
+      std::launch::async, [&] { return std::move(coordinator.Join({0}, {.enabled = false})[0]); });
+  const std::unique_ptr<Node> node = std::move(coordinator.Join({1})[0]);
+  const std::unique_ptr<Node> silent = joining.get();
+  ASSERT_NE(node, nullptr);
+  Step step = node->OpenStep(3).value();
+  Request request = step.Recv(kX, {.timeout = absl::Milliseconds(300)});
+  EXPECT_THAT(std::string(request.Wait(absl::ZeroDuration()).status().message()),
+              HasSubstr("the address of the sender is not known yet"));
+  const absl::Status status = request.Wait(kLong).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("in step 3 for \"x\" from node0/host:0"),
+                    HasSubstr("node 0 has not told: it has joined")));
+  // Cancelled and destroyed while the address is awaited.
+  Request cancelled = step.Recv(kX);
+  cancelled.Cancel();
+  EXPECT_TRUE(cancelled.done());
+  { const Request destroyed = step.Recv(kX); }
 }
 
 TEST_F(RequestTest, Cancel_ReceiveUnderWay_EndsWithTheReason) {
   Request request = receiver_->Recv(kX);
   request.Cancel(absl::AbortedError("no longer needed"));
+  EXPECT_TRUE(request.done());
   EXPECT_EQ(request.Wait(kLong).status(), absl::AbortedError("no longer needed"));
-  // A later tensor is for the next receive.
-  Send({5});
-  EXPECT_TRUE(receiver_->Recv(kX).Wait(kLong).ok());
   // What is done stays as it is.
   request.Cancel();
   EXPECT_EQ(request.Wait(kLong).status(), absl::AbortedError("no longer needed"));
@@ -162,21 +187,33 @@ TEST_F(RequestTest, OnComplete_StartsTheNextReceive_WithoutBlocking) {
 }
 
 TEST_F(RequestTest, Destructor_OperationUnderWay_CancelsIt) {
+  // Within a node nothing can be on its way to a receive that is cancelled.
+  const TensorId local = {.name = "x", .source = 0, .destination = 0};
+  { const Request request = sender_->Recv(local); }
   {
-    // The address is known, so that the receive is at the sender.
-    Send({1});
-    ASSERT_TRUE(receiver_->Recv(kX).Wait(kLong).ok());
-    const Request request = receiver_->Recv(kX);
-  }
-  {
-    Request replaced = receiver_->Recv(kX);
+    Request replaced = sender_->Recv(local);
     replaced = Request();
   }
+  {
+    Request cancelled = sender_->Recv(local);
+    cancelled.Cancel();
+  }
   // None of them takes the tensor.
-  Send({7});
-  const absl::StatusOr<Tensor> tensor = receiver_->Recv(kX).Wait(kLong);
+  Send({7}, local);
+  const absl::StatusOr<Tensor> tensor = sender_->Recv(local).Wait(kLong);
   ASSERT_TRUE(tensor.ok()) << tensor.status();
   EXPECT_THAT(tensor->elements<float>(), ElementsAre(7));
+}
+
+TEST_F(RequestTest, Destructor_ReceiveFromAnotherNode_DisturbsNoOther) {
+  const TensorId y = {.name = "y", .source = 0, .destination = 1};
+  // Once while the sender's address is looked up, once while the sender knows of the receive.
+  { const Request request = receiver_->Recv(y); }
+  Send({1});
+  ASSERT_TRUE(receiver_->Recv(kX).Wait(kLong).ok());
+  { const Request request = receiver_->Recv(y); }
+  Send({2});
+  EXPECT_TRUE(receiver_->Recv(kX).Wait(kLong).ok());
 }
 
 TEST_F(RequestTest, Destructor_OfTheNode_EndsPendingOperations) {
