@@ -53,6 +53,42 @@ class CheckLayers(unittest.TestCase):
         self.write(path, f"{HEAD}#include {include}\n")
         self.assert_clean()
 
+    # Public headers.
+
+    def refuses_in_public_header(self, include):
+        self.write("include/ferry/node.h", header("include/ferry/node.h", f"#include {include}"))
+        self.assert_only(f"include/ferry/node.h:5: {include[1:-1]} may not be included by a public "
+                         'header: only <ferry/...>, "absl/..." and the C++ library')
+
+    def test_allows_public_headers_abseil_and_the_standard_library(self):
+        self.write("include/ferry/tensor.h", header("include/ferry/tensor.h"))
+        self.write("include/ferry/node.h",
+                   header("include/ferry/node.h", "#include <memory>\n#include <string_view>\n"
+                          '#include "absl/status/status.h"\n#include <ferry/tensor.h>'))
+        self.assert_clean()
+
+    def test_refuses_internal_headers_in_public_ones(self):
+        self.write("node/node.h", header("node/node.h"))
+        self.refuses_in_public_header('"node/node.h"')
+
+    def test_refuses_third_parties_in_public_headers(self):
+        self.refuses_in_public_header("<grpcpp/grpcpp.h>")
+
+    def test_refuses_public_headers_that_do_not_exist(self):
+        self.refuses_in_public_header("<ferry/nothing.h>")
+
+    def test_refuses_too_many_lines_of_public_headers(self):
+        self.write("include/ferry/node.h", header("include/ferry/node.h", "\n" * 1493))
+        self.assert_clean()
+        self.write("include/ferry/node.h", header("include/ferry/node.h", "\n" * 1494))
+        self.assert_only("include/ferry/:1: 1500 lines of public headers; fewer than 1500 are "
+                         "allowed")
+
+    def test_refuses_public_headers_in_a_layer(self):
+        self.write("include/ferry/tensor.h", header("include/ferry/tensor.h"))
+        self.refuses("node/node.cc", "<ferry/tensor.h>",
+                     "node may not include the public ferry/tensor.h")
+
     # Layers.
 
     def test_allows_own_folder_and_those_to_the_left(self):
