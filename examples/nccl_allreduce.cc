@@ -2,39 +2,56 @@
 // Sums over a GPU of each node: ferry run --nproc=2 -- build/release/examples/nccl_allreduce
 #include <algorithm>
 #include <iostream>
+#include <memory>
 
-#include "base/status_macros.h"
-#include "node/node.h"
+#include <ferry/node.h>
 
-using namespace ferry;  // NOLINT: an example
-
-absl::Status AllReduce(Node& node, int me, int count) {
-  FERRY_ASSIGN_OR_RETURN(const auto all, node.Communicator(node.topology().OneGpuOfEachNode()));
-  FERRY_ASSIGN_OR_RETURN(Gpu* const gpu, node.exchange().gpus()->Get(all->ordinal()));
-  FERRY_ASSIGN_OR_RETURN(const auto stream, cuda::CudaStream::Create(gpu->device));
-  FERRY_ASSIGN_OR_RETURN(Step step, node.OpenStep(1));
-  const std::string device = absl::StrCat("gpu:", all->ordinal());
-  FERRY_ASSIGN_OR_RETURN(const auto up, node.Key("up", me, me, "host:0", device));
-  FERRY_ASSIGN_OR_RETURN(const auto down, node.Key("down", me, me, device, "host:0"));
-  FERRY_ASSIGN_OR_RETURN(Tensor numbers,
-                         node.Allocate("host:0", DataType::kFloat, *Shape::Create({count})));
-  std::fill_n(static_cast<float*>(numbers.mutable_data()), count, 1.0f + me);
-  FERRY_RETURN_IF_ERROR(step.Send(up, numbers));
-  FERRY_ASSIGN_OR_RETURN(Tensor sum, step.Recv(up, absl::Minutes(1), stream->get()));
-  FERRY_RETURN_IF_ERROR(all->Run(stream->get(), [&](const nccl::NcclTable& nccl, ncclComm* comm) {
-    return nccl.all_reduce(sum.data(), sum.mutable_data(), static_cast<size_t>(count),
-                           nccl::kFloat32, nccl::kReduceSum, comm, stream->get());
-  }));
-  FERRY_RETURN_IF_ERROR(step.Send(down, sum, stream->get()));
-  FERRY_ASSIGN_OR_RETURN(numbers, step.Recv(down, absl::Minutes(1)));
-  std::cout << "the sum over " << all->size() << " GPUs is " << numbers.elements<float>()[7]
-            << "\n";
-  return step.Close(absl::Minutes(1));
+// Moves a tensor between two devices of this node, which its sends and receives do as well.
+absl::StatusOr<ferry::Tensor> Move(ferry::Step& step, const ferry::TensorId& id,
+                                   const ferry::Tensor& tensor, ferry::SendOptions send,
+                                   ferry::RecvOptions recv) {
+  ferry::Request sent = step.Send(id, tensor, send);
+  if (!sent.Wait(absl::ZeroDuration()).ok()) return sent.Wait(absl::ZeroDuration());
+  return step.Recv(id, std::move(recv)).Wait(absl::Minutes(1));
 }
+
+absl::Status AllReduce(ferry::Node& node, int64_t count) {
+  // Every node that has one of these GPUs makes this call with the same list.
+  absl::StatusOr<std::unique_ptr<ferry::NcclCommunicator>> all =
+      node.Communicator(node.topology().OneGpuOfEachNode());
+  if (!all.ok()) return all.status();
+  const ferry::Device gpu = (*all)->device();
+  // The copy, the sum and the copy back are ordered by this stream; no thread waits for the GPU.
+  CUstream_st* const stream = (*all)->stream();
+
+  absl::StatusOr<ferry::Step> step = node.OpenStep(1);
+  if (!step.ok()) return step.status();
+  absl::StatusOr<ferry::Tensor> numbers =
+      node.Allocate(ferry::Device::Host(), ferry::DataType::kFloat, {count});
+  if (!numbers.ok()) return numbers.status();
+  const int rank = node.rank();
+  std::ranges::fill(numbers->mutable_elements<float>(), 1.0f + static_cast<float>(rank));
+
+  ferry::TensorId up = {.name = "up", .source = rank, .destination = rank};
+  up.destination_device = gpu;
+  absl::StatusOr<ferry::Tensor> sum = Move(*step, up, *numbers, {}, {.stream = stream});
+  if (!sum.ok()) return sum.status();
+  absl::Status status = (*all)->AllReduce(*sum, *sum, ferry::ReduceOp::kSum, stream);
+  if (!status.ok()) return status;
+  ferry::TensorId down = {.name = "down", .source = rank, .destination = rank};
+  down.source_device = gpu;
+  numbers = Move(*step, down, *sum, {.stream = stream}, {});
+  if (!numbers.ok()) return numbers.status();
+
+  std::cout << "the sum over " << (*all)->size() << " GPUs is " << numbers->elements<float>()[7]
+            << "\n";
+  return step->Close(absl::Minutes(1));
+}
+
 int main() {
-  const absl::StatusOr<std::unique_ptr<Node>> node = Node::Join({});
-  absl::Status status = node.ok() ? AllReduce(**node, (*node)->node_id(), 1 << 20) : node.status();
-  if (status.ok()) status = (*node)->Shutdown();
+  absl::StatusOr<std::unique_ptr<ferry::Node>> node = ferry::Node::Join();
+  absl::Status status = node.ok() ? AllReduce(**node, 1 << 20) : node.status();
+  if (status.ok()) status = (*node)->ShutdownCollective();
   if (!status.ok()) std::cerr << status << "\n";
   return status.ok() ? 0 : 1;
 }

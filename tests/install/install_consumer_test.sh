@@ -22,9 +22,6 @@ cmake -S "$consumer" -B "$work/build" -G Ninja -DCMAKE_PREFIX_PATH="$work/prefix
   -DFERRY_WANTED_VERSION="$version" -DFERRY_EXAMPLES="$examples" "$@"
 cmake --build "$work/build"
 
-echo "running the consumer"
-"$work/build/consumer"
-
 echo "running the installed tool"
 said=$("$work/prefix/bin/ferry" --version)
 echo "$said"
@@ -33,11 +30,38 @@ if [[ $said != *"$version"* ]]; then
   exit 1
 fi
 
-echo "running the example with the installed tool"
+# The public headers and no others.
+if ! diff <(cd "$examples/../include" && find . -name '*.h' | sort) \
+    <(cd "$work/prefix/include" && find . -type f | sort); then
+  echo "the headers that are installed are not those of include/" >&2
+  exit 1
+fi
+if grep -l INTERFACE_INCLUDE_DIRECTORIES "$work/prefix"/lib*/cmake/ferry/*.cmake >/dev/null &&
+    grep -h INTERFACE_INCLUDE_DIRECTORIES -r "$work/prefix" --include='*.cmake' |
+    grep -v '"${_IMPORT_PREFIX}/include"$'; then
+  echo "the package's targets name the folders above" >&2
+  exit 1
+fi
+
+echo "running the consumer with the installed tool"
+said=$("$work/prefix/bin/ferry" run --nproc=2 -- "$work/build/consumer")
+echo "$said"
+if [[ $said != *"[0] 2 nodes have received, of 2"* ]]; then
+  echo "the consumer's nodes have not received" >&2
+  exit 1
+fi
+
+echo "running the examples with the installed tool"
 said=$("$work/prefix/bin/ferry" run --nproc=2 -- "$work/build/exchange")
 echo "$said"
 if [[ $said != *"[1] got int32[256,1024] by "* ]]; then
   echo "node 1 of the example got no tensor" >&2
+  exit 1
+fi
+said=$("$work/prefix/bin/ferry" run --nproc=2 -- "$work/build/key_value")
+echo "$said"
+if [[ $said != *"[0] 2 of 2 nodes have started"* ]]; then
+  echo "node 0 of the example has not seen all nodes" >&2
   exit 1
 fi
 
