@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tensors in the memory of GPUs, and a communicator of them, on the strict double of the driver.
+#include <cstdlib>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gmock/gmock.h>
+
+#include "job.h"
+
+namespace ferry {
+namespace {
+
+using ::testing::Each;
+using ::testing::HasSubstr;
+
+constexpr int64_t kCount = 1 << 16;
+
+class GpuTest : public ::testing::Test {
+ protected:
+  // The libraries are loaded once in a process.
+  static void SetUpTestSuite() {
+    for (const char* name : {"FERRY_CUDA_LIBRARY", "FERRY_NVML_LIBRARY", "FERRY_NCCL_LIBRARY"}) {
+      setenv(name, STRICT_CUDA_LIBRARY, /*overwrite=*/1);
+    }
+  }
+  void SetUp() override {
+    node_ = std::move(coordinator_.Join({0})[0]);
+    ASSERT_NE(node_, nullptr);
+    step_.emplace(node_->OpenStep(1).value());
+  }
+
+  Tensor Filled(float value) {
+    Tensor tensor = node_->Allocate(Device::Host(), DataType::kFloat, {kCount}).value();
+    for (float& element : tensor.mutable_elements<float>()) element = value;
+    return tensor;
+  }
+  // Sends `tensor` to `to`, where it is received.
+  absl::StatusOr<Tensor> Move(const Tensor& tensor, Device to, SendOptions send = {},
+                              RecvOptions recv = {}) {
+    TensorId id = {.name = "x"};
+    id.source_device = tensor.device();
+    id.destination_device = to;
+    const absl::Status status = step_->Send(id, tensor, send).Wait(kLong).status();
+    if (!status.ok()) return status;
+    return step_->Recv(id, std::move(recv)).Wait(kLong);
+  }
+
+  TestCoordinator coordinator_{1};
+  std::unique_ptr<Node> node_;
+  std::optional<Step> step_;
+};
+
+TEST_F(GpuTest, Recv_WithoutAStream_IsDoneWhenTheBytesAreThere) {
+  const absl::StatusOr<Tensor> up = Move(Filled(3), Device::Gpu(0));
+  ASSERT_TRUE(up.ok()) << up.status();
+  EXPECT_EQ(up->device(), Device::Gpu(0));
+  const absl::StatusOr<Tensor> down = Move(*up, Device::Host());
+  ASSERT_TRUE(down.ok()) << down.status();
+  EXPECT_EQ(down->device(), Device::Host());
+  EXPECT_THAT(down->elements<float>(), Each(3));
+}
+
+TEST_F(GpuTest, RecvInto_MemoryOfAGpu_FillsIt) {
+  Tensor into = node_->Allocate(Device::Gpu(0), DataType::kFloat, {kCount}).value();
+  const absl::StatusOr<Tensor> up = Move(Filled(4), Device::Gpu(0), {}, {.into = into});
+  ASSERT_TRUE(up.ok()) << up.status();
+  EXPECT_EQ(up->data(), into.data());
+  EXPECT_THAT(Move(into, Device::Host())->elements<float>(), Each(4));
+}
+
+TEST_F(GpuTest, Recv_StreamForHostMemory_IsRefused) {
+  const absl::Status status =
+      Move(Filled(1), Device::Host(), {}, {.stream = reinterpret_cast<CUstream_st*>(8)}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+}
+
+TEST_F(GpuTest, Communicator_Operations_CheckTheirTensors) {
+  absl::StatusOr<std::unique_ptr<NcclCommunicator>> communicator =
+      node_->Communicator(node_->topology().OneGpuOfEachNode());
+  ASSERT_TRUE(communicator.ok()) << communicator.status();
+  NcclCommunicator& all = **communicator;
+  EXPECT_EQ(all.rank(), 0);
+  EXPECT_EQ(all.size(), 1);
+  EXPECT_EQ(all.device(), Device::Gpu(0));
+  EXPECT_EQ(all.Check(), absl::OkStatus());
+
+  absl::StatusOr<Tensor> input = Move(Filled(5), Device::Gpu(0), {}, {.stream = all.stream()});
+  ASSERT_TRUE(input.ok()) << input.status();
+  Tensor output = node_->Allocate(Device::Gpu(0), DataType::kFloat, {kCount}).value();
+  EXPECT_EQ(all.AllReduce(*input, output, ReduceOp::kSum, all.stream()), absl::OkStatus());
+  EXPECT_EQ(all.Broadcast(output, 0, all.stream()), absl::OkStatus());
+  EXPECT_EQ(all.AllGather(output, *input, all.stream()), absl::OkStatus());
+  const absl::StatusOr<Tensor> down = Move(*input, Device::Host(), {.stream = all.stream()});
+  ASSERT_TRUE(down.ok()) << down.status();
+  EXPECT_THAT(down->elements<float>(), Each(5));
+
+  const auto is_invalid = [](const absl::Status& status, const char* text) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(text));
+  };
+  Tensor host = Filled(1);
+  is_invalid(all.AllReduce(host, host, ReduceOp::kSum, all.stream()), "not in the memory of gpu:0");
+  Tensor half = output.Slice(0, kCount / 2).value();
+  is_invalid(all.AllGather(output, half, all.stream()), "the output is float[32768]");
+  is_invalid(all.Broadcast(output, 1, all.stream()), "no rank 1");
+  Tensor flags = node_->Allocate(Device::Gpu(0), DataType::kBool, {2}).value();
+  is_invalid(all.Broadcast(flags, 0, all.stream()), "NCCL has no type bool");
+}
+
+}  // namespace
+}  // namespace ferry
