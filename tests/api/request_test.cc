@@ -117,7 +117,7 @@ TEST_F(RequestTest, Cancel_ReceiveUnderWay_EndsWithTheReason) {
   request.Cancel(absl::AbortedError("no longer needed"));
   EXPECT_TRUE(request.done());
   EXPECT_EQ(request.Wait(kLong).status(), absl::AbortedError("no longer needed"));
-  // What is done stays as it is.
+  // A request that is done does not change.
   request.Cancel();
   EXPECT_EQ(request.Wait(kLong).status(), absl::AbortedError("no longer needed"));
 }
