@@ -58,8 +58,10 @@ void Request::Impl::Complete(absl::StatusOr<Tensor> result, absl::string_view pa
     if (result.ok()) path_ = std::string(path);
     result_ = result;
     is_done_.store(true, std::memory_order_release);
+    // Before the lock is released, which Wait takes last: the node may be destroyed once that has
+    // returned.
+    loop_->Wake();
   }
-  loop_->Wake();
   if (callback != nullptr) std::move(callback)(std::move(result));
 }
 

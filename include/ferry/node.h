@@ -51,8 +51,8 @@ struct TransferOptions {
   // FERRY_JOB_TOKEN, the content of FERRY_JOB_TOKEN_FILE, or one that the first node generates and
   // publishes in the store.
   std::string job_token;
-  // Limit on the host memory, in bytes, that Node::Allocate shares with other processes; 0: the
-  // smaller of 4 GiB and half of this process's share of memory.
+  // Limit on the host memory, in bytes, that Node::Allocate shares with other processes. 0: 4 GiB,
+  // or half of the memory that this process may use if that is less.
   size_t max_host_bytes = 0;
   // The limit on connecting to a peer.
   absl::Duration connect_timeout = absl::Seconds(10);
@@ -107,7 +107,7 @@ class Node {
 
   // Leaves the job, unless it has left, and ends what is under way in this process with CANCELLED.
   // Local: does not wait for other nodes, which continue; waits for the coordinator's answer, for
-  // rpc_timeout at most, and for GPU work that Ferry has enqueued. Tensors stay valid.
+  // seconds at most, and for GPU work that Ferry has enqueued. Tensors stay valid.
   ~Node();
 
   Node(const Node&) = delete;
