@@ -363,8 +363,8 @@ TEST(Collectives, PartsThatDoNotFitAreRefusedByName) {
       for (const Tensor& part : wrong) {
         SCOPED_TRACE(absl::StrCat("kind ", static_cast<int>(kind), ", ", ToString(part)));
         CollectiveWorld world(3, options);
-        world.alters_sent = [&part](int worker, Tensor tensor) {
-          return worker == 1 ? part : std::move(tensor);
+        world.alters_sent = [&part](int worker, const Tensor& tensor) {
+          return worker == 1 ? part : tensor;
         };
         world.StartLeader();
         for (int i = 0; i < 3; ++i) {
