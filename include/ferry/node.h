@@ -43,7 +43,8 @@ struct TransferOptions {
   // Whether peers of this host may connect through a Unix socket.
   bool use_unix_sockets = true;
   // The only transport that may be used: "shm", "tcp", "cuda_ipc" or "nccl"; transfers that it
-  // cannot carry fail. Empty: the one with the lowest estimated cost.
+  // cannot carry fail. Small tensors may still come inline, and those within the process by "local"
+  // (Request::path). Empty: the one with the lowest estimated cost.
   std::string required_transport;
   // Sends a checksum with every tensor, which the receiver verifies. Set it on all nodes.
   bool use_checksums = false;
@@ -100,7 +101,7 @@ class Node {
   //   Errors: INVALID_ARGUMENT saying what is missing, out of range or contradictory in options and
   //   environment; DEADLINE_EXCEEDED naming the nodes that have not joined, or the address that did
   //   not answer; ALREADY_EXISTS the rank is taken; FAILED_PRECONDITION the coordinator serves a
-  //   job of another size, or a process that should be a node cannot join; ABORTED the job has
+  //   job of another size, or a launched process failed before it joined; ABORTED the job has
   //   failed; UNAVAILABLE an address to listen on is taken; RESOURCE_EXHAUSTED; the reason of the
   //   cancellation. Other nodes that wait for this one fail with its error, unless is_recoverable.
   static absl::StatusOr<std::unique_ptr<Node>> Join(NodeOptions options = {});

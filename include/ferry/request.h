@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Request: an operation under way.
+// Request: a handle to a send or receive.
 #ifndef FERRY_INCLUDE_FERRY_REQUEST_H_
 #define FERRY_INCLUDE_FERRY_REQUEST_H_
 
@@ -41,7 +41,7 @@ class [[nodiscard]] Request {
   bool done() const;
 
   // Ends the operation with `reason`, unless it is done. Returns without waiting for the peer: a
-  // tensor that the peer has matched with this receive by then is lost to later ones. Afterwards a
+  // tensor that the peer has matched with this receive by then is discarded. Afterwards a
   // destination buffer in host memory is not written any more. Memory of a GPU may still be written
   // by work that is already enqueued there, and is kept alive until then.
   void Cancel(const absl::Status& reason = absl::CancelledError("cancelled by the caller"));

@@ -62,9 +62,9 @@ class Step {
  public:
   int64_t id() const;
 
-  // Sends `tensor`. Never blocks; the receive may be posted before or after. The request is done on
-  // return, with OK once the tensor is offered to its receiver: use Flush or Close to wait until it
-  // has arrived. Do not write the tensor afterwards. Tensors of one id arrive in the order in which
+  // Sends `tensor`. Never waits for the receiver; the receive may be posted before or after. The
+  // request is done on return: OK means queued and not delivered, which Flush and Close wait for. Do
+  // not write the tensor afterwards. Tensors of one id arrive in the order in which
   // they were sent.
   //   Errors: INVALID_ARGUMENT for an invalid tensor or id, a source that is not this node, or a
   //   stream for host memory; ABORTED the step is closed, or the reason of Abort;
@@ -76,7 +76,7 @@ class Step {
   // be a view of the sender's memory, which stays valid until its last copy is released, also if
   // the sender ends.
   //   Errors: INVALID_ARGUMENT for an invalid id, a destination that is not this node, or a tensor
-  //   of another type or size than options.into, which is lost; DEADLINE_EXCEEDED naming the tensor
+  //   of another type or size than options.into, which is discarded; DEADLINE_EXCEEDED naming the tensor
   //   and how far its transfer has got; UNAVAILABLE the sender has died or cannot be reached;
   //   ABORTED the step is closed, or the sender was restarted; FAILED_PRECONDITION no transport is
   //   allowed, or a device that this process does not use; CANCELLED the node was destroyed; the
@@ -84,7 +84,7 @@ class Step {
   Request Recv(const TensorId& id, RecvOptions options = {});
 
   // The same for many operations, in order: the requests are in the order of `operations`, and one
-  // that fails does not affect the others. At present as fast as the calls one by one.
+  // that fails does not affect the others. Currently no faster than individual calls.
   std::vector<Request> SendMany(absl::Span<const SendOperation> operations);
   std::vector<Request> RecvMany(absl::Span<const RecvOperation> operations);
 

@@ -17,19 +17,17 @@
 namespace ferry {
 FERRY_NAMESPACE_BEGIN
 
-// From near to far, with the names of NCCL and nvidia-smi: the device itself, NVLink, one PCIe
-// switch, several PCIe switches, a PCIe host bridge, one NUMA node, several NUMA nodes, the
-// network, unknown.
+// From near to far, with the names of NCCL and nvidia-smi.
 enum class LinkType {
-  kLoc = 0,
-  kNvl = 1,
-  kPix = 2,
-  kPxb = 3,
-  kPhb = 4,
-  kNode = 5,
-  kSys = 6,
-  kNet = 7,
-  kDis = 8,
+  kLoc = 0,   // the device itself
+  kNvl = 1,   // NVLink
+  kPix = 2,   // one PCIe switch
+  kPxb = 3,   // several PCIe switches
+  kPhb = 4,   // one PCIe host bridge
+  kNode = 5,  // several host bridges within one NUMA node
+  kSys = 6,   // several NUMA nodes
+  kNet = 7,   // the network
+  kDis = 8,   // unknown, or not connected
 };
 
 // "LOC", "NVL", ... "DIS".
