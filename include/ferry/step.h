@@ -63,9 +63,9 @@ class Step {
   int64_t id() const;
 
   // Sends `tensor`. Never waits for the receiver; the receive may be posted before or after. The
-  // request is done on return: OK means queued and not delivered, which Flush and Close wait for. Do
-  // not write the tensor afterwards. Tensors of one id arrive in the order in which
-  // they were sent.
+  // request is done on return: OK means queued and not delivered, which Flush and Close wait for.
+  // Do not write the tensor afterwards. Tensors of one id arrive in the order in which they were
+  // sent.
   //   Errors: INVALID_ARGUMENT for an invalid tensor or id, a source that is not this node, or a
   //   stream for host memory; ABORTED the step is closed, or the reason of Abort;
   //   RESOURCE_EXHAUSTED naming the limit; FAILED_PRECONDITION a stream, and this node uses no
@@ -76,11 +76,11 @@ class Step {
   // be a view of the sender's memory, which stays valid until its last copy is released, also if
   // the sender ends.
   //   Errors: INVALID_ARGUMENT for an invalid id, a destination that is not this node, or a tensor
-  //   of another type or size than options.into, which is discarded; DEADLINE_EXCEEDED naming the tensor
-  //   and how far its transfer has got; UNAVAILABLE the sender has died or cannot be reached;
-  //   ABORTED the step is closed, or the sender was restarted; FAILED_PRECONDITION no transport is
-  //   allowed, or a device that this process does not use; CANCELLED the node was destroyed; the
-  //   reason of Abort or of the cancellation.
+  //   of another type or size than options.into, which is discarded; DEADLINE_EXCEEDED naming the
+  //   tensor and how far its transfer has got; UNAVAILABLE the sender has died or cannot be
+  //   reached; ABORTED the step is closed, or the sender was restarted; FAILED_PRECONDITION no
+  //   transport is allowed, or a device that this process does not use; CANCELLED the node was
+  //   destroyed; the reason of Abort or of the cancellation.
   Request Recv(const TensorId& id, RecvOptions options = {});
 
   // The same for many operations, in order: the requests are in the order of `operations`, and one
