@@ -11,11 +11,11 @@
 
 #include "absl/strings/str_cat.h"
 
-#include "tensorflow/node_worker/node_worker.h"
 #include "proto/tf_worker.pb.h"
 #include "tensor/tensor_proto.h"
 #include "tensorflow/graph/partition.h"
 #include "tensorflow/graph/prune.h"
+#include "tensorflow/node_worker/node_worker.h"
 #include "tests/coord/wire/wire_client.h"
 #include "tests/graph/graph_fixture.h"
 #include "tests/runtime/engine_pair.h"
