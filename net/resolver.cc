@@ -34,8 +34,9 @@ absl::StatusOr<HostPort> SplitHostPort(absl::string_view address) {
   if (host.size() > 2 && host.front() == '[' && host.back() == ']') {
     host = host.substr(1, host.size() - 2);
   } else if (absl::StrContains(host, ':')) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        Quoted(address), " is not HOST:PORT; an IPv6 address is written in brackets: [::1]:8476"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(Quoted(address), " is not HOST:PORT; an IPv6 address is written in brackets: ",
+                     Quoted(absl::StrCat("[", host, "]:", parts.port))));
   }
   parts.host = std::string(host);
   return parts;
