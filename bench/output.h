@@ -21,7 +21,7 @@ struct BenchOutput {
   BenchGates gates;
 };
 
-// Whether rows have GB/s, so that --min-gbps applies.
+// Whether rows have a bandwidth that --min-gbps can check.
 enum class BenchMoves { kTensors, kNothing };
 
 // Adds --json, --csv, --plot, --html, --max-us, and --min-gbps if tensors are moved.

@@ -57,7 +57,7 @@ struct BenchServer {
 absl::StatusOr<BenchServer> StartBenchServer(std::string name, std::vector<std::string> arguments,
                                              BenchStage& stage);
 
-// Whether processes see this machine's GPUs; all see the same.
+// Whether the processes may use this machine's GPUs; the same for all of them.
 enum class BenchGpus { kHidden, kShared };
 
 // `bench-worker` processes, the nodes of one job, watched by a stage. Not thread-safe; the

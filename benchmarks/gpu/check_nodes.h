@@ -72,8 +72,9 @@ class CheckNode final {
 
   // The node and all that it has go, together with the other one's.
   absl::Status Leave();
-  // Whether the part's time allows for one more measurement of a series that grows, by the duration
-  // of the last one; called by both, before each. If not, notes that `what` was skipped.
+  // Returns whether the time left to the part suffices for the next, longer measurement of a
+  // series, judged by the last one. Both nodes call it before each. If not, notes that `what` was
+  // skipped.
   absl::StatusOr<bool> HasTimeFor(absl::string_view what);
   // By now, at the latest, everything must have ended.
   absl::Time deadline() const { return context_.deadline; }
