@@ -156,7 +156,7 @@ void Simulation::Restart() {
 }
 
 void Simulation::StartAgent(TaskId task) {
-  Agent& agent = agents_[task.value()];
+  SimulatedAgent& agent = agents_[task.value()];
   agent = {NewLife(), {}, dice_.Chance(40)};
   if (agent.is_untold) model_->NoteUntold(agent.life);
 }

@@ -40,7 +40,7 @@ Simulation::Message Simulation::Register(TaskId task) {
       dice_.Chance(20) ? absl::Seconds(1 + dice_.Roll(10)) : absl::InfiniteDuration();
   // A process of an earlier job usually exits when it is refused.
   if (model_->IsFormer(task, agents_[task.value()].life) && dice_.Chance(80)) StartAgent(task);
-  const Agent& agent = agents_[task.value()];
+  const SimulatedAgent& agent = agents_[task.value()];
   Registration registration;
   registration.task = task;
   registration.incarnation = agent.life;
@@ -238,7 +238,7 @@ void Simulation::DoBarrier(const BarrierArrival& arrival, Incarnation life) {
   call->tasks = Meant(arrival.tasks);
   call->number = arrival.counter;
   const auto done = [this, call, life](const BarrierResult& result) {
-    Agent& agent = agents_[call->task.value()];
+    SimulatedAgent& agent = agents_[call->task.value()];
     // An answer to a previous incarnation does not reach the current one.
     if (agent.life == life) agent.next_use[call->keys[0]] = result.counter + 1;
     call->number_answered = result.counter;

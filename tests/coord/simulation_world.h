@@ -40,7 +40,7 @@ class Dice final {
 };
 
 // A process of the job: its own state, as opposed to the coordinator's record of it.
-struct Agent {
+struct SimulatedAgent {
   Incarnation life;
   // The next use of each barrier, as agents count.
   std::map<std::string, int64_t> next_use;
@@ -130,7 +130,7 @@ class Simulation final {
   FakeClock clock_;
   std::unique_ptr<Coordinator> coordinator_;
   std::unique_ptr<SimulationModel> model_;
-  std::vector<Agent> agents_;
+  std::vector<SimulatedAgent> agents_;
   std::vector<Message> late_;
   bool is_store_small_ = false;
   uint64_t last_life_ = 0;
