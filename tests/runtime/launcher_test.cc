@@ -13,6 +13,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -279,7 +280,16 @@ struct SignalCase {
   int status;  // of the launcher when every process ends with 0
 };
 
-class LaunchSignal : public ::testing::TestWithParam<SignalCase> {};
+class LaunchSignal : public ::testing::TestWithParam<SignalCase> {
+ protected:
+  // A signal that is ignored at the start stays ignored, as SIGINT is in a shell's background jobs,
+  // which this program may be.
+  static void SetUpTestSuite() {
+    for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2}) {
+      std::signal(number, SIG_DFL);
+    }
+  }
+};
 
 TEST_P(LaunchSignal, IsPassedOnAndInTheStatusWhenItStopsTheJob) {
   const Fifo fifo;
