@@ -224,9 +224,9 @@ struct Selection {
     query.source = &ends[0];
     query.destination = &ends[1];
     query.bytes = size_t{1} << 20;
-    query.seen = &costs;
+    query.estimates = &costs;
     query.now = absl::UnixEpoch();
-    costs.SawLane(absl::Microseconds(1), query.now);
+    costs.SawControlChannel(absl::Microseconds(1), query.now);
   }
   TransportList transports;
   PathCostEstimator costs;

@@ -39,7 +39,7 @@ std::vector<Limit> Limits(TransferEngineOptions& options) {
        "bytes of a step that were sent and wait for a receiver"},
       {"--max-waiting", rendezvous.limits.max_waiting, "sends and receives of a step that wait"},
       {"--max-steps", rendezvous.max_steps, "steps that are open at a time"},
-      {"--lane-queue-bytes", options.lane_queue_bytes,
+      {"--peer-queue-bytes", options.peer_queue_bytes,
        "bytes of messages kept for a node that does not take them"},
   };
 }
@@ -60,15 +60,15 @@ void AddExchangeFlags(CLI::App& app, TransferEngineOptions& options) {
   app.add_flag("--checksum", options.checksum,
                "compare checksums of every tensor and of each message about it")
       ->group(kGroup);
+  const auto set_protocol = [&options](const std::string& protocol) {
+    options.protocol = protocol == "grpc" ? WireProtocol::kGrpc : WireProtocol::kNative;
+  };
   app.add_option_function<std::string>(
-         "--carrier",
-         [&options](const std::string& carrier) {
-           options.carrier = carrier == "grpc" ? Carrier::kGrpc : Carrier::kLane;
-         },
+         "--protocol", set_protocol,
          "what carries requests and tensors; grpc is understood by TensorFlow's workers")
-      ->type_name("lane|grpc")
-      ->check(CLI::IsMember({"lane", "grpc"}).description(""))
-      ->default_str("lane")
+      ->type_name("native|grpc")
+      ->check(CLI::IsMember({"native", "grpc"}).description(""))
+      ->default_str("native")
       ->group(kGroup);
   app.add_flag("--require-proof", options.require_proof,
                "of grpc: refuse calls that do not prove to know the job's token, as TensorFlow's")
@@ -91,11 +91,16 @@ void AddExchangeFlags(CLI::App& app, TransferEngineOptions& options) {
   for (const Limit& limit : Limits(options)) {
     AddLimit(app, limit.flag, limit.value, limit.description, limit.least)->group(kGroup);
   }
+  // Deprecated spellings of --protocol and --peer-queue-bytes. An empty group hides them.
+  app.add_option_function<std::string>("--carrier", set_protocol, "")
+      ->check(CLI::IsMember({"lane", "grpc"}).description(""))
+      ->group("");
+  AddLimit(app, "--lane-queue-bytes", options.peer_queue_bytes, "")->group("");
 }
 
 std::vector<std::string> ExchangeArguments(const TransferEngineOptions& options) {
   std::vector<std::string> arguments = {
-      absl::StrCat("--carrier=", options.carrier == Carrier::kGrpc ? "grpc" : "lane"),
+      absl::StrCat("--protocol=", options.protocol == WireProtocol::kGrpc ? "grpc" : "native"),
       absl::StrCat("--exchange-listen=", options.listen),
       absl::StrCat("--tcp-connections=", options.transports.tcp.connections)};
   // The flag cannot give an infinite value: polling is requested differently, as by bench's plan.

@@ -12,7 +12,7 @@
 
 namespace ferry::cli {
 
-// Adds --require, --checksum, --carrier, the addresses, and one flag for each limit that an error
+// Adds --require, --checksum, --protocol, the addresses, and one flag for each limit that an error
 // names: option RendezvousLimits::max_waiting is --max-waiting. The job's token has no flag,
 // because every user of a machine can read command lines: use FERRY_JOB_TOKEN or
 // FERRY_JOB_TOKEN_FILE.

@@ -74,15 +74,15 @@ uint64_t ReadEveryByte(const void* from, size_t bytes) {
   const size_t words = bytes / kWord;
   // Independent accumulators: a single one would take a cycle per word.
   constexpr size_t kLanes = 8;
-  uint64_t channels[kLanes] = {};
+  uint64_t lanes[kLanes] = {};
   size_t at = 0;
   for (; at + kLanes <= words; at += kLanes) {
     uint64_t eight[kLanes];
     std::memcpy(eight, in + at * kWord, sizeof(eight));
-    for (size_t i = 0; i < kLanes; ++i) channels[i] ^= eight[i];
+    for (size_t i = 0; i < kLanes; ++i) lanes[i] ^= eight[i];
   }
   uint64_t all = 0;
-  for (const uint64_t channel : channels) all ^= channel;
+  for (const uint64_t lane : lanes) all ^= lane;
   for (; at < words; ++at) {
     uint64_t word = 0;
     std::memcpy(&word, in + at * kWord, kWord);

@@ -55,14 +55,14 @@ std::string RefusedText(const TransferReport& report) {
 }
 
 Json Measure(double value, CostBasis basis, absl::Duration age) {
-  static constexpr const char* kNames[] = {"assumed", "start", "seen"};
+  static constexpr const char* kNames[] = {"assumed", "start", "measured"};
   return {{"value", value},
           {"basis", kNames[static_cast<int>(basis)]},
-          {"age_s", basis == CostBasis::kSeen ? Json(absl::ToDoubleSeconds(age)) : Json()}};
+          {"age_s", basis == CostBasis::kMeasured ? Json(absl::ToDoubleSeconds(age)) : Json()}};
 }
 
 Json PathJson(const PathReport& path) {
-  Json object = {{"peer", path.peer}, {"lane", path.channel}, {"in_arena", path.is_in_arena}};
+  Json object = {{"peer", path.peer}, {"channel", path.channel}, {"in_arena", path.is_in_arena}};
   if (!path.choice.ok()) {
     object["transport"] = nullptr;
     object["error"] = std::string(path.choice.status().message());
@@ -189,7 +189,7 @@ Json ExchangeJson(const TransferAnswers& answers) {
          {"refused_connections", report.refused_connections},
          {"refused_calls", report.refused_calls},
          {"last_refusal", report.last_refusal.empty() ? Json() : Json(report.last_refusal)},
-         {"lanes", report.peers},
+         {"peers", report.peers},
          {"paths", std::move(paths)}});
   }
   return {{"nodes", std::move(nodes)},

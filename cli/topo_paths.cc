@@ -65,12 +65,12 @@ absl::StatusOr<PathExplanation> ChooseBetween(const TransferEngine& exchange,
   PathQuery query;
   query.source = &source;
   query.destination = &destination;
-  query.lane_passes_descriptors = !source.channels.unix_name.empty();
-  query.why_no_descriptors = "the sender has no Unix socket";
+  query.channel_passes_descriptors = !source.channels.unix_name.empty();
+  query.descriptors_unavailable_reason = "the sender has no Unix socket";
   query.bytes = kBytes;
   query.is_in_arena = is_in_arena;
-  query.source_place = from;
-  query.destination_place = to;
+  query.source_location = from;
+  query.destination_location = to;
   return ExplainPath(exchange.transports(), query, {});
 }
 

@@ -53,7 +53,7 @@ struct EventLoopOptions {
   // ticks.
   absl::Duration tick = absl::Microseconds(500);
   // The thread's name.
-  std::string name = "ferry-lane";
+  std::string name = "ferry-io";
 };
 
 // Thread-safe. Has one thread, which sleeps while a caller leads the loop in WaitUntil: what the

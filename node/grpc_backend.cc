@@ -75,17 +75,17 @@ class GrpcBackend::Impl {
               if (endpoint->grpc_address.empty()) {
                 return absl::FailedPreconditionError(
                     absl::StrCat(Describe(endpoint->peer),
-                                 " does not serve gRPC: was it started with another carrier?"));
+                                 " does not serve gRPC: was it started with another --protocol?"));
               }
               return endpoint->grpc_address;
             },
             FetcherOptions(std::move(arena), this->options)) {}
 
   static GrpcTensorFetcherOptions FetcherOptions(std::shared_ptr<HostArena> arena,
-                                                 const GrpcBackendOptions& carrier) {
+                                                 const GrpcBackendOptions& backend) {
     GrpcTensorFetcherOptions options;
-    options.checksum = carrier.checksum;
-    options.token = carrier.proof.token;
+    options.checksum = backend.checksum;
+    options.token = backend.proof.token;
     // Reuses warm arena memory: page faults on fresh pages would take half of the transfer time.
     options.allocator = [arena = std::move(arena)](DataType dtype,
                                                    const Shape& shape) -> absl::StatusOr<Tensor> {

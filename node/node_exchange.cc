@@ -104,7 +104,7 @@ absl::Status Node::StartExchange(const NodeOptions& node) {
   if (node.service != nullptr) {
     // Control channels look up endpoints themselves.
     std::function<absl::Status(int64_t)> find_node;
-    if (options.carrier == Carrier::kGrpc) {
+    if (options.protocol == WireProtocol::kGrpc) {
       find_node = [this](int64_t id) {
         if (id < 0 || id > INT32_MAX) return absl::NotFoundError("no such task");
         return EndpointOf(static_cast<int>(id)).status();

@@ -257,7 +257,7 @@ std::string Step::DescribeOutstanding() const {
   rendezvous_->ForEachPending(absl::ZeroDuration(), see);
   exchange_->ForEachTransfer(absl::ZeroDuration(), see);
   if (count == 0) return "the answer to a request for its values is not on its way yet";
-  const ConnectionManagerStats channels = exchange_->lane_stats();
+  const ConnectionManagerStats channels = exchange_->connection_stats();
   return absl::StrCat(
       count, count == 1 ? " tensor that was sent has" : " tensors that were sent have",
       " not been received: ", absl::StrJoin(named, ", "), count > named.size() ? ", ..." : "",

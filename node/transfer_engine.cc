@@ -31,15 +31,16 @@ constexpr size_t kMaxTokenBytes = 4096;
 constexpr absl::Duration kCloseTimeout = absl::Seconds(5);
 
 // Returns the addresses published to peers for the listener on `listen`, whose port is `port`.
-//   is_carrier: whether TransferEngineOptions::advertise's port, if any, is this listener's.
-//   knows_peer: whether a connecting peer notices when another process answers.
+//   is_tensor_protocol: whether TransferEngineOptions::advertise's port, if any, is this
+//   listener's. knows_peer: whether a connecting peer notices when another process answers.
 absl::StatusOr<std::vector<std::string>> Advertised(const TransferEngineOptions& options,
                                                     const std::string& listen, int port,
-                                                    bool is_carrier, bool knows_peer) {
+                                                    bool is_tensor_protocol, bool knows_peer) {
   if (port == 0) return std::vector<std::string>();
   if (!options.advertise.empty()) {
     FERRY_ASSIGN_OR_RETURN(std::string address, CompleteAddress(options.advertise, port));
-    if (!is_carrier) address = absl::StrCat(address.substr(0, address.rfind(':')), ":", port);
+    if (!is_tensor_protocol)
+      address = absl::StrCat(address.substr(0, address.rfind(':')), ":", port);
     return std::vector<std::string>{std::move(address)};
   }
   // The listen address, unless it is the wildcard address.
@@ -146,7 +147,7 @@ absl::StatusOr<std::unique_ptr<TransferEngine>> TransferEngine::Start(TransferEn
   common.connect_timeout = options.connect_timeout;
   exchange->fetcher_ = std::make_unique<PeerFetcher>(common, std::move(resolver));
   RemoteFetcher* fetcher = exchange->fetcher_.get();
-  const bool is_grpc = options.carrier == Carrier::kGrpc;
+  const bool is_grpc = options.protocol == WireProtocol::kGrpc;
   if (is_grpc || options.grpc_services) {
     FERRY_CHECK(known != nullptr || !is_grpc);
     exchange->grpc_ = std::make_unique<GrpcBackend>(
@@ -171,7 +172,7 @@ absl::StatusOr<std::unique_ptr<TransferEngine>> TransferEngine::Start(TransferEn
   common.why_no_shared_memory = std::string(shares_memory.message());
   hub.unix_listen = options.unix_socket && options.require_transport != "tcp" && shares_memory.ok();
   hub.handshake_timeout = options.connect_timeout;
-  hub.lane_queue_bytes = options.lane_queue_bytes;
+  hub.peer_queue_bytes = options.peer_queue_bytes;
   // Listens now; accepts once the transports exist.
   FERRY_ASSIGN_OR_RETURN(exchange->hub_, ConnectionManager::Create(
                                              *exchange->loop_, std::move(hub),
@@ -199,7 +200,7 @@ absl::StatusOr<std::unique_ptr<TransferEngine>> TransferEngine::Start(TransferEn
   common.self.channels.unix_name = exchange->hub_->unix_name();
   FERRY_ASSIGN_OR_RETURN(common.self.channels.tcp,
                          Advertised(options, options.listen, exchange->hub_->tcp_port(),
-                                    /*is_carrier=*/!is_grpc, /*knows_peer=*/true));
+                                    /*is_tensor_protocol=*/!is_grpc, /*knows_peer=*/true));
   if (exchange->grpc_ != nullptr) {
     std::vector<grpc::Service*> services;
     if (options.grpc_services) services = options.grpc_services(*exchange);
@@ -207,7 +208,7 @@ absl::StatusOr<std::unique_ptr<TransferEngine>> TransferEngine::Start(TransferEn
                                                  options.grpc_listen, exchange->gpus(), services));
     FERRY_ASSIGN_OR_RETURN(const std::vector<std::string> addresses,
                            Advertised(options, options.grpc_listen, exchange->grpc_->port(),
-                                      /*is_carrier=*/is_grpc, /*knows_peer=*/false));
+                                      /*is_tensor_protocol=*/is_grpc, /*knows_peer=*/false));
     common.self.grpc_address = absl::StrJoin(addresses, ",");
   }
   // Everything that peers need has been set up.
@@ -283,7 +284,7 @@ absl::Status TransferEngine::Stop() {
   if (grpc_ != nullptr) grpc_->Stop();
   if (fetcher_ != nullptr) {
     fetcher_->Close(leaving);
-    loop_->WaitUntil([this] { return fetcher_->lane_count() == 0; },
+    loop_->WaitUntil([this] { return fetcher_->connection_count() == 0; },
                      SteadyClock().Now() + kCloseTimeout);
   }
   for (const auto& transport : transports_) stop_status_.Update(transport->Stop(leaving));
@@ -364,16 +365,16 @@ absl::StatusOr<PathExplanation> TransferEngine::PathFrom(const Endpoint& source,
   query.destination = &transfer_context_.self;
   query.bytes = bytes;
   query.is_in_arena = is_in_arena;
-  query.source_place = from;
-  query.destination_place = to;
+  query.source_location = from;
+  query.destination_location = to;
   // Measured costs of earlier transfers, if there is a control channel.
   const std::shared_ptr<TensorRequester> client = fetcher_->ClientOf(source.peer);
-  if (client != nullptr) query.seen = client->costs().get();
+  if (client != nullptr) query.estimates = client->costs().get();
   query.now = SteadyClock().Now();
   query.local_exchange = local_exchange_;
   PeerConnectionPool::Way way = fetcher_->WayTo(source);
-  query.lane_passes_descriptors = way.passes_descriptors();
-  query.why_no_descriptors = std::move(way.why_no_descriptors);
+  query.channel_passes_descriptors = way.passes_descriptors();
+  query.descriptors_unavailable_reason = std::move(way.descriptors_unavailable_reason);
   return ExplainPath(transports_, query, transfer_context_.policy);
 }
 

@@ -31,18 +31,19 @@ class TransferEngine;
 struct TransferReport;
 
 // The protocol of requests and tensors between workers.
-enum class Carrier {
+enum class WireProtocol {
   // Control channels and transports.
-  kLane,
+  kNative,
   // tensorflow.WorkerService over gRPC: a single port, compatible with TensorFlow's workers.
   kGrpc,
 };
 
 struct TransferEngineOptions {
-  Carrier carrier = Carrier::kLane;
-  // Address of the gRPC server, which Carrier::kGrpc and grpc_services need; port 0: any free port.
+  WireProtocol protocol = WireProtocol::kNative;
+  // Address of the gRPC server, which WireProtocol::kGrpc and grpc_services need; port 0: any free
+  // port.
   std::string grpc_listen = ":0";
-  // Additional services of that server; if set, it runs whatever the carrier. Called once, when
+  // Additional services of that server; if set, it runs whatever the protocol. Called once, when
   // everything but the server has been created; the services outlive Stop.
   std::function<std::vector<grpc::Service*>(TransferEngine&)> grpc_services;
   // Memory that can be shared with other processes of this host.
@@ -65,7 +66,7 @@ struct TransferEngineOptions {
   // listen.
   std::string listen = ":0";
   // Address published to peers: HOST, HOST:PORT, IPV6 or [IPV6]:PORT; empty: all addresses of this
-  // host. The port is that of the carrier.
+  // host. The port is that of the protocol.
   std::string advertise;
   // This host's address in its connection to the coordinator, published first; empty if unknown.
   // See FindLocalEnd.
@@ -78,7 +79,7 @@ struct TransferEngineOptions {
   // $FERRY_JOB_TOKEN, the contents of $FERRY_JOB_TOKEN_FILE, or one that the first node generates
   // and publishes in the store.
   std::string token;
-  // For Carrier::kGrpc, whose calls carry a proof of the token: rejects calls without one.
+  // For WireProtocol::kGrpc, whose calls carry a proof of the token: rejects calls without one.
   // TensorFlow's workers send none.
   bool require_proof = false;
   // Busy-polling time before blocking, after each event and while waiting for one.
@@ -87,18 +88,18 @@ struct TransferEngineOptions {
   // Maximum time Step::Close waits for receivers to acknowledge delivery (one round trip).
   absl::Duration flush_timeout = absl::Seconds(1);
   // Send-queue limit per peer, in bytes, for messages that a slow peer has not read.
-  size_t lane_queue_bytes = size_t{64} << 20;
+  size_t peer_queue_bytes = size_t{64} << 20;
   // Kernels for the GPUs; see Gpus::Create.
   cuda::CompiledKernels kernel_image = cuda::EmbeddedKernels();
 };
 
-// Thread-safe. Threads: "ferry-lane", "ferry-data-N" (one for each TCP connection to a peer),
+// Thread-safe. Threads: "ferry-io", "ferry-data-N" (one for each TCP connection to a peer),
 // "ferry-copy".
 class TransferEngine final {
  public:
   //   self: complete but for its addresses, which are filled in.
   //   resolver: finds the endpoints of nodes.
-  //   known: returns cached endpoints without blocking; used by Carrier::kGrpc only.
+  //   known: returns cached endpoints without blocking; used by WireProtocol::kGrpc only.
   //   nccl: the job's NCCL state; the library is located here if there are GPUs.
   //   Errors: INVALID_ARGUMENT for invalid options; UNAVAILABLE for an address that cannot be
   //   listened on; RESOURCE_EXHAUSTED.
@@ -133,7 +134,7 @@ class TransferEngine final {
   // Its library is null without GPUs or if not found; nccl().why_no_library gives the reason.
   const NcclJob& nccl() const { return nccl_; }
   const TransportList& transports() const { return transports_; }
-  ConnectionManagerStats lane_stats() const { return hub_->stats(); }
+  ConnectionManagerStats connection_stats() const { return hub_->stats(); }
   // gRPC calls that failed authentication.
   int64_t refused_calls() const { return grpc_ == nullptr ? 0 : grpc_->refused_calls(); }
   HostArenaStats arena_stats() const { return arena_->stats(); }
@@ -144,7 +145,7 @@ class TransferEngine final {
   // Opens the step of that id on this node.
   //   Errors: ABORTED it was closed; RESOURCE_EXHAUSTED naming the limit.
   absl::StatusOr<Step> OpenStep(int64_t step_id);
-  // Ends a step on this node, for every carrier.
+  // Ends a step on this node, for every protocol.
   void Cleanup(int64_t step_id);
 
   // As RendezvousManager::ForEachPending, plus the transfers to peers that have left the
@@ -195,7 +196,7 @@ class TransferEngine final {
   TransportList transports_;
   TransferContext transfer_context_;
   std::unique_ptr<PeerFetcher> fetcher_;
-  // Null unless the carrier is kGrpc or there are services.
+  // Null unless the protocol is kGrpc or there are services.
   std::unique_ptr<GrpcBackend> grpc_;
   std::unique_ptr<RendezvousManager> manager_;
   // Duration of a local send and receive, measured at startup.

@@ -162,7 +162,7 @@ TransferReport MakeExchangeReport(const TransferEngine& exchange) {
   report.arena_used_bytes = arena.used_bytes;
   report.arena_mapped_bytes = arena.mapped_bytes;
   report.arena_budget_bytes = exchange.arena_budget_bytes();
-  ConnectionManagerStats channels = exchange.lane_stats();
+  ConnectionManagerStats channels = exchange.connection_stats();
   report.refused_connections = channels.refused;
   report.last_refusal = std::move(channels.last_refusal);
   report.refused_calls = exchange.refused_calls();
@@ -194,7 +194,7 @@ void TransferEngine::AddPaths(size_t bytes, size_t max_peers, TransferReport& re
   servers.resize(std::min(servers.size(), max_peers));
   for (const auto& server : servers) {
     for (const bool is_in_arena : {true, false}) {
-      add(server->consumer().peer.node_id, server->DescribeLane(), is_in_arena,
+      add(server->consumer().peer.node_id, server->DescribeChannel(), is_in_arena,
           server->PathTo(bytes, is_in_arena));
     }
   }

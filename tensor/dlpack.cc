@@ -111,10 +111,10 @@ absl::StatusOr<Tensor> Import(ManagedTensor* managed) {
     if (row.code == plain.dtype.code && row.bits == plain.dtype.bits) type = &row;
   }
   const bool is_packed = type != nullptr && type->bits < 8 && (managed->flags & kFlagPadded) == 0;
-  if (type == nullptr || plain.dtype.channels != 1 || is_packed) {
+  if (type == nullptr || plain.dtype.lanes != 1 || is_packed) {
     return absl::UnimplementedError(absl::StrCat(
         "a DLPack type of code ", plain.dtype.code, ", ", plain.dtype.bits, " bits, ",
-        plain.dtype.channels, " lanes", is_packed ? ", packed" : "", " is none of Ferry's"));
+        plain.dtype.lanes, " lanes", is_packed ? ", packed" : "", " is none of Ferry's"));
   }
   if (plain.ndim < 0 || (plain.ndim > 0 && plain.shape == nullptr)) {
     return absl::InvalidArgumentError("the DLPack tensor has no shape");

@@ -41,7 +41,7 @@ struct Device {
 struct ElementType {
   uint8_t code;
   uint8_t bits;
-  uint16_t channels;
+  uint16_t lanes;
 };
 
 struct PlainTensor {

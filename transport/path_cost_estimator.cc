@@ -59,33 +59,33 @@ void PathCostEstimator::Apply(size_t index, bool latency_is_control_rtt, absl::T
   SpinLockHolder lock(&mu_);
   if (index >= paths_.size()) return;
   Path& path = paths_[index];
-  const bool is_lane_known = channel_.Weight(now) > 0;
+  const bool is_channel_known = channel_.Weight(now) > 0;
   const absl::Duration channel =
-      is_lane_known ? absl::Seconds(channel_.Value(absl::ToDoubleSeconds(cost.latency), now))
-                    : absl::ZeroDuration();
-  const absl::Duration lane_age = channel_.Age(now);
-  const auto be_the_lanes = [&cost, channel, lane_age] {
+      is_channel_known ? absl::Seconds(channel_.Value(absl::ToDoubleSeconds(cost.latency), now))
+                       : absl::ZeroDuration();
+  const absl::Duration channel_age = channel_.Age(now);
+  const auto use_channel = [&cost, channel, channel_age] {
     cost.latency = channel;
-    cost.latency_basis = CostBasis::kSeen;
-    cost.latency_age = lane_age;
+    cost.latency_basis = CostBasis::kMeasured;
+    cost.latency_age = channel_age;
   };
   // The transfer descriptor travels over the control channel, whatever the transport.
-  if (is_lane_known && (latency_is_control_rtt || channel > cost.latency)) be_the_lanes();
+  if (is_channel_known && (latency_is_control_rtt || channel > cost.latency)) use_channel();
   path.assumed_latency = absl::ToDoubleSeconds(cost.latency);
   if (path.latency.Weight(now) > 0) {
     cost.latency = absl::Seconds(path.latency.Value(path.assumed_latency, now));
-    cost.latency_basis = CostBasis::kSeen;
+    cost.latency_basis = CostBasis::kMeasured;
     cost.latency_age = path.latency.Age(now);
   }
   // A temporarily slow control channel must not make a path that was measured before look faster
   // than others.
-  if (channel > cost.latency) be_the_lanes();
+  if (channel > cost.latency) use_channel();
   // Zero-copy: no bandwidth to measure.
   if (cost.bytes_per_second >= kNoCopy) return;
   path.assumed_bandwidth = cost.bytes_per_second;
   if (path.bandwidth.Weight(now) > 0) {
     cost.bytes_per_second = path.bandwidth.Value(path.assumed_bandwidth, now);
-    cost.bandwidth_basis = CostBasis::kSeen;
+    cost.bandwidth_basis = CostBasis::kMeasured;
     cost.bandwidth_age = path.bandwidth.Age(now);
   }
 }
@@ -129,7 +129,7 @@ void PathCostEstimator::SawBytes(size_t index, size_t bytes, absl::Duration take
   path.bandwidth.See(rate, path.assumed_bandwidth > 0 ? path.assumed_bandwidth : rate, now);
 }
 
-void PathCostEstimator::SawLane(absl::Duration one_way, absl::Time now) {
+void PathCostEstimator::SawControlChannel(absl::Duration one_way, absl::Time now) {
   const double seconds = Latency(absl::ToDoubleSeconds(one_way));
   SpinLockHolder lock(&mu_);
   // No assumption: the first measurement counts fully, and so does one after a long pause.

@@ -66,14 +66,15 @@ class PathCostEstimator final {
   // True if a transfer of `bytes` that begins now should be measured: all large ones, and a small
   // one now and then.
   bool WantsSample(size_t index, size_t bytes, absl::Time now) ABSL_LOCKS_EXCLUDED(mu_);
-  // Time from Offer until the acknowledgement of all bytes, which arrives over the control channel.
+  // Time from Expose until the acknowledgement of all bytes, which arrives over the control
+  // channel.
   void SawTransfer(size_t index, size_t bytes, absl::Duration taken, absl::Time now)
       ABSL_LOCKS_EXCLUDED(mu_);
   // Time of moving that many bytes, without what precedes and follows.
   void SawBytes(size_t index, size_t bytes, absl::Duration taken, absl::Time now)
       ABSL_LOCKS_EXCLUDED(mu_);
   // One-way time of the control channel's shortest message.
-  void SawLane(absl::Duration one_way, absl::Time now) ABSL_LOCKS_EXCLUDED(mu_);
+  void SawControlChannel(absl::Duration one_way, absl::Time now) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   struct Path {

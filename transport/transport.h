@@ -52,7 +52,7 @@ enum class CostBasis : uint8_t {
   // Measured by this process against itself at startup.
   kAtStart,
   // Measured between the two processes, from transfer durations or control channel pings.
-  kSeen,
+  kMeasured,
 };
 
 // The best available estimate of what a transfer costs.
@@ -61,7 +61,7 @@ struct PathCost {
   double bytes_per_second = 0;
   CostBasis latency_basis = CostBasis::kAssumed;
   CostBasis bandwidth_basis = CostBasis::kAssumed;
-  // For kSeen: time since the last measurement.
+  // For kMeasured: time since the last measurement.
   absl::Duration latency_age;
   absl::Duration bandwidth_age;
   // Staging copies between GPU and host memory; their cost is included.
@@ -84,16 +84,16 @@ struct PathQuery {
   const Endpoint* source = nullptr;
   const Endpoint* destination = nullptr;
   // Whether the two have a control channel that passes descriptors, and if not, why.
-  bool lane_passes_descriptors = false;
-  std::string why_no_descriptors;
+  bool channel_passes_descriptors = false;
+  std::string descriptors_unavailable_reason;
   size_t bytes = 0;
   // True if the tensor is in the source's arena.
   bool is_in_arena = false;
   // The tensor's memory at the source, and the memory requested at the destination.
-  TensorLocation source_place;
-  TensorLocation destination_place;
+  TensorLocation source_location;
+  TensorLocation destination_location;
   // Measurements of one of the two between them, and the current time; null: none.
-  const PathCostEstimator* seen = nullptr;
+  const PathCostEstimator* estimates = nullptr;
   absl::Time now = absl::InfinitePast();
   // Duration of a send and its receive within one process, as measured here; zero: not measured.
   absl::Duration local_exchange;
@@ -115,51 +115,51 @@ struct TensorHeader {
   TensorLocation place;
 };
 
-// Sends a control message to the peer's receiver (TransportReceiver::OnAnnouncement), delivered
-// before every transfer descriptor sent after it; or to its sender (TransportSender::OnReply),
-// delivered before every DONE sent after it. Thread-safe.
+// Sends a control message to the peer's receiver (TransportReceiver::OnControlMessage), delivered
+// before every transfer descriptor sent after it; or to its sender
+// (TransportSender::OnControlMessage), delivered before every ACK sent after it. Thread-safe.
 //   Errors: as ControlChannel::Send.
-using Announce =
+using ControlMessageSender =
     std::function<absl::Status(absl::string_view body, absl::Span<const int> descriptors)>;
 
 // The producer's endpoint of a pair. Thread-safe. Ids are chosen by the caller and never reused.
 class TransportSender {
  public:
-  using OfferCallback = absl::AnyInvocable<void(absl::StatusOr<TransferDescriptor>) &&>;
+  using ExposeCallback = absl::AnyInvocable<void(absl::StatusOr<TransferDescriptor>) &&>;
 
   virtual ~TransportSender() = default;
-  // Call before the first Offer.
-  virtual void SetAnnounce(Announce announce) {}
-  // Like SetAnnounce, for messages that the peer can do without: failures are ignored. Only for a
-  // control channel that passes descriptors, and a peer to which this transport may send.
-  virtual void SetHint(Announce hint) {}
+  // Call before the first Expose.
+  virtual void SetControlChannel(ControlMessageSender channel) {}
+  // Like SetControlChannel, for messages that the peer can do without: failures are ignored. Only
+  // for a control channel that passes descriptors, and a peer to which this transport may send.
+  virtual void SetHintChannel(ControlMessageSender channel) {}
   // Handles a message from the peer's receiver. The content is untrusted.
   //   Errors: the peer violates the protocol.
-  virtual absl::Status OnReply(absl::string_view body) {
-    return absl::InvalidArgumentError("this transport has nothing to reply");
+  virtual absl::Status OnControlMessage(absl::string_view body) {
+    return absl::InvalidArgumentError("this transport has no control messages from receivers");
   }
   // Exposes `tensor` to the peer, which requested it in its memory `to`, and keeps it until
   // Release. `done` may be called inline, and is called on any thread.
   //   Errors: RESOURCE_EXHAUSTED naming the option; UNAVAILABLE after Abort; FAILED_PRECONDITION
   //   with the reason when this pair has turned out not to work: Cost then fails from there on.
-  virtual void Offer(uint64_t id, const Tensor& tensor, const TensorLocation& to,
-                     OfferCallback done) = 0;
+  virtual void Expose(uint64_t id, const Tensor& tensor, const TensorLocation& to,
+                      ExposeCallback done) = 0;
   // Describes why the peer is not receiving what is being sent, as far as it is visible from here,
   // for error texts. Empty: unknown.
   virtual std::string Obstacle() const { return ""; }
   // The transfer completed or was cancelled by the receiver. Unknown ids are ignored.
   virtual void Release(uint64_t id) = 0;
-  // The peer has failed: releases everything. Pending Offers end with `why`.
+  // The peer has failed: releases everything. Pending calls of Expose end with `why`.
   virtual void Abort(const absl::Status& why) = 0;
 };
 
 // The consumer's endpoint of a pair. Thread-safe. Each incoming transfer descriptor is passed to
-// either Take or Drop.
+// either Fetch or Discard.
 class TransportReceiver {
  public:
-  struct TakeInfo {
+  struct FetchInfo {
     // Implicit: most transports pass only the first.
-    TakeInfo(bool later, bool checked = false)  // NOLINT(google-explicit-constructor)
+    FetchInfo(bool later, bool checked = false)  // NOLINT(google-explicit-constructor)
         : release_later(later), has_checked_values(checked) {}
     // The tensor is a view of the producer's memory: the receiver's ReleaseCallback reports when it
     // is no longer used.
@@ -169,40 +169,40 @@ class TransportReceiver {
     bool has_checked_values;
   };
   // The id is finished on this side when the callback runs.
-  using TakeCallback = absl::AnyInvocable<void(absl::StatusOr<Tensor>, TakeInfo) &&>;
+  using FetchCallback = absl::AnyInvocable<void(absl::StatusOr<Tensor>, FetchInfo) &&>;
 
   virtual ~TransportReceiver() = default;
-  // Call before the first announcement.
-  virtual void SetReply(Announce reply) {}
-  // True if it accepts announcements whose descriptors this process had no room for; those
+  // Call before the first control message.
+  virtual void SetControlChannel(ControlMessageSender channel) {}
+  // True if it accepts control messages whose descriptors this process had no room for; those
   // descriptors are then invalid.
   virtual bool is_fd_optional() const { return false; }
   // Handles a message from the peer's sender. The content is untrusted.
   //   Errors: the peer violates the protocol.
-  virtual absl::Status OnAnnouncement(absl::string_view body, absl::Span<UniqueFd> descriptors) {
-    return absl::InvalidArgumentError("this transport has nothing to announce");
+  virtual absl::Status OnControlMessage(absl::string_view body, absl::Span<UniqueFd> descriptors) {
+    return absl::InvalidArgumentError("this transport has no control messages from senders");
   }
   // Fetches the tensor, into `destination` if that is valid; it then has the header's type and
   // size. `body` and `descriptors` are untrusted. `done` may be called inline, and is called on any
   // thread.
   //   Errors: INVALID_ARGUMENT for a malformed transfer descriptor; UNAVAILABLE naming the phase.
-  virtual void Take(uint64_t id, const TensorHeader& header, absl::string_view body,
-                    absl::Span<UniqueFd> descriptors, const Tensor& destination,
-                    TakeCallback done) = 0;
-  // Cancels a pending Take: nothing writes to its destination after this returns, and its `done`
+  virtual void Fetch(uint64_t id, const TensorHeader& header, absl::string_view body,
+                     absl::Span<UniqueFd> descriptors, const Tensor& destination,
+                     FetchCallback done) = 0;
+  // Cancels a pending Fetch: nothing writes to its destination after this returns, and its `done`
   // may still run. Does not wait for a GPU: copies already enqueued to a destination in its memory
   // complete, and the destination is kept until then. Unknown ids are ignored.
   virtual void Cancel(uint64_t id) = 0;
   // Name of a fetched tensor's path, where the transport has several; a literal. Empty: use the
-  // transport's name. Arguments as for Take.
+  // transport's name. Arguments as for Fetch.
   virtual absl::string_view PathOf(const TensorHeader& header, absl::string_view body,
                                    const Tensor& destination) const {
     return {};
   }
   // Discards a transfer that is no longer requested.
-  virtual void Drop(uint64_t id, const TensorHeader& header, absl::string_view body,
-                    absl::Span<UniqueFd> descriptors) = 0;
-  // The peer has failed. Pending Takes end with `why`; tensors already fetched stay valid.
+  virtual void Discard(uint64_t id, const TensorHeader& header, absl::string_view body,
+                       absl::Span<UniqueFd> descriptors) = 0;
+  // The peer has failed. Pending calls of Fetch end with `why`; tensors already fetched stay valid.
   virtual void Abort(const absl::Status& why) = 0;
 };
 
@@ -234,15 +234,15 @@ class Transport {
   virtual bool moves_gpu_memory() const { return false; }
   // True if an exposed tensor can still be fetched after its producer has exited.
   virtual bool outlives_producer() const { return false; }
-  // True if a Take that ends ABORTED may be retried: the consumer requests the tensor again, and
+  // True if a Fetch that ends ABORTED may be retried: the consumer requests the tensor again, and
   // the producer keeps it until it is received.
   virtual bool is_retryable() const { return false; }
-  // True if the time from Offer to DONE is that of the transfer, so that it can be used as a cost
+  // True if the time from Expose to ACK is that of the transfer, so that it can be used as a cost
   // sample.
   virtual bool is_measurable() const { return false; }
   // True if this transport's latency equals the round trip of a control channel that passes
   // descriptors, or of one that passes none, so that no separate estimate is needed.
-  virtual bool latency_is_control_rtt(bool lane_passes_descriptors) const { return false; }
+  virtual bool latency_is_control_rtt(bool channel_passes_descriptors) const { return false; }
 
   // The endpoints for one peer. `peer` is copied. All are aborted before the transport is
   // destroyed.

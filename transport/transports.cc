@@ -29,13 +29,13 @@ constexpr double kStageBytesPerSecond = 10e9;
 // host memory.
 void CompleteCost(const Transport& transport, size_t index, const PathQuery& query,
                   PathCost& cost) {
-  if (query.seen != nullptr) {
-    query.seen->Apply(index, transport.latency_is_control_rtt(query.lane_passes_descriptors),
-                      query.now, cost);
+  if (query.estimates != nullptr) {
+    query.estimates->Apply(
+        index, transport.latency_is_control_rtt(query.channel_passes_descriptors), query.now, cost);
   }
   if (transport.moves_gpu_memory()) return;
-  const int stages = (query.source_place.space == MemorySpace::kHost ? 0 : 1) +
-                     (query.destination_place.space == MemorySpace::kHost ? 0 : 1);
+  const int stages = (query.source_location.space == MemorySpace::kHost ? 0 : 1) +
+                     (query.destination_location.space == MemorySpace::kHost ? 0 : 1);
   if (stages == 0) return;
   cost.stages = stages;
   cost.latency += stages * kStageLatency;
@@ -47,11 +47,11 @@ constexpr absl::Duration kLocalExchange = absl::Nanoseconds(75);
 
 // True if the transfer takes no longer than its transfer descriptor. Nothing is cheaper, since
 // every transfer has one: the most frequent selection needs no other costs.
-bool IsTicketAlone(const Transport& transport, const PathQuery& query, const PathCost& cost) {
+bool IsZeroCopyFastPath(const Transport& transport, const PathQuery& query, const PathCost& cost) {
   return query.is_in_arena && cost.bytes_per_second >= kNoCopy &&
-         transport.latency_is_control_rtt(query.lane_passes_descriptors) &&
-         query.source_place.space == MemorySpace::kHost &&
-         query.destination_place.space == MemorySpace::kHost;
+         transport.latency_is_control_rtt(query.channel_passes_descriptors) &&
+         query.source_location.space == MemorySpace::kHost &&
+         query.destination_location.space == MemorySpace::kHost;
 }
 
 // "0.075us": finer than ShortDuration prints.
@@ -85,8 +85,9 @@ std::string CostText(const PathCost& low, const PathCost& high) {
 // GPU-only transports are skipped when both ends are host memory: their error would be a string
 // built for every transfer.
 bool IsBeside(const Transport& transport, const PathQuery& query, const PathPolicy& policy) {
-  return transport.moves_gpu_memory() && query.source_place.space == MemorySpace::kHost &&
-         query.destination_place.space == MemorySpace::kHost && transport.name() != policy.require;
+  return transport.moves_gpu_memory() && query.source_location.space == MemorySpace::kHost &&
+         query.destination_location.space == MemorySpace::kHost &&
+         transport.name() != policy.require;
 }
 
 // Cost of a hand-over within a process, or the error that the two are different processes.
@@ -102,7 +103,7 @@ absl::StatusOr<PathCost> LocalCost(const PathQuery& query) {
     cost.latency = query.local_exchange;
     cost.latency_basis = CostBasis::kAtStart;
   }
-  if (!(query.source_place == query.destination_place)) {
+  if (!(query.source_location == query.destination_location)) {
     // Gpus::Move copies it, at a bandwidth that is not known here.
     cost.note = "copied from one memory to the other";
   }
@@ -150,7 +151,7 @@ std::optional<size_t> SelectPath(const TransportList& transports, const PathQuer
     if (IsBeside(transport, query, policy)) continue;
     absl::StatusOr<PathCost> cost = transport.Cost(query);
     if (cost.ok()) {
-      const bool settles = is_allowed && !is_settled && IsTicketAlone(transport, query, *cost);
+      const bool settles = is_allowed && !is_settled && IsZeroCopyFastPath(transport, query, *cost);
       if (settles && explanation == nullptr) return i;
       CompleteCost(transport, i, query, *cost);
       if (is_allowed && !is_settled && (settles || cost->Of(query.bytes) < least)) {
@@ -205,7 +206,7 @@ std::string DescribeBasis(CostBasis basis, absl::Duration age) {
       break;
     case CostBasis::kAtStart:
       return "measured at start";
-    case CostBasis::kSeen:
+    case CostBasis::kMeasured:
       return absl::StrCat("measured ", ShortDuration(age), " ago");
   }
   return "assumed";

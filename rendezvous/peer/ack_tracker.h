@@ -10,7 +10,7 @@
 
 namespace ferry {
 
-// Counts the answers on a control channel that the consumer may decline. A control channel
+// Counts the answers on a control channel that the consumer may reject. A control channel
 // preserves order: a peer that has answered a PING has received everything sent before it. For the
 // latest few steps the number of their last answer is known; for others only that it is no larger
 // than the largest forgotten one. Not thread-safe.

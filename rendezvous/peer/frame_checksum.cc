@@ -22,18 +22,18 @@ class ChecksummedChannel final : public ControlChannel {
 
   absl::Status Send(uint16_t type, absl::Span<const absl::string_view> parts,
                     absl::Span<const int> descriptors) override {
-    const uint16_t sealed_type = type | kSealBit;
-    const uint64_t sum = Checksum(parts, sealed_type);
-    char seal[kSealBytes];
-    std::memcpy(seal, &sum, sizeof(seal));
-    absl::InlinedVector<absl::string_view, 4> with_seal(parts.begin(), parts.end());
-    with_seal.emplace_back(seal, sizeof(seal));
-    return channel_->Send(sealed_type, with_seal, descriptors);
+    const uint16_t checksummed_type = type | kChecksumBit;
+    const uint64_t sum = Checksum(parts, checksummed_type);
+    char checksum[kChecksumBytes];
+    std::memcpy(checksum, &sum, sizeof(checksum));
+    absl::InlinedVector<absl::string_view, 4> with_checksum(parts.begin(), parts.end());
+    with_checksum.emplace_back(checksum, sizeof(checksum));
+    return channel_->Send(checksummed_type, with_checksum, descriptors);
   }
   void Close(const absl::Status& why) override { channel_->Close(why); }
   const PeerId& peer() const override { return channel_->peer(); }
   bool passes_descriptors() const override { return channel_->passes_descriptors(); }
-  size_t max_body() const override { return channel_->max_body() - kSealBytes; }
+  size_t max_body() const override { return channel_->max_body() - kChecksumBytes; }
   size_t queued_bytes() const override { return channel_->queued_bytes(); }
   bool is_all_read() const override { return channel_->is_all_read(); }
   std::string Describe() const override { return channel_->Describe(); }
@@ -44,20 +44,21 @@ class ChecksummedChannel final : public ControlChannel {
 
 }  // namespace
 
-std::shared_ptr<ControlChannel> MakeSealingLane(std::shared_ptr<ControlChannel> channel) {
+std::shared_ptr<ControlChannel> MakeChecksummedChannel(std::shared_ptr<ControlChannel> channel) {
   return std::make_shared<ChecksummedChannel>(std::move(channel));
 }
 
-absl::Status Unseal(const PeerId& sender, uint16_t& type, absl::string_view& body) {
-  const auto bare_type = static_cast<uint16_t>(type & ~kSealBit);
+absl::Status RemoveChecksum(const PeerId& sender, uint16_t& type, absl::string_view& body) {
+  const auto bare_type = static_cast<uint16_t>(type & ~kChecksumBit);
   const auto changed = [&](absl::string_view how) {
-    return absl::DataLossError(absl::StrCat("a ", ControlMessageName(bare_type), " of ",
-                                            body.size(), " bytes from ", Describe(sender), how,
-                                            ". ", WhatToDoAboutDamage(sender)));
+    return absl::DataLossError(absl::StrCat("a ", PeerMessageName(bare_type), " of ", body.size(),
+                                            " bytes from ", Describe(sender), how, ". ",
+                                            WhatToDoAboutDamage(sender)));
   };
-  if (!IsSealed(type) || body.size() < kSealBytes) return changed(" has lost its checksum");
+  if (!IsChecksummed(type) || body.size() < kChecksumBytes)
+    return changed(" has lost its checksum");
   uint64_t sent = 0;
-  const absl::string_view inside = body.substr(0, body.size() - kSealBytes);
+  const absl::string_view inside = body.substr(0, body.size() - kChecksumBytes);
   std::memcpy(&sent, body.data() + inside.size(), sizeof(sent));
   const uint64_t sum = Checksum({inside}, type);
   if (sum != sent) {

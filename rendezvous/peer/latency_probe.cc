@@ -30,7 +30,7 @@ void LatencyProbe::Ping(ControlChannel& channel, uint64_t id) {
     SpinLockHolder lock(&mu_);
     sent_ = clock_.Now();
   }
-  if (SendId(channel, ControlMessage::kPing, id).ok()) return;
+  if (SendId(channel, PeerMessageType::kPing, id).ok()) return;
   // Not sent, so not measured until the next round; regular senders will notice the error.
   SpinLockHolder lock(&mu_);
   if (id_ == id) left_ = 0;
@@ -46,8 +46,8 @@ absl::Status LatencyProbe::OnPong(ControlChannel& channel, uint64_t id) {
     if (--left_ > 0) {
       id = ++id_;
     } else {
-      costs_->SawLane(best_ / 2, now);
-      if (incoming_ != nullptr) incoming_->SawLane(best_ / 2, now);
+      costs_->SawControlChannel(best_ / 2, now);
+      if (incoming_ != nullptr) incoming_->SawControlChannel(best_ / 2, now);
       return absl::OkStatus();
     }
   }

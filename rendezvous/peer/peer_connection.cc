@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// HELLO exchange, seals, and dispatch of frames.
+// HELLO exchange, checksums, and dispatch of frames.
 #include "rendezvous/peer/peer_connection.h"
 
 #include <utility>
@@ -20,17 +20,17 @@ PeerConnection::PeerConnection(const TransferContext& exchange,
       chooser_(std::move(chooser)),
       peer_(peer),
       is_opener_(is_opener),
-      // The opener knows that a sealed HELLO gets a sealed answer.
-      hears_seals_(is_opener && exchange.checksum),
-      sends_seals_(exchange.checksum),
+      // The opener knows that a checksummed HELLO gets a checksummed answer.
+      expects_checksums_(is_opener && exchange.checksum),
+      sends_checksums_(exchange.checksum),
       ping_(std::make_shared<LatencyProbe>(
           *exchange.clock, exchange.transports == nullptr ? 0 : exchange.transports->size())) {}
 
 PeerConnection::~PeerConnection() = default;
 
-std::shared_ptr<ControlChannel> PeerConnection::Sealed(bool is_sealed) {
+std::shared_ptr<ControlChannel> PeerConnection::Checksummed(bool is_checksummed) {
   SpinLockHolder lock(&mu_);
-  return is_sealed && channel_ != nullptr ? MakeSealingLane(channel_) : channel_;
+  return is_checksummed && channel_ != nullptr ? MakeChecksummedChannel(channel_) : channel_;
 }
 
 void PeerConnection::OnOpen(std::shared_ptr<ControlChannel> channel) {
@@ -47,7 +47,7 @@ void PeerConnection::OnOpen(std::shared_ptr<ControlChannel> channel) {
 }
 
 absl::Status PeerConnection::SayHello() {
-  const std::shared_ptr<ControlChannel> channel = Sealed(sends_seals_);
+  const std::shared_ptr<ControlChannel> channel = Checksummed(sends_checksums_);
   const Endpoint& self = exchange_.self;
   return SendHello(*channel,
                    {self.boot_id, self.host_name, self.channels.tcp, self.gpus, self.nccl_version});
@@ -55,67 +55,68 @@ absl::Status PeerConnection::SayHello() {
 
 absl::Status PeerConnection::OnFrame(uint16_t type, absl::string_view body,
                                      absl::Span<UniqueFd> descriptors) {
-  if (hears_seals_ || IsSealed(type)) FERRY_RETURN_IF_ERROR(CheckSeal(type, body));
-  switch (static_cast<ControlMessage>(type)) {
-    case ControlMessage::kTicket:
-    case ControlMessage::kRefusal:
-    case ControlMessage::kAnnouncement:
+  if (expects_checksums_ || IsChecksummed(type)) FERRY_RETURN_IF_ERROR(VerifyChecksum(type, body));
+  switch (static_cast<PeerMessageType>(type)) {
+    case PeerMessageType::kReadyToSend:
+    case PeerMessageType::kError:
+    case PeerMessageType::kSenderControl:
       if (client_ != nullptr) return client_->OnFrame(type, body, descriptors);
       break;
-    case ControlMessage::kRequest:
-    case ControlMessage::kDone:
-    case ControlMessage::kCancel:
-    case ControlMessage::kReply:
-    case ControlMessage::kAgain:
-    case ControlMessage::kDeclined:
+    case PeerMessageType::kRequest:
+    case PeerMessageType::kAck:
+    case PeerMessageType::kCancel:
+    case PeerMessageType::kReceiverControl:
+    case PeerMessageType::kRetry:
+    case PeerMessageType::kRejected:
       if (server_ != nullptr) return server_->OnFrame(type, body, descriptors);
       break;
-    case ControlMessage::kPing:
-    case ControlMessage::kPong:
-      if (server_ != nullptr) return OnPing(static_cast<ControlMessage>(type), body);
+    case PeerMessageType::kPing:
+    case PeerMessageType::kPong:
+      if (server_ != nullptr) return OnPing(static_cast<PeerMessageType>(type), body);
       break;
-    case ControlMessage::kHello:
+    case PeerMessageType::kHello:
       return OnHello(body);
     default:
-      return absl::InvalidArgumentError(absl::StrCat("nobody sends a ", ControlMessageName(type)));
+      return absl::InvalidArgumentError(absl::StrCat("nobody sends a ", PeerMessageName(type)));
   }
-  if (is_opener_ && type == static_cast<uint16_t>(ControlMessage::kRefusal)) {
-    return OnEarlyRefusal(body);
+  if (is_opener_ && type == static_cast<uint16_t>(PeerMessageType::kError)) {
+    return OnEarlyError(body);
   }
-  return absl::InvalidArgumentError(absl::StrCat("a ", ControlMessageName(type), " before HELLO"));
+  return absl::InvalidArgumentError(absl::StrCat("a ", PeerMessageName(type), " before HELLO"));
 }
 
-absl::Status PeerConnection::OnPing(ControlMessage type, absl::string_view body) {
+absl::Status PeerConnection::OnPing(PeerMessageType type, absl::string_view body) {
   FERRY_ASSIGN_OR_RETURN(const uint64_t id, DecodeId(body));
-  const std::shared_ptr<ControlChannel> channel = Sealed(sends_seals_);
+  const std::shared_ptr<ControlChannel> channel = Checksummed(sends_checksums_);
   if (channel == nullptr) return absl::OkStatus();
-  if (type == ControlMessage::kPong) {
+  if (type == PeerMessageType::kPong) {
     return id >= LatencyProbe::kForeignIds ? server_->OnFlushed(id) : ping_->OnPong(*channel, id);
   }
   // If the queue is full, the PONG is skipped and nothing is measured.
-  SendId(*channel, ControlMessage::kPong, id).IgnoreError();
+  SendId(*channel, PeerMessageType::kPong, id).IgnoreError();
   return absl::OkStatus();
 }
 
-absl::Status PeerConnection::OnEarlyRefusal(absl::string_view body) {
-  FERRY_ASSIGN_OR_RETURN(const RefusalMessage refusal, DecodeRefusal(body));
+absl::Status PeerConnection::OnEarlyError(absl::string_view body) {
+  FERRY_ASSIGN_OR_RETURN(const ErrorMessage refusal, DecodeError(body));
   was_refused_ = absl::IsAlreadyExists(refusal.status);
-  return absl::Status(refusal.status.code(),
-                      absl::StrCat(Describe(peer_), " ends its lane: ", refusal.status.message()));
+  return absl::Status(
+      refusal.status.code(),
+      absl::StrCat(Describe(peer_), " closes the connection: ", refusal.status.message()));
 }
 
-absl::Status PeerConnection::CheckSeal(uint16_t& type, absl::string_view& body) {
-  absl::Status status = Unseal(peer_, type, body);
-  // Sealing can only begin with the first frame.
-  if (status.ok() && !hears_seals_ && has_heard_hello_) {
-    status = absl::InvalidArgumentError("a sealed message on a lane that has none");
+absl::Status PeerConnection::VerifyChecksum(uint16_t& type, absl::string_view& body) {
+  absl::Status status = RemoveChecksum(peer_, type, body);
+  // Checksums can only begin with the first frame.
+  if (status.ok() && !expects_checksums_ && has_heard_hello_) {
+    status = absl::InvalidArgumentError("a message with a checksum on a connection without them");
   }
   if (status.ok()) {
-    hears_seals_ = true;
+    expects_checksums_ = true;
     return status;
   }
   // Tell the peer why the control channel closes, and which side's data was corrupted.
-  SendRefusal(*Sealed(true), {0, status}).IgnoreError();
+  SendError(*Checksummed(true), {0, status}).IgnoreError();
   return status;
 }
 
@@ -124,8 +125,8 @@ absl::Status PeerConnection::OnHello(absl::string_view body) {
   if (has_heard_hello_) return absl::InvalidArgumentError("a second HELLO");
   has_heard_hello_ = true;
   // Our own HELLO may still have to be sent.
-  sends_seals_ = sends_seals_ || hears_seals_;
-  hears_seals_ = sends_seals_;
+  sends_checksums_ = sends_checksums_ || expects_checksums_;
+  expects_checksums_ = sends_checksums_;
   Endpoint endpoint;
   endpoint.peer = peer_;
   endpoint.boot_id = std::move(hello.boot_id);
@@ -137,25 +138,25 @@ absl::Status PeerConnection::OnHello(absl::string_view body) {
       chooser_->OnLinkHello(shared_from_this(), endpoint);
   if (!client.ok()) {
     if (absl::IsAlreadyExists(client.status())) {
-      SendRefusal(*Sealed(sends_seals_), {0, client.status()}).IgnoreError();
+      SendError(*Checksummed(sends_checksums_), {0, client.status()}).IgnoreError();
     }
     return client.status();
   }
   if (!is_opener_) FERRY_RETURN_IF_ERROR(SayHello());
-  const std::shared_ptr<ControlChannel> channel = Sealed(sends_seals_);
+  const std::shared_ptr<ControlChannel> channel = Checksummed(sends_checksums_);
   if (!is_opener_) {
-    (*client)->set_why_no_descriptors(
+    (*client)->set_descriptors_unavailable_reason(
         channel->passes_descriptors() ? "" : absl::StrCat(Describe(peer_), " came over TCP"));
   }
-  server_ = std::make_shared<TensorResponder>(exchange_, std::move(endpoint), sends_seals_,
-                                              (*client)->why_no_descriptors(), ping_);
+  server_ = std::make_shared<TensorResponder>(exchange_, std::move(endpoint), sends_checksums_,
+                                              (*client)->descriptors_unavailable_reason(), ping_);
   client_ = *std::move(client);
   ping_->set_incoming(client_->costs());
   // Other threads may query its paths from then on.
   server_->OnOpen(channel);
   FERRY_LOG_INFO(kTransport, "peer connected: peer={} host={} connection={}{}", peer_.node_id,
                  Quoted(server_->consumer().host_name), channel->Describe(),
-                 sends_seals_ ? ", with checksums" : "");
+                 sends_checksums_ ? ", with checksums" : "");
   chooser_->OnLinkServes(*this, server_);
   client_->OnOpen(channel);
   // After the queued requests were sent.
@@ -173,10 +174,11 @@ void PeerConnection::Close(const absl::Status& why) {
 }
 
 void PeerConnection::Probe() {
-  // Before HELLO it is unknown whether the frame would have to be sealed.
+  // Before HELLO it is unknown whether the frame would have to be checksummed.
   if (!has_heard_hello_) return;
-  if (const std::shared_ptr<ControlChannel> channel = Sealed(sends_seals_); channel != nullptr) {
-    SendId(*channel, ControlMessage::kCancel, 0).IgnoreError();
+  if (const std::shared_ptr<ControlChannel> channel = Checksummed(sends_checksums_);
+      channel != nullptr) {
+    SendId(*channel, PeerMessageType::kCancel, 0).IgnoreError();
   }
 }
 

@@ -39,9 +39,9 @@ class PeerConnectionObserver {
 };
 
 // The side that opened the control channel sends HELLO first; the other answers with HELLO, or with
-// a REFUSAL of 0. Nothing else is sent before both HELLOs. From then on each side requests and
+// an ERROR of 0. Nothing else is sent before both HELLOs. From then on each side requests and
 // responds, by a TensorRequester and a TensorResponder that are independent of each other. If
-// either HELLO is sealed (frame_checksum.h), so is everything that follows, on both sides.
+// either HELLO is checksummed (frame_checksum.h), so is everything that follows, on both sides.
 class PeerConnection final : public ControlHandler,
                              public std::enable_shared_from_this<PeerConnection> {
  public:
@@ -71,13 +71,13 @@ class PeerConnection final : public ControlHandler,
 
  private:
   absl::Status OnHello(absl::string_view body);
-  absl::Status OnEarlyRefusal(absl::string_view body);
-  absl::Status OnPing(ControlMessage type, absl::string_view body);
-  // Checks a frame's seal, or that it must have none; removes the seal.
-  absl::Status CheckSeal(uint16_t& type, absl::string_view& body);
+  absl::Status OnEarlyError(absl::string_view body);
+  absl::Status OnPing(PeerMessageType type, absl::string_view body);
+  // Checks a frame's checksum, or that it must have none; removes the checksum.
+  absl::Status VerifyChecksum(uint16_t& type, absl::string_view& body);
   absl::Status SayHello();
   // The channel to send through.
-  std::shared_ptr<ControlChannel> Sealed(bool is_sealed);
+  std::shared_ptr<ControlChannel> Checksummed(bool is_checksummed);
 
   const TransferContext& exchange_;
   const std::shared_ptr<PeerConnectionObserver> chooser_;
@@ -88,9 +88,9 @@ class PeerConnection final : public ControlHandler,
   bool was_open_ = false;
   bool has_heard_hello_ = false;
   bool was_refused_ = false;
-  // Whether incoming and outgoing frames must be sealed.
-  bool hears_seals_ = false;
-  bool sends_seals_ = false;
+  // Whether incoming and outgoing frames must be checksummed.
+  bool expects_checksums_ = false;
+  bool sends_checksums_ = false;
   // Both null until the connection is chosen.
   std::shared_ptr<TensorRequester> client_;
   std::shared_ptr<TensorResponder> server_;

@@ -22,7 +22,7 @@ constexpr absl::Duration kLongestPause = absl::Milliseconds(500);
 
 absl::Status AnotherIsTaken(const PeerId& peer) {
   return absl::CancelledError(
-      absl::StrCat("there is another lane with ", Describe(peer), ", which is used"));
+      absl::StrCat("there is another connection with ", Describe(peer), ", which is used"));
 }
 
 }  // namespace
@@ -64,7 +64,7 @@ std::string PeerConnectionPool::WhyNoUnixSocket(const Endpoint& peer) const {
 PeerConnectionPool::Way PeerConnectionPool::WayTo(const Endpoint& peer) const {
   SpinLockHolder lock(&mu_);
   if (const auto found = pairs_.find(peer.peer); found != pairs_.end()) {
-    return {found->second->client->why_no_descriptors()};
+    return {found->second->client->descriptors_unavailable_reason()};
   }
   const auto found = past_.find(peer.peer.node_id);
   if (found != past_.end() && found->second.incarnation == peer.peer.incarnation) {
@@ -84,7 +84,7 @@ absl::StatusOr<std::shared_ptr<TensorRequester>> PeerConnectionPool::Open(const 
     pair = MakePair(peer);
     pair->is_trying_unix = why_not.empty();
   }
-  pair->client->set_why_no_descriptors(std::move(why_not));
+  pair->client->set_descriptors_unavailable_reason(std::move(why_not));
   Attempt(pair);
   return pair->client;
 }
@@ -173,8 +173,8 @@ absl::StatusOr<std::shared_ptr<TensorRequester>> PeerConnectionPool::OnLinkHello
     std::shared_ptr<PeerConnection> replaced;
     FERRY_ASSIGN_OR_RETURN(const PairPtr pair, TakePeersLink(link, peer, replaced));
     if (replaced != nullptr) {
-      replaced->Close(absl::UnavailableError(
-          absl::StrCat(Describe(peer.peer), " has opened another lane: it has lost this one")));
+      replaced->Close(absl::UnavailableError(absl::StrCat(
+          Describe(peer.peer), " has opened another connection: it has lost this one")));
     }
     return pair->client;
   }
@@ -217,7 +217,7 @@ absl::StatusOr<PeerConnectionPool::PairPtr> PeerConnectionPool::TakePeersLink(
     // If the peer has closed it, this side finds out now.
     in_the_way->Probe();
     return absl::AlreadyExistsError(
-        absl::StrCat("there is another lane with ", Describe(link->peer())));
+        absl::StrCat("there is another connection with ", Describe(link->peer())));
   }
   GiveUp(opening, attempt, AnotherIsTaken(link->peer()));
   return pair;
@@ -260,7 +260,8 @@ void PeerConnectionPool::Erase(const PairPtr& pair) {
   const auto found = pairs_.find(pair->peer());
   // It may have been replaced.
   if (found == pairs_.end() || found->second != pair) return;
-  past_[pair->peer().node_id] = {pair->peer().incarnation, {pair->client->why_no_descriptors()}};
+  past_[pair->peer().node_id] = {pair->peer().incarnation,
+                                 {pair->client->descriptors_unavailable_reason()}};
   pairs_.erase(found);
 }
 
@@ -299,7 +300,7 @@ void PeerConnectionPool::OnAttemptFailed(const PairPtr& pair, const PeerConnecti
                    ShortDuration(tries_again ? pause : absl::ZeroDuration()), why);
   }
   if (tries_tcp) {
-    pair->client->set_why_no_descriptors(std::string(why.message()));
+    pair->client->set_descriptors_unavailable_reason(std::string(why.message()));
     return Attempt(pair);
   }
   if (tries_again) {
@@ -307,10 +308,10 @@ void PeerConnectionPool::OnAttemptFailed(const PairPtr& pair, const PeerConnecti
       if (const auto self = weak.lock()) self->Attempt(pair);
     });
   }
-  EndWithoutLane(pair, link.was_refused() ? absl::UnavailableError(why.message()) : why);
+  EndWithoutConnection(pair, link.was_refused() ? absl::UnavailableError(why.message()) : why);
 }
 
-void PeerConnectionPool::EndWithoutLane(const PairPtr& pair, const absl::Status& why) {
+void PeerConnectionPool::EndWithoutConnection(const PairPtr& pair, const absl::Status& why) {
   std::shared_ptr<PeerConnection> opening;
   Connector::AttemptId attempt = 0;
   {
@@ -351,7 +352,7 @@ void PeerConnectionPool::Drop(const PairPtr& pair, const absl::Status& why) {
       taken_since = pair->taken;
     }
     if (taken_since != nullptr) return taken_since->Close(why);
-    self->EndWithoutLane(pair, why);
+    self->EndWithoutConnection(pair, why);
   });
 }
 
@@ -404,7 +405,7 @@ void PeerConnectionPool::ForEachTransfer(absl::Duration min_age, PendingVisitor 
   for (const auto& server : Servers()) server->ForEachTransfer(min_age, visit);
 }
 
-size_t PeerConnectionPool::lane_count() const {
+size_t PeerConnectionPool::connection_count() const {
   SpinLockHolder lock(&mu_);
   size_t count = links_.size();
   for (const auto& [peer, pair] : pairs_) {
@@ -420,12 +421,12 @@ TableSizes PeerConnectionPool::InnerTableSizes() const {
   {
     SpinLockHolder lock(&mu_);
     for (const auto& [peer, pair] : pairs_) clients.push_back(pair->client);
-    sizes["lanes.pairs"] = pairs_.size();
-    sizes["lanes.links"] = links_.size();
-    sizes["lanes.past"] = past_.size();
-    sizes["lanes.ended"] = ended_.size();
+    sizes["peers.pairs"] = pairs_.size();
+    sizes["peers.links"] = links_.size();
+    sizes["peers.past"] = past_.size();
+    sizes["peers.ended"] = ended_.size();
   }
-  sizes["lanes.silent"] = silent_.size();
+  sizes["peers.silent"] = silent_.size();
   for (const auto& client : clients) {
     for (const auto& [name, size] : client->InnerTableSizes()) sizes[name] += size;
   }

@@ -42,9 +42,9 @@ class PeerConnectionPool final : public PeerConnectionObserver,
 
   // Whether a control channel passes descriptors, or why not.
   struct Way {
-    bool passes_descriptors() const { return why_no_descriptors.empty(); }
+    bool passes_descriptors() const { return descriptors_unavailable_reason.empty(); }
 
-    std::string why_no_descriptors;
+    std::string descriptors_unavailable_reason;
   };
   // For the control channel with that incarnation of the peer that is open or being opened; else
   // for the last one; else for one that would be opened now.
@@ -76,7 +76,7 @@ class PeerConnectionPool final : public PeerConnectionObserver,
   // The responder of every open control channel.
   std::vector<std::shared_ptr<TensorResponder>> Servers() const ABSL_LOCKS_EXCLUDED(mu_);
   // Control channels that are open, being opened, or closed but still referenced.
-  size_t lane_count() const ABSL_LOCKS_EXCLUDED(mu_);
+  size_t connection_count() const ABSL_LOCKS_EXCLUDED(mu_);
   // The size of every internal table, summed over the control channels; for tests and debugging. On
   // the loop.
   TableSizes InnerTableSizes() const ABSL_LOCKS_EXCLUDED(mu_);
@@ -153,7 +153,7 @@ class PeerConnectionPool final : public PeerConnectionObserver,
   // Any thread; its closing is handled on the loop.
   void Drop(const PairPtr& pair, const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
   // For a pair without a control channel. On the loop.
-  void EndWithoutLane(const PairPtr& pair, const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
+  void EndWithoutConnection(const PairPtr& pair, const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
   // Abandons this side's pending attempt.
   void GiveUp(const std::shared_ptr<PeerConnection>& opening, Connector::AttemptId attempt,
               const absl::Status& why);

@@ -59,7 +59,7 @@ class PeerFetcher final : public RemoteFetcher {
   std::vector<std::shared_ptr<TensorResponder>> Servers() const {
     return shared_->table->Servers();
   }
-  size_t lane_count() const { return shared_->table->lane_count(); }
+  size_t connection_count() const { return shared_->table->connection_count(); }
 
  private:
   class Resolving;

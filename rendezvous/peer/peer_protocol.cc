@@ -18,7 +18,7 @@ constexpr uint8_t kSerialized = 2;
 constexpr uint8_t kChecksum = 4;
 constexpr uint8_t kStaged = 8;
 // Flag of a REQUEST.
-constexpr uint8_t kMayDecline = 1;
+constexpr uint8_t kMayReject = 1;
 // More GPUs than any machine has; further ones are omitted.
 constexpr size_t kMaxGpus = 64;
 // Limit on a host's addresses.
@@ -30,10 +30,10 @@ absl::Status Malformed(absl::string_view what) {
   return absl::InvalidArgumentError(absl::StrCat("a malformed ", what));
 }
 
-uint16_t Type(ControlMessage message) { return static_cast<uint16_t>(message); }
+uint16_t Type(PeerMessageType message) { return static_cast<uint16_t>(message); }
 
-absl::Status SendStatus(ControlChannel& channel, ControlMessage type,
-                        const RefusalMessage& message) {
+absl::Status SendStatus(ControlChannel& channel, PeerMessageType type,
+                        const ErrorMessage& message) {
   char room[12];
   ByteWriter writer(room, sizeof(room));
   writer.Put(message.id);
@@ -44,31 +44,31 @@ absl::Status SendStatus(ControlChannel& channel, ControlMessage type,
 
 }  // namespace
 
-std::string ControlMessageName(uint16_t type) {
-  switch (static_cast<ControlMessage>(type)) {
-    case ControlMessage::kHello:
+std::string PeerMessageName(uint16_t type) {
+  switch (static_cast<PeerMessageType>(type)) {
+    case PeerMessageType::kHello:
       return "HELLO";
-    case ControlMessage::kRequest:
+    case PeerMessageType::kRequest:
       return "REQUEST";
-    case ControlMessage::kTicket:
-      return "TICKET";
-    case ControlMessage::kRefusal:
-      return "REFUSAL";
-    case ControlMessage::kDone:
-      return "DONE";
-    case ControlMessage::kCancel:
+    case PeerMessageType::kReadyToSend:
+      return "RTS";
+    case PeerMessageType::kError:
+      return "ERROR";
+    case PeerMessageType::kAck:
+      return "ACK";
+    case PeerMessageType::kCancel:
       return "CANCEL";
-    case ControlMessage::kAnnouncement:
-      return "ANNOUNCEMENT";
-    case ControlMessage::kReply:
-      return "REPLY";
-    case ControlMessage::kAgain:
-      return "AGAIN";
-    case ControlMessage::kDeclined:
-      return "DECLINED";
-    case ControlMessage::kPing:
+    case PeerMessageType::kSenderControl:
+      return "SENDER_CONTROL";
+    case PeerMessageType::kReceiverControl:
+      return "RECEIVER_CONTROL";
+    case PeerMessageType::kRetry:
+      return "RETRY";
+    case PeerMessageType::kRejected:
+      return "REJECTED";
+    case PeerMessageType::kPing:
       return "PING";
-    case ControlMessage::kPong:
+    case PeerMessageType::kPong:
       return "PONG";
   }
   return absl::StrCat("message of type ", type);
@@ -90,7 +90,7 @@ absl::Status SendHello(ControlChannel& channel, const HelloMessage& hello) {
   put_texts(hello.tcp, kMaxAddresses, 256);
   put_texts(hello.gpus, kMaxGpus, 64);
   writer.Put(hello.nccl_version);
-  return channel.Send(Type(ControlMessage::kHello), {writer.view()});
+  return channel.Send(Type(PeerMessageType::kHello), {writer.view()});
 }
 
 absl::StatusOr<HelloMessage> DecodeHello(absl::string_view body) {
@@ -120,8 +120,8 @@ absl::Status SendRequest(ControlChannel& channel, const RequestMessage& request)
   ByteWriter writer(room, sizeof(room));
   writer.Put(request.id);
   writer.Put(request.step_id);
-  writer.Put(static_cast<uint8_t>(request.may_decline ? kMayDecline : 0));
-  return channel.Send(Type(ControlMessage::kRequest), {writer.view(), request.key});
+  writer.Put(static_cast<uint8_t>(request.may_reject ? kMayReject : 0));
+  return channel.Send(Type(PeerMessageType::kRequest), {writer.view(), request.key});
 }
 
 absl::StatusOr<RequestMessage> DecodeRequest(absl::string_view body) {
@@ -129,132 +129,132 @@ absl::StatusOr<RequestMessage> DecodeRequest(absl::string_view body) {
   RequestMessage request;
   request.id = reader.Get<uint64_t>();
   request.step_id = reader.Get<int64_t>();
-  request.may_decline = (reader.Get<uint8_t>() & kMayDecline) != 0;
+  request.may_reject = (reader.Get<uint8_t>() & kMayReject) != 0;
   request.key = reader.rest();
   if (reader.is_short()) return Malformed("REQUEST");
   return request;
 }
 
-absl::Status SendTicket(ControlChannel& channel, const ReadyToSendMessage& ticket,
-                        absl::Span<const int> descriptors) {
+absl::Status SendReadyToSend(ControlChannel& channel, const ReadyToSendMessage& rts,
+                             absl::Span<const int> descriptors) {
   char room[24 + 8 * Shape::kMaxRank];
   ByteWriter writer(room, sizeof(room));
-  writer.Put(ticket.id);
-  writer.Put(ticket.checksum);
-  writer.Put(static_cast<uint8_t>(ticket.header.dtype));
-  writer.Put(static_cast<uint8_t>(ticket.header.shape.rank()));
-  writer.Put(static_cast<uint8_t>(
-      (ticket.is_dead ? kDead : 0) | (ticket.is_serialized ? kSerialized : 0) |
-      (ticket.has_checksum ? kChecksum : 0) | (ticket.is_staged ? kStaged : 0)));
-  writer.Put(ticket.transport);
+  writer.Put(rts.id);
+  writer.Put(rts.checksum);
+  writer.Put(static_cast<uint8_t>(rts.header.dtype));
+  writer.Put(static_cast<uint8_t>(rts.header.shape.rank()));
+  writer.Put(
+      static_cast<uint8_t>((rts.is_dead ? kDead : 0) | (rts.is_serialized ? kSerialized : 0) |
+                           (rts.has_checksum ? kChecksum : 0) | (rts.is_staged ? kStaged : 0)));
+  writer.Put(rts.transport);
   writer.Put(uint32_t{0});
-  for (const int64_t dim : ticket.header.shape.dims()) writer.Put(dim);
-  return channel.Send(Type(ControlMessage::kTicket), {writer.view(), ticket.body}, descriptors);
+  for (const int64_t dim : rts.header.shape.dims()) writer.Put(dim);
+  return channel.Send(Type(PeerMessageType::kReadyToSend), {writer.view(), rts.body}, descriptors);
 }
 
-absl::StatusOr<ReadyToSendMessage> DecodeTicket(absl::string_view body) {
+absl::StatusOr<ReadyToSendMessage> DecodeReadyToSend(absl::string_view body) {
   ByteReader reader(body);
-  ReadyToSendMessage ticket;
-  ticket.id = reader.Get<uint64_t>();
-  ticket.checksum = reader.Get<uint64_t>();
+  ReadyToSendMessage rts;
+  rts.id = reader.Get<uint64_t>();
+  rts.checksum = reader.Get<uint64_t>();
   const auto dtype = reader.Get<uint8_t>();
   const auto rank = reader.Get<uint8_t>();
   const auto flags = reader.Get<uint8_t>();
-  ticket.transport = reader.Get<uint8_t>();
+  rts.transport = reader.Get<uint8_t>();
   reader.Get<uint32_t>();
-  if (reader.is_short() || rank > Shape::kMaxRank) return Malformed("TICKET");
-  ticket.is_dead = (flags & kDead) != 0;
-  ticket.is_serialized = (flags & kSerialized) != 0;
-  ticket.has_checksum = (flags & kChecksum) != 0;
-  ticket.is_staged = (flags & kStaged) != 0;
+  if (reader.is_short() || rank > Shape::kMaxRank) return Malformed("RTS");
+  rts.is_dead = (flags & kDead) != 0;
+  rts.is_serialized = (flags & kSerialized) != 0;
+  rts.has_checksum = (flags & kChecksum) != 0;
+  rts.is_staged = (flags & kStaged) != 0;
   absl::InlinedVector<int64_t, 8> dims;
   for (int i = 0; i < rank; ++i) dims.push_back(reader.Get<int64_t>());
-  if (reader.is_short()) return Malformed("TICKET");
-  ticket.body = reader.rest();
-  if (ticket.is_dead) {
-    if (ticket.transport != 0) return Malformed("TICKET: a dead value by a transport");
-    return ticket;
+  if (reader.is_short()) return Malformed("RTS");
+  rts.body = reader.rest();
+  if (rts.is_dead) {
+    if (rts.transport != 0) return Malformed("RTS: a dead value by a transport");
+    return rts;
   }
   const std::optional<DataType> type = DataTypeOfNumber(dtype);
-  if (!type.has_value() || !IsFixedSize(*type)) return Malformed("TICKET: no such type");
-  ticket.header.dtype = *type;
-  FERRY_ASSIGN_OR_RETURN(ticket.header.shape, Shape::Create(dims));
-  FERRY_ASSIGN_OR_RETURN(ticket.header.bytes, TensorBytes(*type, ticket.header.shape));
-  if (ticket.transport == 0 && ticket.body.size() != ticket.header.bytes) {
-    return Malformed("TICKET: it does not hold as many bytes as its shape says");
+  if (!type.has_value() || !IsFixedSize(*type)) return Malformed("RTS: no such type");
+  rts.header.dtype = *type;
+  FERRY_ASSIGN_OR_RETURN(rts.header.shape, Shape::Create(dims));
+  FERRY_ASSIGN_OR_RETURN(rts.header.bytes, TensorBytes(*type, rts.header.shape));
+  if (rts.transport == 0 && rts.body.size() != rts.header.bytes) {
+    return Malformed("RTS: it does not hold as many bytes as its shape says");
   }
-  return ticket;
+  return rts;
 }
 
-absl::Status SendAnnouncement(ControlChannel& channel, const AnnouncementMessage& announcement,
-                              absl::Span<const int> descriptors) {
+absl::Status SendSenderControl(ControlChannel& channel, const TransportControlMessage& announcement,
+                               absl::Span<const int> descriptors) {
   const char transport = static_cast<char>(announcement.transport);
-  return channel.Send(Type(ControlMessage::kAnnouncement),
+  return channel.Send(Type(PeerMessageType::kSenderControl),
                       {absl::string_view(&transport, 1), announcement.body}, descriptors);
 }
 
-absl::Status SendReply(ControlChannel& channel, const AnnouncementMessage& reply) {
+absl::Status SendReceiverControl(ControlChannel& channel, const TransportControlMessage& reply) {
   const char transport = static_cast<char>(reply.transport);
-  return channel.Send(Type(ControlMessage::kReply), {absl::string_view(&transport, 1), reply.body},
-                      {});
+  return channel.Send(Type(PeerMessageType::kReceiverControl),
+                      {absl::string_view(&transport, 1), reply.body}, {});
 }
 
-absl::StatusOr<AnnouncementMessage> DecodeAnnouncement(absl::string_view body) {
+absl::StatusOr<TransportControlMessage> DecodeTransportControl(absl::string_view body) {
   ByteReader reader(body);
-  AnnouncementMessage announcement;
+  TransportControlMessage announcement;
   announcement.transport = reader.Get<uint8_t>();
   announcement.body = reader.rest();
-  if (reader.is_short() || announcement.transport == 0) return Malformed("ANNOUNCEMENT");
+  if (reader.is_short() || announcement.transport == 0) return Malformed("SENDER_CONTROL");
   return announcement;
 }
 
-absl::Status SendRefusal(ControlChannel& channel, const RefusalMessage& refusal) {
-  return SendStatus(channel, ControlMessage::kRefusal, refusal);
+absl::Status SendError(ControlChannel& channel, const ErrorMessage& refusal) {
+  return SendStatus(channel, PeerMessageType::kError, refusal);
 }
 
-absl::Status SendAgain(ControlChannel& channel, const RefusalMessage& again) {
-  return SendStatus(channel, ControlMessage::kAgain, again);
+absl::Status SendRetry(ControlChannel& channel, const ErrorMessage& again) {
+  return SendStatus(channel, PeerMessageType::kRetry, again);
 }
 
-absl::Status SendDeclined(ControlChannel& channel, const DeclinedMessage& declined) {
+absl::Status SendRejected(ControlChannel& channel, const RejectedMessage& rejected) {
   char room[24];
   ByteWriter writer(room, sizeof(room));
-  writer.Put(declined.id);
-  writer.Put(declined.step_id);
-  writer.Put(static_cast<uint32_t>(declined.status.code()));
-  writer.Put(static_cast<uint32_t>(declined.key.size()));
+  writer.Put(rejected.id);
+  writer.Put(rejected.step_id);
+  writer.Put(static_cast<uint32_t>(rejected.status.code()));
+  writer.Put(static_cast<uint32_t>(rejected.key.size()));
   return channel.Send(
-      Type(ControlMessage::kDeclined),
-      {writer.view(), declined.key, declined.status.message().substr(0, kMaxMessageBytes)});
+      Type(PeerMessageType::kRejected),
+      {writer.view(), rejected.key, rejected.status.message().substr(0, kMaxMessageBytes)});
 }
 
-absl::StatusOr<DeclinedMessage> DecodeDeclined(absl::string_view body) {
+absl::StatusOr<RejectedMessage> DecodeRejected(absl::string_view body) {
   ByteReader reader(body);
-  DeclinedMessage declined;
-  declined.id = reader.Get<uint64_t>();
-  declined.step_id = reader.Get<int64_t>();
+  RejectedMessage rejected;
+  rejected.id = reader.Get<uint64_t>();
+  rejected.step_id = reader.Get<int64_t>();
   const auto code = reader.Get<uint32_t>();
   const auto key_bytes = reader.Get<uint32_t>();
   if (reader.is_short() || code == 0 || code > 16 || key_bytes > reader.rest().size()) {
-    return Malformed("DECLINED");
+    return Malformed("REJECTED");
   }
-  declined.key = reader.rest().substr(0, key_bytes);
-  declined.status =
+  rejected.key = reader.rest().substr(0, key_bytes);
+  rejected.status =
       absl::Status(static_cast<absl::StatusCode>(code), reader.rest().substr(key_bytes));
-  return declined;
+  return rejected;
 }
 
-absl::StatusOr<RefusalMessage> DecodeRefusal(absl::string_view body) {
+absl::StatusOr<ErrorMessage> DecodeError(absl::string_view body) {
   ByteReader reader(body);
-  RefusalMessage refusal;
+  ErrorMessage refusal;
   refusal.id = reader.Get<uint64_t>();
   const auto code = reader.Get<uint32_t>();
-  if (reader.is_short() || code == 0 || code > 16) return Malformed("REFUSAL");
+  if (reader.is_short() || code == 0 || code > 16) return Malformed("ERROR");
   refusal.status = absl::Status(static_cast<absl::StatusCode>(code), reader.rest());
   return refusal;
 }
 
-absl::Status SendId(ControlChannel& channel, ControlMessage type, uint64_t id) {
+absl::Status SendId(ControlChannel& channel, PeerMessageType type, uint64_t id) {
   char room[8];
   ByteWriter writer(room, sizeof(room));
   writer.Put(id);

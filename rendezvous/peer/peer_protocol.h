@@ -21,36 +21,37 @@ namespace ferry {
 // roles: either side sends requests, as a consumer, and answers, as a producer. The side that
 // opened the channel sends HELLO first, and the other answers with HELLO; peer_connection_pool.h
 // says which of two control channels is used if both sides opened one. The producer answers each
-// REQUEST with exactly one TICKET, once there is a value, or REFUSAL. Ids are chosen by the
-// consumer and never reused. A protocol violation closes the control channel. A REFUSAL of 0, which
-// is no request, gives the reason for closing. If a HELLO is sealed (frame_checksum.h), so is
+// REQUEST with exactly one RTS, once there is a value, or ERROR. Ids are chosen by the
+// consumer and never reused. A protocol violation closes the control channel. An ERROR of 0, which
+// is no request, gives the reason for closing. If a HELLO is checksummed (frame_checksum.h), so is
 // everything that follows, on both sides.
 //   both:      HELLO; PING, answered at once by a PONG with the same id
-//   consumer:  REQUEST; CANCEL (the value is no longer needed: a REFUSAL confirms that it was in
-//              time; unknown ids are ignored); DONE (for a transfer descriptor whose transport is
-//              not 0: its memory may be reused); REPLY, from a transport's receiver to its sender;
-//              AGAIN, instead of DONE (the transport failed to bring the tensor, for that reason:
-//              requests another TICKET or a REFUSAL); DECLINED (the consumer got a transfer
-//              descriptor but rejects its value, for that reason: wrong buffer, another transport
-//              than required, corruption), instead of DONE, or of nothing if the tensor was inline
-//   producer:  TICKET, REFUSAL; ANNOUNCEMENT, from a transport's sender to its receiver
-enum class ControlMessage : uint16_t {
+//   consumer:  REQUEST; CANCEL (the value is no longer needed: an ERROR confirms that it was in
+//              time; unknown ids are ignored); ACK (for a transfer descriptor whose transport is
+//              not 0: its memory may be reused); RECEIVER_CONTROL, from a transport's receiver to
+//              its sender; RETRY, instead of ACK (the transport failed to bring the tensor, for
+//              that reason: requests another RTS or an ERROR); REJECTED (the consumer got a
+//              transfer descriptor but rejects its value, for that reason: wrong buffer, another
+//              transport than required, corruption), instead of ACK, or of nothing if the tensor
+//              was inline
+//   producer:  RTS, ERROR; SENDER_CONTROL, from a transport's sender to its receiver
+enum class PeerMessageType : uint16_t {
   kHello = 1,
   kRequest = 2,
-  kTicket = 3,
-  kRefusal = 4,
-  kDone = 5,
+  kReadyToSend = 3,
+  kError = 4,
+  kAck = 5,
   kCancel = 6,
-  kAnnouncement = 7,
-  kReply = 8,
-  kAgain = 9,
-  kDeclined = 10,
+  kSenderControl = 7,
+  kReceiverControl = 8,
+  kRetry = 9,
+  kRejected = 10,
   kPing = 11,
   kPong = 12,
 };
 
-// Human-readable: "TICKET", or "message of type 17".
-std::string ControlMessageName(uint16_t type);
+// Human-readable: "RTS", or "message of type 17".
+std::string PeerMessageName(uint16_t type);
 
 struct HelloMessage {
   std::string boot_id;
@@ -67,8 +68,8 @@ struct RequestMessage {
   uint64_t id = 0;
   int64_t step_id = 0;
   // The receive has a buffer, which may not fit, or a policy that forbids some paths: a transfer
-  // descriptor may then be DECLINED even if its tensor is inline.
-  bool may_decline = false;
+  // descriptor may then be REJECTED even if its tensor is inline.
+  bool may_reject = false;
   // Points into the frame.
   absl::string_view key;
 };
@@ -91,26 +92,26 @@ struct ReadyToSendMessage {
 
   // True if the complete value may still turn out to be invalid. Booleans in the frame are also
   // checked by the producer, so that the consumer need not report them.
-  bool may_be_declined() const {
+  bool may_be_rejected() const {
     return has_checksum || is_serialized || (transport != 0 && HasIllegalBits(header.dtype));
   }
 };
 
-// Also used for REPLY.
-struct AnnouncementMessage {
+// Also used for RECEIVER_CONTROL.
+struct TransportControlMessage {
   // Numbered from 1.
   uint8_t transport = 0;
   // Points into the frame.
   absl::string_view body;
 };
 
-// Also used for AGAIN.
-struct RefusalMessage {
+// Also used for RETRY.
+struct ErrorMessage {
   uint64_t id = 0;
   absl::Status status;
 };
 
-struct DeclinedMessage {
+struct RejectedMessage {
   uint64_t id = 0;
   absl::Status status;
   // For a transfer descriptor with its tensor inline, which the producer has already forgotten.
@@ -128,24 +129,24 @@ inline constexpr size_t kMaxKeyBytes = 32 * 1024;
 absl::Status SendHello(ControlChannel& channel, const HelloMessage& hello);
 //   Errors: also INVALID_ARGUMENT for a key above kMaxKeyBytes.
 absl::Status SendRequest(ControlChannel& channel, const RequestMessage& request);
-absl::Status SendTicket(ControlChannel& channel, const ReadyToSendMessage& ticket,
-                        absl::Span<const int> descriptors);
-absl::Status SendAnnouncement(ControlChannel& channel, const AnnouncementMessage& announcement,
-                              absl::Span<const int> descriptors);
-absl::Status SendReply(ControlChannel& channel, const AnnouncementMessage& reply);
-absl::Status SendRefusal(ControlChannel& channel, const RefusalMessage& refusal);
-absl::Status SendAgain(ControlChannel& channel, const RefusalMessage& again);
-absl::Status SendDeclined(ControlChannel& channel, const DeclinedMessage& declined);
-// DONE, CANCEL, PING or PONG.
-absl::Status SendId(ControlChannel& channel, ControlMessage type, uint64_t id);
+absl::Status SendReadyToSend(ControlChannel& channel, const ReadyToSendMessage& rts,
+                             absl::Span<const int> descriptors);
+absl::Status SendSenderControl(ControlChannel& channel, const TransportControlMessage& announcement,
+                               absl::Span<const int> descriptors);
+absl::Status SendReceiverControl(ControlChannel& channel, const TransportControlMessage& reply);
+absl::Status SendError(ControlChannel& channel, const ErrorMessage& refusal);
+absl::Status SendRetry(ControlChannel& channel, const ErrorMessage& again);
+absl::Status SendRejected(ControlChannel& channel, const RejectedMessage& rejected);
+// ACK, CANCEL, PING or PONG.
+absl::Status SendId(ControlChannel& channel, PeerMessageType type, uint64_t id);
 
 //   Errors, for all: INVALID_ARGUMENT.
 absl::StatusOr<HelloMessage> DecodeHello(absl::string_view body);
 absl::StatusOr<RequestMessage> DecodeRequest(absl::string_view body);
-absl::StatusOr<ReadyToSendMessage> DecodeTicket(absl::string_view body);
-absl::StatusOr<AnnouncementMessage> DecodeAnnouncement(absl::string_view body);
-absl::StatusOr<RefusalMessage> DecodeRefusal(absl::string_view body);
-absl::StatusOr<DeclinedMessage> DecodeDeclined(absl::string_view body);
+absl::StatusOr<ReadyToSendMessage> DecodeReadyToSend(absl::string_view body);
+absl::StatusOr<TransportControlMessage> DecodeTransportControl(absl::string_view body);
+absl::StatusOr<ErrorMessage> DecodeError(absl::string_view body);
+absl::StatusOr<RejectedMessage> DecodeRejected(absl::string_view body);
 absl::StatusOr<uint64_t> DecodeId(absl::string_view body);
 
 }  // namespace ferry

@@ -44,7 +44,7 @@ std::shared_ptr<RemoteFetch> TensorRequester::Request(int64_t step_id, const Ren
   if (exchange_.checksum) {
     waiting->name = absl::StrCat("step ", step_id, ", ", absl::CEscape(key.text()));
   }
-  if (exchange_.checksum || args.destination.is_valid()) waiting->declined_key = key.text();
+  if (exchange_.checksum || args.destination.is_valid()) waiting->rejected_key = key.text();
   if (IsLogged(LogComponent::kTransport, LogLevel::kDebug)) {
     waiting->logged_key = absl::CEscape(key.text());
   }
@@ -59,7 +59,7 @@ std::shared_ptr<RemoteFetch> TensorRequester::Request(int64_t step_id, const Ren
     if (status.ok()) {
       if (exchange_.policy.forbids_tcp() &&
           (channel == nullptr || !channel->passes_descriptors())) {
-        waiting->declined_key = key.text();
+        waiting->rejected_key = key.text();
       }
       if (channel == nullptr) waiting->key = key.text();
       waiting_.emplace(id, waiting);
@@ -72,7 +72,7 @@ std::shared_ptr<RemoteFetch> TensorRequester::Request(int64_t step_id, const Ren
   if (channel != nullptr) {
     FERRY_LOG_DEBUG(kTransport, "request sent: peer={} step={} request={} key={}",
                     producer_.peer.node_id, step_id, id, waiting->logged_key);
-    status = SendRequest(*channel, {id, step_id, waiting->may_decline(), key.text()});
+    status = SendRequest(*channel, {id, step_id, waiting->may_reject(), key.text()});
     if (!status.ok()) Complete(id, Named(status), {});
   }
   return waiting;
@@ -85,17 +85,18 @@ void TensorRequester::OnOpen(std::shared_ptr<ControlChannel> channel) {
           if (const auto client = weak.lock()) client->Done(id);
         }));
     const auto number = static_cast<uint8_t>(receivers_.size());
-    receivers_.back()->SetReply([weak = std::weak_ptr<ControlChannel>(channel), number](
-                                    absl::string_view body, absl::Span<const int> descriptors) {
-      const auto open = weak.lock();
-      if (open == nullptr || !descriptors.empty()) {
-        return absl::UnavailableError("the lane has ended");
-      }
-      absl::Status status = SendReply(*open, {number, body});
-      // The peer would wait forever for a lost message.
-      if (absl::IsResourceExhausted(status)) open->Close(status);
-      return status;
-    });
+    receivers_.back()->SetControlChannel(
+        [weak = std::weak_ptr<ControlChannel>(channel), number](absl::string_view body,
+                                                                absl::Span<const int> descriptors) {
+          const auto open = weak.lock();
+          if (open == nullptr || !descriptors.empty()) {
+            return absl::UnavailableError("the control channel has closed");
+          }
+          absl::Status status = SendReceiverControl(*open, {number, body});
+          // The peer would wait forever for a lost message.
+          if (absl::IsResourceExhausted(status)) open->Close(status);
+          return status;
+        });
   }
   absl::Status status;
   // In the order of the calls; more requests may be added while these are being sent.
@@ -108,7 +109,7 @@ void TensorRequester::OnOpen(std::shared_ptr<ControlChannel> channel) {
       SpinLockHolder lock(&mu_);
       for (auto& [id, waiting] : waiting_) {
         if (id <= last_sent || waiting->key.empty()) continue;
-        requests.push_back({id, waiting->step_id, waiting->may_decline(), {}});
+        requests.push_back({id, waiting->step_id, waiting->may_reject(), {}});
       }
       if (requests.empty()) {
         channel_ = channel;
@@ -136,7 +137,7 @@ void TensorRequester::OnOpen(std::shared_ptr<ControlChannel> channel) {
     }
   }
   if (!status.ok()) return channel->Close(status);
-  for (const uint64_t id : cancelled) Tell(*channel, ControlMessage::kCancel, id);
+  for (const uint64_t id : cancelled) Tell(*channel, PeerMessageType::kCancel, id);
 }
 
 TensorRequester::WaitingPtr TensorRequester::TakeOut(uint64_t id) {
@@ -180,7 +181,7 @@ void TensorRequester::LogAcknowledgement(uint64_t id, const absl::Status& status
     FERRY_LOG_DEBUG(kTransport, "acknowledgement sent: peer={} step={} request={} key={}",
                     producer_.peer.node_id, request.first, id, request.second);
   } else {
-    FERRY_LOG_DEBUG(kTransport, "tensor declined: peer={} step={} request={} reason={} key={}",
+    FERRY_LOG_DEBUG(kTransport, "tensor rejected: peer={} step={} request={} reason={} key={}",
                     producer_.peer.node_id, request.first, id, status, request.second);
   }
 }
@@ -208,7 +209,7 @@ void TensorRequester::Cancel(uint64_t id) {
     // Unless its request was not sent yet.
     if (cancelled->key.empty() && !cancelled->is_taking) cancelled_.insert(id);
   }
-  if (channel != nullptr && !cancelled->is_taking) Tell(*channel, ControlMessage::kCancel, id);
+  if (channel != nullptr && !cancelled->is_taking) Tell(*channel, PeerMessageType::kCancel, id);
   if (cancelled->is_taking && cancelled->transport > 0) {
     receivers_[cancelled->transport - 1]->Cancel(id);
   }
@@ -232,7 +233,7 @@ bool TensorRequester::AskAgain(uint64_t id, const absl::Status& why) {
   }
   FERRY_LOG_DEBUG(kTransport, "another descriptor requested: peer={} request={} reason={}",
                   producer_.peer.node_id, id, why);
-  const absl::Status status = SendAgain(*open, {id, why});
+  const absl::Status status = SendRetry(*open, {id, why});
   if (!status.ok()) open->Close(status);
   return true;
 }
@@ -243,23 +244,23 @@ void TensorRequester::Done(uint64_t id) {
   if (IsLogged(LogComponent::kTransport, LogLevel::kDebug)) {
     LogAcknowledgement(id, absl::OkStatus());
   }
-  Tell(*open, ControlMessage::kDone, id);
+  Tell(*open, PeerMessageType::kAck, id);
 }
 
-void TensorRequester::Decline(uint64_t id, const Waiting* waiting, const absl::Status& why) {
+void TensorRequester::Reject(uint64_t id, const Waiting* waiting, const absl::Status& why) {
   const std::shared_ptr<ControlChannel> open = channel();
   if (open == nullptr) return;
-  DeclinedMessage declined = {.id = id, .status = why};
+  RejectedMessage rejected = {.id = id, .status = why};
   if (waiting != nullptr) {
-    declined.step_id = waiting->step_id;
-    declined.key = waiting->declined_key;
+    rejected.step_id = waiting->step_id;
+    rejected.key = waiting->rejected_key;
   }
   if (IsLogged(LogComponent::kTransport, LogLevel::kDebug)) LogAcknowledgement(id, why);
-  const absl::Status status = SendDeclined(*open, declined);
+  const absl::Status status = SendRejected(*open, rejected);
   if (!status.ok()) open->Close(status);
 }
 
-void TensorRequester::Tell(ControlChannel& channel, ControlMessage type, uint64_t id) {
+void TensorRequester::Tell(ControlChannel& channel, PeerMessageType type, uint64_t id) {
   const absl::Status status = SendId(channel, type, id);
   if (!status.ok()) channel.Close(status);
 }
@@ -267,7 +268,7 @@ void TensorRequester::Tell(ControlChannel& channel, ControlMessage type, uint64_
 absl::Status TensorRequester::Named(const absl::Status& why) const {
   const std::string name = Describe(producer_.peer);
   if (absl::StrContains(why.message(), name)) return why;
-  return absl::Status(why.code(), absl::StrCat("lane to ", name, ": ", why.message()));
+  return absl::Status(why.code(), absl::StrCat("connection to ", name, ": ", why.message()));
 }
 
 std::string TensorRequester::Phase(uint64_t id) const {
@@ -292,17 +293,17 @@ bool TensorRequester::has_ended() const {
   return !ended_.ok();
 }
 
-void TensorRequester::set_why_no_descriptors(std::string why) {
+void TensorRequester::set_descriptors_unavailable_reason(std::string why) {
   SpinLockHolder lock(&mu_);
-  why_no_descriptors_ = std::move(why);
+  descriptors_unavailable_reason_ = std::move(why);
 }
 
-std::string TensorRequester::why_no_descriptors() const {
+std::string TensorRequester::descriptors_unavailable_reason() const {
   SpinLockHolder lock(&mu_);
-  return why_no_descriptors_;
+  return descriptors_unavailable_reason_;
 }
 
-std::string TensorRequester::DescribeLane() const {
+std::string TensorRequester::DescribeChannel() const {
   const std::shared_ptr<ControlChannel> open = channel();
   return open == nullptr ? "not connected yet" : open->Describe();
 }

@@ -43,10 +43,10 @@ class TensorRequester final : public std::enable_shared_from_this<TensorRequeste
   bool is_over() const { return is_over_.load(std::memory_order_acquire); }
   const Endpoint& producer() const { return producer_; }
   // Why its control channel passes no descriptors; empty: it does, did, or is expected to.
-  void set_why_no_descriptors(std::string why) ABSL_LOCKS_EXCLUDED(mu_);
-  std::string why_no_descriptors() const ABSL_LOCKS_EXCLUDED(mu_);
+  void set_descriptors_unavailable_reason(std::string why) ABSL_LOCKS_EXCLUDED(mu_);
+  std::string descriptors_unavailable_reason() const ABSL_LOCKS_EXCLUDED(mu_);
   // Human-readable: "shm", "tcp to ...", "not connected yet".
-  std::string DescribeLane() const ABSL_LOCKS_EXCLUDED(mu_);
+  std::string DescribeChannel() const ABSL_LOCKS_EXCLUDED(mu_);
   // Costs of transfers from the producer.
   const std::shared_ptr<PathCostEstimator>& costs() const { return costs_; }
   // The size of every internal table; for tests and debugging.
@@ -81,10 +81,10 @@ class TensorRequester final : public std::enable_shared_from_this<TensorRequeste
     std::string name;
     // The key, for the log; only if that is enabled.
     std::string logged_key;
-    // For one that may be declined after its producer has forgotten it: with checksums, with a
+    // For one that may be rejected after its producer has forgotten it: with checksums, with a
     // destination buffer, or if it may arrive over a forbidden path.
-    std::string declined_key;
-    bool may_decline() const { return !declined_key.empty(); }
+    std::string rejected_key;
+    bool may_reject() const { return !rejected_key.empty(); }
     bool is_taking = false;
     // A transport failed to bring it, and it was requested again.
     bool is_again = false;
@@ -92,17 +92,17 @@ class TensorRequester final : public std::enable_shared_from_this<TensorRequeste
   };
   using WaitingPtr = std::shared_ptr<Waiting>;
 
-  absl::Status OnTicket(absl::string_view body, absl::Span<UniqueFd> descriptors);
+  absl::Status OnReadyToSend(absl::string_view body, absl::Span<UniqueFd> descriptors);
   // For a tensor inline in the descriptor.
-  absl::Status OnInlineTicket(const ReadyToSendMessage& ticket) ABSL_LOCKS_EXCLUDED(mu_);
-  absl::Status OnRefusal(absl::string_view body);
+  absl::Status OnInlineReadyToSend(const ReadyToSendMessage& rts) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status OnError(absl::string_view body);
   // Checks and decodes a fetched tensor. `name`: the request's, if it has one.
   //   has_checked_values: the transport has already called CheckValues.
-  //   ends_lane: set to true if the peer cannot be used any more: close the channel after telling
-  //   it that the tensor was declined.
-  absl::Status Unpack(const ReadyToSendMessage& ticket, absl::StatusOr<Tensor> tensor,
+  //   ends_connection: set to true if the peer cannot be used any more: close the channel after
+  //   telling it that the tensor was rejected.
+  absl::Status Unpack(const ReadyToSendMessage& rts, absl::StatusOr<Tensor> tensor,
                       bool has_checked_values, absl::string_view path, absl::string_view name,
-                      Received& received, bool& ends_lane);
+                      Received& received, bool& ends_connection);
   // Requests a tensor again that a transport failed to bring, if it is still needed.
   bool AskAgain(uint64_t id, const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
   // Drops what transports other than number `but` kept for retries of it.
@@ -113,15 +113,15 @@ class TensorRequester final : public std::enable_shared_from_this<TensorRequeste
   void Cancel(uint64_t id) ABSL_LOCKS_EXCLUDED(mu_);
   void Done(uint64_t id) ABSL_LOCKS_EXCLUDED(mu_);
   // Instead of Done: tells the producer that its value was not accepted, and why.
-  void Decline(uint64_t id, const Waiting* waiting, const absl::Status& why)
+  void Reject(uint64_t id, const Waiting* waiting, const absl::Status& why)
       ABSL_LOCKS_EXCLUDED(mu_);
   // Logs the outcome of a request. `path`: if it succeeded.
   void LogEnd(const Waiting& waiting, absl::string_view path, const absl::Status& status) const;
   // Logs that a view's acknowledgement is sent when nothing else of the request is left.
   void ExpectAcknowledgement(const Waiting& waiting) ABSL_LOCKS_EXCLUDED(mu_);
   void LogAcknowledgement(uint64_t id, const absl::Status& status) ABSL_LOCKS_EXCLUDED(mu_);
-  // Sends CANCEL or DONE, without which the producer would keep something forever.
-  void Tell(ControlChannel& channel, ControlMessage type, uint64_t id);
+  // Sends CANCEL or ACK, without which the producer would keep something forever.
+  void Tell(ControlChannel& channel, PeerMessageType type, uint64_t id);
   // Adds the producer's name.
   absl::Status Named(const absl::Status& why) const;
   std::string Phase(uint64_t id) const ABSL_LOCKS_EXCLUDED(mu_);
@@ -138,7 +138,7 @@ class TensorRequester final : public std::enable_shared_from_this<TensorRequeste
   mutable SpinLock mu_;
   std::shared_ptr<ControlChannel> channel_ ABSL_GUARDED_BY(mu_);
   absl::Status ended_ ABSL_GUARDED_BY(mu_);
-  std::string why_no_descriptors_ ABSL_GUARDED_BY(mu_);
+  std::string descriptors_unavailable_reason_ ABSL_GUARDED_BY(mu_);
   uint64_t last_id_ ABSL_GUARDED_BY(mu_) = 0;
   absl::flat_hash_map<uint64_t, WaitingPtr> waiting_ ABSL_GUARDED_BY(mu_);
   // Cancelled requests whose answer is still outstanding.

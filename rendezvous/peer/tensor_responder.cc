@@ -33,12 +33,12 @@ absl::Status WrongIncarnation(const RendezvousKey& key, uint64_t own) {
 }  // namespace
 
 TensorResponder::TensorResponder(const TransferContext& exchange, Endpoint consumer,
-                                 bool sends_seals, std::string why_no_descriptors,
+                                 bool sends_checksums, std::string descriptors_unavailable_reason,
                                  std::shared_ptr<LatencyProbe> ping)
     : exchange_(exchange),
       consumer_(std::move(consumer)),
-      sends_seals_(sends_seals),
-      why_no_descriptors_(std::move(why_no_descriptors)),
+      sends_checksums_(sends_checksums),
+      descriptors_unavailable_reason_(std::move(descriptors_unavailable_reason)),
       ping_(std::move(ping)) {}
 
 TensorResponder::~TensorResponder() = default;
@@ -48,75 +48,76 @@ void TensorResponder::OnOpen(std::shared_ptr<ControlChannel> channel) {
   for (const auto& transport : *exchange_.transports) {
     senders_.push_back(transport->CreateSender(consumer_));
     const auto number = static_cast<uint8_t>(senders_.size());
-    senders_.back()->SetAnnounce([weak = std::weak_ptr<ControlChannel>(channel_), number](
-                                     absl::string_view body, absl::Span<const int> descriptors) {
-      const auto open = weak.lock();
-      if (open == nullptr) return absl::UnavailableError("the lane has ended");
-      absl::Status status = SendAnnouncement(*open, {number, body}, descriptors);
-      // The peer would wait forever for a lost message.
-      if (absl::IsResourceExhausted(status)) open->Close(status);
-      return status;
-    });
+    senders_.back()->SetControlChannel(
+        [weak = std::weak_ptr<ControlChannel>(channel_), number](
+            absl::string_view body, absl::Span<const int> descriptors) {
+          const auto open = weak.lock();
+          if (open == nullptr) return absl::UnavailableError("the control channel has closed");
+          absl::Status status = SendSenderControl(*open, {number, body}, descriptors);
+          // The peer would wait forever for a lost message.
+          if (absl::IsResourceExhausted(status)) open->Close(status);
+          return status;
+        });
     const bool is_allowed =
         exchange_.policy.require.empty() || exchange_.policy.require == transport->name();
     if (!channel_->passes_descriptors() || !is_allowed) continue;
-    senders_.back()->SetHint([weak = std::weak_ptr<ControlChannel>(channel_), number](
-                                 absl::string_view body, absl::Span<const int> descriptors) {
+    senders_.back()->SetHintChannel([weak = std::weak_ptr<ControlChannel>(channel_), number](
+                                        absl::string_view body, absl::Span<const int> descriptors) {
       const auto open = weak.lock();
-      if (open == nullptr) return absl::UnavailableError("the lane has ended");
+      if (open == nullptr) return absl::UnavailableError("the control channel has closed");
       // A descriptor in transit keeps freed memory allocated: do not send more to a peer that reads
       // nothing.
       if (!open->is_all_read()) return absl::UnavailableError("the peer has not read the last");
-      return SendAnnouncement(*open, {number, body}, descriptors);
+      return SendSenderControl(*open, {number, body}, descriptors);
     });
   }
 }
 
 absl::Status TensorResponder::OnFrame(uint16_t type, absl::string_view body,
                                       absl::Span<UniqueFd> descriptors) {
-  switch (static_cast<ControlMessage>(type)) {
-    case ControlMessage::kRequest:
+  switch (static_cast<PeerMessageType>(type)) {
+    case PeerMessageType::kRequest:
       return OnRequest(body);
-    case ControlMessage::kDone: {
+    case PeerMessageType::kAck: {
       FERRY_ASSIGN_OR_RETURN(const uint64_t id, DecodeId(body));
       OnDone(id);
       return absl::OkStatus();
     }
-    case ControlMessage::kCancel: {
+    case PeerMessageType::kCancel: {
       FERRY_ASSIGN_OR_RETURN(const uint64_t id, DecodeId(body));
       OnCancel(id);
       return absl::OkStatus();
     }
-    case ControlMessage::kReply:
-      return OnReply(body);
-    case ControlMessage::kAgain:
-      return OnAgain(body);
-    case ControlMessage::kDeclined:
-      return OnDeclined(body);
+    case PeerMessageType::kReceiverControl:
+      return OnControlMessage(body);
+    case PeerMessageType::kRetry:
+      return OnRetry(body);
+    case PeerMessageType::kRejected:
+      return OnRejected(body);
     default:
       return absl::InvalidArgumentError(
-          absl::StrCat("a consumer sends no ", ControlMessageName(type)));
+          absl::StrCat("a consumer sends no ", PeerMessageName(type)));
   }
 }
 
-absl::Status TensorResponder::OnReply(absl::string_view body) {
-  FERRY_ASSIGN_OR_RETURN(const AnnouncementMessage reply, DecodeAnnouncement(body));
+absl::Status TensorResponder::OnControlMessage(absl::string_view body) {
+  FERRY_ASSIGN_OR_RETURN(const TransportControlMessage reply, DecodeTransportControl(body));
   if (reply.transport > senders_.size()) {
     return absl::InvalidArgumentError(
         absl::StrCat("a reply to transport ", reply.transport, ", which is not known here"));
   }
-  return senders_[reply.transport - 1]->OnReply(reply.body);
+  return senders_[reply.transport - 1]->OnControlMessage(reply.body);
 }
 
-absl::Status TensorResponder::OnAgain(absl::string_view body) {
-  FERRY_ASSIGN_OR_RETURN(const RefusalMessage again, DecodeRefusal(body));
+absl::Status TensorResponder::OnRetry(absl::string_view body) {
+  FERRY_ASSIGN_OR_RETURN(const ErrorMessage again, DecodeError(body));
   Offered offered;
   {
     SpinLockHolder lock(&mu_);
     const auto found = offered_.find(again.id);
     if (found == offered_.end() || found->second.again == nullptr) {
       return absl::InvalidArgumentError(
-          absl::StrCat("AGAIN for ", again.id, ", which was not offered, or not for that"));
+          absl::StrCat("RETRY for ", again.id, ", which was not offered, or not for that"));
     }
     offered = std::move(found->second);
     offered_.erase(found);
@@ -135,7 +136,7 @@ absl::Status TensorResponder::OnAgain(absl::string_view body) {
   if (outgoing.failed_tries >= kMaxGpuTries && !is_required) {
     Stage(std::move(outgoing));
   } else {
-    Offer(std::move(outgoing));
+    Expose(std::move(outgoing));
   }
   return absl::OkStatus();
 }
@@ -189,10 +190,10 @@ void TensorResponder::OnValue(const RequestPtr& request, const absl::Status& sta
   }
   if (!status.ok()) return Refuse(request->id, status);
   if (received.is_dead) {
-    ReadyToSendMessage ticket;
-    ticket.id = request->id;
-    ticket.is_dead = true;
-    return Send(*request, std::move(ticket), {});
+    ReadyToSendMessage rts;
+    rts.id = request->id;
+    rts.is_dead = true;
+    return Send(*request, std::move(rts), {});
   }
   Outgoing outgoing = {.request = request, .tensor = std::move(received.tensor)};
   if (!IsFixedSize(outgoing.tensor.dtype())) {
@@ -201,30 +202,30 @@ void TensorResponder::OnValue(const RequestPtr& request, const absl::Status& sta
     outgoing.tensor = *std::move(serialized);
     outgoing.is_serialized = true;
   }
-  Offer(std::move(outgoing));
+  Expose(std::move(outgoing));
 }
 
-void TensorResponder::Send(Request& request, ReadyToSendMessage ticket,
+void TensorResponder::Send(Request& request, ReadyToSendMessage rts,
                            absl::Span<const int> descriptors) {
   FERRY_LOG_DEBUG(kTransport, "descriptor sent: peer={} step={} request={} path={} bytes={} key={}",
                   consumer_.peer.node_id, request.step_id, request.id,
-                  ticket.transport == 0 ? absl::string_view("inline")
-                                        : (*exchange_.transports)[ticket.transport - 1u]->name(),
-                  ticket.header.bytes, absl::CEscape(request.key.text()));
-  const absl::Status status = SendTicket(*channel_, ticket, descriptors);
+                  rts.transport == 0 ? absl::string_view("inline")
+                                     : (*exchange_.transports)[rts.transport - 1u]->name(),
+                  rts.header.bytes, absl::CEscape(request.key.text()));
+  const absl::Status status = SendReadyToSend(*channel_, rts, descriptors);
   // Close the channel, or the consumer would wait for a message that never arrives.
   if (!status.ok()) return channel_->Close(status);
-  // A view may be declined after the step has stopped waiting for it.
+  // A view may be rejected after the step has stopped waiting for it.
   const bool is_view =
-      ticket.transport > 0 && (*exchange_.transports)[ticket.transport - 1u]->outlives_producer();
-  const bool has_all = ticket.transport == 0 && !ticket.is_dead;
-  if (!is_view && !(has_all && (request.may_decline || ticket.may_be_declined()))) return;
+      rts.transport > 0 && (*exchange_.transports)[rts.transport - 1u]->outlives_producer();
+  const bool has_all = rts.transport == 0 && !rts.is_dead;
+  if (!is_view && !(has_all && (request.may_reject || rts.may_be_rejected()))) return;
   {
     // After sending: an earlier PING sent by another thread does not cover this answer.
     SpinLockHolder lock(&mu_);
     answers_.Count(request.step_id);
     if (!is_view) return;
-    const auto found = offered_.find(ticket.id);
+    const auto found = offered_.find(rts.id);
     if (found != offered_.end()) found->second.is_told = true;
   }
   // A view is kept for as long as its receiver likes, so the step does not wait for it.
@@ -234,7 +235,7 @@ void TensorResponder::Send(Request& request, ReadyToSendMessage ticket,
 void TensorResponder::Refuse(uint64_t id, absl::Status status) {
   FERRY_LOG_DEBUG(kTransport, "request refused: peer={} request={} reason={}",
                   consumer_.peer.node_id, id, status);
-  const absl::Status sent = SendRefusal(*channel_, {id, std::move(status)});
+  const absl::Status sent = SendError(*channel_, {id, std::move(status)});
   if (!sent.ok()) channel_->Close(sent);
 }
 

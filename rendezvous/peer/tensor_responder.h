@@ -51,10 +51,10 @@ struct TransferContext {
 // matched stay for others. The On... methods are called on the loop, like those of ControlHandler.
 class TensorResponder final : public std::enable_shared_from_this<TensorResponder> {
  public:
-  // `sends_seals`: the control channel seals frames, so transfers carry checksums.
-  // `why_no_descriptors`: if the control channel passes none.
-  TensorResponder(const TransferContext& exchange, Endpoint consumer, bool sends_seals,
-                  std::string why_no_descriptors, std::shared_ptr<LatencyProbe> ping);
+  // `sends_checksums`: the control channel checksums frames, so transfers carry checksums.
+  // `descriptors_unavailable_reason`: if the control channel passes none.
+  TensorResponder(const TransferContext& exchange, Endpoint consumer, bool sends_checksums,
+                  std::string descriptors_unavailable_reason, std::shared_ptr<LatencyProbe> ping);
   ~TensorResponder();
 
   void OnOpen(std::shared_ptr<ControlChannel> channel);
@@ -69,7 +69,7 @@ class TensorResponder final : public std::enable_shared_from_this<TensorResponde
   //   Errors: as ExplainPath.
   absl::StatusOr<PathExplanation> PathTo(size_t bytes, bool is_in_arena) const;
   // Starts a flush: it ends when the consumer has received all transfer descriptors sent so far in
-  // that step that it may decline, except those that ForEachTransfer reports until they are
+  // that step that it may reject, except those that ForEachTransfer reports until they are
   // answered. Returns nothing if it has, if the control channel has closed, or if the peer must not
   // be waited for, since the last flush timed out. `operation` ends when the flush is over.
   std::optional<uint64_t> StartFlush(int64_t step_id, StepOperation operation = {})
@@ -80,7 +80,7 @@ class TensorResponder final : public std::enable_shared_from_this<TensorResponde
   void GiveUpFlush(uint64_t flush) ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status OnFlushed(uint64_t id) ABSL_LOCKS_EXCLUDED(mu_);
   // Human-readable: "shm", "tcp to ...".
-  std::string DescribeLane() const { return channel_->Describe(); }
+  std::string DescribeChannel() const { return channel_->Describe(); }
   // Visits transfers exposed at least `min_age` ago that were not received or not released yet.
   void ForEachTransfer(absl::Duration min_age, PendingVisitor visit) const ABSL_LOCKS_EXCLUDED(mu_);
   // The size of every internal table; for tests and debugging.
@@ -94,14 +94,14 @@ class TensorResponder final : public std::enable_shared_from_this<TensorResponde
         : server(std::move(server)),
           id(message.id),
           step_id(message.step_id),
-          may_decline(message.may_decline),
+          may_reject(message.may_reject),
           key(key) {}
 
     // Set until there is a value; kept here so that the callback captures only a pointer to this.
     std::shared_ptr<TensorResponder> server;
     const uint64_t id;
     const int64_t step_id;
-    const bool may_decline;
+    const bool may_reject;
     const RendezvousKey key;
     CancellationToken cancellation;
     // From taking the value until this request is released, since the value has arrived or is lost,
@@ -141,15 +141,15 @@ class TensorResponder final : public std::enable_shared_from_this<TensorResponde
   bool Outlives(const Offered& offered) const;
 
   absl::Status OnRequest(absl::string_view body);
-  absl::Status OnReply(absl::string_view body);
+  absl::Status OnControlMessage(absl::string_view body);
   // The consumer could not fetch an exposed tensor.
-  absl::Status OnAgain(absl::string_view body);
+  absl::Status OnRetry(absl::string_view body);
   // The consumer has got a transfer descriptor, but rejects its value.
-  absl::Status OnDeclined(absl::string_view body);
+  absl::Status OnRejected(absl::string_view body);
   void OnDone(uint64_t id, bool was_taken = true);
   void OnCancel(uint64_t id);
   void OnValue(const RequestPtr& request, const absl::Status& status, Received received);
-  void Offer(Outgoing outgoing);
+  void Expose(Outgoing outgoing);
   // Copies it to host memory, and exposes that.
   void Stage(Outgoing outgoing);
   // It is no longer being copied out of GPU memory.
@@ -162,15 +162,15 @@ class TensorResponder final : public std::enable_shared_from_this<TensorResponde
   absl::Status closed() const ABSL_LOCKS_EXCLUDED(mu_);
   // Describes a local error for the consumer.
   absl::Status Named(const absl::Status& why) const;
-  void Send(Request& request, ReadyToSendMessage ticket, absl::Span<const int> descriptors)
+  void Send(Request& request, ReadyToSendMessage rts, absl::Span<const int> descriptors)
       ABSL_LOCKS_EXCLUDED(mu_);
   // Removes and returns the operations of completed flushes.
   std::vector<StepOperation> TakeFlushed() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Returns false if the request was cancelled.
   bool Take(const Request& request) ABSL_LOCKS_EXCLUDED(mu_);
   // True if it is small enough to be inline.
-  bool GoesInTicket(const Tensor& tensor, bool is_in_arena) const;
-  void SendInTicket(const Outgoing& outgoing, ReadyToSendMessage ticket);
+  bool GoesInline(const Tensor& tensor, bool is_in_arena) const;
+  void SendInline(const Outgoing& outgoing, ReadyToSendMessage rts);
   // Logs the path of such a tensor, and why, if that is new or has changed.
   void LogPath(const PathQuery& query, absl::string_view path) ABSL_LOCKS_EXCLUDED(mu_);
   // For a tensor from here to the consumer; all but its source and destination memory.
@@ -179,8 +179,8 @@ class TensorResponder final : public std::enable_shared_from_this<TensorResponde
   // Constant after OnOpen, which is called first.
   const TransferContext& exchange_;
   const Endpoint consumer_;
-  const bool sends_seals_;
-  const std::string why_no_descriptors_;
+  const bool sends_checksums_;
+  const std::string descriptors_unavailable_reason_;
   const std::shared_ptr<LatencyProbe> ping_;
   std::shared_ptr<ControlChannel> channel_;
   std::vector<std::shared_ptr<TransportSender>> senders_;

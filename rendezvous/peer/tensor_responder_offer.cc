@@ -24,7 +24,7 @@ constexpr size_t kInlineElsewhere = 16 * 1024;
 // round of system calls, costs more than one more copy of this many bytes.
 constexpr size_t kInlineOverTcp = 128 * 1024;
 // Size of a transfer descriptor without its tensor, with a shape of many dimensions.
-constexpr size_t kRestOfTicket = 4096;
+constexpr size_t kReadyToSendOverhead = 4096;
 // As large as a transfer descriptor that refers to a transport.
 constexpr size_t kInlineAlways = 512;
 // Queued bytes on the control channel beyond which tensors take a transport, where waiting costs no
@@ -33,17 +33,17 @@ constexpr size_t kInlineBacklog = 256 * 1024;
 
 }  // namespace
 
-bool TensorResponder::GoesInTicket(const Tensor& tensor, bool is_in_arena) const {
+bool TensorResponder::GoesInline(const Tensor& tensor, bool is_in_arena) const {
   if (!tensor.is_on_host()) return false;
   if (!channel_->passes_descriptors()) {
     return tensor.bytes() <=
            std::min(exchange_.policy.forbids_tcp() ? kInlineUnasked : kInlineOverTcp,
-                    channel_->max_body() - kRestOfTicket);
+                    channel_->max_body() - kReadyToSendOverhead);
   }
   return tensor.bytes() <= (is_in_arena ? kInlineInArena : kInlineElsewhere);
 }
 
-void TensorResponder::SendInTicket(const Outgoing& outgoing, ReadyToSendMessage ticket) {
+void TensorResponder::SendInline(const Outgoing& outgoing, ReadyToSendMessage rts) {
   if (absl::Status status = CheckValues(outgoing.tensor); !status.ok()) {
     Lose(*outgoing.request, Named(status));
     if (outgoing.is_staged) Unstage(outgoing.request->id);
@@ -54,11 +54,11 @@ void TensorResponder::SendInTicket(const Outgoing& outgoing, ReadyToSendMessage 
     PathQuery query =
         Query(tensor.bytes(), tensor.buffer() != nullptr && tensor.buffer()->arena() != nullptr,
               exchange_.clock->CoarseNow());
-    query.destination_place = PlaceOf(outgoing.request->key.dst());
+    query.destination_location = PlaceOf(outgoing.request->key.dst());
     LogPath(query, "inline");
   }
-  ticket.body = {static_cast<const char*>(outgoing.tensor.data()), outgoing.tensor.bytes()};
-  Send(*outgoing.request, std::move(ticket), {});
+  rts.body = {static_cast<const char*>(outgoing.tensor.data()), outgoing.tensor.bytes()};
+  Send(*outgoing.request, std::move(rts), {});
   if (outgoing.is_staged) Unstage(outgoing.request->id);
 }
 
@@ -94,39 +94,39 @@ void TensorResponder::Stage(Outgoing outgoing) {
     }
     outgoing.tensor = *std::move(tensor);
     outgoing.is_staged = true;
-    self->Offer(std::move(outgoing));
+    self->Expose(std::move(outgoing));
   });
 }
 
-void TensorResponder::Offer(Outgoing outgoing) {
+void TensorResponder::Expose(Outgoing outgoing) {
   const uint64_t id = outgoing.request->id;
   const Tensor& tensor = outgoing.tensor;
   const bool is_on_host = tensor.is_on_host();
   // The host must be able to read the elements.
-  if (!is_on_host && (sends_seals_ || tensor.bytes() == 0)) return Stage(std::move(outgoing));
-  ReadyToSendMessage ticket;
-  ticket.id = id;
-  ticket.is_serialized = outgoing.is_serialized;
-  ticket.is_staged = outgoing.is_staged;
-  ticket.header = {tensor.dtype(), tensor.shape(), tensor.bytes()};
-  if (sends_seals_) {
-    ticket.has_checksum = true;
-    ticket.checksum = Checksum(tensor.data(), tensor.bytes());
+  if (!is_on_host && (sends_checksums_ || tensor.bytes() == 0)) return Stage(std::move(outgoing));
+  ReadyToSendMessage rts;
+  rts.id = id;
+  rts.is_serialized = outgoing.is_serialized;
+  rts.is_staged = outgoing.is_staged;
+  rts.header = {tensor.dtype(), tensor.shape(), tensor.bytes()};
+  if (sends_checksums_) {
+    rts.has_checksum = true;
+    rts.checksum = Checksum(tensor.data(), tensor.bytes());
   }
   const bool is_in_arena = tensor.buffer() != nullptr && tensor.buffer()->arena() != nullptr;
-  const bool goes_in_ticket = GoesInTicket(tensor, is_in_arena);
+  const bool goes_inline = GoesInline(tensor, is_in_arena);
   // For a peer that reads nothing now, copies of all tensors would be queued here, and the control
   // channel closed once they are too many.
   const bool is_held_up =
-      goes_in_ticket && tensor.bytes() > kInlineAlways && channel_->queued_bytes() > kInlineBacklog;
-  if (goes_in_ticket && !is_held_up) return SendInTicket(outgoing, std::move(ticket));
+      goes_inline && tensor.bytes() > kInlineAlways && channel_->queued_bytes() > kInlineBacklog;
+  if (goes_inline && !is_held_up) return SendInline(outgoing, std::move(rts));
   const absl::Time now = exchange_.clock->CoarseNow();
   PathQuery query = Query(tensor.bytes(), is_in_arena, now);
-  query.source_place = tensor.place();
-  query.destination_place = PlaceOf(outgoing.request->key.dst());
+  query.source_location = tensor.place();
+  query.destination_location = PlaceOf(outgoing.request->key.dst());
   std::optional<size_t> chosen =
       SelectPath(*exchange_.transports, query, exchange_.policy, /*explanation=*/nullptr);
-  if (!chosen && is_held_up) return SendInTicket(outgoing, std::move(ticket));
+  if (!chosen && is_held_up) return SendInline(outgoing, std::move(rts));
   if (!chosen) {
     PathExplanation explanation;
     chosen = SelectPath(*exchange_.transports, query, exchange_.policy, &explanation);
@@ -166,16 +166,16 @@ void TensorResponder::Offer(Outgoing outgoing) {
     if (closed.ok()) offered_.insert_or_assign(id, offered);
   }
   if (!closed.ok()) return RecordSendFailure(*outgoing.request, closed);
-  ticket.transport = static_cast<uint8_t>(*chosen + 1);
+  rts.transport = static_cast<uint8_t>(*chosen + 1);
   const Tensor offer_tensor = tensor;
   const TensorLocation to = PlaceOf(outgoing.request->key.dst());
-  senders_[*chosen]->Offer(
+  senders_[*chosen]->Expose(
       id, offer_tensor, to,
-      [self = shared_from_this(), ticket = std::move(ticket), outgoing = std::move(outgoing),
+      [self = shared_from_this(), rts = std::move(rts), outgoing = std::move(outgoing),
        copy_start](absl::StatusOr<TransferDescriptor> offer) mutable {
         if (offer.ok() && copy_start != absl::InfiniteFuture()) {
           const absl::Time copied = self->exchange_.clock->Now();
-          self->ping_->costs()->SawBytes(ticket.transport - 1u, outgoing.tensor.bytes(),
+          self->ping_->costs()->SawBytes(rts.transport - 1u, outgoing.tensor.bytes(),
                                          copied - copy_start, copied);
         }
         if (!offer.ok()) {
@@ -188,13 +188,13 @@ void TensorResponder::Offer(Outgoing outgoing) {
                                     self->exchange_.policy.require.empty();
           const absl::Status why = self->Named(offer.status());
           if (!has_another_way && !goes_by_host) self->Lose(*outgoing.request, why);
-          self->OnDone(ticket.id, /*was_taken=*/false);
-          if (has_another_way) return self->Offer(std::move(outgoing));
+          self->OnDone(rts.id, /*was_taken=*/false);
+          if (has_another_way) return self->Expose(std::move(outgoing));
           if (goes_by_host) self->Stage(std::move(outgoing));
           return;
         }
-        ticket.body = offer->body;
-        self->Send(*outgoing.request, std::move(ticket), offer->descriptors);
+        rts.body = offer->body;
+        self->Send(*outgoing.request, std::move(rts), offer->descriptors);
       });
 }
 

@@ -51,11 +51,12 @@ PathQuery TensorResponder::Query(size_t bytes, bool is_in_arena, absl::Time now)
   PathQuery query;
   query.source = &exchange_.self;
   query.destination = &consumer_;
-  query.lane_passes_descriptors = channel_->passes_descriptors();
-  if (!query.lane_passes_descriptors) query.why_no_descriptors = why_no_descriptors_;
+  query.channel_passes_descriptors = channel_->passes_descriptors();
+  if (!query.channel_passes_descriptors)
+    query.descriptors_unavailable_reason = descriptors_unavailable_reason_;
   query.bytes = bytes;
   query.is_in_arena = is_in_arena;
-  query.seen = ping_->costs().get();
+  query.estimates = ping_->costs().get();
   query.now = now;
   return query;
 }
@@ -66,8 +67,9 @@ void TensorResponder::LogPath(const PathQuery& query, absl::string_view path) {
   const auto place = [](const TensorLocation& where) {
     return where.space == MemorySpace::kHost ? 0u : 1u + static_cast<uint32_t>(where.ordinal);
   };
-  const std::tuple<uint32_t, uint32_t, uint32_t, bool> kind(
-      magnitude, place(query.source_place), place(query.destination_place), query.is_in_arena);
+  const std::tuple<uint32_t, uint32_t, uint32_t, bool> kind(magnitude, place(query.source_location),
+                                                            place(query.destination_location),
+                                                            query.is_in_arena);
   {
     SpinLockHolder lock(&mu_);
     std::string& last = logged_paths_[kind];
@@ -81,8 +83,8 @@ void TensorResponder::LogPath(const PathQuery& query, absl::string_view path) {
     why = choice.ok() ? Explain(*choice) : choice.status().ToString();
   }
   FERRY_LOG_DEBUG(kTransport, "path chosen: peer={} path={} bytes={} from={} to={}: {}",
-                  consumer_.peer.node_id, path, query.bytes, ToString(query.source_place),
-                  ToString(query.destination_place), why);
+                  consumer_.peer.node_id, path, query.bytes, ToString(query.source_location),
+                  ToString(query.destination_location), why);
 }
 
 absl::StatusOr<PathExplanation> TensorResponder::PathTo(size_t bytes, bool is_in_arena) const {
@@ -91,32 +93,32 @@ absl::StatusOr<PathExplanation> TensorResponder::PathTo(size_t bytes, bool is_in
   return ExplainPath(*exchange_.transports, Query(bytes, is_in_arena, now), exchange_.policy);
 }
 
-absl::Status TensorResponder::OnDeclined(absl::string_view body) {
-  FERRY_ASSIGN_OR_RETURN(const DeclinedMessage declined, DecodeDeclined(body));
-  const absl::Status why(declined.status.code(),
+absl::Status TensorResponder::OnRejected(absl::string_view body) {
+  FERRY_ASSIGN_OR_RETURN(const RejectedMessage rejected, DecodeRejected(body));
+  const absl::Status why(rejected.status.code(),
                          absl::StrCat(Describe(consumer_.peer), " did not take what it was sent: ",
-                                      declined.status.message()));
+                                      rejected.status.message()));
   RequestPtr request;
   {
     SpinLockHolder lock(&mu_);
-    const auto found = offered_.find(declined.id);
+    const auto found = offered_.find(rejected.id);
     if (found != offered_.end()) request = found->second.request;
   }
-  FERRY_LOG_DEBUG(kTransport, "tensor declined: peer={} step={} request={} reason={} key={}",
-                  consumer_.peer.node_id, request != nullptr ? request->step_id : declined.step_id,
-                  declined.id, declined.status,
-                  absl::CEscape(request != nullptr ? request->key.text() : declined.key));
+  FERRY_LOG_DEBUG(kTransport, "tensor rejected: peer={} step={} request={} reason={} key={}",
+                  consumer_.peer.node_id, request != nullptr ? request->step_id : rejected.step_id,
+                  rejected.id, rejected.status,
+                  absl::CEscape(request != nullptr ? request->key.text() : rejected.key));
   // Before its operation ends: the thread waiting for that then asks what was lost.
   if (request != nullptr) {
     RecordSendFailure(*request, why);
-  } else if (!declined.key.empty()) {
-    FERRY_ASSIGN_OR_RETURN(const RendezvousKey key, RendezvousKey::Parse(declined.key));
+  } else if (!rejected.key.empty()) {
+    FERRY_ASSIGN_OR_RETURN(const RendezvousKey key, RendezvousKey::Parse(rejected.key));
     if (key.dst().task.task != consumer_.peer.node_id) {
-      return absl::InvalidArgumentError("DECLINED for a value of somebody else");
+      return absl::InvalidArgumentError("REJECTED for a value of somebody else");
     }
-    exchange_.manager->RecordSendFailure(declined.step_id, key, why);
+    exchange_.manager->RecordSendFailure(rejected.step_id, key, why);
   }
-  OnDone(declined.id, /*was_taken=*/false);
+  OnDone(rejected.id, /*was_taken=*/false);
   return absl::OkStatus();
 }
 
@@ -130,7 +132,7 @@ std::optional<uint64_t> TensorResponder::StartFlush(int64_t step_id, StepOperati
     if (flush.is_awaited) flushes_.emplace_back(flush.number, std::move(operation));
   }
   if (flush.needs_ping &&
-      !SendId(*channel_, ControlMessage::kPing, LatencyProbe::kForeignIds + flush.number).ok()) {
+      !SendId(*channel_, PeerMessageType::kPing, LatencyProbe::kForeignIds + flush.number).ok()) {
     // The operations end after the lock is released.
     std::vector<StepOperation> ended;
     SpinLockHolder lock(&mu_);

@@ -64,8 +64,18 @@ class SendRecv(harness.Case):
         self.assertRegex(out, r"verified, .* by tcp: not shm: .*only tcp is allowed")
 
     def test_grpc_works_too(self):
-        out = self.both(["--shape=1024x1024", "--carrier=grpc"], ["--verify", "--carrier=grpc"])
+        out = self.both(["--shape=1024x1024", "--protocol=grpc"], ["--verify", "--protocol=grpc"])
         self.assertRegex(out, "verified, .* by grpc, which carries everything here")
+
+    def test_deprecated_spellings_work_and_are_not_listed(self):
+        out = self.both(["--shape=1024x1024", "--protocol=grpc"],
+                        ["--verify", "--protocol=grpc", "--lane-queue-bytes=1048576"])
+        self.assertRegex(out, "verified, .* by grpc, which carries everything here")
+        out = self.both(["--shape=3x5", "--carrier=lane"], ["--verify"])
+        self.assertRegex(out, "verified, .* inline: ")
+        listed = self.succeed("recv", "--help").decode()
+        self.assertRegex(listed, "(?s)--protocol .*--peer-queue-bytes ")
+        self.assertNotRegex(listed, "--carrier|--lane-queue-bytes")
 
     def test_an_unavailable_required_path_fails_with_the_reason(self):
         # Over TCP there is no zero-copy transfer.
@@ -473,7 +483,7 @@ class Status(harness.Case):
         self.assertRegex(path["refused"]["shm"], "descriptors cannot be passed between them")
         self.assertEqual(self.eventually(
             lambda: [each for each in self.exchange()[0]["paths"] if each["peer"] == 1][0]
-            ["costs"]["tcp"]["latency_s"])["basis"], "seen")
+            ["costs"]["tcp"]["latency_s"])["basis"], "measured")
         text = self.status()
         self.assertRegex(text, r"\n  0 +4.0 MiB of \d+\.\d [GM]iB +\S.* pages.* +1 by tcp +0\n")
         self.assertRegex(text, r"\n  0>1 .*not shm +descriptors cannot be passed between them")

@@ -101,7 +101,7 @@ class OptionalCalls(Refusing):
     def test_nothing_depends_on_them(self):
         self.assertRegex(self.exchange_without(OPTIONAL), "verified, .* by shm")
         self.assertRegex(self.exchange_without(OPTIONAL, "--require=tcp"), "verified, .* by tcp")
-        self.assertRegex(self.exchange_without(OPTIONAL, "--carrier=grpc"), "verified, .* by grpc")
+        self.assertRegex(self.exchange_without(OPTIONAL, "--protocol=grpc"), "verified, .* by grpc")
         status, out, err = self.run_without(OPTIONAL, "demo")
         self.assertEqual(status, 0, out + err)
 

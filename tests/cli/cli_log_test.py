@@ -103,7 +103,7 @@ class Log(harness.Case):
         self.assertEqual({line.component for line in lines}, {"rendezvous", "transport"})
 
     def test_one_tensor_over_grpc(self):
-        both, lines = self.transfer("--carrier=grpc", FERRY_LOG="debug")
+        both, lines = self.transfer("--protocol=grpc", FERRY_LOG="debug")
         # gRPC notifies the sender when all has been sent, which may be before or after it arrives.
         over = [line for line in stages(lines) if line.stage == "response over"]
         self.assertEqual([line.node for line in over], ["0"])

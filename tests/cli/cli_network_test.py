@@ -150,7 +150,7 @@ class Machines(Network):
 
     def test_grpc_carries_tensors_between_machines_with_container_bridges(self):
         self.two_machines(4)
-        self.assertIn(" by grpc", self.expect_transfer(f"10.77.0.1:{PORT}", "--carrier=grpc"))
+        self.assertIn(" by grpc", self.expect_transfer(f"10.77.0.1:{PORT}", "--protocol=grpc"))
 
     def test_control_channels_work_between_machines_with_container_bridges(self):
         self.two_machines(4)
@@ -166,7 +166,7 @@ class Machines(Network):
 
     def test_tensors_over_ipv6_alone(self):
         self.two_machines(6)
-        self.assertIn(" by grpc", self.expect_transfer(f"[fd77::1]:{PORT}", "--carrier=grpc"))
+        self.assertIn(" by grpc", self.expect_transfer(f"[fd77::1]:{PORT}", "--protocol=grpc"))
 
     def test_grpc_tries_the_next_address_where_one_family_is_cut(self):
         # The coordinator is reached by IPv4, and all other addresses of the workers are IPv6.
@@ -191,7 +191,7 @@ class Machines(Network):
     def test_an_unreachable_sender_is_not_reported_dead(self):
         first, second = self.two_machines(4)
         first.start("coordinator", "--nodes=2").wait_for("listening on")
-        common = (f"--coordinator=10.77.0.1:{PORT}", "--num-nodes=2", "--carrier=grpc")
+        common = (f"--coordinator=10.77.0.1:{PORT}", "--num-nodes=2", "--protocol=grpc")
         sender = first.start("send", "w", "--to=1", "--node-id=0", "--shape=300x1000",
                              "--advertise=172.17.0.1", *common)
         receiver = second.start("recv", "w", "--from=0", "--node-id=1", "--timeout=20s", *common)
@@ -249,7 +249,7 @@ class DerivedCoordinator(Network):
         for master in ("10.77.0.1", "fd77::1"):
             with self.subTest(master):
                 self.expect_joined((first, second), master)
-        self.assertIn(" by grpc", self.expect_transfer(f"10.77.0.1:{PORT}", "--carrier=grpc"))
+        self.assertIn(" by grpc", self.expect_transfer(f"10.77.0.1:{PORT}", "--protocol=grpc"))
         doctor = first.start("doctor")
         doctor.wait()
         self.assertRegex(doctor.out, r"\nok +ip families +IPv4 and IPv6; bindv6only is 1")
@@ -289,12 +289,12 @@ class WrongPort(harness.Case):
         address = self.coordinator(1)[1]
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
-            lane = f"127.0.0.1:{probe.getsockname()[1]}"
-        self.worker(address, 0, 1, f"--exchange-listen={lane}").wait_for("joined at")
+            listen = f"127.0.0.1:{probe.getsockname()[1]}"
+        self.worker(address, 0, 1, f"--exchange-listen={listen}").wait_for("joined at")
         for arguments in (("status",), ("kv", "get", "x"), ("topo",)):
             with self.subTest(arguments[0]):
                 self.fail_with(1, "not a Ferry coordinator, or an older one .it may be a worker's "
-                                  "port.", *arguments, f"--coordinator={lane}")
+                                  "port.", *arguments, f"--coordinator={listen}")
 
 
 @unittest.skipUnless(REFUSE, "no REFUSE_SYSCALLS")
@@ -326,7 +326,7 @@ class WithoutIpv6(harness.Case):
         self.assertEqual(step.wait(), 0, step.err)
 
     def test_tensors_move_by_every_wire_protocol(self):
-        for flags in ((), ("--require=tcp",), ("--carrier=grpc",)):
+        for flags in ((), ("--require=tcp",), ("--protocol=grpc",)):
             with self.subTest(flags):
                 address = self.coordinator(2)[1]
                 common = (f"--coordinator={address}", "--num-nodes=2", *flags)

@@ -17,7 +17,7 @@ NUMERIC = {"N", "K", "M", "T", "I", "ID", "NODE", "GBPS", "US", "PERCENT", "NUMB
 # Everything else that a flag may take.
 OTHERS = {"HOST:PORT", "[HOST]:PORT", "HOST[:PORT]", "RANK|none", "FILE", "FILE.svg", "NAME", "WHAT", "TYPE", "VERB", "KEY",
           "VALUE", "PREFIX", "NAME=VALUE|NAME=@FILE", "TEXT", "local|shm|tcp|cuda_ipc|nccl",
-          "lane|grpc", "shm|tcp|cuda_ipc|nccl|auto|all", "handoff|read|into|both|all",
+          "native|grpc", "shm|tcp|cuda_ipc|nccl|auto|all", "handoff|read|into|both|all",
           "host:0|gpu:N,...", "float|int8|bfloat16|...", "PATH",
           # Ranges of a job's nodes, which are checked after joining it.
           "NODES"}

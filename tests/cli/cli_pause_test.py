@@ -85,7 +85,7 @@ class Pair(harness.Case):
             # Bytes that the receiver's kernel can still buffer meanwhile.
             time.sleep(0.5)
             # gRPC's own flow control may leave the kernel with nothing more to send.
-            is_grpc = "--carrier=grpc" in arguments
+            is_grpc = "--protocol=grpc" in arguments
             if sender.popen.poll() is None and (is_grpc or unsent(sender.popen.pid) > MUCH):
                 return sender, receiver
             receiver.signal(signal.SIGCONT)
@@ -107,7 +107,7 @@ class StoppedReceiver(Pair):
     def test_transfers_and_steps_continue_when_their_receivers_do(self):
         """Over both carriers and from the master, longer than any would wait for a lost host."""
         pairs = [self.stopped_in_the_middle(self.new_coordinator, *carrier)
-                 for carrier in (("--require=tcp",), ("--carrier=grpc",))]
+                 for carrier in (("--require=tcp",), ("--protocol=grpc",))]
         step, worker = self.step_of_a_stopped_worker()
         # The test waits for timers of the kernel and of gRPC, which it cannot set.
         time.sleep(max(VANISH_S, GRPC_CLOSED_WINDOW_S, GRPC_PROBE_S) + 4)

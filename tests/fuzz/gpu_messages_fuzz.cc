@@ -26,24 +26,24 @@ void CheckBothWays(absl::string_view body, Decode decode, Encode encode) {
   FERRY_CHECK(encode(*again) == written);
 }
 
-void CheckCudaIpcTicket(absl::string_view body) {
-  const absl::StatusOr<CudaIpcDescriptor> ticket = DecodeCudaIpcTicket(body);
-  if (!ticket.ok()) return;
-  FERRY_CHECK(ticket->pieces.size() <= kMaxCudaIpcPieces);
-  CheckBothWays(body, DecodeCudaIpcTicket, EncodeCudaIpcTicket);
+void CheckCudaIpcDescriptor(absl::string_view body) {
+  const absl::StatusOr<CudaIpcDescriptor> descriptor = DecodeCudaIpcDescriptor(body);
+  if (!descriptor.ok()) return;
+  FERRY_CHECK(descriptor->pieces.size() <= kMaxCudaIpcPieces);
+  CheckBothWays(body, DecodeCudaIpcDescriptor, EncodeCudaIpcDescriptor);
 }
 
-void CheckNcclTicket(absl::string_view body) {
-  const absl::StatusOr<NcclDescriptor> ticket = DecodeNcclTicket(body);
-  if (ticket.ok()) FERRY_CHECK(EncodeNcclTicket(*ticket) == body);
+void CheckNcclDescriptor(absl::string_view body) {
+  const absl::StatusOr<NcclDescriptor> descriptor = DecodeNcclDescriptor(body);
+  if (descriptor.ok()) FERRY_CHECK(EncodeNcclDescriptor(*descriptor) == body);
 }
 
 void Check(uint8_t decoder, absl::string_view body) {
   switch (decoder % 10) {
     case 0:
-      return CheckCudaIpcTicket(body);
+      return CheckCudaIpcDescriptor(body);
     case 1:
-      return CheckNcclTicket(body);
+      return CheckNcclDescriptor(body);
     case 2:
       return CheckBothWays(body, DecodeGrantMessage, EncodeGrantMessage);
     case 3:

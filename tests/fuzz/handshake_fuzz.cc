@@ -46,7 +46,7 @@ bool Feed(Handshake& side, absl::string_view bytes, size_t slice) {
 
 void Check(uint8_t how, uint8_t before, absl::string_view bytes) {
   Handshake client = Handshake::Client({.self = kClient, .token = "a secret"}, kServer,
-                                       ConnectionPurpose::kLane, 0);
+                                       ConnectionPurpose::kControl, 0);
   Handshake server = Handshake::Server({.self = kServer, .token = "a secret"});
   const bool to_client = (how & 1) != 0;
   const size_t slice = (how >> 1) + 1u;

@@ -19,7 +19,7 @@ class CapturingChannel final : public ControlChannel {
  public:
   absl::Status Send(uint16_t type, absl::Span<const absl::string_view> parts,
                     absl::Span<const int> descriptors) override {
-    FERRY_RETURN_IF_ERROR(CheckLaneBody(parts));
+    FERRY_RETURN_IF_ERROR(CheckControlBody(parts));
     body.clear();
     for (const absl::string_view part : parts) body.append(part.data(), part.size());
     return absl::OkStatus();
@@ -60,69 +60,69 @@ void CheckRequest(absl::string_view body, CapturingChannel& channel) {
   // But for flags of other versions.
   FERRY_CHECK(channel.body.substr(0, 16) == body.substr(0, 16));
   FERRY_CHECK(channel.body.substr(17) == body.substr(17));
-  FERRY_CHECK(DecodeRequest(channel.body)->may_decline == request->may_decline);
+  FERRY_CHECK(DecodeRequest(channel.body)->may_reject == request->may_reject);
 }
 
-void CheckTicket(absl::string_view body, CapturingChannel& channel) {
-  const absl::StatusOr<ReadyToSendMessage> ticket = DecodeTicket(body);
-  if (!ticket.ok()) return;
-  FERRY_CHECK(IsWithin(ticket->body, body));
-  const TensorHeader& header = ticket->header;
-  if (!ticket->is_dead) {
+void CheckReadyToSend(absl::string_view body, CapturingChannel& channel) {
+  const absl::StatusOr<ReadyToSendMessage> rts = DecodeReadyToSend(body);
+  if (!rts.ok()) return;
+  FERRY_CHECK(IsWithin(rts->body, body));
+  const TensorHeader& header = rts->header;
+  if (!rts->is_dead) {
     FERRY_CHECK(IsFixedSize(header.dtype));
     FERRY_CHECK(*TensorBytes(header.dtype, header.shape) == header.bytes);
     // The source of an inline tensor.
-    FERRY_CHECK(ticket->transport != 0 || ticket->body.size() == header.bytes);
+    FERRY_CHECK(rts->transport != 0 || rts->body.size() == header.bytes);
   }
-  if (!SendTicket(channel, *ticket, {}).ok()) return;
-  const absl::StatusOr<ReadyToSendMessage> again = DecodeTicket(channel.body);
+  if (!SendReadyToSend(channel, *rts, {}).ok()) return;
+  const absl::StatusOr<ReadyToSendMessage> again = DecodeReadyToSend(channel.body);
   FERRY_CHECK(again.ok());
-  FERRY_CHECK(again->id == ticket->id && again->is_dead == ticket->is_dead);
-  FERRY_CHECK(again->is_serialized == ticket->is_serialized);
-  FERRY_CHECK(again->has_checksum == ticket->has_checksum);
-  FERRY_CHECK(again->checksum == ticket->checksum && again->transport == ticket->transport);
-  if (ticket->is_dead) return;
+  FERRY_CHECK(again->id == rts->id && again->is_dead == rts->is_dead);
+  FERRY_CHECK(again->is_serialized == rts->is_serialized);
+  FERRY_CHECK(again->has_checksum == rts->has_checksum);
+  FERRY_CHECK(again->checksum == rts->checksum && again->transport == rts->transport);
+  if (rts->is_dead) return;
   FERRY_CHECK(again->header.dtype == header.dtype && again->header.shape == header.shape);
-  FERRY_CHECK(again->body == ticket->body);
+  FERRY_CHECK(again->body == rts->body);
 }
 
-void CheckRefusal(absl::string_view body, CapturingChannel& channel) {
-  const absl::StatusOr<RefusalMessage> refusal = DecodeRefusal(body);
+void CheckError(absl::string_view body, CapturingChannel& channel) {
+  const absl::StatusOr<ErrorMessage> refusal = DecodeError(body);
   if (!refusal.ok()) return;
   FERRY_CHECK(!refusal->status.ok());
-  FERRY_CHECK(SendRefusal(channel, *refusal).ok());
-  const absl::StatusOr<RefusalMessage> again = DecodeRefusal(channel.body);
+  FERRY_CHECK(SendError(channel, *refusal).ok());
+  const absl::StatusOr<ErrorMessage> again = DecodeError(channel.body);
   FERRY_CHECK(again.ok() && again->id == refusal->id);
   FERRY_CHECK(again->status.code() == refusal->status.code());
 }
 
-void CheckDeclined(absl::string_view body, CapturingChannel& channel) {
-  const absl::StatusOr<DeclinedMessage> declined = DecodeDeclined(body);
-  if (!declined.ok()) return;
-  FERRY_CHECK(!declined->status.ok());
-  FERRY_CHECK(IsWithin(declined->key, body));
-  FERRY_CHECK(SendDeclined(channel, *declined).ok());
-  const absl::StatusOr<DeclinedMessage> again = DecodeDeclined(channel.body);
-  FERRY_CHECK(again.ok() && again->id == declined->id && again->step_id == declined->step_id);
-  FERRY_CHECK(again->key == declined->key && again->status.code() == declined->status.code());
+void CheckRejected(absl::string_view body, CapturingChannel& channel) {
+  const absl::StatusOr<RejectedMessage> rejected = DecodeRejected(body);
+  if (!rejected.ok()) return;
+  FERRY_CHECK(!rejected->status.ok());
+  FERRY_CHECK(IsWithin(rejected->key, body));
+  FERRY_CHECK(SendRejected(channel, *rejected).ok());
+  const absl::StatusOr<RejectedMessage> again = DecodeRejected(channel.body);
+  FERRY_CHECK(again.ok() && again->id == rejected->id && again->step_id == rejected->step_id);
+  FERRY_CHECK(again->key == rejected->key && again->status.code() == rejected->status.code());
 }
 
 void CheckId(absl::string_view body, CapturingChannel& channel) {
   const absl::StatusOr<uint64_t> id = DecodeId(body);
   FERRY_CHECK(id.ok() == (body.size() == 8));
   if (!id.ok()) return;
-  FERRY_CHECK(SendId(channel, ControlMessage::kDone, *id).ok());
+  FERRY_CHECK(SendId(channel, PeerMessageType::kAck, *id).ok());
   FERRY_CHECK(channel.body == body);
 }
 
-void CheckShmTicket(absl::string_view body) {
-  const absl::StatusOr<ShmDescriptor> ticket = DecodeShmTicket(body);
-  FERRY_CHECK(ticket.ok() == (body.size() == 16));
-  if (ticket.ok()) FERRY_CHECK(EncodeShmTicket(*ticket) == body);
+void CheckShmDescriptor(absl::string_view body) {
+  const absl::StatusOr<ShmDescriptor> rts = DecodeShmDescriptor(body);
+  FERRY_CHECK(rts.ok() == (body.size() == 16));
+  if (rts.ok()) FERRY_CHECK(EncodeShmDescriptor(*rts) == body);
 }
 
-void CheckAnnouncement(absl::string_view body) {
-  const absl::StatusOr<AnnouncementMessage> announcement = DecodeAnnouncement(body);
+void CheckTransportControl(absl::string_view body) {
+  const absl::StatusOr<TransportControlMessage> announcement = DecodeTransportControl(body);
   if (!announcement.ok()) return;
   // The index of an receiver, plus one.
   FERRY_CHECK(announcement->transport > 0);
@@ -142,19 +142,19 @@ void Check(uint8_t decoder, absl::string_view body) {
     case 1:
       return CheckRequest(body, channel);
     case 2:
-      return CheckTicket(body, channel);
+      return CheckReadyToSend(body, channel);
     case 3:
-      return CheckRefusal(body, channel);
+      return CheckError(body, channel);
     case 4:
       return CheckId(body, channel);
     case 5:
-      return CheckShmTicket(body);
+      return CheckShmDescriptor(body);
     case 6:
-      return CheckAnnouncement(body);
+      return CheckTransportControl(body);
     case 7:
       return CheckSegmentNotice(body);
     case 8:
-      return CheckDeclined(body, channel);
+      return CheckRejected(body, channel);
   }
 }
 

@@ -58,7 +58,7 @@ TEST(StepErrors, InAnyOrderOfArrival_TheRootIsNamed) {
       {"w1", absl::InvalidArgumentError("bad shape")},
       {"w2", MakeDerived(absl::InvalidArgumentError("bad shape; step 1 needed b"))},
       // A copy that another layer has prefixed with its own text.
-      {"w3", absl::UnknownError("lane: [_Derived_]bad shape")}};
+      {"w3", absl::UnknownError("peer: [_Derived_]bad shape")}};
   std::vector<size_t> order = {0, 1, 2, 3};
   int orders = 0;
   do {

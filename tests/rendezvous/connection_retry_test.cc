@@ -52,7 +52,7 @@ class ConnectionRetry : public ::testing::Test {
   static std::string TurnedAway() {
     RecordingControlChannel channel(kConsumer);
     EXPECT_TRUE(
-        SendRefusal(channel, {0, absl::AlreadyExistsError("there is another lane with node 2")})
+        SendError(channel, {0, absl::AlreadyExistsError("there is another connection with node 2")})
             .ok());
     return channel.bodies.back();
   }
@@ -78,9 +78,9 @@ TEST_F(ConnectionRetry, RefusedAttempts_ShareATimer) {
     ASSERT_EQ(connector_.attempts.size(), 1u) << "after " << i << " attempts";
     const auto [handler, channel] = Connect();
     handler->OnClosed(
-        handler->OnFrame(static_cast<uint16_t>(ControlMessage::kRefusal), TurnedAway(), {}));
+        handler->OnFrame(static_cast<uint16_t>(PeerMessageType::kError), TurnedAway(), {}));
     most = std::max(most, connector_.timers());
-    EXPECT_EQ(table_->InnerTableSizes()["lanes.silent"], 0u) << "after " << i << " attempts";
+    EXPECT_EQ(table_->InnerTableSizes()["peers.silent"], 0u) << "after " << i << " attempts";
     Pass(absl::Milliseconds(500));
   }
   // The pause before the next one, and the wait for HELLO.
@@ -94,19 +94,19 @@ TEST_F(ConnectionRetry, EachPeerHasItsFullTimeout) {
   Endpoint other = producer;
   other.peer = {3, 1003};
   ASSERT_TRUE(table_->Open(producer).ok());
-  const auto [first, first_lane] = Connect();
+  const auto [first, first_channel] = Connect();
   Pass(kTimeout / 2);
   ASSERT_TRUE(table_->Open(other).ok());
-  const auto [second, second_lane] = Connect();
+  const auto [second, second_channel] = Connect();
   Pass(kTimeout / 2 - absl::Milliseconds(1));
-  EXPECT_TRUE(first_lane->refusal.ok()) << first_lane->refusal;
+  EXPECT_TRUE(first_channel->refusal.ok()) << first_channel->refusal;
   Pass(absl::Milliseconds(1));
-  EXPECT_EQ(first_lane->refusal.code(), absl::StatusCode::kDeadlineExceeded);
-  EXPECT_TRUE(second_lane->refusal.ok()) << second_lane->refusal;
-  first->OnClosed(first_lane->refusal);
+  EXPECT_EQ(first_channel->refusal.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_TRUE(second_channel->refusal.ok()) << second_channel->refusal;
+  first->OnClosed(first_channel->refusal);
   Pass(kTimeout / 2);
-  EXPECT_EQ(second_lane->refusal.code(), absl::StatusCode::kDeadlineExceeded);
-  second->OnClosed(second_lane->refusal);
+  EXPECT_EQ(second_channel->refusal.code(), absl::StatusCode::kDeadlineExceeded);
+  second->OnClosed(second_channel->refusal);
   EXPECT_EQ(connector_.timers(), 0u);
 }
 
@@ -119,15 +119,15 @@ TEST_F(ConnectionRetry, EndedChannels_AreNotKept) {
     RecordingControlChannel peer(kConsumer);
     ASSERT_TRUE(SendHello(peer, {}).ok());
     const absl::Status heard =
-        handler->OnFrame(static_cast<uint16_t>(ControlMessage::kHello), peer.bodies[0], {});
+        handler->OnFrame(static_cast<uint16_t>(PeerMessageType::kHello), peer.bodies[0], {});
     ASSERT_TRUE(heard.ok()) << heard;
     EXPECT_EQ(table_->Servers().size(), 1u);
     handler->OnClosed(absl::UnavailableError("the peer is gone"));
   }
   TableSizes sizes = table_->InnerTableSizes();
   // The last one, until the next ends.
-  EXPECT_LE(sizes["lanes.ended"], 1u);
-  EXPECT_EQ(NonEmptyTables(sizes, {"lanes.past", "lanes.ended"}), "");
+  EXPECT_LE(sizes["peers.ended"], 1u);
+  EXPECT_EQ(NonEmptyTables(sizes, {"peers.past", "peers.ended"}), "");
 }
 
 }  // namespace

@@ -24,9 +24,11 @@ struct Frame {
 };
 
 // The first frame of `send`, with its checksum.
-Frame Sealed(const std::function<absl::Status(ControlChannel&)>& send, bool is_sealed = true) {
+Frame Checksummed(const std::function<absl::Status(ControlChannel&)>& send,
+                  bool is_checksummed = true) {
   const auto kept = std::make_shared<RecordingControlChannel>(kProducer);
-  const std::shared_ptr<ControlChannel> channel = is_sealed ? MakeSealingLane(kept) : kept;
+  const std::shared_ptr<ControlChannel> channel =
+      is_checksummed ? MakeChecksummedChannel(kept) : kept;
   EXPECT_TRUE(send(*channel).ok());
   return {static_cast<uint16_t>(kept->types.at(0)), kept->bodies.at(0)};
 }
@@ -108,27 +110,27 @@ class FrameChecksumTest : public TransferContextTest {
   static Frame Sent(const End& end, size_t index) {
     return {static_cast<uint16_t>(end.channel->types.at(index)), end.channel->bodies.at(index)};
   }
-  Frame Ticket(bool is_sealed = true) {
-    ReadyToSendMessage ticket;
-    ticket.id = 1;
-    ticket.header = {DataType::kInt32, *Shape::Create({2, 1}), 8};
-    ticket.body = "12345678";
-    return Sealed([&](ControlChannel& channel) { return SendTicket(channel, ticket, {}); },
-                  is_sealed);
+  Frame SendRts(bool is_checksummed = true) {
+    ReadyToSendMessage rts;
+    rts.id = 1;
+    rts.header = {DataType::kInt32, *Shape::Create({2, 1}), 8};
+    rts.body = "12345678";
+    return Checksummed([&](ControlChannel& channel) { return SendReadyToSend(channel, rts, {}); },
+                       is_checksummed);
   }
-  Frame Hello(bool is_sealed = true) {
-    return Sealed(
+  Frame Hello(bool is_checksummed = true) {
+    return Checksummed(
         [](ControlChannel& channel) {
           return SendHello(channel, {"boot", "host"});
         },
-        is_sealed);
+        is_checksummed);
   }
-  Frame Request(bool is_sealed = true) {
-    return Sealed(
+  Frame Request(bool is_checksummed = true) {
+    return Checksummed(
         [](ControlChannel& channel) {
           return SendRequest(channel, {1, kStep, false, Key().text()});
         },
-        is_sealed);
+        is_checksummed);
   }
 
   TransferContext consumer_;
@@ -140,8 +142,8 @@ class FrameChecksumTest : public TransferContextTest {
 
 // A changed shape, id or type would deliver the value to a receiver as something else.
 TEST_F(FrameChecksumTest, ChangedBitOfADescriptor_IsDetected) {
-  const Frame ticket = Ticket();
-  ForEachFlip(ticket, [&](const Frame& flipped, size_t bit) {
+  const Frame rts = SendRts();
+  ForEachFlip(rts, [&](const Frame& flipped, size_t bit) {
     ended_ = 0;
     const std::unique_ptr<End> consumer = Asking();
     const absl::Status status = consumer->Hear(flipped);
@@ -155,7 +157,7 @@ TEST_F(FrameChecksumTest, ChangedBitOfADescriptor_IsDetected) {
                                                       HasSubstr(Key().text()), HasSubstr("dmesg")));
   });
   const std::unique_ptr<End> consumer = Asking();
-  EXPECT_TRUE(consumer->Hear(ticket).ok());
+  EXPECT_TRUE(consumer->Hear(rts).ok());
   EXPECT_TRUE(status_.ok()) << status_;
   EXPECT_EQ(ToString(received_.tensor.shape()), "[2,1]");
 }
@@ -175,7 +177,7 @@ TEST_F(FrameChecksumTest, ChangedBitOfARequest_IsDetected) {
     const std::unique_ptr<End> consumer = Asking();
     const absl::Status heard = consumer->Hear(Sent(*producer, 1));
     EXPECT_EQ(heard.code(), absl::StatusCode::kDataLoss) << heard;
-    EXPECT_THAT(std::string(heard.message()), HasSubstr("node 1 ends its lane: a "));
+    EXPECT_THAT(std::string(heard.message()), HasSubstr("node 1 closes the connection: a "));
     EXPECT_THAT(std::string(heard.message()), HasSubstr("from node 2"));
   });
 }
@@ -194,7 +196,7 @@ TEST_F(FrameChecksumTest, FramesOfAChannel_AllHaveChecksumsOrNone) {
     EXPECT_FALSE(producer->Hear(Request(!first)).ok());
   }
   const std::unique_ptr<End> consumer = Asking();
-  EXPECT_EQ(consumer->Hear(Ticket(/*is_sealed=*/false)).code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(consumer->Hear(SendRts(/*is_checksummed=*/false)).code(), absl::StatusCode::kDataLoss);
 }
 
 // Each node has its own options: only one of a pair may ask for checksums.
@@ -210,14 +212,14 @@ TEST_F(FrameChecksumTest, OneSideAsksForChecksums_BothUseThem) {
     // A side that learns that its peer uses checksums uses them too, from the second frame on.
     ASSERT_TRUE(producer->Hear(Request()).ok());
     ASSERT_EQ(producer->channel->bodies.size(), 2u);
-    EXPECT_TRUE(IsSealed(Sent(*producer, 0).type));
-    Frame ticket = Sent(*producer, 1);
-    EXPECT_TRUE(IsSealed(ticket.type));
+    EXPECT_TRUE(IsChecksummed(Sent(*producer, 0).type));
+    Frame rts = Sent(*producer, 1);
+    EXPECT_TRUE(IsChecksummed(rts.type));
     const std::unique_ptr<End> consumer = Asking();
-    EXPECT_EQ(IsSealed(Sent(*consumer, 0).type), !is_producer);
-    EXPECT_TRUE(IsSealed(Sent(*consumer, 1).type));
-    ticket.body[0] = static_cast<char>(ticket.body[0] ^ 2);
-    EXPECT_EQ(consumer->Hear(ticket).code(), absl::StatusCode::kDataLoss);
+    EXPECT_EQ(IsChecksummed(Sent(*consumer, 0).type), !is_producer);
+    EXPECT_TRUE(IsChecksummed(Sent(*consumer, 1).type));
+    rts.body[0] = static_cast<char>(rts.body[0] ^ 2);
+    EXPECT_EQ(consumer->Hear(rts).code(), absl::StatusCode::kDataLoss);
   }
 }
 

@@ -33,14 +33,14 @@ TEST_F(LatencyProbeTest, FastestOfARoundCounts) {
   const auto incoming = std::make_shared<PathCostEstimator>(1);
   ping_.set_incoming(incoming);
   ping_.Refresh(channel_, clock_.Now());
-  EXPECT_EQ(channel_.types, (std::vector{ControlMessage::kPing}));
+  EXPECT_EQ(channel_.types, (std::vector{PeerMessageType::kPing}));
   for (const int us : {80, 12, 9, 30}) {
     EXPECT_EQ(Cost(*ping_.costs()).latency_basis, CostBasis::kAssumed);
     EXPECT_TRUE(Answer(absl::Microseconds(us)).ok());
   }
   EXPECT_EQ(channel_.types.size(), 4u);
   EXPECT_NEAR(absl::ToDoubleMicroseconds(Cost(*ping_.costs()).latency), 4.5, 1e-6);
-  EXPECT_EQ(Cost(*ping_.costs()).latency_basis, CostBasis::kSeen);
+  EXPECT_EQ(Cost(*ping_.costs()).latency_basis, CostBasis::kMeasured);
   EXPECT_NEAR(absl::ToDoubleMicroseconds(Cost(*incoming).latency), 4.5, 1e-6);
 }
 

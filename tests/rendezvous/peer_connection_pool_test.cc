@@ -64,7 +64,7 @@ TEST_F(PeerConnectionPoolTest, PeerThatRefusesEveryAttempt_IsGivenUpAfterTheTime
     if (const auto link = Connect()) {
       ++attempts;
       const absl::Status refused = Hear(*link, [](ControlChannel& channel) {
-        return SendRefusal(channel, {0, absl::AlreadyExistsError("there is another lane")});
+        return SendError(channel, {0, absl::AlreadyExistsError("there is another connection")});
       });
       ASSERT_FALSE(refused.ok());
       link->OnClosed(refused);
@@ -76,7 +76,7 @@ TEST_F(PeerConnectionPoolTest, PeerThatRefusesEveryAttempt_IsGivenUpAfterTheTime
   EXPECT_GE(connector_.Now() - start, exchange_.connect_timeout);
   EXPECT_GT(attempts, 2);
   EXPECT_LT(attempts, 100);
-  EXPECT_EQ(table_->lane_count(), 0u);
+  EXPECT_EQ(table_->connection_count(), 0u);
 }
 
 // The previous control channel's end comes late, and concerns that control channel alone: if the
@@ -94,7 +94,7 @@ TEST_F(PeerConnectionPoolTest, ChannelOpenedWhileThePreviousOneEnds_IsTheOneThat
   link->OnClosed(gone);
   link.reset();
   EXPECT_EQ(*table_->Find(kProducer), next);
-  EXPECT_EQ(table_->lane_count(), 1u);
+  EXPECT_EQ(table_->connection_count(), 1u);
 }
 
 // Nothing is sent before both have sent HELLO, and that is sent once.
@@ -104,10 +104,10 @@ TEST_F(PeerConnectionPoolTest, FramesBeforeHelloAndASecondOne_EndTheChannel) {
     return SendRequest(channel, {1, kStep, false, "key"});
   };
   const auto ping = [](ControlChannel& channel) {
-    return SendId(channel, ControlMessage::kPing, 1);
+    return SendId(channel, PeerMessageType::kPing, 1);
   };
   const auto refusal = [](ControlChannel& channel) {
-    return SendRefusal(channel, {0, absl::AlreadyExistsError("there is another lane")});
+    return SendError(channel, {0, absl::AlreadyExistsError("there is another connection")});
   };
   for (const bool is_after : {false, true}) {
     const std::shared_ptr<ControlHandler> link = table_->Accept(kProducer);
@@ -126,23 +126,23 @@ TEST_F(PeerConnectionPoolTest, FramesBeforeHelloAndASecondOne_EndTheChannel) {
     }
     link->OnClosed(absl::UnavailableError("over"));
   }
-  EXPECT_EQ(table_->InnerTableSizes()["lanes.silent"], 0u);
+  EXPECT_EQ(table_->InnerTableSizes()["peers.silent"], 0u);
 }
 
 // The path of the last control channel is a hint for that incarnation of the peer only.
 TEST_F(PeerConnectionPoolTest, PathToAPeer_IsThatOfItsLastChannelInThatIncarnation) {
-  EXPECT_EQ(table_->WayTo(peer_).why_no_descriptors, "they are on two machines");
+  EXPECT_EQ(table_->WayTo(peer_).descriptors_unavailable_reason, "they are on two machines");
   const std::shared_ptr<TensorRequester> client = *table_->Open(peer_);
-  client->set_why_no_descriptors("it came over TCP");
-  EXPECT_EQ(table_->WayTo(peer_).why_no_descriptors, "it came over TCP");
+  client->set_descriptors_unavailable_reason("it came over TCP");
+  EXPECT_EQ(table_->WayTo(peer_).descriptors_unavailable_reason, "it came over TCP");
   table_->Forget(kProducer.node_id, absl::UnavailableError("node 1 was given up by the test"));
   while (connector_.Step()) continue;
   ASSERT_TRUE(client->has_ended());
-  EXPECT_EQ(table_->lane_count(), 0u);
-  EXPECT_EQ(table_->WayTo(peer_).why_no_descriptors, "it came over TCP");
+  EXPECT_EQ(table_->connection_count(), 0u);
+  EXPECT_EQ(table_->WayTo(peer_).descriptors_unavailable_reason, "it came over TCP");
   Endpoint restarted = peer_;
   ++restarted.peer.incarnation;
-  EXPECT_EQ(table_->WayTo(restarted).why_no_descriptors, "they are on two machines");
+  EXPECT_EQ(table_->WayTo(restarted).descriptors_unavailable_reason, "they are on two machines");
 }
 
 // After Close it opens and accepts nothing more.
@@ -155,7 +155,7 @@ TEST_F(PeerConnectionPoolTest, Closed_NoChannelIsOpened) {
   table_->Close(absl::InternalError("later"));
   EXPECT_EQ(table_->Open(peer_).status(), why);
   EXPECT_TRUE(connector_.attempts.empty());
-  EXPECT_EQ(table_->lane_count(), 0u);
+  EXPECT_EQ(table_->connection_count(), 0u);
 }
 
 }  // namespace

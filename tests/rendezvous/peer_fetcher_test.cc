@@ -89,10 +89,11 @@ TEST_F(PeerFetcherTest, NodeIsResolvedOnce_AndAllRequestsFollowInOrder) {
   RecordingControlChannel producer(kConsumer);
   ASSERT_TRUE(SendHello(producer, {}).ok());
   ASSERT_TRUE(
-      handler->OnFrame(static_cast<uint16_t>(ControlMessage::kHello), producer.bodies[0], {}).ok());
+      handler->OnFrame(static_cast<uint16_t>(PeerMessageType::kHello), producer.bodies[0], {})
+          .ok());
   std::string edges;
   for (size_t i = 0; i < channel->types.size(); ++i) {
-    if (channel->types[i] != ControlMessage::kRequest) continue;
+    if (channel->types[i] != PeerMessageType::kRequest) continue;
     absl::StrAppend(&edges, RendezvousKey::Parse(DecodeRequest(channel->bodies[i])->key)->edge(),
                     " ");
   }

@@ -28,30 +28,30 @@ std::string WithInt32(std::string body, size_t at, uint32_t value) {
 
 TEST(PeerProtocol, CodesOfErrors_AreFrom1To16) {
   const std::string refusal = BodyOf([](ControlChannel& channel) {
-    return SendRefusal(channel, {7, absl::DataLossError("x")});
+    return SendError(channel, {7, absl::DataLossError("x")});
   });
-  const std::string declined = BodyOf([](ControlChannel& channel) {
-    return SendDeclined(channel, {7, absl::DataLossError("x"), 1, "key"});
+  const std::string rejected = BodyOf([](ControlChannel& channel) {
+    return SendRejected(channel, {7, absl::DataLossError("x"), 1, "key"});
   });
-  EXPECT_EQ(DecodeRefusal(refusal)->status, absl::DataLossError("x"));
-  EXPECT_EQ(DecodeDeclined(declined)->status, absl::DataLossError("x"));
+  EXPECT_EQ(DecodeError(refusal)->status, absl::DataLossError("x"));
+  EXPECT_EQ(DecodeRejected(rejected)->status, absl::DataLossError("x"));
   for (const uint32_t code : {0u, 1u, 16u, 17u, UINT32_MAX}) {
     // An OK would be taken for a value that never arrived.
     const bool is_error = code >= 1 && code <= 16;
-    EXPECT_EQ(DecodeRefusal(WithInt32(refusal, 8, code)).ok(), is_error) << code;
-    EXPECT_EQ(DecodeDeclined(WithInt32(declined, 16, code)).ok(), is_error) << code;
+    EXPECT_EQ(DecodeError(WithInt32(refusal, 8, code)).ok(), is_error) << code;
+    EXPECT_EQ(DecodeRejected(WithInt32(rejected, 16, code)).ok(), is_error) << code;
   }
 }
 
 TEST(PeerProtocol, KeyOfARejectedValue_EndsWithItsMessage) {
   const std::string body = BodyOf([](ControlChannel& channel) {
-    return SendDeclined(channel, {7, absl::DataLossError("why"), 1, "key"});
+    return SendRejected(channel, {7, absl::DataLossError("why"), 1, "key"});
   });
-  EXPECT_EQ(DecodeDeclined(body)->key, "key");
-  EXPECT_EQ(DecodeDeclined(body)->status.message(), "why");
-  EXPECT_EQ(DecodeDeclined(WithInt32(body, 20, 6))->key, "keywhy");
+  EXPECT_EQ(DecodeRejected(body)->key, "key");
+  EXPECT_EQ(DecodeRejected(body)->status.message(), "why");
+  EXPECT_EQ(DecodeRejected(WithInt32(body, 20, 6))->key, "keywhy");
   for (const uint32_t bytes : {7u, UINT32_MAX}) {
-    EXPECT_FALSE(DecodeDeclined(WithInt32(body, 20, bytes)).ok()) << bytes;
+    EXPECT_FALSE(DecodeRejected(WithInt32(body, 20, bytes)).ok()) << bytes;
   }
 }
 
@@ -59,14 +59,14 @@ TEST(PeerProtocol, KeysOfTheLargestSize_AreSentAndNoLarger) {
   RecordingControlChannel channel({1, 1001});
   EXPECT_TRUE(SendRequest(channel, {1, 2, true, std::string(kMaxKeyBytes, 'k')}).ok());
   EXPECT_EQ(DecodeRequest(channel.bodies.back())->key.size(), kMaxKeyBytes);
-  EXPECT_TRUE(DecodeRequest(channel.bodies.back())->may_decline);
+  EXPECT_TRUE(DecodeRequest(channel.bodies.back())->may_reject);
   EXPECT_EQ(SendRequest(channel, {1, 2, true, std::string(kMaxKeyBytes + 1, 'k')}).code(),
             absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(channel.bodies.size(), 1u);
 }
 
 TEST(PeerProtocol, DescriptorWithInlineTensor_HoldsAsManyBytesAsItsShape) {
-  const auto ticket = [](size_t bytes, uint8_t transport, bool is_dead = false) {
+  const auto rts = [](size_t bytes, uint8_t transport, bool is_dead = false) {
     ReadyToSendMessage message;
     message.id = 7;
     message.transport = transport;
@@ -74,15 +74,15 @@ TEST(PeerProtocol, DescriptorWithInlineTensor_HoldsAsManyBytesAsItsShape) {
     message.header = {DataType::kInt32, *Shape::Create({2, 3}), 24};
     const std::string elements(bytes, 'x');
     message.body = elements;
-    return BodyOf([&](ControlChannel& channel) { return SendTicket(channel, message, {}); });
+    return BodyOf([&](ControlChannel& channel) { return SendReadyToSend(channel, message, {}); });
   };
-  EXPECT_EQ(DecodeTicket(ticket(24, 0))->header.bytes, 24u);
-  EXPECT_FALSE(DecodeTicket(ticket(23, 0)).ok());
-  EXPECT_FALSE(DecodeTicket(ticket(25, 0)).ok());
+  EXPECT_EQ(DecodeReadyToSend(rts(24, 0))->header.bytes, 24u);
+  EXPECT_FALSE(DecodeReadyToSend(rts(23, 0)).ok());
+  EXPECT_FALSE(DecodeReadyToSend(rts(25, 0)).ok());
   // For a transport, the bytes are the transport's own.
-  EXPECT_EQ(DecodeTicket(ticket(5, 1))->body.size(), 5u);
-  EXPECT_TRUE(DecodeTicket(ticket(0, 0, /*is_dead=*/true)).ok());
-  EXPECT_FALSE(DecodeTicket(ticket(0, 1, /*is_dead=*/true)).ok());
+  EXPECT_EQ(DecodeReadyToSend(rts(5, 1))->body.size(), 5u);
+  EXPECT_TRUE(DecodeReadyToSend(rts(0, 0, /*is_dead=*/true)).ok());
+  EXPECT_FALSE(DecodeReadyToSend(rts(0, 1, /*is_dead=*/true)).ok());
 }
 
 TEST(PeerProtocol, ShapesOfDescriptors_AreCompleteAndOfValidRank) {
@@ -91,31 +91,31 @@ TEST(PeerProtocol, ShapesOfDescriptors_AreCompleteAndOfValidRank) {
   message.header.dtype = DataType::kUint8;
   message.header.shape = *Shape::Create(std::vector<int64_t>(Shape::kMaxRank, 1));
   const std::string body =
-      BodyOf([&](ControlChannel& channel) { return SendTicket(channel, message, {}); });
-  EXPECT_EQ(DecodeTicket(body)->header.shape.rank(), static_cast<int>(Shape::kMaxRank));
-  EXPECT_FALSE(DecodeTicket(absl::string_view(body).substr(0, body.size() - 1)).ok());
+      BodyOf([&](ControlChannel& channel) { return SendReadyToSend(channel, message, {}); });
+  EXPECT_EQ(DecodeReadyToSend(body)->header.shape.rank(), static_cast<int>(Shape::kMaxRank));
+  EXPECT_FALSE(DecodeReadyToSend(absl::string_view(body).substr(0, body.size() - 1)).ok());
   // With the number of dimensions in its rank.
   std::string deeper = body + std::string(8, '\1');
   deeper[17] = static_cast<char>(Shape::kMaxRank + 1);
-  EXPECT_FALSE(DecodeTicket(deeper).ok());
+  EXPECT_FALSE(DecodeReadyToSend(deeper).ok());
   // Elements that are no bytes cannot be sent so.
   std::string strings = body;
   strings[16] = static_cast<char>(DataType::kString);
-  EXPECT_FALSE(DecodeTicket(strings).ok());
+  EXPECT_FALSE(DecodeReadyToSend(strings).ok());
 }
 
 TEST(PeerProtocol, MessagesOfOneId_AreNeitherShorterNorLonger) {
   const std::string body = BodyOf(
-      [](ControlChannel& channel) { return SendId(channel, ControlMessage::kDone, UINT64_MAX); });
+      [](ControlChannel& channel) { return SendId(channel, PeerMessageType::kAck, UINT64_MAX); });
   EXPECT_EQ(*DecodeId(body), UINT64_MAX);
   EXPECT_FALSE(DecodeId(absl::string_view(body).substr(1)).ok());
   EXPECT_FALSE(DecodeId(body + "x").ok());
 }
 
 TEST(PeerProtocol, ControlMessagesOfUnknownTransports_AreRefused) {
-  EXPECT_FALSE(DecodeAnnouncement("").ok());
-  EXPECT_FALSE(DecodeAnnouncement(absl::string_view("\0body", 5)).ok());
-  EXPECT_EQ(DecodeAnnouncement("\1body")->body, "body");
+  EXPECT_FALSE(DecodeTransportControl("").ok());
+  EXPECT_FALSE(DecodeTransportControl(absl::string_view("\0body", 5)).ok());
+  EXPECT_EQ(DecodeTransportControl("\1body")->body, "body");
 }
 
 // If a machine has more addresses than the limit the first are sent, and the rest of the message is

@@ -320,9 +320,9 @@ class World final {
       TableSizes sizes = process.table->InnerTableSizes();
       views += sizes["server.views"];
       EXPECT_EQ(sizes["server.views"], sizes["server.offered"]);
-      EXPECT_EQ(NonEmptyTables(sizes, {"lanes.", "server.views", "server.offered"}), "");
-      EXPECT_EQ(sizes["lanes.pairs"], 1u);
-      EXPECT_EQ(sizes["lanes.silent"], 0u);
+      EXPECT_EQ(NonEmptyTables(sizes, {"peers.", "server.views", "server.offered"}), "");
+      EXPECT_EQ(sizes["peers.pairs"], 1u);
+      EXPECT_EQ(sizes["peers.silent"], 0u);
     }
     EXPECT_EQ(views, state_->viewed.size());
   }
@@ -337,13 +337,13 @@ class World final {
       EXPECT_TRUE(process.client->has_ended());
       EXPECT_TRUE(process.client->is_over());
       EXPECT_EQ(process.table->unfinished_sends(), 0u);
-      EXPECT_EQ(process.table->lane_count(), 0u);
+      EXPECT_EQ(process.table->connection_count(), 0u);
       // These two keep the entries of the control channel that ended last, until the next one ends.
-      EXPECT_EQ(NonEmptyTables(process.table->InnerTableSizes(), {"lanes.past", "lanes.ended"}),
+      EXPECT_EQ(NonEmptyTables(process.table->InnerTableSizes(), {"peers.past", "peers.ended"}),
                 "");
       // Requests other than those whose values are no longer requested.
       process.manager.ForEachPending(absl::ZeroDuration(), [](const PendingStepOp& op) {
-        EXPECT_EQ(op.side, PendingStepOp::Side::kSend) << "a request outlives its lane";
+        EXPECT_EQ(op.side, PendingStepOp::Side::kSend) << "a request outlives its connection";
       });
       bool has_ended = false;
       process.client->Request(kStep, Key(0), {},

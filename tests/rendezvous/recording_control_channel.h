@@ -19,11 +19,11 @@ class RecordingControlChannel final : public ControlChannel {
   absl::Status Send(uint16_t type, absl::Span<const absl::string_view> parts,
                     absl::Span<const int> descriptors) override {
     if (!refusal.ok()) return refusal;
-    // With or without a seal.
-    if (!keeps_pings && (type & 0xff) == static_cast<uint16_t>(ControlMessage::kPing)) {
+    // With or without a checksum.
+    if (!keeps_pings && (type & 0xff) == static_cast<uint16_t>(PeerMessageType::kPing)) {
       return absl::OkStatus();
     }
-    types.push_back(static_cast<ControlMessage>(type));
+    types.push_back(static_cast<PeerMessageType>(type));
     bodies.emplace_back();
     for (const absl::string_view part : parts) bodies.back().append(part.data(), part.size());
     if (on_send) on_send(types.back());
@@ -36,11 +36,11 @@ class RecordingControlChannel final : public ControlChannel {
   bool passes_descriptors() const override { return true; }
   std::string Describe() const override { return "kept"; }
 
-  std::function<void(ControlMessage)> on_send;
+  std::function<void(PeerMessageType)> on_send;
   bool keeps_pings = true;
   // The result of Send, if it is an error.
   absl::Status refusal;
-  std::vector<ControlMessage> types;
+  std::vector<PeerMessageType> types;
   std::vector<std::string> bodies;
 
  private:

@@ -122,10 +122,10 @@ TEST(Derived, DerivedTwice_IsMarkedOnce) {
   const absl::Status once = MakeDerived(absl::InternalError("x"));
   EXPECT_EQ(MakeDerived(once), once);
   const absl::Status wrapped =
-      absl::InternalError(absl::StrCat("lane to node 1: ", once.message()));
+      absl::InternalError(absl::StrCat("connection to node 1: ", once.message()));
   EXPECT_TRUE(IsDerived(wrapped));
   EXPECT_EQ(MakeDerived(wrapped), wrapped);
-  EXPECT_EQ(WithoutDerivedMark(wrapped).message(), "lane to node 1: x");
+  EXPECT_EQ(WithoutDerivedMark(wrapped).message(), "connection to node 1: x");
   EXPECT_EQ(WithoutDerivedMark(absl::InternalError("x")).message(), "x");
   EXPECT_TRUE(MakeDerived(absl::OkStatus()).ok());
 }

@@ -50,7 +50,8 @@ class GlareWorld final {
     for (int node : {1, 2}) Stop(node);
     Settle();
     EXPECT_EQ(asked_, ended_);
-    for (int node : {1, 2}) EXPECT_EQ(Of(node).fetcher->lane_count(), 0u) << "lanes leak";
+    for (int node : {1, 2})
+      EXPECT_EQ(Of(node).fetcher->connection_count(), 0u) << "connections leak";
   }
 
   void Run() {
@@ -76,7 +77,7 @@ class GlareWorld final {
     int wires = 0;
     for (const auto& wire : wires_) wires += wire->is_over() ? 0 : 1;
     EXPECT_EQ(wires, 1) << "connections of one pair";
-    for (int node : {1, 2}) EXPECT_EQ(Of(node).fetcher->lane_count(), 1u);
+    for (int node : {1, 2}) EXPECT_EQ(Of(node).fetcher->connection_count(), 1u);
   }
 
   int asked() const { return asked_; }

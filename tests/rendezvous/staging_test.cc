@@ -29,11 +29,11 @@ class StagingTest : public TensorResponderTest {
     setenv("FERRY_CUDA_LIBRARY", FERRY_STRICT_CUDA, /*overwrite=*/1);
     gpus_ = *Gpus::Create(*cuda::CudaApi::Load(), AllocateHeapBuffer, nullptr, {});
     exchange_.gpus = gpus_.get();
-    Open(/*sends_seals=*/false);
+    Open(/*sends_checksums=*/false);
     channel_->keeps_pings = false;
     // On a thread of the device.
-    channel_->on_send = [this](ControlMessage type) {
-      if (type == ControlMessage::kTicket) is_told_.Notify();
+    channel_->on_send = [this](PeerMessageType type) {
+      if (type == PeerMessageType::kReadyToSend) is_told_.Notify();
     };
   }
   ~StagingTest() override {
@@ -52,7 +52,7 @@ TEST_F(StagingTest, SmallTensorOfAGpu_IsOffTheListWhenItsDescriptorIsSent) {
       RendezvousKey::Text("/job:worker/replica:0/task:1/device:GPU:0", kProducer.incarnation,
                           "/job:worker/replica:0/task:2/device:CPU:0", "edge"));
   ASSERT_TRUE(Hear([&](ControlChannel& channel) {
-                return SendRequest(channel, {1, kStep, /*may_decline=*/false, key.text()});
+                return SendRequest(channel, {1, kStep, /*may_reject=*/false, key.text()});
               }).ok());
   absl::StatusOr<Tensor> tensor = gpus_->Allocate(0, DataType::kUint8, *Shape::Create({100}));
   ASSERT_TRUE(tensor.ok()) << tensor.status();
@@ -79,14 +79,14 @@ TEST_F(StagingTest, AckForATensorThatIsBeingStaged_IsIgnored) {
   const auto ready = cuda::ReadyEvent::Record(*(*gpu)->events, held.get());
   ASSERT_TRUE(ready.ok()) << ready.status();
   ASSERT_TRUE(Hear([&](ControlChannel& channel) {
-                return SendRequest(channel, {1, kStep, /*may_decline=*/false, key.text()});
+                return SendRequest(channel, {1, kStep, /*may_reject=*/false, key.text()});
               }).ok());
   absl::StatusOr<Tensor> tensor = gpus_->Allocate(0, DataType::kUint8, *Shape::Create({100}));
   ASSERT_TRUE(tensor.ok()) << tensor.status();
   ASSERT_TRUE(step_->Send(key, cuda::WithReady(*std::move(tensor), *ready)).ok());
   EXPECT_EQ(server_->unfinished(), 1u);
   EXPECT_TRUE(
-      Hear([](ControlChannel& channel) { return SendId(channel, ControlMessage::kDone, 1); }).ok());
+      Hear([](ControlChannel& channel) { return SendId(channel, PeerMessageType::kAck, 1); }).ok());
   EXPECT_EQ(server_->unfinished(), 1u);
   held.Go();
   EXPECT_TRUE(is_told_.WaitForNotificationWithTimeout(kNever));

@@ -36,20 +36,21 @@ class TensorRequesterTest : public ::testing::Test {
     });
   }
   // A u8[8] as the producer would send it.
-  absl::Status Ticket(uint64_t id, uint8_t transport = 0, const std::string& body = "12345678") {
+  absl::Status SendRts(uint64_t id, uint8_t transport = 0, const std::string& body = "12345678") {
     RecordingControlChannel channel(kProducer);
-    ReadyToSendMessage ticket;
-    ticket.id = id;
-    ticket.transport = transport;
-    ticket.header = {DataType::kUint8, *Shape::Create({8}), 8};
-    ticket.body = body;
-    EXPECT_TRUE(SendTicket(channel, ticket, {}).ok());
-    return client_->OnFrame(static_cast<uint16_t>(ControlMessage::kTicket), channel.bodies[0], {});
+    ReadyToSendMessage rts;
+    rts.id = id;
+    rts.transport = transport;
+    rts.header = {DataType::kUint8, *Shape::Create({8}), 8};
+    rts.body = body;
+    EXPECT_TRUE(SendReadyToSend(channel, rts, {}).ok());
+    return client_->OnFrame(static_cast<uint16_t>(PeerMessageType::kReadyToSend), channel.bodies[0],
+                            {});
   }
   absl::Status Refusal(uint64_t id) {
     RecordingControlChannel channel(kProducer);
-    EXPECT_TRUE(SendRefusal(channel, {id, absl::CancelledError("cancelled")}).ok());
-    return client_->OnFrame(static_cast<uint16_t>(ControlMessage::kRefusal), channel.bodies[0], {});
+    EXPECT_TRUE(SendError(channel, {id, absl::CancelledError("cancelled")}).ok());
+    return client_->OnFrame(static_cast<uint16_t>(PeerMessageType::kError), channel.bodies[0], {});
   }
 
   std::shared_ptr<FaultyTransportState> state_ =
@@ -66,12 +67,12 @@ class TensorRequesterTest : public ::testing::Test {
 // The producer would keep the request, and answer it with a value meant for another.
 TEST_F(TensorRequesterTest, CancelsRequestsThatAreCancelledWhileBeingSent) {
   const std::shared_ptr<RemoteFetch> fetch = Request();
-  channel_->on_send = [&fetch](ControlMessage type) {
-    if (type == ControlMessage::kRequest) fetch->Cancel();
+  channel_->on_send = [&fetch](PeerMessageType type) {
+    if (type == PeerMessageType::kRequest) fetch->Cancel();
   };
   client_->OnOpen(channel_);
   EXPECT_EQ(ended_, 1);
-  EXPECT_EQ(channel_->types, (std::vector{ControlMessage::kRequest, ControlMessage::kCancel}));
+  EXPECT_EQ(channel_->types, (std::vector{PeerMessageType::kRequest, PeerMessageType::kCancel}));
 }
 
 TEST_F(TensorRequesterTest, RequestIsNotCancelledBeforeItHasBegun) {
@@ -84,10 +85,10 @@ TEST_F(TensorRequesterTest, RequestIsNotCancelledBeforeItHasBegun) {
 TEST_F(TensorRequesterTest, SecondDescriptorEndsTheChannel) {
   client_->OnOpen(channel_);
   Request();
-  EXPECT_TRUE(Ticket(1).ok());
+  EXPECT_TRUE(SendRts(1).ok());
   EXPECT_EQ(ended_, 1);
-  EXPECT_EQ(Ticket(1).code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(Ticket(2).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(SendRts(1).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(SendRts(2).code(), absl::StatusCode::kInvalidArgument);
 }
 
 // A peer that does not check its data: the tensor is refused, and the control channel stays open.
@@ -97,13 +98,14 @@ TEST_F(TensorRequesterTest, BooleansThatAreNeither0Nor1_AreRefusedAndTheChannelS
     const uint64_t id = static_cast<uint64_t>(ended_ + 1);
     Request();
     RecordingControlChannel channel(kProducer);
-    ReadyToSendMessage ticket;
-    ticket.id = id;
-    ticket.header = {DataType::kBool, *Shape::Create({4}), 4};
-    ticket.body = {body, 4};
-    ASSERT_TRUE(SendTicket(channel, ticket, {}).ok());
+    ReadyToSendMessage rts;
+    rts.id = id;
+    rts.header = {DataType::kBool, *Shape::Create({4}), 4};
+    rts.body = {body, 4};
+    ASSERT_TRUE(SendReadyToSend(channel, rts, {}).ok());
     EXPECT_TRUE(
-        client_->OnFrame(static_cast<uint16_t>(ControlMessage::kTicket), channel.bodies[0], {})
+        client_
+            ->OnFrame(static_cast<uint16_t>(PeerMessageType::kReadyToSend), channel.bodies[0], {})
             .ok());
     EXPECT_EQ(ended_, static_cast<int>(id));
     if (id == 2) break;
@@ -125,10 +127,10 @@ TEST_F(TensorRequesterTest, ErrorWhileATensorIsInFlight_IsDelayed) {
   state_->lent.emplace(1, *Tensor::Allocate(DataType::kUint8, *Shape::Create({8})));
   const std::string body =
       std::string(1, '\1') + std::string(7, '\0') + std::string(1, '\xFE') + std::string(7, '\xFF');
-  EXPECT_TRUE(Ticket(1, 1, body).ok());
+  EXPECT_TRUE(SendRts(1, 1, body).ok());
   EXPECT_EQ(ended_, 0);
   EXPECT_EQ(Refusal(1).code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(Ticket(1, 1, body).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(SendRts(1, 1, body).code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(ended_, 0);
 }
 
@@ -140,19 +142,19 @@ TEST_F(TensorRequesterTest, CancelledRequestIsAnsweredOnceAndNotReported) {
   EXPECT_EQ(Refusal(1).code(), absl::StatusCode::kInvalidArgument);
   // Its transfer descriptor was faster.
   Request()->Cancel();
-  EXPECT_TRUE(Ticket(2).ok());
+  EXPECT_TRUE(SendRts(2).ok());
   EXPECT_EQ(ended_, 2);
-  EXPECT_EQ(Ticket(2).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(SendRts(2).code(), absl::StatusCode::kInvalidArgument);
 }
 
 // Where it ends the control channel, too: the sender of a view would take that for taken.
 TEST_F(TensorRequesterTest, RejectionIsTheLastMessage) {
   client_->OnOpen(channel_);
   Request();
-  EXPECT_TRUE(Ticket(1, 1, "nonsense").ok());
+  EXPECT_TRUE(SendRts(1, 1, "nonsense").ok());
   EXPECT_EQ(ended_, 1);
   EXPECT_EQ(status_.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(channel_->types.back(), ControlMessage::kDeclined);
+  EXPECT_EQ(channel_->types.back(), PeerMessageType::kRejected);
   EXPECT_EQ(channel_->refusal.code(), absl::StatusCode::kInvalidArgument);
 }
 
@@ -165,30 +167,31 @@ TEST_F(TensorRequesterTest, TensorDoesNotFit_RejectedIsSentBeforeTheReceiverIsCa
                           "/job:worker/replica:0/task:2/device:CPU:0", "edge"));
   RecvArgs args;
   args.destination = *Tensor::Allocate(DataType::kDouble, *Shape::Create({8}));
-  ControlMessage last = ControlMessage::kRequest;
+  PeerMessageType last = PeerMessageType::kRequest;
   client_->Request(kStep, key, args, [&](const absl::Status& status, const Received&) {
     status_ = status;
     last = channel_->types.back();
   });
-  EXPECT_TRUE(Ticket(1, 1, std::string(16, '\0')).ok());
+  EXPECT_TRUE(SendRts(1, 1, std::string(16, '\0')).ok());
   EXPECT_EQ(status_.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(last, ControlMessage::kDeclined);
+  EXPECT_EQ(last, PeerMessageType::kRejected);
 }
 
 // A number beyond the last would be looked up behind the list.
 TEST_F(TensorRequesterTest, UnknownTransport_EndsTheChannelAndNoRequest) {
   client_->OnOpen(channel_);
   Request();
-  EXPECT_EQ(Ticket(1, 2, "body").code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(Ticket(1, 255, "body").code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(SendRts(1, 2, "body").code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(SendRts(1, 255, "body").code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(ended_, 0);
   for (const uint8_t transport : {1, 2, 255}) {
     RecordingControlChannel channel(kProducer);
-    ASSERT_TRUE(SendAnnouncement(channel, {transport, "body"}, {}).ok());
+    ASSERT_TRUE(SendSenderControl(channel, {transport, "body"}, {}).ok());
     const absl::Status status = client_->OnFrame(
-        static_cast<uint16_t>(ControlMessage::kAnnouncement), channel.bodies[0], {});
+        static_cast<uint16_t>(PeerMessageType::kSenderControl), channel.bodies[0], {});
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-    EXPECT_EQ(status.message() == "this transport has nothing to announce", transport == 1)
+    EXPECT_EQ(status.message() == "this transport has no control messages from senders",
+              transport == 1)
         << status;
   }
 }
@@ -203,16 +206,16 @@ TEST_F(TensorRequesterTest, CopyThatSucceedsAtTheThirdAttempt_IsRequestedTwice) 
       std::string(1, '\1') + std::string(7, '\0') + std::string(1, '\xFE') + std::string(7, '\xFF');
   state_->faults.again = 1000;
   for (int tries = 0; tries < 2; ++tries) {
-    EXPECT_TRUE(Ticket(1, 1, body).ok());
-    EXPECT_EQ(channel_->types.back(), ControlMessage::kAgain);
+    EXPECT_TRUE(SendRts(1, 1, body).ok());
+    EXPECT_EQ(channel_->types.back(), PeerMessageType::kRetry);
     EXPECT_EQ(ended_, 0);
   }
   state_->faults.again = 0;
-  EXPECT_TRUE(Ticket(1, 1, body).ok());
+  EXPECT_TRUE(SendRts(1, 1, body).ok());
   EXPECT_EQ(ended_, 1);
   EXPECT_TRUE(status_.ok()) << status_;
-  EXPECT_EQ(channel_->types, (std::vector{ControlMessage::kRequest, ControlMessage::kAgain,
-                                          ControlMessage::kAgain, ControlMessage::kDone}));
+  EXPECT_EQ(channel_->types, (std::vector{PeerMessageType::kRequest, PeerMessageType::kRetry,
+                                          PeerMessageType::kRetry, PeerMessageType::kAck}));
   EXPECT_EQ(NonEmptyTables(client_->InnerTableSizes()), "");
 }
 
@@ -255,7 +258,7 @@ TEST_F(TensorRequesterTest, KeyIsTooLong_TheOtherRequestsAreSent) {
   client_->OnOpen(channel_);
   EXPECT_EQ(ended_, 1);
   EXPECT_EQ(status_.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(channel_->types, (std::vector{ControlMessage::kRequest, ControlMessage::kRequest}));
+  EXPECT_EQ(channel_->types, (std::vector{PeerMessageType::kRequest, PeerMessageType::kRequest}));
   EXPECT_TRUE(channel_->refusal.ok()) << channel_->refusal;
   // And when there is a control channel already.
   request(kMaxKeyBytes);

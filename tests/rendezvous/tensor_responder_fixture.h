@@ -31,16 +31,16 @@ class TensorResponderTest : public TransferContextTest {
     transports_.push_back(MakeFaultyTransport(state_, "views", true));
     step_ = *manager_.Find(kStep);
     EXPECT_TRUE(step_->Initialize({.job = "worker", .replica = 0, .task = kProducer.node_id}).ok());
-    Open(/*sends_seals=*/false);
+    Open(/*sends_checksums=*/false);
   }
   ~TensorResponderTest() override { server_->OnClosed(absl::UnavailableError("over")); }
 
-  void Open(bool sends_seals) {
+  void Open(bool sends_checksums) {
     if (server_ != nullptr) server_->OnClosed(absl::UnavailableError("over"));
     Endpoint consumer;
     consumer.peer = kConsumer;
     server_ = std::make_shared<TensorResponder>(
-        exchange_, consumer, sends_seals, "",
+        exchange_, consumer, sends_checksums, "",
         std::make_shared<LatencyProbe>(clock_, transports_.size()));
     channel_ = std::make_shared<RecordingControlChannel>(kConsumer);
     server_->OnOpen(channel_);
@@ -58,11 +58,11 @@ class TensorResponderTest : public TransferContextTest {
     return server_->OnFrame(static_cast<uint16_t>(consumer.types[0]), consumer.bodies[0], {});
   }
   // A value that is requested, and sent or dead.
-  void TransferEngine(const std::string& name, DataType dtype, int64_t elements, bool may_decline,
-                      bool is_dead = false) {
+  void Transfer(const std::string& name, DataType dtype, int64_t elements, bool may_reject,
+                bool is_dead = false) {
     const RendezvousKey key = KeyOf(name);
     RecordingControlChannel asker(kProducer);
-    ASSERT_TRUE(SendRequest(asker, {++id_, kStep, may_decline, key.text()}).ok());
+    ASSERT_TRUE(SendRequest(asker, {++id_, kStep, may_reject, key.text()}).ok());
     ASSERT_TRUE(server_->OnFrame(static_cast<uint16_t>(asker.types[0]), asker.bodies[0], {}).ok());
     Tensor tensor;
     if (!is_dead) {

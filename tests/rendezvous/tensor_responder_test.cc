@@ -18,21 +18,21 @@ class TensorResponderFrames : public TensorResponderTest {
     // A transport of copies, which may be requested again.
     transports_.clear();
     transports_.push_back(MakeFaultyTransport(state_, "copies", false));
-    Open(/*sends_seals=*/false);
+    Open(/*sends_checksums=*/false);
     channel_->keeps_pings = false;
   }
   // Too large for a transfer descriptor: it is exported.
   void Lend(const std::string& name) {
-    TransferEngine(name, DataType::kInt32, 100'000, /*may_decline=*/false);
+    Transfer(name, DataType::kInt32, 100'000, /*may_reject=*/false);
   }
   absl::Status Request(const RendezvousKey& key) {
     return Hear([&](ControlChannel& channel) {
       return SendRequest(channel, {++id_, kStep, false, key.text()});
     });
   }
-  RefusalMessage LastRefusal() {
-    EXPECT_EQ(channel_->types.back(), ControlMessage::kRefusal);
-    return *DecodeRefusal(channel_->bodies.back());
+  ErrorMessage LastRefusal() {
+    EXPECT_EQ(channel_->types.back(), PeerMessageType::kError);
+    return *DecodeError(channel_->bodies.back());
   }
 };
 
@@ -43,14 +43,14 @@ TEST_F(TensorResponderFrames, Retry_ReleasesTheFirstAttemptsExport) {
   ASSERT_EQ(state_->lent.size(), 1u);
   const uint64_t first = state_->lent.begin()->first;
   const auto again = [this](ControlChannel& channel) {
-    return SendAgain(channel, {id_, absl::AbortedError("not ready")});
+    return SendRetry(channel, {id_, absl::AbortedError("not ready")});
   };
   ASSERT_TRUE(Hear(again).ok());
   ASSERT_EQ(state_->lent.size(), 1u);
   EXPECT_NE(state_->lent.begin()->first, first);
-  EXPECT_EQ(channel_->types.back(), ControlMessage::kTicket);
+  EXPECT_EQ(channel_->types.back(), PeerMessageType::kReadyToSend);
   EXPECT_TRUE(Hear([this](ControlChannel& channel) {
-                return SendId(channel, ControlMessage::kDone, id_);
+                return SendId(channel, PeerMessageType::kAck, id_);
               }).ok());
   EXPECT_TRUE(state_->lent.empty());
   EXPECT_EQ(NonEmptyTables(server_->InnerTableSizes()), "");
@@ -62,10 +62,10 @@ TEST_F(TensorResponderFrames, RetriesWithoutEnd_AreLostWithTheirReason) {
   exchange_.policy.require = "copies";
   Lend("edge");
   const auto again = [this](ControlChannel& channel) {
-    return SendAgain(channel, {id_, absl::AbortedError("not ready")});
+    return SendRetry(channel, {id_, absl::AbortedError("not ready")});
   };
   int tries = 0;
-  while (channel_->types.back() == ControlMessage::kTicket && tries < 100) {
+  while (channel_->types.back() == PeerMessageType::kReadyToSend && tries < 100) {
     ASSERT_TRUE(Hear(again).ok());
     ++tries;
   }
@@ -81,13 +81,13 @@ TEST_F(TensorResponderFrames, RejectedWithAKeyOfAnotherNode_EndsTheChannelAndLos
   const absl::Status why = absl::InvalidArgumentError("does not fit");
   const RendezvousKey foreign = KeyOf("edge", kProducer.incarnation, /*consumer=*/3);
   EXPECT_EQ(Hear([&](ControlChannel& channel) {
-              return SendDeclined(channel, {77, why, kStep, foreign.text()});
+              return SendRejected(channel, {77, why, kStep, foreign.text()});
             }).code(),
             absl::StatusCode::kInvalidArgument);
   EXPECT_TRUE(step_->lost().ok()) << step_->lost();
   const RendezvousKey own = KeyOf("edge");
   EXPECT_TRUE(Hear([&](ControlChannel& channel) {
-                return SendDeclined(channel, {77, why, kStep, own.text()});
+                return SendRejected(channel, {77, why, kStep, own.text()});
               }).ok());
   EXPECT_EQ(step_->lost().code(), absl::StatusCode::kInvalidArgument);
 }
@@ -115,7 +115,7 @@ TEST_F(TensorResponderFrames, RequestIdInUse_EndsTheChannel) {
 TEST_F(TensorResponderFrames, Cancelled_IsRefusedAndTheValueStays) {
   ASSERT_TRUE(Request(KeyOf("edge")).ok());
   EXPECT_TRUE(Hear([this](ControlChannel& channel) {
-                return SendId(channel, ControlMessage::kCancel, id_);
+                return SendId(channel, PeerMessageType::kCancel, id_);
               }).ok());
   EXPECT_EQ(LastRefusal().status.code(), absl::StatusCode::kCancelled);
   EXPECT_EQ(NonEmptyTables(server_->InnerTableSizes()), "");
@@ -123,10 +123,10 @@ TEST_F(TensorResponderFrames, Cancelled_IsRefusedAndTheValueStays) {
   const size_t frames = channel_->types.size();
   ASSERT_TRUE(Request(KeyOf("edge")).ok());
   ASSERT_EQ(channel_->types.size(), frames + 1);
-  EXPECT_EQ(channel_->types.back(), ControlMessage::kTicket);
+  EXPECT_EQ(channel_->types.back(), PeerMessageType::kReadyToSend);
   // Cancelling an unknown id has no effect.
   EXPECT_TRUE(Hear([](ControlChannel& channel) {
-                return SendId(channel, ControlMessage::kCancel, 999);
+                return SendId(channel, PeerMessageType::kCancel, 999);
               }).ok());
   EXPECT_EQ(channel_->types.size(), frames + 1);
 }
@@ -148,7 +148,7 @@ TEST_F(TensorResponderFrames, ChannelEndsWhileAValueIsExported_ItIsRecordedAsLos
 TEST_F(TensorResponderFrames, RetryForUnexposedId_EndsTheChannel) {
   const auto again = [this](uint64_t id) {
     return Hear([id](ControlChannel& channel) {
-      return SendAgain(channel, {id, absl::AbortedError("not ready")});
+      return SendRetry(channel, {id, absl::AbortedError("not ready")});
     });
   };
   EXPECT_EQ(again(77).code(), absl::StatusCode::kInvalidArgument);
@@ -157,13 +157,13 @@ TEST_F(TensorResponderFrames, RetryForUnexposedId_EndsTheChannel) {
   EXPECT_EQ(again(id_).code(), absl::StatusCode::kInvalidArgument);
   Lend("lent");
   ASSERT_TRUE(Hear([this](ControlChannel& channel) {
-                return SendId(channel, ControlMessage::kDone, id_);
+                return SendId(channel, PeerMessageType::kAck, id_);
               }).ok());
   EXPECT_EQ(again(id_).code(), absl::StatusCode::kInvalidArgument) << "it is there already";
   // A view is taken at once, or never.
   transports_.clear();
   transports_.push_back(MakeFaultyTransport(state_, "views", true));
-  Open(/*sends_seals=*/false);
+  Open(/*sends_checksums=*/false);
   Lend("view");
   EXPECT_EQ(again(id_).code(), absl::StatusCode::kInvalidArgument);
 }
@@ -171,10 +171,12 @@ TEST_F(TensorResponderFrames, RetryForUnexposedId_EndsTheChannel) {
 TEST_F(TensorResponderFrames, ReplyToAnUnknownTransport_EndsTheChannel) {
   for (const uint8_t transport : {1, 2, 255}) {
     const absl::Status status = Hear([&](ControlChannel& channel) {
-      return SendReply(channel, {transport, "body"});
+      return SendReceiverControl(channel, {transport, "body"});
     });
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-    EXPECT_EQ(status.message() == "this transport has nothing to reply", transport == 1) << status;
+    EXPECT_EQ(status.message() == "this transport has no control messages from receivers",
+              transport == 1)
+        << status;
   }
 }
 
@@ -182,14 +184,14 @@ TEST_F(TensorResponderFrames, ReplyToAnUnknownTransport_EndsTheChannel) {
 TEST_F(TensorResponderFrames, AckForUnexposedId_ChangesNothing) {
   const auto done = [this](uint64_t id) {
     return Hear(
-        [id](ControlChannel& channel) { return SendId(channel, ControlMessage::kDone, id); });
+        [id](ControlChannel& channel) { return SendId(channel, PeerMessageType::kAck, id); });
   };
   ASSERT_TRUE(Request(KeyOf("edge")).ok());
   EXPECT_TRUE(done(id_).ok());
   EXPECT_TRUE(done(77).ok());
   EXPECT_EQ(server_->InnerTableSizes()["server.waiting"], 1u);
   ASSERT_TRUE(step_->Send(KeyOf("edge"), *Tensor::Allocate(DataType::kInt32, Shape())).ok());
-  EXPECT_EQ(channel_->types.back(), ControlMessage::kTicket);
+  EXPECT_EQ(channel_->types.back(), PeerMessageType::kReadyToSend);
   // Ids may come again once their value is there, as long as nothing of it is left.
   Lend("lent");
   EXPECT_TRUE(done(id_).ok());
@@ -199,13 +201,13 @@ TEST_F(TensorResponderFrames, AckForUnexposedId_ChangesNothing) {
   EXPECT_EQ(step_->operations().count(), 0u);
 }
 
-// The first that was declined is the step's error, and its memory is given back.
+// The first that was rejected is the step's error, and its memory is given back.
 TEST_F(TensorResponderFrames, ExportedAndRejected_IsLostAndReleased) {
   for (const char* edge : {"first", "second"}) {
     Lend(edge);
     EXPECT_EQ(step_->operations().count(), 1u);
     EXPECT_TRUE(Hear([&](ControlChannel& channel) {
-                  return SendDeclined(channel, {id_, absl::DataLossError(edge), 0, ""});
+                  return SendRejected(channel, {id_, absl::DataLossError(edge), 0, ""});
                 }).ok());
     EXPECT_TRUE(state_->lent.empty());
     EXPECT_EQ(step_->operations().count(), 0u);
@@ -222,8 +224,8 @@ TEST_F(TensorResponderFrames, ExportedValueIsLost_TheStepKnowsBeforeItsOperation
   std::vector<absl::Status> lost;
   RendezvousManager manager(clock_, fetcher_, {}, [&] { lost.push_back(step->lost()); });
   exchange_.manager = &manager;
-  for (const bool is_declined : {true, false}) {
-    const int64_t step_id = is_declined ? 100 : 101;
+  for (const bool is_rejected : {true, false}) {
+    const int64_t step_id = is_rejected ? 100 : 101;
     step = *manager.Find(step_id);
     ASSERT_TRUE(step->Initialize({.job = "worker", .replica = 0, .task = kProducer.node_id}).ok());
     const RendezvousKey key = KeyOf("edge");
@@ -234,16 +236,16 @@ TEST_F(TensorResponderFrames, ExportedValueIsLost_TheStepKnowsBeforeItsOperation
     ASSERT_TRUE(step->Send(key, *Tensor::Allocate(DataType::kInt32, shape)).ok());
     ASSERT_EQ(step->operations().count(), 1u);
     const OutstandingOperations::Waiter waiter(step->operations());
-    if (is_declined) {
+    if (is_rejected) {
       ASSERT_TRUE(Hear([&](ControlChannel& channel) {
-                    return SendDeclined(channel, {id_, absl::DataLossError("damaged"), 0, ""});
+                    return SendRejected(channel, {id_, absl::DataLossError("damaged"), 0, ""});
                   }).ok());
     } else {
       server_->OnClosed(absl::UnavailableError("the peer is gone"));
     }
-    ASSERT_EQ(lost.size(), is_declined ? 1u : 2u);
+    ASSERT_EQ(lost.size(), is_rejected ? 1u : 2u);
     EXPECT_EQ(lost.back().code(),
-              is_declined ? absl::StatusCode::kDataLoss : absl::StatusCode::kUnavailable);
+              is_rejected ? absl::StatusCode::kDataLoss : absl::StatusCode::kUnavailable);
   }
   exchange_.manager = &manager_;
 }

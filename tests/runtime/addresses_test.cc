@@ -57,12 +57,12 @@ TEST(Addresses, AdvertisedPortIsTheWireProtocols) {
   Directory directory;
   TransferEngineOptions options;
   options.advertise = "10.0.0.3:5";
-  options.carrier = Carrier::kGrpc;
+  options.protocol = WireProtocol::kGrpc;
   ExchangeEnd grpc(directory, 1, options);
   EXPECT_EQ(grpc.exchange->self().grpc_address, "10.0.0.3:5");
   EXPECT_NE(grpc.exchange->self().channels.tcp[0], "10.0.0.3:5");
   EXPECT_THAT(grpc.exchange->self().channels.tcp[0], HasSubstr("10.0.0.3:"));
-  options.carrier = Carrier::kLane;
+  options.protocol = WireProtocol::kNative;
   ExchangeEnd channel(directory, 2, options);
   EXPECT_EQ(channel.exchange->self().channels.tcp[0], "10.0.0.3:5");
   options.advertise = "host:5:6";
@@ -76,7 +76,7 @@ TEST(Addresses, GrpcTriesEachOfSeveralAddresses) {
   for (const char* const before : {"127.0.0.1:1", "[::1]:1", "127.0.0.1:1,127.0.0.2:1,[::1]:1"}) {
     Directory directory;
     TransferEngineOptions options;
-    options.carrier = Carrier::kGrpc;
+    options.protocol = WireProtocol::kGrpc;
     ExchangeEnd source(directory, 1, options);
     ExchangeEnd sink(directory, 2, options);
     Endpoint told = source.exchange->self();
@@ -100,7 +100,7 @@ TEST(Addresses, SeveralAddressesAreOneTargetOfGrpc) {
 TEST(Addresses, UnreachableWorker_IsNotReportedAsDead) {
   Directory directory;
   TransferEngineOptions options;
-  options.carrier = Carrier::kGrpc;
+  options.protocol = WireProtocol::kGrpc;
   ExchangeEnd source(directory, 1, options);
   ExchangeEnd sink(directory, 2, options);
   Endpoint told = source.exchange->self();
@@ -119,7 +119,7 @@ TEST(Addresses, UnreachableWorker_IsNotReportedAsDead) {
 TEST(Addresses, CoordinatorServiceAtANodesPort_NamesTheCoordinatorsAddress) {
   Directory directory;
   TransferEngineOptions options;
-  options.carrier = Carrier::kGrpc;
+  options.protocol = WireProtocol::kGrpc;
   options.coordinator = "head:9470";
   ExchangeEnd node(directory, 1, options);
   const auto channel = MakeTensorChannel(node.exchange->self().grpc_address);
@@ -165,21 +165,22 @@ std::string LinkLocalAddress() {
 }
 
 // Tensors by all paths, through `address` alone.
-void ExpectTransfers(const std::string& address, Carrier carrier, const std::string& advertise) {
+void ExpectTransfers(const std::string& address, WireProtocol protocol,
+                     const std::string& advertise) {
   Directory directory;
   TransferEngineOptions options;
-  options.carrier = carrier;
+  options.protocol = protocol;
   options.listen = absl::StrCat("[", address, "]:0");
   options.grpc_listen = options.listen;
   options.unix_socket = false;
   options.advertise = advertise;
-  if (carrier == Carrier::kLane) options.require_transport = "tcp";
+  if (protocol == WireProtocol::kNative) options.require_transport = "tcp";
   ExchangeEnd source(directory, 1, options);
   ExchangeEnd sink(directory, 2, options);
   const Endpoint& self = source.exchange->self();
   ASSERT_EQ(self.channels.tcp.size(), 1u);
   EXPECT_THAT(self.channels.tcp[0], HasSubstr(absl::StrCat("[", address, "]:")));
-  if (carrier == Carrier::kGrpc) {
+  if (protocol == WireProtocol::kGrpc) {
     EXPECT_THAT(self.grpc_address, HasSubstr(absl::StrCat("[", address, "]:")));
   }
   for (const int64_t bytes : {0, 1, 40'000, 5'000'011}) {
@@ -207,8 +208,8 @@ TEST(Ipv6, TensorsGoOverTheLoopback) {
   if (!HasIpv6Loopback()) GTEST_SKIP() << "this machine has no ::1";
   // Advertised as it is listened on, and as users write it.
   for (const char* advertise : {"", "::1", "[::1]"}) {
-    ExpectTransfers("::1", Carrier::kLane, advertise);
-    ExpectTransfers("::1", Carrier::kGrpc, advertise);
+    ExpectTransfers("::1", WireProtocol::kNative, advertise);
+    ExpectTransfers("::1", WireProtocol::kGrpc, advertise);
   }
 }
 
@@ -216,8 +217,8 @@ TEST(Ipv6, TensorsGoOverTheLoopback) {
 TEST(Ipv6, TensorsGoOverALinkLocalAddress) {
   const std::string address = LinkLocalAddress();
   if (address.empty()) GTEST_SKIP() << "this machine has no link-local address";
-  ExpectTransfers(address, Carrier::kLane, "");
-  ExpectTransfers(address, Carrier::kLane, address);
+  ExpectTransfers(address, WireProtocol::kNative, "");
+  ExpectTransfers(address, WireProtocol::kNative, address);
 }
 
 }  // namespace

@@ -80,8 +80,8 @@ TEST_P(ControlChannelSharing, EitherSideOpensIt_BothUseIt) {
       Pass(other, opener, absl::StrCat("there ", i));
     }
     EXPECT_EQ(other.exchange->fetcher().ClientOf(opener.exchange->self().peer), back);
-    EXPECT_EQ(a.exchange->fetcher().lane_count(), 1u);
-    EXPECT_EQ(b.exchange->fetcher().lane_count(), 1u);
+    EXPECT_EQ(a.exchange->fetcher().connection_count(), 1u);
+    EXPECT_EQ(b.exchange->fetcher().connection_count(), 1u);
   }
 }
 
@@ -128,7 +128,7 @@ TEST_P(ControlChannelSharing, AsManyChannelsAsPairs) {
   EXPECT_TRUE(Becomes([&] { return sockets() - before == 2 * kPairs; }))
       << sockets() - before << " sockets, and " << kPairs << " pairs";
   for (const auto& node : nodes) {
-    EXPECT_EQ(node->exchange->fetcher().lane_count(), static_cast<size_t>(kNodes - 1));
+    EXPECT_EQ(node->exchange->fetcher().connection_count(), static_cast<size_t>(kNodes - 1));
   }
 }
 
@@ -150,9 +150,9 @@ TEST_P(ControlChannelSharing, AnotherIncarnation_GetsAnotherChannel) {
     // The report of the old incarnation's end does not end the new one's control channel.
     a.exchange->fetcher().Forget(2, absl::AbortedError("node 2 was restarted"), 78);
     Pass(*b, a, "still of the second" + suffix);
-    EXPECT_TRUE(Becomes([&] { return a.exchange->fetcher().lane_count() == 1; }));
+    EXPECT_TRUE(Becomes([&] { return a.exchange->fetcher().connection_count() == 1; }));
     b = nullptr;
-    EXPECT_TRUE(Becomes([&] { return a.exchange->fetcher().lane_count() == 0; }));
+    EXPECT_TRUE(Becomes([&] { return a.exchange->fetcher().connection_count() == 0; }));
   }
 }
 
@@ -179,7 +179,7 @@ TEST_P(ControlChannelSharing, DeadPeer_EndsBothDirectionsOnce) {
     EXPECT_EQ(peer->Ask("send first 300000"), "OK");
     ASSERT_TRUE(first.Wait().ok()) << first.Wait().status();
     EXPECT_EQ(peer->Ask("wait"), "OK");
-    EXPECT_TRUE(Becomes([&] { return here.exchange->fetcher().lane_count() == 1; }));
+    EXPECT_TRUE(Becomes([&] { return here.exchange->fetcher().connection_count() == 1; }));
     if (is_last) break;
 
     Receipt never;
@@ -202,7 +202,7 @@ TEST_P(ControlChannelSharing, DeadPeer_EndsBothDirectionsOnce) {
     // Whether it was all there or not; it has ended.
     const absl::Status of_large = large.Wait().status();
     EXPECT_FALSE(absl::IsDeadlineExceeded(of_large)) << of_large;
-    EXPECT_TRUE(Becomes([&] { return here.exchange->fetcher().lane_count() == 0; }));
+    EXPECT_TRUE(Becomes([&] { return here.exchange->fetcher().connection_count() == 0; }));
     EXPECT_EQ(here.exchange->fetcher().unfinished_sends(), 0u);
   }
 }

@@ -20,7 +20,7 @@ TEST_P(ExchangeBacklog, ManySmallTensors_EndNoChannel) {
   constexpr int64_t kBytes = 16'000;
   Fork(1);
   TransferEngineOptions options;
-  options.lane_queue_bytes = size_t{1} << 20;
+  options.peer_queue_bytes = size_t{1} << 20;
   StartHere(options);
   PeerProcess& peer = Meet(0);
   ExpectWorks(peer);

@@ -42,7 +42,7 @@ class Crowd final {
     other.self = {7, 7};
     other.token = "another job";
     std::string hello =
-        Handshake::Client(other, {1, 1001}, ConnectionPurpose::kLane, 0).pending_output();
+        Handshake::Client(other, {1, 1001}, ConnectionPurpose::kControl, 0).pending_output();
     switch (number % 5) {
       case 0:
         return "";
@@ -137,8 +137,8 @@ TEST_P(ExchangeCrowd, DelaysNoTransferAndLeavesNothingBehind) {
     TransferEngine(a, c, kRounds);
     TransferEngine(c, b, kRounds + 1);
   }
-  EXPECT_GT(a.exchange->lane_stats().refused, 0);
-  EXPECT_GT(b.exchange->lane_stats().refused, 0);
+  EXPECT_GT(a.exchange->connection_stats().refused, 0);
+  EXPECT_GT(b.exchange->connection_stats().refused, 0);
   EXPECT_TRUE(Becomes([&] {
     const Footprint now = Footprint::Now();
     return now.descriptors <= before.descriptors && now.threads <= before.threads &&

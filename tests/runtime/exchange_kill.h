@@ -78,7 +78,7 @@ class ExchangeKill : public ::testing::TestWithParam<const char*> {
   }
   // Also the state that a control channel has here once its other end is gone.
   void ExpectNothingLeft(const Footprint& before) {
-    EXPECT_TRUE(Becomes([this] { return here_->exchange->fetcher().lane_count() == 0; }));
+    EXPECT_TRUE(Becomes([this] { return here_->exchange->fetcher().connection_count() == 0; }));
     EXPECT_TRUE(Becomes([this] { return here_->exchange->arena().stats().block_count == 0; }));
     EXPECT_TRUE(Becomes([&] {
       const Footprint now = Footprint::Now();

@@ -70,7 +70,7 @@ TEST_P(ExchangeShortage, OfDescriptorsAtTheProducerIsReported) {
   ExpectWorks(peer, 8);
   ExpectWorks(peer, kLarge);
   peer.Kill();
-  EXPECT_TRUE(Becomes([this] { return here_->exchange->fetcher().lane_count() == 0; }));
+  EXPECT_TRUE(Becomes([this] { return here_->exchange->fetcher().connection_count() == 0; }));
   EXPECT_TRUE(Becomes([&] { return Footprint::Now().threads == before.threads; }));
 }
 

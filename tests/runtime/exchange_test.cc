@@ -223,13 +223,13 @@ TEST(ExchangeTest, WrongTokensNeverConnect) {
   Receipt receipt;
   b.Step(1)->RecvAsync(KeyBetween(a, b, "k"), {}, receipt.callback());
   EXPECT_EQ(receipt.Wait().status().code(), absl::StatusCode::kUnauthenticated);
-  EXPECT_GE(a.exchange->lane_stats().refused, 1);
+  EXPECT_GE(a.exchange->connection_stats().refused, 1);
 }
 
 TEST(ExchangeTest, WrongTokensNeverConnectOverGrpcEither) {
   Directory directory;
   TransferEngineOptions options;
-  options.carrier = Carrier::kGrpc;
+  options.protocol = WireProtocol::kGrpc;
   options.require_proof = true;
   ExchangeEnd a(directory, 1, options);
   ExchangeEnd b(directory, 2, options);

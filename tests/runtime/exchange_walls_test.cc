@@ -204,8 +204,8 @@ TEST_P(ExchangeWalls, TwoUsers_UseTcpOrAnErrorNamesThem) {
   } else {
     EXPECT_EQ(answer, "OK");
   }
-  EXPECT_TRUE(Becomes([this] { return here_->exchange->lane_stats().refused > 0; }));
-  EXPECT_THAT(here_->exchange->lane_stats().last_refusal,
+  EXPECT_TRUE(Becomes([this] { return here_->exchange->connection_stats().refused > 0; }));
+  EXPECT_THAT(here_->exchange->connection_stats().last_refusal,
               testing::HasSubstr("runs as uid 0 and the one at the other end of the Unix socket "
                                  "as uid 65534"));
 }

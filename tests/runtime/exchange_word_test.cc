@@ -32,7 +32,7 @@ class ExchangeWord : public ExchangeKill {
     StartHere();
     Warm(Meet(0));
     peers_[0]->Kill();
-    EXPECT_TRUE(Becomes([this] { return here_->exchange->fetcher().lane_count() == 0; }));
+    EXPECT_TRUE(Becomes([this] { return here_->exchange->fetcher().connection_count() == 0; }));
     before_ = Footprint::Now();
     rogue_->Meet(directory_, here_->exchange->self());
   }
@@ -62,7 +62,7 @@ TEST_P(ExchangeWord, ProducerIsKilledAfterItReceivedTheRequest) {
 }
 
 TEST_P(ExchangeWord, ProducerIsKilledAfterItSentTheDescriptor) {
-  Begin(Word::kTicketSent, SIGKILL);
+  Begin(Word::kReadyToSendSent, SIGKILL);
   {
     Receipt receipt = Receive(rogue_->From("t"));
     const auto received = receipt.Wait(kDetection);
@@ -90,7 +90,7 @@ TEST_P(ExchangeWord, ProducerHangsAfterItReceivedTheRequest) {
 }
 
 TEST_P(ExchangeWord, ProducerHangsAfterItSentTheDescriptor) {
-  Begin(Word::kTicketSent, SIGSTOP);
+  Begin(Word::kReadyToSendSent, SIGSTOP);
   Tensor into = *Tensor::Allocate(DataType::kUint8, *Shape::Create({kBytes}));
   std::memset(into.mutable_data(), 0, into.bytes());
   Step step(*here_->exchange, step_);
@@ -117,7 +117,7 @@ TEST_P(ExchangeWord, ConsumerIsKilledAfterItSentTheRequest) {
   Begin(Word::kRequestSent, SIGKILL);
   rogue_->AskFor(rogue_->To("t"));
   ASSERT_TRUE(rogue_->HasGone());
-  EXPECT_TRUE(Becomes([this] { return here_->exchange->fetcher().lane_count() == 0; }));
+  EXPECT_TRUE(Becomes([this] { return here_->exchange->fetcher().connection_count() == 0; }));
   // No process has received it.
   const absl::Status status = Offer().Close(absl::Milliseconds(50));
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
@@ -126,7 +126,7 @@ TEST_P(ExchangeWord, ConsumerIsKilledAfterItSentTheRequest) {
 }
 
 TEST_P(ExchangeWord, ConsumerIsKilledAfterItReceivedTheDescriptor) {
-  Begin(Word::kTicketHeard, SIGKILL);
+  Begin(Word::kReadyToSendReceived, SIGKILL);
   Step step = Offer();
   rogue_->AskFor(rogue_->To("t"));
   ASSERT_TRUE(rogue_->HasGone());
@@ -139,7 +139,7 @@ TEST_P(ExchangeWord, ConsumerIsKilledAfterItReceivedTheDescriptor) {
 }
 
 TEST_P(ExchangeWord, ConsumerHangsAfterItReceivedTheDescriptor) {
-  Begin(Word::kTicketHeard, SIGSTOP);
+  Begin(Word::kReadyToSendReceived, SIGSTOP);
   Step step = Offer();
   rogue_->AskFor(rogue_->To("t"));
   ASSERT_TRUE(rogue_->HasGone());
@@ -158,7 +158,7 @@ TEST_P(ExchangeWord, ConsumerHangsAfterItReceivedTheDescriptor) {
 }
 
 TEST_P(ExchangeWord, ConsumerIsKilledAfterItRejectedTheTensor) {
-  Begin(Word::kDeclinedSent, SIGKILL);
+  Begin(Word::kRejectedSent, SIGKILL);
   Step step = Offer();
   rogue_->AskFor(rogue_->To("t"));
   ASSERT_TRUE(rogue_->HasGone());
@@ -169,7 +169,7 @@ TEST_P(ExchangeWord, ConsumerIsKilledAfterItRejectedTheTensor) {
 }
 
 TEST_P(ExchangeWord, ConsumerIsKilledAfterItSentTheAck) {
-  Begin(Word::kDoneSent, SIGKILL);
+  Begin(Word::kAckSent, SIGKILL);
   Step step = Offer();
   rogue_->AskFor(rogue_->To("t"));
   ASSERT_TRUE(rogue_->HasGone());

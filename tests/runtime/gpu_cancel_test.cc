@@ -227,7 +227,7 @@ TEST(GpuCancel, SegmentThatCouldNotBeOpened_IsRequestedAgain) {
             ExpectHolds(peer, *received, static_cast<uint32_t>(i), i == 0 ? 5000 : kBytes);
           }
           // Before the producer may leave.
-          EXPECT_EQ(peer.exchange().fetcher().lane_count(), 1);
+          EXPECT_EQ(peer.exchange().fetcher().connection_count(), 1);
           peer.Meet();
         }
       });
@@ -290,7 +290,7 @@ TEST(GpuCancel, SliceReleasedBeforeItWasSent_IsNotKept) {
             environment, receiver, std::make_shared<DeferredReleaseQueue>(peer.exchange().loop()));
         absl::Notification has_probe;
         std::string probe;
-        sender->SetAnnounce([&](absl::string_view body, absl::Span<const int>) {
+        sender->SetControlChannel([&](absl::string_view body, absl::Span<const int>) {
           probe = std::string(body);
           has_probe.Notify();
           return absl::OkStatus();
@@ -299,25 +299,26 @@ TEST(GpuCancel, SliceReleasedBeforeItWasSent_IsNotKept) {
         const std::weak_ptr<Buffer> memory = cuda::MemoryOf(tensor);
         absl::Notification is_over;
         absl::Status status;
-        sender->Offer(1, tensor, {MemorySpace::kCuda, 0},
-                      [&](absl::StatusOr<TransferDescriptor> ticket) {
-                        status = ticket.status();
-                        is_over.Notify();
-                      });
+        sender->Expose(1, tensor, {MemorySpace::kCuda, 0},
+                       [&](absl::StatusOr<TransferDescriptor> descriptor) {
+                         status = descriptor.status();
+                         is_over.Notify();
+                       });
         tensor = Tensor();
         has_probe.WaitForNotification();
         sender->Release(1);
         const CudaIpcProbe sent = *DecodeCudaIpcProbe(probe);
-        ASSERT_TRUE(sender->OnReply(EncodeCudaIpcProbed({sent.pair, sent.seed, ""})).ok());
+        ASSERT_TRUE(sender->OnControlMessage(EncodeCudaIpcProbed({sent.pair, sent.seed, ""})).ok());
         is_over.WaitForNotification();
         EXPECT_TRUE(absl::IsCancelled(status)) << status;
         const absl::Time give_up = absl::Now() + kTimeout;
         while (!memory.expired() && absl::Now() < give_up) absl::SleepFor(absl::Milliseconds(1));
         EXPECT_TRUE(memory.expired());
         // A peer that releases an unsent slice, or requests a segment, violates the protocol.
-        EXPECT_TRUE(absl::IsInvalidArgument(sender->OnReply(EncodeCudaIpcTaken({1, 0}))));
-        EXPECT_TRUE(absl::IsInvalidArgument(sender->OnReply(EncodeCudaIpcWanted({sent.pair, 99}))));
-        EXPECT_TRUE(absl::IsInvalidArgument(sender->OnReply("")));
+        EXPECT_TRUE(absl::IsInvalidArgument(sender->OnControlMessage(EncodeCudaIpcTaken({1, 0}))));
+        EXPECT_TRUE(absl::IsInvalidArgument(
+            sender->OnControlMessage(EncodeCudaIpcWanted({sent.pair, 99}))));
+        EXPECT_TRUE(absl::IsInvalidArgument(sender->OnControlMessage("")));
         sender->Abort(absl::UnavailableError("over"));
         peer.Meet();
       },

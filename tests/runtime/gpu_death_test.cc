@@ -140,7 +140,7 @@ TEST(GpuDeath, ProducerIsKilledInTheMiddleOfACopy) {
         peer.Meet();
         // It can be read with any content, and everything ends.
         peer.Read(*tensor, stream->get());
-        EXPECT_TRUE(Eventually([&] { return peer.exchange().fetcher().lane_count() == 0; }));
+        EXPECT_TRUE(Eventually([&] { return peer.exchange().fetcher().connection_count() == 0; }));
         const auto next = step.Recv(KeyOf(1, "GPU:1"), absl::Seconds(1), stream->get());
         EXPECT_FALSE(next.ok());
       });

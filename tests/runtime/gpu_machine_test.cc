@@ -327,7 +327,7 @@ TEST(GpuMachine, ProbeWhoseDescriptorWasLost_IsRefused) {
             [](Gpu&) -> cuda::IpcImportCache& { FERRY_CHECK(false && "nothing is opened"); }, [] {},
             link, [](uint64_t) {});
         std::string answer;
-        receiver->SetReply([&answer](absl::string_view body, absl::Span<const int>) {
+        receiver->SetControlChannel([&answer](absl::string_view body, absl::Span<const int>) {
           answer = std::string(body);
           return absl::OkStatus();
         });
@@ -338,7 +338,7 @@ TEST(GpuMachine, ProbeWhoseDescriptorWasLost_IsRefused) {
         probe.memory.export_by = cuda::ExportBy::kPosixFd;
         probe.memory.allocation_bytes = probe.memory.bytes = kCudaIpcProbeBytes;
         UniqueFd lost[1];
-        EXPECT_TRUE(receiver->OnAnnouncement(EncodeCudaIpcProbe(probe), lost).ok());
+        EXPECT_TRUE(receiver->OnControlMessage(EncodeCudaIpcProbe(probe), lost).ok());
         const auto refused = DecodeCudaIpcProbed(answer);
         ASSERT_TRUE(refused.ok()) << refused.status();
         EXPECT_EQ(refused->pair, probe.pair);
@@ -346,7 +346,7 @@ TEST(GpuMachine, ProbeWhoseDescriptorWasLost_IsRefused) {
         EXPECT_THAT(refused->refusal, HasSubstr("ulimit -n"));
         // The segments that transfer descriptors refer to are indispensable.
         const absl::Status status =
-            receiver->OnAnnouncement(EncodeCudaIpcSegment(CudaIpcSegment()), lost);
+            receiver->OnControlMessage(EncodeCudaIpcSegment(CudaIpcSegment()), lost);
         EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
       });
 }

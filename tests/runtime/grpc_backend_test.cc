@@ -30,22 +30,22 @@ UniqueFd ConnectTo(int port) {
 // Any client can connect and send nothing, or stop in the middle.
 TEST(GrpcBackend, UnauthenticatedConnectionsDoNotDelayItsEnd) {
   // With one that is waited for this would not end.
-  GrpcBackend carrier([](int32_t) { return absl::NotFoundError("nobody is here"); },
+  GrpcBackend backend([](int32_t) { return absl::NotFoundError("nobody is here"); },
                       *HostArena::Create({}), {.grace = absl::Hours(1)});
-  RendezvousManager manager(SteadyClock(), carrier.fetcher());
-  ASSERT_TRUE(carrier.Serve(manager, {0, 1}, "127.0.0.1:0", nullptr).ok());
-  const UniqueFd silent = ConnectTo(carrier.port());
-  const UniqueFd halting = ConnectTo(carrier.port());
+  RendezvousManager manager(SteadyClock(), backend.fetcher());
+  ASSERT_TRUE(backend.Serve(manager, {0, 1}, "127.0.0.1:0", nullptr).ok());
+  const UniqueFd silent = ConnectTo(backend.port());
+  const UniqueFd halting = ConnectTo(backend.port());
   constexpr char kPreface[] = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
   ASSERT_EQ(write(halting.get(), kPreface, 10), 10);
-  const UniqueFd idle = ConnectTo(carrier.port());
+  const UniqueFd idle = ConnectTo(backend.port());
   // The preface, and an empty SETTINGS frame.
   constexpr char kSettings[9] = {0, 0, 0, 4, 0, 0, 0, 0, 0};
   ASSERT_EQ(write(idle.get(), kPreface, sizeof(kPreface) - 1), ssize_t{sizeof(kPreface) - 1});
   ASSERT_EQ(write(idle.get(), kSettings, sizeof(kSettings)), ssize_t{sizeof(kSettings)});
   char answer[9];
   ASSERT_EQ(recv(idle.get(), answer, sizeof(answer), MSG_WAITALL), ssize_t{sizeof(answer)});
-  carrier.Stop();
+  backend.Stop();
 }
 
 }  // namespace

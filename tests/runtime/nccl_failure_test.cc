@@ -330,8 +330,8 @@ TEST(NcclFailure, WithoutNcclOnOneSide_IsStaged) {
           query.source = &peer.exchange().self();
           query.destination = &endpoint;
           query.bytes = kBytes;
-          query.source_place = {MemorySpace::kCuda, 0};
-          query.destination_place = {MemorySpace::kCuda, 1};
+          query.source_location = {MemorySpace::kCuda, 0};
+          query.destination_location = {MemorySpace::kCuda, 1};
           const auto choice = ExplainPath(peer.exchange().transports(), query, {});
           ASSERT_TRUE(choice.ok()) << choice.status();
           EXPECT_THAT(Explain(*choice), HasSubstr(reason));

@@ -22,14 +22,14 @@ namespace ferry {
 // Sends HELLO like every node. The test controls its later answers and requests.
 class RoguePeer final {
  public:
-  // One end of a control channel. All calls on the loop, but for `lane`.
+  // One end of a control channel. All calls on the loop, except for `channel`.
   class End;
-  // At each REQUEST: answered with End::Ticket or not at all.
+  // At each REQUEST: answered with End::SendRts or not at all.
   using OnRequest = std::function<void(End& end, uint64_t id)>;
   // At each descriptor: fetched or not.
-  using OnTicket = std::function<void(End& end, const ReadyToSendMessage& ticket)>;
+  using OnReadyToSend = std::function<void(End& end, const ReadyToSendMessage& rts)>;
 
-  RoguePeer(Directory& directory, int node, OnRequest on_request, OnTicket on_ticket = {},
+  RoguePeer(Directory& directory, int node, OnRequest on_request, OnReadyToSend on_rts = {},
             bool over_tcp = false);
   ~RoguePeer();
 
@@ -57,7 +57,7 @@ class RoguePeer final {
   void OnEnded(const absl::Status& why);
 
   const OnRequest on_request_;
-  const OnTicket on_ticket_;
+  const OnReadyToSend on_rts_;
   std::shared_ptr<HostArena> arena_;
   std::unique_ptr<EventLoop> loop_;
   std::unique_ptr<CopyPool> copier_ = std::make_unique<CopyPool>();
@@ -81,24 +81,24 @@ class RoguePeer::End final : public ControlHandler, public std::enable_shared_fr
   TransportReceiver& receiver(int number) { return *receivers_[static_cast<size_t>(number) - 1]; }
   // Offers `tensor` by the transport, sends the transfer descriptor after `change` has seen it, and
   // calls `then`.
-  void Ticket(uint64_t id, int number, const Tensor& tensor,
-              std::function<void(ReadyToSendMessage&, std::string& body)> change = {},
-              std::function<void()> then = {}) {
-    sender(number).Offer(id, tensor, {}, [=, this](absl::StatusOr<TransferDescriptor> offer) {
+  void SendRts(uint64_t id, int number, const Tensor& tensor,
+               std::function<void(ReadyToSendMessage&, std::string& body)> change = {},
+               std::function<void()> then = {}) {
+    sender(number).Expose(id, tensor, {}, [=, this](absl::StatusOr<TransferDescriptor> offer) {
       FERRY_CHECK(offer.ok());
-      ReadyToSendMessage ticket = TicketOf(id, number, tensor);
+      ReadyToSendMessage rts = RtsOf(id, number, tensor);
       std::string body = offer->body;
-      if (change) change(ticket, body);
-      ticket.body = body;
-      SendTicket(*channel_, ticket, offer->descriptors).IgnoreError();
+      if (change) change(rts, body);
+      rts.body = body;
+      SendReadyToSend(*channel_, rts, offer->descriptors).IgnoreError();
       if (then) then();
     });
   }
   // For an id that was never exposed.
-  void TicketOfNothing(uint64_t id, int number, const Tensor& like, const std::string& body) {
-    ReadyToSendMessage ticket = TicketOf(id, number, like);
-    ticket.body = body;
-    SendTicket(*channel_, ticket, {}).IgnoreError();
+  void SendRtsOfNothing(uint64_t id, int number, const Tensor& like, const std::string& body) {
+    ReadyToSendMessage rts = RtsOf(id, number, like);
+    rts.body = body;
+    SendReadyToSend(*channel_, rts, {}).IgnoreError();
   }
 
   void OnOpen(std::shared_ptr<ControlChannel> channel) override {
@@ -107,24 +107,24 @@ class RoguePeer::End final : public ControlHandler, public std::enable_shared_fr
   }
   absl::Status OnFrame(uint16_t type, absl::string_view body,
                        absl::Span<UniqueFd> descriptors) override {
-    switch (static_cast<ControlMessage>(type)) {
-      case ControlMessage::kHello:
+    switch (static_cast<PeerMessageType>(type)) {
+      case PeerMessageType::kHello:
         return OnHello(body);
-      case ControlMessage::kRequest: {
+      case PeerMessageType::kRequest: {
         FERRY_ASSIGN_OR_RETURN(const RequestMessage request, DecodeRequest(body));
         if (rogue_.on_request_) rogue_.on_request_(*this, request.id);
         return absl::OkStatus();
       }
-      case ControlMessage::kTicket: {
-        FERRY_ASSIGN_OR_RETURN(const ReadyToSendMessage ticket, DecodeTicket(body));
-        if (rogue_.on_ticket_) rogue_.on_ticket_(*this, ticket);
+      case PeerMessageType::kReadyToSend: {
+        FERRY_ASSIGN_OR_RETURN(const ReadyToSendMessage rts, DecodeReadyToSend(body));
+        if (rogue_.on_rts_) rogue_.on_rts_(*this, rts);
         return absl::OkStatus();
       }
-      case ControlMessage::kAnnouncement: {
-        FERRY_ASSIGN_OR_RETURN(const auto announcement, DecodeAnnouncement(body));
-        return receiver(announcement.transport).OnAnnouncement(announcement.body, descriptors);
+      case PeerMessageType::kSenderControl: {
+        FERRY_ASSIGN_OR_RETURN(const auto announcement, DecodeTransportControl(body));
+        return receiver(announcement.transport).OnControlMessage(announcement.body, descriptors);
       }
-      case ControlMessage::kDone: {
+      case PeerMessageType::kAck: {
         FERRY_ASSIGN_OR_RETURN(const uint64_t id, DecodeId(body));
         for (const auto& each : senders_) each->Release(id);
         return absl::OkStatus();
@@ -147,12 +147,12 @@ class RoguePeer::End final : public ControlHandler, public std::enable_shared_fr
   }
 
  private:
-  static ReadyToSendMessage TicketOf(uint64_t id, int number, const Tensor& tensor) {
-    ReadyToSendMessage ticket;
-    ticket.id = id;
-    ticket.transport = static_cast<uint8_t>(number);
-    ticket.header = {tensor.dtype(), tensor.shape(), tensor.bytes(), {}};
-    return ticket;
+  static ReadyToSendMessage RtsOf(uint64_t id, int number, const Tensor& tensor) {
+    ReadyToSendMessage rts;
+    rts.id = id;
+    rts.transport = static_cast<uint8_t>(number);
+    rts.header = {tensor.dtype(), tensor.shape(), tensor.bytes(), {}};
+    return rts;
   }
   void SayHello() {
     const Endpoint& self = rogue_.self_;
@@ -168,12 +168,12 @@ class RoguePeer::End final : public ControlHandler, public std::enable_shared_fr
     for (const auto& transport : rogue_.transports_) {
       ++number;
       senders_.push_back(transport->CreateSender(peer));
-      senders_.back()->SetAnnounce(
+      senders_.back()->SetControlChannel(
           [channel = channel_, number](absl::string_view said, absl::Span<const int> descriptors) {
-            return SendAnnouncement(*channel, {static_cast<uint8_t>(number), said}, descriptors);
+            return SendSenderControl(*channel, {static_cast<uint8_t>(number), said}, descriptors);
           });
       receivers_.push_back(transport->CreateReceiver(peer, [channel = channel_](uint64_t id) {
-        (void)SendId(*channel, ControlMessage::kDone, id);
+        (void)SendId(*channel, PeerMessageType::kAck, id);
       }));
     }
     if (!is_opener_) SayHello();
@@ -190,8 +190,8 @@ class RoguePeer::End final : public ControlHandler, public std::enable_shared_fr
 };
 
 inline RoguePeer::RoguePeer(Directory& directory, int node, OnRequest on_request,
-                            OnTicket on_ticket, bool over_tcp)
-    : on_request_(std::move(on_request)), on_ticket_(std::move(on_ticket)) {
+                            OnReadyToSend on_rts, bool over_tcp)
+    : on_request_(std::move(on_request)), on_rts_(std::move(on_rts)) {
   arena_ = *HostArena::Create({});
   loop_ = *EventLoop::Create({});
   self_.peer = {node, 1000u + static_cast<uint64_t>(node)};

@@ -21,13 +21,13 @@ enum class Word {
   // As the producer: it has received a REQUEST; it has sent the descriptor of a tensor in its
   // arena.
   kRequestHeard,
-  kTicketSent,
+  kReadyToSendSent,
   // As the consumer, for a value that it requests on command: it has sent the REQUEST; it has
-  // received the descriptor; it has sent DECLINED, or DONE, without reading anything.
+  // received the descriptor; it has sent REJECTED, or ACK, without reading anything.
   kRequestSent,
-  kTicketHeard,
-  kDeclinedSent,
-  kDoneSent,
+  kReadyToSendReceived,
+  kRejectedSent,
+  kAckSent,
 };
 
 // Takes part in one transfer, as node kPeer.
@@ -97,17 +97,17 @@ class RogueProcess final {
           Tensor tensor = *Tensor::Create(DataType::kUint8, *Shape::Create({bytes}),
                                           *peer.arena().Allocate(static_cast<size_t>(bytes)));
           FillPattern(tensor, 7);
-          end.Ticket(id, peer.NumberOf(transport), tensor, {},
-                     [&reach] { reach(Word::kTicketSent); });
+          end.SendRts(id, peer.NumberOf(transport), tensor, {},
+                      [&reach] { reach(Word::kReadyToSendSent); });
         },
-        [&](RoguePeer::End& end, const ReadyToSendMessage& ticket) {
-          reach(Word::kTicketHeard);
-          if (at == Word::kDeclinedSent) {
-            SendDeclined(end.channel(),
-                         {ticket.id, absl::DataLossError("it smells"), kStepOfRogue, {}})
+        [&](RoguePeer::End& end, const ReadyToSendMessage& rts) {
+          reach(Word::kReadyToSendReceived);
+          if (at == Word::kRejectedSent) {
+            SendRejected(end.channel(),
+                         {rts.id, absl::DataLossError("it smells"), kStepOfRogue, {}})
                 .IgnoreError();
           } else {
-            SendId(end.channel(), ControlMessage::kDone, ticket.id).IgnoreError();
+            SendId(end.channel(), PeerMessageType::kAck, rts.id).IgnoreError();
           }
           reach(at);
         });

@@ -44,7 +44,7 @@ class StepClose : public ::testing::TestWithParam<std::string> {
     TransferEngineOptions options;
     options.flush_timeout = hear;
     if (GetParam() == "grpc") {
-      options.carrier = Carrier::kGrpc;
+      options.protocol = WireProtocol::kGrpc;
     } else {
       options.require_transport = GetParam();
     }
@@ -217,7 +217,7 @@ INSTANTIATE_TEST_SUITE_P(Over, StepCloseThatHears, ::testing::Values("tcp"),
 TEST(StepAbort, EndsTransfersInFlightByGrpc) {
   Directory directory;
   TransferEngineOptions options;
-  options.carrier = Carrier::kGrpc;
+  options.protocol = WireProtocol::kGrpc;
   ExchangeEnd source(directory, 1, options);
   ExchangeEnd sink(directory, 2, options);
   Endpoint seen = source.exchange->self();

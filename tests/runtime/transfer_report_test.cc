@@ -65,12 +65,12 @@ TEST(TransferReportTest, LatencyIsMeasuredWhenAChannelOpens) {
   Directory directory;
   ExchangeEnd a(directory, 1);
   ExchangeEnd b(directory, 2);
-  EXPECT_EQ(PathTo(ReportOf(a), 2), nullptr) << "there is no lane yet";
+  EXPECT_EQ(PathTo(ReportOf(a), 2), nullptr) << "there is no connection yet";
   Move(a, b, 1, 8);
   ASSERT_TRUE(Becomes([&] {
     const TransferReport report = ReportOf(a);
     const PathReport* const path = PathTo(report, 2);
-    return path != nullptr && CostOf(*path, "shm")->latency_basis == CostBasis::kSeen;
+    return path != nullptr && CostOf(*path, "shm")->latency_basis == CostBasis::kMeasured;
   }));
   const TransferReport report = ReportOf(a);
   const PathCost shm = *CostOf(*PathTo(report, 2), "shm");
@@ -85,7 +85,7 @@ TEST(TransferReportTest, LatencyIsMeasuredWhenAChannelOpens) {
   EXPECT_GE(CostOf(*PathTo(report, 2), "tcp")->latency, shm.latency);
   EXPECT_EQ(PathTo(report, 2)->channel, "shm");
   // The other side's, and a receiver's explanation.
-  EXPECT_EQ(CostOf(*PathTo(ReportOf(b), 1), "shm")->latency_basis, CostBasis::kSeen);
+  EXPECT_EQ(CostOf(*PathTo(ReportOf(b), 1), "shm")->latency_basis, CostBasis::kMeasured);
   EXPECT_THAT(Explain(*b.exchange->PathFrom(a.exchange->self(), 8, true)),
               HasSubstr("us measured "));
   // Within the process.
@@ -104,7 +104,8 @@ TEST(TransferReportTest, TransfersRefreshTheEstimates) {
   ASSERT_TRUE(Becomes([&] {
     const TransferReport report = ReportOf(a);
     const PathCost* const tcp = CostOf(*PathTo(report, 2), "tcp");
-    return tcp->bandwidth_basis == CostBasis::kSeen && tcp->latency_basis == CostBasis::kSeen;
+    return tcp->bandwidth_basis == CostBasis::kMeasured &&
+           tcp->latency_basis == CostBasis::kMeasured;
   }));
   const TransferReport report = ReportOf(a);
   EXPECT_GT(CostOf(*PathTo(report, 2), "tcp")->bytes_per_second, 1e6);
@@ -144,7 +145,7 @@ TEST(TransferReportTest, CopyToTheArena_IsMeasured) {
   ExchangeEnd b(directory, 2, only);
   Move(a, b, 1, 8 << 20, /*is_in_arena=*/false);
   const TransferReport report = ReportOf(a);
-  EXPECT_EQ(CostOf(*PathTo(report, 2, false), "shm")->bandwidth_basis, CostBasis::kSeen);
+  EXPECT_EQ(CostOf(*PathTo(report, 2, false), "shm")->bandwidth_basis, CostBasis::kMeasured);
 }
 
 TEST(TransferReportTest, ReportsThePagesOfTheArena) {
@@ -187,7 +188,7 @@ TEST(TransferReportTest, CountsConnectionsWithoutAProof) {
 TEST(TransferReportTest, CountsCallsWithoutAProof) {
   Directory directory;
   TransferEngineOptions options;
-  options.carrier = Carrier::kGrpc;
+  options.protocol = WireProtocol::kGrpc;
   ExchangeEnd a(directory, 1, options);
   options.token = "another job";
   ExchangeEnd b(directory, 2, options);

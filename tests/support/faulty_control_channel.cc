@@ -23,10 +23,10 @@ namespace {
 
 // As in rendezvous/peer/peer_protocol.h: the bytes before the dimensions and the body of a transfer
 // descriptor.
-constexpr uint16_t kTicket = 3;
+constexpr uint16_t kReadyToSend = 3;
 // As in rendezvous/peer/frame_checksum.h.
-constexpr uint16_t kSealBit = 0x8000;
-constexpr size_t kTicketHead = 24;
+constexpr uint16_t kChecksumBit = 0x8000;
+constexpr size_t kReadyToSendHead = 24;
 constexpr size_t kRankAt = 17;
 
 }  // namespace
@@ -38,13 +38,13 @@ class FaultyWire::End final : public ControlChannel {
 
   absl::Status Send(uint16_t type, absl::Span<const absl::string_view> parts,
                     absl::Span<const int> descriptors) override {
-    FERRY_RETURN_IF_ERROR(CheckLaneBody(parts));
+    FERRY_RETURN_IF_ERROR(CheckControlBody(parts));
     if (!closed.ok()) return closed;
     const std::shared_ptr<End> to = other.lock();
     if (wire == nullptr || to == nullptr) return PeerHasGone(peer_);
     if (wire->Chance(wire->faults_.refuse)) {
       ++wire->damaged_;
-      return LaneQueueIsFull(peer_, 1, 1, 1);
+      return ControlQueueIsFull(peer_, 1, 1, 1);
     }
     WireFrame frame = {.type = type};
     for (const absl::string_view part : parts) absl::StrAppend(&frame.body, part);
@@ -153,9 +153,9 @@ void FaultyWire::Damage(std::deque<WireFrame>& frames) {
     front.body.resize(random_() % front.body.size());
   }
   if (Chance(faults_.corrupt)) flip(0);
-  if ((front.type & ~kSealBit) == kTicket && front.body.size() > kTicketHead &&
+  if ((front.type & ~kChecksumBit) == kReadyToSend && front.body.size() > kReadyToSendHead &&
       Chance(faults_.corrupt_body)) {
-    flip(kTicketHead + 8u * static_cast<unsigned char>(front.body[kRankAt]));
+    flip(kReadyToSendHead + 8u * static_cast<unsigned char>(front.body[kRankAt]));
   }
   if (frames.size() > 1 && Chance(faults_.reorder)) {
     ++damaged_;

@@ -34,8 +34,8 @@ class FaultySender final : public TransportSender,
  public:
   explicit FaultySender(StatePtr state) : state_(std::move(state)) { ++state_->halves; }
 
-  void Offer(uint64_t id, const Tensor& tensor, const TensorLocation& to,
-             OfferCallback done) override {
+  void Expose(uint64_t id, const Tensor& tensor, const TensorLocation& to,
+              ExposeCallback done) override {
     if (!aborted_.ok()) return std::move(done)(aborted_);
     if (state_->Chance(state_->faults.fail)) {
       ++state_->failed;
@@ -59,18 +59,18 @@ class FaultySender final : public TransportSender,
   }
 
   void Release(uint64_t id) override {
-    const auto found = tickets_.find(id);
-    if (found == tickets_.end()) return;
+    const auto found = descriptors_.find(id);
+    if (found == descriptors_.end()) return;
     if (state_->viewed.contains(found->second)) ++state_->early_releases;
     state_->lent.erase(found->second);
-    tickets_.erase(found);
+    descriptors_.erase(found);
   }
 
   void Abort(const absl::Status& why) override {
     if (aborted_.ok()) ++state_->aborted_halves;
     aborted_ = why;
-    for (const auto& [id, ticket] : tickets_) state_->lent.erase(ticket);
-    tickets_.clear();
+    for (const auto& [id, descriptor] : descriptors_) state_->lent.erase(descriptor);
+    descriptors_.clear();
     auto pending = std::exchange(pending_, {});
     for (auto& [number, each] : pending) std::move(each.done)(why);
   }
@@ -79,20 +79,20 @@ class FaultySender final : public TransportSender,
   struct Pending {
     uint64_t id;
     Tensor tensor;
-    OfferCallback done;
+    ExposeCallback done;
   };
 
   absl::StatusOr<TransferDescriptor> Lend(uint64_t id, const Tensor& tensor) {
     if (!aborted_.ok()) return aborted_;
-    const uint64_t ticket = ++state_->last_ticket;
+    const uint64_t descriptor = ++state_->last_descriptor;
     // "None is used twice."
-    FERRY_CHECK(tickets_.emplace(id, ticket).second);
-    state_->lent.emplace(ticket, tensor);
+    FERRY_CHECK(descriptors_.emplace(id, descriptor).second);
+    state_->lent.emplace(descriptor, tensor);
     // A number, and that again, so that a changed one is not by chance another one's.
     char room[16];
     ByteWriter writer(room, sizeof(room));
-    writer.Put(ticket);
-    writer.Put(~ticket);
+    writer.Put(descriptor);
+    writer.Put(~descriptor);
     return TransferDescriptor{.body = std::string(writer.view())};
   }
 
@@ -100,7 +100,7 @@ class FaultySender final : public TransportSender,
   absl::Status aborted_;
   uint64_t last_pending_ = 0;
   std::map<uint64_t, Pending> pending_;
-  std::map<uint64_t, uint64_t> tickets_;
+  std::map<uint64_t, uint64_t> descriptors_;
 };
 
 class FaultyReceiver final : public TransportReceiver,
@@ -114,16 +114,16 @@ class FaultyReceiver final : public TransportReceiver,
     ++state_->halves;
   }
 
-  void Take(uint64_t id, const TensorHeader& header, absl::string_view body,
-            absl::Span<UniqueFd> descriptors, const Tensor& destination,
-            TakeCallback done) override {
+  void Fetch(uint64_t id, const TensorHeader& header, absl::string_view body,
+             absl::Span<UniqueFd> descriptors, const Tensor& destination,
+             FetchCallback done) override {
     ByteReader reader(body);
-    const auto ticket = reader.Get<uint64_t>();
+    const auto descriptor = reader.Get<uint64_t>();
     const auto again = reader.Get<uint64_t>();
-    const auto found = state_->lent.find(ticket);
-    if (reader.is_short() || !reader.rest().empty() || again != ~ticket ||
+    const auto found = state_->lent.find(descriptor);
+    if (reader.is_short() || !reader.rest().empty() || again != ~descriptor ||
         found == state_->lent.end() || found->second.bytes() != header.bytes) {
-      return std::move(done)(absl::InvalidArgumentError("a ticket that makes no sense"), false);
+      return std::move(done)(absl::InvalidArgumentError("a descriptor that makes no sense"), false);
     }
     if (!aborted_.ok()) return std::move(done)(aborted_, false);
     if (state_->Chance(state_->faults.fail)) {
@@ -138,7 +138,7 @@ class FaultyReceiver final : public TransportReceiver,
       return std::move(done)(absl::AbortedError("the other side was not ready"), false);
     }
     FERRY_CHECK(!pending_.contains(id));
-    Pending pending = {header, ticket, found->second, destination, std::move(done)};
+    Pending pending = {header, descriptor, found->second, destination, std::move(done)};
     if (!state_->Chance(state_->faults.later + state_->faults.never)) {
       return Finish(id, std::move(pending));
     }
@@ -160,7 +160,7 @@ class FaultyReceiver final : public TransportReceiver,
     if (found != pending_.end()) found->second.is_cancelled = true;
   }
 
-  void Drop(uint64_t, const TensorHeader&, absl::string_view, absl::Span<UniqueFd>) override {}
+  void Discard(uint64_t, const TensorHeader&, absl::string_view, absl::Span<UniqueFd>) override {}
 
   void Abort(const absl::Status& why) override {
     if (aborted_.ok()) ++state_->aborted_halves;
@@ -172,10 +172,10 @@ class FaultyReceiver final : public TransportReceiver,
  private:
   struct Pending {
     TensorHeader header;
-    uint64_t ticket;
+    uint64_t descriptor;
     Tensor from;
     Tensor destination;
-    TakeCallback done;
+    FetchCallback done;
     bool is_cancelled = false;
   };
 
@@ -185,11 +185,11 @@ class FaultyReceiver final : public TransportReceiver,
     }
     const bool is_corrupted = state_->Chance(state_->faults.corrupt) && pending.header.bytes > 0;
     if (makes_views_ && !pending.destination.is_valid() && !is_corrupted) {
-      ++state_->viewed[pending.ticket];
+      ++state_->viewed[pending.descriptor];
       auto view = WrapForeignBuffer(
           const_cast<void*>(pending.from.data()), pending.header.bytes,
-          [self = shared_from_this(), id, ticket = pending.ticket, from = pending.from] {
-            if (--self->state_->viewed[ticket] == 0) self->state_->viewed.erase(ticket);
+          [self = shared_from_this(), id, descriptor = pending.descriptor, from = pending.from] {
+            if (--self->state_->viewed[descriptor] == 0) self->state_->viewed.erase(descriptor);
             self->release_(id);
           });
       return std::move(pending.done)(

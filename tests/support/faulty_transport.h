@@ -16,16 +16,16 @@
 
 namespace ferry {
 
-// Faults per thousand calls of Offer or Take; the rest complete inside the call.
+// Faults per thousand calls of Expose or Fetch; the rest complete inside the call.
 struct TransportFaults {
   int later = 0;
   // Not before its half is aborted.
   int never = 0;
-  // RESOURCE_EXHAUSTED of an Offer; that or UNAVAILABLE of a Take.
+  // RESOURCE_EXHAUSTED of an Expose; that or UNAVAILABLE of a Fetch.
   int fail = 0;
   // A bit of the tensor is changed in transit.
   int corrupt = 0;
-  // Take of a copy fails with ABORTED, which then requests the tensor once more.
+  // Fetch of a copy fails with ABORTED, which then requests the tensor once more.
   int again = 0;
 };
 
@@ -44,7 +44,7 @@ struct FaultyTransportState {
   std::map<uint64_t, Tensor> lent;
   // Tensors that have a view.
   std::map<uint64_t, int> viewed;
-  uint64_t last_ticket = 0;
+  uint64_t last_descriptor = 0;
   // That many queries of the cost from now on are refused.
   int refused_costs = 0;
   // Endpoints that were made, and how many of them have been aborted.

@@ -101,7 +101,7 @@ TEST(DLPack, UnsupportedTensorsStayWithTheirOwner) {
           "more than any memory has");
   refuses([](Foreign& f) { f.managed.dl_tensor.device.device_type = 10; }, kInvalid, "type 10");
   refuses([](Foreign& f) { f.managed.dl_tensor.device = {2, -1}; }, kInvalid, "device -1");
-  refuses([](Foreign& f) { f.managed.dl_tensor.dtype.channels = 4; }, kUnimplemented, "4 lanes");
+  refuses([](Foreign& f) { f.managed.dl_tensor.dtype.lanes = 4; }, kUnimplemented, "4 lanes");
   refuses([](Foreign& f) { f.managed.dl_tensor.dtype = {0, 4, 1}; }, kUnimplemented, "packed");
   refuses([](Foreign& f) { f.managed.dl_tensor.dtype = {99, 32, 1}; }, kUnimplemented, "code 99");
   refuses([](Foreign& f) { f.managed.dl_tensor.ndim = -1; }, kInvalid, "no shape");

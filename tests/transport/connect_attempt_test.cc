@@ -23,7 +23,7 @@ namespace {
 // A peer that is restarting, with many requests for it: each timer would be kept for the timeout of
 // a handshake, and wake the loop once more.
 TEST(ConnectAttemptTest, FailedAttempts_ShareATimer) {
-  LaneEnd a(PeerId{1, 11});
+  ControlEnd a(PeerId{1, 11});
   for (int i = 0; i < 50; ++i) {
     auto client = std::make_shared<RecordingHandler>();
     a.hub->Connect(PeerId{2, 22}, {.tcp = {"127.0.0.1:1"}}, false, client);
@@ -34,7 +34,7 @@ TEST(ConnectAttemptTest, FailedAttempts_ShareATimer) {
 
 // A peer that has no room for a connection is tried again for as long as an address is.
 TEST(ConnectAttemptTest, AddressThatIsTriedAgain_HasOneTimer) {
-  LaneEnd a(PeerId{1, 11});
+  ControlEnd a(PeerId{1, 11});
   auto listening = *ListenTcp("127.0.0.1:0");
   const std::string words = Handshake::OutOfDescriptors({.self = PeerId{2, 22}, .token = "token"});
   auto client = std::make_shared<RecordingHandler>();
@@ -59,7 +59,7 @@ TEST(ConnectAttemptTest, AddressThatIsTriedAgain_HasOneTimer) {
 
 // The peer reported why it could keep no connection, and was too slow to report it again.
 TEST(ConnectAttemptTest, PeersReason_IsTheErrorAtTheTimeout) {
-  LaneEnd a(PeerId{1, 11}, "token", absl::Milliseconds(500));
+  ControlEnd a(PeerId{1, 11}, "token", absl::Milliseconds(500));
   auto listening = *ListenTcp("127.0.0.1:0");
   const std::string words = Handshake::OutOfDescriptors({.self = PeerId{2, 22}, .token = "token"});
   auto client = std::make_shared<RecordingHandler>();

@@ -42,7 +42,7 @@ class RecordingHandler : public ControlHandler {
   }
 
   // Null if there is none in time.
-  std::shared_ptr<ControlChannel> WaitForLane() {
+  std::shared_ptr<ControlChannel> WaitForChannel() {
     absl::MutexLock lock(&mu_);
     const auto is_there = [this] { return !channel_.expired() || !closed_.ok(); };
     mu_.AwaitWithTimeout(absl::Condition(&is_there), absl::Seconds(10));
@@ -80,10 +80,10 @@ class RecordingHandler : public ControlHandler {
 };
 
 // A process as far as control channels go.
-struct LaneEnd {
-  explicit LaneEnd(PeerId self, std::string token = "token",
-                   absl::Duration handshake_timeout = absl::Seconds(10),
-                   EventLoopOptions loop_options = {}) {
+struct ControlEnd {
+  explicit ControlEnd(PeerId self, std::string token = "token",
+                      absl::Duration handshake_timeout = absl::Seconds(10),
+                      EventLoopOptions loop_options = {}) {
     loop = *EventLoop::Create(std::move(loop_options));
     ConnectionManagerOptions options;
     options.handshake = {.self = self, .token = std::move(token)};
@@ -103,7 +103,7 @@ struct LaneEnd {
     addresses.tcp = {absl::StrCat("127.0.0.1:", hub->tcp_port())};
     peer = self;
   }
-  ~LaneEnd() { hub->Close(); }
+  ~ControlEnd() { hub->Close(); }
 
   PeerId peer;
   std::shared_ptr<RecordingHandler> accepted = std::make_shared<RecordingHandler>();

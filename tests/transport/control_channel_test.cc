@@ -34,27 +34,27 @@ class ControlChannelTest : public ::testing::TestWithParam<bool> {
   // Connects a to b; both handlers have their control channels afterwards.
   void Connect() {
     a_.hub->Connect(b_.peer, b_.addresses, is_unix(), client_);
-    client_lane_ = client_->WaitForLane();
-    ASSERT_NE(client_lane_, nullptr) << client_->WaitForClosed();
-    server_lane_ = b_.accepted->WaitForLane();
-    ASSERT_NE(server_lane_, nullptr);
+    client_channel_ = client_->WaitForChannel();
+    ASSERT_NE(client_channel_, nullptr) << client_->WaitForClosed();
+    server_channel_ = b_.accepted->WaitForChannel();
+    ASSERT_NE(server_channel_, nullptr);
   }
 
-  LaneEnd a_{PeerId{1, 11}};
-  LaneEnd b_{PeerId{2, 22}};
+  ControlEnd a_{PeerId{1, 11}};
+  ControlEnd b_{PeerId{2, 22}};
   std::shared_ptr<RecordingHandler> client_ = std::make_shared<RecordingHandler>();
-  std::shared_ptr<ControlChannel> client_lane_;
-  std::shared_ptr<ControlChannel> server_lane_;
+  std::shared_ptr<ControlChannel> client_channel_;
+  std::shared_ptr<ControlChannel> server_channel_;
 };
 
 TEST_P(ControlChannelTest, FramesArriveInOrderInBothDirections) {
   Connect();
-  EXPECT_EQ(client_lane_->peer(), b_.peer);
-  EXPECT_EQ(server_lane_->peer(), a_.peer);
+  EXPECT_EQ(client_channel_->peer(), b_.peer);
+  EXPECT_EQ(server_channel_->peer(), a_.peer);
   for (int i = 0; i < 5000; ++i) {
     const std::string text = absl::StrCat("there ", i);
-    ASSERT_TRUE(client_lane_->Send(static_cast<uint16_t>(i), {"go ", text}).ok());
-    ASSERT_TRUE(server_lane_->Send(7, {absl::StrCat("back ", i)}).ok());
+    ASSERT_TRUE(client_channel_->Send(static_cast<uint16_t>(i), {"go ", text}).ok());
+    ASSERT_TRUE(server_channel_->Send(7, {absl::StrCat("back ", i)}).ok());
   }
   const auto there = b_.accepted->WaitForFrames(5000);
   const auto back = client_->WaitForFrames(5000);
@@ -71,26 +71,27 @@ TEST_P(ControlChannelTest, AcceptsBodiesOfAllSizesAndMoreThanFits) {
   Connect();
   // Several times the size of a ring or a socket buffer.
   for (int i = 0; i < 400; ++i) {
-    const size_t size = i * 977 % (kMaxLaneBody + 1);
-    ASSERT_TRUE(client_lane_->Send(1, {std::string(size, static_cast<char>('a' + i % 26))}).ok());
+    const size_t size = i * 977 % (kMaxControlBody + 1);
+    ASSERT_TRUE(
+        client_channel_->Send(1, {std::string(size, static_cast<char>('a' + i % 26))}).ok());
   }
   // The largest one, in between others, and by itself.
-  const size_t most = client_lane_->max_body();
+  const size_t most = client_channel_->max_body();
   const size_t large[] = {most, 1, most - 1, most, 50'000, most};
   for (const size_t size : large) {
-    ASSERT_TRUE(client_lane_->Send(2, {std::string(size, 'z')}).ok());
+    ASSERT_TRUE(client_channel_->Send(2, {std::string(size, 'z')}).ok());
   }
   const auto frames = b_.accepted->WaitForFrames(406);
   ASSERT_EQ(frames.size(), 406u);
   for (int i = 0; i < 400; ++i) {
-    ASSERT_EQ(frames[i].second.size(), i * 977 % (kMaxLaneBody + 1));
+    ASSERT_EQ(frames[i].second.size(), i * 977 % (kMaxControlBody + 1));
     EXPECT_EQ(frames[i].second.find_first_not_of(static_cast<char>('a' + i % 26)),
               std::string::npos);
   }
   for (size_t i = 0; i < 6; ++i) {
     EXPECT_EQ(frames[400 + i].second, std::string(large[i], 'z'));
   }
-  EXPECT_EQ(client_lane_->Send(1, {std::string(most + 1, 'x')}).code(),
+  EXPECT_EQ(client_channel_->Send(1, {std::string(most + 1, 'x')}).code(),
             absl::StatusCode::kInvalidArgument);
 }
 
@@ -100,7 +101,7 @@ TEST_P(ControlChannelTest, SendersOnManyThreadsLoseNothing) {
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([this, t] {
       for (int i = 0; i < 2000; ++i) {
-        ASSERT_TRUE(client_lane_->Send(static_cast<uint16_t>(t), {absl::StrCat(i)}).ok());
+        ASSERT_TRUE(client_channel_->Send(static_cast<uint16_t>(t), {absl::StrCat(i)}).ok());
       }
     });
   }
@@ -118,11 +119,12 @@ TEST_P(ControlChannelTest, FrameAfterABurst_WakesTheReader) {
   Connect();
   size_t sent = 0;
   for (int burst = 0; burst < 30; ++burst) {
-    for (int i = 0; i < 300; ++i, ++sent) ASSERT_TRUE(client_lane_->Send(1, {"one of many"}).ok());
+    for (int i = 0; i < 300; ++i, ++sent)
+      ASSERT_TRUE(client_channel_->Send(1, {"one of many"}).ok());
     ASSERT_EQ(b_.accepted->WaitForFrames(sent).size(), sent);
     absl::SleepFor(absl::Milliseconds(3));
     ++sent;
-    ASSERT_TRUE(client_lane_->Send(1, {"the last"}).ok());
+    ASSERT_TRUE(client_channel_->Send(1, {"the last"}).ok());
     ASSERT_EQ(b_.accepted->WaitForFrames(sent).size(), sent);
   }
 }
@@ -130,14 +132,14 @@ TEST_P(ControlChannelTest, FrameAfterABurst_WakesTheReader) {
 // While its callers come and go a process is not woken for each frame, except by a caller that can
 // only wait for it.
 TEST(ControlChannelPollingTest, BlockingCaller_WakesAPollingPeer) {
-  LaneEnd asks(PeerId{1, 11});
+  ControlEnd asks(PeerId{1, 11});
   // It would not look by itself before the test is over.
-  LaneEnd dozes(PeerId{2, 22}, "token", absl::Seconds(10), {.tick = absl::Hours(1)});
+  ControlEnd dozes(PeerId{2, 22}, "token", absl::Seconds(10), {.tick = absl::Hours(1)});
   const auto client = std::make_shared<RecordingHandler>();
   asks.hub->Connect(dozes.peer, dozes.addresses, /*use_unix=*/true, client);
-  const std::shared_ptr<ControlChannel> channel = client->WaitForLane();
+  const std::shared_ptr<ControlChannel> channel = client->WaitForChannel();
   ASSERT_NE(channel, nullptr) << client->WaitForClosed();
-  ASSERT_NE(dozes.accepted->WaitForLane(), nullptr);
+  ASSERT_NE(dozes.accepted->WaitForChannel(), nullptr);
   Doorbell& bell = dozes.loop->doorbell();
   const auto in = [](absl::Duration duration) { return SteadyClock().Now() + duration; };
   for (const absl::Time end = in(absl::Seconds(20)); !bell.is_dozing() && SteadyClock().Now() < end;
@@ -160,27 +162,27 @@ TEST(ControlChannelPollingTest, BlockingCaller_WakesAPollingPeer) {
 
 TEST_P(ControlChannelTest, CloseNotifiesBothSides) {
   Connect();
-  ASSERT_TRUE(client_lane_->Send(1, {"last word"}).ok());
+  ASSERT_TRUE(client_channel_->Send(1, {"last word"}).ok());
   ASSERT_EQ(b_.accepted->WaitForFrames(1).size(), 1u);
-  client_lane_->Close(absl::CancelledError("enough"));
+  client_channel_->Close(absl::CancelledError("enough"));
   EXPECT_EQ(client_->WaitForClosed(), absl::CancelledError("enough"));
   const absl::Status there = b_.accepted->WaitForClosed();
   EXPECT_EQ(there.code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(std::string(there.message()), HasSubstr("node 1 has closed its connection"));
-  EXPECT_EQ(client_lane_->Send(1, {"x"}), absl::CancelledError("enough"));
-  EXPECT_FALSE(server_lane_->Send(1, {"x"}).ok());
+  EXPECT_EQ(client_channel_->Send(1, {"x"}), absl::CancelledError("enough"));
+  EXPECT_FALSE(server_channel_->Send(1, {"x"}).ok());
 }
 
 TEST_P(ControlChannelTest, HandlerThatRefusesAFrame_EndsTheChannel) {
   Connect();
   b_.accepted->SetVerdict(absl::InvalidArgumentError("what is that?"));
-  ASSERT_TRUE(client_lane_->Send(1, {"odd"}).ok());
+  ASSERT_TRUE(client_channel_->Send(1, {"odd"}).ok());
   EXPECT_EQ(b_.accepted->WaitForClosed(), absl::InvalidArgumentError("what is that?"));
   EXPECT_EQ(client_->WaitForClosed().code(), absl::StatusCode::kUnavailable);
 }
 
 TEST_P(ControlChannelTest, WrongToken_IsRefusedAndCounted) {
-  LaneEnd stranger(PeerId{3, 33}, "another token");
+  ControlEnd stranger(PeerId{3, 33}, "another token");
   stranger.hub->Connect(b_.peer, b_.addresses, is_unix(), client_);
   const absl::Status status = client_->WaitForClosed();
   EXPECT_EQ(status.code(), absl::StatusCode::kUnauthenticated);
@@ -203,10 +205,10 @@ TEST_P(ControlChannelTest, PeersThatReadNothing_AreReportedInTheEnd) {
   const auto go = std::make_shared<absl::Notification>();
   b_.loop->Post([go] { go->WaitForNotification(); });
   absl::Status status;
-  const std::string body(kMaxLaneBody, 'x');
-  for (int i = 0; i < 5000 && status.ok(); ++i) status = client_lane_->Send(1, {body});
+  const std::string body(kMaxControlBody, 'x');
+  for (int i = 0; i < 5000 && status.ok(); ++i) status = client_channel_->Send(1, {body});
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("--lane-queue-bytes"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("--peer-queue-bytes"));
   go->Notify();
 }
 
@@ -214,11 +216,11 @@ INSTANTIATE_TEST_SUITE_P(Media, ControlChannelTest, ::testing::Bool(),
                          [](const auto& info) { return info.param ? "Shm" : "Tcp"; });
 
 TEST(ShmControlChannelTest, DescriptorsArriveWithTheirFrames) {
-  LaneEnd a(PeerId{1, 11});
-  LaneEnd b(PeerId{2, 22});
+  ControlEnd a(PeerId{1, 11});
+  ControlEnd b(PeerId{2, 22});
   auto client = std::make_shared<RecordingHandler>();
   a.hub->Connect(b.peer, b.addresses, true, client);
-  const auto channel = client->WaitForLane();
+  const auto channel = client->WaitForChannel();
   ASSERT_NE(channel, nullptr);
   for (int i = 0; i < 20; ++i) {
     auto memory = *MemorySegment::Create(4096, {.huge_pages = false});
@@ -237,7 +239,7 @@ TEST(ShmControlChannelTest, DescriptorsArriveWithTheirFrames) {
 }
 
 TEST(ConnectionManagerTest, NamesTheTriedAddresses) {
-  LaneEnd a(PeerId{1, 11});
+  ControlEnd a(PeerId{1, 11});
   auto client = std::make_shared<RecordingHandler>();
   a.hub->Connect(PeerId{2, 22}, {.tcp = {"127.0.0.1:1", "[::1]:1"}}, false, client);
   const absl::Status status = client->WaitForClosed();
@@ -247,15 +249,15 @@ TEST(ConnectionManagerTest, NamesTheTriedAddresses) {
 }
 
 TEST(ConnectionManagerTest, TriesTheNextAddress) {
-  LaneEnd a(PeerId{1, 11});
-  LaneEnd b(PeerId{2, 22});
+  ControlEnd a(PeerId{1, 11});
+  ControlEnd b(PeerId{2, 22});
   auto client = std::make_shared<RecordingHandler>();
   a.hub->Connect(b.peer, {.tcp = {"127.0.0.1:1", b.addresses.tcp[0]}}, false, client);
-  EXPECT_NE(client->WaitForLane(), nullptr) << client->WaitForClosed();
+  EXPECT_NE(client->WaitForChannel(), nullptr) << client->WaitForClosed();
 }
 
 TEST(ConnectionManagerTest, SilentConnection_IsGivenUp) {
-  LaneEnd b(PeerId{2, 22}, "token", absl::Milliseconds(50));
+  ControlEnd b(PeerId{2, 22}, "token", absl::Milliseconds(50));
   UniqueFd silent = *BeginConnectTcp(b.addresses.tcp[0]);
   // A server that is silent, for a client.
   auto listening = *ListenTcp("127.0.0.1:0");
@@ -276,7 +278,7 @@ TEST(ConnectionManagerTest, SilentConnection_IsGivenUp) {
 
 // The timer of one silent connection is set for the next, which no later one need follow.
 TEST(ConnectionManagerTest, EachSilentConnection_IsGivenUp) {
-  LaneEnd b(PeerId{2, 22}, "token", absl::Milliseconds(200));
+  ControlEnd b(PeerId{2, 22}, "token", absl::Milliseconds(200));
   std::vector<UniqueFd> silent;
   for (int i = 0; i < 3; ++i) {
     silent.push_back(*BeginConnectTcp(b.addresses.tcp[0]));
@@ -293,7 +295,7 @@ TEST(ConnectionManagerTest, EachSilentConnection_IsGivenUp) {
 
 // In a program that continues after its part in a job is over.
 TEST(ConnectionManagerTest, SilentConnection_IsClosedWhenTheLoopEnds) {
-  auto b = std::make_unique<LaneEnd>(PeerId{2, 22});
+  auto b = std::make_unique<ControlEnd>(PeerId{2, 22});
   UniqueFd silent = *BeginConnectTcp(b->addresses.tcp[0]);
   for (int i = 0; i < 500 && b->loop->timers() == 0; ++i) absl::SleepFor(absl::Milliseconds(10));
   ASSERT_GT(b->loop->timers(), 0u) << "nobody has taken it";
@@ -317,14 +319,14 @@ TEST(ConnectionManagerTest, SilentConnection_IsClosedWhenTheLoopEnds) {
 
 // A port scanner that never closes, or an attacker who opens connections and sends nothing.
 TEST(ConnectionManagerTest, SilentCrowds_BlockNoPeer) {
-  LaneEnd a(PeerId{1, 11});
-  LaneEnd b(PeerId{2, 22});
+  ControlEnd a(PeerId{1, 11});
+  ControlEnd b(PeerId{2, 22});
   std::vector<UniqueFd> crowd;
   for (int i = 0; i < 400; ++i) crowd.push_back(*BeginConnectTcp(b.addresses.tcp[0]));
   for (const bool is_unix : {true, false}) {
     auto client = std::make_shared<RecordingHandler>();
     a.hub->Connect(b.peer, b.addresses, is_unix, client);
-    EXPECT_NE(client->WaitForLane(), nullptr) << client->WaitForClosed();
+    EXPECT_NE(client->WaitForChannel(), nullptr) << client->WaitForClosed();
   }
   EXPECT_GT(b.hub->stats().refused, 0);
 }
@@ -332,8 +334,8 @@ TEST(ConnectionManagerTest, SilentCrowds_BlockNoPeer) {
 // A process that is opening many control channels itself, at the beginning of a large job, still
 // accepts them.
 TEST(ConnectionManagerTest, OwnAttempts_BlockNoPeer) {
-  LaneEnd a(PeerId{1, 11});
-  LaneEnd b(PeerId{2, 22});
+  ControlEnd a(PeerId{1, 11});
+  ControlEnd b(PeerId{2, 22});
   auto silent = *ListenTcp("127.0.0.1:0");
   for (int i = 0; i < 300; ++i) {
     b.hub->Connect(PeerId{100 + i, 33}, {.tcp = {absl::StrCat("127.0.0.1:", silent.port)}}, false,
@@ -341,12 +343,12 @@ TEST(ConnectionManagerTest, OwnAttempts_BlockNoPeer) {
   }
   auto client = std::make_shared<RecordingHandler>();
   a.hub->Connect(b.peer, b.addresses, false, client);
-  EXPECT_NE(client->WaitForLane(), nullptr) << client->WaitForClosed();
+  EXPECT_NE(client->WaitForChannel(), nullptr) << client->WaitForClosed();
   EXPECT_EQ(b.hub->stats().refused, 0);
 }
 
 TEST(ConnectionManagerTest, GarbageIsRefusedAtItsFirstBytes) {
-  LaneEnd b(PeerId{2, 22});
+  ControlEnd b(PeerId{2, 22});
   UniqueFd socket = *BeginConnectTcp(b.addresses.tcp[0]);
   const std::string http = "GET / HTTP/1.1\r\n\r\n";
   for (int i = 0; i < 100 && send(socket.get(), http.data(), http.size(), MSG_NOSIGNAL) < 0; ++i) {
@@ -378,7 +380,7 @@ TEST(ConnectionManagerTest, ProcessOfAnotherUser_IsRefusedAndCounted) {
               ? 0
               : 1);
   }
-  LaneEnd b(PeerId{2, 22});
+  ControlEnd b(PeerId{2, 22});
   const std::string& name = b.addresses.unix_name;
   ASSERT_EQ(write(pipe_ends[1], name.data(), name.size()), static_cast<ssize_t>(name.size()));
   int status = 0;
@@ -393,7 +395,7 @@ TEST(ConnectionManagerTest, ProcessOfAnotherUser_IsRefusedAndCounted) {
 // A scanner, or a health check, a hundred times a second: its state would be kept for the timeout
 // of a handshake, and each would wake the loop once more.
 TEST(ConnectionManagerTest, ConnectionsThatComeAndGo_LeaveNothingBehind) {
-  LaneEnd b(PeerId{2, 22});
+  ControlEnd b(PeerId{2, 22});
   constexpr int kVisits = 300;
   for (int i = 0; i < kVisits; ++i) {
     UniqueFd socket = *BeginConnectTcp(b.addresses.tcp[0]);

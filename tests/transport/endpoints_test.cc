@@ -54,7 +54,7 @@ class EndpointsTest : public ::testing::Test {
     return {DataType::kUint8, *Shape::Create({bytes}), static_cast<size_t>(bytes)};
   }
 
-  LaneEnd end_;
+  ControlEnd end_;
   CopyPool copier_;
   TransportEnvironment environment_;
 };
@@ -64,23 +64,23 @@ TEST_F(EndpointsTest, SegmentIsAnnouncedOnceAndBeforeItsDescriptors) {
   auto sender = std::make_shared<ShmSender>(environment_);
   auto receiver = std::make_shared<ShmReceiver>(environment_, [](uint64_t) {});
   int announcements = 0;
-  sender->SetAnnounce([&](absl::string_view body, absl::Span<const int> descriptors) {
+  sender->SetControlChannel([&](absl::string_view body, absl::Span<const int> descriptors) {
     ++announcements;
     std::vector<UniqueFd> copies;
     for (const int fd : descriptors) copies.emplace_back(dup(fd));
-    return receiver->OnAnnouncement(body, absl::MakeSpan(copies));
+    return receiver->OnControlMessage(body, absl::MakeSpan(copies));
   });
   std::string seen;
   for (uint64_t id = 1; id <= 3; ++id) {
-    sender->Offer(id, InArena(static_cast<char>('a' + id)), {},
-                  [&](absl::StatusOr<TransferDescriptor> ticket) {
-                    ASSERT_TRUE(ticket.ok()) << ticket.status();
-                    receiver->Take(id, Header(kBytes), ticket->body, {}, Tensor(),
-                                   [&seen](auto tensor, TransportReceiver::TakeInfo) {
-                                     ASSERT_TRUE(tensor.ok()) << tensor.status();
-                                     seen += *static_cast<const char*>(tensor->data());
-                                   });
-                  });
+    sender->Expose(id, InArena(static_cast<char>('a' + id)), {},
+                   [&](absl::StatusOr<TransferDescriptor> descriptor) {
+                     ASSERT_TRUE(descriptor.ok()) << descriptor.status();
+                     receiver->Fetch(id, Header(kBytes), descriptor->body, {}, Tensor(),
+                                     [&seen](auto tensor, TransportReceiver::FetchInfo) {
+                                       ASSERT_TRUE(tensor.ok()) << tensor.status();
+                                       seen += *static_cast<const char*>(tensor->data());
+                                     });
+                   });
   }
   EXPECT_EQ(seen, "bcd");
   EXPECT_EQ(announcements, 1);
@@ -96,26 +96,27 @@ TEST_F(EndpointsTest, NewSegmentIsAnnouncedBeforeItIsNeeded) {
   const auto announce = [&](absl::string_view body, absl::Span<const int> descriptors) {
     std::vector<UniqueFd> copies;
     for (const int fd : descriptors) copies.emplace_back(dup(fd));
-    return receiver->OnAnnouncement(body, absl::MakeSpan(copies));
+    return receiver->OnControlMessage(body, absl::MakeSpan(copies));
   };
   int announcements = 0;
   int hints = 0;
   bool fails = true;
-  sender->SetAnnounce([&](absl::string_view body, absl::Span<const int> descriptors) {
+  sender->SetControlChannel([&](absl::string_view body, absl::Span<const int> descriptors) {
     ++announcements;
     return announce(body, descriptors);
   });
-  sender->SetHint([&](absl::string_view body, absl::Span<const int> descriptors) {
+  sender->SetHintChannel([&](absl::string_view body, absl::Span<const int> descriptors) {
     ++hints;
-    return fails ? absl::ResourceExhaustedError("the lane is full") : announce(body, descriptors);
+    return fails ? absl::ResourceExhaustedError("the control channel is full")
+                 : announce(body, descriptors);
   });
   const auto hand_over = [&](uint64_t id, const Tensor& tensor) {
-    sender->Offer(id, tensor, {}, [&](absl::StatusOr<TransferDescriptor> ticket) {
-      ASSERT_TRUE(ticket.ok()) << ticket.status();
-      receiver->Take(id, Header(kBytes), ticket->body, {}, Tensor(),
-                     [](auto tensor, TransportReceiver::TakeInfo) {
-                       ASSERT_TRUE(tensor.ok()) << tensor.status();
-                     });
+    sender->Expose(id, tensor, {}, [&](absl::StatusOr<TransferDescriptor> descriptor) {
+      ASSERT_TRUE(descriptor.ok()) << descriptor.status();
+      receiver->Fetch(id, Header(kBytes), descriptor->body, {}, Tensor(),
+                      [](auto tensor, TransportReceiver::FetchInfo) {
+                        ASSERT_TRUE(tensor.ok()) << tensor.status();
+                      });
     });
     sender->Release(id);
   };
@@ -138,14 +139,15 @@ TEST_F(EndpointsTest, UnmappableSegment_FailsWhenItIsNeeded) {
   auto receiver = std::make_shared<ShmReceiver>(environment_, [](uint64_t) {});
   std::vector<UniqueFd> lost(1);
   EXPECT_TRUE(
-      receiver->OnAnnouncement(EncodeShmSegmentNotice({1, 65536}), absl::MakeSpan(lost)).ok());
+      receiver->OnControlMessage(EncodeShmSegmentNotice({1, 65536}), absl::MakeSpan(lost)).ok());
   absl::Status status;
-  receiver->Take(1, Header(kBytes), EncodeShmTicket({.segment = 1}), {}, Tensor(),
-                 [&status](auto tensor, TransportReceiver::TakeInfo) { status = tensor.status(); });
+  receiver->Fetch(
+      1, Header(kBytes), EncodeShmDescriptor({.segment = 1}), {}, Tensor(),
+      [&status](auto tensor, TransportReceiver::FetchInfo) { status = tensor.status(); });
   // Which ends the control channel: on the next one it is announced again.
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
   EXPECT_TRUE(absl::StrContains(status.message(), "ulimit -n")) << status;
-  EXPECT_TRUE(receiver->OnAnnouncement(EncodeShmSegmentNotice({.segment = 1}), {}).ok());
+  EXPECT_TRUE(receiver->OnControlMessage(EncodeShmSegmentNotice({.segment = 1}), {}).ok());
   receiver->Abort(absl::CancelledError("over"));
 }
 
@@ -155,20 +157,20 @@ TEST_F(EndpointsTest, ReleasedSegment_IsUnmappedWithItsLastView) {
   const auto sender = transport.CreateSender({});
   const auto receiver = transport.CreateReceiver({}, [](uint64_t) {});
   bool is_full = false;
-  sender->SetAnnounce([&](absl::string_view body, absl::Span<const int> descriptors) {
-    if (is_full) return absl::ResourceExhaustedError("the lane is full");
+  sender->SetControlChannel([&](absl::string_view body, absl::Span<const int> descriptors) {
+    if (is_full) return absl::ResourceExhaustedError("the control channel is full");
     std::vector<UniqueFd> copies;
     for (const int fd : descriptors) copies.emplace_back(dup(fd));
-    return receiver->OnAnnouncement(body, absl::MakeSpan(copies));
+    return receiver->OnControlMessage(body, absl::MakeSpan(copies));
   });
   const int before = ArenaMappings();
   const auto hand_over = [&](uint64_t id) {
     Tensor view;
-    sender->Offer(id, InArena('a'), {}, [&](absl::StatusOr<TransferDescriptor> ticket) {
-      ASSERT_TRUE(ticket.ok()) << ticket.status();
-      receiver->Take(
-          id, Header(kBytes), ticket->body, {}, Tensor(),
-          [&view](auto tensor, TransportReceiver::TakeInfo) { view = *std::move(tensor); });
+    sender->Expose(id, InArena('a'), {}, [&](absl::StatusOr<TransferDescriptor> descriptor) {
+      ASSERT_TRUE(descriptor.ok()) << descriptor.status();
+      receiver->Fetch(
+          id, Header(kBytes), descriptor->body, {}, Tensor(),
+          [&view](auto tensor, TransportReceiver::FetchInfo) { view = *std::move(tensor); });
     });
     sender->Release(id);
     return view;
@@ -191,19 +193,20 @@ TEST_F(EndpointsTest, ReleasedSegment_IsUnmappedWithItsLastView) {
   hand_over(3);
   EXPECT_EQ(ArenaMappings(), before + 2);
   // Segments that were never announced, or have ended, are not announced as ended.
-  EXPECT_FALSE(receiver->OnAnnouncement(EncodeShmSegmentNotice({.segment = 1}), {}).ok());
+  EXPECT_FALSE(receiver->OnControlMessage(EncodeShmSegmentNotice({.segment = 1}), {}).ok());
   sender->Abort(absl::CancelledError("over"));
   receiver->Abort(absl::CancelledError("over"));
 }
 
 TEST_F(EndpointsTest, UnannouncedSegments_AreNotExposed) {
   auto sender = std::make_shared<ShmSender>(environment_);
-  sender->SetAnnounce([](absl::string_view, absl::Span<const int>) {
-    return absl::ResourceExhaustedError("the lane is full");
+  sender->SetControlChannel([](absl::string_view, absl::Span<const int>) {
+    return absl::ResourceExhaustedError("the control channel is full");
   });
   absl::Status status;
-  sender->Offer(1, InArena('a'), {},
-                [&](absl::StatusOr<TransferDescriptor> ticket) { status = ticket.status(); });
+  sender->Expose(1, InArena('a'), {}, [&](absl::StatusOr<TransferDescriptor> descriptor) {
+    status = descriptor.status();
+  });
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(environment_.arena->stats().block_count, 0);
 }
@@ -216,15 +219,15 @@ TEST_F(EndpointsTest, MalformedControlMessagesAreRefused) {
   std::vector<UniqueFd> descriptors;
   descriptors.emplace_back(pipe_ends[0]);
   const std::string notice = EncodeShmSegmentNotice({.segment = 3, .bytes = 1 << 20});
-  EXPECT_FALSE(receiver->OnAnnouncement(notice, {}).ok());
-  EXPECT_FALSE(receiver->OnAnnouncement(notice, absl::MakeSpan(descriptors)).ok());
-  EXPECT_FALSE(receiver->OnAnnouncement("short", {}).ok());
+  EXPECT_FALSE(receiver->OnControlMessage(notice, {}).ok());
+  EXPECT_FALSE(receiver->OnControlMessage(notice, absl::MakeSpan(descriptors)).ok());
+  EXPECT_FALSE(receiver->OnControlMessage("short", {}).ok());
   bool is_done = false;
-  receiver->Take(1, Header(kBytes), EncodeShmTicket({.segment = 3}), {}, Tensor(),
-                 [&is_done](auto tensor, TransportReceiver::TakeInfo) {
-                   is_done = true;
-                   EXPECT_EQ(tensor.status().code(), absl::StatusCode::kInvalidArgument);
-                 });
+  receiver->Fetch(1, Header(kBytes), EncodeShmDescriptor({.segment = 3}), {}, Tensor(),
+                  [&is_done](auto tensor, TransportReceiver::FetchInfo) {
+                    is_done = true;
+                    EXPECT_EQ(tensor.status().code(), absl::StatusCode::kInvalidArgument);
+                  });
   EXPECT_TRUE(is_done);
 }
 
@@ -237,11 +240,11 @@ TEST_F(EndpointsTest, TcpDescriptorForNoBytes_CompletesAtOnce) {
   const std::shared_ptr<TransportReceiver> receiver =
       (*transport)->CreateReceiver(peer, [](uint64_t) {});
   bool is_done = false;
-  receiver->Take(1, Header(0), "", {}, Tensor(),
-                 [&is_done](auto tensor, TransportReceiver::TakeInfo) {
-                   is_done = true;
-                   EXPECT_TRUE(tensor.ok()) << tensor.status();
-                 });
+  receiver->Fetch(1, Header(0), "", {}, Tensor(),
+                  [&is_done](auto tensor, TransportReceiver::FetchInfo) {
+                    is_done = true;
+                    EXPECT_TRUE(tensor.ok()) << tensor.status();
+                  });
   EXPECT_TRUE(is_done);
   receiver->Abort(absl::CancelledError("over"));
 }
@@ -260,11 +263,11 @@ TEST_F(EndpointsTest, UnansweredDataConnections_EndTheChannel) {
       (*transport)->CreateReceiver(peer, [](uint64_t) {});
   absl::Notification done;
   absl::Status status;
-  receiver->Take(1, Header(kBytes), "", {}, Tensor(),
-                 [&](auto tensor, TransportReceiver::TakeInfo) {
-                   status = tensor.status();
-                   done.Notify();
-                 });
+  receiver->Fetch(1, Header(kBytes), "", {}, Tensor(),
+                  [&](auto tensor, TransportReceiver::FetchInfo) {
+                    status = tensor.status();
+                    done.Notify();
+                  });
   ASSERT_TRUE(done.WaitForNotificationWithTimeout(absl::Seconds(10)));
   // On which a consumer closes its control channel.
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
@@ -287,8 +290,8 @@ TEST_F(EndpointsTest, TcpBetweenGpus_HasAssumedCostsLikeTheOthers) {
   EXPECT_EQ(cost->latency_basis, CostBasis::kAtStart);
   const TensorLocation gpu = {.space = MemorySpace::kCuda, .ordinal = 0};
   for (const bool is_source : {true, false}) {
-    query.source_place = is_source ? gpu : TensorLocation{};
-    query.destination_place = is_source ? TensorLocation{} : gpu;
+    query.source_location = is_source ? gpu : TensorLocation{};
+    query.destination_location = is_source ? TensorLocation{} : gpu;
     cost = (*transport)->Cost(query);
     ASSERT_TRUE(cost.ok()) << cost.status();
     EXPECT_EQ(cost->latency_basis, CostBasis::kAssumed);
@@ -304,13 +307,13 @@ TEST_F(EndpointsTest, OffsetBeyondTheSegment_IsInvalidArgument) {
   std::vector<UniqueFd> fds;
   fds.emplace_back(dup(memory.fd()));
   ASSERT_TRUE(
-      receiver->OnAnnouncement(EncodeShmSegmentNotice({1, memory.bytes()}), absl::MakeSpan(fds))
+      receiver->OnControlMessage(EncodeShmSegmentNotice({1, memory.bytes()}), absl::MakeSpan(fds))
           .ok());
   absl::Status status;
-  receiver->Take(1, Header(kBytes),
-                 EncodeShmTicket({.segment = 1, .offset = memory.bytes() + (size_t{1} << 40)}), {},
-                 Tensor(),
-                 [&status](auto got, TransportReceiver::TakeInfo) { status = got.status(); });
+  receiver->Fetch(1, Header(kBytes),
+                  EncodeShmDescriptor({.segment = 1, .offset = memory.bytes() + (size_t{1} << 40)}),
+                  {}, Tensor(),
+                  [&status](auto got, TransportReceiver::FetchInfo) { status = got.status(); });
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
   receiver->Abort(absl::CancelledError("over"));
 }
@@ -336,7 +339,7 @@ TEST_F(EndpointsTest, AbortWhileACopyIsQueued_TheBufferIsNotWritten) {
   std::vector<UniqueFd> fds;
   fds.emplace_back(dup(memory.fd()));
   ASSERT_TRUE(
-      receiver->OnAnnouncement(EncodeShmSegmentNotice({1, memory.bytes()}), absl::MakeSpan(fds))
+      receiver->OnControlMessage(EncodeShmSegmentNotice({1, memory.bytes()}), absl::MakeSpan(fds))
           .ok());
   Tensor destination = *Tensor::Allocate(DataType::kUint8, *Shape::Create({kLarge}));
   std::memset(destination.mutable_data(), 'd', kLarge);
@@ -344,9 +347,10 @@ TEST_F(EndpointsTest, AbortWhileACopyIsQueued_TheBufferIsNotWritten) {
   absl::Notification is_over;
   // On the loop, as a control channel calls it: there a copy goes to the pool.
   end_.loop->Post([&] {
-    receiver->Take(
-        1, Header(kLarge), EncodeShmTicket({.segment = 1, .offset = source->arena_offset().offset}),
-        {}, destination, [&is_over](auto, TransportReceiver::TakeInfo) { is_over.Notify(); });
+    receiver->Fetch(1, Header(kLarge),
+                    EncodeShmDescriptor({.segment = 1, .offset = source->arena_offset().offset}),
+                    {}, destination,
+                    [&is_over](auto, TransportReceiver::FetchInfo) { is_over.Notify(); });
     is_taking.Notify();
   });
   is_taking.WaitForNotification();
@@ -368,7 +372,7 @@ TEST_F(EndpointsTest, ReceiverAborted_SegmentsAreUnmapped) {
   std::vector<UniqueFd> fds;
   fds.emplace_back(dup(memory.fd()));
   ASSERT_TRUE(
-      receiver->OnAnnouncement(EncodeShmSegmentNotice({1, memory.bytes()}), absl::MakeSpan(fds))
+      receiver->OnControlMessage(EncodeShmSegmentNotice({1, memory.bytes()}), absl::MakeSpan(fds))
           .ok());
   EXPECT_EQ(ArenaMappings(), before + 2);
   receiver->Abort(absl::UnavailableError("the peer is gone"));
@@ -379,13 +383,13 @@ TEST_F(EndpointsTest, ReceiverAborted_SegmentsAreUnmapped) {
 TEST_F(EndpointsTest, SegmentRetiredTwice_IsReportedOnce) {
   auto sender = std::make_shared<ShmSender>(environment_);
   int announcements = 0;
-  sender->SetAnnounce([&announcements](absl::string_view, absl::Span<const int>) {
+  sender->SetControlChannel([&announcements](absl::string_view, absl::Span<const int>) {
     ++announcements;
     return absl::OkStatus();
   });
   const Tensor tensor = InArena('a');
-  sender->Offer(1, tensor, {}, [](absl::StatusOr<TransferDescriptor> ticket) {
-    ASSERT_TRUE(ticket.ok()) << ticket.status();
+  sender->Expose(1, tensor, {}, [](absl::StatusOr<TransferDescriptor> descriptor) {
+    ASSERT_TRUE(descriptor.ok()) << descriptor.status();
   });
   EXPECT_EQ(announcements, 1);
   const uint32_t segment = tensor.buffer()->arena_offset().segment;
@@ -405,12 +409,12 @@ TEST_F(EndpointsTest, LastBytesOfASegment_AreAcceptedAndNoneBeyond) {
   std::vector<UniqueFd> fds;
   fds.emplace_back(dup(memory.fd()));
   ASSERT_TRUE(
-      receiver->OnAnnouncement(EncodeShmSegmentNotice({1, memory.bytes()}), absl::MakeSpan(fds))
+      receiver->OnControlMessage(EncodeShmSegmentNotice({1, memory.bytes()}), absl::MakeSpan(fds))
           .ok());
   const auto take = [&](const TensorHeader& header, uint64_t offset) {
     absl::Status status;
-    receiver->Take(1, header, EncodeShmTicket({.segment = 1, .offset = offset}), {}, Tensor(),
-                   [&status](auto got, TransportReceiver::TakeInfo) { status = got.status(); });
+    receiver->Fetch(1, header, EncodeShmDescriptor({.segment = 1, .offset = offset}), {}, Tensor(),
+                    [&status](auto got, TransportReceiver::FetchInfo) { status = got.status(); });
     return status;
   };
   const uint64_t last = memory.bytes() - kBytes;
@@ -426,7 +430,7 @@ TEST_F(EndpointsTest, LastBytesOfASegment_AreAcceptedAndNoneBeyond) {
   fds.clear();
   fds.emplace_back(dup(memory.fd()));
   EXPECT_EQ(
-      receiver->OnAnnouncement(EncodeShmSegmentNotice({1, memory.bytes()}), absl::MakeSpan(fds))
+      receiver->OnControlMessage(EncodeShmSegmentNotice({1, memory.bytes()}), absl::MakeSpan(fds))
           .code(),
       absl::StatusCode::kInvalidArgument);
   EXPECT_TRUE(take(Header(kBytes), last).ok());
@@ -438,8 +442,8 @@ TEST_F(EndpointsTest, SegmentCouldNotBeAnnounced_IsAnnouncedWithTheNextTensor) {
   auto sender = std::make_shared<ShmSender>(environment_);
   int announcements = 0;
   bool is_full = true;
-  sender->SetAnnounce([&](absl::string_view, absl::Span<const int>) {
-    if (is_full) return absl::ResourceExhaustedError("the lane is full");
+  sender->SetControlChannel([&](absl::string_view, absl::Span<const int>) {
+    if (is_full) return absl::ResourceExhaustedError("the control channel is full");
     ++announcements;
     return absl::OkStatus();
   });
@@ -447,8 +451,9 @@ TEST_F(EndpointsTest, SegmentCouldNotBeAnnounced_IsAnnouncedWithTheNextTensor) {
   uint64_t id = 0;
   const auto offer = [&] {
     absl::Status status;
-    sender->Offer(++id, tensor, {},
-                  [&](absl::StatusOr<TransferDescriptor> ticket) { status = ticket.status(); });
+    sender->Expose(++id, tensor, {}, [&](absl::StatusOr<TransferDescriptor> descriptor) {
+      status = descriptor.status();
+    });
     return status;
   };
   EXPECT_FALSE(offer().ok());

@@ -55,7 +55,7 @@ INSTANTIATE_TEST_SUITE_P(Of, HandshakeSlices, ::testing::Values(1, 7, 1000));
 TEST(HandshakeTest, TheTokenItselfIsNeverSent) {
   const std::string token = "a secret that nobody may see";
   Handshake client =
-      Handshake::Client({.self = kA, .token = token}, kB, ConnectionPurpose::kLane, 0);
+      Handshake::Client({.self = kA, .token = token}, kB, ConnectionPurpose::kControl, 0);
   Handshake server = Handshake::Server({.self = kB, .token = token});
   std::string seen;
   while (!client.is_done() || !server.is_done()) {
@@ -70,7 +70,8 @@ TEST(HandshakeTest, TheTokenItselfIsNeverSent) {
 }
 
 TEST(HandshakeTest, OtherTokensAreRefusedByBothSides) {
-  Handshake client = Handshake::Client({.self = kA, .token = "x"}, kB, ConnectionPurpose::kLane, 0);
+  Handshake client =
+      Handshake::Client({.self = kA, .token = "x"}, kB, ConnectionPurpose::kControl, 0);
   Handshake server = Handshake::Server({.self = kB, .token = "y"});
   const auto [at_client, at_server] = Carry(client, server, 1000);
   EXPECT_EQ(at_client.code(), absl::StatusCode::kUnauthenticated);
@@ -85,7 +86,7 @@ TEST(HandshakeTest, RecordedProofIsRefused) {
   std::string proof;
   {
     Handshake client =
-        Handshake::Client({.self = kA, .token = "t"}, kB, ConnectionPurpose::kLane, 0);
+        Handshake::Client({.self = kA, .token = "t"}, kB, ConnectionPurpose::kControl, 0);
     Handshake server = Handshake::Server(options);
     hello = std::exchange(client.pending_output(), "");
     absl::string_view view = hello;
@@ -106,30 +107,32 @@ TEST(HandshakeTest, RecordedProofIsRefused) {
 }
 
 TEST(HandshakeTest, ReportsTheVersionsOfBothSides) {
-  Handshake client =
-      Handshake::Client({.self = kA, .token = "t", .version = 9}, kB, ConnectionPurpose::kLane, 0);
+  Handshake client = Handshake::Client({.self = kA, .token = "t", .version = 9}, kB,
+                                       ConnectionPurpose::kControl, 0);
   Handshake server = Handshake::Server({.self = kB, .token = "t"});
   const auto [at_client, at_server] = Carry(client, server, 1000);
   EXPECT_EQ(at_client.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(at_client.message()),
-              HasSubstr(absl::StrCat("speaks version ", kLaneVersion, " of the lane, this is 9")));
+              HasSubstr(absl::StrCat("speaks version ", kControlVersion,
+                                     " of the control protocol, this is 9")));
   EXPECT_THAT(std::string(at_server.message()), HasSubstr("speaks version 9"));
 }
 
 TEST(HandshakeTest, WrongNodeOrIncarnationIsRefused) {
   Handshake other_life =
-      Handshake::Client({.self = kA, .token = "t"}, {2, 999}, ConnectionPurpose::kLane, 0);
+      Handshake::Client({.self = kA, .token = "t"}, {2, 999}, ConnectionPurpose::kControl, 0);
   Handshake server = Handshake::Server({.self = kB, .token = "t"});
   EXPECT_THAT(std::string(Carry(other_life, server, 1000).first.message()), HasSubstr("restarted"));
   Handshake other_node =
-      Handshake::Client({.self = kA, .token = "t"}, {5, 222}, ConnectionPurpose::kLane, 0);
+      Handshake::Client({.self = kA, .token = "t"}, {5, 222}, ConnectionPurpose::kControl, 0);
   Handshake server2 = Handshake::Server({.self = kB, .token = "t"});
   EXPECT_THAT(std::string(Carry(other_node, server2, 1000).first.message()),
               HasSubstr("where node 5 should be, node 2 is"));
 }
 
 TEST(HandshakeTest, PeerWithoutDescriptorsReportsIt) {
-  Handshake client = Handshake::Client({.self = kA, .token = "t"}, kB, ConnectionPurpose::kLane, 0);
+  Handshake client =
+      Handshake::Client({.self = kA, .token = "t"}, kB, ConnectionPurpose::kControl, 0);
   const std::string words = Handshake::OutOfDescriptors({.self = kB, .token = "t"});
   absl::string_view view = words;
   const absl::Status status = client.OnBytes(view);

@@ -54,7 +54,7 @@ TEST_F(PathCostEstimatorTest, FollowsMeasuredTransfers) {
   for (int i = 0; i < 40; ++i) Transfer(0.2);
   EXPECT_NEAR(InGb(Cost()), 0.2, 0.02);
   clock_.Advance(absl::Seconds(3));
-  EXPECT_EQ(Cost().bandwidth_basis, CostBasis::kSeen);
+  EXPECT_EQ(Cost().bandwidth_basis, CostBasis::kMeasured);
   EXPECT_EQ(Cost().bandwidth_age, absl::Seconds(3));
   // The other transport has not been measured.
   PathCost other = {absl::Microseconds(50), 1e9};
@@ -120,28 +120,28 @@ TEST_F(PathCostEstimatorTest, SmallTransfers_AreSampled) {
 }
 
 TEST_F(PathCostEstimatorTest, ChannelLatency_AppliesToTransportsThatAreAsFast) {
-  costs_.SawLane(absl::Microseconds(3), clock_.Now());
+  costs_.SawControlChannel(absl::Microseconds(3), clock_.Now());
   EXPECT_EQ(Cost(/*latency_is_control_rtt=*/true).latency, absl::Microseconds(3));
-  EXPECT_EQ(Cost(/*latency_is_control_rtt=*/true).latency_basis, CostBasis::kSeen);
+  EXPECT_EQ(Cost(/*latency_is_control_rtt=*/true).latency_basis, CostBasis::kMeasured);
   EXPECT_EQ(Cost(/*latency_is_control_rtt=*/false).latency, absl::Microseconds(50));
   // From a peer that was asleep.
-  costs_.SawLane(absl::Milliseconds(500), clock_.Now());
+  costs_.SawControlChannel(absl::Milliseconds(500), clock_.Now());
   EXPECT_LT(Cost(true).latency, absl::Microseconds(6));
-  costs_.SawLane(absl::Microseconds(3), clock_.Now());
-  costs_.SawLane(absl::Microseconds(3), clock_.Now());
+  costs_.SawControlChannel(absl::Microseconds(3), clock_.Now());
+  costs_.SawControlChannel(absl::Microseconds(3), clock_.Now());
   EXPECT_LT(Cost(true).latency, absl::Microseconds(4));
 }
 
 // A process that was stopped while the control channel was measured for the first time.
 TEST_F(PathCostEstimatorTest, AFirstMeasurementOfSecondsFades) {
-  costs_.SawLane(absl::Seconds(20), clock_.Now());
+  costs_.SawControlChannel(absl::Seconds(20), clock_.Now());
   EXPECT_LE(Cost(true).latency, absl::Seconds(1));
   for (int i = 0; i < 8; ++i) {
     clock_.Advance(absl::Seconds(2));
-    costs_.SawLane(absl::Microseconds(3), clock_.Now());
+    costs_.SawControlChannel(absl::Microseconds(3), clock_.Now());
   }
   EXPECT_LT(Cost(true).latency, absl::Microseconds(6));
-  costs_.SawLane(absl::Seconds(20), clock_.Now());
+  costs_.SawControlChannel(absl::Seconds(20), clock_.Now());
   clock_.Advance(absl::Minutes(3));
   EXPECT_EQ(Cost(true).latency_basis, CostBasis::kAssumed);
 }
@@ -201,7 +201,7 @@ TEST(PathChoiceTest, FollowsMeasurementsAndRetriesOtherPaths) {
   ends[0].peer = {0, 1};
   ends[1].peer = {1, 2};
   PathQuery query = {.source = &ends[0], .destination = &ends[1], .bytes = 16 * kMiB};
-  query.seen = &costs;
+  query.estimates = &costs;
   const auto choose = [&] {
     query.now = clock.Now();
     const std::optional<size_t> picked = SelectPath(transports, query, {}, nullptr);
@@ -239,14 +239,14 @@ TEST(PathChoiceTest, SlowChannel_MakesNoOtherPathTheCheapest) {
   ends[0].peer = {0, 1};
   ends[1].peer = {1, 2};
   PathQuery query = {.source = &ends[0], .destination = &ends[1], .bytes = 64 << 10};
-  query.seen = &costs;
+  query.estimates = &costs;
   query.now = clock.Now();
-  costs.SawLane(absl::Milliseconds(2), clock.Now());
+  costs.SawControlChannel(absl::Milliseconds(2), clock.Now());
   EXPECT_EQ(SelectPath(transports, query, {}, nullptr), 0u);
   const absl::StatusOr<PathExplanation> choice = ExplainPath(transports, query, {});
   ASSERT_TRUE(choice.ok());
   EXPECT_EQ(choice->candidates[1].cost->latency, absl::Milliseconds(2));
-  EXPECT_EQ(choice->candidates[1].cost->latency_basis, CostBasis::kSeen);
+  EXPECT_EQ(choice->candidates[1].cost->latency_basis, CostBasis::kMeasured);
   // Nor one that has been measured in a better moment.
   for (int i = 0; i < 100; ++i) costs.SawTransfer(1, 64, absl::Microseconds(16), clock.Now());
   const absl::StatusOr<PathExplanation> again = ExplainPath(transports, query, {});
@@ -316,8 +316,8 @@ TEST(PathChoiceTest, TensorsInGpuMemory_EachEndAddsOneCopy) {
   const TensorLocation gpu = {.space = MemorySpace::kCuda, .ordinal = 0};
   const auto cost = [&](TensorLocation from, TensorLocation to) {
     PathQuery query = {.source = &ends[0], .destination = &ends[1], .bytes = kMiB};
-    query.source_place = from;
-    query.destination_place = to;
+    query.source_location = from;
+    query.destination_location = to;
     return ExplainPath(transports, query, {})->cost;
   };
   const PathCost host = cost({}, {});
@@ -349,7 +349,7 @@ TEST(PathChoiceTest, ReportsTheSourceOfEachNumber) {
   FakeClock clock;
   PathCostEstimator costs(transports.size());
   PathQuery query = {.source = &ends[0], .destination = &ends[1], .bytes = kMiB};
-  query.seen = &costs;
+  query.estimates = &costs;
   query.now = clock.Now();
   absl::StatusOr<PathExplanation> choice = ExplainPath(transports, query, {});
   ASSERT_TRUE(choice.ok());
@@ -403,7 +403,7 @@ TEST_F(PathCostEstimatorTest, SampleOfExactlyTheLeastSize_CountsAsBandwidth) {
   costs_.SawBytes(0, kLeast - 1, absl::Seconds(1), clock_.Now());
   EXPECT_EQ(Cost().bandwidth_basis, CostBasis::kAssumed);
   costs_.SawBytes(0, kLeast, absl::Seconds(1), clock_.Now());
-  EXPECT_EQ(Cost().bandwidth_basis, CostBasis::kSeen);
+  EXPECT_EQ(Cost().bandwidth_basis, CostBasis::kMeasured);
 }
 
 // After ten seconds its weight halves every thirty; below a 32nd it is forgotten.

@@ -53,7 +53,7 @@ class CountingSink final : public SliceSink {
 // One dispatch on the loop reads a bounded number of slices. Sockets are edge-triggered, so no
 // event comes for the rest: the reader has to schedule its next run itself.
 TEST(SliceReader, HundredSlicesAlreadyReceived_AllAreRead) {
-  LaneEnd end({1, 10}, "token", absl::Milliseconds(100));
+  ControlEnd end({1, 10}, "token", absl::Milliseconds(100));
   int fds[2];
   ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
   UniqueFd here(fds[0]);
@@ -75,7 +75,7 @@ TEST(SliceReader, HundredSlicesAlreadyReceived_AllAreRead) {
 // The other connections may have failed for lack of descriptors: a transfer that is too large for
 // the near one alone must wake it all the same, as it was idle before.
 TEST(TcpSender, OnlyTheNearConnectionExists_LargeTransfersWakeIt) {
-  LaneEnd end({1, 10}, "token", absl::Milliseconds(100));
+  ControlEnd end({1, 10}, "token", absl::Milliseconds(100));
   const auto plane = *DataPlane::Create(1);
   int fds[2];
   ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
@@ -93,11 +93,11 @@ TEST(TcpSender, OnlyTheNearConnectionExists_LargeTransfersWakeIt) {
     has_turned.WaitForNotification();
   }
   const int64_t bytes = 2 * static_cast<int64_t>(kNearBytes);
-  sender->Offer(1, *Tensor::Allocate(DataType::kUint8, *Shape::Create({bytes})), {},
-                [](absl::StatusOr<TransferDescriptor> ticket) {
-                  ASSERT_TRUE(ticket.ok()) << ticket.status();
-                  EXPECT_EQ(ticket->body, "") << "it is too large for that";
-                });
+  sender->Expose(1, *Tensor::Allocate(DataType::kUint8, *Shape::Create({bytes})), {},
+                 [](absl::StatusOr<TransferDescriptor> descriptor) {
+                   ASSERT_TRUE(descriptor.ok()) << descriptor.status();
+                   EXPECT_EQ(descriptor->body, "") << "it is too large for that";
+                 });
   pollfd waits = {.fd = there.get(), .events = POLLIN, .revents = 0};
   EXPECT_EQ(poll(&waits, 1, static_cast<int>(absl::ToInt64Milliseconds(kStalled))), 1);
   sender->Abort(absl::CancelledError("over"));
@@ -105,14 +105,14 @@ TEST(TcpSender, OnlyTheNearConnectionExists_LargeTransfersWakeIt) {
 
 // The peer has ended: nothing reads the queued data, and the sender's memory has to be released.
 TEST(TcpSender, Aborted_ReleasesQueuedMemory) {
-  LaneEnd end({1, 10}, "token", absl::Milliseconds(100));
+  ControlEnd end({1, 10}, "token", absl::Milliseconds(100));
   const auto plane = *DataPlane::Create(1);
   const auto sender = std::make_shared<TcpSender>(*plane, *end.loop);
   Tensor tensor = *Tensor::Allocate(DataType::kUint8, *Shape::Create({1000}));
   const std::weak_ptr<Buffer> memory = tensor.buffer();
   // There is no connection yet.
-  sender->Offer(1, tensor, {}, [](absl::StatusOr<TransferDescriptor> ticket) {
-    ASSERT_TRUE(ticket.ok()) << ticket.status();
+  sender->Expose(1, tensor, {}, [](absl::StatusOr<TransferDescriptor> descriptor) {
+    ASSERT_TRUE(descriptor.ok()) << descriptor.status();
   });
   tensor = Tensor();
   EXPECT_FALSE(memory.expired());
@@ -123,7 +123,7 @@ TEST(TcpSender, Aborted_ReleasesQueuedMemory) {
 // Transfers on the near connection delay control channels: their size is limited, and there is one
 // at a time.
 TEST(TcpSender, SmallTransferAlone_UsesTheNearConnection) {
-  LaneEnd end({1, 10}, "token", absl::Milliseconds(100));
+  ControlEnd end({1, 10}, "token", absl::Milliseconds(100));
   const auto plane = *DataPlane::Create(1);
   const auto offered = [&](std::initializer_list<size_t> sizes, bool releases) {
     int fds[2];
@@ -143,11 +143,11 @@ TEST(TcpSender, SmallTransferAlone_UsesTheNearConnection) {
     uint64_t id = 0;
     for (const size_t bytes : sizes) {
       const Shape shape = *Shape::Create({static_cast<int64_t>(bytes)});
-      sender->Offer(++id, *Tensor::Allocate(DataType::kUint8, shape), {},
-                    [&bodies](absl::StatusOr<TransferDescriptor> ticket) {
-                      ASSERT_TRUE(ticket.ok()) << ticket.status();
-                      bodies += ticket->body.empty() ? "-" : ticket->body;
-                    });
+      sender->Expose(++id, *Tensor::Allocate(DataType::kUint8, shape), {},
+                     [&bodies](absl::StatusOr<TransferDescriptor> descriptor) {
+                       ASSERT_TRUE(descriptor.ok()) << descriptor.status();
+                       bodies += descriptor->body.empty() ? "-" : descriptor->body;
+                     });
       if (releases) sender->Release(id);
     }
     sender->Abort(absl::CancelledError("over"));

@@ -50,12 +50,12 @@ class TcpConnectionsTest : public ::testing::Test {
   struct Side {
     explicit Side(PeerId self) : end(self) {}
 
-    LaneEnd end;
+    ControlEnd end;
     TransportEnvironment environment;
     std::unique_ptr<TcpTransport> transport;
   };
   struct Arrival {
-    std::string ticket;
+    std::string descriptor;
     absl::StatusOr<Tensor> tensor = absl::UnknownError("nothing has come");
     bool came_on_event_loop = false;
   };
@@ -72,17 +72,17 @@ class TcpConnectionsTest : public ::testing::Test {
     Waiting* const waiting = arrived.get();
     waiting_.emplace(id, std::move(arrived));
     std::string body;
-    sender_->Offer(id, tensor, {}, [&](absl::StatusOr<TransferDescriptor> ticket) {
-      ASSERT_TRUE(ticket.ok()) << ticket.status();
-      body = ticket->body;
+    sender_->Expose(id, tensor, {}, [&](absl::StatusOr<TransferDescriptor> descriptor) {
+      ASSERT_TRUE(descriptor.ok()) << descriptor.status();
+      body = descriptor->body;
       // As a control channel would: on the receiver's loop.
       receiving_.end.loop->Post([this, id, header, body, waiting] {
-        receiver_->Take(id, header, body, {}, Tensor(),
-                        [this, waiting](auto result, TransportReceiver::TakeInfo) {
-                          waiting->arrival.tensor = std::move(result);
-                          waiting->arrival.came_on_event_loop = receiving_.end.loop->IsOnLoop();
-                          waiting->done.Notify();
-                        });
+        receiver_->Fetch(id, header, body, {}, Tensor(),
+                         [this, waiting](auto result, TransportReceiver::FetchInfo) {
+                           waiting->arrival.tensor = std::move(result);
+                           waiting->arrival.came_on_event_loop = receiving_.end.loop->IsOnLoop();
+                           waiting->done.Notify();
+                         });
       });
     });
     return body;
@@ -199,8 +199,9 @@ TEST_F(TcpConnectionsTest, BrokenNearConnection_EndsBothEndpoints) {
   absl::Status status;
   for (uint64_t id = 2; status.ok(); ++id) {
     ASSERT_LT(id, 100'000u);
-    sender_->Offer(id, *Tensor::Allocate(DataType::kUint8, *Shape::Create({300'000})), {},
-                   [&](absl::StatusOr<TransferDescriptor> ticket) { status = ticket.status(); });
+    sender_->Expose(
+        id, *Tensor::Allocate(DataType::kUint8, *Shape::Create({300'000})), {},
+        [&](absl::StatusOr<TransferDescriptor> descriptor) { status = descriptor.status(); });
     sender_->Release(id);
   }
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;

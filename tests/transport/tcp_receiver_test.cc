@@ -44,13 +44,13 @@ class TcpReceiverTest : public ::testing::Test {
   static TensorHeader HeaderOf(size_t elements, DataType dtype = DataType::kUint8) {
     return {dtype, *Shape::Create({static_cast<int64_t>(elements)}), elements};
   }
-  void Take(uint64_t id, const TensorHeader& header = HeaderOf(kWholeTensor)) {
-    receiver_->Take(id, header, "", {}, Tensor(),
-                    [this](absl::StatusOr<Tensor> tensor, TransportReceiver::TakeInfo info) {
-                      ++done_;
-                      status_ = tensor.status();
-                      has_checked_values_ = info.has_checked_values;
-                    });
+  void Fetch(uint64_t id, const TensorHeader& header = HeaderOf(kWholeTensor)) {
+    receiver_->Fetch(id, header, "", {}, Tensor(),
+                     [this](absl::StatusOr<Tensor> tensor, TransportReceiver::FetchInfo info) {
+                       ++done_;
+                       status_ = tensor.status();
+                       has_checked_values_ = info.has_checked_values;
+                     });
   }
   Verdict Place(uint64_t id, uint64_t offset, size_t bytes) {
     target_ = {};
@@ -65,7 +65,7 @@ class TcpReceiverTest : public ::testing::Test {
   // Outlive the loop, which uses them.
   absl::Notification is_held_;
   absl::Notification let_go_;
-  LaneEnd end_;
+  ControlEnd end_;
   TransportEnvironment environment_;
   const std::unique_ptr<DataPlane> plane_ = *DataPlane::Create(1);
   std::shared_ptr<TcpReceiver> receiver_;
@@ -77,7 +77,7 @@ class TcpReceiverTest : public ::testing::Test {
 
 TEST_F(TcpReceiverTest, SlicesOutsideOfTheTensor_AreErrors) {
   EXPECT_EQ(Place(1, 0, 1), Verdict::kWait) << "its descriptor is still to come";
-  Take(1);
+  Fetch(1);
   EXPECT_EQ(Place(1, 0, 0), Verdict::kError);
   EXPECT_EQ(Place(1, 0, kSliceBytes + 1), Verdict::kError);
   EXPECT_EQ(Place(1, kWholeTensor, 1), Verdict::kError);
@@ -96,7 +96,7 @@ TEST_F(TcpReceiverTest, SlicesOutsideOfTheTensor_AreErrors) {
 // As many bytes as the tensor has, and no more, wherever they lie: a part of it would never arrive,
 // and its receiver would get the memory's previous content.
 TEST_F(TcpReceiverTest, SlicesThatOverlap_AreErrors) {
-  Take(1);
+  Fetch(1);
   Slice(1, 0, kSliceBytes);
   EXPECT_EQ(Place(1, 0, 101), Verdict::kError);
   EXPECT_EQ(Place(1, kSliceBytes - 1, 101), Verdict::kError);
@@ -111,8 +111,8 @@ TEST_F(TcpReceiverTest, SlicesThatOverlap_AreErrors) {
 }
 
 TEST_F(TcpReceiverTest, DuplicateTransfer_IsRefusedAndTheFirstContinues) {
-  Take(1);
-  Take(1);
+  Fetch(1);
+  Fetch(1);
   EXPECT_EQ(done_, 1);
   EXPECT_EQ(status_.code(), absl::StatusCode::kInvalidArgument);
   Slice(1, 0, kSliceBytes);
@@ -120,19 +120,19 @@ TEST_F(TcpReceiverTest, DuplicateTransfer_IsRefusedAndTheFirstContinues) {
   EXPECT_EQ(done_, 2);
   EXPECT_TRUE(status_.ok()) << status_;
   // Its number is free again.
-  Take(1);
+  Fetch(1);
   EXPECT_EQ(done_, 2);
   EXPECT_EQ(Place(1, 0, kSliceBytes), Verdict::kPlace);
 }
 
 // Its receiver may reuse the buffer at once; further bytes must still be well-formed.
 TEST_F(TcpReceiverTest, CancelledOrDropped_IsReadAndDiscarded) {
-  Take(1);
+  Fetch(1);
   ASSERT_EQ(Place(1, 0, kSliceBytes), Verdict::kPlace);
   const std::shared_ptr<ClosableWriter> gate = target_.gate;
   receiver_->Cancel(1);
   EXPECT_FALSE(gate->Pass([] {}));
-  receiver_->Drop(2, HeaderOf(kWholeTensor), "", {});
+  receiver_->Discard(2, HeaderOf(kWholeTensor), "", {});
   for (const uint64_t id : {1, 2}) {
     EXPECT_EQ(Place(id, 0, kSliceBytes), Verdict::kSkip);
     EXPECT_EQ(Place(id, kWholeTensor, 1), Verdict::kError);
@@ -147,7 +147,7 @@ TEST_F(TcpReceiverTest, CancelledOrDropped_IsReadAndDiscarded) {
 }
 
 TEST_F(TcpReceiverTest, Aborted_NothingIsPlacedAndTheFirstReasonStays) {
-  Take(1);
+  Fetch(1);
   ASSERT_EQ(Place(1, 0, kSliceBytes), Verdict::kPlace);
   const std::shared_ptr<ClosableWriter> gate = target_.gate;
   const absl::Status why = absl::UnavailableError("node 2 has gone");
@@ -157,7 +157,7 @@ TEST_F(TcpReceiverTest, Aborted_NothingIsPlacedAndTheFirstReasonStays) {
   EXPECT_FALSE(gate->Pass([] {}));
   EXPECT_EQ(Place(1, 0, kSliceBytes), Verdict::kError);
   receiver_->Abort(absl::InternalError("later"));
-  Take(2);
+  Fetch(2);
   EXPECT_EQ(done_, 2);
   EXPECT_EQ(status_, why);
 }
@@ -166,7 +166,7 @@ TEST_F(TcpReceiverTest, Aborted_NothingIsPlacedAndTheFirstReasonStays) {
 TEST_F(TcpReceiverTest, OneInvalidBoolean_TheValuesCountAsUnchecked) {
   uint64_t id = 0;
   for (const bool is_damaged : {false, true, false}) {
-    Take(++id, HeaderOf(10, DataType::kBool));
+    Fetch(++id, HeaderOf(10, DataType::kBool));
     for (const uint64_t offset : {0, 5}) {
       ASSERT_EQ(Place(id, offset, 5), Verdict::kPlace);
       ASSERT_NE(target_.has_non_boolean, nullptr);
@@ -176,7 +176,7 @@ TEST_F(TcpReceiverTest, OneInvalidBoolean_TheValuesCountAsUnchecked) {
     }
     EXPECT_EQ(has_checked_values_, !is_damaged);
   }
-  Take(++id, HeaderOf(10));
+  Fetch(++id, HeaderOf(10));
   ASSERT_EQ(Place(id, 0, 10), Verdict::kPlace);
   EXPECT_EQ(target_.has_non_boolean, nullptr);
 }
@@ -184,9 +184,9 @@ TEST_F(TcpReceiverTest, OneInvalidBoolean_TheValuesCountAsUnchecked) {
 TEST_F(TcpReceiverTest, NonEmptyDescriptors_AreRefused) {
   for (const absl::string_view body : {"far", "nea", "near "}) {
     absl::Status status;
-    receiver_->Take(
+    receiver_->Fetch(
         1, HeaderOf(10), body, {}, Tensor(),
-        [&status](auto tensor, TransportReceiver::TakeInfo) { status = tensor.status(); });
+        [&status](auto tensor, TransportReceiver::FetchInfo) { status = tensor.status(); });
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << body;
     EXPECT_EQ(Place(1, 0, 1), Verdict::kWait);
   }

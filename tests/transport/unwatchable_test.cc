@@ -33,13 +33,13 @@ class UnwatchableTest : public ::testing::Test {
     return loop_->WaitUntil(condition, SteadyClock().Now() + absl::Seconds(10));
   }
   // The user of the connection receives the error, and nothing keeps it.
-  template <typename LaneType>
-  void ExpectRefused(std::weak_ptr<LaneType> channel, RecordingHandler& handler) {
+  template <typename ChannelType>
+  void ExpectRefused(std::weak_ptr<ChannelType> channel, RecordingHandler& handler) {
     const absl::Status status = handler.WaitForClosed();
     EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
     EXPECT_THAT(std::string(status.message()), HasSubstr("node 2"));
     EXPECT_THAT(std::string(status.message()), HasSubstr("epoll_ctl"));
-    EXPECT_EQ(handler.WaitForLane(), nullptr);
+    EXPECT_EQ(handler.WaitForChannel(), nullptr);
     EXPECT_TRUE(Becomes([&channel] { return channel.expired(); }));
   }
 

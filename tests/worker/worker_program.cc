@@ -15,7 +15,7 @@ int main(int argc, char** argv) {
   ferry::Directory directory;
   directory.Publish(tensorflow);
   ferry::TransferEngineOptions options;
-  options.carrier = ferry::Carrier::kGrpc;
+  options.protocol = ferry::WireProtocol::kGrpc;
   ferry::WorkerEnd end(directory, 1, options);
   std::printf("%s\n", end.exchange().self().grpc_address.c_str());
   std::fflush(stdout);

@@ -21,11 +21,11 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-class WorkerService : public ::testing::TestWithParam<Carrier> {
+class WorkerService : public ::testing::TestWithParam<WireProtocol> {
  protected:
   static TransferEngineOptions Options() {
     TransferEngineOptions options;
-    options.carrier = GetParam();
+    options.protocol = GetParam();
     return options;
   }
 
@@ -34,9 +34,10 @@ class WorkerService : public ::testing::TestWithParam<Carrier> {
   WorkerEnd b_{directory_, 1, Options()};
 };
 
-INSTANTIATE_TEST_SUITE_P(, WorkerService, ::testing::Values(Carrier::kLane, Carrier::kGrpc),
-                         [](const ::testing::TestParamInfo<Carrier>& info) {
-                           return info.param == Carrier::kLane ? "ControlChannel" : "Grpc";
+INSTANTIATE_TEST_SUITE_P(, WorkerService,
+                         ::testing::Values(WireProtocol::kNative, WireProtocol::kGrpc),
+                         [](const ::testing::TestParamInfo<WireProtocol>& info) {
+                           return info.param == WireProtocol::kNative ? "ControlChannel" : "Grpc";
                          });
 
 // x at task 0, through task 1, and back.
@@ -225,9 +226,10 @@ TEST_P(WorkerService, StatisticsAndGraphsAreReturnedOnRequest) {
             absl::StrCat("y = Identity(", master.crossings[0].recv_node, ")"));
   EXPECT_EQ(rows.at("y").output_size(), 1);
   const std::string& label = rows.at(master.crossings[0].recv_node).timeline_label();
-  EXPECT_THAT(label, AllOf(HasSubstr("[4B] edge_"),
-                           HasSubstr(absl::StrCat(" from ", a_.device(), " to ", b_.device())),
-                           HasSubstr(GetParam() == Carrier::kGrpc ? " by grpc" : " by inline")));
+  EXPECT_THAT(label,
+              AllOf(HasSubstr("[4B] edge_"),
+                    HasSubstr(absl::StrCat(" from ", a_.device(), " to ", b_.device())),
+                    HasSubstr(GetParam() == WireProtocol::kGrpc ? " by grpc" : " by inline")));
   ASSERT_EQ(at_b.partition_graph_size(), 1);
   EXPECT_EQ(at_b.partition_graph(0).node_size(), 3);
 }

@@ -237,12 +237,12 @@ absl::Status ConnectionManager::Attempt::Finish() {
     FERRY_ASSIGN_OR_RETURN(const bool is_complete, ExchangeMemory(memory));
     if (!is_complete) return absl::OkStatus();
   }
-  if (!is_client_) handler = shared_->accept_lane(peer);
+  if (!is_client_) handler = shared_->accept_channel(peer);
   Unwatch();
   const auto self = Leave();
   if (handler == nullptr) return absl::OkStatus();
   if (!is_client_) shared_->accepted.fetch_add(1, std::memory_order_relaxed);
-  const size_t limit = shared_->options.lane_queue_bytes;
+  const size_t limit = shared_->options.peer_queue_bytes;
   if (is_unix_) {
     ShmControlChannel::Start(shared_->loop, peer, std::move(socket_), std::move(memory), is_client_,
                              std::move(handler), limit);

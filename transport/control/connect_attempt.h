@@ -23,16 +23,16 @@
 namespace ferry {
 
 struct ConnectionManager::Shared : public std::enable_shared_from_this<Shared> {
-  Shared(EventLoop& loop, ConnectionManagerOptions options, AcceptLane accept_lane,
+  Shared(EventLoop& loop, ConnectionManagerOptions options, AcceptChannel accept_channel,
          AcceptData accept_data)
       : loop(loop),
         options(std::move(options)),
-        accept_lane(std::move(accept_lane)),
+        accept_channel(std::move(accept_channel)),
         accept_data(std::move(accept_data)) {}
 
   EventLoop& loop;
   const ConnectionManagerOptions options;
-  const AcceptLane accept_lane;
+  const AcceptChannel accept_channel;
   const AcceptData accept_data;
   std::atomic<int64_t> accepted{0};
   std::atomic<int64_t> refused{0};

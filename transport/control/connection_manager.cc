@@ -22,9 +22,9 @@ ConnectionManager::ConnectionManager(EventLoop& loop, std::shared_ptr<Shared> sh
     : loop_(loop), shared_(std::move(shared)) {}
 
 absl::StatusOr<std::unique_ptr<ConnectionManager>> ConnectionManager::Create(
-    EventLoop& loop, ConnectionManagerOptions options, AcceptLane accept_lane,
+    EventLoop& loop, ConnectionManagerOptions options, AcceptChannel accept_channel,
     AcceptData accept_data) {
-  auto shared = std::make_shared<Shared>(loop, std::move(options), std::move(accept_lane),
+  auto shared = std::make_shared<Shared>(loop, std::move(options), std::move(accept_channel),
                                          std::move(accept_data));
   auto hub = std::unique_ptr<ConnectionManager>(new ConnectionManager(loop, shared));
   std::vector<std::shared_ptr<Listener>> listeners;
@@ -82,7 +82,7 @@ Connector::AttemptId ConnectionManager::Connect(const PeerId& peer, const PeerAd
                                                 bool use_unix,
                                                 std::shared_ptr<ControlHandler> handler) {
   auto attempt = std::make_shared<Attempt>(
-      shared_, Handshake::Client(shared_->options.handshake, peer, ConnectionPurpose::kLane, 0),
+      shared_, Handshake::Client(shared_->options.handshake, peer, ConnectionPurpose::kControl, 0),
       true, use_unix);
   attempt->unix_name = addresses.unix_name;
   attempt->tcp_addresses.assign(addresses.tcp.begin(), addresses.tcp.end());

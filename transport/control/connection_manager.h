@@ -33,7 +33,7 @@ struct ConnectionManagerOptions {
   // Timeout of a connection attempt and of its handshake, for each address.
   absl::Duration handshake_timeout = absl::Seconds(10);
   // Send-queue limit of a control channel whose peer is slow, in bytes.
-  size_t lane_queue_bytes = size_t{64} << 20;
+  size_t peer_queue_bytes = size_t{64} << 20;
 };
 
 struct ConnectionManagerStats {
@@ -57,7 +57,7 @@ struct DataConnection {
 class ConnectionManager final : public Connector {
  public:
   // Called on the loop, for connections from `peer`.
-  using AcceptLane = std::function<std::shared_ptr<ControlHandler>(const PeerId& peer)>;
+  using AcceptChannel = std::function<std::shared_ptr<ControlHandler>(const PeerId& peer)>;
   using AcceptData = std::function<void(DataConnection connection)>;
   using DataCallback = absl::AnyInvocable<void(absl::StatusOr<DataConnection>) &&>;
 
@@ -65,7 +65,7 @@ class ConnectionManager final : public Connector {
   //   Errors: INVALID_ARGUMENT, UNAVAILABLE naming the address that cannot be listened on.
   static absl::StatusOr<std::unique_ptr<ConnectionManager>> Create(EventLoop& loop,
                                                                    ConnectionManagerOptions options,
-                                                                   AcceptLane accept_lane,
+                                                                   AcceptChannel accept_channel,
                                                                    AcceptData accept_data);
   // Calls Close.
   ~ConnectionManager() override;

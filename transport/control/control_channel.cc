@@ -8,20 +8,20 @@ namespace ferry {
 
 std::string Describe(const PeerId& peer) { return absl::StrCat("node ", peer.node_id); }
 
-absl::Status CheckLaneBody(absl::Span<const absl::string_view> parts, size_t max_body) {
+absl::Status CheckControlBody(absl::Span<const absl::string_view> parts, size_t max_body) {
   size_t bytes = 0;
   for (const absl::string_view part : parts) bytes += part.size();
   if (bytes <= max_body) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat("a message of ", bytes, " bytes; this lane takes ", max_body));
+      absl::StrCat("a message of ", bytes, " bytes; this control channel takes ", max_body));
 }
 
-absl::Status LaneQueueIsFull(const PeerId& peer, size_t bytes, size_t frames, size_t limit) {
+absl::Status ControlQueueIsFull(const PeerId& peer, size_t bytes, size_t frames, size_t limit) {
   return absl::ResourceExhaustedError(
       absl::StrCat(Describe(peer), " does not take what it is sent: ", bytes, " bytes in ", frames,
                    " messages wait for it, and the limit is ", limit,
-                   ". Is it stopped, or overloaded? If it only is slow: --lane-queue-bytes (in "
-                   "programs TransferEngineOptions::lane_queue_bytes)"));
+                   ". Is it stopped, or overloaded? If it only is slow: --peer-queue-bytes (in "
+                   "programs TransferEngineOptions::peer_queue_bytes)"));
 }
 
 absl::Status PeerHasGone(const PeerId& peer) {

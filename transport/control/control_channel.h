@@ -31,7 +31,7 @@ struct PeerId {
 };
 
 // Frame body size that every control channel accepts; larger data goes through a transport.
-inline constexpr size_t kMaxLaneBody = 64 * 1024;
+inline constexpr size_t kMaxControlBody = 64 * 1024;
 
 class ControlChannel;
 
@@ -70,8 +70,8 @@ class ControlChannel {
 
   virtual const PeerId& peer() const = 0;
   virtual bool passes_descriptors() const = 0;
-  // The largest body of a frame, in bytes; at least kMaxLaneBody.
-  virtual size_t max_body() const { return kMaxLaneBody; }
+  // The largest body of a frame, in bytes; at least kMaxControlBody.
+  virtual size_t max_body() const { return kMaxControlBody; }
   // Bytes sent that the peer has no room for yet, and that are queued here.
   virtual size_t queued_bytes() const { return 0; }
   // True if the peer has read everything sent. False also if that is unknown.
@@ -84,9 +84,9 @@ class ControlChannel {
 std::string Describe(const PeerId& peer);
 
 // For implementations. The first returns INVALID_ARGUMENT above `max_body`.
-absl::Status CheckLaneBody(absl::Span<const absl::string_view> parts,
-                           size_t max_body = kMaxLaneBody);
-absl::Status LaneQueueIsFull(const PeerId& peer, size_t bytes, size_t frames, size_t limit);
+absl::Status CheckControlBody(absl::Span<const absl::string_view> parts,
+                              size_t max_body = kMaxControlBody);
+absl::Status ControlQueueIsFull(const PeerId& peer, size_t bytes, size_t frames, size_t limit);
 absl::Status PeerHasGone(const PeerId& peer);
 
 }  // namespace ferry

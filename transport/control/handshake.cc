@@ -182,8 +182,9 @@ absl::Status Handshake::OnHello(absl::string_view message) {
   absl::Status status;
   if (version != options_.version) {
     verdict = Verdict::kOtherVersion;
-    status = absl::FailedPreconditionError(absl::StrCat(
-        Describe(peer_), " speaks version ", version, " of the lane, this is ", options_.version));
+    status = absl::FailedPreconditionError(
+        absl::StrCat(Describe(peer_), " speaks version ", version,
+                     " of the control protocol, this is ", options_.version));
   } else if (wanted.node_id != options_.self.node_id) {
     verdict = Verdict::kOtherNode;
     status = absl::FailedPreconditionError(
@@ -192,7 +193,7 @@ absl::Status Handshake::OnHello(absl::string_view message) {
     verdict = Verdict::kOtherLife;
     status = absl::FailedPreconditionError(
         absl::StrCat(Describe(peer_), " looks for an earlier life of this process"));
-  } else if (purpose_ != ConnectionPurpose::kLane && purpose_ != ConnectionPurpose::kData) {
+  } else if (purpose_ != ConnectionPurpose::kControl && purpose_ != ConnectionPurpose::kData) {
     verdict = Verdict::kWrongPurpose;
     status = NotFerry();
   }
@@ -213,9 +214,9 @@ absl::Status Handshake::OnChallenge(absl::string_view message) {
     case Verdict::kWelcome:
       break;
     case Verdict::kOtherVersion:
-      return absl::FailedPreconditionError(
-          absl::StrCat(Describe(peer_), " speaks version ", version, " of the lane, this is ",
-                       options_.version, ": install one version everywhere"));
+      return absl::FailedPreconditionError(absl::StrCat(
+          Describe(peer_), " speaks version ", version, " of the control protocol, this is ",
+          options_.version, ": install one version everywhere"));
     case Verdict::kOtherNode:
       return absl::FailedPreconditionError(
           absl::StrCat("where ", Describe(peer_), " should be, node ", there.node_id, " is"));

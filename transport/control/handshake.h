@@ -13,11 +13,11 @@
 
 namespace ferry {
 
-inline constexpr uint16_t kLaneVersion = 3;
+inline constexpr uint16_t kControlVersion = 3;
 
 // Purpose of a connection.
 enum class ConnectionPurpose : uint16_t {
-  kLane = 1,
+  kControl = 1,
   // Tensor data; `index` distinguishes the connections of a pair.
   kData = 2,
 };
@@ -26,7 +26,7 @@ struct HandshakeOptions {
   PeerId self;
   // The job's secret; the same in all its processes, and never sent.
   std::string token;
-  uint16_t version = kLaneVersion;
+  uint16_t version = kControlVersion;
 };
 
 // One side of the handshake; a plain object, fed with bytes. Four messages of fixed size:
@@ -79,7 +79,7 @@ class Handshake {
   HandshakeOptions options_;
   Stage stage_ = Stage::kHello;
   PeerId peer_;
-  ConnectionPurpose purpose_ = ConnectionPurpose::kLane;
+  ConnectionPurpose purpose_ = ConnectionPurpose::kControl;
   uint32_t index_ = 0;
   std::string output_;
   std::string input_;

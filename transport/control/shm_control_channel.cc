@@ -16,7 +16,7 @@ namespace ferry {
 namespace {
 
 constexpr size_t kRingCapacity = 512 * 1024;
-static_assert(kRingCapacity / 4 >= kMaxLaneBody + kRingFrameHeader);
+static_assert(kRingCapacity / 4 >= kMaxControlBody + kRingFrameHeader);
 constexpr size_t kOneRing = kRingControlBytes + kRingCapacity;
 // Frames handled in a row before other sources get their turn.
 constexpr int kFramesAtOnce = 64;
@@ -82,7 +82,7 @@ bool ShmControlChannel::TryWrite(uint16_t type, absl::Span<const absl::string_vi
 
 absl::Status ShmControlChannel::Send(uint16_t type, absl::Span<const absl::string_view> parts,
                                      absl::Span<const int> descriptors) {
-  FERRY_RETURN_IF_ERROR(CheckLaneBody(parts));
+  FERRY_RETURN_IF_ERROR(CheckControlBody(parts));
   {
     SpinLockHolder lock(&send_lock_);
     if (!closed_.ok()) return closed_;
@@ -101,7 +101,7 @@ absl::Status ShmControlChannel::Send(uint16_t type, absl::Span<const absl::strin
     SpinLockHolder lock(&send_lock_);
     if (!closed_.ok()) return closed_;
     if (queued_bytes_ + queued.body.size() > max_queued_bytes_) {
-      return LaneQueueIsFull(peer_, queued_bytes_, queue_.size(), max_queued_bytes_);
+      return ControlQueueIsFull(peer_, queued_bytes_, queue_.size(), max_queued_bytes_);
     }
     queued_bytes_ += queued.body.size();
     queue_.push_back(std::move(queued));
@@ -229,8 +229,8 @@ void ShmControlChannel::Close(const absl::Status& why) {
 }
 
 void ShmControlChannel::Refuse(const absl::Status& why) {
-  Close(absl::Status(why.code(),
-                     absl::StrCat("no lane to ", ferry::Describe(peer_), ": ", why.message())));
+  Close(absl::Status(why.code(), absl::StrCat("no control channel to ", ferry::Describe(peer_),
+                                              ": ", why.message())));
   Finish();
 }
 

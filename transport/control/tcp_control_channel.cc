@@ -29,7 +29,7 @@ struct TcpFrameHead {
 static_assert(sizeof(TcpFrameHead) == 8);
 
 // The largest frame, and room to read ahead of the next.
-constexpr size_t kBufferBytes = sizeof(TcpFrameHead) + kMaxTcpLaneBody + kMaxLaneBody;
+constexpr size_t kBufferBytes = sizeof(TcpFrameHead) + kMaxTcpLaneBody + kMaxControlBody;
 // A poll costs a quarter of a microsecond in the kernel; a peer that answers at all does so within
 // this many.
 constexpr int kEagerLooks = 1000;
@@ -103,7 +103,7 @@ std::shared_ptr<TcpControlChannel> TcpControlChannel::Start(EventLoop& loop, Pee
 absl::Status TcpControlChannel::Send(uint16_t type, absl::Span<const absl::string_view> parts,
                                      absl::Span<const int> descriptors) {
   FERRY_CHECK(descriptors.empty());
-  FERRY_RETURN_IF_ERROR(CheckLaneBody(parts, kMaxTcpLaneBody));
+  FERRY_RETURN_IF_ERROR(CheckControlBody(parts, kMaxTcpLaneBody));
   TcpFrameHead head = {0, type, 0};
   for (const absl::string_view part : parts) head.body_bytes += static_cast<uint32_t>(part.size());
   const size_t total = sizeof(head) + head.body_bytes;
@@ -138,7 +138,7 @@ absl::Status TcpControlChannel::Send(uint16_t type, absl::Span<const absl::strin
     sent = done < 0 ? 0 : static_cast<size_t>(done);
     if (sent == total) return absl::OkStatus();
   } else if (queued_bytes_ + total > max_queued_bytes_) {
-    return LaneQueueIsFull(peer_, queued_bytes_, queue_.size(), max_queued_bytes_);
+    return ControlQueueIsFull(peer_, queued_bytes_, queue_.size(), max_queued_bytes_);
   }
   std::string rest;
   rest.reserve(total);
@@ -230,7 +230,7 @@ void TcpControlChannel::MakeRoom() {
     std::memcpy(&head, buffer_.data() + begin_, sizeof(head));
     frame += head.body_bytes;
   }
-  if (buffer_.size() - begin_ >= frame && buffer_.size() - end_ >= kMaxLaneBody) return;
+  if (buffer_.size() - begin_ >= frame && buffer_.size() - end_ >= kMaxControlBody) return;
   std::memmove(buffer_.data(), buffer_.data() + begin_, end_ - begin_);
   end_ -= begin_;
   begin_ = 0;
@@ -355,8 +355,8 @@ void TcpControlChannel::Close(const absl::Status& why) {
 }
 
 void TcpControlChannel::Refuse(const absl::Status& why) {
-  Close(absl::Status(why.code(),
-                     absl::StrCat("no lane to ", ferry::Describe(peer_), ": ", why.message())));
+  Close(absl::Status(why.code(), absl::StrCat("no control channel to ", ferry::Describe(peer_),
+                                              ": ", why.message())));
   Finish();
 }
 

@@ -138,32 +138,32 @@ absl::StatusOr<CudaIpcProbed> DecodeCudaIpcProbed(absl::string_view body) {
   return probed;
 }
 
-std::string EncodeCudaIpcTicket(const CudaIpcDescriptor& ticket) {
-  std::string room(kFixedBytes + kMaxText + ticket.pieces.size() * kPieceBytes, '\0');
+std::string EncodeCudaIpcDescriptor(const CudaIpcDescriptor& descriptor) {
+  std::string room(kFixedBytes + kMaxText + descriptor.pieces.size() * kPieceBytes, '\0');
   ByteWriter writer(room.data(), room.size());
-  Put(writer, ticket.pair);
-  Put(writer, ticket.ready);
-  writer.PutText(absl::string_view(ticket.why_staged).substr(0, kMaxText));
-  writer.Put(static_cast<uint16_t>(ticket.pieces.size()));
-  for (const CudaIpcPiece& piece : ticket.pieces) Put(writer, piece);
+  Put(writer, descriptor.pair);
+  Put(writer, descriptor.ready);
+  writer.PutText(absl::string_view(descriptor.why_staged).substr(0, kMaxText));
+  writer.Put(static_cast<uint16_t>(descriptor.pieces.size()));
+  for (const CudaIpcPiece& piece : descriptor.pieces) Put(writer, piece);
   FERRY_CHECK(!writer.has_overflown());
   return std::string(writer.view());
 }
 
-absl::StatusOr<CudaIpcDescriptor> DecodeCudaIpcTicket(absl::string_view body) {
+absl::StatusOr<CudaIpcDescriptor> DecodeCudaIpcDescriptor(absl::string_view body) {
   ByteReader reader(body);
-  CudaIpcDescriptor ticket;
-  ticket.pair = GetPair(reader);
-  ticket.ready = GetTicket(reader);
-  ticket.why_staged = std::string(reader.GetText());
+  CudaIpcDescriptor descriptor;
+  descriptor.pair = GetPair(reader);
+  descriptor.ready = GetTicket(reader);
+  descriptor.why_staged = std::string(reader.GetText());
   const auto pieces = reader.Get<uint16_t>();
-  if (reader.is_short() || pieces > kMaxCudaIpcPieces) return Malformed("ticket");
+  if (reader.is_short() || pieces > kMaxCudaIpcPieces) return Malformed("descriptor");
   for (int i = 0; i < pieces; ++i) {
     FERRY_ASSIGN_OR_RETURN(const CudaIpcPiece piece, GetPiece(reader));
-    ticket.pieces.push_back(piece);
+    descriptor.pieces.push_back(piece);
   }
-  if (!reader.rest().empty()) return Malformed("ticket");
-  return ticket;
+  if (!reader.rest().empty()) return Malformed("descriptor");
+  return descriptor;
 }
 
 std::string EncodeCudaIpcSlice(const CudaIpcSlice& slice) {

@@ -136,7 +136,7 @@ struct CudaIpcSegment {
 
 std::string EncodeCudaIpcProbe(const CudaIpcProbe& probe);
 std::string EncodeCudaIpcProbed(const CudaIpcProbed& probed);
-std::string EncodeCudaIpcTicket(const CudaIpcDescriptor& ticket);
+std::string EncodeCudaIpcDescriptor(const CudaIpcDescriptor& descriptor);
 std::string EncodeCudaIpcSlice(const CudaIpcSlice& slice);
 std::string EncodeCudaIpcTaken(const CudaIpcTaken& taken);
 std::string EncodeCudaIpcFailed(const CudaIpcFailed& failed);
@@ -146,7 +146,7 @@ std::string EncodeCudaIpcSegment(const CudaIpcSegment& segment);
 //   Errors, for all: INVALID_ARGUMENT.
 absl::StatusOr<CudaIpcProbe> DecodeCudaIpcProbe(absl::string_view body);
 absl::StatusOr<CudaIpcProbed> DecodeCudaIpcProbed(absl::string_view body);
-absl::StatusOr<CudaIpcDescriptor> DecodeCudaIpcTicket(absl::string_view body);
+absl::StatusOr<CudaIpcDescriptor> DecodeCudaIpcDescriptor(absl::string_view body);
 absl::StatusOr<CudaIpcSlice> DecodeCudaIpcSlice(absl::string_view body);
 absl::StatusOr<CudaIpcTaken> DecodeCudaIpcTaken(absl::string_view body);
 absl::StatusOr<CudaIpcFailed> DecodeCudaIpcFailed(absl::string_view body);

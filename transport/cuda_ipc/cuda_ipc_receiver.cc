@@ -61,28 +61,29 @@ CudaIpcReceiver::CudaIpcReceiver(TransportEnvironment environment, Endpoint peer
 
 CudaIpcReceiver::~CudaIpcReceiver() = default;
 
-void CudaIpcReceiver::Take(uint64_t id, const TensorHeader& header, absl::string_view body,
-                           absl::Span<UniqueFd> descriptors, const Tensor& destination,
-                           TakeCallback done) {
+void CudaIpcReceiver::Fetch(uint64_t id, const TensorHeader& header, absl::string_view body,
+                            absl::Span<UniqueFd> descriptors, const Tensor& destination,
+                            FetchCallback done) {
   const auto parse = [&]() -> absl::StatusOr<JobPtr> {
     if (environment_.gpus == nullptr) {
-      return absl::InvalidArgumentError("a cuda_ipc ticket for a process that uses no GPUs");
+      return absl::InvalidArgumentError("a cuda_ipc descriptor for a process that uses no GPUs");
     }
     auto job = std::make_shared<Job>();
     job->id = id;
     job->header = header;
     job->destination = destination;
-    FERRY_ASSIGN_OR_RETURN(job->ticket, DecodeCudaIpcTicket(body));
+    FERRY_ASSIGN_OR_RETURN(job->descriptor, DecodeCudaIpcDescriptor(body));
     size_t bytes = 0;
     size_t owned = 0;
-    for (const CudaIpcPiece& piece : job->ticket.pieces) {
+    for (const CudaIpcPiece& piece : job->descriptor.pieces) {
       bytes += piece.memory.bytes;
       owned += piece.has_fd ? 1 : 0;
     }
     if (header.place.space != MemorySpace::kCuda || header.bytes == 0 ||
-        (bytes != header.bytes && !job->ticket.is_staged()) || owned != descriptors.size() ||
-        header.place.ordinal != static_cast<int>(job->ticket.pair.destination)) {
-      return absl::InvalidArgumentError("a cuda_ipc ticket for something else than was asked for");
+        (bytes != header.bytes && !job->descriptor.is_staged()) || owned != descriptors.size() ||
+        header.place.ordinal != static_cast<int>(job->descriptor.pair.destination)) {
+      return absl::InvalidArgumentError(
+          "a cuda_ipc descriptor for something else than was asked for");
     }
     for (UniqueFd& each : descriptors) job->descriptors.push_back(std::move(each));
     return job;
@@ -101,7 +102,7 @@ void CudaIpcReceiver::Take(uint64_t id, const TensorHeader& header, absl::string
   // Moved only if it is OK. NOLINTNEXTLINE(bugprone-use-after-move)
   if (!status.ok()) return std::move(done)(std::move(status), false);
   // The slices complete it.
-  if ((*job)->ticket.is_staged()) return;
+  if ((*job)->descriptor.is_staged()) return;
   environment_.gpus->Use(header.place.ordinal,
                          [self = shared_from_this(), job = *job](absl::StatusOr<Gpu*> gpu) {
                            if (!gpu.ok()) return self->End(job, gpu.status());
@@ -112,28 +113,28 @@ void CudaIpcReceiver::Take(uint64_t id, const TensorHeader& header, absl::string
 
 absl::string_view CudaIpcReceiver::PathOf(const TensorHeader& header, absl::string_view body,
                                           const Tensor& destination) const {
-  const absl::StatusOr<CudaIpcDescriptor> ticket = DecodeCudaIpcTicket(body);
-  if (!ticket.ok() || environment_.gpus == nullptr) return {};
-  if (ticket->is_staged()) return "cuda_ipc, staged";
+  const absl::StatusOr<CudaIpcDescriptor> descriptor = DecodeCudaIpcDescriptor(body);
+  if (!descriptor.ok() || environment_.gpus == nullptr) return {};
+  if (descriptor->is_staged()) return "cuda_ipc, staged";
   const auto& uuids = environment_.gpus->uuids();
   const auto ordinal = static_cast<size_t>(header.place.ordinal);
-  const bool is_view = !destination.is_valid() && ticket->pieces.size() == 1 &&
+  const bool is_view = !destination.is_valid() && descriptor->pieces.size() == 1 &&
                        ordinal < uuids.size() &&
-                       uuids[ordinal] == cuda::UuidText(ticket->pieces[0].memory.device);
+                       uuids[ordinal] == cuda::UuidText(descriptor->pieces[0].memory.device);
   return is_view ? "cuda_ipc, view" : "cuda_ipc, copy";
 }
 
 void CudaIpcReceiver::OpenNext(const JobPtr& job) {
-  if (job->held.memory.size() == job->ticket.pieces.size()) {
+  if (job->held.memory.size() == job->descriptor.pieces.size()) {
     const absl::Status posted =
         job->gpu->executor->Post([self = shared_from_this(), job] { self->Deliver(job); });
     if (!posted.ok()) End(job, posted);
     return;
   }
-  const CudaIpcPiece& piece = job->ticket.pieces[job->held.memory.size()];
+  const CudaIpcPiece& piece = job->descriptor.pieces[job->held.memory.size()];
   UniqueFd fd;
   if (piece.has_fd) fd = std::move(job->descriptors[job->next_descriptor++]);
-  OpenPiece(*job->gpu, job->ticket.pair, piece, std::move(fd),
+  OpenPiece(*job->gpu, job->descriptor.pair, piece, std::move(fd),
             [self = shared_from_this(), job, &piece](absl::StatusOr<ImportedMemory> memory) {
               if (!memory.ok()) return self->End(job, memory.status());
               job->held.memory.push_back(*std::move(memory));
@@ -184,36 +185,36 @@ absl::StatusOr<std::shared_ptr<cuda::ImportedEvents>> CudaIpcReceiver::EventsOf(
   const auto found = events_.find(pair);
   if (found != events_.end()) return found->second;
   if (!aborted_.ok()) return aborted_;
-  return absl::InvalidArgumentError("a cuda_ipc ticket with an event before its probe");
+  return absl::InvalidArgumentError("a cuda_ipc descriptor with an event before its probe");
 }
 
 void CudaIpcReceiver::Deliver(const JobPtr& job) {
   const cuda::CudaDevice& device = *job->gpu->device;
   const ScopedCurrent current(device);
   const bool is_same_device =
-      job->ticket.pieces.size() == 1 &&
-      std::memcmp(&job->ticket.pieces[0].memory.device, &device.uuid(), sizeof(cuda::Uuid)) == 0;
+      job->descriptor.pieces.size() == 1 && std::memcmp(&job->descriptor.pieces[0].memory.device,
+                                                        &device.uuid(), sizeof(cuda::Uuid)) == 0;
   const bool is_view = is_same_device && !job->destination.is_valid();
   const auto try_it = [&]() -> absl::StatusOr<Tensor> {
     for (size_t i = 0; i < job->held.memory.size(); ++i) {
-      const cuda::IpcDescriptor& piece = job->ticket.pieces[i].memory;
+      const cuda::IpcDescriptor& piece = job->descriptor.pieces[i].memory;
       if (piece.offset + piece.bytes > job->held.memory[i].bytes()) {
-        return absl::InvalidArgumentError("a cuda_ipc ticket beyond the end of its memory");
+        return absl::InvalidArgumentError("a cuda_ipc descriptor beyond the end of its memory");
       }
     }
     if (!is_view) FERRY_RETURN_IF_ERROR(MakeRoom(*job));
     cuda::Stream stream = job->gpu->copies->get();
     std::shared_ptr<const ReadyEvent> ready;
     std::shared_ptr<cuda::ImportedEvents> to_wait_for;
-    if (job->ticket.ready.sequence != 0) {
-      FERRY_ASSIGN_OR_RETURN(auto events, EventsOf(job->ticket.pair));
-      FERRY_ASSIGN_OR_RETURN(const bool is_ready, events->HasPassed(job->ticket.ready));
+    if (job->descriptor.ready.sequence != 0) {
+      FERRY_ASSIGN_OR_RETURN(auto events, EventsOf(job->descriptor.pair));
+      FERRY_ASSIGN_OR_RETURN(const bool is_ready, events->HasPassed(job->descriptor.ready));
       if (!is_ready) {
         stream = job->gpu->waits->TakeIdle();
         // No stream can wait: the host polls instead.
         if (stream == nullptr) return absl::UnavailableError("not ready");
         if (is_view) {
-          FERRY_RETURN_IF_ERROR(events->MakeWait(job->ticket.ready, stream));
+          FERRY_RETURN_IF_ERROR(events->MakeWait(job->descriptor.ready, stream));
           FERRY_ASSIGN_OR_RETURN(ready, ReadyEvent::RecordOrWait(*job->gpu->events, stream));
         } else {
           to_wait_for = std::move(events);
@@ -231,7 +232,7 @@ void CudaIpcReceiver::Deliver(const JobPtr& job) {
 }
 
 absl::StatusOr<Tensor> CudaIpcReceiver::View(Job& job, std::shared_ptr<const ReadyEvent> ready) {
-  const cuda::IpcDescriptor& piece = job.ticket.pieces[0].memory;
+  const cuda::IpcDescriptor& piece = job.descriptor.pieces[0].memory;
   const cuda::DevicePointer pointer = job.held.memory[0].base() + piece.offset;
   // The producer's event is in use until our wait for it is over.
   auto buffer = std::make_shared<cuda::DeviceBuffer>(
@@ -262,14 +263,14 @@ absl::StatusOr<Tensor> CudaIpcReceiver::Copy(Job& job, cuda::Stream stream,
     absl::MutexLock lock(&mu_);
     // Under the lock, so that a Cancel finds the copy enqueued, and it completes, or prevents it.
     if (job.is_over) return absl::CancelledError("cancelled");
-    // A cancelled job must not wait either: the producer would receive DONE, and record the event
+    // A cancelled job must not wait either: the producer would receive ACK, and record the event
     // again, before the device has passed the wait.
     if (to_wait_for != nullptr) {
-      FERRY_RETURN_IF_ERROR(to_wait_for->MakeWait(job.ticket.ready, stream));
+      FERRY_RETURN_IF_ERROR(to_wait_for->MakeWait(job.descriptor.ready, stream));
     }
     cuda::DevicePointer to = cuda::AsDevicePointer(job.into.data());
     for (size_t i = 0; i < job.held.memory.size(); ++i) {
-      const cuda::IpcDescriptor& piece = job.ticket.pieces[i].memory;
+      const cuda::IpcDescriptor& piece = job.descriptor.pieces[i].memory;
       FERRY_RETURN_IF_ERROR(
           gpu.device->Check(gpu.device->table().copy_async(
                                 to, job.held.memory[i].base() + piece.offset, piece.bytes, stream),

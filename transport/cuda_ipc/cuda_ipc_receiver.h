@@ -45,16 +45,18 @@ class CudaIpcReceiver final : public TransportReceiver,
                   ClosePeer close_peer, std::shared_ptr<GpuLink> link, ReleaseCallback release);
   ~CudaIpcReceiver() override;
 
-  void SetReply(Announce reply) override { reply_ = std::move(reply); }
+  void SetControlChannel(ControlMessageSender channel) override {
+    control_channel_ = std::move(channel);
+  }
   // A probe without its descriptor is refused, not an error.
   bool is_fd_optional() const override { return true; }
-  absl::Status OnAnnouncement(absl::string_view body, absl::Span<UniqueFd> descriptors) override;
-  void Take(uint64_t id, const TensorHeader& header, absl::string_view body,
-            absl::Span<UniqueFd> descriptors, const Tensor& destination, TakeCallback done) override
-      ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status OnControlMessage(absl::string_view body, absl::Span<UniqueFd> descriptors) override;
+  void Fetch(uint64_t id, const TensorHeader& header, absl::string_view body,
+             absl::Span<UniqueFd> descriptors, const Tensor& destination,
+             FetchCallback done) override ABSL_LOCKS_EXCLUDED(mu_);
   void Cancel(uint64_t id) override ABSL_LOCKS_EXCLUDED(mu_);
-  void Drop(uint64_t id, const TensorHeader& header, absl::string_view body,
-            absl::Span<UniqueFd> descriptors) override;
+  void Discard(uint64_t id, const TensorHeader& header, absl::string_view body,
+               absl::Span<UniqueFd> descriptors) override;
   void Abort(const absl::Status& why) override ABSL_LOCKS_EXCLUDED(mu_);
 
   absl::string_view PathOf(const TensorHeader& header, absl::string_view body,
@@ -77,10 +79,10 @@ class CudaIpcReceiver final : public TransportReceiver,
   struct Job {
     uint64_t id = 0;
     TensorHeader header;
-    CudaIpcDescriptor ticket;
+    CudaIpcDescriptor descriptor;
     std::vector<UniqueFd> descriptors;
     Tensor destination;
-    TakeCallback done;
+    FetchCallback done;
     Gpu* gpu = nullptr;
     // The opened pieces, in the order of the transfer descriptor's `pieces`.
     Held held;
@@ -149,7 +151,7 @@ class CudaIpcReceiver final : public TransportReceiver,
   const ClosePeer close_peer_;
   const std::shared_ptr<GpuLink> link_;
   const ReleaseCallback release_;
-  Announce reply_;
+  ControlMessageSender control_channel_;
 
   mutable absl::Mutex mu_;
   absl::Status aborted_ ABSL_GUARDED_BY(mu_);

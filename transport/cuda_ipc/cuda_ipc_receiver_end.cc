@@ -57,7 +57,7 @@ void CudaIpcReceiver::OnClosed(uint64_t buffer_id) {
 }
 
 void CudaIpcReceiver::End(const JobPtr& job, absl::StatusOr<Tensor> tensor) {
-  TakeCallback done;
+  FetchCallback done;
   bool was_over = false;
   {
     absl::MutexLock lock(&mu_);
@@ -69,7 +69,7 @@ void CudaIpcReceiver::End(const JobPtr& job, absl::StatusOr<Tensor> tensor) {
   }
   // The slices of a staged tensor are copied into our own memory, and its slots are returned one by
   // one.
-  const bool is_staged = job->ticket.is_staged();
+  const bool is_staged = job->descriptor.is_staged();
   if (was_over) {
     // The caller of Cancel was already notified; if the tensor was made all the same, destroying it
     // releases it.
@@ -90,7 +90,7 @@ void CudaIpcReceiver::End(const JobPtr& job, absl::StatusOr<Tensor> tensor) {
 
 void CudaIpcReceiver::Cancel(uint64_t id) {
   JobPtr job;
-  TakeCallback done;
+  FetchCallback done;
   {
     absl::MutexLock lock(&mu_);
     const auto found = jobs_.find(id);
@@ -102,11 +102,12 @@ void CudaIpcReceiver::Cancel(uint64_t id) {
   }
   // A view or copy is released where it ends. Copies already enqueued complete, into memory that is
   // kept until then.
-  std::move(done)(absl::CancelledError("cancelled"), /*release_later=*/!job->ticket.is_staged());
+  std::move(done)(absl::CancelledError("cancelled"),
+                  /*release_later=*/!job->descriptor.is_staged());
 }
 
-void CudaIpcReceiver::Drop(uint64_t id, const TensorHeader& header, absl::string_view body,
-                           absl::Span<UniqueFd> descriptors) {
+void CudaIpcReceiver::Discard(uint64_t id, const TensorHeader& header, absl::string_view body,
+                              absl::Span<UniqueFd> descriptors) {
   // If this carried a kept segment, it is requested again when it is needed.
 }
 
@@ -114,7 +115,7 @@ void CudaIpcReceiver::Abort(const absl::Status& why) {
   absl::flat_hash_map<uint64_t, JobPtr> jobs;
   absl::flat_hash_map<GpuPair, std::shared_ptr<cuda::ImportedEvents>> events;
   std::vector<ImportedMemory> kept;
-  std::vector<TakeCallback> failed;
+  std::vector<FetchCallback> failed;
   absl::flat_hash_map<std::pair<uint16_t, uint64_t>, std::vector<OpenCallback>> asked;
   absl::flat_hash_map<uint64_t, std::deque<std::function<void()>>> closing;
   {
@@ -130,9 +131,10 @@ void CudaIpcReceiver::Abort(const absl::Status& why) {
       failed.push_back(std::move(job->done));
     }
   }
-  for (TakeCallback& done : failed) std::move(done)(why, false);
+  for (FetchCallback& done : failed) std::move(done)(why, false);
   for (const auto& [key, waiting] : asked) {
-    for (const OpenCallback& done : waiting) done(absl::CancelledError("the lane has ended"));
+    for (const OpenCallback& done : waiting)
+      done(absl::CancelledError("the control channel has closed"));
   }
   events.clear();
   kept.clear();

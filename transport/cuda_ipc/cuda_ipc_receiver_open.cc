@@ -30,8 +30,8 @@ absl::Status OfThisTransfer(const absl::Status& status) {
 
 }  // namespace
 
-absl::Status CudaIpcReceiver::OnAnnouncement(absl::string_view body,
-                                             absl::Span<UniqueFd> descriptors) {
+absl::Status CudaIpcReceiver::OnControlMessage(absl::string_view body,
+                                               absl::Span<UniqueFd> descriptors) {
   FERRY_ASSIGN_OR_RETURN(const CudaIpcMessage kind, KindOfCudaIpc(body));
   if (environment_.gpus == nullptr) {
     return absl::InvalidArgumentError("GPU memory is announced to a process that uses no GPUs");
@@ -124,9 +124,9 @@ void CudaIpcReceiver::AnswerProbe(Gpu& gpu, const CudaIpcProbe& probe,
 void CudaIpcReceiver::Reply(const CudaIpcProbe& probe, const absl::Status& status,
                             std::string why_no_events) {
   // No reply is needed if the control channel has closed.
-  reply_(EncodeCudaIpcProbed(
-             {probe.pair, probe.seed, std::string(status.message()), std::move(why_no_events)}),
-         {})
+  control_channel_(EncodeCudaIpcProbed({probe.pair, probe.seed, std::string(status.message()),
+                                        std::move(why_no_events)}),
+                   {})
       .IgnoreError();
 }
 
@@ -166,10 +166,10 @@ void CudaIpcReceiver::AskForSegment(const GpuPair& pair, uint64_t buffer_id, Ope
     is_first = aborted_.ok() && !asked_.contains(key);
     if (aborted_.ok()) asked_[key].push_back(std::exchange(done, nullptr));
   }
-  if (done != nullptr) return done(absl::CancelledError("the lane has ended"));
+  if (done != nullptr) return done(absl::CancelledError("the control channel has closed"));
   if (!is_first) return;
   // If the control channel has closed, that ends the waiting jobs too.
-  reply_(EncodeCudaIpcWanted({pair, buffer_id}), {}).IgnoreError();
+  control_channel_(EncodeCudaIpcWanted({pair, buffer_id}), {}).IgnoreError();
   environment_.loop->PostAt(
       SteadyClock().Now() + kOpenTimeout, [weak = weak_from_this(), pair, buffer_id] {
         if (const auto self = weak.lock()) {

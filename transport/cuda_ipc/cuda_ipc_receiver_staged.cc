@@ -29,7 +29,7 @@ absl::Status CudaIpcReceiver::OnSlice(absl::string_view body, absl::Span<UniqueF
     SayTaken(slice);
     return absl::OkStatus();
   }
-  if (!job->ticket.is_staged() || !(job->ticket.pair == slice.pair) ||
+  if (!job->descriptor.is_staged() || !(job->descriptor.pair == slice.pair) ||
       slice.offset != job->announced ||
       slice.piece.memory.bytes > job->header.bytes - job->announced) {
     return absl::InvalidArgumentError("a slice of something else than was offered");
@@ -71,7 +71,7 @@ void CudaIpcReceiver::CopySlice(const JobPtr& job, const CudaIpcSlice& slice,
   }
   if (!tensor.ok()) SayTaken(slice);
   if (tensor.ok() && !tensor->is_valid()) return;
-  if (tensor.ok()) Note(*job, absl::StrCat("staged: ", job->ticket.why_staged));
+  if (tensor.ok()) Note(*job, absl::StrCat("staged: ", job->descriptor.why_staged));
   End(job, std::move(tensor));
 }
 
@@ -116,7 +116,7 @@ absl::StatusOr<Tensor> CudaIpcReceiver::TryCopySlice(const JobPtr& job, const Cu
 
 void CudaIpcReceiver::SayTaken(const CudaIpcSlice& slice) {
   // No acknowledgement is needed if the control channel has closed.
-  reply_(EncodeCudaIpcTaken({slice.id, slice.offset}), {}).IgnoreError();
+  control_channel_(EncodeCudaIpcTaken({slice.id, slice.offset}), {}).IgnoreError();
 }
 
 absl::Status CudaIpcReceiver::OnFailed(absl::string_view body) {
@@ -127,7 +127,7 @@ absl::Status CudaIpcReceiver::OnFailed(absl::string_view body) {
     if (const auto found = jobs_.find(failed.id); found != jobs_.end()) job = found->second;
   }
   if (job == nullptr) return absl::OkStatus();
-  if (!job->ticket.is_staged()) {
+  if (!job->descriptor.is_staged()) {
     return absl::InvalidArgumentError("the end of slices of a tensor that comes in none");
   }
   End(job, absl::InternalError(
@@ -137,9 +137,10 @@ absl::Status CudaIpcReceiver::OnFailed(absl::string_view body) {
 
 void CudaIpcReceiver::Note(const Job& job, absl::string_view what) {
   absl::MutexLock lock(&mu_);
-  std::string& last = last_[job.ticket.pair];
+  std::string& last = last_[job.descriptor.pair];
   last = std::string(what);
-  if (const auto found = without_events_.find(job.ticket.pair); found != without_events_.end()) {
+  if (const auto found = without_events_.find(job.descriptor.pair);
+      found != without_events_.end()) {
     absl::StrAppend(&last,
                     "; the sender waits for what is not ready, since there are no events "
                     "between the two: ",

@@ -21,8 +21,8 @@ CudaIpcSender::CudaIpcSender(TransportEnvironment environment, Endpoint peer,
 
 CudaIpcSender::~CudaIpcSender() = default;
 
-void CudaIpcSender::Offer(uint64_t id, const Tensor& tensor, const TensorLocation& to,
-                          OfferCallback done) {
+void CudaIpcSender::Expose(uint64_t id, const Tensor& tensor, const TensorLocation& to,
+                           ExposeCallback done) {
   const TensorLocation from = tensor.buffer()->place();
   const GpuPair pair = {static_cast<uint16_t>(from.ordinal), static_cast<uint16_t>(to.ordinal)};
   {
@@ -185,9 +185,9 @@ void CudaIpcSender::Finish(Gpu& gpu, const GpuPair& pair, Pending pending, bool 
                                                      .why = std::move(plan->why_staged),
                                                      .done = std::move(pending.done)}));
   }
-  CudaIpcDescriptor ticket;
-  ticket.pair = pair;
-  ticket.pieces = std::move(plan->pieces);
+  CudaIpcDescriptor descriptor;
+  descriptor.pair = pair;
+  descriptor.pieces = std::move(plan->pieces);
   if (!is_ready) {
     const absl::StatusOr<cuda::EventTicket> mark = Mark(gpu, pair, *ready);
     // Then the host waits, but not on this thread, which serves others.
@@ -195,21 +195,21 @@ void CudaIpcSender::Finish(Gpu& gpu, const GpuPair& pair, Pending pending, bool 
       return FinishWhenReady(gpu, pair, std::move(pending));
     }
     if (!mark.ok()) return std::move(pending.done)(mark.status());
-    ticket.ready = *mark;
+    descriptor.ready = *mark;
   }
   TransferDescriptor body;
-  body.body = EncodeCudaIpcTicket(ticket);
+  body.body = EncodeCudaIpcDescriptor(descriptor);
   for (const UniqueFd& each : plan->descriptors) body.descriptors.push_back(each.get());
   const absl::Status wanted = CheckWanted(pending.id);
   {
     absl::MutexLock lock(&mu_);
     if (aborted_.ok() && offering_.contains(pending.id)) {
-      offered_.emplace(pending.id,
-                       Offered{pending.tensor, pair, ticket.ready, std::move(plan->descriptors)});
+      offered_.emplace(pending.id, Offered{pending.tensor, pair, descriptor.ready,
+                                           std::move(plan->descriptors)});
     }
   }
   if (!wanted.ok()) {
-    Unmark(pair, ticket.ready);
+    Unmark(pair, descriptor.ready);
     return std::move(pending.done)(wanted);
   }
   std::move(pending.done)(std::move(body));

@@ -22,11 +22,11 @@
 
 namespace ferry {
 
-// The first Offer for each pair of devices sends a probe and waits, with those that follow, for the
-// peer's reply. A tensor in memory that the peer can map is exposed in place; one in memory that no
-// other process can map (pools that are not exportable, cuMemCreate without a handle type, managed
-// memory), or that is not worth mapping, is sent through the device's StagingRing in slices. CUDA
-// is called only on the source devices' executors. Thread-safe.
+// The first Expose for each pair of devices sends a probe and waits, with those that follow, for
+// the peer's reply. A tensor in memory that the peer can map is exposed in place; one in memory
+// that no other process can map (pools that are not exportable, cuMemCreate without a handle type,
+// managed memory), or that is not worth mapping, is sent through the device's StagingRing in
+// slices. CUDA is called only on the source devices' executors. Thread-safe.
 class CudaIpcSender final : public TransportSender,
                             public std::enable_shared_from_this<CudaIpcSender> {
  public:
@@ -35,10 +35,12 @@ class CudaIpcSender final : public TransportSender,
                 std::shared_ptr<DeferredReleaseQueue> grace);
   ~CudaIpcSender() override;
 
-  void SetAnnounce(Announce announce) override { announce_ = std::move(announce); }
-  absl::Status OnReply(absl::string_view body) override ABSL_LOCKS_EXCLUDED(mu_);
-  void Offer(uint64_t id, const Tensor& tensor, const TensorLocation& to,
-             OfferCallback done) override ABSL_LOCKS_EXCLUDED(mu_);
+  void SetControlChannel(ControlMessageSender channel) override {
+    control_channel_ = std::move(channel);
+  }
+  absl::Status OnControlMessage(absl::string_view body) override ABSL_LOCKS_EXCLUDED(mu_);
+  void Expose(uint64_t id, const Tensor& tensor, const TensorLocation& to,
+              ExposeCallback done) override ABSL_LOCKS_EXCLUDED(mu_);
   void Release(uint64_t id) override ABSL_LOCKS_EXCLUDED(mu_);
   void Abort(const absl::Status& why) override ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -50,7 +52,7 @@ class CudaIpcSender final : public TransportSender,
   struct Pending {
     uint64_t id = 0;
     Tensor tensor;
-    OfferCallback done;
+    ExposeCallback done;
   };
   enum class Phase { kProbing, kOpen, kRefused };
   struct Pair {
@@ -63,7 +65,7 @@ class CudaIpcSender final : public TransportSender,
     std::string refusal;
     absl::Duration timeout;  // until the next probe
     absl::Time next_probe = absl::InfiniteFuture();
-    // Offers waiting for the probe.
+    // Calls of Expose waiting for the probe.
     std::vector<Pending> pending;
     // Null or not usable: this device or the peer has no interprocess events.
     std::unique_ptr<cuda::InterprocessEventPool> events;
@@ -97,7 +99,7 @@ class CudaIpcSender final : public TransportSender,
     Tensor tensor;
     std::string why;
     size_t sent = 0;
-    OfferCallback done;  // null once its transfer descriptor has gone
+    ExposeCallback done;  // null once its transfer descriptor has gone
   };
   using StagedPtr = std::shared_ptr<Staged>;
   // A slice that the peer has not acknowledged yet.
@@ -110,7 +112,7 @@ class CudaIpcSender final : public TransportSender,
     cuda::EventTicket ready;
   };
 
-  // Starts an Offer, or restarts it after a probe.
+  // Starts an Expose, or restarts it after a probe.
   void Begin(const GpuPair& pair, Pending pending);
   // The following run on the source device's executor.
   void OfferHere(Gpu& gpu, const GpuPair& pair, Pending pending) ABSL_LOCKS_EXCLUDED(mu_);
@@ -156,12 +158,12 @@ class CudaIpcSender final : public TransportSender,
   const TransportEnvironment environment_;
   const Endpoint peer_;
   const std::shared_ptr<DeferredReleaseQueue> grace_;
-  Announce announce_;
+  ControlMessageSender control_channel_;
 
   mutable absl::Mutex mu_;
   absl::Status aborted_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<GpuPair, Pair> pairs_ ABSL_GUARDED_BY(mu_);
-  // Ids between Offer and Release.
+  // Ids between Expose and Release.
   absl::flat_hash_set<uint64_t> offering_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<uint64_t, Offered> offered_ ABSL_GUARDED_BY(mu_);
   // By transfer and offset.

@@ -98,11 +98,11 @@ absl::Status CudaIpcSender::SendProbe(Gpu& gpu, const GpuPair& pair, uint32_t se
     state.memory = std::move(memory);
   }
   const int raw = fd.get();
-  return announce_(EncodeCudaIpcProbe(probe),
-                   fd.valid() ? absl::MakeConstSpan(&raw, 1) : absl::Span<const int>());
+  return control_channel_(EncodeCudaIpcProbe(probe),
+                          fd.valid() ? absl::MakeConstSpan(&raw, 1) : absl::Span<const int>());
 }
 
-absl::Status CudaIpcSender::OnReply(absl::string_view body) {
+absl::Status CudaIpcSender::OnControlMessage(absl::string_view body) {
   FERRY_ASSIGN_OR_RETURN(const CudaIpcMessage kind, KindOfCudaIpc(body));
   switch (kind) {
     case CudaIpcMessage::kProbed: {
@@ -217,8 +217,9 @@ absl::Status CudaIpcSender::OnWanted(const CudaIpcWanted& wanted) {
           // Without a reply the receiver times out, and its transfers fail with that.
           if (!fd.ok()) return;
           const int raw = fd->get();
-          self->announce_(EncodeCudaIpcSegment({pair, held->descriptor()}),
-                          fd->valid() ? absl::MakeConstSpan(&raw, 1) : absl::Span<const int>())
+          self->control_channel_(
+                  EncodeCudaIpcSegment({pair, held->descriptor()}),
+                  fd->valid() ? absl::MakeConstSpan(&raw, 1) : absl::Span<const int>())
               .IgnoreError();
         })
         .IgnoreError();

@@ -30,10 +30,11 @@ void CudaIpcSender::FillSlot(const StagedPtr& staged, cuda::StagingRing::Slot sl
     return FailStaged(staged, wanted);
   }
   if (staged->done != nullptr) {
-    CudaIpcDescriptor ticket;
-    ticket.pair = staged->pair;
-    ticket.why_staged = staged->why;
-    std::exchange(staged->done, nullptr)(TransferDescriptor{EncodeCudaIpcTicket(ticket), {}});
+    CudaIpcDescriptor descriptor;
+    descriptor.pair = staged->pair;
+    descriptor.why_staged = staged->why;
+    std::exchange(staged->done,
+                  nullptr)(TransferDescriptor{EncodeCudaIpcDescriptor(descriptor), {}});
   }
   Slice slice = {.slot = std::move(slot), .ring = gpu.ring, .pair = staged->pair};
   slice.bytes = std::min(gpu.ring->slot_bytes(), staged->tensor.bytes() - staged->sent);
@@ -110,7 +111,7 @@ void CudaIpcSender::AnnounceSlice(const StagedPtr& staged, Slice slice) {
   std::vector<int> raw;
   for (const UniqueFd& each : descriptors) raw.push_back(each.get());
   // If the control channel has closed, that releases what was announced on it.
-  if (!announce_(EncodeCudaIpcSlice(message), raw).ok()) return;
+  if (!control_channel_(EncodeCudaIpcSlice(message), raw).ok()) return;
   staged->sent += bytes;
   if (staged->sent == staged->tensor.bytes()) {
     staged->tensor = Tensor();
@@ -126,7 +127,8 @@ void CudaIpcSender::FailStaged(const StagedPtr& staged, const absl::Status& why)
   if (staged->done != nullptr) return std::exchange(staged->done, nullptr)(why);
   // Slices may have been sent, so tell the receiver, unless it has cancelled.
   if (CheckWanted(staged->id).ok()) {
-    announce_(EncodeCudaIpcFailed({staged->id, std::string(why.message())}), {}).IgnoreError();
+    control_channel_(EncodeCudaIpcFailed({staged->id, std::string(why.message())}), {})
+        .IgnoreError();
   }
 }
 

@@ -40,9 +40,9 @@ CudaIpcTransport::~CudaIpcTransport() {
 }
 
 absl::StatusOr<PathCost> CudaIpcTransport::Cost(const PathQuery& query) const {
-  FERRY_ASSIGN_OR_RETURN(const std::string from, GpuOf(*query.source, query.source_place, "in"));
+  FERRY_ASSIGN_OR_RETURN(const std::string from, GpuOf(*query.source, query.source_location, "in"));
   FERRY_ASSIGN_OR_RETURN(const std::string to,
-                         GpuOf(*query.destination, query.destination_place, "for"));
+                         GpuOf(*query.destination, query.destination_location, "for"));
   const Endpoint& a = *query.source;
   const Endpoint& b = *query.destination;
   if (a.boot_id.empty() || b.boot_id.empty()) {
@@ -52,10 +52,11 @@ absl::StatusOr<PathCost> CudaIpcTransport::Cost(const PathQuery& query) const {
     return absl::FailedPreconditionError(
         absl::StrCat("they are on two machines, ", a.host_name, " and ", b.host_name));
   }
-  if (!query.lane_passes_descriptors) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "descriptors cannot be passed between them: ",
-        query.why_no_descriptors.empty() ? "they have no Unix socket" : query.why_no_descriptors));
+  if (!query.channel_passes_descriptors) {
+    return absl::FailedPreconditionError(absl::StrCat("descriptors cannot be passed between them: ",
+                                                      query.descriptors_unavailable_reason.empty()
+                                                          ? "they have no Unix socket"
+                                                          : query.descriptors_unavailable_reason));
   }
   std::shared_ptr<CudaIpcSender> sender;
   std::shared_ptr<CudaIpcReceiver> receiver;
@@ -68,8 +69,8 @@ absl::StatusOr<PathCost> CudaIpcTransport::Cost(const PathQuery& query) const {
       receiver = in->second.lock();
     }
   }
-  const GpuPair pair = {static_cast<uint16_t>(query.source_place.ordinal),
-                        static_cast<uint16_t>(query.destination_place.ordinal)};
+  const GpuPair pair = {static_cast<uint16_t>(query.source_location.ordinal),
+                        static_cast<uint16_t>(query.destination_location.ordinal)};
   if (sender != nullptr) {
     const std::string refusal = sender->Refusal(pair);
     if (!refusal.empty()) return absl::FailedPreconditionError(refusal);

@@ -7,32 +7,34 @@
 
 namespace ferry {
 
-std::string EncodeNcclTicket(const NcclDescriptor& ticket) {
+std::string EncodeNcclDescriptor(const NcclDescriptor& descriptor) {
   char room[16];
   ByteWriter writer(room, sizeof(room));
-  writer.Put(ticket.key.id);
-  writer.Put(ticket.key.source.value());
-  writer.Put(ticket.key.destination.value());
+  writer.Put(descriptor.key.id);
+  writer.Put(descriptor.key.source.value());
+  writer.Put(descriptor.key.destination.value());
   std::string body(writer.view());
-  if (ticket.grant.has_value()) body += EncodeGrantMessage(*ticket.grant);
+  if (descriptor.grant.has_value()) body += EncodeGrantMessage(*descriptor.grant);
   return body;
 }
 
-absl::StatusOr<NcclDescriptor> DecodeNcclTicket(absl::string_view body) {
+absl::StatusOr<NcclDescriptor> DecodeNcclDescriptor(absl::string_view body) {
   ByteReader reader(body);
-  NcclDescriptor ticket;
-  ticket.key.id = reader.Get<uint64_t>();
-  ticket.key.source = DeviceId(reader.Get<int32_t>());
-  ticket.key.destination = DeviceId(reader.Get<int32_t>());
-  if (reader.is_short()) return absl::InvalidArgumentError("a ticket of nccl's that is too short");
-  if (reader.rest().empty()) return ticket;
-  FERRY_ASSIGN_OR_RETURN(ticket.grant, DecodeGrantMessage(reader.rest()));
-  const BatchAgreementMessage& grant = *ticket.grant;
-  if (grant.kind != BatchAgreementMessageKind::kGrant || grant.from != ticket.key.source ||
-      grant.to != ticket.key.destination) {
-    return absl::InvalidArgumentError("a ticket of nccl's with a message that is not its grant");
+  NcclDescriptor descriptor;
+  descriptor.key.id = reader.Get<uint64_t>();
+  descriptor.key.source = DeviceId(reader.Get<int32_t>());
+  descriptor.key.destination = DeviceId(reader.Get<int32_t>());
+  if (reader.is_short())
+    return absl::InvalidArgumentError("a descriptor of nccl's that is too short");
+  if (reader.rest().empty()) return descriptor;
+  FERRY_ASSIGN_OR_RETURN(descriptor.grant, DecodeGrantMessage(reader.rest()));
+  const BatchAgreementMessage& grant = *descriptor.grant;
+  if (grant.kind != BatchAgreementMessageKind::kGrant || grant.from != descriptor.key.source ||
+      grant.to != descriptor.key.destination) {
+    return absl::InvalidArgumentError(
+        "a descriptor of nccl's with a message that is not its grant");
   }
-  return ticket;
+  return descriptor;
 }
 
 }  // namespace ferry

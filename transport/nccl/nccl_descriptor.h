@@ -19,9 +19,9 @@ struct NcclDescriptor {
   std::optional<BatchAgreementMessage> grant;
 };
 
-std::string EncodeNcclTicket(const NcclDescriptor& ticket);
-//   Errors: INVALID_ARGUMENT for anything that EncodeNcclTicket does not produce.
-absl::StatusOr<NcclDescriptor> DecodeNcclTicket(absl::string_view body);
+std::string EncodeNcclDescriptor(const NcclDescriptor& descriptor);
+//   Errors: INVALID_ARGUMENT for anything that EncodeNcclDescriptor does not produce.
+absl::StatusOr<NcclDescriptor> DecodeNcclDescriptor(absl::string_view body);
 
 }  // namespace ferry
 

@@ -24,8 +24,8 @@ absl::Status AsAborted(const absl::Status& status) {
 
 }  // namespace
 
-void NcclSender::Offer(uint64_t id, const Tensor& tensor, const TensorLocation& to,
-                       OfferCallback done) {
+void NcclSender::Expose(uint64_t id, const Tensor& tensor, const TensorLocation& to,
+                        ExposeCallback done) {
   absl::Status refused;
   {
     absl::MutexLock lock(&mu_);
@@ -40,7 +40,7 @@ void NcclSender::Offer(uint64_t id, const Tensor& tensor, const TensorLocation& 
                                done = std::move(done)](absl::StatusOr<Gpu*> gpu) mutable {
         absl::Status status = gpu.status();
         // Moved to the heap: Watch destroys its function even when it fails.
-        auto callback = std::make_shared<OfferCallback>(std::move(done));
+        auto callback = std::make_shared<ExposeCallback>(std::move(done));
         if (status.ok()) {
           status = (*gpu)->nccl->Watch(
               {.event = ready, .what = "a tensor that is to be sent", .keep = tensor.buffer()},
@@ -59,7 +59,7 @@ void NcclSender::Offer(uint64_t id, const Tensor& tensor, const TensorLocation& 
 }
 
 void NcclSender::OfferReady(uint64_t id, const Tensor& tensor, const TensorLocation& to,
-                            OfferCallback done) {
+                            ExposeCallback done) {
   const absl::StatusOr<std::shared_ptr<NcclDevice>> device = node_.Device(tensor.place().ordinal);
   const std::optional<PeerDevice> peer = peer_->device(to.ordinal);
   absl::Status refused = device.status();
@@ -87,17 +87,17 @@ void NcclSender::OfferReady(uint64_t id, const Tensor& tensor, const TensorLocat
   transfer.key = key;
   transfer.peer = *peer;
   transfer.memory = tensor;
-  auto callback = std::make_shared<OfferCallback>(std::move(done));
+  auto callback = std::make_shared<ExposeCallback>(std::move(done));
   // Once the receiver has the descriptor, it reports the outcome.
   transfer.done = [callback](absl::Status status) {
-    OfferCallback done = std::exchange(*callback, nullptr);
+    ExposeCallback done = std::exchange(*callback, nullptr);
     if (done) std::move(done)(AsAborted(status));
   };
   (*device)->Send(std::move(transfer), [key, callback](std::optional<BatchAgreementMessage> grant) {
-    TransferDescriptor ticket;
-    ticket.body = EncodeNcclTicket({key, std::move(grant)});
-    OfferCallback done = std::exchange(*callback, nullptr);
-    std::move(done)(std::move(ticket));
+    TransferDescriptor descriptor;
+    descriptor.body = EncodeNcclDescriptor({key, std::move(grant)});
+    ExposeCallback done = std::exchange(*callback, nullptr);
+    std::move(done)(std::move(descriptor));
   });
 }
 
@@ -126,14 +126,15 @@ void NcclSender::Abort(const absl::Status& why) {
 
 absl::StatusOr<NcclDescriptor> NcclReceiver::Check(const TensorHeader& header,
                                                    absl::string_view body) const {
-  FERRY_ASSIGN_OR_RETURN(NcclDescriptor ticket, DecodeNcclTicket(body));
+  FERRY_ASSIGN_OR_RETURN(NcclDescriptor descriptor, DecodeNcclDescriptor(body));
   FERRY_ASSIGN_OR_RETURN(const std::shared_ptr<NcclDevice> device,
                          node_.Device(header.place.ordinal));
-  if (header.place.space != MemorySpace::kCuda || ticket.key.destination != device->self() ||
-      !peer_->owns(ticket.key.source)) {
-    return absl::InvalidArgumentError("a ticket of nccl's for something else than was asked for");
+  if (header.place.space != MemorySpace::kCuda || descriptor.key.destination != device->self() ||
+      !peer_->owns(descriptor.key.source)) {
+    return absl::InvalidArgumentError(
+        "a descriptor of nccl's for something else than was asked for");
   }
-  return ticket;
+  return descriptor;
 }
 
 absl::Status NcclReceiver::FindMemory(uint64_t id, const TensorHeader& header, Tensor& memory) {
@@ -190,11 +191,11 @@ void NcclReceiver::GetMemory(uint64_t id, const TensorHeader& header) {
                            });
 }
 
-void NcclReceiver::Take(uint64_t id, const TensorHeader& header, absl::string_view body,
-                        absl::Span<UniqueFd> descriptors, const Tensor& destination,
-                        TakeCallback done) {
-  absl::StatusOr<NcclDescriptor> ticket = Check(header, body);
-  absl::Status refused = ticket.status();
+void NcclReceiver::Fetch(uint64_t id, const TensorHeader& header, absl::string_view body,
+                         absl::Span<UniqueFd> descriptors, const Tensor& destination,
+                         FetchCallback done) {
+  absl::StatusOr<NcclDescriptor> descriptor = Check(header, body);
+  absl::Status refused = descriptor.status();
   Tensor memory = destination;
   if (refused.ok() && !memory.is_valid()) refused = FindMemory(id, header, memory);
   std::shared_ptr<NcclDevice> device;
@@ -206,7 +207,7 @@ void NcclReceiver::Take(uint64_t id, const TensorHeader& header, absl::string_vi
       refused = absl::InvalidArgumentError(absl::StrCat("transfer ", id, " for a second time"));
     }
     if (refused.ok()) {
-      taking_[id] = {memory.is_valid() ? device : nullptr, ticket->key, std::move(done)};
+      taking_[id] = {memory.is_valid() ? device : nullptr, descriptor->key, std::move(done)};
     }
   }
   if (!refused.ok()) {
@@ -214,7 +215,7 @@ void NcclReceiver::Take(uint64_t id, const TensorHeader& header, absl::string_vi
     // Moved only if it is not refused. NOLINTNEXTLINE(bugprone-use-after-move)
     return std::move(done)(AsAborted(refused), false);
   }
-  const PeerDevice peer = *peer_->device(ticket->key.source);
+  const PeerDevice peer = *peer_->device(descriptor->key.source);
   if (!memory.is_valid()) {
     // If the source grants it, it is told that the transfer is not known here; then it is asked
     // again.
@@ -223,18 +224,18 @@ void NcclReceiver::Take(uint64_t id, const TensorHeader& header, absl::string_vi
     return GetMemory(id, header);
   }
   NcclTransfer transfer;
-  transfer.key = ticket->key;
+  transfer.key = descriptor->key;
   transfer.peer = peer;
   transfer.memory = memory;
   transfer.done = [self = shared_from_this(), id, tensor = memory](absl::Status status) {
     if (status.ok()) return self->End(id, tensor);
     self->End(id, status);
   };
-  device->Receive(std::move(transfer), std::move(ticket->grant));
+  device->Receive(std::move(transfer), std::move(descriptor->grant));
 }
 
 void NcclReceiver::End(uint64_t id, absl::StatusOr<Tensor> tensor) {
-  TakeCallback done;
+  FetchCallback done;
   {
     absl::MutexLock lock(&mu_);
     const auto found = taking_.find(id);
@@ -262,8 +263,8 @@ void NcclReceiver::Cancel(uint64_t id) {
   std::move(taking.done)(absl::CancelledError("cancelled"), false);
 }
 
-void NcclReceiver::Drop(uint64_t id, const TensorHeader& header, absl::string_view body,
-                        absl::Span<UniqueFd> descriptors) {
+void NcclReceiver::Discard(uint64_t id, const TensorHeader& header, absl::string_view body,
+                           absl::Span<UniqueFd> descriptors) {
   {
     absl::MutexLock lock(&mu_);
     got_.erase(id);
@@ -272,8 +273,9 @@ void NcclReceiver::Drop(uint64_t id, const TensorHeader& header, absl::string_vi
 }
 
 void NcclReceiver::Answer(absl::string_view body) {
-  const absl::StatusOr<NcclDescriptor> ticket = DecodeNcclTicket(body);
-  if (ticket.ok() && ticket->grant.has_value()) peer_->OnMessage(*ticket->grant).IgnoreError();
+  const absl::StatusOr<NcclDescriptor> descriptor = DecodeNcclDescriptor(body);
+  if (descriptor.ok() && descriptor->grant.has_value())
+    peer_->OnMessage(*descriptor->grant).IgnoreError();
 }
 
 void NcclReceiver::Abort(const absl::Status& why) {

@@ -24,10 +24,12 @@ class NcclSender final : public TransportSender, public std::enable_shared_from_
   NcclSender(NcclNode& node, std::shared_ptr<NcclPeer> peer)
       : node_(node), peer_(std::move(peer)) {}
 
-  void SetAnnounce(Announce announce) override { peer_->SetChannel(std::move(announce)); }
-  absl::Status OnReply(absl::string_view body) override { return peer_->OnMessage(body); }
-  void Offer(uint64_t id, const Tensor& tensor, const TensorLocation& to,
-             OfferCallback done) override ABSL_LOCKS_EXCLUDED(mu_);
+  void SetControlChannel(ControlMessageSender channel) override {
+    peer_->SetChannel(std::move(channel));
+  }
+  absl::Status OnControlMessage(absl::string_view body) override { return peer_->OnMessage(body); }
+  void Expose(uint64_t id, const Tensor& tensor, const TensorLocation& to,
+              ExposeCallback done) override ABSL_LOCKS_EXCLUDED(mu_);
   void Release(uint64_t id) override ABSL_LOCKS_EXCLUDED(mu_);
   void Abort(const absl::Status& why) override ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -37,7 +39,7 @@ class NcclSender final : public TransportSender, public std::enable_shared_from_
     std::shared_ptr<NcclDevice> device;
     TransferKey key;
   };
-  void OfferReady(uint64_t id, const Tensor& tensor, const TensorLocation& to, OfferCallback done)
+  void OfferReady(uint64_t id, const Tensor& tensor, const TensorLocation& to, ExposeCallback done)
       ABSL_LOCKS_EXCLUDED(mu_);
 
   NcclNode& node_;
@@ -56,16 +58,18 @@ class NcclReceiver final : public TransportReceiver,
   NcclReceiver(NcclNode& node, std::shared_ptr<NcclPeer> peer)
       : node_(node), peer_(std::move(peer)) {}
 
-  void SetReply(Announce reply) override { peer_->SetChannel(std::move(reply)); }
-  absl::Status OnAnnouncement(absl::string_view body, absl::Span<UniqueFd> descriptors) override {
+  void SetControlChannel(ControlMessageSender channel) override {
+    peer_->SetChannel(std::move(channel));
+  }
+  absl::Status OnControlMessage(absl::string_view body, absl::Span<UniqueFd> descriptors) override {
     return peer_->OnMessage(body);
   }
-  void Take(uint64_t id, const TensorHeader& header, absl::string_view body,
-            absl::Span<UniqueFd> descriptors, const Tensor& destination, TakeCallback done) override
-      ABSL_LOCKS_EXCLUDED(mu_);
+  void Fetch(uint64_t id, const TensorHeader& header, absl::string_view body,
+             absl::Span<UniqueFd> descriptors, const Tensor& destination,
+             FetchCallback done) override ABSL_LOCKS_EXCLUDED(mu_);
   void Cancel(uint64_t id) override ABSL_LOCKS_EXCLUDED(mu_);
-  void Drop(uint64_t id, const TensorHeader& header, absl::string_view body,
-            absl::Span<UniqueFd> descriptors) override;
+  void Discard(uint64_t id, const TensorHeader& header, absl::string_view body,
+               absl::Span<UniqueFd> descriptors) override;
   void Abort(const absl::Status& why) override ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
@@ -73,7 +77,7 @@ class NcclReceiver final : public TransportReceiver,
     // Null while memory is being allocated.
     std::shared_ptr<NcclDevice> device;
     TransferKey key;
-    TakeCallback done;
+    FetchCallback done;
   };
   // Decodes a transfer descriptor and checks it against the request.
   absl::StatusOr<NcclDescriptor> Check(const TensorHeader& header, absl::string_view body) const;

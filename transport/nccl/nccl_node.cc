@@ -33,13 +33,13 @@ absl::Status WhyNot(const TransportEnvironment& environment, const NcclTransport
 
 }  // namespace
 
-void NcclPeer::SetChannel(Announce channel) {
+void NcclPeer::SetChannel(ControlMessageSender channel) {
   absl::MutexLock lock(&mu_);
   if (!channel_) channel_ = std::move(channel);
 }
 
 void NcclPeer::Send(const BatchAgreementMessage& message) {
-  Announce channel;
+  ControlMessageSender channel;
   {
     absl::MutexLock lock(&mu_);
     if (!failed_.ok()) return;
@@ -142,7 +142,7 @@ std::shared_ptr<NcclPeer> NcclNode::NewPeer(const Endpoint& endpoint) {
   }
   // Transfers started with the predecessor do not continue.
   if (replaced != nullptr)
-    replaced->Fail(absl::UnavailableError("another lane to it is in the place of this one"));
+    replaced->Fail(absl::UnavailableError("another connection to it has replaced this one"));
   for (size_t ordinal = 0; ordinal < endpoint.gpus.size(); ++ordinal) {
     const std::optional<PeerDevice> device = peer->device(static_cast<int>(ordinal));
     if (device.has_value()) theirs.push_back(device->id);

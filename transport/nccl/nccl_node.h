@@ -30,7 +30,7 @@ class NcclPeer final : public std::enable_shared_from_this<NcclPeer> {
 
   const Endpoint& endpoint() const { return endpoint_; }
   // Sets how messages are sent to it; the first call counts.
-  void SetChannel(Announce channel) ABSL_LOCKS_EXCLUDED(mu_);
+  void SetChannel(ControlMessageSender channel) ABSL_LOCKS_EXCLUDED(mu_);
   void Send(const BatchAgreementMessage& message) ABSL_LOCKS_EXCLUDED(mu_);
   // Handles a message from the peer; untrusted.
   absl::Status OnMessage(absl::string_view body);
@@ -48,7 +48,7 @@ class NcclPeer final : public std::enable_shared_from_this<NcclPeer> {
   NcclNode& node_;
   const Endpoint endpoint_;
   mutable absl::Mutex mu_;
-  Announce channel_ ABSL_GUARDED_BY(mu_);
+  ControlMessageSender channel_ ABSL_GUARDED_BY(mu_);
   absl::Status failed_ ABSL_GUARDED_BY(mu_);
 };
 

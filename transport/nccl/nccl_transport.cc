@@ -59,9 +59,9 @@ bool NcclTransport::IsParty(const PathQuery& query) const {
 absl::StatusOr<PathCost> NcclTransport::Cost(const PathQuery& query) const {
   const bool is_party = IsParty(query);
   if (is_party) FERRY_RETURN_IF_ERROR(node_.status());
-  FERRY_ASSIGN_OR_RETURN(const std::string from, GpuOf(*query.source, query.source_place, "in"));
+  FERRY_ASSIGN_OR_RETURN(const std::string from, GpuOf(*query.source, query.source_location, "in"));
   FERRY_ASSIGN_OR_RETURN(const std::string to,
-                         GpuOf(*query.destination, query.destination_place, "for"));
+                         GpuOf(*query.destination, query.destination_location, "for"));
   FERRY_RETURN_IF_ERROR(CheckVersions(query));
   if (from == to && !nccl::AllowsSharedGpu(query.source->nccl_version)) {
     return absl::FailedPreconditionError(
@@ -75,11 +75,12 @@ absl::StatusOr<PathCost> NcclTransport::Cost(const PathQuery& query) const {
   }
   const auto& device_of = environment_.nccl.device_of;
   const bool is_source = query.source->peer.node_id == environment_.node_id;
-  const int ordinal = is_source ? query.source_place.ordinal : query.destination_place.ordinal;
+  const int ordinal =
+      is_source ? query.source_location.ordinal : query.destination_location.ordinal;
   const auto own = device_of(environment_.node_id, ordinal);
   const Endpoint& other = is_source ? *query.destination : *query.source;
-  const auto peer = device_of(
-      other.peer.node_id, is_source ? query.destination_place.ordinal : query.source_place.ordinal);
+  const auto peer = device_of(other.peer.node_id, is_source ? query.destination_location.ordinal
+                                                            : query.source_location.ordinal);
   if (!own.has_value() || !peer.has_value()) {
     return absl::FailedPreconditionError("the job's topology does not have both GPUs");
   }

@@ -8,25 +8,25 @@
 
 namespace ferry {
 
-std::string EncodeShmTicket(const ShmDescriptor& ticket) {
+std::string EncodeShmDescriptor(const ShmDescriptor& descriptor) {
   char room[16];
   ByteWriter writer(room, sizeof(room));
-  writer.Put(ticket.segment);
-  writer.Put(ticket.generation);
-  writer.Put(ticket.offset);
+  writer.Put(descriptor.segment);
+  writer.Put(descriptor.generation);
+  writer.Put(descriptor.offset);
   return std::string(writer.view());
 }
 
-absl::StatusOr<ShmDescriptor> DecodeShmTicket(absl::string_view body) {
+absl::StatusOr<ShmDescriptor> DecodeShmDescriptor(absl::string_view body) {
   ByteReader reader(body);
-  ShmDescriptor ticket;
-  ticket.segment = reader.Get<uint32_t>();
-  ticket.generation = reader.Get<uint32_t>();
-  ticket.offset = reader.Get<uint64_t>();
+  ShmDescriptor descriptor;
+  descriptor.segment = reader.Get<uint32_t>();
+  descriptor.generation = reader.Get<uint32_t>();
+  descriptor.offset = reader.Get<uint64_t>();
   if (reader.is_short() || !reader.rest().empty()) {
     return absl::InvalidArgumentError("a hand-over of memory that is not 16 bytes long");
   }
-  return ticket;
+  return descriptor;
 }
 
 std::string EncodeShmSegmentNotice(const ShmSegmentNotice& notice) {

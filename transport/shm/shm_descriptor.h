@@ -26,11 +26,11 @@ struct ShmSegmentNotice {
   uint64_t bytes = 0;
 };
 
-std::string EncodeShmTicket(const ShmDescriptor& ticket);
+std::string EncodeShmDescriptor(const ShmDescriptor& descriptor);
 std::string EncodeShmSegmentNotice(const ShmSegmentNotice& notice);
 //   Errors: INVALID_ARGUMENT, here and below.
 absl::StatusOr<ShmSegmentNotice> DecodeShmSegmentNotice(absl::string_view body);
-absl::StatusOr<ShmDescriptor> DecodeShmTicket(absl::string_view body);
+absl::StatusOr<ShmDescriptor> DecodeShmDescriptor(absl::string_view body);
 
 }  // namespace ferry
 

@@ -19,18 +19,18 @@ constexpr size_t kCopyHereBytes = 256 * 1024;
 
 }  // namespace
 
-void ShmSender::SetHint(Announce hint) {
+void ShmSender::SetHintChannel(ControlMessageSender channel) {
   absl::MutexLock lock(&announce_mu_);
-  hint_ = std::move(hint);
+  hint_channel_ = std::move(channel);
 }
 
 void ShmSender::OnNewSegment(const ArenaOffset& place) {
   absl::MutexLock lock(&announce_mu_);
   // Best effort: announced again when a tensor in it is exported.
-  if (hint_ != nullptr) Introduce(place, hint_).IgnoreError();
+  if (hint_channel_ != nullptr) Introduce(place, hint_channel_).IgnoreError();
 }
 
-absl::Status ShmSender::Introduce(const ArenaOffset& place, const Announce& announce) {
+absl::Status ShmSender::Introduce(const ArenaOffset& place, const ControlMessageSender& channel) {
   {
     SpinLockHolder known_lock(&mu_);
     if (!aborted_.ok()) return aborted_;
@@ -39,8 +39,7 @@ absl::Status ShmSender::Introduce(const ArenaOffset& place, const Announce& anno
   TellRetired();
   const MemorySegment& memory = environment_.arena->memory(place);
   const int fd = memory.fd();
-  FERRY_RETURN_IF_ERROR(
-      announce(EncodeShmSegmentNotice({place.segment, memory.bytes()}), {&fd, 1}));
+  FERRY_RETURN_IF_ERROR(channel(EncodeShmSegmentNotice({place.segment, memory.bytes()}), {&fd, 1}));
   SpinLockHolder known_lock(&mu_);
   known_.insert(place.segment);
   return absl::OkStatus();
@@ -50,7 +49,7 @@ void ShmSender::TellRetired() {
   // If the control channel rejects it now, it is retried later; if it has closed, the peer has
   // unmapped everything.
   while (!retired_.empty() &&
-         announce_(EncodeShmSegmentNotice({.segment = retired_.back()}), {}).ok()) {
+         control_channel_(EncodeShmSegmentNotice({.segment = retired_.back()}), {}).ok()) {
     retired_.pop_back();
   }
 }
@@ -79,20 +78,20 @@ absl::StatusOr<TransferDescriptor> ShmSender::Lend(uint64_t id, const Tensor& te
     // Other threads may export tensors of the same segment: their transfer descriptors must not
     // overtake the announcement.
     absl::MutexLock lock(&announce_mu_);
-    if (absl::Status status = Introduce(place, announce_); !status.ok()) {
+    if (absl::Status status = Introduce(place, control_channel_); !status.ok()) {
       Release(id);
       return status;
     }
   }
   TransferDescriptor offer;
-  offer.body = EncodeShmTicket({.segment = place.segment,
-                                .generation = place.generation,
-                                .offset = place.offset + tensor.offset_bytes()});
+  offer.body = EncodeShmDescriptor({.segment = place.segment,
+                                    .generation = place.generation,
+                                    .offset = place.offset + tensor.offset_bytes()});
   return offer;
 }
 
-void ShmSender::Offer(uint64_t id, const Tensor& tensor, const TensorLocation&,
-                      OfferCallback done) {
+void ShmSender::Expose(uint64_t id, const Tensor& tensor, const TensorLocation&,
+                       ExposeCallback done) {
   if (tensor.buffer() != nullptr && tensor.buffer()->arena() == environment_.arena.get()) {
     return std::move(done)(Lend(id, tensor));
   }
@@ -149,7 +148,8 @@ class ShmReceiver::View final : public Buffer {
   const uint64_t id_;
 };
 
-absl::Status ShmReceiver::OnAnnouncement(absl::string_view body, absl::Span<UniqueFd> descriptors) {
+absl::Status ShmReceiver::OnControlMessage(absl::string_view body,
+                                           absl::Span<UniqueFd> descriptors) {
   FERRY_ASSIGN_OR_RETURN(const ShmSegmentNotice notice, DecodeShmSegmentNotice(body));
   if (notice.bytes == 0) {
     absl::StatusOr<Segment> retired;
@@ -187,11 +187,11 @@ absl::Status ShmReceiver::Keep(uint32_t id, absl::StatusOr<Segment> segment) {
 
 absl::StatusOr<const char*> ShmReceiver::Locate(const TensorHeader& header, absl::string_view body,
                                                 Segment& segment) {
-  FERRY_ASSIGN_OR_RETURN(const ShmDescriptor ticket, DecodeShmTicket(body));
+  FERRY_ASSIGN_OR_RETURN(const ShmDescriptor descriptor, DecodeShmDescriptor(body));
   absl::Status why_not;
   {
     SpinLockHolder lock(&mu_);
-    const auto found = segments_.find(ticket.segment);
+    const auto found = segments_.find(descriptor.segment);
     if (found != segments_.end() && found->second.ok()) segment = *found->second;
     if (found != segments_.end()) why_not = found->second.status();
   }
@@ -199,22 +199,23 @@ absl::StatusOr<const char*> ShmReceiver::Locate(const TensorHeader& header, absl
   if (!why_not.ok()) return absl::UnavailableError(why_not.message());
   if (segment == nullptr) {
     return absl::InvalidArgumentError(
-        absl::StrCat("segment ", ticket.segment, " was never announced"));
+        absl::StrCat("segment ", descriptor.segment, " was never announced"));
   }
-  if (ticket.offset > segment->bytes() || header.bytes > segment->bytes() - ticket.offset) {
+  if (descriptor.offset > segment->bytes() || header.bytes > segment->bytes() - descriptor.offset) {
     return absl::InvalidArgumentError(absl::StrCat("a tensor of ", header.bytes, " bytes at ",
-                                                   ticket.offset, " in a segment of ",
+                                                   descriptor.offset, " in a segment of ",
                                                    segment->bytes()));
   }
-  if (ticket.offset % ElementBytes(header.dtype) != 0) {
-    return absl::InvalidArgumentError(absl::StrCat("elements at the odd place ", ticket.offset));
+  if (descriptor.offset % ElementBytes(header.dtype) != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("elements at the odd place ", descriptor.offset));
   }
-  return static_cast<const char*>(segment->base()) + ticket.offset;
+  return static_cast<const char*>(segment->base()) + descriptor.offset;
 }
 
-void ShmReceiver::Take(uint64_t id, const TensorHeader& header, absl::string_view body,
-                       absl::Span<UniqueFd> descriptors, const Tensor& destination,
-                       TakeCallback done) {
+void ShmReceiver::Fetch(uint64_t id, const TensorHeader& header, absl::string_view body,
+                        absl::Span<UniqueFd> descriptors, const Tensor& destination,
+                        FetchCallback done) {
   Segment segment;
   const absl::StatusOr<const char*> from = Locate(header, body, segment);
   if (!from.ok()) return std::move(done)(from.status(), false);
@@ -260,8 +261,8 @@ void ShmReceiver::Cancel(uint64_t id) {
 }
 
 // The caller releases its memory.
-void ShmReceiver::Drop(uint64_t id, const TensorHeader& header, absl::string_view body,
-                       absl::Span<UniqueFd> descriptors) {}
+void ShmReceiver::Discard(uint64_t id, const TensorHeader& header, absl::string_view body,
+                          absl::Span<UniqueFd> descriptors) {}
 
 void ShmReceiver::Abort(const absl::Status& why) {
   absl::flat_hash_map<uint32_t, absl::StatusOr<Segment>> dropped;

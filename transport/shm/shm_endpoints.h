@@ -20,10 +20,12 @@ class ShmSender final : public TransportSender, public std::enable_shared_from_t
  public:
   ShmSender(TransportEnvironment environment) : environment_(std::move(environment)) {}
 
-  void SetAnnounce(Announce announce) override { announce_ = std::move(announce); }
-  void SetHint(Announce hint) override ABSL_LOCKS_EXCLUDED(announce_mu_);
-  void Offer(uint64_t id, const Tensor& tensor, const TensorLocation& to,
-             OfferCallback done) override ABSL_LOCKS_EXCLUDED(mu_);
+  void SetControlChannel(ControlMessageSender channel) override {
+    control_channel_ = std::move(channel);
+  }
+  void SetHintChannel(ControlMessageSender channel) override ABSL_LOCKS_EXCLUDED(announce_mu_);
+  void Expose(uint64_t id, const Tensor& tensor, const TensorLocation& to,
+              ExposeCallback done) override ABSL_LOCKS_EXCLUDED(mu_);
   void Release(uint64_t id) override ABSL_LOCKS_EXCLUDED(mu_);
   void Abort(const absl::Status& why) override ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -38,16 +40,16 @@ class ShmSender final : public TransportSender, public std::enable_shared_from_t
   absl::StatusOr<TransferDescriptor> Lend(uint64_t id, const Tensor& tensor)
       ABSL_LOCKS_EXCLUDED(mu_);
   // Announces the segment of `place` to the peer, unless done before.
-  absl::Status Introduce(const ArenaOffset& place, const Announce& announce)
+  absl::Status Introduce(const ArenaOffset& place, const ControlMessageSender& channel)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(announce_mu_) ABSL_LOCKS_EXCLUDED(mu_);
   void TellRetired() ABSL_EXCLUSIVE_LOCKS_REQUIRED(announce_mu_);
 
   // Constant once the control channel is open.
   const TransportEnvironment environment_;
-  Announce announce_;
+  ControlMessageSender control_channel_;
   // Held while a segment is announced. Lock order: this, then mu_.
   absl::Mutex announce_mu_;
-  Announce hint_ ABSL_GUARDED_BY(announce_mu_);
+  ControlMessageSender hint_channel_ ABSL_GUARDED_BY(announce_mu_);
   // Freed segments that the peer could not be told about yet.
   std::vector<uint32_t> retired_ ABSL_GUARDED_BY(announce_mu_);
   SpinLock mu_;
@@ -65,14 +67,14 @@ class ShmReceiver final : public TransportReceiver,
 
   // A segment that cannot be mapped now may never be needed.
   bool is_fd_optional() const override { return true; }
-  absl::Status OnAnnouncement(absl::string_view body, absl::Span<UniqueFd> descriptors) override
+  absl::Status OnControlMessage(absl::string_view body, absl::Span<UniqueFd> descriptors) override
       ABSL_LOCKS_EXCLUDED(mu_);
-  void Take(uint64_t id, const TensorHeader& header, absl::string_view body,
-            absl::Span<UniqueFd> descriptors, const Tensor& destination, TakeCallback done) override
-      ABSL_LOCKS_EXCLUDED(mu_);
+  void Fetch(uint64_t id, const TensorHeader& header, absl::string_view body,
+             absl::Span<UniqueFd> descriptors, const Tensor& destination,
+             FetchCallback done) override ABSL_LOCKS_EXCLUDED(mu_);
   void Cancel(uint64_t id) override ABSL_LOCKS_EXCLUDED(mu_);
-  void Drop(uint64_t id, const TensorHeader& header, absl::string_view body,
-            absl::Span<UniqueFd> descriptors) override ABSL_LOCKS_EXCLUDED(mu_);
+  void Discard(uint64_t id, const TensorHeader& header, absl::string_view body,
+               absl::Span<UniqueFd> descriptors) override ABSL_LOCKS_EXCLUDED(mu_);
   void Abort(const absl::Status& why) override ABSL_LOCKS_EXCLUDED(mu_);
 
  private:

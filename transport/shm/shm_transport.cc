@@ -78,10 +78,11 @@ absl::StatusOr<PathCost> ShmTransport::Cost(const PathQuery& query) const {
         absl::StrCat("they are on two machines, ", a.host_name, " and ", b.host_name));
   }
   if (!support_.ok()) return support_;
-  if (!query.lane_passes_descriptors) {
-    return absl::UnavailableError(absl::StrCat(
-        "descriptors cannot be passed between them: ",
-        query.why_no_descriptors.empty() ? "they have no Unix socket" : query.why_no_descriptors));
+  if (!query.channel_passes_descriptors) {
+    return absl::UnavailableError(absl::StrCat("descriptors cannot be passed between them: ",
+                                               query.descriptors_unavailable_reason.empty()
+                                                   ? "they have no Unix socket"
+                                                   : query.descriptors_unavailable_reason));
   }
   PathCost cost = {kHandOver, kNoCopy};
   if (!query.is_in_arena) {

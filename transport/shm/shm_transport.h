@@ -21,8 +21,8 @@ class ShmTransport final : public Transport {
   absl::string_view name() const override { return "shm"; }
   absl::string_view summary() const override { return "hands memory over within a host"; }
   bool outlives_producer() const override { return true; }
-  bool latency_is_control_rtt(bool lane_passes_descriptors) const override {
-    return lane_passes_descriptors;
+  bool latency_is_control_rtt(bool channel_passes_descriptors) const override {
+    return channel_passes_descriptors;
   }
   absl::StatusOr<PathCost> Cost(const PathQuery& query) const override;
   std::shared_ptr<TransportSender> CreateSender(const Endpoint& peer) override;

@@ -12,11 +12,12 @@
 
 namespace ferry {
 
-void TcpReceiver::Take(uint64_t id, const TensorHeader& header, absl::string_view body,
-                       absl::Span<UniqueFd> descriptors, const Tensor& destination,
-                       TakeCallback done) {
+void TcpReceiver::Fetch(uint64_t id, const TensorHeader& header, absl::string_view body,
+                        absl::Span<UniqueFd> descriptors, const Tensor& destination,
+                        FetchCallback done) {
   if (!body.empty() && body != kComesNear) {
-    return std::move(done)(absl::InvalidArgumentError("a TCP ticket that says something"), false);
+    return std::move(done)(absl::InvalidArgumentError("a TCP descriptor that says something"),
+                           false);
   }
   Incoming incoming;
   incoming.done = std::move(done);
@@ -30,7 +31,7 @@ void TcpReceiver::Take(uint64_t id, const TensorHeader& header, absl::string_vie
         buffer.ok() ? Tensor::Create(header.dtype, header.shape, *buffer) : buffer.status();
     if (!tensor.ok()) {
       auto refused = std::move(incoming.done);
-      Drop(id, header, body, descriptors);
+      Discard(id, header, body, descriptors);
       return std::move(refused)(tensor.status(), false);
     }
     incoming.tensor = *std::move(tensor);
@@ -44,8 +45,8 @@ void TcpReceiver::Take(uint64_t id, const TensorHeader& header, absl::string_vie
   LookOut(header, body);
 }
 
-void TcpReceiver::Drop(uint64_t id, const TensorHeader& header, absl::string_view body,
-                       absl::Span<UniqueFd>) {
+void TcpReceiver::Discard(uint64_t id, const TensorHeader& header, absl::string_view body,
+                          absl::Span<UniqueFd>) {
   Expect(id, header.bytes, {});
   LookOut(header, body);
 }
@@ -75,7 +76,7 @@ void TcpReceiver::Cancel(uint64_t id) {
 
 void TcpReceiver::Abort(const absl::Status& why) {
   std::vector<std::shared_ptr<ClosableWriter>> gates;
-  std::vector<TakeCallback> failed;
+  std::vector<FetchCallback> failed;
   std::vector<std::shared_ptr<SliceReader>> readers;
   {
     absl::MutexLock lock(&mu_);
@@ -90,7 +91,7 @@ void TcpReceiver::Abort(const absl::Status& why) {
   }
   for (const auto& reader : readers) reader->Stop();
   for (const auto& gate : gates) gate->Close();
-  for (TakeCallback& done : failed) std::move(done)(why, false);
+  for (FetchCallback& done : failed) std::move(done)(why, false);
 }
 
 SliceSink::Verdict TcpReceiver::Place(const SliceHeader& header, SliceTarget* place) {
@@ -116,7 +117,7 @@ SliceSink::Verdict TcpReceiver::Place(const SliceHeader& header, SliceTarget* pl
 
 void TcpReceiver::OnSlice(const SliceHeader& header) {
   Tensor tensor;
-  TakeCallback done;
+  FetchCallback done;
   std::shared_ptr<std::atomic<bool>> has_non_boolean;
   {
     absl::MutexLock lock(&mu_);
@@ -190,7 +191,7 @@ void TcpReceiver::OnNoConnection(const absl::Status& why) {
   if (!absl::IsResourceExhausted(why)) return Abort(absl::UnavailableError(why.message()));
   // One of the two has no descriptors left: no reason to end what needs none. The existing
   // connections carry everything; if there are none, the next transfer retries.
-  std::vector<TakeCallback> failed;
+  std::vector<FetchCallback> failed;
   std::vector<std::shared_ptr<ClosableWriter>> gates;
   {
     absl::MutexLock lock(&mu_);
@@ -204,7 +205,7 @@ void TcpReceiver::OnNoConnection(const absl::Status& why) {
     }
   }
   for (const auto& gate : gates) gate->Close();
-  for (TakeCallback& done : failed) std::move(done)(why, false);
+  for (FetchCallback& done : failed) std::move(done)(why, false);
 }
 
 void TcpReceiver::AddConnection(DataConnection connection) {

@@ -27,11 +27,11 @@ class TcpReceiver final : public TransportReceiver,
   TcpReceiver(TransportEnvironment environment, DataPlane& plane, Endpoint peer)
       : environment_(std::move(environment)), plane_(plane), peer_(std::move(peer)) {}
 
-  void Take(uint64_t id, const TensorHeader& header, absl::string_view body,
-            absl::Span<UniqueFd> descriptors, const Tensor& destination, TakeCallback done) override
-      ABSL_LOCKS_EXCLUDED(mu_);
-  void Drop(uint64_t id, const TensorHeader& header, absl::string_view body,
-            absl::Span<UniqueFd> descriptors) override ABSL_LOCKS_EXCLUDED(mu_);
+  void Fetch(uint64_t id, const TensorHeader& header, absl::string_view body,
+             absl::Span<UniqueFd> descriptors, const Tensor& destination,
+             FetchCallback done) override ABSL_LOCKS_EXCLUDED(mu_);
+  void Discard(uint64_t id, const TensorHeader& header, absl::string_view body,
+               absl::Span<UniqueFd> descriptors) override ABSL_LOCKS_EXCLUDED(mu_);
   void Cancel(uint64_t id) override ABSL_LOCKS_EXCLUDED(mu_);
   void Abort(const absl::Status& why) override ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -43,7 +43,7 @@ class TcpReceiver final : public TransportReceiver,
   struct Incoming {
     // Invalid: cancelled.
     Tensor tensor;
-    TakeCallback done;
+    FetchCallback done;
     size_t bytes = 0;
     size_t left = 0;
     std::shared_ptr<ClosableWriter> gate = std::make_shared<ClosableWriter>();

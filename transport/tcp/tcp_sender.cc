@@ -10,8 +10,8 @@
 
 namespace ferry {
 
-void TcpSender::Offer(uint64_t id, const Tensor& tensor, const TensorLocation&,
-                      OfferCallback done) {
+void TcpSender::Expose(uint64_t id, const Tensor& tensor, const TensorLocation&,
+                       ExposeCallback done) {
   auto transfer = std::make_shared<OutgoingTransfer>();
   transfer->id = id;
   transfer->tensor = tensor;

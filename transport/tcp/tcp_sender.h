@@ -26,8 +26,8 @@ class TcpSender final : public TransportSender,
   // `event_loop` runs the near connection. Both must outlive it.
   TcpSender(DataPlane& plane, EventLoop& event_loop) : plane_(plane), event_loop_(event_loop) {}
 
-  void Offer(uint64_t id, const Tensor& tensor, const TensorLocation& to,
-             OfferCallback done) override ABSL_LOCKS_EXCLUDED(mu_);
+  void Expose(uint64_t id, const Tensor& tensor, const TensorLocation& to,
+              ExposeCallback done) override ABSL_LOCKS_EXCLUDED(mu_);
   // Connections keep what they are sending; a cancelled tensor is still sent in full, since the
   // receiver counts its bytes.
   void Release(uint64_t id) override ABSL_LOCKS_EXCLUDED(mu_);

@@ -45,8 +45,8 @@ absl::StatusOr<PathCost> TcpTransport::Cost(const PathQuery& query) const {
   }
   const std::string& machine = query.source->boot_id;
   // For GPU memory, startup measured nothing comparable: both numbers are assumed.
-  const bool is_between_hosts = query.source_place.space == MemorySpace::kHost &&
-                                query.destination_place.space == MemorySpace::kHost;
+  const bool is_between_hosts = query.source_location.space == MemorySpace::kHost &&
+                                query.destination_location.space == MemorySpace::kHost;
   if (is_between_hosts && loopback_.ok() && !machine.empty() &&
       machine == query.destination->boot_id) {
     return *loopback_;

@@ -37,8 +37,8 @@ class TcpTransport final : public Transport {
   absl::string_view summary() const override { return "slices over several connections"; }
   absl::StatusOr<PathCost> Cost(const PathQuery& query) const override;
   bool is_measurable() const override { return true; }
-  bool latency_is_control_rtt(bool lane_passes_descriptors) const override {
-    return !lane_passes_descriptors;
+  bool latency_is_control_rtt(bool channel_passes_descriptors) const override {
+    return !channel_passes_descriptors;
   }
   std::shared_ptr<TransportSender> CreateSender(const Endpoint& peer) override
       ABSL_LOCKS_EXCLUDED(mu_);

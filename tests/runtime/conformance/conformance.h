@@ -3,10 +3,10 @@
 //
 //   values_test.cc: each type and size, either side first, many at once in random order
 //   ends_test.cc: cancellations, aborts, peers that leave, what is left behind
-//   tickets_test.cc: garbage or truncated transfer descriptors, of any size; release without fetch
-//   gpu_values_test.cc: values in GPU memory, by the three paths of cuda_ipc, nccl, and staging
-//   gpu_local_test.cc: from each memory of a process to each other
-//   gpu_tickets_test.cc: transfer descriptors for GPU memory
+//   descriptors_test.cc: garbage or truncated transfer descriptors, of any size; release without
+//   fetch gpu_values_test.cc: values in GPU memory, by the three paths of cuda_ipc, nccl, and
+//   staging gpu_local_test.cc: from each memory of a process to each other gpu_descriptors_test.cc:
+//   transfer descriptors for GPU memory
 //
 // Related: exchange_kill_test.cc (processes that are killed, stopped and starved of resources),
 // gpu_death_test.cc and nccl_failure_test.cc (the same with GPUs), and for the gRPC backend, which
@@ -69,7 +69,7 @@ class Conformance : public ::testing::TestWithParam<Way> {
   static TransferEngineOptions Options() {
     TransferEngineOptions options;
     if (GetParam().is_grpc()) {
-      options.carrier = Carrier::kGrpc;
+      options.protocol = WireProtocol::kGrpc;
     } else {
       options.require_transport = GetParam().path;
     }

@@ -137,7 +137,7 @@ TEST_P(ConformanceOfPeers, NothingLeaksOverManyIncarnations) {
   };
   live();
   const auto settle = [this] {
-    for (int i = 0; i < 1000 && source_->exchange->fetcher().lane_count() > 0; ++i) {
+    for (int i = 0; i < 1000 && source_->exchange->fetcher().connection_count() > 0; ++i) {
       absl::SleepFor(absl::Milliseconds(2));
     }
   };

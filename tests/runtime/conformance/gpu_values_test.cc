@@ -20,7 +20,7 @@ struct GpuWay {
   bool is_foreign = false;
   bool is_apart = false;
   const char* required = "";
-  Carrier carrier = Carrier::kLane;
+  WireProtocol protocol = WireProtocol::kNative;
 };
 
 void PrintTo(const GpuWay& way, std::ostream* out) { *out << way.name; }
@@ -32,7 +32,7 @@ const GpuWay kGpuWays[] = {
     {.name = "nccl", .path = "nccl", .to = "GPU:1", .is_apart = true, .required = "nccl"},
     {.name = "shm_staged", .path = "shm, staged", .required = "shm"},
     {.name = "tcp_staged", .path = "tcp, staged", .is_apart = true, .required = "tcp"},
-    {.name = "grpc_staged", .path = "grpc", .is_apart = true, .carrier = Carrier::kGrpc},
+    {.name = "grpc_staged", .path = "grpc", .is_apart = true, .protocol = WireProtocol::kGrpc},
 };
 
 class GpuConformance : public ::testing::TestWithParam<GpuWay> {
@@ -43,7 +43,7 @@ class GpuConformance : public ::testing::TestWithParam<GpuWay> {
   static GpuPairOptions Options() {
     GpuPairOptions options;
     options.is_apart = GetParam().is_apart;
-    options.exchange.carrier = GetParam().carrier;
+    options.exchange.protocol = GetParam().protocol;
     options.exchange.require_transport = GetParam().required;
     // For any size.
     options.exchange.gpus.stage_below_bytes = SIZE_MAX;
@@ -332,7 +332,7 @@ TEST_P(GpuConformance, ProducerIsKilled) {
         ExpectArrived(peer, step.RecvValue(Key("t"), kTimeout), GpuPeer::Pattern(50'000, 1),
                       stream->get());
         peer.Meet();
-        if (GetParam().carrier == Carrier::kGrpc) {
+        if (GetParam().protocol == WireProtocol::kGrpc) {
           // It asks again, until the coordinator reports the death.
           peer.exchange().FailNode(0, absl::UnavailableError("node 0 has died"));
         }

@@ -35,7 +35,7 @@ inline constexpr int kMaxImporters = 16;
 inline constexpr int kMaxExports = 4096;
 inline constexpr int kMaxEvents = 4096;
 inline constexpr int kMaxProcesses = 128;
-inline constexpr int kMaxLanes = 512;
+inline constexpr int kMaxChannels = 512;
 inline constexpr int kMaxIds = 4096;
 inline constexpr int kMaxRanks = 64;
 inline constexpr int kMaxSplits = 64;
@@ -132,7 +132,7 @@ struct Machine {
   ProcessSlot processes[kMaxProcesses];
   Export exports[kMaxExports];
   SharedEvent events[kMaxEvents];
-  ControlChannel channels[kMaxLanes];
+  ControlChannel channels[kMaxChannels];
   IdRecord ids[kMaxIds];
   SplitRecord splits[kMaxSplits];
 };

@@ -139,7 +139,7 @@ void Initialize(Comm& comm);
 ncclResult_t FinishAborts(const std::vector<Comm*>& comms, const char* call);
 
 // Moves the data of operations that were launched together; in the stream's thread.
-void RunOps(Comm& comm, const std::vector<Op>& ops, uint64_t ticket);
+void RunOps(Comm& comm, const std::vector<Op>& ops, uint64_t rts);
 
 // The pending operation of the device in the machine's table (nccl_deadlock.cc).
 void PublishHead(const Comm& comm, uint64_t send_mask, uint64_t recv_mask);

@@ -10,9 +10,9 @@
 namespace strict_cuda {
 namespace {
 
-int NewLane(int physical) {
+int NewChannel(int physical) {
   const MachineLock lock;
-  for (int i = 0; i < kMaxLanes; ++i) {
+  for (int i = 0; i < kMaxChannels; ++i) {
     ControlChannel& channel = TheMachine().channels[i];
     if (channel.process.pid != 0 && IsAlive(channel.process)) continue;
     channel = ControlChannel{};
@@ -30,8 +30,8 @@ const IdRecord* RecordOf(uint64_t token) {
   return nullptr;
 }
 
-// Whether the operation that `lane` waits for at rank `peer` cannot proceed before the peer's own
-// operation ends.
+// Whether the operation that `channel` waits for at rank `peer` cannot proceed before the peer's
+// own operation ends.
 bool WaitsFor(const ControlChannel& channel, int peer, const ControlChannel& other) {
   if (other.comm == 0) return false;  // nothing runs there: it may still come
   const uint64_t at_peer = uint64_t{1} << peer;
@@ -83,7 +83,7 @@ Device& DeviceOf(const Context& context) {
   Device*& device = (*devices)[context.physical];
   if (device == nullptr) {
     device = new Device;
-    device->channel = NewLane(context.physical);
+    device->channel = NewChannel(context.physical);
   }
   return *device;
 }
@@ -117,7 +117,7 @@ void DeadlockWatch::Look() {
   std::string text;
   {
     const MachineLock lock;
-    std::vector<bool> visited(kMaxLanes);
+    std::vector<bool> visited(kMaxChannels);
     std::vector<int> circle;
     const int start = comm_.device->channel;
     visited[static_cast<size_t>(start)] = true;

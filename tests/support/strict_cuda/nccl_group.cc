@@ -157,7 +157,7 @@ void AwaitConnections(Comm& comm, uint64_t peers) {
 }
 
 // On the stream of the first operation; the others' streams wait for it, and it for them.
-void EnqueueOps(Comm& comm, const std::vector<Op>& ops, uint64_t ticket) {
+void EnqueueOps(Comm& comm, const std::vector<Op>& ops, uint64_t rts) {
   std::vector<StreamHandle*> streams;
   for (const Op& op : ops) {
     if (std::find(streams.begin(), streams.end(), op.stream) == streams.end()) {
@@ -173,9 +173,9 @@ void EnqueueOps(Comm& comm, const std::vector<Op>& ops, uint64_t ticket) {
     Enqueue(
         *streams[i], [after] { after->Wait(); }, Delay::kNone);
   }
-  Enqueue(*streams[0], [&comm, ops, ticket, before, after] {
+  Enqueue(*streams[0], [&comm, ops, rts, before, after] {
     for (const std::shared_ptr<Marker>& marker : before) marker->Wait();
-    RunOps(comm, ops, ticket);
+    RunOps(comm, ops, rts);
     after->Set();
   });
 }
@@ -193,13 +193,13 @@ ncclResult_t Launch(Comm& comm, const std::vector<Op>& ops) {
   ++nccl_in_flight;
   ++comm.in_flight;
   ++comm.device->in_flight;
-  uint64_t ticket = 0;
+  uint64_t rts = 0;
   {
     const std::lock_guard<std::mutex> lock(comm.device->mu);
-    ticket = comm.device->next_ticket++;
+    rts = comm.device->next_ticket++;
   }
   if (fresh == 0) {
-    EnqueueOps(comm, ops, ticket);
+    EnqueueOps(comm, ops, rts);
     return ncclSuccess;
   }
   {
@@ -208,15 +208,15 @@ ncclResult_t Launch(Comm& comm, const std::vector<Op>& ops) {
   }
   if (comm.is_blocking) {
     AwaitConnections(comm, fresh);
-    EnqueueOps(comm, ops, ticket);
+    EnqueueOps(comm, ops, rts);
     return comm.is_aborted ? ncclInternalError : ncclSuccess;
   }
   comm.state = ncclInProgress;
   for (const Op& op : ops) op.stream->nccl_pending = true;
   ++comm.helpers;
-  std::thread([&comm, ops, ticket, fresh] {
+  std::thread([&comm, ops, rts, fresh] {
     AwaitConnections(comm, fresh);
-    EnqueueOps(comm, ops, ticket);
+    EnqueueOps(comm, ops, rts);
     for (const Op& op : ops) op.stream->nccl_pending = false;
     ncclResult_t in_progress = ncclInProgress;
     comm.state.compare_exchange_strong(in_progress, ncclSuccess);

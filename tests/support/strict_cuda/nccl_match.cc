@@ -372,11 +372,11 @@ class Runner final {
 
 }  // namespace
 
-void RunOps(Comm& comm, const std::vector<Op>& ops, uint64_t ticket) {
+void RunOps(Comm& comm, const std::vector<Op>& ops, uint64_t rts) {
   Device& device = *comm.device;
   {
     std::unique_lock<std::mutex> lock(device.mu);
-    while (device.current_ticket != ticket) device.changed.wait(lock);
+    while (device.current_ticket != rts) device.changed.wait(lock);
   }
   Runner(comm, ops).Run();
   ClearHead(comm);

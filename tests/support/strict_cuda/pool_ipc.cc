@@ -70,9 +70,9 @@ STRICT_CUDA_EXPORT CUresult cuMemPoolExportToShareableHandle(void* handle, CUmem
     pool->id = entry->id;
   }
   const int fd = memfd_create("strict_cuda pool", MFD_CLOEXEC);
-  const Ticket ticket = {kPoolMagic, pool->id};
+  const Ticket rts = {kPoolMagic, pool->id};
   if (fd < 0) return CUDA_ERROR_OPERATING_SYSTEM;
-  if (pwrite(fd, &ticket, sizeof(ticket), 0) != sizeof(ticket)) {
+  if (pwrite(fd, &rts, sizeof(rts), 0) != sizeof(rts)) {
     close(fd);
     return CUDA_ERROR_OPERATING_SYSTEM;
   }
@@ -89,19 +89,19 @@ cuMemPoolImportFromShareableHandle(CUmemoryPool* pool, void* handle, CUmemAlloca
   }
   // The descriptor itself, instead of a pointer.
   const int fd = static_cast<int>(reinterpret_cast<intptr_t>(handle));
-  Ticket ticket = {};
-  if (pread(fd, &ticket, sizeof(ticket), 0) != sizeof(ticket) || ticket.magic != kPoolMagic) {
+  Ticket rts = {};
+  if (pread(fd, &rts, sizeof(rts), 0) != sizeof(rts) || rts.magic != kPoolMagic) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   const std::lock_guard<std::mutex> lock(ProcessMutex());
   const MachineLock machine_lock;
-  const Export* const entry = FindExport(ticket.id);
+  const Export* const entry = FindExport(rts.id);
   if (entry == nullptr || entry->kind != ExportKind::kPool || !IsAlive(entry->owner)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   *pool = NewPool(entry->device, entry->handle_types);
   (*pool)->is_imported = true;
-  (*pool)->id = ticket.id;
+  (*pool)->id = rts.id;
   return CUDA_SUCCESS;
 }
 
@@ -131,8 +131,8 @@ STRICT_CUDA_EXPORT CUresult cuMemPoolExportPointer(CUmemPoolPtrExportData* data,
     entry->is_ready = *range->ready;
     range->export_id = entry->id;
   }
-  const Ticket ticket = {kPointerMagic, entry->id};
-  std::memcpy(data->reserved, &ticket, sizeof(ticket));
+  const Ticket rts = {kPointerMagic, entry->id};
+  std::memcpy(data->reserved, &rts, sizeof(rts));
   return CUDA_SUCCESS;
 }
 
@@ -142,13 +142,13 @@ STRICT_CUDA_EXPORT CUresult cuMemPoolImportPointer(CUdeviceptr* pointer, CUmemor
   if (pointer == nullptr || data == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (const CUresult result = CheckPool(pool, __func__); result != 0) return result;
   CheckImplicitSync(__func__);
-  Ticket ticket = {};
-  std::memcpy(&ticket, data->reserved, sizeof(ticket));
-  if (ticket.magic != kPointerMagic || !pool->is_imported) return CUDA_ERROR_INVALID_VALUE;
+  Ticket rts = {};
+  std::memcpy(&rts, data->reserved, sizeof(rts));
+  if (rts.magic != kPointerMagic || !pool->is_imported) return CUDA_ERROR_INVALID_VALUE;
   Export entry = {};
   {
     const MachineLock lock;
-    Export* const found = FindExport(ticket.id);
+    Export* const found = FindExport(rts.id);
     if (found == nullptr || found->kind != ExportKind::kPoolPointer || found->pool_id != pool->id ||
         found->gone || !IsAlive(found->owner)) {
       return CUDA_ERROR_INVALID_VALUE;
@@ -159,7 +159,7 @@ STRICT_CUDA_EXPORT CUresult cuMemPoolImportPointer(CUdeviceptr* pointer, CUmemor
   const CUresult result = Import(*pool, entry, pointer);
   if (result == CUDA_SUCCESS) return result;
   const MachineLock lock;
-  if (Export* const found = FindExport(ticket.id); found != nullptr) {
+  if (Export* const found = FindExport(rts.id); found != nullptr) {
     found->importers.Remove(Self());
   }
   return result;

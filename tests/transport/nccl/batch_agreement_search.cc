@@ -21,8 +21,9 @@ std::string World::Describe(const Event& event) const {
     case Event::Kind::kDeliver: {
       const Item& item = channel(event.index, event.other).front();
       std::string text = "deliver ";
-      if (item.ticket >= 0) {
-        absl::StrAppend(&text, "ticket of ", ferry::Describe((*transfers_)[item.ticket].key),
+      if (item.descriptor >= 0) {
+        absl::StrAppend(&text, "descriptor of ",
+                        ferry::Describe((*transfers_)[item.descriptor].key),
                         item.message != nullptr ? " with " : "");
       }
       if (item.message != nullptr) absl::StrAppend(&text, ferry::Describe(*item.message));

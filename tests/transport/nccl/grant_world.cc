@@ -249,8 +249,8 @@ const GrantStep& World::Hear(const Item& item, int device) const {
   return Take(
       device,
       [&](BatchAgreementEndpoint& endpoint, GrantActions& actions) {
-        if (item.ticket < 0) return endpoint.OnMessage(*item.message, actions);
-        const BatchAgreementTransfer& transfer = (*transfers_)[item.ticket];
+        if (item.descriptor < 0) return endpoint.OnMessage(*item.message, actions);
+        const BatchAgreementTransfer& transfer = (*transfers_)[item.descriptor];
         return item.message == nullptr ? endpoint.Add(transfer, actions)
                                        : endpoint.AddWithGrant(transfer, *item.message, actions);
       },
@@ -266,7 +266,7 @@ void World::Apply(const Event& event) {
       ControlChannel& from = channel(event.index, event.other);
       const Item item = from.front();
       from.erase(from.begin());
-      if (item.ticket >= 0) outcomes_[item.ticket].is_added[1] = true;
+      if (item.descriptor >= 0) outcomes_[item.descriptor].is_added[1] = true;
       const GrantStep& step = Hear(item, event.other);
       if (!step.status.ok()) Violate(step.status.ToString());
       Perform(event.other, step);

@@ -141,7 +141,7 @@ class World final {
   };
   // A transfer descriptor, a message, or a transfer descriptor that carries a message.
   struct Item {
-    int ticket = -1;
+    int descriptor = -1;
     const BatchAgreementMessage* message = nullptr;
     size_t hash = 0;
   };

@@ -39,7 +39,7 @@ bool World::IsIndifferent(const Item& item, int from, int to) const {
   // A device with the larger id only waits for the grant when it receives a transfer descriptor,
   // and the grant comes after it; unless the transfer may be cancelled.
   if (item.message == nullptr) return arrives && from < to && cancels_left_ == 0;
-  if (item.ticket >= 0) return false;
+  if (item.descriptor >= 0) return false;
   // It ends transfers that nothing else can end any more.
   if (item.message->kind == BatchAgreementMessageKind::kDone && arrives) return true;
   // A message without effect now never has one, so its arrival does not matter: answers and DONE

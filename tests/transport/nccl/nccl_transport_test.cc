@@ -78,7 +78,7 @@ class NcclTransportTest : public ::testing::Test {
     query.source = &nodes_[1];
     query.destination = &nodes_[0];
     query.bytes = 1 << 20;
-    query.source_place = query.destination_place = {MemorySpace::kCuda, 0};
+    query.source_location = query.destination_location = {MemorySpace::kCuda, 0};
     return transport.Cost(query).status();
   }
   // A transfer descriptor for another process is refused, and this process's GPU 0 is in use from
@@ -87,10 +87,11 @@ class NcclTransportTest : public ::testing::Test {
     const auto receiver = transport.CreateReceiver(nodes_[1], [](uint64_t) {});
     TensorHeader header;
     header.place = {MemorySpace::kCuda, 0};
-    receiver->Take(1, header, EncodeNcclTicket({{DeviceId(16), DeviceId(5), 1}, std::nullopt}), {},
-                   Tensor(), [](const absl::StatusOr<Tensor>& taken, TransportReceiver::TakeInfo) {
-                     EXPECT_TRUE(absl::IsInvalidArgument(taken.status())) << taken.status();
-                   });
+    receiver->Fetch(1, header, EncodeNcclDescriptor({{DeviceId(16), DeviceId(5), 1}, std::nullopt}),
+                    {}, Tensor(),
+                    [](const absl::StatusOr<Tensor>& taken, TransportReceiver::FetchInfo) {
+                      EXPECT_TRUE(absl::IsInvalidArgument(taken.status())) << taken.status();
+                    });
     receiver->Abort(absl::CancelledError("the test is over"));
   }
 

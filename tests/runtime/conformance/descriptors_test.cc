@@ -19,9 +19,9 @@ namespace {
 using ::testing::HasSubstr;
 
 // `local` has no descriptors for other processes, and gRPC has none.
-const char* const kTransportsWithTickets[] = {"shm", "tcp"};
+const char* const kTransportsWithDescriptors[] = {"shm", "tcp"};
 
-class ConformanceOfTickets : public ::testing::TestWithParam<const char*> {
+class ConformanceOfDescriptors : public ::testing::TestWithParam<const char*> {
  protected:
   using End = RoguePeer::End;
 
@@ -53,13 +53,13 @@ class ConformanceOfTickets : public ::testing::TestWithParam<const char*> {
 
 // Honest senders put the smallest into the transfer descriptor itself: a transport brings them all
 // the same.
-TEST_P(ConformanceOfTickets, AnySizeIsAccepted) {
+TEST_P(ConformanceOfDescriptors, AnySizeIsAccepted) {
   int64_t bytes = 0;
   RoguePeer* self = nullptr;
   RoguePeer rogue(directory_, 1, [&](End& end, uint64_t id) {
-    end.Ticket(id, self->NumberOf(GetParam()),
-               bytes == 0 ? *Tensor::Allocate(DataType::kUint8, *Shape::Create({0}))
-                          : InArena(*self, bytes));
+    end.SendRts(id, self->NumberOf(GetParam()),
+                bytes == 0 ? *Tensor::Allocate(DataType::kUint8, *Shape::Create({0}))
+                           : InArena(*self, bytes));
   });
   self = &rogue;
   for (const int64_t each : {0, 1, 2, 63, 64, 4095, 4097, 300'000, (1 << 20) + 1}) {
@@ -81,13 +81,13 @@ TEST_P(ConformanceOfTickets, AnySizeIsAccepted) {
   EXPECT_TRUE(Becomes([&] { return rogue.arena().stats().block_count == 0; }));
 }
 
-TEST_P(ConformanceOfTickets, GarbageOrTruncatedOnesEndTheirChannelOnly) {
+TEST_P(ConformanceOfDescriptors, GarbageOrTruncatedOnesEndTheirChannelOnly) {
   constexpr int64_t kBytes = 100'000;
   ExchangeEnd honest(directory_, 3);
   std::function<void(ReadyToSendMessage&, std::string&)> change;
   RoguePeer* self = nullptr;
   RoguePeer rogue(directory_, 1, [&](End& end, uint64_t id) {
-    end.Ticket(id, self->NumberOf(GetParam()), InArena(*self, kBytes), change);
+    end.SendRts(id, self->NumberOf(GetParam()), InArena(*self, kBytes), change);
   });
   self = &rogue;
   size_t whole = 0;
@@ -108,15 +108,15 @@ TEST_P(ConformanceOfTickets, GarbageOrTruncatedOnesEndTheirChannelOnly) {
     });
   }
   // For unknown transports, and beyond the end of the memory.
-  changes.push_back([](ReadyToSendMessage& ticket, std::string&) { ticket.transport = 200; });
-  changes.push_back([count = rogue.transports().size()](ReadyToSendMessage& ticket, std::string&) {
-    ticket.transport = static_cast<uint8_t>(count + 1);
+  changes.push_back([](ReadyToSendMessage& rts, std::string&) { rts.transport = 200; });
+  changes.push_back([count = rogue.transports().size()](ReadyToSendMessage& rts, std::string&) {
+    rts.transport = static_cast<uint8_t>(count + 1);
   });
-  changes.push_back([](ReadyToSendMessage& ticket, std::string&) { ticket.id += 1000; });
+  changes.push_back([](ReadyToSendMessage& rts, std::string&) { rts.id += 1000; });
   if (!over_tcp()) {
-    changes.push_back([](ReadyToSendMessage& ticket, std::string&) {
-      ticket.header.shape = *Shape::Create({int64_t{1} << 40});
-      ticket.header.bytes = size_t{1} << 40;
+    changes.push_back([](ReadyToSendMessage& rts, std::string&) {
+      rts.header.shape = *Shape::Create({int64_t{1} << 40});
+      rts.header.bytes = size_t{1} << 40;
     });
   }
   for (size_t i = 0; i < changes.size(); ++i) {
@@ -164,12 +164,12 @@ TEST_P(ConformanceOfTickets, GarbageOrTruncatedOnesEndTheirChannelOnly) {
 }
 
 // Frames of each type, and of unknown ones, with arbitrary content.
-TEST_P(ConformanceOfTickets, FramesOfArbitraryBytesEndTheirChannelOnly) {
-  constexpr int kLanes = 150;
+TEST_P(ConformanceOfDescriptors, FramesOfArbitraryBytesEndTheirChannelOnly) {
+  constexpr int kConnections = 150;
   RoguePeer rogue(directory_, 1, {}, {}, over_tcp());
   ExchangeEnd honest(directory_, 3);
   std::mt19937 random(41);
-  for (int i = 0; i < kLanes; ++i) {
+  for (int i = 0; i < kConnections; ++i) {
     std::string body(random() % 100, '\0');
     for (char& each : body) each = static_cast<char>(random());
     // Small numbers hit more cases.
@@ -193,25 +193,25 @@ TEST_P(ConformanceOfTickets, FramesOfArbitraryBytesEndTheirChannelOnly) {
   Receipt of_honest;
   end_->Step(1)->RecvAsync(KeyBetween(honest, *end_, "h"), {}, of_honest.callback());
   EXPECT_TRUE(of_honest.Wait().ok()) << of_honest.Wait().status();
-  EXPECT_TRUE(Becomes([&] { return end_->exchange->fetcher().lane_count() == 1; }));
+  EXPECT_TRUE(Becomes([&] { return end_->exchange->fetcher().connection_count() == 1; }));
 }
 
 // A consumer that acknowledges tensors that it never fetched, twice, and tensors that were never
 // exposed.
-TEST_P(ConformanceOfTickets, ReleasedWithoutAFetchReturnTheMemory) {
+TEST_P(ConformanceOfDescriptors, ReleasedWithoutAFetchReturnTheMemory) {
   constexpr int kCount = 20;
   absl::Mutex mu;
-  std::vector<uint64_t> tickets;
+  std::vector<uint64_t> descriptors;
   RoguePeer rogue(
       directory_, 1, {},
-      [&](End& end, const ReadyToSendMessage& ticket) {
-        EXPECT_EQ(ticket.transport, end.channel().passes_descriptors() ? 1 : 2);
+      [&](End& end, const ReadyToSendMessage& rts) {
+        EXPECT_EQ(rts.transport, end.channel().passes_descriptors() ? 1 : 2);
         for (int i = 0; i < 2; ++i) {
-          (void)SendId(end.channel(), ControlMessage::kDone, ticket.id);
+          (void)SendId(end.channel(), PeerMessageType::kAck, rts.id);
         }
-        (void)SendId(end.channel(), ControlMessage::kDone, ticket.id + 5000);
+        (void)SendId(end.channel(), PeerMessageType::kAck, rts.id + 5000);
         absl::MutexLock lock(&mu);
-        tickets.push_back(ticket.id);
+        descriptors.push_back(rts.id);
       },
       over_tcp());
   const auto key = [&](int i) {
@@ -231,7 +231,7 @@ TEST_P(ConformanceOfTickets, ReleasedWithoutAFetchReturnTheMemory) {
   });
   EXPECT_TRUE(Becomes([&] {
     absl::MutexLock lock(&mu);
-    return tickets.size() == kCount;
+    return descriptors.size() == kCount;
   }));
   EXPECT_TRUE(Becomes([&] {
     bool is_any = false;
@@ -247,7 +247,7 @@ TEST_P(ConformanceOfTickets, ReleasedWithoutAFetchReturnTheMemory) {
 }
 
 // The same without a message.
-TEST_P(ConformanceOfTickets, UnfetchedOnesAreGivenUpWithTheirChannel) {
+TEST_P(ConformanceOfDescriptors, UnfetchedOnesAreGivenUpWithTheirChannel) {
   absl::Notification got;
   RoguePeer rogue(
       directory_, 1, {}, [&](End&, const ReadyToSendMessage&) { got.Notify(); }, over_tcp());
@@ -319,9 +319,9 @@ TEST_P(ConformanceOfSlices, GarbageOrTruncatedOnesEndTheirChannelOnly) {
     RoguePeer rogue(
         directory, 1,
         [&](RoguePeer::End& channel, uint64_t id) {
-          channel.TicketOfNothing(id, 2,
-                                  *Tensor::Allocate(DataType::kUint8, *Shape::Create({kBytes})),
-                                  index == kNearConnection ? std::string(kComesNear) : "");
+          channel.SendRtsOfNothing(id, 2,
+                                   *Tensor::Allocate(DataType::kUint8, *Shape::Create({kBytes})),
+                                   index == kNearConnection ? std::string(kComesNear) : "");
         },
         {}, true);
     rogue.TakeData([&](DataConnection connection) {
@@ -357,7 +357,8 @@ INSTANTIATE_TEST_SUITE_P(Over, ConformanceOfSlices, ::testing::Values(0, kNearCo
                            return info.param == kNearConnection ? "TheNearConnection" : "AnyOther";
                          });
 
-INSTANTIATE_TEST_SUITE_P(Of, ConformanceOfTickets, ::testing::ValuesIn(kTransportsWithTickets),
+INSTANTIATE_TEST_SUITE_P(Of, ConformanceOfDescriptors,
+                         ::testing::ValuesIn(kTransportsWithDescriptors),
                          [](const auto& info) { return std::string(info.param); });
 
 }  // namespace

@@ -13,20 +13,20 @@ namespace ferry {
 namespace {
 
 // In the form that honest peers use.
-std::string GoodTicket(absl::string_view transport) {
+std::string GoodDescriptor(absl::string_view transport) {
   if (transport == "nccl") {
-    NcclDescriptor ticket;
-    ticket.key = {DeviceId(16), DeviceId(32), 1};
-    return EncodeNcclTicket(ticket);
+    NcclDescriptor descriptor;
+    descriptor.key = {DeviceId(16), DeviceId(32), 1};
+    return EncodeNcclDescriptor(descriptor);
   }
-  CudaIpcDescriptor ticket;
-  ticket.why_staged = "it is the default pool's";
-  return EncodeCudaIpcTicket(ticket);
+  CudaIpcDescriptor descriptor;
+  descriptor.why_staged = "it is the default pool's";
+  return EncodeCudaIpcDescriptor(descriptor);
 }
 
-class GpuTickets : public ::testing::TestWithParam<const char*> {};
+class GpuDescriptors : public ::testing::TestWithParam<const char*> {};
 
-TEST_P(GpuTickets, GarbageOrTruncatedOnesEndTheirChannelOnly) {
+TEST_P(GpuDescriptors, GarbageOrTruncatedOnesEndTheirChannelOnly) {
   if (OnRealGpu()) GTEST_SKIP() << "what is refused here never comes to a driver";
   const auto attack = [](GpuPeer&) {
     Directory directory;
@@ -36,10 +36,10 @@ TEST_P(GpuTickets, GarbageOrTruncatedOnesEndTheirChannelOnly) {
     RoguePeer* self = nullptr;
     RoguePeer rogue(directory, 1, [&](RoguePeer::End& channel, uint64_t id) {
       const Tensor tensor = *Tensor::Allocate(DataType::kUint8, *Shape::Create({100'000}));
-      channel.TicketOfNothing(id, self->NumberOf(GetParam()), tensor, body);
+      channel.SendRtsOfNothing(id, self->NumberOf(GetParam()), tensor, body);
     });
     self = &rogue;
-    const std::string good = GoodTicket(GetParam());
+    const std::string good = GoodDescriptor(GetParam());
     std::vector<std::string> bodies;
     for (size_t size = 0; size < good.size(); ++size) bodies.push_back(good.substr(0, size));
     bodies.push_back(good + '\0');
@@ -94,7 +94,7 @@ TEST_P(GpuTickets, GarbageOrTruncatedOnesEndTheirChannelOnly) {
       {}, [](GpuPeer&) {}, attack);
 }
 
-INSTANTIATE_TEST_SUITE_P(Of, GpuTickets, ::testing::Values("cuda_ipc", "nccl"),
+INSTANTIATE_TEST_SUITE_P(Of, GpuDescriptors, ::testing::Values("cuda_ipc", "nccl"),
                          [](const auto& info) { return std::string(info.param); });
 
 }  // namespace

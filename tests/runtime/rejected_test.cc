@@ -24,7 +24,7 @@ TransferEngineOptions Requires(const std::string& transport) {
   return options;
 }
 
-TEST(DeclinedTest, PathDiffersFromTheReceiversRequiredTransport) {
+TEST(RejectedTest, PathDiffersFromTheReceiversRequiredTransport) {
   Directory directory;
   ExchangeEnd a(directory, 1, Requires("tcp"));
   ExchangeEnd b(directory, 2, Requires("shm"));
@@ -80,7 +80,7 @@ INSTANTIATE_TEST_SUITE_P(Of, WrongBuffer,
 
 // A tensor from the heap is in flight while it is being copied to the arena: a sender that is
 // notified of its receipt may leave.
-TEST(DeclinedTest, TensorStillBeingCopiedCountsAsUnreceived) {
+TEST(RejectedTest, TensorStillBeingCopiedCountsAsUnreceived) {
   for (int i = 0; i < 4; ++i) {
     Directory directory;
     ExchangeEnd a(directory, 1);
@@ -98,7 +98,7 @@ TEST(DeclinedTest, TensorStillBeingCopiedCountsAsUnreceived) {
 }
 
 // On the loop no message can be received: the step is closed nonetheless.
-TEST(DeclinedTest, StepMayBeClosedOnTheLoop) {
+TEST(RejectedTest, StepMayBeClosedOnTheLoop) {
   Directory directory;
   ExchangeEnd a(directory, 1);
   ExchangeEnd b(directory, 2);
