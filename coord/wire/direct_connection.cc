@@ -190,8 +190,6 @@ bool DirectConnection::SendFrame(absl::Span<const grpc::Slice> slices, bool is_l
   out_.push_back(grpc::Slice(head, sizeof(head)));
   out_.insert(out_.end(), slices.begin(), slices.end());
   if (was_empty) {
-    out_next_ = 0;
-    out_offset_ = 0;
     while (out_next_ < out_.size() && sent >= out_[out_next_].size()) {
       sent -= out_[out_next_++].size();
     }
@@ -271,6 +269,7 @@ void DirectConnection::CloseNow(const absl::Status& why) {
     fd_.Reset();
     out_ = {};
     out_next_ = 0;
+    out_offset_ = 0;
   }
   OnClosed(why);
 }

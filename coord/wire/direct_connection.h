@@ -145,7 +145,7 @@ class DirectConnection : public SocketSource,
   // A check of the host is scheduled.
   bool will_look_ ABSL_GUARDED_BY(mu_) = false;
   // Data the kernel has not accepted, beginning after the first `out_next_` slices and
-  // `out_offset_` bytes of the next. Usually empty.
+  // `out_offset_` bytes of the next. Usually empty; both numbers are then 0.
   std::vector<grpc::Slice> out_ ABSL_GUARDED_BY(mu_);
   size_t out_next_ ABSL_GUARDED_BY(mu_) = 0;
   size_t out_offset_ ABSL_GUARDED_BY(mu_) = 0;

@@ -192,6 +192,46 @@ TEST(DirectConnection, FewSlowFramesDoNotDelayOtherConnections) {
   EXPECT_LT(order.find('b'), 50u);
 }
 
+// Collects the reasons passed to OnClosed.
+class Closer final : public DirectConnection {
+ public:
+  using DirectConnection::DirectConnection;
+
+  bool Greet() {
+    const grpc::Slice slice("hello");
+    return Send({&slice, 1});
+  }
+
+  // Used by the loop's thread until that has ended.
+  std::vector<absl::Status> reasons;
+
+ private:
+  bool OnFrame(const DirectFrame&) override { return true; }
+  void OnDrained() override { ADD_FAILURE() << "nothing can be sent any more"; }
+  void OnClosed(const absl::Status& why) override { reasons.push_back(why); }
+};
+
+// Owners release what belongs to the connection in OnClosed, and may be gone after it.
+TEST(DirectConnection, ClosedTwice_ReportsTheFirstReasonOnce) {
+  const auto loop = *SocketLoop::Create("test");
+  int ends[2];
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
+  const UniqueFd peer(ends[0]);
+  const auto connection = std::make_shared<Closer>(*loop);
+  connection->Accept(UniqueFd(ends[1]));
+  connection->Close(absl::CancelledError("the first"));
+  connection->Close(absl::CancelledError("the second"));
+  absl::Notification are_done;
+  loop->Post([&] {
+    EXPECT_FALSE(connection->Greet());
+    are_done.Notify();
+  });
+  ASSERT_TRUE(are_done.WaitForNotificationWithTimeout(kTimeout));
+  loop->End();
+  ASSERT_EQ(connection->reasons.size(), 1u);
+  EXPECT_THAT(connection->reasons[0], Fails(StatusCode::kCancelled, HasSubstr("the first")));
+}
+
 // --- Addresses ---
 
 TEST(SocketAddress, ParsesAddressesGivenToAgents) {
