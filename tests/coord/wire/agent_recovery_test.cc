@@ -333,14 +333,17 @@ TEST(AgentErrors, RecoverableNodeThatDiesIsNoErrorAndComesBack) {
 }
 
 TEST(AgentErrors, ANodeThatLeavesIsNoError) {
-  ServerOptions options = BarrierOptions(2);
+  ServerOptions options = BarrierOptions(3);
   options.coordinator.heartbeat_timeout = absl::Seconds(1);
-  Rig rig(2, options);
+  Rig rig(3, options);
   EXPECT_THAT(rig.agents[1]->Leave(), IsOk());
   rig.agents[1].reset();
+  // Its process goes on.
+  EXPECT_THAT(rig.agents[2]->Leave(), IsOk());
   // Longer than the heartbeat timeout: an error would have arrived.
   EXPECT_THAT(rig.agents[0]->Get("never", absl::Seconds(3)), Fails(StatusCode::kDeadlineExceeded));
   EXPECT_THAT(rig.errors[0]->errors(), SizeIs(0));
+  EXPECT_THAT(rig.errors[2]->errors(), SizeIs(0)) << "it was no member any more";
 }
 
 // Old TensorFlow agents are notified by a call to them.
