@@ -116,6 +116,7 @@ void FakeWorker::Kill() {
 void FakeWorker::CreateWorkerSession(const tensorflow::CreateWorkerSessionRequest& request,
                                      CallLimits limits,
                                      Done<tensorflow::CreateWorkerSessionResponse> done) {
+  open_timeout = limits.timeout;
   Queue<tensorflow::CreateWorkerSessionResponse>(
       std::move(done),
       [this, request]() -> absl::StatusOr<tensorflow::CreateWorkerSessionResponse> {

@@ -46,6 +46,8 @@ class FakeWorker final : public WorkerLink, public std::enable_shared_from_this<
   std::set<int64_t> cleaned;
   std::vector<tensorflow::CleanupAllRequest> resets;
   std::vector<tensorflow::RunGraphRequest> runs;
+  // The timeout of the last CreateWorkerSession.
+  absl::Duration open_timeout;
   int register_count = 0;
   tensorflow::RegisterGraphRequest last_registered;
 

@@ -265,6 +265,41 @@ TEST_F(MasterTest, WaitsForMissingWorkers) {
   EXPECT_EQ(listed->value().remote_device_size(), 1);
 }
 
+// The timeout covers the whole call: its workers have the rest of it to open the session.
+TEST_F(MasterTest, OpensTheSessionWithinTheRestOfTheTimeout) {
+  cluster_.SetListed(1, false);
+  tensorflow::CreateSessionRequest request;
+  request.mutable_config()->set_operation_timeout_in_ms(100'000);
+  const auto answer = Start(&Master::CreateSession, request);
+  cluster_.Pump();
+  Pass(absl::Seconds(30));
+  cluster_.SetListed(1, true);
+  master_.ClusterChanged();
+  cluster_.Pump();
+  ASSERT_EQ(answer->count, 1);
+  EXPECT_TRUE(answer->result->ok()) << answer->status();
+  EXPECT_EQ(cluster_.worker(1).open_timeout, absl::Seconds(70));
+}
+
+// A timeout that passes while the graph is placed: a worker that has died meanwhile is no reason to
+// call without a timeout, or with one in the past.
+TEST_F(MasterTest, OpensTheSessionWithSomeTimeoutWhenNoTimeIsLeft) {
+  tensorflow::CreateSessionRequest request;
+  request.mutable_config()->set_operation_timeout_in_ms(100);
+  HoldWork();
+  const auto answer = Start(&Master::CreateSession, request);
+  cluster_.Pump();
+  // Reading the graph, and then placing it.
+  ASSERT_EQ(held_work_.size(), 1u);
+  std::move(std::exchange(held_work_, {}).front())();
+  cluster_.Pump();
+  ASSERT_EQ(held_work_.size(), 1u);
+  Pass(absl::Milliseconds(101));
+  ReleaseWork();
+  ASSERT_EQ(answer->count, 1);
+  EXPECT_EQ(cluster_.worker(1).open_timeout, absl::Milliseconds(1));
+}
+
 TEST_F(MasterTest, DoesNotWaitForDisconnectedClients) {
   cluster_.SetListed(1, false);
   const auto gone = std::make_shared<CancellationToken>();
