@@ -77,6 +77,36 @@ TEST_F(GpuArenaTest, BlockWaitsForTheStreamsThatUseIt) {
   EXPECT_EQ(arena->stats().block_count, 0);
 }
 
+// Nothing else collects such blocks.
+TEST_F(GpuArenaTest, BlockWhoseUsesHaveCompleted_IsFoundByTheNextCall) {
+  const auto arena = Make();
+  // A block that is released while a stream uses it; the use has completed on return.
+  const auto use_up = [&](size_t bytes) {
+    auto buffer = *arena->Allocate(bytes);
+    const DevicePointer place = buffer->pointer();
+    HeldStream stream(device_);
+    buffer->AddUse(*ReadyEvent::Record(*events_, stream.get()));
+    buffer.reset();
+    EXPECT_EQ(arena->stats().pending_count, 1);
+    stream.Go();
+    stream.Finish();
+    return place;
+  };
+  // The whole segment: there is no other block.
+  DevicePointer place = use_up(32 * kMiB);
+  auto buffer = arena->TryAllocate(32 * kMiB);
+  ASSERT_NE(buffer, nullptr);
+  EXPECT_EQ(buffer->pointer(), place);
+  buffer.reset();
+  place = use_up(32 * kMiB);
+  buffer = *arena->Allocate(32 * kMiB);
+  EXPECT_EQ(buffer->pointer(), place);
+  EXPECT_EQ(arena->stats().segment_count, 1);
+  buffer.reset();
+  use_up(32 * kMiB);
+  EXPECT_EQ(arena->Trim(), 32 * kMiB);
+}
+
 TEST_F(GpuArenaTest, CompletedUsesAreForgotten) {
   const auto arena = Make();
   const auto buffer = *arena->Allocate(1000);
