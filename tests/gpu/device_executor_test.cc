@@ -301,6 +301,31 @@ TEST_F(HostStagerTest, DeadlineEndsItOnceAndKeepsTheMemory) {
   });
 }
 
+// The deadline covers every slice, and not only the wait for the producer.
+TEST_F(HostStagerTest, DeadlineThatPassesBetweenTwoSlices_EndsTheCopy) {
+  NEEDS_THE_DOUBLE("makes calls fail");
+  FakeClock clock;
+  std::string back(kBytes, '?');
+  std::unique_ptr<HostStager> stager;
+  DeviceExecutor executor(device_, {}, clock);
+  stager = *HostStager::Create(executor, events_, pinned_, nullptr,
+                               {.slice_bytes = 1 << 20, .slices_in_flight = 1});
+  HostCopy copy = CopyOf(back.data());
+  copy.deadline = clock.Now() + absl::Seconds(1);
+  int slices = 0;
+  copy.on_slice = [&](size_t, size_t) {
+    ++slices;
+    clock.Advance(absl::Seconds(2));
+    // The next slice is in flight when the executor looks.
+    FailNext("cuEventQuery", kErrorNotReady);
+  };
+  Outcome home;
+  ASSERT_OK(stager->CopyToHost(std::move(copy), home.Callback()));
+  EXPECT_EQ(home.Wait().code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(home.status.message(), HasSubstr("a test"));
+  EXPECT_EQ(slices, 1);
+}
+
 TEST_F(HostStagerTest, ErrorsOfTheDriverEndItOnce) {
   NEEDS_THE_DOUBLE("makes calls fail");
   WithStager([&](HostStager& stager) {
