@@ -48,6 +48,14 @@ TEST(CliqueCache, BrokenCommunicatorIsRemovedAtOnce) {
   EXPECT_THAT(*cache.Reserve("a", 100), IsEmpty());
 }
 
+// It would be in the list of idle entries twice, and evicted while it is in use.
+TEST(CliqueCacheDeathTest, IdleCommunicatorIsReleased_EndsTheProcess) {
+  CliqueCache cache(100);
+  ASSERT_TRUE(cache.Reserve("a", 60).ok());
+  cache.Unuse("a");
+  EXPECT_DEATH(cache.Unuse("a"), "FERRY_CHECK failed: found->second.use_count > 0");
+}
+
 TEST(CliqueCache, CommunicatorLargerThanEstimated_IsAccountedForByTheNext) {
   CliqueCache cache(100);
   ASSERT_TRUE(cache.Reserve("a", 10).ok());
