@@ -188,6 +188,25 @@ TEST(Fill, WritesEveryElement) {
   }
 }
 
+// A value of one element may be a scalar or a vector; dims may be either too.
+TEST(Fill, RefusesValuesThatAreNoScalars) {
+  const NodeWriter node = Floats("Fill").Type("index_type", DataType::kInt32);
+  for (const Tensor& one : {ScalarOf<float>(7), TensorOf<float>({1}, {7})}) {
+    for (const Tensor& dims : {ScalarOf<int32_t>(2), Ints({2})}) {
+      const auto output = Compute(node, {dims, one});
+      ASSERT_TRUE(output.ok()) << output.status();
+      EXPECT_THAT(ElementsOf<float>(*output), ElementsAre(7, 7));
+    }
+  }
+  for (const Tensor& more : {TensorOf<float>({2}, {7, 8}), TensorOf<float>({1, 1}, {7}),
+                             TensorOf<float>({1, 2}, {7, 8}), TensorOf<float>({0}, {})}) {
+    EXPECT_THAT(Compute(node, {Ints({2}), more}),
+                Fails(kInvalid, HasSubstr("value must represent a scalar, got shape")));
+  }
+  EXPECT_THAT(Compute(node, {TensorOf<int32_t>({1, 1}, {2}), ScalarOf<float>(7)}),
+              Fails(kInvalid, HasSubstr("dims must represent a vector, got shape")));
+}
+
 TEST(Range, LargerThanMemoryIsRefused) {
   const NodeWriter node = NodeWriter("Range").Type("Tidx", DataType::kInt64);
   constexpr int64_t kHuge = std::numeric_limits<int64_t>::max();
