@@ -2,6 +2,8 @@
 // One run: order, threads, errors, the end.
 #include "tensorflow/worker/graph_run.h"
 
+#include <unistd.h>
+
 #include <atomic>
 #include <deque>
 #include <memory>
@@ -388,6 +390,30 @@ TEST(GraphRun, RecordsWhenNodesRan) {
   EXPECT_EQ(times[in].path, "shm");
   EXPECT_EQ(times[in].bytes, 8u);
   EXPECT_EQ(times[out].bytes, 8u);
+}
+
+// In a trace every node is in the row of the thread that finished it.
+TEST(GraphRun, RecordsTheThreadThatFinishedEachNode) {
+  PlanWriter writer;
+  const int in = writer.AddRecv("in");
+  const int sum = writer.Add("sum", {in});
+  const int out = writer.AddSend("out", sum);
+  // Everything runs on this thread.
+  const Executor executor = [](absl::AnyInvocable<void() &&> task) { std::move(task)(); };
+  GraphRunOptions options;
+  options.executor = &executor;
+  options.now_ns = absl::GetCurrentTimeNanos;
+  options.record_times = true;
+  const auto exchange = std::make_shared<HeldExchange>();
+  absl::Status status = absl::UnknownError("the run does not end");
+  const auto run = GraphRun::Create(writer.Make(), exchange, options,
+                                    [&status](absl::Status ended) { status = std::move(ended); });
+  run->Start();
+  exchange->Answer("in", absl::OkStatus(), Value(1));
+  ASSERT_TRUE(status.ok()) << status;
+  for (const int node : {in, sum, out}) {
+    EXPECT_EQ(run->times()[static_cast<size_t>(node)].thread, gettid()) << node;
+  }
 }
 
 TEST(Plan, RefusesMissingInputsAndCycles) {
