@@ -40,6 +40,53 @@ std::vector<int> RunReduce(CollectiveWorld& world, int count, int64_t elements, 
   return runs;
 }
 
+// A step in which nothing may be sent or received.
+class NoTransfers final : public StepTransfers {
+ public:
+  absl::Status Send(const RendezvousKey& key, Tensor, bool) override {
+    ADD_FAILURE() << "sends " << key.text();
+    return absl::OkStatus();
+  }
+  void RecvAsync(const RendezvousKey& key, RecvArgs, RecvCallback) override {
+    ADD_FAILURE() << "receives " << key.text();
+  }
+  void Abort(const absl::Status&) override {}
+};
+
+// There is no key between it and the others.
+TEST(Collectives, MemberWithAnUnusableName_FailsTheCollectiveWithIt) {
+  auto devices = std::make_shared<CollectiveDevices>();
+  const std::string name = "/job:worker/replica:0/task:0/device:CPU:0";
+  devices->push_back({name, *ParseDeviceName(name), 7});
+  devices->push_back({"nobody", *ParseDeviceName("/job:worker/replica:0/task:1/device:CPU:0"), 8});
+  for (const CollectiveKind kind :
+       {CollectiveKind::kReduce, CollectiveKind::kGather, CollectiveKind::kBroadcast}) {
+    CollectiveNode node;
+    node.kind = kind;
+    node.dtype = DataType::kFloat;
+    node.devices = devices;
+    const KernelEnvironment environment;
+    CancellationToken cancellation;
+    CollectiveWork work;
+    work.node = &node;
+    work.call.input = FloatRow({1, 2});
+    work.call.shape = *Shape::Create({kind == CollectiveKind::kGather ? 4 : 2});
+    work.call.group_size = 2;
+    work.members = {0, 1};
+    work.source_rank = 1;
+    work.environment = &environment;
+    work.cancellation = &cancellation;
+    const Executor executor = [](absl::AnyInvocable<void() &&> task) { std::move(task)(); };
+    HostBackend backend(std::make_shared<NoTransfers>(), &executor, {});
+    std::vector<absl::Status> ended;
+    backend.Run(std::move(work),
+                [&ended](absl::Status status, Received) { ended.push_back(std::move(status)); });
+    ASSERT_EQ(ended.size(), 1u);
+    EXPECT_EQ(ended[0].code(), absl::StatusCode::kInvalidArgument) << ended[0];
+    EXPECT_THAT(std::string(ended[0].message()), HasSubstr("nobody"));
+  }
+}
+
 TEST(Collectives, ReduceGivesAllMembersTheSame) {
   for (const HostBackendOptions& options : {HostBackendOptions(), Ring()}) {
     for (const int count : {1, 2, 3, 5}) {
