@@ -103,6 +103,60 @@ TEST(TcpSender, OnlyTheNearConnectionExists_LargeTransfersWakeIt) {
   sender->Abort(absl::CancelledError("over"));
 }
 
+// One slice that a socket cannot hold.
+class LargeSlice final : public SliceSource {
+ public:
+  bool NextSlice(SliceWriter&, Slice& slice) override {
+    if (transfer_ == nullptr) return false;
+    const size_t bytes = transfer_->tensor.bytes();
+    slice = {.transfer = std::move(transfer_), .offset = 0, .bytes = bytes};
+    return true;
+  }
+  void OnBroken(const absl::Status& why) override {
+    // From here on the sender counts the memory as unused.
+    EXPECT_TRUE(memory_.expired());
+    EXPECT_FALSE(why.ok());
+    broken.Notify();
+  }
+  bool is_held() const { return !memory_.expired(); }
+
+  absl::Notification broken;
+
+ private:
+  std::shared_ptr<OutgoingTransfer> transfer_ = [] {
+    auto transfer = std::make_shared<OutgoingTransfer>();
+    transfer->id = 1;
+    transfer->tensor = *Tensor::Allocate(DataType::kUint8, *Shape::Create({64 << 20}));
+    return transfer;
+  }();
+  const std::weak_ptr<Buffer> memory_ = transfer_->tensor.buffer();
+};
+
+// The tensor's owner waits until nothing reads its memory any more; a connection that ends in the
+// middle of a slice must not hold it until it is destroyed.
+TEST(SliceWriter, EndsWithinASlice_ReleasesItsMemory) {
+  for (const bool is_stopped : {false, true}) {
+    LaneEnd end({1, 10}, "token", absl::Milliseconds(100));
+    int fds[2];
+    ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
+    UniqueFd there(fds[1]);
+    const auto source = std::make_shared<LargeSlice>();
+    const auto writer = std::make_shared<SliceWriter>(*end.loop, UniqueFd(fds[0]), source);
+    writer->Start();
+    pollfd waits = {.fd = there.get(), .events = POLLIN, .revents = 0};
+    ASSERT_EQ(poll(&waits, 1, static_cast<int>(absl::ToInt64Milliseconds(kStalled))), 1);
+    EXPECT_TRUE(source->is_held());
+    if (is_stopped) {
+      writer->Stop();
+      EXPECT_TRUE(end.loop->WaitUntil([&source] { return !source->is_held(); },
+                                      SteadyClock().Now() + kStalled));
+    } else {
+      there.Reset();
+      EXPECT_TRUE(source->broken.WaitForNotificationWithTimeout(kStalled));
+    }
+  }
+}
+
 // The peer has ended: nothing reads the queued data, and the sender's memory has to be released.
 TEST(TcpSender, Aborted_ReleasesQueuedMemory) {
   ControlEnd end({1, 10}, "token", absl::Milliseconds(100));
