@@ -92,5 +92,29 @@ TEST_F(StagingTest, AckForATensorThatIsBeingStaged_IsIgnored) {
   EXPECT_TRUE(is_told_.WaitForNotificationWithTimeout(kNever));
 }
 
+// The consumer dies while a path is selected. The value is lost from then on, and not when a copy
+// that nobody waits for has been made: a step that is closed meanwhile must report it.
+TEST_F(StagingTest, ChannelClosesBeforeATensorIsStaged_ItIsLostAtOnce) {
+  const RendezvousKey key = *RendezvousKey::Parse(
+      RendezvousKey::Text("/job:worker/replica:0/task:1/device:GPU:0", kProducer.incarnation,
+                          "/job:worker/replica:0/task:2/device:CPU:0", "edge"));
+  const absl::StatusOr<Gpu*> gpu = gpus_->Get(0);
+  ASSERT_TRUE(gpu.ok()) << gpu.status();
+  // No copy ends before `held` is destroyed.
+  cuda::HeldStream held((*gpu)->device);
+  const auto ready = cuda::ReadyEvent::Record(*(*gpu)->events, held.get());
+  ASSERT_TRUE(ready.ok()) << ready.status();
+  ASSERT_TRUE(Hear([&](ControlChannel& channel) {
+                return SendRequest(channel, {1, kStep, /*may_decline=*/false, key.text()});
+              }).ok());
+  absl::StatusOr<Tensor> tensor = gpus_->Allocate(0, DataType::kUint8, *Shape::Create({100}));
+  ASSERT_TRUE(tensor.ok()) << tensor.status();
+  state_->on_cost = [this] { server_->OnClosed(absl::UnavailableError("the peer is gone")); };
+  ASSERT_TRUE(step_->Send(key, cuda::WithReady(*std::move(tensor), *ready)).ok());
+  ASSERT_EQ(state_->on_cost, nullptr);
+  EXPECT_EQ(step_->lost().code(), absl::StatusCode::kUnavailable) << step_->lost();
+  EXPECT_EQ(NonEmptyTables(server_->InnerTableSizes()), "");
+}
+
 }  // namespace
 }  // namespace ferry

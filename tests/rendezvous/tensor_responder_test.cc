@@ -144,6 +144,17 @@ TEST_F(TensorResponderFrames, ChannelEndsWhileAValueIsExported_ItIsRecordedAsLos
   EXPECT_EQ(NonEmptyTables(server_->InnerTableSizes()), "");
 }
 
+// The same while its path is selected: it is not exposed any more.
+TEST_F(TensorResponderFrames, ChannelEndsWhileAPathIsSelected_TheValueIsLostAndNotExported) {
+  state_->on_cost = [this] { server_->OnClosed(absl::UnavailableError("the peer is gone")); };
+  Lend("edge");
+  ASSERT_EQ(state_->on_cost, nullptr);
+  EXPECT_TRUE(channel_->types.empty()) << "there is nobody to tell";
+  EXPECT_EQ(step_->lost().code(), absl::StatusCode::kUnavailable);
+  EXPECT_TRUE(state_->lent.empty());
+  EXPECT_EQ(NonEmptyTables(server_->InnerTableSizes()), "");
+}
+
 // A RETRY for a value that was never exposed would release it twice.
 TEST_F(TensorResponderFrames, RetryForUnexposedId_EndsTheChannel) {
   const auto again = [this](uint64_t id) {

@@ -225,6 +225,7 @@ class FaultyTransport final : public Transport {
   bool is_retryable() const override { return !makes_views_; }
   // Random, so that each transport is selected at times.
   absl::StatusOr<PathCost> Cost(const PathQuery& query) const override {
+    if (state_->on_cost) std::exchange(state_->on_cost, nullptr)();
     if (state_->refused_costs > 0) {
       --state_->refused_costs;
       return absl::FailedPreconditionError("not now");

@@ -47,6 +47,8 @@ struct FaultyTransportState {
   uint64_t last_descriptor = 0;
   // That many queries of the cost from now on are refused.
   int refused_costs = 0;
+  // Called once, by the next query of the cost; may be null.
+  std::function<void()> on_cost;
   // Endpoints that were made, and how many of them have been aborted.
   int halves = 0;
   int aborted_halves = 0;
