@@ -36,31 +36,33 @@ void CudaIpcSender::FillSlot(const StagedPtr& staged, cuda::StagingRing::Slot sl
     std::exchange(staged->done,
                   nullptr)(TransferDescriptor{EncodeCudaIpcDescriptor(descriptor), {}});
   }
-  Slice slice = {.slot = std::move(slot), .ring = gpu.ring, .pair = staged->pair};
-  slice.bytes = std::min(gpu.ring->slot_bytes(), staged->tensor.bytes() - staged->sent);
-  absl::Status status = CopyIntoSlot(*staged, slice);
+  // Shared with the callback below, which the executor may refuse.
+  const auto slice = std::make_shared<Slice>();
+  slice->slot = std::move(slot);
+  slice->ring = gpu.ring;
+  slice->pair = staged->pair;
+  slice->bytes = std::min(gpu.ring->slot_bytes(), staged->tensor.bytes() - staged->sent);
+  absl::Status status = CopyIntoSlot(*staged, *slice);
   if (status.ok()) {
     const absl::StatusOr<cuda::EventTicket> mark = Record(staged->pair, gpu.copies->get());
     if (mark.ok()) {
-      slice.ready = *mark;
-      return AnnounceSlice(staged, std::move(slice));
+      slice->ready = *mark;
+      return AnnounceSlice(staged, std::move(*slice));
     }
     status = mark.status();
   }
-  if (absl::IsResourceExhausted(status) && slice.copied != nullptr) {
+  if (absl::IsResourceExhausted(status) && slice->copied != nullptr) {
     // All events of the pair are in use: the slice is announced when it needs none.
-    auto shared = std::make_shared<Slice>(std::move(slice));
-    status = gpu.executor->Watch({.event = shared->copied, .what = "a copy into the staging ring"},
-                                 [self = shared_from_this(), staged, shared](absl::Status copied) {
+    status = gpu.executor->Watch({.event = slice->copied, .what = "a copy into the staging ring"},
+                                 [self = shared_from_this(), staged, slice](absl::Status copied) {
                                    if (copied.ok())
-                                     return self->AnnounceSlice(staged, std::move(*shared));
-                                   shared->ring->Give(std::move(shared->slot), nullptr);
+                                     return self->AnnounceSlice(staged, std::move(*slice));
+                                   slice->ring->Give(std::move(slice->slot), nullptr);
                                    self->FailStaged(staged, copied);
                                  });
     if (status.ok()) return;
-    slice = std::move(*shared);
   }
-  gpu.ring->Give(std::move(slice.slot), std::move(slice.copied));
+  gpu.ring->Give(std::move(slice->slot), std::move(slice->copied));
   FailStaged(staged, status);
 }
 
