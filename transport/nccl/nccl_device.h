@@ -29,6 +29,7 @@
 #include "transport/nccl/batch_agreement_endpoint.h"
 #include "transport/nccl/batch_runner.h"
 #include "transport/nccl/nccl_context.h"
+#include "transport/nccl/retry_backoff.h"
 
 namespace ferry {
 
@@ -128,8 +129,7 @@ class NcclDevice final : public std::enable_shared_from_this<NcclDevice>,
     uint64_t clique_incarnation = 0;
     // After a failure: the error, and when to retry.
     absl::Status failed;
-    absl::Time retry_at = absl::InfinitePast();
-    absl::Duration backoff;
+    RetryBackoff retry;
   };
   using Work = absl::AnyInvocable<void() &&>;
   using Todo = std::variant<GrantAction, Work>;

@@ -15,9 +15,6 @@ namespace {
 
 // Distinguishes them from users' communicators over the same devices.
 constexpr char kPurpose[] = "keyed transfers";
-// After a failed creation.
-constexpr absl::Duration kFirstBackoff = absl::Seconds(1);
-constexpr absl::Duration kLongestBackoff = absl::Seconds(60);
 // Other users of the GPU allocate too: anything above this multiple of the estimate is theirs.
 constexpr uint64_t kMostOff = 4;
 
@@ -80,7 +77,7 @@ absl::Status NcclDevice::Reserve(Pair& pair, GrantActions& actions) {
 
 void NcclDevice::Need(Pair& pair, GrantActions& actions) {
   if (pair.state != Pair::State::kIdle || !stopped_.ok()) return;
-  if (SteadyClock().Now() < pair.retry_at) return Fail(pair, pair.failed, actions);
+  if (!pair.retry.IsDue(SteadyClock().Now())) return Fail(pair, pair.failed, actions);
   const int rank = pair.peer.id < self_ ? 1 : 0;
   const absl::StatusOr<CliqueKey> key = CliqueWith(pair.peer);
   if (!key.ok()) return Fail(pair, key.status(), actions);
@@ -153,7 +150,7 @@ void NcclDevice::Made(DeviceId peer, const CliqueKey& key, MadeCommunicator resu
       if (status.ok()) {
         pair.failed = absl::OkStatus();
         pair.was_overtaken = false;
-        pair.backoff = absl::ZeroDuration();
+        pair.retry.Succeeded();
         UpdateHold(pair);
         for (GrantAction& action : opened) actions.push_back(std::move(action));
         // Creation involves no exchange with the peer, which may have no communicator yet.
@@ -197,11 +194,7 @@ void NcclDevice::Weigh(const CommunicatorName& name) {
 }
 
 void NcclDevice::Fail(Pair& pair, const absl::Status& why, GrantActions& actions) {
-  const absl::Time now = SteadyClock().Now();
-  if (now >= pair.retry_at) {
-    pair.backoff = std::clamp(2 * pair.backoff, kFirstBackoff, kLongestBackoff);
-    pair.retry_at = now + pair.backoff;
-  }
+  pair.retry.Failed(SteadyClock().Now());
   pair.failed = why;
   std::vector<TransferKey> keys;
   for (const auto& [key, transfer] : transfers_) {
@@ -218,7 +211,7 @@ absl::Status NcclDevice::Refusal(DeviceId peer) const {
   const auto found = pairs_.find(peer);
   if (found == pairs_.end()) return absl::OkStatus();
   const Pair& pair = found->second;
-  const absl::Duration left = pair.retry_at - SteadyClock().Now();
+  const absl::Duration left = pair.retry.Left(SteadyClock().Now());
   if (pair.state != Pair::State::kIdle || left <= absl::ZeroDuration()) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat("no communicator with ", pair.peer.name, ": ",
                                                     pair.failed.message(), "; tried again in ",
