@@ -75,6 +75,8 @@ class BatchRunner final : public std::enable_shared_from_this<BatchRunner>,
   void Abort(std::shared_ptr<NcclCommunicator> communicator, absl::Status why);
   // Blocks until the executor has reached what was posted before this call.
   void WaitUntilReached(absl::Duration timeout);
+  // Communicators whose aborts are in progress. On the executor's thread; for tests.
+  size_t aborting_count() const { return aborted_.size(); }
 
  private:
   using BatchPtr = std::shared_ptr<RunnableBatch>;
