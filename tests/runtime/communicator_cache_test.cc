@@ -147,6 +147,27 @@ TEST(CommunicatorCache, RankDies_CommunicatorsInUseAreNotCached) {
       [](GpuPeer& peer) { HasAndIsKilled(peer, /*lets_go=*/false); });
 }
 
+// Its user aborts it, and has not released it when another thread requests one.
+TEST(CommunicatorCache, CommunicatorThatWasReplaced_IsReleasedWithoutTheNextOne) {
+  NEEDS_THE_DOUBLE("has two GPUs for two processes");
+  RunGpuPair(
+      OnTwoMachines(),
+      [](GpuPeer& peer) {
+        Keeper keeper(peer);
+        absl::StatusOr<Communicator> first = keeper.Acquire(keeper.Own());
+        ASSERT_TRUE(first.ok()) << first.status();
+        (*first)->Abort(absl::CancelledError("it is not wanted any more"));
+        const absl::StatusOr<Communicator> second = keeper.Acquire(keeper.Own());
+        ASSERT_TRUE(second.ok()) << second.status();
+        ASSERT_NE(*second, *first);
+        *first = nullptr;
+        const absl::StatusOr<Communicator> third = keeper.Acquire(keeper.Own());
+        ASSERT_TRUE(third.ok()) << third.status();
+        EXPECT_EQ(*third, *second) << "while it is in use, callers share it";
+      },
+      [](GpuPeer&) {});
+}
+
 // Long before its own deadline.
 TEST(CommunicatorCache, RankDies_WaitersGetItsName) {
   NEEDS_THE_DOUBLE("has two GPUs for two processes");
