@@ -105,7 +105,7 @@ TEST_F(StagingTest, ChannelClosesBeforeATensorIsStaged_ItIsLostAtOnce) {
   const auto ready = cuda::ReadyEvent::Record(*(*gpu)->events, held.get());
   ASSERT_TRUE(ready.ok()) << ready.status();
   ASSERT_TRUE(Hear([&](ControlChannel& channel) {
-                return SendRequest(channel, {1, kStep, /*may_decline=*/false, key.text()});
+                return SendRequest(channel, {1, kStep, /*may_reject=*/false, key.text()});
               }).ok());
   absl::StatusOr<Tensor> tensor = gpus_->Allocate(0, DataType::kUint8, *Shape::Create({100}));
   ASSERT_TRUE(tensor.ok()) << tensor.status();

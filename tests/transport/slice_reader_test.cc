@@ -136,7 +136,7 @@ class LargeSlice final : public SliceSource {
 // middle of a slice must not hold it until it is destroyed.
 TEST(SliceWriter, EndsWithinASlice_ReleasesItsMemory) {
   for (const bool is_stopped : {false, true}) {
-    LaneEnd end({1, 10}, "token", absl::Milliseconds(100));
+    ControlEnd end({1, 10}, "token", absl::Milliseconds(100));
     int fds[2];
     ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
     UniqueFd there(fds[1]);
