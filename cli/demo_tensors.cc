@@ -92,9 +92,10 @@ absl::StatusOr<std::unique_ptr<TransferEngine>> StartTcp(Node& node) {
           std::move(options), std::move(self), [agent](int32_t peer, ResolveCallback done) {
             agent->GetAllAsync(
                 {TcpEndpointKey(peer)}, kDemoTimeout,
-                [done = std::move(done)](absl::StatusOr<std::vector<std::string>> values) mutable {
+                [peer,
+                 done = std::move(done)](absl::StatusOr<std::vector<std::string>> values) mutable {
                   if (!values.ok()) return std::move(done)(values.status());
-                  std::move(done)(DecodeEndpoint(values->front()));
+                  std::move(done)(DecodeEndpoint(values->front(), peer, TcpEndpointKey(peer)));
                 });
           }));
   FERRY_RETURN_IF_ERROR(

@@ -16,8 +16,8 @@ namespace {
 
 constexpr char kFirstKey[] = "0";
 
-absl::StatusOr<master::WorkerRecord> ReadRecord(absl::string_view text) {
-  FERRY_ASSIGN_OR_RETURN(const Endpoint endpoint, DecodeEndpoint(text));
+absl::StatusOr<master::WorkerRecord> ReadRecord(int32_t node, absl::string_view bytes) {
+  FERRY_ASSIGN_OR_RETURN(const Endpoint endpoint, DecodeEndpoint(bytes, node));
   master::WorkerRecord record;
   record.incarnation = endpoint.peer.incarnation;
   record.address = endpoint.grpc_address;

@@ -105,10 +105,13 @@ TransferAnswers AskExchange(coord::Agent& agent, absl::Duration timeout, size_t 
   result.is_too_large = answers->is_too_large;
   for (const auto& [node, text] : answers->texts) {
     // The store's values are untrusted: any client can write them.
-    absl::StatusOr<TransferReport> report = DecodeExchangeReport(text);
+    absl::StatusOr<TransferReport> report = DecodeExchangeReport(text, node);
     if (report.ok()) {
       result.reports.emplace(node, *std::move(report));
     } else {
+      if (result.why_unreadable.empty()) {
+        result.why_unreadable = std::string(report.status().message());
+      }
       result.silent.push_back(node);
     }
   }
@@ -163,6 +166,9 @@ std::string FormatExchangeText(const TransferAnswers& answers, size_t max_lines)
     absl::StrAppend(&text, "\n  no word of its tensors from node",
                     answers.silent.size() == 1 ? " " : "s ", FormatRanges(answers.silent, 200),
                     "\n");
+  }
+  if (!answers.why_unreadable.empty()) {
+    absl::StrAppend(&text, "  ", Printable(answers.why_unreadable), "\n");
   }
   if (answers.is_too_large) {
     absl::StrAppend(&text, "\n  of tensors only with --all: there are over ", kMaxAskedNodes,

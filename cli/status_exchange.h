@@ -25,6 +25,8 @@ struct TransferAnswers {
   std::map<int, TransferReport> reports;
   // Nodes that transfer tensors and are connected, but have not answered in time, or with garbage.
   std::vector<int> silent;
+  // The first such garbage's error; empty: there was none.
+  std::string why_unreadable;
   // True if there are more nodes than the limit.
   bool is_too_large = false;
   // Why there are no answers; empty: there are.

@@ -36,7 +36,7 @@ absl::StatusOr<PendingAnswers> AskPending(coord::Agent& agent) {
   PendingAnswers result;
   result.silent = answers.silent;
   for (const auto& [node, text] : answers.texts) {
-    FERRY_ASSIGN_OR_RETURN(result.reports[node], DecodePending(text));
+    FERRY_ASSIGN_OR_RETURN(result.reports[node], DecodePending(text, node));
   }
   return result;
 }

@@ -10,8 +10,10 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
 
 #include "base/status_macros.h"
 #include "cli/status_exchange.h"
@@ -191,8 +193,10 @@ absl::StatusOr<std::string> FormatPaths(coord::Agent& agent, const GlobalTopolog
   FERRY_ASSIGN_OR_RETURN(const std::vector<coord::KeyValue> entries, agent.List(prefix));
   std::vector<Endpoint> nodes;
   for (const coord::KeyValue& entry : entries) {
+    int node = 0;
+    if (!absl::SimpleAtoi(absl::StripPrefix(entry.key, prefix), &node)) continue;
     // The store's values are untrusted: any client can write them.
-    absl::StatusOr<Endpoint> endpoint = DecodeEndpoint(entry.value);
+    absl::StatusOr<Endpoint> endpoint = DecodeEndpoint(entry.value, node);
     if (endpoint.ok()) nodes.push_back(*std::move(endpoint));
   }
   std::sort(nodes.begin(), nodes.end(),

@@ -20,10 +20,16 @@ std::string EndpointKey(int32_t node_id);
 // Store key of the job's token if no process was given one.
 inline constexpr char kExchangeTokenKey[] = "ferry/exchange-token";
 
-// One "name value" pair per line, readable with `ferry kv get`; unknown names are skipped.
+// Maximum number of TCP addresses, and of GPUs, of a process.
+inline constexpr int kMaxEndpointItems = 1024;
+
+// A ferry.peer.v1.EndpointRecord.
 std::string EncodeEndpoint(const Endpoint& endpoint);
-//   Errors: INVALID_ARGUMENT naming the line.
-absl::StatusOr<Endpoint> DecodeEndpoint(absl::string_view text);
+//   node: the node that published it, for errors.
+//   key: where in the store, for errors; empty: EndpointKey(node).
+//   Errors: INVALID_ARGUMENT naming both; FAILED_PRECONDITION it is of another major version.
+absl::StatusOr<Endpoint> DecodeEndpoint(absl::string_view bytes, int64_t node,
+                                        absl::string_view key = {});
 
 // Returns HOST:PORT or [IPV6]:PORT for an address written by hand: HOST, HOST:PORT, IPV6, [IPV6] or
 // [IPV6]:PORT. `port`: used if the address has none.

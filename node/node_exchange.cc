@@ -152,7 +152,7 @@ absl::Status Node::StartExchange(const NodeOptions& node) {
                         values.status().code(), absl::StrCat("no address of node ", node, ": ",
                                                              values.status().message())));
                   }
-                  std::move(done)(DecodeEndpoint(values->front()));
+                  std::move(done)(DecodeEndpoint(values->front(), node));
                 });
           },
           [this](int32_t node) -> absl::StatusOr<Endpoint> {
@@ -307,7 +307,7 @@ absl::StatusOr<Endpoint> Node::EndpointOf(int node, const AddressWait& wait) {
         const std::string record,
         WaitForAddress(node, {.timeout = std::max(deadline - now, absl::ZeroDuration()),
                               .cancellation = wait.cancellation}));
-    FERRY_ASSIGN_OR_RETURN(Endpoint endpoint, DecodeEndpoint(record));
+    FERRY_ASSIGN_OR_RETURN(Endpoint endpoint, DecodeEndpoint(record, node));
     {
       absl::MutexLock lock(&mu_);
       if (const auto dead = failed_.find(node); dead != failed_.end()) {

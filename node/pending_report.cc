@@ -1,16 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// PendingReport: encoding as lines of escaped fields.
+// PendingReport: made on request.
 #include "node/pending_report.h"
 
 #include <algorithm>
 #include <utility>
 
-#include "absl/strings/escaping.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
-
-#include "base/text.h"
 
 namespace ferry {
 namespace {
@@ -48,10 +43,6 @@ PendingRow ToRow(const PendingStepOp& op) {
   return row;
 }
 
-absl::Status Malformed(absl::string_view line) {
-  return absl::InvalidArgumentError(absl::StrCat("a report of what waits says ", Quoted(line)));
-}
-
 }  // namespace
 
 std::string PendingKey(int node_id) { return absl::StrCat(kPendingPrefix, node_id); }
@@ -71,40 +62,6 @@ PendingReport MakePendingReport(const PendingSource& source, absl::Duration min_
     std::push_heap(report.rows.begin(), report.rows.end(), is_older);
   });
   std::sort(report.rows.begin(), report.rows.end(), is_older);
-  return report;
-}
-
-std::string EncodePending(const PendingReport& report) {
-  std::string text = absl::StrCat(report.total, "\n");
-  for (const PendingRow& row : report.rows) {
-    absl::StrAppend(&text, row.step_id, "\t", row.side, "\t", row.peer, "\t",
-                    absl::ToInt64Milliseconds(row.age), "\t", row.bytes, "\t",
-                    absl::CEscape(row.key), "\t", absl::CEscape(row.phase), "\n");
-  }
-  return text;
-}
-
-absl::StatusOr<PendingReport> DecodePending(absl::string_view text) {
-  PendingReport report;
-  std::vector<absl::string_view> lines = absl::StrSplit(text, '\n', absl::SkipEmpty());
-  if (lines.empty() || !absl::SimpleAtoi(lines[0], &report.total)) return Malformed(text);
-  lines.erase(lines.begin());
-  for (const absl::string_view line : lines) {
-    const std::vector<absl::string_view> fields = absl::StrSplit(line, '\t');
-    PendingRow row;
-    int64_t age_ms = 0;
-    uint64_t bytes = 0;
-    const bool is_good =
-        fields.size() == 7 && absl::SimpleAtoi(fields[0], &row.step_id) &&
-        absl::SimpleAtoi(fields[2], &row.peer) && absl::SimpleAtoi(fields[3], &age_ms) &&
-        absl::SimpleAtoi(fields[4], &bytes) && absl::CUnescape(fields[5], &row.key) &&
-        absl::CUnescape(fields[6], &row.phase);
-    if (!is_good || report.rows.size() == kMaxPendingRows) return Malformed(line);
-    row.side = std::string(fields[1]);
-    row.age = absl::Milliseconds(age_ms);
-    row.bytes = bytes;
-    report.rows.push_back(std::move(row));
-  }
   return report;
 }
 

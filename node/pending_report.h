@@ -62,10 +62,11 @@ using PendingSource = std::function<void(absl::Duration min_age, PendingVisitor 
 
 PendingReport MakePendingReport(const PendingSource& source, absl::Duration min_age);
 
-// One line per row, with tabs between the fields.
+// A ferry.peer.v1.PendingReport. REQUIRES: every side is "send" or "recv".
 std::string EncodePending(const PendingReport& report);
-//   Errors: INVALID_ARGUMENT quoting the line.
-absl::StatusOr<PendingReport> DecodePending(absl::string_view text);
+//   node: the node that published it at PendingKey(node), for errors.
+//   Errors: INVALID_ARGUMENT naming both; FAILED_PRECONDITION it is of another major version.
+absl::StatusOr<PendingReport> DecodePending(absl::string_view bytes, int node);
 
 // Answers requests while the returned watch exists. `agent` and whatever `source` uses must outlive
 // it.

@@ -28,6 +28,8 @@ std::string ReportKey(int node_id);
 
 // Maximum number of peers whose paths are reported, the smallest node ids first.
 inline constexpr size_t kMaxReportPeers = 64;
+// Maximum number of candidates per path; more than there are transports.
+inline constexpr size_t kMaxReportCandidates = 32;
 // Tensor size for which paths are reported: large enough that bandwidth decides.
 inline constexpr size_t kReportBytes = size_t{1} << 20;
 
@@ -61,10 +63,11 @@ struct TransferReport {
 
 TransferReport MakeExchangeReport(const TransferEngine& exchange);
 
-// One line per item, with tabs between the fields.
+// A ferry.peer.v1.TransferReport.
 std::string EncodeExchangeReport(const TransferReport& report);
-//   Errors: INVALID_ARGUMENT quoting the line.
-absl::StatusOr<TransferReport> DecodeExchangeReport(absl::string_view text);
+//   node: the node that published it at ReportKey(node), for errors.
+//   Errors: INVALID_ARGUMENT naming both; FAILED_PRECONDITION it is of another major version.
+absl::StatusOr<TransferReport> DecodeExchangeReport(absl::string_view bytes, int node);
 
 // Answers requests while the returned watch exists. `agent` and whatever `source` uses must outlive
 // it.

@@ -89,7 +89,7 @@ std::unique_ptr<TransferEngine> StartNode(int node, int socket,
       exchange, self, [other](int32_t, ResolveCallback done) { std::move(done)(*other); });
   Check(started.status());
   SendText(socket, EncodeEndpoint((*started)->self()));
-  auto peer = DecodeEndpoint(ReceiveText(socket));
+  auto peer = DecodeEndpoint(ReceiveText(socket), 1 - node);
   Check(peer.status());
   *other = *std::move(peer);
   return *std::move(started);

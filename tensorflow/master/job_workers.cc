@@ -177,7 +177,7 @@ Cluster JobWorkers::Now() {
       miss("has joined, but serves no graphs; ferry worker does");
       continue;
     }
-    const absl::StatusOr<WorkerRecord> record = records_.read(*found->second);
+    const absl::StatusOr<WorkerRecord> record = records_.read(node, *found->second);
     if (!record.ok()) {
       miss(absl::StrCat("has a record that cannot be read: ", record.status().message()));
       continue;

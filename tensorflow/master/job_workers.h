@@ -38,7 +38,7 @@ struct WorkerRecords {
   std::string prefix;
   // Key of a node's record.
   std::function<std::string(int32_t node)> key;
-  std::function<absl::StatusOr<WorkerRecord>(absl::string_view text)> read;
+  std::function<absl::StatusOr<WorkerRecord>(int32_t node, absl::string_view bytes)> read;
   // The job's secret, used to authenticate calls to workers. Empty: read it from the store under
   // `token_key`, if it is there.
   std::string token;

@@ -519,6 +519,31 @@ class Status(harness.Case):
         finally:
             workers[1].signal(signal.SIGCONT)
 
+    def test_a_report_that_cannot_be_read_names_the_node_and_the_key(self):
+        workers = [self.node("worker", i) for i in range(3)]
+        for worker in workers:
+            worker.wait_for("joined at")
+        workers[1].signal(signal.SIGSTOP)
+
+        def answer(record):
+            """The status, with `record` in place of the stopped node's answer."""
+            status = self.start("status", f"--coordinator={self.address}")
+            while status.popen.poll() is None:
+                self.succeed("kv", "set", "ferry/report/1", "-", "--overwrite",
+                             f"--coordinator={self.address}", stdin=record)
+            self.assertEqual(status.wait(), 0)
+            return status.out
+
+        try:
+            self.eventually(lambda: "\n  node 1 publishes no valid transfer report at "
+                            "ferry/report/1: its 1 bytes are no protocol buffer\n" in answer(b"\n"))
+            # Version 2.5.
+            self.eventually(lambda: "\n  the transfer report of node 1 at ferry/report/1 is of "
+                            "version 2.5, and this process reads version 1.0: run the same version "
+                            "of Ferry on all nodes\n" in answer(b"\x0a\x04\x08\x02\x10\x05"))
+        finally:
+            workers[1].signal(signal.SIGCONT)
+
 
 if __name__ == "__main__":
     harness.main()

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Address records, as any client may store them.
+// Endpoint records, as any client may store them.
 #include <cstddef>
 #include <cstdint>
 
@@ -11,21 +11,22 @@
 namespace ferry {
 namespace {
 
-void Check(absl::string_view text) {
-  const absl::StatusOr<Endpoint> endpoint = DecodeEndpoint(text);
+void Check(absl::string_view bytes) {
+  const absl::StatusOr<Endpoint> endpoint = DecodeEndpoint(bytes, 3);
   if (!endpoint.ok()) {
-    FERRY_CHECK(absl::IsInvalidArgument(endpoint.status()));
+    FERRY_CHECK(absl::IsInvalidArgument(endpoint.status()) ||
+                absl::IsFailedPrecondition(endpoint.status()));
     // A log line, not the whole record four times over.
     FERRY_CHECK(endpoint.status().message().size() < 2000);
     return;
   }
-  const absl::StatusOr<Endpoint> again = DecodeEndpoint(EncodeEndpoint(*endpoint));
+  const absl::StatusOr<Endpoint> again = DecodeEndpoint(EncodeEndpoint(*endpoint), 3);
   FERRY_CHECK(again.ok());
   FERRY_CHECK(again->peer == endpoint->peer);
   FERRY_CHECK(again->boot_id == endpoint->boot_id && again->host_name == endpoint->host_name);
   FERRY_CHECK(again->channels.unix_name == endpoint->channels.unix_name);
   FERRY_CHECK(again->channels.tcp == endpoint->channels.tcp);
-  FERRY_CHECK(again->grpc_address == endpoint->grpc_address);
+  FERRY_CHECK(again->grpc_address == endpoint->grpc_address && again->gpus == endpoint->gpus);
 }
 
 }  // namespace

@@ -43,7 +43,7 @@ class GpuPeer final {
       : channel_(fd),
         end_(directory_, node, options, 1000 + node, std::move(boot_id), std::move(nccl)) {
     channel_.Say(EncodeEndpoint(end_.exchange->self()));
-    other_ = *DecodeEndpoint(channel_.Hear());
+    other_ = *DecodeEndpoint(channel_.Hear(), node == kHere ? kPeer : kHere);
     directory_.Publish(other_);
   }
 

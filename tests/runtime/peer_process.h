@@ -133,7 +133,7 @@ class PeerProcess final {
   // Each receives the other's address.
   void Meet(Directory& directory, const Endpoint& here) const {
     channel_->Say(EncodeEndpoint(here));
-    directory.Publish(*DecodeEndpoint(channel_->Hear()));
+    directory.Publish(*DecodeEndpoint(channel_->Hear(), kPeer));
   }
   void Tell(const std::string& command) const { channel_->Say(command); }
   // Waits until it has been done.
@@ -154,7 +154,7 @@ class PeerProcess final {
     options.require_transport = transport;
     options.arena.budget_bytes = arena_budget;
     ExchangeEnd end(directory, kPeer, options, incarnation);
-    directory.Publish(*DecodeEndpoint(channel.Hear()));
+    directory.Publish(*DecodeEndpoint(channel.Hear(), kHere));
     channel.Say(EncodeEndpoint(end.exchange->self()));
     const auto step = end.Step(kStepId);
     std::vector<Receipt> receipts;

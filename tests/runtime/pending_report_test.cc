@@ -2,12 +2,16 @@
 // Pending operations, as published in the store.
 #include "node/pending_report.h"
 
+#include <limits>
+#include <string>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "absl/strings/str_cat.h"
 
 #include "rendezvous/rendezvous_manager.h"
+#include "tests/support/peer_record_rules.h"
 
 namespace ferry {
 namespace {
@@ -79,26 +83,47 @@ TEST_F(PendingReportTest, KeepsTheOldestAndCountsAll) {
   }
 }
 
-TEST_F(PendingReportTest, RoundTrips) {
+PendingReport FullReport() {
   PendingReport report;
   report.total = 1'000'000;
   report.rows.push_back({-5, "recv", 17, absl::Milliseconds(1234), 0,
                          std::string("a\tb\nc\\\0\xff", 8), "asked node 17"});
-  report.rows.push_back({});
-  const absl::StatusOr<PendingReport> read = DecodePending(EncodePending(report));
+  report.rows.push_back({std::numeric_limits<int64_t>::max(), "send", -1, absl::ZeroDuration(),
+                         std::numeric_limits<size_t>::max(), "", "x"});
+  return report;
+}
+
+TEST_F(PendingReportTest, RoundTrips) {
+  const absl::StatusOr<PendingReport> read = DecodePending(EncodePending(FullReport()), 3);
   ASSERT_TRUE(read.ok()) << read.status();
-  EXPECT_EQ(*read, report);
+  EXPECT_EQ(*read, FullReport());
+  EXPECT_EQ(*DecodePending(EncodePending({}), 3), PendingReport());
+}
+
+TEST_F(PendingReportTest, FollowsTheRulesOfRecords) {
+  ExpectRules({.kind = "pending report",
+               .key = "ferry/pending/3",
+               .bytes = EncodePending(FullReport()),
+               .decode = [](absl::string_view bytes) { return DecodePending(bytes, 3).status(); }});
 }
 
 // Any client can write to the store.
-TEST_F(PendingReportTest, RefusesMalformedReports) {
-  for (const absl::string_view text :
-       {"", "x", "1\nx", "1\n1\t2\t3", "1\n1\tsend\tx\t1\t1\tk\tp", "1\n1\tsend\t1\t1\t-1\tk\tp"}) {
-    EXPECT_EQ(DecodePending(text).status().code(), absl::StatusCode::kInvalidArgument) << text;
-  }
+TEST_F(PendingReportTest, OutsideItsBounds_IsRefused) {
   PendingReport report;
-  report.rows.resize(kMaxPendingRows + 1);
-  EXPECT_FALSE(DecodePending(EncodePending(report)).ok());
+  report.rows.resize(kMaxPendingRows, {.side = "send", .key = std::string(64 << 10, 'k')});
+  EXPECT_TRUE(DecodePending(EncodePending(report), 3).ok());
+  report.rows.push_back({.side = "send"});
+  absl::Status status = DecodePending(EncodePending(report), 3).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("65 operations, over the limit of 64"));
+  for (const int side : {0, 3, -1}) {
+    peer::v1::PendingReport record;
+    ASSERT_TRUE(record.ParseFromString(EncodePending(FullReport())));
+    record.mutable_operations(1)->set_side(static_cast<peer::v1::PendingSide>(side));
+    status = DecodePending(record.SerializeAsString(), 3).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()), HasSubstr(absl::StrCat("on side ", side)));
+  }
 }
 
 }  // namespace

@@ -53,7 +53,7 @@ class RogueProcess final {
 
   void Meet(Directory& directory, const Endpoint& here) const {
     channel_->Say(EncodeEndpoint(here));
-    directory.Publish(*DecodeEndpoint(channel_->Hear()));
+    directory.Publish(*DecodeEndpoint(channel_->Hear(), kPeer));
   }
   // Requests that value from this process.
   void AskFor(const RendezvousKey& key) const { channel_->Say(key.text()); }
@@ -112,7 +112,7 @@ class RogueProcess final {
           reach(at);
         });
     self = &rogue;
-    const Endpoint there = *DecodeEndpoint(channel.Hear());
+    const Endpoint there = *DecodeEndpoint(channel.Hear(), kHere);
     channel.Say(EncodeEndpoint(rogue.self()));
     const std::string key = channel.Hear();
     rogue.Open(there, there.channels.unix_name.empty(), [&](RoguePeer::End& end) {
