@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Encodes flags as text, and finds the first difference.
+// Lists flags as text, and finds the first difference.
 #include "bench/offer.h"
 
 #include <algorithm>
-
-#include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -15,8 +13,6 @@
 
 namespace ferry::cli {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 // More processes per machine would measure its overload.
 constexpr int kMostBenchNodes = 64;
@@ -50,37 +46,7 @@ std::vector<std::pair<std::string, std::string>> FlagsOfPlan(const BenchPlan& pl
           {"--tcp-connections", absl::StrCat(plan.tcp_streams)}};
 }
 
-std::string EncodeBenchOffer(const BenchProposal& offer) {
-  Json flags = Json::array();
-  for (const auto& [flag, value] : offer.flags) flags.push_back({flag, value});
-  return Json({{"version", offer.version},
-               {"node", offer.node},
-               {"incarnation", offer.incarnation},
-               {"flags", flags}})
-      .dump(-1, ' ', false, Json::error_handler_t::replace);
-}
-
-absl::StatusOr<BenchProposal> DecodeBenchOffer(absl::string_view text) {
-  const Json json = Json::parse(text.begin(), text.end(), nullptr, /*allow_exceptions=*/false);
-  const auto is_flag = [](const Json& flag) {
-    return flag.is_array() && flag.size() == 2 && flag[0].is_string() && flag[1].is_string();
-  };
-  const bool is_good = json.is_object() && json.contains("version") && json.contains("node") &&
-                       json.contains("incarnation") && json.contains("flags") &&
-                       json["version"].is_string() && json["node"].is_number_integer() &&
-                       json["incarnation"].is_number_unsigned() && json["flags"].is_array() &&
-                       std::all_of(json["flags"].begin(), json["flags"].end(), is_flag);
-  if (!is_good) {
-    return absl::InvalidArgumentError(absl::StrCat(Quoted(text), " is no part of a bench"));
-  }
-  BenchProposal offer{.node = json["node"].get<int>(),
-                      .incarnation = json["incarnation"].get<uint64_t>(),
-                      .version = json["version"].get<std::string>()};
-  for (const Json& flag : json["flags"]) {
-    offer.flags.emplace_back(flag[0].get<std::string>(), flag[1].get<std::string>());
-  }
-  return offer;
-}
+std::string BenchOfferKey(int node) { return absl::StrCat(kBenchOfferPrefix, node); }
 
 absl::Status CheckSameOffer(const BenchProposal& one, const BenchProposal& other) {
   const auto differ = [&one, &other](const std::string& here, const std::string& there) {

@@ -33,9 +33,15 @@ std::vector<std::pair<std::string, std::string>> FlagsOfPlan(const BenchPlan& pl
                                                              const std::string& transport,
                                                              const std::vector<int>& nodes);
 
+// Key of a node's proposal in the store.
+inline constexpr char kBenchOfferPrefix[] = "ferry-bench/offers/";
+std::string BenchOfferKey(int node);
+
+// A ferry.peer.v1.BenchProposal.
 std::string EncodeBenchOffer(const BenchProposal& offer);
-//   Errors: INVALID_ARGUMENT if malformed.
-absl::StatusOr<BenchProposal> DecodeBenchOffer(absl::string_view text);
+//   node: the node that published it at BenchOfferKey(node), for errors.
+//   Errors: INVALID_ARGUMENT naming both; FAILED_PRECONDITION it is of another major version.
+absl::StatusOr<BenchProposal> DecodeBenchOffer(absl::string_view bytes, int node);
 
 // Errors: FAILED_PRECONDITION naming both nodes, and the first difference.
 absl::Status CheckSameOffer(const BenchProposal& one, const BenchProposal& other);

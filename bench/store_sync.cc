@@ -9,6 +9,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
 #include "absl/synchronization/mutex.h"
 
 #include "base/clock.h"
@@ -24,7 +25,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr char kOffers[] = "ferry-bench/offers/";
 // Extra time for the coordinator's own timeout error, which names the missing nodes, to arrive
 // first.
 constexpr absl::Duration kCoordinatorGrace = absl::Seconds(10);
@@ -183,15 +183,17 @@ absl::Status StoreSync::Gather() {
   stage_.Set(absl::StrCat("waiting for nodes ", FormatRanges(party_.nodes, kNodesTextBytes),
                           " to come to the bench"));
   coord::Agent& agent = party_.node.agent();
-  const std::string own_key = absl::StrCat(kOffers, own_.node);
+  const std::string own_key = BenchOfferKey(own_.node);
   // Watch before publishing the own proposal: a node that sees it may withdraw its own at once.
   FERRY_ASSIGN_OR_RETURN(
-      offers_watch_, agent.Watch(kOffers, [shared = shared_](const coord::KeyChange& change) {
+      offers_watch_,
+      agent.Watch(kBenchOfferPrefix, [shared = shared_](const coord::KeyChange& change) {
         int node = 0;
         const absl::string_view key = change.entry.key;
-        if (change.deleted || !absl::SimpleAtoi(key.substr(sizeof(kOffers) - 1), &node)) return;
+        const absl::string_view digits = absl::StripPrefix(key, kBenchOfferPrefix);
+        if (change.deleted || !absl::SimpleAtoi(digits, &node)) return;
         absl::MutexLock lock(&shared->mu);
-        shared->offers.insert_or_assign(node, DecodeBenchOffer(change.entry.value));
+        shared->offers.insert_or_assign(node, DecodeBenchOffer(change.entry.value, node));
       }));
   FERRY_RETURN_IF_ERROR(Await([&](coord::Agent::StatusCallback done) {
     agent.SetAllAsync({{own_key, EncodeBenchOffer(own_)}}, /*overwrite=*/true, std::move(done));

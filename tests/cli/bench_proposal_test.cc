@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <deque>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -11,6 +12,7 @@
 
 #include "bench/lines.h"
 #include "bench/offer.h"
+#include "tests/support/peer_record_rules.h"
 
 namespace ferry::cli {
 namespace {
@@ -35,14 +37,38 @@ BenchPlan Plan() {
 }
 
 TEST(BenchProposal, RoundTrips) {
-  const BenchProposal offer = OfferOf(7, Plan());
-  const absl::StatusOr<BenchProposal> read = DecodeBenchOffer(EncodeBenchOffer(offer));
+  BenchProposal offer = OfferOf(7, Plan());
+  offer.flags.emplace_back("", std::string("a\0\xff", 3));
+  const absl::StatusOr<BenchProposal> read = DecodeBenchOffer(EncodeBenchOffer(offer), 7);
   ASSERT_TRUE(read.ok()) << read.status();
   EXPECT_EQ(*read, offer);
-  for (const char* const text : {"", "7", "{}", "[1,2]", R"({"version":1,"node":2})",
-                                 R"({"version":"1","node":2,"incarnation":3,"flags":[["a"]]})",
-                                 R"({"version":"1","node":2,"incarnation":-3,"flags":[]})"}) {
-    EXPECT_TRUE(absl::IsInvalidArgument(DecodeBenchOffer(text).status())) << text;
+}
+
+TEST(BenchProposal, FollowsTheRulesOfRecords) {
+  ExpectRules(
+      {.kind = "bench proposal",
+       .key = "ferry-bench/offers/3",
+       .bytes = EncodeBenchOffer(OfferOf(3, Plan())),
+       .decode = [](absl::string_view bytes) { return DecodeBenchOffer(bytes, 3).status(); }});
+}
+
+TEST(BenchProposal, OutsideItsBounds_IsRefused) {
+  using Record = peer::v1::BenchProposal;
+  const std::pair<void (*)(Record&), const char*> kBad[] = {
+      {[](Record& record) { record.clear_node_id(); }, "does not say whose it is"},
+      {[](Record& record) { record.clear_incarnation(); }, "does not say whose it is"},
+      {[](Record& record) {
+         while (record.flags_size() < 257) record.add_flags();
+       },
+       "257 flags, over the limit of 256"},
+  };
+  for (const auto& [change, why] : kBad) {
+    Record record;
+    ASSERT_TRUE(record.ParseFromString(EncodeBenchOffer(OfferOf(3, Plan()))));
+    change(record);
+    const absl::Status status = DecodeBenchOffer(record.SerializeAsString(), 3).status();
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(why));
   }
 }
 

@@ -353,9 +353,10 @@ class Mistakes(JobBench):
     def test_keys_of_an_earlier_incarnation_of_a_node(self):
         """It does not mention the node that is missing."""
         _, address = self.coordinator(2)
-        left = {"version": "0.0", "node": 1, "incarnation": 5, "flags": []}
-        self.succeed("kv", "set", "ferry-bench/offers/1", json.dumps(left),
-                     f"--coordinator={address}")
+        # A ferry.peer.v1.BenchProposal: version 1.0, node 1, incarnation 5, of ferry "0.0".
+        left = b"\x0a\x02\x08\x01" b"\x10\x01" b"\x19\x05\0\0\0\0\0\0\0" b"\x22\x030.0"
+        self.succeed("kv", "set", "ferry-bench/offers/1", "-", f"--coordinator={address}",
+                     stdin=left)
         self.worker(address, 1, 2)
         bench = self.bench(address, 0, 2, "ring", "--timeout=2s", *QUICK, "--connect-timeout=30s")
         self.assertRegex(self.error_of(bench), "node 1 did not come to the bench")
