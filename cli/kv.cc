@@ -22,6 +22,7 @@
 #include "base/text.h"
 #include "cli/output.h"
 #include "cli/progress.h"
+#include "cli/record_text_proto.h"
 #include "cli/signals.h"
 #include "cli/table.h"
 #include "cli/tool_agent.h"
@@ -44,6 +45,7 @@ struct KvFlags {
   std::string prefix;
   absl::Duration timeout = absl::Seconds(10);
   bool is_try = false;
+  bool is_text = false;
   bool overwrite = false;
   bool recursive = false;
   bool is_long = false;
@@ -62,8 +64,12 @@ absl::StatusOr<int> Get(const KvFlags& flags) {
     return absl::NotFoundError(absl::StrCat("key ", Quoted(flags.key), " is not there"));
   }
   if (!value.ok()) return AsFailure(value.status());
+  // A value may be binary, and have sequences that control a terminal.
+  if (flags.is_text || isatty(STDOUT_FILENO) == 1) {
+    *value = ValueText(flags.key, *value);
+    if (value->empty() || value->back() != '\n') value->push_back('\n');
+  }
   std::fwrite(value->data(), 1, value->size(), stdout);
-  if (isatty(STDOUT_FILENO) == 1) std::fputc('\n', stdout);
   return kDone;
 }
 
@@ -207,6 +213,9 @@ Verb AddKvVerb(CLI::App& app) {
   CLI::Option* timeout = AddDuration(*get, "--timeout", flags->timeout, "how long to wait for it");
   get->add_flag("--try", flags->is_try, "do not wait: fail when it is not there")
       ->excludes(timeout);
+  get->add_flag("--text", flags->is_text,
+                "show records of Ferry's processes field by field, and other values escaped; as on "
+                "a terminal");
   actions[get] = [](KvFlags& f) { return Get(f); };
 
   CLI::App* set = add("set", "Set a key");

@@ -164,7 +164,7 @@ std::string UnknownMethodText(const std::string& method) {
     if (!absl::StartsWith(method, service)) continue;
     return absl::StrCat("this is the coordinator's port; ", method,
                         " is served by workers, each at its own port: `ferry kv get "
-                        "ferry/exchange/0` shows the address of node 0 in its line \"grpc\"");
+                        "--text ferry/exchange/0` shows the address of node 0 as grpc_address");
   }
   return absl::StrCat("this is the coordinator's port, which has no method ", Quoted(method));
 }

@@ -36,6 +36,24 @@ class Kv(harness.Case):
         self.kv("set", "bin", "-", stdin=value)
         self.assertEqual(self.kv("get", "bin"), value)
 
+    def test_get_text_escapes_what_controls_a_terminal(self):
+        self.kv("set", "bin", "-", stdin=b"x\x1b[2Jy\0\n")
+        self.assertEqual(self.kv("get", "--text", "bin"), b"x\\033[2Jy\\000\n")
+
+    def test_get_text_shows_the_fields_of_an_endpoint_record(self):
+        worker = self.worker(self.address, 0, 1)
+        worker.wait_for("joined at")
+        text = self.kv("get", "--text", "ferry/exchange/0").decode()
+        self.assertRegex(text, r"\Aversion {\n  major_version: 1\n}\nnode_id: 0\n")
+        self.assertRegex(text, r'\ngrpc_address: "[0-9.:]+')
+        # Byte for byte, it is a record; elsewhere, and when it is none, its bytes are shown.
+        record = self.kv("get", "ferry/exchange/0")
+        self.assertNotIn(b"grpc_address", record)
+        self.kv("set", "elsewhere/0", "-", stdin=record)
+        self.assertRegex(self.kv("get", "--text", "elsewhere/0"), rb"\A\n\\002\\010\\001\\020")
+        self.kv("set", "ferry/exchange/0", "node 0", "--overwrite")
+        self.assertEqual(self.kv("get", "--text", "ferry/exchange/0"), b"node 0\n")
+
     def test_an_empty_value_is_a_value(self):
         self.kv("set", "empty", "")
         self.assertEqual(self.kv("get", "empty", "--try"), b"")

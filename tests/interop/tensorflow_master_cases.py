@@ -150,8 +150,8 @@ def workers_log_and_do_not_trace(cluster):
     if cluster.options.real:
         address = f"127.0.0.1:{cluster.ports[1]}"
     else:
-        record = cluster.tool("kv", "get", "ferry/exchange/1")
-        address = re.search(r'grpc"?[=: ]+"?([0-9.]+:\d+)', record).group(1)
+        record = cluster.tool("kv", "get", "--text", "ferry/exchange/1")
+        address = re.search(r'grpc_address: "([0-9.]+:\d+)', record).group(1)
 
     def call(method, request):
         with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
