@@ -116,6 +116,9 @@ TEST_F(PendingReportTest, OutsideItsBounds_IsRefused) {
   absl::Status status = DecodePending(EncodePending(report), 3).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(status.message()), HasSubstr("65 operations, over the limit of 64"));
+  // An operation that is no message.
+  status = DecodePending(VersionOf(1, 0) + "\x1a\x02\xff\xff", 3).status();
+  EXPECT_THAT(std::string(status.message()), HasSubstr("its 8 bytes are no protocol buffer"));
   for (const int side : {0, 3, -1}) {
     peer::v1::PendingReport record;
     ASSERT_TRUE(record.ParseFromString(EncodePending(FullReport())));

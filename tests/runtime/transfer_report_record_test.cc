@@ -156,6 +156,10 @@ TEST(TransferReportRecord, OutsideItsBounds_IsRefused) {
     change(*record.mutable_paths(0));
     expect_invalid(record, why);
   }
+  // A path that is no message.
+  EXPECT_THAT(
+      std::string(DecodeExchangeReport(VersionOf(1, 0) + "\x52\x02\xff\xff", 3).status().message()),
+      HasSubstr("its 8 bytes are no protocol buffer"));
   // As many candidates, and paths, as there may be.
   peer::v1::TransferReport record = good;
   while (record.paths(0).candidates_size() < 32) {
