@@ -27,7 +27,7 @@ namespace ferry::master {
 using ::ferry::graph::GraphWriter;
 
 // "INCARNATION ADDRESS GPUS".
-inline absl::StatusOr<WorkerRecord> ReadRecord(absl::string_view text) {
+inline absl::StatusOr<WorkerRecord> ReadRecord(int32_t node, absl::string_view text) {
   const std::vector<std::string> parts = absl::StrSplit(text, ' ');
   WorkerRecord record;
   if (parts.size() != 3 || !absl::SimpleAtoi(parts[0], &record.incarnation) ||
