@@ -20,7 +20,7 @@ PathCandidate CandidateOf(std::string name, size_t transport) {
   PathCost cost;
   cost.latency = absl::Nanoseconds(1250);
   cost.bytes_per_second = 1.25e9;
-  cost.latency_basis = CostBasis::kSeen;
+  cost.latency_basis = CostBasis::kMeasured;
   cost.bandwidth_basis = CostBasis::kAtStart;
   cost.latency_age = absl::Milliseconds(1500);
   cost.bandwidth_age = absl::Milliseconds(7);
