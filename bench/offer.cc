@@ -8,7 +8,6 @@
 #include "absl/strings/str_join.h"
 
 #include "base/ranges.h"
-#include "base/status_macros.h"
 #include "base/text.h"
 
 namespace ferry::cli {
