@@ -27,6 +27,15 @@ TEST_P(StoreWire, InsertedValueCanBeRead) {
   EXPECT_THAT(task.Entry("TryGetKeyValue", task.TryGet("a/b").Wait()), Pair("a/b", "v"));
 }
 
+// Ferry's own records are such values.
+TEST_P(StoreWire, ValueMayBeAnyBytes) {
+  TestServer server(1);
+  TaskClient task = server.Task(GetParam(), 0);
+  const std::string value("\x0a\0\xff\xc3\n", 5);
+  ASSERT_THAT(task.Insert("a/b", value).Wait(), IsOk());
+  EXPECT_THAT(task.Entry("GetKeyValue", task.Get("a/b").Wait()), Pair("a/b", value));
+}
+
 // JAX's tests check the text, and that the new wheels get no payload.
 TEST_P(StoreWire, KeyIsNotOverwrittenUnlessRequested) {
   TestServer server(1);
