@@ -60,7 +60,7 @@ function(ferry_embed_kernels variable source)
   endif()
   set(fatbin ${CMAKE_CURRENT_BINARY_DIR}/ferry_kernels.fatbin)
   set(out ${CMAKE_CURRENT_BINARY_DIR}/embedded.cc)
-  # What the source includes of ours, all of it in its folder.
+  # The headers that the source includes, all of them in its folder.
   get_filename_component(folder ${CMAKE_CURRENT_SOURCE_DIR}/${source} DIRECTORY)
   file(GLOB headers CONFIGURE_DEPENDS ${folder}/*elements.h ${folder}/small_floats.h)
   # Binaries for Ampere, Hopper and Blackwell, and PTX from which the driver makes the others.

@@ -45,7 +45,7 @@ if(TARGET re2::re2)
   set_property(TARGET re2::re2 PROPERTY INTERFACE_LINK_LIBRARIES ${FERRY_STATIC_FOLDER}/libre2.a)
 endif()
 
-# What the archives need of each other, in circles and without the CMake files saying so.
+# The archives depend on each other, in circles that their CMake files do not declare.
 file(GLOB absl_archives ${FERRY_STATIC_FOLDER}/libabsl_*.a)
 set(archives ${absl_archives})
 foreach(name cares re2 z upb address_sorting grpc gpr ssl crypto)

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the records of proto/ferry_peer.proto have in common: their version, and errors that name
-// them.
+// The common part of the records of proto/ferry_peer.proto: their version, and named errors.
 #ifndef FERRY_NODE_PEER_RECORD_PROTO_H_
 #define FERRY_NODE_PEER_RECORD_PROTO_H_
 

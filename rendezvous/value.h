@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What passes through a rendezvous, and the arguments of both sides.
+// The value that passes through a rendezvous, and the arguments of both sides.
 #ifndef FERRY_RENDEZVOUS_VALUE_H_
 #define FERRY_RENDEZVOUS_VALUE_H_
 

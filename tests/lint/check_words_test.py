@@ -32,16 +32,22 @@ class CheckWords(unittest.TestCase):
     def test_allows_them_on_a_later_line_and_inside_a_word(self):
         self.assertEqual(self.check("base/a.h", "// The size\n// Of course.\nint a;\n// Off.\n")[0], 0)
 
+    def test_reads_the_line_after_the_licence(self):
+        for name in ("base/a.h", "proto/a.proto"):
+            self.assertEqual(self.check(name, "// SPDX-License-Identifier: X\n// What it does.\n"),
+                             (1, [f'{name}:2: the comment begins with "What"']))
+            (self.root / name).unlink()
+
     def test_refuses_whoever_in_comments_and_not_in_code(self):
         status, lines = self.check("base/a.cc", "int a;  // for whoever asks\nint whoever;\n")
         self.assertEqual((status, lines), (1, ['base/a.cc:1: the comment says "whoever"']))
 
-    def test_reads_python_shell_and_cmake_outside_of_the_libraries(self):
-        for name in ("tests/a_test.py", "tests/CMakeLists.txt", "examples/a.sh"):
+    def test_reads_python_shell_and_cmake_in_all_folders(self):
+        for name in ("tests/a_test.py", "tests/CMakeLists.txt", "examples/a.sh",
+                     "base/CMakeLists.txt", "cmake/a.cmake"):
             self.assertEqual(self.check(name, "a\n# What it does.\n"),
                              (1, [f'{name}:2: the comment begins with "What"']))
             self.assertEqual(self.check(name, "a\n# It does.\n")[0], 0)
-        self.assertEqual(self.check("base/CMakeLists.txt", "# What it does.\n")[0], 0)
         self.assertEqual(self.check("scripts/a", "#!/bin/sh\n# Of a.\n")[0], 1)
         self.assertEqual(self.check("scripts/a", "no script\n# Of a.\n")[0], 0)
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What keyed transfers over NCCL need from the job, and their options.
+// The job's NCCL library and store, for keyed transfers over NCCL, and their options.
 #ifndef FERRY_TRANSPORT_NCCL_NCCL_CONTEXT_H_
 #define FERRY_TRANSPORT_NCCL_NCCL_CONTEXT_H_
 
