@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Requests in, transfer descriptors out; pending transfers: tensor_responder_transfers.cc.
+// The table of a consumer's transfers, and the frames that change them.
 #include "rendezvous/peer/tensor_responder.h"
 
 #include <utility>
@@ -12,16 +12,9 @@
 #include "base/logging.h"
 #include "base/recycled.h"
 #include "base/status_macros.h"
-#include "rendezvous/peer/frame_checksum.h"
-#include "rendezvous/serialized_tensor.h"
-#include "tensor/checksum.h"
 
 namespace ferry {
 namespace {
-
-// Attempts for a tensor in GPU memory before it is staged through host memory, and before it fails.
-constexpr int kMaxGpuTries = 4;
-constexpr int kMaxTries = 8;
 
 absl::Status WrongIncarnation(const RendezvousKey& key, uint64_t own) {
   return absl::AbortedError(absl::StrFormat(
@@ -30,22 +23,33 @@ absl::Status WrongIncarnation(const RendezvousKey& key, uint64_t own) {
       key.src_incarnation(), own, ToString(key.src().task)));
 }
 
+// True if it can still be fetched, though this process exits.
+bool Outlives(const OutgoingTransfer& transfer) { return transfer.state() == OutgoingState::kLent; }
+
+// True while it is copied out of GPU memory, and until a path is selected for the copy.
+bool IsStaging(const OutgoingTransfer& transfer) {
+  const OutgoingState state = transfer.state();
+  return state == OutgoingState::kStaging || state == OutgoingState::kMatched;
+}
+
 }  // namespace
 
-TensorResponder::TensorResponder(const TransferContext& exchange, Endpoint consumer,
+TensorResponder::TensorResponder(const TransferContext& context, Endpoint consumer,
                                  bool sends_checksums, std::string descriptors_unavailable_reason,
                                  std::shared_ptr<LatencyProbe> ping)
-    : exchange_(exchange),
+    : context_(context),
       consumer_(std::move(consumer)),
       sends_checksums_(sends_checksums),
-      descriptors_unavailable_reason_(std::move(descriptors_unavailable_reason)),
-      ping_(std::move(ping)) {}
+      ping_(std::move(ping)),
+      paths_(context_, consumer_, sends_checksums, std::move(descriptors_unavailable_reason),
+             ping_) {}
 
 TensorResponder::~TensorResponder() = default;
 
 void TensorResponder::OnOpen(std::shared_ptr<ControlChannel> channel) {
   channel_ = std::move(channel);
-  for (const auto& transport : *exchange_.transports) {
+  paths_.set_channel(channel_.get());
+  for (const auto& transport : *context_.transports) {
     senders_.push_back(transport->CreateSender(consumer_));
     const auto number = static_cast<uint8_t>(senders_.size());
     senders_.back()->SetControlChannel(
@@ -59,7 +63,7 @@ void TensorResponder::OnOpen(std::shared_ptr<ControlChannel> channel) {
           return status;
         });
     const bool is_allowed =
-        exchange_.policy.require.empty() || exchange_.policy.require == transport->name();
+        context_.policy.require.empty() || context_.policy.require == transport->name();
     if (!channel_->passes_descriptors() || !is_allowed) continue;
     senders_.back()->SetHintChannel([weak = std::weak_ptr<ControlChannel>(channel_), number](
                                         absl::string_view body, absl::Span<const int> descriptors) {
@@ -80,7 +84,7 @@ absl::Status TensorResponder::OnFrame(uint16_t type, absl::string_view body,
       return OnRequest(body);
     case PeerMessageType::kAck: {
       FERRY_ASSIGN_OR_RETURN(const uint64_t id, DecodeId(body));
-      OnDone(id);
+      OnAck(id);
       return absl::OkStatus();
     }
     case PeerMessageType::kCancel: {
@@ -109,38 +113,6 @@ absl::Status TensorResponder::OnControlMessage(absl::string_view body) {
   return senders_[reply.transport - 1]->OnControlMessage(reply.body);
 }
 
-absl::Status TensorResponder::OnRetry(absl::string_view body) {
-  FERRY_ASSIGN_OR_RETURN(const ErrorMessage again, DecodeError(body));
-  Offered offered;
-  {
-    SpinLockHolder lock(&mu_);
-    const auto found = offered_.find(again.id);
-    if (found == offered_.end() || found->second.again == nullptr) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("RETRY for ", again.id, ", which was not offered, or not for that"));
-    }
-    offered = std::move(found->second);
-    offered_.erase(found);
-  }
-  senders_[offered.transport]->Release(again.id);
-  Outgoing outgoing = std::move(*offered.again);
-  ++outgoing.failed_tries;
-  if (outgoing.failed_tries >= kMaxTries) {
-    Lose(*outgoing.request, absl::AbortedError(absl::StrCat(
-                                Describe(exchange_.self.peer), " has tried ", outgoing.failed_tries,
-                                " times to send it; at last: ", again.status.message())));
-    return absl::OkStatus();
-  }
-  const bool is_required =
-      exchange_.policy.require == (*exchange_.transports)[offered.transport]->name();
-  if (outgoing.failed_tries >= kMaxGpuTries && !is_required) {
-    Stage(std::move(outgoing));
-  } else {
-    Expose(std::move(outgoing));
-  }
-  return absl::OkStatus();
-}
-
 absl::Status TensorResponder::OnRequest(absl::string_view body) {
   FERRY_ASSIGN_OR_RETURN(const RequestMessage message, DecodeRequest(body));
   const absl::StatusOr<const RendezvousKey*> parsed = keys_.Parse(message.key);
@@ -151,85 +123,60 @@ absl::Status TensorResponder::OnRequest(absl::string_view body) {
   const RendezvousKey& key = **parsed;
   FERRY_LOG_DEBUG(kTransport, "request received: peer={} step={} request={} key={}",
                   consumer_.peer.node_id, message.step_id, message.id, absl::CEscape(key.text()));
-  if (key.src_incarnation() != exchange_.self.peer.incarnation) {
-    Refuse(message.id, WrongIncarnation(key, exchange_.self.peer.incarnation));
+  if (key.src_incarnation() != context_.self.peer.incarnation) {
+    Refuse(message.id, WrongIncarnation(key, context_.self.peer.incarnation));
     return absl::OkStatus();
   }
-  RequestPtr request = std::allocate_shared<Request>(RecyclingAllocator<Request>(),
-                                                     shared_from_this(), message, key);
+  const OutgoingTransferPtr transfer = std::allocate_shared<OutgoingTransfer>(
+      RecyclingAllocator<OutgoingTransfer>(), shared_from_this(), message, key);
   {
     SpinLockHolder lock(&mu_);
     if (!closed_.ok()) return absl::OkStatus();
-    if (offered_.contains(message.id) || !waiting_.emplace(message.id, request).second) {
+    if (!transfers_.emplace(message.id, transfer).second) {
       return absl::InvalidArgumentError(absl::StrCat("request ", message.id, " for a second time"));
     }
   }
-  RecvArgs args;
-  args.cancellation = &request->cancellation;
-  args.operation = &request->operation;
-  exchange_.manager->RecvLocalAsync(message.step_id, request->key, std::move(args),
-                                    [request](absl::Status status, Received received) {
-                                      const std::shared_ptr<TensorResponder> server =
-                                          std::move(request->server);
-                                      server->OnValue(request, status, std::move(received));
-                                    });
+  transfer->Start(transfer);
   return absl::OkStatus();
 }
 
-bool TensorResponder::Take(const Request& request) {
+bool TensorResponder::Match(OutgoingTransfer& transfer) {
   SpinLockHolder lock(&mu_);
-  return waiting_.erase(request.id) > 0;
+  const auto found = transfers_.find(transfer.id());
+  if (found == transfers_.end() || found->second.get() != &transfer) return false;
+  // The caller has another reference.
+  transfers_.erase(found);
+  return transfer.Advance(OutgoingState::kMatched);
 }
 
-void TensorResponder::OnValue(const RequestPtr& request, const absl::Status& status,
-                              Received received) {
-  if (!Take(*request)) {
-    // Cancelled by the consumer, or by the closing of the control channel.
-    if (status.ok()) RecordSendFailure(*request, closed());
-    return;
-  }
-  if (!status.ok()) return Refuse(request->id, status);
-  if (received.is_dead) {
-    ReadyToSendMessage rts;
-    rts.id = request->id;
-    rts.is_dead = true;
-    return Send(*request, std::move(rts), {});
-  }
-  Outgoing outgoing = {.request = request, .tensor = std::move(received.tensor)};
-  if (!IsFixedSize(outgoing.tensor.dtype())) {
-    absl::StatusOr<Tensor> serialized = SerializeTensor(outgoing.tensor);
-    if (!serialized.ok()) return Lose(*request, serialized.status());
-    outgoing.tensor = *std::move(serialized);
-    outgoing.is_serialized = true;
-  }
-  Expose(std::move(outgoing));
+absl::Status TensorResponder::List(const OutgoingTransferPtr& transfer, OutgoingState state,
+                                   size_t transport, size_t bytes) {
+  SpinLockHolder lock(&mu_);
+  if (!closed_.ok()) return closed_;
+  transfer->Advance(state);
+  transfer->listing() = {transport, bytes, SteadyClock().CoarseNow()};
+  transfers_.insert_or_assign(transfer->id(), transfer);
+  return absl::OkStatus();
 }
 
-void TensorResponder::Send(Request& request, ReadyToSendMessage rts,
-                           absl::Span<const int> descriptors) {
-  FERRY_LOG_DEBUG(kTransport, "descriptor sent: peer={} step={} request={} path={} bytes={} key={}",
-                  consumer_.peer.node_id, request.step_id, request.id,
-                  rts.transport == 0 ? absl::string_view("inline")
-                                     : (*exchange_.transports)[rts.transport - 1u]->name(),
-                  rts.header.bytes, absl::CEscape(request.key.text()));
-  const absl::Status status = SendReadyToSend(*channel_, rts, descriptors);
-  // Close the channel, or the consumer would wait for a message that never arrives.
-  if (!status.ok()) return channel_->Close(status);
-  // A view may be rejected after the step has stopped waiting for it.
-  const bool is_view =
-      rts.transport > 0 && (*exchange_.transports)[rts.transport - 1u]->outlives_producer();
-  const bool has_all = rts.transport == 0 && !rts.is_dead;
-  if (!is_view && !(has_all && (request.may_reject || rts.may_be_rejected()))) return;
+void TensorResponder::Unlist(const OutgoingTransfer& transfer) {
+  SpinLockHolder lock(&mu_);
+  const auto found = transfers_.find(transfer.id());
+  // The caller has another reference.
+  if (found != transfers_.end() && found->second.get() == &transfer) transfers_.erase(found);
+}
+
+void TensorResponder::CountAnswer(OutgoingTransfer& transfer, bool is_view) {
   {
     // After sending: an earlier PING sent by another thread does not cover this answer.
     SpinLockHolder lock(&mu_);
-    answers_.Count(request.step_id);
+    answers_.Count(transfer.step_id());
     if (!is_view) return;
-    const auto found = offered_.find(rts.id);
-    if (found != offered_.end()) found->second.is_told = true;
+    // Unless the consumer has already given it back.
+    if (transfer.state() == OutgoingState::kExposed) transfer.Advance(OutgoingState::kLent);
   }
   // A view is kept for as long as its receiver likes, so the step does not wait for it.
-  request.operation.End();
+  transfer.EndOperation();
 }
 
 void TensorResponder::Refuse(uint64_t id, absl::Status status) {
@@ -239,43 +186,252 @@ void TensorResponder::Refuse(uint64_t id, absl::Status status) {
   if (!sent.ok()) channel_->Close(sent);
 }
 
-void TensorResponder::OnDone(uint64_t id, bool was_taken) {
-  Offered offered;
+absl::Status TensorResponder::Named(const absl::Status& why) const {
+  return absl::Status(
+      why.code(), absl::StrCat(Describe(context_.self.peer), " cannot send it: ", why.message()));
+}
+
+absl::Status TensorResponder::OnRetry(absl::string_view body) {
+  FERRY_ASSIGN_OR_RETURN(const ErrorMessage again, DecodeError(body));
+  OutgoingTransferPtr transfer;
   {
     SpinLockHolder lock(&mu_);
-    const auto found = offered_.find(id);
-    // A tensor being staged cannot be done yet.
-    if (found == offered_.end() || found->second.transport == kStaging) return;
-    offered = found->second;
-    offered_.erase(found);
+    const auto found = transfers_.find(again.id);
+    if (found == transfers_.end() || found->second->state() != OutgoingState::kExposed ||
+        !(*context_.transports)[found->second->listing().transport]->is_retryable()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("RETRY for ", again.id, ", which was not offered, or not for that"));
+    }
+    transfer = std::move(found->second);
+    transfers_.erase(found);
+    transfer->Advance(OutgoingState::kMatched);
   }
-  if (was_taken) {
-    FERRY_LOG_DEBUG(kTransport, "acknowledgement received: peer={} step={} request={} key={}",
-                    consumer_.peer.node_id, offered.request->step_id, id,
-                    absl::CEscape(offered.request->key.text()));
+  transfer->Retry(shared_from_this(), transfer, again.status);
+  return absl::OkStatus();
+}
+
+OutgoingTransferPtr TensorResponder::TakeSent(uint64_t id) {
+  SpinLockHolder lock(&mu_);
+  const auto found = transfers_.find(id);
+  if (found == transfers_.end()) return nullptr;
+  const OutgoingState state = found->second->state();
+  // No peer can have received anything else.
+  if (state != OutgoingState::kExposed && state != OutgoingState::kLent) return nullptr;
+  OutgoingTransferPtr transfer = std::move(found->second);
+  transfers_.erase(found);
+  transfer->Advance(OutgoingState::kFinished);
+  return transfer;
+}
+
+void TensorResponder::OnAck(uint64_t id, bool was_received) {
+  const OutgoingTransferPtr transfer = TakeSent(id);
+  if (transfer != nullptr) transfer->Release(*this, was_received);
+}
+
+absl::Status TensorResponder::OnRejected(absl::string_view body) {
+  FERRY_ASSIGN_OR_RETURN(const RejectedMessage rejected, DecodeRejected(body));
+  const absl::Status why(rejected.status.code(),
+                         absl::StrCat(Describe(consumer_.peer), " did not take what it was sent: ",
+                                      rejected.status.message()));
+  const OutgoingTransferPtr transfer = TakeSent(rejected.id);
+  FERRY_LOG_DEBUG(kTransport, "tensor rejected: peer={} step={} request={} reason={} key={}",
+                  consumer_.peer.node_id,
+                  transfer != nullptr ? transfer->step_id() : rejected.step_id, rejected.id,
+                  rejected.status,
+                  absl::CEscape(transfer != nullptr ? transfer->key().text() : rejected.key));
+  // Before its operation ends: the thread waiting for that then asks what was lost.
+  if (transfer != nullptr) {
+    transfer->RecordSendFailure(*this, why);
+    transfer->Release(*this, /*was_received=*/false);
+  } else if (!rejected.key.empty()) {
+    FERRY_ASSIGN_OR_RETURN(const RendezvousKey key, RendezvousKey::Parse(rejected.key));
+    if (key.dst().task.task != consumer_.peer.node_id) {
+      return absl::InvalidArgumentError("REJECTED for a value of somebody else");
+    }
+    context_.manager->RecordSendFailure(rejected.step_id, key, why);
   }
-  senders_[offered.transport]->Release(id);
-  if (was_taken && offered.start != absl::InfiniteFuture()) {
-    const absl::Time now = exchange_.clock->Now();
-    ping_->costs()->SawTransfer(offered.transport, offered.tensor_bytes, now - offered.start, now);
-  }
+  return absl::OkStatus();
 }
 
 void TensorResponder::OnCancel(uint64_t id) {
-  RequestPtr request;
+  OutgoingTransferPtr transfer;
   {
     SpinLockHolder lock(&mu_);
-    const auto found = waiting_.find(id);
-    // Its transfer descriptor has been sent, and the consumer handles it.
-    if (found == waiting_.end()) return;
-    request = std::move(found->second);
-    waiting_.erase(found);
+    const auto found = transfers_.find(id);
+    if (found == transfers_.end()) return;
+    // Its RTS has been sent, or will be, and the consumer handles it.
+    if (found->second->state() != OutgoingState::kRequested) return;
+    transfer = std::move(found->second);
+    transfers_.erase(found);
+    transfer->Advance(OutgoingState::kFinished);
   }
-  FERRY_LOG_DEBUG(kTransport,
-                  "request cancelled by the receiver: peer={} step={} request={} key={}",
-                  consumer_.peer.node_id, request->step_id, id, absl::CEscape(request->key.text()));
-  request->cancellation.Cancel();
+  FERRY_LOG_DEBUG(
+      kTransport, "request cancelled by the receiver: peer={} step={} request={} key={}",
+      consumer_.peer.node_id, transfer->step_id(), id, absl::CEscape(transfer->key().text()));
+  transfer->Cancel();
   Refuse(id, absl::CancelledError("cancelled by the receiver"));
+}
+
+std::optional<uint64_t> TensorResponder::StartFlush(int64_t step_id, StepOperation operation) {
+  AckTracker::Flush flush;
+  {
+    SpinLockHolder lock(&mu_);
+    if (!closed_.ok()) return std::nullopt;
+    flush = answers_.Start(step_id);
+    // Its PONG may arrive before this returns.
+    if (flush.is_awaited) flushes_.emplace_back(flush.number, std::move(operation));
+  }
+  if (flush.needs_ping &&
+      !SendId(*channel_, PeerMessageType::kPing, LatencyProbe::kForeignIds + flush.number).ok()) {
+    // The operations end after the lock is released.
+    std::vector<StepOperation> ended;
+    SpinLockHolder lock(&mu_);
+    answers_.OnLost(flush.number);
+    ended = TakeFlushed();
+    return std::nullopt;
+  }
+  return flush.is_awaited ? std::optional(flush.number) : std::nullopt;
+}
+
+bool TensorResponder::IsFlushed(uint64_t flush) const {
+  SpinLockHolder lock(&mu_);
+  return !closed_.ok() || answers_.IsOver(flush);
+}
+
+void TensorResponder::GiveUpFlush(uint64_t flush) {
+  SpinLockHolder lock(&mu_);
+  answers_.GiveUp(flush);
+}
+
+absl::Status TensorResponder::OnFlushed(uint64_t id) {
+  // The operations end after the lock is released.
+  std::vector<StepOperation> ended;
+  SpinLockHolder lock(&mu_);
+  FERRY_RETURN_IF_ERROR(answers_.OnPong(id - LatencyProbe::kForeignIds));
+  ended = TakeFlushed();
+  return absl::OkStatus();
+}
+
+std::vector<StepOperation> TensorResponder::TakeFlushed() {
+  std::vector<StepOperation> ended;
+  std::vector<std::pair<uint64_t, StepOperation>> left;
+  for (auto& [number, operation] : flushes_) {
+    if (answers_.IsOver(number)) {
+      ended.push_back(std::move(operation));
+    } else {
+      left.emplace_back(number, std::move(operation));
+    }
+  }
+  flushes_.swap(left);
+  return ended;
+}
+
+absl::Status TensorResponder::closed() const {
+  SpinLockHolder lock(&mu_);
+  return closed_;
+}
+
+void TensorResponder::OnClosed(const absl::Status& why) {
+  std::vector<OutgoingTransferPtr> waiting;
+  std::vector<OutgoingTransferPtr> sent;
+  std::vector<std::pair<uint64_t, StepOperation>> flushes;
+  {
+    SpinLockHolder lock(&mu_);
+    closed_ = why;
+    for (const auto& [id, transfer] : transfers_) {
+      (transfer->state() == OutgoingState::kRequested ? waiting : sent).push_back(transfer);
+    }
+    for (const OutgoingTransferPtr& transfer : waiting) {
+      transfers_.erase(transfer->id());
+      transfer->Advance(OutgoingState::kFinished);
+    }
+    flushes.swap(flushes_);
+  }
+  for (const OutgoingTransferPtr& transfer : waiting) transfer->Cancel();
+  for (const OutgoingTransferPtr& transfer : sent) {
+    // For views it is unknown whether they were received.
+    if (!Outlives(*transfer)) transfer->RecordSendFailure(*this, why);
+  }
+  // Removed from the list once their outcome is recorded, and their operations end after that: the
+  // thread closing the step waits for those, and then asks what was lost. Nothing is added any
+  // more.
+  {
+    SpinLockHolder lock(&mu_);
+    for (const auto& [id, transfer] : transfers_) {
+      const OutgoingState state = transfer->state();
+      // The callbacks of the others end them.
+      if (state == OutgoingState::kExposed || state == OutgoingState::kLent) {
+        transfer->Advance(OutgoingState::kFinished);
+      }
+    }
+    transfers_.clear();
+  }
+  for (const auto& sender : senders_) sender->Abort(why);
+}
+
+size_t TensorResponder::unfinished() const {
+  SpinLockHolder lock(&mu_);
+  size_t count = 0;
+  for (const auto& [id, transfer] : transfers_) {
+    const OutgoingState state = transfer->state();
+    count += state == OutgoingState::kRequested || state == OutgoingState::kLent ? 0 : 1;
+  }
+  return count;
+}
+
+void TensorResponder::ForEachTransfer(absl::Duration min_age, PendingVisitor visit) const {
+  std::vector<std::pair<OutgoingTransferPtr, OutgoingTransfer::Listing>> sent;
+  {
+    SpinLockHolder lock(&mu_);
+    sent.reserve(transfers_.size());
+    for (const auto& [id, transfer] : transfers_) {
+      if (transfer->state() == OutgoingState::kRequested) continue;
+      sent.emplace_back(transfer, transfer->listing());
+    }
+  }
+  const absl::Time now = SteadyClock().CoarseNow();
+  for (const auto& [transfer, listing] : sent) {
+    const absl::Duration age = now - listing.since;
+    if (age < min_age) continue;
+    const std::string peer = Describe(consumer_.peer);
+    const bool is_staging = IsStaging(*transfer);
+    const bool outlives = Outlives(*transfer);
+    const auto name = [&, number = listing.transport] {
+      return (*context_.transports)[number]->name();
+    };
+    std::string phase =
+        is_staging ? absl::StrCat("being copied out of a GPU's memory for ", peer)
+        : outlives ? absl::StrCat("lent to ", peer, " by ", name(), "; not given back yet")
+                   : absl::StrCat("being sent to ", peer, " by ", name(), "; not all there yet");
+    if (!is_staging) {
+      const std::string obstacle = senders_[listing.transport]->Obstacle();
+      if (!obstacle.empty()) absl::StrAppend(&phase, ", since ", obstacle);
+    }
+    visit({.step_id = transfer->step_id(),
+           .key = transfer->key(),
+           .side = PendingStepOp::Side::kTransfer,
+           .bytes = listing.bytes,
+           .age = age,
+           .phase = std::move(phase),
+           .outlives_sender = outlives});
+  }
+}
+
+TableSizes TensorResponder::InnerTableSizes() const {
+  SpinLockHolder lock(&mu_);
+  size_t waiting = 0;
+  size_t staging = 0;
+  size_t views = 0;
+  for (const auto& [id, transfer] : transfers_) {
+    waiting += transfer->state() == OutgoingState::kRequested ? 1 : 0;
+    staging += IsStaging(*transfer) ? 1 : 0;
+    views += Outlives(*transfer) ? 1 : 0;
+  }
+  return {{"server.waiting", waiting},
+          {"server.offered", transfers_.size() - waiting},
+          {"server.staging", staging},
+          {"server.views", views},
+          {"server.flushes", flushes_.size()}};
 }
 
 }  // namespace ferry

@@ -43,7 +43,7 @@ inline constexpr size_t kNearBytes = 1024 * 1024;
 inline constexpr absl::string_view kComesNear = "near";
 
 // A tensor being sent. Connections take slices of it as they become free.
-struct OutgoingTransfer {
+struct OutgoingBytes {
   uint64_t id = 0;
   Tensor tensor;
   std::atomic<size_t> next{0};
@@ -55,7 +55,7 @@ class SliceWriter;
 class SliceSource {
  public:
   struct Slice {
-    std::shared_ptr<OutgoingTransfer> transfer;
+    std::shared_ptr<OutgoingBytes> transfer;
     size_t offset = 0;
     size_t bytes = 0;
   };

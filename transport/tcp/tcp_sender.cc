@@ -12,7 +12,7 @@ namespace ferry {
 
 void TcpSender::Expose(uint64_t id, const Tensor& tensor, const TensorLocation&,
                        ExposeCallback done) {
-  auto transfer = std::make_shared<OutgoingTransfer>();
+  auto transfer = std::make_shared<OutgoingBytes>();
   transfer->id = id;
   transfer->tensor = tensor;
   absl::Status status;
@@ -102,7 +102,7 @@ void TcpSender::AddConnection(DataConnection connection) {
 
 bool TcpSender::NextOf(Transfers& queue, Slice& slice) {
   while (!queue.empty()) {
-    const std::shared_ptr<OutgoingTransfer>& front = queue.front();
+    const std::shared_ptr<OutgoingBytes>& front = queue.front();
     const size_t total = front->tensor.bytes();
     const size_t offset = front->next.fetch_add(kSliceBytes, std::memory_order_relaxed);
     if (offset < total) {

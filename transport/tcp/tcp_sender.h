@@ -42,7 +42,7 @@ class TcpSender final : public TransportSender,
   void OnBroken(const absl::Status& why) override { Abort(why); }
 
  private:
-  using Transfers = std::deque<std::shared_ptr<OutgoingTransfer>>;
+  using Transfers = std::deque<std::shared_ptr<OutgoingBytes>>;
 
   static bool NextOf(Transfers& queue, Slice& slice);
 

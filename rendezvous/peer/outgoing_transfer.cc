@@ -1,0 +1,335 @@
+// SPDX-License-Identifier: Apache-2.0
+// The states of a tensor that is sent, and the steps between them.
+#include "rendezvous/peer/outgoing_transfer.h"
+
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+
+#include "base/logging.h"
+#include "rendezvous/peer/tensor_responder.h"
+#include "rendezvous/serialized_tensor.h"
+#include "tensor/check_values.h"
+#include "tensor/checksum.h"
+
+namespace ferry {
+namespace {
+
+// Attempts for a tensor in GPU memory before it is staged through host memory, and before it fails.
+constexpr int kMaxGpuTries = 4;
+constexpr int kMaxTries = 8;
+
+constexpr uint32_t Bit(OutgoingState state) { return 1u << static_cast<uint32_t>(state); }
+
+// The states that may follow a state.
+constexpr uint32_t Successors(OutgoingState state) {
+  switch (state) {
+    case OutgoingState::kRequested:
+      return Bit(OutgoingState::kMatched) | Bit(OutgoingState::kFinished);
+    case OutgoingState::kMatched:
+      return Bit(OutgoingState::kStaging) | Bit(OutgoingState::kExposing) |
+             Bit(OutgoingState::kFinished);
+    case OutgoingState::kStaging:
+      return Bit(OutgoingState::kMatched) | Bit(OutgoingState::kFinished);
+    case OutgoingState::kExposing:
+      // Back to kMatched if the transport cannot send it.
+      return Bit(OutgoingState::kExposed) | Bit(OutgoingState::kMatched) |
+             Bit(OutgoingState::kFinished);
+    case OutgoingState::kExposed:
+      // Back to kMatched if the consumer requests another attempt.
+      return Bit(OutgoingState::kLent) | Bit(OutgoingState::kMatched) |
+             Bit(OutgoingState::kFinished);
+    case OutgoingState::kLent:
+      return Bit(OutgoingState::kFinished);
+    case OutgoingState::kFinished:
+      return 0;
+  }
+  return 0;
+}
+
+}  // namespace
+
+absl::string_view OutgoingStateName(OutgoingState state) {
+  static constexpr absl::string_view kNames[] = {"requested", "matched", "staging", "exposing",
+                                                 "exposed",   "lent",    "finished"};
+  return kNames[static_cast<size_t>(state)];
+}
+
+bool IsLegal(OutgoingState from, OutgoingState to) { return (Successors(from) & Bit(to)) != 0; }
+
+OutgoingTransfer::OutgoingTransfer(std::shared_ptr<TensorResponder> responder,
+                                   const RequestMessage& message, const RendezvousKey& key)
+    : responder_(std::move(responder)),
+      id_(message.id),
+      step_id_(message.step_id),
+      may_reject_(message.may_reject),
+      key_(key) {}
+
+bool OutgoingTransfer::Advance(OutgoingState to) {
+  const OutgoingState from = state_.load(std::memory_order_relaxed);
+  if (!IsLegal(from, to)) [[unlikely]] {
+    FERRY_LOG_ERROR(kTransport, "illegal state of a send: step={} request={} from={} to={}",
+                    step_id_, id_, OutgoingStateName(from), OutgoingStateName(to));
+    return false;
+  }
+  state_.store(to, std::memory_order_release);
+  FERRY_LOG_DEBUG(kTransport, "send state: step={} request={} from={} to={}", step_id_, id_,
+                  OutgoingStateName(from), OutgoingStateName(to));
+  return true;
+}
+
+void OutgoingTransfer::Start(const OutgoingTransferPtr& self) {
+  RecvArgs args;
+  args.cancellation = &cancellation_;
+  args.operation = &operation_;
+  responder_->context().manager->RecvLocalAsync(
+      step_id_, key_, std::move(args), [transfer = self](absl::Status status, Received received) {
+        transfer->OnValue(transfer, status, std::move(received));
+      });
+}
+
+void OutgoingTransfer::OnValue(const OutgoingTransferPtr& self, const absl::Status& status,
+                               Received received) {
+  const std::shared_ptr<TensorResponder> responder = std::move(responder_);
+  if (!responder->Match(*this)) {
+    // Cancelled by the consumer, or by the closing of the control channel.
+    if (status.ok()) RecordSendFailure(*responder, responder->closed());
+    return;
+  }
+  if (!status.ok()) {
+    responder->Refuse(id_, status);
+    return Finish(*responder);
+  }
+  if (received.is_dead) {
+    ReadyToSendMessage rts;
+    rts.id = id_;
+    rts.is_dead = true;
+    SendRts(*responder, rts, {});
+    return Finish(*responder);
+  }
+  tensor_ = std::move(received.tensor);
+  if (!IsFixedSize(tensor_.dtype())) {
+    absl::StatusOr<Tensor> serialized = SerializeTensor(tensor_);
+    if (!serialized.ok()) return Lose(*responder, serialized.status());
+    tensor_ = *std::move(serialized);
+    is_serialized_ = true;
+  }
+  SelectPath(responder, self);
+}
+
+void OutgoingTransfer::SelectPath(const std::shared_ptr<TensorResponder>& responder,
+                                  const OutgoingTransferPtr& self) {
+  const SelectedPath path = responder->paths().Select(tensor_, PlaceOf(key_.dst()));
+  switch (path.kind) {
+    case SelectedPath::Kind::kInline:
+      return SendInline(*responder);
+    case SelectedPath::Kind::kStage:
+      return Stage(responder, self);
+    case SelectedPath::Kind::kTransport:
+      return Expose(responder, self, path);
+    case SelectedPath::Kind::kNone:
+      return Lose(*responder, path.error);
+  }
+}
+
+void OutgoingTransfer::SendInline(TensorResponder& responder) {
+  if (absl::Status status = CheckValues(tensor_); !status.ok()) {
+    return Lose(responder, responder.Named(status));
+  }
+  ReadyToSendMessage rts = MakeRts();
+  if (responder.sends_checksums()) {
+    rts.has_checksum = true;
+    rts.checksum = Checksum(tensor_.data(), tensor_.bytes());
+  }
+  rts.body = {static_cast<const char*>(tensor_.data()), tensor_.bytes()};
+  SendRts(responder, rts, {});
+  Finish(responder);
+}
+
+void OutgoingTransfer::Stage(const std::shared_ptr<TensorResponder>& responder,
+                             const OutgoingTransferPtr& self) {
+  const TransferContext& context = responder->context();
+  if (context.gpus == nullptr) {
+    return Lose(*responder, absl::FailedPreconditionError(absl::StrCat(
+                                Describe(context.self.peer),
+                                " uses no GPUs, and cannot send what is in their memory")));
+  }
+  FERRY_LOG_DEBUG(kTransport, "copy to host memory started: peer={} step={} request={} key={}",
+                  responder->consumer().peer.node_id, step_id_, id_, absl::CEscape(key_.text()));
+  if (absl::Status closed = responder->List(self, OutgoingState::kStaging, 0, tensor_.bytes());
+      !closed.ok()) {
+    RecordSendFailure(*responder, closed);
+    return Finish(*responder);
+  }
+  MoveRequest move;
+  move.tensor = tensor_;
+  move.what = absl::StrCat("a tensor for ", Describe(responder->consumer().peer));
+  responder_ = responder;
+  context.gpus->Move(std::move(move), [transfer = self](absl::StatusOr<Tensor> tensor) {
+    transfer->OnStaged(transfer, std::move(tensor));
+  });
+}
+
+void OutgoingTransfer::OnStaged(const OutgoingTransferPtr& self, absl::StatusOr<Tensor> tensor) {
+  const std::shared_ptr<TensorResponder> responder = std::move(responder_);
+  if (!tensor.ok()) return Lose(*responder, responder->Named(tensor.status()));
+  tensor_ = *std::move(tensor);
+  is_staged_ = true;
+  Advance(OutgoingState::kMatched);
+  SelectPath(responder, self);
+}
+
+void OutgoingTransfer::Expose(const std::shared_ptr<TensorResponder>& responder,
+                              const OutgoingTransferPtr& self, const SelectedPath& path) {
+  const TransferContext& context = responder->context();
+  const Transport& transport = *(*context.transports)[path.transport];
+  const Tensor tensor = tensor_;
+  if (responder->sends_checksums()) checksum_ = Checksum(tensor.data(), tensor.bytes());
+  // A view is kept for as long as its receiver likes, so its duration is no sample.
+  start_ = absl::InfiniteFuture();
+  if (transport.is_measurable() &&
+      responder->paths().costs().WantsSample(path.transport, tensor.bytes(), path.now)) {
+    start_ = context.clock->Now();
+  }
+  // But the preceding copy into the arena is.
+  copy_start_ = absl::InfiniteFuture();
+  if (tensor.is_on_host() && !path.is_in_arena && transport.outlives_producer() &&
+      tensor.bytes() >= PathCostEstimator::kMinBandwidthSampleBytes) {
+    copy_start_ = context.clock->Now();
+  }
+  if (absl::Status closed =
+          responder->List(self, OutgoingState::kExposing, path.transport, tensor.bytes());
+      !closed.ok()) {
+    RecordSendFailure(*responder, closed);
+    return Finish(*responder);
+  }
+  responder_ = responder;
+  responder->sender(path.transport)
+      .Expose(id_, tensor, PlaceOf(key_.dst()),
+              [transfer = self](absl::StatusOr<TransferDescriptor> descriptor) {
+                transfer->OnExposed(transfer, std::move(descriptor));
+              });
+}
+
+void OutgoingTransfer::OnExposed(const OutgoingTransferPtr& self,
+                                 absl::StatusOr<TransferDescriptor> descriptor) {
+  const std::shared_ptr<TensorResponder> responder = std::move(responder_);
+  if (!descriptor.ok()) return OnExposeFailed(responder, self, descriptor.status());
+  const size_t number = listing_.transport;
+  const Transport& transport = *(*responder->context().transports)[number];
+  if (copy_start_ != absl::InfiniteFuture()) {
+    const absl::Time copied = responder->context().clock->Now();
+    responder->paths().costs().SawBytes(number, tensor_.bytes(), copied - copy_start_, copied);
+  }
+  ReadyToSendMessage rts = MakeRts();
+  rts.has_checksum = responder->sends_checksums();
+  rts.checksum = checksum_;
+  rts.transport = static_cast<uint8_t>(number + 1);
+  rts.body = descriptor->body;
+  // The transport keeps what it needs.
+  if (!transport.is_retryable()) tensor_ = Tensor();
+  // Before the consumer can answer. From here on the loop may end the transfer, or start it again.
+  Advance(OutgoingState::kExposed);
+  SendRts(*responder, rts, descriptor->descriptors);
+}
+
+void OutgoingTransfer::OnExposeFailed(const std::shared_ptr<TensorResponder>& responder,
+                                      const OutgoingTransferPtr& self, const absl::Status& why) {
+  // Found out by trying; the transport's Cost fails from now on.
+  const bool has_another_path =
+      absl::IsFailedPrecondition(why) && !std::exchange(has_changed_path_, true);
+  // No room on the direct path; there may be on the path through host memory.
+  const bool goes_by_host = absl::IsResourceExhausted(why) && !tensor_.is_on_host() &&
+                            responder->context().policy.require.empty();
+  const size_t number = listing_.transport;
+  if (!has_another_path && !goes_by_host) {
+    Lose(*responder, responder->Named(why));
+    return responder->sender(number).Release(id_);
+  }
+  responder->Unlist(*this);
+  Advance(OutgoingState::kMatched);
+  responder->sender(number).Release(id_);
+  if (has_another_path) return SelectPath(responder, self);
+  Stage(responder, self);
+}
+
+void OutgoingTransfer::Retry(const std::shared_ptr<TensorResponder>& responder,
+                             const OutgoingTransferPtr& self, const absl::Status& why) {
+  const TransferContext& context = responder->context();
+  const size_t number = listing_.transport;
+  responder->sender(number).Release(id_);
+  ++failed_tries_;
+  if (failed_tries_ >= kMaxTries) {
+    return Lose(*responder, absl::AbortedError(absl::StrCat(
+                                Describe(context.self.peer), " has tried ", failed_tries_,
+                                " times to send it; at last: ", why.message())));
+  }
+  const bool is_required = context.policy.require == (*context.transports)[number]->name();
+  if (failed_tries_ >= kMaxGpuTries && !is_required) return Stage(responder, self);
+  SelectPath(responder, self);
+}
+
+void OutgoingTransfer::Release(TensorResponder& responder, bool was_received) {
+  const size_t number = listing_.transport;
+  if (was_received) {
+    FERRY_LOG_DEBUG(kTransport, "acknowledgement received: peer={} step={} request={} key={}",
+                    responder.consumer().peer.node_id, step_id_, id_, absl::CEscape(key_.text()));
+  }
+  responder.sender(number).Release(id_);
+  if (was_received && start_ != absl::InfiniteFuture()) {
+    const absl::Time now = responder.context().clock->Now();
+    responder.paths().costs().SawTransfer(number, listing_.bytes, now - start_, now);
+  }
+}
+
+ReadyToSendMessage OutgoingTransfer::MakeRts() const {
+  ReadyToSendMessage rts;
+  rts.id = id_;
+  rts.is_serialized = is_serialized_;
+  rts.is_staged = is_staged_;
+  rts.header = {tensor_.dtype(), tensor_.shape(), tensor_.bytes()};
+  return rts;
+}
+
+void OutgoingTransfer::SendRts(TensorResponder& responder, const ReadyToSendMessage& rts,
+                               absl::Span<const int> descriptors) {
+  const TransportList& transports = *responder.context().transports;
+  FERRY_LOG_DEBUG(
+      kTransport, "descriptor sent: peer={} step={} request={} path={} bytes={} key={}",
+      responder.consumer().peer.node_id, step_id_, id_,
+      rts.transport == 0 ? absl::string_view("inline") : transports[rts.transport - 1u]->name(),
+      rts.header.bytes, absl::CEscape(key_.text()));
+  ControlChannel& channel = responder.channel();
+  const absl::Status status = SendReadyToSend(channel, rts, descriptors);
+  // Close the channel, or the consumer would wait for a message that never arrives.
+  if (!status.ok()) return channel.Close(status);
+  const bool is_view = rts.transport > 0 && transports[rts.transport - 1u]->outlives_producer();
+  const bool has_all = rts.transport == 0 && !rts.is_dead;
+  // A view may be rejected after the step has stopped waiting for it.
+  if (is_view || (has_all && (may_reject_ || rts.may_be_rejected()))) {
+    responder.CountAnswer(*this, is_view);
+  }
+}
+
+void OutgoingTransfer::Lose(TensorResponder& responder, const absl::Status& why) {
+  responder.context().manager->RecordSendFailure(step_id_, key_, why);
+  responder.Refuse(id_, why);
+  Finish(responder);
+}
+
+void OutgoingTransfer::RecordSendFailure(const TensorResponder& responder,
+                                         const absl::Status& why) const {
+  // A consumer that leaves in an orderly way loses nothing.
+  if (why.ok() || absl::IsCancelled(why)) return;
+  responder.context().manager->RecordSendFailure(step_id_, key_, why);
+}
+
+void OutgoingTransfer::Finish(TensorResponder& responder) {
+  const OutgoingState from = state();
+  // One that was matched the first time is not listed.
+  if (from != OutgoingState::kMatched || is_staged_) responder.Unlist(*this);
+  Advance(OutgoingState::kFinished);
+}
+
+}  // namespace ferry

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+// The limits for inline tensors, and the selection of a transport.
+#include "rendezvous/peer/path_selector.h"
+
+#include <algorithm>
+#include <bit>
+#include <optional>
+#include <utility>
+
+#include "base/logging.h"
+#include "rendezvous/peer/peer_protocol.h"
+
+namespace ferry {
+namespace {
+
+// Up to this size the bytes are inline in the RTS: one message instead of a transfer and its
+// release. In shared memory a copy of this size costs as much as the release.
+constexpr size_t kInlineInArena = 2 * 1024;
+constexpr size_t kInlineElsewhere = 16 * 1024;
+// Over TCP, where data connections have threads of their own: waking one on each side, with another
+// round of system calls, costs more than one more copy of this many bytes.
+constexpr size_t kInlineOverTcp = 128 * 1024;
+// Size of an RTS without its tensor, with a shape of many dimensions.
+constexpr size_t kReadyToSendOverhead = 4096;
+// As large as an RTS that refers to a transport.
+constexpr size_t kInlineAlways = 512;
+// Queued bytes on the control channel beyond which tensors take a transport, where waiting costs no
+// copy.
+constexpr size_t kInlineBacklog = 256 * 1024;
+
+}  // namespace
+
+PathSelector::PathSelector(const TransferContext& context, const Endpoint& consumer,
+                           bool needs_checksums, std::string descriptors_unavailable_reason,
+                           std::shared_ptr<LatencyProbe> probe)
+    : context_(context),
+      consumer_(consumer),
+      needs_checksums_(needs_checksums),
+      descriptors_unavailable_reason_(std::move(descriptors_unavailable_reason)),
+      probe_(std::move(probe)) {}
+
+bool PathSelector::GoesInline(const Tensor& tensor, bool is_in_arena) const {
+  if (!tensor.is_on_host()) return false;
+  if (!channel_->passes_descriptors()) {
+    return tensor.bytes() <=
+           std::min(context_.policy.forbids_tcp() ? kInlineUnasked : kInlineOverTcp,
+                    channel_->max_body() - kReadyToSendOverhead);
+  }
+  return tensor.bytes() <= (is_in_arena ? kInlineInArena : kInlineElsewhere);
+}
+
+PathQuery PathSelector::Query(size_t bytes, bool is_in_arena, absl::Time now) const {
+  PathQuery query;
+  query.source = &context_.self;
+  query.destination = &consumer_;
+  query.channel_passes_descriptors = channel_->passes_descriptors();
+  if (!query.channel_passes_descriptors) {
+    query.descriptors_unavailable_reason = descriptors_unavailable_reason_;
+  }
+  query.bytes = bytes;
+  query.is_in_arena = is_in_arena;
+  query.estimates = probe_->costs().get();
+  query.now = now;
+  return query;
+}
+
+SelectedPath PathSelector::Select(const Tensor& tensor, const TensorLocation& to) {
+  SelectedPath path;
+  const bool is_on_host = tensor.is_on_host();
+  // The host must be able to read the elements.
+  if (!is_on_host && (needs_checksums_ || tensor.bytes() == 0)) {
+    path.kind = SelectedPath::Kind::kStage;
+    return path;
+  }
+  path.is_in_arena = tensor.buffer() != nullptr && tensor.buffer()->arena() != nullptr;
+  const bool goes_inline = GoesInline(tensor, path.is_in_arena);
+  // For a peer that reads nothing now, copies of all tensors would be queued here, and the control
+  // channel closed once they are too many.
+  const bool is_held_up =
+      goes_inline && tensor.bytes() > kInlineAlways && channel_->queued_bytes() > kInlineBacklog;
+  const bool is_logged = IsLogged(LogComponent::kTransport, LogLevel::kDebug);
+  if (goes_inline && !is_held_up && !is_logged) {
+    path.kind = SelectedPath::Kind::kInline;
+    return path;
+  }
+  path.now = context_.clock->CoarseNow();
+  PathQuery query = Query(tensor.bytes(), path.is_in_arena, path.now);
+  query.source_location = tensor.place();
+  query.destination_location = to;
+  std::optional<size_t> chosen;
+  if (!goes_inline || is_held_up) {
+    chosen = SelectPath(*context_.transports, query, context_.policy, /*explanation=*/nullptr);
+  }
+  if (!chosen && goes_inline) {
+    if (is_logged) LogPath(query, "inline");
+    path.kind = SelectedPath::Kind::kInline;
+    return path;
+  }
+  if (!chosen) {
+    PathExplanation explanation;
+    chosen = SelectPath(*context_.transports, query, context_.policy, &explanation);
+    // A path may have become available between the two selections.
+    if (!chosen) {
+      path.error = NoPathError(query, context_.policy, explanation);
+      return path;
+    }
+  }
+  const Transport& transport = *(*context_.transports)[*chosen];
+  if (is_logged) LogPath(query, transport.name());
+  if (!is_on_host && !transport.moves_gpu_memory()) {
+    path.kind = SelectedPath::Kind::kStage;
+    return path;
+  }
+  path.kind = SelectedPath::Kind::kTransport;
+  path.transport = *chosen;
+  probe_->Refresh(*channel_, path.now);
+  return path;
+}
+
+void PathSelector::LogPath(const PathQuery& query, absl::string_view path) {
+  // The path depends on the size: a size 16 times as large is another kind.
+  const auto magnitude = static_cast<uint32_t>(std::bit_width(query.bytes) / 4);
+  const auto place = [](const TensorLocation& where) {
+    return where.space == MemorySpace::kHost ? 0u : 1u + static_cast<uint32_t>(where.ordinal);
+  };
+  const std::tuple<uint32_t, uint32_t, uint32_t, bool> kind(magnitude, place(query.source_location),
+                                                            place(query.destination_location),
+                                                            query.is_in_arena);
+  {
+    SpinLockHolder lock(&mu_);
+    std::string& last = logged_paths_[kind];
+    if (last == path) return;
+    last = std::string(path);
+  }
+  std::string why = "small enough for the descriptor itself";
+  if (path != "inline") {
+    const absl::StatusOr<PathExplanation> choice =
+        ExplainPath(*context_.transports, query, context_.policy);
+    why = choice.ok() ? ferry::Explain(*choice) : choice.status().ToString();
+  }
+  FERRY_LOG_DEBUG(kTransport, "path chosen: peer={} path={} bytes={} from={} to={}: {}",
+                  consumer_.peer.node_id, path, query.bytes, ToString(query.source_location),
+                  ToString(query.destination_location), why);
+}
+
+absl::StatusOr<PathExplanation> PathSelector::Explain(size_t bytes, bool is_in_arena) const {
+  const absl::Time now = context_.clock->Now();
+  probe_->Refresh(*channel_, now);
+  return ExplainPath(*context_.transports, Query(bytes, is_in_arena, now), context_.policy);
+}
+
+}  // namespace ferry
