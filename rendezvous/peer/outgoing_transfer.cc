@@ -69,13 +69,15 @@ OutgoingTransfer::OutgoingTransfer(std::shared_ptr<TensorResponder> responder,
 bool OutgoingTransfer::Advance(OutgoingState to) {
   const OutgoingState from = state_.load(std::memory_order_relaxed);
   if (!IsLegal(from, to)) [[unlikely]] {
-    FERRY_LOG_ERROR(kTransport, "illegal state of a send: step={} request={} from={} to={}",
-                    step_id_, id_, OutgoingStateName(from), OutgoingStateName(to));
+    FERRY_LOG_ERROR(kTransport, "illegal state of a send: peer={} step={} request={} from={} to={}",
+                    key_.dst().task.task, step_id_, id_, OutgoingStateName(from),
+                    OutgoingStateName(to));
     return false;
   }
   state_.store(to, std::memory_order_release);
-  FERRY_LOG_DEBUG(kTransport, "send state: step={} request={} from={} to={}", step_id_, id_,
-                  OutgoingStateName(from), OutgoingStateName(to));
+  FERRY_LOG_DEBUG(kTransport, "send state: peer={} step={} request={} from={} to={}",
+                  key_.dst().task.task, step_id_, id_, OutgoingStateName(from),
+                  OutgoingStateName(to));
   return true;
 }
 

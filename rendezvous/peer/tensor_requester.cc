@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Requests and their completion; incoming frames: tensor_requester_frames.cc.
+// The table of a producer's transfers, and the frames that change them.
 #include "rendezvous/peer/tensor_requester.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "absl/strings/escaping.h"
@@ -13,76 +14,88 @@
 #include "base/logging.h"
 #include "base/recycled.h"
 #include "base/status_macros.h"
+#include "transport/control/descriptors.h"
 
 namespace ferry {
+namespace {
 
-void TensorRequester::Waiting::Cancel() {
-  if (const auto owner = client.lock()) owner->Cancel(id);
+// With the counts of its shared pointer it is one recycled block: small tensors allocate nothing.
+static_assert(sizeof(IncomingTransfer) + 32 <= kMaxRecycledBytes);
+
+absl::Status WrongDestination(const TensorHeader& header, const Tensor& destination) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("what came is ", DataTypeName(header.dtype), ToString(header.shape),
+                   ", and the receiver's buffer is for ", ToString(destination)));
 }
 
-std::string TensorRequester::Waiting::Phase() const {
-  const auto owner = client.lock();
-  return owner == nullptr ? "ending" : owner->Phase(id);
+absl::Status NotRequired(absl::string_view taken, absl::string_view required,
+                         const PeerId& producer, const PeerId& self) {
+  return absl::FailedPreconditionError(
+      absl::StrCat(Describe(producer), " sends by ", taken, ", and ", required,
+                   " is the required transport here, on ", Describe(self)));
 }
 
-TensorRequester::TensorRequester(const TransferContext& exchange, Endpoint producer)
-    : exchange_(exchange),
+absl::Status SecondAnswer(uint64_t id) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("an answer to request ", id, ", which waits for none"));
+}
+
+}  // namespace
+
+TensorRequester::TensorRequester(const TransferContext& context, Endpoint producer)
+    : context_(context),
       producer_(std::move(producer)),
       costs_(std::make_shared<PathCostEstimator>(
-          exchange.transports == nullptr ? 0 : exchange.transports->size())) {}
+          context.transports == nullptr ? 0 : context.transports->size())) {}
 
 TensorRequester::~TensorRequester() = default;
 
 std::shared_ptr<RemoteFetch> TensorRequester::Request(int64_t step_id, const RendezvousKey& key,
                                                       const RecvArgs& args, RecvCallback done) {
-  const auto waiting = std::allocate_shared<Waiting>(RecyclingAllocator<Waiting>());
-  waiting->client = weak_from_this();
-  waiting->step_id = step_id;
-  waiting->done = std::move(done);
-  waiting->place = PlaceOf(key.dst());
-  waiting->destination = args.destination;
-  if (exchange_.checksum) {
-    waiting->name = absl::StrCat("step ", step_id, ", ", absl::CEscape(key.text()));
-  }
-  if (exchange_.checksum || args.destination.is_valid()) waiting->rejected_key = key.text();
-  if (IsLogged(LogComponent::kTransport, LogLevel::kDebug)) {
-    waiting->logged_key = absl::CEscape(key.text());
-  }
+  const auto transfer = std::allocate_shared<IncomingTransfer>(
+      RecyclingAllocator<IncomingTransfer>(), weak_from_this(), step_id, key, args, std::move(done),
+      context_.checksum);
   absl::Status status;
   std::shared_ptr<ControlChannel> channel;
   uint64_t id = 0;
   {
     SpinLockHolder lock(&mu_);
     status = ended_;
-    id = waiting->id = ++last_id_;
+    id = ++last_id_;
+    transfer->set_id(id);
     channel = channel_;
     if (status.ok()) {
-      if (exchange_.policy.forbids_tcp() &&
-          (channel == nullptr || !channel->passes_descriptors())) {
-        waiting->rejected_key = key.text();
+      if (context_.policy.forbids_tcp() && (channel == nullptr || !channel->passes_descriptors())) {
+        transfer->AllowRejection(key);
       }
-      if (channel == nullptr) waiting->key = key.text();
-      waiting_.emplace(id, waiting);
+      if (channel == nullptr) {
+        transfer->Queue(key);
+      } else {
+        transfer->Advance(IncomingState::kRequested);
+      }
+      transfers_.emplace(id, transfer);
+    } else {
+      transfer->Advance(IncomingState::kFinished);
     }
   }
   if (!status.ok()) {
-    std::move(waiting->done)(std::move(status), {});
+    transfer->Complete(std::move(status), {});
     return nullptr;
   }
   if (channel != nullptr) {
     FERRY_LOG_DEBUG(kTransport, "request sent: peer={} step={} request={} key={}",
-                    producer_.peer.node_id, step_id, id, waiting->logged_key);
-    status = SendRequest(*channel, {id, step_id, waiting->may_reject(), key.text()});
-    if (!status.ok()) Complete(id, Named(status), {});
+                    producer_.peer.node_id, step_id, id, transfer->logged_key());
+    status = SendRequest(*channel, {id, step_id, transfer->may_reject(), key.text()});
+    if (!status.ok()) End(id, Named(status));
   }
-  return waiting;
+  return transfer;
 }
 
 void TensorRequester::OnOpen(std::shared_ptr<ControlChannel> channel) {
-  for (const auto& transport : *exchange_.transports) {
+  for (const auto& transport : *context_.transports) {
     receivers_.push_back(
         transport->CreateReceiver(producer_, [weak = weak_from_this()](uint64_t id) {
-          if (const auto client = weak.lock()) client->Done(id);
+          if (const auto requester = weak.lock()) requester->Acknowledge(id);
         }));
     const auto number = static_cast<uint8_t>(receivers_.size());
     receivers_.back()->SetControlChannel(
@@ -107,20 +120,24 @@ void TensorRequester::OnOpen(std::shared_ptr<ControlChannel> channel) {
     std::vector<std::string> keys;
     {
       SpinLockHolder lock(&mu_);
-      for (auto& [id, waiting] : waiting_) {
-        if (id <= last_sent || waiting->key.empty()) continue;
-        requests.push_back({id, waiting->step_id, waiting->may_reject(), {}});
+      for (const auto& [id, transfer] : transfers_) {
+        if (id <= last_sent || transfer->state() != IncomingState::kQueued) continue;
+        requests.push_back({id, transfer->step_id(), transfer->may_reject(), {}});
       }
       if (requests.empty()) {
         channel_ = channel;
         // Cancelled while their requests were being sent.
-        cancelled.assign(cancelled_.begin(), cancelled_.end());
+        for (const auto& [id, transfer] : transfers_) {
+          if (transfer->state() == IncomingState::kCancelled) cancelled.push_back(id);
+        }
         break;
       }
       std::sort(requests.begin(), requests.end(),
                 [](const auto& a, const auto& b) { return a.id < b.id; });
       for (const RequestMessage& request : requests) {
-        keys.push_back(std::exchange(waiting_.find(request.id)->second->key, ""));
+        IncomingTransfer& transfer = *transfers_.find(request.id)->second;
+        keys.push_back(transfer.TakeQueuedKey());
+        transfer.Advance(IncomingState::kRequested);
       }
     }
     for (size_t i = 0; i < requests.size() && status.ok(); ++i) {
@@ -130,7 +147,7 @@ void TensorRequester::OnOpen(std::shared_ptr<ControlChannel> channel) {
                       producer_.peer.node_id, requests[i].step_id, last_sent,
                       absl::CEscape(keys[i]));
       if (absl::Status sent = SendRequest(*channel, requests[i]); absl::IsInvalidArgument(sent)) {
-        Complete(last_sent, std::move(sent), {});
+        End(last_sent, std::move(sent));
       } else {
         status = std::move(sent);
       }
@@ -140,31 +157,240 @@ void TensorRequester::OnOpen(std::shared_ptr<ControlChannel> channel) {
   for (const uint64_t id : cancelled) Tell(*channel, PeerMessageType::kCancel, id);
 }
 
-TensorRequester::WaitingPtr TensorRequester::TakeOut(uint64_t id) {
-  SpinLockHolder lock(&mu_);
-  const auto found = waiting_.find(id);
-  if (found == waiting_.end()) return nullptr;
-  WaitingPtr waiting = std::move(found->second);
-  waiting_.erase(found);
-  return waiting;
-}
-
-void TensorRequester::LogEnd(const Waiting& waiting, absl::string_view path,
-                             const absl::Status& status) const {
-  if (status.ok()) {
-    FERRY_LOG_DEBUG(kTransport, "fetch done: peer={} step={} request={} path={} key={}",
-                    producer_.peer.node_id, waiting.step_id, waiting.id, path, waiting.logged_key);
-  } else {
-    FERRY_LOG_DEBUG(kTransport, "fetch failed: peer={} step={} request={} reason={} key={}",
-                    producer_.peer.node_id, waiting.step_id, waiting.id, status,
-                    waiting.logged_key);
+absl::Status TensorRequester::OnFrame(uint16_t type, absl::string_view body,
+                                      absl::Span<UniqueFd> descriptors) {
+  switch (static_cast<PeerMessageType>(type)) {
+    case PeerMessageType::kReadyToSend:
+      return OnReadyToSend(body, descriptors);
+    case PeerMessageType::kError:
+      return OnError(body);
+    case PeerMessageType::kSenderControl: {
+      FERRY_ASSIGN_OR_RETURN(const TransportControlMessage announcement,
+                             DecodeTransportControl(body));
+      if (announcement.transport > receivers_.size()) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "an announcement of transport ", announcement.transport, ", which is not known here"));
+      }
+      TransportReceiver& receiver = *receivers_[announcement.transport - 1];
+      if (!receiver.is_fd_optional()) FERRY_RETURN_IF_ERROR(CheckDescriptors(descriptors));
+      return receiver.OnControlMessage(announcement.body, descriptors);
+    }
+    default:
+      return absl::InvalidArgumentError(
+          absl::StrCat("a producer sends no ", PeerMessageName(type)));
   }
 }
 
-void TensorRequester::ExpectAcknowledgement(const Waiting& waiting) {
+absl::Status TensorRequester::OnReadyToSend(absl::string_view body,
+                                            absl::Span<UniqueFd> descriptors) {
+  FERRY_RETURN_IF_ERROR(CheckDescriptors(descriptors));
+  FERRY_ASSIGN_OR_RETURN(const ReadyToSendMessage rts, DecodeReadyToSend(body));
+  if (rts.transport > receivers_.size()) {
+    return absl::InvalidArgumentError(absl::StrCat("a transfer descriptor of transport ",
+                                                   rts.transport, ", which this version has not"));
+  }
+  if (rts.transport == 0) return OnInlineReadyToSend(rts);
+  const uint64_t id = rts.id;
+  IncomingTransferPtr transfer;
+  bool is_wanted = false;
+  bool is_again = false;
+  Tensor destination;
+  {
+    SpinLockHolder lock(&mu_);
+    const auto found = transfers_.find(id);
+    if (found == transfers_.end() || !found->second->awaits_answer()) return SecondAnswer(id);
+    transfer = found->second;
+    is_wanted = transfer->state() != IncomingState::kCancelled;
+    is_again = transfer->state() == IncomingState::kRetrying;
+    if (is_wanted) {
+      transfer->Advance(IncomingState::kFetching);
+      transfer->set_transport(rts.transport);
+      if (!rts.is_serialized) destination = transfer->destination().tensor();
+    } else {
+      transfer->Advance(IncomingState::kFinished);
+      transfers_.erase(found);
+    }
+  }
+  const absl::string_view name = transport(rts.transport).name();
+  FERRY_LOG_DEBUG(kTransport, "fetch started: peer={} step={} request={} path={} bytes={} key={}",
+                  producer_.peer.node_id, transfer->step_id(), id, name, rts.header.bytes,
+                  transfer->logged_key());
+  if (is_again) CancelOtherAttempts(id, rts.transport);
+  absl::Status why;
+  // The producer selects by its own policy; ours may be stricter.
+  if (const std::string& required = context_.policy.require;
+      !required.empty() && name != required) {
+    why = NotRequired(name, required, producer_.peer, context_.self.peer);
+  } else if (destination.is_valid() &&
+             (destination.dtype() != rts.header.dtype || destination.bytes() != rts.header.bytes)) {
+    why = WrongDestination(rts.header, destination);
+  }
+  if (is_wanted && why.ok()) {
+    transfer->Fetch(shared_from_this(), transfer, rts, descriptors, std::move(destination));
+    return absl::OkStatus();
+  }
+  TensorHeader header = rts.header;
+  if (is_wanted) header.place = transfer->location();
+  receiver(rts.transport).Discard(id, header, rts.body, descriptors);
+  // Before the caller is notified, and possibly exits.
+  if (is_wanted) {
+    Reject(id, nullptr, why);
+    End(id, std::move(why));
+  } else {
+    Acknowledge(id);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TensorRequester::OnInlineReadyToSend(const ReadyToSendMessage& rts) {
+  const TensorHeader& header = rts.header;
+  // Over a control channel within a host no tensor of that size is inline.
+  const bool is_allowed = !context_.policy.forbids_tcp() || rts.body.size() <= kInlineUnasked;
+  IncomingTransferPtr transfer;
+  Tensor destination;
+  bool is_again = false;
+  bool fits = true;
+  {
+    SpinLockHolder lock(&mu_);
+    const auto found = transfers_.find(rts.id);
+    if (found == transfers_.end() || !found->second->awaits_answer()) return SecondAnswer(rts.id);
+    transfer = std::move(found->second);
+    transfers_.erase(found);
+    const IncomingState before = transfer->state();
+    transfer->Advance(IncomingState::kFinished);
+    if (before == IncomingState::kCancelled) return absl::OkStatus();
+    is_again = before == IncomingState::kRetrying;
+    const Destination& wanted = transfer->destination();
+    if (wanted.is_valid() && !rts.is_serialized && !rts.is_dead) {
+      destination = *wanted;
+      fits = destination.dtype() == header.dtype && destination.bytes() == header.bytes;
+      if (fits && !destination.is_on_host()) destination = Tensor();
+      // Under the lock: a caller that cancels may reuse its buffer once it has had the lock.
+      if (is_allowed && fits && destination.is_valid() && header.bytes > 0) {
+        std::memcpy(destination.mutable_data(), rts.body.data(), header.bytes);
+      }
+    }
+  }
+  if (is_again) CancelOtherAttempts(rts.id, 0);
+  absl::Status error;
+  if (!is_allowed) {
+    error = NotRequired("tcp", context_.policy.require, producer_.peer, context_.self.peer);
+  } else if (!fits) {
+    error = WrongDestination(header, destination);
+  }
+  transfer->ReceiveInline(*this, rts, std::move(destination), error);
+  return absl::OkStatus();
+}
+
+absl::Status TensorRequester::OnError(absl::string_view body) {
+  FERRY_ASSIGN_OR_RETURN(ErrorMessage error, DecodeError(body));
+  // It closes the whole control channel.
+  if (error.id == 0) {
+    return absl::Status(
+        error.status.code(),
+        absl::StrCat(Describe(producer_.peer), " closes the connection: ", error.status.message()));
+  }
+  CancelOtherAttempts(error.id, 0);
+  IncomingTransferPtr cancelled;
+  {
+    SpinLockHolder lock(&mu_);
+    const auto found = transfers_.find(error.id);
+    // A pending fetch writes to its destination, which does not belong to the caller again before
+    // the transport was told to stop.
+    if (found == transfers_.end() || !found->second->awaits_answer()) return SecondAnswer(error.id);
+    if (found->second->state() == IncomingState::kCancelled) {
+      cancelled = std::move(found->second);
+      transfers_.erase(found);
+      cancelled->Advance(IncomingState::kFinished);
+    }
+  }
+  if (cancelled == nullptr) End(error.id, std::move(error.status));
+  return absl::OkStatus();
+}
+
+void TensorRequester::CancelOtherAttempts(uint64_t id, size_t except) {
+  for (size_t i = 0; i < receivers_.size(); ++i) {
+    if (i + 1 != except && (*context_.transports)[i]->is_retryable()) receivers_[i]->Cancel(id);
+  }
+}
+
+bool TensorRequester::Finish(IncomingTransfer& transfer) {
+  SpinLockHolder lock(&mu_);
+  const auto found = transfers_.find(transfer.id());
+  if (found == transfers_.end() || found->second->state() == IncomingState::kCancelled) {
+    return false;
+  }
+  // The caller has another reference.
+  transfers_.erase(found);
+  return transfer.Advance(IncomingState::kFinished);
+}
+
+void TensorRequester::End(uint64_t id, absl::Status status) {
+  IncomingTransferPtr transfer;
+  {
+    SpinLockHolder lock(&mu_);
+    const auto found = transfers_.find(id);
+    if (found == transfers_.end() || found->second->state() == IncomingState::kCancelled) return;
+    transfer = std::move(found->second);
+    transfers_.erase(found);
+    transfer->Advance(IncomingState::kFinished);
+  }
+  transfer->LogEnd(*this, "", status);
+  transfer->Complete(std::move(status), {});
+}
+
+void TensorRequester::Cancel(IncomingTransfer& transfer) {
+  const uint64_t id = transfer.id();
+  IncomingTransferPtr cancelled;
+  std::shared_ptr<ControlChannel> channel;
+  IncomingState before = IncomingState::kFinished;
+  {
+    SpinLockHolder lock(&mu_);
+    const auto found = transfers_.find(id);
+    if (found == transfers_.end()) return;
+    before = transfer.state();
+    if (before == IncomingState::kCancelled) return;
+    cancelled = found->second;
+    channel = channel_;
+    if (transfer.awaits_answer()) {
+      transfer.Advance(IncomingState::kCancelled);
+    } else {
+      transfers_.erase(found);
+      transfer.Advance(IncomingState::kFinished);
+    }
+  }
+  if (before == IncomingState::kFetching) {
+    receiver(transfer.transport()).Cancel(id);
+  } else if (before != IncomingState::kQueued && channel != nullptr) {
+    Tell(*channel, PeerMessageType::kCancel, id);
+  }
+  FERRY_LOG_DEBUG(kTransport, "fetch cancelled: peer={} step={} request={} key={}",
+                  producer_.peer.node_id, transfer.step_id(), id, transfer.logged_key());
+  transfer.Complete(MakeDerived(absl::CancelledError("the fetch is cancelled")), {});
+}
+
+bool TensorRequester::Retry(IncomingTransfer& transfer, const absl::Status& why) {
+  std::shared_ptr<ControlChannel> open;
+  {
+    SpinLockHolder lock(&mu_);
+    if (!transfers_.contains(transfer.id()) || channel_ == nullptr) return false;
+    if (!transfer.Advance(IncomingState::kRetrying)) return false;
+    transfer.set_transport(0);
+    open = channel_;
+  }
+  FERRY_LOG_DEBUG(kTransport, "another descriptor requested: peer={} request={} reason={}",
+                  producer_.peer.node_id, transfer.id(), why);
+  const absl::Status status = SendRetry(*open, {transfer.id(), why});
+  if (!status.ok()) open->Close(status);
+  return true;
+}
+
+void TensorRequester::ExpectAcknowledgement(const IncomingTransfer& transfer) {
   if (!IsLogged(LogComponent::kTransport, LogLevel::kDebug)) return;
   SpinLockHolder lock(&mu_);
-  if (ended_.ok()) unacknowledged_[waiting.id] = {waiting.step_id, waiting.logged_key};
+  if (ended_.ok()) {
+    unacknowledged_[transfer.id()] = {transfer.step_id(), transfer.logged_key()};
+  }
 }
 
 void TensorRequester::LogAcknowledgement(uint64_t id, const absl::Status& status) {
@@ -186,59 +412,7 @@ void TensorRequester::LogAcknowledgement(uint64_t id, const absl::Status& status
   }
 }
 
-void TensorRequester::Complete(uint64_t id, absl::Status status, Received received) {
-  const WaitingPtr waiting = TakeOut(id);
-  if (waiting == nullptr) return;
-  LogEnd(*waiting, received.path, status);
-  // The caller may keep the handle.
-  RecvCallback done = std::move(waiting->done);
-  waiting->destination = {};
-  std::move(done)(std::move(status), std::move(received));
-}
-
-void TensorRequester::Cancel(uint64_t id) {
-  WaitingPtr cancelled;
-  std::shared_ptr<ControlChannel> channel;
-  {
-    SpinLockHolder lock(&mu_);
-    const auto found = waiting_.find(id);
-    if (found == waiting_.end()) return;
-    cancelled = std::move(found->second);
-    waiting_.erase(found);
-    channel = channel_;
-    // Unless its request was not sent yet.
-    if (cancelled->key.empty() && !cancelled->is_taking) cancelled_.insert(id);
-  }
-  if (channel != nullptr && !cancelled->is_taking) Tell(*channel, PeerMessageType::kCancel, id);
-  if (cancelled->is_taking && cancelled->transport > 0) {
-    receivers_[cancelled->transport - 1]->Cancel(id);
-  }
-  FERRY_LOG_DEBUG(kTransport, "fetch cancelled: peer={} step={} request={} key={}",
-                  producer_.peer.node_id, cancelled->step_id, id, cancelled->logged_key);
-  RecvCallback done = std::move(cancelled->done);
-  cancelled->destination = {};
-  std::move(done)(MakeDerived(absl::CancelledError("the fetch is cancelled")), {});
-}
-
-bool TensorRequester::AskAgain(uint64_t id, const absl::Status& why) {
-  std::shared_ptr<ControlChannel> open;
-  {
-    SpinLockHolder lock(&mu_);
-    const auto found = waiting_.find(id);
-    if (found == waiting_.end() || channel_ == nullptr) return false;
-    found->second->is_taking = false;
-    found->second->is_again = true;
-    found->second->transport = 0;
-    open = channel_;
-  }
-  FERRY_LOG_DEBUG(kTransport, "another descriptor requested: peer={} request={} reason={}",
-                  producer_.peer.node_id, id, why);
-  const absl::Status status = SendRetry(*open, {id, why});
-  if (!status.ok()) open->Close(status);
-  return true;
-}
-
-void TensorRequester::Done(uint64_t id) {
+void TensorRequester::Acknowledge(uint64_t id) {
   const std::shared_ptr<ControlChannel> open = channel();
   if (open == nullptr) return;
   if (IsLogged(LogComponent::kTransport, LogLevel::kDebug)) {
@@ -247,13 +421,14 @@ void TensorRequester::Done(uint64_t id) {
   Tell(*open, PeerMessageType::kAck, id);
 }
 
-void TensorRequester::Reject(uint64_t id, const Waiting* waiting, const absl::Status& why) {
+void TensorRequester::Reject(uint64_t id, const IncomingTransfer* transfer,
+                             const absl::Status& why) {
   const std::shared_ptr<ControlChannel> open = channel();
   if (open == nullptr) return;
   RejectedMessage rejected = {.id = id, .status = why};
-  if (waiting != nullptr) {
-    rejected.step_id = waiting->step_id;
-    rejected.key = waiting->rejected_key;
+  if (transfer != nullptr) {
+    rejected.step_id = transfer->step_id();
+    rejected.key = transfer->rejected_key();
   }
   if (IsLogged(LogComponent::kTransport, LogLevel::kDebug)) LogAcknowledgement(id, why);
   const absl::Status status = SendRejected(*open, rejected);
@@ -271,16 +446,23 @@ absl::Status TensorRequester::Named(const absl::Status& why) const {
   return absl::Status(why.code(), absl::StrCat("connection to ", name, ": ", why.message()));
 }
 
-std::string TensorRequester::Phase(uint64_t id) const {
+std::string TensorRequester::PhaseOf(const IncomingTransfer& transfer) const {
   SpinLockHolder lock(&mu_);
-  const auto found = waiting_.find(id);
-  if (found == waiting_.end()) return "ending";
   const std::string peer = Describe(producer_.peer);
-  if (channel_ == nullptr) return absl::StrCat("connecting to ", peer);
-  if (!found->second->is_taking) return absl::StrCat("asked ", peer, ", which has not sent it");
-  if (found->second->transport == 0) return absl::StrCat("receiving from ", peer);
-  return absl::StrCat("receiving from ", peer, " by ",
-                      (*exchange_.transports)[found->second->transport - 1]->name());
+  switch (transfer.state()) {
+    case IncomingState::kQueued:
+      return absl::StrCat("connecting to ", peer);
+    case IncomingState::kRequested:
+    case IncomingState::kRetrying:
+      if (channel_ == nullptr) return absl::StrCat("connecting to ", peer);
+      return absl::StrCat("asked ", peer, ", which has not sent it");
+    case IncomingState::kFetching:
+      return absl::StrCat("receiving from ", peer, " by ", transport(transfer.transport()).name());
+    case IncomingState::kCancelled:
+    case IncomingState::kFinished:
+      break;
+  }
+  return "ending";
 }
 
 std::shared_ptr<ControlChannel> TensorRequester::channel() const {
@@ -309,28 +491,34 @@ std::string TensorRequester::DescribeChannel() const {
 }
 
 void TensorRequester::OnClosed(const absl::Status& why) {
-  absl::flat_hash_map<uint64_t, WaitingPtr> waiting;
+  std::vector<std::pair<IncomingTransferPtr, IncomingState>> transfers;
   absl::Status status = Named(why);
   {
     SpinLockHolder lock(&mu_);
     if (!ended_.ok()) status = ended_;
     ended_ = status;
     channel_ = nullptr;
-    waiting.swap(waiting_);
-    cancelled_.clear();
+    transfers.reserve(transfers_.size());
+    for (const auto& [id, transfer] : transfers_) {
+      transfers.emplace_back(transfer, transfer->state());
+      transfer->Advance(IncomingState::kFinished);
+    }
+    transfers_.clear();
     unacknowledged_.clear();
   }
   for (const auto& receiver : receivers_) receiver->Abort(status);
-  for (auto& [id, each] : waiting) {
-    absl::string_view phase = !each->key.empty() ? "before it was asked"
-                              : each->is_taking  ? "while the tensor was on its way"
-                                                 : "while it was asked for a value";
-    RecvCallback done = std::move(each->done);
-    each->destination = {};
-    LogEnd(*each, "", status);
-    std::move(done)(
+  for (const auto& [transfer, state] : transfers) {
+    // Its caller has been told.
+    if (state == IncomingState::kCancelled) continue;
+    const absl::string_view phase = state == IncomingState::kQueued ? "before it was asked"
+                                    : state == IncomingState::kFetching
+                                        ? "while the tensor was on its way"
+                                        : "while it was asked for a value";
+    transfer->LogEnd(*this, "", status);
+    const std::string& name = transfer->name();
+    transfer->Complete(
         absl::Status(status.code(), absl::StrCat(status.message(), " (", phase,
-                                                 each->name.empty() ? "" : "; ", each->name, ")")),
+                                                 name.empty() ? "" : "; ", name, ")")),
         {});
   }
   is_over_.store(true, std::memory_order_release);
@@ -350,7 +538,11 @@ void TensorRequester::Close(const absl::Status& why) {
 
 TableSizes TensorRequester::InnerTableSizes() const {
   SpinLockHolder lock(&mu_);
-  return {{"client.waiting", waiting_.size()}, {"client.cancelled", cancelled_.size()}};
+  size_t cancelled = 0;
+  for (const auto& [id, transfer] : transfers_) {
+    cancelled += transfer->state() == IncomingState::kCancelled ? 1 : 0;
+  }
+  return {{"client.waiting", transfers_.size() - cancelled}, {"client.cancelled", cancelled}};
 }
 
 }  // namespace ferry

@@ -13,12 +13,14 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
-#include "absl/container/flat_hash_set.h"
 
 #include "base/spin_lock.h"
 #include "base/table_sizes.h"
-#include "rendezvous/peer/tensor_responder.h"
+#include "rendezvous/peer/incoming_transfer.h"
+#include "rendezvous/peer/peer_protocol.h"
+#include "rendezvous/peer/transfer_context.h"
 #include "rendezvous/remote_rendezvous.h"
+#include "transport/path_cost_estimator.h"
 
 namespace ferry {
 
@@ -27,7 +29,7 @@ namespace ferry {
 // control channel. The On... methods are called on the loop, like those of ControlHandler.
 class TensorRequester final : public std::enable_shared_from_this<TensorRequester> {
  public:
-  TensorRequester(const TransferContext& exchange, Endpoint producer);
+  TensorRequester(const TransferContext& context, Endpoint producer);
   ~TensorRequester();
 
   // Requests a value.
@@ -59,76 +61,45 @@ class TensorRequester final : public std::enable_shared_from_this<TensorRequeste
   absl::Status OnFrame(uint16_t type, absl::string_view body, absl::Span<UniqueFd> descriptors);
   void OnClosed(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
 
+  // For its transfers.
+  const TransferContext& context() const { return context_; }
+  // By their numbers, from 1.
+  const Transport& transport(size_t number) const { return *(*context_.transports)[number - 1]; }
+  TransportReceiver& receiver(size_t number) const { return *receivers_[number - 1]; }
+  // Removes a transfer whose fetch is over. Returns false if its caller has cancelled it, or the
+  // channel has closed.
+  bool Finish(IncomingTransfer& transfer) ABSL_LOCKS_EXCLUDED(mu_);
+  // Requests a tensor again that a transport failed to bring. Returns false if it is not needed.
+  bool Retry(IncomingTransfer& transfer, const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
+  void Cancel(IncomingTransfer& transfer) ABSL_LOCKS_EXCLUDED(mu_);
+  std::string PhaseOf(const IncomingTransfer& transfer) const ABSL_LOCKS_EXCLUDED(mu_);
+  // The producer may reuse the tensor's memory.
+  void Acknowledge(uint64_t id) ABSL_LOCKS_EXCLUDED(mu_);
+  // Instead of Acknowledge: tells the producer that its value was not accepted, and why.
+  //   transfer: for one that is inline, which the producer has forgotten; else null.
+  void Reject(uint64_t id, const IncomingTransfer* transfer, const absl::Status& why)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // Logs that a view's acknowledgement is sent when nothing else of the request is left.
+  void ExpectAcknowledgement(const IncomingTransfer& transfer) ABSL_LOCKS_EXCLUDED(mu_);
+  // Adds the producer's name.
+  absl::Status Named(const absl::Status& why) const;
+
  private:
-  // A request, and the caller's handle. All but the first three fields are guarded by the
-  // requester's lock; `done` and `destination` belong to the thread that removed it from
-  // `waiting_`.
-  struct Waiting final : public RemoteFetch {
-    void Cancel() override;
-    std::string Phase() const override;
-
-    std::weak_ptr<TensorRequester> client;
-    uint64_t id = 0;
-    int64_t step_id = 0;
-    RecvCallback done;
-    // Requested location: the memory, and the buffer in it. Transports and transfer descriptors
-    // deliver there if they can, otherwise to host memory, from where the caller copies it.
-    TensorLocation place;
-    Destination destination;
-    // For a request queued until there is a control channel.
-    std::string key;
-    // "step 7, KEY", for errors; only if checksums are on.
-    std::string name;
-    // The key, for the log; only if that is enabled.
-    std::string logged_key;
-    // For one that may be rejected after its producer has forgotten it: with checksums, with a
-    // destination buffer, or if it may arrive over a forbidden path.
-    std::string rejected_key;
-    bool may_reject() const { return !rejected_key.empty(); }
-    bool is_taking = false;
-    // A transport failed to bring it, and it was requested again.
-    bool is_again = false;
-    size_t transport = 0;
-  };
-  using WaitingPtr = std::shared_ptr<Waiting>;
-
   absl::Status OnReadyToSend(absl::string_view body, absl::Span<UniqueFd> descriptors);
-  // For a tensor inline in the descriptor.
+  // For a tensor inline in the RTS.
   absl::Status OnInlineReadyToSend(const ReadyToSendMessage& rts) ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status OnError(absl::string_view body);
-  // Checks and decodes a fetched tensor. `name`: the request's, if it has one.
-  //   has_checked_values: the transport has already called CheckValues.
-  //   ends_connection: set to true if the peer cannot be used any more: close the channel after
-  //   telling it that the tensor was rejected.
-  absl::Status Unpack(const ReadyToSendMessage& rts, absl::StatusOr<Tensor> tensor,
-                      bool has_checked_values, absl::string_view path, absl::string_view name,
-                      Received& received, bool& ends_connection);
-  // Requests a tensor again that a transport failed to bring, if it is still needed.
-  bool AskAgain(uint64_t id, const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
-  // Drops what transports other than number `but` kept for retries of it.
-  void ForgetTries(uint64_t id, size_t but);
-  // Removes a request; null: it has ended.
-  WaitingPtr TakeOut(uint64_t id) ABSL_LOCKS_EXCLUDED(mu_);
-  void Complete(uint64_t id, absl::Status status, Received received) ABSL_LOCKS_EXCLUDED(mu_);
-  void Cancel(uint64_t id) ABSL_LOCKS_EXCLUDED(mu_);
-  void Done(uint64_t id) ABSL_LOCKS_EXCLUDED(mu_);
-  // Instead of Done: tells the producer that its value was not accepted, and why.
-  void Reject(uint64_t id, const Waiting* waiting, const absl::Status& why)
-      ABSL_LOCKS_EXCLUDED(mu_);
-  // Logs the outcome of a request. `path`: if it succeeded.
-  void LogEnd(const Waiting& waiting, absl::string_view path, const absl::Status& status) const;
-  // Logs that a view's acknowledgement is sent when nothing else of the request is left.
-  void ExpectAcknowledgement(const Waiting& waiting) ABSL_LOCKS_EXCLUDED(mu_);
+  // Ends a request with an error, unless it has ended.
+  void End(uint64_t id, absl::Status status) ABSL_LOCKS_EXCLUDED(mu_);
+  // Drops what transports other than number `except` kept for retries of it.
+  void CancelOtherAttempts(uint64_t id, size_t except);
   void LogAcknowledgement(uint64_t id, const absl::Status& status) ABSL_LOCKS_EXCLUDED(mu_);
   // Sends CANCEL or ACK, without which the producer would keep something forever.
   void Tell(ControlChannel& channel, PeerMessageType type, uint64_t id);
-  // Adds the producer's name.
-  absl::Status Named(const absl::Status& why) const;
-  std::string Phase(uint64_t id) const ABSL_LOCKS_EXCLUDED(mu_);
   std::shared_ptr<ControlChannel> channel() const ABSL_LOCKS_EXCLUDED(mu_);
 
   // Constant after construction.
-  const TransferContext& exchange_;
+  const TransferContext& context_;
   const Endpoint producer_;
   // Loop thread only, until there is a control channel.
   std::vector<std::shared_ptr<TransportReceiver>> receivers_;
@@ -140,9 +111,8 @@ class TensorRequester final : public std::enable_shared_from_this<TensorRequeste
   absl::Status ended_ ABSL_GUARDED_BY(mu_);
   std::string descriptors_unavailable_reason_ ABSL_GUARDED_BY(mu_);
   uint64_t last_id_ ABSL_GUARDED_BY(mu_) = 0;
-  absl::flat_hash_map<uint64_t, WaitingPtr> waiting_ ABSL_GUARDED_BY(mu_);
-  // Cancelled requests whose answer is still outstanding.
-  absl::flat_hash_set<uint64_t> cancelled_ ABSL_GUARDED_BY(mu_);
+  // By id. Those that are not finished.
+  absl::flat_hash_map<uint64_t, IncomingTransferPtr> transfers_ ABSL_GUARDED_BY(mu_);
   // For the log, and empty unless that is enabled: step and key of received tensors that are not
   // acknowledged yet.
   absl::flat_hash_map<uint64_t, std::pair<int64_t, std::string>> unacknowledged_

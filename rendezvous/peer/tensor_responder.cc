@@ -16,6 +16,9 @@
 namespace ferry {
 namespace {
 
+// With the counts of its shared pointer it is one recycled block: small tensors allocate nothing.
+static_assert(sizeof(OutgoingTransfer) + 32 <= kMaxRecycledBytes);
+
 absl::Status WrongIncarnation(const RendezvousKey& key, uint64_t own) {
   return absl::AbortedError(absl::StrFormat(
       "RecvTensor expects a different device incarnation: %u vs. %u. Your worker job "
