@@ -214,7 +214,7 @@ class PatternWorker final {
   absl::Status RunWork(const BenchRoundCount& count, BenchRoundWork& work, const BenchWorkCase& at,
                        int from) {
     FERRY_ASSIGN_OR_RETURN(const BenchRounds rounds, RunRounds(meeting_, count, work));
-    goes_by_nccl_ |= rounds.paths.contains("nccl");
+    goes_by_nccl_ |= rounds.paths.contains(std::string(RawNccl::kPath));
     Json line = rounds.ToJson();
     line["event"] = "case";
     line["pages"] = DescribePages(party_.node.exchange().arena_stats());

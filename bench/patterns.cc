@@ -25,6 +25,7 @@
 #include "bench/pattern_merge.h"
 #include "bench/plan_flags.h"
 #include "bench/processes.h"
+#include "bench/raw_nccl.h"
 #include "bench/verbs.h"
 #include "bench/ways.h"
 #include "cli/hosted_coordinator.h"
@@ -117,7 +118,7 @@ std::optional<CopyFloor> CopyFloorOf(const BenchPlan& plan, const PatternFloors&
     if (row.mode == BenchModeName(BenchMode::kInto)) return CopyFloor{"memcpy", floors.memcpy_s};
     return CopyFloor{};
   }
-  if (row.path == "cuda_ipc, view") return CopyFloor{};
+  if (absl::EndsWith(row.path, kViewSuffix)) return CopyFloor{};
   if (!pair.contains(floors.gpu)) return std::nullopt;
   if (pair.size() == 1) return CopyFloor{"cuMemcpyDtoD", floors.gpu_copy_s};
   if (!pair.contains(kHostDevice)) return std::nullopt;
@@ -132,7 +133,7 @@ void SetPatternFloor(const BenchPlan& plan, const PatternFloors& floors, const R
   const std::optional<CopyFloor> copy = CopyFloorOf(plan, floors, set, row);
   if (!copy) return;
   // A copy is no baseline for a network; and a ping's time contains no synchronisation.
-  const bool is_near = row.path == "shm" || absl::StartsWith(row.path, "cuda_ipc");
+  const bool is_near = CapabilitiesOfPath(row.path).shares_memory;
   if (costs.is_joined() && (!row.pair.empty() || (!copy->name.empty() && !is_near))) return;
   // All tensors of a step must be copied, one after the other.
   const int copies = plan.pattern == "steps" ? row.inflight : 1;
@@ -147,7 +148,7 @@ void SetPatternFloor(const BenchPlan& plan, const PatternFloors& floors, const R
 // later: time of raw NCCL transfers, by the number in flight each way.
 void SetNcclFloor(const Json& later, const RoundCosts& costs, BenchRow& row) {
   const std::string count = std::to_string(row.inflight);
-  if (row.path != "nccl" || !later.contains(count)) return;
+  if (row.path != RawNccl::kPath || !later.contains(count)) return;
   row.floor_name = absl::StrCat(costs.is_joined() ? "empty round" : costs.wake_name, " + raw nccl",
                                 row.inflight > 1 ? " x" + count : "");
   row.floor = costs.wake + costs.empty_round + absl::Seconds(later[count].get<double>());

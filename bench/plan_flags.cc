@@ -46,7 +46,8 @@ void AddBenchPlanFlags(CLI::App& verb, BenchPlanFlags& flags) {
   verb.add_option("--sizes", flags.sizes, "FIRST:LAST:xFACTOR, or a list such as 8,4K,1M")
       ->type_name("SIZES")
       ->capture_default_str();
-  const std::vector<std::string> transports = {"shm", "tcp", "cuda_ipc", "nccl", "auto", "all"};
+  std::vector<std::string> transports = TransportNames(AllTransports(flags.exchange));
+  transports.insert(transports.end(), {"auto", kAllTransports});
   flags.names_transport = [&verb] { return verb.count("--transport") > 0; };
   verb.add_option("--transport", flags.transport,
                   "which one; auto: the cheapest of each size; all: that, and each other one that "
@@ -111,7 +112,7 @@ absl::Status CompletePlan(BenchPlanFlags& flags, size_t streams, size_t depth) {
   if (!flags.exchange.require_transport.empty()) {
     flags.transport = flags.exchange.require_transport;
   }
-  plan.has_tcp_floor = flags.transport == "tcp" && !uses_gpus;
+  plan.has_tcp_floor = CapabilitiesOfPath(flags.transport).moves_over_tcp && !uses_gpus;
   plan.tcp_streams = flags.exchange.transports.tcp.connections;
   plan.is_sleeping = !plan.is_polling && flags.exchange.spin == absl::ZeroDuration();
   if (plan.is_polling) flags.exchange.spin = absl::InfiniteDuration();

@@ -13,7 +13,6 @@
 #include "bench/times.h"
 #include "cli/pattern.h"
 #include "gpu/cuda/cuda_event.h"
-#include "transport/nccl/nccl_transport.h"
 
 namespace ferry::cli {
 namespace {
@@ -53,9 +52,9 @@ std::unique_ptr<RawNccl> RawNccl::Find(const BenchParticipants& party, const Ben
                                              PlaceOfDevice(plan.DeviceOf(other)).ordinal);
   if (!peer) return nullptr;
   for (const auto& transport : party.node.exchange().transports()) {
-    if (transport->name() != "nccl") continue;
-    auto communicator = static_cast<const NcclTransport&>(*transport)
-                            .CommunicatorWith(device.place().ordinal, *peer);
+    const auto* const nccl = dynamic_cast<const NcclTransport*>(transport.get());
+    if (nccl == nullptr) continue;
+    auto communicator = nccl->CommunicatorWith(device.place().ordinal, *peer);
     if (communicator == nullptr || communicator->size() != 2) return nullptr;
     return std::unique_ptr<RawNccl>(new RawNccl(party, device, std::move(communicator)));
   }

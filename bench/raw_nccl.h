@@ -20,6 +20,7 @@
 #include "gpu/clique/communicator.h"
 #include "gpu/gpus.h"
 #include "tensor/tensor.h"
+#include "transport/nccl/nccl_transport.h"
 
 namespace ferry::cli {
 
@@ -29,6 +30,9 @@ namespace ferry::cli {
 // as for keyed transfers. Not thread-safe.
 class RawNccl final {
  public:
+  // The path of the transfers that it is a baseline for.
+  static constexpr absl::string_view kPath = NcclTransport::kInfo.name;
+
   // Returns null if keyed transfers between the two GPUs have made no communicator, or it is gone.
   //   device: of this process; all arguments must outlive it.
   static std::unique_ptr<RawNccl> Find(const BenchParticipants& party, const BenchPlan& plan,

@@ -9,6 +9,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
 #include "base/status_macros.h"
@@ -18,6 +19,7 @@
 #include "bench/plan.h"
 #include "bench/plan_flags.h"
 #include "bench/processes.h"
+#include "bench/raw_nccl.h"
 #include "bench/report.h"
 #include "bench/verbs.h"
 #include "bench/ways.h"
@@ -45,7 +47,7 @@ void SetFloor(const Json& floors, const BenchReport& report, BenchRow& row) {
   const absl::Duration wake = report.wake();
   // With many in flight, processing dominates, so there is a baseline only for a shared network.
   if (row.inflight > 1) {
-    if (row.path == "nccl" && floors.contains("raw_nccl_stream_s")) {
+    if (row.path == RawNccl::kPath && floors.contains("raw_nccl_stream_s")) {
       row.floor_name = "raw nccl stream";
       row.floor = absl::Seconds(floors.value("raw_nccl_stream_s", 0.0));
     } else if (floors.contains("raw_tcp_stream_s")) {
@@ -54,7 +56,7 @@ void SetFloor(const Json& floors, const BenchReport& report, BenchRow& row) {
     }
     return;
   }
-  if (row.path == "nccl" && floors.contains("raw_nccl_s")) {
+  if (row.path == RawNccl::kPath && floors.contains("raw_nccl_s")) {
     row.floor_name = "raw nccl";
     row.floor = absl::Seconds(floors.value("raw_nccl_s", 0.0));
     return;
@@ -62,9 +64,9 @@ void SetFloor(const Json& floors, const BenchReport& report, BenchRow& row) {
   const std::string before =
       wake > absl::ZeroDuration() ? absl::StrCat(report.wake_name(), " + ") : "";
   if (floors.contains("uses_gpus")) {
-    // A view is not copied. Paths other than cuda_ipc always copy.
+    // A view is not copied; all else is.
     const bool is_copy =
-        row.mode == BenchModeName(BenchMode::kInto) || row.path != "cuda_ipc, view";
+        row.mode == BenchModeName(BenchMode::kInto) || !absl::EndsWith(row.path, kViewSuffix);
     if (is_copy && floors.contains("gpu_copy_s")) {
       row.floor_name = floors.value("gpu_copy", "");
       row.floor = absl::Seconds(floors.value("gpu_copy_s", 0.0));
@@ -75,7 +77,7 @@ void SetFloor(const Json& floors, const BenchReport& report, BenchRow& row) {
   } else if (floors.contains("raw_tcp_s")) {
     row.floor_name = "raw tcp";
     row.floor = absl::Seconds(floors.value("raw_tcp_s", 0.0));
-  } else if (before.empty() && row.path != "shm") {
+  } else if (before.empty() && !CapabilitiesOfPath(row.path).shares_memory) {
     // No measurement of the connection between the two.
   } else if (row.mode == BenchModeName(BenchMode::kInto)) {
     row.floor_name = before + "memcpy";

@@ -18,6 +18,7 @@
 #include "base/status_macros.h"
 #include "bench/device.h"
 #include "bench/processes.h"
+#include "bench/raw_nccl.h"
 #include "bench/rounds.h"
 #include "bench/sendrecv_floors.h"
 #include "bench/times.h"
@@ -253,7 +254,7 @@ absl::Status Peer::RunSize(size_t bytes) {
       const Case at{bytes, mode, depth, depth == 1 ? plan_.WarmUpsOf(bytes) : 1,
                     plan_.RoundsOf(bytes, depth)};
       FERRY_ASSIGN_OR_RETURN(const CaseResult result, RunCase(at));
-      goes_by_nccl |= result.paths.contains("nccl");
+      goes_by_nccl |= result.paths.contains(std::string(RawNccl::kPath));
       const BenchTimes times = SummarizeTimes(result.samples);
       FERRY_RETURN_IF_ERROR(
           meeting_.Tell({{"event", "case"},

@@ -65,9 +65,19 @@ std::vector<std::string> OtherWays(const BenchReport& report) {
   return others;
 }
 
+TransportCapabilities CapabilitiesOfPath(absl::string_view path) {
+  const absl::string_view name = path.substr(0, path.find(", "));
+  const std::vector<TransportFactory> transports = BuiltinTransports({});
+  const TransportFactory* const found = FindTransport(transports, name);
+  if (found == nullptr) return {};
+  const TransportCapabilities& capabilities = found->info.capabilities;
+  if (absl::EndsWith(path, ", staged") && !capabilities.moves_gpu_memory) return {};
+  return capabilities;
+}
+
 std::vector<BenchMode> ModesOfWay(const std::vector<BenchMode>& modes, const std::string& way) {
   std::vector<BenchMode> of_way = modes;
-  if (way != "shm") std::erase(of_way, BenchMode::kRead);
+  if (!CapabilitiesOfPath(way).shares_memory) std::erase(of_way, BenchMode::kRead);
   return of_way.empty() ? modes : of_way;
 }
 
@@ -78,7 +88,7 @@ absl::StatusOr<BenchReport> MeasureWays(const BenchPlanFlags& flags, const Measu
   for (const std::string& way : is_all ? OtherWays(report) : std::vector<std::string>()) {
     BenchPlan plan = flags.plan;
     plan.modes = ModesOfWay(flags.plan.modes, way);
-    plan.has_tcp_floor = way == "tcp" && !plan.uses_gpus();
+    plan.has_tcp_floor = CapabilitiesOfPath(way).moves_over_tcp && !plan.uses_gpus();
     TransferEngineOptions exchange = flags.exchange;
     exchange.require_transport = way;
     absl::StatusOr<BenchReport> other = measure(plan, exchange);

@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 
 #include "bench/meeting.h"
 #include "bench/plan.h"
@@ -34,6 +35,11 @@ std::vector<std::string> CommonWays(const std::vector<nlohmann::ordered_json>& l
 
 // Returns the transports that appear in none of the rows' paths.
 std::vector<std::string> OtherWays(const BenchReport& report);
+
+// Returns the capabilities of the transport of that path, which may have a variant ("cuda_ipc,
+// view"); none for paths that are no transport's, or several transports' ("shm+tcp"), or lead
+// through host memory in between ("shm, staged").
+TransportCapabilities CapabilitiesOfPath(absl::string_view path);
 
 using MeasureBench = std::function<absl::StatusOr<BenchReport>(
     const BenchPlan& plan, const TransferEngineOptions& exchange)>;

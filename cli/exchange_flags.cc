@@ -3,6 +3,7 @@
 #include "cli/exchange_flags.h"
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/time.h"
 
 #include "cli/verb.h"
@@ -48,10 +49,12 @@ std::vector<Limit> Limits(TransferEngineOptions& options) {
 
 void AddExchangeFlags(CLI::App& app, TransferEngineOptions& options) {
   constexpr char kGroup[] = "Moving tensors";
+  std::vector<std::string> names = TransportNames(AllTransports(options));
+  names.insert(names.begin(), std::string(kLocalPath));
   app.add_option("--require", options.require_transport,
                  "the only transport that will do; what it cannot carry fails")
-      ->type_name("local|shm|tcp|cuda_ipc|nccl")
-      ->check(CLI::IsMember({"local", "shm", "tcp", "cuda_ipc", "nccl"}).description(""))
+      ->type_name(absl::StrJoin(names, "|"))
+      ->check(CLI::IsMember(names).description(""))
       ->group(kGroup);
   app.add_flag_callback(
          "--no-gpus", [&options] { options.use_gpus = false; },

@@ -14,6 +14,7 @@
 #include "cli/pattern.h"
 #include "cli/verb.h"
 #include "node/endpoint_record.h"
+#include "transport/transports.h"
 
 namespace ferry::cli {
 
@@ -87,7 +88,7 @@ uint64_t PatternSeedOf(const SendRecvFlags& flags) {
 }
 
 std::string WhichWay(Node& node, int from, const Received& received) {
-  if (received.path == "local") return "local: without leaving the process";
+  if (received.path == kLocalPath) return "local: without leaving the process";
   if (received.path == "inline") return "inline: it is small enough to come with the answer";
   if (received.path == "grpc") return "by grpc, which carries everything here";
   if (received.is_dead) return absl::StrCat("by ", received.path);

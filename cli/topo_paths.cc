@@ -73,6 +73,7 @@ absl::StatusOr<PathExplanation> ChooseBetween(const TransferEngine& exchange,
   query.is_in_arena = is_in_arena;
   query.source_location = from;
   query.destination_location = to;
+  query.common = CommonTransports(exchange.transports(), source, destination);
   return ExplainPath(exchange.transports(), query, {});
 }
 

@@ -9,6 +9,7 @@
 #include "base/status_macros.h"
 #include "node/endpoint_record.h"
 #include "node/peer_record_proto.h"
+#include "transport/transports.h"
 
 namespace ferry {
 namespace {
@@ -33,7 +34,11 @@ std::string EncodeEndpoint(const Endpoint& endpoint) {
   record.set_grpc_address(endpoint.grpc_address);
   for (const std::string& uuid : endpoint.gpus) record.add_gpu_uuids(uuid);
   record.set_has_gpu_kernels(endpoint.has_gpu_kernels);
-  record.set_nccl_version(endpoint.nccl_version);
+  for (const TransportDescription& each : endpoint.transports) {
+    peer::v1::TransportRecord& transport = *record.add_transports();
+    transport.set_name(each.name);
+    transport.set_local_descriptor(each.descriptor);
+  }
   return record.SerializeAsString();
 }
 
@@ -50,9 +55,6 @@ absl::StatusOr<Endpoint> DecodeEndpoint(absl::string_view bytes, int64_t node,
   }
   if (record.node_id() < 0) {
     return InvalidPeerRecord(name, absl::StrCat("its node_id is ", record.node_id()));
-  }
-  if (record.nccl_version() < 0) {
-    return InvalidPeerRecord(name, absl::StrCat("its nccl_version is ", record.nccl_version()));
   }
   for (const auto& [field, list] : {std::pair("tcp_addresses", &record.tcp_addresses()),
                                     std::pair("gpu_uuids", &record.gpu_uuids())}) {
@@ -81,7 +83,12 @@ absl::StatusOr<Endpoint> DecodeEndpoint(absl::string_view bytes, int64_t node,
   endpoint.grpc_address = record.grpc_address();
   endpoint.gpus = {record.gpu_uuids().begin(), record.gpu_uuids().end()};
   endpoint.has_gpu_kernels = record.has_gpu_kernels();
-  endpoint.nccl_version = record.nccl_version();
+  for (const peer::v1::TransportRecord& each : record.transports()) {
+    endpoint.transports.push_back({each.name(), each.local_descriptor()});
+  }
+  if (const absl::Status status = CheckDescriptions(endpoint.transports); !status.ok()) {
+    return InvalidPeerRecord(name, status.message());
+  }
   return endpoint;
 }
 

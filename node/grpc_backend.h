@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 
+#include "gpu/gpus.h"
 #include "rendezvous/proof_policy.h"
 #include "rendezvous/rendezvous_manager.h"
 #include "tensor/host_arena.h"

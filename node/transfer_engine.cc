@@ -85,6 +85,14 @@ absl::Duration MeasureLocalExchange() {
 
 }  // namespace
 
+std::vector<TransportFactory> AllTransports(const TransferEngineOptions& options,
+                                            const NcclJob& nccl) {
+  std::vector<TransportFactory> factories = BuiltinTransports(options.transports, nccl);
+  factories.insert(factories.end(), options.extra_transports.begin(),
+                   options.extra_transports.end());
+  return factories;
+}
+
 absl::StatusOr<std::string> FindToken(const TransferEngineOptions& options, GetEnv get_env) {
   if (!options.token.empty()) return options.token;
   if (const auto token = get_env("FERRY_JOB_TOKEN"); token.has_value() && !token->empty()) {
@@ -139,10 +147,8 @@ absl::StatusOr<std::unique_ptr<TransferEngine>> TransferEngine::Start(TransferEn
     common.self.gpus = common.gpus->uuids();
     common.self.has_gpu_kernels = !options.kernel_image.empty();
   }
-  if (exchange->nccl_.library != nullptr && options.transports.nccl.memory_bytes > 0) {
-    common.self.nccl_version = exchange->nccl_.library->version();
-  }
-  common.policy.require = options.require_transport;
+  const std::vector<TransportFactory> factories = AllTransports(options, exchange->nccl_);
+  FERRY_ASSIGN_OR_RETURN(common.policy, MakePolicy(factories, options.require_transport));
   common.checksum = options.checksum;
   common.connect_timeout = options.connect_timeout;
   exchange->fetcher_ = std::make_unique<PeerFetcher>(common, std::move(resolver));
@@ -170,33 +176,35 @@ absl::StatusOr<std::unique_ptr<TransferEngine>> TransferEngine::Start(TransferEn
   // A control channel's rings are shared memory.
   const absl::Status shares_memory = MemorySegment::CheckSupport();
   common.why_no_shared_memory = std::string(shares_memory.message());
-  hub.unix_listen = options.unix_socket && options.require_transport != "tcp" && shares_memory.ok();
+  hub.unix_listen =
+      options.unix_socket && !common.policy.required.moves_over_tcp && shares_memory.ok();
   hub.handshake_timeout = options.connect_timeout;
   hub.peer_queue_bytes = options.peer_queue_bytes;
   // Listens now; accepts once the transports exist.
-  FERRY_ASSIGN_OR_RETURN(exchange->hub_, ConnectionManager::Create(
-                                             *exchange->loop_, std::move(hub),
-                                             [raw = exchange.get()](const PeerId& peer) {
-                                               return raw->fetcher_->Serve(peer);
-                                             },
-                                             [raw = exchange.get()](DataConnection connection) {
-                                               for (const auto& transport : raw->transports_) {
-                                                 if (transport->OnDataConnection(connection))
-                                                   return;
-                                               }
-                                             }));
+  FERRY_ASSIGN_OR_RETURN(
+      exchange->hub_,
+      ConnectionManager::Create(
+          *exchange->loop_, std::move(hub),
+          [raw = exchange.get()](const PeerId& peer) { return raw->fetcher_->Serve(peer); },
+          [raw = exchange.get()](DataConnection connection) {
+            for (const auto& transport : raw->transports_) {
+              if (transport->capabilities().uses_data_connections &&
+                  transport->OnDataConnection(connection)) {
+                return;
+              }
+            }
+          }));
   exchange->fetcher_->set_connector(exchange->hub_.get());
   const TransportEnvironment environment = {.loop = exchange->loop_.get(),
                                             .hub = exchange->hub_.get(),
                                             .arena = exchange->arena_,
                                             .copier = exchange->copier_.get(),
                                             .gpus = exchange->gpus(),
-                                            .nccl = exchange->nccl_,
                                             .node_id = common.self.peer.node_id,
                                             .incarnation = common.self.peer.incarnation};
   exchange->local_exchange_ = MeasureLocalExchange();
-  FERRY_ASSIGN_OR_RETURN(exchange->transports_, MakeTransports(environment, options.transports));
-  FERRY_RETURN_IF_ERROR(CheckPolicy(exchange->transports_, common.policy));
+  FERRY_ASSIGN_OR_RETURN(exchange->transports_, MakeTransports(environment, factories));
+  common.self.transports = DescribeTransports(exchange->transports_);
   common.self.channels.unix_name = exchange->hub_->unix_name();
   FERRY_ASSIGN_OR_RETURN(common.self.channels.tcp,
                          Advertised(options, options.listen, exchange->hub_->tcp_port(),
@@ -375,6 +383,7 @@ absl::StatusOr<PathExplanation> TransferEngine::PathFrom(const Endpoint& source,
   PeerConnectionPool::Way way = fetcher_->WayTo(source);
   query.channel_passes_descriptors = way.passes_descriptors();
   query.descriptors_unavailable_reason = std::move(way.descriptors_unavailable_reason);
+  query.common = CommonTransports(transports_, source, transfer_context_.self);
   return ExplainPath(transports_, query, transfer_context_.policy);
 }
 

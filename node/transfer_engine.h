@@ -51,6 +51,9 @@ struct TransferEngineOptions {
   // Limits per step, and on the number of steps.
   RendezvousManagerOptions rendezvous;
   TransportOptions transports;
+  // Transports in addition to the built-in ones, after them in the list;
+  // docs/adding_a_transport.md.
+  std::vector<TransportFactory> extra_transports;
   // Whether tensors in this process's GPU memory can be transferred. Without a GPU or driver this
   // has no effect. GPUs are initialized on first use.
   bool use_gpus = true;
@@ -206,6 +209,11 @@ class TransferEngine final {
   // Result of Stop.
   absl::Status stop_status_;
 };
+
+// The registrations of all transports of an engine with these options, in the order of its list.
+//   nccl: as for TransferEngine::Start.
+std::vector<TransportFactory> AllTransports(const TransferEngineOptions& options,
+                                            const NcclJob& nccl = {});
 
 // Returns the job's token, from the options or the environment; empty if neither sets it.
 //   Errors: INVALID_ARGUMENT for a file that cannot be read, or is empty.

@@ -28,8 +28,8 @@ std::string ReportKey(int node_id);
 
 // Maximum number of peers whose paths are reported, the smallest node ids first.
 inline constexpr size_t kMaxReportPeers = 64;
-// Maximum number of candidates per path; more than there are transports.
-inline constexpr size_t kMaxReportCandidates = 32;
+// Maximum number of candidates per path: each transport of two processes, and kLocalPath.
+inline constexpr size_t kMaxReportCandidates = 2 * kMaxTransports + 1;
 // Tensor size for which paths are reported: large enough that bandwidth decides.
 inline constexpr size_t kReportBytes = size_t{1} << 20;
 

@@ -17,16 +17,33 @@
 #include "absl/types/span.h"
 
 #include "base/unique_fd.h"
-#include "gpu/gpus.h"
-#include "net/event_loop.h"
-#include "tensor/copy.h"
-#include "tensor/host_arena.h"
 #include "tensor/tensor.h"
-#include "transport/control/connection_manager.h"
+#include "transport/control/connector.h"
 #include "transport/control/control_channel.h"
-#include "transport/nccl/nccl_context.h"
 
 namespace ferry {
+
+class ConnectionManager;
+class CopyPool;
+class EventLoop;
+class Gpus;
+class HostArena;
+struct DataConnection;
+
+// The transports of one process, beyond which its engine does not start.
+inline constexpr size_t kMaxTransports = 32;
+// Limits of a TransportInfo's name and of Transport::local_descriptor.
+inline constexpr size_t kMaxTransportNameBytes = 32;
+inline constexpr size_t kMaxTransportDescriptorBytes = 1024;
+
+// A transport of a process, as told to its peers.
+struct TransportDescription {
+  std::string name;
+  // Transport::local_descriptor; untrusted, and opaque to all but the transport of that name.
+  std::string descriptor;
+
+  friend bool operator==(const TransportDescription&, const TransportDescription&) = default;
+};
 
 // A process of the job, as path selection sees it. Each process publishes its own in the store.
 struct Endpoint {
@@ -40,10 +57,83 @@ struct Endpoint {
   std::string grpc_address;
   // UUIDs of its GPUs, by ordinal.
   std::vector<std::string> gpus;
-  // The value of ncclGetVersion; 0: it does not use NCCL.
-  int nccl_version = 0;
   // True if it has kernels for its GPUs, which graph nodes need.
   bool has_gpu_kernels = false;
+  // Its transports, in the order in which its messages number them.
+  std::vector<TransportDescription> transports;
+
+  // Null: it has no transport of that name.
+  const TransportDescription* FindTransport(absl::string_view name) const {
+    for (const TransportDescription& each : transports) {
+      if (each.name == name) return &each;
+    }
+    return nullptr;
+  }
+};
+
+// Transports of one list, by index.
+class TransportSet final {
+ public:
+  static constexpr TransportSet None() { return TransportSet(0); }
+  static constexpr TransportSet All() { return TransportSet(UINT32_MAX); }
+
+  void Add(size_t index) { bits_ |= uint32_t{1} << index; }
+  bool Has(size_t index) const { return (bits_ >> index & 1) != 0; }
+
+ private:
+  static_assert(kMaxTransports <= 32);
+  explicit constexpr TransportSet(uint32_t bits) : bits_(bits) {}
+
+  uint32_t bits_;
+};
+
+// How a transport differs from others, for all code that is not its own. Constants of its class.
+struct TransportCapabilities {
+  // It moves tensors in GPU memory; otherwise they are staged through host memory.
+  bool moves_gpu_memory = false;
+  // An exposed tensor can still be fetched after its producer has exited.
+  bool outlives_producer = false;
+  // A Fetch that ends ABORTED may be retried: the consumer requests the tensor again, and the
+  // producer keeps it until it is received.
+  bool retryable = false;
+  // The time from Expose to ACK is that of the transfer, so that it can be used as a cost sample.
+  bool measurable = false;
+  // Its latency equals the round trip of a control channel that passes descriptors, or of one that
+  // passes none, so that no separate estimate is needed.
+  bool latency_is_fd_channel_rtt = false;
+  bool latency_is_plain_channel_rtt = false;
+  // Its receiver accepts control messages whose descriptors this process had no room for; those
+  // descriptors are then invalid.
+  bool fd_optional = false;
+  // It is given the data connections that peers open (OnDataConnection). At most one transport of a
+  // process, since a connection does not say whose it is.
+  bool uses_data_connections = false;
+  // The receiver reads memory of the sender, so that both are on one host.
+  bool shares_memory = false;
+  // Its bytes go over TCP, like the messages of control channels between hosts. If it is the
+  // required one, control channels to peers of this host are over TCP too, and a tensor inline in a
+  // message over TCP has come by the required transport.
+  bool moves_over_tcp = false;
+  // If it is the required one and no control channel that passes descriptors can be opened to a
+  // peer of this host, none over TCP is tried instead.
+  bool needs_fd_channel = false;
+
+  bool latency_is_control_rtt(bool channel_passes_descriptors) const {
+    return channel_passes_descriptors ? latency_is_fd_channel_rtt : latency_is_plain_channel_rtt;
+  }
+  friend bool operator==(const TransportCapabilities&, const TransportCapabilities&) = default;
+};
+
+// A transport's class, as people and the rest of Ferry know it. A constant.
+struct TransportInfo {
+  // Lower case letters, digits and '_', at most kMaxTransportNameBytes of them. Two processes match
+  // their transports by name. A literal: paths refer to it for as long as the process lives.
+  absl::string_view name;
+  // One line, human-readable.
+  absl::string_view summary;
+  TransportCapabilities capabilities;
+
+  friend bool operator==(const TransportInfo&, const TransportInfo&) = default;
 };
 
 // Where a number in a cost comes from.
@@ -97,6 +187,8 @@ struct PathQuery {
   absl::Time now = absl::InfinitePast();
   // Duration of a send and its receive within one process, as measured here; zero: not measured.
   absl::Duration local_exchange;
+  // The transports of the list that both processes have. See CommonTransports.
+  TransportSet common = TransportSet::All();
 };
 
 // Transport-specific descriptor that lets the receiver fetch an exposed tensor. Opaque to the core.
@@ -153,6 +245,9 @@ class TransportSender {
   virtual void Abort(const absl::Status& why) = 0;
 };
 
+// Ends the paths of tensors that are views of the producer's memory, where others are copied.
+inline constexpr absl::string_view kViewSuffix = ", view";
+
 // The consumer's endpoint of a pair. Thread-safe. Each incoming transfer descriptor is passed to
 // either Fetch or Discard.
 class TransportReceiver {
@@ -174,9 +269,6 @@ class TransportReceiver {
   virtual ~TransportReceiver() = default;
   // Call before the first control message.
   virtual void SetControlChannel(ControlMessageSender channel) {}
-  // True if it accepts control messages whose descriptors this process had no room for; those
-  // descriptors are then invalid.
-  virtual bool is_fd_optional() const { return false; }
   // Handles a message from the peer's sender. The content is untrusted.
   //   Errors: the peer violates the protocol.
   virtual absl::Status OnControlMessage(absl::string_view body, absl::Span<UniqueFd> descriptors) {
@@ -193,8 +285,8 @@ class TransportReceiver {
   // may still run. Does not wait for a GPU: copies already enqueued to a destination in its memory
   // complete, and the destination is kept until then. Unknown ids are ignored.
   virtual void Cancel(uint64_t id) = 0;
-  // Name of a fetched tensor's path, where the transport has several; a literal. Empty: use the
-  // transport's name. Arguments as for Fetch.
+  // Name of a fetched tensor's path, where the transport has several: the transport's, ", " and the
+  // variant's; a literal. Empty: use the transport's name. Arguments as for Fetch.
   virtual absl::string_view PathOf(const TensorHeader& header, absl::string_view body,
                                    const Tensor& destination) const {
     return {};
@@ -217,35 +309,35 @@ struct TransportEnvironment {
   CopyPool* copier = nullptr;
   // Null: this process uses no GPUs.
   Gpus* gpus = nullptr;
-  NcclJob nccl;
   int32_t node_id = 0;
   uint64_t incarnation = 0;
 };
 
+// docs/adding_a_transport.md tells how to write one. Thread-safe.
 class Transport {
  public:
+  // `info` must be that of its registration (TransportFactory).
+  explicit Transport(const TransportInfo& info) : info_(info) {}
   virtual ~Transport() = default;
-  virtual absl::string_view name() const = 0;
-  // One line, human-readable.
-  virtual absl::string_view summary() const = 0;
+
+  Transport(const Transport&) = delete;
+  Transport& operator=(const Transport&) = delete;
+
+  const TransportInfo& info() const { return info_; }
+  absl::string_view name() const { return info_.name; }
+  absl::string_view summary() const { return info_.summary; }
+  const TransportCapabilities& capabilities() const { return info_.capabilities; }
+
+  // Describes this process to the same transport of its peers, in at most
+  // kMaxTransportDescriptorBytes; empty: they need to know nothing. Constant.
+  virtual std::string local_descriptor() const { return ""; }
+  // The cost of a transfer between two processes that both have this transport, of which this
+  // process need not be one.
   //   Errors: the reason why the transport cannot be used.
   virtual absl::StatusOr<PathCost> Cost(const PathQuery& query) const = 0;
-  // True if it moves tensors in GPU memory; otherwise they are staged through host memory.
-  virtual bool moves_gpu_memory() const { return false; }
-  // True if an exposed tensor can still be fetched after its producer has exited.
-  virtual bool outlives_producer() const { return false; }
-  // True if a Fetch that ends ABORTED may be retried: the consumer requests the tensor again, and
-  // the producer keeps it until it is received.
-  virtual bool is_retryable() const { return false; }
-  // True if the time from Expose to ACK is that of the transfer, so that it can be used as a cost
-  // sample.
-  virtual bool is_measurable() const { return false; }
-  // True if this transport's latency equals the round trip of a control channel that passes
-  // descriptors, or of one that passes none, so that no separate estimate is needed.
-  virtual bool latency_is_control_rtt(bool channel_passes_descriptors) const { return false; }
 
-  // The endpoints for one peer. `peer` is copied. All are aborted before the transport is
-  // destroyed.
+  // The endpoints for one peer that has this transport. `peer` is copied. All are aborted before
+  // the transport is destroyed.
   virtual std::shared_ptr<TransportSender> CreateSender(const Endpoint& peer) = 0;
   virtual std::shared_ptr<TransportReceiver> CreateReceiver(const Endpoint& peer,
                                                             ReleaseCallback release) = 0;
@@ -254,8 +346,18 @@ class Transport {
   //   Errors: DEADLINE_EXCEEDED an operation hangs in a library. If it ever returns it uses this
   //   object and what it was made with, so these must live until the process exits.
   virtual absl::Status Stop(const absl::Status& why) { return absl::OkStatus(); }
-  // Offers a data connection from a peer; only the transport that uses such connections takes it.
+  // Takes a data connection from a peer, or returns false; with uses_data_connections only.
   virtual bool OnDataConnection(DataConnection& connection) { return false; }
+
+ protected:
+  // A peer's local_descriptor, untrusted; empty also if it has no such transport.
+  absl::string_view DescriptorOf(const Endpoint& peer) const {
+    const TransportDescription* const found = peer.FindTransport(name());
+    return found == nullptr ? absl::string_view() : found->descriptor;
+  }
+
+ private:
+  const TransportInfo info_;
 };
 
 }  // namespace ferry

@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -31,9 +32,10 @@ void CompleteCost(const Transport& transport, size_t index, const PathQuery& que
                   PathCost& cost) {
   if (query.estimates != nullptr) {
     query.estimates->Apply(
-        index, transport.latency_is_control_rtt(query.channel_passes_descriptors), query.now, cost);
+        index, transport.capabilities().latency_is_control_rtt(query.channel_passes_descriptors),
+        query.now, cost);
   }
-  if (transport.moves_gpu_memory()) return;
+  if (transport.capabilities().moves_gpu_memory) return;
   const int stages = (query.source_location.space == MemorySpace::kHost ? 0 : 1) +
                      (query.destination_location.space == MemorySpace::kHost ? 0 : 1);
   if (stages == 0) return;
@@ -49,9 +51,32 @@ constexpr absl::Duration kLocalExchange = absl::Nanoseconds(75);
 // every transfer has one: the most frequent selection needs no other costs.
 bool IsZeroCopyFastPath(const Transport& transport, const PathQuery& query, const PathCost& cost) {
   return query.is_in_arena && cost.bytes_per_second >= kNoCopy &&
-         transport.latency_is_control_rtt(query.channel_passes_descriptors) &&
+         transport.capabilities().latency_is_control_rtt(query.channel_passes_descriptors) &&
          query.source_location.space == MemorySpace::kHost &&
          query.destination_location.space == MemorySpace::kHost;
+}
+
+bool IsTransportName(absl::string_view name) {
+  return !name.empty() && name.size() <= kMaxTransportNameBytes &&
+         std::all_of(name.begin(), name.end(), [](char each) {
+           return absl::ascii_islower(static_cast<unsigned char>(each)) ||
+                  absl::ascii_isdigit(static_cast<unsigned char>(each)) || each == '_';
+         });
+}
+
+// The factory of a transport whose constructor is given the environment and then `arguments`, or
+// which has a Create with these parameters if its construction can fail.
+template <typename T, typename... Arguments>
+TransportFactory Registration(Arguments... arguments) {
+  return {.info = T::kInfo,
+          .make = [arguments...](const TransportEnvironment& environment)
+              -> absl::StatusOr<std::unique_ptr<Transport>> {
+            if constexpr (requires { T::Create(environment, arguments...); }) {
+              return T::Create(environment, arguments...);
+            } else {
+              return std::make_unique<T>(environment, arguments...);
+            }
+          }};
 }
 
 // "0.075us": finer than ShortDuration prints.
@@ -85,9 +110,44 @@ std::string CostText(const PathCost& low, const PathCost& high) {
 // GPU-only transports are skipped when both ends are host memory: their error would be a string
 // built for every transfer.
 bool IsBeside(const Transport& transport, const PathQuery& query, const PathPolicy& policy) {
-  return transport.moves_gpu_memory() && query.source_location.space == MemorySpace::kHost &&
+  return transport.capabilities().moves_gpu_memory &&
+         query.source_location.space == MemorySpace::kHost &&
          query.destination_location.space == MemorySpace::kHost &&
          transport.name() != policy.require;
+}
+
+// Why a transport of this list connects no two processes of which one lacks it.
+absl::Status LackError(const PathQuery& query, absl::string_view name) {
+  const Endpoint& lacking =
+      query.source->FindTransport(name) == nullptr ? *query.source : *query.destination;
+  return absl::UnavailableError(
+      absl::StrCat(Describe(lacking.peer), " has no transport called ", name));
+}
+
+// Adds the transports of the two processes that this one lacks.
+void AddUnknown(const TransportList& transports, const PathQuery& query,
+                std::vector<PathCandidate>& candidates) {
+  const Endpoint& a = *query.source;
+  const Endpoint& b = *query.destination;
+  std::vector<absl::string_view> names;
+  for (const Endpoint* each : {&a, &b}) {
+    for (const TransportDescription& transport : each->transports) {
+      const absl::string_view name = transport.name;
+      const bool is_known = std::any_of(transports.begin(), transports.end(),
+                                        [name](const auto& own) { return own->name() == name; }) ||
+                            std::find(names.begin(), names.end(), name) != names.end();
+      if (!is_known) names.push_back(name);
+    }
+  }
+  for (const absl::string_view name : names) {
+    const bool do_both_have = a.FindTransport(name) != nullptr && b.FindTransport(name) != nullptr;
+    candidates.push_back(
+        {std::string(name),
+         do_both_have ? absl::UnavailableError(absl::StrCat("this process has no transport called ",
+                                                            name, ", and does not know its cost"))
+                      : LackError(query, name),
+         kUnknownTransport});
+  }
 }
 
 // Cost of a hand-over within a process, or the error that the two are different processes.
@@ -112,27 +172,123 @@ absl::StatusOr<PathCost> LocalCost(const PathQuery& query) {
 
 }  // namespace
 
+std::vector<TransportFactory> BuiltinTransports(const TransportOptions& options,
+                                                const NcclJob& nccl) {
+  // A line each; the earlier one is taken if two cost the same. Those of GPU memory come last.
+  return {
+      Registration<ShmTransport>(),
+      Registration<TcpTransport>(options.tcp),
+      Registration<CudaIpcTransport>(),
+      Registration<NcclTransport>(options.nccl, nccl),
+  };
+}
+
+std::vector<std::string> TransportNames(absl::Span<const TransportFactory> factories) {
+  std::vector<std::string> names;
+  for (const TransportFactory& each : factories) names.emplace_back(each.info.name);
+  return names;
+}
+
+const TransportFactory* FindTransport(absl::Span<const TransportFactory> factories,
+                                      absl::string_view name) {
+  for (const TransportFactory& each : factories) {
+    if (each.info.name == name) return &each;
+  }
+  return nullptr;
+}
+
+bool IsReservedTransportName(absl::string_view name) {
+  return name == kLocalPath || name == "inline" || name == "grpc" || name == "auto" ||
+         name == "all";
+}
+
+absl::Status CheckDescriptions(absl::Span<const TransportDescription> transports) {
+  if (transports.size() > kMaxTransports) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(transports.size(), " transports; a process has at most ", kMaxTransports));
+  }
+  for (size_t i = 0; i < transports.size(); ++i) {
+    const TransportDescription& each = transports[i];
+    if (!IsTransportName(each.name)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "a transport called ", Quoted(absl::string_view(each.name).substr(0, 64)),
+          ": a name has 1 to ", kMaxTransportNameBytes, " lower case letters, digits and \"_\""));
+    }
+    if (IsReservedTransportName(each.name)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("a transport called ", each.name, ", which has another meaning"));
+    }
+    if (each.descriptor.size() > kMaxTransportDescriptorBytes) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("the descriptor of transport ", each.name, " has ", each.descriptor.size(),
+                       " bytes; the most is ", kMaxTransportDescriptorBytes));
+    }
+    for (size_t before = 0; before < i; ++before) {
+      if (transports[before].name != each.name) continue;
+      return absl::InvalidArgumentError(absl::StrCat("two transports are called ", each.name));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<TransportList> MakeTransports(const TransportEnvironment& environment,
-                                             const TransportOptions& options) {
+                                             absl::Span<const TransportFactory> factories) {
+  // Before any of them uses resources.
+  std::vector<TransportDescription> names;
+  for (const TransportFactory& each : factories) {
+    names.push_back({std::string(each.info.name), ""});
+  }
+  FERRY_RETURN_IF_ERROR(CheckDescriptions(names));
+  absl::string_view with_connections;
+  for (const TransportFactory& each : factories) {
+    if (!each.info.capabilities.uses_data_connections) continue;
+    if (!with_connections.empty()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("transports ", with_connections, " and ", each.info.name,
+                       " both use data connections, which do not say whose they are"));
+    }
+    with_connections = each.info.name;
+  }
   TransportList list;
-  list.push_back(std::make_unique<ShmTransport>(environment));
-  FERRY_ASSIGN_OR_RETURN(auto tcp, TcpTransport::Create(environment, options.tcp));
-  list.push_back(std::move(tcp));
-  list.push_back(std::make_unique<CudaIpcTransport>(environment));
-  list.push_back(std::make_unique<NcclTransport>(environment, options.nccl));
+  for (const TransportFactory& each : factories) {
+    FERRY_ASSIGN_OR_RETURN(std::unique_ptr<Transport> transport, each.make(environment));
+    if (!(transport->info() == each.info)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("transport ", each.info.name, " is registered with another TransportInfo"));
+    }
+    list.push_back(std::move(transport));
+  }
+  FERRY_RETURN_IF_ERROR(CheckDescriptions(DescribeTransports(list)));
   return list;
 }
 
-absl::Status CheckPolicy(const TransportList& transports, const PathPolicy& policy) {
-  if (policy.require.empty()) return absl::OkStatus();
-  std::vector<absl::string_view> names;
-  for (const auto& transport : transports) {
-    if (transport->name() == policy.require) return absl::OkStatus();
-    names.push_back(transport->name());
+std::vector<TransportDescription> DescribeTransports(const TransportList& transports) {
+  std::vector<TransportDescription> descriptions;
+  for (const auto& each : transports) {
+    descriptions.push_back({std::string(each->name()), each->local_descriptor()});
   }
-  if (policy.require == kLocalPath) return absl::OkStatus();
-  names.push_back(kLocalPath);
-  return absl::InvalidArgumentError(absl::StrCat("there is no transport called ", policy.require,
+  return descriptions;
+}
+
+TransportSet CommonTransports(const TransportList& transports, const Endpoint& a,
+                              const Endpoint& b) {
+  TransportSet common = TransportSet::None();
+  for (size_t i = 0; i < transports.size(); ++i) {
+    const absl::string_view name = transports[i]->name();
+    if (a.FindTransport(name) != nullptr && b.FindTransport(name) != nullptr) common.Add(i);
+  }
+  return common;
+}
+
+absl::StatusOr<PathPolicy> MakePolicy(absl::Span<const TransportFactory> factories,
+                                      const std::string& require) {
+  if (require.empty() || require == kLocalPath) return PathPolicy{.require = require};
+  if (const TransportFactory* const found = FindTransport(factories, require); found != nullptr) {
+    return PathPolicy{.require = require, .required = found->info.capabilities};
+  }
+  std::vector<std::string> names = TransportNames(factories);
+  names.emplace_back(kLocalPath);
+  return absl::InvalidArgumentError(absl::StrCat("there is no transport called ", require,
                                                  "; there are ", absl::StrJoin(names, ", ")));
 }
 
@@ -145,10 +301,15 @@ std::optional<size_t> SelectPath(const TransportList& transports, const PathQuer
   bool is_settled = false;
   for (size_t i = 0; i < transports.size(); ++i) {
     const Transport& transport = *transports[i];
-    const bool is_allowed =
-        !is_within && (policy.require.empty() || transport.name() == policy.require);
+    const bool is_allowed = !is_within && policy.allows(transport);
     if (!is_allowed && explanation == nullptr) continue;
     if (IsBeside(transport, query, policy)) continue;
+    if (!query.common.Has(i)) {
+      if (explanation == nullptr) continue;
+      explanation->candidates.push_back(
+          {std::string(transport.name()), LackError(query, transport.name()), i});
+      continue;
+    }
     absl::StatusOr<PathCost> cost = transport.Cost(query);
     if (cost.ok()) {
       const bool settles = is_allowed && !is_settled && IsZeroCopyFastPath(transport, query, *cost);
@@ -167,6 +328,7 @@ std::optional<size_t> SelectPath(const TransportList& transports, const PathQuer
   }
   if (explanation == nullptr) return best;
   explanation->transport = best.value_or(transports.size());
+  if (!is_within) AddUnknown(transports, query, explanation->candidates);
   // In-process transfers only consider the local path; cross-process transfers never do.
   if (is_within || policy.require == kLocalPath) {
     absl::StatusOr<PathCost> cost = LocalCost(query);

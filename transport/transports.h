@@ -4,6 +4,8 @@
 #define FERRY_TRANSPORT_TRANSPORTS_H_
 
 #include <cstddef>
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -20,42 +22,86 @@
 
 namespace ferry {
 
-// Ordered by transport number on the wire, starting at 1. 0 is a tensor inline in the transfer
-// descriptor.
+// Messages number a process's transports by their order here, from 1; 0 is a tensor inline in the
+// message.
 using TransportList = std::vector<std::unique_ptr<Transport>>;
 
+// Registers a transport.
+struct TransportFactory {
+  TransportInfo info;
+  //   Errors: a wrong option; RESOURCE_EXHAUSTED. That it cannot be used here is no error: its Cost
+  //   gives the reason then.
+  std::function<absl::StatusOr<std::unique_ptr<Transport>>(const TransportEnvironment&)> make;
+};
+
+// Options of the transports that have some.
 struct TransportOptions {
   TcpTransportOptions tcp;
   NcclTransportOptions nccl;
 };
 
-// Creates all transports. To add one: its folder, and a line here.
+// Those that Ferry has: a line each.
+//   nccl: the job's NCCL state.
+std::vector<TransportFactory> BuiltinTransports(const TransportOptions& options,
+                                                const NcclJob& nccl = {});
+
+// In the order of the registrations.
+std::vector<std::string> TransportNames(absl::Span<const TransportFactory> factories);
+// Null: there is no such transport.
+const TransportFactory* FindTransport(absl::Span<const TransportFactory> factories,
+                                      absl::string_view name);
+
+//   Errors: those of the factories; INVALID_ARGUMENT for over kMaxTransports transports, a name
+//   that is malformed, reserved (IsReservedTransportName) or used twice, two transports that use
+//   data connections, a transport with another TransportInfo than its factory, or a
+//   local_descriptor that is too long.
 absl::StatusOr<TransportList> MakeTransports(const TransportEnvironment& environment,
-                                             const TransportOptions& options);
+                                             absl::Span<const TransportFactory> factories);
+
+// For peers.
+std::vector<TransportDescription> DescribeTransports(const TransportList& transports);
+//   Errors: INVALID_ARGUMENT, for a list from a peer: as MakeTransports.
+absl::Status CheckDescriptions(absl::Span<const TransportDescription> transports);
+// For PathQuery::common.
+TransportSet CommonTransports(const TransportList& transports, const Endpoint& a,
+                              const Endpoint& b);
+
+// True for the names of paths that are no transports, and for what flags accept in the place of
+// one.
+bool IsReservedTransportName(absl::string_view name);
 
 // The path of what a process sends to itself: its rendezvous hands the tensor over without a
 // transport. It is explained as one more transport, after the last one in the list.
 inline constexpr absl::string_view kLocalPath = "local";
 
-// Restricts which paths may be selected.
+// Restricts which paths may be selected. See MakePolicy.
 struct PathPolicy {
   // Name of the only transport allowed, or kLocalPath, which connects no two processes; empty: the
   // cheapest.
   std::string require;
+  // Those of the required transport.
+  TransportCapabilities required;
 
-  bool forbids_tcp() const { return !require.empty() && require != "tcp"; }
+  bool allows(const Transport& transport) const {
+    return require.empty() || transport.name() == require;
+  }
+  // True if a tensor inline in a message over TCP has not come by the required transport.
+  bool forbids_tcp() const { return !require.empty() && !required.moves_over_tcp; }
 };
 
+//   require: as PathPolicy::require.
 //   Errors: INVALID_ARGUMENT, listing the known transports.
-absl::Status CheckPolicy(const TransportList& transports, const PathPolicy& policy);
+absl::StatusOr<PathPolicy> MakePolicy(absl::Span<const TransportFactory> factories,
+                                      const std::string& require);
 
 // One transport's cost, or why it cannot be used.
 struct PathCandidate {
   std::string name;
   absl::StatusOr<PathCost> cost;
-  // Index in the list; its size for kLocalPath.
+  // Index in the list; its size for kLocalPath; kUnknownTransport for one that only a peer has.
   size_t transport = 0;
 };
+inline constexpr size_t kUnknownTransport = SIZE_MAX;
 
 // The selected transport, and the cost or error of each candidate.
 struct PathExplanation {

@@ -11,6 +11,7 @@
 #include "base/logging.h"
 #include "base/status_macros.h"
 #include "rendezvous/peer/frame_checksum.h"
+#include "rendezvous/peer/staged_path.h"
 #include "rendezvous/peer/tensor_requester.h"
 #include "rendezvous/serialized_tensor.h"
 #include "tensor/check_values.h"
@@ -40,13 +41,6 @@ constexpr uint32_t Successors(IncomingState state) {
       return 0;
   }
   return 0;
-}
-
-// Value of Received::path; literals only, since that is a view.
-absl::string_view StagedPath(absl::string_view path) {
-  if (path == "inline") return "inline, staged";
-  if (path == "shm") return "shm, staged";
-  return path == "tcp" ? "tcp, staged" : path;
 }
 
 }  // namespace
@@ -108,15 +102,18 @@ void IncomingTransfer::Fetch(const std::shared_ptr<TensorRequester>& requester,
   TensorHeader header = rts.header;
   header.place = location_;
   // A transport that cannot deliver there delivers to host memory, or to that of the key's GPU.
-  const TensorLocation brought = transport.moves_gpu_memory() ? location_ : TensorLocation();
+  const TensorLocation brought =
+      transport.capabilities().moves_gpu_memory ? location_ : TensorLocation();
   if (destination.is_valid() && !(destination.place() == brought)) destination = Tensor();
   Fetching fetching = {.rts = rts};
   fetching.rts.body = {};
+  // A peer may say so of anything.
+  fetching.rts.is_staged &= !transport.capabilities().moves_gpu_memory;
   fetching.path = receiver.PathOf(header, rts.body, destination);
   if (fetching.path.empty()) fetching.path = transport.name();
   // Large ones only: reading the clock takes a tenth of a small one's time.
-  const bool is_telling =
-      header.bytes >= PathCostEstimator::kMinBandwidthSampleBytes && transport.is_measurable();
+  const bool is_telling = header.bytes >= PathCostEstimator::kMinBandwidthSampleBytes &&
+                          transport.capabilities().measurable;
   fetching.start = is_telling ? requester->context().clock->Now() : absl::InfiniteFuture();
   receiver.Fetch(id_, header, rts.body, descriptors, destination,
                  [requester, transfer = self, fetching = std::move(fetching)](
@@ -124,7 +121,7 @@ void IncomingTransfer::Fetch(const std::shared_ptr<TensorRequester>& requester,
                    transfer->OnFetched(*requester, fetching, std::move(tensor), info);
                  });
   // A concurrent Cancel found no fetch to cancel.
-  if (!transport.is_retryable()) return;
+  if (!transport.capabilities().retryable) return;
   const IncomingState now = state();
   if (now == IncomingState::kCancelled || now == IncomingState::kFinished) receiver.Cancel(id_);
 }
@@ -132,7 +129,8 @@ void IncomingTransfer::Fetch(const std::shared_ptr<TensorRequester>& requester,
 void IncomingTransfer::OnFetched(TensorRequester& requester, const Fetching& fetching,
                                  absl::StatusOr<Tensor> tensor, TransportReceiver::FetchInfo info) {
   const ReadyToSendMessage& rts = fetching.rts;
-  if (absl::IsAborted(tensor.status()) && requester.transport(rts.transport).is_retryable() &&
+  if (absl::IsAborted(tensor.status()) &&
+      requester.transport(rts.transport).capabilities().retryable &&
       requester.Retry(*this, tensor.status())) {
     return;
   }

@@ -190,13 +190,13 @@ void OutgoingTransfer::Expose(const std::shared_ptr<TensorResponder>& responder,
   if (responder->sends_checksums()) checksum_ = Checksum(tensor.data(), tensor.bytes());
   // A view is kept for as long as its receiver likes, so its duration is no sample.
   start_ = absl::InfiniteFuture();
-  if (transport.is_measurable() &&
+  if (transport.capabilities().measurable &&
       responder->paths().costs().WantsSample(path.transport, tensor.bytes(), path.now)) {
     start_ = context.clock->Now();
   }
   // But the preceding copy into the arena is.
   copy_start_ = absl::InfiniteFuture();
-  if (tensor.is_on_host() && !path.is_in_arena && transport.outlives_producer() &&
+  if (tensor.is_on_host() && !path.is_in_arena && transport.capabilities().outlives_producer &&
       tensor.bytes() >= PathCostEstimator::kMinBandwidthSampleBytes) {
     copy_start_ = context.clock->Now();
   }
@@ -227,10 +227,10 @@ void OutgoingTransfer::OnExposed(const OutgoingTransferPtr& self,
   ReadyToSendMessage rts = MakeRts();
   rts.has_checksum = responder->sends_checksums();
   rts.checksum = checksum_;
-  rts.transport = static_cast<uint8_t>(number + 1);
+  rts.transport = NumberOfTransport(number);
   rts.body = descriptor->body;
   // The transport keeps what it needs.
-  if (!transport.is_retryable()) tensor_ = Tensor();
+  if (!transport.capabilities().retryable) tensor_ = Tensor();
   // Before the consumer can answer. From here on the loop may end the transfer, or start it again.
   Advance(OutgoingState::kExposed);
   SendRts(*responder, rts, descriptor->descriptors);
@@ -306,7 +306,8 @@ void OutgoingTransfer::SendRts(TensorResponder& responder, const ReadyToSendMess
   const absl::Status status = SendReadyToSend(channel, rts, descriptors);
   // Close the channel, or the consumer would wait for a message that never arrives.
   if (!status.ok()) return channel.Close(status);
-  const bool is_view = rts.transport > 0 && transports[rts.transport - 1u]->outlives_producer();
+  const bool is_view =
+      rts.transport > 0 && transports[rts.transport - 1u]->capabilities().outlives_producer;
   const bool has_all = rts.transport == 0 && !rts.is_dead;
   // A view may be rejected after the step has stopped waiting for it.
   if (is_view || (has_all && (may_reject_ || rts.may_be_rejected()))) {

@@ -9,6 +9,7 @@
 
 #include "base/logging.h"
 #include "rendezvous/peer/peer_protocol.h"
+#include "rendezvous/peer/transport_numbers.h"
 
 namespace ferry {
 namespace {
@@ -37,7 +38,8 @@ PathSelector::PathSelector(const TransferContext& context, const Endpoint& consu
       consumer_(consumer),
       needs_checksums_(needs_checksums),
       descriptors_unavailable_reason_(std::move(descriptors_unavailable_reason)),
-      probe_(std::move(probe)) {}
+      probe_(std::move(probe)),
+      common_(TransportNumbers(*context.transports, consumer.transports).common()) {}
 
 bool PathSelector::GoesInline(const Tensor& tensor, bool is_in_arena) const {
   if (!tensor.is_on_host()) return false;
@@ -61,6 +63,7 @@ PathQuery PathSelector::Query(size_t bytes, bool is_in_arena, absl::Time now) co
   query.is_in_arena = is_in_arena;
   query.estimates = probe_->costs().get();
   query.now = now;
+  query.common = common_;
   return query;
 }
 
@@ -107,7 +110,7 @@ SelectedPath PathSelector::Select(const Tensor& tensor, const TensorLocation& to
   }
   const Transport& transport = *(*context_.transports)[*chosen];
   if (is_logged) LogPath(query, transport.name());
-  if (!is_on_host && !transport.moves_gpu_memory()) {
+  if (!is_on_host && !transport.capabilities().moves_gpu_memory) {
     path.kind = SelectedPath::Kind::kStage;
     return path;
   }

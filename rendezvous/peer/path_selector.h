@@ -77,6 +77,8 @@ class PathSelector final {
   const bool needs_checksums_;
   const std::string descriptors_unavailable_reason_;
   const std::shared_ptr<LatencyProbe> probe_;
+  // The transports that the consumer has too.
+  const TransportSet common_;
   ControlChannel* channel_ = nullptr;
 
   SpinLock mu_;

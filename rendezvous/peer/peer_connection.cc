@@ -50,7 +50,7 @@ absl::Status PeerConnection::SayHello() {
   const std::shared_ptr<ControlChannel> channel = Checksummed(sends_checksums_);
   const Endpoint& self = exchange_.self;
   return SendHello(*channel,
-                   {self.boot_id, self.host_name, self.channels.tcp, self.gpus, self.nccl_version});
+                   {self.boot_id, self.host_name, self.channels.tcp, self.gpus, self.transports});
 }
 
 absl::Status PeerConnection::OnFrame(uint16_t type, absl::string_view body,
@@ -133,7 +133,7 @@ absl::Status PeerConnection::OnHello(absl::string_view body) {
   endpoint.host_name = std::move(hello.host_name);
   endpoint.channels.tcp = std::move(hello.tcp);
   endpoint.gpus = std::move(hello.gpus);
-  endpoint.nccl_version = hello.nccl_version;
+  endpoint.transports = std::move(hello.transports);
   absl::StatusOr<std::shared_ptr<TensorRequester>> client =
       chooser_->OnLinkHello(shared_from_this(), endpoint);
   if (!client.ok()) {
@@ -158,7 +158,7 @@ absl::Status PeerConnection::OnHello(absl::string_view body) {
                  Quoted(server_->consumer().host_name), channel->Describe(),
                  sends_checksums_ ? ", with checksums" : "");
   chooser_->OnLinkServes(*this, server_);
-  client_->OnOpen(channel);
+  client_->OnOpen(channel, server_->consumer().transports);
   // After the queued requests were sent.
   ping_->Refresh(*channel, exchange_.clock->Now());
   return absl::OkStatus();

@@ -54,7 +54,8 @@ PeerConnectionPool::PairPtr PeerConnectionPool::MakePair(const Endpoint& peer) {
 
 std::string PeerConnectionPool::WhyNoUnixSocket(const Endpoint& peer) const {
   const Endpoint& self = exchange_.self;
-  if (exchange_.policy.require == "tcp") return "only tcp is allowed";
+  const PathPolicy& policy = exchange_.policy;
+  if (policy.required.moves_over_tcp) return absl::StrCat("only ", policy.require, " is allowed");
   if (self.boot_id.empty() || self.boot_id != peer.boot_id) return "they are on two machines";
   if (!exchange_.why_no_shared_memory.empty()) return exchange_.why_no_shared_memory;
   if (!peer.channels.unix_name.empty()) return "";
@@ -284,7 +285,7 @@ void PeerConnectionPool::OnAttemptFailed(const PairPtr& pair, const PeerConnecti
     if (closed_.ok() && pair->is_trying_unix && !link.was_open()) {
       // Most likely another network namespace. The policy decides whether to try TCP.
       pair->is_trying_unix = false;
-      tries_tcp = exchange_.policy.require != "shm" && !tcp.empty();
+      tries_tcp = !exchange_.policy.required.needs_fd_channel && !tcp.empty();
     }
     if (closed_.ok() && (link.was_refused() || IsPeerOpening(pair->peer())) &&
         pair->paused < exchange_.connect_timeout) {

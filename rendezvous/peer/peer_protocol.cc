@@ -4,11 +4,13 @@
 
 #include <algorithm>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 
 #include "base/byte_reader.h"
 #include "base/status_macros.h"
+#include "transport/transports.h"
 
 namespace ferry {
 namespace {
@@ -19,6 +21,17 @@ constexpr uint8_t kChecksum = 4;
 constexpr uint8_t kStaged = 8;
 // Flag of a REQUEST.
 constexpr uint8_t kMayReject = 1;
+// The fields of HELLO: a byte for which it is, two for its length, and its value. Unknown ones are
+// skipped, so that a further field needs no new version. The last three may be repeated.
+enum class HelloField : uint8_t {
+  kBootId = 1,
+  kHostName = 2,
+  kTcpAddress = 3,
+  kGpu = 4,
+  // A byte for the length of its name, the name, and its descriptor. In the order of its numbers.
+  kTransport = 5,
+};
+
 // More GPUs than any machine has; further ones are omitted.
 constexpr size_t kMaxGpus = 64;
 // Limit on a host's addresses.
@@ -75,39 +88,72 @@ std::string PeerMessageName(uint16_t type) {
 }
 
 absl::Status SendHello(ControlChannel& channel, const HelloMessage& hello) {
-  std::string room(16 * 1024, '\0');
-  ByteWriter writer(room.data(), room.size());
-  const auto put_texts = [&writer](const std::vector<std::string>& texts, size_t most,
-                                   size_t most_bytes) {
-    const size_t count = std::min(texts.size(), most);
-    writer.Put(static_cast<uint16_t>(count));
-    for (size_t i = 0; i < count; ++i) {
-      writer.PutText(absl::string_view(texts[i]).substr(0, most_bytes));
+  std::string body;
+  const auto put = [&body](HelloField field, absl::string_view value) {
+    char room[3];
+    ByteWriter writer(room, sizeof(room));
+    writer.Put(static_cast<uint8_t>(field));
+    writer.Put(static_cast<uint16_t>(value.size()));
+    absl::StrAppend(&body, writer.view(), value);
+  };
+  const auto put_texts = [&put](HelloField field, const std::vector<std::string>& texts,
+                                size_t most, size_t most_bytes) {
+    for (size_t i = 0; i < std::min(texts.size(), most); ++i) {
+      put(field, absl::string_view(texts[i]).substr(0, most_bytes));
     }
   };
-  writer.PutText(absl::string_view(hello.boot_id).substr(0, 256));
-  writer.PutText(absl::string_view(hello.host_name).substr(0, 256));
-  put_texts(hello.tcp, kMaxAddresses, 256);
-  put_texts(hello.gpus, kMaxGpus, 64);
-  writer.Put(hello.nccl_version);
-  return channel.Send(Type(PeerMessageType::kHello), {writer.view()});
+  FERRY_RETURN_IF_ERROR(CheckDescriptions(hello.transports));
+  put(HelloField::kBootId, absl::string_view(hello.boot_id).substr(0, 256));
+  put(HelloField::kHostName, absl::string_view(hello.host_name).substr(0, 256));
+  put_texts(HelloField::kTcpAddress, hello.tcp, kMaxAddresses, 256);
+  put_texts(HelloField::kGpu, hello.gpus, kMaxGpus, 64);
+  for (const TransportDescription& each : hello.transports) {
+    const char name_bytes = static_cast<char>(each.name.size());
+    put(HelloField::kTransport,
+        absl::StrCat(absl::string_view(&name_bytes, 1), each.name, each.descriptor));
+  }
+  return channel.Send(Type(PeerMessageType::kHello), {body});
 }
 
 absl::StatusOr<HelloMessage> DecodeHello(absl::string_view body) {
   ByteReader reader(body);
-  const auto get_texts = [&reader] {
-    std::vector<std::string> texts;
-    const auto count = reader.Get<uint16_t>();
-    for (int i = 0; i < count && !reader.is_short(); ++i) texts.emplace_back(reader.GetText());
-    return texts;
-  };
   HelloMessage hello;
-  hello.boot_id = std::string(reader.GetText());
-  hello.host_name = std::string(reader.GetText());
-  hello.tcp = get_texts();
-  hello.gpus = get_texts();
-  hello.nccl_version = reader.Get<int32_t>();
-  if (reader.is_short() || !reader.rest().empty()) return Malformed("HELLO");
+  absl::flat_hash_set<uint8_t> seen;
+  while (!reader.rest().empty()) {
+    const auto field = reader.Get<uint8_t>();
+    const absl::string_view value = reader.GetText();
+    if (reader.is_short()) return Malformed("HELLO");
+    const bool is_first = seen.insert(field).second;
+    switch (static_cast<HelloField>(field)) {
+      case HelloField::kBootId:
+        if (!is_first) return Malformed("HELLO: two boot ids");
+        hello.boot_id = std::string(value);
+        break;
+      case HelloField::kHostName:
+        if (!is_first) return Malformed("HELLO: two host names");
+        hello.host_name = std::string(value);
+        break;
+      case HelloField::kTcpAddress:
+        hello.tcp.emplace_back(value);
+        break;
+      case HelloField::kGpu:
+        hello.gpus.emplace_back(value);
+        break;
+      case HelloField::kTransport: {
+        ByteReader of_transport(value);
+        const absl::string_view name = of_transport.GetBytes(of_transport.Get<uint8_t>());
+        if (of_transport.is_short()) return Malformed("HELLO: a transport without its name");
+        hello.transports.push_back({std::string(name), std::string(of_transport.rest())});
+        break;
+      }
+      default:
+        // A later version's.
+        break;
+    }
+  }
+  if (const absl::Status status = CheckDescriptions(hello.transports); !status.ok()) {
+    return Malformed(absl::StrCat("HELLO: ", status.message()));
+  }
   return hello;
 }
 

@@ -60,8 +60,8 @@ struct HelloMessage {
   std::vector<std::string> tcp;
   // UUIDs of its GPUs, by ordinal.
   std::vector<std::string> gpus;
-  // Endpoint::nccl_version.
-  int32_t nccl_version = 0;
+  // Endpoint::transports.
+  std::vector<TransportDescription> transports;
 };
 
 struct RequestMessage {
@@ -83,8 +83,8 @@ struct ReadyToSendMessage {
   // It was in GPU memory, and was copied to host memory since no transport reads it from there.
   bool is_staged = false;
   uint64_t checksum = 0;
-  // 0: the body is the tensor. Else the transport's number, and the body is its transfer
-  // descriptor.
+  // 0: the body is the tensor. Else the transport's number, from 1, in the HELLO of the message's
+  // sender, and the body is its transfer descriptor.
   uint8_t transport = 0;
   TensorHeader header;
   // Points into the frame.
@@ -99,7 +99,7 @@ struct ReadyToSendMessage {
 
 // Also used for RECEIVER_CONTROL.
 struct TransportControlMessage {
-  // Numbered from 1.
+  // From 1, in the HELLO of the message's sender.
   uint8_t transport = 0;
   // Points into the frame.
   absl::string_view body;

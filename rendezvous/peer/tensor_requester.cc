@@ -91,13 +91,21 @@ std::shared_ptr<RemoteFetch> TensorRequester::Request(int64_t step_id, const Ren
   return transfer;
 }
 
-void TensorRequester::OnOpen(std::shared_ptr<ControlChannel> channel) {
-  for (const auto& transport : *context_.transports) {
+void TensorRequester::OnOpen(std::shared_ptr<ControlChannel> channel,
+                             std::vector<TransportDescription> transports) {
+  numbers_ = TransportNumbers(*context_.transports, transports);
+  Endpoint producer = producer_;
+  producer.transports = std::move(transports);
+  for (size_t i = 0; i < context_.transports->size(); ++i) {
+    if (!numbers_.common().Has(i)) {
+      receivers_.push_back(nullptr);
+      continue;
+    }
     receivers_.push_back(
-        transport->CreateReceiver(producer_, [weak = weak_from_this()](uint64_t id) {
+        (*context_.transports)[i]->CreateReceiver(producer, [weak = weak_from_this()](uint64_t id) {
           if (const auto requester = weak.lock()) requester->Acknowledge(id);
         }));
-    const auto number = static_cast<uint8_t>(receivers_.size());
+    const uint8_t number = NumberOfTransport(i);
     receivers_.back()->SetControlChannel(
         [weak = std::weak_ptr<ControlChannel>(channel), number](absl::string_view body,
                                                                 absl::Span<const int> descriptors) {
@@ -167,13 +175,11 @@ absl::Status TensorRequester::OnFrame(uint16_t type, absl::string_view body,
     case PeerMessageType::kSenderControl: {
       FERRY_ASSIGN_OR_RETURN(const TransportControlMessage announcement,
                              DecodeTransportControl(body));
-      if (announcement.transport > receivers_.size()) {
-        return absl::InvalidArgumentError(absl::StrCat(
-            "an announcement of transport ", announcement.transport, ", which is not known here"));
+      FERRY_ASSIGN_OR_RETURN(const size_t index, numbers_.IndexOf(announcement.transport));
+      if (!(*context_.transports)[index]->capabilities().fd_optional) {
+        FERRY_RETURN_IF_ERROR(CheckDescriptors(descriptors));
       }
-      TransportReceiver& receiver = *receivers_[announcement.transport - 1];
-      if (!receiver.is_fd_optional()) FERRY_RETURN_IF_ERROR(CheckDescriptors(descriptors));
-      return receiver.OnControlMessage(announcement.body, descriptors);
+      return receivers_[index]->OnControlMessage(announcement.body, descriptors);
     }
     default:
       return absl::InvalidArgumentError(
@@ -184,12 +190,11 @@ absl::Status TensorRequester::OnFrame(uint16_t type, absl::string_view body,
 absl::Status TensorRequester::OnReadyToSend(absl::string_view body,
                                             absl::Span<UniqueFd> descriptors) {
   FERRY_RETURN_IF_ERROR(CheckDescriptors(descriptors));
-  FERRY_ASSIGN_OR_RETURN(const ReadyToSendMessage rts, DecodeReadyToSend(body));
-  if (rts.transport > receivers_.size()) {
-    return absl::InvalidArgumentError(absl::StrCat("a transfer descriptor of transport ",
-                                                   rts.transport, ", which this version has not"));
-  }
+  FERRY_ASSIGN_OR_RETURN(ReadyToSendMessage rts, DecodeReadyToSend(body));
   if (rts.transport == 0) return OnInlineReadyToSend(rts);
+  // From here on it is this process's number.
+  FERRY_ASSIGN_OR_RETURN(const size_t index, numbers_.IndexOf(rts.transport));
+  rts.transport = NumberOfTransport(index);
   const uint64_t id = rts.id;
   IncomingTransferPtr transfer;
   bool is_wanted = false;
@@ -310,7 +315,8 @@ absl::Status TensorRequester::OnError(absl::string_view body) {
 
 void TensorRequester::CancelOtherAttempts(uint64_t id, size_t except) {
   for (size_t i = 0; i < receivers_.size(); ++i) {
-    if (i + 1 != except && (*context_.transports)[i]->is_retryable()) receivers_[i]->Cancel(id);
+    const bool is_retryable = (*context_.transports)[i]->capabilities().retryable;
+    if (i + 1 != except && is_retryable && receivers_[i] != nullptr) receivers_[i]->Cancel(id);
   }
 }
 
@@ -506,7 +512,9 @@ void TensorRequester::OnClosed(const absl::Status& why) {
     transfers_.clear();
     unacknowledged_.clear();
   }
-  for (const auto& receiver : receivers_) receiver->Abort(status);
+  for (const auto& receiver : receivers_) {
+    if (receiver != nullptr) receiver->Abort(status);
+  }
   for (const auto& [transfer, state] : transfers) {
     // Its caller has been told.
     if (state == IncomingState::kCancelled) continue;

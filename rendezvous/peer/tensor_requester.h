@@ -19,6 +19,7 @@
 #include "rendezvous/peer/incoming_transfer.h"
 #include "rendezvous/peer/peer_protocol.h"
 #include "rendezvous/peer/transfer_context.h"
+#include "rendezvous/peer/transport_numbers.h"
 #include "rendezvous/remote_rendezvous.h"
 #include "transport/path_cost_estimator.h"
 
@@ -57,7 +58,9 @@ class TensorRequester final : public std::enable_shared_from_this<TensorRequeste
   void Close(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Both sides have sent HELLO.
-  void OnOpen(std::shared_ptr<ControlChannel> channel) ABSL_LOCKS_EXCLUDED(mu_);
+  //   transports: those of the producer's HELLO.
+  void OnOpen(std::shared_ptr<ControlChannel> channel, std::vector<TransportDescription> transports)
+      ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status OnFrame(uint16_t type, absl::string_view body, absl::Span<UniqueFd> descriptors);
   void OnClosed(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -102,6 +105,8 @@ class TensorRequester final : public std::enable_shared_from_this<TensorRequeste
   const TransferContext& context_;
   const Endpoint producer_;
   // Loop thread only, until there is a control channel.
+  TransportNumbers numbers_;
+  // By index in the list; null where the producer lacks the transport.
   std::vector<std::shared_ptr<TransportReceiver>> receivers_;
   const std::shared_ptr<PathCostEstimator> costs_;
 

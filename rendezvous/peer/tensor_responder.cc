@@ -42,6 +42,7 @@ TensorResponder::TensorResponder(const TransferContext& context, Endpoint consum
                                  std::shared_ptr<LatencyProbe> ping)
     : context_(context),
       consumer_(std::move(consumer)),
+      numbers_(*context.transports, consumer_.transports),
       sends_checksums_(sends_checksums),
       ping_(std::move(ping)),
       paths_(context_, consumer_, sends_checksums, std::move(descriptors_unavailable_reason),
@@ -52,9 +53,11 @@ TensorResponder::~TensorResponder() = default;
 void TensorResponder::OnOpen(std::shared_ptr<ControlChannel> channel) {
   channel_ = std::move(channel);
   paths_.set_channel(channel_.get());
-  for (const auto& transport : *context_.transports) {
-    senders_.push_back(transport->CreateSender(consumer_));
-    const auto number = static_cast<uint8_t>(senders_.size());
+  for (size_t i = 0; i < context_.transports->size(); ++i) {
+    const auto& transport = (*context_.transports)[i];
+    senders_.push_back(numbers_.common().Has(i) ? transport->CreateSender(consumer_) : nullptr);
+    if (senders_.back() == nullptr) continue;
+    const uint8_t number = NumberOfTransport(i);
     senders_.back()->SetControlChannel(
         [weak = std::weak_ptr<ControlChannel>(channel_), number](
             absl::string_view body, absl::Span<const int> descriptors) {
@@ -65,9 +68,7 @@ void TensorResponder::OnOpen(std::shared_ptr<ControlChannel> channel) {
           if (absl::IsResourceExhausted(status)) open->Close(status);
           return status;
         });
-    const bool is_allowed =
-        context_.policy.require.empty() || context_.policy.require == transport->name();
-    if (!channel_->passes_descriptors() || !is_allowed) continue;
+    if (!channel_->passes_descriptors() || !context_.policy.allows(*transport)) continue;
     senders_.back()->SetHintChannel([weak = std::weak_ptr<ControlChannel>(channel_), number](
                                         absl::string_view body, absl::Span<const int> descriptors) {
       const auto open = weak.lock();
@@ -109,11 +110,8 @@ absl::Status TensorResponder::OnFrame(uint16_t type, absl::string_view body,
 
 absl::Status TensorResponder::OnControlMessage(absl::string_view body) {
   FERRY_ASSIGN_OR_RETURN(const TransportControlMessage reply, DecodeTransportControl(body));
-  if (reply.transport > senders_.size()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("a reply to transport ", reply.transport, ", which is not known here"));
-  }
-  return senders_[reply.transport - 1]->OnControlMessage(reply.body);
+  FERRY_ASSIGN_OR_RETURN(const size_t index, numbers_.IndexOf(reply.transport));
+  return senders_[index]->OnControlMessage(reply.body);
 }
 
 absl::Status TensorResponder::OnRequest(absl::string_view body) {
@@ -201,7 +199,7 @@ absl::Status TensorResponder::OnRetry(absl::string_view body) {
     SpinLockHolder lock(&mu_);
     const auto found = transfers_.find(again.id);
     if (found == transfers_.end() || found->second->state() != OutgoingState::kExposed ||
-        !(*context_.transports)[found->second->listing().transport]->is_retryable()) {
+        !(*context_.transports)[found->second->listing().transport]->capabilities().retryable) {
       return absl::InvalidArgumentError(
           absl::StrCat("RETRY for ", again.id, ", which was not offered, or not for that"));
     }
@@ -369,7 +367,9 @@ void TensorResponder::OnClosed(const absl::Status& why) {
     }
     transfers_.clear();
   }
-  for (const auto& sender : senders_) sender->Abort(why);
+  for (const auto& sender : senders_) {
+    if (sender != nullptr) sender->Abort(why);
+  }
 }
 
 size_t TensorResponder::unfinished() const {

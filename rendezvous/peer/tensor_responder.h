@@ -23,6 +23,7 @@
 #include "rendezvous/peer/path_selector.h"
 #include "rendezvous/peer/peer_protocol.h"
 #include "rendezvous/peer/transfer_context.h"
+#include "rendezvous/peer/transport_numbers.h"
 #include "rendezvous/rendezvous_manager.h"
 #include "transport/transports.h"
 
@@ -108,10 +109,12 @@ class TensorResponder final : public std::enable_shared_from_this<TensorResponde
   // Constant after OnOpen, which is called first.
   const TransferContext& context_;
   const Endpoint consumer_;
+  const TransportNumbers numbers_;
   const bool sends_checksums_;
   const std::shared_ptr<LatencyProbe> ping_;
   PathSelector paths_;
   std::shared_ptr<ControlChannel> channel_;
+  // By index in the list; null where the consumer lacks the transport.
   std::vector<std::shared_ptr<TransportSender>> senders_;
   // Loop thread only.
   KeyCache keys_;

@@ -27,6 +27,7 @@ void Check(absl::string_view bytes) {
   FERRY_CHECK(again->channels.unix_name == endpoint->channels.unix_name);
   FERRY_CHECK(again->channels.tcp == endpoint->channels.tcp);
   FERRY_CHECK(again->grpc_address == endpoint->grpc_address && again->gpus == endpoint->gpus);
+  FERRY_CHECK(again->transports == endpoint->transports);
 }
 
 }  // namespace

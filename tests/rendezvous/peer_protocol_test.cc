@@ -126,7 +126,7 @@ TEST(PeerProtocol, HelloOfManyAddresses_IsCutAndRead) {
   hello.host_name = "host";
   hello.tcp.assign(17, "10.0.0.1:1");
   hello.gpus.assign(65, "GPU-1");
-  hello.nccl_version = 22703;
+  hello.transports = {{"shm", ""}, {"nccl", "22703"}};
   const std::string body =
       BodyOf([&](ControlChannel& channel) { return SendHello(channel, hello); });
   const absl::StatusOr<HelloMessage> read = DecodeHello(body);
@@ -134,7 +134,7 @@ TEST(PeerProtocol, HelloOfManyAddresses_IsCutAndRead) {
   EXPECT_EQ(read->boot_id.size(), 256u);
   EXPECT_EQ(read->tcp.size(), 16u);
   EXPECT_EQ(read->gpus.size(), 64u);
-  EXPECT_EQ(read->nccl_version, 22703);
+  EXPECT_EQ(read->transports, hello.transports);
   EXPECT_FALSE(DecodeHello(body + "x").ok());
   EXPECT_FALSE(DecodeHello(absl::string_view(body).substr(0, body.size() - 1)).ok());
 }

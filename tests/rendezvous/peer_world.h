@@ -68,6 +68,7 @@ class World final {
       process.transports.push_back(MakeFaultyTransport(state_, "views", true));
       process.transports.push_back(MakeFaultyTransport(state_, "copies", false));
       process.exchange.self.peer = kPeers[i];
+      process.exchange.self.transports = DescribeTransports(process.transports);
       process.exchange.manager = &process.manager;
       process.exchange.transports = &process.transports;
       // Either side, or both: it is done by both.

@@ -70,20 +70,20 @@ TEST_F(TensorRequesterTest, CancelsRequestsThatAreCancelledWhileBeingSent) {
   channel_->on_send = [&fetch](PeerMessageType type) {
     if (type == PeerMessageType::kRequest) fetch->Cancel();
   };
-  client_->OnOpen(channel_);
+  client_->OnOpen(channel_, DescribeTransports(transports_));
   EXPECT_EQ(ended_, 1);
   EXPECT_EQ(channel_->types, (std::vector{PeerMessageType::kRequest, PeerMessageType::kCancel}));
 }
 
 TEST_F(TensorRequesterTest, RequestIsNotCancelledBeforeItHasBegun) {
   Request()->Cancel();
-  client_->OnOpen(channel_);
+  client_->OnOpen(channel_, DescribeTransports(transports_));
   EXPECT_TRUE(channel_->types.empty());
 }
 
 // It would return the lease of a view that is still in use.
 TEST_F(TensorRequesterTest, SecondDescriptorEndsTheChannel) {
-  client_->OnOpen(channel_);
+  client_->OnOpen(channel_, DescribeTransports(transports_));
   Request();
   EXPECT_TRUE(SendRts(1).ok());
   EXPECT_EQ(ended_, 1);
@@ -93,7 +93,7 @@ TEST_F(TensorRequesterTest, SecondDescriptorEndsTheChannel) {
 
 // A peer that does not check its data: the tensor is refused, and the control channel stays open.
 TEST_F(TensorRequesterTest, BooleansThatAreNeither0Nor1_AreRefusedAndTheChannelStays) {
-  client_->OnOpen(channel_);
+  client_->OnOpen(channel_, DescribeTransports(transports_));
   for (const char* const body : {"\0\1\2\1", "\0\1\0\1"}) {
     const uint64_t id = static_cast<uint64_t>(ended_ + 1);
     Request();
@@ -120,7 +120,7 @@ TEST_F(TensorRequesterTest, BooleansThatAreNeither0Nor1_AreRefusedAndTheChannelS
 
 // The receiver's callback would run while its buffer is being written.
 TEST_F(TensorRequesterTest, ErrorWhileATensorIsInFlight_IsDelayed) {
-  client_->OnOpen(channel_);
+  client_->OnOpen(channel_, DescribeTransports(transports_));
   Request();
   // Never to be completed.
   state_->faults.never = 1000;
@@ -135,7 +135,7 @@ TEST_F(TensorRequesterTest, ErrorWhileATensorIsInFlight_IsDelayed) {
 }
 
 TEST_F(TensorRequesterTest, CancelledRequestIsAnsweredOnceAndNotReported) {
-  client_->OnOpen(channel_);
+  client_->OnOpen(channel_, DescribeTransports(transports_));
   Request()->Cancel();
   EXPECT_EQ(ended_, 1);
   EXPECT_TRUE(Refusal(1).ok());
@@ -149,7 +149,7 @@ TEST_F(TensorRequesterTest, CancelledRequestIsAnsweredOnceAndNotReported) {
 
 // Where it ends the control channel, too: the sender of a view would take that for taken.
 TEST_F(TensorRequesterTest, RejectionIsTheLastMessage) {
-  client_->OnOpen(channel_);
+  client_->OnOpen(channel_, DescribeTransports(transports_));
   Request();
   EXPECT_TRUE(SendRts(1, 1, "nonsense").ok());
   EXPECT_EQ(ended_, 1);
@@ -161,7 +161,7 @@ TEST_F(TensorRequesterTest, RejectionIsTheLastMessage) {
 // A receiver may leave the job as soon as it gets the error; its producer would count the value as
 // received.
 TEST_F(TensorRequesterTest, TensorDoesNotFit_RejectedIsSentBeforeTheReceiverIsCalled) {
-  client_->OnOpen(channel_);
+  client_->OnOpen(channel_, DescribeTransports(transports_));
   const RendezvousKey key = *RendezvousKey::Parse(
       RendezvousKey::Text("/job:worker/replica:0/task:1/device:CPU:0", kProducer.incarnation,
                           "/job:worker/replica:0/task:2/device:CPU:0", "edge"));
@@ -179,7 +179,7 @@ TEST_F(TensorRequesterTest, TensorDoesNotFit_RejectedIsSentBeforeTheReceiverIsCa
 
 // A number beyond the last would be looked up behind the list.
 TEST_F(TensorRequesterTest, UnknownTransport_EndsTheChannelAndNoRequest) {
-  client_->OnOpen(channel_);
+  client_->OnOpen(channel_, DescribeTransports(transports_));
   Request();
   EXPECT_EQ(SendRts(1, 2, "body").code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(SendRts(1, 255, "body").code(), absl::StatusCode::kInvalidArgument);
@@ -199,7 +199,7 @@ TEST_F(TensorRequesterTest, UnknownTransport_EndsTheChannelAndNoRequest) {
 // A copy that cannot be fetched is requested again, twice if necessary; the last one is the value,
 // and its producer is notified of it once.
 TEST_F(TensorRequesterTest, CopyThatSucceedsAtTheThirdAttempt_IsRequestedTwice) {
-  client_->OnOpen(channel_);
+  client_->OnOpen(channel_, DescribeTransports(transports_));
   Request();
   state_->lent.emplace(1, *Tensor::Allocate(DataType::kUint8, *Shape::Create({8})));
   const std::string body =
@@ -221,7 +221,7 @@ TEST_F(TensorRequesterTest, CopyThatSucceedsAtTheThirdAttempt_IsRequestedTwice) 
 
 // The reason for which this side ended the control channel, and not the kernel's error.
 TEST_F(TensorRequesterTest, ClosedForAReason_RequestsEndWithItAndNoneBegins) {
-  client_->OnOpen(channel_);
+  client_->OnOpen(channel_, DescribeTransports(transports_));
   Request();
   client_->Close(absl::DataLossError("the first reason"));
   EXPECT_EQ(channel_->refusal.code(), absl::StatusCode::kDataLoss);
@@ -255,7 +255,7 @@ TEST_F(TensorRequesterTest, KeyIsTooLong_TheOtherRequestsAreSent) {
   request(1);
   request(kMaxKeyBytes);
   request(1);
-  client_->OnOpen(channel_);
+  client_->OnOpen(channel_, DescribeTransports(transports_));
   EXPECT_EQ(ended_, 1);
   EXPECT_EQ(status_.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(channel_->types, (std::vector{PeerMessageType::kRequest, PeerMessageType::kRequest}));

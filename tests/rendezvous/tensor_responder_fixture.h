@@ -39,6 +39,7 @@ class TensorResponderTest : public TransferContextTest {
     if (server_ != nullptr) server_->OnClosed(absl::UnavailableError("over"));
     Endpoint consumer;
     consumer.peer = kConsumer;
+    consumer.transports = DescribeTransports(transports_);
     server_ = std::make_shared<TensorResponder>(
         exchange_, consumer, sends_checksums, "",
         std::make_shared<LatencyProbe>(clock_, transports_.size()));

@@ -326,7 +326,7 @@ class IncomingFrames : public ::testing::Test {
     producer.peer = kProducer;
     client_ = std::make_shared<TensorRequester>(context_, producer);
     channel_ = std::make_shared<RecordingControlChannel>(kProducer);
-    client_->OnOpen(channel_);
+    client_->OnOpen(channel_, DescribeTransports(transports_));
     fetch_ = client_->Request(kStep, AnyKey(), {},
                               [this](const absl::Status&, const Received&) { ++ended_; });
     if (state == In::kFetching) {

@@ -25,7 +25,7 @@ Endpoint FullEndpoint() {
   endpoint.channels.tcp = {"10.0.0.3:4000", "[fe80::1%eth0]:4000"};
   endpoint.grpc_address = "10.0.0.3:5000,[::1]:5000";
   endpoint.gpus = {"GPU-1", "", "GPU-2"};
-  endpoint.nccl_version = 23004;
+  endpoint.transports = {{"shm", ""}, {"nccl", std::string("\0\xff\n", 3)}};
   endpoint.has_gpu_kernels = true;
   return endpoint;
 }
@@ -40,7 +40,7 @@ void ExpectRoundTrip(const Endpoint& endpoint) {
   EXPECT_EQ(read->channels.tcp, endpoint.channels.tcp);
   EXPECT_EQ(read->grpc_address, endpoint.grpc_address);
   EXPECT_EQ(read->gpus, endpoint.gpus);
-  EXPECT_EQ(read->nccl_version, endpoint.nccl_version);
+  EXPECT_EQ(read->transports, endpoint.transports);
   EXPECT_EQ(read->has_gpu_kernels, endpoint.has_gpu_kernels);
 }
 
@@ -50,6 +50,10 @@ TEST(EndpointRecord, RoundTripsEveryField) {
   Endpoint largest;
   largest.peer = {std::numeric_limits<int32_t>::max(), std::numeric_limits<uint64_t>::max()};
   largest.channels.tcp.assign(kMaxEndpointItems, "10.0.0.3:4000");
+  for (size_t i = 0; i < kMaxTransports; ++i) {
+    largest.transports.push_back(
+        {absl::StrCat("t", i), std::string(kMaxTransportDescriptorBytes, 'd')});
+  }
   largest.gpus.assign(kMaxEndpointItems, "GPU-00000000-0000-0000-0000-000000000000");
   ExpectRoundTrip(largest);
 }
@@ -57,7 +61,7 @@ TEST(EndpointRecord, RoundTripsEveryField) {
 TEST(EndpointRecord, FollowsTheRulesOfRecords) {
   Endpoint endpoint = FullEndpoint();
   // The last field is then a text.
-  endpoint.nccl_version = 0;
+  endpoint.transports.clear();
   endpoint.has_gpu_kernels = false;
   ExpectRules(
       {.kind = "endpoint record",
@@ -78,7 +82,6 @@ TEST(EndpointRecord, OutsideItsBounds_IsRefused) {
       {[](Record& record) { record.clear_node_id(); }, "does not say whose it is"},
       {[](Record& record) { record.clear_incarnation(); }, "does not say whose it is"},
       {[](Record& record) { record.set_node_id(-1); }, "its node_id is -1"},
-      {[](Record& record) { record.set_nccl_version(-7); }, "its nccl_version is -7"},
       {[](Record& record) { record.set_boot_id("a\nb"); }, "in its boot_id"},
       {[](Record& record) { record.set_host_name(std::string("a\0b", 3)); }, "in its host_name"},
       {[](Record& record) { record.set_unix_name("a\x1b[2J"); }, "in its unix_name"},
@@ -93,6 +96,20 @@ TEST(EndpointRecord, OutsideItsBounds_IsRefused) {
          while (record.gpu_uuids_size() <= kMaxEndpointItems) record.add_gpu_uuids("");
        },
        "it has 1025 gpu_uuids, over the limit of 1024"},
+      {[](Record& record) { record.mutable_transports(0)->set_name("a b"); },
+       "a transport called \"a b\""},
+      {[](Record& record) { record.mutable_transports(0)->set_name("nccl"); },
+       "two transports are called nccl"},
+      {[](Record& record) {
+         record.mutable_transports(0)->set_local_descriptor(std::string(1025, 'x'));
+       },
+       "the descriptor of transport shm has 1025 bytes"},
+      {[](Record& record) {
+         for (size_t i = 0; i < kMaxTransports; ++i) {
+           record.add_transports()->set_name(absl::StrCat("t", i));
+         }
+       },
+       "34 transports; a process has at most 32"},
       {[](Record& record) { record.set_host_name(std::string(size_t{256} << 10, 'x')); },
        "over the limit of 262144"},
   };

@@ -331,7 +331,7 @@ TEST(GpuMachine, ProbeWhoseDescriptorWasLost_IsRefused) {
           answer = std::string(body);
           return absl::OkStatus();
         });
-        ASSERT_TRUE(receiver->is_fd_optional());
+        ASSERT_TRUE(CudaIpcTransport::kInfo.capabilities.fd_optional);
         CudaIpcProbe probe;
         probe.pair = {1, 0};
         probe.seed = 7;

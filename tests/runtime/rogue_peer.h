@@ -30,7 +30,7 @@ class RoguePeer final {
   using OnReadyToSend = std::function<void(End& end, const ReadyToSendMessage& rts)>;
 
   RoguePeer(Directory& directory, int node, OnRequest on_request, OnReadyToSend on_rts = {},
-            bool over_tcp = false);
+            bool over_tcp = false, const std::vector<TransportFactory>& extra_transports = {});
   ~RoguePeer();
 
   const Endpoint& self() const { return self_; }
@@ -156,7 +156,8 @@ class RoguePeer::End final : public ControlHandler, public std::enable_shared_fr
   }
   void SayHello() {
     const Endpoint& self = rogue_.self_;
-    SendHello(*channel_, {self.boot_id, self.host_name, self.channels.tcp, {}, 0}).IgnoreError();
+    SendHello(*channel_, {self.boot_id, self.host_name, self.channels.tcp, {}, self.transports})
+        .IgnoreError();
   }
   absl::Status OnHello(absl::string_view body) {
     FERRY_ASSIGN_OR_RETURN(HelloMessage hello, DecodeHello(body));
@@ -164,6 +165,7 @@ class RoguePeer::End final : public ControlHandler, public std::enable_shared_fr
     peer.peer = channel_->peer();
     peer.boot_id = std::move(hello.boot_id);
     peer.channels.tcp = std::move(hello.tcp);
+    peer.transports = std::move(hello.transports);
     int number = 0;
     for (const auto& transport : rogue_.transports_) {
       ++number;
@@ -190,7 +192,8 @@ class RoguePeer::End final : public ControlHandler, public std::enable_shared_fr
 };
 
 inline RoguePeer::RoguePeer(Directory& directory, int node, OnRequest on_request,
-                            OnReadyToSend on_rts, bool over_tcp)
+                            OnReadyToSend on_rts, bool over_tcp,
+                            const std::vector<TransportFactory>& extra_transports)
     : on_request_(std::move(on_request)), on_rts_(std::move(on_rts)) {
   arena_ = *HostArena::Create({});
   loop_ = *EventLoop::Create({});
@@ -227,7 +230,10 @@ inline RoguePeer::RoguePeer(Directory& directory, int node, OnRequest on_request
   environment.copier = copier_.get();
   environment.node_id = node;
   environment.incarnation = self_.peer.incarnation;
-  transports_ = *MakeTransports(environment, {});
+  std::vector<TransportFactory> factories = BuiltinTransports({});
+  factories.insert(factories.end(), extra_transports.begin(), extra_transports.end());
+  transports_ = *MakeTransports(environment, factories);
+  self_.transports = DescribeTransports(transports_);
   self_.channels.unix_name = hub_->unix_name();
   self_.channels.tcp = {absl::StrCat("127.0.0.1:", hub_->tcp_port())};
   FERRY_CHECK(hub_->Start().ok());

@@ -140,9 +140,9 @@ TEST(TransferReportRecord, OutsideItsBounds_IsRefused) {
       {[](Path& path) { path.set_chosen(1); }, "a path's choice is no candidate with a cost"},
       {[](Path& path) { path.set_chosen(3); }, "a path's choice is no candidate with a cost"},
       {[](Path& path) {
-         while (path.candidates_size() < 33) *path.add_candidates() = path.candidates(0);
+         while (path.candidates_size() < 66) *path.add_candidates() = path.candidates(0);
        },
-       "33 candidates, over the limit of 32"},
+       "66 candidates, over the limit of 65"},
   };
   peer::v1::TransferReport good;
   ASSERT_TRUE(good.ParseFromString(EncodeExchangeReport(FullTransferReport())));
@@ -162,7 +162,7 @@ TEST(TransferReportRecord, OutsideItsBounds_IsRefused) {
       HasSubstr("its 8 bytes are no protocol buffer"));
   // As many candidates, and paths, as there may be.
   peer::v1::TransferReport record = good;
-  while (record.paths(0).candidates_size() < 32) {
+  while (record.paths(0).candidates_size() < 65) {
     *record.mutable_paths(0)->add_candidates() = good.paths(0).candidates(0);
   }
   while (record.paths_size() < 2 * (static_cast<int>(kMaxReportPeers) + 1)) {

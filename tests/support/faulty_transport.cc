@@ -216,13 +216,13 @@ class FaultyReceiver final : public TransportReceiver,
 
 class FaultyTransport final : public Transport {
  public:
-  FaultyTransport(StatePtr state, std::string name, bool makes_views)
-      : state_(std::move(state)), name_(std::move(name)), makes_views_(makes_views) {}
+  FaultyTransport(StatePtr state, absl::string_view name, bool makes_views)
+      : Transport({.name = name,
+                   .summary = "breaks things",
+                   .capabilities = {.outlives_producer = makes_views, .retryable = !makes_views}}),
+        state_(std::move(state)),
+        makes_views_(makes_views) {}
 
-  absl::string_view name() const override { return name_; }
-  absl::string_view summary() const override { return "breaks things"; }
-  bool outlives_producer() const override { return makes_views_; }
-  bool is_retryable() const override { return !makes_views_; }
   // Random, so that each transport is selected at times.
   absl::StatusOr<PathCost> Cost(const PathQuery& query) const override {
     if (state_->on_cost) std::exchange(state_->on_cost, nullptr)();
@@ -242,14 +242,14 @@ class FaultyTransport final : public Transport {
 
  private:
   const StatePtr state_;
-  const std::string name_;
   const bool makes_views_;
 };
 
 }  // namespace
 
-std::unique_ptr<Transport> MakeFaultyTransport(StatePtr state, std::string name, bool makes_views) {
-  return std::make_unique<FaultyTransport>(std::move(state), std::move(name), makes_views);
+std::unique_ptr<Transport> MakeFaultyTransport(StatePtr state, absl::string_view name,
+                                               bool makes_views) {
+  return std::make_unique<FaultyTransport>(std::move(state), name, makes_views);
 }
 
 }  // namespace ferry

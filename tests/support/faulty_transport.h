@@ -59,9 +59,10 @@ struct FaultyTransportState {
   int asked_again = 0;
 };
 
-// With views like shm's if `makes_views`, else with copies like tcp's. For all sizes the cheapest.
+// `name`: a literal. With views like shm's if `makes_views`, else with copies like tcp's. For all
+// sizes the cheapest.
 std::unique_ptr<Transport> MakeFaultyTransport(std::shared_ptr<FaultyTransportState> state,
-                                               std::string name, bool makes_views);
+                                               absl::string_view name, bool makes_views);
 
 }  // namespace ferry
 

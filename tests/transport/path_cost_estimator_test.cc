@@ -168,24 +168,21 @@ TEST_F(PathCostEstimatorTest, InvalidMeasurementsAreIgnored) {
 // Returns the given costs.
 class SayingTransport final : public Transport {
  public:
-  SayingTransport(std::string name, absl::StatusOr<PathCost> cost,
+  SayingTransport(absl::string_view name, absl::StatusOr<PathCost> cost,
                   bool latency_is_control_rtt = false)
-      : name_(std::move(name)),
-        cost_(std::move(cost)),
-        latency_is_control_rtt_(latency_is_control_rtt) {}
-  absl::string_view name() const override { return name_; }
-  absl::string_view summary() const override { return "says what it is told to"; }
+      : Transport({.name = name,
+                   .summary = "says what it is told to",
+                   .capabilities = {.latency_is_fd_channel_rtt = latency_is_control_rtt,
+                                    .latency_is_plain_channel_rtt = latency_is_control_rtt}}),
+        cost_(std::move(cost)) {}
   absl::StatusOr<PathCost> Cost(const PathQuery&) const override { return cost_; }
-  bool latency_is_control_rtt(bool) const override { return latency_is_control_rtt_; }
   std::shared_ptr<TransportSender> CreateSender(const Endpoint&) override { return nullptr; }
   std::shared_ptr<TransportReceiver> CreateReceiver(const Endpoint&, ReleaseCallback) override {
     return nullptr;
   }
 
  private:
-  const std::string name_;
   const absl::StatusOr<PathCost> cost_;
-  const bool latency_is_control_rtt_;
 };
 
 // The path that has become slow is left, and tried again when that is long ago.

@@ -11,6 +11,8 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 
+#include "tensor/copy.h"
+#include "tensor/host_arena.h"
 #include "tests/transport/control_channel_pair.h"
 #include "transport/tcp/tcp_transport.h"
 

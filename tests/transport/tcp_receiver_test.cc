@@ -2,6 +2,7 @@
 // TcpReceiver: which slices are accepted. The sender is not trusted, and its headers say where in
 // this process's memory the bytes go.
 #include "transport/tcp/tcp_receiver.h"
+#include "tensor/host_arena.h"
 
 #include <cstdint>
 #include <memory>

@@ -13,7 +13,9 @@
 
 namespace ferry {
 
-inline constexpr uint16_t kControlVersion = 3;
+// The version of the handshake and of all that follows; docs/protocols.md tells what each has
+// changed.
+inline constexpr uint16_t kControlVersion = 4;
 
 // Purpose of a connection.
 enum class ConnectionPurpose : uint16_t {

@@ -11,6 +11,8 @@
 #include "base/clock.h"
 #include "base/status_macros.h"
 #include "gpu/cuda/ready_tensor.h"
+#include "net/event_loop.h"
+#include "tensor/host_arena.h"
 
 namespace ferry {
 namespace {

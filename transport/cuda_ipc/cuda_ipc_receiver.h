@@ -16,6 +16,7 @@
 
 #include "gpu/cuda/interprocess_events.h"
 #include "gpu/cuda/ipc_import_cache.h"
+#include "gpu/gpus.h"
 #include "transport/cuda_ipc/cuda_ipc_messages.h"
 #include "transport/transport.h"
 
@@ -49,7 +50,6 @@ class CudaIpcReceiver final : public TransportReceiver,
     control_channel_ = std::move(channel);
   }
   // A probe without its descriptor is refused, not an error.
-  bool is_fd_optional() const override { return true; }
   absl::Status OnControlMessage(absl::string_view body, absl::Span<UniqueFd> descriptors) override;
   void Fetch(uint64_t id, const TensorHeader& header, absl::string_view body,
              absl::Span<UniqueFd> descriptors, const Tensor& destination,

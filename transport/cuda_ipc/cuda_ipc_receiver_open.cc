@@ -6,6 +6,7 @@
 
 #include "base/clock.h"
 #include "base/status_macros.h"
+#include "net/event_loop.h"
 #include "transport/control/descriptors.h"
 #include "transport/cuda_ipc/cuda_ipc_receiver.h"
 

@@ -16,6 +16,7 @@
 #include "absl/synchronization/mutex.h"
 
 #include "gpu/cuda/interprocess_events.h"
+#include "gpu/gpus.h"
 #include "transport/cuda_ipc/cuda_ipc_messages.h"
 #include "transport/cuda_ipc/deferred_release_queue.h"
 #include "transport/transport.h"

@@ -27,7 +27,8 @@ std::string NoteOf(bool is_same_gpu, bool is_in_arena, const std::string& last) 
 }  // namespace
 
 CudaIpcTransport::CudaIpcTransport(TransportEnvironment environment)
-    : environment_(std::move(environment)),
+    : Transport(kInfo),
+      environment_(std::move(environment)),
       grace_(std::make_shared<DeferredReleaseQueue>(*environment_.loop)) {
   absl::MutexLock lock(&link_->mu);
   link_->gpus = environment_.gpus;

@@ -23,14 +23,14 @@ namespace ferry {
 // map is staged through a few slots that can be mapped. Thread-safe.
 class CudaIpcTransport final : public Transport {
  public:
+  static constexpr TransportInfo kInfo = {
+      .name = "cuda_ipc",
+      .summary = "GPU memory of processes of one machine, mapped",
+      .capabilities = {.moves_gpu_memory = true, .fd_optional = true, .shares_memory = true}};
+
   explicit CudaIpcTransport(TransportEnvironment environment);
   ~CudaIpcTransport() override;
 
-  absl::string_view name() const override { return "cuda_ipc"; }
-  absl::string_view summary() const override {
-    return "GPU memory of processes of one machine, mapped";
-  }
-  bool moves_gpu_memory() const override { return true; }
   absl::StatusOr<PathCost> Cost(const PathQuery& query) const override ABSL_LOCKS_EXCLUDED(mu_);
   std::shared_ptr<TransportSender> CreateSender(const Endpoint& peer) override
       ABSL_LOCKS_EXCLUDED(mu_);

@@ -2,6 +2,8 @@
 // Encoding: three numbers, and an optional message.
 #include "transport/nccl/nccl_descriptor.h"
 
+#include "absl/strings/str_cat.h"
+
 #include "base/byte_reader.h"
 #include "base/status_macros.h"
 
@@ -35,6 +37,21 @@ absl::StatusOr<NcclDescriptor> DecodeNcclDescriptor(absl::string_view body) {
         "a descriptor of nccl's with a message that is not its grant");
   }
   return descriptor;
+}
+
+std::string EncodeNcclPeer(const NcclPeerDescriptor& peer) {
+  char room[4];
+  ByteWriter writer(room, sizeof(room));
+  writer.Put(peer.version);
+  return std::string(writer.view());
+}
+
+absl::StatusOr<NcclPeerDescriptor> DecodeNcclPeer(absl::string_view descriptor) {
+  ByteReader reader(descriptor);
+  const NcclPeerDescriptor peer = {.version = reader.Get<int32_t>()};
+  if (!reader.is_short() && peer.version > 0) return peer;
+  return absl::InvalidArgumentError(absl::StrCat("a descriptor of nccl's of ", descriptor.size(),
+                                                 " bytes that begins with no version"));
 }
 
 }  // namespace ferry

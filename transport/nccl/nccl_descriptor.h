@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The transfer descriptor of the transport `nccl`.
+// The descriptors of the transport `nccl`: of a transfer, and of a process.
 #ifndef FERRY_TRANSPORT_NCCL_NCCL_DESCRIPTOR_H_
 #define FERRY_TRANSPORT_NCCL_NCCL_DESCRIPTOR_H_
 
+#include <cstdint>
 #include <optional>
 #include <string>
 
@@ -22,6 +23,17 @@ struct NcclDescriptor {
 std::string EncodeNcclDescriptor(const NcclDescriptor& descriptor);
 //   Errors: INVALID_ARGUMENT for anything that EncodeNcclDescriptor does not produce.
 absl::StatusOr<NcclDescriptor> DecodeNcclDescriptor(absl::string_view body);
+
+// Transport::local_descriptor of a process that uses NCCL.
+struct NcclPeerDescriptor {
+  // The value of ncclGetVersion.
+  int32_t version = 0;
+};
+
+std::string EncodeNcclPeer(const NcclPeerDescriptor& peer);
+// Ignores further fields, which a later version may have.
+//   Errors: INVALID_ARGUMENT: too short, or no version.
+absl::StatusOr<NcclPeerDescriptor> DecodeNcclPeer(absl::string_view descriptor);
 
 }  // namespace ferry
 

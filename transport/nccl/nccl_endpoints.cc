@@ -10,6 +10,7 @@
 
 #include "base/status_macros.h"
 #include "gpu/cuda/ready_tensor.h"
+#include "tensor/host_arena.h"
 
 namespace ferry {
 namespace {

@@ -13,7 +13,8 @@ namespace {
 
 constexpr absl::Duration kStopTimeout = absl::Seconds(5);
 
-absl::Status WhyNot(const TransportEnvironment& environment, const NcclTransportOptions& options) {
+absl::Status WhyNot(const TransportEnvironment& environment, const NcclTransportOptions& options,
+                    const NcclJob& job) {
   if (environment.gpus == nullptr) {
     return absl::FailedPreconditionError("this process uses no GPUs");
   }
@@ -22,10 +23,10 @@ absl::Status WhyNot(const TransportEnvironment& environment, const NcclTransport
         "it is switched off (--nccl-memory-bytes=0, in programs "
         "NcclTransportOptions::memory_bytes)");
   }
-  if (environment.nccl.library == nullptr) {
-    return absl::FailedPreconditionError(environment.nccl.why_no_library);
+  if (job.library == nullptr) {
+    return absl::FailedPreconditionError(job.why_no_library);
   }
-  if (!environment.nccl.store || !environment.nccl.device_of) {
+  if (!job.store || !job.device_of) {
     return absl::FailedPreconditionError("this process has no store in which ranks could meet");
   }
   return absl::OkStatus();
@@ -98,9 +99,9 @@ std::optional<PeerDevice> NcclPeer::device(DeviceId id) const {
 }
 
 NcclNode::NcclNode(const TransportEnvironment& environment, const NcclTransportOptions& options,
-                   BatchRunner::LearnCallback learn)
-    : node_id_(environment.node_id), status_(WhyNot(environment, options)) {
-  common_ = {.job = environment.nccl,
+                   const NcclJob& job, BatchRunner::LearnCallback learn)
+    : node_id_(environment.node_id), status_(WhyNot(environment, options, job)) {
+  common_ = {.job = job,
              .options = options,
              .gpus = environment.gpus,
              .loop = environment.loop,

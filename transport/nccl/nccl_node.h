@@ -56,7 +56,7 @@ class NcclPeer final : public std::enable_shared_from_this<NcclPeer> {
 class NcclNode final {
  public:
   NcclNode(const TransportEnvironment& environment, const NcclTransportOptions& options,
-           BatchRunner::LearnCallback learn);
+           const NcclJob& job, BatchRunner::LearnCallback learn);
   ~NcclNode();
 
   // OK: NCCL can be used in this process.

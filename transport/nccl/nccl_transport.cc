@@ -3,12 +3,14 @@
 #include "transport/nccl/nccl_transport.h"
 
 #include <cstdlib>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 
 #include "base/status_macros.h"
 #include "transport/gpu_of.h"
+#include "transport/nccl/nccl_descriptor.h"
 #include "transport/nccl/nccl_endpoints.h"
 
 namespace ferry {
@@ -22,11 +24,14 @@ constexpr double kWeight = 0.1;
 }  // namespace
 
 NcclTransport::NcclTransport(const TransportEnvironment& environment,
-                             const NcclTransportOptions& options)
-    : environment_(environment),
+                             const NcclTransportOptions& options, const NcclJob& job)
+    : Transport(kInfo),
+      environment_(environment),
+      job_(job),
+      version_(job.library != nullptr && options.memory_bytes > 0 ? job.library->version() : 0),
       latency_(options.assumed_latency),
       bytes_per_second_(kAssumedBytesPerSecond),
-      node_(environment, options, [this](size_t bytes, absl::Duration taken) {
+      node_(environment, options, job, [this](size_t bytes, absl::Duration taken) {
         const double seen = static_cast<double>(bytes) / absl::ToDoubleSeconds(taken);
         const double before = bytes_per_second_.load(std::memory_order_relaxed);
         // One of two concurrent updates may be lost.
@@ -35,20 +40,32 @@ NcclTransport::NcclTransport(const TransportEnvironment& environment,
 
 NcclTransport::~NcclTransport() = default;
 
-absl::Status NcclTransport::CheckVersions(const PathQuery& query) const {
+std::string NcclTransport::local_descriptor() const {
+  return version_ == 0 ? std::string() : EncodeNcclPeer({.version = version_});
+}
+
+absl::StatusOr<int> NcclTransport::CommonVersion(const PathQuery& query) const {
   const bool is_party = IsParty(query);
-  const int own = is_party ? environment_.nccl.library->version() : query.source->nccl_version;
+  std::optional<int> own;
+  if (is_party) own = version_;
   for (const Endpoint* each : {query.source, query.destination}) {
-    const int version = each->nccl_version;
-    if (version != 0 && version == own) continue;
-    return absl::FailedPreconditionError(
-        version == 0
-            ? absl::StrCat(Describe(each->peer), " does not use NCCL")
-            : absl::StrCat(Describe(each->peer), " has NCCL ", nccl::VersionText(version), ", and ",
-                           is_party ? "this process" : Describe(query.source->peer), " ",
-                           nccl::VersionText(own)));
+    const absl::string_view descriptor = DescriptorOf(*each);
+    if (descriptor.empty()) {
+      return absl::FailedPreconditionError(
+          absl::StrCat(Describe(each->peer), " does not use NCCL"));
+    }
+    const absl::StatusOr<NcclPeerDescriptor> peer = DecodeNcclPeer(descriptor);
+    if (!peer.ok()) {
+      return absl::FailedPreconditionError(
+          absl::StrCat(Describe(each->peer), " published ", peer.status().message()));
+    }
+    if (!own.has_value()) own = peer->version;
+    if (peer->version == *own) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        Describe(each->peer), " has NCCL ", nccl::VersionText(peer->version), ", and ",
+        is_party ? "this process" : Describe(query.source->peer), " ", nccl::VersionText(*own)));
   }
-  return absl::OkStatus();
+  return *own;
 }
 
 bool NcclTransport::IsParty(const PathQuery& query) const {
@@ -62,8 +79,8 @@ absl::StatusOr<PathCost> NcclTransport::Cost(const PathQuery& query) const {
   FERRY_ASSIGN_OR_RETURN(const std::string from, GpuOf(*query.source, query.source_location, "in"));
   FERRY_ASSIGN_OR_RETURN(const std::string to,
                          GpuOf(*query.destination, query.destination_location, "for"));
-  FERRY_RETURN_IF_ERROR(CheckVersions(query));
-  if (from == to && !nccl::AllowsSharedGpu(query.source->nccl_version)) {
+  FERRY_ASSIGN_OR_RETURN(const int version, CommonVersion(query));
+  if (from == to && !nccl::AllowsSharedGpu(version)) {
     return absl::FailedPreconditionError(
         "both ends are on one GPU, and NCCL takes one process of each unless it is 2.30.3 or newer "
         "and NCCL_MULTI_RANK_GPU_ENABLE is 1");
@@ -73,7 +90,7 @@ absl::StatusOr<PathCost> NcclTransport::Cost(const PathQuery& query) const {
   if (!is_party) {
     return PathCost{latency_, bytes_per_second_.load(std::memory_order_relaxed)};
   }
-  const auto& device_of = environment_.nccl.device_of;
+  const auto& device_of = job_.device_of;
   const bool is_source = query.source->peer.node_id == environment_.node_id;
   const int ordinal =
       is_source ? query.source_location.ordinal : query.destination_location.ordinal;

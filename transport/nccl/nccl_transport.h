@@ -15,13 +15,17 @@ namespace ferry {
 // arrived. Thread-safe.
 class NcclTransport final : public Transport {
  public:
-  NcclTransport(const TransportEnvironment& environment, const NcclTransportOptions& options);
+  static constexpr TransportInfo kInfo = {
+      .name = "nccl",
+      .summary = "NCCL between two GPUs, in agreed batches",
+      .capabilities = {.moves_gpu_memory = true, .retryable = true}};
+
+  NcclTransport(const TransportEnvironment& environment, const NcclTransportOptions& options,
+                const NcclJob& job);
   ~NcclTransport() override;
 
-  absl::string_view name() const override { return "nccl"; }
-  absl::string_view summary() const override { return "NCCL between two GPUs, in agreed batches"; }
-  bool moves_gpu_memory() const override { return true; }
-  bool is_retryable() const override { return true; }
+  // This process's NCCL version; nothing if it does not use NCCL.
+  std::string local_descriptor() const override;
   absl::StatusOr<PathCost> Cost(const PathQuery& query) const override;
   std::shared_ptr<TransportSender> CreateSender(const Endpoint& peer) override;
   std::shared_ptr<TransportReceiver> CreateReceiver(const Endpoint& peer,
@@ -33,10 +37,14 @@ class NcclTransport final : public Transport {
  private:
   // True if this process is one of the two, rather than a third one such as ferry topo.
   bool IsParty(const PathQuery& query) const;
+  // The value of ncclGetVersion that both have.
   //   Errors: FAILED_PRECONDITION unless both have the same NCCL version.
-  absl::Status CheckVersions(const PathQuery& query) const;
+  absl::StatusOr<int> CommonVersion(const PathQuery& query) const;
 
   const TransportEnvironment environment_;
+  const NcclJob job_;
+  // 0: this process does not use NCCL.
+  const int version_;
   const absl::Duration latency_;
   std::atomic<double> bytes_per_second_;
   NcclNode node_;

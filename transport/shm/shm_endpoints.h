@@ -12,6 +12,8 @@
 #include "absl/synchronization/mutex.h"
 
 #include "base/spin_lock.h"
+#include "tensor/copy.h"
+#include "tensor/host_arena.h"
 #include "transport/transport.h"
 
 namespace ferry {
@@ -65,8 +67,7 @@ class ShmReceiver final : public TransportReceiver,
   ShmReceiver(TransportEnvironment environment, ReleaseCallback release)
       : environment_(std::move(environment)), release_(std::move(release)) {}
 
-  // A segment that cannot be mapped now may never be needed.
-  bool is_fd_optional() const override { return true; }
+  // Without the descriptor, too: a segment that cannot be mapped now may never be needed.
   absl::Status OnControlMessage(absl::string_view body, absl::Span<UniqueFd> descriptors) override
       ABSL_LOCKS_EXCLUDED(mu_);
   void Fetch(uint64_t id, const TensorHeader& header, absl::string_view body,

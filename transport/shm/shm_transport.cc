@@ -52,7 +52,8 @@ struct ShmTransport::Outlets {
 };
 
 ShmTransport::ShmTransport(TransportEnvironment environment)
-    : environment_(std::move(environment)),
+    : Transport(kInfo),
+      environment_(std::move(environment)),
       support_(MemorySegment::CheckSupport()),
       copy_bytes_per_second_(MeasureCopy()),
       senders_(std::make_shared<Outlets>()),

@@ -15,15 +15,17 @@ namespace ferry {
 // receiver copies the tensor there, on as many cores as it has.
 class ShmTransport final : public Transport {
  public:
+  static constexpr TransportInfo kInfo = {.name = "shm",
+                                          .summary = "hands memory over within a host",
+                                          .capabilities = {.outlives_producer = true,
+                                                           .latency_is_fd_channel_rtt = true,
+                                                           .fd_optional = true,
+                                                           .shares_memory = true,
+                                                           .needs_fd_channel = true}};
+
   // Measures copy bandwidth.
   explicit ShmTransport(TransportEnvironment environment);
 
-  absl::string_view name() const override { return "shm"; }
-  absl::string_view summary() const override { return "hands memory over within a host"; }
-  bool outlives_producer() const override { return true; }
-  bool latency_is_control_rtt(bool channel_passes_descriptors) const override {
-    return channel_passes_descriptors;
-  }
   absl::StatusOr<PathCost> Cost(const PathQuery& query) const override;
   std::shared_ptr<TransportSender> CreateSender(const Endpoint& peer) override;
   std::shared_ptr<TransportReceiver> CreateReceiver(const Endpoint& peer,

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "tensor/check_values.h"
+#include "tensor/host_arena.h"
 
 namespace ferry {
 

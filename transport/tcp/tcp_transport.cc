@@ -32,7 +32,8 @@ absl::StatusOr<std::unique_ptr<TcpTransport>> TcpTransport::Create(TransportEnvi
 }
 
 TcpTransport::TcpTransport(TransportEnvironment environment, std::unique_ptr<DataPlane> plane)
-    : environment_(std::move(environment)),
+    : Transport(kInfo),
+      environment_(std::move(environment)),
       plane_(std::move(plane)),
       loopback_(MeasureLoopback()) {}
 

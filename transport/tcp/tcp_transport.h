@@ -28,18 +28,19 @@ struct TcpTransportOptions {
 // time: no other thread has to be woken for those.
 class TcpTransport final : public Transport {
  public:
+  static constexpr TransportInfo kInfo = {.name = "tcp",
+                                          .summary = "slices over several connections",
+                                          .capabilities = {.measurable = true,
+                                                           .latency_is_plain_channel_rtt = true,
+                                                           .uses_data_connections = true,
+                                                           .moves_over_tcp = true}};
+
   //   Errors: RESOURCE_EXHAUSTED.
   static absl::StatusOr<std::unique_ptr<TcpTransport>> Create(TransportEnvironment environment,
                                                               TcpTransportOptions options);
   ~TcpTransport() override;
 
-  absl::string_view name() const override { return "tcp"; }
-  absl::string_view summary() const override { return "slices over several connections"; }
   absl::StatusOr<PathCost> Cost(const PathQuery& query) const override;
-  bool is_measurable() const override { return true; }
-  bool latency_is_control_rtt(bool channel_passes_descriptors) const override {
-    return !channel_passes_descriptors;
-  }
   std::shared_ptr<TransportSender> CreateSender(const Endpoint& peer) override
       ABSL_LOCKS_EXCLUDED(mu_);
   std::shared_ptr<TransportReceiver> CreateReceiver(const Endpoint& peer,

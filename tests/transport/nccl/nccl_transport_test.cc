@@ -49,7 +49,7 @@ class NcclTransportTest : public ::testing::Test {
     loop_ = *EventLoop::Create({});
     for (int node = 0; node < 2; ++node) {
       nodes_[node].peer = {node, 1000u + static_cast<uint64_t>(node)};
-      nodes_[node].nccl_version = nccl_->version();
+      nodes_[node].transports = {{"nccl", EncodeNcclPeer({.version = nccl_->version()})}};
       for (int gpu = 0; gpu < 2; ++gpu) {
         nodes_[node].gpus.push_back(absl::StrCat("GPU-", node, "-", gpu));
       }
@@ -63,14 +63,13 @@ class NcclTransportTest : public ::testing::Test {
     environment.gpus = gpus_.get();
     environment.node_id = 0;
     environment.incarnation = nodes_[0].peer.incarnation;
-    environment.nccl.library = nccl_;
-    environment.nccl.store = [](std::shared_ptr<CliqueListener>) {
-      return std::make_unique<NoStore>();
-    };
-    environment.nccl.device_of = [](int32_t node, int ordinal) {
+    NcclJob job;
+    job.library = nccl_;
+    job.store = [](std::shared_ptr<CliqueListener>) { return std::make_unique<NoStore>(); };
+    job.device_of = [](int32_t node, int ordinal) {
       return std::optional<DeviceId>(DeviceId(node * 16 + ordinal));
     };
-    return std::make_unique<NcclTransport>(environment, NcclTransportOptions());
+    return std::make_unique<NcclTransport>(environment, NcclTransportOptions(), job);
   }
   // From the other node's GPU 0 to this one's.
   absl::Status Cost(const NcclTransport& transport) const {
