@@ -43,12 +43,14 @@ bool IsWithin(absl::string_view inner, absl::string_view outer) {
 void CheckHello(absl::string_view body, CapturingChannel& channel) {
   const absl::StatusOr<HelloMessage> hello = DecodeHello(body);
   if (!hello.ok()) return;
-  FERRY_CHECK(hello->boot_id.size() + hello->host_name.size() + 4 <= body.size());
+  FERRY_CHECK(hello->boot_id.size() + hello->host_name.size() <= body.size());
+  FERRY_CHECK(hello->transports.size() <= kMaxTransports);
   FERRY_CHECK(SendHello(channel, *hello).ok());
   const absl::StatusOr<HelloMessage> again = DecodeHello(channel.body);
   FERRY_CHECK(again.ok());
   FERRY_CHECK(again->boot_id == hello->boot_id.substr(0, 256));
   FERRY_CHECK(again->host_name == hello->host_name.substr(0, 256));
+  FERRY_CHECK(again->transports == hello->transports);
 }
 
 void CheckRequest(absl::string_view body, CapturingChannel& channel) {

@@ -15,6 +15,9 @@
 #ifndef FERRY_TESTS_RUNTIME_CONFORMANCE_CONFORMANCE_H_
 #define FERRY_TESTS_RUNTIME_CONFORMANCE_CONFORMANCE_H_
 
+#include <cstdlib>
+#include <filesystem>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <utility>
@@ -25,8 +28,39 @@
 #include "absl/strings/str_cat.h"
 
 #include "tests/runtime/engine_pair.h"
+#include "tests/support/file_transport.h"
 
 namespace ferry {
+
+// A directory of this test program, for the transport "file".
+class FileDirectory final {
+ public:
+  static const std::string& Path() {
+    static const FileDirectory directory;
+    return directory.path_;
+  }
+  // Exposed tensors that have not been released.
+  static ptrdiff_t FileCount() {
+    const auto files = std::filesystem::directory_iterator(Path());
+    return std::distance(begin(files), end(files));
+  }
+
+ private:
+  FileDirectory() : path_(::testing::TempDir() + "ferry_files_XXXXXX") {
+    FERRY_CHECK(mkdtemp(path_.data()) != nullptr);
+  }
+  ~FileDirectory() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+
+  std::string path_;
+};
+
+// The transports that are not built in: a line each.
+inline std::vector<TransportFactory> ExtraTransports() {
+  return {FileTransportFactory(FileDirectory::Path())};
+}
 
 // One path of a tensor in host memory from a sender to a receiver.
 struct Way {
@@ -52,7 +86,18 @@ inline std::vector<Way> WaysBetweenProcesses() {
           {"shm_copied", "shm", false, true},
           {"tcp", "tcp", false, false},
           {"tcp_into_buffer", "tcp", true, true},
+          {"file", "file", false, false},
+          {"file_into_buffer", "file", true, true},
           {"grpc", "grpc", false, false}};
+}
+
+// The transports of these ways: gRPC has no transfer descriptors.
+inline std::vector<std::string> TransportsBetweenProcesses() {
+  std::vector<std::string> names;
+  for (const Way& way : WaysBetweenProcesses()) {
+    if (!way.is_grpc() && (names.empty() || names.back() != way.path)) names.emplace_back(way.path);
+  }
+  return names;
 }
 
 inline std::vector<Way> AllWays() {
@@ -72,6 +117,7 @@ class Conformance : public ::testing::TestWithParam<Way> {
       options.protocol = WireProtocol::kGrpc;
     } else {
       options.require_transport = GetParam().path;
+      options.extra_transports = ExtraTransports();
     }
     options.checksum = true;
     return options;
@@ -104,7 +150,9 @@ class Conformance : public ::testing::TestWithParam<Way> {
     return condition();
   }
   bool HasNothingLent() {
-    return Becomes([this] { return source_->exchange->arena().stats().block_count == 0; });
+    return Becomes([this] {
+      return source_->exchange->arena().stats().block_count == 0 && FileDirectory::FileCount() == 0;
+    });
   }
 
   Directory directory_;

@@ -18,14 +18,30 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// `local` has no descriptors for other processes, and gRPC has none.
-const char* const kTransportsWithDescriptors[] = {"shm", "tcp"};
-
-class ConformanceOfDescriptors : public ::testing::TestWithParam<const char*> {
+class ConformanceOfDescriptors : public ::testing::TestWithParam<std::string> {
  protected:
   using End = RoguePeer::End;
 
-  bool over_tcp() const { return GetParam() == std::string("tcp"); }
+  bool over_tcp() const { return GetParam() == "tcp"; }
+  bool is_extra() const { return FindTransport(ExtraTransports(), GetParam()) != nullptr; }
+  TransferEngineOptions Options() const {
+    TransferEngineOptions options;
+    options.extra_transports = ExtraTransports();
+    // Cheaper ones would be selected.
+    if (is_extra()) options.require_transport = GetParam();
+    return options;
+  }
+  // Its number in the messages of the engine.
+  int Number() const {
+    const std::vector<TransportDescription>& all = end_->exchange->self().transports;
+    const auto found = std::find_if(all.begin(), all.end(),
+                                    [](const auto& each) { return each.name == GetParam(); });
+    return static_cast<int>(found - all.begin()) + 1;
+  }
+  // Tensors of the engine that are kept for the peer.
+  int64_t Exposed() const {
+    return is_extra() ? FileDirectory::FileCount() : end_->exchange->arena().stats().block_count;
+  }
   static Tensor InArena(RoguePeer& rogue, int64_t bytes) {
     Tensor tensor = *Tensor::Create(DataType::kUint8, *Shape::Create({bytes}),
                                     *rogue.arena().Allocate(static_cast<size_t>(bytes)));
@@ -47,7 +63,7 @@ class ConformanceOfDescriptors : public ::testing::TestWithParam<const char*> {
   }
 
   Directory directory_;
-  std::unique_ptr<ExchangeEnd> end_ = std::make_unique<ExchangeEnd>(directory_, 2);
+  std::unique_ptr<ExchangeEnd> end_ = std::make_unique<ExchangeEnd>(directory_, 2, Options());
   int asked_ = 0;
 };
 
@@ -56,11 +72,14 @@ class ConformanceOfDescriptors : public ::testing::TestWithParam<const char*> {
 TEST_P(ConformanceOfDescriptors, AnySizeIsAccepted) {
   int64_t bytes = 0;
   RoguePeer* self = nullptr;
-  RoguePeer rogue(directory_, 1, [&](End& end, uint64_t id) {
-    end.SendRts(id, self->NumberOf(GetParam()),
-                bytes == 0 ? *Tensor::Allocate(DataType::kUint8, *Shape::Create({0}))
-                           : InArena(*self, bytes));
-  });
+  RoguePeer rogue(
+      directory_, 1,
+      [&](End& end, uint64_t id) {
+        end.SendRts(id, self->NumberOf(GetParam()),
+                    bytes == 0 ? *Tensor::Allocate(DataType::kUint8, *Shape::Create({0}))
+                               : InArena(*self, bytes));
+      },
+      {}, false, ExtraTransports());
   self = &rogue;
   for (const int64_t each : {0, 1, 2, 63, 64, 4095, 4097, 300'000, (1 << 20) + 1}) {
     for (const bool into_buffer : {false, true}) {
@@ -83,12 +102,15 @@ TEST_P(ConformanceOfDescriptors, AnySizeIsAccepted) {
 
 TEST_P(ConformanceOfDescriptors, GarbageOrTruncatedOnesEndTheirChannelOnly) {
   constexpr int64_t kBytes = 100'000;
-  ExchangeEnd honest(directory_, 3);
+  ExchangeEnd honest(directory_, 3, Options());
   std::function<void(ReadyToSendMessage&, std::string&)> change;
   RoguePeer* self = nullptr;
-  RoguePeer rogue(directory_, 1, [&](End& end, uint64_t id) {
-    end.SendRts(id, self->NumberOf(GetParam()), InArena(*self, kBytes), change);
-  });
+  RoguePeer rogue(
+      directory_, 1,
+      [&](End& end, uint64_t id) {
+        end.SendRts(id, self->NumberOf(GetParam()), InArena(*self, kBytes), change);
+      },
+      {}, false, ExtraTransports());
   self = &rogue;
   size_t whole = 0;
   rogue.Do(
@@ -166,8 +188,8 @@ TEST_P(ConformanceOfDescriptors, GarbageOrTruncatedOnesEndTheirChannelOnly) {
 // Frames of each type, and of unknown ones, with arbitrary content.
 TEST_P(ConformanceOfDescriptors, FramesOfArbitraryBytesEndTheirChannelOnly) {
   constexpr int kConnections = 150;
-  RoguePeer rogue(directory_, 1, {}, {}, over_tcp());
-  ExchangeEnd honest(directory_, 3);
+  RoguePeer rogue(directory_, 1, {}, {}, over_tcp(), ExtraTransports());
+  ExchangeEnd honest(directory_, 3, Options());
   std::mt19937 random(41);
   for (int i = 0; i < kConnections; ++i) {
     std::string body(random() % 100, '\0');
@@ -205,7 +227,7 @@ TEST_P(ConformanceOfDescriptors, ReleasedWithoutAFetchReturnTheMemory) {
   RoguePeer rogue(
       directory_, 1, {},
       [&](End& end, const ReadyToSendMessage& rts) {
-        EXPECT_EQ(rts.transport, end.channel().passes_descriptors() ? 1 : 2);
+        EXPECT_EQ(rts.transport, Number());
         for (int i = 0; i < 2; ++i) {
           (void)SendId(end.channel(), PeerMessageType::kAck, rts.id);
         }
@@ -213,7 +235,7 @@ TEST_P(ConformanceOfDescriptors, ReleasedWithoutAFetchReturnTheMemory) {
         absl::MutexLock lock(&mu);
         descriptors.push_back(rts.id);
       },
-      over_tcp());
+      over_tcp(), ExtraTransports());
   const auto key = [&](int i) {
     const auto device = [](int node) {
       return absl::StrCat("/job:worker/replica:0/task:", node, "/device:CPU:0");
@@ -243,14 +265,15 @@ TEST_P(ConformanceOfDescriptors, ReleasedWithoutAFetchReturnTheMemory) {
   // TCP completes a transfer that it has begun, since receivers, which open the connections, count
   // on it. It is given up with the control channel.
   if (over_tcp()) end_->exchange->FailNode(1, absl::UnavailableError("given up by the test"));
-  EXPECT_TRUE(Becomes([&] { return end_->exchange->arena().stats().block_count == 0; }));
+  EXPECT_TRUE(Becomes([&] { return Exposed() == 0; }));
 }
 
 // The same without a message.
 TEST_P(ConformanceOfDescriptors, UnfetchedOnesAreGivenUpWithTheirChannel) {
   absl::Notification got;
   RoguePeer rogue(
-      directory_, 1, {}, [&](End&, const ReadyToSendMessage&) { got.Notify(); }, over_tcp());
+      directory_, 1, {}, [&](End&, const ReadyToSendMessage&) { got.Notify(); }, over_tcp(),
+      ExtraTransports());
   const auto device = [](int node) {
     return absl::StrCat("/job:worker/replica:0/task:", node, "/device:CPU:0");
   };
@@ -261,7 +284,7 @@ TEST_P(ConformanceOfDescriptors, UnfetchedOnesAreGivenUpWithTheirChannel) {
     (void)SendRequest(end.channel(), {1, 1, false, key});
   });
   ASSERT_TRUE(got.WaitForNotificationWithTimeout(absl::Seconds(10)));
-  EXPECT_EQ(end_->exchange->arena().stats().block_count, 1);
+  EXPECT_EQ(Exposed(), 1);
   const auto transfers = [&] {
     int count = 0;
     end_->exchange->ForEachTransfer(absl::ZeroDuration(), [&](const PendingStepOp&) { ++count; });
@@ -269,7 +292,7 @@ TEST_P(ConformanceOfDescriptors, UnfetchedOnesAreGivenUpWithTheirChannel) {
   };
   EXPECT_EQ(transfers(), 1);
   end_->exchange->FailNode(1, absl::UnavailableError("given up by the test"));
-  EXPECT_TRUE(Becomes([&] { return end_->exchange->arena().stats().block_count == 0; }));
+  EXPECT_TRUE(Becomes([&] { return Exposed() == 0; }));
   EXPECT_EQ(transfers(), 0);
 }
 
@@ -358,7 +381,7 @@ INSTANTIATE_TEST_SUITE_P(Over, ConformanceOfSlices, ::testing::Values(0, kNearCo
                          });
 
 INSTANTIATE_TEST_SUITE_P(Of, ConformanceOfDescriptors,
-                         ::testing::ValuesIn(kTransportsWithDescriptors),
+                         ::testing::ValuesIn(TransportsBetweenProcesses()),
                          [](const auto& info) { return std::string(info.param); });
 
 }  // namespace
