@@ -22,26 +22,19 @@ namespace {
 
 constexpr uint32_t Bit(IncomingState state) { return 1u << static_cast<uint32_t>(state); }
 
-// The states that may follow a state.
-constexpr uint32_t Successors(IncomingState state) {
-  switch (state) {
-    case IncomingState::kQueued:
-      return Bit(IncomingState::kRequested) | Bit(IncomingState::kFinished);
-    case IncomingState::kRequested:
-    case IncomingState::kRetrying:
-      // To kFinished by a tensor that is inline, by an ERROR, or by the end of the channel.
-      return Bit(IncomingState::kFetching) | Bit(IncomingState::kCancelled) |
-             Bit(IncomingState::kFinished);
-    case IncomingState::kFetching:
-      // A fetch that is cancelled has had its answer.
-      return Bit(IncomingState::kRetrying) | Bit(IncomingState::kFinished);
-    case IncomingState::kCancelled:
-      return Bit(IncomingState::kFinished);
-    case IncomingState::kFinished:
-      return 0;
-  }
-  return 0;
-}
+// The states that may follow each state, in the order of the enum.
+constexpr uint32_t kSuccessors[] = {
+    /* kQueued */ Bit(IncomingState::kRequested) | Bit(IncomingState::kFinished),
+    // To kFinished by a tensor that is inline, by an ERROR, or by the end of the channel.
+    /* kRequested */ Bit(IncomingState::kFetching) | Bit(IncomingState::kCancelled) |
+        Bit(IncomingState::kFinished),
+    // A fetch that is cancelled has had its answer.
+    /* kFetching */ Bit(IncomingState::kRetrying) | Bit(IncomingState::kFinished),
+    /* kRetrying */ Bit(IncomingState::kFetching) | Bit(IncomingState::kCancelled) |
+        Bit(IncomingState::kFinished),
+    /* kCancelled */ Bit(IncomingState::kFinished),
+    /* kFinished */ 0,
+};
 
 }  // namespace
 
@@ -51,7 +44,9 @@ absl::string_view IncomingStateName(IncomingState state) {
   return kNames[static_cast<size_t>(state)];
 }
 
-bool IsLegal(IncomingState from, IncomingState to) { return (Successors(from) & Bit(to)) != 0; }
+bool IsLegal(IncomingState from, IncomingState to) {
+  return (kSuccessors[static_cast<size_t>(from)] & Bit(to)) != 0;
+}
 
 IncomingTransfer::IncomingTransfer(std::weak_ptr<TensorRequester> requester, int64_t step_id,
                                    const RendezvousKey& key, const RecvArgs& args,

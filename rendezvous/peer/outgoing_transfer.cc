@@ -22,31 +22,21 @@ constexpr int kMaxTries = 8;
 
 constexpr uint32_t Bit(OutgoingState state) { return 1u << static_cast<uint32_t>(state); }
 
-// The states that may follow a state.
-constexpr uint32_t Successors(OutgoingState state) {
-  switch (state) {
-    case OutgoingState::kRequested:
-      return Bit(OutgoingState::kMatched) | Bit(OutgoingState::kFinished);
-    case OutgoingState::kMatched:
-      return Bit(OutgoingState::kStaging) | Bit(OutgoingState::kExposing) |
-             Bit(OutgoingState::kFinished);
-    case OutgoingState::kStaging:
-      return Bit(OutgoingState::kMatched) | Bit(OutgoingState::kFinished);
-    case OutgoingState::kExposing:
-      // Back to kMatched if the transport cannot send it.
-      return Bit(OutgoingState::kExposed) | Bit(OutgoingState::kMatched) |
-             Bit(OutgoingState::kFinished);
-    case OutgoingState::kExposed:
-      // Back to kMatched if the consumer requests another attempt.
-      return Bit(OutgoingState::kLent) | Bit(OutgoingState::kMatched) |
-             Bit(OutgoingState::kFinished);
-    case OutgoingState::kLent:
-      return Bit(OutgoingState::kFinished);
-    case OutgoingState::kFinished:
-      return 0;
-  }
-  return 0;
-}
+// The states that may follow each state, in the order of the enum.
+constexpr uint32_t kSuccessors[] = {
+    /* kRequested */ Bit(OutgoingState::kMatched) | Bit(OutgoingState::kFinished),
+    /* kMatched */ Bit(OutgoingState::kStaging) | Bit(OutgoingState::kExposing) |
+        Bit(OutgoingState::kFinished),
+    /* kStaging */ Bit(OutgoingState::kMatched) | Bit(OutgoingState::kFinished),
+    // Back to kMatched if the transport cannot send it.
+    /* kExposing */ Bit(OutgoingState::kExposed) | Bit(OutgoingState::kMatched) |
+        Bit(OutgoingState::kFinished),
+    // Back to kMatched if the consumer requests another attempt.
+    /* kExposed */ Bit(OutgoingState::kLent) | Bit(OutgoingState::kMatched) |
+        Bit(OutgoingState::kFinished),
+    /* kLent */ Bit(OutgoingState::kFinished),
+    /* kFinished */ 0,
+};
 
 }  // namespace
 
@@ -56,7 +46,9 @@ absl::string_view OutgoingStateName(OutgoingState state) {
   return kNames[static_cast<size_t>(state)];
 }
 
-bool IsLegal(OutgoingState from, OutgoingState to) { return (Successors(from) & Bit(to)) != 0; }
+bool IsLegal(OutgoingState from, OutgoingState to) {
+  return (kSuccessors[static_cast<size_t>(from)] & Bit(to)) != 0;
+}
 
 OutgoingTransfer::OutgoingTransfer(std::shared_ptr<TensorResponder> responder,
                                    const RequestMessage& message, const RendezvousKey& key)

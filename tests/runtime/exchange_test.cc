@@ -208,6 +208,13 @@ TEST(ExchangeTest, FinishedReceives_LeaveNothingWithTheirCancellation) {
   EXPECT_EQ(step.RecvValue(key, absl::Milliseconds(1), args).status().code(),
             absl::StatusCode::kDeadlineExceeded);
   EXPECT_EQ(cancellation.registered_count(), 0u);
+  // The sender may match a value with the cancelled request until it confirms the cancellation.
+  const std::shared_ptr<TensorRequester> requester =
+      b.exchange->fetcher().ClientOf(a.exchange->self().peer);
+  ASSERT_NE(requester, nullptr);
+  EXPECT_TRUE(b.exchange->loop().WaitUntil(
+      [&] { return requester->InnerTableSizes()["client.cancelled"] == 0; },
+      SteadyClock().Now() + absl::Seconds(30)));
   ASSERT_TRUE(a.Step(1)->Send(key, *Tensor::Allocate(DataType::kInt32, *Shape::Create({4}))).ok());
   const auto received = step.RecvValue(key, absl::Minutes(1), args);
   EXPECT_TRUE(received.ok()) << received.status();
