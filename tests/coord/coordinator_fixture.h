@@ -167,7 +167,8 @@ class TestJob final {
     }
   }
 
-  // Lets time pass as an executor would: every deadline is met at its time.
+  // Lets time pass as an executor would: every deadline is met at its time, and nothing that
+  // NextDeadline does not announce.
   void Advance(absl::Duration duration) {
     const absl::Time target = clock_.Now() + duration;
     while (coordinator_->NextDeadline() <= target) {
@@ -176,7 +177,7 @@ class TestJob final {
       ADD_FAILURE() << "something stays due after Advance(): an executor would spin";
       break;
     }
-    MoveTo(target);
+    clock_.Advance(target - clock_.Now());
   }
 
   // Like Advance, with heartbeats of `tasks` (of LifeOf) four times per heartbeat timeout.

@@ -7,7 +7,6 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
 
 #include "base/table_sizes.h"
 #include "coord/core/coordinator.h"
@@ -17,20 +16,25 @@ namespace ferry::coord {
 // The first two tables that do not agree, or one that has outgrown its limit; empty if all is well.
 // Holds between any two calls.
 inline std::string TablesThatDisagree(const Coordinator& coordinator) {
-  TableSizes sizes = coordinator.InnerTableSizes();
+  const TableSizes sizes = coordinator.InnerTableSizes();
   std::string wrong;
-  const auto expect = [&](bool holds, absl::string_view a, absl::string_view b) {
+  // A table that is not listed would agree with everything.
+  const auto size = [&](const char* name) {
+    const auto found = sizes.find(name);
+    if (found == sizes.end() && wrong.empty()) wrong = absl::StrCat(name, " is not listed");
+    return found == sizes.end() ? 0 : found->second;
+  };
+  const auto expect = [&](bool holds, const char* a, const char* b) {
     if (holds || !wrong.empty()) return;
-    wrong = absl::StrCat(a, " has ", sizes[std::string(a)], " entries, ", b, " has ",
-                         sizes[std::string(b)]);
+    wrong = absl::StrCat(a, " has ", size(a), " entries, ", b, " has ", size(b));
   };
-  const auto same = [&](const char* a, const char* b) { expect(sizes[a] == sizes[b], a, b); };
-  const auto at_most = [&](const char* a, const char* b) { expect(sizes[a] <= sizes[b], a, b); };
-  const auto empty = [&](const char* a) { expect(sizes[a] == 0, a, "what it is to have"); };
+  const auto same = [&](const char* a, const char* b) { expect(size(a) == size(b), a, b); };
+  const auto at_most = [&](const char* a, const char* b) { expect(size(a) <= size(b), a, b); };
   const auto bounded = [&](const char* a, size_t limit) {
-    if (sizes[a] <= limit || !wrong.empty()) return;
-    wrong = absl::StrCat(a, " has ", sizes[a], " entries, over the limit of ", limit);
+    if (size(a) <= limit || !wrong.empty()) return;
+    wrong = absl::StrCat(a, " has ", size(a), " entries, over the limit of ", limit);
   };
+  const auto empty = [&](const char* a) { bounded(a, 0); };
   same("store.waits", "store.filed_waits");
   empty("store.keys_without_waits");
   at_most("store.deadlines", "store.waits");
