@@ -129,12 +129,17 @@ WaitId Coordinator::Barrier(BarrierArrival arrival, Barriers::DoneCallback done)
     completions_.Post(std::move(done), BarrierResult{status, arrival.counter});
     return kNoWait;
   }
-  return barriers_.Arrive(std::move(arrival), Now(), std::move(done));
+  const WaitId wait = barriers_.Arrive(std::move(arrival), Now(), std::move(done));
+  // The barrier may be one of the coordinator's own.
+  Settle();
+  return wait;
 }
 
 absl::Status Coordinator::CancelBarrier(absl::string_view id, int64_t counter) {
   if (absl::Status status = CheckRunning(); !status.ok()) return status;
-  return barriers_.CancelBarrier(id, counter);
+  absl::Status status = barriers_.CancelBarrier(id, counter);
+  Settle();
+  return status;
 }
 
 WaitId Coordinator::EnumerateDevices(TaskId task, LocalTopology local, absl::Duration timeout,

@@ -312,6 +312,33 @@ TEST(Registration, TaskThatRegistersSoonAfterTheTimeoutIsAbortedEvenWithReuse) {
   EXPECT_THAT(job.Register(1).result(), Fails(absl::StatusCode::kAborted));
 }
 
+// Clients of the coordination service may wait at any barrier: one that waits at the coordinator's
+// own takes the place of a task, and the others join at once.
+TEST(Registration, BarrierCallThatCompletesTheRegisterBarrier_ConnectsThoseThatWait) {
+  TestJob job(TogetherOptions(2));
+  const StatusCall waiting = job.Register(0);
+  ASSERT_THAT(job.Barrier(1, std::string(Coordinator::RegisterBarrierId())).result(), IsOk());
+  EXPECT_THAT(waiting.result(), IsOk());
+  EXPECT_EQ(job.state(0), TaskState::kConnected);
+  EXPECT_THAT(job.Heartbeat(0), IsOk());
+}
+
+// The same with a call that fails the barrier.
+TEST(Registration, BarrierCallThatFailsTheRegisterBarrier_FailsTheJobAtOnce) {
+  for (const bool by_cancelling : {false, true}) {
+    TestJob job(TogetherOptions(2));
+    const StatusCall waiting = job.Register(0);
+    const std::string id(Coordinator::RegisterBarrierId());
+    if (by_cancelling) {
+      ASSERT_THAT(job.CancelBarrier(id), IsOk());
+    } else {
+      ASSERT_THAT(job.Barrier(1, id, 0, {1}).result(), Fails(absl::StatusCode::kInvalidArgument));
+    }
+    EXPECT_FALSE(waiting.result().ok());
+    EXPECT_EQ(job.state(0), TaskState::kError);
+  }
+}
+
 // A job that fails to name its parts must not start.
 TEST(Registration, ACoordinatorWithoutTasksIsRefused) {
   FakeClock clock;
