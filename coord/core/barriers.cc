@@ -320,16 +320,15 @@ void Barriers::RemoveArrival(const std::string& id, TaskId task) {
   // No arrival is left: restore the state before this use.
   open_by_deadline_.erase({barrier.deadline, id});
   if (barrier.counter == 0) {
-    Unremember(barrier);
     barriers_.erase(found);
-  } else {
-    --barrier.counter;
-    barrier.is_over = true;
-    if (barrier.finish == 0 && !barrier.one_shot) {
-      Remember(id, barrier);
-      ForgetOldResults();
-    }
+    return;
   }
+  --barrier.counter;
+  barrier.is_over = true;
+  if (barrier.one_shot) return;
+  // Its result may have been forgotten meanwhile.
+  Remember(id, barrier);
+  ForgetOldResults();
 }
 
 void Barriers::Fail(absl::string_view id, const absl::Status& why) {
@@ -344,8 +343,8 @@ void Barriers::FailThoseOf(TaskId task, const absl::Status& why, absl::string_vi
     if (id != spared) open.push_back(id);
   }
   for (const std::string& id : open) {
+    // Ending one barrier ends no other, and forgets only those that are over.
     const auto found = barriers_.find(id);
-    if (found == barriers_.end() || found->second.is_over) continue;
     if (!IsParticipant(found->second, task)) continue;
     Finish(found->first, found->second,
            absl::InternalError(absl::StrCat("Barrier failed. ", Describe(id, found->second.counter),
@@ -397,14 +396,11 @@ absl::Time Barriers::NextDeadline() const {
   return open_by_deadline_.empty() ? absl::InfiniteFuture() : open_by_deadline_.begin()->first;
 }
 
-std::vector<std::string> Barriers::Expire(absl::Time now) {
-  std::vector<std::string> expired;
+void Barriers::Expire(absl::Time now) {
   while (!open_by_deadline_.empty() && open_by_deadline_.begin()->first <= now) {
     const auto found = barriers_.find(open_by_deadline_.begin()->second);
-    expired.push_back(found->first);
     Finish(found->first, found->second, TimedOut(found->first, found->second, now));
   }
-  return expired;
 }
 
 absl::Status Barriers::TimedOut(const std::string& id, const Barrier& barrier,

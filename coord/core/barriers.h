@@ -97,8 +97,8 @@ class Barriers final {
   bool IsOver(absl::string_view id) const;
 
   absl::Time NextDeadline() const;
-  // Fails the barriers whose deadline has passed; returns their ids.
-  std::vector<std::string> Expire(absl::Time now);
+  // Fails the barriers whose deadline has passed.
+  void Expire(absl::Time now);
 
   size_t wait_count() const { return waits_.size(); }
   size_t open_count() const { return open_by_deadline_.size(); }

@@ -210,7 +210,6 @@ bool Coordinator::Cancel(WaitId wait) {
 }
 
 void Coordinator::Stop() {
-  if (is_stopped_) return;
   is_stopped_ = true;
   const absl::Status cancelled =
       CoordinationError(absl::CancelledError("the coordinator is stopping"));
@@ -251,7 +250,6 @@ void Coordinator::Advance() {
   ExpireJoining(now);
   ExpireJoiningFailures(now);
   barriers_.Expire(now);
-  Settle();
   ExpireSilentTasks(now);
   Settle();
 }

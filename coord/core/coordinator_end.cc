@@ -114,7 +114,6 @@ absl::Status Coordinator::ResetTask(TaskId id) {
 }
 
 absl::Status Coordinator::LeaveTask(TaskId id, Incarnation incarnation) {
-  if (absl::Status status = CheckTask(id); !status.ok()) return status;
   const auto joining = joining_.find(id);
   if (joining == joining_.end() || joining->second.registration.incarnation != incarnation) {
     return ResetTask(id);

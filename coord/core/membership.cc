@@ -78,7 +78,7 @@ void Membership::NoteConnectionEnd(TaskId id, absl::Time now) {
 
 absl::Duration Membership::SilenceLimit(const Task& task) const {
   const absl::Duration told = options_.heartbeat_timeout;
-  if (!task.heartbeat_interval.is_learned()) return told;
+  // Zero while it is unknown.
   const absl::Duration learned = task.heartbeat_interval.timeout();
   if (learned > told) return options_.heartbeat_timeout_is_limit ? told : learned;
   return task.heartbeat_interval.is_certain() ? learned : told;
@@ -92,7 +92,6 @@ absl::Duration Membership::ReconnectGrace(const Task& task) const {
 
 bool Membership::LivesByItsCall(const Task& task) const {
   if (!task.has_live_poll) return false;
-  if (!task.heartbeat_interval.is_learned()) return true;
   const bool is_seldom = task.heartbeat_interval.timeout() > options_.heartbeat_timeout;
   // A task with frequent enough heartbeats is judged by these alone, as its client expects.
   return is_seldom ? options_.heartbeat_timeout_is_limit : !task.heartbeat_interval.is_certain();
