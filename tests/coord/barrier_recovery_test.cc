@@ -350,6 +350,62 @@ TEST(BarrierLimits, ResultsUpToTheLimit_AreKept) {
   EXPECT_THAT(small.CancelBarrier("a"), Fails(absl::StatusCode::kNotFound));
 }
 
+// The error of a late call replaces the result, is larger, and makes it the newest.
+TEST(BarrierLimits, ResultReplacedByALateCall_CountsAnew) {
+  CoordinatorOptions options = PlainOptions(2);
+  options.max_finished_barriers = 2;
+  TestJob job(options);
+  job.RegisterAll();
+  for (const char* id : {"a", "b"}) ASSERT_THAT(job.Barrier(0, id, kFirst, {0}).result(), IsOk());
+  const auto bytes = [](TestJob& of) {
+    return of.coordinator().InnerTableSizes()["barriers.finished_bytes"];
+  };
+  const size_t bytes_of_results = bytes(job);
+  const BarrierCall late = job.Barrier(1, "a", kFirst, {1});
+  ASSERT_THAT(late.result(), Fails(absl::StatusCode::kInvalidArgument));
+  const size_t bytes_of_error = late.result().status.message().size();
+  EXPECT_EQ(bytes(job), bytes_of_results + bytes_of_error);
+  ASSERT_THAT(job.Barrier(0, "c", kFirst, {0}).result(), IsOk());
+  EXPECT_THAT(job.CancelBarrier("a"), Fails(absl::StatusCode::kFailedPrecondition));
+  EXPECT_THAT(job.CancelBarrier("b"), Fails(absl::StatusCode::kNotFound));
+
+  options = PlainOptions(2);
+  options.max_finished_barrier_bytes = bytes_of_results + bytes_of_error - 1;
+  TestJob small(options);
+  small.RegisterAll();
+  for (const char* id : {"a", "b"}) {
+    ASSERT_THAT(small.Barrier(0, id, kFirst, {0}).result(), IsOk());
+  }
+  ASSERT_THAT(small.Barrier(1, "a", kFirst, {1}).result(),
+              Fails(absl::StatusCode::kInvalidArgument));
+  EXPECT_THAT(small.CancelBarrier("b"), Fails(absl::StatusCode::kNotFound));
+  EXPECT_THAT(small.CancelBarrier("a"), Fails(absl::StatusCode::kFailedPrecondition));
+}
+
+// A single-use barrier is kept, also after a client's attempt to use it again.
+TEST(BarrierLimits, WithdrawnSecondUseOfAOneShotBarrier_IsNotForgotten) {
+  CoordinatorOptions options = RecoverableOptions(2);
+  options.max_finished_barriers = 1;
+  TestJob job(options);
+  job.RegisterAll();
+  BarrierArrival arrival;
+  arrival.id = "once";
+  arrival.one_shot = true;
+  for (const int task : {0, 1}) {
+    arrival.caller = TaskId(task);
+    (void)job.Barrier(arrival);
+  }
+  arrival.counter = 1;
+  const BarrierCall second = job.Barrier(arrival);
+  EXPECT_FALSE(second.done());
+  ASSERT_THAT(job.Report(1, absl::UnavailableError("broken")), IsOk());
+  EXPECT_THAT(second.result(), Fails(absl::StatusCode::kCancelled));
+  for (const char* id : {"x", "y"}) ASSERT_THAT(job.Barrier(0, id, kFirst, {0}).result(), IsOk());
+  arrival.counter = 0;
+  arrival.caller = TaskId(0);
+  ExpectPassed(job.Barrier(arrival), 0);
+}
+
 // It may come back, and the others wait for it there.
 TEST(BarrierRecovery, ATaskInErrorThatIsRecoverableByItself_IsWaitedFor) {
   TestJob job(PlainOptions(2));

@@ -234,7 +234,9 @@ TEST(Barrier, UnknownParticipantIsRefused) {
   TestJob job(PlainOptions(3));
   job.RegisterAll();
   EXPECT_THAT(job.Barrier(0, "b", kFirst, {0, 67}).result(),
-              Fails(absl::StatusCode::kInvalidArgument, HasSubstr("67")));
+              Fails(absl::StatusCode::kInvalidArgument,
+                    HasSubstr("Unexpected task 67 in the barrier's list: the cluster has tasks 0 "
+                              "to 2")));
   EXPECT_THAT(job.Barrier(0, "c", kFirst, {0, -1}).result(),
               Fails(absl::StatusCode::kInvalidArgument));
 }
@@ -244,7 +246,8 @@ TEST(Barrier, AnUnknownCallerIsRefusedAndDoesNotCount) {
   TestJob job(PlainOptions(2));
   job.RegisterAll();
   BarrierCall first = job.Barrier(0, "b");
-  EXPECT_THAT(job.Barrier(7, "b").result(), Fails(absl::StatusCode::kInvalidArgument));
+  EXPECT_THAT(job.Barrier(7, "b").result(),
+              Fails(absl::StatusCode::kInvalidArgument, HasSubstr("it has tasks 0 to 1")));
   EXPECT_THAT(job.Barrier(-1, "c").result(), Fails(absl::StatusCode::kInvalidArgument));
 }
 
@@ -257,7 +260,9 @@ TEST(Barrier, TimeoutFailsAllCallersAndNamesTheMissing) {
   job.Advance(absl::Seconds(1));
   EXPECT_THAT(first.result(), Fails(absl::StatusCode::kDeadlineExceeded,
                                     AllOf(HasSubstr("Barrier timed out"), HasSubstr("b::0"),
-                                          HasSubstr("2/3"), HasSubstr("1"), HasSubstr("2"))));
+                                          HasSubstr("2/3 tasks had reached it"),
+                                          HasSubstr("the first /job:jax_worker/replica:0/task:2"),
+                                          HasSubstr("Missing tasks: 1"))));
   EXPECT_EQ(first.result().status, second.result().status);
   EXPECT_EQ(GetMissingTasks(first.result().status), "1");
   EXPECT_EQ(first.result().counter, 0);
@@ -274,6 +279,17 @@ TEST(Barrier, OnlyTheFirstTimeoutCounts) {
   EXPECT_FALSE(second.done());
   BarrierCall third = job.Barrier(2, "b");
   for (const BarrierCall& call : {first, second, third}) ExpectPassed(call, 0);
+}
+
+// The message is about the use that timed out, not about the one before.
+TEST(Barrier, TimeoutOfALaterUse_NamesTheFirstToReachThatUse) {
+  TestJob job(PlainOptions(2));
+  PassOnce(job);
+  const BarrierCall call = job.Barrier(1, "b", 1, kEveryone, absl::Seconds(1));
+  job.Advance(absl::Seconds(1));
+  EXPECT_THAT(call.result(), Fails(absl::StatusCode::kDeadlineExceeded,
+                                   AllOf(HasSubstr("b::1"), HasSubstr("After 1s 1/2"),
+                                         HasSubstr("the first /job:jax_worker/replica:0/task:1"))));
 }
 
 // A task that arrives late must get the others' result instead of waiting alone.
