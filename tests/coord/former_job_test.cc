@@ -7,6 +7,7 @@
 
 #include "coord/core/former_incarnations.h"
 #include "tests/coord/coordinator_fixture.h"
+#include "tests/topology/topology_test_util.h"
 
 namespace ferry::coord {
 namespace {
@@ -251,6 +252,52 @@ TEST(EndJob, EndsWhatWaitsWithTheReason) {
   EXPECT_THAT(job.Heartbeat(1, LifeIn(1, 1)), Fails(absl::StatusCode::kAborted));
   JoinAll(job, 2);
   ExpectWell(job, 2);
+}
+
+// The tasks of a recoverable job are not sent the error, but their calls end nonetheless, and
+// nothing of them is left for the next job.
+TEST(EndJob, OfARecoverableJob_EndsWhatWaits) {
+  CoordinatorOptions options = DaemonOptions(2);
+  options.recoverable = true;
+  TestJob job(options);
+  JoinAll(job, 1);
+  const StatusCall poll = job.Poll(0);
+  const EnumerateCall devices = job.Enumerate(0, TestNode(0));
+  ASSERT_THAT(job.coordinator().EndJob("maintenance", /*force=*/true), IsOk());
+  job.Drain();
+  EXPECT_THAT(poll.result(), Fails(absl::StatusCode::kAborted, HasSubstr("maintenance")));
+  EXPECT_THAT(devices.result(), Fails(absl::StatusCode::kAborted, HasSubstr("maintenance")));
+  EXPECT_EQ(job.coordinator().wait_count(), 0u);
+  EXPECT_EQ(job.coordinator().InnerTableSizes()["topology.nodes"], 0u);
+  JoinAll(job, 2);
+  const StatusCall next_poll = job.Poll(0);
+  EXPECT_FALSE(next_poll.done());
+  EXPECT_EQ(poll.count(), 1);
+  ExpectWell(job, 2);
+}
+
+// The devices of the job that has ended are not those of the next.
+TEST(EndJob, ACompleteTopology_IsForgotten) {
+  TestJob job(DaemonOptions(1));
+  JoinAll(job, 1);
+  ASSERT_THAT(job.Enumerate(0, TestNode(0)).result(), IsOk());
+  ASSERT_THAT(job.coordinator().EndJob("by hand", /*force=*/true), IsOk());
+  job.Drain();
+  EXPECT_EQ(job.coordinator().topology(), nullptr);
+}
+
+// Nothing else changes the table until the next job's tasks register.
+TEST(EndJob, WatchersOfTheTasks_AreNotifiedAtOnce) {
+  TestJob job(DaemonOptions(2));
+  JoinAll(job, 1);
+  const TableCall watch = job.WatchTasks(job.coordinator().membership().version());
+  ASSERT_THAT(job.coordinator().EndJob("by hand", /*force=*/true), IsOk());
+  job.Drain();
+  ASSERT_THAT(watch.result(), IsOk());
+  for (const TaskInfo& info : watch.result()->tasks) {
+    EXPECT_EQ(info.state, TaskState::kDisconnected);
+  }
+  EXPECT_EQ(watch.result()->version, job.coordinator().membership().version());
 }
 
 // The barrier at which the first job's tasks shut down does not belong to the next job.

@@ -250,6 +250,33 @@ TEST(UntoldTimeout, PollThatIsGivenUp_KeepsTheTask) {
   EXPECT_EQ(job.state(0), TaskState::kError);
 }
 
+// The same for a client that has not sent a heartbeat yet: the poll keeps it alive no longer.
+TEST(UntoldTimeout, PollThatIsGivenUpBeforeAnyHeartbeat_LeavesOneTimeout) {
+  TestJob job(JaxOptions(1));
+  StatusCall poll = Join(job, {0, absl::Seconds(300)});
+  job.Advance(absl::Seconds(140));
+  ASSERT_TRUE(job.Cancel(poll.wait()));
+  job.Advance(absl::Seconds(100) - absl::Milliseconds(1));
+  EXPECT_EQ(job.state(0), TaskState::kConnected);
+  job.Advance(absl::Milliseconds(1));
+  EXPECT_EQ(job.state(0), TaskState::kError);
+}
+
+// A poll that was answered with the job's error is over, and no sign of life: a survivor that hangs
+// would keep the failed job from ending.
+TEST(UntoldTimeout, PollThatReceivedTheError_KeepsNoTaskAlive) {
+  TestJob job(JaxOptions(2));
+  const StatusCall survivor = Join(job, {0, absl::Seconds(300)});
+  const StatusCall failed = Join(job, {1, absl::Seconds(300)});
+  job.Advance(absl::Seconds(140));
+  ASSERT_THAT(job.Report(1, absl::InternalError("broken")), IsOk());
+  ASSERT_THAT(survivor.result(), Fails(absl::StatusCode::kInternal));
+  job.Advance(absl::Seconds(100) - absl::Milliseconds(1));
+  EXPECT_EQ(job.state(0), TaskState::kConnected);
+  job.Advance(absl::Milliseconds(1));
+  EXPECT_EQ(job.state(0), TaskState::kError);
+}
+
 // A task that waits for the others to shut down may disconnect.
 TEST(UntoldTimeout, ConnectionThatEndsDuringShutdown_FailsNoTask) {
   CoordinatorOptions options = JaxOptions(2);

@@ -51,6 +51,24 @@ TEST(NewJob, EndsTheWaitsOfThePreviousJob) {
   EXPECT_THAT(get.result(), Fails(absl::StatusCode::kCancelled));
 }
 
+// A poll that crossed the shutdown on the wire, and still waits when the next job begins.
+TEST(NewJob, EndsThePollOfATaskThatHasLeft) {
+  TestJob job(TogetherOptions(2));
+  job.RegisterAll();
+  ASSERT_THAT(job.Shutdown(0).result(), IsOk());
+  ASSERT_THAT(job.Shutdown(1).result(), IsOk());
+  const StatusCall poll = job.Poll(0);
+  ASSERT_FALSE(poll.done());
+  const StatusCall next = job.Register(0, 998);
+  EXPECT_THAT(poll.result(), Fails(absl::StatusCode::kCancelled));
+  ASSERT_THAT(job.Register(1, 999).result(), IsOk());
+  const StatusCall next_poll = job.Poll(0);
+  EXPECT_FALSE(next_poll.done());
+  ASSERT_THAT(job.Report(1, absl::InternalError("broken")), IsOk());
+  EXPECT_THAT(next_poll.result(), Fails(absl::StatusCode::kInternal));
+  EXPECT_EQ(poll.count(), 1);
+}
+
 // A barrier of the old run must not be taken for one that has passed already.
 TEST(NewJob, HasFreshBarriers) {
   TestJob job(TogetherOptions(2));
@@ -105,6 +123,22 @@ TEST(NewJob, DoesNotFollowAFailedJobThatStillBeats) {
   job.AdvanceWithHeartbeats(3 * kHeartbeatTimeout, {0});
   EXPECT_THAT(job.Register(1, 999).result(), Fails(absl::StatusCode::kAborted));
   EXPECT_EQ(job.coordinator().epoch(), 1);
+}
+
+// All tasks are in error, as their clients do not poll; one of them cleans up.
+TEST(NewJob, DoesNotFollowAFailedJobWhileATaskInErrorBeats) {
+  TestJob job(TogetherOptions(2));
+  job.RegisterAll();
+  ASSERT_THAT(job.Report(1, absl::InternalError("broken")), IsOk());
+  job.AdvanceWithHeartbeats(3 * kHeartbeatTimeout, {0});
+  EXPECT_THAT(job.Register(1, 999).result(), Fails(absl::StatusCode::kAborted));
+  EXPECT_EQ(job.coordinator().epoch(), 1);
+  // The last of its heartbeats was a quarter of the timeout ago.
+  job.Advance(kHeartbeatTimeout * 3 / 4);
+  EXPECT_THAT(job.Register(1, 999).result(), Fails(absl::StatusCode::kAborted));
+  job.Advance(absl::Milliseconds(1));
+  EXPECT_FALSE(job.Register(1, 999).done());
+  EXPECT_EQ(job.coordinator().epoch(), 2);
 }
 
 // Restart loops try more often than that: an attempt must not make the dead job last longer.
@@ -271,6 +305,24 @@ TEST(NewJob, TasksNotifiedOfThePreviousJobsFailure_DoNotCount) {
   ASSERT_THAT(job.coordinator().EndJob("by hand", /*force=*/false), IsOk());
   job.Drain();
   EXPECT_EQ(job.coordinator().told_of_joining_failure(), 0u);
+}
+
+// The next job begins, and fails in another way.
+TEST(NewJob, ReasonWhyThePreviousJobCouldNotBegin_IsForgotten) {
+  CoordinatorOptions options = TogetherOptions(2);
+  options.heartbeat_timeout = absl::Hours(1);
+  TestJob job(options);
+  (void)job.Register(0);
+  ASSERT_THAT(job.FailJoining("one").result(), IsOk());
+  ASSERT_FALSE(job.coordinator().joining_error().ok());
+  job.Advance(absl::Seconds(20) + absl::Milliseconds(1));
+  (void)job.Register(0, 2000);
+  ASSERT_THAT(job.Register(1, 2001).result(), IsOk());
+  EXPECT_THAT(job.coordinator().joining_error(), IsOk());
+  ASSERT_THAT(job.Report(0, absl::InternalError("broken")), IsOk());
+  EXPECT_THAT(job.Register(1, 3001).result(),
+              Fails(absl::StatusCode::kAborted,
+                    ::testing::AllOf(::testing::HasSubstr("broken"), ::testing::HasSubstr("1h"))));
 }
 
 // A full store of the previous job must not leave the next one without room, and watchers of the

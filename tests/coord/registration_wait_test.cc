@@ -102,6 +102,26 @@ TEST(Registration, ATaskMayWaitForAllWithoutTheBarrier) {
   EXPECT_THAT(last.result(), IsOk());
 }
 
+// A task that has left again, or failed, is waited for anew.
+TEST(Registration, TaskThatWaitsForAll_WaitsForThoseThatLeftMeanwhile) {
+  for (const bool fails : {false, true}) {
+    TestJob job(PlainOptions(3));
+    ASSERT_THAT(job.Register(1).result(), IsOk());
+    Registration registration = Patient(0, absl::InfiniteDuration());
+    registration.waits_for_all = true;
+    const StatusCall waiting = job.Register(registration);
+    if (fails) {
+      const StatusCall poll = job.Poll(1);
+      ASSERT_THAT(job.Report(1, absl::InternalError("broken")), IsOk());
+    }
+    ASSERT_THAT(job.Reset(1), IsOk());
+    ASSERT_THAT(job.Register(2).result(), IsOk());
+    EXPECT_FALSE(waiting.done());
+    ASSERT_THAT(job.Register(1, 999).result(), IsOk());
+    EXPECT_THAT(waiting.result(), IsOk());
+  }
+}
+
 // It registered last, so there is no task left to wait for.
 TEST(Registration, TaskThatWaitsForAllDoesNotWaitForConnectedTasks) {
   TestJob job(PlainOptions(2));

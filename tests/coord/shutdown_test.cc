@@ -108,6 +108,9 @@ TEST(Shutdown, MissingTaskIsNotifiedByItsPoll) {
   job.AdvanceWithHeartbeats(kShutdownTimeout, {0, 1});
   ASSERT_TRUE(call.done());
   EXPECT_THAT(poll.result(), Fails(absl::StatusCode::kInternal));
+  EXPECT_EQ(job.state(0), TaskState::kError);
+  EXPECT_EQ(job.state(1), TaskState::kError);
+  EXPECT_THAT(job.Heartbeat(1), Fails(absl::StatusCode::kAborted));
 }
 
 // One rank was killed before the end.
@@ -268,6 +271,7 @@ TEST(Stop, AnswersEveryKindOfCallOnce) {
   const EnumerateCall enumerate = job.Enumerate(0, LocalTopology());
   EXPECT_EQ(job.coordinator().wait_count(), 8u);
   EXPECT_EQ(job.coordinator().Waits().size(), 8u);
+  EXPECT_EQ(job.coordinator().InnerTableSizes()["alive.askers"], 1u);
   job.Stop();
   EXPECT_EQ(job.coordinator().wait_count(), 0u);
   EXPECT_TRUE(job.coordinator().is_stopped());
@@ -291,8 +295,11 @@ TEST(Stop, SecondStopHasNoEffect) {
   const StatusCall poll = job.Poll(0);
   job.Stop();
   job.Stop();
-  job.Advance(absl::Hours(1));
+  job.clock().Advance(absl::Hours(1));
+  job.coordinator().Advance();
+  job.Drain();
   EXPECT_EQ(poll.count(), 1);
+  EXPECT_EQ(job.state(0), TaskState::kConnected);
   EXPECT_EQ(job.coordinator().NextDeadline(), absl::InfiniteFuture());
 }
 
