@@ -130,6 +130,21 @@ TEST(HandshakeTest, WrongNodeOrIncarnationIsRefused) {
               HasSubstr("where node 5 should be, node 2 is"));
 }
 
+// A later version may connect for something that this one does not know.
+TEST(HandshakeTest, UnknownPurpose_IsRefusedByBothSides) {
+  for (const int purpose : {0, 3}) {
+    Handshake client = Handshake::Client({.self = kA, .token = "t"}, kB,
+                                         static_cast<ConnectionPurpose>(purpose), 0);
+    Handshake server = Handshake::Server({.self = kB, .token = "t"});
+    const auto [at_client, at_server] = Carry(client, server, 1000);
+    EXPECT_EQ(at_server.code(), absl::StatusCode::kInvalidArgument) << purpose;
+    EXPECT_EQ(at_client.code(), absl::StatusCode::kFailedPrecondition) << purpose;
+    EXPECT_THAT(std::string(at_client.message()), HasSubstr("node 2 refuses")) << purpose;
+    EXPECT_FALSE(server.is_done());
+    EXPECT_FALSE(client.is_done());
+  }
+}
+
 TEST(HandshakeTest, PeerWithoutDescriptorsReportsIt) {
   Handshake client =
       Handshake::Client({.self = kA, .token = "t"}, kB, ConnectionPurpose::kControl, 0);
