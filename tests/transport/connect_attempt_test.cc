@@ -57,6 +57,25 @@ TEST(ConnectAttemptTest, AddressThatIsTriedAgain_HasOneTimer) {
   EXPECT_LE(most, 1u);
 }
 
+// Each has a timeout of its own, though one timer serves all.
+TEST(ConnectAttemptTest, EachSilentAddress_IsGivenUp) {
+  ControlEnd a(PeerId{1, 11}, "token", absl::Milliseconds(50));
+  const auto first = *ListenTcp("127.0.0.1:0");
+  const auto second = *ListenTcp("127.0.0.1:0");
+  const std::string first_address = absl::StrCat("127.0.0.1:", first.port);
+  const std::string second_address = absl::StrCat("127.0.0.1:", second.port);
+  // The second attempt starts when no timer of the first is left.
+  for (int i = 0; i < 2; ++i) {
+    auto client = std::make_shared<RecordingHandler>();
+    a.hub->Connect(PeerId{2, 22}, {.tcp = {first_address, second_address}}, false, client);
+    const absl::Status why = client->WaitForClosed();
+    EXPECT_EQ(why.code(), absl::StatusCode::kDeadlineExceeded) << why;
+    for (const std::string& each : {first_address, second_address}) {
+      EXPECT_TRUE(absl::StrContains(why.message(), each + " has not answered")) << why;
+    }
+  }
+}
+
 // The peer reported why it could keep no connection, and was too slow to report it again.
 TEST(ConnectAttemptTest, PeersReason_IsTheErrorAtTheTimeout) {
   ControlEnd a(PeerId{1, 11}, "token", absl::Milliseconds(500));
