@@ -72,6 +72,99 @@ TEST(SliceReader, HundredSlicesAlreadyReceived_AllAreRead) {
   reader->Stop();
 }
 
+// Places one slice, and says what happens to its memory.
+class PlacingSink final : public SliceSink {
+ public:
+  explicit PlacingSink(size_t bytes)
+      : buffer_(*AllocateHeapBuffer(bytes)), memory_(buffer_), gate_(gate) {}
+  Verdict Place(const SliceHeader&, SliceTarget* place) override {
+    if (buffer_ == nullptr) return Verdict::kWait;
+    char* const data = static_cast<char*>(buffer_->data());
+    *place = {data, std::move(buffer_), std::exchange(gate_, nullptr), nullptr};
+    placed.Notify();
+    return Verdict::kPlace;
+  }
+  void OnSlice(const SliceHeader&) override {
+    EXPECT_TRUE(memory_.expired());
+    read.Notify();
+  }
+  void OnBroken(const absl::Status& why) override {
+    EXPECT_TRUE(memory_.expired());
+    EXPECT_FALSE(why.ok());
+    broken.Notify();
+  }
+  bool is_held() const { return !memory_.expired(); }
+
+  const std::shared_ptr<ClosableWriter> gate = std::make_shared<ClosableWriter>();
+  absl::Notification placed;
+  absl::Notification read;
+  absl::Notification broken;
+
+ private:
+  std::shared_ptr<Buffer> buffer_;
+  const std::weak_ptr<Buffer> memory_;
+  std::shared_ptr<ClosableWriter> gate_;
+};
+
+class SliceReaderMemoryTest : public ::testing::Test {
+ protected:
+  static constexpr size_t kBytes = 1000;
+
+  SliceReaderMemoryTest() {
+    int fds[2];
+    EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
+    there_ = UniqueFd(fds[1]);
+    reader_ = std::make_shared<SliceReader>(*end_.loop, UniqueFd(fds[0]), sink_);
+    reader_->Start();
+    const SliceHeader header = {.transfer = 1, .offset = 0, .bytes = kBytes};
+    Write(std::string(reinterpret_cast<const char*>(&header), sizeof(header)));
+    Write(std::string(kBytes / 2, 'x'));
+    EXPECT_TRUE(sink_->placed.WaitForNotificationWithTimeout(kStalled));
+  }
+  ~SliceReaderMemoryTest() override { reader_->Stop(); }
+
+  void Write(const std::string& bytes) {
+    EXPECT_EQ(write(there_.get(), bytes.data(), bytes.size()), static_cast<ssize_t>(bytes.size()));
+  }
+  bool IsReleased() {
+    return end_.loop->WaitUntil([this] { return !sink_->is_held(); },
+                                SteadyClock().Now() + kStalled);
+  }
+
+  ControlEnd end_{{1, 10}, "token", absl::Milliseconds(100)};
+  const std::shared_ptr<PlacingSink> sink_ = std::make_shared<PlacingSink>(kBytes);
+  UniqueFd there_;
+  std::shared_ptr<SliceReader> reader_;
+};
+
+// A tensor that its receiver has dropped must not stay until the connection's next slice, which may
+// never come.
+TEST_F(SliceReaderMemoryTest, WholeSlice_IsReleasedBeforeItIsReported) {
+  EXPECT_TRUE(sink_->is_held());
+  Write(std::string(kBytes / 2, 'x'));
+  EXPECT_TRUE(sink_->read.WaitForNotificationWithTimeout(kStalled));
+}
+
+TEST_F(SliceReaderMemoryTest, StoppedWithinASlice_IsReleased) {
+  reader_->Stop();
+  EXPECT_TRUE(IsReleased());
+}
+
+TEST_F(SliceReaderMemoryTest, BrokenWithinASlice_IsReleasedBeforeItIsReported) {
+  there_.Reset();
+  EXPECT_TRUE(sink_->broken.WaitForNotificationWithTimeout(kStalled));
+}
+
+// The rest of the slice is read all the same, for what follows it.
+TEST_F(SliceReaderMemoryTest, CancelledWithinASlice_IsReleasedAndTheRestIsRead) {
+  sink_->gate->Close();
+  Write("x");
+  EXPECT_TRUE(IsReleased());
+  EXPECT_FALSE(sink_->read.HasBeenNotified());
+  Write(std::string(kBytes / 2 - 1, 'x'));
+  EXPECT_TRUE(sink_->read.WaitForNotificationWithTimeout(kStalled));
+}
+
 // The other connections may have failed for lack of descriptors: a transfer that is too large for
 // the near one alone must wake it all the same, as it was idle before.
 TEST(TcpSender, OnlyTheNearConnectionExists_LargeTransfersWakeIt) {
