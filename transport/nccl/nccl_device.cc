@@ -119,6 +119,8 @@ void NcclDevice::Receive(NcclTransfer transfer, std::optional<BatchAgreementMess
           absl::InvalidArgumentError(absl::StrCat(Describe(transfer.key), " for a second time"));
       return;
     }
+    if (grant.has_value()) refused = CheckCommunicator(*grant, transfer.peer);
+    if (!refused.ok()) return;
     const TransferKey key = transfer.key;
     const PeerDevice peer = transfer.peer;
     transfers_.emplace(key, std::move(transfer));
@@ -144,23 +146,28 @@ void NcclDevice::Cancel(const TransferKey& key, const absl::Status& why) {
           ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { endpoint_.Cancel(key, why, actions); });
 }
 
+absl::Status NcclDevice::CheckCommunicator(const BatchAgreementMessage& message,
+                                           const PeerDevice& from) {
+  if (message.kind == BatchAgreementMessageKind::kCancel ||
+      message.kind == BatchAgreementMessageKind::kResumed) {
+    return absl::OkStatus();
+  }
+  Pair& pair = pairs_[from.id];
+  if (pair.clique_incarnation != from.incarnation) {
+    const absl::StatusOr<CliqueKey> clique = CliqueWith(from);
+    pair.clique_id = clique.ok() ? clique->id() : 0;
+    pair.clique_incarnation = from.incarnation;
+  }
+  if (message.communicator.id == pair.clique_id) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(Describe(message), " speaks of a communicator that is not theirs"));
+}
+
 absl::Status NcclDevice::OnMessage(const BatchAgreementMessage& message, const PeerDevice& from) {
   absl::Status status;
   Run([&](GrantActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    Pair& pair = pairs_[from.id];
-    if (pair.clique_incarnation != from.incarnation) {
-      const absl::StatusOr<CliqueKey> clique = CliqueWith(from);
-      pair.clique_id = clique.ok() ? clique->id() : 0;
-      pair.clique_incarnation = from.incarnation;
-    }
-    const bool names_one = message.kind != BatchAgreementMessageKind::kCancel &&
-                           message.kind != BatchAgreementMessageKind::kResumed;
-    if (names_one && message.communicator.id != pair.clique_id) {
-      status = absl::InvalidArgumentError(
-          absl::StrCat(Describe(message), " speaks of a communicator that is not theirs"));
-      return;
-    }
-    status = endpoint_.OnMessage(message, actions);
+    status = CheckCommunicator(message, from);
+    if (status.ok()) status = endpoint_.OnMessage(message, actions);
   });
   return status;
 }

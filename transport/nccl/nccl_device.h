@@ -138,6 +138,9 @@ class NcclDevice final : public std::enable_shared_from_this<NcclDevice>,
   // thread that is already doing so.
   void Run(absl::FunctionRef<void(GrantActions& actions)> change) ABSL_LOCKS_EXCLUDED(mu_);
   void Perform(Todo todo) ABSL_LOCKS_EXCLUDED(mu_);
+  // Refuses messages that name another communicator than the one of the two.
+  absl::Status CheckCommunicator(const BatchAgreementMessage& message, const PeerDevice& from)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Launch(AgreedBatch batch) ABSL_LOCKS_EXCLUDED(mu_);
   void Finish(const TransferKey& key, absl::Status status) ABSL_LOCKS_EXCLUDED(mu_);
   void Abort(const CommunicatorName& name) ABSL_LOCKS_EXCLUDED(mu_);

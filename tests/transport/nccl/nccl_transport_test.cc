@@ -16,6 +16,7 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "tests/transport/nccl/no_store.h"
 #include "transport/nccl/nccl_descriptor.h"
 
 namespace ferry {
@@ -28,14 +29,6 @@ constexpr int kRounds = 100;
 #else
 constexpr int kRounds = 200;
 #endif
-
-class NoStore final : public CliqueStore {
- public:
-  void Watch(absl::string_view) override {}
-  void Set(absl::string_view, std::string) override {}
-  void CompareAndSet(absl::string_view, std::optional<std::string>, std::string) override {}
-  void DeletePrefix(absl::string_view) override {}
-};
 
 class NcclTransportTest : public ::testing::Test {
  protected:
