@@ -69,6 +69,25 @@ TEST(BatchAgreementMessage, RoundTrips) {
   }
 }
 
+// All operations of the largest batch are refused, or all but some.
+TEST(BatchAgreementMessage, AnswersEachOperationOnce) {
+  for (const size_t accepted : {size_t{0}, size_t{1}, kMaxBatchOperations}) {
+    BatchAgreementMessage message = OneOfEach()[1];
+    ASSERT_EQ(message.kind, BatchAgreementMessageKind::kAcknowledge);
+    message.accepted = static_cast<uint32_t>((uint64_t{1} << accepted) - 1);
+    message.refusals.assign(kMaxBatchOperations - accepted,
+                            {absl::StatusCode::kInvalidArgument, 77});
+    const absl::StatusOr<BatchAgreementMessage> again =
+        DecodeGrantMessage(EncodeGrantMessage(message));
+    ASSERT_TRUE(again.ok()) << again.status() << Describe(message);
+    EXPECT_TRUE(*again == message);
+    // One operation more is accepted than there are.
+    if (accepted == kMaxBatchOperations) continue;
+    message.accepted |= 0x80000000;
+    EXPECT_FALSE(DecodeGrantMessage(EncodeGrantMessage(message)).ok());
+  }
+}
+
 // Written by hand: the bytes that other versions of this library expect.
 TEST(BatchAgreementMessage, HasFixedBytes) {
   BatchAgreementMessage message = OneOfEach()[0];
