@@ -223,6 +223,49 @@ class LargeSlice final : public SliceSource {
   const std::weak_ptr<Buffer> memory_ = transfer_->tensor.buffer();
 };
 
+class NoSlices final : public SliceSource {
+ public:
+  bool NextSlice(SliceWriter&, Slice&) override { return false; }
+  void OnBroken(const absl::Status&) override {}
+};
+
+// Their end may come before the loop knows them.
+TEST(SliceConnections, StoppedOrBroken_AreReleased) {
+  ControlEnd end({1, 10}, "token", absl::Milliseconds(100));
+  const auto source = std::make_shared<NoSlices>();
+  const auto sink = std::make_shared<CountingSink>();
+  enum class Case { kStopped, kStoppedBeforeTheStart, kBroken };
+  for (const Case each : {Case::kStopped, Case::kStoppedBeforeTheStart, Case::kBroken}) {
+    int fds[4];
+    ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
+    ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, fds + 2), 0);
+    UniqueFd reader_of_writer(fds[1]);
+    UniqueFd writer_of_reader(fds[3]);
+    auto writer = std::make_shared<SliceWriter>(*end.loop, UniqueFd(fds[0]), source);
+    auto reader = std::make_shared<SliceReader>(*end.loop, UniqueFd(fds[2]), sink);
+    if (each != Case::kStoppedBeforeTheStart) {
+      writer->Start();
+      reader->Start();
+    }
+    if (each == Case::kBroken) {
+      reader_of_writer.Reset();
+      writer_of_reader.Reset();
+    } else {
+      writer->Stop();
+      reader->Stop();
+    }
+    if (each == Case::kStoppedBeforeTheStart) {
+      writer->Start();
+      reader->Start();
+    }
+    const std::weak_ptr<SliceWriter> weak_writer = std::exchange(writer, nullptr);
+    const std::weak_ptr<SliceReader> weak_reader = std::exchange(reader, nullptr);
+    const auto is_released = [&] { return weak_writer.expired() && weak_reader.expired(); };
+    EXPECT_TRUE(end.loop->WaitUntil(is_released, SteadyClock().Now() + kStalled))
+        << "case " << static_cast<int>(each);
+  }
+}
+
 // The tensor's owner waits until nothing reads its memory any more; a connection that ends in the
 // middle of a slice must not hold it until it is destroyed.
 TEST(SliceWriter, EndsWithinASlice_ReleasesItsMemory) {
