@@ -155,6 +155,17 @@ TEST(Counts, AreMinusOneWhenHostsOrDevicesAreUneven) {
   EXPECT_EQ(Build({GpuNode(0, "", "x"), two_gpus}).counts(), (TopologyCounts{-1, -1, -1}));
 }
 
+TEST(OneGpuOfEachNode, IsItsFirstOneAndLeavesOutNodesWithoutGpus) {
+  LocalTopology two_gpus = GpuNode(0, "", "x");
+  two_gpus.devices.push_back(TestGpu(1, "GPU-second"));
+  const GlobalTopology global =
+      Build({two_gpus, TestNode(1), GpuNode(2, "", "y"), GpuNode(3, "", "y")});
+  std::vector<std::string> names;
+  for (const int id : global.OneGpuOfEachNode()) names.push_back(global.DeviceName(id));
+  EXPECT_THAT(names, ElementsAre("node0/gpu:0", "node2/gpu:2", "node3/gpu:3"));
+  EXPECT_TRUE(Build({TestNode(0), TestNode(1)}).OneGpuOfEachNode().empty());
+}
+
 TEST(GlobalLinks, WithinANodeAreTheNodesOwn) {
   LocalTopology node = GpuNode(0, "", "x");
   node.devices.push_back(TestGpu(5, "GPU-five"));
