@@ -360,6 +360,39 @@ TEST(Hostile, MutatedMessagesEndInAnAnswerOrAnError) {
   }
 }
 
+// The connection may end anywhere, and a number in its middle.
+TEST(Hostile, PartOfAMessage_IsAnErrorWhereItIsOneForProtocolBuffers) {
+  tensorflow::RecvTensorResponse tensor;
+  *tensor.mutable_tensor() = *TensorToProto(Filled(DataType::kUint8, 3));
+  tensorflow::RecvTensorResponse rest;
+  rest.set_send_start_micros(int64_t{1} << 40);
+  const auto add = [](int field, uint64_t value, std::string& text) {
+    wire::AppendVarint(wire::VarintTag(field), text);
+    wire::AppendVarint(value, text);
+  };
+  std::string text = tensor.SerializeAsString() + rest.SerializeAsString();
+  // Longer than they need be, as another encoder may write them.
+  add(tensorflow::RecvTensorResponse::kRequireAckFieldNumber, 1000, text);
+  add(tensorflow::RecvTensorResponse::kIsDeadFieldNumber, 1000, text);
+  size_t parts = 0;
+  for (size_t bytes = 0; bytes <= text.size(); ++bytes) {
+    const std::string part = text.substr(0, bytes);
+    tensorflow::RecvTensorResponse parsed;
+    const bool is_message = parsed.ParseFromString(part);
+    grpc::ByteBuffer buffer = Cut(part, 4);
+    const absl::StatusOr<ServedValue> value = DecodeRecvTensorResponse(buffer, {});
+    if (!is_message) {
+      EXPECT_FALSE(value.ok()) << bytes << " of " << text.size() << " bytes";
+    } else if (value.ok()) {
+      ++parts;
+      EXPECT_EQ(value->send_start_micros, parsed.send_start_micros());
+      EXPECT_EQ(value->require_ack, parsed.require_ack());
+      EXPECT_EQ(value->is_dead, parsed.is_dead());
+    }
+  }
+  EXPECT_EQ(parts, 4u) << "the tensor, and each field after it";
+}
+
 TEST(Hostile, EmptyAndGarbageMessagesAreErrors) {
   for (const std::string& text : {std::string(), std::string(100, '\xff'), std::string("\x0a")}) {
     grpc::ByteBuffer bytes = Cut(text, 10);

@@ -7,9 +7,11 @@
 
 #include "absl/time/clock.h"
 
+#include "coord/wire/bytes.h"
 #include "coord/wire/raw_service.h"
 #include "fetch_fixture.h"
 #include "proto/tf_worker.pb.h"
+#include "rendezvous/recv_tensor/tensor_frames.h"
 #include "tensor/tensor_proto.h"
 #include "tests/support/tcp_proxy.h"
 
@@ -218,6 +220,24 @@ TEST(Fetcher, GarbageIsAnError) {
       EXPECT_FALSE(absl::IsDataLoss(received.status())) << received.status();
     }
   }
+}
+
+// As one that another version, or another program, ends without an error.
+TEST(Fetcher, StreamThatEndsEarly_IsAnErrorThatNamesTheSender) {
+  const ServedValue value{.tensor = Counted(DataType::kUint8, 1000)};
+  grpc::ByteBuffer frame = FrameWriter(value, /*frame_bytes=*/600).Next();
+  CannedService service(std::string(coord::View(coord::Flatten(frame))), /*streams=*/true);
+  LoopbackServer server(service);
+  AddressBook book;
+  GrpcTensorFetcherOptions options = Quick();
+  options.use_streams = true;
+  TestWorker sink(book, {.task = 1, .fetcher = options});
+  book.Set(0, server.address());
+  Receiving receiving;
+  sink.Begin(1)->RecvAsync(Edge("e"), {}, receiving.Callback());
+  EXPECT_THAT(receiving.Wait(),
+              Fails(StatusCode::kInternal,
+                    AllOf(HasSubstr("/job:worker/replica:0/task:0"), HasSubstr("of 1000 bytes"))));
 }
 
 // Bytes that plain protocol buffers wrote.
