@@ -244,16 +244,6 @@ void CommunicatorBootstrap::OnStoreFailed(const absl::Status& why) {
   }
 }
 
-void CommunicatorBootstrap::PeerFailed(int rank, const absl::Status& why) {
-  const absl::Status gone = absl::UnavailableError(
-      absl::StrCat(Describe(), ": ", key_.DescribeRank(rank), " has failed: ", why.message()));
-  if (IsUnderWay()) return Fail(gone);
-  if (state_ != CliqueState::kReady) return;
-  state_ = CliqueState::kFailed;
-  status_ = gone;
-  LeaveGeneration(gone);
-}
-
 void CommunicatorBootstrap::Retire(const absl::Status& why) {
   if (IsUnderWay()) return Fail(why);
   if (state_ != CliqueState::kReady) return;

@@ -99,9 +99,8 @@ class CommunicatorBootstrap final {
   void OnStoreFailed(const absl::Status& why);
   void OnInitialised(uint32_t generation, const absl::Status& status);
   void OnWarmedUp(uint32_t generation, const absl::Status& status);
-  // The rank's process has died: this clique can never be created (again).
-  void PeerFailed(int rank, const absl::Status& why);
-  // The communicator is broken or no longer needed: becomes Idle, and advances the generation.
+  // The communicator is broken or no longer needed, and becomes Idle; or it never will be, since
+  // another rank's process has died, and its creation ends with `why`. Advances the generation.
   void Retire(const absl::Status& why);
 
   absl::Time NextDeadline() const;

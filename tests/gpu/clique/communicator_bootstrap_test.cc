@@ -67,11 +67,9 @@ TEST_F(CommunicatorBootstrapTest, RootDiesBeforeItPublishes) {
   }
   for (const int rank : {1, 2}) ranks_[rank]->Hear();
   EXPECT_EQ(ranks_[1]->plan->state(), CliqueState::kWaiting);
-  ranks_[1]->plan->PeerFailed(0, absl::UnavailableError("no heartbeat for 10s"));
-  EXPECT_THAT(ranks_[1]->steps.ended,
-              ElementsAre(absl::UnavailableError(
-                  "the clique of devices 10-12, generation 1, rank 1 (device 11): rank 0 (device "
-                  "10) has failed: no heartbeat for 10s")));
+  const absl::Status dead = absl::UnavailableError("device 10 has sent no heartbeat for 10s");
+  ranks_[1]->plan->Retire(dead);
+  EXPECT_THAT(ranks_[1]->steps.ended, ElementsAre(dead));
   clock_.Advance(absl::Minutes(2));
   ranks_[2]->Hear();
   ranks_[2]->plan->Expire();
@@ -82,7 +80,7 @@ TEST_F(CommunicatorBootstrapTest, RootDiesBeforeItPublishes) {
 TEST_F(CommunicatorBootstrapTest, RootDiesAfterItPublished) {
   Start({0, 1, 2});
   EXPECT_EQ(ranks_[1]->plan->state(), CliqueState::kInitialising);
-  ranks_[1]->plan->PeerFailed(0, absl::UnavailableError("no heartbeat for 10s"));
+  ranks_[1]->plan->Retire(absl::UnavailableError("device 10 has sent no heartbeat for 10s"));
   EXPECT_EQ(ranks_[1]->plan->state(), CliqueState::kFailed);
   EXPECT_THAT(ranks_[1]->steps.discarded, ElementsAre(1));
   // A late answer changes nothing.
@@ -235,6 +233,34 @@ TEST_F(CommunicatorBootstrapTest, RankThatDoesNotInitialiseIsNamed) {
               ElementsAre(absl::DeadlineExceededError(
                   "the clique of devices 10-12, generation 1, rank 2 (device 12): waited 60s for "
                   "1 of 3: rank 1 (device 11) has not initialised it")));
+}
+
+// For each step, what has not come in time.
+TEST_F(CommunicatorBootstrapTest, TimeoutNamesTheStep) {
+  const auto expire = [this](int rank) {
+    clock_.Advance(absl::Minutes(1));
+    ranks_[rank]->plan->Expire();
+    EXPECT_THAT(ranks_[rank]->steps.ended, SizeIs(1));
+    return std::string(ranks_[rank]->plan->status().message());
+  };
+  ranks_[1]->plan->Start();
+  EXPECT_THAT(expire(1), HasSubstr("waited 60s for the store to say what is there"));
+  Make(3);
+  ranks_[1]->plan->Start(5);
+  ranks_[1]->plan->OnWatching();
+  EXPECT_THAT(expire(1), HasSubstr("waited 60s for the store to move on to generation 5"));
+  store_.entries.clear();
+  Make(3);
+  for (auto& rank : ranks_) rank->steps.number = 1;
+  Start({0, 1, 2});
+  EXPECT_THAT(expire(1), HasSubstr("waited 60s for NCCL to initialise"));
+  store_.entries.clear();
+  Make(3);
+  for (auto& rank : ranks_) rank->steps.number = 1;
+  Start({0, 1, 2});
+  for (auto& rank : ranks_) rank->plan->OnInitialised(1, absl::OkStatus());
+  Hear();
+  EXPECT_THAT(expire(1), HasSubstr("waited 60s for the exchange that warms it up"));
 }
 
 // The next attempt, for which there was no time, is not reported.
