@@ -7,6 +7,8 @@
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 
+#include <algorithm>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -14,21 +16,31 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "absl/synchronization/notification.h"
+
 #include "net/sockets.h"
 #include "tests/transport/control_channel_pair.h"
 
 namespace ferry {
 namespace {
 
+using ::testing::HasSubstr;
+
+// Two ends of a connection over TCP.
+std::pair<UniqueFd, UniqueFd> MakeConnection() {
+  const ListeningSocket listening = *ListenTcp("127.0.0.1:0");
+  UniqueFd near = *BeginConnectTcp("127.0.0.1:" + std::to_string(listening.port));
+  pollfd acceptable = {listening.fd.get(), POLLIN, 0};
+  EXPECT_EQ(poll(&acceptable, 1, 10'000), 1);
+  UniqueFd far(accept4(listening.fd.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+  EXPECT_TRUE(far.valid());
+  return {std::move(near), std::move(far)};
+}
+
 class TcpControlChannelTest : public ::testing::Test {
  protected:
   TcpControlChannelTest() {
-    ListeningSocket listening = *ListenTcp("127.0.0.1:0");
-    UniqueFd near = *BeginConnectTcp("127.0.0.1:" + std::to_string(listening.port));
-    pollfd acceptable = {listening.fd.get(), POLLIN, 0};
-    EXPECT_EQ(poll(&acceptable, 1, 10'000), 1);
-    UniqueFd far(accept4(listening.fd.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
-    EXPECT_TRUE(far.valid());
+    auto [near, far] = MakeConnection();
     far_socket_ = UniqueFd(fcntl(far.get(), F_DUPFD_CLOEXEC, 0));
     near_ = TcpControlChannel::Start(*near_loop_, {2, 22}, std::move(near), "near", near_handler_,
                                      64 << 20);
@@ -67,6 +79,94 @@ TEST_F(TcpControlChannelTest, ReadData_LeavesTheSocket) {
       }
       EXPECT_EQ(BytesInSocket(), 0) << count << " frames of " << bytes << " bytes";
     }
+  }
+}
+
+class TcpControlChannelQueueTest : public ::testing::Test {
+ protected:
+  static constexpr size_t kMaxQueued = 1 << 20;
+  static constexpr size_t kHead = 8;
+
+  TcpControlChannelQueueTest() {
+    int ends[2];
+    EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);
+    far_ = UniqueFd(ends[1]);
+    near_ =
+        TcpControlChannel::Start(*loop_, {2, 22}, UniqueFd(ends[0]), "near", handler_, kMaxQueued);
+  }
+
+  absl::Status Send(size_t bytes) { return near_->Send(1, {std::string(bytes, 'x')}, {}); }
+
+  // Sends frames until some are queued; returns the bytes sent and queued.
+  size_t FillSocket() {
+    size_t bytes = 0;
+    while (near_->queued_bytes() < 50'000) {
+      EXPECT_TRUE(Send(10'000).ok());
+      bytes += kHead + 10'000;
+    }
+    return bytes;
+  }
+
+  // Reads what has come to the far end.
+  size_t Drain() {
+    size_t bytes = 0;
+    std::string room(1 << 16, '\0');
+    for (ssize_t got; (got = recv(far_.get(), room.data(), room.size(), 0)) > 0;) {
+      bytes += static_cast<size_t>(got);
+    }
+    return bytes;
+  }
+
+  std::unique_ptr<EventLoop> loop_ = *EventLoop::Create({});
+  std::shared_ptr<RecordingHandler> handler_ = std::make_shared<RecordingHandler>();
+  UniqueFd far_;
+  std::shared_ptr<TcpControlChannel> near_;
+};
+
+TEST_F(TcpControlChannelQueueTest, QueueIsBoundedToTheByte) {
+  FillSocket();
+  while (kMaxQueued - near_->queued_bytes() > 20'000) {
+    ASSERT_TRUE(Send(10'000).ok());
+  }
+  const size_t room = kMaxQueued - near_->queued_bytes() - kHead;
+  const absl::Status status = Send(room + 1);
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("--peer-queue-bytes"));
+  EXPECT_TRUE(Send(room).ok());
+  EXPECT_EQ(near_->queued_bytes(), kMaxQueued);
+  EXPECT_EQ(Send(0).code(), absl::StatusCode::kResourceExhausted);
+}
+
+// Notifications are off then, and a peer that sends without a pause would receive nothing.
+TEST_F(TcpControlChannelQueueTest, QueuedFrames_AreSentWhileInputIsFoundByPolling) {
+  // The second time, notifications are off from the beginning.
+  for (int time = 0; time < 2; ++time) {
+    struct Traffic {
+      absl::Notification over;
+      size_t left = 0;
+      int turns = 0;
+      std::function<void()> turn;
+    };
+    const auto traffic = std::make_shared<Traffic>();
+    traffic->turn = [this, traffic] {
+      // A frame for each poll, so that the loop never idles.
+      const char frame[kHead] = {0, 0, 0, 0, 1, 0, 0, 0};
+      EXPECT_EQ(send(far_.get(), frame, sizeof(frame), MSG_NOSIGNAL),
+                static_cast<ssize_t>(sizeof(frame)));
+      near_->Poll();
+      ++traffic->turns;
+      if (traffic->turns == 100) traffic->left = FillSocket();
+      if (traffic->turns > 200) traffic->left -= std::min(traffic->left, Drain());
+      if ((traffic->turns > 200 && traffic->left == 0) || traffic->turns == 20'000) {
+        traffic->turn = nullptr;
+        return traffic->over.Notify();
+      }
+      loop_->Post(traffic->turn);
+    };
+    loop_->Post(traffic->turn);
+    ASSERT_TRUE(traffic->over.WaitForNotificationWithTimeout(absl::Seconds(30)));
+    EXPECT_EQ(traffic->left, 0u) << "bytes were not sent in " << traffic->turns << " turns";
+    EXPECT_EQ(near_->queued_bytes(), 0u);
   }
 }
 

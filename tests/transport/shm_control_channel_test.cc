@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+// Frames that find no room in the ring: their bound, their descriptors, and their end.
+#include "transport/control/shm_control_channel.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/transport/control_channel_pair.h"
+
+namespace ferry {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr size_t kMaxQueued = 100'000;
+
+UniqueFd Copy(int fd) { return UniqueFd(fcntl(fd, F_DUPFD_CLOEXEC, 0)); }
+
+// The far side does not read until StartFar.
+class ShmControlChannelQueueTest : public ::testing::Test {
+ protected:
+  ShmControlChannelQueueTest() {
+    int ends[2];
+    EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);
+    far_socket_ = UniqueFd(ends[1]);
+    MemorySegment rings = *MemorySegment::Create(ShmControlChannel::RingsBytes(),
+                                                 {.huge_pages = false, .peers_may_write = true});
+    far_rings_ = *MemorySegment::MapPeer(Copy(rings.fd()), ShmControlChannel::RingsBytes(), true);
+    near_ = ShmControlChannel::Start(*near_loop_, {2, 22}, UniqueFd(ends[0]),
+                                     {std::move(rings), BellOf(*far_loop_)}, /*is_first=*/true,
+                                     near_handler_, kMaxQueued);
+  }
+
+  void StartFar() {
+    ShmControlChannel::Start(*far_loop_, {1, 11}, std::move(far_socket_),
+                             {std::move(far_rings_), BellOf(*near_loop_)}, /*is_first=*/false,
+                             far_handler_, kMaxQueued);
+  }
+
+  // Sends until the ring is full; returns the number of frames.
+  size_t FillRing() {
+    size_t frames = 0;
+    const std::string body(1000, 'x');
+    while (near_->queued_bytes() == 0) {
+      EXPECT_TRUE(near_->Send(1, {body}).ok());
+      ++frames;
+    }
+    return frames;
+  }
+
+  static Doorbell BellOf(EventLoop& loop) {
+    Doorbell& bell = loop.doorbell();
+    return *Doorbell::OfPeer(Copy(bell.page_fd()), Copy(bell.event_fd()));
+  }
+
+  std::unique_ptr<EventLoop> near_loop_ = *EventLoop::Create({});
+  std::unique_ptr<EventLoop> far_loop_ = *EventLoop::Create({});
+  std::shared_ptr<RecordingHandler> near_handler_ = std::make_shared<RecordingHandler>();
+  std::shared_ptr<RecordingHandler> far_handler_ = std::make_shared<RecordingHandler>();
+  UniqueFd far_socket_;
+  MemorySegment far_rings_;
+  std::shared_ptr<ControlChannel> near_;
+};
+
+TEST_F(ShmControlChannelQueueTest, QueueIsBoundedToTheByte) {
+  FillRing();
+  while (kMaxQueued - near_->queued_bytes() > 10'000) {
+    ASSERT_TRUE(near_->Send(1, {std::string(5000, 'x')}).ok());
+  }
+  const size_t room = kMaxQueued - near_->queued_bytes();
+  const absl::Status status = near_->Send(1, {std::string(room + 1, 'x')});
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("--peer-queue-bytes"));
+  EXPECT_EQ(near_->queued_bytes(), kMaxQueued - room);
+  EXPECT_TRUE(near_->Send(1, {std::string(room, 'x')}).ok());
+  EXPECT_EQ(near_->Send(1, {"x"}).code(), absl::StatusCode::kResourceExhausted);
+}
+
+// Those that leave the queue make room in it, and no more than they had.
+TEST_F(ShmControlChannelQueueTest, FramesThatWereSent_LeaveTheQueue) {
+  size_t frames = FillRing();
+  for (int i = 0; i < 20; ++i, ++frames) {
+    ASSERT_TRUE(near_->Send(2, {std::string(100 * i, 'y')}).ok());
+  }
+  StartFar();
+  const auto arrived = far_handler_->WaitForFrames(frames);
+  ASSERT_EQ(arrived.size(), frames);
+  for (int i = 0; i < 20; ++i) {
+    EXPECT_EQ(arrived[frames - 20 + i], std::pair(uint16_t{2}, std::string(100 * i, 'y')));
+  }
+  EXPECT_TRUE(near_loop_->WaitUntil([this] { return near_->queued_bytes() == 0; },
+                                    SteadyClock().Now() + absl::Seconds(10)));
+}
+
+// They are sent from copies: the caller may close its own at once.
+TEST_F(ShmControlChannelQueueTest, DescriptorsOfQueuedFrames_ArriveWithTheirFrames) {
+  size_t frames = FillRing();
+  for (int i = 0; i < 10; ++i, ++frames) {
+    const MemorySegment memory = *MemorySegment::Create(4096, {.huge_pages = false});
+    static_cast<char*>(memory.base())[0] = static_cast<char>(i);
+    const int fd = memory.fd();
+    ASSERT_TRUE(near_->Send(3, {"fd"}, {&fd, 1}).ok());
+  }
+  StartFar();
+  ASSERT_EQ(far_handler_->WaitForFrames(frames).size(), frames);
+  std::vector<UniqueFd> descriptors = far_handler_->TakeDescriptors();
+  ASSERT_EQ(descriptors.size(), 10u);
+  for (int i = 0; i < 10; ++i) {
+    const auto mapped = MemorySegment::MapPeer(std::move(descriptors[i]), 4096, false);
+    ASSERT_TRUE(mapped.ok()) << mapped.status();
+    EXPECT_EQ(static_cast<char*>(mapped->base())[0], i);
+  }
+}
+
+// The memory of tensors would stay for as long as anybody keeps the channel.
+TEST_F(ShmControlChannelQueueTest, DescriptorsOfQueuedFrames_AreClosedWithTheChannel) {
+  FillRing();
+  int ends[2];
+  ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
+  const UniqueFd reader(ends[0]);
+  UniqueFd writer(ends[1]);
+  ASSERT_TRUE(near_->Send(3, {"fd"}, {&ends[1], 1}).ok());
+  writer.Reset();
+  pollfd polled = {reader.get(), POLLIN, 0};
+  ASSERT_EQ(poll(&polled, 1, 0), 0) << "the queue has no copy";
+  near_->Close(absl::CancelledError("over"));
+  EXPECT_EQ(near_handler_->WaitForClosed().message(), "over");
+  EXPECT_EQ(poll(&polled, 1, /*timeout=*/10'000), 1) << "the copy is open";
+  EXPECT_NE(polled.revents & POLLHUP, 0);
+}
+
+}  // namespace
+}  // namespace ferry
