@@ -54,7 +54,6 @@ absl::StatusOr<CudaIpcPiece> GetPiece(ByteReader& reader) {
   CudaIpcPiece piece;
   const auto flags = reader.Get<uint8_t>();
   const absl::string_view memory = reader.GetBytes(cuda::kIpcDescriptorBytes);
-  if (reader.is_short()) return Malformed("piece of memory");
   FERRY_ASSIGN_OR_RETURN(piece.memory, cuda::DecodeIpcDescriptor(memory));
   piece.has_fd = (flags & kHasFd) != 0;
   piece.is_kept = (flags & kIsKept) != 0;
