@@ -214,8 +214,8 @@ class LargeSlice final : public SliceSource {
   absl::Notification broken;
 
  private:
-  std::shared_ptr<OutgoingTransfer> transfer_ = [] {
-    auto transfer = std::make_shared<OutgoingTransfer>();
+  std::shared_ptr<OutgoingBytes> transfer_ = [] {
+    auto transfer = std::make_shared<OutgoingBytes>();
     transfer->id = 1;
     transfer->tensor = *Tensor::Allocate(DataType::kUint8, *Shape::Create({64 << 20}));
     return transfer;
