@@ -55,8 +55,8 @@ OutgoingTransfer::OutgoingTransfer(std::shared_ptr<TensorResponder> responder,
     : responder_(std::move(responder)),
       id_(message.id),
       step_id_(message.step_id),
-      may_reject_(message.may_reject),
-      key_(key) {}
+      key_(key),
+      may_reject_(message.may_reject) {}
 
 bool OutgoingTransfer::Advance(OutgoingState to) {
   const OutgoingState from = state_.load(std::memory_order_relaxed);
@@ -102,41 +102,42 @@ void OutgoingTransfer::OnValue(const OutgoingTransferPtr& self, const absl::Stat
     SendRts(*responder, rts, {});
     return Finish(*responder);
   }
-  tensor_ = std::move(received.tensor);
-  if (!IsFixedSize(tensor_.dtype())) {
-    absl::StatusOr<Tensor> serialized = SerializeTensor(tensor_);
+  if (!IsFixedSize(received.tensor.dtype())) {
+    absl::StatusOr<Tensor> serialized = SerializeTensor(received.tensor);
     if (!serialized.ok()) return Lose(*responder, serialized.status());
-    tensor_ = *std::move(serialized);
+    received.tensor = *std::move(serialized);
     is_serialized_ = true;
   }
-  SelectPath(responder, self);
+  SelectPath(responder, self, std::move(received.tensor));
 }
 
 void OutgoingTransfer::SelectPath(const std::shared_ptr<TensorResponder>& responder,
-                                  const OutgoingTransferPtr& self) {
-  const SelectedPath path = responder->paths().Select(tensor_, PlaceOf(key_.dst()));
+                                  const OutgoingTransferPtr& self, Tensor tensor) {
+  const SelectedPath path = responder->paths().Select(tensor, PlaceOf(key_.dst()));
   switch (path.kind) {
     case SelectedPath::Kind::kInline:
-      return SendInline(*responder);
+      return SendInline(*responder, tensor);
     case SelectedPath::Kind::kStage:
+      tensor_ = std::move(tensor);
       return Stage(responder, self);
     case SelectedPath::Kind::kTransport:
+      tensor_ = std::move(tensor);
       return Expose(responder, self, path);
     case SelectedPath::Kind::kNone:
       return Lose(*responder, path.error);
   }
 }
 
-void OutgoingTransfer::SendInline(TensorResponder& responder) {
-  if (absl::Status status = CheckValues(tensor_); !status.ok()) {
+void OutgoingTransfer::SendInline(TensorResponder& responder, const Tensor& tensor) {
+  if (absl::Status status = CheckValues(tensor); !status.ok()) {
     return Lose(responder, responder.Named(status));
   }
-  ReadyToSendMessage rts = MakeRts();
+  ReadyToSendMessage rts = MakeRts(tensor);
   if (responder.sends_checksums()) {
     rts.has_checksum = true;
-    rts.checksum = Checksum(tensor_.data(), tensor_.bytes());
+    rts.checksum = Checksum(tensor.data(), tensor.bytes());
   }
-  rts.body = {static_cast<const char*>(tensor_.data()), tensor_.bytes()};
+  rts.body = {static_cast<const char*>(tensor.data()), tensor.bytes()};
   SendRts(responder, rts, {});
   Finish(responder);
 }
@@ -168,10 +169,10 @@ void OutgoingTransfer::Stage(const std::shared_ptr<TensorResponder>& responder,
 void OutgoingTransfer::OnStaged(const OutgoingTransferPtr& self, absl::StatusOr<Tensor> tensor) {
   const std::shared_ptr<TensorResponder> responder = std::move(responder_);
   if (!tensor.ok()) return Lose(*responder, responder->Named(tensor.status()));
-  tensor_ = *std::move(tensor);
+  tensor_ = Tensor();
   is_staged_ = true;
   Advance(OutgoingState::kMatched);
-  SelectPath(responder, self);
+  SelectPath(responder, self, *std::move(tensor));
 }
 
 void OutgoingTransfer::Expose(const std::shared_ptr<TensorResponder>& responder,
@@ -216,7 +217,7 @@ void OutgoingTransfer::OnExposed(const OutgoingTransferPtr& self,
     const absl::Time copied = responder->context().clock->Now();
     responder->paths().costs().SawBytes(number, tensor_.bytes(), copied - copy_start_, copied);
   }
-  ReadyToSendMessage rts = MakeRts();
+  ReadyToSendMessage rts = MakeRts(tensor_);
   rts.has_checksum = responder->sends_checksums();
   rts.checksum = checksum_;
   rts.transport = NumberOfTransport(number);
@@ -244,7 +245,7 @@ void OutgoingTransfer::OnExposeFailed(const std::shared_ptr<TensorResponder>& re
   responder->Unlist(*this);
   Advance(OutgoingState::kMatched);
   responder->sender(number).Release(id_);
-  if (has_another_path) return SelectPath(responder, self);
+  if (has_another_path) return SelectPath(responder, self, std::move(tensor_));
   Stage(responder, self);
 }
 
@@ -261,7 +262,7 @@ void OutgoingTransfer::Retry(const std::shared_ptr<TensorResponder>& responder,
   }
   const bool is_required = context.policy.require == (*context.transports)[number]->name();
   if (failed_tries_ >= kMaxGpuTries && !is_required) return Stage(responder, self);
-  SelectPath(responder, self);
+  SelectPath(responder, self, std::move(tensor_));
 }
 
 void OutgoingTransfer::Release(TensorResponder& responder, bool was_received) {
@@ -277,12 +278,12 @@ void OutgoingTransfer::Release(TensorResponder& responder, bool was_received) {
   }
 }
 
-ReadyToSendMessage OutgoingTransfer::MakeRts() const {
+ReadyToSendMessage OutgoingTransfer::MakeRts(const Tensor& tensor) const {
   ReadyToSendMessage rts;
   rts.id = id_;
   rts.is_serialized = is_serialized_;
   rts.is_staged = is_staged_;
-  rts.header = {tensor_.dtype(), tensor_.shape(), tensor_.bytes()};
+  rts.header = {tensor.dtype(), tensor.shape(), tensor.bytes()};
   return rts;
 }
 

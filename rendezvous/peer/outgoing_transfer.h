@@ -97,8 +97,8 @@ class OutgoingTransfer final {
   void OnValue(const OutgoingTransferPtr& self, const absl::Status& status, Received received);
   // Selects a path and follows it.
   void SelectPath(const std::shared_ptr<TensorResponder>& responder,
-                  const OutgoingTransferPtr& self);
-  void SendInline(TensorResponder& responder);
+                  const OutgoingTransferPtr& self, Tensor tensor);
+  void SendInline(TensorResponder& responder, const Tensor& tensor);
   // Copies it to host memory, and sends that.
   void Stage(const std::shared_ptr<TensorResponder>& responder, const OutgoingTransferPtr& self);
   void OnStaged(const OutgoingTransferPtr& self, absl::StatusOr<Tensor> tensor);
@@ -108,17 +108,21 @@ class OutgoingTransfer final {
   void OnExposeFailed(const std::shared_ptr<TensorResponder>& responder,
                       const OutgoingTransferPtr& self, const absl::Status& why);
   // All but the body, the transport and a checksum.
-  ReadyToSendMessage MakeRts() const;
+  ReadyToSendMessage MakeRts(const Tensor& tensor) const;
   void SendRts(TensorResponder& responder, const ReadyToSendMessage& rts,
                absl::Span<const int> descriptors);
   // Its value exists but cannot be sent: reports the error to both sides.
   void Lose(TensorResponder& responder, const absl::Status& why);
   void Finish(TensorResponder& responder);
 
+  // The fields that every transfer uses come first, in few cache lines: many small tensors are
+  // requested in advance.
+
   // Set while a callback is pending, which then needs to capture nothing else.
   std::shared_ptr<TensorResponder> responder_;
   const uint64_t id_;
   const int64_t step_id_;
+  const RendezvousKey key_;
   const bool may_reject_;
   std::atomic<OutgoingState> state_{OutgoingState::kRequested};
   bool is_serialized_ = false;
@@ -126,20 +130,20 @@ class OutgoingTransfer final {
   bool is_staged_ = false;
   // A transport has turned out not to work for it.
   bool has_changed_path_ = false;
+  // From taking the value until this transfer ends, since the value has arrived or is lost, or
+  // until the value outlives this process.
+  StepOperation operation_;
+  CancellationToken cancellation_;
+
   // Number of times that a transport failed to bring it.
   int failed_tries_ = 0;
   uint64_t checksum_ = 0;
-  // Kept only until the RTS, unless it may have to be sent again.
+  // While it is being staged or exposed; and until it is received if it may have to be sent again.
   Tensor tensor_;
   // For transfers whose duration is a cost sample, and for those whose copy into the arena is.
   absl::Time start_ = absl::InfiniteFuture();
   absl::Time copy_start_ = absl::InfiniteFuture();
   Listing listing_;
-  const RendezvousKey key_;
-  CancellationToken cancellation_;
-  // From taking the value until this transfer ends, since the value has arrived or is lost, or
-  // until the value outlives this process.
-  StepOperation operation_;
 };
 
 }  // namespace ferry
