@@ -23,6 +23,7 @@
 #include "tests/support/try_out.h"
 #include "tests/support/used_up_descriptors.h"
 #include "transport/cuda_ipc/cuda_ipc_receiver.h"
+#include "transport/cuda_ipc/cuda_ipc_transport.h"
 
 namespace ferry {
 namespace {
