@@ -95,6 +95,8 @@ class DirectConnection : public SocketSource,
   void Read();
   // Returns false to stop reading.
   bool Take(absl::string_view bytes);
+  // Keeps what is left after one turn.
+  bool TakeForOneTurn(absl::string_view bytes);
   bool TakeFrames(absl::string_view& bytes, absl::Time until);
   // Ignores further frames, but still detects the end.
   void Ignore() ABSL_LOCKS_EXCLUDED(mu_);

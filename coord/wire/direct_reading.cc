@@ -108,6 +108,10 @@ bool DirectConnection::Take(absl::string_view bytes) {
     bytes.remove_prefix(seen);
     wants_preface_ = preface_seen_ < kDirectPreface.size();
   }
+  return TakeForOneTurn(bytes);
+}
+
+bool DirectConnection::TakeForOneTurn(absl::string_view bytes) {
   if (!TakeFrames(bytes, SteadyClock().Now() + kTurn)) return false;
   if (bytes.empty()) return true;
   backlog_.assign(bytes.data(), bytes.size());
@@ -130,11 +134,7 @@ void DirectConnection::TakeBacklog() {
     if (has_sent_last_) backlog_ = {};
   }
   const std::string backlog = std::exchange(backlog_, {});
-  absl::string_view bytes = backlog;
-  if (!TakeFrames(bytes, SteadyClock().Now() + kTurn)) return Ignore();
-  if (bytes.empty()) return;
-  backlog_.assign(bytes.data(), bytes.size());
-  loop_.Post([self = shared_from_this()] { self->TakeBacklog(); });
+  if (!TakeForOneTurn(backlog)) Ignore();
 }
 
 bool DirectConnection::TakeFrames(absl::string_view& bytes, absl::Time until) {
