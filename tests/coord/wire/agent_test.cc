@@ -419,6 +419,48 @@ TEST(AgentOthers, StatusShowsTheJob) {
   EXPECT_EQ(status->coordinator_incarnation, server.incarnation());
 }
 
+TEST(AgentOthers, StatusOfAFailedJob_HasItsError) {
+  TestServer server(BarrierOptions(2));
+  const Agents agents = ConnectAll(server, 2);
+  auto tool = *Agent::Connect(ToolOptions(server.address()));
+  auto status = tool->Status();
+  ASSERT_THAT(status, IsOk());
+  EXPECT_THAT(status->error, IsOk());
+  ASSERT_THAT(agents[1]->ReportError(absl::DataLossError("the disk is gone")), IsOk());
+  status = tool->Status();
+  ASSERT_THAT(status, IsOk());
+  EXPECT_THAT(status->error, Fails(StatusCode::kDataLoss, HasSubstr("the disk is gone")));
+  EXPECT_EQ(status->tasks[1].state, TaskState::kError);
+  EXPECT_THAT(status->tasks[1].error, Fails(StatusCode::kDataLoss, HasSubstr("the disk is gone")));
+}
+
+// A watch that did not send its version would be answered at once, again and again.
+TEST(AgentOthers, WatchOfTheTasks_WaitsForAChange) {
+  TestServer server(BarrierOptions(2));
+  const Agents agents = ConnectAll(server, 2);
+  const auto watch = [&](int64_t version) {
+    auto answer = std::make_shared<std::promise<absl::StatusOr<NodeTable>>>();
+    agents[0]->WatchTasksAsync(version, [answer](absl::StatusOr<NodeTable> table) {
+      answer->set_value(std::move(table));
+    });
+    return answer->get_future();
+  };
+  auto present = watch(-1);
+  const absl::StatusOr<NodeTable> table = Await(present);
+  ASSERT_THAT(table, IsOk());
+  EXPECT_EQ(table->tasks.size(), 2u);
+  auto change = watch(table->version);
+  ASSERT_TRUE(server.WaitUntilAwaited("a change of the task table"));
+  EXPECT_TRUE(IsPending(change));
+  ASSERT_THAT(agents[1]->ReportError(absl::DataLossError("broken")), IsOk());
+  const absl::StatusOr<NodeTable> changed = Await(change);
+  ASSERT_THAT(changed, IsOk());
+  EXPECT_GT(changed->version, table->version);
+  ASSERT_FALSE(changed->tasks.empty());
+  EXPECT_EQ(changed->tasks.back().node_id, 1);
+  EXPECT_EQ(changed->tasks.back().state, TaskState::kError);
+}
+
 TEST(AgentOthers, LeaveTogether) {
   TestServer server(BarrierOptions(2));
   const Agents agents = ConnectAll(server, 2);

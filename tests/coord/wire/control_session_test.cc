@@ -313,6 +313,43 @@ TEST(ControlIdentity, GpuMayBeSharedWithinAHost) {
   }
 }
 
+// Containers of one machine have host names of their own, and so may share its GPU.
+TEST(ControlIdentity, GpuMayBeSharedByContainersOfAHost) {
+  TestServer server(2);
+  ControlStream streams[] = {ControlStream(server.Channel()), ControlStream(server.Channel())};
+  for (int node = 0; node < 2; ++node) {
+    v1::Hello hello = RankHello(node, 1, absl::StrCat("container", node));
+    hello.mutable_node()->set_boot_id("boot-alpha");
+    hello.mutable_node()->add_gpu_uuids("GPU-1");
+    EXPECT_NE(streams[node].Attach(hello).session_id(), 0u);
+  }
+}
+
+// Machines cloned from one image have one host name; those that send no boot id have only that.
+TEST(ControlIdentity, HostsDifferByTheirBootOrElseByTheirName) {
+  const struct {
+    const char* hosts[2];
+    const char* boots[2];
+  } cases[] = {{{"clone", "clone"}, {"boot-alpha", "boot-beta"}},
+               {{"alpha", "beta"}, {"", "boot-beta"}},
+               {{"alpha", "beta"}, {"boot-alpha", ""}}};
+  for (const auto& each : cases) {
+    TestServer server(2);
+    ControlStream streams[] = {ControlStream(server.Channel()), ControlStream(server.Channel())};
+    for (int node = 0; node < 2; ++node) {
+      v1::Hello hello = RankHello(node, 1, each.hosts[node]);
+      hello.mutable_node()->set_boot_id(each.boots[node]);
+      hello.mutable_node()->add_gpu_uuids("GPU-1");
+      if (node == 0) {
+        streams[node].Attach(hello);
+        continue;
+      }
+      streams[node].SendHello(hello);
+      EXPECT_THAT(streams[node].End(), Fails(StatusCode::kAlreadyExists, HasSubstr("GPU-1")));
+    }
+  }
+}
+
 // --- Malformed frames ---
 
 TEST(ControlFrames, GarbageEndsTheStreamOnly) {

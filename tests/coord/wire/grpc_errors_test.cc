@@ -174,6 +174,11 @@ TEST(GrpcErrors, LimitAppliesToTheEncodedSize) {
     EXPECT_LE(EncodedBytes(cut), 3072u);
     EXPECT_GT(EncodedBytes(cut), 3000u);
   }
+  // The first and the last plain characters.
+  for (const char c : {' ', '~'}) {
+    const std::string plain(3072, c);
+    EXPECT_EQ(ToGrpcStatus(absl::InternalError(plain)).error_message(), plain);
+  }
 }
 
 // A text that is not UTF-8, for instance because of a user's key, must still be cut.

@@ -290,6 +290,22 @@ TEST(SocketLoopSources, SourceRemovedDuringDispatch_IsNotCalled) {
   EXPECT_EQ(all[0]->ended() + all[1]->ended(), 0);
 }
 
+// The coordinator extends its tasks' deadlines by the time that its loop is behind.
+TEST(SocketLoopSources, LoopThatIsBusy_IsBehindUntilItWaitsAgain) {
+  const auto loop = *SocketLoop::Create("test");
+  EXPECT_EQ(loop->Lag(), absl::ZeroDuration());
+  absl::Notification is_busy;
+  absl::Notification go;
+  loop->Post([&] {
+    is_busy.Notify();
+    go.WaitForNotification();
+  });
+  is_busy.WaitForNotification();
+  EXPECT_TRUE(Eventually([&] { return loop->Lag() > absl::ZeroDuration(); }));
+  go.Notify();
+  EXPECT_TRUE(Eventually([&] { return loop->Lag() == absl::ZeroDuration(); }));
+}
+
 TEST(SocketLoopSources, AfterItsEnd_NoSourceIsAddedAndAllWereNotified) {
   const auto loop = *SocketLoop::Create("test");
   std::vector<std::shared_ptr<Remover>> all;
