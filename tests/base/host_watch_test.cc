@@ -164,6 +164,8 @@ TEST(HostWatch, OnlyResendsAreCounted_AreAttemptsToo) {
 TEST(DescribeObstacle, ReportsWhetherItIsTheProcessOrTheHost) {
   EXPECT_EQ(DescribeObstacle({}), "");
   EXPECT_EQ(DescribeObstacle({.is_outstanding = true, .unanswered = 1}), "");
+  // Probes of an idle connection: nothing waits for their answers.
+  EXPECT_EQ(DescribeObstacle({.since_answer = absl::Seconds(4), .unanswered = 3}), "");
   EXPECT_THAT(DescribeObstacle({.is_outstanding = true, .is_window_closed = true, .unanswered = 1}),
               HasSubstr("its host answers, but its process is not reading"));
   EXPECT_THAT(DescribeObstacle({.is_outstanding = true,
@@ -231,6 +233,18 @@ TEST(TcpState, AllIsAcknowledged_NothingIsOutstanding) {
   }
   EXPECT_FALSE(state.is_outstanding);
   EXPECT_FALSE(state.is_window_closed);
+}
+
+TEST(TcpState, NothingIsSent_TheTimeSinceTheLastAnswerGrows) {
+  Pair pair;
+  ASSERT_EQ(send(pair.server.get(), "x", 1, 0), 1);
+  TcpState state = *ReadTcpState(pair.server.get());
+  for (int i = 0; i < 500 && state.since_answer < absl::Milliseconds(50); ++i) {
+    poll(nullptr, 0, 10);
+    state = *ReadTcpState(pair.server.get());
+  }
+  EXPECT_GE(state.since_answer, absl::Milliseconds(50));
+  EXPECT_FALSE(state.is_outstanding);
 }
 
 TEST(TcpState, NoTcpConnection_HasNone) {

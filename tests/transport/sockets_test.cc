@@ -90,6 +90,27 @@ TEST(SocketsTest, WithoutAHost_ListensOnBothFamilies) {
   if (v6.ok()) Connected(absl::StrCat("[::1]:", listener->port));
 }
 
+// A coordinator that is started again must not wait until the kernel has forgotten the connections
+// of the previous one (TIME_WAIT), a minute later.
+TEST(SocketsTest, PortWhoseConnectionsHaveJustEnded_CanBeListenedOnAgain) {
+  absl::StatusOr<ListeningSocket> listener = ListenTcp("127.0.0.1:0");
+  ASSERT_TRUE(listener.ok()) << listener.status();
+  const std::string address = absl::StrCat("127.0.0.1:", listener->port);
+  UniqueFd client = Connected(address);
+  pollfd incoming = {listener->fd.get(), POLLIN, 0};
+  ASSERT_EQ(poll(&incoming, 1, 10'000), 1);
+  UniqueFd accepted(accept(listener->fd.get(), nullptr, nullptr));
+  ASSERT_TRUE(accepted.valid());
+  listener->fd.Reset();
+  // The end that closes first keeps the connection for a while.
+  accepted.Reset();
+  pollfd ended = {client.get(), POLLIN, 0};
+  ASSERT_EQ(poll(&ended, 1, 10'000), 1);
+  client.Reset();
+  const absl::StatusOr<ListeningSocket> again = ListenTcp(address);
+  EXPECT_TRUE(again.ok()) << again.status();
+}
+
 TEST(SocketsTest, ResolveTcp_ReturnsNumericAddresses) {
   const auto numeric = ResolveTcp("127.0.0.1:5");
   ASSERT_TRUE(numeric.ok()) << numeric.status();
