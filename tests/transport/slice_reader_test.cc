@@ -226,16 +226,44 @@ class LargeSlice final : public SliceSource {
 class NoSlices final : public SliceSource {
  public:
   bool NextSlice(SliceWriter&, Slice&) override { return false; }
-  void OnBroken(const absl::Status&) override {}
+  void OnBroken(const absl::Status& why) override {
+    status = why;
+    broken.Notify();
+  }
+
+  absl::Status status;
+  absl::Notification broken;
 };
+
+// Nothing else tells the sender, which has nothing to send, of what goes on at the other end.
+TEST(SliceWriter, ReceiverThatClosesOrSpeaks_BreaksTheConnection) {
+  ControlEnd end({1, 10}, "token", absl::Milliseconds(100));
+  for (const bool speaks : {false, true}) {
+    int fds[2];
+    ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
+    UniqueFd there(fds[1]);
+    const auto source = std::make_shared<NoSlices>();
+    const auto writer = std::make_shared<SliceWriter>(*end.loop, UniqueFd(fds[0]), source);
+    writer->Start();
+    if (speaks) {
+      ASSERT_EQ(write(there.get(), "x", 1), 1);
+    } else {
+      there.Reset();
+    }
+    ASSERT_TRUE(source->broken.WaitForNotificationWithTimeout(kStalled)) << speaks;
+    EXPECT_EQ(source->status.code(),
+              speaks ? absl::StatusCode::kInvalidArgument : absl::StatusCode::kUnavailable)
+        << source->status;
+  }
+}
 
 // Their end may come before the loop knows them.
 TEST(SliceConnections, StoppedOrBroken_AreReleased) {
   ControlEnd end({1, 10}, "token", absl::Milliseconds(100));
-  const auto source = std::make_shared<NoSlices>();
-  const auto sink = std::make_shared<CountingSink>();
   enum class Case { kStopped, kStoppedBeforeTheStart, kBroken };
   for (const Case each : {Case::kStopped, Case::kStoppedBeforeTheStart, Case::kBroken}) {
+    const auto source = std::make_shared<NoSlices>();
+    const auto sink = std::make_shared<CountingSink>();
     int fds[4];
     ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
     ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, fds + 2), 0);
