@@ -46,6 +46,17 @@ TEST(LocalLimits, PendingOperationsAreBoundedOnBothSides) {
   EXPECT_EQ(cancellation.registered_count(), 0u) << "the refused receive stays registered";
   cancellation.Cancel();
   EXPECT_EQ(results.size(), 1u);
+  // The receiver gets its arguments back, as at any end of a receive.
+  const absl::Time deadline = clock.Now() + absl::Seconds(7);
+  for (CancellationToken* const token : {static_cast<CancellationToken*>(nullptr), &cancellation}) {
+    absl::Time returned;
+    rendezvous.RecvAsync(Key("d"), {.cancellation = token, .deadline = deadline},
+                         [&returned](const absl::Status& status, const Received& received) {
+                           EXPECT_FALSE(status.ok());
+                           returned = received.recv_args.deadline;
+                         });
+    EXPECT_EQ(returned, deadline) << (token == nullptr ? "full" : "cancelled");
+  }
   ASSERT_TRUE(rendezvous.Send(Key("a"), Value("v")).ok());
   EXPECT_TRUE(rendezvous.Send(Key("c"), Value("c")).ok());
 }
