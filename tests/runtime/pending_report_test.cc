@@ -69,6 +69,33 @@ TEST_F(PendingReportTest, NamesStepSidePeerKeyAndAge) {
   EXPECT_THAT(row.key, HasSubstr(";grad;"));
 }
 
+// An operator looks for the process that has to act: it is the other one, or this one.
+TEST_F(PendingReportTest, EachKindNamesTheOtherSideAndWhatIsMissing) {
+  using Side = PendingStepOp::Side;
+  // From node 0 to node 3.
+  const auto row_of = [](Side side, const std::string& phase) {
+    const PendingReport report = MakePendingReport(
+        [&](absl::Duration, PendingVisitor visit) {
+          visit({.step_id = 7,
+                 .key = KeyTo(3, "x"),
+                 .side = side,
+                 .age = absl::Seconds(2),
+                 .phase = phase});
+        },
+        kPendingAge);
+    EXPECT_EQ(report.rows.size(), 1u);
+    const PendingRow row = report.rows.empty() ? PendingRow() : report.rows[0];
+    return absl::StrCat(row.side, " ", row.peer, ": ", row.phase);
+  };
+  EXPECT_EQ(row_of(Side::kSend, ""), "send 3: sent; not asked for yet");
+  EXPECT_EQ(row_of(Side::kTransfer, "offered"), "send 3: offered");
+  EXPECT_EQ(row_of(Side::kRecv, ""), "recv 3: asked for by the peer; not sent yet");
+  EXPECT_EQ(row_of(Side::kDeferred, ""),
+            "recv 3: asked for by the peer; the step has not begun here");
+  EXPECT_EQ(row_of(Side::kFetch, ""), "recv 0: asked");
+  EXPECT_EQ(row_of(Side::kFetch, "connecting"), "recv 0: connecting");
+}
+
 // A node in trouble may have a million of them; the store is not for that.
 TEST_F(PendingReportTest, KeepsTheOldestAndCountsAll) {
   for (int i = 0; i < 200; ++i) {
