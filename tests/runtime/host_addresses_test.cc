@@ -186,5 +186,26 @@ TEST(FindLocalEnd, BehindNat_TheKernelIsAsked) {
   EXPECT_EQ(FindLocalEnd(Machine(), "unknown", "127.0.0.1:1"), "");
 }
 
+// The only interface that every host has.
+TEST(ReadInterfaces, Loopback_IsDescribed) {
+  const absl::StatusOr<std::vector<InterfaceAddress>> all = ReadInterfaces();
+  ASSERT_TRUE(all.ok()) << all.status();
+  size_t count = 0;
+  for (const InterfaceAddress& each : *all) {
+    EXPECT_FALSE(each.name.empty()) << each.address;
+    EXPECT_EQ(each.is_ipv6, absl::StrContains(each.address, ":")) << each.address;
+    EXPECT_EQ(each.is_loopback, each.address == "::1" || absl::StartsWith(each.address, "127."))
+        << each.address;
+    EXPECT_EQ(each.is_link_local,
+              absl::StartsWith(each.address, "fe80:") || absl::StartsWith(each.address, "169.254."))
+        << each.address;
+    if (each.address != "127.0.0.1") continue;
+    ++count;
+    EXPECT_TRUE(each.is_up);
+    EXPECT_TRUE(each.is_running);
+  }
+  EXPECT_EQ(count, 1u);
+}
+
 }  // namespace
 }  // namespace ferry
