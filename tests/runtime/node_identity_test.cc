@@ -122,5 +122,64 @@ TEST(ResolveNodeIdentity, RefusesMissingOrInvalidValues) {
   ExpectRefused(options, {}, "node id -1");
 }
 
+std::optional<RefusedNode> FindRefused(const NodeOptions& options, const Environment& environment) {
+  return FindRefusedNode(options,
+                         [&environment](absl::string_view name) -> std::optional<std::string> {
+                           const auto found = environment.find(std::string(name));
+                           if (found == environment.end()) return std::nullopt;
+                           return found->second;
+                         });
+}
+
+TEST(FindRefusedNode, OptionsPrecedeTheEnvironment) {
+  NodeOptions options;
+  options.coordinator = "a:1";
+  options.node_id = 3;
+  options.num_nodes = 4;
+  const Environment environment = {
+      {"RANK", "0"}, {"WORLD_SIZE", "8"}, {"MASTER_ADDR", "c"}, {"FERRY_COORDINATOR", "b:2"}};
+  const auto place = FindRefused(options, environment);
+  ASSERT_TRUE(place.has_value());
+  EXPECT_EQ(place->coordinator, "a:1");
+  EXPECT_EQ(place->node_id, 3);
+  EXPECT_EQ(place->num_nodes, 4);
+  EXPECT_FALSE(place->is_derived);
+  EXPECT_FALSE(place->may_be_first);
+  options.node_id = 0;
+  EXPECT_TRUE(FindRefused(options, environment)->may_be_first);
+  // What they leave open.
+  const auto rest = FindRefused({}, environment);
+  ASSERT_TRUE(rest.has_value());
+  EXPECT_EQ(rest->coordinator, "b:2");
+  EXPECT_EQ(rest->node_id, 0);
+  EXPECT_EQ(rest->num_nodes, 8);
+  EXPECT_FALSE(rest->is_derived);
+  EXPECT_TRUE(rest->may_be_first);
+}
+
+TEST(FindRefusedNode, UnnamedCoordinator_IsOnTheFirstMachine) {
+  const auto place =
+      FindRefused({}, {{"RANK", "2"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "fe80::1"}});
+  ASSERT_TRUE(place.has_value());
+  EXPECT_EQ(place->coordinator, "[fe80::1]:9470");
+  EXPECT_TRUE(place->is_derived);
+}
+
+TEST(FindRefusedNode, NodeIdOfTheOptions_NeedsACoordinatorOfTheEnvironment) {
+  NodeOptions options;
+  options.node_id = 2;
+  const auto place = FindRefused(options, {{"FERRY_COORDINATOR", "b:2"}});
+  ASSERT_TRUE(place.has_value());
+  EXPECT_EQ(place->coordinator, "b:2");
+  EXPECT_EQ(place->node_id, 2);
+  EXPECT_FALSE(place->is_derived);
+  EXPECT_FALSE(FindRefused(options, {}).has_value());
+}
+
+// A command typed by hand is no member that others wait for.
+TEST(FindRefusedNode, WithoutANumber_ThereIsNone) {
+  EXPECT_FALSE(FindRefused({}, {{"FERRY_COORDINATOR", "b:2"}}).has_value());
+}
+
 }  // namespace
 }  // namespace ferry
