@@ -129,6 +129,8 @@ TEST(TopologyExchange, TheTimeoutNamesTheMissing) {
   job.Advance(absl::Milliseconds(1));
   EXPECT_THAT(first.result(), Fails(absl::StatusCode::kDeadlineExceeded, HasSubstr("0,2-4")));
   EXPECT_EQ(GetMissingTasks(first.result().status()), "0,2-4");
+  // Without the mark, clients would take it for an error of the network.
+  EXPECT_TRUE(GetErrorOrigin(first.result().status()).has_value());
 }
 
 // One impatient node must not end it for the others, nor be missed when it has sent its devices.
