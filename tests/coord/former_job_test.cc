@@ -290,14 +290,19 @@ TEST(EndJob, ACompleteTopology_IsForgotten) {
 TEST(EndJob, WatchersOfTheTasks_AreNotifiedAtOnce) {
   TestJob job(DaemonOptions(2));
   JoinAll(job, 1);
-  const TableCall watch = job.WatchTasks(job.coordinator().membership().version());
+  const int64_t version = job.coordinator().membership().version();
+  const TableCall watch = job.WatchTasks(version);
   ASSERT_THAT(job.coordinator().EndJob("by hand", /*force=*/true), IsOk());
   job.Drain();
   ASSERT_THAT(watch.result(), IsOk());
   for (const TaskInfo& info : watch.result()->tasks) {
     EXPECT_EQ(info.state, TaskState::kDisconnected);
+    // Watchers that ask only for what has changed receive it too.
+    EXPECT_GT(info.version, version);
   }
   EXPECT_EQ(watch.result()->version, job.coordinator().membership().version());
+  // Nobody's heartbeats are awaited.
+  EXPECT_EQ(job.coordinator().NextDeadline(), absl::InfiniteFuture());
 }
 
 // The barrier at which the first job's tasks shut down does not belong to the next job.

@@ -208,6 +208,20 @@ TEST(UntoldTimeout, KilledClient_IsDetectedSoonBeforeAndAfterItsIntervalIsKnown)
   }
 }
 
+// The end of its connection and its silence are found at the same time, by a coordinator that was
+// late.
+TEST(UntoldTimeout, TaskThatIsDeadForTwoReasons_IsReportedOnce) {
+  TestJob job(JaxOptions(2));
+  const StatusCall poll = Join(job, {0, absl::Seconds(300)});
+  StatusCall killed = Join(job, {1, absl::Seconds(300)});
+  Kill(job, 1, killed);
+  job.clock().Advance(absl::Seconds(200));
+  job.coordinator().Advance();
+  job.Drain();
+  EXPECT_THAT(poll.result(), Fails(absl::StatusCode::kUnavailable,
+                                   HasSubstr("heartbeat timeout: task 1 has been silent")));
+}
+
 // A proxy dropped the connection; the client has opened another one and polls there.
 TEST(UntoldTimeout, ConnectionMadeAgain_KeepsTheTask) {
   TestJob job(JaxOptions(1));

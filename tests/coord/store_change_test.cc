@@ -374,6 +374,20 @@ TEST(StoreLimits, AValueOverItsLimitIsRefused) {
   EXPECT_EQ(ValueOf(job, "a"), "1234");
 }
 
+// The limits apply to each entry of a batch, of which none is set.
+TEST(StoreLimits, BatchWithAnEntryOverItsLimit_IsRefused) {
+  CoordinatorOptions options = PlainOptions(1);
+  options.max_key_bytes = 8;
+  options.max_value_bytes = 4;
+  TestJob job(options);
+  EXPECT_THAT(job.store().Put(Pairs{{"a", "1"}, {"123456789", "1"}}, false),
+              Fails(absl::StatusCode::kInvalidArgument, ContainsRegex("max[-_]key[-_]bytes")));
+  EXPECT_THAT(job.store().Put(Pairs{{"a", "1"}, {"b", "12345"}}, false),
+              Fails(absl::StatusCode::kInvalidArgument, ContainsRegex("max[-_]value[-_]bytes")));
+  EXPECT_EQ(job.store().key_count(), 0u);
+  EXPECT_THAT(job.store().Put(Pairs{{"12345678", "1234"}}, false), IsOk());
+}
+
 // The error must name the option to raise.
 TEST(StoreLimits, AFullStoreRefusesAndRecovers) {
   CoordinatorOptions options = PlainOptions(1);
