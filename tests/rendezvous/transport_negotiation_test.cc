@@ -42,8 +42,10 @@ TEST(HelloFields, Truncated_AreRefused) {
     EXPECT_EQ(DecodeHello(body.substr(0, bytes)).ok(), bytes == whole) << bytes;
   }
   // The name is longer than the field.
-  EXPECT_FALSE(DecodeHello(Field(5, "\x04shm")).ok());
-  EXPECT_FALSE(DecodeHello(Field(5, "")).ok());
+  for (const char* const field : {"\x04shm", ""}) {
+    EXPECT_THAT(std::string(DecodeHello(Field(5, field)).status().message()),
+                HasSubstr("a transport without its name"));
+  }
 }
 
 TEST(HelloFields, ListsBeyondALimit_AreRefusedWithTheReason) {
@@ -193,6 +195,26 @@ TEST_F(TransportNegotiation, MessagesForATransportThatThisProcessLacks_EndTheCha
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     EXPECT_THAT(std::string(status.message()),
                 HasSubstr("transport 2 of its sender, which is other"));
+  }
+}
+
+// The costs are random, so that each transport would be selected at times.
+TEST_F(TransportNegotiation, ValuesForAPeer_GoByATransportThatItHas) {
+  ASSERT_TRUE(Connect({{"copies", ""}}).ok());
+  const std::shared_ptr<RemoteRendezvous> step = *manager_.Find(kStep);
+  ASSERT_TRUE(step->Initialize({.job = "worker", .replica = 0, .task = kConsumer.node_id}).ok());
+  for (uint64_t id = 1; id <= 50; ++id) {
+    const RendezvousKey key = *RendezvousKey::Parse(
+        RendezvousKey::Text("/job:worker/replica:0/task:2/device:CPU:0", kConsumer.incarnation,
+                            "/job:worker/replica:0/task:1/device:CPU:0", absl::StrCat(id)));
+    ASSERT_TRUE(Hear([&](ControlChannel& channel) {
+                  return SendRequest(channel, {id, kStep, false, key.text()});
+                }).ok());
+    const Tensor tensor = *Tensor::Allocate(DataType::kUint8, *Shape::Create({20'000}));
+    ASSERT_TRUE(step->Send(key, tensor).ok());
+    ASSERT_EQ(channel_->types.back(), PeerMessageType::kReadyToSend);
+    // The number of this process's list.
+    EXPECT_EQ(DecodeReadyToSend(channel_->bodies.back())->transport, 2);
   }
 }
 
