@@ -114,6 +114,24 @@ TEST(Heartbeat, TheErrorNamesTheSilentTask) {
   EXPECT_EQ(job.state(6), TaskState::kConnected);
 }
 
+// They were last heard in another order than that of their numbers.
+TEST(Heartbeat, SilentTasks_AreNamedInTheOrderOfTheirNumbers) {
+  TestJob job(PlainOptions(3));
+  for (const int task : {2, 1, 0}) {
+    ASSERT_THAT(job.Register(task).result(), IsOk());
+    job.Advance(absl::Milliseconds(100));
+  }
+  const StatusCall poll = job.Poll(0);
+  job.Advance(absl::Seconds(5));
+  ASSERT_THAT(job.Heartbeat(0), IsOk());
+  job.clock().Advance(kHeartbeatTimeout - absl::Seconds(1));
+  job.coordinator().Advance();
+  job.Drain();
+  EXPECT_THAT(poll.result(),
+              Fails(absl::StatusCode::kUnavailable, HasSubstr("tasks 1,2 have been silent")));
+  EXPECT_EQ(GetErrorOrigin(poll.result())->source, TaskId(1));
+}
+
 // With pollers the survivors keep their own state: they decide themselves.
 TEST(Heartbeat, SurvivorIsStillAcceptedWhenErrorsArePolled) {
   TestJob job(PlainOptions(2));
