@@ -147,7 +147,7 @@ TEST(FindRefusedNode, OptionsPrecedeTheEnvironment) {
   EXPECT_FALSE(place->may_be_first);
   options.node_id = 0;
   EXPECT_TRUE(FindRefused(options, environment)->may_be_first);
-  // What they leave open.
+  // The environment gives the rest.
   const auto rest = FindRefused({}, environment);
   ASSERT_TRUE(rest.has_value());
   EXPECT_EQ(rest->coordinator, "b:2");
