@@ -87,8 +87,9 @@ class SendRecv(harness.Case):
         self.assertEqual((sender.wait(), sender.out), (1, ""))
         # By the control channel, or by the coordinator if that was faster.
         self.assertRegex(sender.err.splitlines()[-1],
-                         "^ferry: (node 1 (did not take what it was sent|has failed): .*node 0 sends by "
-                         "tcp, and shm is the required transport here|to node 1: Broken pipe)")
+                         "^ferry: ((node 1 (did not take what it was sent|has failed)|/job:\\S*/task:1 "
+                         "reported): .*node 0 sends by tcp, and shm is the required transport here|"
+                         "to node 1: Broken pipe)")
 
     def test_a_sender_is_notified_of_a_buffer_that_does_not_fit(self):
         for shape in ("3", "1024x1024"):
