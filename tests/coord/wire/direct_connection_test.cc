@@ -240,6 +240,9 @@ TEST(SocketAddress, ParsesAddressesGivenToAgents) {
     ASSERT_THAT(found, IsOk()) << address;
     EXPECT_EQ(ShowAddress(found->front()), "127.0.0.1:80");
   }
+  const auto last = ResolveAddress("127.0.0.1:65535");
+  ASSERT_THAT(last, IsOk());
+  EXPECT_EQ(ShowAddress(last->front()), "127.0.0.1:65535");
   const auto v6 = ResolveAddress("[::1]:80");
   if (v6.ok()) {
     EXPECT_EQ(ShowAddress(v6->front()), "[::1]:80");
