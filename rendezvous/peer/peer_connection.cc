@@ -77,7 +77,8 @@ absl::Status PeerConnection::OnFrame(uint16_t type, absl::string_view body,
     case PeerMessageType::kHello:
       return OnHello(body);
     default:
-      return absl::InvalidArgumentError(absl::StrCat("nobody sends a ", PeerMessageName(type)));
+      return absl::InvalidArgumentError(
+          absl::StrCat("unexpected message: ", PeerMessageName(type)));
   }
   if (is_opener_ && type == static_cast<uint16_t>(PeerMessageType::kError)) {
     return OnEarlyError(body);

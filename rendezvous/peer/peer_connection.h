@@ -88,7 +88,7 @@ class PeerConnection final : public ControlHandler,
   bool was_open_ = false;
   bool has_heard_hello_ = false;
   bool was_refused_ = false;
-  // Whether incoming and outgoing frames must be checksummed.
+  // True if incoming and outgoing frames must have a checksum.
   bool expects_checksums_ = false;
   bool sends_checksums_ = false;
   // Both null until the connection is chosen.

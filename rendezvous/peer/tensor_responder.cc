@@ -247,7 +247,7 @@ absl::Status TensorResponder::OnRejected(absl::string_view body) {
   } else if (!rejected.key.empty()) {
     FERRY_ASSIGN_OR_RETURN(const RendezvousKey key, RendezvousKey::Parse(rejected.key));
     if (key.dst().task.task != consumer_.peer.node_id) {
-      return absl::InvalidArgumentError("REJECTED for a value of somebody else");
+      return absl::InvalidArgumentError("REJECTED for the value of another consumer");
     }
     context_.manager->RecordSendFailure(rejected.step_id, key, why);
   }

@@ -92,8 +92,8 @@ TEST_F(StagingTest, AckForATensorThatIsBeingStaged_IsIgnored) {
   EXPECT_TRUE(is_told_.WaitForNotificationWithTimeout(kNever));
 }
 
-// The consumer dies while a path is selected. The value is lost from then on, and not when a copy
-// that nobody waits for has been made: a step that is closed meanwhile must report it.
+// The consumer dies while a path is selected. The value is lost from then on, and not only when its
+// staging copy is complete: a step that is closed meanwhile must report it.
 TEST_F(StagingTest, ChannelClosesBeforeATensorIsStaged_ItIsLostAtOnce) {
   const RendezvousKey key = *RendezvousKey::Parse(
       RendezvousKey::Text("/job:worker/replica:0/task:1/device:GPU:0", kProducer.incarnation,

@@ -149,7 +149,7 @@ TEST_F(TensorResponderFrames, ChannelEndsWhileAPathIsSelected_TheValueIsLostAndN
   state_->on_cost = [this] { server_->OnClosed(absl::UnavailableError("the peer is gone")); };
   Lend("edge");
   ASSERT_EQ(state_->on_cost, nullptr);
-  EXPECT_TRUE(channel_->types.empty()) << "there is nobody to tell";
+  EXPECT_TRUE(channel_->types.empty()) << "the channel has closed";
   EXPECT_EQ(step_->lost().code(), absl::StatusCode::kUnavailable);
   EXPECT_TRUE(state_->lent.empty());
   EXPECT_EQ(NonEmptyTables(server_->InnerTableSizes()), "");
