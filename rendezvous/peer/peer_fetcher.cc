@@ -27,7 +27,7 @@ class PeerFetcher::Resolving final : public std::enable_shared_from_this<Resolvi
     const uint64_t id_;
   };
 
-  // Returns null, and takes nothing, if the endpoint was resolved meanwhile.
+  // Returns null, and takes nothing, once all requests have been passed on, or have failed.
   std::shared_ptr<RemoteFetch> Add(int64_t step_id, const RendezvousKey& key, const RecvArgs& args,
                                    RecvCallback& done) {
     absl::MutexLock lock(&mu_);
@@ -37,6 +37,7 @@ class PeerFetcher::Resolving final : public std::enable_shared_from_this<Resolvi
     return std::make_shared<Fetch>(shared_from_this(), id);
   }
 
+  // Passes the requests on in the order of their calls. Those that are added meanwhile follow.
   void Resolve(const std::shared_ptr<TensorRequester>& client) {
     while (true) {
       std::vector<Waiting> waiting;
@@ -55,6 +56,7 @@ class PeerFetcher::Resolving final : public std::enable_shared_from_this<Resolvi
         {
           absl::MutexLock lock(&mu_);
           is_cancelled = cancelled_.erase(each.id) > 0;
+          last_passed_on_ = each.id;
           if (!is_cancelled && fetch != nullptr) passed_on_.emplace(each.id, fetch);
         }
         if (is_cancelled && fetch != nullptr) fetch->Cancel();
@@ -100,7 +102,7 @@ class PeerFetcher::Resolving final : public std::enable_shared_from_this<Resolvi
           break;
         }
         // It is being passed on right now.
-        if (!is_waiting && !is_over_) cancelled_.insert(id);
+        if (!is_waiting && !is_over_ && id > last_passed_on_) cancelled_.insert(id);
       }
     }
     if (fetch != nullptr) fetch->Cancel();
@@ -121,10 +123,41 @@ class PeerFetcher::Resolving final : public std::enable_shared_from_this<Resolvi
   absl::Mutex mu_;
   bool is_over_ ABSL_GUARDED_BY(mu_) = false;
   uint64_t last_id_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t last_passed_on_ ABSL_GUARDED_BY(mu_) = 0;
   std::vector<Waiting> waiting_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<uint64_t, std::shared_ptr<RemoteFetch>> passed_on_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_set<uint64_t> cancelled_ ABSL_GUARDED_BY(mu_);
 };
+
+PeerFetcher::Shared::Shared(const TransferContext& exchange)
+    : table(std::make_shared<PeerConnectionPool>(exchange)) {}
+
+std::shared_ptr<PeerFetcher::Resolving> PeerFetcher::Shared::Find(const PeerId& producer) {
+  if (resolving_count.load(std::memory_order_acquire) == 0) return nullptr;
+  SpinLockHolder lock(&mu);
+  const auto found = resolving.find(producer);
+  return found == resolving.end() ? nullptr : found->second;
+}
+
+bool PeerFetcher::Shared::Begin(const PeerId& producer, std::shared_ptr<Resolving>& begun) {
+  SpinLockHolder lock(&mu);
+  std::shared_ptr<Resolving>& slot = resolving[producer];
+  // One that has passed on all of its requests may still be listed; `begun` is that one.
+  if (slot != nullptr && slot != begun) return false;
+  slot = std::make_shared<Resolving>(producer.node_id);
+  begun = slot;
+  resolving_count.store(resolving.size(), std::memory_order_release);
+  return true;
+}
+
+void PeerFetcher::Shared::End(const PeerId& producer, const Resolving& ended) {
+  SpinLockHolder lock(&mu);
+  // It may have been replaced.
+  const auto found = resolving.find(producer);
+  if (found == resolving.end() || found->second.get() != &ended) return;
+  resolving.erase(found);
+  resolving_count.store(resolving.size(), std::memory_order_release);
+}
 
 std::shared_ptr<RemoteFetch> PeerFetcher::Fetch(int64_t step_id, const RendezvousKey& key,
                                                 const RecvArgs& args, RecvCallback done) {
@@ -133,39 +166,33 @@ std::shared_ptr<RemoteFetch> PeerFetcher::Fetch(int64_t step_id, const Rendezvou
     std::move(done)(absl::InternalError(absl::StrCat("No worker known as ", ToString(task))), {});
     return nullptr;
   }
-  const auto node = static_cast<int32_t>(task.task);
-  absl::StatusOr<std::shared_ptr<TensorRequester>> client =
-      shared_->table->Find({node, key.src_incarnation()});
-  if (!client.ok()) {
-    std::move(done)(client.status(), {});
-    return nullptr;
+  const PeerId producer{static_cast<int32_t>(task.task), key.src_incarnation()};
+  while (true) {
+    // Values of one key go to its receives in the order of their calls, so that a request follows
+    // those that still wait, also if the requester is known already.
+    std::shared_ptr<Resolving> resolving = shared_->Find(producer);
+    if (resolving != nullptr) {
+      if (auto fetch = resolving->Add(step_id, key, args, done); fetch != nullptr) return fetch;
+    }
+    const absl::StatusOr<std::shared_ptr<TensorRequester>> client = shared_->table->Find(producer);
+    if (!client.ok()) {
+      std::move(done)(client.status(), {});
+      return nullptr;
+    }
+    if (*client != nullptr) return (*client)->Request(step_id, key, args, std::move(done));
+    // Another thread may resolve the same endpoint; the request then joins that one.
+    if (!shared_->Begin(producer, resolving)) continue;
+    std::shared_ptr<RemoteFetch> fetch = resolving->Add(step_id, key, args, done);
+    resolver_(producer.node_id,
+              [shared = shared_, resolving, producer](absl::StatusOr<Endpoint> endpoint) {
+                const absl::StatusOr<std::shared_ptr<TensorRequester>> requester =
+                    endpoint.ok() ? shared->table->Open(*endpoint) : endpoint.status();
+                if (requester.ok()) resolving->Resolve(*requester);
+                shared->End(producer, *resolving);
+                if (!requester.ok()) resolving->Fail(requester.status());
+              });
+    return fetch;
   }
-  if (*client != nullptr) return (*client)->Request(step_id, key, args, std::move(done));
-  std::shared_ptr<Resolving> resolving;
-  bool is_first = false;
-  {
-    SpinLockHolder lock(&shared_->mu);
-    auto& slot = shared_->resolving[node];
-    is_first = slot == nullptr;
-    if (is_first) slot = std::make_shared<Resolving>(node);
-    resolving = slot;
-  }
-  std::shared_ptr<RemoteFetch> fetch = resolving->Add(step_id, key, args, done);
-  // Resolved between our two checks: the requester exists now.
-  if (fetch == nullptr) return Fetch(step_id, key, args, std::move(done));
-  if (is_first) {
-    resolver_(node, [shared = shared_, resolving, node](absl::StatusOr<Endpoint> endpoint) {
-      const absl::StatusOr<std::shared_ptr<TensorRequester>> found =
-          endpoint.ok() ? shared->table->Open(*endpoint) : endpoint.status();
-      {
-        SpinLockHolder lock(&shared->mu);
-        shared->resolving.erase(node);
-      }
-      if (!found.ok()) return resolving->Fail(found.status());
-      resolving->Resolve(*found);
-    });
-  }
-  return fetch;
 }
 
 std::shared_ptr<TensorRequester> PeerFetcher::ClientOf(const PeerId& peer) const {

@@ -3,6 +3,8 @@
 #ifndef FERRY_RENDEZVOUS_PEER_PEER_FETCHER_H_
 #define FERRY_RENDEZVOUS_PEER_PEER_FETCHER_H_
 
+#include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -64,12 +66,20 @@ class PeerFetcher final : public RemoteFetcher {
  private:
   class Resolving;
   struct Shared {
-    explicit Shared(const TransferContext& exchange)
-        : table(std::make_shared<PeerConnectionPool>(exchange)) {}
+    explicit Shared(const TransferContext& exchange);
+
+    // The resolution of that incarnation of a node that is under way; null: there is none.
+    std::shared_ptr<Resolving> Find(const PeerId& producer) ABSL_LOCKS_EXCLUDED(mu);
+    // Begins one in place of `begun`, which has ended or is null, and returns it there. False:
+    // another thread has begun one.
+    bool Begin(const PeerId& producer, std::shared_ptr<Resolving>& begun) ABSL_LOCKS_EXCLUDED(mu);
+    void End(const PeerId& producer, const Resolving& ended) ABSL_LOCKS_EXCLUDED(mu);
 
     const std::shared_ptr<PeerConnectionPool> table;
     SpinLock mu;
-    absl::flat_hash_map<int32_t, std::shared_ptr<Resolving>> resolving ABSL_GUARDED_BY(mu);
+    absl::flat_hash_map<PeerId, std::shared_ptr<Resolving>> resolving ABSL_GUARDED_BY(mu);
+    // Its size: the common case, none, takes no lock.
+    std::atomic<size_t> resolving_count{0};
   };
 
   const EndpointResolver resolver_;

@@ -3,6 +3,7 @@
 #ifndef FERRY_TESTS_RENDEZVOUS_FAKE_CONNECTOR_H_
 #define FERRY_TESTS_RENDEZVOUS_FAKE_CONNECTOR_H_
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -23,8 +24,10 @@ class FakeConnector final : public Connector {
 
   AttemptId Connect(const PeerId& peer, const PeerAddresses&, bool use_unix,
                     std::shared_ptr<ControlHandler> handler) override {
-    attempts.emplace(++last_id_, Attempt{peer, use_unix, std::move(handler)});
-    return last_id_;
+    const AttemptId id = ++last_id_;
+    attempts.emplace(id, Attempt{peer, use_unix, std::move(handler)});
+    if (during_connect) std::exchange(during_connect, nullptr)();
+    return id;
   }
   void CancelConnect(AttemptId attempt, const absl::Status& why) override {
     if (!attempts.contains(attempt)) return;
@@ -57,6 +60,8 @@ class FakeConnector final : public Connector {
   size_t timers() const { return timers_.size(); }
 
   std::map<AttemptId, Attempt> attempts;
+  // Called once, by the next Connect: another thread that runs at that moment.
+  std::function<void()> during_connect;
 
  private:
   AttemptId last_id_ = 0;

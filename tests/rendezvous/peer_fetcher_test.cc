@@ -62,6 +62,34 @@ class PeerFetcherTest : public TransferContextTest {
     return client == nullptr ? 0 : client->InnerTableSizes()["client.waiting"];
   }
 
+  static std::shared_ptr<RecordingControlChannel> Open(ControlHandler& handler) {
+    auto channel = std::make_shared<RecordingControlChannel>(kProducer);
+    channel->keeps_pings = false;
+    handler.OnOpen(channel);
+    RecordingControlChannel producer(kConsumer);
+    EXPECT_TRUE(SendHello(producer, {}).ok());
+    EXPECT_TRUE(
+        handler.OnFrame(static_cast<uint16_t>(PeerMessageType::kHello), producer.bodies[0], {})
+            .ok());
+    return channel;
+  }
+  // The edges of the requests in the order in which the producer gets them.
+  static std::string RequestedEdges(const RecordingControlChannel& channel) {
+    std::string edges;
+    for (size_t i = 0; i < channel.types.size(); ++i) {
+      if (channel.types[i] != PeerMessageType::kRequest) continue;
+      absl::StrAppend(&edges, RendezvousKey::Parse(DecodeRequest(channel.bodies[i])->key)->edge(),
+                      " ");
+    }
+    return edges;
+  }
+  std::string RequestedEdges() {
+    const auto handler = connector_.Take(connector_.attempts.begin()->first);
+    const std::string edges = RequestedEdges(*Open(*handler));
+    handler->OnClosed(absl::UnavailableError("over"));
+    return edges;
+  }
+
   TransferContext exchange_;
   FakeConnector connector_;
   std::vector<int32_t> nodes_;
@@ -82,24 +110,53 @@ TEST_F(PeerFetcherTest, NodeIsResolvedOnce_AndAllRequestsFollowInOrder) {
   fetches.push_back(Fetch("d"));
   EXPECT_EQ(nodes_.size(), 1u);
   ASSERT_EQ(connector_.attempts.size(), 1u);
-  const auto handler = connector_.Take(connector_.attempts.begin()->first);
-  const auto channel = std::make_shared<RecordingControlChannel>(kProducer);
-  channel->keeps_pings = false;
-  handler->OnOpen(channel);
-  RecordingControlChannel producer(kConsumer);
-  ASSERT_TRUE(SendHello(producer, {}).ok());
-  ASSERT_TRUE(
-      handler->OnFrame(static_cast<uint16_t>(PeerMessageType::kHello), producer.bodies[0], {})
-          .ok());
-  std::string edges;
-  for (size_t i = 0; i < channel->types.size(); ++i) {
-    if (channel->types[i] != PeerMessageType::kRequest) continue;
-    absl::StrAppend(&edges, RendezvousKey::Parse(DecodeRequest(channel->bodies[i])->key)->edge(),
-                    " ");
-  }
-  EXPECT_EQ(edges, "a b c d ");
-  handler->OnClosed(absl::UnavailableError("over"));
+  EXPECT_EQ(RequestedEdges(), "a b c d ");
   EXPECT_EQ(statuses_.size(), 4u);
+}
+
+// The requester is known before the requests that wait have been passed on to it. A request that
+// overtook them would take the value of an earlier receive of its key.
+TEST_F(PeerFetcherTest, RequestWhileTheConnectionIsOpened_FollowsThoseThatWait) {
+  std::vector<std::shared_ptr<RemoteFetch>> fetches;
+  for (const char* edge : {"a", "b"}) fetches.push_back(Fetch(edge));
+  connector_.during_connect = [&] {
+    ASSERT_NE(peers_->ClientOf(kProducer), nullptr);
+    fetches.push_back(Fetch("c"));
+  };
+  Resolve(Producer());
+  ASSERT_EQ(fetches.size(), 3u);
+  fetches.push_back(Fetch("d"));
+  EXPECT_EQ(nodes_.size(), 1u);
+  EXPECT_EQ(RequestedEdges(), "a b c d ");
+}
+
+TEST_F(PeerFetcherTest, PeerConnectsDuringTheResolution_RequestFollowsThoseThatWait) {
+  std::vector<std::shared_ptr<RemoteFetch>> fetches;
+  fetches.push_back(Fetch("a"));
+  const std::shared_ptr<ControlHandler> handler = peers_->Serve(kProducer);
+  const auto channel = Open(*handler);
+  ASSERT_NE(peers_->ClientOf(kProducer), nullptr);
+  fetches.push_back(Fetch("b"));
+  Resolve(Producer());
+  fetches.push_back(Fetch("c"));
+  EXPECT_EQ(RequestedEdges(*channel), "a b c ");
+  handler->OnClosed(absl::UnavailableError("over"));
+  EXPECT_EQ(statuses_.size(), 3u);
+}
+
+// One whose resolution fails is not joined by a request that its failure has caused.
+TEST_F(PeerFetcherTest, RequestFromTheCallbackOfAFailedOne_ResolvesAgain) {
+  const RendezvousKey key = *RendezvousKey::Parse(
+      RendezvousKey::Text("/job:worker/task:1/device:CPU:0", kProducer.incarnation,
+                          "/job:worker/replica:0/task:2/device:CPU:0", "a"));
+  std::shared_ptr<RemoteFetch> again;
+  const auto first = peers_->Fetch(
+      kStep, key, {}, [&](const absl::Status&, const Received&) { again = Fetch("b"); });
+  Resolve(absl::UnavailableError("node 1 has not joined"));
+  ASSERT_NE(again, nullptr);
+  EXPECT_EQ(nodes_, (std::vector<int32_t>{1, 1}));
+  Resolve(Producer());
+  EXPECT_EQ(RequestedEdges(), "b ");
 }
 
 // It would be asked for a value that no receive needs, and for which another is waiting.
