@@ -167,7 +167,8 @@ Finding CheckGpu(const GpuFact& gpu) {
   const Device& device = gpu.device;
   std::string name = DeviceName(device);
   std::string seen = absl::StrCat(device.name, ", sm_", device.compute_major, device.compute_minor,
-                                  ", ", BytesText(device.memory_bytes), ", ", device.pci_bus_id);
+                                  ", ", BytesText(device.memory_bytes), ", ", device.pci_bus_id,
+                                  gpu.traits.uses_mps ? ", shared by MPS" : "");
   if (gpu.traits.compute_mode == cuda::kComputeModeProhibited) {
     return Wrong(std::move(name), absl::StrCat(seen, ": compute mode Prohibited"),
                  absl::StrCat("nvidia-smi -i ", device.pci_bus_id, " -c 0"));

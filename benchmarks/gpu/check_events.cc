@@ -90,6 +90,30 @@ absl::StatusOr<absl::Duration> EventWire::Hop(bool waits) {
   return taken / 2;
 }
 
+absl::StatusOr<absl::Duration> EventWire::Copy(const FloorBuffers& buffers) {
+  const cuda::ScopedCurrent current(gpu_.device());
+  ++turn_;
+  FERRY_RETURN_IF_ERROR(self_.Meet());
+  const absl::Time began = SteadyClock().Now();
+  if (self_.id() == 0) {
+    FERRY_RETURN_IF_ERROR(Give());
+  } else {
+    FERRY_RETURN_IF_ERROR(Take(/*waits=*/false));
+    for (size_t i = 0; i < buffers.destinations.size(); ++i) {
+      FERRY_RETURN_IF_ERROR(
+          gpu_.Check(gpu_.table().copy_async(cuda::AsDevicePointer(buffers.destinations[i].data()),
+                                             cuda::AsDevicePointer(buffers.sources[i].data()),
+                                             buffers.sources[i].bytes(), gpu_.stream()),
+                     "cuMemcpyDtoDAsync"));
+    }
+  }
+  FERRY_RETURN_IF_ERROR(gpu_.Wait(gpu_.stream()));
+  const absl::Duration taken = SteadyClock().Now() - began;
+  // No record before the other's wait for the previous one is over.
+  FERRY_RETURN_IF_ERROR(self_.Meet());
+  return taken;
+}
+
 absl::Status EventWire::Close() {
   const cuda::ScopedCurrent current(gpu_.device());
   // Imports are destroyed before their source.

@@ -10,6 +10,7 @@
 #include "absl/time/time.h"
 
 #include "benchmarks/gpu/check_nodes.h"
+#include "benchmarks/gpu/check_transfers.h"
 
 namespace ferry::check {
 
@@ -24,6 +25,12 @@ class EventWire final {
   // wait for the event, and does the same. Node 0's result counts.
   //   waits: whether the host waits for the stream, each time.
   absl::StatusOr<absl::Duration> Hop(bool waits);
+
+  // The minimum of copies out of another process's memory, in both nodes: node 0 records an event;
+  // the stream of node 1 waits for it and copies. Without MPS the GPU switches from the context of
+  // one process to the other's for that. Node 1's result counts, until its host knows that all
+  // bytes are there.
+  absl::StatusOr<absl::Duration> Copy(const FloorBuffers& buffers);
 
   // Both nodes call it, before the node leaves.
   absl::Status Close();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Figures of copies into the receiver's memory: by CUDA IPC beside the driver's own copy within a
-// GPU, and staged through host memory beside copies to and from pinned memory.
+// Figures of copies into the receiver's memory: by CUDA IPC beside the driver's own copy behind an
+// event of the other process, and staged through host memory beside copies to and from pinned
+// memory.
 #include <algorithm>
 #include <memory>
 #include <utility>
@@ -10,6 +11,7 @@
 
 #include "base/clock.h"
 #include "base/status_macros.h"
+#include "benchmarks/gpu/check_events.h"
 #include "benchmarks/gpu/check_transfers.h"
 
 namespace ferry::check {
@@ -32,9 +34,53 @@ absl::StatusOr<std::vector<size_t>> CopySizes(CheckNode& self, size_t most) {
   return sizes;
 }
 
+// The cost of two processes alone: a copy behind another process's event, beside a copy alone.
+absl::Status MeasureRawCopy(CheckNode& self, CheckGpu& gpu, EventWire& wire, size_t bytes) {
+  Figure figure;
+  figure.name = "cuMemcpyDtoDAsync behind another process's event, without Ferry";
+  figure.bytes = bytes;
+  figure.path = "raw";
+  figure.floor_name = "cuMemcpyDtoDAsync";
+  FERRY_ASSIGN_OR_RETURN(const bool has_time,
+                         self.HasTimeFor(absl::StrCat(figure.name, ", ", bytes, " bytes")));
+  if (!has_time) return absl::OkStatus();
+  std::vector<Tensor> sources;
+  std::vector<Tensor> destinations;
+  if (self.id() == 1) {
+    FERRY_ASSIGN_OR_RETURN(Tensor source, self.Pattern(bytes, 1));
+    FERRY_ASSIGN_OR_RETURN(Tensor destination, self.Empty(bytes));
+    sources.push_back(std::move(source));
+    destinations.push_back(std::move(destination));
+  }
+  const FloorBuffers buffers{sources, destinations};
+  const Floor alone = CopyFloor();
+  const int rounds = RoundsFor(self.options(), bytes);
+  for (int round = -2; round < rounds; ++round) {
+    FERRY_ASSIGN_OR_RETURN(const absl::Duration behind, wire.Copy(buffers));
+    FERRY_ASSIGN_OR_RETURN(const absl::Duration floor, alone(self, buffers));
+    if (round < 0 || self.id() == 0) continue;
+    figure.ferry.Add(behind);
+    figure.floor.Add(floor);
+  }
+  sources.clear();
+  destinations.clear();
+  gpu.gpu().arena->Trim();
+  return self.id() == 0 ? absl::OkStatus() : self.Tell(figure, rounds);
+}
+
 absl::Status MeasureCopies(CheckNode& self) {
   int64_t step = 0;
   FERRY_ASSIGN_OR_RETURN(const std::vector<size_t> sizes, CopySizes(self, size_t{1} << 30));
+  FERRY_ASSIGN_OR_RETURN(CheckGpu* const gpu, self.gpu());
+  absl::StatusOr<std::unique_ptr<EventWire>> wire = EventWire::Create(self, *gpu);
+  if (wire.ok()) {
+    for (const size_t bytes : sizes) {
+      FERRY_RETURN_IF_ERROR(MeasureRawCopy(self, *gpu, **wire, bytes));
+    }
+  } else {
+    self.report().Note(
+        absl::StrCat("copies are compared with one process's own: ", wire.status().ToString()));
+  }
   for (const size_t bytes : sizes) {
     for (const int in_flight : {1, kInFlight}) {
       if (bytes * static_cast<size_t>(in_flight) > MostBytesInFlight(self.machine())) continue;
@@ -48,10 +94,16 @@ absl::Status MeasureCopies(CheckNode& self) {
       if (bytes >= kGoalFrom) at.goal = kCopyGoal;
       at.floor_name = "cuMemcpyDtoDAsync";
       at.floor = CopyFloor();
+      if (wire.ok()) {
+        at.floor_name = "cuMemcpyDtoDAsync behind another process's event";
+        at.floor = [&wire](CheckNode&, const FloorBuffers& buffers) {
+          return (*wire)->Copy(buffers);
+        };
+      }
       FERRY_RETURN_IF_ERROR(MeasureTransfers(self, ++step, at));
     }
   }
-  return absl::OkStatus();
+  return wire.ok() ? (*wire)->Close() : absl::OkStatus();
 }
 
 // Down to pinned memory and up again, one after the other: each waits for the stream.

@@ -99,6 +99,7 @@ Json DescribeGpu(const std::shared_ptr<const cuda::CudaApi>& api, const Device& 
   }
   const cuda::DeviceTraits& traits = (*device)->traits();
   json["compute_mode"] = ComputeModeName(traits.compute_mode);
+  json["mps"] = traits.uses_mps;
   json["virtual_memory"] = traits.has_virtual_memory;
   json["exports_descriptors"] = traits.exports_posix_fd;
   json["pools"] = traits.has_pools;

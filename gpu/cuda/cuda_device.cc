@@ -37,6 +37,7 @@ DeviceTraits ReadTraits(const CudaApi& api, Device device) {
   const Result known = api.table().device_get_attribute(&has_events, kIpcEventSupported, device);
   traits.has_ipc_events = api.Has(CudaGroup::kIpc).ok() && (known != kSuccess || has_events != 0);
   traits.compute_mode = Attribute(api, kComputeMode, device);
+  traits.uses_mps = Attribute(api, kMpsEnabled, device) != 0;
   return traits;
 }
 

@@ -22,6 +22,8 @@ struct DeviceTraits {
   bool pools_export_posix_fd = false;
   bool has_ipc_events = false;
   int compute_mode = 0;  // kComputeMode*
+  // Processes share the GPU by MPS; else the GPU switches between their contexts.
+  bool uses_mps = false;
 };
 
 // Creates no context. Properties that the driver does not report are false, or 0.

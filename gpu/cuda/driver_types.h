@@ -113,6 +113,8 @@ enum DeviceAttribute : int {
   kMemoryPoolsSupported = 115,
   kPoolSupportedHandleTypes = 119,
   kIpcEventSupported = 125,
+  // Since CUDA 12.2; older drivers answer with an error.
+  kMpsEnabled = 133,
 };
 
 // CUcomputemode.

@@ -66,6 +66,17 @@ TEST_F(CudaMachineTest, DeviceThatProhibitsContexts_IsRefused) {
   }));
 }
 
+TEST_F(CudaMachineTest, Mps_IsReportedIfTheDriverKnows) {
+  NEEDS_THE_DOUBLE("plays other machines");
+  for (const auto& [attributes, uses_mps] : {std::pair("133=1", true), std::pair("133=0", false)}) {
+    setenv("STRICT_CUDA_ATTRIBUTES", attributes, 1);
+    ExpectSuccess(RunAlone([uses_mps = uses_mps] {
+      std::shared_ptr<const CudaApi> api = *CudaApi::Load();
+      REQUIRE((*CudaDevice::Open(api, 0))->traits().uses_mps == uses_mps);
+    }));
+  }
+}
+
 TEST_F(CudaMachineTest, ExclusiveDevice_BelongsToTheFirstProcess) {
   NEEDS_THE_DOUBLE("can play what this needs");
   setenv("STRICT_CUDA_ATTRIBUTES", "20=3", 1);

@@ -159,6 +159,13 @@ TEST(CheckGpu, ComputeModesLimitSharing) {
   EXPECT_THAT(CheckGpu(gpu), IsWrong("Prohibited", "-c 0"));
 }
 
+TEST(CheckGpu, Mps_IsMentioned) {
+  GpuFact gpu = Gpu(0);
+  EXPECT_EQ(CheckGpu(gpu).seen.find("MPS"), std::string::npos);
+  gpu.traits.uses_mps = true;
+  EXPECT_THAT(CheckGpu(gpu), IsOk("shared by MPS"));
+}
+
 TEST(CheckGpu, MigSlicesAndUnexportableMemoryAreReported) {
   GpuFact gpu = Gpu(0);
   gpu.device.name = "NVIDIA H100 80GB HBM3 MIG 1g.10gb";
