@@ -137,7 +137,7 @@ std::string Markdown(const Json& result) {
                     ". Nothing was checked, and there are no figures.\n\n");
   }
   absl::StrAppend(&out, "| | |\n|---|---|\n");
-  for (const char* const key : {"device", "gpu_count", "versions", "ferry", "commit", "date",
+  for (const char* const key : {"device", "gpu_count", "mps", "versions", "ferry", "commit", "date",
                                 "mode", "seconds", "verdict"}) {
     absl::StrAppend(&out, "| ", key, " | ", Cell(result[key]), " |\n");
   }
