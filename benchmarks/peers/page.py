@@ -26,17 +26,22 @@ as fast. The best peer may do less than Ferry (a set of TCPStore is not acknowle
 the differences are in the files next to the JSON.
 """
 
-GPUS = """## GPUs
+GPUS = """## GPUs{title}
 
 Taken by `gpu-check` ([docs/benchmarks.md](../docs/benchmarks.md#gpus)) on {date}, commit {commit}:
 {device}, {count} GPU, driver {driver}, NCCL {nccl}. Its report has every figure and every check:
 {report}.
-Two processes on one GPU take turns on it, and the times include that. Times are medians; *floor /
+{sharing} Times are medians; *floor /
 Ferry* is 1 where Ferry is as fast as the machine.
 
 | what | bytes | at a time | us | floor us | floor / Ferry | goal |
 |---|---|---|---|---|---|---|
 """
+# By whether MPS was in use.
+SHARING = {
+    False: "Two processes on one GPU take turns on it, and the times include that.",
+    True: "The two processes share the GPU by MPS.",
+}
 # The figures of gpu-check that the page shows.
 GPU_BYTES = (8, 64 << 10, 1 << 20, 16 << 20, 256 << 20)
 
@@ -49,17 +54,24 @@ def read(folder):
 
 
 def of_gpus(folder):
-    """The section of the newest gpu-*.json that was taken on a GPU."""
+    """The sections of the newest gpu-*.json that were taken on a GPU, without MPS and with it."""
     documents = [(path, json.loads(path.read_text(encoding="utf-8")))
                  for path in sorted(folder.glob("gpu-*.json"))]
-    documents = [(path, document) for path, document in documents
-                 if document["gpu_count"] > 0 and not document["is_double"]]
-    if not documents:
+    newest_by_mps = {}
+    for path, document in sorted(documents, key=lambda each: each[1]["date"]):
+        if document["gpu_count"] > 0 and not document["is_double"]:
+            newest_by_mps[document.get("mps", False)] = (path, document)
+    if not newest_by_mps:
         return ("## GPUs\n\nNo figure of a GPU has been taken yet. `scripts/package` packs "
                 "`gpu-check`, which takes them.\n")
-    path, document = documents[-1]
+    return "\n".join(of_gpu_run(*newest_by_mps[mps]) for mps in sorted(newest_by_mps))
+
+
+def of_gpu_run(path, document):
+    mps = document.get("mps", False)
     report = f"[{path.stem}.md](results/{path.stem}.md)"
-    lines = [GPUS.format(report=report, device=document["device"], count=document["gpu_count"],
+    lines = [GPUS.format(title=", shared by MPS" if mps else "", sharing=SHARING[mps],
+                         report=report, device=document["device"], count=document["gpu_count"],
                          driver=document["versions"]["driver"],
                          nccl=document["versions"].get("nccl", "none"),
                          date=document["date"][:10], commit=document["commit"][:7]).rstrip("\n")]

@@ -91,14 +91,17 @@ class ResultsPage(unittest.TestCase):
         self.assertNotIn("7.00 us", page)
         self.assertIn("- A: Newer, 2 cores", page)
 
-    def put_gpu(self, date, median, is_double=False, gpu_count=1):
+    def put_gpu(self, date, median, is_double=False, gpu_count=1, mps=None):
         figure = {"name": "copy", "bytes": 8, "in_flight": 1, "ferry": {"median_us": median},
                   "floor": {"median_us": 1.5}, "ratio": 1.5 / median, "goal": 0.95,
                   "meets_goal": False}
         document = {"gpu_count": gpu_count, "is_double": is_double, "device": "Test GPU",
                     "date": f"{date}T00:00:00+00:00", "commit": "0123456789",
                     "versions": {"driver": "1.2"}, "parts": [{"figures": [figure]}]}
-        path = os.path.join(self.root, f"benchmarks/results/gpu-{date}.json")
+        if mps is not None:
+            document["mps"] = mps
+        name = f"gpu-{date}-mps.json" if mps else f"gpu-{date}.json"
+        path = os.path.join(self.root, "benchmarks/results", name)
         with open(path, "w", encoding="utf-8") as file:
             json.dump(document, file)
 
@@ -116,6 +119,19 @@ class ResultsPage(unittest.TestCase):
         self.assertIn("(results/gpu-2026-01-02.md)", page)
         for other in ("| 5.0 |", "| 8.0 |", "| 9.0 |", "No figure"):
             self.assertNotIn(other, page)
+
+    def test_runs_with_mps_have_a_section_of_their_own(self):
+        self.put("2026-01-01", [work("host-8", "2026-01-01", [row("Ferry", 1e-6, is_ferry=True)])])
+        self.put_gpu("2026-01-02", 3.0, mps=False)
+        self.put_gpu("2026-01-03", 4.0, mps=True)
+        self.put_gpu("2026-01-04", 2.0, mps=True)
+        before, _, after = self.written().partition("## GPUs, shared by MPS")
+        self.assertIn("| copy | 8 | 1 | 3.0 |", before)
+        self.assertIn("take turns", before)
+        self.assertIn("| copy | 8 | 1 | 2.0 |", after)
+        self.assertIn("(results/gpu-2026-01-04-mps.md)", after)
+        self.assertNotIn("| 4.0 |", before + after)
+        self.assertNotIn("take turns", after)
 
     def test_a_folder_without_files_is_an_error(self):
         code, text = self.run_script("--write", self.root)
