@@ -124,6 +124,70 @@ TEST(NonBlockingWriter, OnceWritten_WakesAgain) {
   }
 }
 
+// The thread that it wakes may flush before Append has returned.
+TEST(NonBlockingWriter, Wakes_WhenTheBytesCanBeFlushed) {
+  Stream stream(/*is_socket=*/false);
+  NonBlockingWriter* flushed = nullptr;
+  NonBlockingWriter writer(stream.file(), {.on_waiting = [&flushed] {
+                             EXPECT_EQ(flushed->waiting(), 5u);
+                             EXPECT_EQ(flushed->Flush(), 0);
+                           }});
+  flushed = &writer;
+  ASSERT_TRUE(writer.Append("line\n"));
+  EXPECT_EQ(stream.Read(), "line\n");
+  EXPECT_EQ(writer.waiting(), 0u);
+}
+
+TEST(NonBlockingWriter, EmptyAppend_NeitherQueuesNorWakes) {
+  Stream stream(/*is_socket=*/false);
+  int wakes = 0;
+  NonBlockingWriter writer(stream.file(), {.on_waiting = [&wakes] { ++wakes; }});
+  EXPECT_TRUE(writer.Append(""));
+  EXPECT_EQ(wakes, 0);
+  EXPECT_TRUE(writer.Append("x"));
+  EXPECT_EQ(wakes, 1);
+}
+
+TEST(NonBlockingWriter, WriteBeyondTheLimit_FailsAndKeepsWhatWasQueued) {
+  Stream stream(/*is_socket=*/false);
+  NonBlockingWriter writer(stream.file(), {.max_waiting_bytes = 10});
+  ASSERT_EQ(writer.Write("1234567890"), 0);
+  EXPECT_EQ(writer.Write("x"), ENOBUFS);
+  ASSERT_EQ(writer.Flush(), 0);
+  EXPECT_EQ(stream.Read(), "1234567890");
+}
+
+// Many short lines take few system calls.
+TEST(NonBlockingWriter, Write_IsKeptUntil64KibibytesAreQueued) {
+  Stream stream(/*is_socket=*/false);
+  NonBlockingWriter writer(stream.file());
+  const std::string most = Pattern((size_t{64} << 10) - 1);
+  ASSERT_EQ(writer.Write(most), 0);
+  EXPECT_EQ(stream.Read(), "");
+  EXPECT_EQ(writer.waiting(), most.size());
+  ASSERT_EQ(writer.Write("x"), 0);
+  EXPECT_TRUE(stream.Read() == most + "x");
+  EXPECT_EQ(writer.waiting(), 0u);
+}
+
+// In the middle of a piece, with more pieces behind it.
+TEST(NonBlockingWriter, ReaderIsGone_LaterBytesBeginAnew) {
+  std::signal(SIGPIPE, SIG_IGN);
+  std::FILE* const file = std::fopen("/dev/full", "we");
+  ASSERT_NE(file, nullptr);
+  int wakes = 0;
+  NonBlockingWriter writer(file, {.on_waiting = [&wakes] { ++wakes; }});
+  ASSERT_TRUE(writer.Append(Pattern(size_t{80} << 10)));
+  ASSERT_TRUE(writer.Append("second piece"));
+  EXPECT_EQ(writer.Flush(), ENOSPC);
+  EXPECT_EQ(writer.waiting(), 0u);
+  ASSERT_TRUE(writer.Append("x"));
+  EXPECT_EQ(writer.waiting(), 1u);
+  EXPECT_EQ(wakes, 2) << "the bytes that were dropped do not wait any more";
+  EXPECT_EQ(writer.Flush(), ENOSPC);
+  std::fclose(file);
+}
+
 TEST(NonBlockingWriter, StreamInMemory_IsWrittenByStdio) {
   char* text = nullptr;
   size_t size = 0;
@@ -164,6 +228,39 @@ TEST(NonBlockingWriters, OneDestination_KeepsTheOrderOfBoth) {
   }
   EXPECT_EQ(stream.Read(), "123");
   std::fclose(again);
+}
+
+TEST(NonBlockingWriters, TwoDestinations_AreFlushedAndPolledEach) {
+  std::signal(SIGPIPE, SIG_IGN);
+  Stream out(/*is_socket=*/true);
+  Stream err(/*is_socket=*/true);
+  NonBlockingWriters writers(out.file(), err.file());
+  ASSERT_NE(&writers.out(), &writers.err());
+  ASSERT_TRUE(writers.err().Append("trouble"));
+  EXPECT_EQ(writers.waiting(), 7u);
+  std::vector<pollfd> polled;
+  writers.AddPolled(polled);
+  ASSERT_EQ(polled.size(), 1u);
+  EXPECT_EQ(polled[0].fd, fileno(err.file()));
+  ASSERT_TRUE(writers.out().Append("1"));
+  EXPECT_EQ(writers.waiting(), 8u);
+  polled.clear();
+  writers.AddPolled(polled);
+  EXPECT_EQ(polled.size(), 2u);
+  ASSERT_EQ(writers.Flush(), 0);
+  EXPECT_EQ(out.Read(), "1");
+  EXPECT_EQ(err.Read(), "trouble");
+  // Losing one is an error, and does not keep the other from being written.
+  ASSERT_TRUE(writers.out().Append("2"));
+  ASSERT_TRUE(writers.err().Append("more"));
+  err.CloseReader();
+  EXPECT_EQ(writers.Flush(), EPIPE);
+  EXPECT_EQ(out.Read(), "2");
+  ASSERT_TRUE(writers.out().Append("3"));
+  ASSERT_TRUE(writers.err().Append("more"));
+  out.CloseReader();
+  EXPECT_EQ(writers.Flush(), EPIPE);
+  EXPECT_EQ(writers.waiting(), 0u) << "both were tried";
 }
 
 }  // namespace
