@@ -441,6 +441,31 @@ TEST(Identity, VariablesByHandInsideARankOfFerryRun_Decide) {
   EXPECT_EQ(identity.node_id, Number(3, "FERRY_NODE_ID"));
 }
 
+// A number of which the rank's own begins: the mark is compared whole.
+TEST(Identity, RankOfFerryRun_IsOneOnlyWithItsOwnNumberAndCoordinator) {
+  const auto is_rank = [](const Environment& environment) {
+    return IsRankOfFerryRun([&environment](const char* name) -> std::optional<std::string> {
+      const auto found = environment.find(name);
+      if (found == environment.end()) return std::nullopt;
+      return found->second;
+    });
+  };
+  const auto no_variables = [](const char*) -> std::optional<std::string> { return std::nullopt; };
+  const Environment rank = {{"FERRY_NODE_ID", "12"},
+                            {"FERRY_COORDINATOR", "head:91"},
+                            {"FERRY_RUN", FerryRunMark(no_variables, "head:91", 12)}};
+  EXPECT_TRUE(is_rank(rank));
+  EXPECT_FALSE(is_rank(With(rank, {{"FERRY_NODE_ID", "1"}})));
+  EXPECT_FALSE(is_rank(With(rank, {{"FERRY_NODE_ID", "2"}})));
+  EXPECT_FALSE(is_rank(With(rank, {{"FERRY_COORDINATOR", "head:9"}})));
+  EXPECT_FALSE(is_rank(With(rank, {{"FERRY_COORDINATOR", "ad:91"}})));
+  for (const char* const name : {"FERRY_NODE_ID", "FERRY_COORDINATOR", "FERRY_RUN"}) {
+    Environment without = rank;
+    without.erase(name);
+    EXPECT_FALSE(is_rank(without)) << name;
+  }
+}
+
 std::optional<RefusedIdentity> ReadRefused(const Environment& environment) {
   return ReadRefusedIdentity([&environment](const char* name) -> std::optional<std::string> {
     const auto found = environment.find(name);
