@@ -501,6 +501,44 @@ TEST_F(ControlRanks, BarrierThatTimesOutNamesTheMissing) {
   EXPECT_EQ(ranks_[0].ReplyTo(3).counter(), 1);
 }
 
+v1::Request AliveRequest(uint64_t id, const std::vector<int>& nodes) {
+  v1::Request request;
+  request.set_id(id);
+  for (const int node : nodes) request.mutable_get_alive()->add_nodes(node);
+  return request;
+}
+
+TEST_F(ControlRanks, AliveRequestThatFails_DoesNotCountAsWaiting) {
+  uint64_t id = 2;
+  for (int i = 0; i < kMaxTableWaits; ++i) {
+    // Without the caller itself.
+    EXPECT_EQ(ranks_[0].Call(AliveRequest(id++, {1})).code(), Code(StatusCode::kInvalidArgument));
+    ranks_[0].Send({AliveRequest(id, {0, 1}), CancelRequest(id + 1, id)});
+    EXPECT_EQ(ranks_[0].ReplyTo(id).code(), Code(StatusCode::kCancelled));
+    id += 2;
+  }
+  EXPECT_EQ(ranks_[0].Call(AliveRequest(id, {0})).code(), 0);
+}
+
+// With those for changes of the table: the answers are of one size.
+TEST_F(ControlRanks, AliveRequestsThatWaitAreLimited) {
+  std::vector<v1::Request> requests;
+  for (int i = 0; i <= kMaxTableWaits; ++i) requests.push_back(AliveRequest(2 + i, {0, 1}));
+  ranks_[0].Send(std::move(requests));
+  const uint64_t refused = 2 + kMaxTableWaits;
+  EXPECT_EQ(ranks_[0].ReplyTo(refused).code(), Code(StatusCode::kResourceExhausted));
+  EXPECT_EQ(ranks_[0].replies.count(refused - 1), 0u);
+  v1::Request watch;
+  watch.set_id(refused + 1);
+  watch.mutable_watch_tasks()->set_version(-1);
+  EXPECT_EQ(ranks_[0].Call(watch).code(), Code(StatusCode::kResourceExhausted));
+  // All are answered, and others may wait.
+  EXPECT_EQ(ranks_[1].Call(AliveRequest(2, {0, 1})).tasks_size(), 2);
+  EXPECT_EQ(ranks_[0].ReplyTo(refused - 1).code(), 0);
+  watch.set_id(refused + 2);
+  EXPECT_EQ(ranks_[0].Call(watch).code(), 0);
+}
+
 TEST_F(ControlRanks, EnumerateAnswersAllWithTheSameBlob) {
   for (int node = 1; node >= 0; --node) ranks_[node].Send({EnumerateRequest(2, node)});
   EXPECT_EQ(ranks_[0].ReplyTo(2).code(), 0);
