@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // ferry.v1.Control: how a session begins, breaks, is taken up again and ends.
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -281,6 +282,47 @@ TEST(ControlIdentity, GpuIsFreeWhenItsNodeHasLeft) {
     other.SendHello(hello(1, "beta"));
     return other.ReadOne();
   }));
+}
+
+// The session that was replaced must not release what is its successor's.
+TEST(ControlIdentity, NodeThatWasRestarted_IsStillRefusedToAnotherProcess) {
+  TestServer server(2);
+  {
+    ControlStream first(server.Channel());
+    first.Attach(RankHello(1, 11, "alpha"));
+  }
+  std::unique_ptr<ControlStream> restarted;
+  // Until the coordinator has noticed its end, the first process holds the node.
+  ASSERT_TRUE(Eventually([&] {
+    restarted = std::make_unique<ControlStream>(server.Channel());
+    restarted->SendHello(RankHello(1, 12, "alpha"));
+    return restarted->ReadOne();
+  }));
+  ControlStream other(server.Channel());
+  other.SendHello(RankHello(1, 13, "beta"));
+  EXPECT_THAT(other.End(),
+              Fails(StatusCode::kAlreadyExists, AllOf(HasSubstr("alpha"), HasSubstr("beta"))));
+}
+
+TEST(ControlIdentity, GpuSharedWithANodeThatWasRestarted_IsStillRefusedToAnotherHost) {
+  TestServer server(3);
+  const auto hello = [](int node, uint64_t incarnation, absl::string_view host,
+                        absl::string_view gpu) {
+    v1::Hello hello = RankHello(node, incarnation, std::string(host));
+    hello.mutable_node()->set_boot_id(absl::StrCat("boot-", host));
+    hello.mutable_node()->add_gpu_uuids(std::string(gpu));
+    return hello;
+  };
+  ControlStream first(server.Channel());
+  first.Attach(hello(0, 1, "alpha", "GPU-1"));
+  ControlStream second(server.Channel());
+  second.Attach(hello(1, 1, "alpha", "GPU-1"));
+  // The same process with a session of its own; it has another GPU now.
+  ControlStream again(server.Channel());
+  again.Attach(hello(0, 1, "alpha", "GPU-2"));
+  ControlStream other(server.Channel());
+  other.SendHello(hello(2, 1, "beta", "GPU-1"));
+  EXPECT_THAT(other.End(), Fails(StatusCode::kAlreadyExists, HasSubstr("that of node 1")));
 }
 
 TEST(ControlIdentity, OnlyItsOwnClientMayAttachToASession) {
