@@ -103,6 +103,19 @@ TEST_F(AgentLinkTest, RequestLostWithItsConnectionIsNotSentAgainAfterItsDeadline
   EXPECT_FALSE(IsThere("large"));
 }
 
+// The coordinator may have executed it before the connection broke.
+TEST_F(AgentLinkTest, RequestSentBeforeItsConnectionBroke_MayStillTakeEffect) {
+  proxy_.SetStalled(true);
+  Outcome sent = Put("sent", "v", absl::Milliseconds(500));
+  proxy_.Cut();
+  ASSERT_TRUE(Eventually([this] { return !link_->is_attached(); }));
+  Outcome unsent = Put("unsent", "v", absl::Milliseconds(100));
+  EXPECT_THAT(Await(unsent), Fails(StatusCode::kDeadlineExceeded, HasSubstr("was not sent")));
+  EXPECT_THAT(Await(sent),
+              Fails(StatusCode::kDeadlineExceeded,
+                    AllOf(HasSubstr("may still take effect"), Not(HasSubstr("was not sent")))));
+}
+
 // A watch that ended on this side alone would stay in the coordinator as long as the session.
 TEST_F(AgentLinkTest, WatchThatEnds_EndsInTheCoordinatorToo) {
   const auto watches = [this] {
