@@ -26,7 +26,6 @@
 #include "base/file_limit.h"
 #include "base/status_macros.h"
 #include "base/text.h"
-#include "net/resolver.h"
 
 namespace ferry::coord {
 namespace {
@@ -105,13 +104,19 @@ bool IsOutOfResources(int error) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<TcpListener>> TcpListener::Open(const std::string& address) {
+  return Open(address,
+              [](const HostPort& parts) { return ResolveHost(parts, {.is_passive = true}); });
+}
+
+absl::StatusOr<std::unique_ptr<TcpListener>> TcpListener::Open(const std::string& address,
+                                                               Resolve resolve) {
   FERRY_ASSIGN_OR_RETURN(HostPort parts, SplitHostPort(address));
   // All addresses of the available families: one dual-stack socket, or IPv4 where the kernel has
   // no IPv6.
   const bool is_any = parts.host.empty();
   if (is_any) parts.host = HasAddressFamily(AF_INET6) ? "::" : "0.0.0.0";
   const std::string& host = parts.host;
-  const auto addresses = ResolveHost(parts, {.is_passive = true});
+  const auto addresses = resolve(parts);
   if (!addresses.ok()) {
     return absl::UnavailableError(absl::StrCat("cannot listen on ", address, ": host ",
                                                Quoted(host), " cannot be resolved (",

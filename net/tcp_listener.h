@@ -8,10 +8,12 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 
 #include "base/thread.h"
 #include "base/unique_fd.h"
+#include "net/resolver.h"
 #include "net/socket_address.h"
 
 namespace ferry::coord {
@@ -31,6 +33,11 @@ class TcpListener final {
   //   Errors: INVALID_ARGUMENT for a malformed address; UNAVAILABLE, with the reason, if the host
   //   cannot be resolved, the port is in use, or the address is not one of this host.
   static absl::StatusOr<std::unique_ptr<TcpListener>> Open(const std::string& address);
+  // As above, with the addresses that `resolve` returns for the host.
+  using Resolve =
+      absl::FunctionRef<absl::StatusOr<std::vector<SocketAddress>>(const HostPort& parts)>;
+  static absl::StatusOr<std::unique_ptr<TcpListener>> Open(const std::string& address,
+                                                           Resolve resolve);
   ~TcpListener();
 
   TcpListener(const TcpListener&) = delete;

@@ -17,8 +17,11 @@
 #include <gtest/gtest.h>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 
+#include "base/status_macros.h"
+#include "net/resolver.h"
 #include "test_server.h"
 
 namespace ferry::coord {
@@ -63,11 +66,11 @@ class Guests {
 
 UniqueFd NewSocket() { return UniqueFd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)); }
 
-bool Connect(const UniqueFd& fd, int port) {
+bool Connect(const UniqueFd& fd, int port, const char* host = "127.0.0.1") {
   sockaddr_in address = {};
   address.sin_family = AF_INET;
   address.sin_port = htons(static_cast<uint16_t>(port));
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  inet_pton(AF_INET, host, &address.sin_addr);
   return connect(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0;
 }
 
@@ -200,6 +203,61 @@ TEST(TcpListener, ReportsTheErrorInAnAddress) {
   ExpectRefused("192.0.2.1:0", kUnavailable, "it is no address of this host");
   const auto first = *TcpListener::Open("127.0.0.1:0");
   ExpectRefused(absl::StrCat("127.0.0.1:", first->port()), kUnavailable, "is in use");
+}
+
+// Listens at `port` on a host with these addresses.
+absl::StatusOr<std::unique_ptr<TcpListener>> OpenOnAll(const std::vector<std::string>& hosts,
+                                                       int port = 0) {
+  return TcpListener::Open(
+      absl::StrCat("head:", port),
+      [&](const HostPort& parts) -> absl::StatusOr<std::vector<SocketAddress>> {
+        EXPECT_EQ(parts.host, "head");
+        std::vector<SocketAddress> addresses;
+        for (const std::string& host : hosts) {
+          FERRY_ASSIGN_OR_RETURN(
+              const std::vector<SocketAddress> one,
+              ResolveHost({.host = host, .port = parts.port}, {.may_ask = false}));
+          addresses.insert(addresses.end(), one.begin(), one.end());
+        }
+        return addresses;
+      });
+}
+
+TEST(TcpListener, HostWithSeveralAddresses_HasOnePortOnEach) {
+  Guests guests;
+  const auto listener = OpenOnAll({"127.0.0.1", "127.0.0.2"});
+  ASSERT_TRUE(listener.ok()) << listener.status();
+  EXPECT_EQ((*listener)->address(), absl::StrCat("head:", (*listener)->port()));
+  (*listener)->Start(guests.Welcome(), guests.Listen());
+  const UniqueFd clients[] = {NewSocket(), NewSocket()};
+  EXPECT_TRUE(Connect(clients[0], (*listener)->port(), "127.0.0.1"));
+  EXPECT_TRUE(Connect(clients[1], (*listener)->port(), "127.0.0.2"));
+  EXPECT_TRUE(Eventually([&] { return guests.count() == 2; }));
+}
+
+// Nodes that resolve the name to that address would reach another process.
+TEST(TcpListener, PortInUseOnOneOfSeveralAddresses_IsRefused) {
+  const auto other = *TcpListener::Open("127.0.0.2:0");
+  for (const std::vector<std::string>& hosts :
+       {std::vector<std::string>{"127.0.0.1", "127.0.0.2"}, {"127.0.0.2", "127.0.0.1"}}) {
+    const absl::Status status = OpenOnAll(hosts, other->port()).status();
+    EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+    EXPECT_THAT(status.message(), HasSubstr(absl::StrCat("port ", other->port(), " is in use")));
+  }
+  EXPECT_FALSE(Connect(NewSocket(), other->port())) << "the first address is listened on";
+}
+
+// It may be for another interface, or a family that the kernel does not have.
+TEST(TcpListener, AddressThatIsNotOfThisHost_DoesNotKeepItFromTheOthers) {
+  for (const std::vector<std::string>& hosts :
+       {std::vector<std::string>{"192.0.2.1", "127.0.0.1"}, {"127.0.0.1", "192.0.2.1"}}) {
+    const auto listener = OpenOnAll(hosts);
+    ASSERT_TRUE(listener.ok()) << listener.status();
+    EXPECT_TRUE(Connect(NewSocket(), (*listener)->port()));
+  }
+  const absl::Status none = OpenOnAll({"192.0.2.1", "198.51.100.1"}).status();
+  EXPECT_TRUE(absl::IsUnavailable(none)) << none;
+  EXPECT_THAT(none.message(), HasSubstr("it is no address of this host"));
 }
 
 }  // namespace
