@@ -242,6 +242,25 @@ TEST_F(PartialTest, EndsAllParts) {
   EXPECT_THAT(cluster_.worker(0).steps, IsEmpty());
 }
 
+// The worker would drop the values that another part, which still runs there, waits for.
+TEST_F(PartialTest, OneOfTwoPartsFails_StepIsCleanedUpBehindBoth) {
+  const auto handle = SetUpRun({"x:0", "y:0"}, {"c:0", "d:0", "a:0"});
+  cluster_.worker(0).hangs = true;
+  cluster_.worker(1).hangs = true;
+  tensorflow::RunStepRequest first = Piece(*handle, {"c:0"}, {{"x:0", 1}});
+  first.mutable_options()->set_timeout_in_ms(10);
+  const auto failed = Start(&Master::RunStep, first);
+  const auto other = Start(&Master::RunStep, Piece(*handle, {"d:0"}, {{"y:0", 1}}));
+  cluster_.Pump();
+  Pass(absl::Milliseconds(10));
+  EXPECT_THAT(failed->status(), Fails(absl::StatusCode::kDeadlineExceeded, HasSubstr("10ms")));
+  EXPECT_EQ(other->count, 1);
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(cluster_.worker(i).told_count, 1) << "worker " << i;
+    EXPECT_THAT(cluster_.worker(i).steps, IsEmpty());
+  }
+}
+
 // A client that never returns to it.
 TEST_F(PartialTest, EndsWithItsSession) {
   const auto handle = SetUpRun({"x:0", "y:0"}, {"c:0", "d:0"});

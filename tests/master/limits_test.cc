@@ -142,5 +142,112 @@ TEST_F(FewStepsTest, OnePartialRunTooMany_IsResourceExhausted) {
               Fails(absl::StatusCode::kResourceExhausted, HasSubstr("--max-partial-runs")));
 }
 
+TEST_F(FewStepsTest, OneCallableTooMany_IsResourceExhaustedUntilOneIsReleased) {
+  const auto session = Create(TwoWorkerGraph().def());
+  tensorflow::MakeCallableRequest request;
+  request.set_session_handle(*session);
+  request.mutable_options()->add_feed("x:0");
+  request.mutable_options()->add_fetch("b:0");
+  const auto made = Call(&Master::MakeCallable, request);
+  ASSERT_TRUE(made.ok()) << made.status();
+  EXPECT_THAT(Call(&Master::MakeCallable, request),
+              Fails(absl::StatusCode::kResourceExhausted, HasSubstr("--max-callables (1)")));
+  tensorflow::ReleaseCallableRequest release;
+  release.set_session_handle(*session);
+  release.set_handle(made->handle());
+  ASSERT_TRUE(Call(&Master::ReleaseCallable, release).ok());
+  EXPECT_TRUE(Call(&Master::MakeCallable, request).ok());
+}
+
+tensorflow::GraphDef OneConstant(const std::string& name) {
+  GraphWriter graph;
+  graph.Const(name);
+  return graph.def();
+}
+
+// Graphs of five nodes, of two constants with 1000 floats each, and of as many bytes as two of
+// these constants take; feeds of 1000 floats.
+class ExactLimitsTest : public MasterTest {
+ protected:
+  static MasterOptions Options() {
+    MasterOptions options;
+    options.max_graph_nodes = 5;
+    options.max_constant_bytes = 4000;
+    options.max_all_constant_bytes = 8000;
+    options.max_feed_bytes = 4000;
+    return options;
+  }
+  explicit ExactLimitsTest(MasterOptions options = Options()) : MasterTest(2, 0, options) {}
+
+  static tensorflow::GraphDef ConstantsOf(absl::Span<const int64_t> sizes) {
+    GraphWriter graph;
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      (*graph.Const(absl::StrCat("c", i)).mutable_attr())["value"]
+          .mutable_tensor()
+          ->mutable_tensor_shape()
+          ->add_dim()
+          ->set_size(sizes[i]);
+    }
+    return graph.def();
+  }
+};
+
+TEST_F(ExactLimitsTest, AsManyNodesAsAllowed_AreAccepted) {
+  const auto session = Create(TwoWorkerGraph().def());
+  ASSERT_TRUE(session.ok()) << session.status();
+  GraphWriter more;
+  more.Const("d");
+  more.Const("e");
+  EXPECT_TRUE(Extend(*session, more.def(), 0).ok());
+  EXPECT_THAT(Extend(*session, OneConstant("f"), 1),
+              Fails(absl::StatusCode::kResourceExhausted, HasSubstr("would have 6 nodes")));
+}
+
+TEST_F(ExactLimitsTest, ConstantsOfAsManyBytesAsAllowed_AreAccepted) {
+  EXPECT_TRUE(Create(ConstantsOf({1000, 1000})).ok());
+  EXPECT_THAT(Create(ConstantsOf({1001})),
+              Fails(absl::StatusCode::kResourceExhausted, HasSubstr("--max-constant-bytes")));
+  EXPECT_THAT(Create(ConstantsOf({1000, 1000, 1})),
+              Fails(absl::StatusCode::kResourceExhausted, HasSubstr("--max-all-constant-bytes")));
+}
+
+TEST_F(ExactLimitsTest, FeedsOfAsManyBytesAsAllowed_AreAccepted) {
+  const auto session = Create(TwoWorkerGraph().def());
+  const auto fed = [&](int64_t floats) {
+    tensorflow::RunStepRequest run = Run(*session, {"b:0"}, {{"x:0", 1}});
+    tensorflow::TensorProto& tensor = *run.mutable_feed(0)->mutable_tensor();
+    tensor.mutable_tensor_shape()->add_dim()->set_size(floats);
+    return Call(&Master::RunStep, run).status();
+  };
+  EXPECT_TRUE(fed(1000).ok()) << fed(1000);
+  EXPECT_THAT(fed(1001),
+              Fails(absl::StatusCode::kResourceExhausted, HasSubstr("--max-feed-bytes is 4000")));
+}
+
+class ExactGraphBytesTest : public ExactLimitsTest {
+ protected:
+  static MasterOptions Options() {
+    MasterOptions options;
+    options.max_graph_bytes = 2 * OneConstant("a").ByteSizeLong();
+    return options;
+  }
+  ExactGraphBytesTest() : ExactLimitsTest(Options()) {}
+};
+
+TEST_F(ExactGraphBytesTest, GraphsOfAsManyBytesAsAllowed_AreAccepted) {
+  GraphWriter two;
+  two.Const("a");
+  two.Const("b");
+  EXPECT_TRUE(Create(two.def()).ok());
+  const auto session = Create(OneConstant("a"));
+  ASSERT_TRUE(session.ok()) << session.status();
+  EXPECT_TRUE(Extend(*session, OneConstant("b"), 0).ok());
+  EXPECT_THAT(Extend(*session, OneConstant("c"), 1),
+              Fails(absl::StatusCode::kResourceExhausted, HasSubstr("--max-graph-bytes")));
+  two.Const("c");
+  EXPECT_THAT(Create(two.def()),
+              Fails(absl::StatusCode::kResourceExhausted, HasSubstr("--max-graph-bytes")));
+}
+
 }  // namespace
 }  // namespace ferry::master
