@@ -294,6 +294,92 @@ TEST_F(Remote, AbortWhileAFetchIsBeingIssuedIsNotLost) {
   EXPECT_EQ(fetcher_.calls[0]->cancels, 1);
 }
 
+// Nothing would end a receive that is posted while the step's others are being ended.
+TEST_F(Remote, ReceivePostedByOneThatAnAbortEnds_EndsToo) {
+  const auto step = Begin(1);
+  const RendezvousKey keys[] = {KeyOf(1, 0), KeyOf(0, 0)};
+  for (const RendezvousKey& key : keys) {
+    step->RecvAsync(key, {}, [&](const absl::Status&, const Received&) {
+      for (const RendezvousKey& next : keys) step->RecvAsync(next, {}, results_.Writer());
+    });
+  }
+  step->StartAbort(absl::AbortedError("gone"));
+  EXPECT_EQ(results_.all(), std::vector<std::string>(4, "ABORTED: [_Derived_]gone"));
+  EXPECT_EQ(step->fetch_count(), 0u);
+  EXPECT_EQ(fetcher_.calls.size(), 1u);
+}
+
+TEST_F(Remote, DeferredReceivePostedByOneThatAnAbortEnds_EndsToo) {
+  const auto step = *manager_.Find(1);
+  step->RecvLocalAsync(KeyOf(0, 1), {}, [&](const absl::Status&, const Received&) {
+    step->RecvLocalAsync(KeyOf(0, 1), {}, results_.Writer());
+  });
+  step->StartAbort(absl::AbortedError("gone"));
+  EXPECT_THAT(results_.all(), ElementsAre("ABORTED: [_Derived_]gone"));
+  EXPECT_EQ(step->fetch_count(), 0u);
+}
+
+// A peer that asks again at once would begin the step anew, and nothing would end it.
+TEST_F(Remote, ReceivePostedByOneThatACleanupEnds_DoesNotBeginTheStepAnew) {
+  for (const bool is_all : {false, true}) {
+    const int64_t step_id = is_all ? 2 : 1;
+    Results results;
+    manager_.RecvLocalAsync(step_id, KeyOf(0, 1), {}, [&](const absl::Status&, const Received&) {
+      manager_.RecvLocalAsync(step_id, KeyOf(0, 1), {}, results.Writer());
+    });
+    is_all ? manager_.CleanupAll() : manager_.Cleanup(step_id);
+    ASSERT_THAT(results.all(), ::testing::SizeIs(1));
+    EXPECT_THAT(results.all()[0], HasSubstr(" is over"));
+    EXPECT_EQ(manager_.step_count(), 0u);
+  }
+}
+
+// The thread that a receive wakes asks next which values were lost.
+TEST_F(Remote, ReceiveIsEnded_LostValueIsAlreadyRecorded) {
+  for (const bool is_abort : {false, true}) {
+    const auto step = Begin(is_abort ? 2 : 1);
+    ASSERT_TRUE(step->Send(KeyOf(0, 1), Value("v")).ok());
+    std::vector<bool> is_recorded;
+    for (const RendezvousKey& key : {KeyOf(1, 0), KeyOf(1, 0, "f")}) {
+      step->RecvAsync(key, {}, [&](const absl::Status&, const Received&) {
+        is_recorded.push_back(!step->lost().ok());
+      });
+    }
+    if (is_abort) {
+      step->StartAbort(absl::UnavailableError("gone"));
+    } else {
+      step->FailTask(Task(1), absl::UnavailableError("gone"));
+    }
+    EXPECT_EQ(is_recorded, std::vector<bool>(2, true)) << is_abort;
+  }
+}
+
+// The caller may destroy it as soon as it is called.
+TEST_F(Remote, ReceiveEnds_ItsCancellationIsReleasedBeforeItIsCalled) {
+  CancellationToken cancellation;
+  std::vector<size_t> registered;
+  const auto writer = [&] {
+    return [&](const absl::Status&, const Received&) {
+      registered.push_back(cancellation.registered_count());
+    };
+  };
+  const RecvArgs args = {.cancellation = &cancellation};
+  // Served, refused, aborted, and deferred until then.
+  auto step = Begin(1);
+  step->RecvAsync(KeyOf(1, 0), args, writer());
+  fetcher_.calls[0]->Answer(absl::OkStatus(), {.tensor = Value("v")});
+  step->RecvAsync(KeyOf(1, 0), args, writer());
+  fetcher_.calls[1]->Answer(absl::InternalError("refused"));
+  step->RecvAsync(KeyOf(0, 0), args, writer());
+  ASSERT_TRUE(step->Send(KeyOf(0, 0), Value("v")).ok());
+  step->RecvAsync(KeyOf(1, 0), args, writer());
+  step->StartAbort(absl::AbortedError("gone"));
+  step = *manager_.Find(2);
+  step->RecvLocalAsync(KeyOf(0, 1), args, writer());
+  step->StartAbort(absl::AbortedError("gone"));
+  EXPECT_EQ(registered, std::vector<size_t>(5, 0));
+}
+
 TEST_F(Remote, AnswerMayComeWhileAFetchIsBeingIssued) {
   const auto step = Begin(1);
   fetcher_.while_issuing = [this] {

@@ -177,6 +177,46 @@ TEST_F(TensorRequesterTest, TensorDoesNotFit_RejectedIsSentBeforeTheReceiverIsCa
   EXPECT_EQ(last, PeerMessageType::kRejected);
 }
 
+// The rest of the buffer would hold its former bytes, or the tensor's bytes would go beyond it; of
+// equal size, other elements.
+TEST_F(TensorRequesterTest, TensorOfAnotherSizeOrType_IsRejectedOnEachPath) {
+  client_->OnOpen(channel_, DescribeTransports(transports_));
+  const RendezvousKey key = *RendezvousKey::Parse(
+      RendezvousKey::Text("/job:worker/replica:0/task:1/device:CPU:0", kProducer.incarnation,
+                          "/job:worker/replica:0/task:2/device:CPU:0", "edge"));
+  const auto u8 = [](int64_t bytes) {
+    return *Tensor::Allocate(DataType::kUint8, *Shape::Create({bytes}));
+  };
+  state_->lent.emplace(1, u8(8));
+  const std::string copied =
+      std::string(1, '\1') + std::string(7, '\0') + std::string(1, '\xFE') + std::string(7, '\xFF');
+  uint64_t id = 0;
+  for (const uint8_t transport : {0, 1}) {
+    for (const Tensor& destination :
+         {u8(16), u8(9), u8(7), *Tensor::Allocate(DataType::kInt8, *Shape::Create({8}))}) {
+      RecvArgs args;
+      args.destination = destination;
+      status_ = absl::OkStatus();
+      client_->Request(kStep, key, args,
+                       [&](const absl::Status& status, const Received&) { status_ = status; });
+      EXPECT_TRUE(SendRts(++id, transport, transport == 0 ? "12345678" : copied).ok());
+      EXPECT_EQ(status_.code(), absl::StatusCode::kInvalidArgument)
+          << status_ << ": transport " << int{transport} << ", " << destination.bytes() << " bytes";
+      EXPECT_EQ(channel_->types.back(), PeerMessageType::kRejected);
+    }
+  }
+  // Any shape of that size.
+  for (const uint8_t transport : {0, 1}) {
+    RecvArgs args;
+    args.destination = *Tensor::Allocate(DataType::kUint8, *Shape::Create({2, 4}));
+    status_ = absl::UnknownError("not called");
+    client_->Request(kStep, key, args,
+                     [&](const absl::Status& status, const Received&) { status_ = status; });
+    EXPECT_TRUE(SendRts(++id, transport, transport == 0 ? "12345678" : copied).ok());
+    EXPECT_TRUE(status_.ok()) << status_;
+  }
+}
+
 // A number beyond the last would be looked up behind the list.
 TEST_F(TensorRequesterTest, UnknownTransport_EndsTheChannelAndNoRequest) {
   client_->OnOpen(channel_, DescribeTransports(transports_));
