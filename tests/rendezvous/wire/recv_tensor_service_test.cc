@@ -164,6 +164,27 @@ TEST(ServiceLimits, UnaryAnswerThatIsTooLargeNamesTheSize) {
                                HasSubstr("step 1 was sending " + EdgeText("a"))));
 }
 
+// It is kept for a retry, which would be as large.
+TEST(ServiceLimits, UnaryAnswerThatIsTooLargeAndKept_IsLostToo) {
+  AddressBook book;
+  TestWorker worker(book,
+                    {.source = {.keep_responses = true}, .service = {.max_unary_bytes = 1000}});
+  for (const int64_t bytes : {1000, 1001}) {
+    const bool fits = bytes == 1000;
+    const int64_t step_id = fits ? 1 : 2;
+    ASSERT_TRUE(worker.Begin(step_id)->Send(Edge("a"), Bytes(bytes)).ok());
+    tensorflow::RecvTensorRequest request;
+    request.set_step_id(step_id);
+    request.set_rendezvous_key(EdgeText("a"));
+    request.set_request_id(bytes);
+    const Answer answer = PendingCall::Start(coord::NewChannel(worker.address()), kRecvTensorPath,
+                                             request.SerializeAsString())
+                              .Wait();
+    EXPECT_EQ(answer.code == StatusCode::kOk, fits);
+    EXPECT_EQ(worker.Begin(step_id)->lost().ok(), fits) << worker.Begin(step_id)->lost();
+  }
+}
+
 TEST(ServiceLimits, CallsWithoutAProofAreCounted) {
   std::atomic<int64_t> refused{0};
   AddressBook book;
