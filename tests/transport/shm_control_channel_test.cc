@@ -29,7 +29,11 @@ UniqueFd Copy(int fd) { return UniqueFd(fcntl(fd, F_DUPFD_CLOEXEC, 0)); }
 // The far side does not read until StartFar.
 class ShmControlChannelQueueTest : public ::testing::Test {
  protected:
-  ShmControlChannelQueueTest() {
+  ShmControlChannelQueueTest() { StartNear(); }
+
+  // Again: with an empty ring.
+  void StartNear() {
+    near_handler_ = std::make_shared<RecordingHandler>();
     int ends[2];
     EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);
     far_socket_ = UniqueFd(ends[1]);
@@ -65,7 +69,7 @@ class ShmControlChannelQueueTest : public ::testing::Test {
 
   std::unique_ptr<EventLoop> near_loop_ = *EventLoop::Create({});
   std::unique_ptr<EventLoop> far_loop_ = *EventLoop::Create({});
-  std::shared_ptr<RecordingHandler> near_handler_ = std::make_shared<RecordingHandler>();
+  std::shared_ptr<RecordingHandler> near_handler_;
   std::shared_ptr<RecordingHandler> far_handler_ = std::make_shared<RecordingHandler>();
   UniqueFd far_socket_;
   MemorySegment far_rings_;
@@ -116,6 +120,32 @@ TEST_F(ShmControlChannelQueueTest, DescriptorsOfQueuedFrames_ArriveWithTheirFram
   std::vector<UniqueFd> descriptors = far_handler_->TakeDescriptors();
   ASSERT_EQ(descriptors.size(), 10u);
   for (int i = 0; i < 10; ++i) {
+    const auto mapped = MemorySegment::MapPeer(std::move(descriptors[i]), 4096, false);
+    ASSERT_TRUE(mapped.ok()) << mapped.status();
+    EXPECT_EQ(static_cast<char*>(mapped->base())[0], i);
+  }
+}
+
+// Descriptors have no frame numbers: one that is sent twice would be taken for that of a later
+// frame.
+TEST_F(ShmControlChannelQueueTest, FirstFrameWithoutRoomHasADescriptor_ItIsSentOnce) {
+  const size_t room = FillRing() - 1;
+  StartNear();
+  const std::string body(1000, 'x');
+  for (size_t i = 0; i < room; ++i) ASSERT_TRUE(near_->Send(1, {body}).ok());
+  ASSERT_EQ(near_->queued_bytes(), 0u);
+  for (int i = 0; i < 3; ++i) {
+    const MemorySegment memory = *MemorySegment::Create(4096, {.huge_pages = false});
+    static_cast<char*>(memory.base())[0] = static_cast<char>(i);
+    const int fd = memory.fd();
+    ASSERT_TRUE(near_->Send(3, {body}, {&fd, 1}).ok());
+  }
+  ASSERT_EQ(near_->queued_bytes(), 3 * body.size());
+  StartFar();
+  ASSERT_EQ(far_handler_->WaitForFrames(room + 3).size(), room + 3);
+  std::vector<UniqueFd> descriptors = far_handler_->TakeDescriptors();
+  ASSERT_EQ(descriptors.size(), 3u);
+  for (int i = 0; i < 3; ++i) {
     const auto mapped = MemorySegment::MapPeer(std::move(descriptors[i]), 4096, false);
     ASSERT_TRUE(mapped.ok()) << mapped.status();
     EXPECT_EQ(static_cast<char*>(mapped->base())[0], i);

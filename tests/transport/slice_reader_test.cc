@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Slices over a socketpair: available input and writable output are handled without another event.
 #include <poll.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <cstdint>
+#include <cstring>
 #include <initializer_list>
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -163,6 +166,87 @@ TEST_F(SliceReaderMemoryTest, CancelledWithinASlice_IsReleasedAndTheRestIsRead) 
   EXPECT_FALSE(sink_->read.HasBeenNotified());
   Write(std::string(kBytes / 2 - 1, 'x'));
   EXPECT_TRUE(sink_->read.WaitForNotificationWithTimeout(kStalled));
+}
+
+// Places the bytes of all slices one behind the other, except for those of one transfer.
+class AssemblingSink final : public SliceSink {
+ public:
+  AssemblingSink(size_t bytes, uint64_t skipped)
+      : buffer_(*AllocateHeapBuffer(bytes)), skipped_(skipped) {
+    std::memset(buffer_->data(), '.', bytes);
+  }
+  Verdict Place(const SliceHeader& header, SliceTarget* place) override {
+    if (header.offset + header.bytes > buffer_->bytes()) return Verdict::kError;
+    if (header.transfer == skipped_) return Verdict::kSkip;
+    *place = {static_cast<char*>(buffer_->data()) + header.offset, buffer_,
+              std::make_shared<ClosableWriter>(), nullptr};
+    return Verdict::kPlace;
+  }
+  void OnSlice(const SliceHeader& header) override {
+    absl::MutexLock lock(&mu_);
+    order_.push_back(header.transfer);
+  }
+  void OnBroken(const absl::Status& why) override {
+    absl::MutexLock lock(&mu_);
+    EXPECT_EQ(order_.size(), 4u) << why;
+    is_broken_ = true;
+  }
+
+  // The transfers of the slices, in order, once there are that many.
+  std::vector<uint64_t> Await(size_t count) {
+    absl::MutexLock lock(&mu_);
+    const auto are_there = [this, count]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+      return order_.size() >= count || is_broken_;
+    };
+    mu_.AwaitWithTimeout(absl::Condition(&are_there), kStalled);
+    return order_;
+  }
+  std::string bytes() const {
+    return std::string(static_cast<const char*>(buffer_->data()), buffer_->bytes());
+  }
+
+ private:
+  const std::shared_ptr<Buffer> buffer_;
+  const uint64_t skipped_;
+  absl::Mutex mu_;
+  std::vector<uint64_t> order_ ABSL_GUARDED_BY(mu_);
+  bool is_broken_ ABSL_GUARDED_BY(mu_) = false;
+};
+
+// The stream may be cut anywhere between two reads, also within the header that is read along with
+// the end of a slice.
+TEST(SliceReader, InputCutAtAnyByte_EachSliceReachesItsPlace) {
+  ControlEnd end({1, 10}, "token", absl::Milliseconds(100));
+  std::string stream;
+  const auto add = [&stream](uint64_t transfer, uint64_t offset, const std::string& bytes) {
+    const SliceHeader header = {
+        .transfer = transfer, .offset = offset, .bytes = static_cast<uint32_t>(bytes.size())};
+    stream.append(reinterpret_cast<const char*>(&header), sizeof(header));
+    stream += bytes;
+  };
+  add(1, 0, "abc");
+  add(2, 3, "defg");
+  add(3, 7, "hi");
+  add(4, 9, "jklmn");
+  for (size_t cut = 1; cut < stream.size(); ++cut) {
+    int fds[2];
+    ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
+    UniqueFd there(fds[1]);
+    const auto sink = std::make_shared<AssemblingSink>(14, /*skipped=*/2);
+    const auto reader = std::make_shared<SliceReader>(*end.loop, UniqueFd(fds[0]), sink);
+    reader->Start();
+    ASSERT_EQ(write(there.get(), stream.data(), cut), static_cast<ssize_t>(cut));
+    const auto is_read = [&] {
+      int left = -1;
+      return ioctl(fds[0], FIONREAD, &left) == 0 && left == 0;
+    };
+    ASSERT_TRUE(end.loop->WaitUntil(is_read, SteadyClock().Now() + kStalled)) << cut;
+    const size_t rest = stream.size() - cut;
+    ASSERT_EQ(write(there.get(), stream.data() + cut, rest), static_cast<ssize_t>(rest));
+    EXPECT_EQ(sink->Await(4), (std::vector<uint64_t>{1, 2, 3, 4})) << "cut behind byte " << cut;
+    EXPECT_EQ(sink->bytes(), "abc....hijklmn") << "cut behind byte " << cut;
+    reader->Stop();
+  }
 }
 
 // The other connections may have failed for lack of descriptors: a transfer that is too large for
