@@ -61,6 +61,9 @@ class NcclDevice final : public std::enable_shared_from_this<NcclDevice>,
     // Sends to message.to, in order.
     std::function<void(const BatchAgreementMessage& message)> send;
     BatchRunner::LearnCallback learn;
+    // Calls a function once that much time has passed, on any thread; null: the loop does. For
+    // tests.
+    std::function<void(absl::Duration timeout, absl::AnyInvocable<void() &&> function)> after;
   };
 
   // For the process's GPU `ordinal`, which need not be open. `common` must outlive it.
@@ -172,8 +175,9 @@ class NcclDevice final : public std::enable_shared_from_this<NcclDevice>,
   // True while the GPUs are requested to be quiet.
   void SetQuietWanted(bool is_wanted) ABSL_LOCKS_EXCLUDED(mu_);
   void UpdatePause(GrantActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // The program's turn has lasted too long: transfers that wait for its end take another path.
-  void EndTurnPatience() ABSL_LOCKS_EXCLUDED(mu_);
+  // The program's turn of that number has lasted too long: transfers that wait for its end take
+  // another path.
+  void EndTurnPatience(uint64_t turn) ABSL_LOCKS_EXCLUDED(mu_);
   // Why a transfer must not wait for the end of the program's turn; OK: it may.
   absl::Status TurnRefusal() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Ends the communicator if the peer has ended it.
@@ -203,7 +207,8 @@ class NcclDevice final : public std::enable_shared_from_this<NcclDevice>,
   absl::Status stopped_ ABSL_GUARDED_BY(mu_);
   absl::Time expiry_ ABSL_GUARDED_BY(mu_) = absl::InfiniteFuture();
   bool is_quiet_wanted_ ABSL_GUARDED_BY(mu_) = false;
-  // The program's turn: since when, and whether it has exceeded the timeout.
+  // The program's turn: its number, since when, and whether it has exceeded the timeout.
+  uint64_t last_turn_ ABSL_GUARDED_BY(mu_) = 0;
   bool is_turn_wanted_ ABSL_GUARDED_BY(mu_) = false;
   bool is_turn_long_ ABSL_GUARDED_BY(mu_) = false;
   absl::Time turn_since_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();

@@ -34,9 +34,14 @@ void NcclDevice::OnTurn() {
     if (turns_->is_wanted()) {
       if (std::exchange(is_turn_wanted_, true)) return;
       turn_since_ = SteadyClock().Now();
-      common_.loop->PostAt(turn_since_ + kTurnTimeout, [weak = weak_from_this()] {
-        if (const auto self = weak.lock()) self->EndTurnPatience();
-      });
+      auto end_patience = [weak = weak_from_this(), turn = ++last_turn_] {
+        if (const auto self = weak.lock()) self->EndTurnPatience(turn);
+      };
+      if (common_.after) {
+        common_.after(kTurnTimeout, std::move(end_patience));
+      } else {
+        common_.loop->PostAt(turn_since_ + kTurnTimeout, std::move(end_patience));
+      }
     } else {
       // Before anything new is agreed on. Fails if the turn is requested again meanwhile, which
       // causes another call.
@@ -48,10 +53,10 @@ void NcclDevice::OnTurn() {
   });
 }
 
-void NcclDevice::EndTurnPatience() {
+void NcclDevice::EndTurnPatience(uint64_t turn) {
   Run([&](GrantActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     // A later turn may be in progress.
-    if (!is_turn_wanted_ || SteadyClock().Now() < turn_since_ + kTurnTimeout) return;
+    if (!is_turn_wanted_ || turn != last_turn_) return;
     is_turn_long_ = true;
     std::vector<TransferKey> keys;
     for (const auto& [key, transfer] : transfers_) keys.push_back(key);

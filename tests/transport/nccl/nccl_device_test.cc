@@ -222,6 +222,42 @@ TEST_F(NcclDeviceTest, TransferWithAMalformedGrant_IsRefusedAndForgotten) {
   EXPECT_THAT(device_->Pending(), SizeIs(1));
 }
 
+// A program whose turns follow each other closely has one second for each.
+TEST_F(NcclDeviceTest, TurnOfAProgram_EndsThePatienceOfItsOwnTurnOnly) {
+  std::vector<absl::AnyInvocable<void() &&>> timeouts;
+  common_.after = [&timeouts](absl::Duration, absl::AnyInvocable<void() &&> function) {
+    timeouts.push_back(std::move(function));
+  };
+  Make();
+  const std::shared_ptr<NcclArbiter> turns = gpus_->turns(0);
+  turns->Ask();
+  turns->Ask();
+  turns->End();
+  ASSERT_THAT(timeouts, SizeIs(1)) << "several programs share a turn";
+  turns->End();
+  turns->Ask();
+  ASSERT_THAT(timeouts, SizeIs(2));
+  const auto waiting = Receive(1);
+  std::move(timeouts[0])();
+  EXPECT_FALSE(waiting->is_over.HasBeenNotified());
+  std::move(timeouts[1])();
+  const auto late = Receive(2);
+  for (const auto& end : {waiting, late}) {
+    EXPECT_EQ(end->Await().code(), absl::StatusCode::kFailedPrecondition) << end->status;
+    EXPECT_THAT(std::string(end->status.message()),
+                HasSubstr("a program's own NCCL work has been under way on gpu:0 for "));
+  }
+  turns->End();
+  // Nobody waits any more when the last one comes.
+  turns->Ask();
+  turns->End();
+  ASSERT_THAT(timeouts, SizeIs(3));
+  const auto next = Receive(3);
+  std::move(timeouts[2])();
+  EXPECT_FALSE(next->is_over.HasBeenNotified());
+  EXPECT_THAT(device_->Pending(), SizeIs(1));
+}
+
 TEST_F(NcclDeviceTest, MessageAboutAnotherCommunicator_IsRefused) {
   Make();
   BatchAgreementMessage message;
