@@ -13,6 +13,8 @@
 
 #include <gtest/gtest.h>
 
+#include "absl/strings/str_cat.h"
+
 namespace ferry {
 namespace {
 
@@ -40,6 +42,12 @@ class Stream {
     }
   }
   void CloseReader() { reader_.Reset(); }
+  // Of a pipe: another reader comes.
+  void ReopenReader() {
+    reader_ = UniqueFd(open(absl::StrCat("/proc/self/fd/", fileno(file_)).c_str(),
+                            O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+    EXPECT_TRUE(reader_.valid());
+  }
 
  private:
   UniqueFd reader_;
@@ -170,8 +178,8 @@ TEST(NonBlockingWriter, Write_IsKeptUntil64KibibytesAreQueued) {
   EXPECT_EQ(writer.waiting(), 0u);
 }
 
-// In the middle of a piece, with more pieces behind it.
-TEST(NonBlockingWriter, ReaderIsGone_LaterBytesBeginAnew) {
+// What was dropped does not count as queued.
+TEST(NonBlockingWriter, FullDisk_LaterBytesWakeAgain) {
   std::signal(SIGPIPE, SIG_IGN);
   std::FILE* const file = std::fopen("/dev/full", "we");
   ASSERT_NE(file, nullptr);
@@ -186,6 +194,44 @@ TEST(NonBlockingWriter, ReaderIsGone_LaterBytesBeginAnew) {
   EXPECT_EQ(wakes, 2) << "the bytes that were dropped do not wait any more";
   EXPECT_EQ(writer.Flush(), ENOSPC);
   std::fclose(file);
+}
+
+// The next reader must not get the end of a line whose beginning was lost.
+TEST(NonBlockingWriter, NextReaderAfterALoss_GetsNoBytesFromBefore) {
+  std::signal(SIGPIPE, SIG_IGN);
+  Stream stream(/*is_socket=*/false);
+  NonBlockingWriter writer(stream.file());
+  ASSERT_TRUE(writer.Append(Pattern(size_t{64} << 10)));
+  ASSERT_TRUE(writer.Append("a second piece"));
+  ASSERT_EQ(writer.Flush(2), 0);
+  EXPECT_EQ(stream.Read(), "ab");
+  stream.CloseReader();
+  EXPECT_EQ(writer.Flush(), EPIPE);
+  stream.ReopenReader();
+  ASSERT_TRUE(writer.Append("next line"));
+  ASSERT_EQ(writer.Flush(), 0);
+  EXPECT_EQ(stream.Read(), "next line");
+}
+
+TEST(NonBlockingWriter, LimitOfAFlush_CountsForAllPieces) {
+  Stream stream(/*is_socket=*/true);
+  NonBlockingWriter writer(stream.file());
+  const size_t first = size_t{64} << 10;
+  ASSERT_TRUE(writer.Append(Pattern(first)));
+  ASSERT_TRUE(writer.Append("second"));
+  ASSERT_EQ(writer.Flush(first + 2), 0);
+  EXPECT_EQ(writer.waiting(), 4u);
+  EXPECT_TRUE(stream.Read() == Pattern(first) + "se");
+  ASSERT_EQ(writer.Flush(), 0);
+  EXPECT_EQ(stream.Read(), "cond");
+}
+
+TEST(NonBlockingWriter, DescriptorThatWasClosed_IsALossToo) {
+  Stream stream(/*is_socket=*/true);
+  NonBlockingWriter writer(stream.file());
+  EXPECT_EQ(writer.FindLoss(), 0);
+  close(fileno(stream.file()));
+  EXPECT_EQ(writer.FindLoss(), EBADF);
 }
 
 TEST(NonBlockingWriter, StreamInMemory_IsWrittenByStdio) {
