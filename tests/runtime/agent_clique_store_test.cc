@@ -121,6 +121,7 @@ TEST(AgentCliqueStore, PendingRequestsAreDoneBeforeItIsDestroyed) {
     store.Set("a", "1");
     store.CompareAndSet("a", "1", "2");
     store.CompareAndSet("a", "1", "3");
+    store.Set("b", "3");
     store.Set("b", "4");
   }
   EXPECT_EQ(rig.agents[0]->TryGet("a").value_or("nothing"), "2");
