@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Node failures: watching the job's node table, and failing operations that need a dead node.
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <string>
@@ -26,21 +27,24 @@ namespace {
 // thousand requests per second to answer.
 constexpr int kPromptNodes = 128;
 constexpr absl::Duration kPausePerNode = absl::Milliseconds(1);
+// Before a request that the coordinator has refused is repeated.
+constexpr absl::Duration kRetryPause = absl::Seconds(1);
 
 }  // namespace
 
 void Node::WatchNodes() {
-  NodeWatch::Pause pause;
-  if (num_nodes() > kPromptNodes) {
-    pause = [this](absl::AnyInvocable<void() &&> again) {
-      exchange_->loop().PostAt(SteadyClock().Now() + kPausePerNode * num_nodes(), std::move(again));
+  const auto after = [this](absl::Duration time) -> NodeWatch::Pause {
+    return [this, time](absl::AnyInvocable<void() &&> again) {
+      exchange_->loop().PostAt(SteadyClock().Now() + time, std::move(again));
     };
-  }
+  };
+  const absl::Duration pause = kPausePerNode * num_nodes();
   node_watch_ = std::make_unique<NodeWatch>(
       [agent = agent_.get()](int64_t version, NodeWatch::Answer answer) {
         agent->WatchTasksAsync(version, std::move(answer));
       },
-      std::move(pause), [this](const coord::NodeTable& table) { OnNodes(table); });
+      num_nodes() > kPromptNodes ? after(pause) : nullptr, after(std::max(pause, kRetryPause)),
+      [this](const coord::NodeTable& table) { OnNodes(table); });
 }
 
 void Node::OnNodes(const coord::NodeTable& table) {

@@ -5,9 +5,21 @@
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 
 namespace ferry {
+namespace {
+
+// Errors of a coordinator that still answers. The others mean that the connection is lost or that
+// the node is leaving, which are reported by other means.
+bool MayPass(const absl::Status& error) {
+  // Other answers wait for this client, or as many requests as it may have; or there has been no
+  // change for so long that the request has timed out.
+  return absl::IsResourceExhausted(error) || absl::IsDeadlineExceeded(error);
+}
+
+}  // namespace
 
 // Kept alive by requests that have not been answered.
 struct NodeWatch::State : public std::enable_shared_from_this<State> {
@@ -25,19 +37,22 @@ struct NodeWatch::State : public std::enable_shared_from_this<State> {
 
   void Question(int64_t version) {
     if (!Enter()) return;
-    ask(version, [self = shared_from_this()](absl::StatusOr<coord::NodeTable> table) {
-      self->OnAnswer(table);
+    ask(version, [self = shared_from_this(), version](absl::StatusOr<coord::NodeTable> table) {
+      self->OnAnswer(version, table);
     });
     Exit();
   }
-  void OnAnswer(const absl::StatusOr<coord::NodeTable>& table) {
-    // The connection is lost or the node is leaving: failures are reported by other means.
-    if (!table.ok() || !Enter()) return;
-    on_table(*table);
-    if (pause) {
-      pause([self = shared_from_this(), version = table->version] { self->Question(version); });
+  void OnAnswer(int64_t version, const absl::StatusOr<coord::NodeTable>& table) {
+    if ((!table.ok() && !MayPass(table.status())) || !Enter()) return;
+    if (!table.ok()) {
+      retry([self = shared_from_this(), version] { self->Question(version); });
     } else {
-      Question(table->version);
+      on_table(*table);
+      if (pause) {
+        pause([self = shared_from_this(), version = table->version] { self->Question(version); });
+      } else {
+        Question(table->version);
+      }
     }
     Exit();
   }
@@ -45,6 +60,7 @@ struct NodeWatch::State : public std::enable_shared_from_this<State> {
   // Constant after construction.
   Ask ask;
   Pause pause;
+  Pause retry;
   OnTable on_table;
 
   absl::Mutex mu;
@@ -53,9 +69,11 @@ struct NodeWatch::State : public std::enable_shared_from_this<State> {
   int inside ABSL_GUARDED_BY(mu) = 0;
 };
 
-NodeWatch::NodeWatch(Ask ask, Pause pause, OnTable on_table) : state_(std::make_shared<State>()) {
+NodeWatch::NodeWatch(Ask ask, Pause pause, Pause retry, OnTable on_table)
+    : state_(std::make_shared<State>()) {
   state_->ask = std::move(ask);
   state_->pause = std::move(pause);
+  state_->retry = std::move(retry);
   state_->on_table = std::move(on_table);
   state_->Question(-1);
 }

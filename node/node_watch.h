@@ -26,9 +26,10 @@ class NodeWatch final {
   using Pause = std::function<void(absl::AnyInvocable<void() &&> again)>;
   using OnTable = std::function<void(const coord::NodeTable& table)>;
 
-  // Sends the first request at once. None of the three callbacks is called after Stop has returned.
-  //   pause: null: no pause.
-  NodeWatch(Ask ask, Pause pause, OnTable on_table);
+  // Sends the first request at once. None of the callbacks is called after Stop has returned.
+  //   pause: after an answer; null: no pause.
+  //   retry: after an error that does not end the connection, such as RESOURCE_EXHAUSTED.
+  NodeWatch(Ask ask, Pause pause, Pause retry, OnTable on_table);
   ~NodeWatch() { Stop(); }
 
   NodeWatch(const NodeWatch&) = delete;

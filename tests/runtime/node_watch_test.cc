@@ -42,10 +42,14 @@ struct Agent {
   std::vector<NodeWatch::Answer> answers;
 };
 
+NodeWatch::Pause NoRetry() {
+  return [](const absl::AnyInvocable<void() &&>&) { ADD_FAILURE() << "an error is not final"; };
+}
+
 TEST(NodeWatch, RequestsTheVersionAfterTheLastAnswer) {
   Agent agent;
   std::vector<int64_t> heard;
-  NodeWatch watch(agent.ask(), nullptr,
+  NodeWatch watch(agent.ask(), nullptr, NoRetry(),
                   [&](const coord::NodeTable& table) { heard.push_back(table.version); });
   agent.Answer(TableOf(4));
   agent.Answer(TableOf(9));
@@ -59,11 +63,47 @@ TEST(NodeWatch, PausesBetweenTwoRequests) {
   std::vector<absl::AnyInvocable<void() &&>> paused;
   NodeWatch watch(
       agent.ask(), [&](absl::AnyInvocable<void() &&> again) { paused.push_back(std::move(again)); },
-      [](const coord::NodeTable&) {});
+      NoRetry(), [](const coord::NodeTable&) {});
   agent.Answer(TableOf(4));
   EXPECT_THAT(agent.asked, ElementsAre(-1));
   std::move(paused.back())();
   EXPECT_THAT(agent.asked, ElementsAre(-1, 4));
+}
+
+// A client that is slow to read a large value is refused, and a request ends that has seen no
+// change for days; deaths must be noticed after that all the same.
+TEST(NodeWatch, ErrorThatMayPass_IsRepeatedAfterAPause) {
+  Agent agent;
+  std::vector<absl::AnyInvocable<void() &&>> retried;
+  std::vector<int64_t> heard;
+  NodeWatch watch(
+      agent.ask(), nullptr,
+      [&](absl::AnyInvocable<void() &&> again) { retried.push_back(std::move(again)); },
+      [&](const coord::NodeTable& table) { heard.push_back(table.version); });
+  agent.Answer(TableOf(4));
+  agent.Answer(absl::ResourceExhaustedError("70000000 bytes of earlier answers wait"));
+  EXPECT_THAT(agent.asked, ElementsAre(-1, 4));
+  ASSERT_EQ(retried.size(), 1u);
+  std::move(retried.back())();
+  agent.Answer(absl::DeadlineExceededError("waited 168h for a change of the job's nodes"));
+  ASSERT_EQ(retried.size(), 2u);
+  std::move(retried.back())();
+  EXPECT_THAT(agent.asked, ElementsAre(-1, 4, 4, 4));
+  agent.Answer(TableOf(9));
+  EXPECT_THAT(heard, ElementsAre(4, 9));
+  watch.Stop();
+  agent.Answer(absl::ResourceExhaustedError("70000000 bytes of earlier answers wait"));
+  EXPECT_EQ(retried.size(), 2u);
+}
+
+TEST(NodeWatch, ErrorThatIsFinal_EndsTheRequests) {
+  for (const absl::StatusCode code : {absl::StatusCode::kUnavailable, absl::StatusCode::kCancelled,
+                                      absl::StatusCode::kAborted, absl::StatusCode::kInternal}) {
+    Agent agent;
+    NodeWatch watch(agent.ask(), nullptr, NoRetry(), [](const coord::NodeTable&) {});
+    agent.Answer(absl::Status(code, "over"));
+    EXPECT_THAT(agent.asked, ElementsAre(-1)) << code;
+  }
 }
 
 // An agent that is leaked, since a hanging thread may still use the store, reports a node's death
@@ -76,7 +116,7 @@ TEST(NodeWatch, LateAnswer_IsDropped) {
     paused.push_back(std::move(again));
   };
   {
-    NodeWatch watch(agent.ask(), pause, [&](const coord::NodeTable&) { ++heard; });
+    NodeWatch watch(agent.ask(), pause, NoRetry(), [&](const coord::NodeTable&) { ++heard; });
     agent.Answer(TableOf(1));
     std::move(paused.back())();
   }
@@ -85,7 +125,7 @@ TEST(NodeWatch, LateAnswer_IsDropped) {
   EXPECT_EQ(heard, 1);
   EXPECT_EQ(paused.size(), 1u);
   {
-    NodeWatch watch(agent.ask(), pause, [&](const coord::NodeTable&) { ++heard; });
+    NodeWatch watch(agent.ask(), pause, NoRetry(), [&](const coord::NodeTable&) { ++heard; });
     agent.Answer(TableOf(3));
   }
   // So does the end of a pause.
@@ -98,7 +138,7 @@ TEST(NodeWatch, ItsDestructor_WaitsForARunningCallback) {
   absl::Notification is_inside;
   absl::Notification go;
   std::atomic<bool> is_over = false;
-  NodeWatch watch(agent.ask(), nullptr, [&](const coord::NodeTable&) {
+  NodeWatch watch(agent.ask(), nullptr, NoRetry(), [&](const coord::NodeTable&) {
     is_inside.Notify();
     go.WaitForNotification();
     is_over = true;
