@@ -301,13 +301,23 @@ absl::StatusOr<Endpoint> Node::EndpointOf(int node, const AddressWait& wait) {
     if (const auto found = endpoints_.find(node); found != endpoints_.end()) return found->second;
   }
   const absl::Time deadline = SteadyClock().Now() + wait.timeout;
+  const auto late = [&] {
+    return absl::DeadlineExceededError(absl::StrCat(
+        "waited ", ShortDuration(wait.timeout), " for node ", node, ", which was restarted, to ",
+        "tell where its tensors can be had (", EndpointKey(node), " in the store)"));
+  };
+  bool has_former_record = false;
   while (true) {
     const absl::Time now = SteadyClock().Now();
-    FERRY_ASSIGN_OR_RETURN(
-        const std::string record,
+    const absl::StatusOr<std::string> record =
         WaitForAddress(node, {.timeout = std::max(deadline - now, absl::ZeroDuration()),
-                              .cancellation = wait.cancellation}));
-    FERRY_ASSIGN_OR_RETURN(Endpoint endpoint, DecodeEndpoint(record, node));
+                              .cancellation = wait.cancellation});
+    if (!record.ok()) {
+      // The time has ended while the former record was read once more.
+      if (has_former_record && absl::IsDeadlineExceeded(record.status())) return late();
+      return record.status();
+    }
+    FERRY_ASSIGN_OR_RETURN(Endpoint endpoint, DecodeEndpoint(*record, node));
     {
       absl::MutexLock lock(&mu_);
       if (const auto dead = failed_.find(node); dead != failed_.end()) {
@@ -326,11 +336,8 @@ absl::StatusOr<Endpoint> Node::EndpointOf(int node, const AddressWait& wait) {
       return absl::CancelledError(absl::StrCat("waiting to hear where the tensors of node ", node,
                                                " can be had was ", "called off"));
     }
-    if (now >= deadline) {
-      return absl::DeadlineExceededError(absl::StrCat(
-          "waited ", ShortDuration(wait.timeout), " for node ", node, ", which was restarted, to ",
-          "tell where its tensors can be had (", EndpointKey(node), " in the store)"));
-    }
+    if (now >= deadline) return late();
+    has_former_record = true;
     absl::SleepFor(kAddressLook);
   }
 }
