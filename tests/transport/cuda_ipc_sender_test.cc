@@ -9,6 +9,8 @@
 namespace ferry {
 namespace {
 
+using ::testing::HasSubstr;
+
 // More than a pair of devices has events.
 constexpr int kManyTimes = 80;
 
@@ -138,6 +140,41 @@ TEST_F(CudaIpcSenderTest, TensorsReleasedWhileBeingExposed_ReturnTheirEvents) {
     EXPECT_TRUE(absl::IsCancelled(end->descriptor.status())) << end->descriptor.status();
   }
   ExpectAnEvent();
+}
+
+// The descriptor of the ring's memory cannot be made; the tensor's receiver is told.
+TEST_F(CudaIpcSenderTest, SlicesThatCannotBeAnnounced_ReturnTheirEventsAndSlots) {
+  Open();
+  const cuda::ScopedCurrent current(*gpu_->device);
+  cuda::DevicePointer pointer = 0;
+  ASSERT_EQ(gpu_->device->table().memory_alloc(&pointer, 1000), cuda::kSuccess);
+  {
+    // Not of an arena, and too small to be mapped.
+    const Tensor tensor = *Tensor::Create(
+        DataType::kUint8, *Shape::Create({1000}),
+        WrapForeignBuffer(cuda::AsHostPointer(pointer), 1000, [] {}, {MemorySpace::kCuda, 0}));
+    for (uint64_t id = 2; id < 2 + kManyTimes; ++id) {
+      const auto end = Expose(id, tensor, [] {
+        // The slot has been taken, and its slice is copied and announced next.
+        cuda::FailNext("cuMemExportToShareableHandle", cuda::kErrorOutOfMemory);
+      });
+      ASSERT_TRUE(end->is_over.WaitForNotificationWithTimeout(kPatience));
+      ASSERT_TRUE(end->descriptor.ok()) << end->descriptor.status();
+      EXPECT_TRUE(DecodeCudaIpcDescriptor(end->descriptor->body)->is_staged());
+      Flush(*gpu_->executor);
+      sender_->Release(id);
+    }
+    const auto failed = Await(CudaIpcMessage::kFailed);
+    ASSERT_TRUE(failed.has_value());
+    EXPECT_THAT(DecodeCudaIpcFailed(*failed)->why, HasSubstr("cuMemExportToShareableHandle"));
+  }
+  ExpectAnEvent();
+  const auto are_free = [this] {
+    const cuda::StagingRingStats stats = gpu_->ring->stats();
+    return stats.free_count == stats.slot_count;
+  };
+  EXPECT_TRUE(loop_->WaitUntil(are_free, SteadyClock().Now() + kPatience));
+  EXPECT_EQ(gpu_->device->table().memory_free(pointer), cuda::kSuccess);
 }
 
 }  // namespace

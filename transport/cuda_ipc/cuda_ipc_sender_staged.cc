@@ -94,6 +94,7 @@ void CudaIpcSender::AnnounceSlice(const StagedPtr& staged, Slice slice) {
   absl::StatusOr<CudaIpcPiece> piece =
       KeptPiece(*slice.ring->arena(), *slice.slot, staged->pair, descriptors);
   if (!piece.ok()) {
+    Unmark(slice.pair, slice.ready);
     slice.ring->Give(std::move(slice.slot), std::move(slice.copied));
     return FailStaged(staged, piece.status());
   }
