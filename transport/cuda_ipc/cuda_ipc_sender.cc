@@ -200,18 +200,19 @@ void CudaIpcSender::Finish(Gpu& gpu, const GpuPair& pair, Pending pending, bool 
   TransferDescriptor body;
   body.body = EncodeCudaIpcDescriptor(descriptor);
   for (const UniqueFd& each : plan->descriptors) body.descriptors.push_back(each.get());
-  const absl::Status wanted = CheckWanted(pending.id);
+  absl::Status wanted;
   {
+    // In one step: from here on Release returns the event.
     absl::MutexLock lock(&mu_);
-    if (aborted_.ok() && offering_.contains(pending.id)) {
+    wanted = CheckWantedLocked(pending.id);
+    if (wanted.ok()) {
       offered_.emplace(pending.id, Offered{pending.tensor, pair, descriptor.ready,
                                            std::move(plan->descriptors)});
+    } else {
+      UnmarkLocked(pair, descriptor.ready);
     }
   }
-  if (!wanted.ok()) {
-    Unmark(pair, descriptor.ready);
-    return std::move(pending.done)(wanted);
-  }
+  if (!wanted.ok()) return std::move(pending.done)(std::move(wanted));
   std::move(pending.done)(std::move(body));
   // The descriptors have been sent.
   std::vector<UniqueFd> sent;

@@ -155,6 +155,7 @@ class CudaIpcSender final : public TransportSender,
   absl::Status OnWanted(const CudaIpcWanted& wanted) ABSL_LOCKS_EXCLUDED(mu_);
   //   Errors: CANCELLED the peer has released it before it was sent; the status given to Abort.
   absl::Status CheckWanted(uint64_t id) const ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status CheckWantedLocked(uint64_t id) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const TransportEnvironment environment_;
   const Endpoint peer_;

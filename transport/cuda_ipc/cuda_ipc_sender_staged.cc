@@ -137,6 +137,10 @@ void CudaIpcSender::FailStaged(const StagedPtr& staged, const absl::Status& why)
 
 absl::Status CudaIpcSender::CheckWanted(uint64_t id) const {
   absl::MutexLock lock(&mu_);
+  return CheckWantedLocked(id);
+}
+
+absl::Status CudaIpcSender::CheckWantedLocked(uint64_t id) const {
   if (!aborted_.ok()) return aborted_;
   if (offering_.contains(id)) return absl::OkStatus();
   return absl::CancelledError("the receiver has given it back before it had it");
