@@ -145,6 +145,24 @@ TEST_F(CudaIpcReceiverTest, TwoTensorsOfOneAllocation_ItIsClosedBehindTheSecond)
   EXPECT_EQ(cache_->stats().mapping_count, 0);
 }
 
+// Both wait for the allocation to be opened.
+TEST_F(CudaIpcReceiverTest, TwoTensorsOpenAnAllocationTogether_ItIsClosedBehindTheSecond) {
+  const Foreign& memory = MakeForeign();
+  std::shared_ptr<End> first;
+  std::shared_ptr<End> second;
+  WhileHeld(*gpu_->side, [&] {
+    first = Fetch(1, {&memory}, {true});
+    second = Fetch(2, {&memory}, {false});
+    receiver_->Cancel(1);
+  });
+  EXPECT_TRUE(absl::IsCancelled(Await(first)));
+  ASSERT_TRUE(Await(second).ok()) << Await(second);
+  EXPECT_THAT(AwaitReleased(1), ElementsAre(std::pair(1u, 0)));
+  EXPECT_EQ(cache_->stats().closing_count, 0);
+  second->tensor = Tensor();
+  EXPECT_THAT(AwaitReleased(2), ElementsAre(std::pair(1u, 0), std::pair(2u, 1)));
+}
+
 TEST_F(CudaIpcReceiverTest, SecondPieceCannotBeOpened_TheFirstIsClosed) {
   const Foreign& memory = MakeForeign();
   const Foreign& missing = MakeForeign();

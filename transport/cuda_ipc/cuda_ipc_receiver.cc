@@ -136,15 +136,19 @@ void CudaIpcReceiver::OpenNext(const JobPtr& job) {
   const CudaIpcPiece& piece = job->descriptor.pieces[job->held.memory.size()];
   UniqueFd fd;
   if (piece.has_fd) fd = std::move(job->descriptors[job->next_descriptor++]);
+  if (!piece.is_kept) {
+    // Before it is opened: once it is, a tensor that is released must not close it as the last.
+    absl::MutexLock lock(&mu_);
+    ++foreign_users_[piece.memory.buffer_id];
+  }
   OpenPiece(*job->gpu, job->descriptor.pair, piece, std::move(fd),
             [self = shared_from_this(), job, &piece](absl::StatusOr<ImportedMemory> memory) {
-              if (!memory.ok()) return self->End(job, memory.status());
-              job->held.memory.push_back(*std::move(memory));
-              if (!piece.is_kept) {
-                job->held.foreign.push_back(piece.memory.buffer_id);
-                absl::MutexLock lock(&self->mu_);
-                ++self->foreign_users_[piece.memory.buffer_id];
+              if (!memory.ok()) {
+                if (!piece.is_kept) self->ForgetUser(*job->gpu, piece.memory.buffer_id);
+                return self->End(job, memory.status());
               }
+              job->held.memory.push_back(*std::move(memory));
+              if (!piece.is_kept) job->held.foreign.push_back(piece.memory.buffer_id);
               self->OpenNext(job);
             });
 }

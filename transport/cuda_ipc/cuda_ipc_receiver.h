@@ -144,6 +144,8 @@ class CudaIpcReceiver final : public TransportReceiver,
   void End(const JobPtr& job, absl::StatusOr<Tensor> tensor) ABSL_LOCKS_EXCLUDED(mu_);
   // The memory is no longer read here: closes what must be closed, then notifies the producer.
   void LetGo(Gpu& gpu, Held held, uint64_t id) ABSL_LOCKS_EXCLUDED(mu_);
+  // A tensor's piece of foreign memory could not be opened: it is not one of its users after all.
+  void ForgetUser(Gpu& gpu, uint64_t buffer_id) ABSL_LOCKS_EXCLUDED(mu_);
 
   const TransportEnvironment environment_;
   const Endpoint peer_;
@@ -159,8 +161,8 @@ class CudaIpcReceiver final : public TransportReceiver,
   absl::flat_hash_map<GpuPair, std::shared_ptr<cuda::ImportedEvents>> events_ ABSL_GUARDED_BY(mu_);
   // Pairs whose memory can be opened, with the reason why their events cannot.
   absl::flat_hash_map<GpuPair, std::string> without_events_ ABSL_GUARDED_BY(mu_);
-  // By buffer id, for memory outside the peer's arenas: the number of tensors that use it, and the
-  // functions to call when its mappings are closed, in order of closing.
+  // By buffer id, for memory outside the peer's arenas: the number of tensors that use it or open
+  // it, and the functions to call when its mappings are closed, in order of closing.
   absl::flat_hash_map<uint64_t, int> foreign_users_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<uint64_t, std::deque<std::function<void()>>> closing_ ABSL_GUARDED_BY(mu_);
   // Segments requested once more.

@@ -43,6 +43,16 @@ void CudaIpcReceiver::LetGo(Gpu& gpu, Held held, uint64_t id) {
   count->Done();
 }
 
+void CudaIpcReceiver::ForgetUser(Gpu& gpu, uint64_t buffer_id) {
+  {
+    absl::MutexLock lock(&mu_);
+    if (--foreign_users_[buffer_id] > 0) return;
+    foreign_users_.erase(buffer_id);
+  }
+  absl::ReaderMutexLock lock(&link_->mu);
+  if (link_->gpus != nullptr) cache_of_(gpu).Close({peer_.peer.incarnation, buffer_id});
+}
+
 void CudaIpcReceiver::OnClosed(uint64_t buffer_id) {
   std::function<void()> done;
   {
