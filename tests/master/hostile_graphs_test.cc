@@ -168,6 +168,36 @@ TEST_F(HostileGraphsTest, BoundsGraphsOfAllSessions) {
   }
 }
 
+// The limits themselves are allowed, and what has left the queue no longer counts.
+TEST(GraphWork, AsManyBytesAsAllowed_AreAdmitted) {
+  std::vector<absl::AnyInvocable<void() &&>> queue;
+  GraphWork work(
+      [&queue](absl::AnyInvocable<void() &&> function) { queue.push_back(std::move(function)); },
+      {.max_waiting_graphs = 3, .max_waiting_bytes = 100});
+  int admitted = 0;
+  int refused = 0;
+  const auto add = [&](size_t bytes) {
+    work.Add(bytes, [&](const absl::Status& status) { ++(status.ok() ? admitted : refused); });
+  };
+  for (int round = 0; round < 2; ++round) {
+    add(101);
+    EXPECT_EQ(refused, 1) << "one request";
+    add(40);
+    add(60);
+    add(1);
+    EXPECT_EQ(refused, 2) << "in sum";
+    add(0);
+    add(0);
+    EXPECT_EQ(refused, 3) << "in number";
+    for (auto& function : std::exchange(queue, {})) std::move(function)();
+    EXPECT_EQ(admitted, 3);
+    admitted = refused = 0;
+  }
+  add(100);
+  EXPECT_EQ(refused, 0);
+  for (auto& function : std::exchange(queue, {})) std::move(function)();
+}
+
 TEST_F(HostileGraphsTest, BoundsRequestsThatWaitForParsing) {
   HoldWork();
   const auto first = StartCreate({});
