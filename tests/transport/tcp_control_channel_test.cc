@@ -83,6 +83,40 @@ TEST_F(TcpControlChannelTest, ReadData_LeavesTheSocket) {
   }
 }
 
+// The part of a frame that was read stays until the rest is there, however the stream is cut.
+TEST(TcpControlChannelInputTest, InputCutAtAnyByte_FramesArriveWhole) {
+  constexpr size_t kHead = 8;
+  const std::unique_ptr<EventLoop> loop = *EventLoop::Create({});
+  const auto handler = std::make_shared<RecordingHandler>();
+  auto [near_socket, far] = MakeConnection();
+  const auto near = TcpControlChannel::Start(*loop, {2, 22}, std::move(near_socket), "near",
+                                             handler, /*max_queued_bytes=*/1 << 20);
+  std::string stream;
+  const std::pair<uint16_t, std::string> frames[] = {{1, "abc"}, {2, ""}, {3, "defgh"}, {4, "i"}};
+  for (const auto& [type, body] : frames) {
+    const char head[kHead] = {static_cast<char>(body.size()), 0, 0, 0, static_cast<char>(type)};
+    stream.append(head, sizeof(head));
+    stream += body;
+  }
+  size_t count = 0;
+  for (size_t cut = 1; cut < stream.size(); ++cut) {
+    ASSERT_EQ(send(far.get(), stream.data(), cut, MSG_NOSIGNAL), static_cast<ssize_t>(cut));
+    absl::Notification is_read;
+    loop->Post([&] {
+      near->Poll();
+      is_read.Notify();
+    });
+    is_read.WaitForNotification();
+    const size_t rest = stream.size() - cut;
+    ASSERT_EQ(send(far.get(), stream.data() + cut, rest, MSG_NOSIGNAL), static_cast<ssize_t>(rest));
+    count += std::size(frames);
+    const auto arrived = handler->WaitForFrames(count);
+    ASSERT_EQ(arrived.size(), count) << "cut behind byte " << cut;
+    EXPECT_TRUE(std::equal(std::begin(frames), std::end(frames), arrived.end() - 4))
+        << "cut behind byte " << cut;
+  }
+}
+
 class TcpControlChannelQueueTest : public ::testing::Test {
  protected:
   static constexpr size_t kMaxQueued = 1 << 20;
@@ -136,35 +170,6 @@ TEST_F(TcpControlChannelQueueTest, QueueIsBoundedToTheByte) {
   EXPECT_TRUE(Send(room).ok());
   EXPECT_EQ(near_->queued_bytes(), kMaxQueued);
   EXPECT_EQ(Send(0).code(), absl::StatusCode::kResourceExhausted);
-}
-
-// The part of a frame that was read stays until the rest is there, however the stream is cut.
-TEST_F(TcpControlChannelQueueTest, InputCutAtAnyByte_FramesArriveWhole) {
-  std::string stream;
-  const std::pair<uint16_t, std::string> frames[] = {{1, "abc"}, {2, ""}, {3, "defgh"}, {4, "i"}};
-  for (const auto& [type, body] : frames) {
-    const char head[kHead] = {static_cast<char>(body.size()), 0, 0, 0, static_cast<char>(type)};
-    stream.append(head, sizeof(head));
-    stream += body;
-  }
-  size_t count = 0;
-  for (size_t cut = 1; cut < stream.size(); ++cut) {
-    ASSERT_EQ(send(far_.get(), stream.data(), cut, MSG_NOSIGNAL), static_cast<ssize_t>(cut));
-    absl::Notification is_read;
-    loop_->Post([&] {
-      near_->Poll();
-      is_read.Notify();
-    });
-    is_read.WaitForNotification();
-    const size_t rest = stream.size() - cut;
-    ASSERT_EQ(send(far_.get(), stream.data() + cut, rest, MSG_NOSIGNAL),
-              static_cast<ssize_t>(rest));
-    count += std::size(frames);
-    const auto arrived = handler_->WaitForFrames(count);
-    ASSERT_EQ(arrived.size(), count) << "cut behind byte " << cut;
-    EXPECT_TRUE(std::equal(std::begin(frames), std::end(frames), arrived.end() - 4))
-        << "cut behind byte " << cut;
-  }
 }
 
 // Notifications are off then, and a peer that sends without a pause would receive nothing.
