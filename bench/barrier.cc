@@ -128,8 +128,7 @@ absl::StatusOr<int> JoinBarrier(BenchPlanFlags& flags, BenchJoinFlags& join,
 Verb AddBarrierBench(CLI::App& bench) {
   return AddNodesBench(
       bench, {.name = "barrier",
-              .description =
-                  "How long nodes take to pass a barrier, beside raw calls of gRPC that are held",
+              .description = "Measure barriers against raw gRPC calls that the server parks",
               .subject = "nodes that are simulated by one process, and a coordinator",
               .time = "from the first who comes until the last has passed",
               .errors_of = kBarrierErrorsOf,

@@ -9,7 +9,7 @@
 namespace ferry::cli {
 
 Verb AddBenchVerb(CLI::App& app) {
-  CLI::App& bench = *app.add_subcommand("bench", "Measure this machine, beside what it can do");
+  CLI::App& bench = *app.add_subcommand("bench", "Measure this machine against its limits");
   bench.require_subcommand(1);
   std::vector<std::pair<std::string, Verb>> verbs = {{"sendrecv", AddSendRecvBench(bench)},
                                                      {"cold", AddColdBench(bench)},

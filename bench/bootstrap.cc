@@ -67,7 +67,7 @@ Verb AddBootstrapBench(CLI::App& bench) {
   return AddNodesBench(
       bench,
       {.name = "bootstrap",
-       .description = "How long a job of many nodes takes to start, beside channels that connect",
+       .description = "Measure the start of a job of many nodes against connecting gRPC channels",
        .subject = "nodes that are simulated by one process, and a new coordinator each time",
        .time = "from when all begin until the last holds everyone's endpoint",
        .errors_of = "endpoint",

@@ -129,7 +129,7 @@ Verb AddColdBench(CLI::App& bench) {
   flags->sizes = "8,64K,64M";
   flags->plan.pattern = "cold";
   CLI::App& verb = *bench.add_subcommand(
-      "cold", "What the first transfer between two processes takes, phase by phase");
+      "cold", "Measure the phases of the first transfer between two processes");
   AddBenchPlanFlags(verb, *flags);
   // The phases cover all modes: zero-copy, read, and copy.
   verb.remove_option(verb.get_option("--mode"));

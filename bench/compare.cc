@@ -46,8 +46,8 @@ absl::StatusOr<int> Compare(const CompareFlags& flags) {
 
 Verb AddCompareBench(CLI::App& bench) {
   auto flags = std::make_shared<CompareFlags>();
-  CLI::App& verb = *bench.add_subcommand(
-      "compare", "What has changed between two runs of --json; fails if something is slower");
+  CLI::App& verb =
+      *bench.add_subcommand("compare", "Compare two runs of --json; fails on regressions");
   verb.add_option("OLD", flags->before, "file of the old run; - for stdin")->required();
   verb.add_option("NEW", flags->now, "file of the new run; - for stdin")->required();
   AddReal(verb, "--threshold", flags->threshold_percent,

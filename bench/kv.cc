@@ -311,12 +311,12 @@ absl::StatusOr<int> Bench(const KvBenchFlags& flags) {
 
 Verb AddKvBench(CLI::App& bench) {
   auto flags = std::make_shared<KvBenchFlags>();
-  CLI::App& verb = *bench.add_subcommand(
-      "kv", "How long the coordinator's store takes, beside raw calls of gRPC");
+  CLI::App& verb =
+      *bench.add_subcommand("kv", "Measure the coordinator's store against raw gRPC calls");
   verb.add_option("--sizes", flags->sizes, "of values: FIRST:LAST:xFACTOR, or a list")
       ->type_name("SIZES")
       ->capture_default_str();
-  AddNumber(verb, "--inflight", flags->inflight, "also rows with so many under way at a time", 1,
+  AddNumber(verb, "--inflight", flags->inflight, "also measure with N operations in flight", 1,
             4096);
   AddNumber(verb, "--iters", flags->iterations,
             absl::StrCat("operations of each row; else ", kDefaultIterations,

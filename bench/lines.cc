@@ -8,7 +8,7 @@ namespace ferry::cli {
 
 absl::StatusOr<std::vector<BenchLines::Json>> KeptBenchLines::Expect(const std::string& event) {
   if (lines_.empty()) {
-    return absl::InternalError(absl::StrCat("nobody has told of \"", event, "\""));
+    return absl::InternalError(absl::StrCat("no result received for \"", event, "\""));
   }
   std::vector<Json> lines = std::move(lines_.front());
   lines_.pop_front();

@@ -42,19 +42,20 @@ void AddBenchOutputFlags(CLI::App& verb, BenchOutput& output, BenchMoves moves) 
         what);
   };
   add_file("--plot", output.plot,
-           moves == BenchMoves::kTensors ? "also a picture: time and GB/s over size; - for stdout"
-                                         : "also a picture: time over what grows; - for stdout")
+           moves == BenchMoves::kTensors
+               ? "also write a plot of time and GB/s over size; - for stdout"
+               : "also write a plot of time over the varied parameter; - for stdout")
       ->type_name("FILE.svg");
   add_file("--html", output.html,
            "also a page of its own: this machine, its topology, the rows and the picture; - for "
            "stdout")
       ->type_name("FILE");
   if (moves == BenchMoves::kTensors) {
-    AddReal(verb, "--min-gbps", output.gates.min_gbps, "fail if a row is below so many GB/s",
+    AddReal(verb, "--min-gbps", output.gates.min_gbps, "fail if a row is below GBPS",
             RealLeast::kAbove, 0, kMostGate)
         ->type_name("GBPS");
   }
-  AddReal(verb, "--max-us", output.gates.max_us, "fail if a row's P50 is above so many us",
+  AddReal(verb, "--max-us", output.gates.max_us, "fail if a row's P50 is above US microseconds",
           RealLeast::kAbove, 0, kMostGate)
       ->type_name("US");
 }

@@ -247,11 +247,11 @@ absl::StatusOr<BenchReport> MeasurePattern(const PatternFlags& flags, BenchPlan 
   BenchReport report;
   report.bench = plan.pattern;
   report.subject = absl::StrCat(flags.nodes, " processes on this machine");
-  report.time = plan.pattern == "keyed"
-                    ? "a round's by its keys, from the first send until all have come"
-                : plan.pattern == "steps"
-                    ? "a whole step's, from the first who opens it until both have closed it"
-                    : "from the first send until all have come";
+  report.time =
+      plan.pattern == "keyed"
+          ? "a round's time divided by its keys, from the first send until all have arrived"
+      : plan.pattern == "steps" ? "a whole step, from the first open until both have closed it"
+                                : "from the first send until all have arrived";
   report.transport = flags.transport;
   report.is_polling = plan.is_polling;
   report.is_sleeping = plan.is_sleeping;
@@ -342,8 +342,8 @@ Verb AddPattern(CLI::App& bench, const std::string& pattern, const std::string& 
   AddBenchPlanFlags(verb, *flags);
   if (!is_keyed) {
     AddNumber(verb, "--inflight", flags->plan.inflight,
-              is_steps ? "also steps with so many sends and receives of each node"
-                       : "also rows with so many tensors on each way at a time",
+              is_steps ? "also measure steps with N sends and receives per node"
+                       : "also measure with N tensors in flight in each direction",
               1, 4096);
   }
   AddBenchOutputFlags(verb, flags->output, BenchMoves::kTensors);
@@ -356,10 +356,10 @@ Verb AddPattern(CLI::App& bench, const std::string& pattern, const std::string& 
 std::vector<std::pair<std::string, Verb>> AddPatternBenches(CLI::App& bench) {
   const std::pair<const char*, const char*> patterns[] = {
       {"bidir", "Two processes send to each other at the same time"},
-      {"ring", "Everyone sends to the next, and receives from the one before"},
-      {"fan-in", "Everyone sends to node 0"},
-      {"fan-out", "Node 0 sends to everyone"},
-      {"all-pairs", "From each to each other one, one pair at a time: a matrix"},
+      {"ring", "Every node sends to the next and receives from the previous one"},
+      {"fan-in", "Every node sends to node 0"},
+      {"fan-out", "Node 0 sends to every other node"},
+      {"all-pairs", "Measure every pair of nodes, one at a time: a matrix"},
       {"keyed", "Many keys, sent and received in random orders by several threads"},
       {"steps", "Whole steps: open, send and receive, close"}};
   std::vector<std::pair<std::string, Verb>> verbs;

@@ -50,15 +50,15 @@ void AddBenchPlanFlags(CLI::App& verb, BenchPlanFlags& flags) {
   transports.insert(transports.end(), {"auto", kAllTransports});
   flags.names_transport = [&verb] { return verb.count("--transport") > 0; };
   verb.add_option("--transport", flags.transport,
-                  "which one; auto: the cheapest of each size; all: that, and each other one that "
-                  "all have")
+                  "transport to measure; auto: the cheapest for each size; all: auto and each "
+                  "transport that all nodes have")
       ->type_name(absl::StrJoin(transports, "|"))
       ->check(CLI::IsMember(transports).description(""))
       ->capture_default_str();
   const std::vector<std::string> modes = {"handoff", "read", "into", "both", "all"};
   verb.add_option("--mode", flags.mode,
-                  "handoff: the receiver takes it as it comes; read: and reads every byte; into: "
-                  "into a buffer of its own; both: handoff and into")
+                  "handoff: receive only; read: also read every byte; into: receive into a buffer; "
+                  "both: handoff and into")
       ->type_name(absl::StrJoin(modes, "|"))
       ->check(CLI::IsMember(modes).description(""))
       ->capture_default_str();
@@ -67,7 +67,8 @@ void AddBenchPlanFlags(CLI::App& verb, BenchPlanFlags& flags) {
                   "from the first: host:0,gpu:0")
       ->type_name("host:0|gpu:N,...")
       ->capture_default_str();
-  verb.add_option("--dtype", flags.plan.dtype, "what tensors are made of: uint8, float, bfloat16")
+  verb.add_option("--dtype", flags.plan.dtype,
+                  "element type of the tensors: uint8, float, bfloat16")
       ->type_name("TYPE")
       ->capture_default_str();
   verb.add_flag("--poll", flags.plan.is_polling, "never sleep while waiting");

@@ -171,7 +171,7 @@ absl::Status RawNccl::Verify(const Tensor& tensor, size_t bytes, int index) {
                          device_.CountErrors(tensor, bytes, RawSeed(other, bytes, index)));
   if (errors == 0) return absl::OkStatus();
   return absl::InternalError(absl::StrCat(errors, " of ", bytes,
-                                          " bytes that came by ncclRecv are not those of node ",
+                                          " bytes received by ncclRecv differ from those of node ",
                                           party_.NodeOf(other)));
 }
 

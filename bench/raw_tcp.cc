@@ -179,7 +179,7 @@ absl::Status RawTcp::Connect(size_t streams) {
       Greeting answer;
       if (!Send(stream->get(), &greeting, sizeof(greeting)) ||
           !Receive(stream->get(), &answer, sizeof(answer), false) || answer.number != number + 1) {
-        troubles.push_back(absl::StrCat(words[i], " is somebody else"));
+        troubles.push_back(absl::StrCat(words[i], " is another process"));
         break;
       }
       streams_.push_back(*std::move(stream));

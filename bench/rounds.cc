@@ -53,8 +53,8 @@ absl::Status AwaitReceive(const BenchParticipants& party, int from, BenchPosted&
   if (party.stop != nullptr && party.stop->is_cancelled()) return party.stop->status();
   if (!is_done) {
     return absl::DeadlineExceededError(absl::StrCat(
-        "node ", party.NodeOf(from), " has sent nothing of what the bench waits for within ",
-        absl::FormatDuration(party.timeout), ": look what it does there, or wait longer"));
+        "node ", party.NodeOf(from), " has sent no result of the bench within ",
+        absl::FormatDuration(party.timeout), ": check that process, or raise --timeout"));
   }
   return posted.status;
 }

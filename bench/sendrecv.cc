@@ -216,13 +216,12 @@ absl::StatusOr<int> Bench(BenchFlags flags) {
 Verb AddSendRecvBench(CLI::App& bench) {
   auto flags = std::make_shared<BenchFlags>();
   CLI::App& verb = *bench.add_subcommand(
-      "sendrecv",
-      "How long tensors take between two processes, and how far that is from the floor");
+      "sendrecv", "Measure tensor transfers between two processes against the hardware limit");
   flags->transport = kAllTransports;
   flags->plan.inflight = kUsualStream;
   AddBenchPlanFlags(verb, *flags);
   AddNumber(verb, "--inflight", flags->plan.inflight,
-            "also rows with so many tensors on their way at a time, one way; 1: none", 1, 4096);
+            "also measure with N tensors in flight in one direction; 1: do not", 1, 4096);
   AddBenchOutputFlags(verb, flags->output, BenchMoves::kTensors);
   AddBenchJoinFlags(verb, flags->join);
   return [flags]() { return Bench(*flags); };

@@ -174,20 +174,20 @@ void AddPlaceFlags(CLI::App& app, NodeOptions& options) {
          },
          "where the coordinator listens")
       ->type_name("HOST:PORT");
-  AddNumber(app, "--node-id", options.node_id, "which node this is, from 0", 0,
+  AddNumber(app, "--node-id", options.node_id, "id of this node, from 0", 0,
             std::numeric_limits<int>::max())
       ->type_name("I");
-  AddNumber(app, "--num-nodes", options.num_nodes, "how many there are", 1, 1000000);
+  AddNumber(app, "--num-nodes", options.num_nodes, "number of nodes", 1, 1000000);
   app.add_flag("--recoverable", options.recoverable,
                "this node may die and come back without failing the job");
   app.add_flag("--share-gpus", options.share_gpus,
-               "other nodes may use this one's GPUs; all that share them say so");
+               "other nodes may use this node's GPUs; set it on all of them");
   AddDuration(app, "--connect-timeout", options.connect_timeout,
               "how long to wait for the coordinator and the other nodes");
   AddDuration(app, "--enumerate-timeout", options.enumerate_timeout,
               "how long to wait for the devices of the other nodes");
   AddDuration(app, "--lost-timeout", options.lost_timeout,
-              "how long the coordinator may be out of reach; 0: its heartbeat timeout");
+              "how long the coordinator may be unreachable; 0: its heartbeat timeout");
 }
 
 void AddNodeFlags(CLI::App& app, NodeOptions& options) {

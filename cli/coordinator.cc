@@ -71,21 +71,20 @@ void AddMasterLimits(CLI::App& verb, master::MasterOptions& options) {
     AddLimit(verb, flag, value, description)->group("Limits of TensorFlow clients");
   };
   add("--max-sessions", options.max_sessions, "sessions");
-  add("--max-steps", options.max_steps, "steps under way, of all sessions");
+  add("--max-steps", options.max_steps, "steps in progress, of all sessions");
   add("--max-step-graphs", options.max_step_graphs,
-      "different steps of a session that workers keep; the one that has not been run for longest "
-      "goes");
+      "different steps of a session that workers cache; the least recently used is evicted");
   add("--max-callables", options.max_callables, "callables of a session");
   add("--max-partial-runs", options.max_partial_runs, "partial runs of a session");
-  add("--max-request-bytes", options.max_request_bytes, "one request, when it has been parsed");
+  add("--max-request-bytes", options.max_request_bytes, "one request, after parsing");
   add("--max-graph-nodes", options.max_graph_nodes, "nodes of a session's graph");
-  add("--max-graph-bytes", options.max_graph_bytes, "a session's graph, as it came");
+  add("--max-graph-bytes", options.max_graph_bytes, "a session's graph, serialized");
   add("--max-all-graph-bytes", options.max_all_graph_bytes, "the graphs of all sessions");
   add("--max-constant-bytes", options.max_constant_bytes, "one constant");
   add("--max-all-constant-bytes", options.max_all_constant_bytes,
       "all constants of a session's graph");
-  add("--max-feed-bytes", options.max_feed_bytes, "what one call feeds");
-  add("--max-all-feed-bytes", options.max_all_feed_bytes, "what all calls that are under way feed");
+  add("--max-feed-bytes", options.max_feed_bytes, "feeds of one call");
+  add("--max-all-feed-bytes", options.max_all_feed_bytes, "feeds of all outstanding calls");
 }
 
 absl::StatusOr<int> Serve(CoordinatorFlags& flags) {
@@ -116,15 +115,13 @@ absl::StatusOr<int> Serve(CoordinatorFlags& flags) {
 Verb AddCoordinatorVerb(CLI::App& app) {
   auto flags = std::make_shared<CoordinatorFlags>();
   CLI::App& verb = *app.add_subcommand(
-      "coordinator", "Serve one job: membership, barriers, key-value store, topology");
+      "coordinator", "Serve consecutive jobs: membership, barriers, key-value store, topology");
   coord::CoordinatorOptions& options = flags->server.coordinator;
   flags->job = "jax_worker";
   flags->server.listen = ":9470";
   AddNumber(verb, "--nodes", flags->nodes, "processes of the job", 1, 1000000)->default_str("");
-  verb.add_option(
-          "--listen", flags->server.listen,
-          "where to listen; without HOST on every address, of IPv4 and IPv6; port 0 takes a free "
-          "one")
+  verb.add_option("--listen", flags->server.listen,
+                  "listen address; without HOST all IPv4 and IPv6 addresses; port 0: any free port")
       ->type_name("[HOST]:PORT")
       ->capture_default_str();
   verb.add_option("--job", flags->job,
@@ -146,12 +143,11 @@ Verb AddCoordinatorVerb(CLI::App& app) {
   verb.add_flag("--no-register-barrier", flags->no_register_barrier,
                 "let each process join at once instead of together");
   verb.add_flag("--no-reuse", flags->no_reuse,
-                "do not let a new job begin when the old one is over");
+                "do not start a new job after the first one has ended");
   AddLimit(verb, "--max-key-bytes", options.max_key_bytes, "longest key");
   AddLimit(verb, "--max-value-bytes", options.max_value_bytes, "largest value");
   AddLimit(verb, "--max-frame-bytes", options.max_frame_bytes,
-           "most that one of Ferry's own clients may send at once", 1 << 20,
-           std::numeric_limits<int>::max());
+           "largest frame from one of Ferry's clients", 1 << 20, std::numeric_limits<int>::max());
   AddLimit(verb, "--max-store-bytes", options.max_store_bytes, "size of the whole store");
   AddLimit(verb, "--max-keys", options.max_keys, "keys in the store");
   AddLimit(verb, "--max-parked-waits", options.max_parked_waits, "calls that wait for keys");
@@ -162,11 +158,11 @@ Verb AddCoordinatorVerb(CLI::App& app) {
               kLeastSessionIdleTimeout);
   AddMasterLimits(verb, flags->master);
   AddLimit(verb, "--trace-steps", flags->master.trace_steps,
-           "steps of TensorFlow's clients that ferry trace can tell of; 0: none", 0, 100'000);
+           "steps of TensorFlow clients kept for ferry trace; 0: none", 0, 100'000);
   AddDuration(verb, "--keepalive-time", flags->server.keepalive_time,
               "probe a connection that is idle for this long", kLeastKeepalive);
   AddDuration(verb, "--keepalive-timeout", flags->server.keepalive_timeout,
-              "drop it when the probe is not answered within this", kLeastKeepalive);
+              "close it when the probe is not acknowledged within this time", kLeastKeepalive);
   return [flags, heartbeat_timeout]() -> absl::StatusOr<int> {
     flags->server.coordinator.heartbeat_timeout_is_limit = heartbeat_timeout->count() > 0;
     if (flags->nodes == 0 && flags->job.find(':') == std::string::npos) {

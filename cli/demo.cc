@@ -334,9 +334,9 @@ absl::Status Demo::Run() {
 Verb AddDemoVerb(CLI::App& app) {
   auto flags = std::make_shared<DemoFlags>();
   CLI::App& verb = *app.add_subcommand(
-      "demo", "Run a whole job on this machine in a few seconds, and say what happens");
+      "demo", "Run a complete job on this machine in a few seconds and explain each step");
   AddNumber(verb, "--nproc", flags->nproc, "worker processes", 2, 64);
-  verb.add_flag("--verbose", flags->verbose, "also everything that the processes write");
+  verb.add_flag("--verbose", flags->verbose, "also print all output of the processes");
   return [flags]() -> absl::StatusOr<int> {
     const absl::Status status = Demo(*flags).Run();
     if (status.ok()) return kDone;

@@ -107,11 +107,11 @@ absl::StatusOr<int> Work(NodeOptions& options) {
   if (node->node_id() == node->num_nodes() - 1) {
     Tell("waiting", Json::object());
     has_failed.WaitForNotificationWithTimeout(2 * kDemoTimeout);
-    return absl::DeadlineExceededError("nobody killed the last node");
+    return absl::DeadlineExceededError("the last node was not killed");
   }
   FERRY_RETURN_IF_ERROR(WaitForTheLate(*node));
   if (!has_failed.WaitForNotificationWithTimeout(kDemoTimeout)) {
-    return absl::DeadlineExceededError("nobody told this node of the other's death");
+    return absl::DeadlineExceededError("this node was not notified of the other's death");
   }
   Tell("heard", {{"message", std::string(failure.message())}});
   return kDone;

@@ -23,13 +23,13 @@ std::vector<Limit> Limits(TransferEngineOptions& options) {
   RendezvousManagerOptions& rendezvous = options.rendezvous;
   return {
       {"--arena-budget-bytes", options.arena.budget_bytes,
-       "memory for tensors that are handed over without a copy"},
+       "memory for tensors that are shared without a copy"},
       {"--gpu-arena-budget-bytes", options.gpus.arena.budget_bytes,
        "memory of each GPU for tensors that other processes map"},
       {"--gpu-staging-budget-bytes", options.gpus.staging.budget_bytes,
        "memory of each GPU for tensors in memory that other processes cannot map; 0: none", 0},
       {"--gpu-stage-below-bytes", options.gpus.stage_below_bytes,
-       "size below which foreign GPU memory is copied there and not mapped", 0},
+       "size below which foreign GPU memory is staged instead of mapped", 0},
       {"--gpu-import-cap-bytes", options.gpus.import_cap_bytes,
        "memory of other processes that each GPU keeps mapped; 0: none", 0},
       {"--pinned-budget-bytes", options.gpus.pinned.budget_bytes,
@@ -37,11 +37,10 @@ std::vector<Limit> Limits(TransferEngineOptions& options) {
       {"--nccl-memory-bytes", options.transports.nccl.memory_bytes,
        "memory of each GPU for NCCL's communicators of keyed transfers; 0: none", 0},
       {"--max-queued-bytes", rendezvous.limits.max_queued_bytes,
-       "bytes of a step that were sent and wait for a receiver"},
-      {"--max-waiting", rendezvous.limits.max_waiting, "sends and receives of a step that wait"},
-      {"--max-steps", rendezvous.max_steps, "steps that are open at a time"},
-      {"--peer-queue-bytes", options.peer_queue_bytes,
-       "bytes of messages kept for a node that does not take them"},
+       "bytes sent in a step that wait for a receiver"},
+      {"--max-waiting", rendezvous.limits.max_waiting, "pending sends and receives of a step"},
+      {"--max-steps", rendezvous.max_steps, "open steps"},
+      {"--peer-queue-bytes", options.peer_queue_bytes, "bytes of messages queued for a slow peer"},
   };
 }
 
@@ -52,44 +51,44 @@ void AddExchangeFlags(CLI::App& app, TransferEngineOptions& options) {
   std::vector<std::string> names = TransportNames(AllTransports(options));
   names.insert(names.begin(), std::string(kLocalPath));
   app.add_option("--require", options.require_transport,
-                 "the only transport that will do; what it cannot carry fails")
+                 "the only transport that may be used; transfers that it cannot carry fail")
       ->type_name(absl::StrJoin(names, "|"))
       ->check(CLI::IsMember(names).description(""))
       ->group(kGroup);
   app.add_flag_callback(
          "--no-gpus", [&options] { options.use_gpus = false; },
-         "leave this machine's GPUs alone; tensors in their memory take no part")
+         "do not use this machine's GPUs; tensors in their memory cannot be transferred")
       ->group(kGroup);
   app.add_flag("--checksum", options.checksum,
-               "compare checksums of every tensor and of each message about it")
+               "verify checksums of all tensors and control messages")
       ->group(kGroup);
   const auto set_protocol = [&options](const std::string& protocol) {
     options.protocol = protocol == "grpc" ? WireProtocol::kGrpc : WireProtocol::kNative;
   };
   app.add_option_function<std::string>(
          "--protocol", set_protocol,
-         "what carries requests and tensors; grpc is understood by TensorFlow's workers")
+         "protocol for requests and tensors; grpc works with TensorFlow's workers")
       ->type_name("native|grpc")
       ->check(CLI::IsMember({"native", "grpc"}).description(""))
       ->default_str("native")
       ->group(kGroup);
-  app.add_flag("--require-proof", options.require_proof,
-               "of grpc: refuse calls that do not prove to know the job's token, as TensorFlow's")
+  app.add_flag(
+         "--require-proof", options.require_proof,
+         "reject grpc calls that are not authenticated with the job's token, such as TensorFlow's")
       ->group(kGroup);
-  app.add_option(
-         "--exchange-listen", options.listen,
-         "where nodes of other machines connect to; port 0: a free one; without HOST on every "
-         "address")
+  app.add_option("--exchange-listen", options.listen,
+                 "listen address for nodes of other machines; port 0: any free port; without HOST "
+                 "all addresses")
       ->type_name("[HOST]:PORT")
       ->default_str(options.listen)
       ->group(kGroup);
-  app.add_option("--advertise", options.advertise, "what they are told instead of all addresses")
+  app.add_option("--advertise", options.advertise,
+                 "address published to peers (default: all addresses)")
       ->type_name("HOST[:PORT]")
       ->group(kGroup);
-  AddDuration(app, "--spin", options.spin, "how long to look for more before sleeping")
-      ->group(kGroup);
+  AddDuration(app, "--spin", options.spin, "how long to poll before sleeping")->group(kGroup);
   AddNumber(app, "--tcp-connections", options.transports.tcp.connections,
-            "connections of a pair of nodes, each way, and one more for what comes alone", 1, 64)
+            "connections per pair of nodes and direction, and one more for single tensors", 1, 64)
       ->group(kGroup);
   for (const Limit& limit : Limits(options)) {
     AddLimit(app, limit.flag, limit.value, limit.description, limit.least)->group(kGroup);

@@ -139,8 +139,8 @@ CLI::Option* AddHeartbeatTimeout(CLI::App& app, std::optional<absl::Duration>& v
             }
             value = *parsed;
           },
-          "of the coordinator that is started: a process that is silent for longer is considered "
-          "dead (default: 100s, or what is learned from JAX's clients)")
+          "of the coordinator that it starts: a process that is silent for longer is considered "
+          "dead (default: 100s, or estimated for JAX clients)")
       ->type_name("DURATION");
 }
 

@@ -236,7 +236,7 @@ Verb AddKvVerb(CLI::App& app) {
   remove->add_flag("--recursive", flags->recursive, "also everything below it: KEY/...");
   actions[remove] = [](KvFlags& f) { return Remove(f); };
 
-  CLI::App* watch = add("watch", "Print what is there, then every change, until interrupted");
+  CLI::App* watch = add("watch", "Print existing keys, then every change, until interrupted");
   watch->add_option("prefix", flags->prefix, "how the keys begin")->type_name("PREFIX");
   actions[watch] = [](KvFlags& f) { return Watch(f); };
 

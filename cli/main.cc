@@ -127,7 +127,7 @@ Verb AddHelpVerb(CLI::App& app) {
 // Reports an uncaught exception, such as a failure to create a thread, in one line and without a
 // core file.
 [[noreturn]] void EndWithReason() {
-  char line[512] = "ferry: ended by an error that nobody caught\n";
+  char line[512] = "ferry: ended by an uncaught error\n";
   if (const std::exception_ptr thrown = std::current_exception()) {
     try {
       std::rethrow_exception(thrown);

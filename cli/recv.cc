@@ -157,14 +157,14 @@ absl::StatusOr<int> RecvOne(JoinedNode& joined, const RecvFlags& flags) {
 Verb AddRecvVerb(CLI::App& app) {
   auto flags = std::make_shared<RecvFlags>();
   CLI::App& verb = *app.add_subcommand(
-      "recv", "Join a job, receive a tensor from another node, and say by which path it came");
+      "recv", "Join a job, receive a tensor from another node, and print its path");
   AddPeerFlag(verb, "--from", *flags, "the node that sends it");
   verb.add_flag("--verify", flags->verify,
                 "fail unless it holds the pattern that ferry send fills it with");
   verb.add_option("--output", flags->output, "write its bytes there; - for stdout")
       ->type_name("FILE");
   verb.add_flag("--into", flags->into,
-                "receive into a buffer that is there before; says so with --dtype and --shape");
+                "receive into a preallocated buffer; needs --dtype and --shape");
   AddSendRecvFlags(verb, *flags);
   return [flags]() -> absl::StatusOr<int> {
     if (flags->into && (flags->dtype.empty() || flags->shape.empty())) {

@@ -65,14 +65,14 @@ absl::StatusOr<int> Reset(const ResetFlags& flags) {
 Verb AddResetVerb(CLI::App& app) {
   auto flags = std::make_shared<ResetFlags>();
   CLI::App& verb = *app.add_subcommand(
-      "reset", "End a job by hand, so that the next one can begin on the same coordinator");
+      "reset", "End a job so that the next one can start on the same coordinator");
   verb.footer(
-      "A job that has failed ends by itself when its processes are gone; one that is stopped or\n"
-      "hangs keeps it. What waits ends with ABORTED and the reason, the store is emptied, and the\n"
-      "job's processes are refused from then on. If the job has a token (FERRY_JOB_TOKEN,\n"
-      "FERRY_JOB_TOKEN_FILE), it is needed here, too.");
+      "A failed job ends by itself when its processes have ended; a stopped or hung process\n"
+      "prevents that. Pending calls end with ABORTED and the reason, the store is emptied, and\n"
+      "later calls of the job's processes are rejected. If the job has a token\n"
+      "(FERRY_JOB_TOKEN, FERRY_JOB_TOKEN_FILE), ferry reset needs it too.");
   AddCoordinatorFlag(verb, flags->coordinator);
-  verb.add_option("--reason", flags->reason, "what the job's processes are told")
+  verb.add_option("--reason", flags->reason, "reason reported to the job's processes")
       ->type_name("TEXT")
       ->capture_default_str();
   verb.add_flag("--force", flags->force, "also end a job that is healthy");

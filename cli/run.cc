@@ -283,27 +283,22 @@ Verb AddRunVerb(CLI::App& app, std::vector<std::string> after_dashes) {
       "Two machines of four processes each; I is 0 on one and 1 on the other:\n"
       "  ferry coordinator --nodes=8\n"
       "  ferry run --nodes=2 --node-id=I --coordinator=HOST:9470 --nproc=4 -- CMD\n"
-      "Each process finds its place in FERRY_*, RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR,\n"
-      "MASTER_PORT and JAX_*, and a heartbeat timeout in FERRY_HEARTBEAT_TIMEOUT.\n"
-      "MASTER_ADDR is the machine of rank 0, which listens there itself; the\n"
-      "first machine chooses it and tells the others through the coordinator. A value in its\n"
-      "own environment is kept if it can be used; otherwise the reason is printed.\n"
-      "The first process that fails is named, the others are stopped, and its exit status is "
-      "passed\n"
-      "on (128 + the number for a signal). A signal that stops ferry run itself is passed on to "
-      "them,\n"
-      "and the status is 128 + its number however they end. Ctrl-Z stops them too, and fg or bg\n"
-      "lets them go on.\n"
-      "Processes read /dev/null unless --stdin names one, which then has this standard input: a "
-      "file\n"
-      "or a pipe itself, or what is typed at the terminal while ferry run is in the foreground;\n"
-      "Ctrl-D ends it.\n"
-      "In a rank of another ferry run it starts a job of its own unless --coordinator names one.\n"
-      "Lines of output begin with [rank]; a carriage return ends a line, and one of over 64 KiB "
-      "is\n"
-      "split.\n"
-      "When all have ended, whatever they left running is stopped, daemons included. kill -9 of\n"
-      "ferry run kills the processes that it started, but not those that they started.");
+      "Each process reads its identity from FERRY_*, RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR,\n"
+      "MASTER_PORT and JAX_*, and a heartbeat timeout from FERRY_HEARTBEAT_TIMEOUT. MASTER_ADDR\n"
+      "is the machine of rank 0, whose process listens there; the first machine chooses it and\n"
+      "publishes it through the coordinator. A value in the first machine's environment is kept\n"
+      "if it can be used; otherwise the reason is printed.\n"
+      "When a process fails it is reported, the others are stopped, and its exit status is\n"
+      "returned (128 + the number for a signal). A signal that stops ferry run is forwarded to\n"
+      "the processes, and the status is 128 + its number whatever theirs are. Ctrl-Z also stops\n"
+      "the processes, and fg or bg continues them.\n"
+      "Processes read /dev/null unless --stdin names one, which then reads this standard input: a\n"
+      "file, a pipe, or terminal input while ferry run is in the foreground; Ctrl-D ends it.\n"
+      "In a rank of another ferry run it starts a separate job unless --coordinator names one.\n"
+      "Lines of output begin with [rank]; a carriage return ends a line, and a line of over\n"
+      "64 KiB is split.\n"
+      "When all have ended, remaining descendants are stopped, including daemons. kill -9 of\n"
+      "ferry run kills the processes that it started, but not their descendants.");
   // CheckLaunchCounts checks the bounds, for all users of the launcher.
   constexpr int kLeast = std::numeric_limits<int>::min();
   constexpr int kMost = std::numeric_limits<int>::max();
@@ -311,7 +306,7 @@ Verb AddRunVerb(CLI::App& app, std::vector<std::string> after_dashes) {
   AddNumber(verb, "--nodes", launch.machine_count, "machines; ferry run is started on each", kLeast,
             kMost)
       ->type_name("M");
-  AddNumber(verb, "--node-id", flags->machine_index, "which machine this is, from 0", 0, kMost)
+  AddNumber(verb, "--node-id", flags->machine_index, "id of this machine, from 0", 0, kMost)
       ->type_name("I");
   // Not AddCoordinatorFlag: in a rank of another `ferry run`, FERRY_COORDINATOR is that job's.
   CLI::Option* coordinator =
@@ -324,7 +319,7 @@ Verb AddRunVerb(CLI::App& app, std::vector<std::string> after_dashes) {
             kMost)
       ->type_name("K");
   AddHeartbeatTimeout(verb, flags->heartbeat_timeout);
-  AddDuration(verb, "--grace", launch.grace, "from the polite signal to SIGKILL");
+  AddDuration(verb, "--grace", launch.grace, "time from the first signal to SIGKILL");
   verb.add_option("--stdin", flags->stdin_rank,
                   "the rank that reads this standard input; the others, or with none all, read "
                   "/dev/null")

@@ -121,17 +121,17 @@ absl::StatusOr<int> SendOne(JoinedNode& joined, const SendFlags& flags, const Pl
 
 Verb AddSendVerb(CLI::App& app) {
   auto flags = std::make_shared<SendFlags>();
-  CLI::App& verb = *app.add_subcommand("send", "Join a job and give a tensor to another node");
+  CLI::App& verb = *app.add_subcommand("send", "Join a job and send a tensor to another node");
   verb.footer(
       "Try, in two terminals of one machine, with a coordinator for two nodes:\n"
       "  ferry send weights --to=1 --shape=1024x1024 --node-id=0 --coordinator=HOST:PORT\n"
       "  ferry recv weights --from=0 --verify --node-id=1 --coordinator=HOST:PORT");
   AddPeerFlag(verb, "--to", *flags, "the node that receives it");
   CLI::Option* fill =
-      verb.add_option("--fill", flags->fill, "what is in it: pattern, zeros, ones, seq or a number")
+      verb.add_option("--fill", flags->fill, "contents: pattern, zeros, ones, seq or a number")
           ->type_name("WHAT")
           ->capture_default_str();
-  verb.add_option("--file", flags->file, "the bytes of this file are in it; - for stdin")
+  verb.add_option("--file", flags->file, "send the bytes of this file; - for stdin")
       ->type_name("FILE")
       ->excludes(fill);
   AddSendRecvFlags(verb, *flags);

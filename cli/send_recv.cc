@@ -28,12 +28,13 @@ void AddPeerFlag(CLI::App& app, const std::string& flag, SendRecvFlags& flags,
 }
 
 void AddSendRecvFlags(CLI::App& app, SendRecvFlags& flags) {
-  app.add_option("name", flags.name, "what both sides call it")->type_name("NAME")->required();
-  AddNumber(app, "--step", flags.step, "the step's id: what is sent in it is received in it")
-      ->type_name("ID");
+  app.add_option("name", flags.name, "name of the tensor, the same on both sides")
+      ->type_name("NAME")
+      ->required();
+  AddNumber(app, "--step", flags.step, "id of the step, the same on both sides")->type_name("ID");
   AddDuration(app, "--timeout", flags.timeout,
-              "how long to wait for the other side; if it is given, for it to join too, unless "
-              "--connect-timeout is");
+              "how long to wait for the other side; if given, also for it to join, unless "
+              "--connect-timeout is given");
   app.add_option("--dtype", flags.dtype, "the elements' type")
       ->type_name("float|int8|bfloat16|...");
   app.add_option("--shape", flags.shape, "the extents, or scalar")->type_name("2x3");

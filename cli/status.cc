@@ -99,11 +99,11 @@ absl::StatusOr<int> ShowStatus(const StatusFlags& flags) {
 Verb AddStatusVerb(CLI::App& app) {
   auto flags = std::make_shared<StatusFlags>();
   CLI::App& verb =
-      *app.add_subcommand("status", "Show who is in a job, who is missing, and who waits for what");
+      *app.add_subcommand("status", "Show a job's members, missing nodes and pending waits");
   AddCoordinatorFlag(verb, flags->coordinator);
   verb.add_flag("--json", flags->json, "for programs");
   CLI::Option* watch =
-      verb.add_flag("--watch", flags->watch, "again every second, until interrupted");
+      verb.add_flag("--watch", flags->watch, "refresh every second, until interrupted");
   verb.add_flag("--all", flags->all, "a line for each node, however many there are");
   verb.add_flag("--pending", flags->pending,
                 "instead: every send and receive that has waited for over a second")

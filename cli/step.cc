@@ -280,23 +280,22 @@ Verb AddStepVerb(CLI::App& app) {
       "Without --coordinator it starts a coordinator and workers of its own. A value is a number,\n"
       "a list of lists, true, false or a text; @FILE is one of NumPy's (.npy), or holds the\n"
       "elements as they are in memory. Nodes are pinned as /job:worker/task:N/device:CPU:0.\n"
-      "What is fetched is shown of the first step, which is not among those that are timed.");
+      "Fetched outputs are printed for the first step, which is not timed.");
   verb.add_option("--graph", flags->graph, "a GraphDef, as text or bytes; - is stdin")
       ->type_name("FILE")
       ->required();
-  verb.add_option("--feed", flags->feeds, "what stands for a node's output; may come again")
+  verb.add_option("--feed", flags->feeds, "value of a node's output; may be repeated")
       ->type_name("NAME=VALUE|NAME=@FILE")
       ->allow_extra_args(false);
-  verb.add_option("--fetch", flags->fetches, "an output that is wanted: node or node:1")
+  verb.add_option("--fetch", flags->fetches, "an output to fetch: node or node:1")
       ->type_name("NAME")
       ->allow_extra_args(false);
-  verb.add_option("--target", flags->targets, "a node to be run, of which nothing is wanted")
+  verb.add_option("--target", flags->targets, "a node to run without fetching its output")
       ->type_name("NAME")
       ->allow_extra_args(false);
-  AddNumber(verb, "--count", flags->count, "steps that are timed", 1, 100'000'000);
+  AddNumber(verb, "--count", flags->count, "number of timed steps", 1, 100'000'000);
   AddNumber(verb, "--warmup", flags->warm_ups, "steps before them, after the first", 0, 1'000'000);
-  AddNumber(verb, "--concurrency", flags->concurrency, "steps under way at a time", 1, 1024)
-      ->type_name("K");
+  AddNumber(verb, "--concurrency", flags->concurrency, "concurrent steps", 1, 1024)->type_name("K");
   CLI::Option* const coordinator =
       AddCoordinatorFlag(verb, flags->coordinator)
           ->description("where the coordinator listens; starts a job of its own if there is none");
@@ -304,7 +303,7 @@ Verb AddStepVerb(CLI::App& app) {
       ->excludes("--coordinator");
   verb.add_flag("--soft-placement", flags->soft_placement,
                 "nodes run elsewhere if they cannot where they are pinned");
-  AddDuration(verb, "--timeout", flags->timeout, "of one step, and of waiting for workers",
+  AddDuration(verb, "--timeout", flags->timeout, "limit on one step, and on waiting for workers",
               kLeastTimeout);
   verb.add_flag("--json", flags->json, "for programs");
   return [flags, coordinator]() -> absl::StatusOr<int> {

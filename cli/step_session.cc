@@ -110,7 +110,7 @@ absl::StatusOr<std::unique_ptr<StepSession>> StepSession::Open(const std::string
   std::unique_ptr<StepSession> session(new StepSession(coordinator));
   const auto deadline = absl::ToChronoTime(absl::Now() + kConnectTimeout);
   if (!session->channel_->WaitForConnected(deadline)) {
-    return absl::UnavailableError(absl::StrCat("nobody answers at ", coordinator, " within ",
+    return absl::UnavailableError(absl::StrCat("no response from ", coordinator, " within ",
                                                absl::FormatDuration(kConnectTimeout),
                                                "; is that where ferry coordinator listens?"));
   }
@@ -128,7 +128,7 @@ absl::StatusOr<std::unique_ptr<StepSession>> StepSession::Open(const std::string
         status.message().empty() || absl::StrContains(status.message(), "which has no method");
     if (!absl::IsUnimplemented(status) || !has_no_method) return status;
     return absl::UnimplementedError(
-        absl::StrCat("what answers at ", coordinator,
+        absl::StrCat("the server at ", coordinator,
                      " serves no graphs: a ferry run with --no-graphs, or no coordinator"));
   }
   session->handle_ = created.session_handle();

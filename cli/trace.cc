@@ -76,7 +76,7 @@ absl::StatusOr<int> Trace(const TraceFlags& flags) {
 Verb AddTraceVerb(CLI::App& app) {
   auto flags = std::make_shared<TraceFlags>();
   CLI::App& verb = *app.add_subcommand(
-      "trace", "Write what the last steps of TensorFlow's clients did, for a browser to show");
+      "trace", "Export the last steps of TensorFlow clients as a trace for a browser");
   verb.footer(
       "  ferry trace --last=3 --coordinator=HOST:9470 -o steps.json\n"
       "Nodes, sends and receives of each worker by device and thread, with bytes, transports and\n"

@@ -23,7 +23,7 @@ constexpr absl::Duration kTimeout = absl::Seconds(30);
 absl::StatusOr<ferry::v1::GetStepsResponse> FetchSteps(const std::string& coordinator, int count) {
   const std::shared_ptr<grpc::Channel> channel = MakeTensorChannel(coordinator);
   if (!channel->WaitForConnected(absl::ToChronoTime(absl::Now() + kReachTimeout))) {
-    return absl::UnavailableError(absl::StrCat("nobody answers at ", coordinator, " within ",
+    return absl::UnavailableError(absl::StrCat("no response from ", coordinator, " within ",
                                                absl::FormatDuration(kReachTimeout),
                                                "; is that where ferry coordinator listens?"));
   }
@@ -37,8 +37,8 @@ absl::StatusOr<ferry::v1::GetStepsResponse> FetchSteps(const std::string& coordi
   if (status.ok()) return response;
   if (status.error_code() != grpc::StatusCode::UNIMPLEMENTED) return coord::FromGrpcStatus(status);
   return absl::UnimplementedError(
-      absl::StrCat("what answers at ", coordinator,
-                   " knows of no steps: a ferry run with --no-graphs, or no coordinator"));
+      absl::StrCat("the server at ", coordinator,
+                   " records no steps: a ferry run with --no-graphs, or no coordinator"));
 }
 
 }  // namespace ferry::cli

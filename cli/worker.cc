@@ -80,10 +80,10 @@ absl::StatusOr<int> Work(JoinedNode& joined, bool exit_after_join) {
 Verb AddWorkerVerb(CLI::App& app) {
   auto flags = std::make_shared<WorkerFlags>();
   CLI::App& verb = *app.add_subcommand(
-      "worker", "Join a job with this machine's devices, and stay until told to go");
+      "worker", "Join a job with this machine's devices, and run until terminated");
   verb.footer(
-      "Without flags, who this is comes from the environment, of the launcher that is nearest to\n"
-      "the process: FERRY_*, torchrun, Open MPI, MVAPICH, MPICH and Intel MPI, PRRTE, Slurm,\n"
+      "Without flags, the identity comes from the environment of the launcher nearest to the\n"
+      "process: FERRY_*, torchrun, Open MPI, MVAPICH, MPICH and Intel MPI, PRRTE, Slurm,\n"
       "TF_CONFIG, Kubernetes indexed jobs. --node-id and --coordinator resolve contradictions.\n"
       "`srun ferry worker` needs nothing else: node 0 then runs the coordinator as well.");
   verb.add_flag("--exit-after-join", flags->exit_after_join,
@@ -95,9 +95,9 @@ Verb AddWorkerVerb(CLI::App& app) {
           "--no-graphs", [flags] { flags->runs_graphs = false; },
           "run no graphs of TensorFlow's clients, and listen on no port for them")
       ->group(kGroup);
-  verb.add_option(
-          "--graph-listen", flags->node.exchange.grpc_listen,
-          "where tensorflow.WorkerService is; port 0: a free one; without HOST on every address")
+  verb.add_option("--graph-listen", flags->node.exchange.grpc_listen,
+                  "listen address of tensorflow.WorkerService; port 0: any free port; without HOST "
+                  "all addresses")
       ->type_name("[HOST]:PORT")
       ->default_str(flags->node.exchange.grpc_listen)
       ->group(kGroup);
@@ -106,19 +106,18 @@ Verb AddWorkerVerb(CLI::App& app) {
             1024)
       ->group(kGroup);
   worker::WorkerLimits& limits = flags->graphs.limits;
-  AddLimit(verb, "--trace-steps", limits.trace_runs,
-           "steps of which is kept what each node did, for ferry trace; 0: none", 0, 100'000)
+  AddLimit(verb, "--trace-steps", limits.trace_runs, "steps kept for ferry trace; 0: none", 0,
+           100'000)
       ->group(kGroup);
   AddLimit(verb, "--max-sessions", limits.max_sessions, "sessions of masters")->group(kGroup);
-  AddLimit(verb, "--max-graphs", limits.max_graphs, "graphs that are registered in a session")
+  AddLimit(verb, "--max-graphs", limits.max_graphs, "registered graphs of a session")
       ->group(kGroup);
-  AddLimit(verb, "--max-graph-steps", limits.max_steps, "steps of graphs that are open at a time")
-      ->group(kGroup);
+  AddLimit(verb, "--max-graph-steps", limits.max_steps, "open steps of graphs")->group(kGroup);
   AddLimit(verb, "--max-constant-bytes", limits.max_constant_bytes,
-           "of the constants of all graphs together")
+           "constants of all graphs together")
       ->group(kGroup);
   AddLimit(verb, "--max-feed-bytes", limits.max_feed_bytes,
-           "of what clients feed into the steps that are open, together")
+           "clients' feeds of all open steps together")
       ->group(kGroup);
   return [flags]() {
     if (flags->runs_graphs) flags->node.service = ServeGraphs(flags->graphs);

@@ -88,10 +88,11 @@ class Report final {
 // much of them other processes use.
 Finding CheckGrpc() {
   const absl::Status room = coord::CheckServerRoom();
-  if (room.ok()) return doctor::Ok("grpc", "its threads, epoll and descriptors can be had");
-  return doctor::Wrong("grpc", std::string(room.message()),
-                       "change what it names: coordinators end with this error, and processes that "
-                       "serve gRPC");
+  if (room.ok()) return doctor::Ok("grpc", "its threads, epoll and descriptors are available");
+  return doctor::Wrong(
+      "grpc", std::string(room.message()),
+      "raise the limit that it names: coordinators and other gRPC servers end with "
+      "this error");
 }
 
 Finding CheckCoordinator(const std::string& address) {
@@ -162,8 +163,8 @@ absl::StatusOr<int> Diagnose(const DoctorFlags& flags) {
 
 Verb AddDoctorVerb(CLI::App& app) {
   auto flags = std::make_shared<DoctorFlags>();
-  CLI::App& verb = *app.add_subcommand(
-      "doctor", "Check what a GPU job needs of this machine, and say what to do where it lacks");
+  CLI::App& verb =
+      *app.add_subcommand("doctor", "Check this machine for GPU jobs, and suggest fixes");
   verb.footer(
       "A line for each check: ok; warning: it works, but slower or less than it could; wrong: a "
       "job\n"
@@ -174,7 +175,7 @@ Verb AddDoctorVerb(CLI::App& app) {
   verb.add_flag("--json", flags->json, "for programs");
   verb.add_flag("--require-gpu", flags->require_gpu, "a machine without a GPU is wrong");
   AddDuration(verb, "--timeout", flags->timeout,
-              "of each step that waits for a driver or another process", absl::Seconds(1));
+              "limit on each check that waits for a driver or another process", absl::Seconds(1));
   return [flags]() { return Diagnose(*flags); };
 }
 

@@ -54,7 +54,7 @@ absl::Status CommunicatorCache::Stop(absl::Duration timeout) {
   }
   return absl::UnavailableError(
       absl::StrCat("a communicator of its program's has not ended within ",
-                   absl::FormatDuration(timeout), ": NCCL does not let go of it"));
+                   absl::FormatDuration(timeout), ": NCCL does not release it"));
 }
 
 absl::Status CommunicatorCache::Enter(const std::string& name, absl::Duration timeout) {

@@ -173,7 +173,7 @@ absl::Status Node::StartExchange(const NodeOptions& node) {
                     if (found == gpus.end()) return std::nullopt;
                     return found->second;
                   }}));
-  FERRY_LOG_INFO(kNode, "tensors can be had: tcp={} unix={} grpc={} gpus={}",
+  FERRY_LOG_INFO(kNode, "serving tensors: tcp={} unix={} grpc={} gpus={}",
                  absl::StrJoin(exchange_->self().channels.tcp, ","),
                  Quoted(exchange_->self().channels.unix_name),
                  Quoted(exchange_->self().grpc_address), exchange_->self().gpus.size());
@@ -257,23 +257,23 @@ absl::StatusOr<std::string> Node::WaitForAddress(int node, const AddressWait& wa
       if (awaited->is_there()) return *std::move(awaited->record);
       situation = awaited->situation;
     }
-    const std::string what = absl::StrCat("where the tensors of node ", node, " can be had");
+    const std::string what = absl::StrCat("the endpoint record of node ", node);
     {
       absl::MutexLock lock(&mu_);
       if (const auto dead = failed_.find(node); dead != failed_.end()) {
         return absl::UnavailableError(
             absl::StrCat("node ", node, " ", FailedOrDied(dead->second),
-                         " before it told where its tensors can be had: ", dead->second.message()));
+                         " before it published its endpoint record: ", dead->second.message()));
       }
     }
     if (wait.cancellation != nullptr && wait.cancellation->is_cancelled()) {
-      return absl::CancelledError(absl::StrCat("waiting to hear ", what, " was called off"));
+      return absl::CancelledError(absl::StrCat("the wait for ", what, " was cancelled"));
     }
     if (now >= deadline) {
       return absl::DeadlineExceededError(absl::StrCat(
-          "waited ", ShortDuration(wait.timeout), " to hear ", what, " (", EndpointKey(node),
-          " in the store), which node ", node, " has not told: ",
-          situation.empty() ? "the coordinator has not said either what became of it" : situation));
+          "waited ", ShortDuration(wait.timeout), " for ", what, " (", EndpointKey(node),
+          " in the store), which node ", node, " has not published: ",
+          situation.empty() ? "the coordinator has not reported its state either" : situation));
     }
     if (!has_asked && deadline - now <= std::max(kAskBefore, wait.timeout / 2)) {
       has_asked = true;
@@ -302,9 +302,9 @@ absl::StatusOr<Endpoint> Node::EndpointOf(int node, const AddressWait& wait) {
   }
   const absl::Time deadline = SteadyClock().Now() + wait.timeout;
   const auto late = [&] {
-    return absl::DeadlineExceededError(absl::StrCat(
-        "waited ", ShortDuration(wait.timeout), " for node ", node, ", which was restarted, to ",
-        "tell where its tensors can be had (", EndpointKey(node), " in the store)"));
+    return absl::DeadlineExceededError(
+        absl::StrCat("waited ", ShortDuration(wait.timeout), " for the endpoint record of node ",
+                     node, ", which was restarted (", EndpointKey(node), " in the store)"));
   };
   bool has_former_record = false;
   while (true) {
@@ -333,8 +333,8 @@ absl::StatusOr<Endpoint> Node::EndpointOf(int node, const AddressWait& wait) {
       }
     }
     if (wait.cancellation != nullptr && wait.cancellation->is_cancelled()) {
-      return absl::CancelledError(absl::StrCat("waiting to hear where the tensors of node ", node,
-                                               " can be had was ", "called off"));
+      return absl::CancelledError(
+          absl::StrCat("the wait for the endpoint record of node ", node, " was cancelled"));
     }
     if (now >= deadline) return late();
     has_former_record = true;

@@ -139,7 +139,7 @@ absl::StatusOr<Received> Step::RecvValue(const RendezvousKey& key, absl::Duratio
 }
 
 std::string Step::ReceivePhase(const RendezvousKey& key) const {
-  std::string phase = "nobody has sent it";
+  std::string phase = "not sent yet";
   rendezvous_->ForEachPending(absl::ZeroDuration(), [&](const PendingStepOp& op) {
     const bool is_it = op.key == key && op.side != PendingStepOp::Side::kSend;
     if (is_it && !op.phase.empty()) phase = op.phase;

@@ -88,7 +88,7 @@ class Step final {
   // Closes the step at once; pending operations of this node fail with `why`.
   void Abort(const absl::Status& why);
 
-  // How far a receive that is pending here has got: "nobody has sent it".
+  // How far a receive that is pending here has got: "not sent yet".
   std::string ReceivePhase(const RendezvousKey& key) const;
 
   // For TransferEngine::OpenStep. `rendezvous` has been initialized.

@@ -339,7 +339,7 @@ void LocalRendezvous::Core::Expire() {
   }
   for (const Shard::Deadline& deadline : due) {
     End(deadline.key, deadline.id,
-        absl::DeadlineExceededError(absl::StrCat("nobody has sent ",
+        absl::DeadlineExceededError(absl::StrCat("no node has sent ",
                                                  absl::CEscape(deadline.key.text()),
                                                  " before the receive's deadline")));
   }
@@ -424,7 +424,7 @@ absl::StatusOr<Received> LocalRendezvous::Recv(const RendezvousKey& key, absl::D
         core_->RecvAsync(key, std::move(own), std::move(done));
       },
       [&key] {
-        return absl::StrCat(" for ", absl::CEscape(key.text()), ", which nobody has sent");
+        return absl::StrCat(" for ", absl::CEscape(key.text()), ", which no node has sent");
       });
 }
 

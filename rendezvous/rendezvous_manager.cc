@@ -64,7 +64,7 @@ absl::StatusOr<Received> RendezvousManager::RecvLocal(int64_t step_id, const Ren
       },
       [&] {
         return absl::StrCat(" in step ", step_id, " for ", absl::CEscape(key.text()),
-                            ", which nobody has sent");
+                            ", which no node has sent");
       });
 }
 

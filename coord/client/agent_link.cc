@@ -418,14 +418,14 @@ void AgentLink::OnEnded(AgentStream& stream, const absl::Status& status) {
 void AgentLink::LoseLocked(const absl::Status& why, Ready& ready) {
   const bool is_first = lost_.ok();
   if (is_first && !is_closing_) {
-    FERRY_LOG_INFO(kCoord, "coordinator given up: coordinator={}: {}", options_.coordinator, why);
+    FERRY_LOG_INFO(kCoord, "coordinator lost: coordinator={}: {}", options_.coordinator, why);
   }
   if (is_first) lost_ = why;
   while (!pending_.empty()) EndLocked(pending_.begin(), why, ready);
   outgoing_.clear();
   written_ = 0;
   doubtful_ = 0;
-  if (stream_ != nullptr) stream_->Close(absl::CancelledError("the agent has given up"));
+  if (stream_ != nullptr) stream_->Close(absl::CancelledError("the agent has stopped waiting"));
   if (is_first && !is_closing_ && options_.on_lost) {
     ready.push_back([this, why]() { options_.on_lost(why); });
   }

@@ -73,7 +73,7 @@ bool AgentStream::OnFrame(const DirectFrame& received) {
   }
   v1::ServerFrame frame;
   if (!frame.ParseFromArray(received.bytes.data(), bytes)) {
-    Close(absl::UnavailableError("the coordinator sent what is no frame"));
+    Close(absl::UnavailableError("the coordinator sent a malformed frame"));
     return false;
   }
   has_welcome_ = true;

@@ -282,7 +282,7 @@ absl::Status Barriers::CancelBarrier(absl::string_view id, int64_t counter) {
   const auto found = barriers_.find(id);
   if (found == barriers_.end()) {
     return CoordinationError(
-        absl::NotFoundError(absl::StrCat("nobody has waited at ", Describe(id, counter))));
+        absl::NotFoundError(absl::StrCat("no task has waited at ", Describe(id, counter))));
   }
   Barrier& barrier = found->second;
   if (counter != barrier.counter) {

@@ -158,7 +158,7 @@ WaitId Coordinator::EnumerateDevices(TaskId task, LocalTopology local, absl::Dur
 }
 
 bool Coordinator::Cancel(WaitId wait) {
-  const absl::Status why = CoordinationError(absl::CancelledError("the caller gave up waiting"));
+  const absl::Status why = CoordinationError(absl::CancelledError("the caller cancelled the wait"));
   switch (WaitIds::Kind(wait)) {
     case WaitKind::kGet:
       return store_.Cancel(wait, why);

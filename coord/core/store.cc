@@ -291,7 +291,7 @@ absl::Status Store::TimedOut(const Waiting& waiting) const {
   return absl::DeadlineExceededError(
       absl::StrCat("waited ", ShortDuration(waiting.deadline - waiting.since), " for ", count,
                    " of ", waiting.keys.size(), waiting.keys.size() == 1 ? " key" : " keys",
-                   " that nobody has set: ", missing));
+                   " that have not been set: ", missing));
 }
 
 Store::Watch Store::AddWatch(std::string prefix, bool with_existing, WatchCallback callback) {

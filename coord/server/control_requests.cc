@@ -90,7 +90,7 @@ void ControlSession::Execute(Coordinator& coordinator, v1::Request& request, Exe
       if (waits_to_join != after_joining_.end()) {
         after_joining_.erase(waits_to_join);
         out.replies.push_back(MakeReply(
-            target, CoordinationError(absl::CancelledError("the caller gave up waiting"))));
+            target, CoordinationError(absl::CancelledError("the caller cancelled the wait"))));
       }
       if (watch.has_value()) {
         coordinator.store().RemoveWatch(*watch);

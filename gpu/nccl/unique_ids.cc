@@ -53,7 +53,7 @@ absl::StatusOr<std::vector<std::string>> Mint(const NcclApi& api, int count,
   for (int i = 0; i < count; ++i) {
     {
       absl::MutexLock lock(&desk.mu);
-      if (minting.is_given_up) return absl::CancelledError("nobody wants them any more");
+      if (minting.is_given_up) return absl::CancelledError("they are no longer needed");
       desk.since = SteadyClock().Now();
     }
     UniqueId id = {};
@@ -80,7 +80,8 @@ absl::Status TakeDesk(absl::Time deadline, absl::FunctionRef<absl::Status()> kee
       taken = now - desk.since;
       if (desk.is_left_behind) {
         return absl::UnavailableError(absl::StrCat(
-            "NCCL does not answer in this process: an earlier ncclGetUniqueId, which was given up, "
+            "NCCL does not answer in this process: an earlier ncclGetUniqueId, which has timed "
+            "out, "
             "has not returned for ",
             ShortDuration(taken), kWhatToDo, "; if it never does, start the process again"));
       }

@@ -296,7 +296,7 @@ void PeerConnectionPool::OnAttemptFailed(const PairPtr& pair, const PeerConnecti
     }
   }
   if (tries_tcp || tries_again) {
-    FERRY_LOG_INFO(kTransport, "connecting to the peer again: peer={} by {} after {}: {}",
+    FERRY_LOG_INFO(kTransport, "reconnecting to the peer: peer={} by {} after {}: {}",
                    pair->peer().node_id, tries_tcp ? "TCP" : "the same way",
                    ShortDuration(tries_again ? pause : absl::ZeroDuration()), why);
   }

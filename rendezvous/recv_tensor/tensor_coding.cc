@@ -61,7 +61,9 @@ absl::Status TooLarge(const Tensor& tensor, size_t max_bytes) {
                                                  kWhereLargeOnesGo));
 }
 
-absl::Status NobodyWaits() { return absl::CancelledError("nobody waits for the tensor any more"); }
+absl::Status NobodyWaits() {
+  return absl::CancelledError("no receiver waits for the tensor any more");
+}
 
 enum class Fast { kDone, kNotPossible, kClosed };
 

@@ -307,7 +307,7 @@ void TensorFetch::OnAttemptDone(const PeerPtr& peer, bool is_stream, FetchOutcom
   if (MayRetry(outcome)) {
     const absl::Duration backoff = NextBackoff();
     if (core_->clock().Now() + backoff < args_.deadline) {
-      FERRY_LOG_INFO(kTransport, "asking the peer again: peer={} step={} request={} after {}: {}",
+      FERRY_LOG_INFO(kTransport, "retrying the request: peer={} step={} request={} after {}: {}",
                      key_.src().task.task, step_id_, request_id_, ShortDuration(backoff),
                      outcome.status);
       if (!IsRefusedRetry(outcome.status)) last_error_ = Explain(outcome.status, peer->address);

@@ -171,7 +171,7 @@ absl::Status FrameReader::ReadContent(CodedInputStream& in) {
   }
   switch (wire::CopyOut(in, length, out, target_.gate)) {
     case wire::CopyResult::kClosed:
-      return absl::CancelledError("nobody waits for the tensor any more");
+      return absl::CancelledError("no receiver waits for the tensor any more");
     case wire::CopyResult::kTooShort:
       return absl::InternalError("a frame ends before its content");
     case wire::CopyResult::kCopied:

@@ -104,7 +104,7 @@ TEST_F(RequestTest, Recv_SenderHasNoAddress_NamesIt) {
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
   EXPECT_THAT(std::string(status.message()),
               AllOf(HasSubstr("in step 3 for \"x\" from node0/host:0"),
-                    HasSubstr("node 0 has not told: it has joined")));
+                    HasSubstr("node 0 has not published: it has joined")));
   // Cancelled and destroyed while the address is awaited.
   Request cancelled = step.Recv(kX);
   cancelled.Cancel();

@@ -134,7 +134,7 @@ TEST_F(RawTcpTest, UnrelatedListener_IsNotMeasured) {
     char greeting[16];
     ASSERT_EQ(recv(greeted.get(), greeting, sizeof(greeting), MSG_WAITALL), 16);
   }
-  EXPECT_EQ(status, absl::UnavailableError(absl::StrCat(address, " is somebody else")));
+  EXPECT_EQ(status, absl::UnavailableError(absl::StrCat(address, " is another process")));
 }
 
 }  // namespace

@@ -124,8 +124,8 @@ class SendRecv(harness.Case):
         receiver, _ = self.receiver_of_a_sender_that_hangs("--timeout=3s")
         self.assertEqual(receiver.wait(), 1)
         self.assertRegex(receiver.err.splitlines()[-1],
-                         "^ferry: waited 3s to hear where the tensors of node 0 can be had .*, "
-                         "which node 0 has not told: it has ")
+                         "^ferry: waited 3s for the endpoint record of node 0 .*, "
+                         "which node 0 has not published: it has ")
 
     def test_the_wait_for_an_address_is_part_of_the_deadline(self):
         receiver, address = self.receiver_of_a_sender_that_hangs("--timeout=9s")
@@ -152,7 +152,7 @@ class SendRecv(harness.Case):
         receiver, _ = self.receiver_of_a_sender_that_never_told_its_address(
             signal.SIGKILL, "--timeout=90s")
         self.assertEqual(receiver.wait(), 1)
-        self.assertRegex(receiver.err.splitlines()[-1], "^ferry: node 0 has died before it told")
+        self.assertRegex(receiver.err.splitlines()[-1], "^ferry: node 0 has died before it published")
 
     def test_into_an_existing_buffer(self):
         self.both(["--shape=8x8", "--dtype=double"],

@@ -110,7 +110,7 @@ class Usage(Files):
         self.fails("NoSuchOp", f"--graph={path}", "--fetch=x", status=1)
 
     def test_no_server(self):
-        self.fails("nobody answers at 127.0.0.1:1 within 10s", f"--graph={EXAMPLE}", "--fetch=w",
+        self.fails("no response from 127.0.0.1:1 within 10s", f"--graph={EXAMPLE}", "--fetch=w",
                    "--coordinator=127.0.0.1:1", status=1)
 
 
@@ -273,7 +273,7 @@ class OtherCoordinators(harness.Case):
     def test_a_job_without_graphs_reports_it(self):
         run = self.start("run", "--nproc=1", "--no-graphs", "--", harness.FERRY, "worker")
         address = run.wait_for(r"the coordinator is at (\S+)\n").group(1)
-        self.fail_with(1, f"what answers at {address} serves no graphs", "step", f"--graph={EXAMPLE}",
+        self.fail_with(1, f"the server at {address} serves no graphs", "step", f"--graph={EXAMPLE}",
                        "--fetch=w", f"--coordinator={address}")
 
 
@@ -394,7 +394,7 @@ class Trace(Files):
     def test_usage(self):
         self.fail_with(2, "which coordinator", "trace", "-o", "-")
         self.fail_with(2, "--output is required", "trace", "--coordinator=127.0.0.1:1")
-        self.fail_with(1, "nobody answers", "trace", "--coordinator=127.0.0.1:1", "-o", "-")
+        self.fail_with(1, "no response from", "trace", "--coordinator=127.0.0.1:1", "-o", "-")
         address = self.job()
         self.step(address, 1)
         self.fail_with(1, "trace: cannot write .*No such file", "trace", f"--coordinator={address}",

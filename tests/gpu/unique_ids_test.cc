@@ -87,7 +87,7 @@ TEST_F(UniqueIdsTest, AtMostOneThreadHangs) {
     EXPECT_TRUE(absl::IsUnavailable(refused)) << refused;
     EXPECT_THAT(std::string(refused.message()),
                 HasSubstr("NCCL does not answer in this process: an earlier ncclGetUniqueId, which "
-                          "was given up, has not returned for "));
+                          "has timed out, has not returned for "));
     EXPECT_THAT(std::string(refused.message()), HasSubstr("NCCL_SOCKET_IFNAME"));
   }
   EXPECT_EQ(Threads(), 1);

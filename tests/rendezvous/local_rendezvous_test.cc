@@ -225,7 +225,7 @@ TEST_F(Local, DestructionCancelsPendingReceives) {
 TEST_F(Local, ReceiveThatTimesOutLeavesTheValueToTheNext) {
   const std::string result = Recv("e", absl::Milliseconds(20));
   EXPECT_THAT(result, StartsWith("DEADLINE_EXCEEDED: waited 20ms for /job:worker/"));
-  EXPECT_THAT(result, HasSubstr("nobody has sent"));
+  EXPECT_THAT(result, HasSubstr("no node has sent"));
   EXPECT_EQ(rendezvous_.waiting_count(), 0u);
   ASSERT_TRUE(Send("e", "late").ok());
   EXPECT_EQ(rendezvous_.waiting_count(), 1u);
@@ -260,7 +260,7 @@ TEST_F(Local, DeadlinesUseTheGivenClock) {
   rendezvous_.Expire();
   ASSERT_EQ(results_.size(), 2u);
   EXPECT_EQ(results_.all()[0], "in time");
-  EXPECT_THAT(results_.all()[1], StartsWith("DEADLINE_EXCEEDED: nobody has sent"));
+  EXPECT_THAT(results_.all()[1], StartsWith("DEADLINE_EXCEEDED: no node has sent"));
   EXPECT_THAT(results_.all()[1], HasSubstr(";e10;"));
   EXPECT_EQ(rendezvous_.NextDeadline(), start + absl::Seconds(30));
 }

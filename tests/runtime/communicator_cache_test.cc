@@ -266,8 +266,9 @@ TEST(CommunicatorCache, CreationThatNeverReturns) {
         // Requests during the hang fail, and leave no second thread behind.
         const absl::Status refused = keeper.Acquire(keeper.Own()).status();
         EXPECT_TRUE(absl::IsUnavailable(refused)) << refused;
-        EXPECT_THAT(std::string(refused.message()),
-                    HasSubstr("an earlier ncclGetUniqueId, which was given up, has not returned "));
+        EXPECT_THAT(
+            std::string(refused.message()),
+            HasSubstr("an earlier ncclGetUniqueId, which has timed out, has not returned "));
         peer.Control<void (*)()>("strict_cuda_clear_faults")();
         auto own = keeper.Acquire(keeper.Own());
         for (int i = 0; i < 1000 && absl::IsUnavailable(own.status()); ++i) {
@@ -308,7 +309,7 @@ TEST(CommunicatorCache, AbortThatNeverReturns) {
           const absl::Status stopped = keeper.kept()->Stop(absl::Milliseconds(300));
           EXPECT_LT(SteadyClock().Now() - start, kMuchSooner);
           EXPECT_TRUE(absl::IsUnavailable(stopped)) << stopped;
-          EXPECT_THAT(std::string(stopped.message()), HasSubstr("NCCL does not let go of it"));
+          EXPECT_THAT(std::string(stopped.message()), HasSubstr("NCCL does not release it"));
           const std::weak_ptr<CommunicatorCache> kept = keeper.kept();
           keeper.kept() = nullptr;
           EXPECT_FALSE(kept.expired());

@@ -387,7 +387,7 @@ TEST(NcclFailure, AbortThatNeverReturns) {
         peer.Meet();
         const absl::Status stopped = peer.exchange().Stop();
         EXPECT_EQ(stopped.code(), absl::StatusCode::kDeadlineExceeded) << stopped;
-        EXPECT_THAT(std::string(stopped.message()), HasSubstr("NCCL has not let go of 1"));
+        EXPECT_THAT(std::string(stopped.message()), HasSubstr("NCCL has not released 1"));
       });
 }
 

@@ -18,7 +18,7 @@ absl::Status CheckControlBody(absl::Span<const absl::string_view> parts, size_t 
 
 absl::Status ControlQueueIsFull(const PeerId& peer, size_t bytes, size_t frames, size_t limit) {
   return absl::ResourceExhaustedError(
-      absl::StrCat(Describe(peer), " does not take what it is sent: ", bytes, " bytes in ", frames,
+      absl::StrCat(Describe(peer), " is not reading its messages: ", bytes, " bytes in ", frames,
                    " messages wait for it, and the limit is ", limit,
                    ". Is it stopped, or overloaded? If it only is slow: --peer-queue-bytes (in "
                    "programs TransferEngineOptions::peer_queue_bytes)"));

@@ -51,7 +51,7 @@ std::string EncodeChallenge(const HandshakeOptions& options, Verdict verdict) {
 }
 
 absl::Status NotFerry() {
-  return absl::InvalidArgumentError("whoever is at the other end does not speak Ferry's protocol");
+  return absl::InvalidArgumentError("the peer does not speak Ferry's protocol");
 }
 
 }  // namespace
@@ -247,7 +247,7 @@ absl::Status Handshake::OnClientProof(absl::string_view message) {
   // Send no proof to an unauthenticated peer.
   output_.append(is_right ? Proof("server") : std::string(kSecretBytes, '\0'));
   if (!is_right) {
-    return absl::UnauthenticatedError(absl::StrCat("somebody who says to be ", Describe(peer_),
+    return absl::UnauthenticatedError(absl::StrCat("a peer that claims to be ", Describe(peer_),
                                                    " does not know the job's token"));
   }
   stage_ = Stage::kDone;
@@ -262,8 +262,8 @@ absl::Status Handshake::OnServerProof(absl::string_view message) {
         Describe(peer_), " does not take this process's token: is it the same job's?"));
   }
   if (!IsSameProof(proof.rest(), Proof("server"))) {
-    return absl::UnauthenticatedError(
-        absl::StrCat("whoever answers for ", Describe(peer_), " does not know the job's token"));
+    return absl::UnauthenticatedError(absl::StrCat("the peer that answers for ", Describe(peer_),
+                                                   " does not know the job's token"));
   }
   stage_ = Stage::kDone;
   return absl::OkStatus();

@@ -13,7 +13,7 @@
 namespace ferry {
 namespace {
 
-constexpr char kWhyPaused[] = "somebody there wants memory, or a program has NCCL work of its own";
+constexpr char kWhyPaused[] = "it waits for memory, or a program has NCCL work";
 
 }  // namespace
 

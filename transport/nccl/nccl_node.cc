@@ -261,7 +261,7 @@ absl::Status NcclNode::Stop(const absl::Status& why) {
   const std::vector<std::string> stuck = threads_.StopWithin(timeout);
   if (stuck.empty()) return absl::OkStatus();
   return absl::DeadlineExceededError(
-      absl::StrCat("NCCL has not let go of ", stuck.size(), " communicators within ",
+      absl::StrCat("NCCL has not released ", stuck.size(), " communicators within ",
                    absl::FormatDuration(timeout), " of being told to"));
 }
 

@@ -76,7 +76,7 @@ void CollectiveLeader::OnJoin(int device, const absl::Status& status, const Rece
       answers = table_.Fail(status);
     } else if (!is_join) {
       answers = table_.Fail(absl::InternalError(absl::StrCat(
-          (*devices_)[static_cast<size_t>(device)].name, " has sent what is no CollectiveJoin")));
+          (*devices_)[static_cast<size_t>(device)].name, " has sent a malformed CollectiveJoin")));
     } else {
       answers = table_.Join(device, join, clock_.Now());
     }

@@ -98,7 +98,7 @@ void StepCollectives::OnMembers(Joining& joining, absl::Status status, const Rec
         ", which leads the collectives of this step, has "
         "not answered"));
   } else if (status.ok() && !FromTensor(received.tensor, members)) {
-    status = absl::InternalError("the leader has sent what is no CollectiveMembers");
+    status = absl::InternalError("the leader has sent a malformed CollectiveMembers");
   } else if (status.ok()) {
     status = absl::Status(static_cast<absl::StatusCode>(members.code()), members.error());
   }
