@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -236,6 +237,13 @@ class TransportSender {
   //   with the reason when this pair has turned out not to work: Cost then fails from there on.
   virtual void Expose(uint64_t id, const Tensor& tensor, const TensorLocation& to,
                       ExposeCallback done) = 0;
+  // Exposes `tensor` at once, without Expose, if that takes neither a copy nor a wait; otherwise
+  // does nothing and returns nothing.
+  //   Errors: as Expose.
+  virtual std::optional<absl::StatusOr<TransferDescriptor>> ExposeNow(uint64_t id,
+                                                                      const Tensor& tensor) {
+    return std::nullopt;
+  }
   // Describes why the peer is not receiving what is being sent, as far as it is visible from here,
   // for error texts. Empty: unknown.
   virtual std::string Obstacle() const { return ""; }

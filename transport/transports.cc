@@ -339,6 +339,15 @@ std::optional<size_t> SelectPath(const TransportList& transports, const PathQuer
   return best;
 }
 
+std::optional<size_t> ZeroCopyPath(const TransportList& transports, const PathQuery& query,
+                                   const PathPolicy& policy) {
+  const std::optional<size_t> best = SelectPath(transports, query, policy, nullptr);
+  if (!best) return std::nullopt;
+  const absl::StatusOr<PathCost> cost = transports[*best]->Cost(query);
+  if (!cost.ok() || !IsZeroCopyFastPath(*transports[*best], query, *cost)) return std::nullopt;
+  return best;
+}
+
 absl::Status NoPathError(const PathQuery& query, const PathPolicy& policy,
                          const PathExplanation& explanation) {
   std::vector<std::string> reasons;

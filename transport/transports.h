@@ -118,6 +118,10 @@ struct PathExplanation {
 // than a message.
 std::optional<size_t> SelectPath(const TransportList& transports, const PathQuery& query,
                                  const PathPolicy& policy, PathExplanation* explanation);
+// The transport by which every tensor in the source's arena goes from host memory to host memory
+// without a copy, whatever its size and time; nothing if there is none. `query`: of such a tensor.
+std::optional<size_t> ZeroCopyPath(const TransportList& transports, const PathQuery& query,
+                                   const PathPolicy& policy);
 // The error when SelectPath finds nothing: FAILED_PRECONDITION with the reason of each transport
 // that cannot, or of the required one. `explanation`: from that call.
 absl::Status NoPathError(const PathQuery& query, const PathPolicy& policy,

@@ -199,17 +199,22 @@ void OutgoingTransfer::Expose(const std::shared_ptr<TensorResponder>& responder,
     RecordSendFailure(*responder, closed);
     return Finish(*responder);
   }
+  TransportSender& sender = responder->sender(path.transport);
+  if (auto exposed = sender.ExposeNow(id_, tensor)) {
+    return OnExposed(responder, self, *std::move(exposed));
+  }
   responder_ = responder;
-  responder->sender(path.transport)
-      .Expose(id_, tensor, PlaceOf(key_.dst()),
-              [transfer = self](absl::StatusOr<TransferDescriptor> descriptor) {
-                transfer->OnExposed(transfer, std::move(descriptor));
-              });
+  sender.Expose(id_, tensor, PlaceOf(key_.dst()),
+                [transfer = self](absl::StatusOr<TransferDescriptor> descriptor) {
+                  const std::shared_ptr<TensorResponder> responder =
+                      std::move(transfer->responder_);
+                  transfer->OnExposed(responder, transfer, std::move(descriptor));
+                });
 }
 
-void OutgoingTransfer::OnExposed(const OutgoingTransferPtr& self,
+void OutgoingTransfer::OnExposed(const std::shared_ptr<TensorResponder>& responder,
+                                 const OutgoingTransferPtr& self,
                                  absl::StatusOr<TransferDescriptor> descriptor) {
-  const std::shared_ptr<TensorResponder> responder = std::move(responder_);
   if (!descriptor.ok()) return OnExposeFailed(responder, self, descriptor.status());
   const size_t number = listing_.transport;
   const Transport& transport = *(*responder->context().transports)[number];
@@ -245,7 +250,10 @@ void OutgoingTransfer::OnExposeFailed(const std::shared_ptr<TensorResponder>& re
   responder->Unlist(*this);
   Advance(OutgoingState::kMatched);
   responder->sender(number).Release(id_);
-  if (has_another_path) return SelectPath(responder, self, std::move(tensor_));
+  if (has_another_path) {
+    responder->paths().OnTransportFailed();
+    return SelectPath(responder, self, std::move(tensor_));
+  }
   Stage(responder, self);
 }
 

@@ -104,7 +104,8 @@ class OutgoingTransfer final {
   void OnStaged(const OutgoingTransferPtr& self, absl::StatusOr<Tensor> tensor);
   void Expose(const std::shared_ptr<TensorResponder>& responder, const OutgoingTransferPtr& self,
               const SelectedPath& path);
-  void OnExposed(const OutgoingTransferPtr& self, absl::StatusOr<TransferDescriptor> descriptor);
+  void OnExposed(const std::shared_ptr<TensorResponder>& responder, const OutgoingTransferPtr& self,
+                 absl::StatusOr<TransferDescriptor> descriptor);
   void OnExposeFailed(const std::shared_ptr<TensorResponder>& responder,
                       const OutgoingTransferPtr& self, const absl::Status& why);
   // All but the body, the transport and a checksum.

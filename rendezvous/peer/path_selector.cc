@@ -41,6 +41,13 @@ PathSelector::PathSelector(const TransferContext& context, const Endpoint& consu
       probe_(std::move(probe)),
       common_(TransportNumbers(*context.transports, consumer.transports).common()) {}
 
+void PathSelector::set_channel(ControlChannel* channel) {
+  channel_ = channel;
+  const PathQuery query =
+      Query(kInlineElsewhere, /*is_in_arena=*/true, context_.clock->CoarseNow());
+  zero_copy_ = ZeroCopyPath(*context_.transports, query, context_.policy).value_or(kNoTransport);
+}
+
 bool PathSelector::GoesInline(const Tensor& tensor, bool is_in_arena) const {
   if (!tensor.is_on_host()) return false;
   if (!channel_->passes_descriptors()) {
@@ -87,6 +94,13 @@ SelectedPath PathSelector::Select(const Tensor& tensor, const TensorLocation& to
     return path;
   }
   path.now = context_.clock->CoarseNow();
+  if (is_on_host && path.is_in_arena && to.space == MemorySpace::kHost && !is_logged) {
+    path.transport = zero_copy_.load(std::memory_order_relaxed);
+    if (path.transport != kNoTransport) {
+      path.kind = SelectedPath::Kind::kTransport;
+      return path;
+    }
+  }
   PathQuery query = Query(tensor.bytes(), path.is_in_arena, path.now);
   query.source_location = tensor.place();
   query.destination_location = to;
@@ -116,7 +130,6 @@ SelectedPath PathSelector::Select(const Tensor& tensor, const TensorLocation& to
   }
   path.kind = SelectedPath::Kind::kTransport;
   path.transport = *chosen;
-  probe_->Refresh(*channel_, path.now);
   return path;
 }
 

@@ -3,6 +3,8 @@
 #ifndef FERRY_RENDEZVOUS_PEER_PATH_SELECTOR_H_
 #define FERRY_RENDEZVOUS_PEER_PATH_SELECTOR_H_
 
+#include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -52,19 +54,22 @@ class PathSelector final {
                std::string descriptors_unavailable_reason, std::shared_ptr<LatencyProbe> probe);
 
   // Call before the first Select. The channel must outlive this.
-  void set_channel(ControlChannel* channel) { channel_ = channel; }
+  void set_channel(ControlChannel* channel);
   // Costs of transfers to the consumer.
   PathCostEstimator& costs() const { return *probe_->costs(); }
 
-  // For a tensor that is requested in the memory `to`. Also starts a latency measurement of the
-  // control channel if one is due and the tensor takes a transport.
+  // For a tensor that is requested in the memory `to`.
   SelectedPath Select(const Tensor& tensor, const TensorLocation& to) ABSL_LOCKS_EXCLUDED(mu_);
+  // A transport has turned out not to connect the two: its Cost fails from now on.
+  void OnTransportFailed() { zero_copy_.store(kNoTransport, std::memory_order_relaxed); }
   // The path of a tensor of `bytes` in host memory, and why not others. Also starts a latency
   // measurement, for the next call.
   //   Errors: as ExplainPath.
   absl::StatusOr<PathExplanation> Explain(size_t bytes, bool is_in_arena) const;
 
  private:
+  static constexpr size_t kNoTransport = SIZE_MAX;
+
   // True if it is small enough to be inline.
   bool GoesInline(const Tensor& tensor, bool is_in_arena) const;
   // For a tensor from here to the consumer; all but its source and destination memory.
@@ -80,6 +85,8 @@ class PathSelector final {
   // The transports that the consumer has too.
   const TransportSet common_;
   ControlChannel* channel_ = nullptr;
+  // See ZeroCopyPath: most tensors take this transport, and no other is asked for its cost.
+  std::atomic<size_t> zero_copy_{kNoTransport};
 
   SpinLock mu_;
   // For the log, and empty unless that is enabled: the last path of each kind of tensor, by its

@@ -226,7 +226,10 @@ OutgoingTransferPtr TensorResponder::TakeSent(uint64_t id) {
 
 void TensorResponder::OnAck(uint64_t id, bool was_received) {
   const OutgoingTransferPtr transfer = TakeSent(id);
-  if (transfer != nullptr) transfer->Release(*this, was_received);
+  if (transfer == nullptr) return;
+  transfer->Release(*this, was_received);
+  // A pair that uses a transport needs the latency of its control channel.
+  ping_->Refresh(*channel_, context_.clock->CoarseNow());
 }
 
 absl::Status TensorResponder::OnRejected(absl::string_view body) {

@@ -252,6 +252,29 @@ TEST(PathChoiceTest, SlowChannel_MakesNoOtherPathTheCheapest) {
   EXPECT_EQ(again->candidates[1].cost->latency, absl::Milliseconds(2));
 }
 
+TEST(ZeroCopyPathTest, IsTheOneThatCopiesNothingAtTheLatencyOfTheChannel) {
+  Endpoint ends[2];
+  ends[0].peer = {0, 1};
+  ends[1].peer = {1, 2};
+  const PathQuery query = {.source = &ends[0],
+                           .destination = &ends[1],
+                           .channel_passes_descriptors = true,
+                           .bytes = 4096,
+                           .is_in_arena = true};
+  TransportList transports;
+  transports.push_back(
+      std::make_unique<SayingTransport>("copy", PathCost{absl::Microseconds(1), 8e9}));
+  EXPECT_EQ(ZeroCopyPath(transports, query, {}), std::nullopt);
+  // Its own latency is not that of the control channel, so that another may be cheaper.
+  transports.push_back(
+      std::make_unique<SayingTransport>("far", PathCost{absl::Microseconds(1), kNoCopy}));
+  EXPECT_EQ(ZeroCopyPath(transports, query, {}), std::nullopt);
+  transports.push_back(std::make_unique<SayingTransport>(
+      "map", PathCost{absl::Microseconds(1), kNoCopy}, /*latency_is_control_rtt=*/true));
+  EXPECT_EQ(ZeroCopyPath(transports, query, {}), 2u);
+  EXPECT_EQ(ZeroCopyPath(transports, query, {.require = "copy"}), std::nullopt);
+}
+
 // Nothing is cheaper than a transfer that takes no longer than its descriptor, whatever the others
 // report.
 TEST(PathChoiceTest, DescriptorOnlyPath_SelectedWithAndWithoutAnExplanation) {

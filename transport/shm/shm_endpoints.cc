@@ -91,11 +91,17 @@ absl::StatusOr<TransferDescriptor> ShmSender::Lend(uint64_t id, const Tensor& te
   return offer;
 }
 
+std::optional<absl::StatusOr<TransferDescriptor>> ShmSender::ExposeNow(uint64_t id,
+                                                                       const Tensor& tensor) {
+  if (tensor.buffer() == nullptr || tensor.buffer()->arena() != environment_.arena.get()) {
+    return std::nullopt;
+  }
+  return Lend(id, tensor);
+}
+
 void ShmSender::Expose(uint64_t id, const Tensor& tensor, const TensorLocation&,
                        ExposeCallback done) {
-  if (tensor.buffer() != nullptr && tensor.buffer()->arena() == environment_.arena.get()) {
-    return std::move(done)(Lend(id, tensor));
-  }
+  if (auto exposed = ExposeNow(id, tensor)) return std::move(done)(*std::move(exposed));
   absl::StatusOr<std::shared_ptr<Buffer>> copy = environment_.arena->Allocate(tensor.bytes());
   if (!copy.ok()) return std::move(done)(copy.status());
   Tensor copied = *Tensor::Create(tensor.dtype(), tensor.shape(), *copy);

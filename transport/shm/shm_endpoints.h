@@ -4,6 +4,7 @@
 #define FERRY_TRANSPORT_SHM_SHM_ENDPOINTS_H_
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -26,6 +27,8 @@ class ShmSender final : public TransportSender, public std::enable_shared_from_t
     control_channel_ = std::move(channel);
   }
   void SetHintChannel(ControlMessageSender channel) override ABSL_LOCKS_EXCLUDED(announce_mu_);
+  std::optional<absl::StatusOr<TransferDescriptor>> ExposeNow(uint64_t id,
+                                                              const Tensor& tensor) override;
   void Expose(uint64_t id, const Tensor& tensor, const TensorLocation& to,
               ExposeCallback done) override ABSL_LOCKS_EXCLUDED(mu_);
   void Release(uint64_t id) override ABSL_LOCKS_EXCLUDED(mu_);
