@@ -42,7 +42,7 @@ class Stream {
     }
   }
   void CloseReader() { reader_.Reset(); }
-  // Of a pipe: another reader comes.
+  // For a pipe: another reader comes.
   void ReopenReader() {
     reader_ = UniqueFd(open(absl::StrCat("/proc/self/fd/", fileno(file_)).c_str(),
                             O_RDONLY | O_NONBLOCK | O_CLOEXEC));
@@ -178,7 +178,7 @@ TEST(NonBlockingWriter, Write_IsKeptUntil64KibibytesAreQueued) {
   EXPECT_EQ(writer.waiting(), 0u);
 }
 
-// What was dropped does not count as queued.
+// Bytes that were dropped do not count as queued.
 TEST(NonBlockingWriter, FullDisk_LaterBytesWakeAgain) {
   std::signal(SIGPIPE, SIG_IGN);
   std::FILE* const file = std::fopen("/dev/full", "we");
