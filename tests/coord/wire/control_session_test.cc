@@ -325,6 +325,27 @@ TEST(ControlIdentity, GpuSharedWithANodeThatWasRestarted_IsStillRefusedToAnother
   EXPECT_THAT(other.End(), Fails(StatusCode::kAlreadyExists, HasSubstr("that of node 1")));
 }
 
+// The next process is started while the connection of the former is still there.
+TEST(ControlIdentity, NodeThatHasLeft_MayBeTakenByAnotherProcess) {
+  v1::Request requests[2];
+  requests[0].mutable_leave();
+  requests[1].mutable_shutdown();
+  for (v1::Request& leave : requests) {
+    TestServer server(2);
+    ControlStream first(server.Channel());
+    first.Attach(RankHello(1, 11, "alpha"));
+    v1::Request join;
+    join.set_id(1);
+    join.mutable_register_();
+    ASSERT_EQ(first.Call(join).code(), 0);
+    leave.set_id(2);
+    ASSERT_EQ(first.Call(leave).code(), 0) << leave.ShortDebugString();
+    ControlStream second(server.Channel());
+    second.SendHello(RankHello(1, 22, "beta"));
+    EXPECT_TRUE(second.ReadOne()) << leave.ShortDebugString() << second.End();
+  }
+}
+
 TEST(ControlIdentity, OnlyItsOwnClientMayAttachToASession) {
   TestServer server(2);
   ControlStream rank(server.Channel());
