@@ -57,14 +57,13 @@ struct NodeStatus {
 
 // Thread-safe. A dropped connection is made again, and pending calls neither fail nor run twice.
 // Every call ends: besides the errors that each method lists,
-//   DEADLINE_EXCEEDED   its timeout, or rpc_timeout, has passed;
-//   UNAVAILABLE         the coordinator cannot be reached, or is stopping;
-//   ABORTED             the coordinator was restarted, has given up on this node, or the job has
-//                       failed;
-//   CANCELLED           the client was destroyed.
+//   DEADLINE_EXCEEDED   its timeout, or rpc_timeout, has passed; UNAVAILABLE         the
+//   coordinator cannot be reached, or is stopping; ABORTED             the coordinator was
+//   restarted, considers this node dead, or the job has failed; CANCELLED           the client was
+//   destroyed.
 class CoordinatorClient {
  public:
-  // A client that is no node of the job, for the store and for status; a node has its own,
+  // A client outside the job, for the store and for status; a node has its own,
   // Node::coordinator(). Blocks.
   //   Errors: INVALID_ARGUMENT for a malformed address; DEADLINE_EXCEEDED naming the address that
   //   did not answer; the reason of the cancellation.
@@ -119,14 +118,14 @@ class CoordinatorClient {
   // ranks. They must include this node. An id can be used again. Only for nodes.
   //   Errors: DEADLINE_EXCEEDED naming the missing ranks; INVALID_ARGUMENT others wait there with
   //   other ranks; INTERNAL a node failed, or is at another use of the id; FAILED_PRECONDITION this
-  //   node waits there already, or this client is no node.
+  //   node waits there already, or this client is not a node.
   absl::Status Barrier(absl::string_view id, absl::Duration timeout, std::vector<int> ranks = {});
   // Ends the barrier at which this node waits in another thread, with CANCELLED for all.
   //   Errors: FAILED_PRECONDITION if it does not wait there.
   absl::Status CancelBarrier(absl::string_view id);
 
-  // Returns those of `ranks` that are alive; they must include this node. Collective: blocks until
-  // each of these that is alive has called this, and all get the same answer. Only for nodes.
+  // Returns the live nodes among `ranks`, which must include this node. Collective: blocks until
+  // each live node of `ranks` has called this; all get the same result. Only for nodes.
   absl::StatusOr<std::vector<int>> LiveNodes(std::vector<int> ranks, absl::Duration timeout);
   // The state of every node, by rank. Not collective.
   absl::StatusOr<std::vector<NodeStatus>> Nodes();

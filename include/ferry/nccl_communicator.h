@@ -39,7 +39,7 @@ enum class ReduceOp { kSum = 0, kProduct = 1, kMax = 2, kMin = 3 };
 // has loaded at run time (libnccl.so.2, or FERRY_NCCL_LIBRARY). All ranks must issue the same
 // operations in the same order. The operations enqueue work on a stream and return; the stream's
 // later work runs after it. They take turns with tensors that steps move over NCCL on the same GPU,
-// and wait for those, a minute at most. Tensors must stay alive until the work has completed.
+// and wait for them, a minute at most. Tensors must stay alive until the work has completed.
 //   Common errors: INVALID_ARGUMENT tensors that are not in the memory of device(), or do not have
 //   equal types and the sizes that the operation needs, or a type that NCCL does not have; ABORTED
 //   a rank has abandoned the communicator; DEADLINE_EXCEEDED; INTERNAL and UNAVAILABLE with NCCL's
@@ -62,7 +62,7 @@ class NcclCommunicator {
 
   // Reduces element by element over all ranks. `output` may be `input`, and is of its size.
   absl::Status AllReduce(const Tensor& input, Tensor& output, ReduceOp op, CUstream_st* stream);
-  // Copies `tensor` of rank `root` to that of every other rank.
+  // Copies `tensor` of rank `root` to `tensor` of every other rank.
   absl::Status Broadcast(Tensor& tensor, int root, CUstream_st* stream);
   // Concatenates the inputs of all ranks: `output` has size() times the elements of `input`.
   absl::Status AllGather(const Tensor& input, Tensor& output, CUstream_st* stream);

@@ -43,12 +43,12 @@ struct TransferOptions {
   // Whether peers of this host may connect through a Unix socket.
   bool use_unix_sockets = true;
   // The only transport that may be used: "shm", "tcp", "cuda_ipc" or "nccl"; transfers that it
-  // cannot carry fail. Small tensors may still come inline, and those within the process by "local"
-  // (Request::path). Empty: the one with the lowest estimated cost.
+  // cannot carry fail. Small tensors may still come inline, and tensors within the process by
+  // "local" (Request::path). Empty: the one with the lowest estimated cost.
   std::string required_transport;
   // Sends a checksum with every tensor, which the receiver verifies. Set it on all nodes.
   bool use_checksums = false;
-  // The secret that every connection between nodes proves to know; the same on all nodes. Empty:
+  // The secret that authenticates every connection between nodes; the same on all nodes. Empty:
   // FERRY_JOB_TOKEN, the content of FERRY_JOB_TOKEN_FILE, or one that the first node generates and
   // publishes in the store.
   std::string job_token;
@@ -74,8 +74,8 @@ struct NodeOptions {
   absl::Duration topology_timeout = absl::Minutes(5);
   // The limit on calls to the coordinator that do not wait for other nodes.
   absl::Duration rpc_timeout = absl::Seconds(30);
-  // How long the coordinator may be unreachable before this node gives up the job. Zero: as long as
-  // the coordinator would take to give up on this node.
+  // How long the coordinator may be unreachable before this node abandons the job. Zero: the
+  // coordinator's heartbeat timeout for this node.
   absl::Duration coordinator_lost_timeout = absl::ZeroDuration();
   // This node may die and come back without failing the job.
   bool is_recoverable = false;
@@ -84,7 +84,7 @@ struct NodeOptions {
   std::function<void(const absl::Status&)> on_job_failure;
   // Ends Join.
   std::optional<CancellationToken> cancellation;
-  // This node's GPUs may be used by other nodes too, all of which set this.
+  // This node's GPUs may also be used by other nodes; set it on all of them.
   bool share_gpus = false;
   // Memory of each GPU, in bytes, that idle NCCL communicators may keep for their next use.
   uint64_t communicator_cache_bytes = uint64_t{1} << 30;
@@ -106,7 +106,7 @@ class Node {
   //   cancellation. Other nodes that wait for this one fail with its error, unless is_recoverable.
   static absl::StatusOr<std::unique_ptr<Node>> Join(NodeOptions options = {});
 
-  // Leaves the job, unless it has left, and ends what is under way in this process with CANCELLED.
+  // Leaves the job, unless it has left, and ends pending operations of this process with CANCELLED.
   // Local: does not wait for other nodes, which continue; waits for the coordinator's answer, for
   // seconds at most, and for GPU work that Ferry has enqueued. Tensors stay valid.
   ~Node();
@@ -136,10 +136,10 @@ class Node {
   // Returns a communicator of these GPUs, given by their global ids in the order of their ranks in
   // it. Collective: every node that owns one of them calls this with the same list. A communicator
   // whose objects were destroyed while idle is kept for the next call. Blocks.
-  //   Errors: INVALID_ARGUMENT for a device that is no GPU of the job, or none that is this node's;
-  //   FAILED_PRECONDITION this process uses no GPUs, or ranks have different versions of NCCL;
-  //   UNAVAILABLE NCCL was not found, naming where it was looked for, or a rank has died; ABORTED a
-  //   rank was restarted; DEADLINE_EXCEEDED naming the ranks that have not called this.
+  //   Errors: INVALID_ARGUMENT for a device that is not a GPU of the job, or if none is this
+  //   node's; FAILED_PRECONDITION this process uses no GPUs, or ranks have different versions of
+  //   NCCL; UNAVAILABLE NCCL was not found, naming where it was looked for, or a rank has died;
+  //   ABORTED a rank was restarted; DEADLINE_EXCEEDED naming the ranks that have not called this.
   absl::StatusOr<std::unique_ptr<NcclCommunicator>> Communicator(
       const std::vector<int>& devices, NcclCommunicatorOptions options = {});
 
@@ -150,7 +150,7 @@ class Node {
   // failed, or the coordinator's --shutdown-timeout has passed.
   //   Errors: DEADLINE_EXCEEDED naming the nodes that did not call it; INTERNAL a node failed.
   absl::Status ShutdownCollective();
-  // Leaves because of an error, with which operations that wait for this node fail at once. The job
+  // Leaves because of an error; operations that wait for this node fail with it at once. The job
   // fails, unless is_recoverable. Blocks for seconds at most.
   //   reason: OK counts as UNKNOWN.
   void FailJob(const absl::Status& reason);

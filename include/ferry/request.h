@@ -34,7 +34,7 @@ class [[nodiscard]] Request {
   // operation: wait again, or cancel it. May be called again after the operation is done.
   //   Errors: those of the operation (Step::Send, Step::Recv); DEADLINE_EXCEEDED naming the tensor
   //   and how far its transfer has got; FAILED_PRECONDITION called inside a callback of OnComplete
-  //   while the operation is not done, which the callback would wait for in vain.
+  //   while the operation is not done, which would deadlock.
   absl::StatusOr<Tensor> Wait(absl::Duration timeout);
 
   // Never blocks.
