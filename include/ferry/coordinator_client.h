@@ -57,10 +57,11 @@ struct NodeStatus {
 
 // Thread-safe. A dropped connection is made again, and pending calls neither fail nor run twice.
 // Every call ends: besides the errors that each method lists,
-//   DEADLINE_EXCEEDED   its timeout, or rpc_timeout, has passed; UNAVAILABLE         the
-//   coordinator cannot be reached, or is stopping; ABORTED             the coordinator was
-//   restarted, considers this node dead, or the job has failed; CANCELLED           the client was
-//   destroyed.
+//   DEADLINE_EXCEEDED   its timeout, or rpc_timeout, has passed;
+//   UNAVAILABLE         the coordinator cannot be reached, or is stopping;
+//   ABORTED             the coordinator was restarted, considers this node dead, or the job has
+//                       failed;
+//   CANCELLED           the client was destroyed.
 class CoordinatorClient {
  public:
   // A client outside the job, for the store and for status; a node has its own,

@@ -43,8 +43,8 @@ class Tensor {
   static absl::StatusOr<Tensor> Wrap(DataType dtype, absl::Span<const int64_t> shape, void* data,
                                      absl::AnyInvocable<void() &&> release,
                                      Device device = Device::Host());
-  // A tensor of byte strings, which are copied wherever they are sent. Errors: INVALID_ARGUMENT
-  // unless their number equals the shape's element count.
+  // A tensor of byte strings, which are copied wherever they are sent.
+  //   Errors: INVALID_ARGUMENT unless their number equals the shape's element count.
   static absl::StatusOr<Tensor> FromStrings(absl::Span<const int64_t> shape,
                                             std::vector<std::string> strings);
 

@@ -1,5 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 TensorId: the key that matches a send with a receive of the
-// same step.
+// SPDX-License-Identifier: Apache-2.0
+// TensorId: the key that matches a send with a receive of the same step.
 #ifndef FERRY_INCLUDE_FERRY_TENSOR_ID_H_
 #define FERRY_INCLUDE_FERRY_TENSOR_ID_H_
 
