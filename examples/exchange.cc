@@ -16,7 +16,7 @@ absl::Status Send(ferry::Node& node, ferry::Step& step) {
   if (!tensor.ok()) return tensor.status();
   absl::Span<int32_t> elements = tensor->mutable_elements<int32_t>();
   std::iota(elements.begin(), elements.end(), 0);
-  // A send never blocks: its request is done, with what was wrong or with the tensor itself.
+  // A send never blocks: its request is done, with an error or with the tensor itself.
   ferry::Request request = step.Send(kWeights, *tensor);
   return request.Wait(absl::ZeroDuration()).status();
 }

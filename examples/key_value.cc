@@ -9,7 +9,7 @@
 
 absl::Status Coordinate(ferry::Node& node) {
   ferry::CoordinatorClient& coordinator = node.coordinator();
-  // Every node publishes something, and waits for what all have published.
+  // Every node publishes a key, and waits for the keys of all nodes.
   const std::string own_key = "port/" + std::to_string(node.rank());
   absl::Status status = coordinator.Set(own_key, std::to_string(9000 + node.rank()));
   if (!status.ok()) return status;
@@ -21,8 +21,8 @@ absl::Status Coordinate(ferry::Node& node) {
       coordinator.GetAll(keys, absl::Seconds(30));
   if (!ports.ok()) return ports.status();
 
-  // A counter that all nodes increase. After the barrier every node has done so; a node that does
-  // not come is named in the error of the others.
+  // A counter that all nodes increase. After the barrier every node has done so; a missing node
+  // is named in the error of the others.
   const absl::StatusOr<int64_t> sum = coordinator.Add("started", 1);
   if (!sum.ok()) return sum.status();
   status = coordinator.Barrier("all-started", absl::Minutes(1));

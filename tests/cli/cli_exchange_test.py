@@ -152,7 +152,8 @@ class SendRecv(harness.Case):
         receiver, _ = self.receiver_of_a_sender_that_never_told_its_address(
             signal.SIGKILL, "--timeout=90s")
         self.assertEqual(receiver.wait(), 1)
-        self.assertRegex(receiver.err.splitlines()[-1], "^ferry: node 0 has died before it published")
+        self.assertRegex(receiver.err.splitlines()[-1],
+                         "^ferry: node 0 has died before it published")
 
     def test_into_an_existing_buffer(self):
         self.both(["--shape=8x8", "--dtype=double"],
