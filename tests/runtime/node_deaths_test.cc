@@ -118,7 +118,7 @@ TEST_F(NodeDeathsTest, AddressOfANodeThatRestarts_IsThatOfItsNextIncarnation) {
   EXPECT_TRUE(coord::Eventually([this] {
     const absl::Status status = Lookup();
     return absl::IsDeadlineExceeded(status) &&
-           absl::StrContains(status.message(), "waited 20ms for node 1, which was restarted");
+           absl::StrContains(status.message(), "waited 20ms for the endpoint record of node 1");
   })) << Lookup();
   Publish();
   const absl::StatusOr<RendezvousKey> after = LookupKey(coord::kTimeout);
