@@ -85,13 +85,12 @@ void EventLoop::Stop() {
   thread_.reset();
 }
 
-absl::StatusOr<EventLoop::SourceId> EventLoop::Add(std::shared_ptr<LoopSource> source, int fd,
-                                                   uint32_t events, bool polls) {
+absl::StatusOr<Loop::SourceId> EventLoop::AddEntry(Entry entry, int fd, uint32_t events) {
   uint64_t id = 0;
   {
     absl::MutexLock lock(&mu_);
     id = ++last_id_;
-    sources_.emplace(id, Entry{std::move(source), polls});
+    sources_.emplace(id, std::move(entry));
     version_.fetch_add(1, std::memory_order_release);
   }
   if (fd >= 0) {
@@ -180,11 +179,11 @@ absl::Time EventLoop::NextTimer() {
 void EventLoop::RefreshPolled() {
   const uint64_t version = version_.load(std::memory_order_acquire);
   if (version == polled_version_) return;
-  std::vector<std::shared_ptr<LoopSource>> polled;
+  std::vector<std::shared_ptr<PolledSource>> polled;
   {
     absl::MutexLock lock(&mu_);
     for (const auto& [id, entry] : sources_) {
-      if (entry.polls) polled.push_back(entry.source);
+      if (entry.polled != nullptr) polled.emplace_back(entry.source, entry.polled);
     }
   }
   polled_version_ = version;
@@ -194,7 +193,7 @@ void EventLoop::RefreshPolled() {
 bool EventLoop::PollOnce() {
   RefreshPolled();
   bool did_something = false;
-  for (const std::shared_ptr<LoopSource>& source : polled_) {
+  for (const std::shared_ptr<PolledSource>& source : polled_) {
     did_something |= source->Poll();
   }
   if (++passes_ % kPassesPerDescriptorLook == 0) did_something |= PollDescriptors(0);
@@ -225,7 +224,7 @@ bool EventLoop::Tell(SourceId id, uint32_t events) {
 
 bool EventLoop::HasWork() {
   RefreshPolled();
-  for (const std::shared_ptr<LoopSource>& source : polled_) {
+  for (const std::shared_ptr<PolledSource>& source : polled_) {
     if (source->HasWork()) return true;
   }
   return has_posted_.load(std::memory_order_acquire) || NextTimer() <= SteadyClock().Now();
@@ -267,7 +266,7 @@ void EventLoop::Sleep(absl::FunctionRef<bool()> is_done, absl::Time until) {
     // Rounded up: waking too early costs another turn.
     const int64_t ms = (absl::ToInt64Microseconds(left) + 999) / 1000;
     if (ms > 0) {
-      for (const std::shared_ptr<LoopSource>& source : polled_) source->BeforeSleep();
+      for (const std::shared_ptr<PolledSource>& source : polled_) source->BeforeSleep();
       PollDescriptors(static_cast<int>(ms));
     }
   }

@@ -25,24 +25,22 @@
 #include "base/thread.h"
 #include "base/unique_fd.h"
 #include "net/doorbell.h"
+#include "net/loop.h"
 
 namespace ferry {
 
-// An event source. The loop calls its methods from one thread at a time, with no lock held.
-class LoopSource {
+// A source with work in memory, which the leader polls.
+class PolledSource : public LoopSource {
  public:
-  virtual ~LoopSource() = default;
-  // Does the work pending in memory; returns true if there was any. Only for sources that poll.
-  virtual bool Poll() { return false; }
+  // Does the work pending in memory; returns true if there was any.
+  virtual bool Poll() = 0;
   // Returns true if Poll would do anything. Called before the loop sleeps: a source without work
   // must have the kernel wake the loop later.
   virtual bool HasWork() { return false; }
   // The leading caller is about to block in the kernel: notify peers that deferred work of this
-  // caller. Only for sources that poll.
+  // caller.
   virtual void BeforeSleep() {}
-  // Its descriptor has become ready (EPOLL* bits). Edge-triggered: drain it, or schedule another
-  // call with EventLoop::Post.
-  virtual void OnReady(uint32_t events) {}
+  void OnReady(uint32_t events) override {}
 };
 
 struct EventLoopOptions {
@@ -58,39 +56,38 @@ struct EventLoopOptions {
 
 // Thread-safe. Has one thread, which sleeps while a caller leads the loop in WaitUntil: what the
 // caller waits for arrives on the caller's thread, without a wake-up.
-class EventLoop final {
+class EventLoop final : public Loop {
  public:
-  using SourceId = uint64_t;
-
   //   Errors: RESOURCE_EXHAUSTED with the kernel's reason.
   static absl::StatusOr<std::unique_ptr<EventLoop>> Create(EventLoopOptions options);
   // Releases the sources; posted functions that have not run are destroyed.
-  ~EventLoop() { Stop(); }
-
-  EventLoop(const EventLoop&) = delete;
-  EventLoop& operator=(const EventLoop&) = delete;
+  ~EventLoop() override { Stop(); }
 
   // Ends the thread; functions posted later never run. Call it before destroying what sources use.
   void Stop();
 
-  // `fd` (-1: none) stays owned by the source, and open until Remove. `polls`: the source
-  // implements Poll.
+  // Edge-triggered. `fd`: -1 for none.
   //   Errors: RESOURCE_EXHAUSTED with the kernel's reason and what to raise; the source is not
   //   called, nor kept.
-  absl::StatusOr<SourceId> Add(std::shared_ptr<LoopSource> source, int fd, uint32_t events,
-                               bool polls);
-  // Sets the events the source receives from now on, also after Unwatch. Events that are pending
-  // already are reported.
+  absl::StatusOr<SourceId> Add(std::shared_ptr<LoopSource> source, int fd,
+                               uint32_t events) override {
+    return AddEntry({.source = std::move(source)}, fd, events);
+  }
+  absl::StatusOr<SourceId> AddPolled(std::shared_ptr<PolledSource> source, int fd,
+                                     uint32_t events) {
+    PolledSource* const polled = source.get();
+    return AddEntry({.source = std::move(source), .polled = polled}, fd, events);
+  }
+  // Also after Unwatch.
   //   Errors: as Add.
-  absl::Status Watch(SourceId id, int fd, uint32_t events);
+  absl::Status Watch(SourceId id, int fd, uint32_t events) override;
   // Stops kernel events of `fd` until Watch; the source is still polled. On the loop only.
   void Unwatch(int fd) { epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr); }
-  // Stops calling the source, except for a call in progress. Unknown ids are ignored.
-  void Remove(SourceId id, int fd);
+  // A source that polls may be polled once more, by the pass in progress.
+  void Remove(SourceId id, int fd) override;
 
-  // Runs `function` on the loop, soon or `at` a time.
-  void Post(absl::AnyInvocable<void() &&> function);
-  void PostAt(absl::Time at, absl::AnyInvocable<void() &&> function);
+  void Post(absl::AnyInvocable<void() &&> function) override;
+  void PostAt(absl::Time at, absl::AnyInvocable<void() &&> function) override;
   // The number of pending timers.
   size_t timers() const ABSL_LOCKS_EXCLUDED(mu_) {
     absl::MutexLock lock(&mu_);
@@ -103,8 +100,7 @@ class EventLoop final {
   bool WaitUntil(absl::FunctionRef<bool()> is_done, absl::Time deadline);
   void Wake();
 
-  // True if this thread is leading the loop now: it must not wait for the loop then.
-  bool IsOnLoop() const;
+  bool IsOnLoop() const override;
   // On the loop: true on a caller's thread, which would wait anyway.
   bool IsDrivenByCaller() const { return is_driven_by_caller_; }
 
@@ -118,11 +114,13 @@ class EventLoop final {
  private:
   struct Entry {
     std::shared_ptr<LoopSource> source;
-    bool polls = false;
+    // The same object if it polls.
+    PolledSource* polled = nullptr;
   };
 
   explicit EventLoop(EventLoopOptions options) : options_(std::move(options)) {}
 
+  absl::StatusOr<SourceId> AddEntry(Entry entry, int fd, uint32_t events);
   void Run();
   bool TryLead();
   void StopDriving();
@@ -151,7 +149,7 @@ class EventLoop final {
 
   // Held by the leader; the fields below belong to that thread.
   std::atomic<bool> is_driven_{false};
-  std::vector<std::shared_ptr<LoopSource>> polled_;
+  std::vector<std::shared_ptr<PolledSource>> polled_;
   uint64_t polled_version_ = 0;
   uint32_t passes_ = 0;
   bool is_driven_by_caller_ = false;

@@ -18,14 +18,14 @@
 #include "base/fence.h"
 #include "base/file_limit.h"
 
-namespace ferry::coord {
+namespace ferry {
 namespace {
 
 constexpr int kMaxEvents = 256;
 // The thread's sleep while one caller leads for long.
 constexpr absl::Duration kLongSleep = absl::Milliseconds(100);
 
-thread_local const SocketLoop* driven_here = nullptr;
+thread_local const SocketLoop* socket_loop_driven_here = nullptr;
 
 absl::Status OutOfResources(absl::string_view what, int error) {
   return absl::ResourceExhaustedError(absl::StrCat(what, ": ", ErrorWithFileLimit(error)));
@@ -75,34 +75,47 @@ void SocketLoop::End() {
   thread_ = nullptr;
 }
 
-absl::Status SocketLoop::Add(std::shared_ptr<SocketSource> source, int fd, uint32_t events) {
-  SocketSource* const key = source.get();
+absl::StatusOr<Loop::SourceId> SocketLoop::Add(std::shared_ptr<LoopSource> source, int fd,
+                                               uint32_t events) {
+  auto entry = std::make_unique<Entry>(Entry{std::move(source)});
   epoll_event event = {};
   event.events = events;
-  event.data.ptr = key;
+  event.data.ptr = entry.get();
   absl::MutexLock lock(&mu_);
   if (is_ending_) return absl::CancelledError("the loop has ended");
   if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0) {
     return OutOfResources("epoll_ctl", errno);
   }
-  sources_[key] = std::move(source);
+  sources_.emplace(++last_id_, std::move(entry));
+  return last_id_;
+}
+
+absl::Status SocketLoop::Watch(SourceId id, int fd, uint32_t events) {
+  epoll_event event = {};
+  event.events = events;
+  absl::MutexLock lock(&mu_);
+  const auto found = sources_.find(id);
+  if (found == sources_.end()) return absl::CancelledError("the source was removed");
+  event.data.ptr = found->second.get();
+  if (epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, fd, &event) != 0) {
+    return OutOfResources("epoll_ctl", errno);
+  }
   return absl::OkStatus();
 }
 
-void SocketLoop::Watch(SocketSource& source, int fd, uint32_t events) {
-  epoll_event event = {};
-  event.events = events;
-  event.data.ptr = &source;
-  epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, fd, &event);
-}
-
-void SocketLoop::Remove(SocketSource& source, int fd) {
+void SocketLoop::Remove(SourceId id, int fd) {
   epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr);
-  absl::MutexLock lock(&mu_);
-  const auto found = sources_.find(&source);
-  if (found == sources_.end()) return;
-  removed_.push_back(std::move(found->second));
-  sources_.erase(found);
+  std::unique_ptr<Entry> removed;
+  {
+    absl::MutexLock lock(&mu_);
+    const auto found = sources_.find(id);
+    if (found == sources_.end()) return;
+    removed = std::move(found->second);
+    sources_.erase(found);
+  }
+  if (IsOnLoop()) return removed_.push_back(std::move(removed));
+  // The leader may be about to call it; posted functions run when it has called all that are ready.
+  Post([removed = std::move(removed)] {});
 }
 
 void SocketLoop::Post(absl::AnyInvocable<void() &&> function) {
@@ -135,11 +148,13 @@ void SocketLoop::RunPosted() {
   for (auto& function : posted) std::move(function)();
 }
 
-void SocketLoop::PostAfter(absl::Duration delay, absl::AnyInvocable<void() &&> function) {
-  Post([this, when = SteadyClock().Now() + delay, function = std::move(function)]() mutable {
-    due_.emplace(when, std::move(function));
+void SocketLoop::PostAt(absl::Time at, absl::AnyInvocable<void() &&> function) {
+  Post([this, at, function = std::move(function)]() mutable {
+    due_.emplace(at, std::move(function));
   });
 }
+
+bool SocketLoop::IsOnLoop() const { return socket_loop_driven_here == this; }
 
 absl::Duration SocketLoop::Lag() const {
   const int64_t since = busy_since_;
@@ -165,12 +180,12 @@ bool SocketLoop::IsEnding() {
 
 bool SocketLoop::TryLead() {
   if (is_driven_.exchange(true)) return false;
-  driven_here = this;
+  socket_loop_driven_here = this;
   return true;
 }
 
 void SocketLoop::StopDriving() {
-  driven_here = nullptr;
+  socket_loop_driven_here = nullptr;
   is_driven_ = false;
 }
 
@@ -201,10 +216,10 @@ void SocketLoop::RunOnce() {
       is_woken = true;
       continue;
     }
-    auto* const source = static_cast<SocketSource*>(events[i].data.ptr);
-    const auto is_it = [source](const auto& removed) { return removed.get() == source; };
+    auto* const entry = static_cast<Entry*>(events[i].data.ptr);
+    const auto is_it = [entry](const auto& removed) { return removed.get() == entry; };
     if (std::any_of(removed_.begin(), removed_.end(), is_it)) continue;
-    source->OnReady(events[i].events);
+    entry->source->OnReady(events[i].events);
   }
   if (is_woken) {
     uint64_t unused;
@@ -218,7 +233,7 @@ void SocketLoop::RunOnce() {
 void SocketLoop::OnCome(absl::Notification& come) {
   awaited_.fetch_sub(1);
   come.Notify();
-  if (driven_here == this) return;
+  if (socket_loop_driven_here == this) return;
   // The waiter may be leading, blocked in the kernel.
   FullFence();
   if (is_driven_by_caller_) WakeDriver();
@@ -297,15 +312,15 @@ void SocketLoop::Run() {
   }
   while (!TryLead()) thread_wakeup_.WaitUntil(thread_wakeup_.turn(), SteadyClock().Now() + kTick);
   RunPosted();
-  absl::flat_hash_map<SocketSource*, std::shared_ptr<SocketSource>> sources;
+  std::vector<std::shared_ptr<LoopSource>> sources;
   {
     absl::MutexLock lock(&mu_);
-    sources = sources_;
+    for (const auto& [id, entry] : sources_) sources.push_back(entry->source);
   }
-  for (const auto& [key, source] : sources) source->OnLoopEnd();
+  for (const auto& source : sources) source->OnLoopEnd();
   removed_.clear();
   due_.clear();
   StopDriving();
 }
 
-}  // namespace ferry::coord
+}  // namespace ferry

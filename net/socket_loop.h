@@ -16,7 +16,6 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/functional/any_invocable.h"
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
@@ -25,26 +24,16 @@
 #include "base/thread.h"
 #include "base/unique_fd.h"
 #include "base/wakeup.h"
+#include "net/loop.h"
 
-namespace ferry::coord {
-
-// An event source with a descriptor. Called on the loop: by one thread at a time, with no lock
-// held.
-class SocketSource {
- public:
-  virtual ~SocketSource() = default;
-  // Its descriptor is ready (EPOLL* bits). Level-triggered.
-  virtual void OnReady(uint32_t events) = 0;
-  // The loop ends; no other method is called after this.
-  virtual void OnLoopEnd() = 0;
-};
+namespace ferry {
 
 // Thread-safe. Normally its own thread waits. While threads that only wait for an answer come one
 // after the other, they lead the loop instead, which saves the wake-up between the kernel and
 // them. Other events may then be delayed by up to two kTick. While events come within kLook of
 // each other, the loop polls for as long before it sleeps, and yields the core between polls: a
 // wake-up takes tens of microseconds on some machines.
-class SocketLoop final {
+class SocketLoop final : public Loop {
  public:
   static constexpr absl::Duration kTick = absl::Microseconds(500);
   static constexpr absl::Duration kLook = absl::Microseconds(100);
@@ -74,28 +63,24 @@ class SocketLoop final {
   // reference to it.
   static absl::StatusOr<std::shared_ptr<SocketLoop>> OfClients();
   // Must not run on the loop.
-  ~SocketLoop() { End(); }
+  ~SocketLoop() override { End(); }
   // Calls OnLoopEnd of every source and ends the thread; functions posted later never run. Must
   // not run on the loop, nor concurrently with itself.
   void End() ABSL_LOCKS_EXCLUDED(mu_);
 
-  SocketLoop(const SocketLoop&) = delete;
-  SocketLoop& operator=(const SocketLoop&) = delete;
-
-  // Keeps `source` until Remove. `fd` stays owned by the source, and open until Remove.
-  //   Errors: RESOURCE_EXHAUSTED with the kernel's reason; the source is not kept.
-  absl::Status Add(std::shared_ptr<SocketSource> source, int fd, uint32_t events)
+  // Level-triggered.
+  //   Errors: RESOURCE_EXHAUSTED with the kernel's reason; CANCELLED after End. The source is not
+  //   kept.
+  absl::StatusOr<SourceId> Add(std::shared_ptr<LoopSource> source, int fd, uint32_t events) override
       ABSL_LOCKS_EXCLUDED(mu_);
-  // Sets the events the source receives from now on.
-  void Watch(SocketSource& source, int fd, uint32_t events);
-  // REQUIRES: on the loop.
-  void Remove(SocketSource& source, int fd) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status Watch(SourceId id, int fd, uint32_t events) override;
+  void Remove(SourceId id, int fd) override ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Runs `function` on the loop soon; never once the loop has ended.
-  void Post(absl::AnyInvocable<void() &&> function) ABSL_LOCKS_EXCLUDED(mu_);
-  // As Post, after `delay`. The captures of `function` live until then.
-  void PostAfter(absl::Duration delay, absl::AnyInvocable<void() &&> function)
+  void Post(absl::AnyInvocable<void() &&> function) override ABSL_LOCKS_EXCLUDED(mu_);
+  void PostAt(absl::Time at, absl::AnyInvocable<void() &&> function) override
       ABSL_LOCKS_EXCLUDED(mu_);
+
+  bool IsOnLoop() const override;
 
   // An event is expected that no caller waits for: the loop's own thread is to wait for it.
   void WantThread();
@@ -108,6 +93,11 @@ class SocketLoop final {
   char* scratch() { return scratch_.get(); }
 
  private:
+  // The kernel's events point to it.
+  struct Entry {
+    std::shared_ptr<LoopSource> source;
+  };
+
   SocketLoop() = default;
   void Run();
   bool IsEnding() ABSL_LOCKS_EXCLUDED(mu_);
@@ -152,19 +142,20 @@ class SocketLoop final {
   std::atomic<bool> sleeps_long_{false};
   Wakeup thread_wakeup_;
 
-  // Leader only: removed sources that may still be among the events being dispatched.
-  std::vector<std::shared_ptr<SocketSource>> removed_;
+  // Leader only: what was removed and may still be among the events being dispatched.
+  std::vector<std::unique_ptr<Entry>> removed_;
   std::multimap<absl::Time, absl::AnyInvocable<void() &&>> due_;
   bool is_worth_a_look_ = false;
 
   absl::Mutex mu_;
   bool is_ending_ ABSL_GUARDED_BY(mu_) = false;
-  absl::flat_hash_map<SocketSource*, std::shared_ptr<SocketSource>> sources_ ABSL_GUARDED_BY(mu_);
+  SourceId last_id_ ABSL_GUARDED_BY(mu_) = 0;
+  absl::flat_hash_map<SourceId, std::unique_ptr<Entry>> sources_ ABSL_GUARDED_BY(mu_);
   std::vector<absl::AnyInvocable<void() &&>> posted_ ABSL_GUARDED_BY(mu_);
 
   std::unique_ptr<Thread> thread_;
 };
 
-}  // namespace ferry::coord
+}  // namespace ferry
 
 #endif  // FERRY_NET_SOCKET_LOOP_H_

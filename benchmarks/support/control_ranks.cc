@@ -137,13 +137,13 @@ class ConnectionStream final : public ControlStream {
     ConnectionStream& stream_;
   };
 
-  static std::shared_ptr<coord::SocketLoop> Loop() {
-    auto loop = coord::SocketLoop::OfClients();
+  static std::shared_ptr<SocketLoop> Loop() {
+    auto loop = SocketLoop::OfClients();
     if (!loop.ok()) Fatal(loop.status().ToString());
     return *loop;
   }
 
-  const std::shared_ptr<coord::SocketLoop> loop_;
+  const std::shared_ptr<SocketLoop> loop_;
   absl::Notification is_closed_;
   std::shared_ptr<Connection> connection_;
 };

@@ -10,29 +10,36 @@
 
 namespace ferry::coord {
 
-class ConnectionWatch::Watched final : public SocketSource {
+class ConnectionWatch::Watched final : public LoopSource,
+                                       public std::enable_shared_from_this<Watched> {
  public:
-  Watched(std::shared_ptr<SocketLoop> loop, std::shared_ptr<EndCallback> on_end,
+  Watched(const std::shared_ptr<Loop>& loop, std::shared_ptr<EndCallback> on_end,
           UniqueFd connection, std::string peer)
       : loop_(loop),
         on_end_(std::move(on_end)),
         connection_(std::move(connection)),
         peer_(std::move(peer)) {}
 
-  int fd() const { return connection_.get(); }
+  // On the loop.
+  void Watch(Loop& loop) {
+    // gRPC handles the received bytes. Hang-ups are always reported.
+    const auto added = loop.Add(shared_from_this(), connection_.get(), EPOLLRDHUP);
+    if (added.ok()) source_ = *added;
+  }
 
  private:
   void OnReady(uint32_t) override {
     if (!connection_.valid()) return;
-    if (const auto loop = loop_.lock()) loop->Remove(*this, connection_.get());
+    if (const auto loop = loop_.lock()) loop->Remove(source_, connection_.get());
     connection_.Reset();
     (*on_end_)(peer_);
   }
   void OnLoopEnd() override { connection_.Reset(); }
 
-  const std::weak_ptr<SocketLoop> loop_;
+  const std::weak_ptr<Loop> loop_;
   const std::shared_ptr<EndCallback> on_end_;
   UniqueFd connection_;
+  Loop::SourceId source_ = 0;
   const std::string peer_;
 };
 
@@ -43,10 +50,8 @@ void ConnectionWatch::Add(int connection, std::string peer) {
   rlimit limit = {};
   getrlimit(RLIMIT_NOFILE, &limit);
   if (!duplicate.valid() || static_cast<rlim_t>(duplicate.get()) >= limit.rlim_cur / 2) return;
-  const auto watched =
-      std::make_shared<Watched>(loop_, on_end_, std::move(duplicate), std::move(peer));
-  // gRPC handles the received bytes. Hang-ups are always reported.
-  loop_->Add(watched, watched->fd(), EPOLLRDHUP).IgnoreError();
+  auto watched = std::make_shared<Watched>(loop_, on_end_, std::move(duplicate), std::move(peer));
+  loop_->Post([loop = loop_.get(), watched = std::move(watched)] { watched->Watch(*loop); });
 }
 
 }  // namespace ferry::coord

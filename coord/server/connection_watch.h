@@ -8,7 +8,7 @@
 #include <string>
 #include <utility>
 
-#include "net/socket_loop.h"
+#include "net/loop.h"
 
 namespace ferry::coord {
 
@@ -21,7 +21,7 @@ class ConnectionWatch final {
   // `peer`: as PeerName. Called on the loop.
   using EndCallback = std::function<void(const std::string& peer)>;
 
-  ConnectionWatch(std::shared_ptr<SocketLoop> loop, EndCallback on_end)
+  ConnectionWatch(std::shared_ptr<Loop> loop, EndCallback on_end)
       : loop_(std::move(loop)), on_end_(std::make_shared<EndCallback>(std::move(on_end))) {}
 
   // Watches `connection`, which the caller keeps owning, until it ends. If no descriptor is
@@ -31,7 +31,7 @@ class ConnectionWatch final {
  private:
   class Watched;
 
-  const std::shared_ptr<SocketLoop> loop_;
+  const std::shared_ptr<Loop> loop_;
   // Shared with the watched connections, which may outlive this object.
   const std::shared_ptr<EndCallback> on_end_;
 };

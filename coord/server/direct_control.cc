@@ -121,7 +121,7 @@ class DirectControl::Stream final : public DirectConnection, public FrameSink {
 };
 
 // A connection whose protocol is not yet known. Clients of either kind send first, immediately.
-class DirectControl::Undecided final : public SocketSource,
+class DirectControl::Undecided final : public LoopSource,
                                        public std::enable_shared_from_this<Undecided> {
  public:
   Undecided(DirectControl& control, UniqueFd connection)
@@ -129,7 +129,9 @@ class DirectControl::Undecided final : public SocketSource,
 
   // On the loop.
   void Watch() {
-    if (!control_.loop_->Add(shared_from_this(), connection_.get(), EPOLLIN).ok()) return;
+    const auto added = control_.loop_->Add(shared_from_this(), connection_.get(), EPOLLIN);
+    if (!added.ok()) return;
+    source_ = *added;
     control_.loop_->PostAfter(control_.options_.hello_timeout, [weak = weak_from_this()] {
       if (const auto self = weak.lock()) self->Decide(/*is_patience_over=*/true);
     });
@@ -137,18 +139,17 @@ class DirectControl::Undecided final : public SocketSource,
 
  private:
   void OnReady(uint32_t) override { Decide(/*is_patience_over=*/false); }
-  void OnLoopEnd() override {}
-
   void Decide(bool is_patience_over) {
     if (!connection_.valid()) return;
     if (KindOf(connection_.get()) == Kind::kUnknown && !is_patience_over) return;
-    control_.loop_->Remove(*this, connection_.get());
+    control_.loop_->Remove(source_, connection_.get());
     // Silent connections are closed: gRPC would keep them for minutes.
     if (!control_.Route(connection_)) connection_.Reset();
   }
 
   DirectControl& control_;
   UniqueFd connection_;
+  Loop::SourceId source_ = 0;
 };
 
 absl::StatusOr<std::unique_ptr<DirectControl>> DirectControl::Create(ControlSessions& sessions,

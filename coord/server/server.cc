@@ -107,9 +107,9 @@ absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Create(
   self->watch_ = std::make_unique<ConnectionWatch>(
       self->direct_->loop(),
       [edge = &self->edge_,
-       loop = std::weak_ptr<SocketLoop>(self->direct_->loop())](const std::string& peer) {
+       loop = std::weak_ptr<Loop>(self->direct_->loop())](const std::string& peer) {
         std::vector<Edge::LostPoll> lost = edge->TakeLostPolls(peer);
-        const std::shared_ptr<SocketLoop> alive = loop.lock();
+        const std::shared_ptr<Loop> alive = loop.lock();
         if (lost.empty() || alive == nullptr) return;
         alive->PostAfter(kSettleTime, [edge, lost = std::move(lost)] { edge->TellLost(lost); });
       });

@@ -30,16 +30,18 @@ constexpr absl::Duration kLongestOfOne = absl::Seconds(5);
 
 void DirectConnection::Accept(UniqueFd fd, absl::Duration idle, absl::Duration timeout) {
   wants_preface_ = true;
-  const int socket = fd.get();
+  absl::Status status;
   {
     absl::MutexLock lock(&mu_);
     fd_ = std::move(fd);
     Tune(idle, timeout);
     is_connected_ = true;
+    // The loop may call it before the id is stored; it waits for the lock then.
+    const auto added = loop_.Add(shared_from_this(), fd_.get(), EPOLLIN);
+    status = added.status();
+    source_ = added.value_or(0);
   }
-  if (absl::Status added = loop_.Add(shared_from_this(), socket, EPOLLIN); !added.ok()) {
-    Close(std::move(added));
-  }
+  if (!status.ok()) Close(std::move(status));
 }
 
 void DirectConnection::Connect(std::vector<SocketAddress> addresses) {
@@ -58,17 +60,18 @@ void DirectConnection::TryNext() {
     {
       absl::MutexLock lock(&mu_);
       if (is_closed_) return;
-      if (fd_.valid()) loop_.Remove(*this, fd_.get());
+      if (fd_.valid()) loop_.Remove(source_, fd_.get());
       fd_ = BeginConnect(address);
       error = errno;
       if (fd_.valid()) {
-        const absl::Status added = loop_.Add(shared_from_this(), fd_.get(), EPOLLOUT);
+        const auto added = loop_.Add(shared_from_this(), fd_.get(), EPOLLOUT);
         if (added.ok()) {
+          source_ = *added;
           if (next_address_ < addresses_.size()) GoOnAfter(kLongestOfOne, next_address_);
           return;
         }
         // Not an answer of the coordinator, but a local shortage that may pass.
-        connect_failure_ = absl::UnavailableError(added.message());
+        connect_failure_ = absl::UnavailableError(added.status().message());
         fd_.Reset();
         continue;
       }
@@ -107,8 +110,7 @@ void DirectConnection::FinishConnecting() {
       is_connected_ = true;
       out_.insert(out_.begin(), grpc::Slice(kDirectPreface.data(), kDirectPreface.size()));
       is_drained = FlushLocked() && std::exchange(owes_drained_, false);
-      is_watching_output_ = out_next_ < out_.size();
-      loop_.Watch(*this, fd_.get(), is_watching_output_ ? EPOLLIN | EPOLLOUT : EPOLLIN);
+      WatchOutput(out_next_ < out_.size());
     }
   }
   if (is_connecting_) return TryNext();
@@ -145,9 +147,14 @@ void DirectConnection::LookAtHost() {
 
 void DirectConnection::WatchLocked() {
   const bool wants_output = out_next_ < out_.size();
-  if (wants_output == is_watching_output_) return;
+  if (wants_output != is_watching_output_) WatchOutput(wants_output);
+}
+
+void DirectConnection::WatchOutput(bool wants_output) {
   is_watching_output_ = wants_output;
-  loop_.Watch(*this, fd_.get(), wants_output ? EPOLLIN | EPOLLOUT : EPOLLIN);
+  const uint32_t events = wants_output ? EPOLLIN | EPOLLOUT : EPOLLIN;
+  // Changing the events of a descriptor that is watched already takes no resources.
+  loop_.Watch(source_, fd_.get(), events).IgnoreError();
 }
 
 bool DirectConnection::SendFrame(absl::Span<const grpc::Slice> slices, bool is_last) {
@@ -262,7 +269,7 @@ void DirectConnection::CloseNow(const absl::Status& why) {
     if (is_closed_) return;
     is_closed_ = true;
     if (fd_.valid()) {
-      loop_.Remove(*this, fd_.get());
+      loop_.Remove(source_, fd_.get());
       // Lets the other end notice, even if a child of this process has inherited the socket.
       shutdown(fd_.get(), SHUT_RDWR);
     }

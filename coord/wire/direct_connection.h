@@ -41,8 +41,7 @@ struct DirectFrame {
 
 // The On* methods are called on the loop's thread, one at a time, with no lock held. The loop
 // keeps the connection alive until it is closed.
-class DirectConnection : public SocketSource,
-                         public std::enable_shared_from_this<DirectConnection> {
+class DirectConnection : public LoopSource, public std::enable_shared_from_this<DirectConnection> {
  public:
   // `loop` outlives it.
   explicit DirectConnection(SocketLoop& loop) : loop_(loop) {}
@@ -88,6 +87,7 @@ class DirectConnection : public SocketSource,
   // Sends until the kernel accepts no more; returns true when out_ is empty.
   bool FlushLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void WatchLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void WatchOutput(bool wants_output) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void TryNext() ABSL_LOCKS_EXCLUDED(mu_);
   // Tries the next address after `timeout`, unless this one has answered.
   void GoOnAfter(absl::Duration timeout, size_t next_address);
@@ -138,6 +138,7 @@ class DirectConnection : public SocketSource,
   absl::Mutex mu_;
   // Modified on the loop's thread only.
   UniqueFd fd_ ABSL_GUARDED_BY(mu_);
+  Loop::SourceId source_ ABSL_GUARDED_BY(mu_) = 0;
   bool is_closed_ ABSL_GUARDED_BY(mu_) = false;
   bool is_connected_ ABSL_GUARDED_BY(mu_) = false;
   bool has_sent_last_ ABSL_GUARDED_BY(mu_) = false;

@@ -47,7 +47,7 @@ class UnwatchableTest : public ::testing::Test {
 };
 
 TEST_F(UnwatchableTest, Source_IsNeitherKeptNorCalled) {
-  class Source final : public LoopSource {
+  class Source final : public PolledSource {
    public:
     bool Poll() override {
       ADD_FAILURE() << "polled";
@@ -60,7 +60,7 @@ TEST_F(UnwatchableTest, Source_IsNeitherKeptNorCalled) {
   absl::Notification added;
   // As control channels do.
   loop_->Post([&] {
-    const auto id = loop_->Add(std::move(source), file.get(), EPOLLIN, /*polls=*/true);
+    const auto id = loop_->AddPolled(std::move(source), file.get(), EPOLLIN);
     EXPECT_EQ(id.status().code(), absl::StatusCode::kResourceExhausted);
     added.Notify();
   });

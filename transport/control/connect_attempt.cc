@@ -47,9 +47,8 @@ void ConnectionManager::Attempt::Cancel(const absl::Status& why) { FailForGood(w
 
 absl::Status ConnectionManager::Attempt::Watch(UniqueFd socket) {
   socket_ = std::move(socket);
-  FERRY_ASSIGN_OR_RETURN(
-      source_, shared_->loop.Add(shared_from_this(), socket_.get(), EPOLLIN | EPOLLOUT | EPOLLRDHUP,
-                                 /*polls=*/false));
+  FERRY_ASSIGN_OR_RETURN(source_, shared_->loop.Add(shared_from_this(), socket_.get(),
+                                                    EPOLLIN | EPOLLOUT | EPOLLRDHUP));
   return absl::OkStatus();
 }
 

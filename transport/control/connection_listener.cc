@@ -31,8 +31,7 @@ constexpr absl::Duration kNoRoomPause = absl::Milliseconds(100);
 
 absl::Status ConnectionManager::Listener::Start() {
   KeepReserve();
-  FERRY_ASSIGN_OR_RETURN(
-      source_, shared_->loop.Add(shared_from_this(), socket_.get(), EPOLLIN, /*polls=*/false));
+  FERRY_ASSIGN_OR_RETURN(source_, shared_->loop.Add(shared_from_this(), socket_.get(), EPOLLIN));
   return absl::OkStatus();
 }
 

@@ -75,7 +75,7 @@ class ConnectionManager final : public Connector {
 
   // Starts accepting; earlier connections wait in the backlog. Call once, when the callbacks may
   // run.
-  //   Errors: as EventLoop::Add.
+  //   Errors: as Loop::Add.
   absl::Status Start();
 
   const std::string& unix_name() const { return unix_name_; }

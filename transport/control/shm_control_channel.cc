@@ -57,7 +57,7 @@ std::shared_ptr<ShmControlChannel> ShmControlChannel::Start(EventLoop& loop, Pee
   // hang-up only: frames announce their descriptors, so no wake-up is duplicated.
   loop.Post([channel, &loop] {
     const absl::StatusOr<EventLoop::SourceId> source =
-        loop.Add(channel, channel->socket_.get(), EPOLLRDHUP, /*polls=*/true);
+        loop.AddPolled(channel, channel->socket_.get(), EPOLLRDHUP);
     if (!source.ok()) return channel->Refuse(source.status());
     channel->source_ = *source;
     channel->handler_->OnOpen(channel);

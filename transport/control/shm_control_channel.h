@@ -28,7 +28,7 @@ namespace ferry {
 // if it sleeps. Descriptors go through the socket ahead of their frame. The kernel closes the
 // socket when the peer dies.
 class ShmControlChannel final : public ControlChannel,
-                                public LoopSource,
+                                public PolledSource,
                                 public std::enable_shared_from_this<ShmControlChannel> {
  public:
   struct Memory {

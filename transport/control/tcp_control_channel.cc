@@ -90,7 +90,7 @@ std::shared_ptr<TcpControlChannel> TcpControlChannel::Start(EventLoop& loop, Pee
       loop, peer, std::move(socket), std::move(description), std::move(handler), max_queued_bytes));
   loop.Post([channel, &loop] {
     const absl::StatusOr<EventLoop::SourceId> source =
-        loop.Add(channel, channel->socket_.get(), EPOLLIN | EPOLLRDHUP, /*polls=*/true);
+        loop.AddPolled(channel, channel->socket_.get(), EPOLLIN | EPOLLRDHUP);
     if (!source.ok()) return channel->Refuse(source.status());
     channel->source_ = *source;
     channel->is_watched_ = true;

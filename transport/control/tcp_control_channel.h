@@ -29,7 +29,7 @@ inline constexpr size_t kMaxTcpLaneBody = 132 * 1024;
 // is. A peer that is merely stopped is waited for, and frames that do not fit its window are
 // queued.
 class TcpControlChannel final : public ControlChannel,
-                                public LoopSource,
+                                public PolledSource,
                                 public std::enable_shared_from_this<TcpControlChannel> {
  public:
   // `socket`: connected, non-blocking, with an authenticated peer. Starts calling `handler` at

@@ -8,6 +8,7 @@
 
 #include "base/clock.h"
 #include "base/status_macros.h"
+#include "net/event_loop.h"
 #include "tensor/host_arena.h"
 #include "transport/cuda_ipc/cuda_ipc_sender.h"
 

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "base/status_macros.h"
+#include "net/event_loop.h"
 #include "transport/gpu_of.h"
 
 namespace ferry {

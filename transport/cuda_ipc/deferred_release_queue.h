@@ -13,7 +13,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 
-#include "net/event_loop.h"
+#include "net/loop.h"
 
 namespace ferry {
 
@@ -26,7 +26,7 @@ class DeferredReleaseQueue final {
   static constexpr absl::Duration kGrace = absl::Seconds(2);
 
   //   loop: outlives this.
-  explicit DeferredReleaseQueue(EventLoop& loop) : loop_(loop) {}
+  explicit DeferredReleaseQueue(Loop& loop) : loop_(loop) {}
   ~DeferredReleaseQueue();
 
   DeferredReleaseQueue(const DeferredReleaseQueue&) = delete;
@@ -47,7 +47,7 @@ class DeferredReleaseQueue final {
     std::map<uint64_t, Entry> entries ABSL_GUARDED_BY(mu);
   };
 
-  EventLoop& loop_;
+  Loop& loop_;
   const std::shared_ptr<State> state_ = std::make_shared<State>();
 };
 

@@ -38,7 +38,7 @@ absl::Status Ask(const NcclCommunicator& communicator) {
 
 }  // namespace
 
-BatchRunner::BatchRunner(Gpus& gpus, Gpu& gpu, EventLoop& loop, ThreadGroup& threads,
+BatchRunner::BatchRunner(Gpus& gpus, Gpu& gpu, Loop& loop, ThreadGroup& threads,
                          BrokenCallback broken, LearnCallback learn, QuietCallback quiet)
     : gpus_(gpus),
       gpu_(gpu),

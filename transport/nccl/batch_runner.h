@@ -19,7 +19,7 @@
 #include "gpu/clique/communicator.h"
 #include "gpu/cuda/sync_gate.h"
 #include "gpu/gpus.h"
-#include "net/event_loop.h"
+#include "net/loop.h"
 
 namespace ferry {
 
@@ -63,7 +63,7 @@ class BatchRunner final : public std::enable_shared_from_this<BatchRunner>,
   using QuietCallback = std::function<void(bool is_wanted)>;
 
   // All must outlive it.
-  BatchRunner(Gpus& gpus, Gpu& gpu, EventLoop& loop, ThreadGroup& threads, BrokenCallback broken,
+  BatchRunner(Gpus& gpus, Gpu& gpu, Loop& loop, ThreadGroup& threads, BrokenCallback broken,
               LearnCallback learn, QuietCallback quiet);
 
   // Called by SyncGate, with which it may be registered from now on.
@@ -100,7 +100,7 @@ class BatchRunner final : public std::enable_shared_from_this<BatchRunner>,
 
   Gpus& gpus_;
   Gpu& gpu_;
-  EventLoop& loop_;
+  Loop& loop_;
   ThreadGroup& threads_;
   const BrokenCallback broken_;
   const LearnCallback learn_;

@@ -25,7 +25,7 @@
 #include "base/thread_group.h"
 #include "gpu/clique/clique_cache.h"
 #include "gpu/gpus.h"
-#include "net/event_loop.h"
+#include "net/loop.h"
 #include "transport/nccl/batch_agreement_endpoint.h"
 #include "transport/nccl/batch_runner.h"
 #include "transport/nccl/nccl_context.h"
@@ -54,7 +54,7 @@ class NcclDevice final : public std::enable_shared_from_this<NcclDevice>,
     NcclJob job;
     NcclTransportOptions options;
     Gpus* gpus = nullptr;
-    EventLoop* loop = nullptr;
+    Loop* loop = nullptr;
     // Creating and destroying communicators blocks.
     ThreadGroup* threads = nullptr;
     uint64_t incarnation = 0;

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "base/status_macros.h"
+#include "net/event_loop.h"
 
 namespace ferry {
 namespace {

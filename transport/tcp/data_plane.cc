@@ -43,7 +43,7 @@ void SliceWriter::Start() {
   loop_.Post([self = shared_from_this()] {
     if (self->is_stopped_) return;
     const absl::StatusOr<EventLoop::SourceId> id =
-        self->loop_.Add(self, self->socket_.get(), EPOLLIN | EPOLLOUT | EPOLLRDHUP, false);
+        self->loop_.Add(self, self->socket_.get(), EPOLLIN | EPOLLOUT | EPOLLRDHUP);
     if (!id.ok()) return self->Break(id.status());
     self->id_ = *id;
     self->Advance();
@@ -172,7 +172,7 @@ void SliceReader::Start() {
   loop_.Post([self = shared_from_this()] {
     if (self->is_stopped_) return;
     const absl::StatusOr<EventLoop::SourceId> id =
-        self->loop_.Add(self, self->socket_.get(), EPOLLIN | EPOLLRDHUP, false);
+        self->loop_.Add(self, self->socket_.get(), EPOLLIN | EPOLLRDHUP);
     if (!id.ok()) return self->Break(id.status());
     self->id_ = *id;
     self->Advance();

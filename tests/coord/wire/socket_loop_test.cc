@@ -16,6 +16,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 
+#include "base/status_macros.h"
 #include "base/unique_fd.h"
 #include "net/socket_loop.h"
 #include "test_server.h"
@@ -25,13 +26,15 @@ namespace {
 
 // One end of a pair of sockets; a thread at the other end sends every byte back. The first caller
 // receives the first byte that comes back.
-class Echo final : public SocketSource {
+class Echo final : public LoopSource {
  public:
   static std::shared_ptr<Echo> Make(SocketLoop& loop) {
     int ends[2] = {-1, -1};
     EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
     auto echo = std::make_shared<Echo>(loop, UniqueFd(ends[0]), UniqueFd(ends[1]));
-    EXPECT_THAT(loop.Add(echo, echo->near_.get(), EPOLLIN), IsOk());
+    const auto added = loop.Add(echo, echo->near_.get(), EPOLLIN);
+    EXPECT_THAT(added.status(), IsOk());
+    echo->source_ = added.value_or(0);
     return echo;
   }
   Echo(SocketLoop& loop, UniqueFd near, UniqueFd far)
@@ -60,7 +63,7 @@ class Echo final : public SocketSource {
   void Leave() {
     absl::Notification left;
     loop_.Post([&] {
-      loop_.Remove(*this, near_.get());
+      loop_.Remove(source_, near_.get());
       left.Notify();
     });
     ASSERT_TRUE(left.WaitForNotificationWithTimeout(kTimeout));
@@ -92,9 +95,9 @@ class Echo final : public SocketSource {
       done();
     }
   }
-  void OnLoopEnd() override {}
 
   SocketLoop& loop_;
+  Loop::SourceId source_ = 0;
   const UniqueFd near_;
   const UniqueFd far_;
   absl::Mutex mu_;
@@ -233,11 +236,15 @@ TEST(SocketLoopOfClients, ForkedChildHasItsOwn) {
 }
 
 // Removes all of them from the loop as soon as one is called.
-class Remover final : public SocketSource {
+class Remover final : public LoopSource, public std::enable_shared_from_this<Remover> {
  public:
   Remover(SocketLoop& loop, std::vector<std::shared_ptr<Remover>>& all, UniqueFd near, UniqueFd far)
       : loop_(loop), all_(all), near_(std::move(near)), far_(std::move(far)) {}
 
+  absl::Status Add() {
+    FERRY_ASSIGN_OR_RETURN(source_, loop_.Add(shared_from_this(), near_.get(), EPOLLIN));
+    return absl::OkStatus();
+  }
   void Say() { EXPECT_EQ(write(far_.get(), "x", 1), 1); }
   int near() const { return near_.get(); }
   int told() const { return told_; }
@@ -246,11 +253,12 @@ class Remover final : public SocketSource {
  private:
   void OnReady(uint32_t) override {
     ++told_;
-    for (const auto& each : all_) loop_.Remove(*each, each->near());
+    for (const auto& each : all_) loop_.Remove(each->source_, each->near());
   }
   void OnLoopEnd() override { ++ended_; }
 
   SocketLoop& loop_;
+  Loop::SourceId source_ = 0;
   std::vector<std::shared_ptr<Remover>>& all_;
   const UniqueFd near_;
   const UniqueFd far_;
@@ -279,7 +287,7 @@ TEST(SocketLoopSources, SourceRemovedDuringDispatch_IsNotCalled) {
   std::vector<std::shared_ptr<Remover>> all;
   for (int i = 0; i < 2; ++i) AddRemover(*loop, all);
   for (const auto& each : all) {
-    EXPECT_THAT(loop->Add(each, each->near(), EPOLLIN), IsOk());
+    EXPECT_THAT(each->Add(), IsOk());
     each->Say();
   }
   go.Notify();
@@ -311,10 +319,10 @@ TEST(SocketLoopSources, AfterItsEnd_NoSourceIsAddedAndAllWereNotified) {
   std::vector<std::shared_ptr<Remover>> all;
   const auto there = AddRemover(*loop, all);
   const auto late = AddRemover(*loop, all);
-  ASSERT_THAT(loop->Add(there, there->near(), EPOLLIN), IsOk());
+  ASSERT_THAT(there->Add(), IsOk());
   loop->End();
   EXPECT_EQ(there->ended(), 1);
-  EXPECT_THAT(loop->Add(late, late->near(), EPOLLIN), Fails(absl::StatusCode::kCancelled));
+  EXPECT_THAT(late->Add(), Fails(absl::StatusCode::kCancelled));
   loop->End();
   EXPECT_EQ(there->ended(), 1);
   EXPECT_EQ(late->ended(), 0);

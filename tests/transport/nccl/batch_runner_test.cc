@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "net/event_loop.h"
 #include "tests/runtime/directory_store.h"
 
 namespace ferry {

@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 
+#include "net/event_loop.h"
 #include "tests/transport/nccl/no_store.h"
 
 namespace ferry {

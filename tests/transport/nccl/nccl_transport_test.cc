@@ -16,6 +16,7 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "net/event_loop.h"
 #include "tests/transport/nccl/no_store.h"
 #include "transport/nccl/nccl_descriptor.h"
 
