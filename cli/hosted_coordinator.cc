@@ -15,7 +15,7 @@
 #include "cli/hosted_master.h"
 #include "cli/progress.h"
 #include "coord/core/coordinator.h"
-#include "net/tcp_listener.h"
+#include "net/listener.h"
 
 namespace ferry::cli {
 namespace {
@@ -34,7 +34,7 @@ absl::StatusOr<std::unique_ptr<HostedCoordinator>> HostedCoordinator::OnThisMach
 absl::StatusOr<std::unique_ptr<HostedCoordinator>> HostedCoordinator::At(
     const std::string& address, int nodes, Graphs graphs,
     std::optional<absl::Duration> heartbeat_timeout) {
-  return Listen(coord::TcpListener::AddressFor(address), nodes, graphs, heartbeat_timeout);
+  return Listen(Listener::AddressFor(address), nodes, graphs, heartbeat_timeout);
 }
 
 absl::StatusOr<std::unique_ptr<HostedCoordinator>> HostedCoordinator::Listen(

@@ -29,7 +29,7 @@ class HostedCoordinator final {
       int nodes, Graphs graphs, std::optional<absl::Duration> heartbeat_timeout = std::nullopt);
   // Listens where the job's nodes expect it, see NodeIdentity::is_derived: on every address of the
   // machine, IPv4 and IPv6, unless `address` is reachable only from this machine; see
-  // TcpListener::AddressFor.
+  // Listener::AddressFor.
   static absl::StatusOr<std::unique_ptr<HostedCoordinator>> At(
       const std::string& address, int nodes, Graphs graphs,
       std::optional<absl::Duration> heartbeat_timeout = std::nullopt);

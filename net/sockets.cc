@@ -21,19 +21,20 @@
 #include "base/file_limit.h"
 #include "base/host_watch.h"
 #include "base/status_macros.h"
+#include "base/text.h"
 #include "net/resolver.h"
 
 namespace ferry {
 namespace {
 
-constexpr int kBacklog = 512;
+constexpr int kBacklog = 4096;  // a whole job may connect at once; the kernel may allow less
 constexpr absl::Duration kSilenceBeforeProbes = absl::Seconds(4);
 // 0.2 ms at 5 GB/s. The kernel doubles it for its own bookkeeping.
 constexpr int kSendBufferWithinHost = 512 * 1024;
 
-absl::StatusOr<std::vector<SocketAddress>> Resolve(const std::string& address, bool is_passive) {
+absl::StatusOr<std::vector<SocketAddress>> Resolve(const std::string& address) {
   FERRY_ASSIGN_OR_RETURN(const HostPort parts, SplitHostPort(address));
-  auto addresses = ResolveHost(parts, {.is_passive = is_passive});
+  auto addresses = ResolveHost(parts);
   if (addresses.ok()) return addresses;
   return absl::UnavailableError(absl::StrCat(address, ": ", addresses.status().message()));
 }
@@ -82,46 +83,128 @@ void SetOption(int socket, int level, int name, int value) {
   setsockopt(socket, level, name, &value, sizeof(value));
 }
 
+// The port must be free in both families; another process may use it in one of them.
+constexpr int kFreePortTries = 16;
+
+absl::Status BindError(const std::string& address, int port, int error) {
+  const std::string where = absl::StrCat("cannot listen on ", address, ": ");
+  switch (error) {
+    case EMFILE:
+    case ENFILE:
+      return absl::ResourceExhaustedError(absl::StrCat(where, ErrorWithFileLimit(error)));
+    case EADDRINUSE:
+      return absl::UnavailableError(
+          absl::StrCat(where, "port ", port, " is in use (`ss -ltnp` says by whom)"));
+    case EADDRNOTAVAIL:
+      return absl::UnavailableError(absl::StrCat(where, NotOfThisHostHint()));
+    case EACCES:
+      return absl::UnavailableError(absl::StrCat(where, "this user may not listen on port ", port));
+    case EAFNOSUPPORT:
+      return absl::UnavailableError(
+          absl::StrCat(where, std::strerror(error), "; ", NoIpv6Hint(port)));
+    default:
+      return absl::UnavailableError(absl::StrCat(where, ErrorWithFileLimit(error)));
+  }
+}
+
+// REQUIRES: a bound socket.
+int PortOf(int fd) {
+  sockaddr_storage address = {};
+  socklen_t size = sizeof(address);
+  if (getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) != 0) return 0;
+  return ntohs(address.ss_family == AF_INET6
+                   ? reinterpret_cast<const sockaddr_in6&>(address).sin6_port
+                   : reinterpret_cast<const sockaddr_in&>(address).sin_port);
+}
+
+SocketAddress WithPort(SocketAddress address, int port) {
+  const auto number = htons(static_cast<uint16_t>(port));
+  if (address.family() == AF_INET6) {
+    reinterpret_cast<sockaddr_in6&>(address.storage).sin6_port = number;
+  } else {
+    reinterpret_cast<sockaddr_in&>(address.storage).sin_port = number;
+  }
+  return address;
+}
+
+// An IPv4 address in IPv6 form, on which only a socket of both families can listen.
+bool IsMapped(const SocketAddress& address) {
+  const auto& v6 = reinterpret_cast<const sockaddr_in6&>(address.storage);
+  return IN6_IS_ADDR_V4MAPPED(&v6.sin6_addr) != 0;
+}
+
+// Returns an invalid descriptor, with errno set, if the address cannot be bound.
+UniqueFd Listen(const SocketAddress& address, bool is_v6_only) {
+  UniqueFd fd(socket(address.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (!fd.valid()) return fd;
+  // Connections of a previous incarnation may still be closing; two listeners at once remain an
+  // error. Accepted connections inherit these options.
+  SetOption(fd.get(), SOL_SOCKET, SO_REUSEADDR, 1);
+  SetOption(fd.get(), IPPROTO_TCP, TCP_NODELAY, 1);
+  if (address.family() == AF_INET6) {
+    SetOption(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, is_v6_only && !IsMapped(address) ? 1 : 0);
+  }
+  if (bind(fd.get(), address.get(), address.bytes) != 0 || listen(fd.get(), kBacklog) != 0) {
+    const int error = errno;
+    fd.Reset();
+    errno = error;
+  }
+  return fd;
+}
+
+// Binds all of them to `port`, or to the one that the first is given if it is 0. Returns the last
+// error; `sockets` is empty if none could be bound, or one is in use.
+int BindAll(const std::vector<SocketAddress>& addresses, bool is_v6_only, int& port,
+            std::vector<ListeningSocket>& sockets) {
+  int error = EADDRNOTAVAIL;
+  for (const SocketAddress& each : addresses) {
+    UniqueFd fd = Listen(WithPort(each, port), is_v6_only);
+    if (!fd.valid()) {
+      // A host without IPv6 may still resolve to an IPv6 address.
+      error = errno;
+      if (error != EADDRINUSE) continue;
+      sockets.clear();
+      return error;
+    }
+    port = PortOf(fd.get());
+    sockets.push_back({std::move(fd), port});
+  }
+  return error;
+}
+
 }  // namespace
 
-absl::StatusOr<ListeningSocket> ListenTcp(const std::string& address) {
-  FERRY_ASSIGN_OR_RETURN(const std::vector<SocketAddress> list, Resolve(address, true));
-  absl::Status status = absl::UnavailableError(absl::StrCat(address, ": no such address"));
-  // An IPv6 socket on all addresses also accepts IPv4, and so comes first.
-  for (const int family : {AF_INET6, AF_INET}) {
-    for (const SocketAddress& each : list) {
-      if (each.family() != family) continue;
-      UniqueFd fd(socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-      if (!fd.valid()) {
-        status = OsError(absl::StrCat("cannot listen on ", address), errno);
-        if (absl::IsUnavailable(status) && !HasAddressFamily(family)) {
-          const auto& asked = reinterpret_cast<const sockaddr_in6&>(*each.get());
-          status = absl::UnavailableError(
-              absl::StrCat(status.message(), "; ", NoIpv6Hint(ntohs(asked.sin6_port))));
-        }
-        continue;
-      }
-      SetOption(fd.get(), SOL_SOCKET, SO_REUSEADDR, 1);
-      if (family == AF_INET6) SetOption(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, 0);
-      if (bind(fd.get(), each.get(), each.bytes) != 0 || listen(fd.get(), kBacklog) != 0) {
-        const int error = errno;
-        status = OsError(absl::StrCat("cannot listen on ", address), error);
-        if (error == EADDRNOTAVAIL) {
-          status =
-              absl::UnavailableError(absl::StrCat(status.message(), ": ", NotOfThisHostHint()));
-        }
-        continue;
-      }
-      sockaddr_storage bound = {};
-      socklen_t length = sizeof(bound);
-      getsockname(fd.get(), reinterpret_cast<sockaddr*>(&bound), &length);
-      const int port =
-          ntohs(bound.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&bound)->sin6_port
-                                            : reinterpret_cast<sockaddr_in*>(&bound)->sin_port);
-      return ListeningSocket{std::move(fd), port};
-    }
+absl::StatusOr<std::vector<ListeningSocket>> ListenTcpOnAll(const std::string& address) {
+  return ListenTcpOnAll(
+      address, [](const HostPort& parts) { return ResolveHost(parts, {.is_passive = true}); });
+}
+
+absl::StatusOr<std::vector<ListeningSocket>> ListenTcpOnAll(const std::string& address,
+                                                            ResolveFunction resolve) {
+  FERRY_ASSIGN_OR_RETURN(HostPort parts, SplitHostPort(address));
+  // One dual-stack socket, or IPv4 where the kernel has no IPv6.
+  if (parts.host.empty()) parts.host = HasAddressFamily(AF_INET6) ? "::" : "0.0.0.0";
+  const auto addresses = resolve(parts);
+  if (!addresses.ok()) {
+    return absl::UnavailableError(absl::StrCat("cannot listen on ", address, ": host ",
+                                               Quoted(parts.host), " cannot be resolved (",
+                                               addresses.status().message(), ")"));
   }
-  return status;
+  std::vector<ListeningSocket> sockets;
+  const int tries = parts.port == 0 ? kFreePortTries : 1;
+  int error = EADDRNOTAVAIL;
+  int port = parts.port;
+  for (int i = 0; i < tries && sockets.empty(); ++i) {
+    port = parts.port;
+    error = BindAll(*addresses, /*is_v6_only=*/parts.host != "::", port, sockets);
+  }
+  if (sockets.empty()) return BindError(address, port, error);
+  return sockets;
+}
+
+absl::StatusOr<ListeningSocket> ListenTcp(const std::string& address) {
+  FERRY_ASSIGN_OR_RETURN(std::vector<ListeningSocket> sockets, ListenTcpOnAll(address));
+  return std::move(sockets.front());
 }
 
 absl::StatusOr<ListeningSocket> ListenUnix(absl::string_view name) {
@@ -136,7 +219,7 @@ absl::StatusOr<ListeningSocket> ListenUnix(absl::string_view name) {
 }
 
 absl::StatusOr<UniqueFd> BeginConnectTcp(const std::string& address) {
-  FERRY_ASSIGN_OR_RETURN(const std::vector<SocketAddress> list, Resolve(address, false));
+  FERRY_ASSIGN_OR_RETURN(const std::vector<SocketAddress> list, Resolve(address));
   absl::Status status = absl::UnavailableError(absl::StrCat(address, ": no such address"));
   for (const SocketAddress& each : list) {
     UniqueFd fd(socket(each.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
@@ -153,7 +236,7 @@ absl::StatusOr<UniqueFd> BeginConnectTcp(const std::string& address) {
 }
 
 absl::StatusOr<std::vector<std::string>> ResolveTcp(const std::string& address) {
-  FERRY_ASSIGN_OR_RETURN(const std::vector<SocketAddress> list, Resolve(address, false));
+  FERRY_ASSIGN_OR_RETURN(const std::vector<SocketAddress> list, Resolve(address));
   std::vector<std::string> addresses;
   for (const SocketAddress& each : list) {
     addresses.push_back(Numeric(each.get(), each.bytes));

@@ -6,11 +6,14 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 
 #include "base/unique_fd.h"
+#include "net/resolver.h"
+#include "net/socket_address.h"
 
 namespace ferry {
 
@@ -22,9 +25,19 @@ struct ListeningSocket {
   int port = 0;
 };
 
-// Listens on HOST:PORT or [IPV6]:PORT. ":PORT" means every address of the families that the kernel
-// has; "[::]:PORT" those of both families, and an error without IPv6. Port 0: any free port.
-//   Errors: INVALID_ARGUMENT for a malformed address; UNAVAILABLE with the kernel's reason.
+// Listens on every address of the host part of `address`, HOST:PORT or [IPV6]:PORT; for "[::]" on
+// those of both families. ":PORT" means every address of the families that the kernel has, while
+// "[::]" fails without IPv6. Port 0 means any free port, the same for all. Never empty.
+//   Errors: INVALID_ARGUMENT for a malformed address; RESOURCE_EXHAUSTED without descriptors;
+//   UNAVAILABLE, with the reason, if the host cannot be resolved, the port is in use, or the
+//   address is not one of this host.
+absl::StatusOr<std::vector<ListeningSocket>> ListenTcpOnAll(const std::string& address);
+// As above, with the addresses that `resolve` returns for the host.
+using ResolveFunction =
+    absl::FunctionRef<absl::StatusOr<std::vector<SocketAddress>>(const HostPort& parts)>;
+absl::StatusOr<std::vector<ListeningSocket>> ListenTcpOnAll(const std::string& address,
+                                                            ResolveFunction resolve);
+// As ListenTcpOnAll, on the first of the addresses.
 absl::StatusOr<ListeningSocket> ListenTcp(const std::string& address);
 // In the abstract namespace: no file, disappears with its owner, scoped to the network namespace.
 absl::StatusOr<ListeningSocket> ListenUnix(absl::string_view name);

@@ -70,7 +70,7 @@ Keepalive KeepaliveOf(const ServerOptions& options) {
 absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Create(
     ServerOptions options) {
   FERRY_RETURN_IF_ERROR(CheckServerRoom());
-  FERRY_ASSIGN_OR_RETURN(std::unique_ptr<TcpListener> listener, TcpListener::Open(options.listen));
+  FERRY_ASSIGN_OR_RETURN(std::unique_ptr<Listener> listener, Listener::OpenTcp(options.listen));
   FERRY_ASSIGN_OR_RETURN(
       std::unique_ptr<Coordinator> coordinator,
       Coordinator::Create(std::move(options.coordinator), SteadyClock(), RandomId()));
@@ -80,7 +80,8 @@ absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Create(
       std::unique_ptr<CoordinatorServer>(new CoordinatorServer(std::move(coordinator), options));
 
   grpc::ServerBuilder builder;
-  // The listener owns the port; connections are gRPC's, except the agents': see TcpListener.
+  // The listener owns the port; connections are gRPC's, except the agents'. gRPC's own listener
+  // stops permanently when accept fails once, as it does without descriptors.
   self->acceptor_ = builder.experimental().AddExternalConnectionAcceptor(
       grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
       grpc::InsecureServerCredentials());
@@ -104,6 +105,7 @@ absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Create(
     acceptor->HandleNewConnection(&parameters);
   };
   FERRY_ASSIGN_OR_RETURN(self->direct_, DirectControl::Create(self->sessions_, std::move(direct)));
+  FERRY_ASSIGN_OR_RETURN(self->accept_loop_, SocketLoop::Create("ferry-accept"));
   self->watch_ = std::make_unique<ConnectionWatch>(
       self->direct_->loop(),
       [edge = &self->edge_,
@@ -145,11 +147,14 @@ absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Create(
   FERRY_LOG_INFO(kCoord, "coordinator is listening: address={}", self->address_);
   self->strand_.Run([](Coordinator& c) { c.SetErrorReport(ReportErrorToTask); });
   self->listener_ = std::move(listener);
-  self->listener_->Start(
-      [direct = self->direct_.get()](UniqueFd connection) { direct->Take(std::move(connection)); },
-      [](const std::string& trouble) {
-        std::fprintf(stderr, "ferry coordinator: %s\n", trouble.c_str());
-      });
+  ListenerCallbacks callbacks = {
+      .on_connection = [direct = self->direct_.get()](
+                           UniqueFd connection) { direct->Take(std::move(connection)); },
+      .on_trouble =
+          [](const std::string& trouble) {
+            std::fprintf(stderr, "ferry coordinator: %s\n", trouble.c_str());
+          }};
+  FERRY_RETURN_IF_ERROR(self->listener_->Start(*self->accept_loop_, std::move(callbacks)));
   return self;
 }
 
@@ -168,7 +173,8 @@ void CoordinatorServer::Stop() {
   FERRY_LOG_INFO(kCoord, "coordinator is stopping: address={}", address_);
   strand_.Run([](Coordinator& coordinator) { coordinator.Stop(); });
   sessions_.CloseAll(absl::UnavailableError("the coordinator is stopping"));
-  listener_->Close();
+  // Closes the port; no connection is passed on after this.
+  accept_loop_->End();
   const absl::Time deadline = absl::Now() + stop_grace_;
   direct_->Stop(stop_grace_);
   server_->Shutdown(absl::ToChronoTime(deadline));

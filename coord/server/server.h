@@ -24,7 +24,8 @@
 #include "coord/server/direct_control.h"
 #include "coord/server/unary_service.h"
 #include "coord/wire/device_info_proto.h"
-#include "net/tcp_listener.h"
+#include "net/listener.h"
+#include "net/socket_loop.h"
 
 namespace ferry::coord {
 
@@ -94,8 +95,10 @@ class CoordinatorServer final {
   std::unique_ptr<DirectControl> direct_;
   // Watches gRPC's connections for their end.
   std::unique_ptr<ConnectionWatch> watch_;
-  // Passes new connections to those two.
-  std::unique_ptr<TcpListener> listener_;
+  // Passes new connections to those two, on a thread of its own: thousands of nodes that connect at
+  // once delay no frame of those that have.
+  std::shared_ptr<SocketLoop> accept_loop_;
+  std::unique_ptr<Listener> listener_;
   int port_ = 0;
   std::string address_;
 };

@@ -9,7 +9,7 @@
 
 #include "absl/strings/match.h"
 
-#include "net/tcp_listener.h"
+#include "net/listener.h"
 #include "node/endpoint_record.h"
 #include "node/node.h"
 #include "tests/coord/wire/agent_fixture.h"
@@ -79,7 +79,7 @@ class NodeDeathsTest : public ::testing::Test {
   }
 
   coord::TestServer server_{2};
-  const std::unique_ptr<coord::TcpListener> silent_ = *coord::TcpListener::Open("127.0.0.1:0");
+  const std::unique_ptr<Listener> silent_ = *Listener::OpenTcp("127.0.0.1:0");
   std::unique_ptr<Node> node_;
   std::unique_ptr<coord::Agent> member_;
 };

@@ -60,7 +60,7 @@ struct ConnectionManager::Shared : public std::enable_shared_from_this<Shared> {
   absl::Mutex mu;
   std::string last_refusal ABSL_GUARDED_BY(mu);
   bool is_closed ABSL_GUARDED_BY(mu) = false;
-  std::vector<std::shared_ptr<Listener>> listeners ABSL_GUARDED_BY(mu);
+  std::vector<std::shared_ptr<IncomingAttempts>> incoming ABSL_GUARDED_BY(mu);
   absl::flat_hash_set<std::shared_ptr<Attempt>> attempts ABSL_GUARDED_BY(mu);
   // For outgoing attempts.
   AttemptId last_id ABSL_GUARDED_BY(mu) = 0;

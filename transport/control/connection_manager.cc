@@ -12,9 +12,9 @@
 
 #include "base/clock.h"
 #include "base/status_macros.h"
-#include "net/sockets.h"
+#include "net/listener.h"
 #include "transport/control/connect_attempt.h"
-#include "transport/control/connection_listener.h"
+#include "transport/control/incoming_attempts.h"
 
 namespace ferry {
 
@@ -27,36 +27,35 @@ absl::StatusOr<std::unique_ptr<ConnectionManager>> ConnectionManager::Create(
   auto shared = std::make_shared<Shared>(loop, std::move(options), std::move(accept_channel),
                                          std::move(accept_data));
   auto hub = std::unique_ptr<ConnectionManager>(new ConnectionManager(loop, shared));
-  std::vector<std::shared_ptr<Listener>> listeners;
+  std::vector<std::shared_ptr<IncomingAttempts>> incoming;
   if (!shared->options.tcp_listen.empty()) {
-    absl::StatusOr<ListeningSocket> listening = ListenTcp(shared->options.tcp_listen);
-    if (!listening.ok()) {
-      return absl::Status(listening.status().code(),
-                          absl::StrCat(listening.status().message(),
+    auto listener = Listener::OpenTcp(shared->options.tcp_listen);
+    if (!listener.ok()) {
+      return absl::Status(listener.status().code(),
+                          absl::StrCat(listener.status().message(),
                                        " (--exchange-listen, TransferEngineOptions::listen)"));
     }
-    ListeningSocket socket = *std::move(listening);
-    hub->tcp_port_ = socket.port;
-    listeners.push_back(std::make_shared<Listener>(shared, std::move(socket.fd), false));
+    hub->tcp_port_ = (*listener)->port();
+    incoming.push_back(std::make_shared<IncomingAttempts>(shared, *std::move(listener), false));
   }
   if (shared->options.unix_listen) {
     std::string name = absl::StrCat("ferry-", absl::BytesToHexString(DrawSecret().substr(0, 12)));
-    FERRY_ASSIGN_OR_RETURN(ListeningSocket socket, ListenUnix(name));
+    FERRY_ASSIGN_OR_RETURN(auto listener, Listener::OpenUnix(name));
     hub->unix_name_ = std::move(name);
-    listeners.push_back(std::make_shared<Listener>(shared, std::move(socket.fd), true));
+    incoming.push_back(std::make_shared<IncomingAttempts>(shared, std::move(listener), true));
   }
   absl::MutexLock lock(&shared->mu);
-  shared->listeners = std::move(listeners);
+  shared->incoming = std::move(incoming);
   return hub;
 }
 
 absl::Status ConnectionManager::Start() {
-  std::vector<std::shared_ptr<Listener>> listeners;
+  std::vector<std::shared_ptr<IncomingAttempts>> incoming;
   {
     absl::MutexLock lock(&shared_->mu);
-    listeners = shared_->listeners;
+    incoming = shared_->incoming;
   }
-  for (const auto& listener : listeners) FERRY_RETURN_IF_ERROR(listener->Start());
+  for (const auto& each : incoming) FERRY_RETURN_IF_ERROR(each->Start());
   return absl::OkStatus();
 }
 
@@ -127,17 +126,17 @@ ConnectionManagerStats ConnectionManager::stats() const {
 }
 
 void ConnectionManager::Close() {
-  std::vector<std::shared_ptr<Listener>> listeners;
+  std::vector<std::shared_ptr<IncomingAttempts>> incoming;
   absl::flat_hash_set<std::shared_ptr<Attempt>> attempts;
   {
     absl::MutexLock lock(&shared_->mu);
     shared_->is_closed = true;
-    listeners.swap(shared_->listeners);
+    incoming.swap(shared_->incoming);
     // Swapped out, since the list and the attempts keep each other alive: if the loop stops before
     // it runs this, the attempts and their sockets are freed anyway.
     attempts.swap(shared_->attempts);
   }
-  for (const auto& listener : listeners) listener->Stop();
+  for (const auto& each : incoming) each->Stop();
   for (const auto& attempt : attempts) {
     loop_.Post([attempt] { attempt->Cancel(absl::CancelledError("this process is leaving")); });
   }

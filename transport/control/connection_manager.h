@@ -97,7 +97,7 @@ class ConnectionManager final : public Connector {
   void Close();
 
  private:
-  class Listener;
+  class IncomingAttempts;
   class Attempt;
   struct Shared;
 

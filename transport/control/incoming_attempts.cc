@@ -1,18 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Accepts connections and limits how many are unauthenticated at a time.
-#include "transport/control/connection_listener.h"
+// Makes attempts out of accepted connections, and ends those that take too long.
+#include "transport/control/incoming_attempts.h"
 
-#include <fcntl.h>
-#include <sys/epoll.h>
-#include <sys/socket.h>
-
-#include <cerrno>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 
 #include "base/clock.h"
-#include "base/status_macros.h"
 #include "net/sockets.h"
 
 namespace ferry {
@@ -24,67 +19,27 @@ constexpr size_t kMaxStrangers = 256;
 // Age from which one is evicted when the limit is reached: a handshake takes milliseconds, so it is
 // malicious or hung.
 constexpr absl::Duration kEnough = absl::Seconds(1);
-constexpr absl::Duration kFullPause = absl::Milliseconds(5);
-constexpr absl::Duration kNoRoomPause = absl::Milliseconds(100);
 
 }  // namespace
 
-absl::Status ConnectionManager::Listener::Start() {
-  KeepReserve();
-  FERRY_ASSIGN_OR_RETURN(source_, shared_->loop.Add(shared_from_this(), socket_.get(), EPOLLIN));
-  return absl::OkStatus();
+absl::Status ConnectionManager::IncomingAttempts::Start() {
+  // The loop keeps the callbacks for a while after Stop.
+  const std::weak_ptr<IncomingAttempts> weak = weak_from_this();
+  return listener_->Start(
+      shared_->loop,
+      {.on_connection =
+           [weak](UniqueFd socket) {
+             if (const auto self = weak.lock()) self->Accept(std::move(socket));
+           },
+       .has_room =
+           [weak] {
+             const auto self = weak.lock();
+             return self == nullptr || self->HasRoom();
+           },
+       .out_of_descriptors = Handshake::OutOfDescriptors(shared_->options.handshake)});
 }
 
-void ConnectionManager::Listener::OnReady(uint32_t) {
-  while (true) {
-    if (!HasRoom()) return ComeBackIn(kFullPause);
-    UniqueFd socket(accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (socket.valid()) {
-      KeepReserve();
-      Accept(std::move(socket));
-      continue;
-    }
-    if (errno == EINTR || errno == ECONNABORTED) continue;
-    if (errno == EAGAIN || errno == EWOULDBLOCK) return;
-    // Most likely out of descriptors.
-    if ((errno == EMFILE || errno == ENFILE) && TurnAwayOne()) continue;
-    // Connections in the backlog are retried later.
-    return ComeBackIn(kNoRoomPause);
-  }
-}
-
-bool ConnectionManager::Listener::TurnAwayOne() {
-  if (!reserve_.valid()) return false;
-  reserve_.Reset();
-  UniqueFd socket(accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-  if (socket.valid()) {
-    // Closing with unread data sends a reset, which may overtake the reply.
-    char hello[256];
-    recv(socket.get(), hello, sizeof(hello), MSG_DONTWAIT);
-    const std::string words = Handshake::OutOfDescriptors(shared_->options.handshake);
-    send(socket.get(), words.data(), words.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-  }
-  const bool is_told = socket.valid();
-  socket.Reset();
-  KeepReserve();
-  return is_told;
-}
-
-void ConnectionManager::Listener::KeepReserve() {
-  if (!reserve_.valid()) reserve_ = UniqueFd(open("/dev/null", O_RDONLY | O_CLOEXEC));
-}
-
-void ConnectionManager::Listener::ComeBackIn(absl::Duration pause) {
-  if (std::exchange(comes_back_, true)) return;
-  shared_->loop.PostAt(SteadyClock().Now() + pause, [weak = weak_from_this()] {
-    const auto self = weak.lock();
-    if (self == nullptr) return;
-    self->comes_back_ = false;
-    self->OnReady(EPOLLIN);
-  });
-}
-
-bool ConnectionManager::Listener::HasRoom() {
+bool ConnectionManager::IncomingAttempts::HasRoom() {
   if (strangers_.size() < kMaxStrangers) return true;
   std::erase_if(strangers_, [](const Stranger& each) {
     const auto attempt = each.attempt.lock();
@@ -99,7 +54,7 @@ bool ConnectionManager::Listener::HasRoom() {
   return true;
 }
 
-void ConnectionManager::Listener::AwaitTimeout() {
+void ConnectionManager::IncomingAttempts::AwaitTimeout() {
   if (strangers_.empty() || std::exchange(awaits_timeout_, true)) return;
   shared_->loop.PostAt(strangers_.front().since + shared_->options.handshake_timeout,
                        [weak = weak_from_this()] {
@@ -107,7 +62,7 @@ void ConnectionManager::Listener::AwaitTimeout() {
                        });
 }
 
-void ConnectionManager::Listener::DropWhoIsLate() {
+void ConnectionManager::IncomingAttempts::DropWhoIsLate() {
   awaits_timeout_ = false;
   const absl::Time limit = SteadyClock().Now() - shared_->options.handshake_timeout;
   while (!strangers_.empty()) {
@@ -120,7 +75,7 @@ void ConnectionManager::Listener::DropWhoIsLate() {
   AwaitTimeout();
 }
 
-void ConnectionManager::Listener::Accept(UniqueFd socket) {
+void ConnectionManager::IncomingAttempts::Accept(UniqueFd socket) {
   if (is_unix_) {
     // The client fails the same check, and uses another transport.
     if (const absl::Status same = CheckSameUser(socket.get(), SocketEnd::kServer); !same.ok()) {
