@@ -15,6 +15,8 @@ namespace {
 
 // How long a coordinator may be unreachable when the job has failed. All that is left is to leave.
 constexpr absl::Duration kPatienceAfterError = absl::Seconds(3);
+// A coordinator that is well may be silent for less.
+constexpr absl::Duration kTellingSilence = absl::Milliseconds(100);
 
 }  // namespace
 
@@ -52,6 +54,9 @@ void AgentLink::ExpireLocked(absl::Time now, Ready& ready) {
                                    pending->second.what);
     if (!is_attached_) {
       absl::StrAppend(&why, "; ", OutOfReachLocked(now));
+    } else if (now - pending->second.since < kTellingSilence) {
+      absl::StrAppend(&why, "; the coordinator at ", options_.coordinator,
+                      " has not answered within that time");
     } else if (stream_->last_bytes() < pending->second.since) {
       absl::StrAppend(&why, "; the coordinator at ", options_.coordinator, " has said nothing for ",
                       ShortDuration(now - stream_->last_bytes()),
