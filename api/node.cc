@@ -61,15 +61,17 @@ class Node::Impl final {
         coordinator(ApiAccess::Wrap(node->agent())),
         lookup(std::make_unique<PeerLookup>(*node)) {}
   ~Impl() {
-    // Its receives end first: the node's destructor waits for transfers only.
-    lookup.reset();
+    // Its receives end first: the node's destructor waits for transfers only. Their callbacks, and
+    // those of the transfers, may begin further ones, so that the object stays.
+    lookup->Stop();
     if (!has_left) node->Leave().IgnoreError();
+    node.reset();
   }
 
-  const std::unique_ptr<ferry::Node> node;
+  std::unique_ptr<ferry::Node> node;
   const Topology topology;
   const std::unique_ptr<CoordinatorClient> coordinator;
-  std::unique_ptr<PeerLookup> lookup;
+  const std::unique_ptr<PeerLookup> lookup;
   std::atomic<bool> has_left{false};
 };
 

@@ -19,17 +19,26 @@ namespace {
 
 // How long the thread waits for one sender while others may have published their addresses.
 constexpr absl::Duration kSlice = absl::Milliseconds(200);
+// Long enough for the store to say that an address is not there.
+constexpr absl::Duration kLeastSlice = absl::Milliseconds(1);
+
+// The store says NOT_FOUND to those that do not wait.
+bool IsNotKnownYet(const absl::Status& status) {
+  return absl::IsDeadlineExceeded(status) || absl::IsNotFound(status);
+}
 
 }  // namespace
 
-PeerLookup::~PeerLookup() {
-  stop_.Cancel();
+void PeerLookup::Stop() {
   std::unique_ptr<Thread> thread;
+  std::shared_ptr<ferry::CancellationToken> turn;
   {
     absl::MutexLock lock(&mu_);
     is_stopping_ = true;
     thread = std::move(thread_);
+    turn = turn_;
   }
+  if (turn != nullptr) turn->Cancel();
   thread.reset();
   std::vector<Waiting> left;
   {
@@ -40,8 +49,23 @@ PeerLookup::~PeerLookup() {
     waiting_.clear();
   }
   for (Waiting& each : left) {
-    std::move(each.done)(absl::CancelledError("the node is being destroyed"));
+    std::move(each.done)(absl::CancelledError("the node was destroyed"));
   }
+}
+
+void PeerLookup::EndStep(int64_t step_id, const absl::Status& why) {
+  std::vector<Waiting> over;
+  {
+    absl::MutexLock lock(&mu_);
+    for (auto& [rank, waiting] : waiting_) {
+      const auto first_over =
+          std::stable_partition(waiting.begin(), waiting.end(),
+                                [step_id](const Waiting& each) { return each.step_id != step_id; });
+      std::move(first_over, waiting.end(), std::back_inserter(over));
+      waiting.erase(first_over, waiting.end());
+    }
+  }
+  for (Waiting& each : over) std::move(each.done)(why);
 }
 
 absl::StatusOr<RendezvousKey> PeerLookup::KeyOf(const TensorId& id, const AddressWait& wait) const {
@@ -49,8 +73,12 @@ absl::StatusOr<RendezvousKey> PeerLookup::KeyOf(const TensorId& id, const Addres
                    ToString(id.destination_device), wait);
 }
 
-void PeerLookup::MakeKey(const TensorId& id, std::shared_ptr<RequestImpl> request,
+bool PeerLookup::MakeKey(int64_t step_id, const TensorId& id, std::shared_ptr<RequestImpl> request,
                          absl::Time deadline, Done done) {
+  if (is_stopping_) {
+    std::move(done)(absl::CancelledError("the node was destroyed"));
+    return false;
+  }
   const int rank = id.source;
   bool is_known = rank == node_.node_id() || rank < 0 || rank >= node_.num_nodes();
   if (!is_known) {
@@ -60,13 +88,17 @@ void PeerLookup::MakeKey(const TensorId& id, std::shared_ptr<RequestImpl> reques
   if (is_known) {
     absl::StatusOr<RendezvousKey> key = KeyOf(id, {.timeout = absl::ZeroDuration()});
     // The sender may have been restarted, and then has another address.
-    if (!absl::IsDeadlineExceeded(key.status())) return std::move(done)(std::move(key));
+    if (!IsNotKnownYet(key.status())) {
+      std::move(done)(std::move(key));
+      return false;
+    }
   }
   absl::Status refused;
+  std::shared_ptr<ferry::CancellationToken> turn;
   {
     absl::MutexLock lock(&mu_);
     if (is_stopping_) {
-      refused = absl::CancelledError("the node is being destroyed");
+      refused = absl::CancelledError("the node was destroyed");
     } else if (thread_ == nullptr) {
       try {
         thread_ = std::make_unique<Thread>("ferry-lookup", [this] { Run(); });
@@ -78,11 +110,16 @@ void PeerLookup::MakeKey(const TensorId& id, std::shared_ptr<RequestImpl> reques
       known_.erase(rank);
       if (pending_.insert(rank).second) ranks_.push_back(rank);
       waiting_[rank].push_back(
-          {id, std::move(request), SteadyClock().Now(), deadline, std::move(done)});
-      return;
+          {step_id, id, std::move(request), SteadyClock().Now(), deadline, std::move(done)});
+      if (deadline < turn_end_) turn = turn_;
     }
   }
-  std::move(done)(std::move(refused));
+  if (!refused.ok()) {
+    std::move(done)(std::move(refused));
+    return false;
+  }
+  if (turn != nullptr) turn->Cancel();
+  return true;
 }
 
 void PeerLookup::Run() {
@@ -92,8 +129,7 @@ void PeerLookup::Run() {
       absl::MutexLock lock(&mu_);
       mu_.Await(absl::Condition(this, &PeerLookup::HasWork));
       if (is_stopping_) return;
-      rank = ranks_.front();
-      ranks_.pop_front();
+      rank = NextRankLocked();
     }
     if (!LookUp(rank)) continue;
     absl::MutexLock lock(&mu_);
@@ -101,18 +137,41 @@ void PeerLookup::Run() {
   }
 }
 
+int PeerLookup::NextRankLocked() {
+  const absl::Time now = SteadyClock().Now();
+  const auto is_over = [now](const Waiting& each) { return each.deadline <= now; };
+  auto next = std::find_if(ranks_.begin(), ranks_.end(), [&](int rank) {
+    const auto waiting = waiting_.find(rank);
+    return waiting != waiting_.end() &&
+           std::any_of(waiting->second.begin(), waiting->second.end(), is_over);
+  });
+  if (next == ranks_.end()) next = ranks_.begin();
+  const int rank = *next;
+  ranks_.erase(next);
+  return rank;
+}
+
 bool PeerLookup::LookUp(int rank) {
   absl::Duration slice = kSlice;
+  std::shared_ptr<ferry::CancellationToken> turn;
   {
     absl::MutexLock lock(&mu_);
+    if (is_stopping_) return true;
     const absl::Time now = SteadyClock().Now();
-    for (const Waiting& each : waiting_[rank]) slice = std::min(slice, each.deadline - now);
+    for (const auto& [each_rank, waiting] : waiting_) {
+      for (const Waiting& each : waiting) slice = std::min(slice, each.deadline - now);
+    }
+    slice = std::max(slice, kLeastSlice);
+    turn = turn_ = std::make_shared<ferry::CancellationToken>();
+    turn_end_ = now + slice;
   }
   const TensorId probe = {.name = "address", .source = rank, .destination = node_.node_id()};
-  const absl::Status status =
-      KeyOf(probe, {.timeout = std::max(slice, absl::ZeroDuration()), .cancellation = &stop_})
-          .status();
-  if (absl::IsDeadlineExceeded(status)) {
+  const absl::Status status = KeyOf(probe, {.timeout = slice, .cancellation = turn.get()}).status();
+  {
+    absl::MutexLock lock(&mu_);
+    turn_end_ = absl::InfinitePast();
+  }
+  if (!status.ok() && (IsNotKnownYet(status) || turn->is_cancelled())) {
     Expire(rank, status);
     absl::MutexLock lock(&mu_);
     if (!waiting_[rank].empty()) return true;

@@ -3,6 +3,8 @@
 #ifndef FERRY_API_PEER_LOOKUP_H_
 #define FERRY_API_PEER_LOOKUP_H_
 
+#include <atomic>
+#include <cstdint>
 #include <deque>
 #include <memory>
 #include <vector>
@@ -31,24 +33,32 @@ class PeerLookup final {
  public:
   using Done = absl::AnyInvocable<void(absl::StatusOr<RendezvousKey>) &&>;
 
-  // `node` outlives it.
+  // `node` is used until Stop returns.
   explicit PeerLookup(ferry::Node& node) : node_(node) {}
-  // Lookups that are waiting end with CANCELLED.
-  ~PeerLookup();
+  ~PeerLookup() { Stop(); }
+
+  // Lookups that are waiting, and later ones, end with CANCELLED. The callbacks of receives that
+  // the node ends afterwards may still come here.
+  void Stop() ABSL_LOCKS_EXCLUDED(mu_);
 
   PeerLookup(const PeerLookup&) = delete;
   PeerLookup& operator=(const PeerLookup&) = delete;
 
   // Calls `done` with the key of `id`: at once if the sender's address is known or the id is
   // invalid, otherwise on the thread. Keys of one sender are given out in the order of the calls.
+  //   step_id: see EndStep.
   //   request: once it is done, `done` may be dropped.
   //   deadline: of SteadyClock.
   //   Errors: as ferry::Node::Key.
-  void MakeKey(const TensorId& id, std::shared_ptr<RequestImpl> request, absl::Time deadline,
-               Done done) ABSL_LOCKS_EXCLUDED(mu_);
+  // Returns false if `done` was called.
+  bool MakeKey(int64_t step_id, const TensorId& id, std::shared_ptr<RequestImpl> request,
+               absl::Time deadline, Done done) ABSL_LOCKS_EXCLUDED(mu_);
+  // Ends the lookups of a step that are waiting with `why`.
+  void EndStep(int64_t step_id, const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   struct Waiting {
+    int64_t step_id;
     TensorId id;
     std::shared_ptr<RequestImpl> request;
     absl::Time since;
@@ -58,6 +68,9 @@ class PeerLookup final {
 
   absl::StatusOr<RendezvousKey> KeyOf(const TensorId& id, const AddressWait& wait) const;
   void Run() ABSL_LOCKS_EXCLUDED(mu_);
+  // Takes out of `ranks_` the one whose turn it is: the first, unless another one has a lookup
+  // whose deadline has passed, which ends in that turn.
+  int NextRankLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Waits for the address of `rank`, for a slice of time at most, and ends its lookups if it is
   // known or cannot be had. Returns whether some are left.
   bool LookUp(int rank) ABSL_LOCKS_EXCLUDED(mu_);
@@ -68,9 +81,11 @@ class PeerLookup final {
   }
 
   ferry::Node& node_;
-  ferry::CancellationToken stop_;
   absl::Mutex mu_;
-  bool is_stopping_ ABSL_GUARDED_BY(mu_) = false;
+  std::atomic<bool> is_stopping_{false};
+  // The turn of the thread: what ends it early, and when it ends by itself.
+  std::shared_ptr<ferry::CancellationToken> turn_ ABSL_GUARDED_BY(mu_);
+  absl::Time turn_end_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
   // Ranks whose lookups were answered.
   absl::flat_hash_set<int> known_ ABSL_GUARDED_BY(mu_);
   // Those to try next, in that order; `pending_` also has the one that is being tried.

@@ -44,10 +44,10 @@ std::vector<Request> Step::RecvMany(absl::Span<const RecvOperation> operations) 
 
 absl::Status Step::Flush(absl::Duration timeout) { return impl_->inner().Flush(timeout); }
 
-absl::Status Step::Close(absl::Duration timeout) { return impl_->inner().Close(timeout); }
+absl::Status Step::Close(absl::Duration timeout) { return impl_->Close(timeout); }
 
 void Step::Abort(const absl::Status& reason) {
-  impl_->inner().Abort(reason.ok() ? absl::CancelledError("aborted by the caller") : reason);
+  impl_->Abort(reason.ok() ? absl::CancelledError("aborted by the caller") : reason);
 }
 
 Step ApiAccess::Wrap(std::shared_ptr<StepImpl> step) { return Step(std::move(step)); }

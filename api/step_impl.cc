@@ -7,12 +7,14 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 
 #include "api/api_access.h"
 #include "base/clock.h"
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "gpu/cuda/ready_tensor.h"
+#include "rendezvous/value.h"
 
 namespace ferry::v0 {
 
@@ -26,8 +28,39 @@ absl::Status Step::Impl::Send(const TensorId& id, const Tensor& tensor,
   FERRY_ASSIGN_OR_RETURN(const RendezvousKey key,
                          node_.Key(id.name, id.source, id.destination, ToString(id.source_device),
                                    ToString(id.destination_device)));
-  if (options.stream == nullptr) return step_.Send(key, ApiAccess::Unwrap(tensor));
-  return step_.Send(key, ApiAccess::Unwrap(tensor), options.stream);
+  return InWords(options.stream == nullptr
+                     ? step_.Send(key, ApiAccess::Unwrap(tensor))
+                     : step_.Send(key, ApiAccess::Unwrap(tensor), options.stream),
+                 id.source);
+}
+
+absl::Status Step::Impl::Close(absl::Duration timeout) {
+  const absl::Status status = step_.Close(timeout);
+  EndLookups();
+  return InWords(status, node_.node_id());
+}
+
+void Step::Impl::Abort(const absl::Status& reason) {
+  step_.Abort(reason);
+  EndLookups();
+}
+
+void Step::Impl::EndLookups() {
+  const absl::Status ended = step_.ended();
+  if (!ended.ok()) lookup_.EndStep(step_.id(), InWords(ended, node_.node_id()));
+}
+
+absl::Status Step::Impl::InWords(const absl::Status& status, int source) const {
+  if (!IsDerived(status) && !absl::IsAborted(status)) return status;
+  const absl::Status plain = WithoutDerivedMark(status);
+  if (!absl::IsAborted(plain)) return plain;
+  absl::string_view text = plain.message();
+  if (text == "Shutdown") return absl::CancelledError("the node was destroyed");
+  if (text == absl::StrCat("Cleanup ", step_.id())) {
+    return absl::AbortedError(absl::StrCat("step ", step_.id(), " was closed on this node"));
+  }
+  if (!absl::ConsumePrefix(&text, "Shutdown;")) return plain;
+  return absl::AbortedError(absl::StrCat("node ", source, " has left the job;", text));
 }
 
 std::shared_ptr<RequestImpl> Step::Impl::Recv(const TensorId& id, RecvOptions options) {
@@ -50,17 +83,21 @@ std::shared_ptr<RequestImpl> Step::Impl::Recv(const TensorId& id, RecvOptions op
     return request;
   }
   if (options.cancellation.has_value()) request->Follow(*options.cancellation);
-  lookup_.MakeKey(id, request, deadline,
-                  [self = shared_from_this(), request, options = std::move(options),
-                   deadline](absl::StatusOr<RendezvousKey> key) mutable {
-                    if (!key.ok()) return request->Complete(key.status());
-                    self->Start(*key, request, std::move(options), deadline);
-                  });
+  const bool waits_for_address = lookup_.MakeKey(
+      step_.id(), id, request, deadline,
+      [self = shared_from_this(), request, source = id.source, options = std::move(options),
+       deadline](absl::StatusOr<RendezvousKey> key) mutable {
+        if (!key.ok()) return request->Complete(key.status());
+        self->Start(*key, source, request, std::move(options), deadline);
+      });
+  // It may have been closed before, or meanwhile.
+  if (waits_for_address) EndLookups();
   return request;
 }
 
-void Step::Impl::Start(const RendezvousKey& key, const std::shared_ptr<RequestImpl>& request,
-                       RecvOptions options, absl::Time deadline) {
+void Step::Impl::Start(const RendezvousKey& key, int source,
+                       const std::shared_ptr<RequestImpl>& request, RecvOptions options,
+                       absl::Time deadline) {
   if (!request->StartTransfer(
           [self = shared_from_this(), key] { return self->step_.ReceivePhase(key); })) {
     return;
@@ -70,14 +107,14 @@ void Step::Impl::Start(const RendezvousKey& key, const std::shared_ptr<RequestIm
   args.deadline = deadline;
   args.destination = ApiAccess::Unwrap(options.into);
   step_.RecvAsync(key, std::move(args),
-                  [self = shared_from_this(), request, options = std::move(options), deadline](
-                      absl::Status status, Received received) {
+                  [self = shared_from_this(), request, source, options = std::move(options),
+                   deadline](absl::Status status, Received received) {
                     if (absl::IsDeadlineExceeded(status)) {
                       status = absl::DeadlineExceededError(
                           absl::StrCat("waited ", ShortDuration(options.timeout), " in ",
                                        request->what(), ": ", status.message()));
                     }
-                    if (!status.ok()) return request->Complete(std::move(status));
+                    if (!status.ok()) return request->Complete(self->InWords(status, source));
                     self->Finish(std::move(received), request, options, deadline);
                   });
 }

@@ -29,13 +29,21 @@ class Step::Impl final : public std::enable_shared_from_this<Step::Impl> {
 
   ferry::Step& inner() { return step_; }
 
+  // The methods of Step.
   absl::Status Send(const TensorId& id, const Tensor& tensor, const SendOptions& options);
   std::shared_ptr<RequestImpl> Recv(const TensorId& id, RecvOptions options);
+  absl::Status Close(absl::Duration timeout);
+  void Abort(const absl::Status& reason);
 
  private:
+  // In the words of the public API, without TensorFlow's mark and texts.
+  //   source: the rank of the sender, which ends what waits for it when it leaves.
+  absl::Status InWords(const absl::Status& status, int source) const;
+  // Ends receives that wait for an address, if the step is closed.
+  void EndLookups();
   // Begins the transfer of a receive whose key is known.
   //   deadline: of SteadyClock.
-  void Start(const RendezvousKey& key, const std::shared_ptr<RequestImpl>& request,
+  void Start(const RendezvousKey& key, int source, const std::shared_ptr<RequestImpl>& request,
              RecvOptions options, absl::Time deadline);
   // Completes a receive whose tensor has arrived, or is being written to the memory of a GPU.
   void Finish(Received received, const std::shared_ptr<RequestImpl>& request,

@@ -87,6 +87,8 @@ class Step final {
   absl::Status Close(absl::Duration timeout);
   // Closes the step at once; pending operations of this node fail with `why`.
   void Abort(const absl::Status& why);
+  // OK while the step is open on this node, else what its operations fail with.
+  absl::Status ended() const { return rendezvous_->abort_status(); }
 
   // How far a receive that is pending here has got: "not sent yet".
   std::string ReceivePhase(const RendezvousKey& key) const;

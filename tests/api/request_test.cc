@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // How a request ends, between two nodes of this process.
 #include <atomic>
+#include <functional>
 #include <future>
 #include <memory>
 #include <optional>
@@ -266,6 +267,73 @@ TEST_F(RequestTest, SendMany_RecvMany_MatchInOrder) {
                 ElementsAre(static_cast<float>(i)));
   }
   EXPECT_EQ(sender_->Flush(kLong), absl::OkStatus());
+}
+
+// Callbacks may start further operations, also those that the node's destructor calls.
+TEST_F(RequestTest, Destructor_OfTheNode_CallbackStartsAnotherReceive_EndsThatToo) {
+  Send({1});
+  ASSERT_TRUE(receiver_->Recv(kX).Wait(kLong).ok());
+  constexpr int kMost = 100;
+  int calls = 0;
+  std::function<void(absl::StatusOr<Tensor>)> again = [&](const absl::StatusOr<Tensor>& tensor) {
+    EXPECT_EQ(tensor.status().code(), absl::StatusCode::kCancelled) << tensor.status();
+    EXPECT_THAT(std::string(tensor.status().message()), HasSubstr("the node was destroyed"));
+    if (++calls < kMost) receiver_->Recv(kX).OnComplete(again);
+  };
+  receiver_->Recv(kX).OnComplete(again);
+  nodes_[1].reset();
+  EXPECT_EQ(calls, kMost);
+}
+
+// A node of a job in which the others never tell their addresses.
+class SilentSendersTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    auto joining = std::async(std::launch::async, [&] {
+      return coordinator_.Join({0, 1, 2, 3}, {.enabled = false});
+    });
+    node_ = std::move(coordinator_.Join({4})[0]);
+    silent_ = joining.get();
+    ASSERT_NE(node_, nullptr);
+    step_.emplace(node_->OpenStep(3).value());
+  }
+
+  Request Recv(int source, RecvOptions options = {}) {
+    return step_->Recv({.name = "x", .source = source, .destination = 4}, std::move(options));
+  }
+
+  TestCoordinator coordinator_{5};
+  std::vector<std::unique_ptr<Node>> silent_;
+  std::unique_ptr<Node> node_;
+  std::optional<Step> step_;
+};
+
+TEST_F(SilentSendersTest, Abort_EndsTheReceive) {
+  Request request = Recv(0);
+  step_->Abort(absl::DataLossError("a bad batch"));
+  EXPECT_EQ(request.Wait(kLong).status(), absl::DataLossError("a bad batch"));
+  EXPECT_EQ(Recv(0).Wait(kLong).status(), absl::DataLossError("a bad batch"));
+}
+
+TEST_F(SilentSendersTest, Close_EndsTheReceive) {
+  Request request = Recv(0);
+  Step other = node_->OpenStep(4).value();
+  Request of_other = other.Recv({.name = "x", .source = 0, .destination = 4});
+  EXPECT_EQ(step_->Close(kLong), absl::OkStatus());
+  for (const absl::Status& status : {request.Wait(kLong).status(), Recv(1).Wait(kLong).status()}) {
+    EXPECT_EQ(status, absl::AbortedError("step 3 was closed on this node"));
+  }
+  EXPECT_FALSE(of_other.done());
+}
+
+TEST_F(SilentSendersTest, DeadlineOfOneAmongOthers_IsKept) {
+  std::vector<Request> others;
+  for (int source = 0; source < 3; ++source) others.push_back(Recv(source));
+  const absl::Status status = Recv(3, {.timeout = absl::Milliseconds(5)}).Wait(kLong).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("in step 3 for \"x\" from node3/host:0"), HasSubstr("node 3")));
+  for (const Request& each : others) EXPECT_FALSE(each.done());
 }
 
 TEST(EmptyRequest, HasNoOperation) {
