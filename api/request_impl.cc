@@ -39,6 +39,14 @@ bool Request::Impl::StartTransfer(std::function<std::string()> phase) {
   return true;
 }
 
+void Request::Impl::LeaveTransfer() {
+  {
+    absl::MutexLock lock(&mu_);
+    is_transferring_ = false;
+  }
+  if (cancellation_.is_cancelled()) Complete(cancellation_.status());
+}
+
 void Request::Impl::Complete(absl::StatusOr<Tensor> result, absl::string_view path) {
   if (is_claimed_.exchange(true)) return;
   // Cancelled transfers end with a status of their own.

@@ -44,6 +44,9 @@ class Request::Impl final : public std::enable_shared_from_this<Request::Impl> {
   // otherwise the transfer must watch cancellation(), and call Complete.
   //   phase: how far the transfer has got; called while it is under way.
   bool StartTransfer(std::function<std::string()> phase) ABSL_LOCKS_EXCLUDED(mu_);
+  // The transfer does not watch cancellation() any more: what is left cannot be called off, and its
+  // Complete comes too late after a Cancel.
+  void LeaveTransfer() ABSL_LOCKS_EXCLUDED(mu_);
   ferry::CancellationToken& cancellation() { return cancellation_; }
   // Ends it; later calls have no effect.
   void Complete(absl::StatusOr<Tensor> result, absl::string_view path = "")

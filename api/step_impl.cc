@@ -144,7 +144,8 @@ void Step::Impl::Finish(Received received, const std::shared_ptr<RequestImpl>& r
                                 if (!done.ok()) return request->Complete(std::move(done));
                                 request->Complete(tensor, path);
                               });
-  if (!status.ok()) request->Complete(status);
+  if (!status.ok()) return request->Complete(status);
+  request->LeaveTransfer();
 }
 
 }  // namespace ferry::v0

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tensors in the memory of GPUs, and a communicator of them, on the strict double of the driver.
+#include <dlfcn.h>
+
 #include <cstdlib>
 #include <memory>
 #include <optional>
@@ -8,6 +10,8 @@
 #include <vector>
 
 #include <gmock/gmock.h>
+
+#include "absl/synchronization/notification.h"
 
 #include "job.h"
 
@@ -76,6 +80,45 @@ TEST_F(GpuTest, Recv_StreamForHostMemory_IsRefused) {
   const absl::Status status =
       Move(Filled(1), Device::Host(), {}, {.stream = reinterpret_cast<CUstream_st*>(8)}).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+}
+
+// The bytes come with work of a stream, which a receive without a stream waits for.
+TEST_F(GpuTest, Cancel_WorkThatWritesTheTensorIsPending_EndsTheReceive) {
+  const auto communicator = node_->Communicator(node_->topology().OneGpuOfEachNode());
+  ASSERT_TRUE(communicator.ok()) << communicator.status();
+  CUstream_st* const stream = (*communicator)->stream();
+  void* const library = dlopen(STRICT_CUDA_LIBRARY, RTLD_NOW | RTLD_NOLOAD);
+  ASSERT_NE(library, nullptr);
+  using Launch = int (*)(CUstream_st*, void (*)(void*), void*);
+  const auto launch = reinterpret_cast<Launch>(dlsym(library, "cuLaunchHostFunc"));
+  ASSERT_NE(launch, nullptr);
+  absl::Notification go_on;
+  const auto wait = [](void* until) {
+    static_cast<absl::Notification*>(until)->WaitForNotification();
+  };
+  Tensor tensor = node_->Allocate(Device::Gpu(0), DataType::kFloat, {kCount}).value();
+  TensorId id = {.name = "x"};
+  id.source_device = id.destination_device = Device::Gpu(0);
+  ASSERT_EQ(launch(stream, wait, &go_on), 0);
+  for (int i = 0; i < 2; ++i) {
+    ASSERT_TRUE(step_->Send(id, tensor, {.stream = stream}).Wait(kLong).ok());
+  }
+  CancellationToken token;
+  Request by_token = step_->Recv(id, {.cancellation = token});
+  Request request = step_->Recv(id);
+  EXPECT_FALSE(request.done());
+  request.Cancel(absl::AbortedError("no longer needed"));
+  EXPECT_TRUE(request.done());
+  token.Cancel(absl::AbortedError("no longer needed"));
+  for (Request* each : {&request, &by_token}) {
+    EXPECT_EQ(each->Wait(absl::ZeroDuration()).status(), absl::AbortedError("no longer needed"));
+  }
+  go_on.Notify();
+  ASSERT_EQ(step_->Flush(kLong), absl::OkStatus());
+  // The work is over before what waits is destroyed.
+  ASSERT_TRUE(step_->Send(id, tensor, {.stream = stream}).Wait(kLong).ok());
+  EXPECT_TRUE(step_->Recv(id).Wait(kLong).ok());
+  dlclose(library);
 }
 
 TEST_F(GpuTest, Communicator_Operations_CheckTheirTensors) {
