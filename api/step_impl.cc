@@ -3,10 +3,13 @@
 #include "api/step_impl.h"
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 
 #include "api/api_access.h"
@@ -15,8 +18,36 @@
 #include "base/text.h"
 #include "gpu/cuda/ready_tensor.h"
 #include "rendezvous/value.h"
+#include "topology/global_topology.h"
 
 namespace ferry::v0 {
+namespace {
+
+// INVALID_ARGUMENT unless the job's node `rank`, if there is one, has `device`.
+absl::Status CheckDevice(const ferry::GlobalTopology& topology, int rank, const Device& device) {
+  if (device == Device::Host()) return absl::OkStatus();
+  const std::optional<int> index = topology.NodeIndex(rank);
+  if (!index.has_value()) return absl::OkStatus();
+  std::vector<std::string> names;
+  for (const ferry::Device& each : topology.nodes()[static_cast<size_t>(*index)].devices) {
+    const bool is_gpu = each.kind == ferry::DeviceKind::kGpu;
+    const Device there =
+        is_gpu ? Device::Gpu(each.ordinal) : Device{DeviceKind::kHost, each.ordinal};
+    if (there == device) return absl::OkStatus();
+    names.push_back(ToString(there));
+  }
+  return absl::InvalidArgumentError(absl::StrCat("node ", rank, " has no device ",
+                                                 Quoted(ToString(device)), "; it has ",
+                                                 absl::StrJoin(names, ", ")));
+}
+
+// INVALID_ARGUMENT if a device of `id` does not exist.
+absl::Status CheckDevices(const ferry::GlobalTopology& topology, const TensorId& id) {
+  FERRY_RETURN_IF_ERROR(CheckDevice(topology, id.source, id.source_device));
+  return CheckDevice(topology, id.destination, id.destination_device);
+}
+
+}  // namespace
 
 absl::Status Step::Impl::Send(const TensorId& id, const Tensor& tensor,
                               const SendOptions& options) {
@@ -24,6 +55,12 @@ absl::Status Step::Impl::Send(const TensorId& id, const Tensor& tensor,
   if (id.source != node_.node_id()) {
     return absl::InvalidArgumentError(absl::StrCat(ToString(id), " is sent by node ", id.source,
                                                    ", and this is node ", node_.node_id()));
+  }
+  FERRY_RETURN_IF_ERROR(CheckDevices(node_.topology(), id));
+  if (tensor.is_valid() && tensor.device() != id.source_device) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(ToString(id), " is sent from ", ToString(id.source_device),
+                     ", and the tensor is in the memory of ", ToString(tensor.device())));
   }
   FERRY_ASSIGN_OR_RETURN(const RendezvousKey key,
                          node_.Key(id.name, id.source, id.destination, ToString(id.source_device),
@@ -75,6 +112,16 @@ std::shared_ptr<RequestImpl> Step::Impl::Recv(const TensorId& id, RecvOptions op
   }
   if (options.into.is_valid() && options.into.dtype() == DataType::kString) {
     request->Complete(absl::InvalidArgumentError("strings cannot be received into a tensor"));
+    return request;
+  }
+  if (absl::Status status = CheckDevices(node_.topology(), id); !status.ok()) {
+    request->Complete(std::move(status));
+    return request;
+  }
+  if (options.into.is_valid() && options.into.device() != id.destination_device) {
+    request->Complete(absl::InvalidArgumentError(absl::StrCat(
+        ToString(id), " is for ", ToString(id.destination_device), ", and the tensor to receive ",
+        "into is in the memory of ", ToString(options.into.device()))));
     return request;
   }
   if (options.stream != nullptr && id.destination_device.kind != DeviceKind::kGpu) {

@@ -66,21 +66,24 @@ class Step {
   // request is done on return: OK means queued and not delivered, which Flush and Close wait for.
   // Do not write the tensor afterwards. Tensors of one id arrive in the order in which they were
   // sent.
-  //   Errors: INVALID_ARGUMENT for an invalid tensor or id, a source that is not this node, or a
-  //   stream for host memory; ABORTED the step is closed, or the reason of Abort;
-  //   RESOURCE_EXHAUSTED naming the limit; FAILED_PRECONDITION a stream, and this node uses no
-  //   GPUs.
+  //   Errors: INVALID_ARGUMENT for an invalid tensor or id, a source that is not this node, a
+  //   tensor that is not in the memory of the source device, a device that there is not, or a
+  //   stream for host memory; ABORTED the step is closed, or the reason of Abort; CANCELLED the
+  //   node was destroyed; RESOURCE_EXHAUSTED naming the limit; FAILED_PRECONDITION a stream, and
+  //   this node uses no GPUs.
   Request Send(const TensorId& id, Tensor tensor, SendOptions options = {});
 
   // Receives a tensor, in the memory of the id's destination device. Never blocks. The tensor may
   // be a view of the sender's memory, which stays valid until its last copy is released, also if
   // the sender ends.
-  //   Errors: INVALID_ARGUMENT for an invalid id, a destination that is not this node, or a tensor
-  //   of another type or size than options.into, which is discarded; DEADLINE_EXCEEDED naming the
-  //   tensor and how far its transfer has got; UNAVAILABLE the sender has died or cannot be
-  //   reached; ABORTED the step is closed, or the sender was restarted; FAILED_PRECONDITION no
-  //   transport is allowed, or a device that this process does not use; CANCELLED the node was
-  //   destroyed; the reason of Abort or of the cancellation.
+  //   Errors: INVALID_ARGUMENT for an invalid id, a destination that is not this node, a device
+  //   that there is not, options.into on another device, or a tensor of another type or size than
+  //   options.into, or with an element of kBool that is neither 0 nor 1, which is discarded;
+  //   DEADLINE_EXCEEDED naming the tensor and how far its transfer has got; UNAVAILABLE the sender
+  //   has died or cannot be reached; ABORTED the step is closed on either side, the sender has
+  //   left, or was restarted; FAILED_PRECONDITION no transport is allowed, or a device that this
+  //   process does not use; CANCELLED the node was destroyed; the reason of Abort or of the
+  //   cancellation.
   Request Recv(const TensorId& id, RecvOptions options = {});
 
   // The same for many operations, in order: the requests are in the order of `operations`, and one

@@ -121,6 +121,26 @@ TEST_F(GpuTest, Cancel_WorkThatWritesTheTensorIsPending_EndsTheReceive) {
   dlclose(library);
 }
 
+TEST_F(GpuTest, DevicesAndTensors_ThatDoNotFit_AreRefused) {
+  const auto is_invalid = [](const absl::Status& status, const char* text) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(text));
+  };
+  is_invalid(Move(Filled(1), Device::Gpu(63)).status(), "has no device \"gpu:63\"");
+  is_invalid(Move(Filled(1), Device{DeviceKind::kHost, 1}).status(), "has no device \"host:1\"");
+  TensorId id = {.name = "x"};
+  is_invalid(step_->Recv({.name = "x", .source_device = Device::Gpu(63)}).Wait(kLong).status(),
+             "has no device \"gpu:63\"");
+  is_invalid(
+      step_->Recv(id, {.into = node_->Allocate(Device::Gpu(0), DataType::kFloat, {1}).value()})
+          .Wait(kLong)
+          .status(),
+      "is for host:0, and the tensor to receive into is in the memory of gpu:0");
+  id.source_device = Device::Gpu(0);
+  is_invalid(step_->Send(id, Filled(1)).Wait(kLong).status(),
+             "is sent from gpu:0, and the tensor is in the memory of host:0");
+}
+
 TEST_F(GpuTest, Communicator_Operations_CheckTheirTensors) {
   absl::StatusOr<std::unique_ptr<NcclCommunicator>> communicator =
       node_->Communicator(node_->topology().OneGpuOfEachNode());
