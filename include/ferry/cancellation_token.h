@@ -20,6 +20,9 @@ FERRY_NAMESPACE_BEGIN
 class CancellationToken {
  public:
   CancellationToken();
+  // A move is a copy too.
+  CancellationToken(const CancellationToken&) = default;
+  CancellationToken& operator=(const CancellationToken&) = default;
 
   // Cancels permanently. Operations that were given this token end with `reason`, those that are
   // given it later end at once. Callbacks of these operations may run on this thread. The first

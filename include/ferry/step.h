@@ -60,6 +60,10 @@ struct RecvOperation {
 // opens the step under the same id, in any order; requests that arrive earlier wait.
 class Step {
  public:
+  // A move is a copy too.
+  Step(const Step&) = default;
+  Step& operator=(const Step&) = default;
+
   int64_t id() const;
 
   // Sends `tensor`. Never waits for the receiver; the receive may be posted before or after. The

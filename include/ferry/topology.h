@@ -82,6 +82,9 @@ class Topology {
  public:
   // No nodes.
   Topology();
+  // A move is a copy too.
+  Topology(const Topology&) = default;
+  Topology& operator=(const Topology&) = default;
 
   // By rank.
   const std::vector<NodeInfo>& nodes() const;

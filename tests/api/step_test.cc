@@ -102,6 +102,12 @@ TEST_F(StepTest, Abort_PendingAndLaterOperations_FailWithTheReason) {
   EXPECT_FALSE(RecvStatus(x_).ok());
 }
 
+TEST_F(StepTest, MovedFrom_IsACopy) {
+  Step moved = std::move(*sender_);
+  EXPECT_EQ(sender_->id(), moved.id());
+  EXPECT_EQ(SendStatus(x_), absl::OkStatus());
+}
+
 TEST_F(StepTest, Send_WithinTheNode_NeedsNoTransport) {
   absl::StatusOr<Step> step = nodes_[0]->OpenStep(2);
   ASSERT_TRUE(step.ok()) << step.status();

@@ -127,6 +127,13 @@ TEST(TopologyTest, Default_IsEmpty) {
   EXPECT_EQ(ToString(LinkType::kNvl), "NVL");
 }
 
+TEST(TopologyTest, MovedFrom_IsACopy) {
+  Topology topology;
+  const Topology moved = std::move(topology);
+  EXPECT_TRUE(topology.nodes().empty());  // NOLINT: a move is a copy
+  EXPECT_FALSE(topology.LinkBetween(0, 0).ok());
+}
+
 TEST(CancellationTokenTest, CopiesAreOneToken) {
   CancellationToken token;
   CancellationToken copy = token;
@@ -136,6 +143,13 @@ TEST(CancellationTokenTest, CopiesAreOneToken) {
   EXPECT_TRUE(token.Cancel(absl::AbortedError("why")));
   EXPECT_TRUE(copy.is_cancelled());
   EXPECT_EQ(copy.status(), absl::AbortedError("why"));
+}
+
+TEST(CancellationTokenTest, MovedFrom_IsACopy) {
+  CancellationToken token;
+  const CancellationToken moved = std::move(token);
+  EXPECT_TRUE(token.Cancel());  // NOLINT: a move is a copy
+  EXPECT_TRUE(moved.is_cancelled());
 }
 
 }  // namespace
