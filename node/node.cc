@@ -4,6 +4,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <system_error>
 #include <utility>
@@ -160,7 +161,13 @@ absl::StatusOr<NodeIdentity> FindPlaceOrReport(const NodeOptions& options, GetEn
 
 absl::StatusOr<std::unique_ptr<Node>> Node::Join(NodeOptions options) {
   auto node = std::unique_ptr<Node>(new Node());
-  FERRY_ASSIGN_OR_RETURN(node->place_, FindPlaceOrReport(options, ProcessEnv));
+  const absl::Time called = SteadyClock().Now();
+  // How long the others may be told, within the time that the caller gives.
+  const auto report_timeout = [&options, called] {
+    return std::clamp(called + options.connect_timeout - SteadyClock().Now(), absl::ZeroDuration(),
+                      kReportTimeout);
+  };
+  FERRY_ASSIGN_OR_RETURN(node->place_, FindPlaceOrReport(options, ProcessEnv, report_timeout()));
   const NodeIdentity& place = node->place_;
   if (options.exchanges_tensors) FERRY_RETURN_IF_ERROR(CheckFileRoom(kNodeFiles));
   node->discovery_ = DiscoverLocal();
@@ -183,8 +190,8 @@ absl::StatusOr<std::unique_ptr<Node>> Node::Join(NodeOptions options) {
   agent.lost_timeout = options.lost_timeout;
   agent.on_error = std::move(options.on_error);
   agent.connect_stop = options.connect_stop;
-  agent.on_refused = [&place, &options](const absl::Status& why) {
-    ReportCannotJoin(place.coordinator, why, kReportTimeout, options.connect_stop);
+  agent.on_refused = [&place, &options, &report_timeout](const absl::Status& why) {
+    ReportCannotJoin(place.coordinator, why, report_timeout(), options.connect_stop);
   };
   agent.num_nodes = place.num_nodes;
   agent.enumerate_timeout = options.enumerate_timeout;

@@ -103,7 +103,9 @@ class Node {
   //   not answer; ALREADY_EXISTS the rank is taken; FAILED_PRECONDITION the coordinator serves a
   //   job of another size, or a launched process failed before it joined; ABORTED the job has
   //   failed; UNAVAILABLE an address to listen on is taken; RESOURCE_EXHAUSTED; the reason of the
-  //   cancellation. Other nodes that wait for this one fail with its error, unless is_recoverable.
+  //   cancellation. Other nodes that wait for this one fail with its error, unless is_recoverable:
+  //   after an error of options or environment it waits for one of them to hear of it, for 20 s at
+  //   most, within connect_timeout.
   static absl::StatusOr<std::unique_ptr<Node>> Join(NodeOptions options = {});
 
   // Leaves the job, unless it has left, and ends pending operations of this process with CANCELLED.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Joining, leaving and shutting down.
 #include <atomic>
+#include <chrono>
 #include <future>
 #include <memory>
 #include <string>
@@ -17,6 +18,7 @@ namespace ferry {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
 TEST(NodeTest, Join_ReportsRankAndTopology) {
@@ -53,6 +55,28 @@ TEST(NodeTest, Join_OtherNodeIsMissing_NamesIt) {
   const absl::Status status = Node::Join(options).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr("missing tasks: 1"));
+}
+
+// A node that is refused tells the others, within the time that it has.
+TEST(NodeTest, Join_Refused_EndsWithinTheTimeToConnect) {
+  TestCoordinator coordinator(2);
+  NodeOptions of_node_7 = coordinator.OptionsOf(7);
+  NodeOptions of_three = coordinator.OptionsOf(0);
+  of_three.num_nodes = 3;
+  NodeOptions of_none = coordinator.OptionsOf(0);
+  of_none.num_nodes = 0;
+  std::vector<std::future<absl::Status>> joining;
+  for (NodeOptions* options : {&of_node_7, &of_three, &of_none}) {
+    options->connect_timeout = absl::Milliseconds(300);
+    joining.push_back(
+        std::async(std::launch::async, [options] { return Node::Join(*options).status(); }));
+  }
+  for (auto& each : joining) {
+    // They would tell others for 20 s.
+    EXPECT_EQ(each.wait_for(std::chrono::seconds(10)), std::future_status::ready);
+    EXPECT_THAT(each.get().code(),
+                AnyOf(absl::StatusCode::kInvalidArgument, absl::StatusCode::kFailedPrecondition));
+  }
 }
 
 TEST(NodeTest, Join_Cancelled_EndsWithTheReason) {
