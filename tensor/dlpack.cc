@@ -137,6 +137,13 @@ absl::StatusOr<Tensor> Import(ManagedTensor* managed) {
                                                    " on are more than any memory has"));
   }
   void* data = plain.data == nullptr ? nullptr : static_cast<char*>(plain.data) + plain.byte_offset;
+  // C++ may only read aligned elements; those of complex types are two numbers.
+  const bool is_complex = type->type == DataType::kComplex64 || type->type == DataType::kComplex128;
+  const size_t alignment = ElementBytes(type->type) / (is_complex ? 2 : 1);
+  if (bytes > 0 && reinterpret_cast<uintptr_t>(data) % alignment != 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the DLPack tensor's elements are not aligned to ", alignment, " bytes; copy it first"));
+  }
   // Checked before ownership is taken: on an error the caller keeps it.
   if (*place == TensorLocation()) {
     FERRY_RETURN_IF_ERROR(CheckValues(type->type, data, bytes, [&type, &shape] {

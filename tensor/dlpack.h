@@ -69,9 +69,8 @@ struct ManagedTensor {
 // too) becomes a tensor on that device. The caller ensures that the bytes have been written before
 // they are used: DLPack's stream protocol is not part of these structs.
 //   Errors: INVALID_ARGUMENT for null, another major version, memory of other devices, elements
-//   that are not dense and row-major, an invalid shape or offset, or booleans in host memory that
-//   are neither 0 nor 1;
-//   UNIMPLEMENTED for types unknown to Ferry.
+//   that are not dense, row-major and aligned, an invalid shape or offset, or booleans in host
+//   memory that are neither 0 nor 1; UNIMPLEMENTED for types unknown to Ferry.
 absl::StatusOr<Tensor> Import(ManagedTensor* managed);
 
 // Exports `tensor`. The caller owns the result and calls its deleter. It is marked read-only

@@ -18,8 +18,8 @@ FERRY_NAMESPACE_BEGIN
 // released, on that thread. After an error the caller keeps ownership. The caller ensures that the
 // elements are complete before they are sent or read: these structs carry no stream.
 //   Errors: INVALID_ARGUMENT for null, another major version, memory of other devices than the host
-//   and CUDA, elements that are not dense and row-major, or an invalid shape; UNIMPLEMENTED for
-//   types that Ferry does not have.
+//   and CUDA, elements that are not dense, row-major and aligned, elements of kBool that are
+//   neither 0 nor 1, or an invalid shape; UNIMPLEMENTED for types that Ferry does not have.
 absl::StatusOr<Tensor> ImportDlpack(DLManagedTensorVersioned* managed);
 
 // Exports `tensor`. The caller owns the result and calls its deleter.

@@ -99,6 +99,8 @@ TEST(DLPack, UnsupportedTensorsStayWithTheirOwner) {
   refuses([](Foreign& f) { f.managed.version.major = 2; }, kInvalid, "version 2.0");
   refuses([](Foreign& f) { f.managed.dl_tensor.byte_offset = uint64_t{0} - 8; }, kInvalid,
           "more than any memory has");
+  refuses([](Foreign& f) { f.managed.dl_tensor.byte_offset = 2; }, kInvalid,
+          "not aligned to 4 bytes");
   refuses([](Foreign& f) { f.managed.dl_tensor.device.device_type = 10; }, kInvalid, "type 10");
   refuses([](Foreign& f) { f.managed.dl_tensor.device = {2, -1}; }, kInvalid, "device -1");
   refuses([](Foreign& f) { f.managed.dl_tensor.dtype.lanes = 4; }, kUnimplemented, "4 lanes");
@@ -202,7 +204,7 @@ TEST(DLPack, OffsetUpToTheLargestObject_IsTaken) {
   Foreign foreign;
   foreign.managed.dl_tensor.device = {kDeviceCuda, 0};
   // Never read.
-  foreign.managed.dl_tensor.data = reinterpret_cast<void*>(0x1000);
+  foreign.managed.dl_tensor.data = reinterpret_cast<void*>(0x1001);
   foreign.managed.dl_tensor.byte_offset = uint64_t{PTRDIFF_MAX} - 24;
   EXPECT_TRUE(Import(&foreign.managed).ok());
   EXPECT_EQ(foreign.deleted, 1);
