@@ -21,7 +21,10 @@ absl::StatusOr<Device> Device::Parse(absl::string_view name) {
   } else if (!absl::ConsumePrefix(&number, "host:")) {
     number = "";
   }
-  if (absl::SimpleAtoi(number, &device.index) && device.index >= 0) return device;
+  // A device has one name: no sign, spaces or leading zeros.
+  if (absl::SimpleAtoi(number, &device.index) && device.index >= 0 && ToString(device) == name) {
+    return device;
+  }
   return absl::InvalidArgumentError(
       absl::StrCat(Quoted(name), " is no device: \"host:0\" and \"gpu:1\" are two"));
 }

@@ -2,10 +2,14 @@
 // The public Tensor is a shared, immutable internal one.
 #include <ferry/tensor.h>
 
+#include <cstdint>
+#include <limits>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "absl/strings/str_cat.h"
 
 #include "api/api_access.h"
 #include "base/status_macros.h"
@@ -37,6 +41,15 @@ absl::StatusOr<Tensor> Tensor::Wrap(DataType dtype, absl::Span<const int64_t> sh
   const size_t alignment = ferry::ElementBytes(type);
   if (bytes > 0 && (data == nullptr || reinterpret_cast<uintptr_t>(data) % alignment != 0)) {
     return absl::InvalidArgumentError("the memory to wrap is null, or not aligned to its elements");
+  }
+  if (device.index < 0 || (device.kind != DeviceKind::kGpu && device != Device::Host())) {
+    return absl::InvalidArgumentError(absl::StrCat("the memory to wrap is that of ",
+                                                   ToString(device),
+                                                   ", and a node has \"host:0\" and GPUs"));
+  }
+  if (bytes > std::numeric_limits<uintptr_t>::max() - reinterpret_cast<uintptr_t>(data)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the ", bytes, " bytes to wrap end beyond the address space"));
   }
   // Nothing below fails, so that `release` is called only for a tensor that was returned.
   std::shared_ptr<Buffer> buffer =

@@ -39,7 +39,8 @@ class Tensor {
   // Wraps memory of the program on `device`, which stays valid until `release` is called: once, on
   // the thread that releases the last view.
   //   data: the first element, aligned to the element's size; a device address for a GPU.
-  //   Errors: INVALID_ARGUMENT as Allocate; `release` is then destroyed without being called.
+  //   Errors: INVALID_ARGUMENT as Allocate, for memory that is not aligned or ends beyond the
+  //   address space, or for what is no device; `release` is then destroyed without being called.
   static absl::StatusOr<Tensor> Wrap(DataType dtype, absl::Span<const int64_t> shape, void* data,
                                      absl::AnyInvocable<void() &&> release,
                                      Device device = Device::Host());

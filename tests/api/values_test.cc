@@ -23,7 +23,8 @@ TEST(DeviceTest, NamesAreParsedAndWritten) {
   EXPECT_EQ(ToString(Device::Gpu(3)), "gpu:3");
   EXPECT_EQ(Device::Parse("gpu:3").value(), Device::Gpu(3));
   EXPECT_EQ(Device::Parse("host:0").value(), Device::Host());
-  for (const char* name : {"", "gpu", "gpu:", "gpu:-1", "gpu:x", "tpu:0"}) {
+  for (const char* name : {"", "gpu", "gpu:", "gpu:-1", "gpu:x", "tpu:0", "gpu:+1", "gpu: 1",
+                           "gpu:1 ", "gpu:01", "gpu:-0", "gpu:2147483648", "host:00"}) {
     EXPECT_EQ(Device::Parse(name).status().code(), absl::StatusCode::kInvalidArgument) << name;
   }
 }
@@ -90,6 +91,12 @@ TEST(TensorTest, Wrap_ReleasesOnceWithTheLastView) {
   char* const odd = reinterpret_cast<char*>(memory) + 1;
   EXPECT_FALSE(Tensor::Wrap(DataType::kFloat, {2}, odd, count).ok());
   EXPECT_FALSE(Tensor::Wrap(DataType::kString, {4}, memory, count).ok());
+  void* const last = reinterpret_cast<void*>(~uintptr_t{0} - 63);
+  EXPECT_FALSE(Tensor::Wrap(DataType::kUint8, {64}, last, count).ok());
+  for (const Device device :
+       {Device::Gpu(-1), Device{DeviceKind::kHost, 1}, Device{static_cast<DeviceKind>(7), 0}}) {
+    EXPECT_FALSE(Tensor::Wrap(DataType::kFloat, {4}, memory, count, device).ok());
+  }
   EXPECT_EQ(released, 1);
 }
 
