@@ -93,7 +93,8 @@ struct NodeOptions {
 
 // Joins a job, and owns what a process needs in it. Thread-safe.
 //   absl::StatusOr<std::unique_ptr<ferry::Node>> node = ferry::Node::Join();
-// It must outlive its steps, communicators, coordinator() and topology().
+// It must outlive its steps, communicators, coordinator() and topology(). A child of fork must not
+// use or destroy it, since its threads are the parent's; one that calls exec is no matter.
 class Node {
  public:
   // Joins, and blocks until every node has joined and all hold the same topology. Does not start a
