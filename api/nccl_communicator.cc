@@ -2,6 +2,7 @@
 // The public NcclCommunicator shares an internal one, and has a stream of its own.
 #include <ferry/nccl_communicator.h>
 
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <string>
@@ -55,9 +56,14 @@ absl::Status CheckTensor(const Tensor& tensor, const Device& device) {
 class NcclCommunicator::Impl final {
  public:
   Device device() const { return Device::Gpu(inner->ordinal()); }
+  absl::Status CheckNotAborted() const {
+    if (!is_aborted) return absl::OkStatus();
+    return absl::AbortedError("the communicator was aborted by this rank");
+  }
   // Checks two tensors, of which the second has `factor` times the elements of the first.
   absl::StatusOr<nccl::DataType> Check(const Tensor& input, const Tensor& output,
                                        int64_t factor) const {
+    FERRY_RETURN_IF_ERROR(CheckNotAborted());
     FERRY_RETURN_IF_ERROR(CheckTensor(input, device()));
     FERRY_RETURN_IF_ERROR(CheckTensor(output, device()));
     if (input.dtype() != output.dtype() ||
@@ -72,6 +78,7 @@ class NcclCommunicator::Impl final {
 
   std::shared_ptr<ferry::NcclCommunicator> inner;
   std::unique_ptr<cuda::CudaStream> stream;
+  std::atomic<bool> is_aborted{false};
 };
 
 NcclCommunicator::NcclCommunicator(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -114,14 +121,19 @@ absl::Status NcclCommunicator::AllGather(const Tensor& input, Tensor& output, CU
 
 absl::Status NcclCommunicator::Run(CUstream_st* stream, absl::FunctionRef<int(ncclComm*)> calls,
                                    absl::Duration timeout) {
+  FERRY_RETURN_IF_ERROR(impl_->CheckNotAborted());
   return impl_->inner->Run(
       stream, [&](const nccl::NcclTable&, nccl::Communicator comm) { return calls(comm); },
       timeout);
 }
 
-absl::Status NcclCommunicator::Check() { return impl_->inner->Check(); }
+absl::Status NcclCommunicator::Check() {
+  FERRY_RETURN_IF_ERROR(impl_->CheckNotAborted());
+  return impl_->inner->Check();
+}
 
 void NcclCommunicator::Abort(const absl::Status& reason) {
+  if (impl_->is_aborted.exchange(true)) return;
   impl_->inner->Abort(reason.ok() ? absl::CancelledError("aborted by the caller") : reason);
 }
 

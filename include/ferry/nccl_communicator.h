@@ -77,7 +77,7 @@ class NcclCommunicator {
   //   Errors: ABORTED a rank has abandoned it: operations in flight may never complete.
   absl::Status Check();
   // Aborts its operations on all ranks, permanently. Blocks until NCCL returns. No other call may
-  // be in progress or follow.
+  // be in progress; later ones fail with ABORTED.
   void Abort(const absl::Status& reason);
 
  private:

@@ -174,5 +174,22 @@ TEST_F(GpuTest, Communicator_Operations_CheckTheirTensors) {
   is_invalid(all.Broadcast(flags, 0, all.stream()), "NCCL has no type bool");
 }
 
+TEST_F(GpuTest, Communicator_Aborted_RefusesLaterCalls) {
+  const auto communicator = node_->Communicator(node_->topology().OneGpuOfEachNode());
+  ASSERT_TRUE(communicator.ok()) << communicator.status();
+  NcclCommunicator& all = **communicator;
+  Tensor tensor = node_->Allocate(Device::Gpu(0), DataType::kFloat, {2}).value();
+  all.Abort(absl::CancelledError("no longer needed"));
+  all.Abort(absl::OkStatus());
+  for (const absl::Status& status :
+       {all.AllReduce(tensor, tensor, ReduceOp::kSum, all.stream()),
+        all.AllGather(tensor, tensor, all.stream()), all.Broadcast(tensor, 0, all.stream()),
+        all.Run(all.stream(), [](ncclComm*) { return 0; }), all.Check()}) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kAborted) << status;
+  }
+  // Another one can be made of the same GPU.
+  EXPECT_TRUE(node_->Communicator(node_->topology().OneGpuOfEachNode()).ok());
+}
+
 }  // namespace
 }  // namespace ferry
