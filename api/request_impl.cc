@@ -39,10 +39,11 @@ bool Request::Impl::StartTransfer(std::function<std::string()> phase) {
   return true;
 }
 
-void Request::Impl::LeaveTransfer() {
+void Request::Impl::LeaveTransfer(std::function<std::string()> phase) {
   {
     absl::MutexLock lock(&mu_);
     is_transferring_ = false;
+    if (!result_.has_value()) phase_.swap(phase);
   }
   if (cancellation_.is_cancelled()) Complete(cancellation_.status());
 }

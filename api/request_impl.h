@@ -46,7 +46,8 @@ class Request::Impl final : public std::enable_shared_from_this<Request::Impl> {
   bool StartTransfer(std::function<std::string()> phase) ABSL_LOCKS_EXCLUDED(mu_);
   // The transfer does not watch cancellation() any more: what is left cannot be called off, and its
   // Complete comes too late after a Cancel.
-  void LeaveTransfer() ABSL_LOCKS_EXCLUDED(mu_);
+  //   phase: as for StartTransfer.
+  void LeaveTransfer(std::function<std::string()> phase) ABSL_LOCKS_EXCLUDED(mu_);
   ferry::CancellationToken& cancellation() { return cancellation_; }
   // Ends it; later calls have no effect.
   void Complete(absl::StatusOr<Tensor> result, absl::string_view path = "")

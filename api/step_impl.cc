@@ -192,7 +192,9 @@ void Step::Impl::Finish(Received received, const std::shared_ptr<RequestImpl>& r
                                 request->Complete(tensor, path);
                               });
   if (!status.ok()) return request->Complete(status);
-  request->LeaveTransfer();
+  request->LeaveTransfer([device = ApiAccess::Wrap(received.tensor.place())] {
+    return absl::StrCat("work of ", ToString(device), " has not written its bytes yet");
+  });
 }
 
 }  // namespace ferry::v0

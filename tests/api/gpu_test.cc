@@ -106,6 +106,8 @@ TEST_F(GpuTest, Cancel_WorkThatWritesTheTensorIsPending_EndsTheReceive) {
   CancellationToken token;
   Request by_token = step_->Recv(id, {.cancellation = token});
   Request request = step_->Recv(id);
+  EXPECT_THAT(std::string(request.Wait(absl::ZeroDuration()).status().message()),
+              HasSubstr("work of gpu:0 has not written its bytes yet"));
   EXPECT_FALSE(request.done());
   request.Cancel(absl::AbortedError("no longer needed"));
   EXPECT_TRUE(request.done());
