@@ -68,6 +68,25 @@ TEST_F(CoordinatorClientTest, Store_SetsListsAddsAndDeletes) {
   EXPECT_TRUE(client(1).List("a/").value().empty());
 }
 
+// Errors quote the keys and ids that a program chose.
+TEST_F(CoordinatorClientTest, KeysAndIds_AreBytes_InErrorsToo) {
+  for (const std::string& bytes : {std::string("\xff\xfe"), std::string("a\0b", 3)}) {
+    EXPECT_EQ(client(0).Set(bytes, "v"), absl::OkStatus());
+    EXPECT_EQ(client(0).Set(bytes, "w").code(), absl::StatusCode::kAlreadyExists);
+    EXPECT_EQ(client(0).Add(bytes, 1).status().code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_EQ(client(1).List(bytes).value()[0].key, bytes);
+    EXPECT_EQ(client(1).Delete(bytes), absl::OkStatus());
+    EXPECT_EQ(client(1).TryGet(bytes).status().code(), absl::StatusCode::kNotFound);
+    EXPECT_EQ(client(1).Get(bytes, absl::Milliseconds(1)).status().code(),
+              absl::StatusCode::kDeadlineExceeded);
+    EXPECT_EQ(client(0).Barrier(bytes, absl::Milliseconds(1)).code(),
+              absl::StatusCode::kDeadlineExceeded);
+    EXPECT_EQ(client(1).CancelBarrier(bytes).code(), absl::StatusCode::kFailedPrecondition);
+  }
+  nodes_[1]->FailJob(absl::DataLossError("\xff"));
+  EXPECT_THAT(std::string(client(0).JobStatus().message()), HasSubstr("\xff"));
+}
+
 TEST_F(CoordinatorClientTest, Watch_ReportsExistingAndLaterEntries_UntilDestroyed) {
   ASSERT_EQ(client(0).Set("w/1", "one"), absl::OkStatus());
   absl::Mutex mu;
