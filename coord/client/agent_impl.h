@@ -53,6 +53,13 @@ inline int64_t Milliseconds(absl::Duration timeout) {
 class Agent::Impl final {
  public:
   explicit Impl(AgentOptions options) : options_(std::move(options)) {}
+  // Calls that wait in other threads end CANCELLED, and have stopped using it when this returns.
+  ~Impl() {
+    if (link_ == nullptr) return;
+    link_->GiveUp(absl::CancelledError("the agent was destroyed"));
+    const auto are_over = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return answers_ == 0; };
+    const absl::MutexLock lock(&mu_, absl::Condition(&are_over));
+  }
 
   // Starts connecting to the coordinator.
   absl::Status Open() ABSL_LOCKS_EXCLUDED(mu_);
@@ -71,14 +78,23 @@ class Agent::Impl final {
     return has_failed_;
   }
 
-  // The pending answer to a request.
+  // The pending answer to a request. The agent is not destroyed before it.
   class Answer final {
    public:
-    explicit Answer(SocketLoop& loop) : awaited_(loop) {}
+    explicit Answer(Impl& impl) : impl_(impl), awaited_(impl.link_->loop()) {
+      const absl::MutexLock lock(&impl_.mu_);
+      ++impl_.answers_;
+    }
+    ~Answer() {
+      const absl::MutexLock lock(&impl_.mu_);
+      --impl_.answers_;
+    }
+    Answer(const Answer&) = delete;
+    Answer& operator=(const Answer&) = delete;
 
     // Waits for the reply, which may itself contain an error.
     absl::StatusOr<v1::Reply> WaitForAny() {
-      awaited_.Wait();
+      if (!is_refused_) awaited_.Wait();
       return std::move(reply_);
     }
     // Waits for the reply; returns its error if it contains one.
@@ -86,14 +102,23 @@ class Agent::Impl final {
 
    private:
     friend class Impl;
+    Impl& impl_;
+    bool is_refused_ = false;
     SocketLoop::Awaited awaited_;
     absl::StatusOr<v1::Reply> reply_ = absl::UnknownError("no answer");
   };
 
-  // Sends `request`.
+  // Sends `request`, unless this is a callback, which would wait for its own thread.
   std::shared_ptr<Answer> Begin(v1::Request request, absl::Duration timeout, std::string what,
                                 bool keeps_time = false) {
-    auto answer = std::make_shared<Answer>(link_->loop());
+    auto answer = std::make_shared<Answer>(*this);
+    if (link_->IsOnThread()) {
+      answer->is_refused_ = true;
+      answer->reply_ = absl::FailedPreconditionError(
+          absl::StrCat("a callback must not wait for ", what,
+                       ": answers arrive on its thread; nothing was ", "sent"));
+      return answer;
+    }
     link_->Call(
         std::move(request), std::min(timeout, kLongestWait), std::move(what),
         [answer](absl::StatusOr<v1::Reply> reply) {
@@ -186,6 +211,8 @@ class Agent::Impl final {
   std::shared_ptr<const GlobalTopology> topology_;
   absl::Mutex mu_;
   bool has_failed_ ABSL_GUARDED_BY(mu_) = false;
+  // Those that exist.
+  int answers_ ABSL_GUARDED_BY(mu_) = 0;
   absl::flat_hash_map<std::string, BarrierUse> barriers_ ABSL_GUARDED_BY(mu_);
   std::unique_ptr<grpc::Service> error_service_;
   std::unique_ptr<grpc::Server> error_server_;

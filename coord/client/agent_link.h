@@ -3,6 +3,7 @@
 #ifndef FERRY_COORD_CLIENT_AGENT_LINK_H_
 #define FERRY_COORD_CLIENT_AGENT_LINK_H_
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -11,6 +12,7 @@
 #include <optional>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -91,6 +93,10 @@ class AgentLink final : private AgentStream::Owner {
   }
   // The loop that reads the connection.
   SocketLoop& loop() { return *loop_; }
+  // Whether this thread runs callbacks of the loop, or is the agent's: neither may wait.
+  bool IsOnThread() const {
+    return loop_->IsOnLoop() || keeper_.load() == std::this_thread::get_id();
+  }
   // Runs `callback` on the agent's thread.
   void Defer(absl::AnyInvocable<void() &&> callback) ABSL_LOCKS_EXCLUDED(mu_);
   // Sends a request that is answered by events until it is cancelled.
@@ -148,6 +154,8 @@ class AgentLink final : private AgentStream::Owner {
   const AgentLinkOptions options_;
   const std::shared_ptr<SocketLoop> loop_;
 
+  // The agent's thread.
+  std::atomic<std::thread::id> keeper_{};
   absl::Mutex mu_;
   // For the timer thread, and for waiting for the first Welcome or the last stream's end. Woken
   // with mu_ held, because it is destroyed soon after that end.

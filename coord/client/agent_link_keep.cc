@@ -101,6 +101,7 @@ absl::Status AgentLink::LostErrorLocked(absl::Time now) const {
 }
 
 void AgentLink::Keep() {
+  keeper_ = std::this_thread::get_id();
   mu_.Lock();
   while (!is_closing_) {
     const uint32_t turn = changed_.turn();

@@ -90,7 +90,8 @@ void Agent::Impl::GiveUp(const absl::Status& why) {
 }
 
 absl::Status Agent::Impl::Part() {
-  link_->StopHeartbeats();
+  // A callback cannot leave: see Begin.
+  if (!link_->IsOnThread()) link_->StopHeartbeats();
   v1::Request request;
   request.mutable_leave();
   return Ask(std::move(request), kPartingTimeout, "leaving to be confirmed", /*keeps_time=*/true)
@@ -219,10 +220,9 @@ v1::Request BarrierRequest(const std::string& name, int64_t counter, absl::Durat
 absl::Status Agent::Barrier(absl::string_view id, absl::Duration timeout, std::vector<int> nodes) {
   const std::string name(id);
   FERRY_ASSIGN_OR_RETURN(const int64_t counter, impl_->BeginBarrier(name));
-  absl::StatusOr<v1::Reply> reply = impl_
-                                        ->Begin(BarrierRequest(name, counter, timeout, nodes),
-                                                timeout, absl::StrCat("barrier ", Quoted(name)))
-                                        ->WaitForAny();
+  const auto answer = impl_->Begin(BarrierRequest(name, counter, timeout, nodes), timeout,
+                                   absl::StrCat("barrier ", Quoted(name)));
+  absl::StatusOr<v1::Reply> reply = answer->WaitForAny();
   impl_->EndBarrier(name, reply);
   return Checked(std::move(reply)).status();
 }

@@ -107,9 +107,11 @@ class CoordinatorClient {
   //   is_prefix: also all keys that begin with `key` and "/".
   absl::Status Delete(absl::string_view key, bool is_prefix = false);
   // Calls `on_change` for existing entries, and then for every change, in order, on a thread shared
-  // by all clients of this process. It must not block, and must not call or destroy a client. Does
-  // not block: changes until the coordinator has received the watch count as existing entries.
-  //   Errors: RESOURCE_EXHAUSTED.
+  // by all clients of this process, or on one that waits for an answer in a call of a client. It
+  // must not block, throw, or destroy a client; calls of clients that would wait fail there with
+  // FAILED_PRECONDITION. Does not block: changes until the coordinator has received the watch count
+  // as existing entries.
+  //   Errors: RESOURCE_EXHAUSTED; INVALID_ARGUMENT `on_change` is null.
   absl::StatusOr<KeyWatch> Watch(absl::string_view prefix,
                                  std::function<void(const KeyChange&)> on_change);
 

@@ -79,8 +79,10 @@ struct NodeOptions {
   absl::Duration coordinator_lost_timeout = absl::ZeroDuration();
   // This node may die and come back without failing the job.
   bool is_recoverable = false;
-  // Called once, on a thread of the node, when the job has failed or the coordinator is lost. It
-  // must not block or destroy the node. Pending operations end by themselves.
+  // Called once, when the job has failed or the coordinator is lost, on a thread of the node or on
+  // one that waits in a call of a CoordinatorClient. It must not block, throw, or destroy the node;
+  // calls that wait for the coordinator fail there with FAILED_PRECONDITION. Pending operations end
+  // by themselves.
   std::function<void(const absl::Status&)> on_job_failure;
   // Ends Join.
   std::optional<CancellationToken> cancellation;

@@ -19,6 +19,56 @@ using ::testing::StartsWith;
 constexpr absl::Duration kLong = absl::Minutes(1);
 constexpr absl::Duration kShort = absl::Milliseconds(100);
 
+// --- The end ---
+
+TEST(AgentDestructor, CallsOfOtherThreads_EndCancelled) {
+  constexpr int kCalls = 8;
+  for (int round = 0; round < 3; ++round) {
+    TestServer server(1);
+    auto agent = Agent::Connect(ToolOptions(server.address()));
+    ASSERT_THAT(agent, IsOk());
+    std::vector<std::future<absl::Status>> calls;
+    for (int i = 0; i < kCalls; ++i) {
+      calls.push_back(InBackground(
+          [raw = agent->get()] { return raw->Get("nobody sets it", kLong).status(); }));
+    }
+    ASSERT_TRUE(Eventually([&] { return server.parked() == kCalls; }));
+    agent->reset();
+    for (auto& call : calls)
+      EXPECT_THAT(Await(call), Fails(StatusCode::kCancelled, HasSubstr("destroyed")));
+  }
+}
+
+// --- Callbacks ---
+
+TEST(AgentCallback, CallThatWouldWait_IsRefused) {
+  TestServer server(1);
+  const auto agent = Agent::Connect(RankOptions(server.address(), 0));
+  ASSERT_THAT(agent, IsOk());
+  std::promise<std::vector<absl::Status>> of_watch;
+  std::promise<absl::Status> of_async;
+  const auto watch = (*agent)->Watch("w", [&](const KeyChange&) {
+    of_watch.set_value({(*agent)->Set("a", "1"), (*agent)->Get("a", kLong).status(),
+                        (*agent)->CompareAndSet("a", std::nullopt, "1").status(),
+                        (*agent)->Barrier("b", kLong), (*agent)->Leave()});
+  });
+  ASSERT_THAT(watch, IsOk());
+  ASSERT_THAT((*agent)->Set("w", ""), IsOk());
+  auto refused = of_watch.get_future();
+  for (const absl::Status& status : Await(refused)) {
+    EXPECT_THAT(status,
+                Fails(StatusCode::kFailedPrecondition, HasSubstr("a callback must not wait")));
+  }
+  (*agent)->BarrierAsync("c", kLong, {},
+                         [&](const absl::Status&) { of_async.set_value((*agent)->Set("a", "1")); });
+  auto refused_too = of_async.get_future();
+  EXPECT_THAT(Await(refused_too),
+              Fails(StatusCode::kFailedPrecondition, HasSubstr("must not wait")));
+  EXPECT_THAT((*agent)->TryGet("a"), Fails(StatusCode::kNotFound, HasSubstr("\"a\"")));
+  // The barrier's refused use did not count.
+  EXPECT_THAT((*agent)->Barrier("b", kLong), IsOk());
+}
+
 // --- Joining ---
 
 TEST(AgentConnect, ReturnsWhenAllNodesHaveRegistered) {
