@@ -39,6 +39,7 @@ void Request::Cancel(const absl::Status& reason) {
 void Request::OnComplete(absl::AnyInvocable<void(absl::StatusOr<Tensor>) &&> callback) && {
   const std::shared_ptr<Impl> impl = std::move(impl_);
   if (impl != nullptr) return impl->OnComplete(std::move(callback));
+  if (callback == nullptr) return;
   std::move(callback)(absl::FailedPreconditionError("the request has no operation"));
 }
 

@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 
 #include "api/api_access.h"
@@ -11,6 +12,21 @@
 #include "base/text.h"
 
 namespace ferry::v0 {
+namespace {
+
+thread_local int callbacks_here = 0;
+
+}  // namespace
+
+bool Request::Impl::IsInCallback() { return callbacks_here > 0; }
+
+void Request::Impl::Call(Callback callback, absl::StatusOr<Tensor> result) {
+  if (callback == nullptr) return;
+  ++callbacks_here;
+  // It may throw if it is called inside OnComplete.
+  const absl::Cleanup leave = [] { --callbacks_here; };
+  std::move(callback)(std::move(result));
+}
 
 Request::Impl::Impl(absl::StatusOr<Tensor> result) : loop_(nullptr) {
   is_claimed_ = true;
@@ -71,12 +87,13 @@ void Request::Impl::Complete(absl::StatusOr<Tensor> result, absl::string_view pa
     // returned.
     loop_->Wake();
   }
-  if (callback != nullptr) std::move(callback)(std::move(result));
+  Call(std::move(callback), std::move(result));
 }
 
 absl::StatusOr<Tensor> Request::Impl::Wait(absl::Duration timeout) {
   if (!done()) {
-    if (loop_->IsOnLoop()) {
+    // On other threads than the loop's it would wait as well for what only they can do.
+    if (loop_->IsOnLoop() || IsInCallback()) {
       return absl::FailedPreconditionError(absl::StrCat("a callback must not wait for ", what_,
                                                         ": everything arrives on its thread. Use ",
                                                         "OnComplete there"));
@@ -117,7 +134,7 @@ void Request::Impl::OnComplete(Callback callback) {
     }
     result = *result_;
   }
-  std::move(callback)(std::move(result));
+  Call(std::move(callback), std::move(result));
 }
 
 std::string Request::Impl::path() const {

@@ -55,6 +55,9 @@ class Request::Impl final : public std::enable_shared_from_this<Request::Impl> {
 
   const std::string& what() const { return what_; }
 
+  // Whether this thread is in a callback of OnComplete, whatever thread it is.
+  static bool IsInCallback();
+
   // The methods of Request.
   absl::StatusOr<Tensor> Wait(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_);
   bool done() const { return is_done_.load(std::memory_order_acquire); }
@@ -63,6 +66,9 @@ class Request::Impl final : public std::enable_shared_from_this<Request::Impl> {
   std::string path() const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
+  // `callback` may be null.
+  static void Call(Callback callback, absl::StatusOr<Tensor> result);
+
   // Null for an operation that was never under way.
   EventLoop* const loop_;
   const std::string what_;

@@ -6,10 +6,22 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+
 #include "api/api_access.h"
 #include "api/step_impl.h"
 
 namespace ferry::v0 {
+namespace {
+
+// The result of a call inside a callback, which did not wait.
+absl::Status WithoutWaiting(const absl::Status& status) {
+  if (!absl::IsDeadlineExceeded(status)) return status;
+  return absl::FailedPreconditionError(
+      absl::StrCat("inside a callback, which must not wait: ", status.message()));
+}
+
+}  // namespace
 
 Step::Step(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
@@ -42,9 +54,15 @@ std::vector<Request> Step::RecvMany(absl::Span<const RecvOperation> operations) 
   return requests;
 }
 
-absl::Status Step::Flush(absl::Duration timeout) { return impl_->inner().Flush(timeout); }
+absl::Status Step::Flush(absl::Duration timeout) {
+  if (!RequestImpl::IsInCallback()) return impl_->inner().Flush(timeout);
+  return WithoutWaiting(impl_->inner().Flush(absl::ZeroDuration()));
+}
 
-absl::Status Step::Close(absl::Duration timeout) { return impl_->Close(timeout); }
+absl::Status Step::Close(absl::Duration timeout) {
+  if (!RequestImpl::IsInCallback()) return impl_->Close(timeout);
+  return WithoutWaiting(impl_->Close(absl::ZeroDuration()));
+}
 
 void Step::Abort(const absl::Status& reason) {
   impl_->Abort(reason.ok() ? absl::CancelledError("aborted by the caller") : reason);

@@ -49,7 +49,9 @@ class [[nodiscard]] Request {
   // Hands the operation over to `callback`, which is called exactly once, with what Wait would
   // return: at once, on this thread, if the operation is done, otherwise on a thread of the node,
   // or on the one that cancels or sends. It must not block, as all transfers of the node wait for
-  // it, nor destroy the node; it may start further operations. The request is empty afterwards.
+  // it, nor throw, nor destroy the node; it may start further operations, which end with CANCELLED
+  // once the node is being destroyed. Null: the operation just continues. The request is empty
+  // afterwards.
   void OnComplete(absl::AnyInvocable<void(absl::StatusOr<Tensor>) &&> callback) &&;
 
   // The path that the bytes took: "shm", "tcp", "cuda_ipc", "nccl", "inline" for small tensors that

@@ -98,9 +98,9 @@ class Step {
   // Blocks until every tensor that this node has sent in the step so far has been received. The
   // step stays open.
   //   Errors: DEADLINE_EXCEEDED naming the sends that were not received; UNAVAILABLE or ABORTED the
-  //   receiver of a send has died or was restarted; a receiver's reason to reject a tensor;
-  //   FAILED_PRECONDITION called inside a callback while there are such sends. A failed send is
-  //   reported by every later Flush, and by Close.
+  //   receiver of a send has died or was restarted since; a receiver's reason to reject a tensor;
+  //   FAILED_PRECONDITION called inside a callback of OnComplete while there are such sends. A
+  //   failed send is reported by every later Flush, and by Close.
   absl::Status Flush(absl::Duration timeout);
 
   // Flushes, and closes the step on this node, in any case: receives that are pending, and later

@@ -269,6 +269,18 @@ TEST_F(RequestTest, SendMany_RecvMany_MatchInOrder) {
   EXPECT_EQ(sender_->Flush(kLong), absl::OkStatus());
 }
 
+TEST_F(RequestTest, OnComplete_Null_LetsTheReceiveContinue) {
+  receiver_->Recv(kX).OnComplete(nullptr);
+  Send({1});
+  Request next = receiver_->Recv(kX);
+  Send({2});
+  const absl::StatusOr<Tensor> tensor = next.Wait(kLong);
+  ASSERT_TRUE(tensor.ok()) << tensor.status();
+  EXPECT_THAT(tensor->elements<float>(), ElementsAre(2));
+  std::move(next).OnComplete(nullptr);
+  std::move(next).OnComplete(nullptr);  // NOLINT: it is empty now
+}
+
 // Callbacks may start further operations, also those that the node's destructor calls.
 TEST_F(RequestTest, Destructor_OfTheNode_CallbackStartsAnotherReceive_EndsThatToo) {
   Send({1});
@@ -334,6 +346,24 @@ TEST_F(SilentSendersTest, DeadlineOfOneAmongOthers_IsKept) {
   EXPECT_THAT(std::string(status.message()),
               AllOf(HasSubstr("in step 3 for \"x\" from node3/host:0"), HasSubstr("node 3")));
   for (const Request& each : others) EXPECT_FALSE(each.done());
+}
+
+TEST_F(SilentSendersTest, WaitFlushAndClose_InsideACallback_AreRefused) {
+  absl::Notification called;
+  ASSERT_TRUE(step_
+                  ->Send({.name = "y", .source = 4, .destination = 4},
+                         Tensor::Allocate(DataType::kFloat, {1}).value())
+                  .Wait(kLong)
+                  .ok());
+  Recv(0, {.timeout = absl::Milliseconds(1)}).OnComplete([&](const absl::StatusOr<Tensor>&) {
+    for (const absl::Status& status :
+         {Recv(1).Wait(kLong).status(), step_->Flush(kLong), step_->Close(kLong)}) {
+      EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+      EXPECT_THAT(std::string(status.message()), HasSubstr("callback"));
+    }
+    called.Notify();
+  });
+  EXPECT_TRUE(called.WaitForNotificationWithTimeout(kLong));
 }
 
 TEST(EmptyRequest, HasNoOperation) {
