@@ -29,6 +29,12 @@ NodeState StateOf(const coord::TaskStatus& task) {
   return task.incarnation != 0 ? NodeState::kLeft : NodeState::kNotJoined;
 }
 
+// A Get whose timeout has passed before it was sent does not wait in the coordinator, which then
+// answers as to TryGet.
+absl::Status InTime(const absl::Status& status) {
+  return absl::IsNotFound(status) ? absl::DeadlineExceededError(status.message()) : status;
+}
+
 KeyValue Convert(const coord::KeyValue& entry) {
   return {.key = entry.key, .value = entry.value, .revision = entry.revision};
 }
@@ -77,12 +83,16 @@ absl::StatusOr<std::unique_ptr<CoordinatorClient>> CoordinatorClient::Connect(
 int CoordinatorClient::num_nodes() const { return impl_->agent().num_nodes(); }
 
 absl::StatusOr<std::string> CoordinatorClient::Get(absl::string_view key, absl::Duration timeout) {
-  return impl_->agent().Get(key, timeout);
+  absl::StatusOr<std::string> value = impl_->agent().Get(key, timeout);
+  if (!value.ok()) return InTime(value.status());
+  return value;
 }
 
 absl::StatusOr<std::vector<std::string>> CoordinatorClient::GetAll(std::vector<std::string> keys,
                                                                    absl::Duration timeout) {
-  return impl_->agent().GetAll(std::move(keys), timeout);
+  absl::StatusOr<std::vector<std::string>> values = impl_->agent().GetAll(std::move(keys), timeout);
+  if (!values.ok()) return InTime(values.status());
+  return values;
 }
 
 absl::StatusOr<std::string> CoordinatorClient::TryGet(absl::string_view key) {
@@ -124,6 +134,7 @@ absl::Status CoordinatorClient::Delete(absl::string_view key, bool is_prefix) {
 
 absl::StatusOr<KeyWatch> CoordinatorClient::Watch(absl::string_view prefix,
                                                   std::function<void(const KeyChange&)> on_change) {
+  if (on_change == nullptr) return absl::InvalidArgumentError("a watch needs a callback");
   auto gate = std::make_shared<CallbackGate>();
   FERRY_ASSIGN_OR_RETURN(
       std::unique_ptr<coord::AgentWatch> watch,

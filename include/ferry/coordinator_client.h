@@ -57,7 +57,8 @@ struct NodeStatus {
 
 // Thread-safe. A dropped connection is made again, and pending calls neither fail nor run twice.
 // Every call ends: besides the errors that each method lists,
-//   DEADLINE_EXCEEDED   its timeout, or rpc_timeout, has passed;
+//   DEADLINE_EXCEEDED   its timeout, or rpc_timeout, has passed; if the coordinator hangs or is out
+//                       of reach, Get, GetAll and Barrier end 2 to 5 seconds after their timeout;
 //   UNAVAILABLE         the coordinator cannot be reached, or is stopping;
 //   ABORTED             the coordinator was restarted, considers this node dead, or the job has
 //                       failed;

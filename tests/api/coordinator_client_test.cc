@@ -87,6 +87,19 @@ TEST_F(CoordinatorClientTest, KeysAndIds_AreBytes_InErrorsToo) {
   EXPECT_THAT(std::string(client(0).JobStatus().message()), HasSubstr("\xff"));
 }
 
+TEST_F(CoordinatorClientTest, Get_WithoutTime_IsTooLate) {
+  for (const absl::Duration timeout :
+       {absl::ZeroDuration(), -absl::Seconds(1), -absl::InfiniteDuration()}) {
+    EXPECT_EQ(client(0).Get("never", timeout).status().code(), absl::StatusCode::kDeadlineExceeded);
+    EXPECT_EQ(client(0).GetAll({"never", "nor this"}, timeout).status().code(),
+              absl::StatusCode::kDeadlineExceeded);
+  }
+}
+
+TEST_F(CoordinatorClientTest, Watch_WithoutACallback_IsRefused) {
+  EXPECT_EQ(client(0).Watch("w/", nullptr).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
 TEST_F(CoordinatorClientTest, Watch_ReportsExistingAndLaterEntries_UntilDestroyed) {
   ASSERT_EQ(client(0).Set("w/1", "one"), absl::OkStatus());
   absl::Mutex mu;
