@@ -173,8 +173,6 @@ int SocketLoop::RunDue() {
   return static_cast<int>(std::min<int64_t>(left, std::numeric_limits<int>::max()));
 }
 
-bool SocketLoop::IsOnLoop() const { return driven_here == this; }
-
 bool SocketLoop::IsEnding() {
   absl::MutexLock lock(&mu_);
   return is_ending_;

@@ -85,9 +85,6 @@ class SocketLoop final : public Loop {
   // An event is expected that no caller waits for: the loop's own thread is to wait for it.
   void WantThread();
 
-  // Whether this thread leads the loop, and is in one of its callbacks.
-  bool IsOnLoop() const;
-
   // The time since the loop last waited for events.
   absl::Duration Lag() const;
 
