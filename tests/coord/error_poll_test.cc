@@ -181,6 +181,20 @@ TEST(ErrorPoll, RecoverableTaskComesBackThroughAReset) {
   EXPECT_THAT(job.Heartbeat(0, 999), IsOk());
 }
 
+// Only one that was lost may come back by itself: an error that a task has reported is cleared by a
+// reset.
+TEST(ErrorPoll, RecoverableTaskInError_RegistersOnlyIfItWasLost) {
+  TestJob job(RecoverableOptions(3));
+  job.RegisterAll();
+  ASSERT_THAT(job.Report(0, absl::InternalError("broken")), IsOk());
+  EXPECT_THAT(job.Register(0, 999).result(),
+              Fails(absl::StatusCode::kAborted, HasSubstr("already in error")));
+  EXPECT_EQ(job.state(0), TaskState::kError);
+  job.AdvanceWithHeartbeats(2 * kHeartbeatTimeout, {2});
+  ASSERT_EQ(job.state(1), TaskState::kError);
+  EXPECT_THAT(job.Register(1, 999).result(), IsOk());
+}
+
 // Only connected tasks may report errors.
 TEST(ErrorPoll, ReportOfATaskThatIsNotConnectedIsRefused) {
   TestJob job(PlainOptions(2));

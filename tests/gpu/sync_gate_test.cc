@@ -61,6 +61,21 @@ TEST(SyncGate, ReportsHowMuchWorkIsInProgress) {
   EXPECT_TRUE(ran);
 }
 
+// One that times out while another has quiet must let nothing in.
+TEST(SyncGate, TimeoutDuringAnotherAction_DoesNotEndItsQuiet) {
+  SyncGate gate;
+  bool ran = false;
+  EXPECT_OK(gate.RunQuietly(absl::Seconds(20), "map", [&] {
+    for (int i = 0; i < 2; ++i) {
+      EXPECT_EQ(gate.RunQuietly(absl::Milliseconds(1), "unmap", [&] { ran = true; }).code(),
+                absl::StatusCode::kDeadlineExceeded);
+    }
+  }));
+  EXPECT_FALSE(ran);
+  EXPECT_OK(gate.RunQuietly(absl::Seconds(20), "unmap", [&] { ran = true; }));
+  EXPECT_TRUE(ran);
+}
+
 // A program that begins work continuously would block memory operations forever; but its work on
 // another GPU may be what the first is waiting for.
 TEST(SyncGate, AProgramsNextWorkWaitsForQuietUnlessAnotherDeviceIsAtWork) {

@@ -159,6 +159,20 @@ TEST(StepTable, FailedOpeningRemovesOnlyItsOwnGraph) {
   EXPECT_EQ(table.step_count(), 0u);
 }
 
+// A piece that joined the run of the one that failed would wait for feeds that do not come.
+TEST(StepTable, FailedOpeningOfAPiece_NextPieceBeginsItsOwnRun) {
+  HeldExchanges exchanges;
+  StepTable table(exchanges, 10);
+  // Keeps the step in the table.
+  ASSERT_TRUE(table.Begin(1, "s", "g", kAlive).ok());
+  exchanges.open_error = absl::ResourceExhaustedError("no room");
+  EXPECT_FALSE(table.BeginPiece(1, "s", "h", kAlive).ok());
+  const absl::StatusOr<StepTable::Piece> next = table.BeginPiece(1, "s", "h", kAlive);
+  ASSERT_TRUE(next.ok()) << next.status();
+  EXPECT_TRUE(next->is_first);
+  table.CleanupSession("s");
+}
+
 TEST(StepTable, KeepsTheMemoryOfFeedsUntilTheStepIsOver) {
   HeldExchanges exchanges;
   StepTable table(exchanges, 10);
