@@ -140,11 +140,12 @@ void PeerLookup::Run() {
 int PeerLookup::NextRankLocked() {
   const absl::Time now = SteadyClock().Now();
   const auto is_over = [now](const Waiting& each) { return each.deadline <= now; };
-  auto next = std::find_if(ranks_.begin(), ranks_.end(), [&](int rank) {
-    const auto waiting = waiting_.find(rank);
-    return waiting != waiting_.end() &&
-           std::any_of(waiting->second.begin(), waiting->second.end(), is_over);
-  });
+  auto next =
+      std::find_if(ranks_.begin(), ranks_.end(), [&](int rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+        const auto waiting = waiting_.find(rank);
+        return waiting != waiting_.end() &&
+               std::any_of(waiting->second.begin(), waiting->second.end(), is_over);
+      });
   if (next == ranks_.end()) next = ranks_.begin();
   const int rank = *next;
   ranks_.erase(next);
