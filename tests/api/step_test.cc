@@ -103,7 +103,7 @@ TEST_F(StepTest, Abort_PendingAndLaterOperations_FailWithTheReason) {
 }
 
 TEST_F(StepTest, MovedFrom_IsACopy) {
-  Step moved = std::move(*sender_);
+  Step moved = std::move(*sender_);  // NOLINT(performance-move-const-arg)
   EXPECT_EQ(sender_->id(), moved.id());
   EXPECT_EQ(SendStatus(x_), absl::OkStatus());
 }

@@ -136,8 +136,8 @@ TEST(TopologyTest, Default_IsEmpty) {
 
 TEST(TopologyTest, MovedFrom_IsACopy) {
   Topology topology;
-  const Topology moved = std::move(topology);
-  EXPECT_TRUE(topology.nodes().empty());  // NOLINT: a move is a copy
+  const Topology moved = std::move(topology);  // NOLINT(performance-move-const-arg)
+  EXPECT_TRUE(topology.nodes().empty());       // NOLINT: a move is a copy
   EXPECT_FALSE(topology.LinkBetween(0, 0).ok());
 }
 
@@ -154,8 +154,8 @@ TEST(CancellationTokenTest, CopiesAreOneToken) {
 
 TEST(CancellationTokenTest, MovedFrom_IsACopy) {
   CancellationToken token;
-  const CancellationToken moved = std::move(token);
-  EXPECT_TRUE(token.Cancel());  // NOLINT: a move is a copy
+  const CancellationToken moved = std::move(token);  // NOLINT(performance-move-const-arg)
+  EXPECT_TRUE(token.Cancel());                       // NOLINT: a move is a copy
   EXPECT_TRUE(moved.is_cancelled());
 }
 
