@@ -55,7 +55,7 @@ class Request::Impl final : public std::enable_shared_from_this<Request::Impl> {
 
   const std::string& what() const { return what_; }
 
-  // Whether this thread is in a callback of OnComplete, whatever thread it is.
+  // True in a callback of OnComplete, on any thread.
   static bool IsInCallback();
 
   // The methods of Request.

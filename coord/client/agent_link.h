@@ -93,7 +93,7 @@ class AgentLink final : private AgentStream::Owner {
   }
   // The loop that reads the connection.
   SocketLoop& loop() { return *loop_; }
-  // Whether this thread runs callbacks of the loop, or is the agent's: neither may wait.
+  // True on a thread that must not wait: in a callback of the loop, or on the agent's own thread.
   bool IsOnThread() const {
     return loop_->IsOnLoop() || keeper_.load() == std::this_thread::get_id();
   }

@@ -29,8 +29,8 @@ TEST(AgentDestructor, CallsOfOtherThreads_EndCancelled) {
     ASSERT_THAT(agent, IsOk());
     std::vector<std::future<absl::Status>> calls;
     for (int i = 0; i < kCalls; ++i) {
-      calls.push_back(InBackground(
-          [raw = agent->get()] { return raw->Get("nobody sets it", kLong).status(); }));
+      calls.push_back(
+          InBackground([raw = agent->get()] { return raw->Get("never set", kLong).status(); }));
     }
     ASSERT_TRUE(Eventually([&] { return server.parked() == kCalls; }));
     agent->reset();
