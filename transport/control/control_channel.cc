@@ -11,7 +11,10 @@ std::string Describe(const PeerId& peer) { return absl::StrCat("node ", peer.nod
 absl::Status CheckControlBody(absl::Span<const absl::string_view> parts, size_t max_body) {
   size_t bytes = 0;
   for (const absl::string_view part : parts) bytes += part.size();
-  if (bytes <= max_body) return absl::OkStatus();
+  return bytes <= max_body ? absl::OkStatus() : ControlBodyIsTooLarge(bytes, max_body);
+}
+
+absl::Status ControlBodyIsTooLarge(size_t bytes, size_t max_body) {
   return absl::InvalidArgumentError(
       absl::StrCat("a message of ", bytes, " bytes; this control channel takes ", max_body));
 }

@@ -86,6 +86,7 @@ std::string Describe(const PeerId& peer);
 // For implementations. The first returns INVALID_ARGUMENT above `max_body`.
 absl::Status CheckControlBody(absl::Span<const absl::string_view> parts,
                               size_t max_body = kMaxControlBody);
+absl::Status ControlBodyIsTooLarge(size_t bytes, size_t max_body);
 absl::Status ControlQueueIsFull(const PeerId& peer, size_t bytes, size_t frames, size_t limit);
 absl::Status PeerHasGone(const PeerId& peer);
 

@@ -67,26 +67,23 @@ std::shared_ptr<ShmControlChannel> ShmControlChannel::Start(EventLoop& loop, Pee
   return channel;
 }
 
-bool ShmControlChannel::TryWrite(uint16_t type, absl::Span<const absl::string_view> parts,
-                                 absl::Span<const int> descriptors) {
-  size_t body = 0;
-  for (const absl::string_view part : parts) body += part.size();
-  if (!descriptors.empty()) {
-    // Check for room first: descriptors that were sent cannot be recalled.
-    if (!writer_.HasRoom(body)) return false;
-    writer_.HintDescriptors();
-    if (!SendDescriptors(socket_.get(), descriptors).ok()) return false;
-  }
-  return writer_.Write(type, static_cast<uint8_t>(descriptors.size()), parts);
+bool ShmControlChannel::SendAhead(size_t body, absl::Span<const int> descriptors) {
+  // Check for room first: descriptors that were sent cannot be recalled.
+  if (!writer_.HasRoom(body)) return false;
+  writer_.HintDescriptors();
+  return SendDescriptors(socket_.get(), descriptors).ok();
 }
 
 absl::Status ShmControlChannel::Send(uint16_t type, absl::Span<const absl::string_view> parts,
                                      absl::Span<const int> descriptors) {
-  FERRY_RETURN_IF_ERROR(CheckControlBody(parts));
+  size_t body = 0;
+  for (const absl::string_view part : parts) body += part.size();
+  if (body > kMaxControlBody) return ControlBodyIsTooLarge(body, kMaxControlBody);
   {
     SpinLockHolder lock(&send_lock_);
     if (!closed_.ok()) return closed_;
-    if (queue_.empty() && TryWrite(type, parts, descriptors)) {
+    if (queue_.empty() && (descriptors.empty() || SendAhead(body, descriptors)) &&
+        writer_.Write(type, static_cast<uint8_t>(descriptors.size()), parts)) {
       memory_.peer_bell.Ring();
       return absl::OkStatus();
     }
@@ -119,16 +116,21 @@ bool ShmControlChannel::is_all_read() const {
   return queue_.empty() && writer_.IsAllRead();
 }
 
+bool ShmControlChannel::WriteQueued(const Queued& frame) {
+  std::vector<int> descriptors;
+  for (const UniqueFd& fd : frame.descriptors) descriptors.push_back(fd.get());
+  return (descriptors.empty() || SendAhead(frame.body.size(), descriptors)) &&
+         writer_.Write(frame.type, static_cast<uint8_t>(descriptors.size()), {frame.body});
+}
+
 bool ShmControlChannel::FlushQueue() {
   bool did_something = false;
   SpinLockHolder lock(&send_lock_);
   while (!queue_.empty()) {
-    Queued& front = queue_.front();
-    std::vector<int> descriptors;
-    for (const UniqueFd& fd : front.descriptors) descriptors.push_back(fd.get());
-    if (!TryWrite(front.type, {front.body}, descriptors)) {
+    const Queued& front = queue_.front();
+    if (!WriteQueued(front)) {
       writer_.AskForRoom();
-      if (!TryWrite(front.type, {front.body}, descriptors)) break;
+      if (!WriteQueued(front)) break;
     }
     queued_bytes_ -= front.body.size();
     queue_.pop_front();

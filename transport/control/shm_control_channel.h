@@ -73,9 +73,12 @@ class ShmControlChannel final : public ControlChannel,
   ShmControlChannel(EventLoop& loop, PeerId peer, UniqueFd socket, Memory memory, bool is_first,
                     std::shared_ptr<ControlHandler> handler, size_t max_queued_bytes);
 
-  // Returns false if there is no room, in the ring or for the descriptors.
-  bool TryWrite(uint16_t type, absl::Span<const absl::string_view> parts,
-                absl::Span<const int> descriptors) ABSL_EXCLUSIVE_LOCKS_REQUIRED(send_lock_);
+  // Sends the descriptors of a frame that is then written. Returns false, and sends none, if there
+  // is no room, in the ring for a body of that size or for the descriptors.
+  bool SendAhead(size_t body, absl::Span<const int> descriptors)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(send_lock_);
+  // Returns false if there is no room.
+  bool WriteQueued(const Queued& frame) ABSL_EXCLUSIVE_LOCKS_REQUIRED(send_lock_);
   bool FlushQueue() ABSL_LOCKS_EXCLUDED(send_lock_);
   absl::StatusOr<std::vector<UniqueFd>> TakeDescriptors(size_t count);
   // The peer is sending descriptors: receive them as they arrive, not only with their frame.
