@@ -79,9 +79,9 @@ void Watch();
 inline void* AllocateRecycled(size_t bytes) {
   using namespace recycled_internal;  // NOLINT(google-build-using-namespace)
   if (!kRecycles || bytes > kMaxRecycledBytes) return ::operator new(bytes);
-  const size_t size = bytes == 0 ? 0 : (bytes - 1) / kStep;
+  const size_t size = bytes == 0 ? 0 : (bytes - 1) / recycled_internal::kStep;
   Free*& first = lists.first[size];
-  if (first == nullptr) return ::operator new((size + 1) * kStep);
+  if (first == nullptr) return ::operator new((size + 1) * recycled_internal::kStep);
   Free* const block = first;
   first = block->next;
   --lists.count[size];
@@ -90,7 +90,7 @@ inline void* AllocateRecycled(size_t bytes) {
 
 inline void FreeRecycled(void* block, size_t bytes) noexcept {
   using namespace recycled_internal;  // NOLINT(google-build-using-namespace)
-  const size_t size = bytes == 0 ? 0 : (bytes - 1) / kStep;
+  const size_t size = bytes == 0 ? 0 : (bytes - 1) / recycled_internal::kStep;
   if (!kRecycles || block == nullptr || bytes > kMaxRecycledBytes ||
       lists.count[size] >= kMostOfASize || lists.is_over) {
     return ::operator delete(block);
