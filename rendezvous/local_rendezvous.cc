@@ -3,14 +3,14 @@
 #include "rendezvous/local_rendezvous.h"
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <utility>
 #include <vector>
 
-#include "absl/base/optimization.h"
 #include "absl/base/thread_annotations.h"
+#include "absl/functional/any_invocable.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
@@ -20,121 +20,134 @@
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "rendezvous/blocking_recv.h"
-#include "rendezvous/depth_limited_call.h"
-#include "rendezvous/rendezvous_shard.h"
 
 namespace ferry {
 namespace {
-
-constexpr size_t kShards = size_t{1} << RendezvousShard::kShardBits;
 
 absl::Status CancelledReceive() {
   return MakeDerived(absl::CancelledError("RecvAsync is cancelled."));
 }
 
+// Nested calls on one thread before further ones are deferred.
+constexpr int kMaxDepth = 16;
+
+struct Calls {
+  int depth;
+  bool are_deferred;
+};
+// No constructor or destructor, so that reading it costs nothing.
+thread_local constinit Calls calls = {};
+
+std::deque<absl::AnyInvocable<void() &&>>& Deferred() {
+  thread_local std::deque<absl::AnyInvocable<void() &&>> deferred;
+  return deferred;
+}
+
+// Queues the call until the outermost one has returned.
+void Defer(RecvCallback&& done, absl::Status&& status, Received&& received) {
+  Deferred().push_back([done = std::move(done), status = std::move(status),
+                        received = std::move(received)]() mutable {
+    std::move(done)(std::move(status), std::move(received));
+  });
+  calls.are_deferred = true;
+}
+
+void CallDeferred() {
+  auto& deferred = Deferred();
+  // A callback may defer more.
+  while (!deferred.empty()) {
+    auto next = std::move(deferred.front());
+    deferred.pop_front();
+    std::move(next)();
+  }
+  calls.are_deferred = false;
+}
+
+// Calls `done` now, unless that would be the 17th nested call on this thread; then after the
+// outermost of them has returned, in order of the calls: any number of callbacks that cause
+// callbacks take a stack of limited depth.
+void InvokeWithDepthLimit(RecvCallback&& done, absl::Status&& status, Received&& received) {
+  if (calls.depth >= kMaxDepth) {
+    return Defer(std::move(done), std::move(status), std::move(received));
+  }
+  ++calls.depth;
+  std::move(done)(std::move(status), std::move(received));
+  if (calls.are_deferred && calls.depth == 1) CallDeferred();
+  --calls.depth;
+}
+
+// `item` is a receive already removed from its shard.
+void Complete(std::unique_ptr<RendezvousItem> item, absl::Status&& status, Received&& received) {
+  // If this fails, a concurrent cancellation finds nothing: the item was removed.
+  if (item->token != CancellationToken::kNoCallback) {
+    item->recv_args.cancellation->Deregister(item->token);
+  }
+  received.recv_args = std::move(item->recv_args);
+  RecvCallback done = std::move(item->done);
+  item = nullptr;
+  InvokeWithDepthLimit(std::move(done), std::move(status), std::move(received));
+}
+
+// `item` was removed from its shard: a receive ends with `why`, a send's value is dropped.
+void End(std::unique_ptr<RendezvousItem> item, const absl::Status& why) {
+  if (!item->is_send) Complete(std::move(item), absl::Status(why), {});
+}
+
 }  // namespace
 
-class LocalRendezvous::Core final : public std::enable_shared_from_this<Core> {
- public:
-  using Shard = RendezvousShard;
-  using Item = RendezvousItem;
-  using ItemPtr = std::unique_ptr<Item>;
-
-  Core(const Clock& clock, RendezvousLimits limits, OutstandingOperations* operations)
-      : clock_(clock), limits_(limits), operations_(operations) {
-    for (Shard& shard : shards_) {
-      shard.item_share = limits.max_waiting / kShards;
-      shard.byte_share = limits.max_queued_bytes / kShards;
-      shard.over_share = &over_share_;
-    }
-  }
-
-  absl::Status Send(const RendezvousKey& key, Tensor&& tensor, bool is_dead, SendArgs&& args);
-  // Queues `done`, or calls it.
-  void RecvAsync(const RendezvousKey& key, RecvArgs&& args, RecvCallback&& done);
-  // Returns a value already sent, or the abort's status. False if there is neither.
-  bool TryRecv(const RendezvousKey& key, RecvArgs& args, absl::Status& status, Received& received);
-  // Ends the receive with `status` if it is still waiting.
-  bool End(const RendezvousKey& key, uint64_t id, absl::Status status);
-
-  void StartAbort(const absl::Status& why);
-  absl::Status abort_status() const ABSL_LOCKS_EXCLUDED(abort_mu_);
-  size_t Fail(absl::FunctionRef<absl::Status(const RendezvousKey&)> verdict);
-  void Expire();
-  absl::Time NextDeadline() const;
-  void ForEachPending(absl::Duration min_age,
-                      absl::FunctionRef<void(const PendingOp&)> visit) const;
-  void CountSends();
-  TableSizes InnerTableSizes() const;
-
-  size_t waiting_count() const {
-    size_t sum = 0;
-    for (const Shard& shard : shards_) sum += shard.item_count.load(std::memory_order_relaxed);
-    return sum;
-  }
-  size_t queued_bytes() const {
-    size_t sum = 0;
-    for (const Shard& shard : shards_) sum += shard.queued_bytes.load(std::memory_order_relaxed);
-    return sum;
-  }
-
- private:
-  // Cancels a receive, which may be over by then, and the table destroyed.
-  struct CancelCall {
-    static void* operator new(size_t bytes) { return AllocateRecycled(bytes); }
-    static void operator delete(void* call, size_t bytes) { FreeRecycled(call, bytes); }
-
-    CancelCall(std::weak_ptr<Core> core, const RendezvousKey& key, uint64_t id)
-        : core(std::move(core)), key(key), id(id) {}
-
-    void operator()() const {
-      if (const std::shared_ptr<Core> table = core.lock(); table != nullptr) {
-        table->End(key, id, CancelledReceive());
-      }
-    }
-
-    const std::weak_ptr<Core> core;
-    const RendezvousKey key;
-    const uint64_t id;
-  };
-
-  Shard& ShardOf(const RendezvousKey& key) { return shards_[key.hash() & (kShards - 1)]; }
-
-  // As TryRecv; the caller holds the shard's lock, which this releases.
-  bool TakeAndUnlock(Shard& shard, Item** link, RecvArgs& args, absl::Status& status,
-                     Received& received) ABSL_UNLOCK_FUNCTION(shard.mu);
-  // Checks the limits for one more item. Called with the shard's lock. The limits apply to the
-  // whole table, but while every shard stays within its share the others need not be read.
-  // Concurrent additions may exceed the limits together.
-  absl::Status Admit(const Shard& shard, size_t bytes) const;
-  absl::Status AdmitBySum(size_t bytes) const;
-  // `item` is a receive already removed from its shard.
-  void Complete(ItemPtr item, absl::Status&& status, Received&& received);
-  // `item` was removed from its shard: a receive ends with `why`, a send's value is dropped.
-  void End(ItemPtr item, const absl::Status& why);
-  // A value leaves the table for that receive. Called with the shard's lock, so that the next
-  // reader of the table finds the operation.
-  void BeginOperation(const RecvArgs& args) const {
-    if (ABSL_PREDICT_FALSE(args.operation != nullptr) && operations_ != nullptr) {
-      args.operation->Begin(*operations_);
-    }
-  }
-  // Removes and returns every item that `matches`; the caller ends the receives.
-  std::vector<ItemPtr> TakeAll(absl::FunctionRef<bool(const Item&)> matches, bool drops_deadlines);
-
-  const Clock& clock_;
-  const RendezvousLimits limits_;
-  OutstandingOperations* const operations_;
-  // Set before any shard is emptied, and read with a shard's lock held.
-  std::atomic<bool> is_aborted_{false};
-  mutable absl::Mutex abort_mu_;
-  absl::Status abort_status_ ABSL_GUARDED_BY(abort_mu_);
-  // Number of shards that exceed their share of the limits.
-  std::atomic<int> over_share_{0};
-  std::array<Shard, kShards> shards_;
+// The table, for cancellations, which may outlive it.
+struct LocalRendezvous::Reference {
+  // Lock order: this, then a shard's.
+  SpinLock mu;
+  // Null once the table is destroyed.
+  LocalRendezvous* table ABSL_GUARDED_BY(mu) = nullptr;
 };
 
-absl::Status LocalRendezvous::Core::Admit(const Shard& shard, size_t bytes) const {
+// Cancels a receive, which may be over by then, and the table destroyed.
+struct LocalRendezvous::CancelCall {
+  static void* operator new(size_t bytes) { return AllocateRecycled(bytes); }
+  static void operator delete(void* call, size_t bytes) { FreeRecycled(call, bytes); }
+
+  CancelCall(std::shared_ptr<Reference> reference, const RendezvousKey& key, uint64_t id)
+      : reference(std::move(reference)), key(key), id(id) {}
+
+  void operator()() const {
+    ItemPtr found;
+    {
+      SpinLockHolder lock(&reference->mu);
+      if (reference->table != nullptr) found = reference->table->TakeReceive(key, id);
+    }
+    if (found != nullptr) Complete(std::move(found), CancelledReceive(), {});
+  }
+
+  const std::shared_ptr<Reference> reference;
+  const RendezvousKey key;
+  const uint64_t id;
+};
+
+LocalRendezvous::LocalRendezvous(const Clock& clock, RendezvousLimits limits,
+                                 OutstandingOperations* operations)
+    : clock_(clock),
+      limits_(limits),
+      operations_(operations),
+      reference_(std::make_shared<Reference>()) {
+  for (Shard& shard : shards_) {
+    shard.item_share = limits.max_waiting / kShards;
+    shard.byte_share = limits.max_queued_bytes / kShards;
+    shard.over_share = &over_share_;
+  }
+  SpinLockHolder lock(&reference_->mu);
+  reference_->table = this;
+}
+
+LocalRendezvous::~LocalRendezvous() {
+  if (abort_status().ok()) StartAbort(absl::CancelledError("LocalRendezvousImpl deleted"));
+  // No receive waits any more; cancellations that are still to come find nothing.
+  SpinLockHolder lock(&reference_->mu);
+  reference_->table = nullptr;
+}
+
+absl::Status LocalRendezvous::Admit(const Shard& shard, size_t bytes) const {
   const bool is_within_share =
       over_share_.load(std::memory_order_relaxed) == 0 &&
       shard.item_count.load(std::memory_order_relaxed) < shard.item_share &&
@@ -142,7 +155,7 @@ absl::Status LocalRendezvous::Core::Admit(const Shard& shard, size_t bytes) cons
   return is_within_share ? absl::OkStatus() : AdmitBySum(bytes);
 }
 
-absl::Status LocalRendezvous::Core::AdmitBySum(size_t bytes) const {
+absl::Status LocalRendezvous::AdmitBySum(size_t bytes) const {
   if (waiting_count() >= limits_.max_waiting) {
     return absl::ResourceExhaustedError(
         absl::StrCat(limits_.max_waiting,
@@ -159,23 +172,8 @@ absl::Status LocalRendezvous::Core::AdmitBySum(size_t bytes) const {
                    "in TransferEngineOptions::rendezvous)"));
 }
 
-void LocalRendezvous::Core::Complete(ItemPtr item, absl::Status&& status, Received&& received) {
-  // If this fails, a concurrent cancellation finds nothing: the item was removed.
-  if (item->token != CancellationToken::kNoCallback) {
-    item->recv_args.cancellation->Deregister(item->token);
-  }
-  received.recv_args = std::move(item->recv_args);
-  RecvCallback done = std::move(item->done);
-  item = nullptr;
-  InvokeWithDepthLimit(std::move(done), std::move(status), std::move(received));
-}
-
-void LocalRendezvous::Core::End(ItemPtr item, const absl::Status& why) {
-  if (!item->is_send) Complete(std::move(item), absl::Status(why), {});
-}
-
-absl::Status LocalRendezvous::Core::Send(const RendezvousKey& key, Tensor&& tensor, bool is_dead,
-                                         SendArgs&& args) {
+absl::Status LocalRendezvous::Send(const RendezvousKey& key, Tensor tensor, bool is_dead,
+                                   SendArgs args) {
   Shard& shard = ShardOf(key);
   shard.mu.Lock();
   if (is_aborted_.load(std::memory_order_relaxed)) {
@@ -201,15 +199,15 @@ absl::Status LocalRendezvous::Core::Send(const RendezvousKey& key, Tensor&& tens
   return absl::OkStatus();
 }
 
-bool LocalRendezvous::Core::TryRecv(const RendezvousKey& key, RecvArgs& args, absl::Status& status,
-                                    Received& received) {
+bool LocalRendezvous::TryRecv(const RendezvousKey& key, RecvArgs& args, absl::Status& status,
+                              Received& received) {
   Shard& shard = ShardOf(key);
   shard.mu.Lock();
   return TakeAndUnlock(shard, shard.Find(key), args, status, received);
 }
 
-bool LocalRendezvous::Core::TakeAndUnlock(Shard& shard, Item** link, RecvArgs& args,
-                                          absl::Status& status, Received& received) {
+bool LocalRendezvous::TakeAndUnlock(Shard& shard, Item** link, RecvArgs& args, absl::Status& status,
+                                    Received& received) {
   const bool is_aborted = is_aborted_.load(std::memory_order_relaxed);
   const bool is_there = *link != nullptr && (*link)->is_send;
   const ItemPtr send = is_there && !is_aborted ? shard.PopFirst(link) : nullptr;
@@ -226,8 +224,7 @@ bool LocalRendezvous::Core::TakeAndUnlock(Shard& shard, Item** link, RecvArgs& a
   return true;
 }
 
-void LocalRendezvous::Core::RecvAsync(const RendezvousKey& key, RecvArgs&& args,
-                                      RecvCallback&& done) {
+void LocalRendezvous::RecvAsync(const RendezvousKey& key, RecvArgs args, RecvCallback done) {
   absl::Status status;
   Received received;
   Shard& shard = ShardOf(key);
@@ -244,7 +241,7 @@ void LocalRendezvous::Core::RecvAsync(const RendezvousKey& key, RecvArgs&& args,
   if (CancellationToken* const cancellation = args.cancellation; cancellation != nullptr) {
     // Lock order: a shard's, then the cancellation's; it runs callbacks with none held.
     token = cancellation->Register(
-        [call = std::make_unique<CancelCall>(weak_from_this(), key, id)] { (*call)(); });
+        [call = std::make_unique<CancelCall>(reference_, key, id)] { (*call)(); });
     if (token == CancellationToken::kNoCallback) status = CancelledReceive();
   }
   if (status.ok()) status = Admit(shard, 0);
@@ -262,19 +259,13 @@ void LocalRendezvous::Core::RecvAsync(const RendezvousKey& key, RecvArgs&& args,
   shard.mu.Unlock();
 }
 
-bool LocalRendezvous::Core::End(const RendezvousKey& key, uint64_t id, absl::Status status) {
-  ItemPtr found;
-  {
-    Shard& shard = ShardOf(key);
-    SpinLockHolder lock(&shard.mu);
-    found = shard.TakeReceive(key, id);
-  }
-  if (found == nullptr) return false;
-  Complete(std::move(found), std::move(status), {});
-  return true;
+LocalRendezvous::ItemPtr LocalRendezvous::TakeReceive(const RendezvousKey& key, uint64_t id) {
+  Shard& shard = ShardOf(key);
+  SpinLockHolder lock(&shard.mu);
+  return shard.TakeReceive(key, id);
 }
 
-void LocalRendezvous::Core::StartAbort(const absl::Status& why) {
+void LocalRendezvous::StartAbort(const absl::Status& why) {
   FERRY_CHECK(!why.ok());
   {
     absl::MutexLock lock(&abort_mu_);
@@ -287,7 +278,7 @@ void LocalRendezvous::Core::StartAbort(const absl::Status& why) {
   for (ItemPtr& item : items) End(std::move(item), why);
 }
 
-std::vector<LocalRendezvous::Core::ItemPtr> LocalRendezvous::Core::TakeAll(
+std::vector<LocalRendezvous::ItemPtr> LocalRendezvous::TakeAll(
     absl::FunctionRef<bool(const Item&)> matches, bool drops_deadlines) {
   std::vector<ItemPtr> items;
   for (Shard& shard : shards_) {
@@ -303,7 +294,7 @@ std::vector<LocalRendezvous::Core::ItemPtr> LocalRendezvous::Core::TakeAll(
   return items;
 }
 
-void LocalRendezvous::Core::CountSends() {
+void LocalRendezvous::CountSends() {
   if (operations_ == nullptr) return;
   for (Shard& shard : shards_) {
     SpinLockHolder lock(&shard.mu);
@@ -311,14 +302,14 @@ void LocalRendezvous::Core::CountSends() {
   }
 }
 
-absl::Status LocalRendezvous::Core::abort_status() const {
+absl::Status LocalRendezvous::abort_status() const {
   // Called for each receive of a worker.
   if (!is_aborted_.load(std::memory_order_acquire)) return absl::OkStatus();
   absl::MutexLock lock(&abort_mu_);
   return abort_status_;
 }
 
-size_t LocalRendezvous::Core::Fail(absl::FunctionRef<absl::Status(const RendezvousKey&)> verdict) {
+size_t LocalRendezvous::Fail(absl::FunctionRef<absl::Status(const RendezvousKey&)> verdict) {
   std::vector<ItemPtr> items =
       TakeAll([verdict](const Item& item) { return !verdict(item.key).ok(); },
               /*drops_deadlines=*/false);
@@ -330,7 +321,7 @@ size_t LocalRendezvous::Core::Fail(absl::FunctionRef<absl::Status(const Rendezvo
   return count;
 }
 
-void LocalRendezvous::Core::Expire() {
+void LocalRendezvous::Expire() {
   const absl::Time now = clock_.Now();
   std::vector<Shard::Deadline> due;
   for (Shard& shard : shards_) {
@@ -338,14 +329,17 @@ void LocalRendezvous::Core::Expire() {
     shard.TakeDue(now, due);
   }
   for (const Shard::Deadline& deadline : due) {
-    End(deadline.key, deadline.id,
-        absl::DeadlineExceededError(absl::StrCat("no node has sent ",
-                                                 absl::CEscape(deadline.key.text()),
-                                                 " before the receive's deadline")));
+    ItemPtr found = TakeReceive(deadline.key, deadline.id);
+    if (found == nullptr) continue;
+    Complete(std::move(found),
+             absl::DeadlineExceededError(absl::StrCat("no node has sent ",
+                                                      absl::CEscape(deadline.key.text()),
+                                                      " before the receive's deadline")),
+             {});
   }
 }
 
-absl::Time LocalRendezvous::Core::NextDeadline() const {
+absl::Time LocalRendezvous::NextDeadline() const {
   absl::Time next = absl::InfiniteFuture();
   for (const Shard& shard : shards_) {
     SpinLockHolder lock(&shard.mu);
@@ -354,8 +348,8 @@ absl::Time LocalRendezvous::Core::NextDeadline() const {
   return next;
 }
 
-void LocalRendezvous::Core::ForEachPending(absl::Duration min_age,
-                                           absl::FunctionRef<void(const PendingOp&)> visit) const {
+void LocalRendezvous::ForEachPending(absl::Duration min_age,
+                                     absl::FunctionRef<void(const PendingOp&)> visit) const {
   const absl::Time now = clock_.Now();
   std::vector<PendingOp> pending;
   for (const Shard& shard : shards_) {
@@ -369,7 +363,7 @@ void LocalRendezvous::Core::ForEachPending(absl::Duration min_age,
   for (const PendingOp& op : pending) visit(op);
 }
 
-TableSizes LocalRendezvous::Core::InnerTableSizes() const {
+TableSizes LocalRendezvous::InnerTableSizes() const {
   TableSizes sizes;
   for (const Shard& shard : shards_) {
     SpinLockHolder lock(&shard.mu);
@@ -389,31 +383,12 @@ TableSizes LocalRendezvous::Core::InnerTableSizes() const {
   return sizes;
 }
 
-LocalRendezvous::LocalRendezvous(const Clock& clock, RendezvousLimits limits,
-                                 OutstandingOperations* operations)
-    : core_(std::make_shared<Core>(clock, limits, operations)) {}
-
-LocalRendezvous::~LocalRendezvous() {
-  if (core_->abort_status().ok()) {
-    core_->StartAbort(absl::CancelledError("LocalRendezvousImpl deleted"));
-  }
-}
-
-absl::Status LocalRendezvous::Send(const RendezvousKey& key, Tensor tensor, bool is_dead,
-                                   SendArgs args) {
-  return core_->Send(key, std::move(tensor), is_dead, std::move(args));
-}
-
-void LocalRendezvous::RecvAsync(const RendezvousKey& key, RecvArgs args, RecvCallback done) {
-  core_->RecvAsync(key, std::move(args), std::move(done));
-}
-
 absl::StatusOr<Received> LocalRendezvous::Recv(const RendezvousKey& key, absl::Duration timeout,
                                                RecvArgs args) {
   {
     absl::Status status;
     Received received;
-    if (core_->TryRecv(key, args, status, received)) {
+    if (TryRecv(key, args, status, received)) {
       if (!status.ok()) return status;
       return received;
     }
@@ -421,27 +396,23 @@ absl::StatusOr<Received> LocalRendezvous::Recv(const RendezvousKey& key, absl::D
   return RecvBlocking(
       std::move(args), timeout, /*loop=*/nullptr,
       [this, &key](RecvArgs own, RecvCallback done) {
-        core_->RecvAsync(key, std::move(own), std::move(done));
+        RecvAsync(key, std::move(own), std::move(done));
       },
       [&key] {
         return absl::StrCat(" for ", absl::CEscape(key.text()), ", which no node has sent");
       });
 }
 
-void LocalRendezvous::StartAbort(const absl::Status& why) { core_->StartAbort(why); }
-absl::Status LocalRendezvous::abort_status() const { return core_->abort_status(); }
-size_t LocalRendezvous::Fail(absl::FunctionRef<absl::Status(const RendezvousKey&)> verdict) {
-  return core_->Fail(verdict);
+size_t LocalRendezvous::waiting_count() const {
+  size_t sum = 0;
+  for (const Shard& shard : shards_) sum += shard.item_count.load(std::memory_order_relaxed);
+  return sum;
 }
-void LocalRendezvous::Expire() { core_->Expire(); }
-absl::Time LocalRendezvous::NextDeadline() const { return core_->NextDeadline(); }
-void LocalRendezvous::ForEachPending(absl::Duration min_age,
-                                     absl::FunctionRef<void(const PendingOp&)> visit) const {
-  core_->ForEachPending(min_age, visit);
+
+size_t LocalRendezvous::queued_bytes() const {
+  size_t sum = 0;
+  for (const Shard& shard : shards_) sum += shard.queued_bytes.load(std::memory_order_relaxed);
+  return sum;
 }
-void LocalRendezvous::CountSends() { core_->CountSends(); }
-size_t LocalRendezvous::waiting_count() const { return core_->waiting_count(); }
-size_t LocalRendezvous::queued_bytes() const { return core_->queued_bytes(); }
-TableSizes LocalRendezvous::InnerTableSizes() const { return core_->InnerTableSizes(); }
 
 }  // namespace ferry

@@ -3,12 +3,18 @@
 #ifndef FERRY_RENDEZVOUS_LOCAL_RENDEZVOUS_H_
 #define FERRY_RENDEZVOUS_LOCAL_RENDEZVOUS_H_
 
+#include <array>
+#include <atomic>
 #include <cstddef>
 #include <memory>
+#include <vector>
 
+#include "absl/base/optimization.h"
+#include "absl/base/thread_annotations.h"
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 
 #include "base/clock.h"
@@ -16,6 +22,7 @@
 #include "base/usable_resources.h"
 #include "rendezvous/key.h"
 #include "rendezvous/outstanding_operations.h"
+#include "rendezvous/rendezvous_shard.h"
 #include "rendezvous/value.h"
 #include "tensor/tensor.h"
 
@@ -75,9 +82,9 @@ class LocalRendezvous final {
                                 RecvArgs args = {});
 
   // Ends every waiting and every later call with `why`. The first call counts. REQUIRES: not OK.
-  void StartAbort(const absl::Status& why);
+  void StartAbort(const absl::Status& why) ABSL_LOCKS_EXCLUDED(abort_mu_);
   // OK unless aborted.
-  absl::Status abort_status() const;
+  absl::Status abort_status() const ABSL_LOCKS_EXCLUDED(abort_mu_);
 
   // Ends receives for whose key `verdict` is not OK with that status, and drops such sends; the
   // step continues. Returns the number of both. `verdict` must not use the rendezvous.
@@ -99,10 +106,48 @@ class LocalRendezvous final {
   TableSizes InnerTableSizes() const;
 
  private:
-  class Core;
+  static constexpr size_t kShards = size_t{1} << RendezvousShard::kShardBits;
+  using Shard = RendezvousShard;
+  using Item = RendezvousItem;
+  using ItemPtr = std::unique_ptr<Item>;
+  struct Reference;
+  struct CancelCall;
 
-  // Shared with cancellations, which may outlive this.
-  const std::shared_ptr<Core> core_;
+  Shard& ShardOf(const RendezvousKey& key) { return shards_[key.hash() & (kShards - 1)]; }
+
+  // Returns a value already sent, or the abort's status. False if there is neither.
+  bool TryRecv(const RendezvousKey& key, RecvArgs& args, absl::Status& status, Received& received);
+  // As TryRecv; the caller holds the shard's lock, which this releases.
+  bool TakeAndUnlock(Shard& shard, Item** link, RecvArgs& args, absl::Status& status,
+                     Received& received) ABSL_UNLOCK_FUNCTION(shard.mu);
+  // Checks the limits for one more item. Called with the shard's lock. The limits apply to the
+  // whole table, but while every shard stays within its share the others need not be read.
+  // Concurrent additions may exceed the limits together.
+  absl::Status Admit(const Shard& shard, size_t bytes) const;
+  absl::Status AdmitBySum(size_t bytes) const;
+  // A value leaves the table for that receive. Called with the shard's lock, so that the next
+  // reader of the table finds the operation.
+  void BeginOperation(const RecvArgs& args) const {
+    if (ABSL_PREDICT_FALSE(args.operation != nullptr) && operations_ != nullptr) {
+      args.operation->Begin(*operations_);
+    }
+  }
+  // Removes and returns a receive; null if it is no longer waiting.
+  ItemPtr TakeReceive(const RendezvousKey& key, uint64_t id);
+  // Removes and returns every item that `matches`; the caller ends the receives.
+  std::vector<ItemPtr> TakeAll(absl::FunctionRef<bool(const Item&)> matches, bool drops_deadlines);
+
+  const Clock& clock_;
+  const RendezvousLimits limits_;
+  OutstandingOperations* const operations_;
+  const std::shared_ptr<Reference> reference_;
+  // Set before any shard is emptied, and read with a shard's lock held.
+  std::atomic<bool> is_aborted_{false};
+  mutable absl::Mutex abort_mu_;
+  absl::Status abort_status_ ABSL_GUARDED_BY(abort_mu_);
+  // Number of shards that exceed their share of the limits.
+  std::atomic<int> over_share_{0};
+  std::array<Shard, kShards> shards_;
 };
 
 }  // namespace ferry
