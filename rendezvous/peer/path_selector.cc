@@ -43,19 +43,16 @@ PathSelector::PathSelector(const TransferContext& context, const Endpoint& consu
 
 void PathSelector::set_channel(ControlChannel* channel) {
   channel_ = channel;
+  max_inline_in_arena_ = kInlineInArena;
+  max_inline_elsewhere_ = kInlineElsewhere;
+  if (!channel->passes_descriptors()) {
+    const size_t most = context_.policy.forbids_tcp() ? kInlineUnasked : kInlineOverTcp;
+    max_inline_in_arena_ = max_inline_elsewhere_ =
+        std::min(most, channel->max_body() - kReadyToSendOverhead);
+  }
   const PathQuery query =
       Query(kInlineElsewhere, /*is_in_arena=*/true, context_.clock->CoarseNow());
   zero_copy_ = ZeroCopyPath(*context_.transports, query, context_.policy).value_or(kNoTransport);
-}
-
-bool PathSelector::GoesInline(const Tensor& tensor, bool is_in_arena) const {
-  if (!tensor.is_on_host()) return false;
-  if (!channel_->passes_descriptors()) {
-    return tensor.bytes() <=
-           std::min(context_.policy.forbids_tcp() ? kInlineUnasked : kInlineOverTcp,
-                    channel_->max_body() - kReadyToSendOverhead);
-  }
-  return tensor.bytes() <= (is_in_arena ? kInlineInArena : kInlineElsewhere);
 }
 
 PathQuery PathSelector::Query(size_t bytes, bool is_in_arena, absl::Time now) const {
@@ -83,7 +80,9 @@ SelectedPath PathSelector::Select(const Tensor& tensor, const TensorLocation& to
     return path;
   }
   path.is_in_arena = tensor.buffer() != nullptr && tensor.buffer()->arena() != nullptr;
-  const bool goes_inline = GoesInline(tensor, path.is_in_arena);
+  const bool goes_inline =
+      is_on_host &&
+      tensor.bytes() <= (path.is_in_arena ? max_inline_in_arena_ : max_inline_elsewhere_);
   // For a peer that reads nothing now, copies of all tensors would be queued here, and the control
   // channel closed once they are too many.
   const bool is_held_up =

@@ -70,8 +70,6 @@ class PathSelector final {
  private:
   static constexpr size_t kNoTransport = SIZE_MAX;
 
-  // True if it is small enough to be inline.
-  bool GoesInline(const Tensor& tensor, bool is_in_arena) const;
   // For a tensor from here to the consumer; all but its source and destination memory.
   PathQuery Query(size_t bytes, bool is_in_arena, absl::Time now) const;
   // Logs the path of such a tensor, and why, if that is new or has changed.
@@ -85,6 +83,9 @@ class PathSelector final {
   // The transports that the consumer has too.
   const TransportSet common_;
   ControlChannel* channel_ = nullptr;
+  // Up to these sizes tensors in host memory go inline.
+  size_t max_inline_in_arena_ = 0;
+  size_t max_inline_elsewhere_ = 0;
   // See ZeroCopyPath: most tensors take this transport, and no other is asked for its cost.
   std::atomic<size_t> zero_copy_{kNoTransport};
 
