@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -215,6 +214,14 @@ struct TensorHeader {
 using ControlMessageSender =
     std::function<absl::Status(absl::string_view body, absl::Span<const int> descriptors)>;
 
+// The frame of a control channel that brings a transfer descriptor to the peer: `head`, and then
+// the descriptor's body.
+struct DescriptorFrame {
+  ControlChannel* channel = nullptr;
+  uint16_t type = 0;
+  absl::string_view head;
+};
+
 // The producer's endpoint of a pair. Thread-safe. Ids are chosen by the caller and never reused.
 class TransportSender {
  public:
@@ -237,12 +244,13 @@ class TransportSender {
   //   with the reason when this pair has turned out not to work: Cost then fails from there on.
   virtual void Expose(uint64_t id, const Tensor& tensor, const TensorLocation& to,
                       ExposeCallback done) = 0;
-  // Exposes `tensor` at once, without Expose, if that takes neither a copy nor a wait; otherwise
-  // does nothing and returns nothing.
-  //   Errors: as Expose.
-  virtual std::optional<absl::StatusOr<TransferDescriptor>> ExposeNow(uint64_t id,
-                                                                      const Tensor& tensor) {
-    return std::nullopt;
+  // Exposes `tensor` and sends its transfer descriptor in `frame`, if that takes neither a copy nor
+  // a wait; otherwise, or if it fails, does nothing and returns false: Expose is called then, and
+  // reports the error. Closes a channel that does not accept the frame, or the peer would wait
+  // forever. Called for the path that ZeroCopyPath finds, of a transport that is neither
+  // retryable nor measurable.
+  virtual bool ExposeNow(uint64_t id, const Tensor& tensor, const DescriptorFrame& frame) {
+    return false;
   }
   // Describes why the peer is not receiving what is being sent, as far as it is visible from here,
   // for error texts. Empty: unknown.

@@ -24,14 +24,17 @@ constexpr uint32_t Bit(OutgoingState state) { return 1u << static_cast<uint32_t>
 
 // The states that may follow each state, in the order of the enum.
 constexpr uint32_t kSuccessors[] = {
-    /* kRequested */ Bit(OutgoingState::kMatched) | Bit(OutgoingState::kFinished),
+    // At once to kExposed if a transport sends it without a copy or a wait.
+    /* kRequested */ Bit(OutgoingState::kMatched) | Bit(OutgoingState::kExposed) |
+        Bit(OutgoingState::kFinished),
     /* kMatched */ Bit(OutgoingState::kStaging) | Bit(OutgoingState::kExposing) |
         Bit(OutgoingState::kFinished),
     /* kStaging */ Bit(OutgoingState::kMatched) | Bit(OutgoingState::kFinished),
     // Back to kMatched if the transport cannot send it.
     /* kExposing */ Bit(OutgoingState::kExposed) | Bit(OutgoingState::kMatched) |
         Bit(OutgoingState::kFinished),
-    // Back to kMatched if the consumer requests another attempt.
+    // Back to kMatched if the transport could not send it at once, or if the consumer requests
+    // another attempt.
     /* kExposed */ Bit(OutgoingState::kLent) | Bit(OutgoingState::kMatched) |
         Bit(OutgoingState::kFinished),
     /* kLent */ Bit(OutgoingState::kFinished),
@@ -56,6 +59,7 @@ OutgoingTransfer::OutgoingTransfer(std::shared_ptr<TensorResponder> responder,
       id_(message.id),
       step_id_(message.step_id),
       key_(key),
+      location_(PlaceOf(key.dst())),
       may_reject_(message.may_reject) {}
 
 bool OutgoingTransfer::Advance(OutgoingState to) {
@@ -86,11 +90,20 @@ void OutgoingTransfer::Start(const OutgoingTransferPtr& self) {
 void OutgoingTransfer::OnValue(const OutgoingTransferPtr& self, const absl::Status& status,
                                Received received) {
   const std::shared_ptr<TensorResponder> responder = std::move(responder_);
-  if (!responder->Match(*this)) {
+  const bool has_bytes = status.ok() && !received.is_dead && IsFixedSize(received.tensor.dtype());
+  SelectedPath path;
+  // First, since in the most frequent case the transfer changes its state only once.
+  if (has_bytes) path = responder->paths().Select(received.tensor, location_);
+  const bool is_matched =
+      path.is_zero_copy ? responder->MatchExposed(*this, path.transport, received.tensor.bytes())
+                        : responder->Match(*this);
+  if (!is_matched) {
     // Cancelled by the consumer, or by the closing of the control channel.
     if (status.ok()) RecordSendFailure(*responder, responder->closed());
     return;
   }
+  if (path.is_zero_copy) return SendZeroCopy(responder, self, std::move(received.tensor), path);
+  if (has_bytes) return FollowPath(responder, self, std::move(received.tensor), path);
   if (!status.ok()) {
     responder->Refuse(id_, status);
     return Finish(*responder);
@@ -102,18 +115,21 @@ void OutgoingTransfer::OnValue(const OutgoingTransferPtr& self, const absl::Stat
     SendRts(*responder, rts, {});
     return Finish(*responder);
   }
-  if (!IsFixedSize(received.tensor.dtype())) {
-    absl::StatusOr<Tensor> serialized = SerializeTensor(received.tensor);
-    if (!serialized.ok()) return Lose(*responder, serialized.status());
-    received.tensor = *std::move(serialized);
-    is_serialized_ = true;
-  }
-  SelectPath(responder, self, std::move(received.tensor));
+  absl::StatusOr<Tensor> serialized = SerializeTensor(received.tensor);
+  if (!serialized.ok()) return Lose(*responder, serialized.status());
+  is_serialized_ = true;
+  SelectPath(responder, self, *std::move(serialized));
 }
 
 void OutgoingTransfer::SelectPath(const std::shared_ptr<TensorResponder>& responder,
                                   const OutgoingTransferPtr& self, Tensor tensor) {
-  const SelectedPath path = responder->paths().Select(tensor, PlaceOf(key_.dst()));
+  const SelectedPath path = responder->paths().Select(tensor, location_);
+  FollowPath(responder, self, std::move(tensor), path);
+}
+
+void OutgoingTransfer::FollowPath(const std::shared_ptr<TensorResponder>& responder,
+                                  const OutgoingTransferPtr& self, Tensor tensor,
+                                  const SelectedPath& path) {
   switch (path.kind) {
     case SelectedPath::Kind::kInline:
       return SendInline(*responder, tensor);
@@ -126,6 +142,31 @@ void OutgoingTransfer::SelectPath(const std::shared_ptr<TensorResponder>& respon
     case SelectedPath::Kind::kNone:
       return Lose(*responder, path.error);
   }
+}
+
+void OutgoingTransfer::SendZeroCopy(const std::shared_ptr<TensorResponder>& responder,
+                                    const OutgoingTransferPtr& self, Tensor tensor,
+                                    const SelectedPath& path) {
+  const Transport& transport = *(*responder->context().transports)[path.transport];
+  ReadyToSendMessage rts;
+  rts.id = id_;
+  rts.transport = NumberOfTransport(path.transport);
+  rts.header = {tensor.dtype(), tensor.shape(), tensor.bytes()};
+  rts.has_checksum = responder->sends_checksums();
+  if (rts.has_checksum) rts.checksum = Checksum(tensor.data(), tensor.bytes());
+  FERRY_LOG_DEBUG(kTransport, "descriptor sent: peer={} step={} request={} path={} bytes={} key={}",
+                  responder->consumer().peer.node_id, step_id_, id_, transport.name(),
+                  rts.header.bytes, absl::CEscape(key_.text()));
+  const ReadyToSendHead head(rts);
+  if (responder->sender(path.transport)
+          .ExposeNow(id_, tensor,
+                     {.channel = &responder->channel(),
+                      .type = static_cast<uint16_t>(PeerMessageType::kReadyToSend),
+                      .head = head.view()})) {
+    return OnRtsSent(*responder, rts);
+  }
+  // If the channel has closed, that has ended this transfer, and recorded its loss.
+  if (responder->Unexpose(*this)) FollowPath(responder, self, std::move(tensor), path);
 }
 
 void OutgoingTransfer::SendInline(TensorResponder& responder, const Tensor& tensor) {
@@ -200,16 +241,12 @@ void OutgoingTransfer::Expose(const std::shared_ptr<TensorResponder>& responder,
     return Finish(*responder);
   }
   TransportSender& sender = responder->sender(path.transport);
-  if (auto exposed = sender.ExposeNow(id_, tensor)) {
-    return OnExposed(responder, self, *std::move(exposed));
-  }
   responder_ = responder;
-  sender.Expose(id_, tensor, PlaceOf(key_.dst()),
-                [transfer = self](absl::StatusOr<TransferDescriptor> descriptor) {
-                  const std::shared_ptr<TensorResponder> responder =
-                      std::move(transfer->responder_);
-                  transfer->OnExposed(responder, transfer, std::move(descriptor));
-                });
+  sender.Expose(
+      id_, tensor, location_, [transfer = self](absl::StatusOr<TransferDescriptor> descriptor) {
+        const std::shared_ptr<TensorResponder> responder = std::move(transfer->responder_);
+        transfer->OnExposed(responder, transfer, std::move(descriptor));
+      });
 }
 
 void OutgoingTransfer::OnExposed(const std::shared_ptr<TensorResponder>& responder,
@@ -307,6 +344,11 @@ void OutgoingTransfer::SendRts(TensorResponder& responder, const ReadyToSendMess
   const absl::Status status = SendReadyToSend(channel, rts, descriptors);
   // Close the channel, or the consumer would wait for a message that never arrives.
   if (!status.ok()) return channel.Close(status);
+  OnRtsSent(responder, rts);
+}
+
+void OutgoingTransfer::OnRtsSent(TensorResponder& responder, const ReadyToSendMessage& rts) {
+  const TransportList& transports = *responder.context().transports;
   const bool is_view =
       rts.transport > 0 && transports[rts.transport - 1u]->capabilities().outlives_producer;
   const bool has_all = rts.transport == 0 && !rts.is_dead;

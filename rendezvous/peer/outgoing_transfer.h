@@ -95,9 +95,15 @@ class OutgoingTransfer final {
 
  private:
   void OnValue(const OutgoingTransferPtr& self, const absl::Status& status, Received received);
-  // Selects a path and follows it.
+  // Selects a path and follows it, again.
   void SelectPath(const std::shared_ptr<TensorResponder>& responder,
                   const OutgoingTransferPtr& self, Tensor tensor);
+  void FollowPath(const std::shared_ptr<TensorResponder>& responder,
+                  const OutgoingTransferPtr& self, Tensor tensor, const SelectedPath& path);
+  // For the zero-copy path, and a request that has just got its value: the transport sends the RTS
+  // itself. If it cannot, the path is followed as any other.
+  void SendZeroCopy(const std::shared_ptr<TensorResponder>& responder,
+                    const OutgoingTransferPtr& self, Tensor tensor, const SelectedPath& path);
   void SendInline(TensorResponder& responder, const Tensor& tensor);
   // Copies it to host memory, and sends that.
   void Stage(const std::shared_ptr<TensorResponder>& responder, const OutgoingTransferPtr& self);
@@ -112,6 +118,8 @@ class OutgoingTransfer final {
   ReadyToSendMessage MakeRts(const Tensor& tensor) const;
   void SendRts(TensorResponder& responder, const ReadyToSendMessage& rts,
                absl::Span<const int> descriptors);
+  // An RTS of a value that is not dead has been sent.
+  void OnRtsSent(TensorResponder& responder, const ReadyToSendMessage& rts);
   // Its value exists but cannot be sent: reports the error to both sides.
   void Lose(TensorResponder& responder, const absl::Status& why);
   void Finish(TensorResponder& responder);
@@ -124,6 +132,8 @@ class OutgoingTransfer final {
   const uint64_t id_;
   const int64_t step_id_;
   const RendezvousKey key_;
+  // Memory in which it is requested.
+  const TensorLocation location_;
   const bool may_reject_;
   std::atomic<OutgoingState> state_{OutgoingState::kRequested};
   bool is_serialized_ = false;

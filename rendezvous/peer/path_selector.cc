@@ -52,7 +52,12 @@ void PathSelector::set_channel(ControlChannel* channel) {
   }
   const PathQuery query =
       Query(kInlineElsewhere, /*is_in_arena=*/true, context_.clock->CoarseNow());
-  zero_copy_ = ZeroCopyPath(*context_.transports, query, context_.policy).value_or(kNoTransport);
+  const std::optional<size_t> zero_copy =
+      ZeroCopyPath(*context_.transports, query, context_.policy);
+  zero_copy_ = zero_copy.value_or(kNoTransport);
+  if (!zero_copy) return;
+  const TransportCapabilities& can = (*context_.transports)[*zero_copy]->capabilities();
+  is_zero_copy_final_ = !can.retryable && !can.measurable;
 }
 
 PathQuery PathSelector::Query(size_t bytes, bool is_in_arena, absl::Time now) const {
@@ -93,12 +98,14 @@ SelectedPath PathSelector::Select(const Tensor& tensor, const TensorLocation& to
     return path;
   }
   path.now = context_.clock->CoarseNow();
-  if (is_on_host && path.is_in_arena && to.space == MemorySpace::kHost && !is_logged) {
-    path.transport = zero_copy_.load(std::memory_order_relaxed);
-    if (path.transport != kNoTransport) {
-      path.kind = SelectedPath::Kind::kTransport;
-      return path;
-    }
+  const size_t zero_copy = is_on_host && path.is_in_arena && to.space == MemorySpace::kHost
+                               ? zero_copy_.load(std::memory_order_relaxed)
+                               : kNoTransport;
+  if (zero_copy != kNoTransport && !is_logged) {
+    path.kind = SelectedPath::Kind::kTransport;
+    path.transport = zero_copy;
+    path.is_zero_copy = is_zero_copy_final_;
+    return path;
   }
   PathQuery query = Query(tensor.bytes(), path.is_in_arena, path.now);
   query.source_location = tensor.place();
@@ -129,6 +136,7 @@ SelectedPath PathSelector::Select(const Tensor& tensor, const TensorLocation& to
   }
   path.kind = SelectedPath::Kind::kTransport;
   path.transport = *chosen;
+  path.is_zero_copy = *chosen == zero_copy && is_zero_copy_final_;
   return path;
 }
 

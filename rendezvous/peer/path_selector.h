@@ -40,6 +40,8 @@ struct SelectedPath {
   // For kTransport: its index in the list.
   size_t transport = 0;
   bool is_in_arena = false;
+  // For kTransport: it is the zero-copy path, of a transport that is neither retried nor measured.
+  bool is_zero_copy = false;
   // Coarse.
   absl::Time now;
   absl::Status error;
@@ -88,6 +90,8 @@ class PathSelector final {
   size_t max_inline_elsewhere_ = 0;
   // See ZeroCopyPath: most tensors take this transport, and no other is asked for its cost.
   std::atomic<size_t> zero_copy_{kNoTransport};
+  // That transport is neither retried nor measured.
+  bool is_zero_copy_final_ = false;
 
   SpinLock mu_;
   // For the log, and empty unless that is enabled: the last path of each kind of tensor, by its

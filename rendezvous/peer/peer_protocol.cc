@@ -181,10 +181,8 @@ absl::StatusOr<RequestMessage> DecodeRequest(absl::string_view body) {
   return request;
 }
 
-absl::Status SendReadyToSend(ControlChannel& channel, const ReadyToSendMessage& rts,
-                             absl::Span<const int> descriptors) {
-  char room[24 + 8 * Shape::kMaxRank];
-  ByteWriter writer(room, sizeof(room));
+ReadyToSendHead::ReadyToSendHead(const ReadyToSendMessage& rts) {
+  ByteWriter writer(room_, sizeof(room_));
   writer.Put(rts.id);
   writer.Put(rts.checksum);
   writer.Put(static_cast<uint8_t>(rts.header.dtype));
@@ -195,7 +193,13 @@ absl::Status SendReadyToSend(ControlChannel& channel, const ReadyToSendMessage& 
   writer.Put(rts.transport);
   writer.Put(uint32_t{0});
   for (const int64_t dim : rts.header.shape.dims()) writer.Put(dim);
-  return channel.Send(Type(PeerMessageType::kReadyToSend), {writer.view(), rts.body}, descriptors);
+  bytes_ = writer.view().size();
+}
+
+absl::Status SendReadyToSend(ControlChannel& channel, const ReadyToSendMessage& rts,
+                             absl::Span<const int> descriptors) {
+  const ReadyToSendHead head(rts);
+  return channel.Send(Type(PeerMessageType::kReadyToSend), {head.view(), rts.body}, descriptors);
 }
 
 absl::StatusOr<ReadyToSendMessage> DecodeReadyToSend(absl::string_view body) {

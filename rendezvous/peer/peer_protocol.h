@@ -3,6 +3,7 @@
 #ifndef FERRY_RENDEZVOUS_PEER_PEER_PROTOCOL_H_
 #define FERRY_RENDEZVOUS_PEER_PEER_PROTOCOL_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -95,6 +96,18 @@ struct ReadyToSendMessage {
   bool may_be_rejected() const {
     return has_checksum || is_serialized || (transport != 0 && HasIllegalBits(header.dtype));
   }
+};
+
+// The bytes of an RTS before its body.
+class ReadyToSendHead final {
+ public:
+  explicit ReadyToSendHead(const ReadyToSendMessage& rts);
+
+  absl::string_view view() const { return {room_, bytes_}; }
+
+ private:
+  size_t bytes_ = 0;
+  char room_[24 + 8 * Shape::kMaxRank];
 };
 
 // Also used for RECEIVER_CONTROL.

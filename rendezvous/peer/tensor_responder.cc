@@ -150,6 +150,23 @@ bool TensorResponder::Match(OutgoingTransfer& transfer) {
   return transfer.Advance(OutgoingState::kMatched);
 }
 
+bool TensorResponder::MatchExposed(OutgoingTransfer& transfer, size_t transport, size_t bytes) {
+  SpinLockHolder lock(&mu_);
+  const auto found = transfers_.find(transfer.id());
+  if (found == transfers_.end() || found->second.get() != &transfer) return false;
+  transfer.listing() = {transport, bytes, SteadyClock().CoarseNow()};
+  return transfer.Advance(OutgoingState::kExposed);
+}
+
+bool TensorResponder::Unexpose(OutgoingTransfer& transfer) {
+  SpinLockHolder lock(&mu_);
+  const auto found = transfers_.find(transfer.id());
+  if (found == transfers_.end() || found->second.get() != &transfer) return false;
+  // The caller has another reference.
+  transfers_.erase(found);
+  return transfer.Advance(OutgoingState::kMatched);
+}
+
 absl::Status TensorResponder::List(const OutgoingTransferPtr& transfer, OutgoingState state,
                                    size_t transport, size_t bytes) {
   SpinLockHolder lock(&mu_);

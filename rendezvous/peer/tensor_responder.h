@@ -78,8 +78,14 @@ class TensorResponder final : public std::enable_shared_from_this<TensorResponde
   TransportSender& sender(size_t transport) const { return *senders_[transport]; }
   // Why the control channel has closed, or OK.
   absl::Status closed() const ABSL_LOCKS_EXCLUDED(mu_);
-  // The transfer gets its value and leaves the table. Returns false if the request was cancelled.
+  // The transfer gets its value, and leaves the table. Returns false if the request was cancelled.
   bool Match(OutgoingTransfer& transfer) ABSL_LOCKS_EXCLUDED(mu_);
+  // As Match, for a value that is about to be sent by that transport without a copy or a wait: the
+  // transfer stays in the table, in kExposed.
+  bool MatchExposed(OutgoingTransfer& transfer, size_t transport, size_t bytes)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // Undoes that, as if by Match: it was not sent. Returns false if it was ended meanwhile.
+  bool Unexpose(OutgoingTransfer& transfer) ABSL_LOCKS_EXCLUDED(mu_);
   // Puts a transfer into the table, or leaves it there, in that state.
   //   Errors: as closed(); the transfer is then unchanged.
   absl::Status List(const OutgoingTransferPtr& transfer, OutgoingState state, size_t transport,

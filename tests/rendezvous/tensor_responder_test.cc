@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Consumers that retry, reject, cancel or send invalid messages: what the producer keeps.
+#include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
 
+#include "tensor/host_arena.h"
 #include "tests/rendezvous/tensor_responder_fixture.h"
 
 namespace ferry {
@@ -259,6 +262,124 @@ TEST_F(TensorResponderFrames, ExportedValueIsLost_TheStepKnowsBeforeItsOperation
               is_rejected ? absl::StatusCode::kDataLoss : absl::StatusCode::kUnavailable);
   }
   exchange_.manager = &manager_;
+}
+
+// Exposes nothing but a number. With `works` false it can send nothing at once.
+class ZeroCopySender final : public TransportSender {
+ public:
+  void Expose(uint64_t id, const Tensor&, const TensorLocation&, ExposeCallback done) override {
+    ++exposed;
+    std::move(done)(TransferDescriptor{.body = "later"});
+  }
+  bool ExposeNow(uint64_t id, const Tensor&, const DescriptorFrame& frame) override {
+    if (before_expose_now) before_expose_now();
+    if (!works) return false;
+    EXPECT_TRUE(frame.channel->Send(frame.type, {frame.head, "now"}).ok());
+    return true;
+  }
+  void Release(uint64_t) override { ++released; }
+  void Abort(const absl::Status&) override {}
+
+  bool works = true;
+  std::function<void()> before_expose_now;
+  int exposed = 0;
+  int released = 0;
+};
+
+class ZeroCopyTransport final : public Transport {
+ public:
+  ZeroCopyTransport()
+      : Transport(
+            {.name = "map",
+             .summary = "for tensors of an arena",
+             .capabilities = {.outlives_producer = true, .latency_is_fd_channel_rtt = true}}) {}
+
+  absl::StatusOr<PathCost> Cost(const PathQuery& query) const override {
+    return PathCost{absl::Microseconds(1), query.is_in_arena ? kNoCopy : 1e9};
+  }
+  std::shared_ptr<TransportSender> CreateSender(const Endpoint&) override { return sender; }
+  std::shared_ptr<TransportReceiver> CreateReceiver(const Endpoint&, ReleaseCallback) override {
+    return nullptr;
+  }
+
+  const std::shared_ptr<ZeroCopySender> sender = std::make_shared<ZeroCopySender>();
+};
+
+class TensorResponderZeroCopy : public TensorResponderTest {
+ protected:
+  TensorResponderZeroCopy() {
+    auto transport = std::make_unique<ZeroCopyTransport>();
+    sender_ = transport->sender;
+    transports_.clear();
+    transports_.push_back(std::move(transport));
+    Open(/*sends_checksums=*/false);
+    channel_->keeps_pings = false;
+  }
+  // A value of the arena is requested, and sent.
+  void SendFromArena() {
+    const RendezvousKey key = KeyOf("edge");
+    ASSERT_TRUE(Hear([&](ControlChannel& channel) {
+                  return SendRequest(channel, {++id_, kStep, false, key.text()});
+                }).ok());
+    ASSERT_TRUE(step_
+                    ->Send(key, *Tensor::Create(DataType::kInt32, *Shape::Create({1024}),
+                                                *arena_->Allocate(4096)))
+                    .ok());
+  }
+  absl::Status Ack() {
+    return Hear(
+        [this](ControlChannel& channel) { return SendId(channel, PeerMessageType::kAck, id_); });
+  }
+
+  const std::shared_ptr<HostArena> arena_ = *HostArena::Create({});
+  std::shared_ptr<ZeroCopySender> sender_;
+};
+
+TEST_F(TensorResponderZeroCopy, TransportSendsTheRtsItself) {
+  SendFromArena();
+  ASSERT_EQ(channel_->bodies.size(), 1u);
+  const absl::StatusOr<ReadyToSendMessage> rts = DecodeReadyToSend(channel_->bodies[0]);
+  ASSERT_TRUE(rts.ok()) << rts.status();
+  EXPECT_EQ(rts->id, id_);
+  EXPECT_EQ(rts->transport, 1);
+  EXPECT_EQ(rts->header.bytes, 4096u);
+  EXPECT_EQ(rts->body, "now");
+  EXPECT_EQ(sender_->exposed, 0);
+  EXPECT_EQ(server_->InnerTableSizes()["server.views"], 1u);
+  ASSERT_TRUE(Ack().ok());
+  EXPECT_EQ(sender_->released, 1);
+  EXPECT_EQ(NonEmptyTables(server_->InnerTableSizes()), "");
+}
+
+// The consumer may answer before the call that sent the frame has returned.
+TEST_F(TensorResponderZeroCopy, AckFollowsTheRtsAtOnce_TheTransferIsOver) {
+  channel_->on_send = [this](PeerMessageType) { EXPECT_TRUE(Ack().ok()); };
+  SendFromArena();
+  EXPECT_EQ(sender_->released, 1);
+  EXPECT_EQ(NonEmptyTables(server_->InnerTableSizes()), "");
+  EXPECT_EQ(step_->operations().count(), 0u);
+}
+
+TEST_F(TensorResponderZeroCopy, TransportCannotSendAtOnce_ItIsExposedAsAnyOther) {
+  sender_->works = false;
+  SendFromArena();
+  ASSERT_EQ(channel_->bodies.size(), 1u);
+  EXPECT_EQ(DecodeReadyToSend(channel_->bodies[0])->body, "later");
+  EXPECT_EQ(sender_->exposed, 1);
+  ASSERT_TRUE(Ack().ok());
+  EXPECT_EQ(NonEmptyTables(server_->InnerTableSizes()), "");
+}
+
+// It would be listed again in a table that nothing empties any more.
+TEST_F(TensorResponderZeroCopy, ChannelClosesMeanwhile_TheValueIsLost) {
+  sender_->works = false;
+  sender_->before_expose_now = [this] { server_->OnClosed(absl::UnavailableError("it has died")); };
+  SendFromArena();
+  EXPECT_EQ(sender_->exposed, 0);
+  EXPECT_TRUE(channel_->bodies.empty());
+  EXPECT_EQ(step_->lost().code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(NonEmptyTables(server_->InnerTableSizes()), "");
+  EXPECT_EQ(step_->operations().count(), 0u);
 }
 
 }  // namespace

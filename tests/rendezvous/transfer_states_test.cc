@@ -114,6 +114,7 @@ void ExpectLegal(const std::function<std::unique_ptr<Transfer>()>& make, State f
 TEST(TransferStates, Outgoing_ExactlyTheListedTransitionsAreLegal) {
   ExpectLegal<OutgoingTransfer, Out>(NewOutgoing, Out::kRequested, WaysOut(),
                                      {{Out::kRequested, Out::kMatched},
+                                      {Out::kRequested, Out::kExposed},
                                       {Out::kRequested, Out::kFinished},
                                       {Out::kMatched, Out::kStaging},
                                       {Out::kMatched, Out::kExposing},

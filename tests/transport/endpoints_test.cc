@@ -15,7 +15,6 @@
 
 #include "net/sockets.h"
 #include "tests/transport/control_channel_pair.h"
-#include "transport/shm/shm_descriptor.h"
 #include "transport/shm/shm_endpoints.h"
 #include "transport/shm/shm_transport.h"
 #include "transport/tcp/tcp_transport.h"
@@ -142,7 +141,7 @@ TEST_F(EndpointsTest, UnmappableSegment_FailsWhenItIsNeeded) {
       receiver->OnControlMessage(EncodeShmSegmentNotice({1, 65536}), absl::MakeSpan(lost)).ok());
   absl::Status status;
   receiver->Fetch(
-      1, Header(kBytes), EncodeShmDescriptor({.segment = 1}), {}, Tensor(),
+      1, Header(kBytes), ShmDescriptor{.segment = 1}.bytes(), {}, Tensor(),
       [&status](auto tensor, TransportReceiver::FetchInfo) { status = tensor.status(); });
   // Which ends the control channel: on the next one it is announced again.
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
@@ -211,6 +210,76 @@ TEST_F(EndpointsTest, UnannouncedSegments_AreNotExposed) {
   EXPECT_EQ(environment_.arena->stats().block_count, 0);
 }
 
+// A control channel that keeps the last frame, or rejects it.
+class OneFrameChannel final : public ControlChannel {
+ public:
+  absl::Status Send(uint16_t type, absl::Span<const absl::string_view> parts,
+                    absl::Span<const int>) override {
+    if (!refusal.ok()) return refusal;
+    last_type = type;
+    for (const absl::string_view part : parts) body.append(part.data(), part.size());
+    return absl::OkStatus();
+  }
+  void Close(const absl::Status& why) override { closed = why; }
+  const PeerId& peer() const override { return peer_; }
+  bool passes_descriptors() const override { return true; }
+  std::string Describe() const override { return "one frame"; }
+
+  absl::Status refusal;
+  absl::Status closed;
+  uint16_t last_type = 0;
+  std::string body;
+
+ private:
+  const PeerId peer_ = {2, 20};
+};
+
+TEST_F(EndpointsTest, ExposeNow_SendsTheDescriptorBehindTheHead) {
+  auto sender = std::make_shared<ShmSender>(environment_);
+  bool is_announced = false;
+  sender->SetControlChannel([&](absl::string_view, absl::Span<const int>) {
+    is_announced = true;
+    return absl::OkStatus();
+  });
+  OneFrameChannel channel;
+  const Tensor tensor = InArena('a');
+  ASSERT_TRUE(sender->ExposeNow(1, tensor, {.channel = &channel, .type = 3, .head = "head"}));
+  EXPECT_TRUE(is_announced);
+  EXPECT_EQ(channel.last_type, 3);
+  ASSERT_EQ(channel.body.substr(0, 4), "head");
+  const absl::StatusOr<ShmDescriptor> descriptor = DecodeShmDescriptor(channel.body.substr(4));
+  ASSERT_TRUE(descriptor.ok()) << descriptor.status();
+  EXPECT_EQ(descriptor->offset, tensor.buffer()->arena_offset().offset);
+  sender->Abort(absl::CancelledError("over"));
+}
+
+TEST_F(EndpointsTest, ExposeNow_NeedsACopyOrFails_SendsNothing) {
+  auto sender = std::make_shared<ShmSender>(environment_);
+  absl::Status announced;
+  sender->SetControlChannel([&](absl::string_view, absl::Span<const int>) { return announced; });
+  OneFrameChannel channel;
+  const DescriptorFrame frame = {.channel = &channel, .type = 3, .head = "head"};
+  const Tensor elsewhere = *Tensor::Allocate(DataType::kUint8, *Shape::Create({kBytes}));
+  EXPECT_FALSE(sender->ExposeNow(1, elsewhere, frame));
+  announced = absl::ResourceExhaustedError("the control channel is full");
+  EXPECT_FALSE(sender->ExposeNow(2, InArena('a'), frame));
+  EXPECT_EQ(channel.body, "");
+  EXPECT_TRUE(channel.closed.ok());
+  EXPECT_EQ(environment_.arena->stats().block_count, 0);
+}
+
+// The peer would wait forever for the frame.
+TEST_F(EndpointsTest, ExposeNow_FrameIsRejected_ClosesTheChannel) {
+  auto sender = std::make_shared<ShmSender>(environment_);
+  sender->SetControlChannel(
+      [](absl::string_view, absl::Span<const int>) { return absl::OkStatus(); });
+  OneFrameChannel channel;
+  channel.refusal = absl::ResourceExhaustedError("the control channel is full");
+  EXPECT_TRUE(sender->ExposeNow(1, InArena('a'), {.channel = &channel, .type = 3, .head = ""}));
+  EXPECT_EQ(channel.closed, channel.refusal);
+  sender->Abort(absl::CancelledError("over"));
+}
+
 TEST_F(EndpointsTest, MalformedControlMessagesAreRefused) {
   auto receiver = std::make_shared<ShmReceiver>(environment_, [](uint64_t) {});
   int pipe_ends[2];
@@ -223,7 +292,7 @@ TEST_F(EndpointsTest, MalformedControlMessagesAreRefused) {
   EXPECT_FALSE(receiver->OnControlMessage(notice, absl::MakeSpan(descriptors)).ok());
   EXPECT_FALSE(receiver->OnControlMessage("short", {}).ok());
   bool is_done = false;
-  receiver->Fetch(1, Header(kBytes), EncodeShmDescriptor({.segment = 3}), {}, Tensor(),
+  receiver->Fetch(1, Header(kBytes), ShmDescriptor{.segment = 3}.bytes(), {}, Tensor(),
                   [&is_done](auto tensor, TransportReceiver::FetchInfo) {
                     is_done = true;
                     EXPECT_EQ(tensor.status().code(), absl::StatusCode::kInvalidArgument);
@@ -311,7 +380,7 @@ TEST_F(EndpointsTest, OffsetBeyondTheSegment_IsInvalidArgument) {
           .ok());
   absl::Status status;
   receiver->Fetch(1, Header(kBytes),
-                  EncodeShmDescriptor({.segment = 1, .offset = memory.bytes() + (size_t{1} << 40)}),
+                  ShmDescriptor{.segment = 1, .offset = memory.bytes() + (size_t{1} << 40)}.bytes(),
                   {}, Tensor(),
                   [&status](auto got, TransportReceiver::FetchInfo) { status = got.status(); });
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
@@ -348,7 +417,7 @@ TEST_F(EndpointsTest, AbortWhileACopyIsQueued_TheBufferIsNotWritten) {
   // On the loop, as a control channel calls it: there a copy goes to the pool.
   end_.loop->Post([&] {
     receiver->Fetch(1, Header(kLarge),
-                    EncodeShmDescriptor({.segment = 1, .offset = source->arena_offset().offset}),
+                    ShmDescriptor{.segment = 1, .offset = source->arena_offset().offset}.bytes(),
                     {}, destination,
                     [&is_over](auto, TransportReceiver::FetchInfo) { is_over.Notify(); });
     is_taking.Notify();
@@ -413,7 +482,7 @@ TEST_F(EndpointsTest, LastBytesOfASegment_AreAcceptedAndNoneBeyond) {
           .ok());
   const auto take = [&](const TensorHeader& header, uint64_t offset) {
     absl::Status status;
-    receiver->Fetch(1, header, EncodeShmDescriptor({.segment = 1, .offset = offset}), {}, Tensor(),
+    receiver->Fetch(1, header, ShmDescriptor{.segment = 1, .offset = offset}.bytes(), {}, Tensor(),
                     [&status](auto got, TransportReceiver::FetchInfo) { status = got.status(); });
     return status;
   };

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// Exports memory of the arena, and maps it on the other side.
+// Exports memory of the arena, and maps it on the other side; the messages about it.
 #include "transport/shm/shm_endpoints.h"
 
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 
+#include "base/byte_reader.h"
 #include "base/status_macros.h"
 #include "net/event_loop.h"
 #include "tensor/check_values.h"
 #include "transport/control/descriptors.h"
-#include "transport/shm/shm_descriptor.h"
 
 namespace ferry {
 namespace {
@@ -19,6 +19,37 @@ namespace {
 constexpr size_t kCopyHereBytes = 256 * 1024;
 
 }  // namespace
+
+absl::StatusOr<ShmDescriptor> DecodeShmDescriptor(absl::string_view body) {
+  ByteReader reader(body);
+  ShmDescriptor descriptor;
+  descriptor.segment = reader.Get<uint32_t>();
+  descriptor.generation = reader.Get<uint32_t>();
+  descriptor.offset = reader.Get<uint64_t>();
+  if (reader.is_short() || !reader.rest().empty()) {
+    return absl::InvalidArgumentError("a hand-over of memory that is not 16 bytes long");
+  }
+  return descriptor;
+}
+
+std::string EncodeShmSegmentNotice(const ShmSegmentNotice& notice) {
+  char room[12];
+  ByteWriter writer(room, sizeof(room));
+  writer.Put(notice.segment);
+  writer.Put(notice.bytes);
+  return std::string(writer.view());
+}
+
+absl::StatusOr<ShmSegmentNotice> DecodeShmSegmentNotice(absl::string_view body) {
+  ByteReader reader(body);
+  ShmSegmentNotice notice;
+  notice.segment = reader.Get<uint32_t>();
+  notice.bytes = reader.Get<uint64_t>();
+  if (reader.is_short() || !reader.rest().empty()) {
+    return absl::InvalidArgumentError("a notice of a segment that is not 12 bytes long");
+  }
+  return notice;
+}
 
 void ShmSender::SetHintChannel(ControlMessageSender channel) {
   absl::MutexLock lock(&announce_mu_);
@@ -65,7 +96,7 @@ void ShmSender::Retire(uint32_t segment) {
   TellRetired();
 }
 
-absl::StatusOr<TransferDescriptor> ShmSender::Lend(uint64_t id, const Tensor& tensor) {
+absl::StatusOr<ShmDescriptor> ShmSender::Lend(uint64_t id, const Tensor& tensor) {
   const std::shared_ptr<Buffer>& buffer = tensor.buffer();
   const ArenaOffset place = buffer->arena_offset();
   bool is_known = false;
@@ -84,39 +115,44 @@ absl::StatusOr<TransferDescriptor> ShmSender::Lend(uint64_t id, const Tensor& te
       return status;
     }
   }
-  TransferDescriptor offer;
-  offer.body = EncodeShmDescriptor({.segment = place.segment,
-                                    .generation = place.generation,
-                                    .offset = place.offset + tensor.offset_bytes()});
-  return offer;
+  return ShmDescriptor{.segment = place.segment,
+                       .generation = place.generation,
+                       .offset = place.offset + tensor.offset_bytes()};
 }
 
-std::optional<absl::StatusOr<TransferDescriptor>> ShmSender::ExposeNow(uint64_t id,
-                                                                       const Tensor& tensor) {
-  if (tensor.buffer() == nullptr || tensor.buffer()->arena() != environment_.arena.get()) {
-    return std::nullopt;
-  }
-  return Lend(id, tensor);
+bool ShmSender::ExposeNow(uint64_t id, const Tensor& tensor, const DescriptorFrame& frame) {
+  if (!IsInArena(tensor)) return false;
+  const absl::StatusOr<ShmDescriptor> descriptor = Lend(id, tensor);
+  if (!descriptor.ok()) return false;
+  ControlChannel& channel = *frame.channel;
+  const absl::Status sent = channel.Send(frame.type, {frame.head, descriptor->bytes()});
+  if (!sent.ok()) channel.Close(sent);
+  return true;
 }
 
 void ShmSender::Expose(uint64_t id, const Tensor& tensor, const TensorLocation&,
                        ExposeCallback done) {
-  if (auto exposed = ExposeNow(id, tensor)) return std::move(done)(*std::move(exposed));
+  // `exposed` is in the arena.
+  const auto lend = [self = shared_from_this(), id](const Tensor& exposed, ExposeCallback done) {
+    const absl::StatusOr<ShmDescriptor> descriptor = self->Lend(id, exposed);
+    if (!descriptor.ok()) return std::move(done)(descriptor.status());
+    std::move(done)(TransferDescriptor{.body = std::string(descriptor->bytes())});
+  };
+  if (IsInArena(tensor)) return lend(tensor, std::move(done));
   absl::StatusOr<std::shared_ptr<Buffer>> copy = environment_.arena->Allocate(tensor.bytes());
   if (!copy.ok()) return std::move(done)(copy.status());
   Tensor copied = *Tensor::Create(tensor.dtype(), tensor.shape(), *copy);
   const void* const from = tensor.data();
   void* const to = copied.mutable_data();
   const size_t bytes = tensor.bytes();
-  // `tensor` keeps its buffer until then.
-  auto lend = [self = shared_from_this(), id, tensor, copied, done = std::move(done)]() mutable {
-    std::move(done)(self->Lend(id, copied));
-  };
   if (bytes <= kCopyHereBytes) {
     CopyBytes(to, from, bytes);
-    return lend();
+    return lend(copied, std::move(done));
   }
-  environment_.copier->CopyAsync(to, from, bytes, std::move(lend));
+  // `tensor` keeps its buffer until then.
+  environment_.copier->CopyAsync(
+      to, from, bytes,
+      [lend, tensor, copied, done = std::move(done)]() mutable { lend(copied, std::move(done)); });
 }
 
 void ShmSender::Release(uint64_t id) {

@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// ShmSender, ShmReceiver: the two endpoints of a shared memory transfer.
+// ShmSender, ShmReceiver: the two endpoints of a shared memory transfer, and their messages.
 #ifndef FERRY_TRANSPORT_SHM_SHM_ENDPOINTS_H_
 #define FERRY_TRANSPORT_SHM_SHM_ENDPOINTS_H_
 
+#include <cstdint>
 #include <memory>
-#include <optional>
+#include <string>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 
 #include "base/spin_lock.h"
@@ -19,6 +22,31 @@
 
 namespace ferry {
 
+// The transfer descriptor of an arena's tensor. Sent as it is in memory, like all little-endian
+// fields of Ferry's messages.
+struct ShmDescriptor {
+  uint32_t segment = 0;
+  uint32_t generation = 0;
+  // Offset of the tensor's first element in the segment.
+  uint64_t offset = 0;
+
+  absl::string_view bytes() const { return {reinterpret_cast<const char*>(this), sizeof(*this)}; }
+};
+static_assert(sizeof(ShmDescriptor) == 16);
+
+// Sent with the segment's file descriptor, before the first transfer descriptor that refers to it;
+// and once more, with no bytes and no file descriptor, when the producer has freed the segment: no
+// later transfer descriptor refers to it.
+struct ShmSegmentNotice {
+  uint32_t segment = 0;
+  uint64_t bytes = 0;
+};
+
+std::string EncodeShmSegmentNotice(const ShmSegmentNotice& notice);
+//   Errors: INVALID_ARGUMENT, here and below.
+absl::StatusOr<ShmSegmentNotice> DecodeShmSegmentNotice(absl::string_view body);
+absl::StatusOr<ShmDescriptor> DecodeShmDescriptor(absl::string_view body);
+
 class ShmSender final : public TransportSender, public std::enable_shared_from_this<ShmSender> {
  public:
   ShmSender(TransportEnvironment environment) : environment_(std::move(environment)) {}
@@ -27,8 +55,8 @@ class ShmSender final : public TransportSender, public std::enable_shared_from_t
     control_channel_ = std::move(channel);
   }
   void SetHintChannel(ControlMessageSender channel) override ABSL_LOCKS_EXCLUDED(announce_mu_);
-  std::optional<absl::StatusOr<TransferDescriptor>> ExposeNow(uint64_t id,
-                                                              const Tensor& tensor) override;
+  bool ExposeNow(uint64_t id, const Tensor& tensor, const DescriptorFrame& frame) override
+      ABSL_LOCKS_EXCLUDED(mu_);
   void Expose(uint64_t id, const Tensor& tensor, const TensorLocation& to,
               ExposeCallback done) override ABSL_LOCKS_EXCLUDED(mu_);
   void Release(uint64_t id) override ABSL_LOCKS_EXCLUDED(mu_);
@@ -41,9 +69,11 @@ class ShmSender final : public TransportSender, public std::enable_shared_from_t
   void Retire(uint32_t segment) ABSL_LOCKS_EXCLUDED(announce_mu_, mu_);
 
  private:
+  bool IsInArena(const Tensor& tensor) const {
+    return tensor.buffer() != nullptr && tensor.buffer()->arena() == environment_.arena.get();
+  }
   // Exports `tensor`, which is in the arena.
-  absl::StatusOr<TransferDescriptor> Lend(uint64_t id, const Tensor& tensor)
-      ABSL_LOCKS_EXCLUDED(mu_);
+  absl::StatusOr<ShmDescriptor> Lend(uint64_t id, const Tensor& tensor) ABSL_LOCKS_EXCLUDED(mu_);
   // Announces the segment of `place` to the peer, unless done before.
   absl::Status Introduce(const ArenaOffset& place, const ControlMessageSender& channel)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(announce_mu_) ABSL_LOCKS_EXCLUDED(mu_);
