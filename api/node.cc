@@ -23,7 +23,7 @@ ferry::NodeOptions Convert(NodeOptions options) {
   inner.connect_timeout = options.connect_timeout;
   inner.enumerate_timeout = options.topology_timeout;
   inner.answer_timeout = options.rpc_timeout;
-  inner.lost_timeout = options.coordinator_lost_timeout;
+  inner.reconnect_timeout = options.coordinator_reconnect_timeout;
   inner.recoverable = options.is_recoverable;
   if (options.on_job_failure) {
     inner.on_error = [tell = std::move(options.on_job_failure)](const absl::Status& error) {

@@ -128,7 +128,7 @@ absl::StatusOr<int> JoinBarrier(BenchPlanFlags& flags, BenchJoinFlags& join,
 Verb AddBarrierBench(CLI::App& bench) {
   return AddNodesBench(
       bench, {.name = "barrier",
-              .description = "Measure barriers against raw gRPC calls that the server parks",
+              .description = "Measure barriers against raw gRPC calls that the server holds",
               .subject = "nodes that are simulated by one process, and a coordinator",
               .time = "from the first who comes until the last has passed",
               .errors_of = kBarrierErrorsOf,

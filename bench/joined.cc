@@ -53,8 +53,8 @@ absl::StatusOr<int> TakePart(JoinedNode& joined, const BenchPlanFlags& flags,
                              const BenchJoinFlags& join, const BenchOutput& output,
                              const JoinedBench& what) {
   Node& node = joined.node;
-  absl::StatusOr<std::vector<int>> nodes =
-      NodesOfBench(flags.plan.pattern, join.among, node.num_nodes(), node.node_id(), what.nodes);
+  absl::StatusOr<std::vector<int>> nodes = NodesOfBench(
+      flags.plan.pattern, join.node_list, node.num_nodes(), node.node_id(), what.nodes);
   if (!nodes.ok()) {
     node.Leave().IgnoreError();
     return nodes.status();
@@ -107,8 +107,11 @@ void AddBenchJoinFlags(CLI::App& verb, BenchJoinFlags& flags) {
       "--join", flags.is_meant,
       "be a node of the job that the environment names (ferry run, srun, mpirun), as with "
       "--coordinator or --node-id");
-  verb.add_option("--among", flags.among, "which nodes of the job take part, such as 0-3,7; all")
-      ->type_name("NODES");
+  AddDeprecatedName(verb,
+                    verb.add_option("--node-list", flags.node_list,
+                                    "which nodes of the job take part, such as 0-3,7; all")
+                        ->type_name("NODES"),
+                    "--among");
   AddDuration(
       verb, "--timeout", flags.timeout,
       "how long to wait for another node of the bench; if it is given, for all nodes of the "

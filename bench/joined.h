@@ -26,14 +26,14 @@ struct BenchJoinFlags {
   // --join: the node's identity comes from the environment.
   bool is_meant = false;
   // The participating nodes; empty: all.
-  std::string among;
+  std::string node_list;
   absl::Duration timeout = kBenchPeerTimeout;
 
   // True if the bench is part of a job, instead of starting one.
   bool joins() const { return is_meant || !node.coordinator.empty() || node.node_id.has_value(); }
 };
 
-// Adds --join, --among, --timeout, and those of AddPlaceFlags.
+// Adds --join, --node-list, --timeout, and those of AddPlaceFlags.
 //   flags: must outlive `verb`.
 void AddBenchJoinFlags(CLI::App& verb, BenchJoinFlags& flags);
 // Adds --coordinator to a bench that rejects it.

@@ -57,7 +57,7 @@ absl::StatusOr<int> RunNodesBench(const NodesBench& what, NodesFlags flags) {
   if (flags.join.joins()) {
     if (flags.names_nodes()) {
       return absl::InvalidArgumentError(
-          "--nodes: the job determines the nodes; select some of them with --among");
+          "--nodes: the job determines the nodes; select some of them with --node-list");
     }
     flags.plan.plan.pattern = what.name;
     flags.plan.plan.iterations = flags.iterations;

@@ -15,7 +15,7 @@ namespace {
 
 // More processes per machine would measure its overload.
 constexpr int kMostBenchNodes = 64;
-constexpr size_t kAmongBytes = 60;
+constexpr size_t kNodeListBytes = 60;
 
 std::string FlagText(const std::pair<std::string, std::string>& flag) {
   return absl::StrCat(flag.first, "=", flag.second);
@@ -30,7 +30,7 @@ std::vector<std::pair<std::string, std::string>> FlagsOfPlan(const BenchPlan& pl
     absl::StrAppend(out, BenchModeName(mode));
   };
   return {{"bench", plan.pattern},
-          {"--among", FormatRanges(nodes)},
+          {"--node-list", FormatRanges(nodes)},
           {"--sizes", absl::StrJoin(plan.sizes, ",")},
           {"--mode", absl::StrJoin(plan.modes, ",", mode_name)},
           {"--transport", transport},
@@ -73,17 +73,17 @@ int64_t FirstStepOfBench(uint64_t run) {
   return static_cast<int64_t>((uint64_t{1} << 62) | ((run % kRuns) << 28));
 }
 
-absl::StatusOr<std::vector<int>> NodesOfBench(absl::string_view bench, absl::string_view among,
+absl::StatusOr<std::vector<int>> NodesOfBench(absl::string_view bench, absl::string_view node_list,
                                               int job_nodes, int own_node, int needed) {
   std::vector<int> nodes;
-  if (among.empty()) {
+  if (node_list.empty()) {
     for (int node = 0; node < job_nodes; ++node) nodes.push_back(node);
   } else {
     absl::StatusOr<std::vector<int>> listed =
-        ParseRanges(among, static_cast<size_t>(std::max(job_nodes, 1)));
+        ParseRanges(node_list, static_cast<size_t>(std::max(job_nodes, 1)));
     if (!listed.ok() || listed->empty() || listed->back() >= job_nodes) {
       return absl::InvalidArgumentError(
-          absl::StrCat("--among: ", Quoted(among),
+          absl::StrCat("--node-list: ", Quoted(node_list),
                        " is no list of nodes such as 0-3,7 of a job of ", job_nodes));
     }
     nodes = *std::move(listed);
@@ -92,16 +92,17 @@ absl::StatusOr<std::vector<int>> NodesOfBench(absl::string_view bench, absl::str
   if (needed > 0 && count != needed) {
     return absl::InvalidArgumentError(absl::StrCat(
         "ferry bench ", bench, " is of ", needed, " nodes, and not of the ", count,
-        among.empty() ? " of the job" : " of --among", ": say which with --among=0,1"));
+        node_list.empty() ? " of the job" : " of --node-list", ": say which with --node-list=0,1"));
   }
   if (count < 2 || count > kMostBenchNodes) {
     return absl::InvalidArgumentError(absl::StrCat("ferry bench ", bench, " is of 2 to ",
                                                    kMostBenchNodes, " nodes, and not of ", count,
-                                                   ": say which with --among=0-3"));
+                                                   ": say which with --node-list=0-3"));
   }
   if (std::find(nodes.begin(), nodes.end(), own_node) == nodes.end()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--among: node ", own_node, " is not one of the nodes ", FormatRanges(nodes, kAmongBytes)));
+    return absl::InvalidArgumentError(absl::StrCat("--node-list: node ", own_node,
+                                                   " is not one of the nodes ",
+                                                   FormatRanges(nodes, kNodeListBytes)));
   }
   return nodes;
 }

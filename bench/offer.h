@@ -51,11 +51,11 @@ absl::Status CheckSameOffer(const BenchProposal& one, const BenchProposal& other
 //   run: the incarnation of its first node.
 int64_t FirstStepOfBench(uint64_t run);
 
-// Returns the participating nodes: those of --among, or all.
-//   among: the flag's value, "0-3,7"; empty: all.
+// Returns the participating nodes: those of --node-list, or all.
+//   node_list: the flag's value, "0-3,7"; empty: all.
 //   needed: the number of nodes the bench requires; 0: any number from 2 on.
 //   Errors: INVALID_ARGUMENT naming the flag and the nodes.
-absl::StatusOr<std::vector<int>> NodesOfBench(absl::string_view bench, absl::string_view among,
+absl::StatusOr<std::vector<int>> NodesOfBench(absl::string_view bench, absl::string_view node_list,
                                               int job_nodes, int own_node, int needed);
 
 }  // namespace ferry::cli

@@ -125,7 +125,7 @@ absl::Status CompletePlan(BenchPlanFlags& flags, size_t streams, size_t depth) {
     size_t& of_gpu = flags.exchange.gpus.arena.budget_bytes;
     of_gpu = std::max(of_gpu, 4 * streams * batch);
   }
-  size_t& waiting = flags.exchange.rendezvous.limits.max_waiting;
+  size_t& waiting = flags.exchange.rendezvous.limits.max_pending_ops;
   waiting = std::max(waiting, 2 * streams * depth);
   return absl::OkStatus();
 }

@@ -104,7 +104,7 @@ absl::Status StoreSync::Missing(const std::vector<int>& nodes) const {
   return absl::DeadlineExceededError(absl::StrCat(
       NodesText(nodes), " did not come to the bench of nodes ",
       FormatRanges(party_.nodes, kNodesTextBytes), " within ", absl::FormatDuration(party_.timeout),
-      ": start ferry bench there with the same flags, or say who takes part with --among"));
+      ": start ferry bench there with the same flags, or say who takes part with --node-list"));
 }
 
 // Checks for differing proposals first, then for missing nodes.

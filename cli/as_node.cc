@@ -54,7 +54,7 @@ class JoinReport final {
       options.connect_stop = stop_;
       // Short, because the end of joining waits for this attempt.
       options.connect_timeout = absl::Milliseconds(500);
-      options.lost_timeout = absl::Milliseconds(500);
+      options.reconnect_timeout = absl::Milliseconds(500);
       options.answer_timeout = absl::Seconds(2);
       absl::StatusOr<std::unique_ptr<coord::Agent>> agent =
           coord::Agent::Connect(std::move(options));
@@ -186,8 +186,11 @@ void AddPlaceFlags(CLI::App& app, NodeOptions& options) {
               "how long to wait for the coordinator and the other nodes");
   AddDuration(app, "--enumerate-timeout", options.enumerate_timeout,
               "how long to wait for the devices of the other nodes");
-  AddDuration(app, "--lost-timeout", options.lost_timeout,
-              "how long the coordinator may be unreachable; 0: its heartbeat timeout");
+  AddDeprecatedName(app,
+                    AddDuration(app, "--reconnect-timeout", options.reconnect_timeout,
+                                "how long the coordinator may be unreachable; 0: its heartbeat "
+                                "timeout"),
+                    "--lost-timeout");
 }
 
 void AddNodeFlags(CLI::App& app, NodeOptions& options) {

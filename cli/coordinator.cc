@@ -32,7 +32,7 @@ struct CoordinatorFlags {
   int nodes = 0;
   std::string job;
   bool no_register_barrier = false;
-  bool no_reuse = false;
+  bool is_single_job = false;
   coord::ServerOptions server;
   master::MasterOptions master;
 };
@@ -90,7 +90,7 @@ void AddMasterLimits(CLI::App& verb, master::MasterOptions& options) {
 absl::StatusOr<int> Serve(CoordinatorFlags& flags) {
   FERRY_ASSIGN_OR_RETURN(flags.server.coordinator.jobs, ParseJobs(flags.job, flags.nodes));
   flags.server.coordinator.register_barrier = !flags.no_register_barrier;
-  flags.server.coordinator.reuse = !flags.no_reuse;
+  flags.server.coordinator.reuse = !flags.is_single_job;
   flags.server.stop_grace = kCoordinatorGrace;
   // Before any thread exists, so that all threads inherit the mask.
   BlockedSignals signals({SIGINT, SIGTERM});
@@ -142,15 +142,20 @@ Verb AddCoordinatorVerb(CLI::App& app) {
                 "processes may die and come back without failing the job");
   verb.add_flag("--no-register-barrier", flags->no_register_barrier,
                 "let each process join at once instead of together");
-  verb.add_flag("--no-reuse", flags->no_reuse,
-                "do not start a new job after the first one has ended");
+  AddDeprecatedName(verb,
+                    verb.add_flag("--single-job", flags->is_single_job,
+                                  "do not start a new job after the first one has ended"),
+                    "--no-reuse");
   AddLimit(verb, "--max-key-bytes", options.max_key_bytes, "longest key");
   AddLimit(verb, "--max-value-bytes", options.max_value_bytes, "largest value");
   AddLimit(verb, "--max-frame-bytes", options.max_frame_bytes,
            "largest frame from one of Ferry's clients", 1 << 20, std::numeric_limits<int>::max());
   AddLimit(verb, "--max-store-bytes", options.max_store_bytes, "size of the whole store");
   AddLimit(verb, "--max-keys", options.max_keys, "keys in the store");
-  AddLimit(verb, "--max-parked-waits", options.max_parked_waits, "calls that wait for keys");
+  AddDeprecatedName(
+      verb,
+      AddLimit(verb, "--max-pending-gets", options.max_pending_gets, "calls that wait for keys"),
+      "--max-parked-waits");
   AddDuration(verb, "--worker-timeout", flags->master.worker_timeout,
               "how long a TensorFlow client that opens a session waits for workers");
   AddDuration(verb, "--session-idle-timeout", flags->master.session_idle_timeout,

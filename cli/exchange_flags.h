@@ -12,9 +12,9 @@
 
 namespace ferry::cli {
 
-// Adds --require, --checksum, --protocol, the addresses, and one flag for each limit that an error
-// names: option RendezvousLimits::max_waiting is --max-waiting. The job's token has no flag,
-// because every user of a machine can read command lines: use FERRY_JOB_TOKEN or
+// Adds --transport, --checksum, --protocol, the addresses, and one flag for each limit that an
+// error names: option RendezvousLimits::max_pending_ops is --max-pending-ops. The job's token has
+// no flag, because every user of a machine can read command lines: use FERRY_JOB_TOKEN or
 // FERRY_JOB_TOKEN_FILE.
 //   options: must outlive `app`.
 void AddExchangeFlags(CLI::App& app, TransferEngineOptions& options);

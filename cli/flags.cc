@@ -139,7 +139,7 @@ CLI::Option* AddHeartbeatTimeout(CLI::App& app, std::optional<absl::Duration>& v
             }
             value = *parsed;
           },
-          "of the coordinator that it starts: a process that is silent for longer is considered "
+          "for the coordinator that it starts: a process that is silent for longer is considered "
           "dead (default: 100s, or estimated for JAX clients)")
       ->type_name("DURATION");
 }
@@ -166,6 +166,20 @@ CLI::Option* AddLimit(CLI::App& app, const std::string& flag, size_t& value,
       description);
   option->type_name("N")->default_str(std::to_string(value));
   return option;
+}
+
+void AddDeprecatedName(CLI::App& app, CLI::Option* option, const std::string& deprecated) {
+  const auto set = [option](const std::string& value) {
+    option->add_result(value);
+    // CLI11 runs callbacks in the order of the options' definitions: that of `option` is over.
+    option->run_callback();
+  };
+  // An empty group hides a flag from the help.
+  if (option->get_items_expected_max() == 0) {
+    app.add_flag_callback(deprecated, [set] { set("true"); })->group("");
+  } else {
+    app.add_option_function<std::string>(deprecated, set)->group("");
+  }
 }
 
 absl::Status CheckAddress(absl::string_view flag, absl::string_view text) {

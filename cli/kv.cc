@@ -44,7 +44,7 @@ struct KvFlags {
   std::string value;
   std::string prefix;
   absl::Duration timeout = absl::Seconds(10);
-  bool is_try = false;
+  bool is_not_waiting = false;
   bool is_text = false;
   bool overwrite = false;
   bool recursive = false;
@@ -54,13 +54,13 @@ struct KvFlags {
 absl::StatusOr<int> Get(const KvFlags& flags) {
   FERRY_ASSIGN_OR_RETURN(const auto agent, ConnectTool(flags.coordinator));
   absl::StatusOr<std::string> value;
-  if (flags.is_try) {
+  if (flags.is_not_waiting) {
     value = agent->TryGet(flags.key);
   } else {
     const Progress progress(absl::StrCat("waiting for key ", Quoted(flags.key)));
     value = agent->Get(flags.key, flags.timeout);
   }
-  if (flags.is_try && absl::IsNotFound(value.status())) {
+  if (flags.is_not_waiting && absl::IsNotFound(value.status())) {
     return absl::NotFoundError(absl::StrCat("key ", Quoted(flags.key), " is not there"));
   }
   if (!value.ok()) return AsFailure(value.status());
@@ -211,8 +211,11 @@ Verb AddKvVerb(CLI::App& app) {
   CLI::App* get = add("get", "Wait for a key and write its bytes to stdout");
   get->add_option("key", flags->key)->required()->type_name("KEY");
   CLI::Option* timeout = AddDuration(*get, "--timeout", flags->timeout, "how long to wait for it");
-  get->add_flag("--try", flags->is_try, "do not wait: fail when it is not there")
-      ->excludes(timeout);
+  AddDeprecatedName(
+      *get,
+      get->add_flag("--no-wait", flags->is_not_waiting, "do not wait: fail when it is not there")
+          ->excludes(timeout),
+      "--try");
   get->add_flag("--text", flags->is_text,
                 "show records of Ferry's processes field by field, and other values escaped; as on "
                 "a terminal");

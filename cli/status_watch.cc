@@ -46,7 +46,7 @@ absl::StatusOr<JobView> StatusWatch::Ask(absl::Duration timeout) {
     coord::AgentOptions options;
     options.coordinator = coordinator_;
     options.connect_timeout = std::max(timeout, kRetryPause);
-    options.lost_timeout = kToolTimeout;
+    options.reconnect_timeout = kToolTimeout;
     FERRY_ASSIGN_OR_RETURN(agent_, coord::Agent::Connect(std::move(options)));
   }
   absl::StatusOr<coord::JobStatus> status = agent_->Status();

@@ -21,7 +21,7 @@ absl::StatusOr<std::unique_ptr<coord::Agent>> ConnectTool(
   coord::AgentOptions options;
   options.coordinator = coordinator;
   options.connect_timeout = kToolTimeout;
-  options.lost_timeout = kToolTimeout;
+  options.reconnect_timeout = kToolTimeout;
   options.on_error = std::move(on_lost);
   const Progress progress(absl::StrCat("looking for the coordinator at ", coordinator));
   return coord::Agent::Connect(std::move(options));

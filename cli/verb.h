@@ -78,6 +78,10 @@ enum class RealLeast { kFrom, kAbove };
 CLI::Option* AddReal(CLI::App& app, const std::string& flag, double& value,
                      const std::string& description, RealLeast from, double least, double most);
 
+// Adds the hidden flag `deprecated`, the former name of `option` (of the same app), which it sets.
+// Errors about its value name `option`.
+void AddDeprecatedName(CLI::App& app, CLI::Option* option, const std::string& deprecated);
+
 // A flag for a duration in absl::ParseDuration's format: "30s", "2m", "1h30m", "250ms".
 //   least: shorter durations are rejected.
 CLI::Option* AddDuration(CLI::App& app, const std::string& flag, absl::Duration& value,

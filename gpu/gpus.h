@@ -43,10 +43,10 @@ struct GpusOptions {
   // Foreign memory (not of Ferry's arenas) below this size is staged through the ring even if it
   // could be mapped, since its mapping would be opened and closed for every tensor. SIZE_MAX:
   // always, so that a sender's memory is released once it is copied.
-  size_t stage_below_bytes = size_t{1} << 20;
+  size_t ipc_min_bytes = size_t{1} << 20;
   // Limit on peers' memory that each device keeps mapped, in bytes; 0: none is mapped, and peers'
   // memory is staged through host memory.
-  size_t import_cap_bytes = size_t{64} << 30;
+  size_t ipc_cache_bytes = size_t{64} << 30;
   // Time after which opening a device that failed, for example for lack of memory, is retried by
   // the next caller.
   absl::Duration retry_open = absl::Seconds(5);

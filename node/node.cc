@@ -187,7 +187,7 @@ absl::StatusOr<std::unique_ptr<Node>> Node::Join(NodeOptions options) {
   agent.recoverable = options.recoverable;
   agent.connect_timeout = options.connect_timeout;
   agent.answer_timeout = options.answer_timeout;
-  agent.lost_timeout = options.lost_timeout;
+  agent.reconnect_timeout = options.reconnect_timeout;
   agent.on_error = std::move(options.on_error);
   agent.connect_stop = options.connect_stop;
   agent.on_refused = [&place, &options, &report_timeout](const absl::Status& why) {

@@ -47,7 +47,7 @@ struct NodeOptions {
   absl::Duration enumerate_timeout = absl::Minutes(5);
   // See coord::AgentOptions, here and below.
   absl::Duration answer_timeout = absl::Seconds(30);
-  absl::Duration lost_timeout = absl::ZeroDuration();
+  absl::Duration reconnect_timeout = absl::ZeroDuration();
   bool recoverable = false;
   std::function<void(absl::Status)> on_error;
   // Keep a copy to cancel a Join that is waiting.

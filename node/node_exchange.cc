@@ -112,7 +112,7 @@ absl::Status Node::StartExchange(const NodeOptions& node) {
     }
     options.grpc_services =
         [this, make = node.service, find_node = std::move(find_node),
-         proof = ProofPolicy{options.token, options.require_proof}](TransferEngine& exchange) {
+         proof = ProofPolicy{options.token, options.require_auth}](TransferEngine& exchange) {
           service_ = make({exchange, proof, discovery_.topology.devices, find_node});
           return std::vector<grpc::Service*>{&service_->service()};
         };

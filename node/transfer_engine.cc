@@ -122,7 +122,7 @@ absl::StatusOr<std::unique_ptr<TransferEngine>> TransferEngine::Start(TransferEn
                                                                       EndpointResolver resolver,
                                                                       KnownEndpoint known,
                                                                       NcclJob nccl) {
-  if (options.require_proof && options.token.empty()) {
+  if (options.require_auth && options.token.empty()) {
     return absl::InvalidArgumentError("a proof of no token cannot be required");
   }
   auto exchange = std::unique_ptr<TransferEngine>(new TransferEngine());
@@ -159,7 +159,7 @@ absl::StatusOr<std::unique_ptr<TransferEngine>> TransferEngine::Start(TransferEn
     exchange->grpc_ = std::make_unique<GrpcBackend>(
         std::move(known), exchange->arena_,
         GrpcBackendOptions{.checksum = options.checksum,
-                           .proof = {options.token, options.require_proof},
+                           .proof = {options.token, options.require_auth},
                            .coordinator = options.coordinator});
     if (is_grpc) fetcher = &exchange->grpc_->fetcher();
   }

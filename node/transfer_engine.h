@@ -84,7 +84,7 @@ struct TransferEngineOptions {
   std::string token;
   // For WireProtocol::kGrpc, whose calls carry a proof of the token: rejects calls without one.
   // TensorFlow's workers send none.
-  bool require_proof = false;
+  bool require_auth = false;
   // Busy-polling time before blocking, after each event and while waiting for one.
   absl::Duration spin = absl::Microseconds(20);
   absl::Duration connect_timeout = absl::Seconds(10);

@@ -132,7 +132,7 @@ LocalRendezvous::LocalRendezvous(const Clock& clock, RendezvousLimits limits,
       operations_(operations),
       reference_(std::make_shared<Reference>()) {
   for (Shard& shard : shards_) {
-    shard.item_share = limits.max_waiting / kShards;
+    shard.item_share = limits.max_pending_ops / kShards;
     shard.byte_share = limits.max_queued_bytes / kShards;
     shard.over_share = &over_share_;
   }
@@ -156,12 +156,12 @@ absl::Status LocalRendezvous::Admit(const Shard& shard, size_t bytes) const {
 }
 
 absl::Status LocalRendezvous::AdmitBySum(size_t bytes) const {
-  if (waiting_count() >= limits_.max_waiting) {
+  if (waiting_count() >= limits_.max_pending_ops) {
     return absl::ResourceExhaustedError(
-        absl::StrCat(limits_.max_waiting,
+        absl::StrCat(limits_.max_pending_ops,
                      " sends and receives of the step wait for their other "
-                     "side, the limit (raise --max-waiting, or in programs "
-                     "RendezvousLimits::max_waiting in TransferEngineOptions::rendezvous)"));
+                     "side, the limit (raise --max-pending-ops, or in programs "
+                     "RendezvousLimits::max_pending_ops in TransferEngineOptions::rendezvous)"));
   }
   const size_t queued = queued_bytes();
   if (queued + bytes <= limits_.max_queued_bytes) return absl::OkStatus();

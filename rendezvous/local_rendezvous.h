@@ -33,7 +33,7 @@ struct RendezvousLimits {
   size_t max_queued_bytes = ShareOfMemory(size_t{64} << 30, 1);
   // Sends and receives that wait, per step; counted separately, receives that wait for other
   // workers or for the step to start.
-  size_t max_waiting = size_t{1} << 20;
+  size_t max_pending_ops = size_t{1} << 20;
 };
 
 // A send or a receive that waits for its counterpart.

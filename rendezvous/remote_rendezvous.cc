@@ -180,11 +180,12 @@ bool RemoteRendezvous::Add(const WaitingPtr& waiting) {
       if (waiting->token == CancellationToken::kNoCallback)
         status = CancelledWait(waiting->is_deferred);
     }
-    if (status.ok() && waiting_count_ >= limits_.max_waiting) {
+    if (status.ok() && waiting_count_ >= limits_.max_pending_ops) {
       status = absl::ResourceExhaustedError(absl::StrCat(
-          limits_.max_waiting, " receives of step ", step_id_,
+          limits_.max_pending_ops, " receives of step ", step_id_,
           waiting->is_deferred ? " wait for it to begin here" : " wait for other workers",
-          ", the limit (raise --max-waiting, or in programs RendezvousLimits::max_waiting in "
+          ", the limit (raise --max-pending-ops, or in programs RendezvousLimits::max_pending_ops "
+          "in "
           "TransferEngineOptions::rendezvous)"));
     }
     if (status.ok()) {

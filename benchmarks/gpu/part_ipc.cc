@@ -184,7 +184,7 @@ absl::Status RunIpcPart(PartContext& context) {
     options.name = mode.name;
     options.exchange = ExchangeFor(context.machine, mode.require);
     // Nothing that is not Ferry's is large enough to be mapped.
-    if (mode.way == Way::kRing) options.exchange.gpus.stage_below_bytes = SIZE_MAX;
+    if (mode.way == Way::kRing) options.exchange.gpus.ipc_min_bytes = SIZE_MAX;
     FERRY_RETURN_IF_ERROR(RunNodes(context, options,
                                    {mode.way == Way::kRing ? SendForeign : SendAll,
                                     [&mode](CheckNode& self) { return ReceiveAll(self, mode); }})

@@ -61,7 +61,7 @@ struct AgentOptions {
   absl::Duration answer_timeout = absl::Seconds(30);
   // How long the coordinator may be unreachable before the job is abandoned. Zero: as long as the
   // coordinator would take to give up on this node.
-  absl::Duration lost_timeout = absl::ZeroDuration();
+  absl::Duration reconnect_timeout = absl::ZeroDuration();
   // A connection without incoming data for this long (at least: until a heartbeat could have been
   // answered) is replaced by a new one; this is also the limit for connecting. Kernels and proxies
   // may keep a connection to a process that hangs.

@@ -38,7 +38,7 @@ struct AgentLinkOptions {
   // For the first Welcome.
   absl::Duration connect_timeout;
   // Zero: the heartbeat timeout that the coordinator reports.
-  absl::Duration lost_timeout;
+  absl::Duration reconnect_timeout;
   // See AgentOptions.
   absl::Duration idle_timeout;
   absl::Duration connect_attempt_timeout;

@@ -79,10 +79,10 @@ void AgentLink::ExpireLocked(absl::Time now, Ready& ready) {
 }
 
 absl::Time AgentLink::LostAtLocked() const {
-  absl::Duration timeout = options_.lost_timeout > absl::ZeroDuration() ? options_.lost_timeout
-                           : welcome_.has_value()
-                               ? absl::Milliseconds(welcome_->heartbeat_timeout_ms())
-                               : options_.connect_timeout;
+  absl::Duration timeout =
+      options_.reconnect_timeout > absl::ZeroDuration() ? options_.reconnect_timeout
+      : welcome_.has_value() ? absl::Milliseconds(welcome_->heartbeat_timeout_ms())
+                             : options_.connect_timeout;
   if (!job_error_.ok()) timeout = std::min(timeout, kPatienceAfterError);
   const absl::Time lost_at = last_contact_ + timeout;
   return is_joining_ ? std::min(lost_at, started_ + options_.connect_timeout) : lost_at;

@@ -37,7 +37,7 @@ absl::Status Agent::Impl::Open() {
   AgentLinkOptions link;
   link.coordinator = options_.coordinator;
   link.connect_timeout = options_.connect_timeout;
-  link.lost_timeout = options_.lost_timeout;
+  link.reconnect_timeout = options_.reconnect_timeout;
   link.idle_timeout = options_.idle_timeout;
   link.connect_attempt_timeout = options_.connect_attempt_timeout;
   link.on_attempt_failed = options_.on_attempt_failed;

@@ -165,11 +165,11 @@ WaitId Coordinator::WatchJoining(TaskId caller, StatusCallback done) {
     ++told_others_;
     return Answer(std::move(done), std::move(failure));
   }
-  if (joining_watches_.size() >= options_.max_parked_waits) {
+  if (joining_watches_.size() >= options_.max_pending_gets) {
     return Answer(std::move(done), CoordinationError(absl::ResourceExhaustedError(absl::StrCat(
-                                       options_.max_parked_waits,
+                                       options_.max_pending_gets,
                                        " calls wait for the joining to fail, which is the limit "
-                                       "(max_parked_waits)"))));
+                                       "(--max-pending-gets)"))));
   }
   const WaitId wait = ids_.Next(WaitKind::kWatchJoining);
   joining_watches_.emplace(wait, JoiningWatch{caller, Now(), std::move(done)});

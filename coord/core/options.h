@@ -52,7 +52,8 @@ struct CoordinatorOptions {
   size_t max_value_bytes = size_t{1} << 30;
   size_t max_store_bytes = ShareOfMemory(size_t{8} << 30, 2);
   size_t max_keys = 10'000'000;
-  size_t max_parked_waits = 4'000'000;
+  // Calls that wait for keys, and separately those that wait for the joining to fail.
+  size_t max_pending_gets = 4'000'000;
   // Limits on results of finished barriers kept for late callers: their number, and the bytes of
   // their ids and task lists.
   size_t max_finished_barriers = 100'000;

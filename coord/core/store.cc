@@ -225,12 +225,12 @@ WaitId Store::Get(std::vector<std::string> keys, TaskId task, absl::Time now, ab
   }
   const size_t absent = FirstAbsent(keys, 0);
   Waiting waiting{std::move(keys), absent, task, now, deadline, std::move(done)};
-  if (deadline <= now || waits_.size() >= options_.max_parked_waits) {
+  if (deadline <= now || waits_.size() >= options_.max_pending_gets) {
     absl::Status why =
         deadline <= now
             ? TimedOut(waiting)
             : absl::ResourceExhaustedError(absl::StrCat(
-                  waits_.size(), " calls are waiting for keys, the limit (--max-parked-waits)"));
+                  waits_.size(), " calls are waiting for keys, the limit (--max-pending-gets)"));
     completions_.Post(std::move(waiting.done), std::move(why));
     return kNoWait;
   }

@@ -76,7 +76,7 @@ struct NodeOptions {
   absl::Duration rpc_timeout = absl::Seconds(30);
   // How long the coordinator may be unreachable before this node abandons the job. Zero: the
   // coordinator's heartbeat timeout for this node.
-  absl::Duration coordinator_lost_timeout = absl::ZeroDuration();
+  absl::Duration coordinator_reconnect_timeout = absl::ZeroDuration();
   // This node may die and come back without failing the job.
   bool is_recoverable = false;
   // Called once, when the job has failed or the coordinator is lost, on a thread of the node or on

@@ -119,11 +119,11 @@ TEST(BenchProposal, OfAllNodesOrSome) {
     return std::string(status.message());
   };
   EXPECT_THAT(error("", 4, 0, 2), HasSubstr("of 2 nodes, and not of the 4 of the job"));
-  EXPECT_THAT(error("0-2", 4, 0, 2), HasSubstr("not of the 3 of --among"));
+  EXPECT_THAT(error("0-2", 4, 0, 2), HasSubstr("not of the 3 of --node-list"));
   EXPECT_THAT(error("", 1, 0, 0), HasSubstr("2 to 64 nodes, and not of 1"));
   EXPECT_THAT(error("", 65, 0, 0), HasSubstr("not of 65"));
   EXPECT_THAT(error("0,4", 4, 0, 0), HasSubstr("a job of 4"));
-  EXPECT_THAT(error("one", 4, 0, 0), HasSubstr("--among: \"one\""));
+  EXPECT_THAT(error("one", 4, 0, 0), HasSubstr("--node-list: \"one\""));
   EXPECT_THAT(error("0-2", 4, 3, 0), HasSubstr("node 3 is not one of the nodes 0-2"));
 }
 

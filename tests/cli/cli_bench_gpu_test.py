@@ -227,8 +227,8 @@ class BenchOfGpus(harness.Case):
             return self.bench("--devices=gpu:0,gpu:1", "--mode=into", *flags)["rows"][-1]
         self.assertIn("not nccl: it is switched off (--nccl-memory-bytes=0",
                       last("--nccl-memory-bytes=0")["path_reason"])
-        self.assertNotIn("cuda_ipc", last("--gpu-import-cap-bytes=0")["path"])
-        self.assertEqual("cuda_ipc, copy", last("--gpu-stage-below-bytes=0",
+        self.assertNotIn("cuda_ipc", last("--gpu-ipc-cache-bytes=0")["path"])
+        self.assertEqual("cuda_ipc, copy", last("--gpu-ipc-min-bytes=0",
                                                 "--gpu-staging-budget-bytes=0")["path"])
         for flag in ("--gpu-arena-budget-bytes", "--pinned-budget-bytes"):
             self.fail_with(2, f'{flag}: "0" is not a whole number from 1', "bench", "sendrecv",

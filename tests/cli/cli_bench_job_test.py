@@ -153,7 +153,7 @@ class Rows(JobBench):
     def test_barriers_of_some_nodes(self):
         _, address = self.coordinator(4)
         self.worker(address, 2, 4)
-        processes = [self.bench(address, node, 4, "barrier", "--json", "--iters=20", "--among=0,1,3")
+        processes = [self.bench(address, node, 4, "barrier", "--json", "--iters=20", "--node-list=0,1,3")
                      for node in (0, 1, 3)]
         for process in processes:
             self.assertEqual(process.wait(timeout_s=60), 0, process.err)
@@ -222,8 +222,8 @@ class Others(JobBench):
         _, address = self.coordinator(4)
         self.succeed("kv", "set", "mine", "here", f"--coordinator={address}")
         quick = ("ring", "--json", *QUICK)
-        left = [self.bench(address, node, 4, *quick, "--among=0,2") for node in (0, 2)]
-        right = [self.bench(address, node, 4, *quick, "--among=1,3") for node in (1, 3)]
+        left = [self.bench(address, node, 4, *quick, "--node-list=0,2") for node in (0, 2)]
+        right = [self.bench(address, node, 4, *quick, "--node-list=1,3") for node in (1, 3)]
         for processes, nodes in ((left, "0,2"), (right, "1,3")):
             document = self.document_of(processes)
             self.assertIn(f"nodes {nodes} of the job", document["subject"])
@@ -238,7 +238,7 @@ class Others(JobBench):
                                 "--connect-timeout=30s") for node in (0, 2)]
         for process in processes:
             self.assertRegex(self.error_of(process),
-                             "bench: node 1 did not come to the bench of nodes 0-2 within 2s: .*--among")
+                             "bench: node 1 did not come to the bench of nodes 0-2 within 2s: .*--node-list")
         # It was not notified of anything.
         status = self.succeed("status", f"--coordinator={address}").decode()
         self.assertRegex(status, r"(?m)^ *1 +joined ")
@@ -363,10 +363,10 @@ class Mistakes(JobBench):
 
     def test_who_takes_part(self):
         for nodes, flags, pattern in ((1, ("ring",), "2 to 64 nodes, and not of 1"),
-                                      (1, ("ring", "--among=0,1"), "--among: .0,1. is no list"),
+                                      (1, ("ring", "--node-list=0,1"), "--node-list: .0,1. is no list"),
                                       (1, ("ring", "--nodes=3"), "of 3 nodes, and not of the 1"),
                                       (1, ("sendrecv",), "of 2 nodes, and not of the 1 of the job"),
-                                      (1, ("barrier", "--nodes=2"), "--nodes: .*--among")):
+                                      (1, ("barrier", "--nodes=2"), "--nodes: .*--node-list")):
             with self.subTest(flags):
                 _, address = self.coordinator(nodes)
                 self.fail_with(2, pattern, "bench", *flags, f"--coordinator={address}",

@@ -59,8 +59,8 @@ class SendRecv(harness.Case):
         self.assertRegex(receiver.out, r"by shm: shm \(.*\); not tcp \(")
 
     def test_the_required_path_is_used(self):
-        out = self.both(["--shape=1024x1024", "--require=tcp"],
-                        ["--verify", "--require=tcp", "--checksum"])
+        out = self.both(["--shape=1024x1024", "--transport=tcp"],
+                        ["--verify", "--transport=tcp", "--checksum"])
         self.assertRegex(out, r"verified, .* by tcp: not shm: .*only tcp is allowed")
 
     def test_grpc_works_too(self):
@@ -77,10 +77,22 @@ class SendRecv(harness.Case):
         self.assertRegex(listed, "(?s)--protocol .*--peer-queue-bytes ")
         self.assertNotRegex(listed, "--carrier|--lane-queue-bytes")
 
+    def test_deprecated_flags_set_those_that_replace_them(self):
+        out = self.both(["--shape=1024x1024", "--require=tcp", "--exchange-listen=127.0.0.1:0"],
+                        ["--verify", "--require=tcp", "--lost-timeout=60s", "--max-waiting=9"])
+        self.assertRegex(out, "verified, .* by tcp")
+        listed = self.succeed("recv", "--help").decode()
+        self.assertNotRegex(listed, r"--(require|exchange-listen|lost-timeout|max-waiting)\b(?!-)")
+        # A job that has ended is the last one.
+        self.address = self.coordinator(2, "--no-reuse")[1]
+        self.both(["--shape=3"], ["--verify"])
+        self.fail_with(1, "left the job", "recv", "a", "--from=0", "--node-id=1", "--num-nodes=2",
+                       f"--coordinator={self.address}", "--timeout=2s")
+
     def test_an_unavailable_required_path_fails_with_the_reason(self):
         # Over TCP there is no zero-copy transfer.
-        sender = self.send("--shape=1024x1024", "--require=tcp")
-        receiver = self.recv("--require=shm", "--timeout=20s")
+        sender = self.send("--shape=1024x1024", "--transport=tcp")
+        receiver = self.recv("--transport=shm", "--timeout=20s")
         self.assertEqual(receiver.wait(), 1)
         self.assertRegex(receiver.err, "sends by tcp, and shm is the required transport here")
         # Nor does the sender take it for received.
@@ -289,7 +301,7 @@ class SendRecv(harness.Case):
     def test_a_failed_start_reaches_the_other_side_at_once(self):
         self.address = self.coordinator(2, "--heartbeat-timeout=90s")[1]
         receiver = self.recv()
-        sender = self.send("--exchange-listen=203.0.113.1:0")
+        sender = self.send("--tensor-listen=203.0.113.1:0")
         self.assertEqual(sender.wait(), 1)
         self.assertRegex(sender.err.splitlines()[-1], "^ferry: .*203.0.113.1")
         self.assertEqual(receiver.wait(), 1)
@@ -354,9 +366,9 @@ class SendRecv(harness.Case):
 
     def test_a_finished_transfer_succeeds_though_the_coordinator_has_ended(self):
         coordinator, self.address = self.coordinator(2, "--heartbeat-timeout=90s")
-        sender = self.send("--shape=3", "--lost-timeout=60s")
+        sender = self.send("--shape=3", "--reconnect-timeout=60s")
         sender.wait_for("waiting for node 1 to join")
-        receiver = self.recv("--verify", "--lost-timeout=60s", "--exchange-listen=127.0.0.1:0")
+        receiver = self.recv("--verify", "--reconnect-timeout=60s", "--tensor-listen=127.0.0.1:0")
         sender.wait_for("to take|taken after")
         coordinator.signal(signal.SIGKILL)
         self.assertEqual((receiver.wait(), sender.wait()), (0, 0), receiver.err + sender.err)
@@ -443,7 +455,7 @@ class Pending(harness.Case):
     def test_topo_prints_the_path_of_tensors(self):
         for i in range(2):
             self.node("worker", i)
-        self.node("worker", 2, "--require=tcp").wait_for("joined at")
+        self.node("worker", 2, "--transport=tcp").wait_for("joined at")
         # A node joins a moment before it publishes where its tensors can be had.
         text = self.eventually(lambda: re.search(
             r"(?s)paths of tensors:\n.*2>1.*", self.succeed(
@@ -472,7 +484,7 @@ class Status(harness.Case):
 
     def test_paths_reasons_pages_and_refusals_are_reported(self):
         self.node("worker", 2, FERRY_JOB_TOKEN="ours").wait_for("waiting|looking")
-        self.node("send", 0, "a", "--to=1", "--step=5", "--shape=1024x1024", "--require=tcp",
+        self.node("send", 0, "a", "--to=1", "--step=5", "--shape=1024x1024", "--transport=tcp",
                   FERRY_JOB_TOKEN="ours")
         self.node("recv", 1, "b", "--from=0", "--step=7", FERRY_JOB_TOKEN="ours")
         nodes = self.eventually(lambda: (lambda found: found if len(found) == 3 and any(

@@ -28,7 +28,7 @@ class BeforeAnyoneJoins(harness.Case):
             ("--shape.*2y3", ("send", "x", "--to=1", "--shape=2y3")),
             ("--shape", ("send", "x", "--to=1", "--shape=-2")),
             ("--into needs", ("recv", "x", "--from=0", "--into")),
-            ("--require", ("recv", "x", "--from=0", "--require=smoke")),
+            ("--transport", ("recv", "x", "--from=0", "--transport=smoke")),
             ("--to is required", ("send", "x")),
             ("no ';'", ("send", "a;b", "--to=1")),
             ("not empty", ("recv", "", "--from=1")),
@@ -40,6 +40,20 @@ class BeforeAnyoneJoins(harness.Case):
             ("is not an address that peers can be told",
              ("recv", "x", "--from=1", "--advertise=a\nb"))))
         self.fail_with(2, "--coordinator", "recv", "x", "--from=0", "--coordinator", "nowhere")
+
+    def test_errors_about_former_flags_name_the_present_ones(self):
+        for pattern, arguments in (
+                ("--transport: smoke not in", ("worker", "--require=smoke")),
+                ("--gpu-ipc-min-bytes: .x.", ("worker", "--gpu-stage-below-bytes=x")),
+                ("--gpu-ipc-cache-bytes: .x.", ("worker", "--gpu-import-cap-bytes=x")),
+                ("--max-pending-ops: .0.", ("worker", "--max-waiting=0")),
+                ("--reconnect-timeout: .soon.", ("worker", "--lost-timeout=soon")),
+                ("--max-pending-gets: .0.", ("coordinator", "--max-parked-waits=0")),
+                ("--no-wait", ("kv", "get", "a", "--try", "--timeout=1s")),
+                # A bench's --transport says what to measure.
+                ("--require: smoke not in", ("bench", "ring", "--require=smoke"))):
+            with self.subTest(arguments):
+                self.fail_with(2, pattern, *arguments)
 
     def test_an_unknown_node(self):
         self.refused(2, (

@@ -63,7 +63,7 @@ class Topo(GpuCase):
         self.assertRegex(text, r"\n  0/gpu:0>0/gpu:1 0/gpu:1>0/gpu:0 +local, .* \(SYS|NODE\)")
 
     def test_the_reason_why_gpus_cannot_map_each_other_is_printed(self):
-        text = self.paths(["0", "1"], "--require=tcp")
+        text = self.paths(["0", "1"], "--transport=tcp")
         self.assertRegex(text, r"\n  0/gpu:0>1/gpu:0 1/gpu:0>0/gpu:0 +not shm: .*; (not )?tcp "
                                r"\(.*, staged through host memory\); not cuda_ipc: descriptors "
                                r"cannot be passed between them: the sender has no Unix socket; "

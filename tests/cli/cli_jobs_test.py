@@ -56,7 +56,7 @@ class Kv(harness.Case):
 
     def test_an_empty_value_is_a_value(self):
         self.kv("set", "empty", "")
-        self.assertEqual(self.kv("get", "empty", "--try"), b"")
+        self.assertEqual(self.kv("get", "empty", "--no-wait"), b"")
 
     def test_set_replaces_only_on_request(self):
         self.kv("set", "a", "1")
@@ -72,7 +72,7 @@ class Kv(harness.Case):
 
     def test_get_names_the_missing_key(self):
         self.kv_fails('"never"', "get", "never", "--timeout=300ms")
-        self.kv_fails('"never" is not there', "get", "never", "--try")
+        self.kv_fails('"never" is not there', "get", "never", "--no-wait")
 
     def test_ls_and_rm_handle_prefixes_and_subtrees(self):
         for key in ("a", "a/1", "a/2", "ab", "b"):
@@ -91,7 +91,7 @@ class Kv(harness.Case):
 
     def test_a_refusal_of_the_coordinator_is_a_failure_and_not_wrong_usage(self):
         self.address = self.coordinator(1, "--max-key-bytes=4")[1]
-        for arguments in (("set", "12345", "v"), ("get", "12345"), ("get", "12345", "--try")):
+        for arguments in (("set", "12345", "v"), ("get", "12345"), ("get", "12345", "--no-wait")):
             self.kv_fails("key of 5 bytes is over the limit of 4", *arguments)
 
     def test_a_key_cannot_write_to_the_terminal(self):
@@ -412,7 +412,7 @@ class Worker(harness.Case):
 
     def test_a_coordinator_that_dies_is_named_within_the_timeout(self):
         coordinator, address = self.coordinator(2)
-        workers = self.workers(address, 2, "--lost-timeout=2s")
+        workers = self.workers(address, 2, "--reconnect-timeout=2s")
         coordinator.signal(signal.SIGKILL)
         start = time.monotonic()
         self.assertEqual([worker.wait() for worker in workers], [1, 1])

@@ -67,7 +67,7 @@ class NoSharedMemory(Refusing):
                                       r"\(.*\)")
 
     def test_tcp_can_be_required(self):
-        out = self.exchange_without("memfd_create,madvise", "--require=tcp")
+        out = self.exchange_without("memfd_create,madvise", "--transport=tcp")
         self.assertRegex(out, "verified, .* by tcp")
 
     def test_advice_alone_is_not_needed(self):
@@ -75,7 +75,7 @@ class NoSharedMemory(Refusing):
 
     def test_commands_that_need_it_fail_with_the_reason(self):
         process, address = self.coordinator(2)
-        common = (f"--coordinator={address}", "--num-nodes=2", "--require=shm", "--timeout=20s")
+        common = (f"--coordinator={address}", "--num-nodes=2", "--transport=shm", "--timeout=20s")
         sender = self.start_without("memfd_create", "send", "weights", "--to=1", "--node-id=0",
                                     "--shape=1024x1024", *common)
         receiver = self.start_without("memfd_create", "recv", "weights", "--from=0",
@@ -100,7 +100,7 @@ class NoSharedMemory(Refusing):
 class OptionalCalls(Refusing):
     def test_nothing_depends_on_them(self):
         self.assertRegex(self.exchange_without(OPTIONAL), "verified, .* by shm")
-        self.assertRegex(self.exchange_without(OPTIONAL, "--require=tcp"), "verified, .* by tcp")
+        self.assertRegex(self.exchange_without(OPTIONAL, "--transport=tcp"), "verified, .* by tcp")
         self.assertRegex(self.exchange_without(OPTIONAL, "--protocol=grpc"), "verified, .* by grpc")
         status, out, err = self.run_without(OPTIONAL, "demo")
         self.assertEqual(status, 0, out + err)

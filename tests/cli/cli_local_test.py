@@ -137,7 +137,7 @@ class Coordinator(harness.Case):
         hint = r"it is no address of this host \(`ferry doctor` lists them\)"
         self.fail_with(1, f"cannot listen on {elsewhere}: {hint}", "coordinator", "--nodes=1",
                        f"--listen={elsewhere}")
-        for flag, option in (("--exchange-listen", "listen"), ("--graph-listen", "grpc_listen")):
+        for flag, option in (("--tensor-listen", "listen"), ("--graph-listen", "grpc_listen")):
             with self.subTest(flag):
                 at = self.coordinator(1)[1]
                 self.fail_with(1, f"cannot .* on {elsewhere}: .*"

@@ -59,7 +59,7 @@ class Log(harness.Case):
     def test_one_tensor_from_send_to_acknowledgement(self):
         # The receiver has a buffer, so the sender is notified of the arrival before it leaves.
         into = "--into --dtype=float --shape=64x64"
-        for way, flags in (("shm", ()), ("tcp", ("--require=tcp", "--checksum"))):
+        for way, flags in (("shm", ()), ("tcp", ("--transport=tcp", "--checksum"))):
             with self.subTest(way):
                 shape = "64x64" if way == "shm" else "1024x1024"
                 both, lines = self.transfer(*flags, shape=shape, recv=into if way == "shm" else "",

@@ -154,7 +154,7 @@ class Machines(Network):
 
     def test_control_channels_work_between_machines_with_container_bridges(self):
         self.two_machines(4)
-        self.assertIn(" by tcp", self.expect_transfer(f"10.77.0.1:{PORT}", "--require=tcp"))
+        self.assertIn(" by tcp", self.expect_transfer(f"10.77.0.1:{PORT}", "--transport=tcp"))
 
     def test_a_job_over_ipv6_alone(self):
         self.two_machines(6)
@@ -290,7 +290,7 @@ class WrongPort(harness.Case):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             listen = f"127.0.0.1:{probe.getsockname()[1]}"
-        self.worker(address, 0, 1, f"--exchange-listen={listen}").wait_for("joined at")
+        self.worker(address, 0, 1, f"--tensor-listen={listen}").wait_for("joined at")
         for arguments in (("status",), ("kv", "get", "x"), ("topo",)):
             with self.subTest(arguments[0]):
                 self.fail_with(1, "not a Ferry coordinator, or an older one .it may be a worker's "
@@ -326,7 +326,7 @@ class WithoutIpv6(harness.Case):
         self.assertEqual(step.wait(), 0, step.err)
 
     def test_tensors_move_by_every_wire_protocol(self):
-        for flags in ((), ("--require=tcp",), ("--protocol=grpc",)):
+        for flags in ((), ("--transport=tcp",), ("--protocol=grpc",)):
             with self.subTest(flags):
                 address = self.coordinator(2)[1]
                 common = (f"--coordinator={address}", "--num-nodes=2", *flags)
@@ -341,7 +341,7 @@ class WithoutIpv6(harness.Case):
         self.assertEqual(coordinator.wait(), 1)
         self.assertRegex(coordinator.err, r"cannot listen on \[::\]:0: Address family not supported "
                          r"by protocol; this kernel has no IPv6: listen on 0\.0\.0\.0:0")
-        for flag in ("--exchange-listen=[::]:0", "--graph-listen=[::]:0"):
+        for flag in ("--tensor-listen=[::]:0", "--graph-listen=[::]:0"):
             with self.subTest(flag):
                 address = self.coordinator(1)[1]
                 worker = self.ferry("worker", f"--coordinator={address}", "--node-id=0",

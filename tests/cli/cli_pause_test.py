@@ -107,7 +107,7 @@ class StoppedReceiver(Pair):
     def test_transfers_and_steps_continue_when_their_receivers_do(self):
         """Over both carriers and from the master, longer than any would wait for a lost host."""
         pairs = [self.stopped_in_the_middle(self.new_coordinator, *carrier)
-                 for carrier in (("--require=tcp",), ("--protocol=grpc",))]
+                 for carrier in (("--transport=tcp",), ("--protocol=grpc",))]
         step, worker = self.step_of_a_stopped_worker()
         # The test waits for timers of the kernel and of gRPC, which it cannot set.
         time.sleep(max(VANISH_S, GRPC_CLOSED_WINDOW_S, GRPC_PROBE_S) + 4)
@@ -147,7 +147,7 @@ class StoppedReceiver(Pair):
         raise self.failureException("its worker was never stopped before its end")
 
     def test_the_senders_timeout_names_the_stopped_process(self):
-        sender, _ = self.stopped_in_the_middle(self.new_coordinator, "--require=tcp",
+        sender, _ = self.stopped_in_the_middle(self.new_coordinator, "--transport=tcp",
                                                "--timeout=8s")
         self.assertEqual(sender.wait(), 1)
         self.assertRegex(sender.err.splitlines()[-1],
@@ -213,7 +213,7 @@ class VanishedHost(Pair):
                          "its host (has acknowledged nothing for 1|does not answer)")
 
     def test_a_vanished_receiver_is_detected(self):
-        sender, receiver = self.start_pair(self.new_coordinator(), "--require=tcp",
+        sender, receiver = self.start_pair(self.new_coordinator(), "--transport=tcp",
                                            prefixes=(self.inside(0), self.inside(1)))
         deadline = time.monotonic() + harness.PATIENCE_S
         while unsent(sender.popen.pid) <= MUCH and time.monotonic() < deadline:
@@ -225,7 +225,7 @@ class VanishedHost(Pair):
         self.assertRegex(receiver.err.splitlines()[-1], "its host does not answer")
 
     def test_a_vanished_host_with_a_stopped_receiver_is_detected(self):
-        sender, _ = self.stopped_in_the_middle(self.new_coordinator, "--require=tcp",
+        sender, _ = self.stopped_in_the_middle(self.new_coordinator, "--transport=tcp",
                                                prefixes=(self.inside(0), self.inside(1)))
         # A window that has been closed for a while is probed less and less often.
         time.sleep(8)

@@ -168,7 +168,7 @@ class JobControl(harness.Case):
         self.assertNotIn("silent", run.err)
 
     def test_job_with_its_own_coordinator_survives_a_stop(self):
-        run = self.start("run", "--nproc=2", "--", harness.FERRY, "worker", "--lost-timeout=1s")
+        run = self.start("run", "--nproc=2", "--", harness.FERRY, "worker", "--reconnect-timeout=1s")
         run.wait_for(r"(?s)joined at.*joined at")
         run.signal(signal.SIGTSTP)
         os.waitpid(run.popen.pid, os.WUNTRACED)
@@ -651,7 +651,7 @@ class BatchScript(harness.Case):
                 self.assertNotRegex(err, "telling|staying")
 
     def test_a_failure_of_rank_0_alone_is_reported_to_the_others(self):
-        cases = [(["--exchange-listen=10.1.1.1:0"], {}, 1, "cannot listen on 10.1.1.1:0"),
+        cases = [(["--tensor-listen=10.1.1.1:0"], {}, 1, "cannot listen on 10.1.1.1:0"),
                  (["--graph-listen=10.1.1.1:0"], {}, 1, "cannot serve gRPC on 10.1.1.1:0"),
                  ([], {"FERRY_JOB_TOKEN_FILE": "/nonexistent"}, 2, "/nonexistent: cannot be read")]
         started = []

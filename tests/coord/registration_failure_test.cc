@@ -264,11 +264,11 @@ TEST(JoiningWatch, EndsWithItsCallerAndWithTheCoordinator) {
 
 TEST(JoiningWatch, HasALimit) {
   CoordinatorOptions options = TogetherOptions(2);
-  options.max_parked_waits = 1;
+  options.max_pending_gets = 1;
   TestJob job(options);
   EXPECT_FALSE(job.WatchJoining().done());
   EXPECT_THAT(job.WatchJoining().result(),
-              Fails(absl::StatusCode::kResourceExhausted, HasSubstr("max_parked_waits")));
+              Fails(absl::StatusCode::kResourceExhausted, HasSubstr("--max-pending-gets")));
 }
 
 // A coordinator that node 0 runs only to report why it cannot join.

@@ -44,7 +44,7 @@ void Simulation::Start() {
   options.heartbeat_timeout_is_limit = dice_.Chance(50);
   if (dice_.Chance(20)) options.max_keys = 8;
   if (dice_.Chance(20)) options.max_store_bytes = 80;
-  if (dice_.Chance(10)) options.max_parked_waits = 5;
+  if (dice_.Chance(10)) options.max_pending_gets = 5;
   is_store_small_ = options.max_keys < 100 || options.max_store_bytes < 1000;
   coordinator_ = *Coordinator::Create(std::move(options), clock_, dice_.Word());
   model_ = std::make_unique<SimulationModel>(*coordinator_, clock_);

@@ -459,7 +459,7 @@ TEST(StoreLimits, ABatchIsMeasuredAsAWhole) {
 // Gets of clients that time out locally stay behind on the server.
 TEST(StoreLimits, TooManyWaitsAreRefused) {
   CoordinatorOptions options = PlainOptions(1);
-  options.max_parked_waits = 3;
+  options.max_pending_gets = 3;
   TestJob job(options);
   std::vector<GetCall> parked;
   for (int i = 0; i < 3; ++i) parked.push_back(job.Get({"a"}));
@@ -473,7 +473,7 @@ TEST(StoreLimits, TooManyWaitsAreRefused) {
 // A full table of waits must not refuse calls that need not wait.
 TEST(StoreLimits, GetThatNeedNotWaitIsAnsweredWhenTheTableOfWaitsIsFull) {
   CoordinatorOptions options = PlainOptions(1);
-  options.max_parked_waits = 1;
+  options.max_pending_gets = 1;
   TestJob job(options);
   ASSERT_THAT(job.Put("there", "1"), IsOk());
   const GetCall parked = job.Get({"a"});

@@ -55,7 +55,7 @@ inline std::string TablesThatDisagree(const Coordinator& coordinator) {
   const CoordinatorOptions& options = coordinator.options();
   bounded("store.keys", options.max_keys);
   bounded("store.bytes", options.max_store_bytes);
-  bounded("store.waits", options.max_parked_waits);
+  bounded("store.waits", options.max_pending_gets);
   // The last one that has finished is kept regardless of the limit.
   bounded("barriers.finished",
           options.max_finished_barriers > 0 ? options.max_finished_barriers : 1);

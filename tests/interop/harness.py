@@ -108,7 +108,7 @@ class Server:
                        f"--address=127.0.0.1:{free_port()}", f"--service={options.service}"]
         else:
             # Every case is one job: a failure ends it.
-            limits += ["--no-reuse", f"--heartbeat-timeout={heartbeat_s}s", "--connect-timeout=20s",
+            limits += ["--single-job", f"--heartbeat-timeout={heartbeat_s}s", "--connect-timeout=20s",
                        "--shutdown-timeout=20s"]
             command = [options.ferry, "coordinator", "--listen=127.0.0.1:0"]
         self.child = spawn(command + limits, self.log.file)

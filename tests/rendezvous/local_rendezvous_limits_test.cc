@@ -34,7 +34,7 @@ TEST(LocalLimits, QueuedBytesAreBoundedAndTheOptionIsNamed) {
 
 TEST(LocalLimits, PendingOperationsAreBoundedOnBothSides) {
   FakeClock clock;
-  LocalRendezvous rendezvous(clock, {.max_waiting = 2});
+  LocalRendezvous rendezvous(clock, {.max_pending_ops = 2});
   Results results;
   rendezvous.RecvAsync(Key("a"), {}, results.Writer());
   ASSERT_TRUE(rendezvous.Send(Key("b"), Value("b")).ok());
@@ -42,7 +42,7 @@ TEST(LocalLimits, PendingOperationsAreBoundedOnBothSides) {
   CancellationToken cancellation;
   rendezvous.RecvAsync(Key("d"), {.cancellation = &cancellation}, results.Writer());
   ASSERT_EQ(results.size(), 1u);
-  EXPECT_THAT(results.all()[0], HasSubstr("raise --max-waiting"));
+  EXPECT_THAT(results.all()[0], HasSubstr("raise --max-pending-ops"));
   EXPECT_EQ(cancellation.registered_count(), 0u) << "the refused receive stays registered";
   cancellation.Cancel();
   EXPECT_EQ(results.size(), 1u);
@@ -64,7 +64,7 @@ TEST(LocalLimits, PendingOperationsAreBoundedOnBothSides) {
 // One shard that holds all that the table may: the others must not add their share to it.
 TEST(LocalLimits, CrowdedShard_IsCountedByTheOthers) {
   FakeClock clock;
-  LocalRendezvous rendezvous(clock, {.max_queued_bytes = 6400, .max_waiting = 64});
+  LocalRendezvous rendezvous(clock, {.max_queued_bytes = 6400, .max_pending_ops = 64});
   for (int i = 0; i < 64; ++i) {
     ASSERT_TRUE(rendezvous.Send(Key("crowded"), Bytes(i < 32 ? 0 : 200)).ok());
   }
@@ -171,7 +171,7 @@ TEST(LocalLimits, ReceiveIsOver_ItsCancellationIsWatchedNoMore) {
 // An aborted step may be held by a slow kernel for long.
 TEST(LocalLimits, Aborted_NothingIsLeftInTheTable) {
   FakeClock clock;
-  LocalRendezvous rendezvous(clock, {.max_queued_bytes = 3200, .max_waiting = 64});
+  LocalRendezvous rendezvous(clock, {.max_queued_bytes = 3200, .max_pending_ops = 64});
   for (int i = 0; i < 30; ++i) {
     rendezvous.RecvAsync(Key(absl::StrCat("r", i)), {.deadline = clock.Now() + absl::Hours(1)},
                          [](absl::Status, Received) {});
@@ -186,7 +186,7 @@ TEST(LocalLimits, Aborted_NothingIsLeftInTheTable) {
 TEST(LocalLimits, EveryShardHoldsItsShare_OneMoreIsRefused) {
   constexpr size_t kParts = 32;
   FakeClock clock;
-  LocalRendezvous by_count(clock, {.max_waiting = 2 * kParts});
+  LocalRendezvous by_count(clock, {.max_pending_ops = 2 * kParts});
   LocalRendezvous by_bytes(clock, {.max_queued_bytes = 20 * kParts});
   std::map<uint64_t, int> of_shard;
   std::vector<RendezvousKey> keys;

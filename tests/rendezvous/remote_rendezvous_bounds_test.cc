@@ -41,7 +41,7 @@ class Bounds : public ::testing::Test {
   FakeClock clock_;
   SilentFetcher fetcher_;
   Results results_;
-  RendezvousManager manager_{clock_, fetcher_, {.limits = {.max_waiting = 2}}};
+  RendezvousManager manager_{clock_, fetcher_, {.limits = {.max_pending_ops = 2}}};
 };
 
 // A peer may request a step that never begins any number of times.
@@ -52,7 +52,7 @@ TEST_F(Bounds, ReceivesBeforeTheStepAreLimited) {
   }
   ASSERT_EQ(results_.size(), 1u);
   EXPECT_THAT(results_.all()[0], HasSubstr("RESOURCE_EXHAUSTED: 2 receives of step 1 wait for it"));
-  EXPECT_THAT(results_.all()[0], HasSubstr("raise --max-waiting"));
+  EXPECT_THAT(results_.all()[0], HasSubstr("raise --max-pending-ops"));
   cancellation.Cancel();
   EXPECT_EQ(results_.size(), 3u);
 }

@@ -37,8 +37,8 @@ Outcome TableModel::Send(const RendezvousKey& key, const Value& value, absl::Tim
     ledger_.End(item.receive, {.value = value});
     return {};
   }
-  if (waiting_count_ >= limits_.max_waiting) {
-    return Error(StatusCode::kResourceExhausted, "RendezvousLimits::max_waiting");
+  if (waiting_count_ >= limits_.max_pending_ops) {
+    return Error(StatusCode::kResourceExhausted, "RendezvousLimits::max_pending_ops");
   }
   if (queued_bytes_ + value.bytes > limits_.max_queued_bytes) {
     return Error(StatusCode::kResourceExhausted, "RendezvousLimits::max_queued_bytes");
@@ -62,9 +62,9 @@ void TableModel::Recv(const ReceivePtr& receive, absl::Time now) {
     return ledger_.End(receive,
                        Error(StatusCode::kCancelled, "[_Derived_]RecvAsync is cancelled."));
   }
-  if (waiting_count_ >= limits_.max_waiting) {
+  if (waiting_count_ >= limits_.max_pending_ops) {
     return ledger_.End(receive,
-                       Error(StatusCode::kResourceExhausted, "RendezvousLimits::max_waiting"));
+                       Error(StatusCode::kResourceExhausted, "RendezvousLimits::max_pending_ops"));
   }
   receive->since = now;
   queue.push_back({{}, receive, now});
@@ -208,9 +208,9 @@ void StepModel::Add(const ReceivePtr& receive, bool is_deferred, absl::Time now)
   if (receive->cancellation != nullptr && receive->cancellation->is_cancelled()) {
     return ledger_.End(receive, Error(StatusCode::kCancelled, "Async is cancelled."));
   }
-  if (waiting_.size() >= limits_.max_waiting) {
+  if (waiting_.size() >= limits_.max_pending_ops) {
     return ledger_.End(receive,
-                       Error(StatusCode::kResourceExhausted, "RendezvousLimits::max_waiting"));
+                       Error(StatusCode::kResourceExhausted, "RendezvousLimits::max_pending_ops"));
   }
   receive->since = now;
   waiting_.push_back({receive, is_deferred});

@@ -70,7 +70,7 @@ class TableSimulation final {
 
 void TableSimulation::Start() {
   limits_ = {};
-  if (dice_.Chance(30)) limits_.max_waiting = 1 + static_cast<size_t>(dice_.Roll(100));
+  if (dice_.Chance(30)) limits_.max_pending_ops = 1 + static_cast<size_t>(dice_.Roll(100));
   if (dice_.Chance(30)) limits_.max_queued_bytes = static_cast<size_t>(dice_.Roll(5000));
   const int key_count = dice_.Chance(10) ? 1500 : 1 + dice_.Roll(30);
   send_percent_ = key_count > 1000 ? (dice_.Chance(50) ? 80 : 20) : 40 + dice_.Roll(21);
@@ -85,7 +85,7 @@ void TableSimulation::Start() {
   for (auto& each : cancellations_) each = std::make_shared<CancellationToken>();
   model_ = std::make_unique<TableModel>(ledger_, limits_);
   table_ = std::make_unique<LocalRendezvous>(clock_, limits_);
-  Log(absl::StrCat("a table: ", key_count, " keys, at most ", limits_.max_waiting, " items, ",
+  Log(absl::StrCat("a table: ", key_count, " keys, at most ", limits_.max_pending_ops, " items, ",
                    limits_.max_queued_bytes, " bytes"));
 }
 

@@ -35,7 +35,7 @@ Report WorkersSimulation::Run() {
 
 void WorkersSimulation::Start() {
   options_ = {};
-  if (dice_.Chance(20)) options_.limits.max_waiting = 1 + static_cast<size_t>(dice_.Roll(10));
+  if (dice_.Chance(20)) options_.limits.max_pending_ops = 1 + static_cast<size_t>(dice_.Roll(10));
   if (dice_.Chance(20)) options_.limits.max_queued_bytes = static_cast<size_t>(dice_.Roll(400));
   if (dice_.Chance(20)) options_.max_steps = 1 + static_cast<size_t>(dice_.Roll(4));
   if (dice_.Chance(20)) options_.max_finished_steps = 1 + static_cast<size_t>(dice_.Roll(4));

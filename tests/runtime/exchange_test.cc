@@ -237,7 +237,7 @@ TEST(ExchangeTest, WrongTokensNeverConnectOverGrpcEither) {
   Directory directory;
   TransferEngineOptions options;
   options.protocol = WireProtocol::kGrpc;
-  options.require_proof = true;
+  options.require_auth = true;
   ExchangeEnd a(directory, 1, options);
   ExchangeEnd b(directory, 2, options);
   options.token = "another job";

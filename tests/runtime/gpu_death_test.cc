@@ -152,7 +152,7 @@ TEST(GpuDeath, ProducerIsKilledBetweenSlices) {
   options.producer_dies = true;
   options.environment = {{"STRICT_CUDA_DELAY_US", "20000"}};
   options.exchange.gpus.staging = {.budget_bytes = size_t{2} << 20, .slot_bytes = size_t{1} << 20};
-  options.exchange.gpus.stage_below_bytes = SIZE_MAX;
+  options.exchange.gpus.ipc_min_bytes = SIZE_MAX;
   RunGpuPair(
       options,
       [](GpuPeer& peer) {
@@ -218,7 +218,7 @@ TEST(GpuDeath, ConsumerIsKilledBetweenSlices) {
   options.consumer_dies = true;
   options.environment = {{"STRICT_CUDA_DELAY_US", "20000"}};
   options.exchange.gpus.staging = {.budget_bytes = size_t{4} << 20, .slot_bytes = size_t{1} << 20};
-  options.exchange.gpus.stage_below_bytes = SIZE_MAX;
+  options.exchange.gpus.ipc_min_bytes = SIZE_MAX;
   RunGpuPair(
       options,
       [](GpuPeer& peer) {

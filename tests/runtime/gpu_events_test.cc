@@ -56,7 +56,7 @@ TEST(GpuWithoutEvents, CopyIsMadeWhenTheTensorIsReady) {
 TEST(GpuWithoutEvents, SlicesAreSentWhenTheyAreReady) {
   NEEDS_THE_DOUBLE("can play what this needs");
   GpuPairOptions options = WithoutEvents();
-  options.exchange.gpus.stage_below_bytes = SIZE_MAX;
+  options.exchange.gpus.ipc_min_bytes = SIZE_MAX;
   options.exchange.gpus.staging = {.budget_bytes = size_t{2} << 20, .slot_bytes = size_t{1} << 20};
   RunGpuPair(
       options,

@@ -129,7 +129,7 @@ TEST(GpuMemory, PinnedHostMemoryIsHostMemory) {
 TEST(GpuMemory, PartOfAnAllocationIsThatPart) {
   for (const bool is_small : {false, true}) {
     GpuPairOptions options;
-    if (!is_small) options.exchange.gpus.stage_below_bytes = 0;
+    if (!is_small) options.exchange.gpus.ipc_min_bytes = 0;
     RunGpuPair(
         options,
         [](GpuPeer& peer) {
@@ -143,7 +143,7 @@ TEST(GpuMemory, PartOfAnAllocationIsThatPart) {
           EXPECT_THAT(ReceiveAll(peer, {1, 1, 1, 400}),
                       ::testing::Each(is_small ? "cuda_ipc, staged" : "cuda_ipc, view"));
           if (is_small) {
-            EXPECT_THAT(peer.Explain(0, 0, 1), HasSubstr("stage_below_bytes"));
+            EXPECT_THAT(peer.Explain(0, 0, 1), HasSubstr("ipc_min_bytes"));
           }
           peer.Meet();
         });

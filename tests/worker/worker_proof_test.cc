@@ -51,7 +51,7 @@ TEST(WorkerProof, CallsWithoutOneAreRefusedWhereRequired) {
         "DeregisterGraph", "RunGraph", "CleanupGraph", "CleanupAll"}) {
     EXPECT_THAT(worker.Start(method, empty).Wait(),
                 Fails(StatusCode::kUnauthenticated,
-                      AllOf(HasSubstr("--require-proof"), HasSubstr("FERRY_JOB_TOKEN"))))
+                      AllOf(HasSubstr("--require-auth"), HasSubstr("FERRY_JOB_TOKEN"))))
         << method;
   }
   EXPECT_EQ(worker.worker().session_count(), 0u);

@@ -33,7 +33,7 @@ absl::StatusOr<std::unique_ptr<ConnectionManager>> ConnectionManager::Create(
     if (!listener.ok()) {
       return absl::Status(listener.status().code(),
                           absl::StrCat(listener.status().message(),
-                                       " (--exchange-listen, TransferEngineOptions::listen)"));
+                                       " (--tensor-listen, TransferEngineOptions::listen)"));
     }
     hub->tcp_port_ = (*listener)->port();
     incoming.push_back(std::make_shared<IncomingAttempts>(shared, *std::move(listener), false));

@@ -103,11 +103,11 @@ absl::StatusOr<CudaIpcSender::Plan> CudaIpcSender::PlanFor(Gpu& gpu, const GpuPa
     plan.pieces.push_back(piece);
     return plan;
   }
-  const size_t worth_mapping = environment_.gpus->options().stage_below_bytes;
+  const size_t worth_mapping = environment_.gpus->options().ipc_min_bytes;
   if (tensor.bytes() < worth_mapping) {
     plan.why_staged = absl::StrCat("its ", tensor.bytes(), " bytes are not of Ferry's arena, and ",
-                                   "fewer than --gpu-stage-below-bytes, in programs "
-                                   "GpusOptions::stage_below_bytes");
+                                   "fewer than --gpu-ipc-min-bytes, in programs "
+                                   "GpusOptions::ipc_min_bytes");
     return plan;
   }
   absl::StatusOr<std::vector<cuda::ExportedPiece>> exported =

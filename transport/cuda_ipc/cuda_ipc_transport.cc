@@ -135,7 +135,7 @@ cuda::IpcImportCache& CudaIpcTransport::CacheOf(Gpu& gpu) {
           if (link->gpus != nullptr) OnClosed(key);
         },
         cuda::IpcImportCacheOptions{.own_incarnation = environment_.incarnation,
-                                    .cap_bytes = environment_.gpus->options().import_cap_bytes});
+                                    .cap_bytes = environment_.gpus->options().ipc_cache_bytes});
   }
   return *cache;
 }

@@ -120,7 +120,7 @@ TEST(AgentErrors, DoesNotWaitForACoordinatorThatEndedAfterTheJobFailed) {
     other.on_error = log.Writer();
     // The wait lasts this long only if the test fails.
     other.answer_timeout = absl::Hours(1);
-    other.lost_timeout = absl::Hours(1);
+    other.reconnect_timeout = absl::Hours(1);
     const Agents agents = ConnectAll({RankOptions(server->address(), 0), other});
     ASSERT_THAT(agents[0]->ReportError(absl::InternalError("out of luck")), IsOk());
     EXPECT_THAT(log.WaitForFirst(), Fails(StatusCode::kInternal, HasSubstr("out of luck")));

@@ -34,7 +34,7 @@ class AgentLinkTest : public ::testing::Test {
     AgentLinkOptions options;
     options.coordinator = proxy_.address();
     options.connect_timeout = kTimeout;
-    options.lost_timeout = kForAWhile;
+    options.reconnect_timeout = kForAWhile;
     options.idle_timeout = kForAWhile;
     options.connect_attempt_timeout = kForAWhile;
     link_ = std::make_unique<AgentLink>(std::move(options), *SocketLoop::OfClients());

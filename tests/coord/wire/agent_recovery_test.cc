@@ -102,7 +102,7 @@ TEST(AgentRecovery, LeavesASilentConnection) {
   TestServer server(options);
   TcpProxy proxy(server->port());
   AgentOptions rank = RankOptions(proxy.address(), 0);
-  rank.lost_timeout = kLong;
+  rank.reconnect_timeout = kLong;
   rank.idle_timeout = absl::Milliseconds(300);
   auto connect = InBackground([&] { return Agent::Connect(rank); });
   // Heartbeats are sent every 30 s: until one could have been answered, silence means nothing.
@@ -118,7 +118,7 @@ TEST(AgentRecovery, LeavesACoordinatorThatAnswersNoHeartbeat) {
   TestServer server(options);
   TcpProxy proxy(server->port());
   AgentOptions rank = RankOptions(proxy.address(), 0);
-  rank.lost_timeout = kLong;
+  rank.reconnect_timeout = kLong;
   rank.idle_timeout = absl::Milliseconds(300);
   rank.connect_attempt_timeout = absl::Milliseconds(300);
   auto connect = InBackground([&] { return Agent::Connect(rank); });
@@ -159,11 +159,11 @@ TEST(AgentRecovery, IdleConnectionThatBreaksIsMadeAgain) {
   TestServer server(options);
   TcpProxy proxy(server->port());
   AgentOptions rank = RankOptions(proxy.address(), 0);
-  rank.lost_timeout = absl::Milliseconds(500);
+  rank.reconnect_timeout = absl::Milliseconds(500);
   auto connect = InBackground([&] { return Agent::Connect(rank); });
   const auto agent = Await(connect);
   ASSERT_THAT(agent, IsOk());
-  absl::SleepFor(2 * rank.lost_timeout);
+  absl::SleepFor(2 * rank.reconnect_timeout);
   proxy.Cut();
   EXPECT_THAT((*agent)->Set("k", "v"), IsOk());
 }
@@ -257,7 +257,7 @@ TEST(AgentRecovery, IsUnavailableWhenUnreachableForTooLong) {
   ErrorLog errors;
   AgentOptions rank = RankOptions(proxy.address(), 0);
   rank.on_error = errors.Writer();
-  rank.lost_timeout = absl::Milliseconds(500);
+  rank.reconnect_timeout = absl::Milliseconds(500);
   const Agents agents = ConnectAll({rank});
   auto barrier = InBackground([&] { return agents[0]->Get("never", kLong); });
   ASSERT_TRUE(server.WaitUntilAwaited("never"));

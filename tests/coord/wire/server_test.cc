@@ -293,7 +293,7 @@ TEST(ServerWaits, RareMethodsAreDroppedAndCountedToo) {
 
 TEST(ServerWaits, MoreThanTheLimitAreRefusedNamingTheOption) {
   ServerOptions options = TestOptions(1);
-  options.coordinator.max_parked_waits = 10;
+  options.coordinator.max_pending_gets = 10;
   TestServer server(options);
   TaskClient task = server.Task(Dialect::kTensorflow, 0);
   std::vector<PendingCall> gets;

@@ -207,7 +207,7 @@ TEST_F(Proofs, AreValidForOneCallAndOneToken) {
 TEST_F(Proofs, AreMissedOnlyWhereRequired) {
   EXPECT_THAT(Ask(worker_, 1, key_, 1, {}).Wait(),
               Fails(StatusCode::kUnauthenticated,
-                    AllOf(HasSubstr("--require-proof"), HasSubstr("FERRY_JOB_TOKEN"))));
+                    AllOf(HasSubstr("--require-auth"), HasSubstr("FERRY_JOB_TOKEN"))));
   tensorflow::MarkRecvFinishedRequest finished;
   finished.set_request_id(5);
   const auto mark = [&](std::vector<std::pair<std::string, std::string>> metadata) {

@@ -46,7 +46,7 @@ class GpuConformance : public ::testing::TestWithParam<GpuWay> {
     options.exchange.protocol = GetParam().protocol;
     options.exchange.require_transport = GetParam().required;
     // For any size.
-    options.exchange.gpus.stage_below_bytes = SIZE_MAX;
+    options.exchange.gpus.ipc_min_bytes = SIZE_MAX;
     return options;
   }
   static RendezvousKey Key(absl::string_view name) {
