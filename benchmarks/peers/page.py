@@ -12,7 +12,7 @@ generated: `scripts/results_page --write` makes it from the JSON files in [resul
 a test compares the two. Goals that are missed stay in it.
 
 - How each case is measured, and what is equal for all systems:
-  [docs/benchmarks.md](../docs/benchmarks.md#peers).
+  [docs/benchmarks.md](../docs/benchmarks.md#alternatives).
 - All systems with their spread, and what is not equal, next to each JSON file, such as
   [results/peers-2026-11-24.md](results/peers-2026-11-24.md).
 - Why goals are missed, and the figures of the other benchmarks (coordinator, rendezvous, graphs,
