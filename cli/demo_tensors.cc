@@ -78,7 +78,10 @@ absl::Status RecvAll(Node& node, Step& step, const std::function<void(const Demo
 // The transport policy is per engine, so this needs a second one in the same process.
 absl::StatusOr<std::unique_ptr<TransferEngine>> StartTcp(Node& node) {
   TransferEngineOptions options;
-  options.require_transport = "tcp";
+  for (const TransportFactory& transport : AllTransports(options)) {
+    if (!transport.info.capabilities.moves_over_tcp) continue;
+    options.require_transport = std::string(transport.info.name);
+  }
   options.listen = "127.0.0.1:0";
   FERRY_ASSIGN_OR_RETURN(const coord::CompareAndSetResult token,
                          node.agent().CompareAndSet(kTokenKey, std::nullopt, DrawSecret()));

@@ -35,6 +35,14 @@ absl::Status NotRequired(absl::string_view taken, absl::string_view required,
                    " is the required transport here, on ", Describe(self)));
 }
 
+// Returns the name of the transport by which an inline tensor has come over TCP.
+absl::string_view InlineTransport(const TransportList& transports) {
+  for (const std::unique_ptr<Transport>& transport : transports) {
+    if (transport->capabilities().moves_over_tcp) return transport->name();
+  }
+  return "inline messages";
+}
+
 absl::Status SecondAnswer(uint64_t id) {
   return absl::InvalidArgumentError(
       absl::StrCat("an answer to request ", id, ", which waits for none"));
@@ -279,7 +287,8 @@ absl::Status TensorRequester::OnInlineReadyToSend(const ReadyToSendMessage& rts)
   if (is_again) CancelOtherAttempts(rts.id, 0);
   absl::Status error;
   if (!is_allowed) {
-    error = NotRequired("tcp", context_.policy.require, producer_.peer, context_.self.peer);
+    error = NotRequired(InlineTransport(*context_.transports), context_.policy.require,
+                        producer_.peer, context_.self.peer);
   } else if (!fits) {
     error = WrongDestination(header, destination);
   }

@@ -91,6 +91,28 @@ TEST_F(TensorRequesterTest, SecondDescriptorEndsTheChannel) {
   EXPECT_EQ(SendRts(2).code(), absl::StatusCode::kInvalidArgument);
 }
 
+// Its bytes have come over TCP, though another transport is required. No transport of this list
+// uses TCP; tests of processes see the name of the one that does.
+TEST_F(TensorRequesterTest, LargeInlineTensorWithARequiredTransport_IsRefused) {
+  exchange_.policy.require = "copies";
+  client_->OnOpen(channel_, DescribeTransports(transports_));
+  Request();
+  RecordingControlChannel channel(kProducer);
+  ReadyToSendMessage rts;
+  rts.id = 1;
+  rts.header = {DataType::kUint8, *Shape::Create({kInlineUnasked + 1}), kInlineUnasked + 1};
+  rts.body = std::string(kInlineUnasked + 1, 'x');
+  ASSERT_TRUE(SendReadyToSend(channel, rts, {}).ok());
+  EXPECT_TRUE(
+      client_->OnFrame(static_cast<uint16_t>(PeerMessageType::kReadyToSend), channel.bodies[0], {})
+          .ok());
+  EXPECT_EQ(ended_, 1);
+  EXPECT_EQ(status_.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_NE(status_.message().find("node 1 sends by inline messages, and copies is the required"),
+            absl::string_view::npos)
+      << status_;
+}
+
 // A peer that does not check its data: the tensor is refused, and the control channel stays open.
 TEST_F(TensorRequesterTest, BooleansThatAreNeither0Nor1_AreRefusedAndTheChannelStays) {
   client_->OnOpen(channel_, DescribeTransports(transports_));
