@@ -30,6 +30,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/synchronization/mutex.h"
 
+#include "base/bounded_text.h"
 #include "base/text.h"
 
 namespace ferry {
@@ -286,13 +287,10 @@ LogSpec ParseLogSpec(absl::string_view text) {
     if (!is_named[i]) spec.levels[i] = others;
   }
   if (mistakes.empty()) return spec;
-  const size_t count = mistakes.size();
-  if (count > kNamedMistakes) mistakes.resize(kNamedMistakes);
-  spec.warning = absl::StrCat(
-      "FERRY_LOG: ", absl::StrJoin(mistakes, ", "),
-      count > kNamedMistakes ? absl::StrCat(" and ", count - kNamedMistakes, " more") : "",
-      "; it is LEVEL or COMPONENT=LEVEL, several with commas; components: ",
-      absl::StrJoin(kComponentNames, ", "), "; levels: ", absl::StrJoin(kLevelNames, ", "));
+  spec.warning = absl::StrCat("FERRY_LOG: ", BoundedList(mistakes, kNamedMistakes),
+                              "; it is LEVEL or COMPONENT=LEVEL, several with commas; components: ",
+                              absl::StrJoin(kComponentNames, ", "),
+                              "; levels: ", absl::StrJoin(kLevelNames, ", "));
   return spec;
 }
 

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
+#include "base/bounded_text.h"
 #include "base/ranges.h"
 #include "base/text.h"
 #include "cli/node_answers.h"
@@ -151,13 +152,10 @@ std::string FormatExchangeText(const TransferAnswers& answers, size_t max_lines)
     if (hidden > 0) absl::StrAppend(&text, "  ... and ", hidden, " more nodes\n");
     if (!reasons.empty()) {
       std::vector<std::vector<std::string>> why = {{"PAIRS", "PATH", "BECAUSE"}};
-      for (auto& [reason, pairs] : reasons) {
+      for (const auto& [reason, pairs] : reasons) {
         if (why.size() > max_lines) break;
-        const size_t more = pairs.size() > kMaxPairs ? pairs.size() - kMaxPairs : 0;
-        pairs.resize(pairs.size() - more);
-        why.push_back({absl::StrCat(absl::StrJoin(pairs, " "),
-                                    more > 0 ? absl::StrCat(" and ", more, " more") : ""),
-                       Printable(reason.first), Printable(reason.second)});
+        why.push_back({BoundedList(pairs, kMaxPairs, " "), Printable(reason.first),
+                       Printable(reason.second)});
       }
       absl::StrAppend(&text, "\n", FormatTable(why, "  "));
     }

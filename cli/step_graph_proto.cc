@@ -10,8 +10,8 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 
+#include "base/bounded_text.h"
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "tensorflow/graph/names.h"
@@ -77,9 +77,7 @@ std::string StepGraph::SomeNodes() const {
   for (int i = 0; i < std::min(graph_.node_count(), kShownNodes); ++i) {
     names.push_back(graph::Shown(graph_.node(i).name()));
   }
-  const int more = graph_.node_count() - kShownNodes;
-  return absl::StrCat(absl::StrJoin(names, ", "),
-                      more > 0 ? absl::StrCat(" and ", more, " more") : "");
+  return BoundedList(names, kShownNodes, static_cast<size_t>(graph_.node_count()));
 }
 
 absl::Status StepGraph::CheckNode(absl::string_view name) const {

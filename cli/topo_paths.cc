@@ -12,9 +12,9 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 
+#include "base/bounded_text.h"
 #include "base/status_macros.h"
 #include "cli/status_exchange.h"
 #include "cli/table.h"
@@ -176,12 +176,8 @@ PairsByPath GpuPairs(const TransferEngine& exchange, const std::vector<Endpoint>
 
 std::string FormatPairs(PairsByPath pairs, const char* title, const char* what) {
   std::vector<std::vector<std::string>> rows = {{title, what}};
-  for (auto& [path, names] : pairs) {
-    const size_t more = names.size() > kMaxPairs ? names.size() - kMaxPairs : 0;
-    names.resize(names.size() - more);
-    rows.push_back({absl::StrCat(absl::StrJoin(names, " "),
-                                 more > 0 ? absl::StrCat(" and ", more, " more") : ""),
-                    Printable(path)});
+  for (const auto& [path, names] : pairs) {
+    rows.push_back({BoundedList(names, kMaxPairs, " "), Printable(path)});
   }
   return FormatTable(rows, "  ");
 }

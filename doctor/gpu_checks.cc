@@ -10,6 +10,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 
+#include "base/bounded_text.h"
 #include "base/text.h"
 #include "doctor/bytes_text.h"
 
@@ -78,14 +79,7 @@ std::string Pair(const PeerOutcome& outcome) {
   return absl::StrCat("gpu:", outcome.from, ">gpu:", outcome.to);
 }
 
-// "a, b, c and 5 more"
-std::string JoinSome(std::vector<std::string> all) {
-  constexpr size_t kMost = 6;
-  const size_t more = all.size() > kMost ? all.size() - kMost : 0;
-  all.resize(all.size() - more);
-  return absl::StrCat(absl::StrJoin(all, ", "),
-                      more > 0 ? absl::StrCat(" and ", more, " more") : "");
-}
+std::string JoinSome(const std::vector<std::string>& all) { return BoundedList(all, 6); }
 
 }  // namespace
 

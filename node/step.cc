@@ -9,11 +9,10 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 
+#include "base/bounded_text.h"
 #include "base/clock.h"
 #include "base/logging.h"
 #include "base/status_macros.h"
@@ -26,7 +25,7 @@
 namespace ferry {
 namespace {
 
-constexpr int kNamedKeys = 3;
+constexpr size_t kNamedKeys = 3;
 // Polling interval for a device copy.
 constexpr absl::Duration kCopyLook = absl::Microseconds(20);
 
@@ -61,7 +60,7 @@ void Arrive(TransferEngine& exchange, const RendezvousKey& key, absl::Status sta
   }
   if (exchange.gpus() == nullptr) {
     return std::move(done)(absl::FailedPreconditionError(absl::StrCat(
-                               absl::CEscape(key.text()), " is for ", ToString(place),
+                               BoundedName(key.text()), " is for ", ToString(place),
                                ", and this process uses no GPUs: ", exchange.why_no_gpus())),
                            std::move(received));
   }
@@ -70,7 +69,7 @@ void Arrive(TransferEngine& exchange, const RendezvousKey& key, absl::Status sta
   move.to = place;
   move.destination = wanted;
   move.deadline = received.recv_args.deadline;
-  move.what = absl::CEscape(key.text());
+  move.what = BoundedName(key.text());
   exchange.gpus()->Move(std::move(move), [received = std::move(received), done = std::move(done)](
                                              absl::StatusOr<Tensor> moved) mutable {
     if (!moved.ok()) return std::move(done)(moved.status(), std::move(received));
@@ -133,7 +132,7 @@ absl::StatusOr<Received> Step::RecvValue(const RendezvousKey& key, absl::Duratio
       std::move(args), timeout, &loop,
       [&](RecvArgs own, RecvCallback done) { RecvAsync(key, std::move(own), std::move(done)); },
       [&] {
-        return absl::StrCat(" in step ", id(), " for ", absl::CEscape(key.text()), ": ",
+        return absl::StrCat(" in step ", id(), " for ", BoundedName(key.text()), ": ",
                             ReceivePhase(key));
       });
 }
@@ -151,7 +150,7 @@ absl::StatusOr<Tensor> Step::Recv(const RendezvousKey& key, absl::Duration timeo
   FERRY_ASSIGN_OR_RETURN(Received received, RecvValue(key, timeout));
   if (received.is_dead) {
     return absl::FailedPreconditionError(
-        absl::StrCat(absl::CEscape(key.text()), " was sent dead: there is no tensor"));
+        absl::StrCat(BoundedName(key.text()), " was sent dead: there is no tensor"));
   }
   return std::move(received.tensor);
 }
@@ -161,7 +160,7 @@ absl::StatusOr<Tensor> Step::Recv(const RendezvousKey& key, absl::Duration timeo
   FERRY_ASSIGN_OR_RETURN(Tensor tensor, Recv(key, timeout));
   if (tensor.is_on_host()) {
     return absl::InvalidArgumentError(absl::StrCat(
-        absl::CEscape(key.text()), " is for host memory, and no stream of a GPU reads it"));
+        BoundedName(key.text()), " is for host memory, and no stream of a GPU reads it"));
   }
   if (const auto ready = cuda::ReadyOf(tensor); ready != nullptr) {
     FERRY_ASSIGN_OR_RETURN(Gpu* const gpu, exchange_->gpus()->Get(tensor.place().ordinal));
@@ -184,8 +183,8 @@ absl::Status Step::RecvInto(const RendezvousKey& key, Tensor destination, absl::
       if (is_done) break;
       if (SteadyClock().Now() >= give_up) {
         return absl::DeadlineExceededError(absl::StrCat(
-            "waited ", ShortDuration(timeout), " in step ", id(), " for ",
-            absl::CEscape(key.text()), ": its copy on ", ToString(received.tensor.place()),
+            "waited ", ShortDuration(timeout), " in step ", id(), " for ", BoundedName(key.text()),
+            ": its copy on ", ToString(received.tensor.place()),
             " has not ended, and still writes to the buffer"));
       }
       absl::SleepFor(kCopyLook);
@@ -193,7 +192,7 @@ absl::Status Step::RecvInto(const RendezvousKey& key, Tensor destination, absl::
   }
   if (!received.is_dead) return absl::OkStatus();
   return absl::FailedPreconditionError(
-      absl::StrCat(absl::CEscape(key.text()), " was sent dead: there is no tensor"));
+      absl::StrCat(BoundedName(key.text()), " was sent dead: there is no tensor"));
 }
 
 bool Step::AwaitSends(absl::Time deadline, std::string& left) {
@@ -247,9 +246,9 @@ std::string Step::DescribeOutstanding() const {
                      : op.side != PendingStepOp::Side::kSend) {
       return;
     }
-    if (count++ >= kNamedKeys) return;
+    if (++count > kNamedKeys) return;
     named.push_back(absl::StrCat(
-        absl::CEscape(op.key.text()), " (",
+        BoundedName(op.key.text()), " (",
         is_under_way ? op.phase
                      : absl::StrCat("node ", op.key.dst().task.task, " has not asked for it"),
         ")"));
@@ -260,7 +259,7 @@ std::string Step::DescribeOutstanding() const {
   const ConnectionManagerStats channels = exchange_->connection_stats();
   return absl::StrCat(
       count, count == 1 ? " tensor that was sent has" : " tensors that were sent have",
-      " not been received: ", absl::StrJoin(named, ", "), count > named.size() ? ", ..." : "",
+      " not been received: ", BoundedList(named, kNamedKeys, count),
       // The missing receiver may be among them.
       channels.refused == 0 ? ""
                             : absl::StrCat("; connections refused here: ", channels.refused,

@@ -11,10 +11,10 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/any_invocable.h"
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 
+#include "base/bounded_text.h"
 #include "base/recycled.h"
 #include "base/spin_lock.h"
 #include "base/status_macros.h"
@@ -333,7 +333,7 @@ void LocalRendezvous::Expire() {
     if (found == nullptr) continue;
     Complete(std::move(found),
              absl::DeadlineExceededError(absl::StrCat("no node has sent ",
-                                                      absl::CEscape(deadline.key.text()),
+                                                      BoundedName(deadline.key.text()),
                                                       " before the receive's deadline")),
              {});
   }
@@ -399,7 +399,7 @@ absl::StatusOr<Received> LocalRendezvous::Recv(const RendezvousKey& key, absl::D
         RecvAsync(key, std::move(own), std::move(done));
       },
       [&key] {
-        return absl::StrCat(" for ", absl::CEscape(key.text()), ", which no node has sent");
+        return absl::StrCat(" for ", BoundedName(key.text()), ", which no node has sent");
       });
 }
 

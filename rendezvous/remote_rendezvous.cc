@@ -12,6 +12,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
+#include "base/bounded_text.h"
 #include "base/logging.h"
 #include "base/recycled.h"
 #include "base/status_macros.h"
@@ -21,7 +22,7 @@ namespace {
 
 absl::Status NotHere(absl::string_view side, const RendezvousKey& key, const TaskName& worker) {
   return absl::InvalidArgumentError(absl::StrCat(
-      "Invalid rendezvous key (", side, "): ", absl::CEscape(key.text()), " @ ", ToString(worker)));
+      "Invalid rendezvous key (", side, "): ", BoundedName(key.text()), " @ ", ToString(worker)));
 }
 
 absl::Status CancelledWait(bool is_deferred) {
@@ -31,7 +32,7 @@ absl::Status CancelledWait(bool is_deferred) {
 
 // Errors of a fetch name what was fetched, whatever the protocol.
 absl::Status WithKey(const absl::Status& why, int64_t step_id, const RendezvousKey& key) {
-  const std::string text = absl::CEscape(key.text());
+  const std::string text = BoundedName(key.text());
   if (absl::StrContains(why.message(), text) || absl::IsCancelled(why)) return why;
   return absl::Status(why.code(),
                       absl::StrCat(why.message(), "; step ", step_id, " needed ", text));
@@ -281,7 +282,7 @@ size_t RemoteRendezvous::FailTask(const TaskName& task, const absl::Status& why)
   const auto verdict = [&](const RendezvousKey& key) {
     if (!(key.src().task == task) && !(key.dst().task == task)) return absl::OkStatus();
     return absl::Status(why.code(), absl::StrCat(why.message(), "; step ", step_id_, " needed ",
-                                                 absl::CEscape(key.text())));
+                                                 BoundedName(key.text())));
   };
   absl::Status lost;
   local_.ForEachPending(absl::ZeroDuration(), [&](const PendingOp& op) {
@@ -299,9 +300,9 @@ size_t RemoteRendezvous::FailTask(const TaskName& task, const absl::Status& why)
 void RemoteRendezvous::RecordSendFailure(const RendezvousKey& key, const absl::Status& why) {
   FERRY_LOG_DEBUG(kRendezvous, "send failed: peer={} step={} reason={} key={}", key.dst().task.task,
                   step_id_, why, absl::CEscape(key.text()));
-  RecordSendFailure(
-      absl::Status(why.code(), absl::StrCat(why.message(), "; step ", step_id_, " was sending ",
-                                            absl::CEscape(key.text()))));
+  RecordSendFailure(absl::Status(
+      why.code(),
+      absl::StrCat(why.message(), "; step ", step_id_, " was sending ", BoundedName(key.text()))));
 }
 
 void RemoteRendezvous::RecordSendFailure(const absl::Status& why) {
@@ -325,7 +326,7 @@ void RemoteRendezvous::Expire() {
             waiting.is_deferred
                 ? "the step has not begun here in time to send "
                 : absl::StrCat(ToString(waiting.key.src().task), " has not answered in time with "),
-            absl::CEscape(waiting.key.text())));
+            BoundedName(waiting.key.text())));
       },
       count, /*with_phase=*/true);
 }

@@ -6,9 +6,9 @@
 #include <utility>
 
 #include "absl/status/status.h"
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 
+#include "base/bounded_text.h"
 #include "base/logging.h"
 #include "base/text.h"
 #include "rendezvous/blocking_recv.h"
@@ -63,7 +63,7 @@ absl::StatusOr<Received> RendezvousManager::RecvLocal(int64_t step_id, const Ren
         RecvLocalAsync(step_id, key, std::move(own), std::move(done));
       },
       [&] {
-        return absl::StrCat(" in step ", step_id, " for ", absl::CEscape(key.text()),
+        return absl::StrCat(" in step ", step_id, " for ", BoundedName(key.text()),
                             ", which no node has sent");
       });
 }

@@ -4,10 +4,10 @@
 
 #include <utility>
 
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 
+#include "base/bounded_text.h"
 #include "base/status_macros.h"
 
 namespace ferry {
@@ -114,14 +114,14 @@ absl::StatusOr<RendezvousKey> TensorSource::CheckKey(absl::string_view text) con
   FERRY_ASSIGN_OR_RETURN(RendezvousKey key, RendezvousKey::Parse(text));
   const std::optional<uint64_t> incarnation = incarnation_of_(key.src());
   if (!incarnation.has_value()) {
-    return absl::InvalidArgumentError(absl::StrCat(absl::CEscape(key.src_device()),
+    return absl::InvalidArgumentError(absl::StrCat(BoundedName(key.src_device()),
                                                    " unknown device. Asked for by the key ",
-                                                   absl::CEscape(key.text())));
+                                                   BoundedName(key.text())));
   }
   if (*incarnation != key.src_incarnation()) {
     return absl::AbortedError(absl::StrCat(
         "RecvTensor expects a different device incarnation: ", key.src_incarnation(), " vs. ",
-        *incarnation, ". Your worker job (\"", absl::CEscape(ToString(key.src().task)),
+        *incarnation, ". Your worker job (\"", BoundedName(ToString(key.src().task)),
         "\") was probably restarted. Check your worker job for the reason why it was restarted."));
   }
   return key;

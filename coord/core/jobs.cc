@@ -7,6 +7,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 
+#include "base/bounded_text.h"
 #include "base/ranges.h"
 #include "base/text.h"
 
@@ -51,11 +52,11 @@ absl::StatusOr<TaskId> Jobs::Resolve(absl::string_view job, int64_t number) cons
     }
     first += spec.tasks;
   }
-  std::string known;
-  for (const JobSpec& spec : specs_) absl::StrAppend(&known, known.empty() ? "" : ", ", spec.name);
-  return absl::InvalidArgumentError(
-      absl::StrCat("Unexpected task ", number, " of job ", Quoted(job),
-                   " is not in the cluster: the coordinator serves ", known, " (--job)"));
+  std::vector<std::string> known;
+  for (const JobSpec& spec : specs_) known.push_back(spec.name);
+  return absl::InvalidArgumentError(absl::StrCat(
+      "Unexpected task ", number, " of job ", Quoted(job),
+      " is not in the cluster: the coordinator serves ", BoundedList(known, 8), " (--job)"));
 }
 
 absl::StatusOr<TaskId> Jobs::Resolve(int64_t number) const {

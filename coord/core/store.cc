@@ -9,6 +9,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 
+#include "base/bounded_text.h"
 #include "base/status_macros.h"
 #include "base/text.h"
 
@@ -281,17 +282,17 @@ bool Store::Cancel(WaitId wait, const absl::Status& why) {
 }
 
 absl::Status Store::TimedOut(const Waiting& waiting) const {
-  std::string missing;
+  constexpr size_t kNamed = 8;
+  std::vector<std::string> missing;
   size_t count = 0;
   for (const std::string& key : waiting.keys) {
     if (entries_.contains(key)) continue;
-    if (++count <= 8) absl::StrAppend(&missing, count == 1 ? "" : ", ", Quoted(key, 80));
+    if (++count <= kNamed) missing.push_back(Quoted(key, 80));
   }
-  if (count > 8) absl::StrAppend(&missing, " and ", count - 8, " more");
   return absl::DeadlineExceededError(
       absl::StrCat("waited ", ShortDuration(waiting.deadline - waiting.since), " for ", count,
                    " of ", waiting.keys.size(), waiting.keys.size() == 1 ? " key" : " keys",
-                   " that have not been set: ", missing));
+                   " that have not been set: ", BoundedList(missing, kNamed, count)));
 }
 
 Store::Watch Store::AddWatch(std::string prefix, bool with_existing, WatchCallback callback) {

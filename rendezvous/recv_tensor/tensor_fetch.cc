@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 
+#include "base/bounded_text.h"
 #include "base/logging.h"
 #include "base/text.h"
 #include "coord/wire/bytes.h"
@@ -336,7 +337,7 @@ absl::Status TensorFetch::Explain(const absl::Status& status, const std::string&
   return absl::Status(
       status.code(),
       absl::StrCat(text, "; step ", step_id_, " asked ", ToString(key_.src().task), " at ", address,
-                   " for ", absl::CEscape(key_.text()),
+                   " for ", BoundedName(key_.text()),
                    retries_ == 0 ? "" : absl::StrCat(", ", retries_, " times again")));
 }
 

@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 
+#include "base/bounded_text.h"
 #include "base/status_macros.h"
 #include "tensorflow/graph/names.h"
 
@@ -93,8 +93,7 @@ std::string MissingText(const Cluster& cluster, const DeviceFilters& filters) {
     if (!filters.Matches(missing.task)) continue;
     if (++count <= kMaxNamed) texts.push_back(absl::StrCat(missing.name, " (", missing.why, ")"));
   }
-  if (count > kMaxNamed) texts.push_back(absl::StrCat("and ", count - kMaxNamed, " more"));
-  return absl::StrJoin(texts, ", ");
+  return BoundedList(texts, kMaxNamed, count);
 }
 
 }  // namespace ferry::master

@@ -6,9 +6,9 @@
 #include <memory>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 
+#include "base/bounded_text.h"
 #include "rendezvous/host_memory.h"
 
 #include "base/spin_lock.h"
@@ -57,7 +57,7 @@ void FetchAll(StepTransfers& exchange, absl::Span<const RendezvousKey> keys,
         [fetching, i, key = keys[i]](absl::Status status, Received received) {
           if (status.ok() && received.is_dead) {
             status = absl::InvalidArgumentError(absl::StrCat(
-                "The tensor returned for ", absl::CEscape(key.text()), " was not valid."));
+                "The tensor returned for ", BoundedName(key.text()), " was not valid."));
           }
           if (status.ok()) {
             fetching->tensors[i] = std::move(received.tensor);

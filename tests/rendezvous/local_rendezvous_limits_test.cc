@@ -32,6 +32,22 @@ TEST(LocalLimits, QueuedBytesAreBoundedAndTheOptionIsNamed) {
   EXPECT_TRUE(rendezvous.Send(Key("b"), Bytes(60)).ok());
 }
 
+// A name may have 31744 bytes, more than logs and the metadata of a gRPC error have room for.
+TEST(LocalLimits, TimeoutOfAVeryLongKey_NamesBothItsEnds) {
+  FakeClock clock;
+  LocalRendezvous rendezvous(clock, {});
+  Results results;
+  rendezvous.RecvAsync(Key(std::string(RendezvousKey::kMaxEdgeBytes - 3, 'x') + "end"),
+                       {.deadline = clock.Now() + absl::Seconds(1)}, results.Writer());
+  clock.Advance(absl::Seconds(2));
+  rendezvous.Expire();
+  ASSERT_EQ(results.size(), 1u);
+  EXPECT_LT(results.all()[0].size(), 600u);
+  EXPECT_THAT(results.all()[0], HasSubstr("/job:"));
+  EXPECT_THAT(results.all()[0], HasSubstr("xxx..."));
+  EXPECT_THAT(results.all()[0], HasSubstr("xend;0:0 ("));
+}
+
 TEST(LocalLimits, PendingOperationsAreBoundedOnBothSides) {
   FakeClock clock;
   LocalRendezvous rendezvous(clock, {.max_pending_ops = 2});
