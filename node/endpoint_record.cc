@@ -20,7 +20,7 @@ absl::StatusOr<std::string> CompleteAddress(absl::string_view address, int port)
     return absl::InvalidArgumentError(
         absl::StrCat(Quoted(address),
                      " is not an address that peers can be told: HOST, HOST:PORT, IPV6 or "
-                     "[IPV6]:PORT (--advertise)"));
+                     "[IPV6]:PORT (--advertise, in programs TransferOptions::advertised_address)"));
   };
   const auto is_ipv6 = [](absl::string_view text) {
     in6_addr parsed;

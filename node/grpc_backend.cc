@@ -141,9 +141,8 @@ absl::Status GrpcBackend::Serve(RendezvousManager& manager, const PeerId& self,
   for (grpc::Service* const service : services) builder.RegisterService(service);
   impl_->server = builder.BuildAndStart();
   if (impl_->server != nullptr && impl_->port != 0) return absl::OkStatus();
-  return absl::UnavailableError(
-      absl::StrCat("cannot serve gRPC on ", listen, ": ", WhyNoListener(listen),
-                   " (--graph-listen, TransferEngineOptions::grpc_listen)"));
+  return absl::UnavailableError(absl::StrCat("cannot serve gRPC on ", listen, ": ",
+                                             WhyNoListener(listen), " (--graph-listen)"));
 }
 
 int GrpcBackend::port() const { return impl_->port; }

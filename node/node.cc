@@ -79,8 +79,9 @@ absl::StatusOr<NodeIdentity> ResolveNodeIdentity(const NodeOptions& options, Get
     place.node_id = identity.node_id->value;
   } else {
     return absl::InvalidArgumentError(absl::StrCat(
-        "which node is this? Say --node-id=I, set FERRY_NODE_ID, or start it with ferry run, srun "
-        "or mpirun",
+        "which node is this? Say --node-id=I (in programs NodeOptions::rank), set FERRY_NODE_ID, "
+        "or "
+        "start it with ferry run, srun or mpirun",
         IsSet(get_env, "SLURM_JOB_ID") ? " (this is inside a Slurm job, but not a task of srun)"
                                        : ""));
   }
@@ -98,8 +99,9 @@ absl::StatusOr<NodeIdentity> ResolveNodeIdentity(const NodeOptions& options, Get
     place.is_derived = true;
   } else {
     return absl::InvalidArgumentError(
-        "where is the coordinator? Say --coordinator=HOST:PORT or set FERRY_COORDINATOR; `ferry "
-        "coordinator --nodes=N` starts one");
+        "where is the coordinator? Say --coordinator=HOST:PORT (in programs "
+        "NodeOptions::coordinator_address) or set FERRY_COORDINATOR; `ferry coordinator --nodes=N` "
+        "starts one");
   }
   place.description = DescribePlace(place, options, identity);
   return place;

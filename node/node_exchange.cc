@@ -200,7 +200,7 @@ std::string Node::service_address() const {
 absl::Status Node::CheckExchange() const {
   if (exchange_ != nullptr) return absl::OkStatus();
   return absl::FailedPreconditionError(
-      "this node joined without NodeOptions::exchanges_tensors, and moves no tensors");
+      "this node joined without TransferOptions::enabled, and moves no tensors");
 }
 
 absl::StatusOr<Tensor> Node::Allocate(absl::string_view device, DataType dtype,

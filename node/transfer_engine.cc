@@ -135,7 +135,8 @@ absl::StatusOr<std::unique_ptr<TransferEngine>> TransferEngine::Start(TransferEn
   if (options.use_gpus) {
     exchange->FindGpus(options);
   } else {
-    exchange->why_no_gpus_ = "TransferEngineOptions::use_gpus is off (--no-gpus)";
+    exchange->why_no_gpus_ =
+        "GPUs are switched off (--no-gpus, in programs TransferOptions::use_gpus)";
   }
   exchange->nccl_ = std::move(nccl);
   exchange->FindNccl();

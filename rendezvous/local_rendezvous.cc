@@ -160,16 +160,14 @@ absl::Status LocalRendezvous::AdmitBySum(size_t bytes) const {
     return absl::ResourceExhaustedError(
         absl::StrCat(limits_.max_pending_ops,
                      " sends and receives of the step wait for their other "
-                     "side, the limit (raise --max-pending-ops, or in programs "
-                     "RendezvousLimits::max_pending_ops in TransferEngineOptions::rendezvous)"));
+                     "side, the limit (raise --max-pending-ops, or wait for some of them first)"));
   }
   const size_t queued = queued_bytes();
   if (queued + bytes <= limits_.max_queued_bytes) return absl::OkStatus();
   return absl::ResourceExhaustedError(
       absl::StrCat("a tensor of ", bytes, " bytes was sent while ", queued,
                    " bytes of the step wait for receivers; the limit is ", limits_.max_queued_bytes,
-                   " (raise --max-queued-bytes, or in programs RendezvousLimits::max_queued_bytes "
-                   "in TransferEngineOptions::rendezvous)"));
+                   " (raise --max-queued-bytes, or wait until some are received)"));
 }
 
 absl::Status LocalRendezvous::Send(const RendezvousKey& key, Tensor tensor, bool is_dead,

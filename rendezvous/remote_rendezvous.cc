@@ -185,9 +185,7 @@ bool RemoteRendezvous::Add(const WaitingPtr& waiting) {
       status = absl::ResourceExhaustedError(absl::StrCat(
           limits_.max_pending_ops, " receives of step ", step_id_,
           waiting->is_deferred ? " wait for it to begin here" : " wait for other workers",
-          ", the limit (raise --max-pending-ops, or in programs RendezvousLimits::max_pending_ops "
-          "in "
-          "TransferEngineOptions::rendezvous)"));
+          ", the limit (raise --max-pending-ops, or wait for some of them first)"));
     }
     if (status.ok()) {
       waiting->self = waiting;

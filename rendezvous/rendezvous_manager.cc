@@ -31,11 +31,9 @@ absl::StatusOr<std::shared_ptr<RemoteRendezvous>> RendezvousManager::Find(int64_
     return absl::AbortedError(absl::StrCat("step ", step_id, " is over"));
   }
   if (steps_.size() >= options_.max_steps) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        steps_.size(),
-        " steps are open, the limit (--max-steps, or in programs "
-        "RendezvousManagerOptions::max_steps in TransferEngineOptions::rendezvous); step ",
-        step_id, " cannot begin. Are finished steps closed?"));
+    return absl::ResourceExhaustedError(
+        absl::StrCat(steps_.size(), " steps are open, the limit (--max-steps); step ", step_id,
+                     " cannot begin. Are finished steps closed?"));
   }
   FERRY_LOG_TRACE(kRendezvous, "step opened: step={}", step_id);
   return steps_

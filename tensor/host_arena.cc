@@ -145,7 +145,7 @@ absl::StatusOr<HostArena::Segment*> HostArena::AddSegment(size_t class_bytes, si
         state.stats.mapped_bytes, " of its budget of ", options_.budget_bytes, " bytes, and ",
         state.stats.block_count, " tensors use ", state.stats.used_bytes,
         " of them. Free some, or raise --arena-budget-bytes (in programs "
-        "HostArenaOptions::budget_bytes in TransferEngineOptions::arena)"));
+        "TransferOptions::max_host_bytes)"));
   }
   auto segment = std::make_unique<Segment>();
   FERRY_ASSIGN_OR_RETURN(segment->memory, MemorySegment::Create(wanted, options_.memory));

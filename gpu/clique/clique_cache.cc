@@ -17,9 +17,7 @@ absl::StatusOr<std::vector<std::string>> CliqueCache::Reserve(absl::string_view 
   if (bytes > budget_bytes_ || busy_bytes > budget_bytes_ - bytes) {
     return absl::ResourceExhaustedError(absl::StrCat(
         "a communicator of ", bytes, " bytes has no room: those in use take ", busy_bytes, " of ",
-        budget_bytes_,
-        " (raise --nccl-memory-bytes, in programs NcclTransportOptions::memory_bytes, or exchange "
-        "with fewer GPUs at a time)"));
+        budget_bytes_, " (raise --nccl-memory-bytes, or exchange with fewer GPUs at a time)"));
   }
   std::vector<std::string> evicted;
   while (used_bytes_ > budget_bytes_ - bytes) {

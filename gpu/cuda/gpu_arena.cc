@@ -111,7 +111,8 @@ absl::StatusOr<std::shared_ptr<GpuArena>> GpuArena::Create(std::shared_ptr<CudaD
   if (options.budget_bytes == 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("memory of ", device->name(), " for tensors may not be 0 bytes: raise ",
-                     options.budget_option, ", or do without GPUs (--no-gpus)"));
+                     options.budget_option,
+                     ", or do without GPUs (--no-gpus, in programs TransferOptions::use_gpus)"));
   }
   const ScopedCurrent current(*device);
   size_t granularity = kPlainGranularity;

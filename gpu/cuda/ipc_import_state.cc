@@ -140,8 +140,7 @@ absl::StatusOr<std::unique_ptr<IpcMapping>> IpcImportCache::State::TryOpen(
     if (stats.mapped_bytes + wanted > options.cap_bytes) {
       return absl::ResourceExhaustedError(absl::StrCat(
           "to map ", wanted, " bytes of a peer: ", stats.mapped_bytes, " of ", options.cap_bytes,
-          " are mapped and in use. Raise --gpu-ipc-cache-bytes, in programs "
-          "GpusOptions::ipc_cache_bytes"));
+          " are mapped and in use. Raise --gpu-ipc-cache-bytes, or release some tensors of peers"));
     }
   }
   absl::StatusOr<std::unique_ptr<IpcMapping>> mapping =

@@ -73,12 +73,12 @@ absl::StatusOr<std::shared_ptr<PinnedPool>> PinnedPool::Create(std::shared_ptr<C
   if (options.budget_bytes == 0) {
     return absl::InvalidArgumentError(
         "pinned memory for copies to and from GPUs may not be 0 bytes: raise "
-        "--pinned-budget-bytes, in programs PinnedPoolOptions::budget_bytes, or do without GPUs "
-        "(--no-gpus)");
+        "--pinned-budget-bytes, or do without GPUs (--no-gpus, in programs "
+        "TransferOptions::use_gpus)");
   }
   BlockTableOptions table;
   table.name = "the pool of pinned memory";
-  table.budget_option = "--pinned-budget-bytes, in programs PinnedPoolOptions::budget_bytes";
+  table.budget_option = "--pinned-budget-bytes";
   table.budget_bytes = options.budget_bytes;
   table.segment_bytes = options.segment_bytes;
   table.granularity_bytes = 4096;

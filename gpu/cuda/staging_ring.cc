@@ -24,15 +24,13 @@ std::shared_ptr<StagingRing> StagingRing::Create(DeviceExecutor& executor,
 absl::StatusOr<StagingRing::Slot> StagingRing::MakeSlot() {
   if (options_.slot_bytes == 0) {
     return absl::ResourceExhaustedError(
-        "there is no staging ring: --gpu-staging-budget-bytes, in programs "
-        "StagingRingOptions::budget_bytes, is 0");
+        "there is no staging ring: --gpu-staging-budget-bytes is 0");
   }
   std::shared_ptr<GpuArena> arena = this->arena();
   if (arena == nullptr) {
     GpuArenaOptions options;
     options.budget_bytes = options_.budget_bytes;
-    options.budget_option =
-        "--gpu-staging-budget-bytes, in programs StagingRingOptions::budget_bytes";
+    options.budget_option = "--gpu-staging-budget-bytes";
     options.segment_bytes = std::min(options_.budget_bytes, kSlotsOfSegment * options_.slot_bytes);
     FERRY_ASSIGN_OR_RETURN(arena, GpuArena::Create(executor_.device(), gate_, options));
     absl::MutexLock lock(&mu_);

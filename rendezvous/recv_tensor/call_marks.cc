@@ -29,10 +29,9 @@ std::string AsText(uint64_t sum) { return absl::StrCat(absl::Hex(sum, absl::kZer
 
 absl::Status NoProof() {
   return absl::UnauthenticatedError(
-      "the call does not prove to be of this job, which this node requires (--require-auth, or "
-      "in programs TransferEngineOptions::require_auth). Ferry's nodes prove it when they have "
-      "the "
-      "same token (FERRY_JOB_TOKEN); TensorFlow's workers cannot");
+      "the call does not prove to be of this job, which this node requires (--require-auth). "
+      "Ferry's nodes prove it when they have the same token (FERRY_JOB_TOKEN); TensorFlow's "
+      "workers cannot");
 }
 
 absl::Status WrongProof() {

@@ -137,11 +137,12 @@ class Coordinator(harness.Case):
         hint = r"it is no address of this host \(`ferry doctor` lists them\)"
         self.fail_with(1, f"cannot listen on {elsewhere}: {hint}", "coordinator", "--nodes=1",
                        f"--listen={elsewhere}")
-        for flag, option in (("--tensor-listen", "listen"), ("--graph-listen", "grpc_listen")):
+        for flag, option in (("--tensor-listen", ", in programs TransferOptions::listen_address"),
+                             ("--graph-listen", "")):
             with self.subTest(flag):
                 at = self.coordinator(1)[1]
                 self.fail_with(1, f"cannot .* on {elsewhere}: .*"
-                                  rf"{hint} \({flag}, TransferEngineOptions::{option}\)",
+                                  rf"{hint} \({flag}{option}\)",
                                "worker", f"--coordinator={at}", "--node-id=0", "--num-nodes=1",
                                f"{flag}={elsewhere}")
 

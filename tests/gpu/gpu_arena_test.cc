@@ -277,7 +277,7 @@ TEST_F(GpuArenaTest, PinnedBlocksAreReusedUnderABudget) {
   EXPECT_EQ(pool->stats().pinned_bytes, 2 * kMiB);
   const absl::Status status = pool->Allocate(3 * kMiB).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_THAT(status.message(), HasSubstr("PinnedPoolOptions::budget_bytes"));
+  EXPECT_THAT(status.message(), HasSubstr("--pinned-budget-bytes"));
   first.reset();
   // The idle segment makes room.
   EXPECT_OK(pool->Allocate(3 * kMiB).status());

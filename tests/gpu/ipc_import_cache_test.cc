@@ -48,8 +48,7 @@ TEST_F(IpcImportCacheTest, LeastRecentlyUsedIsEvictedAndImportsInUseStay) {
         std::optional<ImportedMemory> b = *open(1);
         const absl::Status refused = open(2).status();
         REQUIRE(refused.code() == absl::StatusCode::kResourceExhausted);
-        REQUIRE(refused.message().find("--gpu-ipc-cache-bytes, in programs "
-                                       "GpusOptions::ipc_cache_bytes") != absl::string_view::npos);
+        REQUIRE(refused.message().find("--gpu-ipc-cache-bytes") != absl::string_view::npos);
         // Out of order; a is the longer unused one, but was used again.
         b.reset();
         a.reset();

@@ -15,8 +15,8 @@ FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]+[a-z]")
 WITHOUT_FLAG = {
     "DeviceExecutorOptions::max_waiting": "a node has no such option",
     "GrpcTensorFetcherOptions::max_tensor_bytes": "a node has no such option",
-    "NodeOptions::exchanges_tensors": "the tool sets it where it is needed",
     "ResponseCacheLimits::max_entries": "nodes keep no responses",
+    "TransferOptions::enabled": "the tool sets it where it is needed",
 }
 # Options of container engines and of Slurm, which errors name as well.
 OF_OTHERS = {"--cpus", "--cpus-per-task", "--gpus", "--gres", "--shm-size", "--ulimit", "--device", "--ipc",
@@ -54,6 +54,14 @@ class ErrorTexts(unittest.TestCase):
                     self.assertRegex(text, FLAG, f"{path}: {option} without its flag")
         self.assertGreater(len(seen - set(WITHOUT_FLAG)), 3)
         self.assertEqual(set(WITHOUT_FLAG) - seen, set(), "is no longer named")
+
+    def test_options_of_nodes_are_those_of_the_public_api(self):
+        """A program that uses include/ferry cannot set any others."""
+        header = (ROOT / "include/ferry/node.h").read_text()
+        for path, text in all_texts():
+            for option in re.findall(r"\b(?:Node|Transfer\w*)Options::(\w+)", text):
+                self.assertRegex(header, rf"\b{option} = |\b{option};", f"{path}: {text}")
+            self.assertNotIn("TransferEngineOptions::", text, path)
 
     def test_flags_are_those_of_the_tool(self):
         tool = "".join(path.read_text() for folder in ("cli", "bench", "doctor")

@@ -38,10 +38,10 @@ Outcome TableModel::Send(const RendezvousKey& key, const Value& value, absl::Tim
     return {};
   }
   if (waiting_count_ >= limits_.max_pending_ops) {
-    return Error(StatusCode::kResourceExhausted, "RendezvousLimits::max_pending_ops");
+    return Error(StatusCode::kResourceExhausted, "--max-pending-ops");
   }
   if (queued_bytes_ + value.bytes > limits_.max_queued_bytes) {
-    return Error(StatusCode::kResourceExhausted, "RendezvousLimits::max_queued_bytes");
+    return Error(StatusCode::kResourceExhausted, "--max-queued-bytes");
   }
   queue.push_back({value, nullptr, now});
   Count(queue.back(), +1);
@@ -63,8 +63,7 @@ void TableModel::Recv(const ReceivePtr& receive, absl::Time now) {
                        Error(StatusCode::kCancelled, "[_Derived_]RecvAsync is cancelled."));
   }
   if (waiting_count_ >= limits_.max_pending_ops) {
-    return ledger_.End(receive,
-                       Error(StatusCode::kResourceExhausted, "RendezvousLimits::max_pending_ops"));
+    return ledger_.End(receive, Error(StatusCode::kResourceExhausted, "--max-pending-ops"));
   }
   receive->since = now;
   queue.push_back({{}, receive, now});
@@ -209,8 +208,7 @@ void StepModel::Add(const ReceivePtr& receive, bool is_deferred, absl::Time now)
     return ledger_.End(receive, Error(StatusCode::kCancelled, "Async is cancelled."));
   }
   if (waiting_.size() >= limits_.max_pending_ops) {
-    return ledger_.End(receive,
-                       Error(StatusCode::kResourceExhausted, "RendezvousLimits::max_pending_ops"));
+    return ledger_.End(receive, Error(StatusCode::kResourceExhausted, "--max-pending-ops"));
   }
   receive->since = now;
   waiting_.push_back({receive, is_deferred});

@@ -185,7 +185,7 @@ Outcome WorkersSimulation::FindModel(Worker& worker, int64_t step_id) {
     return Error(StatusCode::kAborted, "is over");
   }
   if (worker.steps.size() >= options_.max_steps) {
-    return Error(StatusCode::kResourceExhausted, "RendezvousManagerOptions::max_steps");
+    return Error(StatusCode::kResourceExhausted, "--max-steps");
   }
   worker.steps.emplace(step_id, std::make_shared<StepModel>(ledger_, step_id, options_.limits));
   return {};

@@ -143,7 +143,7 @@ TEST(GpuMemory, PartOfAnAllocationIsThatPart) {
           EXPECT_THAT(ReceiveAll(peer, {1, 1, 1, 400}),
                       ::testing::Each(is_small ? "cuda_ipc, staged" : "cuda_ipc, view"));
           if (is_small) {
-            EXPECT_THAT(peer.Explain(0, 0, 1), HasSubstr("ipc_min_bytes"));
+            EXPECT_THAT(peer.Explain(0, 0, 1), HasSubstr("--gpu-ipc-min-bytes"));
           }
           peer.Meet();
         });

@@ -31,9 +31,10 @@ absl::StatusOr<std::unique_ptr<ConnectionManager>> ConnectionManager::Create(
   if (!shared->options.tcp_listen.empty()) {
     auto listener = Listener::OpenTcp(shared->options.tcp_listen);
     if (!listener.ok()) {
-      return absl::Status(listener.status().code(),
-                          absl::StrCat(listener.status().message(),
-                                       " (--tensor-listen, TransferEngineOptions::listen)"));
+      return absl::Status(
+          listener.status().code(),
+          absl::StrCat(listener.status().message(),
+                       " (--tensor-listen, in programs TransferOptions::listen_address)"));
     }
     hub->tcp_port_ = (*listener)->port();
     incoming.push_back(std::make_shared<IncomingAttempts>(shared, *std::move(listener), false));

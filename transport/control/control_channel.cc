@@ -23,8 +23,8 @@ absl::Status ControlQueueIsFull(const PeerId& peer, size_t bytes, size_t frames,
   return absl::ResourceExhaustedError(
       absl::StrCat(Describe(peer), " is not reading its messages: ", bytes, " bytes in ", frames,
                    " messages wait for it, and the limit is ", limit,
-                   ". Is it stopped, or overloaded? If it only is slow: --peer-queue-bytes (in "
-                   "programs TransferEngineOptions::peer_queue_bytes)"));
+                   ". Is it stopped, or overloaded? If it only is slow: raise "
+                   "--peer-queue-bytes, or have fewer transfers in flight"));
 }
 
 absl::Status PeerHasGone(const PeerId& peer) {

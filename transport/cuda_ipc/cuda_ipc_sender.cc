@@ -106,8 +106,7 @@ absl::StatusOr<CudaIpcSender::Plan> CudaIpcSender::PlanFor(Gpu& gpu, const GpuPa
   const size_t worth_mapping = environment_.gpus->options().ipc_min_bytes;
   if (tensor.bytes() < worth_mapping) {
     plan.why_staged = absl::StrCat("its ", tensor.bytes(), " bytes are not of Ferry's arena, and ",
-                                   "fewer than --gpu-ipc-min-bytes, in programs "
-                                   "GpusOptions::ipc_min_bytes");
+                                   "fewer than --gpu-ipc-min-bytes");
     return plan;
   }
   absl::StatusOr<std::vector<cuda::ExportedPiece>> exported =

@@ -20,9 +20,7 @@ absl::Status WhyNot(const TransportEnvironment& environment, const NcclTransport
     return absl::FailedPreconditionError("this process uses no GPUs");
   }
   if (options.memory_bytes == 0) {
-    return absl::FailedPreconditionError(
-        "it is switched off (--nccl-memory-bytes=0, in programs "
-        "NcclTransportOptions::memory_bytes)");
+    return absl::FailedPreconditionError("it is switched off (--nccl-memory-bytes=0)");
   }
   if (job.library == nullptr) {
     return absl::FailedPreconditionError(job.why_no_library);

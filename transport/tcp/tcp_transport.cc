@@ -22,10 +22,9 @@ constexpr double kAssumedBytesPerSecond = 1e9;
 absl::StatusOr<std::unique_ptr<TcpTransport>> TcpTransport::Create(TransportEnvironment environment,
                                                                    TcpTransportOptions options) {
   if (options.connections < 1 || options.connections > 64) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        options.connections,
-        " connections of a pair; it must be from 1 to 64 (--tcp-connections, or in "
-        "programs TransportOptions::tcp.connections in TransferEngineOptions::transports)"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(options.connections,
+                     " connections of a pair; it must be from 1 to 64 (--tcp-connections)"));
   }
   FERRY_ASSIGN_OR_RETURN(std::unique_ptr<DataPlane> plane, DataPlane::Create(options.connections));
   return std::unique_ptr<TcpTransport>(new TcpTransport(std::move(environment), std::move(plane)));
