@@ -8,12 +8,15 @@
 #include <vector>
 
 #include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
 
 #include "coord/core/types.h"
 
 namespace ferry::coord {
 
 using Completion = absl::AnyInvocable<void() &&>;
+// Gets the result of a call that has no other.
+using StatusCallback = absl::AnyInvocable<void(absl::Status) &&>;
 
 // Not thread-safe: part of a Coordinator. Every pending call ends by exactly one Add.
 class Completions final {
@@ -25,6 +28,11 @@ class Completions final {
     Add([done = std::move(done), value = std::move(value)]() mutable {
       std::move(done)(std::move(value));
     });
+  }
+  // Answers a call that does not wait.
+  WaitId Answer(StatusCallback done, absl::Status status) {
+    Post(std::move(done), std::move(status));
+    return kNoWait;
   }
   std::vector<Completion> Take() { return std::exchange(ready_, {}); }
   bool empty() const { return ready_.empty(); }

@@ -1,33 +1,37 @@
 // SPDX-License-Identifier: Apache-2.0
-// Coordinator: the whole state of one job: membership, store, barriers, and their interaction.
+// Coordinator: one job at a time, with its tasks, store and barriers, as one object.
 #ifndef FERRY_COORD_CORE_COORDINATOR_H_
 #define FERRY_COORD_CORE_COORDINATOR_H_
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/container/btree_map.h"
-#include "absl/container/btree_set.h"
 #include "absl/functional/any_invocable.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
-#include "absl/types/span.h"
 
 #include "base/clock.h"
 #include "base/table_sizes.h"
 #include "coord/core/alive_rounds.h"
 #include "coord/core/barriers.h"
 #include "coord/core/completions.h"
+#include "coord/core/failure_detector.h"
 #include "coord/core/former_incarnations.h"
+#include "coord/core/job_failure.h"
+#include "coord/core/job_shutdown.h"
 #include "coord/core/jobs.h"
+#include "coord/core/join_failures.h"
 #include "coord/core/membership.h"
 #include "coord/core/options.h"
+#include "coord/core/register_barrier.h"
 #include "coord/core/store.h"
+#include "coord/core/task_admission.h"
 #include "coord/core/topology_exchange.h"
 #include "coord/core/types.h"
 
@@ -35,24 +39,6 @@ namespace ferry::coord {
 
 // The coordinator itself as a caller: its waits are internal, and not listed.
 inline constexpr TaskId kCoordinatorItself{-2};
-
-struct Registration {
-  TaskId task = kNoTask;
-  Incarnation incarnation;
-  // May die and come back without failing the job.
-  bool recoverable = false;
-  // Waits for all tasks even if the job has no register barrier.
-  bool waits_for_all = false;
-  // Stops waiting after this, without failing the others.
-  absl::Duration own_timeout = absl::InfiniteDuration();
-  // The number of heartbeats that the client sends per heartbeat timeout, from which the
-  // coordinator learns that timeout. 0: the client uses the coordinator's timeout.
-  int beats_per_timeout = 0;
-  TaskFacts facts;
-};
-
-// Notifies a task's own error service (TaskFacts::error_address) that the job has failed.
-using ErrorReport = std::function<void(const std::string& address, const absl::Status& error)>;
 
 // All tasks at one version of the table, as reported to watches.
 struct TaskTable {
@@ -64,10 +50,11 @@ struct TaskTable {
 // Usage: call a method, then run what TakeCompletions() returns, without a lock. A callback is
 // called exactly once. Methods that can wait return the wait's id, for Cancel; kNoWait if already
 // answered. Error codes and texts are those that JAX and TensorFlow clients check:
-// docs/protocols.md.
+// docs/protocols.md. Made of parts, one for each phase of a task or a job: TaskAdmission,
+// FailureDetector, JobFailure and JobShutdown.
 class Coordinator final {
  public:
-  using StatusCallback = absl::AnyInvocable<void(absl::Status) &&>;
+  using StatusCallback = coord::StatusCallback;
   // One table shared by all waiters.
   using TablePtr = std::shared_ptr<const TaskTable>;
   using TableCallback = absl::AnyInvocable<void(absl::StatusOr<TablePtr>) &&>;
@@ -87,9 +74,9 @@ class Coordinator final {
   const Jobs& jobs() const { return jobs_; }
   const Membership& membership() const { return membership_; }
   // Changes when a new job begins on the same coordinator.
-  Incarnation incarnation() const { return incarnation_; }
+  Incarnation incarnation() const { return job_.incarnation; }
   // The number of jobs that this coordinator has served, from 1.
-  int64_t epoch() const { return epoch_; }
+  int64_t epoch() const { return job_.epoch; }
 
   // --- Tasks ---
 
@@ -155,7 +142,7 @@ class Coordinator final {
   WaitId WatchJoining(TaskId caller, StatusCallback done);
   // The number of processes notified that the current job cannot start: tasks, and callers of
   // WatchJoining and FailJoining.
-  size_t told_of_joining_failure() const { return told_tasks_.size() + told_others_; }
+  size_t told_of_joining_failure() const { return join_failures_.told_count(); }
   // A barrier over all tasks that also collects each one's device info (opaque here).
   WaitId WaitForAllTasks(TaskId task, std::string device_info, DeviceInfosCallback done);
 
@@ -195,14 +182,14 @@ class Coordinator final {
   bool is_stopped() const { return is_stopped_; }
 
   // Called, as a completion, for each task that has registered an error address.
-  void SetErrorReport(ErrorReport report) { error_report_ = std::move(report); }
+  void SetErrorReport(ErrorReport report) { failure_.SetErrorReport(std::move(report)); }
 
   // The first error that was propagated to all tasks; sticky until a new job starts.
-  const absl::Status& job_error() const { return job_error_; }
+  const absl::Status& job_error() const { return failure_.error(); }
   // Why the job cannot start, if FailJoining has ended its registration; until a new job starts.
-  const absl::Status& joining_error() const { return joining_error_; }
-  bool everyone_has_registered() const { return barriers_.HasPassed(RegisterBarrierId()); }
-  static absl::string_view RegisterBarrierId();
+  const absl::Status& joining_error() const { return join_failures_.error(); }
+  bool everyone_has_registered() const { return register_barrier_.HasPassed(); }
+  static absl::string_view RegisterBarrierId() { return RegisterBarrier::Id(); }
   // True for the coordinator's own barriers, through which tasks join and leave.
   bool IsOwnBarrier(absl::string_view id) const;
 
@@ -216,7 +203,7 @@ class Coordinator final {
   // When it was created.
   absl::Time started() const { return started_; }
   // The tasks waiting at the register barrier.
-  std::vector<TaskId> JoiningTasks() const;
+  std::vector<TaskId> JoiningTasks() const { return register_barrier_.Tasks(); }
   // The facts that a task reported when it registered; for one waiting at the register barrier,
   // in that call.
   const TaskFacts& FactsOf(TaskId task) const;
@@ -227,102 +214,26 @@ class Coordinator final {
   TableSizes InnerTableSizes() const;
 
  private:
-  struct Poll {
-    WaitId wait;
-    absl::Time since;
-    StatusCallback done;
-  };
   struct Watch {
     TaskId caller = kNoTask;
     absl::Time since;
     TableCallback done;
   };
-  // A task waiting at the register barrier, with its new incarnation.
-  struct Joining {
-    Registration registration;
-    WaitId wait;
-    absl::Time since;
-    absl::Time deadline;
-  };
-
-  // A FailJoining call that waits for a task to register.
-  struct JoiningFailure {
-    absl::Status why;
-    absl::Time since;
-    absl::Time deadline;
-    StatusCallback done;
-  };
-
-  // A pending WatchJoining call.
-  struct JoiningWatch {
-    TaskId caller = kNoTask;
-    absl::Time since;
-    StatusCallback done;
-  };
 
   Coordinator(CoordinatorOptions options, const Clock& clock, Jobs jobs, uint64_t incarnation);
 
   absl::Time Now() const { return clock_.Now(); }
-  bool IsRecoverable(TaskId task) const;
   absl::Status CheckRunning() const;
   // Returns an error if stopped, or if the task is not in the cluster.
   absl::Status CheckTask(TaskId task) const;
-  WaitId Answer(StatusCallback done, absl::Status status);
-
-  // Makes the task a connected member in this incarnation.
-  void Connect(const Registration& registration);
-  WaitId JoinRegisterBarrier(Registration registration, StatusCallback done);
-  BarrierArrival RegisterArrival(TaskId task) const;
-  // Arrives at the register barrier for a task that does not wait itself, since others may.
-  void ArriveWithoutWaiting(TaskId task);
-  // Replaces a pending registration by a newer one.
-  void SupersedeJoining(TaskId task);
-  // Removes the task from joining_; the caller handles its wait at the barrier.
-  void StopJoining(TaskId task);
-  // Fails the tasks in joining_ and the watches with refusal_, or else with the first of
-  // joining_failures_, and answers all of the latter.
-  //   REQUIRES: there are such tasks, and a reason.
-  void FailPendingRegistrations();
-  void AnswerJoiningFailures(const absl::Status& status);
-  void ExpireJoiningFailures(absl::Time now);
-  // The error with which a task that registers now would fail at once because of a process that
-  // cannot join; else OK.
-  absl::Status PresentJoiningFailure() const;
-  // joining_error_, for a task that registers late.
-  absl::Status LateJoiningError() const;
-  void TellJoiningWatches(const absl::Status& error);
-  absl::Status Disconnect(TaskId task, const absl::Status& why);
-  // Puts `task` into the error state and fails its barriers, without propagating the error.
-  void SetTaskError(TaskId task, absl::Status error);
-  // `task` cannot be at barriers any more: those that need it fail, or wait for its return.
-  void LeaveBarriers(TaskId task, const absl::Status& why);
-  void SetAllTasksError(const absl::Status& error);
-  // Propagates an error of `sources` to the other tasks, by the method their client generation
-  // supports.
-  void Propagate(const absl::Status& error, absl::Span<const TaskId> sources);
-  void ExpireSilentTasks(absl::Time now);
-  void ExpireJoining(absl::Time now);
-  std::string ShutdownBarrierId() const;
-
+  WaitId Answer(StatusCallback done, absl::Status status) {
+    return completions_.Answer(std::move(done), std::move(status));
+  }
   TablePtr Table() const;
   // Handles the consequences of a change; the last step of every public change.
   void Settle();
-  void SettleRegisterBarrier();
-  void SettleShutdownBarrier();
-  // The time without activity of the tasks in error after which a failed job is over; see
-  // CoordinatorOptions::reuse.
-  absl::Duration EndOfFailedJob() const;
-  // True if no task is connected, and none in error is expected to call again.
-  bool IsOver() const;
   void BeginNewJobIfOver(const Registration& newcomer);
   void BeginNewJob(const absl::Status& why);
-  // A human-readable reason why a silent task is considered dead.
-  std::string WhyDead(TaskId task, absl::Time now) const;
-  // Describes the learned heartbeat interval of the task. Begins with "; " unless it is empty.
-  std::string PaceText(const Task& task) const;
-  // States that the task's heartbeats are too infrequent for this coordinator's heartbeat timeout,
-  // and what to do about it.
-  std::string TooSeldomText(const Task& task, absl::Duration interval) const;
 
   // Constant after construction.
   const CoordinatorOptions options_;
@@ -330,42 +241,30 @@ class Coordinator final {
   const absl::Time started_;
   const Jobs jobs_;
 
+  JobIdentity job_;
+  bool is_stopped_ = false;
   Completions completions_;
   WaitIds ids_;
+
+  // The parts, each of which uses only those above it.
   Membership membership_;
   FormerIncarnations former_incarnations_;
   Store store_;
   Barriers barriers_;
   AliveRounds alive_;
   TopologyExchange topology_;
+  RegisterBarrier register_barrier_;
+  JoinFailures join_failures_;
+  JobFailure failure_;
+  FailureDetector failure_detector_;
+  TaskAdmission admission_;
+  JobShutdown shutdown_;
 
-  Incarnation incarnation_;
-  int64_t epoch_ = 1;
-  bool is_stopped_ = false;
-  // Some client has polled: errors are delivered by polls, else by heartbeats.
-  bool has_poller_ = false;
-  absl::Status job_error_;
-  absl::btree_map<TaskId, Joining> joining_;
-  // The finite deadlines of tasks in joining_.
-  absl::btree_set<std::pair<absl::Time, TaskId>> joining_deadlines_;
-  absl::btree_map<WaitId, JoiningFailure> joining_failures_;
-  absl::btree_map<WaitId, JoiningWatch> joining_watches_;
-  // See RefuseJoining.
-  absl::Status refusal_;
-  // See told_of_joining_failure.
-  absl::btree_set<TaskId> told_tasks_;
-  size_t told_others_ = 0;
-  // See joining_error().
-  absl::Status joining_error_;
-  absl::btree_map<TaskId, Poll> polls_;
   absl::btree_map<WaitId, Watch> watches_;
   // Constant once its barrier has passed, so that answers can share it.
   std::shared_ptr<std::vector<std::string>> device_infos_;
-  // A task waits at the shutdown barrier.
-  bool is_shutting_down_ = false;
   // The table version that watches and rounds have processed.
   int64_t settled_version_ = 0;
-  ErrorReport error_report_;
 };
 
 }  // namespace ferry::coord

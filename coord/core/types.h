@@ -20,6 +20,14 @@ inline constexpr TaskId kNoTask{-1};
 // One incarnation of a process: a restarted task has another one.
 using Incarnation = StrongId<struct IncarnationTag, uint64_t>;
 
+// Tells the jobs that one coordinator serves in turn from one another.
+struct JobIdentity {
+  // The number of jobs so far, with this one.
+  int64_t epoch = 1;
+  // Random, and another for each job, so that late calls of an earlier one are detected.
+  Incarnation incarnation;
+};
+
 // A pending call, for Coordinator::Cancel.
 using WaitId = StrongId<struct WaitIdTag, uint64_t>;
 // The call is not pending: its callback is already queued.
