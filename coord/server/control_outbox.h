@@ -25,7 +25,7 @@ struct SharedBytes {
   std::vector<grpc::Slice> values;
 };
 
-// Not thread-safe: part of a ControlSession. Replies and events are encoded as they are added, so
+// Not thread-safe: part of a ControlDelivery. Replies and events are encoded as they are added, so
 // that building a frame only copies bytes; those added while a frame is being written share the
 // next one.
 class ControlOutbox final {

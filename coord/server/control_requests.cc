@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Executes the requests of ferry.v1.Control.
+#include "coord/server/control_requests.h"
+
 #include <algorithm>
 #include <optional>
 #include <string>
@@ -11,12 +13,15 @@
 #include "base/clock.h"
 #include "base/text.h"
 #include "coord/core/errors.h"
-#include "coord/server/control_session.h"
+#include "coord/server/control_status.h"
 #include "coord/wire/control_limits.h"
 #include "topology/topology_proto.h"
 
 namespace ferry::coord {
 namespace {
+
+// Limits how often pieces of a large frame count as signs of life.
+constexpr absl::Duration kAlivePeriod = absl::Milliseconds(200);
 
 absl::Status ReportedError(int code, absl::string_view message) {
   const bool is_code = code > 0 && code <= 16;
@@ -25,7 +30,39 @@ absl::Status ReportedError(int code, absl::string_view message) {
 
 }  // namespace
 
-void ControlSession::Execute(Coordinator& coordinator, v1::Request& request, Executed& out) {
+grpc::Slice SharedBlobs::SliceOf(const TopologyExchange::Result& topology) {
+  absl::MutexLock lock(&mu_);
+  if (topology != topology_) {
+    topology_ = topology;
+    auto* keep = new TopologyExchange::Result(topology);
+    slice_ = grpc::Slice(
+        const_cast<char*>(topology->bytes.data()), topology->bytes.size(),
+        [](void* held) { delete static_cast<TopologyExchange::Result*>(held); }, keep);
+  }
+  return slice_;
+}
+
+ControlRequests::ControlRequests(ControlShared& shared, std::shared_ptr<ControlDelivery> delivery,
+                                 const v1::Hello& hello, std::string observed_address)
+    : shared_(shared),
+      delivery_(std::move(delivery)),
+      node_(hello.node()),
+      task_(hello.has_node() ? TaskId(node_.node_id()) : kNoTask),
+      observed_address_(std::move(observed_address)),
+      store_requests_(delivery_, task_) {}
+
+void ControlRequests::NoteAlive() {
+  if (task_ == kNoTask) return;
+  const int64_t now = absl::ToUnixNanos(SteadyClock().CoarseNow());
+  if (now - last_alive_ < absl::ToInt64Nanoseconds(kAlivePeriod)) return;
+  last_alive_ = now;
+  if (last_heartbeat_ != 0) last_heartbeat_ = now;
+  shared_.edge.strand().Run([&](Coordinator& coordinator) {
+    coordinator.NoteAlive(task_, Incarnation(node_.incarnation()));
+  });
+}
+
+void ControlRequests::Execute(Coordinator& coordinator, v1::Request& request, RequestResults& out) {
   if (coordinator.is_stopped()) {
     out.replies.push_back(
         MakeReply(request.id(), absl::UnavailableError("the coordinator is stopping")));
@@ -44,62 +81,10 @@ void ControlSession::Execute(Coordinator& coordinator, v1::Request& request, Exe
     out.replies.push_back(MakeReply(request.id(), TooFarBehind(out.behind)));
     return;
   }
+  if (StoreRequests::Handles(request)) return store_requests_.Execute(coordinator, request, out);
   switch (request.op_case()) {
-    case v1::Request::kPut:
-    case v1::Request::kGet:
-    case v1::Request::kList:
-    case v1::Request::kDelete:
-    case v1::Request::kIncrement:
-    case v1::Request::kCompareAndSet:
-    case v1::Request::kWatch:
-      return ExecuteStore(coordinator, request, out);
-    case v1::Request::kCancel: {
-      const uint64_t target = request.cancel().request_id();
-      // The session's own poll has id 0.
-      if (target == 0) {
-        out.replies.push_back(
-            MakeReply(request.id(), absl::InvalidArgumentError("no request has the id 0")));
-        return;
-      }
-      WaitId wait = kNoWait;
-      std::optional<Store::Watch> watch;
-      {
-        // The executor's lock is held: the one place where mu_ comes second. No thread that holds
-        // mu_ ever waits for the executor.
-        absl::MutexLock lock(&mu_);
-        if (const auto parked = waits_.find(target); parked != waits_.end()) wait = parked->second;
-        if (const auto found = watches_.find(target); found != watches_.end()) {
-          watch = found->second;
-          watches_.erase(found);
-        }
-      }
-      for (const auto& [id, fresh] : out.waits) {
-        if (id == target) wait = fresh;
-      }
-      // Begun by an earlier request of the same frame, and not noted yet.
-      const auto fresh_watch =
-          std::find_if(out.watches.begin(), out.watches.end(),
-                       [target](const auto& entry) { return entry.first == target; });
-      if (fresh_watch != out.watches.end()) {
-        watch = fresh_watch->second;
-        out.watches.erase(fresh_watch);
-      }
-      const auto waits_to_join = std::find_if(
-          after_joining_.begin(), after_joining_.end(),
-          [target](const Enumeration& enumeration) { return enumeration.request_id == target; });
-      if (waits_to_join != after_joining_.end()) {
-        after_joining_.erase(waits_to_join);
-        out.replies.push_back(MakeReply(
-            target, CoordinationError(absl::CancelledError("the caller cancelled the wait"))));
-      }
-      if (watch.has_value()) {
-        coordinator.store().RemoveWatch(*watch);
-        out.replies.push_back(MakeReply(target, absl::CancelledError("the watch was cancelled")));
-      }
-      if (wait != kNoWait) coordinator.Cancel(wait);
-      out.replies.push_back(MakeReply(request.id(), absl::OkStatus()));
-      return;
-    }
+    case v1::Request::kCancel:
+      return Cancel(coordinator, request, out);
     case v1::Request::kGetJobStatus: {
       v1::Reply& reply = out.replies.emplace_back();
       reply.set_request_id(request.id());
@@ -122,32 +107,8 @@ void ControlSession::Execute(Coordinator& coordinator, v1::Request& request, Exe
       reply.set_has_blob(true);
       return;
     }
-    case v1::Request::kWatchTasks: {
-      if (!BeginTableWait(coordinator, request, out)) return;
-      const WaitId wait = coordinator.WatchTasks(
-          request.watch_tasks().version(), task_,
-          [self = shared_from_this(), id = request.id(),
-           since = request.watch_tasks().only_changed() ? request.watch_tasks().version() : -1](
-              absl::StatusOr<Coordinator::TablePtr> table) {
-            --self->table_waits_;
-            v1::Reply reply = MakeReply(id, table.status());
-            if (table.ok()) {
-              reply.set_version((*table)->version);
-              std::vector<const TaskInfo*> changed;
-              for (const TaskInfo& info : (*table)->tasks) {
-                if (info.version > since) changed.push_back(&info);
-              }
-              self->shared_.edge.strand().Run([&](Coordinator& coordinator) {
-                for (const TaskInfo* info : changed) {
-                  FillTaskInfo(coordinator, *info, *reply.add_tasks());
-                }
-              });
-            }
-            self->Tell(std::move(reply));
-          });
-      out.waits.emplace_back(request.id(), wait);
-      return;
-    }
+    case v1::Request::kWatchTasks:
+      return WatchTasks(coordinator, request, out);
     case v1::Request::kEndJob: {
       const auto& end = request.end_job();
       absl::Status status;
@@ -162,7 +123,7 @@ void ControlSession::Execute(Coordinator& coordinator, v1::Request& request, Exe
       const WaitId wait = coordinator.FailJoining(
           ReportedError(fail.code(), fail.message()), WaitTime(fail.timeout_ms()),
           [self = shared_from_this(), id = request.id()](const absl::Status& status) {
-            self->Tell(MakeReply(id, status));
+            self->delivery_->Send(MakeReply(id, status));
           });
       out.waits.emplace_back(request.id(), wait);
       return;
@@ -170,7 +131,7 @@ void ControlSession::Execute(Coordinator& coordinator, v1::Request& request, Exe
     case v1::Request::kWatchJoining: {
       const WaitId wait = coordinator.WatchJoining(
           task_, [self = shared_from_this(), id = request.id()](const absl::Status& status) {
-            self->Tell(MakeReply(id, status));
+            self->delivery_->Send(MakeReply(id, status));
           });
       out.waits.emplace_back(request.id(), wait);
       return;
@@ -190,8 +151,72 @@ void ControlSession::Execute(Coordinator& coordinator, v1::Request& request, Exe
   ExecuteTask(coordinator, request, out);
 }
 
-bool ControlSession::BeginTableWait(const Coordinator& coordinator, const v1::Request& request,
-                                    Executed& out) {
+void ControlRequests::Cancel(Coordinator& coordinator, const v1::Request& request,
+                             RequestResults& out) {
+  const uint64_t target = request.cancel().request_id();
+  // The session's own poll has id 0.
+  if (target == 0) {
+    out.replies.push_back(
+        MakeReply(request.id(), absl::InvalidArgumentError("no request has the id 0")));
+    return;
+  }
+  auto [wait, watch] = delivery_->Find(target);
+  for (const auto& [id, fresh] : out.waits) {
+    if (id == target) wait = fresh;
+  }
+  // Begun by an earlier request of the same frame, and not noted yet.
+  const auto fresh_watch =
+      std::find_if(out.watches.begin(), out.watches.end(),
+                   [target](const auto& entry) { return entry.first == target; });
+  if (fresh_watch != out.watches.end()) {
+    watch = fresh_watch->second;
+    out.watches.erase(fresh_watch);
+  }
+  const auto waits_to_join = std::find_if(
+      after_joining_.begin(), after_joining_.end(),
+      [target](const Enumeration& enumeration) { return enumeration.request_id == target; });
+  if (waits_to_join != after_joining_.end()) {
+    after_joining_.erase(waits_to_join);
+    out.replies.push_back(MakeReply(
+        target, CoordinationError(absl::CancelledError("the caller cancelled the wait"))));
+  }
+  if (watch.has_value()) {
+    coordinator.store().RemoveWatch(*watch);
+    out.replies.push_back(MakeReply(target, absl::CancelledError("the watch was cancelled")));
+  }
+  if (wait != kNoWait) coordinator.Cancel(wait);
+  out.replies.push_back(MakeReply(request.id(), absl::OkStatus()));
+}
+
+void ControlRequests::WatchTasks(Coordinator& coordinator, const v1::Request& request,
+                                 RequestResults& out) {
+  if (!BeginTableWait(coordinator, request, out)) return;
+  const WaitId wait = coordinator.WatchTasks(
+      request.watch_tasks().version(), task_,
+      [self = shared_from_this(), id = request.id(),
+       since = request.watch_tasks().only_changed() ? request.watch_tasks().version() : -1](
+          absl::StatusOr<Coordinator::TablePtr> table) {
+        --self->table_waits_;
+        v1::Reply reply = MakeReply(id, table.status());
+        if (table.ok()) {
+          reply.set_version((*table)->version);
+          std::vector<const TaskInfo*> changed;
+          for (const TaskInfo& info : (*table)->tasks) {
+            if (info.version > since) changed.push_back(&info);
+          }
+          self->shared_.edge.strand().Run([&](Coordinator& coordinator) {
+            for (const TaskInfo* info : changed) {
+              FillTaskInfo(coordinator, *info, *reply.add_tasks());
+            }
+          });
+        }
+        self->delivery_->Send(std::move(reply));
+      });
+  out.waits.emplace_back(request.id(), wait);
+}
+
+bool ControlRequests::BeginTableWait(const Coordinator& coordinator, const v1::Request& request,
+                                     RequestResults& out) {
   constexpr size_t kTaskBytes = 64;
   if (table_waits_ >= kMaxTableWaits) {
     out.replies.push_back(
@@ -206,36 +231,37 @@ bool ControlSession::BeginTableWait(const Coordinator& coordinator, const v1::Re
   return true;
 }
 
-void ControlSession::PollForErrors(Coordinator& coordinator) {
+void ControlRequests::PollForErrors(Coordinator& coordinator) {
   const WaitId wait =
-      coordinator.PollForError(task_, [self = weak_from_this()](absl::Status error) {
-        const auto session = self.lock();
-        if (session == nullptr || absl::IsCancelled(error)) return;
+      coordinator.PollForError(task_, [weak = delivery_->weak_from_this()](absl::Status error) {
+        const auto delivery = weak.lock();
+        if (delivery == nullptr || absl::IsCancelled(error)) return;
         v1::Event event;
         event.set_kind(v1::Event::JOB_ERROR);
         event.set_code(static_cast<int>(error.code()));
         event.set_message(std::string(error.message()));
-        session->Tell(std::move(event));
+        delivery->Send(std::move(event));
       });
   // Kept like a request, under an id that no request has.
-  NoteParked(coordinator, /*request_id=*/0, wait);
+  delivery_->Defer(coordinator, /*request_id=*/0, wait);
 }
 
-void ControlSession::Enumerate(Coordinator& coordinator, Enumeration enumeration) {
+void ControlRequests::Enumerate(Coordinator& coordinator, Enumeration enumeration) {
   const WaitId wait = coordinator.EnumerateDevices(
       task_, std::move(enumeration.local), enumeration.timeout,
       [self = shared_from_this(),
        id = enumeration.request_id](absl::StatusOr<TopologyExchange::Result> result) {
         v1::Reply reply = MakeReply(id, result.status());
-        if (!result.ok()) return self->Tell(std::move(reply));
+        if (!result.ok()) return self->delivery_->Send(std::move(reply));
         reply.set_has_blob(true);
         const SharedBytes shared{.blob = self->shared_.blobs.SliceOf(*result), .values = {}};
-        self->Tell(std::move(reply), &shared);
+        self->delivery_->Send(std::move(reply), &shared);
       });
-  NoteParked(coordinator, enumeration.request_id, wait);
+  delivery_->Defer(coordinator, enumeration.request_id, wait);
 }
 
-void ControlSession::Register(Coordinator& coordinator, const v1::Request& request, Executed& out) {
+void ControlRequests::Register(Coordinator& coordinator, const v1::Request& request,
+                               RequestResults& out) {
   Registration registration{.task = task_,
                             .incarnation = Incarnation(node_.incarnation()),
                             .recoverable = node_.recoverable()};
@@ -252,7 +278,7 @@ void ControlSession::Register(Coordinator& coordinator, const v1::Request& reque
   is_joining_ = true;
   const WaitId wait = coordinator.RegisterTask(
       std::move(registration), [self = shared_from_this(), id = request.id()](absl::Status status) {
-        self->Tell(MakeReply(id, status));
+        self->delivery_->Send(MakeReply(id, status));
         std::vector<Enumeration> refused;
         self->shared_.edge.strand().Run([&](Coordinator& coordinator) {
           self->is_joining_ = false;
@@ -278,18 +304,67 @@ void ControlSession::Register(Coordinator& coordinator, const v1::Request& reque
           }
         });
         for (const Enumeration& enumeration : refused) {
-          self->Tell(MakeReply(enumeration.request_id, status));
+          self->delivery_->Send(MakeReply(enumeration.request_id, status));
         }
       });
   shared_.edge.NoteEpoch(coordinator.epoch());
   out.waits.emplace_back(request.id(), wait);
 }
 
-void ControlSession::ExecuteTask(Coordinator& coordinator, v1::Request& request, Executed& out) {
+void ControlRequests::Barrier(Coordinator& coordinator, const v1::Request& request,
+                              RequestResults& out) {
+  const uint64_t id = request.id();
+  const auto& barrier = request.barrier();
+  BarrierArrival arrival{.id = barrier.id(),
+                         .counter = barrier.counter(),
+                         .timeout = WaitTime(barrier.timeout_ms()),
+                         .caller = task_};
+  for (const int32_t node : barrier.nodes()) arrival.tasks.push_back(TaskId(node));
+  if (coordinator.IsOwnBarrier(arrival.id)) {
+    out.replies.push_back(MakeReply(
+        id, absl::InvalidArgumentError(absl::StrCat(
+                "barrier ", Quoted(arrival.id), " is the coordinator's own; take another name"))));
+    return;
+  }
+  const WaitId wait = coordinator.Barrier(
+      std::move(arrival), [self = shared_from_this(), id](const BarrierResult& result) {
+        v1::Reply reply = MakeReply(id, result.status);
+        reply.set_counter(result.counter);
+        self->delivery_->Send(std::move(reply));
+      });
+  out.waits.emplace_back(id, wait);
+}
+
+void ControlRequests::GetAlive(Coordinator& coordinator, const v1::Request& request,
+                               RequestResults& out) {
+  const uint64_t id = request.id();
+  if (!BeginTableWait(coordinator, request, out)) return;
+  std::vector<TaskId> tasks;
+  for (const int32_t node : request.get_alive().nodes()) tasks.push_back(TaskId(node));
+  const WaitId wait = coordinator.GetAliveTasks(
+      task_, std::move(tasks),
+      [self = shared_from_this(), id](absl::StatusOr<std::vector<TaskInfo>> alive) {
+        --self->table_waits_;
+        v1::Reply reply = MakeReply(id, alive.status());
+        if (alive.ok()) {
+          for (const TaskInfo& info : *alive) {
+            v1::TaskInfo& out = *reply.add_tasks();
+            out.set_node_id(info.task.value());
+            out.set_state(v1::TASK_STATE_CONNECTED);
+            out.set_incarnation(info.incarnation.value());
+          }
+        }
+        self->delivery_->Send(std::move(reply));
+      });
+  out.waits.emplace_back(id, wait);
+}
+
+void ControlRequests::ExecuteTask(Coordinator& coordinator, v1::Request& request,
+                                  RequestResults& out) {
   const uint64_t id = request.id();
   const auto reply_with = [self = shared_from_this(), id](absl::Status status) {
-    if (status.ok()) self->NoteLeft();
-    self->Tell(MakeReply(id, status));
+    if (status.ok()) self->has_left_ = true;
+    self->delivery_->Send(MakeReply(id, status));
   };
   switch (request.op_case()) {
     case v1::Request::kRegister:
@@ -301,28 +376,8 @@ void ControlSession::ExecuteTask(Coordinator& coordinator, v1::Request& request,
       out.replies.push_back(MakeReply(id, status));
       return;
     }
-    case v1::Request::kBarrier: {
-      const auto& barrier = request.barrier();
-      BarrierArrival arrival{.id = barrier.id(),
-                             .counter = barrier.counter(),
-                             .timeout = WaitTime(barrier.timeout_ms()),
-                             .caller = task_};
-      for (const int32_t node : barrier.nodes()) arrival.tasks.push_back(TaskId(node));
-      if (coordinator.IsOwnBarrier(arrival.id)) {
-        out.replies.push_back(MakeReply(id, absl::InvalidArgumentError(absl::StrCat(
-                                                "barrier ", Quoted(arrival.id),
-                                                " is the coordinator's own; take another name"))));
-        return;
-      }
-      const WaitId wait = coordinator.Barrier(
-          std::move(arrival), [self = shared_from_this(), id](const BarrierResult& result) {
-            v1::Reply reply = MakeReply(id, result.status);
-            reply.set_counter(result.counter);
-            self->Tell(std::move(reply));
-          });
-      out.waits.emplace_back(id, wait);
-      return;
-    }
+    case v1::Request::kBarrier:
+      return Barrier(coordinator, request, out);
     case v1::Request::kCancelBarrier: {
       const auto& cancel = request.cancel_barrier();
       if (coordinator.IsOwnBarrier(cancel.id())) {
@@ -336,28 +391,8 @@ void ControlSession::ExecuteTask(Coordinator& coordinator, v1::Request& request,
           MakeReply(id, coordinator.CancelBarrier(cancel.id(), cancel.counter())));
       return;
     }
-    case v1::Request::kGetAlive: {
-      if (!BeginTableWait(coordinator, request, out)) return;
-      std::vector<TaskId> tasks;
-      for (const int32_t node : request.get_alive().nodes()) tasks.push_back(TaskId(node));
-      const WaitId wait = coordinator.GetAliveTasks(
-          task_, std::move(tasks),
-          [self = shared_from_this(), id](absl::StatusOr<std::vector<TaskInfo>> alive) {
-            --self->table_waits_;
-            v1::Reply reply = MakeReply(id, alive.status());
-            if (alive.ok()) {
-              for (const TaskInfo& info : *alive) {
-                v1::TaskInfo& out = *reply.add_tasks();
-                out.set_node_id(info.task.value());
-                out.set_state(v1::TASK_STATE_CONNECTED);
-                out.set_incarnation(info.incarnation.value());
-              }
-            }
-            self->Tell(std::move(reply));
-          });
-      out.waits.emplace_back(id, wait);
-      return;
-    }
+    case v1::Request::kGetAlive:
+      return GetAlive(coordinator, request, out);
     case v1::Request::kEnumerate: {
       absl::StatusOr<LocalTopology> local =
           ParseLocalTopology(request.enumerate().local_topology());
@@ -389,7 +424,7 @@ void ControlSession::ExecuteTask(Coordinator& coordinator, v1::Request& request,
     }
     case v1::Request::kLeave: {
       const absl::Status status = coordinator.LeaveTask(task_, Incarnation(node_.incarnation()));
-      if (status.ok()) NoteLeft();
+      if (status.ok()) has_left_ = true;
       out.replies.push_back(MakeReply(id, status));
       return;
     }

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Converts the status of the job to messages.
+#include "coord/server/control_status.h"
+
 #include <algorithm>
+#include <string>
 #include <vector>
 
 #include "base/ranges.h"
-#include "coord/server/control_session.h"
 
 namespace ferry::coord {
 namespace {

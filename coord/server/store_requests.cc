@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The store requests of ferry.v1.Control.
+#include "coord/server/store_requests.h"
+
 #include <algorithm>
 #include <optional>
 #include <string>
@@ -8,7 +10,6 @@
 
 #include "absl/strings/str_cat.h"
 
-#include "coord/server/control_session.h"
 #include "coord/wire/control_limits.h"
 
 namespace ferry::coord {
@@ -61,7 +62,22 @@ size_t FillEntries(const std::vector<StoreEntry>& entries, bool with_values, v1:
 
 }  // namespace
 
-void ControlSession::ExecuteStore(Coordinator& coordinator, v1::Request& request, Executed& out) {
+bool StoreRequests::Handles(const v1::Request& request) {
+  switch (request.op_case()) {
+    case v1::Request::kPut:
+    case v1::Request::kGet:
+    case v1::Request::kList:
+    case v1::Request::kDelete:
+    case v1::Request::kIncrement:
+    case v1::Request::kCompareAndSet:
+    case v1::Request::kWatch:
+      return true;
+    default:
+      return false;
+  }
+}
+
+void StoreRequests::Execute(Coordinator& coordinator, v1::Request& request, RequestResults& out) {
   Store& store = coordinator.store();
   const uint64_t id = request.id();
   v1::Reply reply;
@@ -94,17 +110,17 @@ void ControlSession::ExecuteStore(Coordinator& coordinator, v1::Request& request
       const bool waits = timeout > absl::ZeroDuration();
       const WaitId wait = coordinator.GetKeys(
           std::move(keys), task_, timeout,
-          [self = shared_from_this(), id, waits](absl::StatusOr<std::vector<StoreEntry>> found) {
+          [delivery = delivery_, id, waits](absl::StatusOr<std::vector<StoreEntry>> found) {
             if (!waits && absl::IsDeadlineExceeded(found.status())) {
               found = absl::NotFoundError(found.status().message());
             }
             // For the case that thousands of calls waited for the same key.
-            const size_t behind = self->Behind();
+            const size_t behind = delivery->behind();
             if (found.ok() && behind > kMostBehindForValues) found = TooFarBehind(behind);
             v1::Reply reply = MakeReply(id, found.status());
             SharedBytes shared;
             if (found.ok()) FillEntries(*found, /*with_values=*/true, reply, shared);
-            self->Tell(std::move(reply), shared.values.empty() ? nullptr : &shared);
+            delivery->Send(std::move(reply), shared.values.empty() ? nullptr : &shared);
           });
       out.waits.emplace_back(id, wait);
       return;
@@ -150,7 +166,7 @@ void ControlSession::ExecuteStore(Coordinator& coordinator, v1::Request& request
     }
     case v1::Request::kWatch: {
       const auto& watch = request.watch();
-      if (CountWatches() + out.watches.size() >= kMaxWatches) {
+      if (delivery_->watch_count() + out.watches.size() >= kMaxWatches) {
         reply = MakeReply(id, absl::ResourceExhaustedError(absl::StrCat(
                                   "this client has ", kMaxWatches,
                                   " watches, the most that it may have: watch shorter prefixes")));
@@ -159,16 +175,16 @@ void ControlSession::ExecuteStore(Coordinator& coordinator, v1::Request& request
       if (watch.with_existing()) out.behind += store.ListBytes(watch.prefix());
       out.watches.emplace_back(
           id, store.AddWatch(watch.prefix(), watch.with_existing(),
-                             [self = weak_from_this(), id](const StoreEvent& change) {
-                               const auto session = self.lock();
-                               if (session == nullptr || session->IsOver()) return;
+                             [weak = delivery_->weak_from_this(), id](const StoreEvent& change) {
+                               const auto delivery = weak.lock();
+                               if (delivery == nullptr || delivery->is_over()) return;
                                v1::Event event;
                                event.set_kind(change.deleted ? v1::Event::KEY_DELETED
                                                              : v1::Event::KEY_SET);
                                event.set_request_id(id);
                                const grpc::Slice value =
                                    FillEntry(change.entry, !change.deleted, *event.mutable_entry());
-                               session->Tell(std::move(event), value);
+                               delivery->Send(std::move(event), value);
                              }));
       // Answered when it is cancelled; until then it sends events.
       return;

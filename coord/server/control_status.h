@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// Converts the status of the job to messages of ferry.v1.Control.
+#ifndef FERRY_COORD_SERVER_CONTROL_STATUS_H_
+#define FERRY_COORD_SERVER_CONTROL_STATUS_H_
+
+#include <cstdint>
+
+#include "absl/time/time.h"
+
+#include "coord/core/coordinator.h"
+#include "coord/core/types.h"
+#include "proto/ferry_control.pb.h"
+
+namespace ferry::coord {
+
+// Sets `status` to the data of `ferry status`. With the executor's lock held, as FillTaskInfo.
+void FillJobStatus(const Coordinator& coordinator, int64_t dropped_waits, absl::Time now,
+                   v1::JobStatus& status);
+void FillTaskInfo(const Coordinator& coordinator, const TaskInfo& info, v1::TaskInfo& out);
+
+}  // namespace ferry::coord
+
+#endif  // FERRY_COORD_SERVER_CONTROL_STATUS_H_

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// StoreRequests: executes the requests of ferry.v1.Control for the key-value store.
+#ifndef FERRY_COORD_SERVER_STORE_REQUESTS_H_
+#define FERRY_COORD_SERVER_STORE_REQUESTS_H_
+
+#include <memory>
+#include <utility>
+
+#include "coord/core/coordinator.h"
+#include "coord/core/types.h"
+#include "coord/server/control_delivery.h"
+#include "proto/ferry_control.pb.h"
+
+namespace ferry::coord {
+
+// Part of a ControlRequests; used with the executor's lock held. Large values are shared with the
+// store rather than copied into answers.
+class StoreRequests final {
+ public:
+  StoreRequests(std::shared_ptr<ControlDelivery> delivery, TaskId task)
+      : delivery_(std::move(delivery)), task_(task) {}
+
+  // True if `request` is for the store.
+  static bool Handles(const v1::Request& request);
+  // REQUIRES: Handles(request).
+  void Execute(Coordinator& coordinator, v1::Request& request, RequestResults& out);
+
+ private:
+  // Constant after construction.
+  const std::shared_ptr<ControlDelivery> delivery_;
+  const TaskId task_;
+};
+
+}  // namespace ferry::coord
+
+#endif  // FERRY_COORD_SERVER_STORE_REQUESTS_H_
