@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shared by the parts of the agent: its state, sending requests and reading replies.
+// Agent::Impl: an agent's part in the job, its requests under way, and the state of its barriers.
 #ifndef FERRY_COORD_CLIENT_AGENT_IMPL_H_
 #define FERRY_COORD_CLIENT_AGENT_IMPL_H_
 
@@ -50,6 +50,8 @@ inline int64_t Milliseconds(absl::Duration timeout) {
   return std::max<int64_t>(1, absl::ToInt64Milliseconds(std::min(timeout, kLongestWait)));
 }
 
+// Thread-safe. Joins the job and leaves it, and sends the requests of Agent's methods, which only
+// write the requests and read the replies.
 class Agent::Impl final {
  public:
   explicit Impl(AgentOptions options) : options_(std::move(options)) {}

@@ -1,15 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
-// The agent's store calls: each sends a request and reads its reply.
+// The agent's calls: each sends a request and reads its reply.
+#include "coord/client/agent.h"
+
 #include <algorithm>
 #include <utility>
 
 #include "absl/strings/numbers.h"
+#include "absl/synchronization/notification.h"
 
 #include "base/status_macros.h"
 #include "coord/client/agent_impl.h"
+#include "coord/client/agent_status.h"
+#include "topology/topology_proto.h"
 
 namespace ferry::coord {
 namespace {
+
+v1::Request BarrierRequest(const std::string& name, int64_t counter, absl::Duration timeout,
+                           const std::vector<int>& nodes) {
+  v1::Request request;
+  v1::Barrier& barrier = *request.mutable_barrier();
+  barrier.set_id(name);
+  barrier.set_timeout_ms(Milliseconds(timeout));
+  barrier.set_counter(counter);
+  for (const int node : nodes) barrier.add_nodes(node);
+  return request;
+}
 
 // "key \"a\"" or "3 keys, first \"a\"", for messages of the agent itself.
 std::string DescribeKeys(const std::vector<std::string>& keys) {
@@ -89,6 +105,165 @@ constexpr char kAnIncrement[] = "an increment to be confirmed";
 constexpr char kACompareAndSet[] = "a compare-and-set to be confirmed";
 
 }  // namespace
+
+Agent::Agent(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Agent::~Agent() = default;
+
+absl::StatusOr<std::unique_ptr<Agent>> Agent::Connect(AgentOptions options) {
+  const std::shared_ptr<CancellationToken> stop = options.connect_stop;
+  const auto on_refused = options.recoverable ? nullptr : options.on_refused;
+  auto agent = std::unique_ptr<Agent>(new Agent(std::make_unique<Impl>(std::move(options))));
+  FERRY_RETURN_IF_ERROR(agent->impl_->Open());
+  absl::Notification has_given_up;
+  const CancellationToken::CallbackId callback =
+      stop->Register([&has_given_up, &stop, impl = agent->impl_.get()] {
+        impl->GiveUp(stop->status());
+        has_given_up.Notify();
+      });
+  if (callback == CancellationToken::kNoCallback) return stop->status();
+  const absl::Status status = agent->impl_->Join();
+  if (!stop->Deregister(callback)) {
+    // The agent stays until the coordinator has been notified, which takes seconds at most.
+    has_given_up.WaitForNotification();
+    return stop->status();
+  }
+  if (status.ok()) return agent;
+  if (agent->impl_->is_refused() && on_refused) {
+    // Destroyed now, so that it does not hold another process's node id meanwhile.
+    agent = nullptr;
+    on_refused(status);
+  }
+  return status;
+}
+
+int Agent::num_nodes() const { return impl_->welcome().num_nodes(); }
+const std::string& Agent::observed_address() const { return impl_->welcome().observed_address(); }
+uint64_t Agent::incarnation() const { return impl_->incarnation(); }
+
+absl::Status Agent::Barrier(absl::string_view id, absl::Duration timeout, std::vector<int> nodes) {
+  const std::string name(id);
+  FERRY_ASSIGN_OR_RETURN(const int64_t counter, impl_->BeginBarrier(name));
+  const auto answer = impl_->Begin(BarrierRequest(name, counter, timeout, nodes), timeout,
+                                   absl::StrCat("barrier ", Quoted(name)));
+  absl::StatusOr<v1::Reply> reply = answer->WaitForAny();
+  impl_->EndBarrier(name, reply);
+  return Checked(std::move(reply)).status();
+}
+
+void Agent::BarrierAsync(absl::string_view id, absl::Duration timeout, std::vector<int> nodes,
+                         StatusCallback done) {
+  const std::string name(id);
+  const absl::StatusOr<int64_t> counter = impl_->BeginBarrier(name);
+  if (!counter.ok())
+    return impl_->link().Defer([done = std::move(done), why = counter.status()]() mutable {
+      std::move(done)(std::move(why));
+    });
+  impl_->link().CallAsync(
+      BarrierRequest(name, *counter, timeout, nodes), std::min(timeout, kLongestWait),
+      absl::StrCat("barrier ", Quoted(name)),
+      [impl = impl_.get(), name, done = std::move(done)](absl::StatusOr<v1::Reply> reply) mutable {
+        impl->EndBarrier(name, reply);
+        std::move(done)(Checked(std::move(reply)).status());
+      });
+}
+
+absl::Status Agent::CancelBarrier(absl::string_view id) {
+  FERRY_ASSIGN_OR_RETURN(const int64_t counter, impl_->WaitingUse(std::string(id)));
+  v1::Request request;
+  request.mutable_cancel_barrier()->set_id(std::string(id));
+  request.mutable_cancel_barrier()->set_counter(counter);
+  return impl_->AskQuickly(std::move(request), "a cancellation to be confirmed").status();
+}
+
+absl::StatusOr<std::vector<std::pair<int, uint64_t>>> Agent::AliveNodes(std::vector<int> nodes,
+                                                                        absl::Duration timeout) {
+  v1::Request request;
+  for (const int node : nodes) request.mutable_get_alive()->add_nodes(node);
+  FERRY_ASSIGN_OR_RETURN(const v1::Reply reply,
+                         impl_->Ask(std::move(request), timeout, "the nodes that are alive to ask",
+                                    /*keeps_time=*/true));
+  std::vector<std::pair<int, uint64_t>> alive;
+  for (const v1::TaskInfo& task : reply.tasks()) {
+    alive.emplace_back(task.node_id(), task.incarnation());
+  }
+  return alive;
+}
+
+absl::StatusOr<GlobalTopology> Agent::Enumerate(const LocalTopology& local,
+                                                absl::Duration timeout) {
+  v1::Request request;
+  request.mutable_enumerate()->set_local_topology(SerializeTopology(local));
+  request.mutable_enumerate()->set_timeout_ms(Milliseconds(timeout));
+  FERRY_ASSIGN_OR_RETURN(const v1::Reply reply,
+                         impl_->Ask(std::move(request), timeout, "the devices of all nodes"));
+  return ParseGlobalTopology(reply.message());
+}
+
+absl::StatusOr<GlobalTopology> Agent::Topology() {
+  if (impl_->topology() != nullptr) return *impl_->topology();
+  v1::Request request;
+  request.mutable_get_topology();
+  FERRY_ASSIGN_OR_RETURN(const v1::Reply reply,
+                         impl_->AskQuickly(std::move(request), "the topology"));
+  return ParseGlobalTopology(reply.message());
+}
+
+absl::StatusOr<JobStatus> Agent::Status() {
+  v1::Request request;
+  request.mutable_get_job_status();
+  FERRY_ASSIGN_OR_RETURN(const v1::Reply reply,
+                         impl_->AskQuickly(std::move(request), "the job's status"));
+  return ReadJobStatus(reply.job_status());
+}
+
+void Agent::WatchTasksAsync(int64_t version, Callback<NodeTable> done) {
+  v1::Request request;
+  request.mutable_watch_tasks()->set_version(version);
+  request.mutable_watch_tasks()->set_only_changed(true);
+  impl_->link().CallAsync(std::move(request), kLongestWait, "a change of the job's nodes",
+                          [done = std::move(done)](absl::StatusOr<v1::Reply> reply) mutable {
+                            reply = Checked(std::move(reply));
+                            if (!reply.ok()) return std::move(done)(reply.status());
+                            NodeTable table;
+                            table.version = reply->version();
+                            for (const v1::TaskInfo& task : reply->tasks()) {
+                              table.tasks.push_back(ReadTaskStatus(task));
+                            }
+                            std::move(done)(std::move(table));
+                          });
+}
+
+void Agent::WatchJoiningAsync(StatusCallback done) {
+  v1::Request request;
+  request.mutable_watch_joining();
+  impl_->link().CallAsync(std::move(request), kLongestWait, "a node that cannot join",
+                          [done = std::move(done)](absl::StatusOr<v1::Reply> reply) mutable {
+                            std::move(done)(Checked(std::move(reply)).status());
+                          });
+}
+
+void Agent::SetProgress(uint64_t progress) { impl_->link().SetProgress(progress); }
+
+absl::Status Agent::ReportError(const absl::Status& error) { return impl_->Report(error); }
+
+absl::Status Agent::Shutdown() {
+  v1::Request request;
+  request.mutable_shutdown();
+  absl::Status status =
+      impl_->Ask(std::move(request), kLongestWait, "all nodes to shut down").status();
+  if (status.ok()) impl_->link().StopHeartbeats();
+  return status;
+}
+
+absl::Status Agent::Leave() { return impl_->Part(); }
+
+absl::Status Agent::EndJob(absl::string_view why, bool force, absl::string_view proof) {
+  v1::Request request;
+  request.mutable_end_job()->set_reason(std::string(why));
+  request.mutable_end_job()->set_force(force);
+  request.mutable_end_job()->set_proof(std::string(proof));
+  return impl_->AskQuickly(std::move(request), "the job to be ended").status();
+}
 
 absl::StatusOr<std::string> Agent::Get(absl::string_view key, absl::Duration timeout) {
   FERRY_ASSIGN_OR_RETURN(std::vector<std::string> values, GetAll({std::string(key)}, timeout));
