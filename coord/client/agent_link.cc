@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Streams, and resending.
+// Calls, frames, streams, and the thread "ferry-agent".
 #include "coord/client/agent_link.h"
 
 #include <algorithm>
@@ -16,17 +16,12 @@
 namespace ferry::coord {
 namespace {
 
-constexpr absl::Duration kFirstBackoff = absl::Milliseconds(20);
-constexpr absl::Duration kLongestBackoff = absl::Seconds(2);
 // The coordinator enforces the deadline and knows the missing nodes; only if it is gone does the
 // agent answer instead, later by this margin: as long as the wait itself, within these bounds.
 constexpr absl::Duration kLeastAnswerMargin = absl::Seconds(2);
 constexpr absl::Duration kMostAnswerMargin = absl::Seconds(5);
-// Received bytes that no other traffic has acknowledged are acknowledged by a frame of its own.
-constexpr size_t kAckBytes = size_t{1} << 20;
-constexpr size_t kRequestsPerFrame = 256;
-// The overhead of a request: its id, tag and length; the same for the acknowledgement.
-constexpr size_t kRequestHeadBytes = 32;
+// A coordinator that is well may be silent for less.
+constexpr absl::Duration kTellingSilence = absl::Milliseconds(100);
 
 // Errors after which it must not reconnect: the coordinator has decided.
 bool IsFinal(const absl::Status& status) {
@@ -64,11 +59,10 @@ bool HasEffect(const v1::Request& request) {
 AgentLink::AgentLink(AgentLinkOptions options, std::shared_ptr<SocketLoop> loop)
     : options_(std::move(options)),
       loop_(std::move(loop)),
-      started_(SteadyClock().Now()),
-      last_contact_(started_),
-      next_attempt_(started_),
-      backoff_(kFirstBackoff),
-      random_(static_cast<uint32_t>(absl::ToUnixNanos(started_))),
+      reconnect_({.coordinator = options_.coordinator,
+                  .connect_timeout = options_.connect_timeout,
+                  .reconnect_timeout = options_.reconnect_timeout},
+                 SteadyClock().Now()),
       opening_(RandomId()),
       thread_("ferry-agent", [this] { Keep(); }) {}
 
@@ -100,9 +94,9 @@ absl::StatusOr<v1::Welcome> AgentLink::WaitUntilAttached() {
       absl::MutexLock lock(&mu_);
       if (welcome_.has_value()) return *welcome_;
       if (!lost_.ok()) return lost_;
-      deadline = started_ + options_.connect_timeout;
+      deadline = reconnect_.connect_deadline();
       const absl::Time now = SteadyClock().Now();
-      if (now >= deadline) return absl::DeadlineExceededError(OutOfReachLocked(now));
+      if (now >= deadline) return absl::DeadlineExceededError(reconnect_.OutOfReachText(now));
     }
     changed_.WaitUntil(turn, deadline);
   }
@@ -123,33 +117,25 @@ void AgentLink::GiveUp(const absl::Status& why) {
 
 void AgentLink::StartJoining() {
   absl::MutexLock lock(&mu_);
-  is_joining_ = true;
+  reconnect_.SetJoining(true);
   changed_.Wake();
 }
 
 void AgentLink::StopJoining() {
   absl::MutexLock lock(&mu_);
-  is_joining_ = false;
+  reconnect_.SetJoining(false);
 }
 
 void AgentLink::NoteJobError(const absl::Status& error) {
   absl::MutexLock lock(&mu_);
-  if (job_error_.ok()) job_error_ = error;
+  reconnect_.NoteJobError(error);
   changed_.Wake();
 }
 
-std::string AgentLink::OutOfReachLocked(absl::Time now) const {
-  return absl::StrCat("the coordinator at ", options_.coordinator, " has been out of reach for ",
-                      ShortDuration(now - last_contact_), " (",
-                      last_failure_.ok() ? "no answer from there yet" : last_failure_.message(),
-                      "); is it running, and is the address right?");
-}
-
 uint64_t AgentLink::SendLocked(v1::Request request) {
-  request.set_id(++last_request_id_);
-  outgoing_.push_back(std::move(request));
+  const uint64_t id = outbox_.Add(std::move(request));
   WriteLocked();
-  return last_request_id_;
+  return id;
 }
 
 uint64_t AgentLink::Call(v1::Request request, absl::Duration timeout, std::string what,
@@ -170,7 +156,7 @@ uint64_t AgentLink::Call(v1::Request request, absl::Duration timeout, std::strin
                                     ? absl::ZeroDuration()
                                     : std::clamp(timeout, kLeastAnswerMargin, kMostAnswerMargin);
   const absl::Time deadline = now + timeout + margin;
-  const uint64_t id = last_request_id_ + 1;
+  const uint64_t id = outbox_.next_id();
   pending_.emplace(id,
                    Pending{now, deadline, std::move(what), HasEffect(request), std::move(done)});
   deadlines_.emplace(deadline, id);
@@ -193,7 +179,7 @@ absl::Status AgentLink::CheckSizeLocked(const v1::Request& request) const {
     return absl::ResourceExhaustedError(
         absl::StrCat("a request has ", keys, " keys; ", kMaxKeys, " are allowed"));
   }
-  const size_t bytes = request.ByteSizeLong() + 2 * kRequestHeadBytes;
+  const size_t bytes = request.ByteSizeLong() + 2 * AgentOutbox::kRequestHeadBytes;
   if (bytes <= MaxFrameBytesLocked()) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrCat(
       "a request of ", bytes, " bytes is more than the coordinator at ", options_.coordinator,
@@ -209,7 +195,7 @@ void AgentLink::Defer(absl::AnyInvocable<void() &&> callback) {
 uint64_t AgentLink::Subscribe(v1::Request request, EventCallback on_event) {
   loop_->WantThread();
   absl::MutexLock lock(&mu_);
-  subscriptions_.emplace(last_request_id_ + 1,
+  subscriptions_.emplace(outbox_.next_id(),
                          std::make_shared<const EventCallback>(std::move(on_event)));
   return SendLocked(std::move(request));
 }
@@ -242,22 +228,8 @@ void AgentLink::SetProgress(uint64_t progress) {
 
 void AgentLink::WriteLocked() {
   while (stream_ != nullptr && is_attached_ && !is_writing_) {
-    const bool owes_ack = unacked_bytes_ >= kAckBytes;
-    if (written_ == outgoing_.size() && !owes_ack) return;
     v1::ClientFrame frame;
-    frame.set_acked_sequence(received_sequence_);
-    unacked_bytes_ = 0;
-    const size_t most = MaxFrameBytesLocked();
-    size_t bytes = kRequestHeadBytes;
-    for (size_t n = 0; n < kRequestsPerFrame && bytes < kAckBytes && written_ < outgoing_.size();
-         ++n) {
-      const v1::Request& request = outgoing_[written_];
-      bytes += request.ByteSizeLong() + kRequestHeadBytes;
-      if (n > 0 && bytes > most) break;
-      ++written_;
-      *frame.add_requests() = request;
-    }
-    doubtful_ = std::max(doubtful_, written_);
+    if (!outbox_.Next(MaxFrameBytesLocked(), frame)) return;
     // Write does not call back synchronously.
     is_writing_ = !stream_->Write(frame);
   }
@@ -278,7 +250,7 @@ std::shared_ptr<AgentStream> AgentLink::AttachLocked() {
   v1::ClientFrame frame;
   *frame.mutable_hello() = options_.hello;
   frame.mutable_hello()->set_session_id(welcome_.has_value() ? welcome_->session_id() : 0);
-  frame.mutable_hello()->set_acked_sequence(received_sequence_);
+  frame.mutable_hello()->set_acked_sequence(outbox_.received_sequence());
   if (options_.hello.has_node()) {
     frame.mutable_hello()->set_opening(opening_);
     frame.mutable_hello()->set_attempt(++attempt_);
@@ -286,23 +258,6 @@ std::shared_ptr<AgentStream> AgentLink::AttachLocked() {
   // Sent once connected.
   is_writing_ = !stream_->Write(frame);
   return stream_;
-}
-
-void AgentLink::ForgetArrivedLocked(uint64_t id) {
-  while (!outgoing_.empty() && outgoing_.front().id() <= id) {
-    outgoing_.pop_front();
-    if (written_ > 0) --written_;
-    if (doubtful_ > 0) --doubtful_;
-  }
-}
-
-bool AgentLink::TakeBackLocked(uint64_t id) {
-  const auto found =
-      std::lower_bound(outgoing_.begin() + static_cast<ptrdiff_t>(doubtful_), outgoing_.end(), id,
-                       [](const v1::Request& request, uint64_t id) { return request.id() < id; });
-  if (found == outgoing_.end() || found->id() != id) return false;
-  outgoing_.erase(found);
-  return true;
 }
 
 void AgentLink::EndLocked(std::map<uint64_t, Pending>::iterator pending,
@@ -319,32 +274,25 @@ void AgentLink::OnFrame(AgentStream& stream, v1::ServerFrame& frame) {
   {
     absl::MutexLock lock(&mu_);
     if (stream_.get() != &stream) return;
-    last_contact_ = SteadyClock().Now();
+    reconnect_.NoteContact(SteadyClock().Now());
     if (frame.has_welcome()) {
-      ForgetArrivedLocked(frame.welcome().received_request_id());
-      written_ = 0;
-      doubtful_ = 0;
-      // The others have not arrived; requests whose timeout has been reported are dropped, not
-      // executed late.
-      std::erase_if(outgoing_,
-                    [this](const v1::Request& request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-                      return HasEffect(request) && pending_.count(request.id()) == 0;
-                    });
+      // Requests whose timeout has been reported are dropped, not executed late.
+      outbox_.Resume(frame.welcome().received_request_id(),
+                     [this](const v1::Request& request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+                       return !HasEffect(request) || pending_.count(request.id()) > 0;
+                     });
       welcome_ = std::move(*frame.mutable_welcome());
       is_attached_ = true;
       FERRY_LOG_INFO(kCoord, "connected to the coordinator: coordinator={} session={:x}",
                      options_.coordinator, welcome_->session_id());
-      backoff_ = kFirstBackoff;
+      reconnect_.NoteWelcome(absl::Milliseconds(welcome_->heartbeat_timeout_ms()));
       WriteLocked();
       changed_.Wake();
       return;
     }
-    // Resent although it had arrived: its acknowledgement was lost with the old stream.
-    if (frame.sequence() <= received_sequence_) return;
-    received_sequence_ = frame.sequence();
-    unacked_bytes_ += frame.ByteSizeLong();
+    if (!outbox_.Receive(frame)) return;
     for (v1::Reply& reply : *frame.mutable_replies()) {
-      ForgetArrivedLocked(reply.request_id());
+      outbox_.ForgetArrived(reply.request_id());
       const auto pending = pending_.find(reply.request_id());
       if (pending == pending_.end()) continue;
       if (reply.has_blob()) {
@@ -359,10 +307,8 @@ void AgentLink::OnFrame(AgentStream& stream, v1::ServerFrame& frame) {
         ready.push_back(
             [callback = subscription->second, event = std::move(event)]() { (*callback)(event); });
       } else if (event.kind() == v1::Event::JOB_ERROR) {
-        if (job_error_.ok()) {
-          job_error_ = absl::Status(static_cast<absl::StatusCode>(event.code()), event.message());
-          FERRY_LOG_INFO(kCoord, "job failed: {}", job_error_);
-        }
+        const absl::Status error(static_cast<absl::StatusCode>(event.code()), event.message());
+        if (reconnect_.NoteJobError(error)) FERRY_LOG_INFO(kCoord, "job failed: {}", error);
         if (options_.on_event) {
           ready.push_back([this, event = std::move(event)]() { options_.on_event(event); });
         }
@@ -383,34 +329,32 @@ void AgentLink::OnEnded(AgentStream& stream, const absl::Status& status) {
       const absl::Time now = SteadyClock().Now();
       const bool was_silent =
           has_heartbeats_ && now - stream.last_bytes() > 2 * HeartbeatPeriodLocked();
-      last_contact_ = std::max(last_contact_, was_silent ? stream.last_bytes() : now);
+      reconnect_.NoteContact(was_silent ? stream.last_bytes() : now);
     }
     stream_ = nullptr;
     is_attached_ = false;
     is_writing_ = false;
-    written_ = 0;
+    outbox_.Rewind();
     const absl::Time now = SteadyClock().Now();
-    last_failure_ =
+    const absl::Status why =
         status.ok() ? absl::UnavailableError("the coordinator ended the connection") : status;
+    reconnect_.NoteEnd(why, now);
     if (was_attached) {
       FERRY_LOG_INFO(kCoord, "connection to the coordinator closed: coordinator={}: {}",
-                     options_.coordinator, last_failure_);
+                     options_.coordinator, why);
     } else {
       FERRY_LOG_DEBUG(kCoord, "connection to the coordinator failed: coordinator={}: {}",
-                      options_.coordinator, last_failure_);
+                      options_.coordinator, why);
     }
-    if (IsFinal(last_failure_) && lost_.ok()) {
-      LoseLocked(last_failure_, deferred_);
-    } else if (!job_error_.ok() && !was_attached && lost_.ok()) {
+    if (IsFinal(why) && lost_.ok()) {
+      LoseLocked(why, deferred_);
+    } else if (!reconnect_.job_error().ok() && !was_attached && lost_.ok()) {
       // One more attempt, in case of a transient network failure, was enough.
-      LoseLocked(job_error_, deferred_);
+      LoseLocked(reconnect_.job_error(), deferred_);
     }
     if (!was_attached && lost_.ok() && options_.on_attempt_failed) {
-      deferred_.push_back([this, why = last_failure_]() { options_.on_attempt_failed(why); });
+      deferred_.push_back([this, why]() { options_.on_attempt_failed(why); });
     }
-    // Jitter, so that a thousand nodes do not reconnect at the same instant.
-    next_attempt_ = now + backoff_ * (0.5 + 0.5 * (random_() % 1024) / 1024.0);
-    backoff_ = std::min(backoff_ * 2, kLongestBackoff);
   }
   changed_.Wake();
 }
@@ -422,13 +366,138 @@ void AgentLink::LoseLocked(const absl::Status& why, Ready& ready) {
   }
   if (is_first) lost_ = why;
   while (!pending_.empty()) EndLocked(pending_.begin(), why, ready);
-  outgoing_.clear();
-  written_ = 0;
-  doubtful_ = 0;
+  outbox_.Clear();
   if (stream_ != nullptr) stream_->Close(absl::CancelledError("the agent has stopped waiting"));
   if (is_first && !is_closing_ && options_.on_lost) {
     ready.push_back([this, why]() { options_.on_lost(why); });
   }
+}
+
+// Four within the time after which this node would count as dead.
+absl::Duration AgentLink::HeartbeatPeriodLocked() const {
+  return absl::Milliseconds(welcome_->heartbeat_timeout_ms()) / 4;
+}
+
+void AgentLink::HeartbeatLocked(absl::Time now) {
+  next_heartbeat_ = now + HeartbeatPeriodLocked();
+  FERRY_LOG_TRACE(kCoord, "heartbeat sent: coordinator={}", options_.coordinator);
+  v1::Request request;
+  request.mutable_heartbeat()->set_progress(progress_);
+  const uint64_t id = outbox_.next_id();
+  const absl::Time deadline = absl::InfiniteFuture();
+  // The answer is a sign of life by itself; an error means that the job is over for this node.
+  pending_.emplace(id, Pending{now, deadline, "heartbeat", /*has_effect=*/false,
+                               [this](absl::StatusOr<v1::Reply> reply) {
+                                 if (!reply.ok() || reply->code() == 0) return;
+                                 StopHeartbeats();
+                                 const absl::Status error(
+                                     static_cast<absl::StatusCode>(reply->code()),
+                                     reply->message());
+                                 NoteJobError(error);
+                                 if (options_.on_lost) options_.on_lost(error);
+                               }});
+  deadlines_.emplace(deadline, id);
+  SendLocked(std::move(request));
+}
+
+void AgentLink::ExpireLocked(absl::Time now, Ready& ready) {
+  while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
+    const auto pending = pending_.find(deadlines_.begin()->second);
+    std::string why = absl::StrCat("waited ", ShortDuration(now - pending->second.since), " for ",
+                                   pending->second.what);
+    if (!is_attached_) {
+      absl::StrAppend(&why, "; ", reconnect_.OutOfReachText(now));
+    } else if (now - pending->second.since < kTellingSilence) {
+      absl::StrAppend(&why, "; the coordinator at ", options_.coordinator,
+                      " has not answered within that time");
+    } else if (stream_->last_bytes() < pending->second.since) {
+      absl::StrAppend(&why, "; the coordinator at ", options_.coordinator, " has said nothing for ",
+                      ShortDuration(now - stream_->last_bytes()),
+                      ", although the connection is there: it hangs, or the network does");
+    }
+    const uint64_t id = pending->first;
+    const bool is_taken_back = outbox_.TakeBack(id);
+    if (is_taken_back) {
+      absl::StrAppend(&why, "; it was not sent, and will not be");
+    } else if (pending->second.has_effect) {
+      absl::StrAppend(&why, "; it was sent, and may still take effect");
+    }
+    EndLocked(pending, absl::DeadlineExceededError(why), ready);
+    if (is_taken_back) continue;
+    // Cancel it: it need not stay pending there.
+    v1::Request cancel;
+    cancel.mutable_cancel()->set_request_id(id);
+    SendLocked(std::move(cancel));
+  }
+}
+
+void AgentLink::Keep() {
+  keeper_ = std::this_thread::get_id();
+  mu_.Lock();
+  while (!is_closing_) {
+    const uint32_t turn = changed_.turn();
+    // Until it sleeps, any thread may wake it.
+    next_look_ = absl::InfiniteFuture();
+    const absl::Time now = SteadyClock().Now();
+    Ready ready = std::exchange(deferred_, {});
+    ExpireLocked(now, ready);
+    absl::Time wake = deadlines_.empty() ? absl::InfiniteFuture() : deadlines_.begin()->first;
+    if (lost_.ok()) {
+      const absl::Time lost_at = reconnect_.LostAt();
+      if (!is_attached_ && now >= lost_at) {
+        LoseLocked(reconnect_.LostError(now), ready);
+      } else if (stream_ == nullptr) {
+        if (reconnect_.next_attempt() <= now) {
+          attempt_began_ = now;
+          const std::shared_ptr<AgentStream> stream = AttachLocked();
+          mu_.Unlock();
+          stream->Open(options_.coordinator, loop_);
+          mu_.Lock();
+        }
+        wake = std::min({wake, reconnect_.next_attempt(), lost_at});
+      } else if (!is_attached_) {
+        const absl::Time too_long = attempt_began_ + options_.connect_attempt_timeout;
+        if (too_long <= now) {
+          attempt_began_ = absl::InfiniteFuture();
+          stream_->Close(absl::UnavailableError(
+              absl::StrCat("the connection was there, but no Welcome came within ",
+                           absl::FormatDuration(options_.connect_attempt_timeout))));
+          wake = std::min(wake, now + absl::Seconds(1));
+        } else {
+          wake = std::min(wake, too_long);
+        }
+        wake = std::min(wake, lost_at);
+      } else if (has_heartbeats_) {
+        if (next_heartbeat_ <= now) HeartbeatLocked(now);
+        // At least the time for a heartbeat to be sent and answered.
+        const absl::Duration most =
+            std::max(options_.idle_timeout, HeartbeatPeriodLocked() + options_.idle_timeout / 2);
+        const absl::Time silent_at = stream_->last_bytes() + most;
+        if (silent_at <= now) {
+          stream_->Close(absl::UnavailableError(absl::StrCat(
+              "the coordinator has answered no heartbeat for ", absl::FormatDuration(most))));
+          wake = std::min(wake, now + absl::Seconds(1));
+        } else {
+          wake = std::min({wake, next_heartbeat_, silent_at});
+        }
+      }
+    }
+    if (!ready.empty()) {
+      mu_.Unlock();
+      for (auto& callback : ready) std::move(callback)();
+      mu_.Lock();
+      continue;
+    }
+    if (!deferred_.empty() || is_closing_) continue;
+    next_look_ = wake;
+    mu_.Unlock();
+    changed_.WaitUntil(turn, wake);
+    mu_.Lock();
+  }
+  // Deferred callbacks must still run.
+  Ready ready = std::exchange(deferred_, {});
+  mu_.Unlock();
+  for (auto& callback : ready) std::move(callback)();
 }
 
 }  // namespace ferry::coord

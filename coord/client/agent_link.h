@@ -5,12 +5,10 @@
 
 #include <atomic>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
 #include <optional>
-#include <random>
 #include <string>
 #include <thread>
 #include <vector>
@@ -26,7 +24,9 @@
 
 #include "base/thread.h"
 #include "base/wakeup.h"
+#include "coord/client/agent_outbox.h"
 #include "coord/client/agent_stream.h"
+#include "coord/client/reconnect_policy.h"
 #include "net/socket_loop.h"
 #include "proto/ferry_control.pb.h"
 
@@ -51,9 +51,9 @@ struct AgentLinkOptions {
 };
 
 // Thread-safe. Sends requests and delivers replies, over a plain connection (direct_frames.h).
-// Reconnects when that breaks, resending what the coordinator has not received. Heartbeats and
-// deadlines run on the thread "ferry-agent"; reading, on the loop shared by all agents of a
-// process. Locks: mu_ is never held in a callback.
+// Reconnects when that breaks (ReconnectPolicy), resending what the coordinator has not received
+// (AgentOutbox). Heartbeats and deadlines run on the thread "ferry-agent"; reading, on the loop
+// shared by all agents of a process. Locks: mu_ is never held in a callback.
 class AgentLink final : private AgentStream::Owner {
  public:
   // OK: the coordinator's answer, which may itself contain an error; not OK: none arrived.
@@ -124,25 +124,17 @@ class AgentLink final : private AgentStream::Owner {
   size_t MaxFrameBytesLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Returns an error if the coordinator would reject its size.
   absl::Status CheckSizeLocked(const v1::Request& request) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Returns true if the request had not been sent, and now will not be; false if it may have been.
-  bool TakeBackLocked(uint64_t id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Every request up to `id` has been received: drop them.
-  void ForgetArrivedLocked(uint64_t id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void WriteLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Returns the stream to open once mu_ is released.
   std::shared_ptr<AgentStream> AttachLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Duration HeartbeatPeriodLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void HeartbeatLocked(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void ExpireLocked(absl::Time now, Ready& ready) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // When an unreachable coordinator counts as lost.
-  absl::Time LostAtLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  absl::Status LostErrorLocked(absl::Time now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void NoteJobError(const absl::Status& error) ABSL_LOCKS_EXCLUDED(mu_);
   // The link is over: all pending calls end with `why`.
   void LoseLocked(const absl::Status& why, Ready& ready) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void EndLocked(std::map<uint64_t, Pending>::iterator pending, absl::StatusOr<v1::Reply> reply,
                  Ready& ready) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  std::string OutOfReachLocked(absl::Time now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // AgentStream::Owner.
   void OnFrame(AgentStream& stream, v1::ServerFrame& frame) override ABSL_LOCKS_EXCLUDED(mu_);
@@ -163,43 +155,26 @@ class AgentLink final : private AgentStream::Owner {
   bool is_closing_ ABSL_GUARDED_BY(mu_) = false;
   // Not OK: lost permanently, and why.
   absl::Status lost_ ABSL_GUARDED_BY(mu_);
-  // Not OK: the job has failed. A coordinator that ends after that does not return: the process
-  // that hosted it for this job has ended.
-  absl::Status job_error_ ABSL_GUARDED_BY(mu_);
-  bool is_joining_ ABSL_GUARDED_BY(mu_) = false;
   // The current stream. Others may still be ending: stream_count_ counts all.
   std::shared_ptr<AgentStream> stream_ ABSL_GUARDED_BY(mu_);
   int stream_count_ ABSL_GUARDED_BY(mu_) = 0;
   bool is_attached_ ABSL_GUARDED_BY(mu_) = false;
   bool is_writing_ ABSL_GUARDED_BY(mu_) = false;
   std::optional<v1::Welcome> welcome_ ABSL_GUARDED_BY(mu_);
-  absl::Status last_failure_ ABSL_GUARDED_BY(mu_);
-  absl::Time started_ ABSL_GUARDED_BY(mu_);
-  absl::Time last_contact_ ABSL_GUARDED_BY(mu_);
-  absl::Time next_attempt_ ABSL_GUARDED_BY(mu_);
   // When the current stream's attempt began; InfiniteFuture once it has timed out.
   absl::Time attempt_began_ ABSL_GUARDED_BY(mu_);
-  absl::Duration backoff_ ABSL_GUARDED_BY(mu_);
-  std::minstd_rand random_ ABSL_GUARDED_BY(mu_);
+  ReconnectPolicy reconnect_ ABSL_GUARDED_BY(mu_);
 
   // See v1::Hello.
   const uint64_t opening_;
   uint32_t attempt_ ABSL_GUARDED_BY(mu_) = 0;
 
-  uint64_t last_request_id_ ABSL_GUARDED_BY(mu_) = 0;
+  AgentOutbox outbox_ ABSL_GUARDED_BY(mu_);
   std::map<uint64_t, Pending> pending_ ABSL_GUARDED_BY(mu_);
   absl::btree_set<std::pair<absl::Time, uint64_t>> deadlines_ ABSL_GUARDED_BY(mu_);
   // The latest time at which the timer thread wakes up.
   absl::Time next_look_ ABSL_GUARDED_BY(mu_) = absl::InfiniteFuture();
   std::map<uint64_t, std::shared_ptr<const EventCallback>> subscriptions_ ABSL_GUARDED_BY(mu_);
-  // Requests not known to have been received, in id order. The first `written_` were written to
-  // the current stream, and the first `doubtful_` to this or an earlier one, which may have
-  // delivered them: the next Welcome tells.
-  std::deque<v1::Request> outgoing_ ABSL_GUARDED_BY(mu_);
-  size_t written_ ABSL_GUARDED_BY(mu_) = 0;
-  size_t doubtful_ ABSL_GUARDED_BY(mu_) = 0;
-  uint64_t received_sequence_ ABSL_GUARDED_BY(mu_) = 0;
-  size_t unacked_bytes_ ABSL_GUARDED_BY(mu_) = 0;
 
   bool has_heartbeats_ ABSL_GUARDED_BY(mu_) = false;
   absl::Time next_heartbeat_ ABSL_GUARDED_BY(mu_);
