@@ -1,25 +1,37 @@
 // SPDX-License-Identifier: Apache-2.0
-// Joining a job, step by step.
+// Node: joining a job step by step, and leaving it.
 #include "node/node.h"
 
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
+#include <functional>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 #include "absl/cleanup/cleanup.h"
+#include "absl/container/flat_hash_map.h"
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
 
 #include "base/clock.h"
 #include "base/file_limit.h"
 #include "base/logging.h"
 #include "base/status_macros.h"
 #include "base/text.h"
-#include "node/communicator_cache.h"
-#include "node/node_watch.h"
+#include "node/agent_clique_store.h"
+#include "node/endpoint_record.h"
+#include "node/failure_watch.h"
+#include "node/host_addresses.h"
+#include "node/node_communicators.h"
+#include "node/pending_report.h"
+#include "node/transfer_report.h"
+#include "transport/control/handshake.h"
 
 namespace ferry {
 namespace {
@@ -59,6 +71,48 @@ std::string DerivedCoordinator(const Identity& identity) {
                   identity.port_hint ? identity.port_hint->value : kDefaultCoordinatorPort);
 }
 
+// "/job:worker/replica:0/task:3/device:CPU:0" of "host:0" of node 3.
+absl::StatusOr<std::string> TaskDeviceName(int node, absl::string_view device) {
+  int index = 0;
+  absl::string_view number = device;
+  const bool is_gpu = absl::ConsumePrefix(&number, "gpu:");
+  if (!(is_gpu || absl::ConsumePrefix(&number, "host:")) || !absl::SimpleAtoi(number, &index) ||
+      index < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(Quoted(device), " is no device: \"host:0\" and \"gpu:1\" are two"));
+  }
+  return ToString(
+      TaskDevice{{.job = "worker", .replica = 0, .task = node}, is_gpu ? "GPU" : "CPU", index});
+}
+
+// The token of the options or the environment; if neither has one, one that the first node to ask
+// for it has drawn.
+absl::StatusOr<std::string> JobToken(const TransferEngineOptions& options, coord::Agent& agent) {
+  FERRY_ASSIGN_OR_RETURN(std::string token, FindToken(options, ProcessEnv));
+  if (!token.empty()) return token;
+  FERRY_ASSIGN_OR_RETURN(const coord::CompareAndSetResult stored,
+                         agent.CompareAndSet(kExchangeTokenKey, std::nullopt, DrawSecret()));
+  if (stored.value.has_value()) return *stored.value;
+  return absl::InternalError("the coordinator keeps no token of the job");
+}
+
+// Returns a function that finds a GPU's id in the job by its node and ordinal.
+std::function<std::optional<DeviceId>(int32_t, int)> GpuFinder(const GlobalTopology& topology) {
+  absl::flat_hash_map<std::pair<int32_t, int>, DeviceId> gpus;
+  for (size_t id = 0; id < topology.devices().size(); ++id) {
+    const Device& device = topology.device(static_cast<int>(id));
+    if (device.kind != DeviceKind::kGpu) continue;
+    const int index = topology.devices()[id].node_index;
+    const int32_t node = topology.nodes()[static_cast<size_t>(index)].node_id;
+    gpus[{node, device.ordinal}] = DeviceId(static_cast<int32_t>(id));
+  }
+  return [gpus = std::move(gpus)](int32_t node, int ordinal) -> std::optional<DeviceId> {
+    const auto found = gpus.find({node, ordinal});
+    if (found == gpus.end()) return std::nullopt;
+    return found->second;
+  };
+}
+
 }  // namespace
 
 absl::StatusOr<NodeIdentity> ResolveNodeIdentity(const NodeOptions& options, GetEnv get_env) {
@@ -80,8 +134,7 @@ absl::StatusOr<NodeIdentity> ResolveNodeIdentity(const NodeOptions& options, Get
   } else {
     return absl::InvalidArgumentError(absl::StrCat(
         "which node is this? Say --node-id=I (in programs NodeOptions::rank), set FERRY_NODE_ID, "
-        "or "
-        "start it with ferry run, srun or mpirun",
+        "or start it with ferry run, srun or mpirun",
         IsSet(get_env, "SLURM_JOB_ID") ? " (this is inside a Slurm job, but not a task of srun)"
                                        : ""));
   }
@@ -226,6 +279,140 @@ void Node::FailJob(const absl::Status& why) {
   if (agent_->ReportError(why).ok()) agent_->Leave().IgnoreError();
 }
 
+absl::Status Node::StartExchange(const NodeOptions& node) {
+  TransferEngineOptions options = node.exchange;
+  FERRY_ASSIGN_OR_RETURN(options.token, JobToken(options, *agent_));
+  options.coordinator = place_.coordinator;
+  if (options.advertise.empty()) {
+    const std::vector<InterfaceAddress> interfaces =
+        ReadInterfaces().value_or(std::vector<InterfaceAddress>());
+    options.local_end = FindLocalEnd(interfaces, agent_->observed_address(), place_.coordinator);
+  }
+  peers_ = std::make_unique<PeerDirectory>(*agent_, node_id());
+  if (node.service != nullptr) {
+    // Control channels look up endpoints themselves.
+    std::function<absl::Status(int64_t)> find_node;
+    if (options.protocol == WireProtocol::kGrpc) {
+      find_node = [peers = peers_.get()](int64_t id) {
+        if (id < 0 || id > INT32_MAX) return absl::NotFoundError("no such task");
+        return peers->Lookup(static_cast<int>(id)).status();
+      };
+    }
+    options.grpc_services =
+        [this, make = node.service, find_node = std::move(find_node),
+         proof = ProofPolicy{options.token, options.require_auth}](TransferEngine& exchange) {
+          service_ = make({exchange, proof, discovery_.topology.devices, find_node});
+          return std::vector<grpc::Service*>{&service_->service()};
+        };
+  }
+  Endpoint self;
+  self.peer = {node_id(), agent_->incarnation()};
+  self.boot_id = discovery_.topology.boot_id;
+  self.host_name = discovery_.topology.host_name;
+  NcclJob nccl;
+  nccl.store = [agent = agent_.get()](std::shared_ptr<CliqueListener> listener) {
+    return std::make_unique<AgentCliqueStore>(*agent, std::move(listener));
+  };
+  nccl.device_of = GpuFinder(topology_);
+  FERRY_ASSIGN_OR_RETURN(
+      exchange_,
+      TransferEngine::Start(
+          std::move(options), std::move(self), peers_->Resolver(),
+          [peers = peers_.get()](int32_t node) { return peers->Known(node); }, std::move(nccl)));
+  communicators_ = std::make_unique<NodeCommunicators>(
+      *agent_, *peers_, *exchange_, topology_, discovery_,
+      NodeCommunicatorsOptions{.budget_bytes = node.kept_communicator_bytes,
+                               .abort_timeout = node.exchange.transports.nccl.abort_timeout});
+  FERRY_LOG_INFO(kNode, "serving tensors: tcp={} unix={} grpc={} gpus={}",
+                 absl::StrJoin(exchange_->self().channels.tcp, ","),
+                 Quoted(exchange_->self().channels.unix_name),
+                 Quoted(exchange_->self().grpc_address), exchange_->self().gpus.size());
+  FERRY_RETURN_IF_ERROR(peers_->Publish(exchange_->self()));
+  FERRY_ASSIGN_OR_RETURN(pending_watch_,
+                         AnswerPendingRequests(*agent_, node_id(),
+                                               [exchange = exchange_.get()](absl::Duration min_age,
+                                                                            PendingVisitor visit) {
+                                                 exchange->ForEachPending(min_age, visit);
+                                               }));
+  FERRY_ASSIGN_OR_RETURN(report_watch_,
+                         AnswerReportRequests(*agent_, node_id(), [exchange = exchange_.get()] {
+                           return MakeExchangeReport(*exchange);
+                         }));
+  failure_watch_ =
+      std::make_unique<FailureWatch>(*agent_, node_id(), *peers_, *communicators_, *exchange_);
+  return absl::OkStatus();
+}
+
+std::string Node::service_address() const {
+  return service_ == nullptr ? std::string() : exchange_->self().grpc_address;
+}
+
+absl::Status Node::CheckExchange() const {
+  if (exchange_ != nullptr) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      "this node joined without TransferOptions::enabled, and moves no tensors");
+}
+
+absl::StatusOr<Tensor> Node::Allocate(absl::string_view device, DataType dtype,
+                                      const Shape& shape) {
+  FERRY_RETURN_IF_ERROR(CheckExchange());
+  bool is_there = false;
+  for (const Device& each : discovery_.topology.devices) is_there |= DeviceName(each) == device;
+  if (!is_there) {
+    std::vector<std::string> names;
+    for (const Device& each : discovery_.topology.devices) names.push_back(DeviceName(each));
+    const std::string& why_no_gpus = discovery_.cuda_reason;
+    const bool explains = absl::StartsWith(device, "gpu:") && !why_no_gpus.empty();
+    return absl::InvalidArgumentError(absl::StrCat(
+        "node ", node_id(), " has no device ", Quoted(device), "; it has ",
+        absl::StrJoin(names, ", "), explains ? ": " : "", explains ? why_no_gpus : ""));
+  }
+  int ordinal = 0;
+  if (absl::string_view number = device;
+      absl::ConsumePrefix(&number, "gpu:") && absl::SimpleAtoi(number, &ordinal)) {
+    if (exchange_->gpus() != nullptr) return exchange_->gpus()->Allocate(ordinal, dtype, shape);
+    return absl::FailedPreconditionError(
+        absl::StrCat("this process uses no GPUs: ", exchange_->why_no_gpus()));
+  }
+  FERRY_ASSIGN_OR_RETURN(const size_t bytes, TensorBytes(dtype, shape));
+  FERRY_ASSIGN_OR_RETURN(std::shared_ptr<Buffer> buffer, exchange_->arena().Allocate(bytes));
+  return Tensor::Create(dtype, shape, std::move(buffer));
+}
+
+absl::StatusOr<RendezvousKey> Node::Key(absl::string_view name, int from, int to,
+                                        absl::string_view from_device, absl::string_view to_device,
+                                        const AddressWait& wait) {
+  FERRY_RETURN_IF_ERROR(RendezvousKey::CheckEdge(name));
+  if (to < 0 || to >= num_nodes()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("there is no node ", to, "; the job has ", num_nodes()));
+  }
+  FERRY_RETURN_IF_ERROR(CheckExchange());
+  FERRY_ASSIGN_OR_RETURN(const Endpoint source, peers_->Lookup(from, wait));
+  FERRY_ASSIGN_OR_RETURN(const std::string src, TaskDeviceName(from, from_device));
+  FERRY_ASSIGN_OR_RETURN(const std::string dst, TaskDeviceName(to, to_device));
+  return RendezvousKey::Parse(RendezvousKey::Text(src, source.peer.incarnation, dst, name));
+}
+
+absl::StatusOr<Step> Node::OpenStep(int64_t step_id) {
+  FERRY_RETURN_IF_ERROR(CheckExchange());
+  return exchange_->OpenStep(step_id);
+}
+
+absl::StatusOr<PathExplanation> Node::PathFrom(int from, size_t bytes, bool is_in_arena,
+                                               const TensorLocation& from_place,
+                                               const TensorLocation& to) {
+  FERRY_RETURN_IF_ERROR(CheckExchange());
+  FERRY_ASSIGN_OR_RETURN(const Endpoint source, peers_->Lookup(from));
+  return exchange_->PathFrom(source, bytes, is_in_arena, from_place, to);
+}
+
+absl::StatusOr<std::shared_ptr<NcclCommunicator>> Node::Communicator(
+    const std::vector<int>& devices, std::optional<int> own, CommunicatorOptions options) {
+  FERRY_RETURN_IF_ERROR(CheckExchange());
+  return communicators_->Acquire(devices, own, std::move(options));
+}
+
 // Ending a NCCL communicator writes to the store, which needs the agent; the agent's callbacks need
 // the exchange.
 Node::~Node() {
@@ -236,19 +423,17 @@ Node::~Node() {
     LogNodeLeft(node_id);
   };
   if (exchange_ == nullptr) return;
-  const absl::Status ended = kept_->Stop(abort_timeout_);
+  const absl::Status ended = communicators_->Stop();
   absl::Status stopped = exchange_->Stop();
   stopped.Update(ended);
   // An agent that is left behind would continue to report node changes.
-  if (node_watch_ != nullptr) node_watch_->Stop();
+  if (failure_watch_ != nullptr) failure_watch_->Stop();
   if (stopped.ok()) return;
   // The hung operation may return and write to the store.
   std::fprintf(stderr, "ferry: node %d leaves although %s\n", node_id(),
                std::string(stopped.message()).c_str());
   (void)agent_.release();
-  if (ended.ok()) return;
-  (void)ledger_.release();
-  (void)exchange_.release();
+  if (!ended.ok()) (void)exchange_.release();
 }
 
 }  // namespace ferry

@@ -8,12 +8,8 @@
 #include <optional>
 #include <string>
 
-#include "absl/base/thread_annotations.h"
-#include "absl/container/flat_hash_map.h"
-#include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 
 #include "base/cancellation_token.h"
@@ -22,15 +18,15 @@
 #include "gpu/discovery.h"
 #include "node/identity.h"
 #include "node/node_service.h"
+#include "node/peer_directory.h"
 #include "node/step.h"
 #include "node/transfer_engine.h"
 #include "topology/global_topology.h"
 
 namespace ferry {
 
-class CommunicatorCache;
-class CommunicatorRegistry;
-class NodeWatch;
+class FailureWatch;
+class NodeCommunicators;
 
 // The coordinator's port if none is given.
 inline constexpr int kDefaultCoordinatorPort = 9470;
@@ -65,16 +61,6 @@ struct NodeOptions {
   // Makes a service that this node serves, such as TensorFlow's (tensorflow/node_worker); null:
   // none.
   NodeServiceFactory service;
-};
-
-// Time within which a node that has joined publishes the addresses of its tensor endpoint.
-inline constexpr absl::Duration kAddressTimeout = absl::Seconds(30);
-
-// Options of Node::Key.
-struct AddressWait {
-  absl::Duration timeout = kAddressTimeout;
-  // Outlives the call; null: the wait cannot be cancelled.
-  CancellationToken* cancellation = nullptr;
 };
 
 // Identity of this process within the job, and the coordinator's address. A plain value.
@@ -244,37 +230,25 @@ class Node final {
 
   absl::Status StartExchange(const NodeOptions& node);
   absl::Status CheckExchange() const;
-  absl::StatusOr<Endpoint> EndpointOf(int node_id, const AddressWait& wait = {})
-      ABSL_LOCKS_EXCLUDED(mu_);
-  absl::StatusOr<std::string> WaitForAddress(int node_id, const AddressWait& wait)
-      ABSL_LOCKS_EXCLUDED(mu_);
-  void WatchNodes();
-  void OnNodes(const coord::NodeTable& table) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Constant once joined.
   NodeIdentity place_;
   LocalDiscovery discovery_;
   GlobalTopology topology_;
   absl::Duration join_time_;
-  absl::Mutex mu_;
-  // Cached results of lookups; looked up again once the node has died.
-  absl::flat_hash_map<int, Endpoint> endpoints_ ABSL_GUARDED_BY(mu_);
-  // Current incarnations, as last reported by the job.
-  absl::flat_hash_map<int, uint64_t> incarnations_ ABSL_GUARDED_BY(mu_);
-  // Dead nodes, and the job's status for each.
-  absl::flat_hash_map<int, absl::Status> failed_ ABSL_GUARDED_BY(mu_);
-  // NcclTransportOptions::abort_timeout, for cached communicators.
-  absl::Duration abort_timeout_;
-  std::unique_ptr<CommunicatorRegistry> ledger_;
-  // Null unless the node transfers tensors. Stopped before the exchange.
-  std::shared_ptr<CommunicatorCache> kept_;
+
+  // Null unless the node transfers tensors, here and below. Outlives the objects that look up
+  // peers.
+  std::unique_ptr<PeerDirectory> peers_;
+  // Stopped before the exchange.
+  std::unique_ptr<NodeCommunicators> communicators_;
   std::unique_ptr<TransferEngine> exchange_;
   // Null unless the node runs graphs. Destroyed after the exchange has stopped, and before it.
   std::unique_ptr<NodeService> service_;
   // Declared last, so that they are destroyed first: their callbacks use the other members.
   std::unique_ptr<coord::Agent> agent_;
   // Null until the watch starts.
-  std::unique_ptr<NodeWatch> node_watch_;
+  std::unique_ptr<FailureWatch> failure_watch_;
   std::unique_ptr<coord::AgentWatch> pending_watch_;
   std::unique_ptr<coord::AgentWatch> report_watch_;
 };
