@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads clients' graphs within limits.
+// The memory of a client's graph, as a message and as a graph.
+#include "tensorflow/master/read_graph.h"
+
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -8,7 +10,6 @@
 #include "tensor/bytes_of_proto.h"
 #include "tensorflow/graph/constants.h"
 #include "tensorflow/graph/names.h"
-#include "tensorflow/master/session.h"
 
 namespace ferry::master {
 namespace {

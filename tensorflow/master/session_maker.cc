@@ -12,6 +12,7 @@
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "tensorflow/graph/place.h"
+#include "tensorflow/master/read_graph.h"
 
 namespace ferry::master {
 namespace {

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Callables: steps with fixed feeds and fetches.
+// Callables: making, running and releasing them.
+#include "tensorflow/master/callables.h"
+
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 
 #include "base/status_macros.h"
-#include "tensorflow/master/session.h"
 #include "tensorflow/master/step_result.h"
 
 namespace ferry::master {
@@ -51,55 +52,49 @@ absl::Status FillSpec(const RegisteredStep& registered, const tensorflow::Callab
 
 }  // namespace
 
-void Session::MakeCallable(std::shared_ptr<tensorflow::MakeCallableRequest> request,
-                           Done<tensorflow::MakeCallableResponse> done) {
-  absl::StatusOr<Use> begun = BeginUse();
-  if (!begun.ok()) return std::move(done)(begun.status());
-  auto use = std::make_shared<Use>(*std::move(begun));
+void Callables::Make(std::shared_ptr<tensorflow::MakeCallableRequest> request, SessionUse use,
+                     Done<tensorflow::MakeCallableResponse> done) {
   const tensorflow::CallableOptions& options = request->options();
   absl::Status status = CheckCallable(options);
-  status.Update(CheckOptions(options.run_options()));
+  status.Update(calls_.CheckOptions(options.run_options()));
   if (!status.ok()) return std::move(done)(std::move(status));
   graph::StepRequest wanted;
   wanted.feeds.assign(options.feed().begin(), options.feed().end());
   wanted.fetches.assign(options.fetch().begin(), options.fetch().end());
   wanted.targets.assign(options.target().begin(), options.target().end());
   // Bypasses the cache: the callable owns the step until it is released.
-  Make(Canonical(std::move(wanted)),
-       [this, request, use, done = std::move(done)](StepCache::Result registered) mutable {
-         if (!registered.ok()) return std::move(done)(registered.status());
-         auto callable = std::make_shared<const Callable>(
-             Callable{*std::move(registered), std::move(*request->mutable_options())});
-         tensorflow::MakeCallableResponse response;
-         bool is_full = false;
-         {
-           absl::MutexLock lock(&mu_);
-           is_full = callables_.size() >= context_.options.max_callables;
-           if (!is_full) {
-             response.set_handle(next_callable_++);
-             callables_.emplace(response.handle(), std::move(callable));
-           }
-         }
-         if (is_full) {
-           return std::move(done)(absl::ResourceExhaustedError(
-               absl::StrCat("The session has --max-callables (", context_.options.max_callables,
-                            ") callables: release some")));
-         }
-         std::move(done)(std::move(response));
-       });
+  steps_.Register(Canonical(std::move(wanted)), [this, request, use, done = std::move(done)](
+                                                    StepCache::Result registered) mutable {
+    if (!registered.ok()) return std::move(done)(registered.status());
+    auto callable = std::make_shared<const Callable>(
+        Callable{*std::move(registered), std::move(*request->mutable_options())});
+    tensorflow::MakeCallableResponse response;
+    bool is_full = false;
+    {
+      absl::MutexLock lock(&mu_);
+      is_full = callables_.size() >= context_.options.max_callables;
+      if (!is_full) {
+        response.set_handle(next_handle_++);
+        callables_.emplace(response.handle(), std::move(callable));
+      }
+    }
+    if (is_full) {
+      return std::move(done)(absl::ResourceExhaustedError(
+          absl::StrCat("The session has --max-callables (", context_.options.max_callables,
+                       ") callables: release some")));
+    }
+    std::move(done)(std::move(response));
+  });
 }
 
-void Session::RunCallable(std::shared_ptr<tensorflow::RunCallableRequest> request,
-                          std::shared_ptr<CancellationToken> gone,
-                          Done<tensorflow::RunCallableResponse> done) {
-  absl::StatusOr<Use> begun = BeginUse();
-  if (!begun.ok()) return std::move(done)(begun.status());
-  auto use = std::make_shared<Use>(*std::move(begun));
+void Callables::Run(std::shared_ptr<tensorflow::RunCallableRequest> request,
+                    std::shared_ptr<CancellationToken> gone, SessionUse use,
+                    Done<tensorflow::RunCallableResponse> done) {
   std::shared_ptr<const Callable> callable;
   bool was_issued = false;
   {
     absl::MutexLock lock(&mu_);
-    was_issued = request->handle() >= 0 && request->handle() < next_callable_;
+    was_issued = request->handle() >= 0 && request->handle() < next_handle_;
     const auto found = callables_.find(request->handle());
     if (found != callables_.end()) callable = found->second;
   }
@@ -118,32 +113,45 @@ void Session::RunCallable(std::shared_ptr<tensorflow::RunCallableRequest> reques
   absl::StatusOr<Budget::Share> feeds = TakeFeeds(*request, context_);
   if (!feeds.ok()) return std::move(done)(feeds.status());
   std::shared_ptr<StepCall> call =
-      NewCall(LimitsOf(options.run_options(), std::move(gone)),
-              [callable, feeds = *std::move(feeds),
-               done = std::move(done)](absl::StatusOr<RunningStep::Result> result) mutable {
-                if (!result.ok()) return std::move(done)(result.status());
-                std::move(done)(MakeResponse(callable->options, *result));
-              });
+      calls_.Begin(options.run_options(), std::move(gone),
+                   [callable, feeds = *std::move(feeds),
+                    done = std::move(done)](absl::StatusOr<RunningStep::Result> result) mutable {
+                     if (!result.ok()) return std::move(done)(result.status());
+                     std::move(done)(MakeResponse(callable->options, *result));
+                   });
   RunSpec spec;
-  spec.step_id = NewStepId();
+  spec.step_id = calls_.NewStepId();
   spec.options = ExecutorOptsOf(options.run_options());
   StepCache::Result registered = callable->registered;
   if (absl::Status status = FillSpec(*callable->registered, options, *request, spec);
       !status.ok()) {
     registered = std::move(status);
   }
-  RunWhole(std::move(registered), std::move(spec), std::move(call), std::move(use));
+  calls_.RunWhole(std::move(registered), std::move(spec), std::move(call), std::move(use));
 }
 
-void Session::ReleaseCallable(int64_t handle) {
+void Callables::Release(int64_t handle) {
   // Destroyed after the lock is released, because it calls workers.
   std::shared_ptr<const Callable> released;
   absl::MutexLock lock(&mu_);
-  last_use_ = context_.timers.Now();
   const auto found = callables_.find(handle);
   if (found == callables_.end()) return;
   released = std::move(found->second);
   callables_.erase(found);
+}
+
+std::vector<std::shared_ptr<const RegisteredStep>> Callables::TakeAll() {
+  absl::MutexLock lock(&mu_);
+  std::vector<std::shared_ptr<const RegisteredStep>> steps;
+  steps.reserve(callables_.size());
+  for (const auto& [handle, callable] : callables_) steps.push_back(callable->registered);
+  callables_.clear();
+  return steps;
+}
+
+size_t Callables::size() const {
+  absl::MutexLock lock(&mu_);
+  return callables_.size();
 }
 
 }  // namespace ferry::master
