@@ -98,6 +98,16 @@ absl::Status GetRefusals(ByteReader& reader, BatchAgreementMessage& message) {
 
 }  // namespace
 
+BatchAgreementMessage NewAgreementMessage(BatchAgreementMessageKind kind, DeviceId from,
+                                          DeviceId to, const CommunicatorName& communicator) {
+  BatchAgreementMessage message;
+  message.kind = kind;
+  message.from = from;
+  message.to = to;
+  message.communicator = communicator;
+  return message;
+}
+
 uint64_t DigestOf(absl::Span<const BatchAgreementOperation> operations) {
   // FNV-1a by words with a final mix: detects mistakes, not attacks.
   uint64_t digest = 0xcbf29ce484222325;

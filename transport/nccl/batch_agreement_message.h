@@ -86,6 +86,11 @@ struct BatchAgreementMessage {
   }
 };
 
+// A message of that kind whose other fields are not set yet. `communicator`: ignored by kCancel and
+// kResumed, which name none.
+BatchAgreementMessage NewAgreementMessage(BatchAgreementMessageKind kind, DeviceId from,
+                                          DeviceId to, const CommunicatorName& communicator);
+
 // Order-dependent digest: both sides compare it before they launch.
 uint64_t DigestOf(absl::Span<const BatchAgreementOperation> operations);
 
