@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Performs a batch agreement endpoint's actions in order.
+// NcclDevice: a GPU of this process, for keyed transfers over NCCL.
 #include "transport/nccl/nccl_device.h"
 
 #include <utility>
@@ -17,8 +17,8 @@ NcclDevice::NcclDevice(const Common& common, int ordinal, DeviceId self)
       self_(self),
       turns_(common.gpus->turns(ordinal)),
       endpoint_(self, common.options.grants, SteadyClock()),
-      cache_(common.options.memory_bytes),
-      communicator_bytes_(common.options.communicator_bytes()) {}
+      communicators_(self, common.incarnation, common.options),
+      pause_(ordinal) {}
 
 absl::StatusOr<std::shared_ptr<NcclDevice>> NcclDevice::Create(const Common& common, int ordinal,
                                                                DeviceId self) {
@@ -41,7 +41,7 @@ void NcclDevice::Run(absl::FunctionRef<void(GrantActions& actions)> change) {
     mu_.Lock();
   }
   is_performing_ = false;
-  if (is_turn_wanted_ && endpoint_.is_quiet()) turns_->SetQuiet();
+  if (pause_.is_turn_wanted() && endpoint_.is_quiet()) turns_->SetQuiet();
   ScheduleExpiry();
 }
 
@@ -56,10 +56,7 @@ void NcclDevice::Perform(Todo todo) {
     Finish(finish->key, std::move(finish->status));
   } else if (auto* const flag = std::get_if<FlagCommunicator>(&action)) {
     absl::MutexLock lock(&mu_);
-    Pair* const pair = PairOf(flag->name);
-    if (pair == nullptr) return;
-    pair->state = Pair::State::kEnding;
-    pair->failed = flag->why;
+    communicators_.SetEnding(flag->name, flag->why);
   } else if (auto* const abort = std::get_if<AbortCommunicator>(&action)) {
     Abort(abort->name);
   } else if (auto* const free = std::get_if<FreeCommunicator>(&action)) {
@@ -135,7 +132,7 @@ void NcclDevice::Receive(NcclTransfer transfer, std::optional<BatchAgreementMess
     const auto found = transfers_.find(key);
     transfer = std::move(found->second);
     transfers_.erase(found);
-    DropUser(peer.id);
+    communicators_.DropUser(peer.id);
     endpoint_.Cancel(key, refused, actions);
   });
   if (!refused.ok()) std::move(transfer.done)(std::move(refused));
@@ -152,13 +149,7 @@ absl::Status NcclDevice::CheckCommunicator(const BatchAgreementMessage& message,
       message.kind == BatchAgreementMessageKind::kResumed) {
     return absl::OkStatus();
   }
-  Pair& pair = pairs_[from.id];
-  if (pair.clique_incarnation != from.incarnation) {
-    const absl::StatusOr<CliqueKey> clique = CliqueWith(from);
-    pair.clique_id = clique.ok() ? clique->id() : 0;
-    pair.clique_incarnation = from.incarnation;
-  }
-  if (message.communicator.id == pair.clique_id) return absl::OkStatus();
+  if (message.communicator.id == communicators_.CliqueIdWith(from)) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat(Describe(message), " speaks of a communicator that is not theirs"));
 }
@@ -180,9 +171,7 @@ void NcclDevice::PeerJoined(DeviceId peer) {
 void NcclDevice::PeerFailed(DeviceId peer, const absl::Status& why) {
   Run([&](GrantActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     endpoint_.PeerFailed(peer, why, actions);
-    const auto found = pairs_.find(peer);
-    if (found != pairs_.end() && found->second.give_up != nullptr)
-      found->second.give_up->store(true);
+    communicators_.GiveUp(peer);
   });
 }
 
@@ -190,8 +179,8 @@ void NcclDevice::Stop(const absl::Status& why, absl::Duration timeout) {
   std::shared_ptr<BatchRunner> runner;
   Run([&](GrantActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     stopped_ = why;
-    for (auto& [peer, pair] : pairs_) {
-      if (pair.give_up != nullptr) pair.give_up->store(true);
+    for (const DeviceId peer : communicators_.peers()) {
+      communicators_.GiveUp(peer);
       endpoint_.PeerFailed(peer, why, actions);
     }
     runner = runner_;
@@ -212,10 +201,10 @@ void NcclDevice::Launch(AgreedBatch batch) {
   std::shared_ptr<BatchRunner> runner;
   {
     absl::MutexLock lock(&mu_);
-    Pair* const pair = PairOf(batch.name.communicator);
-    if (pair != nullptr) {
-      runnable.communicator = pair->communicator;
-      if (batch.is_first) runnable.warmth = pair->warmth;
+    const PeerCommunicator* const opened = communicators_.Find(batch.name.communicator);
+    if (opened != nullptr) {
+      runnable.communicator = opened->communicator;
+      if (batch.is_first) runnable.warmth = opened->warmth;
     }
     runner = runner_;
     for (const BatchAgreementOperation& each : batch.operations) {
@@ -233,7 +222,7 @@ void NcclDevice::Launch(AgreedBatch batch) {
   const BatchName name = batch.name;
   const bool is_first = runnable.warmth != nullptr;
   runnable.done = [self = shared_from_this(), name, is_first](absl::Status status) {
-    if (is_first && status.ok()) self->Weigh(name.communicator);
+    if (is_first && status.ok()) self->Measure(name.communicator);
     self->Run([&](GrantActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(self->mu_) {
       self->endpoint_.Completed(name, status, actions);
     });
@@ -254,7 +243,7 @@ void NcclDevice::Finish(const TransferKey& key, absl::Status status) {
     if (found == transfers_.end()) return;
     transfer = std::move(found->second);
     transfers_.erase(found);
-    DropUser(transfer.peer.id);
+    communicators_.DropUser(transfer.peer.id);
   }
   std::move(transfer.done)(std::move(status));
 }
@@ -271,6 +260,244 @@ void NcclDevice::ScheduleExpiry() {
       self->endpoint_.Expire(actions);
     });
   });
+}
+
+void NcclDevice::AddUser(const PeerDevice& peer, GrantActions& actions) {
+  communicators_.SetPeer(peer);
+  communicators_.AddUser(peer.id);
+  Need(peer.id, actions);
+}
+
+void NcclDevice::Prepare(const PeerDevice& peer) {
+  Run([&](GrantActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    if (!stopped_.ok()) return;
+    communicators_.SetPeer(peer);
+    Need(peer.id, actions);
+  });
+}
+
+void NcclDevice::Need(DeviceId peer, GrantActions& actions) {
+  if (!stopped_.ok()) return;
+  absl::StatusOr<std::optional<PeerCommunicators::Creation>> needed =
+      communicators_.StartCreating(peer, SteadyClock().Now());
+  if (!needed.ok()) return Fail(peer, needed.status(), actions);
+  if (!needed->has_value()) return;
+  PeerCommunicators::Creation& creation = **needed;
+  for (const CommunicatorName& evicted : creation.evicted) {
+    endpoint_.Break(
+        evicted,
+        absl::ResourceExhaustedError(absl::StrCat("its memory is wanted for exchanges with ",
+                                                  communicators_.NameOfPeer(peer))),
+        actions);
+  }
+  CommunicatorOptions options = {.timeout = common_.options.open_timeout,
+                                 .max_ctas = common_.options.max_ctas,
+                                 .warms_up = false};
+  options.keep_going = [give_up = creation.give_up] {
+    return give_up->load() ? absl::CancelledError("it is not wanted any more") : absl::OkStatus();
+  };
+  const bool has_begun = common_.threads->Run(
+      "ferry-ncclopen",
+      [self = shared_from_this(), peer, key = std::move(creation.key), rank = creation.rank,
+       options = std::move(options)] { self->Made(peer, key, self->Make(key, rank, options)); });
+  if (!has_begun) communicators_.CancelCreating(peer);
+}
+
+NcclDevice::MadeCommunicator NcclDevice::Make(const CliqueKey& key, int rank,
+                                              const CommunicatorOptions& options) {
+  MadeCommunicator result;
+  const absl::StatusOr<Gpu*> gpu = common_.gpus->Get(ordinal_);
+  if (gpu.ok()) result.free_before = FreeBytesBesideArena(**gpu);
+  result.communicator = NcclCommunicator::Make(common_.job.library, *common_.gpus, ordinal_, key,
+                                               rank, common_.job.store, options);
+  const auto add_rest = [&]() -> absl::Status {
+    FERRY_ASSIGN_OR_RETURN(result.gpu, gpu);
+    FERRY_ASSIGN_OR_RETURN(result.warmth, result.gpu->arena->Allocate(2));
+    return absl::OkStatus();
+  };
+  if (result.communicator.ok()) {
+    if (absl::Status rest = add_rest(); !rest.ok()) result.communicator = std::move(rest);
+  }
+  return result;
+}
+
+void NcclDevice::Made(DeviceId peer, const CliqueKey& key, MadeCommunicator made) {
+  Run([&](GrantActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    absl::Status status = made.communicator.status();
+    // Its peer may have failed, or this process begun to leave, during creation. It is then
+    // destroyed with `made`, on this thread, which may block.
+    const bool was_given_up = !stopped_.ok() || communicators_.WasGivenUp(peer);
+    if (status.ok() && was_given_up) status = absl::CancelledError("it is not wanted any more");
+    if (status.ok()) {
+      status = Open(peer, key, made, actions);
+      if (status.ok()) return;
+      // The peer has already ended it; the next generation replaces it. It is destroyed with
+      // `made`, on this thread, which may block.
+    }
+    communicators_.SetNotCreated(peer);
+    const bool was_overtaken = absl::IsFailedPrecondition(status) && made.communicator.ok();
+    if (was_given_up || (was_overtaken && communicators_.MarkOvertaken(peer))) {
+      // Users of the process that replaced the failed one, or of the next generation.
+      if (communicators_.HasUsers(peer)) Need(peer, actions);
+    } else {
+      Fail(peer, status, actions);
+    }
+  });
+}
+
+absl::Status NcclDevice::Open(DeviceId peer, const CliqueKey& key, MadeCommunicator& made,
+                              GrantActions& actions) {
+  if (runner_ == nullptr) StartRunner(*made.gpu);
+  const std::shared_ptr<NcclCommunicator> communicator = *made.communicator;
+  const CommunicatorName name = {key.id(), communicator->generation()};
+  FERRY_RETURN_IF_ERROR(endpoint_.Open(name, {self_, peer}, actions));
+  communicators_.SetOpen(peer, {.name = name,
+                                .communicator = communicator,
+                                .warmth = std::move(made.warmth),
+                                .free_before = made.free_before});
+  // Creation involves no exchange with the peer, which may have no communicator yet.
+  communicator->Listen([loop = common_.loop, weak = weak_from_this(), peer] {
+    loop->Post([weak, peer] {
+      if (const auto self = weak.lock()) self->CheckPeer(peer);
+    });
+  });
+  return absl::OkStatus();
+}
+
+void NcclDevice::StartRunner(Gpu& gpu) {
+  runner_ = std::make_shared<BatchRunner>(
+      *common_.gpus, gpu, *common_.loop, *common_.threads,
+      [weak = weak_from_this()](const std::shared_ptr<NcclCommunicator>& communicator,
+                                const absl::Status& why) {
+        if (const auto self = weak.lock()) self->OnBroken(communicator, why);
+      },
+      common_.learn,
+      [weak = weak_from_this()](bool is_wanted) {
+        if (const auto self = weak.lock()) self->SetQuietWanted(is_wanted);
+      });
+  common_.gpus->gate()->Listen(runner_);
+}
+
+void NcclDevice::Measure(const CommunicatorName& name) {
+  const absl::StatusOr<Gpu*> gpu = common_.gpus->Get(ordinal_);
+  if (!gpu.ok()) return;
+  const uint64_t free_bytes = FreeBytesBesideArena(**gpu);
+  absl::MutexLock lock(&mu_);
+  communicators_.Measure(name, free_bytes);
+}
+
+void NcclDevice::Fail(DeviceId peer, const absl::Status& why, GrantActions& actions) {
+  const absl::Status ended = communicators_.Fail(peer, why, SteadyClock().Now());
+  std::vector<TransferKey> keys;
+  for (const auto& [key, transfer] : transfers_) {
+    if (transfer.peer.id == peer) keys.push_back(key);
+  }
+  for (const TransferKey& key : keys) endpoint_.Cancel(key, ended, actions);
+}
+
+void NcclDevice::CheckPeer(DeviceId peer) {
+  Run([&](GrantActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    const PeerCommunicator* const opened = communicators_.OpenWith(peer);
+    if (opened == nullptr) return;
+    const absl::Status wanted = opened->communicator->Check();
+    if (!wanted.ok()) endpoint_.Break(opened->name, wanted, actions);
+  });
+}
+
+void NcclDevice::OnBroken(const std::shared_ptr<NcclCommunicator>& communicator,
+                          const absl::Status& why) {
+  Run([&](GrantActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    const std::optional<CommunicatorName> name = communicators_.NameOf(*communicator);
+    if (name.has_value()) endpoint_.Break(*name, why, actions);
+  });
+}
+
+void NcclDevice::Abort(const CommunicatorName& name) {
+  std::shared_ptr<NcclCommunicator> communicator;
+  std::shared_ptr<BatchRunner> runner;
+  absl::Status why;
+  {
+    absl::MutexLock lock(&mu_);
+    runner = runner_;
+    const PeerCommunicator* const opened = communicators_.Find(name);
+    if (opened != nullptr) {
+      communicator = opened->communicator;
+      why = communicators_.FailureOf(name);
+    }
+  }
+  if (communicator != nullptr) runner->Abort(std::move(communicator), std::move(why));
+}
+
+void NcclDevice::Free(const CommunicatorName& name) {
+  std::shared_ptr<NcclCommunicator> communicator;
+  Run([&](GrantActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    const std::optional<DeviceId> peer = communicators_.PeerOf(name);
+    if (!peer.has_value()) return;
+    communicator = communicators_.Free(name);
+    if (communicators_.HasUsers(*peer)) Need(*peer, actions);
+  });
+  // Destroying it may access the store.
+  common_.threads->Run("ferry-ncclend", [communicator = std::move(communicator)] {});
+}
+
+void NcclDevice::UpdatePause(GrantActions& actions) {
+  if (pause_.is_paused()) return endpoint_.Pause(actions);
+  endpoint_.Resume(actions);
+}
+
+void NcclDevice::SetQuietWanted(bool is_wanted) {
+  Run([&](GrantActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    pause_.SetQuietWanted(is_wanted);
+    UpdatePause(actions);
+  });
+}
+
+void NcclDevice::OnTurn() {
+  Run([&](GrantActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    if (turns_->is_wanted()) {
+      const absl::Time now = SteadyClock().Now();
+      const std::optional<uint64_t> turn = pause_.BeginTurn(now);
+      if (!turn.has_value()) return;
+      auto end_patience = [weak = weak_from_this(), turn = *turn] {
+        if (const auto self = weak.lock()) self->EndTurnPatience(turn);
+      };
+      if (common_.after) {
+        common_.after(TransferPause::kTurnTimeout, std::move(end_patience));
+      } else {
+        common_.loop->PostAt(now + TransferPause::kTurnTimeout, std::move(end_patience));
+      }
+    } else {
+      // Before anything new is agreed on. Fails if the turn is requested again meanwhile, which
+      // causes another call.
+      if (!turns_->TryGoOn()) return;
+      pause_.EndTurn();
+    }
+    UpdatePause(actions);
+  });
+}
+
+void NcclDevice::EndTurnPatience(uint64_t turn) {
+  Run([&](GrantActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    if (!pause_.ExpireTurn(turn)) return;
+    std::vector<TransferKey> keys;
+    for (const auto& [key, transfer] : transfers_) keys.push_back(key);
+    const absl::Status why = TurnRefusal();
+    for (const TransferKey& key : keys) endpoint_.Cancel(key, why, actions);
+  });
+}
+
+absl::Status NcclDevice::TurnRefusal() const { return pause_.Refusal(SteadyClock().Now()); }
+
+absl::Status NcclDevice::Refusal(DeviceId peer) const {
+  absl::MutexLock lock(&mu_);
+  FERRY_RETURN_IF_ERROR(TurnRefusal());
+  return communicators_.Refusal(peer, SteadyClock().Now());
+}
+
+std::shared_ptr<NcclCommunicator> NcclDevice::CommunicatorWith(DeviceId peer) const {
+  absl::MutexLock lock(&mu_);
+  const PeerCommunicator* const opened = communicators_.OpenWith(peer);
+  return opened == nullptr ? nullptr : opened->communicator;
 }
 
 std::vector<std::string> NcclDevice::Pending() const {

@@ -3,7 +3,6 @@
 #ifndef FERRY_TRANSPORT_NCCL_NCCL_DEVICE_H_
 #define FERRY_TRANSPORT_NCCL_NCCL_DEVICE_H_
 
-#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -23,13 +22,15 @@
 #include "absl/time/time.h"
 
 #include "base/thread_group.h"
-#include "gpu/clique/clique_cache.h"
+#include "gpu/clique/clique_key.h"
+#include "gpu/clique/communicator.h"
 #include "gpu/gpus.h"
 #include "net/loop.h"
 #include "transport/nccl/batch_agreement_endpoint.h"
 #include "transport/nccl/batch_runner.h"
 #include "transport/nccl/nccl_context.h"
-#include "transport/nccl/retry_backoff.h"
+#include "transport/nccl/peer_communicators.h"
+#include "transport/nccl/transfer_pause.h"
 
 namespace ferry {
 
@@ -44,8 +45,9 @@ struct NcclTransfer {
 };
 
 // Performs the actions of the GPU's batch agreement endpoint in order: sends messages, runs
-// batches, and creates, aborts and frees communicators, one for each peer GPU. Thread-safe; never
-// blocks; callbacks run with no lock held.
+// batches, and creates, aborts and frees communicators. PeerCommunicators decides which
+// communicators exist, TransferPause when nothing new is agreed on. Thread-safe; never blocks;
+// callbacks run with no lock held.
 class NcclDevice final : public std::enable_shared_from_this<NcclDevice>,
                          public NcclArbiter::Keyed {
  public:
@@ -106,34 +108,6 @@ class NcclDevice final : public std::enable_shared_from_this<NcclDevice>,
   std::vector<std::string> Pending() const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
-  // State of transfers with one other GPU.
-  struct Pair {
-    enum class State { kIdle, kMaking, kOpen, kEnding };
-    State state = State::kIdle;
-    PeerDevice peer;
-    // Number of pending transfers.
-    int users = 0;
-    // Key in CliqueCache; empty: no communicator exists or is being created.
-    std::string clique;
-    // True if CliqueCache counts it as in use.
-    bool is_held = false;
-    CommunicatorName name;
-    std::shared_ptr<NcclCommunicator> communicator;
-    // Sent and received before the communicator's first batch.
-    std::shared_ptr<Buffer> warmth;
-    // Free bytes of GPU memory when creation started.
-    uint64_t free_before = 0;
-    // Set when the communicator being created is no longer needed.
-    std::shared_ptr<std::atomic<bool>> give_up;
-    // The last one was ended by the peer before it could be opened.
-    bool was_overtaken = false;
-    // The clique that this peer's messages may refer to, for that incarnation.
-    uint64_t clique_id = 0;
-    uint64_t clique_incarnation = 0;
-    // After a failure: the error, and when to retry.
-    absl::Status failed;
-    RetryBackoff retry;
-  };
   using Work = absl::AnyInvocable<void() &&>;
   using Todo = std::variant<GrantAction, Work>;
 
@@ -150,28 +124,34 @@ class NcclDevice final : public std::enable_shared_from_this<NcclDevice>,
   void Free(const CommunicatorName& name) ABSL_LOCKS_EXCLUDED(mu_);
   void ScheduleExpiry() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
-  // nccl_device_pairs.cc
+  // A transfer with the peer was added: it needs a communicator.
   void AddUser(const PeerDevice& peer, GrantActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void DropUser(DeviceId peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Starts creating the pair's communicator unless there is one, or a retry is not due yet.
-  void Need(Pair& pair, GrantActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  absl::Status Reserve(Pair& pair, GrantActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Starts creating the peer's communicator unless there is one, or a retry is not due yet.
+  void Need(DeviceId peer, GrantActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   struct MadeCommunicator {
     absl::StatusOr<std::shared_ptr<NcclCommunicator>> communicator;
     Gpu* gpu = nullptr;
     std::shared_ptr<Buffer> warmth;
     uint64_t free_before = 0;
   };
+  // Creates a communicator. Blocks.
+  MadeCommunicator Make(const CliqueKey& key, int rank, const CommunicatorOptions& options);
   void Made(DeviceId peer, const CliqueKey& key, MadeCommunicator made) ABSL_LOCKS_EXCLUDED(mu_);
+  // Opens a communicator that was created.
+  //   Errors: as BatchAgreementEndpoint::Open.
+  absl::Status Open(DeviceId peer, const CliqueKey& key, MadeCommunicator& made,
+                    GrantActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void StartRunner(Gpu& gpu) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // All of its connections are set up: measures the GPU memory that it uses.
-  void Weigh(const CommunicatorName& name) ABSL_LOCKS_EXCLUDED(mu_);
-  // Disables transfers with the pair until the retry time.
-  void Fail(Pair& pair, const absl::Status& why, GrantActions& actions)
+  void Measure(const CommunicatorName& name) ABSL_LOCKS_EXCLUDED(mu_);
+  // Cancels the peer's transfers; no others with it until the retry time.
+  void Fail(DeviceId peer, const absl::Status& why, GrantActions& actions)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  absl::StatusOr<CliqueKey> CliqueWith(const PeerDevice& peer) const;
-  void UpdateHold(Pair& pair) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  Pair* PairOf(const CommunicatorName& name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // nccl_device_turns.cc
+  // Ends the communicator if the peer has ended it.
+  void CheckPeer(DeviceId peer) ABSL_LOCKS_EXCLUDED(mu_);
+  void OnBroken(const std::shared_ptr<NcclCommunicator>& communicator, const absl::Status& why)
+      ABSL_LOCKS_EXCLUDED(mu_);
+
   // True while the GPUs are requested to be quiet.
   void SetQuietWanted(bool is_wanted) ABSL_LOCKS_EXCLUDED(mu_);
   void UpdatePause(GrantActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -180,10 +160,6 @@ class NcclDevice final : public std::enable_shared_from_this<NcclDevice>,
   void EndTurnPatience(uint64_t turn) ABSL_LOCKS_EXCLUDED(mu_);
   // Why a transfer must not wait for the end of the program's turn; OK: it may.
   absl::Status TurnRefusal() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Ends the communicator if the peer has ended it.
-  void CheckPair(DeviceId peer) ABSL_LOCKS_EXCLUDED(mu_);
-  void OnBroken(const std::shared_ptr<NcclCommunicator>& communicator, const absl::Status& why)
-      ABSL_LOCKS_EXCLUDED(mu_);
 
   NcclDevice(const Common& common, int ordinal, DeviceId self);
 
@@ -198,20 +174,12 @@ class NcclDevice final : public std::enable_shared_from_this<NcclDevice>,
   std::shared_ptr<BatchRunner> runner_ ABSL_GUARDED_BY(mu_);
   BatchAgreementEndpoint endpoint_ ABSL_GUARDED_BY(mu_);
   absl::btree_map<TransferKey, NcclTransfer> transfers_ ABSL_GUARDED_BY(mu_);
-  absl::btree_map<DeviceId, Pair> pairs_ ABSL_GUARDED_BY(mu_);
-  CliqueCache cache_ ABSL_GUARDED_BY(mu_);
-  // Estimated size of the next communicator, in bytes.
-  uint64_t communicator_bytes_ ABSL_GUARDED_BY(mu_);
+  PeerCommunicators communicators_ ABSL_GUARDED_BY(mu_);
+  TransferPause pause_ ABSL_GUARDED_BY(mu_);
   std::deque<Todo> todo_ ABSL_GUARDED_BY(mu_);
   bool is_performing_ ABSL_GUARDED_BY(mu_) = false;
   absl::Status stopped_ ABSL_GUARDED_BY(mu_);
   absl::Time expiry_ ABSL_GUARDED_BY(mu_) = absl::InfiniteFuture();
-  bool is_quiet_wanted_ ABSL_GUARDED_BY(mu_) = false;
-  // The program's turn: its number, since when, and whether it has exceeded the timeout.
-  uint64_t last_turn_ ABSL_GUARDED_BY(mu_) = 0;
-  bool is_turn_wanted_ ABSL_GUARDED_BY(mu_) = false;
-  bool is_turn_long_ ABSL_GUARDED_BY(mu_) = false;
-  absl::Time turn_since_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
 };
 
 }  // namespace ferry
