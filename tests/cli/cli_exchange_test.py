@@ -83,10 +83,10 @@ class SendRecv(harness.Case):
         self.assertRegex(out, "verified, .* by tcp")
         listed = self.succeed("recv", "--help").decode()
         self.assertNotRegex(listed, r"--(require|exchange-listen|lost-timeout|max-waiting)\b(?!-)")
-        # A job that has ended is the last one.
+        # No other job begins, in which the node would wait for node 0 to join.
         self.address = self.coordinator(2, "--no-reuse")[1]
         self.both(["--shape=3"], ["--verify"])
-        self.fail_with(1, "left the job", "recv", "a", "--from=0", "--node-id=1", "--num-nodes=2",
+        self.fail_with(1, "cannot reach node 0", "recv", "a", "--from=0", "--node-id=1", "--num-nodes=2",
                        f"--coordinator={self.address}", "--timeout=2s")
 
     def test_an_unavailable_required_path_fails_with_the_reason(self):

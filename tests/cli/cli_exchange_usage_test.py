@@ -51,7 +51,7 @@ class BeforeAnyoneJoins(harness.Case):
                 ("--max-pending-gets: .0.", ("coordinator", "--max-parked-waits=0")),
                 ("--no-wait", ("kv", "get", "a", "--try", "--timeout=1s")),
                 # A bench's --transport says what to measure.
-                ("--require: smoke not in", ("bench", "ring", "--require=smoke"))):
+                ("smoke not in {local", ("bench", "ring", "--require=smoke"))):
             with self.subTest(arguments):
                 self.fail_with(2, pattern, *arguments)
 

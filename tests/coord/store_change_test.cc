@@ -464,7 +464,7 @@ TEST(StoreLimits, TooManyWaitsAreRefused) {
   std::vector<GetCall> parked;
   for (int i = 0; i < 3; ++i) parked.push_back(job.Get({"a"}));
   EXPECT_THAT(job.Get({"b"}).result(),
-              Fails(absl::StatusCode::kResourceExhausted, ContainsRegex("max[-_]parked[-_]waits")));
+              Fails(absl::StatusCode::kResourceExhausted, HasSubstr("--max-pending-gets")));
   for (const GetCall& call : parked) EXPECT_FALSE(call.done());
   ASSERT_TRUE(job.Cancel(parked[0].wait()));
   EXPECT_FALSE(job.Get({"b"}).done());
