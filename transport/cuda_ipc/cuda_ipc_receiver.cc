@@ -8,23 +8,16 @@
 
 #include "absl/strings/str_cat.h"
 
-#include "base/clock.h"
 #include "base/status_macros.h"
 #include "gpu/cuda/ready_tensor.h"
 #include "net/event_loop.h"
-#include "tensor/host_arena.h"
+#include "transport/control/descriptors.h"
 
 namespace ferry {
 namespace {
 
-using cuda::ImportedMemory;
 using cuda::ReadyEvent;
 using cuda::ScopedCurrent;
-
-// Delay before retrying a resource that is temporarily unavailable.
-constexpr absl::Duration kMoment = absl::Milliseconds(1);
-// Timeout for device memory that is in use.
-constexpr absl::Duration kRoomTimeout = absl::Seconds(10);
 
 // Calls `release` on the executor's thread when the last of the events has completed; not if the
 // executor is stopping, since then the process is leaving. `uses` is not empty.
@@ -49,67 +42,133 @@ void ReleaseBehind(cuda::DeviceExecutor& executor, cuda::DeviceBuffer::Uses uses
   }
 }
 
+UniqueFd TakeFirst(absl::Span<UniqueFd> descriptors) {
+  return descriptors.empty() ? UniqueFd() : std::move(descriptors[0]);
+}
+
 }  // namespace
 
-CudaIpcReceiver::CudaIpcReceiver(TransportEnvironment environment, Endpoint peer, CacheOf cache_of,
-                                 ClosePeer close_peer, std::shared_ptr<GpuLink> link,
-                                 ReleaseCallback release)
+CudaIpcReceiver::CudaIpcReceiver(TransportEnvironment environment, Endpoint peer,
+                                 CudaIpcMappings::CacheOf cache_of,
+                                 CudaIpcMappings::ClosePeer close_peer,
+                                 std::shared_ptr<GpuLink> link, ReleaseCallback release)
     : environment_(std::move(environment)),
       peer_(std::move(peer)),
-      cache_of_(std::move(cache_of)),
-      close_peer_(std::move(close_peer)),
       link_(std::move(link)),
-      release_(std::move(release)) {}
+      release_(std::move(release)),
+      fetches_(std::make_shared<CudaIpcFetches>()),
+      mappings_(std::make_shared<CudaIpcMappings>(environment_, peer_, std::move(cache_of),
+                                                  std::move(close_peer), link_)),
+      probes_(std::make_shared<CudaIpcProbeResponder>(environment_.gpus, mappings_)),
+      slices_(std::make_shared<CudaIpcSliceReceiver>(environment_, mappings_, probes_, fetches_)) {}
 
 CudaIpcReceiver::~CudaIpcReceiver() = default;
+
+void CudaIpcReceiver::SetControlChannel(ControlMessageSender channel) {
+  mappings_->SetControlChannel(channel);
+  probes_->SetControlChannel(channel);
+  slices_->SetControlChannel(std::move(channel));
+}
+
+absl::Status CudaIpcReceiver::OnControlMessage(absl::string_view body,
+                                               absl::Span<UniqueFd> descriptors) {
+  FERRY_ASSIGN_OR_RETURN(const CudaIpcMessage kind, KindOfCudaIpc(body));
+  if (environment_.gpus == nullptr) {
+    return absl::InvalidArgumentError("GPU memory is announced to a process that uses no GPUs");
+  }
+  const absl::Status lost = CheckDescriptors(descriptors);
+  if (kind == CudaIpcMessage::kProbe) {
+    FERRY_ASSIGN_OR_RETURN(CudaIpcProbe probe, DecodeCudaIpcProbe(body));
+    // A path that cannot be opened now does not close the control channel; it is probed again
+    // later.
+    if (lost.ok()) {
+      probes_->OnProbe(std::move(probe), TakeFirst(descriptors));
+    } else {
+      probes_->Refuse(probe, lost);
+    }
+    return absl::OkStatus();
+  }
+  // Transfer descriptors refer to these, so none may be missing.
+  FERRY_RETURN_IF_ERROR(lost);
+  switch (kind) {
+    case CudaIpcMessage::kSegment: {
+      FERRY_ASSIGN_OR_RETURN(const CudaIpcSegment segment, DecodeCudaIpcSegment(body));
+      mappings_->OnSegment(segment, TakeFirst(descriptors));
+      return absl::OkStatus();
+    }
+    case CudaIpcMessage::kSlice: {
+      FERRY_ASSIGN_OR_RETURN(const CudaIpcSlice slice, DecodeCudaIpcSlice(body));
+      return OnSlice(slice, descriptors);
+    }
+    case CudaIpcMessage::kFailed: {
+      FERRY_ASSIGN_OR_RETURN(const CudaIpcFailed failed, DecodeCudaIpcFailed(body));
+      return OnFailed(failed);
+    }
+    default:
+      return absl::InvalidArgumentError("a cuda_ipc announcement that only a reply can be");
+  }
+}
+
+absl::Status CudaIpcReceiver::OnSlice(const CudaIpcSlice& slice, absl::Span<UniqueFd> descriptors) {
+  if (slice.piece.has_fd != !descriptors.empty()) {
+    return absl::InvalidArgumentError("a slice whose descriptor is missing");
+  }
+  const FetchPtr fetch = fetches_->Find(slice.id);
+  return slices_->OnSlice(fetch, slice, TakeFirst(descriptors),
+                          [self = shared_from_this(), fetch](absl::StatusOr<Tensor> tensor) {
+                            self->EndStaged(*fetch, std::move(tensor));
+                          });
+}
+
+absl::Status CudaIpcReceiver::OnFailed(const CudaIpcFailed& failed) {
+  const FetchPtr fetch = fetches_->Find(failed.id);
+  if (fetch == nullptr) return absl::OkStatus();
+  if (!fetch->descriptor.is_staged()) {
+    return absl::InvalidArgumentError("the end of slices of a tensor that comes in none");
+  }
+  EndStaged(*fetch, absl::InternalError(absl::StrCat(Describe(peer_.peer),
+                                                     " could not send all of it: ", failed.why)));
+  return absl::OkStatus();
+}
 
 void CudaIpcReceiver::Fetch(uint64_t id, const TensorHeader& header, absl::string_view body,
                             absl::Span<UniqueFd> descriptors, const Tensor& destination,
                             FetchCallback done) {
-  const auto parse = [&]() -> absl::StatusOr<JobPtr> {
+  const auto parse = [&]() -> absl::StatusOr<FetchPtr> {
     if (environment_.gpus == nullptr) {
       return absl::InvalidArgumentError("a cuda_ipc descriptor for a process that uses no GPUs");
     }
-    auto job = std::make_shared<Job>();
-    job->id = id;
-    job->header = header;
-    job->destination = destination;
-    FERRY_ASSIGN_OR_RETURN(job->descriptor, DecodeCudaIpcDescriptor(body));
+    auto fetch = std::make_shared<CudaIpcFetch>();
+    fetch->id = id;
+    fetch->header = header;
+    fetch->destination = destination;
+    FERRY_ASSIGN_OR_RETURN(fetch->descriptor, DecodeCudaIpcDescriptor(body));
     size_t bytes = 0;
     size_t owned = 0;
-    for (const CudaIpcPiece& piece : job->descriptor.pieces) {
+    for (const CudaIpcPiece& piece : fetch->descriptor.pieces) {
       bytes += piece.memory.bytes;
       owned += piece.has_fd ? 1 : 0;
     }
     if (header.place.space != MemorySpace::kCuda || header.bytes == 0 ||
-        (bytes != header.bytes && !job->descriptor.is_staged()) || owned != descriptors.size() ||
-        header.place.ordinal != static_cast<int>(job->descriptor.pair.destination)) {
+        (bytes != header.bytes && !fetch->descriptor.is_staged()) || owned != descriptors.size() ||
+        header.place.ordinal != static_cast<int>(fetch->descriptor.pair.destination)) {
       return absl::InvalidArgumentError(
           "a cuda_ipc descriptor for something else than was asked for");
     }
-    for (UniqueFd& each : descriptors) job->descriptors.push_back(std::move(each));
-    return job;
+    for (UniqueFd& each : descriptors) fetch->descriptors.push_back(std::move(each));
+    return fetch;
   };
-  absl::StatusOr<JobPtr> job = parse();
-  if (!job.ok()) return std::move(done)(job.status(), false);
-  absl::Status status;
-  {
-    absl::MutexLock lock(&mu_);
-    status = aborted_;
-    if (status.ok() && !jobs_.emplace(id, *job).second) {
-      status = absl::InvalidArgumentError(absl::StrCat("transfer ", id, " for a second time"));
-    }
-    if (status.ok()) (*job)->done = std::move(done);
-  }
-  // Moved only if it is OK. NOLINTNEXTLINE(bugprone-use-after-move)
-  if (!status.ok()) return std::move(done)(std::move(status), false);
+  absl::StatusOr<FetchPtr> parsed = parse();
+  if (!parsed.ok()) return std::move(done)(parsed.status(), false);
+  const FetchPtr fetch = *std::move(parsed);
+  if (!fetches_->Add(fetch, std::move(done))) return;
   // The slices complete it.
-  if ((*job)->descriptor.is_staged()) return;
+  if (fetch->descriptor.is_staged()) return;
   environment_.gpus->Use(header.place.ordinal,
-                         [self = shared_from_this(), job = *job](absl::StatusOr<Gpu*> gpu) {
-                           if (!gpu.ok()) return self->End(job, gpu.status());
-                           job->gpu = *gpu;
-                           self->OpenNext(job);
+                         [self = shared_from_this(), fetch](absl::StatusOr<Gpu*> gpu) {
+                           if (!gpu.ok()) return self->End(fetch, gpu.status());
+                           fetch->gpu = *gpu;
+                           self->OpenNext(fetch);
                          });
 }
 
@@ -126,125 +185,78 @@ absl::string_view CudaIpcReceiver::PathOf(const TensorHeader& header, absl::stri
   return is_view ? "cuda_ipc, view" : "cuda_ipc, copy";
 }
 
-void CudaIpcReceiver::OpenNext(const JobPtr& job) {
-  if (job->held.memory.size() == job->descriptor.pieces.size()) {
+void CudaIpcReceiver::OpenNext(const FetchPtr& fetch) {
+  if (fetch->held.memory.size() == fetch->descriptor.pieces.size()) {
     const absl::Status posted =
-        job->gpu->executor->Post([self = shared_from_this(), job] { self->Deliver(job); });
-    if (!posted.ok()) End(job, posted);
+        fetch->gpu->executor->Post([self = shared_from_this(), fetch] { self->Deliver(fetch); });
+    if (!posted.ok()) End(fetch, posted);
     return;
   }
-  const CudaIpcPiece& piece = job->descriptor.pieces[job->held.memory.size()];
+  const CudaIpcPiece& piece = fetch->descriptor.pieces[fetch->held.memory.size()];
   UniqueFd fd;
-  if (piece.has_fd) fd = std::move(job->descriptors[job->next_descriptor++]);
-  if (!piece.is_kept) {
-    // Before it is opened: once it is, a tensor that is released must not close it as the last.
-    absl::MutexLock lock(&mu_);
-    ++foreign_users_[piece.memory.buffer_id];
-  }
-  OpenPiece(*job->gpu, job->descriptor.pair, piece, std::move(fd),
-            [self = shared_from_this(), job, &piece](absl::StatusOr<ImportedMemory> memory) {
-              if (!memory.ok()) {
-                if (!piece.is_kept) self->ForgetUser(*job->gpu, piece.memory.buffer_id);
-                return self->End(job, memory.status());
-              }
-              job->held.memory.push_back(*std::move(memory));
-              if (!piece.is_kept) job->held.foreign.push_back(piece.memory.buffer_id);
-              self->OpenNext(job);
-            });
+  if (piece.has_fd) fd = std::move(fetch->descriptors[fetch->next_descriptor++]);
+  mappings_->OpenInto(fetch->held, *fetch->gpu, fetch->descriptor.pair, piece, std::move(fd),
+                      [self = shared_from_this(), fetch](const absl::Status& opened) {
+                        if (!opened.ok()) return self->End(fetch, opened);
+                        self->OpenNext(fetch);
+                      });
 }
 
-void CudaIpcReceiver::Later(const JobPtr& job, std::function<void()> what) {
-  environment_.loop->PostAt(SteadyClock().Now() + kMoment,
-                            [self = shared_from_this(), job, what = std::move(what)] {
-                              const absl::Status posted = job->gpu->executor->Post(what);
-                              if (!posted.ok()) self->End(job, posted);
-                            });
-}
-
-bool CudaIpcReceiver::IsOver(const Job& job) const {
-  absl::MutexLock lock(&mu_);
-  return job.is_over;
-}
-
-absl::Status CudaIpcReceiver::MakeRoom(Job& job) {
-  if (job.into.is_valid()) return absl::OkStatus();
-  if (job.destination.is_valid()) {
-    job.into = job.destination;
-    return absl::OkStatus();
-  }
-  absl::StatusOr<std::shared_ptr<cuda::DeviceBuffer>> buffer =
-      job.gpu->arena->Allocate(job.header.bytes);
-  const absl::Time now = SteadyClock().Now();
-  if (absl::IsResourceExhausted(buffer.status())) {
-    if (job.give_up == absl::InfiniteFuture()) job.give_up = now + kRoomTimeout;
-    if (now < job.give_up) return absl::UnavailableError(buffer.status().message());
-  }
-  if (!buffer.ok()) return buffer.status();
-  FERRY_ASSIGN_OR_RETURN(job.into,
-                         Tensor::Create(job.header.dtype, job.header.shape, *std::move(buffer)));
-  return absl::OkStatus();
-}
-
-absl::StatusOr<std::shared_ptr<cuda::ImportedEvents>> CudaIpcReceiver::EventsOf(
-    const GpuPair& pair) {
-  absl::MutexLock lock(&mu_);
-  const auto found = events_.find(pair);
-  if (found != events_.end()) return found->second;
-  if (!aborted_.ok()) return aborted_;
-  return absl::InvalidArgumentError("a cuda_ipc descriptor with an event before its probe");
-}
-
-void CudaIpcReceiver::Deliver(const JobPtr& job) {
-  const cuda::CudaDevice& device = *job->gpu->device;
+void CudaIpcReceiver::Deliver(const FetchPtr& fetch) {
+  const cuda::CudaDevice& device = *fetch->gpu->device;
   const ScopedCurrent current(device);
-  const bool is_same_device =
-      job->descriptor.pieces.size() == 1 && std::memcmp(&job->descriptor.pieces[0].memory.device,
-                                                        &device.uuid(), sizeof(cuda::Uuid)) == 0;
-  const bool is_view = is_same_device && !job->destination.is_valid();
+  const bool is_same_device = fetch->descriptor.pieces.size() == 1 &&
+                              std::memcmp(&fetch->descriptor.pieces[0].memory.device,
+                                          &device.uuid(), sizeof(cuda::Uuid)) == 0;
+  const bool is_view = is_same_device && !fetch->destination.is_valid();
   const auto try_it = [&]() -> absl::StatusOr<Tensor> {
-    for (size_t i = 0; i < job->held.memory.size(); ++i) {
-      const cuda::IpcDescriptor& piece = job->descriptor.pieces[i].memory;
-      if (piece.offset + piece.bytes > job->held.memory[i].bytes()) {
+    for (size_t i = 0; i < fetch->held.memory.size(); ++i) {
+      const cuda::IpcDescriptor& piece = fetch->descriptor.pieces[i].memory;
+      if (piece.offset + piece.bytes > fetch->held.memory[i].bytes()) {
         return absl::InvalidArgumentError("a cuda_ipc descriptor beyond the end of its memory");
       }
     }
-    if (!is_view) FERRY_RETURN_IF_ERROR(MakeRoom(*job));
-    cuda::Stream stream = job->gpu->copies->get();
+    if (!is_view) FERRY_RETURN_IF_ERROR(fetch->MakeRoom());
+    cuda::Stream stream = fetch->gpu->copies->get();
     std::shared_ptr<const ReadyEvent> ready;
     std::shared_ptr<cuda::ImportedEvents> to_wait_for;
-    if (job->descriptor.ready.sequence != 0) {
-      FERRY_ASSIGN_OR_RETURN(auto events, EventsOf(job->descriptor.pair));
-      FERRY_ASSIGN_OR_RETURN(const bool is_ready, events->HasPassed(job->descriptor.ready));
+    if (fetch->descriptor.ready.sequence != 0) {
+      FERRY_ASSIGN_OR_RETURN(auto events, probes_->EventsOf(fetch->descriptor.pair));
+      FERRY_ASSIGN_OR_RETURN(const bool is_ready, events->HasPassed(fetch->descriptor.ready));
       if (!is_ready) {
-        stream = job->gpu->waits->TakeIdle();
+        stream = fetch->gpu->waits->TakeIdle();
         // No stream can wait: the host polls instead.
         if (stream == nullptr) return absl::UnavailableError("not ready");
         if (is_view) {
-          FERRY_RETURN_IF_ERROR(events->MakeWait(job->descriptor.ready, stream));
-          FERRY_ASSIGN_OR_RETURN(ready, ReadyEvent::RecordOrWait(*job->gpu->events, stream));
+          FERRY_RETURN_IF_ERROR(events->MakeWait(fetch->descriptor.ready, stream));
+          FERRY_ASSIGN_OR_RETURN(ready, ReadyEvent::RecordOrWait(*fetch->gpu->events, stream));
         } else {
           to_wait_for = std::move(events);
         }
       }
     }
-    return is_view ? View(*job, std::move(ready)) : Copy(*job, stream, to_wait_for.get());
+    return is_view ? View(*fetch, std::move(ready)) : Copy(*fetch, stream, to_wait_for.get());
   };
   absl::StatusOr<Tensor> tensor = try_it();
-  if (absl::IsUnavailable(tensor.status()) && !IsOver(*job)) {
-    return Later(job, [self = shared_from_this(), job] { self->Deliver(job); });
+  if (absl::IsUnavailable(tensor.status()) && !fetches_->IsOver(*fetch)) {
+    const auto self = shared_from_this();
+    return fetch->RetryLater(
+        *environment_.loop, [self, fetch] { self->Deliver(fetch); },
+        [self, fetch](const absl::Status& refused) { self->End(fetch, refused); });
   }
-  if (tensor.ok()) Note(*job, is_view ? "a view, since it is on the same GPU" : "a copy");
-  End(job, std::move(tensor));
+  if (tensor.ok()) Note(*fetch, is_view ? "a view, since it is on the same GPU" : "a copy");
+  End(fetch, std::move(tensor));
 }
 
-absl::StatusOr<Tensor> CudaIpcReceiver::View(Job& job, std::shared_ptr<const ReadyEvent> ready) {
-  const cuda::IpcDescriptor& piece = job.descriptor.pieces[0].memory;
-  const cuda::DevicePointer pointer = job.held.memory[0].base() + piece.offset;
+absl::StatusOr<Tensor> CudaIpcReceiver::View(CudaIpcFetch& fetch,
+                                             std::shared_ptr<const ReadyEvent> ready) {
+  const cuda::IpcDescriptor& piece = fetch.descriptor.pieces[0].memory;
+  const cuda::DevicePointer pointer = fetch.held.memory[0].base() + piece.offset;
   // The producer's event is in use until our wait for it is over.
   auto buffer = std::make_shared<cuda::DeviceBuffer>(
-      pointer, piece.bytes, job.gpu->device->ordinal(),
-      [self = shared_from_this(), gpu = job.gpu, held = std::exchange(job.held, {}), id = job.id,
-       ready](cuda::DeviceBuffer::Uses uses) mutable {
+      pointer, piece.bytes, fetch.gpu->device->ordinal(),
+      [self = shared_from_this(), gpu = fetch.gpu, held = std::exchange(fetch.held, {}),
+       id = fetch.id, ready](cuda::DeviceBuffer::Uses uses) mutable {
         if (ready != nullptr) uses.push_back(std::move(ready));
         if (uses.empty()) return self->LetGo(*gpu, std::move(held), id);
         const std::shared_ptr<GpuLink> link = self->link_;
@@ -257,44 +269,103 @@ absl::StatusOr<Tensor> CudaIpcReceiver::View(Job& job, std::shared_ptr<const Rea
                       });
       });
   FERRY_ASSIGN_OR_RETURN(const Tensor view,
-                         Tensor::Create(job.header.dtype, job.header.shape, std::move(buffer)));
+                         Tensor::Create(fetch.header.dtype, fetch.header.shape, std::move(buffer)));
   return cuda::WithReady(view, std::move(ready));
 }
 
-absl::StatusOr<Tensor> CudaIpcReceiver::Copy(Job& job, cuda::Stream stream,
+absl::StatusOr<Tensor> CudaIpcReceiver::Copy(CudaIpcFetch& fetch, cuda::Stream stream,
                                              cuda::ImportedEvents* to_wait_for) {
-  Gpu& gpu = *job.gpu;
+  Gpu& gpu = *fetch.gpu;
   std::shared_ptr<const ReadyEvent> copied;
-  {
-    absl::MutexLock lock(&mu_);
-    // Under the lock, so that a Cancel finds the copy enqueued, and it completes, or prevents it.
-    if (job.is_over) return absl::CancelledError("cancelled");
-    // A cancelled job must not wait either: the producer would receive ACK, and record the event
+  FERRY_RETURN_IF_ERROR(fetches_->EnqueueUnlessOver(fetch, [&]() -> absl::Status {
+    // A cancelled fetch must not wait either: the producer would receive ACK, and record the event
     // again, before the device has passed the wait.
     if (to_wait_for != nullptr) {
-      FERRY_RETURN_IF_ERROR(to_wait_for->MakeWait(job.descriptor.ready, stream));
+      FERRY_RETURN_IF_ERROR(to_wait_for->MakeWait(fetch.descriptor.ready, stream));
     }
-    cuda::DevicePointer to = cuda::AsDevicePointer(job.into.data());
-    for (size_t i = 0; i < job.held.memory.size(); ++i) {
-      const cuda::IpcDescriptor& piece = job.descriptor.pieces[i].memory;
-      FERRY_RETURN_IF_ERROR(
-          gpu.device->Check(gpu.device->table().copy_async(
-                                to, job.held.memory[i].base() + piece.offset, piece.bytes, stream),
-                            "cuMemcpyAsync"));
+    cuda::DevicePointer to = cuda::AsDevicePointer(fetch.into.data());
+    for (size_t i = 0; i < fetch.held.memory.size(); ++i) {
+      const cuda::IpcDescriptor& piece = fetch.descriptor.pieces[i].memory;
+      FERRY_RETURN_IF_ERROR(gpu.device->Check(
+          gpu.device->table().copy_async(to, fetch.held.memory[i].base() + piece.offset,
+                                         piece.bytes, stream),
+          "cuMemcpyAsync"));
       to += piece.bytes;
     }
     FERRY_ASSIGN_OR_RETURN(copied, ReadyEvent::RecordOrWait(*gpu.events, stream));
-  }
+    return absl::OkStatus();
+  }));
   // Both memories are kept until the device has passed the copy, even if it is cancelled.
-  auto held = std::make_shared<Held>(std::exchange(job.held, {}));
+  auto held = std::make_shared<CudaIpcMappings::Held>(std::exchange(fetch.held, {}));
   FERRY_RETURN_IF_ERROR(gpu.executor->Watch(
       {.event = copied,
        .what = "a copy from another process's GPU memory",
-       .keep = std::make_shared<std::pair<std::shared_ptr<Held>, Tensor>>(held, job.into)},
-      [self = shared_from_this(), &gpu, held, id = job.id](absl::Status) {
+       .keep = std::make_shared<std::pair<std::shared_ptr<CudaIpcMappings::Held>, Tensor>>(
+           held, fetch.into)},
+      [self = shared_from_this(), &gpu, held, id = fetch.id](absl::Status) {
         self->LetGo(gpu, std::move(*held), id);
       }));
-  return cuda::WithReady(std::exchange(job.into, Tensor()), std::move(copied));
+  return cuda::WithReady(std::exchange(fetch.into, Tensor()), std::move(copied));
+}
+
+void CudaIpcReceiver::LetGo(Gpu& gpu, CudaIpcMappings::Held held, uint64_t id) {
+  mappings_->Release(gpu, std::move(held), [release = release_, id] { release(id); });
+}
+
+void CudaIpcReceiver::End(const FetchPtr& fetch, absl::StatusOr<Tensor> tensor) {
+  fetch->destination = Tensor();
+  fetch->into = Tensor();
+  const bool is_delivered = tensor.ok();
+  const bool holds_memory = !fetch->held.memory.empty();
+  const bool ended_here = fetches_->End(*fetch, std::move(tensor),
+                                        /*release_later=*/is_delivered || holds_memory);
+  // If it was cancelled before, destroying the tensor has released it.
+  if (is_delivered) return;
+  // Nothing reads the memory now; close it before notifying the producer.
+  if (holds_memory) return LetGo(*fetch->gpu, std::exchange(fetch->held, {}), fetch->id);
+  // Cancel has told its caller that it is released later.
+  if (!ended_here) release_(fetch->id);
+}
+
+void CudaIpcReceiver::EndStaged(const CudaIpcFetch& fetch, absl::StatusOr<Tensor> tensor) {
+  if (tensor.ok()) Note(fetch, absl::StrCat("staged: ", fetch.descriptor.why_staged));
+  // The slices are copied into our own memory, and the slots are returned one by one. Slices may
+  // still be copied if it failed; the last one drops the memory.
+  fetches_->End(fetch, std::move(tensor), /*release_later=*/false);
+}
+
+void CudaIpcReceiver::Cancel(uint64_t id) { fetches_->Cancel(id); }
+
+void CudaIpcReceiver::Discard(uint64_t id, const TensorHeader& header, absl::string_view body,
+                              absl::Span<UniqueFd> descriptors) {
+  // If this carried a kept segment, it is requested again when it is needed.
+}
+
+void CudaIpcReceiver::OnClosed(uint64_t buffer_id) { mappings_->OnClosed(buffer_id); }
+
+void CudaIpcReceiver::Abort(const absl::Status& why) {
+  fetches_->Abort(why);
+  probes_->Abort(why);
+  mappings_->Abort(why);
+}
+
+void CudaIpcReceiver::Note(const CudaIpcFetch& fetch, absl::string_view what) {
+  const std::string why = probes_->WhyWithoutEvents(fetch.descriptor.pair);
+  absl::MutexLock lock(&mu_);
+  std::string& last = last_[fetch.descriptor.pair];
+  last = std::string(what);
+  if (!why.empty()) {
+    absl::StrAppend(&last,
+                    "; the sender waits for what is not ready, since there are no events "
+                    "between the two: ",
+                    why);
+  }
+}
+
+std::string CudaIpcReceiver::LastOf(const GpuPair& pair) const {
+  absl::MutexLock lock(&mu_);
+  const auto found = last_.find(pair);
+  return found == last_.end() ? "" : found->second;
 }
 
 }  // namespace ferry

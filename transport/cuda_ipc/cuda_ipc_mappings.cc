@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+// Opens the peer's allocations, counts their users, and closes them.
+#include "transport/cuda_ipc/cuda_ipc_mappings.h"
+
+#include <atomic>
+#include <optional>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+
+#include "base/clock.h"
+#include "net/event_loop.h"
+
+namespace ferry {
+namespace {
+
+using cuda::ImportedMemory;
+
+constexpr absl::Duration kOpenTimeout = absl::Seconds(10);
+
+// UNAVAILABLE closes the control channel, as for a failed producer; a transfer that cannot be
+// opened now must not.
+absl::Status OfThisTransfer(const absl::Status& status) {
+  if (!absl::IsUnavailable(status)) return status;
+  return absl::FailedPreconditionError(status.message());
+}
+
+}  // namespace
+
+CudaIpcMappings::CudaIpcMappings(const TransportEnvironment& environment, Endpoint peer,
+                                 CacheOf cache_of, ClosePeer close_peer,
+                                 std::shared_ptr<GpuLink> link)
+    : environment_(environment),
+      peer_(std::move(peer)),
+      cache_of_(std::move(cache_of)),
+      close_peer_(std::move(close_peer)),
+      link_(std::move(link)) {}
+
+void CudaIpcMappings::OpenForProbe(Gpu& gpu, const cuda::IpcDescriptor& memory, UniqueFd fd,
+                                   OpenCallback done) {
+  const absl::Status started = cache_of_(gpu).Open(KeyOf(memory.buffer_id), memory, std::move(fd),
+                                                   SteadyClock().Now() + kOpenTimeout, done);
+  if (!started.ok()) done(started);
+}
+
+void CudaIpcMappings::Keep(const ImportedMemory& memory) {
+  absl::MutexLock lock(&mu_);
+  if (aborted_.ok()) kept_.push_back(memory);
+}
+
+void CudaIpcMappings::Open(Gpu& gpu, const GpuPair& pair, const CudaIpcPiece& piece, UniqueFd fd,
+                           OpenCallback done) {
+  cuda::IpcImportCache& cache = cache_of_(gpu);
+  const cuda::ImportKey key = KeyOf(piece.memory.buffer_id);
+  const bool is_new = piece.is_kept && piece.has_fd;
+  if (std::optional<ImportedMemory> found = cache.Find(key); found.has_value()) {
+    if (is_new) Keep(*found);
+    return done(*std::move(found));
+  }
+  // The fetch with its descriptor may be opening it.
+  const bool may_request =
+      piece.is_kept && !fd.valid() && piece.memory.export_by == cuda::ExportBy::kPosixFd;
+  const absl::Status started =
+      cache.Open(key, piece.memory, std::move(fd), SteadyClock().Now() + kOpenTimeout,
+                 [self = shared_from_this(), is_new, done, may_request, pair,
+                  id = piece.memory.buffer_id](absl::StatusOr<ImportedMemory> memory) {
+                   if (!memory.ok() && may_request) return self->RequestSegment(pair, id, done);
+                   if (!memory.ok()) return done(OfThisTransfer(memory.status()));
+                   if (is_new) self->Keep(*memory);
+                   done(std::move(memory));
+                 });
+  if (!started.ok()) done(started);
+}
+
+void CudaIpcMappings::OpenInto(Held& held, Gpu& gpu, const GpuPair& pair, const CudaIpcPiece& piece,
+                               UniqueFd fd, std::function<void(const absl::Status&)> done) {
+  const bool is_foreign = !piece.is_kept;
+  const uint64_t id = piece.memory.buffer_id;
+  if (is_foreign) {
+    // Before it is opened: once it is, a tensor that is released must not close it as the last.
+    absl::MutexLock lock(&mu_);
+    ++foreign_users_[id];
+  }
+  Open(gpu, pair, piece, std::move(fd),
+       [self = shared_from_this(), &held, &gpu, is_foreign, id,
+        done = std::move(done)](absl::StatusOr<ImportedMemory> memory) {
+         if (!memory.ok()) {
+           if (is_foreign) self->ForgetUser(gpu, id);
+           return done(memory.status());
+         }
+         held.memory.push_back(*std::move(memory));
+         if (is_foreign) held.foreign.push_back(id);
+         done(absl::OkStatus());
+       });
+}
+
+void CudaIpcMappings::ForgetUser(Gpu& gpu, uint64_t buffer_id) {
+  {
+    absl::MutexLock lock(&mu_);
+    if (--foreign_users_[buffer_id] > 0) return;
+    foreign_users_.erase(buffer_id);
+  }
+  absl::ReaderMutexLock lock(&link_->mu);
+  if (link_->gpus != nullptr) cache_of_(gpu).Close(KeyOf(buffer_id));
+}
+
+void CudaIpcMappings::Release(Gpu& gpu, Held held, std::function<void()> closed) {
+  struct Count {
+    std::atomic<size_t> left;
+    std::function<void()> closed;
+    void Done() {
+      if (left.fetch_sub(1, std::memory_order_acq_rel) == 1) closed();
+    }
+  };
+  auto count = std::make_shared<Count>();
+  count->closed = std::move(closed);
+  std::vector<uint64_t> unused;
+  {
+    absl::MutexLock lock(&mu_);
+    for (const uint64_t buffer : held.foreign) {
+      if (--foreign_users_[buffer] > 0) continue;
+      foreign_users_.erase(buffer);
+      unused.push_back(buffer);
+    }
+    count->left = unused.size() + 1;
+    for (const uint64_t buffer : unused) {
+      closing_[buffer].push_back([count] { count->Done(); });
+    }
+  }
+  {
+    absl::ReaderMutexLock lock(&link_->mu);
+    if (link_->gpus == nullptr) return;
+    cuda::IpcImportCache& cache = cache_of_(gpu);
+    // They are open because we hold them; they close when we let go.
+    for (const uint64_t buffer : unused) cache.Close(KeyOf(buffer));
+  }
+  held.memory.clear();
+  count->Done();
+}
+
+void CudaIpcMappings::OnClosed(uint64_t buffer_id) {
+  std::function<void()> done;
+  {
+    absl::MutexLock lock(&mu_);
+    const auto found = closing_.find(buffer_id);
+    if (found == closing_.end()) return;
+    done = std::move(found->second.front());
+    found->second.pop_front();
+    if (found->second.empty()) closing_.erase(found);
+  }
+  done();
+}
+
+void CudaIpcMappings::RequestSegment(const GpuPair& pair, uint64_t buffer_id, OpenCallback done) {
+  const SegmentKey key(pair.destination, buffer_id);
+  bool is_first = false;
+  {
+    absl::MutexLock lock(&mu_);
+    is_first = aborted_.ok() && !requested_.contains(key);
+    if (aborted_.ok()) requested_[key].push_back(std::exchange(done, nullptr));
+  }
+  if (done != nullptr) return done(absl::CancelledError("the control channel has closed"));
+  if (!is_first) return;
+  // If the control channel has closed, that ends the waiting fetches too.
+  control_channel_(EncodeCudaIpcWanted({pair, buffer_id}), {}).IgnoreError();
+  environment_.loop->PostAt(
+      SteadyClock().Now() + kOpenTimeout, [weak = weak_from_this(), pair, buffer_id] {
+        if (const auto self = weak.lock()) {
+          self->EndRequest(pair, buffer_id,
+                           absl::DeadlineExceededError(absl::StrCat(
+                               Describe(self->peer_.peer), " has not sent the descriptor of its ",
+                               "memory again within ", absl::FormatDuration(kOpenTimeout))));
+        }
+      });
+}
+
+void CudaIpcMappings::EndRequest(const GpuPair& pair, uint64_t buffer_id,
+                                 const absl::StatusOr<ImportedMemory>& memory) {
+  std::vector<OpenCallback> waiting;
+  {
+    absl::MutexLock lock(&mu_);
+    const auto found = requested_.find({pair.destination, buffer_id});
+    if (found == requested_.end()) return;
+    waiting = std::move(found->second);
+    requested_.erase(found);
+  }
+  for (const OpenCallback& done : waiting) done(memory);
+}
+
+void CudaIpcMappings::OnSegment(const CudaIpcSegment& segment, UniqueFd fd) {
+  {
+    absl::MutexLock lock(&mu_);
+    // Too late, or not requested.
+    if (!requested_.contains({segment.pair.destination, segment.memory.buffer_id})) return;
+  }
+  environment_.gpus->Use(
+      segment.pair.destination,
+      [self = shared_from_this(), segment, fd = std::move(fd)](absl::StatusOr<Gpu*> gpu) mutable {
+        const uint64_t id = segment.memory.buffer_id;
+        if (!gpu.ok()) return self->EndRequest(segment.pair, id, gpu.status());
+        if (!fd.valid()) {
+          return self->EndRequest(
+              segment.pair, id,
+              absl::FailedPreconditionError("a segment came without its descriptor"));
+        }
+        const CudaIpcPiece piece = {.memory = segment.memory, .has_fd = true, .is_kept = true};
+        self->Open(**gpu, segment.pair, piece, std::move(fd),
+                   [self, pair = segment.pair, id](absl::StatusOr<ImportedMemory> memory) {
+                     self->EndRequest(pair, id, memory);
+                   });
+      });
+}
+
+void CudaIpcMappings::Abort(const absl::Status& why) {
+  std::vector<ImportedMemory> kept;
+  absl::flat_hash_map<SegmentKey, std::vector<OpenCallback>> requested;
+  absl::flat_hash_map<uint64_t, std::deque<std::function<void()>>> closing;
+  {
+    absl::MutexLock lock(&mu_);
+    if (aborted_.ok()) aborted_ = why;
+    closing.swap(closing_);
+    kept.swap(kept_);
+    requested.swap(requested_);
+  }
+  for (const auto& [key, waiting] : requested) {
+    for (const OpenCallback& done : waiting) {
+      done(absl::CancelledError("the control channel has closed"));
+    }
+  }
+  kept.clear();
+  absl::ReaderMutexLock lock(&link_->mu);
+  if (link_->gpus != nullptr) close_peer_();
+}
+
+}  // namespace ferry

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+// CudaIpcMappings: the allocations of one peer that a receiver has mapped.
+#ifndef FERRY_TRANSPORT_CUDA_IPC_CUDA_IPC_MAPPINGS_H_
+#define FERRY_TRANSPORT_CUDA_IPC_CUDA_IPC_MAPPINGS_H_
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+
+#include "base/unique_fd.h"
+#include "gpu/cuda/ipc_import_cache.h"
+#include "gpu/gpus.h"
+#include "transport/cuda_ipc/cuda_ipc_messages.h"
+#include "transport/transport.h"
+
+namespace ferry {
+
+// How views reach this process's GPUs when they are released, possibly after everything else is
+// gone.
+struct GpuLink {
+  absl::Mutex mu;
+  Gpus* gpus ABSL_GUARDED_BY(mu) = nullptr;
+};
+
+// How long each allocation of the peer stays open in the devices' import caches. Segments of the
+// peer's arenas stay open until Abort, since their descriptors are sent only once. Other memory,
+// which its owner may free as soon as it is released, is closed behind the last tensor that uses
+// it. Thread-safe. Owned by the receiver, and by callbacks under way.
+class CudaIpcMappings final : public std::enable_shared_from_this<CudaIpcMappings> {
+ public:
+  // The import cache of a device in use.
+  using CacheOf = std::function<cuda::IpcImportCache&(Gpu& gpu)>;
+  // Closes all of the peer's memory, on all devices.
+  using ClosePeer = std::function<void()>;
+  using OpenCallback = std::function<void(absl::StatusOr<cuda::ImportedMemory>)>;
+
+  // The memory that a tensor uses while it may be read here.
+  struct Held {
+    std::vector<cuda::ImportedMemory> memory;
+    // Buffer ids of memory outside the peer's arenas.
+    std::vector<uint64_t> foreign;
+  };
+
+  // The callbacks are valid while link->gpus is not null.
+  CudaIpcMappings(const TransportEnvironment& environment, Endpoint peer, CacheOf cache_of,
+                  ClosePeer close_peer, std::shared_ptr<GpuLink> link);
+
+  CudaIpcMappings(const CudaIpcMappings&) = delete;
+  CudaIpcMappings& operator=(const CudaIpcMappings&) = delete;
+
+  // Call before the first Open.
+  void SetControlChannel(ControlMessageSender channel) { control_channel_ = std::move(channel); }
+
+  // Opens memory for a probe. `done` runs on the side executor, or inline with its error.
+  void OpenForProbe(Gpu& gpu, const cuda::IpcDescriptor& memory, UniqueFd fd, OpenCallback done);
+  // Keeps memory open until Abort.
+  void Keep(const cuda::ImportedMemory& memory) ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Opens a piece; `done` runs inline or on the side executor. A segment that should be open and is
+  // not, because opening it failed when its descriptor came, is requested once more.
+  void Open(Gpu& gpu, const GpuPair& pair, const CudaIpcPiece& piece, UniqueFd fd,
+            OpenCallback done) ABSL_LOCKS_EXCLUDED(mu_);
+  // Opens a piece as Open does, and adds it to `held`, which lives until `done` is called. On
+  // failure `held` is as before.
+  void OpenInto(Held& held, Gpu& gpu, const GpuPair& pair, const CudaIpcPiece& piece, UniqueFd fd,
+                std::function<void(const absl::Status&)> done) ABSL_LOCKS_EXCLUDED(mu_);
+  // The memory is no longer read here: closes what must be closed, then calls `closed`. It is not
+  // called if this process is leaving, nor if the control channel ends before.
+  void Release(Gpu& gpu, Held held, std::function<void()> closed) ABSL_LOCKS_EXCLUDED(mu_);
+
+  // The peer has sent the descriptor of a segment again.
+  void OnSegment(const CudaIpcSegment& segment, UniqueFd fd) ABSL_LOCKS_EXCLUDED(mu_);
+  // An import cache has closed this memory.
+  void OnClosed(uint64_t buffer_id) ABSL_LOCKS_EXCLUDED(mu_);
+  // The control channel has ended: the peer's memory is closed where it is unused, and elsewhere
+  // behind its last user.
+  void Abort(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  // Receiving device and buffer id.
+  using SegmentKey = std::pair<uint16_t, uint64_t>;
+
+  cuda::ImportKey KeyOf(uint64_t buffer_id) const { return {peer_.peer.incarnation, buffer_id}; }
+  void RequestSegment(const GpuPair& pair, uint64_t buffer_id, OpenCallback done)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  void EndRequest(const GpuPair& pair, uint64_t buffer_id,
+                  const absl::StatusOr<cuda::ImportedMemory>& memory) ABSL_LOCKS_EXCLUDED(mu_);
+  // A piece of foreign memory could not be opened: the tensor is not one of its users after all.
+  void ForgetUser(Gpu& gpu, uint64_t buffer_id) ABSL_LOCKS_EXCLUDED(mu_);
+
+  const TransportEnvironment environment_;
+  const Endpoint peer_;
+  const CacheOf cache_of_;
+  const ClosePeer close_peer_;
+  const std::shared_ptr<GpuLink> link_;
+  ControlMessageSender control_channel_;
+
+  absl::Mutex mu_;
+  absl::Status aborted_ ABSL_GUARDED_BY(mu_);
+  // By buffer id, for memory outside the peer's arenas: the number of tensors that use it or open
+  // it, and the functions to call when its mappings are closed, in order of closing.
+  absl::flat_hash_map<uint64_t, int> foreign_users_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<uint64_t, std::deque<std::function<void()>>> closing_ ABSL_GUARDED_BY(mu_);
+  // Segments requested once more.
+  absl::flat_hash_map<SegmentKey, std::vector<OpenCallback>> requested_ ABSL_GUARDED_BY(mu_);
+  // Segments of the peer's arenas.
+  std::vector<cuda::ImportedMemory> kept_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace ferry
+
+#endif  // FERRY_TRANSPORT_CUDA_IPC_CUDA_IPC_MAPPINGS_H_
