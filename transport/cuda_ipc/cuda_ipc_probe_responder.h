@@ -22,7 +22,7 @@
 
 namespace ferry {
 
-// The receiver's part of a probe (CudaIpcSender has the sender's): opens the memory and the events
+// The receiver's part of a probe (CudaIpcProber has the sender's): opens the memory and the events
 // that it names, copies the memory and compares it, and replies whether this pair of devices works.
 // Thread-safe. Owned by the receiver, and by probes under way.
 class CudaIpcProbeResponder final : public std::enable_shared_from_this<CudaIpcProbeResponder> {

@@ -17,9 +17,65 @@ using cuda::ScopedCurrent;
 
 CudaIpcSender::CudaIpcSender(TransportEnvironment environment, Endpoint peer,
                              std::shared_ptr<DeferredReleaseQueue> grace)
-    : environment_(std::move(environment)), peer_(std::move(peer)), grace_(std::move(grace)) {}
+    : environment_(std::move(environment)),
+      grace_(std::move(grace)),
+      segments_(std::make_shared<CudaIpcSegments>()),
+      prober_(std::make_shared<CudaIpcProber>(environment_, std::move(peer), segments_)),
+      slices_(std::make_shared<CudaIpcSliceSender>(prober_, segments_)) {}
 
 CudaIpcSender::~CudaIpcSender() = default;
+
+void CudaIpcSender::SetControlChannel(ControlMessageSender channel) {
+  prober_->SetControlChannel(channel);
+  slices_->SetControlChannel(channel);
+  control_channel_ = std::move(channel);
+}
+
+absl::Status CudaIpcSender::OnControlMessage(absl::string_view body) {
+  FERRY_ASSIGN_OR_RETURN(const CudaIpcMessage kind, KindOfCudaIpc(body));
+  switch (kind) {
+    case CudaIpcMessage::kProbed: {
+      FERRY_ASSIGN_OR_RETURN(CudaIpcProbed probed, DecodeCudaIpcProbed(body));
+      return prober_->OnProbed(std::move(probed));
+    }
+    case CudaIpcMessage::kTaken: {
+      FERRY_ASSIGN_OR_RETURN(const CudaIpcTaken taken, DecodeCudaIpcTaken(body));
+      return slices_->OnTaken(taken);
+    }
+    case CudaIpcMessage::kWanted: {
+      FERRY_ASSIGN_OR_RETURN(const CudaIpcWanted wanted, DecodeCudaIpcWanted(body));
+      return OnWanted(wanted);
+    }
+    default:
+      return absl::InvalidArgumentError("a cuda_ipc reply that only an announcement can be");
+  }
+}
+
+absl::Status CudaIpcSender::OnWanted(const CudaIpcWanted& wanted) {
+  std::shared_ptr<const cuda::HeldSegment> held = segments_->Find(wanted.pair, wanted.buffer_id);
+  if (held == nullptr) {
+    return absl::InvalidArgumentError("a request for a segment that it was not told of");
+  }
+  // Exporting calls the driver, so it runs on the device's thread.
+  environment_.gpus->Use(wanted.pair.source, [self = shared_from_this(), held = std::move(held),
+                                              pair = wanted.pair](absl::StatusOr<Gpu*> gpu) {
+    if (!gpu.ok()) return;
+    (*gpu)
+        ->executor
+        ->Post([self, held, pair] {
+          const absl::StatusOr<UniqueFd> fd = held->Export();
+          // Without a reply the receiver times out, and its transfers fail with that.
+          if (!fd.ok()) return;
+          const int raw = fd->get();
+          self->control_channel_(
+                  EncodeCudaIpcSegment({pair, held->descriptor()}),
+                  fd->valid() ? absl::MakeConstSpan(&raw, 1) : absl::Span<const int>())
+              .IgnoreError();
+        })
+        .IgnoreError();
+  });
+  return absl::OkStatus();
+}
 
 void CudaIpcSender::Expose(uint64_t id, const Tensor& tensor, const TensorLocation& to,
                            ExposeCallback done) {
@@ -29,75 +85,36 @@ void CudaIpcSender::Expose(uint64_t id, const Tensor& tensor, const TensorLocati
     absl::MutexLock lock(&mu_);
     offering_.insert(id);
   }
-  Begin(pair, {id, tensor, std::move(done)});
+  Begin(pair, std::make_shared<Pending>(Pending{id, tensor, std::move(done)}));
 }
 
-void CudaIpcSender::Begin(const GpuPair& pair, Pending offer) {
-  environment_.gpus->Use(pair.source, [self = shared_from_this(), pair, pending = std::move(offer)](
-                                          absl::StatusOr<Gpu*> gpu) mutable {
-    if (!gpu.ok()) return std::move(pending.done)(gpu.status());
-    // Kept separately, since a rejected post destroys its function.
-    auto shared = std::make_shared<Pending>(std::move(pending));
+void CudaIpcSender::Begin(const GpuPair& pair, std::shared_ptr<Pending> pending) {
+  environment_.gpus->Use(pair.source, [self = shared_from_this(), pair,
+                                       pending = std::move(pending)](absl::StatusOr<Gpu*> gpu) {
+    if (!gpu.ok()) return std::move(pending->done)(gpu.status());
     const absl::Status posted = (*gpu)->executor->Post(
-        [self, pair, shared, gpu = *gpu] { self->OfferHere(*gpu, pair, std::move(*shared)); });
-    if (!posted.ok()) std::move(shared->done)(posted);
+        [self, pair, pending, gpu = *gpu] { self->OfferHere(*gpu, pair, pending); });
+    if (!posted.ok()) std::move(pending->done)(posted);
   });
 }
 
-void CudaIpcSender::OfferHere(Gpu& gpu, const GpuPair& pair, Pending pending) {
-  absl::Status status;
-  bool is_first = false;
-  bool is_waiting = false;
-  {
-    absl::MutexLock lock(&mu_);
-    status = aborted_;
-    if (status.ok()) {
-      const auto [found, inserted] = pairs_.try_emplace(pair);
-      is_first = inserted;
-      Pair& state = found->second;
-      is_waiting = state.phase == Phase::kProbing;
-      if (is_waiting) {
-        state.pending.push_back(std::move(pending));
-      } else if (state.phase == Phase::kRefused) {
-        status = absl::FailedPreconditionError(state.refusal);
-      }
-    }
-  }
-  if (is_first) Probe(gpu, pair);
-  if (is_waiting) return;
-  // Moved only if it waits. NOLINTNEXTLINE(bugprone-use-after-move)
-  if (!status.ok()) return std::move(pending.done)(std::move(status));
-  Finish(gpu, pair, std::move(pending), /*is_ready=*/false);
-}
-
-absl::StatusOr<CudaIpcPiece> CudaIpcSender::KeptPiece(cuda::GpuArena& arena, const Buffer& buffer,
-                                                      const GpuPair& pair,
-                                                      std::vector<UniqueFd>& descriptors) {
-  CudaIpcPiece piece;
-  piece.memory = arena.Describe(buffer);
-  piece.is_kept = true;
-  const std::pair key(pair.destination, piece.memory.buffer_id);
-  {
-    absl::MutexLock lock(&mu_);
-    if (sent_.contains(key)) return piece;
-  }
-  FERRY_ASSIGN_OR_RETURN(UniqueFd fd, arena.ExportSegment(buffer));
-  piece.has_fd = fd.valid();
-  if (fd.valid()) descriptors.push_back(std::move(fd));
-  std::shared_ptr<const cuda::HeldSegment> hold = arena.HoldSegment(buffer);
-  absl::MutexLock lock(&mu_);
-  // Only this thread sends messages about the segment, and this one first. If it is not sent after
-  // all, the peer requests it.
-  sent_.emplace(key, std::move(hold));
-  return piece;
+void CudaIpcSender::OfferHere(Gpu& gpu, const GpuPair& pair,
+                              const std::shared_ptr<Pending>& pending) {
+  if (prober_->IsOpen(pair)) return Finish(gpu, pair, std::move(*pending), /*is_ready=*/false);
+  // Weak: what waits does not keep the sender.
+  prober_->AwaitOpen(gpu, pair,
+                     [weak = weak_from_this(), pair, pending](const absl::Status& status) {
+                       if (!status.ok()) return std::move(pending->done)(status);
+                       if (const auto self = weak.lock()) self->Begin(pair, pending);
+                     });
 }
 
 absl::StatusOr<CudaIpcSender::Plan> CudaIpcSender::PlanFor(Gpu& gpu, const GpuPair& pair,
                                                            const Tensor& tensor) {
   Plan plan;
   if (tensor.buffer()->arena() == gpu.arena.get()) {
-    FERRY_ASSIGN_OR_RETURN(CudaIpcPiece piece,
-                           KeptPiece(*gpu.arena, *cuda::MemoryOf(tensor), pair, plan.descriptors));
+    FERRY_ASSIGN_OR_RETURN(CudaIpcPiece piece, segments_->Piece(*gpu.arena, *cuda::MemoryOf(tensor),
+                                                                pair, plan.descriptors));
     piece.memory.offset += tensor.offset_bytes();
     piece.memory.bytes = tensor.bytes();
     plan.pieces.push_back(piece);
@@ -128,19 +145,6 @@ absl::StatusOr<CudaIpcSender::Plan> CudaIpcSender::PlanFor(Gpu& gpu, const GpuPa
   return plan;
 }
 
-absl::StatusOr<cuda::EventTicket> CudaIpcSender::Record(const GpuPair& pair, cuda::Stream stream) {
-  cuda::InterprocessEventPool* events = nullptr;
-  {
-    absl::MutexLock lock(&mu_);
-    if (!aborted_.ok()) return aborted_;
-    const Pair& state = pairs_[pair];
-    if (state.has_events) events = state.events.get();
-  }
-  if (events == nullptr) return absl::ResourceExhaustedError("the pair has no events");
-  // Abort keeps the pool alive for longer than this takes.
-  return events->Record(stream);
-}
-
 absl::StatusOr<cuda::EventTicket> CudaIpcSender::Mark(Gpu& gpu, const GpuPair& pair,
                                                       const ReadyEvent& ready) {
   const cuda::Stream stream = gpu.waits->TakeIdle();
@@ -149,7 +153,7 @@ absl::StatusOr<cuda::EventTicket> CudaIpcSender::Mark(Gpu& gpu, const GpuPair& p
   }
   const ScopedCurrent current(*gpu.device);
   FERRY_RETURN_IF_ERROR(ready.MakeWait(*gpu.device, stream));
-  return Record(pair, stream);
+  return prober_->Record(pair, stream);
 }
 
 void CudaIpcSender::FinishWhenReady(Gpu& gpu, const GpuPair& pair, Pending pending) {
@@ -177,12 +181,14 @@ void CudaIpcSender::Finish(Gpu& gpu, const GpuPair& pair, Pending pending, bool 
   if (plan->pieces.empty()) {
     // A tensor that is not ready does not occupy a slot.
     if (!is_ready) return FinishWhenReady(gpu, pair, std::move(pending));
-    return NextSlice(std::make_shared<Staged>(Staged{.id = pending.id,
-                                                     .gpu = &gpu,
-                                                     .pair = pair,
-                                                     .tensor = std::move(pending.tensor),
-                                                     .why = std::move(plan->why_staged),
-                                                     .done = std::move(pending.done)}));
+    const uint64_t id = pending.id;
+    return slices_->Send(
+        gpu, pair,
+        {.id = id,
+         .tensor = std::move(pending.tensor),
+         .why = std::move(plan->why_staged),
+         .check_wanted = [self = shared_from_this(), id] { return self->CheckWanted(id); },
+         .done = std::move(pending.done)});
   }
   CudaIpcDescriptor descriptor;
   descriptor.pair = pair;
@@ -207,11 +213,12 @@ void CudaIpcSender::Finish(Gpu& gpu, const GpuPair& pair, Pending pending, bool 
     if (wanted.ok()) {
       offered_.emplace(pending.id, Offered{pending.tensor, pair, descriptor.ready,
                                            std::move(plan->descriptors)});
-    } else {
-      UnmarkLocked(pair, descriptor.ready);
     }
   }
-  if (!wanted.ok()) return std::move(pending.done)(std::move(wanted));
+  if (!wanted.ok()) {
+    prober_->ReleaseEvent(pair, descriptor.ready);
+    return std::move(pending.done)(std::move(wanted));
+  }
   std::move(pending.done)(std::move(body));
   // The descriptors have been sent.
   std::vector<UniqueFd> sent;
@@ -223,58 +230,40 @@ void CudaIpcSender::Finish(Gpu& gpu, const GpuPair& pair, Pending pending, bool 
 
 void CudaIpcSender::Release(uint64_t id) {
   Offered offered;
-  absl::MutexLock lock(&mu_);
-  offering_.erase(id);
-  const auto found = offered_.find(id);
-  if (found == offered_.end()) return;
-  offered = std::move(found->second);
-  offered_.erase(found);
-  UnmarkLocked(offered.pair, offered.ready);
+  {
+    absl::MutexLock lock(&mu_);
+    offering_.erase(id);
+    const auto found = offered_.find(id);
+    if (found == offered_.end()) return;
+    offered = std::move(found->second);
+    offered_.erase(found);
+  }
+  prober_->ReleaseEvent(offered.pair, offered.ready);
 }
 
-void CudaIpcSender::Unmark(const GpuPair& pair, const cuda::EventTicket& ticket) {
+absl::Status CudaIpcSender::CheckWanted(uint64_t id) const {
   absl::MutexLock lock(&mu_);
-  UnmarkLocked(pair, ticket);
+  return CheckWantedLocked(id);
 }
 
-void CudaIpcSender::UnmarkLocked(const GpuPair& pair, const cuda::EventTicket& ticket) {
-  const auto found = pairs_.find(pair);
-  if (ticket.sequence == 0 || found == pairs_.end() || found->second.events == nullptr) return;
-  found->second.events->Release(ticket).IgnoreError();
+absl::Status CudaIpcSender::CheckWantedLocked(uint64_t id) const {
+  if (!aborted_.ok()) return aborted_;
+  if (offering_.contains(id)) return absl::OkStatus();
+  return absl::CancelledError("the receiver has given it back before it had it");
 }
 
 void CudaIpcSender::Abort(const absl::Status& why) {
-  struct Leftovers {
-    absl::flat_hash_map<GpuPair, Pair> pairs;
-    absl::flat_hash_map<uint64_t, Offered> offered;
-    std::map<std::pair<uint64_t, uint64_t>, Slice> slices;
-    absl::flat_hash_map<std::pair<uint16_t, uint64_t>, std::shared_ptr<const cuda::HeldSegment>>
-        sent;
-  };
-  auto left = std::make_shared<Leftovers>();
-  std::vector<Pending> pending;
+  auto left = std::make_shared<OfferedById>();
   {
     absl::MutexLock lock(&mu_);
     if (aborted_.ok()) aborted_ = why;
     offering_.clear();
-    left->pairs.swap(pairs_);
-    left->offered.swap(offered_);
-    left->slices.swap(slices_);
-    left->sent.swap(sent_);
+    left->swap(offered_);
   }
-  for (auto& [pair, state] : left->pairs) {
-    for (Pending& each : state.pending) pending.push_back(std::move(each));
-    state.pending.clear();
-  }
-  for (Pending& each : pending) std::move(each.done)(why);
-  if (left->pairs.empty() && left->offered.empty() && left->slices.empty() && left->sent.empty()) {
-    return;
-  }
-  grace_->Keep([left = std::move(left)] {
-    for (auto& [key, slice] : left->slices) {
-      slice.ring->Give(std::move(slice.slot), std::move(slice.copied));
-    }
-  });
+  slices_->Abort(*grace_);
+  segments_->Abort(*grace_);
+  if (!left->empty()) grace_->Keep([left = std::move(left)] {});
+  prober_->Abort(why, *grace_);
 }
 
 }  // namespace ferry

@@ -19,7 +19,7 @@
 
 namespace ferry {
 
-// Copies each slice that CudaIpcSender announces from its slot to its place in the tensor, and
+// Copies each slice that CudaIpcSliceSender announces from its slot to its place in the tensor, and
 // returns the slot (kTaken) when the device has passed the copy, or when it is not needed. The
 // loop's thread announces slices; they are copied on the destination device's executor. Owned by
 // the receiver, and by slices under way.

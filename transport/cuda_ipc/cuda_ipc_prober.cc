@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Probes pairs of devices, retries with back-off, and handles the peer's replies.
+#include "transport/cuda_ipc/cuda_ipc_prober.h"
+
 #include <algorithm>
 #include <random>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 
 #include "base/clock.h"
 #include "base/status_macros.h"
 #include "net/event_loop.h"
-#include "tensor/host_arena.h"
-#include "transport/cuda_ipc/cuda_ipc_sender.h"
 
 namespace ferry {
 namespace {
@@ -29,7 +28,38 @@ constexpr absl::Duration kLongestTimeout = absl::Minutes(5);
 
 }  // namespace
 
-void CudaIpcSender::Probe(Gpu& gpu, const GpuPair& pair) {
+CudaIpcProber::CudaIpcProber(const TransportEnvironment& environment, Endpoint peer,
+                             std::shared_ptr<CudaIpcSegments> segments)
+    : environment_(environment), peer_(std::move(peer)), segments_(std::move(segments)) {}
+
+bool CudaIpcProber::IsOpen(const GpuPair& pair) const {
+  absl::MutexLock lock(&mu_);
+  const auto found = pairs_.find(pair);
+  return found != pairs_.end() && found->second.phase == Phase::kOpen;
+}
+
+void CudaIpcProber::AwaitOpen(Gpu& gpu, const GpuPair& pair, OpenCallback done) {
+  absl::Status status;
+  bool is_first = false;
+  {
+    absl::MutexLock lock(&mu_);
+    status = aborted_;
+    if (status.ok()) {
+      const auto [found, inserted] = pairs_.try_emplace(pair);
+      is_first = inserted;
+      Pair& state = found->second;
+      if (state.phase == Phase::kProbing) {
+        state.waiting.push_back(std::exchange(done, nullptr));
+      } else if (state.phase == Phase::kRefused) {
+        status = absl::FailedPreconditionError(state.refusal);
+      }
+    }
+  }
+  if (is_first) Probe(gpu, pair);
+  if (done != nullptr) std::move(done)(status);
+}
+
+void CudaIpcProber::Probe(Gpu& gpu, const GpuPair& pair) {
   const uint32_t seed = std::random_device{}();
   {
     absl::MutexLock lock(&mu_);
@@ -51,7 +81,7 @@ void CudaIpcSender::Probe(Gpu& gpu, const GpuPair& pair) {
       });
 }
 
-absl::Status CudaIpcSender::SendProbe(Gpu& gpu, const GpuPair& pair, uint32_t seed) {
+absl::Status CudaIpcProber::SendProbe(Gpu& gpu, const GpuPair& pair, uint32_t seed) {
   CudaIpcProbe probe;
   probe.pair = pair;
   probe.seed = seed;
@@ -104,27 +134,7 @@ absl::Status CudaIpcSender::SendProbe(Gpu& gpu, const GpuPair& pair, uint32_t se
                           fd.valid() ? absl::MakeConstSpan(&raw, 1) : absl::Span<const int>());
 }
 
-absl::Status CudaIpcSender::OnControlMessage(absl::string_view body) {
-  FERRY_ASSIGN_OR_RETURN(const CudaIpcMessage kind, KindOfCudaIpc(body));
-  switch (kind) {
-    case CudaIpcMessage::kProbed: {
-      FERRY_ASSIGN_OR_RETURN(CudaIpcProbed probed, DecodeCudaIpcProbed(body));
-      return OnProbed(std::move(probed));
-    }
-    case CudaIpcMessage::kTaken: {
-      FERRY_ASSIGN_OR_RETURN(const CudaIpcTaken taken, DecodeCudaIpcTaken(body));
-      return OnTaken(taken);
-    }
-    case CudaIpcMessage::kWanted: {
-      FERRY_ASSIGN_OR_RETURN(const CudaIpcWanted wanted, DecodeCudaIpcWanted(body));
-      return OnWanted(wanted);
-    }
-    default:
-      return absl::InvalidArgumentError("a cuda_ipc reply that only an announcement can be");
-  }
-}
-
-absl::Status CudaIpcSender::OnProbed(CudaIpcProbed probed) {
+absl::Status CudaIpcProber::OnProbed(CudaIpcProbed probed) {
   {
     absl::MutexLock lock(&mu_);
     const auto found = pairs_.find(probed.pair);
@@ -148,11 +158,11 @@ absl::Status CudaIpcSender::OnProbed(CudaIpcProbed probed) {
   return absl::OkStatus();
 }
 
-void CudaIpcSender::Settle(const GpuPair& pair, uint32_t seed, std::string refusal) {
-  std::vector<Pending> pending;
+void CudaIpcProber::Settle(const GpuPair& pair, uint32_t seed, std::string refusal) {
+  std::vector<OpenCallback> waiting;
   std::shared_ptr<Buffer> memory;
   const bool is_open = refusal.empty();
-  absl::Status why = absl::FailedPreconditionError(refusal);
+  const absl::Status status = is_open ? absl::OkStatus() : absl::FailedPreconditionError(refusal);
   {
     absl::MutexLock lock(&mu_);
     const auto found = pairs_.find(pair);
@@ -163,23 +173,15 @@ void CudaIpcSender::Settle(const GpuPair& pair, uint32_t seed, std::string refus
     state.refusal = std::move(refusal);
     state.timeout = std::clamp(2 * state.timeout, kFirstTimeout, kLongestTimeout);
     state.next_probe = SteadyClock().Now() + state.timeout;
-    pending.swap(state.pending);
+    waiting.swap(state.waiting);
     memory = std::move(state.memory);
-    if (is_open && state.segment != nullptr) {
-      const uint64_t id = state.segment->descriptor().buffer_id;
-      sent_.emplace(std::pair(pair.destination, id), std::move(state.segment));
-    }
+    // In one step with the phase: the next piece of this segment needs no descriptor.
+    if (is_open && state.segment != nullptr) segments_->MarkSent(pair, std::move(state.segment));
   }
-  for (Pending& each : pending) {
-    if (is_open) {
-      Begin(pair, std::move(each));
-    } else {
-      std::move(each.done)(why);
-    }
-  }
+  for (OpenCallback& done : waiting) std::move(done)(status);
 }
 
-std::string CudaIpcSender::Refusal(const GpuPair& pair) {
+std::string CudaIpcProber::Refusal(const GpuPair& pair) {
   std::string refusal;
   {
     absl::MutexLock lock(&mu_);
@@ -198,35 +200,41 @@ std::string CudaIpcSender::Refusal(const GpuPair& pair) {
   return refusal;
 }
 
-absl::Status CudaIpcSender::OnWanted(const CudaIpcWanted& wanted) {
-  std::shared_ptr<const cuda::HeldSegment> held;
+absl::StatusOr<cuda::EventTicket> CudaIpcProber::Record(const GpuPair& pair, cuda::Stream stream) {
+  cuda::InterprocessEventPool* events = nullptr;
   {
     absl::MutexLock lock(&mu_);
-    const auto found = sent_.find({wanted.pair.destination, wanted.buffer_id});
-    if (found == sent_.end()) {
-      return absl::InvalidArgumentError("a request for a segment that it was not told of");
-    }
-    held = found->second;
+    if (!aborted_.ok()) return aborted_;
+    const Pair& state = pairs_[pair];
+    if (state.has_events) events = state.events.get();
   }
-  // Exporting calls the driver, so it runs on the device's thread.
-  environment_.gpus->Use(wanted.pair.source, [self = shared_from_this(), held,
-                                              pair = wanted.pair](absl::StatusOr<Gpu*> gpu) {
-    if (!gpu.ok()) return;
-    (*gpu)
-        ->executor
-        ->Post([self, held, pair] {
-          const absl::StatusOr<UniqueFd> fd = held->Export();
-          // Without a reply the receiver times out, and its transfers fail with that.
-          if (!fd.ok()) return;
-          const int raw = fd->get();
-          self->control_channel_(
-                  EncodeCudaIpcSegment({pair, held->descriptor()}),
-                  fd->valid() ? absl::MakeConstSpan(&raw, 1) : absl::Span<const int>())
-              .IgnoreError();
-        })
-        .IgnoreError();
-  });
-  return absl::OkStatus();
+  if (events == nullptr) return absl::ResourceExhaustedError("the pair has no events");
+  // Abort keeps the pool alive for longer than this takes.
+  return events->Record(stream);
+}
+
+void CudaIpcProber::ReleaseEvent(const GpuPair& pair, const cuda::EventTicket& ticket) {
+  if (ticket.sequence == 0) return;
+  absl::MutexLock lock(&mu_);
+  const auto found = pairs_.find(pair);
+  if (found == pairs_.end() || found->second.events == nullptr) return;
+  found->second.events->Release(ticket).IgnoreError();
+}
+
+void CudaIpcProber::Abort(const absl::Status& why, DeferredReleaseQueue& grace) {
+  auto left = std::make_shared<absl::flat_hash_map<GpuPair, Pair>>();
+  std::vector<OpenCallback> waiting;
+  {
+    absl::MutexLock lock(&mu_);
+    if (aborted_.ok()) aborted_ = why;
+    left->swap(pairs_);
+  }
+  for (auto& [pair, state] : *left) {
+    for (OpenCallback& each : state.waiting) waiting.push_back(std::move(each));
+    state.waiting.clear();
+  }
+  for (OpenCallback& done : waiting) std::move(done)(why);
+  if (!left->empty()) grace.Keep([left = std::move(left)] {});
 }
 
 }  // namespace ferry
