@@ -18,7 +18,7 @@
 
 #include "base/cancellation_token.h"
 #include "coord/client/agent.h"
-#include "gpu/clique/communicator.h"
+#include "gpu/communicator/communicator.h"
 #include "gpu/gpus.h"
 #include "tensor/tensor.h"
 #include "topology/global_topology.h"

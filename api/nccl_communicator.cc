@@ -12,7 +12,7 @@
 
 #include "api/api_access.h"
 #include "base/status_macros.h"
-#include "gpu/clique/communicator.h"
+#include "gpu/communicator/communicator.h"
 #include "gpu/gpus.h"
 
 namespace ferry::v0 {

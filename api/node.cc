@@ -37,17 +37,17 @@ ferry::NodeOptions Convert(NodeOptions options) {
   inner.kept_communicator_bytes = options.communicator_cache_bytes;
 
   TransferOptions& transfer = options.transfer;
-  inner.exchanges_tensors = transfer.enabled;
-  inner.exchange.use_gpus = transfer.use_gpus;
-  inner.exchange.listen = std::move(transfer.listen_address);
-  inner.exchange.advertise = std::move(transfer.advertised_address);
-  inner.exchange.unix_socket = transfer.use_unix_sockets;
-  inner.exchange.require_transport = std::move(transfer.required_transport);
-  inner.exchange.checksum = transfer.use_checksums;
-  inner.exchange.token = std::move(transfer.job_token);
-  if (transfer.max_host_bytes > 0) inner.exchange.arena.budget_bytes = transfer.max_host_bytes;
-  inner.exchange.connect_timeout = transfer.connect_timeout;
-  inner.exchange.flush_timeout = transfer.acknowledgement_timeout;
+  inner.transfers_tensors = transfer.enabled;
+  inner.transfer.use_gpus = transfer.use_gpus;
+  inner.transfer.listen = std::move(transfer.listen_address);
+  inner.transfer.advertise = std::move(transfer.advertised_address);
+  inner.transfer.unix_socket = transfer.use_unix_sockets;
+  inner.transfer.require_transport = std::move(transfer.required_transport);
+  inner.transfer.checksum = transfer.use_checksums;
+  inner.transfer.token = std::move(transfer.job_token);
+  if (transfer.max_host_bytes > 0) inner.transfer.arena.budget_bytes = transfer.max_host_bytes;
+  inner.transfer.connect_timeout = transfer.connect_timeout;
+  inner.transfer.flush_timeout = transfer.acknowledgement_timeout;
   return inner;
 }
 
@@ -111,7 +111,7 @@ absl::StatusOr<std::unique_ptr<NcclCommunicator>> Node::Communicator(
   inner.max_ctas = options.max_ctas;
   FERRY_ASSIGN_OR_RETURN(std::shared_ptr<ferry::NcclCommunicator> communicator,
                          impl_->node->Communicator(devices, options.own_device, std::move(inner)));
-  return ApiAccess::Wrap(std::move(communicator), *impl_->node->exchange().gpus());
+  return ApiAccess::Wrap(std::move(communicator), *impl_->node->transfer_engine().gpus());
 }
 
 absl::Status Node::Leave() {

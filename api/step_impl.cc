@@ -65,16 +65,16 @@ absl::Status Step::Impl::Send(const TensorId& id, const Tensor& tensor,
   FERRY_ASSIGN_OR_RETURN(const RendezvousKey key,
                          node_.Key(id.name, id.source, id.destination, ToString(id.source_device),
                                    ToString(id.destination_device)));
-  return InWords(options.stream == nullptr
-                     ? step_.Send(key, ApiAccess::Unwrap(tensor))
-                     : step_.Send(key, ApiAccess::Unwrap(tensor), options.stream),
-                 id.source);
+  return ExplainStatus(options.stream == nullptr
+                           ? step_.Send(key, ApiAccess::Unwrap(tensor))
+                           : step_.Send(key, ApiAccess::Unwrap(tensor), options.stream),
+                       id.source);
 }
 
 absl::Status Step::Impl::Close(absl::Duration timeout) {
   const absl::Status status = step_.Close(timeout);
   EndLookups();
-  return InWords(status, node_.node_id());
+  return ExplainStatus(status, node_.node_id());
 }
 
 void Step::Impl::Abort(const absl::Status& reason) {
@@ -84,10 +84,10 @@ void Step::Impl::Abort(const absl::Status& reason) {
 
 void Step::Impl::EndLookups() {
   const absl::Status ended = step_.ended();
-  if (!ended.ok()) lookup_.EndStep(step_.id(), InWords(ended, node_.node_id()));
+  if (!ended.ok()) lookup_.EndStep(step_.id(), ExplainStatus(ended, node_.node_id()));
 }
 
-absl::Status Step::Impl::InWords(const absl::Status& status, int source) const {
+absl::Status Step::Impl::ExplainStatus(const absl::Status& status, int source) const {
   if (!IsDerived(status) && !absl::IsAborted(status)) return status;
   const absl::Status plain = WithoutDerivedMark(status);
   if (!absl::IsAborted(plain)) return plain;
@@ -103,7 +103,7 @@ absl::Status Step::Impl::InWords(const absl::Status& status, int source) const {
 std::shared_ptr<RequestImpl> Step::Impl::Recv(const TensorId& id, RecvOptions options) {
   const absl::Time deadline = SteadyClock().Now() + options.timeout;
   auto request = std::make_shared<RequestImpl>(
-      node_.exchange().loop(), absl::StrCat("step ", step_.id(), " for ", ToString(id)));
+      node_.transfer_engine().loop(), absl::StrCat("step ", step_.id(), " for ", ToString(id)));
   if (id.destination != node_.node_id()) {
     request->Complete(absl::InvalidArgumentError(absl::StrCat(ToString(id), " is received by node ",
                                                               id.destination, ", and this is node ",
@@ -161,7 +161,7 @@ void Step::Impl::Start(const RendezvousKey& key, int source,
                           absl::StrCat("waited ", ShortDuration(options.timeout), " in ",
                                        request->what(), ": ", status.message()));
                     }
-                    if (!status.ok()) return request->Complete(self->InWords(status, source));
+                    if (!status.ok()) return request->Complete(self->ExplainStatus(status, source));
                     self->Finish(std::move(received), request, options, deadline);
                   });
 }
@@ -175,10 +175,11 @@ void Step::Impl::Finish(Received received, const std::shared_ptr<RequestImpl>& r
   const std::shared_ptr<const cuda::ReadyEvent> ready = cuda::ReadyOf(received.tensor);
   Tensor tensor = options.into.is_valid() ? options.into : ApiAccess::Wrap(received.tensor);
   if (ready == nullptr) return request->Complete(std::move(tensor), received.path);
-  const absl::StatusOr<Gpu*> gpu = node_.exchange().gpus()->Get(received.tensor.place().ordinal);
+  const absl::StatusOr<Gpu*> gpu =
+      node_.transfer_engine().gpus()->Get(received.tensor.place().ordinal);
   if (!gpu.ok()) return request->Complete(gpu.status());
   if (options.stream != nullptr) {
-    const absl::Status status = ready->MakeWait(*(*gpu)->device, options.stream);
+    const absl::Status status = ready->EnqueueWait(*(*gpu)->device, options.stream);
     if (!status.ok()) return request->Complete(status);
     return request->Complete(std::move(tensor), received.path);
   }

@@ -38,7 +38,7 @@ class Step::Impl final : public std::enable_shared_from_this<Step::Impl> {
  private:
   // In the words of the public API, without TensorFlow's mark and texts.
   //   source: the rank of the sender, which ends what waits for it when it leaves.
-  absl::Status InWords(const absl::Status& status, int source) const;
+  absl::Status ExplainStatus(const absl::Status& status, int source) const;
   // Ends receives that wait for an address, if the step is closed.
   void EndLookups();
   // Begins the transfer of a receive whose key is known.

@@ -64,7 +64,7 @@ absl::Status MeasureOnce(const ColdFlags& flags, size_t bytes, BenchStage& stage
                          HostedCoordinator::OnThisMachine(2, Graphs::kNone));
   FERRY_ASSIGN_OR_RETURN(
       const auto workers,
-      BenchWorkers::Start(2, coordinator->address(), EncodeBenchPlan(plan), flags.exchange, stage,
+      BenchWorkers::Start(2, coordinator->address(), EncodeBenchPlan(plan), flags.transfer, stage,
                           plan.uses_gpus() ? BenchGpus::kShared : BenchGpus::kHidden));
   for (const std::string& phase : ColdPhasesOf(plan)) {
     FERRY_ASSIGN_OR_RETURN(const std::vector<Json> lines, workers->Expect("case"));

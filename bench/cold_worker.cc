@@ -170,7 +170,7 @@ absl::Status RunColdWorker(const BenchParticipants& party, BenchSync& meeting,
     FERRY_ASSIGN_OR_RETURN(const BenchRounds rounds, RunRounds(meeting, {{{0, 1}}, 0, 1}, *work));
     nlohmann::ordered_json line = rounds.ToJson();
     line["event"] = "case";
-    line["pages"] = DescribePages(party.node.exchange().arena_stats());
+    line["pages"] = DescribePages(party.node.transfer_engine().arena_stats());
     line["path_reason"] = work->Reason(rounds);
     FERRY_RETURN_IF_ERROR(meeting.Tell(line));
   }

@@ -51,7 +51,7 @@ Verb AddCompareBench(CLI::App& bench) {
   verb.add_option("OLD", flags->before, "file of the old run; - for stdin")->required();
   verb.add_option("NEW", flags->now, "file of the new run; - for stdin")->required();
   AddReal(verb, "--threshold", flags->threshold_percent,
-          "ignore changes of up to this many percent", RealLeast::kFrom, 0, 1e6)
+          "ignore changes of up to this many percent", LowerBound::kInclusive, 0, 1e6)
       ->type_name("PERCENT")
       ->default_str(absl::StrCat(flags->threshold_percent));
   return [flags]() { return Compare(*flags); };

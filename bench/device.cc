@@ -99,7 +99,7 @@ absl::StatusOr<std::unique_ptr<BenchDevice>> BenchDevice::Open(Node& node, std::
   FERRY_RETURN_IF_ERROR(device->Make(ElementBytes(*type)).status());
   if (device->name_ == kHostDevice) return device;
   FERRY_ASSIGN_OR_RETURN(device->gpu_,
-                         node.exchange().gpus()->Get(PlaceOfDevice(device->name_).ordinal));
+                         node.transfer_engine().gpus()->Get(PlaceOfDevice(device->name_).ordinal));
   return device;
 }
 
@@ -122,7 +122,7 @@ absl::StatusOr<Tensor> BenchDevice::Move(const Tensor& tensor, const TensorLocat
   move.to = to;
   move.deadline = SteadyClock().Now() + timeout_;
   move.what = what;
-  return node_.exchange().gpus()->MoveAndWait(std::move(move));
+  return node_.transfer_engine().gpus()->MoveAndWait(std::move(move));
 }
 
 absl::StatusOr<Tensor> BenchDevice::MakePattern(size_t bytes, uint64_t seed) {
@@ -203,7 +203,7 @@ absl::StatusOr<absl::Duration> BenchDevice::MeasureCopy(size_t bytes, int rounds
 
 absl::StatusOr<absl::Duration> BenchDevice::MeasurePeerCopy(size_t bytes, int rounds,
                                                             const std::string& other) {
-  Gpus& gpus = *node_.exchange().gpus();
+  Gpus& gpus = *node_.transfer_engine().gpus();
   const int ordinal = PlaceOfDevice(other).ordinal;
   const absl::StatusOr<Gpu*> peer = gpus.Get(ordinal);
   if (!peer.ok()) return absl::UnavailableError(peer.status().message());

@@ -69,7 +69,7 @@ absl::StatusOr<int> TakePart(JoinedNode& joined, const BenchPlanFlags& flags,
   absl::StatusOr<BenchReport> report = BlankReport(flags, what, meeting.party());
   {
     const Progress progress([&stage] { return stage.Get(); });
-    const absl::Status measured = RunStoppably(
+    const absl::Status measured = RunInterruptibly(
         joined,
         [&]() -> absl::Status {
           absl::Status status = meeting.Gather();
@@ -155,7 +155,7 @@ absl::StatusOr<int> RunJoinedBench(BenchPlanFlags& flags, BenchJoinFlags& join,
   }));
   // The TCP baseline is for two processes.
   if (flags.plan.pattern != "sendrecv") flags.plan.has_tcp_floor = false;
-  join.node.exchange = flags.exchange;
+  join.node.transfer = flags.transfer;
   // Only host memory is transferred.
   join.node.share_gpus = true;
   return RunAsNode(join.node,

@@ -14,8 +14,8 @@
 #include "base/usable_resources.h"
 #include "bench/members.h"
 #include "bench/plan.h"
-#include "cli/exchange_flags.h"
 #include "cli/progress.h"
+#include "cli/transfer_flags.h"
 
 namespace ferry::cli {
 namespace {
@@ -97,7 +97,7 @@ Verb AddNodesBench(CLI::App& bench, NodesBench what) {
     RefuseBenchJoin(verb, what.why_own_job);
   } else {
     AddBenchJoinFlags(verb, flags->join);
-    AddExchangeFlags(verb, flags->plan.exchange);
+    AddTransferFlags(verb, flags->plan.transfer);
   }
   return [flags, what = std::move(what)]() { return RunNodesBench(what, *flags); };
 }

@@ -52,11 +52,11 @@ void AddBenchOutputFlags(CLI::App& verb, BenchOutput& output, BenchMoves moves) 
       ->type_name("FILE");
   if (moves == BenchMoves::kTensors) {
     AddReal(verb, "--min-gbps", output.gates.min_gbps, "fail if a row is below GBPS",
-            RealLeast::kAbove, 0, kMostGate)
+            LowerBound::kExclusive, 0, kMostGate)
         ->type_name("GBPS");
   }
   AddReal(verb, "--max-us", output.gates.max_us, "fail if a row's P50 is above US microseconds",
-          RealLeast::kAbove, 0, kMostGate)
+          LowerBound::kExclusive, 0, kMostGate)
       ->type_name("US");
 }
 

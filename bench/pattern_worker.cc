@@ -54,7 +54,7 @@ class PatternWorker final {
       }
       if (plan_.has_later_floors()) FERRY_RETURN_IF_ERROR(TellLaterFloors(bytes));
       // Blocks sized for this case are useless for the next one.
-      party_.node.exchange().arena().Trim();
+      party_.node.transfer_engine().arena().Trim();
     }
     return step_.Close(party_.timeout);
   }
@@ -217,7 +217,7 @@ class PatternWorker final {
     goes_by_nccl_ |= rounds.paths.contains(std::string(RawNccl::kPath));
     Json line = rounds.ToJson();
     line["event"] = "case";
-    line["pages"] = DescribePages(party_.node.exchange().arena_stats());
+    line["pages"] = DescribePages(party_.node.transfer_engine().arena_stats());
     if (from >= 0 && !rounds.paths.empty()) {
       line["path_reason"] = ReasonOf(from, at.bytes, rounds);
     }

@@ -233,7 +233,7 @@ absl::Status ReadLines(const BenchPlan& plan, int nodes, BenchStage& stage, Benc
 }
 
 absl::StatusOr<BenchReport> MeasurePattern(const PatternFlags& flags, BenchPlan plan,
-                                           const TransferEngineOptions& exchange) {
+                                           const TransferEngineOptions& transfer) {
   FERRY_ASSIGN_OR_RETURN(const auto pages, BenchPages::Create());
   plan.floor_file = pages->path();
   FERRY_ASSIGN_OR_RETURN(const auto coordinator,
@@ -242,7 +242,7 @@ absl::StatusOr<BenchReport> MeasurePattern(const PatternFlags& flags, BenchPlan 
   const Progress progress([&stage] { return stage.Get(); });
   FERRY_ASSIGN_OR_RETURN(
       const auto workers,
-      BenchWorkers::Start(flags.nodes, coordinator->address(), EncodeBenchPlan(plan), exchange,
+      BenchWorkers::Start(flags.nodes, coordinator->address(), EncodeBenchPlan(plan), transfer,
                           stage, plan.uses_gpus() ? BenchGpus::kShared : BenchGpus::kHidden));
   BenchReport report;
   report.bench = plan.pattern;
@@ -305,8 +305,8 @@ absl::StatusOr<int> BenchPattern(PatternFlags flags) {
   FERRY_RETURN_IF_ERROR(CompletePlan(flags, static_cast<size_t>(flags.nodes), depth));
   return FinishBench(
       MeasureWays(flags,
-                  [&flags](const BenchPlan& of_way, const TransferEngineOptions& exchange) {
-                    return MeasurePattern(flags, of_way, exchange);
+                  [&flags](const BenchPlan& of_way, const TransferEngineOptions& transfer) {
+                    return MeasurePattern(flags, of_way, transfer);
                   }),
       flags.output);
 }

@@ -14,7 +14,7 @@
 #include "base/text.h"
 #include "bench/device.h"
 #include "bench/ways.h"
-#include "cli/exchange_flags.h"
+#include "cli/transfer_flags.h"
 #include "cli/verb.h"
 #include "tensor/data_type.h"
 
@@ -46,7 +46,7 @@ void AddBenchPlanFlags(CLI::App& verb, BenchPlanFlags& flags) {
   verb.add_option("--sizes", flags.sizes, "FIRST:LAST:xFACTOR, or a list such as 8,4K,1M")
       ->type_name("SIZES")
       ->capture_default_str();
-  std::vector<std::string> transports = TransportNames(AllTransports(flags.exchange));
+  std::vector<std::string> transports = TransportNames(AllTransports(flags.transfer));
   transports.insert(transports.end(), {"auto", kAllTransports});
   flags.names_transport = [&verb] { return verb.count("--transport") > 0; };
   verb.add_option("--transport", flags.transport,
@@ -78,7 +78,7 @@ void AddBenchPlanFlags(CLI::App& verb, BenchPlanFlags& flags) {
       "ones",
       1, 1000000)
       ->default_str("");
-  AddExchangeFlags(verb, flags.exchange);
+  AddTransferFlags(verb, flags.transfer);
 }
 
 absl::Status CompletePlan(BenchPlanFlags& flags, size_t streams, size_t depth) {
@@ -109,23 +109,23 @@ absl::Status CompletePlan(BenchPlanFlags& flags, size_t streams, size_t depth) {
   if ((is_all && !uses_gpus) || flags.mode == "read") plan.modes.push_back(BenchMode::kRead);
   if (is_both || flags.mode == "into") plan.modes.push_back(BenchMode::kInto);
   const bool is_open = flags.transport == "auto" || flags.transport == kAllTransports;
-  if (!is_open) flags.exchange.require_transport = flags.transport;
-  if (!flags.exchange.require_transport.empty()) {
-    flags.transport = flags.exchange.require_transport;
+  if (!is_open) flags.transfer.require_transport = flags.transport;
+  if (!flags.transfer.require_transport.empty()) {
+    flags.transport = flags.transfer.require_transport;
   }
   plan.has_tcp_floor = CapabilitiesOfPath(flags.transport).moves_over_tcp && !uses_gpus;
-  plan.tcp_streams = flags.exchange.transports.tcp.connections;
-  plan.is_sleeping = !plan.is_polling && flags.exchange.spin == absl::ZeroDuration();
-  if (plan.is_polling) flags.exchange.spin = absl::InfiniteDuration();
+  plan.tcp_streams = flags.transfer.transports.tcp.connections;
+  plan.is_sleeping = !plan.is_polling && flags.transfer.spin == absl::ZeroDuration();
+  if (plan.is_polling) flags.transfer.spin = absl::InfiniteDuration();
   const size_t largest = *std::max_element(plan.sizes.begin(), plan.sizes.end());
   const size_t batch = std::max(largest, std::min(kMostBenchBytesAtOnce, largest * depth));
-  flags.exchange.arena.budget_bytes =
-      std::max(flags.exchange.arena.budget_bytes, 4 * streams * batch);
+  flags.transfer.arena.budget_bytes =
+      std::max(flags.transfer.arena.budget_bytes, 4 * streams * batch);
   if (uses_gpus) {
-    size_t& of_gpu = flags.exchange.gpus.arena.budget_bytes;
+    size_t& of_gpu = flags.transfer.gpus.arena.budget_bytes;
     of_gpu = std::max(of_gpu, 4 * streams * batch);
   }
-  size_t& waiting = flags.exchange.rendezvous.limits.max_pending_ops;
+  size_t& waiting = flags.transfer.rendezvous.limits.max_pending_ops;
   waiting = std::max(waiting, 2 * streams * depth);
   return absl::OkStatus();
 }

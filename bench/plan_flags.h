@@ -25,11 +25,11 @@ struct BenchPlanFlags {
   // At most the number of processes.
   int most_devices = 64;
   BenchPlan plan;
-  TransferEngineOptions exchange;
+  TransferEngineOptions transfer;
 };
 
 // Adds --sizes, --transport, --mode, --devices, --dtype, --poll, --iters, and those of
-// AddExchangeFlags.
+// AddTransferFlags.
 //   flags: must outlive `verb`.
 void AddBenchPlanFlags(CLI::App& verb, BenchPlanFlags& flags);
 

@@ -18,7 +18,7 @@
 #include "base/clock.h"
 #include "base/status_macros.h"
 #include "base/unique_fd.h"
-#include "cli/exchange_flags.h"
+#include "cli/transfer_flags.h"
 
 namespace ferry::cli {
 namespace {
@@ -99,7 +99,7 @@ absl::StatusOr<BenchServer> StartBenchServer(std::string name, std::vector<std::
 
 absl::StatusOr<std::unique_ptr<BenchWorkers>> BenchWorkers::Start(
     int count, const std::string& coordinator, const std::string& plan,
-    const TransferEngineOptions& exchange, BenchStage& stage, BenchGpus gpus) {
+    const TransferEngineOptions& transfer, BenchStage& stage, BenchGpus gpus) {
   std::unique_ptr<BenchWorkers> workers(new BenchWorkers());
   for (int node = 0; node < count; ++node) {
     std::vector<std::string> arguments = {
@@ -107,7 +107,7 @@ absl::StatusOr<std::unique_ptr<BenchWorkers>> BenchWorkers::Start(
         absl::StrCat("--node-id=", node), absl::StrCat("--num-nodes=", count),
         absl::StrCat("--plan=", plan)};
     if (gpus == BenchGpus::kShared) arguments.push_back("--share-gpus");
-    for (std::string& each : ExchangeArguments(exchange)) arguments.push_back(std::move(each));
+    for (std::string& each : TransferArguments(transfer)) arguments.push_back(std::move(each));
     // With GPUs, pass on FERRY_ variables, which locate the driver's libraries; identities are
     // given by flags.
     const bool are_hidden = gpus == BenchGpus::kHidden;

@@ -67,7 +67,7 @@ class BenchWorkers final : public BenchLines {
   static absl::StatusOr<std::unique_ptr<BenchWorkers>> Start(int count,
                                                              const std::string& coordinator,
                                                              const std::string& plan,
-                                                             const TransferEngineOptions& exchange,
+                                                             const TransferEngineOptions& transfer,
                                                              BenchStage& stage,
                                                              BenchGpus gpus = BenchGpus::kHidden);
 

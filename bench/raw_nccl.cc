@@ -51,7 +51,7 @@ std::unique_ptr<RawNccl> RawNccl::Find(const BenchParticipants& party, const Ben
   const std::optional<DeviceId> peer = GpuOf(party.node.topology(), party.NodeOf(other),
                                              PlaceOfDevice(plan.DeviceOf(other)).ordinal);
   if (!peer) return nullptr;
-  for (const auto& transport : party.node.exchange().transports()) {
+  for (const auto& transport : party.node.transfer_engine().transports()) {
     const auto* const nccl = dynamic_cast<const NcclTransport*>(transport.get());
     if (nccl == nullptr) continue;
     auto communicator = nccl->CommunicatorWith(device.place().ordinal, *peer);
@@ -154,7 +154,7 @@ absl::StatusOr<std::vector<absl::Duration>> RawNccl::Measure(const std::vector<G
 }
 
 absl::Status RawNccl::AwaitEndOfTurn() const {
-  const auto turns = party_.node.exchange().gpus()->turns(device_.place().ordinal);
+  const auto turns = party_.node.transfer_engine().gpus()->nccl_arbiter(device_.place().ordinal);
   FERRY_RETURN_IF_ERROR(Await([&]() -> absl::StatusOr<bool> {
     if (!turns->is_wanted()) return true;
     absl::SleepFor(kTurnLook);

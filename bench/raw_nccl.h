@@ -17,7 +17,7 @@
 #include "bench/device.h"
 #include "bench/meeting.h"
 #include "bench/plan.h"
-#include "gpu/clique/communicator.h"
+#include "gpu/communicator/communicator.h"
 #include "gpu/gpus.h"
 #include "tensor/tensor.h"
 #include "transport/nccl/nccl_transport.h"

@@ -121,7 +121,7 @@ absl::StatusOr<std::string> RawTcp::Await(const std::string& key) const {
 // The connecting side's result decides for both.
 absl::Status RawTcp::Listen(size_t streams) {
   coord::Agent& agent = party_.node.agent();
-  const std::vector<std::string>& channels = party_.node.exchange().self().channels.tcp;
+  const std::vector<std::string>& channels = party_.node.transfer_engine().self().channels.tcp;
   absl::StatusOr<ListeningSocket> listener = absl::UnavailableError("");
   // The advertised address may be that of a proxy or NAT, and not local.
   if (channels.size() == 1) listener = ListenTcp(absl::StrCat(HostOf(channels[0]), ":0"));

@@ -33,7 +33,7 @@ BenchPostedPtr PostReceive(Node& node, Step& step, const RendezvousKey& key,
   auto posted = std::make_shared<BenchPosted>();
   RecvArgs args;
   args.destination = destination;
-  EventLoop& loop = node.exchange().loop();
+  EventLoop& loop = node.transfer_engine().loop();
   step.RecvAsync(key, std::move(args), [posted, &loop](absl::Status status, Received received) {
     posted->status = std::move(status);
     posted->received = std::move(received);
@@ -44,7 +44,7 @@ BenchPostedPtr PostReceive(Node& node, Step& step, const RendezvousKey& key,
 }
 
 absl::Status AwaitReceive(const BenchParticipants& party, int from, BenchPosted& posted) {
-  const bool is_done = party.node.exchange().loop().WaitUntil(
+  const bool is_done = party.node.transfer_engine().loop().WaitUntil(
       [&party, &posted] {
         return posted.is_done.load(std::memory_order_acquire) ||
                (party.stop != nullptr && party.stop->is_cancelled());

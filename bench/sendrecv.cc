@@ -162,7 +162,7 @@ absl::Status ReadLines(const BenchPlan& plan, BenchStage& stage, BenchLines& lin
 }
 
 absl::StatusOr<BenchReport> Measure(const BenchFlags& flags, BenchPlan plan,
-                                    const TransferEngineOptions& exchange) {
+                                    const TransferEngineOptions& transfer) {
   FERRY_ASSIGN_OR_RETURN(const auto pages, BenchPages::Create());
   plan.floor_file = pages->path();
   FERRY_ASSIGN_OR_RETURN(const auto coordinator,
@@ -171,7 +171,7 @@ absl::StatusOr<BenchReport> Measure(const BenchFlags& flags, BenchPlan plan,
   const Progress progress([&stage] { return stage.Get(); });
   FERRY_ASSIGN_OR_RETURN(
       const auto workers,
-      BenchWorkers::Start(2, coordinator->address(), EncodeBenchPlan(plan), exchange, stage,
+      BenchWorkers::Start(2, coordinator->address(), EncodeBenchPlan(plan), transfer, stage,
                           plan.uses_gpus() ? BenchGpus::kShared : BenchGpus::kHidden));
   BenchReport report;
   report.subject = "two processes on this machine";
@@ -205,8 +205,8 @@ absl::StatusOr<int> Bench(BenchFlags flags) {
   FERRY_RETURN_IF_ERROR(CompletePlan(flags, 1, static_cast<size_t>(plan.inflight)));
   return FinishBench(
       MeasureWays(flags,
-                  [&flags](const BenchPlan& of_way, const TransferEngineOptions& exchange) {
-                    return Measure(flags, of_way, exchange);
+                  [&flags](const BenchPlan& of_way, const TransferEngineOptions& transfer) {
+                    return Measure(flags, of_way, transfer);
                   }),
       flags.output);
 }

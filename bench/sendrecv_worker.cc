@@ -275,7 +275,7 @@ absl::Status Peer::RunSize(size_t bytes) {
                          {"moved_bytes", result.moved_bytes},
                          {"path", absl::StrJoin(result.paths, "+")},
                          {"path_reason", ReasonOf(bytes, result)},
-                         {"pages", DescribePages(party_.node.exchange().arena_stats())},
+                         {"pages", DescribePages(party_.node.transfer_engine().arena_stats())},
                          {"errors", result.errors}}));
     }
   }
@@ -288,7 +288,7 @@ absl::Status Peer::RunSize(size_t bytes) {
     FERRY_RETURN_IF_ERROR(meeting_.Tell(later));
   }
   // Blocks sized for this case are useless for the next one.
-  party_.node.exchange().arena().Trim();
+  party_.node.transfer_engine().arena().Trim();
   return absl::OkStatus();
 }
 

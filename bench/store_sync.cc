@@ -78,7 +78,7 @@ void StoreSync::Stop(const absl::Status& why) {
     shared_->is_stopped = true;
   }
   // Wakes threads that wait for tensors, to check for the stop.
-  party_.node.exchange().loop().Wake();
+  party_.node.transfer_engine().loop().Wake();
 }
 
 absl::Status StoreSync::Await(const std::function<void(coord::Agent::StatusCallback)>& call) {

@@ -83,15 +83,15 @@ std::vector<BenchMode> ModesOfWay(const std::vector<BenchMode>& modes, const std
 
 absl::StatusOr<BenchReport> MeasureWays(const BenchPlanFlags& flags, const MeasureBench& measure) {
   const BackgroundLoad others;
-  FERRY_ASSIGN_OR_RETURN(BenchReport report, measure(flags.plan, flags.exchange));
+  FERRY_ASSIGN_OR_RETURN(BenchReport report, measure(flags.plan, flags.transfer));
   const bool is_all = flags.transport == kAllTransports;
   for (const std::string& way : is_all ? OtherWays(report) : std::vector<std::string>()) {
     BenchPlan plan = flags.plan;
     plan.modes = ModesOfWay(flags.plan.modes, way);
     plan.has_tcp_floor = CapabilitiesOfPath(way).moves_over_tcp && !plan.uses_gpus();
-    TransferEngineOptions exchange = flags.exchange;
-    exchange.require_transport = way;
-    absl::StatusOr<BenchReport> other = measure(plan, exchange);
+    TransferEngineOptions transfer = flags.transfer;
+    transfer.require_transport = way;
+    absl::StatusOr<BenchReport> other = measure(plan, transfer);
     if (!other.ok()) {
       return absl::Status(other.status().code(),
                           absl::StrCat("by ", way, ": ", other.status().message(),

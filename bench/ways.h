@@ -42,7 +42,7 @@ std::vector<std::string> OtherWays(const BenchReport& report);
 TransportCapabilities CapabilitiesOfPath(absl::string_view path);
 
 using MeasureBench = std::function<absl::StatusOr<BenchReport>(
-    const BenchPlan& plan, const TransferEngineOptions& exchange)>;
+    const BenchPlan& plan, const TransferEngineOptions& transfer)>;
 
 // Returns the modes to measure with transport `way` besides the selected one. Zero-copy is measured
 // with reading if that is the first access to the data, as for a view of the sender's memory; data

@@ -20,7 +20,7 @@ namespace {
 absl::StatusOr<int> Work(NodeOptions& options, const std::string& plan_text) {
   FERRY_ASSIGN_OR_RETURN(const BenchPlan plan, DecodeBenchPlan(plan_text));
   // No value of --spin expresses this.
-  if (plan.is_polling) options.exchange.spin = absl::InfiniteDuration();
+  if (plan.is_polling) options.transfer.spin = absl::InfiniteDuration();
   FERRY_ASSIGN_OR_RETURN(const std::unique_ptr<Node> node, Node::Join(options));
   FERRY_ASSIGN_OR_RETURN(const auto meeting, ShmSync::Map(node->num_nodes(), plan.floor_file));
   BenchParticipants party{.node = *node, .rank = node->node_id()};

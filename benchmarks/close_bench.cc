@@ -60,10 +60,10 @@ class Nodes final {
       self.boot_id = "here";
       auto started =
           TransferEngine::Start(options, self, [this](int32_t other, ResolveCallback done) {
-            std::move(done)(exchanges_[other]->self());
+            std::move(done)(engines_[other]->self());
           });
       Check(started.status());
-      exchanges_[node] = *std::move(started);
+      engines_[node] = *std::move(started);
     }
     auto buffer = source().arena().Allocate(kViewBytes);
     Check(buffer.status());
@@ -78,16 +78,16 @@ class Nodes final {
     }
   }
 
-  TransferEngine& source() { return *exchanges_[0]; }
-  TransferEngine& sink() { return *exchanges_[1]; }
-  static Step Open(TransferEngine& exchange, int64_t id) {
-    absl::StatusOr<Step> step = exchange.OpenStep(id);
+  TransferEngine& source() { return *engines_[0]; }
+  TransferEngine& sink() { return *engines_[1]; }
+  static Step Open(TransferEngine& engine, int64_t id) {
+    absl::StatusOr<Step> step = engine.OpenStep(id);
     Check(step.status());
     return *std::move(step);
   }
 
  private:
-  std::unique_ptr<TransferEngine> exchanges_[2];
+  std::unique_ptr<TransferEngine> engines_[2];
   std::vector<Tensor> views_;
 };
 

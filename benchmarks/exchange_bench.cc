@@ -48,13 +48,13 @@ class PingPong final {
  public:
   PingPong(TransferPeer& peer, EchoCommand command, size_t sent_bytes, int warm_up = 20)
       : peer_(peer),
-        loop_(peer.exchange().loop()),
+        loop_(peer.transfer_engine().loop()),
         // In batches, as the other side.
         batch_(command.into && !command.short_answers ? 1 : kBatch),
-        ping_(ArenaTensor(peer.exchange(), sent_bytes)),
+        ping_(ArenaTensor(peer.transfer_engine(), sent_bytes)),
         posted_(static_cast<size_t>(2 * batch_)) {
     if (command.into && !command.short_answers) {
-      buffer_ = ArenaTensor(peer.exchange(), command.bytes);
+      buffer_ = ArenaTensor(peer.transfer_engine(), command.bytes);
     }
     step_ = peer.Begin(command);
     for (PostedRecv& each : posted_) each.Post(*step_, peer.pong(), buffer_, loop_);
@@ -136,16 +136,16 @@ void BM_Shm_8B_SpinThenSleep(benchmark::State& state) {
 void BM_Shm_8B_Messages(benchmark::State& state) {
   constexpr int kWindow = 256;
   TransferPeer peer({.transport = "shm", .spin = kPolling});
-  TransferEngine& exchange = peer.exchange();
-  const Tensor ping = ArenaTensor(exchange, 8);
+  TransferEngine& engine = peer.transfer_engine();
+  const Tensor ping = ArenaTensor(engine, 8);
   const auto step = peer.Begin({.bytes = 8, .window = kWindow});
   PostedRecv posted;
-  posted.Post(*step, peer.pong(), Tensor(), exchange.loop());
+  posted.Post(*step, peer.pong(), Tensor(), engine.loop());
   for (auto _ : state) {
     for (int i = 0; i < kWindow; ++i) step->Send(peer.ping(), ping).IgnoreError();
-    posted.Wait(exchange.loop());
+    posted.Wait(engine.loop());
     posted.Drop();
-    posted.Post(*step, peer.pong(), Tensor(), exchange.loop());
+    posted.Post(*step, peer.pong(), Tensor(), engine.loop());
   }
   peer.End();
   state.SetItemsProcessed(state.iterations() * kWindow);
@@ -168,8 +168,8 @@ void IntoBuffer(benchmark::State& state, const TransferPeer::Options& options) {
   TransferPeer peer(options);
   std::vector<char> from(bytes, 1);
   std::vector<char> to(bytes, 2);
-  const Tensor arena_from = ArenaTensor(peer.exchange(), bytes);
-  Tensor arena_to = ArenaTensor(peer.exchange(), bytes);
+  const Tensor arena_from = ArenaTensor(peer.transfer_engine(), bytes);
+  Tensor arena_to = ArenaTensor(peer.transfer_engine(), bytes);
   const auto time_copy = [bytes](void* into, const void* out_of) {
     const absl::Time start = SteadyClock().Now();
     std::memcpy(into, out_of, bytes);
@@ -239,7 +239,7 @@ void BM_Shm_FirstHandOver_RoundTrip(benchmark::State& state) {
     {
       PingPong rounds(peer, {.bytes = 8}, 8);
       for (int i = 0; i < kRounds; ++i) {
-        kept.push_back(ArenaTensor(peer.exchange(), kBytes));
+        kept.push_back(ArenaTensor(peer.transfer_engine(), kBytes));
         turn.seconds.push_back(rounds.Round(kept.back()));
       }
     }
@@ -263,7 +263,7 @@ void BM_Shm_Recycled_PageFaults(benchmark::State& state) {
   const auto bytes = static_cast<size_t>(state.range(0));
   TransferPeer peer({.transport = "shm", .spin = kPolling});
   PingPong rounds(peer, {.bytes = 8, .touches = true}, 8);
-  const auto round = [&] { return rounds.Round(ArenaTensor(peer.exchange(), bytes)); };
+  const auto round = [&] { return rounds.Round(ArenaTensor(peer.transfer_engine(), bytes)); };
   for (int i = 0; i < 20; ++i) round();
   const int64_t before = peer.PageFaults();
   for (auto _ : state) state.SetIterationTime(round());

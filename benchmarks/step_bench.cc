@@ -70,7 +70,7 @@ class WorkerProcess final {
     {
       Directory directory;
       WorkerEnd end(directory, 0);
-      const std::string line = end.exchange().self().grpc_address + "\n";
+      const std::string line = end.transfer_engine().self().grpc_address + "\n";
       FERRY_CHECK(write(told, line.data(), line.size()) == static_cast<ssize_t>(line.size()));
       char c = 0;
       while (read(until, &c, 1) > 0) {

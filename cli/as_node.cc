@@ -21,11 +21,11 @@
 #include "base/status_macros.h"
 #include "base/thread.h"
 #include "cli/attempt_failure.h"
-#include "cli/exchange_flags.h"
 #include "cli/hosted_coordinator.h"
 #include "cli/output.h"
 #include "cli/progress.h"
 #include "cli/refusal.h"
+#include "cli/transfer_flags.h"
 #include "cli/verb.h"
 
 namespace ferry::cli {
@@ -107,8 +107,7 @@ std::string WhereHosted(const NodeIdentity& place, const HostedCoordinator* host
 // Returns the job of a process that could not join as `place`.
 RefusedJob JobOf(const RefusedNode& place, const NodeOptions& options) {
   const int nodes = place.num_nodes.value_or(1);
-  return {
-      .nodes = nodes, .others = nodes - 1, .timeout = LatecomersPatience(options.connect_timeout)};
+  return {.nodes = nodes, .others = nodes - 1, .timeout = LateNodeTimeout(options.connect_timeout)};
 }
 
 absl::Status ReportToOthers(const RefusedNode& place, const absl::Status& why,
@@ -195,7 +194,7 @@ void AddPlaceFlags(CLI::App& app, NodeOptions& options) {
 
 void AddNodeFlags(CLI::App& app, NodeOptions& options) {
   AddPlaceFlags(app, options);
-  AddExchangeFlags(app, options.exchange);
+  AddTransferFlags(app, options.transfer);
 }
 
 absl::StatusOr<int> RunAsNode(NodeOptions& options,
@@ -230,8 +229,7 @@ absl::StatusOr<int> RunAsNode(NodeOptions& options,
       // The launcher most likely sent the signal to all nodes.
       hosted->WaitUntilAllLeft(kOthersAfterSignal, &signals);
     } else {
-      hosted->WaitUntilAllLeft(kOthersTimeout, &signals,
-                               LatecomersPatience(options.connect_timeout));
+      hosted->WaitUntilAllLeft(kOthersTimeout, &signals, LateNodeTimeout(options.connect_timeout));
     }
   };
   if (!node.ok()) {
@@ -271,7 +269,7 @@ void EndService(JoinedNode& joined) {
   joined.is_served = true;
   // The coordinator may be gone already.
   joined.node.Leave().IgnoreError();
-  joined.signals.LetThrough();
+  joined.signals.Unblock();
 }
 
 absl::StatusOr<int> RunAsPeer(NodeOptions& options,

@@ -11,8 +11,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
+#include "cli/interruptible.h"
 #include "cli/signals.h"
-#include "cli/stoppable.h"
 #include "node/node.h"
 
 namespace ferry::cli {
@@ -32,7 +32,7 @@ struct JoinedNode {
 // Adds --coordinator, --node-id, --num-nodes, --recoverable and the timeouts.
 //   options: must outlive `app`.
 void AddPlaceFlags(CLI::App& app, NodeOptions& options);
-// Adds those, and those of AddExchangeFlags.
+// Adds those, and those of AddTransferFlags.
 void AddNodeFlags(CLI::App& app, NodeOptions& options);
 
 // Calls ResolveNodeIdentity with this process's environment. On failure prints the error, and
@@ -67,9 +67,9 @@ absl::StatusOr<int> RunAsPeer(NodeOptions& options,
 void EndService(JoinedNode& joined);
 
 // Like the function above, with the node's signals and job error.
-inline absl::Status RunStoppably(JoinedNode& joined, const std::function<absl::Status()>& work,
-                                 const std::function<void(const absl::Status&)>& stop) {
-  return RunStoppably(joined.signals, joined.error, work, stop);
+inline absl::Status RunInterruptibly(JoinedNode& joined, const std::function<absl::Status()>& work,
+                                     const std::function<void(const absl::Status&)>& stop) {
+  return RunInterruptibly(joined.signals, joined.error, work, stop);
 }
 
 }  // namespace ferry::cli

@@ -15,7 +15,7 @@
 #include "base/numbers.h"
 #include "base/status_macros.h"
 #include "base/text.h"
-#include "cli/end_job_proof.h"
+#include "cli/end_job_auth.h"
 #include "cli/hosted_master.h"
 #include "cli/signals.h"
 #include "cli/verb.h"
@@ -96,7 +96,7 @@ absl::StatusOr<int> Serve(CoordinatorFlags& flags) {
   BlockedSignals signals({SIGINT, SIGTERM});
   // Each rank holds a connection.
   RaiseFileLimit();
-  RequireEndJobProof(flags.server);
+  RequireEndJobAuth(flags.server);
   const std::unique_ptr<master::MasterHost> master = AddMaster(flags.master, flags.server);
   FERRY_ASSIGN_OR_RETURN(std::unique_ptr<coord::CoordinatorServer> server,
                          coord::CoordinatorServer::Create(flags.server));

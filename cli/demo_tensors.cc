@@ -16,7 +16,7 @@
 #include "cli/pattern.h"
 #include "cli/send_recv.h"
 #include "node/endpoint_record.h"
-#include "transport/control/handshake.h"
+#include "transport/control/auth_handshake.h"
 
 namespace ferry::cli {
 namespace {
@@ -84,13 +84,13 @@ absl::StatusOr<std::unique_ptr<TransferEngine>> StartTcp(Node& node) {
   }
   options.listen = "127.0.0.1:0";
   FERRY_ASSIGN_OR_RETURN(const coord::CompareAndSetResult token,
-                         node.agent().CompareAndSet(kTokenKey, std::nullopt, DrawSecret()));
+                         node.agent().CompareAndSet(kTokenKey, std::nullopt, GenerateSecret()));
   options.token = token.value.value_or("");
-  Endpoint self = node.exchange().self();
+  Endpoint self = node.transfer_engine().self();
   self.channels = {};
   coord::Agent* const agent = &node.agent();
   FERRY_ASSIGN_OR_RETURN(
-      std::unique_ptr<TransferEngine> exchange,
+      std::unique_ptr<TransferEngine> engine,
       TransferEngine::Start(
           std::move(options), std::move(self), [agent](int32_t peer, ResolveCallback done) {
             agent->GetAllAsync(
@@ -102,8 +102,8 @@ absl::StatusOr<std::unique_ptr<TransferEngine>> StartTcp(Node& node) {
                 });
           }));
   FERRY_RETURN_IF_ERROR(
-      node.agent().Set(TcpEndpointKey(node.node_id()), EncodeEndpoint(exchange->self())));
-  return exchange;
+      node.agent().Set(TcpEndpointKey(node.node_id()), EncodeEndpoint(engine->self())));
+  return engine;
 }
 
 absl::StatusOr<Received> RecvBy(RemoteRendezvous& rendezvous, const RendezvousKey& key) {
@@ -125,12 +125,12 @@ absl::StatusOr<Received> RecvBy(RemoteRendezvous& rendezvous, const RendezvousKe
   return std::move(waiter->received);
 }
 
-absl::Status ExchangeByTcp(Node& node, const std::function<void(const DemoTransfer&)>& tell) {
+absl::Status TransferByTcp(Node& node, const std::function<void(const DemoTransfer&)>& tell) {
   const size_t bytes = kDemoTensorBytes[std::size(kDemoTensorBytes) - 1];
   const std::string name = NameOf(bytes);
-  FERRY_ASSIGN_OR_RETURN(const std::unique_ptr<TransferEngine> exchange, StartTcp(node));
-  FERRY_ASSIGN_OR_RETURN(const auto rendezvous, exchange->rendezvous().Find(kStep));
-  FERRY_RETURN_IF_ERROR(rendezvous->Initialize(exchange->task()));
+  FERRY_ASSIGN_OR_RETURN(const std::unique_ptr<TransferEngine> engine, StartTcp(node));
+  FERRY_ASSIGN_OR_RETURN(const auto rendezvous, engine->rendezvous().Find(kStep));
+  FERRY_RETURN_IF_ERROR(rendezvous->Initialize(engine->task()));
   FERRY_ASSIGN_OR_RETURN(const RendezvousKey key, node.Key(name, 0, 1));
   if (node.node_id() == 0) {
     for (int round = 0; round < kRounds; ++round) {
@@ -158,7 +158,7 @@ absl::Status ExchangeByTcp(Node& node, const std::function<void(const DemoTransf
 
 }  // namespace
 
-absl::Status ExchangeDemoTensors(Node& node, const std::function<void(const DemoTransfer&)>& tell) {
+absl::Status TransferDemoTensors(Node& node, const std::function<void(const DemoTransfer&)>& tell) {
   if (node.node_id() > 1) return absl::OkStatus();
   FERRY_ASSIGN_OR_RETURN(Step step, node.OpenStep(kStep));
   if (node.node_id() == 0) FERRY_RETURN_IF_ERROR(SendAll(node, step));
@@ -166,7 +166,7 @@ absl::Status ExchangeDemoTensors(Node& node, const std::function<void(const Demo
   FERRY_RETURN_IF_ERROR(node.agent().Barrier("demo/sent", kDemoTimeout, {0, 1}));
   if (node.node_id() == 1) FERRY_RETURN_IF_ERROR(RecvAll(node, step, tell));
   FERRY_RETURN_IF_ERROR(step.Close(kDemoTimeout));
-  return ExchangeByTcp(node, tell);
+  return TransferByTcp(node, tell);
 }
 
 }  // namespace ferry::cli

@@ -30,7 +30,7 @@ struct DemoTransfer {
 // Runs this node's part; a no-op except on nodes 0 and 1. Node 1 checks every byte.
 //   tell: called on node 1 for each transfer.
 //   Errors: DATA_LOSS; as Step::Recv.
-absl::Status ExchangeDemoTensors(Node& node, const std::function<void(const DemoTransfer&)>& tell);
+absl::Status TransferDemoTensors(Node& node, const std::function<void(const DemoTransfer&)>& tell);
 
 }  // namespace ferry::cli
 

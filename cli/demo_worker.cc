@@ -97,7 +97,7 @@ absl::StatusOr<int> Work(NodeOptions& options) {
   if (node->node_id() % 2 == 0) {
     FERRY_RETURN_IF_ERROR(PassBarrier(*node, "even", EvenNodes(node->num_nodes())));
   }
-  FERRY_RETURN_IF_ERROR(ExchangeDemoTensors(*node, [](const DemoTransfer& transfer) {
+  FERRY_RETURN_IF_ERROR(TransferDemoTensors(*node, [](const DemoTransfer& transfer) {
     Tell("tensor", {{"bytes", transfer.bytes},
                     {"way", transfer.way},
                     {"first_s", absl::ToDoubleSeconds(transfer.first)},

@@ -78,16 +78,16 @@ CLI::Option* AddNumber(CLI::App& app, const std::string& flag, int64_t& value,
 }
 
 CLI::Option* AddReal(CLI::App& app, const std::string& flag, double& value,
-                     const std::string& description, RealLeast from, double least, double most) {
+                     const std::string& description, LowerBound from, double least, double most) {
   CLI::Option* option = app.add_option_function<std::string>(
       flag,
       [&value, flag, from, least, most](const std::string& text) {
         const std::optional<double> number = ParseReal(text);
         const bool is_above =
-            number && (from == RealLeast::kAbove ? *number > least : *number >= least);
+            number && (from == LowerBound::kExclusive ? *number > least : *number >= least);
         if (!is_above || *number > most) {
           Refuse(flag, text,
-                 absl::StrCat("not a number ", from == RealLeast::kAbove ? "above " : "from ",
+                 absl::StrCat("not a number ", from == LowerBound::kExclusive ? "above " : "from ",
                               least, " to ", most));
         }
         value = *number;

@@ -11,7 +11,7 @@
 #include "base/clock.h"
 #include "base/ranges.h"
 #include "base/status_macros.h"
-#include "cli/end_job_proof.h"
+#include "cli/end_job_auth.h"
 #include "cli/hosted_master.h"
 #include "cli/progress.h"
 #include "coord/core/coordinator.h"
@@ -48,7 +48,7 @@ absl::StatusOr<std::unique_ptr<HostedCoordinator>> HostedCoordinator::Listen(
     options.coordinator.heartbeat_timeout = *heartbeat_timeout;
     options.coordinator.heartbeat_timeout_is_limit = true;
   }
-  RequireEndJobProof(options);
+  RequireEndJobAuth(options);
   if (graphs == Graphs::kServed) hosted->master_ = AddMaster(master::MasterOptions(), options);
   FERRY_ASSIGN_OR_RETURN(hosted->server_, coord::CoordinatorServer::Create(std::move(options)));
   return hosted;
@@ -59,7 +59,7 @@ HostedCoordinator::~HostedCoordinator() {
 }
 
 std::string HostedCoordinator::ConnectedNodes() {
-  return server_->strand().Run([](coord::Coordinator& coordinator) {
+  return server_->executor().Run([](coord::Coordinator& coordinator) {
     std::vector<int> connected;
     for (const coord::TaskInfo& task : coordinator.membership().Snapshot()) {
       if (task.state == coord::TaskState::kConnected) connected.push_back(task.task.value());
@@ -68,40 +68,42 @@ std::string HostedCoordinator::ConnectedNodes() {
   });
 }
 
-size_t HostedCoordinator::ToldOfJoiningFailure() {
-  return server_->strand().Run(
-      [](coord::Coordinator& coordinator) { return coordinator.told_of_joining_failure(); });
+size_t HostedCoordinator::CountNotifiedOfJoiningFailure() {
+  return server_->executor().Run(
+      [](coord::Coordinator& coordinator) { return coordinator.notified_of_joining_failure(); });
 }
 
 void HostedCoordinator::RefuseArrivingNodes(const absl::Status& why, int others,
                                             absl::Duration timeout) {
   const absl::Time deadline = SteadyClock().Now() + timeout;
   const auto wanted = static_cast<size_t>(others);
-  server_->strand().Run(
+  server_->executor().Run(
       [&why](coord::Coordinator& coordinator) { coordinator.RefuseJoining(why); });
   const Progress progress([this, wanted] {
     return absl::StrCat("staying a while at ", address(), ", to tell the other nodes that come (",
-                        ToldOfJoiningFailure(), " of ", wanted, ")");
+                        CountNotifiedOfJoiningFailure(), " of ", wanted, ")");
   });
-  while (ToldOfJoiningFailure() < wanted && SteadyClock().Now() < deadline) absl::SleepFor(kLook);
+  while (CountNotifiedOfJoiningFailure() < wanted && SteadyClock().Now() < deadline)
+    absl::SleepFor(kLook);
 }
 
 void HostedCoordinator::WaitUntilAllLeft(absl::Duration timeout, BlockedSignals* signals,
                                          std::optional<absl::Duration> latecomers) {
   // Nodes that arrive late at a job that cannot begin fail with the reason, instead of searching
   // for a coordinator that has ended.
-  const bool cannot_begin = server_->strand().Run([&latecomers](coord::Coordinator& coordinator) {
+  const bool cannot_begin = server_->executor().Run([&latecomers](coord::Coordinator& coordinator) {
     const absl::Status why = coordinator.joining_error();
     // For all later arrivals: no other job begins on this coordinator.
     if (!why.ok() && latecomers.has_value()) coordinator.RefuseJoining(why);
     return !why.ok();
   });
   const bool knows_all = cannot_begin && latecomers.has_value();
-  const auto nodes = static_cast<size_t>(server_->strand().Run(
+  const auto nodes = static_cast<size_t>(server_->executor().Run(
       [](coord::Coordinator& coordinator) { return coordinator.jobs().size(); }));
   const absl::Time deadline = SteadyClock().Now() + (knows_all ? *latecomers : timeout);
   const auto is_over = [this, cannot_begin, knows_all, nodes] {
-    return cannot_begin ? knows_all && ToldOfJoiningFailure() >= nodes : ConnectedNodes().empty();
+    return cannot_begin ? knows_all && CountNotifiedOfJoiningFailure() >= nodes
+                        : ConnectedNodes().empty();
   };
   const Progress progress([this, cannot_begin] {
     return cannot_begin

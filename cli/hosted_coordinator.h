@@ -60,7 +60,7 @@ class HostedCoordinator final {
       std::optional<absl::Duration> heartbeat_timeout);
   std::string ConnectedNodes();
   // See Coordinator.
-  size_t ToldOfJoiningFailure();
+  size_t CountNotifiedOfJoiningFailure();
 
   // Constant after construction. May be null. Outlives the server, which uses its services.
   std::unique_ptr<master::MasterHost> master_;

@@ -44,12 +44,12 @@ std::unique_ptr<master::MasterHost> AddMaster(master::MasterOptions master,
   records.read = ReadRecord;
   // The same lookup as the nodes'; they report errors in the file.
   records.token = FindToken({}, ProcessEnv).value_or("");
-  records.token_key = kExchangeTokenKey;
+  records.token_key = kJobTokenKey;
   master.host = HostName();
   auto host = std::make_unique<master::MasterHost>(std::move(master), std::move(records));
-  options.more_services = [host = host.get()](coord::CoordinatorExecutor& strand,
+  options.more_services = [host = host.get()](coord::CoordinatorExecutor& executor,
                                               coord::GenericMethodTable& rare) {
-    return host->Attach(strand, rare);
+    return host->Attach(executor, rare);
   };
   return host;
 }

@@ -110,7 +110,7 @@ absl::StatusOr<int> RecvOne(JoinedNode& joined, const RecvFlags& flags) {
   {
     const Progress progress(absl::StrCat("waiting for ", Quoted(flags.name), " from node ",
                                          flags.peer, " in step ", flags.step));
-    FERRY_RETURN_IF_ERROR(AsExchangeFailure(RunStoppably(
+    FERRY_RETURN_IF_ERROR(AsTransferFailure(RunInterruptibly(
         joined,
         [&]() -> absl::Status {
           FERRY_ASSIGN_OR_RETURN(
@@ -126,7 +126,7 @@ absl::StatusOr<int> RecvOne(JoinedNode& joined, const RecvFlags& flags) {
         },
         [&](const absl::Status& why) {
           stopped.Cancel();
-          step.Abort(AsOf(node, why));
+          step.Abort(PrefixNode(node, why));
         })));
   }
   // The sender has finished: errors in the tensor are reported only here.

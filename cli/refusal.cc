@@ -55,7 +55,7 @@ absl::Status ReportToOthers(const RefusedNode& place, const absl::Status& why,
   if (job.others > 0 && (is_first || MayHost(place))) {
     const auto hosted = HostedCoordinator::At(place.coordinator, job.nodes, Graphs::kNone);
     if (hosted.ok()) {
-      (*hosted)->RefuseArrivingNodes(CannotTakePart(why), job.others,
+      (*hosted)->RefuseArrivingNodes(CannotJoinError(why), job.others,
                                      is_first ? job.timeout : kUnsureTimeout);
       return said;
     }

@@ -16,7 +16,7 @@ namespace ferry::cli {
 // Returns how long node 0, running the coordinator of a job that cannot begin, waits for late
 // nodes. They would otherwise search for the coordinator for their own timeout, which is assumed to
 // be the same.
-inline absl::Duration LatecomersPatience(absl::Duration connect_timeout) {
+inline absl::Duration LateNodeTimeout(absl::Duration connect_timeout) {
   return std::min(connect_timeout, absl::Duration(absl::Seconds(60)));
 }
 

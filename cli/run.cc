@@ -16,7 +16,7 @@
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "cli/hosted_coordinator.h"
-#include "cli/master_meeting.h"
+#include "cli/master_discovery.h"
 #include "cli/output.h"
 #include "cli/refusal.h"
 #include "cli/verb.h"
@@ -37,7 +37,7 @@ constexpr absl::Duration kFailureTimeout = absl::Milliseconds(500);
 // Time for the coordinator to report that the job cannot begin.
 constexpr absl::Duration kRefusalTimeout = absl::Seconds(1);
 // The same as processes wait for a coordinator and for other nodes, see NodeOptions.
-constexpr absl::Duration kMeetingTimeout = absl::Minutes(5);
+constexpr absl::Duration kDiscoveryTimeout = absl::Minutes(5);
 
 struct RunFlags {
   std::string coordinator;
@@ -95,11 +95,11 @@ class RunEnvironment final {
 };
 
 // The contributions of this process to the job's rendezvous while it runs.
-struct Meeting {
+struct JobBootstrap {
   // Null: another process runs the coordinator.
   std::unique_ptr<HostedCoordinator> hosted;
   // Null: the job has one machine.
-  std::unique_ptr<MasterMeeting> master;
+  std::unique_ptr<MasterDiscovery> master;
 };
 
 // Fills in the coordinator, and starts one if this machine is to run it.
@@ -166,7 +166,7 @@ absl::Status CheckJobSize(const LaunchOptions& launch, int num_nodes) {
 }
 
 // Fills in MASTER_ADDR and MASTER_PORT, which the first machine chooses.
-absl::Status PrepareMaster(LaunchOptions& launch, Meeting& meeting) {
+absl::Status PrepareMaster(LaunchOptions& launch, JobBootstrap& bootstrap) {
   if (launch.machine_count == 1) {
     FERRY_ASSIGN_OR_RETURN(const MasterAddress master,
                            ChooseMaster(ReadMasterWish(ProcessEnv), "127.0.0.1", 1,
@@ -177,35 +177,37 @@ absl::Status PrepareMaster(LaunchOptions& launch, Meeting& meeting) {
     launch.master = JoinHostPort(master.host, master.port);
     return absl::OkStatus();
   }
-  FERRY_ASSIGN_OR_RETURN(meeting.master, MasterMeeting::Join(launch.coordinator, kMeetingTimeout));
-  if (absl::Status status = CheckJobSize(launch, meeting.master->num_nodes()); !status.ok()) {
+  FERRY_ASSIGN_OR_RETURN(bootstrap.master,
+                         MasterDiscovery::Join(launch.coordinator, kDiscoveryTimeout));
+  if (absl::Status status = CheckJobSize(launch, bootstrap.master->num_nodes()); !status.ok()) {
     // A coordinator that only reports why the job cannot begin may not know its size.
-    const absl::Status refusal = meeting.master->Refusal(kRefusalTimeout);
+    const absl::Status refusal = bootstrap.master->Refusal(kRefusalTimeout);
     return refusal.ok() ? status : refusal;
   }
   if (launch.machine_index == 0) {
-    FERRY_ASSIGN_OR_RETURN(launch.master, meeting.master->Answer(ProcessEnv, launch.machine_count));
+    FERRY_ASSIGN_OR_RETURN(launch.master,
+                           bootstrap.master->Answer(ProcessEnv, launch.machine_count));
     return absl::OkStatus();
   }
-  FERRY_ASSIGN_OR_RETURN(launch.master,
-                         meeting.master->Ask(ProcessEnv, launch.machine_index, kMeetingTimeout));
+  FERRY_ASSIGN_OR_RETURN(
+      launch.master, bootstrap.master->Ask(ProcessEnv, launch.machine_index, kDiscoveryTimeout));
   // Only the first machine answers requests.
-  meeting.master = nullptr;
+  bootstrap.master = nullptr;
   return absl::OkStatus();
 }
 
 // True if another process reported that the job cannot begin.
-bool HasRefusal(const Meeting& meeting) {
-  return meeting.master != nullptr && !meeting.master->Refusal().ok();
+bool HasRefusal(const JobBootstrap& bootstrap) {
+  return bootstrap.master != nullptr && !bootstrap.master->Refusal().ok();
 }
 
 // Blocks until the processes of this machine have ended. On error, none was started.
-absl::StatusOr<int> RunProcesses(RunFlags& flags, Meeting& meeting) {
+absl::StatusOr<int> RunProcesses(RunFlags& flags, JobBootstrap& bootstrap) {
   // Check the command line before starting anything.
   FERRY_RETURN_IF_ERROR(CheckLaunchCounts(flags.launch));
   FERRY_RETURN_IF_ERROR(TakeStdin(flags.stdin_rank, flags.launch));
-  FERRY_ASSIGN_OR_RETURN(meeting.hosted, PrepareCoordinator(flags, RunEnvironment()));
-  FERRY_RETURN_IF_ERROR(PrepareMaster(flags.launch, meeting));
+  FERRY_ASSIGN_OR_RETURN(bootstrap.hosted, PrepareCoordinator(flags, RunEnvironment()));
+  FERRY_RETURN_IF_ERROR(PrepareMaster(flags.launch, bootstrap));
   return Launch(flags.launch, stdout, stderr);
 }
 
@@ -238,15 +240,15 @@ absl::Status ReportToOtherMachines(const RunFlags& flags, const absl::Status& wh
   return ReportToOthers(refused, why,
                         {.nodes = is_count ? static_cast<int>(ranks) : launch.machine_count,
                          .others = launch.machine_count - 1,
-                         .timeout = LatecomersPatience(kMeetingTimeout)});
+                         .timeout = LateNodeTimeout(kDiscoveryTimeout)});
 }
 
 absl::StatusOr<int> Run(const CLI::App& verb, RunFlags& flags) {
   FERRY_RETURN_IF_ERROR(TakeCommand(verb, flags.after_dashes, flags.launch));
   flags.launch.prefix_output = !flags.no_prefix;
   flags.launch.machine_index = flags.machine_index.value_or(0);
-  Meeting meeting;
-  absl::StatusOr<int> status = RunProcesses(flags, meeting);
+  JobBootstrap bootstrap;
+  absl::StatusOr<int> status = RunProcesses(flags, bootstrap);
   const bool is_done = status.ok() && *status == kDone;
   if (status.ok() && !is_done && flags.launch.machine_count > 1) {
     ReportCannotJoin(
@@ -255,17 +257,17 @@ absl::StatusOr<int> Run(const CLI::App& verb, RunFlags& flags) {
                                         " has ended with status ", *status)),
         kFailureTimeout);
   } else if (!status.ok() && flags.launch.machine_count > 1 &&
-             !absl::IsDeadlineExceeded(status.status()) && !HasRefusal(meeting)) {
+             !absl::IsDeadlineExceeded(status.status()) && !HasRefusal(bootstrap)) {
     // If the coordinator was not found in time, a second search will not help; and a refusal
     // reaches the others by itself.
     status = ReportToOtherMachines(flags, status.status());
   }
-  if (meeting.master != nullptr && is_done) {
+  if (bootstrap.master != nullptr && is_done) {
     // Other machines' processes may be independent of this machine's, which have ended.
-    FERRY_RETURN_IF_ERROR(meeting.master->WaitUntilAllAnswered(kMeetingTimeout));
+    FERRY_RETURN_IF_ERROR(bootstrap.master->WaitUntilAllAnswered(kDiscoveryTimeout));
   }
-  if (meeting.hosted != nullptr && flags.launch.machine_count > 1) {
-    meeting.hosted->WaitUntilAllLeft(kOthersTimeout);
+  if (bootstrap.hosted != nullptr && flags.launch.machine_count > 1) {
+    bootstrap.hosted->WaitUntilAllLeft(kOthersTimeout);
   }
   return status;
 }

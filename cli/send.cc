@@ -41,7 +41,7 @@ absl::StatusOr<Plan> PlanFile(const SendFlags& flags) {
   Plan plan;
   FERRY_ASSIGN_OR_RETURN(plan.dtype, ParseDtypeFlag(flags.dtype.empty() ? "uint8" : flags.dtype));
   SendSourceOptions options = {.timeout = flags.timeout,
-                               .most_bytes = flags.node.exchange.arena.budget_bytes};
+                               .most_bytes = flags.node.transfer.arena.budget_bytes};
   if (!flags.shape.empty()) {
     FERRY_ASSIGN_OR_RETURN(plan.shape, ParseShapeFlag(flags.shape));
     FERRY_ASSIGN_OR_RETURN(const size_t bytes, TensorBytes(plan.dtype, plan.shape));
@@ -98,7 +98,7 @@ absl::StatusOr<int> SendOne(JoinedNode& joined, const SendFlags& flags, const Pl
     const Progress progress(absl::StrCat("waiting for node ", flags.peer, " to take ",
                                          Quoted(flags.name), " in step ", flags.step));
     // The receiver's errors about a tensor are not usage errors.
-    FERRY_RETURN_IF_ERROR(AsExchangeFailure(RunStoppably(
+    FERRY_RETURN_IF_ERROR(AsTransferFailure(RunInterruptibly(
         joined,
         [&]() -> absl::Status {
           FERRY_ASSIGN_OR_RETURN(const RendezvousKey key,
@@ -106,7 +106,7 @@ absl::StatusOr<int> SendOne(JoinedNode& joined, const SendFlags& flags, const Pl
           FERRY_RETURN_IF_ERROR(step.Send(key, std::move(tensor)));
           return step.Close(flags.timeout);
         },
-        [&](const absl::Status& why) { step.Abort(AsOf(node, why)); })));
+        [&](const absl::Status& why) { step.Abort(PrefixNode(node, why)); })));
   }
   const absl::Duration taken = SteadyClock().Now() - start;
   EndService(joined);

@@ -61,26 +61,26 @@ absl::Status CheckSendRecvFlags(const SendRecvFlags& flags, absl::string_view pe
     return absl::InvalidArgumentError(absl::StrCat(
         peer_flag, "=", flags.peer, " is this node itself; the other side is another process"));
   }
-  const TransferEngineOptions& exchange = flags.node.exchange;
-  if (!exchange.advertise.empty()) {
-    FERRY_RETURN_IF_ERROR(CompleteAddress(exchange.advertise, /*port=*/1).status());
+  const TransferEngineOptions& transfer = flags.node.transfer;
+  if (!transfer.advertise.empty()) {
+    FERRY_RETURN_IF_ERROR(CompleteAddress(transfer.advertise, /*port=*/1).status());
   }
-  return FindToken(exchange, ProcessEnv).status();
+  return FindToken(transfer, ProcessEnv).status();
 }
 
 absl::Status CheckBudget(const SendRecvFlags& flags, size_t bytes) {
-  const size_t budget = flags.node.exchange.arena.budget_bytes;
+  const size_t budget = flags.node.transfer.arena.budget_bytes;
   if (bytes <= budget) return absl::OkStatus();
   return absl::ResourceExhaustedError(
       absl::StrCat(Quoted(flags.name), " has ", bytes, " bytes, and the arena may have ", budget,
                    " (--arena-budget-bytes, HostArenaOptions::budget_bytes)"));
 }
 
-absl::Status AsExchangeFailure(const absl::Status& status) {
+absl::Status AsTransferFailure(const absl::Status& status) {
   return AsFailure(WithoutDerivedMark(status));
 }
 
-absl::Status AsOf(Node& node, const absl::Status& why) {
+absl::Status PrefixNode(Node& node, const absl::Status& why) {
   return absl::AbortedError(absl::StrCat("node ", node.node_id(), ": ", why.message()));
 }
 

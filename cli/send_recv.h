@@ -49,10 +49,10 @@ absl::Status CheckSendRecvFlags(const SendRecvFlags& flags, absl::string_view pe
 absl::Status CheckBudget(const SendRecvFlags& flags, size_t bytes);
 
 // Converts `status` for users: without TensorFlow's mark, and never a usage error.
-absl::Status AsExchangeFailure(const absl::Status& status);
+absl::Status AsTransferFailure(const absl::Status& status);
 
 // Prefixes `why` for the other side: "node 0: stopped by SIGTERM".
-absl::Status AsOf(Node& node, const absl::Status& why);
+absl::Status PrefixNode(Node& node, const absl::Status& why);
 
 // Returns the seed for NAME in that step when it is filled with the pattern.
 uint64_t PatternSeedOf(const SendRecvFlags& flags);

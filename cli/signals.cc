@@ -72,10 +72,10 @@ BlockedSignals::~BlockedSignals() {
   constexpr timespec kNoWait = {};
   while (sigtimedwait(&set_, nullptr, &kNoWait) > 0) {
   }
-  LetThrough();
+  Unblock();
 }
 
-void BlockedSignals::LetThrough() {
+void BlockedSignals::Unblock() {
   is_over_ = true;
   pthread_sigmask(SIG_SETMASK, &before_, nullptr);
 }

@@ -51,7 +51,7 @@ class BlockedSignals final {
   bool have_come() const { return have_come_.load(); }
   // Restores the default handling on the caller's thread: signals end the process again. For
   // operations that may block forever, once there is nothing left to clean up.
-  void LetThrough();
+  void Unblock();
 
  private:
   // Forwards signals, and ends the process when the deadline has passed. Runs on the thread.

@@ -89,7 +89,7 @@ absl::StatusOr<int> ShowStatus(const StatusFlags& flags) {
   }
   JobView view;
   FERRY_ASSIGN_OR_RETURN(view.status, agent->Status());
-  view.exchange = AskExchange(*agent, kAnswerTimeout, MaxAsked(flags));
+  view.transfers = AskTransferReports(*agent, kAnswerTimeout, MaxAsked(flags));
   std::fputs(Format(view, flags).c_str(), stdout);
   return kDone;
 }

@@ -88,7 +88,7 @@ std::string FormatStatusJson(const JobView& view, const std::string& coordinator
                        {"anonymous_waits", Waits(status.anonymous_waits)},
                        {"barriers", std::move(barriers)},
                        {"tasks", std::move(tasks)},
-                       {"exchange", ExchangeJson(view.exchange)}};
+                       {"exchange", TransfersJson(view.transfers)}};
   // Keys and names may contain any bytes; JSON may not.
   return object.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }

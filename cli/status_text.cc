@@ -244,7 +244,7 @@ std::string FormatStatusText(const JobView& view, const std::string& coordinator
   if (!status.anonymous_waits.empty()) {
     absl::StrAppend(&text, "\n  others wait for: ", DescribeWaits(status.anonymous_waits), "\n");
   }
-  text += FormatExchangeText(view.exchange, max_lines);
+  text += FormatTransfersText(view.transfers, max_lines);
   absl::StrAppend(&text, "\n  store        ", Count(status.key_count, "key"), ", ",
                   ShortBytes(static_cast<double>(status.stored_bytes)), "; ",
                   Count(status.parked_waits, "parked wait"), ", ", status.dropped_waits,

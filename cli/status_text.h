@@ -5,7 +5,7 @@
 
 #include <string>
 
-#include "cli/status_exchange.h"
+#include "cli/status_transfers.h"
 #include "coord/core/job_status.h"
 
 namespace ferry::cli {
@@ -13,7 +13,7 @@ namespace ferry::cli {
 // The data of ferry status.
 struct JobView {
   coord::JobStatus status;
-  TransferAnswers exchange;
+  TransferAnswers transfers;
 };
 
 // Formats a summary line, a table of nodes, open barriers, tensors, the store, and the job's error.

@@ -37,7 +37,7 @@ bool MayComeBack(const absl::Status& status) {
 
 }  // namespace
 
-absl::Duration StatusWatch::PatienceLeft() const {
+absl::Duration StatusWatch::RemainingTimeout() const {
   return kToolTimeout - (SteadyClock().Now() - answered_);
 }
 
@@ -55,12 +55,12 @@ absl::StatusOr<JobView> StatusWatch::Ask(absl::Duration timeout) {
     agent_ = nullptr;
     return status.status();
   }
-  JobView view = {*std::move(status), AskExchange(*agent_, kNodesTimeout, max_asked_)};
+  JobView view = {*std::move(status), AskTransferReports(*agent_, kNodesTimeout, max_asked_)};
   return view;
 }
 
-void StatusWatch::SaySilent() {
-  if (std::exchange(has_said_silent_, true)) return;
+void StatusWatch::ReportUnresponsive() {
+  if (std::exchange(has_reported_unresponsive_, true)) return;
   const absl::Time since = absl::Now() - (SteadyClock().Now() - answered_);
   std::fflush(stdout);
   std::fprintf(stderr, "ferry: the coordinator at %s is out of reach since %s; trying for %s\n",
@@ -70,7 +70,7 @@ void StatusWatch::SaySilent() {
 }
 
 absl::StatusOr<JobView> StatusWatch::AskOnce() {
-  Thread asker("ferry-ask", [this, timeout = PatienceLeft()] {
+  Thread asker("ferry-ask", [this, timeout = RemainingTimeout()] {
     absl::StatusOr<JobView> status = Ask(timeout);
     {
       absl::MutexLock lock(&mu_);
@@ -84,7 +84,7 @@ absl::StatusOr<JobView> StatusWatch::AskOnce() {
       absl::MutexLock lock(&mu_);
       if (answer_) return *std::exchange(answer_, std::nullopt);
     }
-    SaySilent();
+    ReportUnresponsive();
   }
 }
 
@@ -93,14 +93,14 @@ absl::StatusOr<JobView> StatusWatch::Next() {
   while (true) {
     absl::StatusOr<JobView> status = AskOnce();
     if (status.ok()) {
-      if (std::exchange(has_said_silent_, false)) {
+      if (std::exchange(has_reported_unresponsive_, false)) {
         std::fprintf(stderr, "ferry: the coordinator at %s is there again\n", coordinator_.c_str());
       }
       return status;
     }
-    if (!MayComeBack(status.status()) || PatienceLeft() <= absl::ZeroDuration()) return status;
+    if (!MayComeBack(status.status()) || RemainingTimeout() <= absl::ZeroDuration()) return status;
     // A restarted coordinator is reachable at once; it is silent only if this attempt fails too.
-    if (SteadyClock().Now() - answered_ >= kSilence) SaySilent();
+    if (SteadyClock().Now() - answered_ >= kSilence) ReportUnresponsive();
     if (signals_.WaitFor(kRetryPause)) EndInterrupted();
   }
 }

@@ -24,7 +24,7 @@ namespace ferry::cli {
 class StatusWatch final {
  public:
   //   coordinator: the address `agent` is connected to.
-  //   max_asked: see AskExchange.
+  //   max_asked: see AskTransferReports.
   StatusWatch(std::string coordinator, std::unique_ptr<coord::Agent> agent, BlockedSignals& signals,
               size_t max_asked)
       : coordinator_(std::move(coordinator)),
@@ -44,8 +44,8 @@ class StatusWatch final {
   absl::StatusOr<JobView> AskOnce();
   // Runs on the query thread.
   absl::StatusOr<JobView> Ask(absl::Duration timeout);
-  void SaySilent();
-  absl::Duration PatienceLeft() const;
+  void ReportUnresponsive();
+  absl::Duration RemainingTimeout() const;
 
   // Constant after construction.
   const std::string coordinator_;
@@ -54,7 +54,7 @@ class StatusWatch final {
   std::unique_ptr<coord::Agent> agent_;  // owned by the query thread while there is one
   BlockedSignals& signals_;
   absl::Time answered_;  // last answer, by the steady clock
-  bool has_said_silent_ = false;
+  bool has_reported_unresponsive_ = false;
 
   absl::Mutex mu_;
   std::optional<absl::StatusOr<JobView>> answer_ ABSL_GUARDED_BY(mu_);

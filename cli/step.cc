@@ -21,12 +21,12 @@
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "base/thread.h"
-#include "cli/own_job.h"
 #include "cli/progress.h"
 #include "cli/signals.h"
 #include "cli/step_graph_proto.h"
 #include "cli/step_report.h"
 #include "cli/step_session.h"
+#include "cli/temporary_job.h"
 #include "cli/tensor_literal.h"
 #include "cli/verb.h"
 
@@ -243,10 +243,10 @@ absl::StatusOr<int> RunSteps(StepFlags& flags) {
   absl::StatusOr<StepGraph> graph = StepGraph::Read(flags.graph);
   if (!graph.ok()) return AsFailure(graph.status());
   FERRY_ASSIGN_OR_RETURN(StepRequest request, ReadRequest(flags, *graph));
-  std::unique_ptr<OwnJob> job;
+  std::unique_ptr<TemporaryJob> job;
   // A signal in the meantime ends this process and its children.
   if (flags.coordinator.empty()) {
-    FERRY_ASSIGN_OR_RETURN(job, OwnJob::Start(flags.workers));
+    FERRY_ASSIGN_OR_RETURN(job, TemporaryJob::Start(flags.workers));
     flags.coordinator = job->coordinator();
   }
   BlockedSignals signals({SIGINT, SIGTERM, SIGHUP}, EndAfterSignal());

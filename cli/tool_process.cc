@@ -77,9 +77,9 @@ void ToolProcess::ReadErrors(bool verbose) {
   ssize_t count = 0;
   while ((count = read(child_.stderr_fd.get(), buffer, sizeof(buffer))) > 0) {
     const absl::string_view text(buffer, count);
-    absl::StrAppend(&last_words_, text);
-    if (last_words_.size() > kMaxLastWords) {
-      last_words_.erase(0, last_words_.size() - kMaxLastWords);
+    absl::StrAppend(&last_error_lines_, text);
+    if (last_error_lines_.size() > kMaxLastWords) {
+      last_error_lines_.erase(0, last_error_lines_.size() - kMaxLastWords);
     }
     if (verbose) std::fprintf(stderr, "[%s] %.*s", name_.c_str(), static_cast<int>(count), buffer);
   }
@@ -133,7 +133,7 @@ absl::Status ToolProcess::Ended(int wait_status) const {
   std::string text = WIFSIGNALED(wait_status)
                          ? absl::StrCat(name_, " was killed by signal ", WTERMSIG(wait_status))
                          : absl::StrCat(name_, " exited with status ", WEXITSTATUS(wait_status));
-  const absl::string_view words = absl::StripAsciiWhitespace(last_words_);
+  const absl::string_view words = absl::StripAsciiWhitespace(last_error_lines_);
   if (!words.empty()) absl::StrAppend(&text, ": ", words);
   return absl::AbortedError(text);
 }

@@ -52,7 +52,7 @@ class ToolProcess final {
  private:
   ToolProcess(std::string name, ChildProcess child)
       : name_(std::move(name)), child_(std::move(child)) {}
-  // Reads available output into lines_ and last_words_; returns true at the end of stdout.
+  // Reads available output into lines_ and last_error_lines_; returns true at the end of stdout.
   bool ReadAvailable(bool verbose);
   void ReadErrors(bool verbose);
   absl::Status Ended(int wait_status) const;
@@ -62,7 +62,7 @@ class ToolProcess final {
   bool is_reaped_ = false;
   std::string partial_;
   std::deque<std::string> lines_;
-  std::string last_words_;
+  std::string last_error_lines_;
 };
 
 }  // namespace ferry::cli

@@ -16,7 +16,7 @@
 
 #include "base/bounded_text.h"
 #include "base/status_macros.h"
-#include "cli/status_exchange.h"
+#include "cli/status_transfers.h"
 #include "cli/table.h"
 #include "launch/printable.h"
 #include "node/endpoint_record.h"
@@ -60,9 +60,9 @@ absl::StatusOr<std::unique_ptr<TransferEngine>> StartUnreachable() {
   });
 }
 
-absl::StatusOr<PathExplanation> ChooseBetween(const TransferEngine& exchange,
-                                              const Endpoint& source, const Endpoint& destination,
-                                              bool is_in_arena, const TensorLocation& from,
+absl::StatusOr<PathExplanation> ChooseBetween(const TransferEngine& engine, const Endpoint& source,
+                                              const Endpoint& destination, bool is_in_arena,
+                                              const TensorLocation& from,
                                               const TensorLocation& to) {
   PathQuery query;
   query.source = &source;
@@ -73,16 +73,16 @@ absl::StatusOr<PathExplanation> ChooseBetween(const TransferEngine& exchange,
   query.is_in_arena = is_in_arena;
   query.source_location = from;
   query.destination_location = to;
-  query.common = CommonTransports(exchange.transports(), source, destination);
-  return ExplainPath(exchange.transports(), query, {});
+  query.common = CommonTransports(engine.transports(), source, destination);
+  return ExplainPath(engine.transports(), query, {});
 }
 
-std::string PathBetween(const TransferEngine& exchange, const Endpoint& source,
+std::string PathBetween(const TransferEngine& engine, const Endpoint& source,
                         const Endpoint& destination, const TensorLocation& from,
                         const TensorLocation& to) {
   // Staged tensors are in an arena when they are sent.
   const absl::StatusOr<PathExplanation> choice =
-      ChooseBetween(exchange, source, destination, /*is_in_arena=*/true, from, to);
+      ChooseBetween(engine, source, destination, /*is_in_arena=*/true, from, to);
   return choice.ok() ? Explain(*choice) : absl::StrCat("none: ", choice.status().message());
 }
 
@@ -124,7 +124,7 @@ const PathReport* Reported(const TransferAnswers& answers, const Endpoint& sourc
   return nullptr;
 }
 
-PairsByPath NodePairs(const TransferEngine& exchange, const std::vector<Endpoint>& nodes,
+PairsByPath NodePairs(const TransferEngine& engine, const std::vector<Endpoint>& nodes,
                       const TransferAnswers& answers, bool is_in_arena) {
   PairsByPath pairs;
   std::map<std::string, AlikePairs> alike;
@@ -137,7 +137,7 @@ PairsByPath NodePairs(const TransferEngine& exchange, const std::vector<Endpoint
       const std::string name = absl::StrCat(source.peer.node_id, ">", destination.peer.node_id);
       const absl::StatusOr<PathExplanation> choice =
           reported != nullptr ? reported->choice
-                              : ChooseBetween(exchange, source, destination, is_in_arena, {}, {});
+                              : ChooseBetween(engine, source, destination, is_in_arena, {}, {});
       if (!choice.ok()) {
         pairs[absl::StrCat("none: ", choice.status().message())].push_back(name);
         continue;
@@ -154,7 +154,7 @@ PairsByPath NodePairs(const TransferEngine& exchange, const std::vector<Endpoint
   return pairs;
 }
 
-PairsByPath GpuPairs(const TransferEngine& exchange, const std::vector<Endpoint>& nodes,
+PairsByPath GpuPairs(const TransferEngine& engine, const std::vector<Endpoint>& nodes,
                      const GlobalTopology& topology) {
   PairsByPath pairs;
   for (const Endpoint& source : nodes) {
@@ -165,7 +165,7 @@ PairsByPath GpuPairs(const TransferEngine& exchange, const std::vector<Endpoint>
           if (is_one_node && from == to) continue;
           const std::string path =
               is_one_node ? PathWithin(topology, source.peer.node_id, from, to)
-                          : PathBetween(exchange, source, destination, Gpu(from), Gpu(to));
+                          : PathBetween(engine, source, destination, Gpu(from), Gpu(to));
           pairs[path].push_back(absl::StrCat(GpuName(source, from), ">", GpuName(destination, to)));
         }
       }
@@ -200,11 +200,11 @@ absl::StatusOr<std::string> FormatPaths(coord::Agent& agent, const GlobalTopolog
             [](const Endpoint& a, const Endpoint& b) { return a.peer.node_id < b.peer.node_id; });
   const size_t count = nodes.size();
   nodes.resize(std::min(nodes.size(), kMaxNodes));
-  FERRY_ASSIGN_OR_RETURN(const auto exchange, StartUnreachable());
-  const TransferAnswers answers = AskExchange(agent, kAnswerTimeout, kMaxAskedNodes);
-  const PairsByPath of_nodes = NodePairs(*exchange, nodes, answers, /*is_in_arena=*/true);
-  const PairsByPath of_others = NodePairs(*exchange, nodes, answers, /*is_in_arena=*/false);
-  const PairsByPath of_gpus = GpuPairs(*exchange, nodes, topology);
+  FERRY_ASSIGN_OR_RETURN(const auto engine, StartUnreachable());
+  const TransferAnswers answers = AskTransferReports(agent, kAnswerTimeout, kMaxAskedNodes);
+  const PairsByPath of_nodes = NodePairs(*engine, nodes, answers, /*is_in_arena=*/true);
+  const PairsByPath of_others = NodePairs(*engine, nodes, answers, /*is_in_arena=*/false);
+  const PairsByPath of_gpus = GpuPairs(*engine, nodes, topology);
   if (of_nodes.empty() && of_gpus.empty()) return std::string();
   std::string text =
       absl::StrCat("\npaths of tensors",

@@ -74,9 +74,9 @@ CLI::Option* AddLimit(CLI::App& app, const std::string& flag, size_t& value,
                       uint64_t most = std::numeric_limits<uint64_t>::max());
 
 // A flag for a finite number. kAbove: `least` itself is rejected too.
-enum class RealLeast { kFrom, kAbove };
+enum class LowerBound { kInclusive, kExclusive };
 CLI::Option* AddReal(CLI::App& app, const std::string& flag, double& value,
-                     const std::string& description, RealLeast from, double least, double most);
+                     const std::string& description, LowerBound from, double least, double most);
 
 // Adds the hidden flag `deprecated`, the former name of `option` (of the same app), which it sets.
 // Errors about its value name `option`.

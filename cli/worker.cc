@@ -58,7 +58,7 @@ absl::StatusOr<int> Work(JoinedNode& joined, bool exit_after_join) {
   if (!exit_after_join) return Stay(joined);
   const Progress progress("waiting for the other nodes to leave as well");
   std::atomic<bool> is_stopped = false;
-  const absl::Status together = RunStoppably(
+  const absl::Status together = RunInterruptibly(
       joined,
       [&node, &is_stopped] {
         const absl::Status status = node.Shutdown();
@@ -95,11 +95,11 @@ Verb AddWorkerVerb(CLI::App& app) {
           "--no-graphs", [flags] { flags->runs_graphs = false; },
           "run no graphs of TensorFlow's clients, and listen on no port for them")
       ->group(kGroup);
-  verb.add_option("--graph-listen", flags->node.exchange.grpc_listen,
+  verb.add_option("--graph-listen", flags->node.transfer.grpc_listen,
                   "listen address of tensorflow.WorkerService; port 0: any free port; without HOST "
                   "all addresses")
       ->type_name("[HOST]:PORT")
-      ->default_str(flags->node.exchange.grpc_listen)
+      ->default_str(flags->node.transfer.grpc_listen)
       ->group(kGroup);
   AddNumber(verb, "--graph-threads", flags->graphs.thread_count,
             "nodes of graphs that run at the same time; 0: as many as there are processors", 0,

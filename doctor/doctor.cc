@@ -147,7 +147,7 @@ absl::StatusOr<int> Diagnose(const DoctorFlags& flags) {
     FERRY_RETURN_IF_ERROR(CheckAddress("--coordinator", flags.coordinator));
   }
   Report report(flags.json);
-  const doctor::ThisHost host;
+  const doctor::LocalHostReader host;
   for (Finding& finding : doctor::CheckHost(host)) report.Add(std::move(finding));
   report.Add(CheckGrpc());
   for (Finding& finding : doctor::CheckNetwork(host)) report.Add(std::move(finding));

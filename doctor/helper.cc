@@ -30,20 +30,20 @@ struct HelperFlags {
   absl::Duration timeout = absl::Seconds(60);
 };
 
-void TellPhase(absl::string_view phase) { TellDoctor("phase", std::string(phase)); }
+void TellPhase(absl::string_view phase) { WriteHelperLine("phase", std::string(phase)); }
 
-void Tell(const doctor::Finding& finding) { TellDoctor("finding", FindingJson(finding)); }
+void Tell(const doctor::Finding& finding) { WriteHelperLine("finding", FindingJson(finding)); }
 
 absl::Status LookAtGpus() {
-  TellDoctor("check", "driver");
+  WriteHelperLine("check", "driver");
   TellPhase("loading the CUDA driver");
   std::unique_ptr<cuda::CudaApi> api;
-  const doctor::GpuFacts facts = doctor::ReadGpuFacts(doctor::ThisHost(), api);
+  const doctor::GpuFacts facts = doctor::ReadGpuFacts(doctor::LocalHostReader(), api);
   for (const doctor::Finding& finding : doctor::CheckGpus(facts)) Tell(finding);
-  TellDoctor("gpus", facts.gpus.size());
-  TellDoctor("cuda_version", facts.cuda_version);
+  WriteHelperLine("gpus", facts.gpus.size());
+  WriteHelperLine("cuda_version", facts.cuda_version);
   if (api == nullptr) return absl::OkStatus();
-  TellDoctor("check", "peer access");
+  WriteHelperLine("check", "peer access");
   const auto outcomes = doctor::ProbePeers(std::move(api), TellPhase);
   if (!outcomes.ok()) return outcomes.status();
   Tell(doctor::JudgePeers(*outcomes));
@@ -51,14 +51,14 @@ absl::Status LookAtGpus() {
 }
 
 absl::Status LookAtNccl(const HelperFlags& flags) {
-  TellDoctor("check", "nccl");
+  WriteHelperLine("check", "nccl");
   TellPhase("loading NCCL");
-  const doctor::ThisHost host;
+  const doctor::LocalHostReader host;
   std::unique_ptr<nccl::NcclApi> api;
   const doctor::NcclFacts facts = doctor::ReadNcclFacts(host, api);
   Tell(doctor::JudgeNccl(facts, flags.gpu_count, flags.cuda_version));
   if (api == nullptr) return absl::OkStatus();
-  TellDoctor("check", "nccl id");
+  WriteHelperLine("check", "nccl id");
   TellPhase("making an id");
   Tell(doctor::JudgeNcclId(doctor::TryNcclId(host, *api)));
   return absl::OkStatus();
@@ -77,7 +77,7 @@ absl::StatusOr<doctor::IpcProbeOptions> OpenGpu(const HelperFlags& flags) {
 absl::Status Export(const HelperFlags& flags) {
   FERRY_ASSIGN_OR_RETURN(const doctor::IpcProbeOptions options, OpenGpu(flags));
   FERRY_ASSIGN_OR_RETURN(const doctor::ProbeSocket listener, doctor::ListenForProbe());
-  TellDoctor("socket", listener.name);
+  WriteHelperLine("socket", listener.name);
   FERRY_ASSIGN_OR_RETURN(const UniqueFd socket, AcceptProbe(listener, options.deadline));
   return doctor::ExportForProbe(options, socket);
 }
@@ -93,8 +93,8 @@ absl::Status Import(const HelperFlags& flags) {
   FERRY_ASSIGN_OR_RETURN(const UniqueFd socket, doctor::ConnectProbe(flags.socket));
   FERRY_ASSIGN_OR_RETURN(const doctor::IpcProbeReport report,
                          doctor::ImportForProbe(options, socket));
-  TellDoctor("descriptor", OutcomeJson(report.descriptor));
-  TellDoctor("handle", OutcomeJson(report.handle));
+  WriteHelperLine("descriptor", OutcomeJson(report.descriptor));
+  WriteHelperLine("handle", OutcomeJson(report.handle));
   return absl::OkStatus();
 }
 
@@ -105,8 +105,8 @@ absl::StatusOr<int> Help(const HelperFlags& flags) {
   if (flags.role == "export") done = Export(flags);
   if (flags.role == "import") done = Import(flags);
   if (absl::IsInvalidArgument(done)) return done;
-  if (!done.ok()) TellDoctor("error", Printable(done.message()));
-  TellDoctor("end", true);
+  if (!done.ok()) WriteHelperLine("error", Printable(done.message()));
+  WriteHelperLine("end", true);
   return kDone;
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ThisHost: reads /proc and /sys, and makes a few system calls.
+// LocalHostReader: reads /proc and /sys, and makes a few system calls.
 #include "doctor/host_reader.h"
 
 #include <fcntl.h>
@@ -36,7 +36,7 @@ absl::Status OsError(absl::string_view path, int error) {
 
 }  // namespace
 
-absl::StatusOr<std::string> ThisHost::ReadFile(const std::string& path) const {
+absl::StatusOr<std::string> LocalHostReader::ReadFile(const std::string& path) const {
   const UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!fd.valid()) return OsError(path, errno);
   std::string text(kMaxFileBytes, '\0');
@@ -53,7 +53,8 @@ absl::StatusOr<std::string> ThisHost::ReadFile(const std::string& path) const {
   return text;
 }
 
-absl::StatusOr<std::vector<std::string>> ThisHost::ListFolder(const std::string& path) const {
+absl::StatusOr<std::vector<std::string>> LocalHostReader::ListFolder(
+    const std::string& path) const {
   std::error_code error;
   std::vector<std::string> names;
   std::filesystem::directory_iterator at(path, error);
@@ -66,26 +67,26 @@ absl::StatusOr<std::vector<std::string>> ThisHost::ListFolder(const std::string&
   return names;
 }
 
-absl::StatusOr<std::string> ThisHost::ReadLink(const std::string& path) const {
+absl::StatusOr<std::string> LocalHostReader::ReadLink(const std::string& path) const {
   char target[PATH_MAX];
   const ssize_t size = readlink(path.c_str(), target, sizeof(target));
   if (size < 0) return OsError(path, errno);
   return std::string(target, static_cast<size_t>(size));
 }
 
-absl::Status ThisHost::MayReadAndWrite(const std::string& path) const {
+absl::Status LocalHostReader::MayReadAndWrite(const std::string& path) const {
   if (access(path.c_str(), R_OK | W_OK) == 0) return absl::OkStatus();
   return OsError(path, errno);
 }
 
-absl::StatusOr<FileSystemSpace> ThisHost::Space(const std::string& path) const {
+absl::StatusOr<FileSystemSpace> LocalHostReader::Space(const std::string& path) const {
   struct statvfs space = {};
   if (statvfs(path.c_str(), &space) != 0) return OsError(path, errno);
   return FileSystemSpace{static_cast<uint64_t>(space.f_blocks) * space.f_frsize,
                          static_cast<uint64_t>(space.f_bavail) * space.f_frsize};
 }
 
-absl::StatusOr<ResourceLimit> ThisHost::Limit(int resource) const {
+absl::StatusOr<ResourceLimit> LocalHostReader::Limit(int resource) const {
   rlimit limit = {};
   if (getrlimit(static_cast<__rlimit_resource>(resource), &limit) != 0) {
     return OsError("getrlimit", errno);
@@ -96,18 +97,18 @@ absl::StatusOr<ResourceLimit> ThisHost::Limit(int resource) const {
   return ResourceLimit{value(limit.rlim_cur), value(limit.rlim_max)};
 }
 
-absl::StatusOr<std::vector<InterfaceAddress>> ThisHost::Interfaces() const {
+absl::StatusOr<std::vector<InterfaceAddress>> LocalHostReader::Interfaces() const {
   return ReadInterfaces();
 }
 
-bool ThisHost::HasFamily(int family) const { return HasAddressFamily(family); }
+bool LocalHostReader::HasFamily(int family) const { return HasAddressFamily(family); }
 
-std::optional<std::string> ThisHost::Environment(const std::string& name) const {
+std::optional<std::string> LocalHostReader::Environment(const std::string& name) const {
   const char* const value = std::getenv(name.c_str());
   return value == nullptr ? std::nullopt : std::optional<std::string>(value);
 }
 
-absl::StatusOr<PageKind> ThisHost::SharedMemoryPages() const {
+absl::StatusOr<PageKind> LocalHostReader::SharedMemoryPages() const {
   FERRY_RETURN_IF_ERROR(MemorySegment::CheckSupport());
   FERRY_ASSIGN_OR_RETURN(const MemorySegment segment, MemorySegment::Create(size_t{2} << 20, {}));
   return segment.pages();

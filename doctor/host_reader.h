@@ -57,7 +57,7 @@ class HostReader {
 };
 
 // The machine and process that this runs in.
-class ThisHost final : public HostReader {
+class LocalHostReader final : public HostReader {
  public:
   absl::StatusOr<std::string> ReadFile(const std::string& path) const override;
   absl::StatusOr<std::vector<std::string>> ListFolder(const std::string& path) const override;

@@ -216,7 +216,7 @@ absl::Status OpenAndCompare(const IpcProbeOptions& options, ExportBy way, const 
   std::vector<unsigned char> arrived(kBytes);
   phase("waiting for the other process's event, and copying its memory of");
   const auto copy = [&]() -> absl::Status {
-    FERRY_RETURN_IF_ERROR(events->MakeWait(offer.ticket, stream->get()));
+    FERRY_RETURN_IF_ERROR(events->EnqueueWait(offer.ticket, stream->get()));
     FERRY_RETURN_IF_ERROR(device->Check(
         table.copy_async(own, mapping->base() + descriptor.offset, kBytes, stream->get()),
         "cuMemcpyAsync"));

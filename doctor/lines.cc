@@ -33,7 +33,7 @@ std::optional<Json> ParseHelperLine(absl::string_view line) {
   return json;
 }
 
-void TellDoctor(absl::string_view member, const Json& value) {
+void WriteHelperLine(absl::string_view member, const Json& value) {
   const Json line = {{std::string(member), value}};
   std::printf("%s\n", line.dump().c_str());
   std::fflush(stdout);

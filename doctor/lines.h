@@ -34,7 +34,7 @@ std::optional<doctor::Finding> ParseFinding(const Json& json);
 std::optional<Json> ParseHelperLine(absl::string_view line);
 
 // Writes a line of a helper, and flushes it.
-void TellDoctor(absl::string_view member, const Json& value);
+void WriteHelperLine(absl::string_view member, const Json& value);
 
 }  // namespace ferry::cli
 

@@ -39,7 +39,7 @@ absl::StatusOr<const cuda::ElementKernels*> GpuCompute::Kernels() {
   FERRY_RETURN_IF_ERROR(failed_);
   absl::StatusOr<std::unique_ptr<cuda::ElementKernels>> loaded;
   const auto load = [&] { loaded = cuda::ElementKernels::Load(parts_.device, image_); };
-  FERRY_RETURN_IF_ERROR(parts_.gate->RunQuietly(kTimeout, "load kernels", load));
+  FERRY_RETURN_IF_ERROR(parts_.gate->RunQuiesced(kTimeout, "load kernels", load));
   if (!loaded.ok()) return failed_ = loaded.status();
   kernels_ = *std::move(loaded);
   return kernels_.get();
@@ -68,7 +68,7 @@ absl::StatusOr<Tensor> GpuCompute::Run(absl::Span<const Tensor> inputs, const Te
   for (const Tensor& input : inputs) {
     const std::shared_ptr<const cuda::ReadyEvent> ready = cuda::ReadyOf(input);
     if (ready == nullptr) continue;
-    FERRY_RETURN_IF_ERROR(ready->MakeWait(*parts_.device, stream_->get()));
+    FERRY_RETURN_IF_ERROR(ready->EnqueueWait(*parts_.device, stream_->get()));
   }
   // The launch may have been partly enqueued even if it failed: the memory is in use in either
   // case.

@@ -115,10 +115,10 @@ class Gpus final {
   const std::vector<std::string>& uuids() const { return uuids_; }
   const cuda::PeerMatrix& peers() const { return peers_; }
   // One per process; several Gpus share it.
-  const std::shared_ptr<cuda::SyncGate>& gate() const { return order_->gate; }
+  const std::shared_ptr<cuda::SyncGate>& gate() const { return arbiters_->gate; }
   const GpusOptions& options() const { return options_; }
   // One per GPU; several Gpus share it. REQUIRES: 0 <= ordinal < count().
-  std::shared_ptr<NcclArbiter> turns(int ordinal) const { return order_->Turns(ordinal); }
+  std::shared_ptr<NcclArbiter> nccl_arbiter(int ordinal) const { return arbiters_->Get(ordinal); }
 
   // Returns the device, and opens it on first use: blocks.
   //   Errors: INVALID_ARGUMENT for an unknown device; DEADLINE_EXCEEDED after two minutes; as
@@ -168,7 +168,7 @@ class Gpus final {
   const GpusOptions options_;
   std::vector<std::string> uuids_;
   cuda::PeerMatrix peers_;
-  const std::shared_ptr<NcclOrder> order_ = NcclOrder::OfProcess();
+  const std::shared_ptr<NcclArbiters> arbiters_ = NcclArbiters::OfProcess();
 
   struct Slot {
     bool is_opening = false;

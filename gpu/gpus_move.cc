@@ -201,7 +201,7 @@ void Gpus::Across(Gpu& from, Gpu& to, MoveRequest request, MoveCallback done) {
         // Copies that are ready must not queue behind it. If all wait streams are busy, it queues
         // behind another copy that waits.
         stream = from.waits->TakeIdleOrAny();
-        FERRY_RETURN_IF_ERROR(ready->MakeWait(*from.device, stream));
+        FERRY_RETURN_IF_ERROR(ready->EnqueueWait(*from.device, stream));
       }
       if (&from == &to) {
         FERRY_RETURN_IF_ERROR(

@@ -10,7 +10,7 @@
 
 namespace ferry {
 
-void NcclArbiter::Tell() {
+void NcclArbiter::NotifyKeyed() {
   std::shared_ptr<Keyed> keyed;
   {
     absl::MutexLock lock(&mu_);
@@ -20,12 +20,12 @@ void NcclArbiter::Tell() {
   if (keyed != nullptr) keyed->OnTurn();
 }
 
-void NcclArbiter::Ask() {
+void NcclArbiter::Request() {
   {
     absl::MutexLock lock(&mu_);
     ++count_;
   }
-  Tell();
+  NotifyKeyed();
 }
 
 bool NcclArbiter::has_turn() const {
@@ -49,7 +49,7 @@ void NcclArbiter::End() {
     FERRY_CHECK(count_ > 0);
     --count_;
   }
-  Tell();
+  NotifyKeyed();
 }
 
 absl::Status NcclArbiter::CheckKeyedLocked() const {
@@ -70,7 +70,7 @@ absl::Status NcclArbiter::SetKeyed(std::weak_ptr<Keyed> keyed) {
     FERRY_RETURN_IF_ERROR(CheckKeyedLocked());
     keyed_ = std::move(keyed);
   }
-  Tell();
+  NotifyKeyed();
   return absl::OkStatus();
 }
 
@@ -79,12 +79,12 @@ bool NcclArbiter::is_wanted() const {
   return count_ > 0;
 }
 
-void NcclArbiter::SetQuiet() {
+void NcclArbiter::SetQuiesced() {
   absl::MutexLock lock(&mu_);
   is_quiet_ = true;
 }
 
-bool NcclArbiter::TryGoOn() {
+bool NcclArbiter::TryResume() {
   absl::MutexLock lock(&mu_);
   if (count_ > 0) return false;
   is_quiet_ = false;
@@ -94,7 +94,7 @@ bool NcclArbiter::TryGoOn() {
 absl::StatusOr<std::shared_ptr<NcclTurn>> NcclTurn::Take(std::shared_ptr<NcclArbiter> turns,
                                                          std::shared_ptr<cuda::SyncGate> gate,
                                                          absl::Duration timeout) {
-  turns->Ask();
+  turns->Request();
   if (absl::Status status = turns->Await(timeout); !status.ok()) {
     turns->End();
     return status;
@@ -108,16 +108,16 @@ NcclTurn::~NcclTurn() {
   turns_->End();
 }
 
-std::shared_ptr<NcclOrder> NcclOrder::OfProcess() {
+std::shared_ptr<NcclArbiters> NcclArbiters::OfProcess() {
   static absl::Mutex mu(absl::kConstInit);
-  static auto& known = *new std::weak_ptr<NcclOrder>;
+  static auto& known = *new std::weak_ptr<NcclArbiters>;
   absl::MutexLock lock(&mu);
-  std::shared_ptr<NcclOrder> order = known.lock();
-  if (order == nullptr) known = order = std::make_shared<NcclOrder>();
-  return order;
+  std::shared_ptr<NcclArbiters> arbiters = known.lock();
+  if (arbiters == nullptr) known = arbiters = std::make_shared<NcclArbiters>();
+  return arbiters;
 }
 
-std::shared_ptr<NcclArbiter> NcclOrder::Turns(int ordinal) {
+std::shared_ptr<NcclArbiter> NcclArbiters::Get(int ordinal) {
   absl::MutexLock lock(&mu_);
   std::shared_ptr<NcclArbiter>& turns = turns_[ordinal];
   if (turns == nullptr) turns = std::make_shared<NcclArbiter>(ordinal);

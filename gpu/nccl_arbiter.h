@@ -13,7 +13,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 
-#include "gpu/clique/first_use_sequencer.h"
+#include "gpu/communicator/warm_up_sequencer.h"
 #include "gpu/cuda/sync_gate.h"
 
 namespace ferry {
@@ -29,8 +29,8 @@ class NcclArbiter final {
   class Keyed {
    public:
     virtual ~Keyed() = default;
-    // is_wanted() may have changed: stop starting transfers and call SetQuiet once idle, or resume
-    // after TryGoOn. Called on a thread of the program: must not block.
+    // is_wanted() may have changed: stop starting transfers and call SetQuiesced once idle, or
+    // resume after TryResume. Called on a thread of the program: must not block.
     virtual void OnTurn() = 0;
   };
 
@@ -40,8 +40,8 @@ class NcclArbiter final {
   NcclArbiter& operator=(const NcclArbiter&) = delete;
 
   // Requests a turn for a program. Once for each End; several programs share a turn.
-  void Ask() ABSL_LOCKS_EXCLUDED(mu_);
-  // Whether the device's keyed transfers are quiet. REQUIRES: Ask.
+  void Request() ABSL_LOCKS_EXCLUDED(mu_);
+  // Whether the device's keyed transfers are quiet. REQUIRES: Request.
   bool has_turn() const ABSL_LOCKS_EXCLUDED(mu_);
   // Blocks until has_turn(). Errors: DEADLINE_EXCEEDED; End must be called all the same.
   absl::Status Await(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_);
@@ -55,22 +55,22 @@ class NcclArbiter final {
   // Returns the error with which SetKeyed would fail.
   absl::Status CheckKeyed() const ABSL_LOCKS_EXCLUDED(mu_);
   bool is_wanted() const ABSL_LOCKS_EXCLUDED(mu_);
-  // No keyed transfer is in flight, or starts before TryGoOn. REQUIRES: is_wanted() was true.
-  void SetQuiet() ABSL_LOCKS_EXCLUDED(mu_);
+  // No keyed transfer is in flight, or starts before TryResume. REQUIRES: is_wanted() was true.
+  void SetQuiesced() ABSL_LOCKS_EXCLUDED(mu_);
   // Returns false if a program has requested or has a turn.
-  bool TryGoOn() ABSL_LOCKS_EXCLUDED(mu_);
+  bool TryResume() ABSL_LOCKS_EXCLUDED(mu_);
 
   int ordinal() const { return ordinal_; }
-  // The line of the device's first exchanges.
-  const std::shared_ptr<FirstUseSequencer>& line() const { return line_; }
+  // The order of the device's warm-ups.
+  const std::shared_ptr<WarmUpSequencer>& warm_up_sequencer() const { return warm_up_sequencer_; }
 
  private:
-  void Tell() ABSL_LOCKS_EXCLUDED(mu_);
+  void NotifyKeyed() ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status CheckKeyedLocked() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   bool is_quiet() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return is_quiet_; }
 
   const int ordinal_;
-  const std::shared_ptr<FirstUseSequencer> line_ = std::make_shared<FirstUseSequencer>();
+  const std::shared_ptr<WarmUpSequencer> warm_up_sequencer_ = std::make_shared<WarmUpSequencer>();
 
   mutable absl::Mutex mu_;
   int count_ ABSL_GUARDED_BY(mu_) = 0;
@@ -103,12 +103,12 @@ class NcclTurn final {
 // The order of NCCL's work on the GPUs of this process. A process may host several nodes, each with
 // its own Gpus, but the driver synchronizes the devices of all, and a device has one order.
 // Thread-safe.
-class NcclOrder final {
+class NcclArbiters final {
  public:
   // Returns the process's instance, which exists while it is referenced.
-  static std::shared_ptr<NcclOrder> OfProcess();
+  static std::shared_ptr<NcclArbiters> OfProcess();
 
-  std::shared_ptr<NcclArbiter> Turns(int ordinal) ABSL_LOCKS_EXCLUDED(mu_);
+  std::shared_ptr<NcclArbiter> Get(int ordinal) ABSL_LOCKS_EXCLUDED(mu_);
 
   const std::shared_ptr<cuda::SyncGate> gate = std::make_shared<cuda::SyncGate>();
 

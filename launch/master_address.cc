@@ -106,9 +106,9 @@ std::string JoinHostPort(absl::string_view host, int port) {
                                       : absl::StrCat(host, ":", port);
 }
 
-MasterWish ReadMasterWish(GetEnv get_env) {
+MasterRequest ReadMasterWish(GetEnv get_env) {
   const auto read = [get_env](const char* name) { return get_env(name).value_or(""); };
-  MasterWish wish;
+  MasterRequest wish;
   if (IsRankOfFerryRun(get_env) || !read("TORCHELASTIC_RUN_ID").empty()) return wish;
   const std::string host(WithoutBrackets(read(kAddr)));
   if (host.find_first_of(" \t/[]") != std::string::npos) {
@@ -131,7 +131,7 @@ MasterWish ReadMasterWish(GetEnv get_env) {
   return wish;
 }
 
-absl::StatusOr<MasterAddress> ChooseMaster(const MasterWish& wish, const std::string& own_host,
+absl::StatusOr<MasterAddress> ChooseMaster(const MasterRequest& wish, const std::string& own_host,
                                            int machine_count, const PortProbe& probe) {
   MasterAddress master{.host = own_host, .port = 0, .notes = wish.notes};
   if (wish.host) {

@@ -16,7 +16,7 @@
 namespace ferry {
 
 // The MASTER_ADDR and MASTER_PORT requested by the user's environment.
-struct MasterWish {
+struct MasterRequest {
   std::optional<std::string> host;  // without brackets
   std::optional<int> port;
   // Why a value that is set cannot be used, one sentence each.
@@ -24,7 +24,7 @@ struct MasterWish {
 };
 
 // Values of an enclosing job, of torchrun or of `ferry run`, are ignored.
-MasterWish ReadMasterWish(GetEnv get_env);
+MasterRequest ReadMasterWish(GetEnv get_env);
 
 struct MasterAddress {
   std::string host;  // without brackets
@@ -45,7 +45,7 @@ struct PortProbe {
 //   own_host: the address at which other machines reach this one; loopback if there are none.
 //   machine_count: number of machines in the job.
 //   Errors: those of `free_port`.
-absl::StatusOr<MasterAddress> ChooseMaster(const MasterWish& wish, const std::string& own_host,
+absl::StatusOr<MasterAddress> ChooseMaster(const MasterRequest& wish, const std::string& own_host,
                                            int machine_count, const PortProbe& probe);
 
 // For PortProbe::free_port. The port is not reserved: it may be taken before rank 0 binds it

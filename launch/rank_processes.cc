@@ -84,14 +84,14 @@ void RankProcesses::Kill() {
 }
 
 void RankProcesses::RecordLeftBehind() {
-  for (const pid_t pid : left_behind_) told_.emplace(pid, ProgramOf(pid));
+  for (const pid_t pid : left_behind_) signalled_.emplace(pid, ProgramOf(pid));
 }
 
 void RankProcesses::TerminateNewcomers() {
   for (const pid_t pid : left_behind_) {
     if (IsInLivingGroup(pid)) continue;
     std::string program = ProgramOf(pid);
-    const auto [told, is_new] = told_.try_emplace(pid, program);
+    const auto [told, is_new] = signalled_.try_emplace(pid, program);
     // A fork that was signalled before its exec may have lost the signal: until then it has its
     // parent's handlers, and a shell's handlers defer it.
     if (!is_new && (program.empty() || told->second == program)) continue;

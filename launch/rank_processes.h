@@ -88,7 +88,7 @@ class RankProcesses final {
   const OrphanReaper orphan_reaper_;
   std::vector<std::unique_ptr<Rank>> ranks_;
   std::vector<pid_t> left_behind_;
-  std::map<pid_t, std::string> told_;  // those sent SIGTERM, with their programs (ProgramOf)
+  std::map<pid_t, std::string> signalled_;  // those sent SIGTERM, with their programs (ProgramOf)
   bool is_abandoned_ = false;
 };
 

@@ -147,7 +147,7 @@ void RankSupervisor::WaitForEvents() {
   }
   absl::Duration timeout = deadline_ ? *deadline_ - SteadyClock().Now() : absl::InfiniteDuration();
   if (processes_.CountRunning() == 0) timeout = std::min(timeout, kGroupPollInterval);
-  if (input_ != nullptr) timeout = std::min(timeout, input_->NextLook());
+  if (input_ != nullptr) timeout = std::min(timeout, input_->NextPoll());
   int timeout_ms = -1;
   if (timeout != absl::InfiniteDuration()) {
     timeout = std::clamp(timeout, absl::ZeroDuration(), absl::Hours(1));

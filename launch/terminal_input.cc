@@ -44,7 +44,7 @@ void TerminalInput::AddPolled(std::vector<pollfd>& polled) const {
   }
 }
 
-absl::Duration TerminalInput::NextLook() const {
+absl::Duration TerminalInput::NextPoll() const {
   const bool waits_for_foreground = to_.valid() && waiting_.empty() && !IsForeground();
   return waits_for_foreground ? kForegroundLook : absl::InfiniteDuration();
 }

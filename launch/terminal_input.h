@@ -31,7 +31,7 @@ class TerminalInput final {
   void AddPolled(std::vector<pollfd>& polled) const;
   // Returns the time after which to call Move even if no polled descriptor is ready: no event
   // reports that the launcher has come to the foreground.
-  absl::Duration NextLook() const;
+  absl::Duration NextPoll() const;
   // Forwards available input without blocking.
   void Move();
   // The process has exited: later input is not read.

@@ -27,12 +27,14 @@ constexpr absl::Duration kEndTimeout = absl::Seconds(2);
 
 }  // namespace
 
-CommunicatorCache::CommunicatorCache(CommunicatorRegistry& ledger, uint64_t budget_bytes,
+CommunicatorCache::CommunicatorCache(RefcountStore& refcount_store, uint64_t budget_bytes,
                                      std::function<uint64_t(int ordinal)> free_bytes)
-    : ledger_(ledger), budget_bytes_(budget_bytes), free_bytes_(std::move(free_bytes)) {}
+    : refcount_store_(refcount_store),
+      budget_bytes_(budget_bytes),
+      free_bytes_(std::move(free_bytes)) {}
 
-CommunicatorRefcount CommunicatorCache::LeaseOf(const CliqueKey& key, int rank) {
-  return CommunicatorRefcount(key, rank, ledger_, SteadyClock(), [this, &key] {
+CommunicatorRefcount CommunicatorCache::RefcountOf(const CommunicatorKey& key, int rank) {
+  return CommunicatorRefcount(key, rank, refcount_store_, SteadyClock(), [this, &key] {
     absl::SleepFor(kLook);
     return CheckAlive(key);
   });
@@ -50,7 +52,7 @@ absl::Status CommunicatorCache::Stop(absl::Duration timeout) {
   if (threads_.StopWithin(timeout).empty()) return absl::OkStatus();
   {
     absl::MutexLock lock(&mu_);
-    stays_ = shared_from_this();
+    self_ = shared_from_this();
   }
   return absl::UnavailableError(
       absl::StrCat("a communicator of its program's has not ended within ",
@@ -74,20 +76,20 @@ void CommunicatorCache::Exit(const std::string& name) {
   entered_.erase(name);
 }
 
-std::shared_ptr<NcclCommunicator> CommunicatorCache::Lend(const std::string& name, Entry& entry) {
+std::shared_ptr<NcclCommunicator> CommunicatorCache::Share(const std::string& name, Entry& entry) {
   entry.is_idle = false;
-  entry.loan_number = ++count_;
+  entry.handle_number = ++count_;
   NcclCommunicator* const lent = entry.communicator.get();
-  std::shared_ptr<NcclCommunicator> loan(
-      lent, [self = shared_from_this(), name, number = entry.loan_number,
+  std::shared_ptr<NcclCommunicator> handle(
+      lent, [self = shared_from_this(), name, number = entry.handle_number,
              communicator = entry.communicator](NcclCommunicator*) mutable {
-        self->TakeBack(name, number, std::move(communicator));
+        self->OnLastReference(name, number, std::move(communicator));
       });
-  entry.loan = loan;
-  return loan;
+  entry.handle = handle;
+  return handle;
 }
 
-std::shared_ptr<NcclCommunicator> CommunicatorCache::TakeOut(const std::string& name) {
+std::shared_ptr<NcclCommunicator> CommunicatorCache::Extract(const std::string& name) {
   absl::MutexLock lock(&mu_);
   const auto found = entries_.find(name);
   if (found == entries_.end()) return nullptr;
@@ -96,24 +98,22 @@ std::shared_ptr<NcclCommunicator> CommunicatorCache::TakeOut(const std::string& 
   return communicator;
 }
 
-absl::StatusOr<std::shared_ptr<NcclCommunicator>> CommunicatorCache::Acquire(const CliqueKey& key,
-                                                                             int rank, int ordinal,
-                                                                             absl::Duration timeout,
-                                                                             Make make) {
+absl::StatusOr<std::shared_ptr<NcclCommunicator>> CommunicatorCache::Acquire(
+    const CommunicatorKey& key, int rank, int ordinal, absl::Duration timeout, Make make) {
   const std::string name = absl::StrCat(key.prefix(), rank);
   const absl::Time deadline = SteadyClock().Now() + timeout;
   if (const absl::Status entered = Enter(name, timeout); !entered.ok()) {
     return absl::Status(entered.code(), absl::StrCat(key.Describe(), ": ", entered.message()));
   }
   // Destroyed after Exit: its user may release it meanwhile, and returning it enters again.
-  std::shared_ptr<NcclCommunicator> loan;
+  std::shared_ptr<NcclCommunicator> handle;
   const absl::Cleanup exits = [this, &name] { Exit(name); };
-  return AcquireEntered(name, key, rank, ordinal, deadline, make, loan);
+  return AcquireEntered(name, key, rank, ordinal, deadline, make, handle);
 }
 
 absl::StatusOr<std::shared_ptr<NcclCommunicator>> CommunicatorCache::AcquireEntered(
-    const std::string& name, const CliqueKey& key, int rank, int ordinal, absl::Time deadline,
-    Make make, std::shared_ptr<NcclCommunicator>& loan) {
+    const std::string& name, const CommunicatorKey& key, int rank, int ordinal, absl::Time deadline,
+    Make make, std::shared_ptr<NcclCommunicator>& handle) {
   std::shared_ptr<NcclCommunicator> known;
   bool is_used = false;
   {
@@ -121,11 +121,11 @@ absl::StatusOr<std::shared_ptr<NcclCommunicator>> CommunicatorCache::AcquireEnte
     if (is_stopped_) return absl::FailedPreconditionError("this node is leaving");
     if (const auto found = entries_.find(name); found != entries_.end()) {
       known = found->second.communicator;
-      loan = found->second.loan.lock();
+      handle = found->second.handle.lock();
       is_used = !found->second.is_idle;
     }
   }
-  CommunicatorRefcount lease = LeaseOf(key, rank);
+  CommunicatorRefcount lease = RefcountOf(key, rank);
   if (known == nullptr && budget_bytes_ > 0) {
     uint64_t usual = 0;
     {
@@ -141,13 +141,13 @@ absl::StatusOr<std::shared_ptr<NcclCommunicator>> CommunicatorCache::AcquireEnte
                          is_used ? lease.Generation() : lease.Begin(deadline));
   if (known != nullptr) {
     if (known->get() != nullptr && generation <= known->generation() && known->Check().ok()) {
-      if (loan != nullptr) return loan;
+      if (handle != nullptr) return handle;
       known->Listen([] {});
       absl::MutexLock lock(&mu_);
-      return Lend(name, entries_.find(name)->second);
+      return Share(name, entries_.find(name)->second);
     }
     // Its current user keeps it; this call creates the next one.
-    TakeOut(name);
+    Extract(name);
     known = nullptr;
   }
   const uint64_t free_before = free_bytes_(ordinal);
@@ -164,11 +164,11 @@ absl::StatusOr<std::shared_ptr<NcclCommunicator>> CommunicatorCache::AcquireEnte
   absl::MutexLock lock(&mu_);
   Entry entry{.key = key, .rank = rank, .ordinal = ordinal, .bytes = bytes};
   entry.communicator = *std::move(made);
-  return Lend(name, entries_.insert_or_assign(name, std::move(entry)).first->second);
+  return Share(name, entries_.insert_or_assign(name, std::move(entry)).first->second);
 }
 
-void CommunicatorCache::TakeBack(const std::string& name, uint64_t loan_number,
-                                 std::shared_ptr<NcclCommunicator> communicator) {
+void CommunicatorCache::OnLastReference(const std::string& name, uint64_t handle_number,
+                                        std::shared_ptr<NcclCommunicator> communicator) {
   Enter(name, absl::InfiniteDuration()).IgnoreError();
   std::optional<Entry> entry;
   bool can_be_kept = budget_bytes_ > 0;
@@ -176,14 +176,14 @@ void CommunicatorCache::TakeBack(const std::string& name, uint64_t loan_number,
     absl::MutexLock lock(&mu_);
     const auto found = entries_.find(name);
     // Otherwise it has been acquired again, or replaced by a newer one.
-    if (found != entries_.end() && found->second.loan_number == loan_number) {
+    if (found != entries_.end() && found->second.handle_number == handle_number) {
       entry = found->second;
       can_be_kept = can_be_kept && CheckAliveLocked(entry->key).ok();
     }
   }
   if (!entry.has_value()) return Exit(name);
-  CommunicatorRefcount lease = LeaseOf(entry->key, entry->rank);
-  can_be_kept = can_be_kept && communicator->Settled().ok();
+  CommunicatorRefcount lease = RefcountOf(entry->key, entry->rank);
+  can_be_kept = can_be_kept && communicator->CheckReusable().ok();
   // If the store cannot be reached, the other ranks could never end it.
   if (lease.End().ok() && can_be_kept) {
     communicator->Listen([weak = weak_from_this()] {
@@ -195,7 +195,7 @@ void CommunicatorCache::TakeBack(const std::string& name, uint64_t loan_number,
       found->second.idle_since = ++count_;
     }
   } else {
-    TakeOut(name);
+    Extract(name);
     entry->communicator = nullptr;
     // Aborts it, and notifies the other ranks.
     communicator = nullptr;
@@ -206,12 +206,12 @@ void CommunicatorCache::TakeBack(const std::string& name, uint64_t loan_number,
   MakeRoom(entry->ordinal, 0);
 }
 
-absl::Status CommunicatorCache::CheckAlive(const CliqueKey& key) {
+absl::Status CommunicatorCache::CheckAlive(const CommunicatorKey& key) {
   absl::MutexLock lock(&mu_);
   return CheckAliveLocked(key);
 }
 
-absl::Status CommunicatorCache::CheckAliveLocked(const CliqueKey& key) const {
+absl::Status CommunicatorCache::CheckAliveLocked(const CommunicatorKey& key) const {
   for (const Dead& dead : dead_) {
     for (int rank = 0; rank < key.size(); ++rank) {
       if (!dead.is_dead(key.member(rank))) continue;
@@ -244,11 +244,11 @@ void CommunicatorCache::MakeRoom(int ordinal, uint64_t bytes) {
       entered_.insert(name);
     }
     tried.insert(name);
-    const absl::StatusOr<bool> is_over = LeaseOf(oldest->key, oldest->rank)
+    const absl::StatusOr<bool> is_over = RefcountOf(oldest->key, oldest->rank)
                                              .TryEndForAll(oldest->communicator->generation(),
                                                            SteadyClock().Now() + kLeavingTimeout);
     oldest.reset();
-    if (is_over.ok() && *is_over) EndWithin(kEndTimeout, TakeOut(name));
+    if (is_over.ok() && *is_over) EndWithin(kEndTimeout, Extract(name));
     Exit(name);
   }
 }
@@ -264,7 +264,8 @@ void CommunicatorCache::EndWithin(absl::Duration timeout,
   if (has_begun) is_over->WaitForNotificationWithTimeout(timeout);
 }
 
-void CommunicatorCache::Forget(std::function<bool(const CliqueMember&)> is_dead, absl::Status why) {
+void CommunicatorCache::Forget(std::function<bool(const CommunicatorMember&)> is_dead,
+                               absl::Status why) {
   {
     absl::MutexLock lock(&mu_);
     dead_.push_back({std::move(is_dead), std::move(why)});
@@ -302,7 +303,7 @@ void CommunicatorCache::Sweep() {
     }
     const bool is_over = dead.contains(name) || !communicator->Check().ok();
     communicator = nullptr;
-    if (is_over) TakeOut(name);
+    if (is_over) Extract(name);
     Exit(name);
   }
 }

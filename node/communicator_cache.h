@@ -20,21 +20,23 @@
 #include "absl/time/time.h"
 
 #include "base/thread_group.h"
-#include "gpu/clique/communicator.h"
-#include "gpu/clique/communicator_refcount.h"
+#include "gpu/communicator/communicator.h"
+#include "gpu/communicator/communicator_refcount.h"
 
 namespace ferry {
 
-// Callers of one clique share its communicator while any of them holds it. When the last has
-// released it, it is cached if no operation is in flight on it, and otherwise aborted, which
-// invalidates it on all ranks. Beyond the budget the least recently used are evicted, unless
-// another rank uses them (CommunicatorRefcount). Thread-safe.
+// The NCCL communicators of a program (Node::Communicator). Those of the NCCL transport are kept by
+// NcclDevice (gpu/communicator/communicator_lru.h), those of graphs' collectives by
+// CollectiveCommunicators. Callers that name the same devices share a communicator while any of
+// them holds it. When the last has released it, it is cached if no operation is in flight on it,
+// and otherwise aborted, which invalidates it on all ranks. Beyond the budget the least recently
+// used are evicted, unless another rank uses them (CommunicatorRefcount). Thread-safe.
 class CommunicatorCache final : public std::enable_shared_from_this<CommunicatorCache> {
  public:
   //   budget_bytes: per GPU. Communicators in use count, but are never evicted. 0: none are cached.
   //   free_bytes: returns the free memory of a GPU, by its ordinal; 0: unknown.
-  //   ledger: outlives this until Stop.
-  CommunicatorCache(CommunicatorRegistry& ledger, uint64_t budget_bytes,
+  //   refcount_store: outlives this until Stop.
+  CommunicatorCache(RefcountStore& refcount_store, uint64_t budget_bytes,
                     std::function<uint64_t(int ordinal)> free_bytes);
   // Ends idle communicators; those in use end when they are released. Blocks.
   //   Errors: UNAVAILABLE: one has not ended within `timeout`; the objects that it uses, and this
@@ -44,25 +46,25 @@ class CommunicatorCache final : public std::enable_shared_from_this<Communicator
   using Make = absl::FunctionRef<absl::StatusOr<std::shared_ptr<NcclCommunicator>>()>;
   // Blocks.
   //   Errors: DEADLINE_EXCEEDED; as CheckAlive, `make` and the store.
-  absl::StatusOr<std::shared_ptr<NcclCommunicator>> Acquire(const CliqueKey& key, int rank,
+  absl::StatusOr<std::shared_ptr<NcclCommunicator>> Acquire(const CommunicatorKey& key, int rank,
                                                             int ordinal, absl::Duration timeout,
                                                             Make make);
   // Members for which `is_dead` returns true have died, because of `why`; cached communicators with
   // such a member are ended soon. Does not block.
-  void Forget(std::function<bool(const CliqueMember&)> is_dead, absl::Status why);
-  // Returns why a member of the clique has died, if one has.
-  absl::Status CheckAlive(const CliqueKey& key) ABSL_LOCKS_EXCLUDED(mu_);
+  void Forget(std::function<bool(const CommunicatorMember&)> is_dead, absl::Status why);
+  // Returns why a member of the communicator has died, if one has.
+  absl::Status CheckAlive(const CommunicatorKey& key) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   struct Entry {
-    CliqueKey key;
+    CommunicatorKey key;
     int rank = 0;
     int ordinal = 0;
     uint64_t bytes = 0;
     std::shared_ptr<NcclCommunicator> communicator;
     // The users' shared reference, and its number.
-    std::weak_ptr<NcclCommunicator> loan;
-    uint64_t loan_number = 0;
+    std::weak_ptr<NcclCommunicator> handle;
+    uint64_t handle_number = 0;
     // True if it has no user and the store has recorded that.
     bool is_idle = false;
     uint64_t idle_since = 0;
@@ -70,17 +72,18 @@ class CommunicatorCache final : public std::enable_shared_from_this<Communicator
 
   absl::Status Enter(const std::string& name, absl::Duration timeout);
   void Exit(const std::string& name);
-  CommunicatorRefcount LeaseOf(const CliqueKey& key, int rank);
+  CommunicatorRefcount RefcountOf(const CommunicatorKey& key, int rank);
   absl::StatusOr<std::shared_ptr<NcclCommunicator>> AcquireEntered(
-      const std::string& name, const CliqueKey& key, int rank, int ordinal, absl::Time deadline,
-      Make make, std::shared_ptr<NcclCommunicator>& loan);
-  absl::Status CheckAliveLocked(const CliqueKey& key) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  std::shared_ptr<NcclCommunicator> Lend(const std::string& name, Entry& entry)
+      const std::string& name, const CommunicatorKey& key, int rank, int ordinal,
+      absl::Time deadline, Make make, std::shared_ptr<NcclCommunicator>& handle);
+  absl::Status CheckAliveLocked(const CommunicatorKey& key) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void TakeBack(const std::string& name, uint64_t loan_number,
-                std::shared_ptr<NcclCommunicator> communicator);
+  std::shared_ptr<NcclCommunicator> Share(const std::string& name, Entry& entry)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void OnLastReference(const std::string& name, uint64_t handle_number,
+                       std::shared_ptr<NcclCommunicator> communicator);
   // REQUIRES: entered. Destroying the returned communicator may block.
-  std::shared_ptr<NcclCommunicator> TakeOut(const std::string& name);
+  std::shared_ptr<NcclCommunicator> Extract(const std::string& name);
   // Ends idle communicators of the GPU until `bytes` more fit.
   void MakeRoom(int ordinal, uint64_t bytes);
   // Destroys the communicator, waiting `timeout` at most: a caller that needs its memory does not
@@ -90,7 +93,7 @@ class CommunicatorCache final : public std::enable_shared_from_this<Communicator
   // Ends idle communicators that have become invalid.
   void Sweep();
 
-  CommunicatorRegistry& ledger_;
+  RefcountStore& refcount_store_;
   const uint64_t budget_bytes_;
   const std::function<uint64_t(int)> free_bytes_;
   ThreadGroup threads_;
@@ -99,19 +102,19 @@ class CommunicatorCache final : public std::enable_shared_from_this<Communicator
   absl::Mutex mu_;
   bool is_stopped_ ABSL_GUARDED_BY(mu_) = false;
   uint64_t count_ ABSL_GUARDED_BY(mu_) = 0;
-  // Keyed by the clique's key in the store and the rank.
+  // Keyed by the communicator's key in the store and the rank.
   absl::btree_map<std::string, Entry> entries_ ABSL_GUARDED_BY(mu_);
   // Keys that a thread is working on: one thread at a time, since registering one rank twice would
   // make both start over.
   absl::flat_hash_set<std::string> entered_ ABSL_GUARDED_BY(mu_);
   // Members whose processes have died, and why.
   struct Dead {
-    std::function<bool(const CliqueMember&)> is_dead;
+    std::function<bool(const CommunicatorMember&)> is_dead;
     absl::Status why;
   };
   std::vector<Dead> dead_ ABSL_GUARDED_BY(mu_);
   // A reference to itself, held while a thread has not ended.
-  std::shared_ptr<CommunicatorCache> stays_ ABSL_GUARDED_BY(mu_);
+  std::shared_ptr<CommunicatorCache> self_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace ferry

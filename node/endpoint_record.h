@@ -18,7 +18,7 @@ namespace ferry {
 std::string EndpointKey(int32_t node_id);
 
 // Store key of the job's token if no process was given one.
-inline constexpr char kExchangeTokenKey[] = "ferry/exchange-token";
+inline constexpr char kJobTokenKey[] = "ferry/exchange-token";
 
 // Maximum number of TCP addresses, and of GPUs, of a process.
 inline constexpr int kMaxEndpointItems = 1024;

@@ -31,19 +31,19 @@ NodeWatch::Pause PauseOn(EventLoop& loop, absl::Duration time) {
 }  // namespace
 
 FailureWatch::FailureWatch(coord::Agent& agent, int node_id, PeerDirectory& peers,
-                           NodeCommunicators& communicators, TransferEngine& exchange)
+                           NodeCommunicators& communicators, TransferEngine& engine)
     : node_id_(node_id),
       peers_(peers),
       communicators_(communicators),
-      exchange_(exchange),
+      engine_(engine),
       watch_(
           [&agent](int64_t version, NodeWatch::Answer answer) {
             agent.WatchTasksAsync(version, std::move(answer));
           },
           agent.num_nodes() > kPromptNodes
-              ? PauseOn(exchange.loop(), kPausePerNode * agent.num_nodes())
+              ? PauseOn(engine.loop(), kPausePerNode * agent.num_nodes())
               : nullptr,
-          PauseOn(exchange.loop(), std::max(kPausePerNode * agent.num_nodes(), kRetryPause)),
+          PauseOn(engine.loop(), std::max(kPausePerNode * agent.num_nodes(), kRetryPause)),
           [this](const coord::NodeTable& table) { OnTable(table); }) {}
 
 void FailureWatch::OnTable(const coord::NodeTable& table) {
@@ -51,7 +51,7 @@ void FailureWatch::OnTable(const coord::NodeTable& table) {
     FERRY_LOG_INFO(kNode, "node of the job is gone: peer={}: {}", lost.node_id, lost.why);
     communicators_.Forget(lost);
     if (lost.node_id != node_id_) {
-      exchange_.FailNode(lost.node_id, lost.why, lost.alive_incarnation);
+      engine_.FailNode(lost.node_id, lost.why, lost.alive_incarnation);
     }
   }
 }

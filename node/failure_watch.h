@@ -18,7 +18,7 @@ namespace ferry {
 class FailureWatch final {
  public:
   FailureWatch(coord::Agent& agent, int node_id, PeerDirectory& peers,
-               NodeCommunicators& communicators, TransferEngine& exchange);
+               NodeCommunicators& communicators, TransferEngine& engine);
 
   FailureWatch(const FailureWatch&) = delete;
   FailureWatch& operator=(const FailureWatch&) = delete;
@@ -32,7 +32,7 @@ class FailureWatch final {
   const int node_id_;
   PeerDirectory& peers_;
   NodeCommunicators& communicators_;
-  TransferEngine& exchange_;
+  TransferEngine& engine_;
   // Declared last: its callbacks use the other members as soon as it is constructed.
   NodeWatch watch_;
 };

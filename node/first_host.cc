@@ -28,7 +28,7 @@ absl::StatusOr<std::optional<Sourced<std::string>>> SlurmHost(const Reader& read
     const std::optional<Sourced<std::string>> nodelist = reader.Text(name);
     if (!nodelist) continue;
     absl::StatusOr<std::string> host = FirstSlurmHost(nodelist->value);
-    if (!host.ok()) return Garbled(name, nodelist->value, "a Slurm node list");
+    if (!host.ok()) return InvalidVariableError(name, nodelist->value, "a Slurm node list");
     return Sourced<std::string>{*std::move(host), name};
   }
   return std::nullopt;

@@ -85,7 +85,7 @@ class GrpcBackend::Impl {
                                                  const GrpcBackendOptions& backend) {
     GrpcTensorFetcherOptions options;
     options.checksum = backend.checksum;
-    options.token = backend.proof.token;
+    options.token = backend.auth.token;
     // Reuses warm arena memory: page faults on fresh pages would take half of the transfer time.
     options.allocator = [arena = std::move(arena)](DataType dtype,
                                                    const Shape& shape) -> absl::StatusOr<Tensor> {
@@ -129,7 +129,7 @@ absl::Status GrpcBackend::Serve(RendezvousManager& manager, const PeerId& self,
       },
       TensorSourceOptions{.gpus = gpus});
   impl_->service = MakeRecvTensorService(*impl_->source, {.checksum = impl_->options.checksum,
-                                                          .proof = impl_->options.proof,
+                                                          .auth = impl_->options.auth,
                                                           .refused = &impl_->refused});
   FERRY_ASSIGN_OR_RETURN(const std::string address, GrpcListenAddress(listen));
   impl_->wrong_door = std::make_unique<WrongDoor>(self.node_id, impl_->options.coordinator);

@@ -13,7 +13,7 @@
 #include "absl/time/time.h"
 
 #include "gpu/gpus.h"
-#include "rendezvous/proof_policy.h"
+#include "rendezvous/auth_policy.h"
 #include "rendezvous/rendezvous_manager.h"
 #include "tensor/host_arena.h"
 #include "transport/transport.h"
@@ -30,8 +30,8 @@ using KnownEndpoint = std::function<absl::StatusOr<Endpoint>(int32_t node_id)>;
 struct GrpcBackendOptions {
   // Adds a checksum to every tensor and request; see GrpcTensorFetcherOptions.
   bool checksum = false;
-  // The proof that this node sends, and that it requires of peers.
-  ProofPolicy proof;
+  // The authentication tag that this node sends, and that it requires of peers.
+  AuthPolicy auth;
   // HOST:PORT, for clients that mistake a node's port for the coordinator's; empty: unknown.
   std::string coordinator;
   // Maximum time Stop waits for tensors in flight.

@@ -188,7 +188,7 @@ std::vector<std::string> WithPort(absl::Span<const OfferedAddress> offered, int 
   return addresses;
 }
 
-std::vector<OfferedAddress> OnlyLikely(absl::Span<const OfferedAddress> offered) {
+std::vector<OfferedAddress> LikelyReachable(absl::Span<const OfferedAddress> offered) {
   std::vector<OfferedAddress> likely;
   for (const OfferedAddress& each : offered) {
     // gRPC 1.51 does not connect to addresses with a scope.

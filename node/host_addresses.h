@@ -80,7 +80,7 @@ std::vector<std::string> WithPort(absl::Span<const OfferedAddress> offered, int 
 
 // The addresses for gRPC clients, which do not verify which process answers: only those of the
 // likeliest ranks, since an address such as 172.17.0.1 leads each host to itself.
-std::vector<OfferedAddress> OnlyLikely(absl::Span<const OfferedAddress> offered);
+std::vector<OfferedAddress> LikelyReachable(absl::Span<const OfferedAddress> offered);
 
 }  // namespace ferry
 

@@ -21,18 +21,18 @@ namespace {
 using identity_internal::CheckBelow;
 using identity_internal::Claim;
 using identity_internal::FirstHost;
-using identity_internal::Garbled;
 using identity_internal::HashText;
+using identity_internal::InvalidVariableError;
 using identity_internal::kMaxNodes;
 using identity_internal::LauncherKind;
 using identity_internal::Launchers;
 using identity_internal::LauncherVariables;
+using identity_internal::NameAndValue;
 using identity_internal::NearestClaim;
 using identity_internal::PortHint;
 using identity_internal::ReadClaim;
 using identity_internal::Reader;
 using identity_internal::ReadRefusedClaim;
-using identity_internal::Shown;
 
 // These differ if another launcher was started; RANK is set by `ferry run` itself.
 constexpr const char* kLaunchVariables[] = {"TORCHELASTIC_RUN_ID",
@@ -61,7 +61,7 @@ absl::Status CheckAddress(const Sourced<std::string>& address) {
   if (colon == std::string::npos || host.empty() ||
       (!bracketed && host.find_first_of("[]: \t/") != absl::string_view::npos) ||
       !absl::SimpleAtoi(address.value.substr(colon + 1), &port) || port < 1 || port > 65535) {
-    return Garbled(address.source, address.value, "HOST:PORT");
+    return InvalidVariableError(address.source, address.value, "HOST:PORT");
   }
   return absl::OkStatus();
 }
@@ -154,8 +154,8 @@ absl::StatusOr<Identity> ReadIdentity(GetEnv given_env) {
       identity.node_id = claim->rank;
       if (identity.num_nodes && claim->size && identity.num_nodes->value != claim->size->value) {
         return absl::InvalidArgumentError(
-            absl::StrCat("environment variables ", Shown(*identity.num_nodes), " and ",
-                         Shown(*claim->size), " disagree about the count of processes"));
+            absl::StrCat("environment variables ", NameAndValue(*identity.num_nodes), " and ",
+                         NameAndValue(*claim->size), " disagree about the count of processes"));
       }
       if (!identity.num_nodes) identity.num_nodes = claim->size;
       if (!identity.local_rank && claim->variables->local_rank != nullptr) {

@@ -107,20 +107,21 @@ const std::vector<LauncherVariables>& Launchers() {
   return *launchers;
 }
 
-absl::Status Garbled(absl::string_view name, absl::string_view value, absl::string_view wanted) {
+absl::Status InvalidVariableError(absl::string_view name, absl::string_view value,
+                                  absl::string_view wanted) {
   return absl::InvalidArgumentError(
       absl::StrCat("environment variable ", name, "=", Quoted(value), " is not ", wanted));
 }
 
-std::string Shown(const Sourced<int>& number) {
+std::string NameAndValue(const Sourced<int>& number) {
   return absl::StrCat(number.source, "=", number.value);
 }
 
 absl::Status CheckBelow(const std::optional<Sourced<int>>& index,
                         const std::optional<Sourced<int>>& count) {
   if (!index || !count || index->value < count->value) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("environment variable ", Shown(*index), " must be below ", Shown(*count)));
+  return absl::InvalidArgumentError(absl::StrCat("environment variable ", NameAndValue(*index),
+                                                 " must be below ", NameAndValue(*count)));
 }
 
 absl::StatusOr<std::optional<Claim>> ReadClaim(const Reader& reader,
@@ -180,8 +181,8 @@ absl::StatusOr<std::optional<Claim>> NearestClaim(const Reader& reader) {
     if (!claim.ok() || !*claim) continue;
     if (Contradict(*nearest, **claim)) {
       return absl::InvalidArgumentError(absl::StrCat(
-          "environment variables ", Shown(nearest->rank), " and ", Shown((*claim)->rank),
-          " disagree about which of ", nearest->size->value,
+          "environment variables ", NameAndValue(nearest->rank), " and ",
+          NameAndValue((*claim)->rank), " disagree about which of ", nearest->size->value,
           " processes this is; set FERRY_NODE_ID (or pass --node-id and --coordinator) to resolve "
           "it"));
     }

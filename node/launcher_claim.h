@@ -36,7 +36,8 @@ struct LauncherVariables {
 const std::vector<LauncherVariables>& Launchers();
 
 // Returns the error for a variable whose value is not what was `wanted`.
-absl::Status Garbled(absl::string_view name, absl::string_view value, absl::string_view wanted);
+absl::Status InvalidVariableError(absl::string_view name, absl::string_view value,
+                                  absl::string_view wanted);
 
 // Reads environment variables; an empty one counts as unset.
 class Reader final {
@@ -68,7 +69,8 @@ class Reader final {
     // SimpleAtoi would also accept "+3" and " 3".
     if (text->value.find_first_not_of("0123456789") != std::string::npos ||
         !absl::SimpleAtoi(text->value, &value) || value < low || value > high) {
-      return Garbled(name, text->value, absl::StrCat("a number from ", low, " to ", high));
+      return InvalidVariableError(name, text->value,
+                                  absl::StrCat("a number from ", low, " to ", high));
     }
     return Sourced<int>{value, name};
   }
@@ -91,7 +93,7 @@ struct Claim {
 };
 
 // "RANK=3".
-std::string Shown(const Sourced<int>& number);
+std::string NameAndValue(const Sourced<int>& number);
 
 //   Errors: INVALID_ARGUMENT if both are present and `index` is not below `count`.
 absl::Status CheckBelow(const std::optional<Sourced<int>>& index,

@@ -24,14 +24,14 @@
 #include "base/logging.h"
 #include "base/status_macros.h"
 #include "base/text.h"
-#include "node/agent_clique_store.h"
+#include "node/agent_bootstrap_store.h"
 #include "node/endpoint_record.h"
 #include "node/failure_watch.h"
 #include "node/host_addresses.h"
 #include "node/node_communicators.h"
 #include "node/pending_report.h"
 #include "node/transfer_report.h"
-#include "transport/control/handshake.h"
+#include "transport/control/auth_handshake.h"
 
 namespace ferry {
 namespace {
@@ -91,7 +91,7 @@ absl::StatusOr<std::string> JobToken(const TransferEngineOptions& options, coord
   FERRY_ASSIGN_OR_RETURN(std::string token, FindToken(options, ProcessEnv));
   if (!token.empty()) return token;
   FERRY_ASSIGN_OR_RETURN(const coord::CompareAndSetResult stored,
-                         agent.CompareAndSet(kExchangeTokenKey, std::nullopt, DrawSecret()));
+                         agent.CompareAndSet(kJobTokenKey, std::nullopt, GenerateSecret()));
   if (stored.value.has_value()) return *stored.value;
   return absl::InternalError("the coordinator keeps no token of the job");
 }
@@ -160,7 +160,7 @@ absl::StatusOr<NodeIdentity> ResolveNodeIdentity(const NodeOptions& options, Get
   return place;
 }
 
-absl::Status CannotTakePart(const absl::Status& why) {
+absl::Status CannotJoinError(const absl::Status& why) {
   char host[256] = {};
   gethostname(host, sizeof(host) - 1);
   // Not INVALID_ARGUMENT: the processes that receive it have no invalid arguments.
@@ -174,7 +174,7 @@ void ReportCannotJoin(const std::string& coordinator, const absl::Status& why,
   agent.coordinator = coordinator;
   agent.connect_timeout = timeout;
   if (stop != nullptr) agent.connect_stop = std::move(stop);
-  agent.cannot_join = CannotTakePart(why);
+  agent.cannot_join = CannotJoinError(why);
   coord::Agent::Connect(std::move(agent)).IgnoreError();
 }
 
@@ -224,7 +224,7 @@ absl::StatusOr<std::unique_ptr<Node>> Node::Join(NodeOptions options) {
   };
   FERRY_ASSIGN_OR_RETURN(node->place_, FindPlaceOrReport(options, ProcessEnv, report_timeout()));
   const NodeIdentity& place = node->place_;
-  if (options.exchanges_tensors) FERRY_RETURN_IF_ERROR(CheckFileRoom(kNodeFiles));
+  if (options.transfers_tensors) FERRY_RETURN_IF_ERROR(CheckFileRoom(kNodeFiles));
   node->discovery_ = DiscoverLocal();
   LocalTopology& local = node->discovery_.topology;
   local.node_id = place.node_id;
@@ -260,10 +260,10 @@ absl::StatusOr<std::unique_ptr<Node>> Node::Join(NodeOptions options) {
   FERRY_LOG_INFO(kNode, "joined: nodes={} devices={} incarnation={} address={} after {}",
                  node->num_nodes(), node->topology_.devices().size(), node->agent_->incarnation(),
                  node->agent_->observed_address(), ShortDuration(node->join_time_));
-  if (!options.exchanges_tensors) return node;
+  if (!options.transfers_tensors) return node;
   absl::Status status;
   try {
-    status = node->StartExchange(options);
+    status = node->StartTransferEngine(options);
   } catch (const std::system_error& error) {
     // A thread could not be created.
     status = absl::ResourceExhaustedError(error.what());
@@ -279,8 +279,8 @@ void Node::FailJob(const absl::Status& why) {
   if (agent_->ReportError(why).ok()) agent_->Leave().IgnoreError();
 }
 
-absl::Status Node::StartExchange(const NodeOptions& node) {
-  TransferEngineOptions options = node.exchange;
+absl::Status Node::StartTransferEngine(const NodeOptions& node) {
+  TransferEngineOptions options = node.transfer;
   FERRY_ASSIGN_OR_RETURN(options.token, JobToken(options, *agent_));
   options.coordinator = place_.coordinator;
   if (options.advertise.empty()) {
@@ -300,8 +300,8 @@ absl::Status Node::StartExchange(const NodeOptions& node) {
     }
     options.grpc_services =
         [this, make = node.service, find_node = std::move(find_node),
-         proof = ProofPolicy{options.token, options.require_auth}](TransferEngine& exchange) {
-          service_ = make({exchange, proof, discovery_.topology.devices, find_node});
+         auth = AuthPolicy{options.token, options.require_auth}](TransferEngine& engine) {
+          service_ = make({engine, auth, discovery_.topology.devices, find_node});
           return std::vector<grpc::Service*>{&service_->service()};
         };
   }
@@ -310,52 +310,52 @@ absl::Status Node::StartExchange(const NodeOptions& node) {
   self.boot_id = discovery_.topology.boot_id;
   self.host_name = discovery_.topology.host_name;
   NcclJob nccl;
-  nccl.store = [agent = agent_.get()](std::shared_ptr<CliqueListener> listener) {
-    return std::make_unique<AgentCliqueStore>(*agent, std::move(listener));
+  nccl.store = [agent = agent_.get()](std::shared_ptr<BootstrapStoreListener> listener) {
+    return std::make_unique<AgentBootstrapStore>(*agent, std::move(listener));
   };
   nccl.device_of = GpuFinder(topology_);
   FERRY_ASSIGN_OR_RETURN(
-      exchange_,
+      engine_,
       TransferEngine::Start(
           std::move(options), std::move(self), peers_->Resolver(),
           [peers = peers_.get()](int32_t node) { return peers->Known(node); }, std::move(nccl)));
   communicators_ = std::make_unique<NodeCommunicators>(
-      *agent_, *peers_, *exchange_, topology_, discovery_,
+      *agent_, *peers_, *engine_, topology_, discovery_,
       NodeCommunicatorsOptions{.budget_bytes = node.kept_communicator_bytes,
-                               .abort_timeout = node.exchange.transports.nccl.abort_timeout});
+                               .abort_timeout = node.transfer.transports.nccl.abort_timeout});
   FERRY_LOG_INFO(kNode, "serving tensors: tcp={} unix={} grpc={} gpus={}",
-                 absl::StrJoin(exchange_->self().channels.tcp, ","),
-                 Quoted(exchange_->self().channels.unix_name),
-                 Quoted(exchange_->self().grpc_address), exchange_->self().gpus.size());
-  FERRY_RETURN_IF_ERROR(peers_->Publish(exchange_->self()));
-  FERRY_ASSIGN_OR_RETURN(pending_watch_,
-                         AnswerPendingRequests(*agent_, node_id(),
-                                               [exchange = exchange_.get()](absl::Duration min_age,
-                                                                            PendingVisitor visit) {
-                                                 exchange->ForEachPending(min_age, visit);
-                                               }));
+                 absl::StrJoin(engine_->self().channels.tcp, ","),
+                 Quoted(engine_->self().channels.unix_name), Quoted(engine_->self().grpc_address),
+                 engine_->self().gpus.size());
+  FERRY_RETURN_IF_ERROR(peers_->Publish(engine_->self()));
+  FERRY_ASSIGN_OR_RETURN(
+      pending_watch_,
+      AnswerPendingRequests(*agent_, node_id(),
+                            [engine = engine_.get()](absl::Duration min_age, PendingVisitor visit) {
+                              engine->ForEachPending(min_age, visit);
+                            }));
   FERRY_ASSIGN_OR_RETURN(report_watch_,
-                         AnswerReportRequests(*agent_, node_id(), [exchange = exchange_.get()] {
-                           return MakeExchangeReport(*exchange);
+                         AnswerReportRequests(*agent_, node_id(), [engine = engine_.get()] {
+                           return MakeTransferReport(*engine);
                          }));
   failure_watch_ =
-      std::make_unique<FailureWatch>(*agent_, node_id(), *peers_, *communicators_, *exchange_);
+      std::make_unique<FailureWatch>(*agent_, node_id(), *peers_, *communicators_, *engine_);
   return absl::OkStatus();
 }
 
 std::string Node::service_address() const {
-  return service_ == nullptr ? std::string() : exchange_->self().grpc_address;
+  return service_ == nullptr ? std::string() : engine_->self().grpc_address;
 }
 
-absl::Status Node::CheckExchange() const {
-  if (exchange_ != nullptr) return absl::OkStatus();
+absl::Status Node::CheckTransfersTensors() const {
+  if (engine_ != nullptr) return absl::OkStatus();
   return absl::FailedPreconditionError(
       "this node joined without TransferOptions::enabled, and moves no tensors");
 }
 
 absl::StatusOr<Tensor> Node::Allocate(absl::string_view device, DataType dtype,
                                       const Shape& shape) {
-  FERRY_RETURN_IF_ERROR(CheckExchange());
+  FERRY_RETURN_IF_ERROR(CheckTransfersTensors());
   bool is_there = false;
   for (const Device& each : discovery_.topology.devices) is_there |= DeviceName(each) == device;
   if (!is_there) {
@@ -370,12 +370,12 @@ absl::StatusOr<Tensor> Node::Allocate(absl::string_view device, DataType dtype,
   int ordinal = 0;
   if (absl::string_view number = device;
       absl::ConsumePrefix(&number, "gpu:") && absl::SimpleAtoi(number, &ordinal)) {
-    if (exchange_->gpus() != nullptr) return exchange_->gpus()->Allocate(ordinal, dtype, shape);
+    if (engine_->gpus() != nullptr) return engine_->gpus()->Allocate(ordinal, dtype, shape);
     return absl::FailedPreconditionError(
-        absl::StrCat("this process uses no GPUs: ", exchange_->why_no_gpus()));
+        absl::StrCat("this process uses no GPUs: ", engine_->why_no_gpus()));
   }
   FERRY_ASSIGN_OR_RETURN(const size_t bytes, TensorBytes(dtype, shape));
-  FERRY_ASSIGN_OR_RETURN(std::shared_ptr<Buffer> buffer, exchange_->arena().Allocate(bytes));
+  FERRY_ASSIGN_OR_RETURN(std::shared_ptr<Buffer> buffer, engine_->arena().Allocate(bytes));
   return Tensor::Create(dtype, shape, std::move(buffer));
 }
 
@@ -387,7 +387,7 @@ absl::StatusOr<RendezvousKey> Node::Key(absl::string_view name, int from, int to
     return absl::InvalidArgumentError(
         absl::StrCat("there is no node ", to, "; the job has ", num_nodes()));
   }
-  FERRY_RETURN_IF_ERROR(CheckExchange());
+  FERRY_RETURN_IF_ERROR(CheckTransfersTensors());
   FERRY_ASSIGN_OR_RETURN(const Endpoint source, peers_->Lookup(from, wait));
   FERRY_ASSIGN_OR_RETURN(const std::string src, TaskDeviceName(from, from_device));
   FERRY_ASSIGN_OR_RETURN(const std::string dst, TaskDeviceName(to, to_device));
@@ -395,26 +395,26 @@ absl::StatusOr<RendezvousKey> Node::Key(absl::string_view name, int from, int to
 }
 
 absl::StatusOr<Step> Node::OpenStep(int64_t step_id) {
-  FERRY_RETURN_IF_ERROR(CheckExchange());
-  return exchange_->OpenStep(step_id);
+  FERRY_RETURN_IF_ERROR(CheckTransfersTensors());
+  return engine_->OpenStep(step_id);
 }
 
 absl::StatusOr<PathExplanation> Node::PathFrom(int from, size_t bytes, bool is_in_arena,
                                                const TensorLocation& from_place,
                                                const TensorLocation& to) {
-  FERRY_RETURN_IF_ERROR(CheckExchange());
+  FERRY_RETURN_IF_ERROR(CheckTransfersTensors());
   FERRY_ASSIGN_OR_RETURN(const Endpoint source, peers_->Lookup(from));
-  return exchange_->PathFrom(source, bytes, is_in_arena, from_place, to);
+  return engine_->PathFrom(source, bytes, is_in_arena, from_place, to);
 }
 
 absl::StatusOr<std::shared_ptr<NcclCommunicator>> Node::Communicator(
     const std::vector<int>& devices, std::optional<int> own, CommunicatorOptions options) {
-  FERRY_RETURN_IF_ERROR(CheckExchange());
+  FERRY_RETURN_IF_ERROR(CheckTransfersTensors());
   return communicators_->Acquire(devices, own, std::move(options));
 }
 
 // Ending a NCCL communicator writes to the store, which needs the agent; the agent's callbacks need
-// the exchange.
+// the transfer engine.
 Node::~Node() {
   // Log lines during shutdown still name the node.
   const absl::Cleanup left = [node_id = place_.node_id, has_joined = agent_ != nullptr] {
@@ -422,9 +422,9 @@ Node::~Node() {
     FERRY_LOG_INFO(kNode, "left");
     LogNodeLeft(node_id);
   };
-  if (exchange_ == nullptr) return;
+  if (engine_ == nullptr) return;
   const absl::Status ended = communicators_->Stop();
-  absl::Status stopped = exchange_->Stop();
+  absl::Status stopped = engine_->Stop();
   stopped.Update(ended);
   // An agent that is left behind would continue to report node changes.
   if (failure_watch_ != nullptr) failure_watch_->Stop();
@@ -433,7 +433,7 @@ Node::~Node() {
   std::fprintf(stderr, "ferry: node %d leaves although %s\n", node_id(),
                std::string(stopped.message()).c_str());
   (void)agent_.release();
-  if (!ended.ok()) (void)exchange_.release();
+  if (!ended.ok()) (void)engine_.release();
 }
 
 }  // namespace ferry

@@ -14,7 +14,7 @@
 
 #include "base/cancellation_token.h"
 #include "coord/client/agent.h"
-#include "gpu/clique/communicator.h"
+#include "gpu/communicator/communicator.h"
 #include "gpu/discovery.h"
 #include "node/identity.h"
 #include "node/node_service.h"
@@ -56,8 +56,8 @@ struct NodeOptions {
   // communicators are evicted, least recently used first, when it is exceeded. 0 disables caching.
   uint64_t kept_communicator_bytes = uint64_t{1} << 30;
   // Whether the node sends and receives tensors; without it no transfer threads are started.
-  bool exchanges_tensors = true;
-  TransferEngineOptions exchange;
+  bool transfers_tensors = true;
+  TransferEngineOptions transfer;
   // Makes a service that this node serves, such as TensorFlow's (tensorflow/node_worker); null:
   // none.
   NodeServiceFactory service;
@@ -100,7 +100,7 @@ std::optional<RefusedNode> FindRefusedNode(const NodeOptions& options, GetEnv ge
 
 // Returns the error with which the other processes of a job fail if this one fails with `why`
 // before it joins.
-absl::Status CannotTakePart(const absl::Status& why);
+absl::Status CannotJoinError(const absl::Status& why);
 
 // Time for which a process that cannot join waits for others, which may start later, to fail them.
 inline constexpr absl::Duration kReportTimeout = absl::Seconds(20);
@@ -156,7 +156,7 @@ class Node final {
   // Allocates a tensor on `device` of this node ("host:0", "gpu:1"); its elements are
   // uninitialized. Such memory is shared with processes of this host without a copy.
   //   Errors: INVALID_ARGUMENT for an unknown device; RESOURCE_EXHAUSTED naming the option;
-  //   FAILED_PRECONDITION without options.exchanges_tensors, here and below.
+  //   FAILED_PRECONDITION without options.transfers_tensors, here and below.
   absl::StatusOr<Tensor> Allocate(absl::string_view device, DataType dtype, const Shape& shape);
 
   // Returns the key of a tensor called `name` sent from a device of node `from` to a device of node
@@ -204,8 +204,8 @@ class Node final {
       const std::vector<int>& devices, std::optional<int> own = std::nullopt,
       CommunicatorOptions options = {});
 
-  // REQUIRES: options.exchanges_tensors.
-  TransferEngine& exchange() { return *exchange_; }
+  // REQUIRES: options.transfers_tensors.
+  TransferEngine& transfer_engine() { return *engine_; }
 
   // HOST:PORT of the service of NodeOptions::service, or several separated by commas, in the order
   // in which to try them; empty if the node has none.
@@ -228,8 +228,8 @@ class Node final {
  private:
   Node() = default;
 
-  absl::Status StartExchange(const NodeOptions& node);
-  absl::Status CheckExchange() const;
+  absl::Status StartTransferEngine(const NodeOptions& node);
+  absl::Status CheckTransfersTensors() const;
 
   // Constant once joined.
   NodeIdentity place_;
@@ -240,10 +240,11 @@ class Node final {
   // Null unless the node transfers tensors, here and below. Outlives the objects that look up
   // peers.
   std::unique_ptr<PeerDirectory> peers_;
-  // Stopped before the exchange.
+  // Stopped before the transfer engine.
   std::unique_ptr<NodeCommunicators> communicators_;
-  std::unique_ptr<TransferEngine> exchange_;
-  // Null unless the node runs graphs. Destroyed after the exchange has stopped, and before it.
+  std::unique_ptr<TransferEngine> engine_;
+  // Null unless the node runs graphs. Destroyed after the transfer engine has stopped, and before
+  // it.
   std::unique_ptr<NodeService> service_;
   // Declared last, so that they are destroyed first: their callbacks use the other members.
   std::unique_ptr<coord::Agent> agent_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// NodeCommunicators: the ranks of a clique of devices, and this node's own rank.
+// NodeCommunicators: the ranks of a communicator of devices, and this node's own rank.
 #include "node/node_communicators.h"
 
 #include <utility>
@@ -8,8 +8,8 @@
 #include "absl/strings/str_cat.h"
 
 #include "base/status_macros.h"
-#include "node/agent_clique_store.h"
-#include "node/agent_communicator_registry.h"
+#include "node/agent_bootstrap_store.h"
+#include "node/agent_refcount_store.h"
 
 namespace ferry {
 namespace {
@@ -22,35 +22,35 @@ int NodeOfDevice(const GlobalTopology& topology, size_t id) {
 }  // namespace
 
 NodeCommunicators::NodeCommunicators(coord::Agent& agent, PeerDirectory& peers,
-                                     TransferEngine& exchange, const GlobalTopology& topology,
+                                     TransferEngine& engine, const GlobalTopology& topology,
                                      const LocalDiscovery& discovery,
                                      const NodeCommunicatorsOptions& options)
     : agent_(agent),
       peers_(peers),
-      exchange_(exchange),
+      engine_(engine),
       topology_(topology),
       discovery_(discovery),
       abort_timeout_(options.abort_timeout),
-      registry_(std::make_unique<AgentCommunicatorRegistry>(agent)),
+      registry_(std::make_unique<AgentRefcountStore>(agent)),
       cache_(std::make_shared<CommunicatorCache>(
-          *registry_, options.budget_bytes, [&exchange](int ordinal) -> uint64_t {
-            if (exchange.gpus() == nullptr) return 0;
-            const absl::StatusOr<Gpu*> gpu = exchange.gpus()->Get(ordinal);
+          *registry_, options.budget_bytes, [&engine](int ordinal) -> uint64_t {
+            if (engine.gpus() == nullptr) return 0;
+            const absl::StatusOr<Gpu*> gpu = engine.gpus()->Get(ordinal);
             return gpu.ok() ? FreeBytesBesideArena(**gpu) : 0;
           })) {}
 
 absl::StatusOr<std::shared_ptr<NcclCommunicator>> NodeCommunicators::Acquire(
     const std::vector<int>& devices, std::optional<int> own, CommunicatorOptions options) {
-  if (exchange_.gpus() == nullptr) {
+  if (engine_.gpus() == nullptr) {
     return absl::FailedPreconditionError(
-        absl::StrCat("this process uses no GPUs: ", exchange_.why_no_gpus()));
+        absl::StrCat("this process uses no GPUs: ", engine_.why_no_gpus()));
   }
   // The driver found GPUs but could not query one of them.
   if (!discovery_.cuda_reason.empty()) {
     return absl::FailedPreconditionError(
         absl::StrCat("this node has no GPU in the job: ", discovery_.cuda_reason));
   }
-  std::vector<CliqueMember> members;
+  std::vector<CommunicatorMember> members;
   int rank = -1;
   int ordinal = -1;
   for (size_t i = 0; i < devices.size(); ++i) {
@@ -75,9 +75,9 @@ absl::StatusOr<std::shared_ptr<NcclCommunicator>> NodeCommunicators::Acquire(
   if (rank < 0) {
     return absl::InvalidArgumentError("none of the communicator's devices is this node's");
   }
-  FERRY_ASSIGN_OR_RETURN(const CliqueKey key, CliqueKey::Create(std::move(members)));
-  std::shared_ptr<const nccl::NcclApi> api = exchange_.nccl().library;
-  if (api == nullptr) return absl::UnavailableError(exchange_.nccl().why_no_library);
+  FERRY_ASSIGN_OR_RETURN(const CommunicatorKey key, CommunicatorKey::Create(std::move(members)));
+  std::shared_ptr<const nccl::NcclApi> api = engine_.nccl().library;
+  if (api == nullptr) return absl::UnavailableError(engine_.nccl().why_no_library);
   // Do not wait for a rank that the job knows to be dead.
   options.keep_going = [this, &key, asked = std::move(options.keep_going)] {
     if (asked) FERRY_RETURN_IF_ERROR(asked());
@@ -85,9 +85,9 @@ absl::StatusOr<std::shared_ptr<NcclCommunicator>> NodeCommunicators::Acquire(
   };
   return cache_->Acquire(key, rank, ordinal, options.timeout, [&] {
     return NcclCommunicator::Make(
-        std::move(api), *exchange_.gpus(), ordinal, key, rank,
-        [this](std::shared_ptr<CliqueListener> listener) {
-          return std::make_unique<AgentCliqueStore>(agent_, std::move(listener));
+        std::move(api), *engine_.gpus(), ordinal, key, rank,
+        [this](std::shared_ptr<BootstrapStoreListener> listener) {
+          return std::make_unique<AgentBootstrapStore>(agent_, std::move(listener));
         },
         options);
   });
@@ -101,7 +101,8 @@ void NodeCommunicators::Forget(const LostPeer& lost) {
   cache_->Forget(
       // Does not match a later incarnation of the node. May be called after this object is
       // destroyed.
-      [devices = std::move(devices), gone = lost.gone_incarnations](const CliqueMember& member) {
+      [devices = std::move(devices),
+       gone = lost.gone_incarnations](const CommunicatorMember& member) {
         return absl::c_linear_search(devices, member.device) &&
                absl::c_linear_search(gone, member.incarnation);
       },

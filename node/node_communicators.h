@@ -13,8 +13,8 @@
 #include "absl/time/time.h"
 
 #include "coord/client/agent.h"
-#include "gpu/clique/communicator.h"
-#include "gpu/clique/communicator_refcount.h"
+#include "gpu/communicator/communicator.h"
+#include "gpu/communicator/communicator_refcount.h"
 #include "gpu/discovery.h"
 #include "node/communicator_cache.h"
 #include "node/peer_directory.h"
@@ -37,7 +37,7 @@ struct NodeCommunicatorsOptions {
 class NodeCommunicators final {
  public:
   //   exchange: provides the GPUs and the NCCL library.
-  NodeCommunicators(coord::Agent& agent, PeerDirectory& peers, TransferEngine& exchange,
+  NodeCommunicators(coord::Agent& agent, PeerDirectory& peers, TransferEngine& engine,
                     const GlobalTopology& topology, const LocalDiscovery& discovery,
                     const NodeCommunicatorsOptions& options);
 
@@ -61,12 +61,12 @@ class NodeCommunicators final {
  private:
   coord::Agent& agent_;
   PeerDirectory& peers_;
-  TransferEngine& exchange_;
+  TransferEngine& engine_;
   const GlobalTopology& topology_;
   const LocalDiscovery& discovery_;
   const absl::Duration abort_timeout_;
   // Leaked by a Stop that fails.
-  std::unique_ptr<CommunicatorRegistry> registry_;
+  std::unique_ptr<RefcountStore> registry_;
   // Shared with the users of its communicators.
   const std::shared_ptr<CommunicatorCache> cache_;
 };

@@ -10,7 +10,7 @@
 
 #include "absl/status/status.h"
 
-#include "rendezvous/proof_policy.h"
+#include "rendezvous/auth_policy.h"
 #include "topology/device.h"
 
 namespace grpc {
@@ -31,9 +31,9 @@ class NodeService {
 
 struct NodeServiceContext {
   // Outlives the service.
-  TransferEngine& exchange;
-  // Whether callers must prove knowledge of the job's token.
-  ProofPolicy proof;
+  TransferEngine& engine;
+  // Whether callers must authenticate with the job's token.
+  AuthPolicy auth;
   // This node's devices.
   std::vector<Device> devices;
   // Looks up a node's endpoint, so that gRPC can reach it; may block. Null: not needed.

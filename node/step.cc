@@ -31,7 +31,7 @@ constexpr absl::Duration kCopyLook = absl::Microseconds(20);
 
 // Moves the received tensor to the receiver's destination, unless the transport has delivered it
 // there.
-void Arrive(TransferEngine& exchange, const RendezvousKey& key, absl::Status status,
+void Arrive(TransferEngine& engine, const RendezvousKey& key, absl::Status status,
             Received received, RecvCallback done) {
   if (!status.ok() || received.is_dead) {
     return std::move(done)(std::move(status), std::move(received));
@@ -58,10 +58,10 @@ void Arrive(TransferEngine& exchange, const RendezvousKey& key, absl::Status sta
     }
     return std::move(done)(std::move(status), std::move(received));
   }
-  if (exchange.gpus() == nullptr) {
+  if (engine.gpus() == nullptr) {
     return std::move(done)(absl::FailedPreconditionError(absl::StrCat(
                                BoundedName(key.text()), " is for ", ToString(place),
-                               ", and this process uses no GPUs: ", exchange.why_no_gpus())),
+                               ", and this process uses no GPUs: ", engine.why_no_gpus())),
                            std::move(received));
   }
   MoveRequest move;
@@ -70,8 +70,8 @@ void Arrive(TransferEngine& exchange, const RendezvousKey& key, absl::Status sta
   move.destination = wanted;
   move.deadline = received.recv_args.deadline;
   move.what = BoundedName(key.text());
-  exchange.gpus()->Move(std::move(move), [received = std::move(received), done = std::move(done)](
-                                             absl::StatusOr<Tensor> moved) mutable {
+  engine.gpus()->Move(std::move(move), [received = std::move(received), done = std::move(done)](
+                                           absl::StatusOr<Tensor> moved) mutable {
     if (!moved.ok()) return std::move(done)(moved.status(), std::move(received));
     received.tensor = *std::move(moved);
     std::move(done)(absl::OkStatus(), std::move(received));
@@ -90,11 +90,11 @@ absl::Status Step::Send(const RendezvousKey& key, const Tensor& tensor, cuda::St
     return absl::InvalidArgumentError(
         absl::StrCat(ToString(tensor), " is not in a GPU's memory, and no stream writes it"));
   }
-  if (exchange_->gpus() == nullptr) {
+  if (engine_->gpus() == nullptr) {
     return absl::FailedPreconditionError(
-        absl::StrCat("this process uses no GPUs: ", exchange_->why_no_gpus()));
+        absl::StrCat("this process uses no GPUs: ", engine_->why_no_gpus()));
   }
-  FERRY_ASSIGN_OR_RETURN(Gpu* const gpu, exchange_->gpus()->Get(tensor.place().ordinal));
+  FERRY_ASSIGN_OR_RETURN(Gpu* const gpu, engine_->gpus()->Get(tensor.place().ordinal));
   FERRY_ASSIGN_OR_RETURN(std::shared_ptr<const cuda::ReadyEvent> ready,
                          cuda::ReadyEvent::Record(*gpu->events, stream));
   return rendezvous_->Send(key, cuda::WithReady(tensor, std::move(ready)));
@@ -105,22 +105,22 @@ absl::Status Step::SendDead(const RendezvousKey& key) {
 }
 
 void Step::RecvAsync(const RendezvousKey& key, RecvArgs args, RecvCallback done) {
-  exchange_->NoteDeadline(args.deadline);
+  engine_->NoteDeadline(args.deadline);
   // The common case: it arrives in host memory, and any host memory will do.
-  if (!args.destination.is_valid() && exchange_->gpus() == nullptr && key.dst().type != "GPU") {
+  if (!args.destination.is_valid() && engine_->gpus() == nullptr && key.dst().type != "GPU") {
     return rendezvous_->RecvAsync(key, std::move(args), std::move(done));
   }
   rendezvous_->RecvAsync(key, std::move(args),
-                         [exchange = exchange_, key, done = std::move(done)](
+                         [engine = engine_, key, done = std::move(done)](
                              absl::Status status, Received received) mutable {
-                           Arrive(*exchange, key, std::move(status), std::move(received),
+                           Arrive(*engine, key, std::move(status), std::move(received),
                                   std::move(done));
                          });
 }
 
 absl::StatusOr<Received> Step::RecvValue(const RendezvousKey& key, absl::Duration timeout,
                                          RecvArgs args) {
-  EventLoop& loop = exchange_->loop();
+  EventLoop& loop = engine_->loop();
   if (loop.IsOnLoop()) {
     return absl::FailedPreconditionError(
         "a callback must not wait: it runs on the thread that everything comes in by. Use "
@@ -163,8 +163,8 @@ absl::StatusOr<Tensor> Step::Recv(const RendezvousKey& key, absl::Duration timeo
         BoundedName(key.text()), " is for host memory, and no stream of a GPU reads it"));
   }
   if (const auto ready = cuda::ReadyOf(tensor); ready != nullptr) {
-    FERRY_ASSIGN_OR_RETURN(Gpu* const gpu, exchange_->gpus()->Get(tensor.place().ordinal));
-    FERRY_RETURN_IF_ERROR(ready->MakeWait(*gpu->device, stream));
+    FERRY_ASSIGN_OR_RETURN(Gpu* const gpu, engine_->gpus()->Get(tensor.place().ordinal));
+    FERRY_RETURN_IF_ERROR(ready->EnqueueWait(*gpu->device, stream));
   }
   return tensor;
 }
@@ -196,7 +196,7 @@ absl::Status Step::RecvInto(const RendezvousKey& key, Tensor destination, absl::
 }
 
 bool Step::AwaitSends(absl::Time deadline, std::string& left) {
-  EventLoop& loop = exchange_->loop();
+  EventLoop& loop = engine_->loop();
   OutstandingOperations& operations = rendezvous_->operations();
   const OutstandingOperations::Waiter waiter(operations);
   rendezvous_->CountSends();
@@ -205,7 +205,7 @@ bool Step::AwaitSends(absl::Time deadline, std::string& left) {
   const bool is_taken = loop.IsOnLoop() ? is_idle() : loop.WaitUntil(is_idle, deadline);
   // A tensor that was fetched may still be rejected.
   if (is_taken) {
-    exchange_->AwaitAcknowledgements(*rendezvous_, deadline);
+    engine_->AwaitAcknowledgements(*rendezvous_, deadline);
   } else {
     left = DescribeOutstanding();
   }
@@ -215,7 +215,7 @@ bool Step::AwaitSends(absl::Time deadline, std::string& left) {
 absl::Status Step::Flush(absl::Duration timeout) {
   std::string left;
   if (AwaitSends(SteadyClock().Now() + timeout, left)) return rendezvous_->lost();
-  if (exchange_->loop().IsOnLoop()) {
+  if (engine_->loop().IsOnLoop()) {
     return absl::FailedPreconditionError(absl::StrCat(
         "step ", id(), " was flushed inside a callback, which must not wait, and ", left));
   }
@@ -226,10 +226,10 @@ absl::Status Step::Flush(absl::Duration timeout) {
 absl::Status Step::Close(absl::Duration timeout) {
   std::string left;
   const bool is_taken = AwaitSends(SteadyClock().Now() + timeout, left);
-  exchange_->Cleanup(id());
+  engine_->Cleanup(id());
   // Sends that can no longer be received are not outstanding, but count as failed.
   if (is_taken) return rendezvous_->lost();
-  if (exchange_->loop().IsOnLoop()) {
+  if (engine_->loop().IsOnLoop()) {
     return absl::FailedPreconditionError(absl::StrCat(
         "step ", id(), " was closed inside a callback, which must not wait, and ", left));
   }
@@ -254,9 +254,9 @@ std::string Step::DescribeOutstanding() const {
         ")"));
   };
   rendezvous_->ForEachPending(absl::ZeroDuration(), see);
-  exchange_->ForEachTransfer(absl::ZeroDuration(), see);
+  engine_->ForEachTransfer(absl::ZeroDuration(), see);
   if (count == 0) return "the answer to a request for its values is not on its way yet";
-  const ConnectionManagerStats channels = exchange_->connection_stats();
+  const ConnectionManagerStats channels = engine_->connection_stats();
   return absl::StrCat(
       count, count == 1 ? " tensor that was sent has" : " tensors that were sent have",
       " not been received: ", BoundedList(named, kNamedKeys, count),
@@ -271,13 +271,13 @@ void Step::Abort(const absl::Status& why) {
   rendezvous_->StartAbort(why);
   // Transfers in flight are no longer reported once the step is forgotten.
   if (rendezvous_->operations().count() > 0) {
-    exchange_->ForEachTransfer(absl::ZeroDuration(), [&](const PendingStepOp& op) {
+    engine_->ForEachTransfer(absl::ZeroDuration(), [&](const PendingStepOp& op) {
       if (op.step_id == id() && !op.outlives_sender) rendezvous_->RecordSendFailure(op.key, why);
     });
     // Fetched just now, and not listed yet.
     rendezvous_->RecordSendFailure(why);
   }
-  exchange_->Cleanup(id());
+  engine_->Cleanup(id());
 }
 
 }  // namespace ferry

@@ -94,8 +94,8 @@ class Step final {
   std::string ReceivePhase(const RendezvousKey& key) const;
 
   // For TransferEngine::OpenStep. `rendezvous` has been initialized.
-  Step(TransferEngine& exchange, std::shared_ptr<RemoteRendezvous> rendezvous)
-      : exchange_(&exchange), rendezvous_(std::move(rendezvous)) {}
+  Step(TransferEngine& engine, std::shared_ptr<RemoteRendezvous> rendezvous)
+      : engine_(&engine), rendezvous_(std::move(rendezvous)) {}
 
  private:
   // Waits until every send has been received and acknowledged; on the loop's thread it only looks.
@@ -104,7 +104,7 @@ class Step final {
   // The operations that Close has waited for in vain, human-readable.
   std::string DescribeOutstanding() const;
 
-  TransferEngine* exchange_;
+  TransferEngine* engine_;
   std::shared_ptr<RemoteRendezvous> rendezvous_;
 };
 

@@ -57,11 +57,11 @@ absl::StatusOr<std::vector<std::string>> Advertised(const TransferEngineOptions&
                        .rank = AddressRank::kToCoordinator,
                        .is_ipv6 = absl::StrContains(options.local_end, ':')});
   }
-  return WithPort(knows_peer ? offered : OnlyLikely(offered), port);
+  return WithPort(knows_peer ? offered : LikelyReachable(offered), port);
 }
 
 // Returns the duration of a local send and receive: the best of a few batches. Takes microseconds.
-absl::Duration MeasureLocalExchange() {
+absl::Duration MeasureLocalLatency() {
   constexpr int kBatches = 4;
   constexpr int kPairs = 64;
   const absl::StatusOr<RendezvousKey> key = RendezvousKey::Parse(
@@ -123,52 +123,51 @@ absl::StatusOr<std::unique_ptr<TransferEngine>> TransferEngine::Start(TransferEn
                                                                       KnownEndpoint known,
                                                                       NcclJob nccl) {
   if (options.require_auth && options.token.empty()) {
-    return absl::InvalidArgumentError("a proof of no token cannot be required");
+    return absl::InvalidArgumentError("authentication cannot be required without a token");
   }
-  auto exchange = std::unique_ptr<TransferEngine>(new TransferEngine());
-  FERRY_ASSIGN_OR_RETURN(exchange->arena_, HostArena::Create(options.arena));
-  exchange->arena_budget_bytes_ = options.arena.budget_bytes;
-  exchange->flush_timeout_ = options.flush_timeout;
-  FERRY_ASSIGN_OR_RETURN(exchange->loop_, EventLoop::Create({.spin = options.spin}));
-  exchange->copier_ = std::make_unique<CopyPool>();
+  auto engine = std::unique_ptr<TransferEngine>(new TransferEngine());
+  FERRY_ASSIGN_OR_RETURN(engine->arena_, HostArena::Create(options.arena));
+  engine->arena_budget_bytes_ = options.arena.budget_bytes;
+  engine->flush_timeout_ = options.flush_timeout;
+  FERRY_ASSIGN_OR_RETURN(engine->loop_, EventLoop::Create({.spin = options.spin}));
+  engine->copier_ = std::make_unique<CopyPool>();
 
   if (options.use_gpus) {
-    exchange->FindGpus(options);
+    engine->FindGpus(options);
   } else {
-    exchange->why_no_gpus_ =
+    engine->why_no_gpus_ =
         "GPUs are switched off (--no-gpus, in programs TransferOptions::use_gpus)";
   }
-  exchange->nccl_ = std::move(nccl);
-  exchange->FindNccl();
+  engine->nccl_ = std::move(nccl);
+  engine->FindNccl();
 
-  TransferContext& common = exchange->transfer_context_;
+  TransferContext& common = engine->transfer_context_;
   common.self = std::move(self);
-  common.gpus = exchange->gpus();
+  common.gpus = engine->gpus();
   if (common.gpus != nullptr) {
     common.self.gpus = common.gpus->uuids();
     common.self.has_gpu_kernels = !options.kernel_image.empty();
   }
-  const std::vector<TransportFactory> factories = AllTransports(options, exchange->nccl_);
+  const std::vector<TransportFactory> factories = AllTransports(options, engine->nccl_);
   FERRY_ASSIGN_OR_RETURN(common.policy, MakePolicy(factories, options.require_transport));
   common.checksum = options.checksum;
   common.connect_timeout = options.connect_timeout;
-  exchange->fetcher_ = std::make_unique<PeerFetcher>(common, std::move(resolver));
-  RemoteFetcher* fetcher = exchange->fetcher_.get();
+  engine->fetcher_ = std::make_unique<PeerFetcher>(common, std::move(resolver));
+  RemoteFetcher* fetcher = engine->fetcher_.get();
   const bool is_grpc = options.protocol == WireProtocol::kGrpc;
   if (is_grpc || options.grpc_services) {
     FERRY_CHECK(known != nullptr || !is_grpc);
-    exchange->grpc_ = std::make_unique<GrpcBackend>(
-        std::move(known), exchange->arena_,
+    engine->grpc_ = std::make_unique<GrpcBackend>(
+        std::move(known), engine->arena_,
         GrpcBackendOptions{.checksum = options.checksum,
-                           .proof = {options.token, options.require_auth},
+                           .auth = {options.token, options.require_auth},
                            .coordinator = options.coordinator});
-    if (is_grpc) fetcher = &exchange->grpc_->fetcher();
+    if (is_grpc) fetcher = &engine->grpc_->fetcher();
   }
-  exchange->manager_ =
-      std::make_unique<RendezvousManager>(SteadyClock(), *fetcher, options.rendezvous,
-                                          [loop = exchange->loop_.get()] { loop->Wake(); });
-  common.manager = exchange->manager_.get();
-  common.transports = &exchange->transports_;
+  engine->manager_ = std::make_unique<RendezvousManager>(
+      SteadyClock(), *fetcher, options.rendezvous, [loop = engine->loop_.get()] { loop->Wake(); });
+  common.manager = engine->manager_.get();
+  common.transports = &engine->transports_;
 
   ConnectionManagerOptions hub;
   hub.handshake.self = common.self.peer;
@@ -183,11 +182,11 @@ absl::StatusOr<std::unique_ptr<TransferEngine>> TransferEngine::Start(TransferEn
   hub.peer_queue_bytes = options.peer_queue_bytes;
   // Listens now; accepts once the transports exist.
   FERRY_ASSIGN_OR_RETURN(
-      exchange->hub_,
+      engine->hub_,
       ConnectionManager::Create(
-          *exchange->loop_, std::move(hub),
-          [raw = exchange.get()](const PeerId& peer) { return raw->fetcher_->Serve(peer); },
-          [raw = exchange.get()](DataConnection connection) {
+          *engine->loop_, std::move(hub),
+          [raw = engine.get()](const PeerId& peer) { return raw->fetcher_->Serve(peer); },
+          [raw = engine.get()](DataConnection connection) {
             for (const auto& transport : raw->transports_) {
               if (transport->capabilities().uses_data_connections &&
                   transport->OnDataConnection(connection)) {
@@ -195,34 +194,34 @@ absl::StatusOr<std::unique_ptr<TransferEngine>> TransferEngine::Start(TransferEn
               }
             }
           }));
-  exchange->fetcher_->set_connector(exchange->hub_.get());
-  const TransportEnvironment environment = {.loop = exchange->loop_.get(),
-                                            .hub = exchange->hub_.get(),
-                                            .arena = exchange->arena_,
-                                            .copier = exchange->copier_.get(),
-                                            .gpus = exchange->gpus(),
+  engine->fetcher_->set_connector(engine->hub_.get());
+  const TransportEnvironment environment = {.loop = engine->loop_.get(),
+                                            .hub = engine->hub_.get(),
+                                            .arena = engine->arena_,
+                                            .copier = engine->copier_.get(),
+                                            .gpus = engine->gpus(),
                                             .node_id = common.self.peer.node_id,
                                             .incarnation = common.self.peer.incarnation};
-  exchange->local_exchange_ = MeasureLocalExchange();
-  FERRY_ASSIGN_OR_RETURN(exchange->transports_, MakeTransports(environment, factories));
-  common.self.transports = DescribeTransports(exchange->transports_);
-  common.self.channels.unix_name = exchange->hub_->unix_name();
+  engine->local_latency_ = MeasureLocalLatency();
+  FERRY_ASSIGN_OR_RETURN(engine->transports_, MakeTransports(environment, factories));
+  common.self.transports = DescribeTransports(engine->transports_);
+  common.self.channels.unix_name = engine->hub_->unix_name();
   FERRY_ASSIGN_OR_RETURN(common.self.channels.tcp,
-                         Advertised(options, options.listen, exchange->hub_->tcp_port(),
+                         Advertised(options, options.listen, engine->hub_->tcp_port(),
                                     /*is_tensor_protocol=*/!is_grpc, /*knows_peer=*/true));
-  if (exchange->grpc_ != nullptr) {
+  if (engine->grpc_ != nullptr) {
     std::vector<grpc::Service*> services;
-    if (options.grpc_services) services = options.grpc_services(*exchange);
-    FERRY_RETURN_IF_ERROR(exchange->grpc_->Serve(*exchange->manager_, common.self.peer,
-                                                 options.grpc_listen, exchange->gpus(), services));
+    if (options.grpc_services) services = options.grpc_services(*engine);
+    FERRY_RETURN_IF_ERROR(engine->grpc_->Serve(*engine->manager_, common.self.peer,
+                                               options.grpc_listen, engine->gpus(), services));
     FERRY_ASSIGN_OR_RETURN(const std::vector<std::string> addresses,
-                           Advertised(options, options.grpc_listen, exchange->grpc_->port(),
+                           Advertised(options, options.grpc_listen, engine->grpc_->port(),
                                       /*is_tensor_protocol=*/is_grpc, /*knows_peer=*/false));
     common.self.grpc_address = absl::StrJoin(addresses, ",");
   }
   // Everything that peers need has been set up.
-  FERRY_RETURN_IF_ERROR(exchange->hub_->Start());
-  return exchange;
+  FERRY_RETURN_IF_ERROR(engine->hub_->Start());
+  return engine;
 }
 
 void TransferEngine::FindGpus(const TransferEngineOptions& options) {
@@ -380,7 +379,7 @@ absl::StatusOr<PathExplanation> TransferEngine::PathFrom(const Endpoint& source,
   const std::shared_ptr<TensorRequester> client = fetcher_->ClientOf(source.peer);
   if (client != nullptr) query.estimates = client->costs().get();
   query.now = SteadyClock().Now();
-  query.local_exchange = local_exchange_;
+  query.local_latency = local_latency_;
   PeerConnectionPool::Way way = fetcher_->WayTo(source);
   query.channel_passes_descriptors = way.passes_descriptors();
   query.descriptors_unavailable_reason = std::move(way.descriptors_unavailable_reason);

@@ -82,8 +82,8 @@ struct TransferEngineOptions {
   // $FERRY_JOB_TOKEN, the contents of $FERRY_JOB_TOKEN_FILE, or one that the first node generates
   // and publishes in the store.
   std::string token;
-  // For WireProtocol::kGrpc, whose calls carry a proof of the token: rejects calls without one.
-  // TensorFlow's workers send none.
+  // For WireProtocol::kGrpc, whose calls carry an authentication tag made with the token: rejects
+  // calls without one. TensorFlow's workers send none.
   bool require_auth = false;
   // Busy-polling time before blocking, after each event and while waiting for one.
   absl::Duration spin = absl::Microseconds(20);
@@ -203,7 +203,7 @@ class TransferEngine final {
   std::unique_ptr<GrpcBackend> grpc_;
   std::unique_ptr<RendezvousManager> manager_;
   // Duration of a local send and receive, measured at startup.
-  absl::Duration local_exchange_;
+  absl::Duration local_latency_;
   std::atomic<int64_t> next_expiry_ns_{INT64_MAX};
   bool is_stopped_ = false;
   // Result of Stop.

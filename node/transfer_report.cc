@@ -13,18 +13,18 @@ namespace ferry {
 
 std::string ReportKey(int node_id) { return absl::StrCat(kReportPrefix, node_id); }
 
-TransferReport MakeExchangeReport(const TransferEngine& exchange) {
+TransferReport MakeTransferReport(const TransferEngine& engine) {
   TransferReport report;
-  const HostArenaStats arena = exchange.arena_stats();
+  const HostArenaStats arena = engine.arena_stats();
   report.pages = DescribePages(arena);
   report.arena_used_bytes = arena.used_bytes;
   report.arena_mapped_bytes = arena.mapped_bytes;
-  report.arena_budget_bytes = exchange.arena_budget_bytes();
-  ConnectionManagerStats channels = exchange.connection_stats();
+  report.arena_budget_bytes = engine.arena_budget_bytes();
+  ConnectionManagerStats channels = engine.connection_stats();
   report.refused_connections = channels.refused;
   report.last_refusal = std::move(channels.last_refusal);
-  report.refused_calls = exchange.refused_calls();
-  exchange.AddPaths(kReportBytes, kMaxReportPeers, report);
+  report.refused_calls = engine.refused_calls();
+  engine.AddPaths(kReportBytes, kMaxReportPeers, report);
   return report;
 }
 
@@ -63,7 +63,7 @@ absl::StatusOr<std::unique_ptr<coord::AgentWatch>> AnswerReportRequests(
   return agent.Watch(kReportRequestKey,
                      [&agent, node_id, source = std::move(source)](const coord::KeyChange& change) {
                        if (change.deleted || change.entry.key != kReportRequestKey) return;
-                       agent.SetAllAsync({{ReportKey(node_id), EncodeExchangeReport(source())}},
+                       agent.SetAllAsync({{ReportKey(node_id), EncodeTransferReport(source())}},
                                          /*overwrite=*/true, [](const absl::Status&) {});
                      });
 }

@@ -61,13 +61,13 @@ struct TransferReport {
   std::vector<PathReport> paths;
 };
 
-TransferReport MakeExchangeReport(const TransferEngine& exchange);
+TransferReport MakeTransferReport(const TransferEngine& engine);
 
 // A ferry.peer.v1.TransferReport.
-std::string EncodeExchangeReport(const TransferReport& report);
+std::string EncodeTransferReport(const TransferReport& report);
 //   node: the node that published it at ReportKey(node), for errors.
 //   Errors: INVALID_ARGUMENT naming both; FAILED_PRECONDITION it is of another major version.
-absl::StatusOr<TransferReport> DecodeExchangeReport(absl::string_view bytes, int node);
+absl::StatusOr<TransferReport> DecodeTransferReport(absl::string_view bytes, int node);
 
 // Answers requests while the returned watch exists. `agent` and whatever `source` uses must outlive
 // it.

@@ -133,7 +133,7 @@ absl::StatusOr<PathReport> ReadPath(const peer::v1::TransferPath& path) {
 
 }  // namespace
 
-std::string EncodeExchangeReport(const TransferReport& report) {
+std::string EncodeTransferReport(const TransferReport& report) {
   auto record = NewPeerRecord<peer::v1::TransferReport>();
   record.set_arena_pages(report.pages);
   record.set_arena_used_bytes(report.arena_used_bytes);
@@ -147,7 +147,7 @@ std::string EncodeExchangeReport(const TransferReport& report) {
   return record.SerializeAsString();
 }
 
-absl::StatusOr<TransferReport> DecodeExchangeReport(absl::string_view bytes, int node) {
+absl::StatusOr<TransferReport> DecodeTransferReport(absl::string_view bytes, int node) {
   const PeerRecordName name = {.kind = "transfer report", .node = node, .key = ReportKey(node)};
   peer::v1::TransferReport record;
   FERRY_RETURN_IF_ERROR(ParsePeerRecord(bytes, kMaxReportRecordBytes, name, record));

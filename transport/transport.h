@@ -186,7 +186,7 @@ struct PathQuery {
   const PathCostEstimator* estimates = nullptr;
   absl::Time now = absl::InfinitePast();
   // Duration of a send and its receive within one process, as measured here; zero: not measured.
-  absl::Duration local_exchange;
+  absl::Duration local_latency;
   // The transports of the list that both processes have. See CommonTransports.
   TransportSet common = TransportSet::All();
 };

@@ -45,7 +45,7 @@ void CompleteCost(const Transport& transport, size_t index, const PathQuery& que
 }
 
 // Hand-over within a process, until measured.
-constexpr absl::Duration kLocalExchange = absl::Nanoseconds(75);
+constexpr absl::Duration kLocalLatency = absl::Nanoseconds(75);
 
 // True if the transfer takes no longer than its transfer descriptor. Nothing is cheaper, since
 // every transfer has one: the most frequent selection needs no other costs.
@@ -158,9 +158,9 @@ absl::StatusOr<PathCost> LocalCost(const PathQuery& query) {
     return absl::UnavailableError(
         absl::StrCat("they are two processes, ", Describe(a.peer), " and ", Describe(b.peer)));
   }
-  PathCost cost = {kLocalExchange, kNoCopy};
-  if (query.local_exchange > absl::ZeroDuration()) {
-    cost.latency = query.local_exchange;
+  PathCost cost = {kLocalLatency, kNoCopy};
+  if (query.local_latency > absl::ZeroDuration()) {
+    cost.latency = query.local_latency;
     cost.latency_basis = CostBasis::kAtStart;
   }
   if (!(query.source_location == query.destination_location)) {

@@ -127,9 +127,9 @@ absl::Status CheckGpu::Wait(cuda::Stream stream) const {
   return Check(table().stream_synchronize(stream), "cuStreamSynchronize");
 }
 
-absl::Status CheckGpu::MakeWait(const Tensor& tensor, cuda::Stream stream) const {
+absl::Status CheckGpu::EnqueueWait(const Tensor& tensor, cuda::Stream stream) const {
   const auto ready = cuda::ReadyOf(tensor);
-  return ready == nullptr ? absl::OkStatus() : ready->MakeWait(device(), stream);
+  return ready == nullptr ? absl::OkStatus() : ready->EnqueueWait(device(), stream);
 }
 
 absl::StatusOr<size_t> CheckGpu::FreeBytes() const {

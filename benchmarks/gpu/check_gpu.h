@@ -44,7 +44,7 @@ class CheckGpu final {
 
   absl::Status Wait(cuda::Stream stream) const;
   // Work enqueued on `stream` from now on comes after the bytes of `tensor`.
-  absl::Status MakeWait(const Tensor& tensor, cuda::Stream stream) const;
+  absl::Status EnqueueWait(const Tensor& tensor, cuda::Stream stream) const;
   absl::StatusOr<size_t> FreeBytes() const;
   absl::Status Check(cuda::Result result, const char* call) const {
     return gpu_.device->Check(result, call);

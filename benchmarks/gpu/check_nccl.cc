@@ -62,7 +62,7 @@ std::map<std::string, std::string> SharedGpuEnvironment(int node, int version) {
 
 absl::Status RunGroup(NcclCommunicator& communicator, const std::vector<NcclOperation>& operations,
                       cuda::Stream stream) {
-  return communicator.RunAside(
+  return communicator.RunWithoutTurn(
       [&](const nccl::NcclTable& nccl, nccl::Communicator handle) {
         nccl::Result result = nccl.group_start();
         const auto note = [&result](nccl::Result next) {

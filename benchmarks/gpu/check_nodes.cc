@@ -40,15 +40,15 @@ constexpr size_t kMaxWords = 4096;
 constexpr absl::Duration kClosing = absl::Milliseconds(100);
 
 absl::StatusOr<std::unique_ptr<Node>> Join(int id, int count, const std::string& coordinator,
-                                           const TransferEngineOptions& exchange) {
+                                           const TransferEngineOptions& transfer) {
   NodeOptions options;
   options.node_id = id;
   options.num_nodes = count;
   options.coordinator = coordinator;
   options.connect_timeout = kTimeout;
   options.enumerate_timeout = kTimeout;
-  options.exchange = exchange;
-  options.exchange.listen = "127.0.0.1:0";
+  options.transfer = transfer;
+  options.transfer.listen = "127.0.0.1:0";
   options.share_gpus = true;
   return Node::Join(std::move(options));
 }
@@ -74,10 +74,10 @@ absl::Status RunBody(PartContext& context, const NodesOptions& options, int id, 
     if (got <= 0) return absl::InternalError("node 0 has no coordinator");
     address.resize(static_cast<size_t>(got));
   }
-  FERRY_ASSIGN_OR_RETURN(std::unique_ptr<Node> node, Join(id, count, address, options.exchange));
-  if (node->exchange().gpus() == nullptr) {
+  FERRY_ASSIGN_OR_RETURN(std::unique_ptr<Node> node, Join(id, count, address, options.transfer));
+  if (node->transfer_engine().gpus() == nullptr) {
     return absl::FailedPreconditionError(
-        absl::StrCat("this process uses no GPUs: ", node->exchange().why_no_gpus()));
+        absl::StrCat("this process uses no GPUs: ", node->transfer_engine().why_no_gpus()));
   }
   CheckNode self(context, std::move(node), count, page, wire);
   FERRY_RETURN_IF_ERROR(body(self));
@@ -89,7 +89,7 @@ absl::Status RunBody(PartContext& context, const NodesOptions& options, int id, 
 absl::StatusOr<CheckGpu*> CheckNode::gpu(int ordinal) {
   auto& slot = gpus_[ordinal];
   if (slot == nullptr) {
-    FERRY_ASSIGN_OR_RETURN(Gpu* const gpu, node_->exchange().gpus()->Get(ordinal));
+    FERRY_ASSIGN_OR_RETURN(Gpu* const gpu, node_->transfer_engine().gpus()->Get(ordinal));
     FERRY_ASSIGN_OR_RETURN(slot, CheckGpu::Create(*gpu));
   }
   return slot.get();
@@ -111,7 +111,7 @@ absl::StatusOr<Tensor> CheckNode::Pattern(size_t bytes, uint64_t seed, int ordin
 absl::StatusOr<uint64_t> CheckNode::CountWrong(const Tensor& tensor, uint64_t seed) {
   if (tensor.is_on_host()) return cli::CountPatternErrors(tensor.data(), tensor.bytes(), seed);
   FERRY_ASSIGN_OR_RETURN(CheckGpu* const on, gpu(tensor.place().ordinal));
-  FERRY_RETURN_IF_ERROR(on->MakeWait(tensor, on->stream()));
+  FERRY_RETURN_IF_ERROR(on->EnqueueWait(tensor, on->stream()));
   return on->CountWrong(tensor.data(), tensor.bytes(), seed, on->stream());
 }
 
@@ -212,7 +212,7 @@ absl::Status CheckNode::Leave() {
   if (count_ > 1) {
     // A process that leaves does not wait until its peer has closed its imports
     // (docs/transports.md), which CUDA requires: so the control channels end first, on both sides.
-    node_->exchange().FailNode(1 - id(), absl::UnavailableError("it leaves"));
+    node_->transfer_engine().FailNode(1 - id(), absl::UnavailableError("it leaves"));
     FERRY_RETURN_IF_ERROR(Meet());
     absl::SleepFor(kClosing);
   }
@@ -220,7 +220,7 @@ absl::Status CheckNode::Leave() {
   return absl::OkStatus();
 }
 
-TransferEngineOptions ExchangeFor(const Machine& machine, const std::string& require) {
+TransferEngineOptions TransferOptionsFor(const Machine& machine, const std::string& require) {
   constexpr size_t kLargeGpu = size_t{24} << 30;
   TransferEngineOptions options;
   options.require_transport = require;
@@ -231,7 +231,7 @@ TransferEngineOptions ExchangeFor(const Machine& machine, const std::string& req
 }
 
 size_t MostBytesInFlight(const Machine& machine) {
-  return ExchangeFor(machine).gpus.arena.budget_bytes / 4;
+  return TransferOptionsFor(machine).gpus.arena.budget_bytes / 4;
 }
 
 absl::StatusOr<bool> RunNodes(PartContext& context, const NodesOptions& options,

@@ -96,7 +96,7 @@ using NodeBody = std::function<absl::Status(CheckNode&)>;
 struct NodesOptions {
   // For messages: "ipc, staged".
   std::string name;
-  TransferEngineOptions exchange;
+  TransferEngineOptions transfer;
   // Memory of each node's process, in addition to this one's.
   std::vector<std::map<std::string, std::string>> environments;
   // It ends by SIGKILL, and that is right.
@@ -115,7 +115,7 @@ absl::StatusOr<bool> RunNodes(PartContext& context, const NodesOptions& options,
 
 // Options of a transfer engine whose tensors between GPUs use this path only, with arenas as large
 // as this machine's GPUs allow.
-TransferEngineOptions ExchangeFor(const Machine& machine, const std::string& require = "");
+TransferEngineOptions TransferOptionsFor(const Machine& machine, const std::string& require = "");
 // The limit of bytes in flight between two nodes: either holds them twice, and the previous ones.
 size_t MostBytesInFlight(const Machine& machine);
 

@@ -56,7 +56,7 @@ absl::Status Fail(PartContext& context) {
 absl::Status CompareWithAnother(PartContext& context) {
   NodesOptions options;
   options.name = "another pattern";
-  options.exchange = ExchangeFor(context.machine);
+  options.transfer = TransferOptionsFor(context.machine);
   return RunNodes(context, options, {[](CheckNode& self) -> absl::Status {
                     Figure figure;
                     figure.name = "compared with another pattern";

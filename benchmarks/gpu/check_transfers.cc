@@ -82,7 +82,7 @@ class Rounds final {
     std::vector<Received> all;
     for (const PostedPtr& each : posted) {
       FERRY_ASSIGN_OR_RETURN(Received received, Await(self_, *each));
-      FERRY_RETURN_IF_ERROR(gpu_->MakeWait(received.tensor, gpu_->stream()));
+      FERRY_RETURN_IF_ERROR(gpu_->EnqueueWait(received.tensor, gpu_->stream()));
       all.push_back(std::move(received));
     }
     FERRY_RETURN_IF_ERROR(gpu_->Wait(gpu_->stream()));
@@ -136,7 +136,7 @@ PostedPtr Post(CheckNode& self, Step& step, const RendezvousKey& key, const Tens
   auto posted = std::make_shared<Posted>();
   RecvArgs args;
   args.destination = destination;
-  EventLoop& loop = self.node().exchange().loop();
+  EventLoop& loop = self.node().transfer_engine().loop();
   step.RecvAsync(key, std::move(args), [posted, &loop](absl::Status status, Received received) {
     posted->status = std::move(status);
     posted->received = std::move(received);
@@ -147,7 +147,7 @@ PostedPtr Post(CheckNode& self, Step& step, const RendezvousKey& key, const Tens
 }
 
 absl::StatusOr<Received> Await(CheckNode& self, Posted& posted) {
-  const bool is_done = self.node().exchange().loop().WaitUntil(
+  const bool is_done = self.node().transfer_engine().loop().WaitUntil(
       [&posted] { return posted.is_done.load(std::memory_order_acquire); },
       SteadyClock().Now() + kTimeout);
   if (!is_done) return absl::DeadlineExceededError("the other node does not send");

@@ -171,7 +171,7 @@ absl::Status RunBoth(PartContext& context, const char* name, const char* require
                      absl::Status (*body)(CheckNode&)) {
   NodesOptions options;
   options.name = name;
-  options.exchange = ExchangeFor(context.machine, require);
+  options.transfer = TransferOptionsFor(context.machine, require);
   return RunNodes(context, options, {body, body}).status();
 }
 

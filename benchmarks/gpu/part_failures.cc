@@ -37,7 +37,7 @@ constexpr size_t kFailuresBytes = size_t{5} << 20;
 absl::Status ConsumerDies(PartContext& context) {
   NodesOptions options;
   options.name = "the consumer is killed with a view in its hands";
-  options.exchange = ExchangeFor(context.machine, "cuda_ipc");
+  options.transfer = TransferOptionsFor(context.machine, "cuda_ipc");
   options.dying_node = 1;
   return RunNodes(
              context, options,
@@ -80,7 +80,7 @@ absl::Status ConsumerDies(PartContext& context) {
 absl::Status ProducerDies(PartContext& context) {
   NodesOptions options;
   options.name = "the producer is killed before it sends";
-  options.exchange = ExchangeFor(context.machine, "cuda_ipc");
+  options.transfer = TransferOptionsFor(context.machine, "cuda_ipc");
   options.dying_node = 1;
   return RunNodes(
              context, options,
@@ -123,7 +123,7 @@ absl::Status ProducerDies(PartContext& context) {
 absl::Status ProducerDiesMidway(PartContext& context) {
   NodesOptions options;
   options.name = "the producer is killed while its kernel runs";
-  options.exchange = ExchangeFor(context.machine, "cuda_ipc");
+  options.transfer = TransferOptionsFor(context.machine, "cuda_ipc");
   options.dying_node = 1;
   return RunNodes(
              context, options,
@@ -173,7 +173,7 @@ absl::Status ProducerDiesMidway(PartContext& context) {
 absl::Status NothingComes(PartContext& context) {
   NodesOptions options;
   options.name = "a tensor that never comes";
-  options.exchange = ExchangeFor(context.machine);
+  options.transfer = TransferOptionsFor(context.machine);
   return RunNodes(
              context, options,
              {[](CheckNode& self) -> absl::Status {

@@ -113,7 +113,7 @@ absl::Status ReceiveOne(CheckNode& self, Step& step, const ForeignKind& kind, si
 absl::Status RunForeignPart(PartContext& context) {
   NodesOptions options;
   options.name = "memory of every kind";
-  options.exchange = ExchangeFor(context.machine);
+  options.transfer = TransferOptionsFor(context.machine);
   return RunNodes(context, options,
                   {[](CheckNode& self) -> absl::Status {
                      FERRY_ASSIGN_OR_RETURN(CheckGpu* const gpu, self.gpu());

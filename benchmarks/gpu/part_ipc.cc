@@ -182,9 +182,9 @@ absl::Status RunIpcPart(PartContext& context) {
   for (const Mode& mode : kModes) {
     NodesOptions options;
     options.name = mode.name;
-    options.exchange = ExchangeFor(context.machine, mode.require);
+    options.transfer = TransferOptionsFor(context.machine, mode.require);
     // Nothing that is not Ferry's is large enough to be mapped.
-    if (mode.way == Way::kRing) options.exchange.gpus.ipc_min_bytes = SIZE_MAX;
+    if (mode.way == Way::kRing) options.transfer.gpus.ipc_min_bytes = SIZE_MAX;
     FERRY_RETURN_IF_ERROR(RunNodes(context, options,
                                    {mode.way == Way::kRing ? SendForeign : SendAll,
                                     [&mode](CheckNode& self) { return ReceiveAll(self, mode); }})
@@ -192,7 +192,7 @@ absl::Status RunIpcPart(PartContext& context) {
   }
   NodesOptions options;
   options.name = "whatever way Ferry takes by itself";
-  options.exchange = ExchangeFor(context.machine);
+  options.transfer = TransferOptionsFor(context.machine);
   return RunNodes(context, options, {SendAll, ReceiveUnasked}).status();
 }
 

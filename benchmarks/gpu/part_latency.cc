@@ -84,7 +84,7 @@ class PingPong final {
 
   absl::StatusOr<Received> Receive(const Case& at, Posted& posted) {
     FERRY_ASSIGN_OR_RETURN(Received received, Await(self_, posted));
-    FERRY_RETURN_IF_ERROR(gpu_->MakeWait(received.tensor, gpu_->stream()));
+    FERRY_RETURN_IF_ERROR(gpu_->EnqueueWait(received.tensor, gpu_->stream()));
     if (at.waits) FERRY_RETURN_IF_ERROR(gpu_->Wait(gpu_->stream()));
     return received;
   }
@@ -228,14 +228,14 @@ absl::Status MeasureLaunch(CheckNode& self) {
 absl::Status RunLatencyPart(PartContext& context) {
   NodesOptions options;
   options.name = "hand-off";
-  options.exchange = ExchangeFor(context.machine, "cuda_ipc");
+  options.transfer = TransferOptionsFor(context.machine, "cuda_ipc");
   return RunNodes(context, options, {MeasureHops, MeasureHops}).status();
 }
 
 absl::Status RunLaunchPart(PartContext& context) {
   NodesOptions options;
   options.name = "launch";
-  options.exchange = ExchangeFor(context.machine, "cuda_ipc");
+  options.transfer = TransferOptionsFor(context.machine, "cuda_ipc");
   return RunNodes(context, options, {MeasureLaunch, MeasureLaunch}).status();
 }
 

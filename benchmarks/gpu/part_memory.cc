@@ -101,8 +101,8 @@ absl::Status LookForLeaks(CheckNode& self, int rounds) {
 absl::Status RunMemoryFailuresPart(PartContext& context) {
   NodesOptions small;
   small.name = "Ferry's own limit";
-  small.exchange = ExchangeFor(context.machine);
-  small.exchange.gpus.arena.budget_bytes = 64 * kMiB;
+  small.transfer = TransferOptionsFor(context.machine);
+  small.transfer.gpus.arena.budget_bytes = 64 * kMiB;
   FERRY_RETURN_IF_ERROR(RunNodes(context, small, {[](CheckNode& self) {
                                    return ExceedLimits(self, 64 * kMiB, "budget",
                                                        "more than the arena's budget is refused");
@@ -110,9 +110,9 @@ absl::Status RunMemoryFailuresPart(PartContext& context) {
                             .status());
   NodesOptions large;
   large.name = "the device's memory";
-  large.exchange = ExchangeFor(context.machine);
+  large.transfer = TransferOptionsFor(context.machine);
   const size_t beyond = context.machine.gpu_bytes * 2;
-  large.exchange.gpus.arena.budget_bytes = beyond * 2;
+  large.transfer.gpus.arena.budget_bytes = beyond * 2;
   return RunNodes(context, large, {[beyond](CheckNode& self) {
                     return ExceedLimits(self, beyond, "memory",
                                         "more than the device has is refused");
@@ -123,7 +123,7 @@ absl::Status RunMemoryFailuresPart(PartContext& context) {
 absl::Status RunLeaksPart(PartContext& context) {
   NodesOptions options;
   options.name = "the same again and again";
-  options.exchange = ExchangeFor(context.machine);
+  options.transfer = TransferOptionsFor(context.machine);
   const int rounds = context.options.is_quick ? 40 : 400;
   const NodeBody body = [rounds](CheckNode& self) { return LookForLeaks(self, rounds); };
   return RunNodes(context, options, {body, body}).status();

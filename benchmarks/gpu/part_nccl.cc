@@ -156,7 +156,7 @@ absl::Status RunNcclSelfPart(PartContext& context) {
   }
   NodesOptions options;
   options.name = "one rank, by NCCL alone";
-  options.exchange = ExchangeFor(context.machine);
+  options.transfer = TransferOptionsFor(context.machine);
   FERRY_RETURN_IF_ERROR(RunNodes(context, options, {SendToItself}).status());
   options.name = "one rank, by Ferry";
   return RunNodes(context, options, {SendToItselfByFerry}).status();
@@ -170,7 +170,7 @@ absl::Status RunNcclSharedGpuPart(PartContext& context) {
   }
   NodesOptions options;
   options.name = "two processes on one GPU";
-  options.exchange = ExchangeFor(context.machine);
+  options.transfer = TransferOptionsFor(context.machine);
   options.environments = {SharedGpuEnvironment(0, *version), SharedGpuEnvironment(1, *version)};
   if (*version >= nccl::kMultiRankGpuVersion) {
     return RunNodes(context, options, {ExchangeOnOneGpu, ExchangeOnOneGpu}).status();
@@ -193,7 +193,7 @@ absl::Status RunSeveralGpusPart(PartContext& context) {
   } else {
     NodesOptions options;
     options.name = "NCCL between two GPUs";
-    options.exchange = ExchangeFor(context.machine);
+    options.transfer = TransferOptionsFor(context.machine);
     const NodeBody body = [](CheckNode& self) {
       return ExchangeByNccl(self, {0, 1}, "NCCL between two GPUs", 0);
     };
@@ -201,12 +201,12 @@ absl::Status RunSeveralGpusPart(PartContext& context) {
   }
   NodesOptions look;
   look.name = "peer access";
-  look.exchange = ExchangeFor(context.machine);
+  look.transfer = TransferOptionsFor(context.machine);
   FERRY_ASSIGN_OR_RETURN(const bool are_peers, RunNodes(context, look, {LookForPeerAccess}));
   if (!are_peers) return absl::OkStatus();
   NodesOptions copies;
   copies.name = "gpu:0 to gpu:1 by cuda_ipc";
-  copies.exchange = ExchangeFor(context.machine, "cuda_ipc");
+  copies.transfer = TransferOptionsFor(context.machine, "cuda_ipc");
   return RunNodes(context, copies, {CopyBetweenGpus, CopyBetweenGpus}).status();
 }
 

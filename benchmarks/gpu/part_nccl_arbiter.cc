@@ -253,14 +253,14 @@ absl::Status RunNcclTurnsPart(PartContext& context) {
   }
   NodesOptions options;
   options.name = kName;
-  options.exchange = ExchangeFor(context.machine, "nccl");
+  options.transfer = TransferOptionsFor(context.machine, "nccl");
   // Many batches, each of which could block.
-  options.exchange.transports.nccl.grants.max_batch_operations = 2;
+  options.transfer.transports.nccl.grants.max_batch_operations = 2;
   FERRY_RETURN_IF_ERROR(RunNodes(context, options, {RunBoth, RunBoth}).status());
   // Without a Unix socket there are no descriptors, and NCCL is the cheapest path between two GPUs.
   options.name = absl::StrCat(kName, ", another way");
-  options.exchange = ExchangeFor(context.machine);
-  options.exchange.unix_socket = false;
+  options.transfer = TransferOptionsFor(context.machine);
+  options.transfer.unix_socket = false;
   return RunNodes(context, options, {SendBeforeASum, ReceiveBeforeASum}).status();
 }
 

@@ -31,7 +31,7 @@ constexpr char kTooSlow[] = "too slow";
 absl::StatusOr<std::shared_ptr<NcclCommunicator>> FindCommunicator(CheckNode& self) {
   const int me = self.id();
   FERRY_ASSIGN_OR_RETURN(const int peer, GlobalIdOf(self.node(), 1 - me, 1 - me));
-  for (const auto& transport : self.node().exchange().transports()) {
+  for (const auto& transport : self.node().transfer_engine().transports()) {
     if (transport->name() != kTransport) continue;
     auto communicator =
         static_cast<const NcclTransport&>(*transport).CommunicatorWith(me, DeviceId(peer));
@@ -177,7 +177,7 @@ absl::Status TryToSendKeyed(CheckNode& self) {
 // Whether this build of Ferry has such a transport; a node without it reports why the part ends.
 absl::Status LookForTransport(CheckNode& self) {
   std::vector<absl::string_view> names;
-  for (const auto& transport : self.node().exchange().transports()) {
+  for (const auto& transport : self.node().transfer_engine().transports()) {
     if (transport->name() == kTransport) return absl::OkStatus();
     names.push_back(transport->name());
   }
@@ -196,12 +196,12 @@ absl::Status RunNcclKeyedPart(PartContext& context) {
   }
   NodesOptions look;
   look.name = "the list of transports";
-  look.exchange = ExchangeFor(context.machine);
+  look.transfer = TransferOptionsFor(context.machine);
   FERRY_ASSIGN_OR_RETURN(const bool has_it, RunNodes(context, look, {LookForTransport}));
   if (!has_it) return absl::OkStatus();
   NodesOptions options;
   options.name = "keyed, by nccl";
-  options.exchange = ExchangeFor(context.machine, kTransport);
+  options.transfer = TransferOptionsFor(context.machine, kTransport);
   if (context.machine.gpu_count < 2) {
     context.report.Note("keyed transfers by nccl need two GPUs to be measured");
     options.environments = {SharedGpuEnvironment(0, *version), SharedGpuEnvironment(1, *version)};

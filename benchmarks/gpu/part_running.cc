@@ -112,7 +112,7 @@ absl::Status RunRunningPart(PartContext& context) {
   for (const Case& each : kCases) {
     NodesOptions options;
     options.name = each.name;
-    options.exchange = ExchangeFor(context.machine, each.require);
+    options.transfer = TransferOptionsFor(context.machine, each.require);
     const NodeBody send = [&each](CheckNode& self) { return SendLate(self, each.name); };
     const NodeBody receive = [&each](CheckNode& self) { return each.receive(self, each.name); };
     FERRY_RETURN_IF_ERROR(RunNodes(context, options, {send, receive}).status());

@@ -73,20 +73,20 @@ RendezvousKey KeyFrom(int from, int to, absl::string_view name) {
 
 std::unique_ptr<TransferEngine> StartNode(int node, int socket,
                                           const TransferPeer::Options& options) {
-  TransferEngineOptions exchange;
-  exchange.require_transport = options.transport;
-  exchange.spin = options.spin;
-  exchange.listen = "127.0.0.1:0";
-  exchange.token = "bench";
-  exchange.transports.tcp.connections = options.tcp_connections;
-  exchange.arena.budget_bytes = size_t{12} << 30;
-  if (options.segment_bytes > 0) exchange.arena.segment_bytes = options.segment_bytes;
+  TransferEngineOptions transfer;
+  transfer.require_transport = options.transport;
+  transfer.spin = options.spin;
+  transfer.listen = "127.0.0.1:0";
+  transfer.token = "bench";
+  transfer.transports.tcp.connections = options.tcp_connections;
+  engine.arena.budget_bytes = size_t{12} << 30;
+  if (options.segment_bytes > 0) engine.arena.segment_bytes = options.segment_bytes;
   Endpoint self;
   self.peer = {node, 100u + static_cast<unsigned>(node)};
   self.boot_id = "here";
   auto other = std::make_shared<Endpoint>();
   auto started = TransferEngine::Start(
-      exchange, self, [other](int32_t, ResolveCallback done) { std::move(done)(*other); });
+      transfer, self, [other](int32_t, ResolveCallback done) { std::move(done)(*other); });
   Check(started.status());
   SendText(socket, EncodeEndpoint((*started)->self()));
   auto peer = DecodeEndpoint(ReceiveText(socket), 1 - node);
@@ -95,10 +95,10 @@ std::unique_ptr<TransferEngine> StartNode(int node, int socket,
   return *std::move(started);
 }
 
-std::shared_ptr<RemoteRendezvous> OpenStep(TransferEngine& exchange, int64_t id) {
-  auto step = exchange.rendezvous().Find(id);
+std::shared_ptr<RemoteRendezvous> OpenStep(TransferEngine& engine, int64_t id) {
+  auto step = engine.rendezvous().Find(id);
   Check(step.status());
-  Check((*step)->Initialize(exchange.task()));
+  Check((*step)->Initialize(engine.task()));
   return *std::move(step);
 }
 
@@ -107,11 +107,11 @@ void Touch(const Tensor& tensor) {
   for (size_t i = 0; i < tensor.bytes(); i += 4096) bytes[i];
 }
 
-void Echo(TransferEngine& exchange, const EchoCommand& command) {
+void Echo(TransferEngine& engine, const EchoCommand& command) {
   const RendezvousKey ping = KeyFrom(0, 1, "ping");
   const RendezvousKey pong = KeyFrom(1, 0, "pong");
-  const auto step = OpenStep(exchange, command.step_id);
-  const Tensor answer = ArenaTensor(exchange, command.short_answers ? 8 : command.bytes);
+  const auto step = OpenStep(engine, command.step_id);
+  const Tensor answer = ArenaTensor(engine, command.short_answers ? 8 : command.bytes);
   const int window = command.window;
   // Receives are posted in batches, ahead of the sends, as those of a step are. Two batches: one is
   // open while the other is answered.
@@ -120,13 +120,13 @@ void Echo(TransferEngine& exchange, const EchoCommand& command) {
   std::vector<PostedRecv> posted(static_cast<size_t>(depth));
   std::vector<Tensor> buffers(static_cast<size_t>(depth));
   for (int i = 0; i < depth; ++i) {
-    if (command.into) buffers[i] = ArenaTensor(exchange, command.bytes);
-    posted[i].Post(*step, ping, buffers[i], exchange.loop());
+    if (command.into) buffers[i] = ArenaTensor(engine, command.bytes);
+    posted[i].Post(*step, ping, buffers[i], engine.loop());
   }
   int since_answer = 0;
   for (int next = 0;; next = (next + 1) % depth) {
     PostedRecv& each = posted[next];
-    each.Wait(exchange.loop());
+    each.Wait(engine.loop());
     if (command.touches && !each.is_dead()) Touch(each.tensor());
     // The end.
     if (each.is_dead()) {
@@ -140,7 +140,7 @@ void Echo(TransferEngine& exchange, const EchoCommand& command) {
     }
     if ((next + 1) % batch != 0) continue;
     for (int i = next + 1 - batch; i <= next; ++i) {
-      posted[i].Post(*step, ping, buffers[i], exchange.loop());
+      posted[i].Post(*step, ping, buffers[i], engine.loop());
     }
   }
 }
@@ -156,7 +156,7 @@ struct FloorSockets {
                            const TransferPeer::Options& options) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (options.pin) PinTo(options.one_core ? 0 : 1);
-  const std::unique_ptr<TransferEngine> exchange = StartNode(1, socket, options);
+  const std::unique_ptr<TransferEngine> engine = StartNode(1, socket, options);
   std::vector<char> raw_data;
   while (true) {
     EchoCommand command;
@@ -182,11 +182,11 @@ struct FloorSockets {
       continue;
     }
     if (command.window == -1) {
-      exchange->rendezvous().Cleanup(command.step_id);
+      engine->rendezvous().Cleanup(command.step_id);
       WriteAll(socket, "", 1);
       continue;
     }
-    Echo(*exchange, command);
+    Echo(*engine, command);
   }
 }
 
@@ -202,8 +202,8 @@ void PinTo(int core) {
   sched_setaffinity(0, sizeof(set), &set);
 }
 
-Tensor ArenaTensor(TransferEngine& exchange, size_t bytes) {
-  auto buffer = exchange.arena().Allocate(bytes);
+Tensor ArenaTensor(TransferEngine& engine, size_t bytes) {
+  auto buffer = engine.arena().Allocate(bytes);
   Check(buffer.status());
   std::memset((*buffer)->data(), 1, bytes);
   return *Tensor::Create(DataType::kUint8, *Shape::Create({static_cast<int64_t>(bytes)}),
@@ -262,7 +262,7 @@ TransferPeer::TransferPeer(const Options& options) {
   close(sockets[1]);
   socket_ = sockets[0];
   if (options.pin) PinTo(0);
-  exchange_ = StartNode(0, socket_, options);
+  engine_ = StartNode(0, socket_, options);
   ping_ = std::make_unique<RendezvousKey>(KeyFrom(0, 1, "ping"));
   pong_ = std::make_unique<RendezvousKey>(KeyFrom(1, 0, "pong"));
 }
@@ -270,7 +270,7 @@ TransferPeer::TransferPeer(const Options& options) {
 TransferPeer::~TransferPeer() {
   kill(child_, SIGKILL);
   waitpid(child_, nullptr, 0);
-  exchange_.reset();
+  engine_.reset();
   close(raw_tcp_);
   close(raw_unix_);
   for (const int fd : raw_streams_) close(fd);
@@ -280,7 +280,7 @@ TransferPeer::~TransferPeer() {
 
 std::shared_ptr<RemoteRendezvous> TransferPeer::Begin(EchoCommand command) {
   command.step_id = ++last_step_;
-  step_ = OpenStep(*exchange_, command.step_id);
+  step_ = OpenStep(*engine_, command.step_id);
   WriteAll(socket_, &command, sizeof(command));
   return step_;
 }
@@ -295,10 +295,9 @@ void TransferPeer::End() {
   char byte;
   // This thread handles incoming data meanwhile.
   while (recv(socket_, &byte, 1, MSG_DONTWAIT) != 1) {
-    exchange_->loop().WaitUntil([] { return false; },
-                                SteadyClock().Now() + absl::Microseconds(100));
+    engine_->loop().WaitUntil([] { return false; }, SteadyClock().Now() + absl::Microseconds(100));
   }
-  exchange_->rendezvous().Cleanup(last_step_);
+  engine_->rendezvous().Cleanup(last_step_);
   step_ = nullptr;
 }
 

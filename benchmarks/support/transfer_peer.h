@@ -64,7 +64,7 @@ class TransferPeer {
   TransferPeer(const TransferPeer&) = delete;
   TransferPeer& operator=(const TransferPeer&) = delete;
 
-  TransferEngine& exchange() { return *exchange_; }
+  TransferEngine& transfer_engine() { return *engine_; }
   // Begins a round of echoes in a step of its own.
   std::shared_ptr<RemoteRendezvous> Begin(EchoCommand command);
   // Ends it; the other process has stopped when it returns.
@@ -96,7 +96,7 @@ class TransferPeer {
   int raw_unix_ = -1;
   std::vector<int> raw_streams_;
   std::vector<char> raw_data_;
-  std::unique_ptr<TransferEngine> exchange_;
+  std::unique_ptr<TransferEngine> engine_;
   std::unique_ptr<RendezvousKey> ping_;
   std::unique_ptr<RendezvousKey> pong_;
   std::shared_ptr<RemoteRendezvous> step_;
@@ -124,7 +124,7 @@ class PostedRecv {
   bool is_dead_ = false;
 };
 
-Tensor ArenaTensor(TransferEngine& exchange, size_t bytes);
+Tensor ArenaTensor(TransferEngine& engine, size_t bytes);
 
 // A descriptor through a Unix socket, spinning. Seconds until the other side has reported that it
 // has mapped it; and that other side.

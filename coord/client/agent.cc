@@ -255,13 +255,13 @@ absl::Status Agent::Shutdown() {
   return status;
 }
 
-absl::Status Agent::Leave() { return impl_->Part(); }
+absl::Status Agent::Leave() { return impl_->Detach(); }
 
-absl::Status Agent::EndJob(absl::string_view why, bool force, absl::string_view proof) {
+absl::Status Agent::EndJob(absl::string_view why, bool force, absl::string_view auth_tag) {
   v1::Request request;
   request.mutable_end_job()->set_reason(std::string(why));
   request.mutable_end_job()->set_force(force);
-  request.mutable_end_job()->set_proof(std::string(proof));
+  request.mutable_end_job()->set_proof(std::string(auth_tag));
   return impl_->AskQuickly(std::move(request), "the job to be ended").status();
 }
 

@@ -229,9 +229,9 @@ class Agent final {
   absl::Status Leave();
   // Ends the job for all nodes, so that the next registration starts another.
   //   force: even if the job is healthy.
-  //   proof: that this process knows the job's token, where the coordinator requires it.
+  //   auth_tag: that this process knows the job's token, where the coordinator requires it.
   //   Errors: FAILED_PRECONDITION the job is healthy, and not `force`; PERMISSION_DENIED.
-  absl::Status EndJob(absl::string_view why, bool force, absl::string_view proof);
+  absl::Status EndJob(absl::string_view why, bool force, absl::string_view auth_tag);
 
  private:
   class Impl;

@@ -83,17 +83,17 @@ void Agent::Impl::GiveUp(const absl::Status& why) {
   if (options_.node_id.has_value() && link_->is_attached()) {
     // Rejected if it has not been counted in, and not needed then.
     Report(why).IgnoreError();
-    Part().IgnoreError();
+    Detach().IgnoreError();
   }
   link_->GiveUp(why);
 }
 
-absl::Status Agent::Impl::Part() {
+absl::Status Agent::Impl::Detach() {
   // A callback cannot leave: see Begin.
   if (!link_->IsOnThread()) link_->StopHeartbeats();
   v1::Request request;
   request.mutable_leave();
-  return Ask(std::move(request), kPartingTimeout, "leaving to be confirmed", /*keeps_time=*/true)
+  return Ask(std::move(request), kLeaveTimeout, "leaving to be confirmed", /*keeps_time=*/true)
       .status();
 }
 
@@ -148,7 +148,7 @@ absl::Status Agent::Impl::Join() {
         (absl::IsUnavailable(topology.status()) || absl::IsAborted(topology.status()))) {
       return topology.status();
     }
-    if (is_jobs_error || Report(topology.status()).ok()) Part().IgnoreError();
+    if (is_jobs_error || Report(topology.status()).ok()) Detach().IgnoreError();
     return topology.status();
   }
   topology_ = std::make_shared<const GlobalTopology>(*std::move(topology));

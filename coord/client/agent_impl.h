@@ -26,7 +26,7 @@ namespace ferry::coord {
 
 // Limit for a node's final messages on leaving or failing: little time is left, and the
 // coordinator detects the end by itself.
-inline constexpr absl::Duration kPartingTimeout = absl::Seconds(3);
+inline constexpr absl::Duration kLeaveTimeout = absl::Seconds(3);
 // The longest wait that the coordinator accepts.
 inline constexpr absl::Duration kLongestWait = absl::Hours(24 * 7);
 
@@ -73,7 +73,7 @@ class Agent::Impl final {
   // Ends Join, on another thread, with an error; notifies the coordinator.
   void GiveUp(const absl::Status& why);
   // Leaves the job.
-  absl::Status Part();
+  absl::Status Detach();
   void Fail(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
   bool has_failed() ABSL_LOCKS_EXCLUDED(mu_) {
     absl::MutexLock lock(&mu_);
@@ -158,7 +158,7 @@ class Agent::Impl final {
     v1::Request request;
     request.mutable_report_error()->set_code(static_cast<int>(error.code()));
     request.mutable_report_error()->set_message(std::string(error.message()));
-    return Ask(std::move(request), kPartingTimeout, "an error report to be confirmed",
+    return Ask(std::move(request), kLeaveTimeout, "an error report to be confirmed",
                /*keeps_time=*/true)
         .status();
   }

@@ -71,7 +71,7 @@ AgentLink::~AgentLink() {
   {
     absl::MutexLock lock(&mu_);
     is_closing_ = true;
-    LoseLocked(absl::CancelledError("the agent is being closed"), ready);
+    MarkLostLocked(absl::CancelledError("the agent is being closed"), ready);
     changed_.Wake();
   }
   for (auto& callback : ready) std::move(callback)();
@@ -111,7 +111,7 @@ void AgentLink::GiveUp(const absl::Status& why) {
   absl::MutexLock lock(&mu_);
   if (!lost_.ok()) return;
   lost_ = why;
-  LoseLocked(why, deferred_);
+  MarkLostLocked(why, deferred_);
   changed_.Wake();
 }
 
@@ -160,8 +160,8 @@ uint64_t AgentLink::Call(v1::Request request, absl::Duration timeout, std::strin
   pending_.emplace(id,
                    Pending{now, deadline, std::move(what), HasEffect(request), std::move(done)});
   deadlines_.emplace(deadline, id);
-  if (deadline < next_look_) {
-    next_look_ = deadline;
+  if (deadline < next_wakeup_) {
+    next_wakeup_ = deadline;
     changed_.Wake();
   }
   return SendLocked(std::move(request));
@@ -347,10 +347,10 @@ void AgentLink::OnEnded(AgentStream& stream, const absl::Status& status) {
                       options_.coordinator, why);
     }
     if (IsFinal(why) && lost_.ok()) {
-      LoseLocked(why, deferred_);
+      MarkLostLocked(why, deferred_);
     } else if (!reconnect_.job_error().ok() && !was_attached && lost_.ok()) {
       // One more attempt, in case of a transient network failure, was enough.
-      LoseLocked(reconnect_.job_error(), deferred_);
+      MarkLostLocked(reconnect_.job_error(), deferred_);
     }
     if (!was_attached && lost_.ok() && options_.on_attempt_failed) {
       deferred_.push_back([this, why]() { options_.on_attempt_failed(why); });
@@ -359,7 +359,7 @@ void AgentLink::OnEnded(AgentStream& stream, const absl::Status& status) {
   changed_.Wake();
 }
 
-void AgentLink::LoseLocked(const absl::Status& why, Ready& ready) {
+void AgentLink::MarkLostLocked(const absl::Status& why, Ready& ready) {
   const bool is_first = lost_.ok();
   if (is_first && !is_closing_) {
     FERRY_LOG_INFO(kCoord, "coordinator lost: coordinator={}: {}", options_.coordinator, why);
@@ -437,7 +437,7 @@ void AgentLink::Keep() {
   while (!is_closing_) {
     const uint32_t turn = changed_.turn();
     // Until it sleeps, any thread may wake it.
-    next_look_ = absl::InfiniteFuture();
+    next_wakeup_ = absl::InfiniteFuture();
     const absl::Time now = SteadyClock().Now();
     Ready ready = std::exchange(deferred_, {});
     ExpireLocked(now, ready);
@@ -445,7 +445,7 @@ void AgentLink::Keep() {
     if (lost_.ok()) {
       const absl::Time lost_at = reconnect_.LostAt();
       if (!is_attached_ && now >= lost_at) {
-        LoseLocked(reconnect_.LostError(now), ready);
+        MarkLostLocked(reconnect_.LostError(now), ready);
       } else if (stream_ == nullptr) {
         if (reconnect_.next_attempt() <= now) {
           attempt_began_ = now;
@@ -489,7 +489,7 @@ void AgentLink::Keep() {
       continue;
     }
     if (!deferred_.empty() || is_closing_) continue;
-    next_look_ = wake;
+    next_wakeup_ = wake;
     mu_.Unlock();
     changed_.WaitUntil(turn, wake);
     mu_.Lock();

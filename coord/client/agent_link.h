@@ -132,7 +132,7 @@ class AgentLink final : private AgentStream::Owner {
   void ExpireLocked(absl::Time now, Ready& ready) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void NoteJobError(const absl::Status& error) ABSL_LOCKS_EXCLUDED(mu_);
   // The link is over: all pending calls end with `why`.
-  void LoseLocked(const absl::Status& why, Ready& ready) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void MarkLostLocked(const absl::Status& why, Ready& ready) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void EndLocked(std::map<uint64_t, Pending>::iterator pending, absl::StatusOr<v1::Reply> reply,
                  Ready& ready) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
@@ -173,7 +173,7 @@ class AgentLink final : private AgentStream::Owner {
   std::map<uint64_t, Pending> pending_ ABSL_GUARDED_BY(mu_);
   absl::btree_set<std::pair<absl::Time, uint64_t>> deadlines_ ABSL_GUARDED_BY(mu_);
   // The latest time at which the timer thread wakes up.
-  absl::Time next_look_ ABSL_GUARDED_BY(mu_) = absl::InfiniteFuture();
+  absl::Time next_wakeup_ ABSL_GUARDED_BY(mu_) = absl::InfiniteFuture();
   std::map<uint64_t, std::shared_ptr<const EventCallback>> subscriptions_ ABSL_GUARDED_BY(mu_);
 
   bool has_heartbeats_ ABSL_GUARDED_BY(mu_) = false;

@@ -21,9 +21,9 @@ uint64_t AgentOutbox::Add(v1::Request request) {
 }
 
 bool AgentOutbox::TakeBack(uint64_t id) {
-  const auto found =
-      std::lower_bound(requests_.begin() + static_cast<ptrdiff_t>(doubtful_), requests_.end(), id,
-                       [](const v1::Request& request, uint64_t id) { return request.id() < id; });
+  const auto found = std::lower_bound(
+      requests_.begin() + static_cast<ptrdiff_t>(maybe_received_), requests_.end(), id,
+      [](const v1::Request& request, uint64_t id) { return request.id() < id; });
   if (found == requests_.end() || found->id() != id) return false;
   requests_.erase(found);
   return true;
@@ -42,7 +42,7 @@ bool AgentOutbox::Next(size_t max_bytes, v1::ClientFrame& frame) {
     ++written_;
     *frame.add_requests() = request;
   }
-  doubtful_ = std::max(doubtful_, written_);
+  maybe_received_ = std::max(maybe_received_, written_);
   return true;
 }
 
@@ -50,7 +50,7 @@ void AgentOutbox::ForgetArrived(uint64_t id) {
   while (!requests_.empty() && requests_.front().id() <= id) {
     requests_.pop_front();
     if (written_ > 0) --written_;
-    if (doubtful_ > 0) --doubtful_;
+    if (maybe_received_ > 0) --maybe_received_;
   }
 }
 
@@ -58,14 +58,14 @@ void AgentOutbox::Resume(uint64_t received_id,
                          absl::FunctionRef<bool(const v1::Request&)> is_wanted) {
   ForgetArrived(received_id);
   written_ = 0;
-  doubtful_ = 0;
+  maybe_received_ = 0;
   std::erase_if(requests_, [is_wanted](const v1::Request& request) { return !is_wanted(request); });
 }
 
 void AgentOutbox::Clear() {
   requests_.clear();
   written_ = 0;
-  doubtful_ = 0;
+  maybe_received_ = 0;
 }
 
 bool AgentOutbox::Receive(const v1::ServerFrame& frame) {

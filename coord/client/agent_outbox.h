@@ -49,11 +49,12 @@ class AgentOutbox final {
 
  private:
   uint64_t last_id_ = 0;
-  // In id order. The first `written_` were written to the current stream, and the first `doubtful_`
-  // to this or an earlier one, which may have delivered them: the next Welcome tells.
+  // In id order. The first `written_` were written to the current stream, and the first
+  // `maybe_received_` to this or an earlier one, which may have delivered them: the next Welcome
+  // tells.
   std::deque<v1::Request> requests_;
   size_t written_ = 0;
-  size_t doubtful_ = 0;
+  size_t maybe_received_ = 0;
   uint64_t received_sequence_ = 0;
   size_t unacked_bytes_ = 0;
 };

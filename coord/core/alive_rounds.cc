@@ -61,7 +61,7 @@ void AliveRounds::Finish(const std::vector<TaskId>& tasks, Round& round) {
   }
 }
 
-void AliveRounds::Reconsider() {
+void AliveRounds::Reevaluate() {
   for (auto it = rounds_.begin(); it != rounds_.end();) {
     if (IsComplete(it->first, it->second)) {
       Finish(it->first, it->second);

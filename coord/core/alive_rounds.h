@@ -38,7 +38,7 @@ class AliveRounds final {
   // Ends the wait: the caller has disconnected or cancelled.
   bool Cancel(WaitId wait, const absl::Status& why);
   // A task's state has changed: completes rounds that waited only for it.
-  void Reconsider();
+  void Reevaluate();
   void Clear(const absl::Status& why);
 
   size_t wait_count() const;

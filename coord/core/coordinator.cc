@@ -363,7 +363,7 @@ void Coordinator::Settle() {
   join_failures_.AnswerWatches();
   if (settled_version_ == membership_.version()) return;
   settled_version_ = membership_.version();
-  alive_.Reconsider();
+  alive_.Reevaluate();
   if (watches_.empty()) return;
   const TablePtr table = Table();
   for (auto& [wait, watch] : watches_) {

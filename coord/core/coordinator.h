@@ -142,7 +142,7 @@ class Coordinator final {
   WaitId WatchJoining(TaskId caller, StatusCallback done);
   // The number of processes notified that the current job cannot start: tasks, and callers of
   // WatchJoining and FailJoining.
-  size_t told_of_joining_failure() const { return join_failures_.told_count(); }
+  size_t notified_of_joining_failure() const { return join_failures_.told_count(); }
   // A barrier over all tasks that also collects each one's device info (opaque here).
   WaitId WaitForAllTasks(TaskId task, std::string device_info, DeviceInfosCallback done);
 

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <iterator>
 
-#include "coord/core/hold_up.h"
+#include "coord/core/pause_detector.h"
 
 namespace ferry::coord {
 namespace {
@@ -62,7 +62,7 @@ void CoordinatorExecutor::FinishRunAndUnlock() {
 void CoordinatorExecutor::KeepTime() {
   // While this process is not running, for example because it is stopped, it receives no
   // heartbeats, which must not count as silence of its tasks.
-  HoldUp hold_up;
+  PauseDetector pause_detector;
   absl::Duration unheard;
   mu_.Lock();
   while (!is_closing_) {
@@ -71,18 +71,18 @@ void CoordinatorExecutor::KeepTime() {
     const absl::Time now = SteadyClock().Now();
     if (timer_ > now) {
       const uint32_t turn = timer_moved_.turn();
-      const absl::Time until = hold_up.BeginWait(now, timer_);
+      const absl::Time until = pause_detector.BeginWait(now, timer_);
       mu_.Unlock();
       timer_moved_.WaitUntil(turn, until);
       mu_.Lock();
-      unheard = hold_up.EndWait(SteadyClock().Now());
+      unheard = pause_detector.EndWait(SteadyClock().Now());
       if (unheard > absl::ZeroDuration()) coordinator_->ExtendHeartbeatDeadlines(unheard);
     } else {
       // Also late because of the lock, or of completions run on this thread.
       absl::Duration behind = reader_lag_ ? reader_lag_() : absl::ZeroDuration();
       if (unheard == absl::ZeroDuration()) behind = std::max(behind, now - timer_);
-      if (behind > HoldUp::kTolerance) {
-        coordinator_->ExtendHeartbeatDeadlines(behind + HoldUp::kTolerance);
+      if (behind > PauseDetector::kTolerance) {
+        coordinator_->ExtendHeartbeatDeadlines(behind + PauseDetector::kTolerance);
       }
       unheard = absl::ZeroDuration();
       timer_ = absl::InfinitePast();

@@ -24,9 +24,9 @@ absl::Status FailureDetector::Heartbeat(TaskId id, Incarnation incarnation,
     const bool is_too_seldom = absl::IsUnavailable(task.status) &&
                                task.incarnation == incarnation &&
                                task.heartbeat_interval.TimeoutFor(gap) > options_.heartbeat_timeout;
-    return CoordinationError(absl::AbortedError(
-        absl::StrCat("Heartbeat from already-in-error task ", membership_.jobs().Name(id), ": ",
-                     task.status.message(), is_too_seldom ? TooSeldomText(task, gap) : "")));
+    return CoordinationError(absl::AbortedError(absl::StrCat(
+        "Heartbeat from already-in-error task ", membership_.jobs().Name(id), ": ",
+        task.status.message(), is_too_seldom ? HeartbeatsTooRareText(task, gap) : "")));
   }
   if (task.state == TaskState::kDisconnected && now >= task.grace_end) {
     return CoordinationError(absl::InvalidArgumentError(
@@ -53,17 +53,18 @@ absl::Status FailureDetector::Heartbeat(TaskId id, Incarnation incarnation,
   return absl::OkStatus();
 }
 
-std::string FailureDetector::PaceText(const Task& task) const {
+std::string FailureDetector::HeartbeatRateText(const Task& task) const {
   if (!task.heartbeat_interval.is_learned()) return "";
   const absl::Duration timeout = task.heartbeat_interval.timeout();
   if (timeout > options_.heartbeat_timeout)
-    return TooSeldomText(task, task.heartbeat_interval.interval());
+    return HeartbeatsTooRareText(task, task.heartbeat_interval.interval());
   return absl::StrCat("; it beat every ", ShortDuration(task.heartbeat_interval.interval()),
                       ", which implies that its client's heartbeat timeout is ",
                       ShortDuration(timeout));
 }
 
-std::string FailureDetector::TooSeldomText(const Task& task, absl::Duration interval) const {
+std::string FailureDetector::HeartbeatsTooRareText(const Task& task,
+                                                   absl::Duration interval) const {
   const absl::Duration timeout = task.heartbeat_interval.TimeoutFor(interval);
   // The observed gap exceeds the client's interval by the duration of a call.
   const absl::Duration needed = absl::Ceil(timeout - absl::Milliseconds(500), absl::Seconds(1));
@@ -73,7 +74,7 @@ std::string FailureDetector::TooSeldomText(const Task& task, absl::Duration inte
                       ": start it with --heartbeat-timeout=", absl::FormatDuration(needed));
 }
 
-std::string FailureDetector::WhyDead(TaskId id, absl::Time now) const {
+std::string FailureDetector::DescribeDeath(TaskId id, absl::Time now) const {
   const Task& task = membership_.task(id);
   const absl::Duration disconnected = now - task.connection_ended;
   if (!task.is_leaving && disconnected >= membership_.ReconnectGrace(task)) {
@@ -83,7 +84,7 @@ std::string FailureDetector::WhyDead(TaskId id, absl::Time now) const {
                         "coordinator");
   }
   return absl::StrCat(membership_.jobs().Name(id), " heartbeat timeout: nothing heard for ",
-                      ShortDuration(now - task.last_heartbeat), PaceText(task),
+                      ShortDuration(now - task.last_heartbeat), HeartbeatRateText(task),
                       "; it has died, hangs, or cannot reach the coordinator");
 }
 
@@ -100,7 +101,7 @@ void FailureDetector::ExpireSilentTasks(absl::Time now) {
     if (is_gone) limit = std::min(limit, grace);
     has_hung = has_hung || !is_gone;
     least_limit = std::min(least_limit, limit);
-    failure_.FailTask(id, CoordinationError(absl::UnavailableError(WhyDead(id, now)),
+    failure_.FailTask(id, CoordinationError(absl::UnavailableError(DescribeDeath(id, now)),
                                             {.is_reported = false, .source = id}));
   }
   const bool is_one = silent.size() == 1;
@@ -113,7 +114,7 @@ void FailureDetector::ExpireSilentTasks(absl::Time now) {
                                   : " after their connections ended; they have died, or cannot "
                                     "reach the coordinator");
   } else {
-    if (is_one) absl::StrAppend(&text, PaceText(membership_.task(silent[0])));
+    if (is_one) absl::StrAppend(&text, HeartbeatRateText(membership_.task(silent[0])));
     absl::StrAppend(&text, is_one ? "; it has died, hangs, or cannot reach the coordinator"
                                   : "; they have died, hang, or cannot reach the coordinator");
   }

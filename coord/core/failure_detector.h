@@ -35,12 +35,12 @@ class FailureDetector final {
 
  private:
   // A human-readable reason why a silent task is considered dead.
-  std::string WhyDead(TaskId task, absl::Time now) const;
+  std::string DescribeDeath(TaskId task, absl::Time now) const;
   // Describes the learned heartbeat interval of the task. Begins with "; " unless it is empty.
-  std::string PaceText(const Task& task) const;
+  std::string HeartbeatRateText(const Task& task) const;
   // States that the task's heartbeats are too infrequent for this coordinator's heartbeat timeout,
   // and what to do about it.
-  std::string TooSeldomText(const Task& task, absl::Duration interval) const;
+  std::string HeartbeatsTooRareText(const Task& task, absl::Duration interval) const;
 
   // Constant after construction.
   const CoordinatorOptions& options_;

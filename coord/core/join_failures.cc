@@ -42,7 +42,7 @@ WaitId JoinFailures::Report(const absl::Status& why, absl::Duration timeout, Sta
   const absl::Status told =
       CoordinationError(absl::Status(why.code(), FirstOf(why.message())), {.is_reported = true});
   reports_.emplace(wait, Reported{told, now, now + timeout, std::move(done)});
-  ++told_others_;
+  ++notified_others_;
   if (!register_barrier_.empty()) {
     Fail();
     return kNoWait;
@@ -64,7 +64,7 @@ void JoinFailures::Refuse(const absl::Status& why) {
 
 WaitId JoinFailures::Watch(TaskId caller, StatusCallback done) {
   if (absl::Status failure = Present(); !failure.ok()) {
-    ++told_others_;
+    ++notified_others_;
     return completions_.Answer(std::move(done), std::move(failure));
   }
   if (watches_.size() >= options_.max_pending_gets) {
@@ -101,7 +101,7 @@ bool JoinFailures::FailWaitingTasks() {
 
 void JoinFailures::Fail() {
   const absl::Status error = refusal_.ok() ? reports_.begin()->second.why : refusal_;
-  for (const TaskId task : register_barrier_.Tasks()) told_tasks_.insert(task);
+  for (const TaskId task : register_barrier_.Tasks()) notified_tasks_.insert(task);
   TellWatches(error);
   if (options_.register_barrier) error_ = error;
   register_barrier_.Fail(error);
@@ -129,7 +129,7 @@ absl::Status JoinFailures::LateError() const {
 }
 
 absl::Status JoinFailures::TellLate(TaskId task) {
-  told_tasks_.insert(task);
+  notified_tasks_.insert(task);
   return LateError();
 }
 
@@ -139,7 +139,7 @@ void JoinFailures::AnswerWatches() {
 }
 
 void JoinFailures::TellWatches(const absl::Status& error) {
-  told_others_ += watches_.size();
+  notified_others_ += watches_.size();
   for (auto& [wait, watch] : std::exchange(watches_, {})) {
     completions_.Answer(std::move(watch.done), error);
   }
@@ -167,15 +167,15 @@ bool JoinFailures::IsJobOver() const {
 void JoinFailures::BeginNewJob() {
   error_ = absl::OkStatus();
   if (!refusal_.ok()) return;
-  told_tasks_.clear();
-  told_others_ = reports_.size();
+  notified_tasks_.clear();
+  notified_others_ = reports_.size();
 }
 
 void JoinFailures::Stop(const absl::Status& why) {
   EndReports(why);
   for (auto& [wait, watch] : watches_) completions_.Answer(std::move(watch.done), why);
   watches_.clear();
-  told_tasks_.clear();
+  notified_tasks_.clear();
 }
 
 void JoinFailures::Expire(absl::Time now) {
@@ -211,7 +211,7 @@ void JoinFailures::ForEachWait(absl::FunctionRef<void(const WaitInfo&)> visit) c
 
 void JoinFailures::AddTableSizes(TableSizes& sizes) const {
   sizes["joining.failures"] = reports_.size();
-  sizes["joining.told"] = told_tasks_.size();
+  sizes["joining.told"] = notified_tasks_.size();
   sizes["joining.watches"] = watches_.size();
 }
 

@@ -52,7 +52,7 @@ class JoinFailures final {
   // Returns error() for a `task` that registers after the others have failed with it.
   absl::Status TellLate(TaskId task);
   // The number of processes that were told of the failure.
-  size_t told_count() const { return told_tasks_.size() + told_others_; }
+  size_t told_count() const { return notified_tasks_.size() + notified_others_; }
 
   // The time without activity of the tasks in error after which a failed job is over; see
   // CoordinatorOptions::reuse.
@@ -111,8 +111,8 @@ class JoinFailures final {
   // See error().
   absl::Status error_;
   // See told_count().
-  absl::btree_set<TaskId> told_tasks_;
-  size_t told_others_ = 0;
+  absl::btree_set<TaskId> notified_tasks_;
+  size_t notified_others_ = 0;
 };
 
 }  // namespace ferry::coord

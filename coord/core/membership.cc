@@ -38,13 +38,13 @@ void Membership::Disconnect(TaskId id, absl::Time now) {
   Task& task = tasks_[id.value()];
   task.status = absl::OkStatus();
   task.grace_end = now + options_.heartbeat_timeout;
-  NoteSignOfLife(now);
+  NoteActivity(now);
   SetState(task, TaskState::kDisconnected);
 }
 
 void Membership::Touch(TaskId id, absl::Time now) {
   // Also for a task in error: a process of this job still exists.
-  NoteSignOfLife(now);
+  NoteActivity(now);
   Task& task = tasks_[id.value()];
   task.last_heard = now;
   if (task.state != TaskState::kConnected) return;
@@ -61,7 +61,7 @@ void Membership::Beat(TaskId id, absl::Time now) {
 void Membership::SetHasLivePoll(TaskId id, bool has_live_poll, absl::Time now) {
   Task& task = tasks_[id.value()];
   if (task.has_live_poll == has_live_poll) return;
-  const bool lived_by_it = LivesByItsCall(task);
+  const bool lived_by_it = IsAliveByOpenCall(task);
   task.has_live_poll = has_live_poll;
   if (task.state != TaskState::kConnected) return;
   // It was alive until now.
@@ -90,24 +90,24 @@ absl::Duration Membership::ReconnectGrace(const Task& task) const {
   return std::min(SilenceLimit(task) / 2, kMostGrace);
 }
 
-bool Membership::LivesByItsCall(const Task& task) const {
+bool Membership::IsAliveByOpenCall(const Task& task) const {
   if (!task.has_live_poll) return false;
   const bool is_seldom = task.heartbeat_interval.timeout() > options_.heartbeat_timeout;
   // A task with frequent enough heartbeats is judged by these alone, as its client expects.
   return is_seldom ? options_.heartbeat_timeout_is_limit : !task.heartbeat_interval.is_certain();
 }
 
-absl::Time Membership::RunsOut(const Task& task, absl::Time now) const {
+absl::Time Membership::SilenceDeadline(const Task& task, absl::Time now) const {
   const absl::Duration limit = SilenceLimit(task);
   absl::Time at = task.last_heartbeat + limit;
-  if (LivesByItsCall(task)) at = std::max(at, now + limit);
+  if (IsAliveByOpenCall(task)) at = std::max(at, now + limit);
   if (!task.is_leaving) at = std::min(at, task.connection_ended + ReconnectGrace(task));
   return at;
 }
 
 void Membership::ScheduleCheck(TaskId id, absl::Time now) {
   Task& task = tasks_[id.value()];
-  const absl::Time at = RunsOut(task, now);
+  const absl::Time at = SilenceDeadline(task, now);
   // A check that comes too early reschedules itself.
   if (task.next_check <= at) return;
   task.next_check = at;
@@ -119,7 +119,7 @@ absl::Time Membership::LastHeardOfErrors() const {
   for (const Task& task : tasks_) {
     if (task.state != TaskState::kError) continue;
     const bool was_heard = task.last_heard != absl::InfinitePast();
-    last = std::max(last, was_heard ? task.last_heard : last_sign_of_life_);
+    last = std::max(last, was_heard ? task.last_heard : last_activity_);
   }
   return last;
 }
@@ -152,7 +152,7 @@ std::vector<TaskId> Membership::TakeSilent(absl::Time now) {
     Task& task = tasks_[id.value()];
     if (task.next_check == at) task.next_check = absl::InfiniteFuture();
     if (task.state != TaskState::kConnected) continue;
-    (RunsOut(task, now) <= now ? silent : again).push_back(id);
+    (SilenceDeadline(task, now) <= now ? silent : again).push_back(id);
   }
   for (const TaskId id : again) ScheduleCheck(id, now);
   std::sort(silent.begin(), silent.end());

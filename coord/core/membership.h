@@ -86,7 +86,7 @@ class Membership final {
   // Shifts every connected task's last sign of life by `held_up`, but not beyond `now`.
   void ExtendHeartbeatDeadlines(absl::Duration held_up, absl::Time now);
   // Records activity of any process of the job.
-  void NoteSignOfLife(absl::Time now) { last_sign_of_life_ = std::max(last_sign_of_life_, now); }
+  void NoteActivity(absl::Time now) { last_activity_ = std::max(last_activity_, now); }
   void SetFacts(TaskId task, TaskFacts facts, bool recoverable);
   void SetProgress(TaskId task, uint64_t progress) { tasks_[task.value()].progress = progress; }
 
@@ -112,9 +112,9 @@ class Membership final {
  private:
   void SetState(Task& task, TaskState state);
   // Its pending call is currently the task's only sign of life.
-  bool LivesByItsCall(const Task& task) const;
+  bool IsAliveByOpenCall(const Task& task) const;
   // When a connected task counts as dead unless it gives another sign of life.
-  absl::Time RunsOut(const Task& task, absl::Time now) const;
+  absl::Time SilenceDeadline(const Task& task, absl::Time now) const;
   void ScheduleCheck(TaskId task, absl::Time now);
 
   // Constant after construction.
@@ -127,7 +127,7 @@ class Membership final {
   int64_t version_ = 0;
   int connected_count_ = 0;
   int error_count_ = 0;
-  absl::Time last_sign_of_life_ = absl::InfinitePast();
+  absl::Time last_activity_ = absl::InfinitePast();
 };
 
 }  // namespace ferry::coord

@@ -265,7 +265,7 @@ void Store::Wake(absl::string_view key) {
   }
 }
 
-void Store::Unfile(WaitId wait, const Waiting& waiting) {
+void Store::RemoveFromIndexes(WaitId wait, const Waiting& waiting) {
   const auto filed = waiters_.find(waiting.keys[waiting.filed_under]);
   filed->second.erase(wait);
   if (filed->second.empty()) waiters_.erase(filed);
@@ -275,7 +275,7 @@ void Store::Unfile(WaitId wait, const Waiting& waiting) {
 bool Store::Cancel(WaitId wait, const absl::Status& why) {
   const auto it = waits_.find(wait);
   if (it == waits_.end()) return false;
-  Unfile(wait, it->second);
+  RemoveFromIndexes(wait, it->second);
   completions_.Post(std::move(it->second.done), why);
   waits_.erase(it);
   return true;

@@ -144,7 +144,7 @@ class Store final {
   // Index of the first absent key, or keys.size().
   size_t FirstAbsent(const std::vector<std::string>& keys, size_t from) const;
   void Wake(absl::string_view key);
-  void Unfile(WaitId wait, const Waiting& waiting);
+  void RemoveFromIndexes(WaitId wait, const Waiting& waiting);
   absl::Status TimedOut(const Waiting& waiting) const;
 
   // Constant after construction.

@@ -61,7 +61,7 @@ std::optional<absl::Status> TaskAdmission::Admit(const Registration& registratio
 
 WaitId TaskAdmission::Wait(Registration registration, StatusCallback done) {
   const absl::Time now = clock_.Now();
-  parts_.membership.NoteSignOfLife(now);
+  parts_.membership.NoteActivity(now);
   FERRY_LOG_DEBUG(kCoord, "task waits for the others: task={} incarnation={}",
                   registration.task.value(), registration.incarnation.value());
   const WaitId wait = parts_.register_barrier.Wait(std::move(registration), now, std::move(done));

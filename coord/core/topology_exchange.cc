@@ -26,7 +26,7 @@ WaitId TopologyExchange::Enumerate(TaskId task, LocalTopology local, absl::Time 
     Answer(std::move(done), added);
     return kNoWait;
   }
-  std::string& told = as_told_[static_cast<size_t>(task.value())];
+  std::string& told = submitted_[static_cast<size_t>(task.value())];
   if (told.empty()) told = std::move(as_told);
   if (result_ == nullptr && nodes_.complete()) {
     absl::StatusOr<GlobalTopology> built = nodes_.Build();
@@ -41,7 +41,7 @@ WaitId TopologyExchange::Enumerate(TaskId task, LocalTopology local, absl::Time 
     }
     std::string bytes = SerializeTopology(*built);
     result_ = std::make_shared<const SharedTopology>(
-        SharedTopology{*std::move(built), std::move(bytes), as_told_});
+        SharedTopology{*std::move(built), std::move(bytes), submitted_});
     for (auto& [wait, waiting] : waits_) Answer(std::move(waiting.done), result_);
     waits_.clear();
     deadlines_.clear();
@@ -67,7 +67,7 @@ bool TopologyExchange::Cancel(WaitId wait, const absl::Status& why) {
 
 void TopologyExchange::Remove(TaskId task) {
   nodes_.Remove(task.value());
-  as_told_[static_cast<size_t>(task.value())].clear();
+  submitted_[static_cast<size_t>(task.value())].clear();
 }
 
 void TopologyExchange::Forget(TaskId task) {

@@ -45,7 +45,7 @@ class TopologyExchange final {
         completions_(completions),
         ids_(ids),
         nodes_(jobs.size()),
-        as_told_(jobs.size()) {}
+        submitted_(jobs.size()) {}
 
   // The same topology may be sent again, also after all have been received. The first `as_told` of
   // a task is kept (SharedTopology).
@@ -88,7 +88,7 @@ class TopologyExchange final {
   WaitIds& ids_;
 
   Enumeration nodes_;
-  std::vector<std::string> as_told_;
+  std::vector<std::string> submitted_;
   Result result_;
   absl::btree_map<WaitId, Waiting> waits_;
   absl::btree_set<std::pair<absl::Time, WaitId>> deadlines_;

@@ -7,13 +7,13 @@
 
 namespace ferry::coord {
 
-void Edge::NoteConnection(const std::string& address) {
+void Frontend::NoteConnection(const std::string& address) {
   absl::MutexLock lock(&mu_);
   callers_.erase(address);
   polls_at_.erase(address);
 }
 
-void Edge::NoteCaller(const std::string& address, TaskId task, Incarnation life) {
+void Frontend::NoteCaller(const std::string& address, TaskId task, Incarnation life) {
   // Ports are reused and connections come and go; clearing the table only costs some names in
   // reports.
   constexpr size_t kMaxCallers = 100'000;
@@ -29,7 +29,7 @@ void Edge::NoteCaller(const std::string& address, TaskId task, Incarnation life)
   }
 }
 
-std::vector<TaskId> Edge::CallersAt(const std::string& address) const {
+std::vector<TaskId> Frontend::CallersAt(const std::string& address) const {
   absl::MutexLock lock(&mu_);
   std::vector<TaskId> tasks;
   const auto found = callers_.find(address);
@@ -38,14 +38,14 @@ std::vector<TaskId> Edge::CallersAt(const std::string& address) const {
   return tasks;
 }
 
-TaskId Edge::CallerAt(const std::string& address) const {
+TaskId Frontend::CallerAt(const std::string& address) const {
   absl::MutexLock lock(&mu_);
   const auto found = callers_.find(address);
   return found == callers_.end() || found->second.size() != 1 ? kNoTask : found->second[0].task;
 }
 
-absl::Status Edge::CheckCaller(const Coordinator& coordinator, const UnaryCall& call,
-                               TaskId task) const {
+absl::Status Frontend::CheckCaller(const Coordinator& coordinator, const UnaryCall& call,
+                                   TaskId task) const {
   if (coordinator.epoch() == 1) return absl::OkStatus();
   absl::MutexLock lock(&mu_);
   const auto found = callers_.find(call.peer());
@@ -56,7 +56,7 @@ absl::Status Edge::CheckCaller(const Coordinator& coordinator, const UnaryCall& 
   return absl::OkStatus();
 }
 
-absl::Status Edge::CheckCallers(const UnaryCall& call) {
+absl::Status Frontend::CheckCallers(const UnaryCall& call) {
   if (epoch_.load(std::memory_order_relaxed) == 1) return absl::OkStatus();
   std::vector<Caller> callers;
   {
@@ -65,7 +65,7 @@ absl::Status Edge::CheckCallers(const UnaryCall& call) {
     if (found == callers_.end()) return absl::OkStatus();
     callers = found->second;
   }
-  return strand_.Run([&callers](Coordinator& coordinator) {
+  return executor_.Run([&callers](Coordinator& coordinator) {
     absl::Status status;
     for (const Caller& caller : callers) {
       status = coordinator.CheckIncarnation(caller.task, caller.life);
@@ -75,7 +75,7 @@ absl::Status Edge::CheckCallers(const UnaryCall& call) {
   });
 }
 
-void Edge::NotePoll(const std::string& address, TaskId task) {
+void Frontend::NotePoll(const std::string& address, TaskId task) {
   // As in NoteCaller: the failure of a task that is dropped here is detected by its heartbeats.
   constexpr size_t kMaxAddresses = 100'000;
   absl::MutexLock lock(&mu_);
@@ -87,12 +87,12 @@ void Edge::NotePoll(const std::string& address, TaskId task) {
   polls.push_back({task, number});
 }
 
-void Edge::ForgetPoll(TaskId task) {
+void Frontend::ForgetPoll(TaskId task) {
   absl::MutexLock lock(&mu_);
   polls_.erase(task);
 }
 
-std::vector<Edge::LostPoll> Edge::TakeLostPolls(const std::string& address) {
+std::vector<Frontend::LostPoll> Frontend::TakeLostPolls(const std::string& address) {
   absl::MutexLock lock(&mu_);
   const auto found = polls_at_.find(address);
   if (found == polls_at_.end()) return {};
@@ -101,7 +101,7 @@ std::vector<Edge::LostPoll> Edge::TakeLostPolls(const std::string& address) {
   return lost;
 }
 
-void Edge::TellLost(const std::vector<LostPoll>& polls) {
+void Frontend::TellLost(const std::vector<LostPoll>& polls) {
   std::vector<TaskId> tasks;
   {
     absl::MutexLock lock(&mu_);
@@ -111,7 +111,7 @@ void Edge::TellLost(const std::vector<LostPoll>& polls) {
     }
   }
   if (tasks.empty()) return;
-  strand_.Run([&tasks](Coordinator& coordinator) {
+  executor_.Run([&tasks](Coordinator& coordinator) {
     for (const TaskId task : tasks) coordinator.NoteConnectionEnd(task);
   });
 }

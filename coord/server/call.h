@@ -29,12 +29,13 @@ namespace ferry::coord {
 
 class UnaryCall;
 
-// State shared by the protocol services. Thread-safe.
-class Edge final {
+// Shared by all services of the coordinator: its executor, and which tasks call and poll from which
+// address. Thread-safe.
+class Frontend final {
  public:
-  explicit Edge(CoordinatorExecutor& strand) : strand_(strand) {}
+  explicit Frontend(CoordinatorExecutor& executor) : executor_(executor) {}
 
-  CoordinatorExecutor& strand() { return strand_; }
+  CoordinatorExecutor& executor() { return executor_; }
 
   // A new connection from `address`: discards the state of an earlier connection.
   void NoteConnection(const std::string& address) ABSL_LOCKS_EXCLUDED(mu_);
@@ -74,7 +75,7 @@ class Edge final {
   void CountDroppedWait() { dropped_waits_.fetch_add(1, std::memory_order_relaxed); }
 
  private:
-  CoordinatorExecutor& strand_;
+  CoordinatorExecutor& executor_;
   std::atomic<int64_t> dropped_waits_{0};
   // Acquired after the executor's lock, if both are held.
   mutable absl::Mutex mu_;
@@ -108,7 +109,7 @@ class UnaryCall {
   // Calls `body(coordinator, DeferredCall*)` on the executor. It returns the WaitId of the pending
   // call, or a plain error that ends it; completions that it queues may answer the call.
   template <typename Body>
-  void Park(CoordinatorExecutor& strand, Body&& body);
+  void Park(CoordinatorExecutor& executor, Body&& body);
 
  protected:
   ~UnaryCall() = default;
@@ -125,9 +126,9 @@ class DeferredCall : public UnaryCall {
 };
 
 template <typename Body>
-void UnaryCall::Park(CoordinatorExecutor& strand, Body&& body) {
+void UnaryCall::Park(CoordinatorExecutor& executor, Body&& body) {
   DeferredCall* const call = Keep();
-  const absl::StatusOr<WaitId> wait = strand.Run(
+  const absl::StatusOr<WaitId> wait = executor.Run(
       [&](Coordinator& coordinator) { return absl::StatusOr<WaitId>(body(coordinator, call)); });
   if (!wait.ok()) return call->Finish(ToGrpcStatus(wait.status()));
   call->SetWait(*wait);

@@ -12,7 +12,7 @@ namespace ferry::coord {
 namespace {
 
 // A client that does not acknowledge is disconnected when this much is retained for it; its
-// requests are rejected before that (MostBehind).
+// requests are rejected before that (MaxBacklogBytes).
 constexpr size_t kMaxRetainedBytes = size_t{3} << 30;
 
 }  // namespace
@@ -118,7 +118,7 @@ bool ControlDelivery::Add(RequestResults& results) {
       outbox_.Add(results.replies[i]);
     }
   }
-  BoundLocked();
+  LimitBacklogLocked();
   return true;
 }
 
@@ -127,7 +127,7 @@ void ControlDelivery::Write() {
   if (!is_closed_) WriteNextLocked();
 }
 
-void ControlDelivery::BoundLocked() {
+void ControlDelivery::LimitBacklogLocked() {
   if (outbox_.retained_bytes() <= kMaxRetainedBytes) return;
   overflow_ = absl::ResourceExhaustedError(
       absl::StrCat("over ", kMaxRetainedBytes >> 30,
@@ -171,7 +171,7 @@ void ControlDelivery::Send(v1::Reply reply, const SharedBytes* shared) {
   } else {
     outbox_.Add(reply);
   }
-  BoundLocked();
+  LimitBacklogLocked();
   FlushLaterLocked();
 }
 
@@ -183,7 +183,7 @@ void ControlDelivery::Send(v1::Event event, const grpc::Slice& value) {
   } else {
     outbox_.Add(event);
   }
-  BoundLocked();
+  LimitBacklogLocked();
   FlushLaterLocked();
 }
 

@@ -135,7 +135,7 @@ class ControlDelivery final : public std::enable_shared_from_this<ControlDeliver
   void FlushLaterLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void WriteNextLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Ends the session if too much is queued for its client.
-  void BoundLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void LimitBacklogLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // Constant after construction.
   const std::shared_ptr<WriteCoalescer> coalescer_;

@@ -57,7 +57,7 @@ void ControlRequests::NoteAlive() {
   if (now - last_alive_ < absl::ToInt64Nanoseconds(kAlivePeriod)) return;
   last_alive_ = now;
   if (last_heartbeat_ != 0) last_heartbeat_ = now;
-  shared_.edge.strand().Run([&](Coordinator& coordinator) {
+  shared_.frontend.executor().Run([&](Coordinator& coordinator) {
     coordinator.NoteAlive(task_, Incarnation(node_.incarnation()));
   });
 }
@@ -77,8 +77,8 @@ void ControlRequests::Execute(Coordinator& coordinator, v1::Request& request, Re
       return;
     }
   }
-  if (out.behind > MostBehind(request)) {
-    out.replies.push_back(MakeReply(request.id(), TooFarBehind(out.behind)));
+  if (out.behind > MaxBacklogBytes(request)) {
+    out.replies.push_back(MakeReply(request.id(), BacklogTooLargeError(out.behind)));
     return;
   }
   if (StoreRequests::Handles(request)) return store_requests_.Execute(coordinator, request, out);
@@ -88,7 +88,7 @@ void ControlRequests::Execute(Coordinator& coordinator, v1::Request& request, Re
     case v1::Request::kGetJobStatus: {
       v1::Reply& reply = out.replies.emplace_back();
       reply.set_request_id(request.id());
-      FillJobStatus(coordinator, shared_.edge.dropped_waits(), SteadyClock().Now(),
+      FillJobStatus(coordinator, shared_.frontend.dropped_waits(), SteadyClock().Now(),
                     *reply.mutable_job_status());
       out.behind += reply.ByteSizeLong();
       return;
@@ -114,7 +114,7 @@ void ControlRequests::Execute(Coordinator& coordinator, v1::Request& request, Re
       absl::Status status;
       if (shared_.check_end_job) status = shared_.check_end_job(coordinator, end.proof());
       if (status.ok()) status = coordinator.EndJob(end.reason(), end.force());
-      shared_.edge.NoteEpoch(coordinator.epoch());
+      shared_.frontend.NoteEpoch(coordinator.epoch());
       out.replies.push_back(MakeReply(request.id(), status));
       return;
     }
@@ -204,7 +204,7 @@ void ControlRequests::WatchTasks(Coordinator& coordinator, const v1::Request& re
           for (const TaskInfo& info : (*table)->tasks) {
             if (info.version > since) changed.push_back(&info);
           }
-          self->shared_.edge.strand().Run([&](Coordinator& coordinator) {
+          self->shared_.frontend.executor().Run([&](Coordinator& coordinator) {
             for (const TaskInfo* info : changed) {
               FillTaskInfo(coordinator, *info, *reply.add_tasks());
             }
@@ -274,13 +274,13 @@ void ControlRequests::Register(Coordinator& coordinator, const v1::Request& requ
                         .boot_id = node_.boot_id(),
                         .process_id = node_.process_id(),
                         .error_address = node_.error_address()};
-  shared_.edge.ForgetPoll(task_);
+  shared_.frontend.ForgetPoll(task_);
   is_joining_ = true;
   const WaitId wait = coordinator.RegisterTask(
       std::move(registration), [self = shared_from_this(), id = request.id()](absl::Status status) {
         self->delivery_->Send(MakeReply(id, status));
         std::vector<Enumeration> refused;
-        self->shared_.edge.strand().Run([&](Coordinator& coordinator) {
+        self->shared_.frontend.executor().Run([&](Coordinator& coordinator) {
           self->is_joining_ = false;
           std::vector<Enumeration> waiting = std::exchange(self->after_joining_, {});
           // The rest of this callback is for the incarnation that has joined, which may have ended
@@ -307,7 +307,7 @@ void ControlRequests::Register(Coordinator& coordinator, const v1::Request& requ
           self->delivery_->Send(MakeReply(enumeration.request_id, status));
         }
       });
-  shared_.edge.NoteEpoch(coordinator.epoch());
+  shared_.frontend.NoteEpoch(coordinator.epoch());
   out.waits.emplace_back(request.id(), wait);
 }
 

@@ -40,9 +40,9 @@ class SharedBlobs final {
 
 // State shared by all sessions of a server; outlives them.
 struct ControlShared {
-  Edge& edge;
+  Frontend& frontend;
   // As ServerOptions.
-  std::function<absl::Status(const Coordinator&, absl::string_view proof)> check_end_job;
+  std::function<absl::Status(const Coordinator&, absl::string_view auth_tag)> check_end_job;
   SharedBlobs blobs;
   // Shared with the executor, which may run completions after the rest is destroyed.
   std::shared_ptr<WriteCoalescer> gather = std::make_shared<WriteCoalescer>();

@@ -146,11 +146,11 @@ void ControlEntry::Detach(FrameSink& sink) {
 }
 
 ControlSessions::ControlSessions(
-    Edge& edge,
-    std::function<absl::Status(const Coordinator&, absl::string_view proof)> check_end_job)
-    : shared_{.edge = edge, .check_end_job = std::move(check_end_job)} {
-  shared_.edge.strand().SetAfterBatch([gather = shared_.gather] { gather->Flush(); });
-  shared_.edge.strand().Run([this](Coordinator& coordinator) {
+    Frontend& frontend,
+    std::function<absl::Status(const Coordinator&, absl::string_view auth_tag)> check_end_job)
+    : shared_{.frontend = frontend, .check_end_job = std::move(check_end_job)} {
+  shared_.frontend.executor().SetAfterBatch([gather = shared_.gather] { gather->Flush(); });
+  shared_.frontend.executor().Run([this](Coordinator& coordinator) {
     rank_grace_ = coordinator.options().heartbeat_timeout;
     max_frame_bytes_ = coordinator.options().max_frame_bytes;
   });
@@ -206,7 +206,7 @@ void ControlSessions::Sweep() {
   for (const auto& session : expired) {
     FERRY_LOG_DEBUG(kCoord, "session expired: session={:x}", session->id());
     const size_t dropped = session->Close(absl::AbortedError("the session has expired"));
-    for (size_t i = 0; i < dropped; ++i) shared_.edge.CountDroppedWait();
+    for (size_t i = 0; i < dropped; ++i) shared_.frontend.CountDroppedWait();
   }
 }
 
@@ -257,7 +257,7 @@ absl::StatusOr<OpenSession> ControlSessions::Open(const v1::Hello& hello,
   open.welcome.set_max_frame_bytes(max_frame_bytes_);
   int64_t epoch = 0;
   const absl::Status known =
-      shared_.edge.strand().Run([&](Coordinator& coordinator) -> absl::Status {
+      shared_.frontend.executor().Run([&](Coordinator& coordinator) -> absl::Status {
         epoch = coordinator.epoch();
         open.welcome.set_coordinator_incarnation(coordinator.incarnation().value());
         open.welcome.set_num_nodes(coordinator.jobs().size());

@@ -36,9 +36,10 @@ struct OpenSession {
 class ControlSessions final {
  public:
   // `check_end_job`: as ServerOptions.
-  explicit ControlSessions(Edge& edge,
-                           std::function<absl::Status(const Coordinator&, absl::string_view proof)>
-                               check_end_job = nullptr);
+  explicit ControlSessions(
+      Frontend& frontend,
+      std::function<absl::Status(const Coordinator&, absl::string_view auth_tag)> check_end_job =
+          nullptr);
   ~ControlSessions();
 
   // Returns the session that `hello` refers to, new or existing, to attach a stream to.

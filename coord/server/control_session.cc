@@ -43,7 +43,7 @@ void ControlSession::Detach(FrameSink& sink) {
   FERRY_LOG_DEBUG(kCoord, "client disconnected: session={:x} {} address={}", id_, ClientText(),
                   observed_address());
   if (withdrawn.empty()) return;
-  shared_.edge.strand().Run([&withdrawn](Coordinator& coordinator) {
+  shared_.frontend.executor().Run([&withdrawn](Coordinator& coordinator) {
     for (const WaitId wait : withdrawn) coordinator.Cancel(wait);
   });
 }
@@ -55,7 +55,7 @@ absl::Status ControlSession::OnFrame(v1::ClientFrame& frame) {
     const int end = std::min(first + kRequestsAtOnce, frame.requests_size());
     RequestResults results;
     results.behind = *behind;
-    shared_.edge.strand().Run([&](Coordinator& coordinator) {
+    shared_.frontend.executor().Run([&](Coordinator& coordinator) {
       for (int i = first; i < end; ++i) {
         requests_->Execute(coordinator, *frame.mutable_requests(i), results);
       }
@@ -71,7 +71,7 @@ absl::Status ControlSession::OnFrame(v1::ClientFrame& frame) {
 size_t ControlSession::Close(const absl::Status& why) {
   const ControlDelivery::Deferred deferred = delivery_->Close(why);
   if (deferred.waits.empty() && deferred.watches.empty()) return 0;
-  shared_.edge.strand().Run([&](Coordinator& coordinator) {
+  shared_.frontend.executor().Run([&](Coordinator& coordinator) {
     for (const WaitId wait : deferred.waits) coordinator.Cancel(wait);
     for (const Store::Watch watch : deferred.watches) coordinator.store().RemoveWatch(watch);
   });

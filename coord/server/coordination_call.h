@@ -23,31 +23,31 @@ class CoordinationCall {
  protected:
   // `meant_for`: the incarnation of the service that the request names, if any; known when a
   // method is called.
-  CoordinationCall(Edge& edge, UnaryCall& call, const std::optional<uint64_t>& meant_for)
-      : edge_(edge), call_(call), meant_for_(meant_for) {}
+  CoordinationCall(Frontend& frontend, UnaryCall& call, const std::optional<uint64_t>& meant_for)
+      : frontend_(frontend), call_(call), meant_for_(meant_for) {}
 
   void Fail(const absl::Status& status,
             const std::optional<BarrierErrorInfo>& barrier = std::nullopt) {
-    call_.Finish(ToWire(edge_, status, barrier));
+    call_.Finish(ToWire(frontend_, status, barrier));
   }
 
   static absl::Status Stopped() {
     return CoordinationError(absl::InternalError("the coordinator has stopped"));
   }
 
-  static const Jobs& JobsOf(Edge& edge) {
+  static const Jobs& JobsOf(Frontend& frontend) {
     // The jobs never change; only reaching them needs the lock.
-    return *edge.strand().Run([](Coordinator& coordinator) { return &coordinator.jobs(); });
+    return *frontend.executor().Run([](Coordinator& coordinator) { return &coordinator.jobs(); });
   }
 
-  static grpc::Status ToWire(Edge& edge, const absl::Status& status,
+  static grpc::Status ToWire(Frontend& frontend, const absl::Status& status,
                              const std::optional<BarrierErrorInfo>& barrier = std::nullopt) {
-    return ToGrpcStatus(status, JobsOf(edge), Gen::kGeneration, barrier);
+    return ToGrpcStatus(status, JobsOf(frontend), Gen::kGeneration, barrier);
   }
 
   template <typename Task>
   absl::StatusOr<TaskId> Resolve(const Task& task) {
-    absl::StatusOr<TaskId> id = ToTask(JobsOf(edge_), task);
+    absl::StatusOr<TaskId> id = ToTask(JobsOf(frontend_), task);
     if (id.ok()) return id;
     return CoordinationError(id.status());
   }
@@ -55,8 +55,8 @@ class CoordinationCall {
   // Returns a callback that answers with an empty `Response`, or the error.
   template <typename Response>
   Coordinator::StatusCallback Replies(DeferredCall* call) {
-    return [call, &edge = edge_](absl::Status status) {
-      if (!status.ok()) return call->Finish(ToWire(edge, status));
+    return [call, &frontend = frontend_](absl::Status status) {
+      if (!status.ok()) return call->Finish(ToWire(frontend, status));
       call->Reply(Response());
     };
   }
@@ -69,7 +69,7 @@ class CoordinationCall {
     using Result = decltype(body(std::declval<Coordinator&>()));
     uint64_t current = 0;
     std::optional<Result> result =
-        edge_.strand().Run([&](Coordinator& coordinator) -> std::optional<Result> {
+        frontend_.executor().Run([&](Coordinator& coordinator) -> std::optional<Result> {
           current = coordinator.incarnation().value();
           if (meant_for_.value_or(current) != current) return std::nullopt;
           return body(coordinator);
@@ -83,7 +83,7 @@ class CoordinationCall {
   void Park(Body&& body) {
     uint64_t current = 0;
     DeferredCall* refused = nullptr;
-    call_.Park(edge_.strand(),
+    call_.Park(frontend_.executor(),
                [&](Coordinator& coordinator, DeferredCall* parked) -> absl::StatusOr<WaitId> {
                  current = coordinator.incarnation().value();
                  if (meant_for_.value_or(current) == current) return body(coordinator, parked);
@@ -98,7 +98,7 @@ class CoordinationCall {
   void ParkOf(TaskId task, Body&& body,
               const std::optional<BarrierErrorInfo>& barrier = std::nullopt) {
     Park([&](Coordinator& coordinator, DeferredCall* call) -> absl::StatusOr<WaitId> {
-      const absl::Status former = edge_.CheckCaller(coordinator, call_, task);
+      const absl::Status former = frontend_.CheckCaller(coordinator, call_, task);
       if (former.ok()) return body(coordinator, call);
       coordinator.Refuse([call, refusal = ToGrpcStatus(former, coordinator.jobs(), Gen::kGeneration,
                                                        barrier)] { call->Finish(refusal); });
@@ -106,7 +106,7 @@ class CoordinationCall {
     });
   }
 
-  Edge& edge_;
+  Frontend& frontend_;
   UnaryCall& call_;
 
  private:

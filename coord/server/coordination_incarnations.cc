@@ -4,7 +4,7 @@
 
 namespace ferry::coord {
 
-template void ServeCoordination<WithIncarnations>(CoordinationMethod, Edge&, DeviceInfoMerger&,
+template void ServeCoordination<WithIncarnations>(CoordinationMethod, Frontend&, DeviceInfoMerger&,
                                                   UnaryCall&, grpc::ByteBuffer&);
 
 }  // namespace ferry::coord

@@ -40,17 +40,18 @@ enum class CoordinationMethod {
 //   Errors: INVALID_ARGUMENT for malformed requests; UNIMPLEMENTED for methods that the generation
 //   does not have.
 template <typename Generation>
-void ServeCoordination(CoordinationMethod method, Edge& edge, DeviceInfoMerger& devices,
+void ServeCoordination(CoordinationMethod method, Frontend& frontend, DeviceInfoMerger& devices,
                        UnaryCall& call, grpc::ByteBuffer& request);
 
 struct NamedTasks;
 struct NumberedTasks;
 struct WithIncarnations;
-extern template void ServeCoordination<NamedTasks>(CoordinationMethod, Edge&, DeviceInfoMerger&,
+extern template void ServeCoordination<NamedTasks>(CoordinationMethod, Frontend&, DeviceInfoMerger&,
                                                    UnaryCall&, grpc::ByteBuffer&);
-extern template void ServeCoordination<NumberedTasks>(CoordinationMethod, Edge&, DeviceInfoMerger&,
-                                                      UnaryCall&, grpc::ByteBuffer&);
-extern template void ServeCoordination<WithIncarnations>(CoordinationMethod, Edge&,
+extern template void ServeCoordination<NumberedTasks>(CoordinationMethod, Frontend&,
+                                                      DeviceInfoMerger&, UnaryCall&,
+                                                      grpc::ByteBuffer&);
+extern template void ServeCoordination<WithIncarnations>(CoordinationMethod, Frontend&,
                                                          DeviceInfoMerger&, UnaryCall&,
                                                          grpc::ByteBuffer&);
 

@@ -21,9 +21,9 @@ namespace ferry::coord {
 template <typename Gen>
 class CoordinationMethods final : private CoordinationCall<Gen> {
  public:
-  CoordinationMethods(Edge& edge, DeviceInfoMerger& devices, UnaryCall& call,
+  CoordinationMethods(Frontend& frontend, DeviceInfoMerger& devices, UnaryCall& call,
                       const std::optional<uint64_t>& meant_for)
-      : CoordinationCall<Gen>(edge, call, meant_for), devices_(devices) {}
+      : CoordinationCall<Gen>(frontend, call, meant_for), devices_(devices) {}
 
   void RegisterTask(const typename Gen::RegisterTaskRequest& request) {
     const absl::StatusOr<TaskId> task = Resolve(request.source_task());
@@ -35,21 +35,21 @@ class CoordinationMethods final : private CoordinationCall<Gen> {
     registration.facts.service = "coordination";
     registration.facts.observed_address = call_.peer();
     registration.beats_per_timeout = kBeatsPerTimeout;
-    edge_.NoteCaller(registration.facts.observed_address, *task, registration.incarnation);
-    edge_.ForgetPoll(*task);
+    frontend_.NoteCaller(registration.facts.observed_address, *task, registration.incarnation);
+    frontend_.ForgetPoll(*task);
     return Park([&](Coordinator& coordinator, DeferredCall* call) {
       // The service's incarnation in the job that is joined here, even if another job has begun
       // when the response is built.
       const auto leader = std::make_shared<uint64_t>(0);
       const WaitId wait = coordinator.RegisterTask(
-          std::move(registration), [call, leader, &edge = edge_](absl::Status status) {
-            if (!status.ok()) return call->Finish(ToWire(edge, status));
+          std::move(registration), [call, leader, &frontend = frontend_](absl::Status status) {
+            if (!status.ok()) return call->Finish(ToWire(frontend, status));
             typename Gen::RegisterTaskResponse response;
             response.set_leader_incarnation(*leader);
             call->Reply(response);
           });
       *leader = coordinator.incarnation().value();
-      edge_.NoteEpoch(coordinator.epoch());
+      frontend_.NoteEpoch(coordinator.epoch());
       return wait;
     });
   }
@@ -58,7 +58,7 @@ class CoordinationMethods final : private CoordinationCall<Gen> {
     const absl::StatusOr<TaskId> task = Resolve(request.source_task());
     if (!task.ok()) return Fail(task.status());
     typename Gen::HeartbeatResponse response;
-    edge_.NoteCaller(call_.peer(), *task, Incarnation(request.incarnation()));
+    frontend_.NoteCaller(call_.peer(), *task, Incarnation(request.incarnation()));
     const auto status = Run([&](Coordinator& coordinator) {
       response.set_leader_incarnation(coordinator.incarnation().value());
       return coordinator.Heartbeat(*task, Incarnation(request.incarnation()));
@@ -83,7 +83,7 @@ class CoordinationMethods final : private CoordinationCall<Gen> {
       const WaitId wait = coordinator.PollForError(
           *task, this->template Replies<typename Gen::PollForErrorResponse>(call),
           /*is_watched=*/true);
-      if (wait != kNoWait) edge_.NotePoll(call_.peer(), *task);
+      if (wait != kNoWait) frontend_.NotePoll(call_.peer(), *task);
       return wait;
     });
   }
@@ -100,25 +100,27 @@ class CoordinationMethods final : private CoordinationCall<Gen> {
     for (const auto& task : request.tasks()) {
       const absl::StatusOr<TaskId> resolved = Resolve(task);
       // Unknown tasks are rejected by the barrier, which fails for all.
-      arrival.tasks.push_back(resolved.ok() ? *resolved : UnknownTask(Base::JobsOf(edge_), task));
+      arrival.tasks.push_back(resolved.ok() ? *resolved
+                                            : UnknownTask(Base::JobsOf(frontend_), task));
     }
     const auto body = [&](Coordinator& coordinator, DeferredCall* call) {
-      return coordinator.Barrier(std::move(arrival), [call, &edge = edge_,
-                                                      id = request.barrier_id()](
-                                                         const BarrierResult& result) {
-        if (!result.status.ok()) {
-          return call->Finish(ToWire(edge, result.status, BarrierErrorInfo{id, result.counter}));
-        }
-        typename Gen::BarrierResponse response;
-        response.set_counter(result.counter);
-        call->Reply(response);
-      });
+      return coordinator.Barrier(
+          std::move(arrival),
+          [call, &frontend = frontend_, id = request.barrier_id()](const BarrierResult& result) {
+            if (!result.status.ok()) {
+              return call->Finish(
+                  ToWire(frontend, result.status, BarrierErrorInfo{id, result.counter}));
+            }
+            typename Gen::BarrierResponse response;
+            response.set_counter(result.counter);
+            call->Reply(response);
+          });
     };
     return ParkOf(*caller, body, info);
   }
 
   void CancelBarrier(const typename Gen::CancelBarrierRequest& request) {
-    if (absl::Status former = edge_.CheckCallers(call_); !former.ok()) return Fail(former);
+    if (absl::Status former = frontend_.CheckCallers(call_); !former.ok()) return Fail(former);
     const auto status = Run([&](Coordinator& coordinator) {
       return coordinator.CancelBarrier(request.barrier_id(), request.counter());
     });
@@ -139,8 +141,8 @@ class CoordinationMethods final : private CoordinationCall<Gen> {
       const Jobs& jobs = coordinator.jobs();
       return coordinator.GetAliveTasks(
           *caller, std::move(tasks),
-          [call, &edge = edge_, &jobs](absl::StatusOr<std::vector<TaskInfo>> alive) {
-            if (!alive.ok()) return call->Finish(ToWire(edge, alive.status()));
+          [call, &frontend = frontend_, &jobs](absl::StatusOr<std::vector<TaskInfo>> alive) {
+            if (!alive.ok()) return call->Finish(ToWire(frontend, alive.status()));
             typename Gen::GetAliveTasksResponse response;
             for (const TaskInfo& info : *alive) {
               Gen::AddTask(jobs, info.task, response);
@@ -154,13 +156,13 @@ class CoordinationMethods final : private CoordinationCall<Gen> {
   void Watch(const typename Gen::WatchRequest& request) {
     std::string job;
     if constexpr (Gen::kIsOlderLayout) job = request.job_name();
-    const TaskId caller = edge_.CallerAt(call_.peer());
+    const TaskId caller = frontend_.CallerAt(call_.peer());
     return Park([&](Coordinator& coordinator, DeferredCall* call) {
       const Jobs& jobs = coordinator.jobs();
       return coordinator.WatchTasks(
           request.version_number(), caller,
-          [call, &edge = edge_, &jobs, job](absl::StatusOr<Coordinator::TablePtr> table) {
-            if (!table.ok()) return call->Finish(ToWire(edge, table.status()));
+          [call, &frontend = frontend_, &jobs, job](absl::StatusOr<Coordinator::TablePtr> table) {
+            if (!table.ok()) return call->Finish(ToWire(frontend, table.status()));
             typename Gen::WatchResponse response;
             for (const TaskInfo& info : (*table)->tasks) {
               if (!job.empty() && jobs.Locate(info.task).first != job) continue;
@@ -173,7 +175,7 @@ class CoordinationMethods final : private CoordinationCall<Gen> {
   }
 
   // Formats an error detected outside of these methods for this generation.
-  grpc::Status Refusal(const absl::Status& status) { return ToWire(edge_, status); }
+  grpc::Status Refusal(const absl::Status& status) { return ToWire(frontend_, status); }
 
   // --- Only in the older layouts ---
 
@@ -184,13 +186,14 @@ class CoordinationMethods final : private CoordinationCall<Gen> {
     return ParkOf(*task, [&](Coordinator& coordinator, DeferredCall* call) {
       return coordinator.WaitForAllTasks(
           *task, DeviceInfoMerger::Pack(request),
-          [call, &edge = edge_, &devices = devices_, leader = coordinator.incarnation().value()](
-              absl::StatusOr<Coordinator::DeviceInfos> infos) {
-            if (!infos.ok()) return call->Finish(ToWire(edge, infos.status()));
+          [call, &frontend = frontend_, &devices = devices_,
+           leader =
+               coordinator.incarnation().value()](absl::StatusOr<Coordinator::DeviceInfos> infos) {
+            if (!infos.ok()) return call->Finish(ToWire(frontend, infos.status()));
             typename Gen::WaitForAllTasksResponse response;
             response.set_leader_incarnation(leader);
             const absl::Status merged = devices.Merge(**infos, response);
-            if (!merged.ok()) return call->Finish(ToWire(edge, CoordinationError(merged)));
+            if (!merged.ok()) return call->Finish(ToWire(frontend, CoordinationError(merged)));
             call->Reply(response);
           });
     });
@@ -201,7 +204,7 @@ class CoordinationMethods final : private CoordinationCall<Gen> {
     const absl::StatusOr<TaskId> task = Resolve(request.source_task());
     if (!task.ok()) return Fail(task.status());
     const auto status = Run([&](Coordinator& coordinator) -> absl::Status {
-      if (absl::Status former = edge_.CheckCaller(coordinator, call_, *task); !former.ok()) {
+      if (absl::Status former = frontend_.CheckCaller(coordinator, call_, *task); !former.ok()) {
         return former;
       }
       return coordinator.ResetTask(*task);
@@ -219,7 +222,7 @@ class CoordinationMethods final : private CoordinationCall<Gen> {
         is_code ? static_cast<absl::StatusCode>(request.error_code()) : absl::StatusCode::kUnknown,
         request.error_message());
     const auto status = Run([&](Coordinator& coordinator) -> absl::Status {
-      if (absl::Status former = edge_.CheckCaller(coordinator, call_, *task); !former.ok()) {
+      if (absl::Status former = frontend_.CheckCaller(coordinator, call_, *task); !former.ok()) {
         return former;
       }
       return coordinator.ReportError(*task, error);
@@ -271,8 +274,8 @@ class CoordinationMethods final : private CoordinationCall<Gen> {
 
   using Base = CoordinationCall<Gen>;
   using Base::call_;
-  using Base::edge_;
   using Base::Fail;
+  using Base::frontend_;
   using Base::Park;
   using Base::ParkOf;
   using Base::Resolve;
@@ -299,10 +302,10 @@ class CoordinationMethods final : private CoordinationCall<Gen> {
 };
 
 template <typename Gen>
-void ServeCoordination(CoordinationMethod method, Edge& edge, DeviceInfoMerger& devices,
+void ServeCoordination(CoordinationMethod method, Frontend& frontend, DeviceInfoMerger& devices,
                        UnaryCall& call, grpc::ByteBuffer& bytes) {
   std::optional<uint64_t> meant_for;
-  CoordinationMethods<Gen> methods(edge, devices, call, meant_for);
+  CoordinationMethods<Gen> methods(frontend, devices, call, meant_for);
   const auto unimplemented = [&] {
     return call.Finish(grpc::Status(grpc::StatusCode::UNIMPLEMENTED,
                                     "this generation of the protocol has no such method"));
@@ -323,7 +326,7 @@ void ServeCoordination(CoordinationMethod method, Edge& edge, DeviceInfoMerger& 
   [[maybe_unused]] const auto anonymous = [&](const auto& request) {
     // Requests with an `incarnations` field have already been checked by that.
     if constexpr (!requires { request.incarnations(); }) {
-      if (absl::Status former = edge.CheckCallers(call); !former.ok()) {
+      if (absl::Status former = frontend.CheckCallers(call); !former.ok()) {
         call.Finish(methods.Refusal(former));
         return false;
       }
@@ -371,7 +374,7 @@ void ServeCoordination(CoordinationMethod method, Edge& edge, DeviceInfoMerger& 
     }
   }
   if constexpr (Gen::kHasStore) {
-    StoreMethods<Gen> store(edge, call, meant_for);
+    StoreMethods<Gen> store(frontend, call, meant_for);
     switch (method) {
       case CoordinationMethod::kInsertKeyValue:
         FERRY_SERVE_STORE(InsertKeyValue, InsertKeyValueRequest);

@@ -4,7 +4,7 @@
 
 namespace ferry::coord {
 
-template void ServeCoordination<NamedTasks>(CoordinationMethod, Edge&, DeviceInfoMerger&,
+template void ServeCoordination<NamedTasks>(CoordinationMethod, Frontend&, DeviceInfoMerger&,
                                             UnaryCall&, grpc::ByteBuffer&);
 
 }  // namespace ferry::coord

@@ -4,7 +4,7 @@
 
 namespace ferry::coord {
 
-template void ServeCoordination<NumberedTasks>(CoordinationMethod, Edge&, DeviceInfoMerger&,
+template void ServeCoordination<NumberedTasks>(CoordinationMethod, Frontend&, DeviceInfoMerger&,
                                                UnaryCall&, grpc::ByteBuffer&);
 
 }  // namespace ferry::coord

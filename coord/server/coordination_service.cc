@@ -49,9 +49,9 @@ constexpr MethodEntry kMethods[] = {
 
 class CoordinationService final : public UnaryService {
  public:
-  CoordinationService(CoordinationPath path, Edge& edge, DeviceInfoMerger& devices,
+  CoordinationService(CoordinationPath path, Frontend& frontend, DeviceInfoMerger& devices,
                       GenericMethodTable& rare)
-      : UnaryService(edge, rare), edge_(edge), devices_(devices) {
+      : UnaryService(frontend, rare), frontend_(frontend), devices_(devices) {
     const char* service = path == CoordinationPath::kTensorflow
                               ? "/tensorflow.CoordinationService/"
                               : "/xla.coordination.CoordinationService/";
@@ -74,25 +74,26 @@ class CoordinationService final : public UnaryService {
     }
     switch (generation) {
       case WireGeneration::kNamedTasks:
-        return ServeCoordination<NamedTasks>(entry.method, edge_, devices_, call, request);
+        return ServeCoordination<NamedTasks>(entry.method, frontend_, devices_, call, request);
       case WireGeneration::kNumberedTasks:
-        return ServeCoordination<NumberedTasks>(entry.method, edge_, devices_, call, request);
+        return ServeCoordination<NumberedTasks>(entry.method, frontend_, devices_, call, request);
       case WireGeneration::kIncarnations:
-        return ServeCoordination<WithIncarnations>(entry.method, edge_, devices_, call, request);
+        return ServeCoordination<WithIncarnations>(entry.method, frontend_, devices_, call,
+                                                   request);
     }
     return call.Finish(grpc::Status(grpc::StatusCode::INTERNAL, "no such generation"));
   }
 
-  Edge& edge_;
+  Frontend& frontend_;
   DeviceInfoMerger& devices_;
 };
 
 }  // namespace
 
-std::unique_ptr<UnaryService> MakeCoordinationService(CoordinationPath path, Edge& edge,
+std::unique_ptr<UnaryService> MakeCoordinationService(CoordinationPath path, Frontend& frontend,
                                                       DeviceInfoMerger& devices,
                                                       GenericMethodTable& rare) {
-  return std::make_unique<CoordinationService>(path, edge, devices, rare);
+  return std::make_unique<CoordinationService>(path, frontend, devices, rare);
 }
 
 }  // namespace ferry::coord

@@ -12,9 +12,9 @@ namespace ferry::coord {
 
 enum class CoordinationPath { kTensorflow, kXla };
 
-// A gRPC service for one of the two names. `edge`, `devices` and `rare` outlive it. Requests are
-// received as bytes, because there are several generations of messages under one name.
-std::unique_ptr<UnaryService> MakeCoordinationService(CoordinationPath path, Edge& edge,
+// A gRPC service for one of the two names. `frontend`, `devices` and `rare` outlive it. Requests
+// are received as bytes, because there are several generations of messages under one name.
+std::unique_ptr<UnaryService> MakeCoordinationService(CoordinationPath path, Frontend& frontend,
                                                       DeviceInfoMerger& devices,
                                                       GenericMethodTable& rare);
 

@@ -18,8 +18,8 @@ namespace ferry::coord {
 template <typename Gen>
 class StoreMethods final : private CoordinationCall<Gen> {
  public:
-  StoreMethods(Edge& edge, UnaryCall& call, const std::optional<uint64_t>& meant_for)
-      : CoordinationCall<Gen>(edge, call, meant_for) {}
+  StoreMethods(Frontend& frontend, UnaryCall& call, const std::optional<uint64_t>& meant_for)
+      : CoordinationCall<Gen>(frontend, call, meant_for) {}
 
   template <typename Request>
   void InsertKeyValue(Request& request) {
@@ -46,18 +46,18 @@ class StoreMethods final : private CoordinationCall<Gen> {
       response.mutable_kv()->set_value(*(*present)->value);
       return call_.Reply(response);
     }
-    const TaskId caller = edge_.CallerAt(call_.peer());
+    const TaskId caller = frontend_.CallerAt(call_.peer());
     return Park([&](Coordinator& coordinator, DeferredCall* call) {
-      return coordinator.GetKeys({key}, caller, absl::InfiniteDuration(),
-                                 [call, &edge = edge_, asked = std::move(*request.mutable_key())](
-                                     absl::StatusOr<std::vector<StoreEntry>> found) {
-                                   if (!found.ok())
-                                     return call->Finish(ToWire(edge, found.status()));
-                                   typename Gen::GetKeyValueResponse response;
-                                   response.mutable_kv()->set_key(asked);
-                                   response.mutable_kv()->set_value(*found->front().value);
-                                   call->Reply(response);
-                                 });
+      return coordinator.GetKeys(
+          {key}, caller, absl::InfiniteDuration(),
+          [call, &frontend = frontend_, asked = std::move(*request.mutable_key())](
+              absl::StatusOr<std::vector<StoreEntry>> found) {
+            if (!found.ok()) return call->Finish(ToWire(frontend, found.status()));
+            typename Gen::GetKeyValueResponse response;
+            response.mutable_kv()->set_key(asked);
+            response.mutable_kv()->set_value(*found->front().value);
+            call->Reply(response);
+          });
     });
   }
 
@@ -121,8 +121,8 @@ class StoreMethods final : private CoordinationCall<Gen> {
  private:
   using Base = CoordinationCall<Gen>;
   using Base::call_;
-  using Base::edge_;
   using Base::Fail;
+  using Base::frontend_;
   using Base::Park;
   using Base::Run;
   using Base::Stopped;

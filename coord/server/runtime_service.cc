@@ -36,7 +36,8 @@ uint64_t SessionId(Incarnation of_coordinator) {
 // end and the next one begin, in which calls of the earlier job must not act.
 class RuntimeService final : public UnaryService {
  public:
-  RuntimeService(Edge& edge, GenericMethodTable& rare) : UnaryService(edge, rare), edge_(edge) {
+  RuntimeService(Frontend& frontend, GenericMethodTable& rare)
+      : UnaryService(frontend, rare), frontend_(frontend) {
     constexpr bool kOften = true;
     Add("Connect", &RuntimeService::Connect);
     Add("EnumerateDevices", &RuntimeService::EnumerateDevices);
@@ -105,7 +106,7 @@ class RuntimeService final : public UnaryService {
     registration.beats_per_timeout = kBeatsPerTimeout;
     registration.facts.observed_address = call.peer();
     call.Park(
-        edge_.strand(),
+        frontend_.executor(),
         [&](Coordinator& coordinator, DeferredCall* parked) -> absl::StatusOr<WaitId> {
           if (!coordinator.jobs().Contains(registration.task)) {
             return absl::FailedPreconditionError(absl::StrCat("node id ", request.node_id(),
@@ -120,9 +121,9 @@ class RuntimeService final : public UnaryService {
                 "the cluster is not initializing: node ", request.node_id(),
                 task.state == TaskState::kConnected ? " is connected already" : " has failed"));
           }
-          edge_.NoteCaller(registration.facts.observed_address, registration.task,
-                           registration.incarnation);
-          edge_.ForgetPoll(registration.task);
+          frontend_.NoteCaller(registration.facts.observed_address, registration.task,
+                               registration.incarnation);
+          frontend_.ForgetPoll(registration.task);
           // The session of the job that is joined here, even if another job has begun when the
           // response is built.
           const auto session = std::make_shared<uint64_t>(0);
@@ -138,7 +139,7 @@ class RuntimeService final : public UnaryService {
                 parked->Reply(response);
               });
           *session = SessionId(coordinator.incarnation());
-          edge_.NoteEpoch(coordinator.epoch());
+          frontend_.NoteEpoch(coordinator.epoch());
           return wait;
         });
   }
@@ -146,13 +147,13 @@ class RuntimeService final : public UnaryService {
   void EnumerateDevices(UnaryCall& call, const ::xla::EnumerateDevicesRequest& request) {
     absl::StatusOr<LocalTopology> local = FromXlaTopology(request.local_topology());
     const bool legacy = IsLegacyXlaTopology(request.local_topology());
-    call.Park(edge_.strand(),
+    call.Park(frontend_.executor(),
               [&](Coordinator& coordinator, DeferredCall* parked) -> absl::StatusOr<WaitId> {
                 absl::Status status = CheckSession(coordinator, request.session_id());
                 if (!status.ok()) return status;
                 if (!local.ok()) return local.status();
                 const TaskId node(local->node_id);
-                const std::vector<TaskId> callers = edge_.CallersAt(parked->peer());
+                const std::vector<TaskId> callers = frontend_.CallersAt(parked->peer());
                 if (std::find(callers.begin(), callers.end(), node) == callers.end()) {
                   return absl::InvalidArgumentError(
                       absl::StrCat("the topology says node ", node.value(),
@@ -193,17 +194,19 @@ class RuntimeService final : public UnaryService {
   }
 
   void Heartbeat(UnaryCall& call, const ::xla::HeartbeatRequest& request) {
-    const absl::Status status = edge_.strand().Run([&](Coordinator& coordinator) -> absl::Status {
-      if (absl::Status session = CheckSession(coordinator, request.session_id()); !session.ok()) {
-        return session;
-      }
-      const TaskId task(request.node_id());
-      if (!coordinator.jobs().Contains(task)) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("node id ", request.node_id(), " is not in the cluster"));
-      }
-      return coordinator.Heartbeat(task, coordinator.membership().task(task).incarnation);
-    });
+    const absl::Status status =
+        frontend_.executor().Run([&](Coordinator& coordinator) -> absl::Status {
+          if (absl::Status session = CheckSession(coordinator, request.session_id());
+              !session.ok()) {
+            return session;
+          }
+          const TaskId task(request.node_id());
+          if (!coordinator.jobs().Contains(task)) {
+            return absl::InvalidArgumentError(
+                absl::StrCat("node id ", request.node_id(), " is not in the cluster"));
+          }
+          return coordinator.Heartbeat(task, coordinator.membership().task(task).incarnation);
+        });
     if (!status.ok()) return call.Finish(ToGrpcStatus(AsRuntimeError(status)));
     return call.Reply(::xla::HeartbeatResponse());
   }
@@ -212,14 +215,14 @@ class RuntimeService final : public UnaryService {
   // one connection each call shuts down the next; all of them have to call anyway. Only for a call
   // of this session: another one must not consume a node's call. On the executor.
   TaskId TakeTurn(const std::string& address) {
-    const std::vector<TaskId> callers = edge_.CallersAt(address);
+    const std::vector<TaskId> callers = frontend_.CallersAt(address);
     if (callers.empty()) return kNoTask;
     if (callers.size() == 1) return callers[0];
     return callers[turns_[address]++ % callers.size()];
   }
 
   void Shutdown(UnaryCall& call, const ::xla::ShutdownRequest& request) {
-    call.Park(edge_.strand(),
+    call.Park(frontend_.executor(),
               [&](Coordinator& coordinator, DeferredCall* parked) -> absl::StatusOr<WaitId> {
                 const absl::Status status = CheckSession(coordinator, request.session_id());
                 if (!status.ok()) return status;
@@ -242,19 +245,20 @@ class RuntimeService final : public UnaryService {
   void KeyValueGet(UnaryCall& call, const ::xla::KeyValueGetRequest& request) {
     // Usually the key is present: then the call need not outlive its handler.
     std::optional<StoreEntry> present;
-    const absl::Status session = edge_.strand().Run([&](Coordinator& coordinator) -> absl::Status {
-      absl::Status status = CheckSession(coordinator, request.session_id());
-      if (status.ok()) present = coordinator.store().Find(request.key());
-      return status;
-    });
+    const absl::Status session =
+        frontend_.executor().Run([&](Coordinator& coordinator) -> absl::Status {
+          absl::Status status = CheckSession(coordinator, request.session_id());
+          if (status.ok()) present = coordinator.store().Find(request.key());
+          return status;
+        });
     if (!session.ok()) return call.Finish(ToGrpcStatus(session));
     if (present.has_value()) {
       ::xla::KeyValueGetResponse response;
       response.set_value(*present->value);
       return call.Reply(response);
     }
-    const TaskId caller = edge_.CallerAt(call.peer());
-    call.Park(edge_.strand(),
+    const TaskId caller = frontend_.CallerAt(call.peer());
+    call.Park(frontend_.executor(),
               [&](Coordinator& coordinator, DeferredCall* parked) -> absl::StatusOr<WaitId> {
                 const absl::Status status = CheckSession(coordinator, request.session_id());
                 if (!status.ok()) return status;
@@ -274,7 +278,8 @@ class RuntimeService final : public UnaryService {
   }
 
   void KeyValueSet(UnaryCall& call, const ::xla::KeyValueSetRequest& request) {
-    const absl::Status status = edge_.strand().Run([&](Coordinator& coordinator) -> absl::Status {
+    const absl::Status status = frontend_.executor().Run([&](Coordinator& coordinator)
+                                                             -> absl::Status {
       if (absl::Status session = CheckSession(coordinator, request.session_id()); !session.ok()) {
         return session;
       }
@@ -286,7 +291,7 @@ class RuntimeService final : public UnaryService {
 
   void WaitAtBarrier(UnaryCall& call, const ::xla::WaitAtBarrierRequest& request) {
     call.Park(
-        edge_.strand(),
+        frontend_.executor(),
         [&](Coordinator& coordinator, DeferredCall* parked) -> absl::StatusOr<WaitId> {
           absl::Status status = CheckSession(coordinator, request.session_id());
           if (status.ok() && coordinator.barriers().IsOver(request.barrier_id())) {
@@ -309,7 +314,7 @@ class RuntimeService final : public UnaryService {
         });
   }
 
-  Edge& edge_;
+  Frontend& frontend_;
   // Only on the executor. Counts Shutdown calls by connection, where several nodes share one.
   absl::flat_hash_map<std::string, size_t> turns_;
 
@@ -321,8 +326,8 @@ class RuntimeService final : public UnaryService {
 
 }  // namespace
 
-std::unique_ptr<UnaryService> MakeRuntimeService(Edge& edge, GenericMethodTable& rare) {
-  return std::make_unique<RuntimeService>(edge, rare);
+std::unique_ptr<UnaryService> MakeRuntimeService(Frontend& frontend, GenericMethodTable& rare) {
+  return std::make_unique<RuntimeService>(frontend, rare);
 }
 
 }  // namespace ferry::coord

@@ -10,9 +10,9 @@
 
 namespace ferry::coord {
 
-// `edge` and `rare` outlive the service. Its nodes are the job's tasks, by number, and share
+// `frontend` and `rare` outlive the service. Its nodes are the job's tasks, by number, and share
 // barriers and the store with the other services; keys are not normalised.
-std::unique_ptr<UnaryService> MakeRuntimeService(Edge& edge, GenericMethodTable& rare);
+std::unique_ptr<UnaryService> MakeRuntimeService(Frontend& frontend, GenericMethodTable& rare);
 
 }  // namespace ferry::coord
 

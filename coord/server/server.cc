@@ -97,7 +97,7 @@ absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Create(
   direct.others = [server = self.get(), acceptor = self->acceptor_.get(),
                    patience_ms](UniqueFd connection) {
     const std::string peer = PeerName(connection.get());
-    server->edge_.NoteConnection(peer);
+    server->frontend_.NoteConnection(peer);
     server->watch_->Add(connection.get(), peer);
     setsockopt(connection.get(), IPPROTO_TCP, TCP_USER_TIMEOUT, &patience_ms, sizeof(patience_ms));
     grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters parameters;
@@ -108,14 +108,15 @@ absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Create(
   FERRY_ASSIGN_OR_RETURN(self->accept_loop_, SocketLoop::Create("ferry-accept"));
   self->watch_ = std::make_unique<ConnectionWatch>(
       self->direct_->loop(),
-      [edge = &self->edge_,
+      [frontend = &self->frontend_,
        loop = std::weak_ptr<Loop>(self->direct_->loop())](const std::string& peer) {
-        std::vector<Edge::LostPoll> lost = edge->TakeLostPolls(peer);
+        std::vector<Frontend::LostPoll> lost = frontend->TakeLostPolls(peer);
         const std::shared_ptr<Loop> alive = loop.lock();
         if (lost.empty() || alive == nullptr) return;
-        alive->PostAfter(kSettleTime, [edge, lost = std::move(lost)] { edge->TellLost(lost); });
+        alive->PostAfter(kSettleTime,
+                         [frontend, lost = std::move(lost)] { frontend->TellLost(lost); });
       });
-  self->strand_.SetReaderLag([direct = self->direct_.get()] { return direct->Lag(); });
+  self->executor_.SetReaderLag([direct = self->direct_.get()] { return direct->Lag(); });
   builder.SetMaxReceiveMessageSize(-1);
   builder.SetMaxSendMessageSize(-1);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, Milliseconds(keepalive.time));
@@ -125,14 +126,14 @@ absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Create(
   // Clients may ping as often as they like; by default gRPC would disconnect them.
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0);
   DisableBandwidthProbes(builder);
-  self->services_.push_back(MakeRuntimeService(self->edge_, self->generic_method_table_));
+  self->services_.push_back(MakeRuntimeService(self->frontend_, self->generic_method_table_));
   for (const CoordinationPath path : {CoordinationPath::kTensorflow, CoordinationPath::kXla}) {
-    self->services_.push_back(
-        MakeCoordinationService(path, self->edge_, self->devices_, self->generic_method_table_));
+    self->services_.push_back(MakeCoordinationService(path, self->frontend_, self->devices_,
+                                                      self->generic_method_table_));
   }
   self->services_.push_back(MakeControlService(self->sessions_));
   if (options.more_services) {
-    for (auto& service : options.more_services(self->strand_, self->generic_method_table_)) {
+    for (auto& service : options.more_services(self->executor_, self->generic_method_table_)) {
       self->services_.push_back(std::move(service));
     }
   }
@@ -145,7 +146,7 @@ absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Create(
   self->port_ = listener->port();
   self->address_ = listener->address();
   FERRY_LOG_INFO(kCoord, "coordinator is listening: address={}", self->address_);
-  self->strand_.Run([](Coordinator& c) { c.SetErrorReport(ReportErrorToTask); });
+  self->executor_.Run([](Coordinator& c) { c.SetErrorReport(ReportErrorToTask); });
   self->listener_ = std::move(listener);
   ListenerCallbacks callbacks = {
       .on_connection = [direct = self->direct_.get()](
@@ -161,17 +162,17 @@ absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Create(
 CoordinatorServer::CoordinatorServer(std::unique_ptr<Coordinator> coordinator,
                                      const ServerOptions& options)
     : stop_grace_(options.stop_grace),
-      strand_(std::move(coordinator)),
-      edge_(strand_),
-      generic_method_table_(edge_),
-      sessions_(edge_, options.check_end_job) {}
+      executor_(std::move(coordinator)),
+      frontend_(executor_),
+      generic_method_table_(frontend_),
+      sessions_(frontend_, options.check_end_job) {}
 
 CoordinatorServer::~CoordinatorServer() { Stop(); }
 
 void CoordinatorServer::Stop() {
   if (server_ == nullptr) return;
   FERRY_LOG_INFO(kCoord, "coordinator is stopping: address={}", address_);
-  strand_.Run([](Coordinator& coordinator) { coordinator.Stop(); });
+  executor_.Run([](Coordinator& coordinator) { coordinator.Stop(); });
   sessions_.CloseAll(absl::UnavailableError("the coordinator is stopping"));
   // Closes the port; no connection is passed on after this.
   accept_loop_->End();

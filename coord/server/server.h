@@ -42,10 +42,10 @@ struct ServerOptions {
   absl::Duration keepalive_timeout = absl::Seconds(20);
   // How long a connection may take to show its protocol: see DirectControl::Take.
   absl::Duration hello_timeout = absl::Seconds(10);
-  // Decides from the proof that a client of ferry.v1.Control sends whether it may end the job.
-  // Null allows every client. Called with the executor's lock held.
+  // Decides from the authentication tag that a client of ferry.v1.Control sends whether it may end
+  // the job. Null allows every client. Called with the executor's lock held.
   //   Errors: PERMISSION_DENIED.
-  std::function<absl::Status(const Coordinator&, absl::string_view proof)> check_end_job;
+  std::function<absl::Status(const Coordinator&, absl::string_view auth_tag)> check_end_job;
   // How long Stop waits for pending answers to be sent.
   absl::Duration stop_grace = absl::Seconds(2);
   // Creates additional services for the same port; what they need outlives the server.
@@ -72,8 +72,8 @@ class CoordinatorServer final {
   int port() const { return port_; }
   const std::string& address() const { return address_; }
 
-  CoordinatorExecutor& strand() { return strand_; }
-  Edge& edge() { return edge_; }
+  CoordinatorExecutor& executor() { return executor_; }
+  Frontend& frontend() { return frontend_; }
 
   // Ends pending calls as described in docs/protocols.md, then closes the port. Blocks for at most
   // about stop_grace. A second call does nothing.
@@ -83,8 +83,8 @@ class CoordinatorServer final {
   CoordinatorServer(std::unique_ptr<Coordinator> coordinator, const ServerOptions& options);
 
   const absl::Duration stop_grace_;
-  CoordinatorExecutor strand_;
-  Edge edge_;
+  CoordinatorExecutor executor_;
+  Frontend frontend_;
   DeviceInfoMerger devices_;
   GenericMethodTable generic_method_table_;
   ControlSessions sessions_;

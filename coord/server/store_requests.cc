@@ -116,7 +116,7 @@ void StoreRequests::Execute(Coordinator& coordinator, v1::Request& request, Requ
             }
             // For the case that thousands of calls waited for the same key.
             const size_t behind = delivery->behind();
-            if (found.ok() && behind > kMostBehindForValues) found = TooFarBehind(behind);
+            if (found.ok() && behind > kMostBehindForValues) found = BacklogTooLargeError(behind);
             v1::Reply reply = MakeReply(id, found.status());
             SharedBytes shared;
             if (found.ok()) FillEntries(*found, /*with_values=*/true, reply, shared);

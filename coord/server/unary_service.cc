@@ -20,7 +20,7 @@ namespace {
 // A call's state: its wait, and whether it has been answered. Thread-safe.
 class CallState final {
  public:
-  explicit CallState(Edge& edge) : edge_(edge) {}
+  explicit CallState(Frontend& frontend) : frontend_(frontend) {}
 
   void Park(WaitId wait) {
     if (wait == kNoWait) return;
@@ -46,21 +46,21 @@ class CallState final {
   static constexpr uint64_t kAnswered = kDropped - 1;
 
   void Cancel(WaitId wait) {
-    const bool is_dropped =
-        edge_.strand().Run([&](Coordinator& coordinator) { return coordinator.Cancel(wait); });
-    if (is_dropped) edge_.CountDroppedWait();
+    const bool is_dropped = frontend_.executor().Run(
+        [&](Coordinator& coordinator) { return coordinator.Cancel(wait); });
+    if (is_dropped) frontend_.CountDroppedWait();
   }
 
-  Edge& edge_;
+  Frontend& frontend_;
   std::atomic<uint64_t> state_{kRunning};
 };
 
 // A deferred call of a method in gRPC's table. Deletes itself when it is over.
 class RegisteredDeferredCall final : public grpc::ServerUnaryReactor, public DeferredCall {
  public:
-  RegisteredDeferredCall(Edge& edge, grpc::CallbackServerContext* context,
+  RegisteredDeferredCall(Frontend& frontend, grpc::CallbackServerContext* context,
                          grpc::ByteBuffer* response)
-      : context_(context), response_(response), state_(edge) {}
+      : context_(context), response_(response), state_(frontend) {}
 
   std::string peer() const override { return context_->peer(); }
   void SetWait(WaitId wait) override { state_.Park(wait); }
@@ -85,8 +85,9 @@ class RegisteredDeferredCall final : public grpc::ServerUnaryReactor, public Def
 // every gRPC call contains a default reactor.
 class RegisteredCall final : public UnaryCall {
  public:
-  RegisteredCall(Edge& edge, grpc::CallbackServerContext* context, grpc::ByteBuffer* response)
-      : edge_(edge), context_(context), response_(response) {}
+  RegisteredCall(Frontend& frontend, grpc::CallbackServerContext* context,
+                 grpc::ByteBuffer* response)
+      : frontend_(frontend), context_(context), response_(response) {}
 
   std::string peer() const override { return context_->peer(); }
   void Answer(grpc::Status status, grpc::ByteBuffer response) override {
@@ -99,12 +100,12 @@ class RegisteredCall final : public UnaryCall {
 
  private:
   DeferredCall* Keep() override {
-    auto* call = new RegisteredDeferredCall(edge_, context_, response_);
+    auto* call = new RegisteredDeferredCall(frontend_, context_, response_);
     reactor_ = call;
     return call;
   }
 
-  Edge& edge_;
+  Frontend& frontend_;
   grpc::CallbackServerContext* const context_;
   grpc::ByteBuffer* const response_;
   grpc::ServerUnaryReactor* reactor_ = nullptr;
@@ -116,8 +117,8 @@ using Stream = grpc::ServerGenericBidiReactor;
 // written, in the packets of a unary call. Deletes itself when it is over.
 class GenericCall final : public Stream, public DeferredCall {
  public:
-  GenericCall(Edge& edge, grpc::CallbackServerContext* context, const UnaryHandler& handler)
-      : context_(context), handler_(handler), state_(edge) {
+  GenericCall(Frontend& frontend, grpc::CallbackServerContext* context, const UnaryHandler& handler)
+      : context_(context), handler_(handler), state_(frontend) {
     StartRead(&request_);
   }
 
@@ -179,7 +180,7 @@ grpc::ServerGenericBidiReactor* GenericMethodTable::CreateReactor(
     if (other != others_.end()) return other->second(context);
     return new UnknownCall(UnknownMethodText(context->method()));
   }
-  return new GenericCall(edge_, context, found->second);
+  return new GenericCall(frontend_, context, found->second);
 }
 
 const UnaryHandler* UnaryService::Find(absl::string_view path) const {
@@ -194,10 +195,10 @@ void UnaryService::AddHandler(std::string path, bool is_frequent, UnaryHandler h
   frequent_.push_back(
       std::make_unique<const Frequent>(Frequent{std::move(path), std::move(handler)}));
   const Frequent& method = *frequent_.back();
-  AddUnary(method.path.c_str(), [&edge = edge_, &handler = method.handler](
+  AddUnary(method.path.c_str(), [&frontend = frontend_, &handler = method.handler](
                                     grpc::CallbackServerContext* context,
                                     const grpc::ByteBuffer* request, grpc::ByteBuffer* response) {
-    RegisteredCall call(edge, context, response);
+    RegisteredCall call(frontend, context, response);
     grpc::ByteBuffer bytes = *request;
     handler(call, bytes);
     return call.reactor();

@@ -29,7 +29,7 @@ using UnaryHandler = std::function<void(UnaryCall&, grpc::ByteBuffer&)>;
 // difference. Thread-safe once the server has started.
 class GenericMethodTable final : public grpc::CallbackGenericService {
  public:
-  explicit GenericMethodTable(Edge& edge) : edge_(edge) {}
+  explicit GenericMethodTable(Frontend& frontend) : frontend_(frontend) {}
 
   // Call before the server starts.
   //   path: "/package.Service/Method".
@@ -54,7 +54,7 @@ class GenericMethodTable final : public grpc::CallbackGenericService {
   grpc::ServerGenericBidiReactor* CreateReactor(
       grpc::GenericCallbackServerContext* context) override;
 
-  Edge& edge_;
+  Frontend& frontend_;
   absl::flat_hash_map<std::string, UnaryHandler> handlers_;
   absl::flat_hash_map<std::string, MakeReactor> others_;
 };
@@ -63,8 +63,8 @@ class GenericMethodTable final : public grpc::CallbackGenericService {
 // reflection does not list the service.
 class UnaryService : public RawService {
  public:
-  // `edge` and `rare` outlive it.
-  UnaryService(Edge& edge, GenericMethodTable& rare) : edge_(edge), rare_(rare) {}
+  // `frontend` and `rare` outlive it.
+  UnaryService(Frontend& frontend, GenericMethodTable& rare) : frontend_(frontend), rare_(rare) {}
 
   // Returns the handler of a method, as gRPC looks it up; null if there is no such method. Calls
   // that do not arrive through gRPC can be passed to it.
@@ -74,7 +74,7 @@ class UnaryService : public RawService {
   void AddHandler(std::string path, bool is_frequent, UnaryHandler handler);
 
  private:
-  Edge& edge_;
+  Frontend& frontend_;
   GenericMethodTable& rare_;
   struct Frequent {
     std::string path;

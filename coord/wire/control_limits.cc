@@ -124,7 +124,7 @@ absl::Duration WaitTime(int64_t milliseconds) {
   return std::min(absl::Milliseconds(milliseconds), absl::Hours(24 * 7));
 }
 
-size_t MostBehind(const v1::Request& request) {
+size_t MaxBacklogBytes(const v1::Request& request) {
   switch (request.op_case()) {
     case v1::Request::kGetJobStatus:
     case v1::Request::kWatchTasks:
@@ -139,7 +139,7 @@ size_t MostBehind(const v1::Request& request) {
   }
 }
 
-absl::Status TooFarBehind(size_t bytes) {
+absl::Status BacklogTooLargeError(size_t bytes) {
   return absl::ResourceExhaustedError(absl::StrCat(
       bytes, " bytes of earlier answers wait for this client to read and acknowledge them"));
 }

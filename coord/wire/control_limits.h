@@ -41,10 +41,10 @@ absl::Duration WaitTime(int64_t milliseconds);
 // Returns the most bytes that may be queued for a client when it makes this request, for requests
 // with large answers: job states, which take time to encode, and values. Earlier requests of the
 // same frame count as well.
-size_t MostBehind(const v1::Request& request);
+size_t MaxBacklogBytes(const v1::Request& request);
 inline constexpr size_t kMostBehindForValues = size_t{1} << 30;
 // The error for a client with so many bytes queued.
-absl::Status TooFarBehind(size_t bytes);
+absl::Status BacklogTooLargeError(size_t bytes);
 
 }  // namespace ferry::coord
 

@@ -34,7 +34,7 @@ void DirectConnection::Accept(UniqueFd fd, absl::Duration idle, absl::Duration t
   {
     absl::MutexLock lock(&mu_);
     fd_ = std::move(fd);
-    Tune(idle, timeout);
+    SetSocketOptions(idle, timeout);
     is_connected_ = true;
     // The loop may call it before the id is stored; it waits for the lock then.
     const auto added = loop_.Add(shared_from_this(), fd_.get(), EPOLLIN);
@@ -67,7 +67,7 @@ void DirectConnection::TryNext() {
         const auto added = loop_.Add(shared_from_this(), fd_.get(), EPOLLOUT);
         if (added.ok()) {
           source_ = *added;
-          if (next_address_ < addresses_.size()) GoOnAfter(kLongestOfOne, next_address_);
+          if (next_address_ < addresses_.size()) TryNextAddressAfter(kLongestOfOne, next_address_);
           return;
         }
         // Not an answer of the coordinator, but a local shortage that may pass.
@@ -82,7 +82,7 @@ void DirectConnection::TryNext() {
   CloseNow(connect_failure_);
 }
 
-void DirectConnection::GoOnAfter(absl::Duration timeout, size_t next_address) {
+void DirectConnection::TryNextAddressAfter(absl::Duration timeout, size_t next_address) {
   loop_.PostAfter(timeout, [weak = weak_from_this(), timeout, next_address] {
     const std::shared_ptr<DirectConnection> self = weak.lock();
     if (self == nullptr || !self->is_connecting_ || self->next_address_ != next_address) return;
@@ -105,7 +105,7 @@ void DirectConnection::FinishConnecting() {
           absl::StrCat("connecting to ", ShowAddress(addresses_[next_address_ - 1]), ": ",
                        std::strerror(error)));
     } else {
-      Tune(kDirectIdle, kDirectTimeout);
+      SetSocketOptions(kDirectIdle, kDirectTimeout);
       is_connecting_ = false;
       is_connected_ = true;
       out_.insert(out_.begin(), grpc::Slice(kDirectPreface.data(), kDirectPreface.size()));
@@ -117,28 +117,28 @@ void DirectConnection::FinishConnecting() {
   if (is_drained) OnDrained();
 }
 
-void DirectConnection::Tune(absl::Duration idle, absl::Duration timeout) {
+void DirectConnection::SetSocketOptions(absl::Duration idle, absl::Duration timeout) {
   TuneConnection(fd_.get(), idle, timeout);
   host_watch_ = HostWatch(idle + timeout);
 }
 
-void DirectConnection::LookLater() {
-  if (std::exchange(will_look_, true)) return;
+void DirectConnection::ScheduleHostCheck() {
+  if (std::exchange(is_host_check_scheduled_, true)) return;
   loop_.PostAfter(host_watch_.period(), [weak = weak_from_this()] {
-    if (const auto self = weak.lock()) self->LookAtHost();
+    if (const auto self = weak.lock()) self->CheckHost();
   });
 }
 
-void DirectConnection::LookAtHost() {
+void DirectConnection::CheckHost() {
   absl::Status status;
   {
     absl::MutexLock lock(&mu_);
-    will_look_ = false;
+    is_host_check_scheduled_ = false;
     if (is_closed_) return;
     const std::optional<TcpState> state = ReadTcpState(fd_.get());
     if (!state.has_value()) return;
     status = host_watch_.Look(*state, SteadyClock().Now());
-    if (status.ok() && host_watch_.is_waiting()) LookLater();
+    if (status.ok() && host_watch_.is_waiting()) ScheduleHostCheck();
   }
   if (!status.ok()) {
     CloseNow(absl::UnavailableError(absl::StrCat("the connection broke: ", status.message())));
@@ -184,7 +184,7 @@ bool DirectConnection::SendFrame(absl::Span<const grpc::Slice> slices, bool is_l
     message.msg_iov = pieces.data();
     message.msg_iovlen = pieces.size();
     const ssize_t result = sendmsg(fd_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-    LookLater();
+    ScheduleHostCheck();
     // Errors other than EAGAIN recur when reading.
     if (result > 0) sent = static_cast<size_t>(result);
     if (sent == sizeof(head) + header.bytes) {
@@ -223,7 +223,7 @@ bool DirectConnection::FlushLocked() {
     message.msg_iovlen = count;
     const ssize_t result = sendmsg(fd_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (result < 0) return false;
-    LookLater();
+    ScheduleHostCheck();
     size_t sent = static_cast<size_t>(result);
     total += sent;
     const bool is_all = sent == bytes;

@@ -90,7 +90,7 @@ class DirectConnection : public LoopSource, public std::enable_shared_from_this<
   void WatchOutput(bool wants_output) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void TryNext() ABSL_LOCKS_EXCLUDED(mu_);
   // Tries the next address after `timeout`, unless this one has answered.
-  void GoOnAfter(absl::Duration timeout, size_t next_address);
+  void TryNextAddressAfter(absl::Duration timeout, size_t next_address);
   void FinishConnecting() ABSL_LOCKS_EXCLUDED(mu_);
   void Read();
   // Returns false to stop reading.
@@ -107,11 +107,12 @@ class DirectConnection : public LoopSource, public std::enable_shared_from_this<
   bool BeginWhole(DirectHeader header, absl::string_view content);
   void CloseNow(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
   // For a connection that is already established.
-  void Tune(absl::Duration idle, absl::Duration timeout) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void SetSocketOptions(absl::Duration idle, absl::Duration timeout)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Schedules a check of the peer's host.
-  void LookLater() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void ScheduleHostCheck() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Closes if the host has vanished; otherwise reschedules itself while data is outstanding.
-  void LookAtHost() ABSL_LOCKS_EXCLUDED(mu_);
+  void CheckHost() ABSL_LOCKS_EXCLUDED(mu_);
 
   SocketLoop& loop_;
 
@@ -121,7 +122,7 @@ class DirectConnection : public LoopSource, public std::enable_shared_from_this<
   absl::Status connect_failure_;
   bool is_connecting_ = false;
   // Input is ignored: the connection is about to be closed.
-  bool is_deaf_ = false;
+  bool ignores_input_ = false;
   // Small frames received for the next turn, and how much of them is processed.
   std::string backlog_;
   // The number of preface bytes received.
@@ -146,7 +147,7 @@ class DirectConnection : public LoopSource, public std::enable_shared_from_this<
   bool is_watching_output_ ABSL_GUARDED_BY(mu_) = false;
   HostWatch host_watch_ ABSL_GUARDED_BY(mu_){kDirectIdle + kDirectTimeout};
   // A check of the host is scheduled.
-  bool will_look_ ABSL_GUARDED_BY(mu_) = false;
+  bool is_host_check_scheduled_ ABSL_GUARDED_BY(mu_) = false;
   // Data the kernel has not accepted, beginning after the first `out_next_` slices and
   // `out_offset_` bytes of the next. Usually empty; both numbers are then 0.
   std::vector<grpc::Slice> out_ ABSL_GUARDED_BY(mu_);

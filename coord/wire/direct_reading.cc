@@ -38,7 +38,7 @@ void DirectConnection::Read() {
   bool has_ended = false;
   {
     absl::MutexLock lock(&mu_);
-    if (is_closed_ || is_deaf_ || !backlog_.empty()) return;
+    if (is_closed_ || ignores_input_ || !backlog_.empty()) return;
     // Only this thread closes it.
     socket = fd_.get();
     has_ended = has_sent_last_;
@@ -123,13 +123,13 @@ void DirectConnection::Ignore() {
   absl::MutexLock lock(&mu_);
   // After our last frame, the other end's close is awaited; otherwise the connection is being
   // closed.
-  is_deaf_ = !has_sent_last_;
+  ignores_input_ = !has_sent_last_;
 }
 
 void DirectConnection::TakeBacklog() {
   {
     absl::MutexLock lock(&mu_);
-    if (is_closed_ || is_deaf_) return;
+    if (is_closed_ || ignores_input_) return;
     // Input after the end is dropped.
     if (has_sent_last_) backlog_ = {};
   }

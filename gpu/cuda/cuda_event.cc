@@ -99,7 +99,7 @@ absl::StatusOr<std::shared_ptr<const ReadyEvent>> ReadyEvent::RecordOrWait(Event
   return recorded;
 }
 
-absl::Status ReadyEvent::MakeWait(const CudaDevice& consumer, Stream stream) const {
+absl::Status ReadyEvent::EnqueueWait(const CudaDevice& consumer, Stream stream) const {
   const ScopedCurrent current(consumer);
   return consumer.Check(consumer.table().stream_wait_event(stream, event_.get(), /*flags=*/0),
                         "cuStreamWaitEvent");

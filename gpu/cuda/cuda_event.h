@@ -89,7 +89,7 @@ class ReadyEvent final {
 
   // Work that is enqueued on `stream` from now on runs once the bytes are complete.
   //   consumer: the stream's device, which need not be this event's.
-  absl::Status MakeWait(const CudaDevice& consumer, Stream stream) const;
+  absl::Status EnqueueWait(const CudaDevice& consumer, Stream stream) const;
   absl::StatusOr<bool> IsDone() const { return event_.IsDone(); }
 
  private:

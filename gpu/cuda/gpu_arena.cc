@@ -44,7 +44,7 @@ struct GpuArena::State {
 
   // Runs an action that may synchronize the device.
   absl::Status Quietly(absl::string_view doing, absl::FunctionRef<void()> action) const {
-    if (gate != nullptr) return gate->RunQuietly(options.timeout, doing, action);
+    if (gate != nullptr) return gate->RunQuiesced(options.timeout, doing, action);
     action();
     return absl::OkStatus();
   }
@@ -121,7 +121,7 @@ absl::StatusOr<std::shared_ptr<GpuArena>> GpuArena::Create(std::shared_ptr<CudaD
   if (gate == nullptr) {
     try_it();
   } else {
-    FERRY_RETURN_IF_ERROR(gate->RunQuietly(options.timeout, "make exportable memory", try_it));
+    FERRY_RETURN_IF_ERROR(gate->RunQuiesced(options.timeout, "make exportable memory", try_it));
   }
   // The kind of memory must not depend on how much is free at present.
   if (absl::IsResourceExhausted(probe)) return probe;

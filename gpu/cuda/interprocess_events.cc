@@ -123,7 +123,7 @@ ImportedEvents::~ImportedEvents() {
   for (const Event event : events_) device_->table().event_destroy(event);
 }
 
-absl::Status ImportedEvents::MakeWait(const EventTicket& ticket, Stream stream) {
+absl::Status ImportedEvents::EnqueueWait(const EventTicket& ticket, Stream stream) {
   {
     absl::MutexLock lock(&mu_);
     if (!IsNew(ticket)) return NoRecord(ticket);

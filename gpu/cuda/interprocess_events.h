@@ -85,10 +85,10 @@ class ImportedEvents final {
   // be used once.
   //   Errors: INVALID_ARGUMENT for a slot that does not exist, or a record older than one that was
   //   waited for; INTERNAL.
-  absl::Status MakeWait(const EventTicket& ticket, Stream stream) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status EnqueueWait(const EventTicket& ticket, Stream stream) ABSL_LOCKS_EXCLUDED(mu_);
   // Returns whether the ticket's record has completed; if so no wait is needed, and the ticket is
-  // used up as by MakeWait. Does not block.
-  //   Errors: as MakeWait.
+  // used up as by EnqueueWait. Does not block.
+  //   Errors: as EnqueueWait.
   absl::StatusOr<bool> HasPassed(const EventTicket& ticket) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:

@@ -72,7 +72,7 @@ void IpcImportCache::State::StartClosing() {
   }
   // The cache and its thread are gone: this thread must do it.
   const absl::Status ignored =
-      gate->RunQuietly(absl::Seconds(10), "close a peer's memory", [this] { CloseNow(); });
+      gate->RunQuiesced(absl::Seconds(10), "close a peer's memory", [this] { CloseNow(); });
 }
 
 std::vector<IpcImportCache::State::EntryPtr> IpcImportCache::State::CloseNow() {
@@ -105,8 +105,8 @@ void IpcImportCache::State::Announce(const std::vector<EntryPtr>& closed) {
 
 void IpcImportCache::State::CloseSome() {
   std::vector<EntryPtr> closed;
-  gate->RunQuietly(options.timeout, "close a peer's memory",
-                   [this, &closed] { closed = CloseNow(); })
+  gate->RunQuiesced(options.timeout, "close a peer's memory",
+                    [this, &closed] { closed = CloseNow(); })
       .IgnoreError();
   {
     absl::MutexLock lock(&mu);
@@ -160,7 +160,7 @@ void IpcImportCache::State::Open(const JobPtr& job) {
     left = job->deadline - SteadyClock().Now();
   }
   std::vector<EntryPtr> closed;
-  const absl::Status quiet = gate->RunQuietly(
+  const absl::Status quiet = gate->RunQuiesced(
       std::clamp(left, absl::ZeroDuration(), options.timeout), "map a peer's memory",
       [this, &job, &mapping, &closed] { mapping = TryOpen(*job, closed); });
   Announce(closed);

@@ -28,7 +28,7 @@ struct PinnedPool::State {
         table(std::move(table_options)) {}
 
   absl::Status Quietly(absl::string_view doing, absl::FunctionRef<void()> action) const {
-    if (gate != nullptr) return gate->RunQuietly(options.timeout, doing, action);
+    if (gate != nullptr) return gate->RunQuiesced(options.timeout, doing, action);
     action();
     return absl::OkStatus();
   }

@@ -46,8 +46,8 @@ void SyncGate::EndProgramWork(int device) {
   if (--found->second == 0) program_work_.erase(found);
 }
 
-absl::Status SyncGate::RunQuietly(absl::Duration timeout, absl::string_view doing,
-                                  absl::FunctionRef<void()> action) {
+absl::Status SyncGate::RunQuiesced(absl::Duration timeout, absl::string_view doing,
+                                   absl::FunctionRef<void()> action) {
   bool has_to_wait = false;
   bool has_to_tell = false;
   absl::Status status;
@@ -81,7 +81,7 @@ absl::Status SyncGate::RunQuietly(absl::Duration timeout, absl::string_view doin
   return status;
 }
 
-void SyncGate::Listen(std::weak_ptr<QuietListener> listener) {
+void SyncGate::Listen(std::weak_ptr<QuiesceListener> listener) {
   absl::MutexLock lock(&mu_);
   listeners_.erase(std::remove_if(listeners_.begin(), listeners_.end(),
                                   [](const auto& each) { return each.expired(); }),
@@ -90,17 +90,17 @@ void SyncGate::Listen(std::weak_ptr<QuietListener> listener) {
 }
 
 void SyncGate::TellListeners() {
-  std::vector<std::weak_ptr<QuietListener>> listeners;
+  std::vector<std::weak_ptr<QuiesceListener>> listeners;
   {
     absl::MutexLock lock(&mu_);
     listeners = listeners_;
   }
-  for (const std::weak_ptr<QuietListener>& each : listeners) {
-    if (const auto listener = each.lock()) listener->OnQuietWanted();
+  for (const std::weak_ptr<QuiesceListener>& each : listeners) {
+    if (const auto listener = each.lock()) listener->OnQuiesceRequested();
   }
 }
 
-bool SyncGate::is_quiet_wanted() const {
+bool SyncGate::is_quiesce_requested() const {
   absl::MutexLock lock(&mu_);
   return is_wanted_;
 }

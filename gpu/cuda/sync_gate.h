@@ -17,12 +17,12 @@
 namespace ferry::cuda {
 
 // Starts work that waits for other processes, and can pause doing so.
-class QuietListener {
+class QuiesceListener {
  public:
-  virtual ~QuietListener() = default;
-  // SyncGate::is_quiet_wanted may have changed. Called on the thread that requests quiet, which may
-  // hold its own locks: must not block.
-  virtual void OnQuietWanted() = 0;
+  virtual ~QuiesceListener() = default;
+  // SyncGate::is_quiesce_requested may have changed. Called on the thread that requests quiet,
+  // which may hold its own locks: must not block.
+  virtual void OnQuiesceRequested() = 0;
 };
 
 // The driver may synchronize a device when memory is allocated, freed, mapped, unmapped or pinned.
@@ -50,15 +50,15 @@ class SyncGate final {
   // Runs `action` as soon as no work is in flight, and blocks new work until it returns.
   //   doing: for the message, "unmap a peer's memory".
   //   Errors: DEADLINE_EXCEEDED if there was work for all of `timeout`; the action did not run.
-  absl::Status RunQuietly(absl::Duration timeout, absl::string_view doing,
-                          absl::FunctionRef<void()> action) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status RunQuiesced(absl::Duration timeout, absl::string_view doing,
+                           absl::FunctionRef<void()> action) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Whether an action waits for quiet, or runs. Batch agreements start no transfers then: with work
   // always in flight nothing would ever be mapped.
-  bool is_quiet_wanted() const ABSL_LOCKS_EXCLUDED(mu_);
+  bool is_quiesce_requested() const ABSL_LOCKS_EXCLUDED(mu_);
   int work_count() const ABSL_LOCKS_EXCLUDED(mu_);
   // Notifies `listener` of each change from now on, for as long as it exists.
-  void Listen(std::weak_ptr<QuietListener> listener) ABSL_LOCKS_EXCLUDED(mu_);
+  void Listen(std::weak_ptr<QuiesceListener> listener) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   void TellListeners() ABSL_LOCKS_EXCLUDED(mu_);
@@ -75,7 +75,7 @@ class SyncGate final {
   // An action has had to wait, and not all have finished since. Listeners are notified of every
   // change: an action that finds quiet at once changes nothing.
   bool is_wanted_ ABSL_GUARDED_BY(mu_) = false;
-  std::vector<std::weak_ptr<QuietListener>> listeners_ ABSL_GUARDED_BY(mu_);
+  std::vector<std::weak_ptr<QuiesceListener>> listeners_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace ferry::cuda

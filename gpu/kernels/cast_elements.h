@@ -41,7 +41,7 @@ FERRY_BOTH To IntegerOf(Real x) {
 }
 
 template <typename T>
-inline constexpr bool kIsSmall = std::is_same_v<T, Float16> || std::is_same_v<T, Brain16>;
+inline constexpr bool kIsSmall = std::is_same_v<T, Float16> || std::is_same_v<T, BFloat16>;
 
 template <typename To, typename From>
 FERRY_BOTH To Converted(From x) {
@@ -49,7 +49,7 @@ FERRY_BOTH To Converted(From x) {
     return Converted<To>(ToFloat(x));
   } else if constexpr (std::is_same_v<To, Float16>) {
     return ToFloat16(static_cast<float>(x));
-  } else if constexpr (std::is_same_v<To, Brain16>) {
+  } else if constexpr (std::is_same_v<To, BFloat16>) {
     return ToBrain16(static_cast<float>(x));
   } else if constexpr (std::is_same_v<To, bool>) {
     return x != static_cast<From>(0);
@@ -128,7 +128,7 @@ FERRY_BOTH void CastFrom(const CastCall& call, uint64_t first, uint64_t step) {
     case ElementType::kBool:
       return CastLoop<bool, From>(call, first, step);
     case ElementType::kBfloat16:
-      return CastLoop<Brain16, From>(call, first, step);
+      return CastLoop<BFloat16, From>(call, first, step);
     case ElementType::kUint16:
       return CastLoop<uint16_t, From>(call, first, step);
     case ElementType::kHalf:
@@ -159,7 +159,7 @@ FERRY_BOTH void RunCast(const CastCall& call, uint64_t first, uint64_t step) {
     case ElementType::kBool:
       return CastFrom<bool>(call, first, step);
     case ElementType::kBfloat16:
-      return CastFrom<Brain16>(call, first, step);
+      return CastFrom<BFloat16>(call, first, step);
     case ElementType::kUint16:
       return CastFrom<uint16_t>(call, first, step);
     case ElementType::kHalf:

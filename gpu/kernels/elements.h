@@ -105,14 +105,14 @@ FERRY_BOTH uint64_t BytesOf(ElementType type) {
 
 // Conversion to the type of computation, and back.
 FERRY_BOTH float Widened(Float16 x) { return ToFloat(x); }
-FERRY_BOTH float Widened(Brain16 x) { return ToFloat(x); }
+FERRY_BOTH float Widened(BFloat16 x) { return ToFloat(x); }
 FERRY_BOTH float Widened(float x) { return x; }
 FERRY_BOTH double Widened(double x) { return x; }
 // Unsigned, so that overflow wraps around.
 FERRY_BOTH uint64_t Widened(int64_t x) { return static_cast<uint64_t>(x); }
 
 FERRY_BOTH void Narrow(float x, Float16& out) { out = ToFloat16(x); }
-FERRY_BOTH void Narrow(float x, Brain16& out) { out = ToBrain16(x); }
+FERRY_BOTH void Narrow(float x, BFloat16& out) { out = ToBrain16(x); }
 FERRY_BOTH void Narrow(float x, float& out) { out = x; }
 FERRY_BOTH void Narrow(double x, double& out) { out = x; }
 FERRY_BOTH void Narrow(uint64_t x, int64_t& out) { out = static_cast<int64_t>(x); }
@@ -202,7 +202,7 @@ FERRY_BOTH void RunBinary(const BinaryCall& call, uint64_t first, uint64_t step)
     case ElementType::kHalf:
       return BinaryOf<Float16>(call, first, step);
     case ElementType::kBfloat16:
-      return BinaryOf<Brain16>(call, first, step);
+      return BinaryOf<BFloat16>(call, first, step);
     case ElementType::kFloat:
       return BinaryOf<float>(call, first, step);
     case ElementType::kDouble:
@@ -232,7 +232,7 @@ FERRY_BOTH void RunUnary(const UnaryCall& call, uint64_t first, uint64_t step) {
     case ElementType::kHalf:
       return UnaryOf<Float16>(call, first, step);
     case ElementType::kBfloat16:
-      return UnaryOf<Brain16>(call, first, step);
+      return UnaryOf<BFloat16>(call, first, step);
     case ElementType::kFloat:
       return UnaryOf<float>(call, first, step);
     case ElementType::kDouble:

@@ -21,7 +21,7 @@ namespace ferry::cuda {
 struct Float16 {
   uint16_t bits;
 };
-struct Brain16 {
+struct BFloat16 {
   uint16_t bits;
 };
 
@@ -74,16 +74,16 @@ FERRY_BOTH Float16 ToFloat16(float value) {
   return Float16{static_cast<uint16_t>(sign | half)};
 }
 
-FERRY_BOTH float ToFloat(Brain16 value) {
+FERRY_BOTH float ToFloat(BFloat16 value) {
   return BitsAs<float>(static_cast<uint32_t>(value.bits) << 16);
 }
 
-FERRY_BOTH Brain16 ToBrain16(float value) {
+FERRY_BOTH BFloat16 ToBrain16(float value) {
   const uint32_t bits = BitsAs<uint32_t>(value);
   const uint32_t sign = (bits >> 16) & 0x8000u;
   const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1)) >> 16;
   const bool is_number = (bits & 0x7fffffffu) <= 0x7f800000u;
-  return Brain16{static_cast<uint16_t>(is_number ? rounded : sign | 0x7fc0u)};
+  return BFloat16{static_cast<uint16_t>(is_number ? rounded : sign | 0x7fc0u)};
 }
 
 }  // namespace ferry::cuda

@@ -97,7 +97,7 @@ absl::Status TakeDesk(absl::Time deadline, absl::FunctionRef<absl::Status()> kee
 
 }  // namespace
 
-absl::StatusOr<std::vector<std::string>> MintUniqueIds(
+absl::StatusOr<std::vector<std::string>> CreateUniqueIds(
     std::shared_ptr<const NcclApi> api, int count, absl::Time deadline,
     absl::FunctionRef<absl::Status()> keep_going) {
   Desk& desk = TheDesk();

@@ -24,7 +24,7 @@ namespace ferry::nccl {
 //   keep_going: called every few milliseconds; an error abandons the call in the same way.
 //   Errors: DEADLINE_EXCEEDED; UNAVAILABLE an earlier call hangs, and since when; as keep_going;
 //   NCCL's error.
-absl::StatusOr<std::vector<std::string>> MintUniqueIds(
+absl::StatusOr<std::vector<std::string>> CreateUniqueIds(
     std::shared_ptr<const NcclApi> api, int count, absl::Time deadline,
     absl::FunctionRef<absl::Status()> keep_going);
 

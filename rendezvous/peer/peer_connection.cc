@@ -13,18 +13,18 @@
 
 namespace ferry {
 
-PeerConnection::PeerConnection(const TransferContext& exchange,
+PeerConnection::PeerConnection(const TransferContext& context,
                                std::shared_ptr<PeerConnectionObserver> chooser, const PeerId& peer,
                                bool is_opener)
-    : exchange_(exchange),
+    : context_(context),
       chooser_(std::move(chooser)),
       peer_(peer),
       is_opener_(is_opener),
       // The opener knows that a checksummed HELLO gets a checksummed answer.
-      expects_checksums_(is_opener && exchange.checksum),
-      sends_checksums_(exchange.checksum),
+      expects_checksums_(is_opener && context.checksum),
+      sends_checksums_(context.checksum),
       ping_(std::make_shared<LatencyProbe>(
-          *exchange.clock, exchange.transports == nullptr ? 0 : exchange.transports->size())) {}
+          *context.clock, context.transports == nullptr ? 0 : context.transports->size())) {}
 
 PeerConnection::~PeerConnection() = default;
 
@@ -48,7 +48,7 @@ void PeerConnection::OnOpen(std::shared_ptr<ControlChannel> channel) {
 
 absl::Status PeerConnection::SayHello() {
   const std::shared_ptr<ControlChannel> channel = Checksummed(sends_checksums_);
-  const Endpoint& self = exchange_.self;
+  const Endpoint& self = context_.self;
   return SendHello(*channel,
                    {self.boot_id, self.host_name, self.channels.tcp, self.gpus, self.transports});
 }
@@ -149,7 +149,7 @@ absl::Status PeerConnection::OnHello(absl::string_view body) {
     (*client)->set_descriptors_unavailable_reason(
         channel->passes_descriptors() ? "" : absl::StrCat(Describe(peer_), " came over TCP"));
   }
-  server_ = std::make_shared<TensorResponder>(exchange_, std::move(endpoint), sends_checksums_,
+  server_ = std::make_shared<TensorResponder>(context_, std::move(endpoint), sends_checksums_,
                                               (*client)->descriptors_unavailable_reason(), ping_);
   client_ = *std::move(client);
   ping_->set_incoming(client_->costs());
@@ -161,7 +161,7 @@ absl::Status PeerConnection::OnHello(absl::string_view body) {
   chooser_->OnLinkServes(*this, server_);
   client_->OnOpen(channel, server_->consumer().transports);
   // After the queued requests were sent.
-  ping_->Refresh(*channel, exchange_.clock->Now());
+  ping_->Refresh(*channel, context_.clock->Now());
   return absl::OkStatus();
 }
 

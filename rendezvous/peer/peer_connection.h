@@ -45,7 +45,7 @@ class PeerConnectionObserver {
 class PeerConnection final : public ControlHandler,
                              public std::enable_shared_from_this<PeerConnection> {
  public:
-  PeerConnection(const TransferContext& exchange, std::shared_ptr<PeerConnectionObserver> chooser,
+  PeerConnection(const TransferContext& context, std::shared_ptr<PeerConnectionObserver> chooser,
                  const PeerId& peer, bool is_opener);
   ~PeerConnection() override;
 
@@ -79,7 +79,7 @@ class PeerConnection final : public ControlHandler,
   // The channel to send through.
   std::shared_ptr<ControlChannel> Checksummed(bool is_checksummed);
 
-  const TransferContext& exchange_;
+  const TransferContext& context_;
   const std::shared_ptr<PeerConnectionObserver> chooser_;
   const PeerId peer_;
   const bool is_opener_;

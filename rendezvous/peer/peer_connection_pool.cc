@@ -27,12 +27,12 @@ absl::Status AnotherIsTaken(const PeerId& peer) {
 
 }  // namespace
 
-PeerConnectionPool::PeerConnectionPool(const TransferContext& exchange) : exchange_(exchange) {}
+PeerConnectionPool::PeerConnectionPool(const TransferContext& context) : context_(context) {}
 
 PeerConnectionPool::~PeerConnectionPool() = default;
 
 bool PeerConnectionPool::Decides(const PeerId& peer) const {
-  const PeerId& self = exchange_.self.peer;
+  const PeerId& self = context_.self.peer;
   return std::tie(self.node_id, self.incarnation) < std::tie(peer.node_id, peer.incarnation);
 }
 
@@ -46,18 +46,18 @@ absl::StatusOr<std::shared_ptr<TensorRequester>> PeerConnectionPool::Find(
 }
 
 PeerConnectionPool::PairPtr PeerConnectionPool::MakePair(const Endpoint& peer) {
-  auto pair = std::make_shared<Pair>(std::make_shared<TensorRequester>(exchange_, peer));
+  auto pair = std::make_shared<Pair>(std::make_shared<TensorRequester>(context_, peer));
   pair->pause = kFirstPause;
   pairs_[peer.peer] = pair;
   return pair;
 }
 
 std::string PeerConnectionPool::WhyNoUnixSocket(const Endpoint& peer) const {
-  const Endpoint& self = exchange_.self;
-  const PathPolicy& policy = exchange_.policy;
+  const Endpoint& self = context_.self;
+  const PathPolicy& policy = context_.policy;
   if (policy.required.moves_over_tcp) return absl::StrCat("only ", policy.require, " is allowed");
   if (self.boot_id.empty() || self.boot_id != peer.boot_id) return "they are on two machines";
-  if (!exchange_.why_no_shared_memory.empty()) return exchange_.why_no_shared_memory;
+  if (!context_.why_no_shared_memory.empty()) return context_.why_no_shared_memory;
   if (!peer.channels.unix_name.empty()) return "";
   return absl::StrCat(Describe(peer.peer), " listens on no Unix socket");
 }
@@ -91,7 +91,7 @@ absl::StatusOr<std::shared_ptr<TensorRequester>> PeerConnectionPool::Open(const 
 }
 
 void PeerConnectionPool::Attempt(const PairPtr& pair) {
-  auto link = std::make_shared<PeerConnection>(exchange_, shared_from_this(), pair->peer(),
+  auto link = std::make_shared<PeerConnection>(context_, shared_from_this(), pair->peer(),
                                                /*is_opener=*/true);
   bool use_unix = false;
   {
@@ -115,7 +115,7 @@ void PeerConnectionPool::Attempt(const PairPtr& pair) {
 
 std::shared_ptr<ControlHandler> PeerConnectionPool::Accept(const PeerId& peer) {
   auto link =
-      std::make_shared<PeerConnection>(exchange_, shared_from_this(), peer, /*is_opener=*/false);
+      std::make_shared<PeerConnection>(context_, shared_from_this(), peer, /*is_opener=*/false);
   SpinLockHolder lock(&mu_);
   if (!closed_.ok()) return nullptr;
   links_[link.get()] = {.link = link, .pair = nullptr, .server = {}};
@@ -135,7 +135,7 @@ absl::Status PeerConnectionPool::OnLinkOpen(const std::shared_ptr<PeerConnection
       }
     }
   }
-  silent_.push_back({connector_->Now() + exchange_.connect_timeout, link});
+  silent_.push_back({connector_->Now() + context_.connect_timeout, link});
   AwaitHello();
   return absl::OkStatus();
 }
@@ -156,9 +156,9 @@ void PeerConnectionPool::EndWhoIsSilent() {
     silent_.pop_front();
   }
   for (const auto& link : late) {
-    link->Close(absl::DeadlineExceededError(
-        absl::StrCat(Describe(link->peer()), " is connected, and has not answered for ",
-                     ShortDuration(exchange_.connect_timeout))));
+    link->Close(absl::DeadlineExceededError(absl::StrCat(Describe(link->peer()),
+                                                         " is connected, and has not answered for ",
+                                                         ShortDuration(context_.connect_timeout))));
   }
   AwaitHello();
 }
@@ -285,10 +285,10 @@ void PeerConnectionPool::OnAttemptFailed(const PairPtr& pair, const PeerConnecti
     if (closed_.ok() && pair->is_trying_unix && !link.was_open()) {
       // Most likely another network namespace. The policy decides whether to try TCP.
       pair->is_trying_unix = false;
-      tries_tcp = !exchange_.policy.required.needs_fd_channel && !tcp.empty();
+      tries_tcp = !context_.policy.required.needs_fd_channel && !tcp.empty();
     }
     if (closed_.ok() && (link.was_refused() || IsPeerOpening(pair->peer())) &&
-        pair->paused < exchange_.connect_timeout) {
+        pair->paused < context_.connect_timeout) {
       tries_again = true;
       pause = pair->pause;
       pair->paused += pause;

@@ -34,8 +34,8 @@ namespace ferry {
 class PeerConnectionPool final : public PeerConnectionObserver,
                                  public std::enable_shared_from_this<PeerConnectionPool> {
  public:
-  // `exchange` must outlive all control channels.
-  explicit PeerConnectionPool(const TransferContext& exchange);
+  // `context` must outlive all control channels.
+  explicit PeerConnectionPool(const TransferContext& context);
   ~PeerConnectionPool() override;
   // `connector` must outlive all control channels. Call before anything else.
   void set_connector(Connector* connector) { connector_ = connector; }
@@ -159,7 +159,7 @@ class PeerConnectionPool final : public PeerConnectionObserver,
               const absl::Status& why);
   void Erase(const PairPtr& pair) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
-  const TransferContext& exchange_;
+  const TransferContext& context_;
   Connector* connector_ = nullptr;
 
   // Loop thread only. Longest wait first.

@@ -129,8 +129,8 @@ class PeerFetcher::Resolving final : public std::enable_shared_from_this<Resolvi
   absl::flat_hash_set<uint64_t> cancelled_ ABSL_GUARDED_BY(mu_);
 };
 
-PeerFetcher::Shared::Shared(const TransferContext& exchange)
-    : table(std::make_shared<PeerConnectionPool>(exchange)) {}
+PeerFetcher::Shared::Shared(const TransferContext& context)
+    : table(std::make_shared<PeerConnectionPool>(context)) {}
 
 std::shared_ptr<PeerFetcher::Resolving> PeerFetcher::Shared::Find(const PeerId& producer) {
   if (resolving_count.load(std::memory_order_acquire) == 0) return nullptr;

@@ -29,9 +29,9 @@ using EndpointResolver = std::function<void(int32_t node_id, ResolveCallback don
 // Thread-safe. Task N of a key's device is node N of the job.
 class PeerFetcher final : public RemoteFetcher {
  public:
-  // `exchange` must outlive it; call set_connector before the first Fetch.
-  PeerFetcher(const TransferContext& exchange, EndpointResolver resolver)
-      : resolver_(std::move(resolver)), shared_(std::make_shared<Shared>(exchange)) {}
+  // `context` must outlive it; call set_connector before the first Fetch.
+  PeerFetcher(const TransferContext& context, EndpointResolver resolver)
+      : resolver_(std::move(resolver)), shared_(std::make_shared<Shared>(context)) {}
   ~PeerFetcher() override { Close(absl::CancelledError("this process is leaving")); }
   // `connector` must outlive all control channels.
   void set_connector(Connector* connector) { shared_->table->set_connector(connector); }
@@ -66,7 +66,7 @@ class PeerFetcher final : public RemoteFetcher {
  private:
   class Resolving;
   struct Shared {
-    explicit Shared(const TransferContext& exchange);
+    explicit Shared(const TransferContext& context);
 
     // The resolution of that incarnation of a node that is under way; null: there is none.
     std::shared_ptr<Resolving> Find(const PeerId& producer) ABSL_LOCKS_EXCLUDED(mu);

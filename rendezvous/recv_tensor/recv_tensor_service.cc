@@ -19,7 +19,7 @@
 #include "coord/wire/raw_service.h"
 #include "proto/ferry_tensor_stream.pb.h"
 #include "proto/tf_worker.pb.h"
-#include "rendezvous/recv_tensor/call_marks.h"
+#include "rendezvous/recv_tensor/call_auth.h"
 #include "rendezvous/recv_tensor/derived.h"
 #include "rendezvous/value.h"
 
@@ -72,8 +72,8 @@ class Asked final {
     request_id_ = call.request_id;
     FERRY_LOG_DEBUG(kTransport, "request received: peer={} step={} request={} key={}", PeerIn(key_),
                     step_id_, request_id_, absl::CEscape(key_));
-    absl::Status status = CheckCall(context_->client_metadata(), call);
-    if (status.ok()) status = CheckProof(context_->client_metadata(), options.proof, call);
+    absl::Status status = CheckCallChecksum(context_->client_metadata(), call);
+    if (status.ok()) status = CheckAuthTag(context_->client_metadata(), options.auth, call);
     Count(options, status);
     if (!status.ok()) return std::move(done)(std::move(status), {});
     source_.Recv({.step_id = call.step_id, .key = call.key, .request_id = call.request_id},
@@ -91,8 +91,8 @@ class Asked final {
                     "response sent: peer={} step={} request={} path=grpc bytes={} key={}",
                     PeerIn(key_), step_id_, request_id_, value.is_dead ? 0 : value.tensor.bytes(),
                     absl::CEscape(key_));
-    if (!options.checksum && !FindMark(context_->client_metadata(), kChecksumMark)) return;
-    context_->AddTrailingMetadata(kChecksumMark, ChecksumMark(value));
+    if (!options.checksum && !FindMetadata(context_->client_metadata(), kChecksumMetadata)) return;
+    context_->AddTrailingMetadata(kChecksumMetadata, ChecksumText(value));
   }
   // The value cannot be sent: reports the error to both sides.
   void Lose(ServedValue value, const absl::Status& why) {
@@ -213,7 +213,7 @@ class RecvTensorService final : public coord::RawService {
       grpc::ByteBuffer bytes = *request;
       absl::Status status;
       if (coord::ParseMessage(bytes, message)) {
-        status = CheckProof(context->client_metadata(), options_.proof, message.request_id());
+        status = CheckAuthTag(context->client_metadata(), options_.auth, message.request_id());
         Count(options_, status);
       } else {
         status = absl::InvalidArgumentError("the request is no MarkRecvFinishedRequest");

@@ -10,7 +10,7 @@
 
 #include <grpcpp/impl/codegen/service_type.h>
 
-#include "rendezvous/recv_tensor/call_marks.h"
+#include "rendezvous/recv_tensor/call_auth.h"
 #include "rendezvous/recv_tensor/tensor_coding.h"
 #include "rendezvous/recv_tensor/tensor_frames.h"
 #include "rendezvous/tensor_source.h"
@@ -31,7 +31,7 @@ struct RecvTensorServiceOptions {
   // Send a checksum of the value with every response, not only where the client requests it.
   bool checksum = false;
   // By default every client may make requests.
-  ProofPolicy proof;
+  AuthPolicy auth;
   // Counts calls that failed authentication; outlives the service. Null: not counted.
   std::atomic<int64_t>* refused = nullptr;
 };
@@ -42,7 +42,7 @@ struct RecvTensorServiceOptions {
 // encodes the value without copying it, and starts writing it.
 //   Errors of RecvTensor and Recv: as TensorSource::Recv; INVALID_ARGUMENT for a malformed request
 //   and, for RecvTensor, for a tensor above max_unary_bytes, which is then lost; DATA_LOSS for a
-//   request corrupted in transit; UNAUTHENTICATED for one that fails authentication (call_marks.h).
+//   request corrupted in transit; UNAUTHENTICATED for one that fails authentication (call_auth.h).
 std::unique_ptr<grpc::Service> MakeRecvTensorService(TensorSource& source,
                                                      RecvTensorServiceOptions options = {});
 

@@ -20,7 +20,7 @@
 #include "coord/wire/bytes.h"
 #include "proto/ferry_tensor_stream.pb.h"
 #include "proto/tf_worker.pb.h"
-#include "rendezvous/recv_tensor/call_marks.h"
+#include "rendezvous/recv_tensor/call_auth.h"
 #include "rendezvous/recv_tensor/derived.h"
 #include "rendezvous/recv_tensor/tensor_channel.h"
 #include "tensor/check_values.h"
@@ -139,7 +139,7 @@ void MarkFinished(const PeerPtr& peer, const std::string& token, int64_t request
   tensorflow::MarkRecvFinishedRequest message;
   message.set_request_id(request_id);
   call->request = coord::SerializeMessage(message);
-  if (!token.empty()) call->context.AddMetadata(kProofMark, ProofMark(token, request_id));
+  if (!token.empty()) call->context.AddMetadata(kAuthTagMetadata, AuthTag(token, request_id));
   call->context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60));
   grpc::internal::CallbackUnaryCall(peer->channel.get(), peer->mark_finished, &call->context,
                                     static_cast<const grpc::ByteBuffer*>(&call->request),
@@ -199,8 +199,8 @@ grpc::ByteBuffer TensorFetch::UnaryRequest() const {
 absl::Status TensorFetch::CheckAnswer(const grpc::ClientContext& context, bool is_stream,
                                       const ServedValue& value) const {
   // A server with streams supports checksums.
-  absl::Status status = CheckValue(context.GetServerTrailingMetadata(), value,
-                                   /*must_have=*/is_stream && core_->options().checksum);
+  absl::Status status = CheckValueChecksum(context.GetServerTrailingMetadata(), value,
+                                           /*must_have=*/is_stream && core_->options().checksum);
   if (!status.ok()) return status;
   return OfSender(CheckValues(value.tensor));
 }
@@ -222,10 +222,10 @@ void TensorFetch::Attempt() {
         absl::ToChronoTime(absl::Now() + (args_.deadline - core_->clock().Now())));
   }
   if (core_->options().checksum) {
-    context->AddMetadata(kChecksumMark, ChecksumMark({step_id_, request_id_, key_.text()}));
+    context->AddMetadata(kChecksumMetadata, ChecksumText({step_id_, request_id_, key_.text()}));
   }
   if (const std::string& token = core_->options().token; !token.empty()) {
-    context->AddMetadata(kProofMark, ProofMark(token, {step_id_, request_id_, key_.text()}));
+    context->AddMetadata(kAuthTagMetadata, AuthTag(token, {step_id_, request_id_, key_.text()}));
   }
   {
     absl::MutexLock lock(&mu_);

@@ -17,7 +17,7 @@
 #include "coord/wire/errors.h"
 #include "proto/ferry_trace.grpc.pb.h"
 #include "proto/tf_worker.grpc.pb.h"
-#include "rendezvous/recv_tensor/call_marks.h"
+#include "rendezvous/recv_tensor/call_auth.h"
 #include "rendezvous/recv_tensor/tensor_channel.h"
 
 namespace ferry::master {
@@ -149,7 +149,7 @@ class GrpcWorkerLink final : public WorkerLink {
     }
     const auto context = std::make_shared<grpc::ClientContext>();
     if (!token_.empty()) {
-      context->AddMetadata(kProofMark, MethodProofMark(token_, path, NewNonce()));
+      context->AddMetadata(kAuthTagMetadata, MethodAuthTag(token_, path, NewNonce()));
     }
     // Clients encode "no timeout" as values that overflow the clock's range.
     if (limits.timeout < absl::Hours(24 * 365)) {

@@ -32,7 +32,7 @@ class GrpcWorkerLinks final {
   GrpcWorkerLinks& operator=(const GrpcWorkerLinks&) = delete;
 
   // Connects on first use; calls fail at once with UNAVAILABLE if the worker is not listening.
-  //   token: the job's secret; each call is authenticated with a proof derived from it. Empty: no
+  //   token: the job's secret; each call carries an authentication tag derived from it. Empty: no
   //   authentication.
   std::shared_ptr<WorkerLink> Connect(const std::string& address, const std::string& token = "");
 

@@ -17,21 +17,21 @@ namespace {
 // Smaller tensors are sent eagerly, inside the message that announces them.
 constexpr size_t kArenaBytes = size_t{16} << 10;
 
-worker::WorkerOptions WorkerOptionsOf(TransferEngine& exchange, const NodeWorkerOptions& options) {
+worker::WorkerOptions WorkerOptionsOf(TransferEngine& engine, const NodeWorkerOptions& options) {
   worker::WorkerOptions result;
-  result.task = exchange.task();
-  const uint64_t incarnation = exchange.self().peer.incarnation;
+  result.task = engine.task();
+  const uint64_t incarnation = engine.self().peer.incarnation;
   result.devices.push_back({.name = ToString(TaskDevice{result.task, "CPU", 0}),
                             .type = "CPU",
                             .memory_bytes = static_cast<int64_t>(Usable().memory_bytes),
                             .incarnation = incarnation});
-  result.gpus = exchange.gpus();
+  result.gpus = engine.gpus();
   if (result.gpus != nullptr) {
-    result.collectives = std::make_shared<worker::NcclGpus>(*result.gpus, exchange.nccl());
+    result.collectives = std::make_shared<worker::NcclGpus>(*result.gpus, engine.nccl());
   }
   for (const Device& device : options.devices) {
-    if (device.kind != DeviceKind::kGpu || exchange.gpus() == nullptr ||
-        device.ordinal >= exchange.gpus()->count()) {
+    if (device.kind != DeviceKind::kGpu || engine.gpus() == nullptr ||
+        device.ordinal >= engine.gpus()->count()) {
       continue;
     }
     result.devices.push_back({.name = ToString(TaskDevice{result.task, "GPU", device.ordinal}),
@@ -42,14 +42,14 @@ worker::WorkerOptions WorkerOptionsOf(TransferEngine& exchange, const NodeWorker
                               .description = GpuDescription(device),
                               .numa_node = device.numa_node});
   }
-  result.allocate = [&exchange](size_t bytes) -> absl::StatusOr<std::shared_ptr<Buffer>> {
+  result.allocate = [&engine](size_t bytes) -> absl::StatusOr<std::shared_ptr<Buffer>> {
     if (bytes >= kArenaBytes) {
-      absl::StatusOr<std::shared_ptr<Buffer>> buffer = exchange.arena().Allocate(bytes);
+      absl::StatusOr<std::shared_ptr<Buffer>> buffer = engine.arena().Allocate(bytes);
       if (buffer.ok()) return buffer;
     }
     return AllocateHeapBuffer(bytes);
   };
-  result.host_name = exchange.self().host_name;
+  result.host_name = engine.self().host_name;
   result.thread_count = options.thread_count;
   result.limits = options.limits;
   return result;
@@ -57,10 +57,10 @@ worker::WorkerOptions WorkerOptionsOf(TransferEngine& exchange, const NodeWorker
 
 }  // namespace
 
-NodeWorker::NodeWorker(TransferEngine& exchange, NodeWorkerOptions options)
-    : steps_(exchange, options.lookup),
-      worker_(steps_, WorkerOptionsOf(exchange, options)),
-      service_(worker::MakeWorkerService(worker_, options.proof)) {}
+NodeWorker::NodeWorker(TransferEngine& engine, NodeWorkerOptions options)
+    : steps_(engine, options.lookup),
+      worker_(steps_, WorkerOptionsOf(engine, options)),
+      service_(worker::MakeWorkerService(worker_, options.auth)) {}
 
 NodeWorker::~NodeWorker() = default;
 
@@ -69,10 +69,10 @@ NodeServiceFactory ServeGraphs(GraphOptions options) {
     NodeWorkerOptions worker;
     worker.thread_count = options.thread_count;
     worker.limits = options.limits;
-    worker.proof = std::move(context.proof);
+    worker.auth = std::move(context.auth);
     worker.devices = std::move(context.devices);
     worker.lookup = std::move(context.find_node);
-    return std::make_unique<NodeWorker>(context.exchange, std::move(worker));
+    return std::make_unique<NodeWorker>(context.engine, std::move(worker));
   };
 }
 

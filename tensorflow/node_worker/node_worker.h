@@ -8,7 +8,7 @@
 
 #include "node/node_service.h"
 #include "node/transfer_engine.h"
-#include "rendezvous/proof_policy.h"
+#include "rendezvous/auth_policy.h"
 #include "tensorflow/node_worker/transfer_steps.h"
 #include "tensorflow/worker/worker.h"
 #include "topology/device.h"
@@ -19,18 +19,20 @@ struct NodeWorkerOptions {
   // Maximum number of graph nodes (ops) that run concurrently; 0: the number of processors.
   int thread_count = 0;
   worker::WorkerLimits limits;
-  // Whether masters must prove knowledge of the job's token.
-  ProofPolicy proof;
-  // Devices of this node, possibly among others; its GPUs are exported if the exchange uses them.
+  // Whether masters must authenticate with the job's token.
+  AuthPolicy auth;
+  // Devices of this node, possibly among others; its GPUs are exported if the transfer engine uses
+  // them.
   std::vector<Device> devices;
   // See TransferSteps.
   TransferSteps::Lookup lookup;
 };
 
-// Thread-safe. Created while an exchange starts, and outlives its server; `exchange` outlives it.
+// Thread-safe. Created while a transfer engine starts, and outlives its server; `engine` outlives
+// it.
 class NodeWorker final : public NodeService {
  public:
-  NodeWorker(TransferEngine& exchange, NodeWorkerOptions options);
+  NodeWorker(TransferEngine& engine, NodeWorkerOptions options);
   ~NodeWorker() override;
 
   worker::Worker& worker() { return worker_; }

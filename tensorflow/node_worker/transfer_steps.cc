@@ -34,9 +34,9 @@ class OpenStep final : public worker::StepTransfers {
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<worker::StepTransfers>> TransferSteps::Open(int64_t step_id) {
-  FERRY_ASSIGN_OR_RETURN(Step step, exchange_.OpenStep(step_id));
+  FERRY_ASSIGN_OR_RETURN(Step step, engine_.OpenStep(step_id));
   FERRY_ASSIGN_OR_RETURN(std::shared_ptr<RemoteRendezvous> rendezvous,
-                         exchange_.rendezvous().Find(step_id));
+                         engine_.rendezvous().Find(step_id));
   return std::make_shared<OpenStep>(std::move(step), std::move(rendezvous));
 }
 

@@ -12,23 +12,23 @@
 namespace ferry {
 
 // Thread-safe.
-class TransferSteps final : public worker::StepExchanges {
+class TransferSteps final : public worker::WorkerSteps {
  public:
   // Looks up a node's endpoint, so that gRPC can reach it; may block. Empty: not needed.
   using Lookup = std::function<absl::Status(int64_t node)>;
 
-  // `exchange` outlives it.
-  explicit TransferSteps(TransferEngine& exchange, Lookup lookup = {})
-      : exchange_(exchange), lookup_(std::move(lookup)) {}
+  // `engine` outlives it.
+  explicit TransferSteps(TransferEngine& engine, Lookup lookup = {})
+      : engine_(engine), lookup_(std::move(lookup)) {}
 
   absl::Status Reach(const TaskName& task) override {
     return lookup_ ? lookup_(task.task) : absl::OkStatus();
   }
   absl::StatusOr<std::shared_ptr<worker::StepTransfers>> Open(int64_t step_id) override;
-  void Cleanup(int64_t step_id) override { exchange_.Cleanup(step_id); }
+  void Cleanup(int64_t step_id) override { engine_.Cleanup(step_id); }
 
  private:
-  TransferEngine& exchange_;
+  TransferEngine& engine_;
   const Lookup lookup_;
 };
 

@@ -40,7 +40,7 @@ struct Fetching {
 
 }  // namespace
 
-void FetchAll(StepTransfers& exchange, absl::Span<const RendezvousKey> keys,
+void FetchAll(StepTransfers& transfers, absl::Span<const RendezvousKey> keys,
               CancellationToken* cancellation, FetchCallback done) {
   auto fetching = std::make_shared<Fetching>();
   fetching->done = std::move(done);
@@ -52,7 +52,7 @@ void FetchAll(StepTransfers& exchange, absl::Span<const RendezvousKey> keys,
     args.cancellation = cancellation;
     // The fetching client reads the tensor on the host.
     if (keys[i].dst().type != "CPU") args.device_context = HostMemoryOfDevice();
-    exchange.RecvAsync(
+    transfers.RecvAsync(
         keys[i], std::move(args),
         [fetching, i, key = keys[i]](absl::Status status, Received received) {
           if (status.ok() && received.is_dead) {

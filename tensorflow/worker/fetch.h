@@ -26,7 +26,7 @@ using FetchCallback = absl::AnyInvocable<void(absl::Status, std::vector<Tensor>)
 //   cancellation: may be null; must outlive the receives.
 //   Errors, through `done`: the first error that is not derived from another one; INVALID_ARGUMENT
 //   for a dead value.
-void FetchAll(StepTransfers& exchange, absl::Span<const RendezvousKey> keys,
+void FetchAll(StepTransfers& transfers, absl::Span<const RendezvousKey> keys,
               CancellationToken* cancellation, FetchCallback done);
 
 }  // namespace ferry::worker

@@ -36,10 +36,10 @@ int ThisThread() {
 
 }  // namespace
 
-GraphRun::GraphRun(std::shared_ptr<const Plan> plan, std::shared_ptr<StepTransfers> exchange,
+GraphRun::GraphRun(std::shared_ptr<const Plan> plan, std::shared_ptr<StepTransfers> transfers,
                    GraphRunOptions options, Done done)
     : plan_(std::move(plan)),
-      exchange_(std::move(exchange)),
+      transfers_(std::move(transfers)),
       options_(std::move(options)),
       slots_(static_cast<size_t>(plan_->slot_count())),
       pending_(std::make_unique<std::atomic<int>[]>(static_cast<size_t>(plan_->node_count()))),
@@ -53,11 +53,11 @@ GraphRun::GraphRun(std::shared_ptr<const Plan> plan, std::shared_ptr<StepTransfe
 }
 
 std::shared_ptr<GraphRun> GraphRun::Create(std::shared_ptr<const Plan> plan,
-                                           std::shared_ptr<StepTransfers> exchange,
+                                           std::shared_ptr<StepTransfers> transfers,
                                            GraphRunOptions options, Done done) {
   FERRY_CHECK(options.executor != nullptr && options.now_ns != nullptr);
   return std::shared_ptr<GraphRun>(
-      new GraphRun(std::move(plan), std::move(exchange), std::move(options), std::move(done)));
+      new GraphRun(std::move(plan), std::move(transfers), std::move(options), std::move(done)));
 }
 
 void GraphRun::Start() {
@@ -210,7 +210,7 @@ void GraphRun::Send(int index, Work& work) {
   const size_t bytes = tensor.bytes();
   const int64_t start = options_.record_times ? options_.now_ns() : 0;
   const absl::Status status =
-      exchange_->Send(*node.key, is_dead ? Tensor() : std::move(tensor), is_dead);
+      transfers_->Send(*node.key, is_dead ? Tensor() : std::move(tensor), is_dead);
   if (options_.record_times) {
     NodeTimes& times = times_[static_cast<size_t>(index)];
     times.start_ns = start;
@@ -232,10 +232,10 @@ void GraphRun::IssueReceive(int index, Work& work) {
   args.cancellation = &cancellation_;
   if (node.is_for_host) args.device_context = HostMemoryOfDevice();
   // This node is outstanding, which keeps this object alive.
-  exchange_->RecvAsync(*node.key, std::move(args),
-                       [this, index](absl::Status status, Received received) {
-                         OnReceived(index, std::move(status), std::move(received));
-                       });
+  transfers_->RecvAsync(*node.key, std::move(args),
+                        [this, index](absl::Status status, Received received) {
+                          OnReceived(index, std::move(status), std::move(received));
+                        });
   WhenIssued(index, work);
 }
 
@@ -346,7 +346,7 @@ void GraphRun::Fail(absl::Status why) {
     status_ = why;
     has_failed_.store(true);
   }
-  exchange_->Abort(why);
+  transfers_->Abort(why);
   cancellation_.Cancel();
 }
 

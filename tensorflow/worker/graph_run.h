@@ -67,7 +67,7 @@ class GraphRun final : public std::enable_shared_from_this<GraphRun> {
   using Done = absl::AnyInvocable<void(absl::Status) &&>;
 
   static std::shared_ptr<GraphRun> Create(std::shared_ptr<const Plan> plan,
-                                          std::shared_ptr<StepTransfers> exchange,
+                                          std::shared_ptr<StepTransfers> transfers,
                                           GraphRunOptions options, Done done);
 
   // Call once.
@@ -91,7 +91,7 @@ class GraphRun final : public std::enable_shared_from_this<GraphRun> {
     Received received;
   };
 
-  GraphRun(std::shared_ptr<const Plan> plan, std::shared_ptr<StepTransfers> exchange,
+  GraphRun(std::shared_ptr<const Plan> plan, std::shared_ptr<StepTransfers> transfers,
            GraphRunOptions options, Done done);
 
   // Runs the nodes in `work`, and those that become ready. The caller must keep this object alive.
@@ -126,7 +126,7 @@ class GraphRun final : public std::enable_shared_from_this<GraphRun> {
 
   // Constant after construction.
   const std::shared_ptr<const Plan> plan_;
-  const std::shared_ptr<StepTransfers> exchange_;
+  const std::shared_ptr<StepTransfers> transfers_;
   const GraphRunOptions options_;
 
   // One per input of each node; written by its producer, read by its consumer.

@@ -47,10 +47,10 @@ absl::StatusOr<std::shared_ptr<const Plan>> Plan::Create(std::vector<PlanNode> n
   }
   FERRY_RETURN_IF_ERROR(plan->Connect(nodes));
   FERRY_RETURN_IF_ERROR(plan->CheckOrder());
-  for (const bool is_exchange : {true, false}) {
+  for (const bool is_transfer : {true, false}) {
     for (int i = 0; i < plan->node_count(); ++i) {
       const Node& node = plan->node(i);
-      if (node.in_degree == 0 && (node.kind != Kind::kCompute) == is_exchange) {
+      if (node.in_degree == 0 && (node.kind != Kind::kCompute) == is_transfer) {
         plan->sources_.push_back(i);
       }
     }

@@ -16,15 +16,15 @@ class ReadyNodes final {
       : begin_ns(now_ns), now_ns(now_ns), is_guest(is_guest) {}
 
   // Communication nodes go first, because other nodes and processes wait for them.
-  void Add(int index, bool is_exchange) {
-    (is_exchange ? exchange_ : compute_).nodes.push_back(index);
+  void Add(int index, bool is_transfer) {
+    (is_transfer ? transfers_ : compute_).nodes.push_back(index);
   }
-  size_t size() const { return exchange_.size() + compute_.size(); }
-  int front() const { return exchange_.size() > 0 ? exchange_.front() : compute_.front(); }
-  void Pop() { (exchange_.size() > 0 ? exchange_ : compute_).Pop(); }
+  size_t size() const { return transfers_.size() + compute_.size(); }
+  int front() const { return transfers_.size() > 0 ? transfers_.front() : compute_.front(); }
+  void Pop() { (transfers_.size() > 0 ? transfers_ : compute_).Pop(); }
 
   std::vector<int> TakeAll() {
-    std::vector<int> all = exchange_.Take(0);
+    std::vector<int> all = transfers_.Take(0);
     const std::vector<int> rest = compute_.Take(0);
     all.insert(all.end(), rest.begin(), rest.end());
     return all;
@@ -58,7 +58,7 @@ class ReadyNodes final {
     }
   };
 
-  Queue exchange_;
+  Queue transfers_;
   Queue compute_;
 };
 

@@ -50,18 +50,18 @@ absl::Status StepTable::Enter(int64_t step_id, absl::string_view session, absl::
 absl::StatusOr<std::shared_ptr<StepTransfers>> StepTable::Open(int64_t step_id,
                                                                absl::string_view graph,
                                                                IsAlive is_alive) {
-  absl::StatusOr<std::shared_ptr<StepTransfers>> exchange = exchanges_.Open(step_id);
-  if (!exchange.ok()) {
+  absl::StatusOr<std::shared_ptr<StepTransfers>> transfers = worker_steps_.Open(step_id);
+  if (!transfers.ok()) {
     absl::MutexLock lock(&mu_);
     const auto found = steps_.find(step_id);
-    if (found == steps_.end()) return exchange;
+    if (found == steps_.end()) return transfers;
     found->second.graphs.erase(graph);
     found->second.partial.erase(graph);
     if (found->second.graphs.empty()) steps_.erase(found);
-    return exchange;
+    return transfers;
   }
   // Ending a session removes it first and then its steps, so a later entry is cleaned up there.
-  if (is_alive()) return exchange;
+  if (is_alive()) return transfers;
   Cleanup(step_id);
   return absl::AbortedError(absl::StrCat("step ", step_id, " is over: its session has ended"));
 }
@@ -78,13 +78,13 @@ absl::StatusOr<StepTable::Piece> StepTable::BeginPiece(int64_t step_id, absl::st
                                                        absl::string_view graph, IsAlive is_alive) {
   Piece piece;
   FERRY_RETURN_IF_ERROR(Enter(step_id, session, graph, &piece));
-  absl::StatusOr<std::shared_ptr<StepTransfers>> exchange = Open(step_id, graph, is_alive);
-  if (!exchange.ok()) {
+  absl::StatusOr<std::shared_ptr<StepTransfers>> transfers = Open(step_id, graph, is_alive);
+  if (!transfers.ok()) {
     // Other pieces wait for this run, which will not start.
-    if (piece.is_first) piece.run->EndRun(exchange.status());
-    return exchange.status();
+    if (piece.is_first) piece.run->EndRun(transfers.status());
+    return transfers.status();
   }
-  piece.exchange = *std::move(exchange);
+  piece.transfers = *std::move(transfers);
   return piece;
 }
 
@@ -110,7 +110,7 @@ void StepTable::RemoveRun(int64_t step_id, const GraphRun* run) {
 }
 
 void StepTable::Cleanup(int64_t step_id) {
-  exchanges_.Cleanup(step_id);
+  worker_steps_.Cleanup(step_id);
   Step step;
   {
     absl::MutexLock lock(&mu_);

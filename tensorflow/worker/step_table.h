@@ -27,9 +27,9 @@ namespace ferry::worker {
 // ends.
 class StepTable final {
  public:
-  // `exchanges` must outlive it.
-  StepTable(StepExchanges& exchanges, size_t max_steps)
-      : exchanges_(exchanges), max_steps_(max_steps) {}
+  // `worker_steps` must outlive it.
+  StepTable(WorkerSteps& worker_steps, size_t max_steps)
+      : worker_steps_(worker_steps), max_steps_(max_steps) {}
 
   // Returns true if the run's session still exists. It may have ended since it was looked up, and
   // then nothing else would clean up the step.
@@ -44,7 +44,7 @@ class StepTable final {
 
   // One piece of a partial run of `graph`.
   struct Piece {
-    std::shared_ptr<StepTransfers> exchange;
+    std::shared_ptr<StepTransfers> transfers;
     std::shared_ptr<PartialRun> run;
     // True for exactly one of concurrent pieces: its caller must start the run.
     bool is_first = false;
@@ -87,7 +87,7 @@ class StepTable final {
   absl::StatusOr<std::shared_ptr<StepTransfers>> Open(int64_t step_id, absl::string_view graph,
                                                       IsAlive is_alive) ABSL_LOCKS_EXCLUDED(mu_);
 
-  StepExchanges& exchanges_;
+  WorkerSteps& worker_steps_;
   const size_t max_steps_;
   mutable absl::Mutex mu_;
   absl::flat_hash_map<int64_t, Step> steps_ ABSL_GUARDED_BY(mu_);

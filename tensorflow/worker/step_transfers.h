@@ -28,9 +28,9 @@ class StepTransfers {
 };
 
 // The steps of this worker. Thread-safe; must outlive the worker's runs.
-class StepExchanges {
+class WorkerSteps {
  public:
-  virtual ~StepExchanges() = default;
+  virtual ~WorkerSteps() = default;
   // Prepares for tensors from that worker: resolves its address, which may block.
   virtual absl::Status Reach(const TaskName& task) = 0;
   //   Errors: ABORTED if the step is over; RESOURCE_EXHAUSTED.

@@ -25,8 +25,8 @@ int ThreadCount(int wanted) {
 
 }  // namespace
 
-Worker::Worker(StepExchanges& exchanges, WorkerOptions options)
-    : exchanges_(exchanges),
+Worker::Worker(WorkerSteps& worker_steps, WorkerOptions options)
+    : worker_steps_(worker_steps),
       options_(std::move(options)),
       constants_(options_.limits.max_constant_bytes),
       feeds_(options_.limits.max_feed_bytes),
@@ -35,7 +35,7 @@ Worker::Worker(StepExchanges& exchanges, WorkerOptions options)
       common_session_(std::make_shared<Session>(SessionOptions(), devices_)),
       handle_prefix_(
           absl::StrFormat("%016x", options_.devices.empty() ? 0 : options_.devices[0].incarnation)),
-      steps_(exchanges, options_.limits.max_steps),
+      steps_(worker_steps, options_.limits.max_steps),
       ring_(options_.limits.trace_runs, options_.limits.max_trace_nodes),
       transfer_log_(options_.limits.max_log_steps, options_.limits.max_log_rows),
       pool_(std::make_unique<ThreadPool>("ferry-op-", ThreadCount(options_.thread_count))) {
@@ -135,7 +135,7 @@ absl::StatusOr<std::string> Worker::RegisterGraph(const SessionHandle& session,
                          RegisteredGraph::Create(handle, std::move(graph), options_.task, *found,
                                                  std::move(constants)));
   for (const TaskName& source : registered->sources()) {
-    FERRY_RETURN_IF_ERROR(exchanges_.Reach(source));
+    FERRY_RETURN_IF_ERROR(worker_steps_.Reach(source));
   }
   FERRY_RETURN_IF_ERROR(found->AddGraph(std::move(registered), options_.limits.max_graphs));
   FERRY_LOG_DEBUG(kTensorflow, "graph registered: session={} graph={}",

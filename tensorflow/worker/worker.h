@@ -92,8 +92,8 @@ class Worker final {
  public:
   using RunDone = absl::AnyInvocable<void(absl::Status, RunResult) &&>;
 
-  // `exchanges` must outlive it.
-  Worker(StepExchanges& exchanges, WorkerOptions options);
+  // `worker_steps` must outlive it.
+  Worker(WorkerSteps& worker_steps, WorkerOptions options);
   // Ends all steps, and blocks until running work has ended. REQUIRES: no concurrent or later
   // calls.
   ~Worker();
@@ -158,7 +158,7 @@ class Worker final {
   //   begins: output; false for a piece of a run that had already begun.
   absl::Status Prepare(Call& call, bool& begins);
   std::shared_ptr<GraphRun> MakeRun(const std::shared_ptr<Call>& call);
-  std::unique_ptr<CollectiveBackend> MakeCarrier(const std::shared_ptr<StepTransfers>& exchange);
+  std::unique_ptr<CollectiveBackend> MakeCarrier(const std::shared_ptr<StepTransfers>& transfers);
   void EndRun(const std::shared_ptr<Call>& call, absl::Status status);
   void Fetch(const std::shared_ptr<Call>& call, absl::AnyInvocable<void(absl::Status) &&> done);
   void Complete(Call& call, absl::Status status);
@@ -167,7 +167,7 @@ class Worker final {
   void EndWork() ABSL_LOCKS_EXCLUDED(busy_mu_);
 
   // Constant after construction.
-  StepExchanges& exchanges_;
+  WorkerSteps& worker_steps_;
   const WorkerOptions options_;
   // Memory of registered graphs and open steps. Declared before those.
   Budget constants_;

@@ -30,7 +30,7 @@ struct Worker::Call {
 
   std::shared_ptr<const RegisteredGraph> graph;
   std::vector<RendezvousKey> fetches;
-  std::shared_ptr<StepTransfers> exchange;
+  std::shared_ptr<StepTransfers> transfers;
   // For a piece of a partial run.
   std::shared_ptr<PartialRun> partial;
   // The run that it began.
@@ -54,10 +54,10 @@ void Worker::RunGraph(RunRequest request, CancellationToken* cancellation, RunDo
   }
   const std::shared_ptr<GraphRun> run = begins ? MakeRun(call) : nullptr;
   if (cancellation != nullptr) {
-    const auto cancel = [exchange = call->exchange, run, step_id = call->request.step_id] {
+    const auto cancel = [transfers = call->transfers, run, step_id = call->request.step_id] {
       const absl::Status why = absl::CancelledError(
           absl::StrCat("Step ", step_id, " cancelled.  Cancelling rendezvous."));
-      exchange->Abort(why);
+      transfers->Abort(why);
       if (run != nullptr) run->Cancel(why);
     };
     call->token = cancellation->Register(cancel);
@@ -108,22 +108,22 @@ absl::Status Worker::Prepare(Call& call, bool& begins) {
   if (request.is_partial) {
     FERRY_ASSIGN_OR_RETURN(StepTable::Piece piece,
                            steps_.BeginPiece(request.step_id, name, request.graph, is_alive));
-    call.exchange = std::move(piece.exchange);
+    call.transfers = std::move(piece.transfers);
     call.partial = std::move(piece.run);
     begins = piece.is_first;
   } else {
-    FERRY_ASSIGN_OR_RETURN(call.exchange,
+    FERRY_ASSIGN_OR_RETURN(call.transfers,
                            steps_.Begin(request.step_id, name, request.graph, is_alive));
   }
   steps_.Keep(request.step_id, std::move(call.request.feed_share));
   absl::Status status;
   for (size_t i = 0; status.ok() && i < feeds.size(); ++i) {
-    status = call.exchange->Send(feeds[i], std::move(call.request.feeds[i].second),
-                                 /*is_dead=*/false);
+    status = call.transfers->Send(feeds[i], std::move(call.request.feeds[i].second),
+                                  /*is_dead=*/false);
   }
   // Other pieces wait for this run, which will not start.
   if (!status.ok() && begins && request.is_partial) {
-    call.exchange->Abort(status);
+    call.transfers->Abort(status);
     call.partial->EndRun(status);
   }
   return status;
@@ -139,22 +139,22 @@ std::shared_ptr<GraphRun> Worker::MakeRun(const std::shared_ptr<Call>& call) {
   options.record_times = call->request.record_times || call->start_ns != 0 || call->is_logged;
   if (call->graph->has_collectives()) {
     options.collectives = std::make_shared<StepCollectives>(
-        call->exchange, MakeCarrier(call->exchange), SteadyClock());
+        call->transfers, MakeCarrier(call->transfers), SteadyClock());
   }
   std::shared_ptr<GraphRun> run =
-      GraphRun::Create(call->graph->plan(), call->exchange, std::move(options),
+      GraphRun::Create(call->graph->plan(), call->transfers, std::move(options),
                        [this, call](absl::Status status) { EndRun(call, std::move(status)); });
   call->run = run;
   steps_.AddRun(call->request.step_id, run);
   if (const auto& devices = call->graph->led_devices(); devices != nullptr) {
-    CollectiveLeader::Start(call->exchange, devices, SteadyClock());
+    CollectiveLeader::Start(call->transfers, devices, SteadyClock());
   }
   return run;
 }
 
 std::unique_ptr<CollectiveBackend> Worker::MakeCarrier(
-    const std::shared_ptr<StepTransfers>& exchange) {
-  auto on_host = std::make_unique<HostBackend>(exchange, &executor_);
+    const std::shared_ptr<StepTransfers>& transfers) {
+  auto on_host = std::make_unique<HostBackend>(transfers, &executor_);
   Gpus* const gpus = options_.gpus;
   if (gpus == nullptr) return on_host;
   auto staged = std::make_unique<StagedBackend>(
@@ -164,7 +164,7 @@ std::unique_ptr<CollectiveBackend> Worker::MakeCarrier(
       },
       &executor_);
   if (options_.collectives == nullptr) return staged;
-  return std::make_unique<NcclBackend>(exchange, *options_.collectives, std::move(staged),
+  return std::make_unique<NcclBackend>(transfers, *options_.collectives, std::move(staged),
                                        &executor_);
 }
 
@@ -202,7 +202,7 @@ void Worker::EndRun(const std::shared_ptr<Call>& call, absl::Status status) {
 void Worker::Fetch(const std::shared_ptr<Call>& call,
                    absl::AnyInvocable<void(absl::Status) &&> done) {
   FetchAll(
-      *call->exchange, call->fetches, /*cancellation=*/nullptr,
+      *call->transfers, call->fetches, /*cancellation=*/nullptr,
       [call, done = std::move(done)](absl::Status status, std::vector<Tensor> tensors) mutable {
         for (size_t i = 0; status.ok() && i < tensors.size(); ++i) {
           call->result.fetched.emplace_back(call->fetches[i].text(), std::move(tensors[i]));

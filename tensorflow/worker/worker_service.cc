@@ -18,7 +18,7 @@
 #include "coord/wire/raw_service.h"
 #include "proto/ferry_trace.pb.h"
 #include "proto/tf_worker.pb.h"
-#include "tensorflow/worker/call_guard.h"
+#include "tensorflow/worker/call_authenticator.h"
 #include "tensorflow/worker/collectives/group_resolver.h"
 #include "tensorflow/worker/request_check.h"
 #include "tensorflow/worker/run_call.h"
@@ -75,7 +75,7 @@ class GroupCall final : public ServerUnaryReactor {
 
 class WorkerService final : public coord::RawService {
  public:
-  WorkerService(Worker& worker, ProofPolicy proof) : worker_(worker), guard_(std::move(proof)) {
+  WorkerService(Worker& worker, AuthPolicy auth) : worker_(worker), guard_(std::move(auth)) {
     Add<tensorflow::GetStatusRequest, tensorflow::GetStatusResponse>(
         "/tensorflow.WorkerService/GetStatus", &WorkerService::GetStatus);
     Add<tensorflow::CreateWorkerSessionRequest, tensorflow::CreateWorkerSessionResponse>(
@@ -277,14 +277,14 @@ class WorkerService final : public coord::RawService {
   }
 
   Worker& worker_;
-  CallGuard guard_;
+  CallAuthenticator guard_;
   GroupResolver groups_;
 };
 
 }  // namespace
 
-std::unique_ptr<grpc::Service> MakeWorkerService(Worker& worker, ProofPolicy proof) {
-  return std::make_unique<WorkerService>(worker, std::move(proof));
+std::unique_ptr<grpc::Service> MakeWorkerService(Worker& worker, AuthPolicy auth) {
+  return std::make_unique<WorkerService>(worker, std::move(auth));
 }
 
 }  // namespace ferry::worker

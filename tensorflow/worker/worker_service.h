@@ -7,7 +7,7 @@
 
 #include <grpcpp/impl/codegen/service_type.h>
 
-#include "rendezvous/proof_policy.h"
+#include "rendezvous/auth_policy.h"
 #include "tensorflow/worker/worker.h"
 
 namespace ferry::worker {
@@ -18,10 +18,10 @@ namespace ferry::worker {
 // rendezvous/recv_tensor/recv_tensor_service.h, under the same service name and for the same port.
 // `worker` must outlive the server. A waiting call holds no thread; it ends when its client
 // disconnects or its deadline expires.
-//   proof: whether calls must prove that they come from the job's master.
+//   auth: whether calls must be authenticated with the job's token.
 //   Errors: as Worker's; INVALID_ARGUMENT for a malformed request; UNAUTHENTICATED. In RunGraph's
 //   body if the request asks for it, once it has been parsed.
-std::unique_ptr<grpc::Service> MakeWorkerService(Worker& worker, ProofPolicy proof = {});
+std::unique_ptr<grpc::Service> MakeWorkerService(Worker& worker, AuthPolicy auth = {});
 
 }  // namespace ferry::worker
 

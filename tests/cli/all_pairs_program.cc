@@ -30,7 +30,7 @@ std::vector<unsigned char> Pattern(int from, int to, int index) {
 
 absl::Status TransferEngine(Node& node, int thread, int count, uint32_t seed) {
   const int me = node.node_id();
-  FERRY_ASSIGN_OR_RETURN(Gpu* const gpu, node.exchange().gpus()->Get(0));
+  FERRY_ASSIGN_OR_RETURN(Gpu* const gpu, node.transfer_engine().gpus()->Get(0));
   const cuda::CudaTable& table = gpu->device->table();
   FERRY_ASSIGN_OR_RETURN(const auto stream, cuda::CudaStream::Create(gpu->device));
   FERRY_ASSIGN_OR_RETURN(Step step, node.OpenStep(1));
@@ -91,10 +91,10 @@ absl::Status TransferEngine(Node& node, int thread, int count, uint32_t seed) {
 
 absl::Status Run(int count, uint32_t seed) {
   NodeOptions options;
-  options.exchange.require_transport = "nccl";
+  options.transfer.require_transport = "nccl";
   FERRY_ASSIGN_OR_RETURN(const std::unique_ptr<Node> node, Node::Join(std::move(options)));
-  if (node->exchange().gpus() == nullptr) {
-    return absl::FailedPreconditionError(node->exchange().why_no_gpus());
+  if (node->transfer_engine().gpus() == nullptr) {
+    return absl::FailedPreconditionError(node->transfer_engine().why_no_gpus());
   }
   std::vector<absl::Status> outcomes(kThreads);
   std::vector<std::thread> threads;

@@ -65,7 +65,7 @@ class Files(harness.Case):
         return path
 
 
-class OwnJob(harness.Case):
+class TemporaryJob(harness.Case):
     def test_the_example_runs_on_a_job_of_its_own(self):
         out = self.succeed("step", f"--graph={EXAMPLE}", "--feed=x=[1, 2]", "--fetch=z",
                            "--count=20").decode()

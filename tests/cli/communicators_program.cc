@@ -26,7 +26,7 @@ absl::Status Expect(bool is_true, absl::string_view what) {
 
 // The sum of `mine` over all ranks.
 absl::StatusOr<float> Sum(Node& node, NcclCommunicator& all, float mine) {
-  FERRY_ASSIGN_OR_RETURN(Gpu* const gpu, node.exchange().gpus()->Get(0));
+  FERRY_ASSIGN_OR_RETURN(Gpu* const gpu, node.transfer_engine().gpus()->Get(0));
   FERRY_ASSIGN_OR_RETURN(Tensor number,
                          node.Allocate("gpu:0", DataType::kFloat, *Shape::Create({1})));
   FERRY_ASSIGN_OR_RETURN(const auto stream, cuda::CudaStream::Create(gpu->device));
@@ -49,7 +49,7 @@ absl::StatusOr<float> Sum(Node& node, NcclCommunicator& all, float mine) {
 
 // Enqueues a sum that no other rank joins, and releases the communicator.
 absl::Status LeaveInTheMiddle(Node& node, Communicator all) {
-  FERRY_ASSIGN_OR_RETURN(Gpu* const gpu, node.exchange().gpus()->Get(0));
+  FERRY_ASSIGN_OR_RETURN(Gpu* const gpu, node.transfer_engine().gpus()->Get(0));
   FERRY_ASSIGN_OR_RETURN(Tensor number,
                          node.Allocate("gpu:0", DataType::kFloat, *Shape::Create({1})));
   FERRY_ASSIGN_OR_RETURN(const auto stream, cuda::CudaStream::Create(gpu->device));
@@ -178,23 +178,25 @@ absl::Status Overlap() {
   FERRY_ASSIGN_OR_RETURN(const std::unique_ptr<Node> node, Node::Join(std::move(options)));
   const std::vector<int> gpus = node->topology().OneGpuOfEachNode();
   const int own = gpus[static_cast<size_t>(node->node_id())];
-  std::vector<std::vector<int>> cliques = {gpus, {gpus.rbegin(), gpus.rend()}};
+  std::vector<std::vector<int>> device_lists = {gpus, {gpus.rbegin(), gpus.rend()}};
   for (const int first : gpus) {
     for (const int second : gpus) {
-      if (first != second && (first == own || second == own)) cliques.push_back({first, second});
+      if (first != second && (first == own || second == own))
+        device_lists.push_back({first, second});
     }
   }
-  if (node->node_id() % 2 == 1) std::reverse(cliques.begin(), cliques.end());
+  if (node->node_id() % 2 == 1) std::reverse(device_lists.begin(), device_lists.end());
   for (int round = 0; round < 3; ++round) {
-    std::vector<absl::StatusOr<Communicator>> made(cliques.size(), absl::UnknownError("not asked"));
+    std::vector<absl::StatusOr<Communicator>> made(device_lists.size(),
+                                                   absl::UnknownError("not asked"));
     std::vector<std::thread> threads;
-    for (size_t i = 0; i < cliques.size(); ++i) {
-      threads.emplace_back([&, i] { made[i] = node->Communicator(cliques[i]); });
+    for (size_t i = 0; i < device_lists.size(); ++i) {
+      threads.emplace_back([&, i] { made[i] = node->Communicator(device_lists[i]); });
     }
     for (std::thread& thread : threads) thread.join();
-    for (size_t i = 0; i < cliques.size(); ++i) {
+    for (size_t i = 0; i < device_lists.size(); ++i) {
       FERRY_RETURN_IF_ERROR(made[i].status());
-      if (cliques[i] == gpus) FERRY_RETURN_IF_ERROR(ExpectSumOverAll(*node, **made[i]));
+      if (device_lists[i] == gpus) FERRY_RETURN_IF_ERROR(ExpectSumOverAll(*node, **made[i]));
     }
     // The next ones are made again.
     for (const std::string end : {"used", "left"}) {
@@ -209,7 +211,7 @@ absl::Status Overlap() {
 // NCCL does not release memory that this keeps when it leaves.
 absl::Status Leave() {
   NodeOptions options;
-  options.exchange.transports.nccl.abort_timeout = absl::Milliseconds(300);
+  options.transfer.transports.nccl.abort_timeout = absl::Milliseconds(300);
   FERRY_ASSIGN_OR_RETURN(const std::unique_ptr<Node> node, Node::Join(std::move(options)));
   FERRY_RETURN_IF_ERROR(node->Communicator(node->topology().OneGpuOfEachNode()).status());
   FERRY_RETURN_IF_ERROR(node->Shutdown());

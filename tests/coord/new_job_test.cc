@@ -295,16 +295,16 @@ TEST(NewJob, TasksNotifiedOfThePreviousJobsFailure_DoNotCount) {
   const StatusCall told = job.Register(0);
   ASSERT_THAT(job.FailJoining("one").result(), IsOk());
   ASSERT_THAT(told.result(), Fails(absl::StatusCode::kFailedPrecondition));
-  EXPECT_EQ(job.coordinator().told_of_joining_failure(), 2u);
+  EXPECT_EQ(job.coordinator().notified_of_joining_failure(), 2u);
   job.Advance(2 * kHeartbeatTimeout);
   const StatusCall failure = job.FailJoining("another");
   EXPECT_FALSE(failure.done());
   ASSERT_THAT(job.Register(1, 2001).result(), Fails(absl::StatusCode::kFailedPrecondition));
   EXPECT_EQ(job.coordinator().epoch(), 2);
-  EXPECT_EQ(job.coordinator().told_of_joining_failure(), 2u);
+  EXPECT_EQ(job.coordinator().notified_of_joining_failure(), 2u);
   ASSERT_THAT(job.coordinator().EndJob("by hand", /*force=*/false), IsOk());
   job.Drain();
-  EXPECT_EQ(job.coordinator().told_of_joining_failure(), 0u);
+  EXPECT_EQ(job.coordinator().notified_of_joining_failure(), 0u);
 }
 
 // The next job begins, and fails in another way.

@@ -190,7 +190,7 @@ TEST(JoiningWatch, IsNotifiedOfAFailureAtOnce) {
   EXPECT_THAT(job.WatchJoining().result(), FailsForThat());
   EXPECT_THAT(job.Register(0).result(), FailsForThat());
   EXPECT_THAT(failure.result(), IsOk());
-  EXPECT_EQ(job.coordinator().told_of_joining_failure(), 4u);
+  EXPECT_EQ(job.coordinator().notified_of_joining_failure(), 4u);
 }
 
 TEST(JoiningWatch, ReceivesTheErrorOfWaitingTasks) {
@@ -280,22 +280,22 @@ TEST(RefusedJoining, IsReportedToAllCallersAndHasNoEnd) {
   job.Drain();
   EXPECT_THAT(first.result(), FailsForThat());
   EXPECT_THAT(watch.result(), FailsForThat());
-  EXPECT_EQ(job.coordinator().told_of_joining_failure(), 2u);
+  EXPECT_EQ(job.coordinator().notified_of_joining_failure(), 2u);
   EXPECT_THAT(job.Register(1).result(),
               Fails(absl::StatusCode::kFailedPrecondition,
                     ::testing::AllOf(HasSubstr(kWhy), ::testing::Not(HasSubstr("next job")))));
-  EXPECT_EQ(job.coordinator().told_of_joining_failure(), 3u);
+  EXPECT_EQ(job.coordinator().notified_of_joining_failure(), 3u);
   // Calling again does not make it another process.
   EXPECT_THAT(job.Register(1).result(), FailsForThat());
-  EXPECT_EQ(job.coordinator().told_of_joining_failure(), 3u);
+  EXPECT_EQ(job.coordinator().notified_of_joining_failure(), 3u);
   // Much later: no other job begins.
   job.Advance(absl::Minutes(10));
   EXPECT_THAT(job.Register(2, 2002).result(), FailsForThat());
   EXPECT_THAT(job.WatchJoining().result(), FailsForThat());
-  EXPECT_EQ(job.coordinator().told_of_joining_failure(), 5u);
+  EXPECT_EQ(job.coordinator().notified_of_joining_failure(), 5u);
   // A process that is refused itself need not be notified.
   EXPECT_THAT(job.FailJoining("another reason").result(), IsOk());
-  EXPECT_EQ(job.coordinator().told_of_joining_failure(), 6u);
+  EXPECT_EQ(job.coordinator().notified_of_joining_failure(), 6u);
 }
 
 TEST(RefusedJoining, IsReportedToTheFirstCaller) {
@@ -303,7 +303,7 @@ TEST(RefusedJoining, IsReportedToTheFirstCaller) {
   job.coordinator().RefuseJoining(absl::FailedPreconditionError(kWhy));
   job.Drain();
   EXPECT_THAT(job.Register(1).result(), FailsForThat());
-  EXPECT_EQ(job.coordinator().told_of_joining_failure(), 1u);
+  EXPECT_EQ(job.coordinator().notified_of_joining_failure(), 1u);
 }
 
 // The reason is stored, and sent to all tasks.
@@ -342,7 +342,7 @@ TEST(RegistrationFailure, TooManyProcesses_AreRefused) {
   EXPECT_FALSE(waiting.back().done());
   EXPECT_THAT(job.FailJoining(kWhy).result(),
               Fails(absl::StatusCode::kResourceExhausted, HasSubstr("4096")));
-  EXPECT_EQ(job.coordinator().told_of_joining_failure(), 4096u);
+  EXPECT_EQ(job.coordinator().notified_of_joining_failure(), 4096u);
   ASSERT_TRUE(job.Cancel(waiting.front().wait()));
   EXPECT_FALSE(job.FailJoining(kWhy).done());
 }

@@ -126,7 +126,7 @@ TEST_F(CudaDeviceTest, ConsumersStreamWaitsForTheProducers) {
     const ScopedCurrent current(*device_);
     ASSERT_EQ(table().copy_to_device_async(memory, source->data(), 4, producer.get()), kSuccess);
     const auto ready = *ReadyEvent::Record(*events_, producer.get());
-    ASSERT_OK(ready->MakeWait(*device_, consumer->get()));
+    ASSERT_OK(ready->EnqueueWait(*device_, consumer->get()));
     ASSERT_EQ(table().copy_to_host_async(target->data(), memory, 4, consumer->get()), kSuccess);
     EXPECT_FALSE(*ready->IsDone());
   }

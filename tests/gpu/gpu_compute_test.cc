@@ -183,7 +183,8 @@ TEST_F(GpuComputeTest, KernelsAreLoadedWhileNoTransferWaitsForAPeer) {
     EXPECT_OK(compute_->LoadKernels());
     is_loaded = true;
   });
-  while (!gpus_->gate()->is_quiet_wanted() && !is_loaded) absl::SleepFor(absl::Milliseconds(1));
+  while (!gpus_->gate()->is_quiesce_requested() && !is_loaded)
+    absl::SleepFor(absl::Milliseconds(1));
   EXPECT_FALSE(is_loaded);
   gpus_->gate()->EndWork();
 }

@@ -229,7 +229,7 @@ TEST_F(GpusTest, NodesOfAProcessShareOneGate) {
     EXPECT_OK(more.status());
     is_there = true;
   });
-  while (!one->gate()->is_quiet_wanted() && !is_there) absl::SleepFor(absl::Milliseconds(1));
+  while (!one->gate()->is_quiesce_requested() && !is_there) absl::SleepFor(absl::Milliseconds(1));
   EXPECT_FALSE(is_there);
   one->gate()->EndWork();
   other.join();
@@ -243,12 +243,13 @@ TEST_F(GpusTest, OneNodeOfAProcessHasKeyedTransfersOnADevice) {
   const std::unique_ptr<Gpus> two = Make();
   auto first = std::make_shared<Played>();
   const auto second = std::make_shared<Played>();
-  EXPECT_OK(one->turns(0)->SetKeyed(first));
-  EXPECT_THAT(two->turns(0)->SetKeyed(second).message(), HasSubstr("another node of this process"));
-  EXPECT_FALSE(two->turns(0)->CheckKeyed().ok());
+  EXPECT_OK(one->nccl_arbiter(0)->SetKeyed(first));
+  EXPECT_THAT(two->nccl_arbiter(0)->SetKeyed(second).message(),
+              HasSubstr("another node of this process"));
+  EXPECT_FALSE(two->nccl_arbiter(0)->CheckKeyed().ok());
   first.reset();
-  EXPECT_OK(two->turns(0)->CheckKeyed());
-  EXPECT_OK(two->turns(0)->SetKeyed(second));
+  EXPECT_OK(two->nccl_arbiter(0)->CheckKeyed());
+  EXPECT_OK(two->nccl_arbiter(0)->SetKeyed(second));
 }
 
 }  // namespace

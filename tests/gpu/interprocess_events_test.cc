@@ -51,7 +51,7 @@ TEST_F(InterprocessEventsTest, EventsOrderTheStreamsOfTwoProcesses) {
         for (char round = 1; round <= 5; ++round) {
           const auto ticket = wire.Get<EventTicket>();
           if (round % 2 == 1) {
-            REQUIRE_OK((*events)->MakeWait(ticket, consumer.stream->get()));
+            REQUIRE_OK((*events)->EnqueueWait(ticket, consumer.stream->get()));
           } else {
             // The host may look as well, which waits for nothing.
             absl::StatusOr<bool> has_passed = false;
@@ -64,11 +64,11 @@ TEST_F(InterprocessEventsTest, EventsOrderTheStreamsOfTwoProcesses) {
                     absl::StatusCode::kInvalidArgument);
           }
           REQUIRE(consumer.Read(memory->base(), 100) == std::string(100, round));
-          REQUIRE((*events)->MakeWait(ticket, consumer.stream->get()).code() ==
+          REQUIRE((*events)->EnqueueWait(ticket, consumer.stream->get()).code() ==
                   absl::StatusCode::kInvalidArgument);
           wire.Put(ticket);
         }
-        REQUIRE((*events)->MakeWait({7, 1}, consumer.stream->get()).code() ==
+        REQUIRE((*events)->EnqueueWait({7, 1}, consumer.stream->get()).code() ==
                 absl::StatusCode::kInvalidArgument);
         events->reset();
         memory.reset();

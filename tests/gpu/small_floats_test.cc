@@ -78,7 +78,7 @@ TEST(Half, FloatsRoundToNearestEven) {
 
 TEST(Bfloat16, IsTheUpperHalfRounded) {
   for (uint32_t bits = 0; bits < 0x10000; ++bits) {
-    const Brain16 value{static_cast<uint16_t>(bits)};
+    const BFloat16 value{static_cast<uint16_t>(bits)};
     const float wide = ToFloat(value);
     ASSERT_EQ(BitsAs<uint32_t>(wide), bits << 16);
     if (!std::isnan(wide)) {

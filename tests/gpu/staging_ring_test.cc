@@ -122,11 +122,11 @@ TEST_F(WaitStreamsTest, StreamThatWaitsIsNotHandedOutAgain) {
   const auto event = *ReadyEvent::Record(*events_, held.get());
   const Stream first = streams->TakeIdle();
   ASSERT_NE(first, nullptr);
-  ASSERT_OK(event->MakeWait(*device_, first));
+  ASSERT_OK(event->EnqueueWait(*device_, first));
   const Stream second = streams->TakeIdle();
   ASSERT_NE(second, nullptr);
   EXPECT_NE(second, first);
-  ASSERT_OK(event->MakeWait(*device_, second));
+  ASSERT_OK(event->EnqueueWait(*device_, second));
   EXPECT_EQ(streams->TakeIdle(), nullptr);
   EXPECT_NE(streams->TakeIdleOrAny(), nullptr);
   held.Go();

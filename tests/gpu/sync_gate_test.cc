@@ -30,7 +30,7 @@ TEST(SyncGate, QuietActionsAndWorkExcludeEachOther) {
     }
   });
   for (int i = 0; i < 200; ++i) {
-    EXPECT_OK(gate.RunQuietly(absl::Seconds(20), "map", [&] {
+    EXPECT_OK(gate.RunQuiesced(absl::Seconds(20), "map", [&] {
       ++quiet;
       EXPECT_EQ(working, 0);
       --quiet;
@@ -47,14 +47,14 @@ TEST(SyncGate, ReportsHowMuchWorkIsInProgress) {
   gate.BeginWork();
   bool ran = false;
   const absl::Status status =
-      gate.RunQuietly(absl::Milliseconds(10), "unmap a peer's memory", [&] { ran = true; });
+      gate.RunQuiesced(absl::Milliseconds(10), "unmap a peer's memory", [&] { ran = true; });
   EXPECT_FALSE(ran);
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
   EXPECT_THAT(status.message(), HasSubstr("unmap a peer's memory, and 2 pieces of NCCL's work"));
-  EXPECT_FALSE(gate.is_quiet_wanted());
+  EXPECT_FALSE(gate.is_quiesce_requested());
   std::thread waiter(
-      [&] { EXPECT_OK(gate.RunQuietly(absl::Seconds(20), "map", [&] { ran = true; })); });
-  while (!gate.is_quiet_wanted()) std::this_thread::yield();
+      [&] { EXPECT_OK(gate.RunQuiesced(absl::Seconds(20), "map", [&] { ran = true; })); });
+  while (!gate.is_quiesce_requested()) std::this_thread::yield();
   gate.EndWork();
   gate.EndWork();
   waiter.join();
@@ -65,14 +65,14 @@ TEST(SyncGate, ReportsHowMuchWorkIsInProgress) {
 TEST(SyncGate, TimeoutDuringAnotherAction_DoesNotEndItsQuiet) {
   SyncGate gate;
   bool ran = false;
-  EXPECT_OK(gate.RunQuietly(absl::Seconds(20), "map", [&] {
+  EXPECT_OK(gate.RunQuiesced(absl::Seconds(20), "map", [&] {
     for (int i = 0; i < 2; ++i) {
-      EXPECT_EQ(gate.RunQuietly(absl::Milliseconds(1), "unmap", [&] { ran = true; }).code(),
+      EXPECT_EQ(gate.RunQuiesced(absl::Milliseconds(1), "unmap", [&] { ran = true; }).code(),
                 absl::StatusCode::kDeadlineExceeded);
     }
   }));
   EXPECT_FALSE(ran);
-  EXPECT_OK(gate.RunQuietly(absl::Seconds(20), "unmap", [&] { ran = true; }));
+  EXPECT_OK(gate.RunQuiesced(absl::Seconds(20), "unmap", [&] { ran = true; }));
   EXPECT_TRUE(ran);
 }
 
@@ -81,8 +81,8 @@ TEST(SyncGate, TimeoutDuringAnotherAction_DoesNotEndItsQuiet) {
 TEST(SyncGate, AProgramsNextWorkWaitsForQuietUnlessAnotherDeviceIsAtWork) {
   SyncGate gate;
   gate.BeginProgramWork(0);
-  std::thread waiter([&] { EXPECT_OK(gate.RunQuietly(absl::Seconds(20), "map", [] {})); });
-  while (!gate.is_quiet_wanted()) std::this_thread::yield();
+  std::thread waiter([&] { EXPECT_OK(gate.RunQuiesced(absl::Seconds(20), "map", [] {})); });
+  while (!gate.is_quiesce_requested()) std::this_thread::yield();
   gate.BeginProgramWork(1);
   absl::Notification has_begun;
   std::thread next([&] {
@@ -108,9 +108,9 @@ TEST(SyncGate, AProgramsNextWorkWaitsForQuietUnlessAnotherDeviceIsAtWork) {
 }
 
 TEST(SyncGate, NotifiesWorkersThatQuietIsRequested) {
-  struct Listener final : QuietListener {
+  struct Listener final : QuiesceListener {
     explicit Listener(SyncGate& its_gate) : gate(its_gate) {}
-    void OnQuietWanted() override { heard.push_back(gate.is_quiet_wanted()); }
+    void OnQuiesceRequested() override { heard.push_back(gate.is_quiesce_requested()); }
     SyncGate& gate;
     std::vector<bool> heard;
   };
@@ -118,21 +118,21 @@ TEST(SyncGate, NotifiesWorkersThatQuietIsRequested) {
   auto listener = std::make_shared<Listener>(gate);
   gate.Listen(listener);
   // Nothing is in progress.
-  EXPECT_OK(gate.RunQuietly(absl::Seconds(1), "map", [] {}));
+  EXPECT_OK(gate.RunQuiesced(absl::Seconds(1), "map", [] {}));
   EXPECT_THAT(listener->heard, testing::IsEmpty());
 
   gate.BeginWork();
-  EXPECT_EQ(gate.RunQuietly(absl::Milliseconds(1), "map", [] {}).code(),
+  EXPECT_EQ(gate.RunQuiesced(absl::Milliseconds(1), "map", [] {}).code(),
             absl::StatusCode::kDeadlineExceeded);
   EXPECT_THAT(listener->heard, testing::ElementsAre(true, false));
 
   // One that finds quiet does not make it wanted for those that look while it runs.
   gate.EndWork();
-  EXPECT_OK(
-      gate.RunQuietly(absl::Seconds(1), "map", [&] { EXPECT_FALSE(gate.is_quiet_wanted()); }));
+  EXPECT_OK(gate.RunQuiesced(absl::Seconds(1), "map",
+                             [&] { EXPECT_FALSE(gate.is_quiesce_requested()); }));
   gate.BeginWork();
   listener = nullptr;
-  EXPECT_EQ(gate.RunQuietly(absl::Milliseconds(1), "map", [] {}).code(),
+  EXPECT_EQ(gate.RunQuiesced(absl::Milliseconds(1), "map", [] {}).code(),
             absl::StatusCode::kDeadlineExceeded);
   gate.EndWork();
 }

@@ -64,8 +64,8 @@ class UniqueIdsTest : public ::testing::Test {
   }
   using Ids = absl::StatusOr<std::vector<std::string>>;
   Ids Mint(absl::Duration timeout, int count = 1) {
-    return MintUniqueIds(api_, count, SteadyClock().Now() + timeout,
-                         [] { return absl::OkStatus(); });
+    return CreateUniqueIds(api_, count, SteadyClock().Now() + timeout,
+                           [] { return absl::OkStatus(); });
   }
 
   std::shared_ptr<const NcclApi> api_;
@@ -74,7 +74,7 @@ class UniqueIdsTest : public ::testing::Test {
 // A job that retries, each time with a thread that would hang forever.
 TEST_F(UniqueIdsTest, AtMostOneThreadHangs) {
   HangNext();
-  const absl::Status late = MintUniqueIds(api_, 1, absl::InfinitePast(), [this] {
+  const absl::Status late = CreateUniqueIds(api_, 1, absl::InfinitePast(), [this] {
                               AwaitHang();
                               return absl::OkStatus();
                             }).status();
@@ -104,7 +104,7 @@ TEST_F(UniqueIdsTest, SecondCallerWaitsForTheFirst) {
   std::thread other([&] { first = Mint(absl::Hours(1)); });
   AwaitHang();
   int looks = 0;
-  const Ids second = MintUniqueIds(api_, 1, absl::InfiniteFuture(), [&] {
+  const Ids second = CreateUniqueIds(api_, 1, absl::InfiniteFuture(), [&] {
     if (++looks == 3) ComeBack();
     return absl::OkStatus();
   });
@@ -124,7 +124,7 @@ TEST_F(UniqueIdsTest, SecondCallerHasItsOwnTimeout) {
   EXPECT_TRUE(absl::IsDeadlineExceeded(late)) << late;
   EXPECT_THAT(std::string(late.message()),
               HasSubstr("waited for another ncclGetUniqueId of this process"));
-  const absl::Status cancelled = MintUniqueIds(api_, 1, absl::InfiniteFuture(), [] {
+  const absl::Status cancelled = CreateUniqueIds(api_, 1, absl::InfiniteFuture(), [] {
                                    return absl::CancelledError("it is not wanted any more");
                                  }).status();
   EXPECT_TRUE(absl::IsCancelled(cancelled)) << cancelled;

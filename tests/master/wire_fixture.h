@@ -69,7 +69,7 @@ class WireTest : public ::testing::Test {
 
   // The node joins, with its devices.
   void Join(int32_t node, uint64_t incarnation) {
-    server_->strand().Run([&](coord::Coordinator& coordinator) {
+    server_->executor().Run([&](coord::Coordinator& coordinator) {
       const coord::TaskId task{node};
       coordinator.RegisterTask({task, coord::Incarnation(incarnation)}, [](absl::Status) {});
       LocalTopology topology;
@@ -84,7 +84,7 @@ class WireTest : public ::testing::Test {
     });
   }
   void Publish(int32_t node, const std::string& record) {
-    server_->strand().Run([&](coord::Coordinator& coordinator) {
+    server_->executor().Run([&](coord::Coordinator& coordinator) {
       (void)coordinator.store().Put(RecordKey(node), record, /*overwrite=*/true);
     });
   }

@@ -184,7 +184,7 @@ TEST_F(WireTest, AuthenticatesToWorkers) {
   JoinAll();
   ASSERT_TRUE(Create(Graph().def()).status.ok());
   EXPECT_EQ(workers_[0]->proved, 0);
-  server_->strand().Run([](coord::Coordinator& coordinator) {
+  server_->executor().Run([](coord::Coordinator& coordinator) {
     (void)coordinator.store().Put("token", "secret", /*overwrite=*/true);
   });
   ASSERT_TRUE(Create(Graph().def()).status.ok());
@@ -255,7 +255,7 @@ TEST_F(TwoNodesTest, DetectsANodeThatRestarts) {
   grpc::Status status;
   std::thread client([&] { status = Run(request, response); });
   workers_[1]->hangs.WaitForNotification();
-  server_->strand().Run(
+  server_->executor().Run(
       [](coord::Coordinator& coordinator) { (void)coordinator.ResetTask(coord::TaskId{1}); });
   client.join();
   EXPECT_EQ(status.error_code(), grpc::StatusCode::ABORTED) << status.error_message();
@@ -272,7 +272,7 @@ TEST_F(TwoNodesTest, OthersContinueWhileANodeComesBack) {
   GraphWriter graph;
   graph.Placeholder("x", "/job:worker/task:0/device:CPU:0");
   ASSERT_TRUE(Create(graph.def()).status.ok());
-  server_->strand().Run([](coord::Coordinator& coordinator) {
+  server_->executor().Run([](coord::Coordinator& coordinator) {
     (void)coordinator.ResetTask(coord::TaskId{1});
     coordinator.RegisterTask({coord::TaskId{1}, coord::Incarnation(99)}, [](absl::Status) {});
   });

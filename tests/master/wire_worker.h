@@ -18,7 +18,7 @@
 
 #include "proto/tf_master.pb.h"
 #include "proto/tf_worker.grpc.pb.h"
-#include "rendezvous/recv_tensor/call_marks.h"
+#include "rendezvous/recv_tensor/call_auth.h"
 #include "rendezvous/recv_tensor/tensor_channel.h"
 
 namespace ferry::master {
@@ -57,7 +57,7 @@ class WireWorker final : public tensorflow::WorkerService::CallbackService {
 
   std::string error = "fantasia!";
   std::atomic<int> sessions{0};
-  // Sessions that were opened with a proof of the token "secret".
+  // Sessions that were opened with an authentication tag made with the token "secret".
   std::atomic<int> proved{0};
   std::atomic<int> cancelled{0};
   std::atomic<int> cleaned{0};
@@ -91,8 +91,8 @@ class WireWorker final : public tensorflow::WorkerService::CallbackService {
                                                 const tensorflow::CreateWorkerSessionRequest*,
                                                 tensorflow::CreateWorkerSessionResponse*) override {
     ++sessions;
-    if (CheckMethodProof(context->client_metadata(), "secret",
-                         "/tensorflow.WorkerService/CreateWorkerSession")
+    if (CheckMethodAuthTag(context->client_metadata(), "secret",
+                           "/tensorflow.WorkerService/CreateWorkerSession")
             .ok()) {
       ++proved;
     }

@@ -20,11 +20,11 @@ constexpr absl::Duration kTimeout = absl::Seconds(10);
 class ConnectionRetry : public ::testing::Test {
  protected:
   ConnectionRetry() {
-    exchange_.self.peer = kConsumer;
-    exchange_.manager = &manager_;
-    exchange_.transports = &transports_;
-    exchange_.connect_timeout = kTimeout;
-    table_ = std::make_shared<PeerConnectionPool>(exchange_);
+    context_.self.peer = kConsumer;
+    context_.manager = &manager_;
+    context_.transports = &transports_;
+    context_.connect_timeout = kTimeout;
+    table_ = std::make_shared<PeerConnectionPool>(context_);
     table_->set_connector(&connector_);
   }
   ~ConnectionRetry() override {
@@ -61,7 +61,7 @@ class ConnectionRetry : public ::testing::Test {
   NoFetcher no_fetcher_;
   RendezvousManager manager_{clock_, no_fetcher_};
   TransportList transports_;
-  TransferContext exchange_;
+  TransferContext context_;
   FakeConnector connector_;
   std::shared_ptr<PeerConnectionPool> table_;
 };

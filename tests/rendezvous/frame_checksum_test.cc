@@ -64,8 +64,8 @@ class FrameChecksumTest : public TransferContextTest {
 
   // One end of a control channel.
   struct End {
-    explicit End(const TransferContext& exchange)
-        : table(std::make_shared<PeerConnectionPool>(exchange)) {
+    explicit End(const TransferContext& context)
+        : table(std::make_shared<PeerConnectionPool>(context)) {
       table->set_connector(&connector);
     }
     ~End() {

@@ -21,11 +21,11 @@ class PeerConnectionPoolTest : public TransferContextTest {
  protected:
   PeerConnectionPoolTest() {
     // The peer, whose node id is lower, decides between two control channels.
-    exchange_.self.peer = kConsumer;
-    exchange_.manager = &manager_;
-    exchange_.transports = &transports_;
+    context_.self.peer = kConsumer;
+    context_.manager = &manager_;
+    context_.transports = &transports_;
     peer_.peer = kProducer;
-    table_ = std::make_shared<PeerConnectionPool>(exchange_);
+    table_ = std::make_shared<PeerConnectionPool>(context_);
     table_->set_connector(&connector_);
   }
   ~PeerConnectionPoolTest() override { table_->Close(absl::CancelledError("over")); }
@@ -46,7 +46,7 @@ class PeerConnectionPoolTest : public TransferContextTest {
     return link.OnFrame(static_cast<uint16_t>(producer.types[0]), producer.bodies[0], {});
   }
 
-  TransferContext exchange_;
+  TransferContext context_;
   FakeConnector connector_;
   Endpoint peer_;
   std::shared_ptr<PeerConnectionPool> table_;
@@ -58,7 +58,7 @@ class PeerConnectionPoolTest : public TransferContextTest {
 TEST_F(PeerConnectionPoolTest, PeerThatRefusesEveryAttempt_IsGivenUpAfterTheTimeout) {
   const std::shared_ptr<TensorRequester> client = *table_->Open(peer_);
   const absl::Time start = connector_.Now();
-  const absl::Time give_up = start + 3 * exchange_.connect_timeout;
+  const absl::Time give_up = start + 3 * context_.connect_timeout;
   int attempts = 0;
   while (!client->has_ended() && connector_.Now() < give_up) {
     if (const auto link = Connect()) {
@@ -73,7 +73,7 @@ TEST_F(PeerConnectionPoolTest, PeerThatRefusesEveryAttempt_IsGivenUpAfterTheTime
     while (connector_.Step()) continue;
   }
   EXPECT_TRUE(client->has_ended());
-  EXPECT_GE(connector_.Now() - start, exchange_.connect_timeout);
+  EXPECT_GE(connector_.Now() - start, context_.connect_timeout);
   EXPECT_GT(attempts, 2);
   EXPECT_LT(attempts, 100);
   EXPECT_EQ(table_->connection_count(), 0u);

@@ -23,10 +23,10 @@ namespace {
 class PeerFetcherTest : public TransferContextTest {
  protected:
   PeerFetcherTest() {
-    exchange_.self.peer = kConsumer;
-    exchange_.manager = &manager_;
-    exchange_.transports = &transports_;
-    peers_ = std::make_unique<PeerFetcher>(exchange_, [this](int32_t node, ResolveCallback done) {
+    context_.self.peer = kConsumer;
+    context_.manager = &manager_;
+    context_.transports = &transports_;
+    peers_ = std::make_unique<PeerFetcher>(context_, [this](int32_t node, ResolveCallback done) {
       nodes_.push_back(node);
       resolving_.push_back(std::move(done));
     });
@@ -90,7 +90,7 @@ class PeerFetcherTest : public TransferContextTest {
     return edges;
   }
 
-  TransferContext exchange_;
+  TransferContext context_;
   FakeConnector connector_;
   std::vector<int32_t> nodes_;
   std::vector<ResolveCallback> resolving_;

@@ -67,12 +67,12 @@ class World final {
       Process& process = processes_[i];
       process.transports.push_back(MakeFaultyTransport(state_, "views", true));
       process.transports.push_back(MakeFaultyTransport(state_, "copies", false));
-      process.exchange.self.peer = kPeers[i];
-      process.exchange.self.transports = DescribeTransports(process.transports);
-      process.exchange.manager = &process.manager;
-      process.exchange.transports = &process.transports;
+      process.context.self.peer = kPeers[i];
+      process.context.self.transports = DescribeTransports(process.transports);
+      process.context.manager = &process.manager;
+      process.context.transports = &process.transports;
       // Either side, or both: it is done by both.
-      process.exchange.checksum = faults.checksum && (seed % 3 == 2 || seed % 3 == (i == 0));
+      process.context.checksum = faults.checksum && (seed % 3 == 2 || seed % 3 == (i == 0));
       process.step = *process.manager.Find(kStep);
       EXPECT_TRUE(process.step->Initialize({.job = "worker", .replica = 0, .task = i + 1}).ok());
     }
@@ -115,7 +115,7 @@ class World final {
     RendezvousManager manager{clock, fetcher};
     std::shared_ptr<RemoteRendezvous> step;
     TransportList transports;
-    TransferContext exchange;
+    TransferContext context;
     std::unique_ptr<FakeConnector> connector;
     std::shared_ptr<PeerConnectionPool> table;
     // The node that requests.
@@ -227,7 +227,7 @@ class World final {
     is_clean_ = wire_ != nullptr;
     state_->early_releases = 0;
     for (Process& process : processes_) {
-      process.table = std::make_shared<PeerConnectionPool>(process.exchange);
+      process.table = std::make_shared<PeerConnectionPool>(process.context);
       process.connector = std::make_unique<FakeConnector>();
       process.table->set_connector(process.connector.get());
     }

@@ -92,26 +92,26 @@ class GlareWorld final {
     RendezvousManager manager{clock, no_fetcher};
     std::shared_ptr<RemoteRendezvous> step;
     TransportList transports;
-    TransferContext exchange;
+    TransferContext context;
     FakeConnector connector;
     std::unique_ptr<PeerFetcher> fetcher;
     std::vector<std::pair<absl::Time, Connector::AttemptId>> hanging;
   };
 
   Process& Of(int node) { return *processes_[node - 1]; }
-  PeerId PeerOf(int node) { return Of(node).exchange.self.peer; }
+  PeerId PeerOf(int node) { return Of(node).context.self.peer; }
 
   void Start(int node) {
     // Ended processes stay allocated, since pending work may still call them.
     if (processes_[node - 1] != nullptr) gone_.push_back(std::move(processes_[node - 1]));
     auto process = std::make_unique<Process>();
-    process->exchange.self.peer = {node, ++last_incarnation_};
-    process->exchange.manager = &process->manager;
-    process->exchange.transports = &process->transports;
-    process->exchange.connect_timeout = kTimeout;
+    process->context.self.peer = {node, ++last_incarnation_};
+    process->context.manager = &process->manager;
+    process->context.transports = &process->transports;
+    process->context.connect_timeout = kTimeout;
     process->step = *process->manager.Find(kStep);
     EXPECT_TRUE(process->step->Initialize({.job = "worker", .replica = 0, .task = node}).ok());
-    process->fetcher = std::make_unique<PeerFetcher>(process->exchange,
+    process->fetcher = std::make_unique<PeerFetcher>(process->context,
                                                      [this](int32_t wanted, ResolveCallback done) {
                                                        Endpoint endpoint;
                                                        endpoint.peer = PeerOf(wanted);

@@ -28,7 +28,7 @@ class StagingTest : public TensorResponderTest {
   StagingTest() {
     setenv("FERRY_CUDA_LIBRARY", FERRY_STRICT_CUDA, /*overwrite=*/1);
     gpus_ = *Gpus::Create(*cuda::CudaApi::Load(), AllocateHeapBuffer, nullptr, {});
-    exchange_.gpus = gpus_.get();
+    context_.gpus = gpus_.get();
     Open(/*sends_checksums=*/false);
     channel_->keeps_pings = false;
     // On a thread of the device.

@@ -18,11 +18,11 @@ class TensorRequesterTest : public ::testing::Test {
  protected:
   TensorRequesterTest() {
     transports_.push_back(MakeFaultyTransport(state_, "copies", false));
-    exchange_.self.peer = kConsumer;
-    exchange_.transports = &transports_;
+    context_.self.peer = kConsumer;
+    context_.transports = &transports_;
     Endpoint producer;
     producer.peer = kProducer;
-    client_ = std::make_shared<TensorRequester>(exchange_, producer);
+    client_ = std::make_shared<TensorRequester>(context_, producer);
   }
   ~TensorRequesterTest() override { client_->OnClosed(absl::UnavailableError("over")); }
 
@@ -56,7 +56,7 @@ class TensorRequesterTest : public ::testing::Test {
   std::shared_ptr<FaultyTransportState> state_ =
       std::make_shared<FaultyTransportState>(1, TransportFaults{});
   TransportList transports_;
-  TransferContext exchange_;
+  TransferContext context_;
   std::shared_ptr<TensorRequester> client_;
   std::shared_ptr<RecordingControlChannel> channel_ =
       std::make_shared<RecordingControlChannel>(kProducer);
@@ -94,7 +94,7 @@ TEST_F(TensorRequesterTest, SecondDescriptorEndsTheChannel) {
 // Its bytes have come over TCP, though another transport is required. No transport of this list
 // uses TCP; tests of processes see the name of the one that does.
 TEST_F(TensorRequesterTest, LargeInlineTensorWithARequiredTransport_IsRefused) {
-  exchange_.policy.require = "copies";
+  context_.policy.require = "copies";
   client_->OnOpen(channel_, DescribeTransports(transports_));
   Request();
   RecordingControlChannel channel(kProducer);

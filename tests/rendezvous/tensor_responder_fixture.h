@@ -25,9 +25,9 @@ namespace ferry {
 class TensorResponderTest : public TransferContextTest {
  protected:
   TensorResponderTest() {
-    exchange_.self.peer = kProducer;
-    exchange_.manager = &manager_;
-    exchange_.transports = &transports_;
+    context_.self.peer = kProducer;
+    context_.manager = &manager_;
+    context_.transports = &transports_;
     transports_.push_back(MakeFaultyTransport(state_, "views", true));
     step_ = *manager_.Find(kStep);
     EXPECT_TRUE(step_->Initialize({.job = "worker", .replica = 0, .task = kProducer.node_id}).ok());
@@ -41,7 +41,7 @@ class TensorResponderTest : public TransferContextTest {
     consumer.peer = kConsumer;
     consumer.transports = DescribeTransports(transports_);
     server_ = std::make_shared<TensorResponder>(
-        exchange_, consumer, sends_checksums, "",
+        context_, consumer, sends_checksums, "",
         std::make_shared<LatencyProbe>(clock_, transports_.size()));
     channel_ = std::make_shared<RecordingControlChannel>(kConsumer);
     server_->OnOpen(channel_);
@@ -89,7 +89,7 @@ class TensorResponderTest : public TransferContextTest {
     return true;
   }
 
-  TransferContext exchange_;
+  TransferContext context_;
   std::shared_ptr<RemoteRendezvous> step_;
   std::shared_ptr<TensorResponder> server_;
   std::shared_ptr<RecordingControlChannel> channel_;

@@ -62,7 +62,7 @@ TEST_F(TensorResponderFrames, Retry_ReleasesTheFirstAttemptsExport) {
 // A tensor that can never be brought is given up after a bounded number of tries, with nothing
 // kept.
 TEST_F(TensorResponderFrames, RetriesWithoutEnd_AreLostWithTheirReason) {
-  exchange_.policy.require = "copies";
+  context_.policy.require = "copies";
   Lend("edge");
   const auto again = [this](ControlChannel& channel) {
     return SendRetry(channel, {id_, absl::AbortedError("not ready")});
@@ -237,7 +237,7 @@ TEST_F(TensorResponderFrames, ExportedValueIsLost_TheStepKnowsBeforeItsOperation
   std::shared_ptr<RemoteRendezvous> step;
   std::vector<absl::Status> lost;
   RendezvousManager manager(clock_, fetcher_, {}, [&] { lost.push_back(step->lost()); });
-  exchange_.manager = &manager;
+  context_.manager = &manager;
   for (const bool is_rejected : {true, false}) {
     const int64_t step_id = is_rejected ? 100 : 101;
     step = *manager.Find(step_id);
@@ -261,7 +261,7 @@ TEST_F(TensorResponderFrames, ExportedValueIsLost_TheStepKnowsBeforeItsOperation
     EXPECT_EQ(lost.back().code(),
               is_rejected ? absl::StatusCode::kDataLoss : absl::StatusCode::kUnavailable);
   }
-  exchange_.manager = &manager_;
+  context_.manager = &manager_;
 }
 
 // Exposes nothing but a number. With `works` false it can send nothing at once.

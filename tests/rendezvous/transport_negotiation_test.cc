@@ -97,11 +97,11 @@ class TransportNegotiation : public TransferContextTest {
   TransportNegotiation() {
     transports_.push_back(MakeFaultyTransport(state_, "views", true));
     transports_.push_back(MakeFaultyTransport(state_, "copies", false));
-    exchange_.self.peer = kConsumer;
-    exchange_.self.transports = DescribeTransports(transports_);
-    exchange_.manager = &manager_;
-    exchange_.transports = &transports_;
-    pool_ = std::make_shared<PeerConnectionPool>(exchange_);
+    context_.self.peer = kConsumer;
+    context_.self.transports = DescribeTransports(transports_);
+    context_.manager = &manager_;
+    context_.transports = &transports_;
+    pool_ = std::make_shared<PeerConnectionPool>(context_);
     pool_->set_connector(&connector_);
   }
   ~TransportNegotiation() override {
@@ -150,7 +150,7 @@ class TransportNegotiation : public TransferContextTest {
         });
   }
 
-  TransferContext exchange_;
+  TransferContext context_;
   FakeConnector connector_;
   std::shared_ptr<PeerConnectionPool> pool_;
   std::shared_ptr<ControlHandler> handler_;

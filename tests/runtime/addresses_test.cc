@@ -58,13 +58,13 @@ TEST(Addresses, AdvertisedPortIsTheWireProtocols) {
   TransferEngineOptions options;
   options.advertise = "10.0.0.3:5";
   options.protocol = WireProtocol::kGrpc;
-  ExchangeEnd grpc(directory, 1, options);
-  EXPECT_EQ(grpc.exchange->self().grpc_address, "10.0.0.3:5");
-  EXPECT_NE(grpc.exchange->self().channels.tcp[0], "10.0.0.3:5");
-  EXPECT_THAT(grpc.exchange->self().channels.tcp[0], HasSubstr("10.0.0.3:"));
+  EngineEnd grpc(directory, 1, options);
+  EXPECT_EQ(grpc.engine->self().grpc_address, "10.0.0.3:5");
+  EXPECT_NE(grpc.engine->self().channels.tcp[0], "10.0.0.3:5");
+  EXPECT_THAT(grpc.engine->self().channels.tcp[0], HasSubstr("10.0.0.3:"));
   options.protocol = WireProtocol::kNative;
-  ExchangeEnd channel(directory, 2, options);
-  EXPECT_EQ(channel.exchange->self().channels.tcp[0], "10.0.0.3:5");
+  EngineEnd channel(directory, 2, options);
+  EXPECT_EQ(channel.engine->self().channels.tcp[0], "10.0.0.3:5");
   options.advertise = "host:5:6";
   options.token = "token";
   const auto refused = TransferEngine::Start(options, {}, {});
@@ -77,9 +77,9 @@ TEST(Addresses, GrpcTriesEachOfSeveralAddresses) {
     Directory directory;
     TransferEngineOptions options;
     options.protocol = WireProtocol::kGrpc;
-    ExchangeEnd source(directory, 1, options);
-    ExchangeEnd sink(directory, 2, options);
-    Endpoint told = source.exchange->self();
+    EngineEnd source(directory, 1, options);
+    EngineEnd sink(directory, 2, options);
+    Endpoint told = source.engine->self();
     told.grpc_address = absl::StrCat(before, ",", told.grpc_address);
     directory.Publish(told);
     const Tensor sent = *Tensor::Allocate(DataType::kUint8, *Shape::Create({100'000}));
@@ -101,9 +101,9 @@ TEST(Addresses, UnreachableWorker_IsNotReportedAsDead) {
   Directory directory;
   TransferEngineOptions options;
   options.protocol = WireProtocol::kGrpc;
-  ExchangeEnd source(directory, 1, options);
-  ExchangeEnd sink(directory, 2, options);
-  Endpoint told = source.exchange->self();
+  EngineEnd source(directory, 1, options);
+  EngineEnd sink(directory, 2, options);
+  Endpoint told = source.engine->self();
   told.grpc_address = "127.0.0.1:1,[::1]:1";
   directory.Publish(told);
   Receipt receipt;
@@ -121,8 +121,8 @@ TEST(Addresses, CoordinatorServiceAtANodesPort_NamesTheCoordinatorsAddress) {
   TransferEngineOptions options;
   options.protocol = WireProtocol::kGrpc;
   options.coordinator = "head:9470";
-  ExchangeEnd node(directory, 1, options);
-  const auto channel = MakeTensorChannel(node.exchange->self().grpc_address);
+  EngineEnd node(directory, 1, options);
+  const auto channel = MakeTensorChannel(node.engine->self().grpc_address);
   for (const char* const path :
        {"/tensorflow.MasterService/CreateSession", "/tensorflow.grpc.MasterService/ListDevices",
         "/tensorflow.CoordinationService/RegisterTask",
@@ -175,9 +175,9 @@ void ExpectTransfers(const std::string& address, WireProtocol protocol,
   options.unix_socket = false;
   options.advertise = advertise;
   if (protocol == WireProtocol::kNative) options.require_transport = "tcp";
-  ExchangeEnd source(directory, 1, options);
-  ExchangeEnd sink(directory, 2, options);
-  const Endpoint& self = source.exchange->self();
+  EngineEnd source(directory, 1, options);
+  EngineEnd sink(directory, 2, options);
+  const Endpoint& self = source.engine->self();
   ASSERT_EQ(self.channels.tcp.size(), 1u);
   EXPECT_THAT(self.channels.tcp[0], HasSubstr(absl::StrCat("[", address, "]:")));
   if (protocol == WireProtocol::kGrpc) {

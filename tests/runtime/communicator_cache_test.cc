@@ -27,9 +27,9 @@ class Keeper final {
  public:
   explicit Keeper(GpuPeer& peer, uint64_t budget_bytes = uint64_t{1} << 30)
       : peer_(peer),
-        rank_(static_cast<int>(peer.exchange().self().peer.node_id)),
-        ledger_(absl::StrCat(std::getenv("STRICT_CUDA_SESSION"), "/store")),
-        kept_(std::make_shared<CommunicatorCache>(ledger_, budget_bytes,
+        rank_(static_cast<int>(peer.transfer_engine().self().peer.node_id)),
+        refcount_store_(absl::StrCat(std::getenv("STRICT_CUDA_SESSION"), "/store")),
+        kept_(std::make_shared<CommunicatorCache>(refcount_store_, budget_bytes,
                                                   [](int ordinal) { return uint64_t{0}; })) {}
   ~Keeper() {
     if (kept_ != nullptr) {
@@ -37,15 +37,16 @@ class Keeper final {
     }
   }
 
-  CliqueKey Both(absl::string_view purpose = "") const {
-    return *CliqueKey::Create({Member(0), Member(1)}, purpose);
+  CommunicatorKey Both(absl::string_view purpose = "") const {
+    return *CommunicatorKey::Create({Member(0), Member(1)}, purpose);
   }
-  CliqueKey Own() const { return *CliqueKey::Create({Member(rank_)}); }
+  CommunicatorKey Own() const { return *CommunicatorKey::Create({Member(rank_)}); }
 
   // made: is cached, or in use, while the entry exists.
-  absl::StatusOr<Communicator> Acquire(const CliqueKey& key, absl::Duration timeout = kTimeout,
+  absl::StatusOr<Communicator> Acquire(const CommunicatorKey& key,
+                                       absl::Duration timeout = kTimeout,
                                        std::weak_ptr<NcclCommunicator>* made = nullptr) {
-    const NcclJob& nccl = peer_.exchange().nccl();
+    const NcclJob& nccl = peer_.transfer_engine().nccl();
     const int rank = key.size() == 1 ? 0 : rank_;
     CommunicatorOptions options;
     options.timeout = timeout;
@@ -60,21 +61,22 @@ class Keeper final {
   }
   // The other rank has died.
   void Forget() {
-    kept_->Forget([gone = Member(1 - rank_)](const CliqueMember& member) { return member == gone; },
-                  absl::UnavailableError("it was killed"));
+    kept_->Forget(
+        [gone = Member(1 - rank_)](const CommunicatorMember& member) { return member == gone; },
+        absl::UnavailableError("it was killed"));
   }
   std::shared_ptr<CommunicatorCache>& kept() { return kept_; }
-  DirectoryLedger& ledger() { return ledger_; }
+  DirectoryRefcountStore& refcount_store() { return refcount_store_; }
 
  private:
-  CliqueMember Member(int node) const {
-    return {peer_.exchange().nccl().device_of(node, node)->value(),
+  CommunicatorMember Member(int node) const {
+    return {peer_.transfer_engine().nccl().device_of(node, node)->value(),
             1000u + static_cast<uint64_t>(node)};
   }
 
   GpuPeer& peer_;
   const int rank_;
-  DirectoryLedger ledger_;
+  DirectoryRefcountStore refcount_store_;
   std::shared_ptr<CommunicatorCache> kept_;
 };
 
@@ -186,10 +188,10 @@ TEST(CommunicatorCache, RankDies_WaitersGetItsName) {
         EXPECT_THAT(std::string(late.message()),
                     AllOf(HasSubstr("rank 1 (device 17)"), HasSubstr("it was killed")));
         // One that was killed when it was about to end it for its memory.
-        const CliqueKey key = keeper.Both();
-        CommunicatorRefcount lease(key, 0, keeper.ledger(), SteadyClock(),
+        const CommunicatorKey key = keeper.Both();
+        CommunicatorRefcount lease(key, 0, keeper.refcount_store(), SteadyClock(),
                                    [] { return absl::OkStatus(); });
-        ASSERT_TRUE(keeper.ledger().Put(lease.LeavingKey(), "rank 1 (device 17)").ok());
+        ASSERT_TRUE(keeper.refcount_store().Put(lease.LeavingKey(), "rank 1 (device 17)").ok());
         late = keeper.Acquire(key, absl::Minutes(1)).status();
         EXPECT_TRUE(absl::IsUnavailable(late)) << late;
         EXPECT_LT(SteadyClock().Now() - start, kMuchSooner);
@@ -220,8 +222,8 @@ TEST(CommunicatorCache, ManyThreadsRequestAtOnce) {
   RunGpuPair(OnTwoMachines(), run, run);
 }
 
-// The first exchanges of communicators that share a GPU have one order on all ranks, whatever the
-// order of the threads' requests.
+// The warm-ups of communicators that share a GPU have one order on all ranks, whatever the order of
+// the threads' requests.
 TEST(CommunicatorCache, ThreadsRequestDifferentOnesInDifferentOrders) {
   NEEDS_THE_DOUBLE("has two GPUs for two processes");
   const auto run = [](GpuPeer& peer, bool is_reversed) {

@@ -48,7 +48,7 @@ TransferEngineOptions Over(const std::string& transport) {
 class ControlChannelSharing : public ::testing::TestWithParam<const char*> {
  protected:
   // The first receive opens the control channel.
-  void Pass(ExchangeEnd& from, ExchangeEnd& to, const std::string& name) {
+  void Pass(EngineEnd& from, EngineEnd& to, const std::string& name) {
     Receipt receipt;
     to.Step(1)->RecvAsync(KeyBetween(from, to, name), {}, receipt.callback());
     ASSERT_TRUE(from.Step(1)->Send(KeyBetween(from, to, name), Small()).ok());
@@ -63,34 +63,34 @@ class ControlChannelSharing : public ::testing::TestWithParam<const char*> {
 
 TEST_P(ControlChannelSharing, EitherSideOpensIt_BothUseIt) {
   for (const bool smaller_opens : {true, false}) {
-    ExchangeEnd a(directory_, 1, Over(GetParam()));
-    ExchangeEnd b(directory_, 2, Over(GetParam()));
-    ExchangeEnd& opener = smaller_opens ? a : b;
-    ExchangeEnd& other = smaller_opens ? b : a;
+    EngineEnd a(directory_, 1, Over(GetParam()));
+    EngineEnd b(directory_, 2, Over(GetParam()));
+    EngineEnd& opener = smaller_opens ? a : b;
+    EngineEnd& other = smaller_opens ? b : a;
     Pass(other, opener, "there");
-    const auto channel = opener.exchange->fetcher().ClientOf(other.exchange->self().peer);
+    const auto channel = opener.engine->fetcher().ClientOf(other.engine->self().peer);
     ASSERT_NE(channel, nullptr);
     // It was established by HELLO alone, and carries what the store would have.
-    const auto back = other.exchange->fetcher().ClientOf(opener.exchange->self().peer);
+    const auto back = other.engine->fetcher().ClientOf(opener.engine->self().peer);
     ASSERT_NE(back, nullptr);
-    EXPECT_EQ(back->producer().boot_id, opener.exchange->self().boot_id);
-    EXPECT_EQ(back->producer().channels.tcp, opener.exchange->self().channels.tcp);
+    EXPECT_EQ(back->producer().boot_id, opener.engine->self().boot_id);
+    EXPECT_EQ(back->producer().channels.tcp, opener.engine->self().channels.tcp);
     for (int i = 0; i < 3; ++i) {
       Pass(opener, other, absl::StrCat("back ", i));
       Pass(other, opener, absl::StrCat("there ", i));
     }
-    EXPECT_EQ(other.exchange->fetcher().ClientOf(opener.exchange->self().peer), back);
-    EXPECT_EQ(a.exchange->fetcher().connection_count(), 1u);
-    EXPECT_EQ(b.exchange->fetcher().connection_count(), 1u);
+    EXPECT_EQ(other.engine->fetcher().ClientOf(opener.engine->self().peer), back);
+    EXPECT_EQ(a.engine->fetcher().connection_count(), 1u);
+    EXPECT_EQ(b.engine->fetcher().connection_count(), 1u);
   }
 }
 
 // All to all at once: half as many as with one per direction.
 TEST_P(ControlChannelSharing, AsManyChannelsAsPairs) {
   constexpr int kNodes = 6;
-  std::vector<std::unique_ptr<ExchangeEnd>> nodes;
+  std::vector<std::unique_ptr<EngineEnd>> nodes;
   for (int i = 0; i < kNodes; ++i) {
-    nodes.push_back(std::make_unique<ExchangeEnd>(directory_, i, Over(GetParam())));
+    nodes.push_back(std::make_unique<EngineEnd>(directory_, i, Over(GetParam())));
   }
   const auto sockets = [] {
     int count = 0;
@@ -128,31 +128,31 @@ TEST_P(ControlChannelSharing, AsManyChannelsAsPairs) {
   EXPECT_TRUE(Becomes([&] { return sockets() - before == 2 * kPairs; }))
       << sockets() - before << " sockets, and " << kPairs << " pairs";
   for (const auto& node : nodes) {
-    EXPECT_EQ(node->exchange->fetcher().connection_count(), static_cast<size_t>(kNodes - 1));
+    EXPECT_EQ(node->engine->fetcher().connection_count(), static_cast<size_t>(kNodes - 1));
   }
 }
 
 TEST_P(ControlChannelSharing, AnotherIncarnation_GetsAnotherChannel) {
-  ExchangeEnd a(directory_, 1, Over(GetParam()));
+  EngineEnd a(directory_, 1, Over(GetParam()));
   int round = 0;
   for (const bool restarted_opens : {true, false}) {
     const std::string suffix = absl::StrCat(" ", ++round);
-    auto b = std::make_unique<ExchangeEnd>(directory_, 2, Over(GetParam()), 77);
+    auto b = std::make_unique<EngineEnd>(directory_, 2, Over(GetParam()), 77);
     Pass(*b, a, "of the first" + suffix);
     Pass(a, *b, "to the first" + suffix);
-    const PeerId first = b->exchange->self().peer;
+    const PeerId first = b->engine->self().peer;
     b = nullptr;
-    b = std::make_unique<ExchangeEnd>(directory_, 2, Over(GetParam()), 78);
+    b = std::make_unique<EngineEnd>(directory_, 2, Over(GetParam()), 78);
     if (restarted_opens) Pass(a, *b, "to the second" + suffix);
     Pass(*b, a, "of the second" + suffix);
     Pass(a, *b, "to the second again" + suffix);
-    EXPECT_TRUE(Becomes([&] { return a.exchange->fetcher().ClientOf(first) == nullptr; }));
+    EXPECT_TRUE(Becomes([&] { return a.engine->fetcher().ClientOf(first) == nullptr; }));
     // The report of the old incarnation's end does not end the new one's control channel.
-    a.exchange->fetcher().Forget(2, absl::AbortedError("node 2 was restarted"), 78);
+    a.engine->fetcher().Forget(2, absl::AbortedError("node 2 was restarted"), 78);
     Pass(*b, a, "still of the second" + suffix);
-    EXPECT_TRUE(Becomes([&] { return a.exchange->fetcher().connection_count() == 1; }));
+    EXPECT_TRUE(Becomes([&] { return a.engine->fetcher().connection_count() == 1; }));
     b = nullptr;
-    EXPECT_TRUE(Becomes([&] { return a.exchange->fetcher().connection_count() == 0; }));
+    EXPECT_TRUE(Becomes([&] { return a.engine->fetcher().connection_count() == 0; }));
   }
 }
 
@@ -163,11 +163,11 @@ TEST_P(ControlChannelSharing, DeadPeer_EndsBothDirectionsOnce) {
   for (int i = 0; i <= kRounds; ++i) {
     peers.push_back(std::make_unique<PeerProcess>(GetParam(), 100u + static_cast<uint64_t>(i)));
   }
-  ExchangeEnd here(directory_, kHere, Over(GetParam()));
+  EngineEnd here(directory_, kHere, Over(GetParam()));
   const auto step = here.Step(kStepId);
   int round = 0;
   for (const auto& peer : peers) {
-    peer->Meet(directory_, here.exchange->self());
+    peer->Meet(directory_, here.engine->self());
     const bool is_last = ++round == kRounds + 1;
     // Either side opens the control channel, or both do at once.
     Receipt first;
@@ -179,7 +179,7 @@ TEST_P(ControlChannelSharing, DeadPeer_EndsBothDirectionsOnce) {
     EXPECT_EQ(peer->Ask("send first 300000"), "OK");
     ASSERT_TRUE(first.Wait().ok()) << first.Wait().status();
     EXPECT_EQ(peer->Ask("wait"), "OK");
-    EXPECT_TRUE(Becomes([&] { return here.exchange->fetcher().connection_count() == 1; }));
+    EXPECT_TRUE(Becomes([&] { return here.engine->fetcher().connection_count() == 1; }));
     if (is_last) break;
 
     Receipt never;
@@ -202,8 +202,8 @@ TEST_P(ControlChannelSharing, DeadPeer_EndsBothDirectionsOnce) {
     // Whether it was all there or not; it has ended.
     const absl::Status of_large = large.Wait().status();
     EXPECT_FALSE(absl::IsDeadlineExceeded(of_large)) << of_large;
-    EXPECT_TRUE(Becomes([&] { return here.exchange->fetcher().connection_count() == 0; }));
-    EXPECT_EQ(here.exchange->fetcher().unfinished_sends(), 0u);
+    EXPECT_TRUE(Becomes([&] { return here.engine->fetcher().connection_count() == 0; }));
+    EXPECT_EQ(here.engine->fetcher().unfinished_sends(), 0u);
   }
 }
 

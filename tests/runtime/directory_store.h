@@ -25,8 +25,8 @@
 #include "absl/time/clock.h"
 
 #include "base/thread.h"
-#include "gpu/clique/communicator.h"
-#include "gpu/clique/communicator_refcount.h"
+#include "gpu/communicator/communicator.h"
+#include "gpu/communicator/communicator_refcount.h"
 
 namespace ferry {
 
@@ -87,9 +87,9 @@ class DirectoryFiles final {
 };
 
 // With a thread that looks every millisecond.
-class DirectoryStore final : public CliqueStore {
+class DirectoryStore final : public BootstrapStore {
  public:
-  DirectoryStore(std::string folder, std::shared_ptr<CliqueListener> listener)
+  DirectoryStore(std::string folder, std::shared_ptr<BootstrapStoreListener> listener)
       : files_(std::move(folder)), listener_(std::move(listener)) {}
   ~DirectoryStore() override { is_stopping_ = true; }
 
@@ -128,15 +128,15 @@ class DirectoryStore final : public CliqueStore {
 
  private:
   const DirectoryFiles files_;
-  const std::shared_ptr<CliqueListener> listener_;
+  const std::shared_ptr<BootstrapStoreListener> listener_;
   std::atomic<bool> is_stopping_{false};
   std::unique_ptr<Thread> watcher_;
 };
 
 // The same folder as leases use it.
-class DirectoryLedger final : public CommunicatorRegistry {
+class DirectoryRefcountStore final : public RefcountStore {
  public:
-  explicit DirectoryLedger(std::string folder) : files_(std::move(folder)) {}
+  explicit DirectoryRefcountStore(std::string folder) : files_(std::move(folder)) {}
 
   absl::Status Put(const std::string& key, absl::string_view value) override {
     const DirectoryFiles::Lock lock(files_);
@@ -168,8 +168,8 @@ class DirectoryLedger final : public CommunicatorRegistry {
   const DirectoryFiles files_;
 };
 
-inline CliqueStoreFactory DirectoryStores(std::string folder) {
-  return [folder = std::move(folder)](std::shared_ptr<CliqueListener> listener) {
+inline BootstrapStoreFactory DirectoryStores(std::string folder) {
+  return [folder = std::move(folder)](std::shared_ptr<BootstrapStoreListener> listener) {
     return std::make_unique<DirectoryStore>(folder, std::move(listener));
   };
 }

@@ -53,9 +53,9 @@ class Directory {
 };
 
 // A node.
-struct ExchangeEnd {
-  ExchangeEnd(Directory& directory, int node, TransferEngineOptions options = {},
-              uint64_t incarnation = 0, std::string boot_id = "one machine", NcclJob nccl = {}) {
+struct EngineEnd {
+  EngineEnd(Directory& directory, int node, TransferEngineOptions options = {},
+            uint64_t incarnation = 0, std::string boot_id = "one machine", NcclJob nccl = {}) {
     options.token = options.token.empty() ? "token" : options.token;
     if (options.listen == ":0") options.listen = "127.0.0.1:0";
     Endpoint self;
@@ -66,32 +66,32 @@ struct ExchangeEnd {
     auto started = TransferEngine::Start(std::move(options), std::move(self), directory.resolver(),
                                          directory.known(), std::move(nccl));
     EXPECT_TRUE(started.ok()) << started.status();
-    exchange = *std::move(started);
-    directory.Publish(exchange->self());
+    engine = *std::move(started);
+    directory.Publish(engine->self());
   }
 
   std::shared_ptr<RemoteRendezvous> Step(int64_t id) {
-    auto step = exchange->rendezvous().Find(id);
+    auto step = engine->rendezvous().Find(id);
     EXPECT_TRUE(step.ok()) << step.status();
-    EXPECT_TRUE((*step)->Initialize(exchange->task()).ok());
+    EXPECT_TRUE((*step)->Initialize(engine->task()).ok());
     return *step;
   }
 
   Tensor Allocate(DataType dtype, const Shape& shape) {
-    return *Tensor::Create(dtype, shape, *exchange->arena().Allocate(*TensorBytes(dtype, shape)));
+    return *Tensor::Create(dtype, shape, *engine->arena().Allocate(*TensorBytes(dtype, shape)));
   }
 
-  std::unique_ptr<TransferEngine> exchange;
+  std::unique_ptr<TransferEngine> engine;
 };
 
-inline RendezvousKey KeyBetween(const ExchangeEnd& from, const ExchangeEnd& to,
+inline RendezvousKey KeyBetween(const EngineEnd& from, const EngineEnd& to,
                                 const std::string& name) {
-  const auto device = [](const ExchangeEnd& end) {
-    return absl::StrCat("/job:worker/replica:0/task:", end.exchange->self().peer.node_id,
+  const auto device = [](const EngineEnd& end) {
+    return absl::StrCat("/job:worker/replica:0/task:", end.engine->self().peer.node_id,
                         "/device:CPU:0");
   };
   return *RendezvousKey::Parse(
-      RendezvousKey::Text(device(from), from.exchange->self().peer.incarnation, device(to), name));
+      RendezvousKey::Text(device(from), from.engine->self().peer.incarnation, device(to), name));
 }
 
 // A pending receive.

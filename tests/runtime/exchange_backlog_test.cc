@@ -31,7 +31,7 @@ TEST_P(ExchangeBacklog, ManySmallTensors_EndNoChannel) {
   ASSERT_TRUE(last.Wait().ok());
   ASSERT_TRUE(Becomes([this] {
     int asked = 0;
-    here_->exchange->ForEachPending(absl::ZeroDuration(), [&asked](const auto&) { ++asked; });
+    here_->engine->ForEachPending(absl::ZeroDuration(), [&asked](const auto&) { ++asked; });
     return asked >= kCount;
   }));
   peer.Stop();

@@ -18,7 +18,7 @@
 #include "base/thread.h"
 #include "net/sockets.h"
 #include "tests/runtime/engine_pair.h"
-#include "transport/control/handshake.h"
+#include "transport/control/auth_handshake.h"
 
 namespace ferry {
 namespace {
@@ -38,11 +38,11 @@ class Crowd final {
 
  private:
   std::string FirstWords(int number) const {
-    HandshakeOptions other;
+    AuthHandshakeOptions other;
     other.self = {7, 7};
     other.token = "another job";
     std::string hello =
-        Handshake::Client(other, {1, 1001}, ConnectionPurpose::kControl, 0).pending_output();
+        AuthHandshake::Client(other, {1, 1001}, ConnectionPurpose::kControl, 0).pending_output();
     switch (number % 5) {
       case 0:
         return "";
@@ -88,9 +88,9 @@ class ExchangeCrowd : public ::testing::TestWithParam<const char*> {
     return options;
   }
   // In both directions at the same time.
-  void TransferEngine(ExchangeEnd& a, ExchangeEnd& b, int64_t step) {
+  void TransferEngine(EngineEnd& a, EngineEnd& b, int64_t step) {
     std::vector<Receipt> receipts(2);
-    ExchangeEnd* const ends[] = {&a, &b};
+    EngineEnd* const ends[] = {&a, &b};
     for (size_t i = 0; i < 2; ++i) {
       RecvArgs args;
       args.destination = into_[i];
@@ -105,7 +105,7 @@ class ExchangeCrowd : public ::testing::TestWithParam<const char*> {
       EXPECT_TRUE(IsEqual(into_[i], sent_));
       std::memset(into_[i].mutable_data(), 0, 4096);
     }
-    for (ExchangeEnd* end : ends) end->exchange->rendezvous().Cleanup(step);
+    for (EngineEnd* end : ends) end->engine->rendezvous().Cleanup(step);
   }
   static Tensor Large() {
     return *Tensor::Allocate(DataType::kUint8, *Shape::Create({kLargeBytes}));
@@ -124,21 +124,21 @@ class ExchangeCrowd : public ::testing::TestWithParam<const char*> {
 TEST_P(ExchangeCrowd, DelaysNoTransferAndLeavesNothingBehind) {
   constexpr int kRounds = 12;
   FillPattern(sent_, 5);
-  ExchangeEnd a(directory_, 1, Options());
-  ExchangeEnd b(directory_, 2, Options());
+  EngineEnd a(directory_, 1, Options());
+  EngineEnd b(directory_, 2, Options());
   TransferEngine(a, b, 1);
   const Footprint before = Footprint::Now();
   {
-    Crowd crowd({a.exchange->self().channels, b.exchange->self().channels});
+    Crowd crowd({a.engine->self().channels, b.engine->self().channels});
     for (int64_t round = 2; round < kRounds; ++round) TransferEngine(a, b, round);
     EXPECT_TRUE(Becomes([&] { return crowd.came() > 2 * static_cast<int>(kCrowd); }));
     // A node that joins now has to get through the crowd.
-    ExchangeEnd c(directory_, 3, Options());
+    EngineEnd c(directory_, 3, Options());
     TransferEngine(a, c, kRounds);
     TransferEngine(c, b, kRounds + 1);
   }
-  EXPECT_GT(a.exchange->connection_stats().refused, 0);
-  EXPECT_GT(b.exchange->connection_stats().refused, 0);
+  EXPECT_GT(a.engine->connection_stats().refused, 0);
+  EXPECT_GT(b.engine->connection_stats().refused, 0);
   EXPECT_TRUE(Becomes([&] {
     const Footprint now = Footprint::Now();
     return now.descriptors <= before.descriptors && now.threads <= before.threads &&

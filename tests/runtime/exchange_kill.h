@@ -40,11 +40,11 @@ class ExchangeKill : public ::testing::TestWithParam<const char*> {
   void StartHere(TransferEngineOptions options = {}) {
     options.require_transport = GetParam();
     options.spin = absl::Microseconds(5);
-    here_ = std::make_unique<ExchangeEnd>(directory_, kHere, options);
+    here_ = std::make_unique<EngineEnd>(directory_, kHere, options);
     step_ = here_->Step(kStepId);
   }
   PeerProcess& Meet(int index) {
-    peers_[static_cast<size_t>(index)]->Meet(directory_, here_->exchange->self());
+    peers_[static_cast<size_t>(index)]->Meet(directory_, here_->engine->self());
     return *peers_[static_cast<size_t>(index)];
   }
   Receipt Receive(const RendezvousKey& key, Tensor destination = Tensor()) {
@@ -78,8 +78,8 @@ class ExchangeKill : public ::testing::TestWithParam<const char*> {
   }
   // Also the state that a control channel has here once its other end is gone.
   void ExpectNothingLeft(const Footprint& before) {
-    EXPECT_TRUE(Becomes([this] { return here_->exchange->fetcher().connection_count() == 0; }));
-    EXPECT_TRUE(Becomes([this] { return here_->exchange->arena().stats().block_count == 0; }));
+    EXPECT_TRUE(Becomes([this] { return here_->engine->fetcher().connection_count() == 0; }));
+    EXPECT_TRUE(Becomes([this] { return here_->engine->arena().stats().block_count == 0; }));
     EXPECT_TRUE(Becomes([&] {
       const Footprint now = Footprint::Now();
       return now.descriptors <= before.descriptors && now.mappings <= before.mappings &&
@@ -108,7 +108,7 @@ class ExchangeKill : public ::testing::TestWithParam<const char*> {
 
   Directory directory_;
   std::vector<std::unique_ptr<PeerProcess>> peers_;
-  std::unique_ptr<ExchangeEnd> here_;
+  std::unique_ptr<EngineEnd> here_;
   std::shared_ptr<RemoteRendezvous> step_;
 };
 

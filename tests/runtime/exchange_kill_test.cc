@@ -44,7 +44,7 @@ TEST_P(ExchangeKill, ProducerWithARequestPending) {
   EXPECT_EQ(dead.Ask("nothing"), "done");
   dead.Kill();
   ExpectNamesPeerAndPhase(receipt);
-  EXPECT_TRUE(Becomes([this] { return here_->exchange->fetcher().connection_count() == 0; }));
+  EXPECT_TRUE(Becomes([this] { return here_->engine->fetcher().connection_count() == 0; }));
   ExpectWorks(Meet(1));
 }
 
@@ -55,7 +55,7 @@ TEST_P(ExchangeKill, ProducerInTheMiddleOfALargeTransfer) {
   StartHere();
   Warm(Meet(0));
   peers_[0]->Kill();
-  EXPECT_TRUE(Becomes([this] { return here_->exchange->fetcher().connection_count() == 0; }));
+  EXPECT_TRUE(Becomes([this] { return here_->engine->fetcher().connection_count() == 0; }));
   const Footprint before = Footprint::Now();
   const Tensor expected = Pattern(kLarge);
   for (int i = 1; i <= kRounds; ++i) {
@@ -86,7 +86,7 @@ TEST_P(ExchangeKill, ConsumerInTheMiddleOfALargeTransfer) {
   StartHere();
   Warm(Meet(0));
   peers_[0]->Kill();
-  EXPECT_TRUE(Becomes([this] { return here_->exchange->fetcher().connection_count() == 0; }));
+  EXPECT_TRUE(Becomes([this] { return here_->engine->fetcher().connection_count() == 0; }));
   const Footprint before = Footprint::Now();
   for (int i = 1; i <= kRounds; ++i) {
     PeerProcess& peer = Meet(i);
@@ -100,8 +100,8 @@ TEST_P(ExchangeKill, ConsumerInTheMiddleOfALargeTransfer) {
     absl::SleepFor(absl::Milliseconds(3 * i));
     peer.Kill();
     // Whether it has been taken or not.
-    EXPECT_TRUE(Becomes([this] { return here_->exchange->fetcher().connection_count() == 0; }));
-    EXPECT_TRUE(Becomes([this] { return here_->exchange->fetcher().unfinished_sends() == 0; }));
+    EXPECT_TRUE(Becomes([this] { return here_->engine->fetcher().connection_count() == 0; }));
+    EXPECT_TRUE(Becomes([this] { return here_->engine->fetcher().unfinished_sends() == 0; }));
   }
   ExpectNothingLeft(before);
   ExpectWorks(Meet(kRounds + 1));
@@ -112,7 +112,7 @@ TEST_P(ExchangeKill, ViewOutlivesItsProducer) {
   StartHere();
   Warm(Meet(0));
   peers_[0]->Kill();
-  EXPECT_TRUE(Becomes([this] { return here_->exchange->fetcher().connection_count() == 0; }));
+  EXPECT_TRUE(Becomes([this] { return here_->engine->fetcher().connection_count() == 0; }));
   const Footprint before = Footprint::Now();
   {
     PeerProcess& peer = Meet(1);
@@ -120,7 +120,7 @@ TEST_P(ExchangeKill, ViewOutlivesItsProducer) {
     Receipt receipt = Receive(peer.From("t"));
     ASSERT_TRUE(receipt.Wait().ok()) << receipt.Wait().status();
     peer.Kill();
-    EXPECT_TRUE(Becomes([this] { return here_->exchange->fetcher().connection_count() == 0; }));
+    EXPECT_TRUE(Becomes([this] { return here_->engine->fetcher().connection_count() == 0; }));
     EXPECT_TRUE(IsEqual(receipt.Wait()->tensor, Pattern(kLarge)));
   }
   ExpectNothingLeft(before);
@@ -132,7 +132,7 @@ TEST_P(ExchangeKill, ConsumerWithAView) {
   StartHere();
   Warm(Meet(0));
   peers_[0]->Kill();
-  EXPECT_TRUE(Becomes([this] { return here_->exchange->fetcher().connection_count() == 0; }));
+  EXPECT_TRUE(Becomes([this] { return here_->engine->fetcher().connection_count() == 0; }));
   const Footprint before = Footprint::Now();
   PeerProcess& peer = Meet(1);
   ASSERT_TRUE(
@@ -154,7 +154,7 @@ TEST_P(ExchangeKill, StoppedPeer_IsWaitedForUntilTheDeadline) {
   Receipt receipt;
   RecvArgs args;
   args.deadline = SteadyClock().Now() + absl::Milliseconds(100);
-  here_->exchange->NoteDeadline(args.deadline);
+  here_->engine->NoteDeadline(args.deadline);
   step_->RecvAsync(peer.From("t"), args, receipt.callback());
   const absl::Status status = receipt.Wait(kDetection).status();
   EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;

@@ -56,7 +56,7 @@ TEST_P(ExchangeShortage, OfDescriptorsAtTheProducerIsReported) {
   Receipt receipt;
   RecvArgs args;
   args.deadline = SteadyClock().Now() + absl::Seconds(3);
-  here_->exchange->NoteDeadline(args.deadline);
+  here_->engine->NoteDeadline(args.deadline);
   step_->RecvAsync(peer.From("t"), args, receipt.callback());
   const auto received = receipt.Wait(absl::Seconds(3) + kDetection);
   const absl::Status& status = received.status();
@@ -70,7 +70,7 @@ TEST_P(ExchangeShortage, OfDescriptorsAtTheProducerIsReported) {
   ExpectWorks(peer, 8);
   ExpectWorks(peer, kLarge);
   peer.Kill();
-  EXPECT_TRUE(Becomes([this] { return here_->exchange->fetcher().connection_count() == 0; }));
+  EXPECT_TRUE(Becomes([this] { return here_->engine->fetcher().connection_count() == 0; }));
   EXPECT_TRUE(Becomes([&] { return Footprint::Now().threads == before.threads; }));
 }
 
@@ -117,7 +117,7 @@ TEST_P(ExchangeShortage, OfDescriptorsBeforeTheFirstChannel) {
   Receipt receipt;
   RecvArgs args;
   args.deadline = SteadyClock().Now() + absl::Milliseconds(300);
-  here_->exchange->NoteDeadline(args.deadline);
+  here_->engine->NoteDeadline(args.deadline);
   step_->RecvAsync(peer.From("t"), args, receipt.callback());
   const absl::Status status = receipt.Wait(kDetection).status();
   EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;

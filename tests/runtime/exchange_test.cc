@@ -19,8 +19,8 @@ TEST(PathPolicyTest, RequiredTransportThatIsUnavailable_FailsWithTheReason) {
   Directory directory;
   TransferEngineOptions options;
   options.require_transport = "shm";
-  ExchangeEnd a(directory, 1, options, 0, "machine a");
-  ExchangeEnd b(directory, 2, options, 0, "machine b");
+  EngineEnd a(directory, 1, options, 0, "machine a");
+  EngineEnd b(directory, 2, options, 0, "machine b");
   ASSERT_TRUE(a.Step(1)
                   ->Send(KeyBetween(a, b, "k"),
                          *Tensor::Allocate(DataType::kUint8, *Shape::Create({100'000})))
@@ -39,8 +39,8 @@ TEST(PathPolicyTest, TransportThatTheReceiverForbids_IsRefusedThere) {
   by_tcp.require_transport = "tcp";
   TransferEngineOptions by_shm;
   by_shm.require_transport = "shm";
-  ExchangeEnd a(directory, 1, by_tcp);
-  ExchangeEnd b(directory, 2, by_shm);
+  EngineEnd a(directory, 1, by_tcp);
+  EngineEnd b(directory, 2, by_shm);
   ASSERT_TRUE(a.Step(1)
                   ->Send(KeyBetween(a, b, "k"),
                          *Tensor::Allocate(DataType::kUint8, *Shape::Create({100'000})))
@@ -54,14 +54,14 @@ TEST(PathPolicyTest, TransportThatTheReceiverForbids_IsRefusedThere) {
 
 TEST(PathPolicyTest, CheapestPathIsExplained) {
   Directory directory;
-  ExchangeEnd a(directory, 1);
-  ExchangeEnd b(directory, 2);
-  const auto near = b.exchange->PathFrom(a.exchange->self(), 1 << 20, true);
+  EngineEnd a(directory, 1);
+  EngineEnd b(directory, 2);
+  const auto near = b.engine->PathFrom(a.engine->self(), 1 << 20, true);
   ASSERT_TRUE(near.ok()) << near.status();
   EXPECT_THAT(Explain(*near), ::testing::StartsWith("shm ("));
   EXPECT_THAT(Explain(*near), HasSubstr("not tcp ("));
-  ExchangeEnd c(directory, 3, {}, 0, "another machine");
-  const auto far = c.exchange->PathFrom(a.exchange->self(), 1 << 20, true);
+  EngineEnd c(directory, 3, {}, 0, "another machine");
+  const auto far = c.engine->PathFrom(a.engine->self(), 1 << 20, true);
   ASSERT_TRUE(far.ok()) << far.status();
   EXPECT_THAT(Explain(*far), ::testing::StartsWith("not shm: they are on two machines"));
   EXPECT_THAT(Explain(*far), HasSubstr("; tcp ("));
@@ -72,8 +72,8 @@ TEST(PathPolicyTest, PathIsExplainedByTheChannelThatWasUsed) {
   Directory directory;
   TransferEngineOptions by_tcp;
   by_tcp.require_transport = "tcp";
-  auto a = std::make_unique<ExchangeEnd>(directory, 1, by_tcp);
-  ExchangeEnd b(directory, 2);
+  auto a = std::make_unique<EngineEnd>(directory, 1, by_tcp);
+  EngineEnd b(directory, 2);
   const Tensor value = *Tensor::Allocate(DataType::kUint8, *Shape::Create({300'000}));
   // It opens the control channel, for both directions.
   Receipt first;
@@ -84,17 +84,17 @@ TEST(PathPolicyTest, PathIsExplainedByTheChannelThatWasUsed) {
   Receipt second;
   b.Step(1)->RecvAsync(KeyBetween(*a, b, "k"), {}, second.callback());
   ASSERT_TRUE(second.Wait().ok());
-  const Endpoint sender = a->exchange->self();
+  const Endpoint sender = a->engine->self();
   for (const bool has_gone : {false, true}) {
     if (has_gone) {
       a = nullptr;
       const absl::Time deadline = SteadyClock().Now() + absl::Seconds(20);
-      while (b.exchange->fetcher().ClientOf(sender.peer) != nullptr) {
+      while (b.engine->fetcher().ClientOf(sender.peer) != nullptr) {
         ASSERT_LT(SteadyClock().Now(), deadline);
         absl::SleepFor(absl::Milliseconds(1));
       }
     }
-    const auto way = b.exchange->PathFrom(sender, 1 << 20, true);
+    const auto way = b.engine->PathFrom(sender, 1 << 20, true);
     ASSERT_TRUE(way.ok()) << way.status();
     EXPECT_THAT(Explain(*way), HasSubstr("not shm: descriptors cannot be passed between them: "
                                          "node 1 came over TCP; tcp ("));
@@ -102,7 +102,7 @@ TEST(PathPolicyTest, PathIsExplainedByTheChannelThatWasUsed) {
   // Another incarnation, unknown to any control channel.
   Endpoint other = sender;
   ++other.peer.incarnation;
-  const auto way = b.exchange->PathFrom(other, 1 << 20, true);
+  const auto way = b.engine->PathFrom(other, 1 << 20, true);
   ASSERT_TRUE(way.ok()) << way.status();
   EXPECT_THAT(Explain(*way), HasSubstr("node 1 listens on no Unix socket; tcp ("));
 }
@@ -112,8 +112,8 @@ TEST(PathPolicyTest, WithinAProcess_IsLocal) {
   for (const char* required : {"", "local", "tcp"}) {
     TransferEngineOptions options;
     options.require_transport = required;
-    ExchangeEnd a(directory, 1, options);
-    const auto path = a.exchange->PathFrom(a.exchange->self(), 1 << 20, true);
+    EngineEnd a(directory, 1, options);
+    const auto path = a.engine->PathFrom(a.engine->self(), 1 << 20, true);
     ASSERT_TRUE(path.ok()) << path.status();
     EXPECT_THAT(Explain(*path), HasSubstr("local ("));
     EXPECT_THAT(Explain(*path), ::testing::Not(HasSubstr("not local")));
@@ -133,9 +133,9 @@ TEST(PathPolicyTest, LocalCannotConnectTwoProcesses) {
   Directory directory;
   TransferEngineOptions options;
   options.require_transport = "local";
-  ExchangeEnd a(directory, 1, options);
-  ExchangeEnd b(directory, 2, options);
-  const auto path = b.exchange->PathFrom(a.exchange->self(), 1 << 20, true);
+  EngineEnd a(directory, 1, options);
+  EngineEnd b(directory, 2, options);
+  const auto path = b.engine->PathFrom(a.engine->self(), 1 << 20, true);
   EXPECT_EQ(path.status().code(), absl::StatusCode::kFailedPrecondition) << path.status();
   EXPECT_THAT(std::string(path.status().message()),
               HasSubstr("local: they are two processes, node 1 and node 2"));
@@ -162,10 +162,10 @@ TEST(PathPolicyTest, UnknownTransportNamesAreRefused) {
 
 TEST(ExchangeTest, AnotherIncarnationOfTheProducer_AnswersAborted) {
   Directory directory;
-  ExchangeEnd sink(directory, 2);
-  auto first = std::make_unique<ExchangeEnd>(directory, 1, TransferEngineOptions{}, 77);
+  EngineEnd sink(directory, 2);
+  auto first = std::make_unique<EngineEnd>(directory, 1, TransferEngineOptions{}, 77);
   const RendezvousKey key = KeyBetween(*first, sink, "k");
-  first = std::make_unique<ExchangeEnd>(directory, 1, TransferEngineOptions{}, 78);
+  first = std::make_unique<EngineEnd>(directory, 1, TransferEngineOptions{}, 78);
   Receipt receipt;
   sink.Step(1)->RecvAsync(key, {}, receipt.callback());
   const absl::Status status = receipt.Wait().status();
@@ -176,14 +176,14 @@ TEST(ExchangeTest, AnotherIncarnationOfTheProducer_AnswersAborted) {
 
 TEST(ExchangeTest, DeadNode_FailsItsDependentsOnly) {
   Directory directory;
-  ExchangeEnd a(directory, 1);
-  ExchangeEnd b(directory, 2);
-  ExchangeEnd c(directory, 3);
+  EngineEnd a(directory, 1);
+  EngineEnd b(directory, 2);
+  EngineEnd c(directory, 3);
   Receipt of_a;
   Receipt of_b;
   c.Step(1)->RecvAsync(KeyBetween(a, c, "k"), {}, of_a.callback());
   c.Step(1)->RecvAsync(KeyBetween(b, c, "k"), {}, of_b.callback());
-  c.exchange->FailNode(1, absl::UnavailableError("node 1 has died: no heartbeat"));
+  c.engine->FailNode(1, absl::UnavailableError("node 1 has died: no heartbeat"));
   const absl::Status status = of_a.Wait().status();
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(std::string(status.message()), HasSubstr("node 1 has died"));
@@ -198,21 +198,21 @@ TEST(ExchangeTest, DeadNode_FailsItsDependentsOnly) {
 // kept.
 TEST(ExchangeTest, FinishedReceives_LeaveNothingWithTheirCancellation) {
   Directory directory;
-  ExchangeEnd a(directory, 1);
-  ExchangeEnd b(directory, 2);
+  EngineEnd a(directory, 1);
+  EngineEnd b(directory, 2);
   const RendezvousKey key = KeyBetween(a, b, "k");
   CancellationToken cancellation;
   RecvArgs args;
   args.cancellation = &cancellation;
-  Step step = *b.exchange->OpenStep(1);
+  Step step = *b.engine->OpenStep(1);
   EXPECT_EQ(step.RecvValue(key, absl::Milliseconds(1), args).status().code(),
             absl::StatusCode::kDeadlineExceeded);
   EXPECT_EQ(cancellation.registered_count(), 0u);
   // The sender may match a value with the cancelled request until it confirms the cancellation.
   const std::shared_ptr<TensorRequester> requester =
-      b.exchange->fetcher().ClientOf(a.exchange->self().peer);
+      b.engine->fetcher().ClientOf(a.engine->self().peer);
   ASSERT_NE(requester, nullptr);
-  EXPECT_TRUE(b.exchange->loop().WaitUntil(
+  EXPECT_TRUE(b.engine->loop().WaitUntil(
       [&] { return requester->InnerTableSizes()["client.cancelled"] == 0; },
       SteadyClock().Now() + absl::Seconds(30)));
   ASSERT_TRUE(a.Step(1)->Send(key, *Tensor::Allocate(DataType::kInt32, *Shape::Create({4}))).ok());
@@ -225,12 +225,12 @@ TEST(ExchangeTest, WrongTokensNeverConnect) {
   Directory directory;
   TransferEngineOptions other;
   other.token = "another job";
-  ExchangeEnd a(directory, 1);
-  ExchangeEnd b(directory, 2, other);
+  EngineEnd a(directory, 1);
+  EngineEnd b(directory, 2, other);
   Receipt receipt;
   b.Step(1)->RecvAsync(KeyBetween(a, b, "k"), {}, receipt.callback());
   EXPECT_EQ(receipt.Wait().status().code(), absl::StatusCode::kUnauthenticated);
-  EXPECT_GE(a.exchange->connection_stats().refused, 1);
+  EXPECT_GE(a.engine->connection_stats().refused, 1);
 }
 
 TEST(ExchangeTest, WrongTokensNeverConnectOverGrpcEither) {
@@ -238,10 +238,10 @@ TEST(ExchangeTest, WrongTokensNeverConnectOverGrpcEither) {
   TransferEngineOptions options;
   options.protocol = WireProtocol::kGrpc;
   options.require_auth = true;
-  ExchangeEnd a(directory, 1, options);
-  ExchangeEnd b(directory, 2, options);
+  EngineEnd a(directory, 1, options);
+  EngineEnd b(directory, 2, options);
   options.token = "another job";
-  ExchangeEnd c(directory, 3, options);
+  EngineEnd c(directory, 3, options);
   Receipt of_friend;
   Receipt of_stranger;
   b.Step(1)->RecvAsync(KeyBetween(a, b, "k"), {}, of_friend.callback());

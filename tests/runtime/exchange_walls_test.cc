@@ -189,7 +189,7 @@ TEST_P(ExchangeWalls, TwoUsers_UseTcpOrAnErrorNamesThem) {
   const bool needs_shm = std::string(GetParam()) == "shm";
   peers_.push_back(
       std::make_unique<PeerProcess>(needs_shm ? "shm" : "", 100, size_t{1} << 30, BecomeOtherUser));
-  here_ = std::make_unique<ExchangeEnd>(directory_, kHere);
+  here_ = std::make_unique<EngineEnd>(directory_, kHere);
   step_ = here_->Step(kStepId);
   PeerProcess& peer = Meet(0);
   // The one that receives connects.
@@ -204,8 +204,8 @@ TEST_P(ExchangeWalls, TwoUsers_UseTcpOrAnErrorNamesThem) {
   } else {
     EXPECT_EQ(answer, "OK");
   }
-  EXPECT_TRUE(Becomes([this] { return here_->exchange->connection_stats().refused > 0; }));
-  EXPECT_THAT(here_->exchange->connection_stats().last_refusal,
+  EXPECT_TRUE(Becomes([this] { return here_->engine->connection_stats().refused > 0; }));
+  EXPECT_THAT(here_->engine->connection_stats().last_refusal,
               testing::HasSubstr("runs as uid 0 and the one at the other end of the Unix socket "
                                  "as uid 65534"));
 }

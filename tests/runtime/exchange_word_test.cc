@@ -32,19 +32,19 @@ class ExchangeWord : public ExchangeKill {
     StartHere();
     Warm(Meet(0));
     peers_[0]->Kill();
-    EXPECT_TRUE(Becomes([this] { return here_->exchange->fetcher().connection_count() == 0; }));
+    EXPECT_TRUE(Becomes([this] { return here_->engine->fetcher().connection_count() == 0; }));
     before_ = Footprint::Now();
-    rogue_->Meet(directory_, here_->exchange->self());
+    rogue_->Meet(directory_, here_->engine->self());
   }
   // Nothing of it is left, and the next one is served.
   void End() {
     rogue_->Kill();
-    EXPECT_TRUE(Becomes([this] { return here_->exchange->fetcher().unfinished_sends() == 0; }));
+    EXPECT_TRUE(Becomes([this] { return here_->engine->fetcher().unfinished_sends() == 0; }));
     ExpectNothingLeft(before_);
     ExpectWorks(Meet(1), kBytes);
   }
   Step Offer() {
-    Step step(*here_->exchange, here_->Step(kStepOfRogue));
+    Step step(*here_->engine, here_->Step(kStepOfRogue));
     Tensor tensor = here_->Allocate(DataType::kUint8, *Shape::Create({kBytes}));
     EXPECT_TRUE(step.Send(rogue_->To("t"), std::move(tensor)).ok());
     return step;
@@ -79,7 +79,7 @@ TEST_P(ExchangeWord, ProducerIsKilledAfterItSentTheDescriptor) {
 
 TEST_P(ExchangeWord, ProducerHangsAfterItReceivedTheRequest) {
   Begin(Word::kRequestHeard, SIGSTOP);
-  Step step(*here_->exchange, step_);
+  Step step(*here_->engine, step_);
   const absl::Status status = step.Recv(rogue_->From("t"), absl::Seconds(2)).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr("asked node 1, which has not sent it"));
@@ -93,7 +93,7 @@ TEST_P(ExchangeWord, ProducerHangsAfterItSentTheDescriptor) {
   Begin(Word::kReadyToSendSent, SIGSTOP);
   Tensor into = *Tensor::Allocate(DataType::kUint8, *Shape::Create({kBytes}));
   std::memset(into.mutable_data(), 0, into.bytes());
-  Step step(*here_->exchange, step_);
+  Step step(*here_->engine, step_);
   const absl::Status status = step.RecvInto(rogue_->From("t"), into, absl::Seconds(3));
   ASSERT_TRUE(rogue_->HasGone());
   if (GetParam() == std::string("shm")) {
@@ -117,7 +117,7 @@ TEST_P(ExchangeWord, ConsumerIsKilledAfterItSentTheRequest) {
   Begin(Word::kRequestSent, SIGKILL);
   rogue_->AskFor(rogue_->To("t"));
   ASSERT_TRUE(rogue_->HasGone());
-  EXPECT_TRUE(Becomes([this] { return here_->exchange->fetcher().connection_count() == 0; }));
+  EXPECT_TRUE(Becomes([this] { return here_->engine->fetcher().connection_count() == 0; }));
   // No process has received it.
   const absl::Status status = Offer().Close(absl::Milliseconds(50));
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
@@ -152,7 +152,7 @@ TEST_P(ExchangeWord, ConsumerHangsAfterItReceivedTheDescriptor) {
     EXPECT_THAT(std::string(status.message()), HasSubstr("being sent to node 1"));
   }
   // It is exported as long as the consumer may read it.
-  EXPECT_GT(here_->exchange->arena().stats().block_count, 0u);
+  EXPECT_GT(here_->engine->arena().stats().block_count, 0u);
   rogue_->Kill();
   End();
 }

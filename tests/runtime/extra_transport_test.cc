@@ -30,7 +30,7 @@ class ExtraTransport : public ::testing::Test {
     return options;
   }
   // The path that 300000 bytes take, whose value is compared.
-  static std::string Send(ExchangeEnd& from, ExchangeEnd& to, const std::string& name) {
+  static std::string Send(EngineEnd& from, EngineEnd& to, const std::string& name) {
     Tensor sent = *Tensor::Allocate(DataType::kUint8, *Shape::Create({300'000}));
     FillPattern(sent, 7);
     const RendezvousKey key = KeyBetween(from, to, name);
@@ -42,9 +42,9 @@ class ExtraTransport : public ::testing::Test {
     EXPECT_TRUE(IsEqual(received->tensor, sent));
     return std::string(received->path);
   }
-  static std::string Why(const ExchangeEnd& from, const ExchangeEnd& to) {
+  static std::string Why(const EngineEnd& from, const EngineEnd& to) {
     const absl::StatusOr<PathExplanation> path =
-        to.exchange->PathFrom(from.exchange->self(), 300'000, /*is_in_arena=*/false);
+        to.engine->PathFrom(from.engine->self(), 300'000, /*is_in_arena=*/false);
     return path.ok() ? Explain(*path) : path.status().ToString();
   }
 
@@ -54,8 +54,8 @@ class ExtraTransport : public ::testing::Test {
 
 // On two machines, as their boot ids say, so that only TCP is left.
 TEST_F(ExtraTransport, OnlyOneSideHasIt_TheyTalkByTcpAndSayWhy) {
-  ExchangeEnd has(directory_, 1, With(path_));
-  ExchangeEnd lacks(directory_, 2, {}, 0, "another machine");
+  EngineEnd has(directory_, 1, With(path_));
+  EngineEnd lacks(directory_, 2, {}, 0, "another machine");
   EXPECT_EQ(Send(has, lacks, "there"), "tcp");
   EXPECT_EQ(Send(lacks, has, "back"), "tcp");
   EXPECT_THAT(Why(lacks, has), HasSubstr("not file: node 2 has no transport called file"));
@@ -65,8 +65,8 @@ TEST_F(ExtraTransport, OnlyOneSideHasIt_TheyTalkByTcpAndSayWhy) {
 TEST_F(ExtraTransport, RequiredByTheSideThatHasIt_FailsWithTheReason) {
   TransferEngineOptions options = With(path_);
   options.require_transport = "file";
-  ExchangeEnd has(directory_, 1, options);
-  ExchangeEnd lacks(directory_, 2);
+  EngineEnd has(directory_, 1, options);
+  EngineEnd lacks(directory_, 2);
   EXPECT_THAT(Send(has, lacks, "there"), HasSubstr("file: node 2 has no transport called file"));
 }
 
@@ -84,8 +84,8 @@ TEST_F(ExtraTransport, RequiredByASideThatLacksIt_DoesNotStart) {
 
 // The descriptors differ.
 TEST_F(ExtraTransport, BothHaveItWithDifferentDirectories_IsExplained) {
-  ExchangeEnd one(directory_, 1, With(path_));
-  ExchangeEnd other(directory_, 2, With("/"));
+  EngineEnd one(directory_, 1, With(path_));
+  EngineEnd other(directory_, 2, With("/"));
   EXPECT_THAT(Why(one, other), HasSubstr("not file: they use two directories"));
   EXPECT_EQ(Send(one, other, "there"), "shm");
 }
@@ -113,8 +113,8 @@ TEST_F(ExtraTransport, ListsOfDifferentLengths_MatchByName) {
   };
   second.extra_transports.insert(second.extra_transports.begin(), before);
   second.require_transport = "file";
-  ExchangeEnd one(directory_, 1, first);
-  ExchangeEnd other(directory_, 2, second);
+  EngineEnd one(directory_, 1, first);
+  EngineEnd other(directory_, 2, second);
   EXPECT_EQ(Send(one, other, "there"), "file");
   EXPECT_EQ(Send(other, one, "back"), "file");
 }

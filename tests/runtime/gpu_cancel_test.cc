@@ -40,7 +40,7 @@ void ExpectHolds(GpuPeer& peer, const Received& received, uint32_t seed, size_t 
   const int ordinal = received.tensor.place().ordinal;
   const auto stream = peer.NewStream(ordinal);
   if (const auto ready = cuda::ReadyOf(received.tensor); ready != nullptr) {
-    EXPECT_TRUE(ready->MakeWait(*peer.gpu(ordinal).device, stream->get()).ok());
+    EXPECT_TRUE(ready->EnqueueWait(*peer.gpu(ordinal).device, stream->get()).ok());
   }
   EXPECT_TRUE(Holds(peer.Read(received.tensor, stream->get()), pattern)) << "tensor " << seed;
 }
@@ -148,7 +148,7 @@ TEST(GpuCancel, TransferInSlicesIsCancelled) {
   NEEDS_THE_DOUBLE("can play what this needs");
   GpuPairOptions options;
   options.environment = {{"STRICT_CUDA_DELAY_US", "5000"}};
-  options.exchange.gpus.staging = {.budget_bytes = size_t{4} << 20, .slot_bytes = size_t{2} << 20};
+  options.transfer.gpus.staging = {.budget_bytes = size_t{4} << 20, .slot_bytes = size_t{2} << 20};
   RunGpuPair(
       options,
       [](GpuPeer& peer) {
@@ -227,7 +227,7 @@ TEST(GpuCancel, SegmentThatCouldNotBeOpened_IsRequestedAgain) {
             ExpectHolds(peer, *received, static_cast<uint32_t>(i), i == 0 ? 5000 : kBytes);
           }
           // Before the producer may leave.
-          EXPECT_EQ(peer.exchange().fetcher().connection_count(), 1);
+          EXPECT_EQ(peer.transfer_engine().fetcher().connection_count(), 1);
           peer.Meet();
         }
       });
@@ -282,12 +282,13 @@ TEST(GpuCancel, SliceReleasedBeforeItWasSent_IsNotKept) {
       {},
       [](GpuPeer& peer) {
         TransportEnvironment environment;
-        environment.loop = &peer.exchange().loop();
+        environment.loop = &peer.transfer_engine().loop();
         environment.gpus = &peer.gpus();
         Endpoint receiver;
         receiver.peer = {7, 7};
         auto sender = std::make_shared<CudaIpcSender>(
-            environment, receiver, std::make_shared<DeferredReleaseQueue>(peer.exchange().loop()));
+            environment, receiver,
+            std::make_shared<DeferredReleaseQueue>(peer.transfer_engine().loop()));
         absl::Notification has_probe;
         std::string probe;
         sender->SetControlChannel([&](absl::string_view body, absl::Span<const int>) {

@@ -140,7 +140,8 @@ TEST(GpuDeath, ProducerIsKilledInTheMiddleOfACopy) {
         peer.Meet();
         // It can be read with any content, and everything ends.
         peer.Read(*tensor, stream->get());
-        EXPECT_TRUE(Eventually([&] { return peer.exchange().fetcher().connection_count() == 0; }));
+        EXPECT_TRUE(
+            Eventually([&] { return peer.transfer_engine().fetcher().connection_count() == 0; }));
         const auto next = step.Recv(KeyOf(1, "GPU:1"), absl::Seconds(1), stream->get());
         EXPECT_FALSE(next.ok());
       });
@@ -151,8 +152,8 @@ TEST(GpuDeath, ProducerIsKilledBetweenSlices) {
   GpuPairOptions options;
   options.producer_dies = true;
   options.environment = {{"STRICT_CUDA_DELAY_US", "20000"}};
-  options.exchange.gpus.staging = {.budget_bytes = size_t{2} << 20, .slot_bytes = size_t{1} << 20};
-  options.exchange.gpus.ipc_min_bytes = SIZE_MAX;
+  options.transfer.gpus.staging = {.budget_bytes = size_t{2} << 20, .slot_bytes = size_t{1} << 20};
+  options.transfer.gpus.ipc_min_bytes = SIZE_MAX;
   RunGpuPair(
       options,
       [](GpuPeer& peer) {
@@ -217,8 +218,8 @@ TEST(GpuDeath, ConsumerIsKilledBetweenSlices) {
   GpuPairOptions options;
   options.consumer_dies = true;
   options.environment = {{"STRICT_CUDA_DELAY_US", "20000"}};
-  options.exchange.gpus.staging = {.budget_bytes = size_t{4} << 20, .slot_bytes = size_t{1} << 20};
-  options.exchange.gpus.ipc_min_bytes = SIZE_MAX;
+  options.transfer.gpus.staging = {.budget_bytes = size_t{4} << 20, .slot_bytes = size_t{1} << 20};
+  options.transfer.gpus.ipc_min_bytes = SIZE_MAX;
   RunGpuPair(
       options,
       [](GpuPeer& peer) {

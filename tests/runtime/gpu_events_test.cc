@@ -23,7 +23,7 @@ Tensor PlainForeign(GpuPeer& peer, cuda::DevicePointer* pointer) {
 
 GpuPairOptions WithoutEvents() {
   GpuPairOptions options;
-  options.exchange.require_transport = "cuda_ipc";
+  options.transfer.require_transport = "cuda_ipc";
   options.environment = {{"STRICT_CUDA_DELAY_US", "20000"}};
   options.consumer_environment = {{"STRICT_CUDA_FAIL", "cuIpcOpenEventHandle:999:0:1000000"}};
   return options;
@@ -56,8 +56,8 @@ TEST(GpuWithoutEvents, CopyIsMadeWhenTheTensorIsReady) {
 TEST(GpuWithoutEvents, SlicesAreSentWhenTheyAreReady) {
   NEEDS_THE_DOUBLE("can play what this needs");
   GpuPairOptions options = WithoutEvents();
-  options.exchange.gpus.ipc_min_bytes = SIZE_MAX;
-  options.exchange.gpus.staging = {.budget_bytes = size_t{2} << 20, .slot_bytes = size_t{1} << 20};
+  options.transfer.gpus.ipc_min_bytes = SIZE_MAX;
+  options.transfer.gpus.staging = {.budget_bytes = size_t{2} << 20, .slot_bytes = size_t{1} << 20};
   RunGpuPair(
       options,
       [](GpuPeer& peer) {

@@ -62,7 +62,7 @@ TEST(GpuExchange, IntoTheReceiversBuffer) {
           EXPECT_EQ(received->tensor.data(), wanted);
           const auto ready = cuda::ReadyOf(received->tensor);
           ASSERT_NE(ready, nullptr);
-          ASSERT_TRUE(ready->MakeWait(*peer.gpu(0).device, stream->get()).ok());
+          ASSERT_TRUE(ready->EnqueueWait(*peer.gpu(0).device, stream->get()).ok());
           EXPECT_TRUE(Holds(peer.Read(received->tensor, stream->get()),
                             GpuPeer::Pattern(kBytes, static_cast<uint32_t>(i))));
         }
@@ -234,7 +234,7 @@ TEST(GpuExchange, UnmappableMemoryIsStaged) {
 TEST(GpuExchange, RequiredTransportThatIsUnavailable_ReportsWhy) {
   NEEDS_THE_DOUBLE("makes calls fail");
   GpuPairOptions options;
-  options.exchange.require_transport = "cuda_ipc";
+  options.transfer.require_transport = "cuda_ipc";
   RunGpuPair(
       options,
       [](GpuPeer& peer) {

@@ -62,7 +62,7 @@ inline std::vector<std::string> ReceiveAll(GpuPeer& peer, const std::vector<size
     if (!received.ok()) continue;
     paths.emplace_back(received->path);
     if (const auto ready = cuda::ReadyOf(received->tensor); ready != nullptr) {
-      EXPECT_TRUE(ready->MakeWait(*peer.gpu(gpu).device, stream->get()).ok());
+      EXPECT_TRUE(ready->EnqueueWait(*peer.gpu(gpu).device, stream->get()).ok());
     }
     EXPECT_TRUE(Holds(peer.Read(received->tensor, stream->get()),
                       GpuPeer::Pattern(sizes[i], static_cast<uint32_t>(i))))

@@ -56,7 +56,7 @@ std::string ReceiveOne(GpuPeer& peer, int index, const std::string& to) {
   }
   const auto stream = peer.NewStream(tensor.place().ordinal);
   if (const auto ready = cuda::ReadyOf(tensor); ready != nullptr) {
-    EXPECT_TRUE(ready->MakeWait(*peer.gpu(tensor.place().ordinal).device, stream->get()).ok());
+    EXPECT_TRUE(ready->EnqueueWait(*peer.gpu(tensor.place().ordinal).device, stream->get()).ok());
   }
   EXPECT_TRUE(Holds(peer.Read(tensor, stream->get()), pattern));
   return std::string(received->path);
@@ -77,7 +77,7 @@ void ExpectPath(const GpuPairOptions& options, const std::string& to, const std:
 }
 
 void ExpectReason(GpuPairOptions options, const std::string& to, const std::string& reason) {
-  options.exchange.require_transport = "cuda_ipc";
+  options.transfer.require_transport = "cuda_ipc";
   RunGpuPair(
       options,
       [&](GpuPeer& peer) {
@@ -174,7 +174,7 @@ TEST(GpuMachine, WithoutADriver_HostMemoryIsUsed) {
         peer.Meet();
       },
       [](GpuPeer& peer) {
-        EXPECT_THAT(peer.exchange().why_no_gpus(), HasSubstr("cuInit failed with code 999"));
+        EXPECT_THAT(peer.transfer_engine().why_no_gpus(), HasSubstr("cuInit failed with code 999"));
         EXPECT_EQ(ReceiveOne(peer, 0, "CPU:0"), "shm, staged");
         EXPECT_THAT(peer.Explain(0, 0, kBytes), HasSubstr("this process uses no GPUs"));
         peer.Meet();
@@ -183,7 +183,7 @@ TEST(GpuMachine, WithoutADriver_HostMemoryIsUsed) {
 
 TEST(GpuMachine, WithoutAUnixSocket_NoDescriptorsArePassed) {
   GpuPairOptions options;
-  options.exchange.unix_socket = false;
+  options.transfer.unix_socket = false;
   RunGpuPair(
       options,
       [](GpuPeer& peer) {

@@ -129,7 +129,7 @@ TEST(GpuMemory, PinnedHostMemoryIsHostMemory) {
 TEST(GpuMemory, PartOfAnAllocationIsThatPart) {
   for (const bool is_small : {false, true}) {
     GpuPairOptions options;
-    if (!is_small) options.exchange.gpus.ipc_min_bytes = 0;
+    if (!is_small) options.transfer.gpus.ipc_min_bytes = 0;
     RunGpuPair(
         options,
         [](GpuPeer& peer) {

@@ -42,21 +42,21 @@ class GpuPeer final {
           std::string boot_id = "one machine", NcclJob nccl = {})
       : channel_(fd),
         end_(directory_, node, options, 1000 + node, std::move(boot_id), std::move(nccl)) {
-    channel_.Say(EncodeEndpoint(end_.exchange->self()));
+    channel_.Say(EncodeEndpoint(end_.engine->self()));
     other_ = *DecodeEndpoint(channel_.Hear(), node == kHere ? kPeer : kHere);
     directory_.Publish(other_);
   }
 
-  TransferEngine& exchange() { return *end_.exchange; }
+  TransferEngine& transfer_engine() { return *end_.engine; }
   // The process stays, its transfer engine ends.
-  void Leave() { end_.exchange.reset(); }
+  void Leave() { end_.engine.reset(); }
   // The path of a tensor from a GPU of the other process to one of this one, and why.
   std::string Explain(int from, int to, size_t bytes) {
-    const auto path = exchange().PathFrom(other_, bytes, /*is_in_arena=*/false,
-                                          {MemorySpace::kCuda, from}, {MemorySpace::kCuda, to});
+    const auto path = transfer_engine().PathFrom(
+        other_, bytes, /*is_in_arena=*/false, {MemorySpace::kCuda, from}, {MemorySpace::kCuda, to});
     return path.ok() ? ferry::Explain(*path) : std::string(path.status().message());
   }
-  Gpus& gpus() { return *exchange().gpus(); }
+  Gpus& gpus() { return *transfer_engine().gpus(); }
   Gpu& gpu(int ordinal) {
     const absl::StatusOr<Gpu*> gpu = gpus().Get(ordinal);
     FERRY_CHECK(gpu.ok());
@@ -64,7 +64,7 @@ class GpuPeer final {
   }
   const Endpoint& PeerEndpoint() const { return other_; }
   // Work enqueued on the stream from now on waits until the result is called.
-  std::function<void()> HoldUp(cuda::Stream stream) {
+  std::function<void()> PauseDetector(cuda::Stream stream) {
     struct Gate {
       absl::Mutex mu;
       bool is_open = false;
@@ -102,7 +102,7 @@ class GpuPeer final {
                             absl::StrCat("/job:worker/replica:0/task:1/device:", to), name));
   }
   class Step Open(int64_t id = 1) {
-    auto step = exchange().OpenStep(id);
+    auto step = transfer_engine().OpenStep(id);
     FERRY_CHECK(step.ok());
     return *std::move(step);
   }
@@ -154,7 +154,7 @@ class GpuPeer final {
   const Channel channel_;
   Endpoint other_;
   Directory directory_;
-  ExchangeEnd end_;
+  EngineEnd end_;
 };
 
 inline bool Holds(const std::vector<unsigned char>& bytes, const Tensor& pattern) {
@@ -163,7 +163,7 @@ inline bool Holds(const std::vector<unsigned char>& bytes, const Tensor& pattern
 }
 
 struct GpuPairOptions {
-  TransferEngineOptions exchange;
+  TransferEngineOptions transfer;
   // STRICT_CUDA_... of both processes.
   std::map<std::string, std::string> environment;
   // For one process alone.
@@ -213,8 +213,9 @@ inline int RunGpuPair(const GpuPairOptions& options, const std::function<void(Gp
         nccl.store = DirectoryStores(absl::StrCat(session, "/store"));
         nccl.device_of = [](int32_t of, int ordinal) { return DeviceId(of * 16 + ordinal); };
       }
-      GpuPeer peer(node, sockets[node], options.exchange, std::move(boot_id), std::move(nccl));
-      FERRY_CHECK((peer.exchange().gpus() != nullptr) == (node == 0 || options.consumer_has_gpus));
+      GpuPeer peer(node, sockets[node], options.transfer, std::move(boot_id), std::move(nccl));
+      FERRY_CHECK((peer.transfer_engine().gpus() != nullptr) ==
+                  (node == 0 || options.consumer_has_gpus));
       (node == 0 ? producer : consumer)(peer);
     }
     std::fflush(nullptr);

@@ -14,8 +14,8 @@ namespace {
 // not matter.
 TEST(GpuRing, BoundedRing_FailsNoTransfer) {
   GpuPairOptions options;
-  options.exchange.gpus.staging = {.budget_bytes = 2 * kGranule, .slot_bytes = kGranule};
-  options.exchange.gpus.arena = {.budget_bytes = size_t{256} << 20,
+  options.transfer.gpus.staging = {.budget_bytes = 2 * kGranule, .slot_bytes = kGranule};
+  options.transfer.gpus.arena = {.budget_bytes = size_t{256} << 20,
                                  .segment_bytes = size_t{32} << 20};
   const std::vector<size_t> sizes = {11 * kGranule + 5, 100, kLarge, 3 * kGranule, 1, kLarge};
   RunGpuPair(
@@ -51,7 +51,7 @@ TEST(GpuRing, BoundedRing_FailsNoTransfer) {
           ASSERT_TRUE(received.ok()) << received.status();
           EXPECT_EQ(received->path, "cuda_ipc, staged");
           if (const auto ready = cuda::ReadyOf(received->tensor); ready != nullptr) {
-            EXPECT_TRUE(ready->MakeWait(*peer.gpu(0).device, stream->get()).ok());
+            EXPECT_TRUE(ready->EnqueueWait(*peer.gpu(0).device, stream->get()).ok());
           }
           EXPECT_TRUE(Holds(peer.Read(received->tensor, stream->get()),
                             GpuPeer::Pattern(sizes[i], static_cast<uint32_t>(i))));
@@ -132,7 +132,7 @@ TEST(GpuRing, WithoutRoomForTheRing_GoesThroughTheHost) {
 TEST(GpuRing, ReceiverWithoutRoom_WaitsForSome) {
   NEEDS_TWO_PEERS();
   GpuPairOptions options;
-  options.exchange.gpus.arena = {.budget_bytes = size_t{64} << 20,
+  options.transfer.gpus.arena = {.budget_bytes = size_t{64} << 20,
                                  .segment_bytes = size_t{32} << 20};
   RunGpuPair(
       options,
@@ -155,7 +155,7 @@ TEST(GpuRing, ReceiverWithoutRoom_WaitsForSome) {
         ASSERT_TRUE(received.ok()) << received.status();
         const auto stream = peer.NewStream(1);
         if (const auto ready = cuda::ReadyOf(received->tensor); ready != nullptr) {
-          EXPECT_TRUE(ready->MakeWait(*peer.gpu(1).device, stream->get()).ok());
+          EXPECT_TRUE(ready->EnqueueWait(*peer.gpu(1).device, stream->get()).ok());
         }
         EXPECT_TRUE(Holds(peer.Read(received->tensor, stream->get()), GpuPeer::Pattern(kLarge, 0)));
         peer.Meet();

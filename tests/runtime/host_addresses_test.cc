@@ -149,17 +149,17 @@ TEST(OrderAddresses, AmongEquals_TheKernelsOrderStays) {
 
 std::vector<std::string> Likely(const std::vector<InterfaceAddress>& all,
                                 const std::string& local_end = "") {
-  return WithPort(OnlyLikely(OrderAddresses(all, local_end)), 5);
+  return WithPort(LikelyReachable(OrderAddresses(all, local_end)), 5);
 }
 
 // gRPC does not verify the peer: 172.17.0.1 leads every host to itself.
-TEST(OnlyLikely, BridgesAreOmittedWhereThereIsANetwork) {
+TEST(LikelyReachable, BridgesAreOmittedWhereThereIsANetwork) {
   EXPECT_THAT(Likely(Machine()), ElementsAre("10.0.0.7:5", "192.168.100.7:5", "[fd00::7]:5"));
   EXPECT_THAT(Likely(Machine(), "fd00::7"),
               ElementsAre("[fd00::7]:5", "10.0.0.7:5", "192.168.100.7:5"));
 }
 
-TEST(OnlyLikely, WithoutANetwork_TheBestOfTheRestIsUsed) {
+TEST(LikelyReachable, WithoutANetwork_TheBestOfTheRestIsUsed) {
   EXPECT_THAT(Likely({At("lo", "127.0.0.1"), At("docker0", "172.17.0.1"),
                       At("virbr0", "192.168.122.1"), At("eth0", "169.254.3.1")}),
               ElementsAre("172.17.0.1:5", "192.168.122.1:5"));
@@ -167,7 +167,7 @@ TEST(OnlyLikely, WithoutANetwork_TheBestOfTheRestIsUsed) {
               ElementsAre("127.0.0.1:5", "[::1]:5"));
 }
 
-TEST(OnlyLikely, AddressWithAScope_IsOmitted) {
+TEST(LikelyReachable, AddressWithAScope_IsOmitted) {
   EXPECT_THAT(Likely({At("eth0", "fe80::1"), At("lo", "127.0.0.1")}, "fe80::1%eth0"),
               ElementsAre("127.0.0.1:5"));
 }

@@ -23,7 +23,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-MasterWish WishOf(const std::map<std::string, std::string>& environment) {
+MasterRequest WishOf(const std::map<std::string, std::string>& environment) {
   return ReadMasterWish([&environment](const char* name) -> std::optional<std::string> {
     const auto found = environment.find(name);
     if (found == environment.end()) return std::nullopt;
@@ -125,7 +125,7 @@ TEST(MasterAddress, VariablesOfAnOuterJob_AreIgnored) {
   ferry_run["FERRY_COORDINATOR"] = "head:1";
   ferry_run["FERRY_NODE_ID"] = "0";
   for (const auto& environment : {torchrun, ferry_run}) {
-    const MasterWish wish = WishOf(environment);
+    const MasterRequest wish = WishOf(environment);
     EXPECT_FALSE(wish.host.has_value() || wish.port.has_value());
     EXPECT_THAT(wish.notes, IsEmpty());
   }

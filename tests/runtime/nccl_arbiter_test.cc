@@ -15,14 +15,15 @@ namespace {
 class Collective final {
  public:
   explicit Collective(GpuPeer& peer)
-      : rank_(static_cast<int>(peer.exchange().self().peer.node_id)),
+      : rank_(static_cast<int>(peer.transfer_engine().self().peer.node_id)),
         stream_(peer.NewStream(rank_)),
         memory_(OnGpu(peer, rank_, 2 * sizeof(float))) {
-    const NcclJob& nccl = peer.exchange().nccl();
+    const NcclJob& nccl = peer.transfer_engine().nccl();
     const auto member = [&nccl](int32_t node, uint64_t incarnation) {
-      return CliqueMember{nccl.device_of(node, static_cast<int>(node))->value(), incarnation};
+      return CommunicatorMember{nccl.device_of(node, static_cast<int>(node))->value(), incarnation};
     };
-    const CliqueKey key = *CliqueKey::Create({member(0, 1000), member(1, 1001)}, "the program's");
+    const CommunicatorKey key =
+        *CommunicatorKey::Create({member(0, 1000), member(1, 1001)}, "the program's");
     auto made = NcclCommunicator::Make(nccl.library, peer.gpus(), rank_, key, rank_, nccl.store,
                                        {.timeout = kTimeout});
     EXPECT_TRUE(made.ok()) << made.status();
@@ -66,8 +67,8 @@ TEST(NcclArbiter, CollectivesNextToTransfers_DoNotDeadlock) {
   constexpr int kSums = 40;
   constexpr size_t kSize = 200'000;
   GpuPairOptions options = Apart();
-  options.exchange.require_transport = "nccl";
-  options.exchange.transports.nccl.grants.max_batch_operations = 2;
+  options.transfer.require_transport = "nccl";
+  options.transfer.transports.nccl.grants.max_batch_operations = 2;
   const auto add_up = [](GpuPeer& peer, Collective& sum) {
     for (int i = 0; i < kSums; ++i) {
       const absl::Status begun = sum.Begin();
@@ -198,7 +199,7 @@ TEST(NcclArbiter, NoDriverMemoryIsAllocatedDuringACollective) {
 TEST(NcclArbiter, EndOfTheCommunicator_EndsItsUse) {
   NEEDS_THE_DOUBLE("can play what this needs");
   GpuPairOptions options = Apart();
-  options.exchange.require_transport = "nccl";
+  options.transfer.require_transport = "nccl";
   RunGpuPair(
       options,
       [](GpuPeer& peer) {

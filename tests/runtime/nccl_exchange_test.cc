@@ -56,7 +56,7 @@ TEST(NcclExchange, ManyInAnyOrder) {
   const auto bytes = [](int i) { return static_cast<size_t>(200'000 + 7919 * i); };
   GpuPairOptions options;
   options.is_apart = true;
-  options.exchange.require_transport = "nccl";
+  options.transfer.require_transport = "nccl";
   RunGpuPair(
       options,
       [&](GpuPeer& peer) {
@@ -101,9 +101,9 @@ TEST(NcclExchange, SmallTensors_AreStagedUnlessNcclIsRequired) {
   for (const bool is_required : {false, true}) {
     GpuPairOptions options;
     options.is_apart = true;
-    if (is_required) options.exchange.require_transport = "nccl";
+    if (is_required) options.transfer.require_transport = "nccl";
     // More than a control channel's latency is found to be, also while others have the cores.
-    options.exchange.transports.nccl.assumed_latency = absl::Seconds(10);
+    options.transfer.transports.nccl.assumed_latency = absl::Seconds(10);
     RunGpuPair(
         options, [](GpuPeer& peer) { SendPatterns(peer, "GPU:1", 2, 1000); },
         [&](GpuPeer& peer) {
@@ -123,9 +123,9 @@ TEST(NcclExchange, CommunicatorsAreEvictedForEachOther) {
   NEEDS_THE_DOUBLE("can play what this needs");
   GpuPairOptions options;
   options.is_apart = true;
-  options.exchange.require_transport = "nccl";
-  options.exchange.transports.nccl.memory_bytes =
-      options.exchange.transports.nccl.communicator_bytes();
+  options.transfer.require_transport = "nccl";
+  options.transfer.transports.nccl.memory_bytes =
+      options.transfer.transports.nccl.communicator_bytes();
   options.environment = {{"STRICT_CUDA_DEVICES", "3"}};
   RunGpuPair(
       options,
@@ -163,9 +163,9 @@ TEST(NcclExchange, Communicators_CountByTheirActualSize) {
   NEEDS_THE_DOUBLE("can play what this needs");
   GpuPairOptions options;
   options.is_apart = true;
-  options.exchange.require_transport = "nccl";
-  const uint64_t estimate = options.exchange.transports.nccl.communicator_bytes();
-  options.exchange.transports.nccl.memory_bytes = 5 * estimate;
+  options.transfer.require_transport = "nccl";
+  const uint64_t estimate = options.transfer.transports.nccl.communicator_bytes();
+  options.transfer.transports.nccl.memory_bytes = 5 * estimate;
   options.environment = {{"STRICT_CUDA_DEVICES", "3"},
                          {"STRICT_CUDA_NCCL_MEMORY", absl::StrCat(3 * estimate)}};
   const auto free_bytes = [](GpuPeer& peer) {
@@ -221,7 +221,7 @@ TEST(NcclExchange, LateTensor_DelaysNoOther) {
   NEEDS_THE_DOUBLE("can play what this needs");
   GpuPairOptions options;
   options.is_apart = true;
-  options.exchange.require_transport = "nccl";
+  options.transfer.require_transport = "nccl";
   RunGpuPair(
       options,
       [](GpuPeer& peer) {
@@ -230,7 +230,7 @@ TEST(NcclExchange, LateTensor_DelaysNoOther) {
         Step step = peer.Open();
         const Tensor gated = OnGpu(peer, 0);
         const Tensor pattern = GpuPeer::Pattern(kBytes, 0);
-        const auto release = peer.HoldUp(late->get());
+        const auto release = peer.PauseDetector(late->get());
         peer.Write(gated, pattern, late->get());
         ASSERT_TRUE(step.Send(GpuPeer::Key("t0", "GPU:0", "GPU:1"), gated, late->get()).ok());
         const Tensor tensor = OnGpu(peer, 0);
@@ -267,7 +267,7 @@ TEST(NcclExchange, CancelledReceives_DelayNoOther) {
   constexpr size_t kSize = 300'000;
   GpuPairOptions options;
   options.is_apart = true;
-  options.exchange.require_transport = "nccl";
+  options.transfer.require_transport = "nccl";
   RunGpuPair(
       options,
       [&](GpuPeer& peer) {
@@ -317,10 +317,10 @@ TEST(NcclExchange, MemoryRequest_IsServedBetweenTransfers) {
   constexpr size_t kSize = 200'000;
   GpuPairOptions options;
   options.is_apart = true;
-  options.exchange.require_transport = "nccl";
-  options.exchange.transports.nccl.grants.max_batch_operations = 1;
-  options.exchange.transports.nccl.grants.max_batches = 16;
-  options.exchange.transports.nccl.grants.max_launched = 8;
+  options.transfer.require_transport = "nccl";
+  options.transfer.transports.nccl.grants.max_batch_operations = 1;
+  options.transfer.transports.nccl.grants.max_batches = 16;
+  options.transfer.transports.nccl.grants.max_launched = 8;
   options.environment = {{"STRICT_CUDA_DELAY_US", "2000"}};
   RunGpuPair(
       options,

@@ -64,7 +64,7 @@ TEST(NcclFailure, NcclError_LosesNoTensor) {
       SCOPED_TRACE(absl::StrCat(failing, at_consumer ? " at the consumer" : " at the producer"));
       GpuPairOptions options;
       options.is_apart = true;
-      options.exchange.require_transport = "nccl";
+      options.transfer.require_transport = "nccl";
       // Not during initialisation: the number of calls meanwhile is unknown.
       const bool is_later = absl::StartsWith(failing, "ncclCommGetAsyncError");
       const RendezvousKey first = GpuPeer::Key("first", "GPU:0", "GPU:1");
@@ -115,7 +115,7 @@ TEST(NcclFailure, InitialisationFailsOnOneSide) {
           absl::StrCat("look ", looks, at_consumer ? " of the consumer" : " of the producer"));
       GpuPairOptions options;
       options.is_apart = true;
-      options.exchange.require_transport = "nccl";
+      options.transfer.require_transport = "nccl";
       const auto arm = [&](GpuPeer& peer, bool is_consumer) {
         if (is_consumer != at_consumer) return;
         peer.Control<void (*)(const char*, int, int, int)>("strict_cuda_fail")(
@@ -183,7 +183,7 @@ TEST(NcclFailure, TransferEndsBecauseOfALostPeer_HasNotArrived) {
   NEEDS_THE_DOUBLE("can play what this needs");
   GpuPairOptions options;
   options.is_apart = true;
-  options.exchange.require_transport = "nccl";
+  options.transfer.require_transport = "nccl";
   options.environment = {{"STRICT_CUDA_NCCL_PEER_DEATH", "error"}};
   RunGpuPair(
       options,
@@ -215,7 +215,7 @@ TEST(NcclFailure, TransferEndsBecauseOfALostPeer_HasNotArrived) {
         EXPECT_FALSE(receipt.is_done());
         // The other side's message waits on the loop.
         absl::Notification is_held;
-        peer.exchange().loop().Post([&is_held] {
+        peer.transfer_engine().loop().Post([&is_held] {
           is_held.Notify();
           absl::SleepFor(absl::Milliseconds(400));
         });
@@ -226,27 +226,28 @@ TEST(NcclFailure, TransferEndsBecauseOfALostPeer_HasNotArrived) {
         EXPECT_EQ(received->path, "nccl");
         const auto ready = cuda::ReadyOf(received->tensor);
         if (ready != nullptr) {
-          EXPECT_TRUE(ready->MakeWait(*peer.gpu(1).device, stream->get()).ok());
+          EXPECT_TRUE(ready->EnqueueWait(*peer.gpu(1).device, stream->get()).ok());
         }
         EXPECT_TRUE(Holds(peer.Read(received->tensor, stream->get()), GpuPeer::Pattern(kBytes, 0)));
         peer.Meet();
       });
 }
 
-// The kernel of a program's first exchange ends normally when a rank is lost in the middle of it:
-// the communicator is unusable, and is not handed out.
-TEST(NcclFailure, FirstExchangeThatLosesARank_YieldsNoCommunicator) {
+// The kernel of a program's warm-up ends normally when a rank is lost in the middle of it: the
+// communicator is unusable, and is not handed out.
+TEST(NcclFailure, WarmUpThatLosesARank_YieldsNoCommunicator) {
   NEEDS_THE_DOUBLE("can play what this needs");
   GpuPairOptions options;
   options.is_apart = true;
   options.producer_dies = true;
   options.environment = {{"STRICT_CUDA_NCCL_PEER_DEATH", "error"}};
   const auto make = [](GpuPeer& peer, int rank) {
-    const NcclJob& nccl = peer.exchange().nccl();
+    const NcclJob& nccl = peer.transfer_engine().nccl();
     const auto member = [&nccl](int32_t node, uint64_t incarnation) {
-      return CliqueMember{nccl.device_of(node, static_cast<int>(node))->value(), incarnation};
+      return CommunicatorMember{nccl.device_of(node, static_cast<int>(node))->value(), incarnation};
     };
-    const CliqueKey key = *CliqueKey::Create({member(0, 1000), member(1, 1001)}, "the program's");
+    const CommunicatorKey key =
+        *CommunicatorKey::Create({member(0, 1000), member(1, 1001)}, "the program's");
     peer.gpu(rank);
     peer.Meet();
     return NcclCommunicator::Make(nccl.library, peer.gpus(), rank, key, rank, nccl.store,
@@ -327,12 +328,12 @@ TEST(NcclFailure, WithoutNcclOnOneSide_IsStaged) {
           SendPatterns(peer, "GPU:1", 2);
           const auto endpoint = peer.PeerEndpoint();
           PathQuery query;
-          query.source = &peer.exchange().self();
+          query.source = &peer.transfer_engine().self();
           query.destination = &endpoint;
           query.bytes = kBytes;
           query.source_location = {MemorySpace::kCuda, 0};
           query.destination_location = {MemorySpace::kCuda, 1};
-          const auto choice = ExplainPath(peer.exchange().transports(), query, {});
+          const auto choice = ExplainPath(peer.transfer_engine().transports(), query, {});
           ASSERT_TRUE(choice.ok()) << choice.status();
           EXPECT_THAT(Explain(*choice), HasSubstr(reason));
         },
@@ -352,7 +353,7 @@ TEST(NcclFailure, RankThatNeverJoins) {
   NEEDS_THE_DOUBLE("can play what this needs");
   GpuPairOptions options;
   options.is_apart = true;
-  options.exchange.transports.nccl.open_timeout = absl::Seconds(1);
+  options.transfer.transports.nccl.open_timeout = absl::Seconds(1);
   options.consumer_environment = {{"STRICT_CUDA_NCCL_ABSENT_RANK", "1"}};
   RunGpuPair(
       options, [](GpuPeer& peer) { SendPatterns(peer, "GPU:1", 3); },
@@ -371,8 +372,8 @@ TEST(NcclFailure, AbortThatNeverReturns) {
   NEEDS_THE_DOUBLE("can make NCCL hang");
   GpuPairOptions options;
   options.is_apart = true;
-  options.exchange.require_transport = "nccl";
-  options.exchange.transports.nccl.abort_timeout = absl::Milliseconds(300);
+  options.transfer.require_transport = "nccl";
+  options.transfer.transports.nccl.abort_timeout = absl::Milliseconds(300);
   options.consumer_environment = {{"STRICT_CUDA_FAIL", "ncclCommAbort:-1"}};
   RunGpuPair(
       options, [](GpuPeer& peer) { SendPatterns(peer, "GPU:1", 2); },
@@ -385,7 +386,7 @@ TEST(NcclFailure, AbortThatNeverReturns) {
           }
         }
         peer.Meet();
-        const absl::Status stopped = peer.exchange().Stop();
+        const absl::Status stopped = peer.transfer_engine().Stop();
         EXPECT_EQ(stopped.code(), absl::StatusCode::kDeadlineExceeded) << stopped;
         EXPECT_THAT(std::string(stopped.message()), HasSubstr("NCCL has not released 1"));
       });

@@ -20,7 +20,7 @@ using ::testing::HasSubstr;
 GpuPairOptions SharedGpuOptions(const std::string& version, bool is_enabled) {
   GpuPairOptions options;
   options.is_apart = true;
-  options.exchange.require_transport = "nccl";
+  options.transfer.require_transport = "nccl";
   options.environment = {{"STRICT_CUDA_NCCL_VERSION", version}};
   if (is_enabled) options.environment["NCCL_MULTI_RANK_GPU_ENABLE"] = "1";
   return options;

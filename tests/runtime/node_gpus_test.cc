@@ -47,7 +47,7 @@ std::string WhyNoCommunicator(bool use_gpus = true) {
   options.coordinator = server.address();
   options.node_id = 0;
   options.num_nodes = 1;
-  options.exchange.use_gpus = use_gpus;
+  options.transfer.use_gpus = use_gpus;
   const absl::StatusOr<std::unique_ptr<Node>> node = Node::Join(options);
   if (!node.ok()) return node.status().ToString();
   const absl::Status status = (*node)->Communicator({0}).status();

@@ -42,7 +42,7 @@ class NodeRefused : public testing::Test {
     options.coordinator = server_->address();
     options.connect_timeout = kTimeout;
     options.enumerate_timeout = kTimeout;
-    options.exchanges_tensors = false;
+    options.transfers_tensors = false;
     // All are on this machine.
     options.share_gpus = true;
     return options;

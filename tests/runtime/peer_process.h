@@ -153,9 +153,9 @@ class PeerProcess final {
     TransferEngineOptions options;
     options.require_transport = transport;
     options.arena.budget_bytes = arena_budget;
-    ExchangeEnd end(directory, kPeer, options, incarnation);
+    EngineEnd end(directory, kPeer, options, incarnation);
     directory.Publish(*DecodeEndpoint(channel.Hear(), kHere));
-    channel.Say(EncodeEndpoint(end.exchange->self()));
+    channel.Say(EncodeEndpoint(end.engine->self()));
     const auto step = end.Step(kStepId);
     std::vector<Receipt> receipts;
     std::vector<Received> held;

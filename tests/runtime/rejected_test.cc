@@ -26,9 +26,9 @@ TransferEngineOptions Requires(const std::string& transport) {
 
 TEST(RejectedTest, PathDiffersFromTheReceiversRequiredTransport) {
   Directory directory;
-  ExchangeEnd a(directory, 1, Requires("tcp"));
-  ExchangeEnd b(directory, 2, Requires("shm"));
-  Step step = *a.exchange->OpenStep(1);
+  EngineEnd a(directory, 1, Requires("tcp"));
+  EngineEnd b(directory, 2, Requires("shm"));
+  Step step = *a.engine->OpenStep(1);
   ASSERT_TRUE(step.Send(KeyBetween(a, b, "k"),
                         *Tensor::Allocate(DataType::kUint8, *Shape::Create({100'000})))
                   .ok());
@@ -49,9 +49,9 @@ class WrongBuffer : public ::testing::TestWithParam<std::tuple<int64_t, const ch
 TEST_P(WrongBuffer, ReachesTheSender) {
   const auto [elements, transport] = GetParam();
   Directory directory;
-  ExchangeEnd a(directory, 1, Requires(transport));
-  ExchangeEnd b(directory, 2, Requires(transport));
-  Step sending = *a.exchange->OpenStep(1);
+  EngineEnd a(directory, 1, Requires(transport));
+  EngineEnd b(directory, 2, Requires(transport));
+  Step sending = *a.engine->OpenStep(1);
   const Shape shape = *Shape::Create({elements});
   ASSERT_TRUE(sending.Send(KeyBetween(a, b, "k"), a.Allocate(DataType::kInt32, shape)).ok());
   // No call waits for its answer, so closing the step must.
@@ -66,7 +66,7 @@ TEST_P(WrongBuffer, ReachesTheSender) {
                     HasSubstr("buffer is for double["), HasSubstr(";k;")));
   EXPECT_EQ(receipt.Wait().status().code(), absl::StatusCode::kInvalidArgument);
   // The control channel is as good as before.
-  Step next = *a.exchange->OpenStep(2);
+  Step next = *a.engine->OpenStep(2);
   ASSERT_TRUE(next.Send(KeyBetween(a, b, "k"), a.Allocate(DataType::kInt32, shape)).ok());
   Receipt later;
   b.Step(2)->RecvAsync(KeyBetween(a, b, "k"), {}, later.callback());
@@ -83,16 +83,16 @@ INSTANTIATE_TEST_SUITE_P(Of, WrongBuffer,
 TEST(RejectedTest, TensorStillBeingCopiedCountsAsUnreceived) {
   for (int i = 0; i < 4; ++i) {
     Directory directory;
-    ExchangeEnd a(directory, 1);
-    ExchangeEnd b(directory, 2);
-    Step step = *a.exchange->OpenStep(1);
+    EngineEnd a(directory, 1);
+    EngineEnd b(directory, 2);
+    Step step = *a.engine->OpenStep(1);
     Receipt receipt;
     b.Step(1)->RecvAsync(KeyBetween(a, b, "k"), {}, receipt.callback());
     ASSERT_TRUE(step.Send(KeyBetween(a, b, "k"),
                           *Tensor::Allocate(DataType::kUint8, *Shape::Create({64 << 20})))
                     .ok());
     ASSERT_TRUE(step.Close(kSoon).ok());
-    a.exchange.reset();
+    a.engine.reset();
     EXPECT_TRUE(receipt.Wait().ok()) << receipt.Wait().status();
   }
 }
@@ -100,21 +100,21 @@ TEST(RejectedTest, TensorStillBeingCopiedCountsAsUnreceived) {
 // On the loop no message can be received: the step is closed nonetheless.
 TEST(RejectedTest, StepMayBeClosedOnTheLoop) {
   Directory directory;
-  ExchangeEnd a(directory, 1);
-  ExchangeEnd b(directory, 2);
+  EngineEnd a(directory, 1);
+  EngineEnd b(directory, 2);
   Receipt receipt;
   b.Step(1)->RecvAsync(KeyBetween(a, b, "k"), {}, receipt.callback());
   const auto is_asked = [&a] {
     size_t count = 0;
-    a.exchange->ForEachPending(absl::ZeroDuration(), [&count](const PendingStepOp&) { ++count; });
+    a.engine->ForEachPending(absl::ZeroDuration(), [&count](const PendingStepOp&) { ++count; });
     return count > 0;
   };
   for (int i = 0; i < 2000 && !is_asked(); ++i) absl::SleepFor(absl::Milliseconds(5));
   ASSERT_TRUE(is_asked());
   absl::Notification closed;
   absl::Status status;
-  a.exchange->loop().Post([&] {
-    Step step = *a.exchange->OpenStep(1);
+  a.engine->loop().Post([&] {
+    Step step = *a.engine->OpenStep(1);
     EXPECT_TRUE(
         step.Send(KeyBetween(a, b, "k"), a.Allocate(DataType::kInt32, *Shape::Create({4}))).ok());
     status = step.Close(kSoon);
@@ -129,12 +129,12 @@ TEST(RejectedTest, StepMayBeClosedOnTheLoop) {
 // receive.
 TEST(StepCloseOnTheLoop, UntakenTensor_IsNamedAtOnce) {
   Directory directory;
-  ExchangeEnd a(directory, 1);
-  ExchangeEnd b(directory, 2);
+  EngineEnd a(directory, 1);
+  EngineEnd b(directory, 2);
   absl::Notification closed;
   absl::Status status;
-  a.exchange->loop().Post([&] {
-    Step step = *a.exchange->OpenStep(1);
+  a.engine->loop().Post([&] {
+    Step step = *a.engine->OpenStep(1);
     EXPECT_TRUE(
         step.Send(KeyBetween(a, b, "k"), a.Allocate(DataType::kInt32, *Shape::Create({4}))).ok());
     status = step.Close(absl::Hours(1));

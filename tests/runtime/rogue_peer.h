@@ -50,7 +50,7 @@ class RoguePeer final {
   // Control channels that have ended, and the reason of the last.
   int ended() const;
   absl::Status why() const;
-  RendezvousKey KeyTo(const ExchangeEnd& end, const std::string& name) const;
+  RendezvousKey KeyTo(const EngineEnd& end, const std::string& name) const;
 
  private:
   friend class End;
@@ -300,13 +300,13 @@ inline absl::Status RoguePeer::why() const {
   return why_;
 }
 
-inline RendezvousKey RoguePeer::KeyTo(const ExchangeEnd& end, const std::string& name) const {
+inline RendezvousKey RoguePeer::KeyTo(const EngineEnd& end, const std::string& name) const {
   const auto device = [](int node) {
     return absl::StrCat("/job:worker/replica:0/task:", node, "/device:CPU:0");
   };
-  return *RendezvousKey::Parse(
-      RendezvousKey::Text(device(self_.peer.node_id), self_.peer.incarnation,
-                          device(end.exchange->self().peer.node_id), name));
+  return *RendezvousKey::Parse(RendezvousKey::Text(device(self_.peer.node_id),
+                                                   self_.peer.incarnation,
+                                                   device(end.engine->self().peer.node_id), name));
 }
 
 }  // namespace ferry

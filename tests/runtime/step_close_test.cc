@@ -52,7 +52,7 @@ class StepClose : public ::testing::TestWithParam<std::string> {
   }
   explicit StepClose(absl::Duration hear = kHear)
       : source_(directory_, 1, Options(hear)), sink_(directory_, 2, Options(hear)) {
-    Endpoint seen = source_.exchange->self();
+    Endpoint seen = source_.engine->self();
     std::string& address = GetParam() == "grpc" ? seen.grpc_address : seen.channels.tcp.at(0);
     proxy_ = std::make_unique<TcpProxy>(std::stoi(address.substr(address.rfind(':') + 1)));
     address = proxy_->address();
@@ -71,13 +71,13 @@ class StepClose : public ::testing::TestWithParam<std::string> {
   }
   size_t Pending() {
     size_t count = 0;
-    source_.exchange->rendezvous().ForEachPending(absl::ZeroDuration(),
-                                                  [&count](const PendingStepOp&) { ++count; });
+    source_.engine->rendezvous().ForEachPending(absl::ZeroDuration(),
+                                                [&count](const PendingStepOp&) { ++count; });
     return count;
   }
   std::vector<PendingStepOp> Transfers() {
     std::vector<PendingStepOp> transfers;
-    source_.exchange->ForEachPending(absl::ZeroDuration(), [&](const PendingStepOp& op) {
+    source_.engine->ForEachPending(absl::ZeroDuration(), [&](const PendingStepOp& op) {
       if (op.side == PendingStepOp::Side::kTransfer) transfers.push_back(op);
     });
     return transfers;
@@ -89,9 +89,9 @@ class StepClose : public ::testing::TestWithParam<std::string> {
   }
 
   Directory directory_;
-  ExchangeEnd source_;
-  ExchangeEnd sink_;
-  Step step_{*source_.exchange, source_.Step(1)};
+  EngineEnd source_;
+  EngineEnd sink_;
+  Step step_{*source_.engine, source_.Step(1)};
   RendezvousKey key_ = KeyBetween(source_, sink_, "t");
   std::unique_ptr<TcpProxy> proxy_;
 };
@@ -125,7 +125,7 @@ TEST_P(StepClose, WaitsForTensorsInFlightAndNamesThem) {
 // Other steps may take any time.
 TEST_P(StepClose, WaitsForItsOwnTensorsOnly) {
   Receipt receipt = SendIntoAJam();
-  Step other(*source_.exchange, source_.Step(2));
+  Step other(*source_.engine, source_.Step(2));
   const absl::Time start = SteadyClock().Now();
   EXPECT_TRUE(other.Close(absl::Seconds(20)).ok());
   EXPECT_LT(SteadyClock().Now() - start, kHear);
@@ -151,7 +151,7 @@ TEST_P(StepCloseThatHears, SilentReceiver_IsWaitedForOnce) {
   proxy_->SetStalled(true);
   const absl::Time start = SteadyClock().Now();
   for (int64_t i = 0; i < kSteps; ++i) {
-    Step step(*source_.exchange, source_.Step(10 + i));
+    Step step(*source_.engine, source_.Step(10 + i));
     ASSERT_TRUE(step.Send(key_, *Tensor::Allocate(DataType::kUint8, shape)).ok());
     EXPECT_TRUE(step.Close(absl::Seconds(20)).ok());
   }
@@ -164,7 +164,7 @@ TEST_P(StepCloseThatHears, SilentReceiver_IsWaitedForOnce) {
   args.destination = sink_.Allocate(DataType::kDouble, shape);
   Receipt receipt;
   sink_.Step(30)->RecvAsync(key_, args, receipt.callback());
-  Step step(*source_.exchange, source_.Step(30));
+  Step step(*source_.engine, source_.Step(30));
   ASSERT_TRUE(step.Send(key_, *Tensor::Allocate(DataType::kUint8, shape)).ok());
   EXPECT_EQ(step.Close(absl::Seconds(20)).code(), absl::StatusCode::kInvalidArgument);
 }
@@ -186,13 +186,13 @@ TEST_P(StepClose, ReceiverIsDeclaredDeadMidTransfer_ReturnsTheLoss) {
   Receipt receipt = SendIntoAJam();
   ASSERT_EQ(Transfers().size(), 1u);
   const absl::Time start = SteadyClock().Now();
-  source_.exchange->FailNode(2, absl::UnavailableError("node 2 has died: no heartbeat"));
+  source_.engine->FailNode(2, absl::UnavailableError("node 2 has died: no heartbeat"));
   const absl::Status status = step_.Close(absl::Seconds(20));
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
   EXPECT_THAT(std::string(status.message()),
               AllOf(HasSubstr("node 2 has died: no heartbeat"), HasSubstr(key_.text())));
   // And nothing keeps this one from leaving.
-  source_.exchange.reset();
+  source_.engine.reset();
   EXPECT_LT(SteadyClock().Now() - start, kHear);
 }
 
@@ -201,7 +201,7 @@ TEST_P(StepClose, AbortedStep_TensorsInFlightCountAsLost) {
   Receipt receipt = SendIntoAJam();
   ASSERT_EQ(Transfers().size(), 1u);
   step_.Abort(absl::AbortedError("enough"));
-  source_.exchange->FailNode(2, absl::UnavailableError("node 2 has died: no heartbeat"));
+  source_.engine->FailNode(2, absl::UnavailableError("node 2 has died: no heartbeat"));
   const absl::Status status = step_.Close(absl::Seconds(20));
   EXPECT_EQ(status.code(), absl::StatusCode::kAborted) << status;
   EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr("enough"), HasSubstr(key_.text())));
@@ -218,13 +218,13 @@ TEST(StepAbort, EndsTransfersInFlightByGrpc) {
   Directory directory;
   TransferEngineOptions options;
   options.protocol = WireProtocol::kGrpc;
-  ExchangeEnd source(directory, 1, options);
-  ExchangeEnd sink(directory, 2, options);
-  Endpoint seen = source.exchange->self();
+  EngineEnd source(directory, 1, options);
+  EngineEnd sink(directory, 2, options);
+  Endpoint seen = source.engine->self();
   TcpProxy proxy(std::stoi(seen.grpc_address.substr(seen.grpc_address.rfind(':') + 1)));
   seen.grpc_address = proxy.address();
   directory.Publish(seen);
-  Step step(*source.exchange, source.Step(1));
+  Step step(*source.engine, source.Step(1));
   const RendezvousKey key = KeyBetween(source, sink, "t");
   Receipt receipt;
   proxy.SetStalled(true);
@@ -234,8 +234,8 @@ TEST(StepAbort, EndsTransfersInFlightByGrpc) {
   proxy.SetStalled(false);
   bool is_under_way = false;
   for (int i = 0; i < 100'000 && !is_under_way; ++i) {
-    source.exchange->ForEachTransfer(absl::ZeroDuration(),
-                                     [&](const PendingStepOp&) { is_under_way = true; });
+    source.engine->ForEachTransfer(absl::ZeroDuration(),
+                                   [&](const PendingStepOp&) { is_under_way = true; });
     if (!is_under_way) absl::SleepFor(absl::Microseconds(100));
   }
   ASSERT_TRUE(is_under_way);
@@ -250,9 +250,9 @@ TEST(StepAbort, EndsTransfersInFlightByGrpc) {
 // A view is the receiver's for any time, and no reason to wait.
 TEST(StepCloseOverMemory, ExportedTensorsAreListedAndNotWaitedFor) {
   Directory directory;
-  ExchangeEnd source(directory, 1);
-  ExchangeEnd sink(directory, 2);
-  Step step(*source.exchange, source.Step(1));
+  EngineEnd source(directory, 1);
+  EngineEnd sink(directory, 2);
+  Step step(*source.engine, source.Step(1));
   const RendezvousKey key = KeyBetween(source, sink, "t");
   ASSERT_TRUE(step.Send(key, source.Allocate(DataType::kUint8, *Shape::Create({1 << 20}))).ok());
   absl::StatusOr<Received> view;
@@ -268,7 +268,7 @@ TEST(StepCloseOverMemory, ExportedTensorsAreListedAndNotWaitedFor) {
   for (int i = 0; i < 4000 && !is_lent; ++i) {
     if (i > 0) absl::SleepFor(absl::Milliseconds(5));
     phases.clear();
-    source.exchange->ForEachTransfer(absl::ZeroDuration(), [&](const PendingStepOp& op) {
+    source.engine->ForEachTransfer(absl::ZeroDuration(), [&](const PendingStepOp& op) {
       is_lent = op.outlives_sender;
       phases.push_back(op.phase);
     });
@@ -284,20 +284,20 @@ TEST(StepCloseOverMemory, WaitsForTensorsThatJustLeftTheTable) {
   TransferEngineOptions options;
   options.require_transport = "tcp";
   options.checksum = true;
-  auto source = std::make_unique<ExchangeEnd>(directory, 1, options);
-  ExchangeEnd sink(directory, 2, options);
+  auto source = std::make_unique<EngineEnd>(directory, 1, options);
+  EngineEnd sink(directory, 2, options);
   const RendezvousKey key = KeyBetween(*source, sink, "t");
   Tensor tensor = *Tensor::Allocate(DataType::kUint8, *Shape::Create({2 * kBytes}));
   FillPattern(tensor, 1);
   Receipt receipt;
   {
-    Step step(*source->exchange, source->Step(1));
+    Step step(*source->engine, source->Step(1));
     ASSERT_TRUE(step.Send(key, std::move(tensor)).ok());
     sink.Step(1)->RecvAsync(key, {}, receipt.callback());
     const auto is_waiting = [&source] {
       bool found = false;
-      source->exchange->rendezvous().ForEachPending(
-          absl::ZeroDuration(), [&found](const PendingStepOp&) { found = true; });
+      source->engine->rendezvous().ForEachPending(absl::ZeroDuration(),
+                                                  [&found](const PendingStepOp&) { found = true; });
       return found;
     };
     for (const absl::Time end = SteadyClock().Now() + absl::Seconds(20);
@@ -318,9 +318,9 @@ TEST(StepCloseOverMemory, ReceiverDiesWhileAValueIsPrepared_ReturnsTheLoss) {
   TransferEngineOptions options;
   options.require_transport = "tcp";
   options.checksum = true;
-  ExchangeEnd source(directory, 1, options);
-  ExchangeEnd sink(directory, 2, options);
-  Step step(*source.exchange, source.Step(1));
+  EngineEnd source(directory, 1, options);
+  EngineEnd sink(directory, 2, options);
+  Step step(*source.engine, source.Step(1));
   const RendezvousKey key = KeyBetween(source, sink, "t");
   Tensor tensor = *Tensor::Allocate(DataType::kUint8, *Shape::Create({2 * kBytes}));
   FillPattern(tensor, 1);
@@ -328,8 +328,8 @@ TEST(StepCloseOverMemory, ReceiverDiesWhileAValueIsPrepared_ReturnsTheLoss) {
   sink.Step(1)->RecvAsync(key, {}, receipt.callback());
   const auto is_waiting = [&source] {
     bool found = false;
-    source.exchange->rendezvous().ForEachPending(absl::ZeroDuration(),
-                                                 [&found](const PendingStepOp&) { found = true; });
+    source.engine->rendezvous().ForEachPending(absl::ZeroDuration(),
+                                               [&found](const PendingStepOp&) { found = true; });
     return found;
   };
   for (int i = 0; i < 4000 && !is_waiting(); ++i) absl::SleepFor(absl::Milliseconds(5));
@@ -337,7 +337,7 @@ TEST(StepCloseOverMemory, ReceiverDiesWhileAValueIsPrepared_ReturnsTheLoss) {
   Thread death("death", [&] {
     while (is_waiting()) {
     }
-    source.exchange->fetcher().Forget(2, absl::UnavailableError("node 2 has died"));
+    source.engine->fetcher().Forget(2, absl::UnavailableError("node 2 has died"));
   });
   ASSERT_TRUE(step.Send(key, std::move(tensor)).ok());
   const absl::Status status = step.Close(absl::Seconds(20));
@@ -350,9 +350,9 @@ TEST(StepCloseOverMemory, ValueCouldNotBeSent_ReturnsTheLoss) {
   Directory directory;
   TransferEngineOptions by_shm;
   by_shm.require_transport = "shm";
-  ExchangeEnd source(directory, 1, by_shm, 0, "machine a");
-  ExchangeEnd sink(directory, 2, by_shm, 0, "machine b");
-  Step step(*source.exchange, source.Step(1));
+  EngineEnd source(directory, 1, by_shm, 0, "machine a");
+  EngineEnd sink(directory, 2, by_shm, 0, "machine b");
+  Step step(*source.engine, source.Step(1));
   const RendezvousKey key = KeyBetween(source, sink, "t");
   ASSERT_TRUE(step.Send(key, source.Allocate(DataType::kUint8, *Shape::Create({1 << 20}))).ok());
   Receipt receipt;
@@ -370,9 +370,9 @@ TEST(StepCloseOverMemory, NoRoomForAValueInFlight_ReturnsTheLoss) {
   small.require_transport = "shm";
   small.arena.budget_bytes = size_t{1} << 20;
   small.arena.segment_bytes = size_t{1} << 18;
-  ExchangeEnd source(directory, 1, small);
-  ExchangeEnd sink(directory, 2, small);
-  Step step(*source.exchange, source.Step(1));
+  EngineEnd source(directory, 1, small);
+  EngineEnd sink(directory, 2, small);
+  Step step(*source.engine, source.Step(1));
   const RendezvousKey key = KeyBetween(source, sink, "t");
   ASSERT_TRUE(step.Send(key, *Tensor::Allocate(DataType::kUint8, *Shape::Create({4 << 20}))).ok());
   Receipt receipt;
@@ -386,9 +386,9 @@ TEST(StepCloseOverMemory, NoRoomForAValueInFlight_ReturnsTheLoss) {
 // Nothing waits any more once the step was aborted, and yet nothing was taken.
 TEST(StepAbortTest, AbortDuringClose_ReturnsWhyNothingWasReceived) {
   Directory directory;
-  ExchangeEnd source(directory, 1);
-  ExchangeEnd sink(directory, 2);
-  Step step = *source.exchange->OpenStep(1);
+  EngineEnd source(directory, 1);
+  EngineEnd sink(directory, 2);
+  Step step = *source.engine->OpenStep(1);
   const Tensor tensor = source.Allocate(DataType::kUint8, *Shape::Create({100}));
   ASSERT_TRUE(step.Send(KeyBetween(source, sink, "k"), tensor).ok());
   Thread aborting("aborting", [step]() mutable {

@@ -67,7 +67,7 @@ void ExpectEqualCost(const PathCost& read, const PathCost& cost) {
 
 TEST(TransferReportRecord, RoundTripsEveryField) {
   const TransferReport report = FullTransferReport();
-  const absl::StatusOr<TransferReport> read = DecodeExchangeReport(EncodeExchangeReport(report), 3);
+  const absl::StatusOr<TransferReport> read = DecodeTransferReport(EncodeTransferReport(report), 3);
   ASSERT_TRUE(read.ok()) << read.status();
   EXPECT_EQ(read->pages, report.pages);
   EXPECT_EQ(read->arena_used_bytes, report.arena_used_bytes);
@@ -103,7 +103,7 @@ TEST(TransferReportRecord, UnknownBandwidth_IsAFiniteNumber) {
   TransferReport report = FullTransferReport();
   report.paths[0].choice->candidates[0].cost->bytes_per_second =
       std::numeric_limits<double>::infinity();
-  const absl::StatusOr<TransferReport> read = DecodeExchangeReport(EncodeExchangeReport(report), 3);
+  const absl::StatusOr<TransferReport> read = DecodeTransferReport(EncodeTransferReport(report), 3);
   ASSERT_TRUE(read.ok()) << read.status();
   EXPECT_EQ(read->paths[0].choice->candidates[0].cost->bytes_per_second, 1e15);
 }
@@ -112,8 +112,8 @@ TEST(TransferReportRecord, FollowsTheRulesOfRecords) {
   ExpectRules(
       {.kind = "transfer report",
        .key = "ferry/report/3",
-       .bytes = EncodeExchangeReport(FullTransferReport()),
-       .decode = [](absl::string_view bytes) { return DecodeExchangeReport(bytes, 3).status(); }});
+       .bytes = EncodeTransferReport(FullTransferReport()),
+       .decode = [](absl::string_view bytes) { return DecodeTransferReport(bytes, 3).status(); }});
 }
 
 // Any client can write to the store.
@@ -145,9 +145,9 @@ TEST(TransferReportRecord, OutsideItsBounds_IsRefused) {
        "66 candidates, over the limit of 65"},
   };
   peer::v1::TransferReport good;
-  ASSERT_TRUE(good.ParseFromString(EncodeExchangeReport(FullTransferReport())));
+  ASSERT_TRUE(good.ParseFromString(EncodeTransferReport(FullTransferReport())));
   const auto expect_invalid = [](const peer::v1::TransferReport& record, const char* why) {
-    const absl::Status status = DecodeExchangeReport(record.SerializeAsString(), 3).status();
+    const absl::Status status = DecodeTransferReport(record.SerializeAsString(), 3).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << why;
     EXPECT_THAT(std::string(status.message()), HasSubstr(why));
   };
@@ -158,7 +158,7 @@ TEST(TransferReportRecord, OutsideItsBounds_IsRefused) {
   }
   // A path that is no message.
   EXPECT_THAT(
-      std::string(DecodeExchangeReport(VersionOf(1, 0) + "\x52\x02\xff\xff", 3).status().message()),
+      std::string(DecodeTransferReport(VersionOf(1, 0) + "\x52\x02\xff\xff", 3).status().message()),
       HasSubstr("its 8 bytes are no protocol buffer"));
   // As many candidates, and paths, as there may be.
   peer::v1::TransferReport record = good;
@@ -168,7 +168,7 @@ TEST(TransferReportRecord, OutsideItsBounds_IsRefused) {
   while (record.paths_size() < 2 * (static_cast<int>(kMaxReportPeers) + 1)) {
     *record.add_paths() = good.paths(2);
   }
-  EXPECT_TRUE(DecodeExchangeReport(record.SerializeAsString(), 3).ok());
+  EXPECT_TRUE(DecodeTransferReport(record.SerializeAsString(), 3).ok());
   *record.add_paths() = good.paths(2);
   expect_invalid(record, "131 paths, over the limit of 130");
 }

@@ -31,7 +31,7 @@ const PathCost* CostOf(const PathReport& path, absl::string_view transport) {
 }
 
 // Moves `bytes` from `a` to `b`.
-void Move(ExchangeEnd& a, ExchangeEnd& b, int64_t step, int64_t bytes, bool is_in_arena = true) {
+void Move(EngineEnd& a, EngineEnd& b, int64_t step, int64_t bytes, bool is_in_arena = true) {
   const Shape shape = *Shape::Create({bytes});
   Receipt receipt;
   b.Step(step)->RecvAsync(KeyBetween(a, b, "k"), {}, receipt.callback());
@@ -44,12 +44,12 @@ void Move(ExchangeEnd& a, ExchangeEnd& b, int64_t step, int64_t bytes, bool is_i
 }
 
 // The report survives the store, and is complete.
-TransferReport ReportOf(const ExchangeEnd& end) {
-  const TransferReport report = MakeExchangeReport(*end.exchange);
-  const std::string text = EncodeExchangeReport(report);
-  absl::StatusOr<TransferReport> decoded = DecodeExchangeReport(text, 1);
+TransferReport ReportOf(const EngineEnd& end) {
+  const TransferReport report = MakeTransferReport(*end.engine);
+  const std::string text = EncodeTransferReport(report);
+  absl::StatusOr<TransferReport> decoded = DecodeTransferReport(text, 1);
   EXPECT_TRUE(decoded.ok()) << decoded.status();
-  EXPECT_EQ(EncodeExchangeReport(*decoded), text);
+  EXPECT_EQ(EncodeTransferReport(*decoded), text);
   return *std::move(decoded);
 }
 
@@ -63,8 +63,8 @@ bool Becomes(const std::function<bool()>& condition) {
 
 TEST(TransferReportTest, LatencyIsMeasuredWhenAChannelOpens) {
   Directory directory;
-  ExchangeEnd a(directory, 1);
-  ExchangeEnd b(directory, 2);
+  EngineEnd a(directory, 1);
+  EngineEnd b(directory, 2);
   EXPECT_EQ(PathTo(ReportOf(a), 2), nullptr) << "there is no connection yet";
   Move(a, b, 1, 8);
   ASSERT_TRUE(Becomes([&] {
@@ -86,8 +86,7 @@ TEST(TransferReportTest, LatencyIsMeasuredWhenAChannelOpens) {
   EXPECT_EQ(PathTo(report, 2)->channel, "shm");
   // The other side's, and a receiver's explanation.
   EXPECT_EQ(CostOf(*PathTo(ReportOf(b), 1), "shm")->latency_basis, CostBasis::kMeasured);
-  EXPECT_THAT(Explain(*b.exchange->PathFrom(a.exchange->self(), 8, true)),
-              HasSubstr("us measured "));
+  EXPECT_THAT(Explain(*b.engine->PathFrom(a.engine->self(), 8, true)), HasSubstr("us measured "));
   // Within the process.
   EXPECT_EQ(CostOf(*PathTo(report, 1), "local")->latency_basis, CostBasis::kAtStart);
   EXPECT_LT(CostOf(*PathTo(report, 1), "local")->latency, absl::Seconds(10));
@@ -97,8 +96,8 @@ TEST(TransferReportTest, TransfersRefreshTheEstimates) {
   Directory directory;
   TransferEngineOptions by_tcp;
   by_tcp.require_transport = "tcp";
-  ExchangeEnd a(directory, 1, by_tcp);
-  ExchangeEnd b(directory, 2, by_tcp);
+  EngineEnd a(directory, 1, by_tcp);
+  EngineEnd b(directory, 2, by_tcp);
   Move(a, b, 1, 4 << 20);
   Move(a, b, 2, 300'000);
   ASSERT_TRUE(Becomes([&] {
@@ -116,8 +115,8 @@ TEST(TransferReportTest, TransfersRefreshTheEstimates) {
 // An old measurement is repeated, both by requests and by sends.
 TEST(TransferReportTest, LatencyIsMeasuredRepeatedly) {
   Directory directory;
-  ExchangeEnd a(directory, 1);
-  ExchangeEnd b(directory, 2);
+  EngineEnd a(directory, 1);
+  EngineEnd b(directory, 2);
   int64_t step = 1;
   Move(a, b, step, 300'000);
   const auto is_measured_again = [](const std::function<absl::Duration()>& age) {
@@ -131,7 +130,7 @@ TEST(TransferReportTest, LatencyIsMeasuredRepeatedly) {
   // This sends no request.
   EXPECT_TRUE(is_measured_again([&] {
     Move(a, b, ++step, 300'000);
-    const PathReport back = {.choice = a.exchange->PathFrom(b.exchange->self(), 1 << 20, true)};
+    const PathReport back = {.choice = a.engine->PathFrom(b.engine->self(), 1 << 20, true)};
     return CostOf(back, "shm")->latency_age;
   }));
 }
@@ -141,8 +140,8 @@ TEST(TransferReportTest, CopyToTheArena_IsMeasured) {
   // On a busy machine another path may be faster.
   TransferEngineOptions only;
   only.require_transport = "shm";
-  ExchangeEnd a(directory, 1, only);
-  ExchangeEnd b(directory, 2, only);
+  EngineEnd a(directory, 1, only);
+  EngineEnd b(directory, 2, only);
   Move(a, b, 1, 8 << 20, /*is_in_arena=*/false);
   const TransferReport report = ReportOf(a);
   EXPECT_EQ(CostOf(*PathTo(report, 2, false), "shm")->bandwidth_basis, CostBasis::kMeasured);
@@ -150,30 +149,30 @@ TEST(TransferReportTest, CopyToTheArena_IsMeasured) {
 
 TEST(TransferReportTest, ReportsThePagesOfTheArena) {
   Directory directory;
-  ExchangeEnd a(directory, 1);
+  EngineEnd a(directory, 1);
   EXPECT_EQ(ReportOf(a).pages, "none yet");
   {
     const Tensor tensor = a.Allocate(DataType::kUint8, *Shape::Create({4 << 20}));
     const TransferReport report = ReportOf(a);
-    EXPECT_EQ(report.pages, PageKindName(a.exchange->arena_stats().pages));
+    EXPECT_EQ(report.pages, PageKindName(a.engine->arena_stats().pages));
     EXPECT_EQ(report.arena_used_bytes, size_t{4} << 20);
     EXPECT_GE(report.arena_mapped_bytes, size_t{4} << 20);
   }
-  a.exchange->arena().Trim();
+  a.engine->arena().Trim();
   EXPECT_EQ(ReportOf(a).pages, "none yet");
   TransferEngineOptions small;
   small.arena.memory.huge_pages = false;
-  ExchangeEnd b(directory, 2, small);
+  EngineEnd b(directory, 2, small);
   const Tensor tensor = b.Allocate(DataType::kUint8, *Shape::Create({4 << 20}));
   EXPECT_EQ(ReportOf(b).pages, "4 KiB pages");
 }
 
-TEST(TransferReportTest, CountsConnectionsWithoutAProof) {
+TEST(TransferReportTest, CountsUnauthenticatedConnections) {
   Directory directory;
   TransferEngineOptions other;
   other.token = "another job";
-  ExchangeEnd a(directory, 1);
-  ExchangeEnd b(directory, 2, other);
+  EngineEnd a(directory, 1);
+  EngineEnd b(directory, 2, other);
   EXPECT_EQ(ReportOf(a).refused_connections, 0);
   EXPECT_EQ(ReportOf(a).last_refusal, "");
   Receipt receipt;
@@ -185,13 +184,13 @@ TEST(TransferReportTest, CountsConnectionsWithoutAProof) {
   EXPECT_THAT(report.last_refusal, HasSubstr("token"));
 }
 
-TEST(TransferReportTest, CountsCallsWithoutAProof) {
+TEST(TransferReportTest, CountsUnauthenticatedCalls) {
   Directory directory;
   TransferEngineOptions options;
   options.protocol = WireProtocol::kGrpc;
-  ExchangeEnd a(directory, 1, options);
+  EngineEnd a(directory, 1, options);
   options.token = "another job";
-  ExchangeEnd b(directory, 2, options);
+  EngineEnd b(directory, 2, options);
   EXPECT_EQ(ReportOf(a).refused_calls, 0);
   Receipt receipt;
   b.Step(1)->RecvAsync(KeyBetween(a, b, "k"), {}, receipt.callback());

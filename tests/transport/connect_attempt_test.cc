@@ -15,7 +15,7 @@
 
 #include "net/sockets.h"
 #include "tests/transport/control_channel_pair.h"
-#include "transport/control/handshake.h"
+#include "transport/control/auth_handshake.h"
 
 namespace ferry {
 namespace {
@@ -36,7 +36,8 @@ TEST(ConnectAttemptTest, FailedAttempts_ShareATimer) {
 TEST(ConnectAttemptTest, AddressThatIsTriedAgain_HasOneTimer) {
   ControlEnd a(PeerId{1, 11});
   auto listening = *ListenTcp("127.0.0.1:0");
-  const std::string words = Handshake::OutOfDescriptors({.self = PeerId{2, 22}, .token = "token"});
+  const std::string words =
+      AuthHandshake::OutOfDescriptors({.self = PeerId{2, 22}, .token = "token"});
   auto client = std::make_shared<RecordingHandler>();
   a.hub->Connect(PeerId{2, 22}, {.tcp = {absl::StrCat("127.0.0.1:", listening.port)}}, false,
                  client);
@@ -80,7 +81,8 @@ TEST(ConnectAttemptTest, EachSilentAddress_IsGivenUp) {
 TEST(ConnectAttemptTest, PeersReason_IsTheErrorAtTheTimeout) {
   ControlEnd a(PeerId{1, 11}, "token", absl::Milliseconds(500));
   auto listening = *ListenTcp("127.0.0.1:0");
-  const std::string words = Handshake::OutOfDescriptors({.self = PeerId{2, 22}, .token = "token"});
+  const std::string words =
+      AuthHandshake::OutOfDescriptors({.self = PeerId{2, 22}, .token = "token"});
   auto client = std::make_shared<RecordingHandler>();
   a.hub->Connect(PeerId{2, 22},
                  {.tcp = {absl::StrCat("127.0.0.1:", listening.port), "127.0.0.1:1"}}, false,

@@ -315,7 +315,7 @@ TEST(PathChoiceTest, WithinAProcess_SelectsNoTransportAndExplainsLocal) {
     EXPECT_EQ(Explain(*path),
               "not fast (0.001us + 1.0 GB/s, assumed); local (0.075us assumed, no copy)");
   }
-  query.local_exchange = absl::Nanoseconds(90);
+  query.local_latency = absl::Nanoseconds(90);
   EXPECT_THAT(Explain(*ExplainPath(transports, query, {})),
               HasSubstr("local (0.09us measured at start, no copy)"));
   ends[1].peer = {1, 2};

@@ -56,21 +56,21 @@ class CollectiveWorld final {
     devices_ = std::move(devices);
     executor_ = [this](absl::AnyInvocable<void() &&> task) { tasks_.push_back(std::move(task)); };
     for (int i = 0; i < count; ++i) {
-      auto exchange = std::make_shared<WorldExchange>(*this, i);
+      auto transfers = std::make_shared<WorldTransfers>(*this, i);
       workers_.push_back(std::make_unique<WorldWorker>());
-      workers_.back()->exchange = exchange;
+      workers_.back()->transfers = transfers;
       std::unique_ptr<CollectiveBackend> carrier = std::make_unique<StagedBackend>(
-          std::make_unique<HostBackend>(exchange, &executor_, options),
+          std::make_unique<HostBackend>(transfers, &executor_, options),
           [this](MoveRequest request, Gpus::MoveCallback done) {
             Move(std::move(request), std::move(done));
           },
           &executor_);
       if (gpus_of) {
-        carrier = std::make_unique<NcclBackend>(exchange, gpus_of(i), std::move(carrier),
+        carrier = std::make_unique<NcclBackend>(transfers, gpus_of(i), std::move(carrier),
                                                 &executor_, rules);
       }
       workers_.back()->collectives =
-          std::make_unique<StepCollectives>(exchange, std::move(carrier), clock_);
+          std::make_unique<StepCollectives>(transfers, std::move(carrier), clock_);
     }
   }
   // The step is over: nothing may be left that waits.
@@ -82,7 +82,7 @@ class CollectiveWorld final {
     EXPECT_TRUE(tasks_.empty());
     for (const auto& worker : workers_) {
       worker->collectives.reset();
-      EXPECT_EQ(worker->exchange.use_count(), 1) << "somebody still holds the step";
+      EXPECT_EQ(worker->transfers.use_count(), 1) << "somebody still holds the step";
     }
   }
 
@@ -103,7 +103,7 @@ class CollectiveWorld final {
   // Sent instead of a tensor of numbers; none: the tensor.
   std::function<Tensor(int worker, Tensor tensor)> alters_sent;
 
-  void StartLeader() { CollectiveLeader::Start(workers_[0]->exchange, devices_, clock_); }
+  void StartLeader() { CollectiveLeader::Start(workers_[0]->transfers, devices_, clock_); }
 
   CollectiveNode NodeOf(int worker, CollectiveKind kind, DataType dtype = DataType::kFloat) const {
     CollectiveNode node;
@@ -197,9 +197,9 @@ class CollectiveWorld final {
   }
 
  private:
-  class WorldExchange final : public StepTransfers {
+  class WorldTransfers final : public StepTransfers {
    public:
-    WorldExchange(CollectiveWorld& world, int worker) : world_(world), worker_(worker) {}
+    WorldTransfers(CollectiveWorld& world, int worker) : world_(world), worker_(worker) {}
     absl::Status Send(const RendezvousKey& key, Tensor tensor, bool is_dead) override {
       return world_.Send(worker_, key, std::move(tensor), is_dead);
     }
@@ -213,7 +213,7 @@ class CollectiveWorld final {
     const int worker_;
   };
   struct WorldWorker {
-    std::shared_ptr<WorldExchange> exchange;
+    std::shared_ptr<WorldTransfers> transfers;
     std::unique_ptr<StepCollectives> collectives;
     CancellationToken cancellation;
     absl::Status abort;

@@ -19,7 +19,7 @@ struct SlowRun {
     GraphRunOptions options;
     options.executor = &executor;
     options.now_ns = [this] { return now += 1000; };
-    run = GraphRun::Create(std::move(plan), exchange, options,
+    run = GraphRun::Create(std::move(plan), transfers, options,
                            [this](absl::Status) { is_done = true; });
   }
   void RunQueue() {
@@ -36,7 +36,7 @@ struct SlowRun {
   const Executor executor = [this](absl::AnyInvocable<void() &&> f) {
     queue.push_back(std::move(f));
   };
-  const std::shared_ptr<HeldExchange> exchange = std::make_shared<HeldExchange>();
+  const std::shared_ptr<HeldTransfers> transfers = std::make_shared<HeldTransfers>();
   std::shared_ptr<GraphRun> run;
 };
 
@@ -47,10 +47,10 @@ TEST(GraphRunGuests, ContinueForALimitedTimeWithReceives) {
   for (size_t i = 0; i < kNodes; ++i) writer.AddRecv(absl::StrCat(i));
   SlowRun slow(writer.Make());
   slow.run->Start();
-  EXPECT_GE(slow.exchange->waiting().size(), 20u);
-  EXPECT_LE(slow.exchange->waiting().size(), 60u);
+  EXPECT_GE(slow.transfers->waiting().size(), 20u);
+  EXPECT_LE(slow.transfers->waiting().size(), 60u);
   slow.RunQueue();
-  EXPECT_EQ(slow.exchange->waiting().size(), kNodes);
+  EXPECT_EQ(slow.transfers->waiting().size(), kNodes);
   slow.run->Cancel(absl::CancelledError("enough"));
   slow.RunQueue();
   EXPECT_TRUE(slow.is_done);
@@ -69,12 +69,12 @@ TEST(GraphRunGuests, ContinueForALimitedTimeWithDeadNodes) {
   slow.run->Start();
   Received dead;
   dead.is_dead = true;
-  EXPECT_TRUE(slow.exchange->Answer("in", absl::OkStatus(), dead));
+  EXPECT_TRUE(slow.transfers->Answer("in", absl::OkStatus(), dead));
   EXPECT_FALSE(slow.is_done);
   EXPECT_EQ(slow.queue.size(), 1u);
   slow.RunQueue();
   EXPECT_TRUE(slow.is_done);
-  EXPECT_THAT(slow.exchange->sent(), ElementsAre(Pair("out", "dead")));
+  EXPECT_THAT(slow.transfers->sent(), ElementsAre(Pair("out", "dead")));
 }
 
 }  // namespace

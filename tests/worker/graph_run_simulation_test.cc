@@ -113,11 +113,11 @@ void Simulate(uint64_t seed) {
   };
   // Steps of a clock that runs at any speed.
   int64_t now = 1;
-  auto exchange = std::make_shared<HeldExchange>();
+  auto transfers = std::make_shared<HeldTransfers>();
   std::set<std::string> unanswered;
   for (const auto& [edge, value] : drawn.received) {
     if (drawing.Chance(40)) {
-      exchange->Offer(edge, Value(value));
+      transfers->Offer(edge, Value(value));
     } else {
       unanswered.insert(edge);
     }
@@ -129,7 +129,7 @@ void Simulate(uint64_t seed) {
   options.now_ns = [&] { return now += drawing.Below(3) == 0 ? 200'000 : 50; };
   options.record_times = drawing.Chance(20);
   std::shared_ptr<GraphRun> run =
-      GraphRun::Create(drawn.plan, exchange, options, [&](absl::Status ended) {
+      GraphRun::Create(drawn.plan, transfers, options, [&](absl::Status ended) {
         ++done_count;
         status = std::move(ended);
       });
@@ -142,14 +142,14 @@ void Simulate(uint64_t seed) {
     run->Cancel(absl::CancelledError("cancelled"));
   }
   run->Start();
-  while (!threads.empty() || !exchange->waiting().empty()) {
+  while (!threads.empty() || !transfers->waiting().empty()) {
     ASSERT_EQ(done_count, 0) << "it has ended, and something of it still waits";
     if (will_cancel && !has_cancelled && drawing.Chance(10)) {
       has_cancelled = true;
       run->Cancel(absl::CancelledError("cancelled"));
       continue;
     }
-    const std::vector<std::string> waiting = exchange->waiting();
+    const std::vector<std::string> waiting = transfers->waiting();
     const int choice = drawing.Below(static_cast<int>(threads.size() + waiting.size()));
     if (choice < static_cast<int>(threads.size())) {
       absl::AnyInvocable<void()&&> thread = std::move(threads[static_cast<size_t>(choice)]);
@@ -159,8 +159,8 @@ void Simulate(uint64_t seed) {
       const std::string& edge = waiting[static_cast<size_t>(choice) - threads.size()];
       const bool fails = may_fail && drawing.Chance(10);
       has_failed_receive |= fails;
-      exchange->Answer(edge, fails ? absl::UnavailableError("node 3 has died") : absl::OkStatus(),
-                       Value(drawn.received.at(edge)));
+      transfers->Answer(edge, fails ? absl::UnavailableError("node 3 has died") : absl::OkStatus(),
+                        Value(drawn.received.at(edge)));
     }
   }
   EXPECT_EQ(done_count, 1);
@@ -170,13 +170,13 @@ void Simulate(uint64_t seed) {
   for (const auto& [node, runs] : log.runs) EXPECT_EQ(runs, 1) << "node " << node;
   if (status.ok()) {
     EXPECT_EQ(log.runs.size(), drawn.nodes.size());
-    EXPECT_EQ(exchange->sent(), drawn.sent);
-    EXPECT_TRUE(exchange->abort_status().ok());
+    EXPECT_EQ(transfers->sent(), drawn.sent);
+    EXPECT_TRUE(transfers->abort_status().ok());
     EXPECT_FALSE(has_failed_receive);
   } else {
     EXPECT_TRUE(may_fail || has_cancelled) << status;
     EXPECT_FALSE(IsDerived(status)) << status;
-    EXPECT_FALSE(exchange->abort_status().ok());
+    EXPECT_FALSE(transfers->abort_status().ok());
   }
 }
 
@@ -199,7 +199,7 @@ TEST(GraphRunSimulation, OnThreads) {
     Drawing drawing(first + i, log);
     const bool may_fail = drawing.Chance(30);
     const Drawn drawn = drawing.Draw(may_fail ? 5 : 0);
-    auto exchange = std::make_shared<HeldExchange>();
+    auto transfers = std::make_shared<HeldTransfers>();
     std::atomic<int> done_count{0};
     absl::Status status;
     {
@@ -210,7 +210,7 @@ TEST(GraphRunSimulation, OnThreads) {
       options.now_ns = absl::GetCurrentTimeNanos;
       absl::Notification is_done;
       const std::shared_ptr<GraphRun> run =
-          GraphRun::Create(drawn.plan, exchange, options, [&](absl::Status ended) {
+          GraphRun::Create(drawn.plan, transfers, options, [&](absl::Status ended) {
             status = std::move(ended);
             ++done_count;
             is_done.Notify();
@@ -219,8 +219,8 @@ TEST(GraphRunSimulation, OnThreads) {
       if (drawing.Chance(20)) run->Cancel(absl::CancelledError("cancelled"));
       const absl::Time give_up = absl::Now() + absl::Seconds(30);
       while (!is_done.HasBeenNotified() && absl::Now() < give_up) {
-        for (const std::string& edge : exchange->waiting()) {
-          exchange->Answer(edge, absl::OkStatus(), Value(drawn.received.at(edge)));
+        for (const std::string& edge : transfers->waiting()) {
+          transfers->Answer(edge, absl::OkStatus(), Value(drawn.received.at(edge)));
         }
         std::this_thread::yield();
       }
@@ -228,7 +228,7 @@ TEST(GraphRunSimulation, OnThreads) {
     }
     EXPECT_EQ(done_count, 1);
     if (!status.ok()) continue;
-    EXPECT_EQ(exchange->sent(), drawn.sent);
+    EXPECT_EQ(transfers->sent(), drawn.sent);
     absl::MutexLock lock(&log.mu);
     EXPECT_EQ(log.runs.size(), drawn.nodes.size());
   }

@@ -42,7 +42,7 @@ class Runner {
     options.executor = &executor_;
     options.now_ns = absl::GetCurrentTimeNanos;
     options.record_times = record_times;
-    run_ = GraphRun::Create(plan_, exchange_, options, [this](absl::Status status) {
+    run_ = GraphRun::Create(plan_, transfers_, options, [this](absl::Status status) {
       ++done_count;
       status_ = std::move(status);
       if (done_count == 1) is_done_.Notify();
@@ -51,13 +51,13 @@ class Runner {
   ~Runner() { pool_.reset(); }
 
   GraphRun& run() { return *run_; }
-  HeldExchange& exchange() { return *exchange_; }
+  HeldTransfers& transfers() { return *transfers_; }
   absl::Status Wait() {
     EXPECT_TRUE(is_done_.WaitForNotificationWithTimeout(kLong)) << "the run does not end";
     // All late arrivals have arrived.
     pool_.reset();
     EXPECT_EQ(done_count, 1);
-    EXPECT_THAT(exchange_->waiting(), IsEmpty());
+    EXPECT_THAT(transfers_->waiting(), IsEmpty());
     return status_;
   }
   absl::Status StartAndWait() {
@@ -70,7 +70,7 @@ class Runner {
 
  private:
   const std::shared_ptr<const Plan> plan_;
-  const std::shared_ptr<HeldExchange> exchange_ = std::make_shared<HeldExchange>();
+  const std::shared_ptr<HeldTransfers> transfers_ = std::make_shared<HeldTransfers>();
   std::unique_ptr<ThreadPool> pool_;
   const Executor executor_;
   absl::Status status_;
@@ -99,7 +99,7 @@ TEST(GraphRun, RunsEachNodeOnceAfterItsInputs) {
   EXPECT_TRUE(runner.StartAndWait().ok());
   EXPECT_THAT(order, ElementsAre("a", "b", "c", "d", "e"));
   // a=1 b=2 c=4 d=1 e=4+4+1+1.
-  EXPECT_THAT(runner.exchange().sent(), ElementsAre(Pair("out", "10")));
+  EXPECT_THAT(runner.transfers().sent(), ElementsAre(Pair("out", "10")));
 }
 
 TEST(GraphRun, EndsAtOnceIfItIsEmpty) {
@@ -160,9 +160,9 @@ TEST(GraphRun, DeepGraphNeedsNoStack) {
   for (int round = 0; round < 2; ++round) {
     Runner runner(plan);
     runner.run().Start();
-    EXPECT_TRUE(runner.exchange().Answer("in", absl::OkStatus(), Value(0)));
+    EXPECT_TRUE(runner.transfers().Answer("in", absl::OkStatus(), Value(0)));
     EXPECT_TRUE(runner.Wait().ok());
-    EXPECT_THAT(runner.exchange().sent(), ElementsAre(Pair("out", absl::StrCat(kNodes))));
+    EXPECT_THAT(runner.transfers().sent(), ElementsAre(Pair("out", absl::StrCat(kNodes))));
   }
 }
 
@@ -182,7 +182,7 @@ TEST(GraphRun, WideGraphRunsEachNodeOnce) {
   Runner runner(writer.Make(), /*threads=*/3);
   EXPECT_TRUE(runner.StartAndWait().ok());
   EXPECT_EQ(count, kNodes);
-  EXPECT_THAT(runner.exchange().sent(), ElementsAre(Pair("out", absl::StrCat(2 * kNodes + 1))));
+  EXPECT_THAT(runner.transfers().sent(), ElementsAre(Pair("out", absl::StrCat(2 * kNodes + 1))));
 }
 
 TEST(GraphRun, ReceivesAreIssuedAtOnceAndDelayNothingElse) {
@@ -192,15 +192,15 @@ TEST(GraphRun, ReceivesAreIssuedAtOnceAndDelayNothingElse) {
   writer.AddSend("one", writer.Add("a", {early}));
   writer.AddSend("two", writer.Add("b", {late, early}));
   Runner runner(writer.Make());
-  runner.exchange().Offer("early", Value(5));
+  runner.transfers().Offer("early", Value(5));
   runner.run().Start();
-  EXPECT_THAT(runner.exchange().waiting(), ElementsAre("late"));
-  while (runner.exchange().sent().empty()) absl::SleepFor(absl::Milliseconds(1));
-  EXPECT_THAT(runner.exchange().sent(), ElementsAre(Pair("one", "6")));
+  EXPECT_THAT(runner.transfers().waiting(), ElementsAre("late"));
+  while (runner.transfers().sent().empty()) absl::SleepFor(absl::Milliseconds(1));
+  EXPECT_THAT(runner.transfers().sent(), ElementsAre(Pair("one", "6")));
   EXPECT_FALSE(runner.is_done());
-  runner.exchange().Answer("late", absl::OkStatus(), Value(10));
+  runner.transfers().Answer("late", absl::OkStatus(), Value(10));
   EXPECT_TRUE(runner.Wait().ok());
-  EXPECT_THAT(runner.exchange().sent(), ElementsAre(Pair("one", "6"), Pair("two", "16")));
+  EXPECT_THAT(runner.transfers().sent(), ElementsAre(Pair("one", "6"), Pair("two", "16")));
 }
 
 TEST(GraphRun, DeadValuesPropagateWithoutRunningAnything) {
@@ -217,10 +217,10 @@ TEST(GraphRun, DeadValuesPropagateWithoutRunningAnything) {
   Runner runner(writer.Make());
   Received dead;
   dead.is_dead = true;
-  runner.exchange().Offer("in", dead);
+  runner.transfers().Offer("in", dead);
   EXPECT_TRUE(runner.StartAndWait().ok());
   EXPECT_FALSE(has_run);
-  EXPECT_THAT(runner.exchange().sent(),
+  EXPECT_THAT(runner.transfers().sent(),
               ElementsAre(Pair("control", "dead"), Pair("data", "dead"), Pair("other", "1")));
 }
 
@@ -237,7 +237,7 @@ TEST(GraphRun, ErrorEndsTheRunAndTheStep) {
   Runner runner(writer.Make());
   const auto fails = Fails(StatusCode::kInternal, HasSubstr("fantasia!\n\t [[{{node bad}}]]"));
   EXPECT_THAT(runner.StartAndWait(), fails);
-  EXPECT_THAT(runner.exchange().abort_status(), fails);
+  EXPECT_THAT(runner.transfers().abort_status(), fails);
   EXPECT_FALSE(has_run);
 }
 
@@ -254,7 +254,7 @@ TEST(GraphRun, DerivedErrorIsReplacedByItsCause) {
   Runner runner(writer.Make());
   runner.run().Start();
   ASSERT_TRUE(is_inside.WaitForNotificationWithTimeout(kLong));
-  runner.exchange().Answer("a", MakeDerived(absl::AbortedError("somebody has failed")), {});
+  runner.transfers().Answer("a", MakeDerived(absl::AbortedError("somebody has failed")), {});
   may_fail.Notify();
   EXPECT_THAT(runner.Wait(), Fails(StatusCode::kInternal, HasSubstr("the cause")));
 }
@@ -265,7 +265,7 @@ TEST(GraphRun, FirstErrorWins) {
   writer.AddRecv("b");
   Runner runner(writer.Make());
   runner.run().Start();
-  runner.exchange().Answer("b", absl::UnavailableError("node 3 has died"), {});
+  runner.transfers().Answer("b", absl::UnavailableError("node 3 has died"), {});
   EXPECT_THAT(runner.Wait(), Fails(StatusCode::kUnavailable,
                                    AllOf(HasSubstr("node 3 has died"), HasSubstr("recv_b"))));
 }
@@ -276,7 +276,7 @@ TEST(GraphRun, WrongOutputTypeIsAnError) {
   Runner runner(writer.Make());
   Received received;
   received.tensor = *Tensor::OfStrings(Shape(), {"x"});
-  runner.exchange().Offer("in", received);
+  runner.transfers().Offer("in", received);
   EXPECT_THAT(
       runner.StartAndWait(),
       Fails(StatusCode::kInternal,
@@ -324,7 +324,7 @@ TEST(GraphRun, CancellingWaitsForRunningNodes) {
   may_end.Notify();
   EXPECT_THAT(runner.Wait(), Fails(StatusCode::kDeadlineExceeded, "too long"));
   EXPECT_TRUE(has_ended);
-  EXPECT_THAT(runner.exchange().sent(), IsEmpty());
+  EXPECT_THAT(runner.transfers().sent(), IsEmpty());
 }
 
 TEST(GraphRun, CancelledBeforeItStartsRunsNothing) {
@@ -375,7 +375,7 @@ TEST(GraphRun, RecordsWhenNodesRan) {
   runner.run().Start();
   Received received = Value(1);
   received.path = "shm";
-  runner.exchange().Answer("in", absl::OkStatus(), std::move(received));
+  runner.transfers().Answer("in", absl::OkStatus(), std::move(received));
   ASSERT_TRUE(runner.Wait().ok());
   const std::vector<NodeTimes>& times = runner.run().times();
   ASSERT_EQ(times.size(), 3u);
@@ -404,12 +404,12 @@ TEST(GraphRun, RecordsTheThreadThatFinishedEachNode) {
   options.executor = &executor;
   options.now_ns = absl::GetCurrentTimeNanos;
   options.record_times = true;
-  const auto exchange = std::make_shared<HeldExchange>();
+  const auto transfers = std::make_shared<HeldTransfers>();
   absl::Status status = absl::UnknownError("the run does not end");
-  const auto run = GraphRun::Create(writer.Make(), exchange, options,
+  const auto run = GraphRun::Create(writer.Make(), transfers, options,
                                     [&status](absl::Status ended) { status = std::move(ended); });
   run->Start();
-  exchange->Answer("in", absl::OkStatus(), Value(1));
+  transfers->Answer("in", absl::OkStatus(), Value(1));
   ASSERT_TRUE(status.ok()) << status;
   for (const int node : {in, sum, out}) {
     EXPECT_EQ(run->times()[static_cast<size_t>(node)].thread, gettid()) << node;
@@ -441,7 +441,7 @@ TEST(GraphRun, CancelledAfterItsEnd_TheStepIsLeftAlone) {
   Runner runner(writer.Make());
   EXPECT_TRUE(runner.StartAndWait().ok());
   runner.run().Cancel(absl::CancelledError("late"));
-  EXPECT_TRUE(runner.exchange().abort_status().ok()) << runner.exchange().abort_status();
+  EXPECT_TRUE(runner.transfers().abort_status().ok()) << runner.transfers().abort_status();
   EXPECT_EQ(runner.done_count, 1);
 }
 

@@ -100,7 +100,7 @@ class PlanWriter {
 };
 
 // Records sends, and answers receives when the test decides. Thread-safe.
-class HeldExchange final : public StepTransfers {
+class HeldTransfers final : public StepTransfers {
  public:
   absl::Status Send(const RendezvousKey& key, Tensor tensor, bool is_dead) override {
     absl::MutexLock lock(&mu_);

@@ -119,27 +119,28 @@ class WorkerEnd : public WorkerClient {
   WorkerEnd(Directory& directory, int node, TransferEngineOptions options = {},
             NodeWorkerOptions worker = {}, uint64_t incarnation = 0) {
     options.use_gpus = !worker.devices.empty();
-    options.grpc_services = [&](TransferEngine& exchange) {
-      worker_ = std::make_unique<NodeWorker>(exchange, worker);
+    options.grpc_services = [&](TransferEngine& engine) {
+      worker_ = std::make_unique<NodeWorker>(engine, worker);
       return std::vector<grpc::Service*>{&worker_->service()};
     };
-    end_ = std::make_unique<ExchangeEnd>(directory, node, options, incarnation);
-    WorkerClient::operator=({exchange().self().grpc_address, exchange().self().peer.incarnation,
-                             NamesOf(this->worker().options().devices)});
+    end_ = std::make_unique<EngineEnd>(directory, node, options, incarnation);
+    WorkerClient::operator=
+        ({transfer_engine().self().grpc_address, transfer_engine().self().peer.incarnation,
+          NamesOf(this->worker().options().devices)});
   }
-  ~WorkerEnd() { EXPECT_TRUE(exchange().Stop().ok()); }
+  ~WorkerEnd() { EXPECT_TRUE(transfer_engine().Stop().ok()); }
 
-  TransferEngine& exchange() { return *end_->exchange; }
+  TransferEngine& transfer_engine() { return *end_->engine; }
   worker::Worker& worker() { return worker_->worker(); }
   // Expects that nothing has been left behind.
   void ExpectClean() {
     EXPECT_EQ(worker().step_count(), 0u);
-    EXPECT_EQ(exchange().rendezvous().step_count(), 0u);
+    EXPECT_EQ(transfer_engine().rendezvous().step_count(), 0u);
   }
 
  private:
-  std::unique_ptr<ExchangeEnd> end_;
-  // Destroyed before the exchange.
+  std::unique_ptr<EngineEnd> end_;
+  // Destroyed before the transfer engine.
   std::unique_ptr<NodeWorker> worker_;
 };
 

@@ -77,10 +77,10 @@ std::vector<std::string> WaysOf(const SmallMaster::Step& step,
 // A host and four GPUs in two processes.
 TEST_F(WorkerGpuPair, CollectivesIncludeHostsAndGpusOfBoth) {
   RunGpuPair(
-      {.exchange = ExchangeWithWorker()},
+      {.transfer = TransferOptionsWithWorker()},
       [](GpuPeer& peer) {
         const size_t gpus = static_cast<size_t>(peer.gpus().count());
-        WorkerClient a = ClientOf(peer.exchange().self(), gpus);
+        WorkerClient a = ClientOf(peer.transfer_engine().self(), gpus);
         WorkerClient b = ClientOf(peer.PeerEndpoint(), gpus);
         GraphWriter writer;
         writer.Placeholder("x", a.devices()[0]);
@@ -109,7 +109,7 @@ TEST_F(WorkerGpuPair, CollectivesIncludeHostsAndGpusOfBoth) {
 
 // Two machines with two GPUs each, which find together through a store.
 GpuPairOptions FourGpus() {
-  GpuPairOptions options{.exchange = ExchangeWithWorker(),
+  GpuPairOptions options{.transfer = TransferOptionsWithWorker(),
                          .environment = {{"STRICT_CUDA_DEVICES", "4"}},
                          .producer_environment = {{"CUDA_VISIBLE_DEVICES", "0,1"}},
                          .consumer_environment = {{"CUDA_VISIBLE_DEVICES", "2,3"}}};
@@ -119,7 +119,7 @@ GpuPairOptions FourGpus() {
 
 struct FourWorkers {
   explicit FourWorkers(GpuPeer& peer)
-      : a(ClientOf(peer.exchange().self(), 2)), b(ClientOf(peer.PeerEndpoint(), 2)) {}
+      : a(ClientOf(peer.transfer_engine().self(), 2)), b(ClientOf(peer.PeerEndpoint(), 2)) {}
 
   WorkerClient a;
   WorkerClient b;
@@ -281,7 +281,7 @@ TEST_F(WorkerGpuPair, WorkerThatDiesInAnNcclCollectiveEndsItAndTheOthersContinue
         EXPECT_EQ(ToFloats((*sums)[0]), std::vector<float>(row.size(), 3));
         EXPECT_THAT(WaysOf(next), ElementsAre("nccl", "nccl"));
         EXPECT_EQ(OwnWorker()->worker().step_count(), 0u);
-        EXPECT_TRUE(peer.exchange().Stop().ok());
+        EXPECT_TRUE(peer.transfer_engine().Stop().ok());
         OwnWorker().reset();
       },
       [](GpuPeer& peer) {

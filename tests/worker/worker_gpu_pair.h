@@ -21,13 +21,13 @@ inline std::unique_ptr<NodeWorker>& OwnWorker() {
   return *worker;
 }
 
-inline TransferEngineOptions ExchangeWithWorker() {
+inline TransferEngineOptions TransferOptionsWithWorker() {
   TransferEngineOptions options;
   options.kernel_image = KernelImage();
-  options.grpc_services = [](TransferEngine& exchange) {
+  options.grpc_services = [](TransferEngine& engine) {
     NodeWorkerOptions worker;
     worker.devices = DiscoverLocal().topology.devices;
-    OwnWorker() = std::make_unique<NodeWorker>(exchange, worker);
+    OwnWorker() = std::make_unique<NodeWorker>(engine, worker);
     return std::vector<grpc::Service*>{&OwnWorker()->service()};
   };
   return options;
@@ -35,7 +35,7 @@ inline TransferEngineOptions ExchangeWithWorker() {
 
 inline void Leave(GpuPeer& peer) {
   peer.Meet();
-  EXPECT_TRUE(peer.exchange().Stop().ok());
+  EXPECT_TRUE(peer.transfer_engine().Stop().ok());
   OwnWorker().reset();
 }
 

@@ -30,7 +30,7 @@ std::vector<std::string> LabelsOf(const SmallMaster::Step& step) {
 //   way: must be in the label of each transfer between workers from GPU to GPU.
 void DriveBoth(GpuPeer& peer, int count, const std::string& way) {
   const size_t gpus = static_cast<size_t>(peer.gpus().count());
-  WorkerClient a = ClientOf(peer.exchange().self(), gpus);
+  WorkerClient a = ClientOf(peer.transfer_engine().self(), gpus);
   WorkerClient b = ClientOf(peer.PeerEndpoint(), gpus);
   GraphWriter writer;
   writer.Placeholder("x", a.devices()[0]);
@@ -65,7 +65,7 @@ void DriveBoth(GpuPeer& peer, int count, const std::string& way) {
 
 TEST_F(WorkerGpuPair, TensorsMoveBetweenGpusByMappedMemory) {
   RunGpuPair(
-      {.exchange = ExchangeWithWorker()},
+      {.transfer = TransferOptionsWithWorker()},
       [](GpuPeer& peer) {
         DriveBoth(peer, 100'000, " by cuda_ipc");
         Leave(peer);
@@ -75,11 +75,11 @@ TEST_F(WorkerGpuPair, TensorsMoveBetweenGpusByMappedMemory) {
 
 TEST_F(WorkerGpuPair, TensorsUseNcclWhereRequired) {
   NEEDS_THE_DOUBLE("has four GPUs");
-  TransferEngineOptions options = ExchangeWithWorker();
+  TransferEngineOptions options = TransferOptionsWithWorker();
   options.require_transport = "nccl";
   // NCCL needs one process per GPU.
   RunGpuPair(
-      {.exchange = options,
+      {.transfer = options,
        .environment = {{"STRICT_CUDA_DEVICES", "4"}},
        .producer_environment = {{"CUDA_VISIBLE_DEVICES", "0,1"}},
        .consumer_environment = {{"CUDA_VISIBLE_DEVICES", "2,3"}},
@@ -93,10 +93,10 @@ TEST_F(WorkerGpuPair, TensorsUseNcclWhereRequired) {
 
 // Between machines without NCCL.
 TEST_F(WorkerGpuPair, TensorsGoThroughTheHostWhereNoOtherPathExists) {
-  TransferEngineOptions options = ExchangeWithWorker();
+  TransferEngineOptions options = TransferOptionsWithWorker();
   options.require_transport = "tcp";
   RunGpuPair(
-      {.exchange = options, .is_apart = true},
+      {.transfer = options, .is_apart = true},
       [](GpuPeer& peer) {
         DriveBoth(peer, 100'000, " by tcp, staged");
         Leave(peer);

@@ -53,9 +53,10 @@ class WorkerGpu : public ::testing::Test {
   }
   // When nothing runs on them.
   size_t UsedBytes() {
-    a_.exchange().gpus()->WaitIdle(SteadyClock().Now() + absl::Seconds(10));
+    a_.transfer_engine().gpus()->WaitIdle(SteadyClock().Now() + absl::Seconds(10));
     size_t bytes = 0;
-    for (int i = 0; i < 2; ++i) bytes += (*a_.exchange().gpus()->Get(i))->arena->stats().used_bytes;
+    for (int i = 0; i < 2; ++i)
+      bytes += (*a_.transfer_engine().gpus()->Get(i))->arena->stats().used_bytes;
     return bytes;
   }
   // Calls it for each step from 1 on; after the tenth one no more memory is in use.

@@ -41,7 +41,7 @@ class HostileMaster : public ::testing::Test {
     request.add_recv_key(master_->fetch_key(0));
     return request;
   }
-  // An exchange node of this worker.
+  // A send or receive node of this worker.
   tensorflow::NodeDef TransferEngine(const std::string& op, const std::string& src,
                                      const std::string& dst, const std::string& name = "e") {
     tensorflow::NodeDef node;
@@ -62,7 +62,7 @@ class HostileMaster : public ::testing::Test {
 };
 
 TEST_F(HostileMaster, BytesThatAreNoMessage) {
-  const auto channel = coord::NewChannel(a_.exchange().self().grpc_address);
+  const auto channel = coord::NewChannel(a_.transfer_engine().self().grpc_address);
   for (const char* method :
        {"GetStatus", "CreateWorkerSession", "DeleteWorkerSession", "RegisterGraph",
         "DeregisterGraph", "RunGraph", "CleanupGraph", "CleanupAll", "Logging"}) {

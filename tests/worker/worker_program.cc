@@ -17,12 +17,12 @@ int main(int argc, char** argv) {
   ferry::TransferEngineOptions options;
   options.protocol = ferry::WireProtocol::kGrpc;
   ferry::WorkerEnd end(directory, 1, options);
-  std::printf("%s\n", end.exchange().self().grpc_address.c_str());
+  std::printf("%s\n", end.transfer_engine().self().grpc_address.c_str());
   std::fflush(stdout);
   for (char c = 0; read(STDIN_FILENO, &c, 1) > 0;) {
   }
   std::printf("steps %zu, rendezvous %zu, graphs %zu, sessions %zu, variables %d\n",
-              end.worker().step_count(), end.exchange().rendezvous().step_count(),
+              end.worker().step_count(), end.transfer_engine().rendezvous().step_count(),
               end.worker().graph_count(), end.worker().session_count(),
               end.worker().variable_count());
   return 0;

@@ -23,14 +23,14 @@ using ::testing::HasSubstr;
 constexpr auto kAlive = [] { return true; };
 
 // Steps of this process alone, and a moment to do something in.
-class HeldExchanges final : public StepExchanges {
+class HeldSteps final : public WorkerSteps {
  public:
   absl::Status Reach(const TaskName&) override { return absl::OkStatus(); }
   absl::StatusOr<std::shared_ptr<StepTransfers>> Open(int64_t step_id) override {
     if (auto hook = std::exchange(on_open, nullptr)) hook();
     if (!open_error.ok()) return std::exchange(open_error, absl::OkStatus());
     auto& step = steps_[step_id];
-    if (step == nullptr) step = std::make_shared<HeldExchange>();
+    if (step == nullptr) step = std::make_shared<HeldTransfers>();
     return step;
   }
   void Cleanup(int64_t step_id) override {
@@ -45,7 +45,7 @@ class HeldExchanges final : public StepExchanges {
   std::map<int64_t, int> cleanups;
 
  private:
-  std::map<int64_t, std::shared_ptr<HeldExchange>> steps_;
+  std::map<int64_t, std::shared_ptr<HeldTransfers>> steps_;
 };
 
 class WorkerRaces : public ::testing::Test {
@@ -85,15 +85,15 @@ class WorkerRaces : public ::testing::Test {
     graph_ = *handle;
   }
 
-  HeldExchanges exchanges_;
-  Worker worker_{exchanges_, Options()};
+  HeldSteps worker_steps_;
+  Worker worker_{worker_steps_, Options()};
   std::string graph_;
 };
 
 // One of them runs the graph, and both are answered.
 TEST_F(WorkerRaces, TwoFirstPartsAtOnce) {
   std::shared_ptr<Answer> second;
-  exchanges_.on_open = [&] { second = StartPiece(5, /*is_last=*/true); };
+  worker_steps_.on_open = [&] { second = StartPiece(5, /*is_last=*/true); };
   const std::shared_ptr<Answer> first = StartPiece(5);
   ASSERT_NE(second, nullptr);
   for (const auto& answer : {first, second}) {
@@ -107,9 +107,9 @@ TEST_F(WorkerRaces, TwoFirstPartsAtOnce) {
 // The first one cannot open the step: the other, which is the last, fails too and does not wait.
 TEST_F(WorkerRaces, FirstPartThatFailsFailsTheOthers) {
   std::shared_ptr<Answer> last;
-  exchanges_.on_open = [&] {
+  worker_steps_.on_open = [&] {
     last = StartPiece(5, /*is_last=*/true);
-    exchanges_.open_error = absl::ResourceExhaustedError("too many steps");
+    worker_steps_.open_error = absl::ResourceExhaustedError("too many steps");
   };
   const std::shared_ptr<Answer> first = StartPiece(5);
   for (const auto& answer : {first, last}) {
@@ -121,51 +121,51 @@ TEST_F(WorkerRaces, FirstPartThatFailsFailsTheOthers) {
 }
 
 TEST_F(WorkerRaces, SessionThatEndsWhileAStepBeginsLeavesNothing) {
-  exchanges_.on_open = [&] { worker_.DeleteSession("s"); };
+  worker_steps_.on_open = [&] { worker_.DeleteSession("s"); };
   const std::shared_ptr<Answer> piece = StartPiece(5);
   ASSERT_TRUE(piece->is_there.WaitForNotificationWithTimeout(absl::Seconds(30)));
   EXPECT_EQ(piece->status.code(), StatusCode::kAborted) << piece->status;
   EXPECT_EQ(worker_.step_count(), 0u);
-  EXPECT_GT(exchanges_.cleanups[5], 0);
+  EXPECT_GT(worker_steps_.cleanups[5], 0);
 }
 
 // The session has ended, and its steps were looked for, before this one was in the table.
 TEST(StepTable, StepOfAnEndedSessionIsCleanedUp) {
-  HeldExchanges exchanges;
-  StepTable table(exchanges, 10);
+  HeldSteps worker_steps;
+  StepTable table(worker_steps, 10);
   const auto is_alive = [] { return false; };
   EXPECT_THAT(table.Begin(1, "s", "g", is_alive).status(),
               Fails(StatusCode::kAborted, HasSubstr("its session has ended")));
   EXPECT_THAT(table.BeginPiece(2, "s", "g", is_alive).status(),
               Fails(StatusCode::kAborted, HasSubstr("its session has ended")));
   EXPECT_EQ(table.step_count(), 0u);
-  EXPECT_EQ(exchanges.cleanups[1], 1);
-  EXPECT_EQ(exchanges.cleanups[2], 1);
+  EXPECT_EQ(worker_steps.cleanups[1], 1);
+  EXPECT_EQ(worker_steps.cleanups[2], 1);
 }
 
 // The step's previous content stays, and can be cleaned up.
 TEST(StepTable, FailedOpeningRemovesOnlyItsOwnGraph) {
-  HeldExchanges exchanges;
-  StepTable table(exchanges, 10);
+  HeldSteps worker_steps;
+  StepTable table(worker_steps, 10);
   ASSERT_TRUE(table.Begin(1, "s", "g", kAlive).ok());
-  exchanges.open_error = absl::ResourceExhaustedError("no room");
+  worker_steps.open_error = absl::ResourceExhaustedError("no room");
   EXPECT_FALSE(table.Begin(1, "s", "h", kAlive).ok());
   EXPECT_EQ(table.step_count(), 1u);
   EXPECT_TRUE(table.Begin(1, "s", "h", kAlive).ok());
   table.CleanupSession("s");
   EXPECT_EQ(table.step_count(), 0u);
-  exchanges.open_error = absl::ResourceExhaustedError("no room");
+  worker_steps.open_error = absl::ResourceExhaustedError("no room");
   EXPECT_FALSE(table.Begin(3, "s", "g", kAlive).ok());
   EXPECT_EQ(table.step_count(), 0u);
 }
 
 // A piece that joined the run of the one that failed would wait for feeds that do not come.
 TEST(StepTable, FailedOpeningOfAPiece_NextPieceBeginsItsOwnRun) {
-  HeldExchanges exchanges;
-  StepTable table(exchanges, 10);
+  HeldSteps worker_steps;
+  StepTable table(worker_steps, 10);
   // Keeps the step in the table.
   ASSERT_TRUE(table.Begin(1, "s", "g", kAlive).ok());
-  exchanges.open_error = absl::ResourceExhaustedError("no room");
+  worker_steps.open_error = absl::ResourceExhaustedError("no room");
   EXPECT_FALSE(table.BeginPiece(1, "s", "h", kAlive).ok());
   const absl::StatusOr<StepTable::Piece> next = table.BeginPiece(1, "s", "h", kAlive);
   ASSERT_TRUE(next.ok()) << next.status();
@@ -174,8 +174,8 @@ TEST(StepTable, FailedOpeningOfAPiece_NextPieceBeginsItsOwnRun) {
 }
 
 TEST(StepTable, KeepsTheMemoryOfFeedsUntilTheStepIsOver) {
-  HeldExchanges exchanges;
-  StepTable table(exchanges, 10);
+  HeldSteps worker_steps;
+  StepTable table(worker_steps, 10);
   Budget budget(100);
   ASSERT_TRUE(table.Begin(1, "s", "g", kAlive).ok());
   for (int i = 0; i < 2; ++i) {
@@ -196,8 +196,8 @@ TEST(StepTable, KeepsTheMemoryOfFeedsUntilTheStepIsOver) {
 // As many as the limit, and one more when one of them is over; opening an open step again takes no
 // more room.
 TEST(StepTable, StepsUpToTheLimit_AreOpened) {
-  HeldExchanges exchanges;
-  StepTable table(exchanges, 2);
+  HeldSteps worker_steps;
+  StepTable table(worker_steps, 2);
   ASSERT_TRUE(table.Begin(1, "s", "g", kAlive).ok());
   ASSERT_TRUE(table.Begin(2, "s", "g", kAlive).ok());
   EXPECT_THAT(table.Begin(3, "s", "g", kAlive).status(),
@@ -212,14 +212,14 @@ TEST(StepTable, StepsUpToTheLimit_AreOpened) {
 
 // Ids are the masters', and two of them may draw the same.
 TEST(StepTable, StepOfAnotherSession_IsNeitherEnteredNorCleanedUp) {
-  HeldExchanges exchanges;
-  StepTable table(exchanges, 10);
+  HeldSteps worker_steps;
+  StepTable table(worker_steps, 10);
   ASSERT_TRUE(table.Begin(1, "s", "g", kAlive).ok());
   EXPECT_THAT(table.Begin(1, "t", "h", kAlive).status(),
               Fails(StatusCode::kAborted, HasSubstr("another session's")));
   table.CleanupSession("t");
   EXPECT_EQ(table.step_count(), 1u);
-  EXPECT_EQ(exchanges.cleanups[1], 0);
+  EXPECT_EQ(worker_steps.cleanups[1], 0);
   EXPECT_THAT(table.Begin(1, "s", "g", kAlive).status(),
               Fails(StatusCode::kAborted, HasSubstr("has been run in step 1 before")));
   // The same id once more, when it is free.
@@ -228,8 +228,8 @@ TEST(StepTable, StepOfAnotherSession_IsNeitherEnteredNorCleanedUp) {
 }
 
 TEST(StepTable, PartsOfAGraph_BelongToOneRun) {
-  HeldExchanges exchanges;
-  StepTable table(exchanges, 10);
+  HeldSteps worker_steps;
+  StepTable table(worker_steps, 10);
   const auto first = table.BeginPiece(1, "s", "g", kAlive);
   const auto second = table.BeginPiece(1, "s", "g", kAlive);
   const auto other = table.BeginPiece(1, "s", "h", kAlive);
@@ -250,19 +250,19 @@ TEST(StepTable, PartsOfAGraph_BelongToOneRun) {
 
 // One that does not wait for anything of its step would go on to its end.
 TEST(StepTable, StepIsOver_ItsRunsAreCancelled) {
-  HeldExchanges exchanges;
-  StepTable table(exchanges, 10);
+  HeldSteps worker_steps;
+  StepTable table(worker_steps, 10);
   ASSERT_TRUE(table.Begin(1, "s", "g", kAlive).ok());
   PlanWriter writer;
   writer.AddRecv("in");
   const std::shared_ptr<const Plan> plan = writer.Make();
   const Executor executor = [](absl::AnyInvocable<void() &&> task) { std::move(task)(); };
   struct Waiting {
-    std::shared_ptr<HeldExchange> exchange = std::make_shared<HeldExchange>();
+    std::shared_ptr<HeldTransfers> transfers = std::make_shared<HeldTransfers>();
     std::shared_ptr<GraphRun> run;
     std::vector<absl::Status> ends;
   };
-  // Not of the step's exchange, which would end them too.
+  // Not of the step's transfers, which would end them too.
   Waiting listed;
   Waiting removed;
   Waiting late;
@@ -271,7 +271,7 @@ TEST(StepTable, StepIsOver_ItsRunsAreCancelled) {
     options.executor = &executor;
     options.now_ns = [] { return int64_t{0}; };
     each->run =
-        GraphRun::Create(plan, each->exchange, std::move(options),
+        GraphRun::Create(plan, each->transfers, std::move(options),
                          [each](absl::Status status) { each->ends.push_back(std::move(status)); });
     each->run->Start();
   }

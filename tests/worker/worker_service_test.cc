@@ -166,7 +166,7 @@ TEST_P(WorkerService, StepThatIsCleanedUpEndsAndStaysOver) {
   SmallMaster master({&a_, &b_}, ThereAndBack(), {{"x"}, {"z"}, {}});
   // The part of task 1 waits for x.
   coord::PendingCall call = b_.Start("RunGraph", RunRequestOf(master.handle(1), 7));
-  ASSERT_TRUE(Eventually([this] { return b_.exchange().rendezvous().step_count() == 1; }));
+  ASSERT_TRUE(Eventually([this] { return b_.transfer_engine().rendezvous().step_count() == 1; }));
   EXPECT_THAT(b_.Cleanup(7), IsOk());
   EXPECT_THAT(WorkerEnd::ToResult(call.Wait()), Fails(StatusCode::kAborted));
   EXPECT_THAT(b_.Run(RunRequestOf(master.handle(1), 7)), Fails(StatusCode::kAborted));
@@ -183,7 +183,7 @@ TEST_P(WorkerService, CancelledCallEndsTheRun) {
   EXPECT_THAT(call.Wait(), Fails(StatusCode::kCancelled));
   // The worker has noticed: peers' requests for that step fail, and a second run cannot send.
   ASSERT_TRUE(Eventually([this] {
-    const auto step = b_.exchange().rendezvous().Find(7);
+    const auto step = b_.transfer_engine().rendezvous().Find(7);
     return step.ok() && !(*step)->abort_status().ok();
   }));
   EXPECT_THAT(b_.Cleanup(7), IsOk());
@@ -197,7 +197,7 @@ TEST_P(WorkerService, DeadlineEndsTheRun) {
   coord::PendingCall call = b_.Start("RunGraph", RunRequestOf(master.handle(1), 7), options);
   EXPECT_THAT(call.Wait(), Fails(StatusCode::kDeadlineExceeded));
   ASSERT_TRUE(Eventually([this] {
-    const auto step = b_.exchange().rendezvous().Find(7);
+    const auto step = b_.transfer_engine().rendezvous().Find(7);
     return step.ok() && !(*step)->abort_status().ok();
   }));
   EXPECT_THAT(b_.Cleanup(7), IsOk());

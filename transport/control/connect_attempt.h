@@ -70,7 +70,7 @@ struct ConnectionManager::Shared : public std::enable_shared_from_this<Shared> {
 class ConnectionManager::Attempt final : public LoopSource,
                                          public std::enable_shared_from_this<Attempt> {
  public:
-  Attempt(std::shared_ptr<Shared> shared, Handshake handshake, bool is_client, bool is_unix)
+  Attempt(std::shared_ptr<Shared> shared, AuthHandshake handshake, bool is_client, bool is_unix)
       : shared_(std::move(shared)),
         handshake_(std::move(handshake)),
         is_client_(is_client),
@@ -85,7 +85,7 @@ class ConnectionManager::Attempt final : public LoopSource,
   std::deque<std::string> tcp_addresses;
   std::string unix_name;
   // Initial state, to restart with the next address.
-  Handshake fresh_handshake = Handshake::Server({});
+  AuthHandshake fresh_handshake = AuthHandshake::Server({});
 
   // REQUIRES: on the loop, once.
   void StartServer(UniqueFd socket);
@@ -122,7 +122,7 @@ class ConnectionManager::Attempt final : public LoopSource,
   void End(absl::Status why);
 
   const std::shared_ptr<Shared> shared_;
-  Handshake handshake_;
+  AuthHandshake handshake_;
   const bool is_client_;
   const bool is_unix_;
   UniqueFd socket_;

@@ -40,7 +40,8 @@ absl::StatusOr<std::unique_ptr<ConnectionManager>> ConnectionManager::Create(
     incoming.push_back(std::make_shared<IncomingAttempts>(shared, *std::move(listener), false));
   }
   if (shared->options.unix_listen) {
-    std::string name = absl::StrCat("ferry-", absl::BytesToHexString(DrawSecret().substr(0, 12)));
+    std::string name =
+        absl::StrCat("ferry-", absl::BytesToHexString(GenerateSecret().substr(0, 12)));
     FERRY_ASSIGN_OR_RETURN(auto listener, Listener::OpenUnix(name));
     hub->unix_name_ = std::move(name);
     incoming.push_back(std::make_shared<IncomingAttempts>(shared, std::move(listener), true));
@@ -82,8 +83,9 @@ Connector::AttemptId ConnectionManager::Connect(const PeerId& peer, const PeerAd
                                                 bool use_unix,
                                                 std::shared_ptr<ControlHandler> handler) {
   auto attempt = std::make_shared<Attempt>(
-      shared_, Handshake::Client(shared_->options.handshake, peer, ConnectionPurpose::kControl, 0),
-      true, use_unix);
+      shared_,
+      AuthHandshake::Client(shared_->options.handshake, peer, ConnectionPurpose::kControl, 0), true,
+      use_unix);
   attempt->unix_name = addresses.unix_name;
   attempt->tcp_addresses.assign(addresses.tcp.begin(), addresses.tcp.end());
   attempt->handler = std::move(handler);
@@ -93,7 +95,8 @@ Connector::AttemptId ConnectionManager::Connect(const PeerId& peer, const PeerAd
 void ConnectionManager::ConnectData(const PeerId& peer, const PeerAddresses& addresses,
                                     uint32_t index, DataCallback done) {
   auto attempt = std::make_shared<Attempt>(
-      shared_, Handshake::Client(shared_->options.handshake, peer, ConnectionPurpose::kData, index),
+      shared_,
+      AuthHandshake::Client(shared_->options.handshake, peer, ConnectionPurpose::kData, index),
       true, false);
   attempt->tcp_addresses.assign(addresses.tcp.begin(), addresses.tcp.end());
   attempt->on_data = std::move(done);

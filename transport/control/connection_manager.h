@@ -18,14 +18,14 @@
 
 #include "base/unique_fd.h"
 #include "net/event_loop.h"
+#include "transport/control/auth_handshake.h"
 #include "transport/control/connector.h"
 #include "transport/control/control_channel.h"
-#include "transport/control/handshake.h"
 
 namespace ferry {
 
 struct ConnectionManagerOptions {
-  HandshakeOptions handshake;
+  AuthHandshakeOptions handshake;
   // HOST:PORT for peers on other hosts; port 0 picks a free one. Empty: none.
   std::string tcp_listen = ":0";
   // Whether peers on this host may connect through a Unix socket.

@@ -36,7 +36,7 @@ absl::Status ConnectionManager::IncomingAttempts::Start() {
              const auto self = weak.lock();
              return self == nullptr || self->HasRoom();
            },
-       .out_of_descriptors = Handshake::OutOfDescriptors(shared_->options.handshake)});
+       .out_of_descriptors = AuthHandshake::OutOfDescriptors(shared_->options.handshake)});
 }
 
 bool ConnectionManager::IncomingAttempts::HasRoom() {
@@ -83,8 +83,8 @@ void ConnectionManager::IncomingAttempts::Accept(UniqueFd socket) {
       return;
     }
   }
-  auto attempt = std::make_shared<Attempt>(shared_, Handshake::Server(shared_->options.handshake),
-                                           false, is_unix_);
+  auto attempt = std::make_shared<Attempt>(
+      shared_, AuthHandshake::Server(shared_->options.handshake), false, is_unix_);
   {
     absl::MutexLock lock(&shared_->mu);
     if (shared_->is_closed) return;

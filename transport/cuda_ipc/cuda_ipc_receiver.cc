@@ -228,7 +228,7 @@ void CudaIpcReceiver::Deliver(const FetchPtr& fetch) {
         // No stream can wait: the host polls instead.
         if (stream == nullptr) return absl::UnavailableError("not ready");
         if (is_view) {
-          FERRY_RETURN_IF_ERROR(events->MakeWait(fetch->descriptor.ready, stream));
+          FERRY_RETURN_IF_ERROR(events->EnqueueWait(fetch->descriptor.ready, stream));
           FERRY_ASSIGN_OR_RETURN(ready, ReadyEvent::RecordOrWait(*fetch->gpu->events, stream));
         } else {
           to_wait_for = std::move(events);
@@ -281,7 +281,7 @@ absl::StatusOr<Tensor> CudaIpcReceiver::Copy(CudaIpcFetch& fetch, cuda::Stream s
     // A cancelled fetch must not wait either: the producer would receive ACK, and record the event
     // again, before the device has passed the wait.
     if (to_wait_for != nullptr) {
-      FERRY_RETURN_IF_ERROR(to_wait_for->MakeWait(fetch.descriptor.ready, stream));
+      FERRY_RETURN_IF_ERROR(to_wait_for->EnqueueWait(fetch.descriptor.ready, stream));
     }
     cuda::DevicePointer to = cuda::AsDevicePointer(fetch.into.data());
     for (size_t i = 0; i < fetch.held.memory.size(); ++i) {

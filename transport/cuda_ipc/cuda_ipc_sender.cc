@@ -152,7 +152,7 @@ absl::StatusOr<cuda::EventTicket> CudaIpcSender::Mark(Gpu& gpu, const GpuPair& p
     return absl::ResourceExhaustedError("all streams that could wait for it wait already");
   }
   const ScopedCurrent current(*gpu.device);
-  FERRY_RETURN_IF_ERROR(ready.MakeWait(*gpu.device, stream));
+  FERRY_RETURN_IF_ERROR(ready.EnqueueWait(*gpu.device, stream));
   return prober_->Record(pair, stream);
 }
 

@@ -87,7 +87,7 @@ absl::StatusOr<Tensor> CudaIpcSliceReceiver::TryCopy(CudaIpcFetch& fetch, const 
   FERRY_RETURN_IF_ERROR(fetches_->EnqueueUnlessOver(fetch, [&]() -> absl::Status {
     // The producer's copy that it waits for depends on nothing. Wait only when it is certain that
     // the slice is acknowledged after the device has passed this.
-    if (events != nullptr) FERRY_RETURN_IF_ERROR(events->MakeWait(slice.ready, stream));
+    if (events != nullptr) FERRY_RETURN_IF_ERROR(events->EnqueueWait(slice.ready, stream));
     FERRY_RETURN_IF_ERROR(gpu.device->Check(
         gpu.device->table().copy_async(cuda::AsDevicePointer(fetch.into.data()) + slice.offset,
                                        memory.base() + piece.offset, piece.bytes, stream),

@@ -48,11 +48,11 @@ BatchRunner::BatchRunner(Gpus& gpus, Gpu& gpu, Loop& loop, ThreadGroup& threads,
       learn_(std::move(learn)),
       quiet_(std::move(quiet)) {}
 
-void BatchRunner::OnQuietWanted() {
+void BatchRunner::OnQuiesceRequested() {
   // Work agreed meanwhile is queued behind this on the executor.
   gpu_.nccl
       ->PostAlways(
-          [self = shared_from_this()] { self->quiet_(self->gpus_.gate()->is_quiet_wanted()); })
+          [self = shared_from_this()] { self->quiet_(self->gpus_.gate()->is_quiesce_requested()); })
       .IgnoreError();
 }
 

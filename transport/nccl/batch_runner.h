@@ -16,7 +16,7 @@
 #include "absl/types/span.h"
 
 #include "base/thread_group.h"
-#include "gpu/clique/communicator.h"
+#include "gpu/communicator/communicator.h"
 #include "gpu/cuda/sync_gate.h"
 #include "gpu/gpus.h"
 #include "net/loop.h"
@@ -50,7 +50,7 @@ struct RunnableBatch {
 // The runner of one GPU. NCCL is called only on that GPU's `nccl` executor, except for aborts.
 // Thread-safe; callbacks run on the executor, or on a thread of the group.
 class BatchRunner final : public std::enable_shared_from_this<BatchRunner>,
-                          public cuda::QuietListener {
+                          public cuda::QuiesceListener {
  public:
   // NCCL reports that a communicator with work outstanding is broken; called once or more for each.
   using BrokenCallback =
@@ -67,7 +67,7 @@ class BatchRunner final : public std::enable_shared_from_this<BatchRunner>,
               LearnCallback learn, QuietCallback quiet);
 
   // Called by SyncGate, with which it may be registered from now on.
-  void OnQuietWanted() override;
+  void OnQuiesceRequested() override;
 
   // Runs it after the batches launched before.
   void Launch(RunnableBatch batch);

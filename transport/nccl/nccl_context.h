@@ -12,7 +12,7 @@
 
 #include "absl/time/time.h"
 
-#include "gpu/clique/communicator.h"
+#include "gpu/communicator/communicator.h"
 #include "gpu/nccl/nccl_api.h"
 #include "transport/nccl/batch_agreement_types.h"
 
@@ -23,8 +23,9 @@ struct NcclJob {
   // Null: `why_no_library` has the reason.
   std::shared_ptr<const nccl::NcclApi> library;
   std::string why_no_library;
-  // Store through which the ranks of a clique bootstrap; null: this process has joined no job.
-  CliqueStoreFactory store;
+  // Store through which the ranks of a communicator bootstrap; null: this process has joined no
+  // job.
+  BootstrapStoreFactory store;
   // The job-wide id of a node's GPU, the same on all nodes; nothing: not in the topology.
   std::function<std::optional<DeviceId>(int32_t node_id, int ordinal)> device_of;
 };

@@ -15,7 +15,7 @@ NcclDevice::NcclDevice(const Common& common, int ordinal, DeviceId self)
     : common_(common),
       ordinal_(ordinal),
       self_(self),
-      turns_(common.gpus->turns(ordinal)),
+      turns_(common.gpus->nccl_arbiter(ordinal)),
       endpoint_(self, common.options.grants, SteadyClock()),
       communicators_(self, common.incarnation, common.options),
       pause_(ordinal) {}
@@ -41,7 +41,7 @@ void NcclDevice::Run(absl::FunctionRef<void(GrantActions& actions)> change) {
     mu_.Lock();
   }
   is_performing_ = false;
-  if (pause_.is_turn_wanted() && endpoint_.is_quiet()) turns_->SetQuiet();
+  if (pause_.is_turn_wanted() && endpoint_.is_quiet()) turns_->SetQuiesced();
   ScheduleExpiry();
 }
 
@@ -303,7 +303,7 @@ void NcclDevice::Need(DeviceId peer, GrantActions& actions) {
   if (!has_begun) communicators_.CancelCreating(peer);
 }
 
-NcclDevice::MadeCommunicator NcclDevice::Make(const CliqueKey& key, int rank,
+NcclDevice::MadeCommunicator NcclDevice::Make(const CommunicatorKey& key, int rank,
                                               const CommunicatorOptions& options) {
   MadeCommunicator result;
   const absl::StatusOr<Gpu*> gpu = common_.gpus->Get(ordinal_);
@@ -321,7 +321,7 @@ NcclDevice::MadeCommunicator NcclDevice::Make(const CliqueKey& key, int rank,
   return result;
 }
 
-void NcclDevice::Made(DeviceId peer, const CliqueKey& key, MadeCommunicator made) {
+void NcclDevice::Made(DeviceId peer, const CommunicatorKey& key, MadeCommunicator made) {
   Run([&](GrantActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     absl::Status status = made.communicator.status();
     // Its peer may have failed, or this process begun to leave, during creation. It is then
@@ -345,7 +345,7 @@ void NcclDevice::Made(DeviceId peer, const CliqueKey& key, MadeCommunicator made
   });
 }
 
-absl::Status NcclDevice::Open(DeviceId peer, const CliqueKey& key, MadeCommunicator& made,
+absl::Status NcclDevice::Open(DeviceId peer, const CommunicatorKey& key, MadeCommunicator& made,
                               GrantActions& actions) {
   if (runner_ == nullptr) StartRunner(*made.gpu);
   const std::shared_ptr<NcclCommunicator> communicator = *made.communicator;
@@ -469,7 +469,7 @@ void NcclDevice::OnTurn() {
     } else {
       // Before anything new is agreed on. Fails if the turn is requested again meanwhile, which
       // causes another call.
-      if (!turns_->TryGoOn()) return;
+      if (!turns_->TryResume()) return;
       pause_.EndTurn();
     }
     UpdatePause(actions);

@@ -22,8 +22,8 @@
 #include "absl/time/time.h"
 
 #include "base/thread_group.h"
-#include "gpu/clique/clique_key.h"
-#include "gpu/clique/communicator.h"
+#include "gpu/communicator/communicator.h"
+#include "gpu/communicator/communicator_key.h"
 #include "gpu/gpus.h"
 #include "net/loop.h"
 #include "transport/nccl/batch_agreement_endpoint.h"
@@ -135,11 +135,12 @@ class NcclDevice final : public std::enable_shared_from_this<NcclDevice>,
     uint64_t free_before = 0;
   };
   // Creates a communicator. Blocks.
-  MadeCommunicator Make(const CliqueKey& key, int rank, const CommunicatorOptions& options);
-  void Made(DeviceId peer, const CliqueKey& key, MadeCommunicator made) ABSL_LOCKS_EXCLUDED(mu_);
+  MadeCommunicator Make(const CommunicatorKey& key, int rank, const CommunicatorOptions& options);
+  void Made(DeviceId peer, const CommunicatorKey& key, MadeCommunicator made)
+      ABSL_LOCKS_EXCLUDED(mu_);
   // Opens a communicator that was created.
   //   Errors: as BatchAgreementEndpoint::Open.
-  absl::Status Open(DeviceId peer, const CliqueKey& key, MadeCommunicator& made,
+  absl::Status Open(DeviceId peer, const CommunicatorKey& key, MadeCommunicator& made,
                     GrantActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void StartRunner(Gpu& gpu) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // All of its connections are set up: measures the GPU memory that it uses.

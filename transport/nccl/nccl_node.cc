@@ -236,7 +236,7 @@ absl::Status NcclNode::Refusal(DeviceId own, int ordinal, DeviceId peer) const {
     absl::MutexLock lock(&mu_);
     device = FindLocked(own);
     // Under the lock, which is also held during creation.
-    if (device == nullptr) return common_.gpus->turns(ordinal)->CheckKeyed();
+    if (device == nullptr) return common_.gpus->nccl_arbiter(ordinal)->CheckKeyed();
   }
   return device->Refusal(peer);
 }

@@ -28,13 +28,13 @@ PeerCommunicators::PeerCommunicators(DeviceId self, uint64_t incarnation,
       cache_(options.memory_bytes),
       communicator_bytes_(options.communicator_bytes()) {}
 
-absl::StatusOr<CliqueKey> PeerCommunicators::CliqueWith(const PeerDevice& peer) const {
-  std::vector<CliqueMember> members = {
+absl::StatusOr<CommunicatorKey> PeerCommunicators::KeyWith(const PeerDevice& peer) const {
+  std::vector<CommunicatorMember> members = {
       {self_.value(), incarnation_},
       {peer.id.value(), peer.incarnation},
   };
   if (peer.id < self_) std::swap(members[0], members[1]);
-  return CliqueKey::Create(std::move(members), kPurpose);
+  return CommunicatorKey::Create(std::move(members), kPurpose);
 }
 
 std::vector<DeviceId> PeerCommunicators::peers() const {
@@ -45,10 +45,10 @@ std::vector<DeviceId> PeerCommunicators::peers() const {
 
 void PeerCommunicators::UpdateHold(Pair& pair) {
   const bool is_wanted = pair.users > 0 || pair.state == State::kCreating;
-  if (pair.clique.empty() || is_wanted == pair.is_held) return;
+  if (pair.communicator.empty() || is_wanted == pair.is_held) return;
   pair.is_held = is_wanted;
-  if (!is_wanted) return cache_.Unuse(pair.clique);
-  pair.is_held = cache_.Use(pair.clique);
+  if (!is_wanted) return cache_.Unuse(pair.communicator);
+  pair.is_held = cache_.Use(pair.communicator);
 }
 
 void PeerCommunicators::AddUser(DeviceId peer) {
@@ -71,8 +71,8 @@ bool PeerCommunicators::HasUsers(DeviceId peer) const {
 uint64_t PeerCommunicators::CliqueIdWith(const PeerDevice& peer) {
   Pair& pair = pairs_[peer.id];
   if (pair.clique_incarnation != peer.incarnation) {
-    const absl::StatusOr<CliqueKey> clique = CliqueWith(peer);
-    pair.clique_id = clique.ok() ? clique->id() : 0;
+    const absl::StatusOr<CommunicatorKey> communicator = KeyWith(peer);
+    pair.clique_id = communicator.ok() ? communicator->id() : 0;
     pair.clique_incarnation = peer.incarnation;
   }
   return pair.clique_id;
@@ -80,10 +80,10 @@ uint64_t PeerCommunicators::CliqueIdWith(const PeerDevice& peer) {
 
 absl::StatusOr<std::vector<CommunicatorName>> PeerCommunicators::Reserve(Pair& pair) {
   FERRY_ASSIGN_OR_RETURN(const std::vector<std::string> evicted,
-                         cache_.Reserve(pair.clique, communicator_bytes_));
+                         cache_.Reserve(pair.communicator, communicator_bytes_));
   std::vector<CommunicatorName> names;
   for (auto& [peer, other] : pairs_) {
-    if (std::find(evicted.begin(), evicted.end(), other.clique) == evicted.end()) continue;
+    if (std::find(evicted.begin(), evicted.end(), other.communicator) == evicted.end()) continue;
     other.is_held = false;
     names.push_back(other.opened.name);
   }
@@ -96,11 +96,11 @@ absl::StatusOr<std::optional<PeerCommunicators::Creation>> PeerCommunicators::St
   Pair& pair = pairs_[peer];
   if (pair.state != State::kIdle) return std::nullopt;
   if (!pair.retry.IsDue(now)) return pair.failed;
-  FERRY_ASSIGN_OR_RETURN(const CliqueKey key, CliqueWith(pair.peer));
-  pair.clique = key.prefix();
+  FERRY_ASSIGN_OR_RETURN(const CommunicatorKey key, KeyWith(pair.peer));
+  pair.communicator = key.prefix();
   absl::StatusOr<std::vector<CommunicatorName>> evicted = Reserve(pair);
   if (!evicted.ok()) {
-    pair.clique.clear();
+    pair.communicator.clear();
     return evicted.status();
   }
   pair.state = State::kCreating;
@@ -151,7 +151,7 @@ absl::Status PeerCommunicators::Fail(DeviceId peer, const absl::Status& why, abs
 
 void PeerCommunicators::Forget(Pair& pair) {
   pair.state = State::kIdle;
-  cache_.Remove(std::exchange(pair.clique, ""));
+  cache_.Remove(std::exchange(pair.communicator, ""));
   pair.is_held = false;
 }
 
@@ -183,7 +183,7 @@ void PeerCommunicators::Measure(const CommunicatorName& name, uint64_t free_byte
   // Never reduced: a communicator evicted for this one may have freed its memory meanwhile.
   communicator_bytes_ =
       std::clamp(taken, communicator_bytes_, options_.communicator_bytes() * kMostOff);
-  cache_.Resize(pair.clique, communicator_bytes_);
+  cache_.Resize(pair.communicator, communicator_bytes_);
 }
 
 const PeerCommunicator* PeerCommunicators::Find(const CommunicatorName& name) const {

@@ -15,9 +15,9 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 
-#include "gpu/clique/clique_cache.h"
-#include "gpu/clique/clique_key.h"
-#include "gpu/clique/communicator.h"
+#include "gpu/communicator/communicator.h"
+#include "gpu/communicator/communicator_key.h"
+#include "gpu/communicator/communicator_lru.h"
 #include "transport/nccl/batch_agreement_types.h"
 #include "transport/nccl/nccl_context.h"
 #include "transport/nccl/retry_backoff.h"
@@ -44,7 +44,7 @@ class PeerCommunicators final {
 
   // One to be created.
   struct Creation {
-    CliqueKey key;
+    CommunicatorKey key;
     int rank = 0;
     // Set when it is no longer needed.
     std::shared_ptr<std::atomic<bool>> give_up;
@@ -62,7 +62,7 @@ class PeerCommunicators final {
   void AddUser(DeviceId peer);
   void DropUser(DeviceId peer);
   bool HasUsers(DeviceId peer) const;
-  // Id of the clique that messages of that process may refer to; 0: none.
+  // Id of the communicator that messages of that process may refer to; 0: none.
   uint64_t CliqueIdWith(const PeerDevice& peer);
 
   // Starts creating the peer's communicator; nothing: there is one already.
@@ -110,16 +110,16 @@ class PeerCommunicators final {
     PeerDevice peer;
     // Number of pending transfers.
     int users = 0;
-    // Key in CliqueCache; empty: no communicator exists or is being created.
-    std::string clique;
-    // True if CliqueCache counts it as in use.
+    // Key in CommunicatorLru; empty: no communicator exists or is being created.
+    std::string communicator;
+    // True if CommunicatorLru counts it as in use.
     bool is_held = false;
     PeerCommunicator opened;
     // While being created; set when it is no longer needed.
     std::shared_ptr<std::atomic<bool>> give_up;
     // The last one was ended by the peer before it could be opened.
     bool was_overtaken = false;
-    // The clique that this peer's messages may refer to, for that incarnation.
+    // The communicator that this peer's messages may refer to, for that incarnation.
     uint64_t clique_id = 0;
     uint64_t clique_incarnation = 0;
     // After a failure: the error, and when to retry.
@@ -127,8 +127,8 @@ class PeerCommunicators final {
     RetryBackoff retry;
   };
 
-  absl::StatusOr<CliqueKey> CliqueWith(const PeerDevice& peer) const;
-  // Makes CliqueCache count it as in use while it is.
+  absl::StatusOr<CommunicatorKey> KeyWith(const PeerDevice& peer) const;
+  // Makes CommunicatorLru count it as in use while it is.
   void UpdateHold(Pair& pair);
   // Makes room for the pair's communicator. Returns those to break first.
   absl::StatusOr<std::vector<CommunicatorName>> Reserve(Pair& pair);
@@ -140,7 +140,7 @@ class PeerCommunicators final {
   const NcclTransportOptions& options_;
 
   absl::btree_map<DeviceId, Pair> pairs_;
-  CliqueCache cache_;
+  CommunicatorLru cache_;
   // Estimated size of the next communicator, in bytes.
   uint64_t communicator_bytes_;
 };

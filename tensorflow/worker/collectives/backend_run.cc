@@ -11,9 +11,9 @@
 
 namespace ferry::worker {
 
-BackendRun::BackendRun(std::shared_ptr<StepTransfers> exchange, CollectiveWork work,
+BackendRun::BackendRun(std::shared_ptr<StepTransfers> transfers, CollectiveWork work,
                        RecvCallback done)
-    : exchange_(std::move(exchange)), work_(std::move(work)), done_(std::move(done)) {}
+    : transfers_(std::move(transfers)), work_(std::move(work)), done_(std::move(done)) {}
 
 void BackendRun::Start() {
   const auto self = shared_from_this();

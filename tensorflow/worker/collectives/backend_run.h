@@ -31,7 +31,7 @@ class BackendRun : public std::enable_shared_from_this<BackendRun> {
   void Start();
 
  protected:
-  BackendRun(std::shared_ptr<StepTransfers> exchange, CollectiveWork work, RecvCallback done);
+  BackendRun(std::shared_ptr<StepTransfers> transfers, CollectiveWork work, RecvCallback done);
 
   // Starts all operations; not called if the run was cancelled before.
   virtual absl::Status Issue() = 0;
@@ -59,7 +59,7 @@ class BackendRun : public std::enable_shared_from_this<BackendRun> {
   //   about: text for this member's own timeout.
   absl::Status Explain(absl::Status status, absl::string_view about) const;
 
-  const std::shared_ptr<StepTransfers> exchange_;
+  const std::shared_ptr<StepTransfers> transfers_;
   const CollectiveWork work_;
   // Cancels receives.
   CancellationToken cancellation_;

@@ -35,9 +35,9 @@ void CopyInto(const Tensor& from, Tensor& to) {
 
 class HostWork final : public BackendRun {
  public:
-  HostWork(std::shared_ptr<StepTransfers> exchange, const Executor* executor,
+  HostWork(std::shared_ptr<StepTransfers> transfers, const Executor* executor,
            const HostBackendOptions& options, CollectiveWork work, RecvCallback done)
-      : BackendRun(std::move(exchange), std::move(work), std::move(done)),
+      : BackendRun(std::move(transfers), std::move(work), std::move(done)),
         executor_(executor),
         options_(options),
         count_(static_cast<int>(work_.members.size())) {}
@@ -219,7 +219,7 @@ class HostWork final : public BackendRun {
 
   absl::Status Send(int to, absl::string_view what, const Tensor& tensor) {
     FERRY_ASSIGN_OR_RETURN(const RendezvousKey key, KeyOf(work_.rank, to, what));
-    return exchange_->Send(key, tensor, /*is_dead=*/false);
+    return transfers_->Send(key, tensor, /*is_dead=*/false);
   }
 
   // is_quick: `on_tensor` is cheap regardless of size, so it runs inline.
@@ -232,7 +232,7 @@ class HostWork final : public BackendRun {
     args.cancellation = &cancellation_;
     args.deadline = work_.deadline;
     BeginOne();
-    exchange_->RecvAsync(
+    transfers_->RecvAsync(
         *key, std::move(args),
         [self = std::static_pointer_cast<HostWork>(shared_from_this()), from, elements, is_quick,
          on_tensor = std::move(on_tensor)](absl::Status status, Received received) mutable {
@@ -287,7 +287,7 @@ class HostWork final : public BackendRun {
 
 void HostBackend::Run(CollectiveWork work, RecvCallback done) {
   const auto run =
-      std::make_shared<HostWork>(exchange_, executor_, options_, std::move(work), std::move(done));
+      std::make_shared<HostWork>(transfers_, executor_, options_, std::move(work), std::move(done));
   run->Start();
 }
 

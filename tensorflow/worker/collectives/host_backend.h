@@ -35,14 +35,14 @@ struct HostBackendOptions {
 class HostBackend final : public CollectiveBackend {
  public:
   //   executor: must outlive what it runs.
-  HostBackend(std::shared_ptr<StepTransfers> exchange, const Executor* executor,
+  HostBackend(std::shared_ptr<StepTransfers> transfers, const Executor* executor,
               HostBackendOptions options = {})
-      : exchange_(std::move(exchange)), executor_(executor), options_(options) {}
+      : transfers_(std::move(transfers)), executor_(executor), options_(options) {}
 
   void Run(CollectiveWork work, RecvCallback done) override;
 
  private:
-  const std::shared_ptr<StepTransfers> exchange_;
+  const std::shared_ptr<StepTransfers> transfers_;
   const Executor* const executor_;
   const HostBackendOptions options_;
 };

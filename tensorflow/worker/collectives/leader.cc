@@ -41,18 +41,18 @@ std::string CollectiveEdge(int32_t group_key, int32_t instance_key, absl::string
   return absl::StrCat("collective/", group_key, ":", instance_key, "/", what);
 }
 
-CollectiveLeader::CollectiveLeader(std::shared_ptr<StepTransfers> exchange,
+CollectiveLeader::CollectiveLeader(std::shared_ptr<StepTransfers> transfers,
                                    std::shared_ptr<const CollectiveDevices> devices,
                                    const Clock& clock)
-    : exchange_(std::move(exchange)),
+    : transfers_(std::move(transfers)),
       devices_(std::move(devices)),
       clock_(clock),
       table_(NamesOf(*devices_)) {}
 
-void CollectiveLeader::Start(std::shared_ptr<StepTransfers> exchange,
+void CollectiveLeader::Start(std::shared_ptr<StepTransfers> transfers,
                              std::shared_ptr<const CollectiveDevices> devices, const Clock& clock) {
   const std::shared_ptr<CollectiveLeader> leader(
-      new CollectiveLeader(std::move(exchange), std::move(devices), clock));
+      new CollectiveLeader(std::move(transfers), std::move(devices), clock));
   for (size_t i = 0; i < leader->devices_->size(); ++i) leader->Listen(static_cast<int>(i));
 }
 
@@ -60,10 +60,10 @@ void CollectiveLeader::Listen(int device) {
   const auto key = CollectiveKey(*devices_, device, kLeader, kJoinEdge);
   FERRY_CHECK(key.ok());
   // Pending receives keep the leader alive.
-  exchange_->RecvAsync(*key, {},
-                       [self = shared_from_this(), device](absl::Status status, Received received) {
-                         self->OnJoin(device, status, received);
-                       });
+  transfers_->RecvAsync(
+      *key, {}, [self = shared_from_this(), device](absl::Status status, Received received) {
+        self->OnJoin(device, status, received);
+      });
 }
 
 void CollectiveLeader::OnJoin(int device, const absl::Status& status, const Received& received) {
@@ -100,7 +100,7 @@ void CollectiveLeader::Send(const std::vector<GroupTable::Answer>& answers) {
                       CollectiveEdge(answer.group_key, answer.instance_key, kMembersEdge));
     FERRY_CHECK(key.ok());
     // On failure the step is over, and the members' own receives fail with the step.
-    exchange_->Send(*key, ToTensor(members), /*is_dead=*/false).IgnoreError();
+    transfers_->Send(*key, ToTensor(members), /*is_dead=*/false).IgnoreError();
   }
 }
 
@@ -120,18 +120,18 @@ void CollectiveLeader::SetAlarm() {
   FERRY_CHECK(key.ok());
   RecvArgs args;
   args.deadline = at;
-  exchange_->RecvAsync(*key, std::move(args),
-                       [self = shared_from_this(), at](absl::Status status, Received) {
-                         if (!absl::IsDeadlineExceeded(status)) return;
-                         std::vector<GroupTable::Answer> answers;
-                         {
-                           absl::MutexLock lock(&self->mu_);
-                           if (self->alarm_ == at) self->alarm_ = absl::InfiniteFuture();
-                           answers = self->table_.Expire(self->clock_.Now());
-                         }
-                         self->Send(answers);
-                         self->SetAlarm();
-                       });
+  transfers_->RecvAsync(*key, std::move(args),
+                        [self = shared_from_this(), at](absl::Status status, Received) {
+                          if (!absl::IsDeadlineExceeded(status)) return;
+                          std::vector<GroupTable::Answer> answers;
+                          {
+                            absl::MutexLock lock(&self->mu_);
+                            if (self->alarm_ == at) self->alarm_ = absl::InfiniteFuture();
+                            answers = self->table_.Expire(self->clock_.Now());
+                          }
+                          self->Send(answers);
+                          self->SetAlarm();
+                        });
 }
 
 }  // namespace ferry::worker

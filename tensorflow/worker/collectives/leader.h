@@ -30,11 +30,11 @@ namespace ferry::worker {
 class CollectiveLeader final : public std::enable_shared_from_this<CollectiveLeader> {
  public:
   //   clock: the clock of the receives' deadlines; must outlive the step.
-  static void Start(std::shared_ptr<StepTransfers> exchange,
+  static void Start(std::shared_ptr<StepTransfers> transfers,
                     std::shared_ptr<const CollectiveDevices> devices, const Clock& clock);
 
  private:
-  CollectiveLeader(std::shared_ptr<StepTransfers> exchange,
+  CollectiveLeader(std::shared_ptr<StepTransfers> transfers,
                    std::shared_ptr<const CollectiveDevices> devices, const Clock& clock);
 
   void Listen(int device);
@@ -45,7 +45,7 @@ class CollectiveLeader final : public std::enable_shared_from_this<CollectiveLea
   void SetAlarm() ABSL_LOCKS_EXCLUDED(mu_);
 
   // Constant after construction.
-  const std::shared_ptr<StepTransfers> exchange_;
+  const std::shared_ptr<StepTransfers> transfers_;
   const std::shared_ptr<const CollectiveDevices> devices_;
   const Clock& clock_;
 

@@ -33,9 +33,9 @@ absl::StatusOr<uint32_t> GenerationIn(const Received& received) {
 
 class NcclWork final : public BackendRun {
  public:
-  NcclWork(std::shared_ptr<StepTransfers> exchange, CollectiveGpu& gpu, const Executor* executor,
+  NcclWork(std::shared_ptr<StepTransfers> transfers, CollectiveGpu& gpu, const Executor* executor,
            const NcclBackendRules& rules, CollectiveWork work, RecvCallback done)
-      : BackendRun(std::move(exchange), std::move(work), std::move(done)),
+      : BackendRun(std::move(transfers), std::move(work), std::move(done)),
         gpu_(gpu),
         executor_(executor),
         rules_(rules),
@@ -181,7 +181,7 @@ class NcclWork final : public BackendRun {
   void Send(int to, absl::string_view what, uint32_t generation) {
     const absl::StatusOr<RendezvousKey> key = KeyOf(work_.rank, to, what);
     const absl::Status sent =
-        key.ok() ? exchange_->Send(*key, GenerationTensor(generation), /*is_dead=*/false)
+        key.ok() ? transfers_->Send(*key, GenerationTensor(generation), /*is_dead=*/false)
                  : key.status();
     if (!sent.ok()) Fail(sent);
   }
@@ -194,17 +194,17 @@ class NcclWork final : public BackendRun {
     args.cancellation = &cancellation_;
     args.deadline = work_.deadline;
     BeginOne();
-    exchange_->RecvAsync(*key, std::move(args),
-                         [self = Self(), from, then = std::move(then)](absl::Status status,
-                                                                       Received received) mutable {
-                           if (status.ok() && !self->has_failed()) {
-                             status = std::move(then)(received);
-                           }
-                           if (!status.ok()) {
-                             self->Fail(self->Explain(std::move(status), self->WaitsFor(from)));
-                           }
-                           self->EndOne();
-                         });
+    transfers_->RecvAsync(*key, std::move(args),
+                          [self = Self(), from, then = std::move(then)](absl::Status status,
+                                                                        Received received) mutable {
+                            if (status.ok() && !self->has_failed()) {
+                              status = std::move(then)(received);
+                            }
+                            if (!status.ok()) {
+                              self->Fail(self->Explain(std::move(status), self->WaitsFor(from)));
+                            }
+                            self->EndOne();
+                          });
   }
 
   std::string About() const { return absl::StrCat(Instance(), " on ", NameOf(work_.rank)); }
@@ -251,7 +251,7 @@ class NcclWork final : public BackendRun {
 void NcclBackend::Run(CollectiveWork work, RecvCallback done) {
   if (!work.by_nccl) return otherwise_->Run(std::move(work), std::move(done));
   CollectiveGpu& gpu = gpus_.gpu(work.node->memory.ordinal);
-  const auto run = std::make_shared<NcclWork>(exchange_, gpu, executor_, rules_, std::move(work),
+  const auto run = std::make_shared<NcclWork>(transfers_, gpu, executor_, rules_, std::move(work),
                                               std::move(done));
   run->Start();
 }

@@ -32,10 +32,10 @@ struct NcclBackendRules {
 // tensor that is never sent: it fails when the step fails there.
 class NcclBackend final : public CollectiveBackend {
  public:
-  NcclBackend(std::shared_ptr<StepTransfers> exchange, CollectiveGpus& gpus,
+  NcclBackend(std::shared_ptr<StepTransfers> transfers, CollectiveGpus& gpus,
               std::unique_ptr<CollectiveBackend> otherwise, const Executor* executor,
               NcclBackendRules rules = {})
-      : exchange_(std::move(exchange)),
+      : transfers_(std::move(transfers)),
         gpus_(gpus),
         otherwise_(std::move(otherwise)),
         executor_(executor),
@@ -44,7 +44,7 @@ class NcclBackend final : public CollectiveBackend {
   void Run(CollectiveWork work, RecvCallback done) override;
 
  private:
-  const std::shared_ptr<StepTransfers> exchange_;
+  const std::shared_ptr<StepTransfers> transfers_;
   CollectiveGpus& gpus_;
   const std::unique_ptr<CollectiveBackend> otherwise_;
   const Executor* const executor_;

@@ -15,7 +15,7 @@
 #include "base/status_macros.h"
 #include "gpu/cuda/ready_tensor.h"
 #include "rendezvous/value.h"
-#include "tensorflow/worker/collectives/nccl_cliques.h"
+#include "tensorflow/worker/collectives/collective_communicators.h"
 #include "tensorflow/worker/kernels/element_types.h"
 #include "tensorflow/worker/kernels/small_floats.h"
 
@@ -105,7 +105,7 @@ class NcclGpu final : public CollectiveGpu {
   NcclGpu(Gpus& gpus, Gpu& gpu, const NcclJob& job, std::shared_ptr<void> claim,
           std::unique_ptr<cuda::CudaStream> stream)
       : gpu_(gpu),
-        cliques_(gpus, gpu.device->ordinal(), job),
+        communicators_(gpus, gpu.device->ordinal(), job),
         claim_(std::move(claim)),
         stream_(std::move(stream)),
         launcher_(gpu.device, {.thread_name = absl::StrCat("ferry-coll", ordinal())}) {}
@@ -139,9 +139,9 @@ class NcclGpu final : public CollectiveGpu {
   }
 
   uint32_t Generation(const CollectiveNode& node, const std::vector<int>& members) override {
-    const absl::StatusOr<CliqueKey> key = cliques_.KeyOf(node, members);
-    const auto clique = key.ok() ? cliques_.Find(*key) : nullptr;
-    return clique == nullptr ? 0 : clique->generation();
+    const absl::StatusOr<CommunicatorKey> key = communicators_.KeyOf(node, members);
+    const auto communicator = key.ok() ? communicators_.Find(*key) : nullptr;
+    return communicator == nullptr ? 0 : communicator->generation();
   }
 
   std::shared_ptr<NcclRun> Launch(NcclCollective collective, Done begun, Done over) override {
@@ -184,7 +184,7 @@ class NcclGpu final : public CollectiveGpu {
   }
 
  private:
-  using Clique = NcclCliques::Clique;
+  using Communicator = CollectiveCommunicators::Entry;
 
   class Run final : public NcclRun {
    public:
@@ -201,26 +201,26 @@ class NcclGpu final : public CollectiveGpu {
     Done over;
     // Guarded by the GPU's mutex.
     absl::Status aborted;
-    std::shared_ptr<Clique> clique;
+    std::shared_ptr<Communicator> communicator;
 
    private:
     NcclGpu& gpu_;
   };
 
   void AbortRun(Run& run, const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_) {
-    std::shared_ptr<Clique> clique;
+    std::shared_ptr<Communicator> communicator;
     {
       absl::MutexLock lock(&mu_);
       if (run.aborted.ok()) run.aborted = why;
-      clique = run.clique;
+      communicator = run.communicator;
     }
-    if (clique != nullptr) cliques_.End(*clique, why);
+    if (communicator != nullptr) communicators_.End(*communicator, why);
   }
 
   absl::Status StatusOf(const Run& run) ABSL_LOCKS_EXCLUDED(mu_) {
     absl::MutexLock lock(&mu_);
-    if (!run.aborted.ok() || run.clique == nullptr) return run.aborted;
-    return cliques_.StatusOf(*run.clique);
+    if (!run.aborted.ok() || run.communicator == nullptr) return run.aborted;
+    return communicators_.StatusOf(*run.communicator);
   }
 
   static void Refuse(Run& run, const absl::Status& why) {
@@ -249,31 +249,32 @@ class NcclGpu final : public CollectiveGpu {
   absl::Status TryBegin(Run& run, std::shared_ptr<const cuda::ReadyEvent>& event) {
     FERRY_RETURN_IF_ERROR(StatusOf(run));
     const NcclCollective& collective = run.collective;
-    FERRY_ASSIGN_OR_RETURN(const CliqueKey key,
-                           cliques_.KeyOf(*collective.node, collective.members));
+    FERRY_ASSIGN_OR_RETURN(const CommunicatorKey key,
+                           communicators_.KeyOf(*collective.node, collective.members));
     const auto timeout = [&collective](absl::Duration most) {
       return std::clamp(collective.deadline - SteadyClock().Now(), absl::ZeroDuration(), most);
     };
-    std::shared_ptr<Clique> clique = cliques_.Find(key);
+    std::shared_ptr<Communicator> communicator = communicators_.Find(key);
     if (collective.is_anew) {
-      if (clique != nullptr) {
-        cliques_.End(*clique, absl::AbortedError("another rank has none any more"));
+      if (communicator != nullptr) {
+        communicators_.End(*communicator, absl::AbortedError("another rank has none any more"));
       }
-      FERRY_ASSIGN_OR_RETURN(clique, cliques_.Make(key, collective.rank, timeout(kMakeTimeout),
-                                                   [this, &run] { return StatusOf(run); }));
-    } else if (clique == nullptr || clique->generation() != collective.generation) {
+      FERRY_ASSIGN_OR_RETURN(communicator,
+                             communicators_.Make(key, collective.rank, timeout(kMakeTimeout),
+                                                 [this, &run] { return StatusOf(run); }));
+    } else if (communicator == nullptr || communicator->generation() != collective.generation) {
       return MakeDerived(absl::AbortedError(
           absl::StrCat("the communicator of ", key.Describe(), " has ended meanwhile")));
     }
     {
       absl::MutexLock lock(&mu_);
-      run.clique = clique;
+      run.communicator = communicator;
     }
-    // From here on, AbortRun ends the clique.
+    // From here on, AbortRun ends the communicator.
     FERRY_RETURN_IF_ERROR(StatusOf(run));
     absl::Status status;
     {
-      const NcclCliques::Use use(cliques_, *clique);
+      const CollectiveCommunicators::Use use(communicators_, *communicator);
       if (use.get() == nullptr) return StatusOf(run);
       status = use.get()->Run(
           stream_->get(),
@@ -283,9 +284,9 @@ class NcclGpu final : public CollectiveGpu {
           timeout(kLaunchTimeout));
       if (status.ok()) status = Record(collective, event);
       // Unknown which of the tensors the device still uses: keep both until the abort is complete.
-      if (!status.ok()) cliques_.Keep(*clique, {collective.input, collective.output});
+      if (!status.ok()) communicators_.Keep(*communicator, {collective.input, collective.output});
     }
-    if (!status.ok()) cliques_.End(*clique, status);
+    if (!status.ok()) communicators_.End(*communicator, status);
     return status;
   }
 
@@ -303,7 +304,7 @@ class NcclGpu final : public CollectiveGpu {
   void OnEvent(Run& run, absl::Status status) {
     if (status.ok()) status = StatusOf(run);
     if (status.ok()) {
-      const NcclCliques::Use use(cliques_, *run.clique);
+      const CollectiveCommunicators::Use use(communicators_, *run.communicator);
       if (use.get() != nullptr) {
         const nccl::NcclApi& api = use.get()->api();
         nccl::Result state = nccl::kSuccess;
@@ -313,12 +314,12 @@ class NcclGpu final : public CollectiveGpu {
       }
       status.Update(StatusOf(run));
     }
-    if (!status.ok()) cliques_.End(*run.clique, status);
+    if (!status.ok()) communicators_.End(*run.communicator, status);
     std::move(run.over)(std::move(status));
   }
 
   Gpu& gpu_;
-  NcclCliques cliques_;
+  CollectiveCommunicators communicators_;
   const std::shared_ptr<void> claim_;
   const std::unique_ptr<cuda::CudaStream> stream_;
   AsyncFifoLock line_;

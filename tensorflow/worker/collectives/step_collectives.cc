@@ -72,7 +72,8 @@ absl::Status StepCollectives::Join(const std::shared_ptr<Joining>& joining) {
       const RendezvousKey members_key,
       CollectiveKey(*node.devices, kLeader, node.self,
                     CollectiveEdge(call.group_key, call.instance_key, kMembersEdge)));
-  FERRY_RETURN_IF_ERROR(exchange_->Send(join_key, ToTensor(JoinOf(node, call)), /*is_dead=*/false));
+  FERRY_RETURN_IF_ERROR(
+      transfers_->Send(join_key, ToTensor(JoinOf(node, call)), /*is_dead=*/false));
   RecvArgs args;
   args.cancellation = joining->work.cancellation;
   if (node.timeout < absl::InfiniteDuration()) {
@@ -80,10 +81,10 @@ absl::Status StepCollectives::Join(const std::shared_ptr<Joining>& joining) {
     joining->deadline = args.deadline;
   }
   // The run keeps this object, and does not end before its nodes have.
-  exchange_->RecvAsync(members_key, std::move(args),
-                       [this, joining](absl::Status status, Received received) {
-                         OnMembers(*joining, std::move(status), received);
-                       });
+  transfers_->RecvAsync(members_key, std::move(args),
+                        [this, joining](absl::Status status, Received received) {
+                          OnMembers(*joining, std::move(status), received);
+                        });
   return absl::OkStatus();
 }
 

@@ -20,9 +20,9 @@ namespace ferry::worker {
 class StepCollectives final {
  public:
   //   clock: the clock of the receives' deadlines; must outlive what it runs.
-  StepCollectives(std::shared_ptr<StepTransfers> exchange,
+  StepCollectives(std::shared_ptr<StepTransfers> transfers,
                   std::unique_ptr<CollectiveBackend> carrier, const Clock& clock)
-      : exchange_(std::move(exchange)), carrier_(std::move(carrier)), clock_(clock) {}
+      : transfers_(std::move(transfers)), carrier_(std::move(carrier)), clock_(clock) {}
 
   // Resolves the group, then runs the node's part. Uses no thread while waiting.
   //   node, environment, cancellation: must outlive the call until `done`.
@@ -38,7 +38,7 @@ class StepCollectives final {
   absl::Status Join(const std::shared_ptr<Joining>& joining);
   void OnMembers(Joining& joining, absl::Status status, const Received& received);
 
-  const std::shared_ptr<StepTransfers> exchange_;
+  const std::shared_ptr<StepTransfers> transfers_;
   const std::unique_ptr<CollectiveBackend> carrier_;
   const Clock& clock_;
 };

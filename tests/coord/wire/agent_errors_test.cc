@@ -23,7 +23,7 @@ using ::testing::HasSubstr;
 
 // Whether a node waits for the others to join.
 bool HasJoining(TestServer& server, int node) {
-  return server->strand().Run([node](Coordinator& coordinator) {
+  return server->executor().Run([node](Coordinator& coordinator) {
     const std::vector<TaskId> joining = coordinator.JoiningTasks();
     return std::find(joining.begin(), joining.end(), TaskId(node)) != joining.end();
   });

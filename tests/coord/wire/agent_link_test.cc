@@ -119,7 +119,7 @@ TEST_F(AgentLinkTest, RequestSentBeforeItsConnectionBroke_MayStillTakeEffect) {
 // A watch that ended on this side alone would stay in the coordinator as long as the session.
 TEST_F(AgentLinkTest, WatchThatEnds_EndsInTheCoordinatorToo) {
   const auto watches = [this] {
-    return server_->strand().Run(
+    return server_->executor().Run(
         [](Coordinator& coordinator) { return coordinator.InnerTableSizes()["store.watches"]; });
   };
   v1::Request watch;

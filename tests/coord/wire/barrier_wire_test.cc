@@ -303,7 +303,7 @@ TEST_P(BarrierWire, AbandonedArrivalStillCounts) {
   const PendingCall abandoned = tasks[0].Barrier("b", kLong);
   ASSERT_TRUE(server.WaitUntilParked(1));
   abandoned.Cancel();
-  ASSERT_TRUE(Eventually([&] { return server->edge().dropped_waits() == 1; }));
+  ASSERT_TRUE(Eventually([&] { return server->frontend().dropped_waits() == 1; }));
   EXPECT_THAT(tasks[1].Barrier("b", kLong).Wait(), IsOk());
 }
 

@@ -14,7 +14,7 @@ namespace {
 
 using absl::StatusCode;
 
-struct TransferEngine {
+struct CapturedCall {
   const char* method;
   const char* request;
   StatusCode code;
@@ -36,22 +36,21 @@ std::string Fixed64(uint64_t value) {
 }
 
 // Sends each, in order. `replacements`: fields that named the captured service.
-void Replay(TestServer& server, const std::string& service,
-            const std::vector<TransferEngine>& exchanges,
+void Replay(TestServer& server, const std::string& service, const std::vector<CapturedCall>& calls,
             const std::vector<std::pair<std::string, std::string>>& replacements) {
   auto channel = server.Channel();
-  for (const TransferEngine& exchange : exchanges) {
+  for (const CapturedCall& call : calls) {
     const std::string request =
-        absl::StrReplaceAll(absl::HexStringToBytes(exchange.request), replacements);
+        absl::StrReplaceAll(absl::HexStringToBytes(call.request), replacements);
     const Answer answer =
-        PendingCall::Start(channel, "/" + service + "/" + exchange.method, request).Wait();
-    EXPECT_EQ(answer.code, exchange.code) << exchange.method << " " << exchange.request << answer;
+        PendingCall::Start(channel, "/" + service + "/" + call.method, request).Wait();
+    EXPECT_EQ(answer.code, call.code) << call.method << " " << call.request << answer;
     const std::string expected =
-        absl::StrReplaceAll(absl::HexStringToBytes(exchange.response), replacements);
-    EXPECT_EQ(absl::BytesToHexString(exchange.code == kOk ? answer.body : answer.details),
+        absl::StrReplaceAll(absl::HexStringToBytes(call.response), replacements);
+    EXPECT_EQ(absl::BytesToHexString(call.code == kOk ? answer.body : answer.details),
               absl::BytesToHexString(expected))
-        << exchange.method << " " << exchange.request;
-    EXPECT_EQ(answer.message, exchange.message) << exchange.method;
+        << call.method << " " << call.request;
+    EXPECT_EQ(answer.message, call.message) << call.method;
   }
 }
 

@@ -213,7 +213,7 @@ TEST_F(ControlRequests, WatchThatIsCancelledInItsFrame_Ends) {
   EXPECT_EQ(stream_.ReplyTo(2).code(), 0);
   EXPECT_EQ(stream_.ReplyTo(3).code(), 0);
   EXPECT_TRUE(stream_.events.empty());
-  EXPECT_EQ(server_->strand().Run([](Coordinator& coordinator) {
+  EXPECT_EQ(server_->executor().Run([](Coordinator& coordinator) {
     return coordinator.InnerTableSizes()["store.watches"];
   }),
             0u);
@@ -595,7 +595,7 @@ TEST_F(ControlRanks, StatusListsTheWaits) {
 TEST(ControlStatus, NothingWaits_CountsNoWaits) {
   TestServer server(BarrierOptions(2));
   bool has_ended = false;
-  const WaitId own = server->strand().Run([&has_ended](Coordinator& coordinator) {
+  const WaitId own = server->executor().Run([&has_ended](Coordinator& coordinator) {
     return coordinator.WatchTasks(coordinator.membership().version(), kCoordinatorItself,
                                   [&has_ended](const auto&) { has_ended = true; });
   });
@@ -609,7 +609,7 @@ TEST(ControlStatus, NothingWaits_CountsNoWaits) {
     EXPECT_EQ(tool.Call(request).job_status().parked_waits(), 0) << round;
   }
   EXPECT_FALSE(has_ended);
-  server->strand().Run([own](Coordinator& coordinator) { coordinator.Cancel(own); });
+  server->executor().Run([own](Coordinator& coordinator) { coordinator.Cancel(own); });
   EXPECT_TRUE(has_ended);
 }
 

@@ -112,7 +112,7 @@ TEST(ControlSession, PendingRequestsSurviveABrokenStream) {
   EXPECT_EQ(stream.ReplyTo(1).entries(0).value(), "1");
   ASSERT_THAT(server.Task(Dialect::kTensorflow, 0).Insert("later", "2").Wait(), IsOk());
   EXPECT_EQ(stream.ReplyTo(2).entries(0).value(), "2");
-  EXPECT_EQ(server->edge().dropped_waits(), 0);
+  EXPECT_EQ(server->frontend().dropped_waits(), 0);
 }
 
 TEST(ControlSession, AcknowledgedFramesAreNotSentAgain) {
@@ -207,7 +207,7 @@ TEST(ControlSession, RankThatDoesNotReconnectIsDroppedWithItsRequests) {
     ASSERT_TRUE(server.WaitUntilParked(1));
   }
   ASSERT_TRUE(server.WaitUntilParked(0));
-  EXPECT_TRUE(Eventually([&] { return server->edge().dropped_waits() == 1; }));
+  EXPECT_TRUE(Eventually([&] { return server->frontend().dropped_waits() == 1; }));
   ControlStream stream(channel);
   v1::Hello hello;
   hello.set_session_id(session);

@@ -54,7 +54,7 @@ class FormerJobWire : public WireTest {
     EXPECT_FALSE(poll_->done());
     EXPECT_THAT(new_[0].Heartbeat(200).Wait(), IsOk());
     EXPECT_THAT(new_[1].Heartbeat(201).Wait(), IsOk());
-    (*server_)->strand().Run([](Coordinator& coordinator) {
+    (*server_)->executor().Run([](Coordinator& coordinator) {
       EXPECT_EQ(coordinator.epoch(), 2);
       EXPECT_EQ(coordinator.membership().connected_count(), 2);
       EXPECT_THAT(coordinator.job_error(), IsOk());
@@ -172,7 +172,7 @@ TEST(FormerJobOfRuntimeService, LateCallsAreRefusedByTheirSession) {
                                  shutdown.SerializeAsString())
                   .Wait(),
               Fails(StatusCode::kFailedPrecondition));
-  server->strand().Run([](Coordinator& coordinator) {
+  server->executor().Run([](Coordinator& coordinator) {
     EXPECT_EQ(coordinator.membership().connected_count(), 1);
     EXPECT_THAT(coordinator.job_error(), IsOk());
   });
@@ -190,7 +190,8 @@ TEST(FormerJobOfAgents, LateCallsAreRefused) {
   auto first = InBackground(
       [options = RankOptions(server.address(), 0)] { return Agent::Connect(options); });
   ASSERT_TRUE(Eventually([&server] {
-    return server->strand().Run([](Coordinator& coordinator) { return coordinator.epoch() == 2; });
+    return server->executor().Run(
+        [](Coordinator& coordinator) { return coordinator.epoch() == 2; });
   }));
   EXPECT_THAT(old[1]->Set("k", "v"), Fails(StatusCode::kAborted, HasSubstr("part of job 1")));
   EXPECT_THAT(old[1]->ReportError(absl::InternalError("late")), Fails(StatusCode::kAborted));
@@ -200,7 +201,7 @@ TEST(FormerJobOfAgents, LateCallsAreRefused) {
   ASSERT_THAT(second, IsOk());
   ASSERT_THAT(Await(first), IsOk());
   EXPECT_THAT((*second)->TryGet("k"), Fails(StatusCode::kNotFound));
-  server->strand().Run([](Coordinator& coordinator) {
+  server->executor().Run([](Coordinator& coordinator) {
     EXPECT_EQ(coordinator.membership().connected_count(), 2);
     EXPECT_THAT(coordinator.job_error(), IsOk());
   });
@@ -228,10 +229,10 @@ TEST(EndJobOfAgents, RanksReceiveTheReasonAndTheNextJobJoinsAtOnce) {
   }
 }
 
-TEST(EndJobOfAgents, WithoutTheRequiredProof_IsDenied) {
+TEST(EndJobOfAgents, WithoutTheRequiredAuthTag_IsDenied) {
   ServerOptions options = DaemonOptions(1);
-  options.check_end_job = [](const Coordinator&, absl::string_view proof) {
-    return proof == "secret" ? absl::OkStatus() : absl::PermissionDeniedError("no proof");
+  options.check_end_job = [](const Coordinator&, absl::string_view auth_tag) {
+    return auth_tag == "secret" ? absl::OkStatus() : absl::PermissionDeniedError("no proof");
   };
   TestServer server(options);
   Agents ranks = ConnectAll(server, 1);

@@ -26,7 +26,7 @@ ServerOptions HastyOptions(int tasks) {
 }
 
 TaskState StateOf(TestServer& server, int task) {
-  return server->strand().Run([task](Coordinator& coordinator) {
+  return server->executor().Run([task](Coordinator& coordinator) {
     return coordinator.membership().task(TaskId(task)).state;
   });
 }
@@ -152,7 +152,7 @@ TEST_P(HeartbeatWire, PollThatIsCancelled_KeepsTheTask) {
 TEST_P(HeartbeatWire, ClientsOfTheCoordinationService_BeatTwiceInTheirTimeout) {
   TestServer server(PatientOptions(1));
   std::vector<TaskClient> tasks = server.Registered(GetParam(), 1);
-  const absl::Duration timeout = server->strand().Run([](Coordinator& coordinator) {
+  const absl::Duration timeout = server->executor().Run([](Coordinator& coordinator) {
     return coordinator.membership().task(TaskId(0)).heartbeat_interval.TimeoutFor(absl::Seconds(5));
   });
   EXPECT_EQ(timeout, absl::Seconds(10));
@@ -164,7 +164,7 @@ FERRY_IN_EVERY_DIALECT(HeartbeatWire);
 TEST(HeartbeatOfAgents, IsNotLearned) {
   TestServer server(PatientOptions(1));
   const Agents agents = ConnectAll(server, 1);
-  const absl::Duration timeout = server->strand().Run([](Coordinator& coordinator) {
+  const absl::Duration timeout = server->executor().Run([](Coordinator& coordinator) {
     return coordinator.membership().task(TaskId(0)).heartbeat_interval.TimeoutFor(absl::Seconds(5));
   });
   EXPECT_EQ(timeout, absl::ZeroDuration());

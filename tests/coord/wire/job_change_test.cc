@@ -27,8 +27,8 @@ using ::testing::HasSubstr;
 constexpr int kTasks = 2;
 
 // The tasks leave and others replace them: another job, with another incarnation of the service.
-void BeginNextJob(CoordinatorExecutor& strand) {
-  strand.Run([](Coordinator& coordinator) {
+void BeginNextJob(CoordinatorExecutor& executor) {
+  executor.Run([](Coordinator& coordinator) {
     const int64_t epoch = coordinator.epoch();
     for (int i = 0; i < kTasks; ++i) EXPECT_TRUE(coordinator.ResetTask(TaskId(i)).ok());
     for (int i = 0; i < kTasks; ++i) {
@@ -105,12 +105,13 @@ CoordinatorOptions TogetherOptions() {
 class JobChange : public ::testing::Test {
  protected:
   JobChange()
-      : strand_(*Coordinator::Create(TogetherOptions(), SteadyClock(), 77)),
-        edge_(strand_),
-        rare_(edge_),
-        runtime_(MakeRuntimeService(edge_, rare_)),
-        tensorflow_(MakeCoordinationService(CoordinationPath::kTensorflow, edge_, devices_, rare_)),
-        xla_(MakeCoordinationService(CoordinationPath::kXla, edge_, devices_, rare_)) {}
+      : executor_(*Coordinator::Create(TogetherOptions(), SteadyClock(), 77)),
+        frontend_(executor_),
+        rare_(frontend_),
+        runtime_(MakeRuntimeService(frontend_, rare_)),
+        tensorflow_(
+            MakeCoordinationService(CoordinationPath::kTensorflow, frontend_, devices_, rare_)),
+        xla_(MakeCoordinationService(CoordinationPath::kXla, frontend_, devices_, rare_)) {}
 
   // Passes a call to the service of `method`, such as "Barrier".
   static void Serve(const UnaryService& service, const std::string& path, FakeCall& call,
@@ -153,7 +154,7 @@ class JobChange : public ::testing::Test {
   }
   // Both tasks register in the coordination service. Returns the incarnation of the service.
   uint64_t RegisterAll() {
-    return strand_.Run([](Coordinator& coordinator) {
+    return executor_.Run([](Coordinator& coordinator) {
       for (int i = 0; i < kTasks; ++i) Register(coordinator, i);
       return coordinator.incarnation().value();
     });
@@ -167,7 +168,7 @@ class JobChange : public ::testing::Test {
   }
   // Registers the last task, and begins the next job before the answers to the others are made.
   void RegisterLastAndBeginNextJob() {
-    strand_.Run([this](Coordinator& coordinator) {
+    executor_.Run([this](Coordinator& coordinator) {
       BeginNextJobFirst(coordinator);
       Register(coordinator, 1);
     });
@@ -176,15 +177,15 @@ class JobChange : public ::testing::Test {
   void BeginNextJobFirst(Coordinator& coordinator) {
     coordinator.WatchTasks(
         -1, kCoordinatorItself,
-        [this](const absl::StatusOr<Coordinator::TablePtr>&) { BeginNextJob(strand_); });
+        [this](const absl::StatusOr<Coordinator::TablePtr>&) { BeginNextJob(executor_); });
   }
 
   uint64_t incarnation() {
-    return strand_.Run([](Coordinator& c) { return c.incarnation().value(); });
+    return executor_.Run([](Coordinator& c) { return c.incarnation().value(); });
   }
   // The present job has everything that it began with, and nothing else.
   void ExpectUntouched(const std::string& by) {
-    strand_.Run([&](Coordinator& coordinator) {
+    executor_.Run([&](Coordinator& coordinator) {
       EXPECT_EQ(coordinator.epoch(), 2) << by;
       EXPECT_EQ(coordinator.wait_count(), 0u) << by;
       EXPECT_TRUE(coordinator.barriers().OpenBarriers().empty()) << by;
@@ -193,8 +194,8 @@ class JobChange : public ::testing::Test {
     });
   }
 
-  CoordinatorExecutor strand_;
-  Edge edge_;
+  CoordinatorExecutor executor_;
+  Frontend frontend_;
   GenericMethodTable rare_;
   DeviceInfoMerger devices_;
   std::unique_ptr<UnaryService> runtime_;
@@ -207,7 +208,7 @@ TEST_F(JobChange, RuntimeGetOfTheOldSession_DoesNotWaitInTheNewJob) {
   request.set_session_id(ConnectAll());
   request.set_key("k");
   request.set_timeout_milliseconds(60'000);
-  FakeCall call("a", [this] { BeginNextJob(strand_); });
+  FakeCall call("a", [this] { BeginNextJob(executor_); });
   Runtime("KeyValueGet", call, request);
   ASSERT_TRUE(call.has_run());
   ASSERT_TRUE(call.is_answered());
@@ -222,7 +223,7 @@ TEST_F(JobChange, RuntimeDevicesOfTheOldSession_AreNotThoseOfTheNewJob) {
   ::xla::EnumerateDevicesRequest request;
   request.set_session_id(ConnectAll());
   request.set_local_topology(local.SerializeAsString());
-  FakeCall call("a", [this] { BeginNextJob(strand_); });
+  FakeCall call("a", [this] { BeginNextJob(executor_); });
   Runtime("EnumerateDevices", call, request);
   ASSERT_TRUE(call.has_run());
   ASSERT_TRUE(call.is_answered());
@@ -236,7 +237,7 @@ TEST_F(JobChange, RuntimeBarrierAndShutdownOfTheOldSession_DoNotTouchTheNewJob) 
   barrier.set_session_id(session);
   barrier.set_barrier_id("b");
   barrier.set_timeout_milliseconds(60'000);
-  FakeCall waiting("a", [this] { BeginNextJob(strand_); });
+  FakeCall waiting("a", [this] { BeginNextJob(executor_); });
   Runtime("WaitAtBarrier", waiting, barrier);
   ASSERT_TRUE(waiting.has_run());
   EXPECT_THAT(waiting.status(), Fails(StatusCode::kFailedPrecondition));
@@ -286,11 +287,11 @@ TEST_F(JobChange, RuntimeConnect_IsAnsweredWithTheSessionThatItJoined) {
 TEST_F(JobChange, RequestForThePreviousIncarnationOfTheService_DoesNotWaitInTheNewJob) {
   for (const std::string method :
        {"Barrier", "ShutdownTask", "PollForError", "GetAliveTasks", "WatchTasks", "GetKeyValue"}) {
-    CoordinatorExecutor strand(*Coordinator::Create(TogetherOptions(), SteadyClock(), 77));
-    Edge edge(strand);
-    GenericMethodTable rare(edge);
-    const auto service = MakeCoordinationService(CoordinationPath::kXla, edge, devices_, rare);
-    const uint64_t life = strand.Run([](Coordinator& coordinator) {
+    CoordinatorExecutor executor(*Coordinator::Create(TogetherOptions(), SteadyClock(), 77));
+    Frontend frontend(executor);
+    GenericMethodTable rare(frontend);
+    const auto service = MakeCoordinationService(CoordinationPath::kXla, frontend, devices_, rare);
+    const uint64_t life = executor.Run([](Coordinator& coordinator) {
       for (int i = 0; i < kTasks; ++i) Register(coordinator, i);
       return coordinator.incarnation().value();
     });
@@ -322,13 +323,13 @@ TEST_F(JobChange, RequestForThePreviousIncarnationOfTheService_DoesNotWaitInTheN
       get.set_key("k");
       make(std::move(get));
     }
-    FakeCall call("a", [&strand] { BeginNextJob(strand); });
+    FakeCall call("a", [&executor] { BeginNextJob(executor); });
     Serve(*service, "/xla.coordination.CoordinationService/" + method, call, *request);
     ASSERT_TRUE(call.has_run()) << method;
     ASSERT_TRUE(call.is_answered()) << method;
     EXPECT_THAT(call.status(), Fails(StatusCode::kInternal, HasSubstr("wrong service incarnation")))
         << method;
-    strand.Run([&](Coordinator& coordinator) {
+    executor.Run([&](Coordinator& coordinator) {
       EXPECT_EQ(coordinator.epoch(), 2) << method;
       EXPECT_EQ(coordinator.wait_count(), 0u) << method;
       EXPECT_TRUE(coordinator.barriers().OpenBarriers().empty()) << method;
@@ -357,7 +358,7 @@ TEST_F(JobChange, WaitForAllTasks_IsAnsweredWithTheIncarnationOfTheServiceThatIt
   FakeCall call("a");
   Tensorflow("WaitForAllTasks", call, request);
   ASSERT_FALSE(call.is_answered());
-  strand_.Run([this](Coordinator& coordinator) {
+  executor_.Run([this](Coordinator& coordinator) {
     BeginNextJobFirst(coordinator);
     coordinator.WaitForAllTasks(TaskId(1), "",
                                 [](const absl::StatusOr<Coordinator::DeviceInfos>&) {});
@@ -383,10 +384,10 @@ TEST(JobChangeControl, DevicesBehindARegistration_AreNotThoseOfTheNewJob) {
   requests[1].mutable_enumerate();
   stream.Send(std::move(requests));
   ASSERT_TRUE(server.WaitUntilParked(1));
-  server->strand().Run([&server](Coordinator& coordinator) {
+  server->executor().Run([&server](Coordinator& coordinator) {
     coordinator.WatchTasks(-1, kCoordinatorItself,
                            [&server](const absl::StatusOr<Coordinator::TablePtr>&) {
-                             BeginNextJob(server->strand());
+                             BeginNextJob(server->executor());
                            });
     Registration registration;
     registration.task = TaskId(1);

@@ -255,7 +255,7 @@ TEST(ServerWaits, TenThousandAbandonedGetsAreDroppedAndCounted) {
   ASSERT_TRUE(server.WaitUntilParked(10'000));
   proxy.Cut();
   EXPECT_TRUE(server.WaitUntilParked(0)) << server.parked();
-  EXPECT_TRUE(Eventually([&] { return server->edge().dropped_waits() == 10'000; }));
+  EXPECT_TRUE(Eventually([&] { return server->frontend().dropped_waits() == 10'000; }));
   for (const PendingCall& get : gets) EXPECT_THAT(get.Wait(), Fails(StatusCode::kUnavailable));
   EXPECT_THAT(server.Task(Dialect::kTensorflow, 0).Insert("never/1", "v").Wait(), IsOk());
 }
@@ -288,7 +288,7 @@ TEST(ServerWaits, RareMethodsAreDroppedAndCountedToo) {
                          request.SerializeAsString(), options);
   EXPECT_THAT(poll.Wait(), Fails(StatusCode::kDeadlineExceeded));
   EXPECT_TRUE(server.WaitUntilParked(0));
-  EXPECT_TRUE(Eventually([&] { return server->edge().dropped_waits() == 1; }));
+  EXPECT_TRUE(Eventually([&] { return server->frontend().dropped_waits() == 1; }));
 }
 
 TEST(ServerWaits, MoreThanTheLimitAreRefusedNamingTheOption) {

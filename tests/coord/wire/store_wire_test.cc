@@ -153,7 +153,7 @@ TEST_P(StoreWire, AbandonedGetAffectsNoOtherAndIsCounted) {
   given_up.Cancel();
   EXPECT_THAT(given_up.Wait(), Fails(StatusCode::kCancelled));
   ASSERT_TRUE(server.WaitUntilParked(1));
-  EXPECT_TRUE(Eventually([&] { return server->edge().dropped_waits() == 1; }));
+  EXPECT_TRUE(Eventually([&] { return server->frontend().dropped_waits() == 1; }));
   ASSERT_THAT(task.Insert("later", "v").Wait(), IsOk());
   EXPECT_THAT(task.Entry("GetKeyValue", other.Wait()), Pair("later", "v"));
 }

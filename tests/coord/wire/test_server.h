@@ -55,11 +55,12 @@ class TestServer {
   std::shared_ptr<grpc::Channel> Channel() const { return NewChannel(address()); }
 
   uint64_t incarnation() {
-    return server_->strand().Run(
+    return server_->executor().Run(
         [](Coordinator& coordinator) { return coordinator.incarnation().value(); });
   }
   size_t parked() {
-    return server_->strand().Run([](Coordinator& coordinator) { return coordinator.wait_count(); });
+    return server_->executor().Run(
+        [](Coordinator& coordinator) { return coordinator.wait_count(); });
   }
   // Everything that was sent has arrived and waits: there are so many waits.
   [[nodiscard]] bool WaitUntilParked(size_t count) {
@@ -69,7 +70,7 @@ class TestServer {
   // Waits until a call waits for `what`: "key \"a\"", "barrier \"b\"".
   [[nodiscard]] bool WaitUntilAwaited(const std::string& what) {
     return Eventually([this, &what] {
-      return server_->strand().Run([&what](Coordinator& coordinator) {
+      return server_->executor().Run([&what](Coordinator& coordinator) {
         for (const WaitInfo& wait : coordinator.Waits()) {
           if (wait.what.find(what) != std::string::npos) return true;
         }

@@ -185,24 +185,24 @@ TEST(ServiceLimits, UnaryAnswerThatIsTooLargeAndKept_IsLostToo) {
   }
 }
 
-TEST(ServiceLimits, CallsWithoutAProofAreCounted) {
+TEST(ServiceLimits, UnauthenticatedCallsAreCounted) {
   std::atomic<int64_t> refused{0};
   AddressBook book;
-  TestWorker worker(book, {.service = {.proof = {"token", true}, .refused = &refused}});
+  TestWorker worker(book, {.service = {.auth = {"token", true}, .refused = &refused}});
   tensorflow::RecvTensorRequest request;
   request.set_step_id(1);
   request.set_rendezvous_key(EdgeText("a"));
   EXPECT_THAT(PendingCall::Start(coord::NewChannel(worker.address()), kRecvTensorPath,
                                  request.SerializeAsString())
                   .Wait(),
-              Fails(StatusCode::kUnauthenticated, HasSubstr("proof")));
+              Fails(StatusCode::kUnauthenticated, HasSubstr("not authenticated")));
   EXPECT_EQ(refused.load(), 1);
   tensorflow::MarkRecvFinishedRequest finished;
   finished.set_request_id(7);
   EXPECT_THAT(PendingCall::Start(coord::NewChannel(worker.address()), kMarkRecvFinishedPath,
                                  finished.SerializeAsString())
                   .Wait(),
-              Fails(StatusCode::kUnauthenticated, HasSubstr("proof")));
+              Fails(StatusCode::kUnauthenticated, HasSubstr("not authenticated")));
   EXPECT_EQ(refused.load(), 2);
 }
 

@@ -151,14 +151,14 @@ class Conformance : public ::testing::TestWithParam<Way> {
   }
   bool HasNothingLent() {
     return Becomes([this] {
-      return source_->exchange->arena().stats().block_count == 0 && FileDirectory::FileCount() == 0;
+      return source_->engine->arena().stats().block_count == 0 && FileDirectory::FileCount() == 0;
     });
   }
 
   Directory directory_;
-  std::shared_ptr<ExchangeEnd> source_ = std::make_shared<ExchangeEnd>(directory_, 1, Options());
-  std::shared_ptr<ExchangeEnd> sink_ =
-      GetParam().is_local() ? source_ : std::make_shared<ExchangeEnd>(directory_, 2, Options());
+  std::shared_ptr<EngineEnd> source_ = std::make_shared<EngineEnd>(directory_, 1, Options());
+  std::shared_ptr<EngineEnd> sink_ =
+      GetParam().is_local() ? source_ : std::make_shared<EngineEnd>(directory_, 2, Options());
 };
 
 }  // namespace ferry

@@ -33,14 +33,14 @@ class ConformanceOfDescriptors : public ::testing::TestWithParam<std::string> {
   }
   // Its number in the messages of the engine.
   int Number() const {
-    const std::vector<TransportDescription>& all = end_->exchange->self().transports;
+    const std::vector<TransportDescription>& all = end_->engine->self().transports;
     const auto found = std::find_if(all.begin(), all.end(),
                                     [](const auto& each) { return each.name == GetParam(); });
     return static_cast<int>(found - all.begin()) + 1;
   }
   // Tensors of the engine that are kept for the peer.
   int64_t Exposed() const {
-    return is_extra() ? FileDirectory::FileCount() : end_->exchange->arena().stats().block_count;
+    return is_extra() ? FileDirectory::FileCount() : end_->engine->arena().stats().block_count;
   }
   static Tensor InArena(RoguePeer& rogue, int64_t bytes) {
     Tensor tensor = *Tensor::Create(DataType::kUint8, *Shape::Create({bytes}),
@@ -63,7 +63,7 @@ class ConformanceOfDescriptors : public ::testing::TestWithParam<std::string> {
   }
 
   Directory directory_;
-  std::unique_ptr<ExchangeEnd> end_ = std::make_unique<ExchangeEnd>(directory_, 2, Options());
+  std::unique_ptr<EngineEnd> end_ = std::make_unique<EngineEnd>(directory_, 2, Options());
   int asked_ = 0;
 };
 
@@ -102,7 +102,7 @@ TEST_P(ConformanceOfDescriptors, AnySizeIsAccepted) {
 
 TEST_P(ConformanceOfDescriptors, GarbageOrTruncatedOnesEndTheirChannelOnly) {
   constexpr int64_t kBytes = 100'000;
-  ExchangeEnd honest(directory_, 3, Options());
+  EngineEnd honest(directory_, 3, Options());
   std::function<void(ReadyToSendMessage&, std::string&)> change;
   RoguePeer* self = nullptr;
   RoguePeer rogue(
@@ -189,7 +189,7 @@ TEST_P(ConformanceOfDescriptors, GarbageOrTruncatedOnesEndTheirChannelOnly) {
 TEST_P(ConformanceOfDescriptors, FramesOfArbitraryBytesEndTheirChannelOnly) {
   constexpr int kConnections = 150;
   RoguePeer rogue(directory_, 1, {}, {}, over_tcp(), ExtraTransports());
-  ExchangeEnd honest(directory_, 3, Options());
+  EngineEnd honest(directory_, 3, Options());
   std::mt19937 random(41);
   for (int i = 0; i < kConnections; ++i) {
     std::string body(random() % 100, '\0');
@@ -200,7 +200,7 @@ TEST_P(ConformanceOfDescriptors, FramesOfArbitraryBytesEndTheirChannelOnly) {
     }
     const int ended = rogue.ended();
     absl::Notification said;
-    rogue.Open(end_->exchange->self(), over_tcp(), [&](End& end) {
+    rogue.Open(end_->engine->self(), over_tcp(), [&](End& end) {
       for (int n = 0; n < 20; ++n) {
         (void)end.channel().Send(static_cast<uint16_t>((i + n) % 12), {body});
       }
@@ -215,7 +215,7 @@ TEST_P(ConformanceOfDescriptors, FramesOfArbitraryBytesEndTheirChannelOnly) {
   Receipt of_honest;
   end_->Step(1)->RecvAsync(KeyBetween(honest, *end_, "h"), {}, of_honest.callback());
   EXPECT_TRUE(of_honest.Wait().ok()) << of_honest.Wait().status();
-  EXPECT_TRUE(Becomes([&] { return end_->exchange->fetcher().connection_count() == 1; }));
+  EXPECT_TRUE(Becomes([&] { return end_->engine->fetcher().connection_count() == 1; }));
 }
 
 // A consumer that acknowledges tensors that it never fetched, twice, and tensors that were never
@@ -246,7 +246,7 @@ TEST_P(ConformanceOfDescriptors, ReleasedWithoutAFetchReturnTheMemory) {
     Tensor sent = end_->Allocate(DataType::kUint8, *Shape::Create({200'000}));
     ASSERT_TRUE(end_->Step(1)->Send(*RendezvousKey::Parse(key(i)), std::move(sent)).ok());
   }
-  rogue.Open(end_->exchange->self(), over_tcp(), [&](End& end) {
+  rogue.Open(end_->engine->self(), over_tcp(), [&](End& end) {
     for (int i = 0; i < kCount; ++i) {
       (void)SendRequest(end.channel(), {static_cast<uint64_t>(i) + 1, 1, false, key(i)});
     }
@@ -257,14 +257,14 @@ TEST_P(ConformanceOfDescriptors, ReleasedWithoutAFetchReturnTheMemory) {
   }));
   EXPECT_TRUE(Becomes([&] {
     bool is_any = false;
-    end_->exchange->ForEachTransfer(absl::ZeroDuration(),
-                                    [&](const PendingStepOp&) { is_any = true; });
+    end_->engine->ForEachTransfer(absl::ZeroDuration(),
+                                  [&](const PendingStepOp&) { is_any = true; });
     return !is_any;
   }));
   EXPECT_EQ(rogue.ended(), 0) << rogue.why();
   // TCP completes a transfer that it has begun, since receivers, which open the connections, count
   // on it. It is given up with the control channel.
-  if (over_tcp()) end_->exchange->FailNode(1, absl::UnavailableError("given up by the test"));
+  if (over_tcp()) end_->engine->FailNode(1, absl::UnavailableError("given up by the test"));
   EXPECT_TRUE(Becomes([&] { return Exposed() == 0; }));
 }
 
@@ -280,18 +280,18 @@ TEST_P(ConformanceOfDescriptors, UnfetchedOnesAreGivenUpWithTheirChannel) {
   const std::string key = RendezvousKey::Text(device(2), 1002, device(1), "never");
   Tensor sent = end_->Allocate(DataType::kUint8, *Shape::Create({200'000}));
   ASSERT_TRUE(end_->Step(1)->Send(*RendezvousKey::Parse(key), std::move(sent)).ok());
-  rogue.Open(end_->exchange->self(), over_tcp(), [&](End& end) {
+  rogue.Open(end_->engine->self(), over_tcp(), [&](End& end) {
     (void)SendRequest(end.channel(), {1, 1, false, key});
   });
   ASSERT_TRUE(got.WaitForNotificationWithTimeout(absl::Seconds(10)));
   EXPECT_EQ(Exposed(), 1);
   const auto transfers = [&] {
     int count = 0;
-    end_->exchange->ForEachTransfer(absl::ZeroDuration(), [&](const PendingStepOp&) { ++count; });
+    end_->engine->ForEachTransfer(absl::ZeroDuration(), [&](const PendingStepOp&) { ++count; });
     return count;
   };
   EXPECT_EQ(transfers(), 1);
-  end_->exchange->FailNode(1, absl::UnavailableError("given up by the test"));
+  end_->engine->FailNode(1, absl::UnavailableError("given up by the test"));
   EXPECT_TRUE(Becomes([&] { return Exposed() == 0; }));
   EXPECT_EQ(transfers(), 0);
 }
@@ -337,7 +337,7 @@ TEST_P(ConformanceOfSlices, GarbageOrTruncatedOnesEndTheirChannelOnly) {
     Directory directory;
     TransferEngineOptions options;
     options.require_transport = "tcp";
-    auto end = std::make_unique<ExchangeEnd>(directory, 2, options);
+    auto end = std::make_unique<EngineEnd>(directory, 2, options);
     std::vector<DataConnection> connections;
     RoguePeer rogue(
         directory, 1,
@@ -357,7 +357,7 @@ TEST_P(ConformanceOfSlices, GarbageOrTruncatedOnesEndTheirChannelOnly) {
     RecvArgs args;
     args.deadline = absl::InfiniteFuture();
     if (attack.is_silent) args.deadline = SteadyClock().Now() + absl::Milliseconds(200);
-    end->exchange->NoteDeadline(args.deadline);
+    end->engine->NoteDeadline(args.deadline);
     end->Step(1)->RecvAsync(rogue.KeyTo(*end, "t"), args, receipt.callback());
     const absl::Status status = receipt.Wait().status();
     EXPECT_EQ(status.code(), attack.is_silent ? absl::StatusCode::kDeadlineExceeded
@@ -365,7 +365,7 @@ TEST_P(ConformanceOfSlices, GarbageOrTruncatedOnesEndTheirChannelOnly) {
         << status;
     EXPECT_THAT(std::string(status.message()), HasSubstr("node 1"));
     EXPECT_THAT(std::string(status.message()), HasSubstr("by tcp"));
-    ExchangeEnd honest(directory, 3, options);
+    EngineEnd honest(directory, 3, options);
     const Tensor sent = *Tensor::Allocate(DataType::kUint8, *Shape::Create({kBytes}));
     ASSERT_TRUE(honest.Step(1)->Send(KeyBetween(honest, *end, "h"), sent).ok());
     Receipt of_honest;

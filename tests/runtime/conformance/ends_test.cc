@@ -58,9 +58,9 @@ TEST_P(ConformanceOfEnds, CancelAtAnyTimeNeverHangsOrMixesUp) {
     }
   }
   // Cancelled requests have left nothing behind at the producer once the step is over.
-  sink_->exchange->rendezvous().Cleanup(1);
-  source_->exchange->rendezvous().Cleanup(1);
-  EXPECT_EQ(source_->exchange->rendezvous().step_count(), 0u);
+  sink_->engine->rendezvous().Cleanup(1);
+  source_->engine->rendezvous().Cleanup(1);
+  EXPECT_EQ(source_->engine->rendezvous().step_count(), 0u);
   EXPECT_TRUE(HasNothingLent());
 }
 
@@ -73,7 +73,7 @@ TEST_P(ConformanceOfEnds, AbortOfTheStepEndsItOnBothSides) {
   const auto step = sink_->Step(2);
   step->RecvAsync(KeyTo("b"), {}, there.callback());
   absl::SleepFor(absl::Milliseconds(20));
-  source_->exchange->rendezvous().Cleanup(2);
+  source_->engine->rendezvous().Cleanup(2);
   const auto status = there.Wait().status();
   EXPECT_EQ(status.code(), absl::StatusCode::kAborted);
   Receipt late;
@@ -128,7 +128,7 @@ TEST_P(ConformanceOfEnds, ReleasedViewsReturnTheMemory) {
 
 TEST_P(ConformanceOfPeers, NothingLeaksOverManyIncarnations) {
   const auto live = [this] {
-    sink_ = std::make_shared<ExchangeEnd>(directory_, 2, Options());
+    sink_ = std::make_shared<EngineEnd>(directory_, 2, Options());
     const Tensor sent = Pattern(DataType::kUint8, {300'000}, 1);
     Receipt receipt = Receive(1, KeyTo("k"), sent);
     ASSERT_TRUE(source_->Step(1)->Send(KeyTo("k"), sent).ok());
@@ -137,7 +137,7 @@ TEST_P(ConformanceOfPeers, NothingLeaksOverManyIncarnations) {
   };
   live();
   const auto settle = [this] {
-    for (int i = 0; i < 1000 && source_->exchange->fetcher().connection_count() > 0; ++i) {
+    for (int i = 0; i < 1000 && source_->engine->fetcher().connection_count() > 0; ++i) {
       absl::SleepFor(absl::Milliseconds(2));
     }
   };

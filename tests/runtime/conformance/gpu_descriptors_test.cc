@@ -30,8 +30,8 @@ TEST_P(GpuDescriptors, GarbageOrTruncatedOnesEndTheirChannelOnly) {
   if (OnRealGpu()) GTEST_SKIP() << "what is refused here never comes to a driver";
   const auto attack = [](GpuPeer&) {
     Directory directory;
-    ExchangeEnd end(directory, 2);
-    ASSERT_NE(end.exchange->gpus(), nullptr);
+    EngineEnd end(directory, 2);
+    ASSERT_NE(end.engine->gpus(), nullptr);
     std::string body;
     RoguePeer* self = nullptr;
     RoguePeer rogue(directory, 1, [&](RoguePeer::End& channel, uint64_t id) {
@@ -81,7 +81,7 @@ TEST_P(GpuDescriptors, GarbageOrTruncatedOnesEndTheirChannelOnly) {
       EXPECT_FALSE(receipt.Wait().ok());
     }
     // Tensors of other peers arrive, and no memory of these is left.
-    ExchangeEnd honest(directory, 3);
+    EngineEnd honest(directory, 3);
     const Tensor sent = GpuPeer::Pattern(100'000, 4);
     ASSERT_TRUE(honest.Step(1)->Send(KeyBetween(honest, end, "h"), sent).ok());
     Receipt of_honest;

@@ -43,10 +43,10 @@ class GpuConformance : public ::testing::TestWithParam<GpuWay> {
   static GpuPairOptions Options() {
     GpuPairOptions options;
     options.is_apart = GetParam().is_apart;
-    options.exchange.protocol = GetParam().protocol;
-    options.exchange.require_transport = GetParam().required;
+    options.transfer.protocol = GetParam().protocol;
+    options.transfer.require_transport = GetParam().required;
     // For any size.
-    options.exchange.gpus.ipc_min_bytes = SIZE_MAX;
+    options.transfer.gpus.ipc_min_bytes = SIZE_MAX;
     return options;
   }
   static RendezvousKey Key(absl::string_view name) {
@@ -95,7 +95,7 @@ class GpuConformance : public ::testing::TestWithParam<GpuWay> {
     const Tensor& tensor = received->tensor;
     ASSERT_EQ(tensor.place(), (TensorLocation{MemorySpace::kCuda, Destination()}));
     if (const auto ready = cuda::ReadyOf(tensor); ready != nullptr) {
-      ASSERT_TRUE(ready->MakeWait(*peer.gpu(Destination()).device, stream).ok());
+      ASSERT_TRUE(ready->EnqueueWait(*peer.gpu(Destination()).device, stream).ok());
     }
     EXPECT_TRUE(Holds(peer.Read(tensor, stream), pattern)) << ToString(tensor);
   }
@@ -255,8 +255,8 @@ TEST_P(GpuConformance, CancelAndAbortAtAnyTime) {
           peer.Meet();
         }
         peer.Meet();
-        peer.exchange().Cleanup(1);
-        peer.exchange().Cleanup(2);
+        peer.transfer_engine().Cleanup(1);
+        peer.transfer_engine().Cleanup(2);
         peer.Meet();
         const absl::Time give_up = absl::Now() + kTimeout;
         const auto is_lent = [&] {
@@ -334,7 +334,7 @@ TEST_P(GpuConformance, ProducerIsKilled) {
         peer.Meet();
         if (GetParam().protocol == WireProtocol::kGrpc) {
           // It asks again, until the coordinator reports the death.
-          peer.exchange().FailNode(0, absl::UnavailableError("node 0 has died"));
+          peer.transfer_engine().FailNode(0, absl::UnavailableError("node 0 has died"));
         }
         const absl::Status status = pending.Wait().status();
         EXPECT_TRUE(absl::IsUnavailable(status)) << status;

@@ -109,7 +109,7 @@ TEST_P(ConformanceOfValues, SixtyFourMebibytesAndThree) {
 }
 
 TEST_P(ConformanceOfValues, IntoTheReceiversBuffer) {
-  Step step = *sink_->exchange->OpenStep(1);
+  Step step = *sink_->engine->OpenStep(1);
   for (const int64_t count : {1, 1000, 100'000, 3'000'001}) {
     const Tensor sent = Pattern(DataType::kInt32, {count}, static_cast<uint32_t>(count));
     const Tensor buffer = sink_->Allocate(DataType::kInt32, *Shape::Create({count}));
@@ -123,7 +123,7 @@ TEST_P(ConformanceOfValues, IntoTheReceiversBuffer) {
 }
 
 TEST_P(ConformanceOfValues, BufferOfAnotherSizeIsRefusedAndTheChannelStays) {
-  Step step = *sink_->exchange->OpenStep(1);
+  Step step = *sink_->engine->OpenStep(1);
   const Tensor buffer = sink_->Allocate(DataType::kInt32, *Shape::Create({10}));
   ASSERT_TRUE(source_->Step(1)->Send(KeyTo("odd"), Pattern(DataType::kInt32, {100'000}, 1)).ok());
   const absl::Status status = step.RecvInto(KeyTo("odd"), buffer, absl::Seconds(30));

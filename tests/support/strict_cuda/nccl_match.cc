@@ -31,13 +31,13 @@ class Runner final {
   Runner(Comm& comm, const std::vector<Op>& ops) : comm_(comm), ops_(ops), watch_(comm) {}
 
   void Run() {
-    exchanges_.resize(static_cast<size_t>(comm_.count));
+    peers_.resize(static_cast<size_t>(comm_.count));
     for (const Op& op : ops_) {
       if (!Prepare(op)) return;
     }
     CopyToSelf();
-    for (TransferEngine& exchange : exchanges_) {
-      for (const Transfer& recv : exchange.recvs) Announce(exchange, recv.header);
+    for (PeerTransfers& transfers : peers_) {
+      for (const Transfer& recv : transfers.recvs) Announce(transfers, recv.header);
     }
     Publish();
     int64_t quiet_since_ms = NowMs();
@@ -98,10 +98,10 @@ class Runner final {
     const size_t bytes = op.count * TypeBytes(op.type);
     if (op.kind != OpKind::kSend && op.kind != OpKind::kRecv) return PrepareCollective(op, bytes);
     const bool is_send = op.kind == OpKind::kSend;
-    TransferEngine& exchange = exchanges_[op.peer];
+    PeerTransfers& transfers = peers_[op.peer];
     Link& link = comm_.links[op.peer];
-    Transfer& transfer =
-        is_send ? Add(exchange.sends, op, link.next_send) : Add(exchange.recvs, op, link.next_recv);
+    Transfer& transfer = is_send ? Add(transfers.sends, op, link.next_send)
+                                 : Add(transfers.recvs, op, link.next_recv);
     if (bytes == 0) return true;
     Use* const use = TouchFor(is_send ? op.from : op.to, bytes, !is_send);
     if (use != nullptr) SetMemory(transfer, *use);
@@ -124,11 +124,11 @@ class Runner final {
       if (peer == comm_.rank) continue;
       Link& link = comm_.links[peer];
       if (gives) {
-        Transfer& send = Add(exchanges_[peer].sends, op, link.next_send);
+        Transfer& send = Add(peers_[peer].sends, op, link.next_send);
         if (bytes > 0) send.spans.push_back({collective.own.data(), bytes});
       }
       if (!has_root || op.peer == peer) {
-        Transfer& recv = Add(exchanges_[peer].recvs, op, link.next_recv);
+        Transfer& recv = Add(peers_[peer].recvs, op, link.next_recv);
         std::string& other = collective.others[static_cast<size_t>(peer)];
         other.resize(bytes);
         if (bytes > 0) recv.spans.push_back({other.data(), bytes});
@@ -166,7 +166,7 @@ class Runner final {
   }
 
   void CopyToSelf() {
-    TransferEngine& self = exchanges_[comm_.rank];
+    PeerTransfers& self = peers_[comm_.rank];
     for (size_t i = 0; i < std::min(self.sends.size(), self.recvs.size()); ++i) {
       Compare(self.sends[i].header, self.recvs[i].header, comm_.rank);
       std::string bytes;
@@ -178,7 +178,7 @@ class Runner final {
         at += here;
       }
     }
-    self = TransferEngine{};
+    self = PeerTransfers{};
   }
 
   // `send` is ours, `recv` the operation that the peer is ready for.
@@ -198,14 +198,14 @@ class Runner final {
     FailComm(&comm_, ncclRemoteError, "counts of matching operations differ");
   }
 
-  static void Announce(TransferEngine& exchange, Header header) {
+  static void Announce(PeerTransfers& transfers, Header header) {
     header.type = Header::kReady;
-    exchange.control.append(reinterpret_cast<const char*>(&header), sizeof(header));
+    transfers.control.append(reinterpret_cast<const char*>(&header), sizeof(header));
   }
 
   bool IsFinished() const {
-    for (const TransferEngine& exchange : exchanges_) {
-      if (!exchange.sends.empty() || !exchange.recvs.empty() || !exchange.control.empty()) {
+    for (const PeerTransfers& transfers : peers_) {
+      if (!transfers.sends.empty() || !transfers.recvs.empty() || !transfers.control.empty()) {
         return false;
       }
     }
@@ -216,45 +216,45 @@ class Runner final {
     uint64_t sends = 0;
     uint64_t recvs = 0;
     for (int peer = 0; peer < comm_.count; ++peer) {
-      if (!exchanges_[peer].sends.empty()) sends |= uint64_t{1} << peer;
-      if (!exchanges_[peer].recvs.empty()) recvs |= uint64_t{1} << peer;
+      if (!peers_[peer].sends.empty()) sends |= uint64_t{1} << peer;
+      if (!peers_[peer].recvs.empty()) recvs |= uint64_t{1} << peer;
     }
     PublishHead(comm_, sends, recvs);
   }
 
   // Returns whether anything moved.
   bool Step(int peer) {
-    TransferEngine& exchange = exchanges_[peer];
+    PeerTransfers& transfers = peers_[peer];
     const bool is_idle =
-        exchange.sends.empty() && exchange.recvs.empty() && exchange.control.empty();
+        transfers.sends.empty() && transfers.recvs.empty() && transfers.control.empty();
     if (is_idle || comm_.links[peer].is_dead) return false;
     const bool wrote = Write(peer);
     const bool read = Read(peer);
     // Messages that the peer sent before it died still count: they may explain its death.
     const std::deque<Header>& ready = comm_.links[peer].ready;
-    const bool waits = !exchange.sends.empty() && !exchange.sends.front().is_open;
+    const bool waits = !transfers.sends.empty() && !transfers.sends.front().is_open;
     if (comm_.links[peer].is_dead && waits && !ready.empty()) {
-      Compare(exchange.sends.front().header, ready.front(), peer);
+      Compare(transfers.sends.front().header, ready.front(), peer);
     }
     return read || wrote;
   }
 
   bool Write(int peer) {
-    TransferEngine& exchange = exchanges_[peer];
+    PeerTransfers& transfers = peers_[peer];
     Link& link = comm_.links[peer];
     bool moved = false;
     while (true) {
-      if (!exchange.control.empty()) {
-        const ssize_t sent = SendSome(link, exchange.control.data(), exchange.control.size());
+      if (!transfers.control.empty()) {
+        const ssize_t sent = SendSome(link, transfers.control.data(), transfers.control.size());
         if (sent <= 0) return moved;
-        exchange.control.erase(0, static_cast<size_t>(sent));
+        transfers.control.erase(0, static_cast<size_t>(sent));
         moved = true;
         continue;
       }
-      if (exchange.sends.empty()) return moved;
-      Transfer& send = exchange.sends.front();
+      if (transfers.sends.empty()) return moved;
+      Transfer& send = transfers.sends.front();
       if (send.IsDone()) {
-        exchange.sends.pop_front();
+        transfers.sends.pop_front();
         continue;
       }
       if (!send.is_open) {
@@ -263,7 +263,7 @@ class Runner final {
         link.ready.pop_front();
         Header header = send.header;
         header.type = Header::kData;
-        exchange.control.append(reinterpret_cast<const char*>(&header), sizeof(header));
+        transfers.control.append(reinterpret_cast<const char*>(&header), sizeof(header));
         send.is_open = true;
         continue;
       }
@@ -290,13 +290,13 @@ class Runner final {
   }
 
   bool Read(int peer) {
-    TransferEngine& exchange = exchanges_[peer];
+    PeerTransfers& transfers = peers_[peer];
     Link& link = comm_.links[peer];
     bool moved = false;
     while (true) {
-      Transfer* const recv = exchange.recvs.empty() ? nullptr : &exchange.recvs.front();
+      Transfer* const recv = transfers.recvs.empty() ? nullptr : &transfers.recvs.front();
       if (recv != nullptr && recv->IsDone()) {
-        exchange.recvs.pop_front();
+        transfers.recvs.pop_front();
         moved = true;
         continue;
       }
@@ -309,7 +309,7 @@ class Runner final {
         continue;
       }
       // Data that is not needed now stays queued: the next run reads it.
-      if (recv == nullptr && exchange.sends.empty()) return moved;
+      if (recv == nullptr && transfers.sends.empty()) return moved;
       char bytes[sizeof(Header)];
       const ssize_t got = RecvSome(peer, bytes, sizeof(bytes) - link.partial.size());
       if (got <= 0) return moved;
@@ -350,12 +350,12 @@ class Runner final {
   void Wait() {
     std::vector<pollfd> polls;
     for (int peer = 0; peer < comm_.count; ++peer) {
-      const TransferEngine& exchange = exchanges_[peer];
+      const PeerTransfers& transfers = peers_[peer];
       if (comm_.links[peer].is_dead || comm_.links[peer].fd < 0) continue;
-      if (exchange.sends.empty() && exchange.recvs.empty()) continue;
+      if (transfers.sends.empty() && transfers.recvs.empty()) continue;
       const bool is_writing =
-          !exchange.control.empty() ||
-          (!exchange.sends.empty() && exchange.sends.front().is_open && SendBudget() != 0);
+          !transfers.control.empty() ||
+          (!transfers.sends.empty() && transfers.sends.front().is_open && SendBudget() != 0);
       polls.push_back({comm_.links[peer].fd,
                        static_cast<short>(POLLIN | (is_writing ? POLLOUT : 0)), 0});  // NOLINT
     }
@@ -365,7 +365,7 @@ class Runner final {
   Comm& comm_;
   const std::vector<Op>& ops_;
   DeadlockWatch watch_;
-  std::vector<TransferEngine> exchanges_;
+  std::vector<PeerTransfers> peers_;
   std::deque<Collective> collectives_;
   std::vector<std::unique_ptr<Use>> uses_;
 };

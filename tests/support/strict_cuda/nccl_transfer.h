@@ -34,7 +34,7 @@ struct Transfer {
 };
 
 // The data to exchange with one rank.
-struct TransferEngine {
+struct PeerTransfers {
   std::deque<Transfer> sends;
   std::deque<Transfer> recvs;
   std::string control;  // headers to be written

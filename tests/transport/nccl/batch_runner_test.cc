@@ -44,7 +44,7 @@ class BatchRunnerTest : public ::testing::Test {
   // It has one rank.
   std::shared_ptr<NcclCommunicator> MakeCommunicator() {
     absl::StatusOr<std::shared_ptr<NcclCommunicator>> made = NcclCommunicator::Make(
-        *nccl::NcclApi::Load(), *gpus_, 0, *CliqueKey::Create({{0, 1000}}), 0,
+        *nccl::NcclApi::Load(), *gpus_, 0, *CommunicatorKey::Create({{0, 1000}}), 0,
         DirectoryStores(folder_), {.timeout = kTooLong, .warms_up = false});
     EXPECT_TRUE(made.ok()) << made.status();
     return made.ok() ? *std::move(made) : nullptr;

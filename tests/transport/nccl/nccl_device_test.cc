@@ -40,7 +40,9 @@ class NcclDeviceTest : public ::testing::Test {
     gpus_ = *Gpus::Create(*cuda::CudaApi::Load(), AllocateHeapBuffer, nullptr, {});
     loop_ = *EventLoop::Create({});
     common_.job.library = *nccl::NcclApi::Load();
-    common_.job.store = [](std::shared_ptr<CliqueListener>) { return std::make_unique<NoStore>(); };
+    common_.job.store = [](std::shared_ptr<BootstrapStoreListener>) {
+      return std::make_unique<NoStore>();
+    };
     common_.gpus = gpus_.get();
     common_.loop = loop_.get();
     common_.threads = &threads_;
@@ -91,9 +93,9 @@ class NcclDeviceTest : public ::testing::Test {
     device_->Receive(TransferOf({peer_.id, kSelf, id}, end), grant);
     return end;
   }
-  uint64_t CliqueWith(uint64_t incarnation) const {
-    return CliqueKey::Create({{kSelf.value(), kIncarnation}, {peer_.id.value(), incarnation}},
-                             "keyed transfers")
+  uint64_t CommunicatorIdWith(uint64_t incarnation) const {
+    return CommunicatorKey::Create({{kSelf.value(), kIncarnation}, {peer_.id.value(), incarnation}},
+                                   "keyed transfers")
         ->id();
   }
 
@@ -125,7 +127,7 @@ TEST_F(NcclDeviceTest, Transfers_EndAtTheirTimeouts) {
 TEST_F(NcclDeviceTest, NoCommunicator_EndsItsTransfersAndRefusesFurtherOnes) {
   common_.options.open_timeout = absl::Milliseconds(50);
   std::atomic<int> attempts = 0;
-  common_.job.store = [&attempts](std::shared_ptr<CliqueListener>) {
+  common_.job.store = [&attempts](std::shared_ptr<BootstrapStoreListener>) {
     ++attempts;
     return std::make_unique<NoStore>();
   };
@@ -206,7 +208,7 @@ TEST_F(NcclDeviceTest, TransferWithAMalformedGrant_IsRefusedAndForgotten) {
   good.from = peer_.id;
   good.to = kSelf;
   good.serial = 1;
-  good.communicator = {CliqueWith(peer_.incarnation), 1};
+  good.communicator = {CommunicatorIdWith(peer_.incarnation), 1};
   good.operations = {{{peer_.id, kSelf, 1}, 1000}};
   BatchAgreementMessage other_communicator = good;
   other_communicator.communicator.id ^= 1;
@@ -230,13 +232,13 @@ TEST_F(NcclDeviceTest, TurnOfAProgram_EndsThePatienceOfItsOwnTurnOnly) {
     timeouts.push_back(std::move(function));
   };
   Make();
-  const std::shared_ptr<NcclArbiter> turns = gpus_->turns(0);
-  turns->Ask();
-  turns->Ask();
+  const std::shared_ptr<NcclArbiter> turns = gpus_->nccl_arbiter(0);
+  turns->Request();
+  turns->Request();
   turns->End();
   ASSERT_THAT(timeouts, SizeIs(1)) << "several programs share a turn";
   turns->End();
-  turns->Ask();
+  turns->Request();
   ASSERT_THAT(timeouts, SizeIs(2));
   const auto waiting = Receive(1);
   std::move(timeouts[0])();
@@ -250,7 +252,7 @@ TEST_F(NcclDeviceTest, TurnOfAProgram_EndsThePatienceOfItsOwnTurnOnly) {
   }
   turns->End();
   // Nobody waits any more when the last one comes.
-  turns->Ask();
+  turns->Request();
   turns->End();
   ASSERT_THAT(timeouts, SizeIs(3));
   const auto next = Receive(3);
@@ -267,17 +269,17 @@ TEST_F(NcclDeviceTest, MessageAboutAnotherCommunicator_IsRefused) {
   message.to = kSelf;
   message.died = peer_.id;
   message.why = absl::UnavailableError("it has failed");
-  message.communicator = {CliqueWith(peer_.incarnation), 1};
+  message.communicator = {CommunicatorIdWith(peer_.incarnation), 1};
   EXPECT_TRUE(device_->OnMessage(message, peer_).ok());
   message.communicator.id ^= 1;
   EXPECT_EQ(device_->OnMessage(message, peer_).code(), absl::StatusCode::kInvalidArgument);
   // The process that took its place has another one.
   PeerDevice restarted = peer_;
   restarted.incarnation = 3000;
-  message.communicator = {CliqueWith(restarted.incarnation), 1};
+  message.communicator = {CommunicatorIdWith(restarted.incarnation), 1};
   EXPECT_EQ(device_->OnMessage(message, peer_).code(), absl::StatusCode::kInvalidArgument);
   EXPECT_TRUE(device_->OnMessage(message, restarted).ok());
-  message.communicator = {CliqueWith(peer_.incarnation), 1};
+  message.communicator = {CommunicatorIdWith(peer_.incarnation), 1};
   EXPECT_EQ(device_->OnMessage(message, restarted).code(), absl::StatusCode::kInvalidArgument);
 }
 

@@ -59,7 +59,7 @@ class NcclTransportTest : public ::testing::Test {
     environment.incarnation = nodes_[0].peer.incarnation;
     NcclJob job;
     job.library = nccl_;
-    job.store = [](std::shared_ptr<CliqueListener>) { return std::make_unique<NoStore>(); };
+    job.store = [](std::shared_ptr<BootstrapStoreListener>) { return std::make_unique<NoStore>(); };
     job.device_of = [](int32_t node, int ordinal) {
       return std::optional<DeviceId>(DeviceId(node * 16 + ordinal));
     };
@@ -119,7 +119,7 @@ TEST_F(NcclTransportTest, GpuThatIsComingIntoUse_IsNoReason) {
   std::vector<std::thread> others;
   for (int i = 0; i < 2; ++i) {
     others.emplace_back([&] {
-      while (!is_over) gpus_->turns(0)->CheckKeyed().IgnoreError();
+      while (!is_over) gpus_->nccl_arbiter(0)->CheckKeyed().IgnoreError();
     });
   }
   for (int at = 0; at < kRounds; ++at) {

@@ -8,11 +8,11 @@
 
 #include "absl/strings/string_view.h"
 
-#include "gpu/clique/communicator_bootstrap.h"
+#include "gpu/communicator/communicator_bootstrap.h"
 
 namespace ferry {
 
-class NoStore final : public CliqueStore {
+class NoStore final : public BootstrapStore {
  public:
   void Watch(absl::string_view) override {}
   void Set(absl::string_view, std::string) override {}

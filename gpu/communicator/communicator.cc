@@ -1,0 +1,358 @@
+// SPDX-License-Identifier: Apache-2.0
+// The bootstrap's steps with NCCL, driven by the thread that waits for the communicator.
+#include "gpu/communicator/communicator.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+
+#include "base/clock.h"
+#include "base/logging.h"
+#include "base/status_macros.h"
+#include "gpu/communicator/communicator_warm_up.h"
+#include "gpu/communicator/in_flight_operations.h"
+#include "gpu/communicator/store_event_queue.h"
+#include "gpu/cuda/cuda_event.h"
+#include "gpu/nccl/unique_ids.h"
+#include "gpu/nccl_arbiter.h"
+
+namespace ferry {
+namespace {
+
+// Polling interval for NCCL and the device while an operation is in flight.
+constexpr absl::Duration kPollInterval = absl::Milliseconds(1);
+constexpr absl::Duration kEnqueuePollInterval = absl::Microseconds(20);
+// Minimum time for the device's thread to run a call, however little of the deadline is left.
+constexpr absl::Duration kShortestCallTimeout = absl::Seconds(1);
+constexpr absl::Duration kCallTimeout = absl::Seconds(30);
+
+}  // namespace
+
+// All NCCL calls are made on the device's executor thread, in its order; the bootstrap, and this
+// object, belong to the thread that creates the communicator.
+class NcclCommunicator::Impl final : public BootstrapActions {
+ public:
+  Impl(std::shared_ptr<const nccl::NcclApi> api, Gpus& gpus, Gpu& gpu, const CommunicatorKey& key,
+       int rank, const BootstrapStoreFactory& store, const CommunicatorOptions& options)
+      : api_(std::move(api)),
+        gpus_(gpus),
+        gpu_(gpu),
+        options_(options),
+        rank_(rank),
+        arbiter_(gpus.nccl_arbiter(gpu.device->ordinal())),
+        store_(store(events_)),
+        bootstrap_(key, rank,
+                   {.nccl_version = api_->version(),
+                    .timeout = options.timeout,
+                    .ranks_per_id = options.ranks_per_id},
+                   *store_, *this, SteadyClock()) {}
+
+  // Other ranks may have the communicator already, or wait for it: this tells them that it is over.
+  ~Impl() override {
+    bootstrap_.Retire(absl::CancelledError("the communicator is not used any more"));
+  }
+
+  absl::Status Run() {
+    if (options_.warms_up) {
+      FERRY_ASSIGN_OR_RETURN(warm_up_, CommunicatorWarmUp::Create(
+                                           api_, gpus_, gpu_,
+                                           [this](std::function<absl::Status()> call) {
+                                             return OnDevice(std::move(call));
+                                           },
+                                           rank_, bootstrap_.key().size()));
+    }
+    bootstrap_.Start();
+    while (!ended_.has_value()) {
+      FERRY_RETURN_IF_ERROR(KeepGoing());
+      events_->Deliver(bootstrap_, kPollInterval);
+      if (!ended_.has_value()) Poll();
+      if (!ended_.has_value()) bootstrap_.Expire();
+    }
+    return *ended_;
+  }
+
+  // --- BootstrapActions ---
+
+  absl::StatusOr<std::vector<std::string>> CreateUniqueIds(int count) override {
+    return nccl::CreateUniqueIds(api_, count, bootstrap_.NextDeadline(),
+                                 [this] { return KeepGoing(); });
+  }
+
+  void Initialise(uint32_t generation, const std::vector<std::string>& ids) override {
+    FERRY_LOG_INFO(kGpu, "NCCL communicator begun: gpu:{} rank={} of {} attempt={}",
+                   gpu_.device->ordinal(), rank_, bootstrap_.key().size(), generation);
+    begun_ = generation;
+    phase_ = Phase::kInitialising;
+    step_ = OnDevice([&]() -> absl::Status {
+      std::vector<nccl::UniqueId> unique(ids.size());
+      for (size_t i = 0; i < ids.size(); ++i) {
+        std::copy(ids[i].begin(), ids[i].end(), unique[i].bytes);
+      }
+      nccl::Config config;
+      config.blocking = 0;
+      if (options_.max_ctas > 0) config.max_ctas = options_.max_ctas;
+      const int size = bootstrap_.key().size();
+      if (unique.size() == 1) {
+        return api_->Check(api_->table().init_rank_config(&comm_, size, unique[0], rank_, &config),
+                           "ncclCommInitRankConfig");
+      }
+      if (api_->table().init_rank_scalable == nullptr) {
+        return absl::UnimplementedError(
+            absl::StrCat("NCCL ", nccl::VersionText(api_->version()), " of ", api_->path(),
+                         " initialises no communicator of ", size, " ranks at once; 2.23 does"));
+      }
+      return api_->Check(
+          api_->table().init_rank_scalable(&comm_, size, rank_, static_cast<int>(unique.size()),
+                                           unique.data(), &config),
+          "ncclCommInitRankScalable");
+    });
+  }
+
+  std::optional<uint64_t> ProposeSequenceNumber(uint32_t generation) override {
+    if (warm_up_ == nullptr) return std::nullopt;
+    return warm_up_->ProposeSequenceNumber(bootstrap_.key(), generation);
+  }
+
+  void WarmUp(uint32_t generation, uint64_t number) override {
+    phase_ = Phase::kWarmingUp;
+    if (warm_up_ != nullptr) warm_up_->Begin(comm_, number);
+  }
+
+  std::string DescribeWarmUp() const override {
+    return warm_up_ == nullptr ? "" : warm_up_->Describe();
+  }
+
+  void OnAbandoned(uint32_t generation, const absl::Status& why) override { abandoned_ = why; }
+
+  void Discard(uint32_t generation, const absl::Status& why) override {
+    FERRY_LOG_INFO(kGpu, "NCCL communicator discarded: gpu:{} rank={} of {} attempt={}: {}",
+                   gpu_.device->ordinal(), rank_, bootstrap_.key().size(), generation, why);
+    AbortNow();
+    if (warm_up_ != nullptr) warm_up_->End();
+    phase_ = Phase::kIdle;
+  }
+
+  void OnEnded(const absl::Status& status) override {
+    FERRY_LOG_INFO(kGpu, "NCCL communicator made: gpu:{} rank={} of {}: {}", gpu_.device->ordinal(),
+                   rank_, bootstrap_.key().size(), status);
+    ended_ = status;
+  }
+
+  // --- Once it is ready ---
+
+  void Abort(const absl::Status& why) {
+    // No call is in progress: other communicators that are waited for must not wait for this
+    // device's executor.
+    AbortNow(/*has_callers=*/false);
+    {
+      absl::MutexLock lock(&bootstrap_mu_);
+      bootstrap_.Retire(why);
+    }
+    // Destroyed here, where blocking on the coordinator is allowed; the bootstrap no longer uses
+    // it.
+    store_.reset();
+  }
+
+  void Listen(std::function<void()> on_event) { events_->Listen(std::move(on_event)); }
+
+  absl::Status Check() {
+    absl::MutexLock lock(&bootstrap_mu_);
+    if (bootstrap_.state() == BootstrapState::kReady)
+      events_->Deliver(bootstrap_, absl::ZeroDuration());
+    return abandoned_;
+  }
+
+  absl::Status CheckReusable() {
+    FERRY_RETURN_IF_ERROR(Check());
+    if (comm_ == nullptr) return absl::AbortedError("it was aborted");
+    if (gpu_.nccl->is_own_thread()) return WorkUnderWay();
+    FERRY_ASSIGN_OR_RETURN(const bool is_over, work_.IsOver());
+    if (!is_over) return WorkUnderWay();
+    return WaitEnqueued(absl::ZeroDuration());
+  }
+
+  absl::Status WaitEnqueued(absl::Duration timeout) {
+    const absl::Time deadline = SteadyClock().Now() + timeout;
+    while (true) {
+      nccl::Result state = nccl::kSuccess;
+      FERRY_RETURN_IF_ERROR(OnDevice([&] {
+        return api_->Check(api_->table().get_async_error(comm_, &state), "ncclCommGetAsyncError",
+                           comm_);
+      }));
+      if (state != nccl::kInProgress) return api_->Check(state, "a communicator's work", comm_);
+      if (SteadyClock().Now() >= deadline) {
+        return absl::DeadlineExceededError(
+            absl::StrCat("NCCL has not enqueued within ", absl::FormatDuration(timeout), " what ",
+                         bootstrap_.key().DescribeRank(rank_), " of ", bootstrap_.key().Describe(),
+                         " has asked for: another rank has not, or is gone"));
+      }
+      absl::SleepFor(kEnqueuePollInterval);
+    }
+  }
+
+  absl::Status Run(cuda::Stream stream, RunCalls calls, absl::Duration timeout) {
+    const absl::Time deadline = SteadyClock().Now() + timeout;
+    FERRY_ASSIGN_OR_RETURN(std::shared_ptr<NcclTurn> turn,
+                           NcclTurn::Take(arbiter_, gpus_.gate(), timeout));
+    const absl::Status called = OnDevice(
+        [&] { return api_->Check(calls(api_->table(), comm_), "a call of NCCL's", comm_); });
+    const absl::Status enqueued =
+        WaitEnqueued(std::max(deadline - SteadyClock().Now(), absl::ZeroDuration()));
+    const absl::Status followed = enqueued.ok() ? Follow(stream, turn) : enqueued;
+    if (!followed.ok()) {
+      // Work in flight ends only with the communicator.
+      work_.AddUntilEnd(std::move(turn));
+    }
+    return called.ok() ? followed : called;
+  }
+
+  // `call` must not block the executor.
+  absl::Status OnDevice(std::function<absl::Status()> call) {
+    const absl::Duration left = bootstrap_.NextDeadline() - SteadyClock().Now();
+    return gpu_.nccl->PostAndWait(
+        std::move(call), std::clamp(left, kShortestCallTimeout, kCallTimeout), "a call of NCCL's");
+  }
+
+  const std::shared_ptr<const nccl::NcclApi>& api() const { return api_; }
+  nccl::Communicator comm() const { return comm_; }
+  Gpu& gpu() const { return gpu_; }
+  const CommunicatorBootstrap& bootstrap() const { return bootstrap_; }
+  int rank() const { return rank_; }
+
+ private:
+  enum class Phase { kIdle, kInitialising, kWarmingUp };
+
+  absl::Status KeepGoing() const {
+    return options_.keep_going ? options_.keep_going() : absl::OkStatus();
+  }
+
+  absl::Status WorkUnderWay() const {
+    return absl::FailedPreconditionError(
+        absl::StrCat("work is under way on ", bootstrap_.key().Describe()));
+  }
+
+  // Ends the turn when the stream's work has completed.
+  absl::Status Follow(cuda::Stream stream, std::shared_ptr<NcclTurn> turn) {
+    const cuda::ScopedCurrent current(*gpu_.device);
+    FERRY_ASSIGN_OR_RETURN(std::shared_ptr<const cuda::ReadyEvent> over,
+                           cuda::ReadyEvent::Record(*gpu_.events, stream));
+    work_.Add(over);
+    return gpu_.nccl->Watch(
+        {.event = std::move(over), .what = "a program's NCCL work", .keep = std::move(turn)},
+        [](absl::Status) {});
+  }
+
+  // Runs on the calling thread: it may block until every kernel has left the device, and the
+  // executor must stay free for the other communicators whose kernels must leave too.
+  void AbortNow(bool has_callers = true) {
+    nccl::Communicator const comm = std::exchange(comm_, nullptr);
+    if (comm == nullptr) return;
+    // Wait until no call on it is in progress.
+    if (has_callers && !gpu_.nccl->is_own_thread())
+      OnDevice([] { return absl::OkStatus(); }).IgnoreError();
+    const cuda::ScopedCurrent current(*gpu_.device);
+    const absl::Status ignored = api_->Check(api_->table().abort(comm), "ncclCommAbort");
+    work_.EndAll();
+  }
+
+  // Polls the operation in progress.
+  void Poll() {
+    if (phase_ == Phase::kWarmingUp) {
+      const std::optional<absl::Status> warm =
+          warm_up_ == nullptr ? absl::OkStatus() : warm_up_->Poll();
+      if (!warm.has_value()) return;
+      phase_ = Phase::kIdle;
+      return bootstrap_.OnWarmedUp(begun_, *warm);
+    }
+    if (phase_ != Phase::kInitialising) return;
+    bool is_over = false;
+    if (step_.ok()) {
+      step_ = OnDevice([&]() -> absl::Status {
+        nccl::Result state = nccl::kSuccess;
+        FERRY_RETURN_IF_ERROR(api_->Check(api_->table().get_async_error(comm_, &state),
+                                          "ncclCommGetAsyncError", comm_));
+        is_over = state != nccl::kInProgress;
+        return api_->Check(state, "initialising", comm_);
+      });
+    }
+    if (step_.ok() && !is_over) return;
+    phase_ = Phase::kIdle;
+    bootstrap_.OnInitialised(begun_, std::exchange(step_, absl::OkStatus()));
+  }
+
+  const std::shared_ptr<const nccl::NcclApi> api_;
+  Gpus& gpus_;
+  Gpu& gpu_;
+  const CommunicatorOptions options_;
+  const int rank_;
+  const std::shared_ptr<NcclArbiter> arbiter_;
+  const std::shared_ptr<StoreEventQueue> events_ = std::make_shared<StoreEventQueue>();
+  std::unique_ptr<BootstrapStore> store_;
+  // Serializes use of the bootstrap once it is Ready.
+  absl::Mutex bootstrap_mu_;
+  CommunicatorBootstrap bootstrap_;
+  absl::Status abandoned_;
+
+  std::optional<absl::Status> ended_;
+  Phase phase_ = Phase::kIdle;
+  // Result of starting the initialization.
+  absl::Status step_;
+  uint32_t begun_ = 0;
+  nccl::Communicator comm_ = nullptr;
+  // Null if options_.warms_up is false.
+  std::unique_ptr<CommunicatorWarmUp> warm_up_;
+
+  InFlightOperations work_;
+};
+
+NcclCommunicator::NcclCommunicator(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+NcclCommunicator::~NcclCommunicator() = default;
+
+absl::StatusOr<std::shared_ptr<NcclCommunicator>> NcclCommunicator::Make(
+    std::shared_ptr<const nccl::NcclApi> api, Gpus& gpus, int ordinal, const CommunicatorKey& key,
+    int rank, const BootstrapStoreFactory& store, const CommunicatorOptions& options) {
+  // It overrides the communicator's configuration, and blocking calls would keep the device's
+  // thread from all other work.
+  const char* const blocking = std::getenv("NCCL_COMM_BLOCKING");
+  if (blocking != nullptr && std::atoi(blocking) != 0) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("NCCL_COMM_BLOCKING=", blocking,
+                     " makes every call of NCCL's block: unset it, Ferry's must not"));
+  }
+  FERRY_ASSIGN_OR_RETURN(Gpu* const gpu, gpus.Get(ordinal));
+  auto impl = std::make_unique<Impl>(std::move(api), gpus, *gpu, key, rank, store, options);
+  FERRY_RETURN_IF_ERROR(impl->Run());
+  return std::shared_ptr<NcclCommunicator>(new NcclCommunicator(std::move(impl)));
+}
+
+nccl::Communicator NcclCommunicator::get() const { return impl_->comm(); }
+const nccl::NcclApi& NcclCommunicator::api() const { return *impl_->api(); }
+int NcclCommunicator::rank() const { return impl_->rank(); }
+int NcclCommunicator::size() const { return impl_->bootstrap().key().size(); }
+int NcclCommunicator::ordinal() const { return impl_->gpu().device->ordinal(); }
+uint32_t NcclCommunicator::generation() const { return impl_->bootstrap().generation(); }
+absl::Status NcclCommunicator::Run(cuda::Stream stream, RunCalls calls, absl::Duration timeout) {
+  return impl_->Run(stream, calls, timeout);
+}
+absl::Status NcclCommunicator::RunWithoutTurn(RunCalls calls, absl::Duration timeout) {
+  FERRY_RETURN_IF_ERROR(impl_->OnDevice(
+      [&] { return api().Check(calls(api().table(), get()), "a call of NCCL's", get()); }));
+  return WaitEnqueued(timeout);
+}
+void NcclCommunicator::Listen(std::function<void()> on_event) {
+  impl_->Listen(std::move(on_event));
+}
+absl::Status NcclCommunicator::CheckReusable() { return impl_->CheckReusable(); }
+absl::Status NcclCommunicator::Check() { return impl_->Check(); }
+void NcclCommunicator::Abort(const absl::Status& why) { impl_->Abort(why); }
+absl::Status NcclCommunicator::WaitEnqueued(absl::Duration timeout) {
+  return impl_->WaitEnqueued(timeout);
+}
+
+}  // namespace ferry
