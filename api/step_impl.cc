@@ -176,7 +176,7 @@ void Step::Impl::Finish(Received received, const std::shared_ptr<RequestImpl>& r
   Tensor tensor = options.into.is_valid() ? options.into : ApiAccess::Wrap(received.tensor);
   if (ready == nullptr) return request->Complete(std::move(tensor), received.path);
   const absl::StatusOr<Gpu*> gpu =
-      node_.transfer_engine().gpus()->Get(received.tensor.place().ordinal);
+      node_.transfer_engine().gpus()->Get(received.tensor.location().ordinal);
   if (!gpu.ok()) return request->Complete(gpu.status());
   if (options.stream != nullptr) {
     const absl::Status status = ready->EnqueueWait(*(*gpu)->device, options.stream);
@@ -193,7 +193,7 @@ void Step::Impl::Finish(Received received, const std::shared_ptr<RequestImpl>& r
                                 request->Complete(tensor, path);
                               });
   if (!status.ok()) return request->Complete(status);
-  request->LeaveTransfer([device = ApiAccess::Wrap(received.tensor.place())] {
+  request->LeaveTransfer([device = ApiAccess::Wrap(received.tensor.location())] {
     return absl::StrCat("work of ", ToString(device), " has not written its bytes yet");
   });
 }

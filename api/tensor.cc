@@ -82,7 +82,7 @@ int64_t Tensor::element_count() const {
 size_t Tensor::size_bytes() const { return is_valid() ? impl_->tensor.bytes() : 0; }
 
 Device Tensor::device() const {
-  return is_valid() ? ApiAccess::Wrap(impl_->tensor.place()) : Device::Host();
+  return is_valid() ? ApiAccess::Wrap(impl_->tensor.location()) : Device::Host();
 }
 
 const void* Tensor::data() const {

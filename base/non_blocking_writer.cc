@@ -35,7 +35,7 @@ bool IsReady(int fd) {
   return poll(&polled, 1, 0) == 1;
 }
 
-bool IsOnePlace(std::FILE* a, std::FILE* b) {
+bool IsSameFile(std::FILE* a, std::FILE* b) {
   struct stat first;
   struct stat second;
   return fileno(a) >= 0 && fileno(b) >= 0 && fstat(fileno(a), &first) == 0 &&
@@ -148,7 +148,7 @@ int NonBlockingWriter::FindLoss() const {
 }
 
 NonBlockingWriters::NonBlockingWriters(std::FILE* out, std::FILE* err) : out_(out) {
-  if (!IsOnePlace(out, err)) own_err_ = std::make_unique<NonBlockingWriter>(err);
+  if (!IsSameFile(out, err)) own_err_ = std::make_unique<NonBlockingWriter>(err);
 }
 
 int NonBlockingWriters::Flush() {

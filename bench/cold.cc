@@ -18,11 +18,11 @@
 #include "bench/cold_worker.h"
 #include "bench/joined.h"
 #include "bench/output.h"
+#include "bench/paths.h"
 #include "bench/pattern_merge.h"
 #include "bench/plan_flags.h"
 #include "bench/processes.h"
 #include "bench/verbs.h"
-#include "bench/ways.h"
 #include "cli/hosted_coordinator.h"
 #include "cli/progress.h"
 

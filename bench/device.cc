@@ -81,7 +81,7 @@ absl::StatusOr<BenchDevices> ParseDevicesFlag(absl::string_view text, int most) 
   return names;
 }
 
-TensorLocation PlaceOfDevice(absl::string_view name) {
+TensorLocation LocationOfDevice(absl::string_view name) {
   const int ordinal = OrdinalOf(name).value_or(-1);
   if (ordinal < 0) return {};
   return {.space = MemorySpace::kCuda, .ordinal = ordinal};
@@ -98,14 +98,14 @@ absl::StatusOr<std::unique_ptr<BenchDevice>> BenchDevice::Open(Node& node, std::
   // Allocating shows whether the device exists.
   FERRY_RETURN_IF_ERROR(device->Make(ElementBytes(*type)).status());
   if (device->name_ == kHostDevice) return device;
-  FERRY_ASSIGN_OR_RETURN(device->gpu_,
-                         node.transfer_engine().gpus()->Get(PlaceOfDevice(device->name_).ordinal));
+  FERRY_ASSIGN_OR_RETURN(
+      device->gpu_, node.transfer_engine().gpus()->Get(LocationOfDevice(device->name_).ordinal));
   return device;
 }
 
 BenchDevice::~BenchDevice() = default;
 
-TensorLocation BenchDevice::place() const { return PlaceOfDevice(name_); }
+TensorLocation BenchDevice::location() const { return LocationOfDevice(name_); }
 
 absl::StatusOr<Tensor> BenchDevice::Allocate(const std::string& device, size_t bytes) {
   const size_t count = bytes / ElementBytes(dtype_);
@@ -129,7 +129,7 @@ absl::StatusOr<Tensor> BenchDevice::MakePattern(size_t bytes, uint64_t seed) {
   FERRY_ASSIGN_OR_RETURN(Tensor pattern, Allocate(kHostDevice, bytes));
   WritePattern(pattern.mutable_data(), bytes, seed, PatternMask(dtype_));
   if (!is_gpu()) return pattern;
-  FERRY_ASSIGN_OR_RETURN(Tensor there, Move(pattern, place(), "the bench's pattern"));
+  FERRY_ASSIGN_OR_RETURN(Tensor there, Move(pattern, location(), "the bench's pattern"));
   FERRY_RETURN_IF_ERROR(AwaitBytes(there));
   return there;
 }
@@ -204,7 +204,7 @@ absl::StatusOr<absl::Duration> BenchDevice::MeasureCopy(size_t bytes, int rounds
 absl::StatusOr<absl::Duration> BenchDevice::MeasurePeerCopy(size_t bytes, int rounds,
                                                             const std::string& other) {
   Gpus& gpus = *node_.transfer_engine().gpus();
-  const int ordinal = PlaceOfDevice(other).ordinal;
+  const int ordinal = LocationOfDevice(other).ordinal;
   const absl::StatusOr<Gpu*> peer = gpus.Get(ordinal);
   if (!peer.ok()) return absl::UnavailableError(peer.status().message());
   const int own = gpu_->device->ordinal();
@@ -237,22 +237,22 @@ absl::StatusOr<absl::Duration> BenchDevice::MeasurePeerCopy(size_t bytes, int ro
   return MedianOf(std::move(times));
 }
 
-std::set<std::string> DeviceWays(Node& node, int from, size_t bytes, absl::string_view from_device,
-                                 absl::string_view to_device) {
-  std::set<std::string> ways;
+std::set<std::string> DevicePaths(Node& node, int from, size_t bytes, absl::string_view from_device,
+                                  absl::string_view to_device) {
+  std::set<std::string> paths;
   const absl::StatusOr<PathExplanation> choice =
-      node.PathFrom(from, bytes, true, PlaceOfDevice(from_device), PlaceOfDevice(to_device));
-  if (!choice.ok()) return ways;
+      node.PathFrom(from, bytes, true, LocationOfDevice(from_device), LocationOfDevice(to_device));
+  if (!choice.ok()) return paths;
   for (const PathCandidate& candidate : choice->candidates) {
-    if (candidate.cost.ok()) ways.insert(candidate.name);
+    if (candidate.cost.ok()) paths.insert(candidate.name);
   }
-  return ways;
+  return paths;
 }
 
 std::string DevicePathReason(Node& node, int from, size_t bytes, absl::string_view from_device,
                              absl::string_view to_device) {
   const absl::StatusOr<PathExplanation> choice =
-      node.PathFrom(from, bytes, true, PlaceOfDevice(from_device), PlaceOfDevice(to_device));
+      node.PathFrom(from, bytes, true, LocationOfDevice(from_device), LocationOfDevice(to_device));
   return choice.ok() ? Explain(*choice) : std::string(choice.status().message());
 }
 

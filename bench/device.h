@@ -26,7 +26,7 @@ namespace ferry::cli {
 absl::StatusOr<BenchDevices> ParseDevicesFlag(absl::string_view text, int most);
 
 // Returns the location of such a device.
-TensorLocation PlaceOfDevice(absl::string_view name);
+TensorLocation LocationOfDevice(absl::string_view name);
 
 // Tensors have one dimension, filled with a pattern of cli/pattern.h. Not thread-safe, except
 // AwaitBytes.
@@ -43,7 +43,7 @@ class BenchDevice final {
   bool is_gpu() const { return gpu_ != nullptr; }
   // Null for a host.
   Gpu* gpu() const { return gpu_; }
-  TensorLocation place() const;
+  TensorLocation location() const;
 
   // Allocates `bytes`, here and below a multiple of the element size. Elements are undefined.
   absl::StatusOr<Tensor> Make(size_t bytes);
@@ -81,8 +81,8 @@ class BenchDevice final {
 
 // Returns the transports able to transfer tensors of `bytes` from that device of node `from` to
 // this one.
-std::set<std::string> DeviceWays(Node& node, int from, size_t bytes, absl::string_view from_device,
-                                 absl::string_view to_device);
+std::set<std::string> DevicePaths(Node& node, int from, size_t bytes, absl::string_view from_device,
+                                  absl::string_view to_device);
 
 // Explains the path of tensors of `bytes` from that device of node `from` to this one.
 std::string DevicePathReason(Node& node, int from, size_t bytes, absl::string_view from_device,

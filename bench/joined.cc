@@ -13,7 +13,7 @@
 #include "base/status_macros.h"
 #include "base/usable_resources.h"
 #include "bench/offer.h"
-#include "bench/ways.h"
+#include "bench/paths.h"
 #include "bench/worker.h"
 #include "cli/as_node.h"
 #include "cli/progress.h"
@@ -39,7 +39,7 @@ BenchReport BlankReport(const BenchPlanFlags& flags, const JoinedBench& what,
   BenchReport report;
   report.bench = flags.plan.pattern;
   report.subject = absl::StrCat("nodes ", FormatRanges(party.nodes, kSubjectBytes),
-                                " of the job at ", party.node.place().coordinator, " on ",
+                                " of the job at ", party.node.identity().coordinator, " on ",
                                 Count(static_cast<long long>(hosts.size()), "host"));
   report.time = what.time;
   report.transport = flags.transport;
@@ -116,7 +116,7 @@ void AddBenchJoinFlags(CLI::App& verb, BenchJoinFlags& flags) {
       verb, "--timeout", flags.timeout,
       "how long to wait for another node of the bench; if it is given, for all nodes of the "
       "job to join too, unless --connect-timeout is");
-  AddPlaceFlags(verb, flags.node);
+  AddIdentityFlags(verb, flags.node);
   verb.footer(
       "Without --coordinator, --node-id and --join it starts its processes itself. Between "
       "machines, "
@@ -149,8 +149,8 @@ absl::StatusOr<int> RunJoinedBench(BenchPlanFlags& flags, BenchJoinFlags& join,
       }
       flags.transport = "auto";
     }
-    FERRY_ASSIGN_OR_RETURN(const NodeIdentity place, FindOwnPlace(join.node));
-    const int nodes = what.nodes > 0 ? what.nodes : place.num_nodes.value_or(kMostJobNodes);
+    FERRY_ASSIGN_OR_RETURN(const NodeIdentity node_identity, FindOwnIdentity(join.node));
+    const int nodes = what.nodes > 0 ? what.nodes : node_identity.num_nodes.value_or(kMostJobNodes);
     return CompletePlan(flags, static_cast<size_t>(nodes), what.depth);
   }));
   // The TCP baseline is for two processes.

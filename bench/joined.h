@@ -33,7 +33,7 @@ struct BenchJoinFlags {
   bool joins() const { return is_meant || !node.coordinator.empty() || node.node_id.has_value(); }
 };
 
-// Adds --join, --node-list, --timeout, and those of AddPlaceFlags.
+// Adds --join, --node-list, --timeout, and those of AddIdentityFlags.
 //   flags: must outlive `verb`.
 void AddBenchJoinFlags(CLI::App& verb, BenchJoinFlags& flags);
 // Adds --coordinator to a bench that rejects it.

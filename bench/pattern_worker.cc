@@ -15,9 +15,9 @@
 #include "bench/device.h"
 #include "bench/floors.h"
 #include "bench/flows.h"
+#include "bench/paths.h"
 #include "bench/raw_nccl.h"
 #include "bench/rounds.h"
-#include "bench/ways.h"
 #include "bench/works.h"
 #include "cli/pattern.h"
 
@@ -96,7 +96,7 @@ class PatternWorker final {
     }
     if (sets_.empty()) flows.emplace_back(0, 1);
     if (is_steps()) flows.emplace_back(1, 0);
-    line["ways"] = WaysOfFlows(party_, plan_, flows);
+    line["ways"] = PathsOfFlows(party_, plan_, flows);
     FERRY_RETURN_IF_ERROR(meeting_.Tell(line));
     return meeting_.AwaitAll();
   }

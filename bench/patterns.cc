@@ -22,12 +22,12 @@
 #include "bench/flows.h"
 #include "bench/joined.h"
 #include "bench/output.h"
+#include "bench/paths.h"
 #include "bench/pattern_merge.h"
 #include "bench/plan_flags.h"
 #include "bench/processes.h"
 #include "bench/raw_nccl.h"
 #include "bench/verbs.h"
-#include "bench/ways.h"
 #include "cli/hosted_coordinator.h"
 #include "cli/progress.h"
 
@@ -190,7 +190,7 @@ absl::Status ReadLines(const BenchPlan& plan, int nodes, BenchStage& stage, Benc
   report.futex = absl::Seconds(spin[0].value("futex_s", 0.0));
   const RoundCosts costs = {report.wake(), report.wake_name(),
                             absl::Seconds(spin[0].value("empty_round_s", 0.0))};
-  report.ways = CommonWays(spin);
+  report.paths = CommonPaths(spin);
   if (plan.uses_gpus()) {
     BenchDevices devices;
     for (int rank = 0; rank < nodes; ++rank) devices.push_back(plan.DeviceOf(rank));
@@ -304,10 +304,10 @@ absl::StatusOr<int> BenchPattern(PatternFlags flags) {
   const auto depth = static_cast<size_t>(std::max(plan.inflight, plan.keys));
   FERRY_RETURN_IF_ERROR(CompletePlan(flags, static_cast<size_t>(flags.nodes), depth));
   return FinishBench(
-      MeasureWays(flags,
-                  [&flags](const BenchPlan& of_way, const TransferEngineOptions& transfer) {
-                    return MeasurePattern(flags, of_way, transfer);
-                  }),
+      MeasurePaths(flags,
+                   [&flags](const BenchPlan& of_path, const TransferEngineOptions& transfer) {
+                     return MeasurePattern(flags, of_path, transfer);
+                   }),
       flags.output);
 }
 

@@ -13,7 +13,7 @@
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "bench/device.h"
-#include "bench/ways.h"
+#include "bench/paths.h"
 #include "cli/transfer_flags.h"
 #include "cli/verb.h"
 #include "tensor/data_type.h"

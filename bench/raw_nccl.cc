@@ -49,12 +49,12 @@ std::unique_ptr<RawNccl> RawNccl::Find(const BenchParticipants& party, const Ben
   const int other = 1 - party.rank;
   if (!device.is_gpu() || plan.DeviceOf(other) == kHostDevice) return nullptr;
   const std::optional<DeviceId> peer = GpuOf(party.node.topology(), party.NodeOf(other),
-                                             PlaceOfDevice(plan.DeviceOf(other)).ordinal);
+                                             LocationOfDevice(plan.DeviceOf(other)).ordinal);
   if (!peer) return nullptr;
   for (const auto& transport : party.node.transfer_engine().transports()) {
     const auto* const nccl = dynamic_cast<const NcclTransport*>(transport.get());
     if (nccl == nullptr) continue;
-    auto communicator = nccl->CommunicatorWith(device.place().ordinal, *peer);
+    auto communicator = nccl->CommunicatorWith(device.location().ordinal, *peer);
     if (communicator == nullptr || communicator->size() != 2) return nullptr;
     return std::unique_ptr<RawNccl>(new RawNccl(party, device, std::move(communicator)));
   }
@@ -154,7 +154,7 @@ absl::StatusOr<std::vector<absl::Duration>> RawNccl::Measure(const std::vector<G
 }
 
 absl::Status RawNccl::AwaitEndOfTurn() const {
-  const auto turns = party_.node.transfer_engine().gpus()->nccl_arbiter(device_.place().ordinal);
+  const auto turns = party_.node.transfer_engine().gpus()->nccl_arbiter(device_.location().ordinal);
   FERRY_RETURN_IF_ERROR(Await([&]() -> absl::StatusOr<bool> {
     if (!turns->is_wanted()) return true;
     absl::SleepFor(kTurnLook);

@@ -71,7 +71,8 @@ absl::StatusOr<UniqueFd> ConnectTo(const std::string& address) {
 
 RawTcp::RawTcp(const BenchParticipants& party)
     : party_(party),
-      place_(absl::StrCat(party.store_prefix.empty() ? "bench" : party.store_prefix, "/raw-tcp")) {}
+      key_prefix_(
+          absl::StrCat(party.store_prefix.empty() ? "bench" : party.store_prefix, "/raw-tcp")) {}
 
 bool RawTcp::GoesOn(absl::Time deadline) const {
   const bool is_stopped = party_.stop != nullptr && party_.stop->is_cancelled();
@@ -130,13 +131,13 @@ absl::Status RawTcp::Listen(size_t streams) {
   for (const std::string& channel : channels) {
     if (listener.ok()) words.push_back(absl::StrCat(HostOf(channel), ":", listener->port));
   }
-  FERRY_RETURN_IF_ERROR(agent.Set(absl::StrCat(place_, "/at"), absl::StrJoin(words, " ")));
+  FERRY_RETURN_IF_ERROR(agent.Set(absl::StrCat(key_prefix_, "/at"), absl::StrJoin(words, " ")));
   FERRY_RETURN_IF_ERROR(listener.status());
   streams_.resize(streams);
   // The connecting side gives up earlier.
   const absl::Time deadline = SteadyClock().Now() + 2 * kFloorTimeout;
   while (true) {
-    const absl::StatusOr<std::string> told = agent.TryGet(absl::StrCat(place_, "/is"));
+    const absl::StatusOr<std::string> told = agent.TryGet(absl::StrCat(key_prefix_, "/is"));
     if (told.ok() && *told == kReady) return absl::OkStatus();
     if (told.ok()) return absl::UnavailableError(*told);
     if (!absl::IsNotFound(told.status())) return told.status();
@@ -160,7 +161,7 @@ absl::Status RawTcp::Listen(size_t streams) {
 }
 
 absl::Status RawTcp::Connect(size_t streams) {
-  FERRY_ASSIGN_OR_RETURN(const std::string at, Await(absl::StrCat(place_, "/at")));
+  FERRY_ASSIGN_OR_RETURN(const std::string at, Await(absl::StrCat(key_prefix_, "/at")));
   const std::vector<std::string> words = absl::StrSplit(at, ' ');
   uint64_t number = 0;
   if (!absl::SimpleAtoi(words[0], &number)) return absl::InternalError("floors: no number");
@@ -199,13 +200,13 @@ absl::StatusOr<std::unique_ptr<RawTcp>> RawTcp::Create(const BenchParticipants& 
   }
   const absl::Status connected = raw->Connect(count);
   FERRY_RETURN_IF_ERROR(
-      party.node.agent().Set(absl::StrCat(raw->place_, "/is"),
+      party.node.agent().Set(absl::StrCat(raw->key_prefix_, "/is"),
                              connected.ok() ? kReady : absl::string_view(connected.message())));
   FERRY_RETURN_IF_ERROR(connected);
   return raw;
 }
 
-absl::Status RawTcp::CleanUp() { return party_.node.agent().Delete(place_, /*subtree=*/true); }
+absl::Status RawTcp::CleanUp() { return party_.node.agent().Delete(key_prefix_, /*subtree=*/true); }
 
 size_t RawTcp::StreamsOf(size_t bytes) const {
   return bytes >= kManyStreamsBytes ? streams_.size() : 1;

@@ -73,7 +73,7 @@ class RawTcp final {
   Share ShareOf(size_t stream, size_t streams, void* buffer, size_t bytes) const;
 
   const BenchParticipants& party_;
-  const std::string place_;
+  const std::string key_prefix_;
   std::vector<UniqueFd> streams_;
 };
 

@@ -81,7 +81,7 @@ struct BenchReport {
   bool is_polling = false;
   bool is_sleeping = false;
   // Transports that could have carried everything.
-  std::vector<std::string> ways;
+  std::vector<std::string> paths;
   // False for benches of the coordinator, whose clients' waiting is not configurable.
   bool moves_tensors = true;
   int cores = 0;

@@ -32,7 +32,7 @@ using BenchPostedPtr = std::shared_ptr<BenchPosted>;
 // Receives into `destination`, or as delivered if that is empty.
 BenchPostedPtr PostReceive(Node& node, Step& step, const RendezvousKey& key,
                            const Tensor& destination);
-// Blocks until the receive completes; drives the node's control channels meanwhile.
+// Blocks until the receive completes; leads the node's event loop meanwhile.
 //   from: the sender's rank.
 //   Errors: those of the receive; why the bench was stopped; DEADLINE_EXCEEDED naming the sender.
 absl::Status AwaitReceive(const BenchParticipants& party, int from, BenchPosted& posted);

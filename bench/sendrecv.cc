@@ -16,13 +16,13 @@
 #include "base/usable_resources.h"
 #include "bench/joined.h"
 #include "bench/output.h"
+#include "bench/paths.h"
 #include "bench/plan.h"
 #include "bench/plan_flags.h"
 #include "bench/processes.h"
 #include "bench/raw_nccl.h"
 #include "bench/report.h"
 #include "bench/verbs.h"
-#include "bench/ways.h"
 #include "cli/hosted_coordinator.h"
 #include "cli/progress.h"
 #include "cli/table.h"
@@ -113,7 +113,7 @@ absl::Status ReadLines(const BenchPlan& plan, BenchStage& stage, BenchLines& lin
   FERRY_ASSIGN_OR_RETURN(const std::vector<Json> spin, lines.Expect("spin"));
   report.spin = absl::Seconds(spin[0].value("spin_s", 0.0));
   report.futex = absl::Seconds(spin[0].value("futex_s", 0.0));
-  report.ways = CommonWays(spin);
+  report.paths = CommonPaths(spin);
   if (spin[0].contains("no_raw_tcp")) {
     std::fprintf(stderr, "ferry: no floor of raw TCP: %s\n",
                  spin[0].value("no_raw_tcp", "").c_str());
@@ -204,10 +204,10 @@ absl::StatusOr<int> Bench(BenchFlags flags) {
   BenchPlan& plan = flags.plan;
   FERRY_RETURN_IF_ERROR(CompletePlan(flags, 1, static_cast<size_t>(plan.inflight)));
   return FinishBench(
-      MeasureWays(flags,
-                  [&flags](const BenchPlan& of_way, const TransferEngineOptions& transfer) {
-                    return Measure(flags, of_way, transfer);
-                  }),
+      MeasurePaths(flags,
+                   [&flags](const BenchPlan& of_path, const TransferEngineOptions& transfer) {
+                     return Measure(flags, of_path, transfer);
+                   }),
       flags.output);
 }
 

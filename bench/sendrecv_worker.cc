@@ -17,12 +17,12 @@
 #include "base/clock.h"
 #include "base/status_macros.h"
 #include "bench/device.h"
+#include "bench/paths.h"
 #include "bench/processes.h"
 #include "bench/raw_nccl.h"
 #include "bench/rounds.h"
 #include "bench/sendrecv_floors.h"
 #include "bench/times.h"
-#include "bench/ways.h"
 #include "cli/pattern.h"
 
 namespace ferry::cli {
@@ -304,7 +304,7 @@ absl::Status Peer::Run() {
   Json machine = {{"event", "spin"}};
   floors_ = std::make_unique<SendRecvFloors>(party_, meeting_, plan_, *device_);
   FERRY_RETURN_IF_ERROR(floors_->MeasureMachine(machine));
-  machine["ways"] = WaysOfFlows(party_, plan_, {{0, 1}, {1, 0}});
+  machine["ways"] = PathsOfFlows(party_, plan_, {{0, 1}, {1, 0}});
   FERRY_RETURN_IF_ERROR(meeting_.Tell(machine));
   for (const size_t bytes : plan_.sizes) FERRY_RETURN_IF_ERROR(RunSize(bytes));
   FERRY_RETURN_IF_ERROR(floors_->CleanUp());

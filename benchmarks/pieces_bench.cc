@@ -223,7 +223,7 @@ struct Selection {
     query.bytes = size_t{1} << 20;
     query.estimates = &costs;
     query.now = absl::UnixEpoch();
-    costs.SawControlChannel(absl::Microseconds(1), query.now);
+    costs.RecordControlLatency(absl::Microseconds(1), query.now);
   }
   TransportList transports;
   PathCostEstimator costs;

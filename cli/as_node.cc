@@ -42,14 +42,14 @@ constexpr int kMaxCuriousNodes = 64;
 class JoinReport final {
  public:
   // `hosted`: see WhereHosted.
-  JoinReport(NodeIdentity place, std::string hosted)
-      : place_(std::move(place)), hosted_(std::move(hosted)) {}
+  JoinReport(NodeIdentity node_identity, std::string hosted)
+      : identity_(std::move(node_identity)), hosted_(std::move(hosted)) {}
 
   std::string Text() {
     if (agent_ == nullptr) {
       AttemptFailure failure;
       coord::AgentOptions options;
-      options.coordinator = place_.coordinator;
+      options.coordinator = identity_.coordinator;
       options.on_attempt_failed = failure.Writer();
       options.connect_stop = stop_;
       // Short, because the end of joining waits for this attempt.
@@ -59,24 +59,24 @@ class JoinReport final {
       absl::StatusOr<std::unique_ptr<coord::Agent>> agent =
           coord::Agent::Connect(std::move(options));
       if (!agent.ok()) {
-        return absl::StrCat("waiting for the coordinator at ", place_.coordinator, hosted_,
+        return absl::StrCat("waiting for the coordinator at ", identity_.coordinator, hosted_,
                             failure.Text());
       }
       agent_ = *std::move(agent);
     }
-    const bool may_ask = place_.node_id == 0 || agent_->num_nodes() <= kMaxCuriousNodes;
+    const bool may_ask = identity_.node_id == 0 || agent_->num_nodes() <= kMaxCuriousNodes;
     if (!may_ask) return absl::StrCat("waiting for all ", agent_->num_nodes(), " nodes to join");
     const absl::StatusOr<coord::JobStatus> status = agent_->Status();
     if (!status.ok()) {
       // It may be unreachable by now: reconnect next time.
       agent_ = nullptr;
       return absl::StrCat("waiting for the other nodes to join; the coordinator at ",
-                          place_.coordinator, " does not answer");
+                          identity_.coordinator, " does not answer");
     }
     std::vector<int> missing;
     for (const coord::TaskStatus& task : status->tasks) {
       const bool is_there = task.state == coord::TaskState::kConnected || task.is_joining;
-      const bool is_self = task.node_id == place_.node_id;
+      const bool is_self = task.node_id == identity_.node_id;
       if (!is_there && !is_self) missing.push_back(task.node_id);
     }
     if (missing.empty()) return "waiting for the devices of the other nodes";
@@ -88,7 +88,7 @@ class JoinReport final {
   void Stop() { stop_->Cancel(absl::CancelledError("the wait is over")); }
 
  private:
-  const NodeIdentity place_;
+  const NodeIdentity identity_;
   const std::string hosted_;
   const std::shared_ptr<CancellationToken> stop_ = std::make_shared<CancellationToken>();
   std::unique_ptr<coord::Agent> agent_;
@@ -97,28 +97,28 @@ class JoinReport final {
 // Describes a coordinator whose address was derived, for messages about waiting for it: that node 0
 // runs it, and where it listens if this is node 0. Empty if the address was given explicitly, since
 // its host is then unknown.
-std::string WhereHosted(const NodeIdentity& place, const HostedCoordinator* hosted) {
+std::string WhereHosted(const NodeIdentity& node_identity, const HostedCoordinator* hosted) {
   if (hosted != nullptr) {
     return absl::StrCat(", which is this process itself, listening on ", hosted->address());
   }
-  return place.is_derived ? ", which node 0 runs" : "";
+  return node_identity.is_derived ? ", which node 0 runs" : "";
 }
 
-// Returns the job of a process that could not join as `place`.
-RefusedJob JobOf(const RefusedNode& place, const NodeOptions& options) {
-  const int nodes = place.num_nodes.value_or(1);
+// Returns the job of a process that could not join as `node_identity`.
+RefusedJob JobOf(const RefusedNode& node_identity, const NodeOptions& options) {
+  const int nodes = node_identity.num_nodes.value_or(1);
   return {.nodes = nodes, .others = nodes - 1, .timeout = LateNodeTimeout(options.connect_timeout)};
 }
 
-absl::Status ReportToOthers(const RefusedNode& place, const absl::Status& why,
+absl::Status ReportToOthers(const RefusedNode& node_identity, const absl::Status& why,
                             const NodeOptions& options) {
-  return ReportToOthers(place, why, JobOf(place, options));
+  return ReportToOthers(node_identity, why, JobOf(node_identity, options));
 }
 
 // Joins on a thread of its own, because it may take minutes, and signals must be handled.
-absl::StatusOr<std::unique_ptr<Node>> Join(NodeOptions options, const NodeIdentity& place,
+absl::StatusOr<std::unique_ptr<Node>> Join(NodeOptions options, const NodeIdentity& node_identity,
                                            const std::string& hosted, BlockedSignals& signals) {
-  JoinReport report(place, hosted);
+  JoinReport report(node_identity, hosted);
   const Progress progress([&report] { return report.Text(); });
   const std::shared_ptr<CancellationToken> stop = options.connect_stop;
   absl::Status stopped;
@@ -135,7 +135,7 @@ absl::StatusOr<std::unique_ptr<Node>> Join(NodeOptions options, const NodeIdenti
       const std::optional<int> signal = signals.WaitFor(absl::InfiniteDuration());
       if (!signal || is_over) continue;
       const std::string why = absl::StrCat("stopped by ", SignalName(*signal), " while ",
-                                           place.description, " was joining");
+                                           node_identity.description, " was joining");
       if (stopper == nullptr) {
         // On a thread, because cancelling notifies the coordinator, which may take seconds.
         stopped = absl::CancelledError(why);
@@ -158,7 +158,7 @@ absl::StatusOr<std::unique_ptr<Node>> Join(NodeOptions options, const NodeIdenti
 
 }  // namespace
 
-void AddPlaceFlags(CLI::App& app, NodeOptions& options) {
+void AddIdentityFlags(CLI::App& app, NodeOptions& options) {
   // Not AddCoordinatorFlag: ResolveNodeIdentity reads FERRY_COORDINATOR itself, and reports the
   // source of the value.
   app.add_option_function<std::string>(
@@ -193,7 +193,7 @@ void AddPlaceFlags(CLI::App& app, NodeOptions& options) {
 }
 
 void AddNodeFlags(CLI::App& app, NodeOptions& options) {
-  AddPlaceFlags(app, options);
+  AddIdentityFlags(app, options);
   AddTransferFlags(app, options.transfer);
 }
 
@@ -201,12 +201,12 @@ absl::StatusOr<int> RunAsNode(NodeOptions& options,
                               const std::function<absl::StatusOr<int>(JoinedNode&)>& body,
                               std::optional<absl::Duration> heartbeat_timeout) {
   // Before signals are blocked: a process that fails here has nothing to clean up.
-  FERRY_ASSIGN_OR_RETURN(const NodeIdentity place, FindOwnPlace(options));
-  const bool is_host = place.is_derived && place.node_id == 0;
+  FERRY_ASSIGN_OR_RETURN(const NodeIdentity node_identity, FindOwnIdentity(options));
+  const bool is_host = node_identity.is_derived && node_identity.node_id == 0;
   if (is_host) {
     const auto found = FindHeartbeatTimeout(heartbeat_timeout);
     if (!found.ok()) {
-      return ReportToOthers(AsRefused(place), found.status(), options);
+      return ReportToOthers(AsRefused(node_identity), found.status(), options);
     }
     heartbeat_timeout = *found;
   }
@@ -214,15 +214,15 @@ absl::StatusOr<int> RunAsNode(NodeOptions& options,
   std::unique_ptr<HostedCoordinator> hosted;
   if (is_host) {
     const Graphs graphs = options.service != nullptr ? Graphs::kServed : Graphs::kNone;
-    auto listening =
-        HostedCoordinator::At(place.coordinator, *place.num_nodes, graphs, heartbeat_timeout);
-    if (!listening.ok()) return WhyNotListening(place.coordinator, listening.status());
+    auto listening = HostedCoordinator::At(node_identity.coordinator, *node_identity.num_nodes,
+                                           graphs, heartbeat_timeout);
+    if (!listening.ok()) return WhyNotListening(node_identity.coordinator, listening.status());
     hosted = *std::move(listening);
   }
   JobError error(signals);
   options.on_error = [&error](absl::Status status) { error.Set(std::move(status)); };
-  const std::string where = WhereHosted(place, hosted.get());
-  absl::StatusOr<std::unique_ptr<Node>> node = Join(options, place, where, signals);
+  const std::string where = WhereHosted(node_identity, hosted.get());
+  absl::StatusOr<std::unique_ptr<Node>> node = Join(options, node_identity, where, signals);
   const auto let_others_leave = [&hosted, &signals, &options] {
     if (hosted == nullptr) return;
     if (signals.have_come()) {
@@ -236,11 +236,11 @@ absl::StatusOr<int> RunAsNode(NodeOptions& options,
     let_others_leave();
     // The job's error is more specific than that of the call it cancelled.
     const absl::Status status = error.Get().ok() ? node.status() : error.Get();
-    const bool is_out_of_reach =
-        absl::IsDeadlineExceeded(status) || absl::StrContains(status.message(), place.coordinator);
+    const bool is_out_of_reach = absl::IsDeadlineExceeded(status) ||
+                                 absl::StrContains(status.message(), node_identity.coordinator);
     if (where.empty() || !is_out_of_reach) return status;
     return absl::Status(status.code(), absl::StrCat(status.message(), "; the coordinator is at ",
-                                                    place.coordinator, where));
+                                                    node_identity.coordinator, where));
   }
   JoinedNode joined{**node, signals, error, hosted != nullptr};
   absl::StatusOr<int> status = body(joined);
@@ -248,21 +248,21 @@ absl::StatusOr<int> RunAsNode(NodeOptions& options,
   return status;
 }
 
-absl::StatusOr<NodeIdentity> FindOwnPlace(const NodeOptions& options) {
-  absl::StatusOr<NodeIdentity> place = ResolveNodeIdentity(options, ProcessEnv);
-  if (place.ok()) return place;
+absl::StatusOr<NodeIdentity> FindOwnIdentity(const NodeOptions& options) {
+  absl::StatusOr<NodeIdentity> node_identity = ResolveNodeIdentity(options, ProcessEnv);
+  if (node_identity.ok()) return node_identity;
   const std::optional<RefusedNode> refused = FindRefusedNode(options, ProcessEnv);
-  if (!refused.has_value()) return place;
-  return ReportToOthers(*refused, place.status(), options);
+  if (!refused.has_value()) return node_identity;
+  return ReportToOthers(*refused, node_identity.status(), options);
 }
 
 absl::Status PrepareAsNode(const NodeOptions& options,
                            const std::function<absl::Status()>& prepare) {
   absl::Status status = prepare();
   if (status.ok() || IsErrorPrinted(status)) return status;
-  const absl::StatusOr<NodeIdentity> place = ResolveNodeIdentity(options, ProcessEnv);
-  if (!place.ok() || !place->is_derived) return status;
-  return ReportToOthers(AsRefused(*place), status, options);
+  const absl::StatusOr<NodeIdentity> node_identity = ResolveNodeIdentity(options, ProcessEnv);
+  if (!node_identity.ok() || !node_identity->is_derived) return status;
+  return ReportToOthers(AsRefused(*node_identity), status, options);
 }
 
 void EndService(JoinedNode& joined) {

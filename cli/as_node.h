@@ -31,17 +31,17 @@ struct JoinedNode {
 
 // Adds --coordinator, --node-id, --num-nodes, --recoverable and the timeouts.
 //   options: must outlive `app`.
-void AddPlaceFlags(CLI::App& app, NodeOptions& options);
+void AddIdentityFlags(CLI::App& app, NodeOptions& options);
 // Adds those, and those of AddTransferFlags.
 void AddNodeFlags(CLI::App& app, NodeOptions& options);
 
 // Calls ResolveNodeIdentity with this process's environment. On failure prints the error, and
 // reports it to the other processes of the job if FindRefusedNode knows them; node 0 runs the
 // coordinator to do so, if that was its role.
-absl::StatusOr<NodeIdentity> FindOwnPlace(const NodeOptions& options);
+absl::StatusOr<NodeIdentity> FindOwnIdentity(const NodeOptions& options);
 
 // Runs `prepare`, the part of a verb before it joins. If that fails in a launched process whose
-// coordinator is at node 0, fails the job's other processes, as FindOwnPlace does: the same
+// coordinator is at node 0, fails the job's other processes, as FindOwnIdentity does: the same
 // launcher started them, and they are already waiting.
 absl::Status PrepareAsNode(const NodeOptions& options,
                            const std::function<absl::Status()>& prepare);

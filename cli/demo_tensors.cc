@@ -68,7 +68,7 @@ absl::Status RecvAll(Node& node, Step& step, const std::function<void(const Demo
       FERRY_ASSIGN_OR_RETURN(const Received received, step.RecvValue(key, kDemoTimeout));
       (round == 0 ? transfer.first : transfer.again) = SteadyClock().Now() - start;
       FERRY_RETURN_IF_ERROR(Check(received, PatternSeed(NameOf(bytes), kStep)));
-      transfer.way = WhichWay(node, 0, received);
+      transfer.path = DescribePath(node, 0, received);
     }
     tell(transfer);
   }
@@ -148,7 +148,7 @@ absl::Status TransferByTcp(Node& node, const std::function<void(const DemoTransf
       FERRY_ASSIGN_OR_RETURN(const Received received, RecvBy(*rendezvous, key));
       (round == 0 ? transfer.first : transfer.again) = SteadyClock().Now() - start;
       FERRY_RETURN_IF_ERROR(Check(received, PatternSeed(name, kStep, kRounds + round)));
-      transfer.way = absl::StrCat("by ", received.path, ", asked for");
+      transfer.path = absl::StrCat("by ", received.path, ", asked for");
     }
     tell(transfer);
   }

@@ -20,8 +20,8 @@ inline constexpr int kDemoTransfers = 4;
 
 struct DemoTransfer {
   size_t bytes = 0;
-  // See WhichWay.
-  std::string way;
+  // See DescribePath.
+  std::string path;
   // The first transfer, which may open connections and map memory; and the one after it.
   absl::Duration first;
   absl::Duration again;

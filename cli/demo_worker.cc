@@ -99,7 +99,7 @@ absl::StatusOr<int> Work(NodeOptions& options) {
   }
   FERRY_RETURN_IF_ERROR(TransferDemoTensors(*node, [](const DemoTransfer& transfer) {
     Tell("tensor", {{"bytes", transfer.bytes},
-                    {"way", transfer.way},
+                    {"way", transfer.path},
                     {"first_s", absl::ToDoubleSeconds(transfer.first)},
                     {"again_s", absl::ToDoubleSeconds(transfer.again)}});
   }));

@@ -130,7 +130,7 @@ absl::StatusOr<int> RecvOne(JoinedNode& joined, const RecvFlags& flags) {
         })));
   }
   // The sender has finished: errors in the tensor are reported only here.
-  const std::string way = Printable(WhichWay(node, flags.peer, received));
+  const std::string path = Printable(DescribePath(node, flags.peer, received));
   FERRY_RETURN_IF_ERROR(step.Close(flags.timeout));
   EndService(joined);
   const std::string from = absl::StrCat(" from node ", flags.peer, " in step ", flags.step);
@@ -147,7 +147,7 @@ absl::StatusOr<int> RecvOne(JoinedNode& joined, const RecvFlags& flags) {
   std::fprintf(told, "ferry recv: %s%s: %s, %s%s, after %s, %s\n", Quoted(flags.name).c_str(),
                from.c_str(), ToString(tensor).c_str(),
                ShortBytes(static_cast<double>(tensor.bytes())).c_str(),
-               flags.verify ? ", verified" : "", ShortDuration(taken).c_str(), way.c_str());
+               flags.verify ? ", verified" : "", ShortDuration(taken).c_str(), path.c_str());
   FERRY_RETURN_IF_ERROR(FlushOutput());
   return kDone;
 }

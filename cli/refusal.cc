@@ -31,29 +31,30 @@ absl::StatusOr<std::unique_ptr<coord::Agent>> Look(const std::string& coordinato
 }
 
 // Node 0 takes precedence if it is another process.
-bool MayHost(const RefusedNode& place) {
-  return place.is_derived && place.may_be_first && IsOwnAddress(HostOfPeer(place.coordinator)) &&
-         !Look(place.coordinator).ok();
+bool MayHost(const RefusedNode& node_identity) {
+  return node_identity.is_derived && node_identity.may_be_first &&
+         IsOwnAddress(HostOfPeer(node_identity.coordinator)) &&
+         !Look(node_identity.coordinator).ok();
 }
 
 }  // namespace
 
-RefusedNode AsRefused(const NodeIdentity& place) {
-  return {.coordinator = place.coordinator,
-          .is_derived = place.is_derived,
-          .node_id = place.node_id,
-          .num_nodes = place.num_nodes,
-          .may_be_first = place.node_id == 0};
+RefusedNode AsRefused(const NodeIdentity& node_identity) {
+  return {.coordinator = node_identity.coordinator,
+          .is_derived = node_identity.is_derived,
+          .node_id = node_identity.node_id,
+          .num_nodes = node_identity.num_nodes,
+          .may_be_first = node_identity.node_id == 0};
 }
 
-absl::Status ReportToOthers(const RefusedNode& place, const absl::Status& why,
+absl::Status ReportToOthers(const RefusedNode& node_identity, const absl::Status& why,
                             const RefusedJob& job) {
-  const bool is_first = place.is_derived && place.node_id == 0;
+  const bool is_first = node_identity.is_derived && node_identity.node_id == 0;
   // A job of one process has no others; and a host needs their number in order to serve them.
   if (is_first && job.others == 0) return why;
   absl::Status said = PrintErrorNow(why);
-  if (job.others > 0 && (is_first || MayHost(place))) {
-    const auto hosted = HostedCoordinator::At(place.coordinator, job.nodes, Graphs::kNone);
+  if (job.others > 0 && (is_first || MayHost(node_identity))) {
+    const auto hosted = HostedCoordinator::At(node_identity.coordinator, job.nodes, Graphs::kNone);
     if (hosted.ok()) {
       (*hosted)->RefuseArrivingNodes(CannotJoinError(why), job.others,
                                      is_first ? job.timeout : kUnsureTimeout);
@@ -62,7 +63,7 @@ absl::Status ReportToOthers(const RefusedNode& place, const absl::Status& why,
     // Another process, possibly a coordinator, listens there.
   }
   const Progress progress("telling the other nodes why this one cannot join");
-  ReportCannotJoin(place.coordinator, why);
+  ReportCannotJoin(node_identity.coordinator, why);
   return said;
 }
 

@@ -30,14 +30,14 @@ struct RefusedJob {
   absl::Duration timeout;
 };
 
-RefusedNode AsRefused(const NodeIdentity& place);
+RefusedNode AsRefused(const NodeIdentity& node_identity);
 
-// Reports that this process, meant to be at `place`, fails with `why` before it joins: at once on
-// stderr, and then to the others of its job, which would otherwise wait for minutes. If this is
-// node 0 and was to run the coordinator, it does so until they have been notified. A process that
-// might be node 0 does the same for a few seconds, if it is on the right machine and nothing
-// listens there. Returns `why`.
-absl::Status ReportToOthers(const RefusedNode& place, const absl::Status& why,
+// Reports that this process, meant to be at `node_identity`, fails with `why` before it joins: at
+// once on stderr, and then to the others of its job, which would otherwise wait for minutes. If
+// this is node 0 and was to run the coordinator, it does so until they have been notified. A
+// process that might be node 0 does the same for a few seconds, if it is on the right machine and
+// nothing listens there. Returns `why`.
+absl::Status ReportToOthers(const RefusedNode& node_identity, const absl::Status& why,
                             const RefusedJob& job);
 
 // For a process that was to run the coordinator and cannot listen, for the reason `why`: returns

@@ -143,13 +143,15 @@ absl::StatusOr<std::unique_ptr<HostedCoordinator>> PrepareCoordinator(
   machine.node_id = flags.machine_index;
   machine.num_nodes = launch.machine_count;
   machine.coordinator = launch.coordinator;
-  FERRY_ASSIGN_OR_RETURN(const NodeIdentity place, ResolveNodeIdentity(machine, environment));
-  launch.machine_index = place.node_id;
-  launch.coordinator = place.coordinator;
-  if (!place.is_derived || place.node_id != 0) return nullptr;
-  auto hosted = HostedCoordinator::At(place.coordinator, launch.machine_count * launch.local_count,
-                                      graphs, heartbeat_timeout);
-  if (!hosted.ok()) return WhyNotListening(place.coordinator, hosted.status());
+  FERRY_ASSIGN_OR_RETURN(const NodeIdentity node_identity,
+                         ResolveNodeIdentity(machine, environment));
+  launch.machine_index = node_identity.node_id;
+  launch.coordinator = node_identity.coordinator;
+  if (!node_identity.is_derived || node_identity.node_id != 0) return nullptr;
+  auto hosted =
+      HostedCoordinator::At(node_identity.coordinator, launch.machine_count * launch.local_count,
+                            graphs, heartbeat_timeout);
+  if (!hosted.ok()) return WhyNotListening(node_identity.coordinator, hosted.status());
   return hosted;
 }
 
@@ -228,9 +230,9 @@ absl::Status ReportToOtherMachines(const RunFlags& flags, const absl::Status& wh
     machine.node_id = flags.machine_index;
     machine.num_nodes = launch.machine_count;
     const RunEnvironment environment;
-    const absl::StatusOr<NodeIdentity> place = ResolveNodeIdentity(machine, environment);
+    const absl::StatusOr<NodeIdentity> node_identity = ResolveNodeIdentity(machine, environment);
     const std::optional<RefusedNode> found =
-        place.ok() ? AsRefused(*place) : FindRefusedNode(machine, environment);
+        node_identity.ok() ? AsRefused(*node_identity) : FindRefusedNode(machine, environment);
     if (!found.has_value()) return why;
     refused = *found;
   }

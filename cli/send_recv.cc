@@ -51,13 +51,15 @@ absl::Status CheckSendRecvFlags(const SendRecvFlags& flags, absl::string_view pe
   FERRY_RETURN_IF_ERROR(RendezvousKey::CheckEdge(flags.name));
   if (!flags.dtype.empty()) FERRY_RETURN_IF_ERROR(ParseDtypeFlag(flags.dtype).status());
   if (!flags.shape.empty()) FERRY_RETURN_IF_ERROR(ParseShapeFlag(flags.shape).status());
-  FERRY_ASSIGN_OR_RETURN(const NodeIdentity place, FindOwnPlace(flags.node));
-  if (flags.peer < 0 || (place.num_nodes && flags.peer >= *place.num_nodes)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        peer_flag, "=", flags.peer, ": there is no such node",
-        place.num_nodes ? absl::StrCat("; the job has ", *place.num_nodes, ", from 0") : ""));
+  FERRY_ASSIGN_OR_RETURN(const NodeIdentity node_identity, FindOwnIdentity(flags.node));
+  if (flags.peer < 0 || (node_identity.num_nodes && flags.peer >= *node_identity.num_nodes)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(peer_flag, "=", flags.peer, ": there is no such node",
+                     node_identity.num_nodes
+                         ? absl::StrCat("; the job has ", *node_identity.num_nodes, ", from 0")
+                         : ""));
   }
-  if (flags.peer == place.node_id) {
+  if (flags.peer == node_identity.node_id) {
     return absl::InvalidArgumentError(absl::StrCat(
         peer_flag, "=", flags.peer, " is this node itself; the other side is another process"));
   }
@@ -88,7 +90,7 @@ uint64_t PatternSeedOf(const SendRecvFlags& flags) {
   return PatternSeed(flags.name, static_cast<uint64_t>(flags.step));
 }
 
-std::string WhichWay(Node& node, int from, const Received& received) {
+std::string DescribePath(Node& node, int from, const Received& received) {
   if (received.path == kLocalPath) return "local: without leaving the process";
   if (received.path == "inline") return "inline: it is small enough to come with the answer";
   if (received.path == "grpc") return "by grpc, which carries everything here";

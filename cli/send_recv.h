@@ -59,7 +59,7 @@ uint64_t PatternSeedOf(const SendRecvFlags& flags);
 
 // Returns "by shm: shm (1us + 10.2 GB/s); not tcp: ...": the path that `received` took from node
 // `from`, and why not another one.
-std::string WhichWay(Node& node, int from, const Received& received);
+std::string DescribePath(Node& node, int from, const Received& received);
 
 }  // namespace ferry::cli
 

@@ -142,7 +142,7 @@ PairsByPath NodePairs(const TransferEngine& engine, const std::vector<Endpoint>&
         pairs[absl::StrCat("none: ", choice.status().message())].push_back(name);
         continue;
       }
-      AlikePairs& same = alike[SortOf(*choice)];
+      AlikePairs& same = alike[ExplanationKey(*choice)];
       same.choices.push_back(*choice);
       same.names.push_back(name);
     }

@@ -45,9 +45,9 @@ absl::StatusOr<int> Stay(JoinedNode& joined) {
 
 absl::StatusOr<int> Work(JoinedNode& joined, bool exit_after_join) {
   Node& node = joined.node;
-  const NodeIdentity& place = node.place();
+  const NodeIdentity& identity = node.identity();
   std::printf("ferry worker: %s joined at %s%s; %s; topology %s\n",
-              Printable(place.description).c_str(), Printable(place.coordinator).c_str(),
+              Printable(identity.description).c_str(), Printable(identity.coordinator).c_str(),
               joined.hosts_coordinator ? " (run by this process)" : "",
               Printable(Summarize(node.topology())).c_str(), TopologyHash(node.topology()).c_str());
   if (const std::string address = node.service_address(); !address.empty()) {

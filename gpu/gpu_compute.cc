@@ -58,10 +58,10 @@ absl::StatusOr<Tensor> GpuCompute::Run(absl::Span<const Tensor> inputs, const Te
   FERRY_ASSIGN_OR_RETURN(const cuda::ElementKernels* const kernels, Kernels());
   if (output.bytes() == 0) return output;
   for (const Tensor& input : inputs) {
-    if (input.bytes() == 0 || input.place() == output.place()) continue;
-    return absl::InvalidArgumentError(absl::StrCat("a kernel on ", ToString(output.place()),
+    if (input.bytes() == 0 || input.location() == output.location()) continue;
+    return absl::InvalidArgumentError(absl::StrCat("a kernel on ", ToString(output.location()),
                                                    " cannot read ", ToString(input),
-                                                   " in memory of ", ToString(input.place())));
+                                                   " in memory of ", ToString(input.location())));
   }
   const cuda::ScopedCurrent current(*parts_.device);
   FERRY_RETURN_IF_ERROR(current.status());

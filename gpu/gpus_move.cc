@@ -22,13 +22,13 @@ absl::Status CheckDestination(const MoveRequest& request) {
   const Tensor& into = request.destination;
   if (!into.is_valid()) return absl::OkStatus();
   if (into.dtype() == request.tensor.dtype() && into.bytes() == request.tensor.bytes() &&
-      into.place() == request.to) {
+      into.location() == request.to) {
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(
       absl::StrCat("what came is ", ToString(request.tensor), " for ", ToString(request.to),
                    ", and the receiver's buffer is for ", ToString(into), " in memory of ",
-                   ToString(into.place())));
+                   ToString(into.location())));
 }
 
 }  // namespace
@@ -41,7 +41,7 @@ void Gpus::Move(MoveRequest request, MoveCallback done) {
   if (absl::Status status = CheckDestination(request); !status.ok()) {
     return std::move(done)(std::move(status));
   }
-  const TensorLocation from = request.tensor.place();
+  const TensorLocation from = request.tensor.location();
   const TensorLocation to = request.to;
   if (from == to && !request.destination.is_valid()) {
     return std::move(done)(std::move(request.tensor));

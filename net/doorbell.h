@@ -16,8 +16,8 @@
 namespace ferry {
 
 // The owner publishes when it goes to sleep; a producer that has queued work for it rings. In the
-// dozing state between the two, the owner polls periodically and is left alone unless a peer can
-// only wait for it. Consists of a page and an eventfd, both of which can be passed to other
+// polling state between the two, the owner polls periodically and is left alone unless a peer is
+// about to block. Consists of a page and an eventfd, both of which can be passed to other
 // processes. Thread-safe. Move-only.
 class Doorbell final {
  public:
@@ -43,12 +43,12 @@ class Doorbell final {
     FullFence();
   }
   // Called by the owner when it will poll soon in any case. Earlier rings count as handled.
-  void Doze() { state().store(kDozing, std::memory_order_relaxed); }
-  void DozeIfAwake() {
+  void EnterPolling() { state().store(kPolling, std::memory_order_relaxed); }
+  void EnterPollingIfAwake() {
     uint32_t is = kAwake;
-    state().compare_exchange_strong(is, kDozing, std::memory_order_relaxed);
+    state().compare_exchange_strong(is, kPolling, std::memory_order_relaxed);
   }
-  bool is_dozing() { return state().load(std::memory_order_relaxed) == kDozing; }
+  bool is_polling() { return state().load(std::memory_order_relaxed) == kPolling; }
   void WakeUp() { state().store(kAwake, std::memory_order_relaxed); }
 
   // Called after the work has been queued where the owner polls.
@@ -56,11 +56,11 @@ class Doorbell final {
     FullFence();
     RingIf(kAsleep);
   }
-  // As Ring, but also wakes a dozing owner.
-  void Rouse() {
+  // As Ring, but also wakes an owner that polls periodically.
+  void Notify() {
     FullFence();
     RingIf(kAsleep);
-    RingIf(kDozing);
+    RingIf(kPolling);
   }
   void RingAnyway();
 
@@ -68,7 +68,7 @@ class Doorbell final {
   // The states, as stored in the page.
   static constexpr uint32_t kAwake = 0;
   static constexpr uint32_t kAsleep = 1;
-  static constexpr uint32_t kDozing = 2;
+  static constexpr uint32_t kPolling = 2;
 
   std::atomic<uint32_t>& state() { return *static_cast<std::atomic<uint32_t>*>(page_.base()); }
   void RingIf(uint32_t is) {

@@ -20,7 +20,7 @@
 namespace ferry {
 namespace {
 
-thread_local const EventLoop* driven_here = nullptr;
+thread_local const EventLoop* led_here = nullptr;
 
 constexpr int kEventsAtOnce = 32;
 // Polling descriptors costs a system call; polling memory does not.
@@ -205,11 +205,11 @@ bool EventLoop::PollDescriptors(int timeout_ms) {
   epoll_event events[kEventsAtOnce];
   const int count = epoll_wait(epoll_.get(), events, kEventsAtOnce, timeout_ms);
   bool did_something = false;
-  for (int i = 0; i < count; ++i) did_something |= Tell(events[i].data.u64, events[i].events);
+  for (int i = 0; i < count; ++i) did_something |= Dispatch(events[i].data.u64, events[i].events);
   return did_something;
 }
 
-bool EventLoop::Tell(SourceId id, uint32_t events) {
+bool EventLoop::Dispatch(SourceId id, uint32_t events) {
   std::shared_ptr<LoopSource> source;
   {
     absl::MutexLock lock(&mu_);
@@ -231,24 +231,24 @@ bool EventLoop::HasWork() {
 }
 
 bool EventLoop::TryLead() {
-  if (is_driven_.load(std::memory_order_relaxed)) return false;
-  if (is_driven_.exchange(true, std::memory_order_acquire)) return false;
-  driven_here = this;
+  if (is_led_.load(std::memory_order_relaxed)) return false;
+  if (is_led_.exchange(true, std::memory_order_acquire)) return false;
+  led_here = this;
   // Not written while ticking: peers read this cache line for every frame and would miss on it.
   if (!is_ticking_.load(std::memory_order_relaxed)) doorbell_.WakeUp();
   return true;
 }
 
-void EventLoop::StopDriving() {
-  is_driven_by_caller_ = false;
-  driven_here = nullptr;
+void EventLoop::StopLeading() {
+  is_led_by_caller_ = false;
+  led_here = nullptr;
   bool has_more = false;
   if (!is_ticking_.load(std::memory_order_relaxed)) {
     doorbell_.FallAsleep();
     // Work may have arrived after the last poll: the thread in epoll_wait must look again.
     has_more = HasWork();
   }
-  is_driven_.store(false, std::memory_order_release);
+  is_led_.store(false, std::memory_order_release);
   if (has_more) doorbell_.RingAnyway();
   FullFence();
   if (parked_.load(std::memory_order_relaxed) > 0) {
@@ -283,8 +283,8 @@ bool EventLoop::WaitUntil(absl::FunctionRef<bool()> is_done, absl::Time deadline
   int looks = 0;
   while (!(done = is_done())) {
     if (TryLead()) {
-      is_driven_by_caller_ = true;
-      caller_drives_.fetch_add(1, std::memory_order_relaxed);
+      is_led_by_caller_ = true;
+      caller_lead_count_.fetch_add(1, std::memory_order_relaxed);
       for (uint32_t turn = 1; !(done = is_done()); ++turn) {
         if (PollOnce()) {
           give_up_spinning = absl::InfinitePast();
@@ -302,7 +302,7 @@ bool EventLoop::WaitUntil(absl::FunctionRef<bool()> is_done, absl::Time deadline
         if (now >= yield_from) sched_yield();
         if (now >= give_up_spinning) Sleep(is_done, deadline);
       }
-      StopDriving();
+      StopLeading();
       break;
     }
     // Another thread leads. It makes the condition true or yields; the loop's own thread yields at
@@ -318,7 +318,7 @@ bool EventLoop::WaitUntil(absl::FunctionRef<bool()> is_done, absl::Time deadline
     }
     absl::MutexLock lock(&wait_mu_);
     parked_.fetch_add(1, std::memory_order_seq_cst);
-    if (!is_done() && is_driven_.load(std::memory_order_seq_cst)) {
+    if (!is_done() && is_led_.load(std::memory_order_seq_cst)) {
       wait_changed_.WaitWithDeadline(
           &wait_mu_, absl::Now() + std::min<absl::Duration>(deadline - SteadyClock().Now(),
                                                             absl::Milliseconds(100)));
@@ -343,10 +343,10 @@ void EventLoop::Wake() {
   if (callers_waiting_.load(std::memory_order_relaxed) > 0 && !IsOnLoop()) doorbell_.Ring();
 }
 
-bool EventLoop::IsOnLoop() const { return driven_here == this; }
+bool EventLoop::IsOnLoop() const { return led_here == this; }
 
 void EventLoop::Run() {
-  uint32_t seen = caller_drives_.load(std::memory_order_relaxed);
+  uint32_t seen = caller_lead_count_.load(std::memory_order_relaxed);
   while (!is_stopping_.load()) {
     bool was_woken = true;
     if (is_ticking_.load(std::memory_order_relaxed)) {
@@ -356,7 +356,7 @@ void EventLoop::Run() {
     }
     if (is_stopping_.load()) return;
     // A caller has led since the last turn, and will probably do so again.
-    const uint32_t now = caller_drives_.load(std::memory_order_relaxed);
+    const uint32_t now = caller_lead_count_.load(std::memory_order_relaxed);
     const bool callers_come_and_go = seen != now;
     if (callers_come_and_go && !was_woken) {
       seen = now;
@@ -365,15 +365,15 @@ void EventLoop::Run() {
     // A leading caller sets the doorbell itself when it sleeps.
     if (!TryLead()) continue;
     seen = now;
-    DriveWhileBusy();
+    LeadWhileBusy();
     is_ticking_.store(callers_come_and_go, std::memory_order_relaxed);
     if (callers_come_and_go) {
       // Everything rung for so far has been handled.
       epoll_event event;
       epoll_wait(tick_epoll_.get(), &event, 1, 0);
-      doorbell_.Doze();
+      doorbell_.EnterPolling();
     }
-    StopDriving();
+    StopLeading();
   }
 }
 
@@ -390,13 +390,13 @@ void EventLoop::SleepInKernel() {
   // too.
   for (int i = 0; i < count; ++i) {
     if (events[i].data.u64 == 0) continue;
-    Post([this, id = events[i].data.u64, bits = events[i].events] { Tell(id, bits); });
+    Post([this, id = events[i].data.u64, bits = events[i].events] { Dispatch(id, bits); });
   }
-  if (count <= 0 || !is_driven_.load(std::memory_order_seq_cst)) return;
+  if (count <= 0 || !is_led_.load(std::memory_order_seq_cst)) return;
   doorbell_.RingAnyway();
   absl::MutexLock lock(&wait_mu_);
   parked_.fetch_add(1, std::memory_order_seq_cst);
-  if (is_driven_.load(std::memory_order_seq_cst) && !is_stopping_.load()) {
+  if (is_led_.load(std::memory_order_seq_cst) && !is_stopping_.load()) {
     wait_changed_.WaitWithTimeout(&wait_mu_, absl::Milliseconds(100));
   }
   parked_.fetch_sub(1, std::memory_order_relaxed);
@@ -407,12 +407,12 @@ bool EventLoop::Tick() {
   const timespec timeout = absl::ToTimespec(options_.tick);
   if (ppoll(&bell, 1, &timeout, nullptr) <= 0) return false;
   // Arms the bell for the next peer. If the leader has fallen asleep by now, it stays asleep.
-  doorbell_.DozeIfAwake();
+  doorbell_.EnterPollingIfAwake();
   epoll_event event;
   return epoll_wait(tick_epoll_.get(), &event, 1, 0) > 0;
 }
 
-void EventLoop::DriveWhileBusy() {
+void EventLoop::LeadWhileBusy() {
   absl::Time last_work = SteadyClock().Now();
   uint32_t turn = 0;
   while (!is_stopping_.load(std::memory_order_relaxed) &&
@@ -427,7 +427,7 @@ void EventLoop::DriveWhileBusy() {
     if (last_work == absl::InfinitePast()) last_work = now;
     if (now - last_work >= std::min(options_.spin, kThreadSpin)) return;
   }
-  // A caller waits and will lead on its own thread. StopDriving looks once more.
+  // A caller waits and will lead on its own thread. StopLeading looks once more.
 }
 
 }  // namespace ferry

@@ -102,7 +102,7 @@ class EventLoop final : public Loop {
 
   bool IsOnLoop() const override;
   // On the loop: true on a caller's thread, which would wait anyway.
-  bool IsDrivenByCaller() const { return is_driven_by_caller_; }
+  bool IsLedByCaller() const { return is_led_by_caller_; }
 
   // On the loop: true if only one source polls, so that its system calls delay no other.
   bool PollsOneSource() const { return polled_.size() == 1; }
@@ -123,16 +123,16 @@ class EventLoop final : public Loop {
   absl::StatusOr<SourceId> AddEntry(Entry entry, int fd, uint32_t events);
   void Run();
   bool TryLead();
-  void StopDriving();
+  void StopLeading();
   // Polls every source once. REQUIRES: leading.
   bool PollOnce();
   bool PollDescriptors(int timeout_ms);
-  bool Tell(SourceId id, uint32_t events);
+  bool Dispatch(SourceId id, uint32_t events);
   void SleepInKernel();
   // Sleeps until the next tick; returns true if the bell has rung.
   bool Tick();
   // Leads until idle for a while, or until a caller is ready to lead.
-  void DriveWhileBusy();
+  void LeadWhileBusy();
   bool RunPosted(bool also_timers);
   bool HasWork();
   void RefreshPolled();
@@ -148,15 +148,15 @@ class EventLoop final : public Loop {
   UniqueFd tick_epoll_;
 
   // Held by the leader; the fields below belong to that thread.
-  std::atomic<bool> is_driven_{false};
+  std::atomic<bool> is_led_{false};
   std::vector<std::shared_ptr<PolledSource>> polled_;
   uint64_t polled_version_ = 0;
   uint32_t passes_ = 0;
-  bool is_driven_by_caller_ = false;
+  bool is_led_by_caller_ = false;
   // While callers come and go, no thread publishes that it sleeps and peers need not ring: the
-  // loop's thread polls every tick instead. It dozes, and a peer that can only wait may wake it.
+  // loop's thread polls every tick instead. A peer that is about to block may still wake it.
   std::atomic<bool> is_ticking_{false};
-  std::atomic<uint32_t> caller_drives_{0};
+  std::atomic<uint32_t> caller_lead_count_{0};
 
   std::atomic<int> callers_waiting_{0};
   std::atomic<bool> is_stopping_{false};

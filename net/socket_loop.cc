@@ -25,7 +25,7 @@ constexpr int kMaxEvents = 256;
 // The thread's sleep while one caller leads for long.
 constexpr absl::Duration kLongSleep = absl::Milliseconds(100);
 
-thread_local const SocketLoop* socket_loop_driven_here = nullptr;
+thread_local const SocketLoop* socket_loop_led_here = nullptr;
 
 absl::Status OutOfResources(absl::string_view what, int error) {
   return absl::ResourceExhaustedError(absl::StrCat(what, ": ", ErrorWithFileLimit(error)));
@@ -69,7 +69,7 @@ void SocketLoop::End() {
     absl::MutexLock lock(&mu_);
     is_ending_ = true;
   }
-  WakeDriver();
+  WakeLeader();
   thread_wakeup_.Wake();
   thread_->Join();
   thread_ = nullptr;
@@ -124,19 +124,19 @@ void SocketLoop::Post(absl::AnyInvocable<void() &&> function) {
     posted_.push_back(std::move(function));
     if (posted_.size() > 1) return;  // The first poster has woken the loop.
   }
-  WakeDriver();
-  if (stands_back_) WantThread();
+  WakeLeader();
+  if (yields_leadership_) RequestThread();
 }
 
-void SocketLoop::WakeDriver() {
+void SocketLoop::WakeLeader() {
   const uint64_t one = 1;
   // Cannot fail: the counter is far from its maximum.
   (void)!write(wake_.get(), &one, sizeof(one));
 }
 
-void SocketLoop::WantThread() {
+void SocketLoop::RequestThread() {
   is_thread_wanted_ = true;
-  if (stands_back_) thread_wakeup_.Wake();
+  if (yields_leadership_) thread_wakeup_.Wake();
 }
 
 void SocketLoop::RunPosted() {
@@ -154,7 +154,7 @@ void SocketLoop::PostAt(absl::Time at, absl::AnyInvocable<void() &&> function) {
   });
 }
 
-bool SocketLoop::IsOnLoop() const { return socket_loop_driven_here == this; }
+bool SocketLoop::IsOnLoop() const { return socket_loop_led_here == this; }
 
 absl::Duration SocketLoop::Lag() const {
   const int64_t since = busy_since_;
@@ -179,28 +179,28 @@ bool SocketLoop::IsEnding() {
 }
 
 bool SocketLoop::TryLead() {
-  if (is_driven_.exchange(true)) return false;
-  socket_loop_driven_here = this;
+  if (is_led_.exchange(true)) return false;
+  socket_loop_led_here = this;
   return true;
 }
 
-void SocketLoop::StopDriving() {
-  socket_loop_driven_here = nullptr;
-  is_driven_ = false;
+void SocketLoop::StopLeading() {
+  socket_loop_led_here = nullptr;
+  is_led_ = false;
 }
 
 int SocketLoop::Wait(epoll_event* events, int timeout_ms) {
   const absl::Time began = SteadyClock().Now();
   int count = 0;
-  if (is_worth_a_look_ && timeout_ms != 0) {
+  if (is_worth_polling_ && timeout_ms != 0) {
     do {
       count = epoll_wait(epoll_.get(), events, kMaxEvents, 0);
       if (count > 0) return count;
       sched_yield();
-    } while (SteadyClock().Now() - began < kLook);
+    } while (SteadyClock().Now() - began < kBusyPoll);
   }
   count = epoll_wait(epoll_.get(), events, kMaxEvents, timeout_ms);
-  is_worth_a_look_ = count > 0 && SteadyClock().Now() - began < kLook;
+  is_worth_polling_ = count > 0 && SteadyClock().Now() - began < kBusyPoll;
   return count;
 }
 
@@ -230,40 +230,40 @@ void SocketLoop::RunOnce() {
   busy_since_ = 0;
 }
 
-void SocketLoop::OnCome(absl::Notification& come) {
+void SocketLoop::OnNotified(absl::Notification& notification) {
   awaited_.fetch_sub(1);
-  come.Notify();
-  if (socket_loop_driven_here == this) return;
+  notification.Notify();
+  if (socket_loop_led_here == this) return;
   // The waiter may be leading, blocked in the kernel.
   FullFence();
-  if (is_driven_by_caller_) WakeDriver();
+  if (is_led_by_caller_) WakeLeader();
 }
 
-void SocketLoop::WaitFor(absl::Notification& come) {
-  if (come.HasBeenNotified()) return;
+void SocketLoop::WaitFor(absl::Notification& notification) {
+  if (notification.HasBeenNotified()) return;
   const bool is_alone = awaited_ <= 1;
-  bool drives = is_alone && TryLead();
-  if (is_alone && !drives) {
+  bool leads = is_alone && TryLead();
+  if (is_alone && !leads) {
     caller_came_ = true;
     // The previous leader may have left before it could see the flag.
-    drives = TryLead();
+    leads = TryLead();
   }
-  if (!drives) {
-    if (!is_alone && stands_back_) WantThread();
-    return come.WaitForNotification();
+  if (!leads) {
+    if (!is_alone && yields_leadership_) RequestThread();
+    return notification.WaitForNotification();
   }
   caller_came_ = false;
-  caller_drives_.fetch_add(1);
-  is_driven_by_caller_ = true;
+  caller_lead_count_.fetch_add(1);
+  is_led_by_caller_ = true;
   FullFence();
-  while (!come.HasBeenNotified()) RunOnce();
-  is_driven_by_caller_ = false;
-  StopDriving();
+  while (!notification.HasBeenNotified()) RunOnce();
+  is_led_by_caller_ = false;
+  StopLeading();
   if (awaited_ > 0) is_thread_wanted_ = true;
   if (sleeps_long_ || is_thread_wanted_) thread_wakeup_.Wake();
 }
 
-bool SocketLoop::ShouldStandBack() {
+bool SocketLoop::ShouldYieldLeadership() {
   if (is_thread_wanted_) {
     is_thread_wanted_ = false;
     caller_came_ = false;
@@ -273,28 +273,28 @@ bool SocketLoop::ShouldStandBack() {
 }
 
 void SocketLoop::YieldLeadership() {
-  stands_back_ = true;
+  yields_leadership_ = true;
   bool has_looked = false;
-  uint32_t seen_drives = 0;
+  uint32_t seen_count = 0;
   while (!IsEnding()) {
     const uint32_t turn = thread_wakeup_.turn();
-    const uint32_t drives = caller_drives_;
-    const bool is_new = !has_looked || drives != seen_drives;
-    const bool is_driven = is_driven_;
-    if (!is_driven) {
+    const uint32_t count = caller_lead_count_;
+    const bool is_new = !has_looked || count != seen_count;
+    const bool is_led = is_led_;
+    if (!is_led) {
       if (is_thread_wanted_ || caller_came_ || awaited_ > 1) break;
       // A caller that has led for long may come back.
       if (!is_new && !sleeps_long_) break;
     }
-    sleeps_long_ = is_driven && !is_new;
+    sleeps_long_ = is_led && !is_new;
     // A leader that left before the flag was set has not seen it.
-    const bool is_long = sleeps_long_ && is_driven_;
+    const bool is_long = sleeps_long_ && is_led_;
     thread_wakeup_.WaitUntil(turn, SteadyClock().Now() + (is_long ? kLongSleep : kTick));
-    seen_drives = drives;
+    seen_count = count;
     has_looked = true;
   }
   sleeps_long_ = false;
-  stands_back_ = false;
+  yields_leadership_ = false;
 }
 
 void SocketLoop::Run() {
@@ -306,8 +306,8 @@ void SocketLoop::Run() {
     }
     do {
       RunOnce();
-    } while (!IsEnding() && !ShouldStandBack());
-    StopDriving();
+    } while (!IsEnding() && !ShouldYieldLeadership());
+    StopLeading();
     YieldLeadership();
   }
   while (!TryLead()) thread_wakeup_.WaitUntil(thread_wakeup_.turn(), SteadyClock().Now() + kTick);
@@ -320,7 +320,7 @@ void SocketLoop::Run() {
   for (const auto& source : sources) source->OnLoopEnd();
   removed_.clear();
   due_.clear();
-  StopDriving();
+  StopLeading();
 }
 
 }  // namespace ferry

@@ -30,13 +30,13 @@ namespace ferry {
 
 // Thread-safe. Normally its own thread waits. While threads that only wait for an answer come one
 // after the other, they lead the loop instead, which saves the wake-up between the kernel and
-// them. Other events may then be delayed by up to two kTick. While events come within kLook of
+// them. Other events may then be delayed by up to two kTick. While events come within kBusyPoll of
 // each other, the loop polls for as long before it sleeps, and yields the core between polls: a
 // wake-up takes tens of microseconds on some machines.
 class SocketLoop final : public Loop {
  public:
   static constexpr absl::Duration kTick = absl::Microseconds(500);
-  static constexpr absl::Duration kLook = absl::Microseconds(100);
+  static constexpr absl::Duration kBusyPoll = absl::Microseconds(100);
 
   // An event that a thread waits for. Constructed before the event can occur.
   class Awaited final {
@@ -47,13 +47,13 @@ class SocketLoop final : public Loop {
     Awaited& operator=(const Awaited&) = delete;
 
     // Reports the event. Called once, on any thread.
-    void Notify() { loop_.OnCome(come_); }
+    void Notify() { loop_.OnNotified(notification_); }
     // Blocks until Notify, which the event's source must call in time. Not on the loop.
-    void Wait() { loop_.WaitFor(come_); }
+    void Wait() { loop_.WaitFor(notification_); }
 
    private:
     SocketLoop& loop_;
-    absl::Notification come_;
+    absl::Notification notification_;
   };
 
   // `name`: of the thread.
@@ -83,7 +83,7 @@ class SocketLoop final : public Loop {
   bool IsOnLoop() const override;
 
   // An event is expected that no caller waits for: the loop's own thread is to wait for it.
-  void WantThread();
+  void RequestThread();
 
   // The time since the loop last waited for events.
   absl::Duration Lag() const;
@@ -102,16 +102,16 @@ class SocketLoop final : public Loop {
   void Run();
   bool IsEnding() ABSL_LOCKS_EXCLUDED(mu_);
   bool TryLead();
-  void StopDriving();
+  void StopLeading();
   // Waits for ready sources and runs them. REQUIRES: leading.
   void RunOnce() ABSL_LOCKS_EXCLUDED(mu_);
   // True if the loop's thread should leave the next turns to callers.
-  bool ShouldStandBack();
+  bool ShouldYieldLeadership();
   // Blocks until no caller has led for a while, or the thread is wanted.
   void YieldLeadership() ABSL_LOCKS_EXCLUDED(mu_);
-  void WaitFor(absl::Notification& come);
-  void OnCome(absl::Notification& come);
-  void WakeDriver();
+  void WaitFor(absl::Notification& notification);
+  void OnNotified(absl::Notification& notification);
+  void WakeLeader();
   void RunPosted() ABSL_LOCKS_EXCLUDED(mu_);
   // As epoll_wait, but polls first if that is worthwhile.
   int Wait(epoll_event* events, int timeout_ms);
@@ -127,16 +127,16 @@ class SocketLoop final : public Loop {
   std::atomic<int64_t> busy_since_{0};
 
   // Held by the leader: the loop's own thread or a caller.
-  std::atomic<bool> is_driven_{false};
-  std::atomic<bool> is_driven_by_caller_{false};
+  std::atomic<bool> is_led_{false};
+  std::atomic<bool> is_led_by_caller_{false};
   // How often callers have led.
-  std::atomic<uint32_t> caller_drives_{0};
+  std::atomic<uint32_t> caller_lead_count_{0};
   // A caller waited alone, and would have led if the thread had not.
   std::atomic<bool> caller_came_{false};
   // Answers that threads wait for or will wait for.
   std::atomic<int> awaited_{0};
   std::atomic<bool> is_thread_wanted_{false};
-  std::atomic<bool> stands_back_{false};
+  std::atomic<bool> yields_leadership_{false};
   // The thread sleeps longer than a tick, since a caller leads for long; a caller that stops
   // leading wakes it.
   std::atomic<bool> sleeps_long_{false};
@@ -145,7 +145,7 @@ class SocketLoop final : public Loop {
   // Leader only: what was removed and may still be among the events being dispatched.
   std::vector<std::unique_ptr<Entry>> removed_;
   std::multimap<absl::Time, absl::AnyInvocable<void() &&>> due_;
-  bool is_worth_a_look_ = false;
+  bool is_worth_polling_ = false;
 
   absl::Mutex mu_;
   bool is_ending_ ABSL_GUARDED_BY(mu_) = false;

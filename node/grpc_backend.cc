@@ -21,7 +21,7 @@
 #include "base/status_macros.h"
 #include "coord/wire/callback_threads.h"
 #include "net/sockets.h"
-#include "node/wrong_door.h"
+#include "node/misdirected_calls.h"
 #include "rendezvous/recv_tensor/recv_tensor_service.h"
 #include "rendezvous/recv_tensor/tensor_channel.h"
 #include "rendezvous/recv_tensor/tensor_fetcher.h"
@@ -103,7 +103,7 @@ class GrpcBackend::Impl {
   GrpcTensorFetcher fetcher;
   std::unique_ptr<TensorSource> source;
   std::unique_ptr<grpc::Service> service;
-  std::unique_ptr<WrongDoor> wrong_door;
+  std::unique_ptr<MisdirectedCalls> misdirected_calls;
   std::unique_ptr<grpc::Server> server;
   int port = 0;
   std::atomic<bool> has_given_up{false};
@@ -132,10 +132,11 @@ absl::Status GrpcBackend::Serve(RendezvousManager& manager, const PeerId& self,
                                                           .auth = impl_->options.auth,
                                                           .refused = &impl_->refused});
   FERRY_ASSIGN_OR_RETURN(const std::string address, GrpcListenAddress(listen));
-  impl_->wrong_door = std::make_unique<WrongDoor>(self.node_id, impl_->options.coordinator);
+  impl_->misdirected_calls =
+      std::make_unique<MisdirectedCalls>(self.node_id, impl_->options.coordinator);
   grpc::ServerBuilder builder;
   PrepareTensorServer(builder);
-  builder.RegisterCallbackGenericService(impl_->wrong_door.get());
+  builder.RegisterCallbackGenericService(impl_->misdirected_calls.get());
   builder.AddListeningPort(address, grpc::InsecureServerCredentials(), &impl_->port);
   builder.RegisterService(impl_->service.get());
   for (grpc::Service* const service : services) builder.RegisterService(service);

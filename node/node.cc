@@ -41,10 +41,10 @@ namespace {
 // channel to the first peer. More peers, and GPUs, need more.
 constexpr int kNodeFiles = 48;
 
-std::string DescribePlace(const NodeIdentity& place, const NodeOptions& options,
-                          const Identity& identity) {
-  std::string text = absl::StrCat("node ", place.node_id);
-  if (place.num_nodes) absl::StrAppend(&text, " of ", *place.num_nodes);
+std::string DescribeIdentity(const NodeIdentity& node_identity, const NodeOptions& options,
+                             const Identity& identity) {
+  std::string text = absl::StrCat("node ", node_identity.node_id);
+  if (node_identity.num_nodes) absl::StrAppend(&text, " of ", *node_identity.num_nodes);
   std::string sources;
   if (!options.node_id && identity.node_id) sources = identity.node_id->source;
   if (!options.num_nodes && identity.num_nodes) {
@@ -124,13 +124,14 @@ absl::StatusOr<NodeIdentity> ResolveNodeIdentity(const NodeOptions& options, Get
   } else if (options.coordinator.empty()) {
     FERRY_ASSIGN_OR_RETURN(identity, ReadCoordinatorVariables(get_env));
   }
-  NodeIdentity place;
-  place.num_nodes = options.num_nodes;
-  if (!place.num_nodes && identity.num_nodes) place.num_nodes = identity.num_nodes->value;
+  NodeIdentity node_identity;
+  node_identity.num_nodes = options.num_nodes;
+  if (!node_identity.num_nodes && identity.num_nodes)
+    node_identity.num_nodes = identity.num_nodes->value;
   if (options.node_id) {
-    place.node_id = *options.node_id;
+    node_identity.node_id = *options.node_id;
   } else if (identity.node_id) {
-    place.node_id = identity.node_id->value;
+    node_identity.node_id = identity.node_id->value;
   } else {
     return absl::InvalidArgumentError(absl::StrCat(
         "which node is this? Say --node-id=I (in programs NodeOptions::rank), set FERRY_NODE_ID, "
@@ -138,26 +139,27 @@ absl::StatusOr<NodeIdentity> ResolveNodeIdentity(const NodeOptions& options, Get
         IsSet(get_env, "SLURM_JOB_ID") ? " (this is inside a Slurm job, but not a task of srun)"
                                        : ""));
   }
-  if (place.node_id < 0 || (place.num_nodes && place.node_id >= *place.num_nodes)) {
-    return absl::InvalidArgumentError(absl::StrCat("node id ", place.node_id, " is not below ",
-                                                   place.num_nodes.value_or(0),
-                                                   ", the number of nodes"));
+  if (node_identity.node_id < 0 ||
+      (node_identity.num_nodes && node_identity.node_id >= *node_identity.num_nodes)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("node id ", node_identity.node_id, " is not below ",
+                     node_identity.num_nodes.value_or(0), ", the number of nodes"));
   }
   if (!options.coordinator.empty()) {
-    place.coordinator = options.coordinator;
+    node_identity.coordinator = options.coordinator;
   } else if (identity.coordinator) {
-    place.coordinator = identity.coordinator->value;
-  } else if (identity.first_host && place.num_nodes) {
-    place.coordinator = DerivedCoordinator(identity);
-    place.is_derived = true;
+    node_identity.coordinator = identity.coordinator->value;
+  } else if (identity.first_host && node_identity.num_nodes) {
+    node_identity.coordinator = DerivedCoordinator(identity);
+    node_identity.is_derived = true;
   } else {
     return absl::InvalidArgumentError(
         "where is the coordinator? Say --coordinator=HOST:PORT (in programs "
         "NodeOptions::coordinator_address) or set FERRY_COORDINATOR; `ferry coordinator --nodes=N` "
         "starts one");
   }
-  place.description = DescribePlace(place, options, identity);
-  return place;
+  node_identity.description = DescribeIdentity(node_identity, options, identity);
+  return node_identity;
 }
 
 absl::Status CannotJoinError(const absl::Status& why) {
@@ -181,37 +183,38 @@ void ReportCannotJoin(const std::string& coordinator, const absl::Status& why,
 std::optional<RefusedNode> FindRefusedNode(const NodeOptions& options, GetEnv get_env) {
   const std::optional<RefusedIdentity> refused = ReadRefusedIdentity(get_env);
   if (!options.node_id && !refused) return std::nullopt;
-  RefusedNode place;
-  place.coordinator = options.coordinator;
-  if (place.coordinator.empty() && refused && refused->coordinator) {
-    place.coordinator = refused->coordinator->value;
-  } else if (place.coordinator.empty() && refused && refused->first_host) {
-    place.coordinator = DerivedCoordinator(*refused);
-    place.is_derived = true;
-  } else if (place.coordinator.empty()) {
+  RefusedNode node_identity;
+  node_identity.coordinator = options.coordinator;
+  if (node_identity.coordinator.empty() && refused && refused->coordinator) {
+    node_identity.coordinator = refused->coordinator->value;
+  } else if (node_identity.coordinator.empty() && refused && refused->first_host) {
+    node_identity.coordinator = DerivedCoordinator(*refused);
+    node_identity.is_derived = true;
+  } else if (node_identity.coordinator.empty()) {
     const absl::StatusOr<Identity> own = ReadCoordinatorVariables(get_env);
     if (!own.ok() || !own->coordinator) return std::nullopt;
-    place.coordinator = own->coordinator->value;
+    node_identity.coordinator = own->coordinator->value;
   }
-  place.node_id = options.node_id;
-  if (!place.node_id && refused && refused->node_id) place.node_id = refused->node_id->value;
-  place.may_be_first =
-      options.node_id ? *options.node_id == 0 : !place.node_id || refused->may_be_first;
-  place.num_nodes = options.num_nodes;
-  if (!place.num_nodes && refused && refused->num_nodes) {
-    place.num_nodes = refused->num_nodes->value;
+  node_identity.node_id = options.node_id;
+  if (!node_identity.node_id && refused && refused->node_id)
+    node_identity.node_id = refused->node_id->value;
+  node_identity.may_be_first =
+      options.node_id ? *options.node_id == 0 : !node_identity.node_id || refused->may_be_first;
+  node_identity.num_nodes = options.num_nodes;
+  if (!node_identity.num_nodes && refused && refused->num_nodes) {
+    node_identity.num_nodes = refused->num_nodes->value;
   }
-  return place;
+  return node_identity;
 }
 
-absl::StatusOr<NodeIdentity> FindPlaceOrReport(const NodeOptions& options, GetEnv get_env,
-                                               absl::Duration timeout) {
-  absl::StatusOr<NodeIdentity> place = ResolveNodeIdentity(options, get_env);
-  if (place.ok()) return place;
+absl::StatusOr<NodeIdentity> ResolveIdentityOrReport(const NodeOptions& options, GetEnv get_env,
+                                                     absl::Duration timeout) {
+  absl::StatusOr<NodeIdentity> node_identity = ResolveNodeIdentity(options, get_env);
+  if (node_identity.ok()) return node_identity;
   if (const auto refused = FindRefusedNode(options, get_env)) {
-    ReportCannotJoin(refused->coordinator, place.status(), timeout, options.connect_stop);
+    ReportCannotJoin(refused->coordinator, node_identity.status(), timeout, options.connect_stop);
   }
-  return place;
+  return node_identity;
 }
 
 absl::StatusOr<std::unique_ptr<Node>> Node::Join(NodeOptions options) {
@@ -222,16 +225,17 @@ absl::StatusOr<std::unique_ptr<Node>> Node::Join(NodeOptions options) {
     return std::clamp(called + options.connect_timeout - SteadyClock().Now(), absl::ZeroDuration(),
                       kReportTimeout);
   };
-  FERRY_ASSIGN_OR_RETURN(node->place_, FindPlaceOrReport(options, ProcessEnv, report_timeout()));
-  const NodeIdentity& place = node->place_;
+  FERRY_ASSIGN_OR_RETURN(node->identity_,
+                         ResolveIdentityOrReport(options, ProcessEnv, report_timeout()));
+  const NodeIdentity& node_identity = node->identity_;
   if (options.transfers_tensors) FERRY_RETURN_IF_ERROR(CheckFileRoom(kNodeFiles));
   node->discovery_ = DiscoverLocal();
   LocalTopology& local = node->discovery_.topology;
-  local.node_id = place.node_id;
+  local.node_id = node_identity.node_id;
 
   coord::AgentOptions agent;
-  agent.coordinator = place.coordinator;
-  agent.node_id = place.node_id;
+  agent.coordinator = node_identity.coordinator;
+  agent.node_id = node_identity.node_id;
   agent.host_name = local.host_name;
   agent.boot_id = local.boot_id;
   agent.devices = local;
@@ -245,17 +249,17 @@ absl::StatusOr<std::unique_ptr<Node>> Node::Join(NodeOptions options) {
   agent.reconnect_timeout = options.reconnect_timeout;
   agent.on_error = std::move(options.on_error);
   agent.connect_stop = options.connect_stop;
-  agent.on_refused = [&place, &options, &report_timeout](const absl::Status& why) {
-    ReportCannotJoin(place.coordinator, why, report_timeout(), options.connect_stop);
+  agent.on_refused = [&node_identity, &options, &report_timeout](const absl::Status& why) {
+    ReportCannotJoin(node_identity.coordinator, why, report_timeout(), options.connect_stop);
   };
-  agent.num_nodes = place.num_nodes;
+  agent.num_nodes = node_identity.num_nodes;
   agent.enumerate_timeout = options.enumerate_timeout;
   const absl::Time start = SteadyClock().Now();
-  FERRY_LOG_INFO(kNode, "joining: {} coordinator={} host={} devices={}", place.description,
-                 place.coordinator, Quoted(local.host_name), local.devices.size());
+  FERRY_LOG_INFO(kNode, "joining: {} coordinator={} host={} devices={}", node_identity.description,
+                 node_identity.coordinator, Quoted(local.host_name), local.devices.size());
   FERRY_ASSIGN_OR_RETURN(node->agent_, coord::Agent::Connect(std::move(agent)));
   node->join_time_ = SteadyClock().Now() - start;
-  LogNodeJoined(place.node_id);
+  LogNodeJoined(node_identity.node_id);
   FERRY_ASSIGN_OR_RETURN(node->topology_, node->agent_->Topology());
   FERRY_LOG_INFO(kNode, "joined: nodes={} devices={} incarnation={} address={} after {}",
                  node->num_nodes(), node->topology_.devices().size(), node->agent_->incarnation(),
@@ -282,11 +286,11 @@ void Node::FailJob(const absl::Status& why) {
 absl::Status Node::StartTransferEngine(const NodeOptions& node) {
   TransferEngineOptions options = node.transfer;
   FERRY_ASSIGN_OR_RETURN(options.token, JobToken(options, *agent_));
-  options.coordinator = place_.coordinator;
+  options.coordinator = identity_.coordinator;
   if (options.advertise.empty()) {
     const std::vector<InterfaceAddress> interfaces =
         ReadInterfaces().value_or(std::vector<InterfaceAddress>());
-    options.local_end = FindLocalEnd(interfaces, agent_->observed_address(), place_.coordinator);
+    options.local_end = FindLocalEnd(interfaces, agent_->observed_address(), identity_.coordinator);
   }
   peers_ = std::make_unique<PeerDirectory>(*agent_, node_id());
   if (node.service != nullptr) {
@@ -400,11 +404,11 @@ absl::StatusOr<Step> Node::OpenStep(int64_t step_id) {
 }
 
 absl::StatusOr<PathExplanation> Node::PathFrom(int from, size_t bytes, bool is_in_arena,
-                                               const TensorLocation& from_place,
+                                               const TensorLocation& from_location,
                                                const TensorLocation& to) {
   FERRY_RETURN_IF_ERROR(CheckTransfersTensors());
   FERRY_ASSIGN_OR_RETURN(const Endpoint source, peers_->Lookup(from));
-  return engine_->PathFrom(source, bytes, is_in_arena, from_place, to);
+  return engine_->PathFrom(source, bytes, is_in_arena, from_location, to);
 }
 
 absl::StatusOr<std::shared_ptr<NcclCommunicator>> Node::Communicator(
@@ -417,7 +421,7 @@ absl::StatusOr<std::shared_ptr<NcclCommunicator>> Node::Communicator(
 // the transfer engine.
 Node::~Node() {
   // Log lines during shutdown still name the node.
-  const absl::Cleanup left = [node_id = place_.node_id, has_joined = agent_ != nullptr] {
+  const absl::Cleanup left = [node_id = identity_.node_id, has_joined = agent_ != nullptr] {
     if (!has_joined) return;
     FERRY_LOG_INFO(kNode, "left");
     LogNodeLeft(node_id);

@@ -116,8 +116,8 @@ void ReportCannotJoin(const std::string& coordinator, const absl::Status& why,
 // As ResolveNodeIdentity, for a process that is about to join. If its identity is rejected and
 // FindRefusedNode finds its job, the job's other processes fail with the reason: see
 // ReportCannotJoin.
-absl::StatusOr<NodeIdentity> FindPlaceOrReport(const NodeOptions& options, GetEnv get_env,
-                                               absl::Duration timeout = kReportTimeout);
+absl::StatusOr<NodeIdentity> ResolveIdentityOrReport(const NodeOptions& options, GetEnv get_env,
+                                                     absl::Duration timeout = kReportTimeout);
 
 // A node of a job: identity, devices, connection and topology in one object.
 //   FERRY_ASSIGN_OR_RETURN(std::unique_ptr<Node> node, Node::Join({}));
@@ -139,9 +139,9 @@ class Node final {
   Node(const Node&) = delete;
   Node& operator=(const Node&) = delete;
 
-  int node_id() const { return place_.node_id; }
+  int node_id() const { return identity_.node_id; }
   int num_nodes() const { return agent_->num_nodes(); }
-  const NodeIdentity& place() const { return place_; }
+  const NodeIdentity& identity() const { return identity_; }
 
   // The devices of all nodes; the same on each of them.
   const GlobalTopology& topology() const { return topology_; }
@@ -178,9 +178,9 @@ class Node final {
 
   // Returns the path that a tensor of `bytes` bytes takes from node `from` to this one, and why the
   // other paths were not selected.
-  //   from_place: memory that holds it at the sender; to: memory in which it is to arrive here.
+  //   from_location: memory that holds it at the sender; to: memory in which it is to arrive here.
   absl::StatusOr<PathExplanation> PathFrom(int from, size_t bytes, bool is_in_arena = true,
-                                           const TensorLocation& from_place = {},
+                                           const TensorLocation& from_location = {},
                                            const TensorLocation& to = {});
 
   // Returns the communicator of these GPUs, given by their global ids in rank order. Collective:
@@ -232,7 +232,7 @@ class Node final {
   absl::Status CheckTransfersTensors() const;
 
   // Constant once joined.
-  NodeIdentity place_;
+  NodeIdentity identity_;
   LocalDiscovery discovery_;
   GlobalTopology topology_;
   absl::Duration join_time_;

@@ -77,7 +77,7 @@ absl::StatusOr<std::shared_ptr<NcclCommunicator>> NodeCommunicators::Acquire(
   }
   FERRY_ASSIGN_OR_RETURN(const CommunicatorKey key, CommunicatorKey::Create(std::move(members)));
   std::shared_ptr<const nccl::NcclApi> api = engine_.nccl().library;
-  if (api == nullptr) return absl::UnavailableError(engine_.nccl().why_no_library);
+  if (api == nullptr) return absl::UnavailableError(engine_.nccl().library_unavailable_reason);
   // Do not wait for a rank that the job knows to be dead.
   options.keep_going = [this, &key, asked = std::move(options.keep_going)] {
     if (asked) FERRY_RETURN_IF_ERROR(asked());

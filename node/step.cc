@@ -31,21 +31,21 @@ constexpr absl::Duration kCopyLook = absl::Microseconds(20);
 
 // Moves the received tensor to the receiver's destination, unless the transport has delivered it
 // there.
-void Arrive(TransferEngine& engine, const RendezvousKey& key, absl::Status status,
-            Received received, RecvCallback done) {
+void DeliverReceived(TransferEngine& engine, const RendezvousKey& key, absl::Status status,
+                     Received received, RecvCallback done) {
   if (!status.ok() || received.is_dead) {
     return std::move(done)(std::move(status), std::move(received));
   }
   const Tensor wanted = received.recv_args.destination.tensor();
   Tensor& tensor = received.tensor;
-  const TensorLocation place = wanted.is_valid()                     ? wanted.place()
-                               : IsForHostMemory(received.recv_args) ? TensorLocation()
-                                                                     : PlaceOf(key.dst());
+  const TensorLocation location = wanted.is_valid()                     ? wanted.location()
+                                  : IsForHostMemory(received.recv_args) ? TensorLocation()
+                                                                        : LocationOf(key.dst());
   const bool is_there = wanted.is_valid() ? cuda::MemoryOf(tensor) == wanted.buffer() &&
                                                 tensor.data() == wanted.data()
-                                          : tensor.place() == place;
+                                          : tensor.location() == location;
   if (is_there) return std::move(done)(absl::OkStatus(), std::move(received));
-  if (tensor.is_on_host() && place.space == MemorySpace::kHost) {
+  if (tensor.is_on_host() && location.space == MemorySpace::kHost) {
     if (tensor.dtype() == wanted.dtype() && tensor.bytes() == wanted.bytes() &&
         IsFixedSize(wanted.dtype())) {
       Tensor into = wanted;
@@ -60,13 +60,13 @@ void Arrive(TransferEngine& engine, const RendezvousKey& key, absl::Status statu
   }
   if (engine.gpus() == nullptr) {
     return std::move(done)(absl::FailedPreconditionError(absl::StrCat(
-                               BoundedName(key.text()), " is for ", ToString(place),
+                               BoundedName(key.text()), " is for ", ToString(location),
                                ", and this process uses no GPUs: ", engine.why_no_gpus())),
                            std::move(received));
   }
   MoveRequest move;
   move.tensor = tensor;
-  move.to = place;
+  move.to = location;
   move.destination = wanted;
   move.deadline = received.recv_args.deadline;
   move.what = BoundedName(key.text());
@@ -94,7 +94,7 @@ absl::Status Step::Send(const RendezvousKey& key, const Tensor& tensor, cuda::St
     return absl::FailedPreconditionError(
         absl::StrCat("this process uses no GPUs: ", engine_->why_no_gpus()));
   }
-  FERRY_ASSIGN_OR_RETURN(Gpu* const gpu, engine_->gpus()->Get(tensor.place().ordinal));
+  FERRY_ASSIGN_OR_RETURN(Gpu* const gpu, engine_->gpus()->Get(tensor.location().ordinal));
   FERRY_ASSIGN_OR_RETURN(std::shared_ptr<const cuda::ReadyEvent> ready,
                          cuda::ReadyEvent::Record(*gpu->events, stream));
   return rendezvous_->Send(key, cuda::WithReady(tensor, std::move(ready)));
@@ -113,8 +113,8 @@ void Step::RecvAsync(const RendezvousKey& key, RecvArgs args, RecvCallback done)
   rendezvous_->RecvAsync(key, std::move(args),
                          [engine = engine_, key, done = std::move(done)](
                              absl::Status status, Received received) mutable {
-                           Arrive(*engine, key, std::move(status), std::move(received),
-                                  std::move(done));
+                           DeliverReceived(*engine, key, std::move(status), std::move(received),
+                                           std::move(done));
                          });
 }
 
@@ -163,7 +163,7 @@ absl::StatusOr<Tensor> Step::Recv(const RendezvousKey& key, absl::Duration timeo
         BoundedName(key.text()), " is for host memory, and no stream of a GPU reads it"));
   }
   if (const auto ready = cuda::ReadyOf(tensor); ready != nullptr) {
-    FERRY_ASSIGN_OR_RETURN(Gpu* const gpu, engine_->gpus()->Get(tensor.place().ordinal));
+    FERRY_ASSIGN_OR_RETURN(Gpu* const gpu, engine_->gpus()->Get(tensor.location().ordinal));
     FERRY_RETURN_IF_ERROR(ready->EnqueueWait(*gpu->device, stream));
   }
   return tensor;
@@ -184,7 +184,7 @@ absl::Status Step::RecvInto(const RendezvousKey& key, Tensor destination, absl::
       if (SteadyClock().Now() >= give_up) {
         return absl::DeadlineExceededError(absl::StrCat(
             "waited ", ShortDuration(timeout), " in step ", id(), " for ", BoundedName(key.text()),
-            ": its copy on ", ToString(received.tensor.place()),
+            ": its copy on ", ToString(received.tensor.location()),
             " has not ended, and still writes to the buffer"));
       }
       absl::SleepFor(kCopyLook);
@@ -214,7 +214,7 @@ bool Step::AwaitSends(absl::Time deadline, std::string& left) {
 
 absl::Status Step::Flush(absl::Duration timeout) {
   std::string left;
-  if (AwaitSends(SteadyClock().Now() + timeout, left)) return rendezvous_->lost();
+  if (AwaitSends(SteadyClock().Now() + timeout, left)) return rendezvous_->send_status();
   if (engine_->loop().IsOnLoop()) {
     return absl::FailedPreconditionError(absl::StrCat(
         "step ", id(), " was flushed inside a callback, which must not wait, and ", left));
@@ -228,7 +228,7 @@ absl::Status Step::Close(absl::Duration timeout) {
   const bool is_taken = AwaitSends(SteadyClock().Now() + timeout, left);
   engine_->Cleanup(id());
   // Sends that can no longer be received are not outstanding, but count as failed.
-  if (is_taken) return rendezvous_->lost();
+  if (is_taken) return rendezvous_->send_status();
   if (engine_->loop().IsOnLoop()) {
     return absl::FailedPreconditionError(absl::StrCat(
         "step ", id(), " was closed inside a callback, which must not wait, and ", left));

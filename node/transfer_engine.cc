@@ -169,22 +169,22 @@ absl::StatusOr<std::unique_ptr<TransferEngine>> TransferEngine::Start(TransferEn
   common.manager = engine->manager_.get();
   common.transports = &engine->transports_;
 
-  ConnectionManagerOptions hub;
-  hub.handshake.self = common.self.peer;
-  hub.handshake.token = options.token;
-  hub.tcp_listen = options.listen;
+  ConnectionManagerOptions connections;
+  connections.handshake.self = common.self.peer;
+  connections.handshake.token = options.token;
+  connections.tcp_listen = options.listen;
   // A control channel's rings are shared memory.
   const absl::Status shares_memory = MemorySegment::CheckSupport();
-  common.why_no_shared_memory = std::string(shares_memory.message());
-  hub.unix_listen =
+  common.shared_memory_unavailable_reason = std::string(shares_memory.message());
+  connections.unix_listen =
       options.unix_socket && !common.policy.required.moves_over_tcp && shares_memory.ok();
-  hub.handshake_timeout = options.connect_timeout;
-  hub.peer_queue_bytes = options.peer_queue_bytes;
+  connections.handshake_timeout = options.connect_timeout;
+  connections.peer_queue_bytes = options.peer_queue_bytes;
   // Listens now; accepts once the transports exist.
   FERRY_ASSIGN_OR_RETURN(
-      engine->hub_,
+      engine->connection_manager_,
       ConnectionManager::Create(
-          *engine->loop_, std::move(hub),
+          *engine->loop_, std::move(connections),
           [raw = engine.get()](const PeerId& peer) { return raw->fetcher_->Serve(peer); },
           [raw = engine.get()](DataConnection connection) {
             for (const auto& transport : raw->transports_) {
@@ -194,9 +194,9 @@ absl::StatusOr<std::unique_ptr<TransferEngine>> TransferEngine::Start(TransferEn
               }
             }
           }));
-  engine->fetcher_->set_connector(engine->hub_.get());
+  engine->fetcher_->set_connector(engine->connection_manager_.get());
   const TransportEnvironment environment = {.loop = engine->loop_.get(),
-                                            .hub = engine->hub_.get(),
+                                            .connection_manager = engine->connection_manager_.get(),
                                             .arena = engine->arena_,
                                             .copier = engine->copier_.get(),
                                             .gpus = engine->gpus(),
@@ -205,10 +205,11 @@ absl::StatusOr<std::unique_ptr<TransferEngine>> TransferEngine::Start(TransferEn
   engine->local_latency_ = MeasureLocalLatency();
   FERRY_ASSIGN_OR_RETURN(engine->transports_, MakeTransports(environment, factories));
   common.self.transports = DescribeTransports(engine->transports_);
-  common.self.channels.unix_name = engine->hub_->unix_name();
-  FERRY_ASSIGN_OR_RETURN(common.self.channels.tcp,
-                         Advertised(options, options.listen, engine->hub_->tcp_port(),
-                                    /*is_tensor_protocol=*/!is_grpc, /*knows_peer=*/true));
+  common.self.channels.unix_name = engine->connection_manager_->unix_name();
+  FERRY_ASSIGN_OR_RETURN(
+      common.self.channels.tcp,
+      Advertised(options, options.listen, engine->connection_manager_->tcp_port(),
+                 /*is_tensor_protocol=*/!is_grpc, /*knows_peer=*/true));
   if (engine->grpc_ != nullptr) {
     std::vector<grpc::Service*> services;
     if (options.grpc_services) services = options.grpc_services(*engine);
@@ -220,7 +221,7 @@ absl::StatusOr<std::unique_ptr<TransferEngine>> TransferEngine::Start(TransferEn
     common.self.grpc_address = absl::StrJoin(addresses, ",");
   }
   // Everything that peers need has been set up.
-  FERRY_RETURN_IF_ERROR(engine->hub_->Start());
+  FERRY_RETURN_IF_ERROR(engine->connection_manager_->Start());
   return engine;
 }
 
@@ -250,7 +251,7 @@ void TransferEngine::FindGpus(const TransferEngineOptions& options) {
 void TransferEngine::FindNccl() {
   if (gpus_ == nullptr) {
     nccl_.library = nullptr;
-    nccl_.why_no_library = absl::StrCat("this process uses no GPUs: ", why_no_gpus_);
+    nccl_.library_unavailable_reason = absl::StrCat("this process uses no GPUs: ", why_no_gpus_);
     return;
   }
   if (nccl_.library != nullptr) return;
@@ -258,7 +259,7 @@ void TransferEngine::FindNccl() {
   if (found.ok()) {
     nccl_.library = *std::move(found);
   } else {
-    nccl_.why_no_library = std::string(found.status().message());
+    nccl_.library_unavailable_reason = std::string(found.status().message());
   }
 }
 
@@ -271,7 +272,7 @@ TransferEngine::~TransferEngine() {
     (void)loop_.release();
     (void)copier_.release();
     (void)gpus_.release();
-    (void)hub_.release();
+    (void)connection_manager_.release();
     (void)fetcher_.release();
     (void)manager_.release();
     return;
@@ -280,14 +281,14 @@ TransferEngine::~TransferEngine() {
   copier_.reset();
   transports_.clear();
   gpus_.reset();
-  hub_.reset();
+  connection_manager_.reset();
   loop_.reset();
 }
 
 absl::Status TransferEngine::Stop() {
   if (std::exchange(is_stopped_, true)) return stop_status_;
   const absl::Status leaving = absl::CancelledError("this process is leaving");
-  if (hub_ != nullptr) hub_->Close();
+  if (connection_manager_ != nullptr) connection_manager_->Close();
   if (manager_ != nullptr) manager_->CleanupAll();
   if (grpc_ != nullptr) grpc_->Stop();
   if (fetcher_ != nullptr) {
@@ -334,9 +335,10 @@ void TransferEngine::AwaitAcknowledgements(RemoteRendezvous& step, absl::Time de
   // The loop's thread receives the peers' messages, so it must not wait for them.
   if (loop_->IsOnLoop()) return;
   std::vector<std::pair<std::shared_ptr<TensorResponder>, uint64_t>> flushes;
-  for (auto& server : fetcher_->Servers()) {
-    if (const auto flush = server->StartFlush(step.step_id(), StepOperation(step.operations()))) {
-      flushes.emplace_back(std::move(server), *flush);
+  for (auto& responder : fetcher_->Responders()) {
+    if (const auto flush =
+            responder->StartFlush(step.step_id(), StepOperation(step.operations()))) {
+      flushes.emplace_back(std::move(responder), *flush);
     }
   }
   if (flushes.empty()) return;
@@ -344,7 +346,7 @@ void TransferEngine::AwaitAcknowledgements(RemoteRendezvous& step, absl::Time de
   const bool have_heard = loop_->WaitUntil([&step] { return step.operations().count() == 0; },
                                            std::min(deadline, enough));
   if (have_heard || SteadyClock().Now() < enough) return;
-  for (const auto& [server, flush] : flushes) server->GiveUpFlush(flush);
+  for (const auto& [responder, flush] : flushes) responder->GiveUpFlush(flush);
 }
 
 void TransferEngine::NoteDeadline(absl::Time deadline) {
@@ -376,13 +378,13 @@ absl::StatusOr<PathExplanation> TransferEngine::PathFrom(const Endpoint& source,
   query.source_location = from;
   query.destination_location = to;
   // Measured costs of earlier transfers, if there is a control channel.
-  const std::shared_ptr<TensorRequester> client = fetcher_->ClientOf(source.peer);
-  if (client != nullptr) query.estimates = client->costs().get();
+  const std::shared_ptr<TensorRequester> requester = fetcher_->RequesterOf(source.peer);
+  if (requester != nullptr) query.estimates = requester->costs().get();
   query.now = SteadyClock().Now();
   query.local_latency = local_latency_;
-  PeerConnectionPool::Way way = fetcher_->WayTo(source);
-  query.channel_passes_descriptors = way.passes_descriptors();
-  query.descriptors_unavailable_reason = std::move(way.descriptors_unavailable_reason);
+  PeerConnectionPool::ControlPath path = fetcher_->ControlPathTo(source);
+  query.channel_passes_descriptors = path.passes_descriptors();
+  query.descriptors_unavailable_reason = std::move(path.descriptors_unavailable_reason);
   query.common = CommonTransports(transports_, source, transfer_context_.self);
   return ExplainPath(transports_, query, transfer_context_.policy);
 }

@@ -134,10 +134,11 @@ class TransferEngine final {
   // Null if this process uses no GPUs; why_no_gpus() gives the reason.
   Gpus* gpus() { return gpus_.get(); }
   const std::string& why_no_gpus() const { return why_no_gpus_; }
-  // Its library is null without GPUs or if not found; nccl().why_no_library gives the reason.
+  // Its library is null without GPUs or if not found; nccl().library_unavailable_reason gives the
+  // reason.
   const NcclJob& nccl() const { return nccl_; }
   const TransportList& transports() const { return transports_; }
-  ConnectionManagerStats connection_stats() const { return hub_->stats(); }
+  ConnectionManagerStats connection_stats() const { return connection_manager_->stats(); }
   // gRPC calls that failed authentication.
   int64_t refused_calls() const { return grpc_ == nullptr ? 0 : grpc_->refused_calls(); }
   HostArenaStats arena_stats() const { return arena_->stats(); }
@@ -195,7 +196,7 @@ class TransferEngine final {
   std::string why_no_gpus_;
   std::unique_ptr<Gpus> gpus_;
   NcclJob nccl_;
-  std::unique_ptr<ConnectionManager> hub_;
+  std::unique_ptr<ConnectionManager> connection_manager_;
   TransportList transports_;
   TransferContext transfer_context_;
   std::unique_ptr<PeerFetcher> fetcher_;

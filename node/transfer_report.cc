@@ -44,16 +44,16 @@ void TransferEngine::AddPaths(size_t bytes, size_t max_peers, TransferReport& re
     });
   }
   add(self().peer.node_id, "", true, std::move(within));
-  std::vector<std::shared_ptr<TensorResponder>> servers = fetcher_->Servers();
-  std::sort(servers.begin(), servers.end(), [](const auto& a, const auto& b) {
+  std::vector<std::shared_ptr<TensorResponder>> responders = fetcher_->Responders();
+  std::sort(responders.begin(), responders.end(), [](const auto& a, const auto& b) {
     return a->consumer().peer.node_id < b->consumer().peer.node_id;
   });
-  report.peers = static_cast<int64_t>(servers.size());
-  servers.resize(std::min(servers.size(), max_peers));
-  for (const auto& server : servers) {
+  report.peers = static_cast<int64_t>(responders.size());
+  responders.resize(std::min(responders.size(), max_peers));
+  for (const auto& responder : responders) {
     for (const bool is_in_arena : {true, false}) {
-      add(server->consumer().peer.node_id, server->DescribeChannel(), is_in_arena,
-          server->PathTo(bytes, is_in_arena));
+      add(responder->consumer().peer.node_id, responder->DescribeChannel(), is_in_arena,
+          responder->PathTo(bytes, is_in_arena));
     }
   }
 }

@@ -20,7 +20,7 @@ namespace {
 
 // Shared, because the delivery may still be using it after the waiter has returned.
 struct Waiter {
-  // For a waiter that drives a loop.
+  // For a waiter that leads a loop.
   std::atomic<bool> is_done{false};
   // For a waiter that sleeps.
   absl::Notification done;

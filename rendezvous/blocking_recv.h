@@ -18,7 +18,7 @@ class EventLoop;
 // Calls `start`, which starts a receive with the arguments that it is given, and blocks until that
 // is over or `timeout` has passed; then the receive is cancelled, and none of it is pending when
 // this returns. The caller's own cancellation in `args` works as usual.
-//   loop: driven meanwhile; null: the thread sleeps. REQUIRES: not on the loop.
+//   loop: led meanwhile; null: the thread sleeps. REQUIRES: not on the loop.
 //   describe: what was waited for, to follow "waited 1s"; called after the timeout, and before the
 //   receive is cancelled.
 //   Errors: DEADLINE_EXCEEDED with `describe`; else those of the receive.

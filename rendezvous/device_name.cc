@@ -84,7 +84,7 @@ std::optional<TaskDevice> ParseDeviceName(absl::string_view name) {
                     parts->index};
 }
 
-TensorLocation PlaceOf(const TaskDevice& device) {
+TensorLocation LocationOf(const TaskDevice& device) {
   if (device.type != "GPU") return {};
   return {MemorySpace::kCuda, static_cast<int>(device.index)};
 }

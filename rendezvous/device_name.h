@@ -41,7 +41,7 @@ std::optional<TaskName> ParseTaskName(absl::string_view name);
 std::optional<TaskDevice> ParseDeviceName(absl::string_view name);
 
 // The memory of its process that holds a value for that device.
-TensorLocation PlaceOf(const TaskDevice& device);
+TensorLocation LocationOf(const TaskDevice& device);
 
 std::string ToString(const TaskName& name);
 std::string ToString(const TaskDevice& name);

@@ -19,19 +19,19 @@ class KeyCache final {
  public:
   // As RendezvousKey::Parse; the result is valid until the next call.
   absl::StatusOr<const RendezvousKey*> Parse(absl::string_view text) {
-    if (places_.empty()) places_.resize(kPlaces);
-    std::optional<RendezvousKey>& place = places_[RendezvousKey::HashOf(text) % kPlaces];
-    if (place.has_value() && place->text() == text) return &*place;
+    if (slots_.empty()) slots_.resize(kSlots);
+    std::optional<RendezvousKey>& slot = slots_[RendezvousKey::HashOf(text) % kSlots];
+    if (slot.has_value() && slot->text() == text) return &*slot;
     absl::StatusOr<RendezvousKey> key = RendezvousKey::Parse(text);
     if (!key.ok()) return key.status();
-    place = *std::move(key);
-    return &*place;
+    slot = *std::move(key);
+    return &*slot;
   }
 
  private:
-  static constexpr size_t kPlaces = 1024;
+  static constexpr size_t kSlots = 1024;
 
-  std::vector<std::optional<RendezvousKey>> places_;
+  std::vector<std::optional<RendezvousKey>> slots_;
 };
 
 }  // namespace ferry

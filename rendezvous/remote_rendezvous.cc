@@ -269,7 +269,7 @@ void RemoteRendezvous::StartAbort(const absl::Status& why) {
     SpinLockHolder lock(&mu_);
     if (!abort_status_.ok()) return;
     abort_status_ = status;
-    if (has_untaken && lost_.ok()) lost_ = why;
+    if (has_untaken && send_status_.ok()) send_status_ = why;
   }
   local_.StartAbort(status);
   size_t count = 0;
@@ -288,7 +288,7 @@ size_t RemoteRendezvous::FailTask(const TaskName& task, const absl::Status& why)
   });
   if (!lost.ok()) {
     SpinLockHolder lock(&mu_);
-    if (lost_.ok()) lost_ = std::move(lost);
+    if (send_status_.ok()) send_status_ = std::move(lost);
   }
   size_t count = local_.Fail(verdict);
   EndAll([&verdict](const Waiting& waiting) { return verdict(waiting.key); }, count);
@@ -305,12 +305,12 @@ void RemoteRendezvous::RecordSendFailure(const RendezvousKey& key, const absl::S
 
 void RemoteRendezvous::RecordSendFailure(const absl::Status& why) {
   SpinLockHolder lock(&mu_);
-  if (lost_.ok()) lost_ = why;
+  if (send_status_.ok()) send_status_ = why;
 }
 
-absl::Status RemoteRendezvous::lost() const {
+absl::Status RemoteRendezvous::send_status() const {
   SpinLockHolder lock(&mu_);
-  return lost_;
+  return send_status_;
 }
 
 void RemoteRendezvous::Expire() {

@@ -116,7 +116,7 @@ class RemoteRendezvous final : public std::enable_shared_from_this<RemoteRendezv
   // Why the first lost value was dropped that was sent here: its consumer had died, it could not be
   // delivered, or the step was aborted. OK: none was lost. Send cannot report it, since it has
   // returned by then.
-  absl::Status lost() const ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status send_status() const ABSL_LOCKS_EXCLUDED(mu_);
   // A value sent here was in transit when `why` happened.
   void RecordSendFailure(const RendezvousKey& key, const absl::Status& why)
       ABSL_LOCKS_EXCLUDED(mu_);
@@ -124,8 +124,8 @@ class RemoteRendezvous final : public std::enable_shared_from_this<RemoteRendezv
   void RecordSendFailure(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Values sent here that are in transit: taken by consumers in other processes, until they have
-  // arrived or are lost, which lost() reports by then. From CountSends on also values not taken
-  // yet, and so everything to wait for when the step is closed.
+  // arrived or are lost, which send_status() reports by then. From CountSends on also values not
+  // taken yet, and so everything to wait for when the step is closed.
   OutstandingOperations& operations() { return *operations_; }
   void CountSends() { local_.CountSends(); }
 
@@ -206,7 +206,7 @@ class RemoteRendezvous final : public std::enable_shared_from_this<RemoteRendezv
   std::atomic<const TaskName*> serving_worker_{nullptr};
   // Initialize is serving the deferred receives in order; others queue behind them.
   absl::Status abort_status_ ABSL_GUARDED_BY(mu_);
-  absl::Status lost_ ABSL_GUARDED_BY(mu_);
+  absl::Status send_status_ ABSL_GUARDED_BY(mu_);
   Waiting* first_ ABSL_GUARDED_BY(mu_) = nullptr;
   Waiting* last_ ABSL_GUARDED_BY(mu_) = nullptr;
   size_t waiting_count_ ABSL_GUARDED_BY(mu_) = 0;

@@ -79,7 +79,7 @@ class ResponseCache::Core final : public std::enable_shared_from_this<ResponseCa
         entry.value = value;
         entry.bytes = bytes;
         bytes_ += bytes;
-        entry.place = kept_.insert(kept_.end(), request_id);
+        entry.position = kept_.insert(kept_.end(), request_id);
         while (bytes_ > limits_.max_bytes) dropped.push_back(TakeLocked(kept_.front()));
       }
     }
@@ -161,7 +161,7 @@ class ResponseCache::Core final : public std::enable_shared_from_this<ResponseCa
     bool is_over = false;
     ServedValue value;
     size_t bytes = 0;
-    std::list<int64_t>::iterator place;
+    std::list<int64_t>::iterator position;
     std::vector<Waiter> waiters;
   };
 
@@ -200,7 +200,7 @@ class ResponseCache::Core final : public std::enable_shared_from_this<ResponseCa
     const auto found = entries_.find(request_id);
     Entry entry = std::move(found->second);
     entries_.erase(found);
-    kept_.erase(entry.place);
+    kept_.erase(entry.position);
     bytes_ -= entry.bytes;
     forgotten_.TrackUnique(request_id, "").IgnoreError();
     return entry;

@@ -57,8 +57,8 @@ struct InFrontOf {
 class ForeignBuffer final : public Buffer {
  public:
   ForeignBuffer(void* data, size_t bytes, absl::AnyInvocable<void() &&> release,
-                TensorLocation place)
-      : Buffer(data, bytes, place), release_(std::move(release)) {}
+                TensorLocation location)
+      : Buffer(data, bytes, location), release_(std::move(release)) {}
   ~ForeignBuffer() override {
     if (release_) std::move(release_)();
   }
@@ -69,8 +69,8 @@ class ForeignBuffer final : public Buffer {
 
 }  // namespace
 
-std::string ToString(const TensorLocation& place) {
-  return place.space == MemorySpace::kHost ? "host" : absl::StrCat("gpu:", place.ordinal);
+std::string ToString(const TensorLocation& location) {
+  return location.space == MemorySpace::kHost ? "host" : absl::StrCat("gpu:", location.ordinal);
 }
 
 absl::StatusOr<std::shared_ptr<Buffer>> AllocateHeapBuffer(size_t bytes) {
@@ -90,8 +90,8 @@ absl::StatusOr<std::shared_ptr<Buffer>> AllocateHeapBuffer(size_t bytes) {
 
 std::shared_ptr<Buffer> WrapForeignBuffer(void* data, size_t bytes,
                                           absl::AnyInvocable<void() &&> release,
-                                          TensorLocation place) {
-  return std::make_shared<ForeignBuffer>(data, bytes, std::move(release), place);
+                                          TensorLocation location) {
+  return std::make_shared<ForeignBuffer>(data, bytes, std::move(release), location);
 }
 
 }  // namespace ferry

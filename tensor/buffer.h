@@ -35,7 +35,7 @@ struct TensorLocation {
 };
 
 // "host", "gpu:0".
-std::string ToString(const TensorLocation& place);
+std::string ToString(const TensorLocation& location);
 
 // Memory of this process, released with the last tensor that views it. Shared by shared_ptr. Users
 // agree on whether its bytes may still be written: not once a tensor that views it has been sent.
@@ -51,7 +51,7 @@ class Buffer {
   // neither read nor write.
   void* data() const { return data_; }
   size_t bytes() const { return bytes_; }
-  TensorLocation place() const { return place_; }
+  TensorLocation location() const { return location_; }
 
   // The arena that contains it, identified by address, and the offset there; nullptr for other
   // memory.
@@ -59,24 +59,24 @@ class Buffer {
   virtual ArenaOffset arena_offset() const { return {}; }
 
  protected:
-  Buffer(void* data, size_t bytes, TensorLocation place = {})
-      : data_(data), bytes_(bytes), place_(place) {}
+  Buffer(void* data, size_t bytes, TensorLocation location = {})
+      : data_(data), bytes_(bytes), location_(location) {}
 
  private:
   void* const data_;
   const size_t bytes_;
-  const TensorLocation place_;
+  const TensorLocation location_;
 };
 
 // Allocates from the heap, aligned to kBufferAlignment; the content is undefined.
 //   Errors: RESOURCE_EXHAUSTED naming the size.
 absl::StatusOr<std::shared_ptr<Buffer>> AllocateHeapBuffer(size_t bytes);
 
-// Wraps foreign memory in `place`, which stays readable (and writable, if any user writes) until
+// Wraps foreign memory in `location`, which stays readable (and writable, if any user writes) until
 // `release` runs: once, on the thread that releases the last tensor.
 std::shared_ptr<Buffer> WrapForeignBuffer(void* data, size_t bytes,
                                           absl::AnyInvocable<void() &&> release,
-                                          TensorLocation place = {});
+                                          TensorLocation location = {});
 
 }  // namespace ferry
 

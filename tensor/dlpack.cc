@@ -67,7 +67,7 @@ bool IsDense(const PlainTensor& tensor) {
   return true;
 }
 
-std::optional<TensorLocation> PlaceOf(const Device& device) {
+std::optional<TensorLocation> LocationOf(const Device& device) {
   switch (device.device_type) {
     case kDeviceCpu:
     case kDeviceCudaHost:
@@ -99,8 +99,8 @@ absl::StatusOr<Tensor> Import(ManagedTensor* managed) {
                                                    kMajorVersion, ".x"));
   }
   const PlainTensor& plain = managed->dl_tensor;
-  const std::optional<TensorLocation> place = PlaceOf(plain.device);
-  if (!place.has_value()) {
+  const std::optional<TensorLocation> location = LocationOf(plain.device);
+  if (!location.has_value()) {
     return absl::InvalidArgumentError(
         absl::StrCat("the DLPack tensor is on device ", plain.device.device_id, " of type ",
                      plain.device.device_type,
@@ -145,7 +145,7 @@ absl::StatusOr<Tensor> Import(ManagedTensor* managed) {
         "the DLPack tensor's elements are not aligned to ", alignment, " bytes; copy it first"));
   }
   // Checked before ownership is taken: on an error the caller keeps it.
-  if (*place == TensorLocation()) {
+  if (*location == TensorLocation()) {
     FERRY_RETURN_IF_ERROR(CheckValues(type->type, data, bytes, [&type, &shape] {
       return absl::StrCat("the DLPack tensor ", DataTypeName(type->type), ToString(shape));
     }));
@@ -154,7 +154,7 @@ absl::StatusOr<Tensor> Import(ManagedTensor* managed) {
     if (managed->deleter != nullptr) managed->deleter(managed);
   };
   return Tensor::Create(type->type, std::move(shape),
-                        WrapForeignBuffer(data, bytes, release, *place));
+                        WrapForeignBuffer(data, bytes, release, *location));
 }
 
 absl::StatusOr<ManagedTensor*> Export(const Tensor& tensor, bool writable) {
@@ -185,7 +185,7 @@ absl::StatusOr<ManagedTensor*> Export(const Tensor& tensor, bool writable) {
   managed.flags = (writable ? 0 : kFlagReadOnly) | (type->bits < 8 ? kFlagPadded : 0);
   managed.dl_tensor = {
       .data = exported->tensor.mutable_data(),
-      .device = {tensor.is_on_host() ? kDeviceCpu : kDeviceCuda, tensor.place().ordinal},
+      .device = {tensor.is_on_host() ? kDeviceCpu : kDeviceCuda, tensor.location().ordinal},
       .ndim = static_cast<int32_t>(dims.size()),
       .dtype = {type->code, type->bits, 1},
       .shape = exported->shape.data(),

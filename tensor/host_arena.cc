@@ -177,8 +177,8 @@ absl::StatusOr<std::shared_ptr<Buffer>> HostArena::Allocate(size_t bytes) {
     has_retired = !state_->retired.empty();
   }
   // In this order: peers notified of the new segment have processed all earlier notifications.
-  if (is_new && buffer.ok()) TellNew((*buffer)->arena_offset());
-  if (has_retired) TellRetired();
+  if (is_new && buffer.ok()) NotifyNewSegment((*buffer)->arena_offset());
+  if (has_retired) NotifyRetiredSegments();
   return buffer;
 }
 
@@ -217,9 +217,9 @@ void HostArena::Release(Segment& segment, size_t index) {
   state.stats.used_bytes -= segment.class_bytes;
 }
 
-const MemorySegment& HostArena::memory(const ArenaOffset& place) const {
+const MemorySegment& HostArena::memory(const ArenaOffset& at) const {
   absl::MutexLock lock(&state_->mu);
-  const auto found = state_->segments.find(place.segment);
+  const auto found = state_->segments.find(at.segment);
   FERRY_CHECK(found != state_->segments.end());
   return found->second->memory;
 }
@@ -262,7 +262,7 @@ size_t HostArena::Trim() {
     absl::MutexLock lock(&state_->mu);
     dropped = state_->DropIdle(~size_t{0});
   }
-  TellRetired();
+  NotifyRetiredSegments();
   return dropped;
 }
 
@@ -283,13 +283,13 @@ std::vector<std::shared_ptr<HostArena::Listener>> HostArena::Listeners() const {
   return alive;
 }
 
-void HostArena::TellNew(const ArenaOffset& place) {
+void HostArena::NotifyNewSegment(const ArenaOffset& at) {
   for (const auto& listener : Listeners()) {
-    if (listener->on_new != nullptr) listener->on_new(place);
+    if (listener->on_new != nullptr) listener->on_new(at);
   }
 }
 
-void HostArena::TellRetired() {
+void HostArena::NotifyRetiredSegments() {
   std::vector<uint32_t> retired;
   {
     absl::MutexLock lock(&state_->mu);

@@ -63,16 +63,16 @@ class HostArena final : public std::enable_shared_from_this<HostArena> {
   //   Errors: RESOURCE_EXHAUSTED naming what is in use and the option, or the kernel's reason.
   absl::StatusOr<std::shared_ptr<Buffer>> Allocate(size_t bytes);
 
-  // The segment that contains `place`; another process needs its descriptor, if it has one. Valid
+  // The segment that contains `at`; another process needs its descriptor, if it has one. Valid
   // as long as a buffer in it. REQUIRES: there is one.
-  const MemorySegment& memory(const ArenaOffset& place) const;
+  const MemorySegment& memory(const ArenaOffset& at) const;
 
   // Callbacks for segments, called with no lock held while the handle that Listen returns lives
   // (and possibly once more, if another thread is already calling).
   struct Listener {
-    // A segment was created; `place` lies in it. Called on the allocating thread, before it gets
+    // A segment was created; `at` lies in it. Called on the allocating thread, before it gets
     // its buffer.
-    std::function<void(const ArenaOffset& place)> on_new;
+    std::function<void(const ArenaOffset& at)> on_new;
     // A segment, by its ArenaOffset::segment, was unmapped; the number is not reused, so peers may
     // unmap it too. Called on the thread that unmapped it.
     std::function<void(uint32_t segment)> on_retired;
@@ -101,8 +101,8 @@ class HostArena final : public std::enable_shared_from_this<HostArena> {
   absl::StatusOr<std::shared_ptr<Buffer>> AllocateLocked(size_t bytes, bool& is_new);
   absl::StatusOr<Segment*> AddSegment(size_t class_bytes, size_t bytes);
   // Notifies listeners of the segments retired since the last call.
-  void TellRetired();
-  void TellNew(const ArenaOffset& place);
+  void NotifyRetiredSegments();
+  void NotifyNewSegment(const ArenaOffset& at);
   std::vector<std::shared_ptr<Listener>> Listeners() const;
   void Release(Segment& segment, size_t index);
 

@@ -121,9 +121,9 @@ absl::StatusOr<Tensor> Tensor::Reshape(Shape shape) const {
 
 absl::Status CheckOnHost(const Tensor& tensor, absl::string_view doing) {
   if (tensor.is_on_host()) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat("cannot ", doing, " ", ToString(tensor),
-                                                    " in the memory of ", ToString(tensor.place()),
-                                                    "; copy it to the host first"));
+  return absl::FailedPreconditionError(
+      absl::StrCat("cannot ", doing, " ", ToString(tensor), " in the memory of ",
+                   ToString(tensor.location()), "; copy it to the host first"));
 }
 
 bool IsEqual(const Tensor& a, const Tensor& b) {

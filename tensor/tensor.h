@@ -51,8 +51,10 @@ class Tensor {
   size_t bytes() const { return bytes_; }
 
   // The location of the elements; invalid tensors and strings report the host.
-  TensorLocation place() const { return buffer_ == nullptr ? TensorLocation() : buffer_->place(); }
-  bool is_on_host() const { return place().space == MemorySpace::kHost; }
+  TensorLocation location() const {
+    return buffer_ == nullptr ? TensorLocation() : buffer_->location();
+  }
+  bool is_on_host() const { return location().space == MemorySpace::kHost; }
 
   // The first element. REQUIRES: dtype() is of fixed size. May be null when bytes() is 0. A device
   // address for device memory.

@@ -6,17 +6,17 @@
 
 namespace ferry {
 
-absl::StatusOr<std::string> GpuOf(const Endpoint& node, const TensorLocation& place,
+absl::StatusOr<std::string> GpuOf(const Endpoint& node, const TensorLocation& location,
                                   absl::string_view side) {
-  if (place.space != MemorySpace::kCuda) {
+  if (location.space != MemorySpace::kCuda) {
     return absl::FailedPreconditionError(
         absl::StrCat("it is ", side, " host memory: this is for GPUs"));
   }
-  if (place.ordinal < 0 || static_cast<size_t>(place.ordinal) >= node.gpus.size()) {
+  if (location.ordinal < 0 || static_cast<size_t>(location.ordinal) >= node.gpus.size()) {
     return absl::FailedPreconditionError(
-        absl::StrCat(Describe(node.peer), " has no ", ToString(place), " that is in use"));
+        absl::StrCat(Describe(node.peer), " has no ", ToString(location), " that is in use"));
   }
-  return node.gpus[static_cast<size_t>(place.ordinal)];
+  return node.gpus[static_cast<size_t>(location.ordinal)];
 }
 
 }  // namespace ferry

@@ -15,7 +15,7 @@ namespace ferry {
 // Returns the GPU's UUID.
 //   side: for the message: "in" where the tensor is, "for" where it is requested.
 //   Errors: FAILED_PRECONDITION: it is host memory, or a GPU that the node does not use.
-absl::StatusOr<std::string> GpuOf(const Endpoint& node, const TensorLocation& place,
+absl::StatusOr<std::string> GpuOf(const Endpoint& node, const TensorLocation& location,
                                   absl::string_view side);
 
 }  // namespace ferry

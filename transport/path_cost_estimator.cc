@@ -26,7 +26,7 @@ double Bandwidth(double rate) { return std::clamp(rate, kLeastBandwidth, kMostBa
 
 }  // namespace
 
-void SmoothedMeasure::See(double measured, double assumed, absl::Time now) {
+void SmoothedMeasure::Record(double measured, double assumed, absl::Time now) {
   const double before = Value(assumed, now);
   double ratio = measured / before;
   const bool is_better = better_ == Better::kMore ? ratio > 1 : ratio < 1;
@@ -98,8 +98,8 @@ bool PathCostEstimator::WantsSample(size_t index, size_t bytes, absl::Time now) 
   return true;
 }
 
-void PathCostEstimator::SawTransfer(size_t index, size_t bytes, absl::Duration taken,
-                                    absl::Time now) {
+void PathCostEstimator::RecordTransfer(size_t index, size_t bytes, absl::Duration taken,
+                                       absl::Time now) {
   const double seconds = absl::ToDoubleSeconds(taken);
   if (seconds <= 0) return;
   SpinLockHolder lock(&mu_);
@@ -113,27 +113,29 @@ void PathCostEstimator::SawTransfer(size_t index, size_t bytes, absl::Duration t
   if (bytes >= kMinBandwidthSampleBytes || rest < kLeastShare * seconds) {
     // Round trip.
     const double moving = std::max(seconds - 2 * latency, kLeastShare * seconds);
-    path.bandwidth.See(Bandwidth(static_cast<double>(bytes) / moving), path.assumed_bandwidth, now);
+    path.bandwidth.Record(Bandwidth(static_cast<double>(bytes) / moving), path.assumed_bandwidth,
+                          now);
   } else {
-    path.latency.See(Latency(rest / 2), path.assumed_latency, now);
+    path.latency.Record(Latency(rest / 2), path.assumed_latency, now);
   }
 }
 
-void PathCostEstimator::SawBytes(size_t index, size_t bytes, absl::Duration taken, absl::Time now) {
+void PathCostEstimator::RecordBandwidth(size_t index, size_t bytes, absl::Duration taken,
+                                        absl::Time now) {
   const double seconds = absl::ToDoubleSeconds(taken);
   if (seconds <= 0 || bytes < kMinBandwidthSampleBytes) return;
   SpinLockHolder lock(&mu_);
   if (index >= paths_.size()) return;
   Path& path = paths_[index];
   const double rate = Bandwidth(static_cast<double>(bytes) / seconds);
-  path.bandwidth.See(rate, path.assumed_bandwidth > 0 ? path.assumed_bandwidth : rate, now);
+  path.bandwidth.Record(rate, path.assumed_bandwidth > 0 ? path.assumed_bandwidth : rate, now);
 }
 
-void PathCostEstimator::SawControlChannel(absl::Duration one_way, absl::Time now) {
+void PathCostEstimator::RecordControlLatency(absl::Duration one_way, absl::Time now) {
   const double seconds = Latency(absl::ToDoubleSeconds(one_way));
   SpinLockHolder lock(&mu_);
   // No assumption: the first measurement counts fully, and so does one after a long pause.
-  channel_.See(seconds, seconds, now);
+  channel_.Record(seconds, seconds, now);
 }
 
 }  // namespace ferry

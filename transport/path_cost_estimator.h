@@ -31,7 +31,7 @@ class SmoothedMeasure final {
   explicit SmoothedMeasure(Better better) : better_(better) {}
 
   // `assumed`: the value before any measurement.
-  void See(double measured, double assumed, absl::Time now);
+  void Record(double measured, double assumed, absl::Time now);
   // Weight of the measurements, from 0 to 1. 0: none, or decayed.
   double Weight(absl::Time now) const;
   double Value(double assumed, absl::Time now) const;
@@ -68,13 +68,13 @@ class PathCostEstimator final {
   bool WantsSample(size_t index, size_t bytes, absl::Time now) ABSL_LOCKS_EXCLUDED(mu_);
   // Time from Expose until the acknowledgement of all bytes, which arrives over the control
   // channel.
-  void SawTransfer(size_t index, size_t bytes, absl::Duration taken, absl::Time now)
+  void RecordTransfer(size_t index, size_t bytes, absl::Duration taken, absl::Time now)
       ABSL_LOCKS_EXCLUDED(mu_);
   // Time of moving that many bytes, without what precedes and follows.
-  void SawBytes(size_t index, size_t bytes, absl::Duration taken, absl::Time now)
+  void RecordBandwidth(size_t index, size_t bytes, absl::Duration taken, absl::Time now)
       ABSL_LOCKS_EXCLUDED(mu_);
   // One-way time of the control channel's shortest message.
-  void SawControlChannel(absl::Duration one_way, absl::Time now) ABSL_LOCKS_EXCLUDED(mu_);
+  void RecordControlLatency(absl::Duration one_way, absl::Time now) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   struct Path {

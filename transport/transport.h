@@ -204,7 +204,7 @@ struct TensorHeader {
   Shape shape;
   size_t bytes = 0;
   // Memory in which the receiver requested it.
-  TensorLocation place;
+  TensorLocation location;
 };
 
 // Sends a control message to the peer's receiver (TransportReceiver::OnControlMessage), delivered
@@ -320,7 +320,7 @@ using ReleaseCallback = std::function<void(uint64_t id)>;
 // Resources that transports may use; outlives them.
 struct TransportEnvironment {
   EventLoop* loop = nullptr;
-  ConnectionManager* hub = nullptr;
+  ConnectionManager* connection_manager = nullptr;
   std::shared_ptr<HostArena> arena;
   CopyPool* copier = nullptr;
   // Null: this process uses no GPUs.

@@ -109,7 +109,8 @@ std::string CostText(const PathCost& low, const PathCost& high) {
 
 // GPU-only transports are skipped when both ends are host memory: their error would be a string
 // built for every transfer.
-bool IsBeside(const Transport& transport, const PathQuery& query, const PathPolicy& policy) {
+bool HandlesOnlyGpuMemory(const Transport& transport, const PathQuery& query,
+                          const PathPolicy& policy) {
   return transport.capabilities().moves_gpu_memory &&
          query.source_location.space == MemorySpace::kHost &&
          query.destination_location.space == MemorySpace::kHost &&
@@ -303,7 +304,7 @@ std::optional<size_t> SelectPath(const TransportList& transports, const PathQuer
     const Transport& transport = *transports[i];
     const bool is_allowed = !is_within && policy.allows(transport);
     if (!is_allowed && explanation == nullptr) continue;
-    if (IsBeside(transport, query, policy)) continue;
+    if (HandlesOnlyGpuMemory(transport, query, policy)) continue;
     if (!query.common.Has(i)) {
       if (explanation == nullptr) continue;
       explanation->candidates.push_back(
@@ -383,7 +384,7 @@ std::string DescribeBasis(CostBasis basis, absl::Duration age) {
   return "assumed";
 }
 
-std::string SortOf(const PathExplanation& choice) {
+std::string ExplanationKey(const PathExplanation& choice) {
   // Names and reasons may come from another process, and contain anything.
   std::string sort;
   for (const PathCandidate& each : choice.candidates) {

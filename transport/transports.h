@@ -137,10 +137,10 @@ std::string DescribeBasis(CostBasis basis, absl::Duration age);
 // "shm (0.4us measured 2s ago, no copy); not tcp: ...": human-readable.
 std::string Explain(const PathExplanation& choice);
 // The same for several choices that differ only in numbers: "shm (0.4us to 0.7us measured ...".
-// REQUIRES: at least one choice, and all have the same SortOf.
+// REQUIRES: at least one choice, and all have the same ExplanationKey.
 std::string Explain(absl::Span<const PathExplanation> choices);
 // Grouping key: choices with equal keys can be explained together.
-std::string SortOf(const PathExplanation& choice);
+std::string ExplanationKey(const PathExplanation& choice);
 
 }  // namespace ferry
 

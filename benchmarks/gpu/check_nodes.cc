@@ -110,7 +110,7 @@ absl::StatusOr<Tensor> CheckNode::Pattern(size_t bytes, uint64_t seed, int ordin
 
 absl::StatusOr<uint64_t> CheckNode::CountWrong(const Tensor& tensor, uint64_t seed) {
   if (tensor.is_on_host()) return cli::CountPatternErrors(tensor.data(), tensor.bytes(), seed);
-  FERRY_ASSIGN_OR_RETURN(CheckGpu* const on, gpu(tensor.place().ordinal));
+  FERRY_ASSIGN_OR_RETURN(CheckGpu* const on, gpu(tensor.location().ordinal));
   FERRY_RETURN_IF_ERROR(on->EnqueueWait(tensor, on->stream()));
   return on->CountWrong(tensor.data(), tensor.bytes(), seed, on->stream());
 }

@@ -65,7 +65,7 @@ class Rounds final {
       const auto index = static_cast<size_t>(i);
       FERRY_RETURN_IF_ERROR(step_.Send(keys_[index], sources_[index], gpu_->stream()));
     }
-    // Drives the control channels until the receiver has it all.
+    // Leads the event loop until the receiver has it all.
     return signals_.Take(step_);
   }
 
@@ -199,8 +199,8 @@ absl::Status MeasureTransfers(CheckNode& self, int64_t step_id, const TransferCa
 Floor CopyFloor(bool peer) {
   return [peer](CheckNode& self, const FloorBuffers& buffers) -> absl::StatusOr<absl::Duration> {
     if (self.id() == 0) return absl::ZeroDuration();
-    const int to = buffers.destinations.front().place().ordinal;
-    const int from = buffers.sources.front().place().ordinal;
+    const int to = buffers.destinations.front().location().ordinal;
+    const int from = buffers.sources.front().location().ordinal;
     FERRY_ASSIGN_OR_RETURN(CheckGpu* const gpu, self.gpu(to));
     FERRY_ASSIGN_OR_RETURN(CheckGpu* const source, self.gpu(from));
     const cuda::ScopedCurrent current(gpu->device());

@@ -19,20 +19,20 @@
 namespace ferry::check {
 namespace {
 
-enum class Way { kView, kCopy, kRing, kHost };
+enum class Variant { kView, kCopy, kRing, kHost };
 
 struct Mode {
-  Way way;
+  Variant variant;
   const char* name;
   const char* require;
   const char* path;
 };
 
 constexpr Mode kModes[] = {
-    {Way::kView, "a view of the sender's memory", "cuda_ipc", "cuda_ipc, view"},
-    {Way::kCopy, "a copy into the receiver's memory", "cuda_ipc", "cuda_ipc, copy"},
-    {Way::kRing, "through the sender's ring", "cuda_ipc", "cuda_ipc, staged"},
-    {Way::kHost, "through host memory", "shm", "shm, staged"},
+    {Variant::kView, "a view of the sender's memory", "cuda_ipc", "cuda_ipc, view"},
+    {Variant::kCopy, "a copy into the receiver's memory", "cuda_ipc", "cuda_ipc, copy"},
+    {Variant::kRing, "through the sender's ring", "cuda_ipc", "cuda_ipc, staged"},
+    {Variant::kHost, "through host memory", "shm", "shm, staged"},
 };
 
 std::vector<size_t> IpcSizes(const Options& options) {
@@ -121,14 +121,14 @@ absl::Status ReceiveOne(CheckNode& self, Step& step, const Mode& mode, size_t in
                          self.Key(absl::StrCat("size", index), 0, kGpu, kGpu));
   RecvArgs args;
   const void* wanted = nullptr;
-  if (mode.way == Way::kCopy) {
+  if (mode.variant == Variant::kCopy) {
     FERRY_ASSIGN_OR_RETURN(Tensor destination, self.Empty(bytes));
     wanted = destination.data();
     args.destination = std::move(destination);
   }
   FERRY_ASSIGN_OR_RETURN(const Received received, step.RecvValue(key, kTimeout, std::move(args)));
   // The smallest come with the answer itself.
-  const bool is_inline = mode.way == Way::kHost && received.path == "inline, staged";
+  const bool is_inline = mode.variant == Variant::kHost && received.path == "inline, staged";
   if (received.path != mode.path && !is_inline) {
     return absl::InternalError(
         absl::StrCat("it came by ", received.path, ", and not by ", mode.path));
@@ -150,7 +150,7 @@ absl::Status ReceiveAll(CheckNode& self, const Mode& mode) {
     self.report().Check(absl::StrCat(mode.name, ", ", sizes[i], " bytes"), status);
     if (!status.ok()) return absl::AbortedError("the rest was not tried");
   }
-  if (mode.way == Way::kView && gpu->gpu().arena->stats().made_blocks != made) {
+  if (mode.variant == Variant::kView && gpu->gpu().arena->stats().made_blocks != made) {
     return absl::InternalError("views were to copy nothing, and took memory of the receiver");
   }
   return absl::OkStatus();
@@ -184,9 +184,9 @@ absl::Status RunIpcPart(PartContext& context) {
     options.name = mode.name;
     options.transfer = TransferOptionsFor(context.machine, mode.require);
     // Nothing that is not Ferry's is large enough to be mapped.
-    if (mode.way == Way::kRing) options.transfer.gpus.ipc_min_bytes = SIZE_MAX;
+    if (mode.variant == Variant::kRing) options.transfer.gpus.ipc_min_bytes = SIZE_MAX;
     FERRY_RETURN_IF_ERROR(RunNodes(context, options,
-                                   {mode.way == Way::kRing ? SendForeign : SendAll,
+                                   {mode.variant == Variant::kRing ? SendForeign : SendAll,
                                     [&mode](CheckNode& self) { return ReceiveAll(self, mode); }})
                               .status());
   }

@@ -106,7 +106,7 @@ class PingPong final {
     } else {
       FERRY_ASSIGN_OR_RETURN(received, Receive(at, *posted));
       FERRY_RETURN_IF_ERROR(step_.Send(out_, tensor, gpu_->stream()));
-      // The pong may still have to be fetched: this drives the control channels.
+      // The pong may still have to be fetched: this leads the event loop.
       FERRY_RETURN_IF_ERROR(signals_.Take(step_));
     }
     if (self_.id() == 0) FERRY_RETURN_IF_ERROR(signals_.Give(step_));

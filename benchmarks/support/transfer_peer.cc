@@ -73,12 +73,12 @@ RendezvousKey KeyFrom(int from, int to, absl::string_view name) {
 
 std::unique_ptr<TransferEngine> StartNode(int node, int socket,
                                           const TransferPeer::Options& options) {
-  TransferEngineOptions transfer;
-  transfer.require_transport = options.transport;
-  transfer.spin = options.spin;
-  transfer.listen = "127.0.0.1:0";
-  transfer.token = "bench";
-  transfer.transports.tcp.connections = options.tcp_connections;
+  TransferEngineOptions engine;
+  engine.require_transport = options.transport;
+  engine.spin = options.spin;
+  engine.listen = "127.0.0.1:0";
+  engine.token = "bench";
+  engine.transports.tcp.connections = options.tcp_connections;
   engine.arena.budget_bytes = size_t{12} << 30;
   if (options.segment_bytes > 0) engine.arena.segment_bytes = options.segment_bytes;
   Endpoint self;
@@ -86,7 +86,7 @@ std::unique_ptr<TransferEngine> StartNode(int node, int socket,
   self.boot_id = "here";
   auto other = std::make_shared<Endpoint>();
   auto started = TransferEngine::Start(
-      transfer, self, [other](int32_t, ResolveCallback done) { std::move(done)(*other); });
+      engine, self, [other](int32_t, ResolveCallback done) { std::move(done)(*other); });
   Check(started.status());
   SendText(socket, EncodeEndpoint((*started)->self()));
   auto peer = DecodeEndpoint(ReceiveText(socket), 1 - node);

@@ -193,7 +193,7 @@ void AgentLink::Defer(absl::AnyInvocable<void() &&> callback) {
 }
 
 uint64_t AgentLink::Subscribe(v1::Request request, EventCallback on_event) {
-  loop_->WantThread();
+  loop_->RequestThread();
   absl::MutexLock lock(&mu_);
   subscriptions_.emplace(outbox_.next_id(),
                          std::make_shared<const EventCallback>(std::move(on_event)));

@@ -88,7 +88,7 @@ class AgentLink final : private AgentStream::Owner {
                 bool keeps_time = false) ABSL_LOCKS_EXCLUDED(mu_);
   uint64_t CallAsync(v1::Request request, absl::Duration timeout, std::string what,
                      ReplyCallback done, bool keeps_time = false) ABSL_LOCKS_EXCLUDED(mu_) {
-    loop_->WantThread();
+    loop_->RequestThread();
     return Call(std::move(request), timeout, std::move(what), std::move(done), keeps_time);
   }
   // The loop that reads the connection.

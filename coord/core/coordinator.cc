@@ -122,8 +122,8 @@ absl::Status Coordinator::CheckIncarnation(TaskId id, Incarnation life) const {
                    ", which continues without that process; the process should exit")));
 }
 
-void Coordinator::ExtendHeartbeatDeadlines(absl::Duration held_up) {
-  membership_.ExtendHeartbeatDeadlines(held_up, Now());
+void Coordinator::ExtendHeartbeatDeadlines(absl::Duration stalled) {
+  membership_.ExtendHeartbeatDeadlines(stalled, Now());
 }
 
 WaitId Coordinator::ShutdownTask(TaskId id, StatusCallback done) {

@@ -100,9 +100,9 @@ class Coordinator final {
   // affect the current one. For calls that carry their task's incarnation; Register and Heartbeat
   // check by themselves.
   absl::Status CheckIncarnation(TaskId task, Incarnation life) const;
-  // Heartbeats could not be received for `held_up`, for reasons outside the tasks: extends their
+  // Heartbeats could not be received for `stalled`, for reasons outside the tasks: extends their
   // deadlines.
-  void ExtendHeartbeatDeadlines(absl::Duration held_up);
+  void ExtendHeartbeatDeadlines(absl::Duration stalled);
   // Leaves: together with all tasks (shutdown_timeout), or at once if that is zero or it is
   // recoverable.
   //   Errors: FAILED_PRECONDITION not connected; INTERNAL the others did not shut down.

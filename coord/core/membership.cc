@@ -124,16 +124,16 @@ absl::Time Membership::LastHeardOfErrors() const {
   return last;
 }
 
-void Membership::ExtendHeartbeatDeadlines(absl::Duration held_up, absl::Time now) {
+void Membership::ExtendHeartbeatDeadlines(absl::Duration stalled, absl::Time now) {
   for (Task& task : tasks_) {
-    task.last_heard = std::max(task.last_heard, std::min(task.last_heard + held_up, now));
+    task.last_heard = std::max(task.last_heard, std::min(task.last_heard + stalled, now));
     // Checks that come too early are rescheduled.
     if (task.state != TaskState::kConnected) continue;
     task.last_heartbeat =
-        std::max(task.last_heartbeat, std::min(task.last_heartbeat + held_up, now));
+        std::max(task.last_heartbeat, std::min(task.last_heartbeat + stalled, now));
     if (task.connection_ended != absl::InfiniteFuture()) {
       task.connection_ended =
-          std::max(task.connection_ended, std::min(task.connection_ended + held_up, now));
+          std::max(task.connection_ended, std::min(task.connection_ended + stalled, now));
     }
   }
 }

@@ -83,8 +83,8 @@ class Membership final {
   // The task has called again.
   void NoteCall(TaskId task) { tasks_[task.value()].connection_ended = absl::InfiniteFuture(); }
   void SetLeaving(TaskId task) { tasks_[task.value()].is_leaving = true; }
-  // Shifts every connected task's last sign of life by `held_up`, but not beyond `now`.
-  void ExtendHeartbeatDeadlines(absl::Duration held_up, absl::Time now);
+  // Shifts every connected task's last sign of life by `stalled`, but not beyond `now`.
+  void ExtendHeartbeatDeadlines(absl::Duration stalled, absl::Time now);
   // Records activity of any process of the job.
   void NoteActivity(absl::Time now) { last_activity_ = std::max(last_activity_, now); }
   void SetFacts(TaskId task, TaskFacts facts, bool recoverable);

@@ -14,7 +14,7 @@ class PauseDetector final {
  public:
   // The longest turn. Ten wake-ups in five seconds cost nothing measurable.
   static constexpr absl::Duration kTurn = absl::Milliseconds(500);
-  // A wait that ends later than planned by more than this was held up.
+  // A wait that ends later than planned by more than this has stalled.
   static constexpr absl::Duration kTolerance = absl::Milliseconds(250);
 
   // Returns until when to wait at `now`, with no work before `deadline`: at most one turn, or

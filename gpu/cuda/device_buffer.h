@@ -35,11 +35,11 @@ class DeviceBuffer final : public Buffer {
 
   //   arena: as Buffer::arena(); null if the memory belongs to no arena.
   DeviceBuffer(DevicePointer pointer, size_t bytes, int ordinal, Release release,
-               const void* arena = nullptr, ArenaOffset place = {})
+               const void* arena = nullptr, ArenaOffset at = {})
       : Buffer(AsHostPointer(pointer), bytes, {MemorySpace::kCuda, ordinal}),
         release_(std::move(release)),
         arena_(arena),
-        arena_offset_(place) {}
+        arena_offset_(at) {}
   ~DeviceBuffer() override;
 
   DevicePointer pointer() const { return AsDevicePointer(data()); }

@@ -275,10 +275,10 @@ size_t GpuArena::Trim() {
 }
 
 IpcDescriptor GpuArena::Describe(const Buffer& buffer) const {
-  const ArenaOffset place = buffer.arena_offset();
+  const ArenaOffset at = buffer.arena_offset();
   absl::MutexLock lock(&state_->mu);
-  IpcDescriptor descriptor = state_->segments.at(place.segment)->descriptor;
-  descriptor.offset = place.offset;
+  IpcDescriptor descriptor = state_->segments.at(at.segment)->descriptor;
+  descriptor.offset = at.offset;
   descriptor.bytes = buffer.bytes();
   return descriptor;
 }

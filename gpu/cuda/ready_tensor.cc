@@ -12,7 +12,7 @@ namespace {
 class ReadyBuffer final : public Buffer {
  public:
   ReadyBuffer(std::shared_ptr<Buffer> memory, std::shared_ptr<const ReadyEvent> ready)
-      : Buffer(memory->data(), memory->bytes(), memory->place()),
+      : Buffer(memory->data(), memory->bytes(), memory->location()),
         memory_(std::move(memory)),
         ready_(std::move(ready)) {}
 
@@ -28,7 +28,7 @@ class ReadyBuffer final : public Buffer {
 };
 
 const ReadyBuffer* AsReadyBuffer(const Tensor& tensor) {
-  if (tensor.buffer() == nullptr || tensor.buffer()->place().space == MemorySpace::kHost) {
+  if (tensor.buffer() == nullptr || tensor.buffer()->location().space == MemorySpace::kHost) {
     return nullptr;
   }
   return dynamic_cast<const ReadyBuffer*>(tensor.buffer().get());

@@ -76,7 +76,7 @@ absl::StatusOr<std::unique_ptr<NcclApi>> NcclApi::LoadFrom(const std::string& pa
   return api;
 }
 
-absl::StatusOr<std::unique_ptr<NcclApi>> NcclApi::Load(const NcclPlaces& places) {
+absl::StatusOr<std::unique_ptr<NcclApi>> NcclApi::Load(const NcclSearchPaths& paths) {
   const char* const chosen = std::getenv(kOverride);
   std::vector<std::string> problems;
   // A library named by the user is the only candidate.
@@ -85,7 +85,7 @@ absl::StatusOr<std::unique_ptr<NcclApi>> NcclApi::Load(const NcclPlaces& places)
     if (api.ok()) return api;
     return absl::UnavailableError(absl::StrCat("no NCCL: ", api.status().message()));
   }
-  NcclSearch search = SearchNccl(places);
+  NcclSearch search = SearchNccl(paths);
   search.found.insert(search.found.begin(), kLibrary);
   for (const std::string& file : search.found) {
     absl::StatusOr<std::unique_ptr<NcclApi>> api = LoadFrom(file);

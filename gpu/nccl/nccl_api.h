@@ -68,10 +68,10 @@ struct NcclTable {
 class NcclApi final {
  public:
   // Loads the library named by FERRY_NCCL_LIBRARY, or else the first of these that is recent
-  // enough: the libnccl.so.2 that the loader finds, and those in `places`. Makes no CUDA call.
+  // enough: the libnccl.so.2 that the loader finds, and those in `paths`. Makes no CUDA call.
   // Errors: UNAVAILABLE naming every candidate and its error.
   static absl::StatusOr<std::unique_ptr<NcclApi>> Load(
-      const NcclPlaces& places = NcclPlaces::OfThisProcess());
+      const NcclSearchPaths& paths = NcclSearchPaths::OfThisProcess());
 
   NcclApi(const NcclApi&) = delete;
   NcclApi& operator=(const NcclApi&) = delete;

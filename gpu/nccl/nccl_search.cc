@@ -70,37 +70,37 @@ fs::path PythonPrefix(const std::string& path, bool resolve_links) {
 
 }  // namespace
 
-NcclPlaces NcclPlaces::OfThisProcess() {
-  NcclPlaces places;
-  places.virtual_env = FromEnvironment("VIRTUAL_ENV");
-  places.conda_prefix = FromEnvironment("CONDA_PREFIX");
-  places.python_path = FromEnvironment("PYTHONPATH");
-  places.path = FromEnvironment("PATH");
-  places.home = FromEnvironment("HOME");
-  places.cuda_home = FromEnvironment("CUDA_HOME");
-  return places;
+NcclSearchPaths NcclSearchPaths::OfThisProcess() {
+  NcclSearchPaths paths;
+  paths.virtual_env = FromEnvironment("VIRTUAL_ENV");
+  paths.conda_prefix = FromEnvironment("CONDA_PREFIX");
+  paths.python_path = FromEnvironment("PYTHONPATH");
+  paths.path = FromEnvironment("PATH");
+  paths.home = FromEnvironment("HOME");
+  paths.cuda_home = FromEnvironment("CUDA_HOME");
+  return paths;
 }
 
-NcclSearch SearchNccl(const NcclPlaces& places) {
+NcclSearch SearchNccl(const NcclSearchPaths& paths) {
   Folders folders;
-  for (const absl::string_view each : absl::StrSplit(places.python_path, ':', absl::SkipEmpty())) {
+  for (const absl::string_view each : absl::StrSplit(paths.python_path, ':', absl::SkipEmpty())) {
     folders.AddPackages(fs::path(std::string(each)));
   }
-  if (!places.virtual_env.empty()) folders.AddPrefix(places.virtual_env);
-  if (!places.conda_prefix.empty()) {
-    folders.AddPrefix(places.conda_prefix);
-    folders.Add(fs::path(places.conda_prefix) / "lib");
+  if (!paths.virtual_env.empty()) folders.AddPrefix(paths.virtual_env);
+  if (!paths.conda_prefix.empty()) {
+    folders.AddPrefix(paths.conda_prefix);
+    folders.Add(fs::path(paths.conda_prefix) / "lib");
   }
   // A virtual environment's python3 is a link to its base: try without resolving first.
   for (const bool resolve_links : {false, true}) {
-    const fs::path prefix = PythonPrefix(places.path, resolve_links);
+    const fs::path prefix = PythonPrefix(paths.path, resolve_links);
     if (!prefix.empty()) folders.AddPrefix(prefix);
   }
-  if (!places.home.empty()) folders.AddPrefix(fs::path(places.home) / ".local");
-  folders.AddPrefix(fs::path(places.system_root) / "local");
-  folders.AddPackages(fs::path(places.system_root) / "lib/python3/dist-packages");
-  if (!places.cuda_home.empty()) folders.Add(fs::path(places.cuda_home) / "lib64");
-  folders.Add(fs::path(places.system_root) / "local/cuda/lib64");
+  if (!paths.home.empty()) folders.AddPrefix(fs::path(paths.home) / ".local");
+  folders.AddPrefix(fs::path(paths.system_root) / "local");
+  folders.AddPackages(fs::path(paths.system_root) / "lib/python3/dist-packages");
+  if (!paths.cuda_home.empty()) folders.Add(fs::path(paths.cuda_home) / "lib64");
+  folders.Add(fs::path(paths.system_root) / "local/cuda/lib64");
 
   NcclSearch search;
   search.folders = std::move(folders).Take();

@@ -10,7 +10,7 @@
 namespace ferry::nccl {
 
 // Inputs of the search: values of environment variables, empty if not set.
-struct NcclPlaces {
+struct NcclSearchPaths {
   std::string virtual_env;   // VIRTUAL_ENV
   std::string conda_prefix;  // CONDA_PREFIX
   std::string python_path;   // PYTHONPATH, folders separated by colons
@@ -20,7 +20,7 @@ struct NcclPlaces {
   // Prefix of the system Pythons' packages; tests use another.
   std::string system_root = "/usr";
 
-  static NcclPlaces OfThisProcess();
+  static NcclSearchPaths OfThisProcess();
 };
 
 struct NcclSearch {
@@ -29,7 +29,7 @@ struct NcclSearch {
 };
 
 // Looks for libnccl.so.2. Only reads directories.
-NcclSearch SearchNccl(const NcclPlaces& places);
+NcclSearch SearchNccl(const NcclSearchPaths& paths);
 
 }  // namespace ferry::nccl
 

@@ -28,25 +28,30 @@ AckTracker::Flush AckTracker::Start(int64_t step_id) {
   for (const Recent& each : recent_) {
     if (each.step_id == step_id && each.answered > 0) last = each.answered;
   }
-  if (heard_ >= last) return {};
-  Flush flush = {
-      .number = last, .needs_ping = asked_ < last || is_lost_, .is_awaited = !is_silent_};
+  if (acknowledged_ >= last) return {};
+  Flush flush = {.number = last,
+                 .needs_ping = pinged_ < last || has_ping_failed_,
+                 .is_awaited = !has_timed_out_};
   if (flush.needs_ping) {
     // One PING covers all answers so far.
-    asked_ = flush.number = answered_;
-    is_lost_ = false;
+    pinged_ = flush.number = answered_;
+    has_ping_failed_ = false;
   }
   return flush;
 }
 
-void AckTracker::OnLost(uint64_t number) { is_lost_ = is_lost_ || asked_ == number; }
+void AckTracker::OnPingFailed(uint64_t number) {
+  has_ping_failed_ = has_ping_failed_ || pinged_ == number;
+}
 
-void AckTracker::GiveUp(uint64_t number) { is_silent_ = is_silent_ || heard_ < number; }
+void AckTracker::GiveUp(uint64_t number) {
+  has_timed_out_ = has_timed_out_ || acknowledged_ < number;
+}
 
 absl::Status AckTracker::OnPong(uint64_t number) {
-  if (number > asked_) return absl::InvalidArgumentError("a PONG to no PING");
-  heard_ = std::max(heard_, number);
-  is_silent_ = false;
+  if (number > pinged_) return absl::InvalidArgumentError("a PONG to no PING");
+  acknowledged_ = std::max(acknowledged_, number);
+  has_timed_out_ = false;
   return absl::OkStatus();
 }
 

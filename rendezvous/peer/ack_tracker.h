@@ -19,7 +19,7 @@ class AckTracker final {
   struct Flush {
     // Number of answers whose receipt is to be confirmed. 0: nothing to confirm.
     uint64_t number = 0;
-    // A PING with that number must be sent; call OnLost if it cannot be.
+    // A PING with that number must be sent; call OnPingFailed if it cannot be.
     bool needs_ping = false;
     // True if waiting is worthwhile: after a timeout, the peer is not waited for again until it
     // answers something.
@@ -32,9 +32,9 @@ class AckTracker final {
   Flush Start(int64_t step_id);
   // True if that many answers were received, or will never be confirmed since their PING could not
   // be sent.
-  bool IsOver(uint64_t number) const { return heard_ >= number || is_lost_; }
+  bool IsOver(uint64_t number) const { return acknowledged_ >= number || has_ping_failed_; }
   // The PING with that number could not be sent.
-  void OnLost(uint64_t number);
+  void OnPingFailed(uint64_t number);
   // Waiting for that number has timed out.
   void GiveUp(uint64_t number);
   //   Errors: INVALID_ARGUMENT for a PONG without a PING.
@@ -49,11 +49,11 @@ class AckTracker final {
 
   uint64_t answered_ = 0;
   // The number of the last PING, and the largest number answered.
-  uint64_t asked_ = 0;
-  uint64_t heard_ = 0;
+  uint64_t pinged_ = 0;
+  uint64_t acknowledged_ = 0;
   // The last PING could not be sent.
-  bool is_lost_ = false;
-  bool is_silent_ = false;
+  bool has_ping_failed_ = false;
+  bool has_timed_out_ = false;
   std::array<Recent, 8> recent_;
   // Index of the latest entry.
   size_t latest_ = 0;

@@ -25,7 +25,7 @@ constexpr uint32_t Bit(IncomingState state) { return 1u << static_cast<uint32_t>
 // The states that may follow each state, in the order of the enum.
 constexpr uint32_t kSuccessors[] = {
     /* kQueued */ Bit(IncomingState::kRequested) | Bit(IncomingState::kFinished),
-    // To kFinished by a tensor that is inline, by an ERROR, or by the end of the channel.
+    // To kFinished by an eager tensor, by an ERROR, or by the end of the channel.
     /* kRequested */ Bit(IncomingState::kFetching) | Bit(IncomingState::kCancelled) |
         Bit(IncomingState::kFinished),
     // A fetch that is cancelled has had its answer.
@@ -55,7 +55,7 @@ IncomingTransfer::IncomingTransfer(std::weak_ptr<TensorRequester> requester, int
       peer_(key.src().task.task),
       step_id_(step_id),
       done_(std::move(done)),
-      location_(PlaceOf(key.dst())),
+      location_(LocationOf(key.dst())),
       destination_(args.destination) {
   if (needs_name) name_ = absl::StrCat("step ", step_id, ", ", absl::CEscape(key.text()));
   if (needs_name || args.destination.is_valid()) AllowRejection(key);
@@ -95,11 +95,11 @@ void IncomingTransfer::Fetch(const std::shared_ptr<TensorRequester>& requester,
   const Transport& transport = requester->transport(rts.transport);
   TransportReceiver& receiver = requester->receiver(rts.transport);
   TensorHeader header = rts.header;
-  header.place = location_;
+  header.location = location_;
   // A transport that cannot deliver there delivers to host memory, or to that of the key's GPU.
   const TensorLocation brought =
       transport.capabilities().moves_gpu_memory ? location_ : TensorLocation();
-  if (destination.is_valid() && !(destination.place() == brought)) destination = Tensor();
+  if (destination.is_valid() && !(destination.location() == brought)) destination = Tensor();
   Fetching fetching = {.rts = rts};
   fetching.rts.body = {};
   // A peer may say so of anything.
@@ -107,9 +107,9 @@ void IncomingTransfer::Fetch(const std::shared_ptr<TensorRequester>& requester,
   fetching.path = receiver.PathOf(header, rts.body, destination);
   if (fetching.path.empty()) fetching.path = transport.name();
   // Large ones only: reading the clock takes a tenth of a small one's time.
-  const bool is_telling = header.bytes >= PathCostEstimator::kMinBandwidthSampleBytes &&
+  const bool is_sampled = header.bytes >= PathCostEstimator::kMinBandwidthSampleBytes &&
                           transport.capabilities().measurable;
-  fetching.start = is_telling ? requester->context().clock->Now() : absl::InfiniteFuture();
+  fetching.start = is_sampled ? requester->context().clock->Now() : absl::InfiniteFuture();
   receiver.Fetch(id_, header, rts.body, descriptors, destination,
                  [requester, transfer = self, fetching = std::move(fetching)](
                      absl::StatusOr<Tensor> tensor, TransportReceiver::FetchInfo info) {
@@ -131,7 +131,8 @@ void IncomingTransfer::OnFetched(TensorRequester& requester, const Fetching& fet
   }
   if (tensor.ok() && fetching.start != absl::InfiniteFuture()) {
     const absl::Time now = requester.context().clock->Now();
-    requester.costs()->SawBytes(rts.transport - 1u, rts.header.bytes, now - fetching.start, now);
+    requester.costs()->RecordBandwidth(rts.transport - 1u, rts.header.bytes, now - fetching.start,
+                                       now);
   }
   // Before the producer is notified, and possibly exits: the value is here.
   const bool is_wanted = requester.Finish(*this);
@@ -162,8 +163,8 @@ void IncomingTransfer::OnFetched(TensorRequester& requester, const Fetching& fet
   Complete(std::move(status), std::move(received));
 }
 
-void IncomingTransfer::ReceiveInline(TensorRequester& requester, const ReadyToSendMessage& rts,
-                                     Tensor tensor, const absl::Status& error) {
+void IncomingTransfer::ReceiveEager(TensorRequester& requester, const ReadyToSendMessage& rts,
+                                    Tensor tensor, const absl::Status& error) {
   const TensorHeader& header = rts.header;
   FERRY_LOG_DEBUG(kTransport,
                   "fetch started: peer={} step={} request={} path=inline bytes={} key={}",

@@ -46,8 +46,8 @@ absl::Status LatencyProbe::OnPong(ControlChannel& channel, uint64_t id) {
     if (--left_ > 0) {
       id = ++id_;
     } else {
-      costs_->SawControlChannel(best_ / 2, now);
-      if (incoming_ != nullptr) incoming_->SawControlChannel(best_ / 2, now);
+      costs_->RecordControlLatency(best_ / 2, now);
+      if (incoming_ != nullptr) incoming_->RecordControlLatency(best_ / 2, now);
       return absl::OkStatus();
     }
   }

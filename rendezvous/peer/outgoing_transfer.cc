@@ -59,7 +59,7 @@ OutgoingTransfer::OutgoingTransfer(std::shared_ptr<TensorResponder> responder,
       id_(message.id),
       step_id_(message.step_id),
       key_(key),
-      location_(PlaceOf(key.dst())),
+      location_(LocationOf(key.dst())),
       may_reject_(message.may_reject) {}
 
 bool OutgoingTransfer::Advance(OutgoingState to) {
@@ -116,7 +116,7 @@ void OutgoingTransfer::OnValue(const OutgoingTransferPtr& self, const absl::Stat
     return Finish(*responder);
   }
   absl::StatusOr<Tensor> serialized = SerializeTensor(received.tensor);
-  if (!serialized.ok()) return Lose(*responder, serialized.status());
+  if (!serialized.ok()) return FailSend(*responder, serialized.status());
   is_serialized_ = true;
   SelectPath(responder, self, *std::move(serialized));
 }
@@ -131,8 +131,8 @@ void OutgoingTransfer::FollowPath(const std::shared_ptr<TensorResponder>& respon
                                   const OutgoingTransferPtr& self, Tensor tensor,
                                   const SelectedPath& path) {
   switch (path.kind) {
-    case SelectedPath::Kind::kInline:
-      return SendInline(*responder, tensor);
+    case SelectedPath::Kind::kEager:
+      return SendEager(*responder, tensor);
     case SelectedPath::Kind::kStage:
       tensor_ = std::move(tensor);
       return Stage(responder, self);
@@ -140,7 +140,7 @@ void OutgoingTransfer::FollowPath(const std::shared_ptr<TensorResponder>& respon
       tensor_ = std::move(tensor);
       return Expose(responder, self, path);
     case SelectedPath::Kind::kNone:
-      return Lose(*responder, path.error);
+      return FailSend(*responder, path.error);
   }
 }
 
@@ -169,9 +169,9 @@ void OutgoingTransfer::SendZeroCopy(const std::shared_ptr<TensorResponder>& resp
   if (responder->Unexpose(*this)) FollowPath(responder, self, std::move(tensor), path);
 }
 
-void OutgoingTransfer::SendInline(TensorResponder& responder, const Tensor& tensor) {
+void OutgoingTransfer::SendEager(TensorResponder& responder, const Tensor& tensor) {
   if (absl::Status status = CheckValues(tensor); !status.ok()) {
-    return Lose(responder, responder.Named(status));
+    return FailSend(responder, responder.Named(status));
   }
   ReadyToSendMessage rts = MakeRts(tensor);
   if (responder.sends_checksums()) {
@@ -187,9 +187,9 @@ void OutgoingTransfer::Stage(const std::shared_ptr<TensorResponder>& responder,
                              const OutgoingTransferPtr& self) {
   const TransferContext& context = responder->context();
   if (context.gpus == nullptr) {
-    return Lose(*responder, absl::FailedPreconditionError(absl::StrCat(
-                                Describe(context.self.peer),
-                                " uses no GPUs, and cannot send what is in their memory")));
+    return FailSend(*responder, absl::FailedPreconditionError(absl::StrCat(
+                                    Describe(context.self.peer),
+                                    " uses no GPUs, and cannot send what is in their memory")));
   }
   FERRY_LOG_DEBUG(kTransport, "copy to host memory started: peer={} step={} request={} key={}",
                   responder->consumer().peer.node_id, step_id_, id_, absl::CEscape(key_.text()));
@@ -209,7 +209,7 @@ void OutgoingTransfer::Stage(const std::shared_ptr<TensorResponder>& responder,
 
 void OutgoingTransfer::OnStaged(const OutgoingTransferPtr& self, absl::StatusOr<Tensor> tensor) {
   const std::shared_ptr<TensorResponder> responder = std::move(responder_);
-  if (!tensor.ok()) return Lose(*responder, responder->Named(tensor.status()));
+  if (!tensor.ok()) return FailSend(*responder, responder->Named(tensor.status()));
   tensor_ = Tensor();
   is_staged_ = true;
   Advance(OutgoingState::kMatched);
@@ -257,7 +257,8 @@ void OutgoingTransfer::OnExposed(const std::shared_ptr<TensorResponder>& respond
   const Transport& transport = *(*responder->context().transports)[number];
   if (copy_start_ != absl::InfiniteFuture()) {
     const absl::Time copied = responder->context().clock->Now();
-    responder->paths().costs().SawBytes(number, tensor_.bytes(), copied - copy_start_, copied);
+    responder->paths().costs().RecordBandwidth(number, tensor_.bytes(), copied - copy_start_,
+                                               copied);
   }
   ReadyToSendMessage rts = MakeRts(tensor_);
   rts.has_checksum = responder->sends_checksums();
@@ -281,7 +282,7 @@ void OutgoingTransfer::OnExposeFailed(const std::shared_ptr<TensorResponder>& re
                             responder->context().policy.require.empty();
   const size_t number = listing_.transport;
   if (!has_another_path && !goes_by_host) {
-    Lose(*responder, responder->Named(why));
+    FailSend(*responder, responder->Named(why));
     return responder->sender(number).Release(id_);
   }
   responder->Unlist(*this);
@@ -301,9 +302,9 @@ void OutgoingTransfer::Retry(const std::shared_ptr<TensorResponder>& responder,
   responder->sender(number).Release(id_);
   ++failed_tries_;
   if (failed_tries_ >= kMaxTries) {
-    return Lose(*responder, absl::AbortedError(absl::StrCat(
-                                Describe(context.self.peer), " has tried ", failed_tries_,
-                                " times to send it; at last: ", why.message())));
+    return FailSend(*responder, absl::AbortedError(absl::StrCat(
+                                    Describe(context.self.peer), " has tried ", failed_tries_,
+                                    " times to send it; at last: ", why.message())));
   }
   const bool is_required = context.policy.require == (*context.transports)[number]->name();
   if (failed_tries_ >= kMaxGpuTries && !is_required) return Stage(responder, self);
@@ -319,7 +320,7 @@ void OutgoingTransfer::Release(TensorResponder& responder, bool was_received) {
   responder.sender(number).Release(id_);
   if (was_received && start_ != absl::InfiniteFuture()) {
     const absl::Time now = responder.context().clock->Now();
-    responder.paths().costs().SawTransfer(number, listing_.bytes, now - start_, now);
+    responder.paths().costs().RecordTransfer(number, listing_.bytes, now - start_, now);
   }
 }
 
@@ -358,7 +359,7 @@ void OutgoingTransfer::OnRtsSent(TensorResponder& responder, const ReadyToSendMe
   }
 }
 
-void OutgoingTransfer::Lose(TensorResponder& responder, const absl::Status& why) {
+void OutgoingTransfer::FailSend(TensorResponder& responder, const absl::Status& why) {
   responder.context().manager->RecordSendFailure(step_id_, key_, why);
   responder.Refuse(id_, why);
   Finish(responder);

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The limits for inline tensors, and the selection of a transport.
+// Eager or by which transport: the decision for each tensor.
 #include "rendezvous/peer/path_selector.h"
 
-#include <algorithm>
 #include <bit>
 #include <optional>
 #include <utility>
@@ -10,27 +9,9 @@
 #include "base/logging.h"
 #include "rendezvous/peer/peer_protocol.h"
 #include "rendezvous/peer/transport_numbers.h"
+#include "transport/eager_threshold.h"
 
 namespace ferry {
-namespace {
-
-// Up to this size the bytes are inline in the RTS: one message instead of a transfer and its
-// release. In shared memory a copy of this size costs as much as the release.
-constexpr size_t kInlineInArena = 2 * 1024;
-constexpr size_t kInlineElsewhere = 16 * 1024;
-// Over TCP, where data connections have threads of their own: waking one on each side, with another
-// round of system calls, costs more than one more copy of this many bytes.
-constexpr size_t kInlineOverTcp = 128 * 1024;
-// Size of an RTS without its tensor, with a shape of many dimensions.
-constexpr size_t kReadyToSendOverhead = 4096;
-// As large as an RTS that refers to a transport.
-constexpr size_t kInlineAlways = 512;
-// Queued bytes on the control channel beyond which tensors take a transport, where waiting costs no
-// copy.
-constexpr size_t kInlineBacklog = 256 * 1024;
-
-}  // namespace
-
 PathSelector::PathSelector(const TransferContext& context, const Endpoint& consumer,
                            bool needs_checksums, std::string descriptors_unavailable_reason,
                            std::shared_ptr<LatencyProbe> probe)
@@ -43,15 +24,15 @@ PathSelector::PathSelector(const TransferContext& context, const Endpoint& consu
 
 void PathSelector::set_channel(ControlChannel* channel) {
   channel_ = channel;
-  max_inline_in_arena_ = kInlineInArena;
-  max_inline_elsewhere_ = kInlineElsewhere;
-  if (!channel->passes_descriptors()) {
-    const size_t most = context_.policy.forbids_tcp() ? kInlineUnasked : kInlineOverTcp;
-    max_inline_in_arena_ = max_inline_elsewhere_ =
-        std::min(most, channel->max_body() - kReadyToSendOverhead);
+  if (channel->passes_descriptors()) {
+    eager_max_in_arena_ = EagerMaxWithinHost(/*is_in_arena=*/true);
+    eager_max_elsewhere_ = EagerMaxWithinHost(/*is_in_arena=*/false);
+  } else {
+    eager_max_in_arena_ = eager_max_elsewhere_ =
+        EagerMaxOverTcp(context_.policy.forbids_tcp(), channel->max_body());
   }
   const PathQuery query =
-      Query(kInlineElsewhere, /*is_in_arena=*/true, context_.clock->CoarseNow());
+      Query(kEagerMaxElsewhere, /*is_in_arena=*/true, context_.clock->CoarseNow());
   const std::optional<size_t> zero_copy =
       ZeroCopyPath(*context_.transports, query, context_.policy);
   zero_copy_ = zero_copy.value_or(kNoTransport);
@@ -85,16 +66,15 @@ SelectedPath PathSelector::Select(const Tensor& tensor, const TensorLocation& to
     return path;
   }
   path.is_in_arena = tensor.buffer() != nullptr && tensor.buffer()->arena() != nullptr;
-  const bool goes_inline =
-      is_on_host &&
-      tensor.bytes() <= (path.is_in_arena ? max_inline_in_arena_ : max_inline_elsewhere_);
+  const bool is_eager = is_on_host && tensor.bytes() <= (path.is_in_arena ? eager_max_in_arena_
+                                                                          : eager_max_elsewhere_);
   // For a peer that reads nothing now, copies of all tensors would be queued here, and the control
   // channel closed once they are too many.
-  const bool is_held_up =
-      goes_inline && tensor.bytes() > kInlineAlways && channel_->queued_bytes() > kInlineBacklog;
+  const bool is_backlogged =
+      is_eager && tensor.bytes() > kEagerAlways && channel_->queued_bytes() > kEagerBacklog;
   const bool is_logged = IsLogged(LogComponent::kTransport, LogLevel::kDebug);
-  if (goes_inline && !is_held_up && !is_logged) {
-    path.kind = SelectedPath::Kind::kInline;
+  if (is_eager && !is_backlogged && !is_logged) {
+    path.kind = SelectedPath::Kind::kEager;
     return path;
   }
   path.now = context_.clock->CoarseNow();
@@ -108,15 +88,15 @@ SelectedPath PathSelector::Select(const Tensor& tensor, const TensorLocation& to
     return path;
   }
   PathQuery query = Query(tensor.bytes(), path.is_in_arena, path.now);
-  query.source_location = tensor.place();
+  query.source_location = tensor.location();
   query.destination_location = to;
   std::optional<size_t> chosen;
-  if (!goes_inline || is_held_up) {
+  if (!is_eager || is_backlogged) {
     chosen = SelectPath(*context_.transports, query, context_.policy, /*explanation=*/nullptr);
   }
-  if (!chosen && goes_inline) {
+  if (!chosen && is_eager) {
     if (is_logged) LogPath(query, "inline");
-    path.kind = SelectedPath::Kind::kInline;
+    path.kind = SelectedPath::Kind::kEager;
     return path;
   }
   if (!chosen) {
@@ -143,12 +123,12 @@ SelectedPath PathSelector::Select(const Tensor& tensor, const TensorLocation& to
 void PathSelector::LogPath(const PathQuery& query, absl::string_view path) {
   // The path depends on the size: a size 16 times as large is another kind.
   const auto magnitude = static_cast<uint32_t>(std::bit_width(query.bytes) / 4);
-  const auto place = [](const TensorLocation& where) {
+  const auto location_code = [](const TensorLocation& where) {
     return where.space == MemorySpace::kHost ? 0u : 1u + static_cast<uint32_t>(where.ordinal);
   };
-  const std::tuple<uint32_t, uint32_t, uint32_t, bool> kind(magnitude, place(query.source_location),
-                                                            place(query.destination_location),
-                                                            query.is_in_arena);
+  const std::tuple<uint32_t, uint32_t, uint32_t, bool> kind(
+      magnitude, location_code(query.source_location), location_code(query.destination_location),
+      query.is_in_arena);
   {
     SpinLockHolder lock(&mu_);
     std::string& last = logged_paths_[kind];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// PathSelector: how a tensor reaches one consumer: inline in the RTS, or by which transport.
+// PathSelector: how a tensor reaches one consumer: eagerly, in the RTS, or by which transport.
 #ifndef FERRY_RENDEZVOUS_PEER_PATH_SELECTOR_H_
 #define FERRY_RENDEZVOUS_PEER_PATH_SELECTOR_H_
 
@@ -28,8 +28,8 @@ namespace ferry {
 
 struct SelectedPath {
   enum class Kind : uint8_t {
-    // The RTS carries the elements.
-    kInline,
+    // Eager: the RTS carries the elements. Reports call this path "inline".
+    kEager,
     // They are in GPU memory, and must be copied to host memory before they can be sent.
     kStage,
     kTransport,
@@ -86,8 +86,8 @@ class PathSelector final {
   const TransportSet common_;
   ControlChannel* channel_ = nullptr;
   // Up to these sizes tensors in host memory go inline.
-  size_t max_inline_in_arena_ = 0;
-  size_t max_inline_elsewhere_ = 0;
+  size_t eager_max_in_arena_ = 0;
+  size_t eager_max_elsewhere_ = 0;
   // See ZeroCopyPath: most tensors take this transport, and no other is asked for its cost.
   std::atomic<size_t> zero_copy_{kNoTransport};
   // That transport is neither retried nor measured.

@@ -14,10 +14,10 @@
 namespace ferry {
 
 PeerConnection::PeerConnection(const TransferContext& context,
-                               std::shared_ptr<PeerConnectionObserver> chooser, const PeerId& peer,
+                               std::shared_ptr<PeerConnectionObserver> observer, const PeerId& peer,
                                bool is_opener)
     : context_(context),
-      chooser_(std::move(chooser)),
+      observer_(std::move(observer)),
       peer_(peer),
       is_opener_(is_opener),
       // The opener knows that a checksummed HELLO gets a checksummed answer.
@@ -41,12 +41,12 @@ void PeerConnection::OnOpen(std::shared_ptr<ControlChannel> channel) {
     SpinLockHolder lock(&mu_);
     channel_ = channel;
   }
-  absl::Status status = chooser_->OnLinkOpen(shared_from_this());
-  if (status.ok() && is_opener_) status = SayHello();
+  absl::Status status = observer_->OnConnectionOpen(shared_from_this());
+  if (status.ok() && is_opener_) status = SendOwnHello();
   if (!status.ok()) channel->Close(status);
 }
 
-absl::Status PeerConnection::SayHello() {
+absl::Status PeerConnection::SendOwnHello() {
   const std::shared_ptr<ControlChannel> channel = Checksummed(sends_checksums_);
   const Endpoint& self = context_.self;
   return SendHello(*channel,
@@ -60,7 +60,7 @@ absl::Status PeerConnection::OnFrame(uint16_t type, absl::string_view body,
     case PeerMessageType::kReadyToSend:
     case PeerMessageType::kError:
     case PeerMessageType::kSenderControl:
-      if (client_ != nullptr) return client_->OnFrame(type, body, descriptors);
+      if (requester_ != nullptr) return requester_->OnFrame(type, body, descriptors);
       break;
     case PeerMessageType::kRequest:
     case PeerMessageType::kAck:
@@ -68,11 +68,11 @@ absl::Status PeerConnection::OnFrame(uint16_t type, absl::string_view body,
     case PeerMessageType::kReceiverControl:
     case PeerMessageType::kRetry:
     case PeerMessageType::kRejected:
-      if (server_ != nullptr) return server_->OnFrame(type, body, descriptors);
+      if (responder_ != nullptr) return responder_->OnFrame(type, body, descriptors);
       break;
     case PeerMessageType::kPing:
     case PeerMessageType::kPong:
-      if (server_ != nullptr) return OnPing(static_cast<PeerMessageType>(type), body);
+      if (responder_ != nullptr) return OnPing(static_cast<PeerMessageType>(type), body);
       break;
     case PeerMessageType::kHello:
       return OnHello(body);
@@ -91,7 +91,8 @@ absl::Status PeerConnection::OnPing(PeerMessageType type, absl::string_view body
   const std::shared_ptr<ControlChannel> channel = Checksummed(sends_checksums_);
   if (channel == nullptr) return absl::OkStatus();
   if (type == PeerMessageType::kPong) {
-    return id >= LatencyProbe::kForeignIds ? server_->OnFlushed(id) : ping_->OnPong(*channel, id);
+    return id >= LatencyProbe::kForeignIds ? responder_->OnFlushed(id)
+                                           : ping_->OnPong(*channel, id);
   }
   // If the queue is full, the PONG is skipped and nothing is measured.
   SendId(*channel, PeerMessageType::kPong, id).IgnoreError();
@@ -109,7 +110,7 @@ absl::Status PeerConnection::OnEarlyError(absl::string_view body) {
 absl::Status PeerConnection::VerifyChecksum(uint16_t& type, absl::string_view& body) {
   absl::Status status = RemoveChecksum(peer_, type, body);
   // Checksums can only begin with the first frame.
-  if (status.ok() && !expects_checksums_ && has_heard_hello_) {
+  if (status.ok() && !expects_checksums_ && has_received_hello_) {
     status = absl::InvalidArgumentError("a message with a checksum on a connection without them");
   }
   if (status.ok()) {
@@ -123,8 +124,8 @@ absl::Status PeerConnection::VerifyChecksum(uint16_t& type, absl::string_view& b
 
 absl::Status PeerConnection::OnHello(absl::string_view body) {
   FERRY_ASSIGN_OR_RETURN(HelloMessage hello, DecodeHello(body));
-  if (has_heard_hello_) return absl::InvalidArgumentError("a second HELLO");
-  has_heard_hello_ = true;
+  if (has_received_hello_) return absl::InvalidArgumentError("a second HELLO");
+  has_received_hello_ = true;
   // Our own HELLO may still have to be sent.
   sends_checksums_ = sends_checksums_ || expects_checksums_;
   expects_checksums_ = sends_checksums_;
@@ -135,31 +136,33 @@ absl::Status PeerConnection::OnHello(absl::string_view body) {
   endpoint.channels.tcp = std::move(hello.tcp);
   endpoint.gpus = std::move(hello.gpus);
   endpoint.transports = std::move(hello.transports);
-  absl::StatusOr<std::shared_ptr<TensorRequester>> client =
-      chooser_->OnLinkHello(shared_from_this(), endpoint);
-  if (!client.ok()) {
-    if (absl::IsAlreadyExists(client.status())) {
-      SendError(*Checksummed(sends_checksums_), {0, client.status()}).IgnoreError();
+  absl::StatusOr<std::shared_ptr<TensorRequester>> requester =
+      observer_->OnPeerHello(shared_from_this(), endpoint);
+  if (!requester.ok()) {
+    if (absl::IsAlreadyExists(requester.status())) {
+      SendError(*Checksummed(sends_checksums_), {0, requester.status()}).IgnoreError();
     }
-    return client.status();
+    return requester.status();
   }
-  if (!is_opener_) FERRY_RETURN_IF_ERROR(SayHello());
+  if (!is_opener_) FERRY_RETURN_IF_ERROR(SendOwnHello());
   const std::shared_ptr<ControlChannel> channel = Checksummed(sends_checksums_);
   if (!is_opener_) {
-    (*client)->set_descriptors_unavailable_reason(
-        channel->passes_descriptors() ? "" : absl::StrCat(Describe(peer_), " came over TCP"));
+    (*requester)
+        ->set_descriptors_unavailable_reason(
+            channel->passes_descriptors() ? "" : absl::StrCat(Describe(peer_), " came over TCP"));
   }
-  server_ = std::make_shared<TensorResponder>(context_, std::move(endpoint), sends_checksums_,
-                                              (*client)->descriptors_unavailable_reason(), ping_);
-  client_ = *std::move(client);
-  ping_->set_incoming(client_->costs());
+  responder_ =
+      std::make_shared<TensorResponder>(context_, std::move(endpoint), sends_checksums_,
+                                        (*requester)->descriptors_unavailable_reason(), ping_);
+  requester_ = *std::move(requester);
+  ping_->set_incoming(requester_->costs());
   // Other threads may query its paths from then on.
-  server_->OnOpen(channel);
+  responder_->OnOpen(channel);
   FERRY_LOG_INFO(kTransport, "peer connected: peer={} host={} connection={}{}", peer_.node_id,
-                 Quoted(server_->consumer().host_name), channel->Describe(),
+                 Quoted(responder_->consumer().host_name), channel->Describe(),
                  sends_checksums_ ? ", with checksums" : "");
-  chooser_->OnLinkServes(*this, server_);
-  client_->OnOpen(channel, server_->consumer().transports);
+  observer_->OnResponderReady(*this, responder_);
+  requester_->OnOpen(channel, responder_->consumer().transports);
   // After the queued requests were sent.
   ping_->Refresh(*channel, context_.clock->Now());
   return absl::OkStatus();
@@ -176,7 +179,7 @@ void PeerConnection::Close(const absl::Status& why) {
 
 void PeerConnection::Probe() {
   // Before HELLO it is unknown whether the frame would have to be checksummed.
-  if (!has_heard_hello_) return;
+  if (!has_received_hello_) return;
   if (const std::shared_ptr<ControlChannel> channel = Checksummed(sends_checksums_);
       channel != nullptr) {
     SendId(*channel, PeerMessageType::kCancel, 0).IgnoreError();
@@ -188,14 +191,14 @@ void PeerConnection::OnClosed(const absl::Status& why) {
     SpinLockHolder lock(&mu_);
     channel_ = nullptr;
   }
-  if (server_ != nullptr) {
+  if (responder_ != nullptr) {
     FERRY_LOG_INFO(kTransport, "peer connection closed: peer={}: {}", peer_.node_id, why);
   } else {
     FERRY_LOG_DEBUG(kTransport, "peer connection closed before its handshake was over: peer={}: {}",
                     peer_.node_id, why);
   }
-  if (server_ != nullptr) server_->OnClosed(why);
-  chooser_->OnLinkClosed(*this, why);
+  if (responder_ != nullptr) responder_->OnClosed(why);
+  observer_->OnConnectionClosed(*this, why);
   is_over_.store(true, std::memory_order_release);
 }
 

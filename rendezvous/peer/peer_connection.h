@@ -24,18 +24,18 @@ class PeerConnectionObserver {
   virtual ~PeerConnectionObserver() = default;
   // The control channel is open. OK: its opener may send HELLO.
   //   Errors: another one was chosen; this one closes.
-  virtual absl::Status OnLinkOpen(const std::shared_ptr<PeerConnection>& link) = 0;
+  virtual absl::Status OnConnectionOpen(const std::shared_ptr<PeerConnection>& connection) = 0;
   // The peer has sent HELLO. Returns the requester for the peer, which uses this control channel
   // from now on.
   //   Errors: as above; ALREADY_EXISTS must be sent to the peer.
-  virtual absl::StatusOr<std::shared_ptr<TensorRequester>> OnLinkHello(
-      const std::shared_ptr<PeerConnection>& link, const Endpoint& peer) = 0;
+  virtual absl::StatusOr<std::shared_ptr<TensorRequester>> OnPeerHello(
+      const std::shared_ptr<PeerConnection>& connection, const Endpoint& peer) = 0;
   // Reports the responder of a chosen control channel.
-  virtual void OnLinkServes(PeerConnection& link,
-                            const std::shared_ptr<TensorResponder>& server) = 0;
+  virtual void OnResponderReady(PeerConnection& connection,
+                                const std::shared_ptr<TensorResponder>& responder) = 0;
   // The connection has closed, or was never established. Notifies the requester, if the connection
   // was chosen.
-  virtual void OnLinkClosed(PeerConnection& link, const absl::Status& why) = 0;
+  virtual void OnConnectionClosed(PeerConnection& connection, const absl::Status& why) = 0;
 };
 
 // The side that opened the control channel sends HELLO first; the other answers with HELLO, or with
@@ -45,7 +45,7 @@ class PeerConnectionObserver {
 class PeerConnection final : public ControlHandler,
                              public std::enable_shared_from_this<PeerConnection> {
  public:
-  PeerConnection(const TransferContext& context, std::shared_ptr<PeerConnectionObserver> chooser,
+  PeerConnection(const TransferContext& context, std::shared_ptr<PeerConnectionObserver> observer,
                  const PeerId& peer, bool is_opener);
   ~PeerConnection() override;
 
@@ -61,7 +61,7 @@ class PeerConnection final : public ControlHandler,
   // Loop thread only: whether the control channel was ever open; whether the peer has sent HELLO;
   // or, instead, that it has another control channel with this process.
   bool was_open() const { return was_open_; }
-  bool has_heard_hello() const { return has_heard_hello_; }
+  bool has_received_hello() const { return has_received_hello_; }
   bool was_refused() const { return was_refused_; }
 
   void OnOpen(std::shared_ptr<ControlChannel> channel) override ABSL_LOCKS_EXCLUDED(mu_);
@@ -75,25 +75,25 @@ class PeerConnection final : public ControlHandler,
   absl::Status OnPing(PeerMessageType type, absl::string_view body);
   // Checks a frame's checksum, or that it must have none; removes the checksum.
   absl::Status VerifyChecksum(uint16_t& type, absl::string_view& body);
-  absl::Status SayHello();
+  absl::Status SendOwnHello();
   // The channel to send through.
   std::shared_ptr<ControlChannel> Checksummed(bool is_checksummed);
 
   const TransferContext& context_;
-  const std::shared_ptr<PeerConnectionObserver> chooser_;
+  const std::shared_ptr<PeerConnectionObserver> observer_;
   const PeerId peer_;
   const bool is_opener_;
 
   // Loop thread only.
   bool was_open_ = false;
-  bool has_heard_hello_ = false;
+  bool has_received_hello_ = false;
   bool was_refused_ = false;
   // True if incoming and outgoing frames must have a checksum.
   bool expects_checksums_ = false;
   bool sends_checksums_ = false;
   // Both null until the connection is chosen.
-  std::shared_ptr<TensorRequester> client_;
-  std::shared_ptr<TensorResponder> server_;
+  std::shared_ptr<TensorRequester> requester_;
+  std::shared_ptr<TensorResponder> responder_;
   const std::shared_ptr<LatencyProbe> ping_;
 
   std::atomic<bool> is_over_{false};

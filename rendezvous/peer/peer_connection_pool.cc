@@ -20,7 +20,7 @@ namespace {
 constexpr absl::Duration kFirstPause = absl::Milliseconds(5);
 constexpr absl::Duration kLongestPause = absl::Milliseconds(500);
 
-absl::Status AnotherIsTaken(const PeerId& peer) {
+absl::Status AnotherIsChosen(const PeerId& peer) {
   return absl::CancelledError(
       absl::StrCat("there is another connection with ", Describe(peer), ", which is used"));
 }
@@ -41,8 +41,8 @@ absl::StatusOr<std::shared_ptr<TensorRequester>> PeerConnectionPool::Find(
   SpinLockHolder lock(&mu_);
   if (!closed_.ok()) return closed_;
   const auto found = pairs_.find(peer);
-  if (found == pairs_.end() || found->second->client->has_ended()) return nullptr;
-  return found->second->client;
+  if (found == pairs_.end() || found->second->requester->has_ended()) return nullptr;
+  return found->second->requester;
 }
 
 PeerConnectionPool::PairPtr PeerConnectionPool::MakePair(const Endpoint& peer) {
@@ -52,242 +52,249 @@ PeerConnectionPool::PairPtr PeerConnectionPool::MakePair(const Endpoint& peer) {
   return pair;
 }
 
-std::string PeerConnectionPool::WhyNoUnixSocket(const Endpoint& peer) const {
+std::string PeerConnectionPool::UnixSocketUnavailableReason(const Endpoint& peer) const {
   const Endpoint& self = context_.self;
   const PathPolicy& policy = context_.policy;
   if (policy.required.moves_over_tcp) return absl::StrCat("only ", policy.require, " is allowed");
   if (self.boot_id.empty() || self.boot_id != peer.boot_id) return "they are on two machines";
-  if (!context_.why_no_shared_memory.empty()) return context_.why_no_shared_memory;
+  if (!context_.shared_memory_unavailable_reason.empty())
+    return context_.shared_memory_unavailable_reason;
   if (!peer.channels.unix_name.empty()) return "";
   return absl::StrCat(Describe(peer.peer), " listens on no Unix socket");
 }
 
-PeerConnectionPool::Way PeerConnectionPool::WayTo(const Endpoint& peer) const {
+PeerConnectionPool::ControlPath PeerConnectionPool::ControlPathTo(const Endpoint& peer) const {
   SpinLockHolder lock(&mu_);
   if (const auto found = pairs_.find(peer.peer); found != pairs_.end()) {
-    return {found->second->client->descriptors_unavailable_reason()};
+    return {found->second->requester->descriptors_unavailable_reason()};
   }
-  const auto found = past_.find(peer.peer.node_id);
-  if (found != past_.end() && found->second.incarnation == peer.peer.incarnation) {
-    return found->second.way;
+  const auto found = last_connections_.find(peer.peer.node_id);
+  if (found != last_connections_.end() && found->second.incarnation == peer.peer.incarnation) {
+    return found->second.path;
   }
-  return {WhyNoUnixSocket(peer)};
+  return {UnixSocketUnavailableReason(peer)};
 }
 
 absl::StatusOr<std::shared_ptr<TensorRequester>> PeerConnectionPool::Open(const Endpoint& peer) {
-  std::string why_not = WhyNoUnixSocket(peer);
+  std::string why_not = UnixSocketUnavailableReason(peer);
   PairPtr pair;
   {
     SpinLockHolder lock(&mu_);
     if (!closed_.ok()) return closed_;
     const auto found = pairs_.find(peer.peer);
-    if (found != pairs_.end() && !found->second->client->has_ended()) return found->second->client;
+    if (found != pairs_.end() && !found->second->requester->has_ended())
+      return found->second->requester;
     pair = MakePair(peer);
     pair->is_trying_unix = why_not.empty();
   }
-  pair->client->set_descriptors_unavailable_reason(std::move(why_not));
+  pair->requester->set_descriptors_unavailable_reason(std::move(why_not));
   Attempt(pair);
-  return pair->client;
+  return pair->requester;
 }
 
 void PeerConnectionPool::Attempt(const PairPtr& pair) {
-  auto link = std::make_shared<PeerConnection>(context_, shared_from_this(), pair->peer(),
-                                               /*is_opener=*/true);
+  auto connection = std::make_shared<PeerConnection>(context_, shared_from_this(), pair->peer(),
+                                                     /*is_opener=*/true);
   bool use_unix = false;
   {
     SpinLockHolder lock(&mu_);
-    if (pair->is_over || pair->taken != nullptr) return;
-    pair->opening = link;
+    if (pair->is_over || pair->chosen != nullptr) return;
+    pair->opening = connection;
     use_unix = pair->is_trying_unix;
-    links_[link.get()] = {.link = link, .pair = pair, .server = {}};
+    connections_[connection.get()] = {.connection = connection, .pair = pair, .responder = {}};
   }
   FERRY_LOG_DEBUG(kTransport, "connecting to peer: peer={} by {}", pair->peer().node_id,
                   use_unix ? "its Unix socket" : "TCP");
   Connector::AttemptId attempt =
-      connector_->Connect(pair->peer(), pair->client->producer().channels, use_unix, link);
+      connector_->Connect(pair->peer(), pair->requester->producer().channels, use_unix, connection);
   {
     SpinLockHolder lock(&mu_);
-    if (pair->opening == link) pair->attempt = std::exchange(attempt, 0);
+    if (pair->opening == connection) pair->attempt = std::exchange(attempt, 0);
   }
   // The attempt was abandoned meanwhile, unless it has ended by itself.
-  connector_->CancelConnect(attempt, AnotherIsTaken(pair->peer()));
+  connector_->CancelConnect(attempt, AnotherIsChosen(pair->peer()));
 }
 
 std::shared_ptr<ControlHandler> PeerConnectionPool::Accept(const PeerId& peer) {
-  auto link =
+  auto connection =
       std::make_shared<PeerConnection>(context_, shared_from_this(), peer, /*is_opener=*/false);
   SpinLockHolder lock(&mu_);
   if (!closed_.ok()) return nullptr;
-  links_[link.get()] = {.link = link, .pair = nullptr, .server = {}};
-  return link;
+  connections_[connection.get()] = {.connection = connection, .pair = nullptr, .responder = {}};
+  return connection;
 }
 
-absl::Status PeerConnectionPool::OnLinkOpen(const std::shared_ptr<PeerConnection>& link) {
+absl::Status PeerConnectionPool::OnConnectionOpen(
+    const std::shared_ptr<PeerConnection>& connection) {
   {
     SpinLockHolder lock(&mu_);
     if (!closed_.ok()) return closed_;
-    if (const PairPtr& pair = links_[link.get()].pair; pair != nullptr) {
-      if (pair->opening != link) return AnotherIsTaken(link->peer());
+    if (const PairPtr& pair = connections_[connection.get()].pair; pair != nullptr) {
+      if (pair->opening != connection) return AnotherIsChosen(connection->peer());
       // It sends HELLO next.
-      if (Decides(link->peer())) {
-        pair->taken = std::move(pair->opening);
+      if (Decides(connection->peer())) {
+        pair->chosen = std::move(pair->opening);
         pair->attempt = 0;
       }
     }
   }
-  silent_.push_back({connector_->Now() + context_.connect_timeout, link});
-  AwaitHello();
+  pending_hellos_.push_back({connector_->Now() + context_.connect_timeout, connection});
+  ScheduleHelloTimeout();
   return absl::OkStatus();
 }
 
-void PeerConnectionPool::AwaitHello() {
-  if (silent_.empty() || std::exchange(awaits_hello_, true)) return;
-  connector_->RunAfter(silent_.front().until - connector_->Now(), [weak = weak_from_this()] {
-    if (const auto self = weak.lock()) self->EndWhoIsSilent();
+void PeerConnectionPool::ScheduleHelloTimeout() {
+  if (pending_hellos_.empty() || std::exchange(is_hello_timeout_scheduled_, true)) return;
+  connector_->RunAfter(pending_hellos_.front().until - connector_->Now(),
+                       [weak = weak_from_this()] {
+                         if (const auto self = weak.lock()) self->CloseOnHelloTimeout();
+                       });
+}
+
+void PeerConnectionPool::CloseOnHelloTimeout() {
+  is_hello_timeout_scheduled_ = false;
+  const absl::Time now = connector_->Now();
+  std::vector<std::shared_ptr<PeerConnection>> late;
+  while (!pending_hellos_.empty() && pending_hellos_.front().until <= now) {
+    if (auto connection = pending_hellos_.front().connection.lock())
+      late.push_back(std::move(connection));
+    pending_hellos_.pop_front();
+  }
+  for (const auto& connection : late) {
+    connection->Close(absl::DeadlineExceededError(
+        absl::StrCat(Describe(connection->peer()), " is connected, and has not answered for ",
+                     ShortDuration(context_.connect_timeout))));
+  }
+  ScheduleHelloTimeout();
+}
+
+void PeerConnectionPool::RemovePendingHello(const PeerConnection& connection) {
+  std::erase_if(pending_hellos_, [&connection](const PendingHello& each) {
+    return each.connection.lock().get() == &connection;
   });
 }
 
-void PeerConnectionPool::EndWhoIsSilent() {
-  awaits_hello_ = false;
-  const absl::Time now = connector_->Now();
-  std::vector<std::shared_ptr<PeerConnection>> late;
-  while (!silent_.empty() && silent_.front().until <= now) {
-    if (auto link = silent_.front().link.lock()) late.push_back(std::move(link));
-    silent_.pop_front();
-  }
-  for (const auto& link : late) {
-    link->Close(absl::DeadlineExceededError(absl::StrCat(Describe(link->peer()),
-                                                         " is connected, and has not answered for ",
-                                                         ShortDuration(context_.connect_timeout))));
-  }
-  AwaitHello();
-}
-
-void PeerConnectionPool::RemoveSilent(const PeerConnection& link) {
-  std::erase_if(silent_, [&link](const Silent& each) { return each.link.lock().get() == &link; });
-}
-
-absl::StatusOr<std::shared_ptr<TensorRequester>> PeerConnectionPool::OnLinkHello(
-    const std::shared_ptr<PeerConnection>& link, const Endpoint& peer) {
-  RemoveSilent(*link);
-  if (!link->is_opener()) {
+absl::StatusOr<std::shared_ptr<TensorRequester>> PeerConnectionPool::OnPeerHello(
+    const std::shared_ptr<PeerConnection>& connection, const Endpoint& peer) {
+  RemovePendingHello(*connection);
+  if (!connection->is_opener()) {
     std::shared_ptr<PeerConnection> replaced;
-    FERRY_ASSIGN_OR_RETURN(const PairPtr pair, TakePeersLink(link, peer, replaced));
+    FERRY_ASSIGN_OR_RETURN(const PairPtr pair, ChoosePeersConnection(connection, peer, replaced));
     if (replaced != nullptr) {
       replaced->Close(absl::UnavailableError(absl::StrCat(
           Describe(peer.peer), " has opened another connection: it has lost this one")));
     }
-    return pair->client;
+    return pair->requester;
   }
   SpinLockHolder lock(&mu_);
   if (!closed_.ok()) return closed_;
-  const PairPtr& pair = links_[link.get()].pair;
-  if (pair->taken == nullptr && pair->opening == link) {
-    pair->taken = std::move(pair->opening);
+  const PairPtr& pair = connections_[connection.get()].pair;
+  if (pair->chosen == nullptr && pair->opening == connection) {
+    pair->chosen = std::move(pair->opening);
     pair->attempt = 0;
   }
-  if (pair->is_over || pair->taken != link) return AnotherIsTaken(link->peer());
-  return pair->client;
+  if (pair->is_over || pair->chosen != connection) return AnotherIsChosen(connection->peer());
+  return pair->requester;
 }
 
-absl::StatusOr<PeerConnectionPool::PairPtr> PeerConnectionPool::TakePeersLink(
-    const std::shared_ptr<PeerConnection>& link, const Endpoint& peer,
+absl::StatusOr<PeerConnectionPool::PairPtr> PeerConnectionPool::ChoosePeersConnection(
+    const std::shared_ptr<PeerConnection>& connection, const Endpoint& peer,
     std::shared_ptr<PeerConnection>& replaced) {
   PairPtr pair;
-  std::shared_ptr<PeerConnection> in_the_way;
+  std::shared_ptr<PeerConnection> current;
   std::shared_ptr<PeerConnection> opening;
   Connector::AttemptId attempt = 0;
   {
     SpinLockHolder lock(&mu_);
     if (!closed_.ok()) return closed_;
-    if (const auto found = pairs_.find(link->peer());
-        found != pairs_.end() && !found->second->client->has_ended()) {
+    if (const auto found = pairs_.find(connection->peer());
+        found != pairs_.end() && !found->second->requester->has_ended()) {
       pair = found->second;
-      in_the_way = pair->taken;
+      current = pair->chosen;
     }
-    if (in_the_way == nullptr || !Decides(link->peer())) {
-      replaced = std::exchange(in_the_way, nullptr);
+    if (current == nullptr || !Decides(connection->peer())) {
+      replaced = std::exchange(current, nullptr);
       if (pair == nullptr || replaced != nullptr) pair = MakePair(peer);
       opening = std::move(pair->opening);
       attempt = std::exchange(pair->attempt, 0);
-      pair->taken = link;
-      links_[link.get()].pair = pair;
+      pair->chosen = connection;
+      connections_[connection.get()].pair = pair;
     }
   }
-  if (in_the_way != nullptr) {
+  if (current != nullptr) {
     // If the peer has closed it, this side finds out now.
-    in_the_way->Probe();
+    current->Probe();
     return absl::AlreadyExistsError(
-        absl::StrCat("there is another connection with ", Describe(link->peer())));
+        absl::StrCat("there is another connection with ", Describe(connection->peer())));
   }
-  GiveUp(opening, attempt, AnotherIsTaken(link->peer()));
+  AbandonAttempt(opening, attempt, AnotherIsChosen(connection->peer()));
   return pair;
 }
 
-void PeerConnectionPool::OnLinkServes(PeerConnection& link,
-                                      const std::shared_ptr<TensorResponder>& server) {
+void PeerConnectionPool::OnResponderReady(PeerConnection& connection,
+                                          const std::shared_ptr<TensorResponder>& responder) {
   SpinLockHolder lock(&mu_);
-  links_[&link].server = server;
+  connections_[&connection].responder = responder;
 }
 
-void PeerConnectionPool::OnLinkClosed(PeerConnection& link, const absl::Status& why) {
-  RemoveSilent(link);
+void PeerConnectionPool::OnConnectionClosed(PeerConnection& connection, const absl::Status& why) {
+  RemovePendingHello(connection);
   PairPtr pair;
-  bool was_taken = false;
+  bool was_chosen = false;
   bool has_failed = false;
   {
     SpinLockHolder lock(&mu_);
-    pair = links_[&link].pair;
+    pair = connections_[&connection].pair;
     if (pair != nullptr && !pair->is_over) {
-      was_taken = pair->taken.get() == &link;
-      has_failed = pair->opening.get() == &link;
-      if (was_taken) pair->is_over = true;
+      was_chosen = pair->chosen.get() == &connection;
+      has_failed = pair->opening.get() == &connection;
+      if (was_chosen) pair->is_over = true;
       if (has_failed) {
         pair->opening = nullptr;
         pair->attempt = 0;
       }
     }
   }
-  if (was_taken) pair->client->OnClosed(why);
-  if (has_failed) OnAttemptFailed(pair, link, why);
+  if (was_chosen) pair->requester->OnClosed(why);
+  if (has_failed) OnAttemptFailed(pair, connection, why);
   SpinLockHolder lock(&mu_);
-  if (was_taken) Erase(pair);
-  const auto known = links_.extract(&link);
+  if (was_chosen) Erase(pair);
+  const auto entry = connections_.extract(&connection);
   std::erase_if(ended_, [](const auto& each) { return each.expired(); });
-  if (!known.mapped().server.expired()) ended_.push_back(known.mapped().server);
+  if (!entry.mapped().responder.expired()) ended_.push_back(entry.mapped().responder);
 }
 
 void PeerConnectionPool::Erase(const PairPtr& pair) {
   const auto found = pairs_.find(pair->peer());
   // It may have been replaced.
   if (found == pairs_.end() || found->second != pair) return;
-  past_[pair->peer().node_id] = {pair->peer().incarnation,
-                                 {pair->client->descriptors_unavailable_reason()}};
+  last_connections_[pair->peer().node_id] = {pair->peer().incarnation,
+                                             {pair->requester->descriptors_unavailable_reason()}};
   pairs_.erase(found);
 }
 
 bool PeerConnectionPool::IsPeerOpening(const PeerId& peer) const {
-  return std::any_of(links_.begin(), links_.end(), [&peer](const auto& each) {
+  return std::any_of(connections_.begin(), connections_.end(), [&peer](const auto& each) {
     if (each.second.pair != nullptr) return false;
-    const auto link = each.second.link.lock();
-    return link != nullptr && link->peer() == peer;
+    const auto connection = each.second.connection.lock();
+    return connection != nullptr && connection->peer() == peer;
   });
 }
 
-void PeerConnectionPool::OnAttemptFailed(const PairPtr& pair, const PeerConnection& link,
+void PeerConnectionPool::OnAttemptFailed(const PairPtr& pair, const PeerConnection& connection,
                                          const absl::Status& why) {
-  const std::vector<std::string>& tcp = pair->client->producer().channels.tcp;
+  const std::vector<std::string>& tcp = pair->requester->producer().channels.tcp;
   bool tries_tcp = false;
   bool tries_again = false;
   absl::Duration pause;
   {
     SpinLockHolder lock(&mu_);
-    if (closed_.ok() && pair->is_trying_unix && !link.was_open()) {
+    if (closed_.ok() && pair->is_trying_unix && !connection.was_open()) {
       // Most likely another network namespace. The policy decides whether to try TCP.
       pair->is_trying_unix = false;
       tries_tcp = !context_.policy.required.needs_fd_channel && !tcp.empty();
     }
-    if (closed_.ok() && (link.was_refused() || IsPeerOpening(pair->peer())) &&
+    if (closed_.ok() && (connection.was_refused() || IsPeerOpening(pair->peer())) &&
         pair->paused < context_.connect_timeout) {
       tries_again = true;
       pause = pair->pause;
@@ -301,7 +308,7 @@ void PeerConnectionPool::OnAttemptFailed(const PairPtr& pair, const PeerConnecti
                    ShortDuration(tries_again ? pause : absl::ZeroDuration()), why);
   }
   if (tries_tcp) {
-    pair->client->set_descriptors_unavailable_reason(std::string(why.message()));
+    pair->requester->set_descriptors_unavailable_reason(std::string(why.message()));
     return Attempt(pair);
   }
   if (tries_again) {
@@ -309,10 +316,10 @@ void PeerConnectionPool::OnAttemptFailed(const PairPtr& pair, const PeerConnecti
       if (const auto self = weak.lock()) self->Attempt(pair);
     });
   }
-  EndWithoutConnection(pair, link.was_refused() ? absl::UnavailableError(why.message()) : why);
+  FailPair(pair, connection.was_refused() ? absl::UnavailableError(why.message()) : why);
 }
 
-void PeerConnectionPool::EndWithoutConnection(const PairPtr& pair, const absl::Status& why) {
+void PeerConnectionPool::FailPair(const PairPtr& pair, const absl::Status& why) {
   std::shared_ptr<PeerConnection> opening;
   Connector::AttemptId attempt = 0;
   {
@@ -323,37 +330,37 @@ void PeerConnectionPool::EndWithoutConnection(const PairPtr& pair, const absl::S
     attempt = std::exchange(pair->attempt, 0);
   }
   FERRY_LOG_INFO(kTransport, "no connection to the peer: peer={}: {}", pair->peer().node_id, why);
-  GiveUp(opening, attempt, why);
-  pair->client->OnClosed(why);
+  AbandonAttempt(opening, attempt, why);
+  pair->requester->OnClosed(why);
   SpinLockHolder lock(&mu_);
   Erase(pair);
 }
 
-void PeerConnectionPool::GiveUp(const std::shared_ptr<PeerConnection>& opening,
-                                Connector::AttemptId attempt, const absl::Status& why) {
+void PeerConnectionPool::AbandonAttempt(const std::shared_ptr<PeerConnection>& opening,
+                                        Connector::AttemptId attempt, const absl::Status& why) {
   connector_->CancelConnect(attempt, why);
   if (opening != nullptr) opening->Close(why);
 }
 
-void PeerConnectionPool::Drop(const PairPtr& pair, const absl::Status& why) {
-  std::shared_ptr<PeerConnection> taken;
+void PeerConnectionPool::ClosePair(const PairPtr& pair, const absl::Status& why) {
+  std::shared_ptr<PeerConnection> chosen;
   {
     SpinLockHolder lock(&mu_);
     if (pair->is_over) return;
-    taken = pair->taken;
+    chosen = pair->chosen;
   }
-  if (taken != nullptr) {
-    pair->client->Close(why);
-    return taken->Close(why);
+  if (chosen != nullptr) {
+    pair->requester->Close(why);
+    return chosen->Close(why);
   }
   connector_->RunAfter(absl::ZeroDuration(), [self = shared_from_this(), pair, why] {
-    std::shared_ptr<PeerConnection> taken_since;
+    std::shared_ptr<PeerConnection> chosen_since;
     {
       SpinLockHolder lock(&self->mu_);
-      taken_since = pair->taken;
+      chosen_since = pair->chosen;
     }
-    if (taken_since != nullptr) return taken_since->Close(why);
-    self->EndWithoutConnection(pair, why);
+    if (chosen_since != nullptr) return chosen_since->Close(why);
+    self->FailPair(pair, why);
   });
 }
 
@@ -369,70 +376,70 @@ void PeerConnectionPool::Forget(int32_t node_id, const absl::Status& why,
       }
     }
   }
-  for (const PairPtr& pair : dead) Drop(pair, why);
+  for (const PairPtr& pair : dead) ClosePair(pair, why);
 }
 
 void PeerConnectionPool::Close(const absl::Status& why) {
   std::vector<PairPtr> pairs;
-  std::vector<std::shared_ptr<PeerConnection>> links;
+  std::vector<std::shared_ptr<PeerConnection>> connections;
   {
     SpinLockHolder lock(&mu_);
     if (closed_.ok()) closed_ = why;
     for (const auto& [peer, pair] : pairs_) pairs.push_back(pair);
-    for (const auto& [raw, known] : links_) {
-      if (auto link = known.link.lock()) links.push_back(std::move(link));
+    for (const auto& [raw, entry] : connections_) {
+      if (auto connection = entry.connection.lock()) connections.push_back(std::move(connection));
     }
   }
-  for (const PairPtr& pair : pairs) Drop(pair, why);
-  for (const auto& link : links) link->Close(why);
+  for (const PairPtr& pair : pairs) ClosePair(pair, why);
+  for (const auto& connection : connections) connection->Close(why);
 }
 
-std::vector<std::shared_ptr<TensorResponder>> PeerConnectionPool::Servers() const {
-  std::vector<std::shared_ptr<TensorResponder>> servers;
+std::vector<std::shared_ptr<TensorResponder>> PeerConnectionPool::Responders() const {
+  std::vector<std::shared_ptr<TensorResponder>> responders;
   SpinLockHolder lock(&mu_);
-  for (const auto& [raw, known] : links_) {
-    if (auto server = known.server.lock()) servers.push_back(std::move(server));
+  for (const auto& [raw, entry] : connections_) {
+    if (auto responder = entry.responder.lock()) responders.push_back(std::move(responder));
   }
-  return servers;
+  return responders;
 }
 
 size_t PeerConnectionPool::unfinished_sends() const {
   size_t count = 0;
-  for (const auto& server : Servers()) count += server->unfinished();
+  for (const auto& responder : Responders()) count += responder->unfinished();
   return count;
 }
 
 void PeerConnectionPool::ForEachTransfer(absl::Duration min_age, PendingVisitor visit) const {
-  for (const auto& server : Servers()) server->ForEachTransfer(min_age, visit);
+  for (const auto& responder : Responders()) responder->ForEachTransfer(min_age, visit);
 }
 
 size_t PeerConnectionPool::connection_count() const {
   SpinLockHolder lock(&mu_);
-  size_t count = links_.size();
+  size_t count = connections_.size();
   for (const auto& [peer, pair] : pairs_) {
-    count += pair->taken == nullptr && pair->opening == nullptr ? 1 : 0;
+    count += pair->chosen == nullptr && pair->opening == nullptr ? 1 : 0;
   }
-  for (const auto& server : ended_) count += server.expired() ? 0 : 1;
+  for (const auto& responder : ended_) count += responder.expired() ? 0 : 1;
   return count;
 }
 
 TableSizes PeerConnectionPool::InnerTableSizes() const {
-  std::vector<std::shared_ptr<TensorRequester>> clients;
+  std::vector<std::shared_ptr<TensorRequester>> requesters;
   TableSizes sizes;
   {
     SpinLockHolder lock(&mu_);
-    for (const auto& [peer, pair] : pairs_) clients.push_back(pair->client);
+    for (const auto& [peer, pair] : pairs_) requesters.push_back(pair->requester);
     sizes["peers.pairs"] = pairs_.size();
-    sizes["peers.links"] = links_.size();
-    sizes["peers.past"] = past_.size();
+    sizes["peers.connections"] = connections_.size();
+    sizes["peers.last_connections"] = last_connections_.size();
     sizes["peers.ended"] = ended_.size();
   }
-  sizes["peers.silent"] = silent_.size();
-  for (const auto& client : clients) {
-    for (const auto& [name, size] : client->InnerTableSizes()) sizes[name] += size;
+  sizes["peers.pending_hellos"] = pending_hellos_.size();
+  for (const auto& requester : requesters) {
+    for (const auto& [name, size] : requester->InnerTableSizes()) sizes[name] += size;
   }
-  for (const auto& server : Servers()) {
-    for (const auto& [name, size] : server->InnerTableSizes()) sizes[name] += size;
+  for (const auto& responder : Responders()) {
+    for (const auto& [name, size] : responder->InnerTableSizes()) sizes[name] += size;
   }
   return sizes;
 }

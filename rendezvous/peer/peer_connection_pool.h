@@ -41,14 +41,14 @@ class PeerConnectionPool final : public PeerConnectionObserver,
   void set_connector(Connector* connector) { connector_ = connector; }
 
   // Whether a control channel passes descriptors, or why not.
-  struct Way {
+  struct ControlPath {
     bool passes_descriptors() const { return descriptors_unavailable_reason.empty(); }
 
     std::string descriptors_unavailable_reason;
   };
   // For the control channel with that incarnation of the peer that is open or being opened; else
   // for the last one; else for one that would be opened now.
-  Way WayTo(const Endpoint& peer) const ABSL_LOCKS_EXCLUDED(mu_);
+  ControlPath ControlPathTo(const Endpoint& peer) const ABSL_LOCKS_EXCLUDED(mu_);
 
   // Returns the requester for `peer`, whose control channel is open or being opened; null: there is
   // none.
@@ -74,7 +74,7 @@ class PeerConnectionPool final : public PeerConnectionObserver,
   // TensorResponder::ForEachTransfer for all peers.
   void ForEachTransfer(absl::Duration min_age, PendingVisitor visit) const ABSL_LOCKS_EXCLUDED(mu_);
   // The responder of every open control channel.
-  std::vector<std::shared_ptr<TensorResponder>> Servers() const ABSL_LOCKS_EXCLUDED(mu_);
+  std::vector<std::shared_ptr<TensorResponder>> Responders() const ABSL_LOCKS_EXCLUDED(mu_);
   // Control channels that are open, being opened, or closed but still referenced.
   size_t connection_count() const ABSL_LOCKS_EXCLUDED(mu_);
   // The size of every internal table, summed over the control channels; for tests and debugging. On
@@ -82,26 +82,27 @@ class PeerConnectionPool final : public PeerConnectionObserver,
   TableSizes InnerTableSizes() const ABSL_LOCKS_EXCLUDED(mu_);
 
   // Called by PeerConnections.
-  absl::Status OnLinkOpen(const std::shared_ptr<PeerConnection>& link) override
+  absl::Status OnConnectionOpen(const std::shared_ptr<PeerConnection>& connection) override
       ABSL_LOCKS_EXCLUDED(mu_);
-  absl::StatusOr<std::shared_ptr<TensorRequester>> OnLinkHello(
-      const std::shared_ptr<PeerConnection>& link, const Endpoint& peer) override
+  absl::StatusOr<std::shared_ptr<TensorRequester>> OnPeerHello(
+      const std::shared_ptr<PeerConnection>& connection, const Endpoint& peer) override
       ABSL_LOCKS_EXCLUDED(mu_);
-  void OnLinkServes(PeerConnection& link, const std::shared_ptr<TensorResponder>& server) override
+  void OnResponderReady(PeerConnection& connection,
+                        const std::shared_ptr<TensorResponder>& responder) override
       ABSL_LOCKS_EXCLUDED(mu_);
-  void OnLinkClosed(PeerConnection& link, const absl::Status& why) override
+  void OnConnectionClosed(PeerConnection& connection, const absl::Status& why) override
       ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   // State for this process and one incarnation of a peer, from the first request or HELLO until the
-  // chosen control channel closes. All but `client` is guarded by the pool's lock.
+  // chosen control channel closes. All but `requester` is guarded by the pool's lock.
   struct Pair {
-    explicit Pair(std::shared_ptr<TensorRequester> client) : client(std::move(client)) {}
+    explicit Pair(std::shared_ptr<TensorRequester> requester) : requester(std::move(requester)) {}
 
-    const PeerId& peer() const { return client->producer().peer; }
+    const PeerId& peer() const { return requester->producer().peer; }
 
-    const std::shared_ptr<TensorRequester> client;
-    std::shared_ptr<PeerConnection> taken;
+    const std::shared_ptr<TensorRequester> requester;
+    std::shared_ptr<PeerConnection> chosen;
     // Opened by this side, and not chosen yet.
     std::shared_ptr<PeerConnection> opening;
     Connector::AttemptId attempt = 0;
@@ -112,66 +113,66 @@ class PeerConnectionPool final : public PeerConnectionObserver,
     absl::Duration paused;
   };
   using PairPtr = std::shared_ptr<Pair>;
-  struct Known {
-    std::weak_ptr<PeerConnection> link;
+  struct Entry {
+    std::weak_ptr<PeerConnection> connection;
     // Null: opened by the peer, and not chosen.
     PairPtr pair;
-    std::weak_ptr<TensorResponder> server;
+    std::weak_ptr<TensorResponder> responder;
   };
 
   // An open control channel on which the peer's HELLO is awaited.
-  struct Silent {
+  struct PendingHello {
     absl::Time until;
-    std::weak_ptr<PeerConnection> link;
+    std::weak_ptr<PeerConnection> connection;
   };
 
   // Result of the last control channel with a node, in one of its incarnations.
-  struct Past {
+  struct LastConnection {
     uint64_t incarnation = 0;
-    Way way;
+    ControlPath path;
   };
 
   // Why its Unix socket cannot be used; empty: it can.
-  std::string WhyNoUnixSocket(const Endpoint& peer) const;
+  std::string UnixSocketUnavailableReason(const Endpoint& peer) const;
   // True if this side decides which control channel is used with `peer`.
   bool Decides(const PeerId& peer) const;
   PairPtr MakePair(const Endpoint& peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Attempt(const PairPtr& pair) ABSL_LOCKS_EXCLUDED(mu_);
-  void OnAttemptFailed(const PairPtr& pair, const PeerConnection& link, const absl::Status& why)
-      ABSL_LOCKS_EXCLUDED(mu_);
+  void OnAttemptFailed(const PairPtr& pair, const PeerConnection& connection,
+                       const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
   // Chooses a control channel that the peer has opened. `replaced`: the one that the peer has
   // abandoned.
-  absl::StatusOr<PairPtr> TakePeersLink(const std::shared_ptr<PeerConnection>& link,
-                                        const Endpoint& peer,
-                                        std::shared_ptr<PeerConnection>& replaced)
+  absl::StatusOr<PairPtr> ChoosePeersConnection(const std::shared_ptr<PeerConnection>& connection,
+                                                const Endpoint& peer,
+                                                std::shared_ptr<PeerConnection>& replaced)
       ABSL_LOCKS_EXCLUDED(mu_);
   // One timer serves all waits for HELLO, so that repeated attempts leave none behind. On the loop.
-  void AwaitHello();
-  void EndWhoIsSilent();
-  void RemoveSilent(const PeerConnection& link);
+  void ScheduleHelloTimeout();
+  void CloseOnHelloTimeout();
+  void RemovePendingHello(const PeerConnection& connection);
   bool IsPeerOpening(const PeerId& peer) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Any thread; its closing is handled on the loop.
-  void Drop(const PairPtr& pair, const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
+  void ClosePair(const PairPtr& pair, const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
   // For a pair without a control channel. On the loop.
-  void EndWithoutConnection(const PairPtr& pair, const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
+  void FailPair(const PairPtr& pair, const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
   // Abandons this side's pending attempt.
-  void GiveUp(const std::shared_ptr<PeerConnection>& opening, Connector::AttemptId attempt,
-              const absl::Status& why);
+  void AbandonAttempt(const std::shared_ptr<PeerConnection>& opening, Connector::AttemptId attempt,
+                      const absl::Status& why);
   void Erase(const PairPtr& pair) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const TransferContext& context_;
   Connector* connector_ = nullptr;
 
   // Loop thread only. Longest wait first.
-  std::deque<Silent> silent_;
-  bool awaits_hello_ = false;
+  std::deque<PendingHello> pending_hellos_;
+  bool is_hello_timeout_scheduled_ = false;
 
   mutable SpinLock mu_;
   absl::Status closed_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<PeerId, PairPtr> pairs_ ABSL_GUARDED_BY(mu_);
-  absl::flat_hash_map<const PeerConnection*, Known> links_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<const PeerConnection*, Entry> connections_ ABSL_GUARDED_BY(mu_);
   // By node id.
-  absl::flat_hash_map<int32_t, Past> past_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<int32_t, LastConnection> last_connections_ ABSL_GUARDED_BY(mu_);
   // Responders of closed control channels.
   std::vector<std::weak_ptr<TensorResponder>> ended_ ABSL_GUARDED_BY(mu_);
 };

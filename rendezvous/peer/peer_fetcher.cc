@@ -38,7 +38,7 @@ class PeerFetcher::Resolving final : public std::enable_shared_from_this<Resolvi
   }
 
   // Passes the requests on in the order of their calls. Those that are added meanwhile follow.
-  void Resolve(const std::shared_ptr<TensorRequester>& client) {
+  void Resolve(const std::shared_ptr<TensorRequester>& requester) {
     while (true) {
       std::vector<Waiting> waiting;
       {
@@ -51,7 +51,7 @@ class PeerFetcher::Resolving final : public std::enable_shared_from_this<Resolvi
       }
       for (Waiting& each : waiting) {
         std::shared_ptr<RemoteFetch> fetch =
-            client->Request(each.step_id, each.key, each.args, std::move(each.done));
+            requester->Request(each.step_id, each.key, each.args, std::move(each.done));
         bool is_cancelled = false;
         {
           absl::MutexLock lock(&mu_);
@@ -130,7 +130,7 @@ class PeerFetcher::Resolving final : public std::enable_shared_from_this<Resolvi
 };
 
 PeerFetcher::Shared::Shared(const TransferContext& context)
-    : table(std::make_shared<PeerConnectionPool>(context)) {}
+    : pool(std::make_shared<PeerConnectionPool>(context)) {}
 
 std::shared_ptr<PeerFetcher::Resolving> PeerFetcher::Shared::Find(const PeerId& producer) {
   if (resolving_count.load(std::memory_order_acquire) == 0) return nullptr;
@@ -174,19 +174,20 @@ std::shared_ptr<RemoteFetch> PeerFetcher::Fetch(int64_t step_id, const Rendezvou
     if (resolving != nullptr) {
       if (auto fetch = resolving->Add(step_id, key, args, done); fetch != nullptr) return fetch;
     }
-    const absl::StatusOr<std::shared_ptr<TensorRequester>> client = shared_->table->Find(producer);
-    if (!client.ok()) {
-      std::move(done)(client.status(), {});
+    const absl::StatusOr<std::shared_ptr<TensorRequester>> requester =
+        shared_->pool->Find(producer);
+    if (!requester.ok()) {
+      std::move(done)(requester.status(), {});
       return nullptr;
     }
-    if (*client != nullptr) return (*client)->Request(step_id, key, args, std::move(done));
+    if (*requester != nullptr) return (*requester)->Request(step_id, key, args, std::move(done));
     // Another thread may resolve the same endpoint; the request then joins that one.
     if (!shared_->Begin(producer, resolving)) continue;
     std::shared_ptr<RemoteFetch> fetch = resolving->Add(step_id, key, args, done);
     resolver_(producer.node_id,
               [shared = shared_, resolving, producer](absl::StatusOr<Endpoint> endpoint) {
                 const absl::StatusOr<std::shared_ptr<TensorRequester>> requester =
-                    endpoint.ok() ? shared->table->Open(*endpoint) : endpoint.status();
+                    endpoint.ok() ? shared->pool->Open(*endpoint) : endpoint.status();
                 if (requester.ok()) resolving->Resolve(*requester);
                 shared->End(producer, *resolving);
                 if (!requester.ok()) resolving->Fail(requester.status());
@@ -195,8 +196,8 @@ std::shared_ptr<RemoteFetch> PeerFetcher::Fetch(int64_t step_id, const Rendezvou
   }
 }
 
-std::shared_ptr<TensorRequester> PeerFetcher::ClientOf(const PeerId& peer) const {
-  return shared_->table->Find(peer).value_or(nullptr);
+std::shared_ptr<TensorRequester> PeerFetcher::RequesterOf(const PeerId& peer) const {
+  return shared_->pool->Find(peer).value_or(nullptr);
 }
 
 }  // namespace ferry

@@ -34,34 +34,36 @@ class PeerFetcher final : public RemoteFetcher {
       : resolver_(std::move(resolver)), shared_(std::make_shared<Shared>(context)) {}
   ~PeerFetcher() override { Close(absl::CancelledError("this process is leaving")); }
   // `connector` must outlive all control channels.
-  void set_connector(Connector* connector) { shared_->table->set_connector(connector); }
+  void set_connector(Connector* connector) { shared_->pool->set_connector(connector); }
 
   std::shared_ptr<RemoteFetch> Fetch(int64_t step_id, const RendezvousKey& key,
                                      const RecvArgs& args, RecvCallback done) override;
 
   // This side's end of a control channel that `peer` has opened.
-  std::shared_ptr<ControlHandler> Serve(const PeerId& peer) { return shared_->table->Accept(peer); }
+  std::shared_ptr<ControlHandler> Serve(const PeerId& peer) { return shared_->pool->Accept(peer); }
 
-  // As PeerConnectionPool::WayTo.
-  PeerConnectionPool::Way WayTo(const Endpoint& peer) const { return shared_->table->WayTo(peer); }
+  // As PeerConnectionPool::ControlPathTo.
+  PeerConnectionPool::ControlPath ControlPathTo(const Endpoint& peer) const {
+    return shared_->pool->ControlPathTo(peer);
+  }
   // The requester of the control channel to that incarnation of a node, open or being opened; null:
   // there is none.
-  std::shared_ptr<TensorRequester> ClientOf(const PeerId& peer) const;
+  std::shared_ptr<TensorRequester> RequesterOf(const PeerId& peer) const;
   // As PeerConnectionPool::Forget; a later fetch resolves the node again.
   void Forget(int32_t node_id, const absl::Status& why, uint64_t alive_incarnation = 0) {
-    shared_->table->Forget(node_id, why, alive_incarnation);
+    shared_->pool->Forget(node_id, why, alive_incarnation);
   }
   // Closes all control channels; later fetches fail at once.
-  void Close(const absl::Status& why) { shared_->table->Close(why); }
-  size_t unfinished_sends() const { return shared_->table->unfinished_sends(); }
+  void Close(const absl::Status& why) { shared_->pool->Close(why); }
+  size_t unfinished_sends() const { return shared_->pool->unfinished_sends(); }
   void ForEachTransfer(absl::Duration min_age, PendingVisitor visit) const {
-    shared_->table->ForEachTransfer(min_age, visit);
+    shared_->pool->ForEachTransfer(min_age, visit);
   }
-  // As PeerConnectionPool::Servers.
-  std::vector<std::shared_ptr<TensorResponder>> Servers() const {
-    return shared_->table->Servers();
+  // As PeerConnectionPool::Responders.
+  std::vector<std::shared_ptr<TensorResponder>> Responders() const {
+    return shared_->pool->Responders();
   }
-  size_t connection_count() const { return shared_->table->connection_count(); }
+  size_t connection_count() const { return shared_->pool->connection_count(); }
 
  private:
   class Resolving;
@@ -75,7 +77,7 @@ class PeerFetcher final : public RemoteFetcher {
     bool Begin(const PeerId& producer, std::shared_ptr<Resolving>& begun) ABSL_LOCKS_EXCLUDED(mu);
     void End(const PeerId& producer, const Resolving& ended) ABSL_LOCKS_EXCLUDED(mu);
 
-    const std::shared_ptr<PeerConnectionPool> table;
+    const std::shared_ptr<PeerConnectionPool> pool;
     SpinLock mu;
     absl::flat_hash_map<PeerId, std::shared_ptr<Resolving>> resolving ABSL_GUARDED_BY(mu);
     // Its size: the common case, none, takes no lock.

@@ -133,9 +133,6 @@ struct RejectedMessage {
   absl::string_view key;
 };
 
-// Up to this size a tensor may be inline in its transfer descriptor over TCP even if another
-// transport is required.
-inline constexpr size_t kInlineUnasked = 32 * 1024;
 // Longer keys are rejected before they are sent.
 inline constexpr size_t kMaxKeyBytes = 32 * 1024;
 

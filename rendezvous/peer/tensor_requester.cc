@@ -15,6 +15,7 @@
 #include "base/recycled.h"
 #include "base/status_macros.h"
 #include "transport/control/descriptors.h"
+#include "transport/eager_threshold.h"
 
 namespace ferry {
 namespace {
@@ -170,7 +171,7 @@ void TensorRequester::OnOpen(std::shared_ptr<ControlChannel> channel,
     }
   }
   if (!status.ok()) return channel->Close(status);
-  for (const uint64_t id : cancelled) Tell(*channel, PeerMessageType::kCancel, id);
+  for (const uint64_t id : cancelled) SendCancelOrAck(*channel, PeerMessageType::kCancel, id);
 }
 
 absl::Status TensorRequester::OnFrame(uint16_t type, absl::string_view body,
@@ -199,7 +200,7 @@ absl::Status TensorRequester::OnReadyToSend(absl::string_view body,
                                             absl::Span<UniqueFd> descriptors) {
   FERRY_RETURN_IF_ERROR(CheckDescriptors(descriptors));
   FERRY_ASSIGN_OR_RETURN(ReadyToSendMessage rts, DecodeReadyToSend(body));
-  if (rts.transport == 0) return OnInlineReadyToSend(rts);
+  if (rts.transport == 0) return OnEagerReadyToSend(rts);
   // From here on it is this process's number.
   FERRY_ASSIGN_OR_RETURN(const size_t index, numbers_.IndexOf(rts.transport));
   rts.transport = NumberOfTransport(index);
@@ -243,7 +244,7 @@ absl::Status TensorRequester::OnReadyToSend(absl::string_view body,
     return absl::OkStatus();
   }
   TensorHeader header = rts.header;
-  if (is_wanted) header.place = transfer->location();
+  if (is_wanted) header.location = transfer->location();
   receiver(rts.transport).Discard(id, header, rts.body, descriptors);
   // Before the caller is notified, and possibly exits.
   if (is_wanted) {
@@ -255,10 +256,11 @@ absl::Status TensorRequester::OnReadyToSend(absl::string_view body,
   return absl::OkStatus();
 }
 
-absl::Status TensorRequester::OnInlineReadyToSend(const ReadyToSendMessage& rts) {
+absl::Status TensorRequester::OnEagerReadyToSend(const ReadyToSendMessage& rts) {
   const TensorHeader& header = rts.header;
-  // Over a control channel within a host no tensor of that size is inline.
-  const bool is_allowed = !context_.policy.forbids_tcp() || rts.body.size() <= kInlineUnasked;
+  // Over a control channel within a host no tensor of that size is eager.
+  const bool is_allowed =
+      !context_.policy.forbids_tcp() || rts.body.size() <= kEagerMaxTcpForbidden;
   IncomingTransferPtr transfer;
   Tensor destination;
   bool is_again = false;
@@ -292,7 +294,7 @@ absl::Status TensorRequester::OnInlineReadyToSend(const ReadyToSendMessage& rts)
   } else if (!fits) {
     error = WrongDestination(header, destination);
   }
-  transfer->ReceiveInline(*this, rts, std::move(destination), error);
+  transfer->ReceiveEager(*this, rts, std::move(destination), error);
   return absl::OkStatus();
 }
 
@@ -377,7 +379,7 @@ void TensorRequester::Cancel(IncomingTransfer& transfer) {
   if (before == IncomingState::kFetching) {
     receiver(transfer.transport()).Cancel(id);
   } else if (before != IncomingState::kQueued && channel != nullptr) {
-    Tell(*channel, PeerMessageType::kCancel, id);
+    SendCancelOrAck(*channel, PeerMessageType::kCancel, id);
   }
   FERRY_LOG_DEBUG(kTransport, "fetch cancelled: peer={} step={} request={} key={}",
                   producer_.peer.node_id, transfer.step_id(), id, transfer.logged_key());
@@ -433,7 +435,7 @@ void TensorRequester::Acknowledge(uint64_t id) {
   if (IsLogged(LogComponent::kTransport, LogLevel::kDebug)) {
     LogAcknowledgement(id, absl::OkStatus());
   }
-  Tell(*open, PeerMessageType::kAck, id);
+  SendCancelOrAck(*open, PeerMessageType::kAck, id);
 }
 
 void TensorRequester::Reject(uint64_t id, const IncomingTransfer* transfer,
@@ -450,7 +452,7 @@ void TensorRequester::Reject(uint64_t id, const IncomingTransfer* transfer,
   if (!status.ok()) open->Close(status);
 }
 
-void TensorRequester::Tell(ControlChannel& channel, PeerMessageType type, uint64_t id) {
+void TensorRequester::SendCancelOrAck(ControlChannel& channel, PeerMessageType type, uint64_t id) {
   const absl::Status status = SendId(channel, type, id);
   if (!status.ok()) channel.Close(status);
 }
@@ -559,7 +561,7 @@ TableSizes TensorRequester::InnerTableSizes() const {
   for (const auto& [id, transfer] : transfers_) {
     cancelled += transfer->state() == IncomingState::kCancelled ? 1 : 0;
   }
-  return {{"client.waiting", transfers_.size() - cancelled}, {"client.cancelled", cancelled}};
+  return {{"requester.waiting", transfers_.size() - cancelled}, {"requester.cancelled", cancelled}};
 }
 
 }  // namespace ferry

@@ -307,7 +307,7 @@ std::optional<uint64_t> TensorResponder::StartFlush(int64_t step_id, StepOperati
     // The operations end after the lock is released.
     std::vector<StepOperation> ended;
     SpinLockHolder lock(&mu_);
-    answers_.OnLost(flush.number);
+    answers_.OnPingFailed(flush.number);
     ended = TakeFlushed();
     return std::nullopt;
   }
@@ -450,11 +450,11 @@ TableSizes TensorResponder::InnerTableSizes() const {
     staging += IsStaging(*transfer) ? 1 : 0;
     views += Outlives(*transfer) ? 1 : 0;
   }
-  return {{"server.waiting", waiting},
-          {"server.offered", transfers_.size() - waiting},
-          {"server.staging", staging},
-          {"server.views", views},
-          {"server.flushes", flushes_.size()}};
+  return {{"responder.waiting", waiting},
+          {"responder.exposed", transfers_.size() - waiting},
+          {"responder.staging", staging},
+          {"responder.views", views},
+          {"responder.flushes", flushes_.size()}};
 }
 
 }  // namespace ferry

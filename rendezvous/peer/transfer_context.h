@@ -21,7 +21,7 @@ struct TransferContext {
   TransportList* transports = nullptr;
   PathPolicy policy;
   // Why this process cannot share memory with others on its host; empty: it can.
-  std::string why_no_shared_memory;
+  std::string shared_memory_unavailable_reason;
   // Every transfer carries a checksum of its bytes, and so does every frame of a control channel.
   // Either side can enable it for a control channel, in both directions; a consumer for everything
   // that it receives.

@@ -95,7 +95,7 @@ class Asked final {
     context_->AddTrailingMetadata(kChecksumMetadata, ChecksumText(value));
   }
   // The value cannot be sent: reports the error to both sides.
-  void Lose(ServedValue value, const absl::Status& why) {
+  void FailSend(ServedValue value, const absl::Status& why) {
     // A retry would be as large.
     value.require_ack = false;
     source_.EndTransfer(source_.BeginTransfer(step_id_, key_, value), why);
@@ -141,7 +141,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
         response_->Swap(&*encoded);
       } else {
         status = encoded.status();
-        asked_.Lose(value, status);
+        asked_.FailSend(value, status);
       }
     }
     Finish(ToGrpcAnswer(status));

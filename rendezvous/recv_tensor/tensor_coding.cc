@@ -107,9 +107,9 @@ Fast ReadTensor(CodedInputStream& in, const DecodeTarget& target, std::optional<
         const absl::StatusOr<size_t> bytes = TensorBytes(*dtype, *shape);
         if (!bytes.ok() || *bytes != length) return Fast::kNotPossible;
         // If it cannot be allocated, the full parser reports the error, unless the value is dead.
-        absl::StatusOr<Tensor> place = PlaceFor(*dtype, *shape, target);
-        if (!place.ok()) return Fast::kNotPossible;
-        switch (wire::CopyOut(in, length, place->mutable_data(), target.gate)) {
+        absl::StatusOr<Tensor> destination = DestinationFor(*dtype, *shape, target);
+        if (!destination.ok()) return Fast::kNotPossible;
+        switch (wire::CopyOut(in, length, destination->mutable_data(), target.gate)) {
           case wire::CopyResult::kClosed:
             return Fast::kClosed;
           case wire::CopyResult::kTooShort:
@@ -117,7 +117,7 @@ Fast ReadTensor(CodedInputStream& in, const DecodeTarget& target, std::optional<
           case wire::CopyResult::kCopied:
             break;
         }
-        out = *std::move(place);
+        out = *std::move(destination);
         break;
       }
       default:
@@ -126,8 +126,9 @@ Fast ReadTensor(CodedInputStream& in, const DecodeTarget& target, std::optional<
   }
   // Without content only if there are no elements; the full parser handles zeros.
   if (!out.has_value() && dtype.has_value() && shape.has_value() && shape->element_count() == 0) {
-    if (absl::StatusOr<Tensor> place = PlaceFor(*dtype, *shape, target); place.ok()) {
-      out = *std::move(place);
+    if (absl::StatusOr<Tensor> destination = DestinationFor(*dtype, *shape, target);
+        destination.ok()) {
+      out = *std::move(destination);
     }
   }
   return out.has_value() ? Fast::kDone : Fast::kNotPossible;
@@ -188,7 +189,7 @@ absl::Status DecodeSlowly(grpc::ByteBuffer& bytes, const DecodeTarget& target, S
     value.tensor = std::move(tensor);
     return absl::OkStatus();
   }
-  FERRY_ASSIGN_OR_RETURN(value.tensor, PlaceFor(tensor.dtype(), tensor.shape(), target));
+  FERRY_ASSIGN_OR_RETURN(value.tensor, DestinationFor(tensor.dtype(), tensor.shape(), target));
   const auto copy = [&] {
     if (tensor.bytes() > 0) {
       std::memcpy(value.tensor.mutable_data(), tensor.data(), tensor.bytes());
@@ -274,7 +275,8 @@ absl::StatusOr<grpc::ByteBuffer> EncodeRecvTensorResponse(const ServedValue& val
   return grpc::ByteBuffer(slices, 2);
 }
 
-absl::StatusOr<Tensor> PlaceFor(DataType dtype, const Shape& shape, const DecodeTarget& target) {
+absl::StatusOr<Tensor> DestinationFor(DataType dtype, const Shape& shape,
+                                      const DecodeTarget& target) {
   const Tensor& wanted = target.destination;
   if (wanted.is_valid()) {
     if (dtype != wanted.dtype() || !IsFixedSize(dtype) ||

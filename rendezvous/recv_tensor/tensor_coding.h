@@ -59,7 +59,8 @@ absl::StatusOr<ServedValue> DecodeRecvTensorResponse(grpc::ByteBuffer& bytes,
 
 // Returns the destination, if there is one, for a tensor of that type and shape; else a new tensor.
 //   Errors: INVALID_ARGUMENT naming both; the allocator's.
-absl::StatusOr<Tensor> PlaceFor(DataType dtype, const Shape& shape, const DecodeTarget& target);
+absl::StatusOr<Tensor> DestinationFor(DataType dtype, const Shape& shape,
+                                      const DecodeTarget& target);
 
 }  // namespace ferry
 

@@ -132,7 +132,7 @@ absl::Status FrameReader::ReadHeader(CodedInputStream& in) {
   }
   content_bytes_ = header.content_bytes();
   if (*dtype == DataType::kString) {
-    if (target_.destination.is_valid()) return PlaceFor(*dtype, shape, target_).status();
+    if (target_.destination.is_valid()) return DestinationFor(*dtype, shape, target_).status();
     // Each string has a length of at least one byte.
     if (static_cast<uint64_t>(shape.element_count()) > content_bytes_) {
       return absl::InvalidArgumentError(
@@ -148,7 +148,7 @@ absl::Status FrameReader::ReadHeader(CodedInputStream& in) {
                                                    bytes, " bytes; the header says ",
                                                    content_bytes_));
   }
-  FERRY_ASSIGN_OR_RETURN(value_.tensor, PlaceFor(*dtype, shape, target_));
+  FERRY_ASSIGN_OR_RETURN(value_.tensor, DestinationFor(*dtype, shape, target_));
   return absl::OkStatus();
 }
 

@@ -44,7 +44,7 @@ TEST_F(BenchDeviceTest, WrongBytesAreCounted) {
     const std::unique_ptr<BenchDevice> device = Open(name);
     const auto tensor = device->MakePattern(kBytes, 7);
     ASSERT_TRUE(tensor.ok()) << tensor.status();
-    EXPECT_EQ(tensor->place(), device->place());
+    EXPECT_EQ(tensor->location(), device->location());
     EXPECT_EQ(tensor->is_on_host(), !device->is_gpu());
     EXPECT_EQ(device->CountErrors(*tensor, kBytes, 7).value(), 0u);
     // At least a byte of each word.

@@ -81,7 +81,7 @@ void Check(const uint8_t* data, size_t size) {
   patches.Apply(*memory, kFrames);
   for (size_t i = 0; i < kFrames; ++i) {
     const char body[100] = {};
-    if (!writer.Write(1, 0, {{body, i}})) writer.AskForRoom();
+    if (!writer.Write(1, 0, {{body, i}})) writer.RequestRoom();
   }
 }
 

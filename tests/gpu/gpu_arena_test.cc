@@ -33,7 +33,7 @@ TEST_F(GpuArenaTest, BuffersAreOnTheDeviceAndDescribeThemselves) {
   const auto first = *arena->Allocate(1000);
   const auto second = *arena->Allocate(1000);
   EXPECT_EQ(first->bytes(), 1000u);
-  EXPECT_EQ(first->place(), (TensorLocation{MemorySpace::kCuda, 0}));
+  EXPECT_EQ(first->location(), (TensorLocation{MemorySpace::kCuda, 0}));
   EXPECT_EQ(first->arena(), arena.get());
   EXPECT_EQ(first->pointer() % 512, 0u);
   Write(second->pointer(), "second");
@@ -268,7 +268,7 @@ TEST_F(GpuArenaTest, PinnedBlocksAreReusedUnderABudget) {
   const auto pool =
       *PinnedPool::Create(device_, gate_, {.budget_bytes = 4 * kMiB, .segment_bytes = 2 * kMiB});
   auto first = *pool->Allocate(100'000);
-  EXPECT_EQ(first->place(), TensorLocation());
+  EXPECT_EQ(first->location(), TensorLocation());
   EXPECT_EQ(Classify(*device_, first->data(), first->bytes())->kind, MemoryKind::kPinnedHost);
   void* const place = first->data();
   first.reset();

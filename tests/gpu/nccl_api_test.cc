@@ -30,7 +30,7 @@ class NcclSearchTest : public ::testing::Test {
   NcclSearchTest() {
     std::string pattern = absl::StrCat(::testing::TempDir(), "ferry_nccl_XXXXXX");
     root_ = mkdtemp(pattern.data());
-    places_.system_root = root_ + "/usr";
+    paths_.system_root = root_ + "/usr";
   }
   ~NcclSearchTest() override { fs::remove_all(root_); }
 
@@ -42,13 +42,13 @@ class NcclSearchTest : public ::testing::Test {
   }
 
   std::string root_;
-  NcclPlaces places_;
+  NcclSearchPaths paths_;
 };
 
 TEST_F(NcclSearchTest, FindsTheWheelOfAVirtualEnvironment) {
   const std::string file = Put("venv/lib/python3.11/site-packages/nvidia/nccl/lib/libnccl.so.2");
-  places_.virtual_env = root_ + "/venv";
-  EXPECT_THAT(SearchNccl(places_).found, ElementsAre(file));
+  paths_.virtual_env = root_ + "/venv";
+  EXPECT_THAT(SearchNccl(paths_).found, ElementsAre(file));
 }
 
 // A daemon started by systemd has at most PATH: its python3 identifies the environment, whether
@@ -59,15 +59,15 @@ TEST_F(NcclSearchTest, FindsTheEnvironmentOfThePythonOnPath) {
   Put("base/bin/python3");
   fs::create_directories(root_ + "/env/bin");
   fs::create_symlink(root_ + "/base/bin/python3", root_ + "/env/bin/python3");
-  places_.path = root_ + "/nowhere:" + root_ + "/env/bin";
-  EXPECT_THAT(SearchNccl(places_).found, ElementsAre(own, base));
+  paths_.path = root_ + "/nowhere:" + root_ + "/env/bin";
+  EXPECT_THAT(SearchNccl(paths_).found, ElementsAre(own, base));
 }
 
 TEST_F(NcclSearchTest, FindsCondasOwnLibraryAndItsWheels) {
   const std::string wheel = Put("conda/lib/python3.10/site-packages/nvidia/nccl/lib/libnccl.so.2");
   const std::string own = Put("conda/lib/libnccl.so.2");
-  places_.conda_prefix = root_ + "/conda";
-  EXPECT_THAT(SearchNccl(places_).found, ElementsAre(wheel, own));
+  paths_.conda_prefix = root_ + "/conda";
+  EXPECT_THAT(SearchNccl(paths_).found, ElementsAre(wheel, own));
 }
 
 TEST_F(NcclSearchTest, FindsTheSystemsPackagesAndToolkit) {
@@ -77,14 +77,14 @@ TEST_F(NcclSearchTest, FindsTheSystemsPackagesAndToolkit) {
       Put("usr/local/lib/python3.11/dist-packages/nvidia/nccl/lib/libnccl.so.2");
   const std::string debian = Put("usr/lib/python3/dist-packages/nvidia/nccl/lib/libnccl.so.2");
   const std::string toolkit = Put("usr/local/cuda/lib64/libnccl.so.2");
-  places_.home = root_ + "/home";
-  EXPECT_THAT(SearchNccl(places_).found, ElementsAre(user, dist, debian, toolkit));
+  paths_.home = root_ + "/home";
+  EXPECT_THAT(SearchNccl(paths_).found, ElementsAre(user, dist, debian, toolkit));
 }
 
 TEST_F(NcclSearchTest, ReportsWhereItSearchedWhenThereIsNone) {
-  places_.virtual_env = root_ + "/venv";
-  places_.python_path = root_ + "/a:" + root_ + "/b";
-  const NcclSearch search = SearchNccl(places_);
+  paths_.virtual_env = root_ + "/venv";
+  paths_.python_path = root_ + "/a:" + root_ + "/b";
+  const NcclSearch search = SearchNccl(paths_);
   EXPECT_THAT(search.found, IsEmpty());
   EXPECT_THAT(search.folders, Contains(root_ + "/b/nvidia/nccl/lib"));
   EXPECT_THAT(search.folders, Contains(root_ + "/venv/lib/python3*/site-packages/nvidia/nccl/lib"));
@@ -93,7 +93,7 @@ TEST_F(NcclSearchTest, ReportsWhereItSearchedWhenThereIsNone) {
 TEST_F(NcclSearchTest, OldLibraryIsSkippedWithItsReason) {
   ScopedEnvironment environment;
   environment.Set("FERRY_NCCL_LIBRARY", FERRY_OLD_NCCL);
-  const auto api = NcclApi::Load(places_);
+  const auto api = NcclApi::Load(paths_);
   ASSERT_EQ(api.status().code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(api.status().message(), HasSubstr("is NCCL 2.17.3, at least 2.18.0 is needed"));
   EXPECT_THAT(api.status().message(), HasSubstr(FERRY_OLD_NCCL));
@@ -127,8 +127,8 @@ TEST_F(NcclSearchTest, NamedLibraryIsTheOnlyOneTried) {
 
 TEST_F(NcclSearchTest, InvalidFileIsNamedWithTheSearchedFolders) {
   const std::string file = Put("venv/lib/python3.11/site-packages/nvidia/nccl/lib/libnccl.so.2");
-  places_.virtual_env = root_ + "/venv";
-  const auto api = NcclApi::Load(places_);
+  paths_.virtual_env = root_ + "/venv";
+  const auto api = NcclApi::Load(paths_);
   if (api.ok()) GTEST_SKIP() << "the loader knows an NCCL: " << (*api)->path();
   EXPECT_THAT(api.status().message(), HasSubstr(file));
   EXPECT_THAT(api.status().message(), HasSubstr("looked into"));

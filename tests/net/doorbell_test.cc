@@ -32,7 +32,7 @@ class DoorbellTest : public ::testing::Test {
 
 TEST_F(DoorbellTest, AwakeReader_IsNotWoken) {
   bell_.Ring();
-  bell_.Rouse();
+  bell_.Notify();
   EXPECT_EQ(Rings(bell_), 0u);
   bell_.RingAnyway();
   EXPECT_EQ(Rings(bell_), 1u);
@@ -45,7 +45,7 @@ TEST_F(DoorbellTest, SleepingReader_IsWokenOnceEachTime) {
     bell_.FallAsleep();
     bell_.Ring();
     bell_.Ring();
-    bell_.Rouse();
+    bell_.Notify();
     EXPECT_EQ(Rings(bell_), 1u);
   }
   bell_.FallAsleep();
@@ -55,25 +55,25 @@ TEST_F(DoorbellTest, SleepingReader_IsWokenOnceEachTime) {
 }
 
 TEST_F(DoorbellTest, PollingReader_IsWokenByBlockingWritersOnly) {
-  bell_.Doze();
-  EXPECT_TRUE(bell_.is_dozing());
+  bell_.EnterPolling();
+  EXPECT_TRUE(bell_.is_polling());
   bell_.Ring();
   EXPECT_EQ(Rings(bell_), 0u);
-  EXPECT_TRUE(bell_.is_dozing());
-  bell_.Rouse();
+  EXPECT_TRUE(bell_.is_polling());
+  bell_.Notify();
   EXPECT_EQ(Rings(bell_), 1u);
-  EXPECT_FALSE(bell_.is_dozing());
+  EXPECT_FALSE(bell_.is_polling());
 }
 
 // A reader that has fallen asleep meanwhile must still be woken.
 TEST_F(DoorbellTest, PollsOnlyIfAwake) {
   bell_.FallAsleep();
-  bell_.DozeIfAwake();
-  EXPECT_FALSE(bell_.is_dozing());
+  bell_.EnterPollingIfAwake();
+  EXPECT_FALSE(bell_.is_polling());
   bell_.Ring();
   EXPECT_EQ(Rings(bell_), 1u);
-  bell_.DozeIfAwake();
-  EXPECT_TRUE(bell_.is_dozing());
+  bell_.EnterPollingIfAwake();
+  EXPECT_TRUE(bell_.is_polling());
 }
 
 }  // namespace

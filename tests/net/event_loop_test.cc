@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The loop: which thread drives it, which sleeps, and that none sleeps through its own events.
+// The loop: which thread leads it, which sleeps, and that none sleeps through its own events.
 #include "net/event_loop.h"
 
 #include <atomic>
@@ -43,7 +43,7 @@ TEST(EventLoopTest, TimersRunInTheirOrder) {
   EXPECT_GE(SteadyClock().Now(), now + absl::Milliseconds(60));
 }
 
-TEST(EventLoopTest, CallerDrivesUntilItsTimeout) {
+TEST(EventLoopTest, CallerLeadsUntilItsTimeout) {
   auto loop = *EventLoop::Create({});
   const absl::Time start = SteadyClock().Now();
   EXPECT_FALSE(loop->WaitUntil([] { return false; }, start + absl::Milliseconds(30)));

@@ -127,7 +127,7 @@ class SocketLoopTest : public ::testing::Test {
     loop_->End();
   }
   // Until the loop's thread has left a caller's answers to the caller.
-  bool DrivesHere() {
+  bool LeadsHere() {
     for (int i = 0; i < 20'000; ++i) {
       if (echo_->Ask() == std::this_thread::get_id()) return true;
     }
@@ -139,15 +139,15 @@ class SocketLoopTest : public ::testing::Test {
 };
 
 TEST_F(SocketLoopTest, RepeatedCallerReadsItsOwnAnswers) {
-  EXPECT_TRUE(DrivesHere());
+  EXPECT_TRUE(LeadsHere());
   // It continues to, except when its thread is scheduled out on a busy machine.
   int here = 0;
   for (int i = 0; i < 100; ++i) here += echo_->Ask() == std::this_thread::get_id() ? 1 : 0;
   EXPECT_GT(here, 0);
 }
 
-TEST_F(SocketLoopTest, UnawaitedDataIsReadWhenNoCallerDrives) {
-  ASSERT_TRUE(DrivesHere());
+TEST_F(SocketLoopTest, UnawaitedDataIsReadWhenNoCallerLeads) {
+  ASSERT_TRUE(LeadsHere());
   for (int i = 0; i < 50; ++i) {
     absl::Notification came;
     echo_->AskAsync([&] { came.Notify(); });
@@ -156,19 +156,19 @@ TEST_F(SocketLoopTest, UnawaitedDataIsReadWhenNoCallerDrives) {
   }
 }
 
-TEST_F(SocketLoopTest, PostedFunctionRunsWhenNoCallerDrives) {
-  ASSERT_TRUE(DrivesHere());
+TEST_F(SocketLoopTest, PostedFunctionRunsWhenNoCallerLeads) {
+  ASSERT_TRUE(LeadsHere());
   absl::Notification ran;
   loop_->Post([&] { ran.Notify(); });
   EXPECT_TRUE(ran.WaitForNotificationWithTimeout(kTimeout));
   absl::Notification ran_later;
-  ASSERT_TRUE(DrivesHere());
+  ASSERT_TRUE(LeadsHere());
   loop_->PostAfter(absl::Milliseconds(1), [&] { ran_later.Notify(); });
   EXPECT_TRUE(ran_later.WaitForNotificationWithTimeout(kTimeout));
 }
 
 // The thread that keeps timeouts posts when no answer comes.
-TEST_F(SocketLoopTest, DrivingCallerIsWokenByOtherThreads) {
+TEST_F(SocketLoopTest, LeadingCallerIsWokenByOtherThreads) {
   std::atomic<SocketLoop::Awaited*> next{nullptr};
   std::atomic<bool> is_over{false};
   std::thread other([&] {
@@ -192,7 +192,7 @@ TEST_F(SocketLoopTest, DrivingCallerIsWokenByOtherThreads) {
   other.join();
 }
 
-// One caller drives, others wait beside it, and unawaited data arrives all the while.
+// One caller leads, others wait beside it, and unawaited data arrives all the while.
 TEST_F(SocketLoopTest, CallersOfManyThreads) {
   constexpr int kThreads = 6;
   constexpr int kRounds = 400;
@@ -207,7 +207,7 @@ TEST_F(SocketLoopTest, CallersOfManyThreads) {
       for (int round = 0; round < kRounds; ++round) {
         if (round % 7 == i) {
           asked_alone.fetch_add(1);
-          loop_->WantThread();
+          loop_->RequestThread();
           echoes[static_cast<size_t>(i)]->AskAsync([&] { came_alone.fetch_add(1); });
         }
         echoes[static_cast<size_t>(i)]->Ask();

@@ -81,7 +81,7 @@ TEST(AckTrackerTest, LostPingIsSentAgain) {
   answers.Count(1);
   EXPECT_EQ(answers.Start(1).number, 2u);
   EXPECT_FALSE(answers.IsOver(2));
-  answers.OnLost(2);
+  answers.OnPingFailed(2);
   EXPECT_TRUE(answers.IsOver(2)) << "others wait for it too";
   // The one before it is still in flight.
   EXPECT_TRUE(answers.OnPong(1).ok());

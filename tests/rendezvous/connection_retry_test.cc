@@ -24,11 +24,11 @@ class ConnectionRetry : public ::testing::Test {
     context_.manager = &manager_;
     context_.transports = &transports_;
     context_.connect_timeout = kTimeout;
-    table_ = std::make_shared<PeerConnectionPool>(context_);
-    table_->set_connector(&connector_);
+    pool_ = std::make_shared<PeerConnectionPool>(context_);
+    pool_->set_connector(&connector_);
   }
   ~ConnectionRetry() override {
-    table_->Close(absl::CancelledError("this process is leaving"));
+    pool_->Close(absl::CancelledError("this process is leaving"));
     while (connector_.Step()) continue;
     while (!connector_.attempts.empty()) {
       connector_.Fail(connector_.attempts.begin()->first,
@@ -63,7 +63,7 @@ class ConnectionRetry : public ::testing::Test {
   TransportList transports_;
   TransferContext context_;
   FakeConnector connector_;
-  std::shared_ptr<PeerConnectionPool> table_;
+  std::shared_ptr<PeerConnectionPool> pool_;
 };
 
 // The peer has another control channel with this process, for longer than usual, and refuses this
@@ -72,7 +72,7 @@ TEST_F(ConnectionRetry, RefusedAttempts_ShareATimer) {
   Endpoint producer;
   producer.peer = kProducer;
   producer.channels.tcp = {"somewhere:1"};
-  ASSERT_TRUE(table_->Open(producer).ok());
+  ASSERT_TRUE(pool_->Open(producer).ok());
   size_t most = 0;
   for (int i = 0; i < 15; ++i) {
     ASSERT_EQ(connector_.attempts.size(), 1u) << "after " << i << " attempts";
@@ -80,7 +80,7 @@ TEST_F(ConnectionRetry, RefusedAttempts_ShareATimer) {
     handler->OnClosed(
         handler->OnFrame(static_cast<uint16_t>(PeerMessageType::kError), TurnedAway(), {}));
     most = std::max(most, connector_.timers());
-    EXPECT_EQ(table_->InnerTableSizes()["peers.silent"], 0u) << "after " << i << " attempts";
+    EXPECT_EQ(pool_->InnerTableSizes()["peers.pending_hellos"], 0u) << "after " << i << " attempts";
     Pass(absl::Milliseconds(500));
   }
   // The pause before the next one, and the wait for HELLO.
@@ -93,10 +93,10 @@ TEST_F(ConnectionRetry, EachPeerHasItsFullTimeout) {
   producer.channels.tcp = {"somewhere:1"};
   Endpoint other = producer;
   other.peer = {3, 1003};
-  ASSERT_TRUE(table_->Open(producer).ok());
+  ASSERT_TRUE(pool_->Open(producer).ok());
   const auto [first, first_channel] = Connect();
   Pass(kTimeout / 2);
-  ASSERT_TRUE(table_->Open(other).ok());
+  ASSERT_TRUE(pool_->Open(other).ok());
   const auto [second, second_channel] = Connect();
   Pass(kTimeout / 2 - absl::Milliseconds(1));
   EXPECT_TRUE(first_channel->refusal.ok()) << first_channel->refusal;
@@ -113,7 +113,7 @@ TEST_F(ConnectionRetry, EachPeerHasItsFullTimeout) {
 // Peers connect and disconnect throughout the lifetime of this process.
 TEST_F(ConnectionRetry, EndedChannels_AreNotKept) {
   for (int i = 0; i < 10; ++i) {
-    const std::shared_ptr<ControlHandler> handler = table_->Accept(kProducer);
+    const std::shared_ptr<ControlHandler> handler = pool_->Accept(kProducer);
     const auto channel = std::make_shared<RecordingControlChannel>(kProducer);
     handler->OnOpen(channel);
     RecordingControlChannel peer(kConsumer);
@@ -121,13 +121,13 @@ TEST_F(ConnectionRetry, EndedChannels_AreNotKept) {
     const absl::Status heard =
         handler->OnFrame(static_cast<uint16_t>(PeerMessageType::kHello), peer.bodies[0], {});
     ASSERT_TRUE(heard.ok()) << heard;
-    EXPECT_EQ(table_->Servers().size(), 1u);
+    EXPECT_EQ(pool_->Responders().size(), 1u);
     handler->OnClosed(absl::UnavailableError("the peer is gone"));
   }
-  TableSizes sizes = table_->InnerTableSizes();
+  TableSizes sizes = pool_->InnerTableSizes();
   // The last one, until the next ends.
   EXPECT_LE(sizes["peers.ended"], 1u);
-  EXPECT_EQ(NonEmptyTables(sizes, {"peers.past", "peers.ended"}), "");
+  EXPECT_EQ(NonEmptyTables(sizes, {"peers.last_connections", "peers.ended"}), "");
 }
 
 }  // namespace

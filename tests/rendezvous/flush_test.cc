@@ -48,7 +48,7 @@ TEST_F(FlushTest, PingThatCannotBeSent_EndsTheWait) {
   Transfer("second", DataType::kInt32, 2, /*may_reject=*/true);
   channel_->refusal = absl::ResourceExhaustedError("its queue is full");
   EXPECT_FALSE(StartFlush());
-  EXPECT_TRUE(server_->IsFlushed(*flush));
+  EXPECT_TRUE(responder_->IsFlushed(*flush));
   channel_->refusal = absl::OkStatus();
   EXPECT_TRUE(MustAsk());
 }
@@ -58,22 +58,22 @@ TEST_F(FlushTest, FlushedStep_CountsUntilThePongComesOrTheChannelEnds) {
   OutstandingOperations& operations = step_->operations();
   Transfer("buffer", DataType::kInt32, 2, /*may_reject=*/true);
   EXPECT_EQ(operations.count(), 0u);
-  ASSERT_TRUE(server_->StartFlush(kStep, StepOperation(operations)));
+  ASSERT_TRUE(responder_->StartFlush(kStep, StepOperation(operations)));
   EXPECT_EQ(operations.count(), 1u);
-  EXPECT_TRUE(server_->OnFlushed(*DecodeId(channel_->bodies.back())).ok());
+  EXPECT_TRUE(responder_->OnFlushed(*DecodeId(channel_->bodies.back())).ok());
   EXPECT_EQ(operations.count(), 0u);
-  EXPECT_FALSE(server_->StartFlush(kStep, StepOperation(operations)));
+  EXPECT_FALSE(responder_->StartFlush(kStep, StepOperation(operations)));
   EXPECT_EQ(operations.count(), 0u) << "it has been heard";
   Transfer("second", DataType::kInt32, 2, /*may_reject=*/true);
-  ASSERT_TRUE(server_->StartFlush(kStep, StepOperation(operations)));
+  ASSERT_TRUE(responder_->StartFlush(kStep, StepOperation(operations)));
   EXPECT_EQ(operations.count(), 1u);
   Open(/*sends_checksums=*/false);
   EXPECT_EQ(operations.count(), 0u);
   Transfer("third", DataType::kInt32, 2, /*may_reject=*/true);
-  ASSERT_TRUE(server_->StartFlush(kStep, StepOperation(operations)));
+  ASSERT_TRUE(responder_->StartFlush(kStep, StepOperation(operations)));
   Transfer("fourth", DataType::kInt32, 2, /*may_reject=*/true);
   channel_->refusal = absl::ResourceExhaustedError("its queue is full");
-  EXPECT_FALSE(server_->StartFlush(kStep, StepOperation(operations)));
+  EXPECT_FALSE(responder_->StartFlush(kStep, StepOperation(operations)));
   EXPECT_EQ(operations.count(), 0u) << "a PING could not be sent";
 }
 

@@ -65,8 +65,8 @@ class FrameChecksumTest : public TransferContextTest {
   // One end of a control channel.
   struct End {
     explicit End(const TransferContext& context)
-        : table(std::make_shared<PeerConnectionPool>(context)) {
-      table->set_connector(&connector);
+        : pool(std::make_shared<PeerConnectionPool>(context)) {
+      pool->set_connector(&connector);
     }
     ~End() {
       if (handler != nullptr) handler->OnClosed(absl::UnavailableError("over"));
@@ -75,7 +75,7 @@ class FrameChecksumTest : public TransferContextTest {
     void Close(const absl::Status& why) { std::exchange(handler, nullptr)->OnClosed(why); }
 
     FakeConnector connector;
-    const std::shared_ptr<PeerConnectionPool> table;
+    const std::shared_ptr<PeerConnectionPool> pool;
     std::shared_ptr<ControlHandler> handler;
     std::shared_ptr<RecordingControlChannel> channel;
   };
@@ -84,13 +84,13 @@ class FrameChecksumTest : public TransferContextTest {
     auto end = std::make_unique<End>(consumer_);
     Endpoint endpoint;
     endpoint.peer = kProducer;
-    const std::shared_ptr<TensorRequester> client = *end->table->Open(endpoint);
+    const std::shared_ptr<TensorRequester> requester = *end->pool->Open(endpoint);
     end->handler = end->connector.Take(1);
     end->channel = std::make_shared<RecordingControlChannel>(kProducer);
     end->channel->keeps_pings = false;
     end->handler->OnOpen(end->channel);
     EXPECT_TRUE(end->Hear(Hello()).ok());
-    client->Request(kStep, Key(), {}, [this](const absl::Status& status, Received received) {
+    requester->Request(kStep, Key(), {}, [this](const absl::Status& status, Received received) {
       ++ended_;
       status_ = status;
       received_ = std::move(received);
@@ -101,7 +101,7 @@ class FrameChecksumTest : public TransferContextTest {
   // A producer whose consumer has opened a control channel, and has sent nothing yet.
   std::unique_ptr<End> Serving() {
     auto end = std::make_unique<End>(producer_);
-    end->handler = end->table->Accept(kConsumer);
+    end->handler = end->pool->Accept(kConsumer);
     end->channel = std::make_shared<RecordingControlChannel>(kConsumer);
     end->channel->keeps_pings = false;
     end->handler->OnOpen(end->channel);

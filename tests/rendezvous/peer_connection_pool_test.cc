@@ -25,10 +25,10 @@ class PeerConnectionPoolTest : public TransferContextTest {
     context_.manager = &manager_;
     context_.transports = &transports_;
     peer_.peer = kProducer;
-    table_ = std::make_shared<PeerConnectionPool>(context_);
-    table_->set_connector(&connector_);
+    pool_ = std::make_shared<PeerConnectionPool>(context_);
+    pool_->set_connector(&connector_);
   }
-  ~PeerConnectionPoolTest() override { table_->Close(absl::CancelledError("over")); }
+  ~PeerConnectionPoolTest() override { pool_->Close(absl::CancelledError("over")); }
 
   // The link of the only attempt, which is connected now.
   std::shared_ptr<ControlHandler> Connect() {
@@ -49,18 +49,18 @@ class PeerConnectionPoolTest : public TransferContextTest {
   TransferContext context_;
   FakeConnector connector_;
   Endpoint peer_;
-  std::shared_ptr<PeerConnectionPool> table_;
+  std::shared_ptr<PeerConnectionPool> pool_;
   std::shared_ptr<RecordingControlChannel> channel_;
 };
 
 // A peer that reports another control channel, though none is ever opened: callers that wait for
 // the control channel have no other deadline.
 TEST_F(PeerConnectionPoolTest, PeerThatRefusesEveryAttempt_IsGivenUpAfterTheTimeout) {
-  const std::shared_ptr<TensorRequester> client = *table_->Open(peer_);
+  const std::shared_ptr<TensorRequester> requester = *pool_->Open(peer_);
   const absl::Time start = connector_.Now();
   const absl::Time give_up = start + 3 * context_.connect_timeout;
   int attempts = 0;
-  while (!client->has_ended() && connector_.Now() < give_up) {
+  while (!requester->has_ended() && connector_.Now() < give_up) {
     if (const auto link = Connect()) {
       ++attempts;
       const absl::Status refused = Hear(*link, [](ControlChannel& channel) {
@@ -72,29 +72,29 @@ TEST_F(PeerConnectionPoolTest, PeerThatRefusesEveryAttempt_IsGivenUpAfterTheTime
     connector_.Advance(absl::Milliseconds(1));
     while (connector_.Step()) continue;
   }
-  EXPECT_TRUE(client->has_ended());
+  EXPECT_TRUE(requester->has_ended());
   EXPECT_GE(connector_.Now() - start, context_.connect_timeout);
   EXPECT_GT(attempts, 2);
   EXPECT_LT(attempts, 100);
-  EXPECT_EQ(table_->connection_count(), 0u);
+  EXPECT_EQ(pool_->connection_count(), 0u);
 }
 
 // The previous control channel's end comes late, and concerns that control channel alone: if the
 // new one were forgotten, it would block a third.
 TEST_F(PeerConnectionPoolTest, ChannelOpenedWhileThePreviousOneEnds_IsTheOneThatIsFound) {
-  const std::shared_ptr<TensorRequester> former = *table_->Open(peer_);
+  const std::shared_ptr<TensorRequester> former = *pool_->Open(peer_);
   std::shared_ptr<ControlHandler> link = Connect();
   ASSERT_NE(link, nullptr);
   ASSERT_TRUE(Hear(*link, [](ControlChannel& channel) { return SendHello(channel, {}); }).ok());
   const absl::Status gone = absl::UnavailableError("node 1 was given up by the test");
-  table_->Forget(kProducer.node_id, gone);
+  pool_->Forget(kProducer.node_id, gone);
   ASSERT_TRUE(former->has_ended());
-  const std::shared_ptr<TensorRequester> next = *table_->Open(peer_);
+  const std::shared_ptr<TensorRequester> next = *pool_->Open(peer_);
   ASSERT_NE(next, former);
   link->OnClosed(gone);
   link.reset();
-  EXPECT_EQ(*table_->Find(kProducer), next);
-  EXPECT_EQ(table_->connection_count(), 1u);
+  EXPECT_EQ(*pool_->Find(kProducer), next);
+  EXPECT_EQ(pool_->connection_count(), 1u);
 }
 
 // Nothing is sent before both have sent HELLO, and that is sent once.
@@ -110,7 +110,7 @@ TEST_F(PeerConnectionPoolTest, FramesBeforeHelloAndASecondOne_EndTheChannel) {
     return SendError(channel, {0, absl::AlreadyExistsError("there is another connection")});
   };
   for (const bool is_after : {false, true}) {
-    const std::shared_ptr<ControlHandler> link = table_->Accept(kProducer);
+    const std::shared_ptr<ControlHandler> link = pool_->Accept(kProducer);
     link->OnOpen(std::make_shared<RecordingControlChannel>(kProducer));
     if (is_after) {
       ASSERT_TRUE(Hear(*link, hello).ok());
@@ -126,36 +126,37 @@ TEST_F(PeerConnectionPoolTest, FramesBeforeHelloAndASecondOne_EndTheChannel) {
     }
     link->OnClosed(absl::UnavailableError("over"));
   }
-  EXPECT_EQ(table_->InnerTableSizes()["peers.silent"], 0u);
+  EXPECT_EQ(pool_->InnerTableSizes()["peers.pending_hellos"], 0u);
 }
 
 // The path of the last control channel is a hint for that incarnation of the peer only.
 TEST_F(PeerConnectionPoolTest, PathToAPeer_IsThatOfItsLastChannelInThatIncarnation) {
-  EXPECT_EQ(table_->WayTo(peer_).descriptors_unavailable_reason, "they are on two machines");
-  const std::shared_ptr<TensorRequester> client = *table_->Open(peer_);
-  client->set_descriptors_unavailable_reason("it came over TCP");
-  EXPECT_EQ(table_->WayTo(peer_).descriptors_unavailable_reason, "it came over TCP");
-  table_->Forget(kProducer.node_id, absl::UnavailableError("node 1 was given up by the test"));
+  EXPECT_EQ(pool_->ControlPathTo(peer_).descriptors_unavailable_reason, "they are on two machines");
+  const std::shared_ptr<TensorRequester> requester = *pool_->Open(peer_);
+  requester->set_descriptors_unavailable_reason("it came over TCP");
+  EXPECT_EQ(pool_->ControlPathTo(peer_).descriptors_unavailable_reason, "it came over TCP");
+  pool_->Forget(kProducer.node_id, absl::UnavailableError("node 1 was given up by the test"));
   while (connector_.Step()) continue;
-  ASSERT_TRUE(client->has_ended());
-  EXPECT_EQ(table_->connection_count(), 0u);
-  EXPECT_EQ(table_->WayTo(peer_).descriptors_unavailable_reason, "it came over TCP");
+  ASSERT_TRUE(requester->has_ended());
+  EXPECT_EQ(pool_->connection_count(), 0u);
+  EXPECT_EQ(pool_->ControlPathTo(peer_).descriptors_unavailable_reason, "it came over TCP");
   Endpoint restarted = peer_;
   ++restarted.peer.incarnation;
-  EXPECT_EQ(table_->WayTo(restarted).descriptors_unavailable_reason, "they are on two machines");
+  EXPECT_EQ(pool_->ControlPathTo(restarted).descriptors_unavailable_reason,
+            "they are on two machines");
 }
 
 // After Close it opens and accepts nothing more.
 TEST_F(PeerConnectionPoolTest, Closed_NoChannelIsOpened) {
   const absl::Status why = absl::CancelledError("this process is leaving");
-  table_->Close(why);
-  EXPECT_EQ(table_->Open(peer_).status(), why);
-  EXPECT_EQ(table_->Find(kProducer).status(), why);
-  EXPECT_EQ(table_->Accept(kProducer), nullptr);
-  table_->Close(absl::InternalError("later"));
-  EXPECT_EQ(table_->Open(peer_).status(), why);
+  pool_->Close(why);
+  EXPECT_EQ(pool_->Open(peer_).status(), why);
+  EXPECT_EQ(pool_->Find(kProducer).status(), why);
+  EXPECT_EQ(pool_->Accept(kProducer), nullptr);
+  pool_->Close(absl::InternalError("later"));
+  EXPECT_EQ(pool_->Open(peer_).status(), why);
   EXPECT_TRUE(connector_.attempts.empty());
-  EXPECT_EQ(table_->connection_count(), 0u);
+  EXPECT_EQ(pool_->connection_count(), 0u);
 }
 
 }  // namespace

@@ -58,8 +58,8 @@ class PeerFetcherTest : public TransferContextTest {
   }
   // Requests that the client of the producer has.
   size_t Asked() {
-    const auto client = peers_->ClientOf(kProducer);
-    return client == nullptr ? 0 : client->InnerTableSizes()["client.waiting"];
+    const auto requester = peers_->RequesterOf(kProducer);
+    return requester == nullptr ? 0 : requester->InnerTableSizes()["requester.waiting"];
   }
 
   static std::shared_ptr<RecordingControlChannel> Open(ControlHandler& handler) {
@@ -120,7 +120,7 @@ TEST_F(PeerFetcherTest, RequestWhileTheConnectionIsOpened_FollowsThoseThatWait) 
   std::vector<std::shared_ptr<RemoteFetch>> fetches;
   for (const char* edge : {"a", "b"}) fetches.push_back(Fetch(edge));
   connector_.during_connect = [&] {
-    ASSERT_NE(peers_->ClientOf(kProducer), nullptr);
+    ASSERT_NE(peers_->RequesterOf(kProducer), nullptr);
     fetches.push_back(Fetch("c"));
   };
   Resolve(Producer());
@@ -135,7 +135,7 @@ TEST_F(PeerFetcherTest, PeerConnectsDuringTheResolution_RequestFollowsThoseThatW
   fetches.push_back(Fetch("a"));
   const std::shared_ptr<ControlHandler> handler = peers_->Serve(kProducer);
   const auto channel = Open(*handler);
-  ASSERT_NE(peers_->ClientOf(kProducer), nullptr);
+  ASSERT_NE(peers_->RequesterOf(kProducer), nullptr);
   fetches.push_back(Fetch("b"));
   Resolve(Producer());
   fetches.push_back(Fetch("c"));
@@ -216,16 +216,16 @@ TEST_F(PeerFetcherTest, PeerWasRestarted_ItsNewIncarnationIsResolved) {
   ++restarted.peer.incarnation;
   Resolve(restarted);
   EXPECT_EQ(Asked(), 1u);
-  const auto client = peers_->ClientOf(restarted.peer);
-  ASSERT_NE(client, nullptr);
-  EXPECT_EQ(client->InnerTableSizes()["client.waiting"], 1u);
+  const auto requester = peers_->RequesterOf(restarted.peer);
+  ASSERT_NE(requester, nullptr);
+  EXPECT_EQ(requester->InnerTableSizes()["requester.waiting"], 1u);
   // The former one is given up, and the new one is not.
   peers_->Forget(kProducer.node_id, absl::UnavailableError("node 1 was restarted"),
                  restarted.peer.incarnation);
   while (connector_.Step()) continue;
   EXPECT_EQ(statuses_.size(), 1u);
-  EXPECT_EQ(peers_->ClientOf(kProducer), nullptr);
-  EXPECT_EQ(peers_->ClientOf(restarted.peer), client);
+  EXPECT_EQ(peers_->RequesterOf(kProducer), nullptr);
+  EXPECT_EQ(peers_->RequesterOf(restarted.peer), requester);
 }
 
 TEST_F(PeerFetcherTest, TasksThatAreNoNodes_AreNotResolved) {

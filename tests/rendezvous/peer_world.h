@@ -117,9 +117,9 @@ class World final {
     TransportList transports;
     TransferContext context;
     std::unique_ptr<FakeConnector> connector;
-    std::shared_ptr<PeerConnectionPool> table;
+    std::shared_ptr<PeerConnectionPool> pool;
     // The node that requests.
-    std::shared_ptr<TensorRequester> client;
+    std::shared_ptr<TensorRequester> requester;
   };
   // The node that has the value.
   static int SourceOf(uint64_t number) { return static_cast<int>(number % 2); }
@@ -180,7 +180,7 @@ class World final {
     args.destination = receive->destination;
     ++receives_;
     open_.push_back(receive);
-    receive->fetch = processes_[1 - SourceOf(number)].client->Request(
+    receive->fetch = processes_[1 - SourceOf(number)].requester->Request(
         kStep, Key(number), args, [this, receive](absl::Status status, Received received) {
           OnReceived(*receive, status, std::move(received));
         });
@@ -227,14 +227,14 @@ class World final {
     is_clean_ = wire_ != nullptr;
     state_->early_releases = 0;
     for (Process& process : processes_) {
-      process.table = std::make_shared<PeerConnectionPool>(process.context);
+      process.pool = std::make_shared<PeerConnectionPool>(process.context);
       process.connector = std::make_unique<FakeConnector>();
-      process.table->set_connector(process.connector.get());
+      process.pool->set_connector(process.connector.get());
     }
     for (int i = 0; i < 2; ++i) {
       Endpoint other;
       other.peer = kPeers[1 - i];
-      processes_[i].client = *processes_[i].table->Open(other);
+      processes_[i].requester = *processes_[i].pool->Open(other);
     }
     wire_ = std::make_unique<FaultyWire>(random_(), faults);
     // Some request before there is a control channel.
@@ -248,7 +248,7 @@ class World final {
     // The other's attempt never gets anywhere.
     const int opener = static_cast<int>(random_() % 2);
     wire_->Open(processes_[opener].connector->Take(1), kPeers[opener],
-                processes_[1 - opener].table->Accept(kPeers[opener]), kPeers[1 - opener]);
+                processes_[1 - opener].pool->Accept(kPeers[opener]), kPeers[1 - opener]);
     for (int i = 0; i < kActions; ++i) {
       switch (random_() % 8) {
         case 0:
@@ -281,10 +281,10 @@ class World final {
     }
     switch (random_() % 3) {
       case 0:
-        processes_[1].table->Forget(1, absl::UnavailableError("node 1 was given up by the test"));
+        processes_[1].pool->Forget(1, absl::UnavailableError("node 1 was given up by the test"));
         break;
       case 1:
-        processes_[0].table->Close(absl::CancelledError("this process is leaving"));
+        processes_[0].pool->Close(absl::CancelledError("this process is leaving"));
         break;
       default:
         wire_->Break();
@@ -295,8 +295,8 @@ class World final {
     for (Process& process : processes_) process.connector->Advance(absl::Minutes(1));
     Settle();
     for (Process& process : processes_) {
-      process.table->Forget(1, absl::UnavailableError("node 1 was given up by the test"));
-      process.table->Forget(2, absl::UnavailableError("node 2 was given up by the test"));
+      process.pool->Forget(1, absl::UnavailableError("node 1 was given up by the test"));
+      process.pool->Forget(2, absl::UnavailableError("node 2 was given up by the test"));
     }
     Settle();
     CheckEnded();
@@ -318,12 +318,12 @@ class World final {
     EXPECT_EQ(state_->lent.size(), state_->viewed.size()) << "a producer keeps what was received";
     size_t views = 0;
     for (Process& process : processes_) {
-      TableSizes sizes = process.table->InnerTableSizes();
-      views += sizes["server.views"];
-      EXPECT_EQ(sizes["server.views"], sizes["server.offered"]);
-      EXPECT_EQ(NonEmptyTables(sizes, {"peers.", "server.views", "server.offered"}), "");
+      TableSizes sizes = process.pool->InnerTableSizes();
+      views += sizes["responder.views"];
+      EXPECT_EQ(sizes["responder.views"], sizes["responder.exposed"]);
+      EXPECT_EQ(NonEmptyTables(sizes, {"peers.", "responder.views", "responder.exposed"}), "");
       EXPECT_EQ(sizes["peers.pairs"], 1u);
-      EXPECT_EQ(sizes["peers.silent"], 0u);
+      EXPECT_EQ(sizes["peers.pending_hellos"], 0u);
     }
     EXPECT_EQ(views, state_->viewed.size());
   }
@@ -335,23 +335,24 @@ class World final {
     EXPECT_TRUE(state_->lent.empty()) << "a producer keeps what nobody will take";
     EXPECT_EQ(state_->halves, state_->aborted_halves);
     for (Process& process : processes_) {
-      EXPECT_TRUE(process.client->has_ended());
-      EXPECT_TRUE(process.client->is_over());
-      EXPECT_EQ(process.table->unfinished_sends(), 0u);
-      EXPECT_EQ(process.table->connection_count(), 0u);
+      EXPECT_TRUE(process.requester->has_ended());
+      EXPECT_TRUE(process.requester->is_over());
+      EXPECT_EQ(process.pool->unfinished_sends(), 0u);
+      EXPECT_EQ(process.pool->connection_count(), 0u);
       // These two keep the entries of the control channel that ended last, until the next one ends.
-      EXPECT_EQ(NonEmptyTables(process.table->InnerTableSizes(), {"peers.past", "peers.ended"}),
+      EXPECT_EQ(NonEmptyTables(process.pool->InnerTableSizes(),
+                               {"peers.last_connections", "peers.ended"}),
                 "");
       // Requests other than those whose values are no longer requested.
       process.manager.ForEachPending(absl::ZeroDuration(), [](const PendingStepOp& op) {
         EXPECT_EQ(op.side, PendingStepOp::Side::kSend) << "a request outlives its connection";
       });
       bool has_ended = false;
-      process.client->Request(kStep, Key(0), {},
-                              [&has_ended](const absl::Status& status, const Received&) {
-                                EXPECT_FALSE(status.ok());
-                                has_ended = true;
-                              });
+      process.requester->Request(kStep, Key(0), {},
+                                 [&has_ended](const absl::Status& status, const Received&) {
+                                   EXPECT_FALSE(status.ok());
+                                   has_ended = true;
+                                 });
       EXPECT_TRUE(has_ended);
     }
     if (!is_head_damaged()) {

@@ -199,19 +199,19 @@ TEST_F(Bounds, SeveralValuesAreLost_TheFirstReasonIsKept) {
   ASSERT_TRUE(aborted->Send(From(0), Value("untaken")).ok());
   aborted->StartAbort(absl::InternalError("first"));
   aborted->StartAbort(absl::AbortedError("second"));
-  EXPECT_EQ(aborted->lost(), absl::InternalError("first")) << "it is the cause, and no copy";
+  EXPECT_EQ(aborted->send_status(), absl::InternalError("first")) << "it is the cause, and no copy";
   const auto failed = begin(2);
   ASSERT_TRUE(failed->Send(From(0), Value("untaken")).ok());
   failed->RecordSendFailure(absl::UnavailableError("first"));
   failed->FailTask(here_, absl::AbortedError("second"));
   ASSERT_TRUE(failed->Send(From(0), Value("untaken")).ok());
   failed->StartAbort(absl::AbortedError("third"));
-  EXPECT_EQ(failed->lost(), absl::UnavailableError("first"));
+  EXPECT_EQ(failed->send_status(), absl::UnavailableError("first"));
   // Nothing was sent here: nothing is lost.
   const auto waiting = begin(3);
   waiting->RecvLocalAsync(From(0), {}, results_.Writer());
   waiting->StartAbort(absl::AbortedError("first"));
-  EXPECT_TRUE(waiting->lost().ok()) << waiting->lost();
+  EXPECT_TRUE(waiting->send_status().ok()) << waiting->send_status();
 }
 
 // A step may be closed by several callers, and is listed once among those that are over.
@@ -240,7 +240,7 @@ TEST_F(Bounds, StepIsOver_NothingBegins) {
     EXPECT_EQ(step->operations().count(), 0u);
   }
   manager_.RecordSendFailure(1, From(0), absl::UnavailableError("late"));
-  EXPECT_TRUE(step->lost().ok()) << step->lost();
+  EXPECT_TRUE(step->send_status().ok()) << step->send_status();
   EXPECT_EQ(manager_.step_count(), 0u);
 }
 

@@ -342,7 +342,7 @@ TEST_F(Remote, ReceiveIsEnded_LostValueIsAlreadyRecorded) {
     std::vector<bool> is_recorded;
     for (const RendezvousKey& key : {KeyOf(1, 0), KeyOf(1, 0, "f")}) {
       step->RecvAsync(key, {}, [&](const absl::Status&, const Received&) {
-        is_recorded.push_back(!step->lost().ok());
+        is_recorded.push_back(!step->send_status().ok());
       });
     }
     if (is_abort) {
@@ -445,11 +445,11 @@ TEST_F(Remote, ValueForADeadTaskIsReportedAsLost) {
   const auto step = Begin(1);
   ASSERT_TRUE(step->Send(KeyOf(0, 2, "for the living"), Bytes(10)).ok());
   manager_.FailTask(Task(1), absl::UnavailableError("task 1 has died"));
-  EXPECT_TRUE(step->lost().ok());
+  EXPECT_TRUE(step->send_status().ok());
   manager_.FailTask(Task(2), absl::UnavailableError("task 2 has died"));
-  EXPECT_EQ(step->lost().code(), absl::StatusCode::kUnavailable);
-  EXPECT_THAT(std::string(step->lost().message()), HasSubstr("task 2 has died"));
-  EXPECT_THAT(std::string(step->lost().message()), HasSubstr("for the living"));
+  EXPECT_EQ(step->send_status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(step->send_status().message()), HasSubstr("task 2 has died"));
+  EXPECT_THAT(std::string(step->send_status().message()), HasSubstr("for the living"));
 }
 
 TEST_F(Remote, FetchHasADeadlineToo) {

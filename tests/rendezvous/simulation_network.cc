@@ -124,7 +124,7 @@ void Network::Finish(const CallPtr& call) {
   std::move(call->done)(std::move(call->status), std::move(call->received));
 }
 
-void Network::Lose(int server) {
+void Network::CloseConnectionsOf(int server) {
   for (const CallPtr& call : calls_) {
     if (call->server != server || call->state >= Call::State::kLost) continue;
     if (call->received.tensor.is_valid()) --carried_tensors_;

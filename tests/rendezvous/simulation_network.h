@@ -71,7 +71,7 @@ class Network final {
   // The request could not go out.
   void Refuse(const CallPtr& call);
   // The worker has ended, with its messages in flight. Peers that wait for it are notified later.
-  void Lose(int server);
+  void CloseConnectionsOf(int server);
   // Every call that is over for the client was called off.
   void Check();
 

@@ -141,7 +141,7 @@ void WorkersSimulation::Die(Worker& worker) {
   Log(absl::StrCat(IndexOf(worker), " dies, and comes back"));
   ++ledger_.report().deaths;
   may_nest_ = false;
-  network_.Lose(IndexOf(worker));
+  network_.CloseConnectionsOf(IndexOf(worker));
   for (const auto& [step_id, model] : worker.steps) {
     model->Abort(Error(StatusCode::kAborted, "Shutdown"));
   }

@@ -74,7 +74,7 @@ void WorkersSimulation::Stop() {
   // Workers that have ended are still answered, or the caller is notified that they have.
   for (Worker& worker : workers_) {
     if (dice_.Chance(50)) continue;
-    network_.Lose(IndexOf(worker));
+    network_.CloseConnectionsOf(IndexOf(worker));
     worker.manager.reset();
   }
   while (!ledger_.is_violated() && network_.Deliver()) {

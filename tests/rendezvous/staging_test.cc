@@ -37,7 +37,7 @@ class StagingTest : public TensorResponderTest {
     };
   }
   ~StagingTest() override {
-    server_->OnClosed(absl::UnavailableError("over"));
+    responder_->OnClosed(absl::UnavailableError("over"));
     gpus_->Stop();
   }
 
@@ -60,11 +60,11 @@ TEST_F(StagingTest, SmallTensorOfAGpu_IsOffTheListWhenItsDescriptorIsSent) {
   ASSERT_TRUE(is_told_.WaitForNotificationWithTimeout(kNever));
   // The thread that has sent it removes it next.
   const absl::Time give_up = SteadyClock().Now() + kNever;
-  while (NonEmptyTables(server_->InnerTableSizes()) != "" && SteadyClock().Now() < give_up) {
+  while (NonEmptyTables(responder_->InnerTableSizes()) != "" && SteadyClock().Now() < give_up) {
     absl::SleepFor(absl::Milliseconds(1));
   }
-  EXPECT_EQ(NonEmptyTables(server_->InnerTableSizes()), "");
-  EXPECT_EQ(server_->unfinished(), 0u);
+  EXPECT_EQ(NonEmptyTables(responder_->InnerTableSizes()), "");
+  EXPECT_EQ(responder_->unfinished(), 0u);
 }
 
 // No peer can have received a tensor that is still being copied out of a GPU's memory. An ACK for
@@ -84,10 +84,10 @@ TEST_F(StagingTest, AckForATensorThatIsBeingStaged_IsIgnored) {
   absl::StatusOr<Tensor> tensor = gpus_->Allocate(0, DataType::kUint8, *Shape::Create({100}));
   ASSERT_TRUE(tensor.ok()) << tensor.status();
   ASSERT_TRUE(step_->Send(key, cuda::WithReady(*std::move(tensor), *ready)).ok());
-  EXPECT_EQ(server_->unfinished(), 1u);
+  EXPECT_EQ(responder_->unfinished(), 1u);
   EXPECT_TRUE(
       Hear([](ControlChannel& channel) { return SendId(channel, PeerMessageType::kAck, 1); }).ok());
-  EXPECT_EQ(server_->unfinished(), 1u);
+  EXPECT_EQ(responder_->unfinished(), 1u);
   held.Go();
   EXPECT_TRUE(is_told_.WaitForNotificationWithTimeout(kNever));
 }
@@ -109,11 +109,11 @@ TEST_F(StagingTest, ChannelClosesBeforeATensorIsStaged_ItIsLostAtOnce) {
               }).ok());
   absl::StatusOr<Tensor> tensor = gpus_->Allocate(0, DataType::kUint8, *Shape::Create({100}));
   ASSERT_TRUE(tensor.ok()) << tensor.status();
-  state_->on_cost = [this] { server_->OnClosed(absl::UnavailableError("the peer is gone")); };
+  state_->on_cost = [this] { responder_->OnClosed(absl::UnavailableError("the peer is gone")); };
   ASSERT_TRUE(step_->Send(key, cuda::WithReady(*std::move(tensor), *ready)).ok());
   ASSERT_EQ(state_->on_cost, nullptr);
-  EXPECT_EQ(step_->lost().code(), absl::StatusCode::kUnavailable) << step_->lost();
-  EXPECT_EQ(NonEmptyTables(server_->InnerTableSizes()), "");
+  EXPECT_EQ(step_->send_status().code(), absl::StatusCode::kUnavailable) << step_->send_status();
+  EXPECT_EQ(NonEmptyTables(responder_->InnerTableSizes()), "");
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 
 #include "tests/rendezvous/peer_world.h"
 #include "tests/rendezvous/recording_control_channel.h"
+#include "transport/eager_threshold.h"
 
 namespace ferry {
 namespace {
@@ -22,15 +23,15 @@ class TensorRequesterTest : public ::testing::Test {
     context_.transports = &transports_;
     Endpoint producer;
     producer.peer = kProducer;
-    client_ = std::make_shared<TensorRequester>(context_, producer);
+    requester_ = std::make_shared<TensorRequester>(context_, producer);
   }
-  ~TensorRequesterTest() override { client_->OnClosed(absl::UnavailableError("over")); }
+  ~TensorRequesterTest() override { requester_->OnClosed(absl::UnavailableError("over")); }
 
   std::shared_ptr<RemoteFetch> Request() {
     const RendezvousKey key = *RendezvousKey::Parse(
         RendezvousKey::Text("/job:worker/replica:0/task:1/device:CPU:0", kProducer.incarnation,
                             "/job:worker/replica:0/task:2/device:CPU:0", "edge"));
-    return client_->Request(kStep, key, {}, [this](const absl::Status& status, const Received&) {
+    return requester_->Request(kStep, key, {}, [this](const absl::Status& status, const Received&) {
       ++ended_;
       status_ = status;
     });
@@ -44,20 +45,21 @@ class TensorRequesterTest : public ::testing::Test {
     rts.header = {DataType::kUint8, *Shape::Create({8}), 8};
     rts.body = body;
     EXPECT_TRUE(SendReadyToSend(channel, rts, {}).ok());
-    return client_->OnFrame(static_cast<uint16_t>(PeerMessageType::kReadyToSend), channel.bodies[0],
-                            {});
+    return requester_->OnFrame(static_cast<uint16_t>(PeerMessageType::kReadyToSend),
+                               channel.bodies[0], {});
   }
   absl::Status Refusal(uint64_t id) {
     RecordingControlChannel channel(kProducer);
     EXPECT_TRUE(SendError(channel, {id, absl::CancelledError("cancelled")}).ok());
-    return client_->OnFrame(static_cast<uint16_t>(PeerMessageType::kError), channel.bodies[0], {});
+    return requester_->OnFrame(static_cast<uint16_t>(PeerMessageType::kError), channel.bodies[0],
+                               {});
   }
 
   std::shared_ptr<FaultyTransportState> state_ =
       std::make_shared<FaultyTransportState>(1, TransportFaults{});
   TransportList transports_;
   TransferContext context_;
-  std::shared_ptr<TensorRequester> client_;
+  std::shared_ptr<TensorRequester> requester_;
   std::shared_ptr<RecordingControlChannel> channel_ =
       std::make_shared<RecordingControlChannel>(kProducer);
   int ended_ = 0;
@@ -70,20 +72,20 @@ TEST_F(TensorRequesterTest, CancelsRequestsThatAreCancelledWhileBeingSent) {
   channel_->on_send = [&fetch](PeerMessageType type) {
     if (type == PeerMessageType::kRequest) fetch->Cancel();
   };
-  client_->OnOpen(channel_, DescribeTransports(transports_));
+  requester_->OnOpen(channel_, DescribeTransports(transports_));
   EXPECT_EQ(ended_, 1);
   EXPECT_EQ(channel_->types, (std::vector{PeerMessageType::kRequest, PeerMessageType::kCancel}));
 }
 
 TEST_F(TensorRequesterTest, RequestIsNotCancelledBeforeItHasBegun) {
   Request()->Cancel();
-  client_->OnOpen(channel_, DescribeTransports(transports_));
+  requester_->OnOpen(channel_, DescribeTransports(transports_));
   EXPECT_TRUE(channel_->types.empty());
 }
 
 // It would return the lease of a view that is still in use.
 TEST_F(TensorRequesterTest, SecondDescriptorEndsTheChannel) {
-  client_->OnOpen(channel_, DescribeTransports(transports_));
+  requester_->OnOpen(channel_, DescribeTransports(transports_));
   Request();
   EXPECT_TRUE(SendRts(1).ok());
   EXPECT_EQ(ended_, 1);
@@ -95,16 +97,18 @@ TEST_F(TensorRequesterTest, SecondDescriptorEndsTheChannel) {
 // uses TCP; tests of processes see the name of the one that does.
 TEST_F(TensorRequesterTest, LargeInlineTensorWithARequiredTransport_IsRefused) {
   context_.policy.require = "copies";
-  client_->OnOpen(channel_, DescribeTransports(transports_));
+  requester_->OnOpen(channel_, DescribeTransports(transports_));
   Request();
   RecordingControlChannel channel(kProducer);
   ReadyToSendMessage rts;
   rts.id = 1;
-  rts.header = {DataType::kUint8, *Shape::Create({kInlineUnasked + 1}), kInlineUnasked + 1};
-  rts.body = std::string(kInlineUnasked + 1, 'x');
+  rts.header = {DataType::kUint8, *Shape::Create({kEagerMaxTcpForbidden + 1}),
+                kEagerMaxTcpForbidden + 1};
+  rts.body = std::string(kEagerMaxTcpForbidden + 1, 'x');
   ASSERT_TRUE(SendReadyToSend(channel, rts, {}).ok());
   EXPECT_TRUE(
-      client_->OnFrame(static_cast<uint16_t>(PeerMessageType::kReadyToSend), channel.bodies[0], {})
+      requester_
+          ->OnFrame(static_cast<uint16_t>(PeerMessageType::kReadyToSend), channel.bodies[0], {})
           .ok());
   EXPECT_EQ(ended_, 1);
   EXPECT_EQ(status_.code(), absl::StatusCode::kFailedPrecondition);
@@ -115,7 +119,7 @@ TEST_F(TensorRequesterTest, LargeInlineTensorWithARequiredTransport_IsRefused) {
 
 // A peer that does not check its data: the tensor is refused, and the control channel stays open.
 TEST_F(TensorRequesterTest, BooleansThatAreNeither0Nor1_AreRefusedAndTheChannelStays) {
-  client_->OnOpen(channel_, DescribeTransports(transports_));
+  requester_->OnOpen(channel_, DescribeTransports(transports_));
   for (const char* const body : {"\0\1\2\1", "\0\1\0\1"}) {
     const uint64_t id = static_cast<uint64_t>(ended_ + 1);
     Request();
@@ -126,7 +130,7 @@ TEST_F(TensorRequesterTest, BooleansThatAreNeither0Nor1_AreRefusedAndTheChannelS
     rts.body = {body, 4};
     ASSERT_TRUE(SendReadyToSend(channel, rts, {}).ok());
     EXPECT_TRUE(
-        client_
+        requester_
             ->OnFrame(static_cast<uint16_t>(PeerMessageType::kReadyToSend), channel.bodies[0], {})
             .ok());
     EXPECT_EQ(ended_, static_cast<int>(id));
@@ -137,12 +141,12 @@ TEST_F(TensorRequesterTest, BooleansThatAreNeither0Nor1_AreRefusedAndTheChannelS
         << status_;
   }
   EXPECT_TRUE(status_.ok()) << status_;
-  EXPECT_FALSE(client_->has_ended());
+  EXPECT_FALSE(requester_->has_ended());
 }
 
 // The receiver's callback would run while its buffer is being written.
 TEST_F(TensorRequesterTest, ErrorWhileATensorIsInFlight_IsDelayed) {
-  client_->OnOpen(channel_, DescribeTransports(transports_));
+  requester_->OnOpen(channel_, DescribeTransports(transports_));
   Request();
   // Never to be completed.
   state_->faults.never = 1000;
@@ -157,7 +161,7 @@ TEST_F(TensorRequesterTest, ErrorWhileATensorIsInFlight_IsDelayed) {
 }
 
 TEST_F(TensorRequesterTest, CancelledRequestIsAnsweredOnceAndNotReported) {
-  client_->OnOpen(channel_, DescribeTransports(transports_));
+  requester_->OnOpen(channel_, DescribeTransports(transports_));
   Request()->Cancel();
   EXPECT_EQ(ended_, 1);
   EXPECT_TRUE(Refusal(1).ok());
@@ -171,7 +175,7 @@ TEST_F(TensorRequesterTest, CancelledRequestIsAnsweredOnceAndNotReported) {
 
 // Where it ends the control channel, too: the sender of a view would take that for taken.
 TEST_F(TensorRequesterTest, RejectionIsTheLastMessage) {
-  client_->OnOpen(channel_, DescribeTransports(transports_));
+  requester_->OnOpen(channel_, DescribeTransports(transports_));
   Request();
   EXPECT_TRUE(SendRts(1, 1, "nonsense").ok());
   EXPECT_EQ(ended_, 1);
@@ -183,14 +187,14 @@ TEST_F(TensorRequesterTest, RejectionIsTheLastMessage) {
 // A receiver may leave the job as soon as it gets the error; its producer would count the value as
 // received.
 TEST_F(TensorRequesterTest, TensorDoesNotFit_RejectedIsSentBeforeTheReceiverIsCalled) {
-  client_->OnOpen(channel_, DescribeTransports(transports_));
+  requester_->OnOpen(channel_, DescribeTransports(transports_));
   const RendezvousKey key = *RendezvousKey::Parse(
       RendezvousKey::Text("/job:worker/replica:0/task:1/device:CPU:0", kProducer.incarnation,
                           "/job:worker/replica:0/task:2/device:CPU:0", "edge"));
   RecvArgs args;
   args.destination = *Tensor::Allocate(DataType::kDouble, *Shape::Create({8}));
   PeerMessageType last = PeerMessageType::kRequest;
-  client_->Request(kStep, key, args, [&](const absl::Status& status, const Received&) {
+  requester_->Request(kStep, key, args, [&](const absl::Status& status, const Received&) {
     status_ = status;
     last = channel_->types.back();
   });
@@ -202,7 +206,7 @@ TEST_F(TensorRequesterTest, TensorDoesNotFit_RejectedIsSentBeforeTheReceiverIsCa
 // The rest of the buffer would hold its former bytes, or the tensor's bytes would go beyond it; of
 // equal size, other elements.
 TEST_F(TensorRequesterTest, TensorOfAnotherSizeOrType_IsRejectedOnEachPath) {
-  client_->OnOpen(channel_, DescribeTransports(transports_));
+  requester_->OnOpen(channel_, DescribeTransports(transports_));
   const RendezvousKey key = *RendezvousKey::Parse(
       RendezvousKey::Text("/job:worker/replica:0/task:1/device:CPU:0", kProducer.incarnation,
                           "/job:worker/replica:0/task:2/device:CPU:0", "edge"));
@@ -219,8 +223,8 @@ TEST_F(TensorRequesterTest, TensorOfAnotherSizeOrType_IsRejectedOnEachPath) {
       RecvArgs args;
       args.destination = destination;
       status_ = absl::OkStatus();
-      client_->Request(kStep, key, args,
-                       [&](const absl::Status& status, const Received&) { status_ = status; });
+      requester_->Request(kStep, key, args,
+                          [&](const absl::Status& status, const Received&) { status_ = status; });
       EXPECT_TRUE(SendRts(++id, transport, transport == 0 ? "12345678" : copied).ok());
       EXPECT_EQ(status_.code(), absl::StatusCode::kInvalidArgument)
           << status_ << ": transport " << int{transport} << ", " << destination.bytes() << " bytes";
@@ -232,8 +236,8 @@ TEST_F(TensorRequesterTest, TensorOfAnotherSizeOrType_IsRejectedOnEachPath) {
     RecvArgs args;
     args.destination = *Tensor::Allocate(DataType::kUint8, *Shape::Create({2, 4}));
     status_ = absl::UnknownError("not called");
-    client_->Request(kStep, key, args,
-                     [&](const absl::Status& status, const Received&) { status_ = status; });
+    requester_->Request(kStep, key, args,
+                        [&](const absl::Status& status, const Received&) { status_ = status; });
     EXPECT_TRUE(SendRts(++id, transport, transport == 0 ? "12345678" : copied).ok());
     EXPECT_TRUE(status_.ok()) << status_;
   }
@@ -241,7 +245,7 @@ TEST_F(TensorRequesterTest, TensorOfAnotherSizeOrType_IsRejectedOnEachPath) {
 
 // A number beyond the last would be looked up behind the list.
 TEST_F(TensorRequesterTest, UnknownTransport_EndsTheChannelAndNoRequest) {
-  client_->OnOpen(channel_, DescribeTransports(transports_));
+  requester_->OnOpen(channel_, DescribeTransports(transports_));
   Request();
   EXPECT_EQ(SendRts(1, 2, "body").code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(SendRts(1, 255, "body").code(), absl::StatusCode::kInvalidArgument);
@@ -249,7 +253,7 @@ TEST_F(TensorRequesterTest, UnknownTransport_EndsTheChannelAndNoRequest) {
   for (const uint8_t transport : {1, 2, 255}) {
     RecordingControlChannel channel(kProducer);
     ASSERT_TRUE(SendSenderControl(channel, {transport, "body"}, {}).ok());
-    const absl::Status status = client_->OnFrame(
+    const absl::Status status = requester_->OnFrame(
         static_cast<uint16_t>(PeerMessageType::kSenderControl), channel.bodies[0], {});
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     EXPECT_EQ(status.message() == "this transport has no control messages from senders",
@@ -261,7 +265,7 @@ TEST_F(TensorRequesterTest, UnknownTransport_EndsTheChannelAndNoRequest) {
 // A copy that cannot be fetched is requested again, twice if necessary; the last one is the value,
 // and its producer is notified of it once.
 TEST_F(TensorRequesterTest, CopyThatSucceedsAtTheThirdAttempt_IsRequestedTwice) {
-  client_->OnOpen(channel_, DescribeTransports(transports_));
+  requester_->OnOpen(channel_, DescribeTransports(transports_));
   Request();
   state_->lent.emplace(1, *Tensor::Allocate(DataType::kUint8, *Shape::Create({8})));
   const std::string body =
@@ -278,29 +282,29 @@ TEST_F(TensorRequesterTest, CopyThatSucceedsAtTheThirdAttempt_IsRequestedTwice) 
   EXPECT_TRUE(status_.ok()) << status_;
   EXPECT_EQ(channel_->types, (std::vector{PeerMessageType::kRequest, PeerMessageType::kRetry,
                                           PeerMessageType::kRetry, PeerMessageType::kAck}));
-  EXPECT_EQ(NonEmptyTables(client_->InnerTableSizes()), "");
+  EXPECT_EQ(NonEmptyTables(requester_->InnerTableSizes()), "");
 }
 
 // The reason for which this side ended the control channel, and not the kernel's error.
 TEST_F(TensorRequesterTest, ClosedForAReason_RequestsEndWithItAndNoneBegins) {
-  client_->OnOpen(channel_, DescribeTransports(transports_));
+  requester_->OnOpen(channel_, DescribeTransports(transports_));
   Request();
-  client_->Close(absl::DataLossError("the first reason"));
+  requester_->Close(absl::DataLossError("the first reason"));
   EXPECT_EQ(channel_->refusal.code(), absl::StatusCode::kDataLoss);
   EXPECT_EQ(Request(), nullptr);
   EXPECT_EQ(ended_, 1);
   EXPECT_EQ(status_.code(), absl::StatusCode::kDataLoss);
-  client_->Close(absl::InternalError("a second"));
+  requester_->Close(absl::InternalError("a second"));
   EXPECT_EQ(channel_->refusal.code(), absl::StatusCode::kDataLoss);
-  EXPECT_FALSE(client_->is_over());
-  client_->OnClosed(absl::UnavailableError("closed by the peer"));
-  EXPECT_TRUE(client_->is_over());
+  EXPECT_FALSE(requester_->is_over());
+  requester_->OnClosed(absl::UnavailableError("closed by the peer"));
+  EXPECT_TRUE(requester_->is_over());
   EXPECT_EQ(ended_, 2);
   EXPECT_EQ(status_.code(), absl::StatusCode::kDataLoss);
   EXPECT_NE(status_.message().find("the first reason (while it was asked for a value)"),
             std::string::npos)
       << status_;
-  EXPECT_EQ(NonEmptyTables(client_->InnerTableSizes()), "");
+  EXPECT_EQ(NonEmptyTables(requester_->InnerTableSizes()), "");
 }
 
 // A key that fits in no message ends its request, and neither the others' nor the control channel.
@@ -309,7 +313,7 @@ TEST_F(TensorRequesterTest, KeyIsTooLong_TheOtherRequestsAreSent) {
     const RendezvousKey key = *RendezvousKey::Parse(RendezvousKey::Text(
         "/job:worker/replica:0/task:1/device:CPU:0", kProducer.incarnation,
         "/job:worker/replica:0/task:2/device:CPU:0", std::string(edge_bytes, 'e')));
-    client_->Request(kStep, key, {}, [this](const absl::Status& status, const Received&) {
+    requester_->Request(kStep, key, {}, [this](const absl::Status& status, const Received&) {
       ++ended_;
       status_ = status;
     });
@@ -317,7 +321,7 @@ TEST_F(TensorRequesterTest, KeyIsTooLong_TheOtherRequestsAreSent) {
   request(1);
   request(kMaxKeyBytes);
   request(1);
-  client_->OnOpen(channel_, DescribeTransports(transports_));
+  requester_->OnOpen(channel_, DescribeTransports(transports_));
   EXPECT_EQ(ended_, 1);
   EXPECT_EQ(status_.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(channel_->types, (std::vector{PeerMessageType::kRequest, PeerMessageType::kRequest}));
@@ -325,7 +329,7 @@ TEST_F(TensorRequesterTest, KeyIsTooLong_TheOtherRequestsAreSent) {
   // And when there is a control channel already.
   request(kMaxKeyBytes);
   EXPECT_EQ(ended_, 2);
-  EXPECT_EQ(client_->InnerTableSizes()["client.waiting"], 2u);
+  EXPECT_EQ(requester_->InnerTableSizes()["requester.waiting"], 2u);
   EXPECT_TRUE(channel_->refusal.ok()) << channel_->refusal;
 }
 

@@ -33,18 +33,18 @@ class TensorResponderTest : public TransferContextTest {
     EXPECT_TRUE(step_->Initialize({.job = "worker", .replica = 0, .task = kProducer.node_id}).ok());
     Open(/*sends_checksums=*/false);
   }
-  ~TensorResponderTest() override { server_->OnClosed(absl::UnavailableError("over")); }
+  ~TensorResponderTest() override { responder_->OnClosed(absl::UnavailableError("over")); }
 
   void Open(bool sends_checksums) {
-    if (server_ != nullptr) server_->OnClosed(absl::UnavailableError("over"));
+    if (responder_ != nullptr) responder_->OnClosed(absl::UnavailableError("over"));
     Endpoint consumer;
     consumer.peer = kConsumer;
     consumer.transports = DescribeTransports(transports_);
-    server_ = std::make_shared<TensorResponder>(
+    responder_ = std::make_shared<TensorResponder>(
         context_, consumer, sends_checksums, "",
         std::make_shared<LatencyProbe>(clock_, transports_.size()));
     channel_ = std::make_shared<RecordingControlChannel>(kConsumer);
-    server_->OnOpen(channel_);
+    responder_->OnOpen(channel_);
   }
   static RendezvousKey KeyOf(const std::string& name, uint64_t incarnation = kProducer.incarnation,
                              int consumer = kConsumer.node_id) {
@@ -56,7 +56,7 @@ class TensorResponderTest : public TransferContextTest {
   absl::Status Hear(absl::FunctionRef<absl::Status(ControlChannel&)> send) {
     RecordingControlChannel consumer(kProducer);
     EXPECT_TRUE(send(consumer).ok());
-    return server_->OnFrame(static_cast<uint16_t>(consumer.types[0]), consumer.bodies[0], {});
+    return responder_->OnFrame(static_cast<uint16_t>(consumer.types[0]), consumer.bodies[0], {});
   }
   // A value that is requested, and sent or dead.
   void Transfer(const std::string& name, DataType dtype, int64_t elements, bool may_reject,
@@ -64,7 +64,8 @@ class TensorResponderTest : public TransferContextTest {
     const RendezvousKey key = KeyOf(name);
     RecordingControlChannel asker(kProducer);
     ASSERT_TRUE(SendRequest(asker, {++id_, kStep, may_reject, key.text()}).ok());
-    ASSERT_TRUE(server_->OnFrame(static_cast<uint16_t>(asker.types[0]), asker.bodies[0], {}).ok());
+    ASSERT_TRUE(
+        responder_->OnFrame(static_cast<uint16_t>(asker.types[0]), asker.bodies[0], {}).ok());
     Tensor tensor;
     if (!is_dead) {
       const Shape shape = *Shape::Create({elements});
@@ -76,22 +77,22 @@ class TensorResponderTest : public TransferContextTest {
   // And expects a PING for it.
   std::optional<uint64_t> StartFlush() {
     const size_t frames = channel_->types.size();
-    const std::optional<uint64_t> flush = server_->StartFlush(kStep);
+    const std::optional<uint64_t> flush = responder_->StartFlush(kStep);
     EXPECT_EQ(channel_->types.size(), frames + (flush ? 1 : 0));
     return flush;
   }
   bool MustAsk() {
     const std::optional<uint64_t> flush = StartFlush();
     if (!flush) return false;
-    EXPECT_FALSE(server_->IsFlushed(*flush));
-    EXPECT_TRUE(server_->OnFlushed(*DecodeId(channel_->bodies.back())).ok());
-    EXPECT_TRUE(server_->IsFlushed(*flush));
+    EXPECT_FALSE(responder_->IsFlushed(*flush));
+    EXPECT_TRUE(responder_->OnFlushed(*DecodeId(channel_->bodies.back())).ok());
+    EXPECT_TRUE(responder_->IsFlushed(*flush));
     return true;
   }
 
   TransferContext context_;
   std::shared_ptr<RemoteRendezvous> step_;
-  std::shared_ptr<TensorResponder> server_;
+  std::shared_ptr<TensorResponder> responder_;
   std::shared_ptr<RecordingControlChannel> channel_;
   uint64_t id_ = 0;
 };

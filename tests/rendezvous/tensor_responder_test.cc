@@ -56,7 +56,7 @@ TEST_F(TensorResponderFrames, Retry_ReleasesTheFirstAttemptsExport) {
                 return SendId(channel, PeerMessageType::kAck, id_);
               }).ok());
   EXPECT_TRUE(state_->lent.empty());
-  EXPECT_EQ(NonEmptyTables(server_->InnerTableSizes()), "");
+  EXPECT_EQ(NonEmptyTables(responder_->InnerTableSizes()), "");
 }
 
 // A tensor that can never be brought is given up after a bounded number of tries, with nothing
@@ -74,9 +74,9 @@ TEST_F(TensorResponderFrames, RetriesWithoutEnd_AreLostWithTheirReason) {
   }
   EXPECT_EQ(tries, 8);
   EXPECT_EQ(LastRefusal().status.code(), absl::StatusCode::kAborted);
-  EXPECT_EQ(step_->lost().code(), absl::StatusCode::kAborted);
+  EXPECT_EQ(step_->send_status().code(), absl::StatusCode::kAborted);
   EXPECT_TRUE(state_->lent.empty());
-  EXPECT_EQ(NonEmptyTables(server_->InnerTableSizes()), "");
+  EXPECT_EQ(NonEmptyTables(responder_->InnerTableSizes()), "");
 }
 
 // A rogue peer could mark values of other nodes as lost, and honest steps would end in errors.
@@ -87,12 +87,12 @@ TEST_F(TensorResponderFrames, RejectedWithAKeyOfAnotherNode_EndsTheChannelAndLos
               return SendRejected(channel, {77, why, kStep, foreign.text()});
             }).code(),
             absl::StatusCode::kInvalidArgument);
-  EXPECT_TRUE(step_->lost().ok()) << step_->lost();
+  EXPECT_TRUE(step_->send_status().ok()) << step_->send_status();
   const RendezvousKey own = KeyOf("edge");
   EXPECT_TRUE(Hear([&](ControlChannel& channel) {
                 return SendRejected(channel, {77, why, kStep, own.text()});
               }).ok());
-  EXPECT_EQ(step_->lost().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(step_->send_status().code(), absl::StatusCode::kInvalidArgument);
 }
 
 // Its key names the producer's incarnation: another incarnation has no such value, and the request
@@ -101,7 +101,7 @@ TEST_F(TensorResponderFrames, RequestForAnotherIncarnation_IsRefusedAtOnceWithAb
   ASSERT_TRUE(Request(KeyOf("edge", kProducer.incarnation + 1)).ok());
   ASSERT_FALSE(channel_->types.empty());
   EXPECT_EQ(LastRefusal().status.code(), absl::StatusCode::kAborted);
-  EXPECT_EQ(NonEmptyTables(server_->InnerTableSizes()), "");
+  EXPECT_EQ(NonEmptyTables(responder_->InnerTableSizes()), "");
 }
 
 TEST_F(TensorResponderFrames, RequestIdInUse_EndsTheChannel) {
@@ -121,7 +121,7 @@ TEST_F(TensorResponderFrames, Cancelled_IsRefusedAndTheValueStays) {
                 return SendId(channel, PeerMessageType::kCancel, id_);
               }).ok());
   EXPECT_EQ(LastRefusal().status.code(), absl::StatusCode::kCancelled);
-  EXPECT_EQ(NonEmptyTables(server_->InnerTableSizes()), "");
+  EXPECT_EQ(NonEmptyTables(responder_->InnerTableSizes()), "");
   ASSERT_TRUE(step_->Send(KeyOf("edge"), *Tensor::Allocate(DataType::kInt32, Shape())).ok());
   const size_t frames = channel_->types.size();
   ASSERT_TRUE(Request(KeyOf("edge")).ok());
@@ -139,23 +139,23 @@ TEST_F(TensorResponderFrames, Cancelled_IsRefusedAndTheValueStays) {
 TEST_F(TensorResponderFrames, ChannelEndsWhileAValueIsExported_ItIsRecordedAsLostAndReleased) {
   Lend("edge");
   ASSERT_TRUE(Request(KeyOf("waits")).ok());
-  EXPECT_EQ(server_->unfinished(), 1u);
-  server_->OnClosed(absl::UnavailableError("the peer is gone"));
-  EXPECT_EQ(step_->lost().code(), absl::StatusCode::kUnavailable);
-  EXPECT_EQ(server_->unfinished(), 0u);
+  EXPECT_EQ(responder_->unfinished(), 1u);
+  responder_->OnClosed(absl::UnavailableError("the peer is gone"));
+  EXPECT_EQ(step_->send_status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(responder_->unfinished(), 0u);
   EXPECT_TRUE(state_->lent.empty());
-  EXPECT_EQ(NonEmptyTables(server_->InnerTableSizes()), "");
+  EXPECT_EQ(NonEmptyTables(responder_->InnerTableSizes()), "");
 }
 
 // The same while its path is selected: it is not exposed any more.
 TEST_F(TensorResponderFrames, ChannelEndsWhileAPathIsSelected_TheValueIsLostAndNotExported) {
-  state_->on_cost = [this] { server_->OnClosed(absl::UnavailableError("the peer is gone")); };
+  state_->on_cost = [this] { responder_->OnClosed(absl::UnavailableError("the peer is gone")); };
   Lend("edge");
   ASSERT_EQ(state_->on_cost, nullptr);
   EXPECT_TRUE(channel_->types.empty()) << "the channel has closed";
-  EXPECT_EQ(step_->lost().code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(step_->send_status().code(), absl::StatusCode::kUnavailable);
   EXPECT_TRUE(state_->lent.empty());
-  EXPECT_EQ(NonEmptyTables(server_->InnerTableSizes()), "");
+  EXPECT_EQ(NonEmptyTables(responder_->InnerTableSizes()), "");
 }
 
 // A RETRY for a value that was never exposed would release it twice.
@@ -203,7 +203,7 @@ TEST_F(TensorResponderFrames, AckForUnexposedId_ChangesNothing) {
   ASSERT_TRUE(Request(KeyOf("edge")).ok());
   EXPECT_TRUE(done(id_).ok());
   EXPECT_TRUE(done(77).ok());
-  EXPECT_EQ(server_->InnerTableSizes()["server.waiting"], 1u);
+  EXPECT_EQ(responder_->InnerTableSizes()["responder.waiting"], 1u);
   ASSERT_TRUE(step_->Send(KeyOf("edge"), *Tensor::Allocate(DataType::kInt32, Shape())).ok());
   EXPECT_EQ(channel_->types.back(), PeerMessageType::kReadyToSend);
   // Ids may come again once their value is there, as long as nothing of it is left.
@@ -211,7 +211,7 @@ TEST_F(TensorResponderFrames, AckForUnexposedId_ChangesNothing) {
   EXPECT_TRUE(done(id_).ok());
   EXPECT_TRUE(done(id_).ok());
   EXPECT_TRUE(state_->lent.empty());
-  EXPECT_TRUE(step_->lost().ok()) << step_->lost();
+  EXPECT_TRUE(step_->send_status().ok()) << step_->send_status();
   EXPECT_EQ(step_->operations().count(), 0u);
 }
 
@@ -226,17 +226,18 @@ TEST_F(TensorResponderFrames, ExportedAndRejected_IsLostAndReleased) {
     EXPECT_TRUE(state_->lent.empty());
     EXPECT_EQ(step_->operations().count(), 0u);
   }
-  EXPECT_EQ(step_->lost().code(), absl::StatusCode::kDataLoss);
-  EXPECT_NE(step_->lost().message().find("did not take what it was sent: first"), std::string::npos)
-      << step_->lost();
-  EXPECT_EQ(NonEmptyTables(server_->InnerTableSizes()), "");
+  EXPECT_EQ(step_->send_status().code(), absl::StatusCode::kDataLoss);
+  EXPECT_NE(step_->send_status().message().find("did not take what it was sent: first"),
+            std::string::npos)
+      << step_->send_status();
+  EXPECT_EQ(NonEmptyTables(responder_->InnerTableSizes()), "");
 }
 
 // Closing the step is woken by the end of the last operation, and checks at once for losses.
 TEST_F(TensorResponderFrames, ExportedValueIsLost_TheStepKnowsBeforeItsOperationEnds) {
   std::shared_ptr<RemoteRendezvous> step;
   std::vector<absl::Status> lost;
-  RendezvousManager manager(clock_, fetcher_, {}, [&] { lost.push_back(step->lost()); });
+  RendezvousManager manager(clock_, fetcher_, {}, [&] { lost.push_back(step->send_status()); });
   context_.manager = &manager;
   for (const bool is_rejected : {true, false}) {
     const int64_t step_id = is_rejected ? 100 : 101;
@@ -255,7 +256,7 @@ TEST_F(TensorResponderFrames, ExportedValueIsLost_TheStepKnowsBeforeItsOperation
                     return SendRejected(channel, {id_, absl::DataLossError("damaged"), 0, ""});
                   }).ok());
     } else {
-      server_->OnClosed(absl::UnavailableError("the peer is gone"));
+      responder_->OnClosed(absl::UnavailableError("the peer is gone"));
     }
     ASSERT_EQ(lost.size(), is_rejected ? 1u : 2u);
     EXPECT_EQ(lost.back().code(),
@@ -345,10 +346,10 @@ TEST_F(TensorResponderZeroCopy, TransportSendsTheRtsItself) {
   EXPECT_EQ(rts->header.bytes, 4096u);
   EXPECT_EQ(rts->body, "now");
   EXPECT_EQ(sender_->exposed, 0);
-  EXPECT_EQ(server_->InnerTableSizes()["server.views"], 1u);
+  EXPECT_EQ(responder_->InnerTableSizes()["responder.views"], 1u);
   ASSERT_TRUE(Ack().ok());
   EXPECT_EQ(sender_->released, 1);
-  EXPECT_EQ(NonEmptyTables(server_->InnerTableSizes()), "");
+  EXPECT_EQ(NonEmptyTables(responder_->InnerTableSizes()), "");
 }
 
 // The consumer may answer before the call that sent the frame has returned.
@@ -356,7 +357,7 @@ TEST_F(TensorResponderZeroCopy, AckFollowsTheRtsAtOnce_TheTransferIsOver) {
   channel_->on_send = [this](PeerMessageType) { EXPECT_TRUE(Ack().ok()); };
   SendFromArena();
   EXPECT_EQ(sender_->released, 1);
-  EXPECT_EQ(NonEmptyTables(server_->InnerTableSizes()), "");
+  EXPECT_EQ(NonEmptyTables(responder_->InnerTableSizes()), "");
   EXPECT_EQ(step_->operations().count(), 0u);
 }
 
@@ -367,18 +368,20 @@ TEST_F(TensorResponderZeroCopy, TransportCannotSendAtOnce_ItIsExposedAsAnyOther)
   EXPECT_EQ(DecodeReadyToSend(channel_->bodies[0])->body, "later");
   EXPECT_EQ(sender_->exposed, 1);
   ASSERT_TRUE(Ack().ok());
-  EXPECT_EQ(NonEmptyTables(server_->InnerTableSizes()), "");
+  EXPECT_EQ(NonEmptyTables(responder_->InnerTableSizes()), "");
 }
 
 // It would be listed again in a table that nothing empties any more.
 TEST_F(TensorResponderZeroCopy, ChannelClosesMeanwhile_TheValueIsLost) {
   sender_->works = false;
-  sender_->before_expose_now = [this] { server_->OnClosed(absl::UnavailableError("it has died")); };
+  sender_->before_expose_now = [this] {
+    responder_->OnClosed(absl::UnavailableError("it has died"));
+  };
   SendFromArena();
   EXPECT_EQ(sender_->exposed, 0);
   EXPECT_TRUE(channel_->bodies.empty());
-  EXPECT_EQ(step_->lost().code(), absl::StatusCode::kUnavailable);
-  EXPECT_EQ(NonEmptyTables(server_->InnerTableSizes()), "");
+  EXPECT_EQ(step_->send_status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(NonEmptyTables(responder_->InnerTableSizes()), "");
   EXPECT_EQ(step_->operations().count(), 0u);
 }
 

@@ -70,10 +70,10 @@ class KeepingSource : public Source {
 
 // The address is one of a device; encoding it would read it, and crash.
 TEST_F(Source, ValueInDeviceMemoryIsRefused) {
-  const TensorLocation place = {MemorySpace::kCuda, 1};
+  const TensorLocation location = {MemorySpace::kCuda, 1};
   Tensor tensor = *Tensor::Create(
       DataType::kFloat, *Shape::Create({4}),
-      WrapForeignBuffer(reinterpret_cast<void*>(0x7f0000000000), 16, nullptr, place));
+      WrapForeignBuffer(reinterpret_cast<void*>(0x7f0000000000), 16, nullptr, location));
   ASSERT_TRUE(Begin(1)->Send(*RendezvousKey::Parse(KeyText("a")), std::move(tensor)).ok());
   Recv(KeyText("a"), 0);
   EXPECT_THAT(out_, ElementsAre("FAILED_PRECONDITION: cannot send float[4] in the memory of gpu:1; "
@@ -191,7 +191,7 @@ TEST(SourceOrder, TransferThatFails_IsLostBeforeItsOperationEnds) {
   NoFetcher fetcher;
   std::shared_ptr<RemoteRendezvous> step;
   std::vector<absl::Status> lost;
-  RendezvousManager manager(clock, fetcher, {}, [&] { lost.push_back(step->lost()); });
+  RendezvousManager manager(clock, fetcher, {}, [&] { lost.push_back(step->send_status()); });
   TensorSource source(manager, [](const TaskDevice&) { return std::optional<uint64_t>(1); });
   step = *manager.Find(1);
   ASSERT_TRUE(step->Initialize({"worker", 0, 0}).ok());
@@ -214,11 +214,11 @@ TEST_F(Source, TransferOfAKeptValueFails_NothingIsLost) {
   const auto kept =
       source_.BeginTransfer(1, KeyText("a"), {.tensor = Value("v"), .require_ack = true});
   source_.EndTransfer(kept, absl::UnavailableError("the call has broken"));
-  EXPECT_TRUE(step->lost().ok()) << step->lost();
+  EXPECT_TRUE(step->send_status().ok()) << step->send_status();
   const auto arrived = source_.BeginTransfer(1, KeyText("b"), {.tensor = Value("v")});
   source_.EndTransfer(arrived, absl::OkStatus());
   source_.EndTransfer(arrived, absl::UnavailableError("late"));
-  EXPECT_TRUE(step->lost().ok()) << step->lost();
+  EXPECT_TRUE(step->send_status().ok()) << step->send_status();
   EXPECT_EQ(step->operations().count(), 0u);
   EXPECT_EQ(source_.BeginTransfer(1, "no key", {}), nullptr);
   source_.EndTransfer(nullptr, absl::OkStatus());
@@ -235,12 +235,12 @@ TEST_F(Source, TaskHasDied_ItsTransfersAreLostAndTheOthersContinue) {
   const auto alive = source_.BeginTransfer(1, to_two.text(), {.tensor = Value("v")});
   EXPECT_EQ(step->operations().count(), 2u);
   EXPECT_FALSE(source_.FailTask({"worker", 0, 3}, absl::UnavailableError("task 3 has died")));
-  EXPECT_TRUE(step->lost().ok()) << step->lost();
+  EXPECT_TRUE(step->send_status().ok()) << step->send_status();
   EXPECT_TRUE(source_.FailTask({"worker", 0, 1}, absl::UnavailableError("task 1 has died")));
   EXPECT_TRUE(dead->is_step_over.load());
   EXPECT_FALSE(alive->is_step_over.load());
   EXPECT_EQ(step->operations().count(), 1u);
-  EXPECT_THAT(std::string(step->lost().message()), HasSubstr("task 1 has died"));
+  EXPECT_THAT(std::string(step->send_status().message()), HasSubstr("task 1 has died"));
   // The call ends when no one asks any more.
   source_.EndTransfer(dead, absl::OkStatus());
   EXPECT_EQ(step->operations().count(), 1u);

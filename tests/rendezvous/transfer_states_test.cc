@@ -62,9 +62,9 @@ std::unique_ptr<IncomingTransfer> NewIncoming() {
                                             RecvArgs(), RecvCallback(), /*needs_name=*/false);
 }
 
-// Each state, with a way there from the first one.
-const std::vector<std::vector<Out>>& WaysOut() {
-  static const auto* const ways =
+// For each state, the transitions that lead to it from the first one.
+const std::vector<std::vector<Out>>& OutgoingSequences() {
+  static const auto* const sequences =
       new std::vector<std::vector<Out>>{{},
                                         {Out::kMatched},
                                         {Out::kMatched, Out::kStaging},
@@ -72,34 +72,34 @@ const std::vector<std::vector<Out>>& WaysOut() {
                                         {Out::kMatched, Out::kExposing, Out::kExposed},
                                         {Out::kMatched, Out::kExposing, Out::kExposed, Out::kLent},
                                         {Out::kFinished}};
-  return *ways;
+  return *sequences;
 }
 
-const std::vector<std::vector<In>>& WaysIn() {
-  static const auto* const ways =
+const std::vector<std::vector<In>>& IncomingSequences() {
+  static const auto* const sequences =
       new std::vector<std::vector<In>>{{},
                                        {In::kRequested},
                                        {In::kRequested, In::kFetching},
                                        {In::kRequested, In::kFetching, In::kRetrying},
                                        {In::kRequested, In::kCancelled},
                                        {In::kFinished}};
-  return *ways;
+  return *sequences;
 }
 
 // Tries every transition from every state with Advance, and checks which ones succeed.
 template <typename Transfer, typename State>
 void ExpectLegal(const std::function<std::unique_ptr<Transfer>()>& make, State first,
-                 const std::vector<std::vector<State>>& ways,
+                 const std::vector<std::vector<State>>& sequences,
                  const std::set<std::pair<State, State>>& legal,
                  const std::function<absl::string_view(State)>& name) {
   const LogCapture log("error");
   int refused = 0;
-  for (const std::vector<State>& way : ways) {
-    const State from = way.empty() ? first : way.back();
-    for (size_t i = 0; i < ways.size(); ++i) {
+  for (const std::vector<State>& sequence : sequences) {
+    const State from = sequence.empty() ? first : sequence.back();
+    for (size_t i = 0; i < sequences.size(); ++i) {
       const State to = static_cast<State>(i);
       const std::unique_ptr<Transfer> transfer = make();
-      for (const State step : way) ASSERT_TRUE(transfer->Advance(step));
+      for (const State step : sequence) ASSERT_TRUE(transfer->Advance(step));
       ASSERT_EQ(transfer->state(), from);
       const bool is_legal = legal.contains({from, to});
       EXPECT_EQ(IsLegal(from, to), is_legal) << name(from) << " to " << name(to);
@@ -112,7 +112,7 @@ void ExpectLegal(const std::function<std::unique_ptr<Transfer>()>& make, State f
 }
 
 TEST(TransferStates, Outgoing_ExactlyTheListedTransitionsAreLegal) {
-  ExpectLegal<OutgoingTransfer, Out>(NewOutgoing, Out::kRequested, WaysOut(),
+  ExpectLegal<OutgoingTransfer, Out>(NewOutgoing, Out::kRequested, OutgoingSequences(),
                                      {{Out::kRequested, Out::kMatched},
                                       {Out::kRequested, Out::kExposed},
                                       {Out::kRequested, Out::kFinished},
@@ -132,7 +132,7 @@ TEST(TransferStates, Outgoing_ExactlyTheListedTransitionsAreLegal) {
 }
 
 TEST(TransferStates, Incoming_ExactlyTheListedTransitionsAreLegal) {
-  ExpectLegal<IncomingTransfer, In>(NewIncoming, In::kQueued, WaysIn(),
+  ExpectLegal<IncomingTransfer, In>(NewIncoming, In::kQueued, IncomingSequences(),
                                     {{In::kQueued, In::kRequested},
                                      {In::kQueued, In::kFinished},
                                      {In::kRequested, In::kFetching},
@@ -216,8 +216,8 @@ class OutgoingFrames : public TensorResponderTest {
     });
   }
   size_t listed() {
-    TableSizes sizes = server_->InnerTableSizes();
-    return sizes["server.waiting"] + sizes["server.offered"];
+    TableSizes sizes = responder_->InnerTableSizes();
+    return sizes["responder.waiting"] + sizes["responder.exposed"];
   }
 
   int edge_ = 0;
@@ -288,10 +288,10 @@ TEST_F(OutgoingFrames, Rejected_LosesWhatWasSentAndIsIgnoredInAllOtherStates) {
     EXPECT_TRUE(Reject().ok()) << OutgoingStateName(state);
     EXPECT_EQ(listed(), was_sent ? 0u : listed_before) << OutgoingStateName(state);
     if (!was_sent) {
-      EXPECT_FALSE(absl::IsDataLoss(step_->lost())) << OutgoingStateName(state);
+      EXPECT_FALSE(absl::IsDataLoss(step_->send_status())) << OutgoingStateName(state);
     }
   }
-  EXPECT_FALSE(step_->lost().ok());
+  EXPECT_FALSE(step_->send_status().ok());
 }
 
 TEST_F(OutgoingFrames, RequestWithAnIdInUse_EndsTheChannelInAllStatesButTheLast) {
@@ -312,7 +312,7 @@ class IncomingFrames : public ::testing::Test {
   ~IncomingFrames() override { Close(); }
 
   void Close() {
-    if (client_ != nullptr) client_->OnClosed(absl::UnavailableError("over"));
+    if (requester_ != nullptr) requester_->OnClosed(absl::UnavailableError("over"));
   }
   // Request 1 in that state, of a new consumer.
   void Reach(In state) {
@@ -325,11 +325,11 @@ class IncomingFrames : public ::testing::Test {
     context_.transports = &transports_;
     Endpoint producer;
     producer.peer = kProducer;
-    client_ = std::make_shared<TensorRequester>(context_, producer);
+    requester_ = std::make_shared<TensorRequester>(context_, producer);
     channel_ = std::make_shared<RecordingControlChannel>(kProducer);
-    client_->OnOpen(channel_, DescribeTransports(transports_));
-    fetch_ = client_->Request(kStep, AnyKey(), {},
-                              [this](const absl::Status&, const Received&) { ++ended_; });
+    requester_->OnOpen(channel_, DescribeTransports(transports_));
+    fetch_ = requester_->Request(kStep, AnyKey(), {},
+                                 [this](const absl::Status&, const Received&) { ++ended_; });
     if (state == In::kFetching) {
       state_->faults.never = 1000;
       ASSERT_TRUE(Rts(1).ok());
@@ -355,13 +355,14 @@ class IncomingFrames : public ::testing::Test {
                                std::string(1, '\xFE') + std::string(7, '\xFF');
     rts.body = transport == 0 ? absl::string_view("12345678") : absl::string_view(number);
     EXPECT_TRUE(SendReadyToSend(channel, rts, {}).ok());
-    return client_->OnFrame(static_cast<uint16_t>(PeerMessageType::kReadyToSend), channel.bodies[0],
-                            {});
+    return requester_->OnFrame(static_cast<uint16_t>(PeerMessageType::kReadyToSend),
+                               channel.bodies[0], {});
   }
   absl::Status Error() {
     RecordingControlChannel channel(kProducer);
     EXPECT_TRUE(SendError(channel, {1, absl::NotFoundError("no such step")}).ok());
-    return client_->OnFrame(static_cast<uint16_t>(PeerMessageType::kError), channel.bodies[0], {});
+    return requester_->OnFrame(static_cast<uint16_t>(PeerMessageType::kError), channel.bodies[0],
+                               {});
   }
   // In each state, the frame ends the request, or is a violation.
   void ExpectAnswer(const std::function<absl::Status()>& hear) {
@@ -379,7 +380,7 @@ class IncomingFrames : public ::testing::Test {
       const bool tells = state == In::kRequested || state == In::kRetrying;
       EXPECT_EQ(ended_, ended_before + (tells ? 1 : 0)) << IncomingStateName(state);
       if (is_expected) {
-        EXPECT_EQ(NonEmptyTables(client_->InnerTableSizes()), "") << IncomingStateName(state);
+        EXPECT_EQ(NonEmptyTables(requester_->InnerTableSizes()), "") << IncomingStateName(state);
         EXPECT_EQ(hear().code(), absl::StatusCode::kInvalidArgument) << "a second one";
       }
     }
@@ -389,7 +390,7 @@ class IncomingFrames : public ::testing::Test {
       std::make_shared<FaultyTransportState>(1, TransportFaults{});
   TransportList transports_;
   TransferContext context_;
-  std::shared_ptr<TensorRequester> client_;
+  std::shared_ptr<TensorRequester> requester_;
   std::shared_ptr<RecordingControlChannel> channel_;
   std::shared_ptr<RemoteFetch> fetch_;
   int ended_ = 0;

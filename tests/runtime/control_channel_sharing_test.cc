@@ -68,10 +68,10 @@ TEST_P(ControlChannelSharing, EitherSideOpensIt_BothUseIt) {
     EngineEnd& opener = smaller_opens ? a : b;
     EngineEnd& other = smaller_opens ? b : a;
     Pass(other, opener, "there");
-    const auto channel = opener.engine->fetcher().ClientOf(other.engine->self().peer);
+    const auto channel = opener.engine->fetcher().RequesterOf(other.engine->self().peer);
     ASSERT_NE(channel, nullptr);
     // It was established by HELLO alone, and carries what the store would have.
-    const auto back = other.engine->fetcher().ClientOf(opener.engine->self().peer);
+    const auto back = other.engine->fetcher().RequesterOf(opener.engine->self().peer);
     ASSERT_NE(back, nullptr);
     EXPECT_EQ(back->producer().boot_id, opener.engine->self().boot_id);
     EXPECT_EQ(back->producer().channels.tcp, opener.engine->self().channels.tcp);
@@ -79,7 +79,7 @@ TEST_P(ControlChannelSharing, EitherSideOpensIt_BothUseIt) {
       Pass(opener, other, absl::StrCat("back ", i));
       Pass(other, opener, absl::StrCat("there ", i));
     }
-    EXPECT_EQ(other.engine->fetcher().ClientOf(opener.engine->self().peer), back);
+    EXPECT_EQ(other.engine->fetcher().RequesterOf(opener.engine->self().peer), back);
     EXPECT_EQ(a.engine->fetcher().connection_count(), 1u);
     EXPECT_EQ(b.engine->fetcher().connection_count(), 1u);
   }
@@ -146,7 +146,7 @@ TEST_P(ControlChannelSharing, AnotherIncarnation_GetsAnotherChannel) {
     if (restarted_opens) Pass(a, *b, "to the second" + suffix);
     Pass(*b, a, "of the second" + suffix);
     Pass(a, *b, "to the second again" + suffix);
-    EXPECT_TRUE(Becomes([&] { return a.engine->fetcher().ClientOf(first) == nullptr; }));
+    EXPECT_TRUE(Becomes([&] { return a.engine->fetcher().RequesterOf(first) == nullptr; }));
     // The report of the old incarnation's end does not end the new one's control channel.
     a.engine->fetcher().Forget(2, absl::AbortedError("node 2 was restarted"), 78);
     Pass(*b, a, "still of the second" + suffix);

@@ -89,22 +89,22 @@ TEST(PathPolicyTest, PathIsExplainedByTheChannelThatWasUsed) {
     if (has_gone) {
       a = nullptr;
       const absl::Time deadline = SteadyClock().Now() + absl::Seconds(20);
-      while (b.engine->fetcher().ClientOf(sender.peer) != nullptr) {
+      while (b.engine->fetcher().RequesterOf(sender.peer) != nullptr) {
         ASSERT_LT(SteadyClock().Now(), deadline);
         absl::SleepFor(absl::Milliseconds(1));
       }
     }
-    const auto way = b.engine->PathFrom(sender, 1 << 20, true);
-    ASSERT_TRUE(way.ok()) << way.status();
-    EXPECT_THAT(Explain(*way), HasSubstr("not shm: descriptors cannot be passed between them: "
-                                         "node 1 came over TCP; tcp ("));
+    const auto path = b.engine->PathFrom(sender, 1 << 20, true);
+    ASSERT_TRUE(path.ok()) << path.status();
+    EXPECT_THAT(Explain(*path), HasSubstr("not shm: descriptors cannot be passed between them: "
+                                          "node 1 came over TCP; tcp ("));
   }
   // Another incarnation, unknown to any control channel.
   Endpoint other = sender;
   ++other.peer.incarnation;
-  const auto way = b.engine->PathFrom(other, 1 << 20, true);
-  ASSERT_TRUE(way.ok()) << way.status();
-  EXPECT_THAT(Explain(*way), HasSubstr("node 1 listens on no Unix socket; tcp ("));
+  const auto path = b.engine->PathFrom(other, 1 << 20, true);
+  ASSERT_TRUE(path.ok()) << path.status();
+  EXPECT_THAT(Explain(*path), HasSubstr("node 1 listens on no Unix socket; tcp ("));
 }
 
 TEST(PathPolicyTest, WithinAProcess_IsLocal) {
@@ -210,10 +210,10 @@ TEST(ExchangeTest, FinishedReceives_LeaveNothingWithTheirCancellation) {
   EXPECT_EQ(cancellation.registered_count(), 0u);
   // The sender may match a value with the cancelled request until it confirms the cancellation.
   const std::shared_ptr<TensorRequester> requester =
-      b.engine->fetcher().ClientOf(a.engine->self().peer);
+      b.engine->fetcher().RequesterOf(a.engine->self().peer);
   ASSERT_NE(requester, nullptr);
   EXPECT_TRUE(b.engine->loop().WaitUntil(
-      [&] { return requester->InnerTableSizes()["client.cancelled"] == 0; },
+      [&] { return requester->InnerTableSizes()["requester.cancelled"] == 0; },
       SteadyClock().Now() + absl::Seconds(30)));
   ASSERT_TRUE(a.Step(1)->Send(key, *Tensor::Allocate(DataType::kInt32, *Shape::Create({4}))).ok());
   const auto received = step.RecvValue(key, absl::Minutes(1), args);

@@ -104,7 +104,7 @@ class ExchangeWalls : public ExchangeKill {
   void ForkApart(const std::function<bool()>& prepare) {
     peers_.push_back(std::make_unique<PeerProcess>(GetParam(), 100, size_t{1} << 30, prepare));
   }
-  void ExpectAllWaysWork() {
+  void ExpectAllPathsWork() {
     StartHere();
     PeerProcess& peer = Meet(0);
     ExpectWorks(peer, 8);
@@ -127,7 +127,7 @@ TEST_P(ExchangeWalls, DevShmOf64Megabytes) {
                                      ASSERT_EQ(statvfs("/dev/shm", &about), 0);
                                      ASSERT_EQ(about.f_blocks * about.f_frsize, 64u << 20);
                                      Fork(1);
-                                     ExpectAllWaysWork();
+                                     ExpectAllPathsWork();
                                    });
   if (!is_allowed) GTEST_SKIP() << NotHere("lets nobody mount");
 }
@@ -137,7 +137,7 @@ TEST_P(ExchangeWalls, NoDevShm) {
                                    [this] {
                                      ASSERT_NE(access("/dev/shm", F_OK), 0);
                                      Fork(1);
-                                     ExpectAllWaysWork();
+                                     ExpectAllPathsWork();
                                    });
   if (!is_allowed) GTEST_SKIP() << NotHere("lets nobody mount");
 }
@@ -153,7 +153,7 @@ TEST_P(ExchangeWalls, ProcessesOfDifferentPidAndIpcNamespaces) {
       },
       [this] {
         ForkApart(EnterPidNamespace);
-        ExpectAllWaysWork();
+        ExpectAllPathsWork();
       });
   if (!is_allowed) GTEST_SKIP() << NotHere("makes no pid namespaces for users");
 }
@@ -171,7 +171,7 @@ TEST_P(ExchangeWalls, WithoutPtraceRights) {
   ASSERT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGSYS) << status;
   EXPECT_TRUE(RunApart(ForbidDebugging, [this] {
     Fork(1);
-    ExpectAllWaysWork();
+    ExpectAllPathsWork();
   }));
 }
 

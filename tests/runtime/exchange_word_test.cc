@@ -43,7 +43,7 @@ class ExchangeWord : public ExchangeKill {
     ExpectNothingLeft(before_);
     ExpectWorks(Meet(1), kBytes);
   }
-  Step Offer() {
+  Step StepWithSend() {
     Step step(*here_->engine, here_->Step(kStepOfRogue));
     Tensor tensor = here_->Allocate(DataType::kUint8, *Shape::Create({kBytes}));
     EXPECT_TRUE(step.Send(rogue_->To("t"), std::move(tensor)).ok());
@@ -119,7 +119,7 @@ TEST_P(ExchangeWord, ConsumerIsKilledAfterItSentTheRequest) {
   ASSERT_TRUE(rogue_->HasGone());
   EXPECT_TRUE(Becomes([this] { return here_->engine->fetcher().connection_count() == 0; }));
   // No process has received it.
-  const absl::Status status = Offer().Close(absl::Milliseconds(50));
+  const absl::Status status = StepWithSend().Close(absl::Milliseconds(50));
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr(";t;"));
   End();
@@ -127,7 +127,7 @@ TEST_P(ExchangeWord, ConsumerIsKilledAfterItSentTheRequest) {
 
 TEST_P(ExchangeWord, ConsumerIsKilledAfterItReceivedTheDescriptor) {
   Begin(Word::kReadyToSendReceived, SIGKILL);
-  Step step = Offer();
+  Step step = StepWithSend();
   rogue_->AskFor(rogue_->To("t"));
   ASSERT_TRUE(rogue_->HasGone());
   const absl::Status status = step.Close(absl::Seconds(20));
@@ -140,7 +140,7 @@ TEST_P(ExchangeWord, ConsumerIsKilledAfterItReceivedTheDescriptor) {
 
 TEST_P(ExchangeWord, ConsumerHangsAfterItReceivedTheDescriptor) {
   Begin(Word::kReadyToSendReceived, SIGSTOP);
-  Step step = Offer();
+  Step step = StepWithSend();
   rogue_->AskFor(rogue_->To("t"));
   ASSERT_TRUE(rogue_->HasGone());
   const absl::Time start = SteadyClock().Now();
@@ -159,7 +159,7 @@ TEST_P(ExchangeWord, ConsumerHangsAfterItReceivedTheDescriptor) {
 
 TEST_P(ExchangeWord, ConsumerIsKilledAfterItRejectedTheTensor) {
   Begin(Word::kRejectedSent, SIGKILL);
-  Step step = Offer();
+  Step step = StepWithSend();
   rogue_->AskFor(rogue_->To("t"));
   ASSERT_TRUE(rogue_->HasGone());
   const absl::Status status = step.Close(absl::Seconds(20));
@@ -170,7 +170,7 @@ TEST_P(ExchangeWord, ConsumerIsKilledAfterItRejectedTheTensor) {
 
 TEST_P(ExchangeWord, ConsumerIsKilledAfterItSentTheAck) {
   Begin(Word::kAckSent, SIGKILL);
-  Step step = Offer();
+  Step step = StepWithSend();
   rogue_->AskFor(rogue_->To("t"));
   ASSERT_TRUE(rogue_->HasGone());
   const absl::Status status = step.Close(absl::Seconds(20));

@@ -66,7 +66,7 @@ void ReceiveRound(GpuPeer& peer, Step& step, int first, cuda::Stream stream, boo
     if (!received.ok()) continue;
     const Tensor& tensor = received->tensor;
     if (const auto ready = cuda::ReadyOf(tensor); ready != nullptr) {
-      EXPECT_TRUE(ready->EnqueueWait(*peer.gpu(tensor.place().ordinal).device, stream).ok());
+      EXPECT_TRUE(ready->EnqueueWait(*peer.gpu(tensor.location().ordinal).device, stream).ok());
     }
     const Tensor pattern = GpuPeer::Pattern(kSize, static_cast<uint32_t>(i));
     EXPECT_TRUE(Holds(peer.Read(tensor, stream), pattern)) << "not what was sent";

@@ -37,7 +37,7 @@ void ExpectHolds(GpuPeer& peer, const Received& received, uint32_t seed, size_t 
     EXPECT_TRUE(IsEqual(received.tensor, pattern));
     return;
   }
-  const int ordinal = received.tensor.place().ordinal;
+  const int ordinal = received.tensor.location().ordinal;
   const auto stream = peer.NewStream(ordinal);
   if (const auto ready = cuda::ReadyOf(received.tensor); ready != nullptr) {
     EXPECT_TRUE(ready->EnqueueWait(*peer.gpu(ordinal).device, stream->get()).ok());

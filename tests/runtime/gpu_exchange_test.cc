@@ -176,7 +176,7 @@ TEST(GpuExchange, FromTheHostToAGpuAndBack) {
         Step step = peer.Open();
         const auto up = step.Recv(GpuPeer::Key("up", "CPU:0", "GPU:1"), kTimeout, stream->get());
         ASSERT_TRUE(up.ok()) << up.status();
-        EXPECT_EQ(up->place(), (TensorLocation{MemorySpace::kCuda, 1}));
+        EXPECT_EQ(up->location(), (TensorLocation{MemorySpace::kCuda, 1}));
         EXPECT_TRUE(Holds(peer.Read(*up, stream->get()), GpuPeer::Pattern(kBytes, 1)));
         EXPECT_EQ(ReceivePattern(peer, step, "CPU:0", 0, stream->get()), "shm, staged");
         peer.Meet();

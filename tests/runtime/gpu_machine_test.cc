@@ -54,9 +54,10 @@ std::string ReceiveOne(GpuPeer& peer, int index, const std::string& to) {
     EXPECT_TRUE(IsEqual(tensor, pattern));
     return std::string(received->path);
   }
-  const auto stream = peer.NewStream(tensor.place().ordinal);
+  const auto stream = peer.NewStream(tensor.location().ordinal);
   if (const auto ready = cuda::ReadyOf(tensor); ready != nullptr) {
-    EXPECT_TRUE(ready->EnqueueWait(*peer.gpu(tensor.place().ordinal).device, stream->get()).ok());
+    EXPECT_TRUE(
+        ready->EnqueueWait(*peer.gpu(tensor.location().ordinal).device, stream->get()).ok());
   }
   EXPECT_TRUE(Holds(peer.Read(tensor, stream->get()), pattern));
   return std::string(received->path);

@@ -118,7 +118,7 @@ class GpuPeer final {
   }
   // Enqueues the pattern's copy into `to`, a tensor in a GPU's memory.
   void Write(const Tensor& to, const Tensor& pattern, cuda::Stream stream) {
-    Gpu& device = gpu(to.place().ordinal);
+    Gpu& device = gpu(to.location().ordinal);
     const cuda::ScopedCurrent current(*device.device);
     const auto result = device.device->table().copy_to_device_async(
         cuda::AsDevicePointer(to.data()), pattern.data(), pattern.bytes(), stream);
@@ -126,7 +126,7 @@ class GpuPeer final {
   }
   // Enqueues the copy out of it, and waits for that.
   std::vector<unsigned char> Read(const Tensor& from, cuda::Stream stream) {
-    Gpu& device = gpu(from.place().ordinal);
+    Gpu& device = gpu(from.location().ordinal);
     const cuda::ScopedCurrent current(*device.device);
     std::vector<unsigned char> bytes(from.bytes());
     const cuda::CudaTable& table = device.device->table();

@@ -45,7 +45,7 @@ inline std::string ReceivePattern(GpuPeer& peer, Step& step, const std::string& 
     return std::string(received->path);
   }
   if (const auto ready = cuda::ReadyOf(tensor); ready != nullptr) {
-    EXPECT_TRUE(ready->EnqueueWait(*peer.gpu(tensor.place().ordinal).device, stream).ok());
+    EXPECT_TRUE(ready->EnqueueWait(*peer.gpu(tensor.location().ordinal).device, stream).ok());
   }
   EXPECT_TRUE(Holds(peer.Read(tensor, stream), pattern)) << "not what was sent";
   return std::string(received->path);

@@ -27,9 +27,9 @@ absl::StatusOr<NodeIdentity> Find(const NodeOptions& options, const Environment&
 
 void ExpectRefused(const NodeOptions& options, const Environment& environment,
                    const std::string& complaint) {
-  const absl::StatusOr<NodeIdentity> place = Find(options, environment);
-  EXPECT_EQ(place.status().code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(place.status().message()), HasSubstr(complaint));
+  const absl::StatusOr<NodeIdentity> node_identity = Find(options, environment);
+  EXPECT_EQ(node_identity.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(node_identity.status().message()), HasSubstr(complaint));
 }
 
 NodeOptions Complete() {
@@ -41,12 +41,13 @@ NodeOptions Complete() {
 }
 
 TEST(ResolveNodeIdentity, OptionsPrecedeTheEnvironment) {
-  const auto place = Find(Complete(), {{"FERRY_NODE_ID", "3"}, {"FERRY_COORDINATOR", "b:2"}});
-  ASSERT_TRUE(place.ok()) << place.status();
-  EXPECT_EQ(place->node_id, 1);
-  EXPECT_EQ(place->coordinator, "a:1");
-  EXPECT_FALSE(place->is_derived);
-  EXPECT_EQ(place->description, "node 1 of 4");
+  const auto node_identity =
+      Find(Complete(), {{"FERRY_NODE_ID", "3"}, {"FERRY_COORDINATOR", "b:2"}});
+  ASSERT_TRUE(node_identity.ok()) << node_identity.status();
+  EXPECT_EQ(node_identity->node_id, 1);
+  EXPECT_EQ(node_identity->coordinator, "a:1");
+  EXPECT_FALSE(node_identity->is_derived);
+  EXPECT_EQ(node_identity->description, "node 1 of 4");
 }
 
 TEST(ResolveNodeIdentity, IgnoresAnEnvironmentThatItDoesNotNeed) {
@@ -54,30 +55,31 @@ TEST(ResolveNodeIdentity, IgnoresAnEnvironmentThatItDoesNotNeed) {
 }
 
 TEST(ResolveNodeIdentity, ReportsTheSourceOfTheIdentity) {
-  const auto place = Find(
+  const auto node_identity = Find(
       {},
       {{"FERRY_COORDINATOR", "b:2"}, {"OMPI_COMM_WORLD_RANK", "2"}, {"OMPI_COMM_WORLD_SIZE", "8"}});
-  ASSERT_TRUE(place.ok()) << place.status();
-  EXPECT_EQ(place->coordinator, "b:2");
-  EXPECT_EQ(place->description, "node 2 of 8 (OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE)");
+  ASSERT_TRUE(node_identity.ok()) << node_identity.status();
+  EXPECT_EQ(node_identity->coordinator, "b:2");
+  EXPECT_EQ(node_identity->description, "node 2 of 8 (OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE)");
 }
 
 TEST(ResolveNodeIdentity, PutsAnUnnamedCoordinatorOnTheFirstMachine) {
-  const auto place = Find({}, {{"SLURM_PROCID", "3"},
-                               {"SLURM_NTASKS", "4"},
-                               {"SLURM_STEP_ID", "0"},
-                               {"SLURM_JOB_ID", "1000"},
-                               {"SLURM_JOB_NODELIST", "gpu[007-008]"}});
-  ASSERT_TRUE(place.ok()) << place.status();
-  EXPECT_TRUE(place->is_derived);
+  const auto node_identity = Find({}, {{"SLURM_PROCID", "3"},
+                                       {"SLURM_NTASKS", "4"},
+                                       {"SLURM_STEP_ID", "0"},
+                                       {"SLURM_JOB_ID", "1000"},
+                                       {"SLURM_JOB_NODELIST", "gpu[007-008]"}});
+  ASSERT_TRUE(node_identity.ok()) << node_identity.status();
+  EXPECT_TRUE(node_identity->is_derived);
   // 61440 + (1000 + 2048) % 4096, by hand; see PortHint in first_host.cc.
-  EXPECT_EQ(place->coordinator, "gpu007:64488");
+  EXPECT_EQ(node_identity->coordinator, "gpu007:64488");
 }
 
 TEST(ResolveNodeIdentity, FallsBackToTheDefaultPortWithoutAJobId) {
-  const auto place = Find({}, {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "fe80::1"}});
-  ASSERT_TRUE(place.ok()) << place.status();
-  EXPECT_EQ(place->coordinator, "[fe80::1]:9470");
+  const auto node_identity =
+      Find({}, {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "fe80::1"}});
+  ASSERT_TRUE(node_identity.ok()) << node_identity.status();
+  EXPECT_EQ(node_identity->coordinator, "[fe80::1]:9470");
 }
 
 TEST(ResolveNodeIdentity, NodeIdAndCoordinatorOfTheFlags_ResolveEveryContradiction) {
@@ -91,17 +93,17 @@ TEST(ResolveNodeIdentity, NodeIdAndCoordinatorOfTheFlags_ResolveEveryContradicti
   for (Environment environment : kContradictions) {
     EXPECT_FALSE(Find({}, environment).ok());
     options.coordinator = "a:1";
-    auto place = Find(options, environment);
-    ASSERT_TRUE(place.ok()) << place.status();
-    EXPECT_EQ(place->node_id, 1);
-    EXPECT_EQ(place->num_nodes, std::nullopt);
+    auto node_identity = Find(options, environment);
+    ASSERT_TRUE(node_identity.ok()) << node_identity.status();
+    EXPECT_EQ(node_identity->node_id, 1);
+    EXPECT_EQ(node_identity->num_nodes, std::nullopt);
     // So does a coordinator in the environment; the count of nodes there is that coordinator's.
     options.coordinator = "";
     environment["FERRY_COORDINATOR"] = "b:2";
-    place = Find(options, environment);
-    ASSERT_TRUE(place.ok()) << place.status();
-    EXPECT_EQ(place->coordinator, "b:2");
-    EXPECT_FALSE(place->is_derived);
+    node_identity = Find(options, environment);
+    ASSERT_TRUE(node_identity.ok()) << node_identity.status();
+    EXPECT_EQ(node_identity->coordinator, "b:2");
+    EXPECT_FALSE(node_identity->is_derived);
   }
 }
 
@@ -138,13 +140,13 @@ TEST(FindRefusedNode, OptionsPrecedeTheEnvironment) {
   options.num_nodes = 4;
   const Environment environment = {
       {"RANK", "0"}, {"WORLD_SIZE", "8"}, {"MASTER_ADDR", "c"}, {"FERRY_COORDINATOR", "b:2"}};
-  const auto place = FindRefused(options, environment);
-  ASSERT_TRUE(place.has_value());
-  EXPECT_EQ(place->coordinator, "a:1");
-  EXPECT_EQ(place->node_id, 3);
-  EXPECT_EQ(place->num_nodes, 4);
-  EXPECT_FALSE(place->is_derived);
-  EXPECT_FALSE(place->may_be_first);
+  const auto node_identity = FindRefused(options, environment);
+  ASSERT_TRUE(node_identity.has_value());
+  EXPECT_EQ(node_identity->coordinator, "a:1");
+  EXPECT_EQ(node_identity->node_id, 3);
+  EXPECT_EQ(node_identity->num_nodes, 4);
+  EXPECT_FALSE(node_identity->is_derived);
+  EXPECT_FALSE(node_identity->may_be_first);
   options.node_id = 0;
   EXPECT_TRUE(FindRefused(options, environment)->may_be_first);
   // The environment gives the rest.
@@ -158,21 +160,21 @@ TEST(FindRefusedNode, OptionsPrecedeTheEnvironment) {
 }
 
 TEST(FindRefusedNode, UnnamedCoordinator_IsOnTheFirstMachine) {
-  const auto place =
+  const auto node_identity =
       FindRefused({}, {{"RANK", "2"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "fe80::1"}});
-  ASSERT_TRUE(place.has_value());
-  EXPECT_EQ(place->coordinator, "[fe80::1]:9470");
-  EXPECT_TRUE(place->is_derived);
+  ASSERT_TRUE(node_identity.has_value());
+  EXPECT_EQ(node_identity->coordinator, "[fe80::1]:9470");
+  EXPECT_TRUE(node_identity->is_derived);
 }
 
 TEST(FindRefusedNode, NodeIdOfTheOptions_NeedsACoordinatorOfTheEnvironment) {
   NodeOptions options;
   options.node_id = 2;
-  const auto place = FindRefused(options, {{"FERRY_COORDINATOR", "b:2"}});
-  ASSERT_TRUE(place.has_value());
-  EXPECT_EQ(place->coordinator, "b:2");
-  EXPECT_EQ(place->node_id, 2);
-  EXPECT_FALSE(place->is_derived);
+  const auto node_identity = FindRefused(options, {{"FERRY_COORDINATOR", "b:2"}});
+  ASSERT_TRUE(node_identity.has_value());
+  EXPECT_EQ(node_identity->coordinator, "b:2");
+  EXPECT_EQ(node_identity->node_id, 2);
+  EXPECT_FALSE(node_identity->is_derived);
   EXPECT_FALSE(FindRefused(options, {}).has_value());
 }
 

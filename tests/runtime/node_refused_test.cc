@@ -55,7 +55,7 @@ class NodeRefused : public testing::Test {
   }
 
   absl::Status FindOrTell(const NodeOptions& options, const Environment& environment) {
-    return FindPlaceOrReport(
+    return ResolveIdentityOrReport(
                options,
                [&environment](const char* name) -> std::optional<std::string> {
                  const auto found = environment.find(name);

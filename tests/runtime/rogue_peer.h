@@ -61,7 +61,7 @@ class RoguePeer final {
   std::shared_ptr<HostArena> arena_;
   std::unique_ptr<EventLoop> loop_;
   std::unique_ptr<CopyPool> copier_ = std::make_unique<CopyPool>();
-  std::unique_ptr<ConnectionManager> hub_;
+  std::unique_ptr<ConnectionManager> connection_manager_;
   TransportList transports_;
   Endpoint self_;
   mutable absl::Mutex mu_;
@@ -84,13 +84,13 @@ class RoguePeer::End final : public ControlHandler, public std::enable_shared_fr
   void SendRts(uint64_t id, int number, const Tensor& tensor,
                std::function<void(ReadyToSendMessage&, std::string& body)> change = {},
                std::function<void()> then = {}) {
-    sender(number).Expose(id, tensor, {}, [=, this](absl::StatusOr<TransferDescriptor> offer) {
-      FERRY_CHECK(offer.ok());
+    sender(number).Expose(id, tensor, {}, [=, this](absl::StatusOr<TransferDescriptor> descriptor) {
+      FERRY_CHECK(descriptor.ok());
       ReadyToSendMessage rts = RtsOf(id, number, tensor);
-      std::string body = offer->body;
+      std::string body = descriptor->body;
       if (change) change(rts, body);
       rts.body = body;
-      SendReadyToSend(*channel_, rts, offer->descriptors).IgnoreError();
+      SendReadyToSend(*channel_, rts, descriptor->descriptors).IgnoreError();
       if (then) then();
     });
   }
@@ -204,7 +204,7 @@ inline RoguePeer::RoguePeer(Directory& directory, int node, OnRequest on_request
   options.handshake.token = "token";
   options.tcp_listen = "127.0.0.1:0";
   options.unix_listen = !over_tcp;
-  hub_ = *ConnectionManager::Create(
+  connection_manager_ = *ConnectionManager::Create(
       *loop_, options,
       [this](const PeerId&) {
         auto end = std::make_shared<End>(*this, nullptr, false);
@@ -225,7 +225,7 @@ inline RoguePeer::RoguePeer(Directory& directory, int node, OnRequest on_request
       });
   TransportEnvironment environment;
   environment.loop = loop_.get();
-  environment.hub = hub_.get();
+  environment.connection_manager = connection_manager_.get();
   environment.arena = arena_;
   environment.copier = copier_.get();
   environment.node_id = node;
@@ -234,14 +234,14 @@ inline RoguePeer::RoguePeer(Directory& directory, int node, OnRequest on_request
   factories.insert(factories.end(), extra_transports.begin(), extra_transports.end());
   transports_ = *MakeTransports(environment, factories);
   self_.transports = DescribeTransports(transports_);
-  self_.channels.unix_name = hub_->unix_name();
-  self_.channels.tcp = {absl::StrCat("127.0.0.1:", hub_->tcp_port())};
-  FERRY_CHECK(hub_->Start().ok());
+  self_.channels.unix_name = connection_manager_->unix_name();
+  self_.channels.tcp = {absl::StrCat("127.0.0.1:", connection_manager_->tcp_port())};
+  FERRY_CHECK(connection_manager_->Start().ok());
   directory.Publish(self_);
 }
 
 inline RoguePeer::~RoguePeer() {
-  hub_->Close();
+  connection_manager_->Close();
   std::vector<std::shared_ptr<End>> ends;
   {
     absl::MutexLock lock(&mu_);
@@ -272,7 +272,7 @@ inline void RoguePeer::Open(const Endpoint& peer, bool over_tcp, std::function<v
     absl::MutexLock lock(&mu_);
     ends_.push_back(end);
   }
-  hub_->Connect(peer.peer, peer.channels, !over_tcp, end);
+  connection_manager_->Connect(peer.peer, peer.channels, !over_tcp, end);
 }
 
 inline void RoguePeer::Do(absl::AnyInvocable<void() &&> function) {

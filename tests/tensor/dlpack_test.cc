@@ -145,8 +145,8 @@ TEST(DLPack, DeviceMemoryKeepsItsLocationInBothDirections) {
     foreign.managed.dl_tensor.device = {type, 3};
     {
       const Tensor tensor = *Import(&foreign.managed);
-      EXPECT_EQ(tensor.place(), (TensorLocation{MemorySpace::kCuda, 3}));
-      EXPECT_EQ(ToString(tensor.place()), "gpu:3");
+      EXPECT_EQ(tensor.location(), (TensorLocation{MemorySpace::kCuda, 3}));
+      EXPECT_EQ(ToString(tensor.location()), "gpu:3");
       ManagedTensor* exported = *Export(tensor);
       EXPECT_EQ(exported->dl_tensor.device.device_type, kDeviceCuda);
       EXPECT_EQ(exported->dl_tensor.device.device_id, 3);

@@ -88,8 +88,8 @@ TEST(HostArena, BlocksDoNotOverlap) {
     const auto* bytes = static_cast<const uint8_t*>(buffers[i]->data());
     ASSERT_EQ(bytes[0], i % 251);
     ASSERT_EQ(bytes[1023], i % 251);
-    const ArenaOffset place = buffers[i]->arena_offset();
-    ASSERT_EQ(static_cast<char*>(arena->memory(place).base()) + place.offset, buffers[i]->data());
+    const ArenaOffset at = buffers[i]->arena_offset();
+    ASSERT_EQ(static_cast<char*>(arena->memory(at).base()) + at.offset, buffers[i]->data());
   }
   EXPECT_EQ(arena->stats().block_count, 1000);
   EXPECT_EQ(arena->stats().segment_count, 1);
@@ -172,11 +172,11 @@ TEST(HostArena, NotifiesListenersOfReleasedSegments) {
   std::vector<uint32_t> segments;
   std::vector<uint32_t> made;
   auto listening = arena->Listen({.on_new =
-                                      [&](const ArenaOffset& place) {
-                                        made.push_back(place.segment);
+                                      [&](const ArenaOffset& at) {
+                                        made.push_back(at.segment);
                                         // No lock is held during the callback, and the segment
                                         // still exists.
-                                        EXPECT_GE(arena->memory(place).bytes(), 64u);
+                                        EXPECT_GE(arena->memory(at).bytes(), 64u);
                                       },
                                   .on_retired =
                                       [&](uint32_t segment) {

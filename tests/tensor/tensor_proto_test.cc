@@ -250,15 +250,15 @@ TEST(TensorProto, EveryTypeRoundTrips) {
 
 // The address is one of a device; encoding it would read it, and crash.
 TEST(TensorProto, DeviceMemoryIsNotRead) {
-  const TensorLocation place = {MemorySpace::kCuda, 2};
+  const TensorLocation location = {MemorySpace::kCuda, 2};
   const Tensor tensor = *Tensor::Create(
       DataType::kFloat, *Shape::Create({4}),
-      WrapForeignBuffer(reinterpret_cast<void*>(0x7f0000000000), 16, nullptr, place));
+      WrapForeignBuffer(reinterpret_cast<void*>(0x7f0000000000), 16, nullptr, location));
   const absl::Status status = TensorToProto(tensor).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(status.message(), HasSubstr("cannot encode float[4] in the memory of gpu:2"));
   // A view stays where its buffer is.
-  EXPECT_EQ(tensor.Slice(1, 2)->place(), place);
+  EXPECT_EQ(tensor.Slice(1, 2)->location(), location);
   EXPECT_TRUE(Tensor().is_on_host());
 }
 

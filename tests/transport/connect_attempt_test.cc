@@ -26,7 +26,7 @@ TEST(ConnectAttemptTest, FailedAttempts_ShareATimer) {
   ControlEnd a(PeerId{1, 11});
   for (int i = 0; i < 50; ++i) {
     auto client = std::make_shared<RecordingHandler>();
-    a.hub->Connect(PeerId{2, 22}, {.tcp = {"127.0.0.1:1"}}, false, client);
+    a.connection_manager->Connect(PeerId{2, 22}, {.tcp = {"127.0.0.1:1"}}, false, client);
     EXPECT_EQ(client->WaitForClosed().code(), absl::StatusCode::kUnavailable);
   }
   EXPECT_LE(a.loop->timers(), 1u);
@@ -39,8 +39,8 @@ TEST(ConnectAttemptTest, AddressThatIsTriedAgain_HasOneTimer) {
   const std::string words =
       AuthHandshake::OutOfDescriptors({.self = PeerId{2, 22}, .token = "token"});
   auto client = std::make_shared<RecordingHandler>();
-  a.hub->Connect(PeerId{2, 22}, {.tcp = {absl::StrCat("127.0.0.1:", listening.port)}}, false,
-                 client);
+  a.connection_manager->Connect(
+      PeerId{2, 22}, {.tcp = {absl::StrCat("127.0.0.1:", listening.port)}}, false, client);
   size_t most = 0;
   for (int tries = 0; tries < 4;) {
     UniqueFd socket(accept4(listening.fd.get(), nullptr, nullptr, SOCK_CLOEXEC));
@@ -68,7 +68,8 @@ TEST(ConnectAttemptTest, EachSilentAddress_IsGivenUp) {
   // The second attempt starts when no timer of the first is left.
   for (int i = 0; i < 2; ++i) {
     auto client = std::make_shared<RecordingHandler>();
-    a.hub->Connect(PeerId{2, 22}, {.tcp = {first_address, second_address}}, false, client);
+    a.connection_manager->Connect(PeerId{2, 22}, {.tcp = {first_address, second_address}}, false,
+                                  client);
     const absl::Status why = client->WaitForClosed();
     EXPECT_EQ(why.code(), absl::StatusCode::kDeadlineExceeded) << why;
     for (const std::string& each : {first_address, second_address}) {
@@ -84,9 +85,9 @@ TEST(ConnectAttemptTest, PeersReason_IsTheErrorAtTheTimeout) {
   const std::string words =
       AuthHandshake::OutOfDescriptors({.self = PeerId{2, 22}, .token = "token"});
   auto client = std::make_shared<RecordingHandler>();
-  a.hub->Connect(PeerId{2, 22},
-                 {.tcp = {absl::StrCat("127.0.0.1:", listening.port), "127.0.0.1:1"}}, false,
-                 client);
+  a.connection_manager->Connect(
+      PeerId{2, 22}, {.tcp = {absl::StrCat("127.0.0.1:", listening.port), "127.0.0.1:1"}}, false,
+      client);
   UniqueFd socket;
   while (!socket.valid()) {
     socket = UniqueFd(accept4(listening.fd.get(), nullptr, nullptr, SOCK_CLOEXEC));

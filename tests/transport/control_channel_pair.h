@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two ends of control channels in one process, each with a loop and a hub of its own.
+// Two ends of control channels in one process, each with a loop and a connection manager of its
+// own.
 #ifndef FERRY_TESTS_TRANSPORT_CONTROL_CHANNEL_PAIR_H_
 #define FERRY_TESTS_TRANSPORT_CONTROL_CHANNEL_PAIR_H_
 
@@ -97,13 +98,13 @@ struct ControlEnd {
           data.push_back(std::move(connection));
         });
     EXPECT_TRUE(made.ok()) << made.status();
-    hub = *std::move(made);
-    EXPECT_TRUE(hub->Start().ok());
-    addresses.unix_name = hub->unix_name();
-    addresses.tcp = {absl::StrCat("127.0.0.1:", hub->tcp_port())};
+    connection_manager = *std::move(made);
+    EXPECT_TRUE(connection_manager->Start().ok());
+    addresses.unix_name = connection_manager->unix_name();
+    addresses.tcp = {absl::StrCat("127.0.0.1:", connection_manager->tcp_port())};
     peer = self;
   }
-  ~ControlEnd() { hub->Close(); }
+  ~ControlEnd() { connection_manager->Close(); }
 
   PeerId peer;
   std::shared_ptr<RecordingHandler> accepted = std::make_shared<RecordingHandler>();
@@ -112,7 +113,7 @@ struct ControlEnd {
   std::function<void(DataConnection)> on_data;
   PeerAddresses addresses;
   std::unique_ptr<EventLoop> loop;
-  std::unique_ptr<ConnectionManager> hub;
+  std::unique_ptr<ConnectionManager> connection_manager;
 };
 
 }  // namespace ferry

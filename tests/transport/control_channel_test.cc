@@ -33,7 +33,7 @@ class ControlChannelTest : public ::testing::TestWithParam<bool> {
 
   // Connects a to b; both handlers have their control channels afterwards.
   void Connect() {
-    a_.hub->Connect(b_.peer, b_.addresses, is_unix(), client_);
+    a_.connection_manager->Connect(b_.peer, b_.addresses, is_unix(), client_);
     client_channel_ = client_->WaitForChannel();
     ASSERT_NE(client_channel_, nullptr) << client_->WaitForClosed();
     server_channel_ = b_.accepted->WaitForChannel();
@@ -134,26 +134,26 @@ TEST_P(ControlChannelTest, FrameAfterABurst_WakesTheReader) {
 TEST(ControlChannelPollingTest, BlockingCaller_WakesAPollingPeer) {
   ControlEnd asks(PeerId{1, 11});
   // It would not look by itself before the test is over.
-  ControlEnd dozes(PeerId{2, 22}, "token", absl::Seconds(10), {.tick = absl::Hours(1)});
+  ControlEnd polls(PeerId{2, 22}, "token", absl::Seconds(10), {.tick = absl::Hours(1)});
   const auto client = std::make_shared<RecordingHandler>();
-  asks.hub->Connect(dozes.peer, dozes.addresses, /*use_unix=*/true, client);
+  asks.connection_manager->Connect(polls.peer, polls.addresses, /*use_unix=*/true, client);
   const std::shared_ptr<ControlChannel> channel = client->WaitForChannel();
   ASSERT_NE(channel, nullptr) << client->WaitForClosed();
-  ASSERT_NE(dozes.accepted->WaitForChannel(), nullptr);
-  Doorbell& bell = dozes.loop->doorbell();
+  ASSERT_NE(polls.accepted->WaitForChannel(), nullptr);
+  Doorbell& bell = polls.loop->doorbell();
   const auto in = [](absl::Duration duration) { return SteadyClock().Now() + duration; };
-  for (const absl::Time end = in(absl::Seconds(20)); !bell.is_dozing() && SteadyClock().Now() < end;
-       absl::SleepFor(absl::Milliseconds(1))) {
+  for (const absl::Time end = in(absl::Seconds(20));
+       !bell.is_polling() && SteadyClock().Now() < end; absl::SleepFor(absl::Milliseconds(1))) {
     // A caller has finished, and then a frame arrives that no caller waits for.
-    dozes.loop->WaitUntil([] { return false; }, in(absl::Milliseconds(1)));
+    polls.loop->WaitUntil([] { return false; }, in(absl::Milliseconds(1)));
     bell.RingAnyway();
   }
-  ASSERT_TRUE(bell.is_dozing());
+  ASSERT_TRUE(bell.is_polling());
   ASSERT_TRUE(channel->Send(1, {"a question"}).ok());
-  EXPECT_TRUE(bell.is_dozing());
+  EXPECT_TRUE(bell.is_polling());
   bool is_heard = false;
   for (const absl::Time end = in(absl::Seconds(20)); !is_heard && SteadyClock().Now() < end;) {
-    is_heard = asks.loop->WaitUntil([&dozes] { return !dozes.accepted->WaitForFrames(0).empty(); },
+    is_heard = asks.loop->WaitUntil([&polls] { return !polls.accepted->WaitForFrames(0).empty(); },
                                     in(absl::Milliseconds(20)));
   }
   EXPECT_TRUE(is_heard);
@@ -183,16 +183,16 @@ TEST_P(ControlChannelTest, HandlerThatRefusesAFrame_EndsTheChannel) {
 
 TEST_P(ControlChannelTest, WrongToken_IsRefusedAndCounted) {
   ControlEnd stranger(PeerId{3, 33}, "another token");
-  stranger.hub->Connect(b_.peer, b_.addresses, is_unix(), client_);
+  stranger.connection_manager->Connect(b_.peer, b_.addresses, is_unix(), client_);
   const absl::Status status = client_->WaitForClosed();
   EXPECT_EQ(status.code(), absl::StatusCode::kUnauthenticated);
   EXPECT_THAT(std::string(status.message()), HasSubstr("cannot reach node 2"));
-  EXPECT_EQ(b_.hub->stats().refused, 1);
-  EXPECT_EQ(b_.hub->stats().accepted, 0);
+  EXPECT_EQ(b_.connection_manager->stats().refused, 1);
+  EXPECT_EQ(b_.connection_manager->stats().accepted, 0);
 }
 
 TEST_P(ControlChannelTest, EarlierIncarnationOfThePeer_IsNotReached) {
-  a_.hub->Connect(PeerId{2, 21}, b_.addresses, is_unix(), client_);
+  a_.connection_manager->Connect(PeerId{2, 21}, b_.addresses, is_unix(), client_);
   const absl::Status status = client_->WaitForClosed();
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(status.message()), HasSubstr("restarted"));
@@ -219,7 +219,7 @@ TEST(ShmControlChannelTest, DescriptorsArriveWithTheirFrames) {
   ControlEnd a(PeerId{1, 11});
   ControlEnd b(PeerId{2, 22});
   auto client = std::make_shared<RecordingHandler>();
-  a.hub->Connect(b.peer, b.addresses, true, client);
+  a.connection_manager->Connect(b.peer, b.addresses, true, client);
   const auto channel = client->WaitForChannel();
   ASSERT_NE(channel, nullptr);
   for (int i = 0; i < 20; ++i) {
@@ -241,7 +241,7 @@ TEST(ShmControlChannelTest, DescriptorsArriveWithTheirFrames) {
 TEST(ConnectionManagerTest, NamesTheTriedAddresses) {
   ControlEnd a(PeerId{1, 11});
   auto client = std::make_shared<RecordingHandler>();
-  a.hub->Connect(PeerId{2, 22}, {.tcp = {"127.0.0.1:1", "[::1]:1"}}, false, client);
+  a.connection_manager->Connect(PeerId{2, 22}, {.tcp = {"127.0.0.1:1", "[::1]:1"}}, false, client);
   const absl::Status status = client->WaitForClosed();
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(std::string(status.message()), HasSubstr("127.0.0.1:1: Connection refused"));
@@ -252,7 +252,8 @@ TEST(ConnectionManagerTest, TriesTheNextAddress) {
   ControlEnd a(PeerId{1, 11});
   ControlEnd b(PeerId{2, 22});
   auto client = std::make_shared<RecordingHandler>();
-  a.hub->Connect(b.peer, {.tcp = {"127.0.0.1:1", b.addresses.tcp[0]}}, false, client);
+  a.connection_manager->Connect(b.peer, {.tcp = {"127.0.0.1:1", b.addresses.tcp[0]}}, false,
+                                client);
   EXPECT_NE(client->WaitForChannel(), nullptr) << client->WaitForClosed();
 }
 
@@ -262,8 +263,8 @@ TEST(ConnectionManagerTest, SilentConnection_IsGivenUp) {
   // A server that is silent, for a client.
   auto listening = *ListenTcp("127.0.0.1:0");
   auto client = std::make_shared<RecordingHandler>();
-  b.hub->Connect(PeerId{1, 11}, {.tcp = {absl::StrCat("127.0.0.1:", listening.port)}}, false,
-                 client);
+  b.connection_manager->Connect(
+      PeerId{1, 11}, {.tcp = {absl::StrCat("127.0.0.1:", listening.port)}}, false, client);
   const absl::Status status = client->WaitForClosed();
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
   EXPECT_THAT(std::string(status.message()), HasSubstr("though it is connected"));
@@ -307,7 +308,7 @@ TEST(ConnectionManagerTest, SilentConnection_IsClosedWhenTheLoopEnds) {
     go->WaitForNotification();
   });
   busy->WaitForNotification();
-  b->hub->Close();
+  b->connection_manager->Close();
   std::thread stopper([&b] { b->loop->Stop(); });
   absl::SleepFor(absl::Milliseconds(20));
   go->Notify();
@@ -325,10 +326,10 @@ TEST(ConnectionManagerTest, SilentCrowds_BlockNoPeer) {
   for (int i = 0; i < 400; ++i) crowd.push_back(*BeginConnectTcp(b.addresses.tcp[0]));
   for (const bool is_unix : {true, false}) {
     auto client = std::make_shared<RecordingHandler>();
-    a.hub->Connect(b.peer, b.addresses, is_unix, client);
+    a.connection_manager->Connect(b.peer, b.addresses, is_unix, client);
     EXPECT_NE(client->WaitForChannel(), nullptr) << client->WaitForClosed();
   }
-  EXPECT_GT(b.hub->stats().refused, 0);
+  EXPECT_GT(b.connection_manager->stats().refused, 0);
 }
 
 // A process that is opening many control channels itself, at the beginning of a large job, still
@@ -338,13 +339,14 @@ TEST(ConnectionManagerTest, OwnAttempts_BlockNoPeer) {
   ControlEnd b(PeerId{2, 22});
   auto silent = *ListenTcp("127.0.0.1:0");
   for (int i = 0; i < 300; ++i) {
-    b.hub->Connect(PeerId{100 + i, 33}, {.tcp = {absl::StrCat("127.0.0.1:", silent.port)}}, false,
-                   std::make_shared<RecordingHandler>());
+    b.connection_manager->Connect(PeerId{100 + i, 33},
+                                  {.tcp = {absl::StrCat("127.0.0.1:", silent.port)}}, false,
+                                  std::make_shared<RecordingHandler>());
   }
   auto client = std::make_shared<RecordingHandler>();
-  a.hub->Connect(b.peer, b.addresses, false, client);
+  a.connection_manager->Connect(b.peer, b.addresses, false, client);
   EXPECT_NE(client->WaitForChannel(), nullptr) << client->WaitForClosed();
-  EXPECT_EQ(b.hub->stats().refused, 0);
+  EXPECT_EQ(b.connection_manager->stats().refused, 0);
 }
 
 TEST(ConnectionManagerTest, GarbageIsRefusedAtItsFirstBytes) {
@@ -354,10 +356,10 @@ TEST(ConnectionManagerTest, GarbageIsRefusedAtItsFirstBytes) {
   for (int i = 0; i < 100 && send(socket.get(), http.data(), http.size(), MSG_NOSIGNAL) < 0; ++i) {
     absl::SleepFor(absl::Milliseconds(10));
   }
-  for (int i = 0; i < 500 && b.hub->stats().refused == 0; ++i) {
+  for (int i = 0; i < 500 && b.connection_manager->stats().refused == 0; ++i) {
     absl::SleepFor(absl::Milliseconds(10));
   }
-  EXPECT_EQ(b.hub->stats().refused, 1);
+  EXPECT_EQ(b.connection_manager->stats().refused, 1);
 }
 
 // A process that connects to a socket without a file must be of the same user, whatever it knows.
@@ -386,8 +388,8 @@ TEST(ConnectionManagerTest, ProcessOfAnotherUser_IsRefusedAndCounted) {
   int status = 0;
   ASSERT_EQ(waitpid(child, &status, 0), child);
   EXPECT_EQ(status, 0);
-  EXPECT_EQ(b.hub->stats().refused, 1);
-  EXPECT_THAT(b.hub->stats().last_refusal,
+  EXPECT_EQ(b.connection_manager->stats().refused, 1);
+  EXPECT_THAT(b.connection_manager->stats().last_refusal,
               HasSubstr("processes of two users cannot share memory: this one runs as uid 0"));
   for (const int each : pipe_ends) close(each);
 }
@@ -403,10 +405,10 @@ TEST(ConnectionManagerTest, ConnectionsThatComeAndGo_LeaveNothingBehind) {
       absl::SleepFor(absl::Milliseconds(1));
     }
   }
-  for (int i = 0; i < 500 && b.hub->stats().refused < kVisits; ++i) {
+  for (int i = 0; i < 500 && b.connection_manager->stats().refused < kVisits; ++i) {
     absl::SleepFor(absl::Milliseconds(10));
   }
-  EXPECT_EQ(b.hub->stats().refused, kVisits);
+  EXPECT_EQ(b.connection_manager->stats().refused, kVisits);
   // One per listener, for all its connections.
   EXPECT_LE(b.loop->timers(), 2u);
 }

@@ -124,7 +124,7 @@ TEST(CudaIpcMessagesTest, AnswersToProbes) {
   EXPECT_EQ(come.pair, sent.pair);
   EXPECT_EQ(come.seed, sent.seed);
   EXPECT_EQ(come.refusal, sent.refusal);
-  EXPECT_EQ(come.why_no_events, sent.why_no_events);
+  EXPECT_EQ(come.events_unavailable_reason, sent.events_unavailable_reason);
 }
 
 TEST(CudaIpcMessagesTest, Slices) {
@@ -178,7 +178,7 @@ TEST(CudaIpcMessagesTest, LongTexts_AreCutAndTheRestStays) {
   const auto probed = DecodeCudaIpcProbed(EncodeCudaIpcProbed({kPair, 7, text, text}));
   ASSERT_TRUE(probed.ok()) << probed.status();
   EXPECT_EQ(probed->refusal, text.substr(0, 1024));
-  EXPECT_EQ(probed->why_no_events, text.substr(0, 1024));
+  EXPECT_EQ(probed->events_unavailable_reason, text.substr(0, 1024));
   const auto failed = DecodeCudaIpcFailed(EncodeCudaIpcFailed({6, text}));
   ASSERT_TRUE(failed.ok()) << failed.status();
   EXPECT_EQ(failed->why, text.substr(0, 1024));

@@ -86,7 +86,7 @@ class CudaIpcReceiverTest : public CudaIpcTest {
     header.dtype = DataType::kUint8;
     header.bytes = pieces.size() * kBytes;
     header.shape = *Shape::Create({static_cast<int64_t>(header.bytes)});
-    header.place = {MemorySpace::kCuda, 0};
+    header.location = {MemorySpace::kCuda, 0};
     auto end = std::make_shared<End>();
     receiver_->Fetch(id, header, EncodeCudaIpcDescriptor(descriptor), absl::MakeSpan(fds),
                      destination,

@@ -38,7 +38,7 @@ class EndpointsTest : public ::testing::Test {
  protected:
   EndpointsTest() : end_({1, 10}, "token", absl::Milliseconds(100)) {
     environment_.loop = end_.loop.get();
-    environment_.hub = end_.hub.get();
+    environment_.connection_manager = end_.connection_manager.get();
     environment_.arena = *HostArena::Create({});
     environment_.copier = &copier_;
   }
@@ -518,20 +518,20 @@ TEST_F(EndpointsTest, SegmentCouldNotBeAnnounced_IsAnnouncedWithTheNextTensor) {
   });
   const Tensor tensor = InArena('a');
   uint64_t id = 0;
-  const auto offer = [&] {
+  const auto expose = [&] {
     absl::Status status;
     sender->Expose(++id, tensor, {}, [&](absl::StatusOr<TransferDescriptor> descriptor) {
       status = descriptor.status();
     });
     return status;
   };
-  EXPECT_FALSE(offer().ok());
+  EXPECT_FALSE(expose().ok());
   is_full = false;
-  EXPECT_TRUE(offer().ok());
-  EXPECT_TRUE(offer().ok());
+  EXPECT_TRUE(expose().ok());
+  EXPECT_TRUE(expose().ok());
   EXPECT_EQ(announcements, 1);
   sender->Abort(absl::CancelledError("over"));
-  EXPECT_EQ(offer().code(), absl::StatusCode::kCancelled);
+  EXPECT_EQ(expose().code(), absl::StatusCode::kCancelled);
 }
 
 }  // namespace

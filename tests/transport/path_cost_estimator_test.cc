@@ -33,7 +33,8 @@ class PathCostEstimatorTest : public ::testing::Test {
   // A transfer of 1 MB at that rate.
   void Transfer(double gigabytes_per_s) {
     Cost();
-    costs_.SawBytes(0, 2 * kMiB, absl::Seconds(2.0 * kMiB / (gigabytes_per_s * 1e9)), clock_.Now());
+    costs_.RecordBandwidth(0, 2 * kMiB, absl::Seconds(2.0 * kMiB / (gigabytes_per_s * 1e9)),
+                           clock_.Now());
   }
 
   FakeClock clock_;
@@ -91,9 +92,9 @@ TEST_F(PathCostEstimatorTest, OldMeasurements_AreForgotten) {
 TEST_F(PathCostEstimatorTest, SmallTransfersMeasureLatencyAndLargeOnesBandwidth) {
   for (int i = 0; i < 30; ++i) {
     Cost();
-    costs_.SawTransfer(0, 1000, absl::Microseconds(20) + absl::Microseconds(1), clock_.Now());
-    costs_.SawTransfer(0, 4 * kMiB, absl::Microseconds(20) + absl::Seconds(4.0 * kMiB / 2e9),
-                       clock_.Now());
+    costs_.RecordTransfer(0, 1000, absl::Microseconds(20) + absl::Microseconds(1), clock_.Now());
+    costs_.RecordTransfer(0, 4 * kMiB, absl::Microseconds(20) + absl::Seconds(4.0 * kMiB / 2e9),
+                          clock_.Now());
   }
   EXPECT_NEAR(absl::ToDoubleMicroseconds(Cost().latency), 10, 0.5);
   EXPECT_NEAR(InGb(Cost()), 2, 0.05);
@@ -103,8 +104,8 @@ TEST_F(PathCostEstimatorTest, SmallTransfersMeasureLatencyAndLargeOnesBandwidth)
 TEST_F(PathCostEstimatorTest, LargerTransfers_DoNotReduceLatencyToZero) {
   for (int i = 0; i < 30; ++i) {
     Cost();
-    costs_.SawTransfer(0, 900'000, absl::Microseconds(100) + absl::Seconds(900'000 / 4e9),
-                       clock_.Now());
+    costs_.RecordTransfer(0, 900'000, absl::Microseconds(100) + absl::Seconds(900'000 / 4e9),
+                          clock_.Now());
   }
   EXPECT_GT(Cost().latency, absl::Microseconds(20));
   EXPECT_NEAR(InGb(Cost()), 4, 0.5);
@@ -120,28 +121,28 @@ TEST_F(PathCostEstimatorTest, SmallTransfers_AreSampled) {
 }
 
 TEST_F(PathCostEstimatorTest, ChannelLatency_AppliesToTransportsThatAreAsFast) {
-  costs_.SawControlChannel(absl::Microseconds(3), clock_.Now());
+  costs_.RecordControlLatency(absl::Microseconds(3), clock_.Now());
   EXPECT_EQ(Cost(/*latency_is_control_rtt=*/true).latency, absl::Microseconds(3));
   EXPECT_EQ(Cost(/*latency_is_control_rtt=*/true).latency_basis, CostBasis::kMeasured);
   EXPECT_EQ(Cost(/*latency_is_control_rtt=*/false).latency, absl::Microseconds(50));
   // From a peer that was asleep.
-  costs_.SawControlChannel(absl::Milliseconds(500), clock_.Now());
+  costs_.RecordControlLatency(absl::Milliseconds(500), clock_.Now());
   EXPECT_LT(Cost(true).latency, absl::Microseconds(6));
-  costs_.SawControlChannel(absl::Microseconds(3), clock_.Now());
-  costs_.SawControlChannel(absl::Microseconds(3), clock_.Now());
+  costs_.RecordControlLatency(absl::Microseconds(3), clock_.Now());
+  costs_.RecordControlLatency(absl::Microseconds(3), clock_.Now());
   EXPECT_LT(Cost(true).latency, absl::Microseconds(4));
 }
 
 // A process that was stopped while the control channel was measured for the first time.
 TEST_F(PathCostEstimatorTest, AFirstMeasurementOfSecondsFades) {
-  costs_.SawControlChannel(absl::Seconds(20), clock_.Now());
+  costs_.RecordControlLatency(absl::Seconds(20), clock_.Now());
   EXPECT_LE(Cost(true).latency, absl::Seconds(1));
   for (int i = 0; i < 8; ++i) {
     clock_.Advance(absl::Seconds(2));
-    costs_.SawControlChannel(absl::Microseconds(3), clock_.Now());
+    costs_.RecordControlLatency(absl::Microseconds(3), clock_.Now());
   }
   EXPECT_LT(Cost(true).latency, absl::Microseconds(6));
-  costs_.SawControlChannel(absl::Seconds(20), clock_.Now());
+  costs_.RecordControlLatency(absl::Seconds(20), clock_.Now());
   clock_.Advance(absl::Minutes(3));
   EXPECT_EQ(Cost(true).latency_basis, CostBasis::kAssumed);
 }
@@ -154,9 +155,9 @@ TEST_F(PathCostEstimatorTest, WithoutACopy_ThereIsNoBandwidth) {
 }
 
 TEST_F(PathCostEstimatorTest, InvalidMeasurementsAreIgnored) {
-  costs_.SawTransfer(0, kMiB, absl::ZeroDuration(), clock_.Now());
-  costs_.SawTransfer(7, kMiB, absl::Seconds(1), clock_.Now());
-  costs_.SawBytes(7, kMiB, absl::Seconds(1), clock_.Now());
+  costs_.RecordTransfer(0, kMiB, absl::ZeroDuration(), clock_.Now());
+  costs_.RecordTransfer(7, kMiB, absl::Seconds(1), clock_.Now());
+  costs_.RecordBandwidth(7, kMiB, absl::Seconds(1), clock_.Now());
   EXPECT_FALSE(costs_.WantsSample(7, 1, clock_.Now()));
   // A clock that goes back.
   Transfer(4);
@@ -208,11 +209,11 @@ TEST(PathChoiceTest, FollowsMeasurementsAndRetriesOtherPaths) {
     return std::string(transports[choice->transport]->name());
   };
   EXPECT_EQ(choose(), "fast");
-  for (int i = 0; i < 2; ++i) costs.SawBytes(0, kMiB, absl::Seconds(1), clock.Now());
+  for (int i = 0; i < 2; ++i) costs.RecordBandwidth(0, kMiB, absl::Seconds(1), clock.Now());
   EXPECT_EQ(choose(), "fast") << "two that stall are no reason";
   int more = 0;
   while (choose() == "fast" && more < 100) {
-    costs.SawBytes(0, kMiB, absl::Seconds(1), clock.Now());
+    costs.RecordBandwidth(0, kMiB, absl::Seconds(1), clock.Now());
     ++more;
   }
   EXPECT_LT(more, 10);
@@ -238,14 +239,14 @@ TEST(PathChoiceTest, SlowChannel_MakesNoOtherPathTheCheapest) {
   PathQuery query = {.source = &ends[0], .destination = &ends[1], .bytes = 64 << 10};
   query.estimates = &costs;
   query.now = clock.Now();
-  costs.SawControlChannel(absl::Milliseconds(2), clock.Now());
+  costs.RecordControlLatency(absl::Milliseconds(2), clock.Now());
   EXPECT_EQ(SelectPath(transports, query, {}, nullptr), 0u);
   const absl::StatusOr<PathExplanation> choice = ExplainPath(transports, query, {});
   ASSERT_TRUE(choice.ok());
   EXPECT_EQ(choice->candidates[1].cost->latency, absl::Milliseconds(2));
   EXPECT_EQ(choice->candidates[1].cost->latency_basis, CostBasis::kMeasured);
   // Nor one that has been measured in a better moment.
-  for (int i = 0; i < 100; ++i) costs.SawTransfer(1, 64, absl::Microseconds(16), clock.Now());
+  for (int i = 0; i < 100; ++i) costs.RecordTransfer(1, 64, absl::Microseconds(16), clock.Now());
   const absl::StatusOr<PathExplanation> again = ExplainPath(transports, query, {});
   ASSERT_TRUE(again.ok());
   EXPECT_EQ(again->transport, 0u);
@@ -376,15 +377,15 @@ TEST(PathChoiceTest, ReportsTheSourceOfEachNumber) {
   EXPECT_EQ(Explain(*choice),
             "near (0.075us measured at start, no copy); not far (50us + 1.0 GB/s, assumed); "
             "not none: so");
-  costs.SawBytes(1, kMiB, absl::Seconds(1.0 * kMiB / 1e9), clock.Now());
+  costs.RecordBandwidth(1, kMiB, absl::Seconds(1.0 * kMiB / 1e9), clock.Now());
   clock.Advance(absl::Seconds(4));
   query.now = clock.Now();
   const absl::StatusOr<PathExplanation> later = ExplainPath(transports, query, {});
   EXPECT_THAT(Explain(*later), HasSubstr("not far (50us assumed + 1.0 GB/s measured 4s ago)"));
-  EXPECT_NE(SortOf(*choice), SortOf(*later));
+  EXPECT_NE(ExplanationKey(*choice), ExplanationKey(*later));
   PathExplanation other = *choice;
   other.candidates[0].cost->latency = absl::Nanoseconds(90);
-  EXPECT_EQ(SortOf(*choice), SortOf(other));
+  EXPECT_EQ(ExplanationKey(*choice), ExplanationKey(other));
   const PathExplanation both[] = {*choice, other};
   EXPECT_THAT(Explain(both), HasSubstr("near (0.075us to 0.09us measured at start, no copy)"));
 }
@@ -398,14 +399,14 @@ TEST(PathChoiceTest, UnlikeTransfers_AreMeasuredSeparately) {
   PathExplanation one;
   one.transport = 9;
   one.candidates = {{"a", absl::UnavailableError("x\nb\ny")}};
-  EXPECT_NE(SortOf(one), SortOf(two));
+  EXPECT_NE(ExplanationKey(one), ExplanationKey(two));
   PathExplanation allowed;
   allowed.transport = 9;
   allowed.candidates = {{"a", cost}};
   PathExplanation refused;
   refused.transport = 9;
   refused.candidates = {{"a", absl::UnavailableError("0 0 0 0 ")}};
-  EXPECT_NE(SortOf(allowed), SortOf(refused));
+  EXPECT_NE(ExplanationKey(allowed), ExplanationKey(refused));
 }
 
 // From this size on a transfer measures bandwidth, and below only latency.
@@ -420,9 +421,9 @@ TEST_F(PathCostEstimatorTest, SampleOfExactlyTheLeastSize_CountsAsBandwidth) {
   EXPECT_FALSE(costs_.WantsSample(0, kLeast - 1, clock_.Now()));
   clock_.Advance(absl::Nanoseconds(1));
   EXPECT_TRUE(costs_.WantsSample(0, kLeast - 1, clock_.Now()));
-  costs_.SawBytes(0, kLeast - 1, absl::Seconds(1), clock_.Now());
+  costs_.RecordBandwidth(0, kLeast - 1, absl::Seconds(1), clock_.Now());
   EXPECT_EQ(Cost().bandwidth_basis, CostBasis::kAssumed);
-  costs_.SawBytes(0, kLeast, absl::Seconds(1), clock_.Now());
+  costs_.RecordBandwidth(0, kLeast, absl::Seconds(1), clock_.Now());
   EXPECT_EQ(Cost().bandwidth_basis, CostBasis::kMeasured);
 }
 
@@ -432,7 +433,7 @@ TEST(SmoothedMeasureTest, WeightFadesAtTheStatedTimes) {
   SmoothedMeasure measure(SmoothedMeasure::Better::kLess);
   EXPECT_EQ(measure.Weight(clock.Now()), 0);
   EXPECT_EQ(measure.Value(7, clock.Now()), 7);
-  measure.See(2, 2, clock.Now());
+  measure.Record(2, 2, clock.Now());
   clock.Advance(SmoothedMeasure::kFresh);
   EXPECT_EQ(measure.Weight(clock.Now()), 1);
   clock.Advance(SmoothedMeasure::kHalfLife);
@@ -450,7 +451,7 @@ TEST(SmoothedMeasureTest, OneMeasurement_HasALimitedWeight) {
   FakeClock clock;
   const auto after = [&clock](SmoothedMeasure::Better better, double measured) {
     SmoothedMeasure measure(better);
-    measure.See(measured, 1, clock.Now());
+    measure.Record(measured, 1, clock.Now());
     return measure.Value(1, clock.Now());
   };
   using enum SmoothedMeasure::Better;

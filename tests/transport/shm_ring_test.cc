@@ -66,7 +66,7 @@ TEST(ShmRingTest, FullRingRefusesFramesAndReportsRoom) {
   int written = 0;
   while (writer.Write(1, 0, {body})) ++written;
   EXPECT_GE(written, 30);
-  writer.AskForRoom();
+  writer.RequestRoom();
   EXPECT_FALSE(writer.HasRoom(body.size()));
   int read = 0;
   while (reader.HasFrame()) {

@@ -31,7 +31,7 @@ constexpr absl::Duration kStalled = absl::Seconds(5);
 
 class CountingSink final : public SliceSink {
  public:
-  Verdict Place(const SliceHeader&, SliceTarget*) override { return Verdict::kSkip; }
+  Verdict FindTarget(const SliceHeader&, SliceTarget*) override { return Verdict::kSkip; }
   void OnSlice(const SliceHeader&) override {
     absl::MutexLock lock(&mu_);
     ++count_;
@@ -80,12 +80,12 @@ class PlacingSink final : public SliceSink {
  public:
   explicit PlacingSink(size_t bytes)
       : buffer_(*AllocateHeapBuffer(bytes)), memory_(buffer_), gate_(gate) {}
-  Verdict Place(const SliceHeader&, SliceTarget* place) override {
+  Verdict FindTarget(const SliceHeader&, SliceTarget* target) override {
     if (buffer_ == nullptr) return Verdict::kWait;
     char* const data = static_cast<char*>(buffer_->data());
-    *place = {data, std::move(buffer_), std::exchange(gate_, nullptr), nullptr};
+    *target = {data, std::move(buffer_), std::exchange(gate_, nullptr), nullptr};
     placed.Notify();
-    return Verdict::kPlace;
+    return Verdict::kRead;
   }
   void OnSlice(const SliceHeader&) override {
     EXPECT_TRUE(memory_.expired());
@@ -175,12 +175,12 @@ class AssemblingSink final : public SliceSink {
       : buffer_(*AllocateHeapBuffer(bytes)), skipped_(skipped) {
     std::memset(buffer_->data(), '.', bytes);
   }
-  Verdict Place(const SliceHeader& header, SliceTarget* place) override {
+  Verdict FindTarget(const SliceHeader& header, SliceTarget* target) override {
     if (header.offset + header.bytes > buffer_->bytes()) return Verdict::kError;
     if (header.transfer == skipped_) return Verdict::kSkip;
-    *place = {static_cast<char*>(buffer_->data()) + header.offset, buffer_,
-              std::make_shared<ClosableWriter>(), nullptr};
-    return Verdict::kPlace;
+    *target = {static_cast<char*>(buffer_->data()) + header.offset, buffer_,
+               std::make_shared<ClosableWriter>(), nullptr};
+    return Verdict::kRead;
   }
   void OnSlice(const SliceHeader& header) override {
     absl::MutexLock lock(&mu_);

@@ -26,7 +26,7 @@ class TcpConnectionsTest : public ::testing::Test {
   TcpConnectionsTest() {
     for (Side* side : {&sending_, &receiving_}) {
       side->environment.loop = side->end.loop.get();
-      side->environment.hub = side->end.hub.get();
+      side->environment.connection_manager = side->end.connection_manager.get();
       side->environment.arena = *HostArena::Create({});
       side->environment.copier = &copier_;
       side->transport =

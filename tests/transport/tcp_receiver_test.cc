@@ -25,7 +25,7 @@ class TcpReceiverTest : public ::testing::Test {
  protected:
   TcpReceiverTest() : end_(PeerId{1, 10}) {
     environment_.loop = end_.loop.get();
-    environment_.hub = end_.hub.get();
+    environment_.connection_manager = end_.connection_manager.get();
     environment_.arena = *HostArena::Create({});
     Endpoint peer;
     peer.peer = {2, 20};
@@ -53,9 +53,9 @@ class TcpReceiverTest : public ::testing::Test {
                        has_checked_values_ = info.has_checked_values;
                      });
   }
-  Verdict Place(uint64_t id, uint64_t offset, size_t bytes) {
+  Verdict FindTarget(uint64_t id, uint64_t offset, size_t bytes) {
     target_ = {};
-    return receiver_->Place(
+    return receiver_->FindTarget(
         {.transfer = id, .offset = offset, .bytes = static_cast<uint32_t>(bytes)}, &target_);
   }
   // It has come.
@@ -77,19 +77,19 @@ class TcpReceiverTest : public ::testing::Test {
 };
 
 TEST_F(TcpReceiverTest, SlicesOutsideOfTheTensor_AreErrors) {
-  EXPECT_EQ(Place(1, 0, 1), Verdict::kWait) << "its descriptor is still to come";
+  EXPECT_EQ(FindTarget(1, 0, 1), Verdict::kWait) << "its descriptor is still to come";
   Fetch(1);
-  EXPECT_EQ(Place(1, 0, 0), Verdict::kError);
-  EXPECT_EQ(Place(1, 0, kSliceBytes + 1), Verdict::kError);
-  EXPECT_EQ(Place(1, kWholeTensor, 1), Verdict::kError);
-  EXPECT_EQ(Place(1, kWholeTensor + 1, 1), Verdict::kError);
-  EXPECT_EQ(Place(1, kWholeTensor - 10, 11), Verdict::kError);
+  EXPECT_EQ(FindTarget(1, 0, 0), Verdict::kError);
+  EXPECT_EQ(FindTarget(1, 0, kSliceBytes + 1), Verdict::kError);
+  EXPECT_EQ(FindTarget(1, kWholeTensor, 1), Verdict::kError);
+  EXPECT_EQ(FindTarget(1, kWholeTensor + 1, 1), Verdict::kError);
+  EXPECT_EQ(FindTarget(1, kWholeTensor - 10, 11), Verdict::kError);
   // The end of this one overflows to 0.
-  EXPECT_EQ(Place(1, UINT64_MAX, 1), Verdict::kError);
-  EXPECT_EQ(Place(1, UINT64_MAX - 9, 20), Verdict::kError);
-  ASSERT_EQ(Place(1, 0, kSliceBytes), Verdict::kPlace);
+  EXPECT_EQ(FindTarget(1, UINT64_MAX, 1), Verdict::kError);
+  EXPECT_EQ(FindTarget(1, UINT64_MAX - 9, 20), Verdict::kError);
+  ASSERT_EQ(FindTarget(1, 0, kSliceBytes), Verdict::kRead);
   const char* const begin = target_.data;
-  ASSERT_EQ(Place(1, kWholeTensor - 10, 10), Verdict::kPlace);
+  ASSERT_EQ(FindTarget(1, kWholeTensor - 10, 10), Verdict::kRead);
   EXPECT_EQ(target_.data, begin + (kWholeTensor - 10));
   EXPECT_EQ(done_, 0);
 }
@@ -99,16 +99,16 @@ TEST_F(TcpReceiverTest, SlicesOutsideOfTheTensor_AreErrors) {
 TEST_F(TcpReceiverTest, SlicesThatOverlap_AreErrors) {
   Fetch(1);
   Slice(1, 0, kSliceBytes);
-  EXPECT_EQ(Place(1, 0, 101), Verdict::kError);
-  EXPECT_EQ(Place(1, kSliceBytes - 1, 101), Verdict::kError);
-  EXPECT_EQ(Place(1, kSliceBytes, 100), Verdict::kPlace);
+  EXPECT_EQ(FindTarget(1, 0, 101), Verdict::kError);
+  EXPECT_EQ(FindTarget(1, kSliceBytes - 1, 101), Verdict::kError);
+  EXPECT_EQ(FindTarget(1, kSliceBytes, 100), Verdict::kRead);
   // Two connections may have requested the destination of their slice before either had arrived.
   Slice(1, 0, 101);
   EXPECT_EQ(done_, 0);
   Slice(1, kSliceBytes, 100);
   EXPECT_EQ(done_, 1);
   EXPECT_TRUE(status_.ok()) << status_;
-  EXPECT_EQ(Place(1, 0, 1), Verdict::kWait) << "of what is there nothing more is known";
+  EXPECT_EQ(FindTarget(1, 0, 1), Verdict::kWait) << "of what is there nothing more is known";
 }
 
 TEST_F(TcpReceiverTest, DuplicateTransfer_IsRefusedAndTheFirstContinues) {
@@ -123,25 +123,25 @@ TEST_F(TcpReceiverTest, DuplicateTransfer_IsRefusedAndTheFirstContinues) {
   // Its number is free again.
   Fetch(1);
   EXPECT_EQ(done_, 2);
-  EXPECT_EQ(Place(1, 0, kSliceBytes), Verdict::kPlace);
+  EXPECT_EQ(FindTarget(1, 0, kSliceBytes), Verdict::kRead);
 }
 
 // Its receiver may reuse the buffer at once; further bytes must still be well-formed.
 TEST_F(TcpReceiverTest, CancelledOrDropped_IsReadAndDiscarded) {
   Fetch(1);
-  ASSERT_EQ(Place(1, 0, kSliceBytes), Verdict::kPlace);
+  ASSERT_EQ(FindTarget(1, 0, kSliceBytes), Verdict::kRead);
   const std::shared_ptr<ClosableWriter> gate = target_.gate;
   receiver_->Cancel(1);
   EXPECT_FALSE(gate->Pass([] {}));
   receiver_->Discard(2, HeaderOf(kWholeTensor), "", {});
   for (const uint64_t id : {1, 2}) {
-    EXPECT_EQ(Place(id, 0, kSliceBytes), Verdict::kSkip);
-    EXPECT_EQ(Place(id, kWholeTensor, 1), Verdict::kError);
+    EXPECT_EQ(FindTarget(id, 0, kSliceBytes), Verdict::kSkip);
+    EXPECT_EQ(FindTarget(id, kWholeTensor, 1), Verdict::kError);
     Slice(id, 0, kSliceBytes);
-    EXPECT_EQ(Place(id, kSliceBytes, 101), Verdict::kError);
-    EXPECT_EQ(Place(id, kSliceBytes, 100), Verdict::kSkip);
+    EXPECT_EQ(FindTarget(id, kSliceBytes, 101), Verdict::kError);
+    EXPECT_EQ(FindTarget(id, kSliceBytes, 100), Verdict::kSkip);
     Slice(id, kSliceBytes, 100);
-    EXPECT_EQ(Place(id, 0, 1), Verdict::kWait) << "it has come, and is forgotten";
+    EXPECT_EQ(FindTarget(id, 0, 1), Verdict::kWait) << "it has come, and is forgotten";
     EXPECT_EQ(done_, 1);
     EXPECT_EQ(status_.code(), absl::StatusCode::kCancelled);
   }
@@ -149,14 +149,14 @@ TEST_F(TcpReceiverTest, CancelledOrDropped_IsReadAndDiscarded) {
 
 TEST_F(TcpReceiverTest, Aborted_NothingIsPlacedAndTheFirstReasonStays) {
   Fetch(1);
-  ASSERT_EQ(Place(1, 0, kSliceBytes), Verdict::kPlace);
+  ASSERT_EQ(FindTarget(1, 0, kSliceBytes), Verdict::kRead);
   const std::shared_ptr<ClosableWriter> gate = target_.gate;
   const absl::Status why = absl::UnavailableError("node 2 has gone");
   receiver_->Abort(why);
   EXPECT_EQ(done_, 1);
   EXPECT_EQ(status_, why);
   EXPECT_FALSE(gate->Pass([] {}));
-  EXPECT_EQ(Place(1, 0, kSliceBytes), Verdict::kError);
+  EXPECT_EQ(FindTarget(1, 0, kSliceBytes), Verdict::kError);
   receiver_->Abort(absl::InternalError("later"));
   Fetch(2);
   EXPECT_EQ(done_, 2);
@@ -169,7 +169,7 @@ TEST_F(TcpReceiverTest, OneInvalidBoolean_TheValuesCountAsUnchecked) {
   for (const bool is_damaged : {false, true, false}) {
     Fetch(++id, HeaderOf(10, DataType::kBool));
     for (const uint64_t offset : {0, 5}) {
-      ASSERT_EQ(Place(id, offset, 5), Verdict::kPlace);
+      ASSERT_EQ(FindTarget(id, offset, 5), Verdict::kRead);
       ASSERT_NE(target_.has_non_boolean, nullptr);
       // In the first of two slices.
       if (is_damaged && offset == 0) target_.has_non_boolean->store(true);
@@ -178,7 +178,7 @@ TEST_F(TcpReceiverTest, OneInvalidBoolean_TheValuesCountAsUnchecked) {
     EXPECT_EQ(has_checked_values_, !is_damaged);
   }
   Fetch(++id, HeaderOf(10));
-  ASSERT_EQ(Place(id, 0, 10), Verdict::kPlace);
+  ASSERT_EQ(FindTarget(id, 0, 10), Verdict::kRead);
   EXPECT_EQ(target_.has_non_boolean, nullptr);
 }
 
@@ -189,7 +189,7 @@ TEST_F(TcpReceiverTest, NonEmptyDescriptors_AreRefused) {
         1, HeaderOf(10), body, {}, Tensor(),
         [&status](auto tensor, TransportReceiver::FetchInfo) { status = tensor.status(); });
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << body;
-    EXPECT_EQ(Place(1, 0, 1), Verdict::kWait);
+    EXPECT_EQ(FindTarget(1, 0, 1), Verdict::kWait);
   }
 }
 

@@ -93,7 +93,7 @@ TEST_F(UnwatchableTest, ChannelOverTcp_Ends) {
 TEST_F(UnwatchableTest, DataConnection_ReportsThatItIsBroken) {
   struct Both final : public SliceSource, public SliceSink {
     bool NextSlice(SliceWriter&, Slice&) override { return false; }
-    Verdict Place(const SliceHeader&, SliceTarget*) override { return Verdict::kError; }
+    Verdict FindTarget(const SliceHeader&, SliceTarget*) override { return Verdict::kError; }
     void OnSlice(const SliceHeader&) override {}
     void OnBroken(const absl::Status& why) override {
       status = why;

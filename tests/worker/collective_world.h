@@ -91,7 +91,7 @@ class CollectiveWorld final {
                         "/device:", on_gpus_[static_cast<size_t>(worker)] ? "GPU" : "CPU", ":0");
   }
   // Tensors that a worker holds and receives.
-  TensorLocation PlaceOf(int worker) const {
+  TensorLocation LocationOf(int worker) const {
     return on_gpus_[static_cast<size_t>(worker)] ? TensorLocation{MemorySpace::kCuda, 0}
                                                  : TensorLocation();
   }
@@ -115,7 +115,7 @@ class CollectiveWorld final {
     node.instance_key = 1;
     node.devices = devices_;
     node.self = worker;
-    node.memory = PlaceOf(worker);
+    node.memory = LocationOf(worker);
     if (has_nccl_) node.nccl = {.why_not = {}, .gpu = absl::StrCat("GPU-", worker)};
     return node;
   }
@@ -131,7 +131,7 @@ class CollectiveWorld final {
     outcomes_.emplace_back();
     nodes_.push_back(std::make_unique<CollectiveNode>(std::move(node)));
     std::vector<Tensor> inputs;
-    if (input.has_value()) inputs.push_back(In(PlaceOf(worker), *std::move(input)));
+    if (input.has_value()) inputs.push_back(In(LocationOf(worker), *std::move(input)));
     WorldWorker& at = *workers_[static_cast<size_t>(worker)];
     at.collectives->Run(*nodes_.back(), environment_, inputs, &at.cancellation,
                         [this, number, worker](absl::Status status, Received received) {
@@ -139,7 +139,7 @@ class CollectiveWorld final {
                           ++outcome.done_count;
                           outcome.status = status;
                           if (status.ok() && received.tensor.bytes() > 0) {
-                            EXPECT_EQ(received.tensor.place(), PlaceOf(worker));
+                            EXPECT_EQ(received.tensor.location(), LocationOf(worker));
                           }
                           outcome.tensor = In({}, std::move(received.tensor));
                           outcome.path = std::string(received.path);
@@ -185,15 +185,15 @@ class CollectiveWorld final {
   size_t waiting_count() const { return waiting_.size(); }
 
   // The same elements, labelled as being on another device.
-  static Tensor In(TensorLocation place, Tensor tensor) {
-    if (tensor.bytes() == 0 || tensor.place() == place) return tensor;
+  static Tensor In(TensorLocation location, Tensor tensor) {
+    if (tensor.bytes() == 0 || tensor.location() == location) return tensor;
     void* const data = tensor.mutable_data();
     const size_t bytes = tensor.bytes();
     const DataType dtype = tensor.dtype();
     const Shape shape = tensor.shape();
     return *Tensor::Create(dtype, shape,
                            WrapForeignBuffer(
-                               data, bytes, [kept = std::move(tensor)] {}, place));
+                               data, bytes, [kept = std::move(tensor)] {}, location));
   }
 
  private:
@@ -229,7 +229,7 @@ class CollectiveWorld final {
 
   // Completes later, as on devices.
   void Move(MoveRequest request, Gpus::MoveCallback done) {
-    EXPECT_FALSE(request.tensor.place() == request.to && request.tensor.bytes() > 0);
+    EXPECT_FALSE(request.tensor.location() == request.to && request.tensor.bytes() > 0);
     tasks_.push_back([this, request = std::move(request), done = std::move(done)]() mutable {
       if (!copy_status_.ok()) return std::move(done)(copy_status_);
       // Others may reuse the memory that it comes from.

@@ -76,7 +76,7 @@ class GpuKernels : public cuda::CudaTest {
     const std::string about = node.Complete().ShortDebugString();
     ASSERT_EQ(computed.status().ToString(), expected.status().ToString()) << about;
     if (!expected.ok()) return;
-    EXPECT_EQ(computed->place(), (TensorLocation{MemorySpace::kCuda, 0})) << about;
+    EXPECT_EQ(computed->location(), (TensorLocation{MemorySpace::kCuda, 0})) << about;
     const Tensor host = Moved(*computed, {});
     ASSERT_EQ(host.dtype(), expected->dtype()) << about;
     ASSERT_EQ(host.shape(), expected->shape()) << about;

@@ -102,11 +102,11 @@ void ConnectionManager::Attempt::FailLate() {
 void ConnectionManager::Shared::AwaitAnswers() {
   if (trying.empty() || std::exchange(awaits_answers, true)) return;
   loop.PostAt(trying.front().until, [weak = weak_from_this()] {
-    if (const auto self = weak.lock()) self->FailWhoIsLate();
+    if (const auto self = weak.lock()) self->FailOverdueAttempts();
   });
 }
 
-void ConnectionManager::Shared::FailWhoIsLate() {
+void ConnectionManager::Shared::FailOverdueAttempts() {
   awaits_answers = false;
   const absl::Time now = SteadyClock().Now();
   std::vector<std::shared_ptr<Attempt>> late;

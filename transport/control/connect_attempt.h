@@ -46,7 +46,7 @@ struct ConnectionManager::Shared : public std::enable_shared_from_this<Shared> {
   // Fails outgoing attempts whose address has not answered in time. One timer serves all, so that
   // repeated attempts leave none behind. On the loop.
   void AwaitAnswers();
-  void FailWhoIsLate();
+  void FailOverdueAttempts();
 
   // An address being tried.
   struct Trying {

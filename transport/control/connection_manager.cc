@@ -26,7 +26,7 @@ absl::StatusOr<std::unique_ptr<ConnectionManager>> ConnectionManager::Create(
     AcceptData accept_data) {
   auto shared = std::make_shared<Shared>(loop, std::move(options), std::move(accept_channel),
                                          std::move(accept_data));
-  auto hub = std::unique_ptr<ConnectionManager>(new ConnectionManager(loop, shared));
+  auto connection_manager = std::unique_ptr<ConnectionManager>(new ConnectionManager(loop, shared));
   std::vector<std::shared_ptr<IncomingAttempts>> incoming;
   if (!shared->options.tcp_listen.empty()) {
     auto listener = Listener::OpenTcp(shared->options.tcp_listen);
@@ -36,19 +36,19 @@ absl::StatusOr<std::unique_ptr<ConnectionManager>> ConnectionManager::Create(
           absl::StrCat(listener.status().message(),
                        " (--tensor-listen, in programs TransferOptions::listen_address)"));
     }
-    hub->tcp_port_ = (*listener)->port();
+    connection_manager->tcp_port_ = (*listener)->port();
     incoming.push_back(std::make_shared<IncomingAttempts>(shared, *std::move(listener), false));
   }
   if (shared->options.unix_listen) {
     std::string name =
         absl::StrCat("ferry-", absl::BytesToHexString(GenerateSecret().substr(0, 12)));
     FERRY_ASSIGN_OR_RETURN(auto listener, Listener::OpenUnix(name));
-    hub->unix_name_ = std::move(name);
+    connection_manager->unix_name_ = std::move(name);
     incoming.push_back(std::make_shared<IncomingAttempts>(shared, std::move(listener), true));
   }
   absl::MutexLock lock(&shared->mu);
   shared->incoming = std::move(incoming);
-  return hub;
+  return connection_manager;
 }
 
 absl::Status ConnectionManager::Start() {

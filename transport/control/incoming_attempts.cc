@@ -15,7 +15,7 @@ namespace {
 
 // Each unauthenticated connection that sends nothing holds a descriptor until the handshake
 // timeout.
-constexpr size_t kMaxStrangers = 256;
+constexpr size_t kMaxUnauthenticated = 256;
 // Age from which one is evicted when the limit is reached: a handshake takes milliseconds, so it is
 // malicious or hung.
 constexpr absl::Duration kEnough = absl::Seconds(1);
@@ -40,36 +40,37 @@ absl::Status ConnectionManager::IncomingAttempts::Start() {
 }
 
 bool ConnectionManager::IncomingAttempts::HasRoom() {
-  if (strangers_.size() < kMaxStrangers) return true;
-  std::erase_if(strangers_, [](const Stranger& each) {
+  if (unauthenticated_.size() < kMaxUnauthenticated) return true;
+  std::erase_if(unauthenticated_, [](const Unauthenticated& each) {
     const auto attempt = each.attempt.lock();
     return attempt == nullptr || attempt->is_over();
   });
-  if (strangers_.size() < kMaxStrangers) return true;
-  if (SteadyClock().Now() - strangers_.front().since < kEnough) return false;
-  const auto oldest = strangers_.front().attempt.lock();
-  strangers_.pop_front();
-  shared_->NoteRefusal(absl::StrCat(kMaxStrangers, " strangers had not said yet who they are"));
+  if (unauthenticated_.size() < kMaxUnauthenticated) return true;
+  if (SteadyClock().Now() - unauthenticated_.front().since < kEnough) return false;
+  const auto oldest = unauthenticated_.front().attempt.lock();
+  unauthenticated_.pop_front();
+  shared_->NoteRefusal(
+      absl::StrCat(kMaxUnauthenticated, " strangers had not said yet who they are"));
   oldest->Cancel(absl::ResourceExhaustedError("has to make way for others"));
   return true;
 }
 
 void ConnectionManager::IncomingAttempts::AwaitTimeout() {
-  if (strangers_.empty() || std::exchange(awaits_timeout_, true)) return;
-  shared_->loop.PostAt(strangers_.front().since + shared_->options.handshake_timeout,
+  if (unauthenticated_.empty() || std::exchange(awaits_timeout_, true)) return;
+  shared_->loop.PostAt(unauthenticated_.front().since + shared_->options.handshake_timeout,
                        [weak = weak_from_this()] {
-                         if (const auto self = weak.lock()) self->DropWhoIsLate();
+                         if (const auto self = weak.lock()) self->DropOverdueAttempts();
                        });
 }
 
-void ConnectionManager::IncomingAttempts::DropWhoIsLate() {
+void ConnectionManager::IncomingAttempts::DropOverdueAttempts() {
   awaits_timeout_ = false;
   const absl::Time limit = SteadyClock().Now() - shared_->options.handshake_timeout;
-  while (!strangers_.empty()) {
-    const auto attempt = strangers_.front().attempt.lock();
+  while (!unauthenticated_.empty()) {
+    const auto attempt = unauthenticated_.front().attempt.lock();
     const bool is_over = attempt == nullptr || attempt->is_over();
-    if (!is_over && strangers_.front().since > limit) break;
-    strangers_.pop_front();
+    if (!is_over && unauthenticated_.front().since > limit) break;
+    unauthenticated_.pop_front();
     if (!is_over) attempt->Cancel(absl::DeadlineExceededError("has not said who it is"));
   }
   AwaitTimeout();
@@ -90,7 +91,7 @@ void ConnectionManager::IncomingAttempts::Accept(UniqueFd socket) {
     if (shared_->is_closed) return;
     shared_->attempts.insert(attempt);
   }
-  strangers_.push_back({SteadyClock().Now(), attempt});
+  unauthenticated_.push_back({SteadyClock().Now(), attempt});
   AwaitTimeout();
   attempt->StartServer(std::move(socket));
 }

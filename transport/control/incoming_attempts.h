@@ -30,7 +30,7 @@ class ConnectionManager::IncomingAttempts final
 
  private:
   // A connection that has not been authenticated yet.
-  struct Stranger {
+  struct Unauthenticated {
     absl::Time since;
     std::weak_ptr<Attempt> attempt;
   };
@@ -39,13 +39,13 @@ class ConnectionManager::IncomingAttempts final
   void Accept(UniqueFd socket);
   // One timer serves all, so that a hundred thousand short connections leave none behind.
   void AwaitTimeout();
-  void DropWhoIsLate();
+  void DropOverdueAttempts();
 
   const std::shared_ptr<Shared> shared_;
   const std::unique_ptr<Listener> listener_;
   const bool is_unix_;
   // Oldest first.
-  std::deque<Stranger> strangers_;
+  std::deque<Unauthenticated> unauthenticated_;
   bool awaits_timeout_ = false;
 };
 

@@ -103,7 +103,7 @@ absl::Status ShmControlChannel::Send(uint16_t type, absl::Span<const absl::strin
     queued_bytes_ += queued.body.size();
     queue_.push_back(std::move(queued));
     has_queue_.store(true, std::memory_order_release);
-    writer_.AskForRoom();
+    writer_.RequestRoom();
   }
   // The reader may have made room in between and not have seen the request; then this side must
   // retry.
@@ -129,7 +129,7 @@ bool ShmControlChannel::FlushQueue() {
   while (!queue_.empty()) {
     const Queued& front = queue_.front();
     if (!WriteQueued(front)) {
-      writer_.AskForRoom();
+      writer_.RequestRoom();
       if (!WriteQueued(front)) break;
     }
     queued_bytes_ -= front.body.size();
@@ -159,7 +159,7 @@ absl::StatusOr<std::vector<UniqueFd>> ShmControlChannel::TakeDescriptors(size_t 
   return taken;
 }
 
-void ShmControlChannel::LookForDescriptors() {
+void ShmControlChannel::ReceiveHintedDescriptors() {
   const size_t before = arrived_.size();
   // More descriptors than any frame has, and still no frame: the peer is malicious.
   if (before >= kMaxDescriptors) return;
@@ -177,12 +177,12 @@ bool ShmControlChannel::HasWork() {
 }
 
 void ShmControlChannel::BeforeSleep() {
-  if (!is_finished_ && !is_all_read()) memory_.peer_bell.Rouse();
+  if (!is_finished_ && !is_all_read()) memory_.peer_bell.Notify();
 }
 
 bool ShmControlChannel::Poll() {
   if (is_finished_) return false;
-  if (reader_.TakeHint()) LookForDescriptors();
+  if (reader_.TakeHint()) ReceiveHintedDescriptors();
   bool did_something = false;
   for (int i = 0; i < kFramesAtOnce && reader_.HasFrame(); ++i) {
     did_something = true;

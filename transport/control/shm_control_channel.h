@@ -82,7 +82,7 @@ class ShmControlChannel final : public ControlChannel,
   bool FlushQueue() ABSL_LOCKS_EXCLUDED(send_lock_);
   absl::StatusOr<std::vector<UniqueFd>> TakeDescriptors(size_t count);
   // The peer is sending descriptors: receive them as they arrive, not only with their frame.
-  void LookForDescriptors();
+  void ReceiveHintedDescriptors();
   // Closes a channel that cannot be opened.
   void Refuse(const absl::Status& why);
   void Finish();

@@ -96,7 +96,7 @@ bool RingWriter::Write(uint16_t type, uint8_t descriptors,
 
 void RingWriter::HintDescriptors() { Hints(control_).store(++hints_, std::memory_order_relaxed); }
 
-void RingWriter::AskForRoom() {
+void RingWriter::RequestRoom() {
   WantsRoom(control_).store(1, std::memory_order_relaxed);
   FullFence();
 }

@@ -41,7 +41,7 @@ class RingWriter final {
   void HintDescriptors();
 
   // Requests a notification when the reader has made room; check for room again after this.
-  void AskForRoom();
+  void RequestRoom();
   bool HasRoom(size_t body);
   // True if the reader has read everything and published that (RingReader::Publish).
   bool IsAllRead() const;

@@ -29,7 +29,7 @@ struct TcpFrameHead {
 static_assert(sizeof(TcpFrameHead) == 8);
 
 // The largest frame, and room to read ahead of the next.
-constexpr size_t kBufferBytes = sizeof(TcpFrameHead) + kMaxTcpLaneBody + kMaxControlBody;
+constexpr size_t kBufferBytes = sizeof(TcpFrameHead) + kMaxTcpControlBody + kMaxControlBody;
 // A poll costs a quarter of a microsecond in the kernel; a peer that answers at all does so within
 // this many.
 constexpr int kEagerLooks = 1000;
@@ -103,7 +103,7 @@ std::shared_ptr<TcpControlChannel> TcpControlChannel::Start(EventLoop& loop, Pee
 absl::Status TcpControlChannel::Send(uint16_t type, absl::Span<const absl::string_view> parts,
                                      absl::Span<const int> descriptors) {
   FERRY_CHECK(descriptors.empty());
-  FERRY_RETURN_IF_ERROR(CheckControlBody(parts, kMaxTcpLaneBody));
+  FERRY_RETURN_IF_ERROR(CheckControlBody(parts, kMaxTcpControlBody));
   TcpFrameHead head = {0, type, 0};
   for (const absl::string_view part : parts) head.body_bytes += static_cast<uint32_t>(part.size());
   const size_t total = sizeof(head) + head.body_bytes;
@@ -124,7 +124,7 @@ absl::Status TcpControlChannel::Send(uint16_t type, absl::Span<const absl::strin
     }
   }
 
-  LookLater();
+  ScheduleHostCheck();
   absl::MutexLock lock(&send_mu_);
   if (!closed_.ok()) return closed_;
   size_t sent = 0;
@@ -175,17 +175,19 @@ void TcpControlChannel::FlushLocked() {
   }
 }
 
-void TcpControlChannel::LookLater() {
-  if (will_look_.load(std::memory_order_relaxed) || will_look_.exchange(true)) return;
+void TcpControlChannel::ScheduleHostCheck() {
+  if (is_host_check_scheduled_.load(std::memory_order_relaxed) ||
+      is_host_check_scheduled_.exchange(true))
+    return;
   loop_.PostAt(SteadyClock().Now() + host_watch_.period(), [weak = weak_from_this()] {
-    if (const auto self = weak.lock()) self->LookAtHost();
+    if (const auto self = weak.lock()) self->CheckHost();
   });
 }
 
-void TcpControlChannel::LookAtHost() {
+void TcpControlChannel::CheckHost() {
   if (is_finished_) return;
   // Cleared before the check, so that a later send schedules another one.
-  will_look_ = false;
+  is_host_check_scheduled_ = false;
   const std::optional<TcpState> state = ReadTcpState(socket_.get());
   if (!state.has_value()) return;
   const absl::Status status = host_watch_.Look(*state, SteadyClock().Now());
@@ -193,7 +195,7 @@ void TcpControlChannel::LookAtHost() {
     return Close(absl::UnavailableError(
         absl::StrCat("to ", ferry::Describe(peer_), ": ", status.message())));
   }
-  if (host_watch_.is_waiting()) LookLater();
+  if (host_watch_.is_waiting()) ScheduleHostCheck();
 }
 
 void TcpControlChannel::Flush() {
@@ -205,7 +207,7 @@ absl::Status TcpControlChannel::DeliverFrames() {
   while (end_ - begin_ >= sizeof(TcpFrameHead)) {
     TcpFrameHead head;
     std::memcpy(&head, buffer_.data() + begin_, sizeof(head));
-    if (head.body_bytes > kMaxTcpLaneBody) {
+    if (head.body_bytes > kMaxTcpControlBody) {
       return absl::InvalidArgumentError(
           absl::StrCat(ferry::Describe(peer_), " sends a message of ", head.body_bytes, " bytes"));
     }
@@ -236,7 +238,7 @@ void TcpControlChannel::MakeRoom() {
   begin_ = 0;
 }
 
-void TcpControlChannel::TakeOut() {
+void TcpControlChannel::ConsumePeeked() {
   size_t left = std::exchange(looked_at_, 0);
   while (left > 0) {
     // MSG_TRUNC discards: nothing is written, though AddressSanitizer assumes so.
@@ -251,7 +253,7 @@ void TcpControlChannel::Watch() {
   if (is_finished_) return;
   found_by_looking_ = 0;
   // Bytes already read must not trigger a notification.
-  TakeOut();
+  ConsumePeeked();
   uint32_t events = EPOLLIN | EPOLLRDHUP;
   {
     absl::MutexLock lock(&send_mu_);
@@ -279,7 +281,7 @@ bool TcpControlChannel::ReadOnce() {
   // of a message's cost. It does not for bytes that are only peeked: the reply carries the
   // acknowledgement. Where peeks continue from each other, bytes are consumed now and then, else
   // before the next peek.
-  if (looked_at_ > (looks_go_on_ && !is_bulk_ ? kMostLookedAt : 0)) TakeOut();
+  if (looked_at_ > (looks_go_on_ && !is_bulk_ ? kMostLookedAt : 0)) ConsumePeeked();
   const ssize_t got =
       recv(socket_.get(), buffer_.data() + end_, buffer_.size() - end_, MSG_DONTWAIT | MSG_PEEK);
   if (got < 0 && errno == EINTR) return true;
@@ -314,7 +316,7 @@ bool TcpControlChannel::Poll() {
   }
   if (did_something && is_watched_ && ++found_by_looking_ >= kFoundBeforeUnwatched) Unwatch();
   if (eager_looks_ == 0) {
-    TakeOut();
+    ConsumePeeked();
     if (!is_watched_) Watch();
   }
   if (is_closing_.load(std::memory_order_acquire)) Finish();
@@ -324,7 +326,7 @@ bool TcpControlChannel::Poll() {
 bool TcpControlChannel::HasWork() {
   found_by_looking_ = 0;
   // Nothing polls for a while, and the peer may be waiting for this window space.
-  TakeOut();
+  ConsumePeeked();
   if (!is_watched_) Watch();
   return !is_finished_ && is_closing_.load(std::memory_order_acquire);
 }
@@ -371,7 +373,7 @@ void TcpControlChannel::Finish() {
     queue_.clear();
   }
   // Closing a socket with unread bytes sends a reset, and the last frames sent might never arrive.
-  TakeOut();
+  ConsumePeeked();
   shutdown(socket_.get(), SHUT_RDWR);
   std::exchange(handler_, nullptr)->OnClosed(why);
 }

@@ -21,8 +21,8 @@
 
 namespace ferry {
 
-// Room for data inline in a transfer descriptor over TCP.
-inline constexpr size_t kMaxTcpLaneBody = 132 * 1024;
+// Room for an eager tensor (transport/eager_threshold.h) and its description.
+inline constexpr size_t kMaxTcpControlBody = 132 * 1024;
 
 // Each frame is preceded by its length. A host that has vanished is detected by the kernel's
 // keepalive (TuneTcp) while nothing is being sent, and by the channel's own checks while something
@@ -46,7 +46,7 @@ class TcpControlChannel final : public ControlChannel,
   const PeerId& peer() const override { return peer_; }
   size_t queued_bytes() const override { return queued_bytes_.load(std::memory_order_relaxed); }
   bool passes_descriptors() const override { return false; }
-  size_t max_body() const override { return kMaxTcpLaneBody; }
+  size_t max_body() const override { return kMaxTcpControlBody; }
   std::string Describe() const override { return description_; }
 
   bool Poll() override;
@@ -63,7 +63,7 @@ class TcpControlChannel final : public ControlChannel,
   void Unwatch() ABSL_LOCKS_EXCLUDED(send_mu_);
   // Consumes peeked bytes from the socket. Call before waiting for a notification: what is left
   // takes window space, and a peer without window sends nothing.
-  void TakeOut();
+  void ConsumePeeked();
   // Reads once; false when the kernel has no more for now, or the channel has closed.
   bool ReadOnce();
   absl::Status DeliverFrames();
@@ -73,10 +73,10 @@ class TcpControlChannel final : public ControlChannel,
   void FlushLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(send_mu_);
   void CloseLocked(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(send_mu_);
   // Schedules a check of the peer's host.
-  void LookLater();
+  void ScheduleHostCheck();
   // Ends the control channel if the host has vanished; otherwise reschedules itself while something
   // is outstanding.
-  void LookAtHost() ABSL_LOCKS_EXCLUDED(send_mu_);
+  void CheckHost() ABSL_LOCKS_EXCLUDED(send_mu_);
   // Closes a channel that cannot be opened.
   void Refuse(const absl::Status& why);
   void Finish();
@@ -120,7 +120,7 @@ class TcpControlChannel final : public ControlChannel,
   absl::Status closed_ ABSL_GUARDED_BY(send_mu_);
   std::atomic<bool> is_closing_{false};
   // A check of the peer's host is scheduled. Set by senders.
-  std::atomic<bool> will_look_{false};
+  std::atomic<bool> is_host_check_scheduled_{false};
 };
 
 }  // namespace ferry

@@ -121,7 +121,7 @@ std::string EncodeCudaIpcProbed(const CudaIpcProbed& probed) {
     Put(writer, probed.pair);
     writer.Put(probed.seed);
     writer.PutText(absl::string_view(probed.refusal).substr(0, kMaxText));
-    writer.PutText(absl::string_view(probed.why_no_events).substr(0, kMaxText));
+    writer.PutText(absl::string_view(probed.events_unavailable_reason).substr(0, kMaxText));
   });
 }
 
@@ -132,7 +132,7 @@ absl::StatusOr<CudaIpcProbed> DecodeCudaIpcProbed(absl::string_view body) {
   probed.pair = GetPair(reader);
   probed.seed = reader.Get<uint32_t>();
   probed.refusal = std::string(reader.GetText());
-  probed.why_no_events = std::string(reader.GetText());
+  probed.events_unavailable_reason = std::string(reader.GetText());
   if (reader.is_short() || !reader.rest().empty()) return Malformed("answer to a probe");
   return probed;
 }

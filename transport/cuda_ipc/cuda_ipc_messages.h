@@ -74,7 +74,7 @@ struct CudaIpcProbed {
   std::string refusal;
   // Not empty: memory can be opened, but events cannot, which need more (CUDA keeps them in
   // /dev/shm): the sender waits for tensors that are not ready.
-  std::string why_no_events = {};
+  std::string events_unavailable_reason = {};
 };
 
 struct CudaIpcPiece {

@@ -28,7 +28,7 @@ void CudaIpcProbeResponder::OnProbe(CudaIpcProbe probe, UniqueFd fd) {
 
 void CudaIpcProbeResponder::Answer(Gpu& gpu, const CudaIpcProbe& probe,
                                    const ImportedMemory& memory) {
-  std::string why_no_events;
+  std::string events_unavailable_reason;
   const auto try_it = [&]() -> absl::Status {
     if (probe.memory.offset + probe.memory.bytes > memory.bytes()) {
       return absl::InvalidArgumentError("the probe lies outside its memory");
@@ -37,7 +37,7 @@ void CudaIpcProbeResponder::Answer(Gpu& gpu, const CudaIpcProbe& probe,
     absl::StatusOr<std::unique_ptr<cuda::ImportedEvents>> events =
         absl::FailedPreconditionError("the sender's device has none between processes");
     if (!probe.events.empty()) events = cuda::ImportedEvents::Open(gpu.device, probe.events);
-    if (!events.ok()) why_no_events = std::string(events.status().message());
+    if (!events.ok()) events_unavailable_reason = std::string(events.status().message());
     FERRY_ASSIGN_OR_RETURN(std::unique_ptr<cuda::CudaStream> stream,
                            cuda::CudaStream::Create(gpu.device));
     std::string bytes(kCudaIpcProbeBytes, '\0');
@@ -62,21 +62,21 @@ void CudaIpcProbeResponder::Answer(Gpu& gpu, const CudaIpcProbe& probe,
       if (events.ok()) {
         events_[probe.pair] = *std::move(events);
       } else {
-        without_events_[probe.pair] = why_no_events;
+        without_events_[probe.pair] = events_unavailable_reason;
       }
     }
     mappings_->Keep(memory);
     return absl::OkStatus();
   };
   const absl::Status status = try_it();
-  Reply(probe, status, std::move(why_no_events));
+  Reply(probe, status, std::move(events_unavailable_reason));
 }
 
 void CudaIpcProbeResponder::Reply(const CudaIpcProbe& probe, const absl::Status& status,
-                                  std::string why_no_events) {
+                                  std::string events_unavailable_reason) {
   // No reply is needed if the control channel has closed.
   control_channel_(EncodeCudaIpcProbed({probe.pair, probe.seed, std::string(status.message()),
-                                        std::move(why_no_events)}),
+                                        std::move(events_unavailable_reason)}),
                    {})
       .IgnoreError();
 }

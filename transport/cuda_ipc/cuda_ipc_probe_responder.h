@@ -56,7 +56,8 @@ class CudaIpcProbeResponder final : public std::enable_shared_from_this<CudaIpcP
   // On the side executor, which may wait for its device.
   void Answer(Gpu& gpu, const CudaIpcProbe& probe, const cuda::ImportedMemory& memory)
       ABSL_LOCKS_EXCLUDED(mu_);
-  void Reply(const CudaIpcProbe& probe, const absl::Status& status, std::string why_no_events = "");
+  void Reply(const CudaIpcProbe& probe, const absl::Status& status,
+             std::string events_unavailable_reason = "");
 
   Gpus* const gpus_;
   const std::shared_ptr<CudaIpcMappings> mappings_;

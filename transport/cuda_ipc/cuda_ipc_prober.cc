@@ -147,7 +147,8 @@ absl::Status CudaIpcProber::OnProbed(CudaIpcProbed probed) {
     }
     // Late, but valid: the pair works.
     if (probed.refusal.empty()) found->second.is_probing = true;
-    found->second.has_events = found->second.events != nullptr && probed.why_no_events.empty();
+    found->second.has_events =
+        found->second.events != nullptr && probed.events_unavailable_reason.empty();
   }
   if (!probed.refusal.empty()) {
     probed.refusal =

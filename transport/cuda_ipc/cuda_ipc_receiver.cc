@@ -149,9 +149,9 @@ void CudaIpcReceiver::Fetch(uint64_t id, const TensorHeader& header, absl::strin
       bytes += piece.memory.bytes;
       owned += piece.has_fd ? 1 : 0;
     }
-    if (header.place.space != MemorySpace::kCuda || header.bytes == 0 ||
+    if (header.location.space != MemorySpace::kCuda || header.bytes == 0 ||
         (bytes != header.bytes && !fetch->descriptor.is_staged()) || owned != descriptors.size() ||
-        header.place.ordinal != static_cast<int>(fetch->descriptor.pair.destination)) {
+        header.location.ordinal != static_cast<int>(fetch->descriptor.pair.destination)) {
       return absl::InvalidArgumentError(
           "a cuda_ipc descriptor for something else than was asked for");
     }
@@ -164,7 +164,7 @@ void CudaIpcReceiver::Fetch(uint64_t id, const TensorHeader& header, absl::strin
   if (!fetches_->Add(fetch, std::move(done))) return;
   // The slices complete it.
   if (fetch->descriptor.is_staged()) return;
-  environment_.gpus->Use(header.place.ordinal,
+  environment_.gpus->Use(header.location.ordinal,
                          [self = shared_from_this(), fetch](absl::StatusOr<Gpu*> gpu) {
                            if (!gpu.ok()) return self->End(fetch, gpu.status());
                            fetch->gpu = *gpu;
@@ -178,7 +178,7 @@ absl::string_view CudaIpcReceiver::PathOf(const TensorHeader& header, absl::stri
   if (!descriptor.ok() || environment_.gpus == nullptr) return {};
   if (descriptor->is_staged()) return "cuda_ipc, staged";
   const auto& uuids = environment_.gpus->uuids();
-  const auto ordinal = static_cast<size_t>(header.place.ordinal);
+  const auto ordinal = static_cast<size_t>(header.location.ordinal);
   const bool is_view = !destination.is_valid() && descriptor->pieces.size() == 1 &&
                        ordinal < uuids.size() &&
                        uuids[ordinal] == cuda::UuidText(descriptor->pieces[0].memory.device);
@@ -258,14 +258,14 @@ absl::StatusOr<Tensor> CudaIpcReceiver::View(CudaIpcFetch& fetch,
       [self = shared_from_this(), gpu = fetch.gpu, held = std::exchange(fetch.held, {}),
        id = fetch.id, ready](cuda::DeviceBuffer::Uses uses) mutable {
         if (ready != nullptr) uses.push_back(std::move(ready));
-        if (uses.empty()) return self->LetGo(*gpu, std::move(held), id);
+        if (uses.empty()) return self->ReleaseHeld(*gpu, std::move(held), id);
         const std::shared_ptr<GpuLink> link = self->link_;
         absl::ReaderMutexLock lock(&link->mu);
         // This process is leaving, and the control channel has closed.
         if (link->gpus == nullptr) return;
         ReleaseBehind(*gpu->executor, std::move(uses),
                       [self, gpu, held = std::move(held), id]() mutable {
-                        self->LetGo(*gpu, std::move(held), id);
+                        self->ReleaseHeld(*gpu, std::move(held), id);
                       });
       });
   FERRY_ASSIGN_OR_RETURN(const Tensor view,
@@ -303,12 +303,12 @@ absl::StatusOr<Tensor> CudaIpcReceiver::Copy(CudaIpcFetch& fetch, cuda::Stream s
        .keep = std::make_shared<std::pair<std::shared_ptr<CudaIpcMappings::Held>, Tensor>>(
            held, fetch.into)},
       [self = shared_from_this(), &gpu, held, id = fetch.id](absl::Status) {
-        self->LetGo(gpu, std::move(*held), id);
+        self->ReleaseHeld(gpu, std::move(*held), id);
       }));
   return cuda::WithReady(std::exchange(fetch.into, Tensor()), std::move(copied));
 }
 
-void CudaIpcReceiver::LetGo(Gpu& gpu, CudaIpcMappings::Held held, uint64_t id) {
+void CudaIpcReceiver::ReleaseHeld(Gpu& gpu, CudaIpcMappings::Held held, uint64_t id) {
   mappings_->Release(gpu, std::move(held), [release = release_, id] { release(id); });
 }
 
@@ -322,7 +322,7 @@ void CudaIpcReceiver::End(const FetchPtr& fetch, absl::StatusOr<Tensor> tensor) 
   // If it was cancelled before, destroying the tensor has released it.
   if (is_delivered) return;
   // Nothing reads the memory now; close it before notifying the producer.
-  if (holds_memory) return LetGo(*fetch->gpu, std::exchange(fetch->held, {}), fetch->id);
+  if (holds_memory) return ReleaseHeld(*fetch->gpu, std::exchange(fetch->held, {}), fetch->id);
   // Cancel has told its caller that it is released later.
   if (!ended_here) release_(fetch->id);
 }

@@ -82,7 +82,7 @@ class CudaIpcReceiver final : public TransportReceiver,
   void End(const FetchPtr& fetch, absl::StatusOr<Tensor> tensor);
   void EndStaged(const CudaIpcFetch& fetch, absl::StatusOr<Tensor> tensor);
   // The memory is no longer read here: closes what must be closed, then notifies the producer.
-  void LetGo(Gpu& gpu, CudaIpcMappings::Held held, uint64_t id);
+  void ReleaseHeld(Gpu& gpu, CudaIpcMappings::Held held, uint64_t id);
   // Sets what LastOf returns.
   void Note(const CudaIpcFetch& fetch, absl::string_view what) ABSL_LOCKS_EXCLUDED(mu_);
 

@@ -79,11 +79,11 @@ absl::Status CudaIpcSender::OnWanted(const CudaIpcWanted& wanted) {
 
 void CudaIpcSender::Expose(uint64_t id, const Tensor& tensor, const TensorLocation& to,
                            ExposeCallback done) {
-  const TensorLocation from = tensor.buffer()->place();
+  const TensorLocation from = tensor.buffer()->location();
   const GpuPair pair = {static_cast<uint16_t>(from.ordinal), static_cast<uint16_t>(to.ordinal)};
   {
     absl::MutexLock lock(&mu_);
-    offering_.insert(id);
+    exposing_.insert(id);
   }
   Begin(pair, std::make_shared<Pending>(Pending{id, tensor, std::move(done)}));
 }
@@ -93,13 +93,13 @@ void CudaIpcSender::Begin(const GpuPair& pair, std::shared_ptr<Pending> pending)
                                        pending = std::move(pending)](absl::StatusOr<Gpu*> gpu) {
     if (!gpu.ok()) return std::move(pending->done)(gpu.status());
     const absl::Status posted = (*gpu)->executor->Post(
-        [self, pair, pending, gpu = *gpu] { self->OfferHere(*gpu, pair, pending); });
+        [self, pair, pending, gpu = *gpu] { self->ExposeOnDevice(*gpu, pair, pending); });
     if (!posted.ok()) std::move(pending->done)(posted);
   });
 }
 
-void CudaIpcSender::OfferHere(Gpu& gpu, const GpuPair& pair,
-                              const std::shared_ptr<Pending>& pending) {
+void CudaIpcSender::ExposeOnDevice(Gpu& gpu, const GpuPair& pair,
+                                   const std::shared_ptr<Pending>& pending) {
   if (prober_->IsOpen(pair)) return Finish(gpu, pair, std::move(*pending), /*is_ready=*/false);
   // Weak: what waits does not keep the sender.
   prober_->AwaitOpen(gpu, pair,
@@ -211,7 +211,7 @@ void CudaIpcSender::Finish(Gpu& gpu, const GpuPair& pair, Pending pending, bool 
     absl::MutexLock lock(&mu_);
     wanted = CheckWantedLocked(pending.id);
     if (wanted.ok()) {
-      offered_.emplace(pending.id, Offered{pending.tensor, pair, descriptor.ready,
+      exposed_.emplace(pending.id, Exposed{pending.tensor, pair, descriptor.ready,
                                            std::move(plan->descriptors)});
     }
   }
@@ -223,22 +223,22 @@ void CudaIpcSender::Finish(Gpu& gpu, const GpuPair& pair, Pending pending, bool 
   // The descriptors have been sent.
   std::vector<UniqueFd> sent;
   absl::MutexLock lock(&mu_);
-  if (const auto found = offered_.find(pending.id); found != offered_.end()) {
+  if (const auto found = exposed_.find(pending.id); found != exposed_.end()) {
     sent.swap(found->second.descriptors);
   }
 }
 
 void CudaIpcSender::Release(uint64_t id) {
-  Offered offered;
+  Exposed exposed;
   {
     absl::MutexLock lock(&mu_);
-    offering_.erase(id);
-    const auto found = offered_.find(id);
-    if (found == offered_.end()) return;
-    offered = std::move(found->second);
-    offered_.erase(found);
+    exposing_.erase(id);
+    const auto found = exposed_.find(id);
+    if (found == exposed_.end()) return;
+    exposed = std::move(found->second);
+    exposed_.erase(found);
   }
-  prober_->ReleaseEvent(offered.pair, offered.ready);
+  prober_->ReleaseEvent(exposed.pair, exposed.ready);
 }
 
 absl::Status CudaIpcSender::CheckWanted(uint64_t id) const {
@@ -248,7 +248,7 @@ absl::Status CudaIpcSender::CheckWanted(uint64_t id) const {
 
 absl::Status CudaIpcSender::CheckWantedLocked(uint64_t id) const {
   if (!aborted_.ok()) return aborted_;
-  if (offering_.contains(id)) return absl::OkStatus();
+  if (exposing_.contains(id)) return absl::OkStatus();
   return absl::CancelledError("the receiver has given it back before it had it");
 }
 
@@ -257,8 +257,8 @@ void CudaIpcSender::Abort(const absl::Status& why) {
   {
     absl::MutexLock lock(&mu_);
     if (aborted_.ok()) aborted_ = why;
-    offering_.clear();
-    left->swap(offered_);
+    exposing_.clear();
+    left->swap(exposed_);
   }
   slices_->Abort(*grace_);
   segments_->Abort(*grace_);

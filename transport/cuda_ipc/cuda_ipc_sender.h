@@ -62,14 +62,14 @@ class CudaIpcSender final : public TransportSender,
   };
   // Memory that the peer may be reading, and the event that it waits for. A staged tensor is kept
   // by the copies out of it instead.
-  struct Offered {
+  struct Exposed {
     Tensor tensor;
     GpuPair pair;
     cuda::EventTicket ready;
     // File descriptors of the transfer descriptor being sent.
     std::vector<UniqueFd> descriptors;
   };
-  using OfferedById = absl::flat_hash_map<uint64_t, Offered>;
+  using OfferedById = absl::flat_hash_map<uint64_t, Exposed>;
   // How a tensor is exposed; no pieces: it is staged, for the reason in `why_staged`.
   struct Plan {
     std::vector<CudaIpcPiece> pieces;
@@ -80,7 +80,7 @@ class CudaIpcSender final : public TransportSender,
   // Starts an Expose, or restarts it after a probe.
   void Begin(const GpuPair& pair, std::shared_ptr<Pending> pending);
   // The following run on the source device's executor.
-  void OfferHere(Gpu& gpu, const GpuPair& pair, const std::shared_ptr<Pending>& pending);
+  void ExposeOnDevice(Gpu& gpu, const GpuPair& pair, const std::shared_ptr<Pending>& pending);
   // `is_ready`: the tensor's bytes are known to be there.
   void Finish(Gpu& gpu, const GpuPair& pair, Pending pending, bool is_ready)
       ABSL_LOCKS_EXCLUDED(mu_);
@@ -107,8 +107,8 @@ class CudaIpcSender final : public TransportSender,
   mutable absl::Mutex mu_;
   absl::Status aborted_ ABSL_GUARDED_BY(mu_);
   // Ids between Expose and Release.
-  absl::flat_hash_set<uint64_t> offering_ ABSL_GUARDED_BY(mu_);
-  OfferedById offered_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_set<uint64_t> exposing_ ABSL_GUARDED_BY(mu_);
+  OfferedById exposed_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace ferry

@@ -16,8 +16,8 @@ namespace ferry {
 namespace {
 
 // A group is enqueued within microseconds, unless NCCL must set something up first.
-constexpr int kBusyLooks = 200;
-constexpr absl::Duration kLookSleep = absl::Microseconds(20);
+constexpr int kBusyPolls = 200;
+constexpr absl::Duration kPollSleep = absl::Microseconds(20);
 // How often NCCL is polled for errors of a communicator with work outstanding.
 constexpr absl::Duration kLookInterval = absl::Milliseconds(2);
 
@@ -79,8 +79,8 @@ void BatchRunner::IssueNext() {
       continue;
     }
     issuing_ = batch;
-    looks_ = 0;
-    LookWhetherEnqueued();
+    polls_ = 0;
+    PollEnqueued();
   }
 }
 
@@ -115,7 +115,7 @@ absl::Status BatchRunner::IssueGroup(const RunnableBatch& batch,
   return status.ok() ? ended : status;
 }
 
-void BatchRunner::LookWhetherEnqueued() {
+void BatchRunner::PollEnqueued() {
   const BatchPtr batch = issuing_;
   if (batch == nullptr) return;
   const nccl::NcclApi& api = batch->communicator->api();
@@ -125,19 +125,19 @@ void BatchRunner::LookWhetherEnqueued() {
       api.Check(api.table().get_async_error(comm, &state), "ncclCommGetAsyncError", comm);
   if (status.ok() && state == nccl::kInProgress) {
     // Lets other work run on this thread meanwhile, aborts above all.
-    if (++looks_ > kBusyLooks) absl::SleepFor(kLookSleep);
+    if (++polls_ > kBusyPolls) absl::SleepFor(kPollSleep);
     status = gpu_.nccl->Post([self = shared_from_this(), batch] {
       if (self->issuing_ != batch) return;
-      self->LookWhetherEnqueued();
+      self->PollEnqueued();
       self->IssueNext();
     });
     if (status.ok()) return;
   }
   if (status.ok()) status = api.Check(state, "a group of sends and receives", comm);
   if (status.ok() && !std::exchange(batch->is_warm, true)) {
-    looks_ = 0;
+    polls_ = 0;
     status = Issue(*batch);
-    if (status.ok()) return LookWhetherEnqueued();
+    if (status.ok()) return PollEnqueued();
   }
   issuing_ = nullptr;
   if (status.ok()) status = WatchUntilDone(batch);
@@ -162,16 +162,16 @@ absl::Status BatchRunner::WatchUntilDone(const BatchPtr& batch) {
         for (const BatchOperation& each : batch->operations) bytes += each.bytes;
         const absl::Duration taken = self->last_end_ - began;
         // Two batches found complete in one poll give no measurement.
-        const bool is_telling =
+        const bool is_sampled =
             bytes >= kMinBandwidthSampleBytes &&
             absl::ToDoubleSeconds(taken) * kMostBytesPerSecond > static_cast<double>(bytes);
-        if (status.ok() && is_telling) self->learn_(bytes, taken);
+        if (status.ok() && is_sampled) self->learn_(bytes, taken);
         auto& running = self->running_;
         running.erase(std::remove(running.begin(), running.end(), batch), running.end());
         self->Finish(batch, std::move(status));
       }));
   running_.push_back(batch);
-  ScheduleLook();
+  SchedulePoll();
   return absl::OkStatus();
 }
 
@@ -235,17 +235,17 @@ void BatchRunner::WaitUntilReached(absl::Duration timeout) {
   reached->WaitForNotificationWithTimeout(timeout);
 }
 
-void BatchRunner::ScheduleLook() {
-  if (std::exchange(is_look_scheduled_, true)) return;
+void BatchRunner::SchedulePoll() {
+  if (std::exchange(is_poll_scheduled_, true)) return;
   loop_.PostAt(SteadyClock().Now() + kLookInterval, [weak = weak_from_this()] {
     const auto self = weak.lock();
     if (self == nullptr) return;
-    self->gpu_.nccl->PostAlways([self] { self->Look(); }).IgnoreError();
+    self->gpu_.nccl->PostAlways([self] { self->Poll(); }).IgnoreError();
   });
 }
 
-void BatchRunner::Look() {
-  is_look_scheduled_ = false;
+void BatchRunner::Poll() {
+  is_poll_scheduled_ = false;
   if (running_.empty()) return;
   absl::flat_hash_set<const NcclCommunicator*> seen;
   const std::vector<BatchPtr> running = running_;
@@ -254,7 +254,7 @@ void BatchRunner::Look() {
     const absl::Status status = Ask(*batch->communicator);
     if (!status.ok()) broken_(batch->communicator, status);
   }
-  ScheduleLook();
+  SchedulePoll();
 }
 
 }  // namespace ferry

@@ -86,7 +86,7 @@ class BatchRunner final : public std::enable_shared_from_this<BatchRunner>,
   absl::Status Issue(RunnableBatch& batch);
   absl::Status IssueGroup(const RunnableBatch& batch, absl::Span<const BatchOperation> operations);
   // Polls until NCCL has enqueued the group.
-  void LookWhetherEnqueued();
+  void PollEnqueued();
   absl::Status WatchUntilDone(const BatchPtr& batch);
   // The batch may be running, and only the end of its communicator will tell when it is over.
   void StrandBatch(const BatchPtr& batch, const absl::Status& why);
@@ -95,8 +95,8 @@ class BatchRunner final : public std::enable_shared_from_this<BatchRunner>,
     return batch.was_aborted || aborted_.contains(batch.communicator.get());
   }
   // Polls NCCL periodically for communicators with work outstanding.
-  void ScheduleLook();
-  void Look();
+  void SchedulePoll();
+  void Poll();
 
   Gpus& gpus_;
   Gpu& gpu_;
@@ -110,13 +110,13 @@ class BatchRunner final : public std::enable_shared_from_this<BatchRunner>,
   std::deque<BatchPtr> queue_;
   // Issued, but not enqueued by NCCL yet.
   BatchPtr issuing_;
-  int looks_ = 0;
+  int polls_ = 0;
   absl::Time last_end_;
   std::vector<BatchPtr> running_;
   std::vector<BatchPtr> stranded_;
   // Communicators being aborted, until their threads finish.
   absl::flat_hash_set<const NcclCommunicator*> aborted_;
-  bool is_look_scheduled_ = false;
+  bool is_poll_scheduled_ = false;
 };
 
 }  // namespace ferry

@@ -20,9 +20,9 @@ namespace ferry {
 
 // The job's NCCL resources; a missing one is the reason why NCCL is not used. A value.
 struct NcclJob {
-  // Null: `why_no_library` has the reason.
+  // Null: `library_unavailable_reason` has the reason.
   std::shared_ptr<const nccl::NcclApi> library;
-  std::string why_no_library;
+  std::string library_unavailable_reason;
   // Store through which the ranks of a communicator bootstrap; null: this process has joined no
   // job.
   BootstrapStoreFactory store;

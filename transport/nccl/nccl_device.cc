@@ -297,9 +297,10 @@ void NcclDevice::Need(DeviceId peer, GrantActions& actions) {
     return give_up->load() ? absl::CancelledError("it is not wanted any more") : absl::OkStatus();
   };
   const bool has_begun = common_.threads->Run(
-      "ferry-ncclopen",
-      [self = shared_from_this(), peer, key = std::move(creation.key), rank = creation.rank,
-       options = std::move(options)] { self->Made(peer, key, self->Make(key, rank, options)); });
+      "ferry-ncclopen", [self = shared_from_this(), peer, key = std::move(creation.key),
+                         rank = creation.rank, options = std::move(options)] {
+        self->OnCommunicatorMade(peer, key, self->Make(key, rank, options));
+      });
   if (!has_begun) communicators_.CancelCreating(peer);
 }
 
@@ -321,7 +322,8 @@ NcclDevice::MadeCommunicator NcclDevice::Make(const CommunicatorKey& key, int ra
   return result;
 }
 
-void NcclDevice::Made(DeviceId peer, const CommunicatorKey& key, MadeCommunicator made) {
+void NcclDevice::OnCommunicatorMade(DeviceId peer, const CommunicatorKey& key,
+                                    MadeCommunicator made) {
   Run([&](GrantActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     absl::Status status = made.communicator.status();
     // Its peer may have failed, or this process begun to leave, during creation. It is then

@@ -136,7 +136,7 @@ class NcclDevice final : public std::enable_shared_from_this<NcclDevice>,
   };
   // Creates a communicator. Blocks.
   MadeCommunicator Make(const CommunicatorKey& key, int rank, const CommunicatorOptions& options);
-  void Made(DeviceId peer, const CommunicatorKey& key, MadeCommunicator made)
+  void OnCommunicatorMade(DeviceId peer, const CommunicatorKey& key, MadeCommunicator made)
       ABSL_LOCKS_EXCLUDED(mu_);
   // Opens a communicator that was created.
   //   Errors: as BatchAgreementEndpoint::Open.

@@ -31,14 +31,14 @@ void NcclSender::Expose(uint64_t id, const Tensor& tensor, const TensorLocation&
   {
     absl::MutexLock lock(&mu_);
     refused = aborted_;
-    if (refused.ok()) offered_.emplace(id, Offered{});
+    if (refused.ok()) exposed_.emplace(id, Exposed{});
   }
   if (!refused.ok()) return std::move(done)(refused);
   const std::shared_ptr<const cuda::ReadyEvent> ready = cuda::ReadyOf(tensor);
-  if (ready == nullptr) return OfferReady(id, tensor, to, std::move(done));
+  if (ready == nullptr) return ExposeReady(id, tensor, to, std::move(done));
   node_.common().gpus->Use(
-      tensor.place().ordinal, [self = shared_from_this(), id, tensor, to, ready,
-                               done = std::move(done)](absl::StatusOr<Gpu*> gpu) mutable {
+      tensor.location().ordinal, [self = shared_from_this(), id, tensor, to, ready,
+                                  done = std::move(done)](absl::StatusOr<Gpu*> gpu) mutable {
         absl::Status status = gpu.status();
         // Moved to the heap: Watch destroys its function even when it fails.
         auto callback = std::make_shared<ExposeCallback>(std::move(done));
@@ -50,7 +50,7 @@ void NcclSender::Expose(uint64_t id, const Tensor& tensor, const TensorLocation&
                   self->Release(id);
                   return std::move(*callback)(status);
                 }
-                self->OfferReady(id, tensor, to, std::move(*callback));
+                self->ExposeReady(id, tensor, to, std::move(*callback));
               });
         }
         if (status.ok()) return;
@@ -59,9 +59,10 @@ void NcclSender::Expose(uint64_t id, const Tensor& tensor, const TensorLocation&
       });
 }
 
-void NcclSender::OfferReady(uint64_t id, const Tensor& tensor, const TensorLocation& to,
-                            ExposeCallback done) {
-  const absl::StatusOr<std::shared_ptr<NcclDevice>> device = node_.Device(tensor.place().ordinal);
+void NcclSender::ExposeReady(uint64_t id, const Tensor& tensor, const TensorLocation& to,
+                             ExposeCallback done) {
+  const absl::StatusOr<std::shared_ptr<NcclDevice>> device =
+      node_.Device(tensor.location().ordinal);
   const std::optional<PeerDevice> peer = peer_->device(to.ordinal);
   absl::Status refused = device.status();
   if (refused.ok() && !peer.has_value()) {
@@ -73,15 +74,15 @@ void NcclSender::OfferReady(uint64_t id, const Tensor& tensor, const TensorLocat
     key = {(*device)->self(), peer->id, node_.NewTransferId()};
     absl::MutexLock lock(&mu_);
     refused = aborted_;
-    const auto found = offered_.find(id);
-    if (refused.ok() && found == offered_.end()) {
+    const auto found = exposed_.find(id);
+    if (refused.ok() && found == exposed_.end()) {
       refused = absl::CancelledError("the receiver wants it no more");
     }
     if (refused.ok()) found->second = {*device, key};
   }
   if (!refused.ok()) {
     absl::MutexLock lock(&mu_);
-    offered_.erase(id);
+    exposed_.erase(id);
   }
   if (!refused.ok()) return std::move(done)(refused);
   NcclTransfer transfer;
@@ -103,16 +104,16 @@ void NcclSender::OfferReady(uint64_t id, const Tensor& tensor, const TensorLocat
 }
 
 void NcclSender::Release(uint64_t id) {
-  Offered offered;
+  Exposed exposed;
   {
     absl::MutexLock lock(&mu_);
-    const auto found = offered_.find(id);
-    if (found == offered_.end()) return;
-    offered = std::move(found->second);
-    offered_.erase(found);
+    const auto found = exposed_.find(id);
+    if (found == exposed_.end()) return;
+    exposed = std::move(found->second);
+    exposed_.erase(found);
   }
-  if (offered.device == nullptr) return;
-  offered.device->Cancel(offered.key, absl::CancelledError("the receiver wants it no more"));
+  if (exposed.device == nullptr) return;
+  exposed.device->Cancel(exposed.key, absl::CancelledError("the receiver wants it no more"));
 }
 
 void NcclSender::Abort(const absl::Status& why) {
@@ -120,7 +121,7 @@ void NcclSender::Abort(const absl::Status& why) {
     absl::MutexLock lock(&mu_);
     if (!aborted_.ok()) return;
     aborted_ = why;
-    offered_.clear();
+    exposed_.clear();
   }
   peer_->Fail(why);
 }
@@ -129,8 +130,8 @@ absl::StatusOr<NcclDescriptor> NcclReceiver::Check(const TensorHeader& header,
                                                    absl::string_view body) const {
   FERRY_ASSIGN_OR_RETURN(NcclDescriptor descriptor, DecodeNcclDescriptor(body));
   FERRY_ASSIGN_OR_RETURN(const std::shared_ptr<NcclDevice> device,
-                         node_.Device(header.place.ordinal));
-  if (header.place.space != MemorySpace::kCuda || descriptor.key.destination != device->self() ||
+                         node_.Device(header.location.ordinal));
+  if (header.location.space != MemorySpace::kCuda || descriptor.key.destination != device->self() ||
       !peer_->owns(descriptor.key.source)) {
     return absl::InvalidArgumentError(
         "a descriptor of nccl's for something else than was asked for");
@@ -141,9 +142,9 @@ absl::StatusOr<NcclDescriptor> NcclReceiver::Check(const TensorHeader& header,
 absl::Status NcclReceiver::FindMemory(uint64_t id, const TensorHeader& header, Tensor& memory) {
   {
     absl::MutexLock lock(&mu_);
-    if (const auto got = got_.find(id); got != got_.end()) {
+    if (const auto got = allocated_.find(id); got != allocated_.end()) {
       memory = std::move(got->second);
-      got_.erase(got);
+      allocated_.erase(got);
       if (memory.bytes() == header.bytes) return absl::OkStatus();
       memory = Tensor();
     }
@@ -154,7 +155,7 @@ absl::Status NcclReceiver::FindMemory(uint64_t id, const TensorHeader& header, T
     std::shared_ptr<Buffer> buffer ABSL_GUARDED_BY(mu);
   };
   auto found = std::make_shared<Found>();
-  node_.common().gpus->Use(header.place.ordinal,
+  node_.common().gpus->Use(header.location.ordinal,
                            [found, bytes = header.bytes](absl::StatusOr<Gpu*> gpu) {
                              absl::MutexLock lock(&found->mu);
                              if (found->is_late || !gpu.ok()) return;
@@ -178,11 +179,11 @@ void NcclReceiver::GetMemory(uint64_t id, const TensorHeader& header) {
     if (!tensor.ok()) return self->End(id, tensor.status());
     {
       absl::MutexLock lock(&self->mu_);
-      if (self->taking_.contains(id)) self->got_[id] = *std::move(tensor);
+      if (self->fetching_.contains(id)) self->allocated_[id] = *std::move(tensor);
     }
     self->End(id, absl::AbortedError("there is memory for it now"));
   };
-  node_.common().gpus->Use(header.place.ordinal,
+  node_.common().gpus->Use(header.location.ordinal,
                            [self = shared_from_this(), id, get](absl::StatusOr<Gpu*> gpu) {
                              absl::Status status = gpu.status();
                              // Not on the executor: allocation may wait for work queued there.
@@ -201,14 +202,14 @@ void NcclReceiver::Fetch(uint64_t id, const TensorHeader& header, absl::string_v
   if (refused.ok() && !memory.is_valid()) refused = FindMemory(id, header, memory);
   std::shared_ptr<NcclDevice> device;
   if (refused.ok()) {
-    device = *node_.Device(header.place.ordinal);
+    device = *node_.Device(header.location.ordinal);
     absl::MutexLock lock(&mu_);
     refused = aborted_;
-    if (refused.ok() && taking_.contains(id)) {
+    if (refused.ok() && fetching_.contains(id)) {
       refused = absl::InvalidArgumentError(absl::StrCat("transfer ", id, " for a second time"));
     }
     if (refused.ok()) {
-      taking_[id] = {memory.is_valid() ? device : nullptr, descriptor->key, std::move(done)};
+      fetching_[id] = {memory.is_valid() ? device : nullptr, descriptor->key, std::move(done)};
     }
   }
   if (!refused.ok()) {
@@ -239,36 +240,36 @@ void NcclReceiver::End(uint64_t id, absl::StatusOr<Tensor> tensor) {
   FetchCallback done;
   {
     absl::MutexLock lock(&mu_);
-    const auto found = taking_.find(id);
-    if (found == taking_.end()) return;
+    const auto found = fetching_.find(id);
+    if (found == fetching_.end()) return;
     done = std::move(found->second.done);
-    taking_.erase(found);
+    fetching_.erase(found);
   }
   if (!tensor.ok()) return std::move(done)(AsAborted(tensor.status()), false);
   std::move(done)(std::move(tensor), false);
 }
 
 void NcclReceiver::Cancel(uint64_t id) {
-  Taking taking;
+  Fetching fetching;
   {
     absl::MutexLock lock(&mu_);
-    got_.erase(id);
-    const auto found = taking_.find(id);
-    if (found == taking_.end()) return;
-    taking = std::move(found->second);
-    taking_.erase(found);
+    allocated_.erase(id);
+    const auto found = fetching_.find(id);
+    if (found == fetching_.end()) return;
+    fetching = std::move(found->second);
+    fetching_.erase(found);
   }
-  if (taking.device != nullptr) {
-    taking.device->Cancel(taking.key, absl::CancelledError("the receiver wants it no more"));
+  if (fetching.device != nullptr) {
+    fetching.device->Cancel(fetching.key, absl::CancelledError("the receiver wants it no more"));
   }
-  std::move(taking.done)(absl::CancelledError("cancelled"), false);
+  std::move(fetching.done)(absl::CancelledError("cancelled"), false);
 }
 
 void NcclReceiver::Discard(uint64_t id, const TensorHeader& header, absl::string_view body,
                            absl::Span<UniqueFd> descriptors) {
   {
     absl::MutexLock lock(&mu_);
-    got_.erase(id);
+    allocated_.erase(id);
   }
   Answer(body);
 }
@@ -280,15 +281,15 @@ void NcclReceiver::Answer(absl::string_view body) {
 }
 
 void NcclReceiver::Abort(const absl::Status& why) {
-  absl::flat_hash_map<uint64_t, Taking> taking;
+  absl::flat_hash_map<uint64_t, Fetching> fetching;
   {
     absl::MutexLock lock(&mu_);
     if (!aborted_.ok()) return;
     aborted_ = why;
-    taking.swap(taking_);
-    got_.clear();
+    fetching.swap(fetching_);
+    allocated_.clear();
   }
-  for (auto& [id, each] : taking) std::move(each.done)(why, false);
+  for (auto& [id, each] : fetching) std::move(each.done)(why, false);
   peer_->Fail(why);
 }
 

@@ -34,19 +34,19 @@ class NcclSender final : public TransportSender, public std::enable_shared_from_
   void Abort(const absl::Status& why) override ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
-  struct Offered {
+  struct Exposed {
     // Null until its bytes are ready.
     std::shared_ptr<NcclDevice> device;
     TransferKey key;
   };
-  void OfferReady(uint64_t id, const Tensor& tensor, const TensorLocation& to, ExposeCallback done)
+  void ExposeReady(uint64_t id, const Tensor& tensor, const TensorLocation& to, ExposeCallback done)
       ABSL_LOCKS_EXCLUDED(mu_);
 
   NcclNode& node_;
   const std::shared_ptr<NcclPeer> peer_;
   absl::Mutex mu_;
   absl::Status aborted_ ABSL_GUARDED_BY(mu_);
-  absl::flat_hash_map<uint64_t, Offered> offered_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<uint64_t, Exposed> exposed_ ABSL_GUARDED_BY(mu_);
 };
 
 // Receives into memory that is already mapped: mapping more may wait for NCCL's work to end, which
@@ -73,7 +73,7 @@ class NcclReceiver final : public TransportReceiver,
   void Abort(const absl::Status& why) override ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
-  struct Taking {
+  struct Fetching {
     // Null while memory is being allocated.
     std::shared_ptr<NcclDevice> device;
     TransferKey key;
@@ -94,9 +94,9 @@ class NcclReceiver final : public TransportReceiver,
   const std::shared_ptr<NcclPeer> peer_;
   absl::Mutex mu_;
   absl::Status aborted_ ABSL_GUARDED_BY(mu_);
-  absl::flat_hash_map<uint64_t, Taking> taking_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<uint64_t, Fetching> fetching_ ABSL_GUARDED_BY(mu_);
   // Memory allocated for transfers that will be retried.
-  absl::flat_hash_map<uint64_t, Tensor> got_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<uint64_t, Tensor> allocated_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace ferry

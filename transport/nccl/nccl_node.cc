@@ -23,7 +23,7 @@ absl::Status WhyNot(const TransportEnvironment& environment, const NcclTransport
     return absl::FailedPreconditionError("it is switched off (--nccl-memory-bytes=0)");
   }
   if (job.library == nullptr) {
-    return absl::FailedPreconditionError(job.why_no_library);
+    return absl::FailedPreconditionError(job.library_unavailable_reason);
   }
   if (!job.store || !job.device_of) {
     return absl::FailedPreconditionError("this process has no store in which ranks could meet");

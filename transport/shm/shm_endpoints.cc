@@ -56,28 +56,29 @@ void ShmSender::SetHintChannel(ControlMessageSender channel) {
   hint_channel_ = std::move(channel);
 }
 
-void ShmSender::OnNewSegment(const ArenaOffset& place) {
+void ShmSender::OnNewSegment(const ArenaOffset& at) {
   absl::MutexLock lock(&announce_mu_);
   // Best effort: announced again when a tensor in it is exported.
-  if (hint_channel_ != nullptr) Introduce(place, hint_channel_).IgnoreError();
+  if (hint_channel_ != nullptr) AnnounceSegment(at, hint_channel_).IgnoreError();
 }
 
-absl::Status ShmSender::Introduce(const ArenaOffset& place, const ControlMessageSender& channel) {
+absl::Status ShmSender::AnnounceSegment(const ArenaOffset& at,
+                                        const ControlMessageSender& channel) {
   {
     SpinLockHolder known_lock(&mu_);
     if (!aborted_.ok()) return aborted_;
-    if (known_.contains(place.segment)) return absl::OkStatus();
+    if (known_.contains(at.segment)) return absl::OkStatus();
   }
-  TellRetired();
-  const MemorySegment& memory = environment_.arena->memory(place);
+  AnnounceRetired();
+  const MemorySegment& memory = environment_.arena->memory(at);
   const int fd = memory.fd();
-  FERRY_RETURN_IF_ERROR(channel(EncodeShmSegmentNotice({place.segment, memory.bytes()}), {&fd, 1}));
+  FERRY_RETURN_IF_ERROR(channel(EncodeShmSegmentNotice({at.segment, memory.bytes()}), {&fd, 1}));
   SpinLockHolder known_lock(&mu_);
-  known_.insert(place.segment);
+  known_.insert(at.segment);
   return absl::OkStatus();
 }
 
-void ShmSender::TellRetired() {
+void ShmSender::AnnounceRetired() {
   // If the control channel rejects it now, it is retried later; if it has closed, the peer has
   // unmapped everything.
   while (!retired_.empty() &&
@@ -93,36 +94,36 @@ void ShmSender::Retire(uint32_t segment) {
     if (known_.erase(segment) == 0 || !aborted_.ok()) return;
   }
   retired_.push_back(segment);
-  TellRetired();
+  AnnounceRetired();
 }
 
-absl::StatusOr<ShmDescriptor> ShmSender::Lend(uint64_t id, const Tensor& tensor) {
+absl::StatusOr<ShmDescriptor> ShmSender::ExposeInArena(uint64_t id, const Tensor& tensor) {
   const std::shared_ptr<Buffer>& buffer = tensor.buffer();
-  const ArenaOffset place = buffer->arena_offset();
+  const ArenaOffset at = buffer->arena_offset();
   bool is_known = false;
   {
     SpinLockHolder lock(&mu_);
     if (!aborted_.ok()) return aborted_;
-    lent_.emplace(id, buffer);
-    is_known = known_.contains(place.segment);
+    exposed_.emplace(id, buffer);
+    is_known = known_.contains(at.segment);
   }
   if (!is_known) {
     // Other threads may export tensors of the same segment: their transfer descriptors must not
     // overtake the announcement.
     absl::MutexLock lock(&announce_mu_);
-    if (absl::Status status = Introduce(place, control_channel_); !status.ok()) {
+    if (absl::Status status = AnnounceSegment(at, control_channel_); !status.ok()) {
       Release(id);
       return status;
     }
   }
-  return ShmDescriptor{.segment = place.segment,
-                       .generation = place.generation,
-                       .offset = place.offset + tensor.offset_bytes()};
+  return ShmDescriptor{.segment = at.segment,
+                       .generation = at.generation,
+                       .offset = at.offset + tensor.offset_bytes()};
 }
 
 bool ShmSender::ExposeNow(uint64_t id, const Tensor& tensor, const DescriptorFrame& frame) {
   if (!IsInArena(tensor)) return false;
-  const absl::StatusOr<ShmDescriptor> descriptor = Lend(id, tensor);
+  const absl::StatusOr<ShmDescriptor> descriptor = ExposeInArena(id, tensor);
   if (!descriptor.ok()) return false;
   ControlChannel& channel = *frame.channel;
   const absl::Status sent = channel.Send(frame.type, {frame.head, descriptor->bytes()});
@@ -133,12 +134,13 @@ bool ShmSender::ExposeNow(uint64_t id, const Tensor& tensor, const DescriptorFra
 void ShmSender::Expose(uint64_t id, const Tensor& tensor, const TensorLocation&,
                        ExposeCallback done) {
   // `exposed` is in the arena.
-  const auto lend = [self = shared_from_this(), id](const Tensor& exposed, ExposeCallback done) {
-    const absl::StatusOr<ShmDescriptor> descriptor = self->Lend(id, exposed);
+  const auto expose_copy = [self = shared_from_this(), id](const Tensor& exposed,
+                                                           ExposeCallback done) {
+    const absl::StatusOr<ShmDescriptor> descriptor = self->ExposeInArena(id, exposed);
     if (!descriptor.ok()) return std::move(done)(descriptor.status());
     std::move(done)(TransferDescriptor{.body = std::string(descriptor->bytes())});
   };
-  if (IsInArena(tensor)) return lend(tensor, std::move(done));
+  if (IsInArena(tensor)) return expose_copy(tensor, std::move(done));
   absl::StatusOr<std::shared_ptr<Buffer>> copy = environment_.arena->Allocate(tensor.bytes());
   if (!copy.ok()) return std::move(done)(copy.status());
   Tensor copied = *Tensor::Create(tensor.dtype(), tensor.shape(), *copy);
@@ -147,21 +149,22 @@ void ShmSender::Expose(uint64_t id, const Tensor& tensor, const TensorLocation&,
   const size_t bytes = tensor.bytes();
   if (bytes <= kCopyHereBytes) {
     CopyBytes(to, from, bytes);
-    return lend(copied, std::move(done));
+    return expose_copy(copied, std::move(done));
   }
   // `tensor` keeps its buffer until then.
-  environment_.copier->CopyAsync(
-      to, from, bytes,
-      [lend, tensor, copied, done = std::move(done)]() mutable { lend(copied, std::move(done)); });
+  environment_.copier->CopyAsync(to, from, bytes,
+                                 [expose_copy, tensor, copied, done = std::move(done)]() mutable {
+                                   expose_copy(copied, std::move(done));
+                                 });
 }
 
 void ShmSender::Release(uint64_t id) {
   std::shared_ptr<Buffer> released;
   SpinLockHolder lock(&mu_);
-  const auto found = lent_.find(id);
-  if (found == lent_.end()) return;
+  const auto found = exposed_.find(id);
+  if (found == exposed_.end()) return;
   released = std::move(found->second);
-  lent_.erase(found);
+  exposed_.erase(found);
   // `released` is destroyed after the lock.
 }
 
@@ -170,7 +173,7 @@ void ShmSender::Abort(const absl::Status& why) {
   {
     SpinLockHolder lock(&mu_);
     aborted_ = why;
-    dropped.swap(lent_);
+    dropped.swap(exposed_);
   }
 }
 
@@ -251,7 +254,7 @@ absl::StatusOr<const char*> ShmReceiver::Locate(const TensorHeader& header, absl
   }
   if (descriptor.offset % ElementBytes(header.dtype) != 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat("elements at the odd place ", descriptor.offset));
+        absl::StrCat("elements at the misaligned offset ", descriptor.offset));
   }
   return static_cast<const char*>(segment->base()) + descriptor.offset;
 }
@@ -284,7 +287,7 @@ void ShmReceiver::Fetch(uint64_t id, const TensorHeader& header, absl::string_vi
     std::move(done)(std::move(into), {/*later=*/false, control->AreBooleans()});
   };
   EventLoop& loop = *environment_.loop;
-  if (header.bytes <= kCopyHereBytes || !loop.IsOnLoop() || loop.IsDrivenByCaller()) {
+  if (header.bytes <= kCopyHereBytes || !loop.IsOnLoop() || loop.IsLedByCaller()) {
     // The thread waiting for it may as well help.
     environment_.copier->Copy(to, *from, header.bytes, std::move(control));
     return finish();

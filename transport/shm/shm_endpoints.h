@@ -62,9 +62,9 @@ class ShmSender final : public TransportSender, public std::enable_shared_from_t
   void Release(uint64_t id) override ABSL_LOCKS_EXCLUDED(mu_);
   void Abort(const absl::Status& why) override ABSL_LOCKS_EXCLUDED(mu_);
 
-  // The arena has added the segment that contains `place`. The peer maps it while it is being
+  // The arena has added the segment that contains `at`. The peer maps it while it is being
   // filled, so that its first tensor is transferred as fast as any other.
-  void OnNewSegment(const ArenaOffset& place) ABSL_LOCKS_EXCLUDED(announce_mu_, mu_);
+  void OnNewSegment(const ArenaOffset& at) ABSL_LOCKS_EXCLUDED(announce_mu_, mu_);
   // The arena has freed a segment: tells the peer, if it has mapped it, to unmap it.
   void Retire(uint32_t segment) ABSL_LOCKS_EXCLUDED(announce_mu_, mu_);
 
@@ -73,11 +73,12 @@ class ShmSender final : public TransportSender, public std::enable_shared_from_t
     return tensor.buffer() != nullptr && tensor.buffer()->arena() == environment_.arena.get();
   }
   // Exports `tensor`, which is in the arena.
-  absl::StatusOr<ShmDescriptor> Lend(uint64_t id, const Tensor& tensor) ABSL_LOCKS_EXCLUDED(mu_);
-  // Announces the segment of `place` to the peer, unless done before.
-  absl::Status Introduce(const ArenaOffset& place, const ControlMessageSender& channel)
+  absl::StatusOr<ShmDescriptor> ExposeInArena(uint64_t id, const Tensor& tensor)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // Announces the segment of `at` to the peer, unless done before.
+  absl::Status AnnounceSegment(const ArenaOffset& at, const ControlMessageSender& channel)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(announce_mu_) ABSL_LOCKS_EXCLUDED(mu_);
-  void TellRetired() ABSL_EXCLUSIVE_LOCKS_REQUIRED(announce_mu_);
+  void AnnounceRetired() ABSL_EXCLUSIVE_LOCKS_REQUIRED(announce_mu_);
 
   // Constant once the control channel is open.
   const TransportEnvironment environment_;
@@ -89,7 +90,7 @@ class ShmSender final : public TransportSender, public std::enable_shared_from_t
   std::vector<uint32_t> retired_ ABSL_GUARDED_BY(announce_mu_);
   SpinLock mu_;
   absl::Status aborted_ ABSL_GUARDED_BY(mu_);
-  absl::flat_hash_map<uint64_t, std::shared_ptr<Buffer>> lent_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<uint64_t, std::shared_ptr<Buffer>> exposed_ ABSL_GUARDED_BY(mu_);
   // Segments announced to the peer.
   absl::flat_hash_set<uint32_t> known_ ABSL_GUARDED_BY(mu_);
 };

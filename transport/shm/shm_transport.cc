@@ -18,7 +18,7 @@ namespace ferry {
 namespace {
 
 // Latency of a frame through a ring to a polling reader, until measured.
-constexpr absl::Duration kHandOver = absl::Microseconds(1);
+constexpr absl::Duration kZeroCopyLatency = absl::Microseconds(1);
 
 // The best of several copies that exceed all caches.
 double MeasureCopy() {
@@ -37,7 +37,7 @@ double MeasureCopy() {
 
 }  // namespace
 
-struct ShmTransport::Outlets {
+struct ShmTransport::Senders {
   absl::Mutex mu;
   std::vector<std::weak_ptr<ShmSender>> list ABSL_GUARDED_BY(mu);
 
@@ -56,11 +56,11 @@ ShmTransport::ShmTransport(TransportEnvironment environment)
       environment_(std::move(environment)),
       support_(MemorySegment::CheckSupport()),
       copy_bytes_per_second_(MeasureCopy()),
-      senders_(std::make_shared<Outlets>()),
+      senders_(std::make_shared<Senders>()),
       segments_(environment_.arena->Listen({.on_new =
-                                                [senders = senders_](const ArenaOffset& place) {
+                                                [senders = senders_](const ArenaOffset& at) {
                                                   for (const auto& sender : senders->Alive())
-                                                    sender->OnNewSegment(place);
+                                                    sender->OnNewSegment(at);
                                                 },
                                             .on_retired =
                                                 [senders = senders_](uint32_t segment) {
@@ -85,7 +85,7 @@ absl::StatusOr<PathCost> ShmTransport::Cost(const PathQuery& query) const {
                                                    ? "they have no Unix socket"
                                                    : query.descriptors_unavailable_reason));
   }
-  PathCost cost = {kHandOver, kNoCopy};
+  PathCost cost = {kZeroCopyLatency, kNoCopy};
   if (!query.is_in_arena) {
     cost.bytes_per_second = copy_bytes_per_second_;
     cost.bandwidth_basis = CostBasis::kAtStart;

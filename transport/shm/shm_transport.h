@@ -33,12 +33,12 @@ class ShmTransport final : public Transport {
 
  private:
   // The live senders; shared with the arena's listener.
-  struct Outlets;
+  struct Senders;
 
   const TransportEnvironment environment_;
   const absl::Status support_;
   double copy_bytes_per_second_ = 0;
-  const std::shared_ptr<Outlets> senders_;
+  const std::shared_ptr<Senders> senders_;
   // The arena's listener.
   const std::shared_ptr<void> segments_;
 };

@@ -76,24 +76,26 @@ void SliceWriter::Break(const absl::Status& why) {
   if (const auto source = source_.lock()) source->OnBroken(why);
 }
 
-void SliceWriter::LookLater() {
-  if (will_look_.load(std::memory_order_relaxed) || will_look_.exchange(true)) return;
+void SliceWriter::ScheduleHostCheck() {
+  if (is_host_check_scheduled_.load(std::memory_order_relaxed) ||
+      is_host_check_scheduled_.exchange(true))
+    return;
   loop_.PostAt(SteadyClock().Now() + host_watch_.period(), [weak = weak_from_this()] {
-    if (const auto self = weak.lock()) self->LookAtHost();
+    if (const auto self = weak.lock()) self->CheckHost();
   });
 }
 
-void SliceWriter::LookAtHost() {
+void SliceWriter::CheckHost() {
   if (is_stopped_) return;
   // Cleared before the check, so that a later send schedules another one.
-  will_look_ = false;
+  is_host_check_scheduled_ = false;
   const std::optional<TcpState> state = ReadTcpState(socket_.get());
   if (!state.has_value()) return;
   const absl::Status status = host_watch_.Look(*state, SteadyClock().Now());
   if (!status.ok()) {
     return Break(absl::UnavailableError(absl::StrCat("data connection: ", status.message())));
   }
-  if (host_watch_.is_waiting()) LookLater();
+  if (host_watch_.is_waiting()) ScheduleHostCheck();
 }
 
 std::string SliceWriter::Obstacle() const {
@@ -158,7 +160,7 @@ void SliceWriter::Write() {
       if (errno == EAGAIN || errno == EWOULDBLOCK) return;
       return Break(SocketError("while sending", errno));
     }
-    LookLater();
+    ScheduleHostCheck();
     sent_ += static_cast<size_t>(sent);
   }
   if (!is_stopped_) return Kick();
@@ -183,9 +185,9 @@ void SliceReader::Resume() {
   loop_.Post([self = shared_from_this()] { self->Advance(); });
 }
 
-void SliceReader::LookOut(size_t bytes) {
+void SliceReader::PollForArrival(size_t bytes) {
   if (!loop_.IsOnLoop()) {
-    return loop_.Post([self = shared_from_this(), bytes] { self->LookOut(bytes); });
+    return loop_.Post([self = shared_from_this(), bytes] { self->PollForArrival(bytes); });
   }
   looked_for_ += bytes;
   looks_left_ = kLooksInVain;
@@ -198,7 +200,7 @@ void SliceReader::Stop() {
     self->is_stopped_ = true;
     self->loop_.Remove(self->id_, self->socket_.get());
     shutdown(self->socket_.get(), SHUT_RDWR);
-    self->place_ = {};
+    self->target_ = {};
   });
 }
 
@@ -206,7 +208,7 @@ void SliceReader::Break(const absl::Status& why) {
   is_stopped_ = true;
   loop_.Remove(id_, socket_.get());
   shutdown(socket_.get(), SHUT_RDWR);
-  place_ = {};
+  target_ = {};
   if (const auto sink = sink_.lock()) sink->OnBroken(why);
 }
 
@@ -221,21 +223,21 @@ void SliceReader::Advance() {
 
 void SliceReader::Read() {
   for (int i = 0; i < kCallsAtOnce && !is_stopped_; ++i) {
-    if (header_bytes_ == sizeof(header_) && !is_placed_) {
+    if (header_bytes_ == sizeof(header_) && !has_target_) {
       const auto sink = sink_.lock();
       if (sink == nullptr) return;
-      switch (sink->Place(header_, &place_)) {
-        case SliceSink::Verdict::kPlace:
+      switch (sink->FindTarget(header_, &target_)) {
+        case SliceSink::Verdict::kRead:
           break;
         case SliceSink::Verdict::kWait:
           return;
         case SliceSink::Verdict::kSkip:
-          place_ = {};
+          target_ = {};
           break;
         case SliceSink::Verdict::kError:
           return Break(absl::InvalidArgumentError("a slice that belongs nowhere"));
       }
-      is_placed_ = true;
+      has_target_ = true;
       got_ = 0;
     }
     // The rest of the slice, and the next header in the same call.
@@ -243,9 +245,9 @@ void SliceReader::Read() {
     iovec pieces[2];
     int count = 0;
     size_t wanted = 0;
-    if (is_placed_) {
+    if (has_target_) {
       wanted = header_.bytes - got_;
-      char* to = place_.data == nullptr ? nullptr : place_.data + got_;
+      char* to = target_.data == nullptr ? nullptr : target_.data + got_;
       if (to == nullptr) {
         waste_.resize(kWasteBytes);
         wanted = std::min(wanted, kWasteBytes);
@@ -263,18 +265,18 @@ void SliceReader::Read() {
     ssize_t got = 0;
     const auto receive = [&] {
       got = recvmsg(socket_.get(), &message, MSG_DONTWAIT);
-      if (got <= 0 || place_.has_non_boolean == nullptr) return;
+      if (got <= 0 || target_.has_non_boolean == nullptr) return;
       // The kernel has just written the bytes, so they are in the caches.
       const size_t here = std::min(static_cast<size_t>(got), wanted);
       if (FindNonBoolean(pieces[0].iov_base, here).has_value()) {
-        place_.has_non_boolean->store(true, std::memory_order_relaxed);
+        target_.has_non_boolean->store(true, std::memory_order_relaxed);
       }
     };
-    if (!is_placed_ || place_.data == nullptr) {
+    if (!has_target_ || target_.data == nullptr) {
       receive();
-    } else if (!place_.gate->Pass(receive)) {
+    } else if (!target_.gate->Pass(receive)) {
       // Cancelled.
-      place_ = {};
+      target_ = {};
       continue;
     }
     if (got < 0) {
@@ -288,7 +290,7 @@ void SliceReader::Read() {
     if (got == 0) return Break(SocketError("closed by the sender", ECONNRESET));
     const auto bytes = static_cast<size_t>(got);
     looks_left_ = kLooksInVain;
-    if (!is_placed_) {
+    if (!has_target_) {
       header_bytes_ += bytes;
       continue;
     }
@@ -296,8 +298,8 @@ void SliceReader::Read() {
     got_ += of_slice;
     if (got_ < header_.bytes) continue;
     const SliceHeader done = header_;
-    is_placed_ = false;
-    place_ = {};
+    has_target_ = false;
+    target_ = {};
     header_bytes_ = bytes - of_slice;
     if (header_bytes_ > 0) header_ = next;
     looked_for_ -= std::min<size_t>(looked_for_, done.bytes);

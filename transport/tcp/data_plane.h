@@ -80,13 +80,13 @@ struct SliceTarget {
 class SliceSink {
  public:
   enum class Verdict {
-    kPlace,  // read it to `place`
+    kRead,   // read it to `target`
     kWait,   // unknown transfer; SliceReader::Resume will be called
     kSkip,   // cancelled; read and discard it
     kError,  // malformed
   };
   virtual ~SliceSink() = default;
-  virtual Verdict Place(const SliceHeader& header, SliceTarget* place) = 0;
+  virtual Verdict FindTarget(const SliceHeader& header, SliceTarget* target) = 0;
   virtual void OnSlice(const SliceHeader& header) = 0;
   virtual void OnBroken(const absl::Status& why) = 0;
 };
@@ -111,11 +111,11 @@ class SliceWriter final : public LoopSource, public std::enable_shared_from_this
   void Write();
   void Break(const absl::Status& why);
   // Schedules a check of the receiver's host. Any thread.
-  void LookLater();
+  void ScheduleHostCheck();
   // Breaks the connection if the host has vanished; otherwise reschedules itself while something is
   // outstanding. A receiver that is stopped, or does not read for a while, is waited for: transfers
   // have deadlines.
-  void LookAtHost();
+  void CheckHost();
 
   EventLoop& loop_;
   const UniqueFd socket_;
@@ -124,7 +124,7 @@ class SliceWriter final : public LoopSource, public std::enable_shared_from_this
   // Loop thread only.
   HostWatch host_watch_{kVanishLimit};
   // A check of the host is scheduled.
-  std::atomic<bool> will_look_{false};
+  std::atomic<bool> is_host_check_scheduled_{false};
   std::atomic<bool> is_kicked_{false};
   std::atomic<bool> is_stopped_{false};
   // Calls of Advance since the sending thread last checked.
@@ -146,7 +146,7 @@ class SliceReader final : public LoopSource, public std::enable_shared_from_this
   void Resume();
   // This many bytes are about to arrive: polls at once, and again with each turn of the loop until
   // they have, or nothing has arrived for a while. Any thread.
-  void LookOut(size_t bytes);
+  void PollForArrival(size_t bytes);
   void Stop();
   void OnReady(uint32_t events) override;
 
@@ -167,8 +167,8 @@ class SliceReader final : public LoopSource, public std::enable_shared_from_this
   int looks_left_ = 0;
   SliceHeader header_;
   size_t header_bytes_ = 0;
-  bool is_placed_ = false;
-  SliceTarget place_;
+  bool has_target_ = false;
+  SliceTarget target_;
   size_t got_ = 0;
   std::vector<char> waste_;
 };

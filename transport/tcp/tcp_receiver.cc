@@ -43,23 +43,23 @@ void TcpReceiver::Fetch(uint64_t id, const TensorHeader& header, absl::string_vi
     incoming.has_non_boolean = std::make_shared<std::atomic<bool>>(false);
   }
   Expect(id, header.bytes, std::move(incoming));
-  LookOut(header, body);
+  PollForArrival(header, body);
 }
 
 void TcpReceiver::Discard(uint64_t id, const TensorHeader& header, absl::string_view body,
                           absl::Span<UniqueFd>) {
   Expect(id, header.bytes, {});
-  LookOut(header, body);
+  PollForArrival(header, body);
 }
 
-void TcpReceiver::LookOut(const TensorHeader& header, absl::string_view body) {
+void TcpReceiver::PollForArrival(const TensorHeader& header, absl::string_view body) {
   if (body != kComesNear) return;
   std::shared_ptr<SliceReader> near;
   {
     absl::MutexLock lock(&mu_);
     near = near_;
   }
-  if (near != nullptr) near->LookOut(header.bytes);
+  if (near != nullptr) near->PollForArrival(header.bytes);
 }
 
 void TcpReceiver::Cancel(uint64_t id) {
@@ -95,13 +95,13 @@ void TcpReceiver::Abort(const absl::Status& why) {
   for (FetchCallback& done : failed) std::move(done)(why, false);
 }
 
-SliceSink::Verdict TcpReceiver::Place(const SliceHeader& header, SliceTarget* place) {
+SliceSink::Verdict TcpReceiver::FindTarget(const SliceHeader& header, SliceTarget* target) {
   absl::MutexLock lock(&mu_);
   if (!aborted_.ok()) return Verdict::kError;
   const auto found = incoming_.find(header.transfer);
   if (found == incoming_.end()) {
     // Its transfer descriptor is still in the control channel, which another thread reads.
-    is_somebody_waiting_ = true;
+    has_waiting_reader_ = true;
     return Verdict::kWait;
   }
   const Incoming& incoming = found->second;
@@ -111,9 +111,9 @@ SliceSink::Verdict TcpReceiver::Place(const SliceHeader& header, SliceTarget* pl
   }
   if (!incoming.tensor.is_valid()) return Verdict::kSkip;
   Tensor tensor = incoming.tensor;
-  *place = {static_cast<char*>(tensor.mutable_data()) + header.offset, tensor.buffer(),
-            incoming.gate, incoming.has_non_boolean};
-  return Verdict::kPlace;
+  *target = {static_cast<char*>(tensor.mutable_data()) + header.offset, tensor.buffer(),
+             incoming.gate, incoming.has_non_boolean};
+  return Verdict::kRead;
 }
 
 void TcpReceiver::OnSlice(const SliceHeader& header) {
@@ -159,7 +159,7 @@ void TcpReceiver::Expect(uint64_t id, size_t bytes, Incoming incoming) {
       if (bytes > 0 && !incoming_.try_emplace(id, std::move(incoming)).second) {
         status = absl::InvalidArgumentError(absl::StrCat("transfer ", id, " for a second time"));
       }
-      if (std::exchange(is_somebody_waiting_, false)) waiting = readers_;
+      if (std::exchange(has_waiting_reader_, false)) waiting = readers_;
     }
   }
   if (!status.ok()) {
@@ -177,7 +177,7 @@ void TcpReceiver::Connect() {
 }
 
 void TcpReceiver::ConnectAs(uint32_t index) {
-  environment_.hub->ConnectData(
+  environment_.connection_manager->ConnectData(
       peer_.peer, peer_.channels, index,
       [weak = weak_from_this()](absl::StatusOr<DataConnection> connection) {
         const auto self = weak.lock();

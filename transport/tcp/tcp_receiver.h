@@ -35,7 +35,8 @@ class TcpReceiver final : public TransportReceiver,
   void Cancel(uint64_t id) override ABSL_LOCKS_EXCLUDED(mu_);
   void Abort(const absl::Status& why) override ABSL_LOCKS_EXCLUDED(mu_);
 
-  Verdict Place(const SliceHeader& header, SliceTarget* place) override ABSL_LOCKS_EXCLUDED(mu_);
+  Verdict FindTarget(const SliceHeader& header, SliceTarget* target) override
+      ABSL_LOCKS_EXCLUDED(mu_);
   void OnSlice(const SliceHeader& header) override ABSL_LOCKS_EXCLUDED(mu_);
   void OnBroken(const absl::Status& why) override;
 
@@ -53,7 +54,7 @@ class TcpReceiver final : public TransportReceiver,
 
   void Expect(uint64_t id, size_t bytes, Incoming incoming) ABSL_LOCKS_EXCLUDED(mu_);
   // Polls for a tensor that is about to arrive over the near connection.
-  void LookOut(const TensorHeader& header, absl::string_view body) ABSL_LOCKS_EXCLUDED(mu_);
+  void PollForArrival(const TensorHeader& header, absl::string_view body) ABSL_LOCKS_EXCLUDED(mu_);
   void Connect();
   void ConnectAs(uint32_t index);
   void OnNoConnection(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
@@ -66,7 +67,7 @@ class TcpReceiver final : public TransportReceiver,
   absl::Status aborted_ ABSL_GUARDED_BY(mu_);
   // Connections still being opened.
   int connecting_ ABSL_GUARDED_BY(mu_) = 0;
-  bool is_somebody_waiting_ ABSL_GUARDED_BY(mu_) = false;
+  bool has_waiting_reader_ ABSL_GUARDED_BY(mu_) = false;
   absl::flat_hash_map<uint64_t, Incoming> incoming_ ABSL_GUARDED_BY(mu_);
   std::vector<std::shared_ptr<SliceReader>> readers_ ABSL_GUARDED_BY(mu_);
   // One of the readers.

@@ -97,10 +97,10 @@ absl::StatusOr<int32_t> KeyOf(absl::string_view name, const Tensor& tensor) {
 
 absl::Status CheckInput(const CollectiveNode& node, const Tensor& input) {
   if (node.memory.space == MemorySpace::kHost) return CheckOnHost(input, "run a collective with");
-  if (input.bytes() == 0 || input.place() == node.memory) return absl::OkStatus();
+  if (input.bytes() == 0 || input.location() == node.memory) return absl::OkStatus();
   return absl::InternalError(absl::StrCat("a collective on ", ToString(node.memory),
                                           " cannot take ", ToString(input), " in memory of ",
-                                          ToString(input.place())));
+                                          ToString(input.location())));
 }
 
 absl::StatusOr<Shape> ShapeIn(const Tensor& tensor) {

@@ -353,7 +353,7 @@ NcclOffer NcclGpus::Offer(const CollectiveNode& node) {
   if (node.memory.space == MemorySpace::kHost) {
     offer.why_not = "its tensor is in the host's memory";
   } else if (job_.library == nullptr) {
-    offer.why_not = job_.why_no_library;
+    offer.why_not = job_.library_unavailable_reason;
   } else if (job_.store == nullptr || !job_.device_of) {
     offer.why_not = "its process has joined no job";
   } else if (node.hint == "ring") {

@@ -159,7 +159,7 @@ TEST(ServiceLimits, UnaryAnswerThatIsTooLargeNamesTheSize) {
                     HasSubstr("1001 bytes; a RecvTensorResponse holds 1000. Larger ones go by "
                               "/ferry.v1.TensorStream/Recv")));
   // The value is lost, and its sender must not take it for received.
-  EXPECT_THAT(std::string(worker.Begin(1)->lost().message()),
+  EXPECT_THAT(std::string(worker.Begin(1)->send_status().message()),
               ::testing::AllOf(HasSubstr("1001 bytes; a RecvTensorResponse holds 1000"),
                                HasSubstr("step 1 was sending " + EdgeText("a"))));
 }
@@ -181,7 +181,8 @@ TEST(ServiceLimits, UnaryAnswerThatIsTooLargeAndKept_IsLostToo) {
                                              request.SerializeAsString())
                               .Wait();
     EXPECT_EQ(answer.code == StatusCode::kOk, fits);
-    EXPECT_EQ(worker.Begin(step_id)->lost().ok(), fits) << worker.Begin(step_id)->lost();
+    EXPECT_EQ(worker.Begin(step_id)->send_status().ok(), fits)
+        << worker.Begin(step_id)->send_status();
   }
 }
 

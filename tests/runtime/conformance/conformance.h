@@ -63,7 +63,7 @@ inline std::vector<TransportFactory> ExtraTransports() {
 }
 
 // One path of a tensor in host memory from a sender to a receiver.
-struct Way {
+struct ConformancePath {
   const char* name = "";
   // The transport that is required, and Received::path of tensors that are not in a transfer
   // descriptor.
@@ -77,11 +77,11 @@ struct Way {
   bool is_local() const { return path == std::string("local"); }
 };
 
-inline void PrintTo(const Way& way, std::ostream* out) { *out << way.name; }
+inline void PrintTo(const ConformancePath& path, std::ostream* out) { *out << path.name; }
 
 // Between two processes. In one (`local`) neither can die alone, and there are no transfer
 // descriptors: the receiver gets the sender's tensor out of the table.
-inline std::vector<Way> WaysBetweenProcesses() {
+inline std::vector<ConformancePath> PathsBetweenProcesses() {
   return {{"shm_handed_over", "shm", true, false},
           {"shm_copied", "shm", false, true},
           {"tcp", "tcp", false, false},
@@ -91,25 +91,28 @@ inline std::vector<Way> WaysBetweenProcesses() {
           {"grpc", "grpc", false, false}};
 }
 
-// The transports of these ways: gRPC has no transfer descriptors.
+// The transports of these paths: gRPC has no transfer descriptors.
 inline std::vector<std::string> TransportsBetweenProcesses() {
   std::vector<std::string> names;
-  for (const Way& way : WaysBetweenProcesses()) {
-    if (!way.is_grpc() && (names.empty() || names.back() != way.path)) names.emplace_back(way.path);
+  for (const ConformancePath& path : PathsBetweenProcesses()) {
+    if (!path.is_grpc() && (names.empty() || names.back() != path.path))
+      names.emplace_back(path.path);
   }
   return names;
 }
 
-inline std::vector<Way> AllWays() {
-  std::vector<Way> ways = WaysBetweenProcesses();
-  ways.push_back({"local", "local", false, false});
-  ways.push_back({"local_into_buffer", "local", true, true});
-  return ways;
+inline std::vector<ConformancePath> AllPaths() {
+  std::vector<ConformancePath> paths = PathsBetweenProcesses();
+  paths.push_back({"local", "local", false, false});
+  paths.push_back({"local_into_buffer", "local", true, true});
+  return paths;
 }
 
-inline std::string NameOfWay(const ::testing::TestParamInfo<Way>& info) { return info.param.name; }
+inline std::string NameOfPath(const ::testing::TestParamInfo<ConformancePath>& info) {
+  return info.param.name;
+}
 
-class Conformance : public ::testing::TestWithParam<Way> {
+class Conformance : public ::testing::TestWithParam<ConformancePath> {
  protected:
   static TransferEngineOptions Options() {
     TransferEngineOptions options;

@@ -154,9 +154,9 @@ TEST_P(ConformanceOfPeers, NothingLeaksOverManyIncarnations) {
   EXPECT_EQ(after.threads, before.threads);
 }
 
-INSTANTIATE_TEST_SUITE_P(By, ConformanceOfEnds, ::testing::ValuesIn(AllWays()), NameOfWay);
-INSTANTIATE_TEST_SUITE_P(By, ConformanceOfPeers, ::testing::ValuesIn(WaysBetweenProcesses()),
-                         NameOfWay);
+INSTANTIATE_TEST_SUITE_P(By, ConformanceOfEnds, ::testing::ValuesIn(AllPaths()), NameOfPath);
+INSTANTIATE_TEST_SUITE_P(By, ConformanceOfPeers, ::testing::ValuesIn(PathsBetweenProcesses()),
+                         NameOfPath);
 
 }  // namespace
 }  // namespace ferry

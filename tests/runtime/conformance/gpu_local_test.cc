@@ -52,7 +52,7 @@ TEST(GpuWithinAProcess, FromEachMemoryToEachOther) {
                 EXPECT_TRUE(IsEqual(*tensor, pattern));
                 continue;
               }
-              EXPECT_EQ(tensor->place(), (TensorLocation{MemorySpace::kCuda, OrdinalOf(to)}));
+              EXPECT_EQ(tensor->location(), (TensorLocation{MemorySpace::kCuda, OrdinalOf(to)}));
               EXPECT_TRUE(bytes == 0 || Holds(peer.Read(*tensor, sink->get()), pattern));
             }
           }

@@ -11,7 +11,7 @@
 namespace ferry {
 namespace {
 
-struct GpuWay {
+struct GpuPath {
   const char* name = "";
   // Received::path.
   const char* path = "";
@@ -23,9 +23,9 @@ struct GpuWay {
   WireProtocol protocol = WireProtocol::kNative;
 };
 
-void PrintTo(const GpuWay& way, std::ostream* out) { *out << way.name; }
+void PrintTo(const GpuPath& path, std::ostream* out) { *out << path.name; }
 
-const GpuWay kGpuWays[] = {
+const GpuPath kGpuPaths[] = {
     {.name = "cuda_ipc_view", .path = "cuda_ipc, view"},
     {.name = "cuda_ipc_copy", .path = "cuda_ipc, copy", .to = "GPU:1"},
     {.name = "cuda_ipc_staged", .path = "cuda_ipc, staged", .is_foreign = true},
@@ -35,10 +35,10 @@ const GpuWay kGpuWays[] = {
     {.name = "grpc_staged", .path = "grpc", .is_apart = true, .protocol = WireProtocol::kGrpc},
 };
 
-class GpuConformance : public ::testing::TestWithParam<GpuWay> {
+class GpuConformance : public ::testing::TestWithParam<GpuPath> {
  protected:
   void SetUp() override {
-    if (OnRealGpu()) GTEST_SKIP() << "each way is tried on GPUs by gpu_exchange_test";
+    if (OnRealGpu()) GTEST_SKIP() << "each path is tried on GPUs by gpu_exchange_test";
   }
   static GpuPairOptions Options() {
     GpuPairOptions options;
@@ -93,7 +93,7 @@ class GpuConformance : public ::testing::TestWithParam<GpuWay> {
                             const Tensor& pattern, cuda::Stream stream) {
     ASSERT_TRUE(received.ok()) << received.status();
     const Tensor& tensor = received->tensor;
-    ASSERT_EQ(tensor.place(), (TensorLocation{MemorySpace::kCuda, Destination()}));
+    ASSERT_EQ(tensor.location(), (TensorLocation{MemorySpace::kCuda, Destination()}));
     if (const auto ready = cuda::ReadyOf(tensor); ready != nullptr) {
       ASSERT_TRUE(ready->EnqueueWait(*peer.gpu(Destination()).device, stream).ok());
     }
@@ -369,7 +369,7 @@ TEST_P(GpuConformance, ConsumerIsKilled) {
       });
 }
 
-INSTANTIATE_TEST_SUITE_P(By, GpuConformance, ::testing::ValuesIn(kGpuWays),
+INSTANTIATE_TEST_SUITE_P(By, GpuConformance, ::testing::ValuesIn(kGpuPaths),
                          [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

@@ -216,7 +216,7 @@ TEST_P(ConformanceOfValues, ValuesOfOneKeyKeepTheirOrder) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(By, ConformanceOfValues, ::testing::ValuesIn(AllWays()), NameOfWay);
+INSTANTIATE_TEST_SUITE_P(By, ConformanceOfValues, ::testing::ValuesIn(AllPaths()), NameOfPath);
 
 }  // namespace
 }  // namespace ferry

@@ -10,7 +10,7 @@ namespace {
 class GrantSearchOfFour : public ::testing::TestWithParam<size_t> {
  protected:
   GrantSearchOfFour() { options_.has_pair_communicators = true; }
-  void ExpectItEndsWell() { ExpectEveryWayEndsWell({EveryChoice(4)[GetParam()]}, options_); }
+  void ExpectItEndsWell() { ExpectEveryScheduleEndsWell({EveryChoice(4)[GetParam()]}, options_); }
 
   WorldOptions options_;
 };

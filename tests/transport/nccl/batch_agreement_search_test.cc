@@ -7,39 +7,41 @@
 namespace ferry::grant_test {
 namespace {
 
-TEST(GrantSearch, ThreeTransfersInAnyDirections) { ExpectEveryWayEndsWell(EveryChoice(3), {}); }
+TEST(GrantSearch, ThreeTransfersInAnyDirections) {
+  ExpectEveryScheduleEndsWell(EveryChoice(3), {});
+}
 
 TEST(GrantSearch, ThreeTransfersWhereEachDeviceAgreesOnOneBatchAtATime) {
   WorldOptions options;
   options.endpoint.max_batches = 1;
   options.endpoint.max_launched = 1;
   options.endpoint.max_batch_operations = 1;
-  ExpectEveryWayEndsWell(EveryChoice(3), options);
+  ExpectEveryScheduleEndsWell(EveryChoice(3), options);
 }
 
 TEST(GrantSearch, ThreeTransfersOverCommunicatorsOfTwo) {
   WorldOptions options;
   options.has_pair_communicators = true;
   options.endpoint.max_batch_bytes = 150;
-  ExpectEveryWayEndsWell(EveryChoice(3), options);
+  ExpectEveryScheduleEndsWell(EveryChoice(3), options);
 }
 
 TEST(GrantSearch, TwoTransfersOneCancelledAtAnyMoment) {
   WorldOptions options;
   options.cancels = 1;
-  ExpectEveryWayEndsWell(EveryChoice(2), options);
+  ExpectEveryScheduleEndsWell(EveryChoice(2), options);
 }
 
 TEST(GrantSearch, TwoTransfersOneDeviceDiesAtAnyMoment) {
   WorldOptions options;
   options.deaths = 1;
-  ExpectEveryWayEndsWell(EveryChoice(2), options);
+  ExpectEveryScheduleEndsWell(EveryChoice(2), options);
 }
 
 TEST(GrantSearch, ThreeTransfersWhileADeviceBecomesQuiet) {
   WorldOptions options;
   options.pauses = 1;
-  ExpectEveryWayEndsWell(EveryChoice(3), options);
+  ExpectEveryScheduleEndsWell(EveryChoice(3), options);
 }
 
 TEST(GrantSearch, TwoTransfersWhileADeviceBecomesQuietAndNcclFails) {
@@ -47,14 +49,14 @@ TEST(GrantSearch, TwoTransfersWhileADeviceBecomesQuietAndNcclFails) {
   options.pauses = 1;
   options.errors = 1;
   options.has_pair_communicators = true;
-  ExpectEveryWayEndsWell(EveryChoice(2), options);
+  ExpectEveryScheduleEndsWell(EveryChoice(2), options);
 }
 
 // Each has to be quiet before it takes part, and agrees on nothing until all have.
 TEST(GrantSearch, TwoTransfersWhileAllDevicesTakePartInACollective) {
   WorldOptions options;
   options.collective = 0b111;
-  ExpectEveryWayEndsWell(EveryChoice(2), options);
+  ExpectEveryScheduleEndsWell(EveryChoice(2), options);
 }
 
 TEST(GrantSearch, TwoTransfersWhileTwoDevicesTakePartInACollective) {
@@ -63,7 +65,7 @@ TEST(GrantSearch, TwoTransfersWhileTwoDevicesTakePartInACollective) {
     options.collective = collective;
     options.has_pair_communicators = true;
     options.endpoint.max_batch_operations = 1;
-    ExpectEveryWayEndsWell(EveryChoice(2), options);
+    ExpectEveryScheduleEndsWell(EveryChoice(2), options);
   }
 }
 
@@ -71,14 +73,14 @@ TEST(GrantSearch, ATransferAndACollectiveOneDeviceDiesAtAnyMoment) {
   WorldOptions options;
   options.collective = 0b111;
   options.deaths = 1;
-  ExpectEveryWayEndsWell(EveryChoice(1), options);
+  ExpectEveryScheduleEndsWell(EveryChoice(1), options);
 }
 
 TEST(GrantSearch, TwoTransfersAndACollectiveOneCancelledAtAnyMoment) {
   WorldOptions options;
   options.collective = 0b111;
   options.cancels = 1;
-  ExpectEveryWayEndsWell(EveryChoice(2), options);
+  ExpectEveryScheduleEndsWell(EveryChoice(2), options);
 }
 
 TEST(GrantSearch, ATransferAndACollectiveNcclFailsAndItRunsAgain) {
@@ -87,13 +89,13 @@ TEST(GrantSearch, ATransferAndACollectiveNcclFailsAndItRunsAgain) {
   options.errors = 1;
   options.has_pair_communicators = true;
   options.runs_again = true;
-  ExpectEveryWayEndsWell(EveryChoice(1), options);
+  ExpectEveryScheduleEndsWell(EveryChoice(1), options);
 }
 
 TEST(GrantSearch, TwoTransfersNcclFailsAtAnyMoment) {
   WorldOptions options;
   options.errors = 1;
-  ExpectEveryWayEndsWell(EveryChoice(2), options);
+  ExpectEveryScheduleEndsWell(EveryChoice(2), options);
 }
 
 // One side has its communicator already, or joins later, or has a batch agreed on it.
@@ -102,7 +104,7 @@ TEST(GrantSearch, ATransferADeviceCannotOpenACommunicator) {
   options.failed_opens = 1;
   options.has_pair_communicators = true;
   options.runs_again = true;
-  ExpectEveryWayEndsWell(EveryChoice(1), options);
+  ExpectEveryScheduleEndsWell(EveryChoice(1), options);
 }
 
 TEST(GrantSearch, TwoTransfersOfTwoDevicesOneCannotOpenTheCommunicator) {
@@ -114,10 +116,10 @@ TEST(GrantSearch, TwoTransfersOfTwoDevicesOneCannotOpenTheCommunicator) {
   const auto between = [](int source, int destination, uint64_t id) {
     return BatchAgreementTransfer{{DeviceId(source), DeviceId(destination), id}, 100 + id};
   };
-  ExpectEveryWayEndsWell({{between(0, 1, 1), between(0, 1, 2)},
-                          {between(0, 1, 1), between(1, 0, 2)},
-                          {between(1, 0, 1), between(1, 0, 2)}},
-                         options);
+  ExpectEveryScheduleEndsWell({{between(0, 1, 1), between(0, 1, 2)},
+                               {between(0, 1, 1), between(1, 0, 2)},
+                               {between(1, 0, 1), between(1, 0, 2)}},
+                              options);
 }
 
 TEST(GrantSearch, TwoTransfersNcclFailsOnCommunicatorsOfTwoAndTheyRunAgain) {
@@ -125,24 +127,24 @@ TEST(GrantSearch, TwoTransfersNcclFailsOnCommunicatorsOfTwoAndTheyRunAgain) {
   options.errors = 1;
   options.has_pair_communicators = true;
   options.runs_again = true;
-  ExpectEveryWayEndsWell(EveryChoice(2), options);
+  ExpectEveryScheduleEndsWell(EveryChoice(2), options);
 }
 
 TEST(GrantSearch, FourTransfersInAnyDirections) {
-  ExpectEveryWayEndsWell(WhereItIsQuick(EveryChoice(4)), {});
+  ExpectEveryScheduleEndsWell(WhereItIsQuick(EveryChoice(4)), {});
 }
 
 TEST(GrantSearch, ThreeTransfersWhileAllDevicesTakePartInACollective) {
   WorldOptions options;
   options.collective = 0b111;
-  ExpectEveryWayEndsWell(WhereItIsQuick(EveryChoice(3)), options);
+  ExpectEveryScheduleEndsWell(WhereItIsQuick(EveryChoice(3)), options);
 }
 
 TEST(GrantSearch, TwoTransfersAndACollectiveOneDeviceDiesAtAnyMoment) {
   WorldOptions options;
   options.collective = 0b111;
   options.deaths = 1;
-  ExpectEveryWayEndsWell(WhereItIsQuick(EveryChoice(2)), options);
+  ExpectEveryScheduleEndsWell(WhereItIsQuick(EveryChoice(2)), options);
 }
 
 TEST(GrantSearch, TwoTransfersAndACollectiveNcclFailsAndTheyRunAgain) {
@@ -151,7 +153,7 @@ TEST(GrantSearch, TwoTransfersAndACollectiveNcclFailsAndTheyRunAgain) {
   options.errors = 1;
   options.has_pair_communicators = true;
   options.runs_again = true;
-  ExpectEveryWayEndsWell(WhereItIsQuick(EveryChoice(2)), options);
+  ExpectEveryScheduleEndsWell(WhereItIsQuick(EveryChoice(2)), options);
 }
 
 TEST(GrantSearch, TwoTransfersADeviceCannotOpenACommunicator) {
@@ -159,19 +161,19 @@ TEST(GrantSearch, TwoTransfersADeviceCannotOpenACommunicator) {
   options.failed_opens = 1;
   options.has_pair_communicators = true;
   options.runs_again = true;
-  ExpectEveryWayEndsWell(WhereItIsQuick(EveryChoice(2)), options);
+  ExpectEveryScheduleEndsWell(WhereItIsQuick(EveryChoice(2)), options);
 }
 
 TEST(GrantSearch, ThreeTransfersOneCancelledAtAnyMoment) {
   WorldOptions options;
   options.cancels = 1;
-  ExpectEveryWayEndsWell(WhereItIsQuick(EveryChoice(3)), options);
+  ExpectEveryScheduleEndsWell(WhereItIsQuick(EveryChoice(3)), options);
 }
 
 TEST(GrantSearch, ThreeTransfersOneDeviceDiesAtAnyMoment) {
   WorldOptions options;
   options.deaths = 1;
-  ExpectEveryWayEndsWell(WhereItIsQuick(EveryChoice(3)), options);
+  ExpectEveryScheduleEndsWell(WhereItIsQuick(EveryChoice(3)), options);
 }
 
 TEST(GrantSearch, ThreeTransfersNcclFailsOnCommunicatorsOfTwo) {
@@ -179,7 +181,7 @@ TEST(GrantSearch, ThreeTransfersNcclFailsOnCommunicatorsOfTwo) {
   options.errors = 1;
   options.has_pair_communicators = true;
   options.runs_again = true;
-  ExpectEveryWayEndsWell(WhereItIsQuick(EveryChoice(3)), options);
+  ExpectEveryScheduleEndsWell(WhereItIsQuick(EveryChoice(3)), options);
 }
 
 }  // namespace

@@ -57,8 +57,8 @@ inline std::vector<std::vector<BatchAgreementTransfer>> WhereItIsQuick(
   return choices;
 }
 
-inline void ExpectEveryWayEndsWell(const std::vector<std::vector<BatchAgreementTransfer>>& choices,
-                                   WorldOptions options) {
+inline void ExpectEveryScheduleEndsWell(
+    const std::vector<std::vector<BatchAgreementTransfer>>& choices, WorldOptions options) {
   int64_t states = 0;
   for (const std::vector<BatchAgreementTransfer>& choice : choices) {
     options.transfers = choice;

@@ -79,7 +79,7 @@ class NcclTransportTest : public ::testing::Test {
   void Use(NcclTransport& transport) const {
     const auto receiver = transport.CreateReceiver(nodes_[1], [](uint64_t) {});
     TensorHeader header;
-    header.place = {MemorySpace::kCuda, 0};
+    header.location = {MemorySpace::kCuda, 0};
     receiver->Fetch(1, header, EncodeNcclDescriptor({{DeviceId(16), DeviceId(5), 1}, std::nullopt}),
                     {}, Tensor(),
                     [](const absl::StatusOr<Tensor>& taken, TransportReceiver::FetchInfo) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The coordinator's services, by name.
-#include "node/wrong_door.h"
+#include "node/misdirected_calls.h"
 
 #include <utility>
 
@@ -39,8 +39,8 @@ class Refusal final : public grpc::ServerGenericBidiReactor {
 
 }  // namespace
 
-std::string WrongDoorText(absl::string_view method, int32_t node_id,
-                          absl::string_view coordinator) {
+std::string MisdirectedCallText(absl::string_view method, int32_t node_id,
+                                absl::string_view coordinator) {
   for (const Elsewhere& each : kAtTheCoordinator) {
     if (!absl::StartsWith(method, each.service)) continue;
     return absl::StrCat(
@@ -51,12 +51,12 @@ std::string WrongDoorText(absl::string_view method, int32_t node_id,
                       Quoted(method));
 }
 
-WrongDoor::WrongDoor(int32_t node_id, std::string coordinator)
+MisdirectedCalls::MisdirectedCalls(int32_t node_id, std::string coordinator)
     : node_id_(node_id), coordinator_(std::move(coordinator)) {}
 
-grpc::ServerGenericBidiReactor* WrongDoor::CreateReactor(
+grpc::ServerGenericBidiReactor* MisdirectedCalls::CreateReactor(
     grpc::GenericCallbackServerContext* context) {
-  return new Refusal(WrongDoorText(context->method(), node_id_, coordinator_));
+  return new Refusal(MisdirectedCallText(context->method(), node_id_, coordinator_));
 }
 
 }  // namespace ferry

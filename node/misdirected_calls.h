@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// WrongDoor: rejects calls that a worker's port does not serve, naming the server that does.
-#ifndef FERRY_NODE_WRONG_DOOR_H_
-#define FERRY_NODE_WRONG_DOOR_H_
+// MisdirectedCalls: rejects calls that a worker's port does not serve, naming the server that does.
+#ifndef FERRY_NODE_MISDIRECTED_CALLS_H_
+#define FERRY_NODE_MISDIRECTED_CALLS_H_
 
 #include <cstdint>
 #include <string>
@@ -14,13 +14,14 @@ namespace ferry {
 
 // The error text for a call of `method`, "/package.Service/Method", at the port of node `node_id`.
 //   coordinator: HOST:PORT; empty if it is not known.
-std::string WrongDoorText(absl::string_view method, int32_t node_id, absl::string_view coordinator);
+std::string MisdirectedCallText(absl::string_view method, int32_t node_id,
+                                absl::string_view coordinator);
 
 // For grpc::ServerBuilder::RegisterCallbackGenericService. Every call of a method that no other
-// service of the server has fails UNIMPLEMENTED with WrongDoorText. Thread-safe.
-class WrongDoor final : public grpc::CallbackGenericService {
+// service of the server has fails UNIMPLEMENTED with MisdirectedCallText. Thread-safe.
+class MisdirectedCalls final : public grpc::CallbackGenericService {
  public:
-  WrongDoor(int32_t node_id, std::string coordinator);
+  MisdirectedCalls(int32_t node_id, std::string coordinator);
 
  private:
   grpc::ServerGenericBidiReactor* CreateReactor(
@@ -32,4 +33,4 @@ class WrongDoor final : public grpc::CallbackGenericService {
 
 }  // namespace ferry
 
-#endif  // FERRY_NODE_WRONG_DOOR_H_
+#endif  // FERRY_NODE_MISDIRECTED_CALLS_H_

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Derives rows per transport from a node's paths.
-#include "bench/ways.h"
+#include "bench/paths.h"
 
 #include <algorithm>
 #include <iterator>
@@ -16,50 +16,50 @@
 namespace ferry::cli {
 using Json = nlohmann::ordered_json;
 
-Json WaysOfFlows(const BenchParticipants& party, const BenchPlan& plan,
-                 const std::vector<std::pair<int, int>>& flows) {
-  Json ways;
+Json PathsOfFlows(const BenchParticipants& party, const BenchPlan& plan,
+                  const std::vector<std::pair<int, int>>& flows) {
+  Json paths;
   for (const auto& [src, dst] : flows) {
     if (dst != party.rank) continue;
-    const std::set<std::string> of_flow = DeviceWays(
+    const std::set<std::string> of_flow = DevicePaths(
         party.node, party.NodeOf(src), plan.sizes.back(), plan.DeviceOf(src), plan.DeviceOf(dst));
-    if (ways.is_null()) {
-      ways = of_flow;
+    if (paths.is_null()) {
+      paths = of_flow;
       continue;
     }
     Json common = Json::array();
-    for (const Json& way : ways) {
-      if (of_flow.contains(way.get<std::string>())) common.push_back(way);
+    for (const Json& path : paths) {
+      if (of_flow.contains(path.get<std::string>())) common.push_back(path);
     }
-    ways = std::move(common);
+    paths = std::move(common);
   }
-  return ways;
+  return paths;
 }
 
-std::vector<std::string> CommonWays(const std::vector<Json>& lines) {
+std::vector<std::string> CommonPaths(const std::vector<Json>& lines) {
   std::vector<std::string> common;
   bool is_first = true;
   for (const Json& line : lines) {
     if (!line.contains("ways") || !line["ways"].is_array()) continue;
-    const auto ways = line["ways"].get<std::vector<std::string>>();
-    if (is_first) common = ways;
+    const auto paths = line["ways"].get<std::vector<std::string>>();
+    if (is_first) common = paths;
     is_first = false;
-    std::erase_if(common, [&ways](const std::string& way) {
-      return std::find(ways.begin(), ways.end(), way) == ways.end();
+    std::erase_if(common, [&paths](const std::string& path) {
+      return std::find(paths.begin(), paths.end(), path) == paths.end();
     });
   }
   return common;
 }
 
-std::vector<std::string> OtherWays(const BenchReport& report) {
-  std::vector<std::string> others = report.ways;
+std::vector<std::string> OtherPaths(const BenchReport& report) {
+  std::vector<std::string> others = report.paths;
   // A path is a transport with an optional variant: "cuda_ipc, view"; several flows may give
   // "shm+tcp".
-  std::erase_if(others, [&report](const std::string& way) {
-    return std::any_of(report.rows.begin(), report.rows.end(), [&way](const BenchRow& row) {
-      return row.path == way || absl::StartsWith(row.path, absl::StrCat(way, ",")) ||
-             absl::StartsWith(row.path, absl::StrCat(way, "+")) ||
-             absl::StrContains(row.path, absl::StrCat("+", way));
+  std::erase_if(others, [&report](const std::string& path) {
+    return std::any_of(report.rows.begin(), report.rows.end(), [&path](const BenchRow& row) {
+      return row.path == path || absl::StartsWith(row.path, absl::StrCat(path, ",")) ||
+             absl::StartsWith(row.path, absl::StrCat(path, "+")) ||
+             absl::StrContains(row.path, absl::StrCat("+", path));
     });
   });
   return others;
@@ -75,30 +75,30 @@ TransportCapabilities CapabilitiesOfPath(absl::string_view path) {
   return capabilities;
 }
 
-std::vector<BenchMode> ModesOfWay(const std::vector<BenchMode>& modes, const std::string& way) {
-  std::vector<BenchMode> of_way = modes;
-  if (!CapabilitiesOfPath(way).shares_memory) std::erase(of_way, BenchMode::kRead);
-  return of_way.empty() ? modes : of_way;
+std::vector<BenchMode> ModesOfPath(const std::vector<BenchMode>& modes, const std::string& path) {
+  std::vector<BenchMode> of_path = modes;
+  if (!CapabilitiesOfPath(path).shares_memory) std::erase(of_path, BenchMode::kRead);
+  return of_path.empty() ? modes : of_path;
 }
 
-absl::StatusOr<BenchReport> MeasureWays(const BenchPlanFlags& flags, const MeasureBench& measure) {
+absl::StatusOr<BenchReport> MeasurePaths(const BenchPlanFlags& flags, const MeasureBench& measure) {
   const BackgroundLoad others;
   FERRY_ASSIGN_OR_RETURN(BenchReport report, measure(flags.plan, flags.transfer));
   const bool is_all = flags.transport == kAllTransports;
-  for (const std::string& way : is_all ? OtherWays(report) : std::vector<std::string>()) {
+  for (const std::string& path : is_all ? OtherPaths(report) : std::vector<std::string>()) {
     BenchPlan plan = flags.plan;
-    plan.modes = ModesOfWay(flags.plan.modes, way);
-    plan.has_tcp_floor = CapabilitiesOfPath(way).moves_over_tcp && !plan.uses_gpus();
+    plan.modes = ModesOfPath(flags.plan.modes, path);
+    plan.has_tcp_floor = CapabilitiesOfPath(path).moves_over_tcp && !plan.uses_gpus();
     TransferEngineOptions transfer = flags.transfer;
-    transfer.require_transport = way;
+    transfer.require_transport = path;
     absl::StatusOr<BenchReport> other = measure(plan, transfer);
     if (!other.ok()) {
       return absl::Status(other.status().code(),
-                          absl::StrCat("by ", way, ": ", other.status().message(),
+                          absl::StrCat("by ", path, ": ", other.status().message(),
                                        "; leave it out with --transport=auto"));
     }
     for (BenchRow& row : other->rows) {
-      row.transport = way;
+      row.transport = path;
       report.rows.push_back(std::move(row));
     }
     for (const std::string& pages : other->pages) report.AddPages(pages);
