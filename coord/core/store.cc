@@ -3,6 +3,7 @@
 #include "coord/core/store.h"
 
 #include <algorithm>
+#include <atomic>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -107,7 +108,8 @@ absl::StatusOr<int64_t> Store::Put(std::vector<std::pair<std::string, std::strin
 }
 
 void Store::Set(absl::string_view key, std::string value) {
-  auto shared = std::make_shared<const std::string>(std::move(value));
+  // Not a const object: Append may extend it in place.
+  StoreValue shared = std::make_shared<std::string>(std::move(value));
   auto found = entries_.find(key);
   if (found == entries_.end()) {
     stored_bytes_ += key.size();
@@ -118,6 +120,37 @@ void Store::Set(absl::string_view key, std::string value) {
   stored_bytes_ += shared->size();
   found->second = Stored{std::move(shared), revision_};
   Notify(/*deleted=*/false, key, found->second);
+}
+
+absl::Status Store::CheckRoom(absl::string_view key, size_t value_bytes, size_t other_bytes) const {
+  FERRY_RETURN_IF_ERROR(CheckLimits(key, value_bytes));
+  const size_t held = stored_bytes_ + other_bytes;
+  if (held + key.size() + value_bytes <= options_.max_store_bytes) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat("the store holds ", held, " bytes; ",
+                                                   key.size() + value_bytes,
+                                                   " more are over the limit (--max-store-bytes)"));
+}
+
+absl::Status Store::Append(absl::string_view key, absl::string_view value) {
+  const auto found = entries_.find(key);
+  if (found == entries_.end()) {
+    return Put(key, std::string(value), /*overwrite=*/true).status();
+  }
+  StoreValue& present = found->second.value;
+  FERRY_RETURN_IF_ERROR(CheckLimits(key, present->size() + value.size()));
+  FERRY_RETURN_IF_ERROR(CheckRoom(key, value.size(), /*other_bytes=*/0));
+  stored_bytes_ += value.size();
+  if (present.use_count() == 1) {
+    // No reply holds it any more, and Set did not create a const object. The fence: after the last
+    // reads of replies that held it.
+    std::atomic_thread_fence(std::memory_order_acquire);
+    const_cast<std::string&>(*present).append(value.data(), value.size());
+  } else {
+    present = std::make_shared<std::string>(absl::StrCat(*present, value));
+  }
+  found->second.revision = ++revision_;
+  Notify(/*deleted=*/false, key, found->second);
+  return absl::OkStatus();
 }
 
 std::optional<StoreEntry> Store::Find(absl::string_view key) const {
@@ -184,6 +217,15 @@ std::vector<StoreEntry> Store::List(absl::string_view prefix, size_t limit) cons
     found.push_back({it->first, it->second.value, it->second.revision});
   }
   return found;
+}
+
+void Store::ForEach(
+    absl::string_view prefix,
+    absl::FunctionRef<void(absl::string_view key, const StoreValue& value)> visit) const {
+  for (auto it = entries_.lower_bound(prefix);
+       it != entries_.end() && absl::StartsWith(it->first, prefix); ++it) {
+    visit(it->first, it->second.value);
+  }
 }
 
 size_t Store::ListBytes(absl::string_view prefix) const {

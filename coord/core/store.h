@@ -68,6 +68,14 @@ class Store final {
                               bool overwrite);
   absl::StatusOr<int64_t> Put(absl::string_view key, std::string value, bool overwrite);
 
+  // Appends to the value, which is empty when the key is absent.
+  //   Errors: as Put.
+  absl::Status Append(absl::string_view key, absl::string_view value);
+  // Returns OK if `value_bytes` more fit for `key`, beside `other_bytes` that the caller stores.
+  //   Errors: as Put.
+  absl::Status CheckRoom(absl::string_view key, size_t value_bytes, size_t other_bytes) const;
+
+  bool Contains(absl::string_view key) const { return entries_.contains(key); }
   std::optional<StoreEntry> Find(absl::string_view key) const;
   // Returns the entries of all keys in this order; nullopt if any is absent.
   std::optional<std::vector<StoreEntry>> FindAll(const std::vector<std::string>& keys) const;
@@ -87,6 +95,9 @@ class Store final {
 
   // Entries whose key begins with `prefix`, ordered; at most `limit` unless that is 0.
   std::vector<StoreEntry> List(absl::string_view prefix, size_t limit = 0) const;
+  // As List, without copies.
+  void ForEach(absl::string_view prefix,
+               absl::FunctionRef<void(absl::string_view key, const StoreValue& value)> visit) const;
   // The bytes of the keys and values of such a list, plus kEntryBytes per entry: its cost, over
   // all its encodings, until it is sent.
   static constexpr size_t kEntryBytes = 256;

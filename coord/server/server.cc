@@ -71,6 +71,10 @@ absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Create(
     ServerOptions options) {
   FERRY_RETURN_IF_ERROR(CheckServerRoom());
   FERRY_ASSIGN_OR_RETURN(std::unique_ptr<Listener> listener, Listener::OpenTcp(options.listen));
+  TcpStoreServerOptions tcp_store{.limits = options.coordinator,
+                                  .keepalive_time = options.keepalive_time,
+                                  .keepalive_timeout = options.keepalive_timeout,
+                                  .idle_timeout = options.tcp_store_idle_timeout};
   FERRY_ASSIGN_OR_RETURN(
       std::unique_ptr<Coordinator> coordinator,
       Coordinator::Create(std::move(options.coordinator), SteadyClock(), RandomId()));
@@ -88,6 +92,10 @@ absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Create(
   DirectControlOptions direct{.keepalive_time = options.keepalive_time,
                               .keepalive_timeout = options.keepalive_timeout,
                               .hello_timeout = options.hello_timeout};
+  FERRY_ASSIGN_OR_RETURN(self->tcp_store_, TcpStoreServer::Create(std::move(tcp_store)));
+  direct.tcp_store = [tcp_store = self->tcp_store_.get()](UniqueFd connection) {
+    tcp_store->Take(std::move(connection));
+  };
   // For gRPC, a stopped client is gone when an HTTP/2 ping times out. A client that does not read
   // outgoing data gets the same time, instead of gRPC's default of 20 s: pings queue behind that
   // data, and only the kernel can detect it.
@@ -178,6 +186,7 @@ void CoordinatorServer::Stop() {
   accept_loop_->End();
   const absl::Time deadline = absl::Now() + stop_grace_;
   direct_->Stop(stop_grace_);
+  tcp_store_->Stop();
   server_->Shutdown(absl::ToChronoTime(deadline));
   server_->Wait();
   server_ = nullptr;

@@ -22,6 +22,7 @@
 #include "coord/server/connection_watch.h"
 #include "coord/server/control_service.h"
 #include "coord/server/direct_control.h"
+#include "coord/server/tcp_store_server.h"
 #include "coord/server/unary_service.h"
 #include "coord/wire/device_info_proto.h"
 #include "net/listener.h"
@@ -46,6 +47,9 @@ struct ServerOptions {
   // the job. Null allows every client. Called with the executor's lock held.
   //   Errors: PERMISSION_DENIED.
   std::function<absl::Status(const Coordinator&, absl::string_view auth_tag)> check_end_job;
+  // The store of the coordinator's port begins anew when it has had no client for this long. See
+  // TcpStoreScopes.
+  absl::Duration tcp_store_idle_timeout = absl::Seconds(1);
   // How long Stop waits for pending answers to be sent.
   absl::Duration stop_grace = absl::Seconds(2);
   // Creates additional services for the same port; what they need outlives the server.
@@ -74,6 +78,7 @@ class CoordinatorServer final {
 
   CoordinatorExecutor& executor() { return executor_; }
   Frontend& frontend() { return frontend_; }
+  TcpStoreServer& tcp_store() { return *tcp_store_; }
 
   // Ends pending calls as described in docs/protocols.md, then closes the port. Blocks for at most
   // about stop_grace. A second call does nothing.
@@ -91,7 +96,9 @@ class CoordinatorServer final {
   std::vector<std::unique_ptr<grpc::Service>> services_;
   std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor_;
   std::unique_ptr<grpc::Server> server_;
-  // Serves the agents' connections, and passes the rest to the acceptor.
+  // Serves PyTorch's clients.
+  std::unique_ptr<TcpStoreServer> tcp_store_;
+  // Serves the agents' connections, and passes the rest to tcp_store_ and the acceptor.
   std::unique_ptr<DirectControl> direct_;
   // Watches gRPC's connections for their end.
   std::unique_ptr<ConnectionWatch> watch_;

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// Queueing replies.
+#include "coord/tcpstore/tcp_store_output.h"
+
+namespace ferry::coord {
+
+void TcpStoreOutput::AddBytes(absl::string_view bytes) {
+  if (bytes.empty()) return;
+  if (pieces_.empty() || pieces_.back().shared != nullptr) pieces_.emplace_back();
+  pieces_.back().copied.append(bytes.data(), bytes.size());
+  bytes_ += bytes.size();
+}
+
+void TcpStoreOutput::AddVector(absl::string_view bytes) {
+  AddNumber<uint64_t>(bytes.size());
+  AddBytes(bytes);
+}
+
+void TcpStoreOutput::AddVector(const StoreValue& value) {
+  if (value == nullptr) return AddVector("");
+  if (value->size() < kMinShared) return AddVector(absl::string_view(*value));
+  AddNumber<uint64_t>(value->size());
+  pieces_.push_back({.shared = value});
+  bytes_ += value->size();
+}
+
+size_t TcpStoreOutput::Pieces(iovec* pieces, size_t max) const {
+  size_t count = 0;
+  for (auto piece = pieces_.begin(); piece != pieces_.end() && count < max; ++piece, ++count) {
+    absl::string_view view = piece->view();
+    if (count == 0) view.remove_prefix(written_);
+    pieces[count] = {const_cast<char*>(view.data()), view.size()};
+  }
+  return count;
+}
+
+void TcpStoreOutput::Consume(size_t bytes) {
+  bytes_ -= bytes;
+  written_ += bytes;
+  while (!pieces_.empty() && written_ >= pieces_.front().view().size()) {
+    written_ -= pieces_.front().view().size();
+    if (pieces_.size() == 1 && pieces_.front().shared == nullptr) {
+      // Keeps its buffer for the next reply.
+      pieces_.front().copied.clear();
+      return;
+    }
+    pieces_.pop_front();
+  }
+}
+
+}  // namespace ferry::coord

@@ -1,0 +1,561 @@
+// SPDX-License-Identifier: Apache-2.0
+// TcpStoreSession and what is below it: the bytes of clients, and the bytes of the replies.
+#include "coord/tcpstore/tcp_store_session.h"
+
+#include <algorithm>
+#include <limits>
+#include <memory>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
+#include "base/clock.h"
+#include "coord/core/completions.h"
+#include "coord/tcpstore/tcp_store_scopes.h"
+#include "tests/coord/tcpstore/tcp_store_bytes.h"
+
+namespace ferry::coord {
+namespace {
+
+const std::string kStop(1, '\0');
+const std::string kReady(1, '\0');
+const std::string kNotReady(1, '\1');
+const std::string kCanceled(1, '\1');
+
+// A store, with clients that are byte strings in and out.
+class World {
+ public:
+  class Client {
+   public:
+    Client(World& world, TcpStoreDialect dialect)
+        : bytes(dialect), world_(world), session_(world.NewSession()) {
+      EXPECT_EQ(Send(bytes.Hello()), "");
+    }
+
+    // Returns the replies that are complete then.
+    std::string Send(absl::string_view sent) {
+      unread_.append(sent.data(), sent.size());
+      absl::string_view rest = unread_;
+      status_ = session_->Consume(rest);
+      unread_ = std::string(rest);
+      world_.Run();
+      return Received();
+    }
+    // Returns the replies that have come since.
+    std::string Received() {
+      std::string received;
+      while (!session_->output().empty()) {
+        iovec pieces[3];
+        const size_t count = session_->output().Pieces(pieces, 3);
+        size_t bytes = 0;
+        for (size_t i = 0; i < count; ++i) {
+          received.append(static_cast<const char*>(pieces[i].iov_base), pieces[i].iov_len);
+          bytes += pieces[i].iov_len;
+        }
+        // In two steps, as a kernel with little room.
+        session_->output().Consume(bytes / 2);
+        session_->output().Consume(bytes - bytes / 2);
+      }
+      return received;
+    }
+    void Disconnect() {
+      session_ = nullptr;
+      world_.Run();
+    }
+    TcpStoreSession& session() { return *session_; }
+    const absl::Status& status() const { return status_; }
+    size_t unread() const { return unread_.size(); }
+
+    const TcpStoreBytes bytes;
+
+   private:
+    World& world_;
+    std::shared_ptr<TcpStoreSession> session_;
+    std::string unread_;
+    absl::Status status_;
+  };
+
+  std::unique_ptr<Client> Connect(TcpStoreDialect dialect = TcpStoreDialect::kTorch22) {
+    return std::make_unique<Client>(*this, dialect);
+  }
+  void Run() {
+    for (Completion& completion : completions.Take()) std::move(completion)();
+  }
+  std::shared_ptr<TcpStoreSession> NewSession() {
+    return std::make_shared<TcpStoreSession>(store, TcpStoreClient(++last_client), limits,
+                                             [this] { ++wakes; });
+  }
+
+  CoordinatorOptions options;
+  TcpStoreLimits limits;
+  FakeClock clock;
+  Completions completions;
+  TcpStore store{options, clock, completions};
+  uint64_t last_client = 0;
+  int wakes = 0;
+};
+
+class TcpStoreSessionTest : public testing::Test {
+ protected:
+  World world_;
+};
+
+class EveryDialect : public testing::TestWithParam<TcpStoreDialect> {
+ protected:
+  World world_;
+};
+
+INSTANTIATE_TEST_SUITE_P(Torch, EveryDialect,
+                         testing::Values(TcpStoreDialect::kTorch1, TcpStoreDialect::kTorch21,
+                                         TcpStoreDialect::kTorch22),
+                         [](const auto& info) {
+                           return info.param == TcpStoreDialect::kTorch1    ? "1_13_to_2_0"
+                                  : info.param == TcpStoreDialect::kTorch21 ? "2_1"
+                                                                            : "since_2_2";
+                         });
+
+TEST_P(EveryDialect, CommonOperations_InOneSegment_AreAnsweredInOrder) {
+  const auto client = world_.Connect(GetParam());
+  const TcpStoreBytes& bytes = client->bytes;
+  EXPECT_EQ(client->Send(absl::StrCat(bytes.Set("k", "v"), bytes.Wait({"k"}), bytes.Get("k"),
+                                      bytes.Add("n", 3), bytes.Get("n"), bytes.GetNumKeys(),
+                                      bytes.Check({"k", "n"}), bytes.Check({"k", "absent"}),
+                                      bytes.CompareSet("c", "", "x"))),
+            absl::StrCat(kStop, Vec("v"), AsBytes<int64_t>(3), Vec("3"), AsBytes<int64_t>(2),
+                         kReady, kNotReady, Vec("x")));
+  EXPECT_EQ(client->Send(bytes.DeleteKey("k")),
+            GetParam() == TcpStoreDialect::kTorch1 ? "" : AsBytes<int64_t>(1));
+}
+
+TEST_P(EveryDialect, Request_ArrivingByteByByte_IsExecutedOnce) {
+  const auto client = world_.Connect(GetParam());
+  const std::string sent = absl::StrCat(client->bytes.Add("n", 5), client->bytes.Set("k", "value"),
+                                        client->bytes.Get("k"));
+  std::string received;
+  for (const char byte : sent) received += client->Send({&byte, 1});
+  EXPECT_EQ(received, absl::StrCat(AsBytes<int64_t>(5), Vec("value")));
+}
+
+TEST_P(EveryDialect, Wait_KeysSetByOthersInAnyOrder_IsAnsweredOnceAfterTheLast) {
+  const auto waiter = world_.Connect(GetParam());
+  const auto setter = world_.Connect(GetParam());
+  EXPECT_EQ(waiter->Send(waiter->bytes.Wait({"a", "b", "c", "b"})), "");
+  setter->Send(setter->bytes.Set("c", ""));
+  setter->Send(setter->bytes.Set("a", ""));
+  setter->Send(setter->bytes.Set("a", "again"));
+  EXPECT_EQ(waiter->Received(), "");
+  setter->Send(setter->bytes.Add("b", 1));
+  EXPECT_EQ(waiter->Received(), kStop);
+  setter->Send(setter->bytes.Set("b", ""));
+  EXPECT_EQ(waiter->Received(), "");
+}
+
+TEST_P(EveryDialect, Disconnect_DuringAWait_LeavesNothing) {
+  auto waiter = world_.Connect(GetParam());
+  waiter->Send(waiter->bytes.Wait({"a", "b"}));
+  EXPECT_EQ(world_.store.wait_count(), 1);
+  waiter->Disconnect();
+  EXPECT_EQ(world_.store.wait_count(), 0);
+  TableSizes sizes;
+  world_.store.AddTableSizes(sizes);
+  EXPECT_EQ(sizes["tcpstore.waiters"], 0);
+}
+
+TEST_P(EveryDialect, Lengths_OverTheLimits_AreRefusedBeforeTheirBytes) {
+  for (const uint64_t length : {uint64_t{1} << 63, uint64_t{1} << 40, ~uint64_t{0}}) {
+    for (const int op : {2, 3, 4, 5}) {
+      const auto client = world_.Connect(GetParam());
+      const int shift = GetParam() == TcpStoreDialect::kTorch22 ? 1 : 0;
+      client->Send(absl::StrCat(std::string(1, static_cast<char>(op + shift)), AsBytes(length)));
+      EXPECT_EQ(client->status().code(), absl::StatusCode::kInvalidArgument) << op << ' ' << length;
+    }
+  }
+}
+
+TEST_F(TcpStoreSessionTest, Hello_WithPing_AnswersTheNonce) {
+  const auto client = world_.Connect();
+  EXPECT_EQ(client->Send(std::string("\x0D\x01\0\0\0", 5)), AsBytes<uint32_t>(1));
+}
+
+TEST_F(TcpStoreSessionTest, Hello_WithAWrongMagicNumber_Fails) {
+  World::Client client(world_, TcpStoreDialect::kTorch1);
+  client.Send(std::string("\0\xDE\xAD\xBE\xEF", 5));
+  EXPECT_EQ(client.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(world_.store.key_count(), 0);
+}
+
+TEST_F(TcpStoreSessionTest, FirstSet_OfAnOldClient_IsNotTakenForAHello) {
+  for (const std::string key : {"k", "", std::string(300, 'k').c_str()}) {
+    World::Client client(world_, TcpStoreDialect::kTorch1);
+    EXPECT_EQ(client.Send(absl::StrCat(client.bytes.Set(key, "v"), client.bytes.Get(key))),
+              Vec("v"));
+  }
+}
+
+TEST_F(TcpStoreSessionTest, UnknownOperations_Fail) {
+  for (int op = 19; op < 256; ++op) {
+    const auto client = world_.Connect();
+    client->Send(std::string(1, static_cast<char>(op)));
+    EXPECT_EQ(client->status().code(), absl::StatusCode::kInvalidArgument) << op;
+  }
+}
+
+TEST_F(TcpStoreSessionTest, EmptyAndBinaryKeysAndValues_AreKept) {
+  const auto client = world_.Connect();
+  const std::string binary("\0\xFF\xFE/\n", 5);
+  EXPECT_EQ(client->Send(absl::StrCat(client->bytes.Set("", ""), client->bytes.Get(""),
+                                      client->bytes.Set(binary, binary), client->bytes.Get(binary),
+                                      client->bytes.Check({"", binary}))),
+            absl::StrCat(Vec(""), Vec(binary), kReady));
+}
+
+TEST_F(TcpStoreSessionTest, CompareSet_EachCase_RepliesAsUpstream) {
+  const auto client = world_.Connect();
+  const auto send = [&](absl::string_view expected, absl::string_view desired) {
+    return client->Send(client->bytes.CompareSet("k", expected, desired));
+  };
+  // Absent, and another value expected: nothing is stored.
+  EXPECT_EQ(send("old", "new"), Vec("old"));
+  EXPECT_EQ(world_.store.Get("k"), nullptr);
+  EXPECT_EQ(send("", "first"), Vec("first"));
+  EXPECT_EQ(send("first", "second"), Vec("second"));
+  EXPECT_EQ(send("first", "third"), Vec("second"));
+  EXPECT_EQ(send("", "third"), Vec("second"));
+  EXPECT_EQ(*world_.store.Get("k"), "second");
+}
+
+TEST_F(TcpStoreSessionTest, Add_AbsentNegativeTextAndOverflow) {
+  const auto client = world_.Connect();
+  const auto add = [&](int64_t increment) {
+    return client->Send(client->bytes.Add("n", increment));
+  };
+  EXPECT_EQ(add(-2), AsBytes<int64_t>(-2));
+  client->Send(client->bytes.Set("n", "7"));
+  EXPECT_EQ(add(1), AsBytes<int64_t>(8));
+  client->Send(client->bytes.Set("n", absl::StrCat(std::numeric_limits<int64_t>::max())));
+  EXPECT_EQ(add(1), AsBytes(std::numeric_limits<int64_t>::min()));
+  client->Send(client->bytes.Set("n", "x"));
+  EXPECT_EQ(add(1), "");
+  EXPECT_EQ(client->status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(client->status().message(), testing::HasSubstr("ADD"));
+}
+
+TEST_F(TcpStoreSessionTest, Check_OfNoKeys_IsReady) {
+  const auto client = world_.Connect();
+  EXPECT_EQ(client->Send(client->bytes.Check({})), kReady);
+  EXPECT_EQ(client->Send(client->bytes.Wait({})), kStop);
+}
+
+TEST_F(TcpStoreSessionTest, Wait_KeySetAndDeletedBeforeTheOther_CountsAsArrived) {
+  const auto waiter = world_.Connect();
+  const auto setter = world_.Connect();
+  waiter->Send(waiter->bytes.Wait({"a", "b"}));
+  setter->Send(absl::StrCat(setter->bytes.Set("a", ""), setter->bytes.DeleteKey("a")));
+  EXPECT_EQ(waiter->Received(), "");
+  setter->Send(setter->bytes.Set("b", ""));
+  EXPECT_EQ(waiter->Received(), kStop);
+}
+
+TEST_F(TcpStoreSessionTest, CancelWait_IsAnsweredAlone_AndTheKeyWakesNobody) {
+  const auto waiter = world_.Connect();
+  const auto setter = world_.Connect();
+  waiter->Send(waiter->bytes.Wait({"k"}));
+  EXPECT_EQ(waiter->Send(waiter->bytes.CancelWait()), kCanceled);
+  setter->Send(setter->bytes.Set("k", ""));
+  EXPECT_EQ(waiter->Send(waiter->bytes.Ping(7)), AsBytes<uint32_t>(7));
+  EXPECT_EQ(waiter->Send(waiter->bytes.CancelWait()), kCanceled) << "without a wait";
+}
+
+TEST_F(TcpStoreSessionTest, CancelWait_AfterTheKey_FollowsTheAnswer) {
+  const auto waiter = world_.Connect();
+  const auto setter = world_.Connect();
+  waiter->Send(waiter->bytes.Wait({"k"}));
+  setter->Send(setter->bytes.Set("k", ""));
+  EXPECT_EQ(waiter->Send(waiter->bytes.CancelWait()), absl::StrCat(kStop, kCanceled));
+}
+
+TEST_F(TcpStoreSessionTest, Requests_BehindAPendingWait_WaitForItsAnswer) {
+  const auto waiter = world_.Connect();
+  const auto setter = world_.Connect();
+  EXPECT_EQ(waiter->Send(absl::StrCat(waiter->bytes.Wait({"k"}), waiter->bytes.Get("k"))), "");
+  EXPECT_GT(waiter->unread(), 0);
+  setter->Send(setter->bytes.Set("k", "v"));
+  EXPECT_EQ(waiter->Send(""), absl::StrCat(kStop, Vec("v")));
+  EXPECT_EQ(waiter->unread(), 0);
+}
+
+TEST_F(TcpStoreSessionTest, GivenUpWait_OfAnOldClient_EndsWithTheNextRequest) {
+  const auto waiter = world_.Connect(TcpStoreDialect::kTorch1);
+  const auto setter = world_.Connect();
+  EXPECT_EQ(waiter->Send(waiter->bytes.Wait({"k"})), "");
+  EXPECT_EQ(waiter->Send(waiter->bytes.Get("other")), Vec(""));
+  setter->Send(setter->bytes.Set("k", ""));
+  EXPECT_EQ(waiter->Received(), "");
+  EXPECT_EQ(world_.store.wait_count(), 0);
+}
+
+TEST_F(TcpStoreSessionTest, Delete_OfAnOldClient_IsResolvedAfterSilence) {
+  const auto client = world_.Connect(TcpStoreDialect::kTorch1);
+  client->Send(client->bytes.Set("k", "v"));
+  EXPECT_EQ(client->Send(client->bytes.DeleteKey("k")), "");
+  ASSERT_TRUE(client->session().is_ambiguous());
+  EXPECT_TRUE(client->session().ResolveAmbiguity().ok());
+  EXPECT_EQ(client->Received(), AsBytes<int64_t>(1));
+  // Known from now on.
+  EXPECT_EQ(client->Send(client->bytes.DeleteKey("k")), AsBytes<int64_t>(0));
+  EXPECT_FALSE(client->session().is_ambiguous());
+}
+
+TEST_F(TcpStoreSessionTest, Append_Of21_WithItsValueLater_IsNotADelete) {
+  const auto client = world_.Connect(TcpStoreDialect::kTorch21);
+  const std::string append = client->bytes.Append("k", "v");
+  client->Send(append.substr(0, 10));
+  EXPECT_TRUE(client->session().is_ambiguous());
+  client->Send(append.substr(10));
+  EXPECT_FALSE(client->session().is_ambiguous());
+  EXPECT_EQ(client->session().dialect(), TcpStoreDialect::kTorch21);
+  EXPECT_EQ(client->Send(client->bytes.Get("k")), Vec("v"));
+}
+
+TEST_F(TcpStoreSessionTest, Append_CreatesExtendsAndWakes) {
+  const auto waiter = world_.Connect();
+  const auto client = world_.Connect();
+  waiter->Send(waiter->bytes.Wait({"k"}));
+  const std::string large(5000, 'x');
+  client->Send(client->bytes.Append("k", large));
+  EXPECT_EQ(waiter->Received(), kStop);
+  // A reply that is not written yet keeps the value of its time.
+  absl::string_view get = "";
+  const std::string bytes = waiter->bytes.Get("k");
+  get = bytes;
+  ASSERT_TRUE(waiter->session().Consume(get).ok());
+  client->Send(client->bytes.Append("k", "y"));
+  EXPECT_EQ(waiter->Received(), Vec(large));
+  EXPECT_EQ(client->Send(client->bytes.Get("k")), Vec(large + "y"));
+  EXPECT_EQ(world_.store.stored_bytes(), large.size() + 2);
+}
+
+TEST_F(TcpStoreSessionTest, MultiSet_ThenMultiGet_KeepsTheOrderAndWakesOnce) {
+  const auto waiter = world_.Connect();
+  const auto client = world_.Connect();
+  waiter->Send(waiter->bytes.Wait({"b", "a"}));
+  EXPECT_EQ(client->Send(absl::StrCat(client->bytes.MultiSet({{"a", "1"}, {"b", "2"}}),
+                                      client->bytes.MultiGet({"b", "absent", "a", "b"}))),
+            absl::StrCat(Vec("2"), Vec(""), Vec("1"), Vec("2")));
+  EXPECT_EQ(waiter->Received(), kStop);
+  EXPECT_EQ(client->Send(client->bytes.MultiGet({})), "");
+  EXPECT_EQ(client->Send(client->bytes.MultiSet({})), "");
+}
+
+TEST_F(TcpStoreSessionTest, ListKeys_OfMany_HasThemAll) {
+  const auto client = world_.Connect();
+  EXPECT_EQ(client->Send(client->bytes.ListKeys()), AsBytes<int64_t>(0));
+  std::string expected = AsBytes<int64_t>(10000);
+  for (int i = 0; i < 10000; ++i) {
+    const std::string key = absl::StrFormat("key%05d", i);
+    client->Send(client->bytes.Set(key, ""));
+    absl::StrAppend(&expected, Vec(key));
+  }
+  EXPECT_EQ(client->Send(client->bytes.ListKeys()), expected);
+  EXPECT_EQ(client->Send(client->bytes.GetNumKeys()), AsBytes<int64_t>(10000));
+}
+
+TEST_F(TcpStoreSessionTest, Barrier_AnyOrder_IsAnsweredWhenAllHaveArrived) {
+  std::vector<std::unique_ptr<World::Client>> clients;
+  for (int i = 0; i < 4; ++i) clients.push_back(world_.Connect());
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(clients[i]->Send(clients[i]->bytes.Barrier("b", 4)), "");
+  }
+  const std::vector<TcpStoreWaitInfo> waits = world_.store.Waits();
+  ASSERT_EQ(waits.size(), 3);
+  EXPECT_EQ(waits[0].world_size, 4);
+  EXPECT_EQ(waits[0].arrived, 3);
+  EXPECT_EQ(clients[3]->Send(clients[3]->bytes.Barrier("b", 4)), kStop);
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(clients[i]->Received(), kStop);
+  // The count stays, so that a second use passes.
+  EXPECT_EQ(clients[0]->Send(clients[0]->bytes.Barrier("b", 4)), kStop);
+  EXPECT_EQ(clients[0]->Send(clients[0]->bytes.Get("b")), Vec("5"));
+}
+
+TEST_F(TcpStoreSessionTest, Barrier_Cancelled_KeepsItsArrival) {
+  const auto first = world_.Connect();
+  const auto second = world_.Connect();
+  first->Send(first->bytes.Barrier("b", 2));
+  EXPECT_EQ(first->Send(first->bytes.CancelWait()), kCanceled);
+  EXPECT_EQ(second->Send(second->bytes.Barrier("b", 2)), kStop);
+  EXPECT_EQ(first->Received(), "");
+}
+
+TEST_F(TcpStoreSessionTest, Queue_PushPop_IsFirstInFirstOut) {
+  const auto client = world_.Connect();
+  const TcpStoreBytes& bytes = client->bytes;
+  client->Send(
+      absl::StrCat(bytes.QueuePush("q", "1"), bytes.QueuePush("q", "2"), bytes.QueuePush("q", "")));
+  EXPECT_EQ(client->Send(bytes.QueueLength("q")), AsBytes<int64_t>(3));
+  EXPECT_EQ(client->Send(bytes.GetNumKeys()), AsBytes<int64_t>(0));
+  EXPECT_EQ(client->Send(bytes.Check({"q"})), kReady);
+  EXPECT_EQ(client->Send(bytes.QueuePop("q")), absl::StrCat(AsBytes<int64_t>(3), Vec("1")));
+  EXPECT_EQ(client->Send(bytes.QueuePop("q")), absl::StrCat(AsBytes<int64_t>(2), Vec("2")));
+  EXPECT_EQ(client->Send(bytes.QueuePop("q")), absl::StrCat(AsBytes<int64_t>(1), Vec("")));
+  EXPECT_EQ(client->Send(bytes.QueuePop("q")), AsBytes<int64_t>(0));
+  EXPECT_EQ(client->Send(bytes.Check({"q"})), kNotReady);
+  EXPECT_EQ(world_.store.stored_bytes(), 0);
+}
+
+TEST_F(TcpStoreSessionTest, Queue_TwoWaiters_EachElementWakesOne) {
+  const auto first = world_.Connect();
+  const auto second = world_.Connect();
+  const auto pusher = world_.Connect();
+  first->Send(first->bytes.Wait({"q"}));
+  second->Send(second->bytes.Wait({"q"}));
+  pusher->Send(pusher->bytes.QueuePush("q", "a"));
+  EXPECT_EQ(first->Received(), kStop);
+  EXPECT_EQ(second->Received(), "");
+  pusher->Send(pusher->bytes.QueuePush("q", "b"));
+  EXPECT_EQ(second->Received(), kStop);
+}
+
+TEST_F(TcpStoreSessionTest, Queue_ElementOfAWokenWaiter_IsNotTakenByAnother) {
+  const auto waiter = world_.Connect();
+  const auto thief = world_.Connect();
+  const auto pusher = world_.Connect();
+  waiter->Send(waiter->bytes.Wait({"q"}));
+  pusher->Send(pusher->bytes.QueuePush("q", "a"));
+  EXPECT_EQ(waiter->Received(), kStop);
+  EXPECT_EQ(thief->Send(thief->bytes.QueuePop("q")), AsBytes<int64_t>(0));
+  EXPECT_EQ(thief->Send(thief->bytes.Wait({"q"})), "");
+  EXPECT_EQ(waiter->Send(waiter->bytes.QueuePop("q")), absl::StrCat(AsBytes<int64_t>(1), Vec("a")));
+  EXPECT_EQ(thief->Received(), "");
+}
+
+TEST_F(TcpStoreSessionTest, Queue_WokenWaiterThatDoesNotPop_PassesTheElementOn) {
+  auto gone = world_.Connect();
+  auto other_request = world_.Connect();
+  auto idle = world_.Connect();
+  auto next = world_.Connect();
+  const auto pusher = world_.Connect();
+  for (auto* client : {gone.get(), other_request.get(), idle.get(), next.get()}) {
+    EXPECT_EQ(client->Send(client->bytes.Wait({"q"})), "");
+  }
+  pusher->Send(pusher->bytes.QueuePush("q", "a"));
+  EXPECT_EQ(gone->Received(), kStop);
+  gone->Disconnect();
+  EXPECT_EQ(other_request->Received(), kStop);
+  EXPECT_EQ(other_request->Send(other_request->bytes.QueueLength("q")), AsBytes<int64_t>(1));
+  EXPECT_EQ(idle->Received(), kStop);
+  world_.clock.Advance(TcpStore::kReservation);
+  EXPECT_LE(world_.store.NextDeadline(), world_.clock.Now());
+  world_.store.Advance();
+  world_.Run();
+  EXPECT_EQ(next->Received(), kStop);
+  EXPECT_EQ(next->Send(next->bytes.QueuePop("q")), absl::StrCat(AsBytes<int64_t>(1), Vec("a")));
+  EXPECT_EQ(world_.store.NextDeadline(), absl::InfiniteFuture());
+}
+
+TEST_F(TcpStoreSessionTest, Wait_ForAKeyAndAQueue_IsAnsweredOnce) {
+  const auto waiter = world_.Connect();
+  const auto other = world_.Connect();
+  waiter->Send(waiter->bytes.Wait({"k", "q"}));
+  other->Send(other->bytes.QueuePush("q", "a"));
+  EXPECT_EQ(waiter->Received(), "");
+  other->Send(other->bytes.Set("k", ""));
+  EXPECT_EQ(waiter->Received(), kStop);
+  EXPECT_EQ(other->Send(other->bytes.QueuePop("q")), absl::StrCat(AsBytes<int64_t>(1), Vec("a")))
+      << "a wait for several keys reserves nothing";
+}
+
+TEST_F(TcpStoreSessionTest, Output_OverTheLimit_StopsReading) {
+  const auto client = world_.Connect();
+  client->Send(client->bytes.Set("k", std::string(TcpStoreSession::kMaxOutput + 1, 'x')));
+  const std::string two = absl::StrCat(client->bytes.Get("k"), client->bytes.Get("k"));
+  absl::string_view rest = two;
+  EXPECT_TRUE(client->session().Consume(rest).ok());
+  EXPECT_EQ(rest.size(), two.size() / 2);
+  EXPECT_LT(client->session().output().bytes(), 2 * TcpStoreSession::kMaxOutput);
+}
+
+TEST_F(TcpStoreSessionTest, RandomBytes_NeverCrash) {
+  std::mt19937 random(1);
+  for (int round = 0; round < 20000; ++round) {
+    const auto client =
+        world_.Connect(round % 2 == 0 ? TcpStoreDialect::kTorch22 : TcpStoreDialect::kTorch1);
+    std::string bytes;
+    for (int i = 0; i < 6; ++i) {
+      bytes += static_cast<char>(random() % 20);
+      bytes += AsBytes<uint64_t>(random() % 4);
+      for (size_t more = random() % 20; more > 0; --more) bytes += static_cast<char>(random() % 3);
+    }
+    client->Send(bytes);
+    if (client->session().is_ambiguous()) client->session().ResolveAmbiguity().IgnoreError();
+    client->Disconnect();
+  }
+  TableSizes sizes;
+  world_.store.AddTableSizes(sizes);
+  EXPECT_EQ(sizes["tcpstore.waits"], 0);
+  EXPECT_EQ(sizes["tcpstore.waiters"], 0);
+  EXPECT_EQ(sizes["tcpstore.reservations"], 0);
+}
+
+class TcpStoreScopesTest : public testing::Test {
+ protected:
+  CoordinatorOptions options_;
+  FakeClock clock_;
+  Completions completions_;
+  TcpStoreScopes scopes_{options_, clock_, completions_, absl::Seconds(1)};
+};
+
+TEST_F(TcpStoreScopesTest, Shared_AfterTheLastClientAndTheTimeout_BeginsAnew) {
+  const auto first = scopes_.Shared();
+  scopes_.Attach(first);
+  ASSERT_TRUE(first->store.Set("k", "v").ok());
+  clock_.Advance(absl::Hours(1));
+  EXPECT_EQ(scopes_.Shared(), first) << "it has a client";
+  scopes_.Detach(first);
+  clock_.Advance(absl::Milliseconds(999));
+  EXPECT_EQ(scopes_.Shared(), first);
+  clock_.Advance(absl::Milliseconds(1));
+  const auto second = scopes_.Shared();
+  EXPECT_NE(second, first);
+  EXPECT_EQ(second->store.key_count(), 0);
+}
+
+TEST_F(TcpStoreScopesTest, Advance_AfterTheTimeout_FreesTheSharedScope) {
+  const auto scope = scopes_.Shared();
+  scopes_.Attach(scope);
+  EXPECT_EQ(scopes_.NextDeadline(), absl::InfiniteFuture());
+  scopes_.Detach(scope);
+  EXPECT_EQ(scopes_.NextDeadline(), clock_.Now() + absl::Seconds(1));
+  clock_.Advance(absl::Seconds(1));
+  scopes_.Advance();
+  EXPECT_EQ(scopes_.Find(""), nullptr);
+}
+
+TEST_F(TcpStoreScopesTest, Named_LivesWhileItIsHeldOrHasClients) {
+  const auto scope = *scopes_.Open("job/1");
+  EXPECT_EQ(*scopes_.Open("job/1"), scope);
+  scopes_.Attach(scope);
+  scopes_.Close(scope);
+  scopes_.Close(scope);
+  EXPECT_EQ(scopes_.Find("job/1"), scope) << "it has a client";
+  scopes_.Detach(scope);
+  EXPECT_EQ(scopes_.Find("job/1"), nullptr);
+  EXPECT_FALSE(scopes_.Open("").ok());
+}
+
+TEST_F(TcpStoreScopesTest, Scopes_OverTheLimit_AreRefused) {
+  for (size_t i = 0; i < TcpStoreScopes::kMaxScopes; ++i) {
+    ASSERT_TRUE(scopes_.Open(absl::StrCat(i)).ok());
+  }
+  EXPECT_EQ(scopes_.Open("more").status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_TRUE(scopes_.Open("0").ok());
+}
+
+}  // namespace
+}  // namespace ferry::coord
