@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Connections, scopes with ports of their own, and reports.
 #include "coord/server/tcp_store_server.h"
 
 #include <sys/epoll.h>

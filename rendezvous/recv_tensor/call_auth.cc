@@ -30,9 +30,8 @@ std::string AsText(uint64_t sum) { return absl::StrCat(absl::Hex(sum, absl::kZer
 absl::Status MissingAuthTag() {
   return absl::UnauthenticatedError(
       "the call is not authenticated with the job's token, which this node requires "
-      "(--require-auth, or in "
-      "programs TransferEngineOptions::require_auth). Ferry's nodes authenticate their calls when "
-      "they have the same token (FERRY_JOB_TOKEN); TensorFlow's workers cannot");
+      "(--require-auth). Ferry's nodes authenticate their calls when they have the same token "
+      "(FERRY_JOB_TOKEN); TensorFlow's workers cannot");
 }
 
 absl::Status WrongAuthTag() {

@@ -167,7 +167,7 @@ TEST_P(ExchangeArena, FullArenaOfTheSender_IsReportedToTheReceiver) {
   const absl::Status status = receipt.Wait(kDetection).status();
   EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
   EXPECT_TRUE(absl::StrContains(status.message(), "node 1")) << status;
-  EXPECT_TRUE(absl::StrContains(status.message(), "budget_bytes")) << status;
+  EXPECT_TRUE(absl::StrContains(status.message(), "max_host_bytes")) << status;
   ExpectWorks(peer);
 }
 

@@ -380,7 +380,7 @@ TEST(StepCloseOverMemory, NoRoomForAValueInFlight_ReturnsTheLoss) {
   EXPECT_EQ(receipt.Wait().status().code(), absl::StatusCode::kResourceExhausted);
   const absl::Status status = step.Close(absl::Seconds(20));
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
-  EXPECT_THAT(std::string(status.message()), HasSubstr("budget_bytes"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("max_host_bytes"));
 }
 
 // Nothing waits any more once the step was aborted, and yet nothing was taken.

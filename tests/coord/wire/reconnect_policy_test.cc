@@ -15,9 +15,10 @@ using ::testing::HasSubstr;
 const absl::Time kStart = absl::FromUnixSeconds(1'000'000);
 
 ReconnectPolicy MakePolicy(absl::Duration reconnect_timeout = absl::ZeroDuration()) {
-  return ReconnectPolicy(
-      {.coordinator = "host:1", .connect_timeout = absl::Seconds(60), .reconnect_timeout = reconnect_timeout},
-      kStart);
+  return ReconnectPolicy({.coordinator = "host:1",
+                          .connect_timeout = absl::Seconds(60),
+                          .reconnect_timeout = reconnect_timeout},
+                         kStart);
 }
 
 TEST(ReconnectPolicy, FirstAttemptIsAtOnce) { EXPECT_EQ(MakePolicy().next_attempt(), kStart); }
