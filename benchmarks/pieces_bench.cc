@@ -193,11 +193,11 @@ void BM_CheckValues_Booleans(benchmark::State& state) {
 // Returns the given costs.
 class SayingTransport final : public Transport {
  public:
-  SayingTransport(absl::string_view name, PathCost cost, bool latency_is_control_rtt)
+  SayingTransport(absl::string_view name, PathCost cost, bool has_control_channel_latency)
       : Transport({.name = name,
                    .summary = "says what it is told to",
-                   .capabilities = {.latency_is_fd_channel_rtt = latency_is_control_rtt,
-                                    .latency_is_plain_channel_rtt = latency_is_control_rtt}}),
+                   .capabilities = {.has_fd_channel_latency = has_control_channel_latency,
+                                    .has_plain_channel_latency = has_control_channel_latency}}),
         cost_(std::move(cost)) {}
   absl::StatusOr<PathCost> Cost(const PathQuery&) const override { return cost_; }
   std::shared_ptr<TransportSender> CreateSender(const Endpoint&) override { return nullptr; }
@@ -213,9 +213,9 @@ class SayingTransport final : public Transport {
 struct Selection {
   Selection() : costs(2) {
     transports.push_back(std::make_unique<SayingTransport>(
-        "shm", PathCost{absl::Microseconds(1), kNoCopy}, /*latency_is_control_rtt=*/true));
+        "shm", PathCost{absl::Microseconds(1), kNoCopy}, /*has_control_channel_latency=*/true));
     transports.push_back(std::make_unique<SayingTransport>(
-        "tcp", PathCost{absl::Microseconds(8), 8e9}, /*latency_is_control_rtt=*/false));
+        "tcp", PathCost{absl::Microseconds(8), 8e9}, /*has_control_channel_latency=*/false));
     ends[0].peer = {0, 1};
     ends[1].peer = {1, 2};
     query.source = &ends[0];

@@ -27,8 +27,8 @@
 #include "tensorflow/master/master.h"
 #include "tensorflow/master/timer_thread.h"
 #include "tensorflow/master/work_pool.h"
-#include "tests/graph/graph_fixture.h"
-#include "tests/worker/worker_fixture.h"
+#include "tests/tensorflow/graph/graph_fixture.h"
+#include "tests/tensorflow/worker/worker_fixture.h"
 
 namespace ferry::master {
 namespace {

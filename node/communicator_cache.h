@@ -26,7 +26,7 @@
 namespace ferry {
 
 // The NCCL communicators of a program (Node::Communicator). Those of the NCCL transport are kept by
-// NcclDevice (gpu/communicator/communicator_lru.h), those of graphs' collectives by
+// NcclDevice (transport/nccl/communicator_lru.h), those of graphs' collectives by
 // CollectiveCommunicators. Callers that name the same devices share a communicator while any of
 // them holds it. When the last has released it, it is cached if no operation is in flight on it,
 // and otherwise aborted, which invalidates it on all ranks. Beyond the budget the least recently

@@ -21,7 +21,8 @@ namespace {
 
 // The steps of another launcher inside the allocation are those of its daemons, which need not run
 // on all of its machines, and its processes on the first machine belong to no step.
-absl::StatusOr<std::optional<Sourced<std::string>>> SlurmHost(const Reader& reader, bool is_step) {
+absl::StatusOr<std::optional<Sourced<std::string>>> SlurmHost(const EnvReader& reader,
+                                                              bool is_step) {
   constexpr char kStep[] = "SLURM_STEP_NODELIST";
   constexpr char kJob[] = "SLURM_JOB_NODELIST";
   for (const char* name : {is_step ? kStep : kJob, is_step ? kJob : kStep}) {
@@ -45,7 +46,7 @@ bool IsOfEachMachine(absl::string_view address) {
 // Open MPI 4 names the machine of mpirun, which is also the first of the job unless the user says
 // otherwise, by all of its addresses: "1531576320.0;tcp://10.96.0.1,10.148.0.1:34911", also
 // "...;tcp6://[fd00::1]:34911" or both. Source: oob_tcp_component.c of Open MPI 4 and PRRTE.
-std::optional<Sourced<std::string>> MpirunHost(const Reader& reader) {
+std::optional<Sourced<std::string>> MpirunHost(const EnvReader& reader) {
   const std::optional<Sourced<std::string>> uri = reader.Text("OMPI_MCA_orte_hnp_uri");
   if (!uri) return std::nullopt;
   std::vector<std::string> hosts;
@@ -69,7 +70,7 @@ std::optional<Sourced<std::string>> MpirunHost(const Reader& reader) {
 
 // A pod of an indexed job is called "<job>-<index>", and its name resolves when the job has a
 // headless service: "<job>-0" is process 0, with the rest of the domain when the pod knows it.
-std::optional<Sourced<std::string>> PodHost(const Reader& reader, int index) {
+std::optional<Sourced<std::string>> PodHost(const EnvReader& reader, int index) {
   const std::optional<Sourced<std::string>> name = reader.Host("HOSTNAME");
   if (!name) return std::nullopt;
   const size_t dot = std::min(name->value.find('.'), name->value.size());
@@ -78,11 +79,11 @@ std::optional<Sourced<std::string>> PodHost(const Reader& reader, int index) {
   return Sourced<std::string>{absl::StrCat(job, "-0", name->value.substr(dot)), name->source};
 }
 
-bool AllOnOneMachine(const Reader& reader, const Claim& claim) {
+bool AllOnOneMachine(const EnvReader& reader, const LauncherIdentity& identity) {
   for (const char* name : {"LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE",
                            "MV2_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"}) {
     const std::optional<Sourced<std::string>> text = reader.Text(name);
-    if (text && claim.size && text->value == absl::StrCat(claim.size->value)) return true;
+    if (text && identity.size && text->value == absl::StrCat(identity.size->value)) return true;
   }
   return false;
 }
@@ -93,15 +94,15 @@ Sourced<int> HashedPort(const Sourced<std::string>& launch) {
 
 }  // namespace
 
-absl::StatusOr<std::optional<Sourced<std::string>>> FirstHost(const Reader& reader,
-                                                              const Claim& claim) {
-  switch (claim.kind()) {
+absl::StatusOr<std::optional<Sourced<std::string>>> FirstHost(const EnvReader& reader,
+                                                              const LauncherIdentity& identity) {
+  switch (identity.kind()) {
     case LauncherKind::kTorch:
       return reader.Host("MASTER_ADDR");
     case LauncherKind::kTfConfig:
-      return claim.first_host;
+      return identity.first_host;
     case LauncherKind::kKubernetes:
-      return PodHost(reader, claim.rank.value);
+      return PodHost(reader, identity.rank.value);
     case LauncherKind::kSlurm:
       return SlurmHost(reader, /*is_step=*/true);
     case LauncherKind::kOpenMpi:
@@ -110,10 +111,11 @@ absl::StatusOr<std::optional<Sourced<std::string>>> FirstHost(const Reader& read
     case LauncherKind::kPmix:
       break;
   }
-  if (AllOnOneMachine(reader, claim)) return Sourced<std::string>{"localhost", claim.size->source};
+  if (AllOnOneMachine(reader, identity))
+    return Sourced<std::string>{"localhost", identity.size->source};
   FERRY_ASSIGN_OR_RETURN(std::optional<Sourced<std::string>> host,
                          SlurmHost(reader, /*is_step=*/false));
-  if (!host && claim.kind() == LauncherKind::kOpenMpi) host = MpirunHost(reader);
+  if (!host && identity.kind() == LauncherKind::kOpenMpi) host = MpirunHost(reader);
   return host;
 }
 
@@ -126,7 +128,7 @@ uint64_t HashText(absl::string_view text) {
 // All processes of a Slurm step, or of one mpirun, derive one port, above the ephemeral range. JAX
 // derives its own from the Slurm job id as 61440 + id % 4096 (jax/_src/clusters/slurm_cluster.py):
 // stay off that one, because a JAX program may run in the same job.
-std::optional<Sourced<int>> PortHint(const Reader& reader, LauncherKind kind) {
+std::optional<Sourced<int>> PortHint(const EnvReader& reader, LauncherKind kind) {
   const bool is_mpi = kind == LauncherKind::kOpenMpi || kind == LauncherKind::kPmix;
   // These are the same on all machines of one mpirun. Source: Open MPI 4 (orte ess) and 5 (PRRTE,
   // PMIx).

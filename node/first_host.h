@@ -10,17 +10,17 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
-#include "node/launcher_claim.h"
+#include "node/launcher_identity.h"
 
 namespace ferry::identity_internal {
 
 // See Identity::first_host.
 //   Errors: INVALID_ARGUMENT naming the variable.
-absl::StatusOr<std::optional<Sourced<std::string>>> FirstHost(const Reader& reader,
-                                                              const Claim& claim);
+absl::StatusOr<std::optional<Sourced<std::string>>> FirstHost(const EnvReader& reader,
+                                                              const LauncherIdentity& identity);
 
 // See Identity::port_hint.
-std::optional<Sourced<int>> PortHint(const Reader& reader, LauncherKind kind);
+std::optional<Sourced<int>> PortHint(const EnvReader& reader, LauncherKind kind);
 
 // FNV-1a, because the processes of a job may not all run the same build of the standard library.
 uint64_t HashText(absl::string_view text);

@@ -13,26 +13,26 @@
 
 #include "base/status_macros.h"
 #include "node/first_host.h"
-#include "node/launcher_claim.h"
+#include "node/launcher_identity.h"
 
 namespace ferry {
 namespace {
 
 using identity_internal::CheckBelow;
-using identity_internal::Claim;
+using identity_internal::EnvReader;
 using identity_internal::FirstHost;
 using identity_internal::HashText;
 using identity_internal::InvalidVariableError;
 using identity_internal::kMaxNodes;
+using identity_internal::LauncherIdentity;
 using identity_internal::LauncherKind;
 using identity_internal::Launchers;
 using identity_internal::LauncherVariables;
 using identity_internal::NameAndValue;
-using identity_internal::NearestClaim;
+using identity_internal::NearestLauncherIdentity;
 using identity_internal::PortHint;
-using identity_internal::ReadClaim;
-using identity_internal::Reader;
-using identity_internal::ReadRefusedClaim;
+using identity_internal::ReadLauncherIdentity;
+using identity_internal::ReadRefusedLauncherIdentity;
 
 // These differ if another launcher was started; RANK is set by `ferry run` itself.
 constexpr const char* kLaunchVariables[] = {"TORCHELASTIC_RUN_ID",
@@ -67,7 +67,7 @@ absl::Status CheckAddress(const Sourced<std::string>& address) {
 }
 
 // A hash that identifies the set of launchers around a process.
-std::string LaunchesAround(const Reader& reader) {
+std::string LaunchesAround(const EnvReader& reader) {
   std::string all;
   for (const char* name : kLaunchVariables) {
     if (const auto text = reader.Text(name)) absl::StrAppend(&all, name, "=", text->value, "\n");
@@ -80,7 +80,7 @@ std::string LaunchesAround(const Reader& reader) {
 class WithoutOuterRun final {
  public:
   explicit WithoutOuterRun(GetEnv get_env) : get_env_(get_env) {
-    const Reader reader(get_env);
+    const EnvReader reader(get_env);
     const std::optional<Sourced<std::string>> mark = reader.Text(kFerryRun);
     if (!mark || !IsRankOfFerryRun(get_env)) return;
     is_outer_ = !absl::EndsWith(mark->value, absl::StrCat(" ", LaunchesAround(reader)));
@@ -120,11 +120,11 @@ std::optional<std::string> ProcessEnv(const char* name) {
 }
 
 std::string FerryRunMark(GetEnv get_env, absl::string_view coordinator, int node_id) {
-  return absl::StrCat(coordinator, " ", node_id, " ", LaunchesAround(Reader(get_env)));
+  return absl::StrCat(coordinator, " ", node_id, " ", LaunchesAround(EnvReader(get_env)));
 }
 
 bool IsRankOfFerryRun(GetEnv get_env) {
-  const Reader reader(get_env);
+  const EnvReader reader(get_env);
   const std::optional<Sourced<std::string>> mark = reader.Text(kFerryRun);
   const std::optional<Sourced<std::string>> coordinator = reader.Text("FERRY_COORDINATOR");
   const std::optional<Sourced<std::string>> node_id = reader.Text("FERRY_NODE_ID");
@@ -133,7 +133,7 @@ bool IsRankOfFerryRun(GetEnv get_env) {
 }
 
 absl::StatusOr<Identity> ReadCoordinatorVariables(GetEnv get_env) {
-  const Reader reader(get_env);
+  const EnvReader reader(get_env);
   Identity identity;
   FERRY_ASSIGN_OR_RETURN(identity.num_nodes, reader.Number("FERRY_NUM_NODES", 1, kMaxNodes));
   identity.coordinator = reader.Text("FERRY_COORDINATOR");
@@ -143,27 +143,29 @@ absl::StatusOr<Identity> ReadCoordinatorVariables(GetEnv get_env) {
 
 absl::StatusOr<Identity> ReadIdentity(GetEnv given_env) {
   const WithoutOuterRun get_env(given_env);
-  const Reader reader(get_env);
+  const EnvReader reader(get_env);
   FERRY_ASSIGN_OR_RETURN(Identity identity, ReadCoordinatorVariables(get_env));
   FERRY_ASSIGN_OR_RETURN(identity.node_id, reader.Number("FERRY_NODE_ID", 0, kMaxNodes - 1));
   FERRY_ASSIGN_OR_RETURN(identity.local_rank, reader.Number("FERRY_LOCAL_RANK", 0, kMaxNodes - 1));
 
   if (!identity.node_id) {
-    FERRY_ASSIGN_OR_RETURN(const std::optional<Claim> claim, NearestClaim(reader));
-    if (claim) {
-      identity.node_id = claim->rank;
-      if (identity.num_nodes && claim->size && identity.num_nodes->value != claim->size->value) {
+    FERRY_ASSIGN_OR_RETURN(const std::optional<LauncherIdentity> launcher,
+                           NearestLauncherIdentity(reader));
+    if (launcher) {
+      identity.node_id = launcher->rank;
+      if (identity.num_nodes && launcher->size &&
+          identity.num_nodes->value != launcher->size->value) {
         return absl::InvalidArgumentError(
             absl::StrCat("environment variables ", NameAndValue(*identity.num_nodes), " and ",
-                         NameAndValue(*claim->size), " disagree about the count of processes"));
+                         NameAndValue(*launcher->size), " disagree about the count of processes"));
       }
-      if (!identity.num_nodes) identity.num_nodes = claim->size;
-      if (!identity.local_rank && claim->variables->local_rank != nullptr) {
+      if (!identity.num_nodes) identity.num_nodes = launcher->size;
+      if (!identity.local_rank && launcher->variables->local_rank != nullptr) {
         FERRY_ASSIGN_OR_RETURN(identity.local_rank,
-                               reader.Number(claim->variables->local_rank, 0, kMaxNodes - 1));
+                               reader.Number(launcher->variables->local_rank, 0, kMaxNodes - 1));
       }
-      FERRY_ASSIGN_OR_RETURN(identity.first_host, FirstHost(reader, *claim));
-      identity.port_hint = PortHint(reader, claim->kind());
+      FERRY_ASSIGN_OR_RETURN(identity.first_host, FirstHost(reader, *launcher));
+      identity.port_hint = PortHint(reader, launcher->kind());
     }
   }
   FERRY_RETURN_IF_ERROR(CheckBelow(identity.node_id, identity.num_nodes));
@@ -173,7 +175,7 @@ absl::StatusOr<Identity> ReadIdentity(GetEnv given_env) {
 
 std::optional<RefusedIdentity> ReadRefusedIdentity(GetEnv given_env) {
   const WithoutOuterRun get_env(given_env);
-  const Reader reader(get_env);
+  const EnvReader reader(get_env);
   RefusedIdentity identity;
   if (const auto own = ReadCoordinatorVariables(get_env); own.ok()) {
     identity = RefusedIdentity{*own};
@@ -182,30 +184,33 @@ std::optional<RefusedIdentity> ReadRefusedIdentity(GetEnv given_env) {
     // FERRY_NUM_NODES is the invalid one.
     identity.coordinator = *std::move(coordinator);
   }
-  std::vector<Claim> by_hand;
+  std::vector<LauncherIdentity> by_hand;
   bool is_garbled = false;
   bool is_sure = false;
   for (const LauncherVariables& variables : Launchers()) {
-    // Same comparison as in NearestClaim.
+    // Same comparison as in NearestLauncherIdentity.
     if (is_sure && variables.kind != LauncherKind::kTfConfig) continue;
-    const absl::StatusOr<std::optional<Claim>> read = ReadClaim(reader, variables);
-    std::optional<Claim> claim = read.ok() ? *read : ReadRefusedClaim(reader, variables);
-    if (!claim) continue;
-    if (claim->rank.value <= 0) identity.may_be_first = true;
+    const absl::StatusOr<std::optional<LauncherIdentity>> read =
+        ReadLauncherIdentity(reader, variables);
+    std::optional<LauncherIdentity> launcher =
+        read.ok() ? *read : ReadRefusedLauncherIdentity(reader, variables);
+    if (!launcher) continue;
+    if (launcher->rank.value <= 0) identity.may_be_first = true;
     if (is_sure) continue;
     is_garbled = is_garbled || !read.ok();
-    // Processes whose variables agree look for the coordinator at the first claim's host.
+    // Processes whose variables agree look for the coordinator at the first launcher's host.
     if (!identity.first_host) {
-      if (auto host = FirstHost(reader, *claim); host.ok()) identity.first_host = *std::move(host);
+      if (auto host = FirstHost(reader, *launcher); host.ok())
+        identity.first_host = *std::move(host);
       identity.port_hint = PortHint(reader, variables.kind);
     }
-    if (!read.ok() || claim->is_by_hand) {
-      by_hand.push_back(*std::move(claim));
+    if (!read.ok() || launcher->is_by_hand) {
+      by_hand.push_back(*std::move(launcher));
       continue;
     }
     // A launcher gives each process its own number.
-    identity.node_id = claim->rank;
-    if (claim->size) identity.num_nodes = claim->size;
+    identity.node_id = launcher->rank;
+    if (launcher->size) identity.num_nodes = launcher->size;
     is_sure = true;
   }
   const auto own = reader.Number("FERRY_NODE_ID", 0, kMaxNodes - 1);
@@ -221,8 +226,8 @@ std::optional<RefusedIdentity> ReadRefusedIdentity(GetEnv given_env) {
   } else if (by_hand.size() == 1 && !is_garbled) {
     identity.node_id = by_hand.front().rank;
   }
-  for (const Claim& claim : by_hand) {
-    if (!identity.num_nodes) identity.num_nodes = claim.size;
+  for (const LauncherIdentity& launcher : by_hand) {
+    if (!identity.num_nodes) identity.num_nodes = launcher.size;
   }
   if (own.ok() && *own) identity.node_id = *own;
   return identity;

@@ -123,8 +123,8 @@ absl::StatusOr<Received> Step::RecvValue(const RendezvousKey& key, absl::Duratio
   EventLoop& loop = engine_->loop();
   if (loop.IsOnLoop()) {
     return absl::FailedPreconditionError(
-        "a callback must not wait: it runs on the thread that everything comes in by. Use "
-        "RecvAsync there");
+        "a callback must not wait: it runs on the event loop, which would have to receive the "
+        "tensor. Use RecvAsync there");
   }
   // The wait below enforces the deadline.
   args.deadline = absl::InfiniteFuture();
@@ -199,7 +199,7 @@ bool Step::AwaitSends(absl::Time deadline, std::string& left) {
   EventLoop& loop = engine_->loop();
   OutstandingOperations& operations = rendezvous_->operations();
   const OutstandingOperations::Waiter waiter(operations);
-  rendezvous_->CountSends();
+  rendezvous_->TrackQueuedSends();
   const auto is_idle = [&operations] { return operations.count() == 0; };
   // Waiting on the loop's thread would block the events waited for.
   const bool is_taken = loop.IsOnLoop() ? is_idle() : loop.WaitUntil(is_idle, deadline);

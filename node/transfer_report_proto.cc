@@ -106,7 +106,7 @@ absl::StatusOr<PathReport> ReadPath(const peer::v1::TransferPath& path) {
   read.channel = path.channel();
   if (path.has_no_path()) {
     if (path.candidates_size() > 0) {
-      return absl::InvalidArgumentError("a path that there is not has candidates");
+      return absl::InvalidArgumentError("candidates although there is no path");
     }
     read.choice = absl::FailedPreconditionError(path.no_path());
     return read;

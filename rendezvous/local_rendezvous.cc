@@ -141,6 +141,7 @@ LocalRendezvous::LocalRendezvous(const Clock& clock, RendezvousLimits limits,
 }
 
 LocalRendezvous::~LocalRendezvous() {
+  // TensorFlow's text.
   if (abort_status().ok()) StartAbort(absl::CancelledError("LocalRendezvousImpl deleted"));
   // No receive waits any more; cancellations that are still to come find nothing.
   SpinLockHolder lock(&reference_->mu);
@@ -292,11 +293,11 @@ std::vector<LocalRendezvous::ItemPtr> LocalRendezvous::TakeAll(
   return items;
 }
 
-void LocalRendezvous::CountSends() {
+void LocalRendezvous::TrackQueuedSends() {
   if (operations_ == nullptr) return;
   for (Shard& shard : shards_) {
     SpinLockHolder lock(&shard.mu);
-    shard.CountSends(*operations_);
+    shard.TrackQueuedSends(*operations_);
   }
 }
 

@@ -54,8 +54,8 @@ struct PendingOp {
 // docs/rendezvous.md.
 class LocalRendezvous final {
  public:
-  // `operations` counts the values taken by receives with RecvArgs::operation and, from CountSends
-  // on, those that wait; must outlive this. May be null.
+  // `operations` counts the values taken by receives with RecvArgs::operation and, from
+  // TrackQueuedSends on, those that wait; must outlive this. May be null.
   explicit LocalRendezvous(const Clock& clock, RendezvousLimits limits = {},
                            OutstandingOperations* operations = nullptr);
   // Waiting receives end with CANCELLED.
@@ -99,7 +99,7 @@ class LocalRendezvous final {
   void ForEachPending(absl::Duration min_age,
                       absl::FunctionRef<void(const PendingOp&)> visit) const;
   // From now on the operations' count is not 0 while a send waits for its receive.
-  void CountSends();
+  void TrackQueuedSends();
   size_t waiting_count() const;
   size_t queued_bytes() const;
   // The size of every internal table, summed over the shards; for tests and debugging.

@@ -108,6 +108,7 @@ void RemoteRendezvous::RecvAsync(const RendezvousKey& key, RecvArgs args, RecvCa
   absl::Status status = abort_status();
   const TaskName* const here = worker();
   if (status.ok() && here == nullptr) {
+    // TensorFlow's text.
     status = absl::InternalError("ValidateDevices called before initialization.");
   }
   if (status.ok() && !(key.dst().task == *here)) status = NotHere("dst", key, *here);

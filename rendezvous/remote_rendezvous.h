@@ -124,10 +124,10 @@ class RemoteRendezvous final : public std::enable_shared_from_this<RemoteRendezv
   void RecordSendFailure(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Values sent here that are in transit: taken by consumers in other processes, until they have
-  // arrived or are lost, which send_status() reports by then. From CountSends on also values not
-  // taken yet, and so everything to wait for when the step is closed.
+  // arrived or are lost, which send_status() reports by then. From TrackQueuedSends on also values
+  // not taken yet, and so everything to wait for when the step is closed.
   OutstandingOperations& operations() { return *operations_; }
-  void CountSends() { local_.CountSends(); }
+  void TrackQueuedSends() { local_.TrackQueuedSends(); }
 
   // As in LocalRendezvous.
   void Expire();
@@ -204,7 +204,6 @@ class RemoteRendezvous final : public std::enable_shared_from_this<RemoteRendezv
   // Copies readable without the lock: worker_ is constant once set.
   std::atomic<const TaskName*> known_worker_{nullptr};
   std::atomic<const TaskName*> serving_worker_{nullptr};
-  // Initialize is serving the deferred receives in order; others queue behind them.
   absl::Status abort_status_ ABSL_GUARDED_BY(mu_);
   absl::Status send_status_ ABSL_GUARDED_BY(mu_);
   Waiting* first_ ABSL_GUARDED_BY(mu_) = nullptr;

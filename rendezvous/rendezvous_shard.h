@@ -142,7 +142,7 @@ struct alignas(64) RendezvousShard {
 
   // From now on the shard is one of `counting`'s operations while it holds sends. Before that they
   // are counted only here, which costs other threads nothing.
-  void CountSends(OutstandingOperations& counting) {
+  void TrackQueuedSends(OutstandingOperations& counting) {
     operations_ = &counting;
     BeginOperation();
   }
@@ -202,7 +202,7 @@ struct alignas(64) RendezvousShard {
   void Grow();
 
   size_t send_count_ = 0;
-  // Null before CountSends.
+  // Null before TrackQueuedSends.
   OutstandingOperations* operations_ = nullptr;
   bool is_operation_ = false;
   bool is_over_share_ = false;

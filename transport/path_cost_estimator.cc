@@ -54,7 +54,7 @@ absl::Duration SmoothedMeasure::Age(absl::Time now) const {
   return std::max(now - at_, absl::ZeroDuration());
 }
 
-void PathCostEstimator::Apply(size_t index, bool latency_is_control_rtt, absl::Time now,
+void PathCostEstimator::Apply(size_t index, bool has_control_channel_latency, absl::Time now,
                               PathCost& cost) const {
   SpinLockHolder lock(&mu_);
   if (index >= paths_.size()) return;
@@ -70,7 +70,7 @@ void PathCostEstimator::Apply(size_t index, bool latency_is_control_rtt, absl::T
     cost.latency_age = channel_age;
   };
   // The transfer descriptor travels over the control channel, whatever the transport.
-  if (is_channel_known && (latency_is_control_rtt || channel > cost.latency)) use_channel();
+  if (is_channel_known && (has_control_channel_latency || channel > cost.latency)) use_channel();
   path.assumed_latency = absl::ToDoubleSeconds(cost.latency);
   if (path.latency.Weight(now) > 0) {
     cost.latency = absl::Seconds(path.latency.Value(path.assumed_latency, now));

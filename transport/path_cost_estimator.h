@@ -58,9 +58,9 @@ class PathCostEstimator final {
   explicit PathCostEstimator(size_t count) : paths_(count) {}
 
   // Merges measurements into `cost`, which holds the estimate of transport number `index`.
-  // `latency_is_control_rtt`: its latency is the control channel's, unless measured. No path's
+  // `has_control_channel_latency`: its latency is the control channel's, unless measured. No path's
   // latency is below the control channel's: a busy peer is slow over any path.
-  void Apply(size_t index, bool latency_is_control_rtt, absl::Time now, PathCost& cost) const
+  void Apply(size_t index, bool has_control_channel_latency, absl::Time now, PathCost& cost) const
       ABSL_LOCKS_EXCLUDED(mu_);
 
   // True if a transfer of `bytes` that begins now should be measured: all large ones, and a small

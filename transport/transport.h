@@ -98,10 +98,10 @@ struct TransportCapabilities {
   bool retryable = false;
   // The time from Expose to ACK is that of the transfer, so that it can be used as a cost sample.
   bool measurable = false;
-  // Its latency equals the round trip of a control channel that passes descriptors, or of one that
+  // Its latency is that of a message on a control channel that passes descriptors, or on one that
   // passes none, so that no separate estimate is needed.
-  bool latency_is_fd_channel_rtt = false;
-  bool latency_is_plain_channel_rtt = false;
+  bool has_fd_channel_latency = false;
+  bool has_plain_channel_latency = false;
   // Its receiver accepts control messages whose descriptors this process had no room for; those
   // descriptors are then invalid.
   bool fd_optional = false;
@@ -118,8 +118,8 @@ struct TransportCapabilities {
   // peer of this host, none over TCP is tried instead.
   bool needs_fd_channel = false;
 
-  bool latency_is_control_rtt(bool channel_passes_descriptors) const {
-    return channel_passes_descriptors ? latency_is_fd_channel_rtt : latency_is_plain_channel_rtt;
+  bool has_control_channel_latency(bool channel_passes_descriptors) const {
+    return channel_passes_descriptors ? has_fd_channel_latency : has_plain_channel_latency;
   }
   friend bool operator==(const TransportCapabilities&, const TransportCapabilities&) = default;
 };
@@ -249,7 +249,7 @@ class TransportSender {
   // reports the error. Closes a channel that does not accept the frame, or the peer would wait
   // forever. Called for the path that ZeroCopyPath finds, of a transport that is neither
   // retryable nor measurable.
-  virtual bool ExposeNow(uint64_t id, const Tensor& tensor, const DescriptorFrame& frame) {
+  virtual bool TryExposeAndSend(uint64_t id, const Tensor& tensor, const DescriptorFrame& frame) {
     return false;
   }
   // Describes why the peer is not receiving what is being sent, as far as it is visible from here,

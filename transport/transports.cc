@@ -32,7 +32,8 @@ void CompleteCost(const Transport& transport, size_t index, const PathQuery& que
                   PathCost& cost) {
   if (query.estimates != nullptr) {
     query.estimates->Apply(
-        index, transport.capabilities().latency_is_control_rtt(query.channel_passes_descriptors),
+        index,
+        transport.capabilities().has_control_channel_latency(query.channel_passes_descriptors),
         query.now, cost);
   }
   if (transport.capabilities().moves_gpu_memory) return;
@@ -51,7 +52,7 @@ constexpr absl::Duration kLocalLatency = absl::Nanoseconds(75);
 // every transfer has one: the most frequent selection needs no other costs.
 bool IsZeroCopyFastPath(const Transport& transport, const PathQuery& query, const PathCost& cost) {
   return query.is_in_arena && cost.bytes_per_second >= kNoCopy &&
-         transport.capabilities().latency_is_control_rtt(query.channel_passes_descriptors) &&
+         transport.capabilities().has_control_channel_latency(query.channel_passes_descriptors) &&
          query.source_location.space == MemorySpace::kHost &&
          query.destination_location.space == MemorySpace::kHost;
 }

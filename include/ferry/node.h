@@ -42,8 +42,8 @@ struct TransferOptions {
   std::string advertised_address;
   // Whether peers of this host may connect through a Unix socket.
   bool use_unix_sockets = true;
-  // The only transport that may be used: "shm", "tcp", "cuda_ipc" or "nccl"; transfers that it
-  // cannot carry fail. Small tensors may still come inline, and tensors within the process by
+  // The name of the only transport that may be used, such as "tcp"; transfers that it cannot carry
+  // fail. Small tensors may still come inline, and tensors within the process by
   // "local" (Request::path). Empty: the one with the lowest estimated cost.
   std::string required_transport;
   // Sends a checksum with every tensor, which the receiver verifies. Set it on all nodes.

@@ -159,10 +159,10 @@ void OutgoingTransfer::SendZeroCopy(const std::shared_ptr<TensorResponder>& resp
                   rts.header.bytes, absl::CEscape(key_.text()));
   const ReadyToSendHead head(rts);
   if (responder->sender(path.transport)
-          .ExposeNow(id_, tensor,
-                     {.channel = &responder->channel(),
-                      .type = static_cast<uint16_t>(PeerMessageType::kReadyToSend),
-                      .head = head.view()})) {
+          .TryExposeAndSend(id_, tensor,
+                            {.channel = &responder->channel(),
+                             .type = static_cast<uint16_t>(PeerMessageType::kReadyToSend),
+                             .head = head.view()})) {
     return OnRtsSent(*responder, rts);
   }
   // If the channel has closed, that has ended this transfer, and recorded its loss.
@@ -355,7 +355,7 @@ void OutgoingTransfer::OnRtsSent(TensorResponder& responder, const ReadyToSendMe
   const bool has_all = rts.transport == 0 && !rts.is_dead;
   // A view may be rejected after the step has stopped waiting for it.
   if (is_view || (has_all && (may_reject_ || rts.may_be_rejected()))) {
-    responder.CountAnswer(*this, is_view);
+    responder.TrackSentRts(*this, is_view);
   }
 }
 

@@ -17,8 +17,8 @@ namespace ferry {
 namespace {
 
 // Delay before the next attempt after a refusal.
-constexpr absl::Duration kFirstPause = absl::Milliseconds(5);
-constexpr absl::Duration kLongestPause = absl::Milliseconds(500);
+constexpr absl::Duration kMinReconnectBackoff = absl::Milliseconds(5);
+constexpr absl::Duration kMaxReconnectBackoff = absl::Milliseconds(500);
 
 absl::Status AnotherIsChosen(const PeerId& peer) {
   return absl::CancelledError(
@@ -31,7 +31,7 @@ PeerConnectionPool::PeerConnectionPool(const TransferContext& context) : context
 
 PeerConnectionPool::~PeerConnectionPool() = default;
 
-bool PeerConnectionPool::Decides(const PeerId& peer) const {
+bool PeerConnectionPool::WinsSimultaneousOpen(const PeerId& peer) const {
   const PeerId& self = context_.self.peer;
   return std::tie(self.node_id, self.incarnation) < std::tie(peer.node_id, peer.incarnation);
 }
@@ -45,9 +45,9 @@ absl::StatusOr<std::shared_ptr<TensorRequester>> PeerConnectionPool::Find(
   return found->second->requester;
 }
 
-PeerConnectionPool::PairPtr PeerConnectionPool::MakePair(const Endpoint& peer) {
-  auto pair = std::make_shared<Pair>(std::make_shared<TensorRequester>(context_, peer));
-  pair->pause = kFirstPause;
+PeerConnectionPool::PeerStatePtr PeerConnectionPool::MakePeerState(const Endpoint& peer) {
+  auto pair = std::make_shared<PeerState>(std::make_shared<TensorRequester>(context_, peer));
+  pair->next_backoff = kMinReconnectBackoff;
   pairs_[peer.peer] = pair;
   return pair;
 }
@@ -77,14 +77,14 @@ PeerConnectionPool::ControlPath PeerConnectionPool::ControlPathTo(const Endpoint
 
 absl::StatusOr<std::shared_ptr<TensorRequester>> PeerConnectionPool::Open(const Endpoint& peer) {
   std::string why_not = UnixSocketUnavailableReason(peer);
-  PairPtr pair;
+  PeerStatePtr pair;
   {
     SpinLockHolder lock(&mu_);
     if (!closed_.ok()) return closed_;
     const auto found = pairs_.find(peer.peer);
     if (found != pairs_.end() && !found->second->requester->has_ended())
       return found->second->requester;
-    pair = MakePair(peer);
+    pair = MakePeerState(peer);
     pair->is_trying_unix = why_not.empty();
   }
   pair->requester->set_descriptors_unavailable_reason(std::move(why_not));
@@ -92,7 +92,7 @@ absl::StatusOr<std::shared_ptr<TensorRequester>> PeerConnectionPool::Open(const 
   return pair->requester;
 }
 
-void PeerConnectionPool::Attempt(const PairPtr& pair) {
+void PeerConnectionPool::Attempt(const PeerStatePtr& pair) {
   auto connection = std::make_shared<PeerConnection>(context_, shared_from_this(), pair->peer(),
                                                      /*is_opener=*/true);
   bool use_unix = false;
@@ -129,10 +129,10 @@ absl::Status PeerConnectionPool::OnConnectionOpen(
   {
     SpinLockHolder lock(&mu_);
     if (!closed_.ok()) return closed_;
-    if (const PairPtr& pair = connections_[connection.get()].pair; pair != nullptr) {
+    if (const PeerStatePtr& pair = connections_[connection.get()].pair; pair != nullptr) {
       if (pair->opening != connection) return AnotherIsChosen(connection->peer());
       // It sends HELLO next.
-      if (Decides(connection->peer())) {
+      if (WinsSimultaneousOpen(connection->peer())) {
         pair->chosen = std::move(pair->opening);
         pair->attempt = 0;
       }
@@ -179,7 +179,8 @@ absl::StatusOr<std::shared_ptr<TensorRequester>> PeerConnectionPool::OnPeerHello
   RemovePendingHello(*connection);
   if (!connection->is_opener()) {
     std::shared_ptr<PeerConnection> replaced;
-    FERRY_ASSIGN_OR_RETURN(const PairPtr pair, ChoosePeersConnection(connection, peer, replaced));
+    FERRY_ASSIGN_OR_RETURN(const PeerStatePtr pair,
+                           ChoosePeersConnection(connection, peer, replaced));
     if (replaced != nullptr) {
       replaced->Close(absl::UnavailableError(absl::StrCat(
           Describe(peer.peer), " has opened another connection: it has lost this one")));
@@ -188,7 +189,7 @@ absl::StatusOr<std::shared_ptr<TensorRequester>> PeerConnectionPool::OnPeerHello
   }
   SpinLockHolder lock(&mu_);
   if (!closed_.ok()) return closed_;
-  const PairPtr& pair = connections_[connection.get()].pair;
+  const PeerStatePtr& pair = connections_[connection.get()].pair;
   if (pair->chosen == nullptr && pair->opening == connection) {
     pair->chosen = std::move(pair->opening);
     pair->attempt = 0;
@@ -197,10 +198,10 @@ absl::StatusOr<std::shared_ptr<TensorRequester>> PeerConnectionPool::OnPeerHello
   return pair->requester;
 }
 
-absl::StatusOr<PeerConnectionPool::PairPtr> PeerConnectionPool::ChoosePeersConnection(
+absl::StatusOr<PeerConnectionPool::PeerStatePtr> PeerConnectionPool::ChoosePeersConnection(
     const std::shared_ptr<PeerConnection>& connection, const Endpoint& peer,
     std::shared_ptr<PeerConnection>& replaced) {
-  PairPtr pair;
+  PeerStatePtr pair;
   std::shared_ptr<PeerConnection> current;
   std::shared_ptr<PeerConnection> opening;
   Connector::AttemptId attempt = 0;
@@ -212,9 +213,9 @@ absl::StatusOr<PeerConnectionPool::PairPtr> PeerConnectionPool::ChoosePeersConne
       pair = found->second;
       current = pair->chosen;
     }
-    if (current == nullptr || !Decides(connection->peer())) {
+    if (current == nullptr || !WinsSimultaneousOpen(connection->peer())) {
       replaced = std::exchange(current, nullptr);
-      if (pair == nullptr || replaced != nullptr) pair = MakePair(peer);
+      if (pair == nullptr || replaced != nullptr) pair = MakePeerState(peer);
       opening = std::move(pair->opening);
       attempt = std::exchange(pair->attempt, 0);
       pair->chosen = connection;
@@ -239,7 +240,7 @@ void PeerConnectionPool::OnResponderReady(PeerConnection& connection,
 
 void PeerConnectionPool::OnConnectionClosed(PeerConnection& connection, const absl::Status& why) {
   RemovePendingHello(connection);
-  PairPtr pair;
+  PeerStatePtr pair;
   bool was_chosen = false;
   bool has_failed = false;
   {
@@ -264,7 +265,7 @@ void PeerConnectionPool::OnConnectionClosed(PeerConnection& connection, const ab
   if (!entry.mapped().responder.expired()) ended_.push_back(entry.mapped().responder);
 }
 
-void PeerConnectionPool::Erase(const PairPtr& pair) {
+void PeerConnectionPool::Erase(const PeerStatePtr& pair) {
   const auto found = pairs_.find(pair->peer());
   // It may have been replaced.
   if (found == pairs_.end() || found->second != pair) return;
@@ -281,12 +282,12 @@ bool PeerConnectionPool::IsPeerOpening(const PeerId& peer) const {
   });
 }
 
-void PeerConnectionPool::OnAttemptFailed(const PairPtr& pair, const PeerConnection& connection,
+void PeerConnectionPool::OnAttemptFailed(const PeerStatePtr& pair, const PeerConnection& connection,
                                          const absl::Status& why) {
   const std::vector<std::string>& tcp = pair->requester->producer().channels.tcp;
   bool tries_tcp = false;
   bool tries_again = false;
-  absl::Duration pause;
+  absl::Duration next_backoff;
   {
     SpinLockHolder lock(&mu_);
     if (closed_.ok() && pair->is_trying_unix && !connection.was_open()) {
@@ -295,31 +296,31 @@ void PeerConnectionPool::OnAttemptFailed(const PairPtr& pair, const PeerConnecti
       tries_tcp = !context_.policy.required.needs_fd_channel && !tcp.empty();
     }
     if (closed_.ok() && (connection.was_refused() || IsPeerOpening(pair->peer())) &&
-        pair->paused < context_.connect_timeout) {
+        pair->total_backoff < context_.connect_timeout) {
       tries_again = true;
-      pause = pair->pause;
-      pair->paused += pause;
-      pair->pause = std::min(2 * pause, kLongestPause);
+      next_backoff = pair->next_backoff;
+      pair->total_backoff += next_backoff;
+      pair->next_backoff = std::min(2 * next_backoff, kMaxReconnectBackoff);
     }
   }
   if (tries_tcp || tries_again) {
     FERRY_LOG_INFO(kTransport, "reconnecting to the peer: peer={} by {} after {}: {}",
                    pair->peer().node_id, tries_tcp ? "TCP" : "the same way",
-                   ShortDuration(tries_again ? pause : absl::ZeroDuration()), why);
+                   ShortDuration(tries_again ? next_backoff : absl::ZeroDuration()), why);
   }
   if (tries_tcp) {
     pair->requester->set_descriptors_unavailable_reason(std::string(why.message()));
     return Attempt(pair);
   }
   if (tries_again) {
-    return connector_->RunAfter(pause, [weak = weak_from_this(), pair] {
+    return connector_->RunAfter(next_backoff, [weak = weak_from_this(), pair] {
       if (const auto self = weak.lock()) self->Attempt(pair);
     });
   }
-  FailPair(pair, connection.was_refused() ? absl::UnavailableError(why.message()) : why);
+  FailPeer(pair, connection.was_refused() ? absl::UnavailableError(why.message()) : why);
 }
 
-void PeerConnectionPool::FailPair(const PairPtr& pair, const absl::Status& why) {
+void PeerConnectionPool::FailPeer(const PeerStatePtr& pair, const absl::Status& why) {
   std::shared_ptr<PeerConnection> opening;
   Connector::AttemptId attempt = 0;
   {
@@ -342,7 +343,7 @@ void PeerConnectionPool::AbandonAttempt(const std::shared_ptr<PeerConnection>& o
   if (opening != nullptr) opening->Close(why);
 }
 
-void PeerConnectionPool::ClosePair(const PairPtr& pair, const absl::Status& why) {
+void PeerConnectionPool::ClosePeer(const PeerStatePtr& pair, const absl::Status& why) {
   std::shared_ptr<PeerConnection> chosen;
   {
     SpinLockHolder lock(&mu_);
@@ -360,13 +361,13 @@ void PeerConnectionPool::ClosePair(const PairPtr& pair, const absl::Status& why)
       chosen_since = pair->chosen;
     }
     if (chosen_since != nullptr) return chosen_since->Close(why);
-    self->FailPair(pair, why);
+    self->FailPeer(pair, why);
   });
 }
 
 void PeerConnectionPool::Forget(int32_t node_id, const absl::Status& why,
                                 uint64_t alive_incarnation) {
-  std::vector<PairPtr> dead;
+  std::vector<PeerStatePtr> dead;
   {
     SpinLockHolder lock(&mu_);
     for (const auto& [peer, pair] : pairs_) {
@@ -376,11 +377,11 @@ void PeerConnectionPool::Forget(int32_t node_id, const absl::Status& why,
       }
     }
   }
-  for (const PairPtr& pair : dead) ClosePair(pair, why);
+  for (const PeerStatePtr& pair : dead) ClosePeer(pair, why);
 }
 
 void PeerConnectionPool::Close(const absl::Status& why) {
-  std::vector<PairPtr> pairs;
+  std::vector<PeerStatePtr> pairs;
   std::vector<std::shared_ptr<PeerConnection>> connections;
   {
     SpinLockHolder lock(&mu_);
@@ -390,7 +391,7 @@ void PeerConnectionPool::Close(const absl::Status& why) {
       if (auto connection = entry.connection.lock()) connections.push_back(std::move(connection));
     }
   }
-  for (const PairPtr& pair : pairs) ClosePair(pair, why);
+  for (const PeerStatePtr& pair : pairs) ClosePeer(pair, why);
   for (const auto& connection : connections) connection->Close(why);
 }
 

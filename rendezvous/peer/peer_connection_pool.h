@@ -96,8 +96,9 @@ class PeerConnectionPool final : public PeerConnectionObserver,
  private:
   // State for this process and one incarnation of a peer, from the first request or HELLO until the
   // chosen control channel closes. All but `requester` is guarded by the pool's lock.
-  struct Pair {
-    explicit Pair(std::shared_ptr<TensorRequester> requester) : requester(std::move(requester)) {}
+  struct PeerState {
+    explicit PeerState(std::shared_ptr<TensorRequester> requester)
+        : requester(std::move(requester)) {}
 
     const PeerId& peer() const { return requester->producer().peer; }
 
@@ -109,14 +110,14 @@ class PeerConnectionPool final : public PeerConnectionObserver,
     bool is_trying_unix = false;
     bool is_over = false;
     // Delay before the next attempt, and the sum of all delays so far.
-    absl::Duration pause;
-    absl::Duration paused;
+    absl::Duration next_backoff;
+    absl::Duration total_backoff;
   };
-  using PairPtr = std::shared_ptr<Pair>;
+  using PeerStatePtr = std::shared_ptr<PeerState>;
   struct Entry {
     std::weak_ptr<PeerConnection> connection;
     // Null: opened by the peer, and not chosen.
-    PairPtr pair;
+    PeerStatePtr pair;
     std::weak_ptr<TensorResponder> responder;
   };
 
@@ -135,30 +136,29 @@ class PeerConnectionPool final : public PeerConnectionObserver,
   // Why its Unix socket cannot be used; empty: it can.
   std::string UnixSocketUnavailableReason(const Endpoint& peer) const;
   // True if this side decides which control channel is used with `peer`.
-  bool Decides(const PeerId& peer) const;
-  PairPtr MakePair(const Endpoint& peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void Attempt(const PairPtr& pair) ABSL_LOCKS_EXCLUDED(mu_);
-  void OnAttemptFailed(const PairPtr& pair, const PeerConnection& connection,
+  bool WinsSimultaneousOpen(const PeerId& peer) const;
+  PeerStatePtr MakePeerState(const Endpoint& peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Attempt(const PeerStatePtr& pair) ABSL_LOCKS_EXCLUDED(mu_);
+  void OnAttemptFailed(const PeerStatePtr& pair, const PeerConnection& connection,
                        const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
   // Chooses a control channel that the peer has opened. `replaced`: the one that the peer has
   // abandoned.
-  absl::StatusOr<PairPtr> ChoosePeersConnection(const std::shared_ptr<PeerConnection>& connection,
-                                                const Endpoint& peer,
-                                                std::shared_ptr<PeerConnection>& replaced)
-      ABSL_LOCKS_EXCLUDED(mu_);
+  absl::StatusOr<PeerStatePtr> ChoosePeersConnection(
+      const std::shared_ptr<PeerConnection>& connection, const Endpoint& peer,
+      std::shared_ptr<PeerConnection>& replaced) ABSL_LOCKS_EXCLUDED(mu_);
   // One timer serves all waits for HELLO, so that repeated attempts leave none behind. On the loop.
   void ScheduleHelloTimeout();
   void CloseOnHelloTimeout();
   void RemovePendingHello(const PeerConnection& connection);
   bool IsPeerOpening(const PeerId& peer) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Any thread; its closing is handled on the loop.
-  void ClosePair(const PairPtr& pair, const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
+  void ClosePeer(const PeerStatePtr& pair, const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
   // For a pair without a control channel. On the loop.
-  void FailPair(const PairPtr& pair, const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
+  void FailPeer(const PeerStatePtr& pair, const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
   // Abandons this side's pending attempt.
   void AbandonAttempt(const std::shared_ptr<PeerConnection>& opening, Connector::AttemptId attempt,
                       const absl::Status& why);
-  void Erase(const PairPtr& pair) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Erase(const PeerStatePtr& pair) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const TransferContext& context_;
   Connector* connector_ = nullptr;
@@ -169,7 +169,7 @@ class PeerConnectionPool final : public PeerConnectionObserver,
 
   mutable SpinLock mu_;
   absl::Status closed_ ABSL_GUARDED_BY(mu_);
-  absl::flat_hash_map<PeerId, PairPtr> pairs_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<PeerId, PeerStatePtr> pairs_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<const PeerConnection*, Entry> connections_ ABSL_GUARDED_BY(mu_);
   // By node id.
   absl::flat_hash_map<int32_t, LastConnection> last_connections_ ABSL_GUARDED_BY(mu_);

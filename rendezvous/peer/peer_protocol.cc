@@ -251,11 +251,11 @@ absl::Status SendReceiverControl(ControlChannel& channel, const TransportControl
 
 absl::StatusOr<TransportControlMessage> DecodeTransportControl(absl::string_view body) {
   ByteReader reader(body);
-  TransportControlMessage announcement;
-  announcement.transport = reader.Get<uint8_t>();
-  announcement.body = reader.rest();
-  if (reader.is_short() || announcement.transport == 0) return Malformed("SENDER_CONTROL");
-  return announcement;
+  TransportControlMessage message;
+  message.transport = reader.Get<uint8_t>();
+  message.body = reader.rest();
+  if (reader.is_short() || message.transport == 0) return Malformed("transport control");
+  return message;
 }
 
 absl::Status SendError(ControlChannel& channel, const ErrorMessage& refusal) {

@@ -184,7 +184,7 @@ void TensorResponder::Unlist(const OutgoingTransfer& transfer) {
   if (found != transfers_.end() && found->second.get() == &transfer) transfers_.erase(found);
 }
 
-void TensorResponder::CountAnswer(OutgoingTransfer& transfer, bool is_view) {
+void TensorResponder::TrackSentRts(OutgoingTransfer& transfer, bool is_view) {
   {
     // After sending: an earlier PING sent by another thread does not cover this answer.
     SpinLockHolder lock(&mu_);
@@ -218,7 +218,8 @@ absl::Status TensorResponder::OnRetry(absl::string_view body) {
     if (found == transfers_.end() || found->second->state() != OutgoingState::kExposed ||
         !(*context_.transports)[found->second->listing().transport]->capabilities().retryable) {
       return absl::InvalidArgumentError(
-          absl::StrCat("RETRY for ", again.id, ", which was not offered, or not for that"));
+          absl::StrCat("RETRY for transfer ", again.id,
+                       ", which is not exposed, or by a transport that does not retry"));
     }
     transfer = std::move(found->second);
     transfers_.erase(found);

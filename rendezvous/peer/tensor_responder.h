@@ -92,7 +92,7 @@ class TensorResponder final : public std::enable_shared_from_this<TensorResponde
                     size_t bytes) ABSL_LOCKS_EXCLUDED(mu_);
   void Unlist(const OutgoingTransfer& transfer) ABSL_LOCKS_EXCLUDED(mu_);
   // The RTS of a value that the consumer may reject has been sent.
-  void CountAnswer(OutgoingTransfer& transfer, bool is_view) ABSL_LOCKS_EXCLUDED(mu_);
+  void TrackSentRts(OutgoingTransfer& transfer, bool is_view) ABSL_LOCKS_EXCLUDED(mu_);
   // Answers a request with an error.
   void Refuse(uint64_t id, absl::Status status);
   // Describes a local error for the consumer.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """TensorFlow's own master and worker drive a worker of ours, which then has nothing left.
 
-  worker_of_tensorflow.py --program=build/release/tests/worker/worker_program
+  worker_of_tensorflow.py --program=build/release/tests/tensorflow/worker/worker_program
 """
 import argparse
 import os

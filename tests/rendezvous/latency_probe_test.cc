@@ -20,7 +20,7 @@ class LatencyProbeTest : public ::testing::Test {
   }
   PathCost Cost(const PathCostEstimator& costs) const {
     PathCost cost = {absl::Microseconds(1), 1e9};
-    costs.Apply(0, /*latency_is_control_rtt=*/true, clock_.Now(), cost);
+    costs.Apply(0, /*has_control_channel_latency=*/true, clock_.Now(), cost);
     return cost;
   }
 

@@ -105,7 +105,7 @@ TEST_F(CountedTable, QueuedSends_AreCountedUntilTheyAreReceived) {
   for (const char* key : {"a", "b", "c"}) ASSERT_TRUE(Send(key).ok());
   EXPECT_EQ(operations_->count(), 0u) << "nobody waits for them yet";
   const OutstandingOperations::Waiter waiter(*operations_);
-  table_.CountSends();
+  table_.TrackQueuedSends();
   EXPECT_GT(operations_->count(), 0u);
   Recv("a");
   ASSERT_TRUE(Send("a").ok());
@@ -123,7 +123,7 @@ TEST_F(CountedTable, QueuedSends_AreCountedUntilTheyAreReceived) {
 
 TEST_F(CountedTable, FailedSends_AreNotCounted) {
   ASSERT_TRUE(Send("a").ok());
-  table_.CountSends();
+  table_.TrackQueuedSends();
   EXPECT_EQ(operations_->count(), 1u);
   table_.Fail([](const RendezvousKey&) { return absl::UnavailableError("it has died"); });
   EXPECT_EQ(operations_->count(), 0u);
@@ -133,7 +133,7 @@ TEST_F(CountedTable, WaitingReceives_AreNotCounted) {
   StepOperation operation;
   Recv("a");
   Recv("b", &operation);
-  table_.CountSends();
+  table_.TrackQueuedSends();
   EXPECT_EQ(operations_->count(), 0u);
   table_.StartAbort(absl::AbortedError("enough"));
   EXPECT_EQ(operations_->count(), 0u);
@@ -148,7 +148,7 @@ TEST_F(CountedTable, ValueForAnotherProcess_IsCountedUntilItsOperationEnds) {
   early.End();
   ASSERT_TRUE(Send("b").ok());
   const OutstandingOperations::Waiter waiter(*operations_);
-  table_.CountSends();
+  table_.TrackQueuedSends();
   StepOperation late;
   Recv("b", &late);
   EXPECT_EQ(operations_->count(), 1u);
@@ -163,7 +163,7 @@ TEST_F(CountedTable, ManyThreads_CountIsExact) {
   constexpr int kThreads = 4;
   constexpr int kValues = 2000;
   const auto key = [](int thread, int i) { return Key(absl::StrCat(thread, " ", i % 7)); };
-  table_.CountSends();
+  table_.TrackQueuedSends();
   std::atomic<int> taken{0};
   {
     std::vector<std::unique_ptr<Thread>> threads;

@@ -20,7 +20,7 @@ class CountingTransport final : public Transport {
   CountingTransport(absl::string_view name, bool is_zero_copy)
       : Transport({.name = name,
                    .summary = "counts questions",
-                   .capabilities = {.latency_is_fd_channel_rtt = is_zero_copy}}),
+                   .capabilities = {.has_fd_channel_latency = is_zero_copy}}),
         answer_(PathCost{absl::Microseconds(1), is_zero_copy ? kNoCopy : 1e9}) {}
 
   absl::StatusOr<PathCost> Cost(const PathQuery& query) const override {

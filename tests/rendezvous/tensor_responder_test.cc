@@ -272,7 +272,7 @@ class ZeroCopySender final : public TransportSender {
     ++exposed;
     std::move(done)(TransferDescriptor{.body = "later"});
   }
-  bool ExposeNow(uint64_t id, const Tensor&, const DescriptorFrame& frame) override {
+  bool TryExposeAndSend(uint64_t id, const Tensor&, const DescriptorFrame& frame) override {
     if (before_expose_now) before_expose_now();
     if (!works) return false;
     EXPECT_TRUE(frame.channel->Send(frame.type, {frame.head, "now"}).ok());
@@ -290,10 +290,9 @@ class ZeroCopySender final : public TransportSender {
 class ZeroCopyTransport final : public Transport {
  public:
   ZeroCopyTransport()
-      : Transport(
-            {.name = "map",
-             .summary = "for tensors of an arena",
-             .capabilities = {.outlives_producer = true, .latency_is_fd_channel_rtt = true}}) {}
+      : Transport({.name = "map",
+                   .summary = "for tensors of an arena",
+                   .capabilities = {.outlives_producer = true, .has_fd_channel_latency = true}}) {}
 
   absl::StatusOr<PathCost> Cost(const PathQuery& query) const override {
     return PathCost{absl::Microseconds(1), query.is_in_arena ? kNoCopy : 1e9};

@@ -243,7 +243,8 @@ TEST_F(EndpointsTest, ExposeNow_SendsTheDescriptorBehindTheHead) {
   });
   OneFrameChannel channel;
   const Tensor tensor = InArena('a');
-  ASSERT_TRUE(sender->ExposeNow(1, tensor, {.channel = &channel, .type = 3, .head = "head"}));
+  ASSERT_TRUE(
+      sender->TryExposeAndSend(1, tensor, {.channel = &channel, .type = 3, .head = "head"}));
   EXPECT_TRUE(is_announced);
   EXPECT_EQ(channel.last_type, 3);
   ASSERT_EQ(channel.body.substr(0, 4), "head");
@@ -260,9 +261,9 @@ TEST_F(EndpointsTest, ExposeNow_NeedsACopyOrFails_SendsNothing) {
   OneFrameChannel channel;
   const DescriptorFrame frame = {.channel = &channel, .type = 3, .head = "head"};
   const Tensor elsewhere = *Tensor::Allocate(DataType::kUint8, *Shape::Create({kBytes}));
-  EXPECT_FALSE(sender->ExposeNow(1, elsewhere, frame));
+  EXPECT_FALSE(sender->TryExposeAndSend(1, elsewhere, frame));
   announced = absl::ResourceExhaustedError("the control channel is full");
-  EXPECT_FALSE(sender->ExposeNow(2, InArena('a'), frame));
+  EXPECT_FALSE(sender->TryExposeAndSend(2, InArena('a'), frame));
   EXPECT_EQ(channel.body, "");
   EXPECT_TRUE(channel.closed.ok());
   EXPECT_EQ(environment_.arena->stats().block_count, 0);
@@ -275,7 +276,8 @@ TEST_F(EndpointsTest, ExposeNow_FrameIsRejected_ClosesTheChannel) {
       [](absl::string_view, absl::Span<const int>) { return absl::OkStatus(); });
   OneFrameChannel channel;
   channel.refusal = absl::ResourceExhaustedError("the control channel is full");
-  EXPECT_TRUE(sender->ExposeNow(1, InArena('a'), {.channel = &channel, .type = 3, .head = ""}));
+  EXPECT_TRUE(
+      sender->TryExposeAndSend(1, InArena('a'), {.channel = &channel, .type = 3, .head = ""}));
   EXPECT_EQ(channel.closed, channel.refusal);
   sender->Abort(absl::CancelledError("over"));
 }

@@ -25,9 +25,9 @@ double InGb(const PathCost& cost) { return cost.bytes_per_second / 1e9; }
 class PathCostEstimatorTest : public ::testing::Test {
  protected:
   // The cost of transport 0, with an assumed cost of 50 us and 1 GB/s.
-  PathCost Cost(bool latency_is_control_rtt = false) const {
+  PathCost Cost(bool has_control_channel_latency = false) const {
     PathCost cost = {absl::Microseconds(50), 1e9};
-    costs_.Apply(0, latency_is_control_rtt, clock_.Now(), cost);
+    costs_.Apply(0, has_control_channel_latency, clock_.Now(), cost);
     return cost;
   }
   // A transfer of 1 MB at that rate.
@@ -42,7 +42,7 @@ class PathCostEstimatorTest : public ::testing::Test {
 };
 
 TEST_F(PathCostEstimatorTest, WithoutMeasurements_UsesTheTransportsAssumption) {
-  const PathCost cost = Cost(/*latency_is_control_rtt=*/true);
+  const PathCost cost = Cost(/*has_control_channel_latency=*/true);
   EXPECT_EQ(cost.latency, absl::Microseconds(50));
   EXPECT_EQ(cost.bytes_per_second, 1e9);
   EXPECT_EQ(cost.latency_basis, CostBasis::kAssumed);
@@ -122,9 +122,9 @@ TEST_F(PathCostEstimatorTest, SmallTransfers_AreSampled) {
 
 TEST_F(PathCostEstimatorTest, ChannelLatency_AppliesToTransportsThatAreAsFast) {
   costs_.RecordControlLatency(absl::Microseconds(3), clock_.Now());
-  EXPECT_EQ(Cost(/*latency_is_control_rtt=*/true).latency, absl::Microseconds(3));
-  EXPECT_EQ(Cost(/*latency_is_control_rtt=*/true).latency_basis, CostBasis::kMeasured);
-  EXPECT_EQ(Cost(/*latency_is_control_rtt=*/false).latency, absl::Microseconds(50));
+  EXPECT_EQ(Cost(/*has_control_channel_latency=*/true).latency, absl::Microseconds(3));
+  EXPECT_EQ(Cost(/*has_control_channel_latency=*/true).latency_basis, CostBasis::kMeasured);
+  EXPECT_EQ(Cost(/*has_control_channel_latency=*/false).latency, absl::Microseconds(50));
   // From a peer that was asleep.
   costs_.RecordControlLatency(absl::Milliseconds(500), clock_.Now());
   EXPECT_LT(Cost(true).latency, absl::Microseconds(6));
@@ -170,11 +170,11 @@ TEST_F(PathCostEstimatorTest, InvalidMeasurementsAreIgnored) {
 class SayingTransport final : public Transport {
  public:
   SayingTransport(absl::string_view name, absl::StatusOr<PathCost> cost,
-                  bool latency_is_control_rtt = false)
+                  bool has_control_channel_latency = false)
       : Transport({.name = name,
                    .summary = "says what it is told to",
-                   .capabilities = {.latency_is_fd_channel_rtt = latency_is_control_rtt,
-                                    .latency_is_plain_channel_rtt = latency_is_control_rtt}}),
+                   .capabilities = {.has_fd_channel_latency = has_control_channel_latency,
+                                    .has_plain_channel_latency = has_control_channel_latency}}),
         cost_(std::move(cost)) {}
   absl::StatusOr<PathCost> Cost(const PathQuery&) const override { return cost_; }
   std::shared_ptr<TransportSender> CreateSender(const Endpoint&) override { return nullptr; }
@@ -229,7 +229,7 @@ TEST(PathChoiceTest, SlowChannel_MakesNoOtherPathTheCheapest) {
   FakeClock clock;
   TransportList transports;
   transports.push_back(std::make_unique<SayingTransport>(
-      "shm", PathCost{absl::Microseconds(1), kNoCopy}, /*latency_is_control_rtt=*/true));
+      "shm", PathCost{absl::Microseconds(1), kNoCopy}, /*has_control_channel_latency=*/true));
   transports.push_back(
       std::make_unique<SayingTransport>("tcp", PathCost{absl::Microseconds(8), 8e9}));
   PathCostEstimator costs(transports.size());
@@ -271,7 +271,7 @@ TEST(ZeroCopyPathTest, IsTheOneThatCopiesNothingAtTheLatencyOfTheChannel) {
       std::make_unique<SayingTransport>("far", PathCost{absl::Microseconds(1), kNoCopy}));
   EXPECT_EQ(ZeroCopyPath(transports, query, {}), std::nullopt);
   transports.push_back(std::make_unique<SayingTransport>(
-      "map", PathCost{absl::Microseconds(1), kNoCopy}, /*latency_is_control_rtt=*/true));
+      "map", PathCost{absl::Microseconds(1), kNoCopy}, /*has_control_channel_latency=*/true));
   EXPECT_EQ(ZeroCopyPath(transports, query, {}), 2u);
   EXPECT_EQ(ZeroCopyPath(transports, query, {.require = "copy"}), std::nullopt);
 }
@@ -281,7 +281,7 @@ TEST(ZeroCopyPathTest, IsTheOneThatCopiesNothingAtTheLatencyOfTheChannel) {
 TEST(PathChoiceTest, DescriptorOnlyPath_SelectedWithAndWithoutAnExplanation) {
   TransportList transports;
   transports.push_back(std::make_unique<SayingTransport>(
-      "shm", PathCost{absl::Microseconds(1), kNoCopy}, /*latency_is_control_rtt=*/true));
+      "shm", PathCost{absl::Microseconds(1), kNoCopy}, /*has_control_channel_latency=*/true));
   transports.push_back(
       std::make_unique<SayingTransport>("boaster", PathCost{absl::Nanoseconds(1), kNoCopy}));
   Endpoint ends[2];

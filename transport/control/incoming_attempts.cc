@@ -50,8 +50,8 @@ bool ConnectionManager::IncomingAttempts::HasRoom() {
   const auto oldest = unauthenticated_.front().attempt.lock();
   unauthenticated_.pop_front();
   shared_->NoteRefusal(
-      absl::StrCat(kMaxUnauthenticated, " strangers had not said yet who they are"));
-  oldest->Cancel(absl::ResourceExhaustedError("has to make way for others"));
+      absl::StrCat(kMaxUnauthenticated, " connections were not authenticated yet, the limit"));
+  oldest->Cancel(absl::ResourceExhaustedError("dropped for a newer connection"));
   return true;
 }
 

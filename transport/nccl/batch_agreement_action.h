@@ -51,7 +51,7 @@ struct FreeCommunicator {
 
 using GrantAction = std::variant<SendMessage, LaunchBatch, FinishTransfer, FlagCommunicator,
                                  AbortCommunicator, FreeCommunicator>;
-using GrantActions = std::vector<GrantAction>;
+using BatchAgreementActions = std::vector<GrantAction>;
 
 }  // namespace ferry
 

@@ -22,7 +22,7 @@ absl::Status ReportedBy(const BatchAgreementMessage& message) {
 }  // namespace
 
 absl::Status BatchAgreementEndpoint::Insert(const BatchAgreementTransfer& transfer,
-                                            GrantActions& actions) {
+                                            BatchAgreementActions& actions) {
   FERRY_RETURN_IF_ERROR(state_.transfers.Add(transfer, clock_->Now()));
   const absl::Status* const failure = state_.communicators.FailureOf(PeerOf(transfer.key));
   if (failure != nullptr) state_.Finish(transfer.key, *failure, actions);
@@ -30,7 +30,7 @@ absl::Status BatchAgreementEndpoint::Insert(const BatchAgreementTransfer& transf
 }
 
 absl::Status BatchAgreementEndpoint::Add(const BatchAgreementTransfer& transfer,
-                                         GrantActions& actions) {
+                                         BatchAgreementActions& actions) {
   FERRY_RETURN_IF_ERROR(Insert(transfer, actions));
   const DeviceId peer = PeerOf(transfer.key);
   if (self() < peer) {
@@ -44,7 +44,7 @@ absl::Status BatchAgreementEndpoint::Add(const BatchAgreementTransfer& transfer,
 
 absl::Status BatchAgreementEndpoint::AddWithGrant(const BatchAgreementTransfer& transfer,
                                                   const BatchAgreementMessage& grant,
-                                                  GrantActions& actions) {
+                                                  BatchAgreementActions& actions) {
   FERRY_RETURN_IF_ERROR(Insert(transfer, actions));
   // Before its turn is taken, which would make this device busy.
   absl::Status status = OnMessage(grant, actions);
@@ -55,7 +55,7 @@ absl::Status BatchAgreementEndpoint::AddWithGrant(const BatchAgreementTransfer& 
 }
 
 bool BatchAgreementEndpoint::EndUnlessAgreed(const TransferKey& key, const absl::Status& why,
-                                             GrantActions& actions) {
+                                             BatchAgreementActions& actions) {
   const TransferState* const transfer = state_.transfers.Find(key);
   if (transfer == nullptr) return false;
   if (transfer->phase == TransferPhase::kPending) {
@@ -69,12 +69,12 @@ bool BatchAgreementEndpoint::EndUnlessAgreed(const TransferKey& key, const absl:
 }
 
 void BatchAgreementEndpoint::Cancel(const TransferKey& key, const absl::Status& why,
-                                    GrantActions& actions) {
+                                    BatchAgreementActions& actions) {
   if (EndUnlessAgreed(key, why, actions)) SendCancel(PeerOf(key), {key}, why, actions);
 }
 
 void BatchAgreementEndpoint::SendCancel(DeviceId peer, absl::Span<const TransferKey> keys,
-                                        const absl::Status& why, GrantActions& actions) {
+                                        const absl::Status& why, BatchAgreementActions& actions) {
   if (state_.communicators.HasFailed(peer)) return;
   while (!keys.empty()) {
     BatchAgreementMessage message =
@@ -89,7 +89,7 @@ void BatchAgreementEndpoint::SendCancel(DeviceId peer, absl::Span<const Transfer
 }
 
 absl::Status BatchAgreementEndpoint::OnMessage(const BatchAgreementMessage& message,
-                                               GrantActions& actions) {
+                                               BatchAgreementActions& actions) {
   if (message.to != self() || message.from == self()) {
     return absl::InvalidArgumentError(
         absl::StrCat(Describe(message), " has come to ", Describe(self())));
@@ -110,7 +110,7 @@ absl::Status BatchAgreementEndpoint::OnMessage(const BatchAgreementMessage& mess
 }
 
 absl::Status BatchAgreementEndpoint::Dispatch(const BatchAgreementMessage& message,
-                                              GrantActions& actions) {
+                                              BatchAgreementActions& actions) {
   switch (message.kind) {
     case BatchAgreementMessageKind::kGrant:
       return granter_.OnGrant(state_, message, actions);
@@ -140,7 +140,7 @@ absl::Status BatchAgreementEndpoint::Dispatch(const BatchAgreementMessage& messa
 }
 
 void BatchAgreementEndpoint::OnAcknowledge(const BatchAgreementMessage& message,
-                                           GrantActions& actions) {
+                                           BatchAgreementActions& actions) {
   const std::optional<CommunicatorName> differing =
       granter_.OnAcknowledge(state_, message, actions);
   if (!differing.has_value()) return;
@@ -151,14 +151,16 @@ void BatchAgreementEndpoint::OnAcknowledge(const BatchAgreementMessage& message,
            {}, actions);
 }
 
-void BatchAgreementEndpoint::OnCancel(const BatchAgreementMessage& message, GrantActions& actions) {
+void BatchAgreementEndpoint::OnCancel(const BatchAgreementMessage& message,
+                                      BatchAgreementActions& actions) {
   const absl::Status why = ReportedBy(message);
   for (const BatchAgreementOperation& operation : message.operations) {
     EndUnlessAgreed(operation.key, why, actions);
   }
 }
 
-void BatchAgreementEndpoint::OnDone(const BatchAgreementMessage& message, GrantActions& actions) {
+void BatchAgreementEndpoint::OnDone(const BatchAgreementMessage& message,
+                                    BatchAgreementActions& actions) {
   const BatchName name{message.communicator, message.granter, message.serial};
   for (const TransferKey& key : state_.queue.Acknowledge(name, message.from)) {
     state_.Finish(key, absl::OkStatus(), actions);
@@ -166,7 +168,7 @@ void BatchAgreementEndpoint::OnDone(const BatchAgreementMessage& message, GrantA
 }
 
 void BatchAgreementEndpoint::Completed(const BatchName& name, const absl::Status& status,
-                                       GrantActions& actions) {
+                                       BatchAgreementActions& actions) {
   const BatchQueue::Completed completed = state_.queue.Complete(name);
   const DeviceId peer = completed.batch.peer;
   CommunicatorTable& communicators = state_.communicators;
@@ -215,7 +217,7 @@ void BatchAgreementEndpoint::Completed(const BatchName& name, const absl::Status
 
 absl::Status BatchAgreementEndpoint::Open(const CommunicatorName& name,
                                           absl::Span<const DeviceId> devices,
-                                          GrantActions& actions) {
+                                          BatchAgreementActions& actions) {
   FERRY_RETURN_IF_ERROR(state_.communicators.Open(name, devices));
   granter_.OnOpened(state_, name, devices, actions);
   Advance(actions);
@@ -223,7 +225,7 @@ absl::Status BatchAgreementEndpoint::Open(const CommunicatorName& name,
 }
 
 void BatchAgreementEndpoint::Break(const CommunicatorName& name, const absl::Status& why,
-                                   GrantActions& actions) {
+                                   BatchAgreementActions& actions) {
   BreakAll({name}, why, {}, actions);
   Advance(actions);
 }
@@ -231,14 +233,15 @@ void BatchAgreementEndpoint::Break(const CommunicatorName& name, const absl::Sta
 void BatchAgreementEndpoint::BreakAll(absl::Span<const CommunicatorName> names,
                                       const absl::Status& why,
                                       const CommunicatorTable::BreakCause& cause,
-                                      GrantActions& actions) {
+                                      BatchAgreementActions& actions) {
   for (const CommunicatorName& name : state_.communicators.Break(names, why, cause, actions)) {
     DropBatches(name, actions);
     if (!state_.options.rules.waits_for_verdict) FinishUnacknowledged(name, std::nullopt, actions);
   }
 }
 
-void BatchAgreementEndpoint::DropBatches(const CommunicatorName& name, GrantActions& actions) {
+void BatchAgreementEndpoint::DropBatches(const CommunicatorName& name,
+                                         BatchAgreementActions& actions) {
   // The peer ends, or will end, what it has agreed to; for what was only granted it is sent CANCEL.
   for (const BatchGranter::Grant& grant : granter_.OnEnded(name)) {
     const absl::Status end = state_.communicators.EndOf(grant.peer, name);
@@ -257,7 +260,8 @@ void BatchAgreementEndpoint::DropBatches(const CommunicatorName& name, GrantActi
   }
 }
 
-void BatchAgreementEndpoint::OnBreak(const BatchAgreementMessage& message, GrantActions& actions) {
+void BatchAgreementEndpoint::OnBreak(const BatchAgreementMessage& message,
+                                     BatchAgreementActions& actions) {
   const CommunicatorName& name = message.communicator;
   const absl::Status why = ReportedBy(message);
   const std::optional<CommunicatorName> open = state_.communicators.OpenGenerationOf(name.id);
@@ -268,7 +272,7 @@ void BatchAgreementEndpoint::OnBreak(const BatchAgreementMessage& message, Grant
 }
 
 void BatchAgreementEndpoint::OnSettled(const BatchAgreementMessage& message,
-                                       GrantActions& actions) {
+                                       BatchAgreementActions& actions) {
   const CommunicatorName& name = message.communicator;
   if (state_.queue.HasBatchWith(message.from)) state_.communicators.MarkSettled(name, message.from);
   if (!state_.communicators.IsOpen(name)) FinishUnacknowledged(name, message.from, actions);
@@ -276,7 +280,7 @@ void BatchAgreementEndpoint::OnSettled(const BatchAgreementMessage& message,
 
 void BatchAgreementEndpoint::FinishUnacknowledged(std::optional<CommunicatorName> name,
                                                   std::optional<DeviceId> peer,
-                                                  GrantActions& actions) {
+                                                  BatchAgreementActions& actions) {
   for (const auto& [communicator, receiver, keys] : state_.queue.RemoveUnacknowledged(name, peer)) {
     const absl::Status end = state_.communicators.EndOf(receiver, communicator);
     for (const TransferKey& key : keys) state_.Finish(key, end, actions);
@@ -284,7 +288,7 @@ void BatchAgreementEndpoint::FinishUnacknowledged(std::optional<CommunicatorName
 }
 
 void BatchAgreementEndpoint::PeerFailed(DeviceId peer, const absl::Status& why,
-                                        GrantActions& actions) {
+                                        BatchAgreementActions& actions) {
   if (peer == self() || state_.communicators.HasFailed(peer)) return;
   const absl::Status end =
       absl::UnavailableError(absl::StrCat(Describe(peer), " has failed: ", why.message()));
@@ -298,12 +302,12 @@ void BatchAgreementEndpoint::PeerFailed(DeviceId peer, const absl::Status& why,
   Advance(actions);
 }
 
-void BatchAgreementEndpoint::Resume(GrantActions& actions) {
+void BatchAgreementEndpoint::Resume(BatchAgreementActions& actions) {
   granter_.Resume(state_, actions);
   Advance(actions);
 }
 
-void BatchAgreementEndpoint::Advance(GrantActions& actions) {
+void BatchAgreementEndpoint::Advance(BatchAgreementActions& actions) {
   const auto is_running = [this](uint64_t id) {
     return state_.queue.HasBatch([this, id](const CommunicatorName& name) {
       return name.id == id && !state_.communicators.IsOpen(name);
@@ -314,7 +318,7 @@ void BatchAgreementEndpoint::Advance(GrantActions& actions) {
   granter_.TakeTurns(state_, actions);
 }
 
-void BatchAgreementEndpoint::Expire(GrantActions& actions) {
+void BatchAgreementEndpoint::Expire(BatchAgreementActions& actions) {
   const absl::Time now = clock_->Now();
   for (const TransferKey& key : state_.transfers.DueAt(now)) {
     // Expiring an earlier transfer may have ended this one too.
@@ -324,7 +328,7 @@ void BatchAgreementEndpoint::Expire(GrantActions& actions) {
 }
 
 void BatchAgreementEndpoint::ExpireOne(const TransferKey& key, absl::Time now,
-                                       GrantActions& actions) {
+                                       BatchAgreementActions& actions) {
   const TransferState& transfer = state_.transfers.At(key);
   const absl::Status why = absl::DeadlineExceededError(
       absl::StrCat(Describe(key), " (", transfer.bytes, " bytes): waited ",

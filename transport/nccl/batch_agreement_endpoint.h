@@ -52,32 +52,32 @@ class BatchAgreementEndpoint final {
   // matched a request; then at the destination, before any later message from the source.
   //   Errors: INVALID_ARGUMENT: it is not between this device and another one, or was added
   //   already.
-  absl::Status Add(const BatchAgreementTransfer& transfer, GrantActions& actions);
+  absl::Status Add(const BatchAgreementTransfer& transfer, BatchAgreementActions& actions);
   // At the destination, when the message that announces the transfer also carries the grant that
   // the source's Add produced for this device.
   //   Errors: also as OnMessage.
   absl::Status AddWithGrant(const BatchAgreementTransfer& transfer,
-                            const BatchAgreementMessage& grant, GrantActions& actions);
+                            const BatchAgreementMessage& grant, BatchAgreementActions& actions);
   // Cancels a transfer. Ends it with `why` unless the peer has agreed to run it: then it is
   // completed or aborted.
-  void Cancel(const TransferKey& key, const absl::Status& why, GrantActions& actions);
+  void Cancel(const TransferKey& key, const absl::Status& why, BatchAgreementActions& actions);
 
   // Handles a message from another device's endpoint.
   //   Errors: INVALID_ARGUMENT: it is not for this device, or refers to others.
-  absl::Status OnMessage(const BatchAgreementMessage& message, GrantActions& actions);
+  absl::Status OnMessage(const BatchAgreementMessage& message, BatchAgreementActions& actions);
   // Reports that a launched batch is over. REQUIRES: once for each.
-  void Completed(const BatchName& name, const absl::Status& status, GrantActions& actions);
+  void Completed(const BatchName& name, const absl::Status& status, BatchAgreementActions& actions);
 
   // Reports that a communicator is ready. `devices`: all of its devices, including this one.
   //   Errors: FAILED_PRECONDITION: the generation has been aborted, or another one is not yet
   //   freed; INVALID_ARGUMENT: its devices.
   absl::Status Open(const CommunicatorName& name, absl::Span<const DeviceId> devices,
-                    GrantActions& actions);
+                    BatchAgreementActions& actions);
   // Ends a communicator for all of its devices: NCCL reported an error, or it is no longer needed.
-  void Break(const CommunicatorName& name, const absl::Status& why, GrantActions& actions);
+  void Break(const CommunicatorName& name, const absl::Status& why, BatchAgreementActions& actions);
   // The device's process has failed: ends all communicators with it. The device is alive again when
   // a communicator with it is opened, or with PeerJoined.
-  void PeerFailed(DeviceId peer, const absl::Status& why, GrantActions& actions);
+  void PeerFailed(DeviceId peer, const absl::Status& why, BatchAgreementActions& actions);
 
   // A new process now owns the device. REQUIRES: no further messages from a failed one.
   void PeerJoined(DeviceId peer) {
@@ -88,12 +88,12 @@ class BatchAgreementEndpoint final {
   // Agrees on nothing new until Resume. Agreed batches complete meanwhile, which needs no
   // agreement; peers' grants are declined, and this device's own are answered. Then it is quiet,
   // and stays so; reaching that state depends on no device that waits for its Resume.
-  void Pause(GrantActions& actions) { granter_.Pause(state_, actions); }
-  void Resume(GrantActions& actions);
+  void Pause(BatchAgreementActions& actions) { granter_.Pause(state_, actions); }
+  void Resume(BatchAgreementActions& actions);
 
   absl::Time NextDeadline() const { return state_.transfers.NextDeadline(); }
   // Handles transfers whose deadline has passed.
-  void Expire(GrantActions& actions);
+  void Expire(BatchAgreementActions& actions);
 
   DeviceId self() const { return state_.self; }
   // Unfinished transfers.
@@ -129,33 +129,34 @@ class BatchAgreementEndpoint final {
   DeviceId PeerOf(const TransferKey& key) const { return state_.transfers.PeerOf(key); }
 
   // Adds the transfer; it ends at once if the peer has failed.
-  absl::Status Insert(const BatchAgreementTransfer& transfer, GrantActions& actions);
+  absl::Status Insert(const BatchAgreementTransfer& transfer, BatchAgreementActions& actions);
   // Ends it, or its grant if the peer rejects that. Returns false if the peer has agreed to run it.
-  bool EndUnlessAgreed(const TransferKey& key, const absl::Status& why, GrantActions& actions);
+  bool EndUnlessAgreed(const TransferKey& key, const absl::Status& why,
+                       BatchAgreementActions& actions);
   void SendCancel(DeviceId peer, absl::Span<const TransferKey> keys, const absl::Status& why,
-                  GrantActions& actions);
-  void ExpireOne(const TransferKey& key, absl::Time now, GrantActions& actions);
+                  BatchAgreementActions& actions);
+  void ExpireOne(const TransferKey& key, absl::Time now, BatchAgreementActions& actions);
   std::string WaitsFor(const TransferKey& key, const TransferState& transfer) const;
   // The batch that a transfer is in, or was sent with.
   std::optional<BatchName> BatchOf(const TransferKey& key) const;
 
-  absl::Status Dispatch(const BatchAgreementMessage& message, GrantActions& actions);
-  void OnAcknowledge(const BatchAgreementMessage& message, GrantActions& actions);
-  void OnCancel(const BatchAgreementMessage& message, GrantActions& actions);
-  void OnDone(const BatchAgreementMessage& message, GrantActions& actions);
-  void OnBreak(const BatchAgreementMessage& message, GrantActions& actions);
-  void OnSettled(const BatchAgreementMessage& message, GrantActions& actions);
+  absl::Status Dispatch(const BatchAgreementMessage& message, BatchAgreementActions& actions);
+  void OnAcknowledge(const BatchAgreementMessage& message, BatchAgreementActions& actions);
+  void OnCancel(const BatchAgreementMessage& message, BatchAgreementActions& actions);
+  void OnDone(const BatchAgreementMessage& message, BatchAgreementActions& actions);
+  void OnBreak(const BatchAgreementMessage& message, BatchAgreementActions& actions);
+  void OnSettled(const BatchAgreementMessage& message, BatchAgreementActions& actions);
 
   // Breaks the open ones, and ends what was agreed on them.
   void BreakAll(absl::Span<const CommunicatorName> names, const absl::Status& why,
-                const CommunicatorTable::BreakCause& cause, GrantActions& actions);
+                const CommunicatorTable::BreakCause& cause, BatchAgreementActions& actions);
   // Ends what was granted or agreed on it, except for launched batches, which complete soon.
-  void DropBatches(const CommunicatorName& name, GrantActions& actions);
+  void DropBatches(const CommunicatorName& name, BatchAgreementActions& actions);
   // Filtered by communicator and by peer, if given.
   void FinishUnacknowledged(std::optional<CommunicatorName> name, std::optional<DeviceId> peer,
-                            GrantActions& actions);
+                            BatchAgreementActions& actions);
   // Does everything that is possible now.
-  void Advance(GrantActions& actions);
+  void Advance(BatchAgreementActions& actions);
 
   // Constant after construction.
   const Clock* clock_;

@@ -5,7 +5,7 @@
 namespace ferry {
 
 void BatchAgreementState::Finish(const TransferKey& key, absl::Status status,
-                                 GrantActions& actions) {
+                                 BatchAgreementActions& actions) {
   transfers.Remove(key);
   actions.push_back(FinishTransfer{key, std::move(status)});
 }
@@ -23,7 +23,7 @@ void BatchAgreementState::Append(const BatchName& name, DeviceId peer,
   queue.Append(std::move(batch));
 }
 
-void BatchAgreementState::Launch(GrantActions& actions) {
+void BatchAgreementState::Launch(BatchAgreementActions& actions) {
   queue.Launch(options.max_launched, [this, &actions](const AgreedBatch& batch) {
     for (const BatchAgreementOperation& operation : batch.operations) {
       transfers.SetPhase(operation.key, TransferPhase::kLaunched);

@@ -23,12 +23,12 @@ struct BatchAgreementState {
       : self(self), options(options), transfers(self), communicators(self) {}
 
   // Ends a transfer on this side. REQUIRES: it is in `transfers`.
-  void Finish(const TransferKey& key, absl::Status status, GrantActions& actions);
+  void Finish(const TransferKey& key, absl::Status status, BatchAgreementActions& actions);
   // Both devices run the operations: appends them to the queue.
   void Append(const BatchName& name, DeviceId peer,
               std::vector<BatchAgreementOperation> operations);
   // Launches the batches whose turn it is.
-  void Launch(GrantActions& actions);
+  void Launch(BatchAgreementActions& actions);
 
   DeviceId self;
   BatchAgreementOptions options;

@@ -32,7 +32,7 @@ void BatchGranter::Schedule(const BatchAgreementState& state, DeviceId peer) {
 
 void BatchGranter::SendGrant(BatchAgreementState& state, DeviceId peer,
                              absl::Span<const TransferKey> keys, const CommunicatorName& name,
-                             GrantActions& actions) {
+                             BatchAgreementActions& actions) {
   Grant grant{{name, state.self, ++serial_}, peer, {}};
   for (const TransferKey& key : keys) {
     const TransferState& transfer = state.transfers.SetPhase(key, TransferPhase::kGranted);
@@ -50,14 +50,15 @@ void BatchGranter::SendGrant(BatchAgreementState& state, DeviceId peer,
 }
 
 void BatchGranter::Propose(BatchAgreementState& state, const TransferKey& key,
-                           GrantActions& actions) {
+                           BatchAgreementActions& actions) {
   if (!state.transfers.contains(key) || !MayAgree(state) || !waiting_.empty()) return;
   const DeviceId peer = state.transfers.PeerOf(key);
   const std::optional<CommunicatorName> name = state.communicators.UsableWith(peer);
   if (name.has_value()) SendGrant(state, peer, {key}, *name, actions);
 }
 
-void BatchGranter::GrantPending(BatchAgreementState& state, DeviceId peer, GrantActions& actions) {
+void BatchGranter::GrantPending(BatchAgreementState& state, DeviceId peer,
+                                BatchAgreementActions& actions) {
   if (!state.transfers.HasPending(peer) || holding_back_.contains(peer)) return;
   const std::optional<CommunicatorName> name = state.communicators.UsableWith(peer);
   if (!name.has_value()) return;
@@ -69,7 +70,7 @@ void BatchGranter::GrantPending(BatchAgreementState& state, DeviceId peer, Grant
   Schedule(state, peer);
 }
 
-void BatchGranter::TakeTurns(BatchAgreementState& state, GrantActions& actions) {
+void BatchGranter::TakeTurns(BatchAgreementState& state, BatchAgreementActions& actions) {
   while (MayAgree(state) && !waiting_.empty()) {
     const Turn turn = std::move(waiting_.front());
     waiting_.erase(waiting_.begin());
@@ -92,7 +93,7 @@ CommunicatorName BatchGranter::GenerationOf(const BatchAgreementState& state,
 }
 
 absl::Status BatchGranter::OnGrant(BatchAgreementState& state, const BatchAgreementMessage& grant,
-                                   GrantActions& actions) {
+                                   BatchAgreementActions& actions) {
   if (grant.serial <= std::exchange(last_serials_[grant.from], grant.serial)) {
     return absl::InvalidArgumentError(
         absl::StrCat(Describe(grant), " has come a second time, or too late"));
@@ -102,7 +103,7 @@ absl::Status BatchGranter::OnGrant(BatchAgreementState& state, const BatchAgreem
 }
 
 void BatchGranter::Consider(BatchAgreementState& state, const BatchAgreementMessage& grant,
-                            GrantActions& actions) {
+                            BatchAgreementActions& actions) {
   const CommunicatorName name = GenerationOf(state, grant);
   // The granter has ended that communicator too, or will be told to.
   if (state.communicators.IsOver(name)) return;
@@ -131,7 +132,7 @@ void BatchGranter::Consider(BatchAgreementState& state, const BatchAgreementMess
   Decline(grant, actions);
 }
 
-void BatchGranter::Decline(const BatchAgreementMessage& grant, GrantActions& actions) {
+void BatchGranter::Decline(const BatchAgreementMessage& grant, BatchAgreementActions& actions) {
   BatchAgreementMessage decline = NewAgreementMessage(BatchAgreementMessageKind::kDecline, grant.to,
                                                       grant.from, grant.communicator);
   decline.serial = grant.serial;
@@ -140,7 +141,7 @@ void BatchGranter::Decline(const BatchAgreementMessage& grant, GrantActions& act
 }
 
 void BatchGranter::Respond(BatchAgreementState& state, const BatchAgreementMessage& grant,
-                           GrantActions& actions) {
+                           BatchAgreementActions& actions) {
   BatchAgreementMessage answer = NewAgreementMessage(BatchAgreementMessageKind::kAcknowledge,
                                                      state.self, grant.from, grant.communicator);
   answer.serial = grant.serial;
@@ -179,7 +180,7 @@ std::vector<BatchGranter::Grant>::iterator BatchGranter::FindGrant(
 
 std::optional<CommunicatorName> BatchGranter::OnAcknowledge(BatchAgreementState& state,
                                                             const BatchAgreementMessage& message,
-                                                            GrantActions& actions) {
+                                                            BatchAgreementActions& actions) {
   const auto found = FindGrant(state, message);
   // From an earlier generation.
   if (found == grants_.end()) return std::nullopt;
@@ -216,7 +217,7 @@ std::optional<CommunicatorName> BatchGranter::OnAcknowledge(BatchAgreementState&
 }
 
 void BatchGranter::OnDecline(BatchAgreementState& state, const BatchAgreementMessage& message,
-                             GrantActions& actions) {
+                             BatchAgreementActions& actions) {
   const auto found = FindGrant(state, message);
   if (found == grants_.end()) return;
   const Grant grant = std::move(*found);
@@ -235,7 +236,7 @@ void BatchGranter::OnResumed(const BatchAgreementState& state,
   if (holding_back_.erase(message.from) > 0) Schedule(state, message.from);
 }
 
-void BatchGranter::Pause(const BatchAgreementState& state, GrantActions& actions) {
+void BatchGranter::Pause(const BatchAgreementState& state, BatchAgreementActions& actions) {
   if (std::exchange(is_paused_, true) || !state.options.rules.declines_while_paused) return;
   std::vector<Turn> own;
   for (Turn& turn : std::exchange(waiting_, {})) {
@@ -249,7 +250,7 @@ void BatchGranter::Pause(const BatchAgreementState& state, GrantActions& actions
   for (const BatchAgreementMessage& grant : std::exchange(parked_, {})) Decline(grant, actions);
 }
 
-void BatchGranter::Resume(const BatchAgreementState& state, GrantActions& actions) {
+void BatchGranter::Resume(const BatchAgreementState& state, BatchAgreementActions& actions) {
   is_paused_ = false;
   for (const DeviceId peer : std::exchange(declined_, {})) {
     actions.push_back(SendMessage{
@@ -258,7 +259,7 @@ void BatchGranter::Resume(const BatchAgreementState& state, GrantActions& action
 }
 
 void BatchGranter::OnOpened(BatchAgreementState& state, const CommunicatorName& name,
-                            absl::Span<const DeviceId> devices, GrantActions& actions) {
+                            absl::Span<const DeviceId> devices, BatchAgreementActions& actions) {
   std::vector<BatchAgreementMessage> parked;
   for (BatchAgreementMessage& grant : std::exchange(parked_, {})) {
     const bool is_of_it = grant.communicator == name;

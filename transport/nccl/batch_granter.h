@@ -44,29 +44,29 @@ class BatchGranter final {
   // id is the larger one.
   void Schedule(const BatchAgreementState& state, DeviceId peer);
   // At the source, with the larger id: proposes it at once if there is nothing else to do.
-  void Propose(BatchAgreementState& state, const TransferKey& key, GrantActions& actions);
+  void Propose(BatchAgreementState& state, const TransferKey& key, BatchAgreementActions& actions);
   // Grants and answers what is possible now.
-  void TakeTurns(BatchAgreementState& state, GrantActions& actions);
+  void TakeTurns(BatchAgreementState& state, BatchAgreementActions& actions);
 
   // Messages of a peer.
   //   Errors: INVALID_ARGUMENT: the grant has come before.
   absl::Status OnGrant(BatchAgreementState& state, const BatchAgreementMessage& grant,
-                       GrantActions& actions);
+                       BatchAgreementActions& actions);
   // Returns the communicator to break: the peer has acknowledged another batch than was granted.
   std::optional<CommunicatorName> OnAcknowledge(BatchAgreementState& state,
                                                 const BatchAgreementMessage& message,
-                                                GrantActions& actions);
+                                                BatchAgreementActions& actions);
   void OnDecline(BatchAgreementState& state, const BatchAgreementMessage& message,
-                 GrantActions& actions);
+                 BatchAgreementActions& actions);
   void OnResumed(const BatchAgreementState& state, const BatchAgreementMessage& message);
 
   // As the endpoint's; TakeTurns must follow Resume.
-  void Pause(const BatchAgreementState& state, GrantActions& actions);
-  void Resume(const BatchAgreementState& state, GrantActions& actions);
+  void Pause(const BatchAgreementState& state, BatchAgreementActions& actions);
+  void Resume(const BatchAgreementState& state, BatchAgreementActions& actions);
 
   // The communicator is open now: answers grants that came before it was.
   void OnOpened(BatchAgreementState& state, const CommunicatorName& name,
-                absl::Span<const DeviceId> devices, GrantActions& actions);
+                absl::Span<const DeviceId> devices, BatchAgreementActions& actions);
   // The communicator has ended: forgets the grants on it, and returns those of this device.
   std::vector<Grant> OnEnded(const CommunicatorName& name);
   void OnPeerFailed(DeviceId peer);
@@ -120,14 +120,14 @@ class BatchGranter final {
            state.queue.size() + grants_.size() < state.options.max_batches;
   }
   void SendGrant(BatchAgreementState& state, DeviceId peer, absl::Span<const TransferKey> keys,
-                 const CommunicatorName& name, GrantActions& actions);
-  void GrantPending(BatchAgreementState& state, DeviceId peer, GrantActions& actions);
+                 const CommunicatorName& name, BatchAgreementActions& actions);
+  void GrantPending(BatchAgreementState& state, DeviceId peer, BatchAgreementActions& actions);
   // Answers a grant now, lets it wait, or declines it.
   void Consider(BatchAgreementState& state, const BatchAgreementMessage& grant,
-                GrantActions& actions);
+                BatchAgreementActions& actions);
   void Respond(BatchAgreementState& state, const BatchAgreementMessage& grant,
-               GrantActions& actions);
-  void Decline(const BatchAgreementMessage& grant, GrantActions& actions);
+               BatchAgreementActions& actions);
+  void Decline(const BatchAgreementMessage& grant, BatchAgreementActions& actions);
   std::vector<Grant>::iterator FindGrant(const BatchAgreementState& state,
                                          const BatchAgreementMessage& answer);
   // The generation that a grant is for.

@@ -102,7 +102,7 @@ bool CommunicatorTable::MarkUsed(uint64_t id, DeviceId peer) {
 std::vector<CommunicatorName> CommunicatorTable::Break(absl::Span<const CommunicatorName> names,
                                                        const absl::Status& why,
                                                        const BreakCause& cause,
-                                                       GrantActions& actions) {
+                                                       BatchAgreementActions& actions) {
   std::vector<CommunicatorName> open;
   for (const CommunicatorName& name : names) {
     if (IsOpen(name)) open.push_back(name);
@@ -151,7 +151,7 @@ bool CommunicatorTable::HasSettled(uint64_t id, DeviceId peer) const {
 }
 
 void CommunicatorTable::Settle(absl::FunctionRef<bool(uint64_t id)> is_running,
-                               GrantActions& actions) {
+                               BatchAgreementActions& actions) {
   bool is_any_running = false;
   for (auto& [id, communicator] : communicators_) {
     if (communicator.state != State::kBroken) continue;

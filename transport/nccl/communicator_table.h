@@ -60,7 +60,7 @@ class CommunicatorTable final {
   // Breaks those of `names` that are open, and returns them.
   std::vector<CommunicatorName> Break(absl::Span<const CommunicatorName> names,
                                       const absl::Status& why, const BreakCause& cause,
-                                      GrantActions& actions);
+                                      BatchAgreementActions& actions);
   // No generation up to this one will open any more. Returns false if that was so already.
   bool EndGenerationsUpTo(const CommunicatorName& name, const absl::Status& why);
   // The peer has sent SETTLED for the generation; has no effect unless it is broken here too.
@@ -69,7 +69,7 @@ class CommunicatorTable final {
   bool HasSettled(uint64_t id, DeviceId peer) const;
   // Sends SETTLED, and frees communicators, where due.
   //   is_running: a batch of a generation that is not open is left in the communicator `id`.
-  void Settle(absl::FunctionRef<bool(uint64_t id)> is_running, GrantActions& actions);
+  void Settle(absl::FunctionRef<bool(uint64_t id)> is_running, BatchAgreementActions& actions);
   // Final status of a transfer with `peer` that was in a batch of `name`. REQUIRES: `name` was
   // open, or has ended before it was.
   absl::Status EndOf(DeviceId peer, const CommunicatorName& name) const;

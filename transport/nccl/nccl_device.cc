@@ -27,9 +27,9 @@ absl::StatusOr<std::shared_ptr<NcclDevice>> NcclDevice::Create(const Common& com
   return device;
 }
 
-void NcclDevice::Run(absl::FunctionRef<void(GrantActions& actions)> change) {
+void NcclDevice::Run(absl::FunctionRef<void(BatchAgreementActions& actions)> change) {
   absl::MutexLock lock(&mu_);
-  GrantActions actions;
+  BatchAgreementActions actions;
   change(actions);
   for (GrantAction& action : actions) todo_.emplace_back(std::move(action));
   if (std::exchange(is_performing_, true)) return;
@@ -68,11 +68,11 @@ void NcclDevice::Send(
     NcclTransfer transfer,
     absl::AnyInvocable<void(std::optional<BatchAgreementMessage> grant) &&> tell) {
   absl::Status refused;
-  Run([&](GrantActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+  Run([&](BatchAgreementActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     const TransferKey key = transfer.key;
     refused = stopped_;
     if (!refused.ok()) return;
-    GrantActions wanted;
+    BatchAgreementActions wanted;
     refused = endpoint_.Add({.key = key,
                              .bytes = transfer.memory.bytes(),
                              .deadline = SteadyClock().Now() + common_.options.transfer_timeout},
@@ -104,7 +104,7 @@ void NcclDevice::Send(
 
 void NcclDevice::Receive(NcclTransfer transfer, std::optional<BatchAgreementMessage> grant) {
   absl::Status refused;
-  Run([&](GrantActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+  Run([&](BatchAgreementActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     refused = stopped_;
     if (!refused.ok()) return;
     const BatchAgreementTransfer added = {
@@ -139,7 +139,7 @@ void NcclDevice::Receive(NcclTransfer transfer, std::optional<BatchAgreementMess
 }
 
 void NcclDevice::Cancel(const TransferKey& key, const absl::Status& why) {
-  Run([&](GrantActions& actions)
+  Run([&](BatchAgreementActions& actions)
           ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { endpoint_.Cancel(key, why, actions); });
 }
 
@@ -156,7 +156,7 @@ absl::Status NcclDevice::CheckCommunicator(const BatchAgreementMessage& message,
 
 absl::Status NcclDevice::OnMessage(const BatchAgreementMessage& message, const PeerDevice& from) {
   absl::Status status;
-  Run([&](GrantActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+  Run([&](BatchAgreementActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     status = CheckCommunicator(message, from);
     if (status.ok()) status = endpoint_.OnMessage(message, actions);
   });
@@ -169,7 +169,7 @@ void NcclDevice::PeerJoined(DeviceId peer) {
 }
 
 void NcclDevice::PeerFailed(DeviceId peer, const absl::Status& why) {
-  Run([&](GrantActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+  Run([&](BatchAgreementActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     endpoint_.PeerFailed(peer, why, actions);
     communicators_.GiveUp(peer);
   });
@@ -177,7 +177,7 @@ void NcclDevice::PeerFailed(DeviceId peer, const absl::Status& why) {
 
 void NcclDevice::Stop(const absl::Status& why, absl::Duration timeout) {
   std::shared_ptr<BatchRunner> runner;
-  Run([&](GrantActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+  Run([&](BatchAgreementActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     stopped_ = why;
     for (const DeviceId peer : communicators_.peers()) {
       communicators_.GiveUp(peer);
@@ -223,7 +223,7 @@ void NcclDevice::Launch(AgreedBatch batch) {
   const bool is_first = runnable.warmth != nullptr;
   runnable.done = [self = shared_from_this(), name, is_first](absl::Status status) {
     if (is_first && status.ok()) self->Measure(name.communicator);
-    self->Run([&](GrantActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(self->mu_) {
+    self->Run([&](BatchAgreementActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(self->mu_) {
       self->endpoint_.Completed(name, status, actions);
     });
   };
@@ -255,28 +255,28 @@ void NcclDevice::ScheduleExpiry() {
   common_.loop->PostAt(next, [weak = weak_from_this(), next] {
     const auto self = weak.lock();
     if (self == nullptr) return;
-    self->Run([&](GrantActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(self->mu_) {
+    self->Run([&](BatchAgreementActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(self->mu_) {
       if (self->expiry_ == next) self->expiry_ = absl::InfiniteFuture();
       self->endpoint_.Expire(actions);
     });
   });
 }
 
-void NcclDevice::AddUser(const PeerDevice& peer, GrantActions& actions) {
+void NcclDevice::AddUser(const PeerDevice& peer, BatchAgreementActions& actions) {
   communicators_.SetPeer(peer);
   communicators_.AddUser(peer.id);
   Need(peer.id, actions);
 }
 
 void NcclDevice::Prepare(const PeerDevice& peer) {
-  Run([&](GrantActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+  Run([&](BatchAgreementActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     if (!stopped_.ok()) return;
     communicators_.SetPeer(peer);
     Need(peer.id, actions);
   });
 }
 
-void NcclDevice::Need(DeviceId peer, GrantActions& actions) {
+void NcclDevice::Need(DeviceId peer, BatchAgreementActions& actions) {
   if (!stopped_.ok()) return;
   absl::StatusOr<std::optional<PeerCommunicators::Creation>> needed =
       communicators_.StartCreating(peer, SteadyClock().Now());
@@ -294,7 +294,8 @@ void NcclDevice::Need(DeviceId peer, GrantActions& actions) {
                                  .max_ctas = common_.options.max_ctas,
                                  .warms_up = false};
   options.keep_going = [give_up = creation.give_up] {
-    return give_up->load() ? absl::CancelledError("it is not wanted any more") : absl::OkStatus();
+    return give_up->load() ? absl::CancelledError("the communicator is not needed any more")
+                           : absl::OkStatus();
   };
   const bool has_begun = common_.threads->Run(
       "ferry-ncclopen", [self = shared_from_this(), peer, key = std::move(creation.key),
@@ -324,12 +325,13 @@ NcclDevice::MadeCommunicator NcclDevice::Make(const CommunicatorKey& key, int ra
 
 void NcclDevice::OnCommunicatorMade(DeviceId peer, const CommunicatorKey& key,
                                     MadeCommunicator made) {
-  Run([&](GrantActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+  Run([&](BatchAgreementActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     absl::Status status = made.communicator.status();
     // Its peer may have failed, or this process begun to leave, during creation. It is then
     // destroyed with `made`, on this thread, which may block.
     const bool was_given_up = !stopped_.ok() || communicators_.WasGivenUp(peer);
-    if (status.ok() && was_given_up) status = absl::CancelledError("it is not wanted any more");
+    if (status.ok() && was_given_up)
+      status = absl::CancelledError("the communicator is not needed any more");
     if (status.ok()) {
       status = Open(peer, key, made, actions);
       if (status.ok()) return;
@@ -348,7 +350,7 @@ void NcclDevice::OnCommunicatorMade(DeviceId peer, const CommunicatorKey& key,
 }
 
 absl::Status NcclDevice::Open(DeviceId peer, const CommunicatorKey& key, MadeCommunicator& made,
-                              GrantActions& actions) {
+                              BatchAgreementActions& actions) {
   if (runner_ == nullptr) StartRunner(*made.gpu);
   const std::shared_ptr<NcclCommunicator> communicator = *made.communicator;
   const CommunicatorName name = {key.id(), communicator->generation()};
@@ -388,7 +390,7 @@ void NcclDevice::Measure(const CommunicatorName& name) {
   communicators_.Measure(name, free_bytes);
 }
 
-void NcclDevice::Fail(DeviceId peer, const absl::Status& why, GrantActions& actions) {
+void NcclDevice::Fail(DeviceId peer, const absl::Status& why, BatchAgreementActions& actions) {
   const absl::Status ended = communicators_.Fail(peer, why, SteadyClock().Now());
   std::vector<TransferKey> keys;
   for (const auto& [key, transfer] : transfers_) {
@@ -398,7 +400,7 @@ void NcclDevice::Fail(DeviceId peer, const absl::Status& why, GrantActions& acti
 }
 
 void NcclDevice::CheckPeer(DeviceId peer) {
-  Run([&](GrantActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+  Run([&](BatchAgreementActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     const PeerCommunicator* const opened = communicators_.OpenWith(peer);
     if (opened == nullptr) return;
     const absl::Status wanted = opened->communicator->Check();
@@ -408,7 +410,7 @@ void NcclDevice::CheckPeer(DeviceId peer) {
 
 void NcclDevice::OnBroken(const std::shared_ptr<NcclCommunicator>& communicator,
                           const absl::Status& why) {
-  Run([&](GrantActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+  Run([&](BatchAgreementActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     const std::optional<CommunicatorName> name = communicators_.NameOf(*communicator);
     if (name.has_value()) endpoint_.Break(*name, why, actions);
   });
@@ -432,7 +434,7 @@ void NcclDevice::Abort(const CommunicatorName& name) {
 
 void NcclDevice::Free(const CommunicatorName& name) {
   std::shared_ptr<NcclCommunicator> communicator;
-  Run([&](GrantActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+  Run([&](BatchAgreementActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     const std::optional<DeviceId> peer = communicators_.PeerOf(name);
     if (!peer.has_value()) return;
     communicator = communicators_.Free(name);
@@ -442,20 +444,20 @@ void NcclDevice::Free(const CommunicatorName& name) {
   common_.threads->Run("ferry-ncclend", [communicator = std::move(communicator)] {});
 }
 
-void NcclDevice::UpdatePause(GrantActions& actions) {
+void NcclDevice::UpdatePause(BatchAgreementActions& actions) {
   if (pause_.is_paused()) return endpoint_.Pause(actions);
   endpoint_.Resume(actions);
 }
 
 void NcclDevice::SetQuietWanted(bool is_wanted) {
-  Run([&](GrantActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+  Run([&](BatchAgreementActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     pause_.SetQuietWanted(is_wanted);
     UpdatePause(actions);
   });
 }
 
 void NcclDevice::OnTurn() {
-  Run([&](GrantActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+  Run([&](BatchAgreementActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     if (turns_->is_wanted()) {
       const absl::Time now = SteadyClock().Now();
       const std::optional<uint64_t> turn = pause_.BeginTurn(now);
@@ -479,7 +481,7 @@ void NcclDevice::OnTurn() {
 }
 
 void NcclDevice::EndTurnPatience(uint64_t turn) {
-  Run([&](GrantActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+  Run([&](BatchAgreementActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     if (!pause_.ExpireTurn(turn)) return;
     std::vector<TransferKey> keys;
     for (const auto& [key, transfer] : transfers_) keys.push_back(key);

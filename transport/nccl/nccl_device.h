@@ -113,7 +113,7 @@ class NcclDevice final : public std::enable_shared_from_this<NcclDevice>,
 
   // Runs `change` on the endpoint, then performs the resulting actions, or leaves them to the
   // thread that is already doing so.
-  void Run(absl::FunctionRef<void(GrantActions& actions)> change) ABSL_LOCKS_EXCLUDED(mu_);
+  void Run(absl::FunctionRef<void(BatchAgreementActions& actions)> change) ABSL_LOCKS_EXCLUDED(mu_);
   void Perform(Todo todo) ABSL_LOCKS_EXCLUDED(mu_);
   // Refuses messages that name another communicator than the one of the two.
   absl::Status CheckCommunicator(const BatchAgreementMessage& message, const PeerDevice& from)
@@ -125,9 +125,10 @@ class NcclDevice final : public std::enable_shared_from_this<NcclDevice>,
   void ScheduleExpiry() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // A transfer with the peer was added: it needs a communicator.
-  void AddUser(const PeerDevice& peer, GrantActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void AddUser(const PeerDevice& peer, BatchAgreementActions& actions)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Starts creating the peer's communicator unless there is one, or a retry is not due yet.
-  void Need(DeviceId peer, GrantActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Need(DeviceId peer, BatchAgreementActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   struct MadeCommunicator {
     absl::StatusOr<std::shared_ptr<NcclCommunicator>> communicator;
     Gpu* gpu = nullptr;
@@ -141,12 +142,12 @@ class NcclDevice final : public std::enable_shared_from_this<NcclDevice>,
   // Opens a communicator that was created.
   //   Errors: as BatchAgreementEndpoint::Open.
   absl::Status Open(DeviceId peer, const CommunicatorKey& key, MadeCommunicator& made,
-                    GrantActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+                    BatchAgreementActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void StartRunner(Gpu& gpu) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // All of its connections are set up: measures the GPU memory that it uses.
   void Measure(const CommunicatorName& name) ABSL_LOCKS_EXCLUDED(mu_);
   // Cancels the peer's transfers; no others with it until the retry time.
-  void Fail(DeviceId peer, const absl::Status& why, GrantActions& actions)
+  void Fail(DeviceId peer, const absl::Status& why, BatchAgreementActions& actions)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Ends the communicator if the peer has ended it.
   void CheckPeer(DeviceId peer) ABSL_LOCKS_EXCLUDED(mu_);
@@ -155,7 +156,7 @@ class NcclDevice final : public std::enable_shared_from_this<NcclDevice>,
 
   // True while the GPUs are requested to be quiet.
   void SetQuietWanted(bool is_wanted) ABSL_LOCKS_EXCLUDED(mu_);
-  void UpdatePause(GrantActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void UpdatePause(BatchAgreementActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // The program's turn of that number has lasted too long: transfers that wait for its end take
   // another path.
   void EndTurnPatience(uint64_t turn) ABSL_LOCKS_EXCLUDED(mu_);

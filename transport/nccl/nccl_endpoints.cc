@@ -76,7 +76,7 @@ void NcclSender::ExposeReady(uint64_t id, const Tensor& tensor, const TensorLoca
     refused = aborted_;
     const auto found = exposed_.find(id);
     if (refused.ok() && found == exposed_.end()) {
-      refused = absl::CancelledError("the receiver wants it no more");
+      refused = absl::CancelledError("the receiver has cancelled the transfer");
     }
     if (refused.ok()) found->second = {*device, key};
   }
@@ -113,7 +113,8 @@ void NcclSender::Release(uint64_t id) {
     exposed_.erase(found);
   }
   if (exposed.device == nullptr) return;
-  exposed.device->Cancel(exposed.key, absl::CancelledError("the receiver wants it no more"));
+  exposed.device->Cancel(exposed.key,
+                         absl::CancelledError("the receiver has cancelled the transfer"));
 }
 
 void NcclSender::Abort(const absl::Status& why) {
@@ -260,7 +261,8 @@ void NcclReceiver::Cancel(uint64_t id) {
     fetching_.erase(found);
   }
   if (fetching.device != nullptr) {
-    fetching.device->Cancel(fetching.key, absl::CancelledError("the receiver wants it no more"));
+    fetching.device->Cancel(fetching.key,
+                            absl::CancelledError("the receiver has cancelled the transfer"));
   }
   std::move(fetching.done)(absl::CancelledError("cancelled"), false);
 }

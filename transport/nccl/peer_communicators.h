@@ -17,8 +17,8 @@
 
 #include "gpu/communicator/communicator.h"
 #include "gpu/communicator/communicator_key.h"
-#include "gpu/communicator/communicator_lru.h"
 #include "transport/nccl/batch_agreement_types.h"
+#include "transport/nccl/communicator_lru.h"
 #include "transport/nccl/nccl_context.h"
 #include "transport/nccl/retry_backoff.h"
 

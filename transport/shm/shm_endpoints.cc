@@ -27,7 +27,7 @@ absl::StatusOr<ShmDescriptor> DecodeShmDescriptor(absl::string_view body) {
   descriptor.generation = reader.Get<uint32_t>();
   descriptor.offset = reader.Get<uint64_t>();
   if (reader.is_short() || !reader.rest().empty()) {
-    return absl::InvalidArgumentError("a hand-over of memory that is not 16 bytes long");
+    return absl::InvalidArgumentError("a shm transfer descriptor that is not 16 bytes long");
   }
   return descriptor;
 }
@@ -46,7 +46,7 @@ absl::StatusOr<ShmSegmentNotice> DecodeShmSegmentNotice(absl::string_view body) 
   notice.segment = reader.Get<uint32_t>();
   notice.bytes = reader.Get<uint64_t>();
   if (reader.is_short() || !reader.rest().empty()) {
-    return absl::InvalidArgumentError("a notice of a segment that is not 12 bytes long");
+    return absl::InvalidArgumentError("a shm segment notice that is not 12 bytes long");
   }
   return notice;
 }
@@ -121,7 +121,7 @@ absl::StatusOr<ShmDescriptor> ShmSender::ExposeInArena(uint64_t id, const Tensor
                        .offset = at.offset + tensor.offset_bytes()};
 }
 
-bool ShmSender::ExposeNow(uint64_t id, const Tensor& tensor, const DescriptorFrame& frame) {
+bool ShmSender::TryExposeAndSend(uint64_t id, const Tensor& tensor, const DescriptorFrame& frame) {
   if (!IsInArena(tensor)) return false;
   const absl::StatusOr<ShmDescriptor> descriptor = ExposeInArena(id, tensor);
   if (!descriptor.ok()) return false;

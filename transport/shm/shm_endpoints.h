@@ -55,7 +55,7 @@ class ShmSender final : public TransportSender, public std::enable_shared_from_t
     control_channel_ = std::move(channel);
   }
   void SetHintChannel(ControlMessageSender channel) override ABSL_LOCKS_EXCLUDED(announce_mu_);
-  bool ExposeNow(uint64_t id, const Tensor& tensor, const DescriptorFrame& frame) override
+  bool TryExposeAndSend(uint64_t id, const Tensor& tensor, const DescriptorFrame& frame) override
       ABSL_LOCKS_EXCLUDED(mu_);
   void Expose(uint64_t id, const Tensor& tensor, const TensorLocation& to,
               ExposeCallback done) override ABSL_LOCKS_EXCLUDED(mu_);

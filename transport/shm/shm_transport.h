@@ -16,9 +16,9 @@ namespace ferry {
 class ShmTransport final : public Transport {
  public:
   static constexpr TransportInfo kInfo = {.name = "shm",
-                                          .summary = "hands memory over within a host",
+                                          .summary = "shares memory within a host",
                                           .capabilities = {.outlives_producer = true,
-                                                           .latency_is_fd_channel_rtt = true,
+                                                           .has_fd_channel_latency = true,
                                                            .fd_optional = true,
                                                            .shares_memory = true,
                                                            .needs_fd_channel = true}};

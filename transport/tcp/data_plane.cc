@@ -235,7 +235,7 @@ void SliceReader::Read() {
           target_ = {};
           break;
         case SliceSink::Verdict::kError:
-          return Break(absl::InvalidArgumentError("a slice that belongs nowhere"));
+          return Break(absl::InvalidArgumentError("a slice of an unknown transfer"));
       }
       has_target_ = true;
       got_ = 0;

@@ -17,8 +17,8 @@ void TcpReceiver::Fetch(uint64_t id, const TensorHeader& header, absl::string_vi
                         absl::Span<UniqueFd> descriptors, const Tensor& destination,
                         FetchCallback done) {
   if (!body.empty() && body != kComesNear) {
-    return std::move(done)(absl::InvalidArgumentError("a TCP descriptor that says something"),
-                           false);
+    return std::move(done)(
+        absl::InvalidArgumentError("unexpected bytes in a tcp transfer descriptor"), false);
   }
   Incoming incoming;
   incoming.done = std::move(done);

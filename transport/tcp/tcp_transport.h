@@ -31,7 +31,7 @@ class TcpTransport final : public Transport {
   static constexpr TransportInfo kInfo = {.name = "tcp",
                                           .summary = "slices over several connections",
                                           .capabilities = {.measurable = true,
-                                                           .latency_is_plain_channel_rtt = true,
+                                                           .has_plain_channel_latency = true,
                                                            .uses_data_connections = true,
                                                            .moves_over_tcp = true}};
 

@@ -146,7 +146,7 @@ TEST_F(GrantTest, TransferThatThePeerRefuses_IsOmittedOnBothSides) {
   devices_[0].Hear(devices_[1].Take());
   const BatchAgreementMessage grant = devices_[0].Take();
   ASSERT_THAT(grant.operations, SizeIs(3));
-  devices_[1].Do([&](BatchAgreementEndpoint& e, GrantActions& actions) {
+  devices_[1].Do([&](BatchAgreementEndpoint& e, BatchAgreementActions& actions) {
     e.Cancel(Transfer(0, 1, 3).key, absl::CancelledError("step 4 was closed"), actions);
   });
   EXPECT_THAT(devices_[1].finished[3], SizeIs(1)) << "cheap: it is in no batch";
@@ -176,7 +176,7 @@ TEST_F(GrantTest, AgreedTransfers_AreNotCancelled) {
   devices_[0].Add(Transfer(0, 1, 5));
   devices_[1].Hear(devices_[0].Take());
   for (const int side : {1, 0}) {
-    devices_[side].Do([&](BatchAgreementEndpoint& e, GrantActions& actions) {
+    devices_[side].Do([&](BatchAgreementEndpoint& e, BatchAgreementActions& actions) {
       e.Cancel(Transfer(0, 1, 5).key, absl::CancelledError("late"), actions);
     });
     EXPECT_THAT(devices_[side].finished[5], IsEmpty());
@@ -206,7 +206,7 @@ TEST_F(GrantTest, AgreesAheadWithinItsBounds) {
 }
 
 TEST_F(GrantTest, TransfersOfOtherDevicesAndRepeatedOnes_AreRefused) {
-  GrantActions actions;
+  BatchAgreementActions actions;
   BatchAgreementEndpoint& endpoint = devices_[0].endpoint;
   EXPECT_FALSE(endpoint.Add(Transfer(1, 2, 1), actions).ok());
   EXPECT_FALSE(endpoint.Add(Transfer(0, 0, 1), actions).ok());
@@ -228,7 +228,8 @@ TEST_F(GrantTest, DeadlineBeforeTheGrant_EndsOnlyThatTransfer) {
   devices_[1].Add(Transfer(1, 0, 7));
   clock_.Advance(absl::Seconds(31));
   EXPECT_LE(devices_[1].endpoint.NextDeadline(), clock_.Now());
-  devices_[1].Do([](BatchAgreementEndpoint& e, GrantActions& actions) { e.Expire(actions); });
+  devices_[1].Do(
+      [](BatchAgreementEndpoint& e, BatchAgreementActions& actions) { e.Expire(actions); });
   ASSERT_THAT(devices_[1].finished[7], SizeIs(1));
   EXPECT_EQ(devices_[1].finished[7][0],
             absl::DeadlineExceededError("transfer 7 from device 1 to device 0 (100 bytes): waited "

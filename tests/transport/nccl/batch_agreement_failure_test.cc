@@ -19,7 +19,7 @@ class GrantFailureTest : public GrantTest {
     Settle();
   }
   void Fail(int at, int dead) {
-    devices_[at].Do([dead](BatchAgreementEndpoint& e, GrantActions& actions) {
+    devices_[at].Do([dead](BatchAgreementEndpoint& e, BatchAgreementActions& actions) {
       e.PeerFailed(DeviceId(dead), absl::UnavailableError("no heartbeat for 10s"), actions);
     });
   }
@@ -96,7 +96,7 @@ TEST_F(GrantFailureTest, TransfersToTheDeadEndAndOthersContinue) {
 }
 
 TEST_F(GrantFailureTest, GenerationThatIsOver_IsNotOpenedAgain) {
-  GrantActions actions;
+  BatchAgreementActions actions;
   const std::vector<DeviceId> all = {DeviceId(0), DeviceId(1), DeviceId(2)};
   BatchAgreementEndpoint& endpoint = devices_[0].endpoint;
   EXPECT_EQ(endpoint.Open({7, 2}, all, actions).code(), absl::StatusCode::kFailedPrecondition);
@@ -146,18 +146,21 @@ TEST_F(GrantFailureTest, DifferentDigest_EndsTheCommunicator) {
 TEST_F(GrantFailureTest, DeadlineAfterTheGrant_AbortsAfterTheGracePeriod) {
   StartOne(0, 1, 5);
   clock_.Advance(absl::Seconds(31));
-  devices_[0].Do([](BatchAgreementEndpoint& e, GrantActions& actions) { e.Expire(actions); });
+  devices_[0].Do(
+      [](BatchAgreementEndpoint& e, BatchAgreementActions& actions) { e.Expire(actions); });
   EXPECT_THAT(devices_[0].log, testing::Not(testing::Contains("flag 7")));
   EXPECT_EQ(devices_[0].endpoint.NextDeadline(),
             clock_.Now() + BatchAgreementOptions().abort_grace);
   clock_.Advance(BatchAgreementOptions().abort_grace);
-  devices_[0].Do([](BatchAgreementEndpoint& e, GrantActions& actions) { e.Expire(actions); });
+  devices_[0].Do(
+      [](BatchAgreementEndpoint& e, BatchAgreementActions& actions) { e.Expire(actions); });
   EXPECT_THAT(devices_[0].log, testing::Contains("abort 7"));
   devices_[0].Complete(absl::InternalError("aborted"));
   EXPECT_THAT(devices_[0].finished[5], IsEmpty()) << "device 1 may have got it";
   // Device 1 sends nothing for as long again.
   clock_.Advance(BatchAgreementOptions().abort_grace);
-  devices_[0].Do([](BatchAgreementEndpoint& e, GrantActions& actions) { e.Expire(actions); });
+  devices_[0].Do(
+      [](BatchAgreementEndpoint& e, BatchAgreementActions& actions) { e.Expire(actions); });
   ASSERT_THAT(devices_[0].finished[5], SizeIs(1));
   EXPECT_THAT(std::string(devices_[0].finished[5][0].message()),
               HasSubstr("waited 41s for device 1 to say whether it has arrived"));
@@ -169,7 +172,7 @@ TEST(GrantSerials, DuplicateGrant_IsRefused) {
   FakeClock clock;
   BatchAgreementEndpoint endpoint(DeviceId(1), {}, clock);
   const CommunicatorName name = {7, 1};
-  GrantActions actions;
+  BatchAgreementActions actions;
   ASSERT_TRUE(endpoint.Open(name, {DeviceId(0), DeviceId(1)}, actions).ok());
   const TransferKey key = {DeviceId(0), DeviceId(1), 5};
   ASSERT_TRUE(endpoint.Add({.key = key, .bytes = 10}, actions).ok());

@@ -12,7 +12,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "net/event_loop.h"
-#include "tests/runtime/directory_store.h"
+#include "tests/node/directory_store.h"
 
 namespace ferry {
 namespace {

@@ -12,7 +12,7 @@ namespace ferry {
 namespace {
 
 template <typename Action>
-int CountOf(const GrantActions& actions) {
+int CountOf(const BatchAgreementActions& actions) {
   int count = 0;
   for (const GrantAction& action : actions) count += std::holds_alternative<Action>(action) ? 1 : 0;
   return count;
@@ -30,7 +30,7 @@ class CommunicatorTableTest : public ::testing::Test {
   }
 
   CommunicatorTable table_{kSelf};
-  GrantActions actions_;
+  BatchAgreementActions actions_;
 };
 
 TEST_F(CommunicatorTableTest, SmallestOneWithThePeerIsUsed) {

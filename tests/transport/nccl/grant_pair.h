@@ -27,7 +27,7 @@ class TestDevice final {
   // Does `call(endpoint, actions)` and files the actions.
   template <typename Call>
   void Do(Call call) {
-    GrantActions actions;
+    BatchAgreementActions actions;
     call(endpoint, actions);
     for (GrantAction& action : actions) {
       if (auto* send = std::get_if<SendMessage>(&action)) {
@@ -51,25 +51,25 @@ class TestDevice final {
   }
 
   void Open(CommunicatorName name, std::vector<DeviceId> devices) {
-    Do([&](BatchAgreementEndpoint& e, GrantActions& actions) {
+    Do([&](BatchAgreementEndpoint& e, BatchAgreementActions& actions) {
       const absl::Status status = e.Open(name, devices, actions);
       EXPECT_TRUE(status.ok()) << status;
     });
   }
   void Add(const BatchAgreementTransfer& transfer) {
-    Do([&](BatchAgreementEndpoint& e, GrantActions& actions) {
+    Do([&](BatchAgreementEndpoint& e, BatchAgreementActions& actions) {
       const absl::Status status = e.Add(transfer, actions);
       EXPECT_TRUE(status.ok()) << status;
     });
   }
   void AddWithGrant(const BatchAgreementTransfer& transfer, const BatchAgreementMessage& grant) {
-    Do([&](BatchAgreementEndpoint& e, GrantActions& actions) {
+    Do([&](BatchAgreementEndpoint& e, BatchAgreementActions& actions) {
       const absl::Status status = e.AddWithGrant(transfer, grant, actions);
       EXPECT_TRUE(status.ok()) << status;
     });
   }
   void Hear(const BatchAgreementMessage& message) {
-    Do([&](BatchAgreementEndpoint& e, GrantActions& actions) {
+    Do([&](BatchAgreementEndpoint& e, BatchAgreementActions& actions) {
       const absl::Status status = e.OnMessage(message, actions);
       EXPECT_TRUE(status.ok()) << status;
     });
@@ -79,7 +79,7 @@ class TestDevice final {
     ASSERT_FALSE(launched.empty());
     const BatchName name = launched.front().name;
     launched.pop_front();
-    Do([&](BatchAgreementEndpoint& e, GrantActions& actions) {
+    Do([&](BatchAgreementEndpoint& e, BatchAgreementActions& actions) {
       e.Completed(name, status, actions);
     });
   }

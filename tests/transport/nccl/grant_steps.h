@@ -29,7 +29,7 @@ struct KnownEndpoint {
 struct GrantStep {
   const KnownEndpoint* after = nullptr;
   absl::Status status;
-  GrantActions actions;
+  BatchAgreementActions actions;
   // The message or batch of each action.
   std::vector<size_t> hashes;
   bool changes_nothing = false;

@@ -54,7 +54,7 @@ template <typename Call, typename... What>
 void World::Happen(int device, Call call, Input input, const What&... what) {
   Perform(device, Take(
                       device,
-                      [&call](BatchAgreementEndpoint& endpoint, GrantActions& actions) {
+                      [&call](BatchAgreementEndpoint& endpoint, BatchAgreementActions& actions) {
                         call(endpoint, actions);
                         return absl::OkStatus();
                       },
@@ -179,7 +179,7 @@ void World::Return(int device, size_t position, bool is_ok, bool data_arrives) {
   self.stream.erase(self.stream.begin() + static_cast<int64_t>(position));
   Happen(
       device,
-      [&](BatchAgreementEndpoint& endpoint, GrantActions& actions) {
+      [&](BatchAgreementEndpoint& endpoint, BatchAgreementActions& actions) {
         endpoint.Completed(running.batch->name,
                            is_ok ? absl::OkStatus() : absl::InternalError("unhandled error"),
                            actions);
@@ -204,7 +204,9 @@ void World::Die(int device, bool data_arrives) {
 void World::Hold(int device) {
   Happen(
       device,
-      [](BatchAgreementEndpoint& endpoint, GrantActions& actions) { endpoint.Pause(actions); },
+      [](BatchAgreementEndpoint& endpoint, BatchAgreementActions& actions) {
+        endpoint.Pause(actions);
+      },
       Input::kPause);
 }
 
@@ -214,7 +216,9 @@ void World::GoOn(int device) {
   if (self.is_paused || (self.has_joined && !self.has_left)) return;
   Happen(
       device,
-      [](BatchAgreementEndpoint& endpoint, GrantActions& actions) { endpoint.Resume(actions); },
+      [](BatchAgreementEndpoint& endpoint, BatchAgreementActions& actions) {
+        endpoint.Resume(actions);
+      },
       Input::kResume);
 }
 
@@ -226,7 +230,7 @@ void World::Match(int index) {
   const int destination = transfer.key.destination.value();
   const GrantStep& step = Take(
       source,
-      [&](BatchAgreementEndpoint& endpoint, GrantActions& actions) {
+      [&](BatchAgreementEndpoint& endpoint, BatchAgreementActions& actions) {
         return endpoint.Add(transfer, actions);
       },
       Input::kAdd, transfer.key);
@@ -248,7 +252,7 @@ void World::Match(int index) {
 const GrantStep& World::Hear(const Item& item, int device) const {
   return Take(
       device,
-      [&](BatchAgreementEndpoint& endpoint, GrantActions& actions) {
+      [&](BatchAgreementEndpoint& endpoint, BatchAgreementActions& actions) {
         if (item.descriptor < 0) return endpoint.OnMessage(*item.message, actions);
         const BatchAgreementTransfer& transfer = (*transfers_)[item.descriptor];
         return item.message == nullptr ? endpoint.Add(transfer, actions)
@@ -297,7 +301,7 @@ void World::Apply(const Event& event) {
       channel(event.other, event.index).clear();
       Happen(
           event.index,
-          [&](BatchAgreementEndpoint& endpoint, GrantActions& actions) {
+          [&](BatchAgreementEndpoint& endpoint, BatchAgreementActions& actions) {
             endpoint.PeerFailed(DeviceId(event.other), absl::UnavailableError("no heartbeat"),
                                 actions);
           },
@@ -320,7 +324,7 @@ void World::Apply(const Event& event) {
       devices_[event.index].opened |= bit;
       const GrantStep& step = Take(
           event.index,
-          [&](BatchAgreementEndpoint& endpoint, GrantActions& actions) {
+          [&](BatchAgreementEndpoint& endpoint, BatchAgreementActions& actions) {
             return endpoint.Open(communicator.name, members, actions);
           },
           Input::kOpen, communicator.name);
@@ -343,7 +347,7 @@ void World::Apply(const Event& event) {
       const CommunicatorName name = (*communicators_)[event.other].name;
       Happen(
           event.index,
-          [&](BatchAgreementEndpoint& endpoint, GrantActions& actions) {
+          [&](BatchAgreementEndpoint& endpoint, BatchAgreementActions& actions) {
             endpoint.Break(name, absl::AbortedError("given up"), actions);
           },
           Input::kBreak, name);
@@ -355,7 +359,7 @@ void World::Apply(const Event& event) {
       outcomes_[event.index].is_cancelled = true;
       Happen(
           event.choice ? transfer.key.destination.value() : transfer.key.source.value(),
-          [&](BatchAgreementEndpoint& endpoint, GrantActions& actions) {
+          [&](BatchAgreementEndpoint& endpoint, BatchAgreementActions& actions) {
             endpoint.Cancel(transfer.key, absl::CancelledError("not wanted"), actions);
           },
           Input::kCancel, transfer.key);
