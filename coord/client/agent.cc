@@ -50,6 +50,16 @@ absl::StatusOr<std::vector<std::string>> ValuesOf(absl::StatusOr<v1::Reply> repl
   return values;
 }
 
+absl::StatusOr<std::vector<KeyValue>> EntriesOf(absl::StatusOr<v1::Reply> reply) {
+  FERRY_ASSIGN_OR_RETURN(v1::Reply good, std::move(reply));
+  std::vector<KeyValue> entries;
+  for (v1::KeyValue& entry : *good.mutable_entries()) {
+    entries.push_back(
+        {std::move(*entry.mutable_key()), std::move(*entry.mutable_value()), entry.revision()});
+  }
+  return entries;
+}
+
 v1::Request PutRequest(std::vector<std::pair<std::string, std::string>> entries, bool overwrite) {
   v1::Request request;
   request.mutable_put()->set_overwrite(overwrite);
@@ -347,13 +357,34 @@ absl::StatusOr<std::vector<KeyValue>> Agent::List(absl::string_view prefix, bool
   v1::Request request;
   request.mutable_list()->set_prefix(std::string(prefix));
   request.mutable_list()->set_keys_only(keys_only);
-  FERRY_ASSIGN_OR_RETURN(v1::Reply reply, impl_->AskQuickly(std::move(request), "a listing"));
-  std::vector<KeyValue> entries;
-  for (v1::KeyValue& entry : *reply.mutable_entries()) {
-    entries.push_back(
-        {std::move(*entry.mutable_key()), std::move(*entry.mutable_value()), entry.revision()});
-  }
-  return entries;
+  return EntriesOf(impl_->AskQuickly(std::move(request), "a listing"));
+}
+
+absl::StatusOr<int> Agent::OpenStore(absl::string_view scope) {
+  v1::Request request;
+  request.mutable_open_store()->set_scope(std::string(scope));
+  FERRY_ASSIGN_OR_RETURN(const v1::Reply reply,
+                         impl_->AskQuickly(std::move(request), "a store to be opened"));
+  return reply.port();
+}
+
+absl::Status Agent::CloseStore(absl::string_view scope, absl::Duration timeout) {
+  v1::Request request;
+  request.mutable_close_store()->set_scope(std::string(scope));
+  return impl_->Ask(std::move(request), timeout, "a store to be closed", /*keeps_time=*/true)
+      .status();
+}
+
+absl::StatusOr<std::vector<KeyValue>> Agent::ListStore(absl::string_view scope,
+                                                       absl::string_view prefix, bool keys_only,
+                                                       int64_t limit) {
+  v1::Request request;
+  v1::ListStore& list = *request.mutable_list_store();
+  list.set_scope(std::string(scope));
+  list.set_prefix(std::string(prefix));
+  list.set_keys_only(keys_only);
+  list.set_limit(limit);
+  return EntriesOf(impl_->AskQuickly(std::move(request), "a listing of a store"));
 }
 
 namespace {

@@ -188,6 +188,22 @@ class Agent final {
   void CompareAndSetAsync(absl::string_view key, const std::optional<std::string>& expected,
                           absl::string_view desired, Callback<CompareAndSetResult> done);
 
+  // --- PyTorch's stores ---
+
+  // Holds the store `scope`, a key space with a port of its own, at the coordinator's host, until
+  // CloseStore or the end of this agent. Returns the port for clients of PyTorch's TCPStore.
+  //   Errors: UNIMPLEMENTED from a coordinator of an earlier version, as of the next two;
+  //   INVALID_ARGUMENT for the name; RESOURCE_EXHAUSTED.
+  absl::StatusOr<int> OpenStore(absl::string_view scope);
+  // The port closes with the last hold; clients that are connected keep the store.
+  //   Errors: NOT_FOUND; DEADLINE_EXCEEDED.
+  absl::Status CloseStore(absl::string_view scope, absl::Duration timeout = absl::Seconds(30));
+  // As List, at most `limit` entries unless that is 0. An empty scope: the store of the
+  // coordinator's own port.
+  //   Errors: NOT_FOUND when there is no such store.
+  absl::StatusOr<std::vector<KeyValue>> ListStore(absl::string_view scope, absl::string_view prefix,
+                                                  bool keys_only = false, int64_t limit = 0);
+
   // --- The other nodes ---
 
   // Waits for `nodes` (empty: all, including this one). An id can be reused.

@@ -18,6 +18,31 @@ absl::Status ReadStatus(int code, const std::string& message) {
   return code == 0 ? absl::OkStatus() : absl::Status(static_cast<absl::StatusCode>(code), message);
 }
 
+StoreScopeStatus ReadStoreScope(const v1::StoreScope& scope) {
+  StoreScopeStatus out{.name = scope.name(),
+                       .port = scope.port(),
+                       .clients = scope.clients(),
+                       .keys = scope.keys(),
+                       .bytes = scope.bytes()};
+  for (const v1::StoreWait& wait : scope.waits()) {
+    out.waits.push_back({.peer = wait.peer(),
+                         .keys = {wait.keys().begin(), wait.keys().end()},
+                         .key_count = wait.key_count(),
+                         .world_size = wait.world_size(),
+                         .arrived = wait.arrived(),
+                         .age = absl::Milliseconds(wait.age_ms())});
+  }
+  for (const v1::MissingStoreKey& missing : scope.missing()) {
+    out.missing.push_back({.key = missing.key(),
+                           .ranks = missing.ranks(),
+                           .clients = missing.clients(),
+                           .world_size = missing.world_size(),
+                           .arrived = missing.arrived(),
+                           .age = absl::Milliseconds(missing.age_ms())});
+  }
+  return out;
+}
+
 }  // namespace
 
 TaskStatus ReadTaskStatus(const v1::TaskInfo& task) {
@@ -69,6 +94,9 @@ JobStatus ReadJobStatus(const v1::JobStatus& message) {
   out.epoch = message.epoch();
   out.error = ReadStatus(message.error_code(), message.error_message());
   out.topology_complete = message.topology_complete();
+  for (const v1::StoreScope& scope : message.store_scopes()) {
+    out.store_scopes.push_back(ReadStoreScope(scope));
+  }
   return out;
 }
 

@@ -52,6 +52,45 @@ struct BarrierStatus {
   std::vector<std::pair<int, absl::Duration>> arrivals;
 };
 
+// A client's wait in a PyTorch store.
+struct StoreWaitStatus {
+  // "ipv4:10.0.0.7:50112"
+  std::string peer;
+  // The first of the keys that are absent, and their number; or a barrier's key.
+  std::vector<std::string> keys;
+  int64_t key_count = 0;
+  // Barriers only.
+  int64_t world_size = 0;
+  int64_t arrived = 0;
+  absl::Duration age;
+};
+
+// A key for which clients of a PyTorch store wait.
+struct MissingStoreKeyStatus {
+  std::string key;
+  // As ranges, "3,5-7": the ranks that have not set theirs, if it is one that each rank sets.
+  std::string ranks;
+  int64_t clients = 0;
+  // Barriers only.
+  int64_t world_size = 0;
+  int64_t arrived = 0;
+  // The longest wait.
+  absl::Duration age;
+};
+
+// A PyTorch store of the coordinator.
+struct StoreScopeStatus {
+  // Empty, and port 0: that of the coordinator's own port.
+  std::string name;
+  int port = 0;
+  int64_t clients = 0;
+  int64_t keys = 0;
+  int64_t bytes = 0;
+  // The oldest waits, and the keys for which most clients wait.
+  std::vector<StoreWaitStatus> waits;
+  std::vector<MissingStoreKeyStatus> missing;
+};
+
 struct JobStatus {
   std::vector<TaskStatus> tasks;
   std::vector<BarrierStatus> barriers;
@@ -68,6 +107,8 @@ struct JobStatus {
   // The error that was propagated to all tasks; OK while the job is healthy.
   absl::Status error;
   bool topology_complete = false;
+  // Empty if the coordinator is of a version without them.
+  std::vector<StoreScopeStatus> store_scopes;
 };
 
 }  // namespace ferry::coord

@@ -63,6 +63,8 @@ struct RequestResults {
   // Requests that are answered later, and watches, by the ids of their requests.
   std::vector<std::pair<uint64_t, WaitId>> waits;
   std::vector<std::pair<uint64_t, Store::Watch>> watches;
+  // Requests to execute once the executor's lock has been released.
+  std::vector<v1::Request*> without_lock;
   // Bytes queued for the client, including these results.
   size_t behind = 0;
 };

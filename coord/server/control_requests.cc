@@ -22,6 +22,8 @@ namespace {
 
 // Limits how often pieces of a large frame count as signs of life.
 constexpr absl::Duration kAlivePeriod = absl::Milliseconds(200);
+// Of each PyTorch store, in a job's status.
+constexpr size_t kMaxReportedWaits = 64;
 
 absl::Status ReportedError(int code, absl::string_view message) {
   const bool is_code = code > 0 && code <= 16;
@@ -49,7 +51,8 @@ ControlRequests::ControlRequests(ControlShared& shared, std::shared_ptr<ControlD
       node_(hello.node()),
       task_(hello.has_node() ? TaskId(node_.node_id()) : kNoTask),
       observed_address_(std::move(observed_address)),
-      store_requests_(delivery_, task_) {}
+      store_requests_(delivery_, task_),
+      holds_(shared.tcp_store) {}
 
 void ControlRequests::NoteAlive() {
   if (task_ == kNoTask) return;
@@ -91,8 +94,14 @@ void ControlRequests::Execute(Coordinator& coordinator, v1::Request& request, Re
       FillJobStatus(coordinator, shared_.frontend.dropped_waits(), SteadyClock().Now(),
                     *reply.mutable_job_status());
       out.behind += reply.ByteSizeLong();
+      out.without_lock.push_back(&request);
       return;
     }
+    case v1::Request::kOpenStore:
+    case v1::Request::kCloseStore:
+    case v1::Request::kListStore:
+      out.without_lock.push_back(&request);
+      return;
     case v1::Request::kGetTopology: {
       const TopologyExchange::Result topology = coordinator.topology();
       if (topology == nullptr) {
@@ -149,6 +158,49 @@ void ControlRequests::Execute(Coordinator& coordinator, v1::Request& request, Re
     return;
   }
   ExecuteTask(coordinator, request, out);
+}
+
+void ControlRequests::ExecuteWithoutLock(RequestResults& out) {
+  for (v1::Request* request : std::exchange(out.without_lock, {})) {
+    const uint64_t id = request->id();
+    switch (request->op_case()) {
+      case v1::Request::kGetJobStatus: {
+        const auto reply = std::find_if(out.replies.begin(), out.replies.end(),
+                                        [id](const v1::Reply& r) { return r.request_id() == id; });
+        if (reply == out.replies.end() || shared_.tcp_store.server == nullptr) break;
+        FillStoreScopes(shared_.tcp_store.server->Report(kMaxReportedWaits), SteadyClock().Now(),
+                        *reply->mutable_job_status());
+        break;
+      }
+      case v1::Request::kOpenStore: {
+        const absl::StatusOr<int> port = holds_.Open(request->open_store().scope());
+        v1::Reply& reply = out.replies.emplace_back(MakeReply(id, port.status()));
+        if (port.ok()) reply.set_port(*port);
+        break;
+      }
+      case v1::Request::kCloseStore:
+        out.replies.push_back(MakeReply(id, holds_.Close(request->close_store().scope())));
+        break;
+      default:
+        ListStore(*request, out);
+        break;
+    }
+  }
+}
+
+void ControlRequests::ListStore(const v1::Request& request, RequestResults& out) {
+  const auto& list = request.list_store();
+  absl::StatusOr<std::vector<StoreEntry>> entries =
+      absl::UnimplementedError("this coordinator serves no PyTorch stores");
+  if (shared_.tcp_store.server != nullptr) {
+    const auto limit = static_cast<size_t>(std::max<int64_t>(list.limit(), 0));
+    entries = shared_.tcp_store.server->List(list.scope(), list.prefix(), limit);
+  }
+  v1::Reply reply = MakeReply(request.id(), entries.status());
+  SharedBytes shared;
+  if (entries.ok()) out.behind += FillEntries(*entries, !list.keys_only(), reply, shared);
+  if (!shared.values.empty()) out.shared.emplace_back(out.replies.size(), std::move(shared));
+  out.replies.push_back(std::move(reply));
 }
 
 void ControlRequests::Cancel(Coordinator& coordinator, const v1::Request& request,

@@ -23,6 +23,7 @@
 #include "coord/server/call.h"
 #include "coord/server/control_delivery.h"
 #include "coord/server/store_requests.h"
+#include "coord/server/tcp_store_holds.h"
 #include "proto/ferry_control.pb.h"
 
 namespace ferry::coord {
@@ -44,6 +45,8 @@ struct ControlShared {
   // As ServerOptions.
   std::function<absl::Status(const Coordinator&, absl::string_view auth_tag)> check_end_job;
   SharedBlobs blobs;
+  // Set before the first session.
+  TcpStorePorts tcp_store;
   // Shared with the executor, which may run completions after the rest is destroyed.
   std::shared_ptr<WriteCoalescer> gather = std::make_shared<WriteCoalescer>();
 };
@@ -59,6 +62,11 @@ class ControlRequests final : public std::enable_shared_from_this<ControlRequest
   // Executes one request: adds its reply to `out`, or that it is deferred. With the executor's lock
   // held; the caller then records in the delivery what was deferred.
   void Execute(Coordinator& coordinator, v1::Request& request, RequestResults& out);
+  // Then, without the lock, executes those of out.without_lock: PyTorch's stores have a lock of
+  // their own, which their clients take often.
+  void ExecuteWithoutLock(RequestResults& out);
+  // The session has ended.
+  void EndHolds() { holds_.End(); }
 
   // kNoTask for a client that is not a rank.
   TaskId task() const { return task_; }
@@ -98,6 +106,8 @@ class ControlRequests final : public std::enable_shared_from_this<ControlRequest
   bool BeginTableWait(const Coordinator& coordinator, const v1::Request& request,
                       RequestResults& out);
   void PollForErrors(Coordinator& coordinator);
+  // Without the executor's lock.
+  void ListStore(const v1::Request& request, RequestResults& out);
 
   // Constant after construction.
   ControlShared& shared_;
@@ -107,6 +117,7 @@ class ControlRequests final : public std::enable_shared_from_this<ControlRequest
   const std::string observed_address_;
 
   StoreRequests store_requests_;
+  TcpStoreHolds holds_;
 
   // On the steady clock, in nanoseconds; 0: there has been none.
   std::atomic<int64_t> last_heartbeat_{0};

@@ -42,6 +42,12 @@ class ControlSessions final {
           nullptr);
   ~ControlSessions();
 
+  // Serves the requests for PyTorch's stores too. Called before Open; `server` outlives all
+  // streams.
+  void ServeTcpStore(TcpStoreServer& server, std::string listen) {
+    shared_.tcp_store = {&server, std::move(listen)};
+  }
+
   // Returns the session that `hello` refers to, new or existing, to attach a stream to.
   //   Errors: INVALID_ARGUMENT unknown node; ABORTED the session no longer exists; ALREADY_EXISTS
   //   the node id is in use by another process, or one of its GPUs by another host; UNAVAILABLE

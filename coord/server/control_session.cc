@@ -61,6 +61,7 @@ absl::Status ControlSession::OnFrame(v1::ClientFrame& frame) {
       }
       delivery_->Defer(coordinator, results);
     });
+    requests_->ExecuteWithoutLock(results);
     behind = results.behind;
     if (!results.replies.empty() && !delivery_->Add(results)) break;
   }
@@ -69,6 +70,7 @@ absl::Status ControlSession::OnFrame(v1::ClientFrame& frame) {
 }
 
 size_t ControlSession::Close(const absl::Status& why) {
+  requests_->EndHolds();
   const ControlDelivery::Deferred deferred = delivery_->Close(why);
   if (deferred.waits.empty() && deferred.watches.empty()) return 0;
   shared_.frontend.executor().Run([&](Coordinator& coordinator) {

@@ -13,6 +13,7 @@ namespace {
 
 // Arrival times are for display; a barrier of thousands is described by ranges.
 constexpr int kMaxArrivals = 256;
+constexpr int kMaxKeysOfWait = 8;
 
 int64_t Age(absl::Time now, absl::Time since) {
   return since == absl::InfinitePast() ? -1 : absl::ToInt64Milliseconds(now - since);
@@ -102,6 +103,39 @@ void FillJobStatus(const Coordinator& coordinator, int64_t dropped_waits, absl::
     status.set_error_message(std::string(coordinator.job_error().message()));
   }
   status.set_topology_complete(coordinator.topology() != nullptr);
+}
+
+void FillStoreScopes(const std::vector<TcpStoreScopeReport>& scopes, absl::Time now,
+                     v1::JobStatus& status) {
+  for (const TcpStoreScopeReport& report : scopes) {
+    v1::StoreScope& scope = *status.add_store_scopes();
+    scope.set_name(report.name);
+    scope.set_port(report.port);
+    scope.set_clients(static_cast<int64_t>(report.clients));
+    scope.set_keys(report.keys);
+    scope.set_bytes(static_cast<int64_t>(report.bytes));
+    for (const TcpStoreWaitReport& entry : report.waits) {
+      v1::StoreWait& wait = *scope.add_waits();
+      wait.set_peer(entry.peer);
+      for (const std::string& key : entry.wait.keys) {
+        if (wait.keys_size() == kMaxKeysOfWait) break;
+        wait.add_keys(key);
+      }
+      wait.set_key_count(static_cast<int64_t>(entry.wait.keys.size()));
+      wait.set_world_size(entry.wait.world_size);
+      wait.set_arrived(entry.wait.arrived);
+      wait.set_age_ms(Age(now, entry.wait.since));
+    }
+    for (const MissingTcpStoreKey& entry : report.missing) {
+      v1::MissingStoreKey& missing = *scope.add_missing();
+      missing.set_key(entry.key);
+      missing.set_ranks(FormatRanges(entry.ranks));
+      missing.set_clients(static_cast<int64_t>(entry.clients));
+      missing.set_age_ms(Age(now, entry.since));
+      missing.set_world_size(entry.world_size);
+      missing.set_arrived(entry.arrived);
+    }
+  }
 }
 
 }  // namespace ferry::coord

@@ -4,11 +4,13 @@
 #define FERRY_COORD_SERVER_CONTROL_STATUS_H_
 
 #include <cstdint>
+#include <vector>
 
 #include "absl/time/time.h"
 
 #include "coord/core/coordinator.h"
 #include "coord/core/types.h"
+#include "coord/server/tcp_store_server.h"
 #include "proto/ferry_control.pb.h"
 
 namespace ferry::coord {
@@ -17,6 +19,9 @@ namespace ferry::coord {
 void FillJobStatus(const Coordinator& coordinator, int64_t dropped_waits, absl::Time now,
                    v1::JobStatus& status);
 void FillTaskInfo(const Coordinator& coordinator, const TaskInfo& info, v1::TaskInfo& out);
+// Adds the PyTorch stores. Needs no lock.
+void FillStoreScopes(const std::vector<TcpStoreScopeReport>& scopes, absl::Time now,
+                     v1::JobStatus& status);
 
 }  // namespace ferry::coord
 

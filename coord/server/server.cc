@@ -93,6 +93,10 @@ absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Create(
                               .keepalive_timeout = options.keepalive_timeout,
                               .hello_timeout = options.hello_timeout};
   FERRY_ASSIGN_OR_RETURN(self->tcp_store_, TcpStoreServer::Create(std::move(tcp_store)));
+  // At the host of the coordinator's own port.
+  const size_t host_bytes = std::min(options.listen.rfind(':'), options.listen.size());
+  self->sessions_.ServeTcpStore(*self->tcp_store_,
+                                absl::StrCat(options.listen.substr(0, host_bytes), ":0"));
   direct.tcp_store = [tcp_store = self->tcp_store_.get()](UniqueFd connection) {
     tcp_store->Take(std::move(connection));
   };

@@ -40,7 +40,8 @@ void AddEntry(const StoreEntry& entry, bool with_value, v1::Reply& reply, Shared
   shared.values.back() = std::move(value);
 }
 
-// Returns approximately the memory of the answer until it is encoded.
+}  // namespace
+
 size_t FillEntries(const std::vector<StoreEntry>& entries, bool with_values, v1::Reply& reply,
                    SharedBytes& shared) {
   size_t bytes = 0;
@@ -59,8 +60,6 @@ size_t FillEntries(const std::vector<StoreEntry>& entries, bool with_values, v1:
   for (const StoreEntry& entry : entries) AddEntry(entry, with_values, reply, shared);
   return bytes + entries.size() * Store::kEntryBytes;
 }
-
-}  // namespace
 
 bool StoreRequests::Handles(const v1::Request& request) {
   switch (request.op_case()) {

@@ -339,7 +339,14 @@ std::vector<TcpStoreScopeReport> TcpStoreServer::Report(size_t max_waits) const 
                                .bytes = scope.store.stored_bytes()};
     const auto port = ports_.find(scope.name);
     if (port != ports_.end()) report.port = port->second.listener->port();
-    for (TcpStoreWaitInfo& wait : scope.store.Waits()) {
+    std::vector<TcpStoreWaitInfo> waits = scope.store.Waits();
+    const auto for_each_key = [&store = scope.store](
+                                  absl::string_view prefix,
+                                  absl::FunctionRef<void(absl::string_view)> visit) {
+      store.ForEachEntry(prefix, [visit](absl::string_view key, const StoreValue&) { visit(key); });
+    };
+    report.missing = MissingTcpStoreKeys(waits, for_each_key, max_waits);
+    for (TcpStoreWaitInfo& wait : waits) {
       if (report.waits.size() == max_waits) break;
       const auto peer = peers_.find(wait.client);
       report.waits.push_back({peer == peers_.end() ? "" : peer->second, std::move(wait)});
@@ -355,7 +362,9 @@ absl::StatusOr<std::vector<StoreEntry>> TcpStoreServer::List(absl::string_view s
   absl::MutexLock lock(&mu_);
   const std::shared_ptr<TcpStoreScope> found = scopes_.Find(scope);
   if (found == nullptr) {
-    return absl::NotFoundError(absl::StrCat("there is no store with the scope ", Quoted(scope)));
+    return absl::NotFoundError(
+        scope.empty() ? "no PyTorch client uses the store of the coordinator's port"
+                      : absl::StrCat("there is no store with the scope ", Quoted(scope)));
   }
   std::vector<StoreEntry> entries;
   found->store.ForEachEntry(prefix, [&](absl::string_view key, const StoreValue& value) {

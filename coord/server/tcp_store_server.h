@@ -20,6 +20,7 @@
 #include "base/unique_fd.h"
 #include "coord/core/completions.h"
 #include "coord/core/options.h"
+#include "coord/tcpstore/tcp_store_missing.h"
 #include "coord/tcpstore/tcp_store_request.h"
 #include "coord/tcpstore/tcp_store_scopes.h"
 #include "net/listener.h"
@@ -53,6 +54,8 @@ struct TcpStoreScopeReport {
   int64_t keys = 0;
   size_t bytes = 0;
   std::vector<TcpStoreWaitReport> waits;
+  // The keys of all waits, those of most waits first.
+  std::vector<MissingTcpStoreKey> missing;
 };
 
 // Thread-safe. Thread: "ferry-tcpstore", which serves all connections, so that a request takes no
@@ -80,7 +83,7 @@ class TcpStoreServer final {
   //   Errors: NOT_FOUND.
   absl::Status CloseScope(absl::string_view name) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // All scopes, with at most `max_waits` waits each, the oldest first.
+  // All scopes, with at most `max_waits` waits and missing keys each, the oldest waits first.
   std::vector<TcpStoreScopeReport> Report(size_t max_waits) const ABSL_LOCKS_EXCLUDED(mu_);
   // The entries of a scope whose keys begin with `prefix`, ordered by key; at most `limit` unless
   // that is 0.

@@ -132,6 +132,7 @@ size_t MaxBacklogBytes(const v1::Request& request) {
       return size_t{64} << 20;
     case v1::Request::kGet:
     case v1::Request::kList:
+    case v1::Request::kListStore:
     case v1::Request::kWatch:
       return kMostBehindForValues;
     default:

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// TcpStoreHolds: the PyTorch stores that a client of ferry.v1.Control holds.
+#ifndef FERRY_COORD_SERVER_TCP_STORE_HOLDS_H_
+#define FERRY_COORD_SERVER_TCP_STORE_HOLDS_H_
+
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/btree_set.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
+
+#include "coord/server/tcp_store_server.h"
+
+namespace ferry::coord {
+
+// Where the stores of scopes are served.
+struct TcpStorePorts {
+  // Null: they are not.
+  TcpStoreServer* server = nullptr;
+  // HOST:0, see TcpStoreServer::OpenScope.
+  std::string listen;
+};
+
+// Thread-safe. Lock order: mu_, then that of the TcpStoreServer.
+class TcpStoreHolds final {
+ public:
+  static constexpr size_t kMaxNameBytes = 256;
+
+  // `ports` outlives it, and is read only by the methods.
+  explicit TcpStoreHolds(const TcpStorePorts& ports) : ports_(ports) {}
+
+  // Returns the port; see v1::OpenStore.
+  absl::StatusOr<int> Open(absl::string_view scope) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status Close(absl::string_view scope) ABSL_LOCKS_EXCLUDED(mu_);
+  // Ends all holds; a later Open fails.
+  void End() ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  const TcpStorePorts& ports_;
+  absl::Mutex mu_;
+  bool is_over_ ABSL_GUARDED_BY(mu_) = false;
+  absl::btree_set<std::string> scopes_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace ferry::coord
+
+#endif  // FERRY_COORD_SERVER_TCP_STORE_HOLDS_H_
