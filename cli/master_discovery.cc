@@ -25,6 +25,7 @@ namespace {
 
 constexpr char kAsks[] = "ferry/run/asks/";
 constexpr char kAnswers[] = "ferry/run/master/";
+constexpr char kStores[] = "ferry/run/store/";
 // How long to wait for a response before repeating the request.
 constexpr absl::Duration kAskAgain = absl::Seconds(2);
 // How long a machine that was rejected has to be restarted before the first machine gives up on it.
@@ -73,7 +74,13 @@ absl::Status MasterDiscovery::AskError() const {
   return answered_->ask_error;
 }
 
-absl::StatusOr<std::string> MasterDiscovery::Answer(GetEnv get_env, int machine_count) {
+absl::Status MasterDiscovery::OpenStore() {
+  FERRY_ASSIGN_OR_RETURN(store_, RunStore::Open(*agent_, coordinator_));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<MasterPlace> MasterDiscovery::Choose(GetEnv get_env, int machine_count) const {
+  if (store_ != nullptr) return MasterPlace{store_->address(), store_->run_id()};
   // The address at which the coordinator sees this machine is reachable by other machines of its
   // network. Loopback means the coordinator's own machine; Ask replaces it by that machine's name.
   const std::string own_host = HostOfPeer(agent_->observed_address());
@@ -85,19 +92,28 @@ absl::StatusOr<std::string> MasterDiscovery::Answer(GetEnv get_env, int machine_
                          ChooseMaster(ReadMasterWish(get_env), own_host, machine_count,
                                       {.free_port = FreePort, .is_own = IsOwnAddress}));
   for (const std::string& note : master.notes) Note(note);
-  std::string address = JoinHostPort(master.host, master.port);
+  return MasterPlace{JoinHostPort(master.host, master.port), ""};
+}
+
+absl::StatusOr<MasterPlace> MasterDiscovery::Answer(GetEnv get_env, int machine_count) {
+  FERRY_ASSIGN_OR_RETURN(MasterPlace place, Choose(get_env, machine_count));
   {
     absl::MutexLock lock(&answered_->mu);
     answered_->is_done.assign(static_cast<size_t>(machine_count), false);
     answered_->is_done[0] = true;
   }
   FERRY_ASSIGN_OR_RETURN(watch_, agent_->Watch(kAsks, [agent = agent_.get(), answered = answered_,
-                                                       address](const coord::KeyChange& change) {
+                                                       place](const coord::KeyChange& change) {
     absl::string_view number = change.entry.key;
     if (change.deleted || !absl::ConsumePrefix(&number, kAsks)) return;
     int machine = 0;
     const bool is_number = absl::SimpleAtoi(change.entry.value, &machine);
-    agent->SetAllAsync({{absl::StrCat(kAnswers, number), address}}, /*overwrite=*/true,
+    std::vector<std::pair<std::string, std::string>> answer = {
+        {absl::StrCat(kAnswers, number), place.address}};
+    if (!place.store_run_id.empty()) {
+      answer.emplace_back(absl::StrCat(kStores, number), place.store_run_id);
+    }
+    agent->SetAllAsync(std::move(answer), /*overwrite=*/true,
                        [answered, machine, is_number](const absl::Status& status) {
                          absl::MutexLock lock(&answered->mu);
                          const auto count = static_cast<int>(answered->is_done.size());
@@ -107,7 +123,7 @@ absl::StatusOr<std::string> MasterDiscovery::Answer(GetEnv get_env, int machine_
                          answered->is_done[static_cast<size_t>(machine)] = true;
                        });
   }));
-  return address;
+  return place;
 }
 
 std::string MasterDiscovery::Unanswered() const {
@@ -146,13 +162,14 @@ absl::Status MasterDiscovery::WaitUntilAllAnswered(absl::Duration timeout) {
       absl::StrCat("waited ", ShortDuration(timeout), " for ", Unanswered()));
 }
 
-absl::StatusOr<std::string> MasterDiscovery::Ask(GetEnv get_env, int machine_index,
+absl::StatusOr<MasterPlace> MasterDiscovery::Ask(GetEnv get_env, int machine_index,
                                                  absl::Duration timeout) {
   const Progress progress("waiting for ferry run of the first machine (--node-id=0)");
   const absl::Time deadline = SteadyClock().Now() + timeout;
   const std::string number = absl::StrCat(absl::Hex(RandomId()));
   const std::string ask = absl::StrCat(kAsks, number);
   const std::string answer = absl::StrCat(kAnswers, number);
+  const std::string store = absl::StrCat(kStores, number);
   absl::StatusOr<std::string> address;
   do {
     // Not awaited: a coordinator that only reports that the job cannot begin may have ended.
@@ -170,8 +187,10 @@ absl::StatusOr<std::string> MasterDiscovery::Ask(GetEnv get_env, int machine_ind
     if (!absl::IsDeadlineExceeded(address.status())) return address.status();
     FERRY_RETURN_IF_ERROR(AskError());
   } while (!address.ok() && SteadyClock().Now() < deadline);
-  agent_->Delete(ask).IgnoreError();
-  agent_->Delete(answer).IgnoreError();
+  // Set together with the address, if at all.
+  const std::string run_id =
+      address.ok() ? agent_->TryGet(store).value_or(std::string()) : std::string();
+  for (const std::string& key : {ask, answer, store}) agent_->Delete(key).IgnoreError();
   if (!address.ok()) {
     return absl::DeadlineExceededError(
         absl::StrCat("waited ", ShortDuration(timeout),
@@ -186,8 +205,9 @@ absl::StatusOr<std::string> MasterDiscovery::Ask(GetEnv get_env, int machine_ind
         absl::StrCat(Quoted(*address), ", the address of rank 0, has no port"));
   }
   std::string host = HostOfPeer(*address);
-  // Loopback: rank 0 is on the coordinator's machine.
-  if (IsLoopbackHost(host)) host = HostOfPeer(coordinator_);
+  // Loopback: rank 0 is on the coordinator's machine. A store is the coordinator's, which the first
+  // machine may reach by another name.
+  if (IsLoopbackHost(host) || !run_id.empty()) host = HostOfPeer(coordinator_);
   const MasterRequest wish = ReadMasterWish(get_env);
   const bool is_other = (wish.host && *wish.host != host) || (wish.port && *wish.port != port);
   if (is_other) {
@@ -196,7 +216,7 @@ absl::StatusOr<std::string> MasterDiscovery::Ask(GetEnv get_env, int machine_ind
                      "first machine says ",
                      JoinHostPort(host, port)));
   }
-  return JoinHostPort(host, port);
+  return MasterPlace{JoinHostPort(host, port), run_id};
 }
 
 }  // namespace ferry::cli

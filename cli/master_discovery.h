@@ -15,15 +15,26 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 
+#include "cli/run_store.h"
 #include "coord/client/agent.h"
 #include "node/identity.h"
 
 namespace ferry::cli {
 
+// Where ranks of the PyTorch convention meet.
+struct MasterPlace {
+  // HOST:PORT
+  std::string address;
+  // Not empty: the coordinator serves the store there, for the run with this id; otherwise rank 0
+  // does.
+  std::string store_run_id;
+};
+
 // The first machine chooses the address and responds to requests for it:
 //   1. Another machine draws a number and sets "ferry/run/asks/NUMBER" to its machine index.
-//   2. The first machine, which watches that prefix, sets "ferry/run/master/NUMBER" to HOST:PORT.
-//   3. The other machine reads it and removes both.
+//   2. The first machine, which watches that prefix, sets "ferry/run/master/NUMBER" to HOST:PORT
+//      and, if the coordinator serves the store there, "ferry/run/store/NUMBER" to the run's id.
+//   3. The other machine reads and removes them.
 // A response therefore never comes from an earlier job on the same coordinator. If the store is
 // cleared in between because a new job begins, a request or response is lost, and the request is
 // repeated. Both sides watch for a process that cannot join the job, so as not to wait for machines
@@ -41,10 +52,13 @@ class MasterDiscovery final {
   // `timeout`.
   absl::Status Refusal(absl::Duration timeout = absl::ZeroDuration()) const;
 
-  // On the first machine: chooses the address, and responds to requests until destroyed. Prints on
-  // stderr which values of the environment are ignored.
+  // On the first machine, before Answer: has the coordinator serve the store, until destroyed.
+  //   Errors: as RunStore::Open.
+  absl::Status OpenStore();
+  // On the first machine: chooses the address, that of OpenStore if it was opened, and responds to
+  // requests until destroyed. Prints on stderr which values of the environment are ignored.
   //   Errors: as ChooseMaster.
-  absl::StatusOr<std::string> Answer(GetEnv get_env, int machine_count);
+  absl::StatusOr<MasterPlace> Answer(GetEnv get_env, int machine_count);
   // Blocks until all other machines have been answered, and prints on stderr which are missing.
   // Needed because the first machine may finish before another one has started.
   //   Errors: DEADLINE_EXCEEDED naming those that did not ask within `timeout`; or, sooner,
@@ -52,7 +66,7 @@ class MasterDiscovery final {
   absl::Status WaitUntilAllAnswered(absl::Duration timeout);
   // On another machine: requests the address.
   //   Errors: DEADLINE_EXCEEDED if the first machine does not answer within `timeout`; Refusal.
-  absl::StatusOr<std::string> Ask(GetEnv get_env, int machine_index, absl::Duration timeout);
+  absl::StatusOr<MasterPlace> Ask(GetEnv get_env, int machine_index, absl::Duration timeout);
 
  private:
   // Shared with the agent's callbacks.
@@ -75,6 +89,8 @@ class MasterDiscovery final {
   explicit MasterDiscovery(std::string coordinator)
       : coordinator_(std::move(coordinator)), answered_(std::make_shared<Answered>()) {}
 
+  // Chooses the address of Answer.
+  absl::StatusOr<MasterPlace> Choose(GetEnv get_env, int machine_count) const;
   std::string Unanswered() const;
   absl::Status AskError() const;
 
@@ -82,6 +98,7 @@ class MasterDiscovery final {
   const std::shared_ptr<Answered> answered_;
   std::unique_ptr<coord::Agent> agent_;
   // Declared after the agent, to be destroyed before it.
+  std::unique_ptr<RunStore> store_;
   std::unique_ptr<coord::AgentWatch> watch_;
 };
 

@@ -19,6 +19,7 @@
 #include "cli/master_discovery.h"
 #include "cli/output.h"
 #include "cli/refusal.h"
+#include "cli/run_store.h"
 #include "cli/verb.h"
 #include "launch/launcher.h"
 #include "launch/master_address.h"
@@ -46,6 +47,7 @@ struct RunFlags {
   std::optional<absl::Duration> heartbeat_timeout;
   bool no_prefix = false;
   bool no_graphs = false;
+  bool no_store = false;
   std::vector<std::string> after_dashes;
   LaunchOptions launch;
 };
@@ -100,6 +102,8 @@ struct JobBootstrap {
   std::unique_ptr<HostedCoordinator> hosted;
   // Null: the job has one machine.
   std::unique_ptr<MasterDiscovery> master;
+  // The PyTorch store of a job of one machine, unless rank 0 hosts it.
+  std::unique_ptr<RunStore> store;
 };
 
 // Fills in the coordinator, and starts one if this machine is to run it.
@@ -167,18 +171,51 @@ absl::Status CheckJobSize(const LaunchOptions& launch, int num_nodes) {
       "; both are the same on every machine, and --nodes of ferry coordinator is their product"));
 }
 
-// Fills in MASTER_ADDR and MASTER_PORT, which the first machine chooses.
-absl::Status PrepareMaster(LaunchOptions& launch, JobBootstrap& bootstrap) {
-  if (launch.machine_count == 1) {
-    FERRY_ASSIGN_OR_RETURN(const MasterAddress master,
-                           ChooseMaster(ReadMasterWish(ProcessEnv), "127.0.0.1", 1,
-                                        {.free_port = FreePort, .is_own = IsOwnAddress}));
-    for (const std::string& note : master.notes) {
-      std::fprintf(stderr, "ferry run: %s\n", Printable(note).c_str());
-    }
-    launch.master = JoinHostPort(master.host, master.port);
-    return absl::OkStatus();
+// True if the coordinator is to serve PyTorch's store: an address in the environment means that
+// rank 0 does.
+bool WantsStore(const RunFlags& flags) {
+  const MasterRequest wish = ReadMasterWish(ProcessEnv);
+  if (flags.no_store || wish.host.has_value() || wish.port.has_value()) return false;
+  for (const std::string& note : wish.notes) {
+    std::fprintf(stderr, "ferry run: %s\n", Printable(note).c_str());
   }
+  return true;
+}
+
+void SayWhyNoStore(const std::string& coordinator, const absl::Status& why) {
+  const std::string reason = absl::IsUnimplemented(why)
+                                 ? "is of a version that does not serve PyTorch's store"
+                                 : absl::StrCat("serves no PyTorch store: ", why.message());
+  std::fprintf(stderr, "ferry run: the coordinator at %s %s; rank 0 hosts it\n",
+               Printable(coordinator).c_str(), Printable(reason).c_str());
+}
+
+absl::Status PrepareMasterOfOneMachine(RunFlags& flags, JobBootstrap& bootstrap) {
+  LaunchOptions& launch = flags.launch;
+  if (WantsStore(flags)) {
+    auto store = RunStore::Open(launch.coordinator);
+    if (store.ok()) {
+      bootstrap.store = *std::move(store);
+      launch.master = bootstrap.store->address();
+      launch.store_run_id = bootstrap.store->run_id();
+      return absl::OkStatus();
+    }
+    SayWhyNoStore(launch.coordinator, store.status());
+  }
+  FERRY_ASSIGN_OR_RETURN(const MasterAddress master,
+                         ChooseMaster(ReadMasterWish(ProcessEnv), "127.0.0.1", 1,
+                                      {.free_port = FreePort, .is_own = IsOwnAddress}));
+  for (const std::string& note : master.notes) {
+    std::fprintf(stderr, "ferry run: %s\n", Printable(note).c_str());
+  }
+  launch.master = JoinHostPort(master.host, master.port);
+  return absl::OkStatus();
+}
+
+// Fills in MASTER_ADDR and MASTER_PORT, which the first machine chooses.
+absl::Status PrepareMaster(RunFlags& flags, JobBootstrap& bootstrap) {
+  LaunchOptions& launch = flags.launch;
+  if (launch.machine_count == 1) return PrepareMasterOfOneMachine(flags, bootstrap);
   FERRY_ASSIGN_OR_RETURN(bootstrap.master,
                          MasterDiscovery::Join(launch.coordinator, kDiscoveryTimeout));
   if (absl::Status status = CheckJobSize(launch, bootstrap.master->num_nodes()); !status.ok()) {
@@ -186,15 +223,21 @@ absl::Status PrepareMaster(LaunchOptions& launch, JobBootstrap& bootstrap) {
     const absl::Status refusal = bootstrap.master->Refusal(kRefusalTimeout);
     return refusal.ok() ? status : refusal;
   }
+  MasterPlace place;
   if (launch.machine_index == 0) {
-    FERRY_ASSIGN_OR_RETURN(launch.master,
-                           bootstrap.master->Answer(ProcessEnv, launch.machine_count));
-    return absl::OkStatus();
+    if (WantsStore(flags)) {
+      const absl::Status status = bootstrap.master->OpenStore();
+      if (!status.ok()) SayWhyNoStore(launch.coordinator, status);
+    }
+    FERRY_ASSIGN_OR_RETURN(place, bootstrap.master->Answer(ProcessEnv, launch.machine_count));
+  } else {
+    FERRY_ASSIGN_OR_RETURN(
+        place, bootstrap.master->Ask(ProcessEnv, launch.machine_index, kDiscoveryTimeout));
+    // Only the first machine answers requests.
+    bootstrap.master = nullptr;
   }
-  FERRY_ASSIGN_OR_RETURN(
-      launch.master, bootstrap.master->Ask(ProcessEnv, launch.machine_index, kDiscoveryTimeout));
-  // Only the first machine answers requests.
-  bootstrap.master = nullptr;
+  launch.master = std::move(place.address);
+  launch.store_run_id = std::move(place.store_run_id);
   return absl::OkStatus();
 }
 
@@ -209,7 +252,7 @@ absl::StatusOr<int> RunProcesses(RunFlags& flags, JobBootstrap& bootstrap) {
   FERRY_RETURN_IF_ERROR(CheckLaunchCounts(flags.launch));
   FERRY_RETURN_IF_ERROR(TakeStdin(flags.stdin_rank, flags.launch));
   FERRY_ASSIGN_OR_RETURN(bootstrap.hosted, PrepareCoordinator(flags, RunEnvironment()));
-  FERRY_RETURN_IF_ERROR(PrepareMaster(flags.launch, bootstrap));
+  FERRY_RETURN_IF_ERROR(PrepareMaster(flags, bootstrap));
   return Launch(flags.launch, stdout, stderr);
 }
 
@@ -289,9 +332,11 @@ Verb AddRunVerb(CLI::App& app, std::vector<std::string> after_dashes) {
       "  ferry run --nodes=2 --node-id=I --coordinator=HOST:9470 --nproc=4 -- CMD\n"
       "Each process reads its identity from FERRY_*, RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR,\n"
       "MASTER_PORT and JAX_*, and a heartbeat timeout from FERRY_HEARTBEAT_TIMEOUT. MASTER_ADDR\n"
-      "is the machine of rank 0, whose process listens there; the first machine chooses it and\n"
-      "publishes it through the coordinator. A value in the first machine's environment is kept\n"
-      "if it can be used; otherwise the reason is printed.\n"
+      "and MASTER_PORT are a store of PyTorch's protocol that the coordinator serves for this run\n"
+      "alone; TORCHELASTIC_* tell PyTorch not to host one. With --no-store, or with a value in\n"
+      "the first machine's environment, MASTER_ADDR is the machine of rank 0, whose process\n"
+      "listens there. The first machine chooses and publishes the address through the\n"
+      "coordinator; why a value of its environment cannot be used is printed.\n"
       "When a process fails it is reported, the others are stopped, and its exit status is\n"
       "returned (128 + the number for a signal). A signal that stops ferry run is forwarded to\n"
       "the processes, and the status is 128 + its number whatever theirs are. Ctrl-Z also stops\n"
@@ -333,6 +378,8 @@ Verb AddRunVerb(CLI::App& app, std::vector<std::string> after_dashes) {
                 "pass output on byte for byte, without rank; lines of ranks may mix");
   verb.add_flag("--no-graphs", flags->no_graphs,
                 "its own coordinator is no session target for TensorFlow's clients");
+  verb.add_flag("--no-store", flags->no_store,
+                "rank 0 hosts PyTorch's store, not the coordinator; on the first machine");
   return [flags, coordinator, &verb]() -> absl::StatusOr<int> {
     if (coordinator->count() > 0) {
       FERRY_RETURN_IF_ERROR(CheckAddress("--coordinator", flags->coordinator));

@@ -159,6 +159,14 @@ absl::StatusOr<std::vector<std::string>> ComposeEnvironment(
     ours.emplace_back("MASTER_ADDR", master.host);
     ours.emplace_back("MASTER_PORT", absl::StrCat(master.port));
   }
+  if (!options.store_run_id.empty()) {
+    // What torchrun sets for its own store: init_process_group() of each version then connects as a
+    // client in all ranks. Versions before 2.4 make the count a part of each key.
+    ours.emplace_back("TORCHELASTIC_USE_AGENT_STORE", "True");
+    ours.emplace_back("TORCHELASTIC_RESTART_COUNT", "0");
+    ours.emplace_back("TORCHELASTIC_RUN_ID", options.store_run_id);
+    ours.emplace_back("GROUP_RANK", absl::StrCat(options.machine_index));
+  }
   if (options.gpus_per_process > 0) {
     FERRY_ASSIGN_OR_RETURN(std::string gpus, VisibleGpus(options, local_rank, inherited));
     ours.emplace_back("CUDA_VISIBLE_DEVICES", std::move(gpus));

@@ -31,6 +31,9 @@ struct LaunchOptions {
   // themselves, in rank 0 and thus on the first machine; see ChooseMaster. Empty: a free loopback
   // port on one machine; with several machines both variables are left unchanged.
   std::string master;
+  // Not empty: the coordinator serves PyTorch's store at `master`, for this run alone, and no rank
+  // listens there. An id of the run.
+  std::string store_run_id;
   // The rank, among all of the job, that reads the launcher's standard input; the others, or all of
   // them if absent, read /dev/null.
   std::optional<int> stdin_rank;
@@ -69,6 +72,8 @@ absl::Status CheckLaunchOptions(const LaunchOptions& options);
 //   RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT
 //   JAX_COORDINATOR_ADDRESS JAX_COORDINATOR_BIND_ADDRESS JAX_NUM_PROCESSES JAX_PROCESS_ID
 //   CUDA_VISIBLE_DEVICES and FERRY_HEARTBEAT_TIMEOUT, if requested
+//   with a store_run_id TORCHELASTIC_USE_AGENT_STORE TORCHELASTIC_RESTART_COUNT TORCHELASTIC_RUN_ID
+//   GROUP_RANK
 // and without those of an outer torchrun: TORCHELASTIC_*, GROUP_* and ROLE_*, by which PyTorch
 // would look for the outer job's store. Pure. Errors: INVALID_ARGUMENT when the inherited
 // CUDA_VISIBLE_DEVICES has too few devices. REQUIRES: CheckLaunchOptions(options) is OK and 0 <=

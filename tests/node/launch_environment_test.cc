@@ -110,6 +110,17 @@ TEST(ComposeEnvironment, UsesTheGivenMaster) {
   EXPECT_THAT(environment, Contains("MASTER_PORT=29500"));
 }
 
+TEST(ComposeEnvironment, StoreOfTheCoordinator_MakesEachRankAClient) {
+  LaunchOptions options = Options();
+  options.master = "head:4001";
+  EXPECT_THAT(Compose(options, 0), Not(Contains(StartsWith("TORCHELASTIC_"))));
+  options.store_run_id = "c0ffee";
+  EXPECT_THAT(Compose(options, 0, {"TORCHELASTIC_RUN_ID=outer", "TORCHELASTIC_RESTART_COUNT=3"}),
+              ::testing::IsSupersetOf({"TORCHELASTIC_USE_AGENT_STORE=True",
+                                       "TORCHELASTIC_RESTART_COUNT=0", "TORCHELASTIC_RUN_ID=c0ffee",
+                                       "GROUP_RANK=1", "MASTER_ADDR=head", "MASTER_PORT=4001"}));
+}
+
 TEST(ComposeEnvironment, LeavesGpusAloneUnlessRequested) {
   EXPECT_THAT(Compose(Options(), 0), Not(Contains(StartsWith("CUDA_VISIBLE_DEVICES"))));
   EXPECT_THAT(Compose(Options(), 0, {"CUDA_VISIBLE_DEVICES=5"}),
