@@ -60,6 +60,30 @@ Json Barrier(const coord::BarrierStatus& barrier) {
           {"arrivals", arrivals},       {"remaining_s", Seconds(barrier.remaining)}};
 }
 
+Json StoreScope(const coord::StoreScopeStatus& scope) {
+  Json waits = Json::array();
+  for (const coord::StoreWaitStatus& wait : scope.waits) {
+    waits.push_back({{"peer", wait.peer},
+                     {"keys", wait.keys},
+                     {"key_count", wait.key_count},
+                     {"world_size", wait.world_size},
+                     {"arrived", wait.arrived},
+                     {"age_s", Seconds(wait.age)}});
+  }
+  Json missing = Json::array();
+  for (const coord::MissingStoreKeyStatus& key : scope.missing) {
+    missing.push_back({{"key", key.key},
+                       {"ranks", key.ranks},
+                       {"clients", key.clients},
+                       {"world_size", key.world_size},
+                       {"arrived", key.arrived},
+                       {"age_s", Seconds(key.age)}});
+  }
+  return {{"name", scope.name},           {"port", scope.port},   {"clients", scope.clients},
+          {"keys", scope.keys},           {"bytes", scope.bytes}, {"waits", std::move(waits)},
+          {"missing", std::move(missing)}};
+}
+
 }  // namespace
 
 std::string FormatStatusJson(const JobView& view, const std::string& coordinator) {
@@ -72,6 +96,8 @@ std::string FormatStatusJson(const JobView& view, const std::string& coordinator
   }
   Json barriers = Json::array();
   for (const coord::BarrierStatus& barrier : status.barriers) barriers.push_back(Barrier(barrier));
+  Json scopes = Json::array();
+  for (const auto& scope : status.store_scopes) scopes.push_back(StoreScope(scope));
   const Json object = {{"coordinator", coordinator},
                        {"coordinator_incarnation", std::to_string(status.coordinator_incarnation)},
                        {"uptime_s", Seconds(status.uptime)},
@@ -83,6 +109,7 @@ std::string FormatStatusJson(const JobView& view, const std::string& coordinator
                         {{"keys", status.key_count},
                          {"bytes", status.stored_bytes},
                          {"revision", status.store_revision}}},
+                       {"store_scopes", std::move(scopes)},
                        {"parked_waits", status.parked_waits},
                        {"dropped_waits", status.dropped_waits},
                        {"anonymous_waits", Waits(status.anonymous_waits)},

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+// The part of ferry status about PyTorch's stores.
+#ifndef FERRY_CLI_STATUS_SCOPES_H_
+#define FERRY_CLI_STATUS_SCOPES_H_
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "coord/core/job_status.h"
+
+namespace ferry::cli {
+
+// A table, and a line for each key that clients wait for, naming the ranks that have not set it.
+// Empty if there are no stores; at most `max_lines` lines of either kind.
+std::string FormatScopesText(const std::vector<coord::StoreScopeStatus>& scopes, size_t max_lines);
+
+}  // namespace ferry::cli
+
+#endif  // FERRY_CLI_STATUS_SCOPES_H_
