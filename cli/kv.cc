@@ -43,6 +43,8 @@ struct KvFlags {
   std::string key;
   std::string value;
   std::string prefix;
+  // A PyTorch store; none: the coordinator's own store.
+  std::optional<std::string> scope;
   absl::Duration timeout = absl::Seconds(10);
   bool is_not_waiting = false;
   bool is_text = false;
@@ -51,16 +53,41 @@ struct KvFlags {
   bool is_long = false;
 };
 
+// The name of --scope for the store of the coordinator's own port.
+constexpr char kSharedScope[] = "shared";
+
+absl::StatusOr<std::vector<coord::KeyValue>> ListScope(coord::Agent& agent, const KvFlags& flags,
+                                                       const std::string& prefix, bool keys_only,
+                                                       int64_t limit = 0) {
+  auto entries =
+      agent.ListStore(*flags.scope == kSharedScope ? "" : *flags.scope, prefix, keys_only, limit);
+  if (!absl::IsUnimplemented(entries.status())) return entries;
+  return absl::UnimplementedError(absl::StrCat("the coordinator at ", flags.coordinator,
+                                               " is of a version without PyTorch stores"));
+}
+
+absl::StatusOr<std::string> GetFromScope(coord::Agent& agent, const KvFlags& flags) {
+  // Keys that begin with it come behind it.
+  FERRY_ASSIGN_OR_RETURN(const std::vector<coord::KeyValue> entries,
+                         ListScope(agent, flags, flags.key, /*keys_only=*/false, /*limit=*/1));
+  if (entries.empty() || entries[0].key != flags.key) {
+    return absl::NotFoundError(absl::StrCat("key ", Quoted(flags.key), " is not there"));
+  }
+  return entries[0].value;
+}
+
 absl::StatusOr<int> Get(const KvFlags& flags) {
   FERRY_ASSIGN_OR_RETURN(const auto agent, ConnectTool(flags.coordinator));
   absl::StatusOr<std::string> value;
-  if (flags.is_not_waiting) {
+  if (flags.scope.has_value()) {
+    value = GetFromScope(*agent, flags);
+  } else if (flags.is_not_waiting) {
     value = agent->TryGet(flags.key);
   } else {
     const Progress progress(absl::StrCat("waiting for key ", Quoted(flags.key)));
     value = agent->Get(flags.key, flags.timeout);
   }
-  if (flags.is_not_waiting && absl::IsNotFound(value.status())) {
+  if (flags.is_not_waiting && !flags.scope.has_value() && absl::IsNotFound(value.status())) {
     return absl::NotFoundError(absl::StrCat("key ", Quoted(flags.key), " is not there"));
   }
   if (!value.ok()) return AsFailure(value.status());
@@ -109,8 +136,11 @@ absl::StatusOr<int> Set(KvFlags& flags) {
 
 absl::StatusOr<int> List(const KvFlags& flags) {
   FERRY_ASSIGN_OR_RETURN(const auto agent, ConnectTool(flags.coordinator));
-  FERRY_ASSIGN_OR_RETURN(const std::vector<coord::KeyValue> entries,
-                         agent->List(flags.prefix, /*keys_only=*/!flags.is_long));
+  absl::StatusOr<std::vector<coord::KeyValue>> listed =
+      flags.scope.has_value() ? ListScope(*agent, flags, flags.prefix, !flags.is_long)
+                              : agent->List(flags.prefix, /*keys_only=*/!flags.is_long);
+  if (!listed.ok()) return AsFailure(listed.status());
+  const std::vector<coord::KeyValue>& entries = *listed;
   if (!flags.is_long) {
     for (const coord::KeyValue& entry : entries) std::printf("%s\n", Printable(entry.key).c_str());
     return kDone;
@@ -208,14 +238,22 @@ Verb AddKvVerb(CLI::App& app) {
     return &action;
   };
 
+  const auto add_scope = [&flags](CLI::App& action) {
+    return action
+        .add_option("--scope", flags->scope,
+                    "a PyTorch store of the coordinator, as ferry status names it, instead of the "
+                    "job's own; shared: that of the coordinator's port")
+        ->type_name("NAME");
+  };
+
   CLI::App* get = add("get", "Wait for a key and write its bytes to stdout");
   get->add_option("key", flags->key)->required()->type_name("KEY");
   CLI::Option* timeout = AddDuration(*get, "--timeout", flags->timeout, "how long to wait for it");
-  AddDeprecatedName(
-      *get,
+  CLI::Option* no_wait =
       get->add_flag("--no-wait", flags->is_not_waiting, "do not wait: fail when it is not there")
-          ->excludes(timeout),
-      "--try");
+          ->excludes(timeout);
+  AddDeprecatedName(*get, no_wait, "--try");
+  add_scope(*get)->needs(no_wait);
   get->add_flag("--text", flags->is_text,
                 "show records of Ferry's processes field by field, and other values escaped; as on "
                 "a terminal");
@@ -231,6 +269,7 @@ Verb AddKvVerb(CLI::App& app) {
 
   CLI::App* list = add("ls", "List keys");
   list->add_option("prefix", flags->prefix, "how the keys begin")->type_name("PREFIX");
+  add_scope(*list);
   list->add_flag("-l,--long", flags->is_long, "with sizes, revisions and values");
   actions[list] = [](KvFlags& f) { return List(f); };
 
