@@ -168,6 +168,8 @@ Verb AddCoordinatorVerb(CLI::App& app) {
               "probe a connection that is idle for this long", kLeastKeepalive);
   AddDuration(verb, "--keepalive-timeout", flags->server.keepalive_timeout,
               "close it when the probe is not acknowledged within this time", kLeastKeepalive);
+  AddDuration(verb, "--store-idle-timeout", flags->server.tcp_store_idle_timeout,
+              "PyTorch's store on this port is emptied when it has had no client for this long");
   return [flags, heartbeat_timeout]() -> absl::StatusOr<int> {
     flags->server.coordinator.heartbeat_timeout_is_limit = heartbeat_timeout->count() > 0;
     if (flags->nodes == 0 && flags->job.find(':') == std::string::npos) {
