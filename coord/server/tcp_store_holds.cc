@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Opens a scope once for each session.
 #include "coord/server/tcp_store_holds.h"
 
 #include "absl/strings/str_cat.h"

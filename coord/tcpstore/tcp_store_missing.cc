@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Groups keys by rank.
 #include "coord/tcpstore/tcp_store_missing.h"
 
 #include <algorithm>
