@@ -124,7 +124,8 @@ class DirectControl::Stream final : public DirectConnection, public FrameSink {
   std::atomic<bool> is_finished_{false};
 };
 
-// A connection whose protocol is not yet known. Clients of either kind send first, immediately.
+// A connection whose protocol is not yet known. Clients send first, and most of them immediately.
+// PyTorch's of 1.13 to 2.1 have no greeting: theirs are silent until the program uses the store.
 class DirectControl::Undecided final : public LoopSource,
                                        public std::enable_shared_from_this<Undecided> {
  public:
@@ -136,18 +137,24 @@ class DirectControl::Undecided final : public LoopSource,
     const auto added = control_.loop_->Add(shared_from_this(), connection_.get(), EPOLLIN);
     if (!added.ok()) return;
     source_ = *added;
+    // Detects that the client's host is gone.
+    TuneConnection(connection_.get(), control_.options_.keepalive_time,
+                   control_.options_.keepalive_timeout);
     control_.loop_->PostAfter(control_.options_.hello_timeout, [weak = weak_from_this()] {
-      if (const auto self = weak.lock()) self->Decide(/*is_patience_over=*/true);
+      const auto self = weak.lock();
+      if (self != nullptr && self->is_silent()) self->control_.LimitSilent(self);
     });
+  }
+  bool is_silent() const { return connection_.valid(); }
+  void Close() {
+    control_.loop_->Remove(source_, connection_.get());
+    connection_.Reset();
   }
 
  private:
-  void OnReady(uint32_t) override { Decide(/*is_patience_over=*/false); }
-  void Decide(bool is_patience_over) {
-    if (!connection_.valid()) return;
-    if (KindOf(connection_.get()) == Kind::kUnknown && !is_patience_over) return;
+  void OnReady(uint32_t) override {
+    if (!connection_.valid() || KindOf(connection_.get()) == Kind::kUnknown) return;
     control_.loop_->Remove(source_, connection_.get());
-    // Silent connections are closed: gRPC would keep them for minutes.
     if (!control_.Route(connection_)) connection_.Reset();
   }
 
@@ -190,6 +197,17 @@ void DirectControl::Take(UniqueFd connection) {
   if (Route(connection)) return;
   auto undecided = std::make_shared<Undecided>(*this, std::move(connection));
   loop_->Post([undecided] { undecided->Watch(); });
+}
+
+void DirectControl::LimitSilent(const std::shared_ptr<Undecided>& undecided) {
+  std::erase_if(silent_, [](const std::weak_ptr<Undecided>& weak) {
+    const auto other = weak.lock();
+    return other == nullptr || !other->is_silent();
+  });
+  silent_.push_back(undecided);
+  if (silent_.size() <= options_.max_silent_connections) return;
+  if (const auto oldest = silent_.front().lock()) oldest->Close();
+  silent_.pop_front();
 }
 
 void DirectControl::CountAttached(int change) {

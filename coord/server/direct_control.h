@@ -3,6 +3,8 @@
 #ifndef FERRY_COORD_SERVER_DIRECT_CONTROL_H_
 #define FERRY_COORD_SERVER_DIRECT_CONTROL_H_
 
+#include <cstddef>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <utility>
@@ -24,6 +26,7 @@ struct DirectControlOptions {
   absl::Duration keepalive_time;
   absl::Duration keepalive_timeout;
   absl::Duration hello_timeout;
+  size_t max_silent_connections;
   // Takes over the connections of PyTorch's store clients, and all other ones; called by several
   // threads.
   std::function<void(UniqueFd)> tcp_store;
@@ -40,8 +43,9 @@ class DirectControl final {
                                                                DirectControlOptions options);
   ~DirectControl();
 
-  // Never blocks. A connection that sends nothing within hello_timeout, or begins like an agent's
-  // and gets no session, is closed.
+  // Never blocks. Connections that have sent nothing within hello_timeout are closed, the oldest
+  // first, while they are more than max_silent_connections. One that begins like an agent's
+  // and gets no session is closed as well.
   void Take(UniqueFd connection);
 
   // The loop it runs on.
@@ -63,9 +67,15 @@ class DirectControl final {
   // Returns true if the connection's protocol has been detected.
   bool Route(UniqueFd& connection) ABSL_LOCKS_EXCLUDED(mu_);
   void CountAttached(int change) ABSL_LOCKS_EXCLUDED(mu_);
+  // Keeps `undecided`, which has been silent for hello_timeout. On the loop.
+  void LimitSilent(const std::shared_ptr<Undecided>& undecided);
 
   ControlSessions& sessions_;
   const DirectControlOptions options_;
+
+  // Loop only: the connections that have been silent for hello_timeout, and perhaps some that no
+  // longer are.
+  std::deque<std::weak_ptr<Undecided>> silent_;
 
   absl::Mutex mu_;
   Wakeup attached_changed_;

@@ -91,7 +91,8 @@ absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Create(
       grpc::InsecureServerCredentials());
   DirectControlOptions direct{.keepalive_time = options.keepalive_time,
                               .keepalive_timeout = options.keepalive_timeout,
-                              .hello_timeout = options.hello_timeout};
+                              .hello_timeout = options.hello_timeout,
+                              .max_silent_connections = options.max_silent_connections};
   FERRY_ASSIGN_OR_RETURN(self->tcp_store_, TcpStoreServer::Create(std::move(tcp_store)));
   // At the host of the coordinator's own port.
   const size_t host_bytes = std::min(options.listen.rfind(':'), options.listen.size());

@@ -43,6 +43,7 @@ struct ServerOptions {
   absl::Duration keepalive_timeout = absl::Seconds(20);
   // How long a connection may take to show its protocol: see DirectControl::Take.
   absl::Duration hello_timeout = absl::Seconds(10);
+  size_t max_silent_connections = 1024;
   // Decides from the authentication tag that a client of ferry.v1.Control sends whether it may end
   // the job. Null allows every client. Called with the executor's lock held.
   //   Errors: PERMISSION_DENIED.

@@ -185,7 +185,11 @@ class TcpStoreServer::Connection final : public LoopSource,
     const std::shared_ptr<Connection> self = shared_from_this();
     server_.loop_->Remove(source_, connection_.get());
     connection_.Reset();
-    if (!why.ok()) {
+    if (absl::IsUnavailable(why)) {
+      // Processes that are killed reset their connections.
+      FERRY_LOG_INFO(kCoord, "a connection of a PyTorch store broke: peer={} error={}", peer_,
+                     why.message());
+    } else if (!why.ok()) {
       FERRY_LOG_WARN(kCoord, "closed a connection of a PyTorch store: peer={} error={}", peer_,
                      why.message());
     }

@@ -452,12 +452,23 @@ TEST(DirectControl, RandomFramesAreHarmless) {
   ExpectServes(server);
 }
 
-TEST(DirectControl, SilentConnectionIsClosed) {
+TEST(DirectControl, SilentConnectionsOverTheLimitAreClosedTheOldestFirst) {
   ServerOptions options = TestOptions(1);
   options.hello_timeout = absl::Milliseconds(100);
+  options.max_silent_connections = 2;
   TestServer server(options);
-  RawClient client(server);
-  EXPECT_TRUE(client.IsClosed());
+  RawClient oldest(server);
+  RawClient second(server);
+  RawClient gone(server);
+  EXPECT_TRUE(oldest.IsClosed());
+  // It may still begin with any protocol; then it counts no more.
+  second.Send(absl::StrCat(kDirectPreface, Framed(HelloFrame())));
+  EXPECT_NE(second.ReadServerFrame().welcome().session_id(), 0u);
+  RawClient fourth(server);
+  RawClient fifth(server);
+  EXPECT_TRUE(gone.IsClosed());
+  fourth.Send(absl::StrCat(kDirectPreface, Framed(HelloFrame())));
+  EXPECT_NE(fourth.ReadServerFrame().welcome().session_id(), 0u);
 }
 
 TEST(DirectControl, FrameOfTooManyRequestsEndsTheStream) {
