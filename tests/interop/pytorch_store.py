@@ -24,7 +24,7 @@ import time
 import traceback
 
 # The timeout of everything that should end by itself. Generous, for loaded machines.
-PATIENCE_S = 90
+PATIENCE_S = 120
 RANKS = 4
 # Variables that launchers of the machine that runs this may have set.
 FOREIGN = re.compile(r"^(FERRY_|TORCHELASTIC_|RANK$|WORLD_SIZE$|LOCAL_|GROUP_|MASTER_|GLOO_|TORCH_DIST|.*_proxy$)",

@@ -236,7 +236,10 @@ class Client:
         return [self.vector() for _ in range(self.i64())]
 
     def round_trip(self):
-        """After it, the server has handled all earlier requests of this client, and has sent nothing but their
+        self.begin_round_trip()()
+
+    def begin_round_trip(self):
+        """Returns what ends it. After it, the server has handled all earlier requests of this client, and has sent nothing but their
         answers: raises where other bytes arrive. The answer cannot be mistaken for another one."""
         number = next(self.unique) * 0x01010107
         if self.d.has("PING"):
@@ -246,9 +249,12 @@ class Client:
         else:
             self.send(self.d.add(b"round trip %d" % number, number))
             expected = i64(number)
-        got = self.read(len(expected))
-        if got != expected:
-            raise AssertionError(f"{got!r} arrived instead of {expected!r}")
+
+        def end():
+            got = self.read(len(expected))
+            if got != expected:
+                raise AssertionError(f"{got!r} arrived instead of {expected!r}")
+        return end
 
     def park(self, request, other):
         """Sends a request that waits, and returns when the server has it: it has answered the request that precedes
@@ -330,8 +336,8 @@ class Case(harness.Case):
 
     def assertQuiet(self, *clients):
         """The clients have received nothing but what they have read, and can go on."""
-        for client in clients:
-            client.round_trip()
+        for end in [client.begin_round_trip() for client in clients]:
+            end()
 
     def assertWaits(self, client):
         """The wait of that client has not been answered, and is cancelled where the dialect can. An answer that is

@@ -123,14 +123,14 @@ class Waits:
         self.assertQuiet(self.client, self.other)
         before = self.server.descriptors()
         for end in ("close", "reset"):
-            waiters = [self.connect() for _ in range(50)]
+            waiters = [self.connect() for _ in range(20)]
             for waiter in waiters:
                 waiter.park(self.dialect.wait(k), self.other)
             for waiter in waiters:
                 getattr(waiter, end)()
             self.eventually(lambda: self.server.descriptors() <= before)
             # They have the numbers of those that are closed, in the server's table.
-            successors = [self.connect() for _ in range(50)]
+            successors = [self.connect() for _ in range(20)]
             self.assertQuiet(*successors)
             self.other.set(k, b"v")
             self.other.round_trip()
