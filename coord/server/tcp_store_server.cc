@@ -41,14 +41,13 @@ class TcpStoreServer::Connection final : public LoopSource,
   Connection(TcpStoreServer& server, UniqueFd connection, std::shared_ptr<TcpStoreScope> scope)
       : server_(server), connection_(std::move(connection)), scope_(std::move(scope)) {}
 
-  void Begin(TcpStoreClient client, std::string peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(server_.mu_) {
+  void Begin(TcpStoreClient client, std::string peer) {
     peer_ = std::move(peer);
-    // It runs with the server's lock held, like everything that changes the store.
-    const auto on_output = [this, &ready = server_.ready_]() {
-      if (!std::exchange(is_ready_, true)) ready.push_back(shared_from_this());
-    };
     session_ = std::make_shared<TcpStoreSession>(scope_->store, client,
-                                                 server_.options_.request_limits, on_output);
+                                                 server_.options_.request_limits, [this] {
+                                                   if (!std::exchange(is_ready_, true))
+                                                     server_.AddReady(shared_from_this());
+                                                 });
   }
   void Watch() {
     TuneConnection(connection_.get(), server_.options_.keepalive_time,
@@ -265,6 +264,8 @@ absl::StatusOr<int> TcpStoreServer::OpenScope(absl::string_view name, const std:
       status = (*listener)->Start(*loop_, {.on_connection = [this, scope](UniqueFd connection) {
         {
           absl::MutexLock attach_lock(&mu_);
+          // Accepted while the port was being closed.
+          if (scopes_.Find(scope->name) != scope) return;
           scopes_.Attach(scope);
         }
         Serve(std::move(connection), scope);
@@ -300,6 +301,12 @@ void TcpStoreServer::RunCompletions() {
   while (!completions_.empty()) {
     for (Completion& completion : completions_.Take()) std::move(completion)();
   }
+}
+
+void TcpStoreServer::AddReady(std::shared_ptr<Connection> connection) {
+  // Called by sessions, whose stores are guarded by it.
+  mu_.AssertHeld();
+  ready_.push_back(std::move(connection));
 }
 
 void TcpStoreServer::FlushReady() {

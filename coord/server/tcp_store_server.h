@@ -111,6 +111,7 @@ class TcpStoreServer final {
   void Serve(UniqueFd connection, std::shared_ptr<TcpStoreScope> scope) ABSL_LOCKS_EXCLUDED(mu_);
   // Runs the callbacks of waits that have ended, which queue their connections in ready_.
   void RunCompletions() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void AddReady(std::shared_ptr<Connection> connection);
   // Writes the replies of the connections in ready_. On the loop.
   void FlushReady() ABSL_LOCKS_EXCLUDED(mu_);
   // Calls Advance periodically while there are scopes. On the loop.

@@ -48,7 +48,9 @@ void TcpStoreScopes::Detach(const std::shared_ptr<TcpStoreScope>& scope) {
 void TcpStoreScopes::EndIfUnused(const std::shared_ptr<TcpStoreScope>& scope) {
   if (scope->clients > 0 || scope->holders > 0) return;
   if (scope->name.empty() && clock_.Now() < scope->since + idle_timeout_) return;
-  scopes_.erase(scope->name);
+  // It may have ended before, and another begun under its name.
+  const auto found = scopes_.find(scope->name);
+  if (found != scopes_.end() && found->second == scope) scopes_.erase(found);
 }
 
 std::shared_ptr<TcpStoreScope> TcpStoreScopes::Find(absl::string_view name) const {

@@ -135,7 +135,7 @@ TEST(TransferReportRecord, OutsideItsBounds_IsRefused) {
       {[&](Path& path) { bandwidth(path)->set_basis(static_cast<peer::v1::EstimateBasis>(-1)); },
        "an estimate is out of range"},
       {[](Path& path) { path.mutable_candidates(0)->clear_result(); }, "neither a cost nor"},
-      {[](Path& path) { path.set_no_path("why"); }, "a path that there is not has candidates"},
+      {[](Path& path) { path.set_no_path("why"); }, "candidates although there is no path"},
       // A candidate without a cost, and one that there is not.
       {[](Path& path) { path.set_chosen(1); }, "a path's choice is no candidate with a cost"},
       {[](Path& path) { path.set_chosen(3); }, "a path's choice is no candidate with a cost"},

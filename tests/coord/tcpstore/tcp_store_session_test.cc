@@ -549,6 +549,17 @@ TEST_F(TcpStoreScopesTest, Named_LivesWhileItIsHeldOrHasClients) {
   EXPECT_FALSE(scopes_.Open("").ok());
 }
 
+TEST_F(TcpStoreScopesTest, Detach_FromAScopeThatHasEnded_KeepsItsSuccessor) {
+  const auto former = *scopes_.Open("job/1");
+  scopes_.Close(former);
+  const auto present = *scopes_.Open("job/1");
+  ASSERT_NE(present, former);
+  // A connection that was accepted meanwhile.
+  scopes_.Attach(former);
+  scopes_.Detach(former);
+  EXPECT_EQ(scopes_.Find("job/1"), present);
+}
+
 TEST_F(TcpStoreScopesTest, Scopes_OverTheLimit_AreRefused) {
   for (size_t i = 0; i < TcpStoreScopes::kMaxScopes; ++i) {
     ASSERT_TRUE(scopes_.Open(absl::StrCat(i)).ok());
