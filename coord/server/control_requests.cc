@@ -22,7 +22,7 @@ namespace {
 
 // Limits how often pieces of a large frame count as signs of life.
 constexpr absl::Duration kAlivePeriod = absl::Milliseconds(200);
-// Of each PyTorch store, in a job's status.
+// Waits of each PyTorch store in the status of a job.
 constexpr size_t kMaxReportedWaits = 64;
 
 absl::Status ReportedError(int code, absl::string_view message) {

@@ -3,6 +3,7 @@
 #include "coord/server/control_status.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <string>
 #include <vector>
 
@@ -13,7 +14,11 @@ namespace {
 
 // Arrival times are for display; a barrier of thousands is described by ranges.
 constexpr int kMaxArrivals = 256;
+// Limits of the report about PyTorch's stores: all waits and missing keys together, the keys of a
+// wait, and the bytes shown of a key.
+constexpr size_t kMaxStoreLines = 2048;
 constexpr int kMaxKeysOfWait = 8;
+constexpr size_t kMaxShownKeyBytes = 512;
 
 int64_t Age(absl::Time now, absl::Time since) {
   return since == absl::InfinitePast() ? -1 : absl::ToInt64Milliseconds(now - since);
@@ -107,6 +112,7 @@ void FillJobStatus(const Coordinator& coordinator, int64_t dropped_waits, absl::
 
 void FillStoreScopes(const std::vector<TcpStoreScopeReport>& scopes, absl::Time now,
                      v1::JobStatus& status) {
+  size_t lines = 0;
   for (const TcpStoreScopeReport& report : scopes) {
     v1::StoreScope& scope = *status.add_store_scopes();
     scope.set_name(report.name);
@@ -115,11 +121,12 @@ void FillStoreScopes(const std::vector<TcpStoreScopeReport>& scopes, absl::Time 
     scope.set_keys(report.keys);
     scope.set_bytes(static_cast<int64_t>(report.bytes));
     for (const TcpStoreWaitReport& entry : report.waits) {
+      if (++lines > kMaxStoreLines) break;
       v1::StoreWait& wait = *scope.add_waits();
       wait.set_peer(entry.peer);
       for (const std::string& key : entry.wait.keys) {
         if (wait.keys_size() == kMaxKeysOfWait) break;
-        wait.add_keys(key);
+        wait.add_keys(key.substr(0, kMaxShownKeyBytes));
       }
       wait.set_key_count(static_cast<int64_t>(entry.wait.keys.size()));
       wait.set_world_size(entry.wait.world_size);
@@ -127,8 +134,9 @@ void FillStoreScopes(const std::vector<TcpStoreScopeReport>& scopes, absl::Time 
       wait.set_age_ms(Age(now, entry.wait.since));
     }
     for (const MissingTcpStoreKey& entry : report.missing) {
+      if (++lines > kMaxStoreLines) break;
       v1::MissingStoreKey& missing = *scope.add_missing();
-      missing.set_key(entry.key);
+      missing.set_key(entry.key.substr(0, kMaxShownKeyBytes));
       missing.set_ranks(FormatRanges(entry.ranks));
       missing.set_clients(static_cast<int64_t>(entry.clients));
       missing.set_age_ms(Age(now, entry.since));
