@@ -160,8 +160,8 @@ absl::StatusOr<std::vector<std::string>> ComposeEnvironment(
     ours.emplace_back("MASTER_PORT", absl::StrCat(master.port));
   }
   if (!options.store_run_id.empty()) {
-    // As torchrun sets them for its own store: init_process_group() of each version then connects as
-    // a client in all ranks. Versions before 2.4 make the count a part of each key.
+    // As torchrun sets them for its own store: init_process_group() of each version then connects
+    // as a client in all ranks. Versions before 2.4 make the count a part of each key.
     ours.emplace_back("TORCHELASTIC_USE_AGENT_STORE", "True");
     ours.emplace_back("TORCHELASTIC_RESTART_COUNT", "0");
     ours.emplace_back("TORCHELASTIC_RUN_ID", options.store_run_id);
