@@ -7,6 +7,7 @@
 #include "base/random_id.h"
 #include "base/status_macros.h"
 #include "launch/master_address.h"
+#include "node/identity.h"
 
 namespace ferry::cli {
 namespace {
@@ -23,7 +24,8 @@ std::string ScopeOf(const std::string& run_id) { return absl::StrCat("run/", run
 
 absl::StatusOr<std::unique_ptr<RunStore>> RunStore::Open(coord::Agent& agent,
                                                          const std::string& coordinator) {
-  std::unique_ptr<RunStore> store(new RunStore(agent, absl::StrCat(absl::Hex(RandomId()))));
+  std::unique_ptr<RunStore> store(
+      new RunStore(agent, absl::StrCat(kFerryRunIdPrefix, absl::Hex(RandomId()))));
   FERRY_ASSIGN_OR_RETURN(const int port, agent.OpenStore(ScopeOf(store->run_id_)));
   store->address_ = JoinHostPort(HostOfPeer(coordinator), port);
   return store;

@@ -23,6 +23,7 @@ using identity_internal::EnvReader;
 using identity_internal::FirstHost;
 using identity_internal::HashText;
 using identity_internal::InvalidVariableError;
+using identity_internal::IsOfTorchrun;
 using identity_internal::kMaxNodes;
 using identity_internal::LauncherIdentity;
 using identity_internal::LauncherKind;
@@ -85,7 +86,7 @@ class WithoutOuterRun final {
     if (!mark || !IsRankOfFerryRun(get_env)) return;
     is_outer_ = !absl::EndsWith(mark->value, absl::StrCat(" ", LaunchesAround(reader)));
     // torchrun overwrites them.
-    keeps_rank_ = reader.Has("TORCHELASTIC_RUN_ID");
+    keeps_rank_ = IsOfTorchrun(reader);
   }
 
   std::optional<std::string> operator()(const char* name) const {

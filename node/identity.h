@@ -86,6 +86,8 @@ std::string FerryRunMark(GetEnv get_env, absl::string_view coordinator, int node
 // True if FERRY_COORDINATOR and FERRY_NODE_ID are those that `ferry run` gave to this rank, and not
 // set by hand.
 bool IsRankOfFerryRun(GetEnv get_env);
+// The ids that `ferry run` gives to TORCHELASTIC_RUN_ID begin so.
+inline constexpr char kFerryRunIdPrefix[] = "ferry-";
 
 // Human-readable: "node 3 of 8 (SLURM_PROCID, SLURM_NTASKS), coordinator a:1 (FERRY_COORDINATOR)".
 std::string Describe(const Identity& identity);

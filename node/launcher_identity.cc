@@ -124,6 +124,11 @@ absl::Status CheckBelow(const std::optional<Sourced<int>>& index,
                                                  " must be below ", NameAndValue(*count)));
 }
 
+bool IsOfTorchrun(const EnvReader& reader) {
+  const std::optional<Sourced<std::string>> id = reader.Text("TORCHELASTIC_RUN_ID");
+  return id.has_value() && !absl::StartsWith(id->value, kFerryRunIdPrefix);
+}
+
 absl::StatusOr<std::optional<LauncherIdentity>> ReadLauncherIdentity(
     const EnvReader& reader, const LauncherVariables& variables) {
   if (variables.kind == LauncherKind::kTfConfig) return ReadTfConfigIdentity(reader, variables);
@@ -139,8 +144,7 @@ absl::StatusOr<std::optional<LauncherIdentity>> ReadLauncherIdentity(
                          reader.Number(variables.rank, 0, kMaxNodes - 1));
   FERRY_RETURN_IF_ERROR(CheckBelow(rank, size));
   LauncherIdentity identity{.variables = &variables, .rank = *rank, .size = size};
-  identity.is_by_hand =
-      variables.kind == LauncherKind::kTorch && !reader.Has("TORCHELASTIC_RUN_ID");
+  identity.is_by_hand = variables.kind == LauncherKind::kTorch && !IsOfTorchrun(reader);
   return identity;
 }
 

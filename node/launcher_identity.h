@@ -100,6 +100,9 @@ std::string NameAndValue(const Sourced<int>& number);
 absl::Status CheckBelow(const std::optional<Sourced<int>>& index,
                         const std::optional<Sourced<int>>& count);
 
+// True in a process of torchrun. `ferry run` sets its id too, for PyTorch.
+bool IsOfTorchrun(const EnvReader& reader);
+
 // Returns nullopt if that launcher's variables say nothing about this process.
 //   Errors: as ReadIdentity.
 absl::StatusOr<std::optional<LauncherIdentity>> ReadLauncherIdentity(

@@ -22,7 +22,7 @@ namespace {
 
 // Limits how often pieces of a large frame count as signs of life.
 constexpr absl::Duration kAlivePeriod = absl::Milliseconds(200);
-// Waits of each PyTorch store in the status of a job.
+// Waits and missing keys in a job's status, for each PyTorch store.
 constexpr size_t kMaxReportedWaits = 64;
 
 absl::Status ReportedError(int code, absl::string_view message) {

@@ -99,7 +99,7 @@ class Run(Case):
         self.assertEqual(ranks[0]["MASTER_ADDR"], "127.0.0.1")
         self.assertEqual(ranks[0]["TORCHELASTIC_USE_AGENT_STORE"], "True")
         self.assertEqual(ranks[0]["TORCHELASTIC_RESTART_COUNT"], "0")
-        self.assertRegex(ranks[0]["TORCHELASTIC_RUN_ID"], "^[0-9a-f]{8,16}$")
+        self.assertRegex(ranks[0]["TORCHELASTIC_RUN_ID"], "^ferry-[0-9a-f]{8,16}$")
         self.assertEqual((ranks[0]["GROUP_RANK"], ranks[0]["LOCAL_WORLD_SIZE"]), ("0", "2"))
 
     def test_each_run_has_a_store_of_its_own(self):
@@ -176,7 +176,7 @@ class Status(Case):
             self.eventually(lambda: [missing["clients"] for scope in self.scopes(address)
                                      for missing in scope["missing"]] == [3])
             [scope] = self.scopes(address)
-            self.assertRegex(scope["name"], "^run/[0-9a-f]+$")
+            self.assertRegex(scope["name"], "^run/ferry-[0-9a-f]+$")
             self.assertEqual((scope["clients"], scope["keys"]), (4, 3))
             self.assertGreater(scope["port"], 0)
             self.assertGreater(scope["bytes"], 3 * len(key))
