@@ -233,9 +233,9 @@ void TcpStoreServer::Take(UniqueFd connection) {
   std::shared_ptr<TcpStoreScope> scope;
   {
     absl::MutexLock lock(&mu_);
+    // Completions run on the loop, which owns the sessions' output.
     scope = scopes_.Shared();
     scopes_.Attach(scope);
-    RunCompletions();
   }
   Serve(std::move(connection), std::move(scope));
 }

@@ -109,7 +109,8 @@ class TcpStoreServer final {
   explicit TcpStoreServer(TcpStoreServerOptions options);
 
   void Serve(UniqueFd connection, std::shared_ptr<TcpStoreScope> scope) ABSL_LOCKS_EXCLUDED(mu_);
-  // Runs the callbacks of waits that have ended, which queue their connections in ready_.
+  // Runs the callbacks of waits that have ended, which queue their connections in ready_. On the
+  // loop.
   void RunCompletions() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void AddReady(std::shared_ptr<Connection> connection);
   // Writes the replies of the connections in ready_. On the loop.
