@@ -201,7 +201,7 @@ void Session::FinishClosing() {
     absl::MutexLock lock(&mu_);
     done = std::move(when_closed_);
   }
-  const std::vector<PartialRuns::Unfinished> partial_runs = partial_runs_.TakeAll();
+  std::vector<PartialRuns::Unfinished> partial_runs = partial_runs_.TakeAll();
   // Registered steps are released after the workers have closed the session, and so need not be
   // deregistered.
   auto all = FanOut::Start([self = shared_from_this(), done = std::move(done),

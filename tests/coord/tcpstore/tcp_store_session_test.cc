@@ -192,7 +192,7 @@ TEST_F(TcpStoreSessionTest, Hello_WithAWrongMagicNumber_Fails) {
 }
 
 TEST_F(TcpStoreSessionTest, FirstSet_OfAnOldClient_IsNotTakenForAHello) {
-  for (const std::string key : {"k", "", std::string(300, 'k').c_str()}) {
+  for (const std::string& key : {std::string("k"), std::string(), std::string(300, 'k')}) {
     World::Client client(world_, TcpStoreDialect::kTorch1);
     EXPECT_EQ(client.Send(absl::StrCat(client.bytes.Set(key, "v"), client.bytes.Get(key))),
               Vec("v"));
