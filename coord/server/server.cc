@@ -65,6 +65,15 @@ Keepalive KeepaliveOf(const ServerOptions& options) {
   return keepalive;
 }
 
+// Requests are in memory as a whole, those of all connections at once, so that the flags can only
+// lower the limits.
+TcpStoreLimits LimitsOfRequests(const CoordinatorOptions& options) {
+  TcpStoreLimits limits;
+  limits.max_key_bytes = std::min(limits.max_key_bytes, options.max_key_bytes);
+  limits.max_value_bytes = std::min(limits.max_value_bytes, options.max_value_bytes);
+  return limits;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Create(
@@ -72,6 +81,7 @@ absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Create(
   FERRY_RETURN_IF_ERROR(CheckServerRoom());
   FERRY_ASSIGN_OR_RETURN(std::unique_ptr<Listener> listener, Listener::OpenTcp(options.listen));
   TcpStoreServerOptions tcp_store{.limits = options.coordinator,
+                                  .request_limits = LimitsOfRequests(options.coordinator),
                                   .keepalive_time = options.keepalive_time,
                                   .keepalive_timeout = options.keepalive_timeout,
                                   .idle_timeout = options.tcp_store_idle_timeout};

@@ -16,7 +16,13 @@
 
 namespace ferry::coord {
 
+absl::Status TcpStore::CheckRoom(absl::string_view key, size_t bytes) const {
+  // Without queues the store's own limits are exact.
+  return queued_bytes_ == 0 ? absl::OkStatus() : values_.CheckRoom(key, bytes, queued_bytes_);
+}
+
 absl::Status TcpStore::Set(absl::string_view key, std::string value) {
+  FERRY_RETURN_IF_ERROR(CheckRoom(key, value.size()));
   FERRY_RETURN_IF_ERROR(values_.Put(key, std::move(value), /*overwrite=*/true).status());
   OnSet(key);
   return absl::OkStatus();
@@ -31,6 +37,7 @@ absl::Status TcpStore::MultiSet(const std::vector<std::string>& keys,
 }
 
 absl::Status TcpStore::Append(absl::string_view key, absl::string_view value) {
+  FERRY_RETURN_IF_ERROR(CheckRoom(key, value.size()));
   FERRY_RETURN_IF_ERROR(values_.Append(key, value));
   OnSet(key);
   return absl::OkStatus();
@@ -113,6 +120,7 @@ absl::StatusOr<bool> TcpStore::Barrier(TcpStoreClient client, absl::string_view 
   if (arrived >= world_size) return true;
   Waiting waiting;
   waiting.absent.emplace(key);
+  waiting.is_barrier = true;
   waiting.world_size = world_size;
   waiting.done = std::move(done);
   Park(client, std::move(waiting));
@@ -141,22 +149,20 @@ void TcpStore::Finish(TcpStoreClient client) {
 void TcpStore::OnSet(absl::string_view key) {
   const auto found = lines_.find(key);
   if (found == lines_.end()) return;
-  const Line line = std::move(found->second);
-  lines_.erase(found);
   const absl::StatusOr<int64_t> number = NumberAt(key);
-  for (const auto& [turn, client] : line) {
+  Line& line = found->second;
+  for (auto next = line.begin(); next != line.end();) {
+    const TcpStoreClient client = next->second;
     Waiting& waiting = waits_.find(client)->second;
-    if (waiting.world_size > 0) {
-      if (number.ok() && *number >= waiting.world_size) {
-        Finish(client);
-      } else {
-        lines_[key].emplace(turn, client);
-      }
+    if (waiting.is_barrier && !(number.ok() && *number >= waiting.world_size)) {
+      ++next;
       continue;
     }
+    next = line.erase(next);
     waiting.absent.erase(key);
     if (waiting.absent.empty()) Finish(client);
   }
+  if (line.empty()) lines_.erase(found);
 }
 
 void TcpStore::ServeQueue(absl::string_view queue) {
@@ -166,7 +172,7 @@ void TcpStore::ServeQueue(absl::string_view queue) {
     // Barriers do not wait for queues.
     const auto next = std::find_if(
         line->second.begin(), line->second.end(),
-        [this](const auto& waiter) { return waits_.find(waiter.second)->second.world_size == 0; });
+        [this](const auto& waiter) { return !waits_.find(waiter.second)->second.is_barrier; });
     if (next == line->second.end()) return;
     const TcpStoreClient client = next->second;
     Waiting& waiting = waits_.find(client)->second;
@@ -188,8 +194,8 @@ void TcpStore::CancelWait(TcpStoreClient client) {
 
 void TcpStore::Release(TcpStoreClient client) {
   CancelWait(client);
-  const std::string queue = EndReservation(client);
-  if (!queue.empty()) ServeQueue(queue);
+  const std::optional<std::string> queue = EndReservation(client);
+  if (queue.has_value()) ServeQueue(*queue);
 }
 
 void TcpStore::Reserve(TcpStoreClient client, absl::string_view queue) {
@@ -197,9 +203,9 @@ void TcpStore::Reserve(TcpStoreClient client, absl::string_view queue) {
   reservations_[client] = {std::string(queue), clock_.CoarseNow() + kReservation};
 }
 
-std::string TcpStore::EndReservation(TcpStoreClient client) {
+std::optional<std::string> TcpStore::EndReservation(TcpStoreClient client) {
   const auto found = reservations_.find(client);
-  if (found == reservations_.end()) return "";
+  if (found == reservations_.end()) return std::nullopt;
   std::string queue = std::move(found->second.queue);
   reservations_.erase(found);
   --queues_.find(queue)->second.reserved;
@@ -212,24 +218,29 @@ bool TcpStore::HasFreeElement(absl::string_view queue) const {
 }
 
 absl::Status TcpStore::Push(absl::string_view queue, std::string value) {
-  FERRY_RETURN_IF_ERROR(values_.CheckRoom(queue, value.size(), queued_bytes_));
-  queued_bytes_ += value.size();
+  const bool is_new = !queues_.contains(queue);
+  const size_t added = value.size() + kElementBytes + (is_new ? queue.size() + kElementBytes : 0);
+  FERRY_RETURN_IF_ERROR(values_.CheckRoom(queue, added, queued_bytes_));
+  queued_bytes_ += added;
   queues_[queue].elements.push_back(std::make_shared<const std::string>(std::move(value)));
   ServeQueue(queue);
   return absl::OkStatus();
 }
 
 StoreValue TcpStore::Pop(TcpStoreClient client, absl::string_view queue, int64_t& length) {
-  const std::string reserved = EndReservation(client);
-  if (!reserved.empty() && reserved != queue) ServeQueue(reserved);
+  const std::optional<std::string> reserved = EndReservation(client);
+  if (reserved.has_value() && *reserved != queue) ServeQueue(*reserved);
   length = 0;
   if (!HasFreeElement(queue)) return nullptr;
   const auto found = queues_.find(queue);
   length = static_cast<int64_t>(found->second.elements.size());
   StoreValue value = std::move(found->second.elements.front());
   found->second.elements.pop_front();
-  queued_bytes_ -= value->size();
-  if (found->second.elements.empty()) queues_.erase(found);
+  queued_bytes_ -= value->size() + kElementBytes;
+  if (found->second.elements.empty()) {
+    queued_bytes_ -= queue.size() + kElementBytes;
+    queues_.erase(found);
+  }
   return value;
 }
 
@@ -250,7 +261,7 @@ void TcpStore::Advance() {
   for (const auto& [client, reservation] : reservations_) {
     if (reservation.until <= now) ended.push_back(client);
   }
-  for (const TcpStoreClient client : ended) ServeQueue(EndReservation(client));
+  for (const TcpStoreClient client : ended) ServeQueue(*EndReservation(client));
 }
 
 void TcpStore::ForEachEntry(
@@ -265,9 +276,10 @@ std::vector<TcpStoreWaitInfo> TcpStore::Waits() const {
   for (const auto& [client, waiting] : waits_) {
     TcpStoreWaitInfo info{.client = client,
                           .keys = {waiting.absent.begin(), waiting.absent.end()},
+                          .is_barrier = waiting.is_barrier,
                           .world_size = waiting.world_size,
                           .since = waiting.since};
-    if (waiting.world_size > 0) info.arrived = NumberAt(info.keys[0]).value_or(0);
+    if (waiting.is_barrier) info.arrived = NumberAt(info.keys[0]).value_or(0);
     waits.push_back(std::move(info));
   }
   std::sort(waits.begin(), waits.end(), [](const auto& a, const auto& b) {

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -36,6 +37,7 @@ struct TcpStoreWaitInfo {
   TcpStoreClient client;
   // The keys that are absent; of a barrier its key.
   std::vector<std::string> keys;
+  bool is_barrier = false;
   // For a barrier the count that it waits for, and the present one; otherwise 0.
   int64_t world_size = 0;
   int64_t arrived = 0;
@@ -54,6 +56,9 @@ class TcpStore final {
  public:
   using WaitCallback = absl::AnyInvocable<void() &&>;
   static constexpr absl::Duration kReservation = absl::Seconds(5);
+  // Counted in stored_bytes for each element of a queue, beside its bytes, and for each queue,
+  // beside its name.
+  static constexpr size_t kElementBytes = 64;
 
   // Limits are those of `options` that concern the store.
   TcpStore(const CoordinatorOptions& options, const Clock& clock, Completions& completions)
@@ -121,7 +126,8 @@ class TcpStore final {
     absl::btree_set<std::string> absent;
     // The order of arrival.
     uint64_t turn = 0;
-    // For a barrier; otherwise 0.
+    // `absent` is then its key.
+    bool is_barrier = false;
     int64_t world_size = 0;
     // A wait for one key only may be answered by a queue's element and reserve it.
     bool may_reserve = false;
@@ -140,6 +146,8 @@ class TcpStore final {
   // By turn.
   using Line = absl::btree_map<uint64_t, TcpStoreClient>;
 
+  // Returns OK if a value of `bytes` fits beside the queues.
+  absl::Status CheckRoom(absl::string_view key, size_t bytes) const;
   // `key` has been set.
   void OnSet(absl::string_view key);
   // Answers clients that wait for the queue, while it has an element that is not reserved.
@@ -150,8 +158,8 @@ class TcpStore final {
   void LeaveLine(absl::string_view key, uint64_t turn);
   void Finish(TcpStoreClient client);
   void Reserve(TcpStoreClient client, absl::string_view queue);
-  // Returns the queue of the reservation that ends; empty if there was none.
-  std::string EndReservation(TcpStoreClient client);
+  // Returns the queue of the reservation that ends, if there was one.
+  std::optional<std::string> EndReservation(TcpStoreClient client);
   bool HasFreeElement(absl::string_view queue) const;
   bool Exists(absl::string_view key) const;
   //   Errors: FAILED_PRECONDITION if there is a value that is no number.

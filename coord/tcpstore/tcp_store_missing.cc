@@ -59,7 +59,7 @@ std::map<std::string, Group> GroupsOf(const std::vector<TcpStoreWaitInfo>& waits
                                       ForEachTcpStoreKey for_each_key) {
   std::map<std::string, Group> groups;
   for (const TcpStoreWaitInfo& wait : waits) {
-    if (wait.world_size > 0) continue;
+    if (wait.is_barrier) continue;
     for (size_t i = 0; i < std::min(wait.keys.size(), kMaxKeysOfWait); ++i) {
       const std::optional<RankKey> key = AsRankKey(wait.keys[i]);
       if (!key.has_value()) continue;
@@ -104,7 +104,7 @@ std::vector<MissingTcpStoreKey> MissingTcpStoreKeys(const std::vector<TcpStoreWa
   for (const TcpStoreWaitInfo& wait : waits) {
     for (size_t i = 0; i < std::min(wait.keys.size(), kMaxKeysOfWait); ++i) {
       const std::string& key = wait.keys[i];
-      const std::optional<RankKey> rank_key = wait.world_size > 0 ? std::nullopt : AsRankKey(key);
+      const std::optional<RankKey> rank_key = wait.is_barrier ? std::nullopt : AsRankKey(key);
       const auto group = rank_key.has_value() ? groups.find(rank_key->group) : groups.end();
       const bool is_of_group = group != groups.end() && group->second.has_ranks();
       const auto [at, is_new] = entries.try_emplace(is_of_group ? group->first : key);

@@ -87,6 +87,7 @@ TEST(MissingTcpStoreKeys, KeyThatIsNoRanks_NamesNone) {
 
 TEST(MissingTcpStoreKeys, Barrier_TellsArrivals) {
   TcpStoreWaitInfo wait = Wait({"/g/1"});
+  wait.is_barrier = true;
   wait.world_size = 4;
   wait.arrived = 3;
   const auto missing = Missing({"/g/0"}, {wait, wait});

@@ -459,6 +459,48 @@ TEST_F(TcpStoreSessionTest, Queue_WokenWaiterThatDoesNotPop_PassesTheElementOn) 
   EXPECT_EQ(world_.store.NextDeadline(), absl::InfiniteFuture());
 }
 
+TEST_F(TcpStoreSessionTest, Queue_WithAnEmptyName_PassesAnElementOnAsWell) {
+  auto gone = world_.Connect();
+  const auto next = world_.Connect();
+  const auto pusher = world_.Connect();
+  gone->Send(gone->bytes.Wait({""}));
+  next->Send(next->bytes.Wait({""}));
+  pusher->Send(pusher->bytes.QueuePush("", "a"));
+  EXPECT_EQ(gone->Received(), kStop);
+  gone->Disconnect();
+  EXPECT_EQ(next->Received(), kStop);
+}
+
+TEST_F(TcpStoreSessionTest, Queues_CountForTheLimitOfTheStore) {
+  world_.options.max_store_bytes = 4096;
+  const auto client = world_.Connect();
+  int pushed = 0;
+  while (client->status().ok() && pushed < 1000) {
+    client->Send(client->bytes.QueuePush("q", ""));
+    ++pushed;
+  }
+  EXPECT_EQ(client->status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_LT(pushed, 70);
+  const auto other = world_.Connect();
+  other->Send(other->bytes.Set("k", std::string(1000, 'x')));
+  EXPECT_EQ(other->status().code(), absl::StatusCode::kResourceExhausted);
+  // Names count too.
+  const auto named = world_.Connect();
+  named->Send(named->bytes.QueuePush(std::string(3000, 'n'), ""));
+  EXPECT_EQ(named->status().code(), absl::StatusCode::kResourceExhausted);
+}
+
+TEST_F(TcpStoreSessionTest, Barrier_OfNoRanksBelowAnyCount_IsNotAWaitForTheKey) {
+  const auto waiter = world_.Connect();
+  const auto other = world_.Connect();
+  other->Send(other->bytes.Set("b", "-10"));
+  EXPECT_EQ(waiter->Send(waiter->bytes.Barrier("b", -5)), "");
+  other->Send(absl::StrCat(other->bytes.Add("b", 0), other->bytes.QueuePush("b", "")));
+  EXPECT_EQ(waiter->Received(), "");
+  other->Send(other->bytes.Add("b", 4));
+  EXPECT_EQ(waiter->Received(), kStop);
+}
+
 TEST_F(TcpStoreSessionTest, Wait_ForAKeyAndAQueue_IsAnsweredOnce) {
   const auto waiter = world_.Connect();
   const auto other = world_.Connect();
