@@ -41,7 +41,7 @@ class NcclArbiter final {
 
   // Requests a turn for a program. Once for each End; several programs share a turn.
   void Request() ABSL_LOCKS_EXCLUDED(mu_);
-  // Whether the device's keyed transfers are quiet. REQUIRES: Request.
+  // True if the device's keyed transfers are quiet. REQUIRES: Request.
   bool has_turn() const ABSL_LOCKS_EXCLUDED(mu_);
   // Blocks until has_turn(). Errors: DEADLINE_EXCEEDED; End must be called all the same.
   absl::Status Await(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_);

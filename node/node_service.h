@@ -32,7 +32,7 @@ class NodeService {
 struct NodeServiceContext {
   // Outlives the service.
   TransferEngine& engine;
-  // Whether callers must authenticate with the job's token.
+  // Callers must authenticate with the job's token.
   AuthPolicy auth;
   // This node's devices.
   std::vector<Device> devices;

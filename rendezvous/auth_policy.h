@@ -10,7 +10,7 @@ namespace ferry {
 struct AuthPolicy {
   // The job's token; empty: authentication tags are not checked.
   std::string token;
-  // Whether a call without an authentication tag is rejected; needs a token. TensorFlow's clients
+  // A call without an authentication tag is rejected; needs a token. TensorFlow's clients
   // send none.
   bool is_required = false;
 };

@@ -19,7 +19,7 @@ struct NodeWorkerOptions {
   // Maximum number of graph nodes (ops) that run concurrently; 0: the number of processors.
   int thread_count = 0;
   worker::WorkerLimits limits;
-  // Whether masters must authenticate with the job's token.
+  // Masters must authenticate with the job's token.
   AuthPolicy auth;
   // Devices of this node, possibly among others; its GPUs are exported if the transfer engine uses
   // them.

@@ -367,7 +367,7 @@ def barrier_after_init(ferry):
 @case
 def gloo_group_in_two_network_namespaces(ferry):
     """init_process_group("tcp://..."): rank 0 is not on the coordinator's machine, and hosts a server of its own there
-    that nobody uses."""
+    that no client uses."""
     if os.geteuid() != 0 or not shutil.which("ip"):
         raise Skip("needs root and the command ip")
     near, far = (f"ferry{os.getpid()}{side}" for side in "nf")

@@ -50,7 +50,7 @@ TEST(MissingTcpStoreKeys, OthersOfTheGroupExist_NamesTheRank) {
   EXPECT_EQ(missing[0].since, kStart + absl::Seconds(2));
 }
 
-// Ranks wait for the others one after another, so nobody waits for rank 5 yet.
+// Ranks wait for the others one after another, so no client waits for rank 5 yet.
 TEST(MissingTcpStoreKeys, SeveralRanksAreAbsent_NamesThoseBelowAnotherThatIsThere) {
   const auto missing =
       Missing({"/g/0", "/g/1", "/g/2", "/g/4", "/g/6", "/g/x"}, {Wait({"/g/3"}), Wait({"/g/3"})});

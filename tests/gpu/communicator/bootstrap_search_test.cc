@@ -27,7 +27,7 @@ struct WorldOptions {
   int retirements = 0;
   // NCCL never fails on ranks below.
   int lowest_failing = 0;
-  // Whether the warm-up waits for the numbers of all.
+  // The warm-up waits for the numbers of all ranks.
   bool agrees_on_order = false;
   // Whether a rank that is Ready releases its communicator when another rank has given the
   // generation up.

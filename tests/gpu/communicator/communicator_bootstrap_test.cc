@@ -25,7 +25,7 @@ TEST_F(CommunicatorBootstrapTest, FirstRankCreatesTheIdsWhenAllHaveArrived) {
   }
   FinishAll(1);
   for (auto& rank : ranks_) EXPECT_THAT(rank->actions.ended, ElementsAre(absl::OkStatus()));
-  EXPECT_THAT(store_.entries, IsEmpty()) << "nobody needs them any more";
+  EXPECT_THAT(store_.entries, IsEmpty()) << "no rank needs them any more";
 }
 
 TEST_F(CommunicatorBootstrapTest, OneIdForEvery128Ranks) {

@@ -82,7 +82,7 @@ class CollectiveWorld final {
     EXPECT_TRUE(tasks_.empty());
     for (const auto& worker : workers_) {
       worker->collectives.reset();
-      EXPECT_EQ(worker->transfers.use_count(), 1) << "somebody still holds the step";
+      EXPECT_EQ(worker->transfers.use_count(), 1) << "the step is still referenced";
     }
   }
 
