@@ -54,23 +54,23 @@ def read(folder):
 
 
 def of_gpus(folder):
-    """The sections of the newest gpu-*.json that were taken on a GPU, without MPS and with it."""
+    """The sections of the newest gpu-*.json of each kind of GPU, without MPS and with it."""
     documents = [(path, json.loads(path.read_text(encoding="utf-8")))
                  for path in sorted(folder.glob("gpu-*.json"))]
-    newest_by_mps = {}
+    newest_runs = {}
     for path, document in sorted(documents, key=lambda each: each[1]["date"]):
         if document["gpu_count"] > 0 and not document["is_double"]:
-            newest_by_mps[document.get("mps", False)] = (path, document)
-    if not newest_by_mps:
+            newest_runs[(document["device"], document.get("mps", False))] = (path, document)
+    if not newest_runs:
         return ("## GPUs\n\nNo figure of a GPU has been taken yet. `scripts/package` packs "
                 "`gpu-check`, which takes them.\n")
-    return "\n".join(of_gpu_run(*newest_by_mps[mps]) for mps in sorted(newest_by_mps))
+    return "\n".join(of_gpu_run(*newest_runs[kind]) for kind in sorted(newest_runs))
 
 
 def of_gpu_run(path, document):
     mps = document.get("mps", False)
     report = f"[{path.stem}.md](results/{path.stem}.md)"
-    lines = [GPUS.format(title=", shared by MPS" if mps else "", sharing=SHARING[mps],
+    lines = [GPUS.format(title=f": {document['device']}{', shared by MPS' if mps else ''}", sharing=SHARING[mps],
                          report=report, device=document["device"], count=document["gpu_count"],
                          driver=document["versions"]["driver"],
                          nccl=document["versions"].get("nccl", "none"),

@@ -91,11 +91,11 @@ class ResultsPage(unittest.TestCase):
         self.assertNotIn("7.00 us", page)
         self.assertIn("- A: Newer, 2 cores", page)
 
-    def put_gpu(self, date, median, is_double=False, gpu_count=1, mps=None):
+    def put_gpu(self, date, median, is_double=False, gpu_count=1, mps=None, device="Test GPU"):
         figure = {"name": "copy", "bytes": 8, "in_flight": 1, "ferry": {"median_us": median},
                   "floor": {"median_us": 1.5}, "ratio": 1.5 / median, "goal": 0.95,
                   "meets_goal": False}
-        document = {"gpu_count": gpu_count, "is_double": is_double, "device": "Test GPU",
+        document = {"gpu_count": gpu_count, "is_double": is_double, "device": device,
                     "date": f"{date}T00:00:00+00:00", "commit": "0123456789",
                     "versions": {"driver": "1.2"}, "parts": [{"figures": [figure]}]}
         if mps is not None:
@@ -125,13 +125,23 @@ class ResultsPage(unittest.TestCase):
         self.put_gpu("2026-01-02", 3.0, mps=False)
         self.put_gpu("2026-01-03", 4.0, mps=True)
         self.put_gpu("2026-01-04", 2.0, mps=True)
-        before, _, after = self.written().partition("## GPUs, shared by MPS")
+        before, _, after = self.written().partition("## GPUs: Test GPU, shared by MPS")
         self.assertIn("| copy | 8 | 1 | 3.0 |", before)
         self.assertIn("take turns", before)
         self.assertIn("| copy | 8 | 1 | 2.0 |", after)
         self.assertIn("(results/gpu-2026-01-04-mps.md)", after)
         self.assertNotIn("| 4.0 |", before + after)
         self.assertNotIn("take turns", after)
+
+    def test_each_kind_of_gpu_has_a_section_of_its_own(self):
+        self.put("2026-01-01", [work("host-8", "2026-01-01", [row("Ferry", 1e-6, is_ferry=True)])])
+        self.put_gpu("2026-01-02", 3.0, device="Old GPU")
+        self.put_gpu("2026-01-03", 2.0, device="New GPU")
+        page = self.written()
+        newer, _, older = page.partition("## GPUs: Old GPU")
+        self.assertIn("## GPUs: New GPU", newer)
+        self.assertIn("| copy | 8 | 1 | 2.0 |", newer)
+        self.assertIn("| copy | 8 | 1 | 3.0 |", older)
 
     def test_a_folder_without_files_is_an_error(self):
         code, text = self.run_script("--write", self.root)
