@@ -19,6 +19,7 @@ if(FERRY_UNITY)
     <absl/strings/str_cat.h> <absl/strings/str_format.h> <absl/strings/str_join.h>
     <absl/strings/str_split.h> <absl/synchronization/mutex.h> <absl/synchronization/notification.h>
     <absl/time/clock.h> <absl/time/time.h> <absl/types/span.h>
+    <fmt/core.h>
     <google/protobuf/extension_set.h> <google/protobuf/generated_enum_reflection.h>
     <google/protobuf/generated_message_reflection.h> <google/protobuf/map.h>
     <google/protobuf/map_entry.h> <google/protobuf/map_field_inl.h> <google/protobuf/message.h>
