@@ -11,6 +11,7 @@ Ranks are forks of this process, so torch is imported once; torchrun starts its 
 import argparse
 import ctypes
 import datetime
+import json
 import os
 import re
 import select
@@ -83,6 +84,7 @@ class Coordinator:
             said += piece
         self.port = int(re.search(rb"listening on \S+:(\d+)\n", said).group(1))
         self.host = "127.0.0.1"
+        self.ferry = ferry
 
     def __enter__(self):
         return self
@@ -97,6 +99,19 @@ class Coordinator:
 
     def text(self):
         return os.pread(self.log.fileno(), os.fstat(self.log.fileno()).st_size, 0).decode(errors="replace")
+
+    def wait_until_its_keys_are_gone(self):
+        """Those of the port stay for a moment after the last client has left. The next client of a job is there later
+        than that when people start jobs by hand, and sooner here."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            done = subprocess.run([self.ferry, "status", f"--coordinator={self.host}:{self.port}", "--json"],
+                                  stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE_S)
+            scopes = json.loads(done.stdout)["store_scopes"]
+            if not scopes:
+                return
+            check(time.monotonic() < deadline, f"the keys are still there after {PATIENCE_S} s: {scopes}")
+            time.sleep(0.1)
 
     def store(self, **options):
         options = {"is_master": False, "wait_for_workers": False, "timeout": seconds(60), **options}
@@ -314,16 +329,14 @@ def gloo_group(ferry):
 
 @case
 def two_jobs_on_one_port(ferry):
-    """The second, and the third, get none of the keys of the first. The keys stay for a moment after the last client
-    has left; a job that is launched takes longer than that until its first client is there, unlike forks."""
+    """The second, and the third, get none of the keys of the first."""
     def body(rank):
         sum_of_ranks()
         dist.new_group([0, 1])
     with Coordinator(ferry) as coordinator:
         for job in range(3):
-            if job:
-                time.sleep(3)
             group(coordinator, body)
+            coordinator.wait_until_its_keys_are_gone()
 
 
 @case
@@ -467,6 +480,7 @@ def torchrun_with_the_id_of_a_job_that_has_ended(ferry):
     with Coordinator(ferry) as coordinator:
         for attempt in ("first", "second"):
             equal(torchrun(coordinator, "same"), list("0123"), f"ranks that ended in the {attempt} job")
+            coordinator.wait_until_its_keys_are_gone()
 
 
 @case
