@@ -68,7 +68,14 @@ def merged(old, new, is_adding=False):
 def outcome(goal, works):
     """(the figure, whether it is reached) of a goal; None for both if it cannot be computed.
 
-    `peers` are beginnings of names; the least of their ratios counts, as Ferry has to be ahead of all."""
+    `peers` are beginnings of names; the least of their ratios counts, as Ferry has to be ahead of all. With "most_s"
+    the figure is the time of peers[0] itself; with "flat" its slowest by its fastest."""
+    if "most_s" in goal:
+        times = [row["median"] for name in goal["works"] for row in works.get(name, {}).get("rows", [])
+                 if row["peer"] == goal["peers"][0] and row["median"]]
+        if len(times) < len(goal["works"]):
+            return None, None
+        return max(times), max(times) <= goal["most_s"]
     if goal.get("flat"):
         times = [row["median"] for name in goal["works"] for row in works.get(name, {}).get("rows", [])
                  if row["peer"] == goal["peers"][0] and row["median"]]

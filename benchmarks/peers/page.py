@@ -3,7 +3,7 @@
 import json
 
 from figures import outcome
-from table import line, number, shown
+from table import line, number, shown, wanted
 
 HEAD = """# Results
 
@@ -113,6 +113,9 @@ def goal_cell(name, work, goals):
     for goal in goals:
         if name in goal["works"] and not goal.get("flat"):
             figure, reached = outcome({**goal, "works": [name]}, {name: work})
+            if "most_s" in goal:
+                cells.append(f"{wanted(goal)}: {verdict(figure, reached)}")
+                continue
             peers = "best peer" if len(goal["peers"]) > 2 else " and ".join(goal["peers"])
             told = "" if figure is None else f"{number(figure)} "
             cells.append(f"{peers} >= {number(goal['least'])}: {told}{verdict(figure, reached)}")
@@ -144,8 +147,7 @@ def of_documents(documents, goals, gpus):
     lines = [HEAD, "## Goals", "", line(["goal", "wanted", "figure", ""]), "|---|---|---|---|"]
     for goal in goals:
         figure, reached = outcome(goal, {name: work for name, (work, _) in works.items()})
-        sign = "<=" if goal.get("flat") else ">="
-        lines.append(line([goal["text"], f"{sign} {number(goal['least'])}",
+        lines.append(line([goal["text"], wanted(goal),
                            "-" if figure is None else number(figure), verdict(figure, reached)]))
     lines += ["", "## Cases", "",
               CASES,

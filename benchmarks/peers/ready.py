@@ -22,6 +22,7 @@ PACKAGES = {
     "grpc_pair": ["libgrpc++-dev", "pkg-config", "g++"],
     "wake_floor": ["g++"],
     "tcpstore": ["libtorch-dev", "g++"],
+    "store_driver": ["g++"],
     "etcd_client": ["etcd-server", "libgrpc++-dev", "pkg-config", "g++"],
     "redis": ["redis-server", "redis-tools"],
     "gloo": ["python3-torch", "python3-numpy"],
@@ -32,12 +33,15 @@ PROGRAMS = {
     "tensorpipe_pair": ("g++", ["tensorpipe_pair.cc"], ["-ltensorpipe"]),
     "grpc_pair": ("g++", ["grpc_pair.cc"], ["@grpc++"]),
     "wake_floor": ("g++", ["wake_floor.cc"], []),
-    "tcpstore": ("g++", ["tcpstore.cc"], ["-ltorch_cpu", "-ltorch", "-lc10"]),
+    "tcpstore": ("g++", ["tcpstore.cc"], ["-I/usr/include/torch/csrc/api/include", "-ltorch_cpu", "-ltorch", "-lc10"]),
+    "store_driver": ("g++", ["store_driver.cc"], []),
     "etcd_client": ("g++", ["etcd_client.cc"], ["@grpc++"]),
     "jax_client": ("g++", ["jax_client.cc"], ["@grpc++", "@protobuf"]),
 }
 PROTO = ROOT / "proto/xla_coordination.proto"
-VENVS = {"jax": "jax-0.10.2", "tensorflow": "tensorflow-2.15.1"}
+VENVS = {"jax": "jax-0.10.2", "tensorflow": "tensorflow-2.15.1", "torch": "torch-2.15.0"}
+# Those of some gigabytes, which are not made for a benchmark alone.
+LARGE_VENVS = {"torch-2.15.0"}
 # Ferry's own micro-benchmarks.
 BENCHMARKS = ("coordinator_bench", "exchange_bench")
 GPUS = {"gpu": 1, "gpus": 2}
@@ -98,6 +102,8 @@ def venv_reason(release, folder, may_install):
     """Why there is no such virtual environment, or None; it is made like those of the interop tests."""
     if (folder / release / "ferry-requirements.sha256").exists():
         return None
+    if release in LARGE_VENVS:
+        return f"{release} is not in {folder}: scripts/test --interop=pytorch makes it"
     if not may_install:
         return f"{release} is not in {folder}"
     command = [sys.executable, ROOT / "tests/interop/make_venv.py", folder / release, release]

@@ -115,5 +115,52 @@ def bootstrap(count):
               "the answer before; no devices; verified afterwards")])
 
 
+# The protocol of PyTorch's store, spoken by the same clients to each server.
+TORCH_OPERATIONS = {"set": "a set and a check, since a set has no answer", "get": "a wait and a get, as PyTorch's client does",
+                    "add": "an add", "check": "a check of one key"}
+TORCH_SERVERS = [
+    ("Ferry", ["ferry", "store_driver"], "ferry", "ferry coordinator; verified"),
+    ("PyTorch 2.15", ["torch", "store_driver"], "torch-2.15.0", "its own server (libuv), in C++; verified"),
+    ("PyTorch 1.13", ["gloo", "store_driver"], "1.13", "its own server (poll), in C++; without greetings; verified"),
+    ("floor: raw TCP", ["store_driver"], "floor", "as many bytes there and back; one thread with epoll, which sleeps")]
+
+
+def torch_entries(measure, differs="", releases=("Ferry", "PyTorch 2.15", "PyTorch 1.13", "floor: raw TCP")):
+    return [Entry(peer, needs, lambda tools, kind=kind, peer=peer: [
+        Figure(figure.work, figure.value, is_floor=peer.startswith("floor")) for figure in measure(tools, kind)],
+                  told + differs, is_ferry=peer == "Ferry")
+            for peer, needs, kind, told in TORCH_SERVERS if peer in releases]
+
+
+def torch_kv(tools, kind):
+    one = tools.torch_store(kind, "kv", 1, tools.count(5000))
+    many = tools.torch_store(kind, "kv", 64, tools.count(128000))
+    return [Figure(f"torch-{name}{rate}", load[f"{name}_{what}"]) for name in TORCH_OPERATIONS
+            for rate, load, what in (("", one, "p50_s"), ("-rate", many, "per_s"))]
+
+
+TORCH_KV = Group("torch-kv", [
+    *(Work(f"torch-{name}", f"PyTorch's store: {text}, one client", "us") for name, text in TORCH_OPERATIONS.items()),
+    *(Work(f"torch-{name}-rate", f"PyTorch's store: {name}, 64 clients", "/s", better="more")
+      for name in TORCH_OPERATIONS)],
+                 torch_entries(torch_kv, "; 64: as many connections and one thread; sets by the hundred and a check"))
+
+
+def torch_start(name, title, unit, *words, **options):
+    def measure(tools, kind):
+        return [Figure(name, tools.torch_store(kind, *words)["seconds"])]
+    return Group(name, [Work(name, f"PyTorch's store: {title}", unit)], torch_entries(measure, **options))
+
+
+GREETING = ("Ferry", "PyTorch 2.15", "floor: raw TCP")
+TORCH_STORE = [
+    TORCH_KV,
+    torch_start("torch-gloo-64", "64 ranks of gloo exchange their addresses, three round trips for each pair", "ms",
+                "gloo", 64),
+    torch_start("torch-gloo-512", "512 ranks of gloo exchange their addresses, three round trips for each pair", "ms",
+                "gloo", 512),
+    torch_start("torch-multi-get-512", "512 ranks get 512 keys each, with one call", "ms", "multi_get", 512,
+                releases=GREETING),
+    torch_start("torch-connect-4096", "4096 clients connect and are greeted", "ms", "connect", 4096, releases=GREETING)]
 BARRIERS = [barrier(count) for count in (2, 16, 64, 512)]
 BOOTSTRAP = [bootstrap(count) for count in (64, 512)]

@@ -63,13 +63,19 @@ def of_work(work):
     return lines + [""]
 
 
+def wanted(goal):
+    """Without the figure."""
+    if "most_s" in goal:
+        return f"<= {number(goal['most_s'])} s"
+    return f"{'<=' if goal.get('flat') else '>='} {number(goal['least'])}"
+
+
 def of_goals(goals, works):
     lines = ["**Goals**", "", line(["goal", "figure", "wanted", ""]), "|---|---|---|---|"]
     for goal in goals:
         figure, reached = outcome(goal, works)
-        wanted = f"<= {number(goal['least'])}" if goal.get("flat") else f">= {number(goal['least'])}"
         word = "not measured" if figure is None else "reached" if reached else "MISSED"
-        lines.append(line([goal["text"], "-" if figure is None else number(figure), wanted, word]))
+        lines.append(line([goal["text"], "-" if figure is None else number(figure), wanted(goal), word]))
     return lines + [""]
 
 

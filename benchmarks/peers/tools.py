@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How each peer is run, and how its output is parsed."""
 import dataclasses
+import os
 import pathlib
 import shutil
 import tempfile
@@ -108,6 +109,28 @@ class Tools:
                  "-r", operations, "--csv"]
         with server([*self.on(), *command], port) as pid:
             return outputs.redis(self.run(words, keep=[pid]))
+
+    def without_dns(self, command):
+        """The command, with host names from files alone. PyTorch's server and its clients look up the name of the
+        address of each connection; with many of them queries are lost, and each takes 5 s then."""
+        names = self.programs / "nsswitch.conf"
+        names.write_text("hosts: files\n")
+        as_root = [] if os.geteuid() == 0 else ["--map-root-user"]
+        return ["unshare", "--mount", *as_root, "sh", "-c", 'mount --bind "$0" /etc/nsswitch.conf && exec "$@"', names,
+                *command]
+
+    def torch_store(self, kind, *words):
+        """The clients of store_driver with a server of this kind, which is new: ferry, a Python's PyTorch, or floor."""
+        if kind == "floor":
+            return self.own("store_driver", "floor", *words)
+        port = free_port()
+        if kind == "ferry":
+            command, flags = [self.ferry, "coordinator", f"--listen=127.0.0.1:{port}", "--nodes=1"], []
+        else:
+            python = "/usr/bin/python3" if kind == "1.13" else self.python(kind)
+            command, flags = [python, HERE / "tcpstore_server.py", port], ["--release=1.13"] if kind == "1.13" else []
+        with server([*self.on(), *self.without_dns(command)], port, {"FERRY_LOG_LEVEL": "warn"}) as pid:
+            return self.own("store_driver", *flags, port, *words, keep=[pid])
 
     def micro(self, program, benchmark):
         words = [f"--benchmark_filter={benchmark}"]

@@ -3,7 +3,7 @@
 
 import outputs
 from groups import Figure, Entry, Group, Work
-from stores_works import BARRIERS, BOOTSTRAP, KV
+from stores_works import BARRIERS, BOOTSTRAP, KV, TORCH_OPERATIONS, TORCH_STORE
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -227,7 +227,7 @@ GPU = Group("gpu-64M", [Work("gpu-64M", "64 MiB between GPUs of a host, there an
     gpu("gpu-64M", "CUDA IPC (PyTorch), copy from the other's memory", "ipc")])
 
 GROUPS = [HOST_8, HOST_8_BLOCKING, RATE, HOST_64M, HOST_STREAM, HOST_1G, HANDOFF, TCP_8, TCP_8_BLOCKING, TCP_64M, KV,
-          *BARRIERS, *BOOTSTRAP, GPU]
+          *BARRIERS, *BOOTSTRAP, *TORCH_STORE, GPU]
 
 SHM_PEERS = ["Open MPI", "UCX", "TensorPipe", "gRPC", "Gloo"]
 GOALS = [
@@ -254,6 +254,16 @@ GOALS = [
      "peers": ["TCPStore"], "least": 1},
     {"text": "store, set on our stream: against TCPStore's add", "works": ["kv-set", "kv-set-rate"],
      "peers": ["TCPStore, add"], "least": 1},
+    {"text": "PyTorch's store, one client: against PyTorch", "works": [f"torch-{name}" for name in TORCH_OPERATIONS],
+     "peers": ["PyTorch"], "least": 1},
+    {"text": "PyTorch's store, 64 clients: against PyTorch", "works": [f"torch-{name}-rate" for name in TORCH_OPERATIONS],
+     "peers": ["PyTorch"], "least": 1},
+    {"text": "PyTorch's store, 512 ranks of gloo: against PyTorch", "works": ["torch-gloo-512"], "peers": ["PyTorch"],
+     "least": 2},
+    {"text": "PyTorch's store, 512 ranks with multi_get: seconds", "works": ["torch-multi-get-512"], "peers": ["Ferry"],
+     "most_s": 0.2},
+    {"text": "PyTorch's store, 4096 connections: seconds", "works": ["torch-connect-4096"], "peers": ["Ferry"],
+     "most_s": 2},
     {"text": "barriers of 2 to 512: against JAX's service", "works": [f"barrier-{count}" for count in (2, 16, 64, 512)],
      "peers": ["JAX"], "least": 1},
 ]

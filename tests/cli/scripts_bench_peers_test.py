@@ -153,6 +153,14 @@ class Figures(unittest.TestCase):
         self.assertEqual(figures.outcome(flat, {"w": short, "v": {"rows": [{"peer": "Ferry", "median": 2}]}}), (2, False))
         self.assertEqual(figures.outcome(flat, {"w": short}), (None, None))
 
+    def test_goals_in_seconds_are_those_of_one_row(self):
+        goal = {"text": "t", "works": ["w"], "peers": ["Ferry"], "most_s": 0.2}
+        told = {"w": {"rows": [{"peer": "Ferry", "median": 0.1}, {"peer": "Ferry, slow", "median": 9}]}}
+        self.assertEqual(figures.outcome(goal, told), (0.1, True))
+        self.assertEqual(figures.outcome({**goal, "most_s": 0.05}, told), (0.1, False))
+        self.assertEqual(figures.outcome({**goal, "works": ["w", "v"]}, told), (None, None))
+        self.assertEqual(table.of_goals([goal], told)[4], "| t | 0.10 | <= 0.20 s | reached |")
+
     def test_goals_name_works_and_peers_that_exist(self):
         known = {work.name: each for each in works.GROUPS for work in each.works}
         peers = [row.peer for each in works.GROUPS for row in each.entries] + ["TCPStore, add"]
