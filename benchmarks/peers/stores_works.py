@@ -134,7 +134,7 @@ def torch_entries(measure, differs="", releases=("Ferry", "PyTorch 2.15", "PyTor
 
 def torch_kv(tools, kind):
     one = tools.torch_store(kind, "kv", 1, tools.count(5000))
-    many = tools.torch_store(kind, "kv", 64, tools.count(128000))
+    many = tools.torch_store(kind, "kv", 64, tools.count(32000))
     return [Figure(f"torch-{name}{rate}", load[f"{name}_{what}"]) for name in TORCH_OPERATIONS
             for rate, load, what in (("", one, "p50_s"), ("-rate", many, "per_s"))]
 
