@@ -333,6 +333,8 @@ def two_jobs_on_one_port(ferry):
     def body(rank):
         sum_of_ranks()
         dist.new_group([0, 1])
+        # A rank that left now could end its connections before the other has verified them.
+        dist.barrier()
     with Coordinator(ferry) as coordinator:
         for job in range(3):
             group(coordinator, body)
