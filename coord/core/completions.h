@@ -50,7 +50,9 @@ enum class WaitKind : uint64_t {
   kAlive,
   kEnumerate,
   kFailJoining,
-  kWatchJoining
+  kWatchJoining,
+  // A wait in a Lighthouse; a Coordinator has none.
+  kQuorum
 };
 
 class WaitIds final {

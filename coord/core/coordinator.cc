@@ -316,6 +316,8 @@ bool Coordinator::Cancel(WaitId wait) {
     case WaitKind::kFailJoining:
     case WaitKind::kWatchJoining:
       return join_failures_.Cancel(wait, why);
+    case WaitKind::kQuorum:
+      break;
   }
   return false;
 }

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+// Lighthouse: the replicas of a torchft job, their heartbeats, and the calls that wait for a
+// quorum.
+#ifndef FERRY_COORD_LIGHTHOUSE_LIGHTHOUSE_H_
+#define FERRY_COORD_LIGHTHOUSE_LIGHTHOUSE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/container/btree_map.h"
+#include "absl/container/btree_set.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/functional/any_invocable.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+
+#include "base/clock.h"
+#include "base/table_sizes.h"
+#include "coord/core/completions.h"
+#include "coord/core/types.h"
+#include "coord/lighthouse/quorum_rules.h"
+
+namespace ferry::coord {
+
+// A replica, for status reports.
+struct ReplicaReport {
+  std::string id;
+  // From its pending call; otherwise from the quorum.
+  std::string address;
+  int64_t step = 0;
+  bool is_in_quorum = false;
+  // It waits for a quorum, for this long.
+  bool has_joined = false;
+  absl::Duration joined_for;
+  // Its heartbeats come.
+  bool is_healthy = false;
+  // Infinite if it has been forgotten.
+  absl::Duration heartbeat_age;
+};
+
+struct LighthouseReport {
+  // No client has ever called.
+  bool is_unused = true;
+  // That of the latest quorum; 0 if there was none.
+  int64_t quorum_id = 0;
+  size_t quorum_size = 0;
+  absl::Duration quorum_age;
+  // Why those that have joined have no quorum; empty if none waits.
+  std::string waits_for;
+  // All replicas that are known or in the quorum, ordered by id, up to the limit of the call.
+  std::vector<ReplicaReport> replicas;
+  size_t replica_count = 0;
+};
+
+// Not thread-safe. Pure: time comes from `clock`, and callbacks go to `completions`; both outlive
+// it. The rules are DecideQuorum's.
+//
+// A pending call is a joined replica. A call that is cancelled, or whose time is over, takes it
+// back, unless another call of the replica is pending: torchft's server keeps it, and can form a
+// quorum with a member that no longer listens. A replica that a quorum lacks, because of
+// shrink_only or because it sends no heartbeats, waits on as if it had just joined.
+class Lighthouse final {
+ public:
+  using JoinCallback = absl::AnyInvocable<void(absl::StatusOr<QuorumPtr>) &&>;
+
+  Lighthouse(LighthouseOptions options, const Clock& clock, Completions& completions)
+      : options_(std::move(options)),
+        clock_(clock),
+        completions_(completions),
+        last_quorum_id_(options_.first_quorum_id - 1) {}
+  Lighthouse(const Lighthouse&) = delete;
+  Lighthouse& operator=(const Lighthouse&) = delete;
+
+  // Counts as a heartbeat, and waits for a quorum that has the replica. Of several calls of a
+  // replica the latest says what it is; all receive the quorum.
+  //   Errors: INVALID_ARGUMENT for an id or a member that is too long; RESOURCE_EXHAUSTED for too
+  //   many replicas or bytes; DEADLINE_EXCEEDED saying why there is no quorum and who is missing;
+  //   ABORTED for the oldest of too many calls of the replica; CANCELLED; UNAVAILABLE stopped.
+  WaitId Join(QuorumMember member, absl::Duration timeout, JoinCallback done);
+  //   Errors: INVALID_ARGUMENT, RESOURCE_EXHAUSTED and UNAVAILABLE as Join.
+  absl::Status Heartbeat(absl::string_view replica_id);
+  // The caller of a Join has gone: its callback gets CANCELLED. Returns false when it is over.
+  bool Cancel(WaitId wait);
+  // Ends all calls, and later ones.
+  void Stop();
+  // Heartbeats could not be received for `stalled`, for reasons outside the replicas.
+  void ExtendHeartbeatDeadlines(absl::Duration stalled);
+
+  // When Advance must be called next; InfiniteFuture if nothing depends on the time.
+  absl::Time NextDeadline() const;
+  void Advance();
+
+  LighthouseReport Report(size_t max_replicas) const;
+  size_t wait_count() const { return waits_.size(); }
+  // "lighthouse...."
+  void AddTableSizes(TableSizes& sizes) const;
+
+ private:
+  struct Call {
+    QuorumMember member;
+    absl::Time since;
+    // As `since`, or later: when a quorum was formed without it.
+    absl::Time joined;
+    absl::Time deadline;
+    JoinCallback done;
+  };
+  struct Replica {
+    absl::Time last_heartbeat;
+    // The last one is the latest.
+    absl::btree_map<WaitId, Call> calls;
+  };
+  using Replicas = absl::btree_map<std::string, Replica>;
+
+  absl::Status CheckRunning() const;
+  // Returns the replica, with its heartbeat.
+  //   Errors: as Heartbeat.
+  absl::StatusOr<Replica*> Touch(absl::string_view replica_id);
+  absl::Status CheckRoom(const QuorumMember& member) const;
+  // Removes the replicas that are silent for `silence` and have no calls.
+  void Forget(absl::Duration silence);
+  // Removes the call and queues its answer.
+  void Finish(Replica& replica, WaitId wait, absl::StatusOr<QuorumPtr> answer);
+  void ExpireCalls();
+  // Forms a quorum if the rules allow one.
+  void Evaluate();
+  void FormQuorum(const std::vector<const QuorumMember*>& members);
+  std::vector<ReplicaView> Views() const;
+
+  // Constant after construction.
+  const LighthouseOptions options_;
+  const Clock& clock_;
+  Completions& completions_;
+
+  WaitIds ids_;
+  bool is_stopped_ = false;
+  bool is_unused_ = true;
+  int64_t last_quorum_id_;
+  // The latest quorum.
+  QuorumPtr previous_;
+  size_t previous_bytes_ = 0;
+  Replicas replicas_;
+  // The replica of each pending call.
+  absl::flat_hash_map<WaitId, std::string> waits_;
+  absl::btree_set<std::pair<absl::Time, WaitId>> deadlines_;
+  // The bytes of the members of pending calls.
+  size_t pending_bytes_ = 0;
+  // Meaningful while there are replicas.
+  absl::Time next_tick_ = absl::InfiniteFuture();
+};
+
+}  // namespace ferry::coord
+
+#endif  // FERRY_COORD_LIGHTHOUSE_LIGHTHOUSE_H_
