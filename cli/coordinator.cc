@@ -26,6 +26,7 @@ namespace {
 
 // gRPC counts in milliseconds, and 0 would make it ping continuously.
 constexpr absl::Duration kLeastKeepalive = absl::Milliseconds(10);
+constexpr absl::Duration kLeastQuorumTick = absl::Milliseconds(1);
 constexpr absl::Duration kLeastSessionIdleTimeout = absl::Seconds(1);
 
 struct CoordinatorFlags {
@@ -85,6 +86,22 @@ void AddMasterLimits(CLI::App& verb, master::MasterOptions& options) {
       "all constants of a session's graph");
   add("--max-feed-bytes", options.max_feed_bytes, "feeds of one call");
   add("--max-all-feed-bytes", options.max_all_feed_bytes, "feeds of all outstanding calls");
+}
+
+void AddLighthouseFlags(CLI::App& verb, coord::LighthouseOptions& options) {
+  const std::string group = "Quorums of torchft";
+  AddLimit(verb, "--lighthouse-min-replicas", options.min_replicas,
+           "replicas that must have joined to form a quorum")
+      ->group(group);
+  AddDuration(verb, "--lighthouse-join-timeout", options.join_timeout,
+              "how long they wait for others that send heartbeats but have not joined")
+      ->group(group);
+  AddDuration(verb, "--lighthouse-quorum-tick", options.quorum_tick,
+              "how often it is checked whether a quorum can be formed", kLeastQuorumTick)
+      ->group(group);
+  AddDuration(verb, "--lighthouse-heartbeat-timeout", options.heartbeat_timeout,
+              "a replica that is silent for longer is considered dead", kLeastHeartbeatTimeout)
+      ->group(group);
 }
 
 absl::StatusOr<int> Serve(CoordinatorFlags& flags) {
@@ -170,6 +187,7 @@ Verb AddCoordinatorVerb(CLI::App& app) {
               "close it when the probe is not acknowledged within this time", kLeastKeepalive);
   AddDuration(verb, "--store-idle-timeout", flags->server.tcp_store_idle_timeout,
               "PyTorch's store on this port is emptied when it has had no client for this long");
+  AddLighthouseFlags(verb, flags->server.lighthouse);
   return [flags, heartbeat_timeout]() -> absl::StatusOr<int> {
     flags->server.coordinator.heartbeat_timeout_is_limit = heartbeat_timeout->count() > 0;
     if (flags->nodes == 0 && flags->job.find(':') == std::string::npos) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // ferry status --json.
+#include <optional>
 #include <string>
 
 #include <nlohmann/json.hpp>
@@ -84,6 +85,28 @@ Json StoreScope(const coord::StoreScopeStatus& scope) {
           {"missing", std::move(missing)}};
 }
 
+// Null if no client of torchft's has ever called.
+Json Lighthouse(const std::optional<coord::LighthouseStatus>& lighthouse) {
+  if (!lighthouse.has_value()) return nullptr;
+  Json replicas = Json::array();
+  for (const coord::ReplicaStatus& replica : lighthouse->replicas) {
+    replicas.push_back({{"replica_id", replica.id},
+                        {"address", replica.address},
+                        {"step", replica.step},
+                        {"in_quorum", replica.is_in_quorum},
+                        {"joined", replica.has_joined},
+                        {"joined_for_s", Seconds(replica.joined_for)},
+                        {"healthy", replica.is_healthy},
+                        {"heartbeat_age_s", Seconds(replica.heartbeat_age)}});
+  }
+  return {{"quorum_id", lighthouse->quorum_id},
+          {"quorum_size", lighthouse->quorum_size},
+          {"quorum_age_s", Seconds(lighthouse->quorum_age)},
+          {"waits_for", lighthouse->waits_for},
+          {"replica_count", lighthouse->replica_count},
+          {"replicas", std::move(replicas)}};
+}
+
 }  // namespace
 
 std::string FormatStatusJson(const JobView& view, const std::string& coordinator) {
@@ -110,6 +133,7 @@ std::string FormatStatusJson(const JobView& view, const std::string& coordinator
                          {"bytes", status.stored_bytes},
                          {"revision", status.store_revision}}},
                        {"store_scopes", std::move(scopes)},
+                       {"lighthouse", Lighthouse(status.lighthouse)},
                        {"parked_waits", status.parked_waits},
                        {"dropped_waits", status.dropped_waits},
                        {"anonymous_waits", Waits(status.anonymous_waits)},

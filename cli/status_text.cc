@@ -15,6 +15,7 @@
 
 #include "base/ranges.h"
 #include "base/text.h"
+#include "cli/status_lighthouse.h"
 #include "cli/status_scopes.h"
 #include "cli/table.h"
 #include "launch/printable.h"
@@ -246,6 +247,7 @@ std::string FormatStatusText(const JobView& view, const std::string& coordinator
     absl::StrAppend(&text, "\n  others wait for: ", DescribeWaits(status.anonymous_waits), "\n");
   }
   text += FormatScopesText(status.store_scopes, max_lines);
+  text += FormatLighthouseText(status.lighthouse, max_lines);
   text += FormatTransfersText(view.transfers, max_lines);
   absl::StrAppend(&text, "\n  store        ", Count(status.key_count, "key"), ", ",
                   ShortBytes(static_cast<double>(status.stored_bytes)), "; ",

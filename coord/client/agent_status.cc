@@ -43,6 +43,27 @@ StoreScopeStatus ReadStoreScope(const v1::StoreScope& scope) {
   return out;
 }
 
+LighthouseStatus ReadLighthouse(const v1::LighthouseStatus& message) {
+  LighthouseStatus out{.quorum_id = message.quorum_id(),
+                       .quorum_size = message.quorum_size(),
+                       .quorum_age = absl::Milliseconds(message.quorum_age_ms()),
+                       .waits_for = message.waits_for()};
+  out.replica_count = message.replica_count();
+  for (const v1::ReplicaStatus& replica : message.replicas()) {
+    out.replicas.push_back({.id = replica.replica_id(),
+                            .address = replica.address(),
+                            .step = replica.step(),
+                            .is_in_quorum = replica.in_quorum(),
+                            .has_joined = replica.joined(),
+                            .joined_for = absl::Milliseconds(replica.joined_for_ms()),
+                            .is_healthy = replica.healthy(),
+                            .heartbeat_age = replica.heartbeat_age_ms() < 0
+                                                 ? absl::InfiniteDuration()
+                                                 : absl::Milliseconds(replica.heartbeat_age_ms())});
+  }
+  return out;
+}
+
 }  // namespace
 
 TaskStatus ReadTaskStatus(const v1::TaskInfo& task) {
@@ -97,6 +118,7 @@ JobStatus ReadJobStatus(const v1::JobStatus& message) {
   for (const v1::StoreScope& scope : message.store_scopes()) {
     out.store_scopes.push_back(ReadStoreScope(scope));
   }
+  if (message.has_lighthouse()) out.lighthouse = ReadLighthouse(message.lighthouse());
   return out;
 }
 

@@ -4,6 +4,7 @@
 #define FERRY_COORD_CORE_JOB_STATUS_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -91,6 +92,34 @@ struct StoreScopeStatus {
   std::vector<MissingStoreKeyStatus> missing;
 };
 
+// A replica group of torchft.
+struct ReplicaStatus {
+  std::string id;
+  std::string address;
+  int64_t step = 0;
+  // It is a member of the latest quorum.
+  bool is_in_quorum = false;
+  // It waits for the next one, for this long.
+  bool has_joined = false;
+  absl::Duration joined_for;
+  // Its heartbeats come.
+  bool is_healthy = false;
+  // InfiniteDuration if it has been forgotten.
+  absl::Duration heartbeat_age;
+};
+
+// The quorums of torchft.
+struct LighthouseStatus {
+  // That of the latest quorum; 0 if there was none.
+  int64_t quorum_id = 0;
+  int64_t quorum_size = 0;
+  absl::Duration quorum_age;
+  // Why the replicas that have joined have no quorum yet; empty if none waits.
+  std::string waits_for;
+  std::vector<ReplicaStatus> replicas;
+  int64_t replica_count = 0;
+};
+
 struct JobStatus {
   std::vector<TaskStatus> tasks;
   std::vector<BarrierStatus> barriers;
@@ -109,6 +138,8 @@ struct JobStatus {
   bool topology_complete = false;
   // Empty if the coordinator is of a version without them.
   std::vector<StoreScopeStatus> store_scopes;
+  // Absent if no client of torchft's has ever called.
+  std::optional<LighthouseStatus> lighthouse;
 };
 
 }  // namespace ferry::coord

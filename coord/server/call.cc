@@ -75,6 +75,15 @@ absl::Status Frontend::CheckCallers(const UnaryCall& call) {
   });
 }
 
+void Frontend::Drop(WaitId wait) {
+  const bool is_quorum = WaitIds::Kind(wait) == WaitKind::kQuorum;
+  const bool is_dropped =
+      is_quorum
+          ? cancel_quorum_ && cancel_quorum_(wait)
+          : executor_.Run([wait](Coordinator& coordinator) { return coordinator.Cancel(wait); });
+  if (is_dropped) CountDroppedWait();
+}
+
 void Frontend::NotePoll(const std::string& address, TaskId task) {
   // As in NoteCaller: the failure of a task that is dropped here is detected by its heartbeats.
   constexpr size_t kMaxAddresses = 100'000;

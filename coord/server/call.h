@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,6 +20,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
 
 #include "coord/core/coordinator_executor.h"
 #include "coord/core/types.h"
@@ -70,12 +72,18 @@ class Frontend final {
   // Reports those of the tasks to the coordinator that have not polled again since.
   void TellLost(const std::vector<LostPoll>& polls) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Deferred calls dropped because the client disconnected, cancelled or timed out.
+  // Set before the first call: cancels a wait of WaitKind::kQuorum, which is not the coordinator's.
+  void SetCancelQuorum(std::function<bool(WaitId)> cancel) { cancel_quorum_ = std::move(cancel); }
+  // The client of a deferred call has disconnected, cancelled or timed out: ends its wait.
+  void Drop(WaitId wait);
+  // The waits that ended so, here and in sessions.
   int64_t dropped_waits() const { return dropped_waits_.load(std::memory_order_relaxed); }
   void CountDroppedWait() { dropped_waits_.fetch_add(1, std::memory_order_relaxed); }
 
  private:
   CoordinatorExecutor& executor_;
+  // Constant once in use.
+  std::function<bool(WaitId)> cancel_quorum_;
   std::atomic<int64_t> dropped_waits_{0};
   // Acquired after the executor's lock, if both are held.
   mutable absl::Mutex mu_;
@@ -99,6 +107,8 @@ class UnaryCall {
  public:
   // The remote address in gRPC's format, such as "ipv4:10.0.0.7:41234".
   virtual std::string peer() const = 0;
+  // How long the client will still wait, by its own deadline; infinite if it has none.
+  virtual absl::Duration TimeLeft() const = 0;
   // Sends `response` if the status is OK. Not with a lock held.
   virtual void Answer(grpc::Status status, grpc::ByteBuffer response) = 0;
 
@@ -106,10 +116,11 @@ class UnaryCall {
   void Reply(const google::protobuf::MessageLite& message) {
     Answer(grpc::Status::OK, SerializeMessage(message));
   }
-  // Calls `body(coordinator, DeferredCall*)` on the executor. It returns the WaitId of the pending
-  // call, or a plain error that ends it; completions that it queues may answer the call.
-  template <typename Body>
-  void Park(CoordinatorExecutor& executor, Body&& body);
+  // Calls `body(object, DeferredCall*)` on the executor, whose `object` is a Coordinator or a
+  // Lighthouse. It returns the WaitId of the pending call, or a plain error that ends it;
+  // completions that it queues may answer the call.
+  template <typename Executor, typename Body>
+  void Park(Executor& executor, Body&& body);
 
  protected:
   ~UnaryCall() = default;
@@ -125,11 +136,11 @@ class DeferredCall : public UnaryCall {
   virtual void SetWait(WaitId wait) = 0;
 };
 
-template <typename Body>
-void UnaryCall::Park(CoordinatorExecutor& executor, Body&& body) {
+template <typename Executor, typename Body>
+void UnaryCall::Park(Executor& executor, Body&& body) {
   DeferredCall* const call = Keep();
-  const absl::StatusOr<WaitId> wait = executor.Run(
-      [&](Coordinator& coordinator) { return absl::StatusOr<WaitId>(body(coordinator, call)); });
+  const absl::StatusOr<WaitId> wait =
+      executor.Run([&](auto& object) { return absl::StatusOr<WaitId>(body(object, call)); });
   if (!wait.ok()) return call->Finish(ToGrpcStatus(wait.status()));
   call->SetWait(*wait);
 }

@@ -22,6 +22,8 @@ namespace {
 
 // Limits how often pieces of a large frame count as signs of life.
 constexpr absl::Duration kAlivePeriod = absl::Milliseconds(200);
+// torchft's replicas in a job's status.
+constexpr size_t kMaxReportedReplicas = 1024;
 // Waits and missing keys in a job's status, for each PyTorch store.
 constexpr size_t kMaxReportedWaits = 64;
 
@@ -167,9 +169,15 @@ void ControlRequests::ExecuteWithoutLock(RequestResults& out) {
       case v1::Request::kGetJobStatus: {
         const auto reply = std::find_if(out.replies.begin(), out.replies.end(),
                                         [id](const v1::Reply& r) { return r.request_id() == id; });
-        if (reply == out.replies.end() || shared_.tcp_store.server == nullptr) break;
-        FillStoreScopes(shared_.tcp_store.server->Report(kMaxReportedWaits), SteadyClock().Now(),
-                        *reply->mutable_job_status());
+        if (reply == out.replies.end()) break;
+        v1::JobStatus& status = *reply->mutable_job_status();
+        if (shared_.tcp_store.server != nullptr) {
+          FillStoreScopes(shared_.tcp_store.server->Report(kMaxReportedWaits), SteadyClock().Now(),
+                          status);
+        }
+        if (shared_.lighthouse != nullptr) {
+          FillLighthouse(shared_.lighthouse->Report(kMaxReportedReplicas), status);
+        }
         break;
       }
       case v1::Request::kOpenStore: {

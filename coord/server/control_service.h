@@ -47,6 +47,8 @@ class ControlSessions final {
   void ServeTcpStore(TcpStoreServer& server, std::string listen) {
     shared_.tcp_store = {&server, std::move(listen)};
   }
+  // Adds the lighthouse to the job's status. Called before Open; it outlives all streams.
+  void ReportLighthouse(LighthouseServer& lighthouse) { shared_.lighthouse = &lighthouse; }
 
   // Returns the session that `hello` refers to, new or existing, to attach a stream to.
   //   Errors: INVALID_ARGUMENT unknown node; ABORTED the session no longer exists; ALREADY_EXISTS

@@ -146,4 +146,27 @@ void FillStoreScopes(const std::vector<TcpStoreScopeReport>& scopes, absl::Time 
   }
 }
 
+void FillLighthouse(const LighthouseReport& report, v1::JobStatus& status) {
+  if (report.is_unused) return;
+  v1::LighthouseStatus& out = *status.mutable_lighthouse();
+  out.set_quorum_id(report.quorum_id);
+  out.set_quorum_size(static_cast<int64_t>(report.quorum_size));
+  out.set_quorum_age_ms(absl::ToInt64Milliseconds(report.quorum_age));
+  out.set_waits_for(report.waits_for);
+  out.set_replica_count(static_cast<int64_t>(report.replica_count));
+  for (const ReplicaReport& replica : report.replicas) {
+    v1::ReplicaStatus& line = *out.add_replicas();
+    line.set_replica_id(replica.id);
+    line.set_address(replica.address.substr(0, kMaxShownKeyBytes));
+    line.set_step(replica.step);
+    line.set_in_quorum(replica.is_in_quorum);
+    line.set_joined(replica.has_joined);
+    line.set_joined_for_ms(absl::ToInt64Milliseconds(replica.joined_for));
+    line.set_healthy(replica.is_healthy);
+    line.set_heartbeat_age_ms(replica.heartbeat_age == absl::InfiniteDuration()
+                                  ? -1
+                                  : absl::ToInt64Milliseconds(replica.heartbeat_age));
+  }
+}
+
 }  // namespace ferry::coord

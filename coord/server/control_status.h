@@ -10,6 +10,7 @@
 
 #include "coord/core/coordinator.h"
 #include "coord/core/types.h"
+#include "coord/lighthouse/lighthouse.h"
 #include "coord/server/tcp_store_server.h"
 #include "proto/ferry_control.pb.h"
 
@@ -22,6 +23,8 @@ void FillTaskInfo(const Coordinator& coordinator, const TaskInfo& info, v1::Task
 // Adds the PyTorch stores. Needs no lock.
 void FillStoreScopes(const std::vector<TcpStoreScopeReport>& scopes, absl::Time now,
                      v1::JobStatus& status);
+// Adds torchft's lighthouse, unless no client has ever called it. Needs no lock.
+void FillLighthouse(const LighthouseReport& report, v1::JobStatus& status);
 
 }  // namespace ferry::coord
 

@@ -74,6 +74,15 @@ TcpStoreLimits LimitsOfRequests(const CoordinatorOptions& options) {
   return limits;
 }
 
+// A torchft job lives on when its lighthouse is started again. Its groups make new connections when
+// the id of the quorum changes, through keys in their stores that contain the id; so an id of an
+// earlier lighthouse must not return. The time in milliseconds is beyond those, unless ids have
+// changed more often than that.
+LighthouseOptions WithFirstQuorumId(LighthouseOptions options) {
+  options.first_quorum_id = absl::ToUnixMillis(absl::Now());
+  return options;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Create(
@@ -108,6 +117,7 @@ absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Create(
   const size_t host_bytes = std::min(options.listen.rfind(':'), options.listen.size());
   self->sessions_.ServeTcpStore(*self->tcp_store_,
                                 absl::StrCat(options.listen.substr(0, host_bytes), ":0"));
+  self->sessions_.ReportLighthouse(self->lighthouse_);
   direct.tcp_store = [tcp_store = self->tcp_store_.get()](UniqueFd connection) {
     tcp_store->Take(std::move(connection));
   };
@@ -128,6 +138,7 @@ absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Create(
     acceptor->HandleNewConnection(&parameters);
   };
   FERRY_ASSIGN_OR_RETURN(self->direct_, DirectControl::Create(self->sessions_, std::move(direct)));
+  self->lighthouse_.Serve(self->frontend_, self->generic_method_table_, self->direct_->loop());
   FERRY_ASSIGN_OR_RETURN(self->accept_loop_, SocketLoop::Create("ferry-accept"));
   self->watch_ = std::make_unique<ConnectionWatch>(
       self->direct_->loop(),
@@ -188,6 +199,7 @@ CoordinatorServer::CoordinatorServer(std::unique_ptr<Coordinator> coordinator,
       executor_(std::move(coordinator)),
       frontend_(executor_),
       generic_method_table_(frontend_),
+      lighthouse_(WithFirstQuorumId(options.lighthouse)),
       sessions_(frontend_, options.check_end_job) {}
 
 CoordinatorServer::~CoordinatorServer() { Stop(); }
@@ -196,6 +208,7 @@ void CoordinatorServer::Stop() {
   if (server_ == nullptr) return;
   FERRY_LOG_INFO(kCoord, "coordinator is stopping: address={}", address_);
   executor_.Run([](Coordinator& coordinator) { coordinator.Stop(); });
+  lighthouse_.Stop();
   sessions_.CloseAll(absl::UnavailableError("the coordinator is stopping"));
   // Closes the port; no connection is passed on after this.
   accept_loop_->End();

@@ -22,6 +22,7 @@
 #include "coord/server/connection_watch.h"
 #include "coord/server/control_service.h"
 #include "coord/server/direct_control.h"
+#include "coord/server/lighthouse_server.h"
 #include "coord/server/tcp_store_server.h"
 #include "coord/server/unary_service.h"
 #include "coord/wire/device_info_proto.h"
@@ -51,6 +52,8 @@ struct ServerOptions {
   // The store of the coordinator's port begins anew when it has had no client for this long. See
   // TcpStoreScopes.
   absl::Duration tcp_store_idle_timeout = absl::Seconds(1);
+  // The quorums of torchft. The id of the first one is set by Create.
+  LighthouseOptions lighthouse;
   // How long Stop waits for pending answers to be sent.
   absl::Duration stop_grace = absl::Seconds(2);
   // Creates additional services for the same port; what they need outlives the server.
@@ -61,8 +64,8 @@ struct ServerOptions {
 
 // Thread-safe. Serves xla.DistributedRuntimeService, tensorflow.CoordinationService,
 // xla.coordination.CoordinationService, ferry.v1.Control, gRPC health checking and reflection, all
-// over one Coordinator. Threads: gRPC's own, the executor's timer, one that accepts, and one for
-// the agents' connections.
+// over one Coordinator; and torchft.LighthouseService. Threads: gRPC's own, the executor's timer,
+// one that accepts, and one for the agents' connections.
 class CoordinatorServer final {
  public:
   // Creates the server, already listening.
@@ -80,6 +83,7 @@ class CoordinatorServer final {
   CoordinatorExecutor& executor() { return executor_; }
   Frontend& frontend() { return frontend_; }
   TcpStoreServer& tcp_store() { return *tcp_store_; }
+  LighthouseServer& lighthouse() { return lighthouse_; }
 
   // Ends pending calls as described in docs/protocols.md, then closes the port. Blocks for at most
   // about stop_grace. A second call does nothing.
@@ -93,6 +97,7 @@ class CoordinatorServer final {
   Frontend frontend_;
   DeviceInfoMerger devices_;
   GenericMethodTable generic_method_table_;
+  LighthouseServer lighthouse_;
   ControlSessions sessions_;
   std::vector<std::unique_ptr<grpc::Service>> services_;
   std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor_;

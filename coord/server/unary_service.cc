@@ -3,6 +3,7 @@
 #include "coord/server/unary_service.h"
 
 #include <atomic>
+#include <chrono>
 #include <utility>
 
 #include <grpcpp/server_context.h>
@@ -11,6 +12,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 
 #include "base/text.h"
 
@@ -25,12 +27,16 @@ class CallState final {
   void Park(WaitId wait) {
     if (wait == kNoWait) return;
     uint64_t before = kRunning;
-    if (!state_.compare_exchange_strong(before, wait.value()) && before == kDropped) Cancel(wait);
+    if (!state_.compare_exchange_strong(before, wait.value()) && before == kDropped) {
+      frontend_.Drop(wait);
+    }
   }
   // The client disconnected, cancelled, or timed out.
   void Drop() {
     const uint64_t before = state_.exchange(kDropped);
-    if (before != kRunning && before != kAnswered && before != kDropped) Cancel(WaitId(before));
+    if (before != kRunning && before != kAnswered && before != kDropped) {
+      frontend_.Drop(WaitId(before));
+    }
   }
   void NoteAnswered() { state_.store(kAnswered); }
 
@@ -45,15 +51,15 @@ class CallState final {
   static constexpr uint64_t kDropped = ~uint64_t{0};
   static constexpr uint64_t kAnswered = kDropped - 1;
 
-  void Cancel(WaitId wait) {
-    const bool is_dropped = frontend_.executor().Run(
-        [&](Coordinator& coordinator) { return coordinator.Cancel(wait); });
-    if (is_dropped) frontend_.CountDroppedWait();
-  }
-
   Frontend& frontend_;
   std::atomic<uint64_t> state_{kRunning};
 };
+
+absl::Duration TimeUntil(std::chrono::system_clock::time_point deadline) {
+  // gRPC's value for a call without a deadline.
+  if (deadline == std::chrono::system_clock::time_point::max()) return absl::InfiniteDuration();
+  return absl::FromChrono(deadline - std::chrono::system_clock::now());
+}
 
 // A deferred call of a method in gRPC's table. Deletes itself when it is over.
 class RegisteredDeferredCall final : public grpc::ServerUnaryReactor, public DeferredCall {
@@ -63,6 +69,7 @@ class RegisteredDeferredCall final : public grpc::ServerUnaryReactor, public Def
       : context_(context), response_(response), state_(frontend) {}
 
   std::string peer() const override { return context_->peer(); }
+  absl::Duration TimeLeft() const override { return TimeUntil(context_->deadline()); }
   void SetWait(WaitId wait) override { state_.Park(wait); }
   void Answer(grpc::Status status, grpc::ByteBuffer response) override {
     state_.NoteAnswered();
@@ -90,6 +97,7 @@ class RegisteredCall final : public UnaryCall {
       : frontend_(frontend), context_(context), response_(response) {}
 
   std::string peer() const override { return context_->peer(); }
+  absl::Duration TimeLeft() const override { return TimeUntil(context_->deadline()); }
   void Answer(grpc::Status status, grpc::ByteBuffer response) override {
     response_->Swap(&response);
     reactor_ = context_->DefaultReactor();
@@ -123,6 +131,7 @@ class GenericCall final : public Stream, public DeferredCall {
   }
 
   std::string peer() const override { return context_->peer(); }
+  absl::Duration TimeLeft() const override { return TimeUntil(context_->deadline()); }
   void SetWait(WaitId wait) override { state_.Park(wait); }
   void Answer(grpc::Status status, grpc::ByteBuffer response) override {
     state_.NoteAnswered();

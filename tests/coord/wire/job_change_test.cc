@@ -53,6 +53,7 @@ class FakeCall final : public DeferredCall {
     RunBetween();
     return peer_;
   }
+  absl::Duration TimeLeft() const override { return absl::InfiniteDuration(); }
   void SetWait(WaitId wait) override { wait_ = wait; }
   void Answer(grpc::Status status, grpc::ByteBuffer response) override {
     EXPECT_FALSE(is_answered_);
