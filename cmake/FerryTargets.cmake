@@ -6,7 +6,7 @@
 set(FERRY_LAYERS base proto topology tensor net coord gpu transport rendezvous node api
                  tensorflow/graph tensorflow/worker tensorflow/master tensorflow/node_worker launch
                  cli doctor bench)
-set(FERRY_INNER_LAYERS coord/core coord/tcpstore coord/lighthouse coord/wire coord/client coord/server)
+set(FERRY_INNER_LAYERS coord/core coord/tcpstore coord/lighthouse coord/elastic coord/wire coord/client coord/server)
 
 # ferry_library(FOLDER SOURCES a.cc... [DEPS base...] [PRIVATE_DEPS net...] [EXTERNAL absl::status...] [PUBLIC_API])
 #   The library is named after the last part of FOLDER. DEPS: others, passed on to users of this one; PRIVATE_DEPS: others that

@@ -1,0 +1,522 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rounds: who is in the next one, and when it begins.
+#include "coord/elastic/elastic_rendezvous.h"
+
+#include <algorithm>
+#include <tuple>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+#include "base/logging.h"
+#include "base/ranges.h"
+#include "base/text.h"
+
+namespace ferry::coord {
+namespace {
+
+// Names in an error.
+constexpr size_t kMaxNames = 16;
+constexpr absl::Duration kMinHeartbeatTimeout = absl::Seconds(1);
+
+std::string RunText(const ElasticRunId& id) {
+  return absl::StrCat(id.is_group ? "group " : "run ", Quoted(id.name));
+}
+
+std::string Names(const std::vector<std::string>& names) {
+  const size_t shown = std::min(names.size(), kMaxNames);
+  std::string text = absl::StrJoin(names.begin(), names.begin() + static_cast<long>(shown), ", ");
+  if (names.size() > shown) absl::StrAppend(&text, " and ", names.size() - shown, " more");
+  return text;
+}
+
+std::string AgentText(const ElasticJoin& join) {
+  return absl::StrCat(Quoted(join.host), " (", Quoted(join.agent), ")");
+}
+
+std::string SizesText(int min_nodes, int max_nodes) {
+  return min_nodes == max_nodes ? absl::StrCat(min_nodes)
+                                : absl::StrCat(min_nodes, " to ", max_nodes);
+}
+
+std::string NodesText(long long count) {
+  return absl::StrCat(count, count == 1 ? " node" : " nodes");
+}
+
+absl::Status CheckName(absl::string_view what, absl::string_view name) {
+  if (name.empty()) return absl::InvalidArgumentError(absl::StrCat("the ", what, " is empty"));
+  if (name.size() <= ElasticRendezvous::kMaxNameBytes) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("the ", what, " has ", name.size(),
+                                                 " bytes; it may have ",
+                                                 ElasticRendezvous::kMaxNameBytes));
+}
+
+absl::Status CheckTimeout(absl::string_view what, absl::Duration timeout, absl::Duration least) {
+  if (timeout >= least && timeout <= ElasticRendezvous::kMaxTimeout) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "the ", what, " timeout is ", absl::FormatDuration(timeout), "; it may be ",
+      absl::FormatDuration(least), " to ", absl::FormatDuration(ElasticRendezvous::kMaxTimeout)));
+}
+
+}  // namespace
+
+absl::Status ElasticRendezvous::CheckJoin(const ElasticJoin& join) const {
+  for (const absl::Status& status :
+       {CheckName("run id", join.run.name), CheckName("agent's id", join.agent),
+        CheckName("host", join.host),
+        CheckTimeout("last call", join.last_call_timeout, absl::ZeroDuration()),
+        CheckTimeout("join", join.join_timeout, absl::Milliseconds(1)),
+        CheckTimeout("heartbeat", join.heartbeat_timeout, kMinHeartbeatTimeout)}) {
+    if (!status.ok()) return status;
+  }
+  if (join.min_nodes < 1 || join.max_nodes < join.min_nodes || join.max_nodes > kMaxNodes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(RunText(join.run), ": ", AgentText(join), " asks for ", join.min_nodes, " to ",
+                     join.max_nodes, " nodes; there may be 1 to ", kMaxNodes));
+  }
+  if (!join.run.is_group) return absl::OkStatus();
+  if (join.min_nodes != join.max_nodes || join.rank < 0 || join.rank >= join.max_nodes) {
+    return absl::InvalidArgumentError(absl::StrCat(RunText(join.run), ": rank ", join.rank, " of ",
+                                                   AgentText(join), " is not one of 0 to ",
+                                                   join.max_nodes - 1));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ElasticRendezvous::CheckRun(const Run& run, const ElasticJoin& join) const {
+  if (run.is_closed) {
+    std::vector<std::string> left;
+    for (const auto& [name, agent] : run.agents) left.push_back(AgentText(agent.join));
+    return absl::FailedPreconditionError(absl::StrCat(
+        RunText(join.run), " was closed by ", run.closed_by,
+        ", so that no node may join it; another run may have its id when all nodes have left",
+        left.empty() ? "" : absl::StrCat(", which ", Names(left), " did not do yet")));
+  }
+  for (const auto& [name, agent] : run.agents) {
+    if (name == join.agent || (join.run.is_group && !agent.done)) continue;
+    if (run.min_nodes != join.min_nodes || run.max_nodes != join.max_nodes) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          RunText(join.run), " has ", SizesText(run.min_nodes, run.max_nodes), " nodes, as ",
+          AgentText(agent.join), " says, but ", AgentText(join), " asks for ",
+          SizesText(join.min_nodes, join.max_nodes), "; runs at the same time need different ids"));
+    }
+    if (join.run.is_group && agent.join.rank == join.rank && !agent.is_detached) {
+      return absl::AlreadyExistsError(
+          absl::StrCat(RunText(join.run), ": rank ", join.rank, " of ", AgentText(join),
+                       " has joined already, from ", AgentText(agent.join),
+                       "; groups at the same time need different run ids"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+void ElasticRendezvous::Join(ElasticJoin join, uint64_t connection, JoinCallback done) {
+  absl::Status status = CheckJoin(join);
+  auto found = runs_.find(join.run);
+  if (status.ok() && found == runs_.end() && runs_.size() >= options_.max_runs) {
+    status = absl::ResourceExhaustedError(
+        absl::StrCat(RunText(join.run), ": the coordinator has ", runs_.size(), " runs already"));
+  }
+  if (status.ok() && found != runs_.end()) status = CheckRun(found->second, join);
+  const bool is_new =
+      found == runs_.end() || found->second.agents.find(join.agent) == found->second.agents.end();
+  if (status.ok() && is_new && agents_ >= options_.max_agents) {
+    status = absl::ResourceExhaustedError(absl::StrCat(RunText(join.run), ": the coordinator has ",
+                                                       agents_, " agents of PyTorch already"));
+  }
+  if (!status.ok()) return completions_.Post(std::move(done), absl::StatusOr<ElasticPlace>(status));
+
+  if (found == runs_.end()) found = runs_.emplace(join.run, Run()).first;
+  const ElasticRunId& id = found->first;
+  Run& run = found->second;
+  if (id.is_group) {
+    // Its place is taken by this process; nothing reads the answer.
+    for (auto other = run.agents.begin(); other != run.agents.end(); ++other) {
+      if (other->first == join.agent || !other->second.done) continue;
+      if (other->second.join.rank != join.rank) continue;
+      Remove(run, other, absl::UnavailableError("another process has joined with the rank"), true);
+      break;
+    }
+  }
+  const absl::Time now = clock_.Now();
+  Agent& agent = run.agents[join.agent];
+  if (is_new) ++agents_;
+  const bool is_repeated = !is_new && agent.join.attempt == join.attempt;
+  if (!is_new && agent.join.attempt > join.attempt) {
+    return completions_.Post(std::move(done), absl::StatusOr<ElasticPlace>(absl::AbortedError(
+                                                  "a later call of this agent has come before")));
+  }
+  agent.connection = connection;
+  agent.is_detached = false;
+  agent.expires = now + join.heartbeat_timeout;
+  if (is_repeated && agent.rank >= 0) {
+    const ElasticPlace place{run.round, agent.rank, run.nodes, run.port};
+    return completions_.Post(std::move(done), absl::StatusOr<ElasticPlace>(place));
+  }
+  const bool is_going_on = is_repeated && agent.done;
+  if (agent.done) {
+    Answer(run, agent, absl::AbortedError("a later call of this agent replaces this one"));
+  }
+  LeaveRound(run, agent);
+  run.given_up.erase(join.agent);
+  if (!is_going_on) {
+    agent.since = now;
+    agent.deadline = now + join.join_timeout;
+    agent.order = ++last_order_;
+  }
+  run.min_nodes = join.min_nodes;
+  run.max_nodes = join.max_nodes;
+  agent.join = std::move(join);
+  agent.done = std::move(done);
+  ++run.joiners;
+  Settle(id, run);
+}
+
+void ElasticRendezvous::Answer(Run& run, Agent& agent, absl::StatusOr<ElasticPlace> answer) {
+  --run.joiners;
+  completions_.Post(std::exchange(agent.done, nullptr), std::move(answer));
+}
+
+void ElasticRendezvous::LeaveRound(Run& run, Agent& agent) {
+  if (agent.rank < 0) return;
+  agent.rank = -1;
+  if (run.members-- < run.max_nodes || agent.join.run.is_group) return;
+  // There is room for spares now: their time begins.
+  for (auto& [name, spare] : run.agents) {
+    if (spare.done) spare.deadline = clock_.Now() + spare.join.join_timeout;
+  }
+}
+
+void ElasticRendezvous::Remove(Run& run, Agents::iterator agent, const absl::Status& why,
+                               bool is_lost) {
+  if (agent->second.done) Answer(run, agent->second, why);
+  if (agent->second.rank >= 0 && is_lost) ++run.lost;
+  LeaveRound(run, agent->second);
+  run.agents.erase(agent);
+  --agents_;
+  run.last_left = clock_.Now();
+}
+
+ElasticNews ElasticRendezvous::KeepAlive(const ElasticRunId& id, absl::string_view name,
+                                         uint64_t connection) {
+  ElasticNews news;
+  const auto found = runs_.find(id);
+  if (found == runs_.end()) return news;
+  Run& run = found->second;
+  news.round = run.round;
+  news.is_closed = run.is_closed;
+  if (run.members > 0 && !run.is_closed) {
+    news.waiting = std::max(std::min(run.joiners, run.max_nodes - run.members), run.lost);
+  }
+  const auto agent = run.agents.find(name);
+  if (agent == run.agents.end()) return news;
+  news.is_known = true;
+  agent->second.connection = connection;
+  agent->second.is_detached = false;
+  agent->second.expires = clock_.Now() + agent->second.join.heartbeat_timeout;
+  return news;
+}
+
+void ElasticRendezvous::Close(const ElasticRunId& id, absl::string_view agent) {
+  const auto found = runs_.find(id);
+  if (found == runs_.end() || found->second.is_closed) return;
+  Run& run = found->second;
+  run.is_closed = true;
+  run.last_left = clock_.Now();
+  const auto by = run.agents.find(agent);
+  run.closed_by = by == run.agents.end() ? Quoted(agent) : AgentText(by->second.join);
+  FERRY_LOG_INFO(kCoord, "a run of PyTorch is closed: run={} by={}", Quoted(id.name),
+                 run.closed_by);
+  Settle(id, run);
+}
+
+void ElasticRendezvous::Leave(const ElasticRunId& id, absl::string_view name) {
+  const auto found = runs_.find(id);
+  if (found == runs_.end()) return;
+  const auto agent = found->second.agents.find(name);
+  if (agent == found->second.agents.end()) return;
+  Remove(found->second, agent, absl::AbortedError("this agent has left"), /*is_lost=*/true);
+  Settle(id, found->second);
+  EndIfUnused(found);
+}
+
+void ElasticRendezvous::Detach(const ElasticRunId& id, absl::string_view name,
+                               uint64_t connection) {
+  const auto found = runs_.find(id);
+  if (found == runs_.end()) return;
+  const auto agent = found->second.agents.find(name);
+  if (agent == found->second.agents.end() || agent->second.connection != connection) return;
+  agent->second.is_detached = true;
+  agent->second.expires = std::min(agent->second.expires, clock_.Now() + options_.reconnect_grace);
+}
+
+void ElasticRendezvous::Settle(const ElasticRunId& id, Run& run) {
+  if (run.is_closed) {
+    for (auto& [name, agent] : run.agents) {
+      if (!agent.done) continue;
+      const std::string text = absl::StrCat(RunText(id), " was closed by ", run.closed_by);
+      Answer(run, agent,
+             IsSpare(run, agent)
+                 ? absl::CancelledError(absl::StrCat(text, " and has never needed this node"))
+                 : absl::FailedPreconditionError(text));
+    }
+    return;
+  }
+  if (run.joiners < run.min_nodes || IsBlocked(id, run)) {
+    run.last_call = absl::InfiniteFuture();
+    return;
+  }
+  if (run.joiners < run.max_nodes) {
+    if (run.last_call == absl::InfiniteFuture()) {
+      // That of the agent with which there are enough; and no one times out before the round.
+      const Agent* last = nullptr;
+      absl::Time earliest = absl::InfiniteFuture();
+      for (const auto& [name, agent] : run.agents) {
+        if (!agent.done) continue;
+        if (last == nullptr || agent.order > last->order) last = &agent;
+        earliest = std::min(earliest, agent.deadline);
+      }
+      run.last_call = std::min(clock_.Now() + last->join.last_call_timeout, earliest);
+    }
+    if (clock_.Now() < run.last_call) return;
+  }
+  BeginRound(id, run);
+}
+
+bool ElasticRendezvous::IsBlocked(const ElasticRunId& id, const Run& run) const {
+  if (!id.is_group) return run.members > 0;
+  std::vector<bool> is_wanted(static_cast<size_t>(run.max_nodes));
+  for (const auto& [name, agent] : run.agents) {
+    if (agent.done) is_wanted[static_cast<size_t>(agent.join.rank)] = true;
+  }
+  for (const auto& [name, agent] : run.agents) {
+    if (agent.rank >= 0 && agent.rank < run.max_nodes && is_wanted[static_cast<size_t>(agent.rank)])
+      return true;
+  }
+  return false;
+}
+
+std::vector<ElasticRendezvous::Agent*> ElasticRendezvous::AssignRanks(const ElasticRunId& id,
+                                                                      Run& run) {
+  std::vector<Agent*> joiners;
+  for (auto& [name, agent] : run.agents) {
+    if (agent.done) joiners.push_back(&agent);
+  }
+  const size_t count = std::min(joiners.size(), static_cast<size_t>(run.max_nodes));
+  std::vector<Agent*> placed(count);
+  if (id.is_group) {
+    for (Agent* agent : joiners) placed[static_cast<size_t>(agent->join.rank)] = agent;
+    return placed;
+  }
+  // Members of the last round first, and then in the order of arrival.
+  const auto is_former = [&run](const Agent* a) {
+    return a->former_rank >= 0 && a->former_round == run.round;
+  };
+  std::sort(joiners.begin(), joiners.end(), [&](const Agent* a, const Agent* b) {
+    if (is_former(a) != is_former(b)) return is_former(a);
+    return is_former(a) ? a->former_rank < b->former_rank : a->order < b->order;
+  });
+  joiners.resize(count);
+  std::vector<Agent*> others;
+  for (Agent* agent : joiners) {
+    const auto rank = static_cast<size_t>(agent->former_rank);
+    if (is_former(agent) && rank < count) {
+      placed[rank] = agent;
+    } else {
+      others.push_back(agent);
+    }
+  }
+  // New ones in the order of hosts: it does not depend on which is started first.
+  std::stable_sort(others.begin(), others.end(), [&](const Agent* a, const Agent* b) {
+    if (is_former(a) || is_former(b)) return is_former(a) && !is_former(b);
+    return std::tie(a->join.host, a->order) < std::tie(b->join.host, b->order);
+  });
+  auto next = others.begin();
+  for (Agent*& place : placed) {
+    if (place == nullptr) place = *next++;
+  }
+  return placed;
+}
+
+void ElasticRendezvous::BeginRound(const ElasticRunId& id, Run& run) {
+  run.last_call = absl::InfiniteFuture();
+  const std::vector<Agent*> placed = AssignRanks(id, run);
+  const std::string scope =
+      absl::StrCat(id.is_group ? "group/" : "elastic/", id.name, "/", ++last_scope_);
+  const absl::StatusOr<int> port = stores_.Open(scope);
+  if (!port.ok()) {
+    for (Agent* agent : placed) {
+      Answer(run, *agent,
+             absl::ResourceExhaustedError(
+                 absl::StrCat(RunText(id), ": no store for the nodes: ", port.status().message())));
+    }
+    return;
+  }
+  CloseScope(run);
+  // Members of a group that have not joined again.
+  for (auto& [name, agent] : run.agents) LeaveRound(run, agent);
+  ++run.round;
+  run.scope = scope;
+  run.port = *port;
+  run.lost = 0;
+  run.given_up.clear();
+  run.nodes = static_cast<int>(placed.size());
+  FERRY_LOG_INFO(kCoord, "a round of PyTorch begins: run={} round={} nodes={} port={}",
+                 Quoted(id.name), run.round, run.nodes, run.port);
+  for (size_t rank = 0; rank < placed.size(); ++rank) {
+    Agent& agent = *placed[rank];
+    agent.rank = agent.former_rank = static_cast<int>(rank);
+    agent.former_round = run.round;
+    ++run.members;
+    Answer(run, agent, ElasticPlace{run.round, agent.rank, run.nodes, run.port});
+  }
+}
+
+bool ElasticRendezvous::IsSpare(const Run& run, const Agent& agent) const {
+  return agent.done && !agent.join.run.is_group && run.members >= run.max_nodes;
+}
+
+absl::Status ElasticRendezvous::TimeoutError(const ElasticRunId& id, const Run& run,
+                                             const Agent& timed_out) const {
+  std::vector<std::string> joined;
+  std::vector<std::string> members;
+  std::vector<std::string> given_up;
+  std::vector<int> missing_ranks;
+  std::vector<bool> has_come(static_cast<size_t>(run.max_nodes));
+  const auto note = [&](const ElasticJoin& join) {
+    if (id.is_group && join.rank < run.max_nodes) has_come[static_cast<size_t>(join.rank)] = true;
+    return id.is_group ? absl::StrCat("rank ", join.rank, " on ", AgentText(join))
+                       : AgentText(join);
+  };
+  for (const auto& [name, agent] : run.agents) {
+    if (agent.done) joined.push_back(note(agent.join));
+    if (agent.rank >= 0) {
+      members.push_back(absl::StrCat("rank ", agent.rank, " on ", AgentText(agent.join)));
+    }
+  }
+  // They have come, though their time was over before this one's.
+  for (const auto& [name, join] : run.given_up) given_up.push_back(note(join));
+  for (int rank = 0; id.is_group && rank < run.max_nodes; ++rank) {
+    if (!has_come[static_cast<size_t>(rank)]) missing_ranks.push_back(rank);
+  }
+  std::string text =
+      absl::StrCat(RunText(id), ": waited ", ShortDuration(timed_out.join.join_timeout),
+                   " for round ", run.round + 1, ", for which ", run.joiners, " of ",
+                   run.max_nodes > run.min_nodes ? "at least " : "", NodesText(run.min_nodes),
+                   run.joiners == 1 ? " has" : " have", " joined: ", Names(joined));
+  if (!given_up.empty()) {
+    absl::StrAppend(&text, "; waited before, and gave up: ", Names(given_up));
+  }
+  const int missing = run.min_nodes - run.joiners - static_cast<int>(given_up.size());
+  if (!missing_ranks.empty()) {
+    absl::StrAppend(&text, missing_ranks.size() == 1 ? "; rank " : "; ranks ",
+                    FormatRanges(missing_ranks),
+                    missing_ranks.size() == 1 ? " is missing" : " are missing");
+  } else if (!id.is_group && missing > 0) {
+    absl::StrAppend(&text, "; ", NodesText(missing), missing == 1 ? " is missing" : " are missing");
+  }
+  if (!members.empty() && IsBlocked(id, run)) {
+    absl::StrAppend(&text, "; still in round ", run.round, ": ", Names(members));
+  }
+  return absl::DeadlineExceededError(text);
+}
+
+void ElasticRendezvous::EndWaits(const ElasticRunId& id, Run& run) {
+  const absl::Time now = clock_.Now();
+  std::vector<std::pair<Agent*, absl::Status>> late;
+  for (auto& [name, agent] : run.agents) {
+    if (!agent.done || agent.deadline > now) continue;
+    if (IsSpare(run, agent)) {
+      agent.deadline = now + agent.join.join_timeout;
+    } else {
+      late.emplace_back(&agent, TimeoutError(id, run, agent));
+    }
+  }
+  for (auto& [agent, error] : late) {
+    FERRY_LOG_WARN(kCoord, "a node of PyTorch has waited in vain: {}", error.message());
+    if (run.given_up.size() < kMaxGivenUp) run.given_up[agent->join.agent] = agent->join;
+    Answer(run, *agent, error);
+  }
+  if (!late.empty()) Settle(id, run);
+}
+
+void ElasticRendezvous::Advance() {
+  const absl::Time now = clock_.Now();
+  for (auto it = runs_.begin(); it != runs_.end();) {
+    auto& [id, run] = *it;
+    for (auto agent = run.agents.begin(); agent != run.agents.end();) {
+      const auto next = std::next(agent);
+      if (agent->second.expires <= now) {
+        const std::string text =
+            absl::StrCat(RunText(id), ": ", AgentText(agent->second.join),
+                         agent->second.is_detached
+                             ? " has lost its connection to the coordinator and has not come back"
+                             : absl::StrCat(" was silent for ",
+                                            ShortDuration(agent->second.join.heartbeat_timeout)));
+        FERRY_LOG_WARN(kCoord, "a node of PyTorch is dead: {}", text);
+        const std::string name = agent->first;
+        Remove(run, agent, absl::UnavailableError(text), /*is_lost=*/true);
+        agent = run.agents.upper_bound(name);
+      } else {
+        agent = next;
+      }
+    }
+    Settle(id, run);
+    EndWaits(id, run);
+    it = EndIfUnused(it);
+  }
+}
+
+void ElasticRendezvous::CloseScope(Run& run) {
+  if (!run.scope.empty()) stores_.Close(run.scope);
+  run.scope.clear();
+  run.port = 0;
+}
+
+ElasticRendezvous::Runs::iterator ElasticRendezvous::EndIfUnused(Runs::iterator run) {
+  const bool is_over =
+      !run->second.is_closed || clock_.Now() >= run->second.last_left + options_.closed_linger;
+  if (!run->second.agents.empty() || !is_over) return std::next(run);
+  CloseScope(run->second);
+  return runs_.erase(run);
+}
+
+void ElasticRendezvous::Stop() {
+  for (auto& [id, run] : runs_) {
+    for (auto& [name, agent] : run.agents) {
+      if (agent.done) Answer(run, agent, absl::UnavailableError("the coordinator is stopping"));
+    }
+    CloseScope(run);
+  }
+  runs_.clear();
+  agents_ = 0;
+}
+
+std::vector<ElasticRunReport> ElasticRendezvous::Report() const {
+  std::vector<ElasticRunReport> reports;
+  const absl::Time now = clock_.Now();
+  for (const auto& [id, run] : runs_) {
+    ElasticRunReport report{.id = id,
+                            .min_nodes = run.min_nodes,
+                            .max_nodes = run.max_nodes,
+                            .round = run.round,
+                            .is_closed = run.is_closed,
+                            .port = run.port,
+                            .scope = run.scope};
+    for (const auto& [name, agent] : run.agents) {
+      const bool is_waiting = agent.done != nullptr;
+      report.agents.push_back({.agent = name,
+                               .host = agent.join.host,
+                               .rank = agent.rank,
+                               .is_waiting = is_waiting,
+                               .wanted_rank = agent.join.rank,
+                               .age = is_waiting ? now - agent.since : absl::ZeroDuration(),
+                               .is_detached = agent.is_detached});
+    }
+    reports.push_back(std::move(report));
+  }
+  return reports;
+}
+
+}  // namespace ferry::coord
