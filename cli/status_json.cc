@@ -107,6 +107,29 @@ Json Lighthouse(const std::optional<coord::LighthouseStatus>& lighthouse) {
           {"replicas", std::move(replicas)}};
 }
 
+Json ElasticRun(const coord::ElasticRunStatus& run) {
+  Json agents = Json::array();
+  for (const coord::ElasticAgentStatus& agent : run.agents) {
+    Json line = {{"agent_id", agent.agent_id},
+                 {"host", agent.host},
+                 {"rank", agent.rank < 0 ? Json() : Json(agent.rank)},
+                 {"is_waiting", agent.is_waiting},
+                 {"age_s", agent.is_waiting ? Seconds(agent.age) : Json()},
+                 {"is_detached", agent.is_detached}};
+    if (run.is_group) line["wanted_rank"] = agent.wanted_rank;
+    agents.push_back(std::move(line));
+  }
+  return {{"run_id", run.run_id},
+          {"is_group", run.is_group},
+          {"min_nodes", run.min_nodes},
+          {"max_nodes", run.max_nodes},
+          {"round", run.round < 0 ? Json() : Json(run.round)},
+          {"is_closed", run.is_closed},
+          {"port", run.port},
+          {"scope", run.scope},
+          {"agents", std::move(agents)}};
+}
+
 }  // namespace
 
 std::string FormatStatusJson(const JobView& view, const std::string& coordinator) {
@@ -121,6 +144,8 @@ std::string FormatStatusJson(const JobView& view, const std::string& coordinator
   for (const coord::BarrierStatus& barrier : status.barriers) barriers.push_back(Barrier(barrier));
   Json scopes = Json::array();
   for (const auto& scope : status.store_scopes) scopes.push_back(StoreScope(scope));
+  Json runs = Json::array();
+  for (const auto& run : status.elastic_runs) runs.push_back(ElasticRun(run));
   const Json object = {{"coordinator", coordinator},
                        {"coordinator_incarnation", std::to_string(status.coordinator_incarnation)},
                        {"uptime_s", Seconds(status.uptime)},
@@ -134,6 +159,7 @@ std::string FormatStatusJson(const JobView& view, const std::string& coordinator
                          {"revision", status.store_revision}}},
                        {"store_scopes", std::move(scopes)},
                        {"lighthouse", Lighthouse(status.lighthouse)},
+                       {"elastic_runs", std::move(runs)},
                        {"parked_waits", status.parked_waits},
                        {"dropped_waits", status.dropped_waits},
                        {"anonymous_waits", Waits(status.anonymous_waits)},

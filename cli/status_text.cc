@@ -15,6 +15,7 @@
 
 #include "base/ranges.h"
 #include "base/text.h"
+#include "cli/status_elastic.h"
 #include "cli/status_lighthouse.h"
 #include "cli/status_scopes.h"
 #include "cli/table.h"
@@ -246,6 +247,7 @@ std::string FormatStatusText(const JobView& view, const std::string& coordinator
   if (!status.anonymous_waits.empty()) {
     absl::StrAppend(&text, "\n  others wait for: ", DescribeWaits(status.anonymous_waits), "\n");
   }
+  text += FormatElasticText(status.elastic_runs, max_lines);
   text += FormatScopesText(status.store_scopes, max_lines);
   text += FormatLighthouseText(status.lighthouse, max_lines);
   text += FormatTransfersText(view.transfers, max_lines);

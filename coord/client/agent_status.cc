@@ -64,6 +64,27 @@ LighthouseStatus ReadLighthouse(const v1::LighthouseStatus& message) {
   return out;
 }
 
+ElasticRunStatus ReadElasticRun(const v1::ElasticRun& run) {
+  ElasticRunStatus out{.run_id = run.run_id(),
+                       .is_group = run.is_group(),
+                       .min_nodes = run.min_nodes(),
+                       .max_nodes = run.max_nodes(),
+                       .round = run.round(),
+                       .is_closed = run.is_closed(),
+                       .port = run.port(),
+                       .scope = run.scope()};
+  for (const v1::ElasticAgent& agent : run.agents()) {
+    out.agents.push_back({.agent_id = agent.agent_id(),
+                          .host = agent.host(),
+                          .rank = agent.rank(),
+                          .is_waiting = agent.is_waiting(),
+                          .wanted_rank = agent.wanted_rank(),
+                          .age = absl::Milliseconds(agent.age_ms()),
+                          .is_detached = agent.is_detached()});
+  }
+  return out;
+}
+
 }  // namespace
 
 TaskStatus ReadTaskStatus(const v1::TaskInfo& task) {
@@ -119,6 +140,9 @@ JobStatus ReadJobStatus(const v1::JobStatus& message) {
     out.store_scopes.push_back(ReadStoreScope(scope));
   }
   if (message.has_lighthouse()) out.lighthouse = ReadLighthouse(message.lighthouse());
+  for (const v1::ElasticRun& run : message.elastic_runs()) {
+    out.elastic_runs.push_back(ReadElasticRun(run));
+  }
   return out;
 }
 

@@ -120,6 +120,36 @@ struct LighthouseStatus {
   int64_t replica_count = 0;
 };
 
+// An agent or a rank of ElasticRunStatus.
+struct ElasticAgentStatus {
+  std::string agent_id;
+  std::string host;
+  // In the running round; -1 if it is not in it.
+  int rank = -1;
+  // For the next round, since `age`.
+  bool is_waiting = false;
+  // Groups only: the rank that it asks for.
+  int wanted_rank = -1;
+  absl::Duration age;
+  // Its connection has ended.
+  bool is_detached = false;
+};
+
+// The nodes of a PyTorch job, or the ranks of a group, that agree on rounds.
+struct ElasticRunStatus {
+  std::string run_id;
+  bool is_group = false;
+  int min_nodes = 0;
+  int max_nodes = 0;
+  // The latest one; -1 if there was none.
+  int64_t round = -1;
+  bool is_closed = false;
+  // The running round's store; 0 and empty if no round has begun.
+  int port = 0;
+  std::string scope;
+  std::vector<ElasticAgentStatus> agents;
+};
+
 struct JobStatus {
   std::vector<TaskStatus> tasks;
   std::vector<BarrierStatus> barriers;
@@ -140,6 +170,7 @@ struct JobStatus {
   std::vector<StoreScopeStatus> store_scopes;
   // Absent if no client of torchft's has ever called.
   std::optional<LighthouseStatus> lighthouse;
+  std::vector<ElasticRunStatus> elastic_runs;
 };
 
 }  // namespace ferry::coord

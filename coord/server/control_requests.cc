@@ -178,6 +178,7 @@ void ControlRequests::ExecuteWithoutLock(RequestResults& out) {
         if (shared_.lighthouse != nullptr) {
           FillLighthouse(shared_.lighthouse->Report(kMaxReportedReplicas), status);
         }
+        if (shared_.elastic != nullptr) FillElasticRuns(shared_.elastic->Report(), status);
         break;
       }
       case v1::Request::kOpenStore: {

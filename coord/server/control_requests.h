@@ -22,6 +22,7 @@
 #include "coord/core/types.h"
 #include "coord/server/call.h"
 #include "coord/server/control_delivery.h"
+#include "coord/server/elastic_server.h"
 #include "coord/server/lighthouse_server.h"
 #include "coord/server/store_requests.h"
 #include "coord/server/tcp_store_holds.h"
@@ -50,6 +51,8 @@ struct ControlShared {
   TcpStorePorts tcp_store;
   // Null if there is none. Set before the first session.
   LighthouseServer* lighthouse = nullptr;
+  // Null: it is not served.
+  const ElasticServer* elastic = nullptr;
   // Shared with the executor, which may run completions after the rest is destroyed.
   std::shared_ptr<WriteCoalescer> gather = std::make_shared<WriteCoalescer>();
 };

@@ -49,6 +49,8 @@ class ControlSessions final {
   }
   // Adds the lighthouse to the job's status. Called before Open; it outlives all streams.
   void ReportLighthouse(LighthouseServer& lighthouse) { shared_.lighthouse = &lighthouse; }
+  // Reports the runs of PyTorch's nodes. Called before Open; `server` outlives all streams.
+  void ServeElastic(const ElasticServer& server) { shared_.elastic = &server; }
 
   // Returns the session that `hello` refers to, new or existing, to attach a stream to.
   //   Errors: INVALID_ARGUMENT unknown node; ABORTED the session no longer exists; ALREADY_EXISTS

@@ -19,6 +19,8 @@ constexpr int kMaxArrivals = 256;
 constexpr size_t kMaxStoreLines = 2048;
 constexpr int kMaxKeysOfWait = 8;
 constexpr size_t kMaxShownKeyBytes = 512;
+// Agents of all runs of PyTorch that are reported.
+constexpr size_t kMaxElasticAgents = 16384;
 
 int64_t Age(absl::Time now, absl::Time since) {
   return since == absl::InfinitePast() ? -1 : absl::ToInt64Milliseconds(now - since);
@@ -108,6 +110,32 @@ void FillJobStatus(const Coordinator& coordinator, int64_t dropped_waits, absl::
     status.set_error_message(std::string(coordinator.job_error().message()));
   }
   status.set_topology_complete(coordinator.topology() != nullptr);
+}
+
+void FillElasticRuns(const std::vector<ElasticRunReport>& runs, v1::JobStatus& status) {
+  size_t lines = 0;
+  for (const ElasticRunReport& report : runs) {
+    v1::ElasticRun& run = *status.add_elastic_runs();
+    run.set_run_id(report.id.name);
+    run.set_is_group(report.id.is_group);
+    run.set_min_nodes(report.min_nodes);
+    run.set_max_nodes(report.max_nodes);
+    run.set_round(report.round);
+    run.set_is_closed(report.is_closed);
+    run.set_port(report.port);
+    run.set_scope(report.scope);
+    for (const ElasticAgentReport& agent : report.agents) {
+      if (++lines > kMaxElasticAgents) break;
+      v1::ElasticAgent& out = *run.add_agents();
+      out.set_agent_id(agent.agent);
+      out.set_host(agent.host);
+      out.set_rank(agent.rank);
+      out.set_is_waiting(agent.is_waiting);
+      out.set_wanted_rank(agent.wanted_rank);
+      out.set_age_ms(absl::ToInt64Milliseconds(agent.age));
+      out.set_is_detached(agent.is_detached);
+    }
+  }
 }
 
 void FillStoreScopes(const std::vector<TcpStoreScopeReport>& scopes, absl::Time now,

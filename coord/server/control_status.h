@@ -10,6 +10,7 @@
 
 #include "coord/core/coordinator.h"
 #include "coord/core/types.h"
+#include "coord/elastic/elastic_rendezvous.h"
 #include "coord/lighthouse/lighthouse.h"
 #include "coord/server/tcp_store_server.h"
 #include "proto/ferry_control.pb.h"
@@ -20,6 +21,8 @@ namespace ferry::coord {
 void FillJobStatus(const Coordinator& coordinator, int64_t dropped_waits, absl::Time now,
                    v1::JobStatus& status);
 void FillTaskInfo(const Coordinator& coordinator, const TaskInfo& info, v1::TaskInfo& out);
+// Adds the rendezvous of PyTorch's nodes. Needs no lock.
+void FillElasticRuns(const std::vector<ElasticRunReport>& runs, v1::JobStatus& status);
 // Adds the PyTorch stores. Needs no lock.
 void FillStoreScopes(const std::vector<TcpStoreScopeReport>& scopes, absl::Time now,
                      v1::JobStatus& status);

@@ -19,6 +19,7 @@
 
 #include "base/clock.h"
 #include "base/status_macros.h"
+#include "coord/server/elastic_server.h"
 #include "coord/server/tcp_store_server.h"
 #include "coord/wire/control_limits.h"
 #include "coord/wire/direct_connection.h"
@@ -33,13 +34,14 @@ constexpr size_t kMaxFirstBytes = size_t{1} << 20;
 // How long a client may take to close a stream that was ended.
 constexpr absl::Duration kLinger = absl::Seconds(10);
 
-enum class Kind { kUnknown, kOurs, kTcpStore, kOther, kGone };
+enum class Kind { kUnknown, kOurs, kTcpStore, kElastic, kOther, kGone };
 
 Kind KindOf(int socket) {
   char first = 0;
   const ssize_t result = recv(socket, &first, 1, MSG_PEEK | MSG_DONTWAIT);
   if (result == 1) {
     if (first == kDirectPreface[0]) return Kind::kOurs;
+    if (first == ElasticServer::kFirstByte) return Kind::kElastic;
     return TcpStoreServer::IsFirstByte(first) ? Kind::kTcpStore : Kind::kOther;
   }
   if (result == 0) return Kind::kGone;
@@ -181,6 +183,9 @@ bool DirectControl::Route(UniqueFd& connection) {
       return true;
     case Kind::kTcpStore:
       options_.tcp_store(std::move(connection));
+      return true;
+    case Kind::kElastic:
+      options_.elastic(std::move(connection));
       return true;
     case Kind::kOther:
       options_.others(std::move(connection));

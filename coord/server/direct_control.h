@@ -27,14 +27,15 @@ struct DirectControlOptions {
   absl::Duration keepalive_timeout;
   absl::Duration hello_timeout;
   size_t max_silent_connections;
-  // Takes over the connections of PyTorch's store clients, and all other ones; called by several
-  // threads.
+  // Takes over the connections of PyTorch's store clients, those of its rendezvous, and all other
+  // ones; called by several threads.
   std::function<void(UniqueFd)> tcp_store;
+  std::function<void(UniqueFd)> elastic;
   std::function<void(UniqueFd)> others;
 };
 
 // Thread-safe. Detects the agents' connections by their first byte and serves their streams;
-// passes all others to PyTorch's store or to gRPC. Thread: "ferry-direct".
+// passes all others to PyTorch's store or rendezvous, or to gRPC. Thread: "ferry-direct".
 class DirectControl final {
  public:
   // `sessions` outlives it.

@@ -115,11 +115,15 @@ absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Create(
   FERRY_ASSIGN_OR_RETURN(self->tcp_store_, TcpStoreServer::Create(std::move(tcp_store)));
   // At the host of the coordinator's own port.
   const size_t host_bytes = std::min(options.listen.rfind(':'), options.listen.size());
-  self->sessions_.ServeTcpStore(*self->tcp_store_,
-                                absl::StrCat(options.listen.substr(0, host_bytes), ":0"));
+  const TcpStorePorts stores{.server = self->tcp_store_.get(),
+                             .listen = absl::StrCat(options.listen.substr(0, host_bytes), ":0")};
+  self->sessions_.ServeTcpStore(*stores.server, stores.listen);
   self->sessions_.ReportLighthouse(self->lighthouse_);
   direct.tcp_store = [tcp_store = self->tcp_store_.get()](UniqueFd connection) {
     tcp_store->Take(std::move(connection));
+  };
+  direct.elastic = [server = self.get()](UniqueFd connection) {
+    server->elastic_->Take(std::move(connection));
   };
   // For gRPC, a stopped client is gone when an HTTP/2 ping times out. A client that does not read
   // outgoing data gets the same time, instead of gRPC's default of 20 s: pings queue behind that
@@ -139,6 +143,12 @@ absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Create(
   };
   FERRY_ASSIGN_OR_RETURN(self->direct_, DirectControl::Create(self->sessions_, std::move(direct)));
   self->lighthouse_.Serve(self->frontend_, self->generic_method_table_, self->direct_->loop());
+  self->elastic_ = std::make_unique<ElasticServer>(
+      self->direct_->loop(), stores,
+      ElasticServerOptions{.elastic = options.elastic,
+                           .keepalive_time = options.keepalive_time,
+                           .keepalive_timeout = options.keepalive_timeout});
+  self->sessions_.ServeElastic(*self->elastic_);
   FERRY_ASSIGN_OR_RETURN(self->accept_loop_, SocketLoop::Create("ferry-accept"));
   self->watch_ = std::make_unique<ConnectionWatch>(
       self->direct_->loop(),
@@ -213,6 +223,7 @@ void CoordinatorServer::Stop() {
   // Closes the port; no connection is passed on after this.
   accept_loop_->End();
   const absl::Time deadline = absl::Now() + stop_grace_;
+  elastic_->Stop();
   direct_->Stop(stop_grace_);
   tcp_store_->Stop();
   server_->Shutdown(absl::ToChronoTime(deadline));

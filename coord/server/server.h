@@ -22,6 +22,7 @@
 #include "coord/server/connection_watch.h"
 #include "coord/server/control_service.h"
 #include "coord/server/direct_control.h"
+#include "coord/server/elastic_server.h"
 #include "coord/server/lighthouse_server.h"
 #include "coord/server/tcp_store_server.h"
 #include "coord/server/unary_service.h"
@@ -54,6 +55,8 @@ struct ServerOptions {
   absl::Duration tcp_store_idle_timeout = absl::Seconds(1);
   // The quorums of torchft. The id of the first one is set by Create.
   LighthouseOptions lighthouse;
+  // The rendezvous of PyTorch's nodes.
+  ElasticOptions elastic;
   // How long Stop waits for pending answers to be sent.
   absl::Duration stop_grace = absl::Seconds(2);
   // Creates additional services for the same port; what they need outlives the server.
@@ -84,6 +87,7 @@ class CoordinatorServer final {
   Frontend& frontend() { return frontend_; }
   TcpStoreServer& tcp_store() { return *tcp_store_; }
   LighthouseServer& lighthouse() { return lighthouse_; }
+  ElasticServer& elastic() { return *elastic_; }
 
   // Ends pending calls as described in docs/protocols.md, then closes the port. Blocks for at most
   // about stop_grace. A second call does nothing.
@@ -104,8 +108,10 @@ class CoordinatorServer final {
   std::unique_ptr<grpc::Server> server_;
   // Serves PyTorch's clients.
   std::unique_ptr<TcpStoreServer> tcp_store_;
-  // Serves the agents' connections, and passes the rest to tcp_store_ and the acceptor.
+  // Serves the agents' connections, and passes the rest to tcp_store_, elastic_ and the acceptor.
   std::unique_ptr<DirectControl> direct_;
+  // Serves PyTorch's rendezvous, on the agents' loop.
+  std::unique_ptr<ElasticServer> elastic_;
   // Watches gRPC's connections for their end.
   std::unique_ptr<ConnectionWatch> watch_;
   // Passes new connections to those two, on a thread of its own: thousands of nodes that connect at
