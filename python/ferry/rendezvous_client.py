@@ -1,0 +1,411 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A client of the rendezvous that `ferry coordinator` serves to PyTorch's nodes (proto/ferry_elastic.proto).
+
+It needs the standard library alone. The protocol is JSON, a message a line, so that an environment that has torch needs
+neither grpcio nor a release of protobuf that suits all its other packages.
+"""
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import os
+import select
+import socket
+import threading
+import time
+import uuid
+import weakref
+from typing import Any, Dict, List, Optional, Tuple
+
+DEFAULT_PORT = 9470
+# The coordinator answers a call that waits at its deadline; the answer may take this much longer.
+_ANSWER_MARGIN_S = 15.0
+# Longest time that one attempt to connect, and a pause between two of them, may take.
+_CONNECT_ATTEMPT_S = 5.0
+_LONGEST_PAUSE_S = 2.0
+# As the coordinator's limit for a line of a client; its own are shorter.
+_MAX_LINE_BYTES = 1 << 20
+
+
+class RendezvousFailure(Exception):
+    """A call has failed.
+
+    Attributes:
+        code: as the coordinator says it, such as "DEADLINE_EXCEEDED"; "UNAVAILABLE" if it cannot be reached.
+    """
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """The place of a node in a round.
+
+    Attributes:
+        round: the number of the round, from 0.
+        rank: of this node.
+        nodes: how many there are.
+        port: of the round's store, at the coordinator's host.
+    """
+
+    round: int
+    rank: int
+    nodes: int
+    port: int
+
+
+@dataclasses.dataclass(frozen=True)
+class News:
+    """The coordinator's answer to a heartbeat.
+
+    Attributes:
+        is_known: the coordinator counts this node; not so if it was silent for too long, or the coordinator restarted.
+        is_closed: the run has been closed.
+        waiting: nodes that wait for the next round, or that the running one has lost.
+    """
+
+    is_known: bool
+    is_closed: bool
+    waiting: int
+
+
+def parse_endpoint(endpoint: str) -> Tuple[str, int]:
+    """Splits HOST, HOST:PORT, [IPV6] or [IPV6]:PORT.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    host, port = endpoint, ""
+    if endpoint.startswith("["):
+        host, bracket, rest = endpoint[1:].partition("]")
+        if not bracket or (rest and not rest.startswith(":")):
+            raise ValueError(f"{endpoint!r} is not HOST:PORT")
+        port = rest[1:]
+    elif endpoint.count(":") <= 1:
+        host, _, port = endpoint.partition(":")
+    if not host or (port and not (port.isdecimal() and 0 < int(port) < 65536)):
+        raise ValueError(f"{endpoint!r} is not HOST:PORT with a port of 1 to 65535")
+    return host, int(port) if port else DEFAULT_PORT
+
+
+class _Call:
+    """A request that was not answered yet. Sent again over each new connection."""
+
+    def __init__(self, request: Dict[str, Any]) -> None:
+        self.line = (json.dumps(request) + "\n").encode()
+        self.done = threading.Event()
+        self.reply: Optional[Dict[str, Any]] = None
+
+
+_clients: "weakref.WeakSet[RendezvousClient]" = weakref.WeakSet()
+
+
+class RendezvousClient:
+    """An agent of a run, or a rank of a group: a connection that lives as long as the process, or until `leave`.
+
+    A daemon thread, "ferry-rendezvous", sends heartbeats, receives, and connects again; it does not keep the process
+    alive. The methods may be called by any thread.
+
+    Args:
+        endpoint: (host, port) of the coordinator.
+        run_id: names the job.
+        is_group: the members are ranks, with numbers of their own; the run ids of both kinds are unrelated.
+        host: where this process runs, for people; by default this machine's name.
+        heartbeat_interval_s: how often it sends a sign of life.
+        heartbeat_timeout_s: how long it may be silent before it is dead; at least 1. A process that ends is noticed
+            within two seconds.
+        connect_timeout_s: how long the coordinator may be out of reach before calls fail.
+    """
+
+    def __init__(self, endpoint: Tuple[str, int], run_id: str, is_group: bool = False, host: str = "",
+                 heartbeat_interval_s: float = 5.0, heartbeat_timeout_s: float = 15.0,
+                 connect_timeout_s: float = 60.0) -> None:
+        self._endpoint = endpoint
+        self._host = host or socket.gethostname()
+        self._agent = {"run_id": run_id, "is_group": is_group,
+                       "agent_id": f"{self._host[:180]}_{os.getpid()}_{uuid.uuid4().hex[:8]}"}
+        self._heartbeat_interval_s = heartbeat_interval_s
+        self._heartbeat_timeout_s = heartbeat_timeout_s
+        self._connect_timeout_s = connect_timeout_s
+        self._ids = itertools.count(1)
+        self._attempts = itertools.count(1)
+        self._lock = threading.Lock()
+        # Guarded by _lock.
+        self._calls: Dict[int, _Call] = {}
+        self._socket: Optional[socket.socket] = None
+        self._lost_since: Optional[float] = time.monotonic()
+        self._lost_why = "it was not tried yet"
+        self._thread: Optional[threading.Thread] = None
+        self._is_ended = False
+        self._news: Optional[Tuple[float, News]] = None
+        self._wake_read, self._wake_write = socket.socketpair()
+        self._pid = os.getpid()
+        _clients.add(self)
+
+    @property
+    def agent_id(self) -> str:
+        """The name of this process in the run."""
+        return self._agent["agent_id"]
+
+    def join(self, min_nodes: int, max_nodes: int, rank: Optional[int] = None, last_call_timeout_s: float = 30.0,
+             join_timeout_s: float = 600.0) -> Place:
+        """Joins the next round, and returns when it begins. Leaves the running one.
+
+        Args:
+            min_nodes: a round begins `last_call_timeout_s` after so many have joined,
+            max_nodes: or at once when so many have.
+            rank: groups only: the number of this process.
+            join_timeout_s: how long to wait.
+
+        Raises:
+            RendezvousFailure: with the codes of ElasticRendezvous::Join (coord/elastic/elastic_rendezvous.h).
+        """
+        request = {"agent": self._agent, "host": self._host, "attempt": next(self._attempts), "min_nodes": min_nodes,
+                   "max_nodes": max_nodes, "last_call_timeout_s": last_call_timeout_s,
+                   "join_timeout_s": join_timeout_s, "heartbeat_timeout_s": self._heartbeat_timeout_s}
+        if rank is not None:
+            request["rank"] = rank
+        # A spare waits without limit: the coordinator says when time is over, as long as it can be reached.
+        place = self._call("join", request, None)["place"]
+        with self._lock:
+            self._news = None
+        return Place(place["round"], place["rank"], place["nodes"], place["port"])
+
+    def news(self, max_age_s: float = 1.0) -> News:
+        """The state of the run: of the latest heartbeat, or asked for if that is older than `max_age_s`.
+
+        Raises:
+            RendezvousFailure: the coordinator could not be reached for `connect_timeout_s`.
+        """
+        with self._lock:
+            if self._news is not None:
+                at, news = self._news
+                # While there is no connection, the last that is known.
+                is_lost = self._lost_since is not None
+                if time.monotonic() - at <= (self._connect_timeout_s if is_lost else max_age_s):
+                    return news
+        reply = self._call("keep_alive", {"agent": self._agent}, _ANSWER_MARGIN_S + self._connect_timeout_s)
+        return self._note_news(reply["news"])
+
+    def close(self, timeout_s: float = 30.0) -> None:
+        """Ends the run for all of its nodes.
+
+        Raises:
+            RendezvousFailure: the coordinator has not answered in `timeout_s`.
+        """
+        self._call("close", {"agent": self._agent}, timeout_s)
+
+    def leave(self, timeout_s: float = 5.0) -> None:
+        """Tells the coordinator, if it can be reached, that this process ends, and ends the thread. The client is of no
+        use then. Never raises an error; a second call does nothing, nor does one of a fork.
+        """
+        if os.getpid() != self._pid:
+            return
+        with self._lock:
+            is_idle = self._is_ended or self._socket is None
+        try:
+            if not is_idle:
+                self._call("leave", {"agent": self._agent}, timeout_s)
+        except RendezvousFailure:
+            pass  # Its connection ends anyway.
+        with self._lock:
+            self._is_ended = True
+            is_running = self._thread is not None
+        if is_running:
+            self._wake()
+        else:
+            self._wake_read.close()
+            self._wake_write.close()
+
+    def _call(self, name: str, request: Dict[str, Any], timeout_s: Optional[float]) -> Dict[str, Any]:
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        number = next(self._ids)
+        call = _Call({"id": number, name: request})
+        with self._lock:
+            if self._is_ended:
+                raise RendezvousFailure("CANCELLED", "this client has left")
+            self._calls[number] = call
+            if self._thread is None:
+                self._lost_since = time.monotonic()
+                self._thread = threading.Thread(target=self._run, name="ferry-rendezvous", daemon=True)
+                self._thread.start()
+            if self._socket is not None:
+                self._send(call.line)
+        try:
+            while not call.done.wait(0.2):
+                now = time.monotonic()
+                with self._lock:
+                    lost_since, why, is_ended = self._lost_since, self._lost_why, self._is_ended
+                if is_ended:
+                    raise RendezvousFailure("CANCELLED", "this client has left")
+                is_late = deadline is not None and now > deadline
+                if lost_since is not None and (is_late or now - lost_since > self._connect_timeout_s):
+                    raise RendezvousFailure(
+                        "UNAVAILABLE", f"the Ferry coordinator at {self._where()} could not be reached for "
+                                       f"{now - lost_since:.0f} s: {why}")
+                if is_late:
+                    raise RendezvousFailure(
+                        "UNAVAILABLE", f"the Ferry coordinator at {self._where()} has not answered in {timeout_s:g} s")
+        finally:
+            with self._lock:
+                self._calls.pop(number, None)
+        assert call.reply is not None
+        if call.reply.get("error"):
+            raise RendezvousFailure(call.reply["error"], call.reply.get("message", ""))
+        return call.reply
+
+    def _note_news(self, news: Dict[str, Any]) -> News:
+        made = News(bool(news.get("is_known")), bool(news.get("is_closed")), int(news.get("waiting", 0)))
+        with self._lock:
+            self._news = (time.monotonic(), made)
+        return made
+
+    def _where(self) -> str:
+        host, port = self._endpoint
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    def _wake(self) -> None:
+        try:
+            self._wake_write.send(b"x")
+        except OSError:
+            pass  # The thread has ended, or has enough to read.
+
+    # The thread's methods.
+
+    def _run(self) -> None:
+        pause_s = 0.1
+        next_beat = time.monotonic()
+        last_received = next_beat
+        # A host that vanishes ends no connection. Each heartbeat is answered.
+        silence_s = max(self._heartbeat_timeout_s, 2 * self._heartbeat_interval_s)
+        unread = b""
+        while True:
+            with self._lock:
+                if self._is_ended:
+                    self._drop("it has left")
+                    self._wake_read.close()
+                    self._wake_write.close()
+                    return
+                connection = self._socket
+            if connection is None:
+                unread = b""
+                if self._connect():
+                    pause_s = 0.1
+                    # At once: the coordinator soon counts an agent as dead whose connection has ended.
+                    next_beat = last_received = time.monotonic()
+                else:
+                    select.select([self._wake_read], [], [], pause_s)
+                    pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+                continue
+            now = time.monotonic()
+            if now >= next_beat:
+                if now - last_received > silence_s:
+                    self._lose(connection, f"it has sent nothing for {now - last_received:.0f} s")
+                    continue
+                next_beat = now + self._heartbeat_interval_s
+                self._beat()
+                continue
+            try:
+                ready = select.select([connection, self._wake_read], [], [], next_beat - now)[0]
+                if self._wake_read in ready:
+                    self._wake_read.recv(64)
+                if connection not in ready:
+                    continue
+                data = connection.recv(65536)
+            except (OSError, ValueError) as error:  # ValueError: another thread has closed it.
+                self._lose(connection, str(error))
+                continue
+            if not data:
+                self._lose(connection, "it has closed the connection")
+                continue
+            last_received = time.monotonic()
+            lines = (unread + data).split(b"\n")
+            unread = lines.pop()
+            try:
+                if len(unread) > _MAX_LINE_BYTES:
+                    raise ValueError("its answer has no end")
+                for line in lines:
+                    self._on_line(line)
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                self._lose(connection, f"it does not speak this protocol: {error}")
+
+    def _connect(self) -> bool:
+        try:
+            connection = socket.create_connection(self._endpoint, timeout=_CONNECT_ATTEMPT_S)
+        except OSError as error:
+            with self._lock:
+                self._lost_why = str(error)
+            return False
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with self._lock:
+            self._socket = connection
+            # The first byte of the connection says which protocol it is.
+            for number in sorted(self._calls):
+                if not self._send(self._calls[number].line):
+                    return False
+        return True
+
+    def _beat(self) -> None:
+        """Sends a heartbeat; nobody waits for the answer, but `news` uses it."""
+        with self._lock:
+            call = _Call({"id": 0, "keep_alive": {"agent": self._agent}})
+            if self._socket is not None:
+                self._send(call.line)
+
+    def _on_line(self, line: bytes) -> None:
+        reply = json.loads(line)
+        if reply.get("news"):
+            self._note_news(reply["news"])
+        with self._lock:
+            # Something that accepts connections may still be no coordinator.
+            self._lost_since = None
+            call = self._calls.get(reply.get("id", 0))
+            if call is None:
+                # An answer to a heartbeat, or to a call that has given up.
+                if reply.get("error") and not reply.get("id"):
+                    self._lost_since = time.monotonic()
+                    raise ValueError(reply.get("message", ""))
+                return
+            call.reply = reply
+        call.done.set()
+
+    def _lose(self, connection: socket.socket, why: str) -> None:
+        with self._lock:
+            if self._socket is connection:
+                self._drop(why)
+
+    # Called with _lock.
+
+    def _send(self, line: bytes) -> bool:
+        assert self._socket is not None
+        try:
+            self._socket.sendall(line)
+            return True
+        except OSError as error:
+            self._drop(str(error))
+            self._wake()
+            return False
+
+    def _drop(self, why: str) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+        if self._lost_since is None:
+            self._lost_since = time.monotonic()
+        self._lost_why = why
+
+
+def _forget_in_child() -> None:
+    """A fork shares the connection, whose end should tell that the parent has ended."""
+    clients: List[RendezvousClient] = list(_clients)
+    for client in clients:
+        connection = client._socket
+        if connection is not None:
+            connection.close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_in_child)
