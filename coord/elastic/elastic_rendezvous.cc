@@ -17,7 +17,7 @@ namespace ferry::coord {
 namespace {
 
 // Names in an error.
-constexpr size_t kMaxNames = 16;
+constexpr size_t kMaxNamesInError = 16;
 constexpr absl::Duration kMinHeartbeatTimeout = absl::Seconds(1);
 
 std::string RunText(const ElasticRunId& id) {
@@ -25,7 +25,7 @@ std::string RunText(const ElasticRunId& id) {
 }
 
 std::string Names(const std::vector<std::string>& names) {
-  const size_t shown = std::min(names.size(), kMaxNames);
+  const size_t shown = std::min(names.size(), kMaxNamesInError);
   std::string text = absl::StrJoin(names.begin(), names.begin() + static_cast<long>(shown), ", ");
   if (names.size() > shown) absl::StrAppend(&text, " and ", names.size() - shown, " more");
   return text;

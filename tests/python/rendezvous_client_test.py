@@ -20,7 +20,7 @@ PATIENCE_S = harness.PATIENCE_S
 CHILD = """
 import os, sys, threading, time
 from ferry.rendezvous_client import RendezvousClient
-client = RendezvousClient(("127.0.0.1", int(sys.argv[1])), "job", host="child")
+client = RendezvousClient(("127.0.0.1", int(sys.argv[1])), "job", host="child", heartbeat_timeout_s=600)
 place = client.join(1, 2, last_call_timeout_s=0.01)
 if "fork" in sys.argv:
     if os.fork() == 0:
@@ -204,11 +204,10 @@ class RendezvousClients(harness.Case):
         joined = Answer(lambda: a.join(2, 2))
         b.join(2, 2)
         joined.get()
-        count = proxy.count
         proxy.cut()
-        self.eventually(lambda: proxy.count > count)
-        # Longer than it takes until an agent without a connection is dead.
-        time.sleep(3)
+        # Its next heartbeat would come too late.
+        self.eventually(lambda: proxy.count == 2)
+        self.eventually(lambda: [agent["is_detached"] for agent in self.runs()[0]["agents"]] == [False, False])
         self.assertEqual(b.news(0).waiting, 0)
 
     def test_coordinator_out_of_reach_is_an_error_after_its_time(self):
@@ -290,12 +289,19 @@ class RendezvousClients(harness.Case):
     def test_status_names_missing_ranks(self):
         client = RendezvousClient(("127.0.0.1", self.port), "job", is_group=True, host="host-a")
         self.addCleanup(client.leave)
-        joined = Answer(lambda: client.join(4, 4, rank=1, join_timeout_s=1))
+        joined = Answer(lambda: client.join(4, 4, rank=1))
         self.eventually(self.runs)
         text = self.succeed("status", f"--coordinator=127.0.0.1:{self.port}").decode()
         self.assertRegex(text, r"job: rank 1 on host-a waits for round 0, for .*; ranks 0,2,3 are missing")
-        with self.assertRaisesRegex(RendezvousFailure, "ranks 0,2,3 are missing"):
+        client.leave()
+        with self.assertRaises(RendezvousFailure):
             joined.get()
+
+    def test_error_names_missing_ranks(self):
+        client = RendezvousClient(("127.0.0.1", self.port), "job", is_group=True, host="host-a")
+        self.addCleanup(client.leave)
+        with self.assertRaisesRegex(RendezvousFailure, "ranks 0,2,3 are missing"):
+            client.join(4, 4, rank=1, join_timeout_s=0.2)
 
     def runs(self):
         out = self.succeed("status", "--json", f"--coordinator=127.0.0.1:{self.port}")
