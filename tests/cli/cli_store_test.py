@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 
 import harness
 
@@ -72,6 +73,38 @@ VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "GROUP_RANK", "LOCAL_WORLD_SIZE",
 
 def python(script):
     return ("--", sys.executable, "-c", script)
+
+
+class Proxy:
+    """Passes connections on to `address`, and what clients send through `change`."""
+
+    def __init__(self, address, change):
+        self.server = socket.create_server(("127.0.0.1", 0))
+        self.address = "127.0.0.1:%d" % self.server.getsockname()[1]
+        self.target, self.change = address.rsplit(":", 1), change
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def accept(self):
+        while True:
+            try:
+                client, _ = self.server.accept()
+            except OSError:
+                return
+            server = socket.create_connection(self.target, harness.PATIENCE_S)
+            for ends in ((client, server, self.change), (server, client, bytes)):
+                threading.Thread(target=self.forward, args=ends, daemon=True).start()
+
+    @staticmethod
+    def forward(source, destination, change):
+        try:
+            while data := source.recv(1 << 16):
+                destination.sendall(change(data))
+            destination.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass
+
+    def close(self):
+        self.server.close()
 
 
 class Case(harness.Case):
@@ -156,6 +189,21 @@ class Run(Case):
         self.assertNotIn("TORCHELASTIC_USE_AGENT_STORE", self.variables(out)[0])
         self.assertRegex(err, r"^ferry run: the coordinator at 127\.0\.0\.1:1 serves no PyTorch "
                               r"store: .*; rank 0 hosts it\n$")
+
+    def test_coordinator_without_stores_is_reported_and_rank_0_hosts_it(self):
+        # A coordinator of a version before the request answers it as any that it does not know, such as one with
+        # another number.
+        _, address = self.coordinator(1)
+        open_store, unknown = b"\xca\x01", b"\x82\x7d"
+        proxy = Proxy(address, lambda data: re.sub(open_store + rb"(?=.\x0a.run/ferry-)", unknown, data, flags=re.S))
+        self.addCleanup(proxy.close)
+        status, out, err = self.run_ferry("run", f"--coordinator={proxy.address}", "--", "env")
+        self.assertEqual(status, 0, err)
+        variables = self.variables(out)[0]
+        self.assertNotIn("TORCHELASTIC_USE_AGENT_STORE", variables)
+        self.assertIn("MASTER_PORT", variables)
+        self.assertEqual(err, f"ferry run: the coordinator at {proxy.address} is of a version that does not serve "
+                              "PyTorch's store; rank 0 hosts it\n")
 
     def test_launcher_that_is_killed_leaves_no_store(self):
         _, address = self.coordinator(1)
