@@ -187,7 +187,13 @@ Listener::Listener(std::vector<ListeningSocket> sockets) : port_(sockets.front()
 }
 
 absl::StatusOr<std::unique_ptr<Listener>> Listener::OpenTcp(const std::string& address) {
-  FERRY_ASSIGN_OR_RETURN(std::vector<ListeningSocket> sockets, ListenTcpOnAll(address));
+  return OpenTcp(address,
+                 [](const HostPort& parts) { return ResolveHost(parts, {.is_passive = true}); });
+}
+
+absl::StatusOr<std::unique_ptr<Listener>> Listener::OpenTcp(const std::string& address,
+                                                            ResolveFunction resolve) {
+  FERRY_ASSIGN_OR_RETURN(std::vector<ListeningSocket> sockets, ListenTcpOnAll(address, resolve));
   auto listener = std::unique_ptr<Listener>(new Listener(std::move(sockets)));
   std::string host = address.substr(0, address.rfind(':'));
   if (host.empty()) host = HasAddressFamily(AF_INET6) ? "[::]" : "0.0.0.0";

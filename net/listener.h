@@ -38,6 +38,8 @@ class Listener final {
   // Binds, and accepts nothing before Start; clients wait in the backlog until then.
   //   Errors: as ListenTcpOnAll.
   static absl::StatusOr<std::unique_ptr<Listener>> OpenTcp(const std::string& address);
+  static absl::StatusOr<std::unique_ptr<Listener>> OpenTcp(const std::string& address,
+                                                           ResolveFunction resolve);
   //   Errors: as ListenUnix.
   static absl::StatusOr<std::unique_ptr<Listener>> OpenUnix(absl::string_view name);
   // Calls Close.
