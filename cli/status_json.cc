@@ -80,9 +80,10 @@ Json StoreScope(const coord::StoreScopeStatus& scope) {
                        {"arrived", key.arrived},
                        {"age_s", Seconds(key.age)}});
   }
-  return {{"name", scope.name},           {"port", scope.port},   {"clients", scope.clients},
-          {"keys", scope.keys},           {"bytes", scope.bytes}, {"waits", std::move(waits)},
-          {"missing", std::move(missing)}};
+  return {{"name", scope.name},        {"port", scope.port},
+          {"clients", scope.clients},  {"keys", scope.keys},
+          {"bytes", scope.bytes},      {"wait_count", scope.wait_count},
+          {"waits", std::move(waits)}, {"missing", std::move(missing)}};
 }
 
 // Null if no client of torchft's has ever called.
@@ -146,26 +147,27 @@ std::string FormatStatusJson(const JobView& view, const std::string& coordinator
   for (const auto& scope : status.store_scopes) scopes.push_back(StoreScope(scope));
   Json runs = Json::array();
   for (const auto& run : status.elastic_runs) runs.push_back(ElasticRun(run));
-  const Json object = {{"coordinator", coordinator},
-                       {"coordinator_incarnation", std::to_string(status.coordinator_incarnation)},
-                       {"uptime_s", Seconds(status.uptime)},
-                       {"epoch", status.epoch},
-                       {"error", Error(status.error)},
-                       {"missing", FormatRanges(missing)},
-                       {"topology_complete", status.topology_complete},
-                       {"store",
-                        {{"keys", status.key_count},
-                         {"bytes", status.stored_bytes},
-                         {"revision", status.store_revision}}},
-                       {"store_scopes", std::move(scopes)},
-                       {"lighthouse", Lighthouse(status.lighthouse)},
-                       {"elastic_runs", std::move(runs)},
-                       {"parked_waits", status.parked_waits},
-                       {"dropped_waits", status.dropped_waits},
-                       {"anonymous_waits", Waits(status.anonymous_waits)},
-                       {"barriers", std::move(barriers)},
-                       {"tasks", std::move(tasks)},
-                       {"exchange", TransfersJson(view.transfers)}};
+  const Json object = {
+      {"coordinator", coordinator},
+      {"coordinator_incarnation", std::to_string(status.coordinator_incarnation)},
+      {"uptime_s", Seconds(status.uptime)},
+      {"epoch", status.epoch},
+      {"error", Error(status.error)},
+      {"missing", FormatRanges(missing)},
+      {"topology_complete", status.topology_complete},
+      {"store",
+       {{"keys", status.key_count},
+        {"bytes", status.stored_bytes},
+        {"revision", status.store_revision}}},
+      {"store_scopes", std::move(scopes)},
+      {"store_clients",
+       {{"bytes", status.store_client_bytes}, {"max_bytes", status.max_store_client_bytes}}},
+      {"parked_waits", status.parked_waits},
+      {"dropped_waits", status.dropped_waits},
+      {"anonymous_waits", Waits(status.anonymous_waits)},
+      {"barriers", std::move(barriers)},
+      {"tasks", std::move(tasks)},
+      {"exchange", TransfersJson(view.transfers)}};
   // Keys and names may contain any bytes; JSON may not.
   return object.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }

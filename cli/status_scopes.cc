@@ -51,7 +51,8 @@ std::string Line(const coord::MissingStoreKeyStatus& missing) {
 
 }  // namespace
 
-std::string FormatScopesText(const std::vector<coord::StoreScopeStatus>& scopes, size_t max_lines) {
+std::string FormatScopesText(const coord::JobStatus& status, size_t max_lines) {
+  const std::vector<coord::StoreScopeStatus>& scopes = status.store_scopes;
   if (scopes.empty()) return "";
   std::vector<std::vector<std::string>> rows = {
       {"PYTORCH STORE", "PORT", "CLIENTS", "KEYS", "BYTES", "WAITS"}};
@@ -59,9 +60,7 @@ std::string FormatScopesText(const std::vector<coord::StoreScopeStatus>& scopes,
   size_t left_out = 0;
   for (const coord::StoreScopeStatus& scope : scopes) {
     const std::string name = scope.name.empty() ? "shared" : Printable(scope.name);
-    int64_t waits = 0;
     for (const coord::MissingStoreKeyStatus& missing : scope.missing) {
-      waits += missing.clients;
       if (lines.size() < max_lines) {
         lines.push_back(absl::StrCat("  ", name, ": ", Line(missing), "\n"));
       } else {
@@ -71,13 +70,19 @@ std::string FormatScopesText(const std::vector<coord::StoreScopeStatus>& scopes,
     if (rows.size() > max_lines) continue;
     rows.push_back({name, scope.port == 0 ? "the coordinator's" : absl::StrCat(scope.port),
                     absl::StrCat(scope.clients), absl::StrCat(scope.keys),
-                    ShortBytes(static_cast<double>(scope.bytes)), absl::StrCat(waits)});
+                    ShortBytes(static_cast<double>(scope.bytes)), absl::StrCat(scope.wait_count)});
   }
   std::string text = absl::StrCat("\n", FormatTable(rows, "  "));
   if (scopes.size() > max_lines) {
     absl::StrAppend(&text, "  and ", scopes.size() - max_lines, " more\n");
   }
   for (const std::string& line : lines) text += line;
+  if (status.store_client_bytes > 0) {
+    absl::StrAppend(&text, "  their clients hold ",
+                    ShortBytes(static_cast<double>(status.store_client_bytes)), " of ",
+                    ShortBytes(static_cast<double>(status.max_store_client_bytes)),
+                    " (--max-store-client-bytes)\n");
+  }
   if (left_out > 0) absl::StrAppend(&text, "  and ", left_out, " keys more\n");
   return text;
 }

@@ -5,7 +5,6 @@
 
 #include <cstddef>
 #include <string>
-#include <vector>
 
 #include "coord/core/job_status.h"
 
@@ -13,7 +12,7 @@ namespace ferry::cli {
 
 // A table, and a line for each key that clients wait for, naming the ranks that have not set it.
 // Empty if there are no stores; at most `max_lines` lines of either kind.
-std::string FormatScopesText(const std::vector<coord::StoreScopeStatus>& scopes, size_t max_lines);
+std::string FormatScopesText(const coord::JobStatus& status, size_t max_lines);
 
 }  // namespace ferry::cli
 

@@ -248,7 +248,7 @@ std::string FormatStatusText(const JobView& view, const std::string& coordinator
     absl::StrAppend(&text, "\n  others wait for: ", DescribeWaits(status.anonymous_waits), "\n");
   }
   text += FormatElasticText(status.elastic_runs, max_lines);
-  text += FormatScopesText(status.store_scopes, max_lines);
+  text += FormatScopesText(status, max_lines);
   text += FormatLighthouseText(status.lighthouse, max_lines);
   text += FormatTransfersText(view.transfers, max_lines);
   absl::StrAppend(&text, "\n  store        ", Count(status.key_count, "key"), ", ",

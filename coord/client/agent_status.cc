@@ -23,7 +23,8 @@ StoreScopeStatus ReadStoreScope(const v1::StoreScope& scope) {
                        .port = scope.port(),
                        .clients = scope.clients(),
                        .keys = scope.keys(),
-                       .bytes = scope.bytes()};
+                       .bytes = scope.bytes(),
+                       .wait_count = scope.wait_count()};
   for (const v1::StoreWait& wait : scope.waits()) {
     out.waits.push_back({.peer = wait.peer(),
                          .keys = {wait.keys().begin(), wait.keys().end()},
@@ -136,6 +137,8 @@ JobStatus ReadJobStatus(const v1::JobStatus& message) {
   out.epoch = message.epoch();
   out.error = ReadStatus(message.error_code(), message.error_message());
   out.topology_complete = message.topology_complete();
+  out.store_client_bytes = message.store_client_bytes();
+  out.max_store_client_bytes = message.max_store_client_bytes();
   for (const v1::StoreScope& scope : message.store_scopes()) {
     out.store_scopes.push_back(ReadStoreScope(scope));
   }

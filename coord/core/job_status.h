@@ -87,6 +87,7 @@ struct StoreScopeStatus {
   int64_t clients = 0;
   int64_t keys = 0;
   int64_t bytes = 0;
+  int64_t wait_count = 0;
   // The oldest waits, and the keys for which most clients wait.
   std::vector<StoreWaitStatus> waits;
   std::vector<MissingStoreKeyStatus> missing;
@@ -171,6 +172,10 @@ struct JobStatus {
   // Absent if no client of torchft's has ever called.
   std::optional<LighthouseStatus> lighthouse;
   std::vector<ElasticRunStatus> elastic_runs;
+  // The memory that their clients hold, and may hold: requests that have not ended, replies that
+  // were not read, waits. The limit is 0 if the coordinator is of a version without it.
+  int64_t store_client_bytes = 0;
+  int64_t max_store_client_bytes = 0;
 };
 
 }  // namespace ferry::coord

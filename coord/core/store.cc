@@ -228,6 +228,16 @@ void Store::ForEach(
   }
 }
 
+void Store::ForEachAfter(
+    absl::string_view prefix, std::optional<absl::string_view> after,
+    absl::FunctionRef<bool(absl::string_view key, const StoreValue& value)> visit) const {
+  const bool is_behind = after.has_value() && *after >= prefix;
+  for (auto it = is_behind ? entries_.upper_bound(*after) : entries_.lower_bound(prefix);
+       it != entries_.end() && absl::StartsWith(it->first, prefix); ++it) {
+    if (!visit(it->first, it->second.value)) return;
+  }
+}
+
 size_t Store::ListBytes(absl::string_view prefix) const {
   size_t bytes = 0;
   for (auto it = entries_.lower_bound(prefix);

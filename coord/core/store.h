@@ -98,6 +98,11 @@ class Store final {
   // As List, without copies.
   void ForEach(absl::string_view prefix,
                absl::FunctionRef<void(absl::string_view key, const StoreValue& value)> visit) const;
+  // As ForEach, beginning behind the key `after` unless that is nullopt, until `visit` returns
+  // false: for callers that list in parts.
+  void ForEachAfter(
+      absl::string_view prefix, std::optional<absl::string_view> after,
+      absl::FunctionRef<bool(absl::string_view key, const StoreValue& value)> visit) const;
   // The bytes of the keys and values of such a list, plus kEntryBytes per entry: its cost, over
   // all its encodings, until it is sent.
   static constexpr size_t kEntryBytes = 256;

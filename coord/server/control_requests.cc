@@ -172,7 +172,8 @@ void ControlRequests::ExecuteWithoutLock(RequestResults& out) {
         if (reply == out.replies.end()) break;
         v1::JobStatus& status = *reply->mutable_job_status();
         if (shared_.tcp_store.server != nullptr) {
-          FillStoreScopes(shared_.tcp_store.server->Report(kMaxReportedWaits), SteadyClock().Now(),
+          const TcpStoreServer& server = *shared_.tcp_store.server;
+          FillStoreScopes(server.Report(kMaxReportedWaits), server.Memory(), SteadyClock().Now(),
                           status);
         }
         if (shared_.lighthouse != nullptr) {

@@ -43,9 +43,10 @@ class ControlSessions final {
   ~ControlSessions();
 
   // Serves the requests for PyTorch's stores too. Called before Open; `server` outlives all
-  // streams.
-  void ServeTcpStore(TcpStoreServer& server, std::string listen) {
-    shared_.tcp_store = {&server, std::move(listen)};
+  // streams. `open`: see TcpStoreServer::OpenScope; called on the threads that serve streams.
+  void ServeTcpStore(TcpStoreServer& server,
+                     std::function<absl::StatusOr<std::unique_ptr<Listener>>()> open) {
+    shared_.tcp_store = {&server, std::move(open)};
   }
   // Adds the lighthouse to the job's status. Called before Open; it outlives all streams.
   void ReportLighthouse(LighthouseServer& lighthouse) { shared_.lighthouse = &lighthouse; }

@@ -138,8 +138,10 @@ void FillElasticRuns(const std::vector<ElasticRunReport>& runs, v1::JobStatus& s
   }
 }
 
-void FillStoreScopes(const std::vector<TcpStoreScopeReport>& scopes, absl::Time now,
-                     v1::JobStatus& status) {
+void FillStoreScopes(const std::vector<TcpStoreScopeReport>& scopes, const TcpStoreMemory& memory,
+                     absl::Time now, v1::JobStatus& status) {
+  status.set_store_client_bytes(static_cast<int64_t>(memory.client_bytes));
+  status.set_max_store_client_bytes(static_cast<int64_t>(memory.max_client_bytes));
   size_t lines = 0;
   for (const TcpStoreScopeReport& report : scopes) {
     v1::StoreScope& scope = *status.add_store_scopes();
@@ -148,6 +150,7 @@ void FillStoreScopes(const std::vector<TcpStoreScopeReport>& scopes, absl::Time 
     scope.set_clients(static_cast<int64_t>(report.clients));
     scope.set_keys(report.keys);
     scope.set_bytes(static_cast<int64_t>(report.bytes));
+    scope.set_wait_count(static_cast<int64_t>(report.wait_count));
     for (const TcpStoreWaitReport& entry : report.waits) {
       if (++lines > kMaxStoreLines) break;
       v1::StoreWait& wait = *scope.add_waits();
@@ -156,7 +159,7 @@ void FillStoreScopes(const std::vector<TcpStoreScopeReport>& scopes, absl::Time 
         if (wait.keys_size() == kMaxKeysOfWait) break;
         wait.add_keys(key.substr(0, kMaxShownKeyBytes));
       }
-      wait.set_key_count(static_cast<int64_t>(entry.wait.keys.size()));
+      wait.set_key_count(static_cast<int64_t>(entry.wait.key_count));
       wait.set_world_size(entry.wait.world_size);
       wait.set_arrived(entry.wait.arrived);
       wait.set_age_ms(Age(now, entry.wait.since));

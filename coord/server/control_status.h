@@ -24,8 +24,8 @@ void FillTaskInfo(const Coordinator& coordinator, const TaskInfo& info, v1::Task
 // Adds the rendezvous of PyTorch's nodes. Needs no lock.
 void FillElasticRuns(const std::vector<ElasticRunReport>& runs, v1::JobStatus& status);
 // Adds the PyTorch stores. Needs no lock.
-void FillStoreScopes(const std::vector<TcpStoreScopeReport>& scopes, absl::Time now,
-                     v1::JobStatus& status);
+void FillStoreScopes(const std::vector<TcpStoreScopeReport>& scopes, const TcpStoreMemory& memory,
+                     absl::Time now, v1::JobStatus& status);
 // Adds torchft's lighthouse, unless no client has ever called it. Needs no lock.
 void FillLighthouse(const LighthouseReport& report, v1::JobStatus& status);
 

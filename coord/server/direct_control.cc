@@ -148,6 +148,10 @@ class DirectControl::Undecided final : public LoopSource,
     });
   }
   bool is_silent() const { return connection_.valid(); }
+  // It may be a store's client, and must leave descriptors to others as those do.
+  bool is_over_limit() const {
+    return static_cast<uint64_t>(connection_.get()) >= TcpStoreServer::DescriptorLimit();
+  }
   void Close() {
     control_.loop_->Remove(source_, connection_.get());
     connection_.Reset();
@@ -205,6 +209,7 @@ void DirectControl::Take(UniqueFd connection) {
 }
 
 void DirectControl::LimitSilent(const std::shared_ptr<Undecided>& undecided) {
+  if (undecided->is_over_limit()) return undecided->Close();
   std::erase_if(silent_, [](const std::weak_ptr<Undecided>& weak) {
     const auto other = weak.lock();
     return other == nullptr || !other->is_silent();

@@ -45,7 +45,8 @@ class DirectControl final {
   ~DirectControl();
 
   // Never blocks. Connections that have sent nothing within hello_timeout are closed, the oldest
-  // first, while they are more than max_silent_connections. One that begins like an agent's
+  // first, while they are more than max_silent_connections, and all that have descriptors over
+  // TcpStoreServer::DescriptorLimit. One that begins like an agent's
   // and gets no session is closed as well.
   void Take(UniqueFd connection);
 

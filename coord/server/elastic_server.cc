@@ -74,7 +74,7 @@ class ElasticServer::Stores final : public ElasticStores {
  public:
   explicit Stores(TcpStorePorts ports) : ports_(std::move(ports)) {}
   absl::StatusOr<int> Open(const std::string& scope) override {
-    return ports_.server->OpenScope(scope, ports_.listen);
+    return ports_.server->OpenScope(scope, ports_.open);
   }
   void Close(const std::string& scope) override { ports_.server->CloseScope(scope).IgnoreError(); }
 

@@ -88,12 +88,20 @@ LighthouseOptions WithFirstQuorumId(LighthouseOptions options) {
 absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Create(
     ServerOptions options) {
   FERRY_RETURN_IF_ERROR(CheckServerRoom());
-  FERRY_ASSIGN_OR_RETURN(std::unique_ptr<Listener> listener, Listener::OpenTcp(options.listen));
+  std::vector<SocketAddress> addresses;
+  FERRY_ASSIGN_OR_RETURN(std::unique_ptr<Listener> listener,
+                         Listener::OpenTcp(options.listen, [&addresses](const HostPort& parts) {
+                           absl::StatusOr<std::vector<SocketAddress>> found =
+                               ResolveHost(parts, {.is_passive = true});
+                           if (found.ok()) addresses = *found;
+                           return found;
+                         }));
   TcpStoreServerOptions tcp_store{.limits = options.coordinator,
                                   .request_limits = LimitsOfRequests(options.coordinator),
                                   .keepalive_time = options.keepalive_time,
                                   .keepalive_timeout = options.keepalive_timeout,
-                                  .idle_timeout = options.tcp_store_idle_timeout};
+                                  .idle_timeout = options.tcp_store_idle_timeout,
+                                  .max_client_bytes = options.max_tcp_store_client_bytes};
   FERRY_ASSIGN_OR_RETURN(
       std::unique_ptr<Coordinator> coordinator,
       Coordinator::Create(std::move(options.coordinator), SteadyClock(), RandomId()));
@@ -113,11 +121,18 @@ absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Create(
                               .hello_timeout = options.hello_timeout,
                               .max_silent_connections = options.max_silent_connections};
   FERRY_ASSIGN_OR_RETURN(self->tcp_store_, TcpStoreServer::Create(std::move(tcp_store)));
-  // At the host of the coordinator's own port.
+  // At the host of the coordinator's own port, which is not resolved again: a name server that is
+  // slow would delay all agents.
   const size_t host_bytes = std::min(options.listen.rfind(':'), options.listen.size());
-  const TcpStorePorts stores{.server = self->tcp_store_.get(),
-                             .listen = absl::StrCat(options.listen.substr(0, host_bytes), ":0")};
-  self->sessions_.ServeTcpStore(*stores.server, stores.listen);
+  const TcpStorePorts stores{
+      .server = self->tcp_store_.get(),
+      .open = [address = absl::StrCat(options.listen.substr(0, host_bytes), ":0"),
+               addresses = std::move(addresses)] {
+        return Listener::OpenTcp(address, [&addresses](const HostPort&) {
+          return absl::StatusOr<std::vector<SocketAddress>>(addresses);
+        });
+      }};
+  self->sessions_.ServeTcpStore(*stores.server, stores.open);
   self->sessions_.ReportLighthouse(self->lighthouse_);
   direct.tcp_store = [tcp_store = self->tcp_store_.get()](UniqueFd connection) {
     tcp_store->Take(std::move(connection));

@@ -57,6 +57,8 @@ struct ServerOptions {
   LighthouseOptions lighthouse;
   // The rendezvous of PyTorch's nodes.
   ElasticOptions elastic;
+  // The memory that the clients of all stores may hold. See TcpStoreBudget.
+  size_t max_tcp_store_client_bytes = ShareOfMemory(size_t{1} << 30, 4);
   // How long Stop waits for pending answers to be sent.
   absl::Duration stop_grace = absl::Seconds(2);
   // Creates additional services for the same port; what they need outlives the server.

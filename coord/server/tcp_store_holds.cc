@@ -13,13 +13,9 @@ absl::StatusOr<int> TcpStoreHolds::Open(absl::string_view scope) {
   if (ports_.server == nullptr) {
     return absl::UnimplementedError("this coordinator serves no PyTorch stores");
   }
-  if (scope.size() > kMaxNameBytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("a scope's name has ", scope.size(), " bytes; it may have ", kMaxNameBytes));
-  }
   absl::MutexLock lock(&mu_);
   if (is_over_) return absl::AbortedError("the session has ended");
-  FERRY_ASSIGN_OR_RETURN(const int port, ports_.server->OpenScope(scope, ports_.listen));
+  FERRY_ASSIGN_OR_RETURN(const int port, ports_.server->OpenScope(scope, ports_.open));
   // Only the first hold counts; the port stays open meanwhile.
   if (!scopes_.emplace(scope).second) ports_.server->CloseScope(scope).IgnoreError();
   return port;

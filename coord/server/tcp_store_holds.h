@@ -3,6 +3,8 @@
 #ifndef FERRY_COORD_SERVER_TCP_STORE_HOLDS_H_
 #define FERRY_COORD_SERVER_TCP_STORE_HOLDS_H_
 
+#include <functional>
+#include <memory>
 #include <string>
 
 #include "absl/base/thread_annotations.h"
@@ -13,6 +15,7 @@
 #include "absl/synchronization/mutex.h"
 
 #include "coord/server/tcp_store_server.h"
+#include "net/listener.h"
 
 namespace ferry::coord {
 
@@ -20,15 +23,13 @@ namespace ferry::coord {
 struct TcpStorePorts {
   // Null: they are not.
   TcpStoreServer* server = nullptr;
-  // HOST:0, see TcpStoreServer::OpenScope.
-  std::string listen;
+  // See TcpStoreServer::OpenScope.
+  std::function<absl::StatusOr<std::unique_ptr<Listener>>()> open;
 };
 
 // Thread-safe. Lock order: mu_, then that of the TcpStoreServer.
 class TcpStoreHolds final {
  public:
-  static constexpr size_t kMaxNameBytes = 256;
-
   // `ports` outlives it, and is read only by the methods.
   explicit TcpStoreHolds(const TcpStorePorts& ports) : ports_(ports) {}
 

@@ -3,12 +3,15 @@
 #include "coord/server/tcp_store_server.h"
 
 #include <sys/epoll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <limits>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -25,16 +28,29 @@ namespace {
 
 // How often reservations and the end of the shared scope are checked.
 constexpr absl::Duration kTickPeriod = absl::Milliseconds(100);
-// A value that follows the key of an APPEND of PyTorch 2.1 arrives within this time.
+// How long the bytes after a request that is ambiguous may take: see TcpStoreParser. The longer
+// time covers a lost packet, which the client's host sends again after 200 ms at the least.
 constexpr absl::Duration kAmbiguityTimeout = absl::Milliseconds(10);
+constexpr absl::Duration kLongAmbiguityTimeout = absl::Milliseconds(500);
 constexpr size_t kPiecesInWrite = 64;
 // Limits per turn, so that one client does not delay the others.
 constexpr size_t kReadsInTurn = 4;
 constexpr size_t kBytesWrittenInTurn = size_t{4} << 20;
+constexpr size_t kPartsInTurn = 4;
+// See TcpStoreBudget::EndPeriod.
+constexpr absl::Duration kBudgetPeriod = absl::Seconds(1);
+// At most so many lines about closed connections are logged in this time.
+constexpr size_t kMaxLines = 20;
+constexpr absl::Duration kLinesPeriod = absl::Seconds(10);
+// Report and List read so many before they release the lock.
+constexpr size_t kEntriesInPart = 1024;
+constexpr size_t kWaitsInPart = 32;
+
+constexpr rlim_t kMostReserved = 1024;
 
 }  // namespace
 
-// Everything but the constructor is called on the loop.
+// All is called on the loop.
 class TcpStoreServer::Connection final : public LoopSource,
                                          public std::enable_shared_from_this<Connection> {
  public:
@@ -46,7 +62,7 @@ class TcpStoreServer::Connection final : public LoopSource,
     session_ = std::make_shared<TcpStoreSession>(scope_->store, client,
                                                  server_.options_.request_limits, [this] {
                                                    if (!std::exchange(is_ready_, true))
-                                                     server_.AddReady(shared_from_this());
+                                                     server_.ready_.push_back(shared_from_this());
                                                  });
   }
   void Watch() {
@@ -60,6 +76,28 @@ class TcpStoreServer::Connection final : public LoopSource,
   void OnWaitEnd() {
     is_ready_ = false;
     GoOn();
+  }
+  // It may receive again.
+  void Resume() {
+    if (!connection_.valid()) return;
+    is_stopped_ = false;
+    WatchAgain();
+  }
+  void CloseStalled(size_t held_bytes) {
+    Close(absl::ResourceExhaustedError(absl::StrCat(
+        "it holds ", held_bytes,
+        " bytes of requests that have not ended, replies that it has not "
+        "read, and waits, while all clients of stores may hold ",
+        server_.budget_.max_bytes(), " bytes (--max-store-client-bytes) and others need memory")));
+  }
+
+  // The values in its replies.
+  void ForEachShared(absl::FunctionRef<void(const StoreValue&)> visit) const {
+    session_->output().ForEachShared(visit);
+  }
+  // So many bytes of them are in no store any more.
+  void SetReplacedBytes(size_t bytes) {
+    if (bytes != std::exchange(replaced_bytes_, bytes)) WatchAgain();
   }
 
  private:
@@ -77,6 +115,12 @@ class TcpStoreServer::Connection final : public LoopSource,
 
   void Read() {
     for (size_t i = 0; i < kReadsInTurn; ++i) {
+      // Little comes behind a wait, since it stops reading then, and that may end the wait.
+      const bool is_sending = is_counted_ && !session_->is_waiting();
+      if (is_sending && !server_.budget_.MayReceive(session_->client())) {
+        is_stopped_ = true;
+        return WatchAgain();
+      }
       char* scratch = server_.loop_->scratch();
       const ssize_t got = recv(connection_.get(), scratch, SocketLoop::kScratchBytes, MSG_DONTWAIT);
       if (got < 0 && errno == EINTR) continue;
@@ -85,6 +129,7 @@ class TcpStoreServer::Connection final : public LoopSource,
         return Close(got == 0 ? absl::OkStatus() : absl::UnavailableError(std::strerror(errno)));
       }
       const absl::string_view bytes(scratch, static_cast<size_t>(got));
+      moved_bytes_ += bytes.size();
       if (!Consume(bytes)) return;
       if (bytes.size() < SocketLoop::kScratchBytes || (watched_ & EPOLLIN) == 0) return;
     }
@@ -94,7 +139,7 @@ class TcpStoreServer::Connection final : public LoopSource,
   // the connection has been closed.
   bool Consume(absl::string_view bytes) {
     if (!unread_.empty()) unread_.append(bytes.data(), bytes.size());
-    for (bool again = true; again;) {
+    for (size_t part = 0; part < kPartsInTurn; ++part) {
       absl::string_view rest = unread_.empty() ? bytes : unread_;
       absl::Status status;
       {
@@ -102,7 +147,6 @@ class TcpStoreServer::Connection final : public LoopSource,
         status = session_->Consume(rest);
         server_.RunCompletions();
       }
-      const bool is_stuck = status.ok() && !rest.empty();
       Keep(rest);
       bytes = {};
       if (!Flush()) return false;
@@ -112,12 +156,17 @@ class TcpStoreServer::Connection final : public LoopSource,
         return false;
       }
       if (!connection_.valid()) return false;
-      // It stopped because of the output, which has been written.
-      again = is_stuck && !session_->is_waiting() && session_->output().empty();
+      // It may go on: the output was written, or another part of a request is to be executed.
+      if (!CanConsume()) break;
     }
     if (session_->is_ambiguous()) ResolveLater();
+    if (CanConsume()) GoOnLater();
     WatchAgain();
     return true;
+  }
+  bool CanConsume() const {
+    if (session_->has_more_parts()) return true;
+    return !unread_.empty() && !session_->is_waiting() && session_->output().empty();
   }
   // `rest` is in unread_, or elsewhere.
   void Keep(absl::string_view rest) {
@@ -126,11 +175,21 @@ class TcpStoreServer::Connection final : public LoopSource,
     } else {
       unread_.erase(0, unread_.size() - rest.size());
     }
+    if (unread_.empty() && unread_.capacity() > TcpStoreOutput::kMaxKept) unread_ = {};
   }
   void GoOn() {
     if (!connection_.valid() || !Flush()) return;
-    if (unread_.empty()) return WatchAgain();
+    if (unread_.empty() && !session_->has_more_parts()) return WatchAgain();
     Consume({});
+  }
+  void GoOnLater() {
+    if (std::exchange(will_go_on_, true)) return;
+    server_.loop_->Post([weak = weak_from_this()] {
+      const auto self = weak.lock();
+      if (self == nullptr) return;
+      self->will_go_on_ = false;
+      self->GoOn();
+    });
   }
 
   // Writes until the kernel accepts no more. Returns false if the connection has been closed.
@@ -150,20 +209,49 @@ class TcpStoreServer::Connection final : public LoopSource,
       }
       output.Consume(static_cast<size_t>(sent));
       total += static_cast<size_t>(sent);
+      moved_bytes_ += static_cast<size_t>(sent);
     }
     return true;
   }
+  // Called when it has received or written something.
   void WatchAgain() {
+    UpdateBudget();
     uint32_t wanted = EPOLLRDHUP;
-    if (unread_.empty()) wanted |= EPOLLIN;
+    if (unread_.empty() && !is_stopped_) wanted |= EPOLLIN;
     if (!session_->output().empty()) wanted |= EPOLLOUT;
-    if (wanted == std::exchange(watched_, wanted)) return;
+    if (wanted == watched_) return;
+    if ((wanted & EPOLLOUT) != 0) {
+      server_.writing_.insert(this);
+    } else if ((watched_ & EPOLLOUT) != 0) {
+      server_.writing_.erase(this);
+      replaced_bytes_ = 0;
+    }
+    watched_ = wanted;
     // Changing the events of a descriptor that is watched already takes no resources.
     server_.loop_->Watch(source_, connection_.get(), wanted).IgnoreError();
   }
 
+  void UpdateBudget() {
+    const size_t held = session_->held_bytes() + unread_.capacity() + replaced_bytes_;
+    const bool counts = held > TcpStoreBudget::kFreeBytes;
+    if (!counts && !is_counted_) return;
+    if (counts != std::exchange(is_counted_, counts)) {
+      if (counts) server_.counted_[session_->client()] = this;
+      if (!counts) server_.counted_.erase(session_->client());
+    }
+    if (!counts) is_stopped_ = false;
+    TcpStoreBudget::Phase phase = TcpStoreBudget::Phase::kSending;
+    if (session_->is_waiting()) phase = TcpStoreBudget::Phase::kWaiting;
+    if (!session_->output().empty()) phase = TcpStoreBudget::Phase::kReading;
+    server_.budget_.Update(session_->client(), held, moved_bytes_, session_->request_count(),
+                           phase);
+    server_.ResumeReceiving();
+  }
+
   void ResolveLater() {
-    server_.loop_->PostAfter(kAmbiguityTimeout, [weak = weak_from_this()] {
+    const bool is_likely = session_->sends_field_by_field();
+    const absl::Duration timeout = is_likely ? kAmbiguityTimeout : kLongAmbiguityTimeout;
+    server_.loop_->PostAfter(timeout, [weak = weak_from_this()] {
       const auto self = weak.lock();
       if (self == nullptr || !self->connection_.valid() || !self->session_->is_ambiguous()) return;
       absl::Status status;
@@ -188,9 +276,14 @@ class TcpStoreServer::Connection final : public LoopSource,
       // Processes that are killed reset their connections.
       FERRY_LOG_INFO(kCoord, "a connection of a PyTorch store broke: peer={} error={}", peer_,
                      why.message());
-    } else if (!why.ok()) {
+    } else if (!why.ok() && server_.closed_log_.Allow()) {
       FERRY_LOG_WARN(kCoord, "closed a connection of a PyTorch store: peer={} error={}", peer_,
                      why.message());
+    }
+    server_.writing_.erase(this);
+    if (is_counted_) {
+      server_.counted_.erase(session_->client());
+      server_.budget_.Remove(session_->client());
     }
     {
       absl::MutexLock lock(&server_.mu_);
@@ -200,6 +293,7 @@ class TcpStoreServer::Connection final : public LoopSource,
       server_.RunCompletions();
     }
     server_.FlushReady();
+    server_.ResumeReceiving();
   }
 
   TcpStoreServer& server_;
@@ -214,14 +308,27 @@ class TcpStoreServer::Connection final : public LoopSource,
   uint32_t watched_ = EPOLLIN | EPOLLRDHUP;
   // It is in ready_.
   bool is_ready_ = false;
+  // Consume is to be called again, though nothing happens.
+  bool will_go_on_ = false;
+  // The budget counts it, and may have stopped it.
+  bool is_counted_ = false;
+  bool is_stopped_ = false;
+  uint64_t moved_bytes_ = 0;
+  size_t replaced_bytes_ = 0;
 };
 
 TcpStoreServer::TcpStoreServer(TcpStoreServerOptions options)
     : options_(std::move(options)),
+      closed_log_(SteadyClock(), kMaxLines, kLinesPeriod),
+      refused_log_(SteadyClock(), /*lines=*/1, kLinesPeriod),
+      budget_(options_.max_client_bytes),
       scopes_(options_.limits, SteadyClock(), completions_, options_.idle_timeout) {}
 
 absl::StatusOr<std::unique_ptr<TcpStoreServer>> TcpStoreServer::Create(
     TcpStoreServerOptions options) {
+  TcpStoreLimits& limits = options.request_limits;
+  // One request fits beside half of the budget.
+  limits.max_request_bytes = std::min(limits.max_request_bytes, options.max_client_bytes / 4);
   auto server = std::unique_ptr<TcpStoreServer>(new TcpStoreServer(std::move(options)));
   FERRY_ASSIGN_OR_RETURN(server->loop_, SocketLoop::Create("ferry-tcpstore"));
   return server;
@@ -229,56 +336,95 @@ absl::StatusOr<std::unique_ptr<TcpStoreServer>> TcpStoreServer::Create(
 
 TcpStoreServer::~TcpStoreServer() { Stop(); }
 
-void TcpStoreServer::Take(UniqueFd connection) {
-  std::shared_ptr<TcpStoreScope> scope;
-  {
-    absl::MutexLock lock(&mu_);
-    // Completions run on the loop, which owns the sessions' output.
-    scope = scopes_.Shared();
-    scopes_.Attach(scope);
+void TcpStoreServer::Take(UniqueFd connection) { Serve(std::move(connection), nullptr); }
+
+uint64_t TcpStoreServer::DescriptorLimit() {
+  rlimit limit = {};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return std::numeric_limits<uint64_t>::max();
+  return limit.rlim_cur - std::min(limit.rlim_cur / 4, kMostReserved);
+}
+
+bool TcpStoreServer::HasDescriptorsFor(const UniqueFd& connection) {
+  // The kernel gives the lowest number that is free.
+  const uint64_t limit = DescriptorLimit();
+  if (static_cast<uint64_t>(connection.get()) < limit) return true;
+  if (refused_log_.Allow()) {
+    FERRY_LOG_WARN(kCoord,
+                   "closed new connections of PyTorch stores, since descriptors from {} on are for "
+                   "other clients: raise `ulimit -n`; peer={}",
+                   limit, PeerName(connection.get()));
   }
-  Serve(std::move(connection), std::move(scope));
+  return false;
 }
 
 void TcpStoreServer::Serve(UniqueFd connection, std::shared_ptr<TcpStoreScope> scope) {
-  std::string peer = PeerName(connection.get());
-  auto served = std::make_shared<Connection>(*this, std::move(connection), std::move(scope));
-  {
-    absl::MutexLock lock(&mu_);
-    const TcpStoreClient client(++last_client_);
-    peers_[client] = peer;
-    served->Begin(client, std::move(peer));
-    TickLater();
-  }
-  loop_->Post([served] { served->Watch(); });
+  if (!HasDescriptorsFor(connection)) return;
+  // Connections that were closed before this one was opened must end first, so that a job is over
+  // before the next one begins. The loop sees them when it looks for events the next time.
+  loop_->Post([this, connection = std::move(connection), scope = std::move(scope)]() mutable {
+    loop_->Post([this, connection = std::move(connection), scope = std::move(scope)]() mutable {
+      Begin(std::move(connection), std::move(scope));
+    });
+  });
 }
 
-absl::StatusOr<int> TcpStoreServer::OpenScope(absl::string_view name, const std::string& listen) {
-  absl::MutexLock lock(&mu_);
-  FERRY_ASSIGN_OR_RETURN(std::shared_ptr<TcpStoreScope> scope, scopes_.Open(name));
-  Port& port = ports_[name];
-  if (port.listener == nullptr) {
-    absl::StatusOr<std::unique_ptr<Listener>> listener = Listener::OpenTcp(listen);
-    absl::Status status = listener.status();
-    if (status.ok()) {
-      status = (*listener)->Start(*loop_, {.on_connection = [this, scope](UniqueFd connection) {
-        {
-          absl::MutexLock attach_lock(&mu_);
-          // Accepted while the port was being closed.
-          if (scopes_.Find(scope->name) != scope) return;
-          scopes_.Attach(scope);
-        }
-        Serve(std::move(connection), scope);
-      }});
+void TcpStoreServer::Begin(UniqueFd connection, std::shared_ptr<TcpStoreScope> scope) {
+  std::string peer = PeerName(connection.get());
+  std::shared_ptr<Connection> served;
+  {
+    absl::MutexLock lock(&mu_);
+    if (scope == nullptr) {
+      scope = scopes_.Shared();
+    } else if (scopes_.Find(scope->name) != scope) {
+      return;  // Accepted while the port was being closed.
     }
-    if (!status.ok()) {
-      ports_.erase(name);
-      scopes_.Close(scope);
-      return status;
-    }
-    port = {scope, *std::move(listener)};
+    scopes_.Attach(scope);
+    const TcpStoreClient client(++last_client_);
+    peers_[client] = peer;
+    served = std::make_shared<Connection>(*this, std::move(connection), std::move(scope));
+    served->Begin(client, std::move(peer));
+    TickLater();
+    // A reservation may have ended meanwhile.
+    RunCompletions();
   }
-  return port.listener->port();
+  FlushReady();
+  served->Watch();
+}
+
+absl::StatusOr<int> TcpStoreServer::HoldOpenPort(absl::string_view name) {
+  const auto port = ports_.find(name);
+  if (port == ports_.end()) return 0;
+  FERRY_RETURN_IF_ERROR(scopes_.Open(name).status());
+  return port->second.listener->port();
+}
+
+absl::StatusOr<int> TcpStoreServer::OpenScope(absl::string_view name, OpenListener open) {
+  FERRY_RETURN_IF_ERROR(TcpStoreScopes::CheckName(name));
+  {
+    absl::MutexLock lock(&mu_);
+    FERRY_ASSIGN_OR_RETURN(const int port, HoldOpenPort(name));
+    if (port != 0) return port;
+  }
+  FERRY_ASSIGN_OR_RETURN(std::unique_ptr<Listener> listener, open());
+  absl::MutexLock lock(&mu_);
+  // Another client may have been faster.
+  FERRY_ASSIGN_OR_RETURN(const int open_port, HoldOpenPort(name));
+  if (open_port != 0) return open_port;
+  FERRY_ASSIGN_OR_RETURN(std::shared_ptr<TcpStoreScope> scope, scopes_.Open(name));
+  const absl::Status status = listener->Start(
+      *loop_,
+      {.on_connection = [this, scope](UniqueFd connection) { Serve(std::move(connection), scope); },
+       .on_trouble =
+           [this](const std::string& trouble) {
+             if (refused_log_.Allow()) FERRY_LOG_WARN(kCoord, "{}", trouble);
+           }});
+  if (!status.ok()) {
+    scopes_.Close(scope);
+    return status;
+  }
+  const int port = listener->port();
+  ports_[name] = {std::move(scope), std::move(listener)};
+  return port;
 }
 
 absl::Status TcpStoreServer::CloseScope(absl::string_view name) {
@@ -303,23 +449,11 @@ void TcpStoreServer::RunCompletions() {
   }
 }
 
-void TcpStoreServer::AddReady(std::shared_ptr<Connection> connection) {
-  // Called by sessions, whose stores are guarded by it.
-  mu_.AssertHeld();
-  ready_.push_back(std::move(connection));
-}
-
 void TcpStoreServer::FlushReady() {
   // Not recursive: clients that wait for each other's keys could pipeline any number of requests.
-  if (std::exchange(is_flushing_, true)) return;
-  while (true) {
-    std::vector<std::shared_ptr<Connection>> ready;
-    {
-      absl::MutexLock lock(&mu_);
-      ready.swap(ready_);
-    }
-    if (ready.empty()) break;
-    for (const auto& connection : ready) connection->OnWaitEnd();
+  if (ready_.empty() || std::exchange(is_flushing_, true)) return;
+  while (!ready_.empty()) {
+    for (const auto& connection : std::exchange(ready_, {})) connection->OnWaitEnd();
   }
   is_flushing_ = false;
 }
@@ -329,59 +463,164 @@ void TcpStoreServer::TickLater() {
   loop_->PostAfter(kTickPeriod, [this] { Tick(); });
 }
 
+void TcpStoreServer::ResumeReceiving() {
+  client_bytes_.store(budget_.held_bytes(), std::memory_order_relaxed);
+  for (const TcpStoreClient client : budget_.TakeResumed()) {
+    const auto connection = counted_.find(client);
+    if (connection != counted_.end()) connection->second->Resume();
+  }
+}
+
+// Replies share values with the store, which costs nothing until they are replaced there.
+void TcpStoreServer::CountReplacedValues() {
+  if (writing_.empty()) return;
+  struct Shared {
+    const StoreValue* value;
+    long in_replies = 0;
+    bool is_replaced() const { return value->use_count() == in_replies; }
+  };
+  absl::flat_hash_map<const std::string*, Shared> values;
+  for (const Connection* const connection : writing_) {
+    connection->ForEachShared([&values](const StoreValue& value) {
+      ++values.try_emplace(value.get(), Shared{&value}).first->second.in_replies;
+    });
+  }
+  // Counting may resume other connections, which change the set.
+  const std::vector<Connection*> connections(writing_.begin(), writing_.end());
+  std::vector<size_t> bytes(connections.size());
+  for (size_t i = 0; i < connections.size(); ++i) {
+    connections[i]->ForEachShared([&](const StoreValue& value) {
+      const Shared& shared = values.find(value.get())->second;
+      if (shared.is_replaced()) bytes[i] += value->size() / static_cast<size_t>(shared.in_replies);
+    });
+  }
+  for (size_t i = 0; i < connections.size(); ++i) connections[i]->SetReplacedBytes(bytes[i]);
+}
+
+void TcpStoreServer::CloseStalled() {
+  for (const TcpStoreBudget::Closed& closed : budget_.EndPeriod()) {
+    const auto connection = counted_.find(closed.client);
+    if (connection != counted_.end()) connection->second->CloseStalled(closed.held_bytes);
+  }
+}
+
 void TcpStoreServer::Tick() {
+  CountReplacedValues();
+  if (const absl::Time now = SteadyClock().CoarseNow(); now >= period_end_) {
+    period_end_ = now + kBudgetPeriod;
+    CloseStalled();
+  }
+  if (const size_t left_out = closed_log_.TakeLeftOut(); left_out > 0) {
+    FERRY_LOG_WARN(kCoord, "closed {} more connections of PyTorch stores, which were not logged",
+                   left_out);
+  }
   {
     absl::MutexLock lock(&mu_);
     will_tick_ = false;
     scopes_.Advance();
     RunCompletions();
-    if (scopes_.NextDeadline() < absl::InfiniteFuture() || !peers_.empty()) TickLater();
+    const bool has_work = scopes_.NextDeadline() < absl::InfiniteFuture() || !peers_.empty();
+    if (has_work || closed_log_.has_left_out()) TickLater();
   }
   FlushReady();
 }
 
-std::vector<TcpStoreScopeReport> TcpStoreServer::Report(size_t max_waits) const {
-  absl::MutexLock lock(&mu_);
-  std::vector<TcpStoreScopeReport> reports;
-  scopes_.ForEach([&](const TcpStoreScope& scope) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    TcpStoreScopeReport report{.name = scope.name,
-                               .clients = scope.clients,
-                               .keys = scope.store.key_count(),
-                               .bytes = scope.store.stored_bytes()};
+TcpStoreScopeReport TcpStoreServer::ReportScope(TcpStoreScope& scope, size_t max_waits,
+                                                size_t& waits_left) const {
+  TcpStoreScopeReport report{.name = scope.name};
+  std::vector<TcpStoreWaitInfo> waits;
+  {
+    absl::MutexLock lock(&mu_);
+    report.clients = scope.clients;
+    report.keys = scope.store.key_count();
+    report.bytes = scope.store.stored_bytes();
+    report.wait_count = scope.store.wait_count();
     const auto port = ports_.find(scope.name);
     if (port != ports_.end()) report.port = port->second.listener->port();
-    std::vector<TcpStoreWaitInfo> waits = scope.store.Waits();
-    const auto for_each_key = [&store = scope.store](
-                                  absl::string_view prefix,
-                                  absl::FunctionRef<void(absl::string_view)> visit) {
-      store.ForEachEntry(prefix, [visit](absl::string_view key, const StoreValue&) { visit(key); });
-    };
-    report.missing = MissingTcpStoreKeys(waits, for_each_key, max_waits);
-    for (TcpStoreWaitInfo& wait : waits) {
-      if (report.waits.size() == max_waits) break;
-      const auto peer = peers_.find(wait.client);
-      report.waits.push_back({peer == peers_.end() ? "" : peer->second, std::move(wait)});
+  }
+  for (bool is_over = report.wait_count == 0; !is_over;) {
+    const size_t count = std::min(kWaitsInPart, waits_left);
+    const uint64_t after = waits.empty() ? 0 : waits.back().number;
+    absl::MutexLock lock(&mu_);
+    std::vector<TcpStoreWaitInfo> part = scope.store.Waits(after, count, kMaxMissingKeysOfWait);
+    waits_left -= part.size();
+    is_over = part.size() < kWaitsInPart;
+    for (TcpStoreWaitInfo& wait : part) {
+      if (report.waits.size() < max_waits) {
+        const auto peer = peers_.find(wait.client);
+        report.waits.push_back({peer == peers_.end() ? "" : peer->second, wait});
+      }
+      waits.push_back(std::move(wait));
     }
-    reports.push_back(std::move(report));
-  });
+  }
+  const auto for_each_key = [this, &scope](absl::string_view prefix,
+                                           absl::FunctionRef<bool(absl::string_view)> visit) {
+    std::optional<std::string> last;
+    for (bool is_over = false; !is_over;) {
+      std::vector<std::string> keys;
+      {
+        absl::MutexLock lock(&mu_);
+        scope.store.ForEachEntry(prefix, last, [&](absl::string_view key, const StoreValue&) {
+          keys.emplace_back(key);
+          return keys.size() < kEntriesInPart;
+        });
+      }
+      is_over = keys.size() < kEntriesInPart;
+      for (const std::string& key : keys) {
+        if (!visit(key)) return;
+      }
+      if (!keys.empty()) last = std::move(keys.back());
+    }
+  };
+  report.missing = MissingTcpStoreKeys(waits, for_each_key, max_waits);
+  return report;
+}
+
+std::vector<TcpStoreScopeReport> TcpStoreServer::Report(size_t max_waits) const {
+  std::vector<std::shared_ptr<TcpStoreScope>> scopes;
+  {
+    absl::MutexLock lock(&mu_);
+    scopes = scopes_.All();
+  }
+  size_t waits_left = kMaxWaitsRead;
+  std::vector<TcpStoreScopeReport> reports;
+  reports.reserve(scopes.size());
+  for (const std::shared_ptr<TcpStoreScope>& scope : scopes) {
+    reports.push_back(ReportScope(*scope, max_waits, waits_left));
+  }
   return reports;
 }
 
 absl::StatusOr<std::vector<StoreEntry>> TcpStoreServer::List(absl::string_view scope,
                                                              absl::string_view prefix,
                                                              size_t limit) const {
-  absl::MutexLock lock(&mu_);
-  const std::shared_ptr<TcpStoreScope> found = scopes_.Find(scope);
+  std::shared_ptr<TcpStoreScope> found;
+  {
+    absl::MutexLock lock(&mu_);
+    found = scopes_.Find(scope);
+  }
   if (found == nullptr) {
     return absl::NotFoundError(
         scope.empty() ? "no PyTorch client uses the store of the coordinator's port"
                       : absl::StrCat("there is no store with the scope ", Quoted(scope)));
   }
   std::vector<StoreEntry> entries;
-  found->store.ForEachEntry(prefix, [&](absl::string_view key, const StoreValue& value) {
-    if (limit == 0 || entries.size() < limit) entries.push_back({std::string(key), value, 0});
-  });
+  const size_t most = limit == 0 ? std::numeric_limits<size_t>::max() : limit;
+  for (size_t end = 0; entries.size() == end && end < most;) {
+    end = entries.size() + std::min(kEntriesInPart, most - entries.size());
+    std::optional<absl::string_view> last;
+    if (!entries.empty()) last = entries.back().key;
+    absl::MutexLock lock(&mu_);
+    found->store.ForEachEntry(prefix, last, [&](absl::string_view key, const StoreValue& value) {
+      entries.push_back({std::string(key), value, 0});
+      return entries.size() < end;
+    });
+  }
   return entries;
+}
+
+TcpStoreMemory TcpStoreServer::Memory() const {
+  return {client_bytes_.load(std::memory_order_relaxed), options_.max_client_bytes};
 }
 
 TableSizes TcpStoreServer::InnerTableSizes() const {

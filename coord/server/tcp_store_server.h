@@ -3,6 +3,8 @@
 #ifndef FERRY_COORD_SERVER_TCP_STORE_SERVER_H_
 #define FERRY_COORD_SERVER_TCP_STORE_SERVER_H_
 
+#include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -11,15 +13,20 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/container/btree_map.h"
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 
+#include "base/log_limiter.h"
 #include "base/table_sizes.h"
 #include "base/unique_fd.h"
+#include "base/usable_resources.h"
 #include "coord/core/completions.h"
 #include "coord/core/options.h"
+#include "coord/tcpstore/tcp_store_budget.h"
 #include "coord/tcpstore/tcp_store_missing.h"
 #include "coord/tcpstore/tcp_store_request.h"
 #include "coord/tcpstore/tcp_store_scopes.h"
@@ -37,6 +44,14 @@ struct TcpStoreServerOptions {
   absl::Duration keepalive_timeout;
   // See TcpStoreScopes.
   absl::Duration idle_timeout = absl::Seconds(1);
+  // See TcpStoreBudget. Each request has at most a quarter of it.
+  size_t max_client_bytes = ShareOfMemory(size_t{1} << 30, 4);
+};
+
+// The memory of requests that have not ended, of replies that were not read, and of waits.
+struct TcpStoreMemory {
+  size_t client_bytes = 0;
+  size_t max_client_bytes = 0;
 };
 
 // A pending wait, for status reports.
@@ -53,6 +68,7 @@ struct TcpStoreScopeReport {
   size_t clients = 0;
   int64_t keys = 0;
   size_t bytes = 0;
+  size_t wait_count = 0;
   std::vector<TcpStoreWaitReport> waits;
   // The keys of all waits, those of most waits first.
   std::vector<MissingTcpStoreKey> missing;
@@ -71,25 +87,35 @@ class TcpStoreServer final {
   // HTTP/1 with a letter, and Ferry's own with 'F'.
   static bool IsFirstByte(char first) { return static_cast<unsigned char>(first) <= kLastOp; }
 
-  // Serves a connection of the coordinator's port. Never blocks.
+  // Connections of stores, and those that may be, are only served with descriptors below this
+  // number: the rest is for accepting, for gRPC and for agents. A quarter of them, but at most
+  // 1024.
+  static uint64_t DescriptorLimit();
+
+  // Serves a connection of the coordinator's port. Never blocks. Closes it if its descriptor
+  // is over DescriptorLimit; PyTorch's clients try again.
   void Take(UniqueFd connection) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Holds the scope `name` and returns the port of its clients. The first call opens the port:
-  // `listen` is HOST:0, or HOST:PORT for a certain one.
-  //   Errors: as TcpStoreScopes::Open and Listener::OpenTcp.
-  absl::StatusOr<int> OpenScope(absl::string_view name, const std::string& listen)
-      ABSL_LOCKS_EXCLUDED(mu_);
+  // Opens the port of a scope: as Listener::OpenTcp. May block, while others are served.
+  using OpenListener = absl::FunctionRef<absl::StatusOr<std::unique_ptr<Listener>>()>;
+  // Holds the scope `name` and returns the port of its clients, which the first call opens.
+  //   Errors: as TcpStoreScopes::Open and `open`.
+  absl::StatusOr<int> OpenScope(absl::string_view name, OpenListener open) ABSL_LOCKS_EXCLUDED(mu_);
   // Ends one OpenScope; the last one closes the port. Clients that are connected remain.
   //   Errors: NOT_FOUND.
   absl::Status CloseScope(absl::string_view name) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // All scopes, with at most `max_waits` waits and missing keys each, the oldest waits first.
+  // All scopes, with at most `max_waits` waits and missing keys each, the oldest waits first;
+  // missing keys are those of the oldest kMaxWaitsRead waits of all scopes together. Takes the lock
+  // for short times only, so that its parts may be of different times. Blocks; not for the loop.
+  static constexpr size_t kMaxWaitsRead = 8192;
   std::vector<TcpStoreScopeReport> Report(size_t max_waits) const ABSL_LOCKS_EXCLUDED(mu_);
   // The entries of a scope whose keys begin with `prefix`, ordered by key; at most `limit` unless
   // that is 0.
   //   Errors: NOT_FOUND when there is no such scope.
   absl::StatusOr<std::vector<StoreEntry>> List(absl::string_view scope, absl::string_view prefix,
                                                size_t limit) const ABSL_LOCKS_EXCLUDED(mu_);
+  TcpStoreMemory Memory() const;
   TableSizes InnerTableSizes() const ABSL_LOCKS_EXCLUDED(mu_);
 
   // Closes all connections and ports. A second call does nothing.
@@ -109,22 +135,46 @@ class TcpStoreServer final {
   explicit TcpStoreServer(TcpStoreServerOptions options);
 
   void Serve(UniqueFd connection, std::shared_ptr<TcpStoreScope> scope) ABSL_LOCKS_EXCLUDED(mu_);
+  // On the loop.
+  void Begin(UniqueFd connection, std::shared_ptr<TcpStoreScope> scope) ABSL_LOCKS_EXCLUDED(mu_);
+  bool HasDescriptorsFor(const UniqueFd& connection);
+  // Holds the scope and returns the port, if it is open; 0 if not.
+  //   Errors: as TcpStoreScopes::Open.
+  absl::StatusOr<int> HoldOpenPort(absl::string_view name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  TcpStoreScopeReport ReportScope(TcpStoreScope& scope, size_t max_waits, size_t& waits_left) const
+      ABSL_LOCKS_EXCLUDED(mu_);
   // Runs the callbacks of waits that have ended, which queue their connections in ready_. On the
   // loop.
   void RunCompletions() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void AddReady(std::shared_ptr<Connection> connection);
   // Writes the replies of the connections in ready_. On the loop.
   void FlushReady() ABSL_LOCKS_EXCLUDED(mu_);
   // Calls Advance periodically while there are scopes. On the loop.
   void Tick() ABSL_LOCKS_EXCLUDED(mu_);
   void TickLater() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // For connections that hold much memory. On the loop.
+  void ResumeReceiving();
+  void CountReplacedValues();
+  void CloseStalled();
 
   // Constant after Create.
   const TcpStoreServerOptions options_;
   std::shared_ptr<SocketLoop> loop_;
 
+  // Constant after Create. Lines about connections, of which others can cause any number.
+  LogLimiter closed_log_;
+  LogLimiter refused_log_;
+
   // Loop only.
   bool is_flushing_ = false;
+  // Connections whose waits have ended.
+  std::vector<std::shared_ptr<Connection>> ready_;
+  TcpStoreBudget budget_;
+  // Connections that the budget counts, and those with replies that were not read.
+  absl::flat_hash_map<TcpStoreClient, Connection*> counted_;
+  absl::flat_hash_set<Connection*> writing_;
+  absl::Time period_end_ = absl::InfinitePast();
+  // A copy for status reports.
+  std::atomic<size_t> client_bytes_{0};
 
   mutable absl::Mutex mu_;
   Completions completions_ ABSL_GUARDED_BY(mu_);
@@ -132,7 +182,6 @@ class TcpStoreServer final {
   absl::btree_map<std::string, Port> ports_ ABSL_GUARDED_BY(mu_);
   uint64_t last_client_ ABSL_GUARDED_BY(mu_) = 0;
   absl::flat_hash_map<TcpStoreClient, std::string> peers_ ABSL_GUARDED_BY(mu_);
-  std::vector<std::shared_ptr<Connection>> ready_ ABSL_GUARDED_BY(mu_);
   bool will_tick_ ABSL_GUARDED_BY(mu_) = false;
 };
 

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <memory>
 #include <optional>
-#include <tuple>
 #include <utility>
 
 #include "absl/strings/numbers.h"
@@ -15,6 +14,13 @@
 #include "base/text.h"
 
 namespace ferry::coord {
+namespace {
+
+// The memory of a wait for each of its keys, in two sets; and for a key that no other wait has.
+constexpr size_t kWaitBytesPerKey = 40;
+constexpr size_t kWaitBytesPerNewKey = 96;
+
+}  // namespace
 
 absl::Status TcpStore::CheckRoom(absl::string_view key, size_t bytes) const {
   // Without queues the store's own limits are exact.
@@ -80,14 +86,6 @@ StoreValue TcpStore::Get(absl::string_view key) const {
 
 int64_t TcpStore::Delete(absl::string_view key) { return values_.Delete(key, /*subtree=*/false); }
 
-std::vector<std::string> TcpStore::ListKeys() const {
-  std::vector<std::string> keys;
-  keys.reserve(values_.key_count());
-  values_.ForEach("",
-                  [&keys](absl::string_view key, const StoreValue&) { keys.emplace_back(key); });
-  return keys;
-}
-
 bool TcpStore::Exists(absl::string_view key) const {
   return values_.Contains(key) || HasFreeElement(key);
 }
@@ -99,17 +97,19 @@ bool TcpStore::Check(const std::vector<std::string>& keys) const {
 bool TcpStore::Wait(TcpStoreClient client, const std::vector<std::string>& keys,
                     WaitCallback done) {
   Release(client);
-  Waiting waiting;
+  absl::btree_set<absl::string_view> absent;
   for (const std::string& key : keys) {
-    if (!Exists(key)) waiting.absent.insert(key);
+    if (!Exists(key)) absent.insert(key);
   }
-  waiting.may_reserve = keys.size() == 1;
-  if (waiting.absent.empty()) {
-    if (waiting.may_reserve && !values_.Contains(keys[0])) Reserve(client, keys[0]);
+  const bool may_reserve = keys.size() == 1;
+  if (absent.empty()) {
+    if (may_reserve && !values_.Contains(keys[0])) Reserve(client, keys[0]);
     return true;
   }
-  waiting.done = std::move(done);
-  Park(client, std::move(waiting));
+  PendingWait wait;
+  wait.may_reserve = may_reserve;
+  wait.done = std::move(done);
+  AddWait(client, std::move(absent), std::move(wait));
   return false;
 }
 
@@ -118,78 +118,95 @@ absl::StatusOr<bool> TcpStore::Barrier(TcpStoreClient client, absl::string_view 
   Release(client);
   FERRY_ASSIGN_OR_RETURN(const int64_t arrived, Add(key, 1));
   if (arrived >= world_size) return true;
-  Waiting waiting;
-  waiting.absent.emplace(key);
-  waiting.is_barrier = true;
-  waiting.world_size = world_size;
-  waiting.done = std::move(done);
-  Park(client, std::move(waiting));
+  PendingWait wait;
+  wait.is_barrier = true;
+  wait.world_size = world_size;
+  wait.done = std::move(done);
+  AddWait(client, {key}, std::move(wait));
   return false;
 }
 
-void TcpStore::Park(TcpStoreClient client, Waiting waiting) {
-  waiting.turn = ++last_turn_;
-  waiting.since = clock_.CoarseNow();
-  for (const std::string& key : waiting.absent) lines_[key].emplace(waiting.turn, client);
-  waits_.insert_or_assign(client, std::move(waiting));
+void TcpStore::AddWait(TcpStoreClient client, absl::btree_set<absl::string_view> absent,
+                       PendingWait wait) {
+  const uint64_t number = ++last_wait_;
+  wait.client = client;
+  wait.since = clock_.CoarseNow();
+  wait.bytes = sizeof(PendingWait);
+  for (const absl::string_view key : absent) {
+    const auto [at, is_new] = waiters_.try_emplace(key);
+    at->second.insert(number);
+    wait.absent.insert(&*at);
+    wait.bytes += kWaitBytesPerKey + (is_new ? key.size() + kWaitBytesPerNewKey : 0);
+  }
+  wait_of_client_.insert_or_assign(client, number);
+  waits_.emplace(number, std::move(wait));
 }
 
-void TcpStore::LeaveLine(absl::string_view key, uint64_t turn) {
-  const auto line = lines_.find(key);
-  line->second.erase(turn);
-  if (line->second.empty()) lines_.erase(line);
+void TcpStore::RemoveWaiter(WaitersByKey::value_type& key, uint64_t wait) {
+  key.second.erase(wait);
+  if (key.second.empty()) waiters_.erase(key.first);
 }
 
-void TcpStore::Finish(TcpStoreClient client) {
-  const auto wait = waits_.find(client);
+void TcpStore::CompleteWait(uint64_t number) {
+  const auto wait = waits_.find(number);
   completions_.Add(std::move(wait->second.done));
+  wait_of_client_.erase(wait->second.client);
   waits_.erase(wait);
 }
 
 void TcpStore::OnSet(absl::string_view key) {
-  const auto found = lines_.find(key);
-  if (found == lines_.end()) return;
+  if (waiters_.empty()) return;
+  const auto found = waiters_.find(key);
+  if (found == waiters_.end()) return;
   const absl::StatusOr<int64_t> number = NumberAt(key);
-  Line& line = found->second;
-  for (auto next = line.begin(); next != line.end();) {
-    const TcpStoreClient client = next->second;
-    Waiting& waiting = waits_.find(client)->second;
-    if (waiting.is_barrier && !(number.ok() && *number >= waiting.world_size)) {
+  Waiters& waiters = found->second;
+  for (auto next = waiters.begin(); next != waiters.end();) {
+    PendingWait& wait = waits_.find(*next)->second;
+    if (wait.is_barrier && !(number.ok() && *number >= wait.world_size)) {
       ++next;
       continue;
     }
-    next = line.erase(next);
-    waiting.absent.erase(key);
-    if (waiting.absent.empty()) Finish(client);
+    const uint64_t arrived = *next;
+    next = waiters.erase(next);
+    wait.absent.erase(&*found);
+    if (wait.absent.empty()) CompleteWait(arrived);
   }
-  if (line.empty()) lines_.erase(found);
+  if (waiters.empty()) waiters_.erase(found);
 }
 
 void TcpStore::ServeQueue(absl::string_view queue) {
   while (HasFreeElement(queue)) {
-    const auto line = lines_.find(queue);
-    if (line == lines_.end()) return;
+    const auto found = waiters_.find(queue);
+    if (found == waiters_.end()) return;
     // Barriers do not wait for queues.
-    const auto next = std::find_if(
-        line->second.begin(), line->second.end(),
-        [this](const auto& waiter) { return !waits_.find(waiter.second)->second.is_barrier; });
-    if (next == line->second.end()) return;
-    const TcpStoreClient client = next->second;
-    Waiting& waiting = waits_.find(client)->second;
-    waiting.absent.erase(queue);
-    const bool may_reserve = waiting.may_reserve;
-    LeaveLine(queue, waiting.turn);
-    if (!waiting.absent.empty()) continue;
-    if (may_reserve) Reserve(client, queue);
-    Finish(client);
+    const auto next =
+        std::find_if(found->second.begin(), found->second.end(),
+                     [this](uint64_t wait) { return !waits_.find(wait)->second.is_barrier; });
+    if (next == found->second.end()) return;
+    const uint64_t number = *next;
+    PendingWait& wait = waits_.find(number)->second;
+    wait.absent.erase(&*found);
+    RemoveWaiter(*found, number);
+    if (!wait.absent.empty()) continue;
+    if (wait.may_reserve) Reserve(wait.client, queue);
+    CompleteWait(number);
   }
 }
 
 void TcpStore::CancelWait(TcpStoreClient client) {
-  const auto wait = waits_.find(client);
-  if (wait == waits_.end()) return;
-  for (const std::string& key : wait->second.absent) LeaveLine(key, wait->second.turn);
+  const auto found = wait_of_client_.find(client);
+  if (found == wait_of_client_.end()) return;
+  const auto wait = waits_.find(found->second);
+  for (WaitersByKey::value_type* const key : wait->second.absent) {
+    RemoveWaiter(*key, found->second);
+  }
   waits_.erase(wait);
+  wait_of_client_.erase(found);
+}
+
+size_t TcpStore::WaitBytes(TcpStoreClient client) const {
+  const auto found = wait_of_client_.find(client);
+  return found == wait_of_client_.end() ? 0 : waits_.find(found->second)->second.bytes;
 }
 
 void TcpStore::Release(TcpStoreClient client) {
@@ -249,6 +266,15 @@ int64_t TcpStore::QueueLength(absl::string_view queue) const {
   return found == queues_.end() ? 0 : static_cast<int64_t>(found->second.elements.size());
 }
 
+void TcpStore::BeginJobIfNew(bool is_first) {
+  // Without clients there are neither waits nor reservations.
+  if (std::exchange(have_all_left_, false) && is_first) {
+    values_.Clear(absl::CancelledError("another job has begun"));
+    queues_.clear();
+    queued_bytes_ = 0;
+  }
+}
+
 absl::Time TcpStore::NextDeadline() const {
   absl::Time next = absl::InfiniteFuture();
   for (const auto& [client, reservation] : reservations_) next = std::min(next, reservation.until);
@@ -264,38 +290,36 @@ void TcpStore::Advance() {
   for (const TcpStoreClient client : ended) ServeQueue(*EndReservation(client));
 }
 
-void TcpStore::ForEachEntry(
-    absl::string_view prefix,
-    absl::FunctionRef<void(absl::string_view key, const StoreValue&)> visit) const {
-  values_.ForEach(prefix, visit);
-}
-
-std::vector<TcpStoreWaitInfo> TcpStore::Waits() const {
+std::vector<TcpStoreWaitInfo> TcpStore::Waits(uint64_t after, size_t max_waits,
+                                              size_t max_keys) const {
   std::vector<TcpStoreWaitInfo> waits;
-  waits.reserve(waits_.size());
-  for (const auto& [client, waiting] : waits_) {
-    TcpStoreWaitInfo info{.client = client,
-                          .keys = {waiting.absent.begin(), waiting.absent.end()},
-                          .is_barrier = waiting.is_barrier,
-                          .world_size = waiting.world_size,
-                          .since = waiting.since};
-    if (waiting.is_barrier) info.arrived = NumberAt(info.keys[0]).value_or(0);
+  for (auto next = waits_.upper_bound(after); next != waits_.end(); ++next) {
+    if (waits.size() == max_waits) break;
+    const auto& [number, wait] = *next;
+    TcpStoreWaitInfo info{.client = wait.client,
+                          .number = number,
+                          .key_count = wait.absent.size(),
+                          .is_barrier = wait.is_barrier,
+                          .world_size = wait.world_size,
+                          .since = wait.since};
+    for (const WaitersByKey::value_type* const key : wait.absent) {
+      if (info.keys.size() == max_keys) break;
+      info.keys.push_back(key->first);
+    }
+    if (wait.is_barrier) info.arrived = NumberAt((*wait.absent.begin())->first).value_or(0);
     waits.push_back(std::move(info));
   }
-  std::sort(waits.begin(), waits.end(), [](const auto& a, const auto& b) {
-    return std::tie(a.since, a.client) < std::tie(b.since, b.client);
-  });
   return waits;
 }
 
 void TcpStore::AddTableSizes(TableSizes& sizes) const {
-  size_t in_line = 0;
-  for (const auto& [key, line] : lines_) in_line += line.size();
+  size_t waiter_count = 0;
+  for (const auto& [key, waiters] : waiters_) waiter_count += waiters.size();
   sizes["tcpstore.keys"] += values_.key_count();
   sizes["tcpstore.bytes"] += stored_bytes();
   sizes["tcpstore.queues"] += queues_.size();
   sizes["tcpstore.waits"] += waits_.size();
-  sizes["tcpstore.waiters"] += in_line;
+  sizes["tcpstore.waiters"] += waiter_count;
   sizes["tcpstore.reservations"] += reservations_.size();
 }
 

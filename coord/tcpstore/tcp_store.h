@@ -13,6 +13,7 @@
 #include "absl/container/btree_map.h"
 #include "absl/container/btree_set.h"
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/node_hash_map.h"
 #include "absl/functional/any_invocable.h"
 #include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
@@ -35,8 +36,11 @@ using TcpStoreClient = StrongId<struct TcpStoreClientTag, uint64_t>;
 // A pending WAIT or BARRIER, for status reports.
 struct TcpStoreWaitInfo {
   TcpStoreClient client;
-  // The keys that are absent; of a barrier its key.
+  // Waits are numbered in the order in which they began.
+  uint64_t number = 0;
+  // The first keys that are absent, ordered, and how many there are; of a barrier its key.
   std::vector<std::string> keys;
+  size_t key_count = 0;
   bool is_barrier = false;
   // For a barrier the count that it waits for, and the present one; otherwise 0.
   int64_t world_size = 0;
@@ -84,7 +88,6 @@ class TcpStore final {
   // The number of removed keys, 0 or 1.
   int64_t Delete(absl::string_view key);
   int64_t key_count() const { return static_cast<int64_t>(values_.key_count()); }
-  std::vector<std::string> ListKeys() const;
   bool Check(const std::vector<std::string>& keys) const;
 
   // Returns true if each key exists or has a queue with elements. Otherwise calls `done` when each
@@ -97,6 +100,8 @@ class TcpStore final {
                                WaitCallback done);
   // Ends the client's wait without a call of `done`, unless that is in `completions` already.
   void CancelWait(TcpStoreClient client);
+  // The memory that the client's pending wait takes; 0 if there is none.
+  size_t WaitBytes(TcpStoreClient client) const;
   // The client is gone, or makes another request than QUEUE_POP: releases its wait and its
   // reservation.
   void Release(TcpStoreClient client);
@@ -108,29 +113,53 @@ class TcpStore final {
   StoreValue Pop(TcpStoreClient client, absl::string_view queue, int64_t& length);
   int64_t QueueLength(absl::string_view queue) const;
 
+  // All clients have left. They may come back, but a job that is over leaves keys that the next one
+  // must not read. So the next request decides, with BeginJobIfNew, whether the store is emptied.
+  void NoteAllLeft() { have_all_left_ = true; }
+  bool have_all_left() const { return have_all_left_; }
+  // `is_first`: the request is one of a job's first, by which a client claims what is there
+  // already.
+  void BeginJobIfNew(bool is_first);
+
   // When Advance must be called next; InfiniteFuture if nothing is reserved.
   absl::Time NextDeadline() const;
   void Advance();
 
-  void ForEachEntry(absl::string_view prefix,
-                    absl::FunctionRef<void(absl::string_view key, const StoreValue&)> visit) const;
+  bool Contains(absl::string_view key) const { return values_.Contains(key); }
+  // The entries whose keys begin with `prefix` and come behind `after`, ordered by key, until
+  // `visit` returns false.
+  void ForEachEntry(absl::string_view prefix, std::optional<absl::string_view> after,
+                    absl::FunctionRef<bool(absl::string_view key, const StoreValue&)> visit) const {
+    values_.ForEachAfter(prefix, after, visit);
+  }
   size_t wait_count() const { return waits_.size(); }
   size_t stored_bytes() const { return values_.stored_bytes() + queued_bytes_; }
-  std::vector<TcpStoreWaitInfo> Waits() const;
+  // At most `max_waits` waits with numbers over `after`, the oldest first, and `max_keys` keys
+  // each.
+  std::vector<TcpStoreWaitInfo> Waits(uint64_t after, size_t max_waits, size_t max_keys) const;
   // "tcpstore...."
   void AddTableSizes(TableSizes& sizes) const;
 
  private:
-  struct Waiting {
+  // The numbers of the waits for a key: the order in which a queue serves them.
+  using Waiters = absl::btree_set<uint64_t>;
+  // Waits refer to its elements, instead of copying keys that thousands of clients wait for.
+  using WaitersByKey = absl::node_hash_map<std::string, Waiters>;
+  struct KeyLess {
+    bool operator()(const WaitersByKey::value_type* a, const WaitersByKey::value_type* b) const {
+      return a->first < b->first;
+    }
+  };
+  struct PendingWait {
+    TcpStoreClient client;
     // The keys that have not existed yet; of a barrier its key.
-    absl::btree_set<std::string> absent;
-    // The order of arrival.
-    uint64_t turn = 0;
-    // `absent` is then its key.
+    absl::btree_set<WaitersByKey::value_type*, KeyLess> absent;
     bool is_barrier = false;
     int64_t world_size = 0;
     // A wait for one key only may be answered by a queue's element and reserve it.
     bool may_reserve = false;
+    // See WaitBytes.
+    size_t bytes = 0;
     absl::Time since;
     WaitCallback done;
   };
@@ -143,20 +172,16 @@ class TcpStore final {
     std::string queue;
     absl::Time until;
   };
-  // By turn.
-  using Line = absl::btree_map<uint64_t, TcpStoreClient>;
-
   // Returns OK if a value of `bytes` fits beside the queues.
   absl::Status CheckRoom(absl::string_view key, size_t bytes) const;
   // `key` has been set.
   void OnSet(absl::string_view key);
   // Answers clients that wait for the queue, while it has an element that is not reserved.
   void ServeQueue(absl::string_view queue);
-  // Files the wait under its keys.
-  void Park(TcpStoreClient client, Waiting waiting);
-  // Removes the wait from the line of `key`.
-  void LeaveLine(absl::string_view key, uint64_t turn);
-  void Finish(TcpStoreClient client);
+  void AddWait(TcpStoreClient client, absl::btree_set<absl::string_view> absent, PendingWait wait);
+  // The key has arrived: the wait no longer waits for it.
+  void RemoveWaiter(WaitersByKey::value_type& key, uint64_t wait);
+  void CompleteWait(uint64_t number);
   void Reserve(TcpStoreClient client, absl::string_view queue);
   // Returns the queue of the reservation that ends, if there was one.
   std::optional<std::string> EndReservation(TcpStoreClient client);
@@ -171,11 +196,13 @@ class TcpStore final {
   Store values_;
   absl::flat_hash_map<std::string, Queue> queues_;
   size_t queued_bytes_ = 0;
-  absl::flat_hash_map<TcpStoreClient, Waiting> waits_;
-  // By key: the clients that wait for it.
-  absl::flat_hash_map<std::string, Line> lines_;
+  // By number.
+  absl::btree_map<uint64_t, PendingWait> waits_;
+  absl::flat_hash_map<TcpStoreClient, uint64_t> wait_of_client_;
+  WaitersByKey waiters_;
   absl::flat_hash_map<TcpStoreClient, Reservation> reservations_;
-  uint64_t last_turn_ = 0;
+  uint64_t last_wait_ = 0;
+  bool have_all_left_ = false;
 };
 
 }  // namespace ferry::coord

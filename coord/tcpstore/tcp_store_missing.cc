@@ -15,8 +15,6 @@ namespace {
 
 // Larger numbers are no ranks. It also bounds the ranks of an entry.
 constexpr int kMaxRank = 1 << 16;
-// A wait may name thousands of keys; the first ones say enough.
-constexpr size_t kMaxKeysOfWait = 64;
 // Groups for which the store's keys are listed.
 constexpr size_t kMaxGroups = 64;
 
@@ -48,6 +46,8 @@ std::optional<RankKey> AsRankKey(absl::string_view key) {
 struct Group {
   std::set<int> waited_for;
   std::set<int> present;
+  // `present` are all of them.
+  bool is_complete = true;
 
   // Ranks begin at 0, other numbers need not: "step/12" is no rank's key. A single key is no group.
   bool has_ranks() const {
@@ -60,17 +60,21 @@ std::map<std::string, Group> GroupsOf(const std::vector<TcpStoreWaitInfo>& waits
   std::map<std::string, Group> groups;
   for (const TcpStoreWaitInfo& wait : waits) {
     if (wait.is_barrier) continue;
-    for (size_t i = 0; i < std::min(wait.keys.size(), kMaxKeysOfWait); ++i) {
+    for (size_t i = 0; i < std::min(wait.keys.size(), kMaxMissingKeysOfWait); ++i) {
       const std::optional<RankKey> key = AsRankKey(wait.keys[i]);
       if (!key.has_value()) continue;
       if (groups.size() == kMaxGroups && !groups.contains(key->group)) continue;
       groups[key->group].waited_for.insert(key->rank);
     }
   }
+  size_t left = kMaxKeysListedForRanks;
   for (auto& [name, group] : groups) {
-    for_each_key(name, [&name = name, &group = group](absl::string_view key) {
+    for_each_key(name, [&left, &name = name, &group = group](absl::string_view key) {
       const std::optional<int> rank = RankOf(key.substr(name.size()));
       if (rank.has_value()) group.present.insert(*rank);
+      group.is_complete = left > 0;
+      if (left > 0) --left;
+      return group.is_complete;
     });
   }
   return groups;
@@ -81,7 +85,8 @@ std::vector<int> MissingRanks(const Group& group) {
   std::vector<int> missing;
   const int last = std::max(*group.present.rbegin(), *group.waited_for.rbegin());
   for (int rank = 0; rank <= last; ++rank) {
-    const bool is_absent = rank < *group.present.rbegin() && !group.present.contains(rank);
+    const bool is_absent =
+        group.is_complete && rank < *group.present.rbegin() && !group.present.contains(rank);
     if (is_absent || group.waited_for.contains(rank)) missing.push_back(rank);
   }
   return missing;
@@ -102,7 +107,7 @@ std::vector<MissingTcpStoreKey> MissingTcpStoreKeys(const std::vector<TcpStoreWa
   // By group, or by key.
   std::map<std::string, Entry> entries;
   for (const TcpStoreWaitInfo& wait : waits) {
-    for (size_t i = 0; i < std::min(wait.keys.size(), kMaxKeysOfWait); ++i) {
+    for (size_t i = 0; i < std::min(wait.keys.size(), kMaxMissingKeysOfWait); ++i) {
       const std::string& key = wait.keys[i];
       const std::optional<RankKey> rank_key = wait.is_barrier ? std::nullopt : AsRankKey(key);
       const auto group = rank_key.has_value() ? groups.find(rank_key->group) : groups.end();

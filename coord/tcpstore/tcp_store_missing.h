@@ -29,9 +29,16 @@ struct MissingTcpStoreKey {
   int64_t arrived = 0;
 };
 
-// Lists the keys of a store that begin with a prefix.
+// Lists the keys of a store that begin with a prefix, until `visit` returns false.
 using ForEachTcpStoreKey = absl::FunctionRef<void(
-    absl::string_view prefix, absl::FunctionRef<void(absl::string_view)> visit)>;
+    absl::string_view prefix, absl::FunctionRef<bool(absl::string_view)> visit)>;
+
+// Only so many keys of each wait are looked at: a wait may name thousands, and the first ones say
+// enough.
+inline constexpr size_t kMaxMissingKeysOfWait = 64;
+// The number of keys that are listed in order to find the ranks of all groups. A group with more
+// than are left has only the ranks that are waited for.
+inline constexpr size_t kMaxKeysListedForRanks = size_t{1} << 18;
 
 // Returns the keys of `waits`, those of most waits first, at most `max_keys`. Pure.
 //

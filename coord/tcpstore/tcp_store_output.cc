@@ -2,6 +2,8 @@
 // Queueing replies.
 #include "coord/tcpstore/tcp_store_output.h"
 
+#include <utility>
+
 namespace ferry::coord {
 
 void TcpStoreOutput::AddBytes(absl::string_view bytes) {
@@ -9,6 +11,14 @@ void TcpStoreOutput::AddBytes(absl::string_view bytes) {
   if (pieces_.empty() || pieces_.back().shared != nullptr) pieces_.emplace_back();
   pieces_.back().copied.append(bytes.data(), bytes.size());
   bytes_ += bytes.size();
+  copied_bytes_ += bytes.size();
+}
+
+void TcpStoreOutput::AddOwned(std::string bytes) {
+  if (bytes.size() < kMinShared) return AddBytes(absl::string_view(bytes));
+  bytes_ += bytes.size();
+  copied_bytes_ += bytes.size();
+  pieces_.push_back({.copied = std::move(bytes)});
 }
 
 void TcpStoreOutput::AddVector(absl::string_view bytes) {
@@ -34,14 +44,21 @@ size_t TcpStoreOutput::Pieces(iovec* pieces, size_t max) const {
   return count;
 }
 
+void TcpStoreOutput::ForEachShared(absl::FunctionRef<void(const StoreValue&)> visit) const {
+  for (const Piece& piece : pieces_) {
+    if (piece.shared != nullptr) visit(piece.shared);
+  }
+}
+
 void TcpStoreOutput::Consume(size_t bytes) {
   bytes_ -= bytes;
   written_ += bytes;
   while (!pieces_.empty() && written_ >= pieces_.front().view().size()) {
-    written_ -= pieces_.front().view().size();
-    if (pieces_.size() == 1 && pieces_.front().shared == nullptr) {
-      // Keeps its buffer for the next reply.
-      pieces_.front().copied.clear();
+    Piece& first = pieces_.front();
+    written_ -= first.view().size();
+    copied_bytes_ -= first.copied.size();
+    if (pieces_.size() == 1 && first.shared == nullptr && first.copied.capacity() <= kMaxKept) {
+      first.copied.clear();
       return;
     }
     pieces_.pop_front();

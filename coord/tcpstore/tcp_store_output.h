@@ -10,6 +10,7 @@
 #include <deque>
 #include <string>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/string_view.h"
 
 #include "coord/core/store.h"
@@ -21,6 +22,8 @@ namespace ferry::coord {
 class TcpStoreOutput final {
  public:
   static constexpr size_t kMinShared = 512;
+  // A buffer of at most this size is kept for the next reply.
+  static constexpr size_t kMaxKept = size_t{16} << 10;
 
   void AddByte(uint8_t byte) { AddBytes({reinterpret_cast<const char*>(&byte), 1}); }
   // Little-endian.
@@ -31,10 +34,17 @@ class TcpStoreOutput final {
   // The length and the bytes; null is an empty vector.
   void AddVector(const StoreValue& value);
   void AddVector(absl::string_view bytes);
+  void AddBytes(absl::string_view bytes);
+  // Without a copy.
+  void AddOwned(std::string bytes);
 
   bool empty() const { return bytes_ == 0; }
   // The number of bytes to be written, shared ones included.
   size_t bytes() const { return bytes_; }
+
+  // The memory it takes, values that are shared with the store excluded.
+  size_t held_bytes() const { return copied_bytes_ + pieces_.size() * sizeof(Piece); }
+  void ForEachShared(absl::FunctionRef<void(const StoreValue&)> visit) const;
 
   // Fills in up to `max` pieces and returns their number.
   size_t Pieces(iovec* pieces, size_t max) const;
@@ -50,12 +60,12 @@ class TcpStoreOutput final {
     absl::string_view view() const { return shared != nullptr ? *shared : copied; }
   };
 
-  void AddBytes(absl::string_view bytes);
-
   std::deque<Piece> pieces_;
   // The number of bytes of the first piece that have been written.
   size_t written_ = 0;
   size_t bytes_ = 0;
+  // The size of the copied pieces, which lose their memory as a whole.
+  size_t copied_bytes_ = 0;
 };
 
 }  // namespace ferry::coord

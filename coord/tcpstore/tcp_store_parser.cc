@@ -71,8 +71,23 @@ absl::string_view TcpStoreOpName(TcpStoreOp op) {
   return kNames[static_cast<size_t>(op)];
 }
 
-absl::Status TcpStoreParser::Fail(absl::string_view why) const {
-  return absl::InvalidArgumentError(why);
+absl::string_view TcpStoreDialectName(TcpStoreDialect dialect) {
+  switch (dialect) {
+    case TcpStoreDialect::kTorch1:
+      return "PyTorch 1.13 to 2.0";
+    case TcpStoreDialect::kTorch21:
+      return "PyTorch 2.1";
+    case TcpStoreDialect::kTorch22:
+      return "PyTorch 2.2 or later";
+    case TcpStoreDialect::kUnknown:
+      break;
+  }
+  return "PyTorch 1.13 to 2.1";
+}
+
+absl::Status TcpStoreParser::UnknownOp(uint8_t op) const {
+  return absl::InvalidArgumentError(absl::StrCat("unknown operation ", op, " in the protocol of ",
+                                                 TcpStoreDialectName(dialect_)));
 }
 
 absl::StatusOr<std::optional<TcpStoreRequest>> TcpStoreParser::Next(absl::string_view& bytes) {
@@ -113,8 +128,14 @@ absl::StatusOr<std::optional<TcpStoreRequest>> TcpStoreParser::Next(absl::string
     if (is_done_) {
       is_done_ = false;
       field_ = Field::kOp;
+      held_bytes_ = 0;
       return std::exchange(request_, {});
     }
+  }
+  const bool is_between_fields = field_ != Field::kOp && scratch_bytes_ == 0 && body_.empty();
+  if (is_between_fields && !is_ambiguous_ &&
+      request_bytes_ + sizeof(scratch_) < kTorch21SendBytes) {
+    sends_field_by_field_ = true;
   }
   return std::nullopt;
 }
@@ -122,6 +143,7 @@ absl::StatusOr<std::optional<TcpStoreRequest>> TcpStoreParser::Next(absl::string
 absl::Status TcpStoreParser::TakeOp(uint8_t op) {
   request_ = {};
   request_bytes_ = 0;
+  held_bytes_ = 0;
   scratch_bytes_ = 0;
   keys_left_ = 0;
   if (std::exchange(is_first_, false) && op == 0) {
@@ -129,7 +151,7 @@ absl::Status TcpStoreParser::TakeOp(uint8_t op) {
     return absl::OkStatus();
   }
   if (dialect_ == TcpStoreDialect::kTorch22) {
-    if (op >= std::size(kTorch22Ops)) return Fail(absl::StrCat("unknown operation ", op));
+    if (op >= std::size(kTorch22Ops)) return UnknownOp(op);
     request_.op = kTorch22Ops[op];
   } else if (op < std::size(kFirstOps)) {
     request_.op = kFirstOps[op];
@@ -138,12 +160,10 @@ absl::Status TcpStoreParser::TakeOp(uint8_t op) {
   } else if (op - kFirstTorch21Op < static_cast<int>(std::size(kTorch21Ops))) {
     // 1.13 to 2.0 have no client that sends 7, their WATCH_KEY.
     request_.op = kTorch21Ops[op - kFirstTorch21Op];
-    if (dialect_ == TcpStoreDialect::kTorch1) {
-      return Fail(absl::StrCat("unknown operation ", op, " of PyTorch 1.13 to 2.0"));
-    }
+    if (dialect_ == TcpStoreDialect::kTorch1) return UnknownOp(op);
     if (op != kTorch1DeleteKey) dialect_ = TcpStoreDialect::kTorch21;
   } else {
-    return Fail(absl::StrCat("unknown operation ", op));
+    return UnknownOp(op);
   }
   values_left_ = ValuesPerKey(request_.op);
   switch (request_.op) {
@@ -168,13 +188,15 @@ absl::Status TcpStoreParser::TakeLength(size_t limit, absl::string_view what) {
   const uint64_t length = Load<uint64_t>(scratch_);
   scratch_bytes_ = 0;
   if (length > limit) {
-    return Fail(absl::StrCat(TcpStoreOpName(request_.op), " has a ", what, " of ", length,
-                             " bytes, over the limit of ", limit));
+    return absl::InvalidArgumentError(absl::StrCat(TcpStoreOpName(request_.op), " has a ", what,
+                                                   " of ", length, " bytes, over the limit of ",
+                                                   limit));
   }
   request_bytes_ += length;
   if (request_bytes_ > limits_.max_request_bytes) {
-    return Fail(absl::StrCat(TcpStoreOpName(request_.op), " has more than ",
-                             limits_.max_request_bytes, " bytes, the limit of a request"));
+    return absl::InvalidArgumentError(absl::StrCat(TcpStoreOpName(request_.op), " has more than ",
+                                                   limits_.max_request_bytes,
+                                                   " bytes, the limit of a request"));
   }
   body_.clear();
   body_left_ = length;
@@ -191,9 +213,10 @@ absl::Status TcpStoreParser::TakeNumber() {
         is_done_ = true;
         return absl::OkStatus();
       }
-      if (dialect_ == TcpStoreDialect::kTorch22) return Fail("wrong magic number");
+      if (dialect_ == TcpStoreDialect::kTorch22)
+        return absl::InvalidArgumentError("wrong magic number");
       // Else the first half of the length of a key.
-      if (magic > limits_.max_key_bytes) return Fail("wrong magic number");
+      if (magic > limits_.max_key_bytes) return absl::InvalidArgumentError("wrong magic number");
       request_.op = TcpStoreOp::kSet;
       values_left_ = ValuesPerKey(request_.op);
       field_ = Field::kKeyLength;
@@ -215,8 +238,9 @@ absl::Status TcpStoreParser::TakeNumber() {
       const uint64_t count = Load<uint64_t>(scratch_);
       scratch_bytes_ = 0;
       if (count > limits_.max_keys) {
-        return Fail(absl::StrCat(TcpStoreOpName(request_.op), " has ", count,
-                                 " keys, over the limit of ", limits_.max_keys));
+        return absl::InvalidArgumentError(absl::StrCat(TcpStoreOpName(request_.op), " has ", count,
+                                                       " keys, over the limit of ",
+                                                       limits_.max_keys));
       }
       keys_left_ = count;
       field_ = Field::kKeyLength;
@@ -239,11 +263,14 @@ absl::Status TcpStoreParser::TakeNumber() {
 void TcpStoreParser::Advance() {
   if (field_ == Field::kKey) {
     if (HasKeys(request_.op)) {
+      held_bytes_ += body_.capacity() + sizeof(body_);
       request_.keys.push_back(std::exchange(body_, {}));
     } else {
+      held_bytes_ += body_.capacity();
       request_.key = std::exchange(body_, {});
     }
   } else {
+    held_bytes_ += body_.capacity() + sizeof(body_);
     request_.values.push_back(std::exchange(body_, {}));
     --values_left_;
   }
@@ -270,6 +297,7 @@ TcpStoreRequest TcpStoreParser::ResolveAmbiguity() {
   is_ambiguous_ = false;
   dialect_ = TcpStoreDialect::kTorch1;
   field_ = Field::kOp;
+  held_bytes_ = 0;
   request_.op = TcpStoreOp::kDeleteKey;
   return std::exchange(request_, {});
 }

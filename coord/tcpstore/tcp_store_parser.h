@@ -21,8 +21,10 @@ namespace ferry::coord {
 // The format has no version. A connection that begins with kValidate and its magic number is of
 // 2.2 or later; otherwise it is of 1.13 to 2.1, which agree in the operations 0 to 6. The first
 // operation above that tells the two apart, except for 8: DELETE_KEY of 1.13 to 2.0, or APPEND of
-// 2.1, which has a value after the key. Such a request is ambiguous at the end of its key; a value
-// follows at once or never, so the caller waits for some milliseconds and calls ResolveAmbiguity.
+// 2.1, which has a value after the key. Such a request is ambiguous at the end of its key: nothing
+// but silence tells that no value follows, so the caller waits and calls ResolveAmbiguity. How long
+// is told by how the client sends. 1.13 to 2.0 send each field by itself, so that they arrive one
+// after another, while 2.1 sends a request of up to kTorch21SendBytes at once.
 class TcpStoreParser final {
  public:
   explicit TcpStoreParser(const TcpStoreLimits& limits) : limits_(limits) {}
@@ -35,14 +37,22 @@ class TcpStoreParser final {
 
   // True at the end of a key which another field may follow.
   bool is_ambiguous() const { return is_ambiguous_; }
+  // True if bytes have ended, in a call of Next, where only clients of 1.13 to 2.0 end what they
+  // send. A network may split the bytes of 2.1 there too, but hardly does.
+  bool sends_field_by_field() const { return sends_field_by_field_; }
   // Returns the request that ended with the key. REQUIRES: is_ambiguous().
   TcpStoreRequest ResolveAmbiguity();
 
   TcpStoreDialect dialect() const { return dialect_; }
   // True between two requests.
   bool is_at_request() const { return field_ == Field::kOp; }
+  // The memory of the request that has not ended.
+  size_t held_bytes() const { return held_bytes_ + body_.capacity(); }
 
  private:
+  // Clients of 2.1 and later send what they have when it is as long as this.
+  static constexpr size_t kTorch21SendBytes = 1440;
+
   enum class Field {
     kOp,
     // The four bytes after a leading zero: the magic number, or half of the length of a SET's key.
@@ -62,13 +72,13 @@ class TcpStoreParser final {
   absl::Status TakeLength(size_t limit, absl::string_view what);
   // Moves to the field after the key, value, count or number that has ended.
   void Advance();
-  bool IsDone() const { return is_done_; }
-  absl::Status Fail(absl::string_view why) const;
+  absl::Status UnknownOp(uint8_t op) const;
 
   const TcpStoreLimits& limits_;
   TcpStoreDialect dialect_ = TcpStoreDialect::kUnknown;
   bool is_first_ = true;
   bool is_ambiguous_ = false;
+  bool sends_field_by_field_ = false;
 
   Field field_ = Field::kOp;
   bool is_done_ = false;
@@ -77,7 +87,9 @@ class TcpStoreParser final {
   uint64_t keys_left_ = 0;
   // The number of values after the current key.
   size_t values_left_ = 0;
+  // All lengths that were announced, and what its fields take that have ended.
   size_t request_bytes_ = 0;
+  size_t held_bytes_ = 0;
   // The bytes of a key or value still to come, and where they go.
   size_t body_left_ = 0;
   std::string body_;

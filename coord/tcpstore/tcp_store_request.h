@@ -47,6 +47,8 @@ enum class TcpStoreOp {
 
 // As upstream names it: "WAIT".
 absl::string_view TcpStoreOpName(TcpStoreOp op);
+// The releases of PyTorch that speak it: "PyTorch 2.2 or later".
+absl::string_view TcpStoreDialectName(TcpStoreDialect dialect);
 
 // A field that an operation lacks is empty or 0.
 struct TcpStoreRequest {

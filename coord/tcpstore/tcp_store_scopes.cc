@@ -5,12 +5,34 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+
+#include "base/status_macros.h"
+#include "base/text.h"
 
 namespace ferry::coord {
 
-absl::StatusOr<std::shared_ptr<TcpStoreScope>> TcpStoreScopes::Open(absl::string_view name) {
+absl::Status TcpStoreScopes::CheckName(absl::string_view name) {
   if (name.empty()) return absl::InvalidArgumentError("a scope needs a name");
+  if (name.size() > kMaxNameBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a scope's name has ", name.size(), " bytes; it may have ", kMaxNameBytes));
+  }
+  if (name == kSharedTcpStoreScope) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("no scope may have the name ", Quoted(name),
+                     ", which is that of the coordinator's own port; choose another"));
+  }
+  if (std::any_of(name.begin(), name.end(), absl::ascii_iscntrl)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the name ", Quoted(name), " of a scope has a control character"));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::shared_ptr<TcpStoreScope>> TcpStoreScopes::Open(absl::string_view name) {
+  FERRY_RETURN_IF_ERROR(CheckName(name));
   std::shared_ptr<TcpStoreScope> scope = Find(name);
   if (scope == nullptr) {
     if (scopes_.size() >= kMaxScopes) {
@@ -41,7 +63,11 @@ std::shared_ptr<TcpStoreScope> TcpStoreScopes::Shared() {
 }
 
 void TcpStoreScopes::Detach(const std::shared_ptr<TcpStoreScope>& scope) {
-  if (--scope->clients == 0) scope->since = clock_.Now();
+  if (--scope->clients == 0) {
+    scope->since = clock_.Now();
+    // In a scope of its own a job may come and go as it likes.
+    if (scope->name.empty()) scope->store.NoteAllLeft();
+  }
   EndIfUnused(scope);
 }
 
@@ -58,8 +84,11 @@ std::shared_ptr<TcpStoreScope> TcpStoreScopes::Find(absl::string_view name) cons
   return found == scopes_.end() ? nullptr : found->second;
 }
 
-void TcpStoreScopes::ForEach(absl::FunctionRef<void(const TcpStoreScope&)> visit) const {
-  for (const auto& [name, scope] : scopes_) visit(*scope);
+std::vector<std::shared_ptr<TcpStoreScope>> TcpStoreScopes::All() const {
+  std::vector<std::shared_ptr<TcpStoreScope>> scopes;
+  scopes.reserve(scopes_.size());
+  for (const auto& [name, scope] : scopes_) scopes.push_back(scope);
+  return scopes;
 }
 
 absl::Time TcpStoreScopes::NextDeadline() const {

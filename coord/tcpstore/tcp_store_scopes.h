@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "absl/container/btree_map.h"
-#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
@@ -21,6 +21,9 @@
 #include "coord/tcpstore/tcp_store.h"
 
 namespace ferry::coord {
+
+// The name under which tools show the scope of the coordinator's port, whose own is empty.
+inline constexpr absl::string_view kSharedTcpStoreScope = "shared";
 
 // A key space. Its keys carry neither a job nor an attempt, so that a second job in it would read
 // the addresses of the first.
@@ -43,18 +46,25 @@ struct TcpStoreScope {
 //
 // A named scope lives while it is held or has clients. The scope of the coordinator's port begins
 // with the first client, and ends when there has been none for `idle_timeout`: that is where one
-// job ends and the next begins.
+// job ends and the next begins. A job that begins earlier is told by its first request: see
+// TcpStore::NoteAllLeft.
 class TcpStoreScopes final {
  public:
   static constexpr size_t kMaxScopes = 4096;
+  static constexpr size_t kMaxNameBytes = 256;
 
   // `options`, `clock` and `completions` outlive it.
   TcpStoreScopes(const CoordinatorOptions& options, const Clock& clock, Completions& completions,
                  absl::Duration idle_timeout)
       : options_(options), clock_(clock), completions_(completions), idle_timeout_(idle_timeout) {}
 
+  // Returns OK if a scope may have this name: one to kMaxNameBytes bytes without control
+  // characters, but not kSharedTcpStoreScope, with which tools mean another one.
+  //   Errors: INVALID_ARGUMENT.
+  static absl::Status CheckName(absl::string_view name);
+
   // Holds the scope `name`, which begins if it does not exist.
-  //   Errors: INVALID_ARGUMENT for an empty name; RESOURCE_EXHAUSTED for too many scopes.
+  //   Errors: as CheckName; RESOURCE_EXHAUSTED for too many scopes.
   absl::StatusOr<std::shared_ptr<TcpStoreScope>> Open(absl::string_view name);
   // Ends one Open. A scope that is neither held nor has clients ends at once.
   void Close(const std::shared_ptr<TcpStoreScope>& scope);
@@ -67,7 +77,7 @@ class TcpStoreScopes final {
 
   // Null if there is none.
   std::shared_ptr<TcpStoreScope> Find(absl::string_view name) const;
-  void ForEach(absl::FunctionRef<void(const TcpStoreScope&)> visit) const;
+  std::vector<std::shared_ptr<TcpStoreScope>> All() const;
 
   absl::Time NextDeadline() const;
   void Advance();

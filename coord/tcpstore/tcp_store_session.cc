@@ -2,10 +2,12 @@
 // Executing requests and encoding replies.
 #include "coord/tcpstore/tcp_store_session.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
 #include "base/status_macros.h"
@@ -22,9 +24,27 @@ constexpr uint8_t kWaitCanceled = 1;
 constexpr char kTorch21CancelWait = 11;
 constexpr char kTorch22CancelWait = 12;
 
+// Each client that is told a world size adds itself to this number when it is made.
+constexpr absl::string_view kClientCount = "init/";
+// Where torchrun's agents meet; each sets it first, unless it is there.
+constexpr absl::string_view kRendezvous = "/torch.rendezvous.";
+
+// True for the first request of a client in a job that begins, rather than goes on: if the key is
+// there, it is another job's.
+bool BeginsJob(const TcpStoreRequest& request) {
+  if (request.op == TcpStoreOp::kAdd) return request.key == kClientCount && request.number == 1;
+  return request.op == TcpStoreOp::kCompareSet && request.values[0].empty() &&
+         absl::StartsWith(request.key, kRendezvous);
+}
+
+// False for requests that any client may make, whatever it is about to do.
+bool ConcernsKeys(TcpStoreOp op) {
+  return op != TcpStoreOp::kValidate && op != TcpStoreOp::kPing && op != TcpStoreOp::kCancelWait;
+}
+
 }  // namespace
 
-bool TcpStoreSession::EndsWait(char op) {
+bool TcpStoreSession::InterruptsWait(char op) {
   switch (parser_.dialect()) {
     case TcpStoreDialect::kTorch22:
       return op == kTorch22CancelWait;
@@ -36,6 +56,7 @@ bool TcpStoreSession::EndsWait(char op) {
       if (op != kTorch21CancelWait) {
         store_.CancelWait(client_);
         pending_wait_ = 0;
+        wait_bytes_ = 0;
       }
       return true;
   }
@@ -43,10 +64,12 @@ bool TcpStoreSession::EndsWait(char op) {
 }
 
 absl::Status TcpStoreSession::Consume(absl::string_view& bytes) {
+  if (has_more_parts()) ContinueLongReply();
   while (!bytes.empty()) {
-    if (output_.bytes() > kMaxOutput) return absl::OkStatus();
-    if (is_waiting() && parser_.is_at_request() && !EndsWait(bytes.front()))
+    if (long_reply_ != nullptr || output_.bytes() > kMaxOutput) return absl::OkStatus();
+    if (is_waiting() && parser_.is_at_request() && !InterruptsWait(bytes.front())) {
       return absl::OkStatus();
+    }
     FERRY_ASSIGN_OR_RETURN(std::optional<TcpStoreRequest> request, parser_.Next(bytes));
     if (!request.has_value()) return absl::OkStatus();
     FERRY_RETURN_IF_ERROR(Execute(*std::move(request)));
@@ -61,22 +84,76 @@ TcpStore::WaitCallback TcpStoreSession::OnWaitEnd() {
     const std::shared_ptr<TcpStoreSession> self = weak.lock();
     if (self == nullptr || self->pending_wait_ != wait) return;
     self->pending_wait_ = 0;
+    self->wait_bytes_ = 0;
     self->output_.AddByte(kStopWaiting);
     self->on_output_();
   };
 }
 
-absl::Status TcpStoreSession::Await(const absl::StatusOr<bool>& is_over) {
+absl::Status TcpStoreSession::ReplyOrWait(const absl::StatusOr<bool>& is_over) {
   if (!is_over.ok()) return is_over.status();
   if (*is_over) {
     output_.AddByte(kStopWaiting);
   } else {
     pending_wait_ = last_wait_;
+    wait_bytes_ = store_.WaitBytes(client_);
   }
   return absl::OkStatus();
 }
 
+void TcpStoreSession::BeginLongReply(TcpStoreRequest request) {
+  long_reply_ = std::make_unique<LongReply>();
+  long_reply_->op = request.op;
+  long_reply_->keys = std::move(request.keys);
+  for (const std::string& key : long_reply_->keys) {
+    long_reply_->held_bytes += key.capacity() + sizeof(key);
+  }
+  ContinueLongReply();
+}
+
+void TcpStoreSession::ContinueLongReply() {
+  if (long_reply_->op == TcpStoreOp::kMultiGet) return ContinueMultiGet();
+  ContinueListKeys();
+}
+
+void TcpStoreSession::ContinueMultiGet() {
+  LongReply& reply = *long_reply_;
+  const size_t end = std::min(reply.keys.size(), reply.done + kKeysInPart);
+  while (reply.done < end && output_.bytes() <= kMaxOutput) {
+    output_.AddVector(store_.Get(reply.keys[reply.done++]));
+  }
+  if (reply.done == reply.keys.size()) long_reply_ = nullptr;
+}
+
+// The number of keys comes first, so that nothing is sent before all have been listed.
+void TcpStoreSession::ContinueListKeys() {
+  LongReply& reply = *long_reply_;
+  bool is_over = true;
+  size_t count = 0;
+  store_.ForEachEntry("", reply.last, [&](absl::string_view key, const StoreValue&) {
+    if (count++ == kKeysInPart) {
+      is_over = false;
+      return false;
+    }
+    const uint64_t length = key.size();
+    reply.list.append(reinterpret_cast<const char*>(&length), sizeof(length));
+    reply.list.append(key.data(), key.size());
+    ++reply.listed;
+    if (count == kKeysInPart) reply.last.emplace(key);
+    return true;
+  });
+  reply.held_bytes = reply.list.capacity();
+  if (!is_over) return;
+  output_.AddNumber(reply.listed);
+  output_.AddOwned(std::move(reply.list));
+  long_reply_ = nullptr;
+}
+
 absl::Status TcpStoreSession::Execute(TcpStoreRequest request) {
+  ++request_count_;
+  if (store_.have_all_left() && ConcernsKeys(request.op)) {
+    store_.BeginJobIfNew(BeginsJob(request) && store_.Contains(request.key));
+  }
   if (request.op != TcpStoreOp::kQueuePop && request.op != TcpStoreOp::kPing) {
     store_.Release(client_);
   }
@@ -114,17 +191,19 @@ absl::Status TcpStoreSession::Execute(TcpStoreRequest request) {
       output_.AddVector(store_.Get(request.key));
       break;
     case TcpStoreOp::kMultiGet:
-      for (const std::string& key : request.keys) output_.AddVector(store_.Get(key));
+    case TcpStoreOp::kListKeys:
+      BeginLongReply(std::move(request));
       break;
     case TcpStoreOp::kCheck:
       output_.AddByte(store_.Check(request.keys) ? kReady : kNotReady);
       break;
     case TcpStoreOp::kWait:
-      return named(Await(store_.Wait(client_, request.keys, OnWaitEnd())));
+      return named(ReplyOrWait(store_.Wait(client_, request.keys, OnWaitEnd())));
     case TcpStoreOp::kBarrier:
-      return named(Await(store_.Barrier(client_, request.key, request.number, OnWaitEnd())));
+      return named(ReplyOrWait(store_.Barrier(client_, request.key, request.number, OnWaitEnd())));
     case TcpStoreOp::kCancelWait:
       pending_wait_ = 0;
+      wait_bytes_ = 0;
       output_.AddByte(kWaitCanceled);
       break;
     case TcpStoreOp::kGetNumKeys:
@@ -145,12 +224,6 @@ absl::Status TcpStoreSession::Execute(TcpStoreRequest request) {
     case TcpStoreOp::kQueueLength:
       output_.AddNumber(store_.QueueLength(request.key));
       break;
-    case TcpStoreOp::kListKeys: {
-      const std::vector<std::string> keys = store_.ListKeys();
-      output_.AddNumber(static_cast<int64_t>(keys.size()));
-      for (const std::string& key : keys) output_.AddVector(absl::string_view(key));
-      break;
-    }
   }
   return absl::OkStatus();
 }

@@ -2,6 +2,7 @@
 // The key-value store: values, gets that wait, subtrees, counters.
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -199,6 +200,28 @@ TEST(Store, AListIsCutAtItsLimit) {
 }
 
 // Prefixes at the end of the byte range: an upper bound computed by "+1" would overflow.
+// Long lists are read in parts, between which the store changes.
+TEST(Store, EntriesBehindAKey_AreVisitedUntilThatEnds) {
+  TestJob job(PlainOptions(1));
+  for (const char* key : {"a", "b/1", "b/2", "b/3", "c"}) ASSERT_THAT(job.Put(key, ""), IsOk());
+  const auto visited = [&job](absl::string_view prefix, std::optional<absl::string_view> after,
+                              size_t most) {
+    std::vector<std::string> keys;
+    job.store().ForEachAfter(prefix, after, [&](absl::string_view key, const StoreValue&) {
+      keys.emplace_back(key);
+      return keys.size() < most;
+    });
+    return keys;
+  };
+  EXPECT_THAT(visited("b/", std::nullopt, 9), ElementsAre("b/1", "b/2", "b/3"));
+  EXPECT_THAT(visited("b/", std::nullopt, 2), ElementsAre("b/1", "b/2"));
+  EXPECT_THAT(visited("b/", "b/2", 9), ElementsAre("b/3"));
+  EXPECT_THAT(visited("b/", "b/25", 9), ElementsAre("b/3")) << "it was deleted meanwhile";
+  EXPECT_THAT(visited("b/", "a", 9), ElementsAre("b/1", "b/2", "b/3"));
+  EXPECT_THAT(visited("b/", "b/3", 9), IsEmpty());
+  EXPECT_THAT(visited("", "b/3", 9), ElementsAre("c"));
+}
+
 TEST(Store, AListEndsRightAfterBytesOfAllOnes) {
   TestJob job(PlainOptions(1));
   for (const char* key : {"\xff", "\xff\xff", "\xff/a", "\xfe", "z"}) {

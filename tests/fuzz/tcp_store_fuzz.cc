@@ -48,11 +48,13 @@ void Check(absl::string_view input) {
     input.remove_prefix(length + 2);
     absl::string_view rest = unread[which];
     absl::Status status = client->Consume(rest);
+    while (status.ok() && client->has_more_parts()) status = client->Consume(rest);
     if (status.ok() && is_silence && client->is_ambiguous()) status = client->ResolveAmbiguity();
     run();
     // Nothing is left for no reason.
     FERRY_CHECK(!status.ok() || rest.empty() || client->is_waiting() ||
                 client->output().bytes() > TcpStoreSession::kMaxOutput);
+    FERRY_CHECK(client->held_bytes() < 8 * (limits.max_request_bytes + options.max_store_bytes));
     unread[which] = std::string(rest);
     client->output().Consume(client->output().bytes());
     if (is_silence) clock.Advance(absl::Seconds(1));

@@ -4,11 +4,13 @@
 
     connections_test.py FERRY [CASE...]
 """
+import json
 import re
 import select
 import selectors
 import socket
 import struct
+import threading
 
 import store_client
 from store_client import (HELLO, MIB, NOT_READY, READY, STOP_WAITING, V1_13, V2_1, V2_2, WAIT_CANCELED, Case, Client,
@@ -91,12 +93,6 @@ class Greetings(Case):
                     self.assertEqual(client.rest(), READY)
         self.assertQuiet(self.client)
 
-    def test_unknown_operation_is_logged_with_the_peer_and_its_number(self):
-        client = self.connect()
-        name = client.name
-        self.assertEqual(client.refused(b"\xc8"), b"")
-        self.eventually(lambda: re.search(rf"^.*{re.escape(name)}\b.*\b(200|0x[cC]8)\b.*$", self.server.log(), re.M))
-
     def test_watch_of_release_1_13_is_not_left_waiting(self):
         # Clients from 1.13 on do not send it, and 2.1 has a DELETE_KEY with its number.
         k, client = self.key(), self.connect(V1_13)
@@ -105,6 +101,192 @@ class Greetings(Case):
             self.assertEqual(client.i64(), 1)
         except (ConnectionError, EOFError):
             pass
+
+
+class Log(Case):
+    def test_unknown_operation_is_logged_with_the_peer_its_number_and_the_releases(self):
+        client = self.connect()
+        name = client.name
+        self.assertEqual(client.refused(b"\xc8"), b"")
+        self.eventually(lambda: re.search(rf"^.*{re.escape(name)}\b.*\b200\b.*PyTorch 2\.2 or later.*$",
+                                          self.server.log(), re.M))
+
+    def test_many_connections_that_are_refused_are_few_lines(self):
+        server = self.server_of_its_own()
+        for _ in range(200):
+            client = Client(server.address)
+            self.assertEqual(client.refused(b"\xc8"), b"")
+            client.close()
+        # The last line counts the rest.
+        self.eventually(lambda: re.search(r"closed 1\d\d more connections of PyTorch stores", server.log()))
+        self.assertLess(server.log().count("unknown operation"), 50)
+
+
+class Descriptors(Case):
+    def test_clients_of_the_store_leave_descriptors_for_others(self):
+        server = self.server_of_its_own(files=300)
+        clients = [Client(server.address) for _ in range(400)]
+        self.addCleanup(lambda: [client.close() for client in clients])
+        served = []
+        for client in clients:
+            try:
+                client.round_trip()
+                served.append(client)
+            except (ConnectionError, EOFError):
+                pass
+        # Most of the descriptors are theirs, and the first clients are.
+        self.assertEqual(served, clients[:len(served)])
+        self.assertGreater(len(served), 150)
+        self.assertLess(len(served), 230)
+        self.assertLess(server.descriptors(), 260)
+        self.assertRegex(server.log(), r"closed new connections of PyTorch stores.*raise `ulimit -n`")
+        # Clients of gRPC and of Ferry, and one of the store when another has gone.
+        for _ in range(3):
+            status = self.run_ferry("status", "--coordinator=%s:%d" % server.address)
+            self.assertEqual(status[0], 0, status)
+        grpc = Raw(server.address)
+        self.addCleanup(grpc.close)
+        grpc.send(PREFACE, frame(SETTINGS))
+        self.assertEqual(grpc.read(9)[3], SETTINGS)
+        served.pop().close()
+        self.eventually(lambda: self.is_served(server))
+
+    def is_served(self, server):
+        client = Client(server.address)
+        try:
+            client.round_trip()
+            return True
+        except (ConnectionError, EOFError):
+            return False
+        finally:
+            client.close()
+
+
+class JobsOneAfterAnother(Case):
+    def test_job_that_begins_at_once_reads_no_key_of_the_one_before(self):
+        server = self.server_of_its_own()
+        for _ in range(3):
+            clients = [Client(server.address) for _ in range(3)]
+            for client in clients:
+                client.add(b"init/", 1)
+            self.assertEqual(clients[2].get(b"init/"), b"3")
+            self.assertEqual(clients[1].get(b"/address/0"), b"")
+            clients[0].set(b"/address/0", b"a")
+            clients[0].round_trip()
+            for client in clients:
+                client.close()
+
+    def test_client_that_comes_back_finds_its_keys(self):
+        server = self.server_of_its_own("--store-idle-timeout=1m")
+        for number in range(3):
+            client = Client(server.address)
+            self.assertEqual(client.get(b"/n"), b"%d" % number if number else b"")
+            client.set(b"/n", b"%d" % (number + 1))
+            client.round_trip()
+            client.close()
+
+
+class SharedMemory(Case):
+    """All clients together may hold 64 MiB."""
+
+    LIMIT = 64 * MIB
+
+    def setUp(self):
+        super().setUp()
+        self.small = self.server_of_its_own("--max-store-client-bytes=%d" % self.LIMIT)
+        self.other = self.connect_to_small()
+        # A client that waits for a key must not be harmed.
+        self.waiter = self.connect_to_small()
+        self.waiter.park(V2_2.wait(b"/awaited"), self.other)
+        self.other.round_trip()
+        self.before = self.small.resident_bytes()
+
+    def connect_to_small(self):
+        client = Client(self.small.address)
+        self.addCleanup(client.close)
+        return client
+
+    def grown(self):
+        self.other.round_trip()
+        return self.small.resident_bytes() - self.before
+
+    def assertOthersAreServed(self):
+        self.other.round_trip()
+        self.other.set(b"/large", b"v" * (4 * MIB))
+        self.assertEqual(len(self.other.get(b"/large")), 4 * MIB)
+        self.other.set(b"/awaited", b"")
+        self.assertEqual(self.waiter.read(1), STOP_WAITING)
+        self.assertQuiet(self.waiter, self.other)
+
+    def test_clients_that_do_not_read_their_replies(self):
+        self.other.set(b"/k", b"v" * 500)
+        request = V2_2.multi_get(*[b"/k"] * 65536)
+        # 33 MB each.
+        for _ in range(40):
+            self.connect_to_small().send(request)
+        self.assertOthersAreServed()
+        self.assertLess(self.grown(), 2 * self.LIMIT)
+
+    def test_clients_that_keep_values_which_were_replaced(self):
+        for number in range(60):
+            self.other.set(b"/k", b"v" * (8 * MIB))
+            client = self.connect_to_small()
+            client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16384)
+            client.send(V2_2.get(b"/k"))
+            # The reply has begun, so that it has the value.
+            client.read(8)
+        self.other.set(b"/k", b"")
+        self.eventually(lambda: self.grown() < 3 * self.LIMIT)
+        self.assertOthersAreServed()
+        self.assertRegex(self.small.log(), r"\(--max-store-client-bytes\)")
+
+    def test_clients_that_send_half_of_a_request(self):
+        request = V2_2.set(b"/half", b"v" * (15 * MIB))
+        halves = [self.connect_to_small() for _ in range(20)]
+        for client in halves:
+            client.socket.setblocking(False)
+        sent = dict.fromkeys(halves, 0)
+        end = len(request) - MIB
+        # As far as the server reads.
+        while True:
+            ready = select.select([], [c.socket for c in halves if sent[c] < end], [], 0.3)[1]
+            if not ready:
+                break
+            for client in halves:
+                if client.socket in ready:
+                    try:
+                        sent[client] += client.socket.send(request[sent[client]:min(end, sent[client] + MIB)])
+                    except ConnectionError:
+                        sent[client] = end
+        self.assertLess(self.grown(), 2 * self.LIMIT)
+        self.assertOthersAreServed()
+        self.assertRegex(self.small.log(), r"\(--max-store-client-bytes\)")
+
+    def test_many_large_values_at_once_are_all_stored(self):
+        clients = [self.connect_to_small() for _ in range(40)]
+
+        def store(number, client):
+            client.set(b"/v%d" % number, b"%02d" % number * (4 * MIB))
+            client.round_trip()
+        threads = [threading.Thread(target=store, args=each) for each in enumerate(clients)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(store_client.PATIENCE_S)
+        for number in range(40):
+            self.assertEqual(self.other.get(b"/v%d" % number)[-2:], b"%02d" % number)
+        self.assertOthersAreServed()
+        self.assertNotIn("--max-store-client-bytes", self.small.log())
+
+    def test_status_tells_what_they_hold(self):
+        self.connect_to_small().send(V2_2.set(b"/half", b"v" * (2 * MIB))[:MIB])
+        at = "--coordinator=%s:%d" % self.small.address
+
+        def held():
+            return json.loads(self.succeed("status", "--json", at))["store_clients"]
+        self.eventually(lambda: MIB - 100 <= held()["bytes"] < 3 * MIB)
+        self.assertEqual(held()["max_bytes"], self.LIMIT)
+        self.assertRegex(self.succeed("status", at).decode(), r"their clients hold .* of 64\.0 MiB")
 
 
 class SilentConnections(Case):

@@ -484,9 +484,19 @@ class Dialects(Case):
         self.assertEqual(client.cancel(), b"\1")
         request = V2_1.append(k, b"value")
         client.send(request[:-5 - 8])
-        self.pause(0.2)
+        self.pause(0.8)
         client.send(request[-5 - 8:])
         self.assertEqual(client.get(k), b"value")
+
+    def test_append_of_release_2_1_whose_second_half_is_lost_once_is_an_append(self):
+        # A lost packet is sent again after some 200 ms.
+        k, client = self.key(), self.connect(V2_1)
+        client.send(V2_1.set(k, b"some"))
+        request = V2_1.append(k, b"value")
+        client.send(request[:-5 - 8])
+        self.pause(0.25)
+        client.send(request[-5 - 8:])
+        self.assertEqual(client.get(k), b"somevalue")
 
     def test_release_1_13_sends_the_number_alone_and_the_fields_a_second_later(self):
         k, client = self.key(), self.connect(V1_13)

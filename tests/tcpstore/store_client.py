@@ -267,11 +267,17 @@ class Client:
 
 
 class Server:
-    """`ferry coordinator`, whose log goes into a file."""
+    """`ferry coordinator`, whose log goes into a file.
+        files: how many it may open."""
 
-    def __init__(self):
+    def __init__(self, *flags, files=None):
+        limit = None
+        if files is not None:
+            def limit():
+                resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
         self.errors = tempfile.TemporaryFile("w+", errors="replace")
-        self.popen = subprocess.Popen([harness.FERRY, "coordinator", "--listen=127.0.0.1:0", "--nodes=1"],
+        self.popen = subprocess.Popen([harness.FERRY, "coordinator", "--listen=127.0.0.1:0", "--nodes=1", *flags],
+                                      preexec_fn=limit,
                                       stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self.errors,
                                       env=harness.environment())
         deadline = time.monotonic() + PATIENCE_S
@@ -330,6 +336,11 @@ class Case(harness.Case):
         client = Client(self.server.address, dialect or self.dialect)
         self.addCleanup(client.close)
         return client
+
+    def server_of_its_own(self, *flags, files=None):
+        server = Server(*flags, files=files)
+        self.addCleanup(server.stop)
+        return server
 
     def key(self, name="k"):
         return f"/{self._testMethodName}/{name}".encode()

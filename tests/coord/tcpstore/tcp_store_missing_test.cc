@@ -29,9 +29,9 @@ std::vector<MissingTcpStoreKey> Missing(const std::set<std::string>& present,
                                         const std::vector<TcpStoreWaitInfo>& waits,
                                         size_t max_keys = 8) {
   const auto for_each_key = [&present](absl::string_view prefix,
-                                       absl::FunctionRef<void(absl::string_view)> visit) {
+                                       absl::FunctionRef<bool(absl::string_view)> visit) {
     for (const std::string& key : present) {
-      if (absl::StartsWith(key, prefix)) visit(key);
+      if (absl::StartsWith(key, prefix) && !visit(key)) return;
     }
   };
   return MissingTcpStoreKeys(waits, for_each_key, max_keys);
@@ -111,6 +111,25 @@ TEST(MissingTcpStoreKeys, WaitOfManyKeys_CountsTheFirstOnes) {
   std::vector<std::string> keys;
   for (int i = 0; i < 1000; ++i) keys.push_back(absl::StrCat("/k", i));
   EXPECT_THAT(Missing({}, {Wait(keys)}, /*max_keys=*/500), SizeIs(64));
+}
+
+// A group may have millions of keys, of which few are ranks'.
+TEST(MissingTcpStoreKeys, GroupOfMoreKeysThanAreListed_NamesThoseWaitedForOnly) {
+  size_t listed = 0;
+  const auto for_each_key = [&listed](absl::string_view prefix,
+                                      absl::FunctionRef<bool(absl::string_view)> visit) {
+    if (!visit(absl::StrCat(prefix, "0"))) return;
+    if (!visit(absl::StrCat(prefix, "9"))) return;
+    while (listed < 10 * kMaxKeysListedForRanks) {
+      ++listed;
+      if (!visit(absl::StrCat(prefix, "x"))) return;
+    }
+  };
+  const auto missing =
+      MissingTcpStoreKeys({Wait({"/g/3"}), Wait({"/h/3"})}, for_each_key, /*max_keys=*/8);
+  EXPECT_LE(listed, kMaxKeysListedForRanks + 2);
+  ASSERT_THAT(missing, SizeIs(2));
+  EXPECT_THAT(missing[0].ranks, ElementsAre(3));
 }
 
 }  // namespace

@@ -42,11 +42,15 @@ class World {
     // Returns the replies that are complete then.
     std::string Send(absl::string_view sent) {
       unread_.append(sent.data(), sent.size());
-      absl::string_view rest = unread_;
-      status_ = session_->Consume(rest);
-      unread_ = std::string(rest);
-      world_.Run();
-      return Received();
+      std::string received;
+      do {
+        absl::string_view rest = unread_;
+        status_ = session_->Consume(rest);
+        unread_ = std::string(rest);
+        world_.Run();
+        received += Received();
+      } while (status_.ok() && session_->has_more_parts());
+      return received;
     }
     // Returns the replies that have come since.
     std::string Received() {
@@ -207,6 +211,22 @@ TEST_F(TcpStoreSessionTest, UnknownOperations_Fail) {
   }
 }
 
+TEST_F(TcpStoreSessionTest, UnknownOperation_NamesTheReleasesItWasReadAs) {
+  const auto message = [this](TcpStoreDialect dialect, const std::string& before, char op) {
+    const auto client = world_.Connect(dialect);
+    client->Send(before);
+    client->Send(std::string(1, op));
+    return std::string(client->status().message());
+  };
+  EXPECT_EQ(message(TcpStoreDialect::kTorch22, "", 19),
+            "unknown operation 19 in the protocol of PyTorch 2.2 or later");
+  EXPECT_EQ(message(TcpStoreDialect::kTorch1, "", 12),
+            "unknown operation 12 in the protocol of PyTorch 1.13 to 2.1");
+  EXPECT_EQ(
+      message(TcpStoreDialect::kTorch21, TcpStoreBytes(TcpStoreDialect::kTorch21).CancelWait(), 12),
+      "unknown operation 12 in the protocol of PyTorch 2.1");
+}
+
 TEST_F(TcpStoreSessionTest, EmptyAndBinaryKeysAndValues_AreKept) {
   const auto client = world_.Connect();
   const std::string binary("\0\xFF\xFE/\n", 5);
@@ -324,6 +344,36 @@ TEST_F(TcpStoreSessionTest, Append_Of21_WithItsValueLater_IsNotADelete) {
   EXPECT_EQ(client->Send(client->bytes.Get("k")), Vec("v"));
 }
 
+// Releases before 2.1 send an operation's number and its fields one by one.
+TEST_F(TcpStoreSessionTest, FieldsThatComeOneByOne_TellOldClients) {
+  const auto old = world_.Connect(TcpStoreDialect::kTorch1);
+  EXPECT_FALSE(old->session().sends_field_by_field());
+  const std::string get = old->bytes.Get("key");
+  old->Send(get.substr(0, 1));
+  EXPECT_TRUE(old->session().sends_field_by_field());
+
+  const auto after_length = world_.Connect(TcpStoreDialect::kTorch1);
+  after_length->Send(get.substr(0, 9));
+  EXPECT_TRUE(after_length->session().sends_field_by_field());
+}
+
+TEST_F(TcpStoreSessionTest, RequestsInAnyOtherPieces_DoNotTellOldClients) {
+  const auto client = world_.Connect(TcpStoreDialect::kTorch21);
+  const std::string large(1500, 'x');
+  const std::string set = client->bytes.Set("key", large);
+  // In the middle of a length, of the key, and behind what 2.1 sends at once.
+  for (const size_t at : {size_t{3}, size_t{11}, size_t{500}}) {
+    client->Send(set.substr(0, at));
+    client->Send(set.substr(at));
+  }
+  const std::string many = client->bytes.Check({large, "other"});
+  client->Send(many.substr(0, 1 + 8 + 8 + large.size()));
+  client->Send(many.substr(1 + 8 + 8 + large.size()));
+  client->Send(client->bytes.Append("key", "v").substr(0, 12));
+  EXPECT_TRUE(client->session().is_ambiguous());
+  EXPECT_FALSE(client->session().sends_field_by_field());
+}
+
 TEST_F(TcpStoreSessionTest, Append_CreatesExtendsAndWakes) {
   const auto waiter = world_.Connect();
   const auto client = world_.Connect();
@@ -367,13 +417,127 @@ TEST_F(TcpStoreSessionTest, ListKeys_OfMany_HasThemAll) {
   EXPECT_EQ(client->Send(client->bytes.GetNumKeys()), AsBytes<int64_t>(10000));
 }
 
+// Copying all keys at once would delay the other clients.
+TEST_F(TcpStoreSessionTest, ListKeys_OfMany_IsExecutedInParts) {
+  constexpr size_t kKeys = 3 * TcpStoreSession::kKeysInPart;
+  for (size_t i = 0; i < kKeys; ++i) {
+    ASSERT_TRUE(world_.store.Set(absl::StrFormat("key%05d", i), "").ok());
+  }
+  const auto client = world_.Connect();
+  const std::string request = client->bytes.ListKeys() + client->bytes.GetNumKeys();
+  absl::string_view rest = request;
+  EXPECT_TRUE(client->session().Consume(rest).ok());
+  EXPECT_TRUE(client->session().has_more_parts());
+  EXPECT_EQ(client->Received(), "");
+  EXPECT_EQ(rest.size(), 1u) << "the next request waits";
+  // Another client may change the store meanwhile: the number is right all the same.
+  ASSERT_TRUE(world_.store.Set("a key that comes too late", "").ok());
+  EXPECT_EQ(world_.store.Delete("key03000"), 1);
+  std::string received;
+  while (client->session().has_more_parts() || !rest.empty()) {
+    ASSERT_TRUE(client->session().Consume(rest).ok());
+    received += client->Received();
+  }
+  EXPECT_EQ(received.substr(0, 8), AsBytes<int64_t>(kKeys - 1));
+  EXPECT_EQ(received.size(), 8 + (kKeys - 1) * (8 + 8) + 8);
+}
+
+TEST_F(TcpStoreSessionTest, MultiGet_OfMany_ProducesItsReplyAsItIsRead) {
+  ASSERT_TRUE(world_.store.Set("k", std::string(TcpStoreOutput::kMinShared - 1, 'x')).ok());
+  const auto client = world_.Connect();
+  constexpr size_t kCount = 50000;
+  const std::string request =
+      client->bytes.MultiGet(std::vector<std::string>(kCount, "k")) + client->bytes.Get("k");
+  absl::string_view rest = request;
+  size_t most = 0;
+  size_t received = 0;
+  for (size_t calls = 0; !rest.empty() || client->session().has_more_parts(); ++calls) {
+    ASSERT_LT(calls, size_t{1000});
+    ASSERT_TRUE(client->session().Consume(rest).ok());
+    most = std::max(most, client->session().held_bytes());
+    // As a client that reads only when it must.
+    if (!client->session().has_more_parts()) received += client->Received().size();
+  }
+  EXPECT_EQ(received, (kCount + 1) * (8 + TcpStoreOutput::kMinShared - 1));
+  EXPECT_LT(most, 2 * TcpStoreSession::kMaxOutput + kCount * 64);
+}
+
+TEST_F(TcpStoreSessionTest, HeldBytes_CountsWhatIsNotFinished) {
+  const auto client = world_.Connect();
+  const auto other = world_.Connect();
+  EXPECT_LT(client->session().held_bytes(), size_t{1000});
+  const std::string set = client->bytes.Set("k", std::string(100'000, 'x'));
+  client->Send(set.substr(0, 60'000));
+  EXPECT_GE(client->session().held_bytes(), size_t{59'000});
+  client->Send(set.substr(60'000));
+  EXPECT_LT(client->session().held_bytes(), size_t{1000});
+
+  // Empty strings take memory too.
+  const std::string many =
+      client->bytes.MultiSet(std::vector<std::pair<std::string, std::string>>(10'000, {"", ""}));
+  client->Send(many.substr(0, many.size() - 1));
+  EXPECT_GE(client->session().held_bytes(), 10'000 * 2 * sizeof(std::string) - 1000);
+  client->Send(many.substr(many.size() - 1));
+
+  // A pending wait, and a reply that was not read.
+  std::vector<std::string> keys;
+  for (int i = 0; i < 1000; ++i) keys.push_back(absl::StrCat("absent", i));
+  client->Send(client->bytes.Wait(keys));
+  EXPECT_GE(client->session().held_bytes(), size_t{1000 * 40});
+  client->Send(client->bytes.CancelWait());
+  EXPECT_LT(client->session().held_bytes(), size_t{1000});
+  for (const std::string& key : keys) other->Send(other->bytes.Set(key, std::string(100, 'x')));
+  const std::string get = client->bytes.MultiGet(keys);
+  absl::string_view rest = get;
+  EXPECT_TRUE(client->session().Consume(rest).ok());
+  EXPECT_GE(client->session().held_bytes(), size_t{1000 * 108});
+  client->Received();
+  EXPECT_LT(client->session().held_bytes(), size_t{1000});
+}
+
+// Thousands of clients may wait for thousands of keys each.
+TEST_F(TcpStoreSessionTest, Waits_ForTheSameKeys_ShareThem) {
+  const std::vector<std::string> keys = {std::string(10'000, 'a'), std::string(10'000, 'b')};
+  const auto first = world_.Connect();
+  const auto second = world_.Connect();
+  first->Send(first->bytes.Wait(keys));
+  second->Send(second->bytes.Wait(keys));
+  EXPECT_GE(first->session().held_bytes(), size_t{20'000});
+  EXPECT_LT(second->session().held_bytes(), size_t{2000});
+  first->Disconnect();
+  second->Send(second->bytes.Set("other", ""));
+  EXPECT_EQ(second->unread(), second->bytes.Set("other", "").size());
+  const auto other = world_.Connect();
+  for (const std::string& key : keys) other->Send(other->bytes.Set(key, ""));
+  EXPECT_EQ(second->Received(), kStop);
+}
+
+TEST_F(TcpStoreSessionTest, Waits_AreListedInPartsOldestFirst) {
+  std::vector<std::unique_ptr<World::Client>> clients;
+  for (int i = 0; i < 5; ++i) {
+    clients.push_back(world_.Connect());
+    clients.back()->Send(clients.back()->bytes.Wait({"c", "b", "a", absl::StrCat("d", i)}));
+    world_.clock.Advance(absl::Seconds(1));
+  }
+  const std::vector<TcpStoreWaitInfo> part = world_.store.Waits(/*after=*/0, 2, /*max_keys=*/3);
+  ASSERT_EQ(part.size(), 2u);
+  EXPECT_EQ(part[0].client, clients[0]->session().client());
+  EXPECT_EQ(part[1].client, clients[1]->session().client());
+  EXPECT_THAT(part[1].keys, testing::ElementsAre("a", "b", "c"));
+  EXPECT_EQ(part[1].key_count, 4u);
+  const std::vector<TcpStoreWaitInfo> rest = world_.store.Waits(part[1].number, 10, 10);
+  ASSERT_EQ(rest.size(), 3u);
+  EXPECT_EQ(rest[0].client, clients[2]->session().client());
+  EXPECT_THAT(rest[0].keys, testing::ElementsAre("a", "b", "c", "d2"));
+}
+
 TEST_F(TcpStoreSessionTest, Barrier_AnyOrder_IsAnsweredWhenAllHaveArrived) {
   std::vector<std::unique_ptr<World::Client>> clients;
   for (int i = 0; i < 4; ++i) clients.push_back(world_.Connect());
   for (int i = 0; i < 3; ++i) {
     EXPECT_EQ(clients[i]->Send(clients[i]->bytes.Barrier("b", 4)), "");
   }
-  const std::vector<TcpStoreWaitInfo> waits = world_.store.Waits();
+  const std::vector<TcpStoreWaitInfo> waits = world_.store.Waits(/*after=*/0, 100, 100);
   ASSERT_EQ(waits.size(), 3);
   EXPECT_EQ(waits[0].world_size, 4);
   EXPECT_EQ(waits[0].arrived, 3);
@@ -577,6 +741,108 @@ TEST_F(TcpStoreScopesTest, Advance_AfterTheTimeout_FreesTheSharedScope) {
   clock_.Advance(absl::Seconds(1));
   scopes_.Advance();
   EXPECT_EQ(scopes_.Find(""), nullptr);
+}
+
+// Jobs that follow each other within the timeout, told by the first request that concerns keys.
+class NextJob : public TcpStoreScopesTest {
+ protected:
+  NextJob() {
+    Begin(scope_);
+    Send(bytes_.Add("init/", 1));
+    Send(bytes_.CompareSet("/torch.rendezvous.1", "", "state"));
+    Send(bytes_.Set("/address/0", "of the first job"));
+    End();
+  }
+  void Begin(std::shared_ptr<TcpStoreScope> scope) {
+    scope_ = std::move(scope);
+    scopes_.Attach(scope_);
+    session_ = std::make_shared<TcpStoreSession>(scope_->store, TcpStoreClient(++last_client_),
+                                                 limits_, [] {});
+    Send(bytes_.Hello() + bytes_.Ping(1));
+  }
+  void Send(const std::string& bytes) {
+    absl::string_view rest = bytes;
+    EXPECT_TRUE(session_->Consume(rest).ok());
+  }
+  void End() {
+    session_ = nullptr;
+    scopes_.Detach(scope_);
+  }
+  bool IsEmptied(const std::string& first_request) {
+    Begin(scopes_.Shared());
+    Send(first_request);
+    return scope_->store.Get("/address/0") == nullptr;
+  }
+
+  const TcpStoreBytes bytes_{TcpStoreDialect::kTorch22};
+  TcpStoreLimits limits_;
+  uint64_t last_client_ = 0;
+  std::shared_ptr<TcpStoreScope> scope_ = scopes_.Shared();
+  std::shared_ptr<TcpStoreSession> session_;
+};
+
+TEST_F(NextJob, FirstRequestCountsAClient_EmptiesTheStore) {
+  EXPECT_TRUE(IsEmptied(bytes_.Add("init/", 1)));
+  EXPECT_EQ(*scope_->store.Get("init/"), "1");
+  // The second client of that job.
+  Send(bytes_.Set("/address/0", "of the second job"));
+  Send(bytes_.Add("init/", 1));
+  EXPECT_EQ(*scope_->store.Get("init/"), "2");
+  EXPECT_EQ(*scope_->store.Get("/address/0"), "of the second job");
+}
+
+TEST_F(NextJob, SecondClientHasConnectedFirst_EmptiesTheStoreToo) {
+  const auto shared = scopes_.Shared();
+  scopes_.Attach(shared);
+  EXPECT_TRUE(IsEmptied(bytes_.Add("init/", 1)));
+}
+
+TEST_F(NextJob, AgentClaimsTheRendezvous_EmptiesTheStore) {
+  EXPECT_TRUE(IsEmptied(bytes_.CompareSet("/torch.rendezvous.1", "", "state")));
+}
+
+TEST_F(NextJob, AnyOtherFirstRequest_KeepsTheKeys) {
+  for (const std::string& request :
+       {bytes_.Get("/address/0"), bytes_.Check({"/address/0"}), bytes_.Set("/address/1", "x"),
+        bytes_.Add("init/", 0), bytes_.Add("/init/", 1), bytes_.Wait({"/address/0"}),
+        bytes_.CompareSet("/torch.rendezvous.2", "", "state"),
+        bytes_.CompareSet("/torch.rendezvous.1", "state", "next"), bytes_.GetNumKeys()}) {
+    EXPECT_FALSE(IsEmptied(request));
+    // The decision is made.
+    Send(bytes_.Add("init/", 1));
+    EXPECT_NE(scope_->store.Get("/address/0"), nullptr);
+    End();
+  }
+}
+
+TEST_F(NextJob, FirstClientOfAnEmptyStore_BeginsNothing) {
+  clock_.Advance(absl::Seconds(1));
+  EXPECT_TRUE(IsEmptied(bytes_.Set("/address/1", "x")));
+  Send(bytes_.Add("init/", 1));
+  EXPECT_NE(scope_->store.Get("/address/1"), nullptr);
+}
+
+TEST_F(NextJob, InANamedScope_KeepsTheKeys) {
+  const auto named = *scopes_.Open("job/1");
+  Begin(named);
+  Send(bytes_.Add("init/", 1));
+  Send(bytes_.Set("/address/0", "x"));
+  End();
+  Begin(named);
+  Send(bytes_.Add("init/", 1));
+  EXPECT_NE(named->store.Get("/address/0"), nullptr);
+}
+
+TEST_F(TcpStoreScopesTest, NamesThatToolsCannotTell_AreInvalid) {
+  for (const std::string& name :
+       {std::string(), std::string("shared"), std::string(257, 'x'), std::string("a\nb"),
+        std::string("a\0b", 3), std::string("a\x7f")}) {
+    EXPECT_EQ(scopes_.Open(name).status().code(), absl::StatusCode::kInvalidArgument) << name;
+  }
+  for (const std::string& name : {std::string("run/1"), std::string(256, 'x'), std::string("a b"),
+                                  std::string("Shared"), std::string("\xc3\xa9")}) {
+    EXPECT_TRUE(scopes_.Open(name).ok()) << name;
+  }
 }
 
 TEST_F(TcpStoreScopesTest, Named_LivesWhileItIsHeldOrHasClients) {

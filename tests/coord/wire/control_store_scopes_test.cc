@@ -6,7 +6,9 @@
 #include <sys/socket.h>
 
 #include <cstdint>
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/strings/string_view.h"
 
@@ -40,7 +42,12 @@ class TorchClient {
   void Set(absl::string_view key, absl::string_view value) {
     Send(absl::StrCat("\x01", Text(key), Text(value)));
   }
-  void Wait(absl::string_view key) { Send(absl::StrCat("\x06", Number(1), Text(key))); }
+  void Wait(absl::string_view key) { Wait(std::vector<std::string>{std::string(key)}); }
+  void Wait(const std::vector<std::string>& keys) {
+    std::string request = absl::StrCat("\x06", Number(keys.size()));
+    for (const std::string& key : keys) request += Text(key);
+    Send(request);
+  }
 
  private:
   static std::string Number(uint64_t number) {
@@ -146,6 +153,38 @@ TEST_F(ControlStores, NamesThatAreNone_AreInvalid) {
   EXPECT_THAT(tool->OpenStore(std::string(257, 'x')),
               Fails(StatusCode::kInvalidArgument, HasSubstr("257 bytes")));
   EXPECT_THAT(tool->OpenStore(std::string(256, 'x')), IsOk());
+  EXPECT_THAT(tool->OpenStore("shared"),
+              Fails(StatusCode::kInvalidArgument, HasSubstr("the coordinator's own port")));
+  EXPECT_THAT(tool->OpenStore("a\nb"),
+              Fails(StatusCode::kInvalidArgument, HasSubstr("control character")));
+}
+
+// A name server may take seconds.
+TEST_F(ControlStores, PortIsBeingOpened_OthersAreServed) {
+  TcpStoreServer& server = server_->tcp_store();
+  const auto open = [&] {
+    // Would wait for itself if the server's lock were held.
+    EXPECT_THAT(server.Report(10), IsEmpty());
+    return Listener::OpenTcp("127.0.0.1:0");
+  };
+  EXPECT_THAT(server.OpenScope("run/1", open), IsOk());
+}
+
+TEST_F(ControlStores, TwoOpenAPortAtTheSameTime_ShareTheFirstOne) {
+  TcpStoreServer& server = server_->tcp_store();
+  const auto open = [] { return Listener::OpenTcp("127.0.0.1:0"); };
+  int port_of_other = 0;
+  const absl::StatusOr<int> port = server.OpenScope("run/1", [&] {
+    port_of_other = server.OpenScope("run/1", open).value_or(0);
+    return open();
+  });
+  ASSERT_THAT(port, IsOk());
+  EXPECT_EQ(*port, port_of_other);
+  // Both hold it.
+  EXPECT_THAT(server.CloseScope("run/1"), IsOk());
+  EXPECT_TRUE(CanConnect(*port));
+  EXPECT_THAT(server.CloseScope("run/1"), IsOk());
+  EXPECT_FALSE(HasScope("run/1"));
 }
 
 TEST_F(ControlStores, ListOfAStoreThatIsNotThere_IsNotFound) {
@@ -192,11 +231,57 @@ TEST_F(ControlStores, Status_NamesWhoWaitsForWhat) {
   EXPECT_THAT(scope.waits[0].peer, StartsWith("ipv4:127.0.0.1:"));
   EXPECT_THAT(scope.waits[0].keys, ElementsAre("/pg/0//cpu//0/2"));
   EXPECT_EQ(scope.waits[0].key_count, 1);
+  EXPECT_EQ(scope.wait_count, 2);
   ASSERT_THAT(scope.missing, SizeIs(1));
   EXPECT_EQ(scope.missing[0].key, "/pg/0//cpu//0/2");
   EXPECT_EQ(scope.missing[0].ranks, "2");
   EXPECT_EQ(scope.missing[0].clients, 2);
   EXPECT_GE(scope.missing[0].age, absl::ZeroDuration());
+}
+
+// A wait for several keys that are in no group is in the report of each of them.
+TEST_F(ControlStores, Status_CountsEachWaitOnce) {
+  const auto tool = Tool();
+  TorchClient client(Open(*tool, "run/1"));
+  client.Wait({"/a", "/b", "/c"});
+  ASSERT_TRUE(Eventually([&] {
+    const auto status = tool->Status();
+    return status.ok() && status->store_scopes.size() == 1 &&
+           status->store_scopes[0].missing.size() == 3;
+  }));
+  const StoreScopeStatus scope = tool->Status()->store_scopes[0];
+  EXPECT_EQ(scope.wait_count, 1);
+  EXPECT_THAT(scope.waits, SizeIs(1));
+  EXPECT_EQ(scope.waits[0].key_count, 3);
+}
+
+// Parts of a report are read one by one.
+TEST_F(ControlStores, ReportAndListOfMuch_HaveItAll) {
+  const auto tool = Tool();
+  const int port = Open(*tool, "run/1");
+  TorchClient setter(port);
+  for (int i = 0; i < 2500; ++i) setter.Set(absl::StrCat("/k", 10000 + i), "v");
+  std::vector<std::unique_ptr<TorchClient>> waiters;
+  for (int i = 0; i < 100; ++i) {
+    waiters.push_back(std::make_unique<TorchClient>(port));
+    waiters.back()->Wait("/absent");
+  }
+  const TcpStoreServer& server = server_->tcp_store();
+  ASSERT_TRUE(Eventually([&] {
+    const auto reports = server.Report(0);
+    return reports[0].keys == 2500 && reports[0].wait_count == 100;
+  }));
+  const TcpStoreScopeReport report = server.Report(70)[0];
+  EXPECT_THAT(report.waits, SizeIs(70));
+  EXPECT_THAT(report.waits[69].peer, StartsWith("ipv4:127.0.0.1:"));
+  ASSERT_THAT(report.missing, SizeIs(1));
+  EXPECT_EQ(report.missing[0].clients, 100u);
+  const auto all = server.List("run/1", "/k", /*limit=*/0);
+  ASSERT_THAT(all, IsOk());
+  ASSERT_THAT(*all, SizeIs(2500));
+  EXPECT_EQ(all->back().key, "/k12499");
+  EXPECT_THAT(*server.List("run/1", "/k", /*limit=*/1500), SizeIs(1500));
+  EXPECT_THAT(*server.List("run/1", "/k110", /*limit=*/0), SizeIs(100));
 }
 
 // All in one frame, as an agent sends what was called at the same time.

@@ -2,8 +2,10 @@
 // ferry.v1.Control over plain connections: the bytes, what is refused, and other clients of the
 // port.
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -71,6 +73,8 @@ class RawClient {
       bytes.remove_prefix(static_cast<size_t>(sent));
     }
   }
+
+  int fd() const { return socket_.get(); }
 
   // Nothing when the server has closed the connection, or sends nothing for kTimeout.
   std::optional<std::string> Read(size_t bytes) {
@@ -264,6 +268,29 @@ TEST(DirectControl, StopsWhileOthersConnect) {
           << "round " << round << ": " << received << ", " << std::strerror(errno);
     }
   }
+}
+
+// Clients of PyTorch before 2.2 are silent at first, and may be thousands.
+TEST(DirectControl, SilentConnectionWithAReservedDescriptor_IsClosed) {
+  ServerOptions options = TestOptions(1);
+  options.hello_timeout = absl::Milliseconds(50);
+  TestServer server(options);
+  const int next = UniqueFd(open("/dev/null", O_RDONLY | O_CLOEXEC)).get();
+  rlimit before = {};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  rlimit limit = before;
+  limit.rlim_cur = static_cast<rlim_t>(next) * 4 / 3;
+  ASSERT_GT(limit.rlim_cur, static_cast<rlim_t>(next) + 4);
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+  {
+    RawClient silent(server);
+    pollfd ended = {silent.fd(), POLLIN, 0};
+    EXPECT_EQ(poll(&ended, 1, static_cast<int>(absl::ToInt64Milliseconds(kTimeout))), 1);
+  }
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  RawClient silent(server);
+  pollfd ended = {silent.fd(), POLLIN, 0};
+  EXPECT_EQ(poll(&ended, 1, /*timeout=*/500), 0) << "there are enough descriptors";
 }
 
 v1::ClientFrame HelloOfRank(uint64_t incarnation) {
