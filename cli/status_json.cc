@@ -162,6 +162,8 @@ std::string FormatStatusJson(const JobView& view, const std::string& coordinator
       {"store_scopes", std::move(scopes)},
       {"store_clients",
        {{"bytes", status.store_client_bytes}, {"max_bytes", status.max_store_client_bytes}}},
+      {"lighthouse", Lighthouse(status.lighthouse)},
+      {"elastic_runs", std::move(runs)},
       {"parked_waits", status.parked_waits},
       {"dropped_waits", status.dropped_waits},
       {"anonymous_waits", Waits(status.anonymous_waits)},
