@@ -6,11 +6,13 @@
 #include <tuple>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
 #include "base/logging.h"
 #include "base/ranges.h"
+#include "base/status_macros.h"
 #include "base/text.h"
 
 namespace ferry::coord {
@@ -44,12 +46,12 @@ std::string NodesText(long long count) {
   return absl::StrCat(count, count == 1 ? " node" : " nodes");
 }
 
-absl::Status CheckName(absl::string_view what, absl::string_view name) {
+absl::Status CheckName(absl::string_view what, absl::string_view name,
+                       size_t max_bytes = ElasticRendezvous::kMaxNameBytes) {
   if (name.empty()) return absl::InvalidArgumentError(absl::StrCat("the ", what, " is empty"));
-  if (name.size() <= ElasticRendezvous::kMaxNameBytes) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("the ", what, " has ", name.size(),
-                                                 " bytes; it may have ",
-                                                 ElasticRendezvous::kMaxNameBytes));
+  if (name.size() <= max_bytes) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("the ", what, " has ", name.size(), " bytes; it may have ", max_bytes));
 }
 
 absl::Status CheckTimeout(absl::string_view what, absl::Duration timeout, absl::Duration least) {
@@ -61,10 +63,19 @@ absl::Status CheckTimeout(absl::string_view what, absl::Duration timeout, absl::
 
 }  // namespace
 
+absl::Status ElasticRendezvous::CheckNames(const ElasticRunId& run, absl::string_view agent) {
+  FERRY_RETURN_IF_ERROR(CheckName("run id", run.name, kMaxRunNameBytes));
+  // No scope of a store may have such a name.
+  if (std::any_of(run.name.begin(), run.name.end(), absl::ascii_iscntrl)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the run id ", Quoted(run.name), " has a control character"));
+  }
+  return CheckName("agent's id", agent);
+}
+
 absl::Status ElasticRendezvous::CheckJoin(const ElasticJoin& join) const {
   for (const absl::Status& status :
-       {CheckName("run id", join.run.name), CheckName("agent's id", join.agent),
-        CheckName("host", join.host),
+       {CheckNames(join.run, join.agent), CheckName("host", join.host),
         CheckTimeout("last call", join.last_call_timeout, absl::ZeroDuration()),
         CheckTimeout("join", join.join_timeout, absl::Milliseconds(1)),
         CheckTimeout("heartbeat", join.heartbeat_timeout, kMinHeartbeatTimeout)}) {
@@ -377,8 +388,7 @@ bool ElasticRendezvous::IsSpare(const Run& run, const Agent& agent) const {
   return agent.done && !agent.join.run.is_group && run.members >= run.max_nodes;
 }
 
-absl::Status ElasticRendezvous::TimeoutError(const ElasticRunId& id, const Run& run,
-                                             const Agent& timed_out) const {
+std::string ElasticRendezvous::NextRoundText(const ElasticRunId& id, const Run& run) const {
   std::vector<std::string> joined;
   std::vector<std::string> members;
   std::vector<std::string> given_up;
@@ -401,8 +411,7 @@ absl::Status ElasticRendezvous::TimeoutError(const ElasticRunId& id, const Run& 
     if (!has_come[static_cast<size_t>(rank)]) missing_ranks.push_back(rank);
   }
   std::string text =
-      absl::StrCat(RunText(id), ": waited ", ShortDuration(timed_out.join.join_timeout),
-                   " for round ", run.round + 1, ", for which ", run.joiners, " of ",
+      absl::StrCat("round ", run.round + 1, ", for which ", run.joiners, " of ",
                    run.max_nodes > run.min_nodes ? "at least " : "", NodesText(run.min_nodes),
                    run.joiners == 1 ? " has" : " have", " joined: ", Names(joined));
   if (!given_up.empty()) {
@@ -419,26 +428,34 @@ absl::Status ElasticRendezvous::TimeoutError(const ElasticRunId& id, const Run& 
   if (!members.empty() && IsBlocked(id, run)) {
     absl::StrAppend(&text, "; still in round ", run.round, ": ", Names(members));
   }
-  return absl::DeadlineExceededError(text);
+  return text;
 }
 
 void ElasticRendezvous::EndWaits(const ElasticRunId& id, Run& run) {
   const absl::Time now = clock_.Now();
-  std::vector<std::pair<Agent*, absl::Status>> late;
+  std::vector<Agent*> late;
   for (auto& [name, agent] : run.agents) {
     if (!agent.done || agent.deadline > now) continue;
     if (IsSpare(run, agent)) {
       agent.deadline = now + agent.join.join_timeout;
     } else {
-      late.emplace_back(&agent, TimeoutError(id, run, agent));
+      late.push_back(&agent);
     }
   }
-  for (auto& [agent, error] : late) {
-    FERRY_LOG_WARN(kCoord, "a node of PyTorch has waited in vain: {}", error.message());
-    if (run.given_up.size() < kMaxGivenUp) run.given_up[agent->join.agent] = agent->join;
-    Answer(run, *agent, error);
+  if (late.empty()) return;
+  // Thousands that began together give up together: they share the text.
+  const std::string text = NextRoundText(id, run);
+  if (log_.Allow()) {
+    FERRY_LOG_WARN(kCoord, "nodes of PyTorch have waited in vain: run={} count={}: waited for {}",
+                   Quoted(id.name), late.size(), text);
   }
-  if (!late.empty()) Settle(id, run);
+  for (Agent* agent : late) {
+    if (run.given_up.size() < kMaxGivenUp) run.given_up[agent->join.agent] = agent->join;
+    Answer(run, *agent,
+           absl::DeadlineExceededError(absl::StrCat(
+               RunText(id), ": waited ", ShortDuration(agent->join.join_timeout), " for ", text)));
+  }
+  Settle(id, run);
 }
 
 void ElasticRendezvous::Advance() {
@@ -454,7 +471,7 @@ void ElasticRendezvous::Advance() {
                              ? " has lost its connection to the coordinator and has not come back"
                              : absl::StrCat(" was silent for ",
                                             ShortDuration(agent->second.join.heartbeat_timeout)));
-        FERRY_LOG_WARN(kCoord, "a node of PyTorch is dead: {}", text);
+        if (log_.Allow()) FERRY_LOG_WARN(kCoord, "a node of PyTorch is dead: {}", text);
         const std::string name = agent->first;
         Remove(run, agent, absl::UnavailableError(text), /*is_lost=*/true);
         agent = run.agents.upper_bound(name);

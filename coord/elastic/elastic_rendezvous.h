@@ -16,6 +16,7 @@
 #include "absl/time/time.h"
 
 #include "base/clock.h"
+#include "base/log_limiter.h"
 #include "coord/core/completions.h"
 
 namespace ferry::coord {
@@ -138,6 +139,8 @@ class ElasticRendezvous final {
  public:
   static constexpr int kMaxNodes = 65536;
   static constexpr size_t kMaxNameBytes = 256;
+  // The scopes of a run's stores have names that contain its own; see TcpStoreScopes.
+  static constexpr size_t kMaxRunNameBytes = 224;
   static constexpr absl::Duration kMaxTimeout = absl::Hours(7 * 24);
 
   using JoinCallback = absl::AnyInvocable<void(absl::StatusOr<ElasticPlace>) &&>;
@@ -145,7 +148,14 @@ class ElasticRendezvous final {
   // All outlive it.
   ElasticRendezvous(const ElasticOptions& options, const Clock& clock, Completions& completions,
                     ElasticStores& stores)
-      : options_(options), clock_(clock), completions_(completions), stores_(stores) {}
+      : options_(options),
+        clock_(clock),
+        completions_(completions),
+        stores_(stores),
+        log_(clock, kMaxLines, kLinesPeriod) {}
+
+  // Returns OK if a run and an agent may have these names.
+  static absl::Status CheckNames(const ElasticRunId& run, absl::string_view agent);
 
   // Joins the next round. An agent that is a member of the running one leaves it. Such a call with
   // the same attempt as before only asks for the answer once more.
@@ -215,6 +225,9 @@ class ElasticRendezvous final {
   using Runs = absl::btree_map<ElasticRunId, Run>;
 
   static constexpr size_t kMaxGivenUp = 4096;
+  // At most so many lines about agents that have ended are logged in this time.
+  static constexpr size_t kMaxLines = 20;
+  static constexpr absl::Duration kLinesPeriod = absl::Seconds(10);
 
   absl::Status CheckJoin(const ElasticJoin& join) const;
   // The error with which the run refuses the agent, if it does.
@@ -231,7 +244,8 @@ class ElasticRendezvous final {
   static std::vector<Agent*> AssignRanks(const ElasticRunId& id, Run& run);
   bool IsSpare(const Run& run, const Agent& agent) const;
   void EndWaits(const ElasticRunId& id, Run& run);
-  absl::Status TimeoutError(const ElasticRunId& id, const Run& run, const Agent& agent) const;
+  // Who has joined the next round, and who is missing, for errors: takes time for each agent.
+  std::string NextRoundText(const ElasticRunId& id, const Run& run) const;
   void CloseScope(Run& run);
   // Forgets the run if nothing is left of it. Returns the next one.
   Runs::iterator EndIfUnused(Runs::iterator run);
@@ -240,6 +254,7 @@ class ElasticRendezvous final {
   const Clock& clock_;
   Completions& completions_;
   ElasticStores& stores_;
+  LogLimiter log_;
   Runs runs_;
   size_t agents_ = 0;
   uint64_t last_order_ = 0;

@@ -109,6 +109,10 @@ class ElasticServer::Connection final : public LoopSource,
     const auto added = server_.loop_->Add(shared_from_this(), connection_.get(), watched_);
     if (!added.ok()) return connection_.Reset();
     source_ = *added;
+    server_.loop_->PostAfter(server_.options_.hello_timeout, [weak = weak_from_this()] {
+      const auto self = weak.lock();
+      if (self != nullptr && !self->has_asked_) self->Close("no request has come in time");
+    });
   }
   // Any thread.
   void Send(const elastic::v1::Reply& reply) {
@@ -121,6 +125,7 @@ class ElasticServer::Connection final : public LoopSource,
     agents_.push_back(std::move(agent));
     return true;
   }
+  void Forget(const Agent& agent) { std::erase(agents_, agent); }
 
  private:
   void OnReady(uint32_t events) override {
@@ -162,6 +167,7 @@ class ElasticServer::Connection final : public LoopSource,
                                                                 Quoted(parsed.ToString(), 400))))));
       return Close("a request cannot be read");
     }
+    has_asked_ = true;
     server_.Execute(shared_from_this(), request);
   }
 
@@ -200,6 +206,7 @@ class ElasticServer::Connection final : public LoopSource,
   const std::string peer_;
   Loop::SourceId source_ = 0;
   uint32_t watched_ = EPOLLIN | EPOLLRDHUP;
+  bool has_asked_ = false;
   std::string unread_;
   std::string unsent_;
   std::vector<Agent> agents_;
@@ -215,6 +222,8 @@ ElasticServer::ElasticServer(std::shared_ptr<Loop> loop, TcpStorePorts stores,
 ElasticServer::~ElasticServer() = default;
 
 void ElasticServer::Take(UniqueFd connection) {
+  // The rest is for the agents, for gRPC, and for accepting.
+  if (static_cast<uint64_t>(connection.get()) >= TcpStoreServer::DescriptorLimit()) return;
   uint64_t id = 0;
   {
     absl::MutexLock lock(&mu_);
@@ -233,7 +242,9 @@ void ElasticServer::Execute(const std::shared_ptr<Connection>& connection,
                                     : request.has_close()      ? request.close().agent()
                                                                : request.leave().agent();
   const ElasticRunId run = RunOf(agent);
-  const bool is_kept = request.has_join() || request.has_keep_alive();
+  // No agent has other names, which may be long.
+  const bool is_kept = (request.has_join() || request.has_keep_alive()) &&
+                       ElasticRendezvous::CheckNames(run, agent.agent_id()).ok();
   if (is_kept && !connection->Remember({run, agent.agent_id()})) {
     return connection->Send(ErrorReply(
         id, absl::ResourceExhaustedError(absl::StrCat("this connection speaks for ", kMaxAgents,
@@ -243,6 +254,7 @@ void ElasticServer::Execute(const std::shared_ptr<Connection>& connection,
   reply.set_id(id);
   {
     absl::MutexLock lock(&mu_);
+    if (is_stopped_) return;
     TickLater();
     switch (request.op_case()) {
       case Request::kJoin:
@@ -273,6 +285,7 @@ void ElasticServer::Execute(const std::shared_ptr<Connection>& connection,
         break;
       case Request::kLeave:
         rendezvous_.Leave(run, agent.agent_id());
+        connection->Forget({run, agent.agent_id()});
         break;
       case Request::OP_NOT_SET:
         reply =
@@ -327,11 +340,12 @@ std::vector<ElasticRunReport> ElasticServer::Report() const {
 }
 
 void ElasticServer::Stop() {
-  {
-    absl::MutexLock lock(&mu_);
-    rendezvous_.Stop();
-  }
-  RunCompletions();
+  // The answers to waits, which end when no lock is held.
+  std::vector<Completion> unsent;
+  absl::MutexLock lock(&mu_);
+  is_stopped_ = true;
+  rendezvous_.Stop();
+  unsent = completions_.Take();
 }
 
 }  // namespace ferry::coord

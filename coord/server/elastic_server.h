@@ -28,6 +28,8 @@ struct ElasticServerOptions {
   // As ServerOptions.
   absl::Duration keepalive_time;
   absl::Duration keepalive_timeout;
+  // Connections without a request for so long are closed.
+  absl::Duration hello_timeout;
 };
 
 // Thread-safe. Has no thread: connections are served on a loop, and a wait takes none. Lock order:
@@ -42,12 +44,14 @@ class ElasticServer final {
   ElasticServer(std::shared_ptr<Loop> loop, TcpStorePorts stores, ElasticServerOptions options);
   ~ElasticServer();
 
-  // Serves a connection. Never blocks.
+  // Serves a connection. Never blocks. Closes it if its descriptor is over
+  // TcpStoreServer::DescriptorLimit; the clients try again.
   void Take(UniqueFd connection) ABSL_LOCKS_EXCLUDED(mu_);
 
   std::vector<ElasticRunReport> Report() const ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Answers all waits. Connections end with the loop.
+  // Ends all runs. No request is answered any more, nor are those that wait: connections end with
+  // the loop, and clients ask the coordinator that comes next.
   void Stop() ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
@@ -73,6 +77,7 @@ class ElasticServer final {
   ElasticRendezvous rendezvous_ ABSL_GUARDED_BY(mu_);
   uint64_t last_connection_ ABSL_GUARDED_BY(mu_) = 0;
   bool will_tick_ ABSL_GUARDED_BY(mu_) = false;
+  bool is_stopped_ ABSL_GUARDED_BY(mu_) = false;
 };
 
 }  // namespace ferry::coord

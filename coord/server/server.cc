@@ -162,7 +162,8 @@ absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Create(
       self->direct_->loop(), stores,
       ElasticServerOptions{.elastic = options.elastic,
                            .keepalive_time = options.keepalive_time,
-                           .keepalive_timeout = options.keepalive_timeout});
+                           .keepalive_timeout = options.keepalive_timeout,
+                           .hello_timeout = options.hello_timeout});
   self->sessions_.ServeElastic(*self->elastic_);
   FERRY_ASSIGN_OR_RETURN(self->accept_loop_, SocketLoop::Create("ferry-accept"));
   self->watch_ = std::make_unique<ConnectionWatch>(

@@ -3,6 +3,7 @@
 #include "coord/server/tcp_store_server.h"
 
 #include <sys/epoll.h>
+#include <sys/eventfd.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
@@ -47,6 +48,17 @@ constexpr size_t kEntriesInPart = 1024;
 constexpr size_t kWaitsInPart = 32;
 
 constexpr rlim_t kMostReserved = 1024;
+
+// Ports of scopes take descriptors as their clients do.
+absl::Status CheckDescriptorsForPort() {
+  const uint64_t limit = TcpStoreServer::DescriptorLimit();
+  // The kernel gives the lowest number that is free.
+  const UniqueFd next(eventfd(0, EFD_CLOEXEC));
+  if (next.valid() && static_cast<uint64_t>(next.get()) < limit) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat("no port can be opened for a PyTorch store, since descriptors from ", limit,
+                   " on are for other clients: raise `ulimit -n`"));
+}
 
 }  // namespace
 
@@ -405,6 +417,7 @@ absl::StatusOr<int> TcpStoreServer::OpenScope(absl::string_view name, OpenListen
     FERRY_ASSIGN_OR_RETURN(const int port, HoldOpenPort(name));
     if (port != 0) return port;
   }
+  FERRY_RETURN_IF_ERROR(CheckDescriptorsForPort());
   FERRY_ASSIGN_OR_RETURN(std::unique_ptr<Listener> listener, open());
   absl::MutexLock lock(&mu_);
   // Another client may have been faster.

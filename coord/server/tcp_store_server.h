@@ -99,7 +99,8 @@ class TcpStoreServer final {
   // Opens the port of a scope: as Listener::OpenTcp. May block, while others are served.
   using OpenListener = absl::FunctionRef<absl::StatusOr<std::unique_ptr<Listener>>()>;
   // Holds the scope `name` and returns the port of its clients, which the first call opens.
-  //   Errors: as TcpStoreScopes::Open and `open`.
+  //   Errors: as TcpStoreScopes::Open and `open`; RESOURCE_EXHAUSTED if all descriptors that are
+  //   left are over DescriptorLimit.
   absl::StatusOr<int> OpenScope(absl::string_view name, OpenListener open) ABSL_LOCKS_EXCLUDED(mu_);
   // Ends one OpenScope; the last one closes the port. Clients that are connected remain.
   //   Errors: NOT_FOUND.

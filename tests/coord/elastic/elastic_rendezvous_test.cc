@@ -14,7 +14,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+
+#include "base/logging.h"
 
 namespace ferry::coord {
 namespace {
@@ -475,7 +478,7 @@ TEST_F(Rendezvous, StoreCannotBeOpened_NodesLearnWhyAndMayTryAgain) {
 TEST_F(Rendezvous, ValuesAreOutOfRange_AreRefused) {
   std::vector<ElasticJoin> wrong(15, Wish("a", 1, 2));
   wrong[0].run.name = "";
-  wrong[1].run.name = std::string(257, 'x');
+  wrong[1].run.name = std::string(225, 'x');
   wrong[2].agent = "";
   wrong[3].host = std::string(257, 'x');
   wrong[4].min_nodes = 0;
@@ -495,11 +498,48 @@ TEST_F(Rendezvous, ValuesAreOutOfRange_AreRefused) {
   }
   EXPECT_TRUE(rendezvous_.empty());
   ElasticJoin right = Wish("a", 1, 1);
-  right.run.name = std::string(256, 'x');
+  right.run.name = std::string(224, 'x');
   right.join_timeout = absl::Milliseconds(1);
   right.last_call_timeout = absl::ZeroDuration();
   right.heartbeat_timeout = absl::Seconds(1);
   EXPECT_EQ(Join(right)->rank(), 0);
+}
+
+// The names of stores contain those of runs, and have limits of their own.
+TEST_F(Rendezvous, RunCannotHaveAStore_IsRefusedBeforeItWaits) {
+  for (const std::string& name : {std::string(225, 'x'), std::string("a\nb"), std::string(1, 0)}) {
+    ElasticJoin join = Wish("a", 2, 2);
+    join.run.name = name;
+    EXPECT_EQ(Join(join)->status().code(), StatusCode::kInvalidArgument) << name;
+  }
+  ElasticJoin join = Wish("a", 1, 1);
+  join.run.name = std::string(224, 'x');
+  EXPECT_EQ(Join(join)->rank(), 0);
+  // After 2^64 rounds.
+  EXPECT_LE(stores_.open.begin()->first.size() + 19, 256u);
+}
+
+TEST_F(Rendezvous, ManyNodesGiveUpOrDie_FewLinesAreLogged) {
+  constexpr int kNodes = 64;
+  int in_vain = 0;
+  int dead = 0;
+  SetLogOutput([&](absl::string_view line) {
+    if (absl::StrContains(line, "in vain")) ++in_vain;
+    if (absl::StrContains(line, "is dead")) ++dead;
+  });
+  for (int i = 0; i < kNodes; ++i) Join(Wish(absl::StrCat("a", i), kNodes + 1, kNodes + 1), 1000);
+  clock_.Advance(absl::Minutes(10));
+  for (int i = 0; i < kNodes; ++i) {
+    rendezvous_.KeepAlive({"job"}, absl::StrCat("a", i), 1000);
+  }
+  AdvanceOnce();
+  EXPECT_EQ(in_vain, 1);
+  EXPECT_EQ(dead, 0);
+  clock_.Advance(absl::Seconds(15));
+  AdvanceOnce();
+  SetLogOutput(nullptr);
+  EXPECT_TRUE(rendezvous_.empty());
+  EXPECT_EQ(dead, 20);
 }
 
 TEST_F(Rendezvous, TooManyRunsOrAgents_AreRefused) {

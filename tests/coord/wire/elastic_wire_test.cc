@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The rendezvous of PyTorch's nodes on the coordinator's port, in lines of JSON.
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <cstdint>
@@ -211,12 +213,89 @@ TEST_F(ElasticWire, CoordinatorStops_ConnectionEnds) {
   client.Send(Join(1, "a", 2) + "\n");
   ASSERT_TRUE(Eventually([this] { return !server_->elastic().Report().empty(); }));
   server_->Stop();
-  std::string line = client.Line();
-  if (line != "end") {
-    EXPECT_THAT(line, HasSubstr("UNAVAILABLE"));
-    line = client.Line();
+  // No answer: the node asks the coordinator that comes next.
+  EXPECT_EQ(client.Line(), "end");
+}
+
+TEST_F(ElasticWire, RequestComesAfterTheStop_BeginsNoRun) {
+  LineClient client(server_->port());
+  EXPECT_THAT(client.Ask(Call(1, "keep_alive", "a")), HasSubstr("news"));
+  server_->elastic().Stop();
+  client.Send(Join(2, "a", 1) + "\n");
+  server_->Stop();
+  EXPECT_EQ(client.Line(), "end");
+  EXPECT_THAT(server_->elastic().Report(), IsEmpty());
+}
+
+TEST_F(ElasticWire, AgentsHaveLeft_ConnectionMaySpeakForOthers) {
+  LineClient client(server_->port());
+  std::string last;
+  for (int i = 0; i <= 64; ++i) {
+    const std::string name = absl::StrCat("agent", i);
+    last = client.Ask(Call(1, "keep_alive", name));
+    client.Ask(Call(2, "leave", name));
   }
-  EXPECT_EQ(line, "end");
+  EXPECT_THAT(last, HasSubstr("news"));
+}
+
+TEST_F(ElasticWire, NamesAreTooLong_AreNotKept) {
+  LineClient client(server_->port());
+  std::string last;
+  for (int i = 0; i <= 64; ++i) {
+    last = client.Ask(Call(1, "keep_alive", absl::StrCat(std::string(1000, 'x'), i)));
+  }
+  EXPECT_THAT(last, HasSubstr(R"("is_known":false)"));
+}
+
+TEST(ElasticLimits, RequestDoesNotEnd_ConnectionEnds) {
+  ServerOptions options = TestOptions(1);
+  options.hello_timeout = absl::Milliseconds(50);
+  TestServer server(options);
+  LineClient quiet(server->port());
+  EXPECT_THAT(quiet.Ask(Call(1, "keep_alive", "a")), HasSubstr("news"));
+  LineClient client(server->port());
+  client.Send(R"({"id":1,)");
+  EXPECT_EQ(client.Line(), "end");
+  // One with a request may be silent for longer.
+  EXPECT_THAT(quiet.Ask(Call(2, "keep_alive", "a")), HasSubstr("news"));
+}
+
+TEST(ElasticLimits, OnlyReservedDescriptorsAreLeft_NoStoreIsOpened) {
+  TestServer server(1);
+  LineClient client(server->port());
+  EXPECT_THAT(client.Ask(Call(1, "keep_alive", "a")), HasSubstr("news"));
+  const int next = UniqueFd(open("/dev/null", O_RDONLY | O_CLOEXEC)).get();
+  rlimit before = {};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  rlimit limit = before;
+  limit.rlim_cur = static_cast<rlim_t>(next) * 4 / 3;
+  ASSERT_GT(limit.rlim_cur, static_cast<rlim_t>(next) + 4);
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+  EXPECT_THAT(client.Ask(Join(2, "a", 1)),
+              AllOf(HasSubstr("RESOURCE_EXHAUSTED"), HasSubstr("are for other clients: raise")));
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  std::string again = Join(3, "a", 1);
+  again.replace(again.find(R"("attempt":1)"), 11, R"("attempt":2)");
+  EXPECT_THAT(client.Ask(again), HasSubstr(R"("error":"")"));
+}
+
+TEST(ElasticLimits, ConnectionWithAReservedDescriptor_IsClosed) {
+  TestServer server(1);
+  const int next = UniqueFd(open("/dev/null", O_RDONLY | O_CLOEXEC)).get();
+  rlimit before = {};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  rlimit limit = before;
+  limit.rlim_cur = static_cast<rlim_t>(next) * 4 / 3;
+  ASSERT_GT(limit.rlim_cur, static_cast<rlim_t>(next) + 4);
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+  {
+    LineClient client(server->port());
+    EXPECT_EQ(client.Ask(Call(1, "keep_alive", "a")), "end");
+  }
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  LineClient client(server->port());
+  EXPECT_THAT(client.Ask(Call(1, "keep_alive", "a")), HasSubstr("news"))
+      << "there are enough descriptors";
 }
 
 TEST_F(ElasticWire, Status_HasRuns) {
