@@ -95,7 +95,8 @@ class _Call:
     """A request that was not answered yet. Sent again over each new connection."""
 
     def __init__(self, request: Dict[str, Any]) -> None:
-        self.line = (json.dumps(request) + "\n").encode()
+        # Numbers that JSON cannot say are an error of the caller, not one of the connection.
+        self.line = (json.dumps(request, allow_nan=False) + "\n").encode()
         self.done = threading.Event()
         self.reply: Optional[Dict[str, Any]] = None
 
@@ -137,7 +138,7 @@ class RendezvousClient:
         self._calls: Dict[int, _Call] = {}
         self._socket: Optional[socket.socket] = None
         self._lost_since: Optional[float] = time.monotonic()
-        self._lost_why = "it was not tried yet"
+        self._lost_why = "the first attempt to connect has not ended"
         self._thread: Optional[threading.Thread] = None
         self._is_ended = False
         self._news: Optional[Tuple[float, News]] = None
@@ -221,6 +222,8 @@ class RendezvousClient:
             self._wake_write.close()
 
     def _call(self, name: str, request: Dict[str, Any], timeout_s: Optional[float]) -> Dict[str, Any]:
+        if os.getpid() != self._pid:
+            raise RuntimeError("this client is of the process that has forked this one; make another")
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         number = next(self._ids)
         call = _Call({"id": number, name: request})
@@ -282,6 +285,8 @@ class RendezvousClient:
         # A host that vanishes ends no connection. Each heartbeat is answered.
         silence_s = max(self._heartbeat_timeout_s, 2 * self._heartbeat_interval_s)
         unread = b""
+        # The last connection has had an answer; so may the first.
+        has_answered = True
         while True:
             with self._lock:
                 if self._is_ended:
@@ -292,13 +297,16 @@ class RendezvousClient:
                 connection = self._socket
             if connection is None:
                 unread = b""
-                if self._connect():
+                # A server that accepts and closes at once is not asked without a pause either.
+                if has_answered:
                     pause_s = 0.1
+                else:
+                    self._pause(pause_s)
+                    pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+                has_answered = False
+                if not self._is_ended and self._connect():
                     # At once: the coordinator soon counts an agent as dead whose connection has ended.
                     next_beat = last_received = time.monotonic()
-                else:
-                    select.select([self._wake_read], [], [], pause_s)
-                    pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
                 continue
             now = time.monotonic()
             if now >= next_beat:
@@ -309,10 +317,7 @@ class RendezvousClient:
                 self._beat()
                 continue
             try:
-                ready = select.select([connection, self._wake_read], [], [], next_beat - now)[0]
-                if self._wake_read in ready:
-                    self._wake_read.recv(64)
-                if connection not in ready:
+                if not self._wait(connection, next_beat - now):
                     continue
                 data = connection.recv(65536)
             except (OSError, ValueError) as error:  # ValueError: another thread has closed it.
@@ -329,19 +334,41 @@ class RendezvousClient:
                     raise ValueError("its answer has no end")
                 for line in lines:
                     self._on_line(line)
+                    has_answered = True
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 self._lose(connection, f"it does not speak this protocol: {error}")
+
+    def _wait(self, connection: Optional[socket.socket], timeout_s: float) -> bool:
+        """Waits until the connection can be read, and returns whether it can, or until `_wake`."""
+        # Not select(), which fails in processes that have more than 1024 files.
+        poll = select.poll()
+        poll.register(self._wake_read, select.POLLIN)
+        if connection is not None:
+            poll.register(connection, select.POLLIN)
+        woken = self._wake_read.fileno()
+        ready = [fd for fd, _ in poll.poll(max(0.0, timeout_s) * 1000)]
+        if woken in ready:
+            self._wake_read.recv(64)
+        return any(fd != woken for fd in ready)
+
+    def _pause(self, timeout_s: float) -> None:
+        """Waits until the time is over or the client has left."""
+        end = time.monotonic() + timeout_s
+        while not self._is_ended and time.monotonic() < end:
+            self._wait(None, end - time.monotonic())
 
     def _connect(self) -> bool:
         try:
             connection = socket.create_connection(self._endpoint, timeout=_CONNECT_ATTEMPT_S)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: a name that no host can have.
             with self._lock:
                 self._lost_why = str(error)
             return False
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with self._lock:
             self._socket = connection
+            if self._lost_since is not None:
+                self._lost_why = "it has accepted the connection and has not answered"
             # The first byte of the connection says which protocol it is.
             for number in sorted(self._calls):
                 if not self._send(self._calls[number].line):
@@ -366,7 +393,7 @@ class RendezvousClient:
             if call is None:
                 # An answer to a heartbeat, or to a call that has given up.
                 if reply.get("error") and not reply.get("id"):
-                    self._lost_since = time.monotonic()
+                    self._fail_all(reply)
                     raise ValueError(reply.get("message", ""))
                 return
             call.reply = reply
@@ -378,6 +405,12 @@ class RendezvousClient:
                 self._drop(why)
 
     # Called with _lock.
+
+    def _fail_all(self, reply: Dict[str, Any]) -> None:
+        """The coordinator cannot read a request, and does not say which. It could not the next time either."""
+        for call in self._calls.values():
+            call.reply = reply
+            call.done.set()
 
     def _send(self, line: bytes) -> bool:
         assert self._socket is not None

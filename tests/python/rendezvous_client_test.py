@@ -2,6 +2,7 @@
 """ferry.rendezvous_client against `ferry coordinator`. Run as: rendezvous_client_test.py FERRY"""
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -245,6 +246,108 @@ class RendezvousClients(harness.Case):
             client = self.client("host-a", listener.getsockname()[1], connect_timeout_s=0.5)
             with self.assertRaisesRegex(RendezvousFailure, "has not answered|does not speak this protocol"):
                 client.close(timeout_s=2)
+
+    def test_server_that_closes_at_once_is_asked_with_pauses(self):
+        count = 0
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            def close():
+                nonlocal count
+                while True:
+                    try:
+                        listener.accept()[0].close()
+                    except OSError:
+                        return
+                    count += 1
+            threading.Thread(target=close, daemon=True).start()
+            client = self.client("host-a", listener.getsockname()[1], connect_timeout_s=1)
+            with self.assertRaises(RendezvousFailure):
+                client.join(1, 1)
+            client.leave()
+        # Pauses of 0.1, 0.2, 0.4 s, and so on.
+        self.assertLess(count, 10)
+
+    def test_thread_that_was_woken_asks_with_pauses(self):
+        client = self.client("host-a", 1, connect_timeout_s=1)
+        count = 0
+        connect = client._connect
+
+        def counting():
+            nonlocal count
+            count += 1
+            client._wake()  # As when a request cannot be sent.
+            return connect()
+        client._connect = counting
+        with self.assertRaises(RendezvousFailure):
+            client.join(1, 1)
+        self.assertLess(count, 10)
+
+    def test_server_that_is_silent_is_an_error_with_the_reason(self):
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            client = self.client("host-a", listener.getsockname()[1], connect_timeout_s=0.5)
+            with self.assertRaisesRegex(RendezvousFailure, "has accepted the connection and has not answered"):
+                client.join(1, 1)
+
+    def test_host_with_an_impossible_name_is_an_error_with_the_reason(self):
+        client = RendezvousClient(("host..example", 1), "job", connect_timeout_s=0.5)
+        self.addCleanup(client.leave)
+        with self.assertRaisesRegex(RendezvousFailure, "could not be reached for .*label"):
+            client.join(1, 1)
+
+    def test_process_with_many_files_joins(self):
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        needed = 1100
+        if before[1] != resource.RLIM_INFINITY and before[1] < needed:
+            self.skipTest(f"the limit of descriptors is {before[1]}")
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(before[0], needed), before[1]))
+        self.addCleanup(resource.setrlimit, resource.RLIMIT_NOFILE, before)
+        files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1030)]
+        try:
+            client = self.client("host-a", connect_timeout_s=2)
+            self.assertEqual(client.join(1, 1).nodes, 1)
+            client.leave()
+        finally:
+            for file in files:
+                os.close(file)
+
+    def test_request_that_cannot_be_said_is_an_error_at_once(self):
+        with self.assertRaises(ValueError):
+            self.client("host-a").join(1, 1, join_timeout_s=float("inf"))
+        # No character, and too long for a line.
+        for run_id in ("job\udcff", "x" * 20000):
+            client = RendezvousClient(("127.0.0.1", self.port), run_id, host="host-a")
+            self.addCleanup(client.leave)
+            with self.assertRaises(RendezvousFailure) as raised:
+                client.join(1, 1)
+            self.assertEqual(raised.exception.code, "INVALID_ARGUMENT", str(raised.exception))
+
+    def test_client_of_another_process_is_refused(self):
+        client = self.client("host-a")
+        client.join(1, 1)
+        child = os.fork()
+        if child == 0:
+            try:
+                client.news(0)
+            except RuntimeError as error:
+                os._exit(0 if "another" in str(error) else 1)
+            finally:
+                os._exit(2)
+        self.assertEqual(os.waitpid(child, 0)[1], 0)
+        self.assertTrue(client.news(0).is_known)
+
+    def test_coordinator_that_is_restarted_is_asked_again(self):
+        for stop in (signal.SIGTERM, signal.SIGKILL):
+            with self.subTest(stop=stop):
+                process, address = self.coordinator(1)
+                client = self.client("host-a", int(address.rpartition(":")[2]))
+                joined = Answer(lambda: client.join(2, 2))
+                # It waits.
+                self.eventually(lambda: client.news(0).is_known)
+                os.kill(process.popen.pid, stop)
+                process.wait(PATIENCE_S)
+                self.start("coordinator", "--nodes=1", f"--listen={address}").wait_for("listening on")
+                other = self.client("host-b", int(address.rpartition(":")[2]))
+                other.join(2, 2, join_timeout_s=PATIENCE_S)
+                joined.get()
 
     def test_process_that_is_killed_is_missed_at_once(self):
         for words in (["stay"], ["stay", "fork"]):
