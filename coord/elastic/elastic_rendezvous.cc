@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rounds: who is in the next one, and when it begins.
+// Decides when a round begins, and with which agents.
 #include "coord/elastic/elastic_rendezvous.h"
 
 #include <algorithm>
@@ -18,7 +18,7 @@
 namespace ferry::coord {
 namespace {
 
-// Names in an error.
+// The number of names in an error message.
 constexpr size_t kMaxNamesInError = 16;
 constexpr absl::Duration kMinHeartbeatTimeout = absl::Seconds(1);
 
@@ -51,13 +51,13 @@ absl::Status CheckName(absl::string_view what, absl::string_view name,
   if (name.empty()) return absl::InvalidArgumentError(absl::StrCat("the ", what, " is empty"));
   if (name.size() <= max_bytes) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat("the ", what, " has ", name.size(), " bytes; it may have ", max_bytes));
+      absl::StrCat("the ", what, " has ", name.size(), " bytes, over the limit of ", max_bytes));
 }
 
 absl::Status CheckTimeout(absl::string_view what, absl::Duration timeout, absl::Duration least) {
   if (timeout >= least && timeout <= ElasticRendezvous::kMaxTimeout) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
-      "the ", what, " timeout is ", absl::FormatDuration(timeout), "; it may be ",
+      "the ", what, " timeout is ", absl::FormatDuration(timeout), "; it must be ",
       absl::FormatDuration(least), " to ", absl::FormatDuration(ElasticRendezvous::kMaxTimeout)));
 }
 
@@ -84,12 +84,12 @@ absl::Status ElasticRendezvous::CheckJoin(const ElasticJoin& join) const {
   if (join.min_nodes < 1 || join.max_nodes < join.min_nodes || join.max_nodes > kMaxNodes) {
     return absl::InvalidArgumentError(
         absl::StrCat(RunText(join.run), ": ", AgentText(join), " asks for ", join.min_nodes, " to ",
-                     join.max_nodes, " nodes; there may be 1 to ", kMaxNodes));
+                     join.max_nodes, " nodes; the range is 1 to ", kMaxNodes));
   }
   if (!join.run.is_group) return absl::OkStatus();
   if (join.min_nodes != join.max_nodes || join.rank < 0 || join.rank >= join.max_nodes) {
     return absl::InvalidArgumentError(absl::StrCat(RunText(join.run), ": rank ", join.rank, " of ",
-                                                   AgentText(join), " is not one of 0 to ",
+                                                   AgentText(join), " is not in the range 0 to ",
                                                    join.max_nodes - 1));
   }
   return absl::OkStatus();
@@ -99,24 +99,24 @@ absl::Status ElasticRendezvous::CheckRun(const Run& run, const ElasticJoin& join
   if (run.is_closed) {
     std::vector<std::string> left;
     for (const auto& [name, agent] : run.agents) left.push_back(AgentText(agent.join));
-    return absl::FailedPreconditionError(absl::StrCat(
-        RunText(join.run), " was closed by ", run.closed_by,
-        ", so that no node may join it; another run may have its id when all nodes have left",
-        left.empty() ? "" : absl::StrCat(", which ", Names(left), " did not do yet")));
+    return absl::FailedPreconditionError(
+        absl::StrCat(RunText(join.run), " was closed by ", run.closed_by,
+                     " and accepts no more nodes; its id can be reused once all nodes have left",
+                     left.empty() ? "" : absl::StrCat("; still there: ", Names(left))));
   }
   for (const auto& [name, agent] : run.agents) {
     if (name == join.agent || (join.run.is_group && !agent.done)) continue;
     if (run.min_nodes != join.min_nodes || run.max_nodes != join.max_nodes) {
       return absl::InvalidArgumentError(absl::StrCat(
-          RunText(join.run), " has ", SizesText(run.min_nodes, run.max_nodes), " nodes, as ",
-          AgentText(agent.join), " says, but ", AgentText(join), " asks for ",
-          SizesText(join.min_nodes, join.max_nodes), "; runs at the same time need different ids"));
+          RunText(join.run), " has ", SizesText(run.min_nodes, run.max_nodes), " nodes, set by ",
+          AgentText(agent.join), ", but ", AgentText(join), " asks for ",
+          SizesText(join.min_nodes, join.max_nodes), "; concurrent runs need different ids"));
     }
     if (join.run.is_group && agent.join.rank == join.rank && !agent.is_detached) {
       return absl::AlreadyExistsError(
-          absl::StrCat(RunText(join.run), ": rank ", join.rank, " of ", AgentText(join),
-                       " has joined already, from ", AgentText(agent.join),
-                       "; groups at the same time need different run ids"));
+          absl::StrCat(RunText(join.run), ": ", AgentText(join), " cannot join as rank ", join.rank,
+                       ", which has joined already, from ", AgentText(agent.join),
+                       "; concurrent groups need different run ids"));
     }
   }
   return absl::OkStatus();
@@ -126,23 +126,25 @@ void ElasticRendezvous::Join(ElasticJoin join, uint64_t connection, JoinCallback
   absl::Status status = CheckJoin(join);
   auto found = runs_.find(join.run);
   if (status.ok() && found == runs_.end() && runs_.size() >= options_.max_runs) {
-    status = absl::ResourceExhaustedError(
-        absl::StrCat(RunText(join.run), ": the coordinator has ", runs_.size(), " runs already"));
+    status = absl::ResourceExhaustedError(absl::StrCat(RunText(join.run), ": the coordinator has ",
+                                                       runs_.size(), " runs, which is the limit"));
   }
   if (status.ok() && found != runs_.end()) status = CheckRun(found->second, join);
   const bool is_new =
       found == runs_.end() || found->second.agents.find(join.agent) == found->second.agents.end();
   if (status.ok() && is_new && agents_ >= options_.max_agents) {
-    status = absl::ResourceExhaustedError(absl::StrCat(RunText(join.run), ": the coordinator has ",
-                                                       agents_, " agents of PyTorch already"));
+    status =
+        absl::ResourceExhaustedError(absl::StrCat(RunText(join.run), ": the coordinator has ",
+                                                  agents_, " PyTorch agents, which is the limit"));
   }
-  if (!status.ok()) return completions_.Post(std::move(done), absl::StatusOr<ElasticPlace>(status));
+  if (!status.ok())
+    return completions_.Post(std::move(done), absl::StatusOr<ElasticAssignment>(status));
 
   if (found == runs_.end()) found = runs_.emplace(join.run, Run()).first;
   const ElasticRunId& id = found->first;
   Run& run = found->second;
   if (id.is_group) {
-    // Its place is taken by this process; nothing reads the answer.
+    // This process replaces one whose connection has ended, which CheckRun lets pass.
     for (auto other = run.agents.begin(); other != run.agents.end(); ++other) {
       if (other->first == join.agent || !other->second.done) continue;
       if (other->second.join.rank != join.rank) continue;
@@ -155,23 +157,24 @@ void ElasticRendezvous::Join(ElasticJoin join, uint64_t connection, JoinCallback
   if (is_new) ++agents_;
   const bool is_repeated = !is_new && agent.join.attempt == join.attempt;
   if (!is_new && agent.join.attempt > join.attempt) {
-    return completions_.Post(std::move(done), absl::StatusOr<ElasticPlace>(absl::AbortedError(
-                                                  "a later call of this agent has come before")));
+    return completions_.Post(std::move(done),
+                             absl::StatusOr<ElasticAssignment>(absl::AbortedError(
+                                 "this call arrived after a later one of the same agent")));
   }
   agent.connection = connection;
   agent.is_detached = false;
   agent.expires = now + join.heartbeat_timeout;
   if (is_repeated && agent.rank >= 0) {
-    const ElasticPlace place{run.round, agent.rank, run.nodes, run.port};
-    return completions_.Post(std::move(done), absl::StatusOr<ElasticPlace>(place));
+    const ElasticAssignment assignment{run.round, agent.rank, run.nodes, run.port};
+    return completions_.Post(std::move(done), absl::StatusOr<ElasticAssignment>(assignment));
   }
-  const bool is_going_on = is_repeated && agent.done;
+  const bool is_still_waiting = is_repeated && agent.done;
   if (agent.done) {
-    Answer(run, agent, absl::AbortedError("a later call of this agent replaces this one"));
+    Answer(run, agent, absl::AbortedError("superseded by a later call of this agent"));
   }
   LeaveRound(run, agent);
-  run.given_up.erase(join.agent);
-  if (!is_going_on) {
+  run.timed_out_joins.erase(join.agent);
+  if (!is_still_waiting) {
     agent.since = now;
     agent.deadline = now + join.join_timeout;
     agent.order = ++last_order_;
@@ -181,10 +184,10 @@ void ElasticRendezvous::Join(ElasticJoin join, uint64_t connection, JoinCallback
   agent.join = std::move(join);
   agent.done = std::move(done);
   ++run.joiners;
-  Settle(id, run);
+  Evaluate(id, run);
 }
 
-void ElasticRendezvous::Answer(Run& run, Agent& agent, absl::StatusOr<ElasticPlace> answer) {
+void ElasticRendezvous::Answer(Run& run, Agent& agent, absl::StatusOr<ElasticAssignment> answer) {
   --run.joiners;
   completions_.Post(std::exchange(agent.done, nullptr), std::move(answer));
 }
@@ -193,7 +196,7 @@ void ElasticRendezvous::LeaveRound(Run& run, Agent& agent) {
   if (agent.rank < 0) return;
   agent.rank = -1;
   if (run.members-- < run.max_nodes || agent.join.run.is_group) return;
-  // There is room for spares now: their time begins.
+  // There is room for spares now, so their join timeouts start.
   for (auto& [name, spare] : run.agents) {
     if (spare.done) spare.deadline = clock_.Now() + spare.join.join_timeout;
   }
@@ -209,24 +212,24 @@ void ElasticRendezvous::Remove(Run& run, Agents::iterator agent, const absl::Sta
   run.last_left = clock_.Now();
 }
 
-ElasticNews ElasticRendezvous::KeepAlive(const ElasticRunId& id, absl::string_view name,
-                                         uint64_t connection) {
-  ElasticNews news;
+ElasticRunState ElasticRendezvous::KeepAlive(const ElasticRunId& id, absl::string_view name,
+                                             uint64_t connection) {
+  ElasticRunState state;
   const auto found = runs_.find(id);
-  if (found == runs_.end()) return news;
+  if (found == runs_.end()) return state;
   Run& run = found->second;
-  news.round = run.round;
-  news.is_closed = run.is_closed;
+  state.round = run.round;
+  state.is_closed = run.is_closed;
   if (run.members > 0 && !run.is_closed) {
-    news.waiting = std::max(std::min(run.joiners, run.max_nodes - run.members), run.lost);
+    state.waiting = std::max(std::min(run.joiners, run.max_nodes - run.members), run.lost);
   }
   const auto agent = run.agents.find(name);
-  if (agent == run.agents.end()) return news;
-  news.is_known = true;
+  if (agent == run.agents.end()) return state;
+  state.is_known = true;
   agent->second.connection = connection;
   agent->second.is_detached = false;
   agent->second.expires = clock_.Now() + agent->second.join.heartbeat_timeout;
-  return news;
+  return state;
 }
 
 void ElasticRendezvous::Close(const ElasticRunId& id, absl::string_view agent) {
@@ -237,9 +240,8 @@ void ElasticRendezvous::Close(const ElasticRunId& id, absl::string_view agent) {
   run.last_left = clock_.Now();
   const auto by = run.agents.find(agent);
   run.closed_by = by == run.agents.end() ? Quoted(agent) : AgentText(by->second.join);
-  FERRY_LOG_INFO(kCoord, "a run of PyTorch is closed: run={} by={}", Quoted(id.name),
-                 run.closed_by);
-  Settle(id, run);
+  FERRY_LOG_INFO(kCoord, "closed a PyTorch run: run={} by={}", Quoted(id.name), run.closed_by);
+  Evaluate(id, run);
 }
 
 void ElasticRendezvous::Leave(const ElasticRunId& id, absl::string_view name) {
@@ -248,7 +250,7 @@ void ElasticRendezvous::Leave(const ElasticRunId& id, absl::string_view name) {
   const auto agent = found->second.agents.find(name);
   if (agent == found->second.agents.end()) return;
   Remove(found->second, agent, absl::AbortedError("this agent has left"), /*is_lost=*/true);
-  Settle(id, found->second);
+  Evaluate(id, found->second);
   EndIfUnused(found);
 }
 
@@ -262,15 +264,15 @@ void ElasticRendezvous::Detach(const ElasticRunId& id, absl::string_view name,
   agent->second.expires = std::min(agent->second.expires, clock_.Now() + options_.reconnect_grace);
 }
 
-void ElasticRendezvous::Settle(const ElasticRunId& id, Run& run) {
+void ElasticRendezvous::Evaluate(const ElasticRunId& id, Run& run) {
   if (run.is_closed) {
     for (auto& [name, agent] : run.agents) {
       if (!agent.done) continue;
       const std::string text = absl::StrCat(RunText(id), " was closed by ", run.closed_by);
       Answer(run, agent,
-             IsSpare(run, agent)
-                 ? absl::CancelledError(absl::StrCat(text, " and has never needed this node"))
-                 : absl::FailedPreconditionError(text));
+             IsSpare(run, agent) ? absl::CancelledError(absl::StrCat(
+                                       text, "; this node was a spare and is not needed"))
+                                 : absl::FailedPreconditionError(text));
     }
     return;
   }
@@ -280,7 +282,8 @@ void ElasticRendezvous::Settle(const ElasticRunId& id, Run& run) {
   }
   if (run.joiners < run.max_nodes) {
     if (run.last_call == absl::InfiniteFuture()) {
-      // That of the agent with which there are enough; and no one times out before the round.
+      // The timeout of the agent that completed min_nodes. The round begins before any agent's join
+      // times out.
       const Agent* last = nullptr;
       absl::Time earliest = absl::InfiniteFuture();
       for (const auto& [name, agent] : run.agents) {
@@ -320,7 +323,7 @@ std::vector<ElasticRendezvous::Agent*> ElasticRendezvous::AssignRanks(const Elas
     for (Agent* agent : joiners) placed[static_cast<size_t>(agent->join.rank)] = agent;
     return placed;
   }
-  // Members of the last round first, and then in the order of arrival.
+  // Members of the last round come first, then the others in the order of arrival.
   const auto is_former = [&run](const Agent* a) {
     return a->former_rank >= 0 && a->former_round == run.round;
   };
@@ -338,7 +341,7 @@ std::vector<ElasticRendezvous::Agent*> ElasticRendezvous::AssignRanks(const Elas
       others.push_back(agent);
     }
   }
-  // New ones in the order of hosts: it does not depend on which is started first.
+  // New agents are ordered by host, so that ranks do not depend on the order of arrival.
   std::stable_sort(others.begin(), others.end(), [&](const Agent* a, const Agent* b) {
     if (is_former(a) || is_former(b)) return is_former(a) && !is_former(b);
     return std::tie(a->join.host, a->order) < std::tie(b->join.host, b->order);
@@ -359,28 +362,28 @@ void ElasticRendezvous::BeginRound(const ElasticRunId& id, Run& run) {
   if (!port.ok()) {
     for (Agent* agent : placed) {
       Answer(run, *agent,
-             absl::ResourceExhaustedError(
-                 absl::StrCat(RunText(id), ": no store for the nodes: ", port.status().message())));
+             absl::ResourceExhaustedError(absl::StrCat(
+                 RunText(id), ": cannot open a store for the round: ", port.status().message())));
     }
     return;
   }
   CloseScope(run);
-  // Members of a group that have not joined again.
+  // In a group, members of the old round may not have joined again.
   for (auto& [name, agent] : run.agents) LeaveRound(run, agent);
   ++run.round;
   run.scope = scope;
   run.port = *port;
   run.lost = 0;
-  run.given_up.clear();
+  run.timed_out_joins.clear();
   run.nodes = static_cast<int>(placed.size());
-  FERRY_LOG_INFO(kCoord, "a round of PyTorch begins: run={} round={} nodes={} port={}",
+  FERRY_LOG_INFO(kCoord, "began a round of a PyTorch run: run={} round={} nodes={} port={}",
                  Quoted(id.name), run.round, run.nodes, run.port);
   for (size_t rank = 0; rank < placed.size(); ++rank) {
     Agent& agent = *placed[rank];
     agent.rank = agent.former_rank = static_cast<int>(rank);
     agent.former_round = run.round;
     ++run.members;
-    Answer(run, agent, ElasticPlace{run.round, agent.rank, run.nodes, run.port});
+    Answer(run, agent, ElasticAssignment{run.round, agent.rank, run.nodes, run.port});
   }
 }
 
@@ -391,7 +394,7 @@ bool ElasticRendezvous::IsSpare(const Run& run, const Agent& agent) const {
 std::string ElasticRendezvous::NextRoundText(const ElasticRunId& id, const Run& run) const {
   std::vector<std::string> joined;
   std::vector<std::string> members;
-  std::vector<std::string> given_up;
+  std::vector<std::string> timed_out_joins;
   std::vector<int> missing_ranks;
   std::vector<bool> has_come(static_cast<size_t>(run.max_nodes));
   const auto note = [&](const ElasticJoin& join) {
@@ -406,7 +409,7 @@ std::string ElasticRendezvous::NextRoundText(const ElasticRunId& id, const Run& 
     }
   }
   // They have come, though their time was over before this one's.
-  for (const auto& [name, join] : run.given_up) given_up.push_back(note(join));
+  for (const auto& [name, join] : run.timed_out_joins) timed_out_joins.push_back(note(join));
   for (int rank = 0; id.is_group && rank < run.max_nodes; ++rank) {
     if (!has_come[static_cast<size_t>(rank)]) missing_ranks.push_back(rank);
   }
@@ -414,10 +417,10 @@ std::string ElasticRendezvous::NextRoundText(const ElasticRunId& id, const Run& 
       absl::StrCat("round ", run.round + 1, ", for which ", run.joiners, " of ",
                    run.max_nodes > run.min_nodes ? "at least " : "", NodesText(run.min_nodes),
                    run.joiners == 1 ? " has" : " have", " joined: ", Names(joined));
-  if (!given_up.empty()) {
-    absl::StrAppend(&text, "; waited before, and gave up: ", Names(given_up));
+  if (!timed_out_joins.empty()) {
+    absl::StrAppend(&text, "; timed out before: ", Names(timed_out_joins));
   }
-  const int missing = run.min_nodes - run.joiners - static_cast<int>(given_up.size());
+  const int missing = run.min_nodes - run.joiners - static_cast<int>(timed_out_joins.size());
   if (!missing_ranks.empty()) {
     absl::StrAppend(&text, missing_ranks.size() == 1 ? "; rank " : "; ranks ",
                     FormatRanges(missing_ranks),
@@ -431,7 +434,7 @@ std::string ElasticRendezvous::NextRoundText(const ElasticRunId& id, const Run& 
   return text;
 }
 
-void ElasticRendezvous::EndWaits(const ElasticRunId& id, Run& run) {
+void ElasticRendezvous::ExpireJoins(const ElasticRunId& id, Run& run) {
   const absl::Time now = clock_.Now();
   std::vector<Agent*> late;
   for (auto& [name, agent] : run.agents) {
@@ -446,16 +449,16 @@ void ElasticRendezvous::EndWaits(const ElasticRunId& id, Run& run) {
   // Thousands that began together give up together: they share the text.
   const std::string text = NextRoundText(id, run);
   if (log_.Allow()) {
-    FERRY_LOG_WARN(kCoord, "nodes of PyTorch have waited in vain: run={} count={}: waited for {}",
+    FERRY_LOG_WARN(kCoord, "PyTorch nodes timed out in rendezvous: run={} count={}: waited for {}",
                    Quoted(id.name), late.size(), text);
   }
   for (Agent* agent : late) {
-    if (run.given_up.size() < kMaxGivenUp) run.given_up[agent->join.agent] = agent->join;
+    if (run.timed_out_joins.size() < kMaxTimedOutJoins) run.timed_out_joins[agent->join.agent] = agent->join;
     Answer(run, *agent,
            absl::DeadlineExceededError(absl::StrCat(
                RunText(id), ": waited ", ShortDuration(agent->join.join_timeout), " for ", text)));
   }
-  Settle(id, run);
+  Evaluate(id, run);
 }
 
 void ElasticRendezvous::Advance() {
@@ -468,10 +471,10 @@ void ElasticRendezvous::Advance() {
         const std::string text =
             absl::StrCat(RunText(id), ": ", AgentText(agent->second.join),
                          agent->second.is_detached
-                             ? " has lost its connection to the coordinator and has not come back"
+                             ? " lost its connection to the coordinator and did not reconnect"
                              : absl::StrCat(" was silent for ",
                                             ShortDuration(agent->second.join.heartbeat_timeout)));
-        if (log_.Allow()) FERRY_LOG_WARN(kCoord, "a node of PyTorch is dead: {}", text);
+        if (log_.Allow()) FERRY_LOG_WARN(kCoord, "lost a PyTorch node: {}", text);
         const std::string name = agent->first;
         Remove(run, agent, absl::UnavailableError(text), /*is_lost=*/true);
         agent = run.agents.upper_bound(name);
@@ -479,8 +482,8 @@ void ElasticRendezvous::Advance() {
         agent = next;
       }
     }
-    Settle(id, run);
-    EndWaits(id, run);
+    Evaluate(id, run);
+    ExpireJoins(id, run);
     it = EndIfUnused(it);
   }
 }

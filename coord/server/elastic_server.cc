@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lines of JSON, and the connections that they come on.
+// Connections, and the JSON encoding of messages.
 #include "coord/server/elastic_server.h"
 
 #include <sys/epoll.h>
@@ -23,15 +23,15 @@ namespace {
 
 constexpr absl::Duration kTickPeriod = absl::Milliseconds(100);
 constexpr size_t kReadBytes = 4096;
-// A client with more unread replies is stuck.
+// A connection with more unsent bytes is closed.
 constexpr size_t kMaxUnsentBytes = size_t{256} << 10;
-// Agents that one connection may speak for.
+// The number of agents per connection.
 constexpr size_t kMaxAgents = 64;
 
 ElasticRunId RunOf(const elastic::v1::Agent& agent) { return {agent.run_id(), agent.is_group()}; }
 
 absl::Duration SecondsOf(double seconds) {
-  // Not a number is no duration; the rendezvous refuses what is out of range.
+  // NaN and negative values become -1 s, which the rendezvous rejects as out of range.
   return seconds >= 0 ? absl::Seconds(seconds) : absl::Seconds(-1);
 }
 
@@ -63,7 +63,7 @@ std::string LineOf(const elastic::v1::Reply& reply) {
   options.preserve_proto_field_names = true;
   options.always_print_primitive_fields = true;
   std::string line;
-  // Our own messages have nothing that JSON cannot say.
+  // Replies always have a JSON form.
   if (!google::protobuf::util::MessageToJsonString(reply, &line, options).ok()) line = "{}";
   return line + "\n";
 }
@@ -86,7 +86,7 @@ class ElasticServer::Stores final : public ElasticStores {
 class ElasticServer::Connection final : public LoopSource,
                                         public std::enable_shared_from_this<Connection> {
  public:
-  // An agent that this connection has spoken for.
+  // An agent that has sent requests over this connection.
   struct Agent {
     ElasticRunId run;
     std::string agent;
@@ -118,7 +118,7 @@ class ElasticServer::Connection final : public LoopSource,
   void Send(const elastic::v1::Reply& reply) {
     server_.loop_->Post([self = shared_from_this(), line = LineOf(reply)] { self->Write(line); });
   }
-  // Returns false if it speaks for too many agents.
+  // Returns false if the connection has too many agents.
   bool Remember(Agent agent) {
     if (std::find(agents_.begin(), agents_.end(), agent) != agents_.end()) return true;
     if (agents_.size() == kMaxAgents) return false;
@@ -150,8 +150,8 @@ class ElasticServer::Connection final : public LoopSource,
     unread_.erase(0, begin);
     if (unread_.size() > kMaxLineBytes) {
       Write(LineOf(ErrorReply(0, absl::InvalidArgumentError(absl::StrCat(
-                                     "a line has more than ", kMaxLineBytes, " bytes")))));
-      Close("a line is too long");
+                                     "a request has more than ", kMaxLineBytes, " bytes")))));
+      Close("a request is too long");
     }
   }
 
@@ -162,10 +162,10 @@ class ElasticServer::Connection final : public LoopSource,
     const auto parsed = google::protobuf::util::JsonStringToMessage(
         google::protobuf::StringPiece(line.data(), line.size()), &request, options);
     if (!parsed.ok()) {
-      Write(LineOf(
-          ErrorReply(0, absl::InvalidArgumentError(absl::StrCat("a request cannot be read: ",
-                                                                Quoted(parsed.ToString(), 400))))));
-      return Close("a request cannot be read");
+      Write(
+          LineOf(ErrorReply(0, absl::InvalidArgumentError(absl::StrCat(
+                                   "cannot parse a request: ", Quoted(parsed.ToString(), 400))))));
+      return Close("cannot parse a request");
     }
     has_asked_ = true;
     server_.Execute(shared_from_this(), request);
@@ -194,7 +194,7 @@ class ElasticServer::Connection final : public LoopSource,
     server_.loop_->Remove(source_, connection_.get());
     connection_.Reset();
     if (!why.empty()) {
-      FERRY_LOG_INFO(kCoord, "closed a connection of PyTorch's rendezvous: peer={} reason={}",
+      FERRY_LOG_INFO(kCoord, "closed a connection of the PyTorch rendezvous: peer={} reason={}",
                      peer_, why);
     }
     server_.Detach(*this);
@@ -246,9 +246,9 @@ void ElasticServer::Execute(const std::shared_ptr<Connection>& connection,
   const bool is_kept = (request.has_join() || request.has_keep_alive()) &&
                        ElasticRendezvous::CheckNames(run, agent.agent_id()).ok();
   if (is_kept && !connection->Remember({run, agent.agent_id()})) {
-    return connection->Send(ErrorReply(
-        id, absl::ResourceExhaustedError(absl::StrCat("this connection speaks for ", kMaxAgents,
-                                                      " agents already; use another one"))));
+    return connection->Send(
+        ErrorReply(id, absl::ResourceExhaustedError(absl::StrCat("this connection has ", kMaxAgents,
+                                                                 " agents, which is the limit"))));
   }
   elastic::v1::Reply reply;
   reply.set_id(id);
@@ -258,26 +258,28 @@ void ElasticServer::Execute(const std::shared_ptr<Connection>& connection,
     TickLater();
     switch (request.op_case()) {
       case Request::kJoin:
-        rendezvous_.Join(JoinOf(request.join()), connection->id(),
-                         [connection, id](absl::StatusOr<ElasticPlace> place) {
-                           if (!place.ok()) {
-                             return connection->Send(ErrorReply(id, place.status()));
-                           }
-                           elastic::v1::Reply joined;
-                           joined.set_id(id);
-                           joined.mutable_place()->set_round(static_cast<uint32_t>(place->round));
-                           joined.mutable_place()->set_rank(static_cast<uint32_t>(place->rank));
-                           joined.mutable_place()->set_nodes(static_cast<uint32_t>(place->nodes));
-                           joined.mutable_place()->set_port(static_cast<uint32_t>(place->port));
-                           connection->Send(joined);
-                         });
+        rendezvous_.Join(
+            JoinOf(request.join()), connection->id(),
+            [connection, id](absl::StatusOr<ElasticAssignment> assignment) {
+              if (!assignment.ok()) {
+                return connection->Send(ErrorReply(id, assignment.status()));
+              }
+              elastic::v1::Reply joined;
+              joined.set_id(id);
+              joined.mutable_assignment()->set_round(static_cast<uint32_t>(assignment->round));
+              joined.mutable_assignment()->set_rank(static_cast<uint32_t>(assignment->rank));
+              joined.mutable_assignment()->set_nodes(static_cast<uint32_t>(assignment->nodes));
+              joined.mutable_assignment()->set_port(static_cast<uint32_t>(assignment->port));
+              connection->Send(joined);
+            });
         break;
       case Request::kKeepAlive: {
-        const ElasticNews news = rendezvous_.KeepAlive(run, agent.agent_id(), connection->id());
-        reply.mutable_news()->set_round(static_cast<int32_t>(news.round));
-        reply.mutable_news()->set_is_known(news.is_known);
-        reply.mutable_news()->set_is_closed(news.is_closed);
-        reply.mutable_news()->set_waiting(static_cast<uint32_t>(news.waiting));
+        const ElasticRunState run_state =
+            rendezvous_.KeepAlive(run, agent.agent_id(), connection->id());
+        reply.mutable_run_state()->set_round(static_cast<int32_t>(run_state.round));
+        reply.mutable_run_state()->set_is_known(run_state.is_known);
+        reply.mutable_run_state()->set_is_closed(run_state.is_closed);
+        reply.mutable_run_state()->set_waiting(static_cast<uint32_t>(run_state.waiting));
         break;
       }
       case Request::kClose:
@@ -288,8 +290,8 @@ void ElasticServer::Execute(const std::shared_ptr<Connection>& connection,
         connection->Forget({run, agent.agent_id()});
         break;
       case Request::OP_NOT_SET:
-        reply =
-            ErrorReply(id, absl::UnimplementedError("this coordinator does not know the request"));
+        reply = ErrorReply(
+            id, absl::UnimplementedError("this coordinator does not support the request"));
         break;
     }
   }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// ElasticServer: the rendezvous of PyTorch's nodes (ferry.elastic.v1), on the coordinator's port.
+// ElasticServer: serves the rendezvous of PyTorch's nodes (ferry.elastic.v1) on the coordinator's
+// port.
 #ifndef FERRY_COORD_SERVER_ELASTIC_SERVER_H_
 #define FERRY_COORD_SERVER_ELASTIC_SERVER_H_
 
@@ -25,22 +26,22 @@ namespace ferry::coord {
 
 struct ElasticServerOptions {
   ElasticOptions elastic;
-  // As ServerOptions.
+  // As in ServerOptions.
   absl::Duration keepalive_time;
   absl::Duration keepalive_timeout;
   // Connections without a request for so long are closed.
   absl::Duration hello_timeout;
 };
 
-// Thread-safe. Has no thread: connections are served on a loop, and a wait takes none. Lock order:
-// mu_, then that of the TcpStoreServer.
+// Thread-safe. Has no thread of its own: connections are served on a loop, and pending joins occupy
+// no thread. Lock order: mu_, then that of the TcpStoreServer.
 class ElasticServer final {
  public:
   static constexpr char kFirstByte = '{';
-  // The longest line of a client.
+  // The maximum size of a request.
   static constexpr size_t kMaxLineBytes = size_t{16} << 10;
 
-  // `stores` outlives it. The loop ends before it is destroyed.
+  // The server in `stores` outlives it. The loop ends before it is destroyed.
   ElasticServer(std::shared_ptr<Loop> loop, TcpStorePorts stores, ElasticServerOptions options);
   ~ElasticServer();
 
@@ -58,12 +59,12 @@ class ElasticServer final {
   class Connection;
   class Stores;
 
-  // Executes a request of the connection; its answer may come later, on the loop.
+  // Executes a request of the connection; the reply to a Join may be sent later.
   void Execute(const std::shared_ptr<Connection>& connection, const elastic::v1::Request& request)
       ABSL_LOCKS_EXCLUDED(mu_);
   void Detach(const Connection& connection) ABSL_LOCKS_EXCLUDED(mu_);
   void RunCompletions() ABSL_LOCKS_EXCLUDED(mu_);
-  // Advances periodically while there are runs. On the loop.
+  // Applies timeouts periodically while there are runs. On the loop.
   void Tick() ABSL_LOCKS_EXCLUDED(mu_);
   void TickLater() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A client of the rendezvous that `ferry coordinator` serves to PyTorch's nodes (proto/ferry_elastic.proto).
 
-It needs the standard library alone. The protocol is JSON, a message a line, so that an environment that has torch needs
-neither grpcio nor a release of protobuf that suits all its other packages.
+It needs only the standard library: the protocol is one JSON message per line, so that an environment with PyTorch needs
+neither grpcio nor a release of protobuf that is compatible with its other packages.
 """
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ import weakref
 from typing import Any, Dict, List, Optional, Tuple
 
 DEFAULT_PORT = 9470
-# The coordinator answers a call that waits at its deadline; the answer may take this much longer.
+# How long the coordinator may take to answer a call, in addition to the time to connect.
 _ANSWER_MARGIN_S = 15.0
-# Longest time that one attempt to connect, and a pause between two of them, may take.
+# The timeout of an attempt to connect, and the longest backoff between two attempts.
 _CONNECT_ATTEMPT_S = 5.0
 _LONGEST_PAUSE_S = 2.0
-# As the coordinator's limit for a line of a client; its own are shorter.
+# A reply that is longer does not come from a coordinator.
 _MAX_LINE_BYTES = 1 << 20
 
 
 class RendezvousFailure(Exception):
-    """A call has failed.
+    """A call of RendezvousClient has failed.
 
     Attributes:
-        code: as the coordinator says it, such as "DEADLINE_EXCEEDED"; "UNAVAILABLE" if it cannot be reached.
+        code: the name of a gRPC status code, such as "DEADLINE_EXCEEDED"; "UNAVAILABLE" if the coordinator cannot be
+            reached, "CANCELLED" if this client has left.
     """
 
     def __init__(self, code: str, message: str) -> None:
@@ -41,14 +42,14 @@ class RendezvousFailure(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
-    """The place of a node in a round.
+class Assignment:
+    """The result of a successful join.
 
     Attributes:
         round: the number of the round, from 0.
-        rank: of this node.
-        nodes: how many there are.
-        port: of the round's store, at the coordinator's host.
+        rank: the rank of this node.
+        nodes: the number of nodes.
+        port: the port of the round's store, on the coordinator's host.
     """
 
     round: int
@@ -58,13 +59,13 @@ class Place:
 
 
 @dataclasses.dataclass(frozen=True)
-class News:
-    """The coordinator's answer to a heartbeat.
+class RunState:
+    """The state of the run, as the reply to a heartbeat.
 
     Attributes:
-        is_known: the coordinator counts this node; not so if it was silent for too long, or the coordinator restarted.
-        is_closed: the run has been closed.
-        waiting: nodes that wait for the next round, or that the running one has lost.
+        is_known: whether this node is in the run; false if its heartbeats timed out, or the coordinator has restarted.
+        is_closed: whether the run has been closed.
+        waiting: the number of nodes that wait for the next round, or that the running one has lost.
     """
 
     is_known: bool
@@ -92,7 +93,7 @@ def parse_endpoint(endpoint: str) -> Tuple[str, int]:
 
 
 class _Call:
-    """A request that was not answered yet. Sent again over each new connection."""
+    """A request without a reply, which is sent again over each new connection."""
 
     def __init__(self, request: Dict[str, Any]) -> None:
         # Numbers that JSON cannot say are an error of the caller, not one of the connection.
@@ -105,20 +106,19 @@ _clients: "weakref.WeakSet[RendezvousClient]" = weakref.WeakSet()
 
 
 class RendezvousClient:
-    """An agent of a run, or a rank of a group: a connection that lives as long as the process, or until `leave`.
+    """An agent of a run, or a rank of a group. Stays connected until `leave` or the end of the process.
 
-    A daemon thread, "ferry-rendezvous", sends heartbeats, receives, and connects again; it does not keep the process
-    alive. The methods may be called by any thread.
+    A daemon thread, "ferry-rendezvous", sends heartbeats, receives replies, and reconnects. Thread-safe.
 
     Args:
         endpoint: (host, port) of the coordinator.
-        run_id: names the job.
-        is_group: the members are ranks, with numbers of their own; the run ids of both kinds are unrelated.
-        host: where this process runs, for people; by default this machine's name.
-        heartbeat_interval_s: how often it sends a sign of life.
-        heartbeat_timeout_s: how long it may be silent before it is dead; at least 1. A process that ends is noticed
-            within two seconds.
-        connect_timeout_s: how long the coordinator may be out of reach before calls fail.
+        run_id: the id of the run.
+        is_group: the members are processes with fixed ranks; run ids of groups and of others are separate name spaces.
+        host: the name of this host in error messages; by default that of the machine.
+        heartbeat_interval_s: the time between heartbeats.
+        heartbeat_timeout_s: how long the coordinator waits for a heartbeat before it considers this process dead; at
+            least 1. If the process exits, its connection ends, and it is considered dead after two seconds.
+        connect_timeout_s: how long the coordinator may be unreachable before calls fail.
     """
 
     def __init__(self, endpoint: Tuple[str, int], run_id: str, is_group: bool = False, host: str = "",
@@ -138,70 +138,71 @@ class RendezvousClient:
         self._calls: Dict[int, _Call] = {}
         self._socket: Optional[socket.socket] = None
         self._lost_since: Optional[float] = time.monotonic()
-        self._lost_why = "the first attempt to connect has not ended"
+        self._lost_reason = "no attempt to connect has completed"
         self._thread: Optional[threading.Thread] = None
         self._is_ended = False
-        self._news: Optional[Tuple[float, News]] = None
+        self._run_state: Optional[Tuple[float, RunState]] = None
         self._wake_read, self._wake_write = socket.socketpair()
         self._pid = os.getpid()
         _clients.add(self)
 
     @property
     def agent_id(self) -> str:
-        """The name of this process in the run."""
+        """The id of this process in the run."""
         return self._agent["agent_id"]
 
     def join(self, min_nodes: int, max_nodes: int, rank: Optional[int] = None, last_call_timeout_s: float = 30.0,
-             join_timeout_s: float = 600.0) -> Place:
-        """Joins the next round, and returns when it begins. Leaves the running one.
+             join_timeout_s: float = 600.0) -> Assignment:
+        """Joins the next round, and returns when it begins. A member of the running round leaves it.
 
         Args:
-            min_nodes: a round begins `last_call_timeout_s` after so many have joined,
-            max_nodes: or at once when so many have.
-            rank: groups only: the number of this process.
-            join_timeout_s: how long to wait.
+            min_nodes: the round begins `last_call_timeout_s` after this many nodes have joined.
+            max_nodes: the round begins at once when this many nodes have joined.
+            rank: groups only: the rank of this process.
+            last_call_timeout_s: see min_nodes.
+            join_timeout_s: how long to wait for the round to begin.
 
         Raises:
-            RendezvousFailure: with the codes of ElasticRendezvous::Join (coord/elastic/elastic_rendezvous.h).
+            RendezvousFailure: with one of the codes of ElasticRendezvous::Join (coord/elastic/elastic_rendezvous.h).
         """
         request = {"agent": self._agent, "host": self._host, "attempt": next(self._attempts), "min_nodes": min_nodes,
                    "max_nodes": max_nodes, "last_call_timeout_s": last_call_timeout_s,
                    "join_timeout_s": join_timeout_s, "heartbeat_timeout_s": self._heartbeat_timeout_s}
         if rank is not None:
             request["rank"] = rank
-        # A spare waits without limit: the coordinator says when time is over, as long as it can be reached.
-        place = self._call("join", request, None)["place"]
+        # No timeout here: the coordinator applies join_timeout_s, except to spares, which may wait for any time.
+        assignment = self._call("join", request, None)["assignment"]
         with self._lock:
-            self._news = None
-        return Place(place["round"], place["rank"], place["nodes"], place["port"])
+            self._run_state = None
+        return Assignment(assignment["round"], assignment["rank"], assignment["nodes"], assignment["port"])
 
-    def news(self, max_age_s: float = 1.0) -> News:
-        """The state of the run: of the latest heartbeat, or asked for if that is older than `max_age_s`.
+    def run_state(self, max_age_s: float = 1.0) -> RunState:
+        """Returns the state of the run as of the latest heartbeat, or queries it if that is older than `max_age_s`.
 
         Raises:
             RendezvousFailure: the coordinator could not be reached for `connect_timeout_s`.
         """
         with self._lock:
-            if self._news is not None:
-                at, news = self._news
-                # While there is no connection, the last that is known.
+            if self._run_state is not None:
+                at, run_state = self._run_state
+                # While disconnected, the last known state is valid for connect_timeout_s.
                 is_lost = self._lost_since is not None
                 if time.monotonic() - at <= (self._connect_timeout_s if is_lost else max_age_s):
-                    return news
+                    return run_state
         reply = self._call("keep_alive", {"agent": self._agent}, _ANSWER_MARGIN_S + self._connect_timeout_s)
-        return self._note_news(reply["news"])
+        return self._update_run_state(reply["run_state"])
 
     def close(self, timeout_s: float = 30.0) -> None:
-        """Ends the run for all of its nodes.
+        """Closes the run for all of its nodes.
 
         Raises:
-            RendezvousFailure: the coordinator has not answered in `timeout_s`.
+            RendezvousFailure: the coordinator has not answered within `timeout_s`.
         """
         self._call("close", {"agent": self._agent}, timeout_s)
 
     def leave(self, timeout_s: float = 5.0) -> None:
-        """Tells the coordinator, if it can be reached, that this process ends, and ends the thread. The client is of no
-        use then. Never raises an error; a second call does nothing, nor does one of a fork.
+        """Removes this process from the run, if the coordinator is reachable, and ends the thread. Later calls fail.
+        Never raises an error. Does nothing if called again, or in a forked child.
         """
         if os.getpid() != self._pid:
             return
@@ -211,7 +212,7 @@ class RendezvousClient:
             if not is_idle:
                 self._call("leave", {"agent": self._agent}, timeout_s)
         except RendezvousFailure:
-            pass  # Its connection ends anyway.
+            pass  # The end of the connection has the same effect, two seconds later.
         with self._lock:
             self._is_ended = True
             is_running = self._thread is not None
@@ -241,17 +242,18 @@ class RendezvousClient:
             while not call.done.wait(0.2):
                 now = time.monotonic()
                 with self._lock:
-                    lost_since, why, is_ended = self._lost_since, self._lost_why, self._is_ended
+                    lost_since, why, is_ended = self._lost_since, self._lost_reason, self._is_ended
                 if is_ended:
                     raise RendezvousFailure("CANCELLED", "this client has left")
                 is_late = deadline is not None and now > deadline
                 if lost_since is not None and (is_late or now - lost_since > self._connect_timeout_s):
                     raise RendezvousFailure(
-                        "UNAVAILABLE", f"the Ferry coordinator at {self._where()} could not be reached for "
+                        "UNAVAILABLE", f"the Ferry coordinator at {self._address()} could not be reached for "
                                        f"{now - lost_since:.0f} s: {why}")
                 if is_late:
                     raise RendezvousFailure(
-                        "UNAVAILABLE", f"the Ferry coordinator at {self._where()} has not answered in {timeout_s:g} s")
+                        "UNAVAILABLE", f"the Ferry coordinator at {self._address()} has not answered within "
+                                       f"{timeout_s:g} s")
         finally:
             with self._lock:
                 self._calls.pop(number, None)
@@ -260,13 +262,14 @@ class RendezvousClient:
             raise RendezvousFailure(call.reply["error"], call.reply.get("message", ""))
         return call.reply
 
-    def _note_news(self, news: Dict[str, Any]) -> News:
-        made = News(bool(news.get("is_known")), bool(news.get("is_closed")), int(news.get("waiting", 0)))
+    def _update_run_state(self, run_state: Dict[str, Any]) -> RunState:
+        updated = RunState(bool(run_state.get("is_known")), bool(run_state.get("is_closed")),
+                           int(run_state.get("waiting", 0)))
         with self._lock:
-            self._news = (time.monotonic(), made)
-        return made
+            self._run_state = (time.monotonic(), updated)
+        return updated
 
-    def _where(self) -> str:
+    def _address(self) -> str:
         host, port = self._endpoint
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
@@ -274,15 +277,15 @@ class RendezvousClient:
         try:
             self._wake_write.send(b"x")
         except OSError:
-            pass  # The thread has ended, or has enough to read.
+            pass  # The thread has ended, or has a wake-up pending.
 
-    # The thread's methods.
+    # Called on the thread.
 
     def _run(self) -> None:
         pause_s = 0.1
-        next_beat = time.monotonic()
-        last_received = next_beat
-        # A host that vanishes ends no connection. Each heartbeat is answered.
+        next_heartbeat = time.monotonic()
+        last_received = next_heartbeat
+        # If the coordinator's host fails, the connection stays open, but heartbeats get no replies.
         silence_s = max(self._heartbeat_timeout_s, 2 * self._heartbeat_interval_s)
         unread = b""
         # The last connection has had an answer; so may the first.
@@ -290,7 +293,7 @@ class RendezvousClient:
         while True:
             with self._lock:
                 if self._is_ended:
-                    self._drop("it has left")
+                    self._drop("this client has left")
                     self._wake_read.close()
                     self._wake_write.close()
                     return
@@ -305,38 +308,38 @@ class RendezvousClient:
                     pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
                 has_answered = False
                 if not self._is_ended and self._connect():
-                    # At once: the coordinator soon counts an agent as dead whose connection has ended.
-                    next_beat = last_received = time.monotonic()
+                    # At once, since an agent that does not reconnect within two seconds is considered dead.
+                    next_heartbeat = last_received = time.monotonic()
                 continue
             now = time.monotonic()
-            if now >= next_beat:
+            if now >= next_heartbeat:
                 if now - last_received > silence_s:
-                    self._lose(connection, f"it has sent nothing for {now - last_received:.0f} s")
+                    self._disconnect(connection, f"no reply to heartbeats for {now - last_received:.0f} s")
                     continue
-                next_beat = now + self._heartbeat_interval_s
-                self._beat()
+                next_heartbeat = now + self._heartbeat_interval_s
+                self._send_heartbeat()
                 continue
             try:
-                if not self._wait(connection, next_beat - now):
+                if not self._wait(connection, next_heartbeat - now):
                     continue
                 data = connection.recv(65536)
             except (OSError, ValueError) as error:  # ValueError: another thread has closed it.
-                self._lose(connection, str(error))
+                self._disconnect(connection, str(error))
                 continue
             if not data:
-                self._lose(connection, "it has closed the connection")
+                self._disconnect(connection, "the coordinator has closed the connection")
                 continue
             last_received = time.monotonic()
             lines = (unread + data).split(b"\n")
             unread = lines.pop()
             try:
                 if len(unread) > _MAX_LINE_BYTES:
-                    raise ValueError("its answer has no end")
+                    raise ValueError(f"a reply has more than {_MAX_LINE_BYTES} bytes")
                 for line in lines:
                     self._on_line(line)
                     has_answered = True
             except (ValueError, KeyError, TypeError, AttributeError) as error:
-                self._lose(connection, f"it does not speak this protocol: {error}")
+                self._disconnect(connection, f"not a Ferry coordinator, or one without this protocol: {error}")
 
     def _wait(self, connection: Optional[socket.socket], timeout_s: float) -> bool:
         """Waits until the connection can be read, and returns whether it can, or until `_wake`."""
@@ -362,21 +365,21 @@ class RendezvousClient:
             connection = socket.create_connection(self._endpoint, timeout=_CONNECT_ATTEMPT_S)
         except (OSError, ValueError) as error:  # ValueError: a name that no host can have.
             with self._lock:
-                self._lost_why = str(error)
+                self._lost_reason = str(error)
             return False
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with self._lock:
             self._socket = connection
             if self._lost_since is not None:
-                self._lost_why = "it has accepted the connection and has not answered"
+                self._lost_reason = "it accepted the connection and did not reply"
             # The first byte of the connection says which protocol it is.
             for number in sorted(self._calls):
                 if not self._send(self._calls[number].line):
                     return False
         return True
 
-    def _beat(self) -> None:
-        """Sends a heartbeat; nobody waits for the answer, but `news` uses it."""
+    def _send_heartbeat(self) -> None:
+        """Sends a heartbeat. Its reply updates the state that `run_state` returns."""
         with self._lock:
             call = _Call({"id": 0, "keep_alive": {"agent": self._agent}})
             if self._socket is not None:
@@ -384,14 +387,14 @@ class RendezvousClient:
 
     def _on_line(self, line: bytes) -> None:
         reply = json.loads(line)
-        if reply.get("news"):
-            self._note_news(reply["news"])
+        if reply.get("run_state"):
+            self._update_run_state(reply["run_state"])
         with self._lock:
-            # Something that accepts connections may still be no coordinator.
+            # Only now: a server that accepts connections need not be a coordinator.
             self._lost_since = None
             call = self._calls.get(reply.get("id", 0))
             if call is None:
-                # An answer to a heartbeat, or to a call that has given up.
+                # The reply to a heartbeat, or to a call that has timed out.
                 if reply.get("error") and not reply.get("id"):
                     self._fail_all(reply)
                     raise ValueError(reply.get("message", ""))
@@ -399,12 +402,12 @@ class RendezvousClient:
             call.reply = reply
         call.done.set()
 
-    def _lose(self, connection: socket.socket, why: str) -> None:
+    def _disconnect(self, connection: socket.socket, why: str) -> None:
         with self._lock:
             if self._socket is connection:
                 self._drop(why)
 
-    # Called with _lock.
+    # Called with _lock held.
 
     def _fail_all(self, reply: Dict[str, Any]) -> None:
         """The coordinator cannot read a request, and does not say which. It could not the next time either."""
@@ -428,11 +431,11 @@ class RendezvousClient:
             self._socket = None
         if self._lost_since is None:
             self._lost_since = time.monotonic()
-        self._lost_why = why
+        self._lost_reason = why
 
 
-def _forget_in_child() -> None:
-    """A fork shares the connection, whose end should tell that the parent has ended."""
+def _close_in_child() -> None:
+    """A forked child must not keep the connection open, whose end shows that the parent has exited."""
     clients: List[RendezvousClient] = list(_clients)
     for client in clients:
         connection = client._socket
@@ -441,4 +444,4 @@ def _forget_in_child() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_in_child)
+    os.register_at_fork(after_in_child=_close_in_child)

@@ -198,7 +198,7 @@ class Handlers(harness.Case):
             store, rank, size = next(rendezvous)
             self.assertEqual((rank, size, store.timeout), (0, 1, datetime.timedelta(seconds=20)))
             ports.append(store.port)
-            with self.assertRaisesRegex(RuntimeError, "used once"):
+            with self.assertRaisesRegex(RuntimeError, "used once only"):
                 next(rendezvous)
         self.assertNotEqual(*ports)
 

@@ -22,12 +22,12 @@ CHILD = """
 import os, sys, threading, time
 from ferry.rendezvous_client import RendezvousClient
 client = RendezvousClient(("127.0.0.1", int(sys.argv[1])), "job", host="child", heartbeat_timeout_s=600)
-place = client.join(1, 2, last_call_timeout_s=0.01)
+assignment = client.join(1, 2, last_call_timeout_s=0.01)
 if "fork" in sys.argv:
     if os.fork() == 0:
         time.sleep(60)
         os._exit(0)
-print("joined", place.rank, flush=True)
+print("joined", assignment.rank, flush=True)
 if "stay" in sys.argv:
     sys.stdin.read()
 if "leave" in sys.argv:
@@ -139,20 +139,20 @@ class RendezvousClients(harness.Case):
     def test_two_nodes_get_ranks_and_the_port_of_one_store(self):
         a, b = self.client("host-a"), self.client("host-b")
         joined = Answer(lambda: b.join(2, 2))
-        place = a.join(2, 2)
-        self.assertEqual((place.round, place.rank, place.nodes), (0, 0, 2))
+        assignment = a.join(2, 2)
+        self.assertEqual((assignment.round, assignment.rank, assignment.nodes), (0, 0, 2))
         self.assertEqual(joined.get().rank, 1)
-        self.assertEqual(joined.get().port, place.port)
-        socket.create_connection(("127.0.0.1", place.port)).close()
+        self.assertEqual(joined.get().port, assignment.port)
+        socket.create_connection(("127.0.0.1", assignment.port)).close()
 
     def test_node_that_comes_late_is_counted(self):
         a, b = self.client("host-a"), self.client("host-b")
         a.join(1, 2, last_call_timeout_s=0.01)
-        self.assertEqual(a.news(0).waiting, 0)
+        self.assertEqual(a.run_state(0).waiting, 0)
         joined = Answer(lambda: b.join(1, 2))
-        self.eventually(lambda: a.news(0).waiting == 1)
-        place = a.join(1, 2)
-        self.assertEqual((place.round, place.rank, joined.get().rank), (1, 0, 1))
+        self.eventually(lambda: a.run_state(0).waiting == 1)
+        assignment = a.join(1, 2)
+        self.assertEqual((assignment.round, assignment.rank, joined.get().rank), (1, 0, 1))
 
     def test_error_of_a_missing_node_names_those_that_came(self):
         with self.assertRaisesRegex(RendezvousFailure, "1 of 2 nodes has joined: .*host-a.*1 node is missing") as raised:
@@ -163,7 +163,7 @@ class RendezvousClients(harness.Case):
         a, b = self.client("host-a"), self.client("host-b")
         a.join(1, 2, last_call_timeout_s=0.01)
         a.close()
-        self.assertTrue(a.news(0).is_closed)
+        self.assertTrue(a.run_state(0).is_closed)
         with self.assertRaisesRegex(RendezvousFailure, "was closed by .*host-a") as raised:
             b.join(1, 2)
         self.assertEqual(raised.exception.code, "FAILED_PRECONDITION")
@@ -180,7 +180,7 @@ class RendezvousClients(harness.Case):
         client = self.client("host-a", heartbeat_interval_s=0.1, heartbeat_timeout_s=1)
         client.join(1, 1)
         time.sleep(2.5)
-        self.assertTrue(client.news(0).is_known)
+        self.assertTrue(client.run_state(0).is_known)
 
     def test_call_goes_on_over_another_connection(self):
         proxy = Cut(self.port)
@@ -194,8 +194,8 @@ class RendezvousClients(harness.Case):
         self.assertEqual(joined.get().rank, 0)
         proxy.cut()
         self.eventually(lambda: proxy.count == 3)
-        self.assertTrue(a.news(0).is_known)
-        self.assertEqual(b.news(0).waiting, 0)
+        self.assertTrue(a.run_state(0).is_known)
+        self.assertEqual(b.run_state(0).waiting, 0)
 
     def test_connection_that_comes_back_keeps_a_quiet_node(self):
         proxy = Cut(self.port)
@@ -209,7 +209,7 @@ class RendezvousClients(harness.Case):
         # Its next heartbeat would come too late.
         self.eventually(lambda: proxy.count == 2)
         self.eventually(lambda: [agent["is_detached"] for agent in self.runs()[0]["agents"]] == [False, False])
-        self.assertEqual(b.news(0).waiting, 0)
+        self.assertEqual(b.run_state(0).waiting, 0)
 
     def test_coordinator_out_of_reach_is_an_error_after_its_time(self):
         proxy = Cut(self.port)
@@ -220,7 +220,7 @@ class RendezvousClients(harness.Case):
 
         def fails():
             try:
-                client.news(0)
+                client.run_state(0)
             except RendezvousFailure as error:
                 self.assertEqual(error.code, "UNAVAILABLE")
                 self.assertIn(f"127.0.0.1:{proxy.port} could not be reached for", str(error))
@@ -244,7 +244,7 @@ class RendezvousClients(harness.Case):
                         return
             threading.Thread(target=answer, daemon=True).start()
             client = self.client("host-a", listener.getsockname()[1], connect_timeout_s=0.5)
-            with self.assertRaisesRegex(RendezvousFailure, "has not answered|does not speak this protocol"):
+            with self.assertRaisesRegex(RendezvousFailure, "has not answered|not a Ferry coordinator"):
                 client.close(timeout_s=2)
 
     def test_server_that_closes_at_once_is_asked_with_pauses(self):
@@ -355,7 +355,7 @@ class RendezvousClients(harness.Case):
                 a = self.client("host-a")
                 child = self.child(*words)
                 joined = Answer(lambda: a.join(1, 2, last_call_timeout_s=0.01))
-                self.eventually(lambda: a.news(0).waiting == 1)
+                self.eventually(lambda: a.run_state(0).waiting == 1)
                 os.kill(child.pid, signal.SIGKILL)
                 # Its fork still has what it inherited.
                 self.assertEqual(joined.get().nodes, 1)

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Ferry coordinator as the rendezvous and the store of PyTorch jobs.
+"""Rendezvous and store of PyTorch jobs on a Ferry coordinator.
 
   torchrun --rdzv-backend=ferry --rdzv-endpoint=HOST:PORT ...
   init_process_group("nccl", "ferry://HOST:PORT?rank=..&world_size=..&run_id=..")
 
-The second needs `import ferry.torch` in the program. The first needs nothing with PyTorch 2.4 and later, whose torchrun
-finds this package; a program that launches with an older one calls `register()` before it.
+The second needs `import ferry.torch` in the program. The first works without code in PyTorch 2.4 and later, where
+torchrun finds the backend by an entry point of this package; with older releases, a program that launches agents itself
+calls `register()` first.
 """
 from __future__ import annotations
 

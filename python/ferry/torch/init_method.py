@@ -17,7 +17,7 @@ _SCHEME = "ferry"
 _OPTIONS = ("rank", "world_size", "run_id", "host")
 
 _lock = threading.Lock()
-# A process is one member of a run, whose places it has one after the other. By endpoint, run id and process.
+# A process is one member of a run, even if it joins several groups in sequence. Keyed by endpoint, run id and pid.
 _clients: Dict[Tuple[Tuple[str, int], str, int], RendezvousClient] = {}
 
 
@@ -32,11 +32,11 @@ def _client(endpoint: Tuple[str, int], run_id: str, host: str) -> RendezvousClie
 
 def _number(options: Dict[str, str], name: str, variable: str) -> int:
     text = options.get(name)
-    # PyTorch writes -1 for a number that its caller did not give.
+    # PyTorch passes -1 for an argument that the caller omitted.
     if text is None or text == "-1":
         text = os.environ.get(variable)
     if text is None:
-        raise ValueError(f"ferry://: {name} is neither an argument, nor in the URL, nor in the environment as {variable}")
+        raise ValueError(f"ferry://: {name} is missing: pass it as an argument, in the URL or as ${variable}")
     try:
         return int(text)
     except ValueError:
@@ -47,9 +47,9 @@ def rendezvous(url: str, timeout: datetime.timedelta = datetime.timedelta(minute
                **_: Any) -> Iterator[Tuple[dist.Store, int, int]]:
     """The handler of ferry://HOST[:PORT][?rank=R&world_size=N&run_id=ID&host=NAME].
 
-    All ranks of the run meet at the coordinator and get a new, empty store there, which is theirs as long as they run.
-    rank and world_size may be arguments of init_process_group() instead, or RANK and WORLD_SIZE in the environment;
-    run_id may be TORCHELASTIC_RUN_ID, and is "default" otherwise. Groups that run at the same time need different ones.
+    The ranks join a group at the coordinator, which opens a new, empty store for it. rank and world_size may also be
+    arguments of init_process_group(), or RANK and WORLD_SIZE in the environment. run_id defaults to
+    TORCHELASTIC_RUN_ID, and otherwise to "default". Concurrent groups need different run ids.
 
     Args:
         timeout: how long to wait for the other ranks, and the timeout of operations on the store.
@@ -58,35 +58,35 @@ def rendezvous(url: str, timeout: datetime.timedelta = datetime.timedelta(minute
         (store, rank, world size), once.
 
     Raises:
-        ValueError: the URL, the rank or the size have no such form.
-        TimeoutError: ranks are missing; the text says which.
+        ValueError: the URL, rank or world size is invalid.
+        TimeoutError: ranks are missing; the message says which.
         RuntimeError: the coordinator cannot be reached, or refuses this rank.
     """
     parsed = urlparse(url)
     options = dict(parse_qsl(parsed.query, keep_blank_values=True))
     unknown = sorted(set(options) - set(_OPTIONS))
     if unknown:
-        raise ValueError(f"ferry://: unknown {', '.join(unknown)} in {url!r}; there are {', '.join(_OPTIONS)}")
+        raise ValueError(f"ferry://: unknown {', '.join(unknown)} in {url!r}; valid options are {', '.join(_OPTIONS)}")
     endpoint = parse_endpoint(parsed.netloc)
     rank = _number(options, "rank", "RANK")
     world_size = _number(options, "world_size", "WORLD_SIZE")
     if not 0 <= rank < world_size:
-        raise ValueError(f"ferry://: rank {rank} is not one of 0 to {world_size - 1}")
+        raise ValueError(f"ferry://: rank {rank} is not in the range 0 to {world_size - 1}")
     run_id = options.get("run_id") or os.environ.get("TORCHELASTIC_RUN_ID") or "default"
     client = _client(endpoint, run_id, options.get("host", ""))
     try:
-        place = client.join(world_size, world_size, rank=rank, join_timeout_s=timeout.total_seconds())
+        assignment = client.join(world_size, world_size, rank=rank, join_timeout_s=timeout.total_seconds())
     except RendezvousFailure as failure:
         kind = TimeoutError if failure.code == "DEADLINE_EXCEEDED" else RuntimeError
         raise kind(f"ferry://: {failure}") from None
-    store = dist.TCPStore(endpoint[0], place.port, is_master=False, wait_for_workers=False, timeout=timeout)
+    store = dist.TCPStore(endpoint[0], assignment.port, is_master=False, wait_for_workers=False, timeout=timeout)
     yield store, rank, world_size
-    raise RuntimeError("ferry://: a rendezvous is used once; call init_process_group() again for another")
+    raise RuntimeError("ferry://: a rendezvous can be used once only; call init_process_group() again")
 
 
 def register_init_method() -> None:
-    """Makes ferry:// known to PyTorch. May be called again."""
+    """Registers ferry:// with PyTorch. Idempotent."""
     try:
         dist.register_rendezvous_handler(_SCHEME, rendezvous)
     except RuntimeError:
-        pass  # It is known already.
+        pass  # It is registered already.

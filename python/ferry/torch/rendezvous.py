@@ -15,7 +15,7 @@ from ..rendezvous_client import RendezvousClient, RendezvousFailure, parse_endpo
 
 logger = logging.getLogger(__name__)
 
-# The codes of the coordinator as torchelastic's errors. Releases before 2.4 lack the last one.
+# The torchelastic errors for the coordinator's codes. Releases before 2.4 do not have RendezvousGracefulExitError.
 _ERRORS: Dict[str, Type[Exception]] = {
     "FAILED_PRECONDITION": api.RendezvousClosedError,
     "DEADLINE_EXCEEDED": api.RendezvousTimeoutError,
@@ -29,18 +29,19 @@ def _error(failure: RendezvousFailure) -> Exception:
 
 
 class FerryRendezvousHandler(api.RendezvousHandler):
-    """An agent of torchrun in a run of a Ferry coordinator.
+    """The rendezvous handler of a torchrun agent.
 
-    Each round has a store of its own at the coordinator, for the agents and their workers: no agent and no worker hosts
-    one, so that no node is needed by the others.
+    Each round has a store of its own on the coordinator, for the agents and their workers. No agent or worker hosts a
+    store, so any node may fail without taking it away from the others.
 
     Args:
         params: with these options of --rdzv-conf, in seconds: join_timeout (600), last_call_timeout (30),
             close_timeout (30), read_timeout (60; of the agents' operations on the store), keep_alive_interval (5),
-            connect_timeout (60; how long the coordinator may be out of reach); and keep_alive_max_attempt (3).
+            connect_timeout (60; how long the coordinator may be unreachable); and keep_alive_max_attempt (3), the
+            number of missed heartbeats after which a node is considered dead.
 
     Raises:
-        ValueError: the endpoint or an option has no such form.
+        ValueError: the endpoint or an option is invalid.
     """
 
     def __init__(self, params: api.RendezvousParameters) -> None:
@@ -59,7 +60,7 @@ class FerryRendezvousHandler(api.RendezvousHandler):
             heartbeat_timeout_s=max(1.0, interval_s * _positive(params, "keep_alive_max_attempt", 3)),
             connect_timeout_s=_positive(params, "connect_timeout", 60))
         self._has_joined = False
-        # An agent that ends without `shutdown`, after a signal, is missed at once.
+        # An agent that exits without `shutdown`, as after a signal, leaves the run at once.
         atexit.register(_leave, weakref.ref(self._client))
 
     def get_backend(self) -> str:
@@ -70,7 +71,7 @@ class FerryRendezvousHandler(api.RendezvousHandler):
 
     @property
     def use_agent_store(self) -> bool:
-        """Workers use the store of `next_rendezvous`."""
+        """True: the workers use the store that `next_rendezvous` returns."""
         return True
 
     def next_rendezvous(self) -> Any:
@@ -81,47 +82,49 @@ class FerryRendezvousHandler(api.RendezvousHandler):
 
         Raises:
             RendezvousClosedError: the run is closed.
-            RendezvousTimeoutError: the others have not come; the text says which have.
+            RendezvousTimeoutError: nodes are missing; the message says which have joined.
             RendezvousConnectionError: the coordinator, or the store, cannot be reached.
-            RendezvousStateError: the coordinator refuses this node, for example for other --nnodes.
-            RendezvousGracefulExitError: the run has ended without a need for this node.
+            RendezvousStateError: the coordinator refuses this node, for example because its --nnodes differs.
+            RendezvousGracefulExitError: the run has ended, and this node was a spare.
         """
         try:
-            place = self._client.join(self._params.min_nodes, self._params.max_nodes,
-                                      last_call_timeout_s=self._last_call_timeout_s,
-                                      join_timeout_s=self._join_timeout_s)
+            assignment = self._client.join(self._params.min_nodes, self._params.max_nodes,
+                                           last_call_timeout_s=self._last_call_timeout_s,
+                                           join_timeout_s=self._join_timeout_s)
         except RendezvousFailure as failure:
             raise _error(failure) from None
         self._has_joined = True
         host = self._endpoint[0]
         logger.info("node %s is rank %d of %d in round %d of run %s; the store is at %s:%d", self._client.agent_id,
-                    place.rank, place.nodes, place.round, self._params.run_id, host, place.port)
+                    assignment.rank, assignment.nodes, assignment.round, self._params.run_id, host, assignment.port)
         try:
-            store = dist.TCPStore(host, place.port, is_master=False, wait_for_workers=False,
+            store = dist.TCPStore(host, assignment.port, is_master=False, wait_for_workers=False,
                                   timeout=datetime.timedelta(seconds=self._read_timeout_s))
         except (RuntimeError, ValueError) as error:
             raise api.RendezvousConnectionError(
-                f"the store of round {place.round} at {host}:{place.port} cannot be reached: {error}") from error
-        store = dist.PrefixStore(f"torch.rendezvous.{self._params.run_id}.{place.round}", store)
+                f"cannot connect to the store of round {assignment.round} at {host}:{assignment.port}: {error}"
+            ) from error
+        store = dist.PrefixStore(f"torch.rendezvous.{self._params.run_id}.{assignment.round}", store)
         if not hasattr(api, "RendezvousInfo"):
-            return store, place.rank, place.nodes
-        return api.RendezvousInfo(store, place.rank, place.nodes, api.RendezvousStoreInfo(host, place.port))
+            return store, assignment.rank, assignment.nodes
+        return api.RendezvousInfo(store, assignment.rank, assignment.nodes,
+                                  api.RendezvousStoreInfo(host, assignment.port))
 
     def num_nodes_waiting(self) -> int:
-        """The number of nodes that wait for a next round, or of members that have died since this one began. 1 if the
-        coordinator does not know this node (any more).
+        """Returns the number of nodes that wait for the next round, or of members that the running one has lost. At
+        least 1 if this node itself is no longer in the run, so that its agent joins again.
         """
         try:
-            news = self._client.news()
+            state = self._client.run_state()
         except RendezvousFailure as failure:
             raise _error(failure) from None
-        if news.is_closed or not self._has_joined:
+        if state.is_closed or not self._has_joined:
             return 0
-        return news.waiting if news.is_known else max(1, news.waiting)
+        return state.waiting if state.is_known else max(1, state.waiting)
 
     def is_closed(self) -> bool:
         try:
-            return self._client.news(max_age_s=0).is_closed
+            return self._client.run_state(max_age_s=0).is_closed
         except RendezvousFailure as failure:
             raise _error(failure) from None
 
@@ -132,21 +135,21 @@ class FerryRendezvousHandler(api.RendezvousHandler):
             raise _error(failure) from None
 
     def shutdown(self) -> bool:
-        """Closes the run, and leaves it. Returns whether the coordinator knows."""
-        is_told = True
+        """Closes the run and leaves it. Returns whether the coordinator has closed it."""
+        is_closed = True
         try:
             self._client.close(self._close_timeout_s)
         except RendezvousFailure as failure:
             logger.warning("run %s could not be closed: %s", self._params.run_id, failure)
-            is_told = False
+            is_closed = False
         self._client.leave()
-        return is_told
+        return is_closed
 
 
 def _leave(client: "weakref.ref[RendezvousClient]") -> None:
-    made = client()
-    if made is not None:
-        made.leave(timeout_s=1.0)
+    alive = client()
+    if alive is not None:
+        alive.leave(timeout_s=1.0)
 
 
 def _positive(params: api.RendezvousParameters, name: str, default: float) -> float:
@@ -168,10 +171,10 @@ def create_handler(params: api.RendezvousParameters) -> FerryRendezvousHandler:
 
 
 def get_handler_creator() -> Callable[[api.RendezvousParameters], api.RendezvousHandler]:
-    """The entry point of the group torchrun.handlers, which returns the function that makes handlers."""
+    """The entry point in the group torchrun.handlers. Returns the function that creates handlers."""
     return create_handler
 
 
 def register() -> None:
-    """Registers the backend "ferry", for PyTorch before 2.4, whose torchrun has no entry points. May be called again."""
+    """Registers the backend "ferry", for PyTorch before 2.4, whose torchrun has no entry points. Idempotent."""
     api.rendezvous_handler_registry.register("ferry", create_handler)

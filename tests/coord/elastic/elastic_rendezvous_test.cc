@@ -48,24 +48,24 @@ class FakeStores final : public ElasticStores {
 
 // An answer that may not have come yet.
 struct Pending {
-  std::optional<absl::StatusOr<ElasticPlace>> answer;
+  std::optional<absl::StatusOr<ElasticAssignment>> answer;
 
-  bool is_there() const { return answer.has_value(); }
+  bool is_done() const { return answer.has_value(); }
   absl::Status status() const {
-    return is_there() ? answer->status() : absl::UnknownError("no answer has come");
+    return is_done() ? answer->status() : absl::UnknownError("Join has not completed");
   }
-  ElasticPlace place() const {
+  ElasticAssignment assignment() const {
     EXPECT_TRUE(status().ok()) << status();
-    return status().ok() ? **answer : ElasticPlace{-1, -1, -1, -1};
+    return status().ok() ? **answer : ElasticAssignment{-1, -1, -1, -1};
   }
-  int rank() const { return place().rank; }
+  int rank() const { return assignment().rank; }
 };
 using PendingPtr = std::shared_ptr<Pending>;
 
 // Runs of nodes "a", "b", ..., each an agent on a host of that name and on a connection of its own.
 class Rendezvous : public ::testing::Test {
  protected:
-  ElasticJoin Wish(const std::string& agent, int min_nodes, int max_nodes) {
+  ElasticJoin MakeJoin(const std::string& agent, int min_nodes, int max_nodes) {
     return {.run = {"job"},
             .agent = agent,
             .host = absl::StrCat("host-", agent),
@@ -73,8 +73,8 @@ class Rendezvous : public ::testing::Test {
             .min_nodes = min_nodes,
             .max_nodes = max_nodes};
   }
-  ElasticJoin RankWish(const std::string& agent, int rank, int size) {
-    ElasticJoin join = Wish(agent, size, size);
+  ElasticJoin MakeRankJoin(const std::string& agent, int rank, int size) {
+    ElasticJoin join = MakeJoin(agent, size, size);
     join.run.is_group = true;
     join.rank = rank;
     return join;
@@ -82,20 +82,21 @@ class Rendezvous : public ::testing::Test {
   PendingPtr Join(ElasticJoin join, uint64_t connection = 0) {
     if (connection == 0) connection = Connection(join.agent);
     auto pending = std::make_shared<Pending>();
-    rendezvous_.Join(std::move(join), connection, [pending](absl::StatusOr<ElasticPlace> place) {
-      EXPECT_FALSE(pending->is_there()) << "answered twice";
-      pending->answer = std::move(place);
-    });
+    rendezvous_.Join(std::move(join), connection,
+                     [pending](absl::StatusOr<ElasticAssignment> assignment) {
+                       EXPECT_FALSE(pending->is_done()) << "answered twice";
+                       pending->answer = std::move(assignment);
+                     });
     Run();
     return pending;
   }
   PendingPtr Join(const std::string& agent, int min_nodes, int max_nodes) {
-    return Join(Wish(agent, min_nodes, max_nodes));
+    return Join(MakeJoin(agent, min_nodes, max_nodes));
   }
   static uint64_t Connection(const std::string& agent) {
     return 100 + static_cast<unsigned char>(agent[0]);
   }
-  ElasticNews Beat(const std::string& agent) {
+  ElasticRunState Beat(const std::string& agent) {
     return rendezvous_.KeepAlive({"job"}, agent, Connection(agent));
   }
   void Detach(const std::string& agent) {
@@ -143,12 +144,12 @@ class Rendezvous : public ::testing::Test {
 
 TEST_F(Rendezvous, MaximumIsThere_RoundBeginsAtOnceWithAStore) {
   const PendingPtr b = Join("b", 1, 2);
-  EXPECT_FALSE(b->is_there());
+  EXPECT_FALSE(b->is_done());
   const PendingPtr a = Join("a", 1, 2);
-  EXPECT_EQ(a->place().round, 0);
-  EXPECT_EQ(a->place().nodes, 2);
-  EXPECT_EQ(a->place().port, 1000);
-  EXPECT_EQ(b->place().port, 1000);
+  EXPECT_EQ(a->assignment().round, 0);
+  EXPECT_EQ(a->assignment().nodes, 2);
+  EXPECT_EQ(a->assignment().port, 1000);
+  EXPECT_EQ(b->assignment().port, 1000);
   // In the order of the hosts, not of the arrivals.
   EXPECT_THAT((std::vector<int>{a->rank(), b->rank()}), ElementsAre(0, 1));
   EXPECT_THAT(stores_.open, SizeIs(1));
@@ -159,16 +160,16 @@ TEST_F(Rendezvous, MinimumIsThere_RoundBeginsAfterTheLastCall) {
   Pass(absl::Seconds(40), {"a"});
   const PendingPtr b = Join("b", 2, 3);
   Pass(absl::Seconds(29), {"a", "b"});
-  EXPECT_FALSE(a->is_there());
+  EXPECT_FALSE(a->is_done());
   Pass(absl::Seconds(1), {"a", "b"});
-  EXPECT_EQ(a->place().nodes, 2);
+  EXPECT_EQ(a->assignment().nodes, 2);
   EXPECT_EQ(b->rank(), 1);
 }
 
 TEST_F(Rendezvous, OneBelowTheMinimum_RoundDoesNotBegin) {
   const PendingPtr a = Join("a", 2, 3);
   Pass(absl::Seconds(599), {"a"});
-  EXPECT_FALSE(a->is_there());
+  EXPECT_FALSE(a->is_done());
 }
 
 TEST_F(Rendezvous, NodeDiesDuringTheLastCall_LastCallBeginsAnew) {
@@ -177,27 +178,27 @@ TEST_F(Rendezvous, NodeDiesDuringTheLastCall_LastCallBeginsAnew) {
   Pass(absl::Seconds(20), {"a", "b"});
   Kill("b", {"a"});
   Pass(absl::Seconds(20), {"a"});
-  EXPECT_FALSE(a->is_there());
+  EXPECT_FALSE(a->is_done());
   const PendingPtr c = Join("c", 2, 3);
   Pass(absl::Seconds(29), {"a", "c"});
-  EXPECT_FALSE(a->is_there());
+  EXPECT_FALSE(a->is_done());
   Pass(absl::Seconds(1), {"a", "c"});
-  EXPECT_EQ(a->place().nodes, 2);
+  EXPECT_EQ(a->assignment().nodes, 2);
 }
 
 TEST_F(Rendezvous, LastCallIsLongerThanAJoin_RoundBeginsInsteadOfAnError) {
-  ElasticJoin join = Wish("a", 1, 2);
+  ElasticJoin join = MakeJoin("a", 1, 2);
   join.join_timeout = absl::Seconds(5);
   const PendingPtr a = Join(join);
   Pass(absl::Seconds(5), {"a"});
-  EXPECT_EQ(a->place().nodes, 1);
+  EXPECT_EQ(a->assignment().nodes, 1);
 }
 
 TEST_F(Rendezvous, NodeIsMissing_ErrorSaysWhoJoinedAndHowManyAreMissing) {
   const PendingPtr a = Join("a", 3, 4);
   const PendingPtr b = Join("b", 3, 4);
   Pass(absl::Seconds(599), {"a", "b"});
-  EXPECT_FALSE(a->is_there());
+  EXPECT_FALSE(a->is_done());
   Pass(absl::Seconds(1), {"a", "b"});
   EXPECT_EQ(a->status().code(), StatusCode::kDeadlineExceeded);
   EXPECT_THAT(std::string(a->status().message()),
@@ -222,13 +223,13 @@ TEST_F(Rendezvous, MembersJoinAgain_NextRoundHasTheirRanksAndAnotherStore) {
   Join("b", 2, 2);
   Join("a", 2, 2);
   const PendingPtr b = Join("b", 2, 2);
-  EXPECT_FALSE(b->is_there());
+  EXPECT_FALSE(b->is_done());
   EXPECT_EQ(Beat("a").waiting, 1);
   EXPECT_EQ(Beat("a").round, 0);
   const PendingPtr a = Join("a", 2, 2);
-  EXPECT_EQ(a->place().round, 1);
+  EXPECT_EQ(a->assignment().round, 1);
   EXPECT_THAT((std::vector<int>{a->rank(), b->rank()}), ElementsAre(0, 1));
-  EXPECT_EQ(a->place().port, 1001);
+  EXPECT_EQ(a->assignment().port, 1001);
   EXPECT_EQ(Beat("a").waiting, 0);
   // The former one is closed.
   EXPECT_THAT(stores_.open, SizeIs(1));
@@ -243,7 +244,7 @@ TEST_F(Rendezvous, NodeComesLate_IsCountedAndInTheNextRound) {
   EXPECT_EQ(Beat("b").waiting, 1);
   EXPECT_EQ(Beat("c").waiting, 1);
   Pass(absl::Seconds(100), {"a", "b", "c"});
-  EXPECT_FALSE(a->is_there());
+  EXPECT_FALSE(a->is_done());
   const PendingPtr b = Join("b", 1, 3);
   const PendingPtr c = Join("c", 1, 3);
   // Those that stay keep their ranks, though the host of the new one is the first.
@@ -256,12 +257,12 @@ TEST_F(Rendezvous, RoundIsFull_SpareIsNotCountedAndWaitsWithoutLimit) {
   const PendingPtr spare = Join("c", 1, 2);
   EXPECT_EQ(Beat("a").waiting, 0);
   Pass(absl::Seconds(1500), {"a", "b", "c"});
-  EXPECT_FALSE(spare->is_there());
+  EXPECT_FALSE(spare->is_done());
   Kill("b", {"a", "c"});
   EXPECT_EQ(Beat("a").waiting, 1);
   // Its time begins now.
   Pass(absl::Seconds(500), {"a", "c"});
-  EXPECT_FALSE(spare->is_there());
+  EXPECT_FALSE(spare->is_done());
   const PendingPtr a = Join("a", 1, 2);
   EXPECT_EQ(a->rank(), 0);
   EXPECT_EQ(spare->rank(), 1);
@@ -274,7 +275,7 @@ TEST_F(Rendezvous, MembersAndSparesJoin_MembersComeFirst) {
   const PendingPtr c = Join("c", 2, 2);
   const PendingPtr b = Join("b", 2, 2);
   EXPECT_THAT((std::vector<int>{b->rank(), c->rank()}), ElementsAre(0, 1));
-  EXPECT_FALSE(spare->is_there());
+  EXPECT_FALSE(spare->is_done());
 }
 
 TEST_F(Rendezvous, FirstNodeDies_OthersKeepTheirRanksAsFarAsTheyFit) {
@@ -286,7 +287,7 @@ TEST_F(Rendezvous, FirstNodeDies_OthersKeepTheirRanksAsFarAsTheyFit) {
   Pass(absl::Seconds(30), {"b", "c"});
   // There is no rank 2 any more.
   EXPECT_THAT((std::vector<int>{c->rank(), b->rank()}), ElementsAre(0, 1));
-  EXPECT_EQ(b->place().nodes, 2);
+  EXPECT_EQ(b->assignment().nodes, 2);
 }
 
 TEST_F(Rendezvous, HalfOfTheNodesDie_OthersKeepTheirOrder) {
@@ -342,7 +343,7 @@ TEST_F(Rendezvous, AgentDiesWhileItWaits_IsNotInTheRound) {
   Kill("a", {});
   EXPECT_EQ(a->status().code(), StatusCode::kUnavailable);
   const PendingPtr b = Join("b", 2, 2);
-  EXPECT_FALSE(b->is_there());
+  EXPECT_FALSE(b->is_done());
   const PendingPtr c = Join("c", 2, 2);
   EXPECT_THAT((std::vector<int>{b->rank(), c->rank()}), ElementsAre(0, 1));
 }
@@ -353,7 +354,7 @@ TEST_F(Rendezvous, MemberDiesWhileTheOthersWaitForIt_RoundBegins) {
   const PendingPtr b = Join("b", 1, 3);
   Kill("c", {"a", "b"});
   Pass(absl::Seconds(30), {"a", "b"});
-  EXPECT_EQ(a->place().nodes, 2);
+  EXPECT_EQ(a->assignment().nodes, 2);
   EXPECT_THAT((std::vector<int>{a->rank(), b->rank()}), ElementsAre(0, 1));
 }
 
@@ -373,35 +374,35 @@ TEST_F(Rendezvous, AllNodesDie_RunIsForgottenWithItsStore) {
   EXPECT_TRUE(rendezvous_.empty());
   EXPECT_THAT(stores_.open, IsEmpty());
   // Another run may have the id, and other sizes.
-  EXPECT_EQ(Join("c", 1, 1)->place().round, 0);
+  EXPECT_EQ(Join("c", 1, 1)->assignment().round, 0);
 }
 
 TEST_F(Rendezvous, AnswerIsLost_SameAttemptGetsItAgain) {
-  const ElasticJoin wish = Wish("a", 1, 1);
-  const ElasticPlace place = Join(wish)->place();
-  const ElasticPlace again = Join(wish, 7)->place();
-  EXPECT_EQ(again.round, place.round);
-  EXPECT_EQ(again.port, place.port);
+  const ElasticJoin join = MakeJoin("a", 1, 1);
+  const ElasticAssignment assignment = Join(join)->assignment();
+  const ElasticAssignment again = Join(join, 7)->assignment();
+  EXPECT_EQ(again.round, assignment.round);
+  EXPECT_EQ(again.port, assignment.port);
   EXPECT_THAT(stores_.ever, SizeIs(1));
 }
 
 TEST_F(Rendezvous, WaitIsSentAgain_GoesOnWithItsFirstDeadline) {
-  const ElasticJoin wish = Wish("a", 2, 2);
-  const PendingPtr first = Join(wish);
+  const ElasticJoin join = MakeJoin("a", 2, 2);
+  const PendingPtr first = Join(join);
   Pass(absl::Seconds(500), {"a"});
-  const PendingPtr second = Join(wish, 7);
+  const PendingPtr second = Join(join, 7);
   EXPECT_EQ(first->status().code(), StatusCode::kAborted);
   Pass(absl::Seconds(99), {"a"});
-  EXPECT_FALSE(second->is_there());
+  EXPECT_FALSE(second->is_done());
   Pass(absl::Seconds(1), {"a"});
   EXPECT_EQ(second->status().code(), StatusCode::kDeadlineExceeded);
 }
 
 TEST_F(Rendezvous, EarlierAttemptComesLate_IsRejected) {
-  const ElasticJoin first = Wish("a", 1, 2);
+  const ElasticJoin first = MakeJoin("a", 1, 2);
   const PendingPtr second = Join("a", 1, 2);
   EXPECT_EQ(Join(first)->status().code(), StatusCode::kAborted);
-  EXPECT_FALSE(second->is_there());
+  EXPECT_FALSE(second->is_done());
 }
 
 TEST_F(Rendezvous, RunIsClosed_WaitsEndAndLaterNodesAreRefused) {
@@ -416,7 +417,7 @@ TEST_F(Rendezvous, RunIsClosed_WaitsEndAndLaterNodesAreRefused) {
   const PendingPtr later = Join("c", 1, 3);
   EXPECT_EQ(later->status().code(), StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(later->status().message()),
-              AllOf(HasSubstr("host-a"), HasSubstr("did not do yet")));
+              AllOf(HasSubstr("host-a"), HasSubstr("still there: ")));
   // Its members may still be in their exit barrier.
   EXPECT_THAT(stores_.open, SizeIs(1));
 }
@@ -448,7 +449,7 @@ TEST_F(Rendezvous, ClosedRunIsLeftByAll_ItsIdIsFreeAfterAMoment) {
   clock_.Advance(options_.closed_linger);
   AdvanceOnce();
   EXPECT_THAT(stores_.open, IsEmpty());
-  EXPECT_EQ(Join("c", 1, 1)->place().round, 0);
+  EXPECT_EQ(Join("c", 1, 1)->assignment().round, 0);
 }
 
 TEST_F(Rendezvous, UnknownRunIsClosed_NothingHappens) {
@@ -472,11 +473,11 @@ TEST_F(Rendezvous, StoreCannotBeOpened_NodesLearnWhyAndMayTryAgain) {
   EXPECT_EQ(a->status().code(), StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(a->status().message()), HasSubstr("no descriptors"));
   stores_.error = absl::OkStatus();
-  EXPECT_EQ(Join("a", 1, 1)->place().round, 0);
+  EXPECT_EQ(Join("a", 1, 1)->assignment().round, 0);
 }
 
 TEST_F(Rendezvous, ValuesAreOutOfRange_AreRefused) {
-  std::vector<ElasticJoin> wrong(15, Wish("a", 1, 2));
+  std::vector<ElasticJoin> wrong(15, MakeJoin("a", 1, 2));
   wrong[0].run.name = "";
   wrong[1].run.name = std::string(225, 'x');
   wrong[2].agent = "";
@@ -489,15 +490,15 @@ TEST_F(Rendezvous, ValuesAreOutOfRange_AreRefused) {
   wrong[9].last_call_timeout = absl::Seconds(-1);
   wrong[10].heartbeat_timeout = absl::Milliseconds(999);
   wrong[11].heartbeat_timeout = absl::InfiniteDuration();
-  wrong[12] = RankWish("a", -1, 2);
-  wrong[13] = RankWish("a", 2, 2);
-  wrong[14] = RankWish("a", 0, 2);
+  wrong[12] = MakeRankJoin("a", -1, 2);
+  wrong[13] = MakeRankJoin("a", 2, 2);
+  wrong[14] = MakeRankJoin("a", 0, 2);
   wrong[14].min_nodes = 1;
   for (size_t i = 0; i < wrong.size(); ++i) {
     EXPECT_EQ(Join(wrong[i])->status().code(), StatusCode::kInvalidArgument) << i;
   }
   EXPECT_TRUE(rendezvous_.empty());
-  ElasticJoin right = Wish("a", 1, 1);
+  ElasticJoin right = MakeJoin("a", 1, 1);
   right.run.name = std::string(224, 'x');
   right.join_timeout = absl::Milliseconds(1);
   right.last_call_timeout = absl::ZeroDuration();
@@ -508,11 +509,11 @@ TEST_F(Rendezvous, ValuesAreOutOfRange_AreRefused) {
 // The names of stores contain those of runs, and have limits of their own.
 TEST_F(Rendezvous, RunCannotHaveAStore_IsRefusedBeforeItWaits) {
   for (const std::string& name : {std::string(225, 'x'), std::string("a\nb"), std::string(1, 0)}) {
-    ElasticJoin join = Wish("a", 2, 2);
+    ElasticJoin join = MakeJoin("a", 2, 2);
     join.run.name = name;
     EXPECT_EQ(Join(join)->status().code(), StatusCode::kInvalidArgument) << name;
   }
-  ElasticJoin join = Wish("a", 1, 1);
+  ElasticJoin join = MakeJoin("a", 1, 1);
   join.run.name = std::string(224, 'x');
   EXPECT_EQ(Join(join)->rank(), 0);
   // After 2^64 rounds.
@@ -527,7 +528,7 @@ TEST_F(Rendezvous, ManyNodesGiveUpOrDie_FewLinesAreLogged) {
     if (absl::StrContains(line, "in vain")) ++in_vain;
     if (absl::StrContains(line, "is dead")) ++dead;
   });
-  for (int i = 0; i < kNodes; ++i) Join(Wish(absl::StrCat("a", i), kNodes + 1, kNodes + 1), 1000);
+  for (int i = 0; i < kNodes; ++i) Join(MakeJoin(absl::StrCat("a", i), kNodes + 1, kNodes + 1), 1000);
   clock_.Advance(absl::Minutes(10));
   for (int i = 0; i < kNodes; ++i) {
     rendezvous_.KeepAlive({"job"}, absl::StrCat("a", i), 1000);
@@ -548,10 +549,10 @@ TEST_F(Rendezvous, TooManyRunsOrAgents_AreRefused) {
   std::vector<StatusCode> codes;
   for (const auto& [run, agent] : std::vector<std::pair<std::string, std::string>>{
            {"one", "a"}, {"two", "a"}, {"three", "a"}, {"one", "b"}, {"two", "b"}}) {
-    ElasticJoin join = Wish(agent, 1, 1);
+    ElasticJoin join = MakeJoin(agent, 1, 1);
     join.run.name = run;
-    rendezvous.Join(join, 1, [&codes](absl::StatusOr<ElasticPlace> place) {
-      codes.push_back(place.status().code());
+    rendezvous.Join(join, 1, [&codes](absl::StatusOr<ElasticAssignment> assignment) {
+      codes.push_back(assignment.status().code());
     });
     Run();
   }
@@ -560,9 +561,9 @@ TEST_F(Rendezvous, TooManyRunsOrAgents_AreRefused) {
                                  StatusCode::kResourceExhausted));
   rendezvous.Leave({"one"}, "b");
   Run();
-  ElasticJoin join = Wish("c", 1, 1);
+  ElasticJoin join = MakeJoin("c", 1, 1);
   join.run.name = "one";
-  rendezvous.Join(join, 1, [](absl::StatusOr<ElasticPlace>) {});
+  rendezvous.Join(join, 1, [](absl::StatusOr<ElasticAssignment>) {});
   rendezvous.Leave({"one"}, "c");
   rendezvous.Stop();
   Run();
@@ -599,21 +600,21 @@ TEST_F(Rendezvous, Report_HasMembersAndWaits) {
 }
 
 TEST_F(Rendezvous, RanksOfAGroup_AreThoseThatTheyAskFor) {
-  const PendingPtr a = Join(RankWish("a", 2, 3));
-  const PendingPtr b = Join(RankWish("b", 0, 3));
-  EXPECT_FALSE(b->is_there());
-  const PendingPtr c = Join(RankWish("c", 1, 3));
+  const PendingPtr a = Join(MakeRankJoin("a", 2, 3));
+  const PendingPtr b = Join(MakeRankJoin("b", 0, 3));
+  EXPECT_FALSE(b->is_done());
+  const PendingPtr c = Join(MakeRankJoin("c", 1, 3));
   EXPECT_THAT((std::vector<int>{a->rank(), b->rank(), c->rank()}), ElementsAre(2, 0, 1));
   // The ids of groups and of runs are unrelated.
-  EXPECT_EQ(Join("a", 1, 1)->place().nodes, 1);
+  EXPECT_EQ(Join("a", 1, 1)->assignment().nodes, 1);
 }
 
 TEST_F(Rendezvous, RankOfAGroupIsMissing_ErrorNamesIt) {
-  Join(RankWish("a", 0, 4));
-  Join(RankWish("b", 1, 4));
-  ElasticJoin wish = RankWish("d", 3, 4);
-  wish.join_timeout = absl::Seconds(10);
-  const PendingPtr d = Join(wish);
+  Join(MakeRankJoin("a", 0, 4));
+  Join(MakeRankJoin("b", 1, 4));
+  ElasticJoin join = MakeRankJoin("d", 3, 4);
+  join.join_timeout = absl::Seconds(10);
+  const PendingPtr d = Join(join);
   clock_.Advance(absl::Seconds(10));
   AdvanceOnce();
   EXPECT_EQ(d->status().code(), StatusCode::kDeadlineExceeded);
@@ -622,14 +623,14 @@ TEST_F(Rendezvous, RankOfAGroupIsMissing_ErrorNamesIt) {
 
 // All have the same timeout, but not the same deadline.
 TEST_F(Rendezvous, OtherRanksGaveUpBefore_AreNotMissing) {
-  Join(RankWish("a", 0, 3));
+  Join(MakeRankJoin("a", 0, 3));
   clock_.Advance(absl::Seconds(1));
-  const PendingPtr b = Join(RankWish("b", 1, 3));
+  const PendingPtr b = Join(MakeRankJoin("b", 1, 3));
   clock_.Advance(absl::Seconds(14));
   for (const char* agent : {"a", "b"}) {
     rendezvous_.KeepAlive({"job", true}, agent, Connection(agent));
   }
-  ElasticJoin short_wait = RankWish("a", 0, 3);
+  ElasticJoin short_wait = MakeRankJoin("a", 0, 3);
   short_wait.join_timeout = absl::Seconds(1);
   const PendingPtr a = Join(short_wait);
   clock_.Advance(absl::Seconds(1));
@@ -641,73 +642,74 @@ TEST_F(Rendezvous, OtherRanksGaveUpBefore_AreNotMissing) {
     rendezvous_.KeepAlive({"job", true}, "b", Connection("b"));
     AdvanceOnce();
   }
-  EXPECT_THAT(std::string(b->status().message()),
-              AllOf(HasSubstr("gave up: rank 0 on \"host-a\""), HasSubstr("rank 2 is missing")));
+  EXPECT_THAT(
+      std::string(b->status().message()),
+      AllOf(HasSubstr("timed out before: rank 0 on \"host-a\""), HasSubstr("rank 2 is missing")));
 }
 
 TEST_F(Rendezvous, NodeGaveUpAndComesBack_IsCountedOnce) {
-  ElasticJoin wish = Wish("a", 3, 3);
-  wish.join_timeout = absl::Seconds(5);
-  Join(wish);
+  ElasticJoin join = MakeJoin("a", 3, 3);
+  join.join_timeout = absl::Seconds(5);
+  Join(join);
   Pass(absl::Seconds(5), {"a"});
   const PendingPtr b = Join("b", 3, 3);
   Pass(absl::Seconds(300), {"a", "b"});
   Join("a", 3, 3);
   Pass(absl::Seconds(300), {"a", "b"});
-  EXPECT_THAT(
-      std::string(b->status().message()),
-      AllOf(HasSubstr("2 of 3 nodes"), HasSubstr("1 node is missing"), Not(HasSubstr("gave up"))));
+  EXPECT_THAT(std::string(b->status().message()),
+              AllOf(HasSubstr("2 of 3 nodes"), HasSubstr("1 node is missing"),
+                    Not(HasSubstr("timed out before"))));
 }
 
 TEST_F(Rendezvous, RankOfAGroupComesTwice_SecondIsRefusedByName) {
-  Join(RankWish("a", 0, 2));
-  const absl::Status status = Join(RankWish("b", 0, 2))->status();
+  Join(MakeRankJoin("a", 0, 2));
+  const absl::Status status = Join(MakeRankJoin("b", 0, 2))->status();
   EXPECT_EQ(status.code(), StatusCode::kAlreadyExists);
   EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr("host-a"), HasSubstr("host-b")));
 }
 
 TEST_F(Rendezvous, RankOfAGroupIsStartedAgain_TakesThePlaceOfTheDeadOne) {
-  const PendingPtr dead = Join(RankWish("a", 0, 2));
+  const PendingPtr dead = Join(MakeRankJoin("a", 0, 2));
   rendezvous_.Detach({"job", true}, "a", Connection("a"));
-  const PendingPtr again = Join(RankWish("b", 0, 2));
+  const PendingPtr again = Join(MakeRankJoin("b", 0, 2));
   EXPECT_EQ(dead->status().code(), StatusCode::kUnavailable);
-  const PendingPtr other = Join(RankWish("c", 1, 2));
+  const PendingPtr other = Join(MakeRankJoin("c", 1, 2));
   EXPECT_EQ(again->rank(), 0);
   EXPECT_EQ(other->rank(), 1);
 }
 
 TEST_F(Rendezvous, GroupMeetsAgain_HasAnotherStore) {
-  Join(RankWish("a", 0, 2));
-  Join(RankWish("b", 1, 2));
-  const PendingPtr a = Join(RankWish("a", 0, 2));
-  EXPECT_FALSE(a->is_there());
-  const PendingPtr b = Join(RankWish("b", 1, 2));
-  EXPECT_EQ(a->place().round, 1);
-  EXPECT_EQ(b->place().port, 1001);
+  Join(MakeRankJoin("a", 0, 2));
+  Join(MakeRankJoin("b", 1, 2));
+  const PendingPtr a = Join(MakeRankJoin("a", 0, 2));
+  EXPECT_FALSE(a->is_done());
+  const PendingPtr b = Join(MakeRankJoin("b", 1, 2));
+  EXPECT_EQ(a->assignment().round, 1);
+  EXPECT_EQ(b->assignment().port, 1001);
 }
 
 TEST_F(Rendezvous, GroupShrinks_RankThatIsNotInItDoesNotDelayIt) {
-  for (int rank = 0; rank < 3; ++rank) Join(RankWish(std::string(1, "abc"[rank]), rank, 3));
-  const PendingPtr a = Join(RankWish("a", 0, 2));
-  const PendingPtr b = Join(RankWish("b", 1, 2));
-  EXPECT_EQ(a->place().nodes, 2);
+  for (int rank = 0; rank < 3; ++rank) Join(MakeRankJoin(std::string(1, "abc"[rank]), rank, 3));
+  const PendingPtr a = Join(MakeRankJoin("a", 0, 2));
+  const PendingPtr b = Join(MakeRankJoin("b", 1, 2));
+  EXPECT_EQ(a->assignment().nodes, 2);
   EXPECT_EQ(b->rank(), 1);
 }
 
 TEST_F(Rendezvous, AnotherJobHasTheRunIdOfAGroup_WaitsUntilTheFirstHasEnded) {
-  Join(RankWish("a", 0, 2));
-  Join(RankWish("b", 1, 2));
-  const PendingPtr c = Join(RankWish("c", 0, 2));
-  const PendingPtr d = Join(RankWish("d", 1, 2));
-  EXPECT_FALSE(c->is_there());
+  Join(MakeRankJoin("a", 0, 2));
+  Join(MakeRankJoin("b", 1, 2));
+  const PendingPtr c = Join(MakeRankJoin("c", 0, 2));
+  const PendingPtr d = Join(MakeRankJoin("d", 1, 2));
+  EXPECT_FALSE(c->is_done());
   Leave("a", true);
-  EXPECT_FALSE(c->is_there());
+  EXPECT_FALSE(c->is_done());
   Leave("b", true);
   EXPECT_THAT((std::vector<int>{c->rank(), d->rank()}), ElementsAre(0, 1));
 }
 
-// Any order of joins, deaths, silences, closes and time: places agree with each other, and nothing
-// is left in the end.
+// Any order of joins, deaths, silences, closes and time: assignments agree with each other, and
+// nothing is left in the end.
 TEST_F(Rendezvous, AnyOrderOfEvents_RoundsAreConsistent) {
   constexpr uint32_t kSeed = 20261126;
   std::mt19937 random(kSeed);
@@ -748,24 +750,24 @@ TEST_F(Rendezvous, AnyOrderOfEvents_RoundsAreConsistent) {
     }
   }
   // (round, port) -> ranks.
-  std::map<int, std::set<int>> places;
+  std::map<int, std::set<int>> assignments;
   std::map<int, int> nodes;
   for (const PendingPtr& one : pending) {
     if (!one->status().ok()) continue;
-    const ElasticPlace place = one->place();
-    EXPECT_TRUE(places[place.port].insert(place.rank).second);
-    nodes.try_emplace(place.port, place.nodes);
-    EXPECT_EQ(nodes[place.port], place.nodes);
+    const ElasticAssignment assignment = one->assignment();
+    EXPECT_TRUE(assignments[assignment.port].insert(assignment.rank).second);
+    nodes.try_emplace(assignment.port, assignment.nodes);
+    EXPECT_EQ(nodes[assignment.port], assignment.nodes);
   }
-  EXPECT_GT(places.size(), 50u);
-  for (const auto& [port, ranks] : places) {
+  EXPECT_GT(assignments.size(), 50u);
+  for (const auto& [port, ranks] : assignments) {
     EXPECT_EQ(static_cast<int>(ranks.size()), nodes[port]);
     EXPECT_EQ(*ranks.rbegin(), nodes[port] - 1);
   }
   Pass(absl::Seconds(1000), {});
   EXPECT_TRUE(rendezvous_.empty());
   EXPECT_THAT(stores_.open, IsEmpty());
-  for (const PendingPtr& one : pending) EXPECT_TRUE(one->is_there());
+  for (const PendingPtr& one : pending) EXPECT_TRUE(one->is_done());
 }
 
 }  // namespace
