@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Opens a scope once for each session.
+// Reference counting of scopes per session.
 #include "coord/server/tcp_store_holds.h"
 
 #include "absl/strings/str_cat.h"
@@ -16,7 +16,7 @@ absl::StatusOr<int> TcpStoreHolds::Open(absl::string_view scope) {
   absl::MutexLock lock(&mu_);
   if (is_over_) return absl::AbortedError("the session has ended");
   FERRY_ASSIGN_OR_RETURN(const int port, ports_.server->OpenScope(scope, ports_.open));
-  // Only the first hold counts; the port stays open meanwhile.
+  // A session has at most one reference to a scope.
   if (!scopes_.emplace(scope).second) ports_.server->CloseScope(scope).IgnoreError();
   return port;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// TcpStoreHolds: the PyTorch stores that a client of ferry.v1.Control holds.
+// TcpStoreHolds: the scopes of PyTorch stores that a session of ferry.v1.Control keeps open.
 #ifndef FERRY_COORD_SERVER_TCP_STORE_HOLDS_H_
 #define FERRY_COORD_SERVER_TCP_STORE_HOLDS_H_
 
@@ -19,9 +19,9 @@
 
 namespace ferry::coord {
 
-// Where the stores of scopes are served.
+// The server of the scopes, and how it opens their ports.
 struct TcpStorePorts {
-  // Null: they are not.
+  // Null if the coordinator serves no PyTorch stores.
   TcpStoreServer* server = nullptr;
   // See TcpStoreServer::OpenScope.
   std::function<absl::StatusOr<std::unique_ptr<Listener>>()> open;
@@ -30,13 +30,13 @@ struct TcpStorePorts {
 // Thread-safe. Lock order: mu_, then that of the TcpStoreServer.
 class TcpStoreHolds final {
  public:
-  // `ports` outlives it, and is read only by the methods.
+  // `ports` outlives it, and is not read by the constructor.
   explicit TcpStoreHolds(const TcpStorePorts& ports) : ports_(ports) {}
 
   // Returns the port; see v1::OpenStore.
   absl::StatusOr<int> Open(absl::string_view scope) ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status Close(absl::string_view scope) ABSL_LOCKS_EXCLUDED(mu_);
-  // Ends all holds; a later Open fails.
+  // Releases all scopes; a later Open fails with ABORTED.
   void End() ABSL_LOCKS_EXCLUDED(mu_);
 
  private:

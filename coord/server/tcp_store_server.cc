@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Connections, scopes with ports of their own, and reports.
+// Connections, ports of scopes, and status reports.
 #include "coord/server/tcp_store_server.h"
 
 #include <sys/epoll.h>
@@ -27,27 +27,28 @@
 namespace ferry::coord {
 namespace {
 
-// How often reservations and the end of the shared scope are checked.
+// How often timeouts of reservations and of the shared scope are checked.
 constexpr absl::Duration kTickPeriod = absl::Milliseconds(100);
-// How long the bytes after a request that is ambiguous may take: see TcpStoreParser. The longer
-// time covers a lost packet, which the client's host sends again after 200 ms at the least.
+// How long to wait for a value after an ambiguous request: see TcpStoreParser. The longer timeout
+// covers the retransmission of a lost packet, whose timeout is at least 200 ms on Linux.
 constexpr absl::Duration kAmbiguityTimeout = absl::Milliseconds(10);
 constexpr absl::Duration kLongAmbiguityTimeout = absl::Milliseconds(500);
 constexpr size_t kPiecesInWrite = 64;
-// Limits per turn, so that one client does not delay the others.
+// Limits per event, so that one client does not delay the others.
 constexpr size_t kReadsInTurn = 4;
 constexpr size_t kBytesWrittenInTurn = size_t{4} << 20;
 constexpr size_t kPartsInTurn = 4;
 // See TcpStoreBudget::EndPeriod.
 constexpr absl::Duration kBudgetPeriod = absl::Seconds(1);
-// At most so many lines about closed connections are logged in this time.
-constexpr size_t kMaxLines = 20;
-constexpr absl::Duration kLinesPeriod = absl::Seconds(10);
-// Report and List read so many before they release the lock.
+// The number of lines about closed connections that are logged per period.
+constexpr size_t kMaxLogLines = 20;
+constexpr absl::Duration kLogPeriod = absl::Seconds(10);
+// Report and List release the lock after this many entries or waits.
 constexpr size_t kEntriesInPart = 1024;
 constexpr size_t kWaitsInPart = 32;
 
-constexpr rlim_t kMostReserved = 1024;
+// See DescriptorLimit.
+constexpr rlim_t kMaxReservedDescriptors = 1024;
 
 // Ports of scopes take descriptors as their clients do.
 absl::Status CheckDescriptorsForPort() {
@@ -62,7 +63,7 @@ absl::Status CheckDescriptorsForPort() {
 
 }  // namespace
 
-// All is called on the loop.
+// All methods are called on the loop.
 class TcpStoreServer::Connection final : public LoopSource,
                                          public std::enable_shared_from_this<Connection> {
  public:
@@ -84,54 +85,56 @@ class TcpStoreServer::Connection final : public LoopSource,
     if (!added.ok()) return Close(added.status());
     source_ = *added;
   }
-  // A wait has ended: writes the reply, and goes on with requests that came behind it.
+  // A wait has ended: writes the reply, and executes requests that were received after it.
   void OnWaitEnd() {
     is_ready_ = false;
-    GoOn();
+    Continue();
   }
-  // It may receive again.
+  // The budget allows the connection to receive again.
   void Resume() {
     if (!connection_.valid()) return;
-    is_stopped_ = false;
-    WatchAgain();
+    is_paused_ = false;
+    UpdateWatch();
   }
   void CloseStalled(size_t held_bytes) {
-    Close(absl::ResourceExhaustedError(absl::StrCat(
-        "it holds ", held_bytes,
-        " bytes of requests that have not ended, replies that it has not "
-        "read, and waits, while all clients of stores may hold ",
-        server_.budget_.max_bytes(), " bytes (--max-store-client-bytes) and others need memory")));
+    Close(absl::ResourceExhaustedError(absl::StrCat("stalled with ", held_bytes,
+                                                    " bytes of incomplete requests, unread replies "
+                                                    "and waits, while others wait for memory; the "
+                                                    "limit for all clients of stores is ",
+                                                    server_.budget_.max_bytes(),
+                                                    " bytes (--max-store-client-bytes)")));
   }
 
-  // The values in its replies.
+  // Calls `visit` for each value that queued replies share with the store.
   void ForEachShared(absl::FunctionRef<void(const StoreValue&)> visit) const {
     session_->output().ForEachShared(visit);
   }
-  // So many bytes of them are in no store any more.
+  // Sets its share of the values that only replies refer to any more.
   void SetReplacedBytes(size_t bytes) {
-    if (bytes != std::exchange(replaced_bytes_, bytes)) WatchAgain();
+    if (bytes != std::exchange(replaced_bytes_, bytes)) UpdateWatch();
   }
 
  private:
   void OnReady(uint32_t events) override {
     if (!connection_.valid()) return;
-    if ((events & EPOLLOUT) != 0) GoOn();
+    if ((events & EPOLLOUT) != 0) Continue();
     if (!connection_.valid()) return;
     if ((watched_ & EPOLLIN) != 0 && (events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) {
       return Read();
     }
-    // Nothing can be read now, but the client is gone.
+    // Reading is paused, but the client has disconnected.
     if ((events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) Close(absl::OkStatus());
   }
   void OnLoopEnd() override { Close(absl::OkStatus()); }
 
   void Read() {
     for (size_t i = 0; i < kReadsInTurn; ++i) {
-      // Little comes behind a wait, since it stops reading then, and that may end the wait.
+      // Not while a wait is pending: reading stops after any further request, and a CANCEL_WAIT
+      // must be received.
       const bool is_sending = is_counted_ && !session_->is_waiting();
       if (is_sending && !server_.budget_.MayReceive(session_->client())) {
-        is_stopped_ = true;
-        return WatchAgain();
+        is_paused_ = true;
+        return UpdateWatch();
       }
       char* scratch = server_.loop_->scratch();
       const ssize_t got = recv(connection_.get(), scratch, SocketLoop::kScratchBytes, MSG_DONTWAIT);
@@ -168,19 +171,19 @@ class TcpStoreServer::Connection final : public LoopSource,
         return false;
       }
       if (!connection_.valid()) return false;
-      // It may go on: the output was written, or another part of a request is to be executed.
+      // Continue at once if the output was written, or a long reply has another part.
       if (!CanConsume()) break;
     }
     if (session_->is_ambiguous()) ResolveLater();
-    if (CanConsume()) GoOnLater();
-    WatchAgain();
+    if (CanConsume()) ContinueLater();
+    UpdateWatch();
     return true;
   }
   bool CanConsume() const {
     if (session_->has_more_parts()) return true;
     return !unread_.empty() && !session_->is_waiting() && session_->output().empty();
   }
-  // `rest` is in unread_, or elsewhere.
+  // Stores the unconsumed bytes. `rest` is the end of unread_, or elsewhere if that is empty.
   void Keep(absl::string_view rest) {
     if (unread_.empty()) {
       unread_.assign(rest.data(), rest.size());
@@ -189,18 +192,18 @@ class TcpStoreServer::Connection final : public LoopSource,
     }
     if (unread_.empty() && unread_.capacity() > TcpStoreOutput::kMaxKept) unread_ = {};
   }
-  void GoOn() {
+  void Continue() {
     if (!connection_.valid() || !Flush()) return;
-    if (unread_.empty() && !session_->has_more_parts()) return WatchAgain();
+    if (unread_.empty() && !session_->has_more_parts()) return UpdateWatch();
     Consume({});
   }
-  void GoOnLater() {
-    if (std::exchange(will_go_on_, true)) return;
+  void ContinueLater() {
+    if (std::exchange(will_continue_, true)) return;
     server_.loop_->Post([weak = weak_from_this()] {
       const auto self = weak.lock();
       if (self == nullptr) return;
-      self->will_go_on_ = false;
-      self->GoOn();
+      self->will_continue_ = false;
+      self->Continue();
     });
   }
 
@@ -225,11 +228,11 @@ class TcpStoreServer::Connection final : public LoopSource,
     }
     return true;
   }
-  // Called when it has received or written something.
-  void WatchAgain() {
+  // Updates the budget and the watched events, after each read or write.
+  void UpdateWatch() {
     UpdateBudget();
     uint32_t wanted = EPOLLRDHUP;
-    if (unread_.empty() && !is_stopped_) wanted |= EPOLLIN;
+    if (unread_.empty() && !is_paused_) wanted |= EPOLLIN;
     if (!session_->output().empty()) wanted |= EPOLLOUT;
     if (wanted == watched_) return;
     if ((wanted & EPOLLOUT) != 0) {
@@ -239,19 +242,19 @@ class TcpStoreServer::Connection final : public LoopSource,
       replaced_bytes_ = 0;
     }
     watched_ = wanted;
-    // Changing the events of a descriptor that is watched already takes no resources.
+    // EPOLL_CTL_MOD allocates nothing, so it does not fail.
     server_.loop_->Watch(source_, connection_.get(), wanted).IgnoreError();
   }
 
   void UpdateBudget() {
     const size_t held = session_->held_bytes() + unread_.capacity() + replaced_bytes_;
-    const bool counts = held > TcpStoreBudget::kFreeBytes;
+    const bool counts = held > TcpStoreBudget::kUncountedBytes;
     if (!counts && !is_counted_) return;
     if (counts != std::exchange(is_counted_, counts)) {
       if (counts) server_.counted_[session_->client()] = this;
       if (!counts) server_.counted_.erase(session_->client());
     }
-    if (!counts) is_stopped_ = false;
+    if (!counts) is_paused_ = false;
     TcpStoreBudget::Phase phase = TcpStoreBudget::Phase::kSending;
     if (session_->is_waiting()) phase = TcpStoreBudget::Phase::kWaiting;
     if (!session_->output().empty()) phase = TcpStoreBudget::Phase::kReading;
@@ -274,7 +277,7 @@ class TcpStoreServer::Connection final : public LoopSource,
       }
       self->server_.FlushReady();
       if (!status.ok()) return self->Close(status);
-      self->GoOn();
+      self->Continue();
     });
   }
 
@@ -285,8 +288,8 @@ class TcpStoreServer::Connection final : public LoopSource,
     server_.loop_->Remove(source_, connection_.get());
     connection_.Reset();
     if (absl::IsUnavailable(why)) {
-      // Processes that are killed reset their connections.
-      FERRY_LOG_INFO(kCoord, "a connection of a PyTorch store broke: peer={} error={}", peer_,
+      // This is not a warning, since a killed process may reset its connections.
+      FERRY_LOG_INFO(kCoord, "lost a connection of a PyTorch store: peer={} error={}", peer_,
                      why.message());
     } else if (!why.ok() && server_.closed_log_.Allow()) {
       FERRY_LOG_WARN(kCoord, "closed a connection of a PyTorch store: peer={} error={}", peer_,
@@ -313,33 +316,33 @@ class TcpStoreServer::Connection final : public LoopSource,
   Loop::SourceId source_ = 0;
   const std::shared_ptr<TcpStoreScope> scope_;
   std::string peer_;
-  // Its store is guarded by the server's lock; its output is the loop's.
+  // Its store is guarded by server_.mu_; its output is used on the loop only.
   std::shared_ptr<TcpStoreSession> session_;
-  // Received behind a pending wait, or behind replies that the client does not read.
+  // Received bytes that cannot be executed yet: a wait is pending, or replies are unread.
   std::string unread_;
   uint32_t watched_ = EPOLLIN | EPOLLRDHUP;
-  // It is in ready_.
+  // It is in server_.ready_.
   bool is_ready_ = false;
-  // Consume is to be called again, though nothing happens.
-  bool will_go_on_ = false;
-  // The budget counts it, and may have stopped it.
+  // A call of Continue is posted.
+  bool will_continue_ = false;
+  // The budget counts it, and has paused it.
   bool is_counted_ = false;
-  bool is_stopped_ = false;
+  bool is_paused_ = false;
   uint64_t moved_bytes_ = 0;
   size_t replaced_bytes_ = 0;
 };
 
 TcpStoreServer::TcpStoreServer(TcpStoreServerOptions options)
     : options_(std::move(options)),
-      closed_log_(SteadyClock(), kMaxLines, kLinesPeriod),
-      refused_log_(SteadyClock(), /*lines=*/1, kLinesPeriod),
+      closed_log_(SteadyClock(), kMaxLogLines, kLogPeriod),
+      refused_log_(SteadyClock(), /*lines=*/1, kLogPeriod),
       budget_(options_.max_client_bytes),
       scopes_(options_.limits, SteadyClock(), completions_, options_.idle_timeout) {}
 
 absl::StatusOr<std::unique_ptr<TcpStoreServer>> TcpStoreServer::Create(
     TcpStoreServerOptions options) {
   TcpStoreLimits& limits = options.request_limits;
-  // One request fits beside half of the budget.
+  // A request of the largest size must fit when the budget is three quarters full.
   limits.max_request_bytes = std::min(limits.max_request_bytes, options.max_client_bytes / 4);
   auto server = std::unique_ptr<TcpStoreServer>(new TcpStoreServer(std::move(options)));
   FERRY_ASSIGN_OR_RETURN(server->loop_, SocketLoop::Create("ferry-tcpstore"));
@@ -353,17 +356,17 @@ void TcpStoreServer::Take(UniqueFd connection) { Serve(std::move(connection), nu
 uint64_t TcpStoreServer::DescriptorLimit() {
   rlimit limit = {};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return std::numeric_limits<uint64_t>::max();
-  return limit.rlim_cur - std::min(limit.rlim_cur / 4, kMostReserved);
+  return limit.rlim_cur - std::min(limit.rlim_cur / 4, kMaxReservedDescriptors);
 }
 
 bool TcpStoreServer::HasDescriptorsFor(const UniqueFd& connection) {
-  // The kernel gives the lowest number that is free.
+  // The kernel allocates the lowest free descriptor, so a high one means that most are in use.
   const uint64_t limit = DescriptorLimit();
   if (static_cast<uint64_t>(connection.get()) < limit) return true;
   if (refused_log_.Allow()) {
     FERRY_LOG_WARN(kCoord,
-                   "closed new connections of PyTorch stores, since descriptors from {} on are for "
-                   "other clients: raise `ulimit -n`; peer={}",
+                   "closed new connections of PyTorch stores, since descriptors from {} on are "
+                   "reserved for other clients: raise `ulimit -n`; peer={}",
                    limit, PeerName(connection.get()));
   }
   return false;
@@ -371,8 +374,9 @@ bool TcpStoreServer::HasDescriptorsFor(const UniqueFd& connection) {
 
 void TcpStoreServer::Serve(UniqueFd connection, std::shared_ptr<TcpStoreScope> scope) {
   if (!HasDescriptorsFor(connection)) return;
-  // Connections that were closed before this one was opened must end first, so that a job is over
-  // before the next one begins. The loop sees them when it looks for events the next time.
+  // The ends of connections that were closed before this one was opened must be handled first, so
+  // that the clients of one job are gone before the next job begins. Posting twice lets the loop
+  // poll for events in between.
   loop_->Post([this, connection = std::move(connection), scope = std::move(scope)]() mutable {
     loop_->Post([this, connection = std::move(connection), scope = std::move(scope)]() mutable {
       Begin(std::move(connection), std::move(scope));
@@ -396,7 +400,7 @@ void TcpStoreServer::Begin(UniqueFd connection, std::shared_ptr<TcpStoreScope> s
     served = std::make_shared<Connection>(*this, std::move(connection), std::move(scope));
     served->Begin(client, std::move(peer));
     TickLater();
-    // A reservation may have ended meanwhile.
+    // Shared() may have ended reservations, and thereby waits.
     RunCompletions();
   }
   FlushReady();
@@ -420,7 +424,7 @@ absl::StatusOr<int> TcpStoreServer::OpenScope(absl::string_view name, OpenListen
   FERRY_RETURN_IF_ERROR(CheckDescriptorsForPort());
   FERRY_ASSIGN_OR_RETURN(std::unique_ptr<Listener> listener, open());
   absl::MutexLock lock(&mu_);
-  // Another client may have been faster.
+  // Another thread may have opened the port meanwhile.
   FERRY_ASSIGN_OR_RETURN(const int open_port, HoldOpenPort(name));
   if (open_port != 0) return open_port;
   FERRY_ASSIGN_OR_RETURN(std::shared_ptr<TcpStoreScope> scope, scopes_.Open(name));
@@ -463,7 +467,7 @@ void TcpStoreServer::RunCompletions() {
 }
 
 void TcpStoreServer::FlushReady() {
-  // Not recursive: clients that wait for each other's keys could pipeline any number of requests.
+  // Not recursive: a chain of clients that wait for each other's keys may have any length.
   if (ready_.empty() || std::exchange(is_flushing_, true)) return;
   while (!ready_.empty()) {
     for (const auto& connection : std::exchange(ready_, {})) connection->OnWaitEnd();
@@ -484,7 +488,8 @@ void TcpStoreServer::ResumeReceiving() {
   }
 }
 
-// Replies share values with the store, which costs nothing until they are replaced there.
+// A value that a reply shares with the store costs no memory of its own until the store replaces or
+// deletes it.
 void TcpStoreServer::CountReplacedValues() {
   if (writing_.empty()) return;
   struct Shared {
@@ -498,7 +503,7 @@ void TcpStoreServer::CountReplacedValues() {
       ++values.try_emplace(value.get(), Shared{&value}).first->second.in_replies;
     });
   }
-  // Counting may resume other connections, which change the set.
+  // SetReplacedBytes may resume other connections, which changes writing_.
   const std::vector<Connection*> connections(writing_.begin(), writing_.end());
   std::vector<size_t> bytes(connections.size());
   for (size_t i = 0; i < connections.size(); ++i) {
@@ -524,7 +529,7 @@ void TcpStoreServer::Tick() {
     CloseStalled();
   }
   if (const size_t left_out = closed_log_.TakeLeftOut(); left_out > 0) {
-    FERRY_LOG_WARN(kCoord, "closed {} more connections of PyTorch stores, which were not logged",
+    FERRY_LOG_WARN(kCoord, "closed {} more connections of PyTorch stores, without a line for each",
                    left_out);
   }
   {
@@ -614,7 +619,7 @@ absl::StatusOr<std::vector<StoreEntry>> TcpStoreServer::List(absl::string_view s
   }
   if (found == nullptr) {
     return absl::NotFoundError(
-        scope.empty() ? "no PyTorch client uses the store of the coordinator's port"
+        scope.empty() ? "the store of the coordinator's port has no clients"
                       : absl::StrCat("there is no store with the scope ", Quoted(scope)));
   }
   std::vector<StoreEntry> entries;
@@ -644,7 +649,7 @@ TableSizes TcpStoreServer::InnerTableSizes() const {
 }
 
 void TcpStoreServer::Stop() {
-  if (loop_ == nullptr) return;  // None could be created.
+  if (loop_ == nullptr) return;  // Create failed.
   loop_->End();
   absl::MutexLock lock(&mu_);
   ports_.clear();

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// TcpStoreServer: PyTorch's TCPStore protocol, on the coordinator's port and on a port per scope.
+// TcpStoreServer: serves PyTorch's TCPStore protocol on the coordinator's port and on a port per
+// scope.
 #ifndef FERRY_COORD_SERVER_TCP_STORE_SERVER_H_
 #define FERRY_COORD_SERVER_TCP_STORE_SERVER_H_
 
@@ -36,19 +37,19 @@
 namespace ferry::coord {
 
 struct TcpStoreServerOptions {
-  // The limits on keys, values and the store's size, which hold for each scope.
+  // Limits on keys, values and store size, for each scope.
   CoordinatorOptions limits;
   TcpStoreLimits request_limits;
-  // As ServerOptions.
+  // As in ServerOptions.
   absl::Duration keepalive_time;
   absl::Duration keepalive_timeout;
   // See TcpStoreScopes.
   absl::Duration idle_timeout = absl::Seconds(1);
-  // See TcpStoreBudget. Each request has at most a quarter of it.
+  // See TcpStoreBudget. A request is limited to a quarter of it.
   size_t max_client_bytes = ShareOfMemory(size_t{1} << 30, 4);
 };
 
-// The memory of requests that have not ended, of replies that were not read, and of waits.
+// The memory of incomplete requests, unread replies and waits.
 struct TcpStoreMemory {
   size_t client_bytes = 0;
   size_t max_client_bytes = 0;
@@ -70,12 +71,12 @@ struct TcpStoreScopeReport {
   size_t bytes = 0;
   size_t wait_count = 0;
   std::vector<TcpStoreWaitReport> waits;
-  // The keys of all waits, those of most waits first.
+  // The keys that clients wait for, those with most waits first.
   std::vector<MissingTcpStoreKey> missing;
 };
 
-// Thread-safe. Thread: "ferry-tcpstore", which serves all connections, so that a request takes no
-// hand-over to another thread and a wait none at all.
+// Thread-safe. All connections are served by one thread, "ferry-tcpstore": requests need no
+// hand-off to another thread, and pending waits occupy none.
 class TcpStoreServer final {
  public:
   //   Errors: RESOURCE_EXHAUSTED with the kernel's reason.
@@ -83,36 +84,36 @@ class TcpStoreServer final {
   // Calls Stop.
   ~TcpStoreServer();
 
-  // True if a connection that begins with this byte is a store's client: gRPC's begin with 'P',
-  // HTTP/1 with a letter, and Ferry's own with 'F'.
+  // True if a connection that begins with this byte is a TCPStore client. gRPC begins with 'P',
+  // HTTP/1 with a letter, and Ferry's own protocols with 'F' or '{'.
   static bool IsFirstByte(char first) { return static_cast<unsigned char>(first) <= kLastOp; }
 
-  // Connections of stores, and those that may be, are only served with descriptors below this
-  // number: the rest is for accepting, for gRPC and for agents. A quarter of them, but at most
-  // 1024.
+  // Connections of stores, and those whose protocol is not known yet, are only served if their
+  // descriptors are below this number. The rest, a quarter of RLIMIT_NOFILE but at most 1024, is
+  // reserved for gRPC, agents and accept().
   static uint64_t DescriptorLimit();
 
   // Serves a connection of the coordinator's port. Never blocks. Closes it if its descriptor
   // is over DescriptorLimit; PyTorch's clients try again.
   void Take(UniqueFd connection) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Opens the port of a scope: as Listener::OpenTcp. May block, while others are served.
+  // Opens the listener of a scope, as Listener::OpenTcp. May block; called without the lock.
   using OpenListener = absl::FunctionRef<absl::StatusOr<std::unique_ptr<Listener>>()>;
-  // Holds the scope `name` and returns the port of its clients, which the first call opens.
-  //   Errors: as TcpStoreScopes::Open and `open`; RESOURCE_EXHAUSTED if all descriptors that are
-  //   left are over DescriptorLimit.
+  // Adds a reference to the scope `name`, and returns its port, which the first call opens.
+  //   Errors: as TcpStoreScopes::Open and `open`; RESOURCE_EXHAUSTED if all free descriptors are
+  //   over DescriptorLimit.
   absl::StatusOr<int> OpenScope(absl::string_view name, OpenListener open) ABSL_LOCKS_EXCLUDED(mu_);
-  // Ends one OpenScope; the last one closes the port. Clients that are connected remain.
+  // Releases a reference; the last one closes the port. Connected clients are still served.
   //   Errors: NOT_FOUND.
   absl::Status CloseScope(absl::string_view name) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // All scopes, with at most `max_waits` waits and missing keys each, the oldest waits first;
-  // missing keys are those of the oldest kMaxWaitsRead waits of all scopes together. Takes the lock
-  // for short times only, so that its parts may be of different times. Blocks; not for the loop.
+  // Returns all scopes, each with at most `max_waits` waits, oldest first, and missing keys. At
+  // most kMaxWaitsRead waits of all scopes together are read. Takes the lock repeatedly for short
+  // times, so the result is not a snapshot. Must not be called on the loop.
   static constexpr size_t kMaxWaitsRead = 8192;
   std::vector<TcpStoreScopeReport> Report(size_t max_waits) const ABSL_LOCKS_EXCLUDED(mu_);
-  // The entries of a scope whose keys begin with `prefix`, ordered by key; at most `limit` unless
-  // that is 0.
+  // Returns the entries of a scope whose keys begin with `prefix`, ordered by key; at most `limit`,
+  // where 0 means no limit.
   //   Errors: NOT_FOUND when there is no such scope.
   absl::StatusOr<std::vector<StoreEntry>> List(absl::string_view scope, absl::string_view prefix,
                                                size_t limit) const ABSL_LOCKS_EXCLUDED(mu_);
@@ -125,7 +126,7 @@ class TcpStoreServer final {
  private:
   class Connection;
 
-  // A port of its own.
+  // The port of a named scope.
   struct Port {
     std::shared_ptr<TcpStoreScope> scope;
     std::unique_ptr<Listener> listener;
@@ -139,20 +140,20 @@ class TcpStoreServer final {
   // On the loop.
   void Begin(UniqueFd connection, std::shared_ptr<TcpStoreScope> scope) ABSL_LOCKS_EXCLUDED(mu_);
   bool HasDescriptorsFor(const UniqueFd& connection);
-  // Holds the scope and returns the port, if it is open; 0 if not.
+  // If the port of the scope is open, adds a reference and returns the port; otherwise returns 0.
   //   Errors: as TcpStoreScopes::Open.
   absl::StatusOr<int> HoldOpenPort(absl::string_view name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   TcpStoreScopeReport ReportScope(TcpStoreScope& scope, size_t max_waits, size_t& waits_left) const
       ABSL_LOCKS_EXCLUDED(mu_);
-  // Runs the callbacks of waits that have ended, which queue their connections in ready_. On the
+  // Runs the callbacks of waits that have ended, which add their connections to ready_. On the
   // loop.
   void RunCompletions() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Writes the replies of the connections in ready_. On the loop.
   void FlushReady() ABSL_LOCKS_EXCLUDED(mu_);
-  // Calls Advance periodically while there are scopes. On the loop.
+  // Applies timeouts periodically, while there is anything to time out. On the loop.
   void Tick() ABSL_LOCKS_EXCLUDED(mu_);
   void TickLater() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // For connections that hold much memory. On the loop.
+  // Flow control of counted connections: see TcpStoreBudget. On the loop.
   void ResumeReceiving();
   void CountReplacedValues();
   void CloseStalled();
@@ -161,7 +162,7 @@ class TcpStoreServer final {
   const TcpStoreServerOptions options_;
   std::shared_ptr<SocketLoop> loop_;
 
-  // Constant after Create. Lines about connections, of which others can cause any number.
+  // Constant after Create. They limit the log lines that misbehaving clients can cause.
   LogLimiter closed_log_;
   LogLimiter refused_log_;
 
@@ -170,7 +171,7 @@ class TcpStoreServer final {
   // Connections whose waits have ended.
   std::vector<std::shared_ptr<Connection>> ready_;
   TcpStoreBudget budget_;
-  // Connections that the budget counts, and those with replies that were not read.
+  // Connections that the budget counts, and those with unread replies.
   absl::flat_hash_map<TcpStoreClient, Connection*> counted_;
   absl::flat_hash_set<Connection*> writing_;
   absl::Time period_end_ = absl::InfinitePast();

@@ -16,14 +16,15 @@
 namespace ferry::coord {
 namespace {
 
-// The memory of a wait for each of its keys, in two sets; and for a key that no other wait has.
+// Estimated memory of a wait per key, for its entries in two sets; and of a key with no other
+// waiter.
 constexpr size_t kWaitBytesPerKey = 40;
 constexpr size_t kWaitBytesPerNewKey = 96;
 
 }  // namespace
 
 absl::Status TcpStore::CheckRoom(absl::string_view key, size_t bytes) const {
-  // Without queues the store's own limits are exact.
+  // Without queues Store checks its limits itself.
   return queued_bytes_ == 0 ? absl::OkStatus() : values_.CheckRoom(key, bytes, queued_bytes_);
 }
 
@@ -65,7 +66,7 @@ absl::StatusOr<int64_t> TcpStore::NumberAt(absl::string_view key) const {
   int64_t number = 0;
   if (value != nullptr && !absl::SimpleAtoi(*value, &number)) {
     return absl::FailedPreconditionError(absl::StrCat(
-        "key ", Quoted(key), " holds ", Quoted(*value, 40), ", which is not a 64-bit number"));
+        "key ", Quoted(key), " holds ", Quoted(*value, 40), ", which is not a 64-bit integer"));
   }
   return number;
 }
@@ -73,7 +74,7 @@ absl::StatusOr<int64_t> TcpStore::NumberAt(absl::string_view key) const {
 absl::StatusOr<int64_t> TcpStore::Add(absl::string_view key, int64_t increment) {
   FERRY_ASSIGN_OR_RETURN(const int64_t number, NumberAt(key));
   int64_t sum = 0;
-  // Wraps, as upstream's.
+  // Wraps on overflow, as PyTorch's server does.
   (void)__builtin_add_overflow(number, increment, &sum);
   FERRY_RETURN_IF_ERROR(Set(key, absl::StrCat(sum)));
   return sum;
@@ -266,9 +267,9 @@ int64_t TcpStore::QueueLength(absl::string_view queue) const {
   return found == queues_.end() ? 0 : static_cast<int64_t>(found->second.elements.size());
 }
 
-void TcpStore::BeginJobIfNew(bool is_first) {
+void TcpStore::ClearIfNewJob(bool is_new_job) {
   // Without clients there are neither waits nor reservations.
-  if (std::exchange(have_all_left_, false) && is_first) {
+  if (std::exchange(is_idle_, false) && is_new_job) {
     values_.Clear(absl::CancelledError("another job has begun"));
     queues_.clear();
     queued_bytes_ = 0;

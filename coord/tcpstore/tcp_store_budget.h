@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// TcpStoreBudget: which clients of PyTorch's stores may go on while they hold much memory together.
+// TcpStoreBudget: the memory limit that all clients of PyTorch's stores share, by flow control.
 #ifndef FERRY_COORD_TCPSTORE_TCP_STORE_BUDGET_H_
 #define FERRY_COORD_TCPSTORE_TCP_STORE_BUDGET_H_
 
@@ -15,29 +15,30 @@
 
 namespace ferry::coord {
 
-// Not thread-safe. Pure: its owner tells what each client holds (requests that have not ended,
-// replies that were not read, waits), and stops and closes their connections.
+// Not thread-safe. Pure: its owner reports the memory that the server holds for each client (its
+// incomplete requests, unread replies and waits), and pauses and closes the connections.
 //
-// A client that holds at most kFreeBytes is not counted, never stopped and never closed: those that
-// wait for a few keys, or exchange small values, are not affected by what others do. Of the larger
-// ones any number may receive until half of the limit is held. From then on one may at a time,
-// until its request has ended, in the order in which they came to it; and none when the largest
-// request, a quarter of the limit, would not fit. Clients that are stopped so are not to blame for
-// it. But one that may go on and does not, because it stays silent or does not read, is closed when
-// it stands in the way: the largest ones first.
+// A client of at most kUncountedBytes is not counted, never paused and never closed, so that
+// clients that wait for a few keys or exchange small values are not affected by others. Of the
+// larger ones, any number may send requests until half of the limit is held. Above that they send
+// one at a time, in FIFO order, each until its request is complete; above three quarters none
+// starts, since a request of the largest size, a quarter of the limit, would not fit. A paused
+// client is not closed for not sending. A client that could make progress and does not, because it
+// stops sending or reading, is closed if others are blocked by it, those that hold most first.
+// Waits are closed last, and only if the limit stays three quarters full for a period.
 class TcpStoreBudget final {
  public:
-  static constexpr size_t kFreeBytes = size_t{16} << 10;
-  // A client that moves less in a period than this does not go on.
-  static constexpr uint64_t kLeastBytesMoved = uint64_t{256} << 10;
+  static constexpr size_t kUncountedBytes = size_t{16} << 10;
+  // A client that transfers less than this in a period makes no progress.
+  static constexpr uint64_t kMinBytesPerPeriod = uint64_t{256} << 10;
 
-  // The state of a client.
+  // The next action of the client.
   enum class Phase {
-    // It sends a request.
+    // Send the rest of a request.
     kSending,
-    // It has replies to read. That it was stopped is no excuse for not reading them.
+    // Read its replies, which it can even while it is paused.
     kReading,
-    // Its request is to be answered when others have set keys.
+    // Nothing: its request waits for keys that other clients set.
     kWaiting,
   };
 
@@ -49,24 +50,27 @@ class TcpStoreBudget final {
 
   explicit TcpStoreBudget(size_t max_bytes) : max_bytes_(max_bytes) {}
 
+  // Reports the state of a client.
   //   held_bytes: see above.
-  //   moved_bytes: all that were received from it and written to it so far.
-  //   requests: the number of requests that have ended.
+  //   moved_bytes: bytes received from it and written to it, since it connected.
+  //   requests: the number of requests executed, since it connected.
   void Update(TcpStoreClient client, size_t held_bytes, uint64_t moved_bytes, uint64_t requests,
               Phase phase);
   void Remove(TcpStoreClient client);
-  // Returns true if the client may receive more. If not, TakeResumed returns it when it may.
+  // Returns true if the server may receive more from the client. If not, the client is paused until
+  // TakeResumed returns it.
   bool MayReceive(TcpStoreClient client);
   std::vector<TcpStoreClient> TakeResumed();
-  // Ends a period. Returns the clients whose connections are to be closed, and Remove called.
+  // Ends a period. The caller closes the connections of the returned clients, and calls Remove for
+  // each.
   std::vector<Closed> EndPeriod();
 
-  // The bytes that the counted clients hold.
+  // The bytes held for counted clients.
   size_t held_bytes() const { return held_bytes_; }
   size_t max_bytes() const { return max_bytes_; }
-  // The number of counted clients, and of those that are stopped.
+  // The number of counted clients, and of the paused ones among them.
   size_t client_count() const { return clients_.size(); }
-  size_t stopped_count() const { return stopped_count_; }
+  size_t paused_count() const { return paused_count_; }
 
  private:
   struct Client {
@@ -74,8 +78,9 @@ class TcpStoreBudget final {
     uint64_t moved_bytes = 0;
     uint64_t requests = 0;
     Phase phase = Phase::kSending;
-    bool is_stopped = false;
-    // It was counted when the last period ended, and had moved so much then.
+    bool is_paused = false;
+    // It was counted, and not kept from sending, when the last period ended; and its moved_bytes
+    // then.
     bool is_old = false;
     uint64_t moved_bytes_before = 0;
   };
@@ -88,14 +93,14 @@ class TcpStoreBudget final {
   const size_t max_bytes_;
   absl::flat_hash_map<TcpStoreClient, Client> clients_;
   size_t held_bytes_ = 0;
-  // Those that are stopped, in order, and some that no longer are.
+  // The paused clients in FIFO order, and stale entries of others, which TakeResumed skips.
   std::deque<TcpStoreClient> queue_;
-  size_t stopped_count_ = 0;
-  // The one that may receive while memory is scarce.
+  size_t paused_count_ = 0;
+  // The one client that may send while memory is scarce.
   std::optional<TcpStoreClient> receiver_;
-  // It has changed in this period.
+  // receiver_ has finished a request, or disconnected, in this period.
   bool has_advanced_ = false;
-  // It was full when the last period ended.
+  // is_full() would have held after the closings of the last period.
   bool was_full_ = false;
 };
 

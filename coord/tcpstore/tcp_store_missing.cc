@@ -13,9 +13,9 @@
 namespace ferry::coord {
 namespace {
 
-// Larger numbers are no ranks. It also bounds the ranks of an entry.
+// Larger numbers are not taken for ranks, which also bounds the ranks of an entry.
 constexpr int kMaxRank = 1 << 16;
-// Groups for which the store's keys are listed.
+// The number of groups for which the store's keys are listed.
 constexpr size_t kMaxGroups = 64;
 
 std::optional<int> RankOf(absl::string_view text) {
@@ -27,13 +27,13 @@ std::optional<int> RankOf(absl::string_view text) {
 }
 
 struct RankKey {
-  // With the slash.
+  // The key up to and including the last slash.
   std::string group;
   int rank = 0;
 };
 
-// NCCL's keys end in the number of a communicator, "/default_pg/0//cuda//1", which the empty part
-// before it tells apart.
+// ProcessGroupNCCL's keys end in the number of a communicator, not a rank:
+// "/default_pg/0//cuda//1". They are recognized by the empty component before it.
 std::optional<RankKey> AsRankKey(absl::string_view key) {
   const size_t slash = key.rfind('/');
   if (slash == absl::string_view::npos || slash == 0 || key[slash - 1] == '/') return std::nullopt;
@@ -42,14 +42,14 @@ std::optional<RankKey> AsRankKey(absl::string_view key) {
   return RankKey{std::string(key.substr(0, slash + 1)), *rank};
 }
 
-// A group of keys, one of each rank.
+// Keys that differ only in the rank.
 struct Group {
   std::set<int> waited_for;
   std::set<int> present;
-  // `present` are all of them.
+  // `present` has all ranks whose keys exist.
   bool is_complete = true;
 
-  // Ranks begin at 0, other numbers need not: "step/12" is no rank's key. A single key is no group.
+  // Ranks begin at 0, while other numbers need not ("step/12"), and a group has more than one key.
   bool has_ranks() const {
     return !present.empty() && (present.contains(0) || waited_for.contains(0));
   }
@@ -80,7 +80,7 @@ std::map<std::string, Group> GroupsOf(const std::vector<TcpStoreWaitInfo>& waits
   return groups;
 }
 
-// The ranks that are waited for, and those below another that has set its key.
+// The ranks that are waited for, and those below the largest one that has set its key.
 std::vector<int> MissingRanks(const Group& group) {
   std::vector<int> missing;
   const int last = std::max(*group.present.rbegin(), *group.waited_for.rbegin());
@@ -94,7 +94,7 @@ std::vector<int> MissingRanks(const Group& group) {
 
 struct Entry {
   MissingTcpStoreKey missing;
-  // The last wait that was counted: a wait may name several keys of a group.
+  // The last wait that was counted, since a wait may name several keys of a group.
   const TcpStoreWaitInfo* counted = nullptr;
 };
 
@@ -104,7 +104,7 @@ std::vector<MissingTcpStoreKey> MissingTcpStoreKeys(const std::vector<TcpStoreWa
                                                     ForEachTcpStoreKey for_each_key,
                                                     size_t max_keys) {
   const std::map<std::string, Group> groups = GroupsOf(waits, for_each_key);
-  // By group, or by key.
+  // Keyed by group, or by the key if it has none.
   std::map<std::string, Entry> entries;
   for (const TcpStoreWaitInfo& wait : waits) {
     for (size_t i = 0; i < std::min(wait.keys.size(), kMaxMissingKeysOfWait); ++i) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// MissingTcpStoreKeys: the keys for which a store's clients wait, and the ranks that are to set
+// MissingTcpStoreKeys: the keys that a store's clients wait for, and the ranks that should set
 // them.
 #ifndef FERRY_COORD_TCPSTORE_TCP_STORE_MISSING_H_
 #define FERRY_COORD_TCPSTORE_TCP_STORE_MISSING_H_
@@ -19,9 +19,9 @@ namespace ferry::coord {
 
 struct MissingTcpStoreKey {
   std::string key;
-  // The ranks that have not set theirs, ascending, if it is one of the keys that each rank sets.
+  // If each rank sets a key of this form: the ranks that have not, ascending.
   std::vector<int> ranks;
-  // The waits for it, and when the longest one began.
+  // The number of clients that wait for it, and when the longest wait began.
   size_t clients = 0;
   absl::Time since;
   // As in TcpStoreWaitInfo.
@@ -33,20 +33,19 @@ struct MissingTcpStoreKey {
 using ForEachTcpStoreKey = absl::FunctionRef<void(
     absl::string_view prefix, absl::FunctionRef<bool(absl::string_view)> visit)>;
 
-// Only so many keys of each wait are looked at: a wait may name thousands, and the first ones say
-// enough.
+// The number of keys of a wait that are examined; a wait may have thousands.
 inline constexpr size_t kMaxMissingKeysOfWait = 64;
-// The number of keys that are listed in order to find the ranks of all groups. A group with more
-// than are left has only the ranks that are waited for.
+// The number of keys that are listed to find the ranks of all groups together. For a group that
+// exceeds the rest of it, only the ranks that are waited for are reported.
 inline constexpr size_t kMaxKeysListedForRanks = size_t{1} << 18;
 
-// Returns the keys of `waits`, those of most waits first, at most `max_keys`. Pure.
+// Returns at most `max_keys` keys of `waits`, those with most waits first. Pure.
 //
 // PyTorch's backends exchange addresses by keys that end in "/<rank>", such as
 // "/default_pg/0//cpu//0/3": each rank sets its own, and waits for the others' one after another.
-// A key is taken for such a one if another of its group exists, and the group has a rank 0, present
-// or waited for. One entry then names all ranks of the group that are waited for, or lower than
-// another that has set its key.
+// A key is taken for one of these if another key with the same prefix exists, and one of rank 0
+// exists or is waited for. A single entry then has all ranks of the group that are waited for, or
+// that are absent and lower than one that has set its key.
 std::vector<MissingTcpStoreKey> MissingTcpStoreKeys(const std::vector<TcpStoreWaitInfo>& waits,
                                                     ForEachTcpStoreKey for_each_key,
                                                     size_t max_keys);

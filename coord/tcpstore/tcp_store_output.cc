@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Queueing replies.
+// Queues replies and hands them to sendmsg().
 #include "coord/tcpstore/tcp_store_output.h"
 
 #include <utility>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// TcpStoreOutput: replies that wait to be written to one client, with large values by reference.
+// TcpStoreOutput: the write queue of one client, which refers to large values without copying them.
 #ifndef FERRY_COORD_TCPSTORE_TCP_STORE_OUTPUT_H_
 #define FERRY_COORD_TCPSTORE_TCP_STORE_OUTPUT_H_
 
@@ -17,12 +17,12 @@
 
 namespace ferry::coord {
 
-// Not thread-safe. A reply to MULTI_GET may be larger than memory allows to copy for each client,
-// so values of kMinShared bytes or more are shared with the store.
+// Not thread-safe. Replies to MULTI_GET may be too large to copy for each client, so values of at
+// least kMinShared bytes are shared with the store.
 class TcpStoreOutput final {
  public:
   static constexpr size_t kMinShared = 512;
-  // A buffer of at most this size is kept for the next reply.
+  // A buffer of at most this size is reused for the next reply.
   static constexpr size_t kMaxKept = size_t{16} << 10;
 
   void AddByte(uint8_t byte) { AddBytes({reinterpret_cast<const char*>(&byte), 1}); }
@@ -31,18 +31,18 @@ class TcpStoreOutput final {
   void AddNumber(Number number) {
     AddBytes({reinterpret_cast<const char*>(&number), sizeof(number)});
   }
-  // The length and the bytes; null is an empty vector.
+  // Appends the length and the bytes; null counts as empty.
   void AddVector(const StoreValue& value);
   void AddVector(absl::string_view bytes);
   void AddBytes(absl::string_view bytes);
-  // Without a copy.
+  // Takes ownership of large strings instead of copying them.
   void AddOwned(std::string bytes);
 
   bool empty() const { return bytes_ == 0; }
-  // The number of bytes to be written, shared ones included.
+  // The number of bytes to be written, including shared ones.
   size_t bytes() const { return bytes_; }
 
-  // The memory it takes, values that are shared with the store excluded.
+  // The memory it takes, excluding values that are shared with the store.
   size_t held_bytes() const { return copied_bytes_ + pieces_.size() * sizeof(Piece); }
   void ForEachShared(absl::FunctionRef<void(const StoreValue&)> visit) const;
 
@@ -64,7 +64,7 @@ class TcpStoreOutput final {
   // The number of bytes of the first piece that have been written.
   size_t written_ = 0;
   size_t bytes_ = 0;
-  // The size of the copied pieces, which lose their memory as a whole.
+  // The size of the copied pieces; a piece is freed only once it is written entirely.
   size_t copied_bytes_ = 0;
 };
 

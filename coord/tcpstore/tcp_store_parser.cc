@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The fields of requests, one after the other.
+// A state machine over the fields of requests.
 #include "coord/tcpstore/tcp_store_parser.h"
 
 #include <algorithm>
@@ -14,7 +14,8 @@ namespace {
 
 constexpr uint32_t kMagic = 0x3C85F7CE;
 
-// The operations of 1.13 to 2.1 by number; 8 of 2.0 and what follows in 2.1 are treated apart.
+// The operations 0 to 6 of 1.13 to 2.1. From 7 on the numbering of 2.1 differs from that of 1.13 to
+// 2.0, where only 8, DELETE_KEY, is served.
 constexpr TcpStoreOp kFirstOps[] = {
     TcpStoreOp::kSet,   TcpStoreOp::kCompareSet, TcpStoreOp::kGet,       TcpStoreOp::kAdd,
     TcpStoreOp::kCheck, TcpStoreOp::kWait,       TcpStoreOp::kGetNumKeys};
@@ -34,7 +35,7 @@ constexpr TcpStoreOp kTorch22Ops[] = {
     TcpStoreOp::kBarrier,
 };
 
-// Integers are in the clients' native order, which is little-endian everywhere that matters.
+// PyTorch sends integers in native byte order; only little-endian clients are supported.
 template <typename Number>
 Number Load(const char* bytes) {
   Number number;
@@ -111,7 +112,7 @@ absl::StatusOr<std::optional<TcpStoreRequest>> TcpStoreParser::Next(absl::string
       }
       default: {
         if (is_ambiguous_) {
-          // A value follows, so that it is an APPEND.
+          // A value follows the key, so the request is an APPEND.
           is_ambiguous_ = false;
           dialect_ = TcpStoreDialect::kTorch21;
         }
@@ -158,7 +159,7 @@ absl::Status TcpStoreParser::TakeOp(uint8_t op) {
   } else if (op == kTorch1DeleteKey && dialect_ == TcpStoreDialect::kTorch1) {
     request_.op = TcpStoreOp::kDeleteKey;
   } else if (op - kFirstTorch21Op < static_cast<int>(std::size(kTorch21Ops))) {
-    // 1.13 to 2.0 have no client that sends 7, their WATCH_KEY.
+    // No Python client of 1.13 to 2.0 sends their 7, WATCH_KEY.
     request_.op = kTorch21Ops[op - kFirstTorch21Op];
     if (dialect_ == TcpStoreDialect::kTorch1) return UnknownOp(op);
     if (op != kTorch1DeleteKey) dialect_ = TcpStoreDialect::kTorch21;
@@ -215,7 +216,7 @@ absl::Status TcpStoreParser::TakeNumber() {
       }
       if (dialect_ == TcpStoreDialect::kTorch22)
         return absl::InvalidArgumentError("wrong magic number");
-      // Else the first half of the length of a key.
+      // Otherwise op 0 is a SET, and these are the low four bytes of its key's length.
       if (magic > limits_.max_key_bytes) return absl::InvalidArgumentError("wrong magic number");
       request_.op = TcpStoreOp::kSet;
       values_left_ = ValuesPerKey(request_.op);
@@ -256,7 +257,7 @@ absl::Status TcpStoreParser::TakeNumber() {
       is_done_ = true;
       return absl::OkStatus();
     default:
-      return absl::InternalError("a field without a fixed size");
+      return absl::InternalError("not a fixed-size field");
   }
 }
 

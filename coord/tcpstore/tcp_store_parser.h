@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// TcpStoreParser: the requests in the bytes of one PyTorch TCPStore client.
+// TcpStoreParser: parses the requests of one PyTorch TCPStore client.
 #ifndef FERRY_COORD_TCPSTORE_TCP_STORE_PARSER_H_
 #define FERRY_COORD_TCPSTORE_TCP_STORE_PARSER_H_
 
@@ -16,46 +16,48 @@
 namespace ferry::coord {
 
 // Not thread-safe. Incremental: a request may arrive in pieces of any size. Memory is allocated
-// for bytes that have arrived, never for a length that was only announced.
+// for received bytes, never for an announced length.
 //
-// The format has no version. A connection that begins with kValidate and its magic number is of
-// 2.2 or later; otherwise it is of 1.13 to 2.1, which agree in the operations 0 to 6. The first
-// operation above that tells the two apart, except for 8: DELETE_KEY of 1.13 to 2.0, or APPEND of
-// 2.1, which has a value after the key. Such a request is ambiguous at the end of its key: nothing
-// but silence tells that no value follows, so the caller waits and calls ResolveAmbiguity. How long
-// is told by how the client sends. 1.13 to 2.0 send each field by itself, so that they arrive one
-// after another, while 2.1 sends a request of up to kTorch21SendBytes at once.
+// The format has no version. A client that begins with kValidate and its magic number is 2.2 or
+// later; otherwise it is 1.13 to 2.1, which agree on the operations 0 to 6. The first operation
+// above 6 distinguishes 2.1 from 1.13 to 2.0, except for 8, which is DELETE_KEY in 1.13 to 2.0 and
+// APPEND, with a value after the key, in 2.1. Such a request is ambiguous at the end of its key: if
+// no value follows within a timeout, it is a DELETE_KEY, and the caller calls ResolveAmbiguity. A
+// short timeout suffices for clients that send field by field: 1.13 to 2.0 write each field with a
+// send() of its own, while 2.1 writes requests of up to kTorch21SendBytes with a single one.
 class TcpStoreParser final {
  public:
   explicit TcpStoreParser(const TcpStoreLimits& limits) : limits_(limits) {}
 
-  // Consumes `bytes` up to the end of the next request, which it returns, or all of them, and then
-  // returns nullopt.
+  // Consumes `bytes` up to the end of the next request and returns it. If the request is
+  // incomplete, consumes all of them and returns nullopt.
   //   Errors: INVALID_ARGUMENT for an unknown operation, a wrong magic number, or a length over a
-  //   limit. The connection is to be closed: nothing after it can be parsed.
+  //   limit. The connection must be closed, since nothing after it can be parsed.
   absl::StatusOr<std::optional<TcpStoreRequest>> Next(absl::string_view& bytes);
 
-  // True at the end of a key which another field may follow.
+  // True if the input ends with a key that another field may or may not follow.
   bool is_ambiguous() const { return is_ambiguous_; }
-  // True if bytes have ended, in a call of Next, where only clients of 1.13 to 2.0 end what they
-  // send. A network may split the bytes of 2.1 there too, but hardly does.
+  // True if the input of a call of Next ended between two fields where 2.1 would not have split its
+  // writes. The network may split them there too, so this is only a hint that the client is 1.13 to
+  // 2.0.
   bool sends_field_by_field() const { return sends_field_by_field_; }
-  // Returns the request that ended with the key. REQUIRES: is_ambiguous().
+  // Returns the DELETE_KEY that ended with the key. REQUIRES: is_ambiguous().
   TcpStoreRequest ResolveAmbiguity();
 
   TcpStoreDialect dialect() const { return dialect_; }
   // True between two requests.
   bool is_at_request() const { return field_ == Field::kOp; }
-  // The memory of the request that has not ended.
+  // The memory of the incomplete request.
   size_t held_bytes() const { return held_bytes_ + body_.capacity(); }
 
  private:
-  // Clients of 2.1 and later send what they have when it is as long as this.
+  // Clients of 2.1 and later flush their write buffer when it has at least this many bytes.
   static constexpr size_t kTorch21SendBytes = 1440;
 
   enum class Field {
     kOp,
-    // The four bytes after a leading zero: the magic number, or half of the length of a SET's key.
+    // The four bytes after a first operation 0: the magic number of VALIDATE (2.2 and later), or
+    // the low half of the key length of a SET (1.13 to 2.1).
     kMagic,
     kKeyLength,
     kKey,
@@ -67,10 +69,10 @@ class TcpStoreParser final {
   };
 
   absl::Status TakeOp(uint8_t op);
-  // A field of fixed size is complete in scratch_.
+  // Handles the complete fixed-size field in scratch_.
   absl::Status TakeNumber();
   absl::Status TakeLength(size_t limit, absl::string_view what);
-  // Moves to the field after the key, value, count or number that has ended.
+  // Moves on from a complete key or value to the next field.
   void Advance();
   absl::Status UnknownOp(uint8_t op) const;
 
@@ -83,17 +85,17 @@ class TcpStoreParser final {
   Field field_ = Field::kOp;
   bool is_done_ = false;
   TcpStoreRequest request_;
-  // The number of keys that the request announced and that have not ended.
+  // The number of announced keys that are not complete.
   uint64_t keys_left_ = 0;
   // The number of values after the current key.
   size_t values_left_ = 0;
-  // All lengths that were announced, and what its fields take that have ended.
+  // The sum of the announced lengths, and the memory of complete fields.
   size_t request_bytes_ = 0;
   size_t held_bytes_ = 0;
-  // The bytes of a key or value still to come, and where they go.
+  // The number of missing bytes of the current key or value, and those received.
   size_t body_left_ = 0;
   std::string body_;
-  // A field of fixed size.
+  // The received bytes of a fixed-size field.
   char scratch_[8] = {};
   size_t scratch_bytes_ = 0;
 };

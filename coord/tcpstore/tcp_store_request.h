@@ -12,14 +12,14 @@
 
 namespace ferry::coord {
 
-// The three wire formats: the same fields, but the operations are numbered differently.
+// The three versions of the wire format, which number the operations differently.
 enum class TcpStoreDialect {
   kUnknown,
   // 1.13 to 2.0.
   kTorch1,
   // 2.1.
   kTorch21,
-  // Since 2.2: a connection begins with kValidate.
+  // 2.2 and later: a connection begins with kValidate.
   kTorch22,
 };
 
@@ -45,18 +45,18 @@ enum class TcpStoreOp {
   kBarrier,
 };
 
-// As upstream names it: "WAIT".
+// The name in PyTorch's sources, such as "WAIT".
 absl::string_view TcpStoreOpName(TcpStoreOp op);
-// The releases of PyTorch that speak it: "PyTorch 2.2 or later".
+// The PyTorch releases that use it, such as "PyTorch 2.2 or later".
 absl::string_view TcpStoreDialectName(TcpStoreDialect dialect);
 
-// A field that an operation lacks is empty or 0.
+// Fields that the operation does not have are empty or 0.
 struct TcpStoreRequest {
   TcpStoreOp op = TcpStoreOp::kValidate;
   // The key; the keys of kCheck, kWait, kMultiGet and kMultiSet are in `keys`.
   std::string key;
   std::vector<std::string> keys;
-  // The value; of kCompareSet the expected and the desired one; of kMultiSet one per key.
+  // The value; for kCompareSet the expected and the desired one; for kMultiSet one per key.
   std::vector<std::string> values;
   // The increment of kAdd, the world size of kBarrier, the nonce of kPing.
   int64_t number = 0;
@@ -67,7 +67,7 @@ struct TcpStoreLimits {
   size_t max_value_bytes = size_t{64} << 20;
   // The number of keys in one request.
   size_t max_keys = size_t{128} << 10;
-  // All keys and values of one request.
+  // The total size of the keys and values of one request.
   size_t max_request_bytes = size_t{256} << 20;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// When scopes begin and end.
+// The lifetime of scopes.
 #include "coord/tcpstore/tcp_store_scopes.h"
 
 #include <algorithm>
@@ -14,19 +14,19 @@
 namespace ferry::coord {
 
 absl::Status TcpStoreScopes::CheckName(absl::string_view name) {
-  if (name.empty()) return absl::InvalidArgumentError("a scope needs a name");
+  if (name.empty()) return absl::InvalidArgumentError("the name of a scope is empty");
   if (name.size() > kMaxNameBytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("a scope's name has ", name.size(), " bytes; it may have ", kMaxNameBytes));
+    return absl::InvalidArgumentError(absl::StrCat("the name of a scope has ", name.size(),
+                                                   " bytes, over the limit of ", kMaxNameBytes));
   }
   if (name == kSharedTcpStoreScope) {
     return absl::InvalidArgumentError(
-        absl::StrCat("no scope may have the name ", Quoted(name),
-                     ", which is that of the coordinator's own port; choose another"));
+        absl::StrCat("the scope name ", Quoted(name),
+                     " is reserved for the coordinator's own port; choose another"));
   }
   if (std::any_of(name.begin(), name.end(), absl::ascii_iscntrl)) {
     return absl::InvalidArgumentError(
-        absl::StrCat("the name ", Quoted(name), " of a scope has a control character"));
+        absl::StrCat("the scope name ", Quoted(name), " contains a control character"));
   }
   return absl::OkStatus();
 }
@@ -38,8 +38,7 @@ absl::StatusOr<std::shared_ptr<TcpStoreScope>> TcpStoreScopes::Open(absl::string
     if (scopes_.size() >= kMaxScopes) {
       return absl::ResourceExhaustedError(
           absl::StrCat("there are ", scopes_.size(),
-                       " scopes, the limit; each job opens one, and "
-                       "closes it at its end"));
+                       " scopes, which is the limit; close those of jobs that have ended"));
     }
     scope = std::make_shared<TcpStoreScope>(std::string(name), options_, clock_, completions_);
     scopes_.emplace(name, scope);
@@ -65,8 +64,8 @@ std::shared_ptr<TcpStoreScope> TcpStoreScopes::Shared() {
 void TcpStoreScopes::Detach(const std::shared_ptr<TcpStoreScope>& scope) {
   if (--scope->clients == 0) {
     scope->since = clock_.Now();
-    // In a scope of its own a job may come and go as it likes.
-    if (scope->name.empty()) scope->store.NoteAllLeft();
+    // A named scope belongs to one job, which may disconnect and reconnect at any time.
+    if (scope->name.empty()) scope->store.MarkIdle();
   }
   EndIfUnused(scope);
 }
@@ -74,7 +73,7 @@ void TcpStoreScopes::Detach(const std::shared_ptr<TcpStoreScope>& scope) {
 void TcpStoreScopes::EndIfUnused(const std::shared_ptr<TcpStoreScope>& scope) {
   if (scope->clients > 0 || scope->holders > 0) return;
   if (scope->name.empty() && clock_.Now() < scope->since + idle_timeout_) return;
-  // It may have ended before, and another begun under its name.
+  // It may have been removed already, and another scope of the same name created.
   const auto found = scopes_.find(scope->name);
   if (found != scopes_.end() && found->second == scope) scopes_.erase(found);
 }

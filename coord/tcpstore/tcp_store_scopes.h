@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// TcpStoreScopes: the separate key spaces of jobs and of their attempts.
+// TcpStoreScopes: separate key spaces for jobs and for the rounds of elastic jobs.
 #ifndef FERRY_COORD_TCPSTORE_TCP_STORE_SCOPES_H_
 #define FERRY_COORD_TCPSTORE_TCP_STORE_SCOPES_H_
 
@@ -22,21 +22,21 @@
 
 namespace ferry::coord {
 
-// The name under which tools show the scope of the coordinator's port, whose own is empty.
+// The name by which tools show the scope of the coordinator's port, whose actual name is empty.
 inline constexpr absl::string_view kSharedTcpStoreScope = "shared";
 
-// A key space. Its keys carry neither a job nor an attempt, so that a second job in it would read
-// the addresses of the first.
+// A key space. PyTorch's keys identify neither the job nor its attempt, so that a second job in the
+// same key space would read the addresses of the first.
 struct TcpStoreScope {
   TcpStoreScope(std::string scope_name, const CoordinatorOptions& options, const Clock& clock,
                 Completions& completions)
       : name(std::move(scope_name)), since(clock.Now()), store(options, clock, completions) {}
 
-  // Empty: that of the coordinator's own port.
+  // Empty for the scope of the coordinator's own port.
   const std::string name;
-  // When it began, or the last client left.
+  // When it was created, or the last client disconnected.
   absl::Time since;
-  // The number of connected clients, and of holders (Open).
+  // The number of connected clients, and of calls of Open without Close.
   size_t clients = 0;
   size_t holders = 0;
   TcpStore store;
@@ -44,10 +44,10 @@ struct TcpStoreScope {
 
 // Not thread-safe. Pure, as TcpStore.
 //
-// A named scope lives while it is held or has clients. The scope of the coordinator's port begins
-// with the first client, and ends when there has been none for `idle_timeout`: that is where one
-// job ends and the next begins. A job that begins earlier is told by its first request: see
-// TcpStore::NoteAllLeft.
+// A named scope is reference-counted, by Open and by its clients. The scope of the coordinator's
+// port is created with the first client, and removed when there has been none for `idle_timeout`,
+// which separates consecutive jobs. A job that begins earlier is detected by its first request: see
+// TcpStore::MarkIdle.
 class TcpStoreScopes final {
  public:
   static constexpr size_t kMaxScopes = 4096;
@@ -58,15 +58,15 @@ class TcpStoreScopes final {
                  absl::Duration idle_timeout)
       : options_(options), clock_(clock), completions_(completions), idle_timeout_(idle_timeout) {}
 
-  // Returns OK if a scope may have this name: one to kMaxNameBytes bytes without control
-  // characters, but not kSharedTcpStoreScope, with which tools mean another one.
+  // Returns OK for a valid name: 1 to kMaxNameBytes bytes without control characters, and not
+  // kSharedTcpStoreScope, which is reserved.
   //   Errors: INVALID_ARGUMENT.
   static absl::Status CheckName(absl::string_view name);
 
-  // Holds the scope `name`, which begins if it does not exist.
+  // Adds a reference to the scope `name`, which is created if it does not exist.
   //   Errors: as CheckName; RESOURCE_EXHAUSTED for too many scopes.
   absl::StatusOr<std::shared_ptr<TcpStoreScope>> Open(absl::string_view name);
-  // Ends one Open. A scope that is neither held nor has clients ends at once.
+  // Releases a reference of Open. A scope without references and clients is removed at once.
   void Close(const std::shared_ptr<TcpStoreScope>& scope);
 
   // Returns the scope of the coordinator's port, for Attach.
@@ -81,7 +81,7 @@ class TcpStoreScopes final {
 
   absl::Time NextDeadline() const;
   void Advance();
-  // "tcpstore...."
+  // Adds the sizes "tcpstore.*".
   void AddTableSizes(TableSizes& sizes) const;
 
  private:

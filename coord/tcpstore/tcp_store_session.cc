@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Executing requests and encoding replies.
+// Executes requests and encodes replies.
 #include "coord/tcpstore/tcp_store_session.h"
 
 #include <algorithm>
@@ -24,20 +24,21 @@ constexpr uint8_t kWaitCanceled = 1;
 constexpr char kTorch21CancelWait = 11;
 constexpr char kTorch22CancelWait = 12;
 
-// Each client that is told a world size adds itself to this number when it is made.
+// Each client that is created with a world size adds 1 to this key.
 constexpr absl::string_view kClientCount = "init/";
-// Where torchrun's agents meet; each sets it first, unless it is there.
+// The prefix of the rendezvous state of torchrun's c10d backend, which each agent first sets with
+// COMPARE_SET, expecting it to be absent.
 constexpr absl::string_view kRendezvous = "/torch.rendezvous.";
 
-// True for the first request of a client in a job that begins, rather than goes on: if the key is
-// there, it is another job's.
+// True for requests with which the clients of a new job begin. If the key exists already, it was
+// set by an earlier job.
 bool BeginsJob(const TcpStoreRequest& request) {
   if (request.op == TcpStoreOp::kAdd) return request.key == kClientCount && request.number == 1;
   return request.op == TcpStoreOp::kCompareSet && request.values[0].empty() &&
          absl::StartsWith(request.key, kRendezvous);
 }
 
-// False for requests that any client may make, whatever it is about to do.
+// False for requests that say nothing about which job the client belongs to.
 bool ConcernsKeys(TcpStoreOp op) {
   return op != TcpStoreOp::kValidate && op != TcpStoreOp::kPing && op != TcpStoreOp::kCancelWait;
 }
@@ -52,7 +53,8 @@ bool TcpStoreSession::InterruptsWait(char op) {
       return op == kTorch21CancelWait;
     case TcpStoreDialect::kTorch1:
     case TcpStoreDialect::kUnknown:
-      // Without a reply: the client has given up the wait.
+      // These clients do not cancel a wait that timed out; they send their next request, and expect
+      // no reply to the wait.
       if (op != kTorch21CancelWait) {
         store_.CancelWait(client_);
         pending_wait_ = 0;
@@ -125,7 +127,7 @@ void TcpStoreSession::ContinueMultiGet() {
   if (reply.done == reply.keys.size()) long_reply_ = nullptr;
 }
 
-// The number of keys comes first, so that nothing is sent before all have been listed.
+// The reply begins with the number of keys, so nothing is sent before all have been listed.
 void TcpStoreSession::ContinueListKeys() {
   LongReply& reply = *long_reply_;
   bool is_over = true;
@@ -151,8 +153,8 @@ void TcpStoreSession::ContinueListKeys() {
 
 absl::Status TcpStoreSession::Execute(TcpStoreRequest request) {
   ++request_count_;
-  if (store_.have_all_left() && ConcernsKeys(request.op)) {
-    store_.BeginJobIfNew(BeginsJob(request) && store_.Contains(request.key));
+  if (store_.is_idle() && ConcernsKeys(request.op)) {
+    store_.ClearIfNewJob(BeginsJob(request) && store_.Contains(request.key));
   }
   if (request.op != TcpStoreOp::kQueuePop && request.op != TcpStoreOp::kPing) {
     store_.Release(client_);

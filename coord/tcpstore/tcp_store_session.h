@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// TcpStoreSession: the protocol of one PyTorch TCPStore client, from received bytes to replies.
+// TcpStoreSession: the server side of one PyTorch TCPStore connection, without its I/O.
 #ifndef FERRY_COORD_TCPSTORE_TCP_STORE_SESSION_H_
 #define FERRY_COORD_TCPSTORE_TCP_STORE_SESSION_H_
 
@@ -23,65 +23,64 @@
 
 namespace ferry::coord {
 
-// Not thread-safe. Without I/O: its owner passes on received bytes, and writes output().
+// Not thread-safe. Does no I/O: its owner passes received bytes to Consume, and writes output().
 //
 // MULTI_GET and LIST_KEYS of many keys are executed in parts of kKeysInPart, between which the
-// owner serves other clients; the reply of MULTI_GET goes on as it is read. Other clients may
-// change the store meanwhile: a key that is there all the time is in the reply.
+// owner serves other clients; the reply to MULTI_GET is produced as the client reads it. The reply
+// is not a snapshot: a key is sure to be in it only if it exists during the whole call.
 //
-// A connection has one request at a time and its replies come in order, so that requests behind a
-// pending WAIT or BARRIER are not read, except for the CANCEL_WAIT that ends it. Clients of 1.13 to
-// 2.0 have no such request: one that gave up a wait sends its next request, which ends the wait.
+// Requests of a connection are executed in order, so those behind a pending WAIT or BARRIER are not
+// read, except for a CANCEL_WAIT, which ends it. Clients of 1.13 to 2.0 have no such request: their
+// next request after a wait that timed out ends the wait.
 class TcpStoreSession final : public std::enable_shared_from_this<TcpStoreSession> {
  public:
-  // Requests are not read while more output waits than this.
+  // No requests are read while more output than this is queued, in bytes.
   static constexpr size_t kMaxOutput = size_t{1} << 20;
   static constexpr size_t kKeysInPart = 1024;
 
-  // `store` and `limits` outlive it. `on_output`: output() has become non-empty outside of Consume,
-  // because a wait has ended; it may also take requests again.
+  // `store` and `limits` outlive it. `on_output` is called when a wait has ended and its reply was
+  // added to output() outside of Consume; unread requests may be consumed again.
   TcpStoreSession(TcpStore& store, TcpStoreClient client, const TcpStoreLimits& limits,
                   std::function<void()> on_output)
       : store_(store), client_(client), parser_(limits), on_output_(std::move(on_output)) {}
   ~TcpStoreSession() { store_.Release(client_); }
 
-  // Executes the requests in `bytes`, and removes what has been read. Bytes remain while a wait is
-  // pending, too much output waits, or a request is not finished; call it again, with more, after
-  // on_output, when output has been written, or at once if has_more_parts().
-  //   Errors: INVALID_ARGUMENT, or those of TcpStore; the connection is to be closed. They name the
-  //   operation.
+  // Executes the requests in `bytes`, and removes the consumed ones. Bytes remain while a wait is
+  // pending, too much output is queued, or a long reply is incomplete; call it again with them
+  // after on_output, when output has been written, or at once if has_more_parts().
+  //   Errors: INVALID_ARGUMENT, or those of TcpStore, with the name of the operation; the
+  //   connection must be closed.
   absl::Status Consume(absl::string_view& bytes);
 
-  // True if Consume would stop before anything but a CANCEL_WAIT.
+  // True while a WAIT or BARRIER is pending, when Consume accepts a CANCEL_WAIT only.
   bool is_waiting() const { return pending_wait_ != 0; }
-  // True if a request is not finished, and Consume, also of no bytes, would go on with it.
+  // True if a long reply is incomplete, and Consume, even of no bytes, would continue it.
   bool has_more_parts() const { return long_reply_ != nullptr && output_.bytes() <= kMaxOutput; }
-  // No bytes have come for a while; resolves what is_ambiguous() tells. May add output.
-  bool is_ambiguous() const { return parser_.is_ambiguous(); }
   // See TcpStoreParser.
+  bool is_ambiguous() const { return parser_.is_ambiguous(); }
   bool sends_field_by_field() const { return parser_.sends_field_by_field(); }
+  // No value has followed within the timeout: executes the request as a DELETE_KEY.
   absl::Status ResolveAmbiguity();
 
   TcpStoreOutput& output() { return output_; }
   TcpStoreDialect dialect() const { return parser_.dialect(); }
   TcpStoreClient client() const { return client_; }
-  // The memory it takes: a request that has not ended, replies, and the pending wait.
+  // The memory it takes: the incomplete request, queued replies, and the pending wait.
   size_t held_bytes() const {
     return parser_.held_bytes() + output_.held_bytes() + wait_bytes_ +
            (long_reply_ == nullptr ? 0 : long_reply_->held_bytes);
   }
-  // The number of requests that were executed.
+  // The number of requests executed so far.
   uint64_t request_count() const { return request_count_; }
 
  private:
-  // MULTI_GET or LIST_KEYS, between two parts.
+  // The state of a MULTI_GET or LIST_KEYS between two parts.
   struct LongReply {
     TcpStoreOp op;
-    // The keys of MULTI_GET, and how many of them have been replied to.
+    // MULTI_GET: the keys, and the number of those whose values have been queued.
     std::vector<std::string> keys;
     size_t done = 0;
-    // LIST_KEYS: the number of keys and the end of the reply, whose beginning is the number; and
-    // the last of the keys.
+    // LIST_KEYS: the number of keys listed so far, their encoding, and the last one of them.
     int64_t listed = 0;
     std::string list;
     std::optional<std::string> last;
@@ -94,12 +93,11 @@ class TcpStoreSession final : public std::enable_shared_from_this<TcpStoreSessio
   void ContinueLongReply();
   void ContinueMultiGet();
   void ContinueListKeys();
-  // The callback of the wait that begins.
+  // Returns the callback for a new wait.
   TcpStore::WaitCallback OnWaitEnd();
-  // Replies if the last wait is over already, and else remembers that it is pending.
+  // Replies if the wait was satisfied at once; otherwise records it as pending.
   absl::Status ReplyOrWait(const absl::StatusOr<bool>& is_over);
-  // Returns true if a request that begins with `op` may be executed while a wait is pending, which
-  // it ends then.
+  // Returns true if a request that begins with `op` ends the pending wait, and may be read.
   bool InterruptsWait(char op);
 
   TcpStore& store_;
@@ -107,7 +105,7 @@ class TcpStoreSession final : public std::enable_shared_from_this<TcpStoreSessio
   TcpStoreParser parser_;
   TcpStoreOutput output_;
   const std::function<void()> on_output_;
-  // The number of the wait that is pending, and of the last one.
+  // The number of the pending wait, 0 if there is none, and of the latest one.
   uint64_t pending_wait_ = 0;
   uint64_t last_wait_ = 0;
   size_t wait_bytes_ = 0;

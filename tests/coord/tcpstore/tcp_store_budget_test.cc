@@ -57,7 +57,7 @@ TEST_F(TcpStoreBudgetTest, LessThanHalf_StopsNobody) {
 
 TEST_F(TcpStoreBudgetTest, SmallClients_AreNeitherCountedNorStopped) {
   Hold(1, kMax);
-  Hold(2, TcpStoreBudget::kFreeBytes);
+  Hold(2, TcpStoreBudget::kUncountedBytes);
   EXPECT_EQ(budget_.client_count(), 1u);
   EXPECT_TRUE(MayReceive(2));
   EXPECT_TRUE(MayReceive(3)) << "not known";
@@ -72,7 +72,7 @@ TEST_F(TcpStoreBudgetTest, MemoryIsScarce_OneAtATimeReceivesInOrder) {
   EXPECT_FALSE(MayReceive(3));
   EXPECT_FALSE(MayReceive(2));
   EXPECT_TRUE(MayReceive(1));
-  EXPECT_EQ(budget_.stopped_count(), 2u);
+  EXPECT_EQ(budget_.paused_count(), 2u);
   EXPECT_THAT(Resumed(), IsEmpty());
   // Its request ends, and it begins another one at once, which is as large.
   Hold(1, 20 * kMib, /*requests=*/1);
@@ -130,14 +130,14 @@ TEST_F(TcpStoreBudgetTest, StalledClientsInNobodysWay_StayOpen) {
 TEST_F(TcpStoreBudgetTest, ClientsThatGoOn_StayOpen) {
   uint64_t moved = 0;
   for (int i = 0; i < 5; ++i) {
-    moved += TcpStoreBudget::kLeastBytesMoved;
+    moved += TcpStoreBudget::kMinBytesPerPeriod;
     Hold(1, 60 * kMib, 0, moved);
     EXPECT_TRUE(MayReceive(1));
     Hold(2, kMib);
     EXPECT_FALSE(MayReceive(2));
     EXPECT_THAT(ClosedInPeriod(), IsEmpty());
   }
-  moved += TcpStoreBudget::kLeastBytesMoved - 1;
+  moved += TcpStoreBudget::kMinBytesPerPeriod - 1;
   Hold(1, 60 * kMib, 0, moved);
   EXPECT_THAT(ClosedInPeriod(), ElementsAre(1));
 }
@@ -187,9 +187,9 @@ TEST_F(TcpStoreBudgetTest, StoppedClientThatDoesNotRead_IsToBlame) {
   Hold(2, 40 * kMib, 0, 0, Phase::kReading);
   EXPECT_TRUE(MayReceive(1));
   EXPECT_FALSE(MayReceive(2));
-  Hold(1, 20 * kMib, 0, TcpStoreBudget::kLeastBytesMoved);
+  Hold(1, 20 * kMib, 0, TcpStoreBudget::kMinBytesPerPeriod);
   ClosedInPeriod();
-  Hold(1, 20 * kMib, 0, 2 * TcpStoreBudget::kLeastBytesMoved);
+  Hold(1, 20 * kMib, 0, 2 * TcpStoreBudget::kMinBytesPerPeriod);
   EXPECT_THAT(ClosedInPeriod(), ElementsAre(2));
 }
 
