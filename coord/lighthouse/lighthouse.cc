@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The table of replicas and of their calls.
+// The replica table and pending calls.
 #include "coord/lighthouse/lighthouse.h"
 
 #include <algorithm>
@@ -31,20 +31,21 @@ absl::StatusOr<Lighthouse::Replica*> Lighthouse::Touch(absl::string_view replica
   auto found = replicas_.find(replica_id);
   if (found == replicas_.end()) {
     if (replica_id.size() > options_.max_id_bytes) {
-      return absl::InvalidArgumentError(absl::StrCat("the replica id ", Quoted(replica_id), " has ",
-                                                     replica_id.size(), " bytes, more than ",
-                                                     options_.max_id_bytes));
+      return absl::InvalidArgumentError(
+          absl::StrCat("the replica id ", Quoted(replica_id), " has ", replica_id.size(),
+                       " bytes, over the limit of ", options_.max_id_bytes));
     }
-    if (replicas_.size() >= options_.max_replicas) Forget(options_.heartbeat_timeout);
+    if (replicas_.size() >= options_.max_replicas) RemoveSilentReplicas(options_.heartbeat_timeout);
     if (replicas_.size() >= options_.max_replicas) {
-      return absl::ResourceExhaustedError(absl::StrCat(
-          "there is no room for replica ", Quoted(replica_id), ": ", options_.max_replicas,
-          " others send heartbeats to this lighthouse; use another coordinator for it"));
+      return absl::ResourceExhaustedError(
+          absl::StrCat("cannot add replica ", Quoted(replica_id), ": ", options_.max_replicas,
+                       " replicas, which is the limit, send heartbeats to this lighthouse; use "
+                       "another one for it"));
     }
     if (replicas_.empty()) next_tick_ = now + options_.quorum_tick;
     is_unused_ = false;
     found = replicas_.emplace(std::string(replica_id), Replica()).first;
-    FERRY_LOG_INFO(kCoord, "lighthouse: first call of a replica: replica={}", Quoted(replica_id));
+    FERRY_LOG_INFO(kCoord, "lighthouse: new replica: replica={}", Quoted(replica_id));
   }
   found->second.last_heartbeat = now;
   return &found->second;
@@ -53,15 +54,16 @@ absl::StatusOr<Lighthouse::Replica*> Lighthouse::Touch(absl::string_view replica
 absl::Status Lighthouse::CheckRoom(const QuorumMember& member) const {
   if (member.encoded.size() > options_.max_member_bytes ||
       member.address.size() > options_.max_member_bytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("what replica ", Quoted(member.replica_id), " says of itself has ",
-                     std::max(member.encoded.size(), member.address.size()), " bytes, more than ",
-                     options_.max_member_bytes, ": pass less data"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the QuorumMember of replica ", Quoted(member.replica_id), " has ",
+        std::max(member.encoded.size(), member.address.size()), " bytes, over the limit of ",
+        options_.max_member_bytes, "; pass less `data`"));
   }
   if (pending_bytes_ + previous_bytes_ + BytesOf(member) > options_.max_pending_bytes) {
     return absl::ResourceExhaustedError(absl::StrCat(
-        "the calls that wait for a quorum have ", pending_bytes_, " bytes, and the one of replica ",
-        Quoted(member.replica_id), " does not fit: replicas have to pass less data"));
+        "the pending Quorum calls hold ", pending_bytes_, " bytes, and the one of replica ",
+        Quoted(member.replica_id), " would exceed the limit of ", options_.max_pending_bytes,
+        "; pass less `data`"));
   }
   return absl::OkStatus();
 }
@@ -76,9 +78,9 @@ WaitId Lighthouse::Join(QuorumMember member, absl::Duration timeout, JoinCallbac
   Replica& replica = **touched;
   if (replica.calls.size() >= options_.max_calls_of_replica) {
     Finish(replica, replica.calls.begin()->first,
-           absl::AbortedError(absl::StrCat("replica ", Quoted(member.replica_id), " has made ",
+           absl::AbortedError(absl::StrCat("replica ", Quoted(member.replica_id), " has ",
                                            options_.max_calls_of_replica,
-                                           " later calls that wait for a quorum")));
+                                           " later Quorum calls pending")));
   }
   const absl::Time now = clock_.Now();
   const absl::Time deadline = now + std::clamp(timeout, absl::ZeroDuration(), options_.max_wait);
@@ -144,17 +146,17 @@ void Lighthouse::Advance() {
   ExpireCalls();
   if (now < next_tick_) return;
   next_tick_ = now + options_.quorum_tick;
-  Forget(options_.forget_after);
+  RemoveSilentReplicas(options_.forget_after);
 }
 
 void Lighthouse::ExpireCalls() {
   const absl::Time now = clock_.Now();
   if (deadlines_.empty() || deadlines_.begin()->first > now) return;
-  // Before any of them leaves: they wait for each other, too.
+  // Before any of them ends, since each counts as joined for the others.
   const std::vector<ReplicaView> views = Views();
   const QuorumDecision decision = DecideQuorum(views, previous_.get(), options_, now);
   const std::string why = decision.obstacle == QuorumObstacle::kNone
-                              ? "one is due"
+                              ? "it is about to be formed"
                               : DescribeObstacle(decision, views, previous_.get(), options_, now);
   while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
     const WaitId wait = deadlines_.begin()->second;
@@ -168,7 +170,7 @@ void Lighthouse::ExpireCalls() {
   }
 }
 
-void Lighthouse::Forget(absl::Duration silence) {
+void Lighthouse::RemoveSilentReplicas(absl::Duration silence) {
   const absl::Time now = clock_.Now();
   for (auto it = replicas_.begin(); it != replicas_.end();) {
     const bool is_gone = it->second.calls.empty() && now - it->second.last_heartbeat >= silence;
@@ -206,7 +208,7 @@ void Lighthouse::FormQuorum(const std::vector<const QuorumMember*>& members) {
   const bool has_failed =
       std::any_of(members.begin(), members.end(),
                   [](const QuorumMember* member) { return member->commit_failures > 0; });
-  // Groups make new connections when the id changes.
+  // Replica groups reconfigure their process groups when the id changes.
   if (!is_same || has_failed) ++last_quorum_id_;
   auto quorum = std::make_shared<Quorum>();
   quorum->id = last_quorum_id_;
@@ -220,7 +222,7 @@ void Lighthouse::FormQuorum(const std::vector<const QuorumMember*>& members) {
     Replica& replica = replicas_.find(member.replica_id)->second;
     while (!replica.calls.empty()) Finish(replica, replica.calls.begin()->first, previous_);
   }
-  // The others join again.
+  // The remaining calls wait for the next quorum as if they had just joined.
   for (const auto& [wait, id] : waits_) {
     replicas_.find(id)->second.calls.find(wait)->second.joined = previous_->created;
   }
@@ -259,7 +261,7 @@ LighthouseReport Lighthouse::Report(size_t max_replicas) const {
     replica.address = view.joined->address;
     replica.step = view.joined->step;
     replica.has_joined = true;
-    // Since the oldest of its calls.
+    // Counted from its oldest pending call.
     replica.joined_for = now - replicas_.find(view.id)->second.calls.begin()->second.since;
   }
   report.replica_count = replicas.size();
@@ -271,7 +273,7 @@ LighthouseReport Lighthouse::Report(size_t max_replicas) const {
   if (waits_.empty()) return report;
   const QuorumDecision decision = DecideQuorum(views, previous_.get(), options_, now);
   report.waits_for = decision.obstacle == QuorumObstacle::kNone
-                         ? "nothing: a quorum is due"
+                         ? "a quorum is about to be formed"
                          : DescribeObstacle(decision, views, previous_.get(), options_, now);
   return report;
 }

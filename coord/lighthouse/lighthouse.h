@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lighthouse: the replicas of a torchft job, their heartbeats, and the calls that wait for a
-// quorum.
+// Lighthouse: the state of torchft's Lighthouse: replicas, their heartbeats, and pending Quorum
+// calls.
 #ifndef FERRY_COORD_LIGHTHOUSE_LIGHTHOUSE_H_
 #define FERRY_COORD_LIGHTHOUSE_LIGHTHOUSE_H_
 
@@ -33,36 +33,37 @@ struct ReplicaReport {
   std::string address;
   int64_t step = 0;
   bool is_in_quorum = false;
-  // It waits for a quorum, for this long.
+  // A Quorum call is pending, for this long.
   bool has_joined = false;
   absl::Duration joined_for;
-  // Its heartbeats come.
+  // Its last heartbeat is younger than heartbeat_timeout.
   bool is_healthy = false;
-  // Infinite if it has been forgotten.
+  // Infinite if the replica has been removed.
   absl::Duration heartbeat_age;
 };
 
 struct LighthouseReport {
   // No client has ever called.
   bool is_unused = true;
-  // That of the latest quorum; 0 if there was none.
+  // The id of the latest quorum; 0 if there was none.
   int64_t quorum_id = 0;
   size_t quorum_size = 0;
   absl::Duration quorum_age;
-  // Why those that have joined have no quorum; empty if none waits.
+  // Why pending Quorum calls have no quorum yet; empty if none is pending.
   std::string waits_for;
-  // All replicas that are known or in the quorum, ordered by id, up to the limit of the call.
+  // All known replicas and members of the latest quorum, ordered by id, up to max_replicas; and the
+  // number without that limit.
   std::vector<ReplicaReport> replicas;
   size_t replica_count = 0;
 };
 
 // Not thread-safe. Pure: time comes from `clock`, and callbacks go to `completions`; both outlive
-// it. The rules are DecideQuorum's.
+// it. The rules are those of DecideQuorum.
 //
-// A pending call is a joined replica. A call that is cancelled, or whose time is over, takes it
-// back, unless another call of the replica is pending: torchft's server keeps it, and can form a
-// quorum with a member that no longer listens. A replica that a quorum lacks, because of
-// shrink_only or because it sends no heartbeats, waits on as if it had just joined.
+// A replica has joined as long as it has a pending call, so a call that is cancelled or times out
+// withdraws it, unless another one is pending. torchft's own server keeps it, and may form a quorum
+// with a member that has stopped waiting. A joined replica that is left out of a quorum, because of
+// shrink_only or missing heartbeats, keeps waiting as if it had just joined.
 class Lighthouse final {
  public:
   using JoinCallback = absl::AnyInvocable<void(absl::StatusOr<QuorumPtr>) &&>;
@@ -75,19 +76,20 @@ class Lighthouse final {
   Lighthouse(const Lighthouse&) = delete;
   Lighthouse& operator=(const Lighthouse&) = delete;
 
-  // Counts as a heartbeat, and waits for a quorum that has the replica. Of several calls of a
-  // replica the latest says what it is; all receive the quorum.
+  // Counts as a heartbeat, and waits for a quorum that includes the replica. If a replica has
+  // several pending calls, the member of the latest one is used, and all receive the quorum.
   //   Errors: INVALID_ARGUMENT for an id or a member that is too long; RESOURCE_EXHAUSTED for too
-  //   many replicas or bytes; DEADLINE_EXCEEDED saying why there is no quorum and who is missing;
-  //   ABORTED for the oldest of too many calls of the replica; CANCELLED; UNAVAILABLE stopped.
+  //   many replicas or bytes; DEADLINE_EXCEEDED, with the reason why there is no quorum and the
+  //   missing replicas; ABORTED for the oldest of too many calls of the replica; CANCELLED;
+  //   UNAVAILABLE after Stop.
   WaitId Join(QuorumMember member, absl::Duration timeout, JoinCallback done);
   //   Errors: INVALID_ARGUMENT, RESOURCE_EXHAUSTED and UNAVAILABLE as Join.
   absl::Status Heartbeat(absl::string_view replica_id);
-  // The caller of a Join has gone: its callback gets CANCELLED. Returns false when it is over.
+  // Ends a pending Join with CANCELLED. Returns false if it has ended already.
   bool Cancel(WaitId wait);
-  // Ends all calls, and later ones.
+  // Ends all pending calls with UNAVAILABLE; later calls fail with it, too.
   void Stop();
-  // Heartbeats could not be received for `stalled`, for reasons outside the replicas.
+  // Heartbeats could not be received for `stalled` because this process was not running.
   void ExtendHeartbeatDeadlines(absl::Duration stalled);
 
   // When Advance must be called next; InfiniteFuture if nothing depends on the time.
@@ -96,33 +98,33 @@ class Lighthouse final {
 
   LighthouseReport Report(size_t max_replicas) const;
   size_t wait_count() const { return waits_.size(); }
-  // "lighthouse...."
+  // Adds the sizes "lighthouse.*".
   void AddTableSizes(TableSizes& sizes) const;
 
  private:
   struct Call {
     QuorumMember member;
     absl::Time since;
-    // As `since`, or later: when a quorum was formed without it.
+    // When it joined: `since`, or the time of the last quorum that was formed without it.
     absl::Time joined;
     absl::Time deadline;
     JoinCallback done;
   };
   struct Replica {
     absl::Time last_heartbeat;
-    // The last one is the latest.
+    // Ordered by arrival.
     absl::btree_map<WaitId, Call> calls;
   };
   using Replicas = absl::btree_map<std::string, Replica>;
 
   absl::Status CheckRunning() const;
-  // Returns the replica, with its heartbeat.
+  // Records a heartbeat, and returns the replica, which is added if it is new.
   //   Errors: as Heartbeat.
   absl::StatusOr<Replica*> Touch(absl::string_view replica_id);
   absl::Status CheckRoom(const QuorumMember& member) const;
-  // Removes the replicas that are silent for `silence` and have no calls.
-  void Forget(absl::Duration silence);
-  // Removes the call and queues its answer.
+  // Removes replicas without pending calls whose last heartbeat is at least `silence` ago.
+  void RemoveSilentReplicas(absl::Duration silence);
+  // Removes the call and queues its callback.
   void Finish(Replica& replica, WaitId wait, absl::StatusOr<QuorumPtr> answer);
   void ExpireCalls();
   // Forms a quorum if the rules allow one.
@@ -146,7 +148,7 @@ class Lighthouse final {
   // The replica of each pending call.
   absl::flat_hash_map<WaitId, std::string> waits_;
   absl::btree_set<std::pair<absl::Time, WaitId>> deadlines_;
-  // The bytes of the members of pending calls.
+  // The total size of the members of pending calls.
   size_t pending_bytes_ = 0;
   // Meaningful while there are replicas.
   absl::Time next_tick_ = absl::InfiniteFuture();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rules of a quorum, and the words for why one is not met.
+// The rules of a quorum, and messages that explain why one is not met.
 #include "coord/lighthouse/quorum_rules.h"
 
 #include <algorithm>
@@ -47,22 +47,22 @@ std::string Reason(const QuorumDecision& decision, const Quorum* previous,
   switch (decision.obstacle) {
     case QuorumObstacle::kTooFewReplicas:
       return absl::StrCat(decision.joined, " of the replicas that send heartbeats", have,
-                          " joined, and ", options.min_replicas,
-                          " must: start the others, or lower --lighthouse-min-replicas");
+                          " joined, but the minimum is ", options.min_replicas,
+                          ": start more replicas, or lower --lighthouse-min-replicas");
     case QuorumObstacle::kMinority:
       return absl::StrCat(decision.joined, " of ", Replicas(decision.healthy),
                           " that send heartbeats", have,
-                          " joined, and more than half must, or the others could form a quorum of "
-                          "their own: see why those do not call Quorum");
+                          " joined, but more than half must, to avoid a split brain: check why the "
+                          "others do not call Quorum");
     case QuorumObstacle::kStragglers:
-      return absl::StrCat(
-          Replicas(decision.joined), have, " joined and can form a quorum, but for up to ",
-          ShortDuration(decision.join_deadline - now),
-          " more the others that send heartbeats are waited for (--lighthouse-join-timeout)");
-    case QuorumObstacle::kAllAreNewcomers:
-      return absl::StrCat("a replica says shrink_only, and none of the ", decision.joined,
+      return absl::StrCat(Replicas(decision.joined), have,
+                          " joined and can form a quorum, but wait for up to ",
+                          ShortDuration(decision.join_deadline - now),
+                          " more for the others that send heartbeats (--lighthouse-join-timeout)");
+    case QuorumObstacle::kNoPreviousMember:
+      return absl::StrCat("a replica has set shrink_only, and none of the ", decision.joined,
                           " that have joined was in quorum ", previous->id,
-                          ": join without shrink_only, or start its members again");
+                          ": join without shrink_only, or restart members of that quorum");
     case QuorumObstacle::kNone:
       break;
   }
@@ -111,7 +111,7 @@ QuorumDecision DecideQuorum(absl::Span<const ReplicaView> replicas, const Quorum
   } else if (decision.joined < decision.healthy && now < decision.join_deadline) {
     decision.obstacle = QuorumObstacle::kStragglers;
   } else if (decision.members.empty()) {
-    decision.obstacle = QuorumObstacle::kAllAreNewcomers;
+    decision.obstacle = QuorumObstacle::kNoPreviousMember;
   }
   if (decision.obstacle != QuorumObstacle::kNone) decision.members.clear();
   return decision;

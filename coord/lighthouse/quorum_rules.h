@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rules of torchft's Lighthouse: which replicas form a quorum, and why there is none yet.
+// The quorum rules of torchft's Lighthouse: which replicas form a quorum, or why there is none yet.
 #ifndef FERRY_COORD_LIGHTHOUSE_QUORUM_RULES_H_
 #define FERRY_COORD_LIGHTHOUSE_QUORUM_RULES_H_
 
@@ -15,19 +15,19 @@
 
 namespace ferry::coord {
 
-// A replica group's description of itself, with which it joins. The replicas are torchft's: each is
-// a whole group of ranks, of which one process, its manager, is the client.
+// The description with which a replica joins. A replica is a replica group of torchft: a group of
+// ranks whose manager is the client of the lighthouse.
 struct QuorumMember {
   std::string replica_id;
-  // The manager's, "http://host:port".
+  // The address of its manager, "http://host:port".
   std::string address;
   int64_t step = 0;
   uint64_t world_size = 0;
-  // The replica wants no newcomers in the next quorum.
+  // The next quorum must not have new members.
   bool shrink_only = false;
-  // The steps in a row that it could not commit.
+  // The number of consecutive steps that it failed to commit.
   int64_t commit_failures = 0;
-  // The message as it came, which the other members receive; not looked into here.
+  // The serialized message, which is passed on to the other members; opaque here.
   std::string encoded;
 };
 
@@ -40,35 +40,35 @@ struct Quorum {
 using QuorumPtr = std::shared_ptr<const Quorum>;
 
 struct LighthouseOptions {
-  // A quorum that is not the previous one again has at least so many joined replicas. torchft's own
-  // server has no default.
+  // The number of replicas that must have joined, unless all members of the previous quorum have.
+  // torchft's own server has no default.
   size_t min_replicas = 1;
-  // How long replicas that have joined wait for others that send heartbeats and have not.
-  // The defaults of this and the next two: LighthouseOpt in torchft's src/lighthouse.rs.
+  // How long joined replicas wait for healthy ones that have not joined. The defaults of this and
+  // the next two options are those of LighthouseOpt in torchft's src/lighthouse.rs.
   absl::Duration join_timeout = absl::Seconds(60);
-  // How often the rules are applied while replicas wait; a replica that joins has them applied at
-  // once.
+  // How often the rules are evaluated while calls are pending, in addition to each Join.
   absl::Duration quorum_tick = absl::Milliseconds(100);
-  // A replica that is silent for this long counts as dead.
+  // A replica without heartbeats for this long is not healthy.
   absl::Duration heartbeat_timeout = absl::Seconds(5);
-  // A replica that is silent for this long is forgotten. Only reports mention it until then.
+  // A replica without heartbeats for this long is removed; until then it is shown in reports.
   absl::Duration forget_after = absl::Minutes(10);
   // The id of the first quorum.
   int64_t first_quorum_id = 1;
 
-  // Limits. Replicas that are silent make room for others.
+  // Limits. At max_replicas, replicas that are not healthy are removed to make room for new ones.
   size_t max_replicas = 10'000;
   size_t max_id_bytes = 1024;
-  // One member as it came, and those of all pending calls and of the quorum together.
+  // The size of one serialized member, and of the members of all pending calls and of the latest
+  // quorum together.
   size_t max_member_bytes = size_t{64} << 10;
   size_t max_pending_bytes = size_t{64} << 20;
-  // A replica's calls; more of them end the oldest.
+  // Pending calls of one replica; a further one ends the oldest.
   size_t max_calls_of_replica = 8;
-  // A call without a deadline, or with a later one, ends after this.
+  // The longest wait of a call, whatever its deadline.
   absl::Duration max_wait = absl::Hours(24);
 };
 
-// A replica, as the rules see it.
+// The part of a replica's state that the rules depend on.
 struct ReplicaView {
   absl::string_view id;
   absl::Time last_heartbeat;
@@ -81,20 +81,21 @@ enum class QuorumObstacle {
   // There is none.
   kNone,
   kTooFewReplicas,
-  // At most half of the replicas that send heartbeats have joined: the others could form a second
-  // quorum ("split brain").
+  // At most half of the healthy replicas have joined: the others could form a second quorum ("split
+  // brain").
   kMinority,
-  // Replicas that send heartbeats have not joined, and the join timeout is not over.
+  // Healthy replicas have not joined, and the join timeout has not passed.
   kStragglers,
-  // shrink_only admits none of those that have joined.
-  kAllAreNewcomers,
+  // With shrink_only: none of the joined replicas was in the previous quorum.
+  kNoPreviousMember,
 };
 
 struct QuorumDecision {
   QuorumObstacle obstacle = QuorumObstacle::kNone;
-  // Those of the quorum, ordered by id; empty if there is an obstacle. They point to the views'.
+  // The members of the quorum, ordered by id; empty if there is an obstacle. They point into the
+  // views.
   std::vector<const QuorumMember*> members;
-  // Replicas that send heartbeats, and those of them that have joined.
+  // The number of healthy replicas, and of those that have joined.
   size_t healthy = 0;
   size_t joined = 0;
   // When kStragglers ends.
@@ -102,21 +103,21 @@ struct QuorumDecision {
 };
 
 // Applies the rules of `quorum_compute` in torchft's src/lighthouse.rs. A replica is healthy if its
-// last heartbeat is younger than heartbeat_timeout; the others are not considered.
+// last heartbeat is younger than heartbeat_timeout; only healthy replicas count.
 //   1. If every member of the previous quorum is healthy and has joined, the quorum is all those
 //      that have joined, at once.
-//   2. Otherwise at least min_replicas have joined,
-//   3. which are more than half of the healthy ones,
-//   4. and all healthy ones have, or the first one did so join_timeout ago.
-// If one of those that have joined says shrink_only, only members of the previous quorum are taken,
-// although all count for the rules. Unlike torchft's, a quorum is never empty.
+//   2. Otherwise at least min_replicas must have joined,
+//   3. and more than half of the healthy ones,
+//   4. and all healthy ones, unless the first one joined join_timeout ago or earlier.
+// If a joined replica has set shrink_only, the quorum is restricted to members of the previous one,
+// although all joined replicas count in rules 2 to 4. Unlike in torchft, a quorum is never empty.
 //   replicas: ordered by id.
 //   previous: null if there was none.
 QuorumDecision DecideQuorum(absl::Span<const ReplicaView> replicas, const Quorum* previous,
                             const LighthouseOptions& options, absl::Time now);
 
-// Why there is no quorum, who is missing, and what helps: one sentence and its list of names.
-// REQUIRES: the decision, of the same arguments, has an obstacle.
+// Returns a message that says why there is no quorum, which replicas are missing, and what to do.
+// REQUIRES: `decision` was made with the same arguments, and has an obstacle.
 std::string DescribeObstacle(const QuorumDecision& decision, absl::Span<const ReplicaView> replicas,
                              const Quorum* previous, const LighthouseOptions& options,
                              absl::Time now);

@@ -15,14 +15,14 @@
 namespace ferry::coord {
 namespace {
 
-// A call ends this much before the client's deadline, for the way back, but never by more than
-// this share of its time. torchft's client gives up by itself at the deadline (tonic's
-// GrpcTimeout), with an error that names nobody.
-constexpr absl::Duration kWayBack = absl::Milliseconds(100);
-constexpr double kLeastShareOfTime = 0.9;
+// A call times out this much before the client's deadline, so that the reply arrives in time, but
+// not before this fraction of the client's timeout. At the deadline torchft's client fails by
+// itself (tonic's GrpcTimeout), with an error that does not say who is missing.
+constexpr absl::Duration kReplyMargin = absl::Milliseconds(100);
+constexpr double kMinTimeFraction = 0.9;
 
-absl::Duration WaitWithin(absl::Duration time_left) {
-  return std::max(time_left - kWayBack, time_left * kLeastShareOfTime);
+absl::Duration ServerTimeout(absl::Duration time_left) {
+  return std::max(time_left - kReplyMargin, time_left * kMinTimeFraction);
 }
 
 grpc::Status Unparsable() {
@@ -60,7 +60,7 @@ void LighthouseServer::Join(UnaryCall& call, grpc::ByteBuffer& bytes) {
     return call.Finish(
         grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, "the request has no requester"));
   }
-  const absl::Duration timeout = WaitWithin(call.TimeLeft());
+  const absl::Duration timeout = ServerTimeout(call.TimeLeft());
   call.Park(*this, [&](Lighthouse& lighthouse, DeferredCall* parked) {
     return lighthouse.Join(ReadMember(request.requester()), timeout,
                            [this, parked](absl::StatusOr<QuorumPtr> quorum) {
@@ -89,7 +89,7 @@ grpc::Slice LighthouseServer::ResponseOf(const QuorumPtr& quorum) {
   for (const QuorumMember& member : quorum->members) {
     out.add_participants()->ParseFromString(member.encoded);
   }
-  // The lighthouse's clock counts from boot.
+  // clock_ is monotonic, while `created` is wall-clock time.
   const absl::Time created = absl::Now() - (clock_.Now() - quorum->created);
   const int64_t seconds = absl::ToUnixSeconds(created);
   out.mutable_created()->set_seconds(seconds);
@@ -110,7 +110,7 @@ void LighthouseServer::NoticePause() {
   const absl::Duration stalled = pause_detector_.EndWait(now);
   if (stalled == absl::ZeroDuration()) return;
   lighthouse_.ExtendHeartbeatDeadlines(stalled);
-  // The timer that is late has been dealt with.
+  // The late timer has been accounted for.
   SetTimer();
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// LighthouseServer: torchft.LighthouseService, which forms quorums of replica groups.
+// LighthouseServer: serves torchft.LighthouseService.
 #ifndef FERRY_COORD_SERVER_LIGHTHOUSE_SERVER_H_
 #define FERRY_COORD_SERVER_LIGHTHOUSE_SERVER_H_
 
@@ -24,17 +24,17 @@
 
 namespace ferry::coord {
 
-// Thread-safe. A Lighthouse with its lock, its timers and its two methods on the wire. It is
-// independent of the coordinator's job, and has no timer before the first call. Calls end a moment
-// before the client's deadline, so that the error says who is missing: the client's own does not.
+// Thread-safe. A Lighthouse with its lock, its timer and its two RPCs. Independent of the
+// coordinator's job; has no timer before the first call. Calls time out shortly before the client's
+// deadline, so that the client gets an error that names the missing replicas.
 class LighthouseServer final {
  public:
   // `clock` outlives it.
   explicit LighthouseServer(LighthouseOptions options, const Clock& clock = SteadyClock())
       : clock_(clock), lighthouse_(std::move(options), clock, completions_) {}
 
-  // Before the server starts: adds the methods to `methods`, which it outlives, and takes the loop
-  // of its timers, which ends before it is destroyed.
+  // Call before the server starts. Registers the RPCs in `methods`, which must not outlive it. Its
+  // timer runs on `loop`, which ends before it is destroyed.
   void Serve(Frontend& frontend, GenericMethodTable& methods, std::shared_ptr<Loop> loop)
       ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -64,7 +64,7 @@ class LighthouseServer final {
     return Run([max_replicas](Lighthouse& lighthouse) { return lighthouse.Report(max_replicas); });
   }
 
-  // Ends all calls, and later ones at once.
+  // Ends all calls with UNAVAILABLE, including later ones.
   void Stop() ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
@@ -73,13 +73,13 @@ class LighthouseServer final {
   }
   void Join(UnaryCall& call, grpc::ByteBuffer& bytes);
   void Heartbeat(UnaryCall& call, grpc::ByteBuffer& bytes);
-  // The response with this quorum, made once for all its members.
+  // Returns the serialized response with this quorum, which is cached for its other members.
   grpc::Slice ResponseOf(const QuorumPtr& quorum) ABSL_LOCKS_EXCLUDED(response_mu_);
 
-  // While the process was stopped no heartbeats were received, which must not count as silence.
-  // Before every use of the lighthouse, whose rules would otherwise see silent replicas only.
+  // While this process was stopped (SIGSTOP, a suspended VM) it received no heartbeats, which must
+  // not count against the replicas. Called before every use of the lighthouse.
   void NoticePause() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Sets the timer, and returns the callbacks that are due.
+  // Sets the timer if necessary, and returns the callbacks to run.
   std::vector<Completion> FinishRun() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void SetTimer() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void OnTimer(uint64_t number) ABSL_LOCKS_EXCLUDED(mu_);
@@ -92,7 +92,7 @@ class LighthouseServer final {
   Completions completions_ ABSL_GUARDED_BY(mu_);
   Lighthouse lighthouse_ ABSL_GUARDED_BY(mu_);
   PauseDetector pause_detector_ ABSL_GUARDED_BY(mu_);
-  // When the timer is due, InfiniteFuture if there is none; earlier ones have lower numbers.
+  // When the timer is due; InfiniteFuture if there is none. Timers with another number are stale.
   absl::Time timer_ ABSL_GUARDED_BY(mu_) = absl::InfiniteFuture();
   uint64_t timer_number_ ABSL_GUARDED_BY(mu_) = 0;
 

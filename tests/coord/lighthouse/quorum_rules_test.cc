@@ -56,7 +56,7 @@ class Scene {
         return "minority";
       case QuorumObstacle::kStragglers:
         return "stragglers";
-      case QuorumObstacle::kAllAreNewcomers:
+      case QuorumObstacle::kNoPreviousMember:
         return "newcomers";
     }
     std::string ids;
@@ -199,12 +199,12 @@ TEST(QuorumObstacles, NameTheMissingAndWhatHelps) {
       .Beating("b", absl::Seconds(12))
       .Beating("c", absl::Seconds(1))
       .Joined("d", kNone, absl::Seconds(7));
-  EXPECT_EQ(
-      few.Why(),
-      "1 of the replicas that send heartbeats has joined, and 3 must: start the others, or lower "
-      "--lighthouse-min-replicas; not joined: \"c\" (last heartbeat 1s ago); joined, but "
-      "without heartbeats: \"d\" (for 7s); silent members of quorum 7: \"b\" (for 12s), "
-      "\"gone\" (forgotten)");
+  EXPECT_EQ(few.Why(),
+            "1 of the replicas that send heartbeats has joined, but the minimum is 3: start more "
+            "replicas, or lower --lighthouse-min-replicas; not joined: \"c\" (last heartbeat 1s "
+            "ago); joined, but "
+            "without heartbeats: \"d\" (for 7s); silent members of quorum 7: \"b\" (for 12s), "
+            "\"gone\" (forgotten)");
   EXPECT_THAT(Scene().Joined("a").Beating("b").Why(),
               AllOf(HasSubstr("1 of 2 replicas"), HasSubstr("more than half must"),
                     HasSubstr("not joined: \"b\""), Not(HasSubstr("silent"))));
