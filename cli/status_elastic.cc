@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Words for which nodes of PyTorch's jobs wait for which.
+// The runs of PyTorch's rendezvous, as text.
 #include "cli/status_elastic.h"
 
 #include <algorithm>

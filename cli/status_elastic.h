@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The part of ferry status about the nodes of PyTorch's jobs.
+// The part of `ferry status` about PyTorch's rendezvous.
 #ifndef FERRY_CLI_STATUS_ELASTIC_H_
 #define FERRY_CLI_STATUS_ELASTIC_H_
 
@@ -11,8 +11,8 @@
 
 namespace ferry::cli {
 
-// A table of runs, and a line for each whose agents wait, with those that are missing. Empty if
-// there are no runs; at most `max_lines` lines of either kind.
+// Returns a table of runs, and a line for each run with waiting agents, which says who is missing.
+// Empty if there are no runs. The table and the lines are limited to `max_lines` each.
 std::string FormatElasticText(const std::vector<coord::ElasticRunStatus>& runs, size_t max_lines);
 
 }  // namespace ferry::cli

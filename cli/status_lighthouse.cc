@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Words for quorums and their replicas.
+// torchft's quorum and replicas, as text.
 #include "cli/status_lighthouse.h"
 
 #include <algorithm>
@@ -20,14 +20,14 @@ std::string State(const coord::ReplicaStatus& replica) {
           ? "silent"
           : absl::StrCat("silent for ", ShortDuration(replica.heartbeat_age));
   if (replica.has_joined) {
-    return absl::StrCat("has joined, waits for ", ShortDuration(replica.joined_for),
+    return absl::StrCat("joined, waiting for ", ShortDuration(replica.joined_for),
                         replica.is_healthy ? "" : absl::StrCat("; ", silence));
   }
   if (!replica.is_healthy) return silence;
-  return replica.is_in_quorum ? "at work" : "sends heartbeats, has not joined";
+  return replica.is_in_quorum ? "running" : "not joined";
 }
 
-// Those of interest first.
+// The sort order if not all are shown.
 int Rank(const coord::ReplicaStatus& replica) {
   if (replica.is_in_quorum && !replica.is_healthy) return 0;
   return replica.has_joined ? 1 : 2;
@@ -40,8 +40,8 @@ std::string FormatLighthouseText(const std::optional<coord::LighthouseStatus>& l
   if (!lighthouse.has_value()) return "";
   std::string text =
       lighthouse->quorum_id == 0
-          ? std::string("\n  lighthouse of torchft: no quorum so far\n")
-          : absl::StrCat("\n  lighthouse of torchft: quorum ", lighthouse->quorum_id, " of ",
+          ? std::string("\n  torchft lighthouse: no quorum so far\n")
+          : absl::StrCat("\n  torchft lighthouse: quorum ", lighthouse->quorum_id, " of ",
                          lighthouse->quorum_size,
                          lighthouse->quorum_size == 1 ? " replica" : " replicas", ", formed ",
                          ShortDuration(lighthouse->quorum_age), " ago\n");

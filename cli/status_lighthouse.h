@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The part of ferry status about torchft's quorums.
+// The part of `ferry status` about torchft's lighthouse.
 #ifndef FERRY_CLI_STATUS_LIGHTHOUSE_H_
 #define FERRY_CLI_STATUS_LIGHTHOUSE_H_
 
@@ -11,9 +11,9 @@
 
 namespace ferry::cli {
 
-// The quorum, a table of the replicas, and why those that have joined have no quorum yet. Empty if
-// no client of torchft's has ever called; at most `max_lines` replicas, those that wait or are
-// silent first.
+// Returns the quorum, why joined replicas have no next one yet, and a table of at most `max_lines`
+// replicas; silent members of the quorum and joined replicas are shown first. Empty if no torchft
+// client has ever called.
 std::string FormatLighthouseText(const std::optional<coord::LighthouseStatus>& lighthouse,
                                  size_t max_lines);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Words for who waits in PyTorch's stores.
+// The scopes of PyTorch's stores, as text.
 #include "cli/status_scopes.h"
 
 #include <algorithm>
@@ -78,12 +78,12 @@ std::string FormatScopesText(const coord::JobStatus& status, size_t max_lines) {
   }
   for (const std::string& line : lines) text += line;
   if (status.store_client_bytes > 0) {
-    absl::StrAppend(&text, "  their clients hold ",
-                    ShortBytes(static_cast<double>(status.store_client_bytes)), " of ",
-                    ShortBytes(static_cast<double>(status.max_store_client_bytes)),
-                    " (--max-store-client-bytes)\n");
+    absl::StrAppend(
+        &text, "  memory of clients: ", ShortBytes(static_cast<double>(status.store_client_bytes)),
+        " of ", ShortBytes(static_cast<double>(status.max_store_client_bytes)),
+        " (--max-store-client-bytes)\n");
   }
-  if (left_out > 0) absl::StrAppend(&text, "  and ", left_out, " keys more\n");
+  if (left_out > 0) absl::StrAppend(&text, "  and ", left_out, " more keys\n");
   return text;
 }
 

@@ -37,13 +37,13 @@ TEST(LighthouseText, QuorumAndWhoWaitsForWhom) {
   status.replicas[4].heartbeat_age = absl::InfiniteDuration();
   status.replica_count = 5;
   EXPECT_EQ(FormatLighthouseText(status, 10),
-            "\n  lighthouse of torchft: quorum 7 of 3 replicas, formed 8s ago\n"
+            "\n  torchft lighthouse: quorum 7 of 3 replicas, formed 8s ago\n"
             "  no next quorum yet: 1 of 2 replicas; not joined: \"a\"\n"
             "  REPLICA  STEP  IN QUORUM  STATE\n"
-            "  \"a\"      3     yes        at work\n"
-            "  \"b\"      3     yes        has joined, waits for 2s\n"
+            "  \"a\"      3     yes        running\n"
+            "  \"b\"      3     yes        joined, waiting for 2s\n"
             "  \"c\"      3     yes        silent for 9s\n"
-            "  \"d\"      3     no         sends heartbeats, has not joined\n"
+            "  \"d\"      3     no         not joined\n"
             "  \"e\"      3     yes        silent\n");
 }
 

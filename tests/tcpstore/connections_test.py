@@ -286,7 +286,7 @@ class SharedMemory(Case):
             return json.loads(self.succeed("status", "--json", at))["store_clients"]
         self.eventually(lambda: MIB - 100 <= held()["bytes"] < 3 * MIB)
         self.assertEqual(held()["max_bytes"], self.LIMIT)
-        self.assertRegex(self.succeed("status", at).decode(), r"their clients hold .* of 64\.0 MiB")
+        self.assertRegex(self.succeed("status", at).decode(), r"memory of clients: .* of 64\.0 MiB")
 
 
 class SilentConnections(Case):
