@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Clients of PyTorch's TCPStore, as many as wanted from one thread, with the bytes that a client of
-// release 2.15 (or 1.13) sends, in as many writes:
+// A load generator for TCPStore servers: many clients in one thread, which send the same bytes, in
+// the same number of writes, as clients of PyTorch 2.15 (or 1.13):
 //   store_driver [--release=1.13] PORT|floor kv CLIENTS OPERATIONS | gloo RANKS | multi_get RANKS |
 //                                            connect CLIENTS
-// The real client blocks in each call, so that 512 of them are 512 threads that share the server's
-// cores; here one thread serves all of them by epoll. The server is that at PORT. That of "floor"
-// is this program's own: it answers as many bytes for as many bytes, and keeps nothing.
+// The real client blocks in each call, so 512 of them would be 512 threads that compete with the
+// server for cores; here one thread drives all of them by epoll. The server listens at
+// 127.0.0.1:PORT. "floor" measures a lower bound instead, against a server of this program that
+// parses and stores nothing: it counts request bytes, and sends replies of the right size.
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <netinet/tcp.h>
@@ -26,14 +27,14 @@
 
 namespace {
 
-constexpr int kPatienceMs = 45000;
-// The client of PyTorch writes when its buffer has this much.
+constexpr int kTimeoutMs = 45000;
+// PyTorch's client flushes its write buffer when it has at least this many bytes.
 constexpr size_t kFlushBytes = 1440;
-// Acknowledged sets: this many and a check.
-constexpr size_t kSetsOfAcknowledgement = 100;
+// A SET has no reply, so a CHECK after this many of them waits for their execution.
+constexpr size_t kSetsPerCheck = 100;
 
-// The numbers of the operations in release 2.15; those of 1.13 to 2.1 are one less, as far as they
-// have them under this name.
+// Operation numbers of PyTorch 2.2 to 2.15. Those of 1.13, which has no kMultiGet and kPing, are
+// one less.
 enum Op : uint8_t {
   kValidate = 0,
   kSet = 1,
@@ -46,36 +47,36 @@ enum Op : uint8_t {
 };
 
 template <typename Number>
-std::string Bytes(Number number) {
+std::string Raw(Number number) {
   return std::string(reinterpret_cast<const char*>(&number), sizeof number);
 }
 
-std::string Text(const std::string& text) { return Bytes<uint64_t>(text.size()) + text; }
+std::string LengthPrefixed(const std::string& text) { return Raw<uint64_t>(text.size()) + text; }
 
-// Decimal, of a fixed width: all requests of one operation have the same size.
+// Decimal, of fixed width, so that all requests of an operation have the same size.
 std::string Padded(size_t number) {
   std::string digits = std::to_string(number);
   return std::string(8 - digits.size(), '0') + digits;
 }
 
 struct Dialect {
-  bool has_greeting = true;
+  bool has_handshake = true;
 
   std::string Begin(Op op) const {
-    return std::string(1, static_cast<char>(has_greeting ? op : op - 1));
+    return std::string(1, static_cast<char>(has_handshake ? op : op - 1));
   }
-  // Set, get, add: a key and more.
+  // SET, GET and ADD: a key, followed by `rest`.
   std::string OneKey(Op op, const std::string& key, const std::string& rest = "") const {
-    return Begin(op) + Text(key) + rest;
+    return Begin(op) + LengthPrefixed(key) + rest;
   }
   std::string Keys(Op op, const std::vector<std::string>& keys) const {
-    std::string request = Begin(op) + Bytes<uint64_t>(keys.size());
-    for (const std::string& key : keys) request += Text(key);
+    std::string request = Begin(op) + Raw<uint64_t>(keys.size());
+    for (const std::string& key : keys) request += LengthPrefixed(key);
     return request;
   }
 };
 
-// Request and answer of an operation, in bytes.
+// The sizes of an operation's request and reply, in bytes.
 struct Sizes {
   size_t request = 0;
   size_t answer = 0;
@@ -89,14 +90,14 @@ void Write(int fd, const char* data, size_t bytes) {
       bytes -= static_cast<size_t>(sent);
     } else if (errno == EAGAIN) {
       pollfd wait{fd, POLLOUT, 0};
-      if (poll(&wait, 1, kPatienceMs) != 1) peers::Fail("the server reads nothing");
+      if (poll(&wait, 1, kTimeoutMs) != 1) peers::Fail("the server has read nothing for 45 s");
     } else {
       peers::Fail(std::string("send: ") + std::strerror(errno));
     }
   }
 }
 
-// As PyTorch's client, which writes whenever its buffer has 1440 bytes, after a whole string.
+// Writes like PyTorch's client, which flushes after each string that fills its buffer.
 void WriteKeys(int fd, const std::string& request) {
   size_t begun = 0, at = 9;
   while (at < request.size()) {
@@ -113,7 +114,7 @@ void WriteKeys(int fd, const std::string& request) {
 struct Client {
   int fd = -1;
   size_t index = 0;
-  // Calls that have been made in this run.
+  // The number of calls begun in this run.
   size_t calls = 0;
   std::string answer;
   size_t arrived = 0;
@@ -125,8 +126,8 @@ struct Client {
   void Send(const std::string& request) const { Write(fd, request.data(), request.size()); }
 };
 
-// The calls of a client. `next` writes the next request and says how much is expected for it; false
-// when there is none. `wrong` is the number of wrong bytes in an answer.
+// The calls of a client. `next` sends the next request and sets the size of its reply, or returns
+// false if there is none. `wrong` returns the number of wrong bytes in a reply.
 struct Script {
   std::function<bool(Client&)> next;
   std::function<uint64_t(const Client&)> wrong;
@@ -137,7 +138,8 @@ class Clients final {
   Clients(int port, Dialect dialect, bool is_floor)
       : port_(port), dialect_(dialect), is_floor_(is_floor), poll_(epoll_create1(0)) {}
 
-  // Connects, and greets where the release does; until the last one has been answered.
+  // Connects, with a handshake (VALIDATE, PING) from 2.2 on. Returns the seconds until the last
+  // client is connected, or has its PING reply.
   double Connect(size_t count) {
     clients_.resize(count);
     const double began = peers::Now();
@@ -168,20 +170,21 @@ class Clients final {
         if (error != 0) peers::Fail(std::string("connect: ") + std::strerror(error));
         is_connected[client.index] = true;
         Watch(client, EPOLLIN, EPOLL_CTL_MOD);
-        if (!dialect_.has_greeting) return --left > 0;
-        client.Send(dialect_.Begin(kValidate) + Bytes<uint32_t>(0x3C85F7CE));
-        client.Send(dialect_.Begin(kPing) + Bytes(static_cast<uint32_t>(client.index)));
+        if (!dialect_.has_handshake) return --left > 0;
+        client.Send(dialect_.Begin(kValidate) + Raw<uint32_t>(0x3C85F7CE));
+        client.Send(dialect_.Begin(kPing) + Raw(static_cast<uint32_t>(client.index)));
         client.Expect(sizeof(uint32_t));
         return true;
       }
       if (!Read(client)) return true;
-      if (!is_floor_ && client.answer != Bytes(static_cast<uint32_t>(client.index))) wrong_ += 4;
+      if (!is_floor_ && client.answer != Raw(static_cast<uint32_t>(client.index))) wrong_ += 4;
       return --left > 0;
     });
     return peers::Now() - began;
   }
 
-  // All clients at the same time; until the last one has finished.
+  // Runs the script on all clients concurrently. Returns the seconds until the last one has
+  // finished.
   double Run(const Script& script) {
     const double began = peers::Now();
     size_t left = 0;
@@ -198,8 +201,8 @@ class Clients final {
     return peers::Now() - began;
   }
 
-  // The first client alone, blocking in each call, as the real one does: the median of its calls,
-  // of `steps` requests each.
+  // Runs the script on the first client alone, which blocks in each call, as the real one does.
+  // Returns the median time of a call, of `steps` requests, in seconds.
   double Median(const Script& script, size_t steps) {
     Client& client = clients_[0];
     client.calls = 0;
@@ -234,8 +237,8 @@ class Clients final {
   void Events(const std::function<bool(Client&)>& handle) {
     std::array<epoll_event, 256> events;
     for (;;) {
-      const int count = epoll_wait(poll_, events.data(), events.size(), kPatienceMs);
-      if (count <= 0) peers::Fail("no answer in 45 s");
+      const int count = epoll_wait(poll_, events.data(), events.size(), kTimeoutMs);
+      if (count <= 0) peers::Fail("no reply for 45 s");
       for (int i = 0; i < count; ++i) {
         if (!handle(clients_[events[i].data.u64])) return;
       }
@@ -250,7 +253,7 @@ class Clients final {
     if (bytes > 0) client.arrived += static_cast<size_t>(bytes);
   }
 
-  // Whether the answer is complete.
+  // Returns true if the reply is complete.
   bool Read(Client& client) const {
     Receive(client, 0);
     return client.arrived == client.answer.size();
@@ -285,21 +288,22 @@ void Kv(Clients& clients, Dialect dialect, size_t operations) {
   const auto value_of = [&](const Client& client) {
     return peers::ValueOf(1, client.index * each + client.calls - 1);
   };
-  // An acknowledgement is that of a check of the key.
+  // A CHECK of the last key completes a batch of `sets`.
   const auto set = [&](size_t sets) {
-    return Script{[&, sets](Client& client) {
-                    if (client.calls == each) return false;
-                    for (size_t i = 0; i < sets && client.calls < each; ++i) {
-                      ++client.calls;
-                      client.Send(dialect.OneKey(kSet, key_of(client), Text(value_of(client))));
-                    }
-                    client.Send(dialect.Keys(kCheck, {key_of(client)}));
-                    client.Expect(1);
-                    return true;
-                  },
-                  [&](const Client& client) { return WrongUnless(client, stop); }};
+    return Script{
+        [&, sets](Client& client) {
+          if (client.calls == each) return false;
+          for (size_t i = 0; i < sets && client.calls < each; ++i) {
+            ++client.calls;
+            client.Send(dialect.OneKey(kSet, key_of(client), LengthPrefixed(value_of(client))));
+          }
+          client.Send(dialect.Keys(kCheck, {key_of(client)}));
+          client.Expect(1);
+          return true;
+        },
+        [&](const Client& client) { return WrongUnless(client, stop); }};
   };
-  // A wait and a get are two round trips, so it is counted in halves.
+  // PyTorch's get() is a WAIT and a GET: two round trips.
   std::vector<bool> has_waited(count);
   const Script get{[&](Client& client) {
                      if (has_waited[client.index]) {
@@ -316,15 +320,16 @@ void Kv(Clients& clients, Dialect dialect, size_t operations) {
                      return true;
                    },
                    [&](const Client& client) {
-                     return WrongUnless(client,
-                                        client.answer.size() == 1 ? stop : Text(value_of(client)));
+                     return WrongUnless(client, client.answer.size() == 1
+                                                    ? stop
+                                                    : LengthPrefixed(value_of(client)));
                    }};
   std::vector<int64_t> last_sum(count);
   const auto add = [&](const std::string& key) {
     std::fill(last_sum.begin(), last_sum.end(), 0);
     return Script{[&, key](Client& client) {
                     if (client.calls++ == each) return false;
-                    client.Send(dialect.OneKey(kAdd, key, Bytes<int64_t>(1)));
+                    client.Send(dialect.OneKey(kAdd, key, Raw<int64_t>(1)));
                     client.Expect(sizeof(int64_t));
                     return true;
                   },
@@ -346,7 +351,7 @@ void Kv(Clients& clients, Dialect dialect, size_t operations) {
                      [&](const Client& client) { return WrongUnless(client, stop); }};
   const auto print = [&](const std::string& what, const std::function<Script()>& script,
                          size_t steps) {
-    // The first run is the warm-up, and for the sets it makes the keys.
+    // The first run is a warm-up; that of "set" also creates the keys.
     clients.Run(script());
     if (count == 1) {
       peers::Print(what + "_p50_s", clients.Median(script(), steps), operations, clients.wrong());
@@ -357,7 +362,7 @@ void Kv(Clients& clients, Dialect dialect, size_t operations) {
   };
   size_t turn = 0;
   print(
-      "set", [&] { return set(count == 1 ? 1 : kSetsOfAcknowledgement); }, 1);
+      "set", [&] { return set(count == 1 ? 1 : kSetsPerCheck); }, 1);
   print(
       "get", [&] { return get; }, 2);
   print(
@@ -368,8 +373,8 @@ void Kv(Clients& clients, Dialect dialect, size_t operations) {
 
 std::string RankKey(size_t rank) { return "/default_pg/0//cpu//0/" + Padded(rank); }
 
-// Each rank sets its addresses, and gets those of all ranks, a wait before each; the get has one of
-// its own: three round trips for each of the pairs.
+// ProcessGroupGloo's connection setup: each rank sets its addresses, then waits for and gets those
+// of each rank. Since get() itself begins with a WAIT, these are three round trips per pair.
 void Gloo(Clients& clients, Dialect dialect) {
   const size_t count = clients.count();
   const auto value_of = [](size_t rank) {
@@ -382,29 +387,30 @@ void Gloo(Clients& clients, Dialect dialect) {
   for (size_t rank = 0; rank < count; ++rank) {
     waits.push_back(dialect.Keys(kWait, {RankKey(rank)}));
     gets.push_back(dialect.OneKey(kGet, RankKey(rank)));
-    answers.push_back(Text(value_of(rank)));
+    answers.push_back(LengthPrefixed(value_of(rank)));
   }
   const std::string stop(1, '\0');
-  const double time = clients.Run(
-      {[&](Client& client) {
-         if (client.calls == 3 * count) return false;
-         if (client.calls == 0) {
-           client.Send(dialect.OneKey(kSet, RankKey(client.index), Text(value_of(client.index))));
-         }
-         const bool is_get = client.calls % 3 == 2;
-         client.Send((is_get ? gets : waits)[client.calls / 3]);
-         client.Expect(is_get ? answers[0].size() : 1);
-         ++client.calls;
-         return true;
-       },
-       [&](const Client& client) {
-         const size_t call = client.calls - 1;
-         return WrongUnless(client, call % 3 == 2 ? answers[call / 3] : stop);
-       }});
+  const double time =
+      clients.Run({[&](Client& client) {
+                     if (client.calls == 3 * count) return false;
+                     if (client.calls == 0) {
+                       client.Send(dialect.OneKey(kSet, RankKey(client.index),
+                                                  LengthPrefixed(value_of(client.index))));
+                     }
+                     const bool is_get = client.calls % 3 == 2;
+                     client.Send((is_get ? gets : waits)[client.calls / 3]);
+                     client.Expect(is_get ? answers[0].size() : 1);
+                     ++client.calls;
+                     return true;
+                   },
+                   [&](const Client& client) {
+                     const size_t call = client.calls - 1;
+                     return WrongUnless(client, call % 3 == 2 ? answers[call / 3] : stop);
+                   }});
   peers::Print("seconds", time, 1, clients.wrong());
 }
 
-// Each rank sets its address, and gets those of all with one call: a wait for all, and a multi_get.
+// Each rank sets its address, then gets those of all ranks with one WAIT and one MULTI_GET.
 void MultiGet(Clients& clients, Dialect dialect) {
   const size_t count = clients.count();
   const auto endpoint_of = [](size_t rank) { return "127.0.0.1:" + std::to_string(10000 + rank); };
@@ -412,42 +418,43 @@ void MultiGet(Clients& clients, Dialect dialect) {
   std::string answer;
   for (size_t rank = 0; rank < count; ++rank) {
     keys.push_back(RankKey(rank));
-    answer += Text(endpoint_of(rank));
+    answer += LengthPrefixed(endpoint_of(rank));
   }
   const std::string wait = dialect.Keys(kWait, keys), get = dialect.Keys(kMultiGet, keys);
   const std::string stop(1, '\0');
-  const double time = clients.Run(
-      {[&](Client& client) {
-         if (client.calls == 2) return false;
-         if (client.calls == 0) {
-           client.Send(dialect.OneKey(kSet, keys[client.index], Text(endpoint_of(client.index))));
-         }
-         WriteKeys(client.fd, client.calls == 0 ? wait : get);
-         client.Expect(client.calls == 0 ? 1 : answer.size());
-         ++client.calls;
-         return true;
-       },
-       [&](const Client& client) {
-         return WrongUnless(client, client.calls == 1 ? stop : answer);
-       }});
+  const double time =
+      clients.Run({[&](Client& client) {
+                     if (client.calls == 2) return false;
+                     if (client.calls == 0) {
+                       client.Send(dialect.OneKey(kSet, keys[client.index],
+                                                  LengthPrefixed(endpoint_of(client.index))));
+                     }
+                     WriteKeys(client.fd, client.calls == 0 ? wait : get);
+                     client.Expect(client.calls == 0 ? 1 : answer.size());
+                     ++client.calls;
+                     return true;
+                   },
+                   [&](const Client& client) {
+                     return WrongUnless(client, client.calls == 1 ? stop : answer);
+                   }});
   peers::Print("seconds", time, 1, clients.wrong());
 }
 
-// The sizes of the requests and answers of a run, by their first byte.
+// The sizes of the requests and replies of a run, indexed by operation number.
 std::array<Sizes, 256> SizesOf(const std::string& what, Dialect dialect, size_t ranks) {
   std::array<Sizes, 256> sizes{};
   const auto is = [&](const std::string& request, size_t answer) {
     sizes[static_cast<uint8_t>(request[0])] = {request.size(), answer};
   };
-  if (dialect.has_greeting) {
+  if (dialect.has_handshake) {
     is(dialect.Begin(kValidate) + "1234", 0);
     is(dialect.Begin(kPing) + "1234", 4);
   }
   const std::string key = what == "kv" ? KeyOf(0) : RankKey(0);
   const size_t value = what == "kv" ? 8 : what == "gloo" ? 186 : 15;
-  is(dialect.OneKey(kSet, key, Text(std::string(value, 'a'))), 0);
+  is(dialect.OneKey(kSet, key, LengthPrefixed(std::string(value, 'a'))), 0);
   is(dialect.OneKey(kGet, key), 8 + value);
-  is(dialect.OneKey(kAdd, "/peers/sum" + Padded(0), Bytes<int64_t>(1)), 8);
+  is(dialect.OneKey(kAdd, "/peers/sum" + Padded(0), Raw<int64_t>(1)), 8);
   is(dialect.Keys(kCheck, {key}), 1);
   is(dialect.Keys(kWait, std::vector<std::string>(what == "multi_get" ? ranks : 1, key)), 1);
   if (what == "multi_get") {
@@ -456,7 +463,7 @@ std::array<Sizes, 256> SizesOf(const std::string& what, Dialect dialect, size_t 
   return sizes;
 }
 
-// A server that only counts bytes.
+// A server that does nothing but count bytes.
 [[noreturn]] void ServeFloor(int listener, const std::array<Sizes, 256>& sizes) {
   const int poll = epoll_create1(0);
   const auto watch = [&](int fd) {
@@ -493,7 +500,7 @@ std::array<Sizes, 256> SizesOf(const std::string& what, Dialect dialect, size_t 
       answers.clear();
       while (at < input.size()) {
         const Sizes& size = sizes[static_cast<uint8_t>(input[at])];
-        if (size.request == 0) peers::Fail("the floor has no such operation");
+        if (size.request == 0) peers::Fail("the floor server got an unknown operation");
         if (input.size() - at < size.request) break;
         at += size.request;
         answers.append(size.answer, '\0');
@@ -504,7 +511,7 @@ std::array<Sizes, 256> SizesOf(const std::string& what, Dialect dialect, size_t 
   }
 }
 
-// Returns its port.
+// Starts the floor server in a child process, and returns its port.
 int StartFloor(const std::array<Sizes, 256>& sizes) {
   const int listener = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
   sockaddr_in address{};
@@ -514,7 +521,7 @@ int StartFloor(const std::array<Sizes, 256>& sizes) {
   if (bind(listener, reinterpret_cast<sockaddr*>(&address), size) != 0 ||
       listen(listener, 8192) != 0 ||
       getsockname(listener, reinterpret_cast<sockaddr*>(&address), &size) != 0) {
-    peers::Fail("the floor cannot listen");
+    peers::Fail("the floor server cannot listen");
   }
   const pid_t child = fork();
   if (child < 0) peers::Fail("cannot fork");
@@ -531,7 +538,7 @@ int StartFloor(const std::array<Sizes, 256>& sizes) {
 int main(int argc, char** argv) {
   Dialect dialect;
   if (argc > 1 && std::string(argv[1]) == "--release=1.13") {
-    dialect.has_greeting = false;
+    dialect.has_handshake = false;
     --argc;
     ++argv;
   }
@@ -546,7 +553,7 @@ int main(int argc, char** argv) {
   const size_t operations = argc > 4 ? std::strtoull(argv[4], nullptr, 10) : 0;
   if (count == 0 || (what == "kv" && operations < count))
     peers::Fail("too few clients or operations");
-  if (what == "multi_get" && !dialect.has_greeting) peers::Fail("1.13 has no multi_get");
+  if (what == "multi_get" && !dialect.has_handshake) peers::Fail("1.13 has no multi_get");
   rlimit files{};
   getrlimit(RLIMIT_NOFILE, &files);
   files.rlim_cur = files.rlim_max;
@@ -564,7 +571,7 @@ int main(int argc, char** argv) {
   } else if (what == "connect") {
     peers::Print("seconds", connected, count, clients.wrong());
   } else {
-    peers::Fail("there is no " + what);
+    peers::Fail("unknown workload " + what);
   }
   std::_Exit(0);
 }

@@ -4,8 +4,8 @@
 
   PYTHON pytorch_elastic.py --ferry=build/ferry [CASE...]
 
-As pytorch_store.py, which has what both use. Cases of torchrun need PyTorch 2.4 or later. Agents have a worker each, so
-that a job's world is as large as its nodes are many.
+Usage and output are those of pytorch_store.py, which has the common code. Cases with torchrun need PyTorch 2.4 or
+later. Each agent has one worker, so the world size is the number of nodes.
 """
 import argparse
 import glob
@@ -23,7 +23,7 @@ from pytorch_store import (FOREIGN, PATIENCE_S, RANKS, Coordinator, Skip, check,
                            seconds, sum_of_ranks)
 
 PACKAGE = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir, os.pardir, "python"))
-# How long agents wait for others that have not come: longer than torch takes to be imported.
+# The last call timeout of agents: longer than `import torch` takes.
 LAST_CALL_S = 10
 CASES = {}
 
@@ -34,7 +34,7 @@ def case(function):
 
 
 def install(folder):
-    """Makes the package visible to torchrun as an installed one is: by its metadata. Returns the search path."""
+    """Makes the package visible to torchrun like an installed one, by its metadata. Returns the search path."""
     with open(os.path.join(PACKAGE, "pyproject.toml"), encoding="utf-8") as file:
         text = file.read()
     version = re.search(r'^version = "(.*)"$', text, re.MULTILINE).group(1)
@@ -50,7 +50,7 @@ def install(folder):
 
 
 def status(ferry, coordinator):
-    """The runs and the stores that `ferry status` shows."""
+    """Returns the output of `ferry status --json`."""
     done = subprocess.run([ferry, "status", "--json", f"--coordinator={coordinator.host}:{coordinator.port}"],
                           capture_output=True, text=True, timeout=PATIENCE_S)
     equal(done.returncode, 0, f"the exit status of ferry status: {done.stderr}")
@@ -58,7 +58,7 @@ def status(ferry, coordinator):
 
 
 class Job:
-    """Agents of torchrun, each a process group, and the files by which their workers say how far they are."""
+    """Agents of torchrun, each a process group, and the folder where workers report progress by creating files."""
 
     def __init__(self, coordinator, folder, run_id, nodes, *flags, **variables):
         if not hasattr(rendezvous_api, "RendezvousInfo"):
@@ -93,7 +93,7 @@ class Job:
             self.agents.append((agent, log))
 
     def kill(self, place):
-        """The agent and its workers, as when a machine ends."""
+        """Kills an agent and its workers, as if its machine had failed."""
         self.killed.add(place)
         os.killpg(self.agents[place][0].pid, signal.SIGKILL)
 
@@ -102,12 +102,12 @@ class Job:
         return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode(errors="replace").strip()
 
     def words(self):
-        """The files in the folder: "up WORLD STORE RANK AGENT" for each worker that has met the others."""
+        """The names of the files: "up WORLD STORE RANK AGENT" for each worker after its first sum."""
         return [os.path.basename(path) for path in glob.glob(os.path.join(self.folder, "*"))]
 
     def wait_until_up(self, world, without=()):
-        """Waits until all workers of one world, of so many, are up, other than those of former stores. Returns
-        {rank: agent} and the port of their store."""
+        """Waits until a world of this size is up, whose store is not in `without`. Returns {rank: agent} and the port
+        of its store."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
             stores = {}
@@ -126,7 +126,7 @@ class Job:
             time.sleep(0.1)
 
     def finish(self):
-        """Lets the workers end. Returns the ranks that ended well."""
+        """Lets the workers exit. Returns the ranks that succeeded."""
         with open(os.path.join(self.folder, "finish"), "w", encoding="ascii"):
             pass
         return self.wait()
@@ -139,14 +139,14 @@ class Job:
             try:
                 ended = agent.wait(max(0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
-                ended = "no status in time"
+                ended = "still running at the timeout"
             check(ended == 0, f"agent {place}: {ended}: {self.log(place)[-1500:]}")
         return sorted(int(word.split()[1]) for word in self.words() if word.startswith("done "))
 
 
 def worker(folder):
-    """A process that torchrun starts. With FAIL_ONCE, the first that has rank 1 fails; with HOLD, all go on until the
-    file "finish" is there."""
+    """A worker of torchrun. With FAIL_ONCE, the first process with rank 1 fails; with HOLD, all run until the file
+    "finish" exists."""
     equal(os.environ["TORCHELASTIC_USE_AGENT_STORE"], "True", "TORCHELASTIC_USE_AGENT_STORE")
     dist.init_process_group("gloo", timeout=seconds(60))
     rank, world = dist.get_rank(), dist.get_world_size()
@@ -173,7 +173,7 @@ def worker(folder):
 
 @case
 def torchrun_with_two_agents(ferry):
-    """The workers' store is the coordinator's, and closes when the job has ended."""
+    """The coordinator hosts the workers' store, and closes it when the job has ended."""
     with Coordinator(ferry) as coordinator, tempfile.TemporaryDirectory() as folder:
         with Job(coordinator, folder, "job", 2, HOLD="1") as job:
             job.start(2)
@@ -183,30 +183,30 @@ def torchrun_with_two_agents(ferry):
             run, = shown["elastic_runs"]
             equal((run["run_id"], run["round"], sorted(agent["rank"] for agent in run["agents"])), ("job", 0, [0, 1]),
                   "the run")
-            equal(job.finish(), [0, 1], "ranks that ended")
+            equal(job.finish(), [0, 1], "ranks that succeeded")
         deadline = time.monotonic() + PATIENCE_S
         while status(ferry, coordinator)["elastic_runs"] or status(ferry, coordinator)["store_scopes"]:
-            check(time.monotonic() < deadline, "the run, or its store, is still there")
+            check(time.monotonic() < deadline, "the run, or its store, still exists")
             time.sleep(0.1)
 
 
 @case
 def torchrun_with_the_id_of_a_job_that_has_ended(ferry):
-    """At once after it, twice, with other sizes."""
+    """Three jobs in immediate succession, with different sizes."""
     with Coordinator(ferry) as coordinator, tempfile.TemporaryDirectory() as folder:
         for nodes in (2, 1, 2):
             with Job(coordinator, folder, "same", nodes) as job:
                 job.start(nodes)
-                equal(job.wait(), list(range(nodes)), "ranks that ended")
+                equal(job.wait(), list(range(nodes)), "ranks that succeeded")
 
 
 @case
 def torchrun_restarts_a_worker_that_fails_once(ferry):
-    """All workers of the second attempt find each other, in a store without the keys of the first."""
+    """The workers of the second attempt form a group in a store without the keys of the first."""
     with Coordinator(ferry) as coordinator, tempfile.TemporaryDirectory() as folder:
         with Job(coordinator, folder, "restarts", 2, "--max_restarts=2", FAIL_ONCE="1") as job:
             job.start(2)
-            equal(job.wait(), [0, 1], "ranks that ended")
+            equal(job.wait(), [0, 1], "ranks that succeeded")
             check("failed" in job.words(), "no worker has failed")
 
 
@@ -219,10 +219,10 @@ def goes_on_without_a_node(ferry, victim):
             job.kill(agents[victim])
             survivors, _ = job.wait_until_up(2, without=[port])
             check(agents[victim] not in survivors.values(), "the killed agent is in the next round")
-            # Ranks stay as they were, as far as there are as many.
+            # Survivors keep their ranks, if those are less than the new world size.
             for rank in {0, 1} - {victim}:
                 equal(survivors[rank], agents[rank], f"the agent with rank {rank}")
-            equal(job.finish(), [0, 1], "ranks that ended")
+            equal(job.finish(), [0, 1], "ranks that succeeded")
 
 
 @case
@@ -233,13 +233,13 @@ def torchrun_goes_on_without_a_killed_node(ferry):
 
 @case
 def torchrun_goes_on_without_the_first_node(ferry):
-    """--nnodes=1:3, and SIGKILL for the node with rank 0, which with other backends has the store."""
+    """--nnodes=1:3, and SIGKILL for the node with rank 0, which hosts the store with other backends."""
     goes_on_without_a_node(ferry, 0)
 
 
 @case
 def torchrun_takes_in_a_node_that_comes_late(ferry):
-    """Without a restart of its allowance."""
+    """The restart of the workers does not count for --max-restarts."""
     with Coordinator(ferry) as coordinator, tempfile.TemporaryDirectory() as folder:
         with Job(coordinator, folder, "late", "1:2", "--max_restarts=0", "--rdzv_conf=last_call_timeout=1",
                  HOLD="1") as job:
@@ -248,12 +248,12 @@ def torchrun_takes_in_a_node_that_comes_late(ferry):
             job.start()
             both, _ = job.wait_until_up(2, without=[port])
             equal(both, {0: agents[0], 1: 1}, "the agents by their ranks")
-            equal(job.finish(), [0, 1], "ranks that ended")
+            equal(job.finish(), [0, 1], "ranks that succeeded")
 
 
 @case
 def torchrun_replaces_a_killed_node(ferry):
-    """--nnodes=2: the other node waits for the new one, which gets the rank that is free."""
+    """--nnodes=2: the remaining node waits for the new one, which gets the free rank."""
     with Coordinator(ferry) as coordinator, tempfile.TemporaryDirectory() as folder:
         with Job(coordinator, folder, "replace", 2, "--max_restarts=3", HOLD="1") as job:
             job.start(2)
@@ -262,7 +262,7 @@ def torchrun_replaces_a_killed_node(ferry):
             job.start()
             both, _ = job.wait_until_up(2, without=[port])
             equal(both, {0: 2, 1: agents[1]}, "the agents by their ranks")
-            equal(job.finish(), [0, 1], "ranks that ended")
+            equal(job.finish(), [0, 1], "ranks that succeeded")
 
 
 @case
@@ -304,7 +304,7 @@ def torchrun_without_a_coordinator_says_so(ferry):
 
 
 def launched():
-    """A worker of a launcher, which starts it by importing this file."""
+    """The function that elastic_launch() runs in its workers, which import this file."""
     import torch.distributed
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.distributed.init_process_group("gloo", timeout=seconds(60))
@@ -316,7 +316,7 @@ def launched():
 
 @case
 def launcher_after_register(ferry):
-    """elastic_launch() in a program, also of releases without entry points."""
+    """elastic_launch() in a program, also with releases without entry points."""
     def run(coordinator):
         import ferry.torch
         from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -324,7 +324,7 @@ def launcher_after_register(ferry):
         ferry.torch.register()
         options = {}
         if torch.__version__.startswith("1."):
-            # As in pytorch_store.py: its defaults fail with newer Pythons.
+            # As in pytorch_store.py: the defaults fail with Python 3.11 and later.
             from torch.distributed.elastic.multiprocessing import Std
             options = {"redirects": Std.OUT, "tee": Std.OUT}
         config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=2, run_id="launcher", rdzv_backend="ferry",
@@ -344,13 +344,13 @@ def join_by_url(coordinator, rank, query="", **options):
 
 @case
 def four_ranks_of_a_url_twice(ferry):
-    """The same processes, and then others with the same run id; all groups have stores of their own."""
+    """Two groups in the same processes, then two in others, all with one run id and separate stores."""
     def run(coordinator, rank):
         for _ in range(2):
             join_by_url(coordinator, rank)
             sum_of_ranks()
             dist.new_group([0, 1])
-            # All have met in it before one ends it.
+            # All ranks must have used new_group's store before one destroys the group.
             sum_of_ranks()
             dist.destroy_process_group()
     with Coordinator(ferry) as coordinator:
@@ -360,7 +360,7 @@ def four_ranks_of_a_url_twice(ferry):
 
 @case
 def two_groups_of_urls_at_once(ferry):
-    """With run ids of their own, ranks in the environment or in the URL."""
+    """Different run ids, with ranks from the environment and from the URL."""
     def run(coordinator, name, rank):
         if name == "environment":
             os.environ.update(RANK=str(rank), WORLD_SIZE=str(RANKS), TORCHELASTIC_RUN_ID=name)
@@ -393,7 +393,7 @@ def rank_of_a_url_that_is_taken_is_refused(ferry):
         deadline = time.monotonic() + PATIENCE_S
         while not any(agent["is_waiting"] for run in status(ferry, coordinator)["elastic_runs"]
                       for agent in run["agents"]):
-            check(time.monotonic() < deadline, "the first rank does not wait")
+            check(time.monotonic() < deadline, "the first rank has not joined")
             time.sleep(0.1)
         pid = os.fork()
         if pid == 0:
@@ -426,7 +426,7 @@ def main():
             verdict, why = "ok", ""
         except Skip as reason:
             verdict, why = "SKIPPED", f": {reason}"
-        except Exception as error:  # A case that is broken has failed.
+        except Exception as error:  # Any error is a failure of the case.
             verdict, why = "FAILED", ": " + " | ".join((str(error) or repr(error)).splitlines())
             is_failed = True
         print(f"{verdict} {name} ({time.monotonic() - start:.1f} s){why}", flush=True)

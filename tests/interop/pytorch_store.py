@@ -4,7 +4,7 @@
 
   PYTHON pytorch_store.py --ferry=build/ferry [CASE...]
 
-PYTHON is an interpreter that has torch, any release from 1.13 on; without names all cases run. Each prints one line,
+PYTHON is an interpreter with torch 1.13 or later. Without names, all cases run. Each prints one line,
 `ok CASE`, `SKIPPED CASE: why` or `FAILED CASE: why`; the exit status is 1 if any failed, and 77 if torch is missing.
 Ranks are forks of this process, so torch is imported once; torchrun starts its own.
 """
@@ -24,10 +24,10 @@ import threading
 import time
 import traceback
 
-# The timeout of everything that should end by itself. Generous, for loaded machines.
+# The timeout of each operation that should complete by itself. Generous, for loaded machines.
 PATIENCE_S = 120
 RANKS = 4
-# Variables that launchers of the machine that runs this may have set.
+# Variables of the environment that would affect the processes under test.
 FOREIGN = re.compile(r"^(FERRY_|TORCHELASTIC_|RANK$|WORLD_SIZE$|LOCAL_|GROUP_|MASTER_|GLOO_|TORCH_DIST|.*_proxy$)",
                      re.IGNORECASE)
 CASES = {}
@@ -56,10 +56,10 @@ def equal(got, expected, name):
 
 
 def raises(function, name):
-    """The text of the error that it raises."""
+    """Returns the message of the exception that the function raises."""
     try:
         result = function()
-    except Exception as error:  # Its type differs between releases.
+    except Exception as error:  # The type differs between releases.
         return str(error)
     raise Failure(f"{name} returned {result!r} instead of raising an error")
 
@@ -69,20 +69,20 @@ def seconds(number):
 
 
 class Coordinator:
-    """`ferry coordinator` on a free port. Use as a context."""
+    """`ferry coordinator` on a free port. A context manager."""
 
     def __init__(self, ferry, before=(), listen="127.0.0.1:0"):
         self.log = tempfile.TemporaryFile("w+", errors="replace")
         self.popen = subprocess.Popen([*before, ferry, "coordinator", f"--listen={listen}", "--nodes=1"],
                                       stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self.log)
-        deadline, said = time.monotonic() + PATIENCE_S, b""
-        while b"\n" not in said:
+        deadline, received = time.monotonic() + PATIENCE_S, b""
+        while b"\n" not in received:
             if not select.select([self.popen.stdout], [], [], max(0, deadline - time.monotonic()))[0]:
-                raise Failure(f"the coordinator gave no address in {PATIENCE_S} s")
+                raise Failure(f"the coordinator printed no address within {PATIENCE_S} s")
             piece = os.read(self.popen.stdout.fileno(), 4096)
             check(piece, "the coordinator ended")
-            said += piece
-        self.port = int(re.search(rb"listening on \S+:(\d+)\n", said).group(1))
+            received += piece
+        self.port = int(re.search(rb"listening on \S+:(\d+)\n", received).group(1))
         self.host = "127.0.0.1"
         self.ferry = ferry
 
@@ -100,9 +100,8 @@ class Coordinator:
     def text(self):
         return os.pread(self.log.fileno(), os.fstat(self.log.fileno()).st_size, 0).decode(errors="replace")
 
-    def wait_until_its_keys_are_gone(self):
-        """Those of the port stay for a moment after the last client has left. The next client of a job is there later
-        than that when people start jobs by hand, and sooner here."""
+    def wait_for_cleared_keys(self):
+        """Waits until the shared scope has been removed, --store-idle-timeout after its last client."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
             done = subprocess.run([self.ferry, "status", f"--coordinator={self.host}:{self.port}", "--json"],
@@ -110,7 +109,7 @@ class Coordinator:
             scopes = json.loads(done.stdout)["store_scopes"]
             if not scopes:
                 return
-            check(time.monotonic() < deadline, f"the keys are still there after {PATIENCE_S} s: {scopes}")
+            check(time.monotonic() < deadline, f"the keys still exist after {PATIENCE_S} s: {scopes}")
             time.sleep(0.1)
 
     def store(self, **options):
@@ -119,7 +118,7 @@ class Coordinator:
 
 
 def in_processes(functions):
-    """Runs each in a fork of its own, and raises the first failure, with the output of its process."""
+    """Runs each in a forked process. Returns their outputs; fails if one does not exit in time."""
     children = []
     for function in functions:
         log = tempfile.TemporaryFile("w+", errors="replace")
@@ -132,7 +131,7 @@ def in_processes(functions):
                 os.dup2(log.fileno(), 2)
                 function()
                 status = 0
-            except BaseException:  # Nothing of the parent may run in this process.
+            except BaseException:  # The child must not return into the parent's code.
                 traceback.print_exc()
             finally:
                 sys.stdout.flush()
@@ -161,7 +160,7 @@ def in_processes(functions):
 
 
 def run_ranks(functions):
-    """As in_processes; a process has failed unless it prints "done" last."""
+    """Runs each in a forked process, and fails if one of them raises an error."""
     def report(function):
         def run():
             function()
@@ -173,7 +172,7 @@ def run_ranks(functions):
 
 
 def in_group(coordinator, rank, body, **variables):
-    """Joins a group of gloo as a process that `ferry run` or torchrun has started, and calls body(rank)."""
+    """Returns a function that joins a gloo group, with the environment of `ferry run`, and calls body(rank)."""
     def run():
         os.environ.update(MASTER_ADDR=coordinator.host, MASTER_PORT=str(coordinator.port), RANK=str(rank),
                           WORLD_SIZE=str(RANKS), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(RANKS), GROUP_RANK="0",
@@ -199,7 +198,7 @@ def sum_of_ranks(group=None, world=RANKS):
 
 @case
 def operations(ferry):
-    """Every operation that the release has."""
+    """All operations of the release."""
     def run(store, other):
         store.set("k", "value")
         equal(store.get("k"), b"value", "get")
@@ -229,7 +228,7 @@ def operations(ferry):
             store.multi_set(many, [name * 3 for name in many])
             equal(other.multi_get(many), [(name * 3).encode() for name in many], "multi_get of 3000 keys")
         if hasattr(store, "queue_push"):
-            # A push is not acknowledged, so each client asks for the length before the other goes on.
+            # queue_push has no reply, so queue_len is called to wait until it has been executed.
             store.queue_push("q", "one")
             equal(store.queue_len("q"), 1, "length after a push")
             other.queue_push("q", "two")
@@ -250,14 +249,14 @@ def operations(ferry):
             passed.start()
             store.barrier("b", 2)
             passed.join(PATIENCE_S)
-            check(not passed.is_alive(), "the barrier has not passed for the first client")
+            check(not passed.is_alive(), "the barrier has not completed for the first client")
     with Coordinator(ferry) as coordinator:
         run_ranks([lambda: run(coordinator.store(), coordinator.store())])
 
 
 @case
 def operations_through_prefixes(ferry):
-    """PrefixStore, and one in another; two prefixes have separate keys."""
+    """PrefixStore, also nested; two prefixes have separate keys."""
     def run(store):
         one, two = dist.PrefixStore("one", store), dist.PrefixStore("two", dist.PrefixStore("one", store))
         one.set("k", "1")
@@ -275,18 +274,18 @@ def operations_through_prefixes(ferry):
 
 @case
 def wait_that_times_out(ferry):
-    """The client can go on, also when the key comes later, and wait again."""
+    """The client remains usable, also when the key is set later, and can wait again."""
     def run(store, other):
         store.set("k", "v")
         for attempt in range(3):
             name = f"late {attempt}"
             raises(lambda: store.wait([name], seconds(1)), "wait for an absent key")
-            # For get the releases have the store's timeout.
+            # get() has the timeout of the store, which is longer.
             equal(store.get("k"), b"v", "get after a timeout")
-            other.set(name, "come")
-            equal(other.get(name), b"come", "get of the other client")
-            equal([store.get("k"), store.add("n", 1), store.get(name)], [b"v", attempt + 1, b"come"],
-                  "answers after the key has come")
+            other.set(name, "value")
+            equal(other.get(name), b"value", "get of the other client")
+            equal([store.get("k"), store.add("n", 1), store.get(name)], [b"v", attempt + 1, b"value"],
+                  "replies after the key has been set")
         store.set_timeout(seconds(1))
         raises(lambda: store.get("never"), "get of an absent key")
         store.set_timeout(seconds(60))
@@ -299,7 +298,7 @@ def wait_that_times_out(ferry):
 
 @case
 def client_that_is_silent_for_12_seconds(ferry):
-    """A store that a program makes and first uses some time later."""
+    """A client that connects and sends its first request much later."""
     def run(fresh, used):
         used.set("k", "v")
         time.sleep(12)
@@ -310,7 +309,7 @@ def client_that_is_silent_for_12_seconds(ferry):
 
 @case
 def clients_that_wait_for_workers(ferry):
-    """Four clients with a world size count themselves."""
+    """wait_for_workers=True: the constructors of four clients wait for each other."""
     def run(coordinator, rank):
         store = coordinator.store(world_size=RANKS, wait_for_workers=True)
         equal(store.add("n", 1) in range(1, RANKS + 1), True, "add")
@@ -329,21 +328,21 @@ def gloo_group(ferry):
 
 @case
 def two_jobs_on_one_port(ferry):
-    """The second, and the third, get none of the keys of the first."""
+    """Later jobs do not see the keys of earlier ones."""
     def body(rank):
         sum_of_ranks()
         dist.new_group([0, 1])
-        # A rank that left now could end its connections before the other has verified them.
+        # Without it, a rank could exit and close its connections before another rank has set up its own.
         dist.barrier()
     with Coordinator(ferry) as coordinator:
         for job in range(3):
             group(coordinator, body)
-            coordinator.wait_until_its_keys_are_gone()
+            coordinator.wait_for_cleared_keys()
 
 
 @case
 def hundred_new_groups(ferry):
-    """new_group, used and destroyed, and again."""
+    """Creates 100 groups, some of which are used and destroyed."""
     def body(rank):
         for number in range(100):
             made = dist.new_group(list(range(RANKS)))
@@ -358,7 +357,7 @@ def hundred_new_groups(ferry):
 
 @case
 def monitored_barrier(ferry):
-    """It passes, and it names a rank that does not come."""
+    """It completes, and its error names a rank that does not call it."""
     with Coordinator(ferry) as coordinator:
         def body(rank):
             dist.monitored_barrier(timeout=seconds(60))
@@ -383,8 +382,8 @@ def barrier_after_init(ferry):
 
 @case
 def gloo_group_in_two_network_namespaces(ferry):
-    """init_process_group("tcp://..."): rank 0 is not on the coordinator's machine, and hosts a server of its own there
-    that no client uses."""
+    """init_process_group("tcp://...") with the coordinator's address: rank 0, on another machine, starts its own
+    server on the same port, which no client uses."""
     if os.geteuid() != 0 or not shutil.which("ip"):
         raise Skip("needs root and the command ip")
     near, far = (f"ferry{os.getpid()}{side}" for side in "nf")
@@ -421,8 +420,8 @@ def gloo_group_in_two_network_namespaces(ferry):
 
 
 def worker(folder):
-    """A process that torchrun starts. With FAIL_ONCE, the first that has rank 1 fails before the sum. (The count of
-    restarts is that of an agent, and differs between them.)"""
+    """A worker of torchrun. With FAIL_ONCE, the first process with rank 1 fails before the sum. (It cannot depend on
+    the restart count, which each agent counts for itself.)"""
     dist.init_process_group("gloo", timeout=seconds(60))
     if "FAIL_ONCE" in os.environ and dist.get_rank() == 1:
         try:
@@ -437,13 +436,13 @@ def worker(folder):
 
 
 def torchrun(coordinator, run_id, *flags, **variables):
-    """Two agents with two workers each. Returns which ranks ended well, and whether one had failed."""
+    """Runs two agents with two workers each. Returns the ranks that succeeded, and "failed" if one has failed."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc_per_node=2",
                    "--rdzv_backend=c10d", f"--rdzv_endpoint={coordinator.host}:{coordinator.port}",
                    f"--rdzv_id={run_id}", "--monitor_interval=0.2", *flags]
         if torch.__version__.startswith("1.") and sys.version_info >= (3, 11):
-            # Its defaults of these two make it fail with newer Pythons.
+            # The defaults of these two flags fail with Python 3.11 and later.
             command += ["--redirects=1", "--tee=1"]
         command += [os.path.abspath(__file__), f"--worker={folder}"]
         agents, env = [], {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", **variables}
@@ -458,7 +457,7 @@ def torchrun(coordinator, run_id, *flags, **variables):
                 try:
                     status = agent.wait(max(0, deadline - time.monotonic()))
                 except subprocess.TimeoutExpired:
-                    status = "no status in time"
+                    status = "still running at the timeout"
                 log.seek(0)
                 check(status == 0, f"agent {place} of {run_id}: {status}: {log.read().strip()[-1500:]}")
             return sorted(os.listdir(folder))
@@ -471,28 +470,28 @@ def torchrun(coordinator, run_id, *flags, **variables):
 
 @case
 def torchrun_with_two_agents(ferry):
-    """Then another job, with another id, on the same port."""
+    """Two jobs with different ids, one after the other, on the same port."""
     with Coordinator(ferry) as coordinator:
         for run_id in ("first", "second"):
-            equal(torchrun(coordinator, run_id), list("0123"), f"ranks that ended in {run_id}")
+            equal(torchrun(coordinator, run_id), list("0123"), f"ranks that succeeded in {run_id}")
 
 
 @case
 def torchrun_with_the_id_of_a_job_that_has_ended(ferry):
     with Coordinator(ferry) as coordinator:
         for attempt in ("first", "second"):
-            equal(torchrun(coordinator, "same"), list("0123"), f"ranks that ended in the {attempt} job")
-            coordinator.wait_until_its_keys_are_gone()
+            equal(torchrun(coordinator, "same"), list("0123"), f"ranks that succeeded in the {attempt} job")
+            coordinator.wait_for_cleared_keys()
 
 
 @case
 def torchrun_restarts_a_worker_that_fails_once(ferry):
-    """All workers of the second attempt find each other. By default, releases from 2.4 on give them the store of the
-    first attempt, which is in an agent, with its keys: they fail with any rendezvous store, upstream's own too."""
+    """The workers of the second attempt form a group. Without TORCH_DISABLE_SHARE_RDZV_TCP_STORE, releases from 2.4 on
+    reuse the store of the first attempt, hosted by an agent, with its keys, and fail with any rendezvous store."""
     with Coordinator(ferry) as coordinator:
         ended = torchrun(coordinator, "restarts", "--max_restarts=2", FAIL_ONCE="1",
                          TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
-        equal(ended, [*"0123", "failed"], "ranks that ended")
+        equal(ended, [*"0123", "failed"], "ranks that succeeded")
 
 
 def main():
@@ -517,7 +516,7 @@ def main():
             verdict, why = "ok", ""
         except Skip as reason:
             verdict, why = "SKIPPED", f": {reason}"
-        except Exception as error:  # A case that is broken has failed.
+        except Exception as error:  # Any error is a failure of the case.
             verdict, why = "FAILED", ": " + " | ".join((str(error) or repr(error)).splitlines())
             is_failed = True
         print(f"{verdict} {name} ({time.monotonic() - start:.1f} s){why}", flush=True)

@@ -5,10 +5,10 @@
   PYTHON torchft_lighthouse.py --ferry=build/ferry [CASE...]
   PYTHON torchft_lighthouse.py --real              [CASE...]
 
-PYTHON is an interpreter that has torch and torchft (or torchft-nightly); without names all cases run. With --real the
-server is torchft's own, LighthouseServer: a case that fails there has a wrong expectation. Prints a line for each case,
-as pytorch_store.py does, and ends with 1 if any failed, and with 77 if torch or torchft is missing. (It is not called
-torchft.py, which Python would import in place of the package.)
+PYTHON is an interpreter with torch and torchft (or torchft-nightly). Without names, all cases run. With --real they run
+against torchft's own LighthouseServer, to validate the expectations of the cases. Prints one line per case, as
+pytorch_store.py does; the exit status is 1 if any failed, and 77 if torch or torchft is missing. (The file is not
+called torchft.py, which would shadow the package.)
 """
 import argparse
 import datetime
@@ -27,7 +27,7 @@ import time
 from pytorch_store import FOREIGN, PATIENCE_S, Failure, Skip, check, equal, seconds
 
 CASES = {}
-# The server's, shorter than by default, since cases wait for it.
+# The heartbeat timeout of the server. Shorter than the default, since cases wait for it.
 HEARTBEAT_TIMEOUT_S = 2
 
 
@@ -37,7 +37,7 @@ def case(function):
 
 
 class Lighthouse:
-    """The server under test: a coordinator, or torchft's own server in this process. Use as a context."""
+    """The server under test: a coordinator, or torchft's own server in this process. A context manager."""
 
     def __init__(self, options, min_replicas=1, join_timeout_s=60, listen="127.0.0.1:0"):
         self.ferry, self.popen, self.real = options.ferry, None, None
@@ -70,7 +70,7 @@ class Lighthouse:
                 check(is_alive, "the coordinator ended")
 
     def kill(self):
-        """Ends the coordinator before the context does."""
+        """Kills the coordinator before the end of the context."""
         self.popen.kill()
         self.popen.wait(PATIENCE_S)
         self.popen.stdout.close()
@@ -87,15 +87,15 @@ class Lighthouse:
 
 
 def read_line(stream, what, timeout_s=PATIENCE_S):
-    """The next line of an unbuffered pipe."""
-    deadline, said = time.monotonic() + timeout_s, b""
-    while not said.endswith(b"\n"):
+    """Reads a line from an unbuffered pipe."""
+    deadline, received = time.monotonic() + timeout_s, b""
+    while not received.endswith(b"\n"):
         if not select.select([stream], [], [], max(0, deadline - time.monotonic()))[0]:
             raise Failure(f"waited {timeout_s} s for {what}")
         piece = os.read(stream.fileno(), 1)
         check(piece, f"the process ended before {what}")
-        said += piece
-    return said.decode(errors="replace")
+        received += piece
+    return received.decode(errors="replace")
 
 
 def ids(quorum):
@@ -103,7 +103,7 @@ def ids(quorum):
 
 
 def in_threads(functions):
-    """Calls all at once; returns their results in order, and raises the first error."""
+    """Calls all concurrently. Returns their results in order, or raises the first error."""
     results = [None] * len(functions)
     errors = []
 
@@ -123,8 +123,8 @@ def in_threads(functions):
     return results
 
 
-class Beats:
-    """Heartbeats of replicas, as their managers send them. Use as a context."""
+class Heartbeats:
+    """Sends heartbeats of replicas, as their managers do. A context manager."""
 
     def __init__(self, lighthouse, names):
         self.ended = threading.Event()
@@ -148,7 +148,7 @@ class Beats:
 
 
 class Worker:
-    """A replica group in a process of its own: says a JSON object for each step."""
+    """A replica group in a process of its own, which prints a JSON object for each step."""
 
     def __init__(self, kind, lighthouse, name):
         self.name = name
@@ -175,16 +175,16 @@ class Worker:
                     return json.loads(line)
         except Failure as failure:
             text = os.pread(self.log.fileno(), 1 << 20, max(0, os.fstat(self.log.fileno()).st_size - 1500))
-            raise Failure(f"{failure}; it says: {text.decode(errors='replace')}") from None
+            raise Failure(f"{failure}; stderr: {text.decode(errors='replace')}") from None
 
     def until(self, condition, what):
-        """The first step for which the condition holds."""
+        """Returns the first step for which the condition holds."""
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             step = self.step(what)
             if condition(step):
                 return step
-        raise Failure(f"{self.name} went on for {PATIENCE_S} s without {what}: {step}")
+        raise Failure(f"{self.name} ran for {PATIENCE_S} s without {what}: {step}")
 
 
 @case
@@ -205,12 +205,12 @@ def client_alone(options):
 
 @case
 def heartbeats(options):
-    """A replica that has sent one within the timeout is waited for, one that has been silent for longer is not."""
+    """A quorum waits for a replica with a recent heartbeat, until its heartbeat timeout."""
     with Lighthouse(options) as lighthouse:
         client = lighthouse.client()
         client.heartbeat("other")
         start = time.monotonic()
-        with Beats(lighthouse, ["r"]):
+        with Heartbeats(lighthouse, ["r"]):
             quorum = client.quorum(replica_id="r", timeout=seconds(60))
         equal(ids(quorum), ["r"], "the quorum")
         check(time.monotonic() - start > HEARTBEAT_TIMEOUT_S - 0.5, "it did not wait for the other")
@@ -218,7 +218,7 @@ def heartbeats(options):
 
 @case
 def threads_of_one_process(options):
-    """Eight replicas, twenty steps: all get one quorum, whose id stays."""
+    """Eight replicas, twenty steps: all get the same quorum, whose id does not change."""
     names = [f"r{number}" for number in range(8)]
     with Lighthouse(options, min_replicas=8) as lighthouse:
         clients = [lighthouse.client() for _ in names]
@@ -236,8 +236,8 @@ def threads_of_one_process(options):
 
 @case
 def timeout(options):
-    """The error of a quorum that does not come; the call has then not joined."""
-    with Lighthouse(options, min_replicas=2) as lighthouse, Beats(lighthouse, ["a", "b"]):
+    """The error says why there is no quorum, and the call no longer counts as joined."""
+    with Lighthouse(options, min_replicas=2) as lighthouse, Heartbeats(lighthouse, ["a", "b"]):
         client = lighthouse.client()
         start = time.monotonic()
         try:
@@ -249,16 +249,16 @@ def timeout(options):
         check(1.5 < time.monotonic() - start < 10, f"the error came after {time.monotonic() - start} s")
         if options.real:
             return
-        for expected in ("DeadlineExceeded", "a", "and 2 must", "--lighthouse-min-replicas", "not joined", "b"):
+        for expected in ("DeadlineExceeded", "a", "the minimum is 2", "--lighthouse-min-replicas", "not joined", "b"):
             check(expected in text, f"the error lacks {expected!r}: {text}")
         equal([replica["joined"] for replica in lighthouse.status()[1]["replicas"]], [False, False], "joined")
 
 
 @case
 def shrink_only(options):
-    """A newcomer is left out of the quorum of members that shrink, waits on, and is in the next one."""
+    """A new replica is left out of a quorum with shrink_only, keeps waiting, and is in the next quorum."""
     names = ["a", "b"]
-    with Lighthouse(options, min_replicas=2) as lighthouse, Beats(lighthouse, ["a", "b", "c"]):
+    with Lighthouse(options, min_replicas=2) as lighthouse, Heartbeats(lighthouse, ["a", "b", "c"]):
         client = lighthouse.client()
 
         def join(name, **more):
@@ -269,7 +269,7 @@ def shrink_only(options):
         newcomer = []
         thread = threading.Thread(target=lambda: newcomer.append(client.quorum(replica_id="n", timeout=seconds(60))),
                                   daemon=True)
-        with Beats(lighthouse, ["n"]):
+        with Heartbeats(lighthouse, ["n"]):
             thread.start()
             time.sleep(0.5)
             second = in_threads([join("a", shrink_only=True), join("b"), join("c")])
@@ -284,7 +284,7 @@ def shrink_only(options):
 
 
 def replica_groups(options, kind):
-    """Three groups form a quorum; one is killed, and the others go on; another one comes in its place."""
+    """Three groups form a quorum; one is killed, and the others continue; a new one takes its place."""
     with Lighthouse(options, min_replicas=2) as lighthouse:
         with Worker(kind, lighthouse, "a") as a, Worker(kind, lighthouse, "b") as b, \
              Worker(kind, lighthouse, "c") as c:
@@ -307,7 +307,7 @@ def replica_groups(options, kind):
                         for worker in (a, b, again)]
                 equal(len({step["quorum_id"] for step in back}), 1, "the number of quorum ids")
                 check(back[0]["quorum_id"] > after[0]["quorum_id"], f"the quorum id is {back[0]['quorum_id']}")
-                # The newcomer has the others' state.
+                # The new group has recovered its state from another one.
                 check(back[2]["step"] >= after[0]["step"], f"it is at step {back[2]['step']}")
 
 
@@ -319,7 +319,7 @@ def managers_of_three_replica_groups(options):
 
 @case
 def training_of_three_replica_groups(options):
-    """Managers with gloo: each step is an all-reduce over the groups; the newcomer fetches a checkpoint."""
+    """Managers with gloo: each step is an all-reduce over the groups; the new group fetches a checkpoint."""
     if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 7):
         raise Skip(f"torchft's collectives need PyTorch 2.7, this is {torch.__version__}")
     replica_groups(options, "train")
@@ -327,7 +327,7 @@ def training_of_three_replica_groups(options):
 
 @case
 def coordinator_is_started_again(options):
-    """The groups go on with the next one, with ids that they have not seen."""
+    """The groups continue with the new coordinator, with quorum ids that were not used before."""
     if options.real:
         raise Skip("torchft's own server begins with the same ids again")
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -344,18 +344,18 @@ def coordinator_is_started_again(options):
 
 @case
 def coordinator_is_stopped_for_a_while(options):
-    """Its process is: heartbeats that it could not receive are no silence, and no group goes on without the others."""
+    """SIGSTOP of the coordinator does not count as missing heartbeats, so no group is left out of the quorum."""
     if options.real:
-        raise Skip("torchft's own server takes it for silence")
+        raise Skip("torchft's own server counts it as missing heartbeats")
     with Lighthouse(options, min_replicas=1) as lighthouse:
         with Worker("manager", lighthouse, "a") as a, Worker("manager", lighthouse, "b") as b:
             before = [worker.until(lambda step: step["size"] == 2, "a quorum of 2") for worker in (a, b)][0]
             for _ in range(5):
                 lighthouse.popen.send_signal(signal.SIGSTOP)
-                # The time is what matters: longer than the heartbeat timeout.
+                # Longer than the heartbeat timeout.
                 time.sleep(1.5 * HEARTBEAT_TIMEOUT_S)
                 lighthouse.popen.send_signal(signal.SIGCONT)
-                # Some of them from before.
+                # The first of these steps may have been printed before the stop.
                 for worker in (a, b):
                     for step in [worker.step() for _ in range(40)]:
                         equal((step["size"], step["quorum_id"]), (2, before["quorum_id"]), "the quorum")
@@ -363,9 +363,9 @@ def coordinator_is_stopped_for_a_while(options):
 
 @case
 def nothing_is_shown_without_torchft(options):
-    """A coordinator that no client of torchft's has called says nothing of quorums."""
+    """`ferry status` shows no lighthouse until a torchft client has called it."""
     if options.real:
-        raise Skip("of Ferry alone")
+        raise Skip("for Ferry only")
     with Lighthouse(options) as lighthouse:
         text, status = lighthouse.status()
         equal(status, None, "the JSON")
@@ -376,7 +376,7 @@ def nothing_is_shown_without_torchft(options):
 
 
 def work_as_manager(address, name):
-    """A replica group of two ranks with a ManagerServer, which takes part in quorums until it is killed."""
+    """A replica group of two ranks with a ManagerServer, which joins quorums until it is killed."""
     server = ManagerServer(replica_id=f"{name}:{os.getpid()}", lighthouse_addr=address, hostname="localhost",
                            bind="[::]:0", store_addr=f"{name}:1", world_size=2,
                            heartbeat_interval=datetime.timedelta(milliseconds=100), connect_timeout=seconds(60),
@@ -394,9 +394,9 @@ def work_as_manager(address, name):
         equal(len({result.quorum_id for result in results}), 1, "the number of quorum ids of the ranks")
         if more:
             equal(len(results[0].reconfigure_handles), results[0].replica_world_size, "the number of handles")
-            check(more["reconfigure_handle"] in results[0].reconfigure_handles, "the own handle is missing")
+            check(more["reconfigure_handle"] in results[0].reconfigure_handles, "this group's handle is missing")
         step = max(step, results[0].max_step) + 1
-        say(step=step, quorum_id=results[0].quorum_id, size=results[0].replica_world_size)
+        emit(step=step, quorum_id=results[0].quorum_id, size=results[0].replica_world_size)
         time.sleep(0.05)
 
 
@@ -415,21 +415,21 @@ def work_as_trainer(address, name):
         tensor = torch.ones(1000) * size
         manager.allreduce(tensor).wait()
         if manager.should_commit():
-            # An average.
+            # allreduce() averages over the groups.
             equal(tensor.unique().tolist(), [size], "the all-reduced tensor")
             state["steps"] += 1
             check(state["steps"] == manager.current_step(),
                   f"the state is of step {state['steps']}, the manager at {manager.current_step()}")
-            say(step=manager.current_step(), quorum_id=manager._quorum_id, size=size)
+            emit(step=manager.current_step(), quorum_id=manager._quorum_id, size=size)
         time.sleep(0.05)
 
 
-def say(**fields):
+def emit(**fields):
     os.write(1, (json.dumps(fields) + "\n").encode())
 
 
 def end_with_parent():
-    """The parent may be killed; it holds the other end of stdin."""
+    """Exits when the parent, which has the other end of stdin, exits or is killed."""
     os.read(0, 1)
     os._exit(3)
 
@@ -459,7 +459,7 @@ def main():
             verdict, why = "ok", ""
         except Skip as reason:
             verdict, why = "SKIPPED", f": {reason}"
-        except Exception as error:  # A case that is broken has failed.
+        except Exception as error:  # Any error is a failure of the case.
             verdict, why = "FAILED", ": " + " | ".join((str(error) or repr(error)).splitlines())
             is_failed = True
         print(f"{verdict} {name} ({time.monotonic() - start:.1f} s){why}", flush=True)
