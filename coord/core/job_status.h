@@ -57,7 +57,7 @@ struct BarrierStatus {
 struct StoreWaitStatus {
   // "ipv4:10.0.0.7:50112"
   std::string peer;
-  // The first of the keys that are absent, and their number; or a barrier's key.
+  // The first absent keys, and the number of all of them. For a barrier, its key.
   std::vector<std::string> keys;
   int64_t key_count = 0;
   // Barriers only.
@@ -69,7 +69,7 @@ struct StoreWaitStatus {
 // A key for which clients of a PyTorch store wait.
 struct MissingStoreKeyStatus {
   std::string key;
-  // As ranges, "3,5-7": the ranks that have not set theirs, if it is one that each rank sets.
+  // If each rank sets a key of this form: the ranks that have not, as ranges, "3,5-7".
   std::string ranks;
   int64_t clients = 0;
   // Barriers only.
@@ -81,7 +81,7 @@ struct MissingStoreKeyStatus {
 
 // A PyTorch store of the coordinator.
 struct StoreScopeStatus {
-  // Empty, and port 0: that of the coordinator's own port.
+  // Empty, with port 0, for the store of the coordinator's own port.
   std::string name;
   int port = 0;
   int64_t clients = 0;
@@ -100,22 +100,22 @@ struct ReplicaStatus {
   int64_t step = 0;
   // It is a member of the latest quorum.
   bool is_in_quorum = false;
-  // It waits for the next one, for this long.
+  // A Quorum call is pending, for this long.
   bool has_joined = false;
   absl::Duration joined_for;
-  // Its heartbeats come.
+  // Its last heartbeat is younger than the heartbeat timeout.
   bool is_healthy = false;
-  // InfiniteDuration if it has been forgotten.
+  // InfiniteDuration if the replica has been removed.
   absl::Duration heartbeat_age;
 };
 
-// The quorums of torchft.
+// The state of torchft's lighthouse.
 struct LighthouseStatus {
-  // That of the latest quorum; 0 if there was none.
+  // The id of the latest quorum; 0 if there was none.
   int64_t quorum_id = 0;
   int64_t quorum_size = 0;
   absl::Duration quorum_age;
-  // Why the replicas that have joined have no quorum yet; empty if none waits.
+  // Why pending Quorum calls have no quorum yet; empty if none is pending.
   std::string waits_for;
   std::vector<ReplicaStatus> replicas;
   int64_t replica_count = 0;
@@ -125,24 +125,24 @@ struct LighthouseStatus {
 struct ElasticAgentStatus {
   std::string agent_id;
   std::string host;
-  // In the running round; -1 if it is not in it.
+  // The rank in the running round; -1 if it is not a member.
   int rank = -1;
-  // For the next round, since `age`.
+  // It has waited for the next round for `age`.
   bool is_waiting = false;
-  // Groups only: the rank that it asks for.
+  // Groups only: the rank of the process.
   int wanted_rank = -1;
   absl::Duration age;
   // Its connection has ended.
   bool is_detached = false;
 };
 
-// The nodes of a PyTorch job, or the ranks of a group, that agree on rounds.
+// A run of PyTorch's rendezvous: the nodes of a job, or the ranks of a group.
 struct ElasticRunStatus {
   std::string run_id;
   bool is_group = false;
   int min_nodes = 0;
   int max_nodes = 0;
-  // The latest one; -1 if there was none.
+  // The latest round; -1 if there was none.
   int64_t round = -1;
   bool is_closed = false;
   // The running round's store; 0 and empty if no round has begun.
@@ -169,11 +169,11 @@ struct JobStatus {
   bool topology_complete = false;
   // Empty if the coordinator is of a version without them.
   std::vector<StoreScopeStatus> store_scopes;
-  // Absent if no client of torchft's has ever called.
+  // Absent if no torchft client has ever called.
   std::optional<LighthouseStatus> lighthouse;
   std::vector<ElasticRunStatus> elastic_runs;
-  // The memory that their clients hold, and may hold: requests that have not ended, replies that
-  // were not read, waits. The limit is 0 if the coordinator is of a version without it.
+  // The memory of incomplete requests, unread replies and waits of all clients of PyTorch's stores,
+  // and its limit, which is 0 if the coordinator is a version without it.
   int64_t store_client_bytes = 0;
   int64_t max_store_client_bytes = 0;
 };

@@ -26,7 +26,7 @@ absl::Status TcpStoreHolds::Close(absl::string_view scope) {
   const auto held = scopes_.find(scope);
   if (held == scopes_.end()) {
     return absl::NotFoundError(
-        absl::StrCat("this client does not hold the store with the scope ", Quoted(scope)));
+        absl::StrCat("this session does not hold the store with the scope ", Quoted(scope)));
   }
   scopes_.erase(held);
   return ports_.server->CloseScope(scope);
