@@ -6,6 +6,7 @@
 #include <tuple>
 #include <utility>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -26,12 +27,25 @@ std::string RunText(const ElasticRunId& id) {
   return absl::StrCat(id.is_group ? "group " : "run ", Quoted(id.name));
 }
 
-std::string Names(const std::vector<std::string>& names) {
-  const size_t shown = std::min(names.size(), kMaxNamesInError);
-  std::string text = absl::StrJoin(names.begin(), names.begin() + static_cast<long>(shown), ", ");
-  if (names.size() > shown) absl::StrAppend(&text, " and ", names.size() - shown, " more");
-  return text;
-}
+// Counts those that it does not show, which may be thousands for each of thousands of errors.
+class ShownNames {
+ public:
+  // `name` is called if its result is shown.
+  void Add(absl::FunctionRef<std::string()> name) {
+    if (count_++ < kMaxNamesInError) names_.push_back(name());
+  }
+  size_t size() const { return count_; }
+  bool empty() const { return count_ == 0; }
+  std::string Text() const {
+    std::string text = absl::StrJoin(names_, ", ");
+    if (count_ > names_.size()) absl::StrAppend(&text, " and ", count_ - names_.size(), " more");
+    return text;
+  }
+
+ private:
+  std::vector<std::string> names_;
+  size_t count_ = 0;
+};
 
 std::string AgentText(const ElasticJoin& join) {
   return absl::StrCat(Quoted(join.host), " (", Quoted(join.agent), ")");
@@ -97,12 +111,14 @@ absl::Status ElasticRendezvous::CheckJoin(const ElasticJoin& join) const {
 
 absl::Status ElasticRendezvous::CheckRun(const Run& run, const ElasticJoin& join) const {
   if (run.is_closed) {
-    std::vector<std::string> left;
-    for (const auto& [name, agent] : run.agents) left.push_back(AgentText(agent.join));
+    ShownNames left;
+    for (const auto& [name, agent] : run.agents) {
+      left.Add([&join = agent.join] { return AgentText(join); });
+    }
     return absl::FailedPreconditionError(
         absl::StrCat(RunText(join.run), " was closed by ", run.closed_by,
                      " and accepts no more nodes; its id can be reused once all nodes have left",
-                     left.empty() ? "" : absl::StrCat("; still there: ", Names(left))));
+                     left.empty() ? "" : absl::StrCat("; still there: ", left.Text())));
   }
   for (const auto& [name, agent] : run.agents) {
     if (name == join.agent || (join.run.is_group && !agent.done)) continue;
@@ -392,33 +408,37 @@ bool ElasticRendezvous::IsSpare(const Run& run, const Agent& agent) const {
 }
 
 std::string ElasticRendezvous::NextRoundText(const ElasticRunId& id, const Run& run) const {
-  std::vector<std::string> joined;
-  std::vector<std::string> members;
-  std::vector<std::string> timed_out_joins;
+  ShownNames joined;
+  ShownNames members;
+  ShownNames timed_out_joins;
   std::vector<int> missing_ranks;
   std::vector<bool> has_come(static_cast<size_t>(run.max_nodes));
-  const auto note = [&](const ElasticJoin& join) {
+  const auto note = [&](ShownNames& names, const ElasticJoin& join) {
     if (id.is_group && join.rank < run.max_nodes) has_come[static_cast<size_t>(join.rank)] = true;
-    return id.is_group ? absl::StrCat("rank ", join.rank, " on ", AgentText(join))
-                       : AgentText(join);
+    names.Add([&] {
+      return id.is_group ? absl::StrCat("rank ", join.rank, " on ", AgentText(join))
+                         : AgentText(join);
+    });
   };
   for (const auto& [name, agent] : run.agents) {
-    if (agent.done) joined.push_back(note(agent.join));
+    if (agent.done) note(joined, agent.join);
     if (agent.rank >= 0) {
-      members.push_back(absl::StrCat("rank ", agent.rank, " on ", AgentText(agent.join)));
+      members.Add([&agent = agent] {
+        return absl::StrCat("rank ", agent.rank, " on ", AgentText(agent.join));
+      });
     }
   }
   // They have come, though their time was over before this one's.
-  for (const auto& [name, join] : run.timed_out_joins) timed_out_joins.push_back(note(join));
+  for (const auto& [name, join] : run.timed_out_joins) note(timed_out_joins, join);
   for (int rank = 0; id.is_group && rank < run.max_nodes; ++rank) {
     if (!has_come[static_cast<size_t>(rank)]) missing_ranks.push_back(rank);
   }
   std::string text =
       absl::StrCat("round ", run.round + 1, ", for which ", run.joiners, " of ",
                    run.max_nodes > run.min_nodes ? "at least " : "", NodesText(run.min_nodes),
-                   run.joiners == 1 ? " has" : " have", " joined: ", Names(joined));
+                   run.joiners == 1 ? " has" : " have", " joined: ", joined.Text());
   if (!timed_out_joins.empty()) {
-    absl::StrAppend(&text, "; timed out before: ", Names(timed_out_joins));
+    absl::StrAppend(&text, "; timed out before: ", timed_out_joins.Text());
   }
   const int missing = run.min_nodes - run.joiners - static_cast<int>(timed_out_joins.size());
   if (!missing_ranks.empty()) {
@@ -429,7 +449,7 @@ std::string ElasticRendezvous::NextRoundText(const ElasticRunId& id, const Run& 
     absl::StrAppend(&text, "; ", NodesText(missing), missing == 1 ? " is missing" : " are missing");
   }
   if (!members.empty() && IsBlocked(id, run)) {
-    absl::StrAppend(&text, "; still in round ", run.round, ": ", Names(members));
+    absl::StrAppend(&text, "; still in round ", run.round, ": ", members.Text());
   }
   return text;
 }
@@ -453,7 +473,8 @@ void ElasticRendezvous::ExpireJoins(const ElasticRunId& id, Run& run) {
                    Quoted(id.name), late.size(), text);
   }
   for (Agent* agent : late) {
-    if (run.timed_out_joins.size() < kMaxTimedOutJoins) run.timed_out_joins[agent->join.agent] = agent->join;
+    if (run.timed_out_joins.size() < kMaxTimedOutJoins)
+      run.timed_out_joins[agent->join.agent] = agent->join;
     Answer(run, *agent,
            absl::DeadlineExceededError(absl::StrCat(
                RunText(id), ": waited ", ShortDuration(agent->join.join_timeout), " for ", text)));

@@ -24,6 +24,8 @@ _ANSWER_MARGIN_S = 15.0
 # The timeout of an attempt to connect, and the longest backoff between two attempts.
 _CONNECT_ATTEMPT_S = 5.0
 _LONGEST_PAUSE_S = 2.0
+# The coordinator's limit: programs ask for timeouts of months in place of none.
+_LONGEST_WAIT_S = 7 * 24 * 3600.0
 # A reply that is longer does not come from a coordinator.
 _MAX_LINE_BYTES = 1 << 20
 
@@ -160,14 +162,15 @@ class RendezvousClient:
             max_nodes: the round begins at once when this many nodes have joined.
             rank: groups only: the rank of this process.
             last_call_timeout_s: see min_nodes.
-            join_timeout_s: how long to wait for the round to begin.
+            join_timeout_s: how long to wait for the round to begin; at most a week.
 
         Raises:
             RendezvousFailure: with one of the codes of ElasticRendezvous::Join (coord/elastic/elastic_rendezvous.h).
         """
         request = {"agent": self._agent, "host": self._host, "attempt": next(self._attempts), "min_nodes": min_nodes,
-                   "max_nodes": max_nodes, "last_call_timeout_s": last_call_timeout_s,
-                   "join_timeout_s": join_timeout_s, "heartbeat_timeout_s": self._heartbeat_timeout_s}
+                   "max_nodes": max_nodes, "last_call_timeout_s": min(last_call_timeout_s, _LONGEST_WAIT_S),
+                   "join_timeout_s": min(join_timeout_s, _LONGEST_WAIT_S),
+                   "heartbeat_timeout_s": self._heartbeat_timeout_s}
         if rank is not None:
             request["rank"] = rank
         # No timeout here: the coordinator applies join_timeout_s, except to spares, which may wait for any time.
@@ -231,11 +234,12 @@ class RendezvousClient:
         with self._lock:
             if self._is_ended:
                 raise RendezvousFailure("CANCELLED", "this client has left")
-            self._calls[number] = call
             if self._thread is None:
                 self._lost_since = time.monotonic()
-                self._thread = threading.Thread(target=self._run, name="ferry-rendezvous", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="ferry-rendezvous", daemon=True)
+                thread.start()  # Raises an error if there can be no more threads.
+                self._thread = thread
+            self._calls[number] = call
             if self._socket is not None:
                 self._send(call.line)
         try:

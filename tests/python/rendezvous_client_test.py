@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import unittest
+import unittest.mock
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [os.path.join(HERE, os.pardir, "cli"), os.path.join(HERE, os.pardir, os.pardir, "python")]
@@ -238,13 +239,15 @@ class RendezvousClients(harness.Case):
                 while True:
                     try:
                         with listener.accept()[0] as connection:
-                            connection.recv(100)
                             connection.sendall(b"SSH-2.0-other\n")
+                            # Closing with unread bytes would reset the connection.
+                            while connection.recv(4096):
+                                pass
                     except OSError:
                         return
             threading.Thread(target=answer, daemon=True).start()
             client = self.client("host-a", listener.getsockname()[1], connect_timeout_s=0.5)
-            with self.assertRaisesRegex(RendezvousFailure, "has not answered|not a Ferry coordinator"):
+            with self.assertRaisesRegex(RendezvousFailure, "did not reply|not a Ferry coordinator"):
                 client.close(timeout_s=2)
 
     def test_server_that_closes_at_once_is_asked_with_pauses(self):
@@ -284,7 +287,7 @@ class RendezvousClients(harness.Case):
     def test_server_that_is_silent_is_an_error_with_the_reason(self):
         with socket.create_server(("127.0.0.1", 0)) as listener:
             client = self.client("host-a", listener.getsockname()[1], connect_timeout_s=0.5)
-            with self.assertRaisesRegex(RendezvousFailure, "has accepted the connection and has not answered"):
+            with self.assertRaisesRegex(RendezvousFailure, "accepted the connection and did not reply"):
                 client.join(1, 1)
 
     def test_host_with_an_impossible_name_is_an_error_with_the_reason(self):
@@ -309,9 +312,17 @@ class RendezvousClients(harness.Case):
             for file in files:
                 os.close(file)
 
+    def test_timeout_longer_than_the_coordinator_allows_is_a_week(self):
+        for timeout_s in (30 * 24 * 3600, float("inf")):
+            with self.subTest(timeout_s=timeout_s):
+                client = self.client("host-a")
+                assignment = client.join(1, 1, last_call_timeout_s=timeout_s, join_timeout_s=timeout_s)
+                self.assertEqual(assignment.nodes, 1)
+                client.leave()
+
     def test_request_that_cannot_be_said_is_an_error_at_once(self):
         with self.assertRaises(ValueError):
-            self.client("host-a").join(1, 1, join_timeout_s=float("inf"))
+            self.client("host-a").join(1, 1, join_timeout_s=float("nan"))
         # No character, and too long for a line.
         for run_id in ("job\udcff", "x" * 20000):
             client = RendezvousClient(("127.0.0.1", self.port), run_id, host="host-a")
@@ -320,19 +331,26 @@ class RendezvousClients(harness.Case):
                 client.join(1, 1)
             self.assertEqual(raised.exception.code, "INVALID_ARGUMENT", str(raised.exception))
 
+    def test_thread_that_could_not_be_started_is_started_later(self):
+        client = self.client("host-a")
+        with unittest.mock.patch("threading.Thread.start", side_effect=RuntimeError("can't start new thread")):
+            with self.assertRaisesRegex(RuntimeError, "new thread"):
+                client.run_state(0)
+        self.assertEqual(client.join(1, 1).nodes, 1)
+
     def test_client_of_another_process_is_refused(self):
         client = self.client("host-a")
         client.join(1, 1)
         child = os.fork()
         if child == 0:
             try:
-                client.news(0)
+                client.run_state(0)
             except RuntimeError as error:
                 os._exit(0 if "another" in str(error) else 1)
             finally:
                 os._exit(2)
         self.assertEqual(os.waitpid(child, 0)[1], 0)
-        self.assertTrue(client.news(0).is_known)
+        self.assertTrue(client.run_state(0).is_known)
 
     def test_coordinator_that_is_restarted_is_asked_again(self):
         for stop in (signal.SIGTERM, signal.SIGKILL):
@@ -341,7 +359,7 @@ class RendezvousClients(harness.Case):
                 client = self.client("host-a", int(address.rpartition(":")[2]))
                 joined = Answer(lambda: client.join(2, 2))
                 # It waits.
-                self.eventually(lambda: client.news(0).is_known)
+                self.eventually(lambda: client.run_state(0).is_known)
                 os.kill(process.popen.pid, stop)
                 process.wait(PATIENCE_S)
                 self.start("coordinator", "--nodes=1", f"--listen={address}").wait_for("listening on")

@@ -528,7 +528,8 @@ TEST_F(Rendezvous, ManyNodesGiveUpOrDie_FewLinesAreLogged) {
     if (absl::StrContains(line, "in vain")) ++in_vain;
     if (absl::StrContains(line, "is dead")) ++dead;
   });
-  for (int i = 0; i < kNodes; ++i) Join(MakeJoin(absl::StrCat("a", i), kNodes + 1, kNodes + 1), 1000);
+  for (int i = 0; i < kNodes; ++i)
+    Join(MakeJoin(absl::StrCat("a", i), kNodes + 1, kNodes + 1), 1000);
   clock_.Advance(absl::Minutes(10));
   for (int i = 0; i < kNodes; ++i) {
     rendezvous_.KeepAlive({"job"}, absl::StrCat("a", i), 1000);
