@@ -34,6 +34,9 @@ class ShownNames {
   void Add(absl::FunctionRef<std::string()> name) {
     if (count_++ < kMaxNamesInError) names_.push_back(name());
   }
+  void AddUnnamed(size_t count) { count_ += count; }
+  // Shows no more.
+  bool is_full() const { return names_.size() == kMaxNamesInError; }
   size_t size() const { return count_; }
   bool empty() const { return count_ == 0; }
   std::string Text() const {
@@ -113,8 +116,10 @@ absl::Status ElasticRendezvous::CheckRun(const Run& run, const ElasticJoin& join
   if (run.is_closed) {
     ShownNames left;
     for (const auto& [name, agent] : run.agents) {
+      if (left.is_full()) break;
       left.Add([&join = agent.join] { return AgentText(join); });
     }
+    left.AddUnnamed(run.agents.size() - left.size());
     return absl::FailedPreconditionError(
         absl::StrCat(RunText(join.run), " was closed by ", run.closed_by,
                      " and accepts no more nodes; its id can be reused once all nodes have left",

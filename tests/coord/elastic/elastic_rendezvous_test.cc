@@ -544,6 +544,13 @@ TEST_F(Rendezvous, ManyNodesGiveUpOrDie_FewLinesAreLogged) {
   EXPECT_EQ(dead, 20);
 }
 
+TEST_F(Rendezvous, ClosedRunHasManyNodes_ErrorCountsThoseThatItDoesNotName) {
+  for (int i = 0; i < 64; ++i) Join(MakeJoin(absl::StrCat("a", i), 65, 65), 1000);
+  Close("a0");
+  EXPECT_THAT(std::string(Join("b", 65, 65)->status().message()),
+              AllOf(HasSubstr(R"("host-a0" ("a0"))"), HasSubstr(" and 48 more")));
+}
+
 TEST_F(Rendezvous, TooManyRunsOrAgents_AreRefused) {
   ElasticOptions few{.max_runs = 2, .max_agents = 3};
   ElasticRendezvous rendezvous(few, clock_, completions_, stores_);
