@@ -219,7 +219,7 @@ TEST_F(ElasticWire, CoordinatorStops_ConnectionEnds) {
 
 TEST_F(ElasticWire, RequestComesAfterTheStop_BeginsNoRun) {
   LineClient client(server_->port());
-  EXPECT_THAT(client.Ask(Call(1, "keep_alive", "a")), HasSubstr("news"));
+  EXPECT_THAT(client.Ask(Call(1, "keep_alive", "a")), HasSubstr("run_state"));
   server_->elastic().Stop();
   client.Send(Join(2, "a", 1) + "\n");
   server_->Stop();
@@ -235,7 +235,7 @@ TEST_F(ElasticWire, AgentsHaveLeft_ConnectionMaySpeakForOthers) {
     last = client.Ask(Call(1, "keep_alive", name));
     client.Ask(Call(2, "leave", name));
   }
-  EXPECT_THAT(last, HasSubstr("news"));
+  EXPECT_THAT(last, HasSubstr("run_state"));
 }
 
 TEST_F(ElasticWire, NamesAreTooLong_AreNotKept) {
@@ -252,18 +252,18 @@ TEST(ElasticLimits, RequestDoesNotEnd_ConnectionEnds) {
   options.hello_timeout = absl::Milliseconds(50);
   TestServer server(options);
   LineClient quiet(server->port());
-  EXPECT_THAT(quiet.Ask(Call(1, "keep_alive", "a")), HasSubstr("news"));
+  EXPECT_THAT(quiet.Ask(Call(1, "keep_alive", "a")), HasSubstr("run_state"));
   LineClient client(server->port());
   client.Send(R"({"id":1,)");
   EXPECT_EQ(client.Line(), "end");
   // One with a request may be silent for longer.
-  EXPECT_THAT(quiet.Ask(Call(2, "keep_alive", "a")), HasSubstr("news"));
+  EXPECT_THAT(quiet.Ask(Call(2, "keep_alive", "a")), HasSubstr("run_state"));
 }
 
 TEST(ElasticLimits, OnlyReservedDescriptorsAreLeft_NoStoreIsOpened) {
   TestServer server(1);
   LineClient client(server->port());
-  EXPECT_THAT(client.Ask(Call(1, "keep_alive", "a")), HasSubstr("news"));
+  EXPECT_THAT(client.Ask(Call(1, "keep_alive", "a")), HasSubstr("run_state"));
   const int next = UniqueFd(open("/dev/null", O_RDONLY | O_CLOEXEC)).get();
   rlimit before = {};
   ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
@@ -294,7 +294,7 @@ TEST(ElasticLimits, ConnectionWithAReservedDescriptor_IsClosed) {
   }
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
   LineClient client(server->port());
-  EXPECT_THAT(client.Ask(Call(1, "keep_alive", "a")), HasSubstr("news"))
+  EXPECT_THAT(client.Ask(Call(1, "keep_alive", "a")), HasSubstr("run_state"))
       << "there are enough descriptors";
 }
 
