@@ -194,7 +194,7 @@ void ElasticRendezvous::Join(ElasticJoin join, uint64_t connection, JoinCallback
     Answer(run, agent, absl::AbortedError("superseded by a later call of this agent"));
   }
   LeaveRound(run, agent);
-  run.timed_out_joins.erase(join.agent);
+  timed_out_joins_ -= run.timed_out_joins.erase(join.agent);
   if (!is_still_waiting) {
     agent.since = now;
     agent.deadline = now + join.join_timeout;
@@ -395,6 +395,7 @@ void ElasticRendezvous::BeginRound(const ElasticRunId& id, Run& run) {
   run.scope = scope;
   run.port = *port;
   run.lost = 0;
+  timed_out_joins_ -= run.timed_out_joins.size();
   run.timed_out_joins.clear();
   run.nodes = static_cast<int>(placed.size());
   FERRY_LOG_INFO(kCoord, "began a round of a PyTorch run: run={} round={} nodes={} port={}",
@@ -478,8 +479,10 @@ void ElasticRendezvous::ExpireJoins(const ElasticRunId& id, Run& run) {
                    Quoted(id.name), late.size(), text);
   }
   for (Agent* agent : late) {
-    if (run.timed_out_joins.size() < kMaxTimedOutJoins)
-      run.timed_out_joins[agent->join.agent] = agent->join;
+    if (run.timed_out_joins.size() < kMaxTimedOutJoins && timed_out_joins_ < options_.max_agents &&
+        run.timed_out_joins.insert_or_assign(agent->join.agent, agent->join).second) {
+      ++timed_out_joins_;
+    }
     Answer(run, *agent,
            absl::DeadlineExceededError(absl::StrCat(
                RunText(id), ": waited ", ShortDuration(agent->join.join_timeout), " for ", text)));
@@ -525,6 +528,7 @@ ElasticRendezvous::Runs::iterator ElasticRendezvous::EndIfUnused(Runs::iterator 
       !run->second.is_closed || clock_.Now() >= run->second.last_left + options_.closed_linger;
   if (!run->second.agents.empty() || !is_over) return std::next(run);
   CloseScope(run->second);
+  timed_out_joins_ -= run->second.timed_out_joins.size();
   return runs_.erase(run);
 }
 
@@ -537,6 +541,7 @@ void ElasticRendezvous::Stop() {
   }
   runs_.clear();
   agents_ = 0;
+  timed_out_joins_ = 0;
 }
 
 std::vector<ElasticRunReport> ElasticRendezvous::Report() const {

@@ -261,6 +261,8 @@ class ElasticRendezvous final {
   LogLimiter log_;
   Runs runs_;
   size_t agents_ = 0;
+  // Those of all runs; at most max_agents.
+  size_t timed_out_joins_ = 0;
   uint64_t last_order_ = 0;
   // Makes scope names unique, since clients of an earlier round's store may still be connected.
   uint64_t last_scope_ = 0;

@@ -655,6 +655,34 @@ TEST_F(Rendezvous, OtherRanksGaveUpBefore_AreNotMissing) {
       AllOf(HasSubstr("timed out before: rank 0 on \"host-a\""), HasSubstr("rank 2 is missing")));
 }
 
+TEST_F(Rendezvous, ManyJoinsTimeOut_AsManyAsThereMayBeAgentsAreKept) {
+  const ElasticOptions few{.max_agents = 2};
+  ElasticRendezvous rendezvous(few, clock_, completions_, stores_);
+  std::string error;
+  const auto time_out = [&](const std::string& agent) {
+    ElasticJoin join = MakeJoin(agent, 9, 9);
+    join.join_timeout = absl::Seconds(1);
+    rendezvous.Join(join, 1, [&error](const absl::StatusOr<ElasticAssignment>& assignment) {
+      error = std::string(assignment.status().message());
+    });
+    clock_.Advance(absl::Seconds(1));
+    rendezvous.KeepAlive({"job"}, "waiting", 2);
+    rendezvous.Advance();
+    Run();
+    rendezvous.Leave({"job"}, agent);
+  };
+  for (int run = 0; run < 2; ++run) {
+    rendezvous.Join(MakeJoin("waiting", 9, 9), 2, [](const absl::StatusOr<ElasticAssignment>&) {});
+    for (const char* agent : {"a", "b", "c", "d"}) time_out(agent);
+    EXPECT_THAT(error, AllOf(HasSubstr("timed out before: \"host-a\" (\"a\"), \"host-b\" (\"b\")"),
+                             Not(HasSubstr("host-c"))));
+    // The next run may keep as many again.
+    rendezvous.Leave({"job"}, "waiting");
+    rendezvous.Advance();
+    EXPECT_TRUE(rendezvous.empty());
+  }
+}
+
 TEST_F(Rendezvous, NodeGaveUpAndComesBack_IsCountedOnce) {
   ElasticJoin join = MakeJoin("a", 3, 3);
   join.join_timeout = absl::Seconds(5);
