@@ -248,7 +248,7 @@ class ElasticRendezvous final {
   static std::vector<Agent*> AssignRanks(const ElasticRunId& id, Run& run);
   bool IsSpare(const Run& run, const Agent& agent) const;
   void ExpireJoins(const ElasticRunId& id, Run& run);
-  // Who has joined the next round, and who is missing, for errors: takes time for each agent.
+  // Describes which agents have joined the next round and which are missing, for errors. O(agents).
   std::string NextRoundText(const ElasticRunId& id, const Run& run) const;
   void CloseScope(Run& run);
   // Removes the run if it has ended. Returns the next one.

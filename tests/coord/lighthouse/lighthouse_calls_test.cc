@@ -416,8 +416,8 @@ TEST(LighthouseLimits, EmptyId_IsAnIdLikeAnyOther) {
 }
 
 // Any order of calls, heartbeats, cancellations and time. Checked after each step, here and in
-// LighthouseWorld::Run: ids never go back, quorums are ordered, not empty, and have the caller;
-// nobody of a split minority gets one.
+// LighthouseWorld::Run: ids never decrease, quorums are ordered, not empty, and contain the caller;
+// no replica of a minority gets one.
 TEST(LighthouseRandom, InvariantsHold) {
   constexpr uint32_t kSeed = 20260;
   SCOPED_TRACE(absl::StrCat("seed ", kSeed));

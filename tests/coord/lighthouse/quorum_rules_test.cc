@@ -97,7 +97,7 @@ TEST(QuorumRules, FewerThanMinReplicas_Wait) {
   EXPECT_EQ(scene.Joined("b")(), "a b");
 }
 
-// A minimum of zero would otherwise be met by a quorum of nobody.
+// A minimum of zero would otherwise be met by an empty quorum.
 TEST(QuorumRules, MinReplicasOfZero_CountsAsOne) {
   Scene scene;
   scene.options.min_replicas = 0;
@@ -105,7 +105,7 @@ TEST(QuorumRules, MinReplicasOfZero_CountsAsOne) {
   EXPECT_EQ(scene.Joined("a")(), "a");
 }
 
-// Half is not more than half: two halves of a job would each go on.
+// Exactly half of the replicas is no majority: otherwise each half of a split job would continue.
 TEST(QuorumRules, HalfOrLessOfTheHealthyHaveJoined_Wait) {
   EXPECT_EQ(Scene().Joined("a", absl::Hours(1)).Beating("b")(), "minority");
   EXPECT_EQ(Scene().Joined("a", absl::Hours(1)).Beating("b").Beating("c")(), "minority");
@@ -186,7 +186,8 @@ TEST(QuorumRules, ShrinkOnlyWithoutAPreviousQuorum_AdmitsAll) {
   EXPECT_EQ(Scene().Joined("a", kNone, kNone, true).Joined("b")(), "a b");
 }
 
-// torchft's server forms an empty quorum then, which nobody receives, and the next ones are empty.
+// torchft's server forms an empty quorum then, which no replica receives, and the next ones are
+// empty.
 TEST(QuorumRules, ShrinkOnlyAndNewcomersAlone_NoEmptyQuorum) {
   EXPECT_EQ(Scene().Previous({"a"}).Joined("c", kNone, kNone, true)(), "newcomers");
 }

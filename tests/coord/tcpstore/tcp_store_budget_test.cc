@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who may go on, and who is closed, when clients hold much memory together.
+// Decides which clients are paused or closed when all of them together hold much memory.
 #include "coord/tcpstore/tcp_store_budget.h"
 
 #include <vector>
