@@ -23,6 +23,26 @@ std::string Describe(const std::vector<std::string>& keys) {
   return absl::StrCat(keys.size(), " keys, first ", Quoted(keys.empty() ? "" : keys[0]));
 }
 
+#if defined(__SANITIZE_THREAD__)
+// It does not support fences.
+constexpr bool kCanAppendInPlace = false;
+#else
+constexpr bool kCanAppendInPlace = true;
+#endif
+
+// Returns false, and does nothing, if a reply still refers to the value.
+bool AppendInPlace(const StoreValue& present, absl::string_view value) {
+  if constexpr (kCanAppendInPlace) {
+    if (present.use_count() != 1) return false;
+    // Orders this after the last reads of replies that referred to it.
+    std::atomic_thread_fence(std::memory_order_acquire);
+    // Set did not create a const object.
+    const_cast<std::string&>(*present).append(value.data(), value.size());
+    return true;
+  }
+  return false;
+}
+
 }  // namespace
 
 std::string NormalizeKey(absl::string_view key) {
@@ -140,12 +160,7 @@ absl::Status Store::Append(absl::string_view key, absl::string_view value) {
   FERRY_RETURN_IF_ERROR(CheckLimits(key, present->size() + value.size()));
   FERRY_RETURN_IF_ERROR(CheckRoom(key, value.size(), /*other_bytes=*/0));
   stored_bytes_ += value.size();
-  if (present.use_count() == 1) {
-    // No reply holds it any more, and Set did not create a const object. The fence: after the last
-    // reads of replies that held it.
-    std::atomic_thread_fence(std::memory_order_acquire);
-    const_cast<std::string&>(*present).append(value.data(), value.size());
-  } else {
+  if (!AppendInPlace(present, value)) {
     present = std::make_shared<std::string>(absl::StrCat(*present, value));
   }
   found->second.revision = ++revision_;

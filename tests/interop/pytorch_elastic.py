@@ -407,6 +407,7 @@ def rank_of_a_url_that_is_taken_is_refused(ferry):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--ferry", type=os.path.abspath)
+    parser.add_argument("--python", help="ignored: the interpreter is the one that runs this")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("cases", nargs="*", metavar="CASE", help="all without: " + " ".join(CASES))
     arguments = parser.parse_args()

@@ -437,6 +437,7 @@ def end_with_parent():
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--ferry", type=os.path.abspath)
+    parser.add_argument("--python", help="ignored: the interpreter is the one that runs this")
     parser.add_argument("--real", action="store_true", help="the server is torchft's own")
     for hidden in ("--worker", "--lighthouse", "--name"):
         parser.add_argument(hidden, help=argparse.SUPPRESS)
