@@ -188,9 +188,15 @@ def group(coordinator, body, **variables):
     run_ranks([in_group(coordinator, rank, body, **variables) for rank in range(RANKS)])
 
 
+# Tensors of collectives, until the process ends. Gloo's threads may release theirs last, which takes the GIL, while
+# destroy_process_group waits for these threads with the GIL held (seen with 2.6).
+KEPT_TENSORS = []
+
+
 def sum_of_ranks(group=None, world=RANKS):
     """An all-reduce and a barrier."""
     tensor = torch.full((1000,), float(dist.get_rank()))
+    KEPT_TENSORS.append(tensor)
     dist.all_reduce(tensor, group=group)
     equal(tensor.unique().tolist(), [world * (world - 1) / 2], "the sum of the ranks")
     dist.barrier(group=group)
