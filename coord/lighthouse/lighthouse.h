@@ -68,8 +68,8 @@ class Lighthouse final {
  public:
   using JoinCallback = absl::AnyInvocable<void(absl::StatusOr<QuorumPtr>) &&>;
 
-  Lighthouse(LighthouseOptions options, const Clock& clock, Completions& completions)
-      : options_(std::move(options)),
+  Lighthouse(const LighthouseOptions& options, const Clock& clock, Completions& completions)
+      : options_(options),
         clock_(clock),
         completions_(completions),
         last_quorum_id_(options_.first_quorum_id - 1) {}

@@ -30,8 +30,8 @@ namespace ferry::coord {
 class LighthouseServer final {
  public:
   // `clock` outlives it.
-  explicit LighthouseServer(LighthouseOptions options, const Clock& clock = SteadyClock())
-      : clock_(clock), lighthouse_(std::move(options), clock, completions_) {}
+  explicit LighthouseServer(const LighthouseOptions& options, const Clock& clock = SteadyClock())
+      : clock_(clock), lighthouse_(options, clock, completions_) {}
 
   // Call before the server starts. Registers the RPCs in `methods`, which must not outlive it. Its
   // timer runs on `loop`, which ends before it is destroyed.

@@ -264,14 +264,14 @@ absl::Status TcpStoreParser::TakeNumber() {
 void TcpStoreParser::Advance() {
   if (field_ == Field::kKey) {
     if (HasKeys(request_.op)) {
-      held_bytes_ += body_.capacity() + sizeof(body_);
+      held_bytes_ += body_.capacity() + sizeof(std::string);
       request_.keys.push_back(std::exchange(body_, {}));
     } else {
       held_bytes_ += body_.capacity();
       request_.key = std::exchange(body_, {});
     }
   } else {
-    held_bytes_ += body_.capacity() + sizeof(body_);
+    held_bytes_ += body_.capacity() + sizeof(std::string);
     request_.values.push_back(std::exchange(body_, {}));
     --values_left_;
   }

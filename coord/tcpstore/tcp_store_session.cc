@@ -108,7 +108,7 @@ void TcpStoreSession::BeginLongReply(TcpStoreRequest request) {
   long_reply_->op = request.op;
   long_reply_->keys = std::move(request.keys);
   for (const std::string& key : long_reply_->keys) {
-    long_reply_->held_bytes += key.capacity() + sizeof(key);
+    long_reply_->held_bytes += key.capacity() + sizeof(std::string);
   }
   ContinueLongReply();
 }

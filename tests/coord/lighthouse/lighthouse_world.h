@@ -63,8 +63,8 @@ class QuorumCall {
 
 class LighthouseWorld {
  public:
-  explicit LighthouseWorld(LighthouseOptions options = {})
-      : lighthouse(std::move(options), clock, completions) {}
+  explicit LighthouseWorld(const LighthouseOptions& options = {})
+      : lighthouse(options, clock, completions) {}
 
   QuorumCall Join(QuorumMember member, absl::Duration timeout = absl::Hours(1)) {
     QuorumCall call;
