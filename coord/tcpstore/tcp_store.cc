@@ -16,9 +16,7 @@
 namespace ferry::coord {
 namespace {
 
-// Estimated memory of a wait per key, for its entries in two sets; and of a key with no other
-// waiter.
-constexpr size_t kWaitBytesPerKey = 40;
+// Estimated memory of a key that has no other waiter.
 constexpr size_t kWaitBytesPerNewKey = 96;
 
 }  // namespace
@@ -98,19 +96,21 @@ bool TcpStore::Check(const std::vector<std::string>& keys) const {
 bool TcpStore::Wait(TcpStoreClient client, const std::vector<std::string>& keys,
                     WaitCallback done) {
   Release(client);
-  absl::btree_set<absl::string_view> absent;
+  std::vector<absl::string_view> absent;
   for (const std::string& key : keys) {
-    if (!Exists(key)) absent.insert(key);
+    if (Exists(key)) continue;
+    if (absent.empty()) absent.reserve(keys.size());
+    absent.push_back(key);
   }
   const bool may_reserve = keys.size() == 1;
   if (absent.empty()) {
     if (may_reserve && !values_.Contains(keys[0])) Reserve(client, keys[0]);
     return true;
   }
-  PendingWait wait;
-  wait.may_reserve = may_reserve;
-  wait.done = std::move(done);
-  AddWait(client, std::move(absent), std::move(wait));
+  auto wait = std::make_unique<PendingWait>();
+  wait->may_reserve = may_reserve;
+  wait->done = std::move(done);
+  AddWait(client, absent, std::move(wait));
   return false;
 }
 
@@ -119,40 +119,57 @@ absl::StatusOr<bool> TcpStore::Barrier(TcpStoreClient client, absl::string_view 
   Release(client);
   FERRY_ASSIGN_OR_RETURN(const int64_t arrived, Add(key, 1));
   if (arrived >= world_size) return true;
-  PendingWait wait;
-  wait.is_barrier = true;
-  wait.world_size = world_size;
-  wait.done = std::move(done);
+  auto wait = std::make_unique<PendingWait>();
+  wait->is_barrier = true;
+  wait->world_size = world_size;
+  wait->done = std::move(done);
   AddWait(client, {key}, std::move(wait));
   return false;
 }
 
-void TcpStore::AddWait(TcpStoreClient client, absl::btree_set<absl::string_view> absent,
-                       PendingWait wait) {
-  const uint64_t number = ++last_wait_;
-  wait.client = client;
-  wait.since = clock_.CoarseNow();
-  wait.bytes = sizeof(PendingWait);
+void TcpStore::AddWait(TcpStoreClient client, const std::vector<absl::string_view>& absent,
+                       std::unique_ptr<PendingWait> wait) {
+  wait->number = ++last_wait_;
+  wait->client = client;
+  wait->since = clock_.CoarseNow();
+  wait->bytes = sizeof(PendingWait) + absent.size() * sizeof(Waiter);
+  wait->waiters.reserve(absent.size());
   for (const absl::string_view key : absent) {
     const auto [at, is_new] = waiters_.try_emplace(key);
-    at->second.insert(number);
-    wait.absent.insert(&*at);
-    wait.bytes += kWaitBytesPerKey + (is_new ? key.size() + kWaitBytesPerNewKey : 0);
+    KeyWaiters& list = at->second;
+    // A key that occurs twice: its newest waiter is of this wait.
+    if (!is_new && list.last->wait == wait.get()) continue;
+    Waiter& waiter = wait->waiters.emplace_back();
+    waiter = {.wait = wait.get(), .key = &*at, .previous = list.last};
+    (is_new ? list.first : list.last->next) = &waiter;
+    list.last = &waiter;
+    if (is_new) wait->bytes += key.size() + kWaitBytesPerNewKey;
   }
-  wait_of_client_.insert_or_assign(client, number);
-  waits_.emplace(number, std::move(wait));
+  wait->absent = wait->waiters.size();
+  wait_of_client_.insert_or_assign(client, wait.get());
+  waits_.emplace(wait->number, std::move(wait));
 }
 
-void TcpStore::RemoveWaiter(WaitersByKey::value_type& key, uint64_t wait) {
-  key.second.erase(wait);
-  if (key.second.empty()) waiters_.erase(key.first);
+void TcpStore::RemoveWaiter(Waiter& waiter) {
+  KeyWaiters& list = waiter.key->second;
+  (waiter.previous == nullptr ? list.first : waiter.previous->next) = waiter.next;
+  (waiter.next == nullptr ? list.last : waiter.next->previous) = waiter.previous;
+  if (list.first == nullptr) waiters_.erase(waiter.key->first);
+  waiter.key = nullptr;
 }
 
-void TcpStore::CompleteWait(uint64_t number) {
-  const auto wait = waits_.find(number);
-  completions_.Add(std::move(wait->second.done));
-  wait_of_client_.erase(wait->second.client);
-  waits_.erase(wait);
+bool TcpStore::RemoveArrived(Waiter& waiter) {
+  PendingWait& wait = *waiter.wait;
+  RemoveWaiter(waiter);
+  if (--wait.absent == 0) return true;
+  while (wait.waiters[wait.first_absent].key == nullptr) ++wait.first_absent;
+  return false;
+}
+
+void TcpStore::CompleteWait(PendingWait& wait) {
+  completions_.Add(std::move(wait.done));
+  wait_of_client_.erase(wait.client);
+  waits_.erase(wait.number);
 }
 
 void TcpStore::OnSet(absl::string_view key) {
@@ -160,19 +177,13 @@ void TcpStore::OnSet(absl::string_view key) {
   const auto found = waiters_.find(key);
   if (found == waiters_.end()) return;
   const absl::StatusOr<int64_t> number = NumberAt(key);
-  Waiters& waiters = found->second;
-  for (auto next = waiters.begin(); next != waiters.end();) {
-    PendingWait& wait = waits_.find(*next)->second;
-    if (wait.is_barrier && !(number.ok() && *number >= wait.world_size)) {
-      ++next;
-      continue;
-    }
-    const uint64_t arrived = *next;
-    next = waiters.erase(next);
-    wait.absent.erase(&*found);
-    if (wait.absent.empty()) CompleteWait(arrived);
+  // Removing the last waiter removes the list.
+  for (Waiter* next = found->second.first; next != nullptr;) {
+    Waiter& waiter = *std::exchange(next, next->next);
+    PendingWait& wait = *waiter.wait;
+    if (wait.is_barrier && !(number.ok() && *number >= wait.world_size)) continue;
+    if (RemoveArrived(waiter)) CompleteWait(wait);
   }
-  if (waiters.empty()) waiters_.erase(found);
 }
 
 void TcpStore::ServeQueue(absl::string_view queue) {
@@ -180,34 +191,30 @@ void TcpStore::ServeQueue(absl::string_view queue) {
     const auto found = waiters_.find(queue);
     if (found == waiters_.end()) return;
     // Barriers do not wait for queues.
-    const auto next =
-        std::find_if(found->second.begin(), found->second.end(),
-                     [this](uint64_t wait) { return !waits_.find(wait)->second.is_barrier; });
-    if (next == found->second.end()) return;
-    const uint64_t number = *next;
-    PendingWait& wait = waits_.find(number)->second;
-    wait.absent.erase(&*found);
-    RemoveWaiter(*found, number);
-    if (!wait.absent.empty()) continue;
+    Waiter* waiter = found->second.first;
+    while (waiter != nullptr && waiter->wait->is_barrier) waiter = waiter->next;
+    if (waiter == nullptr) return;
+    PendingWait& wait = *waiter->wait;
+    if (!RemoveArrived(*waiter)) continue;
     if (wait.may_reserve) Reserve(wait.client, queue);
-    CompleteWait(number);
+    CompleteWait(wait);
   }
 }
 
 void TcpStore::CancelWait(TcpStoreClient client) {
   const auto found = wait_of_client_.find(client);
   if (found == wait_of_client_.end()) return;
-  const auto wait = waits_.find(found->second);
-  for (WaitersByKey::value_type* const key : wait->second.absent) {
-    RemoveWaiter(*key, found->second);
+  PendingWait& wait = *found->second;
+  for (size_t i = wait.first_absent; i < wait.waiters.size(); ++i) {
+    if (wait.waiters[i].key != nullptr) RemoveWaiter(wait.waiters[i]);
   }
-  waits_.erase(wait);
   wait_of_client_.erase(found);
+  waits_.erase(wait.number);
 }
 
 size_t TcpStore::WaitBytes(TcpStoreClient client) const {
   const auto found = wait_of_client_.find(client);
-  return found == wait_of_client_.end() ? 0 : waits_.find(found->second)->second.bytes;
+  return found == wait_of_client_.end() ? 0 : found->second->bytes;
 }
 
 void TcpStore::Release(TcpStoreClient client) {
@@ -231,6 +238,7 @@ std::optional<std::string> TcpStore::EndReservation(TcpStoreClient client) {
 }
 
 bool TcpStore::HasFreeElement(absl::string_view queue) const {
+  if (queues_.empty()) return false;
   const auto found = queues_.find(queue);
   return found != queues_.end() && found->second.elements.size() > found->second.reserved;
 }
@@ -296,18 +304,21 @@ std::vector<TcpStoreWaitInfo> TcpStore::Waits(uint64_t after, size_t max_waits,
   std::vector<TcpStoreWaitInfo> waits;
   for (auto next = waits_.upper_bound(after); next != waits_.end(); ++next) {
     if (waits.size() == max_waits) break;
-    const auto& [number, wait] = *next;
+    const PendingWait& wait = *next->second;
     TcpStoreWaitInfo info{.client = wait.client,
-                          .number = number,
-                          .key_count = wait.absent.size(),
+                          .number = wait.number,
+                          .key_count = wait.absent,
                           .is_barrier = wait.is_barrier,
                           .world_size = wait.world_size,
                           .since = wait.since};
-    for (const WaitersByKey::value_type* const key : wait.absent) {
-      if (info.keys.size() == max_keys) break;
-      info.keys.push_back(key->first);
+    const size_t key_count = std::min(max_keys, wait.absent);
+    for (size_t i = wait.first_absent; info.keys.size() < key_count; ++i) {
+      const WaitersByKey::value_type* const key = wait.waiters[i].key;
+      if (key != nullptr) info.keys.push_back(key->first);
     }
-    if (wait.is_barrier) info.arrived = NumberAt((*wait.absent.begin())->first).value_or(0);
+    if (wait.is_barrier) {
+      info.arrived = NumberAt(wait.waiters[wait.first_absent].key->first).value_or(0);
+    }
     waits.push_back(std::move(info));
   }
   return waits;
@@ -315,7 +326,7 @@ std::vector<TcpStoreWaitInfo> TcpStore::Waits(uint64_t after, size_t max_waits,
 
 void TcpStore::AddTableSizes(TableSizes& sizes) const {
   size_t waiter_count = 0;
-  for (const auto& [key, waiters] : waiters_) waiter_count += waiters.size();
+  for (const auto& [number, wait] : waits_) waiter_count += wait->absent;
   sizes["tcpstore.keys"] += values_.key_count();
   sizes["tcpstore.bytes"] += stored_bytes();
   sizes["tcpstore.queues"] += queues_.size();

@@ -6,12 +6,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/container/btree_map.h"
-#include "absl/container/btree_set.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/node_hash_map.h"
 #include "absl/functional/any_invocable.h"
@@ -38,7 +38,8 @@ struct TcpStoreWaitInfo {
   TcpStoreClient client;
   // Waits are numbered in the order in which they began, from 1.
   uint64_t number = 0;
-  // The first absent keys, ordered, and the number of all of them. For a barrier, its key.
+  // The first absent keys, in the order of the request, and the number of all of them. For a
+  // barrier, its key.
   std::vector<std::string> keys;
   size_t key_count = 0;
   bool is_barrier = false;
@@ -144,20 +145,34 @@ class TcpStore final {
   void AddTableSizes(TableSizes& sizes) const;
 
  private:
-  // The numbers of the waits for a key. A queue serves them in this order.
-  using Waiters = absl::btree_set<uint64_t>;
+  struct PendingWait;
+  struct KeyWaiters;
   // Node-based: waits point to its elements, instead of copying keys that thousands of clients may
   // wait for.
-  using WaitersByKey = absl::node_hash_map<std::string, Waiters>;
-  struct KeyLess {
-    bool operator()(const WaitersByKey::value_type* a, const WaitersByKey::value_type* b) const {
-      return a->first < b->first;
-    }
+  using WaitersByKey = absl::node_hash_map<std::string, KeyWaiters>;
+
+  // A key that a wait waits for: an element of the key's list of waiters.
+  struct Waiter {
+    PendingWait* wait = nullptr;
+    // Null once the key has existed.
+    WaitersByKey::value_type* key = nullptr;
+    Waiter* previous = nullptr;
+    Waiter* next = nullptr;
+  };
+  // The waiters for a key, oldest first. A queue serves them in this order.
+  struct KeyWaiters {
+    Waiter* first = nullptr;
+    Waiter* last = nullptr;
   };
   struct PendingWait {
+    uint64_t number = 0;
     TcpStoreClient client;
-    // The keys that have not existed since the wait began. For a barrier, its key.
-    absl::btree_set<WaitersByKey::value_type*, KeyLess> absent;
+    // One per distinct key, in the order of the request; for a barrier, one for its key. Never
+    // resized, since lists link its elements.
+    std::vector<Waiter> waiters;
+    // The number of keys that have not existed since the wait began, and the index of the first.
+    size_t absent = 0;
+    size_t first_absent = 0;
     bool is_barrier = false;
     int64_t world_size = 0;
     // The wait is for a single key, so that a queue element that ends it is reserved for the
@@ -183,10 +198,14 @@ class TcpStore final {
   void OnSet(absl::string_view key);
   // Ends waits for the queue while it has an element that is not reserved.
   void ServeQueue(absl::string_view queue);
-  void AddWait(TcpStoreClient client, absl::btree_set<absl::string_view> absent, PendingWait wait);
-  // Removes a wait from the waiters of the key, and the key if it has no others.
-  void RemoveWaiter(WaitersByKey::value_type& key, uint64_t wait);
-  void CompleteWait(uint64_t number);
+  void AddWait(TcpStoreClient client, const std::vector<absl::string_view>& absent,
+               std::unique_ptr<PendingWait> wait);
+  // Removes it from the list of its key, and the key if it has no other waiters.
+  void RemoveWaiter(Waiter& waiter);
+  // The key of a waiter has existed. Returns true if the wait has no other absent key; the caller
+  // then calls CompleteWait.
+  bool RemoveArrived(Waiter& waiter);
+  void CompleteWait(PendingWait& wait);
   void Reserve(TcpStoreClient client, absl::string_view queue);
   // Ends the client's reservation. Returns its queue if there was one.
   std::optional<std::string> EndReservation(TcpStoreClient client);
@@ -202,8 +221,8 @@ class TcpStore final {
   absl::flat_hash_map<std::string, Queue> queues_;
   size_t queued_bytes_ = 0;
   // Keyed by wait number.
-  absl::btree_map<uint64_t, PendingWait> waits_;
-  absl::flat_hash_map<TcpStoreClient, uint64_t> wait_of_client_;
+  absl::btree_map<uint64_t, std::unique_ptr<PendingWait>> waits_;
+  absl::flat_hash_map<TcpStoreClient, PendingWait*> wait_of_client_;
   WaitersByKey waiters_;
   absl::flat_hash_map<TcpStoreClient, Reservation> reservations_;
   uint64_t last_wait_ = 0;
