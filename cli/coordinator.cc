@@ -187,6 +187,8 @@ Verb AddCoordinatorVerb(CLI::App& app) {
               "close it when the probe is not acknowledged within this time", kLeastKeepalive);
   AddLimit(verb, "--max-store-client-bytes", flags->server.max_tcp_store_client_bytes,
            "memory of the requests and replies of PyTorch's store clients together", 64 << 20);
+  AddNumber(verb, "--store-threads", flags->server.tcp_store_threads,
+            "threads that serve PyTorch's stores", 1, coord::TcpStoreServer::kMaxThreads);
   AddDuration(verb, "--store-idle-timeout", flags->server.tcp_store_idle_timeout,
               "PyTorch's store on this port is emptied when it has had no client for this long");
   AddLighthouseFlags(verb, flags->server.lighthouse);

@@ -101,7 +101,8 @@ absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Create(
                                   .keepalive_time = options.keepalive_time,
                                   .keepalive_timeout = options.keepalive_timeout,
                                   .idle_timeout = options.tcp_store_idle_timeout,
-                                  .max_client_bytes = options.max_tcp_store_client_bytes};
+                                  .max_client_bytes = options.max_tcp_store_client_bytes,
+                                  .threads = options.tcp_store_threads};
   FERRY_ASSIGN_OR_RETURN(
       std::unique_ptr<Coordinator> coordinator,
       Coordinator::Create(std::move(options.coordinator), SteadyClock(), RandomId()));

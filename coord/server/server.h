@@ -59,6 +59,8 @@ struct ServerOptions {
   ElasticOptions elastic;
   // The memory that the clients of all stores may hold. See TcpStoreBudget.
   size_t max_tcp_store_client_bytes = ShareOfMemory(size_t{1} << 30, 4);
+  // The threads that serve them, at most TcpStoreServer::kMaxThreads.
+  int tcp_store_threads = TcpStoreServer::DefaultThreads();
   // How long Stop waits for pending answers to be sent.
   absl::Duration stop_grace = absl::Seconds(2);
   // Creates additional services for the same port; what they need outlives the server.
@@ -70,7 +72,7 @@ struct ServerOptions {
 // Thread-safe. Serves xla.DistributedRuntimeService, tensorflow.CoordinationService,
 // xla.coordination.CoordinationService, ferry.v1.Control, gRPC health checking and reflection, all
 // over one Coordinator; and torchft.LighthouseService. Threads: gRPC's own, the executor's timer,
-// one that accepts, and one for the agents' connections.
+// one that accepts, one for the agents' connections, and those of the stores.
 class CoordinatorServer final {
  public:
   // Creates the server, already listening.

@@ -12,42 +12,23 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/container/btree_map.h"
-#include "absl/container/flat_hash_map.h"
-#include "absl/container/flat_hash_set.h"
+#include "absl/functional/any_invocable.h"
 #include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 
 #include "base/log_limiter.h"
 #include "base/table_sizes.h"
 #include "base/unique_fd.h"
-#include "base/usable_resources.h"
-#include "coord/core/completions.h"
-#include "coord/core/options.h"
-#include "coord/tcpstore/tcp_store_budget.h"
-#include "coord/tcpstore/tcp_store_missing.h"
-#include "coord/tcpstore/tcp_store_request.h"
+#include "coord/core/store.h"
+#include "coord/server/tcp_store_report.h"
+#include "coord/server/tcp_store_shared.h"
+#include "coord/server/tcp_store_worker.h"
 #include "coord/tcpstore/tcp_store_scopes.h"
 #include "net/listener.h"
-#include "net/socket_loop.h"
 
 namespace ferry::coord {
-
-struct TcpStoreServerOptions {
-  // Limits on keys, values and store size, for each scope.
-  CoordinatorOptions limits;
-  TcpStoreLimits request_limits;
-  // As in ServerOptions.
-  absl::Duration keepalive_time;
-  absl::Duration keepalive_timeout;
-  // See TcpStoreScopes.
-  absl::Duration idle_timeout = absl::Seconds(1);
-  // See TcpStoreBudget. A request is limited to a quarter of it.
-  size_t max_client_bytes = ShareOfMemory(size_t{1} << 30, 4);
-};
 
 // The memory of incomplete requests, unread replies and waits.
 struct TcpStoreMemory {
@@ -55,30 +36,15 @@ struct TcpStoreMemory {
   size_t max_client_bytes = 0;
 };
 
-// A pending wait, for status reports.
-struct TcpStoreWaitReport {
-  // The client's address, "ipv4:10.0.0.7:50112".
-  std::string peer;
-  TcpStoreWaitInfo wait;
-};
-
-struct TcpStoreScopeReport {
-  std::string name;
-  // 0 for the coordinator's own port.
-  int port = 0;
-  size_t clients = 0;
-  int64_t keys = 0;
-  size_t bytes = 0;
-  size_t wait_count = 0;
-  std::vector<TcpStoreWaitReport> waits;
-  // The keys that clients wait for, those with most waits first.
-  std::vector<MissingTcpStoreKey> missing;
-};
-
-// Thread-safe. All connections are served by one thread, "ferry-tcpstore": requests need no
+// Thread-safe. A connection is served by one of a few threads, "ferry-tcpstore": requests need no
 // hand-off to another thread, and pending waits occupy none.
 class TcpStoreServer final {
  public:
+  static constexpr int kMaxThreads = 8;
+  // One up to 3 usable processors, two up to 7, then four: the system calls of a request take about
+  // ten times as long as its part with the lock.
+  static int DefaultThreads();
+
   //   Errors: RESOURCE_EXHAUSTED with the kernel's reason.
   static absl::StatusOr<std::unique_ptr<TcpStoreServer>> Create(TcpStoreServerOptions options);
   // Calls Stop.
@@ -107,16 +73,14 @@ class TcpStoreServer final {
   //   Errors: NOT_FOUND.
   absl::Status CloseScope(absl::string_view name) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Returns all scopes, each with at most `max_waits` waits, oldest first, and missing keys. At
-  // most kMaxWaitsRead waits of all scopes together are read. Takes the lock repeatedly for short
-  // times, so the result is not a snapshot. Must not be called on the loop.
-  static constexpr size_t kMaxWaitsRead = 8192;
-  std::vector<TcpStoreScopeReport> Report(size_t max_waits) const ABSL_LOCKS_EXCLUDED(mu_);
-  // Returns the entries of a scope whose keys begin with `prefix`, ordered by key; at most `limit`,
-  // where 0 means no limit.
-  //   Errors: NOT_FOUND when there is no such scope.
+  // See ReportTcpStores and ListTcpStore.
+  std::vector<TcpStoreScopeReport> Report(size_t max_waits) const {
+    return ReportTcpStores(shared_, max_waits);
+  }
   absl::StatusOr<std::vector<StoreEntry>> List(absl::string_view scope, absl::string_view prefix,
-                                               size_t limit) const ABSL_LOCKS_EXCLUDED(mu_);
+                                               size_t limit) const {
+    return ListTcpStore(shared_, scope, prefix, limit);
+  }
   TcpStoreMemory Memory() const;
   TableSizes InnerTableSizes() const ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -124,67 +88,37 @@ class TcpStoreServer final {
   void Stop();
 
  private:
-  class Connection;
-
-  // The port of a named scope.
-  struct Port {
-    std::shared_ptr<TcpStoreScope> scope;
-    std::unique_ptr<Listener> listener;
-  };
-
   static constexpr unsigned char kLastOp = 18;
 
   explicit TcpStoreServer(TcpStoreServerOptions options);
 
-  void Serve(UniqueFd connection, std::shared_ptr<TcpStoreScope> scope) ABSL_LOCKS_EXCLUDED(mu_);
-  // On the loop.
-  void Begin(UniqueFd connection, std::shared_ptr<TcpStoreScope> scope) ABSL_LOCKS_EXCLUDED(mu_);
+  // Passes a new connection to a worker. A null scope stands for that of the coordinator's port.
+  void Serve(UniqueFd connection, std::shared_ptr<TcpStoreScope> scope);
+  // Calls `done` on the loop of workers_[last] after all workers, beginning with the next one, have
+  // handled the events that the kernel has reported until now.
+  void AfterPendingEvents(size_t worker, size_t last, absl::AnyInvocable<void() &&> done);
+  // On the worker's loop.
+  void Begin(TcpStoreWorker& worker, UniqueFd connection, std::shared_ptr<TcpStoreScope> scope)
+      ABSL_LOCKS_EXCLUDED(shared_.mu);
   bool HasDescriptorsFor(const UniqueFd& connection);
   // If the port of the scope is open, adds a reference and returns the port; otherwise returns 0.
   //   Errors: as TcpStoreScopes::Open.
-  absl::StatusOr<int> HoldOpenPort(absl::string_view name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  TcpStoreScopeReport ReportScope(TcpStoreScope& scope, size_t max_waits, size_t& waits_left) const
-      ABSL_LOCKS_EXCLUDED(mu_);
-  // Runs the callbacks of waits that have ended, which add their connections to ready_. On the
-  // loop.
-  void RunCompletions() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Writes the replies of the connections in ready_. On the loop.
-  void FlushReady() ABSL_LOCKS_EXCLUDED(mu_);
-  // Applies timeouts periodically, while there is anything to time out. On the loop.
-  void Tick() ABSL_LOCKS_EXCLUDED(mu_);
-  void TickLater() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Flow control of counted connections: see TcpStoreBudget. On the loop.
-  void ResumeReceiving();
-  void CountReplacedValues();
-  void CloseStalled();
+  absl::StatusOr<int> HoldOpenPort(absl::string_view name)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(shared_.mu);
+  // Applies timeouts periodically, while there is anything to time out. On the first worker's loop.
+  void Tick() ABSL_LOCKS_EXCLUDED(shared_.mu);
+  void TickLater() ABSL_EXCLUSIVE_LOCKS_REQUIRED(shared_.mu);
 
+  TcpStoreShared shared_;
   // Constant after Create.
-  const TcpStoreServerOptions options_;
-  std::shared_ptr<SocketLoop> loop_;
-
-  // Constant after Create. They limit the log lines that misbehaving clients can cause.
-  LogLimiter closed_log_;
+  std::vector<std::unique_ptr<TcpStoreWorker>> workers_;
+  // Limits the lines about connections that were not accepted.
   LogLimiter refused_log_;
+  std::atomic<size_t> next_worker_{0};
 
-  // Loop only.
-  bool is_flushing_ = false;
-  // Connections whose waits have ended.
-  std::vector<std::shared_ptr<Connection>> ready_;
-  TcpStoreBudget budget_;
-  // Connections that the budget counts, and those with unread replies.
-  absl::flat_hash_map<TcpStoreClient, Connection*> counted_;
-  absl::flat_hash_set<Connection*> writing_;
+  bool will_tick_ ABSL_GUARDED_BY(shared_.mu) = false;
+  // On the first worker's loop.
   absl::Time period_end_ = absl::InfinitePast();
-  // A copy for status reports.
-  std::atomic<size_t> client_bytes_{0};
-
-  mutable absl::Mutex mu_;
-  Completions completions_ ABSL_GUARDED_BY(mu_);
-  TcpStoreScopes scopes_ ABSL_GUARDED_BY(mu_);
-  absl::btree_map<std::string, Port> ports_ ABSL_GUARDED_BY(mu_);
-  uint64_t last_client_ ABSL_GUARDED_BY(mu_) = 0;
-  absl::flat_hash_map<TcpStoreClient, std::string> peers_ ABSL_GUARDED_BY(mu_);
-  bool will_tick_ ABSL_GUARDED_BY(mu_) = false;
 };
 
 }  // namespace ferry::coord

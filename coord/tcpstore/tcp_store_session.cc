@@ -84,12 +84,15 @@ absl::Status TcpStoreSession::ResolveAmbiguity() { return Execute(parser_.Resolv
 TcpStore::WaitCallback TcpStoreSession::OnWaitEnd() {
   return [weak = weak_from_this(), wait = ++last_wait_] {
     const std::shared_ptr<TcpStoreSession> self = weak.lock();
-    if (self == nullptr || self->pending_wait_ != wait) return;
-    self->pending_wait_ = 0;
-    self->wait_bytes_ = 0;
-    self->output_.AddByte(kStopWaiting);
-    self->on_output_();
+    if (self != nullptr) self->on_wait_end_(*self, wait);
   };
+}
+
+void TcpStoreSession::EndWait(uint64_t wait) {
+  if (pending_wait_ != wait) return;
+  pending_wait_ = 0;
+  wait_bytes_ = 0;
+  output_.AddByte(kStopWaiting);
 }
 
 absl::Status TcpStoreSession::ReplyOrWait(const absl::StatusOr<bool>& is_over) {

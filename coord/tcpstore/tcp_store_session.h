@@ -38,19 +38,26 @@ class TcpStoreSession final : public std::enable_shared_from_this<TcpStoreSessio
   static constexpr size_t kMaxOutput = size_t{1} << 20;
   static constexpr size_t kKeysInPart = 1024;
 
-  // `store` and `limits` outlive it. `on_output` is called when a wait has ended and its reply was
-  // added to output() outside of Consume; unread requests may be consumed again.
+  // Called by the store's completions when a wait has ended. Its number is for EndWait, which the
+  // owner calls at once or later.
+  using WaitEndCallback = std::function<void(TcpStoreSession& session, uint64_t wait)>;
+
+  // `store` and `limits` outlive it.
   TcpStoreSession(TcpStore& store, TcpStoreClient client, const TcpStoreLimits& limits,
-                  std::function<void()> on_output)
-      : store_(store), client_(client), parser_(limits), on_output_(std::move(on_output)) {}
+                  WaitEndCallback on_wait_end)
+      : store_(store), client_(client), parser_(limits), on_wait_end_(std::move(on_wait_end)) {}
   ~TcpStoreSession() { store_.Release(client_); }
 
   // Executes the requests in `bytes`, and removes the consumed ones. Bytes remain while a wait is
   // pending, too much output is queued, or a long reply is incomplete; call it again with them
-  // after on_output, when output has been written, or at once if has_more_parts().
+  // after EndWait, when output has been written, or at once if has_more_parts().
   //   Errors: INVALID_ARGUMENT, or those of TcpStore, with the name of the operation; the
   //   connection must be closed.
   absl::Status Consume(absl::string_view& bytes);
+
+  // Adds the reply of a wait that has ended, unless the client has cancelled it meanwhile. Unread
+  // requests may be consumed again. Does not use the store.
+  void EndWait(uint64_t wait);
 
   // True while a WAIT or BARRIER is pending, when Consume accepts a CANCEL_WAIT only.
   bool is_waiting() const { return pending_wait_ != 0; }
@@ -104,7 +111,7 @@ class TcpStoreSession final : public std::enable_shared_from_this<TcpStoreSessio
   const TcpStoreClient client_;
   TcpStoreParser parser_;
   TcpStoreOutput output_;
-  const std::function<void()> on_output_;
+  const WaitEndCallback on_wait_end_;
   // The number of the pending wait, 0 if there is none, and of the latest one.
   uint64_t pending_wait_ = 0;
   uint64_t last_wait_ = 0;

@@ -41,8 +41,9 @@ void Check(absl::string_view input) {
     const size_t length = std::min<size_t>(static_cast<uint8_t>(input[1]), input.size() - 2);
     std::shared_ptr<TcpStoreSession>& client = clients[which];
     if (client == nullptr) {
-      client =
-          std::make_shared<TcpStoreSession>(store, TcpStoreClient(++last_client), limits, [] {});
+      client = std::make_shared<TcpStoreSession>(
+          store, TcpStoreClient(++last_client), limits,
+          [](auto& session, uint64_t wait) { session.EndWait(wait); });
     }
     unread[which].append(input.data() + 2, length);
     input.remove_prefix(length + 2);

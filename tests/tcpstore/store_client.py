@@ -268,13 +268,17 @@ class Client:
 
 class Server:
     """`ferry coordinator`, whose log goes into a file.
-        files: how many it may open."""
+        files: how many it may open.
+
+    Its stores have as many threads as the environment variable STORE_THREADS says, if it is set."""
 
     def __init__(self, *flags, files=None):
         limit = None
         if files is not None:
             def limit():
                 resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+        if "STORE_THREADS" in os.environ:
+            flags = (*flags, "--store-threads=" + os.environ["STORE_THREADS"])
         self.errors = tempfile.TemporaryFile("w+", errors="replace")
         self.popen = subprocess.Popen([harness.FERRY, "coordinator", "--listen=127.0.0.1:0", "--nodes=1", *flags],
                                       preexec_fn=limit,

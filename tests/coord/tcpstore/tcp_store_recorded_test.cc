@@ -108,8 +108,9 @@ class Replay {
   Connection& Find(int number) {
     Connection& client = connections_[number];
     if (client.session == nullptr && known_.insert(number).second) {
-      client.session =
-          std::make_shared<TcpStoreSession>(store_, TcpStoreClient(++last_client_), limits_, [] {});
+      client.session = std::make_shared<TcpStoreSession>(
+          store_, TcpStoreClient(++last_client_), limits_,
+          [](auto& session, uint64_t wait) { session.EndWait(wait); });
     }
     return client;
   }

@@ -93,8 +93,9 @@ class World {
     for (Completion& completion : completions.Take()) std::move(completion)();
   }
   std::shared_ptr<TcpStoreSession> NewSession() {
-    return std::make_shared<TcpStoreSession>(store, TcpStoreClient(++last_client), limits,
-                                             [this] { ++wakes; });
+    return std::make_shared<TcpStoreSession>(
+        store, TcpStoreClient(++last_client), limits,
+        [](auto& session, uint64_t wait) { session.EndWait(wait); });
   }
 
   CoordinatorOptions options;
@@ -103,7 +104,6 @@ class World {
   Completions completions;
   TcpStore store{options, clock, completions};
   uint64_t last_client = 0;
-  int wakes = 0;
 };
 
 class TcpStoreSessionTest : public testing::Test {
@@ -523,12 +523,61 @@ TEST_F(TcpStoreSessionTest, Waits_AreListedInPartsOldestFirst) {
   ASSERT_EQ(part.size(), 2u);
   EXPECT_EQ(part[0].client, clients[0]->session().client());
   EXPECT_EQ(part[1].client, clients[1]->session().client());
-  EXPECT_THAT(part[1].keys, testing::ElementsAre("a", "b", "c"));
+  EXPECT_THAT(part[1].keys, testing::ElementsAre("c", "b", "a"));
   EXPECT_EQ(part[1].key_count, 4u);
   const std::vector<TcpStoreWaitInfo> rest = world_.store.Waits(part[1].number, 10, 10);
   ASSERT_EQ(rest.size(), 3u);
   EXPECT_EQ(rest[0].client, clients[2]->session().client());
-  EXPECT_THAT(rest[0].keys, testing::ElementsAre("a", "b", "c", "d2"));
+  EXPECT_THAT(rest[0].keys, testing::ElementsAre("c", "b", "a", "d2"));
+}
+
+TEST_F(TcpStoreSessionTest, Waits_KeysThatHaveArrived_AreNotListed) {
+  const auto client = world_.Connect();
+  const auto setter = world_.Connect();
+  client->Send(client->bytes.Wait({"d", "c", "b", "a"}));
+  const auto absent = [this] { return world_.store.Waits(/*after=*/0, 1, 10).at(0).keys; };
+  setter->Send(setter->bytes.Set("b", ""));
+  EXPECT_THAT(absent(), testing::ElementsAre("d", "c", "a"));
+  setter->Send(setter->bytes.Set("d", ""));
+  EXPECT_THAT(absent(), testing::ElementsAre("c", "a"));
+  // It has been set once.
+  setter->Send(setter->bytes.DeleteKey("d") + setter->bytes.Set("c", ""));
+  EXPECT_THAT(absent(), testing::ElementsAre("a"));
+  EXPECT_EQ(world_.store.Waits(/*after=*/0, 1, /*max_keys=*/0).at(0).key_count, 1u);
+  setter->Send(setter->bytes.Set("a", ""));
+  EXPECT_EQ(client->Received(), kStop);
+}
+
+TEST_F(TcpStoreSessionTest, Waits_OfManyClientsForTheSameKeys_EndOrAreCancelledIndependently) {
+  std::vector<std::unique_ptr<World::Client>> clients;
+  for (int i = 0; i < 6; ++i) {
+    clients.push_back(world_.Connect());
+    clients.back()->Send(clients.back()->bytes.Wait({"a", "b", "a", "c", "b"}));
+  }
+  const auto setter = world_.Connect();
+  setter->Send(setter->bytes.Set("b", ""));
+  // The first, one in the middle, and the last of the list.
+  for (const int i : {0, 2, 5}) {
+    EXPECT_EQ(clients[i]->Send(clients[i]->bytes.CancelWait()), kCanceled);
+  }
+  clients[3]->Disconnect();
+  setter->Send(setter->bytes.Set("c", ""));
+  EXPECT_EQ(clients[1]->Received(), "");
+  setter->Send(setter->bytes.Set("a", ""));
+  for (const int i : {1, 4}) EXPECT_EQ(clients[i]->Received(), kStop);
+  for (const int i : {0, 2, 5}) EXPECT_EQ(clients[i]->Received(), "");
+  TableSizes sizes;
+  world_.store.AddTableSizes(sizes);
+  EXPECT_EQ(sizes["tcpstore.waits"], 0u);
+  EXPECT_EQ(sizes["tcpstore.waiters"], 0u);
+}
+
+TEST_F(TcpStoreSessionTest, Wait_QueueNamedTwice_IsEndedByOneElement) {
+  const auto client = world_.Connect();
+  const auto pusher = world_.Connect();
+  client->Send(client->bytes.Wait({"q", "q"}));
+  pusher->Send(pusher->bytes.QueuePush("q", "1"));
+  EXPECT_EQ(client->Received(), kStop);
 }
 
 TEST_F(TcpStoreSessionTest, Barrier_AnyOrder_IsAnsweredWhenAllHaveArrived) {
@@ -756,8 +805,9 @@ class NextJob : public TcpStoreScopesTest {
   void Begin(std::shared_ptr<TcpStoreScope> scope) {
     scope_ = std::move(scope);
     scopes_.Attach(scope_);
-    session_ = std::make_shared<TcpStoreSession>(scope_->store, TcpStoreClient(++last_client_),
-                                                 limits_, [] {});
+    session_ = std::make_shared<TcpStoreSession>(
+        scope_->store, TcpStoreClient(++last_client_), limits_,
+        [](auto& session, uint64_t wait) { session.EndWait(wait); });
     Send(bytes_.Hello() + bytes_.Ping(1));
   }
   void Send(const std::string& bytes) {
