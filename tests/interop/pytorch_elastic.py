@@ -19,18 +19,13 @@ import tempfile
 import time
 
 import pytorch_store
-from pytorch_store import (FOREIGN, PATIENCE_S, RANKS, Coordinator, Skip, check, equal, raises, run_ranks,
-                           seconds, sum_of_ranks)
+from cases import Cases, Skip
+from pytorch_store import PATIENCE_S, RANKS, Coordinator, check, equal, raises, run_ranks, seconds, sum_of_ranks
 
 PACKAGE = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir, os.pardir, "python"))
 # The last call timeout of agents: longer than `import torch` takes.
 LAST_CALL_S = 10
-CASES = {}
-
-
-def case(function):
-    CASES[function.__name__] = function
-    return function
+case = Cases()
 
 
 def install(folder):
@@ -405,33 +400,15 @@ def rank_of_a_url_that_is_taken_is_refused(ferry):
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--ferry", type=os.path.abspath)
-    parser.add_argument("--python", help="ignored: the interpreter is the one that runs this")
+    parser = case.parser()
     parser.add_argument("--worker", help=argparse.SUPPRESS)
-    parser.add_argument("cases", nargs="*", metavar="CASE", help="all without: " + " ".join(CASES))
     arguments = parser.parse_args()
     if arguments.worker:
         return worker(arguments.worker)
-    unknown = set(arguments.cases) - set(CASES)
-    if unknown or not arguments.ferry:
-        parser.error(f"unknown: {' '.join(sorted(unknown))}" if unknown else "--ferry is missing")
-    for name in [name for name in os.environ if FOREIGN.match(name)]:
-        del os.environ[name]
+    if not arguments.ferry:
+        parser.error("--ferry is missing")
     sys.path.insert(0, PACKAGE)
-    is_failed = False
-    for name in arguments.cases or CASES:
-        start = time.monotonic()
-        try:
-            CASES[name](arguments.ferry)
-            verdict, why = "ok", ""
-        except Skip as reason:
-            verdict, why = "SKIPPED", f": {reason}"
-        except Exception as error:  # Any error is a failure of the case.
-            verdict, why = "FAILED", ": " + " | ".join((str(error) or repr(error)).splitlines())
-            is_failed = True
-        print(f"{verdict} {name} ({time.monotonic() - start:.1f} s){why}", flush=True)
-    return int(is_failed)
+    return case.run(parser, arguments.cases, arguments.ferry)
 
 
 if __name__ == "__main__":

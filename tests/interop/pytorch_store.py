@@ -24,26 +24,16 @@ import threading
 import time
 import traceback
 
+from cases import Cases, Skip
+
 # The timeout of each operation that should complete by itself. Generous, for loaded machines.
 PATIENCE_S = 120
 RANKS = 4
-# Variables of the environment that would affect the processes under test.
-FOREIGN = re.compile(r"^(FERRY_|TORCHELASTIC_|RANK$|WORLD_SIZE$|LOCAL_|GROUP_|MASTER_|GLOO_|TORCH_DIST|.*_proxy$)",
-                     re.IGNORECASE)
-CASES = {}
+case = Cases()
 
 
 class Failure(Exception):
     """An expectation that did not hold."""
-
-
-class Skip(Exception):
-    """The case cannot run here."""
-
-
-def case(function):
-    CASES[function.__name__] = function
-    return function
 
 
 def check(condition, why):
@@ -501,32 +491,14 @@ def torchrun_restarts_a_worker_that_fails_once(ferry):
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--ferry", type=os.path.abspath)
-    parser.add_argument("--python", help="ignored: the interpreter is the one that runs this")
+    parser = case.parser()
     parser.add_argument("--worker", help=argparse.SUPPRESS)
-    parser.add_argument("cases", nargs="*", metavar="CASE", help="all without: " + " ".join(CASES))
     arguments = parser.parse_args()
     if arguments.worker:
         return worker(arguments.worker)
-    unknown = set(arguments.cases) - set(CASES)
-    if unknown or not arguments.ferry:
-        parser.error(f"unknown: {' '.join(sorted(unknown))}" if unknown else "--ferry is missing")
-    for name in [name for name in os.environ if FOREIGN.match(name)]:
-        del os.environ[name]
-    is_failed = False
-    for name in arguments.cases or CASES:
-        start = time.monotonic()
-        try:
-            CASES[name](arguments.ferry)
-            verdict, why = "ok", ""
-        except Skip as reason:
-            verdict, why = "SKIPPED", f": {reason}"
-        except Exception as error:  # Any error is a failure of the case.
-            verdict, why = "FAILED", ": " + " | ".join((str(error) or repr(error)).splitlines())
-            is_failed = True
-        print(f"{verdict} {name} ({time.monotonic() - start:.1f} s){why}", flush=True)
-    return int(is_failed)
+    if not arguments.ferry:
+        parser.error("--ferry is missing")
+    return case.run(parser, arguments.cases, arguments.ferry)
 
 
 if __name__ == "__main__":

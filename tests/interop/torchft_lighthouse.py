@@ -24,16 +24,12 @@ import tempfile
 import threading
 import time
 
-from pytorch_store import FOREIGN, PATIENCE_S, Failure, Skip, check, equal, seconds
+from cases import Cases, Skip
+from pytorch_store import PATIENCE_S, Failure, check, equal, seconds
 
-CASES = {}
+case = Cases()
 # The heartbeat timeout of the server. Shorter than the default, since cases wait for it.
 HEARTBEAT_TIMEOUT_S = 2
-
-
-def case(function):
-    CASES[function.__name__] = function
-    return function
 
 
 class Lighthouse:
@@ -435,36 +431,18 @@ def end_with_parent():
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--ferry", type=os.path.abspath)
-    parser.add_argument("--python", help="ignored: the interpreter is the one that runs this")
+    parser = case.parser()
     parser.add_argument("--real", action="store_true", help="the server is torchft's own")
     for hidden in ("--worker", "--lighthouse", "--name"):
         parser.add_argument(hidden, help=argparse.SUPPRESS)
-    parser.add_argument("cases", nargs="*", metavar="CASE", help="all without: " + " ".join(CASES))
     options = parser.parse_args()
     if options.worker:
         threading.Thread(target=end_with_parent, daemon=True).start()
         work = {"manager": work_as_manager, "train": work_as_trainer}[options.worker]
         return work(options.lighthouse, options.name)
-    unknown = set(options.cases) - set(CASES)
-    if unknown or bool(options.ferry) == options.real:
-        parser.error(f"unknown: {' '.join(sorted(unknown))}" if unknown else "give --ferry or --real")
-    for name in [name for name in os.environ if FOREIGN.match(name) or name.startswith("TORCHFT_")]:
-        del os.environ[name]
-    is_failed = False
-    for name in options.cases or CASES:
-        start = time.monotonic()
-        try:
-            CASES[name](options)
-            verdict, why = "ok", ""
-        except Skip as reason:
-            verdict, why = "SKIPPED", f": {reason}"
-        except Exception as error:  # Any error is a failure of the case.
-            verdict, why = "FAILED", ": " + " | ".join((str(error) or repr(error)).splitlines())
-            is_failed = True
-        print(f"{verdict} {name} ({time.monotonic() - start:.1f} s){why}", flush=True)
-    return int(is_failed)
+    if bool(options.ferry) == options.real:
+        parser.error("give --ferry or --real")
+    return case.run(parser, options.cases, options)
 
 
 if __name__ == "__main__":
