@@ -53,6 +53,7 @@ class Listener::Socket final : public LoopSource, public std::enable_shared_from
  public:
   explicit Socket(UniqueFd socket) : socket_(std::move(socket)) {}
 
+  int descriptor() const { return socket_.get(); }
   absl::Status Start(Loop& loop, std::shared_ptr<Shared> shared) ABSL_LOCKS_EXCLUDED(mu_) {
     shared_ = std::move(shared);
     KeepReserve();
@@ -210,7 +211,26 @@ absl::StatusOr<std::unique_ptr<Listener>> Listener::OpenUnix(absl::string_view n
   return listener;
 }
 
+absl::StatusOr<std::unique_ptr<Listener>> Listener::Adopt(std::vector<UniqueFd> sockets,
+                                                          std::string address) {
+  std::vector<ListeningSocket> adopted;
+  for (UniqueFd& socket : sockets) {
+    FERRY_ASSIGN_OR_RETURN(ListeningSocket each, AdoptListening(std::move(socket)));
+    adopted.push_back(std::move(each));
+  }
+  if (adopted.empty()) return absl::InvalidArgumentError("there is no listening socket");
+  auto listener = std::unique_ptr<Listener>(new Listener(std::move(adopted)));
+  listener->address_ = std::move(address);
+  return listener;
+}
+
 Listener::~Listener() { Close(); }
+
+std::vector<int> Listener::descriptors() const {
+  std::vector<int> descriptors;
+  for (const auto& socket : sockets_) descriptors.push_back(socket->descriptor());
+  return descriptors;
+}
 
 std::string Listener::AddressFor(const std::string& coordinator) {
   const size_t colon = coordinator.rfind(':');

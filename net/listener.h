@@ -42,6 +42,10 @@ class Listener final {
                                                            ResolveFunction resolve);
   //   Errors: as ListenUnix.
   static absl::StatusOr<std::unique_ptr<Listener>> OpenUnix(absl::string_view name);
+  // Takes over TCP sockets that listen already; `address` is what address() returns.
+  //   Errors: INVALID_ARGUMENT if there are none, or one does not listen.
+  static absl::StatusOr<std::unique_ptr<Listener>> Adopt(std::vector<UniqueFd> sockets,
+                                                         std::string address);
   // Calls Close.
   ~Listener();
 
@@ -58,6 +62,9 @@ class Listener final {
   // The requested address with the port that was bound; "[::]:PORT" or "0.0.0.0:PORT" for ":PORT".
   // The name of a Unix socket.
   const std::string& address() const { return address_; }
+  // The descriptors, which stay its own. REQUIRES: the loop does not run (PausedLoop), or was not
+  // started.
+  std::vector<int> descriptors() const;
 
   // `loop` outlives it. REQUIRES: not started yet.
   //   Errors: as Loop::Add.

@@ -63,6 +63,15 @@ std::string ShowAddress(const SocketAddress& address) {
                      : absl::StrCat(parts.host, ":", parts.port);
 }
 
+SocketAddress LocalAddress(int socket) {
+  SocketAddress address;
+  address.bytes = sizeof(address.storage);
+  if (getsockname(socket, reinterpret_cast<sockaddr*>(&address.storage), &address.bytes) != 0) {
+    address.bytes = 0;
+  }
+  return address;
+}
+
 std::string PeerName(int socket) {
   SocketAddress address;
   address.bytes = sizeof(address.storage);

@@ -24,6 +24,8 @@ struct SocketAddress {
 
 // "10.0.0.3:41234", "[::1]:5000", "[fe80::1%eth0]:5000".
 std::string ShowAddress(const SocketAddress& address);
+// The local address of a bound socket; of 0 bytes if there is none.
+SocketAddress LocalAddress(int socket);
 // The remote address in gRPC's format: "ipv4:10.0.0.3:41234", "ipv6:%5B::1%5D:5000".
 std::string PeerName(int socket);
 

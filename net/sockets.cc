@@ -218,6 +218,17 @@ absl::StatusOr<ListeningSocket> ListenUnix(absl::string_view name) {
   return ListeningSocket{std::move(fd), 0};
 }
 
+absl::StatusOr<ListeningSocket> AdoptListening(UniqueFd socket) {
+  int listens = 0;
+  socklen_t size = sizeof(listens);
+  if (getsockopt(socket.get(), SOL_SOCKET, SO_ACCEPTCONN, &listens, &size) != 0 || listens == 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("descriptor ", socket.get(), " is not a listening socket"));
+  }
+  const int port = PortOf(socket.get());
+  return ListeningSocket{std::move(socket), port};
+}
+
 absl::StatusOr<UniqueFd> BeginConnectTcp(const std::string& address) {
   FERRY_ASSIGN_OR_RETURN(const std::vector<SocketAddress> list, Resolve(address));
   absl::Status status = absl::UnavailableError(absl::StrCat(address, ": no such address"));

@@ -42,6 +42,10 @@ absl::StatusOr<ListeningSocket> ListenTcp(const std::string& address);
 // In the abstract namespace: no file, disappears with its owner, scoped to the network namespace.
 absl::StatusOr<ListeningSocket> ListenUnix(absl::string_view name);
 
+// Takes over a TCP socket that listens already.
+//   Errors: INVALID_ARGUMENT if it does not listen.
+absl::StatusOr<ListeningSocket> AdoptListening(UniqueFd socket);
+
 // Starts connecting; the socket becomes writable when it is connected or has failed
 // (ConnectError).
 //   Errors: INVALID_ARGUMENT; UNAVAILABLE naming the address and the reason.

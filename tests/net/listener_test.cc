@@ -151,6 +151,31 @@ TEST_P(ListenerTest, AcceptsOnAPortOfItsOwnUntilItIsClosed) {
   EXPECT_FALSE(Connect(NewSocket(), port));
 }
 
+TEST_P(ListenerTest, AdoptedSockets_AcceptThoseWhoConnectedBefore) {
+  listener_ = *Listener::OpenTcp("127.0.0.1:0");
+  const int port = listener_->port();
+  EXPECT_TRUE(Visit());
+  std::vector<UniqueFd> sockets;
+  for (const int socket : listener_->descriptors()) sockets.emplace_back(dup(socket));
+  listener_ = nullptr;
+  auto adopted = Listener::Adopt(std::move(sockets), "here:1");
+  ASSERT_TRUE(adopted.ok()) << adopted.status();
+  listener_ = *std::move(adopted);
+  EXPECT_EQ(listener_->port(), port);
+  EXPECT_EQ(listener_->address(), "here:1");
+  ASSERT_TRUE(listener_->Start(*loop_, guests_.Callbacks()).ok());
+  EXPECT_TRUE(Visit());
+  EXPECT_TRUE(guests_.WaitForTotal(2));
+}
+
+TEST(ListenerAdopt, SocketsThatDoNotListen_AreRejected) {
+  EXPECT_FALSE(Listener::Adopt({}, "").ok());
+  std::vector<UniqueFd> sockets;
+  sockets.push_back(NewSocket());
+  EXPECT_EQ(Listener::Adopt(std::move(sockets), "").status().code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
 TEST_P(ListenerTest, ClientsThatConnectedBeforeStart_AreAccepted) {
   listener_ = *Listener::OpenTcp("127.0.0.1:0");
   EXPECT_TRUE(Visit());

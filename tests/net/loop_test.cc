@@ -22,6 +22,7 @@
 #include "any_loop.h"
 #include "base/clock.h"
 #include "base/unique_fd.h"
+#include "net/paused_loop.h"
 
 namespace ferry {
 namespace {
@@ -103,6 +104,30 @@ TEST_P(LoopTest, FunctionsRunOnTheLoopInOrder) {
   EXPECT_EQ(order, "ab");
   EXPECT_TRUE(was_on_loop);
   EXPECT_FALSE(loop_->IsOnLoop());
+}
+
+TEST_P(LoopTest, PausedLoop_CallsNothingUntilItGoesOn) {
+  const auto reader = std::make_shared<Reader>();
+  Add(reader);
+  std::string order;
+  loop_->Post([&] {
+    order += 'a';
+    loop_->Post([&] { order += 'b'; });
+  });
+  {
+    // All that was posted has run, with what it has posted.
+    PausedLoop paused(*loop_);
+    EXPECT_EQ(order, "ab");
+    reader->Write();
+    loop_->Post([&] { order += 'd'; });
+    // A move does not end the pause.
+    const PausedLoop moved = std::move(paused);
+    order += 'c';
+    EXPECT_EQ(reader->bytes(), 0);
+  }
+  EXPECT_TRUE(reader->WaitForBytes(1));
+  Settle();
+  EXPECT_EQ(order, "abcd");
 }
 
 TEST_P(LoopTest, TimersRunInTheirOrderAndNotBeforeTheirTime) {
