@@ -151,6 +151,21 @@ absl::Status Store::CheckRoom(absl::string_view key, size_t value_bytes, size_t 
                                                    " more are over the limit (--max-store-bytes)"));
 }
 
+absl::Status Store::Restore(absl::string_view key, StoreValue value, size_t other_bytes) {
+  FERRY_RETURN_IF_ERROR(CheckRoom(key, value->size(), other_bytes));
+  if (entries_.size() >= options_.max_keys) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the store holds ", entries_.size(), " keys, the limit (--max-keys)"));
+  }
+  const size_t bytes = key.size() + value->size();
+  if (!entries_.emplace(std::string(key), Stored{std::move(value), revision_ + 1}).second) {
+    return absl::AlreadyExistsError(absl::StrCat("key ", Quoted(key), " occurs twice"));
+  }
+  ++revision_;
+  stored_bytes_ += bytes;
+  return absl::OkStatus();
+}
+
 absl::Status Store::Append(absl::string_view key, absl::string_view value) {
   const auto found = entries_.find(key);
   if (found == entries_.end()) {

@@ -75,6 +75,11 @@ class Store final {
   //   Errors: as Put.
   absl::Status CheckRoom(absl::string_view key, size_t value_bytes, size_t other_bytes) const;
 
+  // Adds an entry whose value is shared already, to a store without waits and watches, beside
+  // `other_bytes` that the caller stores.
+  //   Errors: as Put, without overwriting.
+  absl::Status Restore(absl::string_view key, StoreValue value, size_t other_bytes);
+
   bool Contains(absl::string_view key) const { return entries_.contains(key); }
   std::optional<StoreEntry> Find(absl::string_view key) const;
   // Returns the entries of all keys in this order; nullopt if any is absent.

@@ -3,6 +3,7 @@
 #include "coord/tcpstore/tcp_store.h"
 
 #include <algorithm>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -243,12 +244,17 @@ bool TcpStore::HasFreeElement(absl::string_view queue) const {
   return found != queues_.end() && found->second.elements.size() > found->second.reserved;
 }
 
-absl::Status TcpStore::Push(absl::string_view queue, std::string value) {
+absl::Status TcpStore::AddElement(absl::string_view queue, StoreValue value) {
   const bool is_new = !queues_.contains(queue);
-  const size_t added = value.size() + kElementBytes + (is_new ? queue.size() + kElementBytes : 0);
+  const size_t added = value->size() + kElementBytes + (is_new ? queue.size() + kElementBytes : 0);
   FERRY_RETURN_IF_ERROR(values_.CheckRoom(queue, added, queued_bytes_));
   queued_bytes_ += added;
-  queues_[queue].elements.push_back(std::make_shared<const std::string>(std::move(value)));
+  queues_[queue].elements.push_back(std::move(value));
+  return absl::OkStatus();
+}
+
+absl::Status TcpStore::Push(absl::string_view queue, std::string value) {
+  FERRY_RETURN_IF_ERROR(AddElement(queue, std::make_shared<const std::string>(std::move(value))));
   ServeQueue(queue);
   return absl::OkStatus();
 }
@@ -309,6 +315,7 @@ std::vector<TcpStoreWaitInfo> TcpStore::Waits(uint64_t after, size_t max_waits,
                           .number = wait.number,
                           .key_count = wait.absent,
                           .is_barrier = wait.is_barrier,
+                          .may_reserve = wait.may_reserve,
                           .world_size = wait.world_size,
                           .since = wait.since};
     const size_t key_count = std::min(max_keys, wait.absent);
@@ -333,6 +340,68 @@ void TcpStore::AddTableSizes(TableSizes& sizes) const {
   sizes["tcpstore.waits"] += waits_.size();
   sizes["tcpstore.waiters"] += waiter_count;
   sizes["tcpstore.reservations"] += reservations_.size();
+}
+
+TcpStoreState TcpStore::Export() const {
+  TcpStoreState state;
+  state.is_idle = is_idle_;
+  state.entries.reserve(values_.key_count());
+  values_.ForEach("", [&state](absl::string_view key, const StoreValue& value) {
+    state.entries.emplace_back(key, value);
+  });
+  for (const auto& [name, queue] : queues_) {
+    state.queues.push_back({name, {queue.elements.begin(), queue.elements.end()}});
+  }
+  for (const auto& [client, reservation] : reservations_) {
+    state.reservations.push_back({client, reservation.queue, reservation.until});
+  }
+  constexpr size_t kAll = std::numeric_limits<size_t>::max();
+  state.waits = Waits(/*after=*/0, kAll, kAll);
+  return state;
+}
+
+absl::Status TcpStore::Restore(const TcpStoreState& state) {
+  for (const auto& [key, value] : state.entries) {
+    FERRY_RETURN_IF_ERROR(values_.Restore(key, value, queued_bytes_));
+  }
+  for (const TcpStoreState::Queue& queue : state.queues) {
+    if (queues_.contains(queue.name)) {
+      return absl::AlreadyExistsError(absl::StrCat("queue ", Quoted(queue.name), " occurs twice"));
+    }
+    for (const StoreValue& element : queue.elements) {
+      FERRY_RETURN_IF_ERROR(AddElement(queue.name, element));
+    }
+  }
+  is_idle_ = state.is_idle;
+  return absl::OkStatus();
+}
+
+absl::Status TcpStore::RestoreReservation(TcpStoreClient client, absl::string_view queue,
+                                          absl::Time until) {
+  if (!HasFreeElement(queue) || reservations_.contains(client)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("no element of queue ", Quoted(queue), " can be reserved for a client"));
+  }
+  Reserve(client, queue);
+  reservations_[client].until = until;
+  return absl::OkStatus();
+}
+
+absl::Status TcpStore::RestoreWait(TcpStoreClient client, const TcpStoreWaitInfo& wait,
+                                   WaitCallback done) {
+  const bool has_keys = wait.is_barrier ? wait.keys.size() == 1 : !wait.keys.empty();
+  if (!has_keys || wait_of_client_.contains(client)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a client has a wait for ", wait.keys.size(), " keys, or more than one wait"));
+  }
+  auto restored = std::make_unique<PendingWait>();
+  restored->is_barrier = wait.is_barrier;
+  restored->world_size = wait.world_size;
+  restored->may_reserve = wait.may_reserve;
+  restored->done = std::move(done);
+  AddWait(client, {wait.keys.begin(), wait.keys.end()}, std::move(restored));
+  waits_.rbegin()->second->since = wait.since;
+  return absl::OkStatus();
 }
 
 }  // namespace ferry::coord

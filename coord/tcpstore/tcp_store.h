@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/container/btree_map.h"
@@ -21,17 +22,14 @@
 #include "absl/time/time.h"
 
 #include "base/clock.h"
-#include "base/strong_id.h"
 #include "base/table_sizes.h"
 #include "coord/core/completions.h"
 #include "coord/core/options.h"
 #include "coord/core/store.h"
 #include "coord/core/types.h"
+#include "coord/tcpstore/tcp_store_state.h"
 
 namespace ferry::coord {
-
-// Identifies a connection.
-using TcpStoreClient = StrongId<struct TcpStoreClientTag, uint64_t>;
 
 // A pending WAIT or BARRIER, for status reports.
 struct TcpStoreWaitInfo {
@@ -43,10 +41,32 @@ struct TcpStoreWaitInfo {
   std::vector<std::string> keys;
   size_t key_count = 0;
   bool is_barrier = false;
+  // An element of a queue that ends it is reserved for the client.
+  bool may_reserve = false;
   // For a barrier, the count that it waits for and the current one; otherwise 0.
   int64_t world_size = 0;
   int64_t arrived = 0;
   absl::Time since;
+};
+
+// The content of a store, for its successor. Times are those of its clock.
+struct TcpStoreState {
+  struct Queue {
+    std::string name;
+    std::vector<StoreValue> elements;
+  };
+  struct Reservation {
+    TcpStoreClient client;
+    std::string queue;
+    absl::Time until;
+  };
+
+  bool is_idle = false;
+  std::vector<std::pair<std::string, StoreValue>> entries;
+  std::vector<Queue> queues;
+  std::vector<Reservation> reservations;
+  // In the order in which they began, with all their absent keys.
+  std::vector<TcpStoreWaitInfo> waits;
 };
 
 // Not thread-safe. Pure: time comes from `clock`, and callbacks go to `completions`; both outlive
@@ -144,6 +164,18 @@ class TcpStore final {
   // Adds the sizes "tcpstore.*".
   void AddTableSizes(TableSizes& sizes) const;
 
+  TcpStoreState Export() const;
+  // Fills an empty store with the entries and queues of `state`. Then the reservations are
+  // restored, and then the waits, which refer to clients of this store.
+  //   Errors: as Store::Put; ALREADY_EXISTS for a queue that occurs twice.
+  absl::Status Restore(const TcpStoreState& state);
+  //   Errors: INVALID_ARGUMENT if the queue has no such element, or the client has a reservation.
+  absl::Status RestoreReservation(TcpStoreClient client, absl::string_view queue, absl::Time until);
+  // Adds a wait for the keys of `wait`, whether they exist or not, after those that exist. A
+  // barrier is not counted again.
+  //   Errors: INVALID_ARGUMENT if the client waits already, or the keys are not those of a wait.
+  absl::Status RestoreWait(TcpStoreClient client, const TcpStoreWaitInfo& wait, WaitCallback done);
+
  private:
   struct PendingWait;
   struct KeyWaiters;
@@ -196,6 +228,9 @@ class TcpStore final {
   absl::Status CheckRoom(absl::string_view key, size_t bytes) const;
   // `key` has been set.
   void OnSet(absl::string_view key);
+  // Adds an element without serving waits.
+  //   Errors: as Push.
+  absl::Status AddElement(absl::string_view queue, StoreValue value);
   // Ends waits for the queue while it has an element that is not reserved.
   void ServeQueue(absl::string_view queue);
   void AddWait(TcpStoreClient client, const std::vector<absl::string_view>& absent,

@@ -4,6 +4,8 @@
 
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+
 namespace ferry::coord {
 
 void TcpStoreOutput::AddBytes(absl::string_view bytes) {
@@ -63,6 +65,40 @@ void TcpStoreOutput::Consume(size_t bytes) {
     }
     pieces_.pop_front();
   }
+}
+
+TcpStoreOutputState TcpStoreOutput::Export() const {
+  TcpStoreOutputState state;
+  for (const Piece& piece : pieces_) {
+    const size_t written = &piece == &pieces_.front() ? written_ : 0;
+    if (piece.shared != nullptr) {
+      state.pieces.push_back({.shared = piece.shared});
+      if (written > 0) state.written = written;
+    } else if (piece.copied.size() > written) {
+      state.pieces.push_back({.copied = piece.copied.substr(written)});
+    }
+  }
+  return state;
+}
+
+absl::Status TcpStoreOutput::Restore(TcpStoreOutputState state) {
+  for (TcpStoreOutputState::Piece& piece : state.pieces) {
+    if (piece.shared != nullptr) {
+      bytes_ += piece.shared->size();
+      pieces_.push_back({.shared = std::move(piece.shared)});
+    } else {
+      bytes_ += piece.copied.size();
+      copied_bytes_ += piece.copied.size();
+      pieces_.push_back({.copied = std::move(piece.copied)});
+    }
+  }
+  const size_t first = pieces_.empty() ? 0 : pieces_.front().view().size();
+  if (state.written > 0 && state.written >= first) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a reply of which ", state.written, " bytes were written has only ", first));
+  }
+  Consume(state.written);
+  return absl::OkStatus();
 }
 
 }  // namespace ferry::coord

@@ -11,9 +11,11 @@
 #include <string>
 
 #include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 
 #include "coord/core/store.h"
+#include "coord/tcpstore/tcp_store_state.h"
 
 namespace ferry::coord {
 
@@ -50,6 +52,11 @@ class TcpStoreOutput final {
   size_t Pieces(iovec* pieces, size_t max) const;
   // The first `bytes` have been written.
   void Consume(size_t bytes);
+
+  // Restore fills an empty queue with what was to be written.
+  //   Errors: INVALID_ARGUMENT if `written` is beyond the first piece.
+  TcpStoreOutputState Export() const;
+  absl::Status Restore(TcpStoreOutputState state);
 
  private:
   struct Piece {

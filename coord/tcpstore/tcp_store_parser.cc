@@ -294,6 +294,75 @@ void TcpStoreParser::Advance() {
   is_done_ = true;
 }
 
+char TcpStoreParser::NumberOf(TcpStoreOp op) const {
+  const auto index_in = [op](const auto& ops) {
+    return static_cast<size_t>(std::find(std::begin(ops), std::end(ops), op) - std::begin(ops));
+  };
+  // Before the dialect is known, this is a first operation 0.
+  if (op == TcpStoreOp::kValidate) return 0;
+  if (dialect_ == TcpStoreDialect::kTorch22) return static_cast<char>(index_in(kTorch22Ops));
+  const size_t first = index_in(kFirstOps);
+  if (first < std::size(kFirstOps)) return static_cast<char>(first);
+  const bool is_torch1_delete =
+      op == TcpStoreOp::kDeleteKey && dialect_ == TcpStoreDialect::kTorch1;
+  if (is_torch1_delete) return kTorch1DeleteKey;
+  return static_cast<char>(kFirstTorch21Op + index_in(kTorch21Ops));
+}
+
+std::string TcpStoreParser::IncompleteRequest() const {
+  if (field_ == Field::kOp) return "";
+  std::string bytes(1, NumberOf(request_.op));
+  const auto add_length = [&bytes](uint64_t length) {
+    bytes.append(reinterpret_cast<const char*>(&length), sizeof(length));
+  };
+  const auto add = [&](const std::string& field) {
+    add_length(field.size());
+    bytes += field;
+  };
+  const bool is_in_key = field_ == Field::kKeyLength || field_ == Field::kKey;
+  if (HasKeys(request_.op)) {
+    if (field_ != Field::kCount) {
+      const bool has_values = ValuesPerKey(request_.op) > 0;
+      add_length(keys_left_ + (has_values ? request_.values.size() : request_.keys.size()));
+    }
+    for (size_t i = 0; i < request_.keys.size(); ++i) {
+      add(request_.keys[i]);
+      if (i < request_.values.size()) add(request_.values[i]);
+    }
+  } else if (field_ != Field::kMagic && field_ != Field::kNonce && !is_in_key) {
+    add(request_.key);
+    for (const std::string& value : request_.values) add(value);
+  }
+  if (field_ == Field::kKey || field_ == Field::kValue) {
+    add_length(body_.size() + body_left_);
+    bytes += body_;
+  } else {
+    bytes.append(scratch_, scratch_bytes_);
+  }
+  return bytes;
+}
+
+TcpStoreParserState TcpStoreParser::Export() const {
+  const bool may_be_greeting = field_ == Field::kMagic && dialect_ == TcpStoreDialect::kUnknown;
+  return {.dialect = dialect_,
+          .is_first = is_first_ || may_be_greeting,
+          .sends_field_by_field = sends_field_by_field_,
+          .incomplete = IncompleteRequest()};
+}
+
+absl::Status TcpStoreParser::Restore(const TcpStoreParserState& state) {
+  dialect_ = state.dialect;
+  is_first_ = state.is_first;
+  absl::string_view bytes = state.incomplete;
+  const absl::StatusOr<std::optional<TcpStoreRequest>> request = Next(bytes);
+  if (!request.ok()) return request.status();
+  if (request->has_value()) {
+    return absl::InvalidArgumentError("the incomplete request of a client is a complete one");
+  }
+  sends_field_by_field_ = state.sends_field_by_field;
+  return absl::OkStatus();
+}
+
 TcpStoreRequest TcpStoreParser::ResolveAmbiguity() {
   is_ambiguous_ = false;
   dialect_ = TcpStoreDialect::kTorch1;

@@ -12,6 +12,7 @@
 #include "absl/strings/string_view.h"
 
 #include "coord/tcpstore/tcp_store_request.h"
+#include "coord/tcpstore/tcp_store_state.h"
 
 namespace ferry::coord {
 
@@ -50,6 +51,11 @@ class TcpStoreParser final {
   // The memory of the incomplete request.
   size_t held_bytes() const { return held_bytes_ + body_.capacity(); }
 
+  // Restore brings a new parser of the same limits into the state of the exported one.
+  //   Errors: as Next; INVALID_ARGUMENT if the incomplete request is complete.
+  TcpStoreParserState Export() const;
+  absl::Status Restore(const TcpStoreParserState& state);
+
  private:
   // Clients of 2.1 and later flush their write buffer when it has at least this many bytes.
   static constexpr size_t kTorch21SendBytes = 1440;
@@ -75,6 +81,11 @@ class TcpStoreParser final {
   // Moves on from a complete key or value to the next field.
   void Advance();
   absl::Status UnknownOp(uint8_t op) const;
+  // The number of the operation in this dialect.
+  char NumberOf(TcpStoreOp op) const;
+  // The bytes of the incomplete request that have been consumed. They are not kept, since values
+  // may be large, but encoded again.
+  std::string IncompleteRequest() const;
 
   const TcpStoreLimits& limits_;
   TcpStoreDialect dialect_ = TcpStoreDialect::kUnknown;

@@ -47,6 +47,22 @@ absl::StatusOr<std::shared_ptr<TcpStoreScope>> TcpStoreScopes::Open(absl::string
   return scope;
 }
 
+absl::StatusOr<std::shared_ptr<TcpStoreScope>> TcpStoreScopes::Restore(absl::string_view name,
+                                                                       absl::Time since) {
+  if (!name.empty()) FERRY_RETURN_IF_ERROR(CheckName(name));
+  if (scopes_.size() >= kMaxScopes) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("there are ", scopes_.size(), " scopes, which is the limit"));
+  }
+  std::shared_ptr<TcpStoreScope>& scope = scopes_[name];
+  if (scope != nullptr) {
+    return absl::AlreadyExistsError(absl::StrCat("scope ", Quoted(name), " occurs twice"));
+  }
+  scope = std::make_shared<TcpStoreScope>(std::string(name), options_, clock_, completions_);
+  scope->since = since;
+  return scope;
+}
+
 void TcpStoreScopes::Close(const std::shared_ptr<TcpStoreScope>& scope) {
   --scope->holders;
   EndIfUnused(scope);

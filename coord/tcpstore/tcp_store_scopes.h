@@ -69,6 +69,11 @@ class TcpStoreScopes final {
   // Releases a reference of Open. A scope without references and clients is removed at once.
   void Close(const std::shared_ptr<TcpStoreScope>& scope);
 
+  // Adds the scope `name`, empty for that of the coordinator's port, without references and
+  // clients. Call Detach or Close afterwards, if only after Attach or Open.
+  //   Errors: as Open; ALREADY_EXISTS.
+  absl::StatusOr<std::shared_ptr<TcpStoreScope>> Restore(absl::string_view name, absl::Time since);
+
   // Returns the scope of the coordinator's port, for Attach.
   std::shared_ptr<TcpStoreScope> Shared();
   // A client uses the scope until Detach.

@@ -106,13 +106,17 @@ absl::Status TcpStoreSession::ReplyOrWait(const absl::StatusOr<bool>& is_over) {
   return absl::OkStatus();
 }
 
-void TcpStoreSession::BeginLongReply(TcpStoreRequest request) {
+void TcpStoreSession::SetLongReply(TcpStoreOp op, std::vector<std::string> keys) {
   long_reply_ = std::make_unique<LongReply>();
-  long_reply_->op = request.op;
-  long_reply_->keys = std::move(request.keys);
+  long_reply_->op = op;
+  long_reply_->keys = std::move(keys);
   for (const std::string& key : long_reply_->keys) {
     long_reply_->held_bytes += key.capacity() + sizeof(std::string);
   }
+}
+
+void TcpStoreSession::BeginLongReply(TcpStoreRequest request) {
+  SetLongReply(request.op, std::move(request.keys));
   ContinueLongReply();
 }
 
@@ -229,6 +233,57 @@ absl::Status TcpStoreSession::Execute(TcpStoreRequest request) {
     case TcpStoreOp::kQueueLength:
       output_.AddNumber(store_.QueueLength(request.key));
       break;
+  }
+  return absl::OkStatus();
+}
+
+TcpStoreSessionState TcpStoreSession::Export() const {
+  TcpStoreSessionState state{.client = client_,
+                             .parser = parser_.Export(),
+                             .output = output_.Export(),
+                             .request_count = request_count_};
+  if (long_reply_ == nullptr) return state;
+  // Nothing of a list has been sent, so it begins again.
+  const bool is_list = long_reply_->op == TcpStoreOp::kListKeys;
+  state.long_reply = is_list ? TcpStoreLongReply::kListKeys : TcpStoreLongReply::kMultiGet;
+  const auto& keys = long_reply_->keys;
+  state.long_reply_keys.assign(keys.begin() + static_cast<ptrdiff_t>(long_reply_->done),
+                               keys.end());
+  return state;
+}
+
+absl::Status TcpStoreSession::Restore(TcpStoreSessionState state) {
+  FERRY_RETURN_IF_ERROR(parser_.Restore(state.parser));
+  FERRY_RETURN_IF_ERROR(output_.Restore(std::move(state.output)));
+  request_count_ = state.request_count;
+  if (state.long_reply == TcpStoreLongReply::kNone) return absl::OkStatus();
+  const bool is_list = state.long_reply == TcpStoreLongReply::kListKeys;
+  SetLongReply(is_list ? TcpStoreOp::kListKeys : TcpStoreOp::kMultiGet,
+               std::move(state.long_reply_keys));
+  return absl::OkStatus();
+}
+
+absl::Status TcpStoreSession::RestoreWait(const TcpStoreWaitInfo& wait) {
+  FERRY_RETURN_IF_ERROR(store_.RestoreWait(client_, wait, OnWaitEnd()));
+  pending_wait_ = last_wait_;
+  wait_bytes_ = store_.WaitBytes(client_);
+  return absl::OkStatus();
+}
+
+absl::Status TcpStoreSession::RestoreWaits(const TcpStoreState& state, const Sessions& sessions) {
+  const auto unknown = [](TcpStoreClient client) {
+    return absl::InvalidArgumentError(absl::StrCat("there is no client ", client.value()));
+  };
+  for (const TcpStoreState::Reservation& each : state.reservations) {
+    const auto session = sessions.find(each.client);
+    if (session == sessions.end()) return unknown(each.client);
+    FERRY_RETURN_IF_ERROR(session->second->store_.RestoreReservation(session->second->client_,
+                                                                     each.queue, each.until));
+  }
+  for (const TcpStoreWaitInfo& wait : state.waits) {
+    const auto session = sessions.find(wait.client);
+    if (session == sessions.end()) return unknown(wait.client);
+    FERRY_RETURN_IF_ERROR(session->second->RestoreWait(wait));
   }
   return absl::OkStatus();
 }

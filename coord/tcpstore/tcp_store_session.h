@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -20,6 +21,7 @@
 #include "coord/tcpstore/tcp_store_output.h"
 #include "coord/tcpstore/tcp_store_parser.h"
 #include "coord/tcpstore/tcp_store_request.h"
+#include "coord/tcpstore/tcp_store_state.h"
 
 namespace ferry::coord {
 
@@ -80,6 +82,18 @@ class TcpStoreSession final : public std::enable_shared_from_this<TcpStoreSessio
   // The number of requests executed so far.
   uint64_t request_count() const { return request_count_; }
 
+  // The state without the pending wait, which is one of the store's. Restore brings a new session
+  // into the state of the exported one; it executes nothing, so that Consume must be called after
+  // it, even with no bytes.
+  //   Errors: INVALID_ARGUMENT.
+  TcpStoreSessionState Export() const;
+  absl::Status Restore(TcpStoreSessionState state);
+  // Restores the reservations and waits of a store whose sessions have been restored. `sessions`
+  // has them by the clients that `state` names.
+  //   Errors: INVALID_ARGUMENT.
+  using Sessions = absl::flat_hash_map<TcpStoreClient, std::shared_ptr<TcpStoreSession>>;
+  static absl::Status RestoreWaits(const TcpStoreState& state, const Sessions& sessions);
+
  private:
   // The state of a MULTI_GET or LIST_KEYS between two parts.
   struct LongReply {
@@ -94,8 +108,11 @@ class TcpStoreSession final : public std::enable_shared_from_this<TcpStoreSessio
     size_t held_bytes = 0;
   };
 
+  absl::Status RestoreWait(const TcpStoreWaitInfo& wait);
   absl::Status Execute(TcpStoreRequest request);
   void BeginLongReply(TcpStoreRequest request);
+  // Without executing a part of it.
+  void SetLongReply(TcpStoreOp op, std::vector<std::string> keys);
   // Executes a part of long_reply_.
   void ContinueLongReply();
   void ContinueMultiGet();
