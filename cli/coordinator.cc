@@ -6,9 +6,12 @@
 #include <limits>
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 
 #include "base/file_limit.h"
@@ -18,6 +21,7 @@
 #include "cli/end_job_auth.h"
 #include "cli/hosted_master.h"
 #include "cli/signals.h"
+#include "cli/successor.h"
 #include "cli/verb.h"
 #include "coord/server/server.h"
 
@@ -34,6 +38,7 @@ struct CoordinatorFlags {
   std::string job;
   bool no_register_barrier = false;
   bool is_single_job = false;
+  bool says_handover_format = false;
   coord::ServerOptions server;
   master::MasterOptions master;
 };
@@ -104,22 +109,71 @@ void AddLighthouseFlags(CLI::App& verb, coord::LighthouseOptions& options) {
       ->group(group);
 }
 
+//   Errors: FAILED_PRECONDITION if this process has clients that would lose it.
+absl::Status CheckClients(coord::CoordinatorServer& server, const master::MasterHost& master) {
+  std::vector<std::string> clients = server.ClientsOfThisProcess();
+  const size_t sessions = master.session_count();
+  if (sessions > 0) {
+    clients.push_back(
+        absl::StrCat(sessions, " session", sessions == 1 ? "" : "s", " of TensorFlow clients"));
+  }
+  if (clients.empty()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("it serves ", absl::StrJoin(clients, ", "),
+                   ", which cannot be handed over as connections of PyTorch's stores are"));
+}
+
+// Replaces this process by the program that is now at its path. Returns only if that fails, and the
+// server goes on then.
+absl::Status HandOver(coord::CoordinatorServer& server, const master::MasterHost& master,
+                      const Successor& successor) {
+  FERRY_RETURN_IF_ERROR(CheckClients(server, master));
+  FERRY_RETURN_IF_ERROR(successor.Check());
+  const std::unique_ptr<coord::PausedServer> paused = server.Pause();
+  // Some may have come meanwhile.
+  FERRY_RETURN_IF_ERROR(CheckClients(server, master));
+  return successor.Replace(paused->state);
+}
+
 absl::StatusOr<int> Serve(CoordinatorFlags& flags) {
   FERRY_ASSIGN_OR_RETURN(flags.server.coordinator.jobs, ParseJobs(flags.job, flags.nodes));
   flags.server.coordinator.register_barrier = !flags.no_register_barrier;
   flags.server.coordinator.reuse = !flags.is_single_job;
   flags.server.stop_grace = kCoordinatorGrace;
+  if (flags.says_handover_format) {
+    std::printf("%s%u\n", kHandoverFormatLine, coord::kHandoverFormat);
+    return kDone;
+  }
   // Before any thread exists, so that all threads inherit the mask.
-  BlockedSignals signals({SIGINT, SIGTERM});
+  BlockedSignals signals({SIGINT, SIGTERM, SIGUSR2});
+  const Successor successor;
+  flags.server.predecessor = TakeOver();
+  const bool is_successor = flags.server.predecessor.has_value();
+  flags.server.on_stores_lost = [](const absl::Status& why) {
+    std::fprintf(stderr,
+                 "ferry coordinator: the connections of PyTorch's stores are lost, since their "
+                 "state cannot be restored: %s\n",
+                 std::string(why.message()).c_str());
+  };
   // Each rank holds a connection.
   RaiseFileLimit();
   RequireEndJobAuth(flags.server);
   const std::unique_ptr<master::MasterHost> master = AddMaster(flags.master, flags.server);
+  // Moved, since the state of a predecessor refers to all values of its stores.
   FERRY_ASSIGN_OR_RETURN(std::unique_ptr<coord::CoordinatorServer> server,
-                         coord::CoordinatorServer::Create(flags.server));
-  std::printf("ferry coordinator listening on %s\n", server->address().c_str());
-  std::fflush(stdout);
-  const int signal = signals.Wait();
+                         coord::CoordinatorServer::Create(std::move(flags.server)));
+  if (is_successor) {
+    std::fprintf(stderr, "ferry coordinator: has taken over %s\n", server->address().c_str());
+  } else {
+    std::printf("ferry coordinator listening on %s\n", server->address().c_str());
+    std::fflush(stdout);
+  }
+  int signal = signals.Wait();
+  for (; signal == SIGUSR2; signal = signals.Wait()) {
+    const absl::Status why = HandOver(*server, *master, successor);
+    std::fprintf(stderr, "ferry coordinator: is not handed over (SIGUSR2), and goes on: %s\n",
+                 std::string(why.message()).c_str());
+  }
   std::fprintf(stderr, "ferry coordinator: stopping (%s)\n",
                signal == SIGINT ? "SIGINT" : "SIGTERM");
   master->Stop(kMasterGrace);
@@ -192,6 +246,8 @@ Verb AddCoordinatorVerb(CLI::App& app) {
   AddDuration(verb, "--store-idle-timeout", flags->server.tcp_store_idle_timeout,
               "PyTorch's store on this port is emptied when it has had no client for this long");
   AddLighthouseFlags(verb, flags->server.lighthouse);
+  // For the process that is to be replaced by this program: see Successor::Check.
+  verb.add_flag("--" + std::string(kHandoverFormatFlag), flags->says_handover_format)->group("");
   return [flags, heartbeat_timeout]() -> absl::StatusOr<int> {
     flags->server.coordinator.heartbeat_timeout_is_limit = heartbeat_timeout->count() > 0;
     if (flags->nodes == 0 && flags->job.find(':') == std::string::npos) {

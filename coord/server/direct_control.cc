@@ -55,7 +55,10 @@ class DirectControl::Stream final : public DirectConnection, public FrameSink {
   Stream(DirectControl& control, std::string peer)
       : DirectConnection(*control.loop_),
         control_(control),
-        entry_(control.sessions_, std::move(peer)) {}
+        entry_(control.sessions_, std::move(peer)) {
+    ++control_.stream_count_;
+  }
+  ~Stream() override { --control_.stream_count_; }
 
   // Called once.
   void Begin(UniqueFd connection) {
@@ -139,6 +142,7 @@ class DirectControl::Undecided final : public LoopSource,
     const auto added = control_.loop_->Add(shared_from_this(), connection_.get(), EPOLLIN);
     if (!added.ok()) return;
     source_ = *added;
+    control_.undecided_.insert(this);
     // Detects that the client's host is gone.
     TuneConnection(connection_.get(), control_.options_.keepalive_time,
                    control_.options_.keepalive_timeout);
@@ -153,15 +157,20 @@ class DirectControl::Undecided final : public LoopSource,
     return static_cast<uint64_t>(connection_.get()) >= TcpStoreServer::DescriptorLimit();
   }
   void Close() {
-    control_.loop_->Remove(source_, connection_.get());
+    Forget();
     connection_.Reset();
   }
+  int descriptor() const { return connection_.get(); }
 
  private:
   void OnReady(uint32_t) override {
     if (!connection_.valid() || KindOf(connection_.get()) == Kind::kUnknown) return;
-    control_.loop_->Remove(source_, connection_.get());
+    Forget();
     if (!control_.Route(connection_)) connection_.Reset();
+  }
+  void Forget() {
+    control_.undecided_.erase(this);
+    control_.loop_->Remove(source_, connection_.get());
   }
 
   DirectControl& control_;
@@ -206,6 +215,12 @@ void DirectControl::Take(UniqueFd connection) {
   if (Route(connection)) return;
   auto undecided = std::make_shared<Undecided>(*this, std::move(connection));
   loop_->Post([undecided] { undecided->Watch(); });
+}
+
+std::vector<int> DirectControl::Silent() const {
+  std::vector<int> silent;
+  for (const Undecided* const each : undecided_) silent.push_back(each->descriptor());
+  return silent;
 }
 
 void DirectControl::LimitSilent(const std::shared_ptr<Undecided>& undecided) {

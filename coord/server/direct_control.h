@@ -3,13 +3,16 @@
 #ifndef FERRY_COORD_SERVER_DIRECT_CONTROL_H_
 #define FERRY_COORD_SERVER_DIRECT_CONTROL_H_
 
+#include <atomic>
 #include <cstddef>
 #include <deque>
 #include <functional>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_set.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
@@ -50,6 +53,11 @@ class DirectControl final {
   // and gets no session is closed as well.
   void Take(UniqueFd connection);
 
+  // The descriptors of the connections that have sent nothing. REQUIRES: the loop is paused.
+  std::vector<int> Silent() const;
+  // The number of connections of agents and tools, with and without a session.
+  int stream_count() const { return stream_count_; }
+
   // The loop it runs on.
   const std::shared_ptr<SocketLoop>& loop() const { return loop_; }
   // How far it is behind with reading.
@@ -74,10 +82,13 @@ class DirectControl final {
 
   ControlSessions& sessions_;
   const DirectControlOptions options_;
+  std::atomic<int> stream_count_{0};
 
   // Loop only: the connections that have been silent for hello_timeout, and perhaps some that no
   // longer are.
   std::deque<std::weak_ptr<Undecided>> silent_;
+  // All whose protocol is not known.
+  absl::flat_hash_set<const Undecided*> undecided_;
 
   absl::Mutex mu_;
   Wakeup attached_changed_;

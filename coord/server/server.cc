@@ -83,19 +83,49 @@ LighthouseOptions WithFirstQuorumId(LighthouseOptions options) {
   return options;
 }
 
+// Opens or takes over the coordinator's port. `addresses` become those on which the ports of scopes
+// are opened.
+absl::StatusOr<std::unique_ptr<Listener>> OpenListener(const ServerOptions& options,
+                                                       std::vector<SocketAddress>& addresses) {
+  if (options.predecessor.has_value()) {
+    std::vector<UniqueFd> sockets;
+    for (const int socket : options.predecessor->listeners) {
+      sockets.emplace_back(socket);
+      addresses.push_back(LocalAddress(socket));
+    }
+    return Listener::Adopt(std::move(sockets), options.predecessor->address);
+  }
+  return Listener::OpenTcp(options.listen, [&addresses](const HostPort& parts) {
+    absl::StatusOr<std::vector<SocketAddress>> found = ResolveHost(parts, {.is_passive = true});
+    if (found.ok()) addresses = *found;
+    return found;
+  });
+}
+
+absl::StatusOr<std::unique_ptr<TcpStoreServer>> CreateStores(const TcpStoreServerOptions& stores,
+                                                             ServerOptions& options) {
+  FERRY_ASSIGN_OR_RETURN(std::unique_ptr<TcpStoreServer> server, TcpStoreServer::Create(stores));
+  if (!options.predecessor.has_value()) return server;
+  const absl::Status restored = server->Restore(std::move(options.predecessor->scopes));
+  if (restored.ok()) return server;
+  // Their clients have to start again, as after a restart without a hand-over.
+  if (options.on_stores_lost) options.on_stores_lost(restored);
+  server = nullptr;
+  return TcpStoreServer::Create(stores);
+}
+
+// "1 task", "2 tasks".
+std::string Counted(size_t count, absl::string_view one, absl::string_view of) {
+  return absl::StrCat(count, " ", one, count == 1 ? "" : "s", of);
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Create(
     ServerOptions options) {
   FERRY_RETURN_IF_ERROR(CheckServerRoom());
   std::vector<SocketAddress> addresses;
-  FERRY_ASSIGN_OR_RETURN(std::unique_ptr<Listener> listener,
-                         Listener::OpenTcp(options.listen, [&addresses](const HostPort& parts) {
-                           absl::StatusOr<std::vector<SocketAddress>> found =
-                               ResolveHost(parts, {.is_passive = true});
-                           if (found.ok()) addresses = *found;
-                           return found;
-                         }));
+  FERRY_ASSIGN_OR_RETURN(std::unique_ptr<Listener> listener, OpenListener(options, addresses));
   TcpStoreServerOptions tcp_store{.limits = options.coordinator,
                                   .request_limits = LimitsOfRequests(options.coordinator),
                                   .keepalive_time = options.keepalive_time,
@@ -121,7 +151,7 @@ absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Create(
                               .keepalive_timeout = options.keepalive_timeout,
                               .hello_timeout = options.hello_timeout,
                               .max_silent_connections = options.max_silent_connections};
-  FERRY_ASSIGN_OR_RETURN(self->tcp_store_, TcpStoreServer::Create(std::move(tcp_store)));
+  FERRY_ASSIGN_OR_RETURN(self->tcp_store_, CreateStores(tcp_store, options));
   // At the host of the coordinator's own port, which is not resolved again: a name server that is
   // slow would delay all agents.
   const size_t host_bytes = std::min(options.listen.rfind(':'), options.listen.size());
@@ -216,6 +246,9 @@ absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Create(
           [](const std::string& trouble) {
             std::fprintf(stderr, "ferry coordinator: %s\n", trouble.c_str());
           }};
+  if (options.predecessor.has_value()) {
+    for (const int silent : options.predecessor->silent) self->direct_->Take(UniqueFd(silent));
+  }
   FERRY_RETURN_IF_ERROR(self->listener_->Start(*self->accept_loop_, std::move(callbacks)));
   return self;
 }
@@ -230,6 +263,42 @@ CoordinatorServer::CoordinatorServer(std::unique_ptr<Coordinator> coordinator,
       sessions_(frontend_, options.check_end_job) {}
 
 CoordinatorServer::~CoordinatorServer() { Stop(); }
+
+std::vector<std::string> CoordinatorServer::ClientsOfThisProcess() {
+  std::vector<std::string> clients;
+  const auto add = [&clients](size_t count, absl::string_view one, absl::string_view of) {
+    if (count > 0) clients.push_back(Counted(count, one, of));
+  };
+  const auto [tasks, waits] = executor_.Run([](const Coordinator& coordinator) {
+    return std::pair(static_cast<size_t>(coordinator.membership().connected_count()) +
+                         coordinator.JoiningTasks().size(),
+                     coordinator.Waits().size());
+  });
+  // Tasks of both kinds of clients.
+  add(tasks, "task", " of a job");
+  if (tasks == 0) add(waits, "pending call", " of a job");
+  add(std::max(sessions_.session_count(), static_cast<size_t>(direct_->stream_count())),
+      "connection", " of Ferry's agents or tools");
+  const size_t runs = elastic_->Report().size();
+  add(runs, "run", " of torchrun or ferry://");
+  if (tasks == 0 && runs == 0) add(tcp_store_->port_count(), "store", " with a port of its own");
+  add(lighthouse_.Run([](const Lighthouse& lighthouse) { return lighthouse.wait_count(); }),
+      "replica", " of torchft in a quorum call");
+  return clients;
+}
+
+std::unique_ptr<PausedServer> CoordinatorServer::Pause() {
+  auto paused = std::make_unique<PausedServer>();
+  // In the order in which connections are passed on.
+  paused->loops.emplace_back(*accept_loop_);
+  paused->loops.emplace_back(*direct_->loop());
+  for (PausedLoop& loop : tcp_store_->Pause()) paused->loops.push_back(std::move(loop));
+  paused->state.address = address_;
+  paused->state.listeners = listener_->descriptors();
+  paused->state.silent = direct_->Silent();
+  paused->state.scopes = tcp_store_->Export();
+  return paused;
+}
 
 void CoordinatorServer::Stop() {
   if (server_ == nullptr) return;

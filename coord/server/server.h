@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -23,11 +24,13 @@
 #include "coord/server/control_service.h"
 #include "coord/server/direct_control.h"
 #include "coord/server/elastic_server.h"
+#include "coord/server/handover_proto.h"
 #include "coord/server/lighthouse_server.h"
 #include "coord/server/tcp_store_server.h"
 #include "coord/server/unary_service.h"
 #include "coord/wire/device_info_proto.h"
 #include "net/listener.h"
+#include "net/paused_loop.h"
 #include "net/socket_loop.h"
 
 namespace ferry::coord {
@@ -63,10 +66,22 @@ struct ServerOptions {
   int tcp_store_threads = TcpStoreServer::DefaultThreads();
   // How long Stop waits for pending answers to be sent.
   absl::Duration stop_grace = absl::Seconds(2);
+  // The state that the process image before this one has left: its listening sockets, in place of
+  // `listen`, and the connections of PyTorch's stores. If the stores cannot be restored, their
+  // connections are closed, and on_stores_lost is called with the reason.
+  std::optional<CoordinatorState> predecessor;
+  std::function<void(const absl::Status& why)> on_stores_lost;
   // Creates additional services for the same port; what they need outlives the server.
   std::function<std::vector<std::unique_ptr<grpc::Service>>(CoordinatorExecutor&,
                                                             GenericMethodTable&)>
       more_services;
+};
+
+// A server that accepts no connection and serves no store as long as this exists, so that its state
+// is that of its sockets: what arrives meanwhile is in the kernel.
+struct PausedServer {
+  std::vector<PausedLoop> loops;
+  CoordinatorState state;
 };
 
 // Thread-safe. Serves xla.DistributedRuntimeService, tensorflow.CoordinationService,
@@ -92,6 +107,14 @@ class CoordinatorServer final {
   TcpStoreServer& tcp_store() { return *tcp_store_; }
   LighthouseServer& lighthouse() { return lighthouse_; }
   ElasticServer& elastic() { return *elastic_; }
+
+  // The clients whose connections cannot be handed over, for a message: "2 tasks of a job". Empty
+  // if there are none. Replicas of torchft do not count, unless they wait for a quorum: they
+  // connect again.
+  std::vector<std::string> ClientsOfThisProcess();
+  // Pauses the server to hand its stores over. REQUIRES: not stopped; ClientsOfThisProcess() is
+  // empty, or its result is not used to hand over.
+  std::unique_ptr<PausedServer> Pause();
 
   // Ends pending calls as described in docs/protocols.md, then closes the port. Blocks for at most
   // about stop_grace. A second call does nothing.

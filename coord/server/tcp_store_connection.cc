@@ -34,6 +34,7 @@ constexpr size_t kPartsInTurn = 4;
 }  // namespace
 
 void TcpStoreConnection::Begin(TcpStoreClient client, std::string peer) {
+  worker_.AddConnection(*this);
   peer_ = std::move(peer);
   // The session exists only while the connection is open.
   session_ = std::make_shared<TcpStoreSession>(
@@ -52,6 +53,24 @@ void TcpStoreConnection::Watch() {
     return Close(absl::IsCancelled(added.status()) ? absl::OkStatus() : added.status());
   }
   source_ = *added;
+}
+
+TcpStoreConnectionState TcpStoreConnection::Export() const {
+  return {.socket = connection_.get(), .unread = unread_, .session = session_->Export()};
+}
+
+absl::Status TcpStoreConnection::Restore(TcpStoreConnectionState state) {
+  unread_ = std::move(state.unread);
+  return session_->Restore(std::move(state.session));
+}
+
+void TcpStoreConnection::GoOnLater() {
+  worker_.loop().Post([self = shared_from_this()] {
+    self->Watch();
+    if (!self->connection_.valid()) return;
+    if (self->session_->is_ambiguous()) self->ResolveLater();
+    self->Continue();
+  });
 }
 
 void TcpStoreConnection::EndWait(uint64_t wait) {
@@ -258,6 +277,7 @@ void TcpStoreConnection::Close(const absl::Status& why) {
     FERRY_LOG_WARN(kCoord, "closed a connection of a PyTorch store: peer={} error={}", peer_,
                    why.message());
   }
+  worker_.RemoveConnection(*this);
   worker_.RemoveWriting(*this);
   if (is_counted_) shared_.flow.Remove(session_->client());
   {

@@ -18,6 +18,7 @@
 
 #include "base/unique_fd.h"
 #include "coord/core/store.h"
+#include "coord/server/handover_proto.h"
 #include "coord/server/tcp_store_flow.h"
 #include "coord/server/tcp_store_shared.h"
 #include "coord/server/tcp_store_worker.h"
@@ -27,7 +28,8 @@
 
 namespace ferry::coord {
 
-// All methods are called on the worker's loop. The loop holds it until it is closed.
+// All methods are called on the worker's loop, or while it is paused. The loop holds it until it is
+// closed.
 class TcpStoreConnection final : public LoopSource,
                                  public TcpStoreFlowMember,
                                  public std::enable_shared_from_this<TcpStoreConnection> {
@@ -44,6 +46,21 @@ class TcpStoreConnection final : public LoopSource,
   // Must be called before the other methods, once each.
   void Begin(TcpStoreClient client, std::string peer);
   void Watch() ABSL_LOCKS_EXCLUDED(shared_.mu);
+
+  // For a hand-over. Restore is called between Begin and GoOnLater, which watches the connection
+  // and continues it, on the loop.
+  TcpStoreConnectionState Export() const;
+  //   Errors: as TcpStoreSession::Restore.
+  absl::Status Restore(TcpStoreConnectionState state);
+  void GoOnLater();
+  void Drop() ABSL_LOCKS_EXCLUDED(shared_.mu) { Close(absl::OkStatus()); }
+  const std::shared_ptr<TcpStoreScope>& scope() const { return scope_; }
+  const std::shared_ptr<TcpStoreSession>& session() const { return session_; }
+  // A wait has ended, and the connection is to be exported: its reply is to be written. EndWait may
+  // follow, if it is not.
+  void SettleWait(uint64_t wait) {
+    if (session_ != nullptr) session_->EndWait(wait);
+  }
 
   // A wait has ended: replies, and executes requests that were received after it.
   void EndWait(uint64_t wait) ABSL_LOCKS_EXCLUDED(shared_.mu);

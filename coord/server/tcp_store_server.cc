@@ -9,6 +9,7 @@
 #include <limits>
 #include <utility>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 
 #include "base/clock.h"
@@ -91,6 +92,10 @@ bool TcpStoreServer::HasDescriptorsFor(const UniqueFd& connection) {
 
 void TcpStoreServer::Serve(UniqueFd connection, std::shared_ptr<TcpStoreScope> scope) {
   if (!HasDescriptorsFor(connection)) return;
+  {
+    absl::MutexLock lock(&shared_.mu);
+    ++arriving_;
+  }
   const size_t worker = next_worker_.fetch_add(1, std::memory_order_relaxed) % workers_.size();
   const bool is_shared = scope == nullptr;
   auto begin = [this, worker, connection = std::move(connection),
@@ -117,27 +122,114 @@ void TcpStoreServer::AfterPendingEvents(size_t worker, size_t last,
 
 void TcpStoreServer::Begin(TcpStoreWorker& worker, UniqueFd connection,
                            std::shared_ptr<TcpStoreScope> scope) {
-  std::string peer = PeerName(connection.get());
   std::shared_ptr<TcpStoreConnection> served;
   {
     absl::MutexLock lock(&shared_.mu);
+    --arriving_;
     if (scope == nullptr) {
       scope = shared_.scopes.Shared();
     } else if (shared_.scopes.Find(scope->name) != scope) {
       return;  // Accepted while the port was being closed.
     }
-    shared_.scopes.Attach(scope);
-    const TcpStoreClient client(++shared_.last_client);
-    shared_.peers[client] = peer;
-    served = std::make_shared<TcpStoreConnection>(shared_, worker, std::move(connection),
-                                                  std::move(scope));
-    served->Begin(client, std::move(peer));
+    served = AddClient(worker, std::move(connection), std::move(scope));
     TickLater();
     // Shared() may have ended reservations, and thereby waits.
     worker.RunCompletions();
   }
   worker.FlushReady();
   served->Watch();
+}
+
+std::shared_ptr<TcpStoreConnection> TcpStoreServer::AddClient(
+    TcpStoreWorker& worker, UniqueFd connection, std::shared_ptr<TcpStoreScope> scope) {
+  std::string peer = PeerName(connection.get());
+  shared_.scopes.Attach(scope);
+  const TcpStoreClient client(++shared_.last_client);
+  shared_.peers[client] = peer;
+  auto served = std::make_shared<TcpStoreConnection>(shared_, worker, std::move(connection),
+                                                     std::move(scope));
+  served->Begin(client, std::move(peer));
+  return served;
+}
+
+std::vector<PausedLoop> TcpStoreServer::Pause() {
+  {
+    // Those that a paused worker would pass on to another one.
+    absl::MutexLock lock(&shared_.mu);
+    const auto is_quiet = [this]()
+                              ABSL_EXCLUSIVE_LOCKS_REQUIRED(shared_.mu) { return arriving_ == 0; };
+    shared_.mu.Await(absl::Condition(&is_quiet));
+  }
+  std::vector<PausedLoop> paused;
+  paused.reserve(workers_.size());
+  for (const auto& worker : workers_) paused.emplace_back(worker->loop());
+  return paused;
+}
+
+std::vector<TcpStoreScopeState> TcpStoreServer::Export() {
+  absl::MutexLock lock(&shared_.mu);
+  std::vector<TcpStoreScopeState> states;
+  absl::flat_hash_map<const TcpStoreScope*, size_t> index;
+  for (const std::shared_ptr<TcpStoreScope>& scope : shared_.scopes.All()) {
+    index[scope.get()] = states.size();
+    states.push_back({.name = scope->name, .since = scope->since, .store = scope->store.Export()});
+  }
+  for (const auto& worker : workers_) {
+    worker->SettleWaits();
+    for (const TcpStoreConnection* const connection : worker->connections()) {
+      const auto at = index.find(connection->scope().get());
+      if (at != index.end()) states[at->second].connections.push_back(connection->Export());
+    }
+  }
+  return states;
+}
+
+absl::Status TcpStoreServer::RestoreScope(
+    TcpStoreScopeState state, std::vector<std::shared_ptr<TcpStoreConnection>>& restored) {
+  // Owned from here on, so that they are closed after an error.
+  std::vector<UniqueFd> sockets;
+  for (const TcpStoreConnectionState& each : state.connections) sockets.emplace_back(each.socket);
+  FERRY_ASSIGN_OR_RETURN(const std::shared_ptr<TcpStoreScope> scope,
+                         shared_.scopes.Restore(state.name, state.since));
+  FERRY_RETURN_IF_ERROR(scope->store.Restore(state.store));
+  TcpStoreSession::Sessions sessions;
+  for (size_t i = 0; i < sockets.size(); ++i) {
+    TcpStoreConnectionState& each = state.connections[i];
+    const TcpStoreClient former = each.session.client;
+    restored.push_back(AddClient(NextWorker(), std::move(sockets[i]), scope));
+    FERRY_RETURN_IF_ERROR(restored.back()->Restore(std::move(each)));
+    if (!sessions.emplace(former, restored.back()->session()).second) {
+      return absl::InvalidArgumentError(absl::StrCat("client ", former.value(), " occurs twice"));
+    }
+  }
+  return TcpStoreSession::RestoreWaits(state.store, sessions);
+}
+
+absl::Status TcpStoreServer::Restore(std::vector<TcpStoreScopeState> scopes) {
+  const std::vector<PausedLoop> paused = Pause();
+  std::vector<std::shared_ptr<TcpStoreConnection>> restored;
+  absl::Status status;
+  {
+    absl::MutexLock lock(&shared_.mu);
+    for (TcpStoreScopeState& scope : scopes) {
+      // After an error only to close the rest.
+      status.Update(RestoreScope(std::move(scope), restored));
+    }
+    TickLater();
+  }
+  for (const std::shared_ptr<TcpStoreConnection>& connection : restored) {
+    if (status.ok()) {
+      connection->GoOnLater();
+    } else {
+      connection->Drop();
+    }
+  }
+  return status;
+}
+
+size_t TcpStoreServer::port_count() const {
+  absl::MutexLock lock(&shared_.mu);
+  return shared_.ports.size();
 }
 
 absl::StatusOr<int> TcpStoreServer::HoldOpenPort(absl::string_view name) {

@@ -22,11 +22,13 @@
 #include "base/table_sizes.h"
 #include "base/unique_fd.h"
 #include "coord/core/store.h"
+#include "coord/server/handover_proto.h"
 #include "coord/server/tcp_store_report.h"
 #include "coord/server/tcp_store_shared.h"
 #include "coord/server/tcp_store_worker.h"
 #include "coord/tcpstore/tcp_store_scopes.h"
 #include "net/listener.h"
+#include "net/paused_loop.h"
 
 namespace ferry::coord {
 
@@ -84,6 +86,19 @@ class TcpStoreServer final {
   TcpStoreMemory Memory() const;
   TableSizes InnerTableSizes() const ABSL_LOCKS_EXCLUDED(mu_);
 
+  // Stops serving as long as the result exists. Take and the listeners must not be called
+  // meanwhile: their loops are paused first.
+  std::vector<PausedLoop> Pause() ABSL_LOCKS_EXCLUDED(shared_.mu);
+  // The scopes, with their connections. REQUIRES: paused; no scope has a port.
+  std::vector<TcpStoreScopeState> Export() ABSL_LOCKS_EXCLUDED(shared_.mu);
+  // Goes on with exported scopes, and owns the connections in them. Called once, before any other
+  // method.
+  //   Errors: as TcpStore::Restore and TcpStoreSession::Restore; all connections are closed then,
+  //   and this must not be used any more.
+  absl::Status Restore(std::vector<TcpStoreScopeState> scopes) ABSL_LOCKS_EXCLUDED(shared_.mu);
+  // The number of scopes that have a port.
+  size_t port_count() const ABSL_LOCKS_EXCLUDED(shared_.mu);
+
   // Closes all connections and ports. A second call does nothing.
   void Stop();
 
@@ -93,13 +108,25 @@ class TcpStoreServer final {
   explicit TcpStoreServer(TcpStoreServerOptions options);
 
   // Passes a new connection to a worker. A null scope stands for that of the coordinator's port.
-  void Serve(UniqueFd connection, std::shared_ptr<TcpStoreScope> scope);
+  void Serve(UniqueFd connection, std::shared_ptr<TcpStoreScope> scope)
+      ABSL_LOCKS_EXCLUDED(shared_.mu);
   // Calls `done` on the loop of workers_[last] after all workers, beginning with the next one, have
   // handled the events that the kernel has reported until now.
   void AfterPendingEvents(size_t worker, size_t last, absl::AnyInvocable<void() &&> done);
   // On the worker's loop.
   void Begin(TcpStoreWorker& worker, UniqueFd connection, std::shared_ptr<TcpStoreScope> scope)
       ABSL_LOCKS_EXCLUDED(shared_.mu);
+  // Adds a client of the scope. On the worker's loop, or while it is paused.
+  std::shared_ptr<TcpStoreConnection> AddClient(TcpStoreWorker& worker, UniqueFd connection,
+                                                std::shared_ptr<TcpStoreScope> scope)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(shared_.mu);
+  // Adds the connections to `restored`. REQUIRES: paused.
+  absl::Status RestoreScope(TcpStoreScopeState state,
+                            std::vector<std::shared_ptr<TcpStoreConnection>>& restored)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(shared_.mu);
+  TcpStoreWorker& NextWorker() {
+    return *workers_[next_worker_.fetch_add(1, std::memory_order_relaxed) % workers_.size()];
+  }
   bool HasDescriptorsFor(const UniqueFd& connection);
   // If the port of the scope is open, adds a reference and returns the port; otherwise returns 0.
   //   Errors: as TcpStoreScopes::Open.
@@ -116,6 +143,8 @@ class TcpStoreServer final {
   LogLimiter refused_log_;
   std::atomic<size_t> next_worker_{0};
 
+  // The number of connections that are on the way from Serve to Begin.
+  size_t arriving_ ABSL_GUARDED_BY(shared_.mu) = 0;
   bool will_tick_ ABSL_GUARDED_BY(shared_.mu) = false;
   // On the first worker's loop.
   absl::Time period_end_ = absl::InfinitePast();

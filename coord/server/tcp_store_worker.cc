@@ -68,6 +68,11 @@ void TcpStoreWorker::FlushReady() {
   is_flushing_ = false;
 }
 
+void TcpStoreWorker::SettleWaits() {
+  for (const EndedWait& ended : ended_) ended.connection->SettleWait(ended.wait);
+  for (const EndedWait& ended : ready_) ended.connection->SettleWait(ended.wait);
+}
+
 void TcpStoreWorker::AddWriting(TcpStoreConnection& connection) {
   writing_.insert(&connection);
   CountLater();

@@ -24,7 +24,8 @@ class TcpStoreConnection;
 // and holds the lock of TcpStoreShared only while it uses the stores. A request may end the waits
 // of connections on other workers; these are woken to write the replies.
 //
-// Except for loop(), Stop and AddEndedWait, all methods are called on the loop.
+// Except for loop(), Stop and AddEndedWait, all methods are called on the loop, or while it is
+// paused.
 class TcpStoreWorker final {
  public:
   // `shared` outlives it. `number`: less than the number of threads in its options.
@@ -45,6 +46,14 @@ class TcpStoreWorker final {
   // Replies to the ended waits of its connections, and wakes the workers of the others.
   void FlushReady() ABSL_LOCKS_EXCLUDED(shared_.mu);
 
+  // Adds the replies to ended waits to the output of their connections, which are about to be
+  // exported. If they are not, FlushReady writes them later. REQUIRES: paused.
+  void SettleWaits() ABSL_EXCLUSIVE_LOCKS_REQUIRED(shared_.mu);
+
+  // The connection is open, or is closed.
+  void AddConnection(TcpStoreConnection& connection) { connections_.insert(&connection); }
+  void RemoveConnection(TcpStoreConnection& connection) { connections_.erase(&connection); }
+  const absl::flat_hash_set<TcpStoreConnection*>& connections() const { return connections_; }
   // The connection has unread replies, or none any more.
   void AddWriting(TcpStoreConnection& connection);
   void RemoveWriting(TcpStoreConnection& connection) { writing_.erase(&connection); }
@@ -73,7 +82,8 @@ class TcpStoreWorker final {
   std::vector<EndedWait> ready_;
   bool is_flushing_ = false;
   std::vector<TcpStoreWorker*> to_wake_;
-  // Connections with unread replies.
+  absl::flat_hash_set<TcpStoreConnection*> connections_;
+  // Those with unread replies.
   absl::flat_hash_set<TcpStoreConnection*> writing_;
   bool will_count_ = false;
 };

@@ -34,6 +34,8 @@ class MasterHost final {
   std::vector<std::unique_ptr<grpc::Service>> Attach(coord::CoordinatorExecutor& strand,
                                                      coord::GenericMethodTable& rare);
 
+  size_t session_count() const { return master_ == nullptr ? 0 : master_->session_count(); }
+
   // Ends all sessions and completes all calls. Waits at most `grace` for workers to be notified.
   // Call before the coordinator's server stops. Idempotent.
   void Stop(absl::Duration grace);

@@ -7,7 +7,9 @@
 #include <netinet/tcp.h>
 #include <sys/socket.h>
 #include <sys/time.h>
+#include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <memory>
 #include <set>
@@ -25,7 +27,10 @@
 
 #include "base/thread.h"
 #include "base/unique_fd.h"
+#include "coord/server/handover_proto.h"
+#include "net/paused_loop.h"
 #include "tests/coord/tcpstore/tcp_store_bytes.h"
+#include "tests/coord/tcpstore/tcp_store_handover.h"
 
 namespace ferry::coord {
 namespace {
@@ -79,12 +84,11 @@ class TcpStoreServerTest : public testing::Test {
   };
 
   TcpStoreServerTest() {
-    TcpStoreServerOptions options;
-    options.keepalive_time = absl::Seconds(30);
-    options.keepalive_timeout = absl::Seconds(20);
-    options.idle_timeout = absl::Minutes(10);
-    options.threads = kThreads;
-    server_ = *TcpStoreServer::Create(options);
+    options_.keepalive_time = absl::Seconds(30);
+    options_.keepalive_timeout = absl::Seconds(20);
+    options_.idle_timeout = absl::Minutes(10);
+    options_.threads = kThreads;
+    server_ = *TcpStoreServer::Create(options_);
     listener_ = UniqueFd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
     sockaddr_in address = {};
     address.sin_family = AF_INET;
@@ -113,6 +117,26 @@ class TcpStoreServerTest : public testing::Test {
     return clients;
   }
 
+  // Stops the server for good, and returns its state, with sockets for another one.
+  CoordinatorState Leave() {
+    std::vector<PausedLoop> paused = server_->Pause();
+    CoordinatorState state;
+    state.scopes = server_->Export();
+    for (TcpStoreScopeState& scope : state.scopes) {
+      for (TcpStoreConnectionState& each : scope.connections) each.socket = dup(each.socket);
+    }
+    absl::StatusOr<CoordinatorState> read = DecodeHandover(Encoded(state));
+    EXPECT_TRUE(read.ok()) << read.status();
+    former_.push_back({std::move(server_), std::move(paused)});
+    server_ = *TcpStoreServer::Create(options_);
+    return *std::move(read);
+  }
+  void HandOver() {
+    // Replaces server_.
+    CoordinatorState state = Leave();
+    ASSERT_EQ(server_->Restore(std::move(state.scopes)), absl::OkStatus());
+  }
+
   // Returns false if the condition does not become true in time.
   static bool WaitFor(absl::FunctionRef<bool()> condition) {
     const absl::Time deadline = absl::Now() + absl::Seconds(kPatienceS);
@@ -123,8 +147,16 @@ class TcpStoreServerTest : public testing::Test {
     return true;
   }
 
+  TcpStoreServerOptions options_;
   std::unique_ptr<TcpStoreServer> server_;
   UniqueFd listener_;
+  // They stay paused until the test is over, since a process image that is replaced does nothing
+  // more.
+  struct Former {
+    std::unique_ptr<TcpStoreServer> server;
+    std::vector<PausedLoop> paused;
+  };
+  std::vector<Former> former_;
 };
 
 TEST_F(TcpStoreServerTest, MultiSet_WaitsOnAllWorkers_AreEndedOnce) {
@@ -255,6 +287,88 @@ TEST_F(TcpStoreServerTest, UnreadReplies_OnAllWorkersOfReplacedValues_AreCounted
       << server_->Memory().client_bytes;
   // Once, not for each reply.
   EXPECT_LT(server_->Memory().client_bytes, 2 * value.size());
+}
+
+TEST_F(TcpStoreServerTest, HandOver_KeysAreSetByAllWorkersMeanwhile_EachWaitIsAnsweredOnce) {
+  const auto waiters = Connect(2 * kThreads);
+  const auto setters = Connect(kThreads);
+  for (uint32_t round = 0; round < 25; ++round) {
+    for (size_t i = 0; i < waiters.size(); ++i) {
+      waiters[i]->Send(kBytes.Wait({absl::StrCat(round, "/", i)}));
+    }
+    for (size_t i = 0; i < waiters.size(); ++i) {
+      setters[i % kThreads]->Send(kBytes.Set(absl::StrCat(round, "/", i), ""));
+    }
+    HandOver();
+    for (const auto& waiter : waiters) {
+      ASSERT_EQ(waiter->Read(1), kStop) << "round " << round;
+      waiter->ExpectPong(round);
+    }
+    for (const auto& setter : setters) setter->ExpectPong(round);
+  }
+}
+
+TEST_F(TcpStoreServerTest, HandOver_ClientsOfAllWorkersAddMeanwhile_EachNumberIsDrawnOnce) {
+  constexpr int kClients = 2 * kThreads;
+  auto clients = Connect(kClients);
+  absl::Mutex mu;
+  std::multiset<int64_t> drawn;
+  std::atomic<bool> is_over{false};
+  std::vector<std::unique_ptr<Thread>> threads;
+  for (const auto& client : clients) {
+    threads.push_back(std::make_unique<Thread>("client", [&mu, &drawn, &client, &is_over] {
+      while (!is_over) {
+        client->Send(kBytes.Add("n", 1));
+        const auto number = client->ReadNumber<int64_t>();
+        absl::MutexLock lock(&mu);
+        drawn.insert(number);
+      }
+    }));
+  }
+  for (size_t i = 1; i <= 10; ++i) {
+    EXPECT_TRUE(WaitFor([&] {
+      absl::MutexLock lock(&mu);
+      return drawn.size() > i * 500;
+    }));
+    HandOver();
+  }
+  is_over = true;
+  for (const auto& thread : threads) thread->Join();
+  EXPECT_EQ(*drawn.begin(), 1);
+  EXPECT_EQ(*drawn.rbegin(), static_cast<int64_t>(drawn.size()));
+  EXPECT_EQ(std::set<int64_t>(drawn.begin(), drawn.end()).size(), drawn.size());
+}
+
+TEST_F(TcpStoreServerTest, Pause_ThatEndsWithoutASuccessor_LosesNothing) {
+  const auto waiters = Connect(2 * kThreads);
+  const auto setter = Connect();
+  for (uint32_t round = 0; round < 25; ++round) {
+    for (const auto& waiter : waiters) waiter->Send(kBytes.Wait({absl::StrCat(round)}));
+    setter->Send(kBytes.Set(absl::StrCat(round), ""));
+    {
+      const std::vector<PausedLoop> paused = server_->Pause();
+      EXPECT_EQ(server_->Export().size(), 1u);
+    }
+    for (const auto& waiter : waiters) {
+      ASSERT_EQ(waiter->Read(1), kStop) << "round " << round;
+      waiter->ExpectPong(round);
+    }
+  }
+}
+
+TEST_F(TcpStoreServerTest, Restore_StateThatMakesNoSense_ClosesAllConnections) {
+  const auto clients = Connect(2 * kThreads);
+  for (const auto& client : clients) {
+    client->Send(kBytes.Wait({"absent"}));
+    EXPECT_TRUE(WaitFor([&] { return server_->InnerTableSizes()["tcpstore.waits"] > 0; }));
+  }
+  CoordinatorState state = Leave();
+  ASSERT_FALSE(state.scopes[0].store.waits.empty());
+  state.scopes[0].store.waits[0].client = TcpStoreClient(12345);
+  EXPECT_FALSE(server_->Restore(std::move(state.scopes)).ok());
+  // The former server has the same connections.
+  former_.clear();
+  for (const auto& client : clients) EXPECT_TRUE(client->IsClosed());
 }
 
 TEST_F(TcpStoreServerTest, Stop_WithPendingWaits_ClosesAllConnections) {
