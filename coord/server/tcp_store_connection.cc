@@ -39,9 +39,7 @@ void TcpStoreConnection::Begin(TcpStoreClient client, std::string peer) {
   // The session exists only while the connection is open.
   session_ = std::make_shared<TcpStoreSession>(
       scope_->store, client, shared_.options.request_limits,
-      [this](TcpStoreSession&, uint64_t wait) ABSL_EXCLUSIVE_LOCKS_REQUIRED(shared_.mu) {
-        worker_.AddEndedWait(shared_from_this(), wait);
-      });
+      [this](TcpStoreSession&, uint64_t wait) { worker_.AddEndedWait(shared_from_this(), wait); });
 }
 
 void TcpStoreConnection::Watch() {

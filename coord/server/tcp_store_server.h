@@ -63,17 +63,17 @@ class TcpStoreServer final {
 
   // Serves a connection of the coordinator's port. Never blocks. Closes it if its descriptor
   // is over DescriptorLimit; PyTorch's clients try again.
-  void Take(UniqueFd connection) ABSL_LOCKS_EXCLUDED(mu_);
+  void Take(UniqueFd connection) ABSL_LOCKS_EXCLUDED(shared_.mu);
 
   // Opens the listener of a scope, as Listener::OpenTcp. May block; called without the lock.
   using OpenListener = absl::FunctionRef<absl::StatusOr<std::unique_ptr<Listener>>()>;
   // Adds a reference to the scope `name`, and returns its port, which the first call opens.
   //   Errors: as TcpStoreScopes::Open and `open`; RESOURCE_EXHAUSTED if all free descriptors are
   //   over DescriptorLimit.
-  absl::StatusOr<int> OpenScope(absl::string_view name, OpenListener open) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::StatusOr<int> OpenScope(absl::string_view name, OpenListener open) ABSL_LOCKS_EXCLUDED(shared_.mu);
   // Releases a reference; the last one closes the port. Connected clients are still served.
   //   Errors: NOT_FOUND.
-  absl::Status CloseScope(absl::string_view name) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status CloseScope(absl::string_view name) ABSL_LOCKS_EXCLUDED(shared_.mu);
 
   // See ReportTcpStores and ListTcpStore.
   std::vector<TcpStoreScopeReport> Report(size_t max_waits) const {
@@ -84,7 +84,7 @@ class TcpStoreServer final {
     return ListTcpStore(shared_, scope, prefix, limit);
   }
   TcpStoreMemory Memory() const;
-  TableSizes InnerTableSizes() const ABSL_LOCKS_EXCLUDED(mu_);
+  TableSizes InnerTableSizes() const ABSL_LOCKS_EXCLUDED(shared_.mu);
 
   // Stops serving as long as the result exists. Take and the listeners must not be called
   // meanwhile: their loops are paused first.

@@ -28,11 +28,13 @@ absl::StatusOr<std::unique_ptr<TcpStoreWorker>> TcpStoreWorker::Create(TcpStoreS
 }
 
 void TcpStoreWorker::AddEndedWait(std::shared_ptr<TcpStoreConnection> connection, uint64_t wait) {
+  shared_.mu.AssertHeld();
   if (ended_.empty()) shared_.to_wake.push_back(this);
   ended_.push_back({std::move(connection), wait});
 }
 
 void TcpStoreWorker::RunCompletions() {
+  shared_.mu.AssertHeld();
   while (!shared_.completions.empty()) {
     for (Completion& completion : shared_.completions.Take()) std::move(completion)();
   }
@@ -69,6 +71,7 @@ void TcpStoreWorker::FlushReady() {
 }
 
 void TcpStoreWorker::SettleWaits() {
+  shared_.mu.AssertHeld();
   for (const EndedWait& ended : ended_) ended.connection->SettleWait(ended.wait);
   for (const EndedWait& ended : ready_) ended.connection->SettleWait(ended.wait);
 }

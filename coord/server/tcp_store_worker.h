@@ -24,6 +24,9 @@ class TcpStoreConnection;
 // and holds the lock of TcpStoreShared only while it uses the stores. A request may end the waits
 // of connections on other workers; these are woken to write the replies.
 //
+// "The lock" is that of TcpStoreShared. The compiler does not check it here, since callers hold it
+// by another name.
+//
 // Except for loop(), Stop and AddEndedWait, all methods are called on the loop, or while it is
 // paused.
 class TcpStoreWorker final {
@@ -37,18 +40,17 @@ class TcpStoreWorker final {
 
   SocketLoop& loop() { return *loop_; }
 
-  // A wait of one of its connections has ended. On any worker's loop.
-  void AddEndedWait(std::shared_ptr<TcpStoreConnection> connection, uint64_t wait)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(shared_.mu);
+  // A wait of one of its connections has ended. On any worker's loop. REQUIRES: the lock is held.
+  void AddEndedWait(std::shared_ptr<TcpStoreConnection> connection, uint64_t wait);
   // Runs the callbacks of ended waits. Called whenever stores have been used, before the lock is
-  // released. FlushReady must follow.
-  void RunCompletions() ABSL_EXCLUSIVE_LOCKS_REQUIRED(shared_.mu);
+  // released. FlushReady must follow. REQUIRES: the lock is held.
+  void RunCompletions();
   // Replies to the ended waits of its connections, and wakes the workers of the others.
   void FlushReady() ABSL_LOCKS_EXCLUDED(shared_.mu);
 
   // Adds the replies to ended waits to the output of their connections, which are about to be
-  // exported. If they are not, FlushReady writes them later. REQUIRES: paused.
-  void SettleWaits() ABSL_EXCLUSIVE_LOCKS_REQUIRED(shared_.mu);
+  // exported. If they are not, FlushReady writes them later. REQUIRES: paused, the lock is held.
+  void SettleWaits();
 
   // The connection is open, or is closed.
   void AddConnection(TcpStoreConnection& connection) { connections_.insert(&connection); }

@@ -122,6 +122,7 @@ class TcpStore final {
                                WaitCallback done);
   // Ends the client's wait without calling `done`, unless it is queued in `completions` already.
   void CancelWait(TcpStoreClient client);
+  bool IsWaiting(TcpStoreClient client) const { return wait_of_client_.contains(client); }
   // The memory that the client's pending wait takes; 0 if there is none.
   size_t WaitBytes(TcpStoreClient client) const;
   // The client has disconnected, or makes a request other than QUEUE_POP: ends its wait and its

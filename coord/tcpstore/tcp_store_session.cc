@@ -46,22 +46,18 @@ bool ConcernsKeys(TcpStoreOp op) {
 }  // namespace
 
 bool TcpStoreSession::InterruptsWait(char op) {
-  switch (parser_.dialect()) {
-    case TcpStoreDialect::kTorch22:
-      return op == kTorch22CancelWait;
-    case TcpStoreDialect::kTorch21:
-      return op == kTorch21CancelWait;
-    case TcpStoreDialect::kTorch1:
-    case TcpStoreDialect::kUnknown:
-      // These clients do not cancel a wait that timed out; they send their next request, and expect
-      // no reply to the wait.
-      if (op != kTorch21CancelWait) {
-        store_.CancelWait(client_);
-        pending_wait_ = 0;
-        wait_bytes_ = 0;
-      }
-      return true;
+  const bool is_torch22 = parser_.dialect() == TcpStoreDialect::kTorch22;
+  if (op == (is_torch22 ? kTorch22CancelWait : kTorch21CancelWait)) {
+    // If the wait has ended already, both are answered.
+    if (!store_.IsWaiting(client_)) EndWait(pending_wait_);
+    return true;
   }
+  if (is_torch22 || parser_.dialect() == TcpStoreDialect::kTorch21) return false;
+  // Clients of 1.13 to 2.0 do not cancel a wait that timed out; they send their next request, and
+  // expect no reply to the wait.
+  store_.CancelWait(client_);
+  pending_wait_ = 0;
+  wait_bytes_ = 0;
   return true;
 }
 

@@ -102,6 +102,14 @@ class Coordinator:
             check(time.monotonic() < deadline, f"the keys still exist after {PATIENCE_S} s: {scopes}")
             time.sleep(0.1)
 
+    def wait_for_takeovers(self, count):
+        """Waits until it has replaced its program `count` times."""
+        deadline = time.monotonic() + PATIENCE_S
+        while self.text().count("has taken over") < count:
+            check(time.monotonic() < deadline and "goes on" not in self.text(),
+                  f"it was not replaced {count} times: {self.text()[-500:]}")
+            time.sleep(0.01)
+
     def store(self, **options):
         options = {"is_master": False, "wait_for_workers": False, "timeout": seconds(60), **options}
         return dist.TCPStore(self.host, self.port, **options)
@@ -374,6 +382,29 @@ def barrier_after_init(ferry):
     """TORCH_DIST_INIT_BARRIER=1, which counts in the store."""
     with Coordinator(ferry) as coordinator:
         group(coordinator, lambda rank: sum_of_ranks(), TORCH_DIST_INIT_BARRIER="1")
+
+
+@case
+def gloo_group_while_the_coordinator_is_upgraded(ferry):
+    """The coordinator replaces its program while all ranks but one wait for a key."""
+    with Coordinator(ferry) as coordinator:
+        def body(rank):
+            store = dist.distributed_c10d._get_default_store()
+            for upgrade in range(1, 4):
+                key = f"upgrade/{upgrade}"
+                if rank == 0:
+                    store.wait([f"{key}/{other}" for other in range(1, RANKS)])
+                    os.kill(coordinator.popen.pid, signal.SIGUSR2)
+                    coordinator.wait_for_takeovers(upgrade)
+                    store.set(key, "done")
+                else:
+                    store.set(f"{key}/{rank}", "waits")
+                    store.wait([key])
+                store.add("passed", 1)
+                dist.new_group(list(range(RANKS)))
+                sum_of_ranks()
+            equal(store.add("passed", 0), 3 * RANKS, "passes")
+        group(coordinator, body)
 
 
 @case

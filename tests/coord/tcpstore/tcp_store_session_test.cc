@@ -572,6 +572,30 @@ TEST_F(TcpStoreSessionTest, Waits_OfManyClientsForTheSameKeys_EndOrAreCancelledI
   EXPECT_EQ(sizes["tcpstore.waiters"], 0u);
 }
 
+TEST_F(TcpStoreSessionTest, Wait_EndedButNotDelivered_IsAnsweredBeforeTheNextRequest) {
+  const auto client = world_.Connect();
+  const auto setter = world_.Connect();
+  client->Send(client->bytes.Wait({"a"}));
+  const std::string set = setter->bytes.Set("a", "");
+  absl::string_view rest = set;
+  // Without the completions.
+  ASSERT_TRUE(setter->session().Consume(rest).ok());
+  EXPECT_EQ(client->Send(client->bytes.CancelWait()), kStop + kCanceled);
+  client->Send(client->bytes.Wait({"b"}));
+  EXPECT_EQ(client->Received(), "");
+}
+
+TEST_F(TcpStoreSessionTest, Wait_EndedButNotDeliveredAndAbandoned_IsNotAnswered) {
+  const auto client = world_.Connect(TcpStoreDialect::kTorch1);
+  const auto setter = world_.Connect();
+  client->Send(client->bytes.Wait({"a"}));
+  const std::string set = setter->bytes.Set("a", "");
+  absl::string_view rest = set;
+  ASSERT_TRUE(setter->session().Consume(rest).ok());
+  EXPECT_EQ(client->Send(client->bytes.Get("a")), Vec(""));
+  EXPECT_EQ(client->Received(), "");
+}
+
 TEST_F(TcpStoreSessionTest, Wait_QueueNamedTwice_IsEndedByOneElement) {
   const auto client = world_.Connect();
   const auto pusher = world_.Connect();
