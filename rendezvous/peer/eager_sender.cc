@@ -78,6 +78,8 @@ EagerSender::Decision EagerSender::Send(int64_t step_id, const RendezvousKey& ke
   step.bytes += value.bytes;
   ++values_;
   bytes_ += value.bytes;
+  decision.asks_for_acks = step.is_closing && !step.has_asked_for_acks;
+  step.has_asked_for_acks |= decision.asks_for_acks;
   return decision;
 }
 
@@ -291,9 +293,10 @@ void EagerSender::OnStepRefused(int64_t step_id) {
 }
 
 bool EagerSender::StartFlush(int64_t step_id) {
-  const auto found = steps_.find(step_id);
-  if (!rules_.asks_for_acks || found == steps_.end()) return false;
-  Step& step = found->second;
+  if (!rules_.asks_for_acks) return false;
+  Step& step = steps_[step_id];
+  step.is_closing = true;
+  // After a value, so that the consumer knows the step, or that it is over.
   if (step.values == 0 || step.has_asked_for_acks) return false;
   step.has_asked_for_acks = true;
   return true;
@@ -369,7 +372,8 @@ size_t EagerSender::Fingerprint() const {
         record.is_over);
   }
   for (const auto& [step_id, step] : steps_) {
-    add('s', step_id, step.is_pulled, step.is_refused, step.is_starting, step.has_asked_for_acks,
+    add('s', step_id, step.is_pulled, step.is_refused, step.is_starting, step.is_closing,
+        step.has_asked_for_acks,
         step.values, step.bytes, step.refused);
     for (const RendezvousKey& key : step.backlog) add('b', step_id, key.hash());
   }

@@ -48,6 +48,8 @@ class EagerSender final {
     bool defines_name = false;
     // To be sent. Definitions point into the key's text.
     absl::InlinedVector<EagerPullMessage, 1> pulls;
+    // ACK_NOW is to be sent after it: the step is being closed.
+    bool asks_for_acks = false;
     // Something can be drained, see NextToDrain.
     bool needs_drain = false;
   };
@@ -101,7 +103,7 @@ class EagerSender final {
   // A STEP_REFUSED.
   void OnStepRefused(int64_t step_id);
 
-  // The step is being closed. True: send ACK_NOW.
+  // The step is being closed: queued values may still be sent. True: send ACK_NOW.
   bool StartFlush(int64_t step_id);
   // All that was sent in that step was received.
   bool IsFlushed(int64_t step_id) const;
@@ -138,6 +140,7 @@ class EagerSender final {
     bool is_refused = false;
     // Values wait for OnStepServing.
     bool is_starting = false;
+    bool is_closing = false;
     bool has_asked_for_acks = false;
     // Not acknowledged. Refused values hold no credit.
     uint64_t values = 0;

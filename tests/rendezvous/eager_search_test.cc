@@ -31,7 +31,114 @@ TEST(EagerSearch, OneKeyWithOneValueOfCredit) {
   WorldOptions options;
   options.values = {Small(), Small(), Dead()};
   options.receives = {{}, {}, {}};
+  options.cancels = 1;
   ExpectAllIsWell("one key, credit of one value", options);
+}
+
+TEST(EagerSearch, OneKeyWithLargeAndSmallValues) {
+  WorldOptions options;
+  options.values = {Small(), Large(), Small(), Small()};
+  options.receives = {{}, {}, {}, {}};
+  options.limits.step_values = 2;
+  ExpectAllIsWell("one key, large and small values", options);
+  options.values = {Large(), Small(), Small()};
+  options.cancels = 1;
+  ExpectAllIsWell("one key, large first, a cancelled receive", options);
+}
+
+TEST(EagerSearch, TwoKeysShareTheCredit) {
+  WorldOptions options;
+  options.names = 2;
+  options.values = {Small(0), Small(1), Small(0)};
+  options.receives = {{0, 1}, {0, 0}, {0, 0}};
+  ExpectAllIsWell("two keys, credit of one value", options);
+  options.limits.step_values = 100;
+  options.limits.peer_bytes = 10;
+  options.cancels = 1;
+  ExpectAllIsWell("two keys, credit of ten bytes for the peer", options);
+}
+
+TEST(EagerSearch, TwoStepsShareThePeersCredit) {
+  WorldOptions options;
+  options.steps = 2;
+  options.limits.peer_values = 1;
+  options.values = {Small(0, 0), Small(0, 1), Small(0, 1)};
+  options.receives = {{1, 0}, {1, 0}, {0, 0}};
+  options.consumer_ends = 1;
+  ExpectAllIsWell("two steps, credit of one value for the peer", options);
+}
+
+TEST(EagerSearch, StepsEndOnEitherSide) {
+  WorldOptions options;
+  options.limits.step_values = 4;
+  options.values = {Small(), Small(), Dead()};
+  options.receives = {{}, {}};
+  options.aborts = 1;
+  options.consumer_ends = 1;
+  ExpectAllIsWell("aborts on either side", options);
+  options.aborts = 0;
+  options.closes = 1;
+  options.receives = {{}, {}, {}};
+  ExpectAllIsWell("closed at any time", options);
+  options.consumer_ends = 0;
+  options.limits.step_values = 1;
+  options.cancels = 1;
+  ExpectAllIsWell("closed at any time, credit of one value, a cancelled receive", options);
+}
+
+TEST(EagerSearch, StepsBeginLate) {
+  WorldOptions options;
+  options.late_steps = 1;
+  options.limits.step_values = 2;
+  options.values = {Small(), Small(), Large()};
+  options.receives = {{}, {}, {}};
+  ExpectAllIsWell("begun late", options);
+  options.aborts = 1;
+  options.cancels = 1;
+  options.values = {Small(), Small()};
+  ExpectAllIsWell("begun late, aborted, a cancelled receive", options);
+}
+
+TEST(EagerSearch, ControlChannelsBreak) {
+  WorldOptions options;
+  options.limits.step_values = 2;
+  options.values = {Small(), Small(), Small()};
+  options.receives = {{}, {}, {}};
+  options.breaks = 1;
+  ExpectAllIsWell("one break", options);
+  options.names = 2;
+  options.values = {Small(), Small(1)};
+  options.receives = {{0, 1}, {0, 0}, {0, 1}};
+  options.breaks = 2;
+  options.limits.step_values = 1;
+  ExpectAllIsWell("two breaks", options);
+  options.breaks = 1;
+  options.closes = 1;
+  options.consumer_ends = 1;
+  ExpectAllIsWell("a break, steps end", options);
+}
+
+TEST(EagerSearch, NumbersOfNamesAreUsedAgain) {
+  WorldOptions options;
+  options.names = 2;
+  options.limits = {4, 100, 100, 1000, 1, 1000};
+  options.values = {Small(0), Small(1), Small(0)};
+  options.receives = {{0, 0}, {0, 1}, {0, 0}};
+  ExpectAllIsWell("two names, one number", options);
+  options.values = {Large(0), Large(1), Small(0)};
+  ExpectAllIsWell("two large names, one number", options);
+}
+
+TEST(EagerSearch, AnOldPeerSendsNothingByItself) {
+  WorldOptions options;
+  options.names = 2;
+  options.is_old_peer = true;
+  options.values = {Small(0), Large(1), Small(0)};
+  options.receives = {{0, 0}, {0, 1}, {0, 0}};
+  options.closes = 1;
+  options.breaks = 1;
+  options.cancels = 1;
+  ExpectAllIsWell("an old peer", options);
 }
 
 }  // namespace

@@ -298,6 +298,7 @@ bool World::Push(int value, int key, bool is_behind_another) {
                  .has_definition = decision.defines_name,
                  .value = value,
                  .sequence = decision.sequence});
+  if (decision.asks_for_acks) PutToConsumer({.kind = Message::Kind::kAckNow, .step = step});
   return true;
 }
 
