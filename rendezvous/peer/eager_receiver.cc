@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/hash/hash.h"
 #include "absl/strings/str_cat.h"
 
 #include "base/status_macros.h"
@@ -337,8 +336,7 @@ EagerReceiver::Output EagerReceiver::TakeOutput(bool all) {
       output.pushes.push_back(scope);
     }
   }
-  const bool is_push = !output.pushes.empty() && rules_.acks_before_push;
-  if (all || is_push || AreAcksDue()) output.acks = TakeAcks();
+  if (all || !output.pushes.empty() || AreAcksDue()) output.acks = TakeAcks();
   return output;
 }
 
@@ -354,22 +352,28 @@ TableSizes EagerReceiver::InnerTableSizes() const {
           {"eager_receiver.answers", answers_.size()}};
 }
 
-size_t EagerReceiver::Fingerprint() const {
-  // Of entries in no order.
-  size_t sum = 0;
-  const auto add = [&sum](const auto&... values) { sum += absl::HashOf(values...); };
+std::string EagerReceiver::State() const {
+  std::string state;
+  const auto add = [&state](auto... values) {
+    (state.append(reinterpret_cast<const char*>(&values), sizeof(values)), ...);
+  };
+  add(all_.is_pulled, all_.answer, next_sequence_, requests_being_sent_, values_, bytes_,
+      acked_values_, acked_bytes_, is_ack_due_, name_bytes_, next_refused_, acks_.size(),
+      steps_.size(), answers_.size(), names_.size());
+  for (const EagerRange& range : acks_) add(range.first, range.count);
+  for (const EagerScope& scope : answers_) add(scope.kind, scope.step_id, scope.name);
+  for (const std::optional<int64_t>& step_id : refused_) {
+    add(step_id.has_value(), step_id.value_or(0));
+  }
   for (const auto& [step_id, step] : steps_) {
-    add('s', step_id, step.scope.is_pulled, step.scope.answer, step.watch, step.values, step.bytes,
+    add(step_id, step.scope.is_pulled, step.scope.answer, step.watch, step.values, step.bytes,
         step.acks_now);
   }
-  for (const auto& [key, name] : numbers_) {
-    const Scope& scope = names_[name - 1]->scope;
-    add('n', key.hash(), name, scope.is_pulled, scope.answer);
+  for (const std::optional<Name>& name : names_) {
+    add(name.has_value());
+    if (name.has_value()) add(name->key.hash(), name->scope.is_pulled, name->scope.answer);
   }
-  for (const EagerRange& range : acks_) add('a', range.first, range.count);
-  for (const std::optional<int64_t>& step_id : refused_) add('r', step_id);
-  return absl::HashOf(sum, all_.is_pulled, all_.answer, next_sequence_, requests_being_sent_,
-                      values_, bytes_, acked_values_, acked_bytes_, is_ack_due_);
+  return state;
 }
 
 }  // namespace ferry

@@ -6,7 +6,9 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -121,8 +123,8 @@ class EagerReceiver final {
   uint64_t values_held() const { return values_; }
   uint64_t values_unacknowledged() const { return values_ + acked_values_; }
   TableSizes InnerTableSizes() const;
-  // Equal for equal states.
-  size_t Fingerprint() const;
+  // Bytes that are equal for equal states only, for searches.
+  std::string State() const;
 
  private:
   // When a scope that is pulled is pushed.
@@ -177,7 +179,8 @@ class EagerReceiver final {
   uint64_t acked_bytes_ = 0;
   bool is_ack_due_ = false;
   uint64_t name_bytes_ = 0;
-  absl::flat_hash_map<int64_t, Step> steps_;
+  // Few, and at stable addresses.
+  std::map<int64_t, Step> steps_;
   // Scopes whose answer is due at some time.
   std::vector<EagerScope> answers_;
   // Steps that were refused lately.

@@ -11,6 +11,10 @@ struct EagerRules {
   bool sends_in_order = true;
   // Producer: nothing of a step is sent before the step's deferred requests have been started.
   bool waits_for_step_to_serve = true;
+  // Producer: no more is sent than the consumer has room for.
+  bool keeps_to_credit = true;
+  // Producer: a scope that it stops sending is pulled.
+  bool pulls = true;
   // Producer: values that had to wait are sent, or announced, once that is possible.
   bool drains = true;
   // Producer: that includes values too large to be sent.
@@ -31,8 +35,6 @@ struct EagerRules {
   bool refuses_steps = true;
   // Consumer: what was taken is acknowledged before the rest is refused.
   bool acks_before_refusal = true;
-  // Consumer: what was taken is acknowledged before more is asked for.
-  bool acks_before_push = true;
 };
 
 }  // namespace ferry

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 
-#include "absl/hash/hash.h"
 #include "absl/strings/str_cat.h"
 
 #include "rendezvous/peer/peer_protocol.h"
@@ -33,8 +32,8 @@ EagerSender::Decision EagerSender::Send(int64_t step_id, const RendezvousKey& ke
   }
   Step& step = steps_[step_id];
   const auto keep = [&] {
-    if (rules_.drains && (value.is_eager || rules_.drains_large_values)) step.backlog.insert(key);
-    decision.needs_drain = IsDrainable(step, key) && step.backlog.contains(key);
+    if (rules_.drains && (value.is_eager || rules_.drains_large_values)) step.Add(key);
+    decision.needs_drain = IsDrainable(step, key) && step.is_listed.contains(key);
     return decision;
   };
   if (!value.is_step_serving && rules_.waits_for_step_to_serve) {
@@ -53,6 +52,7 @@ EagerSender::Decision EagerSender::Send(int64_t step_id, const RendezvousKey& ke
       return keep();
     }
     Slot& pulled = *slots_[name - 1];
+    if (!rules_.pulls) return decision;
     pulled.is_pulled = true;
     pulled.has_asked = false;
     pulled.streak = 0;
@@ -60,11 +60,14 @@ EagerSender::Decision EagerSender::Send(int64_t step_id, const RendezvousKey& ke
                               is_new ? absl::string_view(key.text()) : absl::string_view()});
     return decision;
   }
-  if (values_ >= limits_.peer_values || bytes_ >= limits_.peer_bytes) {
+  const bool has_credit =
+      !rules_.keeps_to_credit || (values_ < limits_.peer_values && bytes_ < limits_.peer_bytes);
+  if (!has_credit) {
     PullAll(decision, EagerPullKind::kUntilFree);
     return keep();
   }
-  if (step.values >= limits_.step_values || step.bytes >= limits_.step_bytes) {
+  if (rules_.keeps_to_credit &&
+      (step.values >= limits_.step_values || step.bytes >= limits_.step_bytes)) {
     step.is_pulled = true;
     decision.pulls.push_back({EagerPullKind::kUntilFree, EagerScope::Step(step_id), {}});
     return keep();
@@ -163,7 +166,7 @@ absl::StatusOr<EagerSender::Scan> EagerSender::OnPush(const EagerScope& scope) {
 }
 
 void EagerSender::AddToDrain(int64_t step_id, const RendezvousKey& key) {
-  steps_[step_id].backlog.insert(key);
+  steps_[step_id].Add(key);
 }
 
 const EagerSender::Slot* EagerSender::FindName(const RendezvousKey& key) const {
@@ -187,10 +190,11 @@ std::optional<std::pair<int64_t, RendezvousKey>> EagerSender::NextToDrain() {
   for (auto& [step_id, step] : steps_) {
     if (step.is_pulled || step.is_refused || step.is_starting) continue;
     while (!step.backlog.empty()) {
-      const RendezvousKey key = *step.backlog.begin();
-      step.backlog.erase(step.backlog.begin());
+      RendezvousKey key = std::move(step.backlog.front());
+      step.backlog.pop_front();
+      step.is_listed.erase(key);
       // A name that is pulled is scanned for after its PUSH.
-      if (IsDrainable(step, key)) return std::make_pair(step_id, key);
+      if (IsDrainable(step, key)) return std::make_pair(step_id, std::move(key));
     }
   }
   return std::nullopt;
@@ -272,6 +276,7 @@ void EagerSender::OnStepRefused(int64_t step_id) {
   if (step != nullptr) {
     step->is_refused = true;
     step->backlog.clear();
+    step->is_listed.clear();
   }
   for (auto each = records_.begin(); each != records_.end();) {
     Record& record = each->second;
@@ -362,28 +367,31 @@ TableSizes EagerSender::InnerTableSizes() const {
           {"eager_sender.names", names_.size()}};
 }
 
-size_t EagerSender::Fingerprint() const {
-  const absl::Hash<std::pair<size_t, size_t>> mix;
-  // Of entries in no order.
-  size_t sum = 0;
-  const auto add = [&](const auto&... values) { sum += absl::HashOf(values...); };
-  for (const auto& [sequence, record] : records_) {
-    add('r', sequence, record.step_id, record.key.hash(), record.name, record.is_refused,
+std::string EagerSender::State() const {
+  std::string state;
+  const auto add = [&state](auto... values) {
+    (state.append(reinterpret_cast<const char*>(&values), sizeof(values)), ...);
+  };
+  add(has_started_, is_all_pulled_, is_all_pulled_for_ever_, next_sequence_, values_, bytes_,
+      name_bytes_, hand_, records_.size(), steps_.size(), slots_.size());
+  std::vector<uint64_t> sequences;
+  for (const auto& [sequence, record] : records_) sequences.push_back(sequence);
+  std::sort(sequences.begin(), sequences.end());
+  for (const uint64_t sequence : sequences) {
+    const Record& record = records_.find(sequence)->second;
+    add(sequence, record.step_id, record.bytes, record.key.hash(), record.name, record.is_refused,
         record.is_over);
   }
   for (const auto& [step_id, step] : steps_) {
-    add('s', step_id, step.is_pulled, step.is_refused, step.is_starting, step.is_closing,
-        step.has_asked_for_acks,
-        step.values, step.bytes, step.refused);
-    for (const RendezvousKey& key : step.backlog) add('b', step_id, key.hash());
+    add(step_id, step.is_pulled, step.is_refused, step.is_starting, step.is_closing,
+        step.has_asked_for_acks, step.values, step.bytes, step.refused, step.backlog.size());
+    for (const RendezvousKey& key : step.backlog) add(key.hash());
   }
-  for (const auto& [key, name] : names_) {
-    const Slot& slot = *slots_[name - 1];
-    add('n', key.hash(), name, slot.records, slot.is_pulled, slot.has_asked, slot.streak,
-        slot.is_recent);
+  for (const std::optional<Slot>& slot : slots_) {
+    add(slot->key.hash(), slot->records, slot->is_pulled, slot->has_asked, slot->streak,
+        slot->is_recent);
   }
-  return mix({sum, absl::HashOf(has_started_, is_all_pulled_, is_all_pulled_for_ever_,
-                                next_sequence_, values_, bytes_, hand_, slots_.size())});
+  return state;
 }
 
 }  // namespace ferry

@@ -5,7 +5,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
+#include <map>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -127,8 +130,8 @@ class EagerSender final {
   // For tests.
   TableSizes InnerTableSizes() const;
   uint64_t values_out() const { return values_; }
-  // Equal for equal states.
-  size_t Fingerprint() const;
+  // Bytes that are equal for equal states only, for searches.
+  std::string State() const;
 
  private:
   struct HashOfKey {
@@ -147,7 +150,13 @@ class EagerSender final {
     uint64_t bytes = 0;
     uint64_t refused = 0;
     // Keys with queued values that may be sent once the step, and everything, is pushed.
-    absl::flat_hash_set<RendezvousKey, HashOfKey> backlog;
+    // Each once, first come, first served.
+    std::deque<RendezvousKey> backlog;
+    absl::flat_hash_set<RendezvousKey, HashOfKey> is_listed;
+
+    void Add(const RendezvousKey& key) {
+      if (is_listed.insert(key).second) backlog.push_back(key);
+    }
   };
   struct Slot {
     RendezvousKey key;
@@ -186,7 +195,8 @@ class EagerSender final {
   uint64_t name_bytes_ = 0;
   size_t hand_ = 0;
   absl::flat_hash_map<uint64_t, Record> records_;
-  absl::flat_hash_map<int64_t, Step> steps_;
+  // Few, and drained in this order.
+  std::map<int64_t, Step> steps_;
   // By number, from 1.
   std::vector<std::optional<Slot>> slots_;
   absl::flat_hash_map<RendezvousKey, uint32_t, HashOfKey> names_;

@@ -76,7 +76,9 @@ TEST(EagerRules, WithoutADrainQueuedValuesStay) {
 
 TEST(EagerRules, WithoutADrainOfLargeValuesTheyAreNeverAnnounced) {
   WorldOptions options = OneKey();
-  options.values = {SmallValue(), LargeValue()};
+  options.names = 2;
+  options.values = {SmallValue(), SmallValue(), LargeValue(1)};
+  options.receives = {{0, 0}, {0, 0}, {0, 1}};
   ExpectFailureWithout(&EagerRules::drains_large_values, options, "V6");
 }
 
@@ -86,7 +88,7 @@ TEST(EagerRules, WithoutPinsANumberThatIsUsedNamesSomethingElse) {
   options.limits.names = 1;
   options.values = {LargeValue(0), SmallValue(1)};
   options.receives = {{0, 0}, {0, 1}};
-  ExpectFailureWithout(&EagerRules::pins_names, options, "name 1 is defined again");
+  ExpectFailureWithout(&EagerRules::pins_names, options, "V3");
 }
 
 TEST(EagerRules, WithoutIgnoringThePushOfAStepThatIsOverTheControlChannelEnds) {
@@ -109,11 +111,11 @@ TEST(EagerRules, WithoutWaitingForRequestsTheyMeetAPushedScope) {
 
 TEST(EagerRules, WithTheNumberOfANameThatIsNotPulledARequestIsForAnother) {
   WorldOptions options = ManyValues();
-  options.names = 2;
-  options.limits.names = 1;
-  options.limits.peer_values = 1;
-  options.values = {SmallValue(0), SmallValue(1), SmallValue(1)};
-  options.receives = {{0, 0}, {0, 0}, {0, 1}, {0, 1}};
+  options.steps = 2;
+  options.names = 3;
+  options.limits = {3, 100, 100, 1000, 2, 1000};
+  options.values = {SmallValue(0), SmallValue(1), SmallValue(1), SmallValue(0), SmallValue(2, 1)};
+  options.receives = {{0, 0}, {0, 0}};
   ExpectFailureWithout(&EagerRules::numbers_only_requested_names, options, "V8");
 }
 
@@ -135,12 +137,26 @@ TEST(EagerRules, WithoutAcknowledgingFirstWhatWasTakenIsRefused) {
   ExpectFailureWithout(&EagerRules::acks_before_refusal, options, "V1");
 }
 
-TEST(EagerRules, WithoutAcknowledgingFirstAPushBringsNoCredit) {
+TEST(EagerRules, WithoutCreditTheConsumerHoldsTooMuch) {
+  ExpectFailureWithout(&EagerRules::keeps_to_credit, OneKey(), "exceeds the credit");
+}
+
+TEST(EagerRules, WithoutAPullWhatIsNotSentIsNotRequested) {
+  WorldOptions options = ManyValues();
+  options.values = {LargeValue()};
+  ExpectFailureWithout(&EagerRules::pulls, options, "V6");
+}
+
+TEST(EagerRules, WithoutConversionReceivesWaitForWhatIsNotSent) {
   WorldOptions options = OneKey();
-  options.limits.step_values = 4;
-  options.values.insert(options.values.end(), 3, SmallValue());
-  options.receives.insert(options.receives.end(), 3, {});
-  ExpectFailureWithout(&EagerRules::acks_before_push, options, "without credit");
+  options.values = {LargeValue()};
+  ExpectFailureWithout(&CallerRules::converts, options, "V6");
+}
+
+TEST(EagerRules, WithoutAFlushOnTheNextControlChannelAClosingStepWaits) {
+  WorldOptions options = ManyValues();
+  options.closes = 1;
+  ExpectFailureWithout(&CallerRules::flushes_again, options, "V7");
 }
 
 TEST(EagerRules, WithoutTheOrderOfConversionReceivesAreSwapped) {

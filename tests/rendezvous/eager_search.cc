@@ -14,7 +14,7 @@ namespace {
 // Depth first: few worlds are pending, and the last of them are in the cache.
 SearchResult FindOut(const WorldOptions& options, int64_t max_states) {
   SearchResult result;
-  absl::flat_hash_set<size_t> seen;
+  absl::flat_hash_set<uint64_t> seen;
   std::vector<World> open;
   open.emplace_back(options);
   seen.insert(open.back().Hash());
@@ -41,18 +41,18 @@ SearchResult FindOut(const WorldOptions& options, int64_t max_states) {
 // Nearest first, with the trace to the violation.
 SearchResult FindNearest(const WorldOptions& options, int64_t max_states) {
   struct Step {
-    size_t parent = 0;
+    uint64_t parent = 0;
     Event event;
   };
   const World start(options);
-  absl::flat_hash_map<size_t, Step> seen;
+  absl::flat_hash_map<uint64_t, Step> seen;
   seen.emplace(start.Hash(), Step{});
-  std::vector<std::pair<size_t, World>> level;
+  std::vector<std::pair<uint64_t, World>> level;
   level.emplace_back(start.Hash(), start);
   SearchResult result;
-  const auto stop = [&](std::string violation, size_t at) {
+  const auto stop = [&](std::string violation, uint64_t at) {
     std::vector<Event> events;
-    for (size_t hash = at; hash != start.Hash(); hash = seen.find(hash)->second.parent) {
+    for (uint64_t hash = at; hash != start.Hash(); hash = seen.find(hash)->second.parent) {
       events.push_back(seen.find(hash)->second.event);
     }
     World world = start;
@@ -65,14 +65,14 @@ SearchResult FindNearest(const WorldOptions& options, int64_t max_states) {
     return result;
   };
   while (!level.empty() && static_cast<int64_t>(seen.size()) <= max_states) {
-    std::vector<std::pair<size_t, World>> next_level;
+    std::vector<std::pair<uint64_t, World>> next_level;
     for (const auto& [hash, world] : level) {
       bool has_to_go_on = false;
       for (const Event& event : world.Enabled()) {
         has_to_go_on |= !IsMischief(event);
         World next = world;
         next.Apply(event);
-        const size_t next_hash = next.Hash();
+        const uint64_t next_hash = next.Hash();
         if (!seen.emplace(next_hash, Step{hash, event}).second) continue;
         if (!next.violation().empty()) return stop(next.violation(), next_hash);
         next_level.emplace_back(next_hash, std::move(next));

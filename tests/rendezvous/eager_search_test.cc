@@ -129,6 +129,30 @@ TEST(EagerSearch, NumbersOfNamesAreUsedAgain) {
   ExpectAllIsWell("two large names, one number", options);
 }
 
+// Two steps and two names, of which one is large, with one event of most kinds.
+TEST(EagerSearch, EventsOfAllKinds) {
+  WorldOptions options;
+  options.steps = 2;
+  options.names = 2;
+  options.limits = {2, 100, 2, 1000, 2, 1000};
+  options.values = {Small(0, 0), Large(1, 0), Small(0, 1)};
+  options.receives = {{0, 0}, {0, 1}, {1, 0}};
+  options.cancels = 1;
+  options.aborts = 1;
+  options.consumer_ends = 2;
+  options.late_steps = 2;
+  ExpectAllIsWell("two steps and names, most events", options);
+  options.values = {Small(0, 0), Small(0, 0), Small(0, 1)};
+  options.receives = {{0, 0}, {0, 0}, {1, 0}};
+  options.names = 1;
+  options.limits = {1, 100, 2, 1000, 2, 1000};
+  options.cancels = 0;
+  options.breaks = 1;
+  options.aborts = 0;
+  options.closes = 1;
+  ExpectAllIsWell("two steps, a break, steps end", options);
+}
+
 TEST(EagerSearch, AnOldPeerSendsNothingByItself) {
   WorldOptions options;
   options.names = 2;

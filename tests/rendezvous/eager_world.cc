@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/hash/hash.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
@@ -225,6 +224,11 @@ void World::Open() {
   sent_.clear();
   sender_.emplace(options_->limits, options_->rules);
   receiver_.emplace(options_->limits, options_->rules);
+  for (int step = 0; step < options_->steps; ++step) {
+    if (phases_[static_cast<size_t>(step)] == Phase::kClosing && options_->callers.flushes_again) {
+      sender_->StartFlush(step);
+    }
+  }
   // In the order of the calls.
   for (size_t i = 0; i < receives_.size(); ++i) {
     if (receives_[i].wait != Wait::kQueued) continue;
@@ -460,6 +464,12 @@ void World::ToProducer() {
     case Message::Kind::kPush: {
       const auto scan = sender_->OnPush(message.scope);
       if (!scan.ok()) return Fail(std::string(scan.status().message()));
+      // It would be pulled again at once, and so on without end.
+      const bool is_step = message.scope.kind == EagerScopeKind::kStep;
+      if (is_step ? sender_->unacknowledged(message.scope.step_id) >= options_->limits.step_values
+                  : sender_->values_out() >= options_->limits.peer_values) {
+        Fail("V6: a PUSH without credit");
+      }
       return Scan(*scan);
     }
     case Message::Kind::kStepRefused:
@@ -689,7 +699,7 @@ void World::ToConsumer() {
                            is_over_here_[static_cast<size_t>(pull.scope.step_id)];
       const auto converts = receiver_->OnPull(pull, is_over);
       if (!converts.ok()) return Fail(std::string(converts.status().message()));
-      is_converting_ = *converts && NextToConvert().has_value();
+      is_converting_ = *converts && options_->callers.converts && NextToConvert().has_value();
       return;
     }
     case Message::Kind::kAckNow:
@@ -909,9 +919,11 @@ std::string World::Describe(const Event& event) const {
   return "";
 }
 
-size_t World::Hash() const {
-  size_t hash = 0;
-  const auto add = [&hash](const auto&... values) { hash = absl::HashOf(hash, values...); };
+uint64_t World::Hash() const {
+  std::string state;
+  const auto add = [&state](auto... values) {
+    (state.append(reinterpret_cast<const char*>(&values), sizeof(values)), ...);
+  };
   const auto add_message = [&](const Message& message) {
     add(message.kind, message.id, message.step, message.key, message.name, message.has_definition,
         message.value, message.sequence, message.scope.kind, message.scope.step_id,
@@ -919,7 +931,7 @@ size_t World::Hash() const {
   };
   add(is_open_[0], is_open_[1], is_broken_, epoch_, breaks_left_, cancels_left_, had_mischief_,
       had_break_, next_value_, next_receive_, last_id_, is_converting_, to_producer_.size(),
-      to_consumer_.size());
+      to_consumer_.size(), deferred_.size(), watchers_.size(), watches_.size(), requests_.size());
   for (const Message& message : to_producer_) add_message(message);
   for (const Message& message : to_consumer_) add_message(message);
   for (const Value& value : values_) {
@@ -928,11 +940,14 @@ size_t World::Hash() const {
   for (const Receive& receive : receives_) {
     add(receive.wait, receive.id, receive.value, receive.number);
   }
-  if (sender_.has_value()) add(sender_->Fingerprint());
-  if (receiver_.has_value()) add(receiver_->Fingerprint());
+  if (sender_.has_value()) state += sender_->State();
+  state += '|';
+  if (receiver_.has_value()) state += receiver_->State();
+  state += '|';
   for (size_t step = 0; step < phases_.size(); ++step) {
     add(phases_[step], static_cast<bool>(has_loss_[step]), static_cast<bool>(is_over_here_[step]));
   }
+  for (const int value : sent_) add(value);
   for (size_t key = 0; key < queued_.size(); ++key) {
     add(queued_[key].size(), requested_[key].size(), arrived_[key].size(), waiting_[key].size());
     for (const int value : queued_[key]) add(value);
@@ -940,11 +955,11 @@ size_t World::Hash() const {
     for (const Arrived& each : arrived_[key]) add(each.value, each.arrival.sequence, each.epoch);
     for (const int receive : waiting_[key]) add(receive);
   }
-  for (const Deferred& each : deferred_) add('d', each.id, each.key);
-  for (const Watcher& each : watchers_) add('w', each.id, each.step);
-  for (const Watcher& each : watches_) add('v', each.id, each.step);
-  for (const Request& each : requests_) add('r', each.id, each.receive, each.is_cancelled);
-  return hash;
+  for (const Deferred& each : deferred_) add(each.id, each.key);
+  for (const Watcher& each : watchers_) add(each.id, each.step);
+  for (const Watcher& each : watches_) add(each.id, each.step);
+  for (const Request& each : requests_) add(each.id, each.receive, each.is_cancelled);
+  return RendezvousKey::HashOf(state);
 }
 
 }  // namespace ferry::eager_test

@@ -17,6 +17,8 @@ namespace ferry::eager_test {
 
 // The rules for the callers of EagerSender and EagerReceiver.
 struct CallerRules {
+  // Receives that wait are requested when their scope is pulled.
+  bool converts = true;
   // A scope's waiting receives of a key are requested in the order in which they were posted.
   bool converts_in_order = true;
   // A receive that finds its scope pulled first requests earlier receives of its key.
@@ -27,6 +29,8 @@ struct CallerRules {
   bool takes_arrivals_first = true;
   // A value that waits for a receive in the producer's table is given to it.
   bool serves_requests_first = true;
+  // A step that is being closed asks for acknowledgements on a new control channel too.
+  bool flushes_again = true;
   // Values found by a scan are drained.
   bool scans = true;
   // A value that arrived on an earlier control channel is not acknowledged on this one.
@@ -109,7 +113,7 @@ class World final {
   const std::string& violation() const { return violation_; }
   // What is wrong where nothing has to happen any more.
   std::string CheckEnd() const;
-  size_t Hash() const;
+  uint64_t Hash() const;
 
  private:
   struct Message {
