@@ -22,8 +22,8 @@ absl::Status Violation(absl::string_view what) {
 
 }  // namespace
 
-EagerReceiver::EagerReceiver(const EagerLimits& limits, const EagerRules& rules)
-    : limits_(limits), rules_(rules) {}
+EagerReceiver::EagerReceiver(const EagerLimits& limits, const EagerRules& rules, uint64_t first)
+    : limits_(limits), rules_(rules), next_sequence_(first) {}
 
 void EagerReceiver::Start() {
   all_.answer = Answer::kNow;
@@ -181,21 +181,27 @@ void EagerReceiver::AddAck(uint64_t sequence) {
   acks_.push_back({low, 1});
 }
 
-void EagerReceiver::Release(uint64_t values, uint64_t bytes) {
-  values_ -= values;
-  bytes_ -= bytes;
+void EagerReceiver::Release(const Arrival& arrival) {
+  --values_;
+  bytes_ -= arrival.bytes;
+  const auto found = steps_.find(arrival.step_id);
+  if (found == steps_.end()) return;
+  --found->second.values;
+  found->second.bytes -= arrival.bytes;
 }
 
 void EagerReceiver::OnTaken(const Arrival& arrival) {
   AddAck(arrival.sequence);
   ++acked_values_;
   acked_bytes_ += arrival.bytes;
-  Release(1, arrival.bytes);
+  Release(arrival);
   const auto found = steps_.find(arrival.step_id);
-  if (found == steps_.end()) return;
-  --found->second.values;
-  found->second.bytes -= arrival.bytes;
-  is_ack_due_ |= found->second.acks_now;
+  is_ack_due_ |= found != steps_.end() && found->second.acks_now;
+}
+
+uint64_t EagerReceiver::OnRejected(const Arrival& arrival) {
+  Release(arrival);
+  return kEagerRejectedBit | arrival.sequence;
 }
 
 EagerReceiver::StepEnd EagerReceiver::OnDropped() {
@@ -222,7 +228,8 @@ EagerReceiver::StepEnd EagerReceiver::OnStepEnd(int64_t step_id) {
   answers_.erase(std::remove(answers_.begin(), answers_.end(), EagerScope::Step(step_id)),
                  answers_.end());
   end.has_watch = step.watch == Watch::kSent;
-  Release(step.values, step.bytes);
+  values_ -= step.values;
+  bytes_ -= step.bytes;
   if (step.values == 0 || !rules_.refuses_steps) return end;
   end.is_refused = true;
   refused_[next_refused_] = step_id;

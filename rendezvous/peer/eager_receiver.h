@@ -65,8 +65,8 @@ class EagerReceiver final {
     bool is_refused = false;
   };
 
-  // `limits`: what this consumer has announced.
-  explicit EagerReceiver(const EagerLimits& limits, const EagerRules& rules = {});
+  // `limits`: what this consumer has announced. `first`: as the sender's.
+  explicit EagerReceiver(const EagerLimits& limits, const EagerRules& rules = {}, uint64_t first = 0);
 
   // The control channel is open, and requests made before have been sent.
   void Start();
@@ -95,6 +95,9 @@ class EagerReceiver final {
   StepEnd OnDropped();
   // A receive has taken it.
   void OnTaken(const Arrival& arrival);
+  // A receive has rejected it. Returns the id of the REJECTED that is to be sent; it acknowledges
+  // too.
+  uint64_t OnRejected(const Arrival& arrival);
 
   // A PULL. If it returns true, convert every receive in the scope that waits, those of a step and
   // key in order, before the next frame and the next TakeOutput.
@@ -161,7 +164,8 @@ class EagerReceiver final {
   bool IsAnswerDue(const EagerScope& scope) const;
   std::vector<EagerRange> TakeAcks();
   void AddAck(uint64_t sequence);
-  void Release(uint64_t values, uint64_t bytes);
+  // The value is no longer held.
+  void Release(const Arrival& arrival);
 
   EagerLimits limits_;
   EagerRules rules_;

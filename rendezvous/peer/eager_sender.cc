@@ -10,8 +10,8 @@
 
 namespace ferry {
 
-EagerSender::EagerSender(const EagerLimits& limits, const EagerRules& rules)
-    : limits_(limits), rules_(rules) {}
+EagerSender::EagerSender(const EagerLimits& limits, const EagerRules& rules, uint64_t first)
+    : limits_(limits), rules_(rules), next_sequence_(first) {}
 
 EagerSender::Decision EagerSender::Send(int64_t step_id, const RendezvousKey& key,
                                         const Value& value) {
@@ -62,7 +62,8 @@ EagerSender::Decision EagerSender::Send(int64_t step_id, const RendezvousKey& ke
   }
   const bool has_credit =
       !rules_.keeps_to_credit || (values_ < limits_.peer_values && bytes_ < limits_.peer_bytes);
-  if (!has_credit) {
+  // The consumer answers when it has read what is queued.
+  if (!has_credit || value.is_channel_full) {
     PullAll(decision, EagerPullKind::kUntilFree);
     return keep();
   }

@@ -40,6 +40,8 @@ class EagerSender final {
     bool is_behind_another = false;
     // The step's deferred requests have been started (RemoteRendezvous::Initialize).
     bool is_step_serving = true;
+    // Too much is queued on the control channel.
+    bool is_channel_full = false;
   };
   struct Decision {
     // The value is to be sent in an EAGER record with these numbers, else to be queued.
@@ -77,8 +79,8 @@ class EagerSender final {
   // Named by the number of the record's sequence.
   using Visitor = absl::FunctionRef<void(uint64_t sequence, const Record& record)>;
 
-  // `limits`: the consumer's.
-  explicit EagerSender(const EagerLimits& limits, const EagerRules& rules = {});
+  // `limits`: the consumer's. `first`: the first value's sequence number, 0 but in tests.
+  explicit EagerSender(const EagerLimits& limits, const EagerRules& rules = {}, uint64_t first = 0);
 
   // Decides about a new value, or the first of those queued for that key. REQUIRES: no receive
   // waits for it in the table.

@@ -118,6 +118,27 @@ TEST(EagerSearch, ControlChannelsBreak) {
   ExpectAllIsWell("a break, steps end", options);
 }
 
+TEST(EagerSearch, ReceivesRejectValues) {
+  WorldOptions options;
+  options.values = {Small(), {0, 0, ValueOptions::Kind::kWrong}, Small()};
+  options.receives = {{}, {}, {}};
+  options.closes = 1;
+  ExpectAllIsWell("a rejected value", options);
+  options.limits.step_values = 3;
+  options.breaks = 1;
+  ExpectAllIsWell("a rejected value, a break", options);
+}
+
+TEST(EagerSearch, ControlChannelsAreFull) {
+  WorldOptions options;
+  options.names = 2;
+  options.limits.step_values = 100;
+  options.channel_room = 1;
+  options.values = {Small(0), Small(1), Large(0), Small(1)};
+  options.receives = {{0, 0}, {0, 1}, {0, 1}, {0, 0}};
+  ExpectAllIsWell("a control channel with room for one message", options);
+}
+
 TEST(EagerSearch, NumbersOfNamesAreUsedAgain) {
   WorldOptions options;
   options.names = 2;
@@ -142,10 +163,10 @@ TEST(EagerSearch, EventsOfAllKinds) {
   options.consumer_ends = 2;
   options.late_steps = 2;
   ExpectAllIsWell("two steps and names, most events", options);
-  options.values = {Small(0, 0), Small(0, 0), Small(0, 1)};
-  options.receives = {{0, 0}, {0, 0}, {1, 0}};
+  options.values = {Small(0, 0), Small(0, 1)};
+  options.receives = {{0, 0}, {1, 0}};
   options.names = 1;
-  options.limits = {1, 100, 2, 1000, 2, 1000};
+  options.limits = {1, 100, 1, 1000, 2, 1000};
   options.cancels = 0;
   options.breaks = 1;
   options.aborts = 0;

@@ -23,6 +23,7 @@ const std::vector<RendezvousKey>& Names() {
 size_t BytesOf(const ValueOptions& value) {
   switch (value.kind) {
     case ValueOptions::Kind::kSmall:
+    case ValueOptions::Kind::kWrong:
       return kSmallBytes;
     case ValueOptions::Kind::kLarge:
       return 1000;
@@ -192,7 +193,7 @@ void World::Apply(const Event& event) {
         values_[static_cast<size_t>(sent_[sequence])].is_reported = true;
       });
       sender_.reset();
-      for (std::deque<uint64_t>& ids : requested_) ids.clear();
+      for (Queue<uint64_t>& ids : requested_) ids.clear();
       deferred_.clear();
       watchers_.clear();
       break;
@@ -282,6 +283,7 @@ bool World::Push(int value, int key, bool is_behind_another) {
       options_->values[static_cast<size_t>(value)].kind != ValueOptions::Kind::kLarge;
   asked.is_behind_another = is_behind_another;
   asked.is_step_serving = phases_[static_cast<size_t>(step)] != Phase::kStarting;
+  asked.is_channel_full = to_consumer_.size() >= options_->channel_room;
   const EagerSender::Decision decision = sender_->Send(step, NameOf(key), asked);
   for (const EagerPullMessage& pull : decision.pulls) {
     PutToConsumer({.kind = Message::Kind::kPull,
@@ -312,7 +314,7 @@ void World::Reply(uint64_t id, int value) {
 }
 
 void World::ServeRequest(uint64_t id, int key) {
-  std::deque<int>& values = queued_[static_cast<size_t>(key)];
+  Queue<int>& values = queued_[static_cast<size_t>(key)];
   if (values.empty()) {
     requested_[static_cast<size_t>(key)].push_back(id);
     return;
@@ -345,7 +347,7 @@ void World::Drain() {
   int key = 0;
   while (!(NameOf(key) == next->second)) ++key;
   key = KeyOf(step, key);
-  std::deque<int>& values = queued_[static_cast<size_t>(key)];
+  Queue<int>& values = queued_[static_cast<size_t>(key)];
   while (!values.empty() && Push(values.front(), key, false)) values.pop_front();
 }
 
@@ -418,7 +420,7 @@ void World::ToProducer() {
     }
     case Message::Kind::kCancel: {
       bool is_found = false;
-      for (std::deque<uint64_t>& ids : requested_) {
+      for (Queue<uint64_t>& ids : requested_) {
         const auto found = std::find(ids.begin(), ids.end(), message.id);
         if (found == ids.end()) continue;
         ids.erase(found);
@@ -474,6 +476,14 @@ void World::ToProducer() {
     }
     case Message::Kind::kStepRefused:
       return sender_->OnStepRefused(message.step);
+    case Message::Kind::kRejected: {
+      const auto record = sender_->OnRejected(message.id);
+      if (!record.ok()) return Fail(std::string(record.status().message()));
+      if (!record->has_value()) return;
+      values_[static_cast<size_t>(sent_[message.id & ~kEagerRejectedBit])].is_reported = true;
+      has_loss_[static_cast<size_t>((*record)->step_id)] = true;
+      return;
+    }
     default:
       return Fail("a message of the producer at the producer");
   }
@@ -481,11 +491,17 @@ void World::ToProducer() {
 
 // The consumer.
 
-void World::Take(int receive, int value) {
-  Receive& of = receives_[static_cast<size_t>(receive)];
-  of.value = value;
-  values_[static_cast<size_t>(value)].fate = Fate::kTaken;
-  EndReceive(receive, Wait::kOk);
+void World::Take(int receive, int value, const EagerReceiver::Arrival* arrival) {
+  const bool is_wrong =
+      options_->values[static_cast<size_t>(value)].kind == ValueOptions::Kind::kWrong;
+  receives_[static_cast<size_t>(receive)].value = value;
+  values_[static_cast<size_t>(value)].fate = is_wrong ? Fate::kRejected : Fate::kTaken;
+  EndReceive(receive, is_wrong ? Wait::kFailed : Wait::kOk);
+  if (arrival != nullptr && is_wrong) {
+    PutToProducer({.kind = Message::Kind::kRejected, .id = receiver_->OnRejected(*arrival)});
+  } else if (arrival != nullptr) {
+    receiver_->OnTaken(*arrival);
+  }
   const ReceiveOptions& mine = options_->receives[static_cast<size_t>(receive)];
   for (size_t i = 0; i < receives_.size(); ++i) {
     const ReceiveOptions& other = options_->receives[i];
@@ -506,7 +522,7 @@ void World::EndReceive(int receive, Wait wait) {
   }
   if (of.wait == Wait::kWaiting) {
     const ReceiveOptions& mine = options_->receives[static_cast<size_t>(receive)];
-    std::deque<int>& waiting = waiting_[static_cast<size_t>(KeyOf(mine.step, mine.name))];
+    Queue<int>& waiting = waiting_[static_cast<size_t>(KeyOf(mine.step, mine.name))];
     const auto found = std::find(waiting.begin(), waiting.end(), receive);
     if (found != waiting.end()) waiting.erase(found);
   }
@@ -518,13 +534,13 @@ void World::PostReceive() {
   const ReceiveOptions& mine = options_->receives[static_cast<size_t>(receive)];
   const int key = KeyOf(mine.step, mine.name);
   if (is_over_here_[static_cast<size_t>(mine.step)]) return EndReceive(receive, Wait::kFailed);
-  std::deque<Arrived>& arrived = arrived_[static_cast<size_t>(key)];
+  Queue<Arrived>& arrived = arrived_[static_cast<size_t>(key)];
   if (!arrived.empty() && options_->callers.takes_arrivals_first) {
     const Arrived first = arrived.front();
     arrived.pop_front();
     const bool is_same = first.epoch == epoch_ || !options_->callers.acks_on_same_channel;
-    if (receiver_.has_value() && is_same) receiver_->OnTaken(first.arrival);
-    return Take(receive, first.value);
+    return Take(receive, first.value,
+                receiver_.has_value() && is_same ? &first.arrival : nullptr);
   }
   Receive& of = receives_[static_cast<size_t>(receive)];
   if (!receiver_.has_value()) {
@@ -558,7 +574,7 @@ void World::PostReceive() {
 void World::Convert(int receive) {
   const ReceiveOptions& mine = options_->receives[static_cast<size_t>(receive)];
   const int key = KeyOf(mine.step, mine.name);
-  std::deque<int>& waiting = waiting_[static_cast<size_t>(key)];
+  Queue<int>& waiting = waiting_[static_cast<size_t>(key)];
   waiting.erase(std::find(waiting.begin(), waiting.end(), receive));
   receives_[static_cast<size_t>(receive)].number = receiver_->Convert(NameOf(key));
   receives_[static_cast<size_t>(receive)].wait = Wait::kRequesting;
@@ -649,8 +665,7 @@ void World::OnEager(const Message& message) {
     arrived_[index].push_back({message.value, *arrival, epoch_});
     return;
   }
-  receiver_->OnTaken(*arrival);
-  Take(waiting_[index].front(), message.value);
+  Take(waiting_[index].front(), message.value, &*arrival);
 }
 
 void World::ToConsumer() {
@@ -669,7 +684,7 @@ void World::ToConsumer() {
         values_[static_cast<size_t>(message.value)].fate = Fate::kDiscarded;
         return;
       }
-      return Take(answered.receive, message.value);
+      return Take(answered.receive, message.value, nullptr);
     }
     case Message::Kind::kError: {
       const auto watch = std::find_if(watches_.begin(), watches_.end(),
@@ -679,7 +694,7 @@ void World::ToConsumer() {
         watches_.erase(watch);
         receiver_->OnWatchEnded(step, absl::AbortedError("over"));
         for (int name = 0; name < options_->names; ++name) {
-          std::deque<int>& waiting = waiting_[static_cast<size_t>(KeyOf(step, name))];
+          Queue<int>& waiting = waiting_[static_cast<size_t>(KeyOf(step, name))];
           while (!waiting.empty()) EndReceive(waiting.front(), Wait::kFailed);
         }
         return;
@@ -720,7 +735,7 @@ void World::EndConsumerStep(int step) {
     Cancel(static_cast<int>(i));
   }
   for (int name = 0; name < options_->names; ++name) {
-    std::deque<Arrived>& arrived = arrived_[static_cast<size_t>(KeyOf(step, name))];
+    Queue<Arrived>& arrived = arrived_[static_cast<size_t>(KeyOf(step, name))];
     for (const Arrived& each : arrived) {
       values_[static_cast<size_t>(each.value)].fate = Fate::kDropped;
     }
@@ -790,9 +805,13 @@ std::string World::CheckEnd() const {
     if (value.fate == Fate::kSent || value.fate == Fate::kReplied) {
       add("V1: value ", i, " is neither here nor there");
     }
-    const bool is_gone = value.fate == Fate::kLost || value.fate == Fate::kDropped;
+    const bool is_gone = value.fate == Fate::kLost || value.fate == Fate::kRejected ||
+                          value.fate == Fate::kDropped;
     if (is_gone && value.was_eager && value.is_confirmed) {
       add("V1: value ", i, " was lost, and counts as received");
+    }
+    if (value.fate == Fate::kRejected && value.was_eager && !value.is_reported && !had_mischief_) {
+      add("V1: value ", i, " was rejected, and its sender has not been told");
     }
     if (value.fate == Fate::kLost && value.was_eager && !value.is_reported) {
       add("V1: value ", i, " was lost, and its sender has not been told");
@@ -822,7 +841,7 @@ std::string World::CheckEnd() const {
           receiver_->values_unacknowledged());
     }
     size_t held = 0;
-    for (const std::deque<Arrived>& arrived : arrived_) {
+    for (const Queue<Arrived>& arrived : arrived_) {
       for (const Arrived& each : arrived) held += each.epoch == epoch_ ? 1 : 0;
     }
     if (receiver_->values_held() != held) {
@@ -862,6 +881,8 @@ std::string World::Describe(const Event& event) const {
         return absl::StrCat("PUSH of ", ToString(message.scope));
       case Message::Kind::kStepRefused:
         return absl::StrCat("STEP_REFUSED ", message.step);
+      case Message::Kind::kRejected:
+        return absl::StrCat("REJECTED ", message.id & ~kEagerRejectedBit);
       case Message::Kind::kEager:
         return absl::StrCat("EAGER ", message.sequence, ", value ", message.value);
       case Message::Kind::kReadyToSend:
@@ -921,6 +942,7 @@ std::string World::Describe(const Event& event) const {
 
 uint64_t World::Hash() const {
   std::string state;
+  state.reserve(2048);
   const auto add = [&state](auto... values) {
     (state.append(reinterpret_cast<const char*>(&values), sizeof(values)), ...);
   };

@@ -5,15 +5,23 @@
 #define FERRY_TESTS_RENDEZVOUS_EAGER_WORLD_H_
 
 #include <cstdint>
-#include <deque>
 #include <optional>
 #include <string>
 #include <vector>
+
+#include "absl/container/inlined_vector.h"
 
 #include "rendezvous/peer/eager_receiver.h"
 #include "rendezvous/peer/eager_sender.h"
 
 namespace ferry::eager_test {
+
+// Of a few elements, and cheap to copy.
+template <typename T>
+class Queue final : public absl::InlinedVector<T, 2> {
+ public:
+  void pop_front() { this->erase(this->begin()); }
+};
 
 // The rules for the callers of EagerSender and EagerReceiver.
 struct CallerRules {
@@ -40,7 +48,8 @@ struct CallerRules {
 struct ValueOptions {
   int step = 0;
   int name = 0;
-  enum class Kind { kSmall, kLarge, kDead } kind = Kind::kSmall;
+  // kWrong: small, and the receive rejects it.
+  enum class Kind { kSmall, kLarge, kDead, kWrong } kind = Kind::kSmall;
 };
 
 struct ReceiveOptions {
@@ -55,6 +64,8 @@ struct WorldOptions {
   int steps = 1;
   int names = 1;
   EagerLimits limits = {1, 100, 100, 1000, 10, 10000};
+  // Messages that wait on the control channel before it counts as full.
+  size_t channel_room = 100;
   EagerRules rules;
   CallerRules callers;
   // The peer is one without the capability.
@@ -125,6 +136,7 @@ class World final {
       kAck,
       kPush,
       kStepRefused,
+      kRejected,
       // To the consumer.
       kEager,
       kReadyToSend,
@@ -152,6 +164,8 @@ class World final {
     kReplied,
     kArrived,
     kTaken,
+    // By its receive.
+    kRejected,
     // At the consumer, whose step is over.
     kDropped,
     // The reply to a cancelled request.
@@ -221,7 +235,8 @@ class World final {
   std::optional<int> NextToConvert() const;
   void SendOutput();
   void SendEnd(int step, const EagerReceiver::StepEnd& end);
-  void Take(int receive, int value);
+  // Without `arrival`: it was requested, or came on an earlier control channel.
+  void Take(int receive, int value, const EagerReceiver::Arrival* arrival);
   void EndReceive(int receive, Wait wait);
   void EndConsumerStep(int step);
   void Cancel(int receive);
@@ -239,8 +254,8 @@ class World final {
   int cancels_left_;
   bool had_mischief_ = false;
   bool had_break_ = false;
-  std::deque<Message> to_producer_;
-  std::deque<Message> to_consumer_;
+  Queue<Message> to_producer_;
+  Queue<Message> to_consumer_;
   std::vector<Value> values_;
   std::vector<Receive> receives_;
   size_t next_value_ = 0;
@@ -248,8 +263,8 @@ class World final {
   // The producer.
   std::optional<EagerSender> sender_;
   std::vector<Phase> phases_;
-  std::vector<std::deque<int>> queued_;
-  std::vector<std::deque<uint64_t>> requested_;
+  std::vector<Queue<int>> queued_;
+  std::vector<Queue<uint64_t>> requested_;
   std::vector<Deferred> deferred_;
   std::vector<Watcher> watchers_;
   std::vector<bool> has_loss_;
@@ -258,8 +273,8 @@ class World final {
   // The consumer.
   std::optional<EagerReceiver> receiver_;
   std::vector<bool> is_over_here_;
-  std::vector<std::deque<Arrived>> arrived_;
-  std::vector<std::deque<int>> waiting_;
+  std::vector<Queue<Arrived>> arrived_;
+  std::vector<Queue<int>> waiting_;
   std::vector<Request> requests_;
   std::vector<Watcher> watches_;
   uint64_t last_id_ = 0;
