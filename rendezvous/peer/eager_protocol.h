@@ -47,9 +47,9 @@ enum class EagerScopeKind : uint8_t { kAll = 0, kStep = 1, kName = 2 };
 
 struct EagerScope {
   EagerScopeKind kind = EagerScopeKind::kAll;
-  // Of kStep.
+  // For kStep.
   int64_t step_id = 0;
-  // Of kName: its number on this control channel.
+  // For kName: its number on this control channel.
   uint32_t name = 0;
 
   static EagerScope All() { return {}; }

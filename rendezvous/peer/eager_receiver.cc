@@ -125,8 +125,7 @@ absl::Status EagerReceiver::Define(uint32_t name, absl::string_view text) {
   const uint64_t bytes =
       name_bytes_ - (before == nullptr ? 0 : before->text().size()) + text.size();
   if (bytes > limits_.name_bytes) {
-    return Violation(
-        absl::StrCat("names of ", bytes, " bytes; the limit is ", limits_.name_bytes));
+    return Violation(absl::StrCat("names of ", bytes, " bytes; the limit is ", limits_.name_bytes));
   }
   FERRY_ASSIGN_OR_RETURN(RendezvousKey key, RendezvousKey::Parse(text));
   if (before != nullptr) numbers_.erase(*before);
@@ -156,7 +155,8 @@ absl::StatusOr<EagerReceiver::Arrival> EagerReceiver::OnArrival(const EagerRecor
     return Violation(
         absl::StrCat("a value of step ", step_id_, ", which is to be requested, was sent"));
   }
-  // What was taken counts until it is acknowledged, but the steps' shares of that are not known.
+  // Values that were taken count until they are acknowledged, but the steps' shares of those are
+  // not known.
   if (step.values >= limits_.step_values || step.bytes >= limits_.step_bytes ||
       values_ + acked_values_ >= limits_.peer_values ||
       bytes_ + acked_bytes_ >= limits_.peer_bytes) {
@@ -262,7 +262,7 @@ absl::StatusOr<bool> EagerReceiver::OnPull(const EagerPullMessage& pull, bool is
                                   scope->is_pulled ? "" : " not", " pulled"));
   }
   scope->is_pulled = true;
-  scope->answer = is_again ? Answer::kNow
+  scope->answer = is_again                                 ? Answer::kNow
                   : pull.kind == EagerPullKind::kUntilFree ? Answer::kWhenFree
                                                            : Answer::kNever;
   if (scope->answer != Answer::kNever) answers_.push_back(pull.scope);

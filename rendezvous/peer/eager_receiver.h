@@ -38,11 +38,11 @@ class EagerReceiver final {
   };
   struct Decision {
     Route route = Route::kWait;
-    // Of kRequest: the name's number, 0: send the text.
+    // For kRequest: the name's number, 0: send the text.
     uint32_t name = 0;
-    // Of kWait: send a WATCH for the step, then OnWatchEnded when its ERROR comes.
+    // For kWait: send a WATCH for the step, then OnWatchEnded when its ERROR comes.
     bool needs_watch = false;
-    // Of kFail.
+    // For kFail.
     absl::Status status;
   };
   // A value that has arrived; the caller keeps it with the value until it is taken or dropped.
@@ -51,7 +51,7 @@ class EagerReceiver final {
     uint64_t sequence = 0;
     size_t bytes = 0;
   };
-  // What is to be sent, in this order.
+  // To be sent, in this order.
   struct Output {
     std::vector<EagerRange> acks;
     std::vector<EagerScope> pushes;
@@ -66,7 +66,8 @@ class EagerReceiver final {
   };
 
   // `limits`: what this consumer has announced. `first`: as the sender's.
-  explicit EagerReceiver(const EagerLimits& limits, const EagerRules& rules = {}, uint64_t first = 0);
+  explicit EagerReceiver(const EagerLimits& limits, const EagerRules& rules = {},
+                         uint64_t first = 0);
 
   // The control channel is open, and requests made before have been sent.
   void Start();
@@ -171,7 +172,7 @@ class EagerReceiver final {
   EagerRules rules_;
   Scope all_{true, Answer::kNever};
   uint64_t next_sequence_ = 0;
-  // Of the frame that is being read.
+  // The step of the frame that is being read.
   int64_t step_id_ = 0;
   uint64_t requests_being_sent_ = 0;
   // Held for all steps.

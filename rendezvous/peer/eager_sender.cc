@@ -46,7 +46,7 @@ EagerSender::Decision EagerSender::Send(int64_t step_id, const RendezvousKey& ke
     bool is_new = false;
     const uint32_t name = NameOf(key, is_new);
     if (name == 0) {
-      // What is left is today's protocol, for everything: no other message can say it.
+      // No other message can say that this value is to be requested.
       PullAll(decision, EagerPullKind::kUntilMayPush);
       is_all_pulled_for_ever_ = true;
       return keep();
@@ -152,10 +152,10 @@ absl::StatusOr<EagerSender::Scan> EagerSender::OnPush(const EagerScope& scope) {
       return scan;
     }
     case EagerScopeKind::kName: {
-      Slot* const slot = scope.name == 0 || scope.name > slots_.size() ||
-                                 !slots_[scope.name - 1].has_value()
-                             ? nullptr
-                             : &*slots_[scope.name - 1];
+      Slot* const slot =
+          scope.name == 0 || scope.name > slots_.size() || !slots_[scope.name - 1].has_value()
+              ? nullptr
+              : &*slots_[scope.name - 1];
       if (slot == nullptr || !slot->is_pulled || !slot->has_asked) return violation();
       slot->is_pulled = false;
       scan.is_needed = rules_.drains;
@@ -242,8 +242,7 @@ absl::Status EagerSender::OnAck(const EagerRange& range, Visitor visit) {
   const std::optional<uint64_t> first = Extend(range.first);
   if (range.count == 0 || !first.has_value() || *first + range.count > next_sequence_) {
     return absl::InvalidArgumentError(absl::StrCat("an EAGER_ACK of ", range.count, " values from ",
-                                                   range.first,
-                                                   ", which have not all been sent"));
+                                                   range.first, ", which have not all been sent"));
   }
   for (uint64_t sequence = *first; sequence < *first + range.count; ++sequence) {
     const auto found = records_.find(sequence);

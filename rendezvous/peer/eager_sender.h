@@ -70,13 +70,12 @@ class EagerSender final {
     // The step is over here; it has been visited.
     bool is_over = false;
   };
-  // What is to be looked for in the table after a PUSH, and added with AddToDrain: values of all
-  // steps for that consumer, or those of one key in all steps.
+  // Queued values that are to be looked for after a PUSH, and added with AddToDrain: those of all
+  // steps for that consumer, or of one key in all steps.
   struct Scan {
     bool is_needed = false;
     std::optional<RendezvousKey> key;
   };
-  // Named by the number of the record's sequence.
   using Visitor = absl::FunctionRef<void(uint64_t sequence, const Record& record)>;
 
   // `limits`: the consumer's. `first`: the first value's sequence number, 0 but in tests.
@@ -166,7 +165,7 @@ class EagerSender final {
     uint32_t records = 0;
     bool is_pulled = false;
     bool has_asked = false;
-    // Of eager size, in a row, since it was pulled.
+    // Values of eager size in a row since it was pulled.
     uint8_t streak = 0;
     bool is_recent = true;
   };
@@ -186,7 +185,7 @@ class EagerSender final {
 
   EagerLimits limits_;
   EagerRules rules_;
-  // Until the first PUSH of everything it is today's protocol, and nothing is kept for later.
+  // Until the first PUSH of everything nothing is sent, and nothing is kept for later.
   bool has_started_ = false;
   bool is_all_pulled_ = true;
   bool is_all_pulled_for_ever_ = false;

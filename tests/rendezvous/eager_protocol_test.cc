@@ -128,7 +128,7 @@ TEST(EagerProtocol, MalformedRecords) {
   EXPECT_FALSE(with(16, 0).ok());
   EXPECT_FALSE(with(16, 2).ok());
   EXPECT_FALSE(with(24, 0).ok());
-  EXPECT_FALSE(with(28, 7).ok());
+  EXPECT_FALSE(with(28, 9).ok());
   EXPECT_FALSE(with(29, 127).ok());
   EXPECT_FALSE(with(30, 0).ok());
   EXPECT_FALSE(with(30, static_cast<char>(DataType::kString)).ok());

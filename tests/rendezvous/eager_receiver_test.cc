@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a consumer requests, what it waits for, and what it does not accept.
+// A consumer's decisions between requesting and waiting, and the frames that it does not accept.
 #include "rendezvous/peer/eager_receiver.h"
 
 #include <string>
@@ -173,7 +173,7 @@ TEST_F(EagerReceiverTest, CreditIsEnforced) {
   EXPECT_TRUE(Arrive(2).ok());
   EXPECT_TRUE(Arrive(2).ok());
   EXPECT_THAT(Arrive(3).status().message(), HasSubstr("exceeds the credit"));
-  // What was taken counts until it is acknowledged.
+  // A value that was taken counts until it is acknowledged.
   receiver_.OnTaken(arrivals[0]);
   EXPECT_THAT(Arrive(3).status().message(), HasSubstr("exceeds the credit"));
   receiver_.TakeOutput(/*all=*/true);
@@ -237,7 +237,7 @@ TEST_F(EagerReceiverTest, StepsThatEndWithValues_AreRefusedOnce) {
   EXPECT_TRUE(end.is_refused);
   EXPECT_THAT(end.acks, ElementsAre(EagerRange{0, 1}));
   EXPECT_EQ(receiver_.values_held(), 0u);
-  // Of those under way.
+  // For a value that was under way.
   EagerHead head;
   head.step_id = 1;
   head.sequence = sequence_++;

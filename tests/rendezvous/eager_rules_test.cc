@@ -20,7 +20,7 @@ constexpr ValueOptions LargeValue(int name = 0, int step = 0) {
 }
 
 // Searches the same world with all rules too, so that it is the rule that makes the difference.
-void ExpectFailureWithout(bool EagerRules::* rule, WorldOptions options, const char* what) {
+void ExpectFailureWithout(bool EagerRules::*rule, WorldOptions options, const char* what) {
   options.rules.*rule = false;
   const SearchResult without = Search(options);
   std::printf("after %lld states: %s\n", static_cast<long long>(without.states),
@@ -33,7 +33,7 @@ void ExpectFailureWithout(bool EagerRules::* rule, WorldOptions options, const c
   EXPECT_TRUE(with.is_complete);
 }
 
-void ExpectFailureWithout(bool CallerRules::* rule, WorldOptions options, const char* what) {
+void ExpectFailureWithout(bool CallerRules::*rule, WorldOptions options, const char* what) {
   options.callers.*rule = false;
   const SearchResult without = Search(options);
   std::printf("after %lld states: %s\n", static_cast<long long>(without.states),

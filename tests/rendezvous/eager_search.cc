@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Explores every execution of a small world of the eager protocol.
 #include <algorithm>
+#include <random>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
@@ -91,6 +92,27 @@ SearchResult FindNearest(const WorldOptions& options, int64_t max_states) {
 SearchResult Search(const WorldOptions& options, int64_t max_states) {
   const SearchResult result = FindOut(options, max_states);
   return result.violation.empty() ? result : FindNearest(options, max_states);
+}
+
+SearchResult RunAtRandom(const WorldOptions& options, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  SearchResult result;
+  World world(options);
+  for (;;) {
+    std::vector<Event> must;
+    std::vector<Event> may;
+    for (const Event& event : world.Enabled()) (IsMischief(event) ? may : must).push_back(event);
+    if (must.empty()) break;
+    const std::vector<Event>& events = !may.empty() && random() % 64 == 0 ? may : must;
+    const Event event = events[random() % events.size()];
+    result.trace.push_back(world.Describe(event));
+    world.Apply(event);
+    ++result.states;
+    if (!world.violation().empty()) break;
+  }
+  result.violation = world.violation().empty() ? world.CheckEnd() : world.violation();
+  result.is_complete = true;
+  return result;
 }
 
 }  // namespace ferry::eager_test

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every execution of small worlds of the eager protocol.
+#include <algorithm>
 #include <cstdio>
+#include <random>
 
 #include <gmock/gmock.h>
 
@@ -184,6 +186,50 @@ TEST(EagerSearch, AnOldPeerSendsNothingByItself) {
   options.breaks = 1;
   options.cancels = 1;
   ExpectAllIsWell("an old peer", options);
+}
+
+// Executions of larger worlds, one each.
+TEST(EagerSearch, LargerWorldsAtRandom) {
+  int64_t events = 0;
+  for (uint64_t seed = 1; seed <= 20'000 && !HasFailure(); ++seed) {
+    std::mt19937_64 random(seed);
+    const auto below = [&random](int limit) {
+      return static_cast<int>(random() % static_cast<uint64_t>(limit));
+    };
+    WorldOptions options;
+    options.steps = 1 + below(3);
+    options.names = 1 + below(5);
+    const int large = below(4);
+    const auto count = [&] { return static_cast<uint32_t>(1 + below(5)); };
+    options.limits = {count(), 10 * count(), 2 * count(), 10 * count(), count(), 1000};
+    options.channel_room = below(4) == 0 ? count() : 100;
+    for (int i = 2 + below(25); i > 0; --i) {
+      ValueOptions value = {below(options.steps), below(options.names)};
+      const int kind = below(16);
+      if (kind < 2 || value.name < large - 1) value.kind = ValueOptions::Kind::kLarge;
+      if (kind == 2) value.kind = ValueOptions::Kind::kDead;
+      if (kind == 3 && below(8) == 0) value.kind = ValueOptions::Kind::kWrong;
+      options.values.push_back(value);
+      if (below(16) != 0) options.receives.push_back({value.step, value.name});
+    }
+    std::shuffle(options.receives.begin(), options.receives.end(), random);
+    // Half of the worlds without any fault, where everything must be received.
+    if (below(2) == 0) {
+      options.cancels = below(4);
+      options.breaks = below(3);
+      options.closes = static_cast<uint32_t>(below(8));
+      options.aborts = static_cast<uint32_t>(below(8));
+      options.consumer_ends = static_cast<uint32_t>(below(8));
+    }
+    options.late_steps = static_cast<uint32_t>(below(8));
+    options.is_old_peer = below(16) == 0;
+    const SearchResult result = RunAtRandom(options, seed);
+    events += result.states;
+    EXPECT_EQ(result.violation, "") << "seed " << seed;
+    if (result.violation.empty()) continue;
+    for (const std::string& line : result.trace) std::printf("    %s\n", line.c_str());
+  }
+  std::printf("%lld events at random\n", static_cast<long long>(events));
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a producer sends before it is requested, and what it does with the answers.
+// A producer's decisions to send or to queue, and its reactions to the answers.
 #include "rendezvous/peer/eager_sender.h"
 
 #include <algorithm>
@@ -144,7 +144,8 @@ TEST_F(EagerSenderTest, TheCreditInBytes_IsExceededByOneValue) {
 
 TEST_F(EagerSenderTest, TheCreditOfThePeer_PullsEverything) {
   Start();
-  for (const int64_t step : {1, 2, 3}) EXPECT_TRUE(sender_.Send(step, Key("a"), SmallValue()).is_sent);
+  for (const int64_t step : {1, 2, 3})
+    EXPECT_TRUE(sender_.Send(step, Key("a"), SmallValue()).is_sent);
   const EagerSender::Decision last = sender_.Send(4, Key("a"), SmallValue());
   EXPECT_FALSE(last.is_sent);
   ASSERT_THAT(last.pulls, SizeIs(1));
@@ -152,7 +153,7 @@ TEST_F(EagerSenderTest, TheCreditOfThePeer_PullsEverything) {
   ASSERT_TRUE(sender_.OnAck({1, 1}, Visit()).ok());
   const auto scan = sender_.OnPush(EagerScope::All());
   ASSERT_TRUE(scan.ok());
-  // What was kept since the first PUSH is known.
+  // Values kept since the first PUSH are known.
   EXPECT_FALSE(scan->is_needed);
   EXPECT_EQ(sender_.NextToDrain()->first, 4);
 }

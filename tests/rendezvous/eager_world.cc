@@ -16,7 +16,8 @@ namespace {
 constexpr size_t kSmallBytes = 10;
 
 const std::vector<RendezvousKey>& Names() {
-  static const auto& names = *new std::vector<RendezvousKey>{Key("a", 1), Key("b", 1), Key("c", 1)};
+  static const auto& names = *new std::vector<RendezvousKey>{Key("a", 1), Key("b", 1), Key("c", 1),
+                                                             Key("d", 1), Key("e", 1)};
   return names;
 }
 
@@ -44,7 +45,8 @@ World::World(const WorldOptions& options)
   const auto keys = static_cast<size_t>(options.steps * options.names);
   phases_.resize(static_cast<size_t>(options.steps), Phase::kServing);
   for (int step = 0; step < options.steps; ++step) {
-    if ((options.late_steps >> step & 1) != 0) phases_[static_cast<size_t>(step)] = Phase::kNotBegun;
+    if ((options.late_steps >> step & 1) != 0)
+      phases_[static_cast<size_t>(step)] = Phase::kNotBegun;
   }
   has_loss_.resize(static_cast<size_t>(options.steps));
   is_over_here_.resize(static_cast<size_t>(options.steps));
@@ -279,8 +281,7 @@ bool World::Push(int value, int key, bool is_behind_another) {
   const int step = StepOf(key);
   EagerSender::Value asked;
   asked.bytes = BytesOf(options_->values[static_cast<size_t>(value)]);
-  asked.is_eager =
-      options_->values[static_cast<size_t>(value)].kind != ValueOptions::Kind::kLarge;
+  asked.is_eager = options_->values[static_cast<size_t>(value)].kind != ValueOptions::Kind::kLarge;
   asked.is_behind_another = is_behind_another;
   asked.is_step_serving = phases_[static_cast<size_t>(step)] != Phase::kStarting;
   asked.is_channel_full = to_consumer_.size() >= options_->channel_room;
@@ -467,9 +468,13 @@ void World::ToProducer() {
       const auto scan = sender_->OnPush(message.scope);
       if (!scan.ok()) return Fail(std::string(scan.status().message()));
       // It would be pulled again at once, and so on without end.
-      const bool is_step = message.scope.kind == EagerScopeKind::kStep;
-      if (is_step ? sender_->unacknowledged(message.scope.step_id) >= options_->limits.step_values
-                  : sender_->values_out() >= options_->limits.peer_values) {
+      const EagerScope& scope = message.scope;
+      const bool is_without_credit =
+          scope.kind == EagerScopeKind::kStep
+              ? sender_->unacknowledged(scope.step_id) >= options_->limits.step_values
+              : scope.kind == EagerScopeKind::kAll &&
+                    sender_->values_out() >= options_->limits.peer_values;
+      if (is_without_credit) {
         Fail("V6: a PUSH without credit");
       }
       return Scan(*scan);
@@ -539,8 +544,7 @@ void World::PostReceive() {
     const Arrived first = arrived.front();
     arrived.pop_front();
     const bool is_same = first.epoch == epoch_ || !options_->callers.acks_on_same_channel;
-    return Take(receive, first.value,
-                receiver_.has_value() && is_same ? &first.arrival : nullptr);
+    return Take(receive, first.value, receiver_.has_value() && is_same ? &first.arrival : nullptr);
   }
   Receive& of = receives_[static_cast<size_t>(receive)];
   if (!receiver_.has_value()) {
@@ -756,7 +760,7 @@ void World::Cancel(int receive) {
   PutToProducer({.kind = Message::Kind::kCancel, .id = of.id});
 }
 
-// What must hold always, besides what the events check.
+// The invariants of every state, besides those that the events check.
 std::string World::CheckState() const {
   if (!sender_.has_value() || !receiver_.has_value()) return "";
   for (size_t key = 0; key < queued_.size(); ++key) {
@@ -805,8 +809,8 @@ std::string World::CheckEnd() const {
     if (value.fate == Fate::kSent || value.fate == Fate::kReplied) {
       add("V1: value ", i, " is neither here nor there");
     }
-    const bool is_gone = value.fate == Fate::kLost || value.fate == Fate::kRejected ||
-                          value.fate == Fate::kDropped;
+    const bool is_gone =
+        value.fate == Fate::kLost || value.fate == Fate::kRejected || value.fate == Fate::kDropped;
     if (is_gone && value.was_eager && value.is_confirmed) {
       add("V1: value ", i, " was lost, and counts as received");
     }

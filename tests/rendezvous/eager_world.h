@@ -16,7 +16,7 @@
 
 namespace ferry::eager_test {
 
-// Of a few elements, and cheap to copy.
+// Holds a few elements, and is cheap to copy.
 template <typename T>
 class Queue final : public absl::InlinedVector<T, 2> {
  public:
@@ -122,7 +122,7 @@ class World final {
   std::string Describe(const Event& event) const;
   // Empty, or what was wrong in the last event.
   const std::string& violation() const { return violation_; }
-  // What is wrong where nothing has to happen any more.
+  // Describes what is wrong where nothing has to happen any more.
   std::string CheckEnd() const;
   uint64_t Hash() const;
 
@@ -290,6 +290,10 @@ struct SearchResult {
 
 // Explores every execution, or as many states; with a violation, the shortest trace to one.
 SearchResult Search(const WorldOptions& options, int64_t max_states = 20'000'000);
+
+// Runs one execution, which follows from `seed`, to its end; `states` are its events. Events that
+// need not happen are rare.
+SearchResult RunAtRandom(const WorldOptions& options, uint64_t seed);
 
 }  // namespace ferry::eager_test
 
