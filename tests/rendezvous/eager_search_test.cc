@@ -21,11 +21,20 @@ constexpr ValueOptions Dead(int name = 0, int step = 0) {
   return {step, name, ValueOptions::Kind::kDead};
 }
 
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+// Each takes many times as long; the release build searches everything.
+constexpr int64_t kMostStates = 20'000;
+constexpr uint64_t kSeeds = 1000;
+#else
+constexpr int64_t kMostStates = 20'000'000;
+constexpr uint64_t kSeeds = 20'000;
+#endif
+
 void ExpectAllIsWell(const char* what, const WorldOptions& options) {
-  const SearchResult result = Search(options);
+  const SearchResult result = Search(options, kMostStates);
   std::printf("%s: %lld states\n", what, static_cast<long long>(result.states));
   EXPECT_EQ(result.violation, "");
-  EXPECT_TRUE(result.is_complete);
+  EXPECT_TRUE(result.is_complete || kMostStates < 20'000'000);
   for (const std::string& line : result.trace) std::printf("    %s\n", line.c_str());
 }
 
@@ -191,7 +200,7 @@ TEST(EagerSearch, AnOldPeerSendsNothingByItself) {
 // Executions of larger worlds, one each.
 TEST(EagerSearch, LargerWorldsAtRandom) {
   int64_t events = 0;
-  for (uint64_t seed = 1; seed <= 20'000 && !HasFailure(); ++seed) {
+  for (uint64_t seed = 1; seed <= kSeeds && !HasFailure(); ++seed) {
     std::mt19937_64 random(seed);
     const auto below = [&random](int limit) {
       return static_cast<int>(random() % static_cast<uint64_t>(limit));
