@@ -22,7 +22,7 @@ constexpr uint8_t kStaged = 8;
 // Flag of a REQUEST.
 constexpr uint8_t kMayReject = 1;
 // The fields of HELLO: a byte for which it is, two for its length, and its value. Unknown ones are
-// skipped, so that a further field needs no new version. The last three may be repeated.
+// skipped, so that a further field needs no new version. Fields 3 to 5 may be repeated.
 enum class HelloField : uint8_t {
   kBootId = 1,
   kHostName = 2,
@@ -30,6 +30,8 @@ enum class HelloField : uint8_t {
   kGpu = 4,
   // A byte for the length of its name, the name, and its descriptor. In the order of its numbers.
   kTransport = 5,
+  // EncodeEagerLimits, once.
+  kEager = 6,
 };
 
 // More GPUs than any machine has; further ones are omitted.
@@ -83,6 +85,22 @@ std::string PeerMessageName(uint16_t type) {
       return "PING";
     case PeerMessageType::kPong:
       return "PONG";
+    case PeerMessageType::kEager:
+      return "EAGER";
+    case PeerMessageType::kEagerPull:
+      return "PULL";
+    case PeerMessageType::kEagerPush:
+      return "PUSH";
+    case PeerMessageType::kEagerAck:
+      return "EAGER_ACK";
+    case PeerMessageType::kStepRefused:
+      return "STEP_REFUSED";
+    case PeerMessageType::kAckNow:
+      return "ACK_NOW";
+    case PeerMessageType::kNamedRequest:
+      return "NAMED_REQUEST";
+    case PeerMessageType::kWatch:
+      return "WATCH";
   }
   return absl::StrCat("message of type ", type);
 }
@@ -112,6 +130,7 @@ absl::Status SendHello(ControlChannel& channel, const HelloMessage& hello) {
     put(HelloField::kTransport,
         absl::StrCat(absl::string_view(&name_bytes, 1), each.name, each.descriptor));
   }
+  if (hello.eager.has_value()) put(HelloField::kEager, EncodeEagerLimits(*hello.eager));
   return channel.Send(Type(PeerMessageType::kHello), {body});
 }
 
@@ -144,6 +163,11 @@ absl::StatusOr<HelloMessage> DecodeHello(absl::string_view body) {
         const absl::string_view name = of_transport.GetBytes(of_transport.Get<uint8_t>());
         if (of_transport.is_short()) return Malformed("HELLO: a transport without its name");
         hello.transports.push_back({std::string(name), std::string(of_transport.rest())});
+        break;
+      }
+      case HelloField::kEager: {
+        if (!is_first) return Malformed("HELLO: two lists of eager limits");
+        FERRY_ASSIGN_OR_RETURN(hello.eager, DecodeEagerLimits(value));
         break;
       }
       default:

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
+#include "rendezvous/peer/eager_protocol.h"
 #include "tensor/check_values.h"
 #include "transport/control/control_channel.h"
 #include "transport/transport.h"
@@ -49,9 +51,18 @@ enum class PeerMessageType : uint16_t {
   kRejected = 10,
   kPing = 11,
   kPong = 12,
+  // The eager protocol's (eager_protocol.h), which is not switched on yet: a peer sends none.
+  kEager = 13,
+  kEagerPull = 14,
+  kEagerPush = 15,
+  kEagerAck = 16,
+  kStepRefused = 17,
+  kAckNow = 18,
+  kNamedRequest = 19,
+  kWatch = 20,
 };
 
-// Human-readable: "RTS", or "message of type 17".
+// Human-readable: "RTS", or "message of type 77".
 std::string PeerMessageName(uint16_t type);
 
 struct HelloMessage {
@@ -63,6 +74,8 @@ struct HelloMessage {
   std::vector<std::string> gpus;
   // Endpoint::transports.
   std::vector<TransportDescription> transports;
+  // If values may be sent to it before it requests them.
+  std::optional<EagerLimits> eager;
 };
 
 struct RequestMessage {

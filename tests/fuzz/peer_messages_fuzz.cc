@@ -8,6 +8,8 @@
 #include "absl/strings/string_view.h"
 
 #include "base/status_macros.h"
+#include "rendezvous/peer/eager_receiver.h"
+#include "rendezvous/peer/eager_sender.h"
 #include "rendezvous/peer/peer_protocol.h"
 #include "transport/shm/shm_endpoints.h"
 
@@ -51,6 +53,7 @@ void CheckHello(absl::string_view body, CapturingChannel& channel) {
   FERRY_CHECK(again->boot_id == hello->boot_id.substr(0, 256));
   FERRY_CHECK(again->host_name == hello->host_name.substr(0, 256));
   FERRY_CHECK(again->transports == hello->transports);
+  FERRY_CHECK(again->eager == hello->eager);
 }
 
 void CheckRequest(absl::string_view body, CapturingChannel& channel) {
@@ -136,9 +139,94 @@ void CheckSegmentNotice(absl::string_view body) {
   if (notice.ok()) FERRY_CHECK(EncodeShmSegmentNotice(*notice) == body);
 }
 
+// Any frame at a consumer that has just begun, with little credit.
+void CheckEager(absl::string_view body) {
+  EagerReceiver receiver({2, 100, 3, 1000, 4, 1000});
+  receiver.Start();
+  receiver.TakeOutput();
+  EagerFrameWriter writer(0, 0);
+  size_t records = 0;
+  EagerHead head;
+  const absl::Status status = DecodeEager(
+      body,
+      [&](const EagerHead& each) {
+        head = each;
+        writer = EagerFrameWriter(head.step_id, head.sequence);
+        writer.Acknowledge({head.acked_first, head.acked_count});
+        return absl::OkStatus();
+      },
+      [&](const EagerRecord& record) {
+        FERRY_CHECK(IsWithin(record.text, body) && IsWithin(record.payload, body));
+        FERRY_CHECK(record.payload.size() <= kMaxEagerBytes);
+        FERRY_CHECK(record.is_dead || record.is_serialized ||
+                    *TensorBytes(record.header.dtype, record.header.shape) ==
+                        record.payload.size());
+        FERRY_CHECK(writer.Append(record));
+        ++records;
+        return absl::OkStatus();
+      });
+  if (!status.ok()) return;
+  FERRY_CHECK(records == head.count);
+  // But for padding.
+  FERRY_CHECK(writer.view().size() == body.size());
+  if (!receiver.OnEager(head).ok()) return;
+  DecodeEager(
+      body, [](const EagerHead&) { return absl::OkStatus(); },
+      [&](const EagerRecord& record) {
+        FERRY_RETURN_IF_ERROR(receiver.OnRecord(record).status());
+        return receiver.OnArrival(record).status();
+      })
+      .IgnoreError();
+  FERRY_CHECK(receiver.values_held() <= 3);
+  FERRY_CHECK(receiver.InnerTableSizes().at("eager_receiver.names") <= 4);
+}
+
+// The other messages, at an end of a control channel that has just begun.
+void CheckEagerMessages(absl::string_view body, CapturingChannel& channel) {
+  EagerReceiver receiver({2, 100, 3, 1000, 4, 1000});
+  receiver.Start();
+  receiver.TakeOutput();
+  EagerSender sender({2, 100, 3, 1000, 4, 1000});
+  if (const auto pull = DecodeEagerPull(body); pull.ok()) {
+    FERRY_CHECK(IsWithin(pull->definition, body));
+    FERRY_CHECK(SendEagerPull(channel, *pull).ok());
+    const auto again = DecodeEagerPull(channel.body);
+    FERRY_CHECK(again.ok() && again->kind == pull->kind && again->scope == pull->scope &&
+                again->definition == pull->definition);
+    if (receiver.OnPull(*pull, false).ok()) FERRY_CHECK(receiver.is_pulled(pull->scope));
+  }
+  if (const auto push = DecodeEagerPush(body); push.ok()) {
+    FERRY_CHECK(SendEagerPush(channel, *push).ok());
+    FERRY_CHECK(*DecodeEagerPush(channel.body) == *push);
+    sender.OnPush(*push).IgnoreError();
+  }
+  if (const auto acks = DecodeEagerAck(body); acks.ok()) {
+    FERRY_CHECK(SendEagerAck(channel, *acks).ok());
+    FERRY_CHECK(channel.body == body);
+    for (const EagerRange& range : *acks) {
+      FERRY_CHECK(!sender.OnAck(range, [](uint64_t, const EagerSender::Record&) {}).ok());
+    }
+  }
+  if (const auto step_id = DecodeStepRefused(body); step_id.ok()) {
+    FERRY_CHECK(SendStepRefused(channel, *step_id).ok());
+    FERRY_CHECK(channel.body == body);
+    FERRY_CHECK(*DecodeAckNow(body) == *step_id);
+    sender.OnStepRefused(*step_id);
+    receiver.OnAckNow(*step_id);
+  }
+  if (const auto request = DecodeNamedRequest(body); request.ok()) {
+    FERRY_CHECK(SendNamedRequest(channel, *request).ok());
+    FERRY_CHECK(channel.body.substr(0, 20) == body.substr(0, 20));
+  }
+  if (const auto watch = DecodeWatch(body); watch.ok()) {
+    FERRY_CHECK(SendWatch(channel, watch->id, watch->step_id).ok());
+    FERRY_CHECK(channel.body == body);
+  }
+}
+
 void Check(uint8_t decoder, absl::string_view body) {
   CapturingChannel channel;
-  switch (decoder % 9) {
+  switch (decoder % 11) {
     case 0:
       return CheckHello(body, channel);
     case 1:
@@ -157,6 +245,10 @@ void Check(uint8_t decoder, absl::string_view body) {
       return CheckSegmentNotice(body);
     case 8:
       return CheckRejected(body, channel);
+    case 9:
+      return CheckEager(body);
+    case 10:
+      return CheckEagerMessages(body, channel);
   }
 }
 

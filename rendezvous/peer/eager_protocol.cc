@@ -1,0 +1,382 @@
+// SPDX-License-Identifier: Apache-2.0
+// Encoding and decoding of messages.
+#include "rendezvous/peer/eager_protocol.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "absl/container/inlined_vector.h"
+#include "absl/strings/str_cat.h"
+
+#include "base/byte_reader.h"
+#include "base/status_macros.h"
+#include "rendezvous/peer/peer_protocol.h"
+
+namespace ferry {
+namespace {
+
+// The only version of the limits.
+constexpr uint8_t kLimitsVersion = 1;
+// Besides the number of a name: its text follows.
+constexpr uint32_t kHasText = 1u << 31;
+// The byte that has a record's rank and these.
+constexpr uint8_t kDeadRecord = 1 << 5;
+constexpr uint8_t kSerializedRecord = 1 << 6;
+constexpr uint8_t kChecksumRecord = 1 << 7;
+constexpr uint8_t kRankMask = kDeadRecord - 1;
+// Flag of a REQUEST.
+constexpr uint8_t kNamedMayReject = 1;
+
+constexpr size_t kHeadBytes = 24;
+constexpr size_t kRangeBytes = 6;
+constexpr size_t kMaxRanges = kMaxControlBody / kRangeBytes;
+
+absl::Status MalformedEager(absl::string_view what) {
+  return absl::InvalidArgumentError(absl::StrCat("a malformed ", what));
+}
+
+uint16_t TypeNumber(PeerMessageType message) { return static_cast<uint16_t>(message); }
+
+size_t PaddingOf(size_t bytes) { return (8 - bytes % 8) % 8; }
+
+absl::Status SendStep(ControlChannel& channel, PeerMessageType type, int64_t step_id) {
+  char room[8];
+  ByteWriter writer(room, sizeof(room));
+  writer.Put(step_id);
+  return channel.Send(TypeNumber(type), {writer.view()});
+}
+
+absl::StatusOr<int64_t> DecodeStep(absl::string_view body, absl::string_view what) {
+  ByteReader reader(body);
+  const auto step_id = reader.Get<int64_t>();
+  if (reader.is_short() || !reader.rest().empty()) return MalformedEager(what);
+  return step_id;
+}
+
+void PutScope(ByteWriter& writer, uint8_t kind, const EagerScope& scope) {
+  writer.Put(kind);
+  writer.Put(static_cast<uint8_t>(scope.kind));
+  writer.Put(uint16_t{0});
+  writer.Put(scope.name);
+  writer.Put(scope.step_id);
+}
+
+absl::StatusOr<EagerScope> GetScope(ByteReader& reader, uint8_t& kind, absl::string_view what) {
+  kind = reader.Get<uint8_t>();
+  const auto scope_kind = reader.Get<uint8_t>();
+  reader.Get<uint16_t>();
+  EagerScope scope;
+  scope.name = reader.Get<uint32_t>();
+  scope.step_id = reader.Get<int64_t>();
+  if (reader.is_short() || scope_kind > static_cast<uint8_t>(EagerScopeKind::kName)) {
+    return MalformedEager(what);
+  }
+  scope.kind = static_cast<EagerScopeKind>(scope_kind);
+  const bool is_name = scope.kind == EagerScopeKind::kName;
+  if (is_name != (scope.name != 0) || scope.name >= kHasText ||
+      (scope.kind != EagerScopeKind::kStep && scope.step_id != 0)) {
+    return MalformedEager(absl::StrCat(what, ": a scope of two kinds"));
+  }
+  return scope;
+}
+
+// Reads what follows the fixed part of a record, up to its padding.
+absl::Status GetValue(ByteReader& reader, uint8_t dtype, uint8_t rank, size_t bytes,
+                      EagerRecord& record) {
+  absl::InlinedVector<int64_t, 8> dims;
+  // The one dimension of a vector follows from its bytes.
+  for (int i = 0; rank > 1 && i < rank; ++i) dims.push_back(reader.Get<int64_t>());
+  if (record.has_checksum) record.checksum = reader.Get<uint64_t>();
+  record.payload = reader.GetBytes(bytes);
+  if (reader.is_short()) return MalformedEager("EAGER");
+  if (record.is_dead) {
+    if (bytes != 0 || rank != 0 || record.is_serialized || record.has_checksum) {
+      return MalformedEager("EAGER: a dead value with a tensor");
+    }
+    return absl::OkStatus();
+  }
+  const std::optional<DataType> type = DataTypeOfNumber(dtype);
+  if (!type.has_value() || IsFixedSize(*type) == record.is_serialized) {
+    return MalformedEager("EAGER: no such type");
+  }
+  record.header.dtype = *type;
+  record.header.bytes = bytes;
+  if (record.is_serialized) {
+    return rank == 0 ? absl::OkStatus() : MalformedEager("EAGER: a serialized value with a shape");
+  }
+  if (rank == 1) dims.push_back(static_cast<int64_t>(bytes / ElementBytes(*type)));
+  FERRY_ASSIGN_OR_RETURN(record.header.shape, Shape::Create(dims));
+  FERRY_ASSIGN_OR_RETURN(const size_t expected, TensorBytes(*type, record.header.shape));
+  if (expected != bytes) {
+    return MalformedEager("EAGER: it does not hold as many bytes as its shape says");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+std::string ToString(const EagerScope& scope) {
+  switch (scope.kind) {
+    case EagerScopeKind::kAll:
+      return "all values";
+    case EagerScopeKind::kStep:
+      return absl::StrCat("step ", scope.step_id);
+    case EagerScopeKind::kName:
+      return absl::StrCat("name ", scope.name);
+  }
+  return "";
+}
+
+std::string EncodeEagerLimits(const EagerLimits& limits) {
+  char room[1 + 6 * 4];
+  ByteWriter writer(room, sizeof(room));
+  writer.Put(kLimitsVersion);
+  for (const uint32_t limit : {limits.step_values, limits.step_bytes, limits.peer_values,
+                               limits.peer_bytes, limits.names, limits.name_bytes}) {
+    writer.Put(limit);
+  }
+  return std::string(writer.view());
+}
+
+absl::StatusOr<EagerLimits> DecodeEagerLimits(absl::string_view value) {
+  ByteReader reader(value);
+  // A later version has this one's fields, and others after them.
+  const auto version = reader.Get<uint8_t>();
+  EagerLimits limits;
+  bool is_positive = true;
+  for (uint32_t* const limit : {&limits.step_values, &limits.step_bytes, &limits.peer_values,
+                                &limits.peer_bytes, &limits.names, &limits.name_bytes}) {
+    *limit = reader.Get<uint32_t>();
+    is_positive &= *limit != 0;
+  }
+  if (reader.is_short() || version == 0) return MalformedEager("list of eager limits");
+  if (!is_positive || limits.names >= kHasText) return MalformedEager("eager limit");
+  return limits;
+}
+
+EagerFrameWriter::EagerFrameWriter(int64_t step_id, uint32_t sequence) : body_(kHeadBytes, '\0') {
+  head_.step_id = step_id;
+  head_.sequence = sequence;
+}
+
+bool EagerFrameWriter::Append(const EagerRecord& record) {
+  const Shape& shape = record.header.shape;
+  const bool has_shape = !record.is_dead && !record.is_serialized;
+  const size_t rank = has_shape ? static_cast<size_t>(shape.rank()) : 0;
+  const size_t payload = record.is_dead ? 0 : record.payload.size();
+  const size_t bytes = 8 + (record.text.empty() ? 0 : 2 + record.text.size()) +
+                       (rank > 1 ? 8 * rank : 0) + (record.has_checksum ? 8 : 0) + payload;
+  if (rank > kMaxEagerRank || payload > kMaxEagerBytes || record.text.size() > kMaxKeyBytes ||
+      head_.count == UINT16_MAX || body_.size() + bytes + PaddingOf(bytes) > kMaxControlBody) {
+    return false;
+  }
+  char room[8 + 8 * kMaxEagerRank + 8];
+  ByteWriter writer(room, 8);
+  writer.Put(record.name | (record.text.empty() ? 0 : kHasText));
+  writer.Put(static_cast<uint16_t>(payload));
+  writer.Put(static_cast<uint8_t>(record.is_dead ? 0 : static_cast<int>(record.header.dtype)));
+  writer.Put(static_cast<uint8_t>(rank | (record.is_dead ? kDeadRecord : 0) |
+                                  (record.is_serialized ? kSerializedRecord : 0) |
+                                  (record.has_checksum ? kChecksumRecord : 0)));
+  absl::StrAppend(&body_, writer.view());
+  if (!record.text.empty()) {
+    char size[2];
+    ByteWriter of_text(size, sizeof(size));
+    of_text.Put(static_cast<uint16_t>(record.text.size()));
+    absl::StrAppend(&body_, of_text.view(), record.text);
+  }
+  ByteWriter rest(room, sizeof(room));
+  if (rank > 1) {
+    for (const int64_t dim : shape.dims()) rest.Put(dim);
+  }
+  if (record.has_checksum) rest.Put(record.checksum);
+  absl::StrAppend(&body_, rest.view(), record.payload.substr(0, payload));
+  body_.append(PaddingOf(bytes), '\0');
+  ++head_.count;
+  return true;
+}
+
+void EagerFrameWriter::Acknowledge(EagerRange range) {
+  head_.acked_first = range.first;
+  head_.acked_count = range.count;
+}
+
+absl::string_view EagerFrameWriter::view() {
+  ByteWriter writer(body_.data(), kHeadBytes);
+  writer.Put(head_.step_id);
+  writer.Put(head_.sequence);
+  writer.Put(head_.acked_first);
+  writer.Put(head_.count);
+  writer.Put(head_.acked_count);
+  writer.Put(uint32_t{0});
+  return body_;
+}
+
+absl::Status DecodeEager(absl::string_view body,
+                         absl::FunctionRef<absl::Status(const EagerHead&)> start,
+                         absl::FunctionRef<absl::Status(const EagerRecord&)> visit) {
+  ByteReader reader(body);
+  EagerHead head;
+  head.step_id = reader.Get<int64_t>();
+  head.sequence = reader.Get<uint32_t>();
+  head.acked_first = reader.Get<uint32_t>();
+  head.count = reader.Get<uint16_t>();
+  head.acked_count = reader.Get<uint16_t>();
+  reader.Get<uint32_t>();
+  if (reader.is_short() || head.count == 0) return MalformedEager("EAGER");
+  FERRY_RETURN_IF_ERROR(start(head));
+  for (int i = 0; i < head.count; ++i) {
+    const size_t before = reader.rest().size();
+    EagerRecord record;
+    const auto name = reader.Get<uint32_t>();
+    const auto bytes = reader.Get<uint16_t>();
+    const auto dtype = reader.Get<uint8_t>();
+    const auto flags = reader.Get<uint8_t>();
+    record.name = name & ~kHasText;
+    if ((name & kHasText) != 0) record.text = reader.GetText();
+    if (reader.is_short() || bytes > kMaxEagerBytes || record.text.size() > kMaxKeyBytes) {
+      return MalformedEager("EAGER");
+    }
+    // Without a number there is a text, and a text is not empty.
+    if (name == 0 || ((name & kHasText) != 0 && record.text.empty())) {
+      return MalformedEager("EAGER: a value without a name");
+    }
+    record.is_dead = (flags & kDeadRecord) != 0;
+    record.is_serialized = (flags & kSerializedRecord) != 0;
+    record.has_checksum = (flags & kChecksumRecord) != 0;
+    FERRY_RETURN_IF_ERROR(GetValue(reader, dtype, flags & kRankMask, bytes, record));
+    reader.GetBytes(PaddingOf(before - reader.rest().size()));
+    if (reader.is_short()) return MalformedEager("EAGER");
+    FERRY_RETURN_IF_ERROR(visit(record));
+  }
+  if (!reader.rest().empty()) return MalformedEager("EAGER: bytes after its last value");
+  return absl::OkStatus();
+}
+
+absl::Status SendEager(ControlChannel& channel, EagerFrameWriter& frame) {
+  return channel.Send(TypeNumber(PeerMessageType::kEager), {frame.view()});
+}
+
+absl::Status SendEagerPull(ControlChannel& channel, const EagerPullMessage& pull) {
+  char room[16];
+  ByteWriter writer(room, sizeof(room));
+  PutScope(writer, static_cast<uint8_t>(pull.kind), pull.scope);
+  return channel.Send(TypeNumber(PeerMessageType::kEagerPull), {writer.view(), pull.definition});
+}
+
+absl::StatusOr<EagerPullMessage> DecodeEagerPull(absl::string_view body) {
+  ByteReader reader(body);
+  EagerPullMessage pull;
+  uint8_t kind = 0;
+  FERRY_ASSIGN_OR_RETURN(pull.scope, GetScope(reader, kind, "PULL"));
+  if (kind > static_cast<uint8_t>(EagerPullKind::kMayPush)) return MalformedEager("PULL");
+  pull.kind = static_cast<EagerPullKind>(kind);
+  pull.definition = reader.rest();
+  if (pull.definition.size() > kMaxKeyBytes) return MalformedEager("PULL: a name too long");
+  const bool may_define =
+      pull.scope.kind == EagerScopeKind::kName && pull.kind != EagerPullKind::kMayPush;
+  if (!pull.definition.empty() && !may_define) return MalformedEager("PULL: a name that is none");
+  return pull;
+}
+
+absl::Status SendEagerPush(ControlChannel& channel, const EagerScope& scope) {
+  char room[16];
+  ByteWriter writer(room, sizeof(room));
+  PutScope(writer, 0, scope);
+  return channel.Send(TypeNumber(PeerMessageType::kEagerPush), {writer.view()});
+}
+
+absl::StatusOr<EagerScope> DecodeEagerPush(absl::string_view body) {
+  ByteReader reader(body);
+  uint8_t kind = 0;
+  FERRY_ASSIGN_OR_RETURN(const EagerScope scope, GetScope(reader, kind, "PUSH"));
+  if (!reader.rest().empty()) return MalformedEager("PUSH");
+  return scope;
+}
+
+absl::Status SendEagerAck(ControlChannel& channel, absl::Span<const EagerRange> ranges) {
+  while (!ranges.empty()) {
+    const absl::Span<const EagerRange> some = ranges.subspan(0, kMaxRanges);
+    std::string body(some.size() * kRangeBytes, '\0');
+    ByteWriter writer(body.data(), body.size());
+    for (const EagerRange& range : some) {
+      writer.Put(range.first);
+      writer.Put(range.count);
+    }
+    FERRY_RETURN_IF_ERROR(channel.Send(TypeNumber(PeerMessageType::kEagerAck), {body}));
+    ranges.remove_prefix(some.size());
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<EagerRange>> DecodeEagerAck(absl::string_view body) {
+  // Before anything is allocated.
+  if (body.empty() || body.size() % kRangeBytes != 0 || body.size() / kRangeBytes > kMaxRanges) {
+    return MalformedEager("EAGER_ACK");
+  }
+  ByteReader reader(body);
+  std::vector<EagerRange> ranges(body.size() / kRangeBytes);
+  for (EagerRange& range : ranges) {
+    range.first = reader.Get<uint32_t>();
+    range.count = reader.Get<uint16_t>();
+    if (range.count == 0) return MalformedEager("EAGER_ACK: an empty range");
+  }
+  return ranges;
+}
+
+absl::Status SendStepRefused(ControlChannel& channel, int64_t step_id) {
+  return SendStep(channel, PeerMessageType::kStepRefused, step_id);
+}
+
+absl::StatusOr<int64_t> DecodeStepRefused(absl::string_view body) {
+  return DecodeStep(body, "STEP_REFUSED");
+}
+
+absl::Status SendAckNow(ControlChannel& channel, int64_t step_id) {
+  return SendStep(channel, PeerMessageType::kAckNow, step_id);
+}
+
+absl::StatusOr<int64_t> DecodeAckNow(absl::string_view body) { return DecodeStep(body, "ACK_NOW"); }
+
+absl::Status SendNamedRequest(ControlChannel& channel, const NamedRequestMessage& request) {
+  char room[24];
+  ByteWriter writer(room, sizeof(room));
+  writer.Put(request.id);
+  writer.Put(request.step_id);
+  writer.Put(request.name);
+  writer.Put(static_cast<uint32_t>(request.may_reject ? kNamedMayReject : 0));
+  return channel.Send(TypeNumber(PeerMessageType::kNamedRequest), {writer.view()});
+}
+
+absl::StatusOr<NamedRequestMessage> DecodeNamedRequest(absl::string_view body) {
+  ByteReader reader(body);
+  NamedRequestMessage request;
+  request.id = reader.Get<uint64_t>();
+  request.step_id = reader.Get<int64_t>();
+  request.name = reader.Get<uint32_t>();
+  request.may_reject = (reader.Get<uint32_t>() & kNamedMayReject) != 0;
+  if (reader.is_short() || !reader.rest().empty() || request.name == 0 ||
+      request.name >= kHasText) {
+    return MalformedEager("NAMED_REQUEST");
+  }
+  return request;
+}
+
+absl::Status SendWatch(ControlChannel& channel, uint64_t id, int64_t step_id) {
+  char room[16];
+  ByteWriter writer(room, sizeof(room));
+  writer.Put(id);
+  writer.Put(step_id);
+  return channel.Send(TypeNumber(PeerMessageType::kWatch), {writer.view()});
+}
+
+absl::StatusOr<WatchMessage> DecodeWatch(absl::string_view body) {
+  ByteReader reader(body);
+  WatchMessage watch;
+  watch.id = reader.Get<uint64_t>();
+  watch.step_id = reader.Get<int64_t>();
+  if (reader.is_short() || !reader.rest().empty()) return MalformedEager("WATCH");
+  return watch;
+}
+
+}  // namespace ferry

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+// Messages of the eager protocol: small tensors that are sent before they are requested.
+#ifndef FERRY_RENDEZVOUS_PEER_EAGER_PROTOCOL_H_
+#define FERRY_RENDEZVOUS_PEER_EAGER_PROTOCOL_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+
+#include "tensor/shape.h"
+#include "transport/control/control_channel.h"
+#include "transport/transport.h"
+
+namespace ferry {
+
+// The capability of a consumer, in its HELLO: what it holds for receives that have not been posted.
+// A producer stays below each limit before it sends one more value, so that each may be exceeded by
+// one value. All limits are positive.
+struct EagerLimits {
+  uint32_t step_values = 4096;
+  uint32_t step_bytes = 1u << 20;
+  uint32_t peer_values = 16384;
+  uint32_t peer_bytes = 16u << 20;
+  // Names that have a number at a time, and the bytes of their texts together.
+  uint32_t names = 16384;
+  uint32_t name_bytes = 4u << 20;
+
+  friend bool operator==(const EagerLimits&, const EagerLimits&) = default;
+};
+
+// Payload of one value in bytes. Larger ones are requested.
+inline constexpr size_t kMaxEagerBytes = 16 * 1024;
+// Dimensions of one value.
+inline constexpr int kMaxEagerRank = 31;
+// REJECTED with this bit in its id is about the value with that sequence number.
+inline constexpr uint64_t kEagerRejectedBit = uint64_t{1} << 63;
+
+// All values between the two nodes, those of one step, or those of one name.
+enum class EagerScopeKind : uint8_t { kAll = 0, kStep = 1, kName = 2 };
+
+struct EagerScope {
+  EagerScopeKind kind = EagerScopeKind::kAll;
+  // For kStep.
+  int64_t step_id = 0;
+  // For kName: its number on this control channel.
+  uint32_t name = 0;
+
+  static EagerScope All() { return {}; }
+  static EagerScope Step(int64_t step_id) { return {EagerScopeKind::kStep, step_id, 0}; }
+  static EagerScope Name(uint32_t name) { return {EagerScopeKind::kName, 0, name}; }
+
+  friend bool operator==(const EagerScope&, const EagerScope&) = default;
+};
+
+// "all values", "step 7", "name 12".
+std::string ToString(const EagerScope& scope);
+
+enum class EagerPullKind : uint8_t {
+  // From now on the scope's values are requested, until half of the credit is free again.
+  kUntilFree = 0,
+  // From now on they are requested, until kMayPush.
+  kUntilMayPush = 1,
+  // The consumer may answer with PUSH.
+  kMayPush = 2,
+};
+
+// PULL, from the producer.
+struct EagerPullMessage {
+  EagerPullKind kind = EagerPullKind::kUntilFree;
+  EagerScope scope;
+  // Not empty: gives the name that number. Points into the frame.
+  absl::string_view definition;
+};
+
+// The head of an EAGER frame, which has one or more records of one step.
+struct EagerHead {
+  int64_t step_id = 0;
+  // The low bits of the first record's sequence number; each record has the next one.
+  uint32_t sequence = 0;
+  // Number of records.
+  uint16_t count = 0;
+  // An EAGER_ACK of one range, for the other direction. Count 0: none.
+  uint32_t acked_first = 0;
+  uint16_t acked_count = 0;
+};
+
+// One value. Views point into the frame.
+struct EagerRecord {
+  // 0: the text has no number.
+  uint32_t name = 0;
+  // Not empty: the key's text, and a definition of the number if there is one.
+  absl::string_view text;
+  bool is_dead = false;
+  bool is_serialized = false;
+  bool has_checksum = false;
+  uint64_t checksum = 0;
+  // Only the type of a serialized one, nothing of a dead one.
+  TensorHeader header;
+  absl::string_view payload;
+};
+
+struct EagerRange {
+  uint32_t first = 0;
+  uint16_t count = 0;
+
+  friend bool operator==(const EagerRange&, const EagerRange&) = default;
+};
+
+// A REQUEST whose key is a name with a number.
+struct NamedRequestMessage {
+  uint64_t id = 0;
+  int64_t step_id = 0;
+  bool may_reject = false;
+  uint32_t name = 0;
+};
+
+// The field of HELLO for the limits.
+std::string EncodeEagerLimits(const EagerLimits& limits);
+//   Errors: INVALID_ARGUMENT if it is short or a limit is 0. Further bytes are a later version's.
+absl::StatusOr<EagerLimits> DecodeEagerLimits(absl::string_view value);
+
+// Collects the records of one EAGER frame. Not thread-safe.
+class EagerFrameWriter final {
+ public:
+  explicit EagerFrameWriter(int64_t step_id, uint32_t sequence);
+
+  // Appends a record; false if the frame has no room for it, and then nothing is appended. An empty
+  // frame has room for any legal record.
+  bool Append(const EagerRecord& record);
+  void Acknowledge(EagerRange range);
+  // The frame's body, with every record so far.
+  absl::string_view view();
+  uint16_t count() const { return head_.count; }
+
+ private:
+  EagerHead head_;
+  std::string body_;
+};
+
+// Visits the records of an EAGER frame in order. Stops at the first error of `visit`.
+//   Errors: INVALID_ARGUMENT if the frame is malformed; records before the malformed part have been
+//   visited. That of `visit`.
+absl::Status DecodeEager(absl::string_view body,
+                         absl::FunctionRef<absl::Status(const EagerHead&)> start,
+                         absl::FunctionRef<absl::Status(const EagerRecord&)> visit);
+
+absl::Status SendEager(ControlChannel& channel, EagerFrameWriter& frame);
+absl::Status SendEagerPull(ControlChannel& channel, const EagerPullMessage& pull);
+absl::Status SendEagerPush(ControlChannel& channel, const EagerScope& scope);
+// Sends as many frames as the ranges need.
+absl::Status SendEagerAck(ControlChannel& channel, absl::Span<const EagerRange> ranges);
+absl::Status SendStepRefused(ControlChannel& channel, int64_t step_id);
+absl::Status SendAckNow(ControlChannel& channel, int64_t step_id);
+absl::Status SendNamedRequest(ControlChannel& channel, const NamedRequestMessage& request);
+// WATCH: an ERROR with that id says why the step is over at the producer; it has no other answer.
+absl::Status SendWatch(ControlChannel& channel, uint64_t id, int64_t step_id);
+
+struct WatchMessage {
+  uint64_t id = 0;
+  int64_t step_id = 0;
+};
+
+//   Errors, for all: INVALID_ARGUMENT.
+absl::StatusOr<EagerPullMessage> DecodeEagerPull(absl::string_view body);
+absl::StatusOr<EagerScope> DecodeEagerPush(absl::string_view body);
+// The ranges are not empty, and their number is at most a frame's.
+absl::StatusOr<std::vector<EagerRange>> DecodeEagerAck(absl::string_view body);
+absl::StatusOr<int64_t> DecodeStepRefused(absl::string_view body);
+absl::StatusOr<int64_t> DecodeAckNow(absl::string_view body);
+absl::StatusOr<NamedRequestMessage> DecodeNamedRequest(absl::string_view body);
+absl::StatusOr<WatchMessage> DecodeWatch(absl::string_view body);
+
+}  // namespace ferry
+
+#endif  // FERRY_RENDEZVOUS_PEER_EAGER_PROTOCOL_H_

@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+// EagerReceiver: decides what a consumer requests from one producer, and what it waits for.
+#ifndef FERRY_RENDEZVOUS_PEER_EAGER_RECEIVER_H_
+#define FERRY_RENDEZVOUS_PEER_EAGER_RECEIVER_H_
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+#include "base/table_sizes.h"
+#include "rendezvous/key.h"
+#include "rendezvous/peer/eager_protocol.h"
+#include "rendezvous/peer/eager_rules.h"
+
+namespace ferry {
+
+// The consumer's part of the eager protocol on one control channel (docs/rendezvous.md). It sends
+// nothing itself: the caller has the table of values that have arrived and of receives that wait,
+// and the control channel, and sends what the methods return, in order, before the next call. Not
+// thread-safe; no locks, no clock, no I/O. Copyable, so that a search can branch.
+class EagerReceiver final {
+ public:
+  enum class Route {
+    // In the caller's table, for a value that comes by itself.
+    kWait,
+    // REQUEST, and then OnRequestSent.
+    kRequest,
+    // The step is over at the producer.
+    kFail,
+  };
+  struct Decision {
+    Route route = Route::kWait;
+    // For kRequest: the name's number, 0: send the text.
+    uint32_t name = 0;
+    // For kWait: send a WATCH for the step, then OnWatchEnded when its ERROR comes.
+    bool needs_watch = false;
+    // For kFail.
+    absl::Status status;
+  };
+  // A value that has arrived; the caller keeps it with the value until it is taken or dropped.
+  struct Arrival {
+    int64_t step_id = 0;
+    uint64_t sequence = 0;
+    size_t bytes = 0;
+  };
+  // To be sent, in this order.
+  struct Output {
+    std::vector<EagerRange> acks;
+    std::vector<EagerScope> pushes;
+    bool empty() const { return acks.empty() && pushes.empty(); }
+  };
+  struct StepEnd {
+    // The WATCH is to be cancelled, like a request.
+    bool has_watch = false;
+    // In this order, then STEP_REFUSED if that is needed.
+    std::vector<EagerRange> acks;
+    bool is_refused = false;
+  };
+
+  // `limits`: what this consumer has announced. `first`: as the sender's.
+  explicit EagerReceiver(const EagerLimits& limits, const EagerRules& rules = {},
+                         uint64_t first = 0);
+
+  // The control channel is open, and requests made before have been sent.
+  void Start();
+
+  // A receive, for whose step and key no value has arrived that is not taken. If it returns
+  // kRequest, receives that wait for the same step and key are to be requested before.
+  Decision OnReceive(int64_t step_id, const RendezvousKey& key);
+  // That REQUEST has been sent, or will not be.
+  void OnRequestSent() { --requests_being_sent_; }
+  // The same for a receive that waits and whose scope has been pulled. Adds a request that is being
+  // sent.
+  uint32_t Convert(const RendezvousKey& key);
+  // The producer's ERROR for the WATCH. Receives of that producer and step that wait end with it.
+  void OnWatchEnded(int64_t step_id, const absl::Status& status);
+
+  // An EAGER frame; for each record then OnRecord.
+  //   Errors, for both: INVALID_ARGUMENT: a violation.
+  absl::Status OnEager(const EagerHead& head);
+  // Returns the key: of the definition, whose text is parsed, or of an earlier one.
+  absl::StatusOr<RendezvousKey> OnRecord(const EagerRecord& record);
+  // The value of the last record is kept until it is taken.
+  //   Errors: INVALID_ARGUMENT if it exceeds the limits: a violation.
+  absl::StatusOr<Arrival> OnArrival(const EagerRecord& record);
+  // The step of the last record is over: the value is dropped. True: send STEP_REFUSED, after
+  // these.
+  StepEnd OnDropped();
+  // A receive has taken it.
+  void OnTaken(const Arrival& arrival);
+  // A receive has rejected it. Returns the id of the REJECTED that is to be sent; it acknowledges
+  // too.
+  uint64_t OnRejected(const Arrival& arrival);
+
+  // A PULL. If it returns true, convert every receive in the scope that waits, those of a step and
+  // key in order, before the next frame and the next TakeOutput.
+  //   is_step_over: for a PULL of a step: it is over here.
+  //   Errors: INVALID_ARGUMENT: a violation.
+  absl::StatusOr<bool> OnPull(const EagerPullMessage& pull, bool is_step_over);
+  // The key of a name with a number.
+  const RendezvousKey* FindName(uint32_t name) const;
+  // An ACK_NOW.
+  void OnAckNow(int64_t step_id);
+
+  // True if TakeOutput returns something worth sending at once.
+  bool has_output() const;
+  // All acknowledgements if some are due or something is pushed, or if `all`.
+  Output TakeOutput(bool all = false);
+  // For the head of an EAGER frame in the other direction. Count 0: none.
+  EagerRange TakeOneAck();
+
+  // The step is over here: what has arrived for it was dropped, its receives have ended.
+  StepEnd OnStepEnd(int64_t step_id);
+
+  // A receive of that step and key is requested.
+  bool is_pulled(int64_t step_id, const RendezvousKey& key) const;
+  // For tests.
+  bool is_pulled(const EagerScope& scope) const;
+  uint64_t values_held() const { return values_; }
+  uint64_t values_unacknowledged() const { return values_ + acked_values_; }
+  TableSizes InnerTableSizes() const;
+  // Bytes that are equal for equal states only, for searches.
+  std::string State() const;
+
+ private:
+  // When a scope that is pulled is pushed.
+  enum class Answer : uint8_t { kNever, kNow, kWhenFree };
+  enum class Watch : uint8_t { kNone, kSent, kEnded };
+
+  struct HashOfKey {
+    size_t operator()(const RendezvousKey& key) const { return key.hash(); }
+  };
+  struct Scope {
+    bool is_pulled = false;
+    Answer answer = Answer::kNever;
+  };
+  struct Step {
+    Scope scope;
+    Watch watch = Watch::kNone;
+    absl::Status ended;
+    // Arrived and not taken.
+    uint64_t values = 0;
+    uint64_t bytes = 0;
+    bool acks_now = false;
+  };
+  struct Name {
+    RendezvousKey key;
+    Scope scope;
+  };
+
+  const Name* Find(const RendezvousKey& key) const;
+  uint32_t NumberForRequest(const RendezvousKey& key) const;
+  absl::Status Define(uint32_t name, absl::string_view text);
+  bool IsHalfFree() const;
+  bool IsHalfFree(const Step& step) const;
+  bool AreAcksDue() const;
+  bool IsAnswerDue(const EagerScope& scope) const;
+  std::vector<EagerRange> TakeAcks();
+  void AddAck(uint64_t sequence);
+  // The value is no longer held.
+  void Release(const Arrival& arrival);
+
+  EagerLimits limits_;
+  EagerRules rules_;
+  Scope all_{true, Answer::kNever};
+  uint64_t next_sequence_ = 0;
+  // The step of the frame that is being read.
+  int64_t step_id_ = 0;
+  uint64_t requests_being_sent_ = 0;
+  // Held for all steps.
+  uint64_t values_ = 0;
+  uint64_t bytes_ = 0;
+  // Taken and not acknowledged.
+  std::vector<EagerRange> acks_;
+  uint64_t acked_values_ = 0;
+  uint64_t acked_bytes_ = 0;
+  bool is_ack_due_ = false;
+  uint64_t name_bytes_ = 0;
+  // Few, and at stable addresses.
+  std::map<int64_t, Step> steps_;
+  // Scopes whose answer is due at some time.
+  std::vector<EagerScope> answers_;
+  // Steps that were refused lately.
+  std::array<std::optional<int64_t>, 8> refused_;
+  size_t next_refused_ = 0;
+  // By number, from 1.
+  std::vector<std::optional<Name>> names_;
+  absl::flat_hash_map<RendezvousKey, uint32_t, HashOfKey> numbers_;
+};
+
+}  // namespace ferry
+
+#endif  // FERRY_RENDEZVOUS_PEER_EAGER_RECEIVER_H_

@@ -1,0 +1,397 @@
+// SPDX-License-Identifier: Apache-2.0
+// Scopes, credit, numbers of names, and values that are not acknowledged.
+#include "rendezvous/peer/eager_sender.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+
+#include "rendezvous/peer/peer_protocol.h"
+
+namespace ferry {
+
+EagerSender::EagerSender(const EagerLimits& limits, const EagerRules& rules, uint64_t first)
+    : limits_(limits), rules_(rules), next_sequence_(first) {}
+
+EagerSender::Decision EagerSender::Send(int64_t step_id, const RendezvousKey& key,
+                                        const Value& value) {
+  Decision decision;
+  // No receive can ask for a longer key either.
+  if (!has_started_ || key.text().size() > kMaxKeyBytes) return decision;
+  const auto found = names_.find(key);
+  Slot* slot = found == names_.end() ? nullptr : &*slots_[found->second - 1];
+  if (slot != nullptr) slot->is_recent = true;
+  if (slot != nullptr && slot->is_pulled) {
+    // The scan after its PUSH finds the value.
+    slot->streak = value.is_eager ? static_cast<uint8_t>(std::min(slot->streak + 1, 255)) : 0;
+    if (slot->streak >= kStreak && !slot->has_asked) {
+      slot->has_asked = true;
+      decision.pulls.push_back({EagerPullKind::kMayPush, EagerScope::Name(found->second), {}});
+    }
+    return decision;
+  }
+  Step& step = steps_[step_id];
+  const auto keep = [&] {
+    if (rules_.drains && (value.is_eager || rules_.drains_large_values)) step.Add(key);
+    decision.needs_drain = IsDrainable(step, key) && step.is_listed.contains(key);
+    return decision;
+  };
+  if (!value.is_step_serving && rules_.waits_for_step_to_serve) {
+    step.is_starting = true;
+    return keep();
+  }
+  if (is_all_pulled_ || step.is_pulled || step.is_refused) return keep();
+  if (value.is_behind_another && rules_.sends_in_order) return keep();
+  if (!value.is_eager) {
+    bool is_new = false;
+    const uint32_t name = NameOf(key, is_new);
+    if (name == 0) {
+      // No other message can say that this value is to be requested.
+      PullAll(decision, EagerPullKind::kUntilMayPush);
+      is_all_pulled_for_ever_ = true;
+      return keep();
+    }
+    Slot& pulled = *slots_[name - 1];
+    if (!rules_.pulls) return decision;
+    pulled.is_pulled = true;
+    pulled.has_asked = false;
+    pulled.streak = 0;
+    decision.pulls.push_back({EagerPullKind::kUntilMayPush, EagerScope::Name(name),
+                              is_new ? absl::string_view(key.text()) : absl::string_view()});
+    return decision;
+  }
+  const bool has_credit =
+      !rules_.keeps_to_credit || (values_ < limits_.peer_values && bytes_ < limits_.peer_bytes);
+  // The consumer answers when it has read what is queued.
+  if (!has_credit || value.is_channel_full) {
+    PullAll(decision, EagerPullKind::kUntilFree);
+    return keep();
+  }
+  if (rules_.keeps_to_credit &&
+      (step.values >= limits_.step_values || step.bytes >= limits_.step_bytes)) {
+    step.is_pulled = true;
+    decision.pulls.push_back({EagerPullKind::kUntilFree, EagerScope::Step(step_id), {}});
+    return keep();
+  }
+  decision.is_sent = true;
+  decision.sequence = next_sequence_++;
+  decision.name = NameOf(key, decision.defines_name);
+  if (decision.name != 0) ++slots_[decision.name - 1]->records;
+  records_.emplace(decision.sequence, Record{step_id, value.bytes, key, decision.name});
+  ++step.values;
+  step.bytes += value.bytes;
+  ++values_;
+  bytes_ += value.bytes;
+  decision.asks_for_acks = step.is_closing && !step.has_asked_for_acks;
+  step.has_asked_for_acks |= decision.asks_for_acks;
+  return decision;
+}
+
+void EagerSender::PullAll(Decision& decision, EagerPullKind kind) {
+  is_all_pulled_ = true;
+  decision.pulls.push_back({kind, EagerScope::All(), {}});
+}
+
+uint32_t EagerSender::NameOf(const RendezvousKey& key, bool& is_new) {
+  is_new = false;
+  if (const auto found = names_.find(key); found != names_.end()) return found->second;
+  const size_t bytes = key.text().size();
+  const uint32_t name = FreeName(bytes);
+  if (name == 0) return 0;
+  slots_[name - 1] = Slot{key};
+  names_.emplace(key, name);
+  name_bytes_ += bytes;
+  is_new = true;
+  return name;
+}
+
+uint32_t EagerSender::FreeName(size_t bytes) {
+  if (slots_.size() < limits_.names && name_bytes_ + bytes <= limits_.name_bytes) {
+    slots_.emplace_back();
+    return static_cast<uint32_t>(slots_.size());
+  }
+  // The clock: a name that was used since the hand passed it stays for another turn. One name makes
+  // way for one, since the consumer forgets a text only when its number is defined again.
+  for (size_t i = 0; i < 2 * slots_.size(); ++i) {
+    const size_t at = hand_;
+    hand_ = (hand_ + 1) % slots_.size();
+    Slot& slot = *slots_[at];
+    if (rules_.pins_names && (slot.is_pulled || slot.records != 0)) continue;
+    const size_t freed = slot.key.text().size();
+    if (name_bytes_ - freed + bytes > limits_.name_bytes) continue;
+    if (slot.is_recent) {
+      slot.is_recent = false;
+      continue;
+    }
+    name_bytes_ -= freed;
+    names_.erase(slot.key);
+    slots_[at].reset();
+    return static_cast<uint32_t>(at + 1);
+  }
+  return 0;
+}
+
+absl::StatusOr<EagerSender::Scan> EagerSender::OnPush(const EagerScope& scope) {
+  Scan scan;
+  const auto violation = [&scope] {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a PUSH of ", ToString(scope), ", which was not pulled"));
+  };
+  switch (scope.kind) {
+    case EagerScopeKind::kAll:
+      if (!is_all_pulled_ || is_all_pulled_for_ever_) return violation();
+      is_all_pulled_ = false;
+      scan.is_needed = !has_started_ && rules_.drains;
+      has_started_ = true;
+      return scan;
+    case EagerScopeKind::kStep: {
+      const auto found = steps_.find(scope.step_id);
+      if (found == steps_.end() && rules_.ignores_push_of_ended_steps) return scan;
+      if (found == steps_.end() || !found->second.is_pulled) return violation();
+      found->second.is_pulled = false;
+      return scan;
+    }
+    case EagerScopeKind::kName: {
+      Slot* const slot =
+          scope.name == 0 || scope.name > slots_.size() || !slots_[scope.name - 1].has_value()
+              ? nullptr
+              : &*slots_[scope.name - 1];
+      if (slot == nullptr || !slot->is_pulled || !slot->has_asked) return violation();
+      slot->is_pulled = false;
+      scan.is_needed = rules_.drains;
+      scan.key = slot->key;
+      return scan;
+    }
+  }
+  return violation();
+}
+
+void EagerSender::AddToDrain(int64_t step_id, const RendezvousKey& key) {
+  steps_[step_id].Add(key);
+}
+
+const EagerSender::Slot* EagerSender::FindName(const RendezvousKey& key) const {
+  const auto found = names_.find(key);
+  return found == names_.end() ? nullptr : &*slots_[found->second - 1];
+}
+
+const RendezvousKey* EagerSender::FindName(uint32_t name) const {
+  if (name == 0 || name > slots_.size() || !slots_[name - 1].has_value()) return nullptr;
+  return &slots_[name - 1]->key;
+}
+
+bool EagerSender::IsDrainable(const Step& step, const RendezvousKey& key) const {
+  if (is_all_pulled_ || step.is_pulled || step.is_refused || step.is_starting) return false;
+  const Slot* const slot = FindName(key);
+  return slot == nullptr || !slot->is_pulled;
+}
+
+std::optional<std::pair<int64_t, RendezvousKey>> EagerSender::NextToDrain() {
+  if (is_all_pulled_) return std::nullopt;
+  for (auto& [step_id, step] : steps_) {
+    if (step.is_pulled || step.is_refused || step.is_starting) continue;
+    while (!step.backlog.empty()) {
+      RendezvousKey key = std::move(step.backlog.front());
+      step.backlog.pop_front();
+      step.is_listed.erase(key);
+      // A name that is pulled is scanned for after its PUSH.
+      if (IsDrainable(step, key)) return std::make_pair(step_id, std::move(key));
+    }
+  }
+  return std::nullopt;
+}
+
+bool EagerSender::needs_drain() const {
+  if (is_all_pulled_) return false;
+  for (const auto& [step_id, step] : steps_) {
+    for (const RendezvousKey& key : step.backlog) {
+      if (IsDrainable(step, key)) return true;
+    }
+  }
+  return false;
+}
+
+void EagerSender::OnStepServing(int64_t step_id) {
+  if (const auto found = steps_.find(step_id); found != steps_.end()) {
+    found->second.is_starting = false;
+  }
+}
+
+std::optional<uint64_t> EagerSender::Extend(uint32_t low) const {
+  const uint32_t back = static_cast<uint32_t>(next_sequence_) - low;
+  if (back == 0 || back > next_sequence_) return std::nullopt;
+  return next_sequence_ - back;
+}
+
+void EagerSender::Release(const Record& record) {
+  if (record.name != 0) --slots_[record.name - 1]->records;
+  const auto found = steps_.find(record.step_id);
+  Step* const step = found == steps_.end() ? nullptr : &found->second;
+  if (record.is_refused) {
+    if (step != nullptr) --step->refused;
+    return;
+  }
+  --values_;
+  bytes_ -= record.bytes;
+  if (step == nullptr || record.is_over) return;
+  --step->values;
+  step->bytes -= record.bytes;
+}
+
+absl::Status EagerSender::OnAck(const EagerRange& range, Visitor visit) {
+  const std::optional<uint64_t> first = Extend(range.first);
+  if (range.count == 0 || !first.has_value() || *first + range.count > next_sequence_) {
+    return absl::InvalidArgumentError(absl::StrCat("an EAGER_ACK of ", range.count, " values from ",
+                                                   range.first, ", which have not all been sent"));
+  }
+  for (uint64_t sequence = *first; sequence < *first + range.count; ++sequence) {
+    const auto found = records_.find(sequence);
+    if (found == records_.end()) continue;
+    const Record record = std::move(found->second);
+    records_.erase(found);
+    Release(record);
+    if (!record.is_over) visit(sequence, record);
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::optional<EagerSender::Record>> EagerSender::OnRejected(uint64_t id) {
+  const uint64_t sequence = id & ~kEagerRejectedBit;
+  if ((id & kEagerRejectedBit) == 0 || sequence >= next_sequence_) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a REJECTED for value ", sequence, ", which was not sent"));
+  }
+  const auto found = records_.find(sequence);
+  if (found == records_.end()) return std::optional<Record>();
+  std::optional<Record> record = std::move(found->second);
+  records_.erase(found);
+  Release(*record);
+  if (record->is_over) record.reset();
+  return record;
+}
+
+void EagerSender::OnStepRefused(int64_t step_id) {
+  const auto found = steps_.find(step_id);
+  Step* const step = found == steps_.end() ? nullptr : &found->second;
+  if (step != nullptr) {
+    step->is_refused = true;
+    step->backlog.clear();
+    step->is_listed.clear();
+  }
+  for (auto each = records_.begin(); each != records_.end();) {
+    Record& record = each->second;
+    if (record.step_id != step_id || record.is_refused) {
+      ++each;
+      continue;
+    }
+    Release(record);
+    if (step == nullptr || record.is_over) {
+      records_.erase(each++);
+      continue;
+    }
+    // Only the credit is free; nobody has received it.
+    if (record.name != 0) ++slots_[record.name - 1]->records;
+    record.is_refused = true;
+    ++step->refused;
+    ++each;
+  }
+}
+
+bool EagerSender::StartFlush(int64_t step_id) {
+  if (!rules_.asks_for_acks) return false;
+  Step& step = steps_[step_id];
+  step.is_closing = true;
+  // After a value, so that the consumer knows the step, or that it is over.
+  if (step.values == 0 || step.has_asked_for_acks) return false;
+  step.has_asked_for_acks = true;
+  return true;
+}
+
+bool EagerSender::IsFlushed(int64_t step_id) const { return unacknowledged(step_id) == 0; }
+
+size_t EagerSender::unacknowledged(int64_t step_id) const {
+  const auto found = steps_.find(step_id);
+  return found == steps_.end() ? 0 : found->second.values + found->second.refused;
+}
+
+void EagerSender::OnStepEnd(int64_t step_id, Visitor visit) {
+  const auto found = steps_.find(step_id);
+  if (found == steps_.end()) return;
+  if (found->second.values + found->second.refused != 0) {
+    for (auto each = records_.begin(); each != records_.end();) {
+      Record& record = each->second;
+      if (record.step_id != step_id || record.is_over) {
+        ++each;
+        continue;
+      }
+      visit(each->first, record);
+      record.is_over = true;
+      if (record.is_refused) {
+        Release(record);
+        records_.erase(each++);
+      } else {
+        ++each;
+      }
+    }
+  }
+  steps_.erase(step_id);
+}
+
+void EagerSender::OnChannelEnd(Visitor visit) {
+  for (const auto& [sequence, record] : records_) {
+    if (!record.is_over) visit(sequence, record);
+  }
+  *this = EagerSender(limits_, rules_);
+}
+
+void EagerSender::ForEachRecord(Visitor visit) const {
+  for (const auto& [sequence, record] : records_) {
+    if (!record.is_over) visit(sequence, record);
+  }
+}
+
+bool EagerSender::is_pulled(int64_t step_id, const RendezvousKey& key) const {
+  if (is_all_pulled_) return true;
+  const auto found = steps_.find(step_id);
+  if (found != steps_.end() && (found->second.is_pulled || found->second.is_refused)) return true;
+  const Slot* const slot = FindName(key);
+  return slot != nullptr && slot->is_pulled;
+}
+
+TableSizes EagerSender::InnerTableSizes() const {
+  size_t backlog = 0;
+  for (const auto& [step_id, step] : steps_) backlog += step.backlog.size();
+  return {{"eager_sender.records", records_.size()},
+          {"eager_sender.steps", steps_.size()},
+          {"eager_sender.backlog", backlog},
+          {"eager_sender.names", names_.size()}};
+}
+
+std::string EagerSender::State() const {
+  std::string state;
+  const auto add = [&state](auto... values) {
+    (state.append(reinterpret_cast<const char*>(&values), sizeof(values)), ...);
+  };
+  add(has_started_, is_all_pulled_, is_all_pulled_for_ever_, next_sequence_, values_, bytes_,
+      name_bytes_, hand_, records_.size(), steps_.size(), slots_.size());
+  std::vector<uint64_t> sequences;
+  for (const auto& [sequence, record] : records_) sequences.push_back(sequence);
+  std::sort(sequences.begin(), sequences.end());
+  for (const uint64_t sequence : sequences) {
+    const Record& record = records_.find(sequence)->second;
+    add(sequence, record.step_id, record.bytes, record.key.hash(), record.name, record.is_refused,
+        record.is_over);
+  }
+  for (const auto& [step_id, step] : steps_) {
+    add(step_id, step.is_pulled, step.is_refused, step.is_starting, step.is_closing,
+        step.has_asked_for_acks, step.values, step.bytes, step.refused, step.backlog.size());
+    for (const RendezvousKey& key : step.backlog) add(key.hash());
+  }
+  for (const std::optional<Slot>& slot : slots_) {
+    add(slot->key.hash(), slot->records, slot->is_pulled, slot->has_asked, slot->streak,
+        slot->is_recent);
+  }
+  return state;
+}
+
+}  // namespace ferry

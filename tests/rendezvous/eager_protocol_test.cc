@@ -1,0 +1,292 @@
+// SPDX-License-Identifier: Apache-2.0
+// Frames of the eager protocol: what is written is read, and nothing else is accepted.
+#include "rendezvous/peer/eager_protocol.h"
+
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+
+#include "absl/functional/function_ref.h"
+
+#include "rendezvous/peer/peer_protocol.h"
+#include "tests/rendezvous/recording_control_channel.h"
+
+namespace ferry {
+namespace {
+
+using testing::ElementsAre;
+
+std::string BodyOf(absl::FunctionRef<absl::Status(ControlChannel&)> send) {
+  RecordingControlChannel channel({1, 1001});
+  EXPECT_TRUE(send(channel).ok());
+  return channel.bodies.at(0);
+}
+
+EagerRecord Vector(uint32_t name, absl::string_view payload) {
+  EagerRecord record;
+  record.name = name;
+  record.header = {DataType::kUint8, *Shape::Create({static_cast<int64_t>(payload.size())}),
+                   payload.size()};
+  record.payload = payload;
+  return record;
+}
+
+struct Frame {
+  absl::Status status;
+  EagerHead head;
+  std::vector<EagerRecord> records;
+};
+
+Frame Decode(absl::string_view body) {
+  Frame frame;
+  frame.status = DecodeEager(
+      body,
+      [&](const EagerHead& head) {
+        frame.head = head;
+        return absl::OkStatus();
+      },
+      [&](const EagerRecord& record) {
+        frame.records.push_back(record);
+        return absl::OkStatus();
+      });
+  return frame;
+}
+
+TEST(EagerProtocol, Records) {
+  EagerFrameWriter writer(-7, 0xfffffffe);
+  writer.Acknowledge({9, 3});
+  EXPECT_TRUE(writer.Append(Vector(5, "12345678")));
+  EagerRecord matrix = Vector(6, "123456");
+  matrix.text = "text";
+  matrix.header.shape = *Shape::Create({2, 3});
+  matrix.has_checksum = true;
+  matrix.checksum = 0x1234567890;
+  EXPECT_TRUE(writer.Append(matrix));
+  EagerRecord dead;
+  dead.text = "unnumbered";
+  dead.is_dead = true;
+  EXPECT_TRUE(writer.Append(dead));
+  EagerRecord strings;
+  strings.name = 7;
+  strings.is_serialized = true;
+  strings.header.dtype = DataType::kString;
+  strings.payload = "proto";
+  EXPECT_TRUE(writer.Append(strings));
+  EagerRecord scalar = Vector(8, "x");
+  scalar.header.shape = Shape();
+  EXPECT_TRUE(writer.Append(scalar));
+
+  const std::string body(writer.view());
+  EXPECT_EQ(body.size() % 8, 0u);
+  const Frame frame = Decode(body);
+  ASSERT_TRUE(frame.status.ok()) << frame.status;
+  EXPECT_EQ(frame.head.step_id, -7);
+  EXPECT_EQ(frame.head.sequence, 0xfffffffe);
+  EXPECT_EQ(frame.head.count, 5);
+  EXPECT_EQ(frame.head.acked_first, 9u);
+  EXPECT_EQ(frame.head.acked_count, 3);
+  ASSERT_EQ(frame.records.size(), 5u);
+  EXPECT_EQ(frame.records[0].name, 5u);
+  EXPECT_EQ(frame.records[0].text, "");
+  EXPECT_EQ(frame.records[0].payload, "12345678");
+  EXPECT_EQ(frame.records[0].header.shape, *Shape::Create({8}));
+  EXPECT_EQ(frame.records[1].name, 6u);
+  EXPECT_EQ(frame.records[1].text, "text");
+  EXPECT_EQ(frame.records[1].checksum, 0x1234567890u);
+  EXPECT_EQ(frame.records[1].header.shape, *Shape::Create({2, 3}));
+  EXPECT_TRUE(frame.records[2].is_dead);
+  EXPECT_EQ(frame.records[2].name, 0u);
+  EXPECT_TRUE(frame.records[3].is_serialized);
+  EXPECT_EQ(frame.records[3].payload, "proto");
+  EXPECT_EQ(frame.records[4].header.shape.rank(), 0);
+
+  // No part of it is a frame, nor is it with anything after it.
+  for (size_t bytes = 0; bytes < body.size(); ++bytes) {
+    EXPECT_FALSE(Decode(absl::string_view(body).substr(0, bytes)).status.ok()) << bytes;
+  }
+  EXPECT_FALSE(Decode(body + std::string(8, '\0')).status.ok());
+}
+
+// With the ring's head of 8 bytes.
+TEST(EagerProtocol, AVectorOf8Bytes_IsInOneCacheLine) {
+  EagerFrameWriter writer(1, 0);
+  EXPECT_TRUE(writer.Append(Vector(1, "12345678")));
+  EXPECT_LE(writer.view().size() + 8, 64u);
+}
+
+TEST(EagerProtocol, MalformedRecords) {
+  const auto with = [](size_t at, char byte) {
+    EagerFrameWriter writer(1, 0);
+    EXPECT_TRUE(writer.Append(Vector(1, "12345678")));
+    std::string body(writer.view());
+    body[at] = byte;
+    return Decode(body).status;
+  };
+  EXPECT_TRUE(with(24, 1).ok());
+  // No records, one too many, no name, another length, no such type, another rank, dead.
+  EXPECT_FALSE(with(16, 0).ok());
+  EXPECT_FALSE(with(16, 2).ok());
+  EXPECT_FALSE(with(24, 0).ok());
+  EXPECT_FALSE(with(28, 9).ok());
+  EXPECT_FALSE(with(29, 127).ok());
+  EXPECT_FALSE(with(30, 0).ok());
+  EXPECT_FALSE(with(30, static_cast<char>(DataType::kString)).ok());
+  EXPECT_FALSE(with(31, 0).ok());
+  EXPECT_FALSE(with(31, 2).ok());
+  EXPECT_FALSE(with(31, 1 << 5).ok());
+  // A text where there is none.
+  EXPECT_FALSE(with(27, static_cast<char>(0x80)).ok());
+}
+
+TEST(EagerProtocol, RecordsOfTheLargestSize_FitIntoAFrameAndNoLarger) {
+  const std::string payload(kMaxEagerBytes, 'x');
+  EagerRecord record = Vector(1, payload);
+  const std::string text(kMaxKeyBytes, 'k');
+  record.text = text;
+  std::vector<int64_t> dims(kMaxEagerRank, 1);
+  dims[3] = static_cast<int64_t>(payload.size());
+  record.header.shape = *Shape::Create(dims);
+  record.has_checksum = true;
+  EagerFrameWriter writer(1, 0);
+  EXPECT_TRUE(writer.Append(record));
+  EXPECT_TRUE(Decode(writer.view()).status.ok());
+  // Full.
+  EXPECT_FALSE(writer.Append(record));
+  EXPECT_EQ(writer.count(), 1);
+  EXPECT_TRUE(Decode(writer.view()).status.ok());
+
+  EagerFrameWriter other(1, 0);
+  EXPECT_FALSE(other.Append(Vector(1, payload + "x")));
+  dims.push_back(1);
+  record.header.shape = *Shape::Create(dims);
+  EXPECT_FALSE(other.Append(record));
+  record = Vector(1, "x");
+  const std::string longer = text + "k";
+  record.text = longer;
+  EXPECT_FALSE(other.Append(record));
+}
+
+TEST(EagerProtocol, ErrorsOfTheVisitor_EndTheFrame) {
+  EagerFrameWriter writer(1, 0);
+  EXPECT_TRUE(writer.Append(Vector(1, "a")));
+  EXPECT_TRUE(writer.Append(Vector(1, "b")));
+  const absl::Status error = absl::InvalidArgumentError("no");
+  int visited = 0;
+  EXPECT_EQ(DecodeEager(
+                writer.view(), [&](const EagerHead&) { return error; },
+                [&](const EagerRecord&) {
+                  ++visited;
+                  return absl::OkStatus();
+                }),
+            error);
+  EXPECT_EQ(visited, 0);
+  EXPECT_EQ(DecodeEager(
+                writer.view(), [](const EagerHead&) { return absl::OkStatus(); },
+                [&](const EagerRecord&) {
+                  ++visited;
+                  return error;
+                }),
+            error);
+  EXPECT_EQ(visited, 1);
+}
+
+TEST(EagerProtocol, Scopes) {
+  for (const EagerScope& scope :
+       {EagerScope::All(), EagerScope::Step(INT64_MIN), EagerScope::Name(INT32_MAX)}) {
+    const std::string push =
+        BodyOf([&](ControlChannel& channel) { return SendEagerPush(channel, scope); });
+    EXPECT_EQ(*DecodeEagerPush(push), scope);
+    EXPECT_FALSE(DecodeEagerPush(push + "x").ok());
+    EXPECT_FALSE(DecodeEagerPush(absl::string_view(push).substr(1)).ok());
+    const std::string pull = BodyOf([&](ControlChannel& channel) {
+      return SendEagerPull(channel, {EagerPullKind::kMayPush, scope, ""});
+    });
+    EXPECT_EQ(DecodeEagerPull(pull)->scope, scope);
+    EXPECT_EQ(DecodeEagerPull(pull)->kind, EagerPullKind::kMayPush);
+    // Only a name that is pulled is defined.
+    EXPECT_FALSE(DecodeEagerPull(pull + "text").ok());
+    std::string other = pull;
+    other[0] = 3;
+    EXPECT_FALSE(DecodeEagerPull(other).ok());
+    other = pull;
+    other[1] = 3;
+    EXPECT_FALSE(DecodeEagerPull(other).ok());
+    // A scope of another kind with the same numbers.
+    other[1] = static_cast<char>((pull[1] + 1) % 3);
+    EXPECT_FALSE(scope.kind == EagerScopeKind::kAll ? other[1] == 2 && DecodeEagerPull(other).ok()
+                                                    : DecodeEagerPull(other).ok());
+  }
+  const std::string defined = BodyOf([](ControlChannel& channel) {
+    return SendEagerPull(channel, {EagerPullKind::kUntilMayPush, EagerScope::Name(3), "text"});
+  });
+  EXPECT_EQ(DecodeEagerPull(defined)->definition, "text");
+  EXPECT_EQ(ToString(EagerScope::Step(7)), "step 7");
+}
+
+TEST(EagerProtocol, Acks) {
+  const std::vector<EagerRange> ranges = {{0, 1}, {7, UINT16_MAX}, {UINT32_MAX, 2}};
+  const std::string body =
+      BodyOf([&](ControlChannel& channel) { return SendEagerAck(channel, ranges); });
+  EXPECT_EQ(*DecodeEagerAck(body), ranges);
+  EXPECT_FALSE(DecodeEagerAck("").ok());
+  EXPECT_FALSE(DecodeEagerAck(body + "x").ok());
+  EXPECT_FALSE(DecodeEagerAck(std::string(6, '\0')).ok());
+  EXPECT_FALSE(DecodeEagerAck(std::string(6 * 11000, '\1')).ok());
+  // As many frames as they need.
+  RecordingControlChannel channel({1, 1001});
+  const std::vector<EagerRange> many(11000, {1, 1});
+  EXPECT_TRUE(SendEagerAck(channel, many).ok());
+  ASSERT_EQ(channel.bodies.size(), 2u);
+  EXPECT_EQ(DecodeEagerAck(channel.bodies[0])->size() + DecodeEagerAck(channel.bodies[1])->size(),
+            11000u);
+}
+
+TEST(EagerProtocol, MessagesOfFixedSize) {
+  const std::string refused =
+      BodyOf([](ControlChannel& channel) { return SendStepRefused(channel, -3); });
+  EXPECT_EQ(*DecodeStepRefused(refused), -3);
+  EXPECT_FALSE(DecodeStepRefused(refused + "x").ok());
+  const std::string now = BodyOf([](ControlChannel& channel) { return SendAckNow(channel, 4); });
+  EXPECT_EQ(*DecodeAckNow(now), 4);
+  EXPECT_FALSE(DecodeAckNow("").ok());
+  const std::string watch =
+      BodyOf([](ControlChannel& channel) { return SendWatch(channel, 5, 6); });
+  EXPECT_EQ(DecodeWatch(watch)->id, 5u);
+  EXPECT_EQ(DecodeWatch(watch)->step_id, 6);
+  EXPECT_FALSE(DecodeWatch(watch + "x").ok());
+  const std::string request = BodyOf([](ControlChannel& channel) {
+    return SendNamedRequest(channel, {7, 8, /*may_reject=*/true, 9});
+  });
+  EXPECT_EQ(DecodeNamedRequest(request)->id, 7u);
+  EXPECT_EQ(DecodeNamedRequest(request)->step_id, 8);
+  EXPECT_TRUE(DecodeNamedRequest(request)->may_reject);
+  EXPECT_EQ(DecodeNamedRequest(request)->name, 9u);
+  EXPECT_FALSE(DecodeNamedRequest(request + "x").ok());
+  EXPECT_FALSE(DecodeNamedRequest(std::string(24, '\0')).ok());
+}
+
+TEST(EagerProtocol, Limits_AreAFieldOfHelloThatNobodySendsYet) {
+  HelloMessage hello;
+  EXPECT_FALSE(DecodeHello(BodyOf([&](ControlChannel& channel) {
+                 return SendHello(channel, hello);
+               }))->eager.has_value());
+  hello.eager = EagerLimits{1, 2, 3, 4, 5, 6};
+  const std::string body =
+      BodyOf([&](ControlChannel& channel) { return SendHello(channel, hello); });
+  EXPECT_EQ(DecodeHello(body)->eager, hello.eager);
+  const std::string limits = EncodeEagerLimits(*hello.eager);
+  // Twice.
+  EXPECT_FALSE(DecodeHello(body + body.substr(body.size() - limits.size() - 3)).ok());
+  // A later version's has more.
+  EXPECT_EQ(*DecodeEagerLimits(limits + "more"), *hello.eager);
+  EXPECT_FALSE(DecodeEagerLimits(limits.substr(1)).ok());
+  for (size_t at = 0; at < limits.size(); at += at == 0 ? 1 : 4) {
+    std::string zero = limits;
+    zero[at] = '\0';
+    EXPECT_FALSE(DecodeEagerLimits(zero).ok()) << at;
+  }
+}
+
+}  // namespace
+}  // namespace ferry
