@@ -198,7 +198,7 @@ absl::Status LocalRendezvous::Send(const RendezvousKey& key, Tensor tensor, bool
     shard.mu.Unlock();
     return status;
   }
-  shard.Append(link, std::make_unique<Item>(key, clock_.CoarseNow(), std::move(tensor), is_dead,
+  shard.Append(link, std::make_unique<Item>(key, clock_.CoarseNanos(), std::move(tensor), is_dead,
                                             std::move(args)));
   shard.mu.Unlock();
   return absl::OkStatus();
@@ -254,8 +254,8 @@ void LocalRendezvous::RecvAsync(const RendezvousKey& key, RecvArgs&& args, RecvC
     InvokeWithDepthLimit(std::move(done), std::move(status), without_value);
     return;
   }
-  auto item =
-      std::make_unique<Item>(key, clock_.CoarseNow(), id, std::move(args), std::move(done), token);
+  auto item = std::make_unique<Item>(key, clock_.CoarseNanos(), id, std::move(args),
+                                     std::move(done), token);
   if (item->receive.args.deadline != absl::InfiniteFuture()) shard.AddDeadline(*item);
   shard.Append(link, std::move(item));
   shard.mu.Unlock();
@@ -355,7 +355,7 @@ void LocalRendezvous::ForEachPending(absl::Duration min_age,
   for (const Shard& shard : shards_) {
     SpinLockHolder lock(&shard.mu);
     shard.ForEach([&](const Item& item) {
-      const absl::Duration age = now - item.since;
+      const absl::Duration age = now - absl::FromUnixNanos(item.since);
       if (age < min_age) return;
       pending.push_back({item.key, item.is_send, item.bytes(), age});
     });

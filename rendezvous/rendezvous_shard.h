@@ -40,14 +40,14 @@ struct RendezvousItem {
     CancellationToken::CallbackId token = CancellationToken::kNoCallback;
   };
 
-  RendezvousItem(const RendezvousKey& key, absl::Time since, Tensor&& tensor, bool is_dead,
+  RendezvousItem(const RendezvousKey& key, int64_t since, Tensor&& tensor, bool is_dead,
                  SendArgs&& args)
       : key(key),
         since(since),
         is_send(true),
         is_dead(is_dead),
         send{std::move(tensor), std::move(args)} {}
-  RendezvousItem(const RendezvousKey& key, absl::Time since, uint64_t id, RecvArgs&& args,
+  RendezvousItem(const RendezvousKey& key, int64_t since, uint64_t id, RecvArgs&& args,
                  RecvCallback&& done, CancellationToken::CallbackId token)
       : key(key), id(id), since(since), receive{std::move(args), std::move(done), token} {}
   RendezvousItem(const RendezvousItem&) = delete;
@@ -65,7 +65,8 @@ struct RendezvousItem {
   RendezvousKey key;
   // For a receive that can be cancelled, or has a deadline: unique among those of its key. Else 0.
   uint64_t id = 0;
-  absl::Time since;
+  // Nanoseconds, by Clock::CoarseNanos.
+  int64_t since;
   const bool is_send = false;
   const bool is_dead = false;
   RendezvousItem* next_of_key = nullptr;

@@ -27,7 +27,7 @@ TEST(RendezvousShard, ReceivesMetBeforeTheirDeadline_DeadlinesAreDropped) {
     RecvArgs args;
     args.deadline = absl::UnixEpoch() + absl::Seconds(static_cast<int64_t>(id));
     auto item = std::make_unique<RendezvousItem>(
-        Key("e"), absl::UnixEpoch(), id, std::move(args), [](absl::Status, Received) {},
+        Key("e"), /*since=*/0, id, std::move(args), [](absl::Status, Received) {},
         CancellationToken::kNoCallback);
     RendezvousItem** const link = shard.Find(item->key);
     shard.AddDeadline(*item);
@@ -46,7 +46,7 @@ TEST(RendezvousShard, DeadlinesAreDropped_ThoseOfWaitingReceivesStay) {
     RecvArgs args;
     args.deadline = absl::UnixEpoch() + absl::Hours(1);
     auto item = std::make_unique<RendezvousItem>(
-        Key(key), absl::UnixEpoch(), id, std::move(args), [](absl::Status, Received) {},
+        Key(key), /*since=*/0, id, std::move(args), [](absl::Status, Received) {},
         CancellationToken::kNoCallback);
     RendezvousItem** const link = shard.Find(item->key);
     shard.AddDeadline(*item);
@@ -73,7 +73,7 @@ TEST(RendezvousShard, LastReceiveOfAKeyIsRemoved_TheNextIsQueuedBehindTheOthers)
   const auto append = [&shard](uint64_t id) {
     shard.Append(shard.Find(Key("e")),
                  std::make_unique<RendezvousItem>(
-                     Key("e"), absl::UnixEpoch(), id, RecvArgs(), [](absl::Status, Received) {},
+                     Key("e"), /*since=*/0, id, RecvArgs(), [](absl::Status, Received) {},
                      CancellationToken::kNoCallback));
   };
   for (const uint64_t id : {1, 2, 3}) append(id);
