@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <iterator>
 #include <memory>
+#include <optional>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -73,26 +74,28 @@ absl::StatusOr<RendezvousKey> PeerLookup::KeyOf(const TensorId& id, const Addres
                    ToString(id.destination_device), wait);
 }
 
-bool PeerLookup::MakeKey(int64_t step_id, const TensorId& id, std::shared_ptr<RequestImpl> request,
-                         absl::Time deadline, Done done) {
-  if (is_stopping_) {
-    std::move(done)(absl::CancelledError("the node was destroyed"));
-    return false;
-  }
+std::optional<absl::StatusOr<RendezvousKey>> PeerLookup::KeyIfKnown(const TensorId& id) {
+  if (is_stopping_) return absl::CancelledError("the node was destroyed");
   const int rank = id.source;
   bool is_known = rank == node_.node_id() || rank < 0 || rank >= node_.num_nodes();
   if (!is_known) {
     absl::MutexLock lock(&mu_);
     is_known = known_.contains(rank);
   }
-  if (is_known) {
-    absl::StatusOr<RendezvousKey> key = KeyOf(id, {.timeout = absl::ZeroDuration()});
-    // The sender may have been restarted, and then has another address.
-    if (!IsNotKnownYet(key.status())) {
-      std::move(done)(std::move(key));
-      return false;
-    }
+  if (!is_known) return std::nullopt;
+  absl::StatusOr<RendezvousKey> key = KeyOf(id, {.timeout = absl::ZeroDuration()});
+  // The sender may have been restarted, and then has another address.
+  if (IsNotKnownYet(key.status())) return std::nullopt;
+  return key;
+}
+
+bool PeerLookup::MakeKey(int64_t step_id, const TensorId& id, std::shared_ptr<RequestImpl> request,
+                         absl::Time deadline, Done done) {
+  if (auto key = KeyIfKnown(id); key.has_value()) {
+    std::move(done)(*std::move(key));
+    return false;
   }
+  const int rank = id.source;
   absl::Status refused;
   std::shared_ptr<ferry::CancellationToken> turn;
   {

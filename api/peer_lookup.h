@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -44,6 +45,11 @@ class PeerLookup final {
   PeerLookup(const PeerLookup&) = delete;
   PeerLookup& operator=(const PeerLookup&) = delete;
 
+  // Returns the key of `id`, or the error, if the sender's address is known or the id is invalid.
+  // Otherwise nullopt: MakeKey waits for the address.
+  //   Errors: as ferry::Node::Key.
+  std::optional<absl::StatusOr<RendezvousKey>> KeyIfKnown(const TensorId& id)
+      ABSL_LOCKS_EXCLUDED(mu_);
   // Calls `done` with the key of `id`: at once if the sender's address is known or the id is
   // invalid, otherwise on the thread. Keys of one sender are given out in the order of the calls.
   //   step_id: see EndStep.

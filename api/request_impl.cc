@@ -34,7 +34,12 @@ Request::Impl::Impl(absl::StatusOr<Tensor> result) : loop_(nullptr) {
   is_done_ = true;
 }
 
-Request::Impl::Impl(EventLoop& loop, std::string what) : loop_(&loop), what_(std::move(what)) {}
+Request::Impl::Impl(EventLoop& loop, int64_t step_id, TensorId id)
+    : loop_(&loop), step_id_(step_id), id_(std::move(id)) {}
+
+std::string Request::Impl::what() const {
+  return absl::StrCat("step ", step_id_, " for ", ToString(id_));
+}
 
 void Request::Impl::Follow(const CancellationToken& token) {
   followed_ = ApiAccess::Unwrap(token);
@@ -94,7 +99,7 @@ absl::StatusOr<Tensor> Request::Impl::Wait(absl::Duration timeout) {
   if (!done()) {
     // On other threads than the loop's it would wait as well for what only they can do.
     if (loop_->IsOnLoop() || IsInCallback()) {
-      return absl::FailedPreconditionError(absl::StrCat("a callback must not wait for ", what_,
+      return absl::FailedPreconditionError(absl::StrCat("a callback must not wait for ", what(),
                                                         ": everything arrives on its thread. Use ",
                                                         "OnComplete there"));
     }
@@ -105,7 +110,7 @@ absl::StatusOr<Tensor> Request::Impl::Wait(absl::Duration timeout) {
         phase = phase_;
       }
       return absl::DeadlineExceededError(
-          absl::StrCat("waited ", ShortDuration(timeout), " in ", what_, ": ",
+          absl::StrCat("waited ", ShortDuration(timeout), " in ", what(), ": ",
                        phase == nullptr ? "the address of the sender is not known yet" : phase()));
     }
   }

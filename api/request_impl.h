@@ -4,6 +4,7 @@
 #define FERRY_API_REQUEST_IMPL_H_
 
 #include <atomic>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -18,6 +19,7 @@
 
 #include <ferry/cancellation_token.h>
 #include <ferry/request.h>
+#include <ferry/tensor_id.h>
 
 #include "api/api_access.h"
 #include "base/cancellation_token.h"
@@ -34,9 +36,8 @@ class Request::Impl final : public std::enable_shared_from_this<Request::Impl> {
 
   // An operation that is done.
   explicit Impl(absl::StatusOr<Tensor> result);
-  // One under way.
-  //   what: "step 3 for \"x\" from ...", for messages.
-  Impl(EventLoop& loop, std::string what);
+  // One under way: the receive of `id` in that step.
+  Impl(EventLoop& loop, int64_t step_id, TensorId id);
 
   // Cancels it when `token` is cancelled. Call once, before StartTransfer.
   void Follow(const CancellationToken& token) ABSL_LOCKS_EXCLUDED(mu_);
@@ -53,7 +54,8 @@ class Request::Impl final : public std::enable_shared_from_this<Request::Impl> {
   void Complete(absl::StatusOr<Tensor> result, absl::string_view path = "")
       ABSL_LOCKS_EXCLUDED(mu_);
 
-  const std::string& what() const { return what_; }
+  // "step 3 for \"x\" from ...", for messages.
+  std::string what() const;
 
   // True in a callback of OnComplete, on any thread.
   static bool IsInCallback();
@@ -71,7 +73,8 @@ class Request::Impl final : public std::enable_shared_from_this<Request::Impl> {
 
   // Null for an operation that was never under way.
   EventLoop* const loop_;
-  const std::string what_;
+  const int64_t step_id_ = 0;
+  const TensorId id_;
   ferry::CancellationToken cancellation_;
   // Set before the operation starts.
   std::shared_ptr<ferry::CancellationToken> followed_;

@@ -102,8 +102,7 @@ absl::Status Step::Impl::ExplainStatus(const absl::Status& status, int source) c
 
 std::shared_ptr<RequestImpl> Step::Impl::Recv(const TensorId& id, RecvOptions options) {
   const absl::Time deadline = SteadyClock().Now() + options.timeout;
-  auto request = std::make_shared<RequestImpl>(
-      node_.transfer_engine().loop(), absl::StrCat("step ", step_.id(), " for ", ToString(id)));
+  auto request = std::make_shared<RequestImpl>(node_.transfer_engine().loop(), step_.id(), id);
   if (id.destination != node_.node_id()) {
     request->Complete(absl::InvalidArgumentError(absl::StrCat(ToString(id), " is received by node ",
                                                               id.destination, ", and this is node ",
@@ -130,6 +129,14 @@ std::shared_ptr<RequestImpl> Step::Impl::Recv(const TensorId& id, RecvOptions op
     return request;
   }
   if (options.cancellation.has_value()) request->Follow(*options.cancellation);
+  if (auto key = lookup_.KeyIfKnown(id); key.has_value()) {
+    if (key->ok()) {
+      Start(**key, id.source, request, std::move(options), deadline);
+    } else {
+      request->Complete(key->status());
+    }
+    return request;
+  }
   const bool waits_for_address = lookup_.MakeKey(
       step_.id(), id, request, deadline,
       [self = shared_from_this(), request, source = id.source, options = std::move(options),

@@ -21,6 +21,11 @@ class SteadyClockImpl final : public Clock {
     clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
     return absl::TimeFromTimespec(now);
   }
+  int64_t CoarseNanos() const override {
+    timespec now;
+    clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+    return now.tv_sec * int64_t{1'000'000'000} + now.tv_nsec;
+  }
 };
 
 }  // namespace

@@ -293,6 +293,7 @@ absl::Status Node::StartTransferEngine(const NodeOptions& node) {
     options.local_end = FindLocalEnd(interfaces, agent_->observed_address(), identity_.coordinator);
   }
   peers_ = std::make_unique<PeerDirectory>(*agent_, node_id());
+  keys_ = std::make_unique<KeyTable>();
   if (node.service != nullptr) {
     // Control channels look up endpoints themselves.
     std::function<absl::Status(int64_t)> find_node;
@@ -386,6 +387,15 @@ absl::StatusOr<Tensor> Node::Allocate(absl::string_view device, DataType dtype,
 absl::StatusOr<RendezvousKey> Node::Key(absl::string_view name, int from, int to,
                                         absl::string_view from_device, absl::string_view to_device,
                                         const AddressWait& wait) {
+  const KeyParts parts = {name, from, to, from_device, to_device};
+  if (peers_ != nullptr) {
+    // 0: the source is not known, or not any more, or is not a node.
+    const uint64_t incarnation = peers_->KnownIncarnation(from);
+    if (incarnation != 0) {
+      std::optional<RendezvousKey> key = keys_->Find(parts, incarnation);
+      if (key.has_value()) return *std::move(key);
+    }
+  }
   FERRY_RETURN_IF_ERROR(RendezvousKey::CheckEdge(name));
   if (to < 0 || to >= num_nodes()) {
     return absl::InvalidArgumentError(
@@ -395,7 +405,10 @@ absl::StatusOr<RendezvousKey> Node::Key(absl::string_view name, int from, int to
   FERRY_ASSIGN_OR_RETURN(const Endpoint source, peers_->Lookup(from, wait));
   FERRY_ASSIGN_OR_RETURN(const std::string src, TaskDeviceName(from, from_device));
   FERRY_ASSIGN_OR_RETURN(const std::string dst, TaskDeviceName(to, to_device));
-  return RendezvousKey::Parse(RendezvousKey::Text(src, source.peer.incarnation, dst, name));
+  absl::StatusOr<RendezvousKey> key =
+      RendezvousKey::Parse(RendezvousKey::Text(src, source.peer.incarnation, dst, name));
+  if (key.ok()) keys_->Keep(parts, *key);
+  return key;
 }
 
 absl::StatusOr<Step> Node::OpenStep(int64_t step_id) {

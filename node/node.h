@@ -17,6 +17,7 @@
 #include "gpu/communicator/communicator.h"
 #include "gpu/discovery.h"
 #include "node/identity.h"
+#include "node/key_table.h"
 #include "node/node_service.h"
 #include "node/peer_directory.h"
 #include "node/step.h"
@@ -161,7 +162,8 @@ class Node final {
 
   // Returns the key of a tensor called `name` sent from a device of node `from` to a device of node
   // `to`, in whose memory it arrives. Sender and receiver each build the key independently. Looks
-  // up the sender's incarnation, once, unless the sender is this node.
+  // up the sender's incarnation, once, unless the sender is this node. Recent keys are kept, until
+  // their sender dies or is restarted, and returned again.
   //   wait: for a sender that has joined but not yet published its addresses.
   //   Errors: INVALID_ARGUMENT for an unknown node, or as RendezvousKey::CheckEdge;
   //   DEADLINE_EXCEEDED naming the sender and its known state; UNAVAILABLE the sender died earlier;
@@ -240,6 +242,7 @@ class Node final {
   // Null unless the node transfers tensors, here and below. Outlives the objects that look up
   // peers.
   std::unique_ptr<PeerDirectory> peers_;
+  std::unique_ptr<KeyTable> keys_;
   // Stopped before the transfer engine.
   std::unique_ptr<NodeCommunicators> communicators_;
   std::unique_ptr<TransferEngine> engine_;

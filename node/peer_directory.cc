@@ -59,6 +59,7 @@ absl::Status PeerDirectory::Publish(Endpoint self) {
   const std::string record = EncodeEndpoint(self);
   {
     absl::MutexLock lock(&mu_);
+    SetKnown(node_id_, self.peer.incarnation);
     self_ = std::move(self);
   }
   return agent_.Set(EndpointKey(node_id_), record, /*overwrite=*/true);
@@ -188,7 +189,9 @@ absl::StatusOr<Endpoint> PeerDirectory::Lookup(int node, const AddressWait& wait
       if (alive == incarnations_.end() || alive->second == endpoint.peer.incarnation) {
         FERRY_LOG_DEBUG(kNode, "address of a peer: peer={} host={} tcp={}", node,
                         Quoted(endpoint.host_name), absl::StrJoin(endpoint.channels.tcp, ","));
-        return endpoints_.emplace(node, std::move(endpoint)).first->second;
+        const Endpoint& known = endpoints_.emplace(node, std::move(endpoint)).first->second;
+        SetKnown(node, known.peer.incarnation);
+        return known;
       }
     }
     if (wait.cancellation != nullptr && wait.cancellation->is_cancelled()) {
@@ -199,6 +202,10 @@ absl::StatusOr<Endpoint> PeerDirectory::Lookup(int node, const AddressWait& wait
     has_former_record = true;
     absl::SleepFor(kAddressLook);
   }
+}
+
+void PeerDirectory::Forget(int node) {
+  if (endpoints_.erase(node) > 0) SetKnown(node, 0);
 }
 
 std::vector<LostPeer> PeerDirectory::Update(const coord::NodeTable& table) {
@@ -214,10 +221,10 @@ std::vector<LostPeer> PeerDirectory::Update(const coord::NodeTable& table) {
     }
     std::vector<uint64_t> gone;
     if (known != endpoints_.end()) gone.push_back(known->second.peer.incarnation);
-    if (is_restarted) endpoints_.erase(known);
+    if (is_restarted) Forget(task.node_id);
     if (task.state == coord::TaskState::kError) {
       if (!failed_.emplace(task.node_id, task.error).second) continue;
-      endpoints_.erase(task.node_id);
+      Forget(task.node_id);
       gone.push_back(task.incarnation);
       lost.push_back(
           {task.node_id,

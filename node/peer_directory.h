@@ -3,6 +3,7 @@
 #ifndef FERRY_NODE_PEER_DIRECTORY_H_
 #define FERRY_NODE_PEER_DIRECTORY_H_
 
+#include <atomic>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -49,7 +50,8 @@ struct LostPeer {
 class PeerDirectory final {
  public:
   // `agent` is the connection of node `node_id` to the job, and outlives this.
-  PeerDirectory(coord::Agent& agent, int node_id) : agent_(agent), node_id_(node_id) {}
+  PeerDirectory(coord::Agent& agent, int node_id)
+      : agent_(agent), node_id_(node_id), known_(static_cast<size_t>(agent.num_nodes())) {}
 
   PeerDirectory(const PeerDirectory&) = delete;
   PeerDirectory& operator=(const PeerDirectory&) = delete;
@@ -67,6 +69,13 @@ class PeerDirectory final {
   //   Errors: FAILED_PRECONDITION.
   absl::StatusOr<Endpoint> Known(int node) const ABSL_LOCKS_EXCLUDED(mu_);
 
+  // Returns the incarnation of the endpoint that Lookup returns for `node` without a wait; 0: it
+  // has to look it up, or fails. Takes no lock.
+  uint64_t KnownIncarnation(int node) const {
+    if (node < 0 || static_cast<size_t>(node) >= known_.size()) return 0;
+    return known_[static_cast<size_t>(node)].load(std::memory_order_acquire);
+  }
+
   // Returns a function that reads the current record of a node and bypasses the cache, for control
   // channels, which compare incarnations themselves. It does not use this object, only the agent.
   EndpointResolver Resolver() const;
@@ -76,6 +85,11 @@ class PeerDirectory final {
   std::vector<LostPeer> Update(const coord::NodeTable& table) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
+  void SetKnown(int node, uint64_t incarnation) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    known_[static_cast<size_t>(node)].store(incarnation, std::memory_order_release);
+  }
+  // Drops the endpoint, if it is cached.
+  void Forget(int node) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::StatusOr<std::string> WaitForRecord(int node, const AddressWait& wait)
       ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -87,6 +101,8 @@ class PeerDirectory final {
   std::optional<Endpoint> self_ ABSL_GUARDED_BY(mu_);
   // Cached results of lookups.
   absl::flat_hash_map<int, Endpoint> endpoints_ ABSL_GUARDED_BY(mu_);
+  // For each node, the incarnation in `endpoints_` or `self_`, or 0. Written with `mu_` held.
+  std::vector<std::atomic<uint64_t>> known_;
   // Current incarnations, as last reported by the job.
   absl::flat_hash_map<int, uint64_t> incarnations_ ABSL_GUARDED_BY(mu_);
   // Dead nodes, and the job's status for each.

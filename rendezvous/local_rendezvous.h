@@ -72,7 +72,7 @@ class LocalRendezvous final {
 
   //   Errors, through `done`: the abort's status; CANCELLED (derived) by args.cancellation, unless
   //   the value was already sent; DEADLINE_EXCEEDED by Expire; RESOURCE_EXHAUSTED naming the limit.
-  void RecvAsync(const RendezvousKey& key, RecvArgs args, RecvCallback done);
+  void RecvAsync(const RendezvousKey& key, RecvArgs&& args, RecvCallback&& done);
 
   // Blocks. Must not be called from a callback: the value may be held back until that callback
   // returns.
@@ -115,11 +115,9 @@ class LocalRendezvous final {
 
   Shard& ShardOf(const RendezvousKey& key) { return shards_[key.hash() & (kShards - 1)]; }
 
-  // Returns a value already sent, or the abort's status. False if there is neither.
-  bool TryRecv(const RendezvousKey& key, RecvArgs& args, absl::Status& status, Received& received);
-  // As TryRecv; the caller holds the shard's lock, which this releases.
-  bool TakeAndUnlock(Shard& shard, Item** link, RecvArgs& args, absl::Status& status,
-                     Received& received) ABSL_UNLOCK_FUNCTION(shard.mu);
+  // Removes a value that was sent, and unlocks the shard; `link` is that of its key.
+  ItemPtr TakeSendAndUnlock(Shard& shard, Item** link, const RecvArgs& args)
+      ABSL_UNLOCK_FUNCTION(shard.mu);
   // Checks the limits for one more item. Called with the shard's lock. The limits apply to the
   // whole table, but while every shard stays within its share the others need not be read.
   // Concurrent additions may exceed the limits together.
@@ -147,6 +145,7 @@ class LocalRendezvous final {
   absl::Status abort_status_ ABSL_GUARDED_BY(abort_mu_);
   // Number of shards that exceed their share of the limits.
   std::atomic<int> over_share_{0};
+  const RendezvousShares shares_;
   std::array<Shard, kShards> shards_;
 };
 

@@ -7,24 +7,30 @@
 
 namespace ferry {
 
+// One line for every exchange, and one for the rest.
+static_assert(sizeof(RendezvousShard) == size_t{2} * 64);
+
 RendezvousShard::~RendezvousShard() {
   for (size_t i = 0; i < bucket_count(); ++i) {
-    while (bucket(i) != nullptr) PopFirst(&bucket(i));
+    while (buckets_[i] != nullptr) PopFirst(&buckets_[i]);
   }
 }
 
 void RendezvousShard::Grow() {
-  std::vector<Item*> grown(4 * bucket_count(), nullptr);
+  const size_t count = 4 * bucket_count();
+  auto grown = std::make_unique<Item*[]>(count);
   for (size_t i = 0; i < bucket_count(); ++i) {
-    for (Item* item = bucket(i); item != nullptr;) {
+    for (Item* item = buckets_[i]; item != nullptr;) {
       Item* const next = item->next_in_bucket;
-      Item*& head = grown[(item->key.hash() >> kShardBits) & (grown.size() - 1)];
+      Item*& head = grown[(item->key.hash() >> kShardBits) & (count - 1)];
       item->next_in_bucket = head;
       head = item;
       item = next;
     }
   }
   more_buckets_ = std::move(grown);
+  buckets_ = more_buckets_.get();
+  bucket_bits_ += 2;
 }
 
 RendezvousShard::ItemPtr RendezvousShard::TakeReceive(const RendezvousKey& key, uint64_t id) {
@@ -46,7 +52,7 @@ RendezvousShard::ItemPtr RendezvousShard::TakeReceive(const RendezvousKey& key, 
 void RendezvousShard::TakeAll(absl::FunctionRef<bool(const Item&)> matches,
                               std::vector<ItemPtr>& taken) {
   for (size_t i = 0; i < bucket_count(); ++i) {
-    Item** link = &bucket(i);
+    Item** link = &buckets_[i];
     while (*link != nullptr) {
       // The items of one key, put back without those that match.
       Item* item = *link;
@@ -81,7 +87,7 @@ void RendezvousShard::TakeAll(absl::FunctionRef<bool(const Item&)> matches,
 
 void RendezvousShard::ForEach(absl::FunctionRef<void(const Item&)> visit) const {
   for (size_t i = 0; i < bucket_count(); ++i) {
-    for (const Item* first = bucket(i); first != nullptr; first = first->next_in_bucket) {
+    for (const Item* first = buckets_[i]; first != nullptr; first = first->next_in_bucket) {
       for (const Item* item = first; item != nullptr; item = item->next_of_key) visit(*item);
     }
   }
@@ -99,7 +105,7 @@ void RendezvousShard::AddDeadline(const Item& item) {
     deadlines.erase(std::remove_if(deadlines.begin(), deadlines.end(), is_over), deadlines.end());
     std::make_heap(deadlines.begin(), deadlines.end());
   }
-  deadlines.push_back({item.recv_args.deadline, item.id, item.key});
+  deadlines.push_back({item.receive.args.deadline, item.id, item.key});
   std::push_heap(deadlines.begin(), deadlines.end());
 }
 

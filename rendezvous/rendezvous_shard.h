@@ -30,46 +30,69 @@ struct RendezvousItem {
   static void* operator new(size_t bytes) { return AllocateRecycled(bytes); }
   static void operator delete(void* item, size_t bytes) { FreeRecycled(item, bytes); }
 
-  // A send.
-  RendezvousItem(const RendezvousKey& key, absl::Time since, Tensor&& tensor, bool is_dead,
+  struct Send {
+    Tensor tensor;
+    SendArgs args;
+  };
+  struct Receive {
+    RecvArgs args;
+    RecvCallback done;
+    CancellationToken::CallbackId token = CancellationToken::kNoCallback;
+  };
+
+  RendezvousItem(const RendezvousKey& key, int64_t since, Tensor&& tensor, bool is_dead,
                  SendArgs&& args)
       : key(key),
+        since(since),
         is_send(true),
         is_dead(is_dead),
-        since(since),
-        tensor(std::move(tensor)),
-        send_args(std::move(args)) {}
-  // A receive.
-  RendezvousItem(const RendezvousKey& key, absl::Time since, uint64_t id, RecvArgs&& args,
+        send{std::move(tensor), std::move(args)} {}
+  RendezvousItem(const RendezvousKey& key, int64_t since, uint64_t id, RecvArgs&& args,
                  RecvCallback&& done, CancellationToken::CallbackId token)
-      : key(key),
-        id(id),
-        since(since),
-        recv_args(std::move(args)),
-        done(std::move(done)),
-        token(token) {}
+      : key(key), id(id), since(since), receive{std::move(args), std::move(done), token} {}
+  RendezvousItem(const RendezvousItem&) = delete;
+  RendezvousItem& operator=(const RendezvousItem&) = delete;
+  ~RendezvousItem() {
+    if (is_send) {
+      send.~Send();
+    } else {
+      receive.~Receive();
+    }
+  }
+
+  size_t bytes() const { return is_send ? send.tensor.bytes() : 0; }
 
   RendezvousKey key;
-  // For a receive: unique among those of its key. 0 for a send.
+  // For a receive that can be cancelled, or has a deadline: unique among those of its key. Else 0.
   uint64_t id = 0;
-  bool is_send = false;
-  bool is_dead = false;
-  absl::Time since;
-  Tensor tensor;
-  SendArgs send_args;
-  RecvArgs recv_args;
-  RecvCallback done;
-  CancellationToken::CallbackId token = CancellationToken::kNoCallback;
-
+  // Nanoseconds, by Clock::CoarseNanos.
+  int64_t since;
+  const bool is_send = false;
+  const bool is_dead = false;
   RendezvousItem* next_of_key = nullptr;
   // Set in the first item of a key only.
   RendezvousItem* last_of_key = nullptr;
   RendezvousItem* next_in_bucket = nullptr;
+  // By `is_send`: an exchange constructs, moves and destroys half as much.
+  union {
+    Send send;
+    Receive receive;
+  };
+};
+
+// Constant: what a shard may hold without reading the other shards, as long as `over_share`, the
+// number of shards that hold more, is 0. Shared by the shards of a table.
+struct RendezvousShares {
+  size_t items = 0;
+  size_t bytes = 0;
+  std::atomic<int>* over_share = nullptr;
 };
 
 // A hash table of waiting items, in order for each key, and the deadlines of its receives. Used by
 // LocalRendezvous only. All but the two counters is guarded by `mu`; the code that every transfer
-// needs is inline, since a call would be a tenth of its cost.
+// needs is inline, since a call would be a tenth of its cost. An exchange without deadline and
+// cancellation writes to the first cache line only: two threads that use different keys have most
+// shards in common, and each line that both write costs as much as the rest of an exchange.
 struct alignas(64) RendezvousShard {
   using Item = RendezvousItem;
   using ItemPtr = std::unique_ptr<Item>;
@@ -83,18 +106,18 @@ struct alignas(64) RendezvousShard {
   };
 
   // The lowest bits of a key's hash select its shard, those above its bucket.
-  static constexpr size_t kShardBits = 5;
-  // Enough for most steps without another allocation.
-  static constexpr size_t kFirstBuckets = 8;
+  static constexpr size_t kShardBits = 6;
+  // In the first cache line.
+  static constexpr size_t kFirstBucketBits = 2;
 
-  RendezvousShard() { buckets_.fill(nullptr); }
+  RendezvousShard() = default;
   RendezvousShard(const RendezvousShard&) = delete;
   RendezvousShard& operator=(const RendezvousShard&) = delete;
   ~RendezvousShard();
 
   // Returns the link to the first item of the key, or to null.
   Item** Find(const RendezvousKey& key) {
-    Item** link = &bucket((key.hash() >> kShardBits) & (bucket_count() - 1));
+    Item** link = &buckets_[(key.hash() >> kShardBits) & (bucket_count() - 1)];
     while (*link != nullptr && !((*link)->key == key)) link = &(*link)->next_in_bucket;
     return link;
   }
@@ -144,6 +167,7 @@ struct alignas(64) RendezvousShard {
   // are counted only here, which costs other threads nothing.
   void TrackQueuedSends(OutstandingOperations& counting) {
     operations_ = &counting;
+    is_tracked_ = true;
     BeginOperation();
   }
   // Call after removing a send. If it was the last, returns the counter, whose operation the caller
@@ -154,45 +178,50 @@ struct alignas(64) RendezvousShard {
     return operations_;
   }
 
+  // --- The first cache line ---
+
   mutable SpinLock mu;
-  // Set before use: what the shard may hold without reading the other shards, as long as
-  // `over_share`, the number of shards that hold more, is 0.
-  size_t item_share = 0;
-  size_t byte_share = 0;
-  std::atomic<int>* over_share = nullptr;
   // Written with the lock held, so without atomic read-modify-write; read by any thread.
-  std::atomic<size_t> item_count{0};
+  std::atomic<uint32_t> item_count{0};
   std::atomic<size_t> queued_bytes{0};
+
+ private:
+  uint32_t send_count_ = 0;
+  uint8_t bucket_bits_ = kFirstBucketBits;
+  // Whether `operations_` is not null.
+  bool is_tracked_ = false;
+  bool is_operation_ = false;
+  bool is_over_share_ = false;
+  std::array<Item*, size_t{1} << kFirstBucketBits> first_buckets_ = {};
+  Item** buckets_ = first_buckets_.data();
+
+ public:
+  // --- The others ---
+
+  // Set before use.
+  alignas(64) const RendezvousShares* shares = nullptr;
   uint64_t last_id = 0;
   // A heap; some entries may belong to completed receives.
   std::vector<Deadline> deadlines;
 
  private:
-  size_t bucket_count() const {
-    return more_buckets_.empty() ? kFirstBuckets : more_buckets_.size();
-  }
-  Item*& bucket(size_t index) {
-    return more_buckets_.empty() ? buckets_[index] : more_buckets_[index];
-  }
-  Item* bucket(size_t index) const {
-    return more_buckets_.empty() ? buckets_[index] : more_buckets_[index];
-  }
+  size_t bucket_count() const { return size_t{1} << bucket_bits_; }
   void Count(const Item& item, int sign) {
-    const auto add = [sign](std::atomic<size_t>& counter, size_t amount) {
+    const auto add = [sign](auto& counter, auto amount) {
       counter.store(counter.load(std::memory_order_relaxed) + (sign > 0 ? amount : -amount),
                     std::memory_order_relaxed);
     };
-    add(item_count, 1);
+    add(item_count, uint32_t{1});
     if (item.is_send) {
-      add(queued_bytes, item.tensor.bytes());
+      add(queued_bytes, item.send.tensor.bytes());
       send_count_ += sign > 0 ? 1 : -1;
-      if (sign > 0 && operations_ != nullptr) BeginOperation();
+      if (sign > 0 && is_tracked_) BeginOperation();
     }
-    const bool is_over = item_count.load(std::memory_order_relaxed) > item_share ||
-                         queued_bytes.load(std::memory_order_relaxed) > byte_share;
+    const bool is_over = item_count.load(std::memory_order_relaxed) > shares->items ||
+                         queued_bytes.load(std::memory_order_relaxed) > shares->bytes;
     if (is_over == is_over_share_) return;
     is_over_share_ = is_over;
-    over_share->fetch_add(is_over ? 1 : -1, std::memory_order_relaxed);
+    shares->over_share->fetch_add(is_over ? 1 : -1, std::memory_order_relaxed);
   }
   void BeginOperation() {
     if (is_operation_ || send_count_ == 0) return;
@@ -201,13 +230,10 @@ struct alignas(64) RendezvousShard {
   }
   void Grow();
 
-  size_t send_count_ = 0;
   // Null before TrackQueuedSends.
   OutstandingOperations* operations_ = nullptr;
-  bool is_operation_ = false;
-  bool is_over_share_ = false;
-  std::array<Item*, kFirstBuckets> buckets_;
-  std::vector<Item*> more_buckets_;
+  // Null as long as the first buckets suffice.
+  std::unique_ptr<Item*[]> more_buckets_;
 };
 
 }  // namespace ferry

@@ -60,6 +60,33 @@ TEST_F(StepTest, SendAndRecv_InvalidIds_SayWhatIsWrong) {
              "not in a GPU's memory");
 }
 
+// Keys are kept, which must not make an invalid id valid.
+TEST_F(StepTest, SendAndRecv_InvalidIdsLikeAValidOne_SayWhatIsWrong) {
+  for (int i = 0; i < 2; ++i) {
+    ASSERT_EQ(SendStatus(x_), absl::OkStatus());
+    ASSERT_EQ(RecvStatus(x_), absl::OkStatus());
+  }
+  const auto is_invalid = [](const absl::Status& status, const char* text) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(text));
+  };
+  for (int i = 0; i < 2; ++i) {
+    TensorId id = x_;
+    id.name = "x;";
+    is_invalid(SendStatus(id), "a value cannot be called \"x;\": a name has no ';'");
+    is_invalid(RecvStatus(id), "a value cannot be called \"x;\": a name has no ';'");
+    id = x_;
+    id.destination = 2;
+    is_invalid(SendStatus(id), "there is no node 2; the job has 2");
+    id = x_;
+    id.source_device = Device::Gpu(3);
+    is_invalid(SendStatus(id), "node 0 has no device \"gpu:3\"");
+    id = x_;
+    id.source = 2;
+    is_invalid(RecvStatus(id), "there is no node 2; the job has 2");
+  }
+}
+
 TEST_F(StepTest, Flush_TensorIsNotReceived_NamesIt) {
   ASSERT_EQ(SendStatus(x_), absl::OkStatus());
   const absl::Status status = sender_->Flush(absl::Milliseconds(20));

@@ -18,6 +18,19 @@ TEST(SteadyClock, NeverGoesBack) {
 
 TEST(SteadyClock, IsOneClock) { EXPECT_EQ(&SteadyClock(), &SteadyClock()); }
 
+TEST(SteadyClock, CoarseNanos_AreOfTheSameClock) {
+  const absl::Time before = SteadyClock().Now();
+  const absl::Time coarse = absl::FromUnixNanos(SteadyClock().CoarseNanos());
+  EXPECT_GT(coarse, before - absl::Seconds(10));
+  EXPECT_LE(coarse, SteadyClock().Now());
+}
+
+TEST(FakeClock, CoarseNanos_AreThoseOfNow) {
+  FakeClock clock;
+  clock.Advance(absl::Nanoseconds(1'500'000'001));
+  EXPECT_EQ(absl::FromUnixNanos(clock.CoarseNanos()), clock.Now());
+}
+
 TEST(FakeClock, StandsStillUntilItIsAdvanced) {
   FakeClock clock;
   const absl::Time start = clock.Now();

@@ -113,6 +113,8 @@ TEST_F(NodeDeathsTest, AddressOfANodeThatRestarts_IsThatOfItsNextIncarnation) {
   Publish();
   const absl::StatusOr<RendezvousKey> before = LookupKey(coord::kTimeout);
   ASSERT_TRUE(before.ok()) << before.status();
+  // It is kept, and not made again.
+  EXPECT_EQ(&LookupKey()->text(), &before->text());
   Restart();
   // The record of the former incarnation is still in the store.
   EXPECT_TRUE(coord::Eventually([this] {

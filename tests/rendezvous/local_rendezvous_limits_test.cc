@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "rendezvous/local_rendezvous.h"
+#include "rendezvous/rendezvous_shard.h"
 #include "rendezvous_fixture.h"
 
 namespace ferry {
@@ -200,7 +201,7 @@ TEST(LocalLimits, Aborted_NothingIsLeftInTheTable) {
 
 // Each shard holds no more than its share, so none asks the others; and yet all are full.
 TEST(LocalLimits, EveryShardHoldsItsShare_OneMoreIsRefused) {
-  constexpr size_t kParts = 32;
+  constexpr size_t kParts = size_t{1} << RendezvousShard::kShardBits;
   FakeClock clock;
   LocalRendezvous by_count(clock, {.max_pending_ops = 2 * kParts});
   LocalRendezvous by_bytes(clock, {.max_queued_bytes = 20 * kParts});

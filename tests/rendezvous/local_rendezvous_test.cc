@@ -143,6 +143,21 @@ TEST_F(Local, CancelEndsThePendingReceives) {
   EXPECT_THAT(results_.all(), ElementsAre(kCancelled, kCancelled, "a", "b"));
 }
 
+// Only the receive of the token ends, wherever it waits.
+TEST_F(Local, CancelEndsNoOtherReceiveOfTheKey) {
+  std::vector<CancellationToken> cancellations(2);
+  std::vector<Results> results(3);
+  rendezvous_.RecvAsync(Key("e"), {}, results[0].Writer());
+  rendezvous_.RecvAsync(Key("e"), {.cancellation = &cancellations[0]}, results[1].Writer());
+  rendezvous_.RecvAsync(Key("e"), {.cancellation = &cancellations[1]}, results[2].Writer());
+  cancellations[1].Cancel();
+  EXPECT_THAT(results[2].all(), ElementsAre(kCancelled));
+  ASSERT_TRUE(Send("e", "a").ok());
+  ASSERT_TRUE(Send("e", "b").ok());
+  EXPECT_THAT(results[0].all(), ElementsAre("a"));
+  EXPECT_THAT(results[1].all(), ElementsAre("b"));
+}
+
 TEST_F(Local, CancelAfterTheValueDoesNothing) {
   CancellationToken cancellation;
   rendezvous_.RecvAsync(Key("e"), {.cancellation = &cancellation}, results_.Writer());

@@ -16,17 +16,18 @@
 namespace ferry {
 namespace {
 
+std::atomic<int> over_share{0};
+const RendezvousShares kShares = {.items = 1000000, .bytes = 1000000, .over_share = &over_share};
+
 // Deadlines of steps are hours away: an entry for each receive until then is a leak.
 TEST(RendezvousShard, ReceivesMetBeforeTheirDeadline_DeadlinesAreDropped) {
-  std::atomic<int> over{0};
   RendezvousShard shard;
-  shard.item_share = shard.byte_share = 1000000;
-  shard.over_share = &over;
+  shard.shares = &kShares;
   for (uint64_t id = 1; id <= 10000; ++id) {
     RecvArgs args;
     args.deadline = absl::UnixEpoch() + absl::Seconds(static_cast<int64_t>(id));
     auto item = std::make_unique<RendezvousItem>(
-        Key("e"), absl::UnixEpoch(), id, std::move(args), [](absl::Status, Received) {},
+        Key("e"), /*since=*/0, id, std::move(args), [](absl::Status, Received) {},
         CancellationToken::kNoCallback);
     RendezvousItem** const link = shard.Find(item->key);
     shard.AddDeadline(*item);
@@ -39,15 +40,13 @@ TEST(RendezvousShard, ReceivesMetBeforeTheirDeadline_DeadlinesAreDropped) {
 // The heap is pruned while other receives wait, whose deadlines must still fire; for one key not
 // only the first.
 TEST(RendezvousShard, DeadlinesAreDropped_ThoseOfWaitingReceivesStay) {
-  std::atomic<int> over{0};
   RendezvousShard shard;
-  shard.item_share = shard.byte_share = 1000000;
-  shard.over_share = &over;
+  shard.shares = &kShares;
   const auto wait = [&shard](absl::string_view key, uint64_t id) {
     RecvArgs args;
     args.deadline = absl::UnixEpoch() + absl::Hours(1);
     auto item = std::make_unique<RendezvousItem>(
-        Key(key), absl::UnixEpoch(), id, std::move(args), [](absl::Status, Received) {},
+        Key(key), /*since=*/0, id, std::move(args), [](absl::Status, Received) {},
         CancellationToken::kNoCallback);
     RendezvousItem** const link = shard.Find(item->key);
     shard.AddDeadline(*item);
@@ -69,14 +68,12 @@ TEST(RendezvousShard, DeadlinesAreDropped_ThoseOfWaitingReceivesStay) {
 
 // Receives end in any order, and the next is queued behind the last of the rest.
 TEST(RendezvousShard, LastReceiveOfAKeyIsRemoved_TheNextIsQueuedBehindTheOthers) {
-  std::atomic<int> over{0};
   RendezvousShard shard;
-  shard.item_share = shard.byte_share = 1000000;
-  shard.over_share = &over;
+  shard.shares = &kShares;
   const auto append = [&shard](uint64_t id) {
     shard.Append(shard.Find(Key("e")),
                  std::make_unique<RendezvousItem>(
-                     Key("e"), absl::UnixEpoch(), id, RecvArgs(), [](absl::Status, Received) {},
+                     Key("e"), /*since=*/0, id, RecvArgs(), [](absl::Status, Received) {},
                      CancellationToken::kNoCallback));
   };
   for (const uint64_t id : {1, 2, 3}) append(id);
