@@ -70,7 +70,8 @@ class TcpStoreServer final {
   // Adds a reference to the scope `name`, and returns its port, which the first call opens.
   //   Errors: as TcpStoreScopes::Open and `open`; RESOURCE_EXHAUSTED if all free descriptors are
   //   over DescriptorLimit.
-  absl::StatusOr<int> OpenScope(absl::string_view name, OpenListener open) ABSL_LOCKS_EXCLUDED(shared_.mu);
+  absl::StatusOr<int> OpenScope(absl::string_view name, OpenListener open)
+      ABSL_LOCKS_EXCLUDED(shared_.mu);
   // Releases a reference; the last one closes the port. Connected clients are still served.
   //   Errors: NOT_FOUND.
   absl::Status CloseScope(absl::string_view name) ABSL_LOCKS_EXCLUDED(shared_.mu);
