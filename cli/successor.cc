@@ -3,7 +3,6 @@
 #include "cli/successor.h"
 
 #include <fcntl.h>
-#include <poll.h>
 #include <signal.h>
 #include <spawn.h>
 #include <sys/mman.h>
@@ -26,6 +25,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 
 #include "base/clock.h"
@@ -43,6 +43,7 @@ constexpr char kSelf[] = "/proc/self/exe";
 // In the environment of the successor: the descriptor of the state.
 constexpr char kStateVariable[] = "FERRY_HANDOVER_FD";
 constexpr absl::Duration kTrialTimeout = absl::Seconds(5);
+constexpr absl::Duration kTrialPollPeriod = absl::Milliseconds(5);
 constexpr size_t kMaxTrialOutput = 4096;
 constexpr size_t kBytesInWrite = size_t{1} << 20;
 
@@ -93,6 +94,7 @@ class Trial final {
     if (pipe2(ends, O_CLOEXEC) != 0) return Unavailable("pipe", errno);
     output_ = UniqueFd(ends[0]);
     const UniqueFd input(ends[1]);
+    fcntl(output_.get(), F_SETFL, O_NONBLOCK);
     posix_spawn_file_actions_t actions;
     posix_spawn_file_actions_init(&actions);
     posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
@@ -113,32 +115,37 @@ class Trial final {
     return Unavailable(absl::StrCat("cannot run ", path), error);
   }
 
-  // Returns what it has said when it ends; nullopt if it has not ended by then.
-  std::optional<std::string> ReadUntil(absl::Time deadline) {
-    std::string said;
+  // Waits for its end. Returns the status of waitpid, or nullopt if it has not ended by then.
+  std::optional<int> WaitUntil(absl::Time deadline) {
     while (true) {
+      int status = 0;
+      const bool has_ended = waitpid(pid_, &status, WNOHANG) == pid_;
+      ReadAvailable();
+      if (has_ended) {
+        pid_ = -1;
+        return status;
+      }
       const absl::Duration left = deadline - SteadyClock().Now();
       if (left <= absl::ZeroDuration()) return std::nullopt;
-      pollfd polled = {output_.get(), POLLIN, 0};
-      if (poll(&polled, 1, static_cast<int>(absl::ToInt64Milliseconds(left)) + 1) <= 0) continue;
-      char bytes[kMaxTrialOutput];
-      const ssize_t got = read(output_.get(), bytes, sizeof(bytes));
-      if (got < 0 && errno == EINTR) continue;
-      if (got <= 0) return said;
-      said.append(bytes, std::min(static_cast<size_t>(got), kMaxTrialOutput - said.size()));
+      // Neither the end of its output nor that of a child that has inherited it says that it ended.
+      absl::SleepFor(std::min(left, kTrialPollPeriod));
     }
   }
-  // Waits for its end, which is near. Returns the status of waitpid.
-  int WaitForEnd() {
-    int status = 0;
-    waitpid(pid_, &status, 0);
-    pid_ = -1;
-    return status;
-  }
+  // The beginning of what it has printed.
+  const std::string& said() const { return said_; }
 
  private:
+  void ReadAvailable() {
+    char bytes[kMaxTrialOutput];
+    // A program that prints without end is read once per period.
+    const ssize_t got = read(output_.get(), bytes, sizeof(bytes));
+    if (got <= 0) return;
+    said_.append(bytes, std::min(static_cast<size_t>(got), kMaxTrialOutput - said_.size()));
+  }
+
   pid_t pid_ = -1;
   UniqueFd output_;
+  std::string said_;
 };
 
 // The number that follows kHandoverFormatLine in a line of its own.
@@ -258,18 +265,18 @@ absl::Status Successor::Check() const {
   Trial trial;
   const absl::Status started = trial.Start(path_, arguments);
   if (!started.ok()) return absl::FailedPreconditionError(started.message());
-  const std::optional<std::string> said = trial.ReadUntil(SteadyClock().Now() + kTrialTimeout);
-  if (!said.has_value()) {
-    return absl::FailedPreconditionError(absl::StrCat(path_, " has not answered within ",
+  const std::optional<int> status = trial.WaitUntil(SteadyClock().Now() + kTrialTimeout);
+  if (!status.has_value()) {
+    return absl::FailedPreconditionError(absl::StrCat(path_, " has not ended within ",
                                                       absl::FormatDuration(kTrialTimeout),
                                                       " when asked for its hand-over format"));
   }
-  const int status = trial.WaitForEnd();
-  const std::optional<uint32_t> format = FormatIn(*said);
-  if (status != 0 || !format.has_value()) {
+  const std::string& said = trial.said();
+  const std::optional<uint32_t> format = FormatIn(said);
+  if (*status != 0 || !format.has_value()) {
     return absl::FailedPreconditionError(absl::StrCat(
-        path_, " ", DescribeExit(status), " when asked for its hand-over format",
-        said->empty() ? "" : absl::StrCat(": ", Quoted(absl::StripSuffix(*said, "\n"), 200))));
+        path_, " ", DescribeExit(*status), " when asked for its hand-over format",
+        said.empty() ? "" : absl::StrCat(": ", Quoted(absl::StripSuffix(said, "\n"), 200))));
   }
   if (*format != coord::kHandoverFormat) {
     return absl::FailedPreconditionError(absl::StrCat(path_, " reads the hand-over format ",

@@ -2,6 +2,7 @@
 // Streams of ferry.v1.Control, and the registry of sessions.
 #include "coord/server/control_service.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <utility>
@@ -333,9 +334,11 @@ void ControlSessions::CloseAll(const absl::Status& why) {
   for (const auto& [id, session] : sessions) session->FinishWhenDrained(why);
 }
 
-size_t ControlSessions::session_count() const {
+size_t ControlSessions::attached_count() const {
   absl::MutexLock lock(&mu_);
-  return sessions_.size();
+  return static_cast<size_t>(std::count_if(
+      sessions_.begin(), sessions_.end(),
+      [](const auto& each) { return each.second->detached_since() == absl::InfiniteFuture(); }));
 }
 
 std::unique_ptr<grpc::Service> MakeControlService(ControlSessions& sessions) {

@@ -64,7 +64,8 @@ class ControlSessions final {
   // more.
   void CloseAll(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
 
-  size_t session_count() const ABSL_LOCKS_EXCLUDED(mu_);
+  // The number of sessions with a stream. The others' clients have ended, or will reconnect.
+  size_t attached_count() const ABSL_LOCKS_EXCLUDED(mu_);
 
   // See CoordinatorOptions.
   size_t max_frame_bytes() const { return max_frame_bytes_; }

@@ -277,7 +277,7 @@ std::vector<std::string> CoordinatorServer::ClientsOfThisProcess() {
   // Tasks of both kinds of clients.
   add(tasks, "task", " of a job");
   if (tasks == 0) add(waits, "pending call", " of a job");
-  add(std::max(sessions_.session_count(), static_cast<size_t>(direct_->stream_count())),
+  add(std::max(sessions_.attached_count(), static_cast<size_t>(direct_->stream_count())),
       "connection", " of Ferry's agents or tools");
   const size_t runs = elastic_->Report().size();
   add(runs, "run", " of torchrun or ferry://");

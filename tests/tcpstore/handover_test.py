@@ -308,10 +308,22 @@ class Refusals(HandoverCase):
         self.assertRegex(self.refuse(), "reads the hand-over format 99, and this process writes 1")
         self.assertServes()
 
-    def test_program_that_says_nothing_is_not_run(self):
-        self.install_script("exec sleep 1000\n")
-        self.assertRegex(self.refuse(), "has not answered within 5s")
+    def test_program_that_does_not_end_is_not_run(self):
+        for script in ("exec sleep 1000\n", "exec >/dev/null 2>&1; exec sleep 1000\n", "exec yes\n"):
+            self.install_script(script)
+            self.assertRegex(self.refuse(), "has not ended within 5s")
+            self.assertServes()
+
+    def test_program_whose_child_keeps_its_output_is_not_waited_for(self):
+        self.install_script("sleep 30 & echo 'ferry hand-over format 99'\n")
+        self.assertRegex(self.refuse(), "reads the hand-over format 99")
         self.assertServes()
+
+    def test_tool_that_has_ended_does_not_prevent_it(self):
+        address = "%s:%d" % self.server.address
+        self.assertEqual(self.run_ferry("status", f"--coordinator={address}")[0], 0)
+        self.hand_over_after_refusal()
+        self.assertNotIn("goes on", self.server.log())
 
     def test_program_without_the_flag_is_not_run(self):
         self.install_script('for each; do test "$each" = --handover-format && '
