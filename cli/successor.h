@@ -38,7 +38,7 @@ class Successor final {
 
   // Replaces the process, whose threads end wherever they are. Returns only if that fails, and
   // nothing has changed then.
-  //   Errors: UNAVAILABLE with the kernel's reason.
+  //   Errors: UNAVAILABLE with the kernel's reason; as EncodeHandover.
   absl::Status Replace(const coord::CoordinatorState& state) const;
 
  private:

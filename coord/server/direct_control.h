@@ -53,7 +53,8 @@ class DirectControl final {
   // and gets no session is closed as well.
   void Take(UniqueFd connection);
 
-  // The descriptors of the connections that have sent nothing. REQUIRES: the loop is paused.
+  // The descriptors of the connections whose protocol is not known, since they have sent nothing.
+  // REQUIRES: the loop is paused.
   std::vector<int> Silent() const;
   // The number of connections of agents and tools, with and without a session.
   int stream_count() const { return stream_count_; }

@@ -38,7 +38,9 @@ struct TcpStoreScopeState {
   std::vector<TcpStoreConnectionState> connections;
 };
 
-// Values are shared with the stores, and with each other where they were.
+// The state that survives: the listening sockets, and PyTorch's stores with the connections of
+// their clients. Jobs, the key-value store and torchft's quorum do not. Values are shared with the
+// stores, and with each other where they were.
 struct CoordinatorState {
   // HOST:PORT of the coordinator's port, and its listening sockets.
   std::string address;
@@ -48,8 +50,8 @@ struct CoordinatorState {
   std::vector<TcpStoreScopeState> scopes;
 };
 
-// Passes the encoding to `write` in parts, none of which is larger than a request or reply.
-//   Errors: those of `write`.
+// Passes the encoding to `write`, one record at a time.
+//   Errors: RESOURCE_EXHAUSTED if a record is too large; those of `write`.
 absl::Status EncodeHandover(const CoordinatorState& state,
                             absl::FunctionRef<absl::Status(absl::string_view)> write);
 

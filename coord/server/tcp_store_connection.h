@@ -43,7 +43,7 @@ class TcpStoreConnection final : public LoopSource,
         connection_(std::move(connection)),
         scope_(std::move(scope)) {}
 
-  // Must be called before the other methods, once each.
+  // Begin is called first, once; then either Watch, or Restore and GoOnLater, which calls Watch.
   void Begin(TcpStoreClient client, std::string peer);
   void Watch() ABSL_LOCKS_EXCLUDED(shared_.mu);
 

@@ -63,7 +63,7 @@ struct TcpStoreShared {
   LogLimiter closed_log;
   TcpStoreFlow flow;
 
-  // Lock order: mu, then those of `flow` and of the loops.
+  // Lock order: `mu`, then that of `flow`, then those of the loops.
   mutable absl::Mutex mu;
   // Run by TcpStoreWorker::RunCompletions, before the lock is released.
   Completions completions ABSL_GUARDED_BY(mu);

@@ -91,8 +91,8 @@ class EagerReceiver final {
   // The value of the last record is kept until it is taken.
   //   Errors: INVALID_ARGUMENT if it exceeds the limits: a violation.
   absl::StatusOr<Arrival> OnArrival(const EagerRecord& record);
-  // The step of the last record is over: the value is dropped. True: send STEP_REFUSED, after
-  // these.
+  // The step of the last record is over here: the value is dropped. The caller sends the
+  // acknowledgements, then STEP_REFUSED if the result says so.
   StepEnd OnDropped();
   // A receive has taken it.
   void OnTaken(const Arrival& arrival);
@@ -127,7 +127,8 @@ class EagerReceiver final {
   uint64_t values_held() const { return values_; }
   uint64_t values_unacknowledged() const { return values_ + acked_values_; }
   TableSizes InnerTableSizes() const;
-  // Bytes that are equal for equal states only, for searches.
+  // A fingerprint for searches. Keys are represented by their hashes; the frame being read and the
+  // status of ended steps are left out.
   std::string State() const;
 
  private:
@@ -178,7 +179,7 @@ class EagerReceiver final {
   // Held for all steps.
   uint64_t values_ = 0;
   uint64_t bytes_ = 0;
-  // Taken and not acknowledged.
+  // Taken by receives; EAGER_ACK has not been sent. The two counts are of these values.
   std::vector<EagerRange> acks_;
   uint64_t acked_values_ = 0;
   uint64_t acked_bytes_ = 0;

@@ -131,7 +131,7 @@ class EagerSender final {
   // For tests.
   TableSizes InnerTableSizes() const;
   uint64_t values_out() const { return values_; }
-  // Bytes that are equal for equal states only, for searches.
+  // A fingerprint for searches. Keys are represented by their hashes.
   std::string State() const;
 
  private:
