@@ -111,7 +111,7 @@ void AddLighthouseFlags(CLI::App& verb, coord::LighthouseOptions& options) {
 
 //   Errors: FAILED_PRECONDITION if this process has clients that would lose it.
 absl::Status CheckClients(coord::CoordinatorServer& server, const master::MasterHost& master) {
-  std::vector<std::string> clients = server.ClientsOfThisProcess();
+  std::vector<std::string> clients = server.ClientsThatPreventHandover();
   const size_t sessions = master.session_count();
   if (sessions > 0) {
     clients.push_back(

@@ -169,7 +169,7 @@ absl::Status WriteAll(int fd, absl::string_view bytes) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<UniqueFd> StateFile(const coord::CoordinatorState& state) {
+absl::StatusOr<UniqueFd> StateFile(const coord::HandoverState& state) {
   UniqueFd file(memfd_create("ferry-handover", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!file.valid()) return Unavailable("memfd_create", errno);
   std::string buffer;
@@ -190,7 +190,7 @@ absl::StatusOr<UniqueFd> StateFile(const coord::CoordinatorState& state) {
   return file;
 }
 
-std::vector<int> DescriptorsIn(const coord::CoordinatorState& state) {
+std::vector<int> DescriptorsIn(const coord::HandoverState& state) {
   std::vector<int> descriptors = state.listeners;
   descriptors.insert(descriptors.end(), state.silent.begin(), state.silent.end());
   for (const coord::TcpStoreScopeState& scope : state.scopes) {
@@ -209,21 +209,32 @@ absl::Status SetCloseOnExec(const std::vector<int>& descriptors, bool closes) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<coord::CoordinatorState> ReadState(int fd) {
+bool IsStateFile(int fd) {
   const int seals = fcntl(fd, F_GET_SEALS);
+  return seals >= 0 && (seals & F_SEAL_WRITE) != 0;
+}
+
+absl::StatusOr<coord::HandoverState> ReadState(int fd) {
   struct stat file = {};
-  if (seals < 0 || (seals & F_SEAL_WRITE) == 0 || fstat(fd, &file) != 0 || file.st_size <= 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(kStateVariable, " names descriptor ", fd, ", which is not such a file"));
+  if (!IsStateFile(fd) || fstat(fd, &file) != 0 || file.st_size <= 0) {
+    return absl::InvalidArgumentError(absl::StrCat(kStateVariable, " names descriptor ", fd,
+                                                   ", which is not a sealed state file"));
   }
   const auto size = static_cast<size_t>(file.st_size);
   void* const mapped = mmap(nullptr, size, PROT_READ, MAP_PRIVATE, fd, 0);
   if (mapped == MAP_FAILED) return Unavailable("mmap", errno);
-  absl::StatusOr<coord::CoordinatorState> state =
+  absl::StatusOr<coord::HandoverState> state =
       coord::DecodeHandover({static_cast<const char*>(mapped), size});
   munmap(mapped, size);
   if (!state.ok()) return state;
   std::vector<int> descriptors = DescriptorsIn(*state);
+  for (const int descriptor : descriptors) {
+    struct stat socket = {};
+    if (descriptor <= STDERR_FILENO || fstat(descriptor, &socket) != 0 ||
+        !S_ISSOCK(socket.st_mode)) {
+      return absl::DataLossError(absl::StrCat("descriptor ", descriptor, " is not a socket"));
+    }
+  }
   FERRY_RETURN_IF_ERROR(SetCloseOnExec(descriptors, true));
   std::sort(descriptors.begin(), descriptors.end());
   if (std::adjacent_find(descriptors.begin(), descriptors.end()) != descriptors.end()) {
@@ -232,7 +243,7 @@ absl::StatusOr<coord::CoordinatorState> ReadState(int fd) {
   return state;
 }
 
-// All that the predecessor has left, so that clients do not wait for replies that never come.
+// Closes all inherited sockets, so that clients do not wait for replies that never come.
 void CloseSockets() {
   std::vector<int> sockets;
   std::error_code error;
@@ -286,7 +297,7 @@ absl::Status Successor::Check() const {
   return absl::OkStatus();
 }
 
-absl::Status Successor::Replace(const coord::CoordinatorState& state) const {
+absl::Status Successor::Replace(const coord::HandoverState& state) const {
   FERRY_ASSIGN_OR_RETURN(const UniqueFd file, StateFile(state));
   std::vector<std::string> environment;
   for (char** each = environ; *each != nullptr; ++each) {
@@ -305,17 +316,17 @@ absl::Status Successor::Replace(const coord::CoordinatorState& state) const {
   return status;
 }
 
-std::optional<coord::CoordinatorState> TakeOver() {
+std::optional<coord::HandoverState> TakeOver() {
   const char* const variable = getenv(kStateVariable);
   if (variable == nullptr) return std::nullopt;
   int fd = -1;
   const bool is_number = absl::SimpleAtoi(variable, &fd);
   unsetenv(kStateVariable);
-  absl::StatusOr<coord::CoordinatorState> state = ReadState(is_number ? fd : -1);
-  if (state.ok()) {
-    close(fd);
-    return *std::move(state);
-  }
+  if (!is_number) fd = -1;
+  absl::StatusOr<coord::HandoverState> state = ReadState(fd);
+  // The whole state is in memory as long as the file is open.
+  if (IsStateFile(fd)) close(fd);
+  if (state.ok()) return *std::move(state);
   std::fprintf(stderr, "ferry coordinator: cannot continue its predecessor: %s\n",
                std::string(state.status().message()).c_str());
   CloseSockets();

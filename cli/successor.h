@@ -39,7 +39,7 @@ class Successor final {
   // Replaces the process, whose threads end wherever they are. Returns only if that fails, and
   // nothing has changed then.
   //   Errors: UNAVAILABLE with the kernel's reason; as EncodeHandover.
-  absl::Status Replace(const coord::CoordinatorState& state) const;
+  absl::Status Replace(const coord::HandoverState& state) const;
 
  private:
   std::string path_;
@@ -47,9 +47,9 @@ class Successor final {
 };
 
 // Returns what the predecessor has left, if there is one; the caller owns the descriptors in it.
-// If its state cannot be read, says so on stderr and closes its connections. To be called once,
-// before there are other sockets.
-std::optional<coord::CoordinatorState> TakeOver();
+// If its state cannot be read, says so on stderr and closes all inherited sockets, the listening
+// ones included. To be called once, before there are other sockets.
+std::optional<coord::HandoverState> TakeOver();
 
 }  // namespace ferry::cli
 

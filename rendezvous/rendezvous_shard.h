@@ -188,7 +188,7 @@ struct alignas(64) RendezvousShard {
  private:
   uint32_t send_count_ = 0;
   uint8_t bucket_bits_ = kFirstBucketBits;
-  // Whether `operations_` is not null.
+  // True if `operations_` is not null.
   bool is_tracked_ = false;
   bool is_operation_ = false;
   bool is_over_share_ = false;

@@ -217,7 +217,7 @@ void DirectControl::Take(UniqueFd connection) {
   loop_->Post([undecided] { undecided->Watch(); });
 }
 
-std::vector<int> DirectControl::Silent() const {
+std::vector<int> DirectControl::UndecidedDescriptors() const {
   std::vector<int> silent;
   for (const Undecided* const each : undecided_) silent.push_back(each->descriptor());
   return silent;

@@ -55,7 +55,7 @@ class DirectControl final {
 
   // The descriptors of the connections whose protocol is not known, since they have sent nothing.
   // REQUIRES: the loop is paused.
-  std::vector<int> Silent() const;
+  std::vector<int> UndecidedDescriptors() const;
   // The number of connections of agents and tools, with and without a session.
   int stream_count() const { return stream_count_; }
 

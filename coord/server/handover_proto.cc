@@ -43,7 +43,7 @@ class Encoder {
  public:
   explicit Encoder(absl::FunctionRef<absl::Status(absl::string_view)> write) : write_(write) {}
 
-  absl::Status Encode(const CoordinatorState& state);
+  absl::Status Encode(const HandoverState& state);
 
  private:
   absl::Status EncodeScope(const TcpStoreScopeState& scope);
@@ -80,7 +80,7 @@ void Encoder::SetValue(const StoreValue& value, handover::v1::Value& out) {
   out.set_content(*value);
 }
 
-absl::Status Encoder::Encode(const CoordinatorState& state) {
+absl::Status Encoder::Encode(const HandoverState& state) {
   for (const TcpStoreScopeState& scope : state.scopes) {
     for (const TcpStoreConnectionState& connection : scope.connections) {
       for (const TcpStoreOutputState::Piece& piece : connection.session.output.pieces) {
@@ -192,7 +192,7 @@ absl::Status Encoder::EncodeConnection(const TcpStoreConnectionState& connection
 
 class Decoder {
  public:
-  absl::StatusOr<CoordinatorState> Decode(absl::string_view bytes);
+  absl::StatusOr<HandoverState> Decode(absl::string_view bytes);
 
  private:
   absl::Status Take(handover::v1::Record& record);
@@ -202,7 +202,7 @@ class Decoder {
   absl::Status TakeInSession(handover::v1::Record& record);
   absl::StatusOr<StoreValue> TakeValue(handover::v1::Value& value);
 
-  CoordinatorState state_;
+  HandoverState state_;
   bool has_begun_ = false;
   bool is_over_ = false;
   // The last scope has a session.
@@ -215,7 +215,7 @@ absl::Status Malformed(absl::string_view what) {
   return absl::DataLossError(absl::StrCat("the state of the predecessor is malformed: ", what));
 }
 
-absl::StatusOr<CoordinatorState> Decoder::Decode(absl::string_view bytes) {
+absl::StatusOr<HandoverState> Decoder::Decode(absl::string_view bytes) {
   while (!bytes.empty()) {
     uint32_t length = 0;
     if (bytes.size() < sizeof(length)) return Malformed("it ends within a length");
@@ -381,12 +381,12 @@ absl::Status Decoder::TakeInSession(handover::v1::Record& record) {
 
 }  // namespace
 
-absl::Status EncodeHandover(const CoordinatorState& state,
+absl::Status EncodeHandover(const HandoverState& state,
                             absl::FunctionRef<absl::Status(absl::string_view)> write) {
   return Encoder(write).Encode(state);
 }
 
-absl::StatusOr<CoordinatorState> DecodeHandover(absl::string_view bytes) {
+absl::StatusOr<HandoverState> DecodeHandover(absl::string_view bytes) {
   return Decoder().Decode(bytes);
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// CoordinatorState: what a coordinator leaves to the process image that replaces it, and its
+// HandoverState: what a coordinator leaves to the process image that replaces it, and its
 // encoding.
 #ifndef FERRY_COORD_SERVER_HANDOVER_PROTO_H_
 #define FERRY_COORD_SERVER_HANDOVER_PROTO_H_
@@ -41,7 +41,7 @@ struct TcpStoreScopeState {
 // The state that survives: the listening sockets, and PyTorch's stores with the connections of
 // their clients. Jobs, the key-value store and torchft's quorum do not. Values are shared with the
 // stores, and with each other where they were.
-struct CoordinatorState {
+struct HandoverState {
   // HOST:PORT of the coordinator's port, and its listening sockets.
   std::string address;
   std::vector<int> listeners;
@@ -52,12 +52,12 @@ struct CoordinatorState {
 
 // Passes the encoding to `write`, one record at a time.
 //   Errors: RESOURCE_EXHAUSTED if a record is too large; those of `write`.
-absl::Status EncodeHandover(const CoordinatorState& state,
+absl::Status EncodeHandover(const HandoverState& state,
                             absl::FunctionRef<absl::Status(absl::string_view)> write);
 
 // Checks the form of `bytes`; whether the state makes sense is for those who restore it.
 //   Errors: UNIMPLEMENTED for another version; DATA_LOSS for bytes that are not a whole encoding.
-absl::StatusOr<CoordinatorState> DecodeHandover(absl::string_view bytes);
+absl::StatusOr<HandoverState> DecodeHandover(absl::string_view bytes);
 
 }  // namespace ferry::coord
 

@@ -264,7 +264,7 @@ CoordinatorServer::CoordinatorServer(std::unique_ptr<Coordinator> coordinator,
 
 CoordinatorServer::~CoordinatorServer() { Stop(); }
 
-std::vector<std::string> CoordinatorServer::ClientsOfThisProcess() {
+std::vector<std::string> CoordinatorServer::ClientsThatPreventHandover() {
   std::vector<std::string> clients;
   const auto add = [&clients](size_t count, absl::string_view one, absl::string_view of) {
     if (count > 0) clients.push_back(Counted(count, one, of));
@@ -295,7 +295,7 @@ std::unique_ptr<PausedServer> CoordinatorServer::Pause() {
   for (PausedLoop& loop : tcp_store_->Pause()) paused->loops.push_back(std::move(loop));
   paused->state.address = address_;
   paused->state.listeners = listener_->descriptors();
-  paused->state.silent = direct_->Silent();
+  paused->state.silent = direct_->UndecidedDescriptors();
   paused->state.scopes = tcp_store_->Export();
   return paused;
 }

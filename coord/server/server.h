@@ -69,7 +69,7 @@ struct ServerOptions {
   // The state that the process image before this one has left: its listening sockets, in place of
   // `listen`, and the connections of PyTorch's stores. If the stores cannot be restored, their
   // connections are closed, and on_stores_lost is called with the reason.
-  std::optional<CoordinatorState> predecessor;
+  std::optional<HandoverState> predecessor;
   std::function<void(const absl::Status& why)> on_stores_lost;
   // Creates additional services for the same port; what they need outlives the server.
   std::function<std::vector<std::unique_ptr<grpc::Service>>(CoordinatorExecutor&,
@@ -81,7 +81,7 @@ struct ServerOptions {
 // is that of its sockets: what arrives meanwhile is in the kernel.
 struct PausedServer {
   std::vector<PausedLoop> loops;
-  CoordinatorState state;
+  HandoverState state;
 };
 
 // Thread-safe. Serves xla.DistributedRuntimeService, tensorflow.CoordinationService,
@@ -111,9 +111,9 @@ class CoordinatorServer final {
   // The clients whose connections cannot be handed over, for a message: "2 tasks of a job". Empty
   // if there are none. Replicas of torchft do not count, unless they wait for a quorum: they
   // connect again.
-  std::vector<std::string> ClientsOfThisProcess();
-  // Pauses the server to hand its stores over. REQUIRES: not stopped; ClientsOfThisProcess() is
-  // empty, or its result is not used to hand over.
+  std::vector<std::string> ClientsThatPreventHandover();
+  // Pauses the server to hand its stores over. REQUIRES: not stopped; ClientsThatPreventHandover()
+  // is empty, or its result is not used to hand over.
   std::unique_ptr<PausedServer> Pause();
 
   // Ends pending calls as described in docs/protocols.md, then closes the port. Blocks for at most

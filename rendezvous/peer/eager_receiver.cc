@@ -158,8 +158,8 @@ absl::StatusOr<EagerReceiver::Arrival> EagerReceiver::OnArrival(const EagerRecor
   // Values that were taken count until they are acknowledged, but the steps' shares of those are
   // not known.
   if (step.values >= limits_.step_values || step.bytes >= limits_.step_bytes ||
-      values_ + acked_values_ >= limits_.peer_values ||
-      bytes_ + acked_bytes_ >= limits_.peer_bytes) {
+      values_ + unacked_values_ >= limits_.peer_values ||
+      bytes_ + unacked_bytes_ >= limits_.peer_bytes) {
     return Violation(absl::StrCat("a value of step ", step_id_, " exceeds the credit"));
   }
   ++step.values;
@@ -192,8 +192,8 @@ void EagerReceiver::Release(const Arrival& arrival) {
 
 void EagerReceiver::OnTaken(const Arrival& arrival) {
   AddAck(arrival.sequence);
-  ++acked_values_;
-  acked_bytes_ += arrival.bytes;
+  ++unacked_values_;
+  unacked_bytes_ += arrival.bytes;
   Release(arrival);
   const auto found = steps_.find(arrival.step_id);
   is_ack_due_ |= found != steps_.end() && found->second.acks_now;
@@ -290,7 +290,7 @@ bool EagerReceiver::AreAcksDue() const {
   const uint64_t values =
       std::min<uint64_t>({kMostAcks, limits_.step_values / 2, limits_.peer_values / 2});
   const uint64_t bytes = std::min(limits_.step_bytes, limits_.peer_bytes) / 2;
-  return is_ack_due_ || acked_values_ >= values || acked_bytes_ >= bytes;
+  return is_ack_due_ || unacked_values_ >= values || unacked_bytes_ >= bytes;
 }
 
 bool EagerReceiver::IsAnswerDue(const EagerScope& scope) const {
@@ -320,8 +320,8 @@ bool EagerReceiver::has_output() const {
 }
 
 std::vector<EagerRange> EagerReceiver::TakeAcks() {
-  acked_values_ = 0;
-  acked_bytes_ = 0;
+  unacked_values_ = 0;
+  unacked_bytes_ = 0;
   is_ack_due_ = false;
   return std::exchange(acks_, {});
 }
@@ -365,7 +365,7 @@ std::string EagerReceiver::State() const {
     (state.append(reinterpret_cast<const char*>(&values), sizeof(values)), ...);
   };
   add(all_.is_pulled, all_.answer, next_sequence_, requests_being_sent_, values_, bytes_,
-      acked_values_, acked_bytes_, is_ack_due_, name_bytes_, next_refused_, acks_.size(),
+      unacked_values_, unacked_bytes_, is_ack_due_, name_bytes_, next_refused_, acks_.size(),
       steps_.size(), answers_.size(), names_.size());
   for (const EagerRange& range : acks_) add(range.first, range.count);
   for (const EagerScope& scope : answers_) add(scope.kind, scope.step_id, scope.name);

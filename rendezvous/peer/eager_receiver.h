@@ -125,7 +125,7 @@ class EagerReceiver final {
   // For tests.
   bool is_pulled(const EagerScope& scope) const;
   uint64_t values_held() const { return values_; }
-  uint64_t values_unacknowledged() const { return values_ + acked_values_; }
+  uint64_t values_unacknowledged() const { return values_ + unacked_values_; }
   TableSizes InnerTableSizes() const;
   // A fingerprint for searches. Keys are represented by their hashes; the frame being read and the
   // status of ended steps are left out.
@@ -181,8 +181,8 @@ class EagerReceiver final {
   uint64_t bytes_ = 0;
   // Taken by receives; EAGER_ACK has not been sent. The two counts are of these values.
   std::vector<EagerRange> acks_;
-  uint64_t acked_values_ = 0;
-  uint64_t acked_bytes_ = 0;
+  uint64_t unacked_values_ = 0;
+  uint64_t unacked_bytes_ = 0;
   bool is_ack_due_ = false;
   uint64_t name_bytes_ = 0;
   // Few, and at stable addresses.

@@ -289,7 +289,7 @@ void EagerSender::OnStepRefused(int64_t step_id) {
       records_.erase(each++);
       continue;
     }
-    // Only the credit is free; nobody has received it.
+    // The credit is returned, but the value was not received.
     if (record.name != 0) ++slots_[record.name - 1]->records;
     record.is_refused = true;
     ++step->refused;

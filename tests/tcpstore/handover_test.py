@@ -4,10 +4,12 @@
 
     handover_test.py FERRY [CASE...]
 """
+import fcntl
 import os
 import shutil
 import signal
 import socket
+import subprocess
 import tempfile
 import threading
 
@@ -379,6 +381,28 @@ class Refusals(HandoverCase):
         self.assertIn(b'"id":2', agent.recv(4096).replace(b" ", b""))
         self.assertRegex(self.refuse(), "1 run of torchrun or ferry://")
         self.assertServes()
+
+
+class UnreadableStates(harness.Case):
+    def test_state_file_that_cannot_be_read_is_closed_and_the_server_starts_without_it(self):
+        state = os.memfd_create("ferry-handover", os.MFD_ALLOW_SEALING)
+        self.addCleanup(os.close, state)
+        os.write(state, b"nothing that a coordinator writes")
+        fcntl.fcntl(state, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+        errors = self.enterContext(tempfile.TemporaryFile("w+"))
+        popen = subprocess.Popen([harness.FERRY, "coordinator", "--listen=127.0.0.1:0", "--nodes=1"], pass_fds=[state],
+                                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors,
+                                 env=harness.environment(FERRY_HANDOVER_FD=str(state)))
+        try:
+            self.assertRegex(popen.stdout.readline(), b"listening on")
+            targets = [os.readlink(f"/proc/{popen.pid}/fd/{each}") for each in os.listdir(f"/proc/{popen.pid}/fd")]
+            self.assertFalse([target for target in targets if "ferry-handover" in target])
+        finally:
+            popen.kill()
+            popen.wait(harness.PATIENCE_S)
+            popen.stdout.close()
+        errors.seek(0)
+        self.assertIn("cannot continue its predecessor", errors.read())
 
 
 if __name__ == "__main__":

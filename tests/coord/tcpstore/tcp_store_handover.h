@@ -13,7 +13,7 @@
 
 namespace ferry::coord {
 
-inline std::string Encoded(const CoordinatorState& state) {
+inline std::string Encoded(const HandoverState& state) {
   std::string bytes;
   const absl::Status status = EncodeHandover(state, [&bytes](absl::string_view part) {
     absl::StrAppend(&bytes, part);
@@ -22,8 +22,8 @@ inline std::string Encoded(const CoordinatorState& state) {
   return status.ok() ? bytes : "";
 }
 
-inline absl::StatusOr<CoordinatorState> ThroughHandover(TcpStoreScopeState scope) {
-  CoordinatorState state;
+inline absl::StatusOr<HandoverState> ThroughHandover(TcpStoreScopeState scope) {
+  HandoverState state;
   state.scopes.push_back(std::move(scope));
   return DecodeHandover(Encoded(state));
 }

@@ -190,7 +190,7 @@ class HandoverWorld final {
     return absl::OkStatus();
   }
   void HandOver() {
-    const absl::StatusOr<CoordinatorState> state = ThroughHandover(Export());
+    const absl::StatusOr<HandoverState> state = ThroughHandover(Export());
     ASSERT_TRUE(state.ok()) << state.status();
     ASSERT_EQ(Restore(state->scopes.at(0)), absl::OkStatus());
   }
@@ -507,7 +507,7 @@ TEST_F(Handover, ValueThatManyRepliesShare_IsEncodedAndKeptOnce) {
   for (int i = 0; i < 50; ++i) {
     world_.SendOnly(world_.Connect(), absl::StrCat(bytes_.Hello(), bytes_.Get("k")));
   }
-  CoordinatorState state;
+  HandoverState state;
   state.scopes.push_back(world_.Export());
   EXPECT_LT(Encoded(state).size(), kValue + kValue / 4);
   state = {};
@@ -581,13 +581,13 @@ std::string Sample() {
   world.SendOnly(client, absl::StrCat(bytes.Set("k", std::string(600, 'x')), bytes.Get("k"),
                                       bytes.QueuePush("q", "e"), bytes.Ping(1),
                                       bytes.Set("half", "sent").substr(0, 9)));
-  CoordinatorState state{.address = "127.0.0.1:9470", .listeners = {3, 4}, .silent = {9}};
+  HandoverState state{.address = "127.0.0.1:9470", .listeners = {3, 4}, .silent = {9}};
   state.scopes.push_back(world.Export());
   return Encoded(state);
 }
 
 TEST(HandoverEncoding, State_IsReadAsItWasWritten) {
-  const absl::StatusOr<CoordinatorState> state = DecodeHandover(Sample());
+  const absl::StatusOr<HandoverState> state = DecodeHandover(Sample());
   ASSERT_TRUE(state.ok()) << state.status();
   EXPECT_EQ(state->address, "127.0.0.1:9470");
   EXPECT_THAT(state->listeners, testing::ElementsAre(3, 4));
@@ -602,7 +602,7 @@ TEST(HandoverEncoding, TruncatedState_IsAnError) {
   const std::string sample = Sample();
   ASSERT_GT(sample.size(), 700);
   for (size_t size = 0; size < sample.size(); ++size) {
-    const absl::StatusOr<CoordinatorState> state =
+    const absl::StatusOr<HandoverState> state =
         DecodeHandover(absl::string_view(sample).substr(0, size));
     ASSERT_EQ(state.status().code(), absl::StatusCode::kDataLoss) << size;
   }
@@ -616,7 +616,7 @@ TEST(HandoverEncoding, StateWithAnyWrongByte_DoesNoHarm) {
     for (const int change : {1, 0x80, 0xff}) {
       std::string changed = sample;
       changed[at] = static_cast<char>(changed[at] ^ change);
-      const absl::StatusOr<CoordinatorState> state = DecodeHandover(changed);
+      const absl::StatusOr<HandoverState> state = DecodeHandover(changed);
       if (!state.ok()) continue;
       for (const TcpStoreScopeState& scope : state->scopes) {
         HandoverWorld world;
@@ -642,7 +642,7 @@ TEST(HandoverEncoding, OtherVersion_IsAnErrorThatNamesBoth) {
   const size_t at = sample.find(version);
   ASSERT_LT(at, 12);
   sample[at + 1] = 9;
-  const absl::StatusOr<CoordinatorState> state = DecodeHandover(sample);
+  const absl::StatusOr<HandoverState> state = DecodeHandover(sample);
   EXPECT_EQ(state.status().code(), absl::StatusCode::kUnimplemented);
   EXPECT_THAT(state.status().message(), HasSubstr("9"));
   EXPECT_THAT(state.status().message(), HasSubstr("reads 1"));

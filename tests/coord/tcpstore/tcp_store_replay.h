@@ -118,7 +118,7 @@ class TcpStoreReplay final {
       if (client.session == nullptr) continue;
       scope.connections.push_back({number, client.unread, client.session->Export()});
     }
-    const absl::StatusOr<CoordinatorState> read = ThroughHandover(std::move(scope));
+    const absl::StatusOr<HandoverState> read = ThroughHandover(std::move(scope));
     ASSERT_TRUE(read.ok()) << read.status();
     for (auto& [number, client] : connections_) client.session = nullptr;
     store_ = std::make_unique<TcpStore>(options_, clock_, completions_);

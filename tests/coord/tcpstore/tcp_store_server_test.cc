@@ -118,14 +118,14 @@ class TcpStoreServerTest : public testing::Test {
   }
 
   // Stops the server for good, and returns its state, with sockets for another one.
-  CoordinatorState Leave() {
+  HandoverState Leave() {
     std::vector<PausedLoop> paused = server_->Pause();
-    CoordinatorState state;
+    HandoverState state;
     state.scopes = server_->Export();
     for (TcpStoreScopeState& scope : state.scopes) {
       for (TcpStoreConnectionState& each : scope.connections) each.socket = dup(each.socket);
     }
-    absl::StatusOr<CoordinatorState> read = DecodeHandover(Encoded(state));
+    absl::StatusOr<HandoverState> read = DecodeHandover(Encoded(state));
     EXPECT_TRUE(read.ok()) << read.status();
     former_.push_back({std::move(server_), std::move(paused)});
     server_ = *TcpStoreServer::Create(options_);
@@ -133,7 +133,7 @@ class TcpStoreServerTest : public testing::Test {
   }
   void HandOver() {
     // Replaces server_.
-    CoordinatorState state = Leave();
+    HandoverState state = Leave();
     ASSERT_EQ(server_->Restore(std::move(state.scopes)), absl::OkStatus());
   }
 
@@ -362,7 +362,7 @@ TEST_F(TcpStoreServerTest, Restore_StateThatMakesNoSense_ClosesAllConnections) {
     client->Send(kBytes.Wait({"absent"}));
     EXPECT_TRUE(WaitFor([&] { return server_->InnerTableSizes()["tcpstore.waits"] > 0; }));
   }
-  CoordinatorState state = Leave();
+  HandoverState state = Leave();
   ASSERT_FALSE(state.scopes[0].store.waits.empty());
   state.scopes[0].store.waits[0].client = TcpStoreClient(12345);
   EXPECT_FALSE(server_->Restore(std::move(state.scopes)).ok());
