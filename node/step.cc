@@ -200,6 +200,7 @@ bool Step::AwaitSends(absl::Time deadline, std::string& left) {
   OutstandingOperations& operations = rendezvous_->operations();
   const OutstandingOperations::Waiter waiter(operations);
   rendezvous_->TrackQueuedSends();
+  rendezvous_->StartFlush();
   const auto is_idle = [&operations] { return operations.count() == 0; };
   // Waiting on the loop's thread would block the events waited for.
   const bool is_taken = loop.IsOnLoop() ? is_idle() : loop.WaitUntil(is_idle, deadline);

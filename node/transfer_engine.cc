@@ -152,6 +152,10 @@ absl::StatusOr<std::unique_ptr<TransferEngine>> TransferEngine::Start(TransferEn
   FERRY_ASSIGN_OR_RETURN(common.policy, MakePolicy(factories, options.require_transport));
   common.checksum = options.checksum;
   common.connect_timeout = options.connect_timeout;
+  if (options.eager && !options.checksum) {
+    engine->eager_ = std::make_unique<EagerPeers>(common, options.eager_limits);
+    common.eager = engine->eager_.get();
+  }
   engine->fetcher_ = std::make_unique<PeerFetcher>(common, std::move(resolver));
   RemoteFetcher* fetcher = engine->fetcher_.get();
   const bool is_grpc = options.protocol == WireProtocol::kGrpc;
@@ -275,6 +279,7 @@ TransferEngine::~TransferEngine() {
     (void)connection_manager_.release();
     (void)fetcher_.release();
     (void)manager_.release();
+    (void)eager_.release();
     return;
   }
   // Copies in progress complete into control channels that are closed.

@@ -64,6 +64,10 @@ struct TransferEngineOptions {
   // Sends a checksum (XXH3) with every tensor and every message about it; the receiver verifies it.
   // Set it on all nodes: requests are covered only if the receiver's node enables it.
   bool checksum = false;
+  // Sends small tensors, to peers that do the same, before they are requested.
+  bool eager = true;
+  // What this node holds for receives that have not been posted.
+  EagerLimits eager_limits;
   // Address for connections from peers of other hosts; port 0: any free port. ":PORT": all
   // addresses of the families that the kernel supports; "[::]:PORT" requires both. Empty: do not
   // listen.
@@ -199,6 +203,8 @@ class TransferEngine final {
   std::unique_ptr<ConnectionManager> connection_manager_;
   TransportList transports_;
   TransferContext transfer_context_;
+  // Null: every value is requested.
+  std::unique_ptr<EagerPeers> eager_;
   std::unique_ptr<PeerFetcher> fetcher_;
   // Null unless the protocol is kGrpc or there are services.
   std::unique_ptr<GrpcBackend> grpc_;

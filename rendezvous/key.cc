@@ -88,4 +88,15 @@ absl::StatusOr<RendezvousKey> RendezvousKey::Parse(absl::string_view text) {
   return RendezvousKey(std::move(parsed), hash);
 }
 
+RendezvousKey RendezvousKey::StepEnd(const TaskName& src, uint64_t src_incarnation,
+                                     const TaskName& dst) {
+  auto parsed = std::make_shared<Parsed>();
+  parsed->src.task = src;
+  parsed->dst.task = dst;
+  parsed->src_incarnation = src_incarnation;
+  parsed->text = Text(ToString(src), src_incarnation, ToString(dst), /*edge=*/"");
+  const uint64_t hash = HashOf(parsed->text);
+  return RendezvousKey(std::move(parsed), hash);
+}
+
 }  // namespace ferry

@@ -29,6 +29,11 @@ class RendezvousKey {
   //   task, type and index.
   static absl::StatusOr<RendezvousKey> Parse(absl::string_view text);
 
+  // The key of a receive that waits for the end of a step at `src`, and of no value: no text of a
+  // key parses to it.
+  static RendezvousKey StepEnd(const TaskName& src, uint64_t src_incarnation, const TaskName& dst);
+  bool is_step_end() const { return parsed_->edge.empty(); }
+
   // Checks the name of a value.
   //   Errors: INVALID_ARGUMENT unless it has 1 to kMaxEdgeBytes bytes, without ';'.
   static absl::Status CheckEdge(absl::string_view edge);

@@ -82,20 +82,20 @@ ABSL_ATTRIBUTE_ALWAYS_INLINE inline void InvokeWithDepthLimit(RecvCallback&& don
 
 // `item` is a receive already removed from its shard, which the callback is part of.
 void Complete(std::unique_ptr<RendezvousItem> item, absl::Status&& status, Tensor&& tensor,
-              bool is_dead, SendArgs&& args) {
+              bool is_dead, SendArgs&& args, absl::string_view path) {
   RendezvousItem::Receive& receive = item->receive;
   // If this fails, a concurrent cancellation finds nothing: the item was removed.
   if (receive.token != CancellationToken::kNoCallback) {
     receive.args.cancellation->Deregister(receive.token);
   }
   InvokeWithDepthLimit(std::move(receive.done), std::move(status), [&] {
-    return Received{std::move(tensor), is_dead, std::move(args), std::move(receive.args)};
+    return Received{std::move(tensor), is_dead, std::move(args), std::move(receive.args), path};
   });
 }
 
 // The receive ends without a value.
 void Complete(std::unique_ptr<RendezvousItem> item, absl::Status&& status) {
-  Complete(std::move(item), std::move(status), Tensor(), false, {});
+  Complete(std::move(item), std::move(status), Tensor(), false, {}, "");
 }
 
 // `item` was removed from its shard: a receive ends with `why`, a send's value is dropped.
@@ -136,13 +136,17 @@ struct LocalRendezvous::CancelCall {
 };
 
 LocalRendezvous::LocalRendezvous(const Clock& clock, RendezvousLimits limits,
-                                 OutstandingOperations* operations)
+                                 OutstandingOperations* operations, absl::string_view path,
+                                 size_t shards)
     : clock_(clock),
       limits_(limits),
       operations_(operations),
+      path_(path),
       reference_(std::make_shared<Reference>()),
-      shares_{limits.max_pending_ops / kShards, limits.max_queued_bytes / kShards, &over_share_} {
-  for (Shard& shard : shards_) shard.shares = &shares_;
+      shares_{limits.max_pending_ops / shards, limits.max_queued_bytes / shards, &over_share_},
+      shard_mask_(shards - 1),
+      shards_(new Shard[shards]) {
+  for (Shard& shard : Shards()) shard.shares = &shares_;
   SpinLockHolder lock(&reference_->mu);
   reference_->table = this;
 }
@@ -178,8 +182,12 @@ absl::Status LocalRendezvous::AdmitBySum(size_t bytes) const {
                    " (raise --max-queued-bytes, or wait until some are received)"));
 }
 
-absl::Status LocalRendezvous::Send(const RendezvousKey& key, Tensor tensor, bool is_dead,
-                                   SendArgs args) {
+template <typename Divert>
+ABSL_ATTRIBUTE_ALWAYS_INLINE inline absl::Status LocalRendezvous::SendImpl(const RendezvousKey& key,
+                                                                           Tensor&& tensor,
+                                                                           bool is_dead,
+                                                                           SendArgs&& args,
+                                                                           const Divert& divert) {
   Shard& shard = ShardOf(key);
   shard.mu.Lock();
   if (is_aborted_.load(std::memory_order_relaxed)) {
@@ -191,7 +199,12 @@ absl::Status LocalRendezvous::Send(const RendezvousKey& key, Tensor tensor, bool
     ItemPtr receive = shard.PopFirst(link);
     BeginOperation(receive->receive.args);
     shard.mu.Unlock();
-    Complete(std::move(receive), absl::OkStatus(), std::move(tensor), is_dead, std::move(args));
+    Complete(std::move(receive), absl::OkStatus(), std::move(tensor), is_dead, std::move(args),
+             path_);
+    return absl::OkStatus();
+  }
+  if (divert(tensor, args, *link != nullptr)) {
+    shard.mu.Unlock();
     return absl::OkStatus();
   }
   if (absl::Status status = Admit(shard, tensor.bytes()); !status.ok()) {
@@ -204,6 +217,70 @@ absl::Status LocalRendezvous::Send(const RendezvousKey& key, Tensor tensor, bool
   return absl::OkStatus();
 }
 
+absl::Status LocalRendezvous::Send(const RendezvousKey& key, Tensor tensor, bool is_dead,
+                                   SendArgs args) {
+  return SendImpl(key, std::move(tensor), is_dead, std::move(args),
+                  [](const Tensor&, const SendArgs&, bool) { return false; });
+}
+
+absl::Status LocalRendezvous::SendOrDivert(const RendezvousKey& key, Tensor tensor, bool is_dead,
+                                           SendArgs args, DivertSend divert) {
+  return SendImpl(key, std::move(tensor), is_dead, std::move(args), divert);
+}
+
+void LocalRendezvous::DivertQueued(
+    const RendezvousKey& key,
+    absl::FunctionRef<bool(const Tensor&, const SendArgs&, bool is_dead)> divert) {
+  // Destroyed after the lock is released.
+  std::vector<ItemPtr> sent;
+  OutstandingOperations* ended = nullptr;
+  {
+    Shard& shard = ShardOf(key);
+    SpinLockHolder lock(&shard.mu);
+    Item** const link = shard.Find(key);
+    while (*link != nullptr && (*link)->is_send && (*link)->key == key &&
+           divert((*link)->send.tensor, (*link)->send.args, (*link)->is_dead)) {
+      sent.push_back(shard.PopFirst(link));
+    }
+    ended = shard.TakeOperation();
+  }
+  if (ended != nullptr) ended->End();
+}
+
+bool LocalRendezvous::HasQueued(const RendezvousKey& key) {
+  Shard& shard = ShardOf(key);
+  SpinLockHolder lock(&shard.mu);
+  Item** const link = shard.Find(key);
+  return *link != nullptr && (*link)->is_send;
+}
+
+absl::Status LocalRendezvous::Arrive(const RendezvousKey& key, bool is_dead, Arrival& arrival) {
+  Shard& shard = ShardOf(key);
+  shard.mu.Lock();
+  if (is_aborted_.load(std::memory_order_relaxed)) {
+    shard.mu.Unlock();
+    return abort_status();
+  }
+  Tensor tensor;
+  Item** const link = shard.Find(key);
+  if (*link != nullptr && !(*link)->is_send) {
+    // While the lock is held, since the owner of a cancelled receive's destination may reuse it.
+    absl::Status status = arrival.Match((*link)->receive.args, tensor);
+    ItemPtr receive = shard.PopFirst(link);
+    shard.mu.Unlock();
+    Complete(std::move(receive), std::move(status), std::move(tensor), is_dead, {}, path_);
+    return absl::OkStatus();
+  }
+  SendArgs args;
+  absl::Status status = arrival.Queue(tensor, args);
+  if (status.ok()) {
+    shard.Append(link, std::make_unique<Item>(key, clock_.CoarseNanos(), std::move(tensor), is_dead,
+                                              std::move(args)));
+  }
+  shard.mu.Unlock();
+  return status;
+}
+
 LocalRendezvous::ItemPtr LocalRendezvous::TakeSendAndUnlock(Shard& shard, Item** link,
                                                             const RecvArgs& args) {
   ItemPtr send = shard.PopFirst(link);
@@ -214,7 +291,12 @@ LocalRendezvous::ItemPtr LocalRendezvous::TakeSendAndUnlock(Shard& shard, Item**
   return send;
 }
 
-void LocalRendezvous::RecvAsync(const RendezvousKey& key, RecvArgs&& args, RecvCallback&& done) {
+template <typename Take, typename Divert>
+ABSL_ATTRIBUTE_ALWAYS_INLINE inline bool LocalRendezvous::RecvImpl(const RendezvousKey& key,
+                                                                   RecvArgs& args,
+                                                                   RecvCallback& done,
+                                                                   const Take& take,
+                                                                   const Divert& divert) {
   const auto without_value = [&args] {
     return Received{Tensor(), false, SendArgs(), std::move(args)};
   };
@@ -223,16 +305,24 @@ void LocalRendezvous::RecvAsync(const RendezvousKey& key, RecvArgs&& args, RecvC
   if (ABSL_PREDICT_FALSE(is_aborted_.load(std::memory_order_relaxed))) {
     shard.mu.Unlock();
     InvokeWithDepthLimit(std::move(done), abort_status(), without_value);
-    return;
+    return true;
   }
   Item** const link = shard.Find(key);
   if (*link != nullptr && (*link)->is_send) {
+    absl::Status taken = take((*link)->send.tensor, (*link)->send.args, args);
     const ItemPtr item = TakeSendAndUnlock(shard, link, args);
-    InvokeWithDepthLimit(std::move(done), absl::OkStatus(), [&] {
+    InvokeWithDepthLimit(std::move(done), std::move(taken), [&] {
       return Received{std::move(item->send.tensor), item->is_dead, std::move(item->send.args),
-                      std::move(args)};
+                      std::move(args), path_};
     });
-    return;
+    return true;
+  }
+  const auto take_earlier = [&]() -> ItemPtr {
+    return *link != nullptr && (*link)->key == key ? shard.PopFirst(link) : nullptr;
+  };
+  if (divert(take_earlier)) {
+    shard.mu.Unlock();
+    return false;
   }
   absl::Status status;
   uint64_t id = 0;
@@ -252,13 +342,37 @@ void LocalRendezvous::RecvAsync(const RendezvousKey& key, RecvArgs&& args, RecvC
     shard.mu.Unlock();
     if (token != CancellationToken::kNoCallback) args.cancellation->Deregister(token);
     InvokeWithDepthLimit(std::move(done), std::move(status), without_value);
-    return;
+    return true;
   }
   auto item = std::make_unique<Item>(key, clock_.CoarseNanos(), id, std::move(args),
                                      std::move(done), token);
   if (item->receive.args.deadline != absl::InfiniteFuture()) shard.AddDeadline(*item);
   shard.Append(link, std::move(item));
   shard.mu.Unlock();
+  return true;
+}
+
+void LocalRendezvous::RecvAsync(const RendezvousKey& key, RecvArgs&& args, RecvCallback&& done) {
+  RecvImpl(
+      key, args, done,
+      [](const Tensor&, const SendArgs&, const RecvArgs&) { return absl::OkStatus(); },
+      [](const auto&) { return false; });
+}
+
+bool LocalRendezvous::RecvOrDivert(const RendezvousKey& key, RecvArgs& args, RecvCallback& done,
+                                   TakeValue take, absl::FunctionRef<bool(TakeEarlier)> divert) {
+  return RecvImpl(key, args, done, take, divert);
+}
+
+void LocalRendezvous::TakeReceives(absl::FunctionRef<bool(const RendezvousKey&)> matches,
+                                   absl::FunctionRef<void(ItemPtr)> take) {
+  for (Shard& shard : Shards()) {
+    std::vector<ItemPtr> items;
+    SpinLockHolder lock(&shard.mu);
+    shard.TakeAll([&matches](const Item& item) { return !item.is_send && matches(item.key); },
+                  items);
+    for (ItemPtr& item : items) take(std::move(item));
+  }
 }
 
 LocalRendezvous::ItemPtr LocalRendezvous::TakeReceive(const RendezvousKey& key, uint64_t id) {
@@ -283,7 +397,7 @@ void LocalRendezvous::StartAbort(const absl::Status& why) {
 std::vector<LocalRendezvous::ItemPtr> LocalRendezvous::TakeAll(
     absl::FunctionRef<bool(const Item&)> matches, bool drops_deadlines) {
   std::vector<ItemPtr> items;
-  for (Shard& shard : shards_) {
+  for (Shard& shard : Shards()) {
     OutstandingOperations* ended = nullptr;
     {
       SpinLockHolder lock(&shard.mu);
@@ -298,7 +412,7 @@ std::vector<LocalRendezvous::ItemPtr> LocalRendezvous::TakeAll(
 
 void LocalRendezvous::TrackQueuedSends() {
   if (operations_ == nullptr) return;
-  for (Shard& shard : shards_) {
+  for (Shard& shard : Shards()) {
     SpinLockHolder lock(&shard.mu);
     shard.TrackQueuedSends(*operations_);
   }
@@ -312,9 +426,21 @@ absl::Status LocalRendezvous::abort_status() const {
 }
 
 size_t LocalRendezvous::Fail(absl::FunctionRef<absl::Status(const RendezvousKey&)> verdict) {
-  std::vector<ItemPtr> items =
-      TakeAll([verdict](const Item& item) { return !verdict(item.key).ok(); },
-              /*drops_deadlines=*/false);
+  return FailItems(verdict, /*is_receives_only=*/false);
+}
+
+size_t LocalRendezvous::FailReceives(
+    absl::FunctionRef<absl::Status(const RendezvousKey&)> verdict) {
+  return FailItems(verdict, /*is_receives_only=*/true);
+}
+
+size_t LocalRendezvous::FailItems(absl::FunctionRef<absl::Status(const RendezvousKey&)> verdict,
+                                  bool is_receives_only) {
+  std::vector<ItemPtr> items = TakeAll(
+      [verdict, is_receives_only](const Item& item) {
+        return !(is_receives_only && item.is_send) && !verdict(item.key).ok();
+      },
+      /*drops_deadlines=*/false);
   const size_t count = items.size();
   for (ItemPtr& item : items) {
     const absl::Status why = verdict(item->key);
@@ -326,7 +452,7 @@ size_t LocalRendezvous::Fail(absl::FunctionRef<absl::Status(const RendezvousKey&
 void LocalRendezvous::Expire() {
   const absl::Time now = clock_.Now();
   std::vector<Shard::Deadline> due;
-  for (Shard& shard : shards_) {
+  for (Shard& shard : Shards()) {
     SpinLockHolder lock(&shard.mu);
     shard.TakeDue(now, due);
   }
@@ -341,7 +467,7 @@ void LocalRendezvous::Expire() {
 
 absl::Time LocalRendezvous::NextDeadline() const {
   absl::Time next = absl::InfiniteFuture();
-  for (const Shard& shard : shards_) {
+  for (const Shard& shard : Shards()) {
     SpinLockHolder lock(&shard.mu);
     if (!shard.deadlines.empty()) next = std::min(next, shard.deadlines.front().when);
   }
@@ -352,7 +478,7 @@ void LocalRendezvous::ForEachPending(absl::Duration min_age,
                                      absl::FunctionRef<void(const PendingOp&)> visit) const {
   const absl::Time now = clock_.Now();
   std::vector<PendingOp> pending;
-  for (const Shard& shard : shards_) {
+  for (const Shard& shard : Shards()) {
     SpinLockHolder lock(&shard.mu);
     shard.ForEach([&](const Item& item) {
       const absl::Duration age = now - absl::FromUnixNanos(item.since);
@@ -365,7 +491,7 @@ void LocalRendezvous::ForEachPending(absl::Duration min_age,
 
 TableSizes LocalRendezvous::InnerTableSizes() const {
   TableSizes sizes;
-  for (const Shard& shard : shards_) {
+  for (const Shard& shard : Shards()) {
     SpinLockHolder lock(&shard.mu);
     size_t chained = 0;
     size_t chained_bytes = 0;
@@ -410,13 +536,13 @@ absl::StatusOr<Received> LocalRendezvous::Recv(const RendezvousKey& key, absl::D
 
 size_t LocalRendezvous::waiting_count() const {
   size_t sum = 0;
-  for (const Shard& shard : shards_) sum += shard.item_count.load(std::memory_order_relaxed);
+  for (const Shard& shard : Shards()) sum += shard.item_count.load(std::memory_order_relaxed);
   return sum;
 }
 
 size_t LocalRendezvous::queued_bytes() const {
   size_t sum = 0;
-  for (const Shard& shard : shards_) sum += shard.queued_bytes.load(std::memory_order_relaxed);
+  for (const Shard& shard : Shards()) sum += shard.queued_bytes.load(std::memory_order_relaxed);
   return sum;
 }
 

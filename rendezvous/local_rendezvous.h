@@ -3,7 +3,6 @@
 #ifndef FERRY_RENDEZVOUS_LOCAL_RENDEZVOUS_H_
 #define FERRY_RENDEZVOUS_LOCAL_RENDEZVOUS_H_
 
-#include <array>
 #include <atomic>
 #include <cstddef>
 #include <memory>
@@ -16,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 
 #include "base/clock.h"
 #include "base/table_sizes.h"
@@ -54,10 +54,14 @@ struct PendingOp {
 // docs/rendezvous.md.
 class LocalRendezvous final {
  public:
+  static constexpr size_t kMaxShards = size_t{1} << RendezvousShard::kShardBits;
+
   // `operations` counts the values taken by receives with RecvArgs::operation and, from
   // TrackQueuedSends on, those that wait; must outlive this. May be null.
+  // `path`: Received::path of its values. `shards`: a power of two, at most kMaxShards.
   explicit LocalRendezvous(const Clock& clock, RendezvousLimits limits = {},
-                           OutstandingOperations* operations = nullptr);
+                           OutstandingOperations* operations = nullptr,
+                           absl::string_view path = "local", size_t shards = kMaxShards);
   // Waiting receives end with CANCELLED.
   ~LocalRendezvous();
 
@@ -74,6 +78,50 @@ class LocalRendezvous final {
   //   the value was already sent; DEADLINE_EXCEEDED by Expire; RESOURCE_EXHAUSTED naming the limit.
   void RecvAsync(const RendezvousKey& key, RecvArgs&& args, RecvCallback&& done);
 
+  using ItemPtr = std::unique_ptr<RendezvousItem>;
+
+  // The functions below call their arguments with the lock of the key's shard held, so these must
+  // not use the table, or call out.
+
+  // As Send, but a value for which no receive waits is first offered to `divert`, which returns
+  // true if it has sent the value elsewhere.
+  //   is_behind_another: values of that key are queued.
+  using DivertSend = absl::FunctionRef<bool(const Tensor& tensor, const SendArgs& args,
+                                            bool is_behind_another)>;
+  absl::Status SendOrDivert(const RendezvousKey& key, Tensor tensor, bool is_dead, SendArgs args,
+                            DivertSend divert);
+  // Offers the queued values of the key to `divert`, in order, until it returns false.
+  void DivertQueued(const RendezvousKey& key,
+                    absl::FunctionRef<bool(const Tensor&, const SendArgs&, bool is_dead)> divert);
+  bool HasQueued(const RendezvousKey& key);
+
+  // A value from another process, whose elements are not in a tensor yet.
+  class Arrival {
+   public:
+    virtual ~Arrival() = default;
+    // That receive takes it. Returns the receive's status, and sets `tensor` unless it is dead.
+    virtual absl::Status Match(const RecvArgs& args, Tensor& tensor) = 0;
+    // It is queued; sets both.
+    virtual absl::Status Queue(Tensor& tensor, SendArgs& args) = 0;
+  };
+  // As Send, but without its limits.
+  //   Errors: the abort's status; that of Arrival::Queue.
+  absl::Status Arrive(const RendezvousKey& key, bool is_dead, Arrival& arrival);
+
+  // As RecvAsync.
+  //   take: a queued value is taken; returns the receive's status.
+  //   divert: no value is queued. Returns true if the receive is not to wait here: `args` and
+  //   `done` are then left alone, and so is RecvArgs::cancellation. It may remove the receives of
+  //   that key that wait, in order, by its argument.
+  // Returns false if it was diverted.
+  using TakeValue = absl::FunctionRef<absl::Status(Tensor&, SendArgs&, const RecvArgs&)>;
+  using TakeEarlier = absl::FunctionRef<ItemPtr()>;
+  bool RecvOrDivert(const RendezvousKey& key, RecvArgs& args, RecvCallback& done, TakeValue take,
+                    absl::FunctionRef<bool(TakeEarlier)> divert);
+  // Removes the receives whose keys match, in order for each key; the caller ends them.
+  void TakeReceives(absl::FunctionRef<bool(const RendezvousKey&)> matches,
+                    absl::FunctionRef<void(ItemPtr)> take);
+
   // Blocks. Must not be called from a callback: the value may be held back until that callback
   // returns.
   //   Errors: as RecvAsync; DEADLINE_EXCEEDED after `timeout` of real time, and then a later send
@@ -89,6 +137,8 @@ class LocalRendezvous final {
   // Ends receives for whose key `verdict` is not OK with that status, and drops such sends; the
   // step continues. Returns the number of both. `verdict` must not use the rendezvous.
   size_t Fail(absl::FunctionRef<absl::Status(const RendezvousKey&)> verdict);
+  // The same for receives only.
+  size_t FailReceives(absl::FunctionRef<absl::Status(const RendezvousKey&)> verdict);
 
   // Ends the receives whose deadline has passed.
   void Expire();
@@ -106,14 +156,22 @@ class LocalRendezvous final {
   TableSizes InnerTableSizes() const;
 
  private:
-  static constexpr size_t kShards = size_t{1} << RendezvousShard::kShardBits;
   using Shard = RendezvousShard;
   using Item = RendezvousItem;
-  using ItemPtr = std::unique_ptr<Item>;
   struct Reference;
   struct CancelCall;
 
-  Shard& ShardOf(const RendezvousKey& key) { return shards_[key.hash() & (kShards - 1)]; }
+  absl::Span<Shard> Shards() const { return {shards_.get(), shard_mask_ + 1}; }
+  Shard& ShardOf(const RendezvousKey& key) { return shards_[key.hash() & shard_mask_]; }
+
+  template <typename Divert>
+  absl::Status SendImpl(const RendezvousKey& key, Tensor&& tensor, bool is_dead, SendArgs&& args,
+                        const Divert& divert);
+  template <typename Take, typename Divert>
+  bool RecvImpl(const RendezvousKey& key, RecvArgs& args, RecvCallback& done, const Take& take,
+                const Divert& divert);
+  size_t FailItems(absl::FunctionRef<absl::Status(const RendezvousKey&)> verdict,
+                   bool is_receives_only);
 
   // Removes a value that was sent, and unlocks the shard; `link` is that of its key.
   ItemPtr TakeSendAndUnlock(Shard& shard, Item** link, const RecvArgs& args)
@@ -138,6 +196,7 @@ class LocalRendezvous final {
   const Clock& clock_;
   const RendezvousLimits limits_;
   OutstandingOperations* const operations_;
+  const absl::string_view path_;
   const std::shared_ptr<Reference> reference_;
   // Set before any shard is emptied, and read with a shard's lock held.
   std::atomic<bool> is_aborted_{false};
@@ -146,7 +205,9 @@ class LocalRendezvous final {
   // Number of shards that exceed their share of the limits.
   std::atomic<int> over_share_{0};
   const RendezvousShares shares_;
-  std::array<Shard, kShards> shards_;
+  // The number of shards is a power of two; one less.
+  const size_t shard_mask_;
+  const std::unique_ptr<Shard[]> shards_;
 };
 
 }  // namespace ferry

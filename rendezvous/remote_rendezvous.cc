@@ -20,6 +20,10 @@
 namespace ferry {
 namespace {
 
+// Shards of the table of arrivals: fewer than of the local table, since a step whose values are all
+// requested has one too.
+constexpr size_t kArrivalShards = 16;
+
 absl::Status NotHere(absl::string_view side, const RendezvousKey& key, const TaskName& worker) {
   return absl::InvalidArgumentError(absl::StrCat(
       "Invalid rendezvous key (", side, "): ", BoundedName(key.text()), " @ ", ToString(worker)));
@@ -46,6 +50,7 @@ RemoteRendezvous::RemoteRendezvous(int64_t step_id, const Clock& clock, Rendezvo
       clock_(clock),
       limits_(limits),
       fetcher_(fetcher),
+      eager_(fetcher.eager_links()),
       operations_(OutstandingOperations::Create(wake)),
       local_(clock, limits, operations_.get()) {}
 
@@ -78,7 +83,7 @@ absl::Status RemoteRendezvous::Initialize(const TaskName& worker) {
       }
       if (deferred.empty()) {
         serving_worker_.store(&*worker_, std::memory_order_release);
-        return absl::OkStatus();
+        break;
       }
     }
     for (const WaitingPtr& each : deferred) {
@@ -92,6 +97,14 @@ absl::Status RemoteRendezvous::Initialize(const TaskName& worker) {
       RecvHere(each->key, worker, std::move(each->args), std::move(each->done));
     }
   }
+  // Those to which a value was offered meanwhile.
+  std::vector<EagerProducer*> producers;
+  {
+    SpinLockHolder lock(&mu_);
+    producers = producers_;
+  }
+  for (EagerProducer* const producer : producers) producer->OnStepServing(step_id_);
+  return absl::OkStatus();
 }
 
 absl::Status RemoteRendezvous::Send(const RendezvousKey& key, Tensor tensor, bool is_dead,
@@ -101,7 +114,27 @@ absl::Status RemoteRendezvous::Send(const RendezvousKey& key, Tensor tensor, boo
   if (!(key.src().task == *here)) return NotHere("src", key, *here);
   FERRY_LOG_DEBUG(kRendezvous, "send posted: peer={} step={} bytes={} key={}", key.dst().task.task,
                   step_id_, tensor.bytes(), absl::CEscape(key.text()));
-  return local_.Send(key, std::move(tensor), is_dead, std::move(args));
+  // The number suffices to tell whether it stays here.
+  if (eager_ == nullptr || key.dst().task.task == here->task) {
+    return local_.Send(key, std::move(tensor), is_dead, std::move(args));
+  }
+  // Looked up with the lock held: values queued before the link is connected are found by it.
+  EagerProducer* producer = nullptr;
+  const absl::Status status = local_.SendOrDivert(
+      key, std::move(tensor), is_dead, std::move(args),
+      [&](const Tensor& value, const SendArgs& send_args, bool is_behind_another) {
+        producer = eager_->ProducerFor(key.dst().task);
+        return producer != nullptr &&
+               producer->TrySend({.step = *this,
+                                  .key = key,
+                                  .tensor = value,
+                                  .args = send_args,
+                                  .is_dead = is_dead,
+                                  .is_behind_another = is_behind_another,
+                                  .is_step_serving = ServingWorker() != nullptr});
+      });
+  if (producer != nullptr) producer->AfterSend();
+  return status;
 }
 
 void RemoteRendezvous::RecvAsync(const RendezvousKey& key, RecvArgs args, RecvCallback done) {
@@ -116,7 +149,166 @@ void RemoteRendezvous::RecvAsync(const RendezvousKey& key, RecvArgs args, RecvCa
   FERRY_LOG_DEBUG(kRendezvous, "receive posted: peer={} step={} key={}", key.src().task.task,
                   step_id_, absl::CEscape(key.text()));
   if (key.src().task == *here) return local_.RecvAsync(key, std::move(args), std::move(done));
+  EagerConsumer* const consumer = eager_ == nullptr ? nullptr : eager_->ConsumerFor(key);
+  if (consumer != nullptr) return RecvEager(*consumer, key, std::move(args), std::move(done));
   FetchRemote(key, std::move(args), std::move(done));
+}
+
+LocalRendezvous* RemoteRendezvous::Arrivals() {
+  if (LocalRendezvous* const made = ArrivalsIfAny(); made != nullptr) return made;
+  SpinLockHolder lock(&mu_);
+  if (owned_arrivals_ == nullptr && abort_status_.ok()) {
+    owned_arrivals_ = std::make_unique<LocalRendezvous>(clock_, limits_, /*operations=*/nullptr,
+                                                        "eager", kArrivalShards);
+    arrivals_.store(owned_arrivals_.get(), std::memory_order_release);
+  }
+  return owned_arrivals_.get();
+}
+
+void RemoteRendezvous::RecvEager(EagerConsumer& consumer, const RendezvousKey& key, RecvArgs args,
+                                 RecvCallback done) {
+  LocalRendezvous* const arrivals = Arrivals();
+  if (arrivals == nullptr) return std::move(done)(abort_status(), {});
+  absl::Status why;
+  bool is_queued = false;
+  const bool is_accepted = arrivals->RecvOrDivert(
+      key, args, done,
+      [&consumer](Tensor& tensor, SendArgs& send_args, const RecvArgs& recv_args) {
+        return consumer.OnTaken(tensor, send_args, recv_args);
+      },
+      [&](LocalRendezvous::TakeEarlier take_earlier) {
+        switch (consumer.OnReceive(*this, key, why)) {
+          case EagerConsumer::Route::kWait:
+            return false;
+          case EagerConsumer::Route::kFail:
+            return true;
+          case EagerConsumer::Route::kRequest:
+            break;
+        }
+        // Those of that key that wait come first.
+        while (LocalRendezvous::ItemPtr earlier = take_earlier()) {
+          consumer.OnConverted(key);
+          QueueRequest(std::move(earlier), consumer);
+        }
+        is_queued = unissued_.load(std::memory_order_acquire) != 0;
+        if (is_queued) {
+          QueueRequest(std::make_unique<RendezvousItem>(key, clock_.CoarseNanos(), 0,
+                                                        std::move(args), std::move(done),
+                                                        CancellationToken::kNoCallback),
+                       consumer);
+        }
+        return true;
+      });
+  if (is_accepted) return consumer.AfterReceive();
+  if (!why.ok()) return std::move(done)(std::move(why), {});
+  if (is_queued) return IssueRequests();
+  FetchRemote(key, std::move(args), std::move(done));
+  consumer.OnRequested();
+}
+
+void RemoteRendezvous::QueueRequest(LocalRendezvous::ItemPtr receive, EagerConsumer& consumer) {
+  unissued_.fetch_add(1, std::memory_order_relaxed);
+  SpinLockHolder lock(&mu_);
+  requests_.push_back({std::move(receive), &consumer});
+}
+
+void RemoteRendezvous::IssueRequests() {
+  while (true) {
+    std::vector<Request> requests;
+    {
+      SpinLockHolder lock(&mu_);
+      if (is_issuing_ || requests_.empty()) return;
+      is_issuing_ = true;
+      requests.swap(requests_);
+    }
+    for (Request& request : requests) {
+      RendezvousItem::Receive& receive = request.receive->receive;
+      if (receive.token != CancellationToken::kNoCallback &&
+          !receive.args.cancellation->Deregister(receive.token)) {
+        // Cancelled meanwhile; its callback found nothing.
+        std::move(receive.done)(CancelledWait(/*is_deferred=*/false), {});
+      } else {
+        FetchRemote(request.receive->key, std::move(receive.args), std::move(receive.done));
+      }
+      unissued_.fetch_sub(1, std::memory_order_release);
+      request.consumer->OnRequested();
+    }
+    SpinLockHolder lock(&mu_);
+    is_issuing_ = false;
+  }
+}
+
+void RemoteRendezvous::RequestWaiting(EagerConsumer& consumer,
+                                      absl::FunctionRef<bool(const RendezvousKey&)> matches) {
+  LocalRendezvous* const arrivals = ArrivalsIfAny();
+  if (arrivals == nullptr) return;
+  arrivals->TakeReceives(matches, [&](LocalRendezvous::ItemPtr receive) {
+    consumer.OnConverted(receive->key);
+    QueueRequest(std::move(receive), consumer);
+  });
+  IssueRequests();
+}
+
+void RemoteRendezvous::EndWaiting(absl::FunctionRef<absl::Status(const RendezvousKey&)> verdict) {
+  LocalRendezvous* const arrivals = ArrivalsIfAny();
+  if (arrivals == nullptr) return;
+  arrivals->FailReceives([&](const RendezvousKey& key) {
+    absl::Status status = verdict(key);
+    return status.ok() ? status : WithKey(status, step_id_, key);
+  });
+}
+
+absl::Status RemoteRendezvous::Arrive(const RendezvousKey& key, bool is_dead,
+                                      LocalRendezvous::Arrival& arrival) {
+  LocalRendezvous* const arrivals = Arrivals();
+  return arrivals == nullptr ? abort_status() : arrivals->Arrive(key, is_dead, arrival);
+}
+
+bool RemoteRendezvous::AddProducer(EagerProducer& producer) {
+  SpinLockHolder lock(&mu_);
+  if (are_links_ended_) return false;
+  if (std::find(producers_.begin(), producers_.end(), &producer) == producers_.end()) {
+    producers_.push_back(&producer);
+  }
+  return true;
+}
+
+bool RemoteRendezvous::AddConsumer(EagerConsumer& consumer) {
+  SpinLockHolder lock(&mu_);
+  if (are_links_ended_) return false;
+  if (std::find(consumers_.begin(), consumers_.end(), &consumer) == consumers_.end()) {
+    consumers_.push_back(&consumer);
+  }
+  return true;
+}
+
+void RemoteRendezvous::StartFlush() {
+  is_flushing_.store(true, std::memory_order_relaxed);
+  std::vector<EagerProducer*> producers;
+  {
+    SpinLockHolder lock(&mu_);
+    producers = producers_;
+  }
+  for (EagerProducer* const producer : producers) producer->StartFlush(step_id_);
+}
+
+void RemoteRendezvous::OfferQueued(const RendezvousKey& key, EagerProducer& producer) {
+  local_.DivertQueued(key, [&](const Tensor& tensor, const SendArgs& args, bool is_dead) {
+    return producer.TrySend({.step = *this,
+                             .key = key,
+                             .tensor = tensor,
+                             .args = args,
+                             .is_dead = is_dead,
+                             .is_behind_another = false,
+                             .is_step_serving = ServingWorker() != nullptr});
+  });
+}
+
+void RemoteRendezvous::ForEachQueued(const TaskName& consumer,
+                                     absl::FunctionRef<void(const RendezvousKey&)> visit) const {
+  local_.ForEachPending(absl::ZeroDuration(), [&](const PendingOp& op) {
+    if (op.is_send && op.key.dst().task == consumer) visit(op.key);
+  });
 }
 
 void RemoteRendezvous::RecvHere(const RendezvousKey& key, const TaskName& here, RecvArgs args,
@@ -273,8 +465,22 @@ void RemoteRendezvous::StartAbort(const absl::Status& why) {
     if (has_untaken && send_status_.ok()) send_status_ = why;
   }
   local_.StartAbort(status);
+  if (LocalRendezvous* const arrivals = ArrivalsIfAny(); arrivals != nullptr) {
+    arrivals->StartAbort(status);
+  }
   size_t count = 0;
   EndAll([&status](const Waiting&) { return absl::Status(status); }, count);
+  // From here on no link gets new state for this step.
+  std::vector<EagerProducer*> producers;
+  std::vector<EagerConsumer*> consumers;
+  {
+    SpinLockHolder lock(&mu_);
+    are_links_ended_ = true;
+    producers.swap(producers_);
+    consumers.swap(consumers_);
+  }
+  for (EagerProducer* const producer : producers) producer->OnStepEnd(*this, why);
+  for (EagerConsumer* const consumer : consumers) consumer->OnStepEnd(step_id_);
 }
 
 size_t RemoteRendezvous::FailTask(const TaskName& task, const absl::Status& why) {
@@ -292,6 +498,9 @@ size_t RemoteRendezvous::FailTask(const TaskName& task, const absl::Status& why)
     if (send_status_.ok()) send_status_ = std::move(lost);
   }
   size_t count = local_.Fail(verdict);
+  if (LocalRendezvous* const arrivals = ArrivalsIfAny(); arrivals != nullptr) {
+    count += arrivals->Fail(verdict);
+  }
   EndAll([&verdict](const Waiting& waiting) { return verdict(waiting.key); }, count);
   return count;
 }
@@ -316,6 +525,7 @@ absl::Status RemoteRendezvous::send_status() const {
 
 void RemoteRendezvous::Expire() {
   local_.Expire();
+  if (LocalRendezvous* const arrivals = ArrivalsIfAny(); arrivals != nullptr) arrivals->Expire();
   const absl::Time now = clock_.Now();
   size_t count = 0;
   EndAll(
@@ -332,7 +542,15 @@ void RemoteRendezvous::Expire() {
 
 absl::Time RemoteRendezvous::NextDeadline() const {
   absl::Time next = local_.NextDeadline();
+  if (const LocalRendezvous* const arrivals = ArrivalsIfAny(); arrivals != nullptr) {
+    next = std::min(next, arrivals->NextDeadline());
+  }
   SpinLockHolder lock(&mu_);
+  for (const Request& each : requests_) {
+    next = std::min(next, each.receive->receive.args.deadline);
+  }
+  // Those that are being issued are in neither list.
+  if (is_issuing_) next = std::min(next, clock_.Now() + absl::Milliseconds(1));
   for (const Waiting* each = first_; each != nullptr; each = each->after) {
     next = std::min(next, each->args.deadline);
   }
@@ -343,8 +561,18 @@ void RemoteRendezvous::ForEachPending(absl::Duration min_age,
                                       absl::FunctionRef<void(const PendingStepOp&)> visit) const {
   using Side = PendingStepOp::Side;
   local_.ForEachPending(min_age, [&](const PendingOp& op) {
+    if (op.key.is_step_end()) return;
     visit({step_id_, op.key, op.is_send ? Side::kSend : Side::kRecv, op.bytes, op.age, ""});
   });
+  if (const LocalRendezvous* const arrivals = ArrivalsIfAny(); arrivals != nullptr) {
+    arrivals->ForEachPending(min_age, [&](const PendingOp& op) {
+      // A value that has arrived is pending at its sender.
+      if (op.is_send) return;
+      EagerConsumer* const consumer = eager_->ConsumerFor(op.key);
+      visit({step_id_, op.key, Side::kFetch, 0, op.age,
+             consumer == nullptr ? "" : consumer->Phase()});
+    });
+  }
   const absl::Time now = clock_.Now();
   std::vector<PendingStepOp> pending;
   std::vector<std::shared_ptr<RemoteFetch>> fetches;
@@ -371,7 +599,13 @@ size_t RemoteRendezvous::fetch_count() const {
 
 TableSizes RemoteRendezvous::InnerTableSizes() const {
   TableSizes sizes = local_.InnerTableSizes();
+  if (const LocalRendezvous* const arrivals = ArrivalsIfAny(); arrivals != nullptr) {
+    for (const auto& [name, size] : arrivals->InnerTableSizes()) {
+      sizes[absl::StrCat("arrivals.", name)] = size;
+    }
+  }
   SpinLockHolder lock(&mu_);
+  sizes["fetches.requests"] = requests_.size();
   size_t listed = 0;
   for (const Waiting* each = first_; each != nullptr; each = each->after) ++listed;
   sizes["fetches.listed"] = listed;

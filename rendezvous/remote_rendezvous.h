@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/function_ref.h"
@@ -19,6 +20,7 @@
 #include "base/spin_lock.h"
 #include "base/table_sizes.h"
 #include "rendezvous/device_name.h"
+#include "rendezvous/eager_link.h"
 #include "rendezvous/key.h"
 #include "rendezvous/local_rendezvous.h"
 #include "rendezvous/outstanding_operations.h"
@@ -46,6 +48,8 @@ class RemoteFetcher {
   // instead.
   virtual std::shared_ptr<RemoteFetch> Fetch(int64_t step_id, const RendezvousKey& key,
                                              const RecvArgs& args, RecvCallback done) = 0;
+  // Null: every value is fetched.
+  virtual EagerLinks* eager_links() { return nullptr; }
 };
 
 // An operation that a step waits for, for status reports.
@@ -129,6 +133,32 @@ class RemoteRendezvous final : public std::enable_shared_from_this<RemoteRendezv
   OutstandingOperations& operations() { return *operations_; }
   void TrackQueuedSends() { local_.TrackQueuedSends(); }
 
+  // For eager links.
+
+  // A link keeps state for this step, and is told of its events. May be called with a link's lock
+  // held. False: the step is over, and tells nothing.
+  bool AddProducer(EagerProducer& producer) ABSL_LOCKS_EXCLUDED(mu_);
+  bool AddConsumer(EagerConsumer& consumer) ABSL_LOCKS_EXCLUDED(mu_);
+  // Asks for the acknowledgements of values that were sent before they were requested, now and from
+  // now on.
+  void StartFlush() ABSL_LOCKS_EXCLUDED(mu_);
+  bool is_flushing() const { return is_flushing_.load(std::memory_order_relaxed); }
+  // Offers the queued values of the key to `producer`, in order, until it takes one no more.
+  void OfferQueued(const RendezvousKey& key, EagerProducer& producer);
+  // Visits the keys of queued values for `consumer`, once for each value.
+  void ForEachQueued(const TaskName& consumer,
+                     absl::FunctionRef<void(const RendezvousKey&)> visit) const;
+  bool HasQueued(const RendezvousKey& key) { return local_.HasQueued(key); }
+  // As LocalRendezvous::Arrive.
+  absl::Status Arrive(const RendezvousKey& key, bool is_dead, LocalRendezvous::Arrival& arrival)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // Requests the waiting receives whose keys match, those of a key in order.
+  void RequestWaiting(EagerConsumer& consumer,
+                      absl::FunctionRef<bool(const RendezvousKey&)> matches)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // Ends receives that wait for values that have not arrived, with that status if it is not OK.
+  void EndWaiting(absl::FunctionRef<absl::Status(const RendezvousKey&)> verdict);
+
   // As in LocalRendezvous.
   void Expire();
   absl::Time NextDeadline() const ABSL_LOCKS_EXCLUDED(mu_);
@@ -189,16 +219,33 @@ class RemoteRendezvous final : public std::enable_shared_from_this<RemoteRendezv
               bool with_phase = false) ABSL_LOCKS_EXCLUDED(mu_);
   void RecvHere(const RendezvousKey& key, const TaskName& here, RecvArgs args, RecvCallback done);
   void FetchRemote(const RendezvousKey& key, RecvArgs args, RecvCallback done);
+  // A receive from another node that may send the value by itself.
+  void RecvEager(EagerConsumer& consumer, const RendezvousKey& key, RecvArgs args,
+                 RecvCallback done) ABSL_LOCKS_EXCLUDED(mu_);
+  // The table of arrivals, made on first use; null: the step is aborted.
+  LocalRendezvous* Arrivals() ABSL_LOCKS_EXCLUDED(mu_);
+  LocalRendezvous* ArrivalsIfAny() const { return arrivals_.load(std::memory_order_acquire); }
+  // Called with the lock of the key's shard in the table of arrivals held.
+  void QueueRequest(LocalRendezvous::ItemPtr receive, EagerConsumer& consumer)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // Issues the queued requests in order; one thread at a time.
+  void IssueRequests() ABSL_LOCKS_EXCLUDED(mu_);
 
   // Constant after construction.
   const int64_t step_id_;
   const Clock& clock_;
   const RendezvousLimits limits_;
   RemoteFetcher& fetcher_;
+  EagerLinks* const eager_;
 
   const OutstandingOperations::Ptr operations_;
   LocalRendezvous local_;
-  // Never held while calling out. Lock order: this, then a cancellation's.
+  // Set once, under mu_.
+  std::atomic<LocalRendezvous*> arrivals_{nullptr};
+  std::atomic<bool> is_flushing_{false};
+  // Queued requests that have not been issued.
+  std::atomic<size_t> unissued_{0};
+  // Never held while calling out. Lock order: a shard's, a link's, this, then a cancellation's.
   mutable SpinLock mu_;
   std::optional<TaskName> worker_ ABSL_GUARDED_BY(mu_);
   // Copies readable without the lock: worker_ is constant once set.
@@ -209,6 +256,19 @@ class RemoteRendezvous final : public std::enable_shared_from_this<RemoteRendezv
   Waiting* first_ ABSL_GUARDED_BY(mu_) = nullptr;
   Waiting* last_ ABSL_GUARDED_BY(mu_) = nullptr;
   size_t waiting_count_ ABSL_GUARDED_BY(mu_) = 0;
+  // Values from other nodes that were not requested, and the receives that wait for such.
+  std::unique_ptr<LocalRendezvous> owned_arrivals_ ABSL_GUARDED_BY(mu_);
+  std::vector<EagerProducer*> producers_ ABSL_GUARDED_BY(mu_);
+  std::vector<EagerConsumer*> consumers_ ABSL_GUARDED_BY(mu_);
+  // They have been told that the step is over.
+  bool are_links_ended_ ABSL_GUARDED_BY(mu_) = false;
+  // Receives taken out of the table of arrivals, to be requested in this order.
+  struct Request {
+    LocalRendezvous::ItemPtr receive;
+    EagerConsumer* consumer;
+  };
+  std::vector<Request> requests_ ABSL_GUARDED_BY(mu_);
+  bool is_issuing_ ABSL_GUARDED_BY(mu_) = false;
 };
 
 }  // namespace ferry

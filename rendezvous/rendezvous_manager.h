@@ -49,6 +49,11 @@ class RendezvousManager final {
   //   Errors: ABORTED the step is over; RESOURCE_EXHAUSTED too many are open.
   absl::StatusOr<std::shared_ptr<RemoteRendezvous>> Find(int64_t step_id) ABSL_LOCKS_EXCLUDED(mu_);
 
+  // The step, if it is open; else null.
+  std::shared_ptr<RemoteRendezvous> FindOpen(int64_t step_id) const ABSL_LOCKS_EXCLUDED(mu_);
+  // All open steps.
+  std::vector<std::shared_ptr<RemoteRendezvous>> Steps() const ABSL_LOCKS_EXCLUDED(mu_);
+
   // RemoteRendezvous::RecvLocalAsync of the step, for a consumer anywhere.
   //   Errors: also as Find.
   void RecvLocalAsync(int64_t step_id, const RendezvousKey& key, RecvArgs args, RecvCallback done);
@@ -86,9 +91,6 @@ class RendezvousManager final {
  private:
   using StepPtr = std::shared_ptr<RemoteRendezvous>;
 
-  // Null if it is not open.
-  StepPtr FindOpen(int64_t step_id) const ABSL_LOCKS_EXCLUDED(mu_);
-  std::vector<StepPtr> Steps() const ABSL_LOCKS_EXCLUDED(mu_);
   void RememberFinishedLocked(int64_t step_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // Constant after construction.

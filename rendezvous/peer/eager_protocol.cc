@@ -80,6 +80,24 @@ absl::StatusOr<EagerScope> GetScope(ByteReader& reader, uint8_t& kind, absl::str
   return scope;
 }
 
+void PutHead(ByteWriter& writer, const EagerHead& head) {
+  writer.Put(head.step_id);
+  writer.Put(head.sequence);
+  writer.Put(head.acked_first);
+  writer.Put(head.count);
+  writer.Put(head.acked_count);
+  writer.Put(uint32_t{0});
+}
+
+void PutRecordHead(ByteWriter& writer, const EagerRecord& record, size_t payload, size_t rank) {
+  writer.Put(record.name | (record.text.empty() ? 0 : kHasText));
+  writer.Put(static_cast<uint16_t>(payload));
+  writer.Put(static_cast<uint8_t>(record.is_dead ? 0 : static_cast<int>(record.header.dtype)));
+  writer.Put(static_cast<uint8_t>(rank | (record.is_dead ? kDeadRecord : 0) |
+                                  (record.is_serialized ? kSerializedRecord : 0) |
+                                  (record.has_checksum ? kChecksumRecord : 0)));
+}
+
 // Reads what follows the fixed part of a record, up to its padding.
 absl::Status GetValue(ByteReader& reader, uint8_t dtype, uint8_t rank, size_t bytes,
                       EagerRecord& record) {
@@ -172,12 +190,7 @@ bool EagerFrameWriter::Append(const EagerRecord& record) {
   }
   char room[8 + 8 * kMaxEagerRank + 8];
   ByteWriter writer(room, 8);
-  writer.Put(record.name | (record.text.empty() ? 0 : kHasText));
-  writer.Put(static_cast<uint16_t>(payload));
-  writer.Put(static_cast<uint8_t>(record.is_dead ? 0 : static_cast<int>(record.header.dtype)));
-  writer.Put(static_cast<uint8_t>(rank | (record.is_dead ? kDeadRecord : 0) |
-                                  (record.is_serialized ? kSerializedRecord : 0) |
-                                  (record.has_checksum ? kChecksumRecord : 0)));
+  PutRecordHead(writer, record, payload, rank);
   absl::StrAppend(&body_, writer.view());
   if (!record.text.empty()) {
     char size[2];
@@ -203,12 +216,7 @@ void EagerFrameWriter::Acknowledge(EagerRange range) {
 
 absl::string_view EagerFrameWriter::view() {
   ByteWriter writer(body_.data(), kHeadBytes);
-  writer.Put(head_.step_id);
-  writer.Put(head_.sequence);
-  writer.Put(head_.acked_first);
-  writer.Put(head_.count);
-  writer.Put(head_.acked_count);
-  writer.Put(uint32_t{0});
+  PutHead(writer, head_);
   return body_;
 }
 
@@ -255,6 +263,31 @@ absl::Status DecodeEager(absl::string_view body,
 
 absl::Status SendEager(ControlChannel& channel, EagerFrameWriter& frame) {
   return channel.Send(TypeNumber(PeerMessageType::kEager), {frame.view()});
+}
+
+absl::Status SendEagerValue(ControlChannel& channel, const EagerHead& head,
+                            const EagerRecord& record) {
+  static constexpr char kZeros[8] = {};
+  const Shape& shape = record.header.shape;
+  const bool has_shape = !record.is_dead && !record.is_serialized;
+  const size_t rank = has_shape ? static_cast<size_t>(shape.rank()) : 0;
+  char before[kHeadBytes + 8 + 2];
+  ByteWriter to_text(before, sizeof(before));
+  PutHead(to_text, head);
+  PutRecordHead(to_text, record, record.payload.size(), rank);
+  if (!record.text.empty()) to_text.Put(static_cast<uint16_t>(record.text.size()));
+  char between[8 * kMaxEagerRank + 8];
+  ByteWriter to_payload(between, sizeof(between));
+  if (rank > 1) {
+    for (const int64_t dim : shape.dims()) to_payload.Put(dim);
+  }
+  if (record.has_checksum) to_payload.Put(record.checksum);
+  const size_t bytes = to_text.view().size() - kHeadBytes + record.text.size() +
+                       to_payload.view().size() + record.payload.size();
+  const absl::string_view padding(kZeros, PaddingOf(bytes));
+  return channel.Send(TypeNumber(PeerMessageType::kEager), {to_text.view(), record.text,
+                                                            to_payload.view(), record.payload,
+                                                            padding});
 }
 
 absl::Status SendEagerPull(ControlChannel& channel, const EagerPullMessage& pull) {

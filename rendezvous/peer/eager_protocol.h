@@ -152,6 +152,10 @@ absl::Status DecodeEager(absl::string_view body,
                          absl::FunctionRef<absl::Status(const EagerRecord&)> visit);
 
 absl::Status SendEager(ControlChannel& channel, EagerFrameWriter& frame);
+// The same for a frame with that record only, without a copy of the payload. REQUIRES: the record
+// is legal, see EagerFrameWriter::Append; `head.count` is 1.
+absl::Status SendEagerValue(ControlChannel& channel, const EagerHead& head,
+                            const EagerRecord& record);
 absl::Status SendEagerPull(ControlChannel& channel, const EagerPullMessage& pull);
 absl::Status SendEagerPush(ControlChannel& channel, const EagerScope& scope);
 // Sends as many frames as the ranges need.

@@ -85,7 +85,8 @@ EagerReceiver::Decision EagerReceiver::OnReceive(int64_t step_id, const Rendezvo
     decision.name = Convert(key);
     return decision;
   }
-  Step& step = found == steps_.end() ? steps_[step_id] : found->second;
+  decision.is_new_step = found == steps_.end();
+  Step& step = decision.is_new_step ? steps_[step_id] : found->second;
   if (step.watch == Watch::kNone && rules_.watches) {
     step.watch = Watch::kSent;
     decision.needs_watch = true;
@@ -148,8 +149,9 @@ absl::StatusOr<RendezvousKey> EagerReceiver::OnRecord(const EagerRecord& record)
 }
 
 absl::StatusOr<EagerReceiver::Arrival> EagerReceiver::OnArrival(const EagerRecord& record) {
-  const Arrival arrival = {step_id_, next_sequence_ - 1, record.payload.size()};
-  Step& step = steps_[step_id_];
+  const auto [at_step, is_new_step] = steps_.try_emplace(step_id_);
+  const Arrival arrival = {step_id_, next_sequence_ - 1, record.payload.size(), is_new_step};
+  Step& step = at_step->second;
   const bool is_named = record.name != 0 && names_[record.name - 1]->scope.is_pulled;
   if (all_.is_pulled || step.scope.is_pulled || is_named) {
     return Violation(

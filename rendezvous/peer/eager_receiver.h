@@ -42,6 +42,8 @@ class EagerReceiver final {
     uint32_t name = 0;
     // For kWait: send a WATCH for the step, then OnWatchEnded when its ERROR comes.
     bool needs_watch = false;
+    // This was the first call for the step: call OnStepEnd when it is over.
+    bool is_new_step = false;
     // For kFail.
     absl::Status status;
   };
@@ -50,6 +52,8 @@ class EagerReceiver final {
     int64_t step_id = 0;
     uint64_t sequence = 0;
     size_t bytes = 0;
+    // As Decision::is_new_step.
+    bool is_new_step = false;
   };
   // To be sent, in this order.
   struct Output {
@@ -69,6 +73,14 @@ class EagerReceiver final {
   explicit EagerReceiver(const EagerLimits& limits, const EagerRules& rules = {},
                          uint64_t first = 0);
 
+  // True if there is state for the step.
+  bool has_step(int64_t step_id) const { return steps_.contains(step_id); }
+  // Requests that are being sent, also those that began before the control channel was opened:
+  // adds to their number.
+  void AddRequestsBeingSent(uint64_t count) { requests_being_sent_ += count; }
+  uint64_t requests_being_sent() const { return requests_being_sent_; }
+  bool has_acks() const { return !acks_.empty(); }
+
   // The control channel is open, and requests made before have been sent.
   void Start();
 
@@ -80,6 +92,9 @@ class EagerReceiver final {
   // The same for a receive that waits and whose scope has been pulled. Adds a request that is being
   // sent.
   uint32_t Convert(const RendezvousKey& key);
+  // The number that the REQUEST of a receive whose scope has been pulled may have; 0: the text.
+  // Valid until OnRequestSent.
+  uint32_t NumberForRequest(const RendezvousKey& key) const;
   // The producer's ERROR for the WATCH. Receives of that producer and step that wait end with it.
   void OnWatchEnded(int64_t step_id, const absl::Status& status);
 
@@ -158,7 +173,6 @@ class EagerReceiver final {
   };
 
   const Name* Find(const RendezvousKey& key) const;
-  uint32_t NumberForRequest(const RendezvousKey& key) const;
   absl::Status Define(uint32_t name, absl::string_view text);
   bool IsHalfFree() const;
   bool IsHalfFree(const Step& step) const;

@@ -30,7 +30,9 @@ EagerSender::Decision EagerSender::Send(int64_t step_id, const RendezvousKey& ke
     }
     return decision;
   }
-  Step& step = steps_[step_id];
+  const auto [at_step, is_new_step] = steps_.try_emplace(step_id);
+  Step& step = at_step->second;
+  decision.is_new_step = is_new_step;
   const auto keep = [&] {
     if (rules_.drains && (value.is_eager || rules_.drains_large_values)) step.Add(key);
     decision.needs_drain = IsDrainable(step, key) && step.is_listed.contains(key);
@@ -77,7 +79,8 @@ EagerSender::Decision EagerSender::Send(int64_t step_id, const RendezvousKey& ke
   decision.sequence = next_sequence_++;
   decision.name = NameOf(key, decision.defines_name);
   if (decision.name != 0) ++slots_[decision.name - 1]->records;
-  records_.emplace(decision.sequence, Record{step_id, value.bytes, key, decision.name});
+  records_.emplace(decision.sequence, Record{step_id, value.bytes, key, decision.name, value.since});
+  decision.is_first_unacknowledged = step.values + step.refused == 0;
   ++step.values;
   step.bytes += value.bytes;
   ++values_;
@@ -166,8 +169,10 @@ absl::StatusOr<EagerSender::Scan> EagerSender::OnPush(const EagerScope& scope) {
   return violation();
 }
 
-void EagerSender::AddToDrain(int64_t step_id, const RendezvousKey& key) {
-  steps_[step_id].Add(key);
+bool EagerSender::AddToDrain(int64_t step_id, const RendezvousKey& key) {
+  const auto [found, is_new_step] = steps_.try_emplace(step_id);
+  found->second.Add(key);
+  return is_new_step;
 }
 
 const EagerSender::Slot* EagerSender::FindName(const RendezvousKey& key) const {

@@ -42,6 +42,8 @@ class EagerSender final {
     bool is_step_serving = true;
     // Too much is queued on the control channel.
     bool is_channel_full = false;
+    // When it was sent, in nanoseconds; for ForEachRecord.
+    int64_t since = 0;
   };
   struct Decision {
     // The value is to be sent in an EAGER record with these numbers, else to be queued.
@@ -57,6 +59,10 @@ class EagerSender final {
     bool asks_for_acks = false;
     // Something can be drained, see NextToDrain.
     bool needs_drain = false;
+    // This was the first call for the step: call OnStepEnd when it is over.
+    bool is_new_step = false;
+    // Everything that was sent in the step before has been received.
+    bool is_first_unacknowledged = false;
   };
   // A value that was sent.
   struct Record {
@@ -65,6 +71,7 @@ class EagerSender final {
     RendezvousKey key;
     // Its slot, if the name had a number.
     uint32_t name = 0;
+    int64_t since = 0;
     // The consumer's step is over: it was not received, and holds no credit.
     bool is_refused = false;
     // The step is over here; it has been visited.
@@ -88,8 +95,11 @@ class EagerSender final {
   // A PUSH has arrived. Afterwards drain, and scan first if that is needed.
   //   Errors: INVALID_ARGUMENT if the scope was not pulled: a violation.
   absl::StatusOr<Scan> OnPush(const EagerScope& scope);
-  // Values of that key are queued.
-  void AddToDrain(int64_t step_id, const RendezvousKey& key);
+  // Values of that key are queued. Returns true if it was the first call for the step, see
+  // Decision::is_new_step.
+  bool AddToDrain(int64_t step_id, const RendezvousKey& key);
+  // True if there is state for the step.
+  bool has_step(int64_t step_id) const { return steps_.contains(step_id); }
   // Returns a key whose queued values may perhaps be sent, and forgets it: call Send for the first
   // of them, and so on until one is not sent.
   std::optional<std::pair<int64_t, RendezvousKey>> NextToDrain();

@@ -57,6 +57,10 @@ class PathSelector final {
 
   // Call before the first Select. The channel must outlive this.
   void set_channel(ControlChannel* channel);
+  // Up to this size a tensor in host memory is sent in a message.
+  size_t eager_max(bool is_in_arena) const {
+    return is_in_arena ? eager_max_in_arena_ : eager_max_elsewhere_;
+  }
   // Costs of transfers to the consumer.
   PathCostEstimator& costs() const { return *probe_->costs(); }
 

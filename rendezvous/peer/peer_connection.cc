@@ -9,6 +9,7 @@
 #include "base/logging.h"
 #include "base/status_macros.h"
 #include "base/text.h"
+#include "rendezvous/peer/eager_peers.h"
 #include "rendezvous/peer/frame_checksum.h"
 
 namespace ferry {
@@ -49,8 +50,10 @@ void PeerConnection::OnOpen(std::shared_ptr<ControlChannel> channel) {
 absl::Status PeerConnection::SendOwnHello() {
   const std::shared_ptr<ControlChannel> channel = Checksummed(sends_checksums_);
   const Endpoint& self = context_.self;
-  return SendHello(*channel,
-                   {self.boot_id, self.host_name, self.channels.tcp, self.gpus, self.transports});
+  HelloMessage hello = {
+      self.boot_id, self.host_name, self.channels.tcp, self.gpus, self.transports, {}};
+  if (context_.eager != nullptr) hello.eager = context_.eager->limits();
+  return SendHello(*channel, hello);
 }
 
 absl::Status PeerConnection::OnFrame(uint16_t type, absl::string_view body,
@@ -60,14 +63,24 @@ absl::Status PeerConnection::OnFrame(uint16_t type, absl::string_view body,
     case PeerMessageType::kReadyToSend:
     case PeerMessageType::kError:
     case PeerMessageType::kSenderControl:
-      if (requester_ != nullptr) return requester_->OnFrame(type, body, descriptors);
-      break;
+    case PeerMessageType::kEager:
+    case PeerMessageType::kEagerPull:
+    case PeerMessageType::kAckNow:
+      if (requester_ == nullptr) break;
+      return requester_->OnFrame(type, body, descriptors, [this](const EagerRange& range) {
+        return responder_->OnEagerAcknowledged(range);
+      });
     case PeerMessageType::kRequest:
     case PeerMessageType::kAck:
     case PeerMessageType::kCancel:
     case PeerMessageType::kReceiverControl:
     case PeerMessageType::kRetry:
     case PeerMessageType::kRejected:
+    case PeerMessageType::kEagerPush:
+    case PeerMessageType::kEagerAck:
+    case PeerMessageType::kStepRefused:
+    case PeerMessageType::kNamedRequest:
+    case PeerMessageType::kWatch:
       if (responder_ != nullptr) return responder_->OnFrame(type, body, descriptors);
       break;
     case PeerMessageType::kPing:
@@ -129,6 +142,9 @@ absl::Status PeerConnection::OnHello(absl::string_view body) {
   // Our own HELLO may still have to be sent.
   sends_checksums_ = sends_checksums_ || expects_checksums_;
   expects_checksums_ = sends_checksums_;
+  // Values with checksums are requested.
+  const bool is_eager =
+      context_.eager != nullptr && hello.eager.has_value() && !sends_checksums_;
   Endpoint endpoint;
   endpoint.peer = peer_;
   endpoint.boot_id = std::move(hello.boot_id);
@@ -157,12 +173,12 @@ absl::Status PeerConnection::OnHello(absl::string_view body) {
   requester_ = *std::move(requester);
   ping_->set_incoming(requester_->costs());
   // Other threads may query its paths from then on.
-  responder_->OnOpen(channel);
+  responder_->OnOpen(channel, is_eager ? hello.eager : std::nullopt);
   FERRY_LOG_INFO(kTransport, "peer connected: peer={} host={} connection={}{}", peer_.node_id,
                  Quoted(responder_->consumer().host_name), channel->Describe(),
                  sends_checksums_ ? ", with checksums" : "");
   observer_->OnResponderReady(*this, responder_);
-  requester_->OnOpen(channel, responder_->consumer().transports);
+  requester_->OnOpen(channel, responder_->consumer().transports, is_eager);
   // After the queued requests were sent.
   ping_->Refresh(*channel, context_.clock->Now());
   return absl::OkStatus();

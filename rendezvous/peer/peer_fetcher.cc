@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "base/status_macros.h"
+#include "rendezvous/peer/eager_peers.h"
 
 namespace ferry {
 
@@ -130,7 +131,32 @@ class PeerFetcher::Resolving final : public std::enable_shared_from_this<Resolvi
 };
 
 PeerFetcher::Shared::Shared(const TransferContext& context)
-    : pool(std::make_shared<PeerConnectionPool>(context)) {}
+    : context(context), pool(std::make_shared<PeerConnectionPool>(context)) {}
+
+EagerInbox* PeerFetcher::Shared::InboxOf(const PeerId& producer) {
+  return context.eager == nullptr ? nullptr : context.eager->InboxOf(producer);
+}
+
+void PeerFetcher::set_connector(Connector* connector) {
+  shared_->pool->set_connector(connector);
+  EagerPeers* const eager = shared_->context.eager;
+  if (eager == nullptr) return;
+  eager->set_run_after([connector](absl::Duration delay, absl::AnyInvocable<void()> call) {
+    connector->RunAfter(delay, std::move(call));
+  });
+}
+
+EagerLinks* PeerFetcher::eager_links() { return shared_->context.eager; }
+
+void PeerFetcher::Close(const absl::Status& why) {
+  if (shared_->context.eager != nullptr) shared_->context.eager->BeforeClose();
+  shared_->pool->Close(why);
+}
+
+void PeerFetcher::ForEachTransfer(absl::Duration min_age, PendingVisitor visit) const {
+  if (shared_->context.eager != nullptr) shared_->context.eager->ForEachTransfer(min_age, visit);
+  shared_->pool->ForEachTransfer(min_age, visit);
+}
 
 std::shared_ptr<PeerFetcher::Resolving> PeerFetcher::Shared::Find(const PeerId& producer) {
   if (resolving_count.load(std::memory_order_acquire) == 0) return nullptr;
@@ -147,16 +173,22 @@ bool PeerFetcher::Shared::Begin(const PeerId& producer, std::shared_ptr<Resolvin
   slot = std::make_shared<Resolving>(producer.node_id);
   begun = slot;
   resolving_count.store(resolving.size(), std::memory_order_release);
+  if (EagerInbox* const inbox = InboxOf(producer); inbox != nullptr) inbox->HoldRequests();
   return true;
 }
 
 void PeerFetcher::Shared::End(const PeerId& producer, const Resolving& ended) {
-  SpinLockHolder lock(&mu);
-  // It may have been replaced.
-  const auto found = resolving.find(producer);
-  if (found == resolving.end() || found->second.get() != &ended) return;
-  resolving.erase(found);
-  resolving_count.store(resolving.size(), std::memory_order_release);
+  {
+    SpinLockHolder lock(&mu);
+    // It may have been replaced.
+    const auto found = resolving.find(producer);
+    if (found != resolving.end() && found->second.get() == &ended) {
+      resolving.erase(found);
+      resolving_count.store(resolving.size(), std::memory_order_release);
+    }
+  }
+  // Each one that was begun ends once.
+  if (EagerInbox* const inbox = InboxOf(producer); inbox != nullptr) inbox->ReleaseRequests();
 }
 
 std::shared_ptr<RemoteFetch> PeerFetcher::Fetch(int64_t step_id, const RendezvousKey& key,

@@ -21,6 +21,8 @@
 
 namespace ferry {
 
+class EagerInbox;
+
 // Looks up a node's current endpoint. Asynchronous: `done` is called once, on any thread, possibly
 // inline.
 using ResolveCallback = absl::AnyInvocable<void(absl::StatusOr<Endpoint>) &&>;
@@ -34,10 +36,11 @@ class PeerFetcher final : public RemoteFetcher {
       : resolver_(std::move(resolver)), shared_(std::make_shared<Shared>(context)) {}
   ~PeerFetcher() override { Close(absl::CancelledError("this process is leaving")); }
   // `connector` must outlive all control channels.
-  void set_connector(Connector* connector) { shared_->pool->set_connector(connector); }
+  void set_connector(Connector* connector);
 
   std::shared_ptr<RemoteFetch> Fetch(int64_t step_id, const RendezvousKey& key,
                                      const RecvArgs& args, RecvCallback done) override;
+  EagerLinks* eager_links() override;
 
   // This side's end of a control channel that `peer` has opened.
   std::shared_ptr<ControlHandler> Serve(const PeerId& peer) { return shared_->pool->Accept(peer); }
@@ -54,11 +57,9 @@ class PeerFetcher final : public RemoteFetcher {
     shared_->pool->Forget(node_id, why, alive_incarnation);
   }
   // Closes all control channels; later fetches fail at once.
-  void Close(const absl::Status& why) { shared_->pool->Close(why); }
+  void Close(const absl::Status& why);
   size_t unfinished_sends() const { return shared_->pool->unfinished_sends(); }
-  void ForEachTransfer(absl::Duration min_age, PendingVisitor visit) const {
-    shared_->pool->ForEachTransfer(min_age, visit);
-  }
+  void ForEachTransfer(absl::Duration min_age, PendingVisitor visit) const;
   // As PeerConnectionPool::Responders.
   std::vector<std::shared_ptr<TensorResponder>> Responders() const {
     return shared_->pool->Responders();
@@ -77,6 +78,10 @@ class PeerFetcher final : public RemoteFetcher {
     bool Begin(const PeerId& producer, std::shared_ptr<Resolving>& begun) ABSL_LOCKS_EXCLUDED(mu);
     void End(const PeerId& producer, const Resolving& ended) ABSL_LOCKS_EXCLUDED(mu);
 
+    // Requests that are being resolved hold back PUSH.
+    EagerInbox* InboxOf(const PeerId& producer);
+
+    const TransferContext& context;
     const std::shared_ptr<PeerConnectionPool> pool;
     SpinLock mu;
     absl::flat_hash_map<PeerId, std::shared_ptr<Resolving>> resolving ABSL_GUARDED_BY(mu);

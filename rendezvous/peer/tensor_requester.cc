@@ -14,6 +14,8 @@
 #include "base/logging.h"
 #include "base/recycled.h"
 #include "base/status_macros.h"
+#include "rendezvous/peer/eager_peers.h"
+#include "rendezvous/peer/rejection.h"
 #include "transport/control/descriptors.h"
 #include "transport/eager_threshold.h"
 
@@ -22,27 +24,6 @@ namespace {
 
 // With the counts of its shared pointer it is one recycled block: small tensors allocate nothing.
 static_assert(sizeof(IncomingTransfer) + 32 <= kMaxRecycledBytes);
-
-absl::Status WrongDestination(const TensorHeader& header, const Tensor& destination) {
-  return absl::InvalidArgumentError(
-      absl::StrCat("what came is ", DataTypeName(header.dtype), ToString(header.shape),
-                   ", and the receiver's buffer is for ", ToString(destination)));
-}
-
-absl::Status NotRequired(absl::string_view taken, absl::string_view required,
-                         const PeerId& producer, const PeerId& self) {
-  return absl::FailedPreconditionError(
-      absl::StrCat(Describe(producer), " sends by ", taken, ", and ", required,
-                   " is the required transport here, on ", Describe(self)));
-}
-
-// Returns the name of the transport by which an inline tensor has come over TCP.
-absl::string_view InlineTransport(const TransportList& transports) {
-  for (const std::unique_ptr<Transport>& transport : transports) {
-    if (transport->capabilities().moves_over_tcp) return transport->name();
-  }
-  return "inline messages";
-}
 
 absl::Status SecondAnswer(uint64_t id) {
   return absl::InvalidArgumentError(
@@ -54,6 +35,7 @@ absl::Status SecondAnswer(uint64_t id) {
 TensorRequester::TensorRequester(const TransferContext& context, Endpoint producer)
     : context_(context),
       producer_(std::move(producer)),
+      inbox_(context.eager == nullptr ? nullptr : context.eager->InboxOf(producer_.peer)),
       costs_(std::make_shared<PathCostEstimator>(
           context.transports == nullptr ? 0 : context.transports->size())) {}
 
@@ -94,14 +76,18 @@ std::shared_ptr<RemoteFetch> TensorRequester::Request(int64_t step_id, const Ren
   if (channel != nullptr) {
     FERRY_LOG_DEBUG(kTransport, "request sent: peer={} step={} request={} key={}",
                     producer_.peer.node_id, step_id, id, transfer->logged_key());
-    status = SendRequest(*channel, {id, step_id, transfer->may_reject(), key.text()});
+    const uint32_t name = inbox_ == nullptr ? 0 : inbox_->NumberForRequest(*channel, key);
+    status =
+        name != 0
+            ? SendNamedRequest(*channel, {id, step_id, transfer->may_reject(), name})
+            : SendRequest(*channel, {id, step_id, transfer->may_reject(), key.text()});
     if (!status.ok()) End(id, Named(status));
   }
   return transfer;
 }
 
 void TensorRequester::OnOpen(std::shared_ptr<ControlChannel> channel,
-                             std::vector<TransportDescription> transports) {
+                             std::vector<TransportDescription> transports, bool is_eager) {
   numbers_ = TransportNumbers(*context_.transports, transports);
   Endpoint producer = producer_;
   producer.transports = std::move(transports);
@@ -172,10 +158,13 @@ void TensorRequester::OnOpen(std::shared_ptr<ControlChannel> channel,
   }
   if (!status.ok()) return channel->Close(status);
   for (const uint64_t id : cancelled) SendCancelOrAck(*channel, PeerMessageType::kCancel, id);
+  // After every request that was made before.
+  if (is_eager && inbox_ != nullptr) inbox_->OnOpen(std::move(channel));
 }
 
-absl::Status TensorRequester::OnFrame(uint16_t type, absl::string_view body,
-                                      absl::Span<UniqueFd> descriptors) {
+absl::Status TensorRequester::OnFrame(
+    uint16_t type, absl::string_view body, absl::Span<UniqueFd> descriptors,
+    absl::FunctionRef<absl::Status(const EagerRange&)> acknowledge) {
   switch (static_cast<PeerMessageType>(type)) {
     case PeerMessageType::kReadyToSend:
       return OnReadyToSend(body, descriptors);
@@ -191,9 +180,22 @@ absl::Status TensorRequester::OnFrame(uint16_t type, absl::string_view body,
       return receivers_[index]->OnControlMessage(announcement.body, descriptors);
     }
     default:
-      return absl::InvalidArgumentError(
-          absl::StrCat("a producer sends no ", PeerMessageName(type)));
+      break;
   }
+  const std::shared_ptr<ControlChannel> open = channel();
+  if (inbox_ != nullptr && open != nullptr) {
+    switch (static_cast<PeerMessageType>(type)) {
+      case PeerMessageType::kEager:
+        return inbox_->OnEager(*open, body, acknowledge);
+      case PeerMessageType::kEagerPull:
+        return inbox_->OnPull(*open, body);
+      case PeerMessageType::kAckNow:
+        return inbox_->OnAckNow(*open, body);
+      default:
+        break;
+    }
+  }
+  return absl::InvalidArgumentError(absl::StrCat("a producer sends no ", PeerMessageName(type)));
 }
 
 absl::Status TensorRequester::OnReadyToSend(absl::string_view body,
@@ -300,6 +302,11 @@ absl::Status TensorRequester::OnEagerReadyToSend(const ReadyToSendMessage& rts) 
 
 absl::Status TensorRequester::OnError(absl::string_view body) {
   FERRY_ASSIGN_OR_RETURN(ErrorMessage error, DecodeError(body));
+  if ((error.id & EagerInbox::kWatchBit) != 0 && inbox_ != nullptr) {
+    const std::shared_ptr<ControlChannel> open = channel();
+    return open == nullptr ? absl::OkStatus()
+                           : inbox_->OnWatchEnded(*open, error.id, error.status);
+  }
   // It closes the whole control channel.
   if (error.id == 0) {
     return absl::Status(
@@ -509,11 +516,13 @@ std::string TensorRequester::DescribeChannel() const {
 
 void TensorRequester::OnClosed(const absl::Status& why) {
   std::vector<std::pair<IncomingTransferPtr, IncomingState>> transfers;
+  std::shared_ptr<ControlChannel> open;
   absl::Status status = Named(why);
   {
     SpinLockHolder lock(&mu_);
     if (!ended_.ok()) status = ended_;
     ended_ = status;
+    open = std::move(channel_);
     channel_ = nullptr;
     transfers.reserve(transfers_.size());
     for (const auto& [id, transfer] : transfers_) {
@@ -523,6 +532,7 @@ void TensorRequester::OnClosed(const absl::Status& why) {
     transfers_.clear();
     unacknowledged_.clear();
   }
+  if (open != nullptr && inbox_ != nullptr) inbox_->OnClosed(*open, status);
   for (const auto& receiver : receivers_) {
     if (receiver != nullptr) receiver->Abort(status);
   }

@@ -13,6 +13,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
+#include "absl/functional/function_ref.h"
 
 #include "base/spin_lock.h"
 #include "base/table_sizes.h"
@@ -24,6 +25,8 @@
 #include "transport/path_cost_estimator.h"
 
 namespace ferry {
+
+class EagerInbox;
 
 // For one incarnation of a producer. Thread-safe. Requests are queued until there is a control
 // channel. Each ends with its value, the producer's error, its cancellation, or the closing of the
@@ -59,9 +62,15 @@ class TensorRequester final : public std::enable_shared_from_this<TensorRequeste
 
   // Both sides have sent HELLO.
   //   transports: those of the producer's HELLO.
-  void OnOpen(std::shared_ptr<ControlChannel> channel, std::vector<TransportDescription> transports)
-      ABSL_LOCKS_EXCLUDED(mu_);
-  absl::Status OnFrame(uint16_t type, absl::string_view body, absl::Span<UniqueFd> descriptors);
+  //   is_eager: the producer may send values before they are requested.
+  void OnOpen(std::shared_ptr<ControlChannel> channel, std::vector<TransportDescription> transports,
+              bool is_eager = false) ABSL_LOCKS_EXCLUDED(mu_);
+  //   acknowledge: called for values of the other direction that the frame acknowledges.
+  absl::Status OnFrame(
+      uint16_t type, absl::string_view body, absl::Span<UniqueFd> descriptors,
+      absl::FunctionRef<absl::Status(const EagerRange&)> acknowledge = [](const EagerRange&) {
+        return absl::OkStatus();
+      });
   void OnClosed(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
 
   // For its transfers.
@@ -104,6 +113,8 @@ class TensorRequester final : public std::enable_shared_from_this<TensorRequeste
   // Constant after construction.
   const TransferContext& context_;
   const Endpoint producer_;
+  // Null: everything is requested.
+  EagerInbox* const inbox_;
   // Loop thread only, until there is a control channel.
   TransportNumbers numbers_;
   // By index in the list; null where the producer lacks the transport.

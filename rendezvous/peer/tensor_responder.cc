@@ -2,6 +2,7 @@
 // The table of a consumer's transfers, and the frames that change them.
 #include "rendezvous/peer/tensor_responder.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/escaping.h"
@@ -12,6 +13,7 @@
 #include "base/logging.h"
 #include "base/recycled.h"
 #include "base/status_macros.h"
+#include "rendezvous/peer/eager_peers.h"
 
 namespace ferry {
 namespace {
@@ -42,6 +44,7 @@ TensorResponder::TensorResponder(const TransferContext& context, Endpoint consum
                                  std::shared_ptr<LatencyProbe> ping)
     : context_(context),
       consumer_(std::move(consumer)),
+      outbox_(context.eager == nullptr ? nullptr : context.eager->OutboxOf(consumer_.peer)),
       numbers_(*context.transports, consumer_.transports),
       sends_checksums_(sends_checksums),
       ping_(std::move(ping)),
@@ -50,9 +53,19 @@ TensorResponder::TensorResponder(const TransferContext& context, Endpoint consum
 
 TensorResponder::~TensorResponder() = default;
 
-void TensorResponder::OnOpen(std::shared_ptr<ControlChannel> channel) {
+void TensorResponder::OnOpen(std::shared_ptr<ControlChannel> channel,
+                             const std::optional<EagerLimits>& limits) {
   channel_ = std::move(channel);
   paths_.set_channel(channel_.get());
+  if (outbox_ != nullptr) {
+    if (limits.has_value()) {
+      outbox_->OnOpen(channel_, *limits,
+                      {.in_arena = std::min(paths_.eager_max(/*is_in_arena=*/true), kMaxEagerBytes),
+                       .elsewhere =
+                           std::min(paths_.eager_max(/*is_in_arena=*/false), kMaxEagerBytes)});
+    }
+    context_.eager->SetConnected(consumer_.peer, limits.has_value() ? outbox_ : nullptr);
+  }
   for (size_t i = 0; i < context_.transports->size(); ++i) {
     const auto& transport = (*context_.transports)[i];
     senders_.push_back(numbers_.common().Has(i) ? transport->CreateSender(consumer_) : nullptr);
@@ -103,9 +116,29 @@ absl::Status TensorResponder::OnFrame(uint16_t type, absl::string_view body,
     case PeerMessageType::kRejected:
       return OnRejected(body);
     default:
-      return absl::InvalidArgumentError(
-          absl::StrCat("a consumer sends no ", PeerMessageName(type)));
+      break;
   }
+  if (outbox_ != nullptr) {
+    switch (static_cast<PeerMessageType>(type)) {
+      case PeerMessageType::kEagerPush:
+        return outbox_->OnPush(*channel_, body);
+      case PeerMessageType::kEagerAck:
+        return outbox_->OnAck(*channel_, body);
+      case PeerMessageType::kStepRefused:
+        return outbox_->OnStepRefused(*channel_, body);
+      case PeerMessageType::kNamedRequest:
+        return OnNamedRequest(body);
+      case PeerMessageType::kWatch:
+        return OnWatch(body);
+      default:
+        break;
+    }
+  }
+  return absl::InvalidArgumentError(absl::StrCat("a consumer sends no ", PeerMessageName(type)));
+}
+
+absl::Status TensorResponder::OnEagerAcknowledged(const EagerRange& range) {
+  return outbox_ == nullptr ? absl::OkStatus() : outbox_->OnAcknowledged(*channel_, range);
 }
 
 absl::Status TensorResponder::OnControlMessage(absl::string_view body) {
@@ -128,6 +161,35 @@ absl::Status TensorResponder::OnRequest(absl::string_view body) {
     Refuse(message.id, WrongIncarnation(key, context_.self.peer.incarnation));
     return absl::OkStatus();
   }
+  return StartTransfer(message, key);
+}
+
+absl::Status TensorResponder::OnNamedRequest(absl::string_view body) {
+  FERRY_ASSIGN_OR_RETURN(const NamedRequestMessage message, DecodeNamedRequest(body));
+  const std::optional<RendezvousKey> key = outbox_->FindName(*channel_, message.name);
+  if (!key.has_value()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a REQUEST for name ", message.name, ", which is not defined"));
+  }
+  FERRY_LOG_DEBUG(kTransport, "request received: peer={} step={} request={} key={}",
+                  consumer_.peer.node_id, message.step_id, message.id, absl::CEscape(key->text()));
+  return StartTransfer({message.id, message.step_id, message.may_reject, {}}, *key);
+}
+
+absl::Status TensorResponder::OnWatch(absl::string_view body) {
+  FERRY_ASSIGN_OR_RETURN(const WatchMessage watch, DecodeWatch(body));
+  // A receive for which no value can be sent; what ends it ends the watch.
+  const auto worker = [](const PeerId& peer) {
+    return TaskName{.job = "worker", .replica = 0, .task = peer.node_id};
+  };
+  return StartTransfer({watch.id, watch.step_id, /*may_reject=*/false, {}},
+                       RendezvousKey::StepEnd(worker(context_.self.peer),
+                                              context_.self.peer.incarnation,
+                                              worker(consumer_.peer)));
+}
+
+absl::Status TensorResponder::StartTransfer(const RequestMessage& message,
+                                            const RendezvousKey& key) {
   const OutgoingTransferPtr transfer = std::allocate_shared<OutgoingTransfer>(
       RecyclingAllocator<OutgoingTransfer>(), shared_from_this(), message, key);
   {
@@ -255,6 +317,9 @@ absl::Status TensorResponder::OnRejected(absl::string_view body) {
   const absl::Status why(rejected.status.code(),
                          absl::StrCat(Describe(consumer_.peer), " did not take what it was sent: ",
                                       rejected.status.message()));
+  if ((rejected.id & kEagerRejectedBit) != 0 && outbox_ != nullptr) {
+    return outbox_->OnRejected(*channel_, rejected.id, why);
+  }
   const OutgoingTransferPtr transfer = TakeSent(rejected.id);
   FERRY_LOG_DEBUG(kTransport, "tensor rejected: peer={} step={} request={} reason={} key={}",
                   consumer_.peer.node_id,
@@ -368,6 +433,9 @@ void TensorResponder::OnClosed(const absl::Status& why) {
       transfer->Advance(OutgoingState::kFinished);
     }
     flushes.swap(flushes_);
+  }
+  if (outbox_ != nullptr) {
+    if (outbox_->OnClosed(*channel_, why)) context_.eager->ClearConnected(consumer_.peer, outbox_);
   }
   for (const OutgoingTransferPtr& transfer : waiting) transfer->Cancel();
   for (const OutgoingTransferPtr& transfer : sent) {

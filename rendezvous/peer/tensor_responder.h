@@ -29,6 +29,8 @@
 
 namespace ferry {
 
+class EagerOutbox;
+
 // For one consumer. A value that it has requested is sent to it; if it disconnects, values not yet
 // matched stay for others. The On... methods are called on the loop, like those of ControlHandler.
 class TensorResponder final : public std::enable_shared_from_this<TensorResponder> {
@@ -39,13 +41,17 @@ class TensorResponder final : public std::enable_shared_from_this<TensorResponde
                   std::string descriptors_unavailable_reason, std::shared_ptr<LatencyProbe> ping);
   ~TensorResponder();
 
-  void OnOpen(std::shared_ptr<ControlChannel> channel);
+  //   limits: the consumer receives values before it requests them; none: it does not.
+  void OnOpen(std::shared_ptr<ControlChannel> channel,
+              const std::optional<EagerLimits>& limits = {});
   absl::Status OnFrame(uint16_t type, absl::string_view body, absl::Span<UniqueFd> descriptors);
   void OnClosed(const absl::Status& why);
 
   // Tensors that are exposed, not received yet, and would be lost if this process exited now.
   size_t unfinished() const ABSL_LOCKS_EXCLUDED(mu_);
   const Endpoint& consumer() const { return consumer_; }
+  // An EAGER of the other direction acknowledges those values.
+  absl::Status OnEagerAcknowledged(const EagerRange& range);
   // The path of a tensor of `bytes` in host memory to the consumer, and why not others. Also starts
   // a latency measurement of the control channel, for the next call.
   //   Errors: as ExplainPath.
@@ -100,6 +106,11 @@ class TensorResponder final : public std::enable_shared_from_this<TensorResponde
 
  private:
   absl::Status OnRequest(absl::string_view body);
+  absl::Status OnNamedRequest(absl::string_view body);
+  // The consumer waits for the end of a step.
+  absl::Status OnWatch(absl::string_view body);
+  absl::Status StartTransfer(const RequestMessage& message, const RendezvousKey& key)
+      ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status OnControlMessage(absl::string_view body);
   // The consumer could not fetch an exposed tensor.
   absl::Status OnRetry(absl::string_view body);
@@ -115,6 +126,8 @@ class TensorResponder final : public std::enable_shared_from_this<TensorResponde
   // Constant after OnOpen, which is called first.
   const TransferContext& context_;
   const Endpoint consumer_;
+  // Null: everything is requested.
+  EagerOutbox* const outbox_;
   const TransportNumbers numbers_;
   const bool sends_checksums_;
   const std::shared_ptr<LatencyProbe> ping_;

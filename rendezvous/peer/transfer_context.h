@@ -14,6 +14,8 @@
 
 namespace ferry {
 
+class EagerPeers;
+
 // Shared by both ends of all control channels; outlives them.
 struct TransferContext {
   Endpoint self;
@@ -28,6 +30,8 @@ struct TransferContext {
   bool checksum = false;
   // For tensors in GPU memory; null: this process uses no GPUs.
   Gpus* gpus = nullptr;
+  // For values that are sent before they are requested; null: all are requested.
+  EagerPeers* eager = nullptr;
   // Clock for cost measurements.
   const Clock* clock = &SteadyClock();
   // Timeout for a peer's HELLO, and for an obstacle to a control channel to disappear.

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+// EagerLinks: what a step needs of the protocol that sends small values before they are requested.
+#ifndef FERRY_RENDEZVOUS_EAGER_LINK_H_
+#define FERRY_RENDEZVOUS_EAGER_LINK_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+
+#include "rendezvous/device_name.h"
+#include "rendezvous/key.h"
+#include "rendezvous/value.h"
+#include "tensor/tensor.h"
+
+namespace ferry {
+
+class RemoteRendezvous;
+
+// The producer's side for one consumer. Thread-safe.
+class EagerProducer {
+ public:
+  struct Offer {
+    RemoteRendezvous& step;
+    const RendezvousKey& key;
+    const Tensor& tensor;
+    const SendArgs& args;
+    bool is_dead = false;
+    // Earlier values of that key are queued.
+    bool is_behind_another = false;
+    // The step's deferred receives have been started.
+    bool is_step_serving = true;
+  };
+
+  virtual ~EagerProducer() = default;
+  // Sends the value if the consumer need not request it. Called with the lock of the key's shard
+  // held, while no receive waits for the key, so it calls nothing out. False: queue it.
+  virtual bool TrySend(const Offer& offer) = 0;
+  // To be called after TrySend, with no lock held.
+  virtual void AfterSend() = 0;
+
+  // The step's deferred receives have been started.
+  virtual void OnStepServing(int64_t step_id) = 0;
+  // The step is being closed: asks for acknowledgements of what was sent.
+  virtual void StartFlush(int64_t step_id) = 0;
+  // The step is over here, and sends nothing more. Values that were not received are recorded as
+  // lost, with that status.
+  virtual void OnStepEnd(RemoteRendezvous& step, const absl::Status& why) = 0;
+};
+
+// The consumer's side for one incarnation of a producer. Thread-safe.
+class EagerConsumer {
+ public:
+  enum class Route {
+    // In the step's table of arrivals.
+    kWait,
+    // It is to be requested, and then OnRequested called.
+    kRequest,
+    // The step is over at the producer.
+    kFail,
+  };
+
+  virtual ~EagerConsumer() = default;
+  // Decides about a receive for which no value has arrived. Called with the lock of the key's shard
+  // in the table of arrivals held. `why` is set for kFail.
+  virtual Route OnReceive(RemoteRendezvous& step, const RendezvousKey& key, absl::Status& why) = 0;
+  // A receive that waits in the table is taken out of it, to be requested. Called with the same
+  // lock held.
+  virtual void OnConverted(const RendezvousKey& key) = 0;
+  // A request was passed on, or has failed.
+  virtual void OnRequested() = 0;
+  // A value that has arrived is taken by that receive: returns the receive's status. Called with
+  // the same lock held.
+  virtual absl::Status OnTaken(Tensor& tensor, SendArgs& args, const RecvArgs& recv_args) = 0;
+  // To be called after OnReceive and OnTaken, with no lock held.
+  virtual void AfterReceive() = 0;
+  // The step is over here; its receives have ended, and what has arrived was dropped.
+  virtual void OnStepEnd(int64_t step_id) = 0;
+  // For a receive that waits in the table. Human-readable.
+  virtual std::string Phase() const = 0;
+};
+
+// The links of a process. Thread-safe. They live as long as this does, whether connected or not.
+class EagerLinks {
+ public:
+  virtual ~EagerLinks() = default;
+  // Null: nothing is sent to that task before it is requested. May be called with a lock held.
+  virtual EagerProducer* ProducerFor(const TaskName& consumer) = 0;
+  // Null: everything is requested.
+  virtual EagerConsumer* ConsumerFor(const RendezvousKey& key) = 0;
+};
+
+}  // namespace ferry
+
+#endif  // FERRY_RENDEZVOUS_EAGER_LINK_H_

@@ -1,0 +1,449 @@
+// SPDX-License-Identifier: Apache-2.0
+// Arrival of values, and the receives that wait for them.
+#include "rendezvous/peer/eager_inbox.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+
+#include "base/logging.h"
+#include "base/recycled.h"
+#include "base/status_macros.h"
+#include "rendezvous/peer/peer_protocol.h"
+#include "rendezvous/peer/rejection.h"
+#include "rendezvous/rendezvous_manager.h"
+#include "tensor/check_values.h"
+#include "transport/eager_threshold.h"
+
+namespace ferry {
+
+// The device context of a value that waits in the table of arrivals.
+class EagerInbox::Kept final : public DeviceContext {
+ public:
+  Kept(const EagerReceiver::Arrival& arrival, uint64_t epoch) : arrival(arrival), epoch(epoch) {}
+
+  const EagerReceiver::Arrival arrival;
+  const uint64_t epoch;
+};
+
+// A record of an EAGER frame, until its value is taken or kept.
+class EagerInbox::FromFrame final : public LocalRendezvous::Arrival {
+ public:
+  FromFrame(EagerInbox& inbox, RemoteRendezvous& step, const EagerRecord& record)
+      : inbox_(inbox), step_(step), record_(record) {}
+
+  absl::Status Match(const RecvArgs& args, Tensor& tensor) override {
+    absl::Status status = inbox_.Check(record_.header, record_.is_dead, args);
+    if (status.ok() && !record_.is_dead) {
+      const bool is_direct = args.destination.is_valid() && args.destination->is_on_host();
+      if (is_direct) tensor = *args.destination;
+      status = Copy(tensor);
+    }
+    SpinLockHolder lock(&inbox_.mu_);
+    const absl::StatusOr<EagerReceiver::Arrival> arrival = Admit();
+    if (!arrival.ok()) return arrival.status();
+    inbox_.Finish(*arrival, status);
+    return status;
+  }
+
+  absl::Status Queue(Tensor& tensor, SendArgs& args) override {
+    if (!record_.is_dead) FERRY_RETURN_IF_ERROR(Copy(tensor));
+    SpinLockHolder lock(&inbox_.mu_);
+    FERRY_ASSIGN_OR_RETURN(const EagerReceiver::Arrival arrival, Admit());
+    args.device_context =
+        std::allocate_shared<Kept>(RecyclingAllocator<Kept>(), arrival, inbox_.epoch_);
+    return absl::OkStatus();
+  }
+
+  // The producer has violated the protocol; OK: it has not.
+  const absl::Status& violation() const { return violation_; }
+
+ private:
+  absl::Status Copy(Tensor& tensor) {
+    const TensorHeader& header = record_.header;
+    if (!tensor.is_valid()) {
+      FERRY_ASSIGN_OR_RETURN(tensor, Tensor::Allocate(header.dtype, header.shape));
+    }
+    if (header.bytes == 0) return absl::OkStatus();
+    absl::Status status = CopyValues(
+        header.dtype, record_.payload.data(), header.bytes, tensor.mutable_data(), [&header] {
+          return absl::StrCat(DataTypeName(header.dtype), ToString(header.shape));
+        });
+    // The producer checks values before it sends them.
+    if (!status.ok()) violation_ = status;
+    return status;
+  }
+
+  absl::StatusOr<EagerReceiver::Arrival> Admit() ABSL_EXCLUSIVE_LOCKS_REQUIRED(inbox_.mu_) {
+    absl::StatusOr<EagerReceiver::Arrival> arrival = inbox_.receiver_.OnArrival(record_);
+    if (!arrival.ok()) {
+      violation_ = arrival.status();
+    } else if (arrival->is_new_step) {
+      // The abort of the step waits for the shard's lock, so it is not over.
+      step_.AddConsumer(inbox_);
+    }
+    return arrival;
+  }
+
+  EagerInbox& inbox_;
+  RemoteRendezvous& step_;
+  const EagerRecord& record_;
+  absl::Status violation_;
+};
+
+bool EagerInbox::IsFromProducer(const RendezvousKey& key) const {
+  return key.src().task.task == producer_.node_id &&
+         key.src_incarnation() == producer_.incarnation;
+}
+
+void EagerInbox::OnOpen(std::shared_ptr<ControlChannel> channel) {
+  bool had_channel = false;
+  {
+    SpinLockHolder lock(&mu_);
+    had_channel = channel_ != nullptr;
+    if (had_channel) Reset();
+  }
+  if (had_channel) {
+    EndWaiting(absl::UnavailableError(
+        absl::StrCat(Describe(producer_), " has opened another connection")));
+  }
+  SpinLockHolder lock(&mu_);
+  channel_ = std::move(channel);
+  receiver_.Start();
+  SendOutput();
+}
+
+void EagerInbox::Reset() {
+  const uint64_t requests = receiver_.requests_being_sent();
+  receiver_ = EagerReceiver(limits_);
+  receiver_.AddRequestsBeingSent(requests);
+  channel_.reset();
+  unsent_watches_.clear();
+  watches_.clear();
+  ++epoch_;
+}
+
+void EagerInbox::OnClosed(const ControlChannel& channel, const absl::Status& why) {
+  {
+    SpinLockHolder lock(&mu_);
+    if (!IsCurrent(channel)) return;
+    Reset();
+  }
+  EndWaiting(absl::Status(
+      why.code(), absl::StrCat(why.message(), " (while its value was waited for)")));
+}
+
+void EagerInbox::EndWaiting(const absl::Status& why) {
+  for (const auto& step : context_.manager->Steps()) {
+    step->EndWaiting(
+        [&](const RendezvousKey& key) { return IsFromProducer(key) ? why : absl::OkStatus(); });
+  }
+}
+
+void EagerInbox::BeforeClose() {
+  SpinLockHolder lock(&mu_);
+  SendOutput(/*all=*/true);
+}
+
+void EagerInbox::HoldRequests() {
+  SpinLockHolder lock(&mu_);
+  receiver_.AddRequestsBeingSent(1);
+}
+
+uint32_t EagerInbox::NumberForRequest(const ControlChannel& channel,
+                                      const RendezvousKey& key) const {
+  SpinLockHolder lock(&mu_);
+  return IsCurrent(channel) ? receiver_.NumberForRequest(key) : 0;
+}
+
+EagerConsumer::Route EagerInbox::OnReceive(RemoteRendezvous& step, const RendezvousKey& key,
+                                           absl::Status& why) {
+  SpinLockHolder lock(&mu_);
+  if (channel_ == nullptr) {
+    receiver_.AddRequestsBeingSent(1);
+    return Route::kRequest;
+  }
+  EagerReceiver::Decision decision = receiver_.OnReceive(step.step_id(), key);
+  if (decision.is_new_step) step.AddConsumer(*this);
+  if (decision.needs_watch) {
+    unsent_watches_.push_back(step.step_id());
+    NoteLinger();
+  }
+  switch (decision.route) {
+    case EagerReceiver::Route::kWait:
+      return Route::kWait;
+    case EagerReceiver::Route::kRequest:
+      return Route::kRequest;
+    case EagerReceiver::Route::kFail:
+      why = std::move(decision.status);
+      return Route::kFail;
+  }
+  return Route::kRequest;
+}
+
+void EagerInbox::OnConverted(const RendezvousKey& key) {
+  SpinLockHolder lock(&mu_);
+  (void)key;
+  receiver_.AddRequestsBeingSent(1);
+}
+
+void EagerInbox::OnRequested() {
+  SpinLockHolder lock(&mu_);
+  receiver_.OnRequestSent();
+  SendOutput();
+}
+
+absl::Status EagerInbox::Check(const TensorHeader& header, bool is_dead,
+                               const RecvArgs& args) const {
+  if (is_dead) return absl::OkStatus();
+  if (context_.policy.forbids_tcp() && header.bytes > kEagerMaxTcpForbidden) {
+    return NotRequired(InlineTransport(*context_.transports), context_.policy.require, producer_,
+                       context_.self.peer);
+  }
+  const Destination& wanted = args.destination;
+  if (wanted.is_valid() && (wanted->dtype() != header.dtype || wanted->bytes() != header.bytes)) {
+    return WrongDestination(header, *wanted);
+  }
+  return absl::OkStatus();
+}
+
+void EagerInbox::Finish(const EagerReceiver::Arrival& arrival, const absl::Status& status) {
+  if (status.ok()) {
+    receiver_.OnTaken(arrival);
+  } else {
+    const uint64_t id = receiver_.OnRejected(arrival);
+    if (channel_ != nullptr) {
+      CloseOnError(SendRejected(*channel_, {.id = id, .status = status, .step_id = arrival.step_id,
+                                            .key = {}}));
+    }
+  }
+  SendOutput();
+  NoteLinger();
+}
+
+absl::Status EagerInbox::OnTaken(Tensor& tensor, SendArgs& args, const RecvArgs& recv_args) {
+  // Only this class puts values into the table of arrivals.
+  const std::shared_ptr<const Kept> kept =
+      std::static_pointer_cast<const Kept>(std::move(args.device_context));
+  args.device_context.reset();
+  TensorHeader header;
+  if (tensor.is_valid()) header = {tensor.dtype(), tensor.shape(), tensor.bytes()};
+  absl::Status status = Check(header, !tensor.is_valid(), recv_args);
+  SpinLockHolder lock(&mu_);
+  if (kept->epoch == epoch_ && receiver_.has_step(kept->arrival.step_id)) {
+    Finish(kept->arrival, status);
+  }
+  return status;
+}
+
+void EagerInbox::Drop() {
+  const EagerReceiver::StepEnd end = receiver_.OnDropped();
+  if (!end.acks.empty()) CloseOnError(SendEagerAck(*channel_, end.acks));
+}
+
+void EagerInbox::SendOutput(bool all) {
+  if (channel_ == nullptr || !(all || receiver_.has_output())) return;
+  const EagerReceiver::Output output = receiver_.TakeOutput(all);
+  absl::Status status;
+  if (!output.acks.empty()) status = SendEagerAck(*channel_, output.acks);
+  for (const EagerScope& scope : output.pushes) {
+    FERRY_LOG_DEBUG(kTransport, "values awaited: peer={} scope={}", producer_.node_id,
+                    ToString(scope));
+    if (status.ok()) status = SendEagerPush(*channel_, scope);
+  }
+  CloseOnError(status);
+}
+
+void EagerInbox::CloseOnError(const absl::Status& status) {
+  if (!status.ok()) channel_->Close(status);
+}
+
+void EagerInbox::NoteLinger() {
+  if (channel_ == nullptr || is_timer_running_) return;
+  if (unsent_watches_.empty() && !receiver_.has_acks()) return;
+  needs_timer_.store(true, std::memory_order_relaxed);
+}
+
+void EagerInbox::StartTimer() {
+  {
+    SpinLockHolder lock(&mu_);
+    needs_timer_.store(false, std::memory_order_relaxed);
+    if (is_timer_running_) return;
+    is_timer_running_ = true;
+  }
+  run_after_(kLinger, [this] { OnTimer(); });
+}
+
+void EagerInbox::OnTimer() {
+  SpinLockHolder lock(&mu_);
+  is_timer_running_ = false;
+  if (channel_ == nullptr) return;
+  for (const int64_t step_id : unsent_watches_) {
+    const uint64_t id = kWatchBit | ++last_watch_;
+    watches_.emplace(id, step_id);
+    CloseOnError(SendWatch(*channel_, id, step_id));
+  }
+  unsent_watches_.clear();
+  SendOutput(/*all=*/true);
+}
+
+void EagerInbox::OnStepEnd(int64_t step_id) {
+  SpinLockHolder lock(&mu_);
+  const EagerReceiver::StepEnd end = receiver_.OnStepEnd(step_id);
+  const auto unsent = std::find(unsent_watches_.begin(), unsent_watches_.end(), step_id);
+  const bool was_sent = unsent == unsent_watches_.end();
+  if (!was_sent) unsent_watches_.erase(unsent);
+  if (channel_ == nullptr) return;
+  absl::Status status;
+  if (end.has_watch && was_sent) {
+    for (auto& [id, watched] : watches_) {
+      if (watched == step_id) status.Update(SendId(*channel_, PeerMessageType::kCancel, id));
+    }
+  }
+  // What was received, first: the rest of the step counts as lost.
+  if (!end.acks.empty()) status.Update(SendEagerAck(*channel_, end.acks));
+  if (end.is_refused) status.Update(SendStepRefused(*channel_, step_id));
+  CloseOnError(status);
+  SendOutput(/*all=*/true);
+}
+
+std::string EagerInbox::Phase() const {
+  return absl::StrCat("waiting for ", Describe(producer_), ", which has not sent it");
+}
+
+absl::Status EagerInbox::OnEager(const ControlChannel& channel, absl::string_view body,
+                                 absl::FunctionRef<absl::Status(const EagerRange&)> acknowledge) {
+  int64_t step_id = 0;
+  std::shared_ptr<RemoteRendezvous> step;
+  bool is_current = true;
+  absl::Status status = DecodeEager(
+      body,
+      [&](const EagerHead& head) -> absl::Status {
+        step_id = head.step_id;
+        {
+          SpinLockHolder lock(&mu_);
+          is_current = IsCurrent(channel);
+          if (!is_current) return absl::OkStatus();
+          FERRY_RETURN_IF_ERROR(receiver_.OnEager(head));
+        }
+        if (head.acked_count != 0) {
+          FERRY_RETURN_IF_ERROR(acknowledge({head.acked_first, head.acked_count}));
+        }
+        absl::StatusOr<std::shared_ptr<RemoteRendezvous>> found =
+            context_.manager->Find(step_id);
+        if (found.ok()) step = *std::move(found);
+        return absl::OkStatus();
+      },
+      [&](const EagerRecord& record) -> absl::Status {
+        if (!is_current) return absl::OkStatus();
+        if (record.is_serialized || record.has_checksum) {
+          return absl::InvalidArgumentError(
+              "EAGER: a serialized value, or one with a checksum, on a connection without them");
+        }
+        mu_.Lock();
+        const absl::StatusOr<RendezvousKey> key = receiver_.OnRecord(record);
+        mu_.Unlock();
+        FERRY_RETURN_IF_ERROR(key.status());
+        if (!record.text.empty() &&
+            !(IsFromProducer(*key) && key->dst().task.task == context_.self.peer.node_id)) {
+          return absl::InvalidArgumentError("EAGER: a value for or from another node");
+        }
+        FERRY_LOG_DEBUG(kTransport, "value arrived: peer={} step={} bytes={} key={}",
+                        producer_.node_id, step_id, record.payload.size(),
+                        absl::CEscape(key->text()));
+        if (step != nullptr) {
+          FromFrame arrival(*this, *step, record);
+          const absl::Status arrived = step->Arrive(*key, record.is_dead, arrival);
+          if (!arrival.violation().ok()) return arrival.violation();
+          if (arrived.ok()) return absl::OkStatus();
+        }
+        SpinLockHolder lock(&mu_);
+        if (IsCurrent(channel)) Drop();
+        return absl::OkStatus();
+      });
+  AfterReceive();
+  return status;
+}
+
+absl::Status EagerInbox::OnPull(const ControlChannel& channel, absl::string_view body) {
+  FERRY_ASSIGN_OR_RETURN(const EagerPullMessage pull, DecodeEagerPull(body));
+  std::shared_ptr<RemoteRendezvous> step;
+  if (pull.scope.kind == EagerScopeKind::kStep) {
+    absl::StatusOr<std::shared_ptr<RemoteRendezvous>> found =
+        context_.manager->Find(pull.scope.step_id);
+    if (found.ok()) step = *std::move(found);
+  }
+  std::optional<RendezvousKey> key;
+  {
+    SpinLockHolder lock(&mu_);
+    if (!IsCurrent(channel)) return absl::OkStatus();
+    FERRY_ASSIGN_OR_RETURN(const bool converts, receiver_.OnPull(pull, step == nullptr));
+    if (step != nullptr && !step->AddConsumer(*this)) receiver_.OnStepEnd(pull.scope.step_id);
+    if (pull.scope.kind == EagerScopeKind::kName) key = *receiver_.FindName(pull.scope.name);
+    if (!pull.definition.empty() &&
+        !(IsFromProducer(*key) && key->dst().task.task == context_.self.peer.node_id)) {
+      return absl::InvalidArgumentError("PULL: a name for or from another node");
+    }
+    if (!converts) {
+      SendOutput();
+      return absl::OkStatus();
+    }
+    // No PUSH before every receive that waits has been requested.
+    receiver_.AddRequestsBeingSent(1);
+  }
+  FERRY_LOG_DEBUG(kTransport, "values are requested: peer={} scope={}", producer_.node_id,
+                  ToString(pull.scope));
+  const auto matches = [&](const RendezvousKey& each) {
+    return key.has_value() ? each == *key : IsFromProducer(each);
+  };
+  if (pull.scope.kind == EagerScopeKind::kStep) {
+    if (step != nullptr) step->RequestWaiting(*this, matches);
+  } else {
+    for (const auto& each : context_.manager->Steps()) each->RequestWaiting(*this, matches);
+  }
+  OnRequested();
+  return absl::OkStatus();
+}
+
+absl::Status EagerInbox::OnAckNow(const ControlChannel& channel, absl::string_view body) {
+  FERRY_ASSIGN_OR_RETURN(const int64_t step_id, DecodeAckNow(body));
+  SpinLockHolder lock(&mu_);
+  if (!IsCurrent(channel)) return absl::OkStatus();
+  receiver_.OnAckNow(step_id);
+  SendOutput();
+  return absl::OkStatus();
+}
+
+absl::Status EagerInbox::OnWatchEnded(const ControlChannel& channel, uint64_t id,
+                                      const absl::Status& status) {
+  int64_t step_id = 0;
+  {
+    SpinLockHolder lock(&mu_);
+    if (!IsCurrent(channel)) return absl::OkStatus();
+    const auto found = watches_.find(id);
+    if (found == watches_.end()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("an answer to WATCH ", id & ~kWatchBit, ", which waits for none"));
+    }
+    step_id = found->second;
+    watches_.erase(found);
+    // Does nothing if the step is over here too.
+    receiver_.OnWatchEnded(step_id, status);
+  }
+  const auto step = context_.manager->FindOpen(step_id);
+  if (step == nullptr) return absl::OkStatus();
+  step->EndWaiting(
+      [&](const RendezvousKey& key) { return IsFromProducer(key) ? status : absl::OkStatus(); });
+  return absl::OkStatus();
+}
+
+TableSizes EagerInbox::InnerTableSizes() const {
+  SpinLockHolder lock(&mu_);
+  TableSizes sizes = receiver_.InnerTableSizes();
+  sizes["eager_receiver.watches"] = watches_.size() + unsent_watches_.size();
+  return sizes;
+}
+
+}  // namespace ferry

@@ -1,0 +1,311 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sending of values, and the frames that allow or acknowledge it.
+#include "rendezvous/peer/eager_outbox.h"
+
+#include <algorithm>
+#include <string>
+
+#include "absl/container/inlined_vector.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+
+#include "base/logging.h"
+#include "base/status_macros.h"
+#include "rendezvous/rendezvous_manager.h"
+#include "tensor/check_values.h"
+#include "transport/eager_threshold.h"
+
+namespace ferry {
+
+void EagerOutbox::OnOpen(std::shared_ptr<ControlChannel> channel, const EagerLimits& limits,
+                         const SizeLimits& sizes) {
+  Deferred deferred;
+  {
+    SpinLockHolder lock(&mu_);
+    // The peer has opened another control channel, and this side has not noticed the end of the
+    // last one yet.
+    if (channel_ != nullptr) Reset(deferred);
+    channel_ = std::move(channel);
+    sizes_ = sizes;
+    sender_.emplace(limits);
+  }
+  Run(std::move(deferred), absl::UnavailableError("the peer has opened another connection"));
+}
+
+bool EagerOutbox::OnClosed(const ControlChannel& channel, const absl::Status& why) {
+  Deferred deferred;
+  {
+    SpinLockHolder lock(&mu_);
+    if (!IsCurrent(channel)) return false;
+    Reset(deferred);
+  }
+  Run(std::move(deferred), why);
+  return true;
+}
+
+void EagerOutbox::Reset(Deferred& deferred) {
+  is_started_.store(false, std::memory_order_relaxed);
+  sender_->OnChannelEnd([&](uint64_t, const EagerSender::Record& record) {
+    deferred.losses.push_back({record.step_id, record.key});
+  });
+  for (auto& [step_id, operation] : operations_) deferred.ended.push_back(std::move(operation));
+  operations_.clear();
+  sender_.reset();
+  channel_.reset();
+}
+
+void EagerOutbox::Run(Deferred deferred, const absl::Status& why) {
+  // Before the operations end: the thread that waits for those then asks what was lost.
+  for (const Loss& loss : deferred.losses) {
+    context_.manager->RecordSendFailure(loss.step_id, loss.key, why);
+  }
+}
+
+bool EagerOutbox::IsEager(const Offer& offer) const {
+  if (offer.args.device_context != nullptr) return false;
+  if (offer.is_dead) return true;
+  const Tensor& tensor = offer.tensor;
+  if (!tensor.is_on_host() || !IsFixedSize(tensor.dtype()) ||
+      tensor.shape().rank() > kMaxEagerRank) {
+    return false;
+  }
+  const bool is_in_arena = tensor.buffer() != nullptr && tensor.buffer()->arena() != nullptr;
+  return tensor.bytes() <= (is_in_arena ? sizes_.in_arena : sizes_.elsewhere) &&
+         CheckValues(tensor).ok();
+}
+
+bool EagerOutbox::TrySend(const Offer& offer) {
+  if (!is_started_.load(std::memory_order_acquire)) return false;
+  const int64_t step_id = offer.step.step_id();
+  SpinLockHolder lock(&mu_);
+  if (!sender_.has_value() || !is_started_.load(std::memory_order_relaxed)) return false;
+  EagerSender::Value value;
+  value.bytes = offer.is_dead ? 0 : offer.tensor.bytes();
+  value.is_eager = IsEager(offer);
+  value.is_behind_another = offer.is_behind_another;
+  value.is_step_serving = offer.is_step_serving;
+  value.is_channel_full = channel_->queued_bytes() > kEagerBacklog;
+  value.since = context_.clock->CoarseNanos();
+  const EagerSender::Decision decision = sender_->Send(step_id, offer.key, value);
+  if (decision.is_new_step && !offer.step.AddProducer(*this)) {
+    // Cannot happen with the shard's lock held, since the abort waits for it.
+    FERRY_LOG_ERROR(kTransport, "value sent in a step that is over: step={}", step_id);
+  }
+  if (decision.needs_drain) needs_drain_.store(true, std::memory_order_relaxed);
+  absl::Status status;
+  for (const EagerPullMessage& pull : decision.pulls) {
+    FERRY_LOG_DEBUG(kTransport, "values to be requested: peer={} scope={}", consumer_.node_id,
+                    ToString(pull.scope));
+    status.Update(SendEagerPull(*channel_, pull));
+  }
+  if (decision.is_sent && status.ok()) status = SendValue(offer, decision);
+  // Also one that begins its first value only now.
+  const bool asks_for_acks = decision.asks_for_acks ||
+                             (decision.is_sent && offer.step.is_flushing() &&
+                              sender_->StartFlush(step_id));
+  if (asks_for_acks && status.ok()) status = SendAckNow(*channel_, step_id);
+  if (status.ok()) {
+    if (decision.is_first_unacknowledged) {
+      operations_[step_id].Begin(offer.step.operations());
+    }
+    return decision.is_sent;
+  }
+  // A frame is missing, so the control channel cannot be used any more. The value stays here.
+  channel_->Close(status);
+  if (decision.is_sent) sender_->OnRejected(kEagerRejectedBit | decision.sequence).IgnoreError();
+  return false;
+}
+
+absl::Status EagerOutbox::SendValue(const Offer& offer, const EagerSender::Decision& decision) {
+  EagerHead head;
+  head.step_id = offer.step.step_id();
+  head.sequence = static_cast<uint32_t>(decision.sequence);
+  head.count = 1;
+  EagerRecord record;
+  record.name = decision.name;
+  if (decision.name == 0 || decision.defines_name) record.text = offer.key.text();
+  record.is_dead = offer.is_dead;
+  if (!offer.is_dead) {
+    record.header = {offer.tensor.dtype(), offer.tensor.shape(), offer.tensor.bytes()};
+    record.payload = {static_cast<const char*>(offer.tensor.data()), offer.tensor.bytes()};
+  }
+  FERRY_LOG_DEBUG(kTransport, "value sent before its request: peer={} step={} value={} key={}",
+                  consumer_.node_id, head.step_id, decision.sequence,
+                  absl::CEscape(offer.key.text()));
+  return SendEagerValue(*channel_, head, record);
+}
+
+void EagerOutbox::Drain() {
+  while (true) {
+    std::optional<std::pair<int64_t, RendezvousKey>> next;
+    {
+      SpinLockHolder lock(&mu_);
+      needs_drain_.store(false, std::memory_order_relaxed);
+      if (sender_.has_value()) next = sender_->NextToDrain();
+    }
+    if (!next.has_value()) return;
+    const auto step = context_.manager->FindOpen(next->first);
+    if (step != nullptr) step->OfferQueued(next->second, *this);
+  }
+}
+
+absl::Status EagerOutbox::OnPush(const ControlChannel& channel, absl::string_view body) {
+  FERRY_ASSIGN_OR_RETURN(const EagerScope scope, DecodeEagerPush(body));
+  EagerSender::Scan scan;
+  {
+    SpinLockHolder lock(&mu_);
+    if (!IsCurrent(channel)) return absl::OkStatus();
+    FERRY_ASSIGN_OR_RETURN(scan, sender_->OnPush(scope));
+    is_started_.store(true, std::memory_order_release);
+  }
+  FERRY_LOG_DEBUG(kTransport, "values need no request: peer={} scope={}", consumer_.node_id,
+                  ToString(scope));
+  if (scan.is_needed) {
+    const TaskName consumer = {.job = "worker", .replica = 0, .task = consumer_.node_id};
+    for (const auto& step : context_.manager->Steps()) {
+      const auto add = [&](const RendezvousKey& key) {
+        SpinLockHolder lock(&mu_);
+        if (!IsCurrent(channel)) return;
+        if (sender_->AddToDrain(step->step_id(), key) && !step->AddProducer(*this)) {
+          sender_->OnStepEnd(step->step_id(), [](uint64_t, const EagerSender::Record&) {});
+        }
+      };
+      if (scan.key.has_value()) {
+        if (step->HasQueued(*scan.key)) add(*scan.key);
+      } else {
+        step->ForEachQueued(consumer, add);
+      }
+    }
+  }
+  Drain();
+  return absl::OkStatus();
+}
+
+void EagerOutbox::OnStepServing(int64_t step_id) {
+  {
+    SpinLockHolder lock(&mu_);
+    if (sender_.has_value()) sender_->OnStepServing(step_id);
+  }
+  Drain();
+}
+
+void EagerOutbox::EndIfReceived(int64_t step_id, std::vector<StepOperation>& ended) {
+  if (sender_->unacknowledged(step_id) != 0) return;
+  const auto found = operations_.find(step_id);
+  if (found == operations_.end()) return;
+  ended.push_back(std::move(found->second));
+  operations_.erase(found);
+}
+
+absl::Status EagerOutbox::OnAck(const ControlChannel& channel, absl::string_view body) {
+  FERRY_ASSIGN_OR_RETURN(const std::vector<EagerRange> ranges, DecodeEagerAck(body));
+  for (const EagerRange& range : ranges) FERRY_RETURN_IF_ERROR(OnAcknowledged(channel, range));
+  return absl::OkStatus();
+}
+
+absl::Status EagerOutbox::OnAcknowledged(const ControlChannel& channel, const EagerRange& range) {
+  std::vector<StepOperation> ended;
+  {
+    SpinLockHolder lock(&mu_);
+    if (!IsCurrent(channel)) return absl::OkStatus();
+    absl::InlinedVector<int64_t, 4> steps;
+    FERRY_RETURN_IF_ERROR(
+        sender_->OnAck(range, [&steps](uint64_t, const EagerSender::Record& record) {
+          if (steps.empty() || steps.back() != record.step_id) steps.push_back(record.step_id);
+        }));
+    for (const int64_t step_id : steps) EndIfReceived(step_id, ended);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status EagerOutbox::OnRejected(const ControlChannel& channel, uint64_t id,
+                                     const absl::Status& why) {
+  Deferred deferred;
+  {
+    SpinLockHolder lock(&mu_);
+    if (!IsCurrent(channel)) return absl::OkStatus();
+    FERRY_ASSIGN_OR_RETURN(const std::optional<EagerSender::Record> record,
+                           sender_->OnRejected(id));
+    if (!record.has_value()) return absl::OkStatus();
+    FERRY_LOG_DEBUG(kTransport, "tensor rejected: peer={} step={} value={} reason={} key={}",
+                    consumer_.node_id, record->step_id, id & ~kEagerRejectedBit, why,
+                    absl::CEscape(record->key.text()));
+    deferred.losses.push_back({record->step_id, record->key});
+    EndIfReceived(record->step_id, deferred.ended);
+  }
+  Run(std::move(deferred), why);
+  return absl::OkStatus();
+}
+
+absl::Status EagerOutbox::OnStepRefused(const ControlChannel& channel, absl::string_view body) {
+  FERRY_ASSIGN_OR_RETURN(const int64_t step_id, DecodeStepRefused(body));
+  SpinLockHolder lock(&mu_);
+  if (IsCurrent(channel)) sender_->OnStepRefused(step_id);
+  return absl::OkStatus();
+}
+
+std::optional<RendezvousKey> EagerOutbox::FindName(const ControlChannel& channel,
+                                                   uint32_t name) const {
+  SpinLockHolder lock(&mu_);
+  const RendezvousKey* const key = IsCurrent(channel) ? sender_->FindName(name) : nullptr;
+  return key == nullptr ? std::nullopt : std::optional(*key);
+}
+
+void EagerOutbox::StartFlush(int64_t step_id) {
+  SpinLockHolder lock(&mu_);
+  if (!sender_.has_value() || !sender_->has_step(step_id) || !sender_->StartFlush(step_id)) return;
+  const absl::Status status = SendAckNow(*channel_, step_id);
+  if (!status.ok()) channel_->Close(status);
+}
+
+void EagerOutbox::OnStepEnd(RemoteRendezvous& step, const absl::Status& why) {
+  Deferred deferred;
+  {
+    SpinLockHolder lock(&mu_);
+    if (!sender_.has_value()) return;
+    sender_->OnStepEnd(step.step_id(), [&](uint64_t, const EagerSender::Record& record) {
+      deferred.losses.push_back({record.step_id, record.key});
+    });
+    const auto found = operations_.find(step.step_id());
+    if (found != operations_.end()) {
+      deferred.ended.push_back(std::move(found->second));
+      operations_.erase(found);
+    }
+  }
+  // The manager may have forgotten the step.
+  for (const Loss& loss : deferred.losses) step.RecordSendFailure(loss.key, why);
+}
+
+void EagerOutbox::ForEachTransfer(absl::Duration min_age, PendingVisitor visit) const {
+  std::vector<EagerSender::Record> records;
+  {
+    SpinLockHolder lock(&mu_);
+    if (!sender_.has_value()) return;
+    sender_->ForEachRecord([&records](uint64_t, const EagerSender::Record& record) {
+      records.push_back(record);
+    });
+  }
+  const int64_t now = context_.clock->CoarseNanos();
+  for (const EagerSender::Record& record : records) {
+    const absl::Duration age = absl::Nanoseconds(now - record.since);
+    if (age < min_age) continue;
+    visit({.step_id = record.step_id,
+           .key = record.key,
+           .side = PendingStepOp::Side::kTransfer,
+           .bytes = record.bytes,
+           .age = age,
+           .phase = absl::StrCat(
+               "sent to ", Describe(consumer_),
+               record.is_refused ? ", whose step is over" : "; not received there yet"),
+           .outlives_sender = false});
+  }
+}
+
+TableSizes EagerOutbox::InnerTableSizes() const {
+  SpinLockHolder lock(&mu_);
+  TableSizes sizes = sender_.has_value() ? sender_->InnerTableSizes() : TableSizes();
+  sizes["eager_sender.operations"] = operations_.size();
+  return sizes;
+}
+
+}  // namespace ferry

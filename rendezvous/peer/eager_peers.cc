@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+// Lookup of links.
+#include "rendezvous/peer/eager_peers.h"
+
+#include <utility>
+
+namespace ferry {
+namespace {
+
+// Task N of the job's workers is node N.
+bool IsNode(const TaskName& task) { return task.replica == 0 && task.job == "worker"; }
+
+}  // namespace
+
+EagerPeers::~EagerPeers() {
+  for (std::atomic<Chunk*>& chunk : chunks_) {
+    const std::unique_ptr<Chunk> owned(chunk.load());
+    if (owned == nullptr) continue;
+    for (std::atomic<Node*>& node : *owned) delete node.load();
+  }
+}
+
+EagerPeers::Node* EagerPeers::FindNode(int64_t node_id) const {
+  const auto number = static_cast<uint64_t>(node_id);
+  if (number >= kChunk * kChunk) return nullptr;
+  const Chunk* const chunk = chunks_[number / kChunk].load(std::memory_order_acquire);
+  return chunk == nullptr ? nullptr : (*chunk)[number % kChunk].load(std::memory_order_acquire);
+}
+
+EagerPeers::Node* EagerPeers::GetNode(int64_t node_id) {
+  if (Node* const found = FindNode(node_id); found != nullptr) return found;
+  const auto number = static_cast<uint64_t>(node_id);
+  if (number >= kChunk * kChunk) return nullptr;
+  auto node = std::make_unique<Node>();
+  auto made = std::make_unique<Chunk>();
+  SpinLockHolder lock(&mu_);
+  std::atomic<Chunk*>& chunk = chunks_[number / kChunk];
+  if (chunk.load() == nullptr) chunk.store(made.release(), std::memory_order_release);
+  std::atomic<Node*>& slot = (*chunk.load())[number % kChunk];
+  if (slot.load() == nullptr) slot.store(node.release(), std::memory_order_release);
+  return slot.load();
+}
+
+EagerPeers::Link* EagerPeers::GetLink(const PeerId& peer) {
+  Node* const node = GetNode(peer.node_id);
+  if (node == nullptr) return nullptr;
+  auto made = std::make_unique<Link>(context_, limits_, peer, run_after_);
+  SpinLockHolder lock(&node->mu);
+  for (const std::unique_ptr<Link>& each : node->links) {
+    if (each->peer == peer) return each.get();
+  }
+  if (node->links.size() >= kMaxLinks) return nullptr;
+  node->links.push_back(std::move(made));
+  return node->links.back().get();
+}
+
+EagerProducer* EagerPeers::ProducerFor(const TaskName& consumer) {
+  const Node* const node = FindNode(consumer.task);
+  if (node == nullptr || !IsNode(consumer)) return nullptr;
+  return node->connected.load(std::memory_order_acquire);
+}
+
+EagerConsumer* EagerPeers::ConsumerFor(const RendezvousKey& key) {
+  const TaskName& task = key.src().task;
+  const Node* const node = FindNode(task.task);
+  if (node != nullptr) {
+    EagerInbox* const inbox = node->inbox.load(std::memory_order_acquire);
+    if (inbox != nullptr && inbox->producer().incarnation == key.src_incarnation() &&
+        IsNode(task)) {
+      return inbox;
+    }
+  }
+  if (!IsNode(task) || task.task < 0 || task.task > INT32_MAX) return nullptr;
+  return InboxOf({static_cast<int32_t>(task.task), key.src_incarnation()});
+}
+
+EagerInbox* EagerPeers::InboxOf(const PeerId& producer) {
+  Link* const link = GetLink(producer);
+  if (link == nullptr) return nullptr;
+  FindNode(producer.node_id)->inbox.store(&link->inbox, std::memory_order_release);
+  return &link->inbox;
+}
+
+EagerOutbox* EagerPeers::OutboxOf(const PeerId& consumer) {
+  Link* const link = GetLink(consumer);
+  return link == nullptr ? nullptr : &link->outbox;
+}
+
+void EagerPeers::SetConnected(const PeerId& consumer, EagerOutbox* outbox) {
+  FindNode(consumer.node_id)->connected.store(outbox, std::memory_order_release);
+}
+
+void EagerPeers::ClearConnected(const PeerId& consumer, EagerOutbox* outbox) {
+  FindNode(consumer.node_id)->connected.compare_exchange_strong(outbox, nullptr);
+}
+
+void EagerPeers::ForEachLink(absl::FunctionRef<void(Link&)> visit) const {
+  for (const std::atomic<Chunk*>& chunk : chunks_) {
+    const Chunk* const nodes = chunk.load(std::memory_order_acquire);
+    if (nodes == nullptr) continue;
+    for (const std::atomic<Node*>& slot : *nodes) {
+      Node* const node = slot.load(std::memory_order_acquire);
+      if (node == nullptr) continue;
+      std::vector<Link*> links;
+      {
+        SpinLockHolder lock(&node->mu);
+        for (const std::unique_ptr<Link>& each : node->links) links.push_back(each.get());
+      }
+      for (Link* const link : links) visit(*link);
+    }
+  }
+}
+
+void EagerPeers::BeforeClose() {
+  ForEachLink([](Link& link) { link.inbox.BeforeClose(); });
+}
+
+void EagerPeers::ForEachTransfer(absl::Duration min_age, PendingVisitor visit) const {
+  ForEachLink([&](Link& link) { link.outbox.ForEachTransfer(min_age, visit); });
+}
+
+TableSizes EagerPeers::InnerTableSizes() const {
+  TableSizes sizes;
+  ForEachLink([&sizes](Link& link) {
+    for (const auto& [name, size] : link.outbox.InnerTableSizes()) sizes[name] += size;
+    for (const auto& [name, size] : link.inbox.InnerTableSizes()) sizes[name] += size;
+  });
+  return sizes;
+}
+
+}  // namespace ferry

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+// EagerPeers: the eager links of a process, by peer.
+#ifndef FERRY_RENDEZVOUS_PEER_EAGER_PEERS_H_
+#define FERRY_RENDEZVOUS_PEER_EAGER_PEERS_H_
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+
+#include "base/spin_lock.h"
+#include "base/table_sizes.h"
+#include "rendezvous/eager_link.h"
+#include "rendezvous/peer/eager_inbox.h"
+#include "rendezvous/peer/eager_outbox.h"
+
+namespace ferry {
+
+// Links are made on first use, one for each incarnation of a node, and live as long as this does:
+// looking one up takes no lock, and a pointer to it stays valid. Thread-safe.
+class EagerPeers final : public EagerLinks {
+ public:
+  // `context` must outlive it. `limits`: what this process holds for receives that have not been
+  // posted.
+  EagerPeers(const TransferContext& context, const EagerLimits& limits)
+      : context_(context), limits_(limits) {}
+  ~EagerPeers() override;
+
+  // Call before any control channel is opened. Null, and before: acknowledgements are sent only
+  // with others, or when they are asked for.
+  void set_run_after(EagerInbox::RunAfter run_after) { run_after_ = std::move(run_after); }
+
+  const EagerLimits& limits() const { return limits_; }
+  EagerProducer* ProducerFor(const TaskName& consumer) override;
+  EagerConsumer* ConsumerFor(const RendezvousKey& key) override;
+
+  // Null for a node that has had too many incarnations, or with a number that is too large:
+  // everything between the two is requested.
+  EagerInbox* InboxOf(const PeerId& producer);
+  EagerOutbox* OutboxOf(const PeerId& consumer);
+  // Values for that node go to this one from now on; null: nothing is sent before it is requested.
+  void SetConnected(const PeerId& consumer, EagerOutbox* outbox);
+  // As SetConnected(null), if it is still this one.
+  void ClearConnected(const PeerId& consumer, EagerOutbox* outbox);
+
+  // Acknowledges what was received, before control channels are closed.
+  void BeforeClose();
+  // As EagerOutbox::ForEachTransfer, for all peers.
+  void ForEachTransfer(absl::Duration min_age, PendingVisitor visit) const;
+  // The sum over all peers.
+  TableSizes InnerTableSizes() const;
+
+ private:
+  // One incarnation of a node.
+  struct Link {
+    Link(const TransferContext& context, const EagerLimits& limits, const PeerId& peer,
+         const EagerInbox::RunAfter& run_after)
+        : peer(peer), outbox(context, peer), inbox(context, limits, peer, run_after) {}
+
+    const PeerId peer;
+    EagerOutbox outbox;
+    EagerInbox inbox;
+  };
+  struct Node {
+    // The consumer with a control channel; null: there is none.
+    std::atomic<EagerOutbox*> connected{nullptr};
+    // The last one that was looked up.
+    std::atomic<EagerInbox*> inbox{nullptr};
+    SpinLock mu;
+    std::vector<std::unique_ptr<Link>> links ABSL_GUARDED_BY(mu);
+  };
+  static constexpr size_t kChunk = 1024;
+  using Chunk = std::array<std::atomic<Node*>, kChunk>;
+  // Incarnations of a node, which it has by being restarted.
+  static constexpr size_t kMaxLinks = 1024;
+
+  // Null: there is none yet.
+  Node* FindNode(int64_t node_id) const;
+  // Null: its number is too large.
+  Node* GetNode(int64_t node_id) ABSL_LOCKS_EXCLUDED(mu_);
+  Link* GetLink(const PeerId& peer) ABSL_LOCKS_EXCLUDED(mu_);
+  // Visits all links, which may be used concurrently.
+  void ForEachLink(absl::FunctionRef<void(Link&)> visit) const;
+
+  const TransferContext& context_;
+  const EagerLimits limits_;
+  EagerInbox::RunAfter run_after_ = [](absl::Duration, const absl::AnyInvocable<void()>&) {};
+  std::array<std::atomic<Chunk*>, kChunk> chunks_ = {};
+  // For additions.
+  SpinLock mu_;
+};
+
+}  // namespace ferry
+
+#endif  // FERRY_RENDEZVOUS_PEER_EAGER_PEERS_H_
