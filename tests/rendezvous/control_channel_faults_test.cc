@@ -44,6 +44,10 @@ void RunSeeds(const Faults& faults, bool needs_losses = false) {
   int64_t values = 0;
   int64_t damaged = 0;
   int64_t data_losses = 0;
+  int64_t pushed = 0;
+  int64_t pulled = 0;
+  int64_t refused = 0;
+  int64_t converted = 0;
   for (const uint64_t seed : seeds) {
     World world(seed, faults);
     world.Run();
@@ -51,6 +55,10 @@ void RunSeeds(const Faults& faults, bool needs_losses = false) {
     values += world.values();
     damaged += world.damaged();
     data_losses += world.data_losses();
+    pushed += world.pushed();
+    pulled += world.pulled();
+    refused += world.refused();
+    converted += world.converted();
     if (::testing::Test::HasFailure()) {
       ADD_FAILURE() << "replay: FERRY_SIM_SEED=" << seed << " --gtest_filter="
                     << ::testing::UnitTest::GetInstance()->current_test_info()->name();
@@ -60,6 +68,15 @@ void RunSeeds(const Faults& faults, bool needs_losses = false) {
   std::cout << seeds.size() << " seeds, the last " << seeds.back() << ": " << receives
             << " receives, " << values << " values, " << damaged << " damaged frames, "
             << data_losses << " checksums that did not match\n";
+  if (faults.eager && seeds.size() > 1) {
+    std::cout << pushed << " values were sent before their requests, " << pulled << " requested; "
+              << converted << " requests by PULL, " << refused << " steps refused\n";
+    // In each profile at least these; a schedule without them proves nothing.
+    EXPECT_GT(pushed, static_cast<int64_t>(seeds.size()));
+    EXPECT_GT(pulled, static_cast<int64_t>(seeds.size()));
+    EXPECT_GT(converted, static_cast<int64_t>(seeds.size()));
+    EXPECT_GT(refused, static_cast<int64_t>(seeds.size()) / 10);
+  }
   if (needs_losses && seeds.size() > 1) {
     EXPECT_GT(data_losses, 0);
   }
@@ -112,6 +129,38 @@ TEST(ControlChannelFaults, FramesAreCutMixedAndChanged) {
               .transport = {.later = 300, .never = 10, .fail = 10, .corrupt = 10},
               .checksum = checksum});
   }
+}
+
+// Values that are sent before they are requested, without checksums: what they detect goes another
+// way.
+TEST(ControlChannelFaults, EagerValues_DelaysAndCancellationsOnly) {
+  RunSeeds({.transport = {.later = 300}, .eager = true});
+}
+
+TEST(ControlChannelFaults, EagerValues_WiresBreakAtAnyFrame) {
+  RunSeeds({.wire = {.close = 20}, .transport = {.later = 300, .never = 50}, .eager = true});
+}
+
+TEST(ControlChannelFaults, EagerValues_PeersRefuseFrames) {
+  RunSeeds({.wire = {.refuse = 15}, .transport = {.later = 200}, .eager = true});
+}
+
+TEST(ControlChannelFaults, EagerValues_FramesAreLost) {
+  RunSeeds({.wire = {.drop = 20}, .transport = {.later = 200}, .eager = true});
+}
+
+TEST(ControlChannelFaults, EagerValues_FramesAreDuplicated) {
+  RunSeeds({.wire = {.duplicate = 30}, .transport = {.later = 500}, .eager = true});
+}
+
+TEST(ControlChannelFaults, EagerValues_FramesAreReordered) {
+  RunSeeds({.wire = {.reorder = 30}, .transport = {.later = 200}, .eager = true});
+}
+
+TEST(ControlChannelFaults, EagerValues_FramesAreCutMixedAndChanged) {
+  RunSeeds({.wire = {.truncate = 10, .corrupt = 30, .duplicate = 10, .drop = 5, .reorder = 20},
+            .transport = {.later = 300, .never = 10, .fail = 10, .corrupt = 10},
+            .eager = true});
 }
 
 }  // namespace

@@ -19,8 +19,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 
+#include "base/cancellation_token.h"
 #include "base/clock.h"
 #include "base/table_sizes.h"
+#include "rendezvous/peer/eager_peers.h"
 #include "rendezvous/peer/peer_connection_pool.h"
 #include "tests/rendezvous/fake_connector.h"
 #include "tests/support/faulty_control_channel.h"
@@ -37,6 +39,8 @@ struct Faults {
   WireFaults wire;
   TransportFaults transport;
   bool checksum = false;
+  // Small values are sent before they are requested, except with checksums.
+  bool eager = false;
 };
 
 class NoFetcher final : public RemoteFetcher {
@@ -71,6 +75,15 @@ class World final {
       process.context.self.transports = DescribeTransports(process.transports);
       process.context.manager = &process.manager;
       process.context.transports = &process.transports;
+      process.context.clock = &process.clock;
+      process.eager =
+          std::make_unique<EagerPeers>(process.context, EagerLimits{.step_values = 2,
+                                                                    .step_bytes = 200,
+                                                                    .peer_values = 5,
+                                                                    .peer_bytes = 1000,
+                                                                    .names = 4,
+                                                                    .name_bytes = 1000});
+      if (faults.eager) process.context.eager = process.eager.get();
       // Either side, or both: it is done by both.
       process.context.checksum = faults.checksum && (seed % 3 == 2 || seed % 3 == (i == 0));
       process.step = *process.manager.Find(kStep);
@@ -98,10 +111,17 @@ class World final {
   int64_t values() const { return values_; }
   int64_t damaged() const { return damaged_; }
   int64_t data_losses() const { return data_losses_; }
+  // With eager values: those that were not requested, and those that were.
+  int64_t pushed() const { return pushed_; }
+  int64_t pulled() const { return values_ - pushed_; }
+  // STEP_REFUSED, and requests that PULL has caused.
+  int64_t refused() const { return refused_; }
+  int64_t converted() const { return converted_; }
 
  private:
   struct Receive {
     uint64_t number = 0;
+    CancellationToken cancellation;
     std::shared_ptr<RemoteFetch> fetch;
     Tensor destination;
     bool is_done = false;
@@ -110,12 +130,27 @@ class World final {
 
   static constexpr PeerId kPeers[2] = {kProducer, kConsumer};
   struct Process {
+    // As PeerFetcher, for one peer.
+    class Fetcher final : public RemoteFetcher {
+     public:
+      explicit Fetcher(const Process& process) : process_(process) {}
+      std::shared_ptr<RemoteFetch> Fetch(int64_t step_id, const RendezvousKey& key,
+                                         const RecvArgs& args, RecvCallback done) override {
+        return process_.requester->Request(step_id, key, args, std::move(done));
+      }
+      EagerLinks* eager_links() override { return process_.context.eager; }
+
+     private:
+      const Process& process_;
+    };
+
     FakeClock clock;
-    NoFetcher fetcher;
-    RendezvousManager manager{clock, fetcher};
-    std::shared_ptr<RemoteRendezvous> step;
     TransportList transports;
     TransferContext context;
+    std::unique_ptr<EagerPeers> eager;
+    Fetcher fetcher{*this};
+    RendezvousManager manager{clock, fetcher};
+    std::shared_ptr<RemoteRendezvous> step;
     std::unique_ptr<FakeConnector> connector;
     std::shared_ptr<PeerConnectionPool> pool;
     // The node that requests.
@@ -180,6 +215,13 @@ class World final {
     args.destination = receive->destination;
     ++receives_;
     open_.push_back(receive);
+    if (faults_.eager) {
+      args.cancellation = &receive->cancellation;
+      return processes_[1 - SourceOf(number)].step->RecvAsync(
+          Key(number), args, [this, receive](absl::Status status, Received received) {
+            OnReceived(*receive, status, std::move(received));
+          });
+    }
     receive->fetch = processes_[1 - SourceOf(number)].requester->Request(
         kStep, Key(number), args, [this, receive](absl::Status status, Received received) {
           OnReceived(*receive, status, std::move(received));
@@ -202,13 +244,16 @@ class World final {
       return;
     }
     ++values_;
+    const bool was_pushed = received.path == "eager";
+    pushed_ += was_pushed ? 1 : 0;
     // Without checksums, only TCP detects changed bits of messages.
     const bool may_be_wrong = !faults_.checksum && damage() > 0;
     if (received.is_dead) {
       EXPECT_TRUE(may_be_wrong || IsDead(receive.number));
     } else {
       EXPECT_TRUE(may_be_wrong || Holds(received.tensor, receive.number)) << "a wrong value";
-      if (!may_be_wrong && receive.destination.is_valid()) {
+      // One that has arrived before the receive is copied by the facade.
+      if (!may_be_wrong && !was_pushed && receive.destination.is_valid()) {
         EXPECT_EQ(received.tensor.data(), receive.destination.data());
       }
       if (random_() % 2 == 0) kept_.emplace_back(receive.number, std::move(received.tensor));
@@ -230,6 +275,10 @@ class World final {
       process.pool = std::make_shared<PeerConnectionPool>(process.context);
       process.connector = std::make_unique<FakeConnector>();
       process.pool->set_connector(process.connector.get());
+      process.eager->set_run_after(
+          [&process](absl::Duration delay, absl::AnyInvocable<void()> call) {
+            process.connector->RunAfter(delay, std::move(call));
+          });
     }
     for (int i = 0; i < 2; ++i) {
       Endpoint other;
@@ -250,6 +299,11 @@ class World final {
     wire_->Open(processes_[opener].connector->Take(1), kPeers[opener],
                 processes_[1 - opener].pool->Accept(kPeers[opener]), kPeers[1 - opener]);
     for (int i = 0; i < kActions; ++i) {
+      if (faults_.eager && random_() % 4 == 0) {
+        Process& process = processes_[random_() % 2];
+        process.connector->Advance(absl::Milliseconds(1));
+        process.connector->Step();
+      }
       switch (random_() % 8) {
         case 0:
         case 1:
@@ -277,6 +331,7 @@ class World final {
     if (is_clean_ || random_() % 2 == 0) Settle();
     if (is_clean_) {
       for (const auto& each : open_) EXPECT_TRUE(each->is_done) << "a receive waits for nothing";
+      if (faults_.eager) CloseSteps();
       CheckQuiet();
     }
     switch (random_() % 3) {
@@ -301,6 +356,39 @@ class World final {
     Settle();
     CheckEnded();
     damaged_ += wire_->damaged();
+    const auto type = [](PeerMessageType of) { return static_cast<uint16_t>(of); };
+    refused_ += wire_->sent(type(PeerMessageType::kStepRefused));
+    converted_ += wire_->sent_while_handling(type(PeerMessageType::kRequest),
+                                             type(PeerMessageType::kEagerPull)) +
+                  wire_->sent_while_handling(type(PeerMessageType::kNamedRequest),
+                                             type(PeerMessageType::kEagerPull));
+  }
+
+  // Also what waits for a timer.
+  void SettleWithTimers() {
+    for (int i = 0; i < 3; ++i) {
+      Settle();
+      for (Process& process : processes_) process.connector->Advance(2 * EagerInbox::kLinger);
+    }
+    Settle();
+  }
+
+  // Values that nobody has received are dropped.
+  void CloseSteps() {
+    SettleWithTimers();
+    const uint64_t first = random_() % 2;
+    for (const uint64_t i : {first, 1 - first}) {
+      processes_[i].manager.Cleanup(kStep);
+      if (random_() % 2 == 0) SettleWithTimers();
+    }
+    SettleWithTimers();
+    for (Process& process : processes_) {
+      EXPECT_EQ(NonEmptyTables(process.eager->InnerTableSizes(),
+                               {"eager_sender.names", "eager_receiver.names"}),
+                "")
+          << "something of a step that is over is left";
+      EXPECT_EQ(NonEmptyTables(process.step->InnerTableSizes()), "");
+    }
   }
 
   void Settle() {
@@ -364,10 +452,14 @@ class World final {
   void CancelOne() {
     if (open_.empty()) return;
     Receive& each = *open_[random_() % open_.size()];
-    if (each.is_done || each.fetch == nullptr) return;
+    if (each.is_done || (each.fetch == nullptr && !faults_.eager)) return;
     each.is_cancelled = true;
-    EXPECT_FALSE(each.fetch->Phase().empty());
-    each.fetch->Cancel();
+    if (faults_.eager) {
+      each.cancellation.Cancel();
+    } else {
+      EXPECT_FALSE(each.fetch->Phase().empty());
+      each.fetch->Cancel();
+    }
     EXPECT_TRUE(each.is_done) << "a cancelled receive waits";
   }
   void DropOne() {
@@ -394,6 +486,9 @@ class World final {
   int64_t end_statuses_ = 0;
   int64_t data_losses_ = 0;
   int64_t damaged_ = 0;
+  int64_t pushed_ = 0;
+  int64_t refused_ = 0;
+  int64_t converted_ = 0;
 };
 
 }  // namespace ferry

@@ -19,6 +19,16 @@ struct Report {
   int64_t refusals = 0;
   int64_t fetches = 0;
   int64_t deaths = 0;
+  // Of workers with control channels: values that were sent before they were requested, and others;
+  // requests that a PULL has caused, STEP_REFUSED, control channels that have ended, steps that
+  // were flushed, and how often nothing was under way.
+  int64_t pushed = 0;
+  int64_t pulled = 0;
+  int64_t converted = 0;
+  int64_t refused_steps = 0;
+  int64_t breaks = 0;
+  int64_t flushes = 0;
+  int64_t quiet = 0;
 };
 
 // Run `events` random events that follow from `seed` alone, and stop at the first violation.
@@ -26,6 +36,9 @@ struct Report {
 Report RunTable(uint64_t seed, int64_t events);
 // Several RendezvousManagers, whose fetches go through a network that delays, reorders and loses.
 Report RunWorkers(uint64_t seed, int64_t events);
+// Several RendezvousManagers with control channels between them, which keep the order, are slow,
+// break and are opened again; small values are sent before they are requested.
+Report RunEagerWorkers(uint64_t seed, int64_t events);
 
 }  // namespace ferry::simulation
 

@@ -40,6 +40,13 @@ void AddTo(Report& total, const Report& report) {
   total.refusals += report.refusals;
   total.fetches += report.fetches;
   total.deaths += report.deaths;
+  total.pushed += report.pushed;
+  total.pulled += report.pulled;
+  total.converted += report.converted;
+  total.refused_steps += report.refused_steps;
+  total.breaks += report.breaks;
+  total.flushes += report.flushes;
+  total.quiet += report.quiet;
 }
 
 // The same seeds every time for as many events as the daily tests run, and then new ones: at least
@@ -71,7 +78,10 @@ Report RunSeeds(Report (*run)(uint64_t, int64_t)) {
   }
   std::cout << total.events << " events, " << total.receives << " receives, " << total.values
             << " values, " << total.errors << " errors, " << total.refusals << " refusals, "
-            << total.fetches << " fetches, " << total.deaths << " deaths\n";
+            << total.fetches << " fetches, " << total.deaths << " deaths, " << total.pushed
+            << " pushed, " << total.pulled << " pulled, " << total.converted << " converted, "
+            << total.refused_steps << " steps refused, " << total.breaks << " breaks, "
+            << total.flushes << " flushes, " << total.quiet << " times quiet\n";
   return total;
 }
 
@@ -90,6 +100,19 @@ TEST(Simulation, WorkersKeepTheirInvariantsUnderRandomSchedules) {
   EXPECT_GT(total.values, total.events / 20);
   EXPECT_GT(total.fetches, total.events / 50);
   EXPECT_GT(total.deaths, total.events / 1000);
+}
+
+TEST(Simulation, EagerWorkersKeepTheirContractUnderRandomSchedules) {
+  const Report total = RunSeeds(RunEagerWorkers);
+  if (total.events < kDefaultEvents) return;
+  EXPECT_GT(total.pushed, total.events / 40);
+  EXPECT_GT(total.pulled, total.events / 40);
+  EXPECT_GT(total.converted, total.events / 1000);
+  EXPECT_GT(total.refused_steps, total.events / 2000);
+  EXPECT_GT(total.breaks, total.events / 1000);
+  EXPECT_GT(total.flushes, total.events / 2000);
+  EXPECT_GT(total.quiet, total.events / 1000);
+  EXPECT_GT(total.deaths, total.events / 2000);
 }
 
 // A seed that does not replay is of no use.

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "base/status_macros.h"
+#include "transport/eager_threshold.h"
 
 namespace ferry {
 
@@ -46,6 +47,7 @@ class FaultyWire::End final : public ControlChannel {
       ++wire->damaged_;
       return ControlQueueIsFull(peer_, 1, 1, 1);
     }
+    ++wire->sent_[{type & ~kChecksumBit, wire->handled_}];
     WireFrame frame = {.type = type};
     for (const absl::string_view part : parts) absl::StrAppend(&frame.body, part);
     for (const int fd : descriptors) {
@@ -59,6 +61,11 @@ class FaultyWire::End final : public ControlChannel {
   }
   const PeerId& peer() const override { return peer_; }
   bool passes_descriptors() const override { return true; }
+  size_t queued_bytes() const override {
+    const std::shared_ptr<End> to = other.lock();
+    if (wire == nullptr || to == nullptr) return 0;
+    return to->inbox.size() >= wire->faults_.backlog_frames ? kEagerBacklog + 1 : 0;
+  }
   bool is_all_read() const override {
     const std::shared_ptr<End> to = other.lock();
     return to != nullptr && to->inbox.empty();
@@ -112,6 +119,13 @@ void FaultyWire::Open(std::shared_ptr<ControlHandler> a, PeerId a_peer,
 
 bool FaultyWire::is_over() const {
   return ends_[0]->handler == nullptr && ends_[1]->handler == nullptr;
+}
+
+bool FaultyWire::is_ending() const {
+  for (const auto& end : ends_) {
+    if (end->handler == nullptr || !end->closed.ok()) return true;
+  }
+  return false;
 }
 
 bool FaultyWire::Step() {
@@ -183,9 +197,23 @@ void FaultyWire::Deliver(End& end) {
   }
   // Memory of exactly that size: a sanitizer detects reads beyond it.
   const std::vector<char> body(frame.body.begin(), frame.body.end());
+  handled_ = frame.type & ~kChecksumBit;
   const absl::Status status =
       end.handler->OnFrame(frame.type, {body.data(), body.size()}, absl::MakeSpan(descriptors));
+  handled_ = 0;
+  violation_.Update(status);
   if (!status.ok()) end.Close(status);
+}
+
+int64_t FaultyWire::sent(uint16_t type) const {
+  int64_t count = 0;
+  for (const auto& [types, sent] : sent_) count += types.first == type ? sent : 0;
+  return count;
+}
+
+int64_t FaultyWire::sent_while_handling(uint16_t type, uint16_t handled) const {
+  const auto found = sent_.find({type, handled});
+  return found == sent_.end() ? 0 : found->second;
 }
 
 void FaultyWire::Break() {
@@ -194,6 +222,16 @@ void FaultyWire::Break() {
     end->Close(PeerHasGone(end->peer()));
     end->Finish();
   }
+}
+
+void FaultyWire::Kill(bool is_a) {
+  End& killed = *ends_[is_a ? 0 : 1];
+  End& other = *ends_[is_a ? 1 : 0];
+  if (killed.handler == nullptr) return;
+  const size_t arrives = random_() % (other.inbox.size() + 1);
+  killed.Close(PeerHasGone(killed.peer()));
+  killed.Finish();
+  other.inbox.resize(std::min(arrives, other.inbox.size()));
 }
 
 }  // namespace ferry

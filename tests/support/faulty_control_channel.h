@@ -7,9 +7,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <memory>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/unique_fd.h"
@@ -34,6 +36,8 @@ struct WireFaults {
   int close = 0;
   // Send returns RESOURCE_EXHAUSTED.
   int refuse = 0;
+  // Not out of a thousand: this many frames that the other side has not read count as a backlog.
+  size_t backlog_frames = 1'000'000;
 };
 
 // Frames wait until Step, which picks a side by chance: so they are late by any time. A plain
@@ -54,11 +58,22 @@ class FaultyWire final {
   bool Step();
   // Both sides are notified at once that the other has ended; frames in flight are lost.
   void Break();
+  // The process of `a`, or of `b`, is killed: of the frames that it has sent some are lost, of
+  // which the last are.
+  void Kill(bool is_a);
+  // The first error of a handler.
+  const absl::Status& violation() const { return violation_; }
 
   // Frames that did not arrive as they were sent.
   int damaged() const { return damaged_; }
   int duplicated() const { return duplicated_; }
   bool is_over() const;
+  // At least one side ends it, or has ended.
+  bool is_ending() const;
+  // Frames of that type that were sent, on either side.
+  int64_t sent(uint16_t type) const;
+  // Of those, sent while a frame of the other type was handled.
+  int64_t sent_while_handling(uint16_t type, uint16_t handled) const;
 
  private:
   class End;
@@ -73,6 +88,11 @@ class FaultyWire final {
   std::shared_ptr<End> ends_[2];
   int damaged_ = 0;
   int duplicated_ = 0;
+  absl::Status violation_;
+  // The type of the frame that is being handled; 0: none.
+  uint16_t handled_ = 0;
+  // By type, and by the type of the frame that was being handled.
+  std::map<std::pair<uint16_t, uint16_t>, int64_t> sent_;
 };
 
 }  // namespace ferry
