@@ -238,9 +238,12 @@ absl::Status EagerInbox::OnTaken(Tensor& tensor, SendArgs& args, const RecvArgs&
   return status;
 }
 
-void EagerInbox::Drop() {
+void EagerInbox::Drop(int64_t step_id) {
   const EagerReceiver::StepEnd end = receiver_.OnDropped();
-  if (!end.acks.empty()) CloseOnError(SendEagerAck(*channel_, end.acks));
+  absl::Status status;
+  if (!end.acks.empty()) status = SendEagerAck(*channel_, end.acks);
+  if (end.is_refused && status.ok()) status = SendStepRefused(*channel_, step_id);
+  CloseOnError(status);
 }
 
 void EagerInbox::SendOutput(bool all) {
@@ -360,7 +363,7 @@ absl::Status EagerInbox::OnEager(const ControlChannel& channel, absl::string_vie
           if (arrived.ok()) return absl::OkStatus();
         }
         SpinLockHolder lock(&mu_);
-        if (IsCurrent(channel)) Drop();
+        if (IsCurrent(channel)) Drop(step_id);
         return absl::OkStatus();
       });
   AfterReceive();
