@@ -76,6 +76,8 @@ bool EagerOutbox::IsEager(const Offer& offer) const {
 
 bool EagerOutbox::TrySend(const Offer& offer) {
   if (!is_started_.load(std::memory_order_acquire)) return false;
+  // Nobody can receive it: the consumer's key names another incarnation of this process.
+  if (offer.key.src_incarnation() != context_.self.peer.incarnation) return false;
   const int64_t step_id = offer.step.step_id();
   SpinLockHolder lock(&mu_);
   if (!sender_.has_value() || !is_started_.load(std::memory_order_relaxed)) return false;
