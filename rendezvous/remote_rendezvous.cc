@@ -580,7 +580,7 @@ void RemoteRendezvous::ForEachPending(absl::Duration min_age,
     SpinLockHolder lock(&mu_);
     for (const Waiting* each = first_; each != nullptr; each = each->after) {
       const absl::Duration age = now - each->since;
-      if (age < min_age) continue;
+      if (age < min_age || each->key.is_step_end()) continue;
       pending.push_back(
           {step_id_, each->key, each->is_deferred ? Side::kDeferred : Side::kFetch, 0, age, ""});
       fetches.push_back(each->fetch);
