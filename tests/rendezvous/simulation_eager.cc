@@ -36,9 +36,13 @@ EagerSimulation::EagerSimulation(uint64_t seed, int64_t events) : dice_(seed), e
 }
 
 EagerSimulation::~EagerSimulation() {
+  // After a violation things are still under way.
   is_stopping_ = true;
-  is_calm_ = true;
+  is_over_ = true;
+  for (auto& process : processes_) process->manager->CleanupAll();
   wires_.clear();
+  processes_.clear();
+  gone_.clear();
 }
 
 Report EagerSimulation::Run() {
@@ -364,6 +368,7 @@ void EagerSimulation::Post(
     ledger_.Expect(!receive->is_done, absl::StrCat("receive ", receive->id, " ends twice"));
     receive->is_done = true;
     open_.erase(receive->id);
+    if (is_over_) return;
     if (status.ok()) {
       OnReceived(*receive, received);
     } else {
