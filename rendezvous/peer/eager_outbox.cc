@@ -93,6 +93,11 @@ bool EagerOutbox::TrySend(const Offer& offer) {
     // Cannot happen with the shard's lock held, since the abort waits for it.
     FERRY_LOG_ERROR(kTransport, "value sent in a step that is over: step={}", step_id);
   }
+  if (!offer.is_step_serving && offer.step.is_serving()) {
+    // It has begun to serve since, and may not have told this link, which it did not know yet.
+    sender_->OnStepServing(step_id);
+    needs_drain_.store(true, std::memory_order_relaxed);
+  }
   if (decision.needs_drain) needs_drain_.store(true, std::memory_order_relaxed);
   absl::Status status;
   for (const EagerPullMessage& pull : decision.pulls) {
