@@ -294,6 +294,10 @@ void EagerInbox::OnTimer() {
 
 void EagerInbox::OnStepEnd(int64_t step_id) {
   SpinLockHolder lock(&mu_);
+  EndStep(step_id);
+}
+
+void EagerInbox::EndStep(int64_t step_id) {
   const EagerReceiver::StepEnd end = receiver_.OnStepEnd(step_id);
   const auto unsent = std::find(unsent_watches_.begin(), unsent_watches_.end(), step_id);
   const bool was_sent = unsent == unsent_watches_.end();
@@ -383,7 +387,8 @@ absl::Status EagerInbox::OnPull(const ControlChannel& channel, absl::string_view
     SpinLockHolder lock(&mu_);
     if (!IsCurrent(channel)) return absl::OkStatus();
     FERRY_ASSIGN_OR_RETURN(const bool converts, receiver_.OnPull(pull, step == nullptr));
-    if (step != nullptr && !step->AddConsumer(*this)) receiver_.OnStepEnd(pull.scope.step_id);
+    // The end of the step may be under way, and is told to this link only once.
+    if (step != nullptr && !step->AddConsumer(*this)) EndStep(pull.scope.step_id);
     if (pull.scope.kind == EagerScopeKind::kName) key = *receiver_.FindName(pull.scope.name);
     if (!pull.definition.empty() &&
         !(IsFromProducer(*key) && key->dst().task.task == context_.self.peer.node_id)) {
