@@ -151,7 +151,7 @@ void EagerSimulation::Stop() {
 
 void EagerSimulation::DoEvent() {
   const int roll = dice_.Roll(1000);
-  if (roll < 8) return End(Any(), dice_.Pick(step_ids_), /*is_abort=*/dice_.Chance(25));
+  if (roll < 4) return End(Any(), dice_.Pick(step_ids_), /*is_abort=*/dice_.Chance(25));
   if (roll < 14) return StartFlush(Any());
   if (roll < 20) {
     Process& process = Any();
@@ -231,7 +231,7 @@ void EagerSimulation::End(Process& process, int64_t step_id, bool is_abort) {
   if (!is_abort || dice_.Chance(50)) process.manager->Cleanup(step_id);
   is_stopping_ = was_stopping;
   for (int64_t& each : step_ids_) {
-    if (each == step_id && dice_.Chance(30)) each = ++last_step_id_;
+    if (each == step_id && dice_.Chance(60)) each = ++last_step_id_;
   }
 }
 
