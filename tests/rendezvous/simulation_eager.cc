@@ -124,8 +124,10 @@ void EagerSimulation::Stop() {
     if (dice_.Chance(50)) Settle();
   }
   Settle();
+  // Steps that values have opened meanwhile.
+  for (auto& process : processes_) process->manager->CleanupAll();
+  Settle();
   for (auto& process : processes_) {
-    process->manager->CleanupAll();
     const std::string tables = NonEmptyTables(process->eager->InnerTableSizes(),
                                               {"eager_sender.names", "eager_receiver.names"});
     ledger_.Expect(tables.empty(), absl::StrCat("of steps that are over there is left at node ",
@@ -228,7 +230,7 @@ void EagerSimulation::End(Process& process, int64_t step_id, bool is_abort) {
   state.real = nullptr;
   if (is_abort && real != nullptr) real->StartAbort(absl::InternalError("aborted"));
   // A step that was aborted may stay open for a while.
-  if (!is_abort || dice_.Chance(50)) process.manager->Cleanup(step_id);
+  if (!is_abort || real == nullptr || dice_.Chance(50)) process.manager->Cleanup(step_id);
   is_stopping_ = was_stopping;
   for (int64_t& each : step_ids_) {
     if (each == step_id && dice_.Chance(60)) each = ++last_step_id_;
