@@ -152,13 +152,14 @@ absl::StatusOr<std::unique_ptr<TransferEngine>> TransferEngine::Start(TransferEn
   FERRY_ASSIGN_OR_RETURN(common.policy, MakePolicy(factories, options.require_transport));
   common.checksum = options.checksum;
   common.connect_timeout = options.connect_timeout;
-  if (options.eager && !options.checksum) {
+  const bool is_grpc = options.protocol == WireProtocol::kGrpc;
+  // A node that receives over gRPC would not find what arrives.
+  if (options.eager && !options.checksum && !is_grpc) {
     engine->eager_ = std::make_unique<EagerPeers>(common, options.eager_limits);
     common.eager = engine->eager_.get();
   }
   engine->fetcher_ = std::make_unique<PeerFetcher>(common, std::move(resolver));
   RemoteFetcher* fetcher = engine->fetcher_.get();
-  const bool is_grpc = options.protocol == WireProtocol::kGrpc;
   if (is_grpc || options.grpc_services) {
     FERRY_CHECK(known != nullptr || !is_grpc);
     engine->grpc_ = std::make_unique<GrpcBackend>(

@@ -221,6 +221,8 @@ void RemoteRendezvous::IssueRequests() {
       is_issuing_ = true;
       requests.swap(requests_);
     }
+    // A callback may drop the last other reference.
+    const std::shared_ptr<RemoteRendezvous> self = shared_from_this();
     for (Request& request : requests) {
       RendezvousItem::Receive& receive = request.receive->receive;
       if (receive.token != CancellationToken::kNoCallback &&
@@ -306,7 +308,8 @@ void RemoteRendezvous::OfferQueued(const RendezvousKey& key, EagerProducer& prod
 
 void RemoteRendezvous::ForEachQueued(const TaskName& consumer,
                                      absl::FunctionRef<void(const RendezvousKey&)> visit) const {
-  local_.ForEachPending(absl::ZeroDuration(), [&](const PendingOp& op) {
+  // Whatever the clock says.
+  local_.ForEachPending(-absl::InfiniteDuration(), [&](const PendingOp& op) {
     if (op.is_send && op.key.dst().task == consumer) visit(op.key);
   });
 }
@@ -486,6 +489,8 @@ void RemoteRendezvous::StartAbort(const absl::Status& why) {
 size_t RemoteRendezvous::FailTask(const TaskName& task, const absl::Status& why) {
   const auto verdict = [&](const RendezvousKey& key) {
     if (!(key.src().task == task) && !(key.dst().task == task)) return absl::OkStatus();
+    // It ends with the task's control channel, and the step goes on for a successor of the task.
+    if (key.is_step_end()) return absl::OkStatus();
     return absl::Status(why.code(), absl::StrCat(why.message(), "; step ", step_id_, " needed ",
                                                  BoundedName(key.text())));
   };
@@ -499,7 +504,8 @@ size_t RemoteRendezvous::FailTask(const TaskName& task, const absl::Status& why)
   }
   size_t count = local_.Fail(verdict);
   if (LocalRendezvous* const arrivals = ArrivalsIfAny(); arrivals != nullptr) {
-    count += arrivals->Fail(verdict);
+    // A value that has arrived may be from a successor of the task, which will not send it again.
+    count += arrivals->FailReceives(verdict);
   }
   EndAll([&verdict](const Waiting& waiting) { return verdict(waiting.key); }, count);
   return count;
@@ -580,7 +586,7 @@ void RemoteRendezvous::ForEachPending(absl::Duration min_age,
     SpinLockHolder lock(&mu_);
     for (const Waiting* each = first_; each != nullptr; each = each->after) {
       const absl::Duration age = now - each->since;
-      if (age < min_age) continue;
+      if (age < min_age || each->key.is_step_end()) continue;
       pending.push_back(
           {step_id_, each->key, each->is_deferred ? Side::kDeferred : Side::kFetch, 0, age, ""});
       fetches.push_back(each->fetch);

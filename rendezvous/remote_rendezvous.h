@@ -143,6 +143,8 @@ class RemoteRendezvous final : public std::enable_shared_from_this<RemoteRendezv
   // now on.
   void StartFlush() ABSL_LOCKS_EXCLUDED(mu_);
   bool is_flushing() const { return is_flushing_.load(std::memory_order_relaxed); }
+  // Deferred local receives have been started.
+  bool is_serving() const { return ServingWorker() != nullptr; }
   // Offers the queued values of the key to `producer`, in order, until it takes one no more.
   void OfferQueued(const RendezvousKey& key, EagerProducer& producer);
   // Visits the keys of queued values for `consumer`, once for each value.

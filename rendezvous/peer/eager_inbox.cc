@@ -238,9 +238,12 @@ absl::Status EagerInbox::OnTaken(Tensor& tensor, SendArgs& args, const RecvArgs&
   return status;
 }
 
-void EagerInbox::Drop() {
+void EagerInbox::Drop(int64_t step_id) {
   const EagerReceiver::StepEnd end = receiver_.OnDropped();
-  if (!end.acks.empty()) CloseOnError(SendEagerAck(*channel_, end.acks));
+  absl::Status status;
+  if (!end.acks.empty()) status = SendEagerAck(*channel_, end.acks);
+  if (end.is_refused && status.ok()) status = SendStepRefused(*channel_, step_id);
+  CloseOnError(status);
 }
 
 void EagerInbox::SendOutput(bool all) {
@@ -291,6 +294,10 @@ void EagerInbox::OnTimer() {
 
 void EagerInbox::OnStepEnd(int64_t step_id) {
   SpinLockHolder lock(&mu_);
+  EndStep(step_id);
+}
+
+void EagerInbox::EndStep(int64_t step_id) {
   const EagerReceiver::StepEnd end = receiver_.OnStepEnd(step_id);
   const auto unsent = std::find(unsent_watches_.begin(), unsent_watches_.end(), step_id);
   const bool was_sent = unsent == unsent_watches_.end();
@@ -360,7 +367,7 @@ absl::Status EagerInbox::OnEager(const ControlChannel& channel, absl::string_vie
           if (arrived.ok()) return absl::OkStatus();
         }
         SpinLockHolder lock(&mu_);
-        if (IsCurrent(channel)) Drop();
+        if (IsCurrent(channel)) Drop(step_id);
         return absl::OkStatus();
       });
   AfterReceive();
@@ -380,7 +387,8 @@ absl::Status EagerInbox::OnPull(const ControlChannel& channel, absl::string_view
     SpinLockHolder lock(&mu_);
     if (!IsCurrent(channel)) return absl::OkStatus();
     FERRY_ASSIGN_OR_RETURN(const bool converts, receiver_.OnPull(pull, step == nullptr));
-    if (step != nullptr && !step->AddConsumer(*this)) receiver_.OnStepEnd(pull.scope.step_id);
+    // The end of the step may be under way, and is told to this link only once.
+    if (step != nullptr && !step->AddConsumer(*this)) EndStep(pull.scope.step_id);
     if (pull.scope.kind == EagerScopeKind::kName) key = *receiver_.FindName(pull.scope.name);
     if (!pull.definition.empty() &&
         !(IsFromProducer(*key) && key->dst().task.task == context_.self.peer.node_id)) {

@@ -111,7 +111,9 @@ class EagerInbox final : public EagerConsumer {
   void Finish(const EagerReceiver::Arrival& arrival, const absl::Status& status)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // The step of the last record is over here.
-  void Drop() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Drop(int64_t step_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The step is over here.
+  void EndStep(int64_t step_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Sends what is due, or every acknowledgement.
   void SendOutput(bool all = false) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // A frame could not be sent: the control channel cannot be used any more.

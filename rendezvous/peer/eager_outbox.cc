@@ -76,6 +76,8 @@ bool EagerOutbox::IsEager(const Offer& offer) const {
 
 bool EagerOutbox::TrySend(const Offer& offer) {
   if (!is_started_.load(std::memory_order_acquire)) return false;
+  // Nobody can receive it: the consumer's key names another incarnation of this process.
+  if (offer.key.src_incarnation() != context_.self.peer.incarnation) return false;
   const int64_t step_id = offer.step.step_id();
   SpinLockHolder lock(&mu_);
   if (!sender_.has_value() || !is_started_.load(std::memory_order_relaxed)) return false;
@@ -90,6 +92,11 @@ bool EagerOutbox::TrySend(const Offer& offer) {
   if (decision.is_new_step && !offer.step.AddProducer(*this)) {
     // Cannot happen with the shard's lock held, since the abort waits for it.
     FERRY_LOG_ERROR(kTransport, "value sent in a step that is over: step={}", step_id);
+  }
+  if (!offer.is_step_serving && offer.step.is_serving()) {
+    // It has begun to serve since, and may not have told this link, which it did not know yet.
+    sender_->OnStepServing(step_id);
+    needs_drain_.store(true, std::memory_order_relaxed);
   }
   if (decision.needs_drain) needs_drain_.store(true, std::memory_order_relaxed);
   absl::Status status;

@@ -36,9 +36,13 @@ EagerSimulation::EagerSimulation(uint64_t seed, int64_t events) : dice_(seed), e
 }
 
 EagerSimulation::~EagerSimulation() {
+  // After a violation things are still under way.
   is_stopping_ = true;
-  is_calm_ = true;
+  is_over_ = true;
+  for (auto& process : processes_) process->manager->CleanupAll();
   wires_.clear();
+  processes_.clear();
+  gone_.clear();
 }
 
 Report EagerSimulation::Run() {
@@ -120,8 +124,10 @@ void EagerSimulation::Stop() {
     if (dice_.Chance(50)) Settle();
   }
   Settle();
+  // Steps that values have opened meanwhile.
+  for (auto& process : processes_) process->manager->CleanupAll();
+  Settle();
   for (auto& process : processes_) {
-    process->manager->CleanupAll();
     const std::string tables = NonEmptyTables(process->eager->InnerTableSizes(),
                                               {"eager_sender.names", "eager_receiver.names"});
     ledger_.Expect(tables.empty(), absl::StrCat("of steps that are over there is left at node ",
@@ -147,7 +153,7 @@ void EagerSimulation::Stop() {
 
 void EagerSimulation::DoEvent() {
   const int roll = dice_.Roll(1000);
-  if (roll < 8) return End(Any(), dice_.Pick(step_ids_), /*is_abort=*/dice_.Chance(25));
+  if (roll < 4) return End(Any(), dice_.Pick(step_ids_), /*is_abort=*/dice_.Chance(25));
   if (roll < 14) return StartFlush(Any());
   if (roll < 20) {
     Process& process = Any();
@@ -224,10 +230,10 @@ void EagerSimulation::End(Process& process, int64_t step_id, bool is_abort) {
   state.real = nullptr;
   if (is_abort && real != nullptr) real->StartAbort(absl::InternalError("aborted"));
   // A step that was aborted may stay open for a while.
-  if (!is_abort || dice_.Chance(50)) process.manager->Cleanup(step_id);
+  if (!is_abort || real == nullptr || dice_.Chance(50)) process.manager->Cleanup(step_id);
   is_stopping_ = was_stopping;
   for (int64_t& each : step_ids_) {
-    if (each == step_id && dice_.Chance(30)) each = ++last_step_id_;
+    if (each == step_id && dice_.Chance(60)) each = ++last_step_id_;
   }
 }
 
@@ -364,6 +370,7 @@ void EagerSimulation::Post(
     ledger_.Expect(!receive->is_done, absl::StrCat("receive ", receive->id, " ends twice"));
     receive->is_done = true;
     open_.erase(receive->id);
+    if (is_over_) return;
     if (status.ok()) {
       OnReceived(*receive, received);
     } else {

@@ -165,7 +165,10 @@ class EagerSimulation final {
   WireFaults wire_faults_;
   int edge_count_ = 1;
   bool is_calm_ = false;
+  // Callbacks begin nothing.
   bool is_stopping_ = false;
+  // Nothing is checked any more.
+  bool is_over_ = false;
   std::vector<std::unique_ptr<Process>> processes_;
   // Processes that have ended stay allocated, since others' work may still call them.
   std::vector<std::unique_ptr<Process>> gone_;

@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+// EagerOutbox and EagerInbox between the tables of a process and a control channel.
+#include <cstring>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "absl/strings/str_cat.h"
+
+#include "base/clock.h"
+#include "base/table_sizes.h"
+#include "rendezvous/peer/eager_peers.h"
+#include "rendezvous/rendezvous_manager.h"
+#include "tests/rendezvous/recording_control_channel.h"
+
+namespace ferry {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+constexpr PeerId kSelf = {1, 101};
+constexpr PeerId kPeer = {2, 102};
+constexpr int64_t kStep = 7;
+const TaskName kSelfTask = {"worker", 0, 1};
+
+TaskName PeerTask() { return {"worker", 0, 2}; }
+
+class Fetcher final : public RemoteFetcher {
+ public:
+  explicit Fetcher(EagerPeers& eager) : eager_(eager) {}
+  std::shared_ptr<RemoteFetch> Fetch(int64_t, const RendezvousKey&, const RecvArgs&,
+                                     RecvCallback done) override {
+    fetches.push_back(std::move(done));
+    return nullptr;
+  }
+  EagerLinks* eager_links() override { return &eager_; }
+
+  std::vector<RecvCallback> fetches;
+
+ private:
+  EagerPeers& eager_;
+};
+
+class EagerLinksTest : public ::testing::Test {
+ protected:
+  EagerLinksTest() {
+    context_.self.peer = kSelf;
+    context_.transports = &transports_;
+    context_.manager = &manager_;
+    context_.clock = &clock_;
+    eager_.set_run_after([this](absl::Duration, absl::AnyInvocable<void()> call) {
+      timers_.push_back(std::move(call));
+    });
+    channel_ = std::make_shared<RecordingControlChannel>(kPeer);
+    outbox().OnOpen(channel_, EagerLimits(), {.in_arena = 2048, .elsewhere = kMaxEagerBytes});
+    eager_.SetConnected(kPeer, &outbox());
+    inbox().OnOpen(channel_);
+    EXPECT_THAT(TakeTypes(), ElementsAre(PeerMessageType::kEagerPush));
+    EXPECT_TRUE(outbox()
+                    .OnPush(*channel_, Encoded([](ControlChannel& out) {
+                      return SendEagerPush(out, EagerScope::All());
+                    }))
+                    .ok());
+  }
+  ~EagerLinksTest() override {
+    manager_.CleanupAll();
+    outbox().OnClosed(*channel_, absl::UnavailableError("closed"));
+    inbox().OnClosed(*channel_, absl::UnavailableError("closed"));
+    EXPECT_EQ(NonEmptyTables(eager_.InnerTableSizes()), "");
+  }
+
+  EagerOutbox& outbox() { return *eager_.OutboxOf(kPeer); }
+  EagerInbox& inbox() { return *eager_.InboxOf(kPeer); }
+  std::vector<PeerMessageType> TakeTypes() {
+    channel_->bodies.clear();
+    return std::exchange(channel_->types, {});
+  }
+  template <typename Send>
+  static std::string Encoded(const Send& send) {
+    RecordingControlChannel out(kPeer);
+    EXPECT_TRUE(send(out).ok());
+    return out.bodies.at(0);
+  }
+  static RendezvousKey Key(const PeerId& from, const PeerId& to) {
+    const auto device = [](const PeerId& peer) {
+      return absl::StrCat("/job:worker/replica:0/task:", peer.node_id, "/device:CPU:0");
+    };
+    return *RendezvousKey::Parse(
+        RendezvousKey::Text(device(from), from.incarnation, device(to), "edge"));
+  }
+  static Tensor Small() {
+    Tensor tensor = *Tensor::Allocate(DataType::kUint8, *Shape::Create({8}));
+    std::memset(tensor.mutable_data(), 1, tensor.bytes());
+    return tensor;
+  }
+  std::shared_ptr<RemoteRendezvous> Step(bool begins = true) {
+    auto step = *manager_.Find(kStep);
+    if (begins) {
+      EXPECT_TRUE(step->Initialize(kSelfTask).ok());
+    }
+    return step;
+  }
+  // A value of the peer in the step.
+  absl::Status Arrive(uint32_t sequence) {
+    EagerFrameWriter writer(kStep, sequence);
+    const std::string payload(8, 'x');
+    const RendezvousKey key = Key(kPeer, kSelf);
+    EagerRecord record;
+    record.text = key.text();
+    record.header = {DataType::kUint8, *Shape::Create({8}), payload.size()};
+    record.payload = payload;
+    EXPECT_TRUE(writer.Append(record));
+    return inbox().OnEager(*channel_, writer.view(),
+                           [](const EagerRange&) { return absl::OkStatus(); });
+  }
+
+  FakeClock clock_;
+  TransportList transports_;
+  TransferContext context_;
+  EagerPeers eager_{context_, EagerLimits()};
+  Fetcher fetcher_{eager_};
+  std::vector<absl::AnyInvocable<void()>> timers_;
+  RendezvousManager manager_{clock_, fetcher_};
+  std::shared_ptr<RecordingControlChannel> channel_;
+};
+
+TEST_F(EagerLinksTest, AValueForAStepThatIsOver_RefusesIt) {
+  manager_.Cleanup(kStep);
+  EXPECT_TRUE(Arrive(0).ok());
+  EXPECT_THAT(TakeTypes(), ElementsAre(PeerMessageType::kStepRefused));
+  // What was under way needs no other.
+  EXPECT_TRUE(Arrive(1).ok());
+  EXPECT_THAT(TakeTypes(), IsEmpty());
+}
+
+TEST_F(EagerLinksTest, AStepThatEndsWithAValue_IsRefused) {
+  const auto step = Step();
+  EXPECT_TRUE(Arrive(0).ok());
+  manager_.Cleanup(kStep);
+  EXPECT_THAT(TakeTypes(), ElementsAre(PeerMessageType::kStepRefused));
+}
+
+// The consumer would have to close the control channel.
+TEST_F(EagerLinksTest, AKeyOfAnotherIncarnation_StaysHere) {
+  const auto step = Step();
+  EXPECT_TRUE(step->Send(Key({kSelf.node_id, 99}, kPeer), Small()).ok());
+  EXPECT_THAT(TakeTypes(), IsEmpty());
+  EXPECT_TRUE(step->HasQueued(Key({kSelf.node_id, 99}, kPeer)));
+  EXPECT_TRUE(step->Send(Key(kSelf, kPeer), Small()).ok());
+  EXPECT_THAT(TakeTypes(), ElementsAre(PeerMessageType::kEager));
+}
+
+// A step may begin to serve between the moment at which a sender looks and that at which the link
+// gets to know the step.
+TEST_F(EagerLinksTest, AStepThatBeginsDuringASend_IsDrained) {
+  const auto step = Step();
+  const RendezvousKey key = Key(kSelf, kPeer);
+  const Tensor tensor = Small();
+  const SendArgs args;
+  EXPECT_FALSE(outbox().TrySend(
+      {.step = *step, .key = key, .tensor = tensor, .args = args, .is_step_serving = false}));
+  eager_.SetConnected(kPeer, nullptr);
+  EXPECT_TRUE(step->Send(key, tensor).ok());
+  eager_.SetConnected(kPeer, &outbox());
+  EXPECT_THAT(TakeTypes(), IsEmpty());
+  outbox().AfterSend();
+  EXPECT_THAT(TakeTypes(), ElementsAre(PeerMessageType::kEager));
+}
+
+TEST_F(EagerLinksTest, ARestartedPeer_KeepsWhatItsSuccessorHasSent) {
+  const auto step = Step();
+  EXPECT_TRUE(Arrive(0).ok());
+  manager_.FailTask(PeerTask(), absl::UnavailableError("node 2 has died"));
+  bool has_value = false;
+  step->RecvAsync(Key(kPeer, kSelf), {},
+                  [&has_value](const absl::Status& status, const Received& received) {
+                    has_value = status.ok() && received.tensor.bytes() == 8;
+                  });
+  EXPECT_TRUE(has_value);
+}
+
+TEST_F(EagerLinksTest, ARestartedPeer_DoesNotEndTheWatchOfItsSuccessor) {
+  const auto step = Step();
+  const RendezvousKey watch = RendezvousKey::StepEnd(kSelfTask, kSelf.incarnation, PeerTask());
+  absl::Status ended;
+  step->RecvLocalAsync(watch, {},
+                       [&ended](const absl::Status& status, const Received&) { ended = status; });
+  manager_.FailTask(PeerTask(), absl::UnavailableError("node 2 has died"));
+  EXPECT_TRUE(ended.ok()) << ended;
+  manager_.Cleanup(kStep);
+  EXPECT_TRUE(absl::IsAborted(ended)) << ended;
+}
+
+TEST_F(EagerLinksTest, AWatch_IsNotListedAsPending) {
+  const auto step = Step(/*begins=*/false);
+  const RendezvousKey watch = RendezvousKey::StepEnd(kSelfTask, kSelf.incarnation, PeerTask());
+  step->RecvLocalAsync(watch, {}, [](const absl::Status&, const Received&) {});
+  int listed = 0;
+  const auto count = [&listed](const PendingStepOp&) { ++listed; };
+  step->ForEachPending(absl::ZeroDuration(), count);
+  EXPECT_TRUE(step->Initialize(kSelfTask).ok());
+  step->ForEachPending(absl::ZeroDuration(), count);
+  EXPECT_EQ(listed, 0);
+}
+
+}  // namespace
+}  // namespace ferry
