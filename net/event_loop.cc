@@ -26,8 +26,10 @@ thread_local const EventLoop* led_here = nullptr;
 constexpr int kEventsAtOnce = 32;
 // Polling memory costs less than reading the clock; polling descriptors costs a system call.
 constexpr uint32_t kPassesPerClockRead = 16;
-// A look at descriptors is due after this part of the time since the last event of one: an event is
-// found late by at most as much, relatively. Within these bounds, the second while streams wait.
+// At most one look at descriptors in this many passes: sources that poll sockets take long for one.
+constexpr uint32_t kPassesPerLook = 64;
+// A look is due after this part of the time since the last event of a descriptor: an event is found
+// late by at most as much, relatively. Within these bounds, the second while there are streams.
 constexpr int64_t kQuietPerLook = 64;
 constexpr int64_t kShortestBetweenLooks = 2'000;
 constexpr int64_t kLongestBetweenLooksAtStreams = 20'000;
@@ -215,7 +217,8 @@ bool EventLoop::PollOnce() {
   int64_t now_ns = INT64_MIN;
   if (++passes_ % kPassesPerClockRead == 0) {
     now_ns = NowNanos();
-    if (now_ns >= next_look_ns_) did_something |= LookAtDescriptors(now_ns);
+    if (passes_ % kPassesPerLook == 0 && now_ns >= next_look_ns_)
+      did_something |= LookAtDescriptors(now_ns);
   }
   did_something |= RunPosted(now_ns);
   return did_something;
