@@ -62,11 +62,11 @@ constexpr double kAllocationsPerLocalPair = 0;
 
 // Values until the receiver lets the sender go on; fewer than a thread recycles blocks.
 constexpr int64_t kWindow = 64;
-constexpr int64_t kWindows = 32;
+constexpr int64_t kWindows = 4;
 constexpr int64_t kValues = kWindow * kWindows;
-// Measured this often, and the least counts: a thread may be preempted, and the event loop's own
-// thread do its work.
-constexpr int kRounds = 8;
+// Of many short rounds the least counts: where a thread is preempted, the event loop's own thread
+// does its work, and blocks move from the recycled ones of one to those of the other.
+constexpr int kRounds = 200;
 constexpr int64_t kNames = 8;
 
 // The least of the rounds, of all their values.
