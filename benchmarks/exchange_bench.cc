@@ -476,7 +476,7 @@ BENCHMARK(BM_Shm_Recycled_PageFaults)
 BENCHMARK(BM_Tcp_8B_Polling_RoundTrip)->UseManualTime()->Iterations(50);
 BENCHMARK(BM_Tcp_Batches)
     ->UseManualTime()
-    ->Iterations(20)
+    ->Iterations(10)
     ->ArgName("bytes")
     ->Arg(8)
     ->Arg(512)
