@@ -79,7 +79,7 @@ class SmallTensorSender final {
 
   // Allocations of this thread per value so far.
   double allocations() const;
-  // What the receiver has told so far.
+  // The receiver's results so far.
   const SmallTensorsPage& page() const { return page_; }
 
  private:

@@ -64,7 +64,7 @@ constexpr double kAllocationsPerLocalPair = 0;
 constexpr int64_t kWindow = 64;
 constexpr int64_t kWindows = 4;
 constexpr int64_t kValues = kWindow * kWindows;
-// Of many short rounds the least counts: where a thread is preempted, the event loop's own thread
+// The least of many short rounds counts: where a thread is preempted, the event loop's own thread
 // does its work, and blocks move from the recycled ones of one to those of the other.
 constexpr int kRounds = 200;
 constexpr int64_t kNames = 8;
