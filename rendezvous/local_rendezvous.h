@@ -86,8 +86,8 @@ class LocalRendezvous final {
   // As Send, but a value for which no receive waits is first offered to `divert`, which returns
   // true if it has sent the value elsewhere.
   //   is_behind_another: values of that key are queued.
-  using DivertSend = absl::FunctionRef<bool(const Tensor& tensor, const SendArgs& args,
-                                            bool is_behind_another)>;
+  using DivertSend =
+      absl::FunctionRef<bool(const Tensor& tensor, const SendArgs& args, bool is_behind_another)>;
   absl::Status SendOrDivert(const RendezvousKey& key, Tensor tensor, bool is_dead, SendArgs args,
                             DivertSend divert);
   // Offers the queued values of the key to `divert`, in order, until it returns false.

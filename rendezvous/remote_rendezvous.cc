@@ -192,10 +192,10 @@ void RemoteRendezvous::RecvEager(EagerConsumer& consumer, const RendezvousKey& k
         }
         is_queued = unissued_.load(std::memory_order_acquire) != 0;
         if (is_queued) {
-          QueueRequest(std::make_unique<RendezvousItem>(key, clock_.CoarseNanos(), 0,
-                                                        std::move(args), std::move(done),
-                                                        CancellationToken::kNoCallback),
-                       consumer);
+          QueueRequest(
+              std::make_unique<RendezvousItem>(key, clock_.CoarseNanos(), 0, std::move(args),
+                                               std::move(done), CancellationToken::kNoCallback),
+              consumer);
         }
         return true;
       });

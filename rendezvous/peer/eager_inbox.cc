@@ -68,9 +68,8 @@ class EagerInbox::FromFrame final : public LocalRendezvous::Arrival {
     }
     if (header.bytes == 0) return absl::OkStatus();
     absl::Status status = CopyValues(
-        header.dtype, record_.payload.data(), header.bytes, tensor.mutable_data(), [&header] {
-          return absl::StrCat(DataTypeName(header.dtype), ToString(header.shape));
-        });
+        header.dtype, record_.payload.data(), header.bytes, tensor.mutable_data(),
+        [&header] { return absl::StrCat(DataTypeName(header.dtype), ToString(header.shape)); });
     // The producer checks values before it sends them.
     if (!status.ok()) violation_ = status;
     return status;
@@ -94,8 +93,7 @@ class EagerInbox::FromFrame final : public LocalRendezvous::Arrival {
 };
 
 bool EagerInbox::IsFromProducer(const RendezvousKey& key) const {
-  return key.src().task.task == producer_.node_id &&
-         key.src_incarnation() == producer_.incarnation;
+  return key.src().task.task == producer_.node_id && key.src_incarnation() == producer_.incarnation;
 }
 
 void EagerInbox::OnOpen(std::shared_ptr<ControlChannel> channel) {
@@ -131,8 +129,8 @@ void EagerInbox::OnClosed(const ControlChannel& channel, const absl::Status& why
     if (!IsCurrent(channel)) return;
     Reset();
   }
-  EndWaiting(absl::Status(
-      why.code(), absl::StrCat(why.message(), " (while its value was waited for)")));
+  EndWaiting(
+      absl::Status(why.code(), absl::StrCat(why.message(), " (while its value was waited for)")));
 }
 
 void EagerInbox::EndWaiting(const absl::Status& why) {
@@ -215,8 +213,8 @@ void EagerInbox::Finish(const EagerReceiver::Arrival& arrival, const absl::Statu
   } else {
     const uint64_t id = receiver_.OnRejected(arrival);
     if (channel_ != nullptr) {
-      CloseOnError(SendRejected(*channel_, {.id = id, .status = status, .step_id = arrival.step_id,
-                                            .key = {}}));
+      CloseOnError(SendRejected(
+          *channel_, {.id = id, .status = status, .step_id = arrival.step_id, .key = {}}));
     }
   }
   SendOutput();
@@ -338,8 +336,7 @@ absl::Status EagerInbox::OnEager(const ControlChannel& channel, absl::string_vie
         if (head.acked_count != 0) {
           FERRY_RETURN_IF_ERROR(acknowledge({head.acked_first, head.acked_count}));
         }
-        absl::StatusOr<std::shared_ptr<RemoteRendezvous>> found =
-            context_.manager->Find(step_id);
+        absl::StatusOr<std::shared_ptr<RemoteRendezvous>> found = context_.manager->Find(step_id);
         if (found.ok()) step = *std::move(found);
         return absl::OkStatus();
       },

@@ -107,9 +107,9 @@ bool EagerOutbox::TrySend(const Offer& offer) {
   }
   if (decision.is_sent && status.ok()) status = SendValue(offer, decision);
   // Also one that begins its first value only now.
-  const bool asks_for_acks = decision.asks_for_acks ||
-                             (decision.is_sent && offer.step.is_flushing() &&
-                              sender_->StartFlush(step_id));
+  const bool asks_for_acks =
+      decision.asks_for_acks ||
+      (decision.is_sent && offer.step.is_flushing() && sender_->StartFlush(step_id));
   if (asks_for_acks && status.ok()) status = SendAckNow(*channel_, step_id);
   if (status.ok()) {
     if (decision.is_first_unacknowledged) {
@@ -288,9 +288,8 @@ void EagerOutbox::ForEachTransfer(absl::Duration min_age, PendingVisitor visit) 
   {
     SpinLockHolder lock(&mu_);
     if (!sender_.has_value()) return;
-    sender_->ForEachRecord([&records](uint64_t, const EagerSender::Record& record) {
-      records.push_back(record);
-    });
+    sender_->ForEachRecord(
+        [&records](uint64_t, const EagerSender::Record& record) { records.push_back(record); });
   }
   const int64_t now = context_.clock->CoarseNanos();
   for (const EagerSender::Record& record : records) {

@@ -285,9 +285,8 @@ absl::Status SendEagerValue(ControlChannel& channel, const EagerHead& head,
   const size_t bytes = to_text.view().size() - kHeadBytes + record.text.size() +
                        to_payload.view().size() + record.payload.size();
   const absl::string_view padding(kZeros, PaddingOf(bytes));
-  return channel.Send(TypeNumber(PeerMessageType::kEager), {to_text.view(), record.text,
-                                                            to_payload.view(), record.payload,
-                                                            padding});
+  return channel.Send(TypeNumber(PeerMessageType::kEager),
+                      {to_text.view(), record.text, to_payload.view(), record.payload, padding});
 }
 
 absl::Status SendEagerPull(ControlChannel& channel, const EagerPullMessage& pull) {

@@ -79,7 +79,8 @@ EagerSender::Decision EagerSender::Send(int64_t step_id, const RendezvousKey& ke
   decision.sequence = next_sequence_++;
   decision.name = NameOf(key, decision.defines_name);
   if (decision.name != 0) ++slots_[decision.name - 1]->records;
-  records_.emplace(decision.sequence, Record{step_id, value.bytes, key, decision.name, value.since});
+  records_.emplace(decision.sequence,
+                   Record{step_id, value.bytes, key, decision.name, value.since});
   decision.is_first_unacknowledged = step.values + step.refused == 0;
   ++step.values;
   step.bytes += value.bytes;

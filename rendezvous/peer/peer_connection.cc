@@ -50,8 +50,8 @@ void PeerConnection::OnOpen(std::shared_ptr<ControlChannel> channel) {
 absl::Status PeerConnection::SendOwnHello() {
   const std::shared_ptr<ControlChannel> channel = Checksummed(sends_checksums_);
   const Endpoint& self = context_.self;
-  HelloMessage hello = {
-      self.boot_id, self.host_name, self.channels.tcp, self.gpus, self.transports, {}};
+  HelloMessage hello = {self.boot_id, self.host_name,  self.channels.tcp,
+                        self.gpus,    self.transports, {}};
   if (context_.eager != nullptr) hello.eager = context_.eager->limits();
   return SendHello(*channel, hello);
 }
@@ -143,8 +143,7 @@ absl::Status PeerConnection::OnHello(absl::string_view body) {
   sends_checksums_ = sends_checksums_ || expects_checksums_;
   expects_checksums_ = sends_checksums_;
   // Values with checksums are requested.
-  const bool is_eager =
-      context_.eager != nullptr && hello.eager.has_value() && !sends_checksums_;
+  const bool is_eager = context_.eager != nullptr && hello.eager.has_value() && !sends_checksums_;
   Endpoint endpoint;
   endpoint.peer = peer_;
   endpoint.boot_id = std::move(hello.boot_id);

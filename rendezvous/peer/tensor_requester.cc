@@ -77,10 +77,8 @@ std::shared_ptr<RemoteFetch> TensorRequester::Request(int64_t step_id, const Ren
     FERRY_LOG_DEBUG(kTransport, "request sent: peer={} step={} request={} key={}",
                     producer_.peer.node_id, step_id, id, transfer->logged_key());
     const uint32_t name = inbox_ == nullptr ? 0 : inbox_->NumberForRequest(*channel, key);
-    status =
-        name != 0
-            ? SendNamedRequest(*channel, {id, step_id, transfer->may_reject(), name})
-            : SendRequest(*channel, {id, step_id, transfer->may_reject(), key.text()});
+    status = name != 0 ? SendNamedRequest(*channel, {id, step_id, transfer->may_reject(), name})
+                       : SendRequest(*channel, {id, step_id, transfer->may_reject(), key.text()});
     if (!status.ok()) End(id, Named(status));
   }
   return transfer;
@@ -304,8 +302,7 @@ absl::Status TensorRequester::OnError(absl::string_view body) {
   FERRY_ASSIGN_OR_RETURN(ErrorMessage error, DecodeError(body));
   if ((error.id & EagerInbox::kWatchBit) != 0 && inbox_ != nullptr) {
     const std::shared_ptr<ControlChannel> open = channel();
-    return open == nullptr ? absl::OkStatus()
-                           : inbox_->OnWatchEnded(*open, error.id, error.status);
+    return open == nullptr ? absl::OkStatus() : inbox_->OnWatchEnded(*open, error.id, error.status);
   }
   // It closes the whole control channel.
   if (error.id == 0) {

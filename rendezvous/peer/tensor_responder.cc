@@ -59,10 +59,10 @@ void TensorResponder::OnOpen(std::shared_ptr<ControlChannel> channel,
   paths_.set_channel(channel_.get());
   if (outbox_ != nullptr) {
     if (limits.has_value()) {
-      outbox_->OnOpen(channel_, *limits,
-                      {.in_arena = std::min(paths_.eager_max(/*is_in_arena=*/true), kMaxEagerBytes),
-                       .elsewhere =
-                           std::min(paths_.eager_max(/*is_in_arena=*/false), kMaxEagerBytes)});
+      outbox_->OnOpen(
+          channel_, *limits,
+          {.in_arena = std::min(paths_.eager_max(/*is_in_arena=*/true), kMaxEagerBytes),
+           .elsewhere = std::min(paths_.eager_max(/*is_in_arena=*/false), kMaxEagerBytes)});
     }
     context_.eager->SetConnected(consumer_.peer, limits.has_value() ? outbox_ : nullptr);
   }
@@ -182,10 +182,10 @@ absl::Status TensorResponder::OnWatch(absl::string_view body) {
   const auto worker = [](const PeerId& peer) {
     return TaskName{.job = "worker", .replica = 0, .task = peer.node_id};
   };
-  return StartTransfer({watch.id, watch.step_id, /*may_reject=*/false, {}},
-                       RendezvousKey::StepEnd(worker(context_.self.peer),
-                                              context_.self.peer.incarnation,
-                                              worker(consumer_.peer)));
+  return StartTransfer(
+      {watch.id, watch.step_id, /*may_reject=*/false, {}},
+      RendezvousKey::StepEnd(worker(context_.self.peer), context_.self.peer.incarnation,
+                             worker(consumer_.peer)));
 }
 
 absl::Status TensorResponder::StartTransfer(const RequestMessage& message,

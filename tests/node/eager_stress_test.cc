@@ -86,6 +86,7 @@ class EagerStress : public ::testing::TestWithParam<const char*> {
   static TransferEngineOptions Options() {
     TransferEngineOptions options;
     options.require_transport = GetParam();
+    options.eager = true;
     options.eager_limits = {.step_values = 4,
                             .step_bytes = 600,
                             .peer_values = 6,
