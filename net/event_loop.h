@@ -165,7 +165,7 @@ class EventLoop final : public Loop {
   uint64_t polled_version_ = 0;
   uint32_t passes_ = 0;
   bool is_led_by_caller_ = false;
-  // Of SteadyClock, in nanoseconds.
+  // Times of SteadyClock, in nanoseconds.
   int64_t next_look_ns_ = INT64_MIN;
   int64_t last_event_ns_ = 0;
   // A descriptor has had one since the last look.

@@ -60,7 +60,7 @@ RingWriter::RingWriter(void* memory, size_t capacity)
 
 size_t RingWriter::Padded(size_t frame) const {
   if (!is_padding_) return frame;
-  // What does not fit behind at_ begins with the ring, whose size is a multiple of a line.
+  // A frame that does not fit behind at_ begins with the ring, whose size is a multiple of a line.
   const size_t offset = at_ & (capacity_ - 1);
   const size_t end = frame <= capacity_ - offset ? offset + frame : frame;
   return frame + (kRingLine - end % kRingLine) % kRingLine;
