@@ -71,6 +71,7 @@ class KeyedWork final : public BenchRoundWork {
         step_(step),
         keys_(std::move(keys)),
         thread_count_(side.plan.threads),
+        batch_(static_cast<size_t>(side.plan.batch)),
         at_(at) {}
 
  private:
@@ -113,6 +114,14 @@ class KeyedWork final : public BenchRoundWork {
 
   absl::Status Send(int thread) {
     const auto [begin, end] = ShareOf(thread);
+    for (size_t i = begin; i < end; i += batch_) {
+      FERRY_RETURN_IF_ERROR(SendBatch(i, std::min(i + batch_, end)));
+    }
+    return absl::OkStatus();
+  }
+
+  // The only place where tensors are sent: for a call that takes many at a time.
+  absl::Status SendBatch(size_t begin, size_t end) {
     for (size_t i = begin; i < end; ++i) {
       const size_t key = order_[i];
       FERRY_RETURN_IF_ERROR(step_.Send(keys_[key], std::move(tensors_[key])));
@@ -120,13 +129,18 @@ class KeyedWork final : public BenchRoundWork {
     return absl::OkStatus();
   }
 
-  absl::Status Recv(int thread) {
-    const auto [begin, end] = ShareOf(thread);
+  // The only place where receives are posted.
+  void PostBatch(size_t begin, size_t end) {
     for (size_t i = begin; i < end; ++i) {
       const size_t key = order_[i];
       posted_[key] =
           PostReceive(side_.party.node, step_, keys_[key], into_.empty() ? Tensor() : into_[key]);
     }
+  }
+
+  absl::Status Recv(int thread) {
+    const auto [begin, end] = ShareOf(thread);
+    for (size_t i = begin; i < end; i += batch_) PostBatch(i, std::min(i + batch_, end));
     for (size_t i = begin; i < end; ++i) {
       FERRY_RETURN_IF_ERROR(side_.Take(at_.mode, 0, *posted_[order_[i]]));
     }
@@ -154,6 +168,7 @@ class KeyedWork final : public BenchRoundWork {
   Step& step_;
   const std::vector<RendezvousKey> keys_;
   const int thread_count_;
+  const size_t batch_;
   const BenchWorkCase at_;
   std::vector<size_t> order_;
   std::vector<Tensor> tensors_;

@@ -38,6 +38,7 @@ std::vector<std::pair<std::string, std::string>> FlagsOfPlan(const BenchPlan& pl
           {"--inflight", absl::StrCat(plan.inflight)},
           {"--keys", absl::StrCat(plan.keys)},
           {"--threads", absl::StrCat(plan.threads)},
+          {"--batch", absl::StrCat(plan.batch)},
           {"--devices", absl::StrJoin(plan.devices, ",")},
           {"--dtype", plan.dtype},
           {"--poll", plan.is_polling ? "true" : "false"},

@@ -327,6 +327,8 @@ Verb AddPattern(CLI::App& bench, const std::string& pattern, const std::string& 
     flags->plan.threads = 2;
     AddNumber(verb, "--threads", flags->plan.threads, "that send, and as many that receive", 1, 256)
         ->type_name("T");
+    AddNumber(verb, "--batch", flags->plan.batch, "keys that a thread sends, or posts, at a time",
+              1, 4096);
   } else if (is_steps) {
     flags->sizes = "8,64K,1M";
     flags->plan.inflight = 8;

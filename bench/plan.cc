@@ -143,6 +143,8 @@ std::string EncodeBenchPlan(const BenchPlan& plan) {
                {"inflight", plan.inflight},
                {"keys", plan.keys},
                {"threads", plan.threads},
+               {"batch", plan.batch},
+               {"is_unposted", plan.is_unposted},
                {"devices", plan.devices},
                {"dtype", plan.dtype},
                {"element_bytes", plan.element_bytes},
@@ -169,6 +171,8 @@ absl::StatusOr<BenchPlan> DecodeBenchPlan(absl::string_view text) {
   plan.most_iterations = json.value("most_iterations", plan.most_iterations);
   plan.keys = json.value("keys", 1);
   plan.threads = json.value("threads", 1);
+  plan.batch = json.value("batch", 1);
+  plan.is_unposted = json.value("is_unposted", false);
   plan.inflight = json.value("inflight", 1);
   plan.devices = json.value("devices", plan.devices);
   if (plan.devices.empty()) return absl::InvalidArgumentError("--plan: no devices");

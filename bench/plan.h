@@ -37,9 +37,13 @@ struct BenchPlan {
   int most_iterations = 2000;
   // Tensors sent before a response, in rows of their own; 1: none.
   int inflight = 1;
-  // For "keyed": keys per round, and threads per side.
+  // For "keyed": keys per round, threads per side, and keys that a thread sends, or posts, at a
+  // time. For "sendrecv": names that its tensors use in turns.
   int keys = 1;
   int threads = 1;
+  int batch = 1;
+  // For "sendrecv": a receive is posted when its tensor has been sent.
+  bool is_unposted = false;
   BenchDevices devices = {kHostDevice};
   // Name of the elements' DataType; their bytes are the pattern in any case.
   std::string dtype = "uint8";

@@ -33,7 +33,6 @@ constexpr absl::Duration kRootTimeout = absl::Seconds(5);
 constexpr absl::string_view kFollowUps[] = {"[_Derived_]", " has died",
                                             " has failed: ", "process is leaving"};
 constexpr char kServerListening[] = "listening on ";
-constexpr off_t kPagesBytes = 4 * 4096;
 
 bool WasKilled(const absl::Status& exit) {
   return absl::StrContains(exit.message(), "killed by signal");
@@ -60,9 +59,9 @@ absl::StatusOr<std::unique_ptr<BenchPages>> BenchPages::Create() {
     if (!fd.valid()) fd = UniqueFd(open(folder, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
   }
   // Allocates the pages: otherwise touching them could raise SIGBUS.
-  const int error = fd.get() < 0 ? errno : posix_fallocate(fd.get(), 0, kPagesBytes);
+  const int error = fd.get() < 0 ? errno : posix_fallocate(fd.get(), 0, off_t{kBenchPagesBytes});
   if (error != 0) {
-    return absl::UnavailableError(absl::StrCat("cannot make ", kPagesBytes,
+    return absl::UnavailableError(absl::StrCat("cannot make ", kBenchPagesBytes,
                                                " bytes of memory for the bench's processes to "
                                                "share (memfd_create): ",
                                                std::strerror(error)));

@@ -3,6 +3,7 @@
 #ifndef FERRY_BENCH_PROCESSES_H_
 #define FERRY_BENCH_PROCESSES_H_
 
+#include <cstddef>
 #include <memory>
 #include <string>
 #include <utility>
@@ -24,6 +25,8 @@ namespace ferry::cli {
 
 // Timeout per line of a process: the largest size in one mode takes seconds.
 inline constexpr absl::Duration kBenchLineTimeout = absl::Minutes(3);
+
+inline constexpr size_t kBenchPagesBytes = 4 * 4096;
 
 // Zero-filled pages that other processes can map while this exists. Not in any directory.
 class BenchPages final {

@@ -22,6 +22,7 @@
 #include "bench/raw_nccl.h"
 #include "bench/rounds.h"
 #include "bench/sendrecv_floors.h"
+#include "bench/sent_words.h"
 #include "bench/times.h"
 #include "cli/pattern.h"
 
@@ -61,7 +62,8 @@ class Peer final {
 
  private:
   Peer(const BenchParticipants& party, BenchSync& meeting, const BenchPlan& plan, Step step,
-       RendezvousKey out, RendezvousKey in, RendezvousKey control_out, RendezvousKey control_in)
+       std::vector<RendezvousKey> out, std::vector<RendezvousKey> in, RendezvousKey control_out,
+       RendezvousKey control_in)
       : party_(party),
         meeting_(meeting),
         plan_(plan),
@@ -77,6 +79,15 @@ class Peer final {
   absl::Status AwaitSignal();
 
   uint64_t SeedOf(const Case& at, int node, int round) const;
+  // Names are used in turns.
+  const RendezvousKey& Out(int index) const {
+    return out_[static_cast<size_t>(index) % out_.size()];
+  }
+  const RendezvousKey& In(int index) const { return in_[static_cast<size_t>(index) % in_.size()]; }
+  // With receives that are posted late: tells the other side that tensors have been sent, and waits
+  // for that.
+  void TellSent();
+  absl::Status AwaitSent();
   // Waits for the tensor, and reads it if the mode requires that.
   absl::Status Take(const Case& at, BenchPosted& posted);
   absl::Status RunSize(size_t bytes);
@@ -91,12 +102,14 @@ class Peer final {
   const BenchPlan& plan_;
   const bool is_first_;
   Step step_;
-  const RendezvousKey out_;
-  const RendezvousKey in_;
+  const std::vector<RendezvousKey> out_;
+  const std::vector<RendezvousKey> in_;
   const RendezvousKey control_out_;
   const RendezvousKey control_in_;
   std::unique_ptr<BenchDevice> device_;
   std::unique_ptr<SendRecvFloors> floors_;
+  // Null if receives are posted first.
+  std::unique_ptr<SentWords> sent_;
 };
 
 absl::StatusOr<std::unique_ptr<Peer>> Peer::Create(const BenchParticipants& party,
@@ -104,12 +117,19 @@ absl::StatusOr<std::unique_ptr<Peer>> Peer::Create(const BenchParticipants& part
   const int self = party.rank;
   const int other = 1 - self;
   FERRY_ASSIGN_OR_RETURN(Step step, party.node.OpenStep(party.first_step));
-  const auto key = [&](int from, int to) {
-    return party.node.Key("bench", party.NodeOf(from), party.NodeOf(to), plan.DeviceOf(from),
-                          plan.DeviceOf(to));
-  };
-  FERRY_ASSIGN_OR_RETURN(RendezvousKey out, key(self, other));
-  FERRY_ASSIGN_OR_RETURN(RendezvousKey in, key(other, self));
+  std::vector<RendezvousKey> out;
+  std::vector<RendezvousKey> in;
+  for (int i = 0; i < plan.keys; ++i) {
+    const auto key = [&, name = plan.keys == 1 ? "bench" : absl::StrCat("bench-", i)](int from,
+                                                                                      int to) {
+      return party.node.Key(name, party.NodeOf(from), party.NodeOf(to), plan.DeviceOf(from),
+                            plan.DeviceOf(to));
+    };
+    FERRY_ASSIGN_OR_RETURN(RendezvousKey there, key(self, other));
+    FERRY_ASSIGN_OR_RETURN(RendezvousKey back, key(other, self));
+    out.push_back(std::move(there));
+    in.push_back(std::move(back));
+  }
   FERRY_ASSIGN_OR_RETURN(RendezvousKey control_out, party.Key("control", self, other));
   FERRY_ASSIGN_OR_RETURN(RendezvousKey control_in, party.Key("control", other, self));
   std::unique_ptr<Peer> peer(new Peer(party, meeting, plan, std::move(step), std::move(out),
@@ -117,8 +137,17 @@ absl::StatusOr<std::unique_ptr<Peer>> Peer::Create(const BenchParticipants& part
                                       std::move(control_in)));
   FERRY_ASSIGN_OR_RETURN(
       peer->device_, BenchDevice::Open(party.node, plan.DeviceOf(self), plan.dtype, party.timeout));
+  if (plan.is_unposted) {
+    FERRY_ASSIGN_OR_RETURN(peer->sent_, SentWords::Map(plan.floor_file, party));
+  }
   return peer;
 }
+
+void Peer::TellSent() {
+  if (sent_ != nullptr) sent_->Tell();
+}
+
+absl::Status Peer::AwaitSent() { return sent_ == nullptr ? absl::OkStatus() : sent_->Await(); }
 
 absl::Status Peer::Signal() { return SendWord(step_, control_out_); }
 
@@ -152,7 +181,19 @@ absl::Status Peer::Take(const Case& at, BenchPosted& posted) {
 absl::Status Peer::RunRound(const Case& at, int round, const Tensor& into, CaseResult& result) {
   FERRY_ASSIGN_OR_RETURN(Tensor tensor,
                          device_->MakePattern(at.bytes, SeedOf(at, party_.rank, round)));
-  const BenchPostedPtr posted = PostReceive(party_.node, step_, in_, into);
+  BenchPostedPtr posted;
+  const auto post = [&] { posted = PostReceive(party_.node, step_, In(round), into); };
+  const auto take = [&]() -> absl::Status {
+    FERRY_RETURN_IF_ERROR(AwaitSent());
+    if (posted == nullptr) post();
+    return Take(at, *posted);
+  };
+  const auto send = [&]() -> absl::Status {
+    FERRY_RETURN_IF_ERROR(step_.Send(Out(round), std::move(tensor)));
+    TellSent();
+    return absl::OkStatus();
+  };
+  if (sent_ == nullptr) post();
   double cpu_before = 0;
   if (is_first_) {
     // Two exchanges, so that neither side has just woken up: verifying a large tensor takes longer
@@ -162,8 +203,8 @@ absl::Status Peer::RunRound(const Case& at, int round, const Tensor& into, CaseR
     FERRY_RETURN_IF_ERROR(AwaitSignal());
     cpu_before = OwnCpuSeconds();
     const absl::Time start = SteadyClock().Now();
-    FERRY_RETURN_IF_ERROR(step_.Send(out_, std::move(tensor)));
-    FERRY_RETURN_IF_ERROR(Take(at, *posted));
+    FERRY_RETURN_IF_ERROR(send());
+    FERRY_RETURN_IF_ERROR(take());
     const absl::Duration taken = SteadyClock().Now() - start;
     if (round >= at.warm_ups) result.samples.push_back(taken / 2);
   } else {
@@ -171,8 +212,8 @@ absl::Status Peer::RunRound(const Case& at, int round, const Tensor& into, CaseR
     FERRY_RETURN_IF_ERROR(AwaitSignal());
     FERRY_RETURN_IF_ERROR(Signal());
     cpu_before = OwnCpuSeconds();
-    FERRY_RETURN_IF_ERROR(Take(at, *posted));
-    FERRY_RETURN_IF_ERROR(step_.Send(out_, std::move(tensor)));
+    FERRY_RETURN_IF_ERROR(take());
+    FERRY_RETURN_IF_ERROR(send());
   }
   if (round >= at.warm_ups) {
     result.cpu_s += OwnCpuSeconds() - cpu_before;
@@ -201,9 +242,11 @@ absl::Status Peer::RunBatch(const Case& at, int round, CaseResult& result) {
     const BenchPostedPtr pong = PostReceive(party_.node, step_, control_in_, Tensor());
     const double cpu_before = OwnCpuSeconds();
     const absl::Time start = SteadyClock().Now();
+    int index = base;
     for (Tensor& tensor : tensors) {
-      FERRY_RETURN_IF_ERROR(step_.Send(out_, std::move(tensor)));
+      FERRY_RETURN_IF_ERROR(step_.Send(Out(index++), std::move(tensor)));
     }
+    TellSent();
     FERRY_RETURN_IF_ERROR(AwaitReceive(party_, 1 - party_.rank, *pong));
     const absl::Duration taken = SteadyClock().Now() - start;
     if (round >= at.warm_ups) {
@@ -213,16 +256,22 @@ absl::Status Peer::RunBatch(const Case& at, int round, CaseResult& result) {
     }
     return AwaitSignal();
   }
-  std::vector<BenchPostedPtr> all;
-  for (int i = 0; i < at.inflight; ++i) {
-    Tensor into;
-    if (at.mode == BenchMode::kInto) {
-      FERRY_ASSIGN_OR_RETURN(into, device_->Make(at.bytes));
-    }
-    all.push_back(PostReceive(party_.node, step_, in_, into));
+  std::vector<Tensor> into(static_cast<size_t>(at.inflight));
+  for (Tensor& each : into) {
+    if (at.mode != BenchMode::kInto) continue;
+    FERRY_ASSIGN_OR_RETURN(each, device_->Make(at.bytes));
   }
+  std::vector<BenchPostedPtr> all;
+  const auto post = [&] {
+    for (int i = 0; i < at.inflight; ++i) {
+      all.push_back(PostReceive(party_.node, step_, In(base + i), into[static_cast<size_t>(i)]));
+    }
+  };
+  if (sent_ == nullptr) post();
   FERRY_RETURN_IF_ERROR(Signal());
   const double cpu_before = OwnCpuSeconds();
+  FERRY_RETURN_IF_ERROR(AwaitSent());
+  if (sent_ != nullptr) post();
   for (const BenchPostedPtr& posted : all) FERRY_RETURN_IF_ERROR(Take(at, *posted));
   FERRY_RETURN_IF_ERROR(Signal());
   if (round >= at.warm_ups) result.cpu_s += OwnCpuSeconds() - cpu_before;

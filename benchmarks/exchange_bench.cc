@@ -24,6 +24,7 @@ namespace {
 
 constexpr absl::Duration kPolling = absl::Hours(1);
 constexpr absl::Duration kAdaptive = absl::Microseconds(20);
+constexpr int kWarmUps = 1000;
 
 struct Samples {
   std::vector<double> seconds;
@@ -149,6 +150,68 @@ void BM_Shm_8B_Messages(benchmark::State& state) {
   }
   peer.End();
   state.SetItemsProcessed(state.iterations() * kWindow);
+}
+
+void ReportSmall(benchmark::State& state, const SmallTensorSender& sender) {
+  state.counters["sender_allocs"] = sender.allocations();
+  state.counters["receiver_allocs"] = sender.page().allocations;
+  state.SetLabel(sender.page().path);
+  if (sender.page().wrong > 0) state.SkipWithError("values were wrong");
+}
+
+// Streams of 8 bytes in shared memory with receives posted first, two windows of 256 in flight; per
+// message. An iteration is a stream of 400 windows in a step of its own; per_s is the median. Args:
+// the names that are used in turns, 0 if each message has its own; whether they are received into a
+// buffer; how many are sent, and posted, at a time.
+void BM_Shm_8B_Stream(benchmark::State& state) {
+  constexpr int64_t kWindow = 256;
+  constexpr int64_t kWindows = 400;
+  constexpr int64_t kMessages = kWindow * kWindows;
+  TransferPeer peer({.transport = "shm", .spin = kPolling});
+  Samples samples;
+  for (auto _ : state) {
+    SmallTensorSender sender(peer, {.values = kMessages,
+                                    .keys = state.range(0) > 0 ? state.range(0) : kMessages,
+                                    .batch = state.range(2),
+                                    .window = kWindow,
+                                    .into = state.range(1) != 0});
+    const absl::Time start = SteadyClock().Now();
+    for (int64_t i = 0; i < kWindows; ++i) sender.Window();
+    sender.Finish();
+    const double seconds = absl::ToDoubleSeconds(SteadyClock().Now() - start);
+    samples.seconds.push_back(seconds / kMessages);
+    state.SetIterationTime(seconds);
+    ReportSmall(state, sender);
+  }
+  state.counters["per_s"] = 1 / samples.At(0.5);
+  state.counters["per_s_best"] = 1 / samples.At(0);
+}
+
+// 8 bytes that are received only when they have been sent: from Send until they are received, and
+// (recv_p50_us, recv_p99_us) from posting the receive. Args: names, in turns; into a buffer;
+// whether the receiver leads its loop while it waits for the word that says so, or spins on it.
+void BM_Shm_8B_Unposted(benchmark::State& state) {
+  const double floor = SpinFloor();
+  TransferPeer peer({.transport = "shm", .spin = kPolling});
+  SmallTensorSender sender(peer, {.values = static_cast<int64_t>(state.max_iterations) + kWarmUps,
+                                  .keys = state.range(0),
+                                  .into = state.range(1) != 0,
+                                  .unposted = true,
+                                  .leads = state.range(2) != 0});
+  Samples samples;
+  Samples receives;
+  double receive = 0;
+  for (int i = 0; i < kWarmUps; ++i) sender.Unposted(receive);
+  for (auto _ : state) {
+    const double seconds = sender.Unposted(receive);
+    samples.seconds.push_back(seconds);
+    receives.seconds.push_back(receive);
+    state.SetIterationTime(seconds);
+  }
+  Report(state, samples, floor);
+  state.counters["recv_p50_us"] = receives.At(0.5) * 1e6;
+  state.counters["recv_p99_us"] = receives.At(0.99) * 1e6;
+  ReportSmall(state, sender);
 }
 
 // Memory of the arena, zero-copy: of any size.
@@ -297,6 +360,42 @@ void BM_Tcp_8B_Polling_RoundTrip(benchmark::State& state) {
   state.counters["ratio_p75"] = ratios.At(0.75);
 }
 
+// Small tensors in batches of 64 over TCP, alternating with raw sockets that send as many bytes for
+// each batch by one call; per message. Args: bytes of a tensor. An iteration is one alternation of
+// 512 batches, two windows of 8 in flight.
+void BM_Tcp_Batches(benchmark::State& state) {
+  constexpr int kBatch = 64;
+  constexpr int kWindow = 8;
+  constexpr int kBatches = 512;
+  constexpr double kMessages = kBatch * kBatches;
+  const auto bytes = static_cast<size_t>(state.range(0));
+  TransferPeer peer({.transport = "tcp", .spin = kPolling});
+  Samples samples;
+  Samples floors;
+  Samples ratios;
+  for (auto _ : state) {
+    floors.seconds.push_back(peer.RawBatches(kBatches, bytes * kBatch, kWindow) / kMessages);
+    SmallTensorSender sender(peer, {.values = kBatch * kBatches,
+                                    .bytes = bytes,
+                                    .keys = kBatch * kWindow,
+                                    .batch = kBatch,
+                                    .window = kBatch * kWindow,
+                                    .into = true});
+    const absl::Time start = SteadyClock().Now();
+    for (int i = 0; i < kBatches / kWindow; ++i) sender.Window();
+    sender.Finish();
+    samples.seconds.push_back(absl::ToDoubleSeconds(SteadyClock().Now() - start) / kMessages);
+    ratios.seconds.push_back(floors.seconds.back() / samples.seconds.back());
+    state.SetIterationTime(samples.seconds.back() * kMessages);
+    ReportSmall(state, sender);
+  }
+  state.counters["per_s"] = 1 / samples.At(0.5);
+  state.counters["raw_per_s"] = 1 / floors.At(0.5);
+  state.counters["ratio"] = ratios.At(0.5);
+  state.counters["ratio_p25"] = ratios.At(0.25);
+  state.counters["ratio_p75"] = ratios.At(0.75);
+}
+
 // By as many streams as raw sockets, alternating with them, a few rounds each. An iteration is one
 // alternation.
 void BM_Tcp_Stream(benchmark::State& state) {
@@ -337,6 +436,26 @@ BENCHMARK(BM_Shm_8B_Polling)->UseManualTime()->Iterations(200'000);
 BENCHMARK(BM_Shm_8B_Blocking_RoundTrip)->UseManualTime()->Iterations(10'000);
 BENCHMARK(BM_Shm_8B_SpinThenSleep)->UseManualTime()->Iterations(100'000);
 BENCHMARK(BM_Shm_8B_Messages)->UseRealTime()->Iterations(10'000);
+BENCHMARK(BM_Shm_8B_Stream)
+    ->UseManualTime()
+    ->Iterations(10)
+    ->ArgNames({"names", "into", "batch"})
+    ->Args({0, 1, 1})
+    ->Args({0, 0, 1})
+    ->Args({1024, 1, 1})
+    ->Args({1024, 0, 1})
+    ->Args({1, 1, 1})
+    ->Args({0, 1, 64})
+    ->Args({0, 0, 64})
+    ->Args({1024, 1, 64});
+BENCHMARK(BM_Shm_8B_Unposted)
+    ->UseManualTime()
+    ->Iterations(50'000)
+    ->ArgNames({"names", "into", "leads"})
+    ->Args({1, 1, 1})
+    ->Args({1, 0, 1})
+    ->Args({1024, 1, 1})
+    ->Args({1, 1, 0});
 BENCHMARK(BM_Shm_HandOver_Polling)
     ->UseManualTime()
     ->Iterations(50'000)
@@ -355,6 +474,13 @@ BENCHMARK(BM_Shm_Recycled_PageFaults)
     ->Arg(64 << 10)
     ->Arg(8 << 20);
 BENCHMARK(BM_Tcp_8B_Polling_RoundTrip)->UseManualTime()->Iterations(50);
+BENCHMARK(BM_Tcp_Batches)
+    ->UseManualTime()
+    ->Iterations(10)
+    ->ArgName("bytes")
+    ->Arg(8)
+    ->Arg(512)
+    ->Arg(4096);
 BENCHMARK(BM_Tcp_Stream)
     ->UseManualTime()
     ->Iterations(100)

@@ -54,8 +54,10 @@ class Doorbell final {
   // Called after the work has been queued where the owner polls.
   void Ring() {
     FullFence();
-    RingIf(kAsleep);
+    RingAfterFence();
   }
+  // As Ring, for a thread that has passed a full fence since the work was queued.
+  void RingAfterFence() { RingIf(kAsleep); }
   // As Ring, but also wakes an owner that polls periodically.
   void Notify() {
     FullFence();

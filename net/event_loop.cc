@@ -4,6 +4,7 @@
 
 #include <poll.h>
 #include <sched.h>
+#include <time.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -23,9 +24,18 @@ namespace {
 thread_local const EventLoop* led_here = nullptr;
 
 constexpr int kEventsAtOnce = 32;
-// Polling descriptors costs a system call; polling memory does not.
-constexpr uint32_t kPassesPerDescriptorLook = 64;
-constexpr uint32_t kPassesPerTimerLook = 16;
+// Polling memory costs less than reading the clock; polling descriptors costs a system call.
+constexpr uint32_t kPassesPerClockRead = 16;
+// At most one look at descriptors in this many passes: sources that poll sockets take long for one.
+constexpr uint32_t kPassesPerLook = 64;
+// A look is due after this part of the time since the last event of a descriptor: an event is found
+// late by at most as much, relatively. Within these bounds, the second while there are streams.
+constexpr int64_t kQuietPerLook = 64;
+constexpr int64_t kShortestBetweenLooks = 2'000;
+constexpr int64_t kLongestBetweenLooksAtStreams = 20'000;
+constexpr int64_t kLongestBetweenLooks = 200'000;
+// A peer that answers at once does so within this many passes, and a pause lasts longer than one.
+constexpr uint32_t kPassesWithoutPause = 100;
 // The longest sleep before timers are checked again.
 constexpr absl::Duration kLongestSleep = absl::Seconds(1);
 constexpr absl::Duration kThreadSpin = absl::Microseconds(50);
@@ -38,6 +48,12 @@ void Pause() {
 #elif defined(__aarch64__)
   asm volatile("yield");
 #endif
+}
+
+int64_t NowNanos() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return now.tv_sec * int64_t{1'000'000'000} + now.tv_nsec;
 }
 
 int64_t ToNanos(absl::Time time) {
@@ -90,6 +106,7 @@ absl::StatusOr<Loop::SourceId> EventLoop::AddEntry(Entry entry, int fd, uint32_t
   {
     absl::MutexLock lock(&mu_);
     id = ++last_id_;
+    if (entry.source->IsStream()) stream_count_.fetch_add(1, std::memory_order_relaxed);
     sources_.emplace(id, std::move(entry));
     version_.fetch_add(1, std::memory_order_release);
   }
@@ -122,6 +139,7 @@ void EventLoop::Remove(SourceId id, int fd) {
   const auto found = sources_.find(id);
   if (found == sources_.end()) return;
   dropped = std::move(found->second.source);
+  if (dropped->IsStream()) stream_count_.fetch_sub(1, std::memory_order_relaxed);
   sources_.erase(found);
   version_.fetch_add(1, std::memory_order_release);
   // The leader's copy keeps it until its next poll; `dropped` is destroyed after the lock is
@@ -150,9 +168,8 @@ void EventLoop::PostAt(absl::Time at, absl::AnyInvocable<void() &&> function) {
   if (is_next) doorbell_.Ring();
 }
 
-bool EventLoop::RunPosted(bool also_timers) {
-  const int64_t next = also_timers ? next_timer_ns_.load(std::memory_order_relaxed) : INT64_MAX;
-  const bool is_due = next != INT64_MAX && next <= ToNanos(SteadyClock().CoarseNow());
+bool EventLoop::RunPosted(int64_t now_ns) {
+  const bool is_due = next_timer_ns_.load(std::memory_order_relaxed) <= now_ns;
   if (!is_due && !has_posted_.load(std::memory_order_acquire)) return false;
   std::vector<absl::AnyInvocable<void() &&>> due;
   {
@@ -191,13 +208,30 @@ void EventLoop::RefreshPolled() {
 }
 
 bool EventLoop::PollOnce() {
+  SignalOwed();
   RefreshPolled();
   bool did_something = false;
   for (const std::shared_ptr<PolledSource>& source : polled_) {
     did_something |= source->Poll();
   }
-  if (++passes_ % kPassesPerDescriptorLook == 0) did_something |= PollDescriptors(0);
-  did_something |= RunPosted(/*also_timers=*/passes_ % kPassesPerTimerLook == 0);
+  int64_t now_ns = INT64_MIN;
+  if (++passes_ % kPassesPerClockRead == 0) {
+    now_ns = NowNanos();
+    if (passes_ % kPassesPerLook == 0 && now_ns >= next_look_ns_)
+      did_something |= LookAtDescriptors(now_ns);
+  }
+  did_something |= RunPosted(now_ns);
+  return did_something;
+}
+
+bool EventLoop::LookAtDescriptors(int64_t now_ns) {
+  const bool did_something = PollDescriptors(0);
+  if (std::exchange(has_had_event_, false)) last_event_ns_ = now_ns;
+  const int64_t longest = stream_count_.load(std::memory_order_relaxed) > 0
+                              ? kLongestBetweenLooksAtStreams
+                              : kLongestBetweenLooks;
+  next_look_ns_ = now_ns + std::clamp((now_ns - last_event_ns_) / kQuietPerLook,
+                                      kShortestBetweenLooks, longest);
   return did_something;
 }
 
@@ -218,6 +252,8 @@ bool EventLoop::Dispatch(SourceId id, uint32_t events) {
   }
   // Id 0 is the doorbell, and another source may have been removed.
   if (source == nullptr) return false;
+  has_had_event_ = true;
+  next_look_ns_ = INT64_MIN;
   source->OnReady(events);
   return true;
 }
@@ -248,17 +284,29 @@ void EventLoop::StopLeading() {
     // Work may have arrived after the last poll: the thread in epoll_wait must look again.
     has_more = HasWork();
   }
+  owes_signal_ = false;
   is_led_.store(false, std::memory_order_release);
   if (has_more) doorbell_.RingAnyway();
   FullFence();
-  if (parked_.load(std::memory_order_relaxed) > 0) {
-    absl::MutexLock lock(&wait_mu_);
-    wait_changed_.SignalAll();
-  }
+  if (parked_.load(std::memory_order_relaxed) > 0) SignalParked();
+}
+
+void EventLoop::SignalParked() {
+  absl::MutexLock lock(&wait_mu_);
+  wait_changed_.SignalAll();
+}
+
+void EventLoop::SignalOwed() {
+  if (!owes_signal_) return;
+  owes_signal_ = false;
+  FullFence();
+  if (parked_.load(std::memory_order_relaxed) > 0) SignalParked();
 }
 
 void EventLoop::Sleep(absl::FunctionRef<bool()> is_done, absl::Time until) {
+  SignalOwed();
   is_ticking_.store(false, std::memory_order_relaxed);
+  is_caller_asleep_.store(true, std::memory_order_relaxed);
   doorbell_.FallAsleep();
   if (!HasWork() && !is_done()) {
     until = std::min(until, NextTimer());
@@ -271,40 +319,57 @@ void EventLoop::Sleep(absl::FunctionRef<bool()> is_done, absl::Time until) {
     }
   }
   doorbell_.WakeUp();
+  is_caller_asleep_.store(false, std::memory_order_relaxed);
 }
 
 bool EventLoop::WaitUntil(absl::FunctionRef<bool()> is_done, absl::Time deadline) {
   FERRY_CHECK(!IsOnLoop());
   if (is_done()) return true;
+  if (TryLead()) return LeadUntil(is_done, deadline);
   callers_waiting_.fetch_add(1, std::memory_order_relaxed);
-  absl::Time give_up_spinning = SteadyClock().Now() + options_.spin;
-  absl::Time yield_from = SteadyClock().Now() + kGreedy;
+  const bool done = FollowUntil(is_done, deadline);
+  callers_waiting_.fetch_sub(1, std::memory_order_relaxed);
+  return done;
+}
+
+bool EventLoop::LeadUntil(absl::FunctionRef<bool()> is_done, absl::Time deadline) {
+  is_led_by_caller_ = true;
+  // Only leaders write it.
+  caller_lead_count_.store(caller_lead_count_.load(std::memory_order_relaxed) + 1,
+                           std::memory_order_relaxed);
+  // Since the first look at the clock after the last event.
+  absl::Time give_up_spinning = absl::InfinitePast();
+  absl::Time yield_from;
   bool done = false;
-  int looks = 0;
+  uint32_t turn = 0;
+  uint32_t empty_passes = 0;
   while (!(done = is_done())) {
-    if (TryLead()) {
-      is_led_by_caller_ = true;
-      caller_lead_count_.fetch_add(1, std::memory_order_relaxed);
-      for (uint32_t turn = 1; !(done = is_done()); ++turn) {
-        if (PollOnce()) {
-          give_up_spinning = absl::InfinitePast();
-          continue;
-        }
-        Pause();
-        if (turn % 16 != 0) continue;
-        const absl::Time now = SteadyClock().Now();
-        if (give_up_spinning == absl::InfinitePast()) {
-          give_up_spinning = now + options_.spin;
-          yield_from = now + kGreedy;
-        }
-        if (now >= deadline) break;
-        // The peer that copies for this caller may need the core.
-        if (now >= yield_from) sched_yield();
-        if (now >= give_up_spinning) Sleep(is_done, deadline);
-      }
-      StopLeading();
-      break;
+    if (PollOnce()) {
+      give_up_spinning = absl::InfinitePast();
+      empty_passes = 0;
+      continue;
     }
+    if (++empty_passes > kPassesWithoutPause) Pause();
+    if (++turn % 16 != 0) continue;
+    const absl::Time now = SteadyClock().Now();
+    if (give_up_spinning == absl::InfinitePast()) {
+      give_up_spinning = now + options_.spin;
+      yield_from = now + kGreedy;
+    }
+    if (now >= deadline) break;
+    // The peer that copies for this caller may need the core.
+    if (now >= yield_from) sched_yield();
+    if (now >= give_up_spinning) Sleep(is_done, deadline);
+  }
+  StopLeading();
+  return done;
+}
+
+bool EventLoop::FollowUntil(absl::FunctionRef<bool()> is_done, absl::Time deadline) {
+  const absl::Time give_up_spinning = SteadyClock().Now() + options_.spin;
+  int looks = 0;
+  while (!is_done()) {
+    if (TryLead()) return LeadUntil(is_done, deadline);
     // Another thread leads. It makes the condition true or yields; the loop's own thread yields at
     // once.
     if (SteadyClock().Now() < give_up_spinning) {
@@ -317,30 +382,48 @@ bool EventLoop::WaitUntil(absl::FunctionRef<bool()> is_done, absl::Time deadline
       continue;
     }
     absl::MutexLock lock(&wait_mu_);
-    parked_.fetch_add(1, std::memory_order_seq_cst);
-    if (!is_done() && is_led_.load(std::memory_order_seq_cst)) {
+    Park();
+    if (!is_done() && is_led_.load(std::memory_order_relaxed)) {
       wait_changed_.WaitWithDeadline(
           &wait_mu_, absl::Now() + std::min<absl::Duration>(deadline - SteadyClock().Now(),
                                                             absl::Milliseconds(100)));
     }
     parked_.fetch_sub(1, std::memory_order_relaxed);
-    if (SteadyClock().Now() >= deadline) {
-      done = is_done();
-      break;
-    }
+    if (SteadyClock().Now() >= deadline) return is_done();
   }
-  callers_waiting_.fetch_sub(1, std::memory_order_relaxed);
-  return done;
+  return true;
 }
 
+// A thread stores what another waits for (the condition, that it leads no longer), and signals if
+// it sees parked_. The other counts itself in parked_, then looks, both under wait_mu_ until it
+// waits. With a full fence between the two on either side, one sees the other's store. A thread
+// that has seen parked_ takes wait_mu_ to signal: those who took it before wait already, and those
+// who take it afterwards see what was stored. So a missing fence matters only to a thread that was
+// not seen, and the fence may come later: on the loop, where a pass may complete many operations,
+// before the next pass (SignalOwed), or when the leader stops, which has a fence of its own and is
+// all that a caller pays that was the only one.
+//
+// A caller that leads waits in the kernel only after is_caller_asleep_, a fence (FallAsleep), and a
+// look at its condition: the same pattern, with the same fence here. Before the bell is rung there
+// has been a fence since the condition was stored, so none is needed for the bell's state, which is
+// stored before that fence too.
 void EventLoop::Wake() {
-  FullFence();
-  if (parked_.load(std::memory_order_relaxed) > 0) {
-    absl::MutexLock lock(&wait_mu_);
-    wait_changed_.SignalAll();
+  if (IsOnLoop()) {
+    if (parked_.load(std::memory_order_relaxed) > 0) {
+      SignalParked();
+    } else {
+      owes_signal_ = true;
+    }
+    return;
   }
-  // A leading caller may be asleep in the kernel.
-  if (callers_waiting_.load(std::memory_order_relaxed) > 0 && !IsOnLoop()) doorbell_.Ring();
+  FullFence();
+  if (parked_.load(std::memory_order_relaxed) > 0) SignalParked();
+  if (is_caller_asleep_.load(std::memory_order_relaxed)) doorbell_.RingAfterFence();
+}
+
+void EventLoop::Park() {
+  parked_.fetch_add(1, std::memory_order_relaxed);
+  FullFence();
 }
 
 bool EventLoop::IsOnLoop() const { return led_here == this; }
@@ -395,8 +478,8 @@ void EventLoop::SleepInKernel() {
   if (count <= 0 || !is_led_.load(std::memory_order_seq_cst)) return;
   doorbell_.RingAnyway();
   absl::MutexLock lock(&wait_mu_);
-  parked_.fetch_add(1, std::memory_order_seq_cst);
-  if (is_led_.load(std::memory_order_seq_cst) && !is_stopping_.load()) {
+  Park();
+  if (is_led_.load(std::memory_order_relaxed) && !is_stopping_.load()) {
     wait_changed_.WaitWithTimeout(&wait_mu_, absl::Milliseconds(100));
   }
   parked_.fetch_sub(1, std::memory_order_relaxed);

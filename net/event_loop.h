@@ -124,8 +124,14 @@ class EventLoop final : public Loop {
   void Run();
   bool TryLead();
   void StopLeading();
+  // WaitUntil, after TryLead.
+  bool LeadUntil(absl::FunctionRef<bool()> is_done, absl::Time deadline);
+  // WaitUntil, for a caller while another thread leads.
+  bool FollowUntil(absl::FunctionRef<bool()> is_done, absl::Time deadline);
   // Polls every source once. REQUIRES: leading.
   bool PollOnce();
+  // Sets the time of the next look.
+  bool LookAtDescriptors(int64_t now_ns);
   bool PollDescriptors(int timeout_ms);
   bool Dispatch(SourceId id, uint32_t events);
   void SleepInKernel();
@@ -133,12 +139,18 @@ class EventLoop final : public Loop {
   bool Tick();
   // Leads until idle for a while, or until a caller is ready to lead.
   void LeadWhileBusy();
-  bool RunPosted(bool also_timers);
+  // Also timers that are due at `now_ns`.
+  bool RunPosted(int64_t now_ns);
   bool HasWork();
   void RefreshPolled();
   // Sleeps in the kernel until there is work. REQUIRES: leading.
   void Sleep(absl::FunctionRef<bool()> is_done, absl::Time until);
   absl::Time NextTimer();
+  // Counts this thread among the parked. It must look once more whether it has to wait.
+  void Park() ABSL_EXCLUSIVE_LOCKS_REQUIRED(wait_mu_);
+  void SignalParked() ABSL_LOCKS_EXCLUDED(wait_mu_);
+  // Does what Wake has put off. REQUIRES: leading.
+  void SignalOwed();
 
   // Constant after Create.
   const EventLoopOptions options_;
@@ -153,12 +165,22 @@ class EventLoop final : public Loop {
   uint64_t polled_version_ = 0;
   uint32_t passes_ = 0;
   bool is_led_by_caller_ = false;
+  // Of SteadyClock, in nanoseconds.
+  int64_t next_look_ns_ = INT64_MIN;
+  int64_t last_event_ns_ = 0;
+  // A descriptor has had one since the last look.
+  bool has_had_event_ = false;
+  // A thread that parked meanwhile may have missed a Wake on the loop.
+  bool owes_signal_ = false;
   // While callers come and go, no thread publishes that it sleeps and peers need not ring: the
   // loop's thread polls every tick instead. A peer that is about to block may still wake it.
   std::atomic<bool> is_ticking_{false};
   std::atomic<uint32_t> caller_lead_count_{0};
 
+  // While another thread leads.
   std::atomic<int> callers_waiting_{0};
+  // A leading caller is in the kernel, or about to be.
+  std::atomic<bool> is_caller_asleep_{false};
   std::atomic<bool> is_stopping_{false};
 
   // Guards sources and posted functions; never held while calling out.
@@ -171,6 +193,8 @@ class EventLoop final : public Loop {
   std::atomic<uint64_t> version_{1};
   std::atomic<bool> has_posted_{false};
   std::atomic<int64_t> next_timer_ns_{INT64_MAX};
+  // Sources that are streams (LoopSource::IsStream).
+  std::atomic<int> stream_count_{0};
 
   // For callers that wait while another one leads, and for the loop's thread while a caller does.
   absl::Mutex wait_mu_;

@@ -27,6 +27,9 @@ class LoopSource {
   // while it cannot handle events it watches none (Loop::Watch with 0), because a SocketLoop
   // repeats the report.
   virtual void OnReady(uint32_t events) = 0;
+  // True if transfers wait for its events: an EventLoop that polls looks for them more often while
+  // it has such a source. Constant.
+  virtual bool IsStream() const { return false; }
   // A SocketLoop ends; no other method is called after this. An EventLoop may still be led by
   // callers after its Stop, and only releases its sources when it is destroyed.
   virtual void OnLoopEnd() {}
@@ -39,8 +42,8 @@ class LoopSource {
 // (leader/follower), but for different waits:
 //
 //   EventLoop   transfers between processes. The sources that matter poll, mostly rings in shared
-//               memory, which the leader reads without a system call; epoll gets one look in 64
-//               passes. Edge-triggered. A caller waits for a condition (WaitUntil), usually for a
+//               memory, which the leader reads without a system call; epoll gets a look every 2 to
+//               200 us. Edge-triggered. A caller waits for a condition (WaitUntil), usually for a
 //               microsecond, and spins for it; several may wait. Peers ring a doorbell in shared
 //               memory, and while callers come and go they need not even ring.
 //   SocketLoop  the coordinator's connections, at both ends. All sources are sockets, on the server

@@ -49,6 +49,8 @@ def counters(text, benchmark):
     """The user counters of a line of Google Benchmark whose name begins so."""
     for line in text.splitlines():
         if line.startswith(benchmark):
+            if "ERROR OCCURRED" in line:
+                raise Failed(" ".join(line.split()))
             found = re.findall(r"(\w+)=([0-9.]+(?:e[+-]?\d+)?)([kMG]?)(?![\w.])", line)
             return {name: float(value) * SUFFIXES[suffix] for name, value, suffix in found}
     raise Failed(f"there is no {benchmark} in what it printed")

@@ -43,7 +43,7 @@ VENVS = {"jax": "jax-0.10.2", "tensorflow": "tensorflow-2.15.1", "torch": "torch
 # Those of some gigabytes, which are not made for a benchmark alone.
 LARGE_VENVS = {"torch-2.15.0"}
 # Ferry's own micro-benchmarks.
-BENCHMARKS = ("coordinator_bench", "exchange_bench")
+BENCHMARKS = ("api_bench", "coordinator_bench", "exchange_bench")
 GPUS = {"gpu": 1, "gpus": 2}
 
 

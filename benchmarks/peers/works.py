@@ -3,6 +3,7 @@
 
 import outputs
 from groups import Figure, Entry, Group, Work
+from processes import Failed
 from stores_works import BARRIERS, BOOTSTRAP, KV, TORCH_OPERATIONS, TORCH_STORE
 
 MIB = 1 << 20
@@ -67,6 +68,7 @@ UCX_MESSAGES = lambda tools: ["-t", "tag_bw", "-s", 8, "-n", tools.count(500000)
 NO_KEYS = "polling, a core to each process; a rank and a tag, no keys"
 UCX_SAYS = "ucx_perftest: not verified, the same warm buffer each time"
 TAGS = f"{NO_KEYS}; {UCX_SAYS}"
+COPIES = "into a buffer that the receiver had"
 
 HOST_8 = Group("host-8", [Work("host-8", "8 B there and back within a host, halved; both sides poll", "us", 8)], [
     ferry_pair("host-8", "Ferry", "polling; keyed by step and name, into a buffer; verified",
@@ -90,24 +92,73 @@ HOST_8_BLOCKING = Group("host-8-blocking", [
               lambda tools: [Figure("host-8-blocking", tools.own("wake_floor", "unix", tools.count(5000))["seconds"],
                                     is_floor=True)], "a byte there and back, halved, a core to each process, asleep")])
 
+HOST_8_UNPOSTED = Group("host-8-unposted", [
+    Work("host-8-unposted", "8 B there and back within a host, halved; each receive posted when a word in a shared page "
+         "says that its tensor was sent; both sides poll", "us", 8)], [
+             ferry_pair("host-8-unposted", "Ferry", "polling; keyed by step and name, into a buffer; verified",
+                        ["--sizes=8", "--mode=into", "--poll", "--unposted"], bytes=8),
+             mpi("host-8-unposted", "Open MPI, shared memory", "fifo", f"{NO_KEYS}; {OWN}",
+                 lambda tools: ["unposted", 8, tools.count(20000)]),
+             ucx("host-8-unposted", "UCX, posix", "posix", f"a probe finds each message before its receive; {TAGS}",
+                 lambda tools: [*UCX_SMALL(tools), "-U"])])
+
+
+def micro(work, label, name, counter, differs, program="exchange_bench", floor=None):
+    """A counter of one of Ferry's micro-benchmarks, in seconds or per second; `floor`: (counter, peer, differs) of
+    its run. Counters that end in _us are in microseconds."""
+    def measure(tools):
+        found = outputs.counters(tools.micro(program, f"{name}(/|$)"), f"{name}/")
+        if counter not in found:
+            raise Failed(f"{program} printed no {counter} of {name}")
+        scale = 1e-6 if counter.endswith("_us") else 1
+        figures = [Figure(work, found[counter] * scale)]
+        if floor:
+            figures.append(Figure(work, found[floor[0]] * scale, peer=f"floor: {floor[1]}", is_floor=True,
+                                  differs=floor[2]))
+        return figures
+    return Entry(label, [program], measure, differs, is_ferry=True)
+
+
 RATE = Group("rate-8", [Work("rate-8", "messages of 8 B within a host, many in flight", "/s", 8, "more")], [
     Entry("Ferry", ["ferry"], lambda tools: [Figure("rate-8", 1 / tools.sendrecv(
-        "--sizes=8", "--mode=into", "--poll", "--inflight=64", bytes=8, inflight=64)["p50_s"])],
+        "--sizes=8", "--mode=into", "--poll", "--inflight=64", "--keys=64", bytes=8, inflight=64)["p50_s"])],
           "polling; 64 in flight and one answer; keyed, each with a key of its own; verified", is_ferry=True),
     Entry("Ferry, 1000 keys in random orders", ["ferry"], lambda tools: [Figure("rate-8", outputs.ferry(tools.bench(
         "keyed", "--sizes=8", "--poll", "--mode=into"), bytes=8)["ops_per_s"])],
           "polling; two threads send and two receive on two cores; verified", is_ferry=True),
     Entry("Ferry, steadily", ["exchange_bench"], lambda tools: [Figure("rate-8", outputs.counters(
         tools.micro("exchange_bench", "BM_Shm_8B_Messages"), "BM_Shm_8B_Messages")["items_per_second"])],
-          "of exchange_bench: polling; 256 in flight and one answer, over and over; keyed; not verified", is_ferry=True),
+          "of exchange_bench: polling; 256 in flight and one answer, over and over; one key; not verified", is_ferry=True),
+    micro("rate-8", "Ferry, steadily, each name new", "BM_Shm_8B_Stream/names:0/into:1/batch:1", "per_s",
+          "of exchange_bench: polling; 512 in flight; no name is used twice; into buffers; verified"),
+    micro("rate-8", "Ferry, steadily, each name new, in batches of 64", "BM_Shm_8B_Stream/names:0/into:1/batch:64",
+          "per_s", "the same, 64 sent and 64 posted at a time"),
     one("rate-8", "Open MPI, shared memory", ["mpi_pair"], f"64 in flight and one answer; {NO_KEYS}; {OWN}",
         lambda tools: 1 / tools.mpi("fifo", *MESSAGES(tools))),
+    one("rate-8", "Open MPI, shared memory, 64 tags", ["mpi_pair"],
+        f"64 in flight, each with a tag of its own, and one answer; polling, a core to each process; {OWN}",
+        lambda tools: 1 / tools.mpi("fifo", "tagged", *MESSAGES(tools)[1:])),
     ucx("rate-8", "UCX, posix", "posix", f"a steady stream; {TAGS}", UCX_MESSAGES, "per_s"),
     one("rate-8", "TensorPipe, shm, as payload", ["tensorpipe_pair"],
         f"64 in flight and one answer; its threads poll; no keys; {OWN}",
         lambda tools: 1 / tools.tensorpipe("shm", "cma", "payload", *MESSAGES(tools)))])
 
-COPIES = "into a buffer that the receiver had"
+TREE_TENSORS, TREE_BYTES = 1000, 4096
+TREE_WORDS = lambda tools: ["stream", TREE_BYTES, tools.count(50), TREE_TENSORS]  # noqa: E731
+TREE = Group("tree-4K", [
+    Work("tree-4K", "1000 tensors of 4 KiB within a host, one direction, into the receiver's memory: all of them", "us",
+         TREE_TENSORS * TREE_BYTES)], [
+             micro("tree-4K", "Ferry, SendMany and RecvMany", "BM_Api_Tree/posted:1", "p50_us",
+                   "of api_bench: the public API, plain memory on both sides, two nodes of one process; polls for 20 us, "
+                   "then sleeps; keyed; verified", "api_bench",
+                   ("memcpy_us", "memcpy", "of Ferry's runs: one copy of all bytes by one thread")),
+             micro("tree-4K", "Ferry, both begin together", "BM_Api_Tree/posted:0", "p50_us",
+                   "the same, RecvMany is not called before SendMany", "api_bench"),
+             one("tree-4K", "Open MPI, FIFO", ["mpi_pair"], f"and one answer; {NO_KEYS}; {COPIES}; {OWN}",
+                 lambda tools: TREE_TENSORS * tools.mpi("fifo", *TREE_WORDS(tools))),
+             one("tree-4K", "TensorPipe, shm, as payload", ["tensorpipe_pair"],
+                 f"and one answer; its threads poll; no keys; {OWN}",
+                 lambda tools: TREE_TENSORS * tools.tensorpipe("shm", "cma", "payload", *TREE_WORDS(tools)))])
 
 
 def host_copies(name, title, size, own_words, ucx_words, rounds):
@@ -176,6 +227,24 @@ TCP_8 = Group("tcp-8", [Work("tcp-8", "8 B there and back over TCP on loopback, 
     mpi("tcp-8", "Open MPI, TCP", "tcp", f"{NO_KEYS}; {OWN}", SMALL),
     ucx("tcp-8", "UCX, tcp", "tcp", TAGS, UCX_SMALL)])
 
+BATCHED = {"8": 8, "4K": 4096}
+
+
+def tcp_batches(size, name):
+    work = f"tcp-{name}-batches"
+    return Group(work, [Work(work, f"messages of {size} B over TCP on loopback, 64 at a time", "/s", size, "more")], [
+        micro(work, "Ferry", f"BM_Tcp_Batches/bytes:{size}", "per_s",
+              "of exchange_bench: polling; 64 sent and 64 posted at a time, 1024 in flight; keyed, into buffers; verified",
+              floor=("raw_per_s", "raw sockets", "of Ferry's runs: as many bytes by one send for each batch, one answer "
+                     "for eight")),
+        one(work, "Open MPI, TCP", ["mpi_pair"], f"512 in flight and one answer; {NO_KEYS}; {OWN}",
+            lambda tools: 1 / tools.mpi("tcp", "stream", size, tools.count(200), 512)),
+        ucx(work, "UCX, tcp", "tcp", f"a steady stream; {TAGS}",
+            lambda tools: ["-t", "tag_bw", "-s", size, "-n", tools.count(100000)], "per_s")])
+
+
+TCP_BATCHES = [tcp_batches(size, name) for name, size in BATCHED.items()]
+
 ASLEEP = f"asleep; {OWN}"
 TCP_8_BLOCKING = Group("tcp-8-blocking", [
     Work("tcp-8-blocking", "8 B there and back over TCP on loopback, halved; blocking waits", "us", 8)], [
@@ -226,8 +295,8 @@ GPU = Group("gpu-64M", [Work("gpu-64M", "64 MiB between GPUs of a host, there an
     gpu("gpu-64M", "PyTorch, NCCL send and recv", "torch"),
     gpu("gpu-64M", "CUDA IPC (PyTorch), copy from the other's memory", "ipc")])
 
-GROUPS = [HOST_8, HOST_8_BLOCKING, RATE, HOST_64M, HOST_STREAM, HOST_1G, HANDOFF, TCP_8, TCP_8_BLOCKING, TCP_64M, KV,
-          *BARRIERS, *BOOTSTRAP, *TORCH_STORE, GPU]
+GROUPS = [HOST_8, HOST_8_UNPOSTED, HOST_8_BLOCKING, RATE, TREE, HOST_64M, HOST_STREAM, HOST_1G, HANDOFF, TCP_8,
+          *TCP_BATCHES, TCP_8_BLOCKING, TCP_64M, KV, *BARRIERS, *BOOTSTRAP, *TORCH_STORE, GPU]
 
 SHM_PEERS = ["Open MPI", "UCX", "TensorPipe", "gRPC", "Gloo"]
 GOALS = [

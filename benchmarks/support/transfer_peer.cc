@@ -3,6 +3,7 @@
 #include "benchmarks/support/transfer_peer.h"
 
 #include <sched.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -66,11 +67,6 @@ std::string DeviceOf(int node) {
   return absl::StrCat("/job:worker/replica:0/task:", node, "/device:CPU:0");
 }
 
-RendezvousKey KeyFrom(int from, int to, absl::string_view name) {
-  return *RendezvousKey::Parse(
-      RendezvousKey::Text(DeviceOf(from), 100u + static_cast<unsigned>(from), DeviceOf(to), name));
-}
-
 std::unique_ptr<TransferEngine> StartNode(int node, int socket,
                                           const TransferPeer::Options& options) {
   TransferEngineOptions engine;
@@ -108,8 +104,8 @@ void Touch(const Tensor& tensor) {
 }
 
 void Echo(TransferEngine& engine, const EchoCommand& command) {
-  const RendezvousKey ping = KeyFrom(0, 1, "ping");
-  const RendezvousKey pong = KeyFrom(1, 0, "pong");
+  const RendezvousKey ping = TransferPeer::KeyFrom(0, 1, "ping");
+  const RendezvousKey pong = TransferPeer::KeyFrom(1, 0, "pong");
   const auto step = OpenStep(engine, command.step_id);
   const Tensor answer = ArenaTensor(engine, command.short_answers ? 8 : command.bytes);
   const int window = command.window;
@@ -145,6 +141,8 @@ void Echo(TransferEngine& engine, const EchoCommand& command) {
   }
 }
 
+constexpr char kRawAnswer[8] = {};
+
 // Ends of connections for floors.
 struct FloorSockets {
   int tcp = -1;
@@ -152,7 +150,7 @@ struct FloorSockets {
   std::vector<int> streams;
 };
 
-[[noreturn]] void RunChild(int socket, const FloorSockets& floors,
+[[noreturn]] void RunChild(int socket, const FloorSockets& floors, SmallTensorsPage& page,
                            const TransferPeer::Options& options) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (options.pin) PinTo(options.one_core ? 0 : 1);
@@ -181,6 +179,19 @@ struct FloorSockets {
       ReceiveStreams(floors.streams, raw_data.data(), raw_data.size());
       continue;
     }
+    if (command.raw_batches > 0) {
+      raw_data.resize(command.bytes);
+      for (int i = 1; i <= command.raw_batches; ++i) {
+        ReceiveSpinning(floors.tcp, raw_data.data(), raw_data.size());
+        if (i % command.window == 0) WriteAll(floors.tcp, kRawAnswer, sizeof(kRawAnswer));
+      }
+      continue;
+    }
+    if (command.small.values > 0) {
+      command.small.step_id = command.step_id;
+      ReceiveSmallTensors(*engine, page, command.small);
+      continue;
+    }
     if (command.window == -1) {
       engine->rendezvous().Cleanup(command.step_id);
       WriteAll(socket, "", 1);
@@ -191,6 +202,11 @@ struct FloorSockets {
 }
 
 }  // namespace
+
+RendezvousKey TransferPeer::KeyFrom(int from, int to, absl::string_view name) {
+  return *RendezvousKey::Parse(
+      RendezvousKey::Text(DeviceOf(from), 100u + static_cast<unsigned>(from), DeviceOf(to), name));
+}
 
 void PinTo(int core) {
   cpu_set_t set;
@@ -245,6 +261,10 @@ TransferPeer::TransferPeer(const Options& options) {
     raw_streams_.push_back(stream.here);
     streams_there.push_back(stream.there);
   }
+  void* const page = mmap(nullptr, sizeof(SmallTensorsPage), PROT_READ | PROT_WRITE,
+                          MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  FERRY_CHECK(page != MAP_FAILED);
+  page_ = static_cast<SmallTensorsPage*>(page);
   child_ = fork();
   FERRY_CHECK(child_ >= 0);
   if (child_ == 0) {
@@ -252,7 +272,7 @@ TransferPeer::TransferPeer(const Options& options) {
     close(raw.here);
     close(raw_unix[0]);
     for (const int fd : raw_streams_) close(fd);
-    RunChild(sockets[1], {raw.there, raw_unix[1], streams_there}, options);
+    RunChild(sockets[1], {raw.there, raw_unix[1], streams_there}, *page_, options);
   }
   for (const int fd : streams_there) close(fd);
   close(raw.there);
@@ -275,6 +295,7 @@ TransferPeer::~TransferPeer() {
   close(raw_unix_);
   for (const int fd : raw_streams_) close(fd);
   close(socket_);
+  munmap(page_, sizeof(SmallTensorsPage));
   PinTo(-1);
 }
 
@@ -341,6 +362,23 @@ double TransferPeer::RawStreams(size_t bytes) {
   ReadAll(socket_, &byte, 1);
   const absl::Time start = SteadyClock().Now();
   SendStreams(raw_streams_, raw_data_.data(), bytes);
+  return absl::ToDoubleSeconds(SteadyClock().Now() - start);
+}
+
+double TransferPeer::RawBatches(int batches, size_t bytes, int window) {
+  raw_data_.resize(std::max(raw_data_.size(), bytes), 1);
+  EchoCommand command;
+  command.raw_batches = batches;
+  command.bytes = bytes;
+  command.window = window;
+  WriteAll(socket_, &command, sizeof(command));
+  char answer[sizeof(kRawAnswer)];
+  const absl::Time start = SteadyClock().Now();
+  for (int i = 1; i <= batches; ++i) {
+    WriteAll(raw_tcp_, raw_data_.data(), bytes);
+    if (i % window == 0 && i > window) ReceiveSpinning(raw_tcp_, answer, sizeof(answer));
+  }
+  ReceiveSpinning(raw_tcp_, answer, sizeof(answer));
   return absl::ToDoubleSeconds(SteadyClock().Now() - start);
 }
 

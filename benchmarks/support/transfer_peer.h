@@ -14,6 +14,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 
+#include "benchmarks/support/small_tensors.h"
 #include "node/transfer_engine.h"
 
 namespace ferry::bench {
@@ -40,6 +41,10 @@ struct EchoCommand {
   bool raw_checks = false;
   // A round of RawStreams.
   bool raw_streams = false;
+  // Not 0: so many batches of RawBatches, of `bytes` each, `window` of them until an answer.
+  int raw_batches = 0;
+  // With values: these instead.
+  SmallTensors small;
 };
 
 // A child process with a TransferEngine of its own (node 1), and this process's (node 0). Each
@@ -77,6 +82,14 @@ class TransferPeer {
   // it checks the memfd's size and seals first.
   std::vector<double> RawDescriptors(int rounds, size_t bytes, bool checks);
 
+  // Between the same two processes, over the connection of RawTcp: seconds until `batches` batches
+  // of `bytes` have been answered, each sent by one call, `window` of them until an answer; two
+  // windows are in flight. Both spin.
+  double RawBatches(int batches, size_t bytes, int window);
+  // For SmallTensorSender.
+  SmallTensorsPage& small_tensors_page() { return *page_; }
+  static RendezvousKey KeyFrom(int from, int to, absl::string_view name);
+
   // From here to there, and back.
   const RendezvousKey& ping() const { return *ping_; }
   const RendezvousKey& pong() const { return *pong_; }
@@ -96,6 +109,8 @@ class TransferPeer {
   int raw_unix_ = -1;
   std::vector<int> raw_streams_;
   std::vector<char> raw_data_;
+  // Mapped by both.
+  SmallTensorsPage* page_ = nullptr;
   std::unique_ptr<TransferEngine> engine_;
   std::unique_ptr<RendezvousKey> ping_;
   std::unique_ptr<RendezvousKey> pong_;

@@ -22,14 +22,14 @@ class ChecksummedChannel final : public ControlChannel {
 
   absl::Status Send(uint16_t type, absl::Span<const absl::string_view> parts,
                     absl::Span<const int> descriptors) override {
-    const uint16_t checksummed_type = type | kChecksumBit;
-    const uint64_t sum = Checksum(parts, checksummed_type);
-    char checksum[kChecksumBytes];
-    std::memcpy(checksum, &sum, sizeof(checksum));
-    absl::InlinedVector<absl::string_view, 4> with_checksum(parts.begin(), parts.end());
-    with_checksum.emplace_back(checksum, sizeof(checksum));
-    return channel_->Send(checksummed_type, with_checksum, descriptors);
+    const Frame frame(type, parts);
+    return channel_->Send(frame.type, frame.parts, descriptors);
   }
+  absl::Status Append(uint16_t type, absl::Span<const absl::string_view> parts) override {
+    const Frame frame(type, parts);
+    return channel_->Append(frame.type, frame.parts);
+  }
+  void Kick() override { channel_->Kick(); }
   void Close(const absl::Status& why) override { channel_->Close(why); }
   const PeerId& peer() const override { return channel_->peer(); }
   bool passes_descriptors() const override { return channel_->passes_descriptors(); }
@@ -39,6 +39,22 @@ class ChecksummedChannel final : public ControlChannel {
   std::string Describe() const override { return channel_->Describe(); }
 
  private:
+  // A frame with its checksum.
+  struct Frame {
+    Frame(uint16_t bare_type, absl::Span<const absl::string_view> bare_parts)
+        : type(bare_type | kChecksumBit), parts(bare_parts.begin(), bare_parts.end()) {
+      const uint64_t sum = Checksum(bare_parts, type);
+      std::memcpy(checksum, &sum, sizeof(checksum));
+      parts.emplace_back(checksum, sizeof(checksum));
+    }
+    Frame(const Frame&) = delete;
+    Frame& operator=(const Frame&) = delete;
+
+    const uint16_t type;
+    char checksum[kChecksumBytes];
+    absl::InlinedVector<absl::string_view, 4> parts;
+  };
+
   const std::shared_ptr<ControlChannel> channel_;
 };
 

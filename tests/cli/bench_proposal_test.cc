@@ -104,6 +104,7 @@ TEST(BenchProposal, ContainsAllThatIsMeasured) {
   EXPECT_TRUE(differs([](BenchPlan& plan) { plan.inflight = 5; }));
   EXPECT_TRUE(differs([](BenchPlan& plan) { plan.keys = 5; }));
   EXPECT_TRUE(differs([](BenchPlan& plan) { plan.threads = 5; }));
+  EXPECT_TRUE(differs([](BenchPlan& plan) { plan.batch = 5; }));
   EXPECT_TRUE(differs([](BenchPlan& plan) { plan.is_polling = true; }));
   EXPECT_NE(FlagsOfPlan(Plan(), "tcp", {0, 1}), FlagsOfPlan(Plan(), "shm", {0, 1}));
   EXPECT_NE(FlagsOfPlan(Plan(), "tcp", {0, 1}), FlagsOfPlan(Plan(), "tcp", {0, 2}));

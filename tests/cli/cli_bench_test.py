@@ -88,6 +88,26 @@ class SendRecv(harness.Case):
                           for row in document["rows"]],
                          [(1, "tcp", "raw tcp", 0), (16, "tcp", "raw tcp stream", 0)])
 
+    def test_names_in_turns(self):
+        """Fewer than are in flight, and more: what is received is compared with what was sent under its name."""
+        for keys in (3, 50):
+            document, rows = rows_of(self, "sendrecv", "--sizes=8,64K", "--iters=20", "--inflight=8",
+                                     "--transport=auto", "--mode=into", f"--keys={keys}")
+            self.assertIn(f", {keys} names in turns", document["subject"])
+            self.assertEqual([(row["inflight"], row["bytes"]) for row in rows],
+                             [(1, 8), (1, 65536), (8, 8), (8, 65536)])
+
+    def test_receives_posted_after_the_sends(self):
+        document, rows = rows_of(self, "sendrecv", "--sizes=8,64K", "--iters=20", "--inflight=8",
+                                 "--transport=auto", "--unposted")
+        self.assertIn("receives posted after the sends", document["subject"])
+        self.assertEqual([(row["mode"], row["inflight"], row["bytes"]) for row in rows],
+                         [(mode, inflight, size) for mode in ("handoff", "handoff+read", "into")
+                          for inflight in (1, 8) for size in (8, 65536)])
+        self.fail_with(2, "not woken by a word", "bench", "sendrecv", "--unposted", "--spin=0")
+        self.fail_with(2, "share no page", "bench", "sendrecv", "--unposted", "--node-id=1",
+                       "--coordinator=127.0.0.1:1")
+
     def test_all_paths_of_the_pair(self):
         """The cheapest in all modes, one by one and as a stream; then the others, in those that are theirs."""
         document = self.bench("--sizes=8,512K", "--iters=5")
@@ -325,7 +345,8 @@ class Patterns(harness.Case):
         self.assertEqual([(row["path"], row["floor"]) for row in rows], [("tcp", None)])
 
     def test_many_keys_from_many_threads(self):
-        _, rows = rows_of(self, "keyed", "--keys=60", "--threads=3", "--sizes=8,4K", "--iters=5")
+        _, rows = rows_of(self, "keyed", "--keys=60", "--threads=3", "--sizes=8,4K", "--iters=5",
+                          "--batch=7")
         self.assertEqual([(row["mode"], row["bytes"], row["inflight"], row["threads"], row["count"])
                           for row in rows],
                          [(mode, size, 60, 3, 300) for mode in ("handoff", "handoff+read", "into")

@@ -42,6 +42,8 @@ class Patches final {
       char* const to = memory.bytes + patch.place % words * 8;
       std::memcpy(to, &patch.word, sizeof(patch.word));
       std::memcpy(to + sizeof(patch.word), &patch.type, sizeof(patch.type));
+      // Padding, mostly of less than a line.
+      if ((patch.place & 0x4000) != 0) to[7] = static_cast<char>(patch.place >> 8 & 7);
     }
   }
 

@@ -51,6 +51,19 @@ RendezvousKey Key() {
                           "/job:worker/replica:0/task:2/device:CPU:0", "edge"));
 }
 
+// A wrapper that forwarded only Send would end each burst at its first frame.
+TEST(ChecksummedChannelTest, AppendedFrames_HaveChecksums_AndAreKicked) {
+  const auto kept = std::make_shared<RecordingControlChannel>(kProducer);
+  const std::shared_ptr<ControlChannel> channel = MakeChecksummedChannel(kept);
+  ASSERT_TRUE(channel->Send(1, {"a", "bc"}).ok());
+  ASSERT_TRUE(channel->Append(1, {"ab", "c"}).ok());
+  EXPECT_EQ(kept->types.at(1), kept->types.at(0));
+  EXPECT_EQ(kept->bodies.at(1), kept->bodies.at(0));
+  EXPECT_EQ(kept->kicks, 0);
+  channel->Kick();
+  EXPECT_EQ(kept->kicks, 1);
+}
+
 class FrameChecksumTest : public TransferContextTest {
  protected:
   FrameChecksumTest() {

@@ -29,6 +29,7 @@ class RecordingControlChannel final : public ControlChannel {
     if (on_send) on_send(types.back());
     return absl::OkStatus();
   }
+  void Kick() override { ++kicks; }
   void Close(const absl::Status& why) override {
     if (refusal.ok()) refusal = why;
   }
@@ -40,6 +41,7 @@ class RecordingControlChannel final : public ControlChannel {
   bool keeps_pings = true;
   // The result of Send, if it is an error.
   absl::Status refusal;
+  int kicks = 0;
   std::vector<PeerMessageType> types;
   std::vector<std::string> bodies;
 

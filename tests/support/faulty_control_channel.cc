@@ -39,10 +39,25 @@ class FaultyWire::End final : public ControlChannel {
 
   absl::Status Send(uint16_t type, absl::Span<const absl::string_view> parts,
                     absl::Span<const int> descriptors) override {
+    FERRY_RETURN_IF_ERROR(Put(type, parts, descriptors));
+    Kick();
+    return absl::OkStatus();
+  }
+  absl::Status Append(uint16_t type, absl::Span<const absl::string_view> parts) override {
+    return Put(type, parts, {});
+  }
+  void Kick() override {
+    const std::shared_ptr<End> to = other.lock();
+    if (to != nullptr && wire != nullptr && closed.ok()) {
+      for (WireFrame& frame : appended) to->inbox.push_back(std::move(frame));
+    }
+    appended.clear();
+  }
+  absl::Status Put(uint16_t type, absl::Span<const absl::string_view> parts,
+                   absl::Span<const int> descriptors) {
     FERRY_RETURN_IF_ERROR(CheckControlBody(parts));
     if (!closed.ok()) return closed;
-    const std::shared_ptr<End> to = other.lock();
-    if (wire == nullptr || to == nullptr) return PeerHasGone(peer_);
+    if (wire == nullptr || other.expired()) return PeerHasGone(peer_);
     if (wire->Chance(wire->faults_.refuse)) {
       ++wire->damaged_;
       return ControlQueueIsFull(peer_, 1, 1, 1);
@@ -53,7 +68,7 @@ class FaultyWire::End final : public ControlChannel {
     for (const int fd : descriptors) {
       frame.descriptors.push_back(std::make_shared<UniqueFd>(fcntl(fd, F_DUPFD_CLOEXEC, 0)));
     }
-    to->inbox.push_back(std::move(frame));
+    appended.push_back(std::move(frame));
     return absl::OkStatus();
   }
   void Close(const absl::Status& why) override {
@@ -68,7 +83,7 @@ class FaultyWire::End final : public ControlChannel {
   }
   bool is_all_read() const override {
     const std::shared_ptr<End> to = other.lock();
-    return to != nullptr && to->inbox.empty();
+    return to != nullptr && to->inbox.empty() && appended.empty();
   }
   std::string Describe() const override { return "faulty"; }
 
@@ -82,6 +97,8 @@ class FaultyWire::End final : public ControlChannel {
   std::weak_ptr<End> other;
   std::shared_ptr<ControlHandler> handler;
   std::deque<WireFrame> inbox;
+  // Until Kick: a frame for which it is forgotten never arrives.
+  std::vector<WireFrame> appended;
   bool is_open = false;
   absl::Status closed;
 

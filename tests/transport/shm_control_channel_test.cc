@@ -15,6 +15,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "absl/synchronization/notification.h"
+
 #include "tests/transport/control_channel_pair.h"
 
 namespace ferry {
@@ -167,6 +169,88 @@ TEST_F(ShmControlChannelQueueTest, DescriptorsOfQueuedFrames_AreClosedWithTheCha
   EXPECT_EQ(near_handler_->WaitForClosed().message(), "over");
   EXPECT_EQ(poll(&polled, 1, /*timeout=*/10'000), 1) << "the copy is open";
   EXPECT_NE(polled.revents & POLLHUP, 0);
+}
+
+std::vector<std::pair<uint16_t, std::string>> Numbered(size_t count) {
+  std::vector<std::pair<uint16_t, std::string>> frames;
+  for (size_t i = 0; i < count; ++i) frames.emplace_back(4, std::to_string(i));
+  return frames;
+}
+
+TEST_F(ShmControlChannelQueueTest, AppendedFrames_ArriveInOrderWithSentOnes) {
+  StartFar();
+  for (int i = 0; i < 10; ++i) {
+    const std::string body = std::to_string(i);
+    ASSERT_TRUE((i == 4 ? near_->Send(4, {body}) : near_->Append(4, {body})).ok());
+  }
+  near_->Kick();
+  EXPECT_EQ(far_handler_->WaitForFrames(10), Numbered(10));
+}
+
+TEST_F(ShmControlChannelQueueTest, RingFillsUpBetweenAppends_AllArrive) {
+  size_t frames = 0;
+  const std::string padding(1000, 'x');
+  while (near_->queued_bytes() < 10'000) {
+    ASSERT_TRUE(near_->Append(4, {padding, std::to_string(frames++)}).ok());
+  }
+  StartFar();
+  // Without a Kick: a full ring makes the peer read.
+  const auto arrived = far_handler_->WaitForFrames(frames);
+  ASSERT_EQ(arrived.size(), frames);
+  for (size_t i = 0; i < frames; ++i) {
+    EXPECT_EQ(arrived[i].second, padding + std::to_string(i));
+  }
+}
+
+TEST_F(ShmControlChannelQueueTest, AppendIsBoundedAsSend_AndEndsWithTheChannel) {
+  absl::Status status;
+  while (status.ok()) status = near_->Append(1, {std::string(1000, 'x')});
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+  EXPECT_EQ(near_->Append(1, {std::string(kMaxControlBody + 1, 'x')}).code(),
+            absl::StatusCode::kInvalidArgument);
+  near_->Close(absl::CancelledError("over"));
+  EXPECT_EQ(near_handler_->WaitForClosed().message(), "over");
+  EXPECT_EQ(near_->Append(1, {"x"}).message(), "over");
+  near_->Kick();
+}
+
+// The bell costs a fence, and a system call if the peer sleeps: one for each burst.
+TEST(ShmControlChannelBellTest, IsRungByKick_NotByAppend) {
+  const std::unique_ptr<EventLoop> loop = *EventLoop::Create({});
+  Doorbell bell = *Doorbell::Create();
+  int ends[2];
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);
+  const UniqueFd far(ends[1]);
+  const auto channel = ShmControlChannel::Start(
+      *loop, {2, 22}, UniqueFd(ends[0]),
+      {*MemorySegment::Create(ShmControlChannel::RingsBytes(),
+                              {.huge_pages = false, .peers_may_write = true}),
+       *Doorbell::OfPeer(Copy(bell.page_fd()), Copy(bell.event_fd()))},
+      /*is_first=*/true, std::make_shared<RecordingHandler>(), kMaxQueued);
+  // Wakes it too.
+  const auto is_rung = [&bell] {
+    uint64_t rings = 0;
+    return read(bell.event_fd(), &rings, sizeof(rings)) == sizeof(rings);
+  };
+  // The loop rings for frames that nobody has read before it sleeps: let it sleep first.
+  ASSERT_TRUE(loop->WaitUntil([&] { return channel->queued_bytes() == 0; },
+                              SteadyClock().Now() + absl::Seconds(10)));
+  bell.FallAsleep();
+  EXPECT_FALSE(is_rung());
+  absl::Notification over;
+  loop->Post([&] {
+    EXPECT_TRUE(channel->Append(1, {"a"}).ok());
+    EXPECT_TRUE(channel->Append(1, {"b"}).ok());
+    EXPECT_FALSE(is_rung());
+    channel->Kick();
+    EXPECT_TRUE(is_rung());
+    // Awake, and nothing was appended.
+    channel->Kick();
+    EXPECT_FALSE(is_rung());
+    over.Notify();
+  });
+  ASSERT_TRUE(over.WaitForNotificationWithTimeout(absl::Seconds(10)));
+  channel->Close(absl::CancelledError("over"));
 }
 
 }  // namespace

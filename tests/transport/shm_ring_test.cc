@@ -125,6 +125,7 @@ TEST(ShmRingTest, ReadersSurviveAnyContentOfTheRing) {
       std::memcpy(memory.bytes + kRingControlBytes + i * 16, &word, sizeof(word));
       const auto type = static_cast<uint16_t>(random() % 2 == 0 ? 0xFFFF : random());
       std::memcpy(memory.bytes + kRingControlBytes + i * 16 + 4, &type, sizeof(type));
+      memory.bytes[kRingControlBytes + i * 16 + 7] = static_cast<char>(random() % 5);
     }
     RingReader reader(memory.bytes, kCapacity);
     for (int i = 0; i < 1000 && reader.HasFrame(); ++i) {
@@ -207,6 +208,130 @@ TEST(ShmRingTest, MalformedFrameHeads_AreRefused) {
   // Only to the very end may be skipped.
   EXPECT_EQ(front(kCapacity / 4, 0xFFFF), -1);
   EXPECT_EQ(front(kCapacity - 1, 0xFFFF), -1);
+}
+
+// The word by which a reader says that it understands padding.
+void ForgetPadding(Memory& memory) { std::memset(memory.bytes + 192, 0, 4); }
+
+const char* FramesOf(const Memory& memory) { return memory.bytes + kRingControlBytes; }
+
+TEST(ShmRingTest, FramesBeginWithALine) {
+  Memory memory;
+  RingReader reader(memory.bytes, kCapacity);
+  RingWriter writer(memory.bytes, kCapacity);
+  // Several times around, in bursts: each ends somewhere else.
+  for (size_t body = 0; body < 300; ++body) {
+    for (int i = 0; i < 3; ++i) ASSERT_TRUE(writer.Write(1, 0, {std::string(body, 'x')}));
+    for (int i = 0; i < 3; ++i) {
+      ASSERT_TRUE(reader.HasFrame());
+      const auto frame = reader.Front();
+      ASSERT_TRUE(frame.ok()) << frame.status();
+      ASSERT_EQ(frame->body, std::string(body, 'x'));
+      EXPECT_EQ((frame->body.data() - kRingFrameHeader - FramesOf(memory)) % kRingLine, 0u);
+      reader.Pop();
+    }
+    reader.Publish();
+    EXPECT_TRUE(writer.IsAllRead());
+  }
+}
+
+// The last line of the ring is used, and the next frame begins in the first.
+TEST(ShmRingTest, FramesOfALine_FillTheRing_AndWrapAround) {
+  Memory memory;
+  RingReader reader(memory.bytes, kCapacity);
+  RingWriter writer(memory.bytes, kCapacity);
+  for (int round = 0; round < 3; ++round) {
+    for (size_t i = 0; i < kCapacity / kRingLine; ++i) {
+      ASSERT_TRUE(writer.HasRoom(1));
+      ASSERT_TRUE(writer.Write(1, 0, {std::string(i % 57, 'x')})) << i;
+    }
+    EXPECT_FALSE(writer.HasRoom(0));
+    EXPECT_FALSE(writer.Write(1, 0, {""}));
+    for (size_t i = 0; i < kCapacity / kRingLine; ++i) {
+      ASSERT_TRUE(reader.HasFrame());
+      const auto frame = reader.Front();
+      ASSERT_TRUE(frame.ok()) << frame.status();
+      EXPECT_EQ(frame->body, std::string(i % 57, 'x'));
+      EXPECT_EQ(frame->body.data() - kRingFrameHeader, FramesOf(memory) + i * kRingLine);
+      reader.Pop();
+    }
+    EXPECT_FALSE(reader.HasFrame());
+    reader.Publish();
+  }
+}
+
+// One of an earlier release takes the bytes behind a frame for the next frame.
+TEST(ShmRingTest, ReaderThatKnowsNoPadding_GetsNone) {
+  Memory memory;
+  RingReader reader(memory.bytes, kCapacity);
+  ForgetPadding(memory);
+  RingWriter writer(memory.bytes, kCapacity);
+  size_t at = 0;
+  for (const size_t body : {0, 8, 9, 40, 100, 0}) {
+    ASSERT_TRUE(writer.Write(1, 0, {std::string(body, 'x')}));
+    ASSERT_TRUE(reader.HasFrame());
+    const auto frame = reader.Front();
+    ASSERT_TRUE(frame.ok());
+    EXPECT_EQ(frame->body.data() - kRingFrameHeader, FramesOf(memory) + at);
+    EXPECT_EQ(FramesOf(memory)[at + 7], 0) << "padding";
+    reader.Pop();
+    at += (kRingFrameHeader + body + kRingFrameAlignment - 1) / kRingFrameAlignment *
+          kRingFrameAlignment;
+  }
+}
+
+// The writer may be there before the reader. Room that was found is enough nevertheless.
+TEST(ShmRingTest, ReaderComesLate_RoomThatWasFoundSuffices) {
+  for (size_t frames = 1; frames <= kCapacity / 16; ++frames) {
+    auto memory = std::make_unique<Memory>();
+    RingWriter writer(memory->bytes, kCapacity);
+    for (size_t i = 0; i < frames - 1; ++i) ASSERT_TRUE(writer.Write(1, 0, {"12345678"}));
+    ASSERT_TRUE(writer.HasRoom(8));
+    RingReader reader(memory->bytes, kCapacity);
+    ASSERT_TRUE(writer.Write(2, 0, {"12345678"})) << frames;
+    const bool has_more = writer.Write(3, 0, {"behind"});
+    for (size_t i = 0; i < frames + (has_more ? 1 : 0); ++i) {
+      ASSERT_TRUE(reader.HasFrame());
+      const auto frame = reader.Front();
+      ASSERT_TRUE(frame.ok());
+      EXPECT_EQ(frame->type, i < frames - 1 ? 1 : i < frames ? 2 : 3);
+      reader.Pop();
+    }
+    EXPECT_FALSE(reader.HasFrame());
+    reader.Publish();
+    EXPECT_TRUE(writer.IsAllRead());
+  }
+}
+
+// A peer's: of a line or more, or beyond the end of the ring.
+TEST(ShmRingTest, MalformedPadding_IsRefused) {
+  const auto front = [](size_t at, uint32_t bytes, uint8_t padding) {
+    auto memory = std::make_unique<Memory>();
+    RingWriter writer(memory->bytes, kCapacity);
+    RingReader reader(memory->bytes, kCapacity);
+    for (size_t i = 0; i < at; i += kRingLine) {
+      EXPECT_TRUE(writer.Write(1, 0, {std::string(kRingLine - kRingFrameHeader, 'x')}));
+      EXPECT_TRUE(reader.HasFrame());
+      EXPECT_TRUE(reader.Front().ok());
+      reader.Pop();
+      reader.Publish();
+    }
+    char* const begin = memory->bytes + kRingControlBytes + at;
+    begin[4] = 1;
+    begin[7] = static_cast<char>(padding);
+    std::memcpy(begin, &bytes, sizeof(bytes));
+    EXPECT_TRUE(reader.HasFrame());
+    return reader.Front().status().code();
+  };
+  constexpr auto kOk = absl::StatusCode::kOk;
+  constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+  EXPECT_EQ(front(0, 16, 3), kOk);
+  EXPECT_EQ(front(0, 16, 4), kInvalid);
+  EXPECT_EQ(front(0, 16, 255), kInvalid);
+  EXPECT_EQ(front(kCapacity - kRingLine, 16, 3), kOk);
+  EXPECT_EQ(front(kCapacity - kRingLine, 17, 3), kInvalid);
+  EXPECT_EQ(front(kCapacity - kRingLine, 17, 2), kOk);
+  EXPECT_EQ(front(kCapacity - kRingLine, 64, 1), kInvalid);
 }
 
 }  // namespace

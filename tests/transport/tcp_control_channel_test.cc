@@ -205,5 +205,80 @@ TEST_F(TcpControlChannelQueueTest, QueuedFrames_AreSentWhileInputIsFoundByPollin
   }
 }
 
+// On the loop, which sends what was appended before it sleeps.
+TEST_F(TcpControlChannelQueueTest, AppendedFrames_AreSentByKick_OrWithTheNextSend) {
+  absl::Notification over;
+  loop_->Post([&] {
+    EXPECT_TRUE(near_->Append(1, {"abc"}).ok());
+    EXPECT_TRUE(near_->Append(1, {"", "d"}).ok());
+    EXPECT_EQ(Drain(), 0u);
+    near_->Kick();
+    EXPECT_EQ(Drain(), 2 * kHead + 4);
+    near_->Kick();
+    EXPECT_EQ(Drain(), 0u);
+    EXPECT_TRUE(near_->Append(1, {"abc"}).ok());
+    EXPECT_TRUE(Send(10).ok());
+    EXPECT_EQ(Drain(), 2 * kHead + 13);
+    over.Notify();
+  });
+  ASSERT_TRUE(over.WaitForNotificationWithTimeout(absl::Seconds(10)));
+  ASSERT_TRUE(near_->Append(1, {"abc"}).ok());
+  loop_->Post([] {});
+  pollfd polled = {far_.get(), POLLIN, 0};
+  EXPECT_EQ(poll(&polled, 1, 10'000), 1) << "the loop sleeps on an appended frame";
+}
+
+// Many small ones are sent as if they were large.
+TEST_F(TcpControlChannelQueueTest, AppendedFrames_AreBounded) {
+  absl::Notification over;
+  loop_->Post([&] {
+    size_t bytes = 0;
+    for (; bytes < 32'000; bytes += kHead + 100) {
+      EXPECT_TRUE(near_->Append(1, {std::string(100, 'x')}).ok());
+    }
+    size_t sent = Drain();
+    EXPECT_GE(sent, 16'000u - 2 * (kHead + 100));
+    EXPECT_LT(sent, bytes);
+    near_->Kick();
+    sent += Drain();
+    EXPECT_EQ(sent, bytes);
+    over.Notify();
+  });
+  ASSERT_TRUE(over.WaitForNotificationWithTimeout(absl::Seconds(10)));
+}
+
+// In the queue, behind those that were sent before them, and within its bound.
+TEST_F(TcpControlChannelQueueTest, AppendWhileFramesAreQueued) {
+  size_t bytes = FillSocket();
+  absl::Status status;
+  while (true) {
+    status = near_->Append(1, {std::string(1000, 'x')});
+    if (!status.ok()) break;
+    bytes += kHead + 1000;
+  }
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+  EXPECT_LE(near_->queued_bytes(), kMaxQueued);
+  near_->Kick();
+  pollfd polled = {far_.get(), POLLIN, 0};
+  while (bytes > 0 && poll(&polled, 1, 10'000) == 1) bytes -= std::min(bytes, Drain());
+  EXPECT_EQ(bytes, 0u);
+  EXPECT_EQ(near_->queued_bytes(), 0u);
+  near_->Close(absl::CancelledError("over"));
+  EXPECT_EQ(near_->Append(1, {"x"}).message(), "over");
+  near_->Kick();
+}
+
+TEST_F(TcpControlChannelTest, AppendedFrames_ArriveInOrder) {
+  const auto body = [](int i) { return std::to_string(i) + std::string(i * i % 30'000, 'x'); };
+  for (int i = 0; i < 500; ++i) {
+    ASSERT_TRUE((i % 50 == 49 ? near_->Send(2, {body(i)}) : near_->Append(2, {body(i)})).ok());
+    if (i % 7 == 0) near_->Kick();
+  }
+  near_->Kick();
+  const auto arrived = far_handler_->WaitForFrames(500);
+  ASSERT_EQ(arrived.size(), 500u);
+  for (int i = 0; i < 500; ++i) EXPECT_EQ(arrived[i].second, body(i));
+}
+
 }  // namespace
 }  // namespace ferry

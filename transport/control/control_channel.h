@@ -65,6 +65,15 @@ class ControlChannel {
   virtual absl::Status Send(uint16_t type, absl::Span<const absl::string_view> parts,
                             absl::Span<const int> descriptors = {}) = 0;
 
+  // Append is Send without the part that several frames can share: the peer may see the frame only
+  // after Kick, or the next Send. Kick has no error of its own: a frame that was accepted arrives,
+  // or the channel closes. Every Append is followed by a Kick, of any thread. An implementation
+  // may send each frame at once.
+  virtual absl::Status Append(uint16_t type, absl::Span<const absl::string_view> parts) {
+    return Send(type, parts);
+  }
+  virtual void Kick() {}
+
   // Closes both sides; the handler's OnClosed gets `why`, unless it was closed before.
   virtual void Close(const absl::Status& why) = 0;
 

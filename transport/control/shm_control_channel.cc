@@ -76,6 +76,17 @@ bool ShmControlChannel::SendAhead(size_t body, absl::Span<const int> descriptors
 
 absl::Status ShmControlChannel::Send(uint16_t type, absl::Span<const absl::string_view> parts,
                                      absl::Span<const int> descriptors) {
+  absl::Status status = Put(type, parts, descriptors);
+  if (status.ok()) Kick();
+  return status;
+}
+
+absl::Status ShmControlChannel::Append(uint16_t type, absl::Span<const absl::string_view> parts) {
+  return Put(type, parts, {});
+}
+
+absl::Status ShmControlChannel::Put(uint16_t type, absl::Span<const absl::string_view> parts,
+                                    absl::Span<const int> descriptors) {
   size_t body = 0;
   for (const absl::string_view part : parts) body += part.size();
   if (body > kMaxControlBody) return ControlBodyIsTooLarge(body, kMaxControlBody);
@@ -84,10 +95,16 @@ absl::Status ShmControlChannel::Send(uint16_t type, absl::Span<const absl::strin
     if (!closed_.ok()) return closed_;
     if (queue_.empty() && (descriptors.empty() || SendAhead(body, descriptors)) &&
         writer_.Write(type, static_cast<uint8_t>(descriptors.size()), parts)) {
-      memory_.peer_bell.Ring();
       return absl::OkStatus();
     }
   }
+  return Queue(type, parts, descriptors);
+}
+
+absl::Status ShmControlChannel::Queue(uint16_t type, absl::Span<const absl::string_view> parts,
+                                      absl::Span<const int> descriptors) {
+  // Frames before this one may have been appended only, and the peer makes room when it reads them.
+  Kick();
   Queued queued = {.type = type};
   for (const absl::string_view part : parts) absl::StrAppend(&queued.body, part);
   for (const int fd : descriptors) {

@@ -50,6 +50,9 @@ class ShmControlChannel final : public ControlChannel,
 
   absl::Status Send(uint16_t type, absl::Span<const absl::string_view> parts,
                     absl::Span<const int> descriptors) override ABSL_LOCKS_EXCLUDED(send_lock_);
+  absl::Status Append(uint16_t type, absl::Span<const absl::string_view> parts) override
+      ABSL_LOCKS_EXCLUDED(send_lock_);
+  void Kick() override { memory_.peer_bell.Ring(); }
   void Close(const absl::Status& why) override ABSL_LOCKS_EXCLUDED(send_lock_);
   const PeerId& peer() const override { return peer_; }
   size_t queued_bytes() const override { return queued_bytes_.load(std::memory_order_relaxed); }
@@ -73,6 +76,12 @@ class ShmControlChannel final : public ControlChannel,
   ShmControlChannel(EventLoop& loop, PeerId peer, UniqueFd socket, Memory memory, bool is_first,
                     std::shared_ptr<ControlHandler> handler, size_t max_queued_bytes);
 
+  // Writes the frame into the ring or the queue.
+  absl::Status Put(uint16_t type, absl::Span<const absl::string_view> parts,
+                   absl::Span<const int> descriptors) ABSL_LOCKS_EXCLUDED(send_lock_);
+  // Puts a frame into the queue.
+  absl::Status Queue(uint16_t type, absl::Span<const absl::string_view> parts,
+                     absl::Span<const int> descriptors) ABSL_LOCKS_EXCLUDED(send_lock_);
   // Sends the descriptors of a frame that is then written. Returns false, and sends none, if there
   // is no room, in the ring for a body of that size or for the descriptors.
   bool SendAhead(size_t body, absl::Span<const int> descriptors)

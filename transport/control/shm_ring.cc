@@ -23,7 +23,8 @@ struct RingFrameHead {
   uint32_t bytes;  // of the whole frame, without the padding behind it
   uint16_t type;
   uint8_t descriptors;
-  uint8_t reserved;
+  // Behind the frame, in units of the alignment; less than a line.
+  uint8_t padding;
 };
 static_assert(sizeof(RingFrameHead) == kRingFrameHeader);
 
@@ -36,6 +37,10 @@ std::atomic<uint32_t>& Hints(char* control) {
 }
 std::atomic<uint32_t>& WantsRoom(char* control) {
   return *reinterpret_cast<std::atomic<uint32_t>*>(control + 128);
+}
+// Not zero if the reader understands padding.
+std::atomic<uint32_t>& TakesPadding(char* control) {
+  return *reinterpret_cast<std::atomic<uint32_t>*>(control + 192);
 }
 std::atomic<uint32_t>& Ready(char* frame) {
   return *reinterpret_cast<std::atomic<uint32_t>*>(frame);
@@ -50,7 +55,16 @@ size_t Align(size_t bytes) {
 RingWriter::RingWriter(void* memory, size_t capacity)
     : control_(static_cast<char*>(memory)),
       data_(control_ + kRingControlBytes),
-      capacity_(capacity) {}
+      capacity_(capacity),
+      is_padding_(TakesPadding(control_).load(std::memory_order_relaxed) != 0) {}
+
+size_t RingWriter::Padded(size_t frame) const {
+  if (!is_padding_) return frame;
+  // What does not fit behind at_ begins with the ring, whose size is a multiple of a line.
+  const size_t offset = at_ & (capacity_ - 1);
+  const size_t end = frame <= capacity_ - offset ? offset + frame : frame;
+  return frame + (kRingLine - end % kRingLine) % kRingLine;
+}
 
 bool RingWriter::Reserve(size_t frame) {
   const size_t to_end = capacity_ - (at_ & (capacity_ - 1));
@@ -62,7 +76,7 @@ bool RingWriter::Reserve(size_t frame) {
   return true;
 }
 
-bool RingWriter::HasRoom(size_t body) { return Reserve(Align(kRingFrameHeader + body)); }
+bool RingWriter::HasRoom(size_t body) { return Reserve(Padded(Align(kRingFrameHeader + body))); }
 
 bool RingWriter::IsAllRead() const { return Head(control_).load(std::memory_order_acquire) == at_; }
 
@@ -71,7 +85,8 @@ bool RingWriter::Write(uint16_t type, uint8_t descriptors,
   size_t bytes = kRingFrameHeader;
   for (const absl::string_view part : parts) bytes += part.size();
   FERRY_CHECK(bytes <= capacity_ / 4);
-  const size_t frame = Align(bytes);
+  const size_t without_padding = Align(bytes);
+  const size_t frame = Padded(without_padding);
   if (!Reserve(frame)) return false;
   size_t offset = at_ & (capacity_ - 1);
   if (const size_t to_end = capacity_ - offset; frame > to_end) {
@@ -82,7 +97,9 @@ bool RingWriter::Write(uint16_t type, uint8_t descriptors,
     offset = 0;
   }
   char* const begin = data_ + offset;
-  const RingFrameHead head = {static_cast<uint32_t>(bytes), type, descriptors, 0};
+  const RingFrameHead head = {
+      static_cast<uint32_t>(bytes), type, descriptors,
+      static_cast<uint8_t>((frame - without_padding) / kRingFrameAlignment)};
   std::memcpy(begin + sizeof(head.bytes), &head.type, sizeof(head) - sizeof(head.bytes));
   char* to = begin + sizeof(head);
   for (const absl::string_view part : parts) {
@@ -91,6 +108,7 @@ bool RingWriter::Write(uint16_t type, uint8_t descriptors,
   }
   Ready(begin).store(head.bytes, std::memory_order_release);
   at_ += frame;
+  if (!is_padding_) is_padding_ = TakesPadding(control_).load(std::memory_order_relaxed) != 0;
   return true;
 }
 
@@ -104,7 +122,9 @@ void RingWriter::RequestRoom() {
 RingReader::RingReader(void* memory, size_t capacity)
     : control_(static_cast<char*>(memory)),
       data_(control_ + kRingControlBytes),
-      capacity_(capacity) {}
+      capacity_(capacity) {
+  TakesPadding(control_).store(1, std::memory_order_relaxed);
+}
 
 bool RingReader::HasFrame() {
   while (true) {
@@ -116,6 +136,7 @@ bool RingReader::HasFrame() {
     const size_t to_end = static_cast<size_t>(data_ + capacity_ - begin);
     if (type != kSkip || bytes != to_end) return true;
     front_bytes_ = to_end;
+    front_padding_ = 0;
     Pop();
   }
 }
@@ -130,12 +151,19 @@ absl::StatusOr<RingFrame> RingReader::Front() {
   RingFrameHead head;
   head.bytes = Ready(begin).load(std::memory_order_acquire);
   std::memcpy(&head.type, begin + sizeof(head.bytes), sizeof(head) - sizeof(head.bytes));
-  const size_t most = std::min(static_cast<size_t>(data_ + capacity_ - begin), capacity_ / 4);
-  if (head.bytes < sizeof(head) || head.bytes > most || head.type == kSkip) {
+  const size_t to_end = static_cast<size_t>(data_ + capacity_ - begin);
+  const size_t padding = head.padding * kRingFrameAlignment;
+  if (head.bytes < sizeof(head) || head.bytes > std::min(to_end, capacity_ / 4) ||
+      head.type == kSkip) {
     return absl::InvalidArgumentError(
         absl::StrCat("the peer's ring holds a frame of ", head.bytes, " bytes"));
   }
+  if (padding >= kRingLine || padding > to_end - Align(head.bytes)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the peer's ring holds a frame with ", padding, " bytes of padding"));
+  }
   front_bytes_ = head.bytes;
+  front_padding_ = padding;
   return RingFrame{head.type, head.descriptors, {begin + sizeof(head), head.bytes - sizeof(head)}};
 }
 
@@ -143,7 +171,7 @@ void RingReader::Pop() {
   const size_t frame = Align(front_bytes_);
   char* const begin = data_ + (at_ & (capacity_ - 1));
   std::memset(begin, 0, std::min(frame, static_cast<size_t>(data_ + capacity_ - begin)));
-  at_ += frame;
+  at_ += frame + front_padding_;
   // Also publish within a long run of frames, so that the writer does not stall.
   if (at_ - published_ >= capacity_ / 4) {
     Head(control_).store(at_, std::memory_order_release);

@@ -15,11 +15,17 @@ namespace ferry {
 // The memory of a ring: a control block, and a power of two of bytes for frames. All zeros is an
 // empty ring. A frame is ready when its first word is not zero, so that a polling reader fetches
 // one cache line, not two; the reader zeroes what it has read.
+//
+// A frame begins with a cache line, so that one of up to 64 bytes with its header is in one line,
+// and that the line which the reader polls holds nothing else. The padding behind the frame before
+// it is counted in that one's header. Readers of earlier releases know no padding: a reader says in
+// the control block that it does, and until then frames are only aligned to 16 bytes.
 inline constexpr size_t kRingControlBytes = 256;
 
 // Size of a frame's header, and the alignment of frames.
 inline constexpr size_t kRingFrameHeader = 8;
 inline constexpr size_t kRingFrameAlignment = 16;
+inline constexpr size_t kRingLine = 64;
 
 // Not thread-safe.
 class RingWriter final {
@@ -47,6 +53,8 @@ class RingWriter final {
   bool IsAllRead() const;
 
  private:
+  // The size of a frame at at_, with padding.
+  size_t Padded(size_t frame) const;
   bool Reserve(size_t frame);
 
   char* control_ = nullptr;
@@ -56,6 +64,8 @@ class RingWriter final {
   // The reader's position when last read.
   uint64_t seen_head_ = 0;
   uint32_t hints_ = 0;
+  // Changes behind a frame only, so that room which HasRoom has found suffices for Write.
+  bool is_padding_ = false;
 };
 
 struct RingFrame {
@@ -87,8 +97,9 @@ class RingReader final {
   size_t capacity_ = 0;
   uint64_t at_ = 0;
   uint64_t published_ = 0;
-  // Size of the frame at the front.
+  // Size of the frame at the front, and of the padding behind it.
   size_t front_bytes_ = 0;
+  size_t front_padding_ = 0;
   uint32_t seen_hints_ = 0;
 };
 

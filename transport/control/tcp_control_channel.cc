@@ -48,6 +48,15 @@ constexpr size_t kMostLookedAt = 100;
 // it against the window, until its last byte has been consumed.
 constexpr size_t kMostOfMessages = 512;
 
+// Frames collected between Append and Kick: more are sent at once.
+constexpr size_t kMostAppended = 16 * 1024;
+
+TcpFrameHead HeadOf(uint16_t type, absl::Span<const absl::string_view> parts) {
+  TcpFrameHead head = {0, type, 0};
+  for (const absl::string_view part : parts) head.body_bytes += static_cast<uint32_t>(part.size());
+  return head;
+}
+
 ssize_t SendPieces(int socket, absl::Span<iovec> pieces) {
   constexpr int kFlags = MSG_NOSIGNAL | MSG_DONTWAIT;
   msghdr message = {};
@@ -104,8 +113,7 @@ absl::Status TcpControlChannel::Send(uint16_t type, absl::Span<const absl::strin
                                      absl::Span<const int> descriptors) {
   FERRY_CHECK(descriptors.empty());
   FERRY_RETURN_IF_ERROR(CheckControlBody(parts, kMaxTcpControlBody));
-  TcpFrameHead head = {0, type, 0};
-  for (const absl::string_view part : parts) head.body_bytes += static_cast<uint32_t>(part.size());
+  const TcpFrameHead head = HeadOf(type, parts);
   const size_t total = sizeof(head) + head.body_bytes;
   char room[kSmallFrame];
   absl::InlinedVector<iovec, 8> pieces;
@@ -118,7 +126,7 @@ absl::Status TcpControlChannel::Send(uint16_t type, absl::Span<const absl::strin
     }
     pieces.push_back({room, total});
   } else {
-    pieces.push_back({&head, sizeof(head)});
+    pieces.push_back({const_cast<TcpFrameHead*>(&head), sizeof(head)});
     for (const absl::string_view part : parts) {
       pieces.push_back({const_cast<char*>(part.data()), part.size()});
     }
@@ -126,10 +134,59 @@ absl::Status TcpControlChannel::Send(uint16_t type, absl::Span<const absl::strin
 
   ScheduleHostCheck();
   absl::MutexLock lock(&send_mu_);
+  // With what was appended before it, which is empty while anything is queued.
+  if (!appended_.empty()) pieces.insert(pieces.begin(), {appended_.data(), appended_.size()});
+  absl::Status status = SendLocked(absl::MakeSpan(pieces));
+  ClearAppended();
+  return status;
+}
+
+absl::Status TcpControlChannel::Append(uint16_t type, absl::Span<const absl::string_view> parts) {
+  FERRY_RETURN_IF_ERROR(CheckControlBody(parts, kMaxTcpControlBody));
+  const TcpFrameHead head = HeadOf(type, parts);
+  const size_t total = sizeof(head) + head.body_bytes;
+  if (total > kMostAppended) return Send(type, parts, {});
+  {
+    absl::MutexLock lock(&send_mu_);
+    if (!closed_.ok()) return closed_;
+    if (appended_.size() + total > kMostAppended) KickLocked();
+    if (queue_.empty()) {
+      appended_.append(reinterpret_cast<const char*>(&head), sizeof(head));
+      for (const absl::string_view part : parts) appended_.append(part.data(), part.size());
+      has_appended_.store(true, std::memory_order_release);
+      return absl::OkStatus();
+    }
+  }
+  return Send(type, parts, {});
+}
+
+void TcpControlChannel::Kick() {
+  if (!has_appended_.load(std::memory_order_acquire)) return;
+  ScheduleHostCheck();
+  absl::MutexLock lock(&send_mu_);
+  KickLocked();
+}
+
+void TcpControlChannel::KickLocked() {
+  if (appended_.empty()) return;
+  iovec piece = {appended_.data(), appended_.size()};
+  // If it fails, the channel closes, and tells its handler why.
+  SendLocked({&piece, 1}).IgnoreError();
+  ClearAppended();
+}
+
+void TcpControlChannel::ClearAppended() {
+  appended_.clear();
+  has_appended_.store(false, std::memory_order_relaxed);
+}
+
+absl::Status TcpControlChannel::SendLocked(absl::Span<iovec> pieces) {
   if (!closed_.ok()) return closed_;
+  size_t total = 0;
+  for (const iovec& piece : pieces) total += piece.iov_len;
   size_t sent = 0;
   if (queue_.empty()) {
-    const ssize_t done = SendPieces(socket_.get(), absl::MakeSpan(pieces));
+    const ssize_t done = SendPieces(socket_.get(), pieces);
     if (done < 0 && errno != EAGAIN && errno != EWOULDBLOCK) {
       CloseLocked(absl::UnavailableError(
           absl::StrCat("to ", ferry::Describe(peer_), ": ", ConnectionErrorText(errno))));
@@ -324,6 +381,7 @@ bool TcpControlChannel::Poll() {
 }
 
 bool TcpControlChannel::HasWork() {
+  Kick();
   found_by_looking_ = 0;
   // Nothing polls for a while, and the peer may be waiting for this window space.
   ConsumePeeked();
@@ -371,6 +429,7 @@ void TcpControlChannel::Finish() {
     absl::MutexLock lock(&send_mu_);
     why = closed_;
     queue_.clear();
+    ClearAppended();
   }
   // Closing a socket with unread bytes sends a reset, and the last frames sent might never arrive.
   ConsumePeeked();

@@ -3,6 +3,8 @@
 #ifndef FERRY_TRANSPORT_CONTROL_TCP_CONTROL_CHANNEL_H_
 #define FERRY_TRANSPORT_CONTROL_TCP_CONTROL_CHANNEL_H_
 
+#include <sys/uio.h>
+
 #include <atomic>
 #include <deque>
 #include <memory>
@@ -42,6 +44,9 @@ class TcpControlChannel final : public ControlChannel,
 
   absl::Status Send(uint16_t type, absl::Span<const absl::string_view> parts,
                     absl::Span<const int> descriptors) override ABSL_LOCKS_EXCLUDED(send_mu_);
+  absl::Status Append(uint16_t type, absl::Span<const absl::string_view> parts) override
+      ABSL_LOCKS_EXCLUDED(send_mu_);
+  void Kick() override ABSL_LOCKS_EXCLUDED(send_mu_);
   void Close(const absl::Status& why) override ABSL_LOCKS_EXCLUDED(send_mu_);
   const PeerId& peer() const override { return peer_; }
   size_t queued_bytes() const override { return queued_bytes_.load(std::memory_order_relaxed); }
@@ -52,11 +57,16 @@ class TcpControlChannel final : public ControlChannel,
   bool Poll() override;
   bool HasWork() override;
   void OnReady(uint32_t events) override;
+  bool IsStream() const override { return true; }
 
  private:
   TcpControlChannel(EventLoop& loop, PeerId peer, UniqueFd socket, std::string description,
                     std::shared_ptr<ControlHandler> handler, size_t max_queued_bytes);
 
+  // Sends `pieces`, or queues what the kernel has no room for.
+  absl::Status SendLocked(absl::Span<iovec> pieces) ABSL_EXCLUSIVE_LOCKS_REQUIRED(send_mu_);
+  void KickLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(send_mu_);
+  void ClearAppended() ABSL_EXCLUSIVE_LOCKS_REQUIRED(send_mu_);
   // Enables notifications for input, and for room if anything is queued.
   void Watch() ABSL_LOCKS_EXCLUDED(send_mu_);
   // Input is found by polling. Must be watched again before the loop sleeps.
@@ -116,6 +126,10 @@ class TcpControlChannel final : public ControlChannel,
   size_t sent_of_front_ ABSL_GUARDED_BY(send_mu_) = 0;
   // Written under send_mu_.
   std::atomic<size_t> queued_bytes_{0};
+  // Frames between Append and Kick; none while anything is queued.
+  std::string appended_ ABSL_GUARDED_BY(send_mu_);
+  // Written under send_mu_.
+  std::atomic<bool> has_appended_{false};
   bool watches_for_room_ ABSL_GUARDED_BY(send_mu_) = false;
   absl::Status closed_ ABSL_GUARDED_BY(send_mu_);
   std::atomic<bool> is_closing_{false};

@@ -103,6 +103,7 @@ class SliceWriter final : public LoopSource, public std::enable_shared_from_this
   void Advance();
   void Stop();
   void OnReady(uint32_t events) override;
+  bool IsStream() const override { return true; }
   // DescribeObstacle of its connection. Any thread.
   std::string Obstacle() const;
 
@@ -149,6 +150,7 @@ class SliceReader final : public LoopSource, public std::enable_shared_from_this
   void PollForArrival(size_t bytes);
   void Stop();
   void OnReady(uint32_t events) override;
+  bool IsStream() const override { return true; }
 
  private:
   void Advance();
