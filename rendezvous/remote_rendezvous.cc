@@ -192,10 +192,10 @@ void RemoteRendezvous::RecvEager(EagerConsumer& consumer, const RendezvousKey& k
         }
         is_queued = unissued_.load(std::memory_order_acquire) != 0;
         if (is_queued) {
-          QueueRequest(std::make_unique<RendezvousItem>(key, clock_.CoarseNanos(), 0,
-                                                        std::move(args), std::move(done),
-                                                        CancellationToken::kNoCallback),
-                       consumer);
+          QueueRequest(
+              std::make_unique<RendezvousItem>(key, clock_.CoarseNanos(), 0, std::move(args),
+                                               std::move(done), CancellationToken::kNoCallback),
+              consumer);
         }
         return true;
       });
@@ -308,7 +308,7 @@ void RemoteRendezvous::OfferQueued(const RendezvousKey& key, EagerProducer& prod
 
 void RemoteRendezvous::ForEachQueued(const TaskName& consumer,
                                      absl::FunctionRef<void(const RendezvousKey&)> visit) const {
-  // Whatever the clock says.
+  // Also those that are younger than no time, should the clock go back.
   local_.ForEachPending(-absl::InfiniteDuration(), [&](const PendingOp& op) {
     if (op.is_send && op.key.dst().task == consumer) visit(op.key);
   });

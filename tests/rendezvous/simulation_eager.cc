@@ -654,7 +654,7 @@ void EagerSimulation::Settle() {
 
 void EagerSimulation::CheckQuiet() {
   ++ledger_.report().quiet;
-  // What each incarnation has in its tables, and has sent without an acknowledgement.
+  // Values that each incarnation has in its tables, or has sent without an acknowledgement.
   std::map<StreamId, size_t> queued;
   std::map<StreamId, size_t> unacknowledged;
   for (auto& process : processes_) {
