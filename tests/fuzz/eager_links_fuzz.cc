@@ -168,7 +168,8 @@ class Process final : public RemoteFetcher {
     return byte;
   }
   static std::string TakeBody(absl::string_view& input) {
-    const size_t size = std::min<size_t>(Take(input), input.size());
+    const size_t wanted = Take(input);
+    const size_t size = std::min(wanted, input.size());
     std::string body(input.substr(0, size));
     input.remove_prefix(size);
     return body;

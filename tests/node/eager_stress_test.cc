@@ -33,7 +33,7 @@ constexpr int kRounds = 6;
 constexpr int kRounds = 30;
 #endif
 constexpr int kValues = 300;
-// Of each direction; each has one thread at either side.
+// For each direction; each has one thread at either side.
 constexpr int kKeys = 3;
 
 enum class Mischief { kNone, kCancels, kEnds };
@@ -195,7 +195,7 @@ class EagerStress : public ::testing::TestWithParam<const char*> {
     }
   }
 
-  // What links keep when all steps are over, but for names.
+  // Entries that links keep when all steps are over, but for names.
   static std::string Left(EngineEnd& end) {
     const auto* const eager = dynamic_cast<EagerPeers*>(end.engine->fetcher().eager_links());
     return eager == nullptr ? ""

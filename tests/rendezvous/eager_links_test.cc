@@ -132,7 +132,7 @@ TEST_F(EagerLinksTest, AValueForAStepThatIsOver_RefusesIt) {
   manager_.Cleanup(kStep);
   EXPECT_TRUE(Arrive(0).ok());
   EXPECT_THAT(TakeTypes(), ElementsAre(PeerMessageType::kStepRefused));
-  // What was under way needs no other.
+  // Values under way needs no other.
   EXPECT_TRUE(Arrive(1).ok());
   EXPECT_THAT(TakeTypes(), IsEmpty());
 }

@@ -19,7 +19,7 @@ struct Report {
   int64_t refusals = 0;
   int64_t fetches = 0;
   int64_t deaths = 0;
-  // Of workers with control channels: values that were sent before they were requested, and others;
+  // Workers with control channels: values that were sent before they were requested, and others;
   // requests that a PULL has caused, STEP_REFUSED, control channels that have ended, steps that
   // were flushed, and how often nothing was under way.
   int64_t pushed = 0;

@@ -304,6 +304,7 @@ void EagerSimulation::Send(Process& process) {
   const auto real = state->real;
   Log(absl::StrCat(process.node(), " sends ", value.number, value.is_dead ? " (dead)" : "", " of ",
                    value.bytes, " bytes in step ", real->step_id(), " ", key.text()));
+  if (IsEnding(process.node(), consumer)) process.steps[real->step_id()].has_excuse = true;
   // Before: a receive that waits gets it inside the call.
   Stream& stream = StreamOf({real->step_id(), key.text()});
   stream.source = process.incarnation();
@@ -324,7 +325,8 @@ void EagerSimulation::Recv(Process& process) {
       std::make_shared<Receive>(Receive{.key = RandomKey(Of(source), process.node())});
   receive->is_refusable =
       !state->is_initialized || receive->key.src_incarnation() != Of(source).incarnation();
-  receive->breaks_before = Breaks(source, process.node());
+  receive->breaks_before =
+      Breaks(source, process.node()) - (IsEnding(source, process.node()) ? 1 : 0);
   receive->consumer = process.context.self.peer;
   receive->step_id = state->real->step_id();
   Post(receive, [real = state->real](const RendezvousKey& key, RecvArgs args, RecvCallback done) {
@@ -515,6 +517,13 @@ void EagerSimulation::OnEnded(Wire& wire) {
   CountBreak(wire.opener.node_id, wire.other.node_id);
 }
 
+bool EagerSimulation::IsEnding(int a, int b) const {
+  return std::any_of(wires_.begin(), wires_.end(), [a, b](const Wire& wire) {
+    return wire.is_counted &&
+           std::minmax(wire.opener.node_id, wire.other.node_id) == std::minmax(a, b);
+  });
+}
+
 void EagerSimulation::CountBreak(int a, int b) {
   ++Breaks(a, b);
   ++ledger_.report().breaks;
@@ -645,7 +654,7 @@ void EagerSimulation::Settle() {
 
 void EagerSimulation::CheckQuiet() {
   ++ledger_.report().quiet;
-  // What each incarnation has in its tables, and has sent without an acknowledgement.
+  // Values that each incarnation has in its tables, or has sent without an acknowledgement.
   std::map<StreamId, size_t> queued;
   std::map<StreamId, size_t> unacknowledged;
   for (auto& process : processes_) {

@@ -136,6 +136,8 @@ class EagerSimulation final {
   // Control channels between the two have ended, or could not be opened.
   int64_t& Breaks(int a, int b) { return breaks_[{std::min(a, b), std::max(a, b)}]; }
   void CountBreak(int a, int b);
+  // One of the two has not noticed the end of a control channel yet.
+  bool IsEnding(int a, int b) const;
 
   // --- Faults
   void Cancel();

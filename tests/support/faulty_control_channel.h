@@ -72,7 +72,7 @@ class FaultyWire final {
   bool is_ending() const;
   // Frames of that type that were sent, on either side.
   int64_t sent(uint16_t type) const;
-  // Of those, sent while a frame of the other type was handled.
+  // Those of them sent while a frame of the other type was handled.
   int64_t sent_while_handling(uint16_t type, uint16_t handled) const;
 
  private:
