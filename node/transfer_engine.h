@@ -67,7 +67,7 @@ struct TransferEngineOptions {
   bool checksum = false;
   // Sends small tensors, to peers that do the same, before they are requested. Not with checksums.
   bool eager = false;
-  // What this node holds for receives that have not been posted.
+  // Limits of what this node holds for receives that have not been posted.
   EagerLimits eager_limits;
   // Address for connections from peers of other hosts; port 0: any free port. ":PORT": all
   // addresses of the families that the kernel supports; "[::]:PORT" requires both. Empty: do not

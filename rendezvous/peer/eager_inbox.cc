@@ -318,6 +318,17 @@ std::string EagerInbox::Phase() const {
   return absl::StrCat("waiting for ", Describe(producer_), ", which has not sent it");
 }
 
+absl::Status EagerInbox::FindStep(int64_t step_id, std::shared_ptr<RemoteRendezvous>& step) const {
+  absl::StatusOr<std::shared_ptr<RemoteRendezvous>> found = context_.manager->Find(step_id);
+  if (found.ok()) {
+    step = *std::move(found);
+  } else if (!absl::IsAborted(found.status())) {
+    // Too many are open. It may be opened here later, and must not count as over.
+    return found.status();
+  }
+  return absl::OkStatus();
+}
+
 absl::Status EagerInbox::OnEager(const ControlChannel& channel, absl::string_view body,
                                  absl::FunctionRef<absl::Status(const EagerRange&)> acknowledge) {
   int64_t step_id = 0;
@@ -336,9 +347,7 @@ absl::Status EagerInbox::OnEager(const ControlChannel& channel, absl::string_vie
         if (head.acked_count != 0) {
           FERRY_RETURN_IF_ERROR(acknowledge({head.acked_first, head.acked_count}));
         }
-        absl::StatusOr<std::shared_ptr<RemoteRendezvous>> found = context_.manager->Find(step_id);
-        if (found.ok()) step = *std::move(found);
-        return absl::OkStatus();
+        return FindStep(step_id, step);
       },
       [&](const EagerRecord& record) -> absl::Status {
         if (!is_current) return absl::OkStatus();
@@ -375,9 +384,7 @@ absl::Status EagerInbox::OnPull(const ControlChannel& channel, absl::string_view
   FERRY_ASSIGN_OR_RETURN(const EagerPullMessage pull, DecodeEagerPull(body));
   std::shared_ptr<RemoteRendezvous> step;
   if (pull.scope.kind == EagerScopeKind::kStep) {
-    absl::StatusOr<std::shared_ptr<RemoteRendezvous>> found =
-        context_.manager->Find(pull.scope.step_id);
-    if (found.ok()) step = *std::move(found);
+    FERRY_RETURN_IF_ERROR(FindStep(pull.scope.step_id, step));
   }
   std::optional<RendezvousKey> key;
   {

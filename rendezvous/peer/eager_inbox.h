@@ -79,7 +79,8 @@ class EagerInbox final : public EagerConsumer {
 
   // On the loop's thread.
   //   acknowledge: called with what the frame acknowledges in the other direction.
-  //   Errors, for all: INVALID_ARGUMENT: a violation of the protocol.
+  //   Errors, for all: INVALID_ARGUMENT: a violation of the protocol. The first two also
+  //   RESOURCE_EXHAUSTED: too many steps are open here.
   absl::Status OnEager(const ControlChannel& channel, absl::string_view body,
                        absl::FunctionRef<absl::Status(const EagerRange&)> acknowledge)
       ABSL_LOCKS_EXCLUDED(mu_);
@@ -110,6 +111,9 @@ class EagerInbox final : public EagerConsumer {
   // A receive has taken the value, with that status.
   void Finish(const EagerReceiver::Arrival& arrival, const absl::Status& status)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Sets `step` unless it is over here.
+  //   Errors: RESOURCE_EXHAUSTED: too many are open.
+  absl::Status FindStep(int64_t step_id, std::shared_ptr<RemoteRendezvous>& step) const;
   // The step of the last record is over here.
   void Drop(int64_t step_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // The step is over here.

@@ -124,7 +124,7 @@ class EagerLinksTest : public ::testing::Test {
   EagerPeers eager_{context_, EagerLimits()};
   Fetcher fetcher_{eager_};
   std::vector<absl::AnyInvocable<void()>> timers_;
-  RendezvousManager manager_{clock_, fetcher_};
+  RendezvousManager manager_{clock_, fetcher_, {.max_steps = 3}};
   std::shared_ptr<RecordingControlChannel> channel_;
 };
 
@@ -134,6 +134,16 @@ TEST_F(EagerLinksTest, AValueForAStepThatIsOver_RefusesIt) {
   EXPECT_THAT(TakeTypes(), ElementsAre(PeerMessageType::kStepRefused));
   // Values under way needs no other.
   EXPECT_TRUE(Arrive(1).ok());
+  EXPECT_THAT(TakeTypes(), IsEmpty());
+}
+
+TEST_F(EagerLinksTest, AValueForAStepThatCannotBeOpened_IsAnError) {
+  for (const int64_t step_id : {1, 2, 3}) ASSERT_TRUE(manager_.Find(step_id).ok());
+  EXPECT_EQ(Arrive(0).code(), absl::StatusCode::kResourceExhausted);
+  const std::string pull = Encoded([](ControlChannel& out) {
+    return SendEagerPull(out, {EagerPullKind::kUntilFree, EagerScope::Step(kStep), {}});
+  });
+  EXPECT_EQ(inbox().OnPull(*channel_, pull).code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(TakeTypes(), IsEmpty());
 }
 
