@@ -307,7 +307,7 @@ void EagerInbox::EndStep(int64_t step_id) {
       if (watched == step_id) status.Update(SendId(*channel_, PeerMessageType::kCancel, id));
     }
   }
-  // What was received, first: the rest of the step counts as lost.
+  // Acknowledgements first: the rest of the step counts as lost.
   if (!end.acks.empty()) status.Update(SendEagerAck(*channel_, end.acks));
   if (end.is_refused) status.Update(SendStepRefused(*channel_, step_id));
   CloseOnError(status);

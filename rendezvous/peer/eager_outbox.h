@@ -82,7 +82,7 @@ class EagerOutbox final : public EagerProducer {
     int64_t step_id;
     RendezvousKey key;
   };
-  // What has to happen once the lock is released, in this order.
+  // To be done once the lock is released, in this order.
   struct Deferred {
     std::vector<Loss> losses;
     std::vector<StepOperation> ended;
@@ -114,7 +114,7 @@ class EagerOutbox final : public EagerProducer {
   SizeLimits sizes_ ABSL_GUARDED_BY(mu_);
   // Set as long as there is a control channel.
   std::optional<EagerSender> sender_ ABSL_GUARDED_BY(mu_);
-  // Of steps with values that are not acknowledged.
+  // For steps with values that are not acknowledged.
   absl::flat_hash_map<int64_t, StepOperation> operations_ ABSL_GUARDED_BY(mu_);
 };
 
