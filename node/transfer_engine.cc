@@ -20,6 +20,7 @@
 #include "gpu/cuda/enumerate.h"
 #include "node/endpoint_record.h"
 #include "node/host_addresses.h"
+#include "rendezvous/peer/eager_peers.h"
 #include "rendezvous/local_rendezvous.h"
 
 namespace ferry {

@@ -18,7 +18,7 @@
 #include "node/grpc_backend.h"
 #include "node/identity.h"
 #include "node/step.h"
-#include "rendezvous/peer/eager_peers.h"
+#include "rendezvous/peer/eager_protocol.h"
 #include "rendezvous/peer/peer_fetcher.h"
 #include "rendezvous/rendezvous_manager.h"
 #include "tensor/copy.h"
@@ -27,6 +27,8 @@
 #include "transport/transports.h"
 
 namespace ferry {
+
+class EagerPeers;
 
 class TransferEngine;
 struct TransferReport;
