@@ -5,7 +5,8 @@
 //   build/release/benchmarks/eager_bench
 //
 // What this leaves out (cache lines that move between cores, waking, polling) is in exchange_bench.
-// `requested`: each value is requested, and sent in the answer. `eager`: sent before it is requested.
+// `requested`: each value is requested, and sent in the answer. `eager`: sent before it is
+// requested.
 #include <array>
 #include <cstdio>
 #include <cstdlib>

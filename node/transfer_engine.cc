@@ -20,8 +20,8 @@
 #include "gpu/cuda/enumerate.h"
 #include "node/endpoint_record.h"
 #include "node/host_addresses.h"
-#include "rendezvous/peer/eager_peers.h"
 #include "rendezvous/local_rendezvous.h"
+#include "rendezvous/peer/eager_peers.h"
 
 namespace ferry {
 namespace {
