@@ -337,7 +337,8 @@ ABSL_ATTRIBUTE_ALWAYS_INLINE inline bool LocalRendezvous::RecvImpl(const Rendezv
         [call = std::make_unique<CancelCall>(reference_, key, id)] { (*call)(); });
     if (token == CancellationToken::kNoCallback) status = CancelledReceive();
   }
-  if (status.ok()) status = Admit(shard, 0);
+  // One for each consumer of the step, which could not be told otherwise that it is over.
+  if (status.ok() && !key.is_step_end()) status = Admit(shard, 0);
   if (!status.ok()) {
     shard.mu.Unlock();
     if (token != CancellationToken::kNoCallback) args.cancellation->Deregister(token);

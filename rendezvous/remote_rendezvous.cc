@@ -213,6 +213,8 @@ void RemoteRendezvous::QueueRequest(LocalRendezvous::ItemPtr receive, EagerConsu
 }
 
 void RemoteRendezvous::IssueRequests() {
+  // A callback may drop the last other reference.
+  const std::shared_ptr<RemoteRendezvous> self = shared_from_this();
   while (true) {
     std::vector<Request> requests;
     {
@@ -221,8 +223,6 @@ void RemoteRendezvous::IssueRequests() {
       is_issuing_ = true;
       requests.swap(requests_);
     }
-    // A callback may drop the last other reference.
-    const std::shared_ptr<RemoteRendezvous> self = shared_from_this();
     for (Request& request : requests) {
       RendezvousItem::Receive& receive = request.receive->receive;
       if (receive.token != CancellationToken::kNoCallback &&
@@ -377,7 +377,7 @@ bool RemoteRendezvous::Add(const WaitingPtr& waiting) {
       if (waiting->token == CancellationToken::kNoCallback)
         status = CancelledWait(waiting->is_deferred);
     }
-    if (status.ok() && waiting_count_ >= limits_.max_pending_ops) {
+    if (status.ok() && waiting_count_ >= limits_.max_pending_ops && !waiting->key.is_step_end()) {
       status = absl::ResourceExhaustedError(absl::StrCat(
           limits_.max_pending_ops, " receives of step ", step_id_,
           waiting->is_deferred ? " wait for it to begin here" : " wait for other workers",

@@ -49,7 +49,12 @@ class EagerInbox::FromFrame final : public LocalRendezvous::Arrival {
   }
 
   absl::Status Queue(Tensor& tensor, SendArgs& args) override {
-    if (!record_.is_dead) FERRY_RETURN_IF_ERROR(Copy(tensor));
+    if (!record_.is_dead) {
+      const absl::Status copied = Copy(tensor);
+      // Without memory for it, too: those after it must not be received in its place.
+      if (!copied.ok()) violation_ = copied;
+      FERRY_RETURN_IF_ERROR(copied);
+    }
     SpinLockHolder lock(&inbox_.mu_);
     FERRY_ASSIGN_OR_RETURN(const EagerReceiver::Arrival arrival, Admit());
     args.device_context =
@@ -57,7 +62,7 @@ class EagerInbox::FromFrame final : public LocalRendezvous::Arrival {
     return absl::OkStatus();
   }
 
-  // The producer has violated the protocol; OK: it has not.
+  // Why the control channel cannot be used any more; OK: it can.
   const absl::Status& violation() const { return violation_; }
 
  private:

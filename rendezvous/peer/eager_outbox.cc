@@ -11,6 +11,7 @@
 
 #include "base/logging.h"
 #include "base/status_macros.h"
+#include "rendezvous/peer/eager_peers.h"
 #include "rendezvous/rendezvous_manager.h"
 #include "tensor/check_values.h"
 #include "transport/eager_threshold.h"
@@ -27,7 +28,14 @@ void EagerOutbox::OnOpen(std::shared_ptr<ControlChannel> channel, const EagerLim
     if (channel_ != nullptr) Reset(deferred);
     channel_ = std::move(channel);
     sizes_ = sizes;
-    sender_.emplace(limits);
+    // A consumer that takes more is not sent more, so that it does not decide what is kept here.
+    const EagerLimits& own = context_.eager->limits();
+    sender_.emplace(EagerLimits{.step_values = std::min(limits.step_values, own.step_values),
+                                .step_bytes = std::min(limits.step_bytes, own.step_bytes),
+                                .peer_values = std::min(limits.peer_values, own.peer_values),
+                                .peer_bytes = std::min(limits.peer_bytes, own.peer_bytes),
+                                .names = std::min(limits.names, own.names),
+                                .name_bytes = std::min(limits.name_bytes, own.name_bytes)});
   }
   Run(std::move(deferred), absl::UnavailableError("the peer has opened another connection"));
 }
@@ -167,25 +175,39 @@ absl::Status EagerOutbox::OnPush(const ControlChannel& channel, absl::string_vie
   }
   FERRY_LOG_DEBUG(kTransport, "values need no request: peer={} scope={}", consumer_.node_id,
                   ToString(scope));
-  if (scan.is_needed) {
-    const TaskName consumer = {.job = "worker", .replica = 0, .task = consumer_.node_id};
-    for (const auto& step : context_.manager->Steps()) {
-      const auto add = [&](const RendezvousKey& key) {
-        SpinLockHolder lock(&mu_);
-        if (!IsCurrent(channel)) return;
-        if (sender_->AddToDrain(step->step_id(), key) && !step->AddProducer(*this)) {
-          sender_->OnStepEnd(step->step_id(), [](uint64_t, const EagerSender::Record&) {});
-        }
-      };
-      if (scan.key.has_value()) {
-        if (step->HasQueued(*scan.key)) add(*scan.key);
-      } else {
-        step->ForEachQueued(consumer, add);
-      }
-    }
-  }
+  if (scan.is_needed) Scan(scan.key);
   Drain();
   return absl::OkStatus();
+}
+
+void EagerOutbox::Scan(const std::optional<RendezvousKey>& key) {
+  const TaskName consumer = {.job = "worker", .replica = 0, .task = consumer_.node_id};
+  for (const auto& step : context_.manager->Steps()) {
+    const auto add = [&](const RendezvousKey& queued) {
+      SpinLockHolder lock(&mu_);
+      if (!sender_.has_value()) return;
+      if (sender_->AddToDrain(step->step_id(), queued) && !step->AddProducer(*this)) {
+        sender_->OnStepEnd(step->step_id(), [](uint64_t, const EagerSender::Record&) {});
+      }
+    };
+    if (!key.has_value()) {
+      step->ForEachQueued(consumer, add);
+    } else if (step->HasQueued(*key)) {
+      add(*key);
+    }
+  }
+}
+
+bool EagerOutbox::is_open() const {
+  SpinLockHolder lock(&mu_);
+  return channel_ != nullptr;
+}
+
+void EagerOutbox::OfferAll() {
+  // Before, the first PUSH does it.
+  if (!is_started_.load(std::memory_order_acquire)) return;
+  Scan(std::nullopt);
+  Drain();
 }
 
 void EagerOutbox::OnStepServing(int64_t step_id) {
@@ -206,6 +228,13 @@ void EagerOutbox::EndIfReceived(int64_t step_id, std::vector<StepOperation>& end
 
 absl::Status EagerOutbox::OnAck(const ControlChannel& channel, absl::string_view body) {
   FERRY_ASSIGN_OR_RETURN(const std::vector<EagerRange> ranges, DecodeEagerAck(body));
+  // A consumer holds no more.
+  uint64_t values = 0;
+  for (const EagerRange& range : ranges) values += range.count;
+  if (values > uint64_t{context_.eager->limits().peer_values} + 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("an EAGER_ACK of ", values, " values, more than the limit"));
+  }
   for (const EagerRange& range : ranges) FERRY_RETURN_IF_ERROR(OnAcknowledged(channel, range));
   return absl::OkStatus();
 }

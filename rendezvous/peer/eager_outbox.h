@@ -48,6 +48,11 @@ class EagerOutbox final : public EagerProducer {
   // False: another one has been opened since.
   bool OnClosed(const ControlChannel& channel, const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
 
+  bool is_open() const ABSL_LOCKS_EXCLUDED(mu_);
+  // Offers all values that are queued for the consumer: they may have been queued for another
+  // incarnation of it.
+  void OfferAll() ABSL_LOCKS_EXCLUDED(mu_);
+
   bool TrySend(const Offer& offer) override ABSL_LOCKS_EXCLUDED(mu_);
   void AfterSend() override {
     if (needs_drain_.load(std::memory_order_relaxed)) Drain();
@@ -100,6 +105,8 @@ class EagerOutbox final : public EagerProducer {
   // Forgets the control channel, with everything that was sent on it.
   void Reset(Deferred& deferred) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Run(Deferred deferred, const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
+  // Adds the values that are queued for the consumer, or those of that key, to those to be drained.
+  void Scan(const std::optional<RendezvousKey>& key) ABSL_LOCKS_EXCLUDED(mu_);
   // Offers queued values that may be sent now.
   void Drain() ABSL_LOCKS_EXCLUDED(mu_);
 

@@ -90,8 +90,17 @@ void EagerPeers::SetConnected(const PeerId& consumer, EagerOutbox* outbox) {
   FindNode(consumer.node_id)->connected.store(outbox, std::memory_order_release);
 }
 
-void EagerPeers::ClearConnected(const PeerId& consumer, EagerOutbox* outbox) {
-  FindNode(consumer.node_id)->connected.compare_exchange_strong(outbox, nullptr);
+EagerOutbox* EagerPeers::OnDisconnected(const PeerId& consumer, EagerOutbox* outbox) {
+  Node* const node = FindNode(consumer.node_id);
+  if (node->connected.load() != outbox) return nullptr;
+  EagerOutbox* other = nullptr;
+  SpinLockHolder lock(&node->mu);
+  // The latest first: HELLOs of an incarnation that has ended may arrive after its successor's.
+  for (auto each = node->links.rbegin(); each != node->links.rend() && other == nullptr; ++each) {
+    if (&(*each)->outbox != outbox && (*each)->outbox.is_open()) other = &(*each)->outbox;
+  }
+  node->connected.store(other, std::memory_order_release);
+  return other;
 }
 
 void EagerPeers::ForEachLink(absl::FunctionRef<void(Link&)> visit) const {

@@ -44,8 +44,9 @@ class EagerPeers final : public EagerLinks {
   EagerOutbox* OutboxOf(const PeerId& consumer);
   // Values for that node go to this one from now on; null: nothing is sent before it is requested.
   void SetConnected(const PeerId& consumer, EagerOutbox* outbox);
-  // As SetConnected(null), if it is still this one.
-  void ClearConnected(const PeerId& consumer, EagerOutbox* outbox);
+  // Its control channel has ended. If values went to it, they go to another incarnation of the node
+  // that has a control channel; null: there is none. The caller offers it what is queued.
+  EagerOutbox* OnDisconnected(const PeerId& consumer, EagerOutbox* outbox);
 
   // Acknowledges what was received, before control channels are closed.
   void BeforeClose();

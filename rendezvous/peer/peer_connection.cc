@@ -52,7 +52,9 @@ absl::Status PeerConnection::SendOwnHello() {
   const Endpoint& self = context_.self;
   HelloMessage hello = {self.boot_id, self.host_name,  self.channels.tcp,
                         self.gpus,    self.transports, {}};
-  if (context_.eager != nullptr) hello.eager = context_.eager->limits();
+  if (context_.eager != nullptr && context_.eager->OutboxOf(peer_) != nullptr) {
+    hello.eager = context_.eager->limits();
+  }
   return SendHello(*channel, hello);
 }
 
@@ -143,7 +145,8 @@ absl::Status PeerConnection::OnHello(absl::string_view body) {
   sends_checksums_ = sends_checksums_ || expects_checksums_;
   expects_checksums_ = sends_checksums_;
   // Values with checksums are requested.
-  const bool is_eager = context_.eager != nullptr && hello.eager.has_value() && !sends_checksums_;
+  const bool is_eager = context_.eager != nullptr && hello.eager.has_value() && !sends_checksums_ &&
+                        context_.eager->OutboxOf(peer_) != nullptr;
   Endpoint endpoint;
   endpoint.peer = peer_;
   endpoint.boot_id = std::move(hello.boot_id);

@@ -435,7 +435,10 @@ void TensorResponder::OnClosed(const absl::Status& why) {
     flushes.swap(flushes_);
   }
   if (outbox_ != nullptr) {
-    if (outbox_->OnClosed(*channel_, why)) context_.eager->ClearConnected(consumer_.peer, outbox_);
+    if (outbox_->OnClosed(*channel_, why)) {
+      EagerOutbox* const other = context_.eager->OnDisconnected(consumer_.peer, outbox_);
+      if (other != nullptr) other->OfferAll();
+    }
   }
   for (const OutgoingTransferPtr& transfer : waiting) transfer->Cancel();
   for (const OutgoingTransferPtr& transfer : sent) {

@@ -333,7 +333,7 @@ class Process final : public RemoteFetcher {
     channel_->closed.Update(why);
     EagerOutbox* const outbox = eager_.OutboxOf(kPeer);
     FERRY_CHECK(outbox->OnClosed(*channel_, why));
-    eager_.ClearConnected(kPeer, outbox);
+    eager_.OnDisconnected(kPeer, outbox);
     eager_.InboxOf(kPeer)->OnClosed(*channel_, why);
     // A channel that has ended is answered nothing.
     FERRY_CHECK(eager_.InboxOf(kPeer)->OnAckNow(*channel_, std::string(8, '\0')).ok());

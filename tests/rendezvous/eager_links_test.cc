@@ -52,6 +52,7 @@ class EagerLinksTest : public ::testing::Test {
     context_.transports = &transports_;
     context_.manager = &manager_;
     context_.clock = &clock_;
+    context_.eager = &eager_;
     eager_.set_run_after([this](absl::Duration, absl::AnyInvocable<void()> call) {
       timers_.push_back(std::move(call));
     });
@@ -145,6 +146,59 @@ TEST_F(EagerLinksTest, AValueForAStepThatCannotBeOpened_IsAnError) {
   });
   EXPECT_EQ(inbox().OnPull(*channel_, pull).code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(TakeTypes(), IsEmpty());
+}
+
+// Its connection may be accepted only after its successor's.
+TEST_F(EagerLinksTest, AnEarlierIncarnation_DoesNotKeepValuesFromItsSuccessor) {
+  const auto step = Step();
+  const PeerId earlier = {kPeer.node_id, 90};
+  const auto late = std::make_shared<RecordingControlChannel>(earlier);
+  EagerOutbox* const ended = eager_.OutboxOf(earlier);
+  ended->OnOpen(late, EagerLimits(), {.in_arena = 2048, .elsewhere = kMaxEagerBytes});
+  eager_.SetConnected(earlier, ended);
+  ASSERT_TRUE(step->Send(Key(kSelf, kPeer), Small()).ok());
+  EXPECT_THAT(TakeTypes(), IsEmpty());
+  ASSERT_TRUE(ended->OnClosed(*late, absl::UnavailableError("it has died")));
+  ASSERT_EQ(eager_.OnDisconnected(earlier, ended), &outbox());
+  outbox().OfferAll();
+  EXPECT_THAT(TakeTypes(), ElementsAre(PeerMessageType::kEager));
+  ASSERT_TRUE(step->Send(Key(kSelf, kPeer), Small()).ok());
+  EXPECT_THAT(TakeTypes(), ElementsAre(PeerMessageType::kEager));
+}
+
+// Else every receive of the consumer would fail.
+TEST_F(EagerLinksTest, AWatch_NeedsNoRoomInTheTable) {
+  RendezvousManager full(clock_, fetcher_, {.limits = {.max_pending_ops = 2}});
+  const auto step = *full.Find(kStep);
+  const auto receive = [&step](const RendezvousKey& key) {
+    auto ended = std::make_shared<absl::Status>();
+    step->RecvLocalAsync(key, {},
+                         [ended](const absl::Status& status, const Received&) { *ended = status; });
+    return ended;
+  };
+  const RendezvousKey watch = RendezvousKey::StepEnd(kSelfTask, kSelf.incarnation, PeerTask());
+  const RendezvousKey key = Key(kSelf, kPeer);
+  const auto fill = [&] {
+    while (receive(key)->ok()) {
+    }
+  };
+  // While receives are deferred, and then in the table.
+  fill();
+  const auto deferred = receive(watch);
+  EXPECT_TRUE(step->Initialize(kSelfTask).ok());
+  fill();
+  const auto waiting = receive(watch);
+  EXPECT_TRUE(deferred->ok());
+  EXPECT_TRUE(waiting->ok());
+  step->StartAbort(absl::AbortedError("it is over"));
+  EXPECT_EQ(deferred->code(), absl::StatusCode::kAborted);
+  EXPECT_EQ(waiting->code(), absl::StatusCode::kAborted);
+}
+
+TEST_F(EagerLinksTest, AcknowledgementsOfMoreThanTheLimit_AreAnError) {
+  std::vector<EagerRange> ranges(2, {.first = 0, .count = 16'000});
+  const std::string body = Encoded([&](ControlChannel& out) { return SendEagerAck(out, ranges); });
+  EXPECT_EQ(outbox().OnAck(*channel_, body).code(), absl::StatusCode::kInvalidArgument);
 }
 
 TEST_F(EagerLinksTest, AStepThatEndsWithAValue_IsRefused) {

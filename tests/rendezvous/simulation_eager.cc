@@ -393,39 +393,36 @@ void EagerSimulation::OnReceived(Receive& receive, const Received& received) {
   Stream& stream = StreamOf(receive.stream);
   auto& order = stream.order[receive.is_local ? 0 : receive.consumer.incarnation];
   const auto after = order.lower_bound(receive.id);
-  size_t position = after == order.begin() ? 0 : std::prev(after)->second + 1;
   if (received.is_dead) {
-    // Dead values look alike.
-    while (position < stream.values.size() &&
-           (!stream.values[position].is_dead || stream.values[position].is_received)) {
-      ++position;
-    }
-  } else {
-    int64_t number = 0;
-    if (received.tensor.bytes() >= sizeof(number)) {
-      std::memcpy(&number, received.tensor.data(), sizeof(number));
-    }
-    const size_t first = position;
-    position = 0;
-    while (position < stream.values.size() && stream.values[position].number != number) ++position;
-    Log(absl::StrCat(name, " gets ", number, " by ", received.path));
-    ledger_.Expect(position == stream.values.size() || position >= first,
-                   absl::StrCat(name, " got value ", number, " after a later one"));
+    // Dead values look alike, so that their order cannot be checked.
+    const auto dead = std::count_if(stream.values.begin(), stream.values.end(),
+                                    [](const Stream::Value& value) { return value.is_dead; });
+    ledger_.Expect(++stream.dead_received <= static_cast<size_t>(dead),
+                   name + " got a value dead that was not");
+    ++stream.received;
+    return;
   }
+  int64_t number = 0;
+  if (received.tensor.bytes() >= sizeof(number)) {
+    std::memcpy(&number, received.tensor.data(), sizeof(number));
+  }
+  size_t position = 0;
+  while (position < stream.values.size() && stream.values[position].number != number) ++position;
+  Log(absl::StrCat(name, " gets ", number, " by ", received.path));
+  ledger_.Expect(position == stream.values.size() || after == order.begin() ||
+                     position > std::prev(after)->second,
+                 absl::StrCat(name, " got value ", number, " after a later one"));
   if (position >= stream.values.size()) {
-    return ledger_.Expect(false, name + " got a value that was not sent, or one dead that was not");
+    return ledger_.Expect(false, name + " got a value that was not sent");
   }
   Stream::Value& value = stream.values[position];
   ledger_.Expect(!value.is_received, absl::StrCat("value ", value.number, " was received twice"));
   ledger_.Expect(after == order.end() || position < after->second,
                  absl::StrCat(name, " got value ", value.number, " after an earlier one"));
-  ledger_.Expect(value.is_dead == received.is_dead,
-                 name + " got a value dead that was not, or not");
-  if (!value.is_dead) {
-    ledger_.Expect(received.tensor.bytes() == value.bytes, name + " got a tensor of another size");
-    ledger_.Expect(!receive.destination.is_valid() || receive.destination.bytes() == value.bytes,
-                   name + " got a value that does not fit");
-  }
+  ledger_.Expect(!value.is_dead, name + " got a value that was dead");
+  ledger_.Expect(received.tensor.bytes() == value.bytes, name + " got a tensor of another size");
+  ledger_.Expect(!receive.destination.is_valid() || receive.destination.bytes() == value.bytes,
+                 name + " got a value that does not fit");
   value.is_received = true;
   ++stream.received;
   order.emplace(receive.id, position);

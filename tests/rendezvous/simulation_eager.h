@@ -47,6 +47,8 @@ class EagerSimulation final {
     uint64_t source = 0;
     std::vector<Value> values;
     size_t received = 0;
+    // Those of them that were dead.
+    size_t dead_received = 0;
     // Receives that have ended without a value, and may have taken one with them.
     size_t excuses = 0;
     // By the consumer's incarnation, 0: one at the source itself: the positions of receives and of
