@@ -90,6 +90,7 @@ size_t CountTensorErrors(const Tensor& tensor, size_t bytes, uint64_t seed) {
 }
 
 std::string PathReason(Node& node, int from, size_t bytes, const std::set<std::string>& paths) {
+  if (paths.contains("eager")) return "it was sent before it was requested";
   if (paths.contains("inline")) return "it is small enough to come with the answer";
   const absl::StatusOr<PathExplanation> choice = node.PathFrom(from, bytes);
   return choice.ok() ? Explain(*choice) : std::string(choice.status().message());

@@ -92,6 +92,7 @@ uint64_t PatternSeedOf(const SendRecvFlags& flags) {
 
 std::string DescribePath(Node& node, int from, const Received& received) {
   if (received.path == kLocalPath) return "local: without leaving the process";
+  if (received.path == "eager") return "eager: it was sent before it was requested";
   if (received.path == "inline") return "inline: it is small enough to come with the answer";
   if (received.path == "grpc") return "by grpc, which carries everything here";
   if (received.is_dead) return absl::StrCat("by ", received.path);

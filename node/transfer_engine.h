@@ -67,9 +67,10 @@ struct TransferEngineOptions {
   // Sends a checksum (XXH3) with every tensor and every message about it; the receiver verifies it.
   // Set it on all nodes: requests are covered only if the receiver's node enables it.
   bool checksum = false;
-  // Sends small tensors, to peers that do the same, before they are requested. Not with checksums.
+  // Sends small tensors, to peers that do the same, before they are requested. Ignored with
+  // checksums, and with WireProtocol::kGrpc.
   bool eager = false;
-  // Limits of what this node holds for receives that have not been posted.
+  // Limits, for each peer, of what this node holds for receives that have not been posted.
   EagerLimits eager_limits;
   // Address for connections from peers of other hosts; port 0: any free port. ":PORT": all
   // addresses of the families that the kernel supports; "[::]:PORT" requires both. Empty: do not

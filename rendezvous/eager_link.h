@@ -34,14 +34,14 @@ class EagerProducer {
 
   virtual ~EagerProducer() = default;
   // Sends the value if the consumer need not request it. Called with the lock of the key's shard
-  // held, while no receive waits for the key, so it calls nothing out. False: queue it.
+  // held, while no receive waits for the key, so it must not run callbacks. False: queue it.
   virtual bool TrySend(const Offer& offer) = 0;
   // To be called after TrySend, with no lock held.
   virtual void AfterSend() = 0;
 
   // The step's deferred receives have been started.
   virtual void OnStepServing(int64_t step_id) = 0;
-  // The step is being closed: asks for acknowledgements of what was sent.
+  // The step is being flushed or closed: asks for acknowledgements of what was sent.
   virtual void StartFlush(int64_t step_id) = 0;
   // The step is over here, and sends nothing more. Values that were not received are recorded as
   // lost, with that status.

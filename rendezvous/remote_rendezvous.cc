@@ -308,7 +308,7 @@ void RemoteRendezvous::OfferQueued(const RendezvousKey& key, EagerProducer& prod
 
 void RemoteRendezvous::ForEachQueued(const TaskName& consumer,
                                      absl::FunctionRef<void(const RendezvousKey&)> visit) const {
-  // Also those that are younger than no time, should the clock go back.
+  // Also those whose age is negative, after a step of the clock.
   local_.ForEachPending(-absl::InfiniteDuration(), [&](const PendingOp& op) {
     if (op.is_send && op.key.dst().task == consumer) visit(op.key);
   });

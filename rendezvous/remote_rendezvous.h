@@ -145,7 +145,7 @@ class RemoteRendezvous final : public std::enable_shared_from_this<RemoteRendezv
   bool is_flushing() const { return is_flushing_.load(std::memory_order_relaxed); }
   // Deferred local receives have been started.
   bool is_serving() const { return ServingWorker() != nullptr; }
-  // Offers the queued values of the key to `producer`, in order, until it takes one no more.
+  // Offers the queued values of the key to `producer`, in order, until it declines one.
   void OfferQueued(const RendezvousKey& key, EagerProducer& producer);
   // Visits the keys of queued values for `consumer`, once for each value.
   void ForEachQueued(const TaskName& consumer,

@@ -71,7 +71,7 @@ struct Received {
   bool is_dead = false;
   SendArgs send_args;
   RecvArgs recv_args;
-  // The path: "shm", "tcp", "inline", "grpc", ...; "local": it never left the process.
+  // The path: "shm", "tcp", "inline", "eager", "grpc"; "local": it never left the process.
   absl::string_view path = "local";
 };
 

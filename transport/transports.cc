@@ -200,8 +200,8 @@ const TransportFactory* FindTransport(absl::Span<const TransportFactory> factori
 }
 
 bool IsReservedTransportName(absl::string_view name) {
-  return name == kLocalPath || name == "inline" || name == "grpc" || name == "auto" ||
-         name == "all";
+  return name == kLocalPath || name == "inline" || name == "eager" || name == "grpc" ||
+         name == "auto" || name == "all";
 }
 
 absl::Status CheckDescriptions(absl::Span<const TransportDescription> transports) {

@@ -134,8 +134,7 @@ void EagerInbox::OnClosed(const ControlChannel& channel, const absl::Status& why
     if (!IsCurrent(channel)) return;
     Reset();
   }
-  EndWaiting(
-      absl::Status(why.code(), absl::StrCat(why.message(), " (while its value was waited for)")));
+  EndWaiting(absl::Status(why.code(), absl::StrCat(why.message(), " (while waiting for a value)")));
 }
 
 void EagerInbox::EndWaiting(const absl::Status& why) {
@@ -255,8 +254,7 @@ void EagerInbox::SendOutput(bool all) {
   absl::Status status;
   if (!output.acks.empty()) status = SendEagerAck(*channel_, output.acks);
   for (const EagerScope& scope : output.pushes) {
-    FERRY_LOG_DEBUG(kTransport, "values awaited: peer={} scope={}", producer_.node_id,
-                    ToString(scope));
+    FERRY_LOG_DEBUG(kTransport, "PUSH sent: peer={} scope={}", producer_.node_id, ToString(scope));
     if (status.ok()) status = SendEagerPush(*channel_, scope);
   }
   CloseOnError(status);
@@ -320,7 +318,7 @@ void EagerInbox::EndStep(int64_t step_id) {
 }
 
 std::string EagerInbox::Phase() const {
-  return absl::StrCat("waiting for ", Describe(producer_), ", which has not sent it");
+  return absl::StrCat("waiting for ", Describe(producer_), ", from which it has not arrived");
 }
 
 absl::Status EagerInbox::FindStep(int64_t step_id, std::shared_ptr<RemoteRendezvous>& step) const {
@@ -358,7 +356,7 @@ absl::Status EagerInbox::OnEager(const ControlChannel& channel, absl::string_vie
         if (!is_current) return absl::OkStatus();
         if (record.is_serialized || record.has_checksum) {
           return absl::InvalidArgumentError(
-              "EAGER: a serialized value, or one with a checksum, on a connection without them");
+              "EAGER: serialized values and checksums are not supported");
         }
         mu_.Lock();
         const absl::StatusOr<RendezvousKey> key = receiver_.OnRecord(record);
@@ -410,7 +408,7 @@ absl::Status EagerInbox::OnPull(const ControlChannel& channel, absl::string_view
     // No PUSH before every receive that waits has been requested.
     receiver_.AddRequestsBeingSent(1);
   }
-  FERRY_LOG_DEBUG(kTransport, "values are requested: peer={} scope={}", producer_.node_id,
+  FERRY_LOG_DEBUG(kTransport, "PULL received: peer={} scope={}", producer_.node_id,
                   ToString(pull.scope));
   const auto matches = [&](const RendezvousKey& each) {
     return key.has_value() ? each == *key : IsFromProducer(each);
@@ -442,7 +440,7 @@ absl::Status EagerInbox::OnWatchEnded(const ControlChannel& channel, uint64_t id
     const auto found = watches_.find(id);
     if (found == watches_.end()) {
       return absl::InvalidArgumentError(
-          absl::StrCat("an answer to WATCH ", id & ~kWatchBit, ", which waits for none"));
+          absl::StrCat("an ERROR for unknown WATCH ", id & ~kWatchBit));
     }
     step_id = found->second;
     watches_.erase(found);

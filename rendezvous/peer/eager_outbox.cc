@@ -109,7 +109,7 @@ bool EagerOutbox::TrySend(const Offer& offer) {
   if (decision.needs_drain) needs_drain_.store(true, std::memory_order_relaxed);
   absl::Status status;
   for (const EagerPullMessage& pull : decision.pulls) {
-    FERRY_LOG_DEBUG(kTransport, "values to be requested: peer={} scope={}", consumer_.node_id,
+    FERRY_LOG_DEBUG(kTransport, "PULL sent: peer={} scope={}", consumer_.node_id,
                     ToString(pull.scope));
     status.Update(SendEagerPull(*channel_, pull));
   }
@@ -144,7 +144,7 @@ absl::Status EagerOutbox::SendValue(const Offer& offer, const EagerSender::Decis
     record.header = {offer.tensor.dtype(), offer.tensor.shape(), offer.tensor.bytes()};
     record.payload = {static_cast<const char*>(offer.tensor.data()), offer.tensor.bytes()};
   }
-  FERRY_LOG_DEBUG(kTransport, "value sent before its request: peer={} step={} value={} key={}",
+  FERRY_LOG_DEBUG(kTransport, "value sent before its request: peer={} step={} sequence={} key={}",
                   consumer_.node_id, head.step_id, decision.sequence,
                   absl::CEscape(offer.key.text()));
   return SendEagerValue(*channel_, head, record);
@@ -173,7 +173,7 @@ absl::Status EagerOutbox::OnPush(const ControlChannel& channel, absl::string_vie
     FERRY_ASSIGN_OR_RETURN(scan, sender_->OnPush(scope));
     is_started_.store(true, std::memory_order_release);
   }
-  FERRY_LOG_DEBUG(kTransport, "values need no request: peer={} scope={}", consumer_.node_id,
+  FERRY_LOG_DEBUG(kTransport, "PUSH received: peer={} scope={}", consumer_.node_id,
                   ToString(scope));
   if (scan.is_needed) Scan(scan.key);
   Drain();
@@ -263,7 +263,7 @@ absl::Status EagerOutbox::OnRejected(const ControlChannel& channel, uint64_t id,
     FERRY_ASSIGN_OR_RETURN(const std::optional<EagerSender::Record> record,
                            sender_->OnRejected(id));
     if (!record.has_value()) return absl::OkStatus();
-    FERRY_LOG_DEBUG(kTransport, "tensor rejected: peer={} step={} value={} reason={} key={}",
+    FERRY_LOG_DEBUG(kTransport, "tensor rejected: peer={} step={} sequence={} reason={} key={}",
                     consumer_.node_id, record->step_id, id & ~kEagerRejectedBit, why,
                     absl::CEscape(record->key.text()));
     deferred.losses.push_back({record->step_id, record->key});

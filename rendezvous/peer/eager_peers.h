@@ -20,18 +20,19 @@
 
 namespace ferry {
 
-// Links are made on first use, one for each incarnation of a node, and live as long as this does:
-// looking one up takes no lock, and a pointer to it stays valid. Thread-safe.
+// Links are made on first use, one for each incarnation of a node, and live as long as this does,
+// so that a pointer to one stays valid. Thread-safe. ProducerFor takes no lock, nor does
+// ConsumerFor for the incarnation that was looked up last.
 class EagerPeers final : public EagerLinks {
  public:
-  // `context` must outlive it. `limits`: what this process holds for receives that have not been
-  // posted.
+  // `context` must outlive it. `limits`: for each peer, what this process holds for receives that
+  // have not been posted.
   EagerPeers(const TransferContext& context, const EagerLimits& limits)
       : context_(context), limits_(limits) {}
   ~EagerPeers() override;
 
-  // Call before any control channel is opened. Null, and before: acknowledgements are sent only
-  // with others, or when they are asked for.
+  // Call before any control channel is opened. Until then delayed acknowledgements and watches are
+  // not sent. REQUIRES: not null.
   void set_run_after(EagerInbox::RunAfter run_after) { run_after_ = std::move(run_after); }
 
   const EagerLimits& limits() const { return limits_; }

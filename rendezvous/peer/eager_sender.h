@@ -61,7 +61,7 @@ class EagerSender final {
     bool needs_drain = false;
     // This was the first call for the step: call OnStepEnd when it is over.
     bool is_new_step = false;
-    // Everything that was sent in the step before has been received.
+    // No earlier value of the step is unacknowledged.
     bool is_first_unacknowledged = false;
   };
   // A value that was sent.

@@ -169,7 +169,7 @@ absl::Status TensorResponder::OnNamedRequest(absl::string_view body) {
   const std::optional<RendezvousKey> key = outbox_->FindName(*channel_, message.name);
   if (!key.has_value()) {
     return absl::InvalidArgumentError(
-        absl::StrCat("a REQUEST for name ", message.name, ", which is not defined"));
+        absl::StrCat("a NAMED_REQUEST with undefined name ", message.name));
   }
   FERRY_LOG_DEBUG(kTransport, "request received: peer={} step={} request={} key={}",
                   consumer_.peer.node_id, message.step_id, message.id, absl::CEscape(key->text()));
