@@ -16,10 +16,10 @@ namespace ferry {
 // empty ring. A frame is ready when its first word is not zero, so that a polling reader fetches
 // one cache line, not two; the reader zeroes what it has read.
 //
-// A frame starts at a cache-line boundary, so that one of up to 64 bytes with its header is in one line,
-// and that the line which the reader polls holds nothing else. The padding behind the frame before
-// it is counted in that one's header. Readers of earlier releases know no padding: a reader says in
-// the control block that it does, and until then frames are only aligned to 16 bytes.
+// A frame starts at a cache-line boundary, so that one of up to 64 bytes with its header is in one
+// line, and that the line which the reader polls holds nothing else. The padding behind the frame
+// before it is counted in that one's header. Readers of earlier releases know no padding: a reader
+// says in the control block that it does, and until then frames are only aligned to 16 bytes.
 inline constexpr size_t kRingControlBytes = 256;
 
 // Size of a frame's header, and the alignment of frames.
