@@ -4,7 +4,7 @@
 //
 //   build/release/benchmarks/eager_bench
 //
-// What this leaves out (cache lines that move between cores, waking, polling) is in exchange_bench.
+// Cache lines that move between cores, wake-ups and polling are measured by exchange_bench.
 // `requested`: each value is requested, and sent in the answer. `eager`: sent before it is
 // requested.
 #include <array>

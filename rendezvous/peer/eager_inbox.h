@@ -106,7 +106,7 @@ class EagerInbox final : public EagerConsumer {
     return &channel == channel_.get();
   }
   bool IsFromProducer(const RendezvousKey& key) const;
-  // Whether that receive may take a value that came this way.
+  // OK if that receive may take an eager value.
   absl::Status Check(const TensorHeader& header, bool is_dead, const RecvArgs& args) const;
   // A receive has taken the value, with that status.
   void Finish(const EagerReceiver::Arrival& arrival, const absl::Status& status)

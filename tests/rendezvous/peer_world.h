@@ -373,7 +373,7 @@ class World final {
     Settle();
   }
 
-  // Values that nobody has received are dropped.
+  // Values that were not received are dropped.
   void CloseSteps() {
     SettleWithTimers();
     const uint64_t first = random_() % 2;

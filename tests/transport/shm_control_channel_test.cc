@@ -232,7 +232,7 @@ TEST(ShmControlChannelBellTest, IsRungByKick_NotByAppend) {
     uint64_t rings = 0;
     return read(bell.event_fd(), &rings, sizeof(rings)) == sizeof(rings);
   };
-  // The loop rings for frames that nobody has read before it sleeps: let it sleep first.
+  // The loop rings for unread frames before it sleeps: let it sleep first.
   ASSERT_TRUE(loop->WaitUntil([&] { return channel->queued_bytes() == 0; },
                               SteadyClock().Now() + absl::Seconds(10)));
   bell.FallAsleep();
