@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """ferry.rendezvous_client against `ferry coordinator`. Run as: rendezvous_client_test.py FERRY"""
+import contextlib
 import json
 import os
 import resource
@@ -102,7 +103,9 @@ class Cut:
         with self.lock:
             self.is_open = not stays_closed
             for one in self.sockets:
-                one.close() if one.fileno() < 0 else one.shutdown(socket.SHUT_RDWR)
+                # Its peer may have reset it, or its pump closed it, by now.
+                with contextlib.suppress(OSError):
+                    one.shutdown(socket.SHUT_RDWR)
             self.sockets = []
 
     def close(self):
