@@ -54,6 +54,9 @@ class RendezvousKey {
   // Hash of the whole text; the same in every process.
   uint64_t hash() const { return hash_; }
 
+  // True if one is a copy of the other: comparing them is cheap.
+  bool IsSameObject(const RendezvousKey& other) const { return parsed_ == other.parsed_; }
+
   friend bool operator==(const RendezvousKey& a, const RendezvousKey& b) {
     return a.hash_ == b.hash_ && (a.parsed_ == b.parsed_ || a.text() == b.text());
   }

@@ -265,7 +265,7 @@ absl::Status LocalRendezvous::Arrive(const RendezvousKey& key, bool is_dead, Arr
   Item** const link = shard.Find(key);
   if (*link != nullptr && !(*link)->is_send) {
     // While the lock is held, since the owner of a cancelled receive's destination may reuse it.
-    absl::Status status = arrival.Match((*link)->receive.args, tensor);
+    absl::Status status = arrival.Match((*link)->key, (*link)->receive.args, tensor);
     ItemPtr receive = shard.PopFirst(link);
     shard.mu.Unlock();
     Complete(std::move(receive), std::move(status), std::move(tensor), is_dead, {}, path_);

@@ -99,8 +99,9 @@ class LocalRendezvous final {
   class Arrival {
    public:
     virtual ~Arrival() = default;
-    // That receive takes it. Returns the receive's status, and sets `tensor` unless it is dead.
-    virtual absl::Status Match(const RecvArgs& args, Tensor& tensor) = 0;
+    // The receive with that key and those arguments takes it. Returns the receive's status, and
+    // sets `tensor` unless it is dead.
+    virtual absl::Status Match(const RendezvousKey& key, const RecvArgs& args, Tensor& tensor) = 0;
     // It is queued; sets both.
     virtual absl::Status Queue(Tensor& tensor, SendArgs& args) = 0;
   };

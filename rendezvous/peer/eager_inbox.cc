@@ -31,10 +31,11 @@ class EagerInbox::Kept final : public DeviceContext {
 // A record of an EAGER frame, until its value is taken or kept.
 class EagerInbox::FromFrame final : public LocalRendezvous::Arrival {
  public:
-  FromFrame(EagerInbox& inbox, RemoteRendezvous& step, const EagerRecord& record)
-      : inbox_(inbox), step_(step), record_(record) {}
+  FromFrame(EagerInbox& inbox, RemoteRendezvous& step, const RendezvousKey& key,
+            const EagerRecord& record)
+      : inbox_(inbox), step_(step), key_(key), record_(record) {}
 
-  absl::Status Match(const RecvArgs& args, Tensor& tensor) override {
+  absl::Status Match(const RendezvousKey& key, const RecvArgs& args, Tensor& tensor) override {
     absl::Status status = inbox_.Check(record_.header, record_.is_dead, args);
     if (status.ok() && !record_.is_dead) {
       const bool is_direct = args.destination.is_valid() && args.destination->is_on_host();
@@ -44,6 +45,7 @@ class EagerInbox::FromFrame final : public LocalRendezvous::Arrival {
     SpinLockHolder lock(&inbox_.mu_);
     const absl::StatusOr<EagerReceiver::Arrival> arrival = Admit();
     if (!arrival.ok()) return arrival.status();
+    if (!key.IsSameObject(key_)) inbox_.receiver_.AdoptKey(record_.name, key);
     inbox_.Finish(*arrival, status);
     return status;
   }
@@ -93,6 +95,7 @@ class EagerInbox::FromFrame final : public LocalRendezvous::Arrival {
 
   EagerInbox& inbox_;
   RemoteRendezvous& step_;
+  const RendezvousKey& key_;
   const EagerRecord& record_;
   absl::Status violation_;
 };
@@ -370,7 +373,7 @@ absl::Status EagerInbox::OnEager(const ControlChannel& channel, absl::string_vie
                         producer_.node_id, step_id, record.payload.size(),
                         absl::CEscape(key->text()));
         if (step != nullptr) {
-          FromFrame arrival(*this, *step, record);
+          FromFrame arrival(*this, *step, *key, record);
           const absl::Status arrived = step->Arrive(*key, record.is_dead, arrival);
           if (!arrival.violation().ok()) return arrival.violation();
           if (arrived.ok()) return absl::OkStatus();

@@ -102,7 +102,6 @@ void PutRecordHead(ByteWriter& writer, const EagerRecord& record, size_t payload
 absl::Status GetValue(ByteReader& reader, uint8_t dtype, uint8_t rank, size_t bytes,
                       EagerRecord& record) {
   absl::InlinedVector<int64_t, 8> dims;
-  // The one dimension of a vector follows from its bytes.
   for (int i = 0; rank > 1 && i < rank; ++i) dims.push_back(reader.Get<int64_t>());
   if (record.has_checksum) record.checksum = reader.Get<uint64_t>();
   record.payload = reader.GetBytes(bytes);
@@ -122,7 +121,13 @@ absl::Status GetValue(ByteReader& reader, uint8_t dtype, uint8_t rank, size_t by
   if (record.is_serialized) {
     return rank == 0 ? absl::OkStatus() : MalformedEager("EAGER: a serialized value with a shape");
   }
-  if (rank == 1) dims.push_back(static_cast<int64_t>(bytes / ElementBytes(*type)));
+  if (rank == 1) {
+    // The one dimension of a vector follows from its bytes.
+    if (bytes % ElementBytes(*type) != 0) return MalformedEager("EAGER: a part of an element");
+    FERRY_ASSIGN_OR_RETURN(record.header.shape,
+                           Shape::Create({static_cast<int64_t>(bytes / ElementBytes(*type))}));
+    return absl::OkStatus();
+  }
   FERRY_ASSIGN_OR_RETURN(record.header.shape, Shape::Create(dims));
   FERRY_ASSIGN_OR_RETURN(const size_t expected, TensorBytes(*type, record.header.shape));
   if (expected != bytes) {

@@ -23,7 +23,12 @@ absl::Status Violation(absl::string_view what) {
 }  // namespace
 
 EagerReceiver::EagerReceiver(const EagerLimits& limits, const EagerRules& rules, uint64_t first)
-    : limits_(limits), rules_(rules), next_sequence_(first) {}
+    : limits_(limits),
+      rules_(rules),
+      most_unacked_values_(
+          std::min<uint64_t>({kMostAcks, limits.step_values / 2, limits.peer_values / 2})),
+      most_unacked_bytes_(std::min(limits.step_bytes, limits.peer_bytes) / 2),
+      next_sequence_(first) {}
 
 void EagerReceiver::Start() {
   all_.answer = Answer::kNow;
@@ -41,9 +46,13 @@ const RendezvousKey* EagerReceiver::FindName(uint32_t name) const {
 }
 
 bool EagerReceiver::is_pulled(int64_t step_id, const RendezvousKey& key) const {
-  if (all_.is_pulled) return true;
   const auto found = steps_.find(step_id);
-  if (found != steps_.end() && found->second.scope.is_pulled) return true;
+  return IsPulled(found == steps_.end() ? nullptr : &found->second, key);
+}
+
+bool EagerReceiver::IsPulled(const Step* step, const RendezvousKey& key) const {
+  if (all_.is_pulled || (step != nullptr && step->scope.is_pulled)) return true;
+  if (pulled_names_ == 0) return false;
   const Name* const name = Find(key);
   return name != nullptr && name->scope.is_pulled;
 }
@@ -63,6 +72,7 @@ bool EagerReceiver::is_pulled(const EagerScope& scope) const {
 }
 
 uint32_t EagerReceiver::NumberForRequest(const RendezvousKey& key) const {
+  if (pulled_names_ == 0 && rules_.numbers_only_requested_names) return 0;
   const auto found = numbers_.find(key);
   if (found == numbers_.end()) return 0;
   // The producer keeps the number as long as the name is pulled; another one it may give away
@@ -80,7 +90,8 @@ EagerReceiver::Decision EagerReceiver::OnReceive(int64_t step_id, const Rendezvo
     return decision;
   }
   // REQUEST rejects longer keys.
-  if (is_pulled(step_id, key) || key.text().size() > kMaxKeyBytes) {
+  if (IsPulled(found == steps_.end() ? nullptr : &found->second, key) ||
+      key.text().size() > kMaxKeyBytes) {
     decision.route = Route::kRequest;
     decision.name = Convert(key);
     return decision;
@@ -146,6 +157,10 @@ absl::StatusOr<RendezvousKey> EagerReceiver::OnRecord(const EagerRecord& record)
   const RendezvousKey* const key = FindName(record.name);
   if (key == nullptr) return Violation(absl::StrCat("name ", record.name, " is not defined"));
   return *key;
+}
+
+void EagerReceiver::AdoptKey(uint32_t name, const RendezvousKey& key) {
+  if (name != 0) names_[name - 1]->key = key;
 }
 
 absl::StatusOr<EagerReceiver::Arrival> EagerReceiver::OnArrival(const EagerRecord& record) {
@@ -263,6 +278,7 @@ absl::StatusOr<bool> EagerReceiver::OnPull(const EagerPullMessage& pull, bool is
     return Violation(absl::StrCat("a PULL of ", ToString(pull.scope), ", which was",
                                   scope->is_pulled ? "" : " not", " pulled"));
   }
+  pulled_names_ += pull.scope.kind == EagerScopeKind::kName && !scope->is_pulled ? 1 : 0;
   scope->is_pulled = true;
   scope->answer = is_again                                 ? Answer::kNow
                   : pull.kind == EagerPullKind::kUntilFree ? Answer::kWhenFree
@@ -289,10 +305,8 @@ bool EagerReceiver::IsHalfFree(const Step& step) const {
 
 bool EagerReceiver::AreAcksDue() const {
   if (acks_.empty()) return false;
-  const uint64_t values =
-      std::min<uint64_t>({kMostAcks, limits_.step_values / 2, limits_.peer_values / 2});
-  const uint64_t bytes = std::min(limits_.step_bytes, limits_.peer_bytes) / 2;
-  return is_ack_due_ || unacked_values_ >= values || unacked_bytes_ >= bytes;
+  return is_ack_due_ || unacked_values_ >= most_unacked_values_ ||
+         unacked_bytes_ >= most_unacked_bytes_;
 }
 
 bool EagerReceiver::IsAnswerDue(const EagerScope& scope) const {
@@ -342,6 +356,7 @@ EagerReceiver::Output EagerReceiver::TakeOutput(bool all) {
                   : scope.kind == EagerScopeKind::kStep ? steps_.find(scope.step_id)->second.scope
                                                         : names_[scope.name - 1]->scope;
       of = {};
+      pulled_names_ -= scope.kind == EagerScopeKind::kName ? 1 : 0;
       output.pushes.push_back(scope);
     }
   }

@@ -103,6 +103,8 @@ class EagerReceiver final {
   absl::Status OnEager(const EagerHead& head);
   // Returns the key: of the definition, whose text is parsed, or of an earlier one.
   absl::StatusOr<RendezvousKey> OnRecord(const EagerRecord& record);
+  // An equal key, which other receives use too: comparing it with theirs is then cheaper.
+  void AdoptKey(uint32_t name, const RendezvousKey& key);
   // The value of the last record is kept until it is taken.
   //   Errors: INVALID_ARGUMENT if it exceeds the limits: a violation.
   absl::StatusOr<Arrival> OnArrival(const EagerRecord& record);
@@ -173,6 +175,8 @@ class EagerReceiver final {
   };
 
   const Name* Find(const RendezvousKey& key) const;
+  // `step`: null if there is no state for it.
+  bool IsPulled(const Step* step, const RendezvousKey& key) const;
   absl::Status Define(uint32_t name, absl::string_view text);
   bool IsHalfFree() const;
   bool IsHalfFree(const Step& step) const;
@@ -185,6 +189,9 @@ class EagerReceiver final {
 
   EagerLimits limits_;
   EagerRules rules_;
+  // Acknowledgements that are due at once.
+  uint64_t most_unacked_values_;
+  uint64_t most_unacked_bytes_;
   Scope all_{true, Answer::kNever};
   uint64_t next_sequence_ = 0;
   // The step of the frame that is being read.
@@ -208,6 +215,7 @@ class EagerReceiver final {
   size_t next_refused_ = 0;
   // By number, from 1.
   std::vector<std::optional<Name>> names_;
+  uint64_t pulled_names_ = 0;
   absl::flat_hash_map<RendezvousKey, uint32_t, HashOfKey> numbers_;
 };
 

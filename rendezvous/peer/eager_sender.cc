@@ -77,7 +77,7 @@ EagerSender::Decision EagerSender::Send(int64_t step_id, const RendezvousKey& ke
   }
   decision.is_sent = true;
   decision.sequence = next_sequence_++;
-  decision.name = NameOf(key, decision.defines_name);
+  decision.name = slot != nullptr ? found->second : NameOf(key, decision.defines_name);
   if (decision.name != 0) ++slots_[decision.name - 1]->records;
   records_.emplace(decision.sequence,
                    Record{step_id, value.bytes, key, decision.name, value.since});

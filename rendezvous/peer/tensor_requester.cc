@@ -157,7 +157,10 @@ void TensorRequester::OnOpen(std::shared_ptr<ControlChannel> channel,
   if (!status.ok()) return channel->Close(status);
   for (const uint64_t id : cancelled) SendCancelOrAck(*channel, PeerMessageType::kCancel, id);
   // After every request that was made before.
-  if (is_eager && inbox_ != nullptr) inbox_->OnOpen(std::move(channel));
+  if (is_eager && inbox_ != nullptr) {
+    eager_channel_ = channel;
+    inbox_->OnOpen(std::move(channel));
+  }
 }
 
 absl::Status TensorRequester::OnFrame(
@@ -180,15 +183,15 @@ absl::Status TensorRequester::OnFrame(
     default:
       break;
   }
-  const std::shared_ptr<ControlChannel> open = channel();
-  if (inbox_ != nullptr && open != nullptr) {
+  if (eager_channel_ != nullptr) {
+    const ControlChannel& open = *eager_channel_;
     switch (static_cast<PeerMessageType>(type)) {
       case PeerMessageType::kEager:
-        return inbox_->OnEager(*open, body, acknowledge);
+        return inbox_->OnEager(open, body, acknowledge);
       case PeerMessageType::kEagerPull:
-        return inbox_->OnPull(*open, body);
+        return inbox_->OnPull(open, body);
       case PeerMessageType::kAckNow:
-        return inbox_->OnAckNow(*open, body);
+        return inbox_->OnAckNow(open, body);
       default:
         break;
     }
@@ -300,9 +303,8 @@ absl::Status TensorRequester::OnEagerReadyToSend(const ReadyToSendMessage& rts) 
 
 absl::Status TensorRequester::OnError(absl::string_view body) {
   FERRY_ASSIGN_OR_RETURN(ErrorMessage error, DecodeError(body));
-  if ((error.id & EagerInbox::kWatchBit) != 0 && inbox_ != nullptr) {
-    const std::shared_ptr<ControlChannel> open = channel();
-    return open == nullptr ? absl::OkStatus() : inbox_->OnWatchEnded(*open, error.id, error.status);
+  if ((error.id & EagerInbox::kWatchBit) != 0 && eager_channel_ != nullptr) {
+    return inbox_->OnWatchEnded(*eager_channel_, error.id, error.status);
   }
   // It closes the whole control channel.
   if (error.id == 0) {
@@ -513,13 +515,11 @@ std::string TensorRequester::DescribeChannel() const {
 
 void TensorRequester::OnClosed(const absl::Status& why) {
   std::vector<std::pair<IncomingTransferPtr, IncomingState>> transfers;
-  std::shared_ptr<ControlChannel> open;
   absl::Status status = Named(why);
   {
     SpinLockHolder lock(&mu_);
     if (!ended_.ok()) status = ended_;
     ended_ = status;
-    open = std::move(channel_);
     channel_ = nullptr;
     transfers.reserve(transfers_.size());
     for (const auto& [id, transfer] : transfers_) {
@@ -529,7 +529,8 @@ void TensorRequester::OnClosed(const absl::Status& why) {
     transfers_.clear();
     unacknowledged_.clear();
   }
-  if (open != nullptr && inbox_ != nullptr) inbox_->OnClosed(*open, status);
+  if (eager_channel_ != nullptr) inbox_->OnClosed(*eager_channel_, status);
+  eager_channel_ = nullptr;
   for (const auto& receiver : receivers_) {
     if (receiver != nullptr) receiver->Abort(status);
   }

@@ -115,6 +115,9 @@ class TensorRequester final : public std::enable_shared_from_this<TensorRequeste
   const Endpoint producer_;
   // Null: everything is requested.
   EagerInbox* const inbox_;
+  // Loop thread only: the control channel on which the producer may send values before they are
+  // requested; null: there is none.
+  std::shared_ptr<ControlChannel> eager_channel_;
   // Loop thread only, until there is a control channel.
   TransportNumbers numbers_;
   // By index in the list; null where the producer lacks the transport.
