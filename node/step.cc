@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 
@@ -201,6 +202,7 @@ bool Step::AwaitSends(absl::Time deadline, std::string& left) {
   const OutstandingOperations::Waiter waiter(operations);
   rendezvous_->TrackQueuedSends();
   rendezvous_->StartFlush();
+  const absl::Cleanup end_flush = [this] { rendezvous_->EndFlush(); };
   const auto is_idle = [&operations] { return operations.count() == 0; };
   // Waiting on the loop's thread would block the events waited for.
   const bool is_taken = loop.IsOnLoop() ? is_idle() : loop.WaitUntil(is_idle, deadline);

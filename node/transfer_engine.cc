@@ -156,6 +156,7 @@ absl::StatusOr<std::unique_ptr<TransferEngine>> TransferEngine::Start(TransferEn
   const bool is_grpc = options.protocol == WireProtocol::kGrpc;
   // A node that receives over gRPC would not find what arrives.
   if (options.eager && !options.checksum && !is_grpc) {
+    FERRY_RETURN_IF_ERROR(CheckEagerLimits(options.eager_limits));
     engine->eager_ = std::make_unique<EagerPeers>(common, options.eager_limits);
     common.eager = engine->eager_.get();
   }

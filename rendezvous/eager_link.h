@@ -28,6 +28,8 @@ class EagerProducer {
     bool is_dead = false;
     // Earlier values of that key are queued.
     bool is_behind_another = false;
+    // It was queued itself.
+    bool is_drained = false;
     // The step's deferred receives have been started.
     bool is_step_serving = true;
   };
@@ -41,8 +43,10 @@ class EagerProducer {
 
   // The step's deferred receives have been started.
   virtual void OnStepServing(int64_t step_id) = 0;
-  // The step is being flushed or closed: asks for acknowledgements of what was sent.
+  // The step's acknowledgements are waited for: asks for them, and after each further value until
+  // EndFlush.
   virtual void StartFlush(int64_t step_id) = 0;
+  virtual void EndFlush(int64_t step_id) = 0;
   // The step is over here, and sends nothing more. Values that were not received are recorded as
   // lost, with that status.
   virtual void OnStepEnd(RemoteRendezvous& step, const absl::Status& why) = 0;

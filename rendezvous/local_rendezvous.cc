@@ -450,6 +450,11 @@ size_t LocalRendezvous::FailItems(absl::FunctionRef<absl::Status(const Rendezvou
   return count;
 }
 
+void LocalRendezvous::DropSends(absl::FunctionRef<bool(const RendezvousKey&)> matches) {
+  TakeAll([matches](const Item& item) { return item.is_send && matches(item.key); },
+          /*drops_deadlines=*/false);
+}
+
 void LocalRendezvous::Expire() {
   const absl::Time now = clock_.Now();
   std::vector<Shard::Deadline> due;

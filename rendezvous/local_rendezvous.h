@@ -141,6 +141,9 @@ class LocalRendezvous final {
   // The same for receives only.
   size_t FailReceives(absl::FunctionRef<absl::Status(const RendezvousKey&)> verdict);
 
+  // Drops the queued values whose keys match.
+  void DropSends(absl::FunctionRef<bool(const RendezvousKey&)> matches);
+
   // Ends the receives whose deadline has passed.
   void Expire();
   // The earliest deadline of a waiting receive, or an earlier time.

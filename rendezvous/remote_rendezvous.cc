@@ -98,12 +98,7 @@ absl::Status RemoteRendezvous::Initialize(const TaskName& worker) {
     }
   }
   // Those to which a value was offered meanwhile.
-  std::vector<EagerProducer*> producers;
-  {
-    SpinLockHolder lock(&mu_);
-    producers = producers_;
-  }
-  for (EagerProducer* const producer : producers) producer->OnStepServing(step_id_);
+  for (EagerProducer* const producer : Producers()) producer->OnStepServing(step_id_);
   return absl::OkStatus();
 }
 
@@ -260,6 +255,20 @@ void RemoteRendezvous::EndWaiting(absl::FunctionRef<absl::Status(const Rendezvou
   });
 }
 
+void RemoteRendezvous::DropArrivals(absl::FunctionRef<bool(const RendezvousKey&)> matches) {
+  LocalRendezvous* const arrivals = ArrivalsIfAny();
+  if (arrivals == nullptr) return;
+  arrivals->DropSends(matches);
+}
+
+bool RemoteRendezvous::is_unused() const {
+  if (worker() != nullptr || local_.waiting_count() != 0) return false;
+  const LocalRendezvous* const arrivals = ArrivalsIfAny();
+  if (arrivals != nullptr && arrivals->waiting_count() != 0) return false;
+  SpinLockHolder lock(&mu_);
+  return first_ == nullptr;
+}
+
 absl::Status RemoteRendezvous::Arrive(const RendezvousKey& key, bool is_dead,
                                       LocalRendezvous::Arrival& arrival) {
   LocalRendezvous* const arrivals = Arrivals();
@@ -285,13 +294,18 @@ bool RemoteRendezvous::AddConsumer(EagerConsumer& consumer) {
 }
 
 void RemoteRendezvous::StartFlush() {
-  is_flushing_.store(true, std::memory_order_relaxed);
-  std::vector<EagerProducer*> producers;
-  {
-    SpinLockHolder lock(&mu_);
-    producers = producers_;
-  }
-  for (EagerProducer* const producer : producers) producer->StartFlush(step_id_);
+  flushes_.fetch_add(1, std::memory_order_relaxed);
+  for (EagerProducer* const producer : Producers()) producer->StartFlush(step_id_);
+}
+
+void RemoteRendezvous::EndFlush() {
+  if (flushes_.fetch_sub(1, std::memory_order_relaxed) != 1) return;
+  for (EagerProducer* const producer : Producers()) producer->EndFlush(step_id_);
+}
+
+std::vector<EagerProducer*> RemoteRendezvous::Producers() const {
+  SpinLockHolder lock(&mu_);
+  return producers_;
 }
 
 void RemoteRendezvous::OfferQueued(const RendezvousKey& key, EagerProducer& producer) {
@@ -301,7 +315,7 @@ void RemoteRendezvous::OfferQueued(const RendezvousKey& key, EagerProducer& prod
                              .tensor = tensor,
                              .args = args,
                              .is_dead = is_dead,
-                             .is_behind_another = false,
+                             .is_drained = true,
                              .is_step_serving = ServingWorker() != nullptr});
   });
 }

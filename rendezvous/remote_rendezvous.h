@@ -139,10 +139,11 @@ class RemoteRendezvous final : public std::enable_shared_from_this<RemoteRendezv
   // held. False: the step is over, and tells nothing.
   bool AddProducer(EagerProducer& producer) ABSL_LOCKS_EXCLUDED(mu_);
   bool AddConsumer(EagerConsumer& consumer) ABSL_LOCKS_EXCLUDED(mu_);
-  // Asks for the acknowledgements of values that were sent before they were requested, now and from
-  // now on.
+  // Asks for the acknowledgements of values that were sent before they were requested, or will be
+  // until EndFlush. Calls may overlap.
   void StartFlush() ABSL_LOCKS_EXCLUDED(mu_);
-  bool is_flushing() const { return is_flushing_.load(std::memory_order_relaxed); }
+  void EndFlush() ABSL_LOCKS_EXCLUDED(mu_);
+  bool is_flushing() const { return flushes_.load(std::memory_order_relaxed) != 0; }
   // Deferred local receives have been started.
   bool is_serving() const { return ServingWorker() != nullptr; }
   // Offers the queued values of the key to `producer`, in order, until it declines one.
@@ -160,6 +161,11 @@ class RemoteRendezvous final : public std::enable_shared_from_this<RemoteRendezv
       ABSL_LOCKS_EXCLUDED(mu_);
   // Ends receives that wait for values that have not arrived, with that status if it is not OK.
   void EndWaiting(absl::FunctionRef<absl::Status(const RendezvousKey&)> verdict);
+
+  // Drops values that have arrived and were not received.
+  void DropArrivals(absl::FunctionRef<bool(const RendezvousKey&)> matches);
+  // It was not initialized, and nothing waits in it.
+  bool is_unused() const ABSL_LOCKS_EXCLUDED(mu_);
 
   // As in LocalRendezvous.
   void Expire();
@@ -219,6 +225,7 @@ class RemoteRendezvous final : public std::enable_shared_from_this<RemoteRendezv
   // `with_phase`: errors of fetches include their progress.
   void EndAll(absl::FunctionRef<absl::Status(const Waiting&)> verdict, size_t& count,
               bool with_phase = false) ABSL_LOCKS_EXCLUDED(mu_);
+  std::vector<EagerProducer*> Producers() const ABSL_LOCKS_EXCLUDED(mu_);
   void RecvHere(const RendezvousKey& key, const TaskName& here, RecvArgs args, RecvCallback done);
   void FetchRemote(const RendezvousKey& key, RecvArgs args, RecvCallback done);
   // A receive from another node that may send the value by itself.
@@ -244,7 +251,8 @@ class RemoteRendezvous final : public std::enable_shared_from_this<RemoteRendezv
   LocalRendezvous local_;
   // Set once, under mu_.
   std::atomic<LocalRendezvous*> arrivals_{nullptr};
-  std::atomic<bool> is_flushing_{false};
+  // StartFlush calls without their EndFlush.
+  std::atomic<int> flushes_{0};
   // Queued requests that have not been issued.
   std::atomic<size_t> unissued_{0};
   // Never held while calling out. Lock order: a shard's, a link's, this, then a cancellation's.

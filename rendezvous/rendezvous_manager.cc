@@ -89,6 +89,22 @@ void RendezvousManager::Cleanup(int64_t step_id) {
   step->StartAbort(absl::AbortedError(absl::StrCat("Cleanup ", step_id)));
 }
 
+void RendezvousManager::ForgetIfUnused(int64_t step_id) {
+  StepPtr step;
+  {
+    SpinLockHolder lock(&mu_);
+    const auto found = steps_.find(step_id);
+    // With the lock held nobody can get another reference.
+    if (found == steps_.end() || found->second.use_count() != 1 || !found->second->is_unused()) {
+      return;
+    }
+    step = std::move(found->second);
+    steps_.erase(found);
+  }
+  FERRY_LOG_DEBUG(kRendezvous, "unused step removed: step={}", step_id);
+  step->StartAbort(absl::AbortedError(absl::StrCat("step ", step_id, " was not opened here")));
+}
+
 void RendezvousManager::CleanupAll() {
   absl::flat_hash_map<int64_t, StepPtr> steps;
   {

@@ -61,6 +61,8 @@ class RendezvousManager final {
   absl::StatusOr<Received> RecvLocal(int64_t step_id, const RendezvousKey& key,
                                      absl::Duration timeout, RecvArgs args = {});
 
+  // Removes the step if the program has not opened it and nothing waits in it. It may begin again.
+  void ForgetIfUnused(int64_t step_id) ABSL_LOCKS_EXCLUDED(mu_);
   // Ends the step: waiting and later calls fail with ABORTED.
   void Cleanup(int64_t step_id) ABSL_LOCKS_EXCLUDED(mu_);
   // Ends all steps.

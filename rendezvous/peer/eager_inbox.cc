@@ -90,6 +90,10 @@ class EagerInbox::FromFrame final : public LocalRendezvous::Arrival {
       // The abort of the step waits for the shard's lock, so it is not over.
       step_.AddConsumer(inbox_);
     }
+    // Nothing else may ever end it here.
+    if (arrival.ok() && !step_.is_serving() && inbox_.receiver_.StartWatch(step_.step_id())) {
+      inbox_.QueueWatch(step_.step_id());
+    }
     return arrival;
   }
 
@@ -141,10 +145,25 @@ void EagerInbox::OnClosed(const ControlChannel& channel, const absl::Status& why
 }
 
 void EagerInbox::EndWaiting(const absl::Status& why) {
-  for (const auto& step : context_.manager->Steps()) {
+  for (auto& step : context_.manager->Steps()) {
+    if (!step->is_serving()) {
+      DropUnopened(std::move(step));
+      continue;
+    }
     step->EndWaiting(
         [&](const RendezvousKey& key) { return IsFromProducer(key) ? why : absl::OkStatus(); });
   }
+}
+
+void EagerInbox::DropUnopened(std::shared_ptr<RemoteRendezvous> step) {
+  step->DropArrivals([this](const RendezvousKey& key) { return IsFromProducer(key); });
+  const int64_t step_id = step->step_id();
+  {
+    SpinLockHolder lock(&mu_);
+    EndStep(step_id);
+  }
+  step.reset();
+  context_.manager->ForgetIfUnused(step_id);
 }
 
 void EagerInbox::BeforeClose() {
@@ -172,10 +191,7 @@ EagerConsumer::Route EagerInbox::OnReceive(RemoteRendezvous& step, const Rendezv
   }
   EagerReceiver::Decision decision = receiver_.OnReceive(step.step_id(), key);
   if (decision.is_new_step) step.AddConsumer(*this);
-  if (decision.needs_watch) {
-    unsent_watches_.push_back(step.step_id());
-    NoteLinger();
-  }
+  if (decision.needs_watch) QueueWatch(step.step_id());
   switch (decision.route) {
     case EagerReceiver::Route::kWait:
       return Route::kWait;
@@ -186,6 +202,11 @@ EagerConsumer::Route EagerInbox::OnReceive(RemoteRendezvous& step, const Rendezv
       return Route::kFail;
   }
   return Route::kRequest;
+}
+
+void EagerInbox::QueueWatch(int64_t step_id) {
+  unsent_watches_.push_back(step_id);
+  NoteLinger();
 }
 
 void EagerInbox::OnConverted(const RendezvousKey& key) {
@@ -450,8 +471,12 @@ absl::Status EagerInbox::OnWatchEnded(const ControlChannel& channel, uint64_t id
     // Does nothing if the step is over here too.
     receiver_.OnWatchEnded(step_id, status);
   }
-  const auto step = context_.manager->FindOpen(step_id);
+  auto step = context_.manager->FindOpen(step_id);
   if (step == nullptr) return absl::OkStatus();
+  if (!step->is_serving()) {
+    DropUnopened(std::move(step));
+    return absl::OkStatus();
+  }
   step->EndWaiting(
       [&](const RendezvousKey& key) { return IsFromProducer(key) ? status : absl::OkStatus(); });
   return absl::OkStatus();

@@ -126,9 +126,14 @@ class EagerInbox final : public EagerConsumer {
   void NoteLinger() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void StartTimer() ABSL_LOCKS_EXCLUDED(mu_);
   void OnTimer() ABSL_LOCKS_EXCLUDED(mu_);
+  void QueueWatch(int64_t step_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Forgets the control channel.
   void Reset() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // After the end of the control channel.
   void EndWaiting(const absl::Status& why);
+  // The producer sends nothing more in a step that the program has not opened, and perhaps never
+  // will: drops what has arrived.
+  void DropUnopened(std::shared_ptr<RemoteRendezvous> step);
 
   const TransferContext& context_;
   const EagerLimits limits_;

@@ -93,6 +93,7 @@ bool EagerOutbox::TrySend(const Offer& offer) {
   value.bytes = offer.is_dead ? 0 : offer.tensor.bytes();
   value.is_eager = IsEager(offer);
   value.is_behind_another = offer.is_behind_another;
+  value.is_drained = offer.is_drained;
   value.is_step_serving = offer.is_step_serving;
   value.is_channel_full = channel_->queued_bytes() > kEagerBacklog;
   value.since = context_.clock->CoarseNanos();
@@ -292,6 +293,11 @@ void EagerOutbox::StartFlush(int64_t step_id) {
   if (!sender_.has_value() || !sender_->has_step(step_id) || !sender_->StartFlush(step_id)) return;
   const absl::Status status = SendAckNow(*channel_, step_id);
   if (!status.ok()) channel_->Close(status);
+}
+
+void EagerOutbox::EndFlush(int64_t step_id) {
+  SpinLockHolder lock(&mu_);
+  if (sender_.has_value()) sender_->EndFlush(step_id);
 }
 
 void EagerOutbox::OnStepEnd(RemoteRendezvous& step, const absl::Status& why) {

@@ -59,6 +59,7 @@ class EagerOutbox final : public EagerProducer {
   }
   void OnStepServing(int64_t step_id) override ABSL_LOCKS_EXCLUDED(mu_);
   void StartFlush(int64_t step_id) override ABSL_LOCKS_EXCLUDED(mu_);
+  void EndFlush(int64_t step_id) override ABSL_LOCKS_EXCLUDED(mu_);
   void OnStepEnd(RemoteRendezvous& step, const absl::Status& why) override ABSL_LOCKS_EXCLUDED(mu_);
 
   //   Errors, for all: INVALID_ARGUMENT: a violation of the protocol.

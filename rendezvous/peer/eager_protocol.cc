@@ -166,15 +166,22 @@ absl::StatusOr<EagerLimits> DecodeEagerLimits(absl::string_view value) {
   // A later version has this one's fields, and others after them.
   const auto version = reader.Get<uint8_t>();
   EagerLimits limits;
-  bool is_positive = true;
   for (uint32_t* const limit : {&limits.step_values, &limits.step_bytes, &limits.peer_values,
                                 &limits.peer_bytes, &limits.names, &limits.name_bytes}) {
     *limit = reader.Get<uint32_t>();
-    is_positive &= *limit != 0;
   }
   if (reader.is_short() || version == 0) return MalformedEager("list of eager limits");
-  if (!is_positive || limits.names >= kHasText) return MalformedEager("eager limit");
+  FERRY_RETURN_IF_ERROR(CheckEagerLimits(limits));
   return limits;
+}
+
+absl::Status CheckEagerLimits(const EagerLimits& limits) {
+  for (const uint32_t limit : {limits.step_values, limits.step_bytes, limits.peer_values,
+                               limits.peer_bytes, limits.names, limits.name_bytes}) {
+    if (limit == 0) return MalformedEager("eager limit: it is 0");
+  }
+  if (limits.names >= kHasText) return MalformedEager("eager limit: too many names");
+  return absl::OkStatus();
 }
 
 EagerFrameWriter::EagerFrameWriter(int64_t step_id, uint32_t sequence) : body_(kHeadBytes, '\0') {

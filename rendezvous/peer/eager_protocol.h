@@ -121,6 +121,9 @@ struct NamedRequestMessage {
   uint32_t name = 0;
 };
 
+//   Errors: INVALID_ARGUMENT if a limit is 0, or too large for the messages.
+absl::Status CheckEagerLimits(const EagerLimits& limits);
+
 // The field of HELLO for the limits.
 std::string EncodeEagerLimits(const EagerLimits& limits);
 //   Errors: INVALID_ARGUMENT if it is short or a limit is 0. Further bytes are a later version's.

@@ -105,6 +105,13 @@ EagerReceiver::Decision EagerReceiver::OnReceive(int64_t step_id, const Rendezvo
   return decision;
 }
 
+bool EagerReceiver::StartWatch(int64_t step_id) {
+  Step& step = steps_[step_id];
+  if (step.watch != Watch::kNone) return false;
+  step.watch = Watch::kSent;
+  return true;
+}
+
 uint32_t EagerReceiver::Convert(const RendezvousKey& key) {
   ++requests_being_sent_;
   return NumberForRequest(key);
@@ -213,7 +220,7 @@ void EagerReceiver::OnTaken(const Arrival& arrival) {
   unacked_bytes_ += arrival.bytes;
   Release(arrival);
   const auto found = steps_.find(arrival.step_id);
-  is_ack_due_ |= found != steps_.end() && found->second.acks_now;
+  is_ack_due_ |= found != steps_.end() && arrival.sequence < found->second.acked_at_once_below;
 }
 
 uint64_t EagerReceiver::OnRejected(const Arrival& arrival) {
@@ -291,7 +298,7 @@ void EagerReceiver::OnAckNow(int64_t step_id) {
   // Also if the step is over here: what it took may not be acknowledged yet.
   is_ack_due_ |= !acks_.empty();
   if (const auto found = steps_.find(step_id); found != steps_.end()) {
-    found->second.acks_now = true;
+    found->second.acked_at_once_below = next_sequence_;
   }
 }
 
@@ -391,7 +398,7 @@ std::string EagerReceiver::State() const {
   }
   for (const auto& [step_id, step] : steps_) {
     add(step_id, step.scope.is_pulled, step.scope.answer, step.watch, step.values, step.bytes,
-        step.acks_now);
+        step.acked_at_once_below);
   }
   for (const std::optional<Name>& name : names_) {
     add(name.has_value());

@@ -87,6 +87,9 @@ class EagerReceiver final {
   // A receive, for whose step and key no value has arrived that is not taken. If it returns
   // kRequest, receives that wait for the same step and key are to be requested before.
   Decision OnReceive(int64_t step_id, const RendezvousKey& key);
+  // A step with values that have arrived, which the program has not opened. True: send a WATCH, as
+  // with Decision::needs_watch.
+  bool StartWatch(int64_t step_id);
   // That REQUEST has been sent, or will not be.
   void OnRequestSent() { --requests_being_sent_; }
   // The same for a receive that waits and whose scope has been pulled. Adds a request that is being
@@ -167,7 +170,8 @@ class EagerReceiver final {
     // Arrived and not taken.
     uint64_t values = 0;
     uint64_t bytes = 0;
-    bool acks_now = false;
+    // Values with lower sequence numbers are acknowledged as soon as they are taken.
+    uint64_t acked_at_once_below = 0;
   };
   struct Name {
     RendezvousKey key;

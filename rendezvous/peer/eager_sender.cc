@@ -42,6 +42,14 @@ EagerSender::Decision EagerSender::Send(int64_t step_id, const RendezvousKey& ke
     step.is_starting = true;
     return keep();
   }
+  if (lacks_names_) {
+    if (HasFreeNames()) {
+      lacks_names_ = false;
+      decision.pulls.push_back({EagerPullKind::kMayPush, EagerScope::All(), {}});
+    } else if (!value.is_drained) {
+      AskForPushOfName(decision);
+    }
+  }
   if (is_all_pulled_ || step.is_pulled || step.is_refused) return keep();
   if (value.is_behind_another && rules_.sends_in_order) return keep();
   if (!value.is_eager) {
@@ -50,7 +58,7 @@ EagerSender::Decision EagerSender::Send(int64_t step_id, const RendezvousKey& ke
     if (name == 0) {
       // No other message can say that this value is to be requested.
       PullAll(decision, EagerPullKind::kUntilMayPush);
-      is_all_pulled_for_ever_ = true;
+      lacks_names_ = true;
       return keep();
     }
     Slot& pulled = *slots_[name - 1];
@@ -58,8 +66,15 @@ EagerSender::Decision EagerSender::Send(int64_t step_id, const RendezvousKey& ke
     pulled.is_pulled = true;
     pulled.has_asked = false;
     pulled.streak = 0;
+    ++pulled_names_;
+    pulled_bytes_ += key.text().size();
     decision.pulls.push_back({EagerPullKind::kUntilMayPush, EagerScope::Name(name),
                               is_new ? absl::string_view(key.text()) : absl::string_view()});
+    // At most once for each value: the name whose PUSH comes may be pulled again at once.
+    if (!value.is_drained &&
+        (pulled_names_ > limits_.names / 2 || pulled_bytes_ > limits_.name_bytes / 2)) {
+      AskForPushOfName(decision);
+    }
     return decision;
   }
   const bool has_credit =
@@ -86,14 +101,33 @@ EagerSender::Decision EagerSender::Send(int64_t step_id, const RendezvousKey& ke
   step.bytes += value.bytes;
   ++values_;
   bytes_ += value.bytes;
-  decision.asks_for_acks = step.is_closing && !step.has_asked_for_acks;
-  step.has_asked_for_acks |= decision.asks_for_acks;
+  decision.asks_for_acks = step.is_flushing;
+  if (step.is_flushing) step.asked_below = next_sequence_;
   return decision;
 }
 
 void EagerSender::PullAll(Decision& decision, EagerPullKind kind) {
   is_all_pulled_ = true;
   decision.pulls.push_back({kind, EagerScope::All(), {}});
+}
+
+void EagerSender::AskForPushOfName(Decision& decision) {
+  const size_t most = std::min(slots_.size(), kMaxPulledSearch);
+  for (size_t i = 0; i < most; ++i) {
+    const size_t at = pulled_hand_;
+    pulled_hand_ = (pulled_hand_ + 1) % slots_.size();
+    Slot& slot = *slots_[at];
+    if (!slot.is_pulled || slot.has_asked) continue;
+    slot.has_asked = true;
+    decision.pulls.push_back(
+        {EagerPullKind::kMayPush, EagerScope::Name(static_cast<uint32_t>(at + 1)), {}});
+    return;
+  }
+}
+
+bool EagerSender::HasFreeNames() const {
+  return 2 * (pulled_names_ + records_.size()) < limits_.names &&
+         2 * pulled_bytes_ < limits_.name_bytes;
 }
 
 uint32_t EagerSender::NameOf(const RendezvousKey& key, bool& is_new) {
@@ -143,7 +177,7 @@ absl::StatusOr<EagerSender::Scan> EagerSender::OnPush(const EagerScope& scope) {
   };
   switch (scope.kind) {
     case EagerScopeKind::kAll:
-      if (!is_all_pulled_ || is_all_pulled_for_ever_) return violation();
+      if (!is_all_pulled_ || lacks_names_) return violation();
       is_all_pulled_ = false;
       scan.is_needed = !has_started_ && rules_.drains;
       has_started_ = true;
@@ -162,6 +196,8 @@ absl::StatusOr<EagerSender::Scan> EagerSender::OnPush(const EagerScope& scope) {
               : &*slots_[scope.name - 1];
       if (slot == nullptr || !slot->is_pulled || !slot->has_asked) return violation();
       slot->is_pulled = false;
+      --pulled_names_;
+      pulled_bytes_ -= slot->key.text().size();
       scan.is_needed = rules_.drains;
       scan.key = slot->key;
       return scan;
@@ -306,11 +342,16 @@ void EagerSender::OnStepRefused(int64_t step_id) {
 bool EagerSender::StartFlush(int64_t step_id) {
   if (!rules_.asks_for_acks) return false;
   Step& step = steps_[step_id];
-  step.is_closing = true;
+  step.is_flushing = true;
   // After a value, so that the consumer knows the step, or that it is over.
-  if (step.values == 0 || step.has_asked_for_acks) return false;
-  step.has_asked_for_acks = true;
+  if (step.values == 0 || step.asked_below == next_sequence_) return false;
+  step.asked_below = next_sequence_;
   return true;
+}
+
+void EagerSender::EndFlush(int64_t step_id) {
+  const auto found = steps_.find(step_id);
+  if (found != steps_.end()) found->second.is_flushing = false;
 }
 
 bool EagerSender::IsFlushed(int64_t step_id) const { return unacknowledged(step_id) == 0; }
@@ -378,8 +419,9 @@ std::string EagerSender::State() const {
   const auto add = [&state](auto... values) {
     (state.append(reinterpret_cast<const char*>(&values), sizeof(values)), ...);
   };
-  add(has_started_, is_all_pulled_, is_all_pulled_for_ever_, next_sequence_, values_, bytes_,
-      name_bytes_, hand_, records_.size(), steps_.size(), slots_.size());
+  add(has_started_, is_all_pulled_, lacks_names_, next_sequence_, values_, bytes_, name_bytes_,
+      pulled_names_, pulled_bytes_, hand_, pulled_hand_, records_.size(), steps_.size(),
+      slots_.size());
   std::vector<uint64_t> sequences;
   for (const auto& [sequence, record] : records_) sequences.push_back(sequence);
   std::sort(sequences.begin(), sequences.end());
@@ -389,8 +431,8 @@ std::string EagerSender::State() const {
         record.is_over);
   }
   for (const auto& [step_id, step] : steps_) {
-    add(step_id, step.is_pulled, step.is_refused, step.is_starting, step.is_closing,
-        step.has_asked_for_acks, step.values, step.bytes, step.refused, step.backlog.size());
+    add(step_id, step.is_pulled, step.is_refused, step.is_starting, step.is_flushing,
+        step.asked_below, step.values, step.bytes, step.refused, step.backlog.size());
     for (const RendezvousKey& key : step.backlog) add(key.hash());
   }
   for (const std::optional<Slot>& slot : slots_) {

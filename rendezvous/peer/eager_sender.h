@@ -38,6 +38,8 @@ class EagerSender final {
     bool is_eager = false;
     // An earlier value of that step and key is queued here.
     bool is_behind_another = false;
+    // It was queued, and is drained.
+    bool is_drained = false;
     // The step's deferred requests have been started (RemoteRendezvous::Initialize).
     bool is_step_serving = true;
     // Too much is queued on the control channel.
@@ -55,7 +57,7 @@ class EagerSender final {
     bool defines_name = false;
     // To be sent. Definitions point into the key's text.
     absl::InlinedVector<EagerPullMessage, 1> pulls;
-    // ACK_NOW is to be sent after it: the step is being closed.
+    // ACK_NOW is to be sent after it: the step is being flushed.
     bool asks_for_acks = false;
     // Something can be drained, see NextToDrain.
     bool needs_drain = false;
@@ -117,8 +119,10 @@ class EagerSender final {
   // A STEP_REFUSED.
   void OnStepRefused(int64_t step_id);
 
-  // The step is being closed: queued values may still be sent. True: send ACK_NOW.
+  // Acknowledgements of the step are waited for, including those of values that are sent until
+  // EndFlush. True: send ACK_NOW.
   bool StartFlush(int64_t step_id);
+  void EndFlush(int64_t step_id);
   // All that was sent in that step was received.
   bool IsFlushed(int64_t step_id) const;
   // Sent in that step, and not known to be received.
@@ -154,8 +158,9 @@ class EagerSender final {
     bool is_refused = false;
     // Values wait for OnStepServing.
     bool is_starting = false;
-    bool is_closing = false;
-    bool has_asked_for_acks = false;
+    bool is_flushing = false;
+    // ACK_NOW has been sent for the values below that sequence number.
+    uint64_t asked_below = 0;
     // Not acknowledged. Refused values hold no credit.
     uint64_t values = 0;
     uint64_t bytes = 0;
@@ -181,12 +186,18 @@ class EagerSender final {
   };
 
   static constexpr uint8_t kStreak = 2;
+  // Slots that one call looks at for a name that is pulled.
+  static constexpr size_t kMaxPulledSearch = 64;
 
   // Returns the number of that name, or of a new one; 0 if there is no room.
   uint32_t NameOf(const RendezvousKey& key, bool& is_new);
   // Returns a number for a text of that size, which another name may have had; 0 if there is none.
   uint32_t FreeName(size_t bytes);
   void PullAll(Decision& decision, EagerPullKind kind);
+  // So that the number of a name that is pulled becomes free again: asks for its PUSH.
+  void AskForPushOfName(Decision& decision);
+  // Some number can be given to another name.
+  bool HasFreeNames() const;
   void Release(const Record& record);
   // Extends the low bits of a sequence number that has been sent. Null: it has not.
   std::optional<uint64_t> Extend(uint32_t low) const;
@@ -198,13 +209,18 @@ class EagerSender final {
   // Until the first PUSH of everything nothing is sent, and nothing is kept for later.
   bool has_started_ = false;
   bool is_all_pulled_ = true;
-  bool is_all_pulled_for_ever_ = false;
+  // From a PULL of everything, since no number was free for a name, to that of the kind kMayPush.
+  bool lacks_names_ = false;
   uint64_t next_sequence_ = 0;
   // Totals of the steps, including those that are over here.
   uint64_t values_ = 0;
   uint64_t bytes_ = 0;
   uint64_t name_bytes_ = 0;
+  // Of the names that are pulled.
+  uint64_t pulled_names_ = 0;
+  uint64_t pulled_bytes_ = 0;
   size_t hand_ = 0;
+  size_t pulled_hand_ = 0;
   absl::flat_hash_map<uint64_t, Record> records_;
   // Few, and drained in this order.
   std::map<int64_t, Step> steps_;

@@ -86,12 +86,29 @@ class EagerLinksTest : public ::testing::Test {
     EXPECT_TRUE(send(out).ok());
     return out.bodies.at(0);
   }
-  static RendezvousKey Key(const PeerId& from, const PeerId& to) {
+  static RendezvousKey Key(const PeerId& from, const PeerId& to, absl::string_view name = "edge") {
     const auto device = [](const PeerId& peer) {
       return absl::StrCat("/job:worker/replica:0/task:", peer.node_id, "/device:CPU:0");
     };
     return *RendezvousKey::Parse(
-        RendezvousKey::Text(device(from), from.incarnation, device(to), "edge"));
+        RendezvousKey::Text(device(from), from.incarnation, device(to), name));
+  }
+  void RunTimers() {
+    for (auto& timer : std::exchange(timers_, {})) timer();
+  }
+  // As the consumer does.
+  void AnswerMayPush() {
+    const std::vector<std::string> bodies = channel_->bodies;
+    const std::vector<PeerMessageType> types = TakeTypes();
+    for (size_t i = 0; i < types.size(); ++i) {
+      if (types[i] != PeerMessageType::kEagerPull) continue;
+      const auto pull = DecodeEagerPull(bodies[i]);
+      ASSERT_TRUE(pull.ok());
+      if (pull->kind != EagerPullKind::kMayPush) continue;
+      const std::string push =
+          Encoded([&pull](ControlChannel& out) { return SendEagerPush(out, pull->scope); });
+      ASSERT_TRUE(outbox().OnPush(*channel_, push).ok());
+    }
   }
   static Tensor Small() {
     Tensor tensor = *Tensor::Allocate(DataType::kUint8, *Shape::Create({8}));
@@ -269,6 +286,77 @@ TEST_F(EagerLinksTest, AWatch_IsNotListedAsPending) {
   EXPECT_TRUE(step->Initialize(kSelfTask).ok());
   step->ForEachPending(absl::ZeroDuration(), count);
   EXPECT_EQ(listed, 0);
+}
+
+// Its program may never open it, and would then not close it either.
+TEST_F(EagerLinksTest, AStepThatOnlyValuesHaveOpened_EndsWithTheProducers) {
+  EXPECT_TRUE(Arrive(0).ok());
+  ASSERT_EQ(manager_.step_count(), 1u);
+  EXPECT_THAT(TakeTypes(), IsEmpty());
+  RunTimers();
+  EXPECT_THAT(TakeTypes(), ElementsAre(PeerMessageType::kWatch));
+  const absl::Status over = absl::AbortedError("step 7 is over");
+  EXPECT_TRUE(inbox().OnWatchEnded(*channel_, EagerInbox::kWatchBit | 1, over).ok());
+  // The producer's credit is free again.
+  EXPECT_THAT(TakeTypes(), ElementsAre(PeerMessageType::kStepRefused));
+  EXPECT_EQ(manager_.step_count(), 0u);
+  EXPECT_EQ(inbox().InnerTableSizes().at("eager_receiver.steps"), 0u);
+  // It is not over: another producer's values may follow.
+  EXPECT_TRUE(manager_.Find(kStep).ok());
+}
+
+TEST_F(EagerLinksTest, AStepThatOnlyValuesHaveOpened_EndsWithTheControlChannel) {
+  EXPECT_TRUE(Arrive(0).ok());
+  inbox().OnClosed(*channel_, absl::UnavailableError("closed"));
+  EXPECT_EQ(manager_.step_count(), 0u);
+}
+
+TEST_F(EagerLinksTest, AStepThatIsOpen_KeepsItsValuesAfterTheProducersEnd) {
+  EXPECT_TRUE(Arrive(0).ok());
+  RunTimers();
+  const auto step = Step();
+  const absl::Status over = absl::AbortedError("step 7 is over");
+  EXPECT_TRUE(inbox().OnWatchEnded(*channel_, EagerInbox::kWatchBit | 1, over).ok());
+  bool has_value = false;
+  step->RecvAsync(Key(kPeer, kSelf), {},
+                  [&has_value](const absl::Status& status, const Received& received) {
+                    has_value = status.ok() && received.tensor.bytes() == 8;
+                  });
+  EXPECT_TRUE(has_value);
+  EXPECT_EQ(manager_.step_count(), 1u);
+}
+
+TEST_F(EagerLinksTest, AStepInWhichAReceiveIsDeferred_IsNotRemoved) {
+  EXPECT_TRUE(Arrive(0).ok());
+  RunTimers();
+  bool has_ended = false;
+  (*manager_.Find(kStep))
+      ->RecvLocalAsync(Key(kSelf, kPeer), {},
+                       [&](const absl::Status&, const Received&) { has_ended = true; });
+  const absl::Status over = absl::AbortedError("step 7 is over");
+  EXPECT_TRUE(inbox().OnWatchEnded(*channel_, EagerInbox::kWatchBit | 1, over).ok());
+  EXPECT_EQ(manager_.step_count(), 1u);
+  EXPECT_FALSE(has_ended);
+  manager_.CleanupAll();
+  EXPECT_TRUE(has_ended);
+}
+
+// Each has a number while it is pulled.
+TEST_F(EagerLinksTest, LargeValuesOfAnyNumberOfNames_DoNotTurnTheProtocolOff) {
+  const auto step = Step();
+  const Tensor large = *Tensor::Allocate(DataType::kUint8, *Shape::Create({1 << 20}));
+  const auto count = static_cast<int>(EagerLimits().names) * 3 / 2;
+  for (int i = 0; i < count; ++i) {
+    const RendezvousKey key = Key(kSelf, kPeer, absl::StrCat("edge_", i));
+    ASSERT_TRUE(step->Send(key, large).ok());
+    // Its request.
+    step->RecvLocalAsync(key, {}, [](const absl::Status&, const Received&) {});
+    AnswerMayPush();
+  }
+  EXPECT_LE(outbox().InnerTableSizes().at("eager_sender.names"), EagerLimits().names);
+  TakeTypes();
+  ASSERT_TRUE(step->Send(Key(kSelf, kPeer, "small"), Small()).ok());
+  EXPECT_THAT(TakeTypes(), ElementsAre(PeerMessageType::kEager));
 }
 
 }  // namespace

@@ -209,6 +209,10 @@ TEST_F(EagerReceiverTest, AcksWait_UntilTheyAreDueOrAskedFor) {
   receiver_.OnTaken(arrivals[3]);
   EXPECT_THAT(receiver_.TakeOutput().acks, ElementsAre(EagerRange{3, 1}));
   EXPECT_EQ(receiver_.values_unacknowledged(), 1u);
+  // It was not asked for those that are sent later.
+  const auto later = Arrive(1);
+  receiver_.OnTaken(*later);
+  EXPECT_FALSE(receiver_.has_output());
 }
 
 TEST_F(EagerReceiverTest, RejectedValues_AreNotAcknowledgedToo) {

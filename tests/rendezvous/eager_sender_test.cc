@@ -19,6 +19,7 @@ using testing::IsEmpty;
 using testing::SizeIs;
 
 constexpr EagerLimits kProducersLimits = {2, 100, 3, 1000, 2, 1000};
+constexpr EagerLimits kFourNames = {.names = 4};
 
 EagerSender::Value SmallValue(size_t bytes = 8) { return {.bytes = bytes, .is_eager = true}; }
 EagerSender::Value LargeValue() { return {.bytes = 1u << 20, .is_eager = false}; }
@@ -85,23 +86,6 @@ TEST_F(EagerSenderTest, NumbersThatAreInUse_AreNotGivenAway) {
   EXPECT_EQ(again.name, 1u);
   EXPECT_TRUE(again.defines_name);
   EXPECT_EQ(*sender_.FindName(1), Key("c"));
-}
-
-TEST_F(EagerSenderTest, WhenAllNumbersArePulled_EverythingIsRequestedForEver) {
-  Start();
-  for (const char* const name : {"a", "b"}) {
-    const EagerSender::Decision decision = sender_.Send(1, Key(name), LargeValue());
-    ASSERT_THAT(decision.pulls, SizeIs(1));
-    EXPECT_EQ(decision.pulls[0].kind, EagerPullKind::kUntilMayPush);
-    EXPECT_EQ(decision.pulls[0].scope.kind, EagerScopeKind::kName);
-    EXPECT_EQ(decision.pulls[0].definition, Key(name).text());
-  }
-  const EagerSender::Decision last = sender_.Send(1, Key("c"), LargeValue());
-  ASSERT_THAT(last.pulls, SizeIs(1));
-  EXPECT_EQ(last.pulls[0].scope, EagerScope::All());
-  EXPECT_EQ(last.pulls[0].kind, EagerPullKind::kUntilMayPush);
-  EXPECT_FALSE(sender_.Send(1, Key("d"), SmallValue()).is_sent);
-  EXPECT_FALSE(sender_.OnPush(EagerScope::All()).ok());
 }
 
 TEST_F(EagerSenderTest, TextsOfNamesAreBounded) {
@@ -206,6 +190,59 @@ TEST_F(EagerSenderTest, ValuesBehindOthersAndOfStartingSteps_Wait) {
   EXPECT_EQ(sender_.NextToDrain()->first, 2);
 }
 
+TEST_F(EagerSenderTest, NamesThatArePulled_AreGivenBack) {
+  EagerSender sender(kFourNames);
+  ASSERT_TRUE(sender.OnPush(EagerScope::All()).ok());
+  const auto pull = [&](absl::string_view name) {
+    return sender.Send(1, Key(name), LargeValue()).pulls;
+  };
+  EXPECT_EQ(pull("a").size(), 1u);
+  EXPECT_EQ(pull("b").size(), 1u);
+  const auto third = pull("c");
+  ASSERT_EQ(third.size(), 2u);
+  EXPECT_EQ(third[1].kind, EagerPullKind::kMayPush);
+  EXPECT_EQ(third[1].scope, EagerScope::Name(1));
+  const auto fourth = pull("d");
+  ASSERT_EQ(fourth.size(), 2u);
+  EXPECT_EQ(fourth[1].scope, EagerScope::Name(2));
+  EXPECT_TRUE(sender.OnPush(EagerScope::Name(1)).ok());
+  // The number of "a".
+  const auto fifth = pull("e");
+  ASSERT_GE(fifth.size(), 1u);
+  EXPECT_EQ(fifth[0].scope, EagerScope::Name(1));
+}
+
+TEST_F(EagerSenderTest, WithoutANumberEverythingIsPulled_UntilNumbersAreFree) {
+  EagerSender sender(kFourNames);
+  ASSERT_TRUE(sender.OnPush(EagerScope::All()).ok());
+  for (const absl::string_view name : {"a", "b", "c", "d"}) {
+    sender.Send(1, Key(name), LargeValue());
+  }
+  const auto all = sender.Send(1, Key("e"), LargeValue());
+  ASSERT_EQ(all.pulls.size(), 1u);
+  EXPECT_EQ(all.pulls[0].scope, EagerScope::All());
+  EXPECT_EQ(all.pulls[0].kind, EagerPullKind::kUntilMayPush);
+  // Not asked for yet.
+  EXPECT_FALSE(sender.OnPush(EagerScope::All()).ok());
+  // "a" and "b" have been asked for, and the rest is by the next values.
+  for (int i = 0; i < 2; ++i) {
+    const auto more = sender.Send(2, Key("f"), SmallValue());
+    EXPECT_FALSE(more.is_sent);
+    ASSERT_EQ(more.pulls.size(), 1u);
+    EXPECT_EQ(more.pulls[0].kind, EagerPullKind::kMayPush);
+  }
+  for (uint32_t name = 1; name <= 3; ++name) {
+    EXPECT_TRUE(sender.OnPush(EagerScope::Name(name)).ok()) << name;
+  }
+  const auto ready = sender.Send(2, Key("f"), SmallValue());
+  EXPECT_FALSE(ready.is_sent);
+  ASSERT_EQ(ready.pulls.size(), 1u);
+  EXPECT_EQ(ready.pulls[0].scope, EagerScope::All());
+  EXPECT_TRUE(sender.OnPush(EagerScope::All()).ok());
+  EXPECT_TRUE(sender.needs_drain());
+  EXPECT_TRUE(sender.Send(3, Key("f"), SmallValue()).is_sent);
+}
+
 TEST_F(EagerSenderTest, PushesOfWhatWasNotPulled_AreViolations) {
   Start();
   sender_.Send(1, Key("a"), SmallValue());
@@ -287,15 +324,24 @@ TEST_F(EagerSenderTest, RejectedValues_AreAcknowledgedOnce) {
   EXPECT_FALSE(sender_.OnRejected(kEagerRejectedBit | 0)->has_value());
 }
 
-TEST_F(EagerSenderTest, AStepThatIsClosed_AsksForAcksAfterTheNextValue) {
-  Start();
-  EXPECT_FALSE(sender_.StartFlush(1));
-  const EagerSender::Decision drained = sender_.Send(1, Key("a"), SmallValue());
+TEST_F(EagerSenderTest, AStepThatIsFlushed_AsksForAcksAfterEachValueUntilTheEnd) {
+  EagerSender sender(kFourNames);
+  ASSERT_TRUE(sender.OnPush(EagerScope::All()).ok());
+  EXPECT_FALSE(sender.StartFlush(1));
+  const EagerSender::Decision drained = sender.Send(1, Key("a"), SmallValue());
   EXPECT_TRUE(drained.asks_for_acks);
-  EXPECT_FALSE(sender_.Send(1, Key("a"), SmallValue()).asks_for_acks);
-  sender_.Send(2, Key("a"), SmallValue());
-  EXPECT_TRUE(sender_.StartFlush(2));
-  EXPECT_FALSE(sender_.StartFlush(2));
+  EXPECT_TRUE(sender.Send(1, Key("a"), SmallValue()).asks_for_acks);
+  sender.EndFlush(1);
+  EXPECT_FALSE(sender.Send(1, Key("a"), SmallValue()).asks_for_acks);
+  sender.Send(2, Key("a"), SmallValue());
+  EXPECT_TRUE(sender.StartFlush(2));
+  EXPECT_FALSE(sender.StartFlush(2));
+  sender.EndFlush(2);
+  // The next flush asks again, for what was sent since.
+  EXPECT_FALSE(sender.StartFlush(2));
+  sender.EndFlush(2);
+  sender.Send(2, Key("a"), SmallValue());
+  EXPECT_TRUE(sender.StartFlush(2));
 }
 
 TEST_F(EagerSenderTest, AtTheEndOfTheControlChannel_EverythingIsLostAndForgotten) {

@@ -271,18 +271,19 @@ void World::Send() {
     requested_[key].pop_front();
     return Reply(id, value);
   }
-  if (Push(value, static_cast<int>(key), !queued_[key].empty())) return;
+  if (Push(value, static_cast<int>(key), !queued_[key].empty(), /*is_drained=*/false)) return;
   values_[static_cast<size_t>(value)].fate = Fate::kQueued;
   queued_[key].push_back(value);
 }
 
-bool World::Push(int value, int key, bool is_behind_another) {
+bool World::Push(int value, int key, bool is_behind_another, bool is_drained) {
   if (!sender_.has_value()) return false;
   const int step = StepOf(key);
   EagerSender::Value asked;
   asked.bytes = BytesOf(options_->values[static_cast<size_t>(value)]);
   asked.is_eager = options_->values[static_cast<size_t>(value)].kind != ValueOptions::Kind::kLarge;
   asked.is_behind_another = is_behind_another;
+  asked.is_drained = is_drained;
   asked.is_step_serving = phases_[static_cast<size_t>(step)] != Phase::kStarting;
   asked.is_channel_full = to_consumer_.size() >= options_->channel_room;
   const EagerSender::Decision decision = sender_->Send(step, NameOf(key), asked);
@@ -349,7 +350,8 @@ void World::Drain() {
   while (!(NameOf(key) == next->second)) ++key;
   key = KeyOf(step, key);
   Queue<int>& values = queued_[static_cast<size_t>(key)];
-  while (!values.empty() && Push(values.front(), key, false)) values.pop_front();
+  while (!values.empty() && Push(values.front(), key, false, /*is_drained=*/true))
+    values.pop_front();
 }
 
 void World::Scan(const EagerSender::Scan& scan) {

@@ -218,7 +218,7 @@ class World final {
   void Open();
   void Send();
   // Decides about a value that no receive waits for.
-  bool Push(int value, int key, bool is_behind_another);
+  bool Push(int value, int key, bool is_behind_another, bool is_drained);
   void Reply(uint64_t id, int value);
   void ServeRequest(uint64_t id, int key);
   void Start(int step);

@@ -132,12 +132,16 @@ absl::Status TcpControlChannel::Send(uint16_t type, absl::Span<const absl::strin
     }
   }
 
-  ScheduleHostCheck();
-  absl::MutexLock lock(&send_mu_);
-  // With what was appended before it, which is empty while anything is queued.
-  if (!appended_.empty()) pieces.insert(pieces.begin(), {appended_.data(), appended_.size()});
-  absl::Status status = SendLocked(absl::MakeSpan(pieces));
-  ClearAppended();
+  absl::Status status;
+  {
+    absl::MutexLock lock(&send_mu_);
+    // With what was appended before it, which is empty while anything is queued.
+    if (!appended_.empty()) pieces.insert(pieces.begin(), {appended_.data(), appended_.size()});
+    status = SendLocked(absl::MakeSpan(pieces));
+    ClearAppended();
+  }
+  // Not on a closed channel, which may outlive the loop.
+  if (status.ok()) ScheduleHostCheck();
   return status;
 }
 
@@ -162,9 +166,12 @@ absl::Status TcpControlChannel::Append(uint16_t type, absl::Span<const absl::str
 
 void TcpControlChannel::Kick() {
   if (!has_appended_.load(std::memory_order_acquire)) return;
+  {
+    absl::MutexLock lock(&send_mu_);
+    KickLocked();
+    if (!closed_.ok()) return;
+  }
   ScheduleHostCheck();
-  absl::MutexLock lock(&send_mu_);
-  KickLocked();
 }
 
 void TcpControlChannel::KickLocked() {
