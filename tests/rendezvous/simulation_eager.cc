@@ -245,6 +245,8 @@ void EagerSimulation::StartFlush(Process& process) {
   state->is_closing = true;
   state->real->TrackQueuedSends();
   state->real->StartFlush();
+  // As a flush that gives up. Acknowledgements come later then.
+  if (dice_.Chance(50)) state->real->EndFlush();
 }
 
 void EagerSimulation::CheckFlushes(Process& process, bool is_quiet) {
