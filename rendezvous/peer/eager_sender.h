@@ -216,7 +216,7 @@ class EagerSender final {
   uint64_t values_ = 0;
   uint64_t bytes_ = 0;
   uint64_t name_bytes_ = 0;
-  // Of the names that are pulled.
+  // Names that are pulled, and the bytes of their texts.
   uint64_t pulled_names_ = 0;
   uint64_t pulled_bytes_ = 0;
   size_t hand_ = 0;
