@@ -79,7 +79,8 @@ class EagerConsumer {
   // To be called after OnReceive and OnTaken, with no lock held.
   virtual void AfterReceive() = 0;
   // The step is over here; its receives have ended, and what has arrived was dropped.
-  virtual void OnStepEnd(int64_t step_id) = 0;
+  //   may_begin_again: nothing was received in it, and it is only forgotten.
+  virtual void OnStepEnd(int64_t step_id, bool may_begin_again) = 0;
   // For a receive that waits in the table. Human-readable.
   virtual std::string Phase() const = 0;
 };

@@ -266,7 +266,7 @@ bool RemoteRendezvous::is_unused() const {
   const LocalRendezvous* const arrivals = ArrivalsIfAny();
   if (arrivals != nullptr && arrivals->waiting_count() != 0) return false;
   SpinLockHolder lock(&mu_);
-  return first_ == nullptr;
+  return first_ == nullptr && abort_status_.ok();
 }
 
 absl::Status RemoteRendezvous::Arrive(const RendezvousKey& key, bool is_dead,
@@ -469,6 +469,15 @@ void RemoteRendezvous::EndAll(absl::FunctionRef<absl::Status(const Waiting&)> ve
 }
 
 void RemoteRendezvous::StartAbort(const absl::Status& why) {
+  EndStep(why, /*may_begin_again=*/false);
+}
+
+void RemoteRendezvous::Discard() {
+  EndStep(absl::AbortedError(absl::StrCat("step ", step_id_, " was not opened here")),
+          /*may_begin_again=*/true);
+}
+
+void RemoteRendezvous::EndStep(const absl::Status& why, bool may_begin_again) {
   FERRY_CHECK(!why.ok());
   // Callers receive a derived error, whatever its code: the caller of StartAbort reports the cause.
   const absl::Status status = MakeDerived(why);
@@ -497,7 +506,7 @@ void RemoteRendezvous::StartAbort(const absl::Status& why) {
     consumers.swap(consumers_);
   }
   for (EagerProducer* const producer : producers) producer->OnStepEnd(*this, why);
-  for (EagerConsumer* const consumer : consumers) consumer->OnStepEnd(step_id_);
+  for (EagerConsumer* const consumer : consumers) consumer->OnStepEnd(step_id_, may_begin_again);
 }
 
 size_t RemoteRendezvous::FailTask(const TaskName& task, const absl::Status& why) {

@@ -111,6 +111,8 @@ class RemoteRendezvous final : public std::enable_shared_from_this<RemoteRendezv
   // Ends everything permanently with `why`, marked as derived: waiting callers, in this process or
   // another, receive a copy of the error that the caller reports itself. REQUIRES: not OK.
   void StartAbort(const absl::Status& why);
+  // As StartAbort, for a step that is_unused() and may begin again.
+  void Discard();
   // With its mark.
   absl::Status abort_status() const { return local_.abort_status(); }
 
@@ -164,7 +166,7 @@ class RemoteRendezvous final : public std::enable_shared_from_this<RemoteRendezv
 
   // Drops values that have arrived and were not received.
   void DropArrivals(absl::FunctionRef<bool(const RendezvousKey&)> matches);
-  // It was not initialized, and nothing waits in it.
+  // It was neither initialized nor aborted, and nothing waits in it.
   bool is_unused() const ABSL_LOCKS_EXCLUDED(mu_);
 
   // As in LocalRendezvous.
@@ -225,6 +227,7 @@ class RemoteRendezvous final : public std::enable_shared_from_this<RemoteRendezv
   // `with_phase`: errors of fetches include their progress.
   void EndAll(absl::FunctionRef<absl::Status(const Waiting&)> verdict, size_t& count,
               bool with_phase = false) ABSL_LOCKS_EXCLUDED(mu_);
+  void EndStep(const absl::Status& why, bool may_begin_again) ABSL_LOCKS_EXCLUDED(mu_);
   std::vector<EagerProducer*> Producers() const ABSL_LOCKS_EXCLUDED(mu_);
   void RecvHere(const RendezvousKey& key, const TaskName& here, RecvArgs args, RecvCallback done);
   void FetchRemote(const RendezvousKey& key, RecvArgs args, RecvCallback done);

@@ -102,7 +102,7 @@ void RendezvousManager::ForgetIfUnused(int64_t step_id) {
     steps_.erase(found);
   }
   FERRY_LOG_DEBUG(kRendezvous, "unused step removed: step={}", step_id);
-  step->StartAbort(absl::AbortedError(absl::StrCat("step ", step_id, " was not opened here")));
+  step->Discard();
 }
 
 void RendezvousManager::CleanupAll() {

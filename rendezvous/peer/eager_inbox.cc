@@ -317,13 +317,13 @@ void EagerInbox::OnTimer() {
   SendOutput(/*all=*/true);
 }
 
-void EagerInbox::OnStepEnd(int64_t step_id) {
+void EagerInbox::OnStepEnd(int64_t step_id, bool may_begin_again) {
   SpinLockHolder lock(&mu_);
-  EndStep(step_id);
+  EndStep(step_id, may_begin_again);
 }
 
-void EagerInbox::EndStep(int64_t step_id) {
-  const EagerReceiver::StepEnd end = receiver_.OnStepEnd(step_id);
+void EagerInbox::EndStep(int64_t step_id, bool may_begin_again) {
+  const EagerReceiver::StepEnd end = receiver_.OnStepEnd(step_id, may_begin_again);
   const auto unsent = std::find(unsent_watches_.begin(), unsent_watches_.end(), step_id);
   const bool was_sent = unsent == unsent_watches_.end();
   if (!was_sent) unsent_watches_.erase(unsent);
@@ -331,12 +331,16 @@ void EagerInbox::EndStep(int64_t step_id) {
   absl::Status status;
   if (end.has_watch && was_sent) {
     for (auto& [id, watched] : watches_) {
-      if (watched == step_id) status.Update(SendId(*channel_, PeerMessageType::kCancel, id));
+      if (watched != step_id) continue;
+      // The step may begin again before the answer comes.
+      watched.reset();
+      status.Update(SendId(*channel_, PeerMessageType::kCancel, id));
     }
   }
   // Acknowledgements first: the rest of the step counts as lost.
   if (!end.acks.empty()) status.Update(SendEagerAck(*channel_, end.acks));
   if (end.is_refused) status.Update(SendStepRefused(*channel_, step_id));
+  if (end.is_pushed) status.Update(SendEagerPush(*channel_, EagerScope::Step(step_id)));
   CloseOnError(status);
   SendOutput(/*all=*/true);
 }
@@ -466,9 +470,10 @@ absl::Status EagerInbox::OnWatchEnded(const ControlChannel& channel, uint64_t id
       return absl::InvalidArgumentError(
           absl::StrCat("an ERROR for unknown WATCH ", id & ~kWatchBit));
     }
-    step_id = found->second;
+    const std::optional<int64_t> watched = found->second;
     watches_.erase(found);
-    // Does nothing if the step is over here too.
+    if (!watched.has_value()) return absl::OkStatus();
+    step_id = *watched;
     receiver_.OnWatchEnded(step_id, status);
   }
   auto step = context_.manager->FindOpen(step_id);

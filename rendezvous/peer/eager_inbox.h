@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -74,7 +75,7 @@ class EagerInbox final : public EagerConsumer {
   void AfterReceive() override {
     if (needs_timer_.load(std::memory_order_relaxed)) StartTimer();
   }
-  void OnStepEnd(int64_t step_id) override ABSL_LOCKS_EXCLUDED(mu_);
+  void OnStepEnd(int64_t step_id, bool may_begin_again) override ABSL_LOCKS_EXCLUDED(mu_);
   std::string Phase() const override;
 
   // On the loop's thread.
@@ -117,7 +118,7 @@ class EagerInbox final : public EagerConsumer {
   // The step of the last record is over here.
   void Drop(int64_t step_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // The step is over here.
-  void EndStep(int64_t step_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void EndStep(int64_t step_id, bool may_begin_again = false) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Sends what is due, or every acknowledgement.
   void SendOutput(bool all = false) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // A frame could not be sent: the control channel cannot be used any more.
@@ -150,8 +151,8 @@ class EagerInbox final : public EagerConsumer {
   bool is_timer_running_ ABSL_GUARDED_BY(mu_) = false;
   // Steps whose WATCH has not been sent.
   std::vector<int64_t> unsent_watches_ ABSL_GUARDED_BY(mu_);
-  // Steps of the WATCHes that have been sent and not answered, by id.
-  absl::flat_hash_map<uint64_t, int64_t> watches_ ABSL_GUARDED_BY(mu_);
+  // Steps of the WATCHes that have been sent and not answered, by id; none: it was cancelled.
+  absl::flat_hash_map<uint64_t, std::optional<int64_t>> watches_ ABSL_GUARDED_BY(mu_);
   uint64_t last_watch_ ABSL_GUARDED_BY(mu_) = 0;
 };
 

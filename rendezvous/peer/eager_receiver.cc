@@ -14,7 +14,7 @@ namespace ferry {
 namespace {
 
 // Acknowledgements that wait for others.
-constexpr uint64_t kMostAcks = 64;
+constexpr uint64_t kMostAcks = 256;
 
 absl::Status Violation(absl::string_view what) {
   return absl::InvalidArgumentError(absl::StrCat("eager protocol: ", what));
@@ -243,7 +243,7 @@ EagerReceiver::StepEnd EagerReceiver::OnDropped() {
   return end;
 }
 
-EagerReceiver::StepEnd EagerReceiver::OnStepEnd(int64_t step_id) {
+EagerReceiver::StepEnd EagerReceiver::OnStepEnd(int64_t step_id, bool may_begin_again) {
   StepEnd end;
   const auto found = steps_.find(step_id);
   if (found == steps_.end()) return end;
@@ -254,6 +254,7 @@ EagerReceiver::StepEnd EagerReceiver::OnStepEnd(int64_t step_id) {
   end.has_watch = step.watch == Watch::kSent;
   values_ -= step.values;
   bytes_ -= step.bytes;
+  end.is_pushed = may_begin_again && step.scope.is_pulled;
   if (step.values == 0 || !rules_.refuses_steps) return end;
   end.is_refused = true;
   refused_[next_refused_] = step_id;

@@ -67,6 +67,8 @@ class EagerReceiver final {
     // In this order, then STEP_REFUSED if that is needed.
     std::vector<EagerRange> acks;
     bool is_refused = false;
+    // PUSH is to be sent for the step.
+    bool is_pushed = false;
   };
 
   // `limits`: what this consumer has announced. `first`: as the sender's.
@@ -138,7 +140,8 @@ class EagerReceiver final {
   EagerRange TakeOneAck();
 
   // The step is over here: what has arrived for it was dropped, its receives have ended.
-  StepEnd OnStepEnd(int64_t step_id);
+  //   may_begin_again: nothing has been received in it, and it is only forgotten.
+  StepEnd OnStepEnd(int64_t step_id, bool may_begin_again = false);
 
   // A receive of that step and key is requested.
   bool is_pulled(int64_t step_id, const RendezvousKey& key) const;

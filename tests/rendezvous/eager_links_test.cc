@@ -341,6 +341,26 @@ TEST_F(EagerLinksTest, AStepInWhichAReceiveIsDeferred_IsNotRemoved) {
   EXPECT_TRUE(has_ended);
 }
 
+// The producer must not wait for a PUSH for ever.
+TEST_F(EagerLinksTest, AStepThatIsForgotten_IsPushed) {
+  EXPECT_TRUE(Arrive(0).ok());
+  const std::string pull = Encoded([](ControlChannel& out) {
+    return SendEagerPull(out, {EagerPullKind::kUntilMayPush, EagerScope::Step(kStep), {}});
+  });
+  ASSERT_TRUE(inbox().OnPull(*channel_, pull).ok());
+  (*manager_.Find(kStep))->DropArrivals([](const RendezvousKey&) { return true; });
+  manager_.ForgetIfUnused(kStep);
+  EXPECT_THAT(TakeTypes(), ElementsAre(PeerMessageType::kStepRefused, PeerMessageType::kEagerPush));
+}
+
+// It must still be over when it is cleaned up.
+TEST_F(EagerLinksTest, AStepThatWasAborted_IsNotRemoved) {
+  EXPECT_TRUE(Arrive(0).ok());
+  (*manager_.Find(kStep))->StartAbort(absl::InternalError("aborted"));
+  inbox().OnClosed(*channel_, absl::UnavailableError("closed"));
+  EXPECT_EQ(manager_.step_count(), 1u);
+}
+
 // Each has a number while it is pulled.
 TEST_F(EagerLinksTest, LargeValuesOfAnyNumberOfNames_DoNotTurnTheProtocolOff) {
   const auto step = Step();
