@@ -41,8 +41,11 @@ Request Step::Recv(const TensorId& id, RecvOptions options) {
 std::vector<Request> Step::SendMany(absl::Span<const SendOperation> operations) {
   std::vector<Request> requests;
   requests.reserve(operations.size());
-  for (const SendOperation& each : operations) {
-    requests.push_back(Send(each.id, each.tensor, each.options));
+  std::vector<absl::Status> statuses = impl_->SendMany(operations);
+  for (size_t i = 0; i < operations.size(); ++i) {
+    absl::StatusOr<Tensor> result = operations[i].tensor;
+    if (!statuses[i].ok()) result = std::move(statuses[i]);
+    requests.push_back(ApiAccess::Wrap(std::make_shared<RequestImpl>(std::move(result))));
   }
   return requests;
 }

@@ -49,8 +49,7 @@ absl::Status CheckDevices(const ferry::GlobalTopology& topology, const TensorId&
 
 }  // namespace
 
-absl::Status Step::Impl::Send(const TensorId& id, const Tensor& tensor,
-                              const SendOptions& options) {
+absl::StatusOr<RendezvousKey> Step::Impl::KeyToSend(const TensorId& id, const Tensor& tensor) {
   // Only the address of another node could not be known yet.
   if (id.source != node_.node_id()) {
     return absl::InvalidArgumentError(absl::StrCat(ToString(id), " is sent by node ", id.source,
@@ -62,13 +61,55 @@ absl::Status Step::Impl::Send(const TensorId& id, const Tensor& tensor,
         absl::StrCat(ToString(id), " is sent from ", ToString(id.source_device),
                      ", and the tensor is in the memory of ", ToString(tensor.device())));
   }
-  FERRY_ASSIGN_OR_RETURN(const RendezvousKey key,
-                         node_.Key(id.name, id.source, id.destination, ToString(id.source_device),
-                                   ToString(id.destination_device)));
+  return node_.Key(id.name, id.source, id.destination, ToString(id.source_device),
+                   ToString(id.destination_device));
+}
+
+absl::Status Step::Impl::Send(const TensorId& id, const Tensor& tensor,
+                              const SendOptions& options) {
+  FERRY_ASSIGN_OR_RETURN(const RendezvousKey key, KeyToSend(id, tensor));
   return ExplainStatus(options.stream == nullptr
                            ? step_.Send(key, ApiAccess::Unwrap(tensor))
                            : step_.Send(key, ApiAccess::Unwrap(tensor), options.stream),
                        id.source);
+}
+
+std::vector<absl::Status> Step::Impl::SendMany(absl::Span<const SendOperation> operations) {
+  std::vector<absl::Status> statuses(operations.size());
+  std::vector<RendezvousKey> keys;
+  std::vector<ferry::SendItem> items;
+  // The operation of each item.
+  std::vector<size_t> which;
+  keys.reserve(operations.size());
+  items.reserve(operations.size());
+  which.reserve(operations.size());
+  const auto send = [&] {
+    step_.SendMany(absl::MakeSpan(items));
+    for (size_t i = 0; i < items.size(); ++i) {
+      statuses[which[i]] = ExplainStatus(items[i].status, operations[which[i]].id.source);
+    }
+    keys.clear();
+    items.clear();
+    which.clear();
+  };
+  for (size_t i = 0; i < operations.size(); ++i) {
+    const SendOperation& each = operations[i];
+    if (each.options.stream != nullptr || !each.tensor.is_valid()) {
+      send();
+      statuses[i] = Send(each.id, each.tensor, each.options);
+      continue;
+    }
+    absl::StatusOr<RendezvousKey> key = KeyToSend(each.id, each.tensor);
+    if (!key.ok()) {
+      statuses[i] = key.status();
+      continue;
+    }
+    keys.push_back(*std::move(key));
+    items.push_back({.key = &keys.back(), .tensor = ApiAccess::Unwrap(each.tensor)});
+    which.push_back(i);
+  }
+  send();
+  return statuses;
 }
 
 absl::Status Step::Impl::Close(absl::Duration timeout) {

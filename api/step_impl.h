@@ -6,9 +6,12 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 
 #include <ferry/request.h>
 #include <ferry/step.h>
@@ -31,11 +34,15 @@ class Step::Impl final : public std::enable_shared_from_this<Step::Impl> {
 
   // The methods of Step.
   absl::Status Send(const TensorId& id, const Tensor& tensor, const SendOptions& options);
+  // Returns the status of each.
+  std::vector<absl::Status> SendMany(absl::Span<const SendOperation> operations);
   std::shared_ptr<RequestImpl> Recv(const TensorId& id, RecvOptions options);
   absl::Status Close(absl::Duration timeout);
   void Abort(const absl::Status& reason);
 
  private:
+  // The key of a send.
+  absl::StatusOr<RendezvousKey> KeyToSend(const TensorId& id, const Tensor& tensor);
   // In the words of the public API, without TensorFlow's mark and texts.
   //   source: the rank of the sender, which ends what waits for it when it leaves.
   absl::Status ExplainStatus(const absl::Status& status, int source) const;

@@ -101,6 +101,12 @@ absl::Status Step::Send(const RendezvousKey& key, const Tensor& tensor, cuda::St
   return rendezvous_->Send(key, cuda::WithReady(tensor, std::move(ready)));
 }
 
+void Step::SendMany(absl::Span<SendItem> items) {
+  const auto is_valid = [](const SendItem& item) { return item.tensor.is_valid(); };
+  if (std::all_of(items.begin(), items.end(), is_valid)) return rendezvous_->SendMany(items);
+  for (SendItem& item : items) item.status = Send(*item.key, std::move(item.tensor));
+}
+
 absl::Status Step::SendDead(const RendezvousKey& key) {
   return rendezvous_->Send(key, Tensor(), /*is_dead=*/true);
 }
@@ -117,6 +123,12 @@ void Step::RecvAsync(const RendezvousKey& key, RecvArgs args, RecvCallback done)
                            DeliverReceived(*engine, key, std::move(status), std::move(received),
                                            std::move(done));
                          });
+}
+
+void Step::RecvManyAsync(absl::Span<RecvItem> items) {
+  for (RecvItem& item : items) {
+    RecvAsync(*item.key, std::move(item.args), std::move(item.done));
+  }
 }
 
 absl::StatusOr<Received> Step::RecvValue(const RendezvousKey& key, absl::Duration timeout,

@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 
 #include "gpu/cuda/driver_types.h"
 #include "rendezvous/key.h"
@@ -39,6 +40,9 @@ class Step final {
   //   Errors: also INVALID_ARGUMENT for a tensor in host memory, FAILED_PRECONDITION when this node
   //   uses no GPUs.
   absl::Status Send(const RendezvousKey& key, const Tensor& tensor, cuda::Stream stream);
+  // As Send for each of them, in this order, at less cost: small ones for one node share messages,
+  // and wake it once. Each has a status of its own.
+  void SendMany(absl::Span<SendItem> items);
   // As Send: notifies the receiver that there will be no tensor.
   absl::Status SendDead(const RendezvousKey& key);
 
@@ -69,6 +73,9 @@ class Step final {
   // node, on the sender's thread if the sender is in this process, or inline if the tensor is
   // already there. `done` must not block.
   void RecvAsync(const RendezvousKey& key, RecvArgs args, RecvCallback done);
+
+  // As RecvAsync for each of them, in this order.
+  void RecvManyAsync(absl::Span<RecvItem> items);
 
   // Blocks until every send of this step so far has been received; the step stays open.
   //   Errors: as Close; DEADLINE_EXCEEDED naming the sends that were not received. A send that has

@@ -32,13 +32,15 @@ class EagerProducer {
     bool is_drained = false;
     // The step's deferred receives have been started.
     bool is_step_serving = true;
+    // It may wait for further values, to share a frame with them, until AfterSend.
+    bool more_follow = false;
   };
 
   virtual ~EagerProducer() = default;
   // Sends the value if the consumer need not request it. Called with the lock of the key's shard
   // held, while no receive waits for the key, so it must not run callbacks. False: queue it.
   virtual bool TrySend(const Offer& offer) = 0;
-  // To be called after TrySend, with no lock held.
+  // To be called after TrySend, or several of them, with no lock held.
   virtual void AfterSend() = 0;
 
   // The step's deferred receives have been started.

@@ -3,6 +3,7 @@
 #include "rendezvous/local_rendezvous.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <deque>
@@ -11,6 +12,7 @@
 
 #include "absl/base/attributes.h"
 #include "absl/base/thread_annotations.h"
+#include "absl/container/inlined_vector.h"
 #include "absl/functional/any_invocable.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
@@ -28,6 +30,9 @@ namespace {
 absl::Status CancelledReceive() {
   return MakeDerived(absl::CancelledError("RecvAsync is cancelled."));
 }
+
+// Items of a batch that need no memory from the heap.
+constexpr size_t kInlinedBatch = 64;
 
 // Nested calls on one thread before further ones are deferred.
 constexpr int kMaxDepth = 16;
@@ -254,6 +259,24 @@ bool LocalRendezvous::HasQueued(const RendezvousKey& key) {
   return *link != nullptr && (*link)->is_send;
 }
 
+ABSL_ATTRIBUTE_ALWAYS_INLINE inline LocalRendezvous::ItemPtr LocalRendezvous::ArriveLocked(
+    Shard& shard, const RendezvousKey& key, bool is_dead, Arrival& arrival, Tensor& tensor,
+    absl::Status& status) {
+  Item** const link = shard.Find(key);
+  if (*link != nullptr && !(*link)->is_send) {
+    // While the lock is held, since the owner of a cancelled receive's destination may reuse it.
+    status = arrival.Match((*link)->key, (*link)->receive.args, tensor);
+    return shard.PopFirst(link);
+  }
+  SendArgs args;
+  status = arrival.Queue(tensor, args);
+  if (status.ok()) {
+    shard.Append(link, std::make_unique<Item>(key, clock_.CoarseNanos(), std::move(tensor), is_dead,
+                                              std::move(args)));
+  }
+  return nullptr;
+}
+
 absl::Status LocalRendezvous::Arrive(const RendezvousKey& key, bool is_dead, Arrival& arrival) {
   Shard& shard = ShardOf(key);
   shard.mu.Lock();
@@ -262,23 +285,54 @@ absl::Status LocalRendezvous::Arrive(const RendezvousKey& key, bool is_dead, Arr
     return abort_status();
   }
   Tensor tensor;
-  Item** const link = shard.Find(key);
-  if (*link != nullptr && !(*link)->is_send) {
-    // While the lock is held, since the owner of a cancelled receive's destination may reuse it.
-    absl::Status status = arrival.Match((*link)->key, (*link)->receive.args, tensor);
-    ItemPtr receive = shard.PopFirst(link);
-    shard.mu.Unlock();
-    Complete(std::move(receive), std::move(status), std::move(tensor), is_dead, {}, path_);
-    return absl::OkStatus();
-  }
-  SendArgs args;
-  absl::Status status = arrival.Queue(tensor, args);
-  if (status.ok()) {
-    shard.Append(link, std::make_unique<Item>(key, clock_.CoarseNanos(), std::move(tensor), is_dead,
-                                              std::move(args)));
-  }
+  absl::Status status;
+  ItemPtr receive = ArriveLocked(shard, key, is_dead, arrival, tensor, status);
   shard.mu.Unlock();
-  return status;
+  if (receive == nullptr) return status;
+  Complete(std::move(receive), std::move(status), std::move(tensor), is_dead, {}, path_);
+  return absl::OkStatus();
+}
+
+void LocalRendezvous::ArriveMany(absl::Span<ArrivalItem> items) {
+  struct Completion {
+    ItemPtr receive;
+    absl::Status status;
+    Tensor tensor;
+  };
+  // The items of each shard, in order.
+  std::array<uint32_t, kMaxShards + 1> begins = {};
+  for (const ArrivalItem& item : items) ++begins[(item.key->hash() & shard_mask_) + 1];
+  for (size_t i = 0; i <= shard_mask_; ++i) begins[i + 1] += begins[i];
+  std::array<uint32_t, kMaxShards + 1> next = begins;
+  absl::InlinedVector<uint32_t, kInlinedBatch> order(items.size());
+  for (size_t i = 0; i < items.size(); ++i) {
+    order[next[items[i].key->hash() & shard_mask_]++] = static_cast<uint32_t>(i);
+  }
+  absl::InlinedVector<Completion, kInlinedBatch> completions(items.size());
+  for (size_t i = 0; i <= shard_mask_; ++i) {
+    if (begins[i] == begins[i + 1]) continue;
+    Shard& shard = shards_[i];
+    SpinLockHolder lock(&shard.mu);
+    const bool is_aborted = is_aborted_.load(std::memory_order_relaxed);
+    for (uint32_t at = begins[i]; at < begins[i + 1]; ++at) {
+      ArrivalItem& item = items[order[at]];
+      if (is_aborted) {
+        item.status = abort_status();
+        continue;
+      }
+      Completion& completion = completions[order[at]];
+      absl::Status status;
+      completion.receive =
+          ArriveLocked(shard, *item.key, item.is_dead, *item.arrival, completion.tensor, status);
+      (completion.receive == nullptr ? item.status : completion.status) = std::move(status);
+    }
+  }
+  for (size_t i = 0; i < items.size(); ++i) {
+    Completion& completion = completions[i];
+    if (completion.receive == nullptr) continue;
+    Complete(std::move(completion.receive), std::move(completion.status),
+             std::move(completion.tensor), items[i].is_dead, {}, path_);
+  }
 }
 
 LocalRendezvous::ItemPtr LocalRendezvous::TakeSendAndUnlock(Shard& shard, Item** link,

@@ -108,6 +108,16 @@ class LocalRendezvous final {
   // As Send, but without its limits.
   //   Errors: the abort's status; that of Arrival::Queue.
   absl::Status Arrive(const RendezvousKey& key, bool is_dead, Arrival& arrival);
+  struct ArrivalItem {
+    const RendezvousKey* key = nullptr;
+    bool is_dead = false;
+    Arrival* arrival = nullptr;
+    // Set by the call.
+    absl::Status status;
+  };
+  // As Arrive for each of them, those of a key in order. Each lock is taken once; callbacks are run
+  // in this order, at the end.
+  void ArriveMany(absl::Span<ArrivalItem> items);
 
   // As RecvAsync.
   //   take: a queued value is taken; returns the receive's status.
@@ -177,6 +187,11 @@ class LocalRendezvous final {
   size_t FailItems(absl::FunctionRef<absl::Status(const RendezvousKey&)> verdict,
                    bool is_receives_only);
 
+  // An arrival. Returns the receive that takes it, which is to be completed with `status` and
+  // `tensor` once the lock is released; null: it was queued, unless `status` says why not.
+  ItemPtr ArriveLocked(Shard& shard, const RendezvousKey& key, bool is_dead, Arrival& arrival,
+                       Tensor& tensor, absl::Status& status)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(shard.mu);
   // Removes a value that was sent, and unlocks the shard; `link` is that of its key.
   ItemPtr TakeSendAndUnlock(Shard& shard, Item** link, const RecvArgs& args)
       ABSL_UNLOCK_FUNCTION(shard.mu);

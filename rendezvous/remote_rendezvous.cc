@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/base/attributes.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -104,6 +105,25 @@ absl::Status RemoteRendezvous::Initialize(const TaskName& worker) {
 
 absl::Status RemoteRendezvous::Send(const RendezvousKey& key, Tensor tensor, bool is_dead,
                                     SendArgs args) {
+  EagerProducer* producer = nullptr;
+  absl::Status status = SendOne(key, std::move(tensor), is_dead, std::move(args),
+                                /*more_follow=*/false, producer);
+  if (producer != nullptr) producer->AfterSend();
+  return status;
+}
+
+void RemoteRendezvous::SendMany(absl::Span<SendItem> items) {
+  EagerProducer* producer = nullptr;
+  for (SendItem& item : items) {
+    item.status = SendOne(*item.key, std::move(item.tensor), /*is_dead=*/false, {},
+                          /*more_follow=*/true, producer);
+  }
+  if (producer != nullptr) producer->AfterSend();
+}
+
+ABSL_ATTRIBUTE_ALWAYS_INLINE inline absl::Status RemoteRendezvous::SendOne(
+    const RendezvousKey& key, Tensor tensor, bool is_dead, SendArgs args, bool more_follow,
+    EagerProducer*& producer) {
   const TaskName* const here = worker();
   if (here == nullptr) return absl::InternalError("Send called before initialization.");
   if (!(key.src().task == *here)) return NotHere("src", key, *here);
@@ -111,24 +131,32 @@ absl::Status RemoteRendezvous::Send(const RendezvousKey& key, Tensor tensor, boo
                   step_id_, tensor.bytes(), absl::CEscape(key.text()));
   // The number suffices to tell whether it stays here.
   if (eager_ == nullptr || key.dst().task.task == here->task) {
+    // It may run callbacks.
+    if (EagerProducer* const last = std::exchange(producer, nullptr); last != nullptr) {
+      last->AfterSend();
+    }
     return local_.Send(key, std::move(tensor), is_dead, std::move(args));
   }
   // Looked up with the lock held: values queued before the link is connected are found by it.
-  EagerProducer* producer = nullptr;
+  EagerProducer* const last = producer;
+  EagerProducer* now = nullptr;
   const absl::Status status = local_.SendOrDivert(
       key, std::move(tensor), is_dead, std::move(args),
       [&](const Tensor& value, const SendArgs& send_args, bool is_behind_another) {
-        producer = eager_->ProducerFor(key.dst().task);
-        return producer != nullptr &&
-               producer->TrySend({.step = *this,
-                                  .key = key,
-                                  .tensor = value,
-                                  .args = send_args,
-                                  .is_dead = is_dead,
-                                  .is_behind_another = is_behind_another,
-                                  .is_step_serving = ServingWorker() != nullptr});
+        now = eager_->ProducerFor(key.dst().task);
+        return now != nullptr && now->TrySend({.step = *this,
+                                               .key = key,
+                                               .tensor = value,
+                                               .args = send_args,
+                                               .is_dead = is_dead,
+                                               .is_behind_another = is_behind_another,
+                                               .is_step_serving = ServingWorker() != nullptr,
+                                               .more_follow = more_follow});
       });
-  if (producer != nullptr) producer->AfterSend();
+  if (now != nullptr && now != last) {
+    if (last != nullptr) last->AfterSend();
+    producer = now;
+  }
   return status;
 }
 
@@ -273,6 +301,12 @@ absl::Status RemoteRendezvous::Arrive(const RendezvousKey& key, bool is_dead,
                                       LocalRendezvous::Arrival& arrival) {
   LocalRendezvous* const arrivals = Arrivals();
   return arrivals == nullptr ? abort_status() : arrivals->Arrive(key, is_dead, arrival);
+}
+
+void RemoteRendezvous::ArriveMany(absl::Span<LocalRendezvous::ArrivalItem> items) {
+  LocalRendezvous* const arrivals = Arrivals();
+  if (arrivals != nullptr) return arrivals->ArriveMany(items);
+  for (LocalRendezvous::ArrivalItem& item : items) item.status = abort_status();
 }
 
 bool RemoteRendezvous::AddProducer(EagerProducer& producer) {

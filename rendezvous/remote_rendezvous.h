@@ -15,6 +15,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
+#include "absl/types/span.h"
 
 #include "base/clock.h"
 #include "base/spin_lock.h"
@@ -97,6 +98,9 @@ class RemoteRendezvous final : public std::enable_shared_from_this<RemoteRendezv
   absl::Status Send(const RendezvousKey& key, Tensor tensor, bool is_dead = false,
                     SendArgs args = {});
 
+  // As Send for each of them, in this order; values for one worker share messages.
+  void SendMany(absl::Span<SendItem> items);
+
   // Receives for a consumer on this worker: from the local table if the source is this worker too,
   // else from the source's worker.
   //   Errors: the abort's status (no fetch is issued then); INTERNAL before Initialize;
@@ -157,6 +161,8 @@ class RemoteRendezvous final : public std::enable_shared_from_this<RemoteRendezv
   // As LocalRendezvous::Arrive.
   absl::Status Arrive(const RendezvousKey& key, bool is_dead, LocalRendezvous::Arrival& arrival)
       ABSL_LOCKS_EXCLUDED(mu_);
+  // As LocalRendezvous::ArriveMany.
+  void ArriveMany(absl::Span<LocalRendezvous::ArrivalItem> items) ABSL_LOCKS_EXCLUDED(mu_);
   // Requests the waiting receives whose keys match, those of a key in order.
   void RequestWaiting(EagerConsumer& consumer,
                       absl::FunctionRef<bool(const RendezvousKey&)> matches)
@@ -227,6 +233,9 @@ class RemoteRendezvous final : public std::enable_shared_from_this<RemoteRendezv
   // `with_phase`: errors of fetches include their progress.
   void EndAll(absl::FunctionRef<absl::Status(const Waiting&)> verdict, size_t& count,
               bool with_phase = false) ABSL_LOCKS_EXCLUDED(mu_);
+  // `producer`: that of the calls before, whose AfterSend has not been called; null: there is none.
+  absl::Status SendOne(const RendezvousKey& key, Tensor tensor, bool is_dead, SendArgs args,
+                       bool more_follow, EagerProducer*& producer);
   void EndStep(const absl::Status& why, bool may_begin_again) ABSL_LOCKS_EXCLUDED(mu_);
   std::vector<EagerProducer*> Producers() const ABSL_LOCKS_EXCLUDED(mu_);
   void RecvHere(const RendezvousKey& key, const TaskName& here, RecvArgs args, RecvCallback done);

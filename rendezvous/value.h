@@ -12,6 +12,7 @@
 #include "absl/time/time.h"
 
 #include "base/cancellation_token.h"
+#include "rendezvous/key.h"
 #include "rendezvous/outstanding_operations.h"
 #include "tensor/tensor.h"
 
@@ -75,8 +76,23 @@ struct Received {
   absl::string_view path = "local";
 };
 
+// One of several sends that are passed on together.
+struct SendItem {
+  const RendezvousKey* key = nullptr;
+  Tensor tensor;
+  // Set by the call.
+  absl::Status status;
+};
+
 // Called exactly once, with no lock held; `received` is meaningful only if the status is OK.
 using RecvCallback = absl::AnyInvocable<void(absl::Status, Received) &&>;
+
+// One of several receives that are posted together.
+struct RecvItem {
+  const RendezvousKey* key = nullptr;
+  RecvArgs args;
+  RecvCallback done;
+};
 
 // Marks an error caused by another error, such as a copy of another worker's: it is reported only
 // if the original is unknown. The mark is found even behind text that others prepend.

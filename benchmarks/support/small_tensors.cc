@@ -217,8 +217,18 @@ SmallTensorSender::SmallTensorSender(TransferPeer& peer, SmallTensors plan)
 
 SmallTensorSender::~SmallTensorSender() { peer_.End(); }
 
-// The only place where values are sent: for a call that takes many at a time.
 void SmallTensorSender::Send(int64_t first, int64_t count) {
+  if (count > 1) {
+    items_.resize(static_cast<size_t>(count));
+    for (int64_t i = 0; i < count; ++i) {
+      items_[static_cast<size_t>(i)] = {
+          .key = &keys_[static_cast<size_t>((first + i) % plan_.keys)],
+          .tensor = tensors_[static_cast<size_t>((first + i) % kValues)]};
+    }
+    step_->SendMany(absl::MakeSpan(items_));
+    for (const SendItem& item : items_) ExpectOk(item.status);
+    return;
+  }
   for (int64_t i = first; i < first + count; ++i) {
     ExpectOk(step_->Send(keys_[static_cast<size_t>(i % plan_.keys)],
                          tensors_[static_cast<size_t>(i % kValues)]));

@@ -95,6 +95,7 @@ class SmallTensorSender final {
   SmallTensors plan_;
   std::vector<RendezvousKey> keys_;
   std::vector<Tensor> tensors_;
+  std::vector<SendItem> items_;
   std::shared_ptr<RemoteRendezvous> rendezvous_;
   std::unique_ptr<Step> step_;
   std::vector<std::unique_ptr<Answer>> answers_;

@@ -91,7 +91,8 @@ class Step {
   Request Recv(const TensorId& id, RecvOptions options = {});
 
   // The same for many operations, in order: the requests are in the order of `operations`, and one
-  // that fails does not affect the others. Currently no faster than individual calls.
+  // that fails does not affect the others. Small tensors for one node share messages, and wake it
+  // once.
   std::vector<Request> SendMany(absl::Span<const SendOperation> operations);
   std::vector<Request> RecvMany(absl::Span<const RecvOperation> operations);
 

@@ -3,8 +3,11 @@
 #include "rendezvous/peer/eager_inbox.h"
 
 #include <algorithm>
+#include <array>
+#include <optional>
 #include <utility>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 
@@ -32,8 +35,10 @@ class EagerInbox::Kept final : public DeviceContext {
 class EagerInbox::FromFrame final : public LocalRendezvous::Arrival {
  public:
   FromFrame(EagerInbox& inbox, RemoteRendezvous& step, const RendezvousKey& key,
-            const EagerRecord& record)
-      : inbox_(inbox), step_(step), key_(key), record_(record) {}
+            const EagerRecord& record, uint64_t sequence)
+      : inbox_(inbox), step_(step), key_(key), record_(record), sequence_(sequence) {}
+  FromFrame(const FromFrame&) = delete;
+  FromFrame& operator=(const FromFrame&) = delete;
 
   absl::Status Match(const RendezvousKey& key, const RecvArgs& args, Tensor& tensor) override {
     absl::Status status = inbox_.Check(record_.header, record_.is_dead, args);
@@ -83,7 +88,7 @@ class EagerInbox::FromFrame final : public LocalRendezvous::Arrival {
   }
 
   absl::StatusOr<EagerReceiver::Arrival> Admit() ABSL_EXCLUSIVE_LOCKS_REQUIRED(inbox_.mu_) {
-    absl::StatusOr<EagerReceiver::Arrival> arrival = inbox_.receiver_.OnArrival(record_);
+    absl::StatusOr<EagerReceiver::Arrival> arrival = inbox_.receiver_.OnArrival(record_, sequence_);
     if (!arrival.ok()) {
       violation_ = arrival.status();
     } else if (arrival->is_new_step) {
@@ -101,7 +106,55 @@ class EagerInbox::FromFrame final : public LocalRendezvous::Arrival {
   RemoteRendezvous& step_;
   const RendezvousKey& key_;
   const EagerRecord& record_;
+  const uint64_t sequence_;
   absl::Status violation_;
+};
+
+// Values of a frame that arrive together.
+class EagerInbox::Batch final {
+ public:
+  bool is_full() const { return count_ == kMost; }
+
+  void Add(EagerInbox& inbox, RemoteRendezvous& step, const RendezvousKey& key,
+           const EagerRecord& record, uint64_t sequence) {
+    Entry& entry = entries_[count_++].emplace(inbox, step, key, record, sequence);
+    items_.push_back({.key = &entry.key, .is_dead = record.is_dead, .arrival = &entry.arrival});
+  }
+
+  // Sets the number of values that the step, which is over, has not taken.
+  //   Errors: INVALID_ARGUMENT: a violation.
+  absl::Status Deliver(RemoteRendezvous& step, size_t& dropped) {
+    dropped = 0;
+    if (count_ == 0) return absl::OkStatus();
+    step.ArriveMany(absl::MakeSpan(items_));
+    absl::Status violation;
+    for (size_t i = 0; i < count_; ++i) {
+      violation.Update(entries_[i]->arrival.violation());
+      dropped += items_[i].status.ok() ? 0 : 1;
+      entries_[i].reset();
+    }
+    count_ = 0;
+    items_.clear();
+    return violation;
+  }
+
+ private:
+  static constexpr size_t kMost = 64;
+
+  struct Entry {
+    Entry(EagerInbox& inbox, RemoteRendezvous& step, const RendezvousKey& key,
+          const EagerRecord& record, uint64_t sequence)
+        : key(key), record(record), arrival(inbox, step, this->key, this->record, sequence) {}
+
+    // The name's number may be given to another one within the frame.
+    const RendezvousKey key;
+    const EagerRecord record;
+    FromFrame arrival;
+  };
+
+  size_t count_ = 0;
+  std::array<std::optional<Entry>, kMost> entries_;
+  absl::InlinedVector<LocalRendezvous::ArrivalItem, kMost> items_;
 };
 
 bool EagerInbox::IsFromProducer(const RendezvousKey& key) const {
@@ -365,6 +418,18 @@ absl::Status EagerInbox::OnEager(const ControlChannel& channel, absl::string_vie
   int64_t step_id = 0;
   std::shared_ptr<RemoteRendezvous> step;
   bool is_current = true;
+  // For more than one value.
+  std::optional<Batch> batch;
+  const auto drop = [&] {
+    SpinLockHolder lock(&mu_);
+    if (IsCurrent(channel)) Drop(step_id);
+  };
+  const auto deliver = [&]() -> absl::Status {
+    size_t dropped = 0;
+    absl::Status violation = batch->Deliver(*step, dropped);
+    for (size_t i = 0; violation.ok() && i < dropped; ++i) drop();
+    return violation;
+  };
   absl::Status status = DecodeEager(
       body,
       [&](const EagerHead& head) -> absl::Status {
@@ -378,6 +443,7 @@ absl::Status EagerInbox::OnEager(const ControlChannel& channel, absl::string_vie
         if (head.acked_count != 0) {
           FERRY_RETURN_IF_ERROR(acknowledge({head.acked_first, head.acked_count}));
         }
+        if (head.count > 1) batch.emplace();
         return FindStep(step_id, step);
       },
       [&](const EagerRecord& record) -> absl::Status {
@@ -388,6 +454,7 @@ absl::Status EagerInbox::OnEager(const ControlChannel& channel, absl::string_vie
         }
         mu_.Lock();
         const absl::StatusOr<RendezvousKey> key = receiver_.OnRecord(record);
+        const uint64_t sequence = receiver_.last_sequence();
         mu_.Unlock();
         FERRY_RETURN_IF_ERROR(key.status());
         if (!record.text.empty() &&
@@ -397,16 +464,21 @@ absl::Status EagerInbox::OnEager(const ControlChannel& channel, absl::string_vie
         FERRY_LOG_DEBUG(kTransport, "value arrived: peer={} step={} bytes={} key={}",
                         producer_.node_id, step_id, record.payload.size(),
                         absl::CEscape(key->text()));
-        if (step != nullptr) {
-          FromFrame arrival(*this, *step, *key, record);
-          const absl::Status arrived = step->Arrive(*key, record.is_dead, arrival);
-          if (!arrival.violation().ok()) return arrival.violation();
-          if (arrived.ok()) return absl::OkStatus();
+        if (step == nullptr) {
+          drop();
+          return absl::OkStatus();
         }
-        SpinLockHolder lock(&mu_);
-        if (IsCurrent(channel)) Drop(step_id);
+        if (batch.has_value()) {
+          batch->Add(*this, *step, *key, record, sequence);
+          return batch->is_full() ? deliver() : absl::OkStatus();
+        }
+        FromFrame arrival(*this, *step, *key, record, sequence);
+        const absl::Status arrived = step->Arrive(*key, record.is_dead, arrival);
+        if (!arrival.violation().ok()) return arrival.violation();
+        if (!arrived.ok()) drop();
         return absl::OkStatus();
       });
+  if (status.ok() && batch.has_value() && step != nullptr) status = deliver();
   AfterReceive();
   return status;
 }

@@ -101,6 +101,7 @@ class EagerInbox final : public EagerConsumer {
 
  private:
   class FromFrame;
+  class Batch;
   class Kept;
 
   bool IsCurrent(const ControlChannel& channel) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {

@@ -60,6 +60,8 @@ void EagerOutbox::Reset(Deferred& deferred) {
   operations_.clear();
   sender_.reset();
   channel_.reset();
+  frame_.Start(0, 0);
+  has_unsent_.store(false, std::memory_order_relaxed);
 }
 
 void EagerOutbox::Run(Deferred deferred, const absl::Status& why) {
@@ -109,6 +111,7 @@ bool EagerOutbox::TrySend(const Offer& offer) {
   }
   if (decision.needs_drain) needs_drain_.store(true, std::memory_order_relaxed);
   absl::Status status;
+  if (!decision.pulls.empty()) status = SendFrame();
   for (const EagerPullMessage& pull : decision.pulls) {
     FERRY_LOG_DEBUG(kTransport, "PULL sent: peer={} scope={}", consumer_.node_id,
                     ToString(pull.scope));
@@ -119,6 +122,7 @@ bool EagerOutbox::TrySend(const Offer& offer) {
   const bool asks_for_acks =
       decision.asks_for_acks ||
       (decision.is_sent && offer.step.is_flushing() && sender_->StartFlush(step_id));
+  if (asks_for_acks && status.ok()) status = SendFrame();
   if (asks_for_acks && status.ok()) status = SendAckNow(*channel_, step_id);
   if (status.ok()) {
     if (decision.is_first_unacknowledged) {
@@ -148,7 +152,30 @@ absl::Status EagerOutbox::SendValue(const Offer& offer, const EagerSender::Decis
   FERRY_LOG_DEBUG(kTransport, "value sent before its request: peer={} step={} sequence={} key={}",
                   consumer_.node_id, head.step_id, decision.sequence,
                   absl::CEscape(offer.key.text()));
-  return SendEagerValue(*channel_, head, record);
+  if (frame_.count() == 0 && !offer.more_follow) return SendEagerValue(*channel_, head, record);
+  if (frame_.count() != 0 && frame_.step_id() == head.step_id && frame_.Append(record)) {
+    return offer.more_follow ? absl::OkStatus() : SendFrame();
+  }
+  FERRY_RETURN_IF_ERROR(SendFrame());
+  if (!offer.more_follow) return SendEagerValue(*channel_, head, record);
+  frame_.Start(head.step_id, head.sequence);
+  frame_.Append(record);
+  has_unsent_.store(true, std::memory_order_relaxed);
+  return absl::OkStatus();
+}
+
+absl::Status EagerOutbox::SendFrame() {
+  if (frame_.count() == 0) return absl::OkStatus();
+  const absl::Status status = SendEager(*channel_, frame_);
+  frame_.Start(0, 0);
+  has_unsent_.store(false, std::memory_order_relaxed);
+  return status;
+}
+
+void EagerOutbox::SendUnsent() {
+  SpinLockHolder lock(&mu_);
+  const absl::Status status = SendFrame();
+  if (!status.ok()) channel_->Close(status);
 }
 
 void EagerOutbox::Drain() {
@@ -291,7 +318,8 @@ std::optional<RendezvousKey> EagerOutbox::FindName(const ControlChannel& channel
 void EagerOutbox::StartFlush(int64_t step_id) {
   SpinLockHolder lock(&mu_);
   if (!sender_.has_value() || !sender_->has_step(step_id) || !sender_->StartFlush(step_id)) return;
-  const absl::Status status = SendAckNow(*channel_, step_id);
+  absl::Status status = SendFrame();
+  if (status.ok()) status = SendAckNow(*channel_, step_id);
   if (!status.ok()) channel_->Close(status);
 }
 
@@ -305,6 +333,8 @@ void EagerOutbox::OnStepEnd(RemoteRendezvous& step, const absl::Status& why) {
   {
     SpinLockHolder lock(&mu_);
     if (!sender_.has_value()) return;
+    const absl::Status sent = SendFrame();
+    if (!sent.ok()) channel_->Close(sent);
     sender_->OnStepEnd(step.step_id(), [&](uint64_t, const EagerSender::Record& record) {
       deferred.losses.push_back({record.step_id, record.key});
     });

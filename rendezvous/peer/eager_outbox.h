@@ -55,6 +55,7 @@ class EagerOutbox final : public EagerProducer {
 
   bool TrySend(const Offer& offer) override ABSL_LOCKS_EXCLUDED(mu_);
   void AfterSend() override {
+    if (has_unsent_.load(std::memory_order_relaxed)) SendUnsent();
     if (needs_drain_.load(std::memory_order_relaxed)) Drain();
   }
   void OnStepServing(int64_t step_id) override ABSL_LOCKS_EXCLUDED(mu_);
@@ -100,6 +101,9 @@ class EagerOutbox final : public EagerProducer {
   bool IsEager(const Offer& offer) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status SendValue(const Offer& offer, const EagerSender::Decision& decision)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The frame that waits for further values must be sent before any other.
+  absl::Status SendFrame() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void SendUnsent() ABSL_LOCKS_EXCLUDED(mu_);
   // Ends the step's operation if nothing of it is unacknowledged any more.
   void EndIfReceived(int64_t step_id, std::vector<StepOperation>& ended)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -116,12 +120,16 @@ class EagerOutbox final : public EagerProducer {
   // Something may be sent, or be kept for later. False: TrySend returns at once.
   std::atomic<bool> is_started_{false};
   std::atomic<bool> needs_drain_{false};
+  // There is a frame that has not been sent.
+  std::atomic<bool> has_unsent_{false};
 
   mutable SpinLock mu_;
   std::shared_ptr<ControlChannel> channel_ ABSL_GUARDED_BY(mu_);
   SizeLimits sizes_ ABSL_GUARDED_BY(mu_);
   // Set as long as there is a control channel.
   std::optional<EagerSender> sender_ ABSL_GUARDED_BY(mu_);
+  // Values of a step that wait for further ones; none: there is no such frame.
+  EagerFrameWriter frame_ ABSL_GUARDED_BY(mu_);
   // For steps with values that are not acknowledged.
   absl::flat_hash_map<int64_t, StepOperation> operations_ ABSL_GUARDED_BY(mu_);
 };

@@ -184,9 +184,9 @@ absl::Status CheckEagerLimits(const EagerLimits& limits) {
   return absl::OkStatus();
 }
 
-EagerFrameWriter::EagerFrameWriter(int64_t step_id, uint32_t sequence) : body_(kHeadBytes, '\0') {
-  head_.step_id = step_id;
-  head_.sequence = sequence;
+void EagerFrameWriter::Start(int64_t step_id, uint32_t sequence) {
+  body_.assign(kHeadBytes, '\0');
+  head_ = {.step_id = step_id, .sequence = sequence};
 }
 
 bool EagerFrameWriter::Append(const EagerRecord& record) {

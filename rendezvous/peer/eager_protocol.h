@@ -132,8 +132,11 @@ absl::StatusOr<EagerLimits> DecodeEagerLimits(absl::string_view value);
 // Collects the records of one EAGER frame. Not thread-safe.
 class EagerFrameWriter final {
  public:
-  explicit EagerFrameWriter(int64_t step_id, uint32_t sequence);
+  EagerFrameWriter() = default;
+  EagerFrameWriter(int64_t step_id, uint32_t sequence) { Start(step_id, sequence); }
 
+  // Begins another frame, without records, in the same memory.
+  void Start(int64_t step_id, uint32_t sequence);
   // Appends a record; false if the frame has no room for it, and then nothing is appended. An empty
   // frame has room for any legal record.
   bool Append(const EagerRecord& record);
@@ -141,6 +144,7 @@ class EagerFrameWriter final {
   // The frame's body, with every record so far.
   absl::string_view view();
   uint16_t count() const { return head_.count; }
+  int64_t step_id() const { return head_.step_id; }
 
  private:
   EagerHead head_;

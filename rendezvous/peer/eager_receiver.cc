@@ -167,12 +167,14 @@ absl::StatusOr<RendezvousKey> EagerReceiver::OnRecord(const EagerRecord& record)
 }
 
 void EagerReceiver::AdoptKey(uint32_t name, const RendezvousKey& key) {
-  if (name != 0) names_[name - 1]->key = key;
+  // A later record of the frame may have given the number to another name.
+  if (name != 0 && names_[name - 1]->key == key) names_[name - 1]->key = key;
 }
 
-absl::StatusOr<EagerReceiver::Arrival> EagerReceiver::OnArrival(const EagerRecord& record) {
+absl::StatusOr<EagerReceiver::Arrival> EagerReceiver::OnArrival(const EagerRecord& record,
+                                                                uint64_t sequence) {
   const auto [at_step, is_new_step] = steps_.try_emplace(step_id_);
-  const Arrival arrival = {step_id_, next_sequence_ - 1, record.payload.size(), is_new_step};
+  const Arrival arrival = {step_id_, sequence, record.payload.size(), is_new_step};
   Step& step = at_step->second;
   const bool is_named = record.name != 0 && names_[record.name - 1]->scope.is_pulled;
   if (all_.is_pulled || step.scope.is_pulled || is_named) {

@@ -110,9 +110,11 @@ class EagerReceiver final {
   absl::StatusOr<RendezvousKey> OnRecord(const EagerRecord& record);
   // An equal key, which other receives use too: comparing it with theirs is then cheaper.
   void AdoptKey(uint32_t name, const RendezvousKey& key);
-  // The value of the last record is kept until it is taken.
+  // The sequence number of the last record.
+  uint64_t last_sequence() const { return next_sequence_ - 1; }
+  // The value of a record of the last frame is kept until it is taken.
   //   Errors: INVALID_ARGUMENT if it exceeds the limits: a violation.
-  absl::StatusOr<Arrival> OnArrival(const EagerRecord& record);
+  absl::StatusOr<Arrival> OnArrival(const EagerRecord& record, uint64_t sequence);
   // The step of the last record is over here: the value is dropped. The caller sends the
   // acknowledgements, then STEP_REFUSED if the result says so.
   StepEnd OnDropped();

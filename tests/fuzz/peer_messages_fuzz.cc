@@ -174,7 +174,7 @@ void CheckEager(absl::string_view body) {
       body, [](const EagerHead&) { return absl::OkStatus(); },
       [&](const EagerRecord& record) {
         FERRY_RETURN_IF_ERROR(receiver.OnRecord(record).status());
-        return receiver.OnArrival(record).status();
+        return receiver.OnArrival(record, receiver.last_sequence()).status();
       })
       .IgnoreError();
   FERRY_CHECK(receiver.values_held() <= 3);

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // EagerOutbox and EagerInbox between the tables of a process and a control channel.
+#include <algorithm>
 #include <cstring>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -19,6 +21,7 @@
 namespace ferry {
 namespace {
 
+using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
@@ -132,6 +135,49 @@ class EagerLinksTest : public ::testing::Test {
     record.header = {DataType::kUint8, *Shape::Create({8}), payload.size()};
     record.payload = payload;
     EXPECT_TRUE(writer.Append(record));
+    return inbox().OnEager(*channel_, writer.view(),
+                           [](const EagerRange&) { return absl::OkStatus(); });
+  }
+
+  static std::vector<absl::StatusCode> SendMany(RemoteRendezvous& step,
+                                                const std::vector<std::string>& names) {
+    std::vector<RendezvousKey> keys;
+    for (const std::string& name : names) keys.push_back(Key(kSelf, kPeer, name));
+    std::vector<SendItem> items;
+    for (const RendezvousKey& key : keys) items.push_back({.key = &key, .tensor = Small()});
+    step.SendMany(absl::MakeSpan(items));
+    std::vector<absl::StatusCode> codes;
+    for (const SendItem& item : items) codes.push_back(item.status.code());
+    return codes;
+  }
+  // The names that the frame defines, "" for others.
+  static std::vector<std::string> RecordsOf(const std::string& frame) {
+    std::vector<std::string> names;
+    EXPECT_TRUE(DecodeEager(
+                    frame, [](const EagerHead&) { return absl::OkStatus(); },
+                    [&names](const EagerRecord& record) {
+                      const auto key = RendezvousKey::Parse(record.text);
+                      names.emplace_back(key.ok() ? key->edge() : "");
+                      return absl::OkStatus();
+                    })
+                    .ok());
+    return names;
+  }
+  // A frame of the peer with a value for each of those names, whose bytes are its position.
+  absl::Status ArriveMany(const std::vector<std::string>& names, uint32_t sequence = 0) {
+    EagerFrameWriter writer(kStep, sequence);
+    for (size_t i = 0; i < names.size(); ++i) {
+      const std::string payload(8, static_cast<char>(i));
+      const RendezvousKey key = Key(kPeer, kSelf, names[i]);
+      EagerRecord record;
+      // In the first place where it is used.
+      const auto first = std::find(names.begin(), names.end(), names[i]) - names.begin();
+      record.name = static_cast<uint32_t>(first) + 1;
+      if (static_cast<size_t>(first) == i) record.text = key.text();
+      record.header = {DataType::kUint8, *Shape::Create({8}), payload.size()};
+      record.payload = payload;
+      EXPECT_TRUE(writer.Append(record));
+    }
     return inbox().OnEager(*channel_, writer.view(),
                            [](const EagerRange&) { return absl::OkStatus(); });
   }
@@ -351,6 +397,103 @@ TEST_F(EagerLinksTest, AStepThatIsForgotten_IsPushed) {
   (*manager_.Find(kStep))->DropArrivals([](const RendezvousKey&) { return true; });
   manager_.ForgetIfUnused(kStep);
   EXPECT_THAT(TakeTypes(), ElementsAre(PeerMessageType::kStepRefused, PeerMessageType::kEagerPush));
+}
+
+TEST_F(EagerLinksTest, ABatch_IsOneFrame) {
+  const auto step = Step();
+  EXPECT_THAT(SendMany(*step, {"a", "b", "a"}), Each(absl::StatusCode::kOk));
+  EXPECT_THAT(channel_->types, ElementsAre(PeerMessageType::kEager));
+  EXPECT_THAT(RecordsOf(channel_->bodies.at(0)), ElementsAre("a", "b", ""));
+  TakeTypes();
+  // Nothing waits for a further value.
+  ASSERT_TRUE(step->Send(Key(kSelf, kPeer, "a"), Small()).ok());
+  EXPECT_THAT(TakeTypes(), ElementsAre(PeerMessageType::kEager));
+}
+
+TEST_F(EagerLinksTest, ALargeValueInABatch_IsAnnouncedAfterThoseBeforeIt) {
+  const auto step = Step();
+  std::vector<RendezvousKey> keys;
+  for (const char* const name : {"a", "large", "b"}) keys.push_back(Key(kSelf, kPeer, name));
+  std::vector<SendItem> items = {
+      {.key = &keys[0], .tensor = Small()},
+      {.key = &keys[1], .tensor = *Tensor::Allocate(DataType::kUint8, *Shape::Create({1 << 20}))},
+      {.key = &keys[2], .tensor = Small()}};
+  step->SendMany(absl::MakeSpan(items));
+  EXPECT_THAT(TakeTypes(), ElementsAre(PeerMessageType::kEager, PeerMessageType::kEagerPull,
+                                       PeerMessageType::kEager));
+  EXPECT_TRUE(step->HasQueued(keys[1]));
+}
+
+TEST_F(EagerLinksTest, ABatchThatUsesUpTheCredit_IsSentBeforeThePull) {
+  const auto step = Step();
+  const std::vector<std::string> names(EagerLimits().step_values + 2, "a");
+  EXPECT_THAT(SendMany(*step, names), Each(absl::StatusCode::kOk));
+  const std::vector<PeerMessageType> types = TakeTypes();
+  ASSERT_GE(types.size(), 2u);
+  EXPECT_EQ(types.back(), PeerMessageType::kEagerPull);
+  for (size_t i = 0; i + 1 < types.size(); ++i) EXPECT_EQ(types[i], PeerMessageType::kEager);
+  EXPECT_TRUE(step->HasQueued(Key(kSelf, kPeer, "a")));
+}
+
+TEST_F(EagerLinksTest, ABatchInAStepThatIsFlushed_IsSentBeforeTheRequestForAcks) {
+  const auto step = Step();
+  step->StartFlush();
+  EXPECT_THAT(SendMany(*step, {"a", "b"}), Each(absl::StatusCode::kOk));
+  EXPECT_THAT(TakeTypes(), ElementsAre(PeerMessageType::kEager, PeerMessageType::kAckNow,
+                                       PeerMessageType::kEager, PeerMessageType::kAckNow));
+  step->EndFlush();
+}
+
+TEST_F(EagerLinksTest, ABatchInAStepThatIsOver_FailsAsAWhole) {
+  const auto step = Step();
+  step->StartAbort(absl::InternalError("aborted"));
+  EXPECT_THAT(SendMany(*step, {"a", "b"}), Each(absl::StatusCode::kInternal));
+  EXPECT_THAT(TakeTypes(), IsEmpty());
+}
+
+TEST_F(EagerLinksTest, ABatchOnAChannelThatFails_IsLost) {
+  const auto step = Step();
+  channel_->refusal = absl::UnavailableError("broken");
+  SendMany(*step, {"a", "b"});
+  outbox().OnClosed(*channel_, absl::UnavailableError("broken"));
+  EXPECT_EQ(step->send_status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(step->operations().count(), 0);
+}
+
+// Those of a name in order, and each by the receive of its name.
+TEST_F(EagerLinksTest, AFrameOfManyValues_CompletesReceivesInOrder) {
+  const auto step = Step();
+  std::vector<std::string> order;
+  const auto receive = [&](const std::string& name) {
+    step->RecvAsync(Key(kPeer, kSelf, name), {},
+                    [&order, name](const absl::Status& status, const Received& received) {
+                      ASSERT_TRUE(status.ok()) << status;
+                      order.push_back(absl::StrCat(
+                          name, "=", *static_cast<const uint8_t*>(received.tensor.data())));
+                    });
+  };
+  for (const char* const name : {"b", "a", "a"}) receive(name);
+  EXPECT_TRUE(ArriveMany({"a", "b", "c", "a", "a"}).ok());
+  EXPECT_THAT(order, ElementsAre("a=0", "b=1", "a=3"));
+  receive("a");
+  receive("c");
+  EXPECT_THAT(order, ElementsAre("a=0", "b=1", "a=3", "a=4", "c=2"));
+}
+
+TEST_F(EagerLinksTest, AFrameOfManyValuesForAStepThatIsOver_RefusesItOnce) {
+  const auto step = Step();
+  manager_.Cleanup(kStep);
+  EXPECT_TRUE(ArriveMany({"a", "b", "c"}).ok());
+  EXPECT_THAT(TakeTypes(), ElementsAre(PeerMessageType::kStepRefused));
+}
+
+TEST_F(EagerLinksTest, AFrameOfManyValuesThatExceedsTheCredit_IsAnError) {
+  const auto step = Step();
+  const std::vector<std::string> names(EagerLimits().step_values / 2, "a");
+  EXPECT_TRUE(ArriveMany(names).ok());
+  EXPECT_TRUE(ArriveMany(names, EagerLimits().step_values / 2).ok());
+  EXPECT_EQ(ArriveMany({"a", "a"}, EagerLimits().step_values).code(),
+            absl::StatusCode::kInvalidArgument);
 }
 
 // It must still be over when it is cleaned up.

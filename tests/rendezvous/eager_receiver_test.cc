@@ -38,7 +38,7 @@ class EagerReceiverTest : public testing::Test {
     if (!status.ok()) return status;
     const auto key = receiver_.OnRecord(record);
     if (!key.ok()) return key.status();
-    return receiver_.OnArrival(record);
+    return receiver_.OnArrival(record, receiver_.last_sequence());
   }
   absl::StatusOr<bool> Pull(EagerScope scope, EagerPullKind kind = EagerPullKind::kUntilFree,
                             absl::string_view definition = "") {

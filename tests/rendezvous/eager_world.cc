@@ -664,7 +664,7 @@ void World::OnEager(const Message& message) {
     value.fate = Fate::kDropped;
     return SendEnd(message.step, receiver_->OnDropped());
   }
-  const auto arrival = receiver_->OnArrival(record);
+  const auto arrival = receiver_->OnArrival(record, receiver_->last_sequence());
   if (!arrival.ok()) return Fail(std::string(arrival.status().message()));
   value.fate = Fate::kArrived;
   if (waiting_[index].empty()) {

@@ -290,32 +290,55 @@ RendezvousKey EagerSimulation::RandomKey(const Process& source, int consumer) {
 void EagerSimulation::Send(Process& process) {
   StepState* const state = AnyStep(process);
   if (state == nullptr) return;
-  int consumer = 1 + dice_.Roll(static_cast<int>(processes_.size()) - 1);
-  if (consumer >= process.node()) ++consumer;
-  const RendezvousKey key = RandomKey(process, consumer);
-  Stream::Value value;
-  value.number = ++last_number_;
-  value.is_dead = dice_.Chance(6);
-  value.bytes = dice_.Chance(12) ? 17'000 : 8 + 8 * static_cast<size_t>(dice_.Roll(8));
-  Tensor tensor;
-  if (!value.is_dead) {
-    tensor =
-        *Tensor::Allocate(DataType::kUint8, *Shape::Create({static_cast<int64_t>(value.bytes)}));
-    std::memcpy(tensor.mutable_data(), &value.number, sizeof(value.number));
-  }
   const auto real = state->real;
-  Log(absl::StrCat(process.node(), " sends ", value.number, value.is_dead ? " (dead)" : "", " of ",
-                   value.bytes, " bytes in step ", real->step_id(), " ", key.text()));
-  if (IsEnding(process.node(), consumer)) process.steps[real->step_id()].has_excuse = true;
-  // Before: a receive that waits gets it inside the call.
-  Stream& stream = StreamOf({real->step_id(), key.text()});
-  stream.source = process.incarnation();
-  stream.values.push_back(value);
-  const absl::Status sent = real->Send(key, std::move(tensor), value.is_dead);
-  if (sent.ok()) return;
-  stream.values.pop_back();
-  ledger_.Expect(!process.steps[real->step_id()].is_initialized || absl::IsResourceExhausted(sent),
-                 absl::StrCat("a send failed: ", sent.ToString()));
+  const bool is_batch = dice_.Chance(20);
+  const int count = is_batch ? 1 + dice_.Roll(6) : 1;
+  std::vector<RendezvousKey> keys;
+  std::vector<SendItem> items;
+  std::vector<int64_t> numbers;
+  bool is_dead = false;
+  keys.reserve(static_cast<size_t>(count));
+  for (int i = 0; i < count; ++i) {
+    int consumer = 1 + dice_.Roll(static_cast<int>(processes_.size()) - 1);
+    if (consumer >= process.node()) ++consumer;
+    const RendezvousKey& key = keys.emplace_back(RandomKey(process, consumer));
+    Stream::Value value;
+    value.number = ++last_number_;
+    value.is_dead = is_dead = !is_batch && dice_.Chance(6);
+    value.bytes = dice_.Chance(12) ? 17'000 : 8 + 8 * static_cast<size_t>(dice_.Roll(8));
+    Tensor tensor;
+    if (!value.is_dead) {
+      tensor =
+          *Tensor::Allocate(DataType::kUint8, *Shape::Create({static_cast<int64_t>(value.bytes)}));
+      std::memcpy(tensor.mutable_data(), &value.number, sizeof(value.number));
+    }
+    Log(absl::StrCat(process.node(), " sends ", value.number, value.is_dead ? " (dead)" : "",
+                     is_batch ? " (batch)" : "", " of ", value.bytes, " bytes in step ",
+                     real->step_id(), " ", key.text()));
+    if (IsEnding(process.node(), consumer)) process.steps[real->step_id()].has_excuse = true;
+    // Before: a receive that waits gets it inside the call.
+    Stream& stream = StreamOf({real->step_id(), key.text()});
+    stream.source = process.incarnation();
+    stream.values.push_back(value);
+    numbers.push_back(value.number);
+    items.push_back({.key = &key, .tensor = std::move(tensor)});
+  }
+  if (is_batch) {
+    real->SendMany(absl::MakeSpan(items));
+  } else {
+    items[0].status = real->Send(keys[0], std::move(items[0].tensor), is_dead);
+  }
+  for (size_t i = 0; i < items.size(); ++i) {
+    const absl::Status& sent = items[i].status;
+    if (sent.ok()) continue;
+    auto& values = StreamOf({real->step_id(), keys[i].text()}).values;
+    values.erase(std::find_if(values.begin(), values.end(), [&](const Stream::Value& value) {
+      return value.number == numbers[i];
+    }));
+    ledger_.Expect(
+        !process.steps[real->step_id()].is_initialized || absl::IsResourceExhausted(sent),
+        absl::StrCat("a send failed: ", sent.ToString()));
+  }
 }
 
 void EagerSimulation::Recv(Process& process) {
