@@ -259,6 +259,29 @@ bool LocalRendezvous::HasQueued(const RendezvousKey& key) {
   return *link != nullptr && (*link)->is_send;
 }
 
+template <typename Each, typename KeyOf, typename Visit>
+void LocalRendezvous::ForEachByShard(absl::Span<Each> items, const KeyOf& key_of,
+                                     const Visit& visit) {
+  const auto shard_of = [&](const Each& item) { return key_of(item).hash() & shard_mask_; };
+  // The end of each shard's items in `order`, then their begin.
+  std::array<uint32_t, kMaxShards> at = {};
+  for (const Each& item : items) ++at[shard_of(item)];
+  uint32_t sum = 0;
+  for (size_t i = 0; i <= shard_mask_; ++i) at[i] = sum += at[i];
+  absl::InlinedVector<uint32_t, kInlinedBatch> order(items.size());
+  for (size_t i = items.size(); i > 0; --i) {
+    order[--at[shard_of(items[i - 1])]] = static_cast<uint32_t>(i - 1);
+  }
+  for (size_t i = 0; i < order.size();) {
+    const size_t index = shard_of(items[order[i]]);
+    Shard& shard = shards_[index];
+    SpinLockHolder lock(&shard.mu);
+    for (; i < order.size() && shard_of(items[order[i]]) == index; ++i) {
+      visit(shard, items[order[i]]);
+    }
+  }
+}
+
 ABSL_ATTRIBUTE_ALWAYS_INLINE inline LocalRendezvous::ItemPtr LocalRendezvous::ArriveLocked(
     Shard& shard, const RendezvousKey& key, bool is_dead, Arrival& arrival, Tensor& tensor,
     absl::Status& status) {
@@ -293,45 +316,22 @@ absl::Status LocalRendezvous::Arrive(const RendezvousKey& key, bool is_dead, Arr
   return absl::OkStatus();
 }
 
-void LocalRendezvous::ArriveMany(absl::Span<ArrivalItem> items) {
-  struct Completion {
-    ItemPtr receive;
-    absl::Status status;
-    Tensor tensor;
-  };
-  // The items of each shard, in order.
-  std::array<uint32_t, kMaxShards + 1> begins = {};
-  for (const ArrivalItem& item : items) ++begins[(item.key->hash() & shard_mask_) + 1];
-  for (size_t i = 0; i <= shard_mask_; ++i) begins[i + 1] += begins[i];
-  std::array<uint32_t, kMaxShards + 1> next = begins;
-  absl::InlinedVector<uint32_t, kInlinedBatch> order(items.size());
-  for (size_t i = 0; i < items.size(); ++i) {
-    order[next[items[i].key->hash() & shard_mask_]++] = static_cast<uint32_t>(i);
-  }
-  absl::InlinedVector<Completion, kInlinedBatch> completions(items.size());
-  for (size_t i = 0; i <= shard_mask_; ++i) {
-    if (begins[i] == begins[i + 1]) continue;
-    Shard& shard = shards_[i];
-    SpinLockHolder lock(&shard.mu);
-    const bool is_aborted = is_aborted_.load(std::memory_order_relaxed);
-    for (uint32_t at = begins[i]; at < begins[i + 1]; ++at) {
-      ArrivalItem& item = items[order[at]];
-      if (is_aborted) {
-        item.status = abort_status();
-        continue;
-      }
-      Completion& completion = completions[order[at]];
-      absl::Status status;
-      completion.receive =
-          ArriveLocked(shard, *item.key, item.is_dead, *item.arrival, completion.tensor, status);
-      (completion.receive == nullptr ? item.status : completion.status) = std::move(status);
-    }
-  }
-  for (size_t i = 0; i < items.size(); ++i) {
-    Completion& completion = completions[i];
-    if (completion.receive == nullptr) continue;
-    Complete(std::move(completion.receive), std::move(completion.status),
-             std::move(completion.tensor), items[i].is_dead, {}, path_);
+void LocalRendezvous::ArriveMany(absl::Span<ArrivalItem> items, absl::FunctionRef<void()> settle) {
+  ForEachByShard(
+      items, [](const ArrivalItem& item) -> const RendezvousKey& { return *item.key; },
+      [this](Shard& shard, ArrivalItem& item) ABSL_EXCLUSIVE_LOCKS_REQUIRED(shard.mu) {
+        if (is_aborted_.load(std::memory_order_relaxed)) {
+          item.status = abort_status();
+        } else {
+          item.receive =
+              ArriveLocked(shard, *item.key, item.is_dead, *item.arrival, item.tensor, item.status);
+        }
+      });
+  settle();
+  for (ArrivalItem& item : items) {
+    if (item.receive == nullptr) continue;
+    Complete(std::move(item.receive), std::move(item.status), std::move(item.tensor), item.is_dead,
+             {}, path_);
   }
 }
 

@@ -112,12 +112,16 @@ class LocalRendezvous final {
     const RendezvousKey* key = nullptr;
     bool is_dead = false;
     Arrival* arrival = nullptr;
-    // Set by the call.
+    // The receive that takes it, and what it is completed with; null: it was queued, unless
+    // `status` says why not.
+    ItemPtr receive;
+    Tensor tensor;
     absl::Status status;
   };
-  // As Arrive for each of them, those of a key in order. Each lock is taken once; callbacks are run
-  // in this order, at the end.
-  void ArriveMany(absl::Span<ArrivalItem> items);
+  // As Arrive for each of them, those of a key in order. Each lock is taken once.
+  //   settle: called with no lock held, once the items are matched and before their callbacks run,
+  //   in order. It may change the status of those that were taken.
+  void ArriveMany(absl::Span<ArrivalItem> items, absl::FunctionRef<void()> settle);
 
   // As RecvAsync.
   //   take: a queued value is taken; returns the receive's status.
@@ -187,6 +191,9 @@ class LocalRendezvous final {
   size_t FailItems(absl::FunctionRef<absl::Status(const RendezvousKey&)> verdict,
                    bool is_receives_only);
 
+  // Visits the items, those of a shard together with its lock held, and in order.
+  template <typename Each, typename KeyOf, typename Visit>
+  void ForEachByShard(absl::Span<Each> items, const KeyOf& key_of, const Visit& visit);
   // An arrival. Returns the receive that takes it, which is to be completed with `status` and
   // `tensor` once the lock is released; null: it was queued, unless `status` says why not.
   ItemPtr ArriveLocked(Shard& shard, const RendezvousKey& key, bool is_dead, Arrival& arrival,

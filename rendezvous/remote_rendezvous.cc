@@ -303,10 +303,12 @@ absl::Status RemoteRendezvous::Arrive(const RendezvousKey& key, bool is_dead,
   return arrivals == nullptr ? abort_status() : arrivals->Arrive(key, is_dead, arrival);
 }
 
-void RemoteRendezvous::ArriveMany(absl::Span<LocalRendezvous::ArrivalItem> items) {
+void RemoteRendezvous::ArriveMany(absl::Span<LocalRendezvous::ArrivalItem> items,
+                                  absl::FunctionRef<void()> settle) {
   LocalRendezvous* const arrivals = Arrivals();
-  if (arrivals != nullptr) return arrivals->ArriveMany(items);
+  if (arrivals != nullptr) return arrivals->ArriveMany(items, settle);
   for (LocalRendezvous::ArrivalItem& item : items) item.status = abort_status();
+  settle();
 }
 
 bool RemoteRendezvous::AddProducer(EagerProducer& producer) {

@@ -162,7 +162,8 @@ class RemoteRendezvous final : public std::enable_shared_from_this<RemoteRendezv
   absl::Status Arrive(const RendezvousKey& key, bool is_dead, LocalRendezvous::Arrival& arrival)
       ABSL_LOCKS_EXCLUDED(mu_);
   // As LocalRendezvous::ArriveMany.
-  void ArriveMany(absl::Span<LocalRendezvous::ArrivalItem> items) ABSL_LOCKS_EXCLUDED(mu_);
+  void ArriveMany(absl::Span<LocalRendezvous::ArrivalItem> items, absl::FunctionRef<void()> settle)
+      ABSL_LOCKS_EXCLUDED(mu_);
   // Requests the waiting receives whose keys match, those of a key in order.
   void RequestWaiting(EagerConsumer& consumer,
                       absl::FunctionRef<bool(const RendezvousKey&)> matches)

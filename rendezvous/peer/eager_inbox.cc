@@ -22,55 +22,72 @@
 
 namespace ferry {
 
-// The device context of a value that waits in the table of arrivals.
-class EagerInbox::Kept final : public DeviceContext {
- public:
-  Kept(const EagerReceiver::Arrival& arrival, uint64_t epoch) : arrival(arrival), epoch(epoch) {}
+// A value that was admitted, and the control channel on which it came.
+struct EagerInbox::Admitted {
+  EagerReceiver::Arrival arrival;
+  uint64_t epoch = 0;
+};
 
-  const EagerReceiver::Arrival arrival;
-  const uint64_t epoch;
+// The device context of a value that waits in the table of arrivals.
+class EagerInbox::Kept final : public DeviceContext, public EagerInbox::Admitted {
+ public:
+  explicit Kept(const Admitted& admitted) : Admitted(admitted) {}
 };
 
 // A record of an EAGER frame, until its value is taken or kept.
 class EagerInbox::FromFrame final : public LocalRendezvous::Arrival {
  public:
+  // `admitted`: null: it is admitted by Match or Queue, and then Match also ends it. `violation`
+  // says why the control channel cannot be used any more, and then nothing is delivered.
   FromFrame(EagerInbox& inbox, RemoteRendezvous& step, const RendezvousKey& key,
-            const EagerRecord& record, uint64_t sequence)
-      : inbox_(inbox), step_(step), key_(key), record_(record), sequence_(sequence) {}
+            const EagerRecord& record, const Admitted* admitted, absl::Status& violation)
+      : inbox_(inbox),
+        step_(step),
+        key_(key),
+        record_(record),
+        admitted_(admitted),
+        violation_(violation) {}
   FromFrame(const FromFrame&) = delete;
   FromFrame& operator=(const FromFrame&) = delete;
 
   absl::Status Match(const RendezvousKey& key, const RecvArgs& args, Tensor& tensor) override {
+    FERRY_RETURN_IF_ERROR(violation_);
     absl::Status status = inbox_.Check(record_.header, record_.is_dead, args);
     if (status.ok() && !record_.is_dead) {
       const bool is_direct = args.destination.is_valid() && args.destination->is_on_host();
       if (is_direct) tensor = *args.destination;
       status = Copy(tensor);
     }
+    if (admitted_ != nullptr) return status;
     SpinLockHolder lock(&inbox_.mu_);
     const absl::StatusOr<EagerReceiver::Arrival> arrival = Admit();
     if (!arrival.ok()) return arrival.status();
     if (!key.IsSameObject(key_)) inbox_.receiver_.AdoptKey(record_.name, key);
     inbox_.Finish(*arrival, status);
+    inbox_.SendOutput();
+    inbox_.NoteLinger();
     return status;
   }
 
   absl::Status Queue(Tensor& tensor, SendArgs& args) override {
+    FERRY_RETURN_IF_ERROR(violation_);
     if (!record_.is_dead) {
       const absl::Status copied = Copy(tensor);
       // Without memory for it, too: those after it must not be received in its place.
       if (!copied.ok()) violation_ = copied;
       FERRY_RETURN_IF_ERROR(copied);
     }
-    SpinLockHolder lock(&inbox_.mu_);
-    FERRY_ASSIGN_OR_RETURN(const EagerReceiver::Arrival arrival, Admit());
-    args.device_context =
-        std::allocate_shared<Kept>(RecyclingAllocator<Kept>(), arrival, inbox_.epoch_);
+    Admitted admitted;
+    if (admitted_ != nullptr) {
+      admitted = *admitted_;
+    } else {
+      SpinLockHolder lock(&inbox_.mu_);
+      FERRY_ASSIGN_OR_RETURN(admitted.arrival, Admit());
+      admitted.epoch = inbox_.epoch_;
+    }
+    args.device_context = std::allocate_shared<Kept>(RecyclingAllocator<Kept>(), admitted);
     return absl::OkStatus();
   }
-
-  // Why the control channel cannot be used any more; OK: it can.
-  const absl::Status& violation() const { return violation_; }
 
  private:
   absl::Status Copy(Tensor& tensor) {
@@ -88,16 +105,13 @@ class EagerInbox::FromFrame final : public LocalRendezvous::Arrival {
   }
 
   absl::StatusOr<EagerReceiver::Arrival> Admit() ABSL_EXCLUSIVE_LOCKS_REQUIRED(inbox_.mu_) {
-    absl::StatusOr<EagerReceiver::Arrival> arrival = inbox_.receiver_.OnArrival(record_, sequence_);
+    absl::StatusOr<EagerReceiver::Arrival> arrival =
+        inbox_.receiver_.OnArrival(record_, inbox_.receiver_.last_sequence());
     if (!arrival.ok()) {
       violation_ = arrival.status();
-    } else if (arrival->is_new_step) {
+    } else {
       // The abort of the step waits for the shard's lock, so it is not over.
-      step_.AddConsumer(inbox_);
-    }
-    // Nothing else may ever end it here.
-    if (arrival.ok() && !step_.is_serving() && inbox_.receiver_.StartWatch(step_.step_id())) {
-      inbox_.QueueWatch(step_.step_id());
+      inbox_.NoteArrival(step_, *arrival);
     }
     return arrival;
   }
@@ -106,35 +120,38 @@ class EagerInbox::FromFrame final : public LocalRendezvous::Arrival {
   RemoteRendezvous& step_;
   const RendezvousKey& key_;
   const EagerRecord& record_;
-  const uint64_t sequence_;
-  absl::Status violation_;
+  const Admitted* const admitted_;
+  absl::Status& violation_;
 };
 
-// Values of a frame that arrive together.
+// Values of a frame that arrive together. They are admitted before they are delivered, and end in
+// the order of the frame afterwards, so that each needs the link's lock only as one of them all.
 class EagerInbox::Batch final {
  public:
   bool is_full() const { return count_ == kMost; }
+  bool is_empty() const { return count_ == 0; }
 
-  void Add(EagerInbox& inbox, RemoteRendezvous& step, const RendezvousKey& key,
-           const EagerRecord& record, uint64_t sequence) {
-    Entry& entry = entries_[count_++].emplace(inbox, step, key, record, sequence);
-    items_.push_back({.key = &entry.key, .is_dead = record.is_dead, .arrival = &entry.arrival});
-  }
+  void Add(const EagerRecord& record) { entries_[count_++].emplace(record); }
 
-  // Sets the number of values that the step, which is over, has not taken.
-  //   Errors: INVALID_ARGUMENT: a violation.
-  absl::Status Deliver(RemoteRendezvous& step, size_t& dropped) {
-    dropped = 0;
-    if (count_ == 0) return absl::OkStatus();
-    step.ArriveMany(absl::MakeSpan(items_));
+  // Delivers them; `step`: null: it is over here.
+  //   Errors: INVALID_ARGUMENT: a violation. Those before it have been delivered.
+  absl::Status Deliver(EagerInbox& inbox, int64_t step_id, RemoteRendezvous* step) {
     absl::Status violation;
-    for (size_t i = 0; i < count_; ++i) {
-      violation.Update(entries_[i]->arrival.violation());
-      dropped += items_[i].status.ok() ? 0 : 1;
-      entries_[i].reset();
+    const uint64_t epoch = Admit(inbox, step_id, step, violation);
+    if (step != nullptr && !items_.empty()) {
+      absl::Status failure;
+      for (size_t i = 0; i < items_.size(); ++i) {
+        Entry& entry = *entries_[i];
+        items_[i].arrival = &entry.from_frame.emplace(inbox, *step, *entry.key, entry.record,
+                                                      &entry.admitted, failure);
+      }
+      step->ArriveMany(absl::MakeSpan(items_),
+                       [&] { Settle(inbox, step_id, *step, epoch, failure.ok()); });
+      if (!failure.ok()) violation = std::move(failure);
     }
-    count_ = 0;
     items_.clear();
+    for (size_t i = 0; i < count_; ++i) entries_[i].reset();
+    count_ = 0;
     return violation;
   }
 
@@ -142,15 +159,68 @@ class EagerInbox::Batch final {
   static constexpr size_t kMost = 64;
 
   struct Entry {
-    Entry(EagerInbox& inbox, RemoteRendezvous& step, const RendezvousKey& key,
-          const EagerRecord& record, uint64_t sequence)
-        : key(key), record(record), arrival(inbox, step, this->key, this->record, sequence) {}
+    explicit Entry(const EagerRecord& record) : record(record) {}
 
-    // The name's number may be given to another one within the frame.
-    const RendezvousKey key;
     const EagerRecord record;
-    FromFrame arrival;
+    // The name's number may be given to another one within the frame.
+    std::optional<RendezvousKey> key;
+    Admitted admitted;
+    std::optional<FromFrame> from_frame;
   };
+
+  // Adds an item for each value, up to a violation. Returns the epoch.
+  uint64_t Admit(EagerInbox& inbox, int64_t step_id, RemoteRendezvous* step,
+                 absl::Status& violation) {
+    SpinLockHolder lock(&inbox.mu_);
+    for (size_t i = 0; i < count_ && violation.ok(); ++i) {
+      Entry& entry = *entries_[i];
+      absl::StatusOr<RendezvousKey> key = inbox.ReadKey(step_id, entry.record);
+      if (!key.ok()) {
+        violation = key.status();
+      } else if (step != nullptr) {
+        const absl::StatusOr<EagerReceiver::Arrival> admitted =
+            inbox.receiver_.OnArrival(entry.record, inbox.receiver_.last_sequence());
+        if (!admitted.ok()) {
+          violation = admitted.status();
+          break;
+        }
+        entry.admitted = {*admitted, inbox.epoch_};
+        entry.key = *std::move(key);
+        items_.push_back({.key = &*entry.key, .is_dead = entry.record.is_dead});
+        if (!inbox.NoteArrival(*step, *admitted)) step = nullptr;
+      }
+    }
+    if (step == nullptr && violation.ok() && inbox.channel_ != nullptr) inbox.Drop(step_id);
+    return inbox.epoch_;
+  }
+
+  // What was taken is acknowledged, what was dropped is refused.
+  void Settle(EagerInbox& inbox, int64_t step_id, RemoteRendezvous& step, uint64_t epoch,
+              bool is_intact) {
+    SpinLockHolder lock(&inbox.mu_);
+    if (inbox.epoch_ != epoch) return;
+    const bool is_open = inbox.receiver_.has_step(step_id);
+    bool is_dropped = false;
+    for (size_t i = 0; i < items_.size(); ++i) {
+      LocalRendezvous::ArrivalItem& item = items_[i];
+      const Entry& entry = *entries_[i];
+      if (item.receive == nullptr) {
+        if (item.status.ok() || !is_intact) continue;
+        is_dropped = true;
+        if (is_open) inbox.receiver_.OnWithdrawn(entry.admitted.arrival);
+      } else if (is_open) {
+        const RendezvousKey& key = item.receive->key;
+        if (!key.IsSameObject(*entry.key)) inbox.receiver_.AdoptKey(entry.record.name, key);
+        inbox.Finish(entry.admitted.arrival, item.status);
+      } else if (item.status.ok()) {
+        // The step has ended meanwhile, and the value has been refused.
+        item.status = step.abort_status();
+      }
+    }
+    if (is_dropped && inbox.channel_ != nullptr) inbox.Drop(step_id);
+    inbox.SendOutput();
+    inbox.NoteLinger();
+  }
 
   size_t count_ = 0;
   std::array<std::optional<Entry>, kMost> entries_;
@@ -298,8 +368,6 @@ void EagerInbox::Finish(const EagerReceiver::Arrival& arrival, const absl::Statu
           *channel_, {.id = id, .status = status, .step_id = arrival.step_id, .key = {}}));
     }
   }
-  SendOutput();
-  NoteLinger();
 }
 
 absl::Status EagerInbox::OnTaken(Tensor& tensor, SendArgs& args, const RecvArgs& recv_args) {
@@ -313,8 +381,36 @@ absl::Status EagerInbox::OnTaken(Tensor& tensor, SendArgs& args, const RecvArgs&
   SpinLockHolder lock(&mu_);
   if (kept->epoch == epoch_ && receiver_.has_step(kept->arrival.step_id)) {
     Finish(kept->arrival, status);
+    SendOutput();
+    NoteLinger();
   }
   return status;
+}
+
+bool EagerInbox::NoteArrival(RemoteRendezvous& step, const EagerReceiver::Arrival& arrival) {
+  // The end of the step may be under way, and is told to this link only once.
+  if (arrival.is_new_step && !step.AddConsumer(*this)) {
+    EndStep(arrival.step_id, /*may_begin_again=*/false);
+    return false;
+  }
+  // Nothing else may ever end it here.
+  if (!step.is_serving() && receiver_.StartWatch(arrival.step_id)) QueueWatch(arrival.step_id);
+  return true;
+}
+
+absl::StatusOr<RendezvousKey> EagerInbox::ReadKey(int64_t step_id, const EagerRecord& record) {
+  if (record.is_serialized || record.has_checksum) {
+    return absl::InvalidArgumentError("EAGER: serialized values and checksums are not supported");
+  }
+  absl::StatusOr<RendezvousKey> key = receiver_.OnRecord(record);
+  if (!key.ok()) return key;
+  if (!record.text.empty() &&
+      !(IsFromProducer(*key) && key->dst().task.task == context_.self.peer.node_id)) {
+    return absl::InvalidArgumentError("EAGER: a value for or from another node");
+  }
+  FERRY_LOG_DEBUG(kTransport, "value arrived: peer={} step={} bytes={} key={}", producer_.node_id,
+                  step_id, record.payload.size(), absl::CEscape(key->text()));
+  return key;
 }
 
 void EagerInbox::Drop(int64_t step_id) {
@@ -420,16 +516,6 @@ absl::Status EagerInbox::OnEager(const ControlChannel& channel, absl::string_vie
   bool is_current = true;
   // For more than one value.
   std::optional<Batch> batch;
-  const auto drop = [&] {
-    SpinLockHolder lock(&mu_);
-    if (IsCurrent(channel)) Drop(step_id);
-  };
-  const auto deliver = [&]() -> absl::Status {
-    size_t dropped = 0;
-    absl::Status violation = batch->Deliver(*step, dropped);
-    for (size_t i = 0; violation.ok() && i < dropped; ++i) drop();
-    return violation;
-  };
   absl::Status status = DecodeEager(
       body,
       [&](const EagerHead& head) -> absl::Status {
@@ -448,37 +534,28 @@ absl::Status EagerInbox::OnEager(const ControlChannel& channel, absl::string_vie
       },
       [&](const EagerRecord& record) -> absl::Status {
         if (!is_current) return absl::OkStatus();
-        if (record.is_serialized || record.has_checksum) {
-          return absl::InvalidArgumentError(
-              "EAGER: serialized values and checksums are not supported");
+        if (batch.has_value()) {
+          batch->Add(record);
+          return batch->is_full() ? batch->Deliver(*this, step_id, step.get()) : absl::OkStatus();
         }
         mu_.Lock();
-        const absl::StatusOr<RendezvousKey> key = receiver_.OnRecord(record);
-        const uint64_t sequence = receiver_.last_sequence();
+        const absl::StatusOr<RendezvousKey> key = ReadKey(step_id, record);
         mu_.Unlock();
         FERRY_RETURN_IF_ERROR(key.status());
-        if (!record.text.empty() &&
-            !(IsFromProducer(*key) && key->dst().task.task == context_.self.peer.node_id)) {
-          return absl::InvalidArgumentError("EAGER: a value for or from another node");
+        if (step != nullptr) {
+          absl::Status violation;
+          FromFrame arrival(*this, *step, *key, record, /*admitted=*/nullptr, violation);
+          const absl::Status arrived = step->Arrive(*key, record.is_dead, arrival);
+          FERRY_RETURN_IF_ERROR(violation);
+          if (arrived.ok()) return absl::OkStatus();
         }
-        FERRY_LOG_DEBUG(kTransport, "value arrived: peer={} step={} bytes={} key={}",
-                        producer_.node_id, step_id, record.payload.size(),
-                        absl::CEscape(key->text()));
-        if (step == nullptr) {
-          drop();
-          return absl::OkStatus();
-        }
-        if (batch.has_value()) {
-          batch->Add(*this, *step, *key, record, sequence);
-          return batch->is_full() ? deliver() : absl::OkStatus();
-        }
-        FromFrame arrival(*this, *step, *key, record, sequence);
-        const absl::Status arrived = step->Arrive(*key, record.is_dead, arrival);
-        if (!arrival.violation().ok()) return arrival.violation();
-        if (!arrived.ok()) drop();
+        SpinLockHolder lock(&mu_);
+        if (IsCurrent(channel)) Drop(step_id);
         return absl::OkStatus();
       });
-  if (status.ok() && batch.has_value() && step != nullptr) status = deliver();
+  if (status.ok() && batch.has_value() && !batch->is_empty()) {
+    status = batch->Deliver(*this, step_id, step.get());
+  }
   AfterReceive();
   return status;
 }

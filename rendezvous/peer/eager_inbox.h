@@ -15,6 +15,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 
@@ -102,6 +103,7 @@ class EagerInbox final : public EagerConsumer {
  private:
   class FromFrame;
   class Batch;
+  struct Admitted;
   class Kept;
 
   bool IsCurrent(const ControlChannel& channel) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
@@ -110,7 +112,14 @@ class EagerInbox final : public EagerConsumer {
   bool IsFromProducer(const RendezvousKey& key) const;
   // OK if that receive may take an eager value.
   absl::Status Check(const TensorHeader& header, bool is_dead, const RecvArgs& args) const;
-  // A receive has taken the value, with that status.
+  // A value of that step was admitted. False: the step is over here.
+  bool NoteArrival(RemoteRendezvous& step, const EagerReceiver::Arrival& arrival)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The key of the frame's next record.
+  //   Errors: INVALID_ARGUMENT: a violation.
+  absl::StatusOr<RendezvousKey> ReadKey(int64_t step_id, const EagerRecord& record)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // A receive has taken the value, with that status. SendOutput sends what is due then.
   void Finish(const EagerReceiver::Arrival& arrival, const absl::Status& status)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Sets `step` unless it is over here.

@@ -115,6 +115,8 @@ class EagerReceiver final {
   // The value of a record of the last frame is kept until it is taken.
   //   Errors: INVALID_ARGUMENT if it exceeds the limits: a violation.
   absl::StatusOr<Arrival> OnArrival(const EagerRecord& record, uint64_t sequence);
+  // The step is over here, and the value of that arrival is dropped; then OnDropped.
+  void OnWithdrawn(const Arrival& arrival) { Release(arrival); }
   // The step of the last record is over here: the value is dropped. The caller sends the
   // acknowledgements, then STEP_REFUSED if the result says so.
   StepEnd OnDropped();
