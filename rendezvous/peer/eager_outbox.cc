@@ -273,10 +273,9 @@ absl::Status EagerOutbox::OnAcknowledged(const ControlChannel& channel, const Ea
     SpinLockHolder lock(&mu_);
     if (!IsCurrent(channel)) return absl::OkStatus();
     absl::InlinedVector<int64_t, 4> steps;
-    FERRY_RETURN_IF_ERROR(
-        sender_->OnAck(range, [&steps](uint64_t, const EagerSender::Record& record) {
-          if (steps.empty() || steps.back() != record.step_id) steps.push_back(record.step_id);
-        }));
+    FERRY_RETURN_IF_ERROR(sender_->OnAck(range, [&steps](uint64_t, const EagerSender::Sent& sent) {
+      if (steps.empty() || steps.back() != sent.step_id) steps.push_back(sent.step_id);
+    }));
     for (const int64_t step_id : steps) EndIfReceived(step_id, ended);
   }
   return absl::OkStatus();

@@ -28,6 +28,7 @@ constexpr uint8_t kRankMask = kDeadRecord - 1;
 constexpr uint8_t kNamedMayReject = 1;
 
 constexpr size_t kHeadBytes = 24;
+constexpr size_t kRecordHeadBytes = 8;
 constexpr size_t kRangeBytes = 6;
 constexpr size_t kMaxRanges = kMaxControlBody / kRangeBytes;
 
@@ -80,22 +81,44 @@ absl::StatusOr<EagerScope> GetScope(ByteReader& reader, uint8_t& kind, absl::str
   return scope;
 }
 
-void PutHead(ByteWriter& writer, const EagerHead& head) {
-  writer.Put(head.step_id);
-  writer.Put(head.sequence);
-  writer.Put(head.acked_first);
-  writer.Put(head.count);
-  writer.Put(head.acked_count);
-  writer.Put(uint32_t{0});
+// The heads as they are in a frame.
+struct FrameHead {
+  int64_t step_id;
+  uint32_t sequence;
+  uint32_t acked_first;
+  uint16_t count;
+  uint16_t acked_count;
+  uint32_t reserved;
+};
+static_assert(sizeof(FrameHead) == kHeadBytes);
+
+struct RecordHead {
+  uint32_t name;
+  uint16_t bytes;
+  uint8_t dtype;
+  uint8_t flags;
+};
+static_assert(sizeof(RecordHead) == kRecordHeadBytes);
+
+void StoreHead(char* room, const EagerHead& head) {
+  const FrameHead stored = {.step_id = head.step_id,
+                            .sequence = head.sequence,
+                            .acked_first = head.acked_first,
+                            .count = head.count,
+                            .acked_count = head.acked_count,
+                            .reserved = 0};
+  std::memcpy(room, &stored, sizeof(stored));
 }
 
-void PutRecordHead(ByteWriter& writer, const EagerRecord& record, size_t payload, size_t rank) {
-  writer.Put(record.name | (record.text.empty() ? 0 : kHasText));
-  writer.Put(static_cast<uint16_t>(payload));
-  writer.Put(static_cast<uint8_t>(record.is_dead ? 0 : static_cast<int>(record.header.dtype)));
-  writer.Put(static_cast<uint8_t>(rank | (record.is_dead ? kDeadRecord : 0) |
-                                  (record.is_serialized ? kSerializedRecord : 0) |
-                                  (record.has_checksum ? kChecksumRecord : 0)));
+void StoreRecordHead(char* room, const EagerRecord& record, size_t payload, size_t rank) {
+  const RecordHead stored = {
+      .name = record.name | (record.text.empty() ? 0 : kHasText),
+      .bytes = static_cast<uint16_t>(payload),
+      .dtype = static_cast<uint8_t>(record.is_dead ? 0 : static_cast<int>(record.header.dtype)),
+      .flags = static_cast<uint8_t>(rank | (record.is_dead ? kDeadRecord : 0) |
+                                    (record.is_serialized ? kSerializedRecord : 0) |
+                                    (record.has_checksum ? kChecksumRecord : 0))};
+  std::memcpy(room, &stored, sizeof(stored));
 }
 
 // Reads what follows the fixed part of a record, up to its padding.
@@ -201,9 +224,8 @@ bool EagerFrameWriter::Append(const EagerRecord& record) {
     return false;
   }
   char room[8 + 8 * kMaxEagerRank + 8];
-  ByteWriter writer(room, 8);
-  PutRecordHead(writer, record, payload, rank);
-  absl::StrAppend(&body_, writer.view());
+  StoreRecordHead(room, record, payload, rank);
+  body_.append(room, kRecordHeadBytes);
   if (!record.text.empty()) {
     char size[2];
     ByteWriter of_text(size, sizeof(size));
@@ -215,7 +237,8 @@ bool EagerFrameWriter::Append(const EagerRecord& record) {
     for (const int64_t dim : shape.dims()) rest.Put(dim);
   }
   if (record.has_checksum) rest.Put(record.checksum);
-  absl::StrAppend(&body_, rest.view(), record.payload.substr(0, payload));
+  body_.append(rest.view().data(), rest.view().size());
+  body_.append(record.payload.data(), payload);
   body_.append(PaddingOf(bytes), '\0');
   ++head_.count;
   return true;
@@ -227,8 +250,7 @@ void EagerFrameWriter::Acknowledge(EagerRange range) {
 }
 
 absl::string_view EagerFrameWriter::view() {
-  ByteWriter writer(body_.data(), kHeadBytes);
-  PutHead(writer, head_);
+  StoreHead(body_.data(), head_);
   return body_;
 }
 
@@ -236,22 +258,18 @@ absl::Status DecodeEager(absl::string_view body,
                          absl::FunctionRef<absl::Status(const EagerHead&)> start,
                          absl::FunctionRef<absl::Status(const EagerRecord&)> visit) {
   ByteReader reader(body);
-  EagerHead head;
-  head.step_id = reader.Get<int64_t>();
-  head.sequence = reader.Get<uint32_t>();
-  head.acked_first = reader.Get<uint32_t>();
-  head.count = reader.Get<uint16_t>();
-  head.acked_count = reader.Get<uint16_t>();
-  reader.Get<uint32_t>();
-  if (reader.is_short() || head.count == 0) return MalformedEager("EAGER");
+  const auto frame = reader.Get<FrameHead>();
+  if (reader.is_short() || frame.count == 0) return MalformedEager("EAGER");
+  const EagerHead head = {.step_id = frame.step_id,
+                          .sequence = frame.sequence,
+                          .count = frame.count,
+                          .acked_first = frame.acked_first,
+                          .acked_count = frame.acked_count};
   FERRY_RETURN_IF_ERROR(start(head));
   for (int i = 0; i < head.count; ++i) {
     const size_t before = reader.rest().size();
     EagerRecord record;
-    const auto name = reader.Get<uint32_t>();
-    const auto bytes = reader.Get<uint16_t>();
-    const auto dtype = reader.Get<uint8_t>();
-    const auto flags = reader.Get<uint8_t>();
+    const auto [name, bytes, dtype, flags] = reader.Get<RecordHead>();
     record.name = name & ~kHasText;
     if ((name & kHasText) != 0) record.text = reader.GetText();
     if (reader.is_short() || bytes > kMaxEagerBytes || record.text.size() > kMaxKeyBytes) {
@@ -283,22 +301,36 @@ absl::Status SendEagerValue(ControlChannel& channel, const EagerHead& head,
   const Shape& shape = record.header.shape;
   const bool has_shape = !record.is_dead && !record.is_serialized;
   const size_t rank = has_shape ? static_cast<size_t>(shape.rank()) : 0;
-  char before[kHeadBytes + 8 + 2];
-  ByteWriter to_text(before, sizeof(before));
-  PutHead(to_text, head);
-  PutRecordHead(to_text, record, record.payload.size(), rank);
-  if (!record.text.empty()) to_text.Put(static_cast<uint16_t>(record.text.size()));
+  if (record.text.empty() && rank <= 1 && !record.has_checksum) {
+    // The usual case: one block before the payload.
+    char room[kHeadBytes + kRecordHeadBytes];
+    StoreHead(room, head);
+    StoreRecordHead(room + kHeadBytes, record, record.payload.size(), rank);
+    const absl::string_view padding(kZeros, PaddingOf(record.payload.size()));
+    return channel.Send(TypeNumber(PeerMessageType::kEager),
+                        {absl::string_view(room, sizeof(room)), record.payload, padding});
+  }
+  char before[kHeadBytes + kRecordHeadBytes + 2];
+  StoreHead(before, head);
+  StoreRecordHead(before + kHeadBytes, record, record.payload.size(), rank);
+  size_t to_text = kHeadBytes + kRecordHeadBytes;
+  if (!record.text.empty()) {
+    const auto size = static_cast<uint16_t>(record.text.size());
+    std::memcpy(before + to_text, &size, sizeof(size));
+    to_text += sizeof(size);
+  }
   char between[8 * kMaxEagerRank + 8];
   ByteWriter to_payload(between, sizeof(between));
   if (rank > 1) {
     for (const int64_t dim : shape.dims()) to_payload.Put(dim);
   }
   if (record.has_checksum) to_payload.Put(record.checksum);
-  const size_t bytes = to_text.view().size() - kHeadBytes + record.text.size() +
-                       to_payload.view().size() + record.payload.size();
+  const size_t bytes =
+      to_text - kHeadBytes + record.text.size() + to_payload.view().size() + record.payload.size();
   const absl::string_view padding(kZeros, PaddingOf(bytes));
   return channel.Send(TypeNumber(PeerMessageType::kEager),
-                      {to_text.view(), record.text, to_payload.view(), record.payload, padding});
+                      {absl::string_view(before, to_text), record.text, to_payload.view(),
+                       record.payload, padding});
 }
 
 absl::Status SendEagerPull(ControlChannel& channel, const EagerPullMessage& pull) {

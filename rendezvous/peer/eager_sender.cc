@@ -94,8 +94,12 @@ EagerSender::Decision EagerSender::Send(int64_t step_id, const RendezvousKey& ke
   decision.sequence = next_sequence_++;
   decision.name = slot != nullptr ? found->second : NameOf(key, decision.defines_name);
   if (decision.name != 0) ++slots_[decision.name - 1]->records;
-  records_.emplace(decision.sequence,
-                   Record{step_id, value.bytes, key, decision.name, value.since});
+  Sent sent = {.step_id = step_id,
+               .since = value.since,
+               .bytes = static_cast<uint32_t>(value.bytes),
+               .name = decision.name};
+  if (decision.name == 0) sent.key = key;
+  records_.Add(decision.sequence, std::move(sent));
   decision.is_first_unacknowledged = step.values + step.refused == 0;
   ++step.values;
   step.bytes += value.bytes;
@@ -265,34 +269,43 @@ std::optional<uint64_t> EagerSender::Extend(uint32_t low) const {
   return next_sequence_ - back;
 }
 
-void EagerSender::Release(const Record& record) {
-  if (record.name != 0) --slots_[record.name - 1]->records;
-  const auto found = steps_.find(record.step_id);
+EagerSender::Record EagerSender::RecordOf(const Sent& sent) const {
+  return {.step_id = sent.step_id,
+          .bytes = sent.bytes,
+          .key = sent.key.has_value() ? *sent.key : slots_[sent.name - 1]->key,
+          .name = sent.name,
+          .since = sent.since,
+          .is_refused = sent.is_refused};
+}
+
+void EagerSender::Release(const Sent& sent) {
+  if (sent.name != 0) --slots_[sent.name - 1]->records;
+  const auto found = steps_.find(sent.step_id);
   Step* const step = found == steps_.end() ? nullptr : &found->second;
-  if (record.is_refused) {
+  if (sent.is_refused) {
     if (step != nullptr) --step->refused;
     return;
   }
   --values_;
-  bytes_ -= record.bytes;
-  if (step == nullptr || record.is_over) return;
+  bytes_ -= sent.bytes;
+  if (step == nullptr || sent.is_over) return;
   --step->values;
-  step->bytes -= record.bytes;
+  step->bytes -= sent.bytes;
 }
 
-absl::Status EagerSender::OnAck(const EagerRange& range, Visitor visit) {
+absl::Status EagerSender::OnAck(
+    const EagerRange& range, absl::FunctionRef<void(uint64_t sequence, const Sent& sent)> visit) {
   const std::optional<uint64_t> first = Extend(range.first);
   if (range.count == 0 || !first.has_value() || *first + range.count > next_sequence_) {
     return absl::InvalidArgumentError(absl::StrCat("an EAGER_ACK of ", range.count, " values from ",
                                                    range.first, ", which have not all been sent"));
   }
   for (uint64_t sequence = *first; sequence < *first + range.count; ++sequence) {
-    const auto found = records_.find(sequence);
-    if (found == records_.end()) continue;
-    const Record record = std::move(found->second);
-    records_.erase(found);
-    Release(record);
-    if (!record.is_over) visit(sequence, record);
+    Sent* const sent = records_.Find(sequence);
+    if (sent == nullptr) continue;
+    Release(*sent);
+    if (!sent->is_over) visit(sequence, *sent);
+    records_.Erase(sequence);
   }
   return absl::OkStatus();
 }
@@ -303,12 +316,12 @@ absl::StatusOr<std::optional<EagerSender::Record>> EagerSender::OnRejected(uint6
     return absl::InvalidArgumentError(
         absl::StrCat("a REJECTED for value ", sequence, ", which was not sent"));
   }
-  const auto found = records_.find(sequence);
-  if (found == records_.end()) return std::optional<Record>();
-  std::optional<Record> record = std::move(found->second);
-  records_.erase(found);
-  Release(*record);
-  if (record->is_over) record.reset();
+  Sent* const sent = records_.Find(sequence);
+  if (sent == nullptr) return std::optional<Record>();
+  std::optional<Record> record;
+  if (!sent->is_over) record = RecordOf(*sent);
+  Release(*sent);
+  records_.Erase(sequence);
   return record;
 }
 
@@ -320,23 +333,16 @@ void EagerSender::OnStepRefused(int64_t step_id) {
     step->backlog.clear();
     step->is_listed.clear();
   }
-  for (auto each = records_.begin(); each != records_.end();) {
-    Record& record = each->second;
-    if (record.step_id != step_id || record.is_refused) {
-      ++each;
-      continue;
-    }
-    Release(record);
-    if (step == nullptr || record.is_over) {
-      records_.erase(each++);
-      continue;
-    }
+  records_.EraseIf([&](uint64_t, Sent& sent) {
+    if (sent.step_id != step_id || sent.is_refused) return false;
+    Release(sent);
+    if (step == nullptr || sent.is_over) return true;
     // The credit is returned, but the value was not received.
-    if (record.name != 0) ++slots_[record.name - 1]->records;
-    record.is_refused = true;
+    if (sent.name != 0) ++slots_[sent.name - 1]->records;
+    sent.is_refused = true;
     ++step->refused;
-    ++each;
-  }
+    return false;
+  });
 }
 
 bool EagerSender::StartFlush(int64_t step_id) {
@@ -365,36 +371,27 @@ void EagerSender::OnStepEnd(int64_t step_id, Visitor visit) {
   const auto found = steps_.find(step_id);
   if (found == steps_.end()) return;
   if (found->second.values + found->second.refused != 0) {
-    for (auto each = records_.begin(); each != records_.end();) {
-      Record& record = each->second;
-      if (record.step_id != step_id || record.is_over) {
-        ++each;
-        continue;
-      }
-      visit(each->first, record);
-      record.is_over = true;
-      if (record.is_refused) {
-        Release(record);
-        records_.erase(each++);
-      } else {
-        ++each;
-      }
-    }
+    records_.EraseIf([&](uint64_t sequence, Sent& sent) {
+      if (sent.step_id != step_id || sent.is_over) return false;
+      visit(sequence, RecordOf(sent));
+      sent.is_over = true;
+      if (!sent.is_refused) return false;
+      Release(sent);
+      return true;
+    });
   }
   steps_.erase(step_id);
 }
 
 void EagerSender::OnChannelEnd(Visitor visit) {
-  for (const auto& [sequence, record] : records_) {
-    if (!record.is_over) visit(sequence, record);
-  }
+  ForEachRecord(visit);
   *this = EagerSender(limits_, rules_);
 }
 
 void EagerSender::ForEachRecord(Visitor visit) const {
-  for (const auto& [sequence, record] : records_) {
-    if (!record.is_over) visit(sequence, record);
-  }
+  records_.ForEach([&](uint64_t sequence, const Sent& sent) {
+    if (!sent.is_over) visit(sequence, RecordOf(sent));
+  });
 }
 
 bool EagerSender::is_pulled(int64_t step_id, const RendezvousKey& key) const {
@@ -422,13 +419,13 @@ std::string EagerSender::State() const {
   add(has_started_, is_all_pulled_, lacks_names_, next_sequence_, values_, bytes_, name_bytes_,
       pulled_names_, pulled_bytes_, hand_, pulled_hand_, records_.size(), steps_.size(),
       slots_.size());
-  std::vector<uint64_t> sequences;
-  for (const auto& [sequence, record] : records_) sequences.push_back(sequence);
-  std::sort(sequences.begin(), sequences.end());
-  for (const uint64_t sequence : sequences) {
-    const Record& record = records_.find(sequence)->second;
-    add(sequence, record.step_id, record.bytes, record.key.hash(), record.name, record.is_refused,
-        record.is_over);
+  std::vector<std::pair<uint64_t, const Sent*>> records;
+  records_.ForEach(
+      [&records](uint64_t sequence, const Sent& sent) { records.emplace_back(sequence, &sent); });
+  std::sort(records.begin(), records.end());
+  for (const auto& [sequence, sent] : records) {
+    add(sequence, sent->step_id, sent->bytes, RecordOf(*sent).key.hash(), sent->name,
+        sent->is_refused, sent->is_over);
   }
   for (const auto& [step_id, step] : steps_) {
     add(step_id, step.is_pulled, step.is_refused, step.is_starting, step.is_flushing,

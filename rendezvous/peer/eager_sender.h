@@ -23,6 +23,7 @@
 #include "rendezvous/key.h"
 #include "rendezvous/peer/eager_protocol.h"
 #include "rendezvous/peer/eager_rules.h"
+#include "rendezvous/peer/sequence_table.h"
 
 namespace ferry {
 
@@ -66,7 +67,7 @@ class EagerSender final {
     // No earlier value of the step is unacknowledged.
     bool is_first_unacknowledged = false;
   };
-  // A value that was sent.
+  // A value that was sent, for reports.
   struct Record {
     int64_t step_id = 0;
     size_t bytes = 0;
@@ -76,8 +77,18 @@ class EagerSender final {
     int64_t since = 0;
     // The consumer's step is over: it was not received, and holds no credit.
     bool is_refused = false;
+  };
+  // A value that was sent, as it is kept.
+  struct Sent {
+    int64_t step_id = 0;
+    int64_t since = 0;
+    uint32_t bytes = 0;
+    uint32_t name = 0;
+    bool is_refused = false;
     // The step is over here; it has been visited.
     bool is_over = false;
+    // Of a name without a number; others are in their slots.
+    std::optional<RendezvousKey> key;
   };
   // Queued values that are to be looked for after a PUSH, and added with AddToDrain: those of all
   // steps for that consumer, or of one key in all steps.
@@ -112,7 +123,8 @@ class EagerSender final {
 
   // An EAGER_ACK, or the part of one in an EAGER. Visits what has been received.
   //   Errors: INVALID_ARGUMENT if any of it was not sent: a violation.
-  absl::Status OnAck(const EagerRange& range, Visitor visit);
+  absl::Status OnAck(const EagerRange& range,
+                     absl::FunctionRef<void(uint64_t sequence, const Sent& sent)> visit);
   // A REJECTED for that id. Null: it is known already that it was not received.
   //   Errors: INVALID_ARGUMENT if it was not sent.
   absl::StatusOr<std::optional<Record>> OnRejected(uint64_t id);
@@ -198,7 +210,8 @@ class EagerSender final {
   void AskForPushOfName(Decision& decision);
   // Some number can be given to another name.
   bool HasFreeNames() const;
-  void Release(const Record& record);
+  void Release(const Sent& sent);
+  Record RecordOf(const Sent& sent) const;
   // Extends the low bits of a sequence number that has been sent. Null: it has not.
   std::optional<uint64_t> Extend(uint32_t low) const;
   bool IsDrainable(const Step& step, const RendezvousKey& key) const;
@@ -221,7 +234,7 @@ class EagerSender final {
   uint64_t pulled_bytes_ = 0;
   size_t hand_ = 0;
   size_t pulled_hand_ = 0;
-  absl::flat_hash_map<uint64_t, Record> records_;
+  SequenceTable<Sent> records_;
   // Few, and drained in this order.
   std::map<int64_t, Step> steps_;
   // By number, from 1.

@@ -204,7 +204,7 @@ void CheckEagerMessages(absl::string_view body, CapturingChannel& channel) {
     FERRY_CHECK(SendEagerAck(channel, *acks).ok());
     FERRY_CHECK(channel.body == body);
     for (const EagerRange& range : *acks) {
-      FERRY_CHECK(!sender.OnAck(range, [](uint64_t, const EagerSender::Record&) {}).ok());
+      FERRY_CHECK(!sender.OnAck(range, [](uint64_t, const EagerSender::Sent&) {}).ok());
     }
   }
   if (const auto step_id = DecodeStepRefused(body); step_id.ok()) {

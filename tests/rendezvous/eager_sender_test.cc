@@ -29,7 +29,7 @@ class EagerSenderTest : public testing::Test {
   void Start() { ASSERT_TRUE(sender_.OnPush(EagerScope::All()).ok()); }
   // The sequence numbers that are visited.
   auto Visit() {
-    return [this](uint64_t sequence, const EagerSender::Record& record) {
+    return [this](uint64_t sequence, const auto& record) {
       visited_.push_back(sequence);
     };
   }

@@ -452,7 +452,7 @@ void World::ToProducer() {
       return;
     case Message::Kind::kAck: {
       const absl::Status status = sender_->OnAck(
-          message.range, [this](uint64_t sequence, const EagerSender::Record& record) {
+          message.range, [this](uint64_t sequence, const EagerSender::Sent& record) {
             const int index = sent_[sequence];
             Value& value = values_[static_cast<size_t>(index)];
             value.is_confirmed = true;
