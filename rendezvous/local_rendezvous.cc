@@ -31,9 +31,6 @@ absl::Status CancelledReceive() {
   return MakeDerived(absl::CancelledError("RecvAsync is cancelled."));
 }
 
-// Items of a batch that need no memory from the heap.
-constexpr size_t kInlinedBatch = 64;
-
 // Nested calls on one thread before further ones are deferred.
 constexpr int kMaxDepth = 16;
 
@@ -187,6 +184,29 @@ absl::Status LocalRendezvous::AdmitBySum(size_t bytes) const {
                    " (raise --max-queued-bytes, or wait until some are received)"));
 }
 
+template <typename Each, typename KeyOf, typename Visit>
+void LocalRendezvous::ForEachByShard(absl::Span<Each> items, const KeyOf& key_of,
+                                     const Visit& visit) {
+  const auto shard_of = [&](const Each& item) { return key_of(item).hash() & shard_mask_; };
+  // The end of each shard's items in `order`, then their begin.
+  std::array<uint32_t, kMaxShards> at = {};
+  for (const Each& item : items) ++at[shard_of(item)];
+  uint32_t sum = 0;
+  for (size_t i = 0; i <= shard_mask_; ++i) at[i] = sum += at[i];
+  absl::InlinedVector<uint32_t, kInlinedBatch> order(items.size());
+  for (size_t i = items.size(); i > 0; --i) {
+    order[--at[shard_of(items[i - 1])]] = static_cast<uint32_t>(i - 1);
+  }
+  for (size_t i = 0; i < order.size();) {
+    const size_t index = shard_of(items[order[i]]);
+    Shard& shard = shards_[index];
+    SpinLockHolder lock(&shard.mu);
+    for (; i < order.size() && shard_of(items[order[i]]) == index; ++i) {
+      visit(shard, items[order[i]]);
+    }
+  }
+}
+
 template <typename Divert>
 ABSL_ATTRIBUTE_ALWAYS_INLINE inline absl::Status LocalRendezvous::SendImpl(const RendezvousKey& key,
                                                                            Tensor&& tensor,
@@ -233,6 +253,37 @@ absl::Status LocalRendezvous::SendOrDivert(const RendezvousKey& key, Tensor tens
   return SendImpl(key, std::move(tensor), is_dead, std::move(args), divert);
 }
 
+void LocalRendezvous::SendManyOrDivert(absl::Span<SendEntry> entries, DivertItem divert,
+                                       absl::FunctionRef<void()> settle) {
+  ForEachByShard(
+      entries, [](const SendEntry& entry) -> const RendezvousKey& { return *entry.item->key; },
+      [&](Shard& shard, SendEntry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(shard.mu) {
+        SendItem& item = *entry.item;
+        if (is_aborted_.load(std::memory_order_relaxed)) {
+          item.status = abort_status();
+          return;
+        }
+        Item** const link = shard.Find(*item.key);
+        if (*link != nullptr && !(*link)->is_send) {
+          entry.receive = shard.PopFirst(link);
+          BeginOperation(entry.receive->receive.args);
+          return;
+        }
+        if (divert(item, *link != nullptr)) return;
+        item.status = Admit(shard, item.tensor.bytes());
+        if (!item.status.ok()) return;
+        shard.Append(link,
+                     std::make_unique<Item>(*item.key, clock_.CoarseNanos(), std::move(item.tensor),
+                                            /*is_dead=*/false, SendArgs()));
+      });
+  settle();
+  for (SendEntry& entry : entries) {
+    if (entry.receive == nullptr) continue;
+    Complete(std::move(entry.receive), absl::OkStatus(), std::move(entry.item->tensor),
+             /*is_dead=*/false, {}, path_);
+  }
+}
+
 void LocalRendezvous::DivertQueued(
     const RendezvousKey& key,
     absl::FunctionRef<bool(const Tensor&, const SendArgs&, bool is_dead)> divert) {
@@ -257,29 +308,6 @@ bool LocalRendezvous::HasQueued(const RendezvousKey& key) {
   SpinLockHolder lock(&shard.mu);
   Item** const link = shard.Find(key);
   return *link != nullptr && (*link)->is_send;
-}
-
-template <typename Each, typename KeyOf, typename Visit>
-void LocalRendezvous::ForEachByShard(absl::Span<Each> items, const KeyOf& key_of,
-                                     const Visit& visit) {
-  const auto shard_of = [&](const Each& item) { return key_of(item).hash() & shard_mask_; };
-  // The end of each shard's items in `order`, then their begin.
-  std::array<uint32_t, kMaxShards> at = {};
-  for (const Each& item : items) ++at[shard_of(item)];
-  uint32_t sum = 0;
-  for (size_t i = 0; i <= shard_mask_; ++i) at[i] = sum += at[i];
-  absl::InlinedVector<uint32_t, kInlinedBatch> order(items.size());
-  for (size_t i = items.size(); i > 0; --i) {
-    order[--at[shard_of(items[i - 1])]] = static_cast<uint32_t>(i - 1);
-  }
-  for (size_t i = 0; i < order.size();) {
-    const size_t index = shard_of(items[order[i]]);
-    Shard& shard = shards_[index];
-    SpinLockHolder lock(&shard.mu);
-    for (; i < order.size() && shard_of(items[order[i]]) == index; ++i) {
-      visit(shard, items[order[i]]);
-    }
-  }
 }
 
 ABSL_ATTRIBUTE_ALWAYS_INLINE inline LocalRendezvous::ItemPtr LocalRendezvous::ArriveLocked(

@@ -55,6 +55,8 @@ struct PendingOp {
 class LocalRendezvous final {
  public:
   static constexpr size_t kMaxShards = size_t{1} << RendezvousShard::kShardBits;
+  // Items of a batch that need no memory from the heap.
+  static constexpr size_t kInlinedBatch = 64;
 
   // `operations` counts the values taken by receives with RecvArgs::operation and, from
   // TrackQueuedSends on, those that wait; must outlive this. May be null.
@@ -90,6 +92,17 @@ class LocalRendezvous final {
       absl::FunctionRef<bool(const Tensor& tensor, const SendArgs& args, bool is_behind_another)>;
   absl::Status SendOrDivert(const RendezvousKey& key, Tensor tensor, bool is_dead, SendArgs args,
                             DivertSend divert);
+  struct SendEntry {
+    // Its tensor stays there if it is diverted.
+    SendItem* item = nullptr;
+    // The receive that takes it.
+    ItemPtr receive;
+  };
+  // The same for each of them, those of a key in order. Each lock is taken once.
+  //   settle: called with no lock held, before the callbacks of the receives run, in order.
+  using DivertItem = absl::FunctionRef<bool(const SendItem& item, bool is_behind_another)>;
+  void SendManyOrDivert(absl::Span<SendEntry> entries, DivertItem divert,
+                        absl::FunctionRef<void()> settle);
   // Offers the queued values of the key to `divert`, in order, until it returns false.
   void DivertQueued(const RendezvousKey& key,
                     absl::FunctionRef<bool(const Tensor&, const SendArgs&, bool is_dead)> divert);

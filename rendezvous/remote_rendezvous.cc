@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "absl/base/attributes.h"
+#include "absl/container/inlined_vector.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -103,61 +103,67 @@ absl::Status RemoteRendezvous::Initialize(const TaskName& worker) {
   return absl::OkStatus();
 }
 
-absl::Status RemoteRendezvous::Send(const RendezvousKey& key, Tensor tensor, bool is_dead,
-                                    SendArgs args) {
-  EagerProducer* producer = nullptr;
-  absl::Status status = SendOne(key, std::move(tensor), is_dead, std::move(args),
-                                /*more_follow=*/false, producer);
-  if (producer != nullptr) producer->AfterSend();
-  return status;
-}
-
-void RemoteRendezvous::SendMany(absl::Span<SendItem> items) {
-  EagerProducer* producer = nullptr;
-  for (SendItem& item : items) {
-    item.status = SendOne(*item.key, std::move(item.tensor), /*is_dead=*/false, {},
-                          /*more_follow=*/true, producer);
-  }
-  if (producer != nullptr) producer->AfterSend();
-}
-
-ABSL_ATTRIBUTE_ALWAYS_INLINE inline absl::Status RemoteRendezvous::SendOne(
-    const RendezvousKey& key, Tensor tensor, bool is_dead, SendArgs args, bool more_follow,
-    EagerProducer*& producer) {
+absl::Status RemoteRendezvous::CheckSend(const RendezvousKey& key, const Tensor& tensor) const {
   const TaskName* const here = worker();
   if (here == nullptr) return absl::InternalError("Send called before initialization.");
   if (!(key.src().task == *here)) return NotHere("src", key, *here);
   FERRY_LOG_DEBUG(kRendezvous, "send posted: peer={} step={} bytes={} key={}", key.dst().task.task,
                   step_id_, tensor.bytes(), absl::CEscape(key.text()));
-  // The number suffices to tell whether it stays here.
-  if (eager_ == nullptr || key.dst().task.task == here->task) {
-    // It may run callbacks.
-    if (EagerProducer* const last = std::exchange(producer, nullptr); last != nullptr) {
-      last->AfterSend();
-    }
-    return local_.Send(key, std::move(tensor), is_dead, std::move(args));
-  }
+  return absl::OkStatus();
+}
+
+absl::Status RemoteRendezvous::Send(const RendezvousKey& key, Tensor tensor, bool is_dead,
+                                    SendArgs args) {
+  if (absl::Status status = CheckSend(key, tensor); !status.ok()) return status;
+  if (StaysHere(key)) return local_.Send(key, std::move(tensor), is_dead, std::move(args));
   // Looked up with the lock held: values queued before the link is connected are found by it.
-  EagerProducer* const last = producer;
-  EagerProducer* now = nullptr;
+  EagerProducer* producer = nullptr;
   const absl::Status status = local_.SendOrDivert(
       key, std::move(tensor), is_dead, std::move(args),
       [&](const Tensor& value, const SendArgs& send_args, bool is_behind_another) {
-        now = eager_->ProducerFor(key.dst().task);
-        return now != nullptr && now->TrySend({.step = *this,
-                                               .key = key,
-                                               .tensor = value,
-                                               .args = send_args,
-                                               .is_dead = is_dead,
-                                               .is_behind_another = is_behind_another,
-                                               .is_step_serving = ServingWorker() != nullptr,
-                                               .more_follow = more_follow});
+        producer = eager_->ProducerFor(key.dst().task);
+        return producer != nullptr &&
+               producer->TrySend({.step = *this,
+                                  .key = key,
+                                  .tensor = value,
+                                  .args = send_args,
+                                  .is_dead = is_dead,
+                                  .is_behind_another = is_behind_another,
+                                  .is_step_serving = ServingWorker() != nullptr});
       });
-  if (now != nullptr && now != last) {
-    if (last != nullptr) last->AfterSend();
-    producer = now;
-  }
+  if (producer != nullptr) producer->AfterSend();
   return status;
+}
+
+void RemoteRendezvous::SendMany(absl::Span<SendItem> items) {
+  absl::InlinedVector<LocalRendezvous::SendEntry, LocalRendezvous::kInlinedBatch> entries;
+  entries.reserve(items.size());
+  for (SendItem& item : items) {
+    item.status = CheckSend(*item.key, item.tensor);
+    if (item.status.ok()) entries.push_back({.item = &item});
+  }
+  absl::InlinedVector<EagerProducer*, 4> producers;
+  const SendArgs args;
+  local_.SendManyOrDivert(
+      absl::MakeSpan(entries),
+      [&](const SendItem& item, bool is_behind_another) {
+        if (StaysHere(*item.key)) return false;
+        EagerProducer* const producer = eager_->ProducerFor(item.key->dst().task);
+        if (producer == nullptr) return false;
+        if (std::find(producers.begin(), producers.end(), producer) == producers.end()) {
+          producers.push_back(producer);
+        }
+        return producer->TrySend({.step = *this,
+                                  .key = *item.key,
+                                  .tensor = item.tensor,
+                                  .args = args,
+                                  .is_behind_another = is_behind_another,
+                                  .is_step_serving = ServingWorker() != nullptr,
+                                  .more_follow = true});
+      },
+      [&producers] {
+        for (EagerProducer* const producer : producers) producer->AfterSend();
+      });
 }
 
 void RemoteRendezvous::RecvAsync(const RendezvousKey& key, RecvArgs args, RecvCallback done) {

@@ -98,7 +98,8 @@ class RemoteRendezvous final : public std::enable_shared_from_this<RemoteRendezv
   absl::Status Send(const RendezvousKey& key, Tensor tensor, bool is_dead = false,
                     SendArgs args = {});
 
-  // As Send for each of them, in this order; values for one worker share messages.
+  // As Send for each of them, those of a key in this order; values for one worker share messages,
+  // and each lock is taken once. Callbacks run at the end.
   void SendMany(absl::Span<SendItem> items);
 
   // Receives for a consumer on this worker: from the local table if the source is this worker too,
@@ -234,9 +235,12 @@ class RemoteRendezvous final : public std::enable_shared_from_this<RemoteRendezv
   // `with_phase`: errors of fetches include their progress.
   void EndAll(absl::FunctionRef<absl::Status(const Waiting&)> verdict, size_t& count,
               bool with_phase = false) ABSL_LOCKS_EXCLUDED(mu_);
-  // `producer`: that of the calls before, whose AfterSend has not been called; null: there is none.
-  absl::Status SendOne(const RendezvousKey& key, Tensor tensor, bool is_dead, SendArgs args,
-                       bool more_follow, EagerProducer*& producer);
+  //   Errors: INTERNAL before Initialize, INVALID_ARGUMENT unless the source is this worker.
+  absl::Status CheckSend(const RendezvousKey& key, const Tensor& tensor) const;
+  // It is received here, or can only be requested. The number suffices to tell.
+  bool StaysHere(const RendezvousKey& key) const {
+    return eager_ == nullptr || key.dst().task.task == worker()->task;
+  }
   void EndStep(const absl::Status& why, bool may_begin_again) ABSL_LOCKS_EXCLUDED(mu_);
   std::vector<EagerProducer*> Producers() const ABSL_LOCKS_EXCLUDED(mu_);
   void RecvHere(const RendezvousKey& key, const TaskName& here, RecvArgs args, RecvCallback done);
