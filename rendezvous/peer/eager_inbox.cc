@@ -131,6 +131,12 @@ class EagerInbox::Batch final {
   bool is_full() const { return count_ == kMost; }
   bool is_empty() const { return count_ == 0; }
 
+  void Clear() {
+    items_.clear();
+    for (size_t i = 0; i < count_; ++i) entries_[i].reset();
+    count_ = 0;
+  }
+
   void Add(const EagerRecord& record) { entries_[count_++].emplace(record); }
 
   // Delivers them; `step`: null: it is over here.
@@ -149,9 +155,7 @@ class EagerInbox::Batch final {
                        [&] { Settle(inbox, step_id, *step, epoch, failure.ok()); });
       if (!failure.ok()) violation = std::move(failure);
     }
-    items_.clear();
-    for (size_t i = 0; i < count_; ++i) entries_[i].reset();
-    count_ = 0;
+    Clear();
     return violation;
   }
 
@@ -226,6 +230,22 @@ class EagerInbox::Batch final {
   std::array<std::optional<Entry>, kMost> entries_;
   absl::InlinedVector<LocalRendezvous::ArrivalItem, kMost> items_;
 };
+
+EagerInbox::EagerInbox(const TransferContext& context, const EagerLimits& limits,
+                       const PeerId& producer, const RunAfter& run_after)
+    : context_(context),
+      limits_(limits),
+      producer_(producer),
+      run_after_(run_after),
+      receiver_(limits) {}
+
+EagerInbox::~EagerInbox() = default;
+
+EagerInbox::Batch* EagerInbox::EmptyBatch() {
+  if (batch_ == nullptr) batch_ = std::make_unique<Batch>();
+  batch_->Clear();
+  return batch_.get();
+}
 
 bool EagerInbox::IsFromProducer(const RendezvousKey& key) const {
   return key.src().task.task == producer_.node_id && key.src_incarnation() == producer_.incarnation;
@@ -515,7 +535,7 @@ absl::Status EagerInbox::OnEager(const ControlChannel& channel, absl::string_vie
   std::shared_ptr<RemoteRendezvous> step;
   bool is_current = true;
   // For more than one value.
-  std::optional<Batch> batch;
+  Batch* batch = nullptr;
   absl::Status status = DecodeEager(
       body,
       [&](const EagerHead& head) -> absl::Status {
@@ -529,12 +549,12 @@ absl::Status EagerInbox::OnEager(const ControlChannel& channel, absl::string_vie
         if (head.acked_count != 0) {
           FERRY_RETURN_IF_ERROR(acknowledge({head.acked_first, head.acked_count}));
         }
-        if (head.count > 1) batch.emplace();
+        if (head.count > 1) batch = EmptyBatch();
         return FindStep(step_id, step);
       },
       [&](const EagerRecord& record) -> absl::Status {
         if (!is_current) return absl::OkStatus();
-        if (batch.has_value()) {
+        if (batch != nullptr) {
           batch->Add(record);
           return batch->is_full() ? batch->Deliver(*this, step_id, step.get()) : absl::OkStatus();
         }
@@ -553,7 +573,7 @@ absl::Status EagerInbox::OnEager(const ControlChannel& channel, absl::string_vie
         if (IsCurrent(channel)) Drop(step_id);
         return absl::OkStatus();
       });
-  if (status.ok() && batch.has_value() && !batch->is_empty()) {
+  if (status.ok() && batch != nullptr && !batch->is_empty()) {
     status = batch->Deliver(*this, step_id, step.get());
   }
   AfterReceive();

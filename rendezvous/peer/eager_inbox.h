@@ -43,12 +43,8 @@ class EagerInbox final : public EagerConsumer {
 
   // `context` and `run_after` must outlive it.
   EagerInbox(const TransferContext& context, const EagerLimits& limits, const PeerId& producer,
-             const RunAfter& run_after)
-      : context_(context),
-        limits_(limits),
-        producer_(producer),
-        run_after_(run_after),
-        receiver_(limits) {}
+             const RunAfter& run_after);
+  ~EagerInbox() override;
 
   const PeerId& producer() const { return producer_; }
 
@@ -140,6 +136,7 @@ class EagerInbox final : public EagerConsumer {
   void QueueWatch(int64_t step_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Forgets the control channel.
   void Reset() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  Batch* EmptyBatch();
   // After the end of the control channel.
   void EndWaiting(const absl::Status& why);
   // The producer sends nothing more in a step that the program has not opened, and perhaps never
@@ -151,6 +148,8 @@ class EagerInbox final : public EagerConsumer {
   const PeerId producer_;
   const RunAfter& run_after_;
   std::atomic<bool> needs_timer_{false};
+  // Loop thread only; null until it is needed.
+  std::unique_ptr<Batch> batch_;
 
   mutable SpinLock mu_;
   // Null: everything is requested.
