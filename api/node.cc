@@ -43,6 +43,7 @@ ferry::NodeOptions Convert(NodeOptions options) {
   inner.transfer.advertise = std::move(transfer.advertised_address);
   inner.transfer.unix_socket = transfer.use_unix_sockets;
   inner.transfer.require_transport = std::move(transfer.required_transport);
+  inner.transfer.eager = transfer.use_eager_sends;
   inner.transfer.checksum = transfer.use_checksums;
   inner.transfer.token = std::move(transfer.job_token);
   if (transfer.max_host_bytes > 0) inner.transfer.arena.budget_bytes = transfer.max_host_bytes;

@@ -77,10 +77,11 @@ void AddTransferFlags(CLI::App& app, TransferEngineOptions& options) {
   app.add_flag("--checksum", options.checksum,
                "verify checksums of all tensors and control messages")
       ->group(kGroup);
-  // Hidden as long as it is not the default.
-  app.add_flag("--eager", options.eager,
-               "send small tensors before they are requested, to nodes that do the same")
-      ->group("");
+  app.add_flag_callback(
+         "--no-eager", [&options] { options.eager = false; },
+         "request every tensor; without this flag small ones are sent before they are requested, "
+         "except with --checksum or --protocol=grpc")
+      ->group(kGroup);
   const auto set_protocol = [&options](const std::string& protocol) {
     options.protocol = protocol == "grpc" ? WireProtocol::kGrpc : WireProtocol::kNative;
   };
@@ -142,7 +143,7 @@ std::vector<std::string> TransferArguments(const TransferEngineOptions& options)
   }
   if (!options.use_gpus) arguments.push_back("--no-gpus");
   if (options.checksum) arguments.push_back("--checksum");
-  if (options.eager) arguments.push_back("--eager");
+  if (!options.eager) arguments.push_back("--no-eager");
   if (options.require_auth) arguments.push_back("--require-auth");
   TransferEngineOptions copy = options;
   for (const Limit& limit : Limits(copy)) {

@@ -69,7 +69,7 @@ struct TransferEngineOptions {
   bool checksum = false;
   // Sends small tensors, to peers that do the same, before they are requested. Ignored with
   // checksums, and with WireProtocol::kGrpc.
-  bool eager = false;
+  bool eager = true;
   // Limits, for each peer, of what this node holds for receives that have not been posted.
   EagerLimits eager_limits;
   // Address for connections from peers of other hosts; port 0: any free port. ":PORT": all

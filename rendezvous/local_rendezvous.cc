@@ -538,6 +538,13 @@ void LocalRendezvous::DropSends(absl::FunctionRef<bool(const RendezvousKey&)> ma
 }
 
 void LocalRendezvous::Expire() {
+  Expire([](const RendezvousKey& key) {
+    return absl::StrCat("no node has sent ", BoundedName(key.text()),
+                        " before the receive's deadline");
+  });
+}
+
+void LocalRendezvous::Expire(absl::FunctionRef<std::string(const RendezvousKey&)> describe) {
   const absl::Time now = clock_.Now();
   std::vector<Shard::Deadline> due;
   for (Shard& shard : Shards()) {
@@ -547,9 +554,7 @@ void LocalRendezvous::Expire() {
   for (const Shard::Deadline& deadline : due) {
     ItemPtr found = TakeReceive(deadline.key, deadline.id);
     if (found == nullptr) continue;
-    Complete(std::move(found), absl::DeadlineExceededError(absl::StrCat(
-                                   "no node has sent ", BoundedName(deadline.key.text()),
-                                   " before the receive's deadline")));
+    Complete(std::move(found), absl::DeadlineExceededError(describe(deadline.key)));
   }
 }
 

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstddef>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/base/optimization.h"
@@ -173,6 +174,8 @@ class LocalRendezvous final {
 
   // Ends the receives whose deadline has passed.
   void Expire();
+  // With the text of the errors.
+  void Expire(absl::FunctionRef<std::string(const RendezvousKey&)> describe);
   // The earliest deadline of a waiting receive, or an earlier time.
   absl::Time NextDeadline() const;
 

@@ -596,7 +596,14 @@ absl::Status RemoteRendezvous::send_status() const {
 
 void RemoteRendezvous::Expire() {
   local_.Expire();
-  if (LocalRendezvous* const arrivals = ArrivalsIfAny(); arrivals != nullptr) arrivals->Expire();
+  if (LocalRendezvous* const arrivals = ArrivalsIfAny(); arrivals != nullptr) {
+    arrivals->Expire([this](const RendezvousKey& key) {
+      const EagerConsumer* const consumer = eager_->ConsumerFor(key);
+      return absl::StrCat(ToString(key.src().task), " has not sent ", BoundedName(key.text()),
+                          " in time", consumer == nullptr ? "" : ": ",
+                          consumer == nullptr ? "" : consumer->Phase());
+    });
+  }
   const absl::Time now = clock_.Now();
   size_t count = 0;
   EndAll(

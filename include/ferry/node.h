@@ -43,9 +43,12 @@ struct TransferOptions {
   // Whether peers of this host may connect through a Unix socket.
   bool use_unix_sockets = true;
   // The name of the only transport that may be used, such as "tcp"; transfers that it cannot carry
-  // fail. Small tensors may still come inline, and tensors within the process by
+  // fail. Small tensors may still come "eager" or "inline", and tensors within the process by
   // "local" (Request::path). Empty: the one with the lowest estimated cost.
   std::string required_transport;
+  // Whether small tensors are sent before they are requested, to peers that do the same. Has no
+  // effect with checksums.
+  bool use_eager_sends = true;
   // Sends a checksum with every tensor, which the receiver verifies. Set it on all nodes.
   bool use_checksums = false;
   // The secret that authenticates every connection between nodes; the same on all nodes. Empty:

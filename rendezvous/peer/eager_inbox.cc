@@ -273,9 +273,15 @@ void EagerInbox::Reset() {
   receiver_ = EagerReceiver(limits_);
   receiver_.AddRequestsBeingSent(requests);
   channel_.reset();
+  is_closing_ = false;
   unsent_watches_.clear();
   watches_.clear();
   ++epoch_;
+}
+
+void EagerInbox::OnClosing(const ControlChannel& channel) {
+  SpinLockHolder lock(&mu_);
+  if (IsCurrent(channel)) is_closing_ = true;
 }
 
 void EagerInbox::OnClosed(const ControlChannel& channel, const absl::Status& why) {
@@ -328,7 +334,7 @@ uint32_t EagerInbox::NumberForRequest(const ControlChannel& channel,
 EagerConsumer::Route EagerInbox::OnReceive(RemoteRendezvous& step, const RendezvousKey& key,
                                            absl::Status& why) {
   SpinLockHolder lock(&mu_);
-  if (channel_ == nullptr) {
+  if (channel_ == nullptr || is_closing_) {
     receiver_.AddRequestsBeingSent(1);
     return Route::kRequest;
   }

@@ -51,6 +51,8 @@ class EagerInbox final : public EagerConsumer {
   // There is a control channel, on which earlier requests have been sent, and the producer knows
   // the protocol.
   void OnOpen(std::shared_ptr<ControlChannel> channel) ABSL_LOCKS_EXCLUDED(mu_);
+  // It is being closed: later receives are requested, on the next one.
+  void OnClosing(const ControlChannel& channel) ABSL_LOCKS_EXCLUDED(mu_);
   // It has ended: receives that wait end with `why`. Values that have arrived stay.
   void OnClosed(const ControlChannel& channel, const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
   // It is about to be closed by this side: acknowledges what was received.
@@ -154,6 +156,7 @@ class EagerInbox final : public EagerConsumer {
   mutable SpinLock mu_;
   // Null: everything is requested.
   std::shared_ptr<ControlChannel> channel_ ABSL_GUARDED_BY(mu_);
+  bool is_closing_ ABSL_GUARDED_BY(mu_) = false;
   EagerReceiver receiver_ ABSL_GUARDED_BY(mu_);
   // Counts control channels: what arrived on an earlier one is not acknowledged.
   uint64_t epoch_ ABSL_GUARDED_BY(mu_) = 0;

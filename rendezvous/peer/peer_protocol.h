@@ -51,7 +51,7 @@ enum class PeerMessageType : uint16_t {
   kRejected = 10,
   kPing = 11,
   kPong = 12,
-  // The eager protocol's (eager_protocol.h), which is not switched on yet: a peer sends none.
+  // The eager protocol's (eager_protocol.h); only after a HELLO with limits.
   kEager = 13,
   kEagerPull = 14,
   kEagerPush = 15,

@@ -560,7 +560,9 @@ void TensorRequester::Close(const absl::Status& why) {
     // No more requests; pending ones end when the control channel closes.
     if (open != nullptr) ended_ = why;
   }
-  if (open != nullptr) open->Close(why);
+  if (open == nullptr) return;
+  if (inbox_ != nullptr) inbox_->OnClosing(*open);
+  open->Close(why);
 }
 
 TableSizes TensorRequester::InnerTableSizes() const {

@@ -60,7 +60,12 @@ TEST_F(RequestTest, Wait_TensorWasSent_ReturnsItAgainAndAgain) {
     EXPECT_THAT(tensor->elements<float>(), ElementsAre(1, 2, 3));
   }
   EXPECT_TRUE(request.done());
+  // Requested while there was no connection.
   EXPECT_EQ(request.path(), "inline");
+  Send({4});
+  request = receiver_->Recv(kX);
+  ASSERT_TRUE(request.Wait(kLong).ok());
+  EXPECT_EQ(request.path(), "eager");
 }
 
 TEST_F(RequestTest, Wait_TimesOut_NamesTheTensorAndContinues) {
@@ -85,7 +90,7 @@ TEST_F(RequestTest, Recv_DeadlinePasses_EndsTheReceive) {
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
   EXPECT_THAT(std::string(status.message()),
               AllOf(HasSubstr("waited 20ms in step 3 for \"x\" from node0/host:0"),
-                    HasSubstr("asked node 0, which has not sent it")));
+                    HasSubstr("waiting for node 0, from which it has not arrived")));
   EXPECT_TRUE(request.done());
 }
 

@@ -14,8 +14,8 @@ class Cold(harness.Case):
     def test_the_first_transfer_phase_by_phase(self):
         document, rows = rows_of(self, "cold", "--sizes=8,1M", "--iters=3")
         self.assertEqual([(row["mode"], row["bytes"], row["count"], row["path"]) for row in rows],
-                         [(phase, size, 3, path) for size, way in ((8, "inline"), (1 << 20, "shm"))
-                          for phase, path in (("handshake", "inline"), ("match", "inline"),
+                         [(phase, size, 3, path) for size, way in ((8, "eager"), (1 << 20, "shm"))
+                          for phase, path in (("handshake", "inline"), ("match", "eager"),
                                               ("registration", way), ("handoff", way), ("read", way),
                                               ("copy", way), ("notify", ""))])
         self.assertRegex(document["arena_pages"], "pages")
@@ -25,7 +25,11 @@ class Cold(harness.Case):
 
     def test_over_tcp_connections_are_made_before_the_hand_off(self):
         _, rows = rows_of(self, "cold", "--sizes=256K", "--iters=3", "--transport=tcp")
-        self.assertEqual([row["path"] for row in rows], ["inline"] * 2 + ["tcp"] * 4 + [""])
+        self.assertEqual([row["path"] for row in rows], ["inline", "eager"] + ["tcp"] * 4 + [""])
+
+    def test_without_eager_values_every_tensor_is_requested(self):
+        _, rows = rows_of(self, "cold", "--sizes=8", "--iters=3", "--no-eager")
+        self.assertEqual([row["path"] for row in rows], ["inline"] * 6 + [""])
 
     def test_has_no_modes(self):
         self.fail_with(2, "--mode", "bench", "cold", "--mode=into")

@@ -64,7 +64,7 @@ class Rows(JobBench):
                          [(mode, inflight, size) for mode in ("handoff", "handoff+read", "into")
                           for inflight in (1, 4) for size in (8, 524288)])
         self.assertEqual({(row["bytes"], row["path"]) for row in rows},
-                         {(8, "inline"), (524288, "shm")})
+                         {(8, "eager"), (524288, "shm")})
         self.assertEqual(document["subject"],
                          f"nodes 0,1 of the job at {address} on 1 host")
         # They share no page to spin in.
@@ -109,8 +109,8 @@ class Rows(JobBench):
             self.assertIn("on 2 hosts", document["subject"])
             self.assertEqual([(row["path"], row["inflight"], row["floor"])
                               for row in document["rows"]],
-                             [("inline", 1, "raw tcp"), ("tcp", 1, "raw tcp"),
-                              ("inline", 2, "raw tcp stream"), ("tcp", 2, "raw tcp stream")])
+                             [("eager", 1, "raw tcp"), ("tcp", 1, "raw tcp"),
+                              ("eager", 2, "raw tcp stream"), ("tcp", 2, "raw tcp stream")])
             self.assertEqual(self.keys(address), [])
 
     def test_patterns_of_three(self):
@@ -176,7 +176,7 @@ class Rows(JobBench):
         except FileNotFoundError:
             can = False
         _, address = self.coordinator(2)
-        for pattern, paths in (("ring", ["inline", "tcp"]), ("all-pairs", ["inline", "tcp"] * 2)):
+        for pattern, paths in (("ring", ["eager", "tcp"]), ("all-pairs", ["eager", "tcp"] * 2)):
             with self.subTest(pattern), tempfile.TemporaryDirectory() as folder:
                 processes = []
                 for node in range(2):

@@ -52,9 +52,9 @@ class SendRecv(harness.Case):
             self.assertAlmostEqual(row["bytes_per_s"] * row["p50_s"] / row["bytes"], 1, 6)
             self.assertAlmostEqual(row["share_of_floor"] * row["p50_s"] / row["floor_s"],
                                    1, 6)
-            self.assertEqual(row["path"], "inline" if row["bytes"] < 1000 else "shm")
+            self.assertEqual(row["path"], "eager" if row["bytes"] < 1000 else "shm")
             self.assertRegex(row["path_reason"],
-                             "small enough" if row["bytes"] < 1000 else "shm .*not tcp")
+                             "before it was requested" if row["bytes"] < 1000 else "shm .*not tcp")
         self.assertEqual([row["floor"] for row in rows[::4]],
                          ["spin", "spin + read", "spin + memcpy"])
         # A view has to be read in the measured time, and reading takes longer for larger ones.
@@ -97,6 +97,14 @@ class SendRecv(harness.Case):
             self.assertEqual([(row["inflight"], row["bytes"]) for row in rows],
                              [(1, 8), (1, 65536), (8, 8), (8, 65536)])
 
+    def test_without_eager_values_every_tensor_is_requested(self):
+        for flag in "--no-eager", "--checksum":
+            with self.subTest(flag):
+                rows = self.bench("--sizes=8,1M", "--iters=20", "--mode=into", flag, *ALONE)["rows"]
+                self.assertEqual([(row["path"], row["wrong_bytes"]) for row in rows],
+                                 [("inline", 0), ("shm", 0)])
+                self.assertRegex(rows[0]["path_reason"], "small enough")
+
     def test_receives_posted_after_the_sends(self):
         document, rows = rows_of(self, "sendrecv", "--sizes=8,64K", "--iters=20", "--inflight=8",
                                  "--transport=auto", "--unposted")
@@ -117,10 +125,10 @@ class SendRecv(harness.Case):
                          [(mode, inflight, None, size, path, floor if inflight == 1 else None)
                           for mode, floor in (("handoff", "spin"), ("handoff+read", "spin + read"),
                                               ("into", "spin + memcpy"))
-                          for inflight in (1, 64) for size, path in ((8, "inline"), (524288, "shm"))] +
+                          for inflight in (1, 64) for size, path in ((8, "eager"), (524288, "shm"))] +
                          [(mode, inflight, "tcp", size, path, floor) for mode in ("handoff", "into")
                           for inflight, floor in ((1, "raw tcp"), (64, "raw tcp stream"))
-                          for size, path in ((8, "inline"), (524288, "tcp"))])
+                          for size, path in ((8, "eager"), (524288, "tcp"))])
         # Each row finds the one of the other run.
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder) / "all.json"
@@ -272,7 +280,7 @@ class Patterns(harness.Case):
                 self.assertGreater(document["spin_floor_s"], 0)
                 for row in rows:
                     self.assertEqual((row["nodes"], row["pair"]), (nodes, None))
-                    self.assertEqual(row["path"], "inline" if row["bytes"] == 8 else "shm")
+                    self.assertEqual(row["path"], "eager" if row["bytes"] == 8 else "shm")
                     self.assertEqual(row["floor"], None if row["inflight"] == 4 else
                                      {"handoff": "spin", "handoff+read": "spin + read",
                                       "into": "spin + memcpy"}[row["mode"]])

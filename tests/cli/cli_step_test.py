@@ -306,9 +306,12 @@ class Trace(Files):
         steps = {event["args"]["step_id"] for event in slices}
         self.assertEqual(len(steps), 3)
         crossing = [event for event in slices if event["name"] == "receive edge_0_w"]
-        self.assertEqual([(event["args"]["from"], event["args"]["to"], event["args"]["bytes"],
-                           event["args"]["transport"]) for event in crossing],
-                         [(DEVICE.format(1), DEVICE.format(0), 8, "inline")] * 3)
+        self.assertEqual([(event["args"]["from"], event["args"]["to"], event["args"]["bytes"])
+                          for event in crossing],
+                         [(DEVICE.format(1), DEVICE.format(0), 8)] * 3)
+        # The first one may be requested.
+        self.assertLessEqual({event["args"]["transport"] for event in crossing},
+                             {"inline", "eager"})
         # Arrows begin and end in slices that are there, and go forward.
         arrows = {kind: {event["id"]: event for event in events if event["ph"] == kind}
                   for kind in "sf"}

@@ -22,7 +22,7 @@ def check_crossings(cluster, partitions, labels):
             found.append((node.op, source, target))
             if cluster.options.real:
                 continue
-            size, by = (r"4B", "inline") if tensor.endswith("_b") else (r"1\.0MB", "(shm|tcp).*")
+            size, by = (r"4B", "(inline|eager)") if tensor.endswith("_b") else (r"1\.0MB", "(shm|tcp).*")
             pattern = rf"\[{size}\] {tensor} from {source} to {target}"
             if node.op == "_Recv":
                 pattern += f" by {by}"

@@ -3,6 +3,7 @@
 #ifndef FERRY_TESTS_NODE_ENGINE_PAIR_H_
 #define FERRY_TESTS_NODE_ENGINE_PAIR_H_
 
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -58,6 +59,8 @@ struct EngineEnd {
             uint64_t incarnation = 0, std::string boot_id = "one machine", NcclJob nccl = {}) {
     options.token = options.token.empty() ? "token" : options.token;
     if (options.listen == ":0") options.listen = "127.0.0.1:0";
+    // Some tests also run with every value requested.
+    if (std::getenv("FERRY_TEST_NO_EAGER") != nullptr) options.eager = false;
     Endpoint self;
     self.peer = {node, incarnation == 0 ? 1000u + static_cast<uint64_t>(node) : incarnation};
     self.boot_id = std::move(boot_id);

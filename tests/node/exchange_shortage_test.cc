@@ -44,6 +44,30 @@ TEST_P(ExchangeShortage, OfDescriptorsEndsReceivesAndPasses) {
   ExpectWorks(peer, kLarge);
 }
 
+// Over the next control channel if the error has ended this one.
+TEST_P(ExchangeShortage, OfDescriptors_ReceivePostedInTheCallbackOfTheError_IsServed) {
+  Fork(1);
+  StartHere();
+  PeerProcess& peer = Meet(0);
+  ExpectWorks(peer, 8);
+  rlimit limit = {};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
+  const rlimit none = {0, limit.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  EXPECT_EQ(peer.Ask(absl::StrCat("send t ", kLarge)), "OK");
+  Receipt ended;
+  Receipt next;
+  step_->RecvAsync(peer.From("t"), {.destination = Pattern(kLarge)},
+                   [&, done = ended.callback()](absl::Status status, Received received) mutable {
+                     setrlimit(RLIMIT_NOFILE, &limit);
+                     step_->RecvAsync(peer.From("next"), {}, next.callback());
+                     std::move(done)(std::move(status), std::move(received));
+                   });
+  EXPECT_FALSE(ended.Wait(kDetection).ok());
+  EXPECT_EQ(peer.Ask("send next 8"), "OK");
+  EXPECT_TRUE(next.Wait().ok()) << next.Wait().status();
+}
+
 // The producer has none: neither for a segment of its arena nor for new connections.
 TEST_P(ExchangeShortage, OfDescriptorsAtTheProducerIsReported) {
   Fork(1);

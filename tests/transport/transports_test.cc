@@ -69,7 +69,7 @@ TEST(TransportsTest, Names_AreCheckedAtTheirLimits) {
                 HasSubstr("a transport called"))
         << name;
   }
-  for (const absl::string_view name : {"local", "inline", "grpc", "auto", "all"}) {
+  for (const absl::string_view name : {"local", "inline", "eager", "grpc", "auto", "all"}) {
     EXPECT_THAT(std::string(StatusOf({FactoryOf({.name = name})}).message()),
                 HasSubstr("which has another meaning"));
   }
