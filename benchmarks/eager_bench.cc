@@ -28,7 +28,7 @@ namespace ferry {
 namespace {
 
 constexpr size_t kFrames = 256;
-constexpr size_t kMaxFrame = 512;
+constexpr size_t kMaxFrame = 16 * 1024;
 
 void Require(bool holds, const char* what) {
   if (holds) return;
@@ -225,9 +225,45 @@ void BM_Value(benchmark::State& state) {
   state.SetLabel(std::string(path));
 }
 
+// 64 values of as many names, per value; receives are posted first. Argument: how many are sent by
+// a call.
+void BM_Batch(benchmark::State& state) {
+  constexpr size_t kValues = 64;
+  Pair pair(/*is_eager=*/true);
+  const std::vector<RendezvousKey> sent = Keys(pair.producer, pair.consumer, kValues);
+  const std::vector<RendezvousKey> received = Keys(pair.producer, pair.consumer, kValues);
+  const auto batch = static_cast<size_t>(state.range(0));
+  Tensor value = *Tensor::Allocate(DataType::kFloat, *Shape::Create({2}));
+  std::memset(value.mutable_data(), 1, value.bytes());
+  std::vector<SendItem> items(kValues);
+  int64_t count = 0;
+  for (auto _ : state) {
+    for (const RendezvousKey& key : received) {
+      pair.consumer.step().RecvAsync(key, {}, [&](const absl::Status& status, const Received&) {
+        Require(status.ok(), "a receive has failed");
+        ++count;
+      });
+    }
+    for (size_t i = 0; i < kValues; ++i) items[i] = {.key = &sent[i], .tensor = value};
+    for (size_t i = 0; i < kValues; i += batch) {
+      if (batch > 1) {
+        pair.producer.step().SendMany(absl::MakeSpan(items).subspan(i, batch));
+      } else {
+        items[i].status = pair.producer.step().Send(sent[i], value);
+      }
+    }
+    pair.Settle();
+    for (const SendItem& item : items) Require(item.status.ok(), "a send has failed");
+  }
+  const int64_t all = static_cast<int64_t>(state.iterations()) * int64_t{kValues};
+  Require(count == all, "a value was not received");
+  state.SetItemsProcessed(all);
+}
+
 BENCHMARK(BM_Value)
     ->ArgNames({"eager", "names", "posted_first"})
     ->ArgsProduct({{0, 1}, {1, 1024}, {1, 0}});
+BENCHMARK(BM_Batch)->ArgName("batch")->Arg(1)->Arg(8)->Arg(64);
 
 }  // namespace
 }  // namespace ferry

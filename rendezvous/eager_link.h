@@ -32,7 +32,8 @@ class EagerProducer {
     bool is_drained = false;
     // The step's deferred receives have been started.
     bool is_step_serving = true;
-    // It may wait for further values, to share a frame with them, until AfterSend.
+    // It may wait for further values, to share a frame with them, until AfterSend; the tensor must
+    // stay until then.
     bool more_follow = false;
   };
 

@@ -153,13 +153,13 @@ absl::Status EagerOutbox::SendValue(const Offer& offer, const EagerSender::Decis
                   consumer_.node_id, head.step_id, decision.sequence,
                   absl::CEscape(offer.key.text()));
   if (frame_.count() == 0 && !offer.more_follow) return SendEagerValue(*channel_, head, record);
-  if (frame_.count() != 0 && frame_.step_id() == head.step_id && frame_.Append(record)) {
+  if (frame_.count() != 0 && frame_.step_id() == head.step_id && frame_.AppendInPlace(record)) {
     return offer.more_follow ? absl::OkStatus() : SendFrame();
   }
   FERRY_RETURN_IF_ERROR(SendFrame());
   if (!offer.more_follow) return SendEagerValue(*channel_, head, record);
   frame_.Start(head.step_id, head.sequence);
-  frame_.Append(record);
+  frame_.AppendInPlace(record);
   has_unsent_.store(true, std::memory_order_relaxed);
   return absl::OkStatus();
 }

@@ -31,6 +31,8 @@ constexpr size_t kHeadBytes = 24;
 constexpr size_t kRecordHeadBytes = 8;
 constexpr size_t kRangeBytes = 6;
 constexpr size_t kMaxRanges = kMaxControlBody / kRangeBytes;
+// Shorter payloads are copied in less time than a further part takes.
+constexpr size_t kMinInPlaceBytes = 512;
 
 absl::Status MalformedEager(absl::string_view what) {
   return absl::InvalidArgumentError(absl::StrCat("a malformed ", what));
@@ -209,37 +211,46 @@ absl::Status CheckEagerLimits(const EagerLimits& limits) {
 
 void EagerFrameWriter::Start(int64_t step_id, uint32_t sequence) {
   body_.assign(kHeadBytes, '\0');
+  in_place_.clear();
+  in_place_bytes_ = 0;
   head_ = {.step_id = step_id, .sequence = sequence};
 }
 
-bool EagerFrameWriter::Append(const EagerRecord& record) {
+bool EagerFrameWriter::Append(const EagerRecord& record, bool is_in_place) {
   const Shape& shape = record.header.shape;
   const bool has_shape = !record.is_dead && !record.is_serialized;
   const size_t rank = has_shape ? static_cast<size_t>(shape.rank()) : 0;
-  const size_t payload = record.is_dead ? 0 : record.payload.size();
-  const size_t bytes = 8 + (record.text.empty() ? 0 : 2 + record.text.size()) +
-                       (rank > 1 ? 8 * rank : 0) + (record.has_checksum ? 8 : 0) + payload;
-  if (rank > kMaxEagerRank || payload > kMaxEagerBytes || record.text.size() > kMaxKeyBytes ||
-      head_.count == UINT16_MAX || body_.size() + bytes + PaddingOf(bytes) > kMaxControlBody) {
+  const absl::string_view payload = record.is_dead ? absl::string_view() : record.payload;
+  const size_t bytes = kRecordHeadBytes + (record.text.empty() ? 0 : 2 + record.text.size()) +
+                       (rank > 1 ? 8 * rank : 0) + (record.has_checksum ? 8 : 0) + payload.size();
+  const size_t padding = PaddingOf(bytes);
+  const size_t at = body_.size();
+  if (rank > kMaxEagerRank || payload.size() > kMaxEagerBytes ||
+      record.text.size() > kMaxKeyBytes || head_.count == UINT16_MAX ||
+      at + in_place_bytes_ + bytes + padding > kMaxControlBody) {
     return false;
   }
-  char room[8 + 8 * kMaxEagerRank + 8];
-  StoreRecordHead(room, record, payload, rank);
-  body_.append(room, kRecordHeadBytes);
+  is_in_place = is_in_place && payload.size() >= kMinInPlaceBytes;
+  const size_t copied = bytes + padding - (is_in_place ? payload.size() : 0);
+  // Zeros, of which the padding remains.
+  body_.resize(at + copied);
+  StoreRecordHead(body_.data() + at, record, payload.size(), rank);
+  const size_t after_head = at + kRecordHeadBytes;
+  ByteWriter writer(body_.data() + after_head, copied - kRecordHeadBytes);
   if (!record.text.empty()) {
-    char size[2];
-    ByteWriter of_text(size, sizeof(size));
-    of_text.Put(static_cast<uint16_t>(record.text.size()));
-    absl::StrAppend(&body_, of_text.view(), record.text);
+    writer.Put(static_cast<uint16_t>(record.text.size()));
+    writer.PutBytes(record.text);
   }
-  ByteWriter rest(room, sizeof(room));
   if (rank > 1) {
-    for (const int64_t dim : shape.dims()) rest.Put(dim);
+    for (const int64_t dim : shape.dims()) writer.Put(dim);
   }
-  if (record.has_checksum) rest.Put(record.checksum);
-  body_.append(rest.view().data(), rest.view().size());
-  body_.append(record.payload.data(), payload);
-  body_.append(PaddingOf(bytes), '\0');
+  if (record.has_checksum) writer.Put(record.checksum);
+  if (is_in_place) {
+    in_place_.push_back({.at = after_head + writer.view().size(), .payload = payload});
+    in_place_bytes_ += payload.size();
+  } else {
+    writer.PutBytes(payload);
+  }
   ++head_.count;
   return true;
 }
@@ -250,8 +261,23 @@ void EagerFrameWriter::Acknowledge(EagerRange range) {
 }
 
 absl::string_view EagerFrameWriter::view() {
+  FERRY_CHECK(in_place_.empty());
   StoreHead(body_.data(), head_);
   return body_;
+}
+
+absl::InlinedVector<absl::string_view, 8> EagerFrameWriter::parts() {
+  StoreHead(body_.data(), head_);
+  const absl::string_view body = body_;
+  absl::InlinedVector<absl::string_view, 8> parts;
+  size_t begin = 0;
+  for (const InPlace& each : in_place_) {
+    parts.push_back(body.substr(begin, each.at - begin));
+    parts.push_back(each.payload);
+    begin = each.at;
+  }
+  parts.push_back(body.substr(begin));
+  return parts;
 }
 
 absl::Status DecodeEager(absl::string_view body,
@@ -292,7 +318,7 @@ absl::Status DecodeEager(absl::string_view body,
 }
 
 absl::Status SendEager(ControlChannel& channel, EagerFrameWriter& frame) {
-  return channel.Send(TypeNumber(PeerMessageType::kEager), {frame.view()});
+  return channel.Send(TypeNumber(PeerMessageType::kEager), frame.parts());
 }
 
 absl::Status SendEagerValue(ControlChannel& channel, const EagerHead& head,

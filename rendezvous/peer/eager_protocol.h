@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -139,16 +140,30 @@ class EagerFrameWriter final {
   void Start(int64_t step_id, uint32_t sequence);
   // Appends a record; false if the frame has no room for it, and then nothing is appended. An empty
   // frame has room for any legal record.
-  bool Append(const EagerRecord& record);
+  bool Append(const EagerRecord& record) { return Append(record, /*is_in_place=*/false); }
+  // The same, but its payload may be read as late as parts() are: it must stay until then.
+  bool AppendInPlace(const EagerRecord& record) { return Append(record, /*is_in_place=*/true); }
   void Acknowledge(EagerRange range);
-  // The frame's body, with every record so far.
+  // The frame's body, with every record so far, and the same in parts. REQUIRES for view: no
+  // payload is in place.
   absl::string_view view();
+  absl::InlinedVector<absl::string_view, 8> parts();
   uint16_t count() const { return head_.count; }
   int64_t step_id() const { return head_.step_id; }
 
  private:
+  bool Append(const EagerRecord& record, bool is_in_place);
+
   EagerHead head_;
+  // Without the payloads that are in place.
   std::string body_;
+  struct InPlace {
+    // Where it belongs in `body_`.
+    size_t at = 0;
+    absl::string_view payload;
+  };
+  absl::InlinedVector<InPlace, 16> in_place_;
+  size_t in_place_bytes_ = 0;
 };
 
 // Visits the records of an EAGER frame in order. Stops at the first error of `visit`.

@@ -8,6 +8,7 @@
 #include <gmock/gmock.h>
 
 #include "absl/functional/function_ref.h"
+#include "absl/strings/str_cat.h"
 
 #include "rendezvous/peer/peer_protocol.h"
 #include "tests/rendezvous/recording_control_channel.h"
@@ -106,6 +107,35 @@ TEST(EagerProtocol, Records) {
     EXPECT_FALSE(Decode(absl::string_view(body).substr(0, bytes)).status.ok()) << bytes;
   }
   EXPECT_FALSE(Decode(body + std::string(8, '\0')).status.ok());
+}
+
+// A frame is the same whether payloads are copied or stay in place.
+TEST(EagerProtocol, PayloadsInPlace_AreWhereTheyBelong) {
+  const std::string large(600, 'l');
+  const std::string odd(513, 'o');
+  EagerFrameWriter copied(1, 0);
+  EagerFrameWriter in_place(1, 0);
+  for (const EagerRecord& record :
+       {Vector(1, large), Vector(2, "12345678"), Vector(3, odd), Vector(4, large)}) {
+    EXPECT_TRUE(copied.Append(record));
+    EXPECT_TRUE(in_place.AppendInPlace(record));
+  }
+  std::string body;
+  bool is_in_place = false;
+  for (const absl::string_view part : in_place.parts()) {
+    absl::StrAppend(&body, part);
+    is_in_place |= part.data() == odd.data();
+  }
+  EXPECT_TRUE(is_in_place);
+  EXPECT_EQ(body, copied.view());
+  // As much fits.
+  const std::string most(kMaxEagerBytes, 'm');
+  while (copied.Append(Vector(5, most))) EXPECT_TRUE(in_place.AppendInPlace(Vector(5, most)));
+  EXPECT_FALSE(in_place.AppendInPlace(Vector(5, most)));
+  // The next frame has none of it.
+  in_place.Start(1, 8);
+  EXPECT_TRUE(in_place.Append(Vector(1, "12345678")));
+  EXPECT_EQ(in_place.view().size(), 24u + 16u);
 }
 
 // With the ring's head of 8 bytes.
