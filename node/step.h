@@ -40,7 +40,7 @@ class Step final {
   //   Errors: also INVALID_ARGUMENT for a tensor in host memory, FAILED_PRECONDITION when this node
   //   uses no GPUs.
   absl::Status Send(const RendezvousKey& key, const Tensor& tensor, cuda::Stream stream);
-  // As Send for each of them, in this order, at less cost: small ones for one node share messages,
+  // As Send for each of them, those of a key in this order: small ones for one node share messages,
   // and wake it once. Each has a status of its own.
   void SendMany(absl::Span<SendItem> items);
   // As Send: notifies the receiver that there will be no tensor.

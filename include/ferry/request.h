@@ -54,10 +54,10 @@ class [[nodiscard]] Request {
   // afterwards.
   void OnComplete(absl::AnyInvocable<void(absl::StatusOr<Tensor>) &&> callback) &&;
 
-  // The path that the bytes took: "shm", "tcp", "cuda_ipc", "nccl"; for small tensors "eager" if they
-  // were sent before they were requested, and "inline" if they came with the answer to the request;
-  // "local" within the process. Empty until the operation is done, after an
-  // error, and for sends, whose receiver selects the path.
+  // The path that the bytes took: "shm", "tcp", "cuda_ipc", "nccl"; for small tensors "eager" if
+  // they were sent before they were requested, and "inline" if they came with the answer to the
+  // request; "local" within the process. Empty until the operation is done, after an error, and for
+  // sends, whose receiver selects the path.
   std::string path() const;
 
  private:

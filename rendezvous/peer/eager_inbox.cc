@@ -198,7 +198,7 @@ class EagerInbox::Batch final {
     return inbox.epoch_;
   }
 
-  // What was taken is acknowledged, what was dropped is refused.
+  // Acknowledges the values that were taken, and refuses those that were dropped.
   void Settle(EagerInbox& inbox, int64_t step_id, RemoteRendezvous& step, uint64_t epoch,
               bool is_intact) {
     SpinLockHolder lock(&inbox.mu_);

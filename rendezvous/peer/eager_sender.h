@@ -87,7 +87,7 @@ class EagerSender final {
     bool is_refused = false;
     // The step is over here; it has been visited.
     bool is_over = false;
-    // Of a name without a number; others are in their slots.
+    // Set if the name has no number; other keys are in slots.
     std::optional<RendezvousKey> key;
   };
   // Queued values that are to be looked for after a PUSH, and added with AddToDrain: those of all

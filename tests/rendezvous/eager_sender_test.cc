@@ -29,9 +29,7 @@ class EagerSenderTest : public testing::Test {
   void Start() { ASSERT_TRUE(sender_.OnPush(EagerScope::All()).ok()); }
   // The sequence numbers that are visited.
   auto Visit() {
-    return [this](uint64_t sequence, const auto& record) {
-      visited_.push_back(sequence);
-    };
+    return [this](uint64_t sequence, const auto& record) { visited_.push_back(sequence); };
   }
   std::vector<uint64_t> Visited() {
     std::sort(visited_.begin(), visited_.end());

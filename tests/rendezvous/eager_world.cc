@@ -451,8 +451,8 @@ void World::ToProducer() {
       watchers_.push_back({message.id, message.step});
       return;
     case Message::Kind::kAck: {
-      const absl::Status status = sender_->OnAck(
-          message.range, [this](uint64_t sequence, const EagerSender::Sent& record) {
+      const absl::Status status =
+          sender_->OnAck(message.range, [this](uint64_t sequence, const EagerSender::Sent& record) {
             const int index = sent_[sequence];
             Value& value = values_[static_cast<size_t>(index)];
             value.is_confirmed = true;

@@ -226,12 +226,11 @@ TEST_P(WorkerService, StatisticsAndGraphsAreReturnedOnRequest) {
             absl::StrCat("y = Identity(", master.crossings[0].recv_node, ")"));
   EXPECT_EQ(rows.at("y").output_size(), 1);
   const std::string& label = rows.at(master.crossings[0].recv_node).timeline_label();
-  EXPECT_THAT(label,
-              AllOf(HasSubstr("[4B] edge_"),
-                    HasSubstr(absl::StrCat(" from ", a_.device(), " to ", b_.device())),
-                    GetParam() == WireProtocol::kGrpc
-                        ? testing::Matcher<const std::string&>(HasSubstr(" by grpc"))
-                        : AnyOf(HasSubstr(" by inline"), HasSubstr(" by eager"))));
+  EXPECT_THAT(label, AllOf(HasSubstr("[4B] edge_"),
+                           HasSubstr(absl::StrCat(" from ", a_.device(), " to ", b_.device())),
+                           GetParam() == WireProtocol::kGrpc
+                               ? testing::Matcher<const std::string&>(HasSubstr(" by grpc"))
+                               : AnyOf(HasSubstr(" by inline"), HasSubstr(" by eager"))));
   ASSERT_EQ(at_b.partition_graph_size(), 1);
   EXPECT_EQ(at_b.partition_graph(0).node_size(), 3);
 }
