@@ -184,6 +184,14 @@ absl::Status LocalRendezvous::AdmitBySum(size_t bytes) const {
                    " (raise --max-queued-bytes, or wait until some are received)"));
 }
 
+std::optional<RendezvousKey> LocalRendezvous::FindKey(absl::string_view text) const {
+  const uint64_t hash = RendezvousKey::HashOf(text);
+  const Shard& shard = shards_[hash & shard_mask_];
+  SpinLockHolder lock(&shard.mu);
+  const Item* const found = shard.FindText(text, hash);
+  return found == nullptr ? std::nullopt : std::optional(found->key);
+}
+
 template <typename Each, typename KeyOf, typename Visit>
 void LocalRendezvous::ForEachByShard(absl::Span<Each> items, const KeyOf& key_of,
                                      const Visit& visit) {

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -108,6 +109,8 @@ class LocalRendezvous final {
   void DivertQueued(const RendezvousKey& key,
                     absl::FunctionRef<bool(const Tensor&, const SendArgs&, bool is_dead)> divert);
   bool HasQueued(const RendezvousKey& key);
+  // The key with that text, if a send or a receive waits for it.
+  std::optional<RendezvousKey> FindKey(absl::string_view text) const;
 
   // A value from another process, whose elements are not in a tensor yet.
   class Arrival {

@@ -317,6 +317,11 @@ void RemoteRendezvous::ArriveMany(absl::Span<LocalRendezvous::ArrivalItem> items
   settle();
 }
 
+std::optional<RendezvousKey> RemoteRendezvous::FindArrivalKey(absl::string_view text) const {
+  const LocalRendezvous* const arrivals = ArrivalsIfAny();
+  return arrivals == nullptr ? std::nullopt : arrivals->FindKey(text);
+}
+
 bool RemoteRendezvous::AddProducer(EagerProducer& producer) {
   SpinLockHolder lock(&mu_);
   if (are_links_ended_) return false;

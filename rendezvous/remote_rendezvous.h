@@ -162,6 +162,8 @@ class RemoteRendezvous final : public std::enable_shared_from_this<RemoteRendezv
   // As LocalRendezvous::Arrive.
   absl::Status Arrive(const RendezvousKey& key, bool is_dead, LocalRendezvous::Arrival& arrival)
       ABSL_LOCKS_EXCLUDED(mu_);
+  // As LocalRendezvous::FindKey, among the receives that wait for values from other nodes.
+  std::optional<RendezvousKey> FindArrivalKey(absl::string_view text) const;
   // As LocalRendezvous::ArriveMany.
   void ArriveMany(absl::Span<LocalRendezvous::ArrivalItem> items, absl::FunctionRef<void()> settle)
       ABSL_LOCKS_EXCLUDED(mu_);

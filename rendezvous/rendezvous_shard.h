@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/functional/function_ref.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 
 #include "base/cancellation_token.h"
@@ -120,6 +121,15 @@ struct alignas(64) RendezvousShard {
     Item** link = &buckets_[(key.hash() >> kShardBits) & (bucket_count() - 1)];
     while (*link != nullptr && !((*link)->key == key)) link = &(*link)->next_in_bucket;
     return link;
+  }
+
+  // Returns the first item of the key with that text and hash; null: there is none.
+  const Item* FindText(absl::string_view text, uint64_t hash) const {
+    const Item* item = buckets_[(hash >> kShardBits) & (bucket_count() - 1)];
+    while (item != nullptr && !(item->key.hash() == hash && item->key.text() == text)) {
+      item = item->next_in_bucket;
+    }
+    return item;
   }
 
   // Removes the first item of a key, to which `link` points, from the chain; the key's next item

@@ -143,6 +143,9 @@ class EagerInbox::Batch final {
   //   Errors: INVALID_ARGUMENT: a violation. Those before it have been delivered.
   absl::Status Deliver(EagerInbox& inbox, int64_t step_id, RemoteRendezvous* step) {
     absl::Status violation;
+    for (size_t i = 0; i < count_; ++i) {
+      entries_[i]->known = inbox.DefinedKey(step, entries_[i]->record);
+    }
     const uint64_t epoch = Admit(inbox, step_id, step, violation);
     if (step != nullptr && !items_.empty()) {
       absl::Status failure;
@@ -166,6 +169,7 @@ class EagerInbox::Batch final {
     explicit Entry(const EagerRecord& record) : record(record) {}
 
     const EagerRecord record;
+    std::optional<RendezvousKey> known;
     // The name's number may be given to another one within the frame.
     std::optional<RendezvousKey> key;
     Admitted admitted;
@@ -178,7 +182,8 @@ class EagerInbox::Batch final {
     SpinLockHolder lock(&inbox.mu_);
     for (size_t i = 0; i < count_ && violation.ok(); ++i) {
       Entry& entry = *entries_[i];
-      absl::StatusOr<RendezvousKey> key = inbox.ReadKey(step_id, entry.record);
+      absl::StatusOr<RendezvousKey> key =
+          inbox.ReadKey(step_id, entry.record, std::move(entry.known));
       if (!key.ok()) {
         violation = key.status();
       } else if (step != nullptr) {
@@ -424,11 +429,23 @@ bool EagerInbox::NoteArrival(RemoteRendezvous& step, const EagerReceiver::Arriva
   return true;
 }
 
-absl::StatusOr<RendezvousKey> EagerInbox::ReadKey(int64_t step_id, const EagerRecord& record) {
+std::optional<RendezvousKey> EagerInbox::DefinedKey(const RemoteRendezvous* step,
+                                                    const EagerRecord& record) {
+  if (record.text.empty()) return std::nullopt;
+  // Parsing takes longer than the rest, and a receive that waits has the key.
+  if (step != nullptr) {
+    if (auto known = step->FindArrivalKey(record.text); known.has_value()) return known;
+  }
+  absl::StatusOr<RendezvousKey> parsed = RendezvousKey::Parse(record.text);
+  return parsed.ok() ? std::optional(*std::move(parsed)) : std::nullopt;
+}
+
+absl::StatusOr<RendezvousKey> EagerInbox::ReadKey(int64_t step_id, const EagerRecord& record,
+                                                  std::optional<RendezvousKey> known) {
   if (record.is_serialized || record.has_checksum) {
     return absl::InvalidArgumentError("EAGER: serialized values and checksums are not supported");
   }
-  absl::StatusOr<RendezvousKey> key = receiver_.OnRecord(record);
+  absl::StatusOr<RendezvousKey> key = receiver_.OnRecord(record, std::move(known));
   if (!key.ok()) return key;
   if (!record.text.empty() &&
       !(IsFromProducer(*key) && key->dst().task.task == context_.self.peer.node_id)) {
@@ -564,8 +581,9 @@ absl::Status EagerInbox::OnEager(const ControlChannel& channel, absl::string_vie
           batch->Add(record);
           return batch->is_full() ? batch->Deliver(*this, step_id, step.get()) : absl::OkStatus();
         }
+        std::optional<RendezvousKey> known = DefinedKey(step.get(), record);
         mu_.Lock();
-        const absl::StatusOr<RendezvousKey> key = ReadKey(step_id, record);
+        const absl::StatusOr<RendezvousKey> key = ReadKey(step_id, record, std::move(known));
         mu_.Unlock();
         FERRY_RETURN_IF_ERROR(key.status());
         if (step != nullptr) {

@@ -115,8 +115,13 @@ class EagerInbox final : public EagerConsumer {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // The key of the frame's next record.
   //   Errors: INVALID_ARGUMENT: a violation.
-  absl::StatusOr<RendezvousKey> ReadKey(int64_t step_id, const EagerRecord& record)
+  //   known: as for EagerReceiver::OnRecord.
+  absl::StatusOr<RendezvousKey> ReadKey(int64_t step_id, const EagerRecord& record,
+                                        std::optional<RendezvousKey> known)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The key of a record with a text; none: it has no text, or a wrong one. `step` may be null.
+  static std::optional<RendezvousKey> DefinedKey(const RemoteRendezvous* step,
+                                                 const EagerRecord& record);
   // A receive has taken the value, with that status. SendOutput sends what is due then.
   void Finish(const EagerReceiver::Arrival& arrival, const absl::Status& status)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -133,7 +133,8 @@ absl::Status EagerReceiver::OnEager(const EagerHead& head) {
   return absl::OkStatus();
 }
 
-absl::Status EagerReceiver::Define(uint32_t name, absl::string_view text) {
+absl::Status EagerReceiver::Define(uint32_t name, absl::string_view text,
+                                   std::optional<RendezvousKey> known) {
   if (name > limits_.names) {
     return Violation(absl::StrCat("name ", name, " is above ", limits_.names));
   }
@@ -146,7 +147,10 @@ absl::Status EagerReceiver::Define(uint32_t name, absl::string_view text) {
   if (bytes > limits_.name_bytes) {
     return Violation(absl::StrCat("names of ", bytes, " bytes; the limit is ", limits_.name_bytes));
   }
-  FERRY_ASSIGN_OR_RETURN(RendezvousKey key, RendezvousKey::Parse(text));
+  if (!known.has_value()) {
+    FERRY_ASSIGN_OR_RETURN(known, RendezvousKey::Parse(text));
+  }
+  RendezvousKey& key = *known;
   if (before != nullptr) numbers_.erase(*before);
   if (!numbers_.emplace(key, name).second) {
     return Violation(absl::StrCat("name ", name, " has another number already"));
@@ -157,10 +161,15 @@ absl::Status EagerReceiver::Define(uint32_t name, absl::string_view text) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<RendezvousKey> EagerReceiver::OnRecord(const EagerRecord& record) {
+absl::StatusOr<RendezvousKey> EagerReceiver::OnRecord(const EagerRecord& record,
+                                                      std::optional<RendezvousKey> known) {
   ++next_sequence_;
-  if (record.name == 0) return RendezvousKey::Parse(record.text);
-  if (!record.text.empty()) FERRY_RETURN_IF_ERROR(Define(record.name, record.text));
+  if (record.name == 0) {
+    return known.has_value() ? *std::move(known) : RendezvousKey::Parse(record.text);
+  }
+  if (!record.text.empty()) {
+    FERRY_RETURN_IF_ERROR(Define(record.name, record.text, std::move(known)));
+  }
   const RendezvousKey* const key = FindName(record.name);
   if (key == nullptr) return Violation(absl::StrCat("name ", record.name, " is not defined"));
   return *key;

@@ -107,7 +107,9 @@ class EagerReceiver final {
   //   Errors, for both: INVALID_ARGUMENT: a violation.
   absl::Status OnEager(const EagerHead& head);
   // Returns the key: of the definition, whose text is parsed, or of an earlier one.
-  absl::StatusOr<RendezvousKey> OnRecord(const EagerRecord& record);
+  //   known: the key with the record's text, so that it need not be parsed; none: it is not known.
+  absl::StatusOr<RendezvousKey> OnRecord(const EagerRecord& record,
+                                         std::optional<RendezvousKey> known = std::nullopt);
   // An equal key, which other receives use too: comparing it with theirs is then cheaper.
   void AdoptKey(uint32_t name, const RendezvousKey& key);
   // The sequence number of the last record.
@@ -188,7 +190,8 @@ class EagerReceiver final {
   const Name* Find(const RendezvousKey& key) const;
   // `step`: null if there is no state for it.
   bool IsPulled(const Step* step, const RendezvousKey& key) const;
-  absl::Status Define(uint32_t name, absl::string_view text);
+  absl::Status Define(uint32_t name, absl::string_view text,
+                      std::optional<RendezvousKey> known = std::nullopt);
   bool IsHalfFree() const;
   bool IsHalfFree(const Step& step) const;
   bool AreAcksDue() const;
