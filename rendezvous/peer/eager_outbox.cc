@@ -255,7 +255,7 @@ void EagerOutbox::EndIfReceived(int64_t step_id, std::vector<StepOperation>& end
 }
 
 absl::Status EagerOutbox::OnAck(const ControlChannel& channel, absl::string_view body) {
-  FERRY_ASSIGN_OR_RETURN(const std::vector<EagerRange> ranges, DecodeEagerAck(body));
+  FERRY_ASSIGN_OR_RETURN(const EagerRanges ranges, DecodeEagerAck(body));
   // A consumer holds no more.
   uint64_t values = 0;
   for (const EagerRange& range : ranges) values += range.count;

@@ -411,13 +411,13 @@ absl::Status SendEagerAck(ControlChannel& channel, absl::Span<const EagerRange> 
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::vector<EagerRange>> DecodeEagerAck(absl::string_view body) {
+absl::StatusOr<EagerRanges> DecodeEagerAck(absl::string_view body) {
   // Before anything is allocated.
   if (body.empty() || body.size() % kRangeBytes != 0 || body.size() / kRangeBytes > kMaxRanges) {
     return MalformedEager("EAGER_ACK");
   }
   ByteReader reader(body);
-  std::vector<EagerRange> ranges(body.size() / kRangeBytes);
+  EagerRanges ranges(body.size() / kRangeBytes);
   for (EagerRange& range : ranges) {
     range.first = reader.Get<uint32_t>();
     range.count = reader.Get<uint16_t>();

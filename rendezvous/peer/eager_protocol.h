@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
+#include "absl/container/inlined_vector.h"
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -114,6 +115,9 @@ struct EagerRange {
   friend bool operator==(const EagerRange&, const EagerRange&) = default;
 };
 
+// Those of one acknowledgement, which are few when values are received in order.
+using EagerRanges = absl::InlinedVector<EagerRange, 4>;
+
 // A REQUEST whose key is a name with a number.
 struct NamedRequestMessage {
   uint64_t id = 0;
@@ -197,7 +201,7 @@ struct WatchMessage {
 absl::StatusOr<EagerPullMessage> DecodeEagerPull(absl::string_view body);
 absl::StatusOr<EagerScope> DecodeEagerPush(absl::string_view body);
 // The ranges are not empty, and their number is at most a frame's.
-absl::StatusOr<std::vector<EagerRange>> DecodeEagerAck(absl::string_view body);
+absl::StatusOr<EagerRanges> DecodeEagerAck(absl::string_view body);
 absl::StatusOr<int64_t> DecodeStepRefused(absl::string_view body);
 absl::StatusOr<int64_t> DecodeAckNow(absl::string_view body);
 absl::StatusOr<NamedRequestMessage> DecodeNamedRequest(absl::string_view body);

@@ -354,7 +354,7 @@ bool EagerReceiver::has_output() const {
   return false;
 }
 
-std::vector<EagerRange> EagerReceiver::TakeAcks() {
+EagerRanges EagerReceiver::TakeAcks() {
   unacked_values_ = 0;
   unacked_bytes_ = 0;
   is_ack_due_ = false;

@@ -57,7 +57,7 @@ class EagerReceiver final {
   };
   // To be sent, in this order.
   struct Output {
-    std::vector<EagerRange> acks;
+    EagerRanges acks;
     std::vector<EagerScope> pushes;
     bool empty() const { return acks.empty() && pushes.empty(); }
   };
@@ -65,7 +65,7 @@ class EagerReceiver final {
     // The WATCH is to be cancelled, like a request.
     bool has_watch = false;
     // In this order, then STEP_REFUSED if that is needed.
-    std::vector<EagerRange> acks;
+    EagerRanges acks;
     bool is_refused = false;
     // PUSH is to be sent for the step.
     bool is_pushed = false;
@@ -196,7 +196,7 @@ class EagerReceiver final {
   bool IsHalfFree(const Step& step) const;
   bool AreAcksDue() const;
   bool IsAnswerDue(const EagerScope& scope) const;
-  std::vector<EagerRange> TakeAcks();
+  EagerRanges TakeAcks();
   void AddAck(uint64_t sequence);
   // The value is no longer held.
   void Release(const Arrival& arrival);
@@ -215,7 +215,7 @@ class EagerReceiver final {
   uint64_t values_ = 0;
   uint64_t bytes_ = 0;
   // Taken by receives; EAGER_ACK has not been sent. The two counts are of these values.
-  std::vector<EagerRange> acks_;
+  EagerRanges acks_;
   uint64_t unacked_values_ = 0;
   uint64_t unacked_bytes_ = 0;
   bool is_ack_due_ = false;

@@ -255,7 +255,7 @@ TEST(EagerProtocol, Scopes) {
 }
 
 TEST(EagerProtocol, Acks) {
-  const std::vector<EagerRange> ranges = {{0, 1}, {7, UINT16_MAX}, {UINT32_MAX, 2}};
+  const EagerRanges ranges = {{0, 1}, {7, UINT16_MAX}, {UINT32_MAX, 2}};
   const std::string body =
       BodyOf([&](ControlChannel& channel) { return SendEagerAck(channel, ranges); });
   EXPECT_EQ(*DecodeEagerAck(body), ranges);
