@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
-#include "absl/container/inlined_vector.h"
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"

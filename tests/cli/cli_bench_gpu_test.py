@@ -197,7 +197,7 @@ class BenchOfGpus(harness.Case):
             document = json.loads(self.succeed("bench", "cold", "--sizes=1M", "--iters=2", "--dtype=half",
                                                f"--devices={devices}", "--json", **self.variables))
             self.assertEqual([(row["mode"], row["path"], row["wrong_bytes"]) for row in document["rows"]],
-                             [("handshake", "inline", 0), ("match", "inline", 0),
+                             [("handshake", "inline", 0), ("match", "eager", 0),
                               ("registration", way, 0), ("handoff", way, 0), ("copy", copy, 0),
                               ("notify", "", 0)])
 
