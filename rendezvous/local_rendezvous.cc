@@ -265,7 +265,7 @@ void LocalRendezvous::SendManyOrDivert(absl::Span<SendEntry> entries, DivertItem
                                        absl::FunctionRef<void()> settle) {
   ForEachByShard(
       entries, [](const SendEntry& entry) -> const RendezvousKey& { return *entry.item->key; },
-      [&](Shard& shard, SendEntry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(shard.mu) {
+      [&](Shard& shard, SendEntry& entry) ABSL_NO_THREAD_SAFETY_ANALYSIS {
         SendItem& item = *entry.item;
         if (is_aborted_.load(std::memory_order_relaxed)) {
           item.status = abort_status();
@@ -355,7 +355,7 @@ absl::Status LocalRendezvous::Arrive(const RendezvousKey& key, bool is_dead, Arr
 void LocalRendezvous::ArriveMany(absl::Span<ArrivalItem> items, absl::FunctionRef<void()> settle) {
   ForEachByShard(
       items, [](const ArrivalItem& item) -> const RendezvousKey& { return *item.key; },
-      [this](Shard& shard, ArrivalItem& item) ABSL_EXCLUSIVE_LOCKS_REQUIRED(shard.mu) {
+      [this](Shard& shard, ArrivalItem& item) ABSL_NO_THREAD_SAFETY_ANALYSIS {
         if (is_aborted_.load(std::memory_order_relaxed)) {
           item.status = abort_status();
         } else {

@@ -210,7 +210,8 @@ class LocalRendezvous final {
   size_t FailItems(absl::FunctionRef<absl::Status(const RendezvousKey&)> verdict,
                    bool is_receives_only);
 
-  // Visits the items, those of a shard together with its lock held, and in order.
+  // Visits the items, those of a shard together with its lock held, and in order. Clang's analysis
+  // cannot see that `visit` is called with the lock.
   template <typename Each, typename KeyOf, typename Visit>
   void ForEachByShard(absl::Span<Each> items, const KeyOf& key_of, const Visit& visit);
   // An arrival. Returns the receive that takes it, which is to be completed with `status` and
