@@ -94,7 +94,7 @@ void RendezvousManager::ForgetIfUnused(int64_t step_id) {
   {
     SpinLockHolder lock(&mu_);
     const auto found = steps_.find(step_id);
-    // With the lock held nobody can get another reference.
+    // References are handed out under mu_, so the count cannot grow here.
     if (found == steps_.end() || found->second.use_count() != 1 || !found->second->is_unused()) {
       return;
     }

@@ -46,8 +46,8 @@ struct TransferOptions {
   // fail. Small tensors may still come "eager" or "inline", and tensors within the process by
   // "local" (Request::path). Empty: the one with the lowest estimated cost.
   std::string required_transport;
-  // Whether small tensors are sent before they are requested, to peers that do the same. Has no
-  // effect with checksums.
+  // Enables the eager protocol for small tensors, which are then sent before they are requested.
+  // Both nodes must enable it. Ignored with checksums.
   bool use_eager_sends = true;
   // Sends a checksum with every tensor, which the receiver verifies. Set it on all nodes.
   bool use_checksums = false;
