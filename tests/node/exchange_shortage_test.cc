@@ -64,6 +64,15 @@ TEST_P(ExchangeShortage, OfDescriptors_ReceivePostedInTheCallbackOfTheError_IsSe
                      std::move(done)(std::move(status), std::move(received));
                    });
   EXPECT_FALSE(ended.Wait(kDetection).ok());
+  // Until the producer has noticed the end of the channel it may send on that one, and what it
+  // sends is lost. It has noticed by the time the next channel is open.
+  EXPECT_TRUE(Becomes([this] {
+    bool is_open = false;
+    step_->ForEachPending(absl::ZeroDuration(), [&](const PendingStepOp& op) {
+      is_open |= absl::StrContains(op.phase, "has not");
+    });
+    return is_open;
+  }));
   EXPECT_EQ(peer.Ask("send next 8"), "OK");
   EXPECT_TRUE(next.Wait().ok()) << next.Wait().status();
 }
