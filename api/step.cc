@@ -53,7 +53,9 @@ std::vector<Request> Step::SendMany(absl::Span<const SendOperation> operations) 
 std::vector<Request> Step::RecvMany(absl::Span<const RecvOperation> operations) {
   std::vector<Request> requests;
   requests.reserve(operations.size());
-  for (const RecvOperation& each : operations) requests.push_back(Recv(each.id, each.options));
+  for (std::shared_ptr<RequestImpl>& each : impl_->RecvMany(operations)) {
+    requests.push_back(ApiAccess::Wrap(std::move(each)));
+  }
   return requests;
 }
 

@@ -141,7 +141,22 @@ absl::Status Step::Impl::ExplainStatus(const absl::Status& status, int source) c
   return absl::AbortedError(absl::StrCat("node ", source, " has left the job;", text));
 }
 
-std::shared_ptr<RequestImpl> Step::Impl::Recv(const TensorId& id, RecvOptions options) {
+std::vector<std::shared_ptr<RequestImpl>> Step::Impl::RecvMany(
+    absl::Span<const RecvOperation> operations) {
+  ReceiveBatch batch;
+  batch.keys.reserve(operations.size());
+  batch.items.reserve(operations.size());
+  std::vector<std::shared_ptr<RequestImpl>> requests;
+  requests.reserve(operations.size());
+  for (const RecvOperation& each : operations) {
+    requests.push_back(Recv(each.id, each.options, &batch));
+  }
+  step_.RecvManyAsync(absl::MakeSpan(batch.items));
+  return requests;
+}
+
+std::shared_ptr<RequestImpl> Step::Impl::Recv(const TensorId& id, RecvOptions options,
+                                              ReceiveBatch* batch) {
   const absl::Time deadline = SteadyClock().Now() + options.timeout;
   auto request = std::make_shared<RequestImpl>(node_.transfer_engine().loop(), step_.id(), id);
   if (id.destination != node_.node_id()) {
@@ -172,7 +187,7 @@ std::shared_ptr<RequestImpl> Step::Impl::Recv(const TensorId& id, RecvOptions op
   if (options.cancellation.has_value()) request->Follow(*options.cancellation);
   if (auto key = lookup_.KeyIfKnown(id); key.has_value()) {
     if (key->ok()) {
-      Start(**key, id.source, request, std::move(options), deadline);
+      Start(**key, id.source, request, std::move(options), deadline, batch);
     } else {
       request->Complete(key->status());
     }
@@ -183,7 +198,7 @@ std::shared_ptr<RequestImpl> Step::Impl::Recv(const TensorId& id, RecvOptions op
       [self = shared_from_this(), request, source = id.source, options = std::move(options),
        deadline](absl::StatusOr<RendezvousKey> key) mutable {
         if (!key.ok()) return request->Complete(key.status());
-        self->Start(*key, source, request, std::move(options), deadline);
+        self->Start(*key, source, request, std::move(options), deadline, /*batch=*/nullptr);
       });
   // It may have been closed before, or meanwhile.
   if (waits_for_address) EndLookups();
@@ -192,7 +207,7 @@ std::shared_ptr<RequestImpl> Step::Impl::Recv(const TensorId& id, RecvOptions op
 
 void Step::Impl::Start(const RendezvousKey& key, int source,
                        const std::shared_ptr<RequestImpl>& request, RecvOptions options,
-                       absl::Time deadline) {
+                       absl::Time deadline, ReceiveBatch* batch) {
   if (!request->StartTransfer(
           [self = shared_from_this(), key] { return self->step_.ReceivePhase(key); })) {
     return;
@@ -201,17 +216,20 @@ void Step::Impl::Start(const RendezvousKey& key, int source,
   args.cancellation = &request->cancellation();
   args.deadline = deadline;
   args.destination = ApiAccess::Unwrap(options.into);
-  step_.RecvAsync(key, std::move(args),
-                  [self = shared_from_this(), request, source, options = std::move(options),
-                   deadline](absl::Status status, Received received) {
-                    if (absl::IsDeadlineExceeded(status)) {
-                      status = absl::DeadlineExceededError(
-                          absl::StrCat("waited ", ShortDuration(options.timeout), " in ",
-                                       request->what(), ": ", status.message()));
-                    }
-                    if (!status.ok()) return request->Complete(self->ExplainStatus(status, source));
-                    self->Finish(std::move(received), request, options, deadline);
-                  });
+  RecvCallback done = [self = shared_from_this(), request, source, options = std::move(options),
+                       deadline](absl::Status status, Received received) {
+    if (absl::IsDeadlineExceeded(status)) {
+      status = absl::DeadlineExceededError(absl::StrCat("waited ", ShortDuration(options.timeout),
+                                                        " in ", request->what(), ": ",
+                                                        status.message()));
+    }
+    if (!status.ok()) return request->Complete(self->ExplainStatus(status, source));
+    self->Finish(std::move(received), request, options, deadline);
+  };
+  if (batch == nullptr) return step_.RecvAsync(key, std::move(args), std::move(done));
+  batch->keys.push_back(key);
+  batch->items.push_back(
+      {.key = &batch->keys.back(), .args = std::move(args), .done = std::move(done)});
 }
 
 void Step::Impl::Finish(Received received, const std::shared_ptr<RequestImpl>& request,

@@ -36,11 +36,23 @@ class Step::Impl final : public std::enable_shared_from_this<Step::Impl> {
   absl::Status Send(const TensorId& id, const Tensor& tensor, const SendOptions& options);
   // Returns the status of each.
   std::vector<absl::Status> SendMany(absl::Span<const SendOperation> operations);
-  std::shared_ptr<RequestImpl> Recv(const TensorId& id, RecvOptions options);
+  std::shared_ptr<RequestImpl> Recv(const TensorId& id, RecvOptions options) {
+    return Recv(id, std::move(options), /*batch=*/nullptr);
+  }
+  std::vector<std::shared_ptr<RequestImpl>> RecvMany(absl::Span<const RecvOperation> operations);
   absl::Status Close(absl::Duration timeout);
   void Abort(const absl::Status& reason);
 
  private:
+  // Receives that are posted together.
+  struct ReceiveBatch {
+    // Room for all of them is reserved: the items refer to it.
+    std::vector<RendezvousKey> keys;
+    std::vector<ferry::RecvItem> items;
+  };
+
+  // `batch`: null: it is posted at once, else added there if its key is known.
+  std::shared_ptr<RequestImpl> Recv(const TensorId& id, RecvOptions options, ReceiveBatch* batch);
   // The key of a send.
   absl::StatusOr<RendezvousKey> KeyToSend(const TensorId& id, const Tensor& tensor);
   // In the words of the public API, without TensorFlow's mark and texts.
@@ -50,8 +62,9 @@ class Step::Impl final : public std::enable_shared_from_this<Step::Impl> {
   void EndLookups();
   // Begins the transfer of a receive whose key is known.
   //   deadline: of SteadyClock.
+  //   batch: null: it is posted at once, else added there.
   void Start(const RendezvousKey& key, int source, const std::shared_ptr<RequestImpl>& request,
-             RecvOptions options, absl::Time deadline);
+             RecvOptions options, absl::Time deadline, ReceiveBatch* batch);
   // Completes a receive whose tensor has arrived, or is being written to the memory of a GPU.
   void Finish(Received received, const std::shared_ptr<RequestImpl>& request,
               const RecvOptions& options, absl::Time deadline);

@@ -16,6 +16,7 @@
 #include "base/bounded_text.h"
 #include "base/clock.h"
 #include "base/logging.h"
+#include "base/recycled.h"
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "gpu/cuda/ready_tensor.h"
@@ -79,6 +80,19 @@ void DeliverReceived(TransferEngine& engine, const RendezvousKey& key, absl::Sta
   });
 }
 
+// A receive that DeliverReceived completes.
+struct DeliverCall {
+  static void* operator new(size_t bytes) { return AllocateRecycled(bytes); }
+  static void operator delete(void* call, size_t bytes) { FreeRecycled(call, bytes); }
+
+  DeliverCall(TransferEngine& engine, const RendezvousKey& key, RecvCallback&& done)
+      : engine(engine), key(key), done(std::move(done)) {}
+
+  TransferEngine& engine;
+  const RendezvousKey key;
+  RecvCallback done;
+};
+
 }  // namespace
 
 absl::Status Step::Send(const RendezvousKey& key, Tensor tensor) {
@@ -111,24 +125,33 @@ absl::Status Step::SendDead(const RendezvousKey& key) {
   return rendezvous_->Send(key, Tensor(), /*is_dead=*/true);
 }
 
+bool Step::NeedsDelivery(const RendezvousKey& key, const RecvArgs& args) const {
+  // The common case: it arrives in host memory, and any host memory will do.
+  return args.destination.is_valid() || engine_->gpus() != nullptr || key.dst().type == "GPU";
+}
+
+RecvCallback Step::Delivery(const RendezvousKey& key, RecvCallback&& done) {
+  return [call = std::make_unique<DeliverCall>(*engine_, key, std::move(done))](
+             absl::Status status, Received received) mutable {
+    DeliverReceived(call->engine, call->key, std::move(status), std::move(received),
+                    std::move(call->done));
+  };
+}
+
 void Step::RecvAsync(const RendezvousKey& key, RecvArgs args, RecvCallback done) {
   engine_->NoteDeadline(args.deadline);
-  // The common case: it arrives in host memory, and any host memory will do.
-  if (!args.destination.is_valid() && engine_->gpus() == nullptr && key.dst().type != "GPU") {
-    return rendezvous_->RecvAsync(key, std::move(args), std::move(done));
-  }
+  const bool needs_delivery = NeedsDelivery(key, args);
   rendezvous_->RecvAsync(key, std::move(args),
-                         [engine = engine_, key, done = std::move(done)](
-                             absl::Status status, Received received) mutable {
-                           DeliverReceived(*engine, key, std::move(status), std::move(received),
-                                           std::move(done));
-                         });
+                         needs_delivery ? Delivery(key, std::move(done)) : std::move(done));
 }
 
 void Step::RecvManyAsync(absl::Span<RecvItem> items) {
   for (RecvItem& item : items) {
-    RecvAsync(*item.key, std::move(item.args), std::move(item.done));
+    engine_->NoteDeadline(item.args.deadline);
+    if (!NeedsDelivery(*item.key, item.args)) continue;
+    item.done = Delivery(*item.key, std::move(item.done));
   }
+  rendezvous_->RecvMany(items);
 }
 
 absl::StatusOr<Received> Step::RecvValue(const RendezvousKey& key, absl::Duration timeout,

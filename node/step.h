@@ -74,7 +74,7 @@ class Step final {
   // already there. `done` must not block.
   void RecvAsync(const RendezvousKey& key, RecvArgs args, RecvCallback done);
 
-  // As RecvAsync for each of them, in this order.
+  // As RecvAsync for each of them, in this order. Those from other nodes are posted together.
   void RecvManyAsync(absl::Span<RecvItem> items);
 
   // Blocks until every send of this step so far has been received; the step stays open.
@@ -105,6 +105,10 @@ class Step final {
       : engine_(&engine), rendezvous_(std::move(rendezvous)) {}
 
  private:
+  // What arrives may have to be moved to where the receiver wants it.
+  bool NeedsDelivery(const RendezvousKey& key, const RecvArgs& args) const;
+  // Does that, and then calls `done`.
+  RecvCallback Delivery(const RendezvousKey& key, RecvCallback&& done);
   // Waits until every send has been received and acknowledged; on the loop's thread it only looks.
   // Returns false if some have not been received, and describes them in `left`.
   bool AwaitSends(absl::Time deadline, std::string& left);

@@ -70,6 +70,10 @@ std::optional<Parts> ParseParts(absl::string_view name) {
 
 }  // namespace
 
+int64_t WorkerNumber(const TaskName& name) {
+  return name.replica == 0 && name.job == "worker" ? name.task : -1;
+}
+
 std::optional<TaskName> ParseTaskName(absl::string_view name) {
   std::optional<Parts> parts = ParseParts(name);
   if (!parts.has_value() || parts->type.has_value()) return std::nullopt;

@@ -35,6 +35,9 @@ struct TaskDevice {
   friend bool operator==(const TaskDevice&, const TaskDevice&) = default;
 };
 
+// Task N of replica 0 of the job "worker" is worker N. Negative: it is another task.
+int64_t WorkerNumber(const TaskName& name);
+
 // "/job:worker/replica:0/task:3". A missing replica is 0; job and task are required.
 std::optional<TaskName> ParseTaskName(absl::string_view name);
 // "/job:worker/replica:0/task:3/device:GPU:1", or the short form ".../gpu:1".

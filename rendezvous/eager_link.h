@@ -92,8 +92,9 @@ class EagerConsumer {
 class EagerLinks {
  public:
   virtual ~EagerLinks() = default;
-  // Null: nothing is sent to that task before it is requested. May be called with a lock held.
-  virtual EagerProducer* ProducerFor(const TaskName& consumer) = 0;
+  // Null: nothing is sent to the key's destination before it is requested. May be called with a
+  // lock held.
+  virtual EagerProducer* ProducerFor(const RendezvousKey& key) = 0;
   // Null: everything is requested.
   virtual EagerConsumer* ConsumerFor(const RendezvousKey& key) = 0;
 };

@@ -84,6 +84,8 @@ absl::StatusOr<RendezvousKey> RendezvousKey::Parse(absl::string_view text) {
   if (!dst.has_value()) return Invalid(text, "the destination is no full device name");
   parsed->src = *std::move(src);
   parsed->dst = *std::move(dst);
+  parsed->src_worker = WorkerNumber(parsed->src.task);
+  parsed->dst_worker = WorkerNumber(parsed->dst.task);
   const uint64_t hash = HashOf(parsed->text);
   return RendezvousKey(std::move(parsed), hash);
 }
@@ -93,6 +95,8 @@ RendezvousKey RendezvousKey::StepEnd(const TaskName& src, uint64_t src_incarnati
   auto parsed = std::make_shared<Parsed>();
   parsed->src.task = src;
   parsed->dst.task = dst;
+  parsed->src_worker = WorkerNumber(src);
+  parsed->dst_worker = WorkerNumber(dst);
   parsed->src_incarnation = src_incarnation;
   parsed->text = Text(ToString(src), src_incarnation, ToString(dst), /*edge=*/"");
   const uint64_t hash = HashOf(parsed->text);

@@ -51,6 +51,9 @@ class RendezvousKey {
   const TaskDevice& src() const { return parsed_->src; }
   const TaskDevice& dst() const { return parsed_->dst; }
   uint64_t src_incarnation() const { return parsed_->src_incarnation; }
+  // WorkerNumber of both tasks: equal numbers that are not negative are the same task.
+  int64_t src_worker() const { return parsed_->src_worker; }
+  int64_t dst_worker() const { return parsed_->dst_worker; }
   // Hash of the whole text; the same in every process.
   uint64_t hash() const { return hash_; }
 
@@ -70,6 +73,8 @@ class RendezvousKey {
     TaskDevice src;
     TaskDevice dst;
     uint64_t src_incarnation = 0;
+    int64_t src_worker = -1;
+    int64_t dst_worker = -1;
   };
 
   RendezvousKey(std::shared_ptr<const Parsed> parsed, uint64_t hash)

@@ -381,6 +381,31 @@ LocalRendezvous::ItemPtr LocalRendezvous::TakeSendAndUnlock(Shard& shard, Item**
   return send;
 }
 
+ABSL_ATTRIBUTE_ALWAYS_INLINE inline absl::Status LocalRendezvous::AddReceive(
+    Shard& shard, Item** link, const RendezvousKey& key, RecvArgs& args, RecvCallback& done,
+    CancellationToken::CallbackId& token) {
+  absl::Status status;
+  uint64_t id = 0;
+  if (args.cancellation != nullptr || args.deadline != absl::InfiniteFuture()) {
+    // Unique among the receives of a key, which suffices.
+    id = ++shard.last_id;
+  }
+  if (CancellationToken* const cancellation = args.cancellation; cancellation != nullptr) {
+    // Lock order: a shard's, then the cancellation's; it runs callbacks with none held.
+    token = cancellation->Register(
+        [call = std::make_unique<CancelCall>(reference_, key, id)] { (*call)(); });
+    if (token == CancellationToken::kNoCallback) status = CancelledReceive();
+  }
+  // One for each consumer of the step, which could not be told otherwise that it is over.
+  if (status.ok() && !key.is_step_end()) status = Admit(shard, 0);
+  if (!status.ok()) return status;
+  auto item = std::make_unique<Item>(key, clock_.CoarseNanos(), id, std::move(args),
+                                     std::move(done), token);
+  if (item->receive.args.deadline != absl::InfiniteFuture()) shard.AddDeadline(*item);
+  shard.Append(link, std::move(item));
+  return absl::OkStatus();
+}
+
 template <typename Take, typename Divert>
 ABSL_ATTRIBUTE_ALWAYS_INLINE inline bool LocalRendezvous::RecvImpl(const RendezvousKey& key,
                                                                    RecvArgs& args,
@@ -414,32 +439,12 @@ ABSL_ATTRIBUTE_ALWAYS_INLINE inline bool LocalRendezvous::RecvImpl(const Rendezv
     shard.mu.Unlock();
     return false;
   }
-  absl::Status status;
-  uint64_t id = 0;
   CancellationToken::CallbackId token = CancellationToken::kNoCallback;
-  if (args.cancellation != nullptr || args.deadline != absl::InfiniteFuture()) {
-    // Unique among the receives of a key, which suffices.
-    id = ++shard.last_id;
-  }
-  if (CancellationToken* const cancellation = args.cancellation; cancellation != nullptr) {
-    // Lock order: a shard's, then the cancellation's; it runs callbacks with none held.
-    token = cancellation->Register(
-        [call = std::make_unique<CancelCall>(reference_, key, id)] { (*call)(); });
-    if (token == CancellationToken::kNoCallback) status = CancelledReceive();
-  }
-  // One for each consumer of the step, which could not be told otherwise that it is over.
-  if (status.ok() && !key.is_step_end()) status = Admit(shard, 0);
-  if (!status.ok()) {
-    shard.mu.Unlock();
-    if (token != CancellationToken::kNoCallback) args.cancellation->Deregister(token);
-    InvokeWithDepthLimit(std::move(done), std::move(status), without_value);
-    return true;
-  }
-  auto item = std::make_unique<Item>(key, clock_.CoarseNanos(), id, std::move(args),
-                                     std::move(done), token);
-  if (item->receive.args.deadline != absl::InfiniteFuture()) shard.AddDeadline(*item);
-  shard.Append(link, std::move(item));
+  absl::Status status = AddReceive(shard, link, key, args, done, token);
   shard.mu.Unlock();
+  if (ABSL_PREDICT_TRUE(status.ok())) return true;
+  if (token != CancellationToken::kNoCallback) args.cancellation->Deregister(token);
+  InvokeWithDepthLimit(std::move(done), std::move(status), without_value);
   return true;
 }
 
@@ -453,6 +458,45 @@ void LocalRendezvous::RecvAsync(const RendezvousKey& key, RecvArgs&& args, RecvC
 bool LocalRendezvous::RecvOrDivert(const RendezvousKey& key, RecvArgs& args, RecvCallback& done,
                                    TakeValue take, absl::FunctionRef<bool(TakeEarlier)> divert) {
   return RecvImpl(key, args, done, take, divert);
+}
+
+void LocalRendezvous::RecvManyOrDivert(absl::Span<RecvEntry> entries, TakeEntry take,
+                                       DivertEntry divert, absl::FunctionRef<void()> settle) {
+  absl::InlinedVector<OutstandingOperations*, 4> ended;
+  ForEachByShard(
+      entries, [](const RecvEntry& entry) -> const RendezvousKey& { return *entry.item->key; },
+      [&](Shard& shard, RecvEntry& entry) ABSL_NO_THREAD_SAFETY_ANALYSIS {
+        RecvItem& item = *entry.item;
+        if (is_aborted_.load(std::memory_order_relaxed)) {
+          entry.status = abort_status();
+          return;
+        }
+        Item** const link = shard.Find(*item.key);
+        if (*link != nullptr && (*link)->is_send) {
+          entry.status = take(entry, (*link)->send.tensor, (*link)->send.args);
+          entry.send = shard.PopFirst(link);
+          BeginOperation(item.args);
+          if (OutstandingOperations* const each = shard.TakeOperation()) ended.push_back(each);
+          return;
+        }
+        const auto take_earlier = [&]() -> ItemPtr {
+          return *link != nullptr && (*link)->key == *item.key ? shard.PopFirst(link) : nullptr;
+        };
+        if (divert(entry, take_earlier)) return;
+        entry.status = AddReceive(shard, link, *item.key, item.args, item.done, entry.token);
+      });
+  for (OutstandingOperations* const each : ended) each->End();
+  settle();
+  for (RecvEntry& entry : entries) {
+    if (entry.send == nullptr && entry.status.ok()) continue;
+    RecvArgs& args = entry.item->args;
+    if (entry.token != CancellationToken::kNoCallback) args.cancellation->Deregister(entry.token);
+    InvokeWithDepthLimit(std::move(entry.item->done), std::move(entry.status), [&] {
+      if (entry.send == nullptr) return Received{Tensor(), false, SendArgs(), std::move(args)};
+      return Received{std::move(entry.send->send.tensor), entry.send->is_dead,
+                      std::move(entry.send->send.args), std::move(args), path_};
+    });
+  }
 }
 
 void LocalRendezvous::TakeReceives(absl::FunctionRef<bool(const RendezvousKey&)> matches,

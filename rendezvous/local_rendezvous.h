@@ -150,6 +150,21 @@ class LocalRendezvous final {
   using TakeEarlier = absl::FunctionRef<ItemPtr()>;
   bool RecvOrDivert(const RendezvousKey& key, RecvArgs& args, RecvCallback& done, TakeValue take,
                     absl::FunctionRef<bool(TakeEarlier)> divert);
+  struct RecvEntry {
+    RecvItem* item = nullptr;
+    // Not OK: it ends with that. Set by `take`, and perhaps by `divert`.
+    absl::Status status;
+    // The value that it takes.
+    ItemPtr send;
+    CancellationToken::CallbackId token = CancellationToken::kNoCallback;
+  };
+  // The same for each of them, those of a key in order. Each lock is taken once. `divert` may take
+  // the item's arguments and callback.
+  //   settle: called with no lock held, before callbacks run, in order.
+  using TakeEntry = absl::FunctionRef<absl::Status(RecvEntry&, Tensor&, SendArgs&)>;
+  using DivertEntry = absl::FunctionRef<bool(RecvEntry&, TakeEarlier)>;
+  void RecvManyOrDivert(absl::Span<RecvEntry> entries, TakeEntry take, DivertEntry divert,
+                        absl::FunctionRef<void()> settle);
   // Removes the receives whose keys match, in order for each key; the caller ends them.
   void TakeReceives(absl::FunctionRef<bool(const RendezvousKey&)> matches,
                     absl::FunctionRef<void(ItemPtr)> take);
@@ -218,6 +233,11 @@ class LocalRendezvous final {
   // `tensor` once the lock is released; null: it was queued, unless `status` says why not.
   ItemPtr ArriveLocked(Shard& shard, const RendezvousKey& key, bool is_dead, Arrival& arrival,
                        Tensor& tensor, absl::Status& status)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(shard.mu);
+  // Adds a receive for which nothing is queued; `link` is that of its key. If it fails, the caller
+  // deregisters `token`, and ends the receive.
+  absl::Status AddReceive(Shard& shard, Item** link, const RendezvousKey& key, RecvArgs& args,
+                          RecvCallback& done, CancellationToken::CallbackId& token)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(shard.mu);
   // Removes a value that was sent, and unlocks the shard; `link` is that of its key.
   ItemPtr TakeSendAndUnlock(Shard& shard, Item** link, const RecvArgs& args)

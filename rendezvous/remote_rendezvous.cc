@@ -66,11 +66,11 @@ absl::Status RemoteRendezvous::Initialize(const TaskName& worker) {
   {
     SpinLockHolder lock(&mu_);
     if (worker_.has_value()) {
-      if (*worker_ == worker) return absl::OkStatus();
+      if (worker_->name == worker) return absl::OkStatus();
       return absl::InternalError(absl::StrCat("Double init! Worker names would have changed!: ",
-                                              ToString(*worker_), " -> ", ToString(worker)));
+                                              ToString(worker_->name), " -> ", ToString(worker)));
     }
-    worker_ = worker;
+    worker_.emplace(worker);
     known_worker_.store(&*worker_, std::memory_order_release);
   }
   // In order: values of one key go to the first receive. Receives that arrive meanwhile, from
@@ -95,7 +95,7 @@ absl::Status RemoteRendezvous::Initialize(const TaskName& worker) {
         std::move(each->done)(CancelledWait(/*is_deferred=*/true), {});
         continue;
       }
-      RecvHere(each->key, worker, std::move(each->args), std::move(each->done));
+      RecvHere(each->key, *this->worker(), std::move(each->args), std::move(each->done));
     }
   }
   // Those to which a value was offered meanwhile.
@@ -104,9 +104,9 @@ absl::Status RemoteRendezvous::Initialize(const TaskName& worker) {
 }
 
 absl::Status RemoteRendezvous::CheckSend(const RendezvousKey& key, const Tensor& tensor) const {
-  const TaskName* const here = worker();
+  const Worker* const here = worker();
   if (here == nullptr) return absl::InternalError("Send called before initialization.");
-  if (!(key.src().task == *here)) return NotHere("src", key, *here);
+  if (!here->Is(key.src().task, key.src_worker())) return NotHere("src", key, here->name);
   FERRY_LOG_DEBUG(kRendezvous, "send posted: peer={} step={} bytes={} key={}", key.dst().task.task,
                   step_id_, tensor.bytes(), absl::CEscape(key.text()));
   return absl::OkStatus();
@@ -121,7 +121,7 @@ absl::Status RemoteRendezvous::Send(const RendezvousKey& key, Tensor tensor, boo
   const absl::Status status = local_.SendOrDivert(
       key, std::move(tensor), is_dead, std::move(args),
       [&](const Tensor& value, const SendArgs& send_args, bool is_behind_another) {
-        producer = eager_->ProducerFor(key.dst().task);
+        producer = eager_->ProducerFor(key);
         return producer != nullptr &&
                producer->TrySend({.step = *this,
                                   .key = key,
@@ -148,7 +148,7 @@ void RemoteRendezvous::SendMany(absl::Span<SendItem> items) {
       absl::MakeSpan(entries),
       [&](const SendItem& item, bool is_behind_another) {
         if (StaysHere(*item.key)) return false;
-        EagerProducer* const producer = eager_->ProducerFor(item.key->dst().task);
+        EagerProducer* const producer = eager_->ProducerFor(*item.key);
         if (producer == nullptr) return false;
         if (std::find(producers.begin(), producers.end(), producer) == producers.end()) {
           producers.push_back(producer);
@@ -166,21 +166,95 @@ void RemoteRendezvous::SendMany(absl::Span<SendItem> items) {
       });
 }
 
-void RemoteRendezvous::RecvAsync(const RendezvousKey& key, RecvArgs args, RecvCallback done) {
-  absl::Status status = abort_status();
-  const TaskName* const here = worker();
-  if (status.ok() && here == nullptr) {
-    // TensorFlow's text.
-    status = absl::InternalError("ValidateDevices called before initialization.");
-  }
-  if (status.ok() && !(key.dst().task == *here)) status = NotHere("dst", key, *here);
-  if (!status.ok()) return std::move(done)(std::move(status), {});
+absl::Status RemoteRendezvous::CheckRecv(const RendezvousKey& key) const {
+  FERRY_RETURN_IF_ERROR(abort_status());
+  const Worker* const here = worker();
+  // TensorFlow's text.
+  if (here == nullptr) return absl::InternalError("ValidateDevices called before initialization.");
+  if (!here->Is(key.dst().task, key.dst_worker())) return NotHere("dst", key, here->name);
+  return absl::OkStatus();
+}
+
+EagerConsumer* RemoteRendezvous::ConsumerFor(const RendezvousKey& key) const {
   FERRY_LOG_DEBUG(kRendezvous, "receive posted: peer={} step={} key={}", key.src().task.task,
                   step_id_, absl::CEscape(key.text()));
-  if (key.src().task == *here) return local_.RecvAsync(key, std::move(args), std::move(done));
-  EagerConsumer* const consumer = eager_ == nullptr ? nullptr : eager_->ConsumerFor(key);
+  return eager_ == nullptr ? nullptr : eager_->ConsumerFor(key);
+}
+
+void RemoteRendezvous::RecvAsync(const RendezvousKey& key, RecvArgs args, RecvCallback done) {
+  if (absl::Status status = CheckRecv(key); !status.ok()) {
+    return std::move(done)(std::move(status), {});
+  }
+  if (worker()->Is(key.src().task, key.src_worker())) {
+    return local_.RecvAsync(key, std::move(args), std::move(done));
+  }
+  EagerConsumer* const consumer = ConsumerFor(key);
   if (consumer != nullptr) return RecvEager(*consumer, key, std::move(args), std::move(done));
   FetchRemote(key, std::move(args), std::move(done));
+}
+
+void RemoteRendezvous::RecvMany(absl::Span<RecvItem> items) {
+  absl::InlinedVector<LocalRendezvous::RecvEntry, LocalRendezvous::kInlinedBatch> entries;
+  absl::InlinedVector<EagerConsumer*, LocalRendezvous::kInlinedBatch> consumers;
+  absl::InlinedVector<RecvItem*, LocalRendezvous::kInlinedBatch> others;
+  entries.reserve(items.size());
+  consumers.reserve(items.size());
+  for (RecvItem& item : items) {
+    const RendezvousKey& key = *item.key;
+    const bool is_remote =
+        eager_ != nullptr && CheckRecv(key).ok() && !worker()->Is(key.src().task, key.src_worker());
+    EagerConsumer* const consumer = is_remote ? ConsumerFor(key) : nullptr;
+    if (consumer == nullptr) {
+      others.push_back(&item);
+    } else {
+      entries.push_back({.item = &item});
+      consumers.push_back(consumer);
+    }
+  }
+  if (!entries.empty()) RecvManyEager(absl::MakeSpan(entries), consumers);
+  for (RecvItem* const item : others) {
+    RecvAsync(*item->key, std::move(item->args), std::move(item->done));
+  }
+}
+
+void RemoteRendezvous::RecvManyEager(absl::Span<LocalRendezvous::RecvEntry> entries,
+                                     absl::Span<EagerConsumer* const> consumers) {
+  LocalRendezvous* const arrivals = Arrivals();
+  if (arrivals == nullptr) {
+    for (const auto& entry : entries) std::move(entry.item->done)(abort_status(), {});
+    return;
+  }
+  const auto consumer_of = [&](const LocalRendezvous::RecvEntry& entry) -> EagerConsumer& {
+    return *consumers[static_cast<size_t>(&entry - entries.data())];
+  };
+  arrivals->RecvManyOrDivert(
+      entries,
+      [&](LocalRendezvous::RecvEntry& entry, Tensor& tensor, SendArgs& args) {
+        return consumer_of(entry).OnTaken(tensor, args, entry.item->args);
+      },
+      [&](LocalRendezvous::RecvEntry& entry, LocalRendezvous::TakeEarlier take_earlier) {
+        RecvItem& item = *entry.item;
+        EagerConsumer& consumer = consumer_of(entry);
+        switch (consumer.OnReceive(*this, *item.key, entry.status)) {
+          case EagerConsumer::Route::kWait:
+            return false;
+          case EagerConsumer::Route::kFail:
+            return true;
+          case EagerConsumer::Route::kRequest:
+            break;
+        }
+        QueueEarlier(take_earlier, consumer);
+        QueueReceive(*item.key, std::move(item.args), std::move(item.done), consumer);
+        return true;
+      },
+      [&] {
+        if (unissued_.load(std::memory_order_acquire) != 0) IssueRequests();
+        EagerConsumer* last = nullptr;
+        for (EagerConsumer* const consumer : consumers) {
+          if (consumer != last) consumer->AfterReceive();
+          last = consumer;
+        }
+      });
 }
 
 LocalRendezvous* RemoteRendezvous::Arrivals() {
@@ -194,8 +268,8 @@ LocalRendezvous* RemoteRendezvous::Arrivals() {
   return owned_arrivals_.get();
 }
 
-void RemoteRendezvous::RecvEager(EagerConsumer& consumer, const RendezvousKey& key, RecvArgs args,
-                                 RecvCallback done) {
+void RemoteRendezvous::RecvEager(EagerConsumer& consumer, const RendezvousKey& key, RecvArgs&& args,
+                                 RecvCallback&& done) {
   LocalRendezvous* const arrivals = Arrivals();
   if (arrivals == nullptr) return std::move(done)(abort_status(), {});
   absl::Status why;
@@ -214,18 +288,9 @@ void RemoteRendezvous::RecvEager(EagerConsumer& consumer, const RendezvousKey& k
           case EagerConsumer::Route::kRequest:
             break;
         }
-        // Those of that key that wait come first.
-        while (LocalRendezvous::ItemPtr earlier = take_earlier()) {
-          consumer.OnConverted(key);
-          QueueRequest(std::move(earlier), consumer);
-        }
+        QueueEarlier(take_earlier, consumer);
         is_queued = unissued_.load(std::memory_order_acquire) != 0;
-        if (is_queued) {
-          QueueRequest(
-              std::make_unique<RendezvousItem>(key, clock_.CoarseNanos(), 0, std::move(args),
-                                               std::move(done), CancellationToken::kNoCallback),
-              consumer);
-        }
+        if (is_queued) QueueReceive(key, std::move(args), std::move(done), consumer);
         return true;
       });
   if (is_accepted) return consumer.AfterReceive();
@@ -233,6 +298,21 @@ void RemoteRendezvous::RecvEager(EagerConsumer& consumer, const RendezvousKey& k
   if (is_queued) return IssueRequests();
   FetchRemote(key, std::move(args), std::move(done));
   consumer.OnRequested();
+}
+
+void RemoteRendezvous::QueueEarlier(LocalRendezvous::TakeEarlier take_earlier,
+                                    EagerConsumer& consumer) {
+  while (LocalRendezvous::ItemPtr earlier = take_earlier()) {
+    consumer.OnConverted(earlier->key);
+    QueueRequest(std::move(earlier), consumer);
+  }
+}
+
+void RemoteRendezvous::QueueReceive(const RendezvousKey& key, RecvArgs&& args, RecvCallback&& done,
+                                    EagerConsumer& consumer) {
+  QueueRequest(std::make_unique<RendezvousItem>(key, clock_.CoarseNanos(), 0, std::move(args),
+                                                std::move(done), CancellationToken::kNoCallback),
+               consumer);
 }
 
 void RemoteRendezvous::QueueRequest(LocalRendezvous::ItemPtr receive, EagerConsumer& consumer) {
@@ -375,21 +455,23 @@ void RemoteRendezvous::ForEachQueued(const TaskName& consumer,
   });
 }
 
-void RemoteRendezvous::RecvHere(const RendezvousKey& key, const TaskName& here, RecvArgs args,
+void RemoteRendezvous::RecvHere(const RendezvousKey& key, const Worker& here, RecvArgs args,
                                 RecvCallback done) {
-  if (!(key.src().task == here)) return std::move(done)(NotHere("src", key, here), {});
+  if (!here.Is(key.src().task, key.src_worker())) {
+    return std::move(done)(NotHere("src", key, here.name), {});
+  }
   local_.RecvAsync(key, std::move(args), std::move(done));
 }
 
 void RemoteRendezvous::RecvLocalAsync(const RendezvousKey& key, RecvArgs args, RecvCallback done) {
-  if (const TaskName* const here = ServingWorker(); here != nullptr) {
+  if (const Worker* const here = ServingWorker(); here != nullptr) {
     return RecvHere(key, *here, std::move(args), std::move(done));
   }
   const WaitingPtr missed = std::allocate_shared<Waiting>(
       RecyclingAllocator<Waiting>(), weak_from_this(), key, std::move(args), std::move(done), true);
   if (!Add(missed)) return;
   // Initialize may have completed meanwhile, without seeing this receive.
-  const TaskName* const here = ServingWorker();
+  const Worker* const here = ServingWorker();
   if (here == nullptr || !Take(*missed)) return;
   if (missed->token != CancellationToken::kNoCallback) {
     missed->args.cancellation->Deregister(missed->token);

@@ -109,6 +109,10 @@ class RemoteRendezvous final : public std::enable_shared_from_this<RemoteRendezv
   //   DEADLINE_EXCEEDED; RESOURCE_EXHAUSTED naming the limit.
   void RecvAsync(const RendezvousKey& key, RecvArgs args, RecvCallback done);
 
+  // As RecvAsync for each of them, those of a key in this order. Those from other workers enter the
+  // table together: each of its locks is taken once.
+  void RecvMany(absl::Span<RecvItem> items);
+
   // Receives a value sent on this worker, for a consumer anywhere. Waits for Initialize if needed.
   //   Errors: as LocalRendezvous; INVALID_ARGUMENT unless the source is this worker.
   void RecvLocalAsync(const RendezvousKey& key, RecvArgs args, RecvCallback done);
@@ -220,10 +224,22 @@ class RemoteRendezvous final : public std::enable_shared_from_this<RemoteRendezv
     Waiting* after = nullptr;
   };
 
+  struct Worker {
+    explicit Worker(const TaskName& name) : name(name), number(WorkerNumber(name)) {}
+
+    // `other_number`: the task's WorkerNumber, which usually suffices to tell.
+    bool Is(const TaskName& other, int64_t other_number) const {
+      return other_number >= 0 ? other_number == number : other == name;
+    }
+
+    const TaskName name;
+    const int64_t number;
+  };
+
   // Null before Initialize.
-  const TaskName* worker() const { return known_worker_.load(std::memory_order_acquire); }
+  const Worker* worker() const { return known_worker_.load(std::memory_order_acquire); }
   // The worker, unless local receives must still queue behind deferred ones.
-  const TaskName* ServingWorker() const { return serving_worker_.load(std::memory_order_acquire); }
+  const Worker* ServingWorker() const { return serving_worker_.load(std::memory_order_acquire); }
   // Adds it to the list; ends it, and returns false, if the step is aborted, it is cancelled, or
   // too many wait.
   bool Add(const WaitingPtr& waiting) ABSL_LOCKS_EXCLUDED(mu_);
@@ -239,21 +255,32 @@ class RemoteRendezvous final : public std::enable_shared_from_this<RemoteRendezv
               bool with_phase = false) ABSL_LOCKS_EXCLUDED(mu_);
   //   Errors: INTERNAL before Initialize, INVALID_ARGUMENT unless the source is this worker.
   absl::Status CheckSend(const RendezvousKey& key, const Tensor& tensor) const;
+  absl::Status CheckRecv(const RendezvousKey& key) const;
+  // Null: a receive from another worker is requested.
+  EagerConsumer* ConsumerFor(const RendezvousKey& key) const;
   // It is received here, or can only be requested. The number suffices to tell.
   bool StaysHere(const RendezvousKey& key) const {
-    return eager_ == nullptr || key.dst().task.task == worker()->task;
+    return eager_ == nullptr || key.dst().task.task == worker()->name.task;
   }
   void EndStep(const absl::Status& why, bool may_begin_again) ABSL_LOCKS_EXCLUDED(mu_);
   std::vector<EagerProducer*> Producers() const ABSL_LOCKS_EXCLUDED(mu_);
-  void RecvHere(const RendezvousKey& key, const TaskName& here, RecvArgs args, RecvCallback done);
+  void RecvHere(const RendezvousKey& key, const Worker& here, RecvArgs args, RecvCallback done);
   void FetchRemote(const RendezvousKey& key, RecvArgs args, RecvCallback done);
   // A receive from another node that may send the value by itself.
-  void RecvEager(EagerConsumer& consumer, const RendezvousKey& key, RecvArgs args,
-                 RecvCallback done) ABSL_LOCKS_EXCLUDED(mu_);
+  void RecvEager(EagerConsumer& consumer, const RendezvousKey& key, RecvArgs&& args,
+                 RecvCallback&& done) ABSL_LOCKS_EXCLUDED(mu_);
+  // Several of them, and the link of each.
+  void RecvManyEager(absl::Span<LocalRendezvous::RecvEntry> entries,
+                     absl::Span<EagerConsumer* const> consumers) ABSL_LOCKS_EXCLUDED(mu_);
   // The table of arrivals, made on first use; null: the step is aborted.
   LocalRendezvous* Arrivals() ABSL_LOCKS_EXCLUDED(mu_);
   LocalRendezvous* ArrivalsIfAny() const { return arrivals_.load(std::memory_order_acquire); }
-  // Called with the lock of the key's shard in the table of arrivals held.
+  // These are called with the lock of the key's shard in the table of arrivals held. Receives of
+  // that key that wait are to be requested, before a new one is.
+  void QueueEarlier(LocalRendezvous::TakeEarlier take_earlier, EagerConsumer& consumer)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  void QueueReceive(const RendezvousKey& key, RecvArgs&& args, RecvCallback&& done,
+                    EagerConsumer& consumer) ABSL_LOCKS_EXCLUDED(mu_);
   void QueueRequest(LocalRendezvous::ItemPtr receive, EagerConsumer& consumer)
       ABSL_LOCKS_EXCLUDED(mu_);
   // Issues the queued requests in order; one thread at a time.
@@ -276,10 +303,10 @@ class RemoteRendezvous final : public std::enable_shared_from_this<RemoteRendezv
   std::atomic<size_t> unissued_{0};
   // Never held while calling out. Lock order: a shard's, a link's, this, then a cancellation's.
   mutable SpinLock mu_;
-  std::optional<TaskName> worker_ ABSL_GUARDED_BY(mu_);
+  std::optional<Worker> worker_ ABSL_GUARDED_BY(mu_);
   // Copies readable without the lock: worker_ is constant once set.
-  std::atomic<const TaskName*> known_worker_{nullptr};
-  std::atomic<const TaskName*> serving_worker_{nullptr};
+  std::atomic<const Worker*> known_worker_{nullptr};
+  std::atomic<const Worker*> serving_worker_{nullptr};
   absl::Status abort_status_ ABSL_GUARDED_BY(mu_);
   absl::Status send_status_ ABSL_GUARDED_BY(mu_);
   Waiting* first_ ABSL_GUARDED_BY(mu_) = nullptr;

@@ -12,6 +12,7 @@
 #include "absl/time/time.h"
 
 #include "base/cancellation_token.h"
+#include "base/recycled.h"
 #include "rendezvous/key.h"
 #include "rendezvous/outstanding_operations.h"
 #include "tensor/tensor.h"
@@ -36,7 +37,9 @@ class Destination final {
   Destination() = default;
   // An invalid tensor: none. Implicit, since callers have a tensor.
   Destination(Tensor tensor)
-      : tensor_(tensor.is_valid() ? std::make_shared<const Tensor>(std::move(tensor)) : nullptr) {}
+      : tensor_(tensor.is_valid() ? std::allocate_shared<const Tensor>(RecyclingAllocator<Tensor>(),
+                                                                       std::move(tensor))
+                                  : nullptr) {}
 
   bool is_valid() const { return tensor_ != nullptr; }
   // REQUIRES: is_valid().

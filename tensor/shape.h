@@ -26,6 +26,14 @@ class Shape {
   //   count beyond 2^63 - 1, even if another extent is 0.
   static absl::StatusOr<Shape> Create(absl::Span<const int64_t> dims);
 
+  // One dimension. REQUIRES: not negative.
+  static Shape Vector(int64_t extent) {
+    Shape shape;
+    shape.dims_.push_back(extent);
+    shape.element_count_ = extent;
+    return shape;
+  }
+
   int rank() const { return static_cast<int>(dims_.size()); }
   absl::Span<const int64_t> dims() const { return dims_; }
   int64_t dim(int index) const { return dims_[static_cast<size_t>(index)]; }

@@ -60,10 +60,10 @@ class EagerInbox::FromFrame final : public LocalRendezvous::Arrival {
     }
     if (admitted_ != nullptr) return status;
     SpinLockHolder lock(&inbox_.mu_);
-    const absl::StatusOr<EagerReceiver::Arrival> arrival = Admit();
+    const absl::StatusOr<EagerReceiver::Arrival> arrival = Admit(/*is_taken=*/status.ok());
     if (!arrival.ok()) return arrival.status();
     if (!key.IsSameObject(key_)) inbox_.receiver_.AdoptKey(record_.name, key);
-    inbox_.Finish(*arrival, status);
+    if (!status.ok()) inbox_.Finish(*arrival, status);
     inbox_.SendOutput();
     inbox_.NoteLinger();
     return status;
@@ -82,7 +82,7 @@ class EagerInbox::FromFrame final : public LocalRendezvous::Arrival {
       admitted = *admitted_;
     } else {
       SpinLockHolder lock(&inbox_.mu_);
-      FERRY_ASSIGN_OR_RETURN(admitted.arrival, Admit());
+      FERRY_ASSIGN_OR_RETURN(admitted.arrival, Admit(/*is_taken=*/false));
       admitted.epoch = inbox_.epoch_;
     }
     args.device_context = std::allocate_shared<Kept>(RecyclingAllocator<Kept>(), admitted);
@@ -104,9 +104,13 @@ class EagerInbox::FromFrame final : public LocalRendezvous::Arrival {
     return status;
   }
 
-  absl::StatusOr<EagerReceiver::Arrival> Admit() ABSL_EXCLUSIVE_LOCKS_REQUIRED(inbox_.mu_) {
+  // `is_taken`: a receive takes it at once.
+  absl::StatusOr<EagerReceiver::Arrival> Admit(bool is_taken)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(inbox_.mu_) {
+    EagerReceiver& receiver = inbox_.receiver_;
     absl::StatusOr<EagerReceiver::Arrival> arrival =
-        inbox_.receiver_.OnArrival(record_, inbox_.receiver_.last_sequence());
+        is_taken ? receiver.OnArrivalTaken(record_, receiver.last_sequence())
+                 : receiver.OnArrival(record_, receiver.last_sequence());
     if (!arrival.ok()) {
       violation_ = arrival.status();
     } else {

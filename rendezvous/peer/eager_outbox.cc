@@ -137,21 +137,28 @@ bool EagerOutbox::TrySend(const Offer& offer) {
 }
 
 absl::Status EagerOutbox::SendValue(const Offer& offer, const EagerSender::Decision& decision) {
+  FERRY_LOG_DEBUG(kTransport, "value sent before its request: peer={} step={} sequence={} key={}",
+                  consumer_.node_id, offer.step.step_id(), decision.sequence,
+                  absl::CEscape(offer.key.text()));
+  const bool has_text = decision.name == 0 || decision.defines_name;
+  if (frame_.count() == 0 && !offer.more_follow && !has_text &&
+      (offer.is_dead || offer.tensor.shape().rank() <= 1)) {
+    return SendEagerVector(*channel_, offer.step.step_id(),
+                           static_cast<uint32_t>(decision.sequence), decision.name,
+                           offer.is_dead ? nullptr : &offer.tensor);
+  }
   EagerHead head;
   head.step_id = offer.step.step_id();
   head.sequence = static_cast<uint32_t>(decision.sequence);
   head.count = 1;
   EagerRecord record;
   record.name = decision.name;
-  if (decision.name == 0 || decision.defines_name) record.text = offer.key.text();
+  if (has_text) record.text = offer.key.text();
   record.is_dead = offer.is_dead;
   if (!offer.is_dead) {
     record.header = {offer.tensor.dtype(), offer.tensor.shape(), offer.tensor.bytes()};
     record.payload = {static_cast<const char*>(offer.tensor.data()), offer.tensor.bytes()};
   }
-  FERRY_LOG_DEBUG(kTransport, "value sent before its request: peer={} step={} sequence={} key={}",
-                  consumer_.node_id, head.step_id, decision.sequence,
-                  absl::CEscape(offer.key.text()));
   if (frame_.count() == 0 && !offer.more_follow) return SendEagerValue(*channel_, head, record);
   if (frame_.count() != 0 && frame_.step_id() == head.step_id && frame_.AppendInPlace(record)) {
     return offer.more_follow ? absl::OkStatus() : SendFrame();

@@ -5,12 +5,6 @@
 #include <utility>
 
 namespace ferry {
-namespace {
-
-// Task N of the job's workers is node N.
-bool IsNode(const TaskName& task) { return task.replica == 0 && task.job == "worker"; }
-
-}  // namespace
 
 EagerPeers::~EagerPeers() {
   for (std::atomic<Chunk*>& chunk : chunks_) {
@@ -20,6 +14,7 @@ EagerPeers::~EagerPeers() {
   }
 }
 
+// Worker N is node N.
 EagerPeers::Node* EagerPeers::FindNode(int64_t node_id) const {
   const auto number = static_cast<uint64_t>(node_id);
   if (number >= kChunk * kChunk) return nullptr;
@@ -54,24 +49,20 @@ EagerPeers::Link* EagerPeers::GetLink(const PeerId& peer) {
   return node->links.back().get();
 }
 
-EagerProducer* EagerPeers::ProducerFor(const TaskName& consumer) {
-  const Node* const node = FindNode(consumer.task);
-  if (node == nullptr || !IsNode(consumer)) return nullptr;
-  return node->connected.load(std::memory_order_acquire);
+EagerProducer* EagerPeers::ProducerFor(const RendezvousKey& key) {
+  const Node* const node = FindNode(key.dst_worker());
+  return node == nullptr ? nullptr : node->connected.load(std::memory_order_acquire);
 }
 
 EagerConsumer* EagerPeers::ConsumerFor(const RendezvousKey& key) {
-  const TaskName& task = key.src().task;
-  const Node* const node = FindNode(task.task);
+  const int64_t number = key.src_worker();
+  const Node* const node = FindNode(number);
   if (node != nullptr) {
     EagerInbox* const inbox = node->inbox.load(std::memory_order_acquire);
-    if (inbox != nullptr && inbox->producer().incarnation == key.src_incarnation() &&
-        IsNode(task)) {
-      return inbox;
-    }
+    if (inbox != nullptr && inbox->producer().incarnation == key.src_incarnation()) return inbox;
   }
-  if (!IsNode(task) || task.task < 0 || task.task > INT32_MAX) return nullptr;
-  return InboxOf({static_cast<int32_t>(task.task), key.src_incarnation()});
+  if (number < 0 || number > INT32_MAX) return nullptr;
+  return InboxOf({static_cast<int32_t>(number), key.src_incarnation()});
 }
 
 EagerInbox* EagerPeers::InboxOf(const PeerId& producer) {

@@ -36,7 +36,7 @@ class EagerPeers final : public EagerLinks {
   void set_run_after(EagerInbox::RunAfter run_after) { run_after_ = std::move(run_after); }
 
   const EagerLimits& limits() const { return limits_; }
-  EagerProducer* ProducerFor(const TaskName& consumer) override;
+  EagerProducer* ProducerFor(const RendezvousKey& key) override;
   EagerConsumer* ConsumerFor(const RendezvousKey& key) override;
 
   // Null for a node that has had too many incarnations, or with a number that is too large:

@@ -3,6 +3,8 @@
 #include "rendezvous/peer/eager_protocol.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <cstring>
 #include <optional>
 
 #include "absl/container/inlined_vector.h"
@@ -33,6 +35,8 @@ constexpr size_t kRangeBytes = 6;
 constexpr size_t kMaxRanges = kMaxControlBody / kRangeBytes;
 // Shorter payloads are copied in less time than a further part takes.
 constexpr size_t kMinInPlaceBytes = 512;
+// Longer payloads are a part of their own.
+constexpr size_t kMaxPayloadInHead = 64;
 
 absl::Status MalformedEager(absl::string_view what) {
   return absl::InvalidArgumentError(absl::StrCat("a malformed ", what));
@@ -146,15 +150,18 @@ absl::Status GetValue(ByteReader& reader, uint8_t dtype, uint8_t rank, size_t by
   if (record.is_serialized) {
     return rank == 0 ? absl::OkStatus() : MalformedEager("EAGER: a serialized value with a shape");
   }
+  const size_t element = ElementBytes(*type);
+  size_t expected = element;
   if (rank == 1) {
     // The one dimension of a vector follows from its bytes.
-    if (bytes % ElementBytes(*type) != 0) return MalformedEager("EAGER: a part of an element");
-    FERRY_ASSIGN_OR_RETURN(record.header.shape,
-                           Shape::Create({static_cast<int64_t>(bytes / ElementBytes(*type))}));
+    if (bytes % element != 0) return MalformedEager("EAGER: a part of an element");
+    record.header.shape = Shape::Vector(static_cast<int64_t>(bytes / element));
     return absl::OkStatus();
   }
-  FERRY_ASSIGN_OR_RETURN(record.header.shape, Shape::Create(dims));
-  FERRY_ASSIGN_OR_RETURN(const size_t expected, TensorBytes(*type, record.header.shape));
+  if (rank > 1) {
+    FERRY_ASSIGN_OR_RETURN(record.header.shape, Shape::Create(dims));
+    FERRY_ASSIGN_OR_RETURN(expected, TensorBytes(*type, record.header.shape));
+  }
   if (expected != bytes) {
     return MalformedEager("EAGER: it does not hold as many bytes as its shape says");
   }
@@ -327,15 +334,6 @@ absl::Status SendEagerValue(ControlChannel& channel, const EagerHead& head,
   const Shape& shape = record.header.shape;
   const bool has_shape = !record.is_dead && !record.is_serialized;
   const size_t rank = has_shape ? static_cast<size_t>(shape.rank()) : 0;
-  if (record.text.empty() && rank <= 1 && !record.has_checksum) {
-    // The usual case: one block before the payload.
-    char room[kHeadBytes + kRecordHeadBytes];
-    StoreHead(room, head);
-    StoreRecordHead(room + kHeadBytes, record, record.payload.size(), rank);
-    const absl::string_view padding(kZeros, PaddingOf(record.payload.size()));
-    return channel.Send(TypeNumber(PeerMessageType::kEager),
-                        {absl::string_view(room, sizeof(room)), record.payload, padding});
-  }
   char before[kHeadBytes + kRecordHeadBytes + 2];
   StoreHead(before, head);
   StoreRecordHead(before + kHeadBytes, record, record.payload.size(), rank);
@@ -357,6 +355,43 @@ absl::Status SendEagerValue(ControlChannel& channel, const EagerHead& head,
   return channel.Send(TypeNumber(PeerMessageType::kEager),
                       {absl::string_view(before, to_text), record.text, to_payload.view(),
                        record.payload, padding});
+}
+
+absl::Status SendEagerVector(ControlChannel& channel, int64_t step_id, uint32_t sequence,
+                             uint32_t name, const Tensor* tensor) {
+  static constexpr char kZeros[8] = {};
+  struct Heads {
+    FrameHead frame;
+    RecordHead record;
+    char payload[kMaxPayloadInHead];
+  } heads;
+  static_assert(offsetof(Heads, payload) == kHeadBytes + kRecordHeadBytes);
+  heads.frame = {.step_id = step_id,
+                 .sequence = sequence,
+                 .acked_first = 0,
+                 .count = 1,
+                 .acked_count = 0,
+                 .reserved = 0};
+  const size_t bytes = tensor == nullptr ? 0 : tensor->bytes();
+  const int dtype = tensor == nullptr ? 0 : static_cast<int>(tensor->dtype());
+  const int flags = tensor == nullptr ? kDeadRecord : tensor->shape().rank();
+  heads.record = {.name = name,
+                  .bytes = static_cast<uint16_t>(bytes),
+                  .dtype = static_cast<uint8_t>(dtype),
+                  .flags = static_cast<uint8_t>(flags)};
+  const auto* const begin = reinterpret_cast<const char*>(&heads);
+  const size_t padding = PaddingOf(bytes);
+  if (bytes + padding <= kMaxPayloadInHead) {
+    // One part costs less than three.
+    if (bytes != 0) std::memcpy(heads.payload, tensor->data(), bytes);
+    std::memset(heads.payload + bytes, 0, padding);
+    return channel.Send(TypeNumber(PeerMessageType::kEager),
+                        {absl::string_view(begin, offsetof(Heads, payload) + bytes + padding)});
+  }
+  return channel.Send(TypeNumber(PeerMessageType::kEager),
+                      {absl::string_view(begin, offsetof(Heads, payload)),
+                       absl::string_view(static_cast<const char*>(tensor->data()), bytes),
+                       {kZeros, padding}});
 }
 
 absl::Status SendEagerPull(ControlChannel& channel, const EagerPullMessage& pull) {

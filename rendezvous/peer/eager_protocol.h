@@ -16,6 +16,7 @@
 #include "absl/types/span.h"
 
 #include "tensor/shape.h"
+#include "tensor/tensor.h"
 #include "transport/control/control_channel.h"
 #include "transport/transport.h"
 
@@ -26,7 +27,7 @@ namespace ferry {
 // one value. All limits are positive.
 struct EagerLimits {
   uint32_t step_values = 4096;
-  uint32_t step_bytes = 1u << 20;
+  uint32_t step_bytes = 8u << 20;
   uint32_t peer_values = 16384;
   uint32_t peer_bytes = 16u << 20;
   // Names that have a number at a time, and the bytes of their texts together.
@@ -181,6 +182,10 @@ absl::Status SendEager(ControlChannel& channel, EagerFrameWriter& frame);
 // is legal, see EagerFrameWriter::Append; `head.count` is 1.
 absl::Status SendEagerValue(ControlChannel& channel, const EagerHead& head,
                             const EagerRecord& record);
+// The same for a name with a number. `tensor`: null: it is dead. REQUIRES: it has at most one
+// dimension.
+absl::Status SendEagerVector(ControlChannel& channel, int64_t step_id, uint32_t sequence,
+                             uint32_t name, const Tensor* tensor);
 absl::Status SendEagerPull(ControlChannel& channel, const EagerPullMessage& pull);
 absl::Status SendEagerPush(ControlChannel& channel, const EagerScope& scope);
 // Sends as many frames as the ranges need.

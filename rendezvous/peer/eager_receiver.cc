@@ -180,27 +180,46 @@ void EagerReceiver::AdoptKey(uint32_t name, const RendezvousKey& key) {
   if (name != 0 && names_[name - 1]->key == key) names_[name - 1]->key = key;
 }
 
-absl::StatusOr<EagerReceiver::Arrival> EagerReceiver::OnArrival(const EagerRecord& record,
-                                                                uint64_t sequence) {
-  const auto [at_step, is_new_step] = steps_.try_emplace(step_id_);
-  const Arrival arrival = {step_id_, sequence, record.payload.size(), is_new_step};
-  Step& step = at_step->second;
+absl::Status EagerReceiver::CheckArrival(const EagerRecord& record, Step*& step,
+                                         bool& is_new_step) {
+  const auto added = steps_.try_emplace(step_id_);
+  step = &added.first->second;
+  is_new_step = added.second;
   const bool is_named = record.name != 0 && names_[record.name - 1]->scope.is_pulled;
-  if (all_.is_pulled || step.scope.is_pulled || is_named) {
+  if (all_.is_pulled || step->scope.is_pulled || is_named) {
     return Violation(
         absl::StrCat("a value of step ", step_id_, ", which is to be requested, was sent"));
   }
   // Values that were taken count until they are acknowledged, but the steps' shares of those are
   // not known.
-  if (step.values >= limits_.step_values || step.bytes >= limits_.step_bytes ||
+  if (step->values >= limits_.step_values || step->bytes >= limits_.step_bytes ||
       values_ + unacked_values_ >= limits_.peer_values ||
       bytes_ + unacked_bytes_ >= limits_.peer_bytes) {
     return Violation(absl::StrCat("a value of step ", step_id_, " exceeds the credit"));
   }
-  ++step.values;
-  step.bytes += arrival.bytes;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<EagerReceiver::Arrival> EagerReceiver::OnArrival(const EagerRecord& record,
+                                                                uint64_t sequence) {
+  Step* step = nullptr;
+  bool is_new_step = false;
+  FERRY_RETURN_IF_ERROR(CheckArrival(record, step, is_new_step));
+  const size_t bytes = record.payload.size();
+  ++step->values;
+  step->bytes += bytes;
   ++values_;
-  bytes_ += arrival.bytes;
+  bytes_ += bytes;
+  return Arrival{step_id_, sequence, bytes, is_new_step};
+}
+
+absl::StatusOr<EagerReceiver::Arrival> EagerReceiver::OnArrivalTaken(const EagerRecord& record,
+                                                                     uint64_t sequence) {
+  Step* step = nullptr;
+  bool is_new_step = false;
+  FERRY_RETURN_IF_ERROR(CheckArrival(record, step, is_new_step));
+  const Arrival arrival = {step_id_, sequence, record.payload.size(), is_new_step};
+  AddTaken(arrival, step);
   return arrival;
 }
 
@@ -216,23 +235,24 @@ void EagerReceiver::AddAck(uint64_t sequence) {
   acks_.push_back({low, 1});
 }
 
-void EagerReceiver::Release(const Arrival& arrival) {
+EagerReceiver::Step* EagerReceiver::Release(const Arrival& arrival) {
   --values_;
   bytes_ -= arrival.bytes;
   const auto found = steps_.find(arrival.step_id);
-  if (found == steps_.end()) return;
+  if (found == steps_.end()) return nullptr;
   --found->second.values;
   found->second.bytes -= arrival.bytes;
+  return &found->second;
 }
 
-void EagerReceiver::OnTaken(const Arrival& arrival) {
+void EagerReceiver::AddTaken(const Arrival& arrival, const Step* step) {
   AddAck(arrival.sequence);
   ++unacked_values_;
   unacked_bytes_ += arrival.bytes;
-  Release(arrival);
-  const auto found = steps_.find(arrival.step_id);
-  is_ack_due_ |= found != steps_.end() && arrival.sequence < found->second.acked_at_once_below;
+  is_ack_due_ |= step != nullptr && arrival.sequence < step->acked_at_once_below;
 }
+
+void EagerReceiver::OnTaken(const Arrival& arrival) { AddTaken(arrival, Release(arrival)); }
 
 uint64_t EagerReceiver::OnRejected(const Arrival& arrival) {
   Release(arrival);
@@ -347,6 +367,7 @@ bool EagerReceiver::IsAnswerDue(const EagerScope& scope) const {
 
 bool EagerReceiver::has_output() const {
   if (AreAcksDue()) return true;
+  if (answers_.empty()) return false;
   if (rules_.pushes_after_requests && requests_being_sent_ != 0) return false;
   for (const EagerScope& scope : answers_) {
     if (IsAnswerDue(scope)) return true;

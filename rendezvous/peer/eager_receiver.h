@@ -117,6 +117,8 @@ class EagerReceiver final {
   // The value of a record of the last frame is kept until it is taken.
   //   Errors: INVALID_ARGUMENT if it exceeds the limits: a violation.
   absl::StatusOr<Arrival> OnArrival(const EagerRecord& record, uint64_t sequence);
+  // The same for a value that a receive takes at once: OnArrival, then OnTaken.
+  absl::StatusOr<Arrival> OnArrivalTaken(const EagerRecord& record, uint64_t sequence);
   // The step is over here, and the value of that arrival is dropped; then OnDropped.
   void OnWithdrawn(const Arrival& arrival) { Release(arrival); }
   // The step of the last record is over here: the value is dropped. The caller sends the
@@ -198,8 +200,13 @@ class EagerReceiver final {
   bool IsAnswerDue(const EagerScope& scope) const;
   EagerRanges TakeAcks();
   void AddAck(uint64_t sequence);
-  // The value is no longer held.
-  void Release(const Arrival& arrival);
+  // Adds state for the step if there is none.
+  //   Errors: as OnArrival.
+  absl::Status CheckArrival(const EagerRecord& record, Step*& step, bool& is_new_step);
+  // The value is no longer held. Returns the state for its step; null: there is none.
+  Step* Release(const Arrival& arrival);
+  // `step`: the value's; null: there is no state for it.
+  void AddTaken(const Arrival& arrival, const Step* step);
 
   EagerLimits limits_;
   EagerRules rules_;

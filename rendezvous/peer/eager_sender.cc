@@ -18,15 +18,15 @@ EagerSender::Decision EagerSender::Send(int64_t step_id, const RendezvousKey& ke
   Decision decision;
   // No receive can ask for a longer key either.
   if (!has_started_ || key.text().size() > kMaxKeyBytes) return decision;
-  const auto found = names_.find(key);
-  Slot* slot = found == names_.end() ? nullptr : &*slots_[found->second - 1];
+  const uint32_t number = NumberOf(key);
+  Slot* const slot = number == 0 ? nullptr : &*slots_[number - 1];
   if (slot != nullptr) slot->is_recent = true;
   if (slot != nullptr && slot->is_pulled) {
     // The scan after its PUSH finds the value.
     slot->streak = value.is_eager ? static_cast<uint8_t>(std::min(slot->streak + 1, 255)) : 0;
     if (slot->streak >= kStreak && !slot->has_asked) {
       slot->has_asked = true;
-      decision.pulls.push_back({EagerPullKind::kMayPush, EagerScope::Name(found->second), {}});
+      decision.pulls.push_back({EagerPullKind::kMayPush, EagerScope::Name(number), {}});
     }
     return decision;
   }
@@ -36,11 +36,11 @@ EagerSender::Decision EagerSender::Send(int64_t step_id, const RendezvousKey& ke
   const auto keep = [&] {
     if (rules_.drains && (value.is_eager || rules_.drains_large_values)) step.Add(key);
     decision.needs_drain = IsDrainable(step, key) && step.is_listed.contains(key);
-    return decision;
   };
   if (!value.is_step_serving && rules_.waits_for_step_to_serve) {
     step.is_starting = true;
-    return keep();
+    keep();
+    return decision;
   }
   if (lacks_names_) {
     if (HasFreeNames()) {
@@ -50,8 +50,11 @@ EagerSender::Decision EagerSender::Send(int64_t step_id, const RendezvousKey& ke
       AskForPushOfName(decision);
     }
   }
-  if (is_all_pulled_ || step.is_pulled || step.is_refused) return keep();
-  if (value.is_behind_another && rules_.sends_in_order) return keep();
+  if (is_all_pulled_ || step.is_pulled || step.is_refused ||
+      (value.is_behind_another && rules_.sends_in_order)) {
+    keep();
+    return decision;
+  }
   if (!value.is_eager) {
     bool is_new = false;
     const uint32_t name = NameOf(key, is_new);
@@ -59,7 +62,8 @@ EagerSender::Decision EagerSender::Send(int64_t step_id, const RendezvousKey& ke
       // No other message can say that this value is to be requested.
       PullAll(decision, EagerPullKind::kUntilMayPush);
       lacks_names_ = true;
-      return keep();
+      keep();
+      return decision;
     }
     Slot& pulled = *slots_[name - 1];
     if (!rules_.pulls) return decision;
@@ -82,24 +86,26 @@ EagerSender::Decision EagerSender::Send(int64_t step_id, const RendezvousKey& ke
   // The consumer answers when it has read what is queued.
   if (!has_credit || value.is_channel_full) {
     PullAll(decision, EagerPullKind::kUntilFree);
-    return keep();
+    keep();
+    return decision;
   }
   if (rules_.keeps_to_credit &&
       (step.values >= limits_.step_values || step.bytes >= limits_.step_bytes)) {
     step.is_pulled = true;
     decision.pulls.push_back({EagerPullKind::kUntilFree, EagerScope::Step(step_id), {}});
-    return keep();
+    keep();
+    return decision;
   }
   decision.is_sent = true;
   decision.sequence = next_sequence_++;
-  decision.name = slot != nullptr ? found->second : NameOf(key, decision.defines_name);
+  decision.name = slot != nullptr ? number : NameOf(key, decision.defines_name);
   if (decision.name != 0) ++slots_[decision.name - 1]->records;
-  Sent sent = {.step_id = step_id,
-               .since = value.since,
-               .bytes = static_cast<uint32_t>(value.bytes),
-               .name = decision.name};
+  Sent& sent = records_.Add(decision.sequence);
+  sent.step_id = step_id;
+  sent.since = value.since;
+  sent.bytes = static_cast<uint32_t>(value.bytes);
+  sent.name = decision.name;
   if (decision.name == 0) sent.key = key;
-  records_.Add(decision.sequence, std::move(sent));
   decision.is_first_unacknowledged = step.values + step.refused == 0;
   ++step.values;
   step.bytes += value.bytes;
@@ -132,6 +138,20 @@ void EagerSender::AskForPushOfName(Decision& decision) {
 bool EagerSender::HasFreeNames() const {
   return 2 * (pulled_names_ + records_.size()) < limits_.names &&
          2 * pulled_bytes_ < limits_.name_bytes;
+}
+
+uint32_t EagerSender::NumberOf(const RendezvousKey& key) {
+  const bool has_last = last_name_ != 0 && slots_[last_name_ - 1].has_value();
+  if (has_last) {
+    const uint32_t next = slots_[last_name_ - 1]->next;
+    if (next != 0 && slots_[next - 1].has_value() && slots_[next - 1]->key.IsSameObject(key)) {
+      return last_name_ = next;
+    }
+  }
+  const auto found = names_.find(key);
+  if (found == names_.end()) return 0;
+  if (has_last) slots_[last_name_ - 1]->next = found->second;
+  return last_name_ = found->second;
 }
 
 uint32_t EagerSender::NameOf(const RendezvousKey& key, bool& is_new) {
@@ -278,10 +298,13 @@ EagerSender::Record EagerSender::RecordOf(const Sent& sent) const {
           .is_refused = sent.is_refused};
 }
 
-void EagerSender::Release(const Sent& sent) {
+EagerSender::Step* EagerSender::FindStep(int64_t step_id) {
+  const auto found = steps_.find(step_id);
+  return found == steps_.end() ? nullptr : &found->second;
+}
+
+void EagerSender::Release(const Sent& sent, Step* step) {
   if (sent.name != 0) --slots_[sent.name - 1]->records;
-  const auto found = steps_.find(sent.step_id);
-  Step* const step = found == steps_.end() ? nullptr : &found->second;
   if (sent.is_refused) {
     if (step != nullptr) --step->refused;
     return;
@@ -300,13 +323,17 @@ absl::Status EagerSender::OnAck(
     return absl::InvalidArgumentError(absl::StrCat("an EAGER_ACK of ", range.count, " values from ",
                                                    range.first, ", which have not all been sent"));
   }
-  for (uint64_t sequence = *first; sequence < *first + range.count; ++sequence) {
-    Sent* const sent = records_.Find(sequence);
-    if (sent == nullptr) continue;
-    Release(*sent);
-    if (!sent->is_over) visit(sequence, *sent);
-    records_.Erase(sequence);
-  }
+  // Most are of one step.
+  std::optional<int64_t> step_id;
+  Step* step = nullptr;
+  records_.EraseRange(*first, *first + range.count, [&](uint64_t sequence, const Sent& sent) {
+    if (step_id != sent.step_id) {
+      step_id = sent.step_id;
+      step = FindStep(sent.step_id);
+    }
+    Release(sent, step);
+    if (!sent.is_over) visit(sequence, sent);
+  });
   return absl::OkStatus();
 }
 
@@ -320,14 +347,13 @@ absl::StatusOr<std::optional<EagerSender::Record>> EagerSender::OnRejected(uint6
   if (sent == nullptr) return std::optional<Record>();
   std::optional<Record> record;
   if (!sent->is_over) record = RecordOf(*sent);
-  Release(*sent);
+  Release(*sent, FindStep(sent->step_id));
   records_.Erase(sequence);
   return record;
 }
 
 void EagerSender::OnStepRefused(int64_t step_id) {
-  const auto found = steps_.find(step_id);
-  Step* const step = found == steps_.end() ? nullptr : &found->second;
+  Step* const step = FindStep(step_id);
   if (step != nullptr) {
     step->is_refused = true;
     step->backlog.clear();
@@ -335,7 +361,7 @@ void EagerSender::OnStepRefused(int64_t step_id) {
   }
   records_.EraseIf([&](uint64_t, Sent& sent) {
     if (sent.step_id != step_id || sent.is_refused) return false;
-    Release(sent);
+    Release(sent, step);
     if (step == nullptr || sent.is_over) return true;
     // The credit is returned, but the value was not received.
     if (sent.name != 0) ++slots_[sent.name - 1]->records;
@@ -376,7 +402,7 @@ void EagerSender::OnStepEnd(int64_t step_id, Visitor visit) {
       visit(sequence, RecordOf(sent));
       sent.is_over = true;
       if (!sent.is_refused) return false;
-      Release(sent);
+      Release(sent, &found->second);
       return true;
     });
   }

@@ -195,12 +195,16 @@ class EagerSender final {
     // Values of eager size in a row since it was pulled.
     uint8_t streak = 0;
     bool is_recent = true;
+    // That of the name whose value was sent next the last time, which it usually is again; 0: none.
+    uint32_t next = 0;
   };
 
   static constexpr uint8_t kStreak = 2;
   // Slots that one call looks at for a name that is pulled.
   static constexpr size_t kMaxPulledSearch = 64;
 
+  // Returns the number of that name; 0: it has none.
+  uint32_t NumberOf(const RendezvousKey& key);
   // Returns the number of that name, or of a new one; 0 if there is no room.
   uint32_t NameOf(const RendezvousKey& key, bool& is_new);
   // Returns a number for a text of that size, which another name may have had; 0 if there is none.
@@ -210,7 +214,9 @@ class EagerSender final {
   void AskForPushOfName(Decision& decision);
   // Some number can be given to another name.
   bool HasFreeNames() const;
-  void Release(const Sent& sent);
+  Step* FindStep(int64_t step_id);
+  // `step`: its state; null: it is over here.
+  void Release(const Sent& sent, Step* step);
   Record RecordOf(const Sent& sent) const;
   // Extends the low bits of a sequence number that has been sent. Null: it has not.
   std::optional<uint64_t> Extend(uint32_t low) const;
@@ -240,6 +246,8 @@ class EagerSender final {
   // By number, from 1.
   std::vector<std::optional<Slot>> slots_;
   absl::flat_hash_map<RendezvousKey, uint32_t, HashOfKey> names_;
+  // The last one that NumberOf returned; 0: none.
+  uint32_t last_name_ = 0;
 };
 
 }  // namespace ferry

@@ -19,13 +19,13 @@ namespace ferry {
 template <typename T>
 class SequenceTable final {
  public:
-  // Adds the value with the next number. REQUIRES: it is one more than the last one's, unless the
-  // table has never had a value.
-  void Add(uint64_t sequence, T value) {
+  // Adds a value, T(), with the next number. REQUIRES: it is one more than the last one's, unless
+  // the table has never had a value. Returns it; valid until the next call.
+  T& Add(uint64_t sequence) {
     if (begin_ == end_) begin_ = end_ = sequence;
     if (end_ - begin_ == ring_.size()) MakeRoom();
-    At(end_++).emplace(std::move(value));
     ++size_;
+    return At(end_++).emplace();
   }
 
   // Null: there is none. Valid until the next call.
@@ -46,6 +46,26 @@ class SequenceTable final {
       return;
     }
     At(sequence).reset();
+    DropFront();
+  }
+
+  // Removes those with the numbers [first, end), after `visit(sequence, value)` for each, in order.
+  template <typename Visit>
+  void EraseRange(uint64_t first, uint64_t end, const Visit& visit) {
+    for (uint64_t sequence = first; sequence < end; ++sequence) {
+      if (sequence - begin_ >= end_ - begin_) {
+        const auto found = older_.find(sequence);
+        if (found == older_.end()) continue;
+        visit(sequence, found->second);
+        older_.erase(found);
+      } else {
+        std::optional<T>& value = At(sequence);
+        if (!value.has_value()) continue;
+        visit(sequence, *value);
+        value.reset();
+      }
+      --size_;
+    }
     DropFront();
   }
 

@@ -52,8 +52,6 @@ namespace {
 // Upper limits per tensor. For each side of a stream under recurring names:
 constexpr double kAllocationsPerSend = 0;
 constexpr double kAllocationsPerReceive = 0;
-// The shared destination, and the closure that checks what has arrived.
-constexpr double kAllocationsPerReceiveInto = 2;
 // Tables of names grow.
 constexpr double kAllocationsPerNewName = 1.0 / 16;
 // Within a node, a send and its receive.
@@ -210,7 +208,7 @@ TEST_F(ExchangeAllocations, StreamInSharedMemory) {
 TEST_F(ExchangeAllocations, StreamIntoBuffers) {
   const Counts counts = Stream(/*into=*/true, /*has_new_names=*/false);
   EXPECT_LE(counts.sender, kAllocationsPerSend * kValues);
-  EXPECT_LE(counts.receiver, kAllocationsPerReceiveInto * kValues);
+  EXPECT_LE(counts.receiver, kAllocationsPerReceive * kValues);
 }
 
 TEST_F(ExchangeAllocations, StreamOfNewNames) {

@@ -184,6 +184,35 @@ class EagerLinksTest : public ::testing::Test {
                            [](const EagerRange&) { return absl::OkStatus(); });
   }
 
+  // Posts receives together; each appends "NAME=VALUE" or "NAME: CODE" to `ended_`.
+  void RecvMany(RemoteRendezvous& step, const std::vector<std::string>& names,
+                CancellationToken* cancellation = nullptr) {
+    std::vector<RendezvousKey> keys;
+    for (const std::string& name : names) keys.push_back(Key(kPeer, kSelf, name));
+    RecvKeys(step, keys, cancellation);
+  }
+  void RecvKeys(RemoteRendezvous& step, const std::vector<RendezvousKey>& keys,
+                CancellationToken* cancellation = nullptr) {
+    std::vector<RecvItem> items;
+    for (const RendezvousKey& key : keys) {
+      RecvArgs args;
+      args.cancellation = cancellation;
+      args.deadline = clock_.Now() + absl::Seconds(10);
+      items.push_back(
+          {.key = &key,
+           .args = std::move(args),
+           .done = [this, name = std::string(key.edge())](const absl::Status& status,
+                                                          const Received& received) {
+             ended_.push_back(
+                 status.ok()
+                     ? absl::StrCat(name, "=", *static_cast<const uint8_t*>(received.tensor.data()))
+                     : absl::StrCat(name, ": ", absl::StatusCodeToString(status.code())));
+           }});
+    }
+    step.RecvMany(absl::MakeSpan(items));
+  }
+
+  std::vector<std::string> ended_;
   FakeClock clock_;
   TransportList transports_;
   TransferContext context_;
@@ -584,6 +613,71 @@ TEST_F(EagerLinksTest, AStepThatWasAborted_IsNotRemoved) {
   (*manager_.Find(kStep))->StartAbort(absl::InternalError("aborted"));
   inbox().OnClosed(*channel_, absl::UnavailableError("closed"));
   EXPECT_EQ(manager_.step_count(), 1u);
+}
+
+TEST_F(EagerLinksTest, ReceivesPostedTogether_TakeWhatHasArrivedAndWaitForTheRest) {
+  const auto step = Step();
+  EXPECT_TRUE(ArriveMany({"a", "b", "a"}).ok());
+  RecvMany(*step, {"a", "c", "b", "a", "a"});
+  EXPECT_THAT(ended_, ElementsAre("a=0", "b=1", "a=2"));
+  ended_.clear();
+  EXPECT_TRUE(ArriveMany({"c", "a"}, 3).ok());
+  EXPECT_THAT(ended_, ElementsAre("c=0", "a=1"));
+  inbox().BeforeClose();
+  EXPECT_THAT(TakeTypes(), ElementsAre(PeerMessageType::kEagerAck));
+}
+
+// Each is requested, and PUSH comes after the requests.
+TEST_F(EagerLinksTest, ReceivesPostedTogetherInAPulledStep_AreRequested) {
+  const auto step = Step();
+  const std::string pull = Encoded([](ControlChannel& out) {
+    return SendEagerPull(out, {EagerPullKind::kUntilFree, EagerScope::Step(kStep), {}});
+  });
+  RecvMany(*step, {"a"});
+  ASSERT_TRUE(inbox().OnPull(*channel_, pull).ok());
+  EXPECT_EQ(fetcher_.fetches.size(), 1u);
+  TakeTypes();
+  ASSERT_TRUE(
+      inbox()
+          .OnPull(*channel_, Encoded([](ControlChannel& out) {
+            return SendEagerPull(out, {EagerPullKind::kUntilMayPush, EagerScope::All(), {}});
+          }))
+          .ok());
+  RecvMany(*step, {"a", "b", "a"});
+  EXPECT_EQ(fetcher_.fetches.size(), 4u);
+  EXPECT_THAT(ended_, IsEmpty());
+  EXPECT_THAT(TakeTypes(), IsEmpty());
+}
+
+TEST_F(EagerLinksTest, ReceivesPostedTogether_EndByCancellationDeadlineAndAbort) {
+  const auto step = Step();
+  CancellationToken cancellation;
+  RecvMany(*step, {"a", "b"}, &cancellation);
+  cancellation.Cancel();
+  EXPECT_THAT(ended_, UnorderedElementsAre("a: CANCELLED", "b: CANCELLED"));
+  ended_.clear();
+  // Cancelled before.
+  RecvMany(*step, {"a", "b"}, &cancellation);
+  EXPECT_THAT(ended_, ElementsAre("a: CANCELLED", "b: CANCELLED"));
+  ended_.clear();
+  RecvMany(*step, {"a", "b"});
+  clock_.Advance(absl::Seconds(11));
+  step->Expire();
+  EXPECT_THAT(ended_, UnorderedElementsAre("a: DEADLINE_EXCEEDED", "b: DEADLINE_EXCEEDED"));
+  ended_.clear();
+  RecvMany(*step, {"a"});
+  step->StartAbort(absl::InternalError("aborted"));
+  RecvMany(*step, {"b", "c"});
+  EXPECT_THAT(ended_, ElementsAre("a: INTERNAL", "b: INTERNAL", "c: INTERNAL"));
+}
+
+TEST_F(EagerLinksTest, ReceivesPostedTogether_FailAlone) {
+  const auto step = Step();
+  ASSERT_TRUE(step->Send(Key(kSelf, kSelf, "local"), Small()).ok());
+  EXPECT_TRUE(ArriveMany({"a"}).ok());
+  RecvKeys(*step,
+           {Key(kPeer, kPeer, "elsewhere"), Key(kSelf, kSelf, "local"), Key(kPeer, kSelf, "a")});
+  EXPECT_THAT(ended_, UnorderedElementsAre("elsewhere: INVALID_ARGUMENT", "local=1", "a=0"));
 }
 
 // Each has a number while it is pulled.

@@ -25,7 +25,7 @@ std::vector<uint64_t> NumbersIn(const SequenceTable<int>& table) {
 TEST(SequenceTable, ValuesAreFoundUntilTheyAreErased) {
   SequenceTable<int> table;
   EXPECT_EQ(table.Find(0), nullptr);
-  for (uint64_t i = 7; i < 10; ++i) table.Add(i, static_cast<int>(i));
+  for (uint64_t i = 7; i < 10; ++i) table.Add(i) = static_cast<int>(i);
   EXPECT_EQ(*table.Find(8), 8);
   EXPECT_EQ(table.Find(6), nullptr);
   EXPECT_EQ(table.Find(10), nullptr);
@@ -36,7 +36,7 @@ TEST(SequenceTable, ValuesAreFoundUntilTheyAreErased) {
   table.Erase(9);
   EXPECT_EQ(table.size(), 0u);
   // Numbers need not begin anew.
-  table.Add(10, 1);
+  table.Add(10) = 1;
   EXPECT_THAT(NumbersIn(table), ElementsAre(10));
 }
 
@@ -44,7 +44,7 @@ TEST(SequenceTable, ValuesThatStay_AreKeptBesideAnyNumberOfOthers) {
   SequenceTable<int> table;
   constexpr uint64_t kCount = 20'000;
   for (uint64_t i = 0; i < kCount; ++i) {
-    table.Add(i, static_cast<int>(i));
+    table.Add(i) = static_cast<int>(i);
     if (i % 5000 != 0) table.Erase(i);
   }
   EXPECT_THAT(NumbersIn(table), ElementsAre(0, 5000, 10'000, 15'000));
@@ -66,7 +66,7 @@ TEST(SequenceTable, IsAMap) {
     random = random * 6364136223846793005u + 1442695040888963407u;
     // Grows for a while, and then shrinks.
     if ((random >> 33) % 100 < (i / 20'000 % 2 == 0 ? 70u : 30u)) {
-      table.Add(next, i);
+      table.Add(next) = i;
       model[next++] = i;
     } else if (!model.empty()) {
       const uint64_t number = next - 1 - (random >> 40) % std::min<uint64_t>(next, 9000);
@@ -76,6 +76,18 @@ TEST(SequenceTable, IsAMap) {
       ASSERT_EQ(*found, model[number]);
       table.Erase(number);
       model.erase(number);
+    }
+    if (i % 997 == 0 && next > 0) {
+      const uint64_t begin = next - 1 - (random >> 40) % std::min<uint64_t>(next, 9000);
+      const uint64_t end = begin + 1 + (random >> 20) % 50;
+      auto each = model.lower_bound(begin);
+      table.EraseRange(begin, end, [&](uint64_t number, int value) {
+        ASSERT_TRUE(each != model.end());
+        EXPECT_EQ(each->first, number);
+        EXPECT_EQ(each->second, value);
+        each = model.erase(each);
+      });
+      ASSERT_TRUE(each == model.lower_bound(end));
     }
     ASSERT_EQ(table.size(), model.size());
   }

@@ -346,17 +346,33 @@ void EagerSimulation::Recv(Process& process) {
   if (state == nullptr) return;
   int source = 1 + dice_.Roll(static_cast<int>(processes_.size()) - 1);
   if (source >= process.node()) ++source;
-  const auto receive =
-      std::make_shared<Receive>(Receive{.key = RandomKey(Of(source), process.node())});
-  receive->is_refusable =
-      !state->is_initialized || receive->key.src_incarnation() != Of(source).incarnation();
-  receive->breaks_before =
-      Breaks(source, process.node()) - (IsEnding(source, process.node()) ? 1 : 0);
-  receive->consumer = process.context.self.peer;
-  receive->step_id = state->real->step_id();
-  Post(receive, [real = state->real](const RendezvousKey& key, RecvArgs args, RecvCallback done) {
-    real->RecvAsync(key, std::move(args), std::move(done));
-  });
+  const auto make = [&] {
+    const auto receive =
+        std::make_shared<Receive>(Receive{.key = RandomKey(Of(source), process.node())});
+    receive->is_refusable =
+        !state->is_initialized || receive->key.src_incarnation() != Of(source).incarnation();
+    receive->breaks_before =
+        Breaks(source, process.node()) - (IsEnding(source, process.node()) ? 1 : 0);
+    receive->consumer = process.context.self.peer;
+    receive->step_id = state->real->step_id();
+    return receive;
+  };
+  const auto real = state->real;
+  if (!dice_.Chance(20)) {
+    Post(make(), [real](const RendezvousKey& key, RecvArgs args, RecvCallback done) {
+      real->RecvAsync(key, std::move(args), std::move(done));
+    });
+    return;
+  }
+  std::vector<ReceivePtr> receives(static_cast<size_t>(1 + dice_.Roll(6)));
+  std::vector<RecvItem> items;
+  for (ReceivePtr& each : receives) {
+    each = make();
+    Post(each, [&items](const RendezvousKey& key, RecvArgs args, RecvCallback done) {
+      items.push_back({.key = &key, .args = std::move(args), .done = std::move(done)});
+    });
+  }
+  real->RecvMany(absl::MakeSpan(items));
 }
 
 // As a consumer of another protocol does.
