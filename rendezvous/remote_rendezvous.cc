@@ -196,24 +196,29 @@ void RemoteRendezvous::RecvAsync(const RendezvousKey& key, RecvArgs args, RecvCa
 void RemoteRendezvous::RecvMany(absl::Span<RecvItem> items) {
   absl::InlinedVector<LocalRendezvous::RecvEntry, LocalRendezvous::kInlinedBatch> entries;
   absl::InlinedVector<EagerConsumer*, LocalRendezvous::kInlinedBatch> consumers;
-  absl::InlinedVector<RecvItem*, LocalRendezvous::kInlinedBatch> others;
+  // With the status that they fail with.
+  absl::InlinedVector<std::pair<RecvItem*, absl::Status>, LocalRendezvous::kInlinedBatch> others;
   entries.reserve(items.size());
   consumers.reserve(items.size());
   for (RecvItem& item : items) {
     const RendezvousKey& key = *item.key;
-    const bool is_remote =
-        eager_ != nullptr && CheckRecv(key).ok() && !worker()->Is(key.src().task, key.src_worker());
+    absl::Status status = CheckRecv(key);
+    const bool is_remote = status.ok() && !worker()->Is(key.src().task, key.src_worker());
     EagerConsumer* const consumer = is_remote ? ConsumerFor(key) : nullptr;
     if (consumer == nullptr) {
-      others.push_back(&item);
+      others.emplace_back(&item, std::move(status));
     } else {
       entries.push_back({.item = &item});
       consumers.push_back(consumer);
     }
   }
   if (!entries.empty()) RecvManyEager(absl::MakeSpan(entries), consumers);
-  for (RecvItem* const item : others) {
-    RecvAsync(*item->key, std::move(item->args), std::move(item->done));
+  for (auto& [item, status] : others) {
+    if (status.ok()) {
+      RecvAsync(*item->key, std::move(item->args), std::move(item->done));
+    } else {
+      std::move(item->done)(std::move(status), {});
+    }
   }
 }
 

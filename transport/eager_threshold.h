@@ -27,6 +27,9 @@ inline constexpr size_t kEagerAlways = 512;
 // Queued bytes on the control channel beyond which tensors take a transport, where waiting costs no
 // copy.
 inline constexpr size_t kEagerBacklog = 256 * 1024;
+// The same for values that are sent before they are requested. A copy in the queue costs less than
+// the requests of a burst that the peer is about to read.
+inline constexpr size_t kUnrequestedBacklog = 4 * 1024 * 1024;
 // Size of an RTS without its tensor, with a shape of many dimensions.
 inline constexpr size_t kReadyToSendOverhead = 4096;
 
