@@ -144,7 +144,7 @@ std::string EncodeBenchPlan(const BenchPlan& plan) {
                {"keys", plan.keys},
                {"threads", plan.threads},
                {"batch", plan.batch},
-               {"is_unposted", plan.is_unposted},
+               {"is_unexpected", plan.is_unexpected},
                {"devices", plan.devices},
                {"dtype", plan.dtype},
                {"element_bytes", plan.element_bytes},
@@ -172,7 +172,7 @@ absl::StatusOr<BenchPlan> DecodeBenchPlan(absl::string_view text) {
   plan.keys = json.value("keys", 1);
   plan.threads = json.value("threads", 1);
   plan.batch = json.value("batch", 1);
-  plan.is_unposted = json.value("is_unposted", false);
+  plan.is_unexpected = json.value("is_unexpected", false);
   plan.inflight = json.value("inflight", 1);
   plan.devices = json.value("devices", plan.devices);
   if (plan.devices.empty()) return absl::InvalidArgumentError("--plan: no devices");

@@ -43,7 +43,7 @@ struct BenchPlan {
   int threads = 1;
   int batch = 1;
   // For "sendrecv": a receive is posted when its tensor has been sent.
-  bool is_unposted = false;
+  bool is_unexpected = false;
   BenchDevices devices = {kHostDevice};
   // Name of the elements' DataType; their bytes are the pattern in any case.
   std::string dtype = "uint8";

@@ -122,7 +122,7 @@ absl::Status ReadLines(const BenchPlan& plan, BenchStage& stage, BenchLines& lin
     absl::StrAppend(&report.subject, " (", plan.DeviceOf(0), ", ", plan.DeviceOf(1), ")");
   }
   if (plan.keys > 1) absl::StrAppend(&report.subject, ", ", plan.keys, " names in turns");
-  if (plan.is_unposted) absl::StrAppend(&report.subject, ", receives posted after the sends");
+  if (plan.is_unexpected) absl::StrAppend(&report.subject, ", receives posted after the sends");
   for (const size_t bytes : plan.sizes) {
     stage.Set(absl::StrCat("measuring ", ShortBytes(static_cast<double>(bytes))));
     FERRY_ASSIGN_OR_RETURN(const std::vector<Json> floors, lines.Expect("floors"));
@@ -203,16 +203,17 @@ absl::StatusOr<int> Join(BenchFlags& flags) {
 absl::StatusOr<int> Bench(BenchFlags flags) {
   flags.most_devices = 2;
   BenchPlan& plan = flags.plan;
-  if (plan.is_unposted && flags.join.joins()) {
+  if (plan.is_unexpected && flags.join.joins()) {
     return absl::InvalidArgumentError(
-        "--unposted: nodes of an existing job share no page that says what has been sent; leave "
+        "--unexpected: nodes of an existing job share no page that says what has been sent; leave "
         "--coordinator, --node-id and --join out");
   }
   if (flags.join.joins()) return Join(flags);
   FERRY_RETURN_IF_ERROR(CompletePlan(flags, 1, static_cast<size_t>(plan.inflight)));
-  if (plan.is_unposted && plan.is_sleeping) {
+  if (plan.is_unexpected && plan.is_sleeping) {
     return absl::InvalidArgumentError(
-        "--unposted: a receiver that sleeps is not woken by a word in a page; leave --spin=0 out");
+        "--unexpected: a receiver that sleeps is not woken by a word in a page; leave --spin=0 "
+        "out");
   }
   return FinishBench(
       MeasurePaths(flags,
@@ -237,7 +238,7 @@ Verb AddSendRecvBench(CLI::App& bench) {
             "names that the tensors use in turns; as many as there are in flight: each has its own",
             1, 100000)
       ->type_name("K");
-  verb.add_flag("--unposted", flags->plan.is_unposted,
+  verb.add_flag("--unexpected", flags->plan.is_unexpected,
                 "post a receive only when its tensor has been sent");
   AddBenchOutputFlags(verb, flags->output, BenchMoves::kTensors);
   AddBenchJoinFlags(verb, flags->join);

@@ -137,7 +137,7 @@ absl::StatusOr<std::unique_ptr<Peer>> Peer::Create(const BenchParticipants& part
                                       std::move(control_in)));
   FERRY_ASSIGN_OR_RETURN(
       peer->device_, BenchDevice::Open(party.node, plan.DeviceOf(self), plan.dtype, party.timeout));
-  if (plan.is_unposted) {
+  if (plan.is_unexpected) {
     FERRY_ASSIGN_OR_RETURN(peer->sent_, SentWords::Map(plan.floor_file, party));
   }
   return peer;

@@ -190,20 +190,20 @@ void BM_Shm_8B_Stream(benchmark::State& state) {
 // 8 bytes that are received only when they have been sent: from Send until they are received, and
 // (recv_p50_us, recv_p99_us) from posting the receive. Args: names, in turns; into a buffer;
 // whether the receiver leads its loop while it waits for the word that says so, or spins on it.
-void BM_Shm_8B_Unposted(benchmark::State& state) {
+void BM_Shm_8B_Unexpected(benchmark::State& state) {
   const double floor = SpinFloor();
   TransferPeer peer({.transport = "shm", .spin = kPolling});
   SmallTensorSender sender(peer, {.values = static_cast<int64_t>(state.max_iterations) + kWarmUps,
                                   .keys = state.range(0),
                                   .into = state.range(1) != 0,
-                                  .unposted = true,
+                                  .unexpected = true,
                                   .leads = state.range(2) != 0});
   Samples samples;
   Samples receives;
   double receive = 0;
-  for (int i = 0; i < kWarmUps; ++i) sender.Unposted(receive);
+  for (int i = 0; i < kWarmUps; ++i) sender.Unexpected(receive);
   for (auto _ : state) {
-    const double seconds = sender.Unposted(receive);
+    const double seconds = sender.Unexpected(receive);
     samples.seconds.push_back(seconds);
     receives.seconds.push_back(receive);
     state.SetIterationTime(seconds);
@@ -448,7 +448,7 @@ BENCHMARK(BM_Shm_8B_Stream)
     ->Args({0, 1, 64})
     ->Args({0, 0, 64})
     ->Args({1024, 1, 64});
-BENCHMARK(BM_Shm_8B_Unposted)
+BENCHMARK(BM_Shm_8B_Unexpected)
     ->UseManualTime()
     ->Iterations(50'000)
     ->ArgNames({"names", "into", "leads"})

@@ -18,7 +18,7 @@ namespace ferry {
 class RemoteRendezvous;
 
 // The producer's side for one consumer. Thread-safe.
-class EagerProducer {
+class EagerSendLink {
  public:
   struct Offer {
     RemoteRendezvous& step;
@@ -37,7 +37,7 @@ class EagerProducer {
     bool more_follow = false;
   };
 
-  virtual ~EagerProducer() = default;
+  virtual ~EagerSendLink() = default;
   // Sends the value if the consumer need not request it. Called with the lock of the key's shard
   // held, while no receive waits for the key, so it must not run callbacks. False: queue it.
   virtual bool TrySend(const Offer& offer) = 0;
@@ -56,7 +56,7 @@ class EagerProducer {
 };
 
 // The consumer's side for one incarnation of a producer. Thread-safe.
-class EagerConsumer {
+class EagerRecvLink {
  public:
   enum class Route {
     // In the step's table of arrivals.
@@ -67,7 +67,7 @@ class EagerConsumer {
     kFail,
   };
 
-  virtual ~EagerConsumer() = default;
+  virtual ~EagerRecvLink() = default;
   // Decides about a receive for which no value has arrived. Called with the lock of the key's shard
   // in the table of arrivals held. `why` is set for kFail.
   virtual Route OnReceive(RemoteRendezvous& step, const RendezvousKey& key, absl::Status& why) = 0;
@@ -94,9 +94,9 @@ class EagerLinks {
   virtual ~EagerLinks() = default;
   // Null: nothing is sent to the key's destination before it is requested. May be called with a
   // lock held.
-  virtual EagerProducer* ProducerFor(const RendezvousKey& key) = 0;
+  virtual EagerSendLink* SendLinkFor(const RendezvousKey& key) = 0;
   // Null: everything is requested.
-  virtual EagerConsumer* ConsumerFor(const RendezvousKey& key) = 0;
+  virtual EagerRecvLink* RecvLinkFor(const RendezvousKey& key) = 0;
 };
 
 }  // namespace ferry

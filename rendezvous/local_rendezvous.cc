@@ -319,16 +319,16 @@ bool LocalRendezvous::HasQueued(const RendezvousKey& key) {
 }
 
 ABSL_ATTRIBUTE_ALWAYS_INLINE inline LocalRendezvous::ItemPtr LocalRendezvous::ArriveLocked(
-    Shard& shard, const RendezvousKey& key, bool is_dead, Arrival& arrival, Tensor& tensor,
+    Shard& shard, const RendezvousKey& key, bool is_dead, IncomingValue& value, Tensor& tensor,
     absl::Status& status) {
   Item** const link = shard.Find(key);
   if (*link != nullptr && !(*link)->is_send) {
     // While the lock is held, since the owner of a cancelled receive's destination may reuse it.
-    status = arrival.Match((*link)->key, (*link)->receive.args, tensor);
+    status = value.Match((*link)->key, (*link)->receive.args, tensor);
     return shard.PopFirst(link);
   }
   SendArgs args;
-  status = arrival.Queue(tensor, args);
+  status = value.Queue(tensor, args);
   if (status.ok()) {
     shard.Append(link, std::make_unique<Item>(key, clock_.CoarseNanos(), std::move(tensor), is_dead,
                                               std::move(args)));
@@ -336,7 +336,7 @@ ABSL_ATTRIBUTE_ALWAYS_INLINE inline LocalRendezvous::ItemPtr LocalRendezvous::Ar
   return nullptr;
 }
 
-absl::Status LocalRendezvous::Arrive(const RendezvousKey& key, bool is_dead, Arrival& arrival) {
+absl::Status LocalRendezvous::Arrive(const RendezvousKey& key, bool is_dead, IncomingValue& value) {
   Shard& shard = ShardOf(key);
   shard.mu.Lock();
   if (is_aborted_.load(std::memory_order_relaxed)) {
@@ -345,7 +345,7 @@ absl::Status LocalRendezvous::Arrive(const RendezvousKey& key, bool is_dead, Arr
   }
   Tensor tensor;
   absl::Status status;
-  ItemPtr receive = ArriveLocked(shard, key, is_dead, arrival, tensor, status);
+  ItemPtr receive = ArriveLocked(shard, key, is_dead, value, tensor, status);
   shard.mu.Unlock();
   if (receive == nullptr) return status;
   Complete(std::move(receive), std::move(status), std::move(tensor), is_dead, {}, path_);
@@ -360,7 +360,7 @@ void LocalRendezvous::ArriveMany(absl::Span<ArrivalItem> items, absl::FunctionRe
           item.status = abort_status();
         } else {
           item.receive =
-              ArriveLocked(shard, *item.key, item.is_dead, *item.arrival, item.tensor, item.status);
+              ArriveLocked(shard, *item.key, item.is_dead, *item.value, item.tensor, item.status);
         }
       });
   settle();

@@ -113,9 +113,9 @@ class LocalRendezvous final {
   std::optional<RendezvousKey> FindKey(absl::string_view text) const;
 
   // A value from another process, whose elements are not in a tensor yet.
-  class Arrival {
+  class IncomingValue {
    public:
-    virtual ~Arrival() = default;
+    virtual ~IncomingValue() = default;
     // The receive with that key and those arguments takes it. Returns the receive's status, and
     // sets `tensor` unless it is dead.
     virtual absl::Status Match(const RendezvousKey& key, const RecvArgs& args, Tensor& tensor) = 0;
@@ -123,12 +123,12 @@ class LocalRendezvous final {
     virtual absl::Status Queue(Tensor& tensor, SendArgs& args) = 0;
   };
   // As Send, but without its limits.
-  //   Errors: the abort's status; that of Arrival::Queue.
-  absl::Status Arrive(const RendezvousKey& key, bool is_dead, Arrival& arrival);
+  //   Errors: the abort's status; that of IncomingValue::Queue.
+  absl::Status Arrive(const RendezvousKey& key, bool is_dead, IncomingValue& value);
   struct ArrivalItem {
     const RendezvousKey* key = nullptr;
     bool is_dead = false;
-    Arrival* arrival = nullptr;
+    IncomingValue* value = nullptr;
     // The receive that takes it, and what it is completed with; null: it was queued, unless
     // `status` says why not.
     ItemPtr receive;
@@ -231,7 +231,7 @@ class LocalRendezvous final {
   void ForEachByShard(absl::Span<Each> items, const KeyOf& key_of, const Visit& visit);
   // An arrival. Returns the receive that takes it, which is to be completed with `status` and
   // `tensor` once the lock is released; null: it was queued, unless `status` says why not.
-  ItemPtr ArriveLocked(Shard& shard, const RendezvousKey& key, bool is_dead, Arrival& arrival,
+  ItemPtr ArriveLocked(Shard& shard, const RendezvousKey& key, bool is_dead, IncomingValue& value,
                        Tensor& tensor, absl::Status& status)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(shard.mu);
   // Adds a receive for which nothing is queued; `link` is that of its key. If it fails, the caller

@@ -99,7 +99,7 @@ absl::Status RemoteRendezvous::Initialize(const TaskName& worker) {
     }
   }
   // Those to which a value was offered meanwhile.
-  for (EagerProducer* const producer : Producers()) producer->OnStepServing(step_id_);
+  for (EagerSendLink* const producer : SendLinks()) producer->OnStepServing(step_id_);
   return absl::OkStatus();
 }
 
@@ -117,11 +117,11 @@ absl::Status RemoteRendezvous::Send(const RendezvousKey& key, Tensor tensor, boo
   if (absl::Status status = CheckSend(key, tensor); !status.ok()) return status;
   if (StaysHere(key)) return local_.Send(key, std::move(tensor), is_dead, std::move(args));
   // Looked up with the lock held: values queued before the link is connected are found by it.
-  EagerProducer* producer = nullptr;
+  EagerSendLink* producer = nullptr;
   const absl::Status status = local_.SendOrDivert(
       key, std::move(tensor), is_dead, std::move(args),
       [&](const Tensor& value, const SendArgs& send_args, bool is_behind_another) {
-        producer = eager_->ProducerFor(key);
+        producer = eager_->SendLinkFor(key);
         return producer != nullptr &&
                producer->TrySend({.step = *this,
                                   .key = key,
@@ -142,13 +142,13 @@ void RemoteRendezvous::SendMany(absl::Span<SendItem> items) {
     item.status = CheckSend(*item.key, item.tensor);
     if (item.status.ok()) entries.push_back({.item = &item});
   }
-  absl::InlinedVector<EagerProducer*, 4> producers;
+  absl::InlinedVector<EagerSendLink*, 4> producers;
   const SendArgs args;
   local_.SendManyOrDivert(
       absl::MakeSpan(entries),
       [&](const SendItem& item, bool is_behind_another) {
         if (StaysHere(*item.key)) return false;
-        EagerProducer* const producer = eager_->ProducerFor(*item.key);
+        EagerSendLink* const producer = eager_->SendLinkFor(*item.key);
         if (producer == nullptr) return false;
         if (std::find(producers.begin(), producers.end(), producer) == producers.end()) {
           producers.push_back(producer);
@@ -162,7 +162,7 @@ void RemoteRendezvous::SendMany(absl::Span<SendItem> items) {
                                   .more_follow = true});
       },
       [&producers] {
-        for (EagerProducer* const producer : producers) producer->AfterSend();
+        for (EagerSendLink* const producer : producers) producer->AfterSend();
       });
 }
 
@@ -175,10 +175,10 @@ absl::Status RemoteRendezvous::CheckRecv(const RendezvousKey& key) const {
   return absl::OkStatus();
 }
 
-EagerConsumer* RemoteRendezvous::ConsumerFor(const RendezvousKey& key) const {
+EagerRecvLink* RemoteRendezvous::RecvLinkFor(const RendezvousKey& key) const {
   FERRY_LOG_DEBUG(kRendezvous, "receive posted: peer={} step={} key={}", key.src().task.task,
                   step_id_, absl::CEscape(key.text()));
-  return eager_ == nullptr ? nullptr : eager_->ConsumerFor(key);
+  return eager_ == nullptr ? nullptr : eager_->RecvLinkFor(key);
 }
 
 void RemoteRendezvous::RecvAsync(const RendezvousKey& key, RecvArgs args, RecvCallback done) {
@@ -188,14 +188,14 @@ void RemoteRendezvous::RecvAsync(const RendezvousKey& key, RecvArgs args, RecvCa
   if (worker()->Is(key.src().task, key.src_worker())) {
     return local_.RecvAsync(key, std::move(args), std::move(done));
   }
-  EagerConsumer* const consumer = ConsumerFor(key);
+  EagerRecvLink* const consumer = RecvLinkFor(key);
   if (consumer != nullptr) return RecvEager(*consumer, key, std::move(args), std::move(done));
   FetchRemote(key, std::move(args), std::move(done));
 }
 
 void RemoteRendezvous::RecvMany(absl::Span<RecvItem> items) {
   absl::InlinedVector<LocalRendezvous::RecvEntry, LocalRendezvous::kInlinedBatch> entries;
-  absl::InlinedVector<EagerConsumer*, LocalRendezvous::kInlinedBatch> consumers;
+  absl::InlinedVector<EagerRecvLink*, LocalRendezvous::kInlinedBatch> consumers;
   // With the status that they fail with.
   absl::InlinedVector<std::pair<RecvItem*, absl::Status>, LocalRendezvous::kInlinedBatch> others;
   entries.reserve(items.size());
@@ -204,7 +204,7 @@ void RemoteRendezvous::RecvMany(absl::Span<RecvItem> items) {
     const RendezvousKey& key = *item.key;
     absl::Status status = CheckRecv(key);
     const bool is_remote = status.ok() && !worker()->Is(key.src().task, key.src_worker());
-    EagerConsumer* const consumer = is_remote ? ConsumerFor(key) : nullptr;
+    EagerRecvLink* const consumer = is_remote ? RecvLinkFor(key) : nullptr;
     if (consumer == nullptr) {
       others.emplace_back(&item, std::move(status));
     } else {
@@ -223,13 +223,13 @@ void RemoteRendezvous::RecvMany(absl::Span<RecvItem> items) {
 }
 
 void RemoteRendezvous::RecvManyEager(absl::Span<LocalRendezvous::RecvEntry> entries,
-                                     absl::Span<EagerConsumer* const> consumers) {
+                                     absl::Span<EagerRecvLink* const> consumers) {
   LocalRendezvous* const arrivals = Arrivals();
   if (arrivals == nullptr) {
     for (const auto& entry : entries) std::move(entry.item->done)(abort_status(), {});
     return;
   }
-  const auto consumer_of = [&](const LocalRendezvous::RecvEntry& entry) -> EagerConsumer& {
+  const auto consumer_of = [&](const LocalRendezvous::RecvEntry& entry) -> EagerRecvLink& {
     return *consumers[static_cast<size_t>(&entry - entries.data())];
   };
   arrivals->RecvManyOrDivert(
@@ -239,13 +239,13 @@ void RemoteRendezvous::RecvManyEager(absl::Span<LocalRendezvous::RecvEntry> entr
       },
       [&](LocalRendezvous::RecvEntry& entry, LocalRendezvous::TakeEarlier take_earlier) {
         RecvItem& item = *entry.item;
-        EagerConsumer& consumer = consumer_of(entry);
+        EagerRecvLink& consumer = consumer_of(entry);
         switch (consumer.OnReceive(*this, *item.key, entry.status)) {
-          case EagerConsumer::Route::kWait:
+          case EagerRecvLink::Route::kWait:
             return false;
-          case EagerConsumer::Route::kFail:
+          case EagerRecvLink::Route::kFail:
             return true;
-          case EagerConsumer::Route::kRequest:
+          case EagerRecvLink::Route::kRequest:
             break;
         }
         QueueEarlier(take_earlier, consumer);
@@ -254,8 +254,8 @@ void RemoteRendezvous::RecvManyEager(absl::Span<LocalRendezvous::RecvEntry> entr
       },
       [&] {
         if (unissued_.load(std::memory_order_acquire) != 0) IssueRequests();
-        EagerConsumer* last = nullptr;
-        for (EagerConsumer* const consumer : consumers) {
+        EagerRecvLink* last = nullptr;
+        for (EagerRecvLink* const consumer : consumers) {
           if (consumer != last) consumer->AfterReceive();
           last = consumer;
         }
@@ -273,7 +273,7 @@ LocalRendezvous* RemoteRendezvous::Arrivals() {
   return owned_arrivals_.get();
 }
 
-void RemoteRendezvous::RecvEager(EagerConsumer& consumer, const RendezvousKey& key, RecvArgs&& args,
+void RemoteRendezvous::RecvEager(EagerRecvLink& consumer, const RendezvousKey& key, RecvArgs&& args,
                                  RecvCallback&& done) {
   LocalRendezvous* const arrivals = Arrivals();
   if (arrivals == nullptr) return std::move(done)(abort_status(), {});
@@ -286,11 +286,11 @@ void RemoteRendezvous::RecvEager(EagerConsumer& consumer, const RendezvousKey& k
       },
       [&](LocalRendezvous::TakeEarlier take_earlier) {
         switch (consumer.OnReceive(*this, key, why)) {
-          case EagerConsumer::Route::kWait:
+          case EagerRecvLink::Route::kWait:
             return false;
-          case EagerConsumer::Route::kFail:
+          case EagerRecvLink::Route::kFail:
             return true;
-          case EagerConsumer::Route::kRequest:
+          case EagerRecvLink::Route::kRequest:
             break;
         }
         QueueEarlier(take_earlier, consumer);
@@ -306,7 +306,7 @@ void RemoteRendezvous::RecvEager(EagerConsumer& consumer, const RendezvousKey& k
 }
 
 void RemoteRendezvous::QueueEarlier(LocalRendezvous::TakeEarlier take_earlier,
-                                    EagerConsumer& consumer) {
+                                    EagerRecvLink& consumer) {
   while (LocalRendezvous::ItemPtr earlier = take_earlier()) {
     consumer.OnConverted(earlier->key);
     QueueRequest(std::move(earlier), consumer);
@@ -314,13 +314,13 @@ void RemoteRendezvous::QueueEarlier(LocalRendezvous::TakeEarlier take_earlier,
 }
 
 void RemoteRendezvous::QueueReceive(const RendezvousKey& key, RecvArgs&& args, RecvCallback&& done,
-                                    EagerConsumer& consumer) {
+                                    EagerRecvLink& consumer) {
   QueueRequest(std::make_unique<RendezvousItem>(key, clock_.CoarseNanos(), 0, std::move(args),
                                                 std::move(done), CancellationToken::kNoCallback),
                consumer);
 }
 
-void RemoteRendezvous::QueueRequest(LocalRendezvous::ItemPtr receive, EagerConsumer& consumer) {
+void RemoteRendezvous::QueueRequest(LocalRendezvous::ItemPtr receive, EagerRecvLink& consumer) {
   unissued_.fetch_add(1, std::memory_order_relaxed);
   SpinLockHolder lock(&mu_);
   requests_.push_back({std::move(receive), &consumer});
@@ -354,7 +354,7 @@ void RemoteRendezvous::IssueRequests() {
   }
 }
 
-void RemoteRendezvous::RequestWaiting(EagerConsumer& consumer,
+void RemoteRendezvous::RequestWaiting(EagerRecvLink& consumer,
                                       absl::FunctionRef<bool(const RendezvousKey&)> matches) {
   LocalRendezvous* const arrivals = ArrivalsIfAny();
   if (arrivals == nullptr) return;
@@ -389,9 +389,9 @@ bool RemoteRendezvous::is_unused() const {
 }
 
 absl::Status RemoteRendezvous::Arrive(const RendezvousKey& key, bool is_dead,
-                                      LocalRendezvous::Arrival& arrival) {
+                                      LocalRendezvous::IncomingValue& value) {
   LocalRendezvous* const arrivals = Arrivals();
-  return arrivals == nullptr ? abort_status() : arrivals->Arrive(key, is_dead, arrival);
+  return arrivals == nullptr ? abort_status() : arrivals->Arrive(key, is_dead, value);
 }
 
 void RemoteRendezvous::ArriveMany(absl::Span<LocalRendezvous::ArrivalItem> items,
@@ -407,40 +407,40 @@ std::optional<RendezvousKey> RemoteRendezvous::FindArrivalKey(absl::string_view 
   return arrivals == nullptr ? std::nullopt : arrivals->FindKey(text);
 }
 
-bool RemoteRendezvous::AddProducer(EagerProducer& producer) {
+bool RemoteRendezvous::AddSendLink(EagerSendLink& producer) {
   SpinLockHolder lock(&mu_);
   if (are_links_ended_) return false;
-  if (std::find(producers_.begin(), producers_.end(), &producer) == producers_.end()) {
-    producers_.push_back(&producer);
+  if (std::find(send_links_.begin(), send_links_.end(), &producer) == send_links_.end()) {
+    send_links_.push_back(&producer);
   }
   return true;
 }
 
-bool RemoteRendezvous::AddConsumer(EagerConsumer& consumer) {
+bool RemoteRendezvous::AddRecvLink(EagerRecvLink& consumer) {
   SpinLockHolder lock(&mu_);
   if (are_links_ended_) return false;
-  if (std::find(consumers_.begin(), consumers_.end(), &consumer) == consumers_.end()) {
-    consumers_.push_back(&consumer);
+  if (std::find(recv_links_.begin(), recv_links_.end(), &consumer) == recv_links_.end()) {
+    recv_links_.push_back(&consumer);
   }
   return true;
 }
 
 void RemoteRendezvous::StartFlush() {
   flushes_.fetch_add(1, std::memory_order_relaxed);
-  for (EagerProducer* const producer : Producers()) producer->StartFlush(step_id_);
+  for (EagerSendLink* const producer : SendLinks()) producer->StartFlush(step_id_);
 }
 
 void RemoteRendezvous::EndFlush() {
   if (flushes_.fetch_sub(1, std::memory_order_relaxed) != 1) return;
-  for (EagerProducer* const producer : Producers()) producer->EndFlush(step_id_);
+  for (EagerSendLink* const producer : SendLinks()) producer->EndFlush(step_id_);
 }
 
-std::vector<EagerProducer*> RemoteRendezvous::Producers() const {
+std::vector<EagerSendLink*> RemoteRendezvous::SendLinks() const {
   SpinLockHolder lock(&mu_);
-  return producers_;
+  return send_links_;
 }
 
-void RemoteRendezvous::OfferQueued(const RendezvousKey& key, EagerProducer& producer) {
+void RemoteRendezvous::OfferQueued(const RendezvousKey& key, EagerSendLink& producer) {
   local_.DivertQueued(key, [&](const Tensor& tensor, const SendArgs& args, bool is_dead) {
     return producer.TrySend({.step = *this,
                              .key = key,
@@ -631,16 +631,16 @@ void RemoteRendezvous::EndStep(const absl::Status& why, bool may_begin_again) {
   size_t count = 0;
   EndAll([&status](const Waiting&) { return absl::Status(status); }, count);
   // From here on no link gets new state for this step.
-  std::vector<EagerProducer*> producers;
-  std::vector<EagerConsumer*> consumers;
+  std::vector<EagerSendLink*> producers;
+  std::vector<EagerRecvLink*> consumers;
   {
     SpinLockHolder lock(&mu_);
     are_links_ended_ = true;
-    producers.swap(producers_);
-    consumers.swap(consumers_);
+    producers.swap(send_links_);
+    consumers.swap(recv_links_);
   }
-  for (EagerProducer* const producer : producers) producer->OnStepEnd(*this, why);
-  for (EagerConsumer* const consumer : consumers) consumer->OnStepEnd(step_id_, may_begin_again);
+  for (EagerSendLink* const producer : producers) producer->OnStepEnd(*this, why);
+  for (EagerRecvLink* const consumer : consumers) consumer->OnStepEnd(step_id_, may_begin_again);
 }
 
 size_t RemoteRendezvous::FailTask(const TaskName& task, const absl::Status& why) {
@@ -690,7 +690,7 @@ void RemoteRendezvous::Expire() {
   local_.Expire();
   if (LocalRendezvous* const arrivals = ArrivalsIfAny(); arrivals != nullptr) {
     arrivals->Expire([this](const RendezvousKey& key) {
-      const EagerConsumer* const consumer = eager_->ConsumerFor(key);
+      const EagerRecvLink* const consumer = eager_->RecvLinkFor(key);
       return absl::StrCat(ToString(key.src().task), " has not sent ", BoundedName(key.text()),
                           " in time", consumer == nullptr ? "" : ": ",
                           consumer == nullptr ? "" : consumer->Phase());
@@ -738,7 +738,7 @@ void RemoteRendezvous::ForEachPending(absl::Duration min_age,
     arrivals->ForEachPending(min_age, [&](const PendingOp& op) {
       // A value that has arrived is pending at its sender.
       if (op.is_send) return;
-      EagerConsumer* const consumer = eager_->ConsumerFor(op.key);
+      EagerRecvLink* const consumer = eager_->RecvLinkFor(op.key);
       visit({step_id_, op.key, Side::kFetch, 0, op.age,
              consumer == nullptr ? "" : consumer->Phase()});
     });

@@ -148,8 +148,8 @@ class RemoteRendezvous final : public std::enable_shared_from_this<RemoteRendezv
 
   // A link keeps state for this step, and is told of its events. May be called with a link's lock
   // held. False: the step is over, and tells nothing.
-  bool AddProducer(EagerProducer& producer) ABSL_LOCKS_EXCLUDED(mu_);
-  bool AddConsumer(EagerConsumer& consumer) ABSL_LOCKS_EXCLUDED(mu_);
+  bool AddSendLink(EagerSendLink& producer) ABSL_LOCKS_EXCLUDED(mu_);
+  bool AddRecvLink(EagerRecvLink& consumer) ABSL_LOCKS_EXCLUDED(mu_);
   // Asks for the acknowledgements of values that were sent before they were requested, or will be
   // until EndFlush. Calls may overlap.
   void StartFlush() ABSL_LOCKS_EXCLUDED(mu_);
@@ -158,13 +158,13 @@ class RemoteRendezvous final : public std::enable_shared_from_this<RemoteRendezv
   // Deferred local receives have been started.
   bool is_serving() const { return ServingWorker() != nullptr; }
   // Offers the queued values of the key to `producer`, in order, until it declines one.
-  void OfferQueued(const RendezvousKey& key, EagerProducer& producer);
+  void OfferQueued(const RendezvousKey& key, EagerSendLink& producer);
   // Visits the keys of queued values for `consumer`, once for each value.
   void ForEachQueued(const TaskName& consumer,
                      absl::FunctionRef<void(const RendezvousKey&)> visit) const;
   bool HasQueued(const RendezvousKey& key) { return local_.HasQueued(key); }
   // As LocalRendezvous::Arrive.
-  absl::Status Arrive(const RendezvousKey& key, bool is_dead, LocalRendezvous::Arrival& arrival)
+  absl::Status Arrive(const RendezvousKey& key, bool is_dead, LocalRendezvous::IncomingValue& value)
       ABSL_LOCKS_EXCLUDED(mu_);
   // As LocalRendezvous::FindKey, among the receives that wait for values from other nodes.
   std::optional<RendezvousKey> FindArrivalKey(absl::string_view text) const;
@@ -172,7 +172,7 @@ class RemoteRendezvous final : public std::enable_shared_from_this<RemoteRendezv
   void ArriveMany(absl::Span<LocalRendezvous::ArrivalItem> items, absl::FunctionRef<void()> settle)
       ABSL_LOCKS_EXCLUDED(mu_);
   // Requests the waiting receives whose keys match, those of a key in order.
-  void RequestWaiting(EagerConsumer& consumer,
+  void RequestWaiting(EagerRecvLink& consumer,
                       absl::FunctionRef<bool(const RendezvousKey&)> matches)
       ABSL_LOCKS_EXCLUDED(mu_);
   // Ends receives that wait for values that have not arrived, with that status if it is not OK.
@@ -257,31 +257,31 @@ class RemoteRendezvous final : public std::enable_shared_from_this<RemoteRendezv
   absl::Status CheckSend(const RendezvousKey& key, const Tensor& tensor) const;
   absl::Status CheckRecv(const RendezvousKey& key) const;
   // Null: a receive from another worker is requested.
-  EagerConsumer* ConsumerFor(const RendezvousKey& key) const;
+  EagerRecvLink* RecvLinkFor(const RendezvousKey& key) const;
   // It is received here, or can only be requested. The number suffices to tell.
   bool StaysHere(const RendezvousKey& key) const {
     return eager_ == nullptr || key.dst().task.task == worker()->name.task;
   }
   void EndStep(const absl::Status& why, bool may_begin_again) ABSL_LOCKS_EXCLUDED(mu_);
-  std::vector<EagerProducer*> Producers() const ABSL_LOCKS_EXCLUDED(mu_);
+  std::vector<EagerSendLink*> SendLinks() const ABSL_LOCKS_EXCLUDED(mu_);
   void RecvHere(const RendezvousKey& key, const Worker& here, RecvArgs args, RecvCallback done);
   void FetchRemote(const RendezvousKey& key, RecvArgs args, RecvCallback done);
   // A receive from another node that may send the value by itself.
-  void RecvEager(EagerConsumer& consumer, const RendezvousKey& key, RecvArgs&& args,
+  void RecvEager(EagerRecvLink& consumer, const RendezvousKey& key, RecvArgs&& args,
                  RecvCallback&& done) ABSL_LOCKS_EXCLUDED(mu_);
   // Several of them, and the link of each.
   void RecvManyEager(absl::Span<LocalRendezvous::RecvEntry> entries,
-                     absl::Span<EagerConsumer* const> consumers) ABSL_LOCKS_EXCLUDED(mu_);
+                     absl::Span<EagerRecvLink* const> consumers) ABSL_LOCKS_EXCLUDED(mu_);
   // The table of arrivals, made on first use; null: the step is aborted.
   LocalRendezvous* Arrivals() ABSL_LOCKS_EXCLUDED(mu_);
   LocalRendezvous* ArrivalsIfAny() const { return arrivals_.load(std::memory_order_acquire); }
   // These are called with the lock of the key's shard in the table of arrivals held. Receives of
   // that key that wait are to be requested, before a new one is.
-  void QueueEarlier(LocalRendezvous::TakeEarlier take_earlier, EagerConsumer& consumer)
+  void QueueEarlier(LocalRendezvous::TakeEarlier take_earlier, EagerRecvLink& consumer)
       ABSL_LOCKS_EXCLUDED(mu_);
   void QueueReceive(const RendezvousKey& key, RecvArgs&& args, RecvCallback&& done,
-                    EagerConsumer& consumer) ABSL_LOCKS_EXCLUDED(mu_);
-  void QueueRequest(LocalRendezvous::ItemPtr receive, EagerConsumer& consumer)
+                    EagerRecvLink& consumer) ABSL_LOCKS_EXCLUDED(mu_);
+  void QueueRequest(LocalRendezvous::ItemPtr receive, EagerRecvLink& consumer)
       ABSL_LOCKS_EXCLUDED(mu_);
   // Issues the queued requests in order; one thread at a time.
   void IssueRequests() ABSL_LOCKS_EXCLUDED(mu_);
@@ -314,14 +314,14 @@ class RemoteRendezvous final : public std::enable_shared_from_this<RemoteRendezv
   size_t waiting_count_ ABSL_GUARDED_BY(mu_) = 0;
   // Values from other nodes that were not requested, and the receives that wait for such.
   std::unique_ptr<LocalRendezvous> owned_arrivals_ ABSL_GUARDED_BY(mu_);
-  std::vector<EagerProducer*> producers_ ABSL_GUARDED_BY(mu_);
-  std::vector<EagerConsumer*> consumers_ ABSL_GUARDED_BY(mu_);
+  std::vector<EagerSendLink*> send_links_ ABSL_GUARDED_BY(mu_);
+  std::vector<EagerRecvLink*> recv_links_ ABSL_GUARDED_BY(mu_);
   // They have been told that the step is over.
   bool are_links_ended_ ABSL_GUARDED_BY(mu_) = false;
   // Receives taken out of the table of arrivals, to be requested in this order.
   struct Request {
     LocalRendezvous::ItemPtr receive;
-    EagerConsumer* consumer;
+    EagerRecvLink* consumer;
   };
   std::vector<Request> requests_ ABSL_GUARDED_BY(mu_);
   bool is_issuing_ ABSL_GUARDED_BY(mu_) = false;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Two ranks of MPI: mpirun -n 2 mpi_pair pingpong BYTES ROUNDS | stream BYTES ROUNDS WINDOW
 //
-//   unposted BYTES ROUNDS          pingpong, each receive posted when a shared word says "sent"
+//   unexpected BYTES ROUNDS          pingpong, each receive posted when a shared word says "sent"
 //   tagged BYTES ROUNDS WINDOW     stream, with a tag for each tensor in flight
 #include <mpi.h>
 
@@ -67,16 +67,16 @@ class SentWords final {
 
 // The plan's words, with "pingpong" and "stream" for the two variants.
 struct Variant {
-  bool is_unposted = false;
+  bool is_unexpected = false;
   bool is_tagged = false;
 
   Variant(int argc, char** argv) {
     static char pingpong[] = "pingpong";
     static char stream[] = "stream";
     if (argc < 2) return;
-    is_unposted = std::strcmp(argv[1], "unposted") == 0;
+    is_unexpected = std::strcmp(argv[1], "unexpected") == 0;
     is_tagged = std::strcmp(argv[1], "tagged") == 0;
-    if (is_unposted) argv[1] = pingpong;
+    if (is_unexpected) argv[1] = pingpong;
     if (is_tagged) argv[1] = stream;
   }
 };
@@ -102,7 +102,7 @@ void Run(int rank, const Variant& variant, const Plan& plan) {
     }
   };
   const auto receive = [&] {
-    if (variant.is_unposted) {
+    if (variant.is_unexpected) {
       sent_words.Await();
       post();
     }
@@ -112,7 +112,7 @@ void Run(int rank, const Variant& variant, const Plan& plan) {
   uint64_t wrong = 0;
   for (size_t round = 0; round < plan.warmups() + plan.rounds; ++round) {
     for (size_t i = 0; i < sends; ++i) peers::Fill(sent[i], me, round, i);
-    if (!variant.is_unposted) post();
+    if (!variant.is_unexpected) post();
     MPI_Barrier(MPI_COMM_WORLD);
     MPI_Barrier(MPI_COMM_WORLD);
     const double start = peers::Now();
@@ -123,7 +123,7 @@ void Run(int rank, const Variant& variant, const Plan& plan) {
                       &leaving[i]),
             "MPI_Isend");
     }
-    if (variant.is_unposted) sent_words.Tell();
+    if (variant.is_unexpected) sent_words.Tell();
     MPI_Waitall(static_cast<int>(sends), leaving.data(), MPI_STATUSES_IGNORE);
     if (rank == 0) receive();
     if (round >= plan.warmups()) times.push_back((peers::Now() - start) * plan.share());

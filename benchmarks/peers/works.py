@@ -92,14 +92,14 @@ HOST_8_BLOCKING = Group("host-8-blocking", [
               lambda tools: [Figure("host-8-blocking", tools.own("wake_floor", "unix", tools.count(5000))["seconds"],
                                     is_floor=True)], "a byte there and back, halved, a core to each process, asleep")])
 
-HOST_8_UNPOSTED = Group("host-8-unposted", [
-    Work("host-8-unposted", "8 B there and back within a host, halved; each receive posted when a word in a shared page "
+HOST_8_UNEXPECTED = Group("host-8-unexpected", [
+    Work("host-8-unexpected", "8 B there and back within a host, halved; each receive posted when a word in a shared page "
          "says that its tensor was sent; both sides poll", "us", 8)], [
-             ferry_pair("host-8-unposted", "Ferry", "polling; keyed by step and name, into a buffer; verified",
-                        ["--sizes=8", "--mode=into", "--poll", "--unposted"], bytes=8),
-             mpi("host-8-unposted", "Open MPI, shared memory", "fifo", f"{NO_KEYS}; {OWN}",
-                 lambda tools: ["unposted", 8, tools.count(20000)]),
-             ucx("host-8-unposted", "UCX, posix", "posix", f"a probe finds each message before its receive; {TAGS}",
+             ferry_pair("host-8-unexpected", "Ferry", "polling; keyed by step and name, into a buffer; verified",
+                        ["--sizes=8", "--mode=into", "--poll", "--unexpected"], bytes=8),
+             mpi("host-8-unexpected", "Open MPI, shared memory", "fifo", f"{NO_KEYS}; {OWN}",
+                 lambda tools: ["unexpected", 8, tools.count(20000)]),
+             ucx("host-8-unexpected", "UCX, posix", "posix", f"a probe finds each message before its receive; {TAGS}",
                  lambda tools: [*UCX_SMALL(tools), "-U"])])
 
 
@@ -295,7 +295,7 @@ GPU = Group("gpu-64M", [Work("gpu-64M", "64 MiB between GPUs of a host, there an
     gpu("gpu-64M", "PyTorch, NCCL send and recv", "torch"),
     gpu("gpu-64M", "CUDA IPC (PyTorch), copy from the other's memory", "ipc")])
 
-GROUPS = [HOST_8, HOST_8_UNPOSTED, HOST_8_BLOCKING, RATE, TREE, HOST_64M, HOST_STREAM, HOST_1G, HANDOFF, TCP_8,
+GROUPS = [HOST_8, HOST_8_UNEXPECTED, HOST_8_BLOCKING, RATE, TREE, HOST_64M, HOST_STREAM, HOST_1G, HANDOFF, TCP_8,
           *TCP_BATCHES, TCP_8_BLOCKING, TCP_64M, KV, *BARRIERS, *BOOTSTRAP, *TORCH_STORE, GPU]
 
 SHM_PEERS = ["Open MPI", "UCX", "TensorPipe", "gRPC", "Gloo"]

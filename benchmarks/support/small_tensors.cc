@@ -102,7 +102,7 @@ class Receiver final {
         plan_(plan),
         step_(*engine.OpenStep(plan.step_id)),
         keys_(KeysOf(plan)),
-        slots_(static_cast<size_t>(plan.unposted ? 1 : kPostedWindows * plan.window)),
+        slots_(static_cast<size_t>(plan.unexpected ? 1 : kPostedWindows * plan.window)),
         buffers_(slots_.size()) {
     for (size_t i = 0; plan.into && i < buffers_.size(); ++i) {
       buffers_[i] = ArenaTensor(engine, plan.bytes);
@@ -130,7 +130,7 @@ class Receiver final {
     }
   }
 
-  void RunUnposted() {
+  void RunUnexpected() {
     page_.ready.store(1, std::memory_order_release);
     const int64_t before = AllocationsOfThisThread();
     for (int64_t i = 0; i < plan_.values; ++i) {
@@ -207,7 +207,7 @@ SmallTensorSender::SmallTensorSender(TransferPeer& peer, SmallTensors plan)
   page_.wrong = 0;
   rendezvous_ = peer.Begin({.small = plan});
   step_ = std::make_unique<Step>(peer.transfer_engine(), rendezvous_);
-  for (int i = 0; !plan.unposted && i < kWindowsInFlight; ++i) {
+  for (int i = 0; !plan.unexpected && i < kWindowsInFlight; ++i) {
     answers_.push_back(std::make_unique<Answer>());
     answers_.back()->receive.Post(*rendezvous_, answers_.back()->key, Tensor(), loop_);
   }
@@ -253,7 +253,7 @@ void SmallTensorSender::Finish() {
   while (answered_ < next_ / plan_.window) AwaitAnswer();
 }
 
-double SmallTensorSender::Unposted(double& receive) {
+double SmallTensorSender::Unexpected(double& receive) {
   const int64_t start = NowNanoseconds();
   Send(next_, 1);
   page_.sent.store(++next_, std::memory_order_release);
@@ -269,8 +269,8 @@ double SmallTensorSender::allocations() const {
 
 void ReceiveSmallTensors(TransferEngine& engine, SmallTensorsPage& page, const SmallTensors& plan) {
   Receiver receiver(engine, page, plan);
-  if (plan.unposted) {
-    receiver.RunUnposted();
+  if (plan.unexpected) {
+    receiver.RunUnexpected();
   } else {
     receiver.Run();
   }

@@ -23,7 +23,7 @@ inline constexpr size_t kMaxPathBytes = 16;
 struct SmallTensorsPage {
   // The receiver has posted its first receives.
   alignas(128) std::atomic<int64_t> ready;
-  // Unposted: the round whose value has been sent, and the last one that was received.
+  // Unexpected: the round whose value has been sent, and the last one that was received.
   alignas(128) std::atomic<int64_t> sent;
   alignas(128) std::atomic<int64_t> done;
   // By the receiver, before `done` or the last answer: from posting the receive until it was done,
@@ -51,7 +51,7 @@ struct SmallTensors {
   // Received into a buffer, else as delivered.
   bool into = false;
   // Receives are posted when the page says that the value was sent.
-  bool unposted = false;
+  bool unexpected = false;
   // While it waits for that, the receiver leads its event loop.
   bool leads = false;
 };
@@ -73,9 +73,9 @@ class SmallTensorSender final {
   void Window();
   // Waits for the last answer.
   void Finish();
-  // For plans that are unposted: sends a value. Returns the seconds from Send until it was
+  // For plans that are unexpected: sends a value. Returns the seconds from Send until it was
   // received, by the receiver's reading of the clock; in `receive` those from posting the receive.
-  double Unposted(double& receive);
+  double Unexpected(double& receive);
 
   // Allocations of this thread per value so far.
   double allocations() const;

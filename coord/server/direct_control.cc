@@ -32,7 +32,7 @@ namespace {
 // Limit for the first frame, which contains little more than a Hello.
 constexpr size_t kMaxFirstBytes = size_t{1} << 20;
 // How long a client may take to close a stream that was ended.
-constexpr absl::Duration kLinger = absl::Seconds(10);
+constexpr absl::Duration kMaxAckDelay = absl::Seconds(10);
 
 enum class Kind { kUnknown, kOurs, kTcpStore, kElastic, kOther, kGone };
 
@@ -78,7 +78,7 @@ class DirectControl::Stream final : public DirectConnection, public FrameSink {
     const std::string reply = MakeReply(/*request_id=*/0, why).SerializeAsString();
     const grpc::Slice slice(reply.data(), reply.size());
     SendLast({&slice, 1});
-    CloseAfter(kLinger, /*only_without_session=*/false);
+    CloseAfter(kMaxAckDelay, /*only_without_session=*/false);
   }
 
  private:

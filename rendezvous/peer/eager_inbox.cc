@@ -18,7 +18,7 @@
 #include "rendezvous/peer/rejection.h"
 #include "rendezvous/rendezvous_manager.h"
 #include "tensor/check_values.h"
-#include "transport/eager_threshold.h"
+#include "transport/inline_threshold.h"
 
 namespace ferry {
 
@@ -29,26 +29,26 @@ struct EagerInbox::Admitted {
 };
 
 // The device context of a value that waits in the table of arrivals.
-class EagerInbox::Kept final : public DeviceContext, public EagerInbox::Admitted {
+class EagerInbox::ArrivalTag final : public DeviceContext, public EagerInbox::Admitted {
  public:
-  explicit Kept(const Admitted& admitted) : Admitted(admitted) {}
+  explicit ArrivalTag(const Admitted& admitted) : Admitted(admitted) {}
 };
 
 // A record of an EAGER frame, until its value is taken or kept.
-class EagerInbox::FromFrame final : public LocalRendezvous::Arrival {
+class EagerInbox::RecordValue final : public LocalRendezvous::IncomingValue {
  public:
   // `admitted`: null: it is admitted by Match or Queue, and then Match also ends it. `violation`
   // says why the control channel cannot be used any more, and then nothing is delivered.
-  FromFrame(EagerInbox& inbox, RemoteRendezvous& step, const RendezvousKey& key,
-            const EagerRecord& record, const Admitted* admitted, absl::Status& violation)
+  RecordValue(EagerInbox& inbox, RemoteRendezvous& step, const RendezvousKey& key,
+              const EagerRecord& record, const Admitted* admitted, absl::Status& violation)
       : inbox_(inbox),
         step_(step),
         key_(key),
         record_(record),
         admitted_(admitted),
         violation_(violation) {}
-  FromFrame(const FromFrame&) = delete;
-  FromFrame& operator=(const FromFrame&) = delete;
+  RecordValue(const RecordValue&) = delete;
+  RecordValue& operator=(const RecordValue&) = delete;
 
   absl::Status Match(const RendezvousKey& key, const RecvArgs& args, Tensor& tensor) override {
     FERRY_RETURN_IF_ERROR(violation_);
@@ -65,7 +65,7 @@ class EagerInbox::FromFrame final : public LocalRendezvous::Arrival {
     if (!key.IsSameObject(key_)) inbox_.receiver_.AdoptKey(record_.name, key);
     if (!status.ok()) inbox_.Finish(*arrival, status);
     inbox_.SendOutput();
-    inbox_.NoteLinger();
+    inbox_.RequestTimer();
     return status;
   }
 
@@ -85,7 +85,8 @@ class EagerInbox::FromFrame final : public LocalRendezvous::Arrival {
       FERRY_ASSIGN_OR_RETURN(admitted.arrival, Admit(/*is_taken=*/false));
       admitted.epoch = inbox_.epoch_;
     }
-    args.device_context = std::allocate_shared<Kept>(RecyclingAllocator<Kept>(), admitted);
+    args.device_context =
+        std::allocate_shared<ArrivalTag>(RecyclingAllocator<ArrivalTag>(), admitted);
     return absl::OkStatus();
   }
 
@@ -155,8 +156,8 @@ class EagerInbox::Batch final {
       absl::Status failure;
       for (size_t i = 0; i < items_.size(); ++i) {
         Entry& entry = *entries_[i];
-        items_[i].arrival = &entry.from_frame.emplace(inbox, *step, *entry.key, entry.record,
-                                                      &entry.admitted, failure);
+        items_[i].value =
+            &entry.value.emplace(inbox, *step, *entry.key, entry.record, &entry.admitted, failure);
       }
       step->ArriveMany(absl::MakeSpan(items_),
                        [&] { Settle(inbox, step_id, *step, epoch, failure.ok()); });
@@ -177,7 +178,7 @@ class EagerInbox::Batch final {
     // The name's number may be given to another one within the frame.
     std::optional<RendezvousKey> key;
     Admitted admitted;
-    std::optional<FromFrame> from_frame;
+    std::optional<RecordValue> value;
   };
 
   // Adds an item for each value, up to a violation. Returns the epoch.
@@ -232,7 +233,7 @@ class EagerInbox::Batch final {
     }
     if (is_dropped && inbox.channel_ != nullptr) inbox.Drop(step_id);
     inbox.SendOutput();
-    inbox.NoteLinger();
+    inbox.RequestTimer();
   }
 
   size_t count_ = 0;
@@ -340,7 +341,7 @@ uint32_t EagerInbox::NumberForRequest(const ControlChannel& channel,
   return IsCurrent(channel) ? receiver_.NumberForRequest(key) : 0;
 }
 
-EagerConsumer::Route EagerInbox::OnReceive(RemoteRendezvous& step, const RendezvousKey& key,
+EagerRecvLink::Route EagerInbox::OnReceive(RemoteRendezvous& step, const RendezvousKey& key,
                                            absl::Status& why) {
   SpinLockHolder lock(&mu_);
   if (channel_ == nullptr || is_closing_) {
@@ -348,7 +349,7 @@ EagerConsumer::Route EagerInbox::OnReceive(RemoteRendezvous& step, const Rendezv
     return Route::kRequest;
   }
   EagerReceiver::Decision decision = receiver_.OnReceive(step.step_id(), key);
-  if (decision.is_new_step) step.AddConsumer(*this);
+  if (decision.is_new_step) step.AddRecvLink(*this);
   if (decision.needs_watch) QueueWatch(step.step_id());
   switch (decision.route) {
     case EagerReceiver::Route::kWait:
@@ -364,7 +365,7 @@ EagerConsumer::Route EagerInbox::OnReceive(RemoteRendezvous& step, const Rendezv
 
 void EagerInbox::QueueWatch(int64_t step_id) {
   unsent_watches_.push_back(step_id);
-  NoteLinger();
+  RequestTimer();
 }
 
 void EagerInbox::OnConverted(const RendezvousKey& key) {
@@ -382,13 +383,13 @@ void EagerInbox::OnRequested() {
 absl::Status EagerInbox::Check(const TensorHeader& header, bool is_dead,
                                const RecvArgs& args) const {
   if (is_dead) return absl::OkStatus();
-  if (context_.policy.forbids_tcp() && header.bytes > kEagerMaxTcpForbidden) {
-    return NotRequired(InlineTransport(*context_.transports), context_.policy.require, producer_,
-                       context_.self.peer);
+  if (context_.policy.forbids_tcp() && header.bytes > kInlineMaxTcpForbidden) {
+    return WrongTransport(InlineTransport(*context_.transports), context_.policy.require, producer_,
+                          context_.self.peer);
   }
   const Destination& wanted = args.destination;
   if (wanted.is_valid() && (wanted->dtype() != header.dtype || wanted->bytes() != header.bytes)) {
-    return WrongDestination(header, *wanted);
+    return BufferMismatch(header, *wanted);
   }
   return absl::OkStatus();
 }
@@ -407,8 +408,8 @@ void EagerInbox::Finish(const EagerReceiver::Arrival& arrival, const absl::Statu
 
 absl::Status EagerInbox::OnTaken(Tensor& tensor, SendArgs& args, const RecvArgs& recv_args) {
   // Only this class puts values into the table of arrivals.
-  const std::shared_ptr<const Kept> kept =
-      std::static_pointer_cast<const Kept>(std::move(args.device_context));
+  const std::shared_ptr<const ArrivalTag> kept =
+      std::static_pointer_cast<const ArrivalTag>(std::move(args.device_context));
   args.device_context.reset();
   TensorHeader header;
   if (tensor.is_valid()) header = {tensor.dtype(), tensor.shape(), tensor.bytes()};
@@ -417,14 +418,14 @@ absl::Status EagerInbox::OnTaken(Tensor& tensor, SendArgs& args, const RecvArgs&
   if (kept->epoch == epoch_ && receiver_.has_step(kept->arrival.step_id)) {
     Finish(kept->arrival, status);
     SendOutput();
-    NoteLinger();
+    RequestTimer();
   }
   return status;
 }
 
 bool EagerInbox::NoteArrival(RemoteRendezvous& step, const EagerReceiver::Arrival& arrival) {
   // The end of the step may be under way, and is told to this link only once.
-  if (arrival.is_new_step && !step.AddConsumer(*this)) {
+  if (arrival.is_new_step && !step.AddRecvLink(*this)) {
     EndStep(arrival.step_id, /*may_begin_again=*/false);
     return false;
   }
@@ -484,7 +485,7 @@ void EagerInbox::CloseOnError(const absl::Status& status) {
   if (!status.ok()) channel_->Close(status);
 }
 
-void EagerInbox::NoteLinger() {
+void EagerInbox::RequestTimer() {
   if (channel_ == nullptr || is_timer_running_) return;
   if (unsent_watches_.empty() && !receiver_.has_acks()) return;
   needs_timer_.store(true, std::memory_order_relaxed);
@@ -497,7 +498,7 @@ void EagerInbox::StartTimer() {
     if (is_timer_running_) return;
     is_timer_running_ = true;
   }
-  run_after_(kLinger, [this] { OnTimer(); });
+  run_after_(kMaxAckDelay, [this] { OnTimer(); });
 }
 
 void EagerInbox::OnTimer() {
@@ -592,7 +593,7 @@ absl::Status EagerInbox::OnEager(const ControlChannel& channel, absl::string_vie
         FERRY_RETURN_IF_ERROR(key.status());
         if (step != nullptr) {
           absl::Status violation;
-          FromFrame arrival(*this, *step, *key, record, /*admitted=*/nullptr, violation);
+          RecordValue arrival(*this, *step, *key, record, /*admitted=*/nullptr, violation);
           const absl::Status arrived = step->Arrive(*key, record.is_dead, arrival);
           FERRY_RETURN_IF_ERROR(violation);
           if (arrived.ok()) return absl::OkStatus();
@@ -620,7 +621,7 @@ absl::Status EagerInbox::OnPull(const ControlChannel& channel, absl::string_view
     if (!IsCurrent(channel)) return absl::OkStatus();
     FERRY_ASSIGN_OR_RETURN(const bool converts, receiver_.OnPull(pull, step == nullptr));
     // The end of the step may be under way, and is told to this link only once.
-    if (step != nullptr && !step->AddConsumer(*this)) EndStep(pull.scope.step_id);
+    if (step != nullptr && !step->AddRecvLink(*this)) EndStep(pull.scope.step_id);
     if (pull.scope.kind == EagerScopeKind::kName) key = *receiver_.FindName(pull.scope.name);
     if (!pull.definition.empty() &&
         !(IsFromProducer(*key) && key->dst().task.task == context_.self.peer.node_id)) {

@@ -33,13 +33,13 @@ namespace ferry {
 // one incarnation of a producer; it stays when the control channel ends. Thread-safe. Messages are
 // passed with the control channel on which they came, and ignored if it is no longer the current
 // one. Lock order: a shard's of a table of arrivals, this, a step's.
-class EagerInbox final : public EagerConsumer {
+class EagerInbox final : public EagerRecvLink {
  public:
   // Calls the function on the loop's thread after that time.
   using RunAfter = std::function<void(absl::Duration, absl::AnyInvocable<void()>)>;
 
   // Acknowledgements and watches wait for this long at most for others to join them.
-  static constexpr absl::Duration kLinger = absl::Milliseconds(2);
+  static constexpr absl::Duration kMaxAckDelay = absl::Milliseconds(2);
 
   // `context` and `run_after` must outlive it.
   EagerInbox(const TransferContext& context, const EagerLimits& limits, const PeerId& producer,
@@ -99,10 +99,10 @@ class EagerInbox final : public EagerConsumer {
   TableSizes InnerTableSizes() const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
-  class FromFrame;
+  class RecordValue;
   class Batch;
   struct Admitted;
-  class Kept;
+  class ArrivalTag;
 
   bool IsCurrent(const ControlChannel& channel) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     return &channel == channel_.get();
@@ -137,7 +137,7 @@ class EagerInbox final : public EagerConsumer {
   // A frame could not be sent: the control channel cannot be used any more.
   void CloseOnError(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // The timer is needed if something waits for it.
-  void NoteLinger() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void RequestTimer() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void StartTimer() ABSL_LOCKS_EXCLUDED(mu_);
   void OnTimer() ABSL_LOCKS_EXCLUDED(mu_);
   void QueueWatch(int64_t step_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

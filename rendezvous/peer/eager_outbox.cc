@@ -14,7 +14,7 @@
 #include "rendezvous/peer/eager_peers.h"
 #include "rendezvous/rendezvous_manager.h"
 #include "tensor/check_values.h"
-#include "transport/eager_threshold.h"
+#include "transport/inline_threshold.h"
 
 namespace ferry {
 
@@ -97,10 +97,10 @@ bool EagerOutbox::TrySend(const Offer& offer) {
   value.is_behind_another = offer.is_behind_another;
   value.is_drained = offer.is_drained;
   value.is_step_serving = offer.is_step_serving;
-  value.is_channel_full = channel_->queued_bytes() > kUnrequestedBacklog;
+  value.is_channel_full = channel_->queued_bytes() > kEagerBacklog;
   value.since = context_.clock->CoarseNanos();
   const EagerSender::Decision decision = sender_->Send(step_id, offer.key, value);
-  if (decision.is_new_step && !offer.step.AddProducer(*this)) {
+  if (decision.is_new_step && !offer.step.AddSendLink(*this)) {
     // Cannot happen with the shard's lock held, since the abort waits for it.
     FERRY_LOG_ERROR(kTransport, "value sent in a step that is over: step={}", step_id);
   }
@@ -221,7 +221,7 @@ void EagerOutbox::Scan(const std::optional<RendezvousKey>& key) {
     const auto add = [&](const RendezvousKey& queued) {
       SpinLockHolder lock(&mu_);
       if (!sender_.has_value()) return;
-      if (sender_->AddToDrain(step->step_id(), queued) && !step->AddProducer(*this)) {
+      if (sender_->AddToDrain(step->step_id(), queued) && !step->AddSendLink(*this)) {
         sender_->OnStepEnd(step->step_id(), [](uint64_t, const EagerSender::Record&) {});
       }
     };

@@ -29,7 +29,7 @@ namespace ferry {
 // incarnation of a consumer; it stays when the control channel ends. Thread-safe. Messages are
 // passed with the control channel on which they came, and ignored if it is no longer the current
 // one. Lock order: a shard's of a local table, this, a step's.
-class EagerOutbox final : public EagerProducer {
+class EagerOutbox final : public EagerSendLink {
  public:
   // Values above those sizes, in bytes, are requested.
   struct SizeLimits {

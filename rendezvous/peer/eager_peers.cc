@@ -49,12 +49,12 @@ EagerPeers::Link* EagerPeers::GetLink(const PeerId& peer) {
   return node->links.back().get();
 }
 
-EagerProducer* EagerPeers::ProducerFor(const RendezvousKey& key) {
+EagerSendLink* EagerPeers::SendLinkFor(const RendezvousKey& key) {
   const Node* const node = FindNode(key.dst_worker());
   return node == nullptr ? nullptr : node->connected.load(std::memory_order_acquire);
 }
 
-EagerConsumer* EagerPeers::ConsumerFor(const RendezvousKey& key) {
+EagerRecvLink* EagerPeers::RecvLinkFor(const RendezvousKey& key) {
   const int64_t number = key.src_worker();
   const Node* const node = FindNode(number);
   if (node != nullptr) {

@@ -21,8 +21,8 @@
 namespace ferry {
 
 // Links are made on first use, one for each incarnation of a node, and live as long as this does,
-// so that a pointer to one stays valid. Thread-safe. ProducerFor takes no lock, nor does
-// ConsumerFor for the incarnation that was looked up last.
+// so that a pointer to one stays valid. Thread-safe. SendLinkFor takes no lock, nor does
+// RecvLinkFor for the incarnation that was looked up last.
 class EagerPeers final : public EagerLinks {
  public:
   // `context` must outlive it. `limits`: for each peer, what this process holds for receives that
@@ -36,8 +36,8 @@ class EagerPeers final : public EagerLinks {
   void set_run_after(EagerInbox::RunAfter run_after) { run_after_ = std::move(run_after); }
 
   const EagerLimits& limits() const { return limits_; }
-  EagerProducer* ProducerFor(const RendezvousKey& key) override;
-  EagerConsumer* ConsumerFor(const RendezvousKey& key) override;
+  EagerSendLink* SendLinkFor(const RendezvousKey& key) override;
+  EagerRecvLink* RecvLinkFor(const RendezvousKey& key) override;
 
   // Null for a node that has had too many incarnations, or with a number that is too large:
   // everything between the two is requested.

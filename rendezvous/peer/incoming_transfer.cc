@@ -25,7 +25,7 @@ constexpr uint32_t Bit(IncomingState state) { return 1u << static_cast<uint32_t>
 // The states that may follow each state, in the order of the enum.
 constexpr uint32_t kSuccessors[] = {
     /* kQueued */ Bit(IncomingState::kRequested) | Bit(IncomingState::kFinished),
-    // To kFinished by an eager tensor, by an ERROR, or by the end of the channel.
+    // To kFinished by an inline tensor, by an ERROR, or by the end of the channel.
     /* kRequested */ Bit(IncomingState::kFetching) | Bit(IncomingState::kCancelled) |
         Bit(IncomingState::kFinished),
     // A fetch that is cancelled has had its answer.
@@ -163,8 +163,8 @@ void IncomingTransfer::OnFetched(TensorRequester& requester, const Fetching& fet
   Complete(std::move(status), std::move(received));
 }
 
-void IncomingTransfer::ReceiveEager(TensorRequester& requester, const ReadyToSendMessage& rts,
-                                    Tensor tensor, const absl::Status& error) {
+void IncomingTransfer::ReceiveInline(TensorRequester& requester, const ReadyToSendMessage& rts,
+                                     Tensor tensor, const absl::Status& error) {
   const TensorHeader& header = rts.header;
   FERRY_LOG_DEBUG(kTransport,
                   "fetch started: peer={} step={} request={} path=inline bytes={} key={}",

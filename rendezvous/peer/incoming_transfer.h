@@ -100,12 +100,12 @@ class IncomingTransfer final : public RemoteFetch {
   // Called in kFetching. `self`: a pointer to this.
   void Fetch(const std::shared_ptr<TensorRequester>& requester, const IncomingTransferPtr& self,
              const ReadyToSendMessage& rts, absl::Span<UniqueFd> descriptors, Tensor destination);
-  // Receives an eager tensor, whose bytes are in the RTS. Called when it has been removed from the
+  // Receives an inline tensor, whose bytes are in the RTS. Called when it has been removed from the
   // table.
   //   tensor: the destination, if the elements are there already; invalid: they are in the RTS.
   //   error: why it cannot be accepted, or OK.
-  void ReceiveEager(TensorRequester& requester, const ReadyToSendMessage& rts, Tensor tensor,
-                    const absl::Status& error);
+  void ReceiveInline(TensorRequester& requester, const ReadyToSendMessage& rts, Tensor tensor,
+                     const absl::Status& error);
   // Calls the caller, once it has been removed from the table.
   void Complete(absl::Status status, Received received);
   // Logs the outcome. `path`: if it succeeded.

@@ -131,8 +131,8 @@ void OutgoingTransfer::FollowPath(const std::shared_ptr<TensorResponder>& respon
                                   const OutgoingTransferPtr& self, Tensor tensor,
                                   const SelectedPath& path) {
   switch (path.kind) {
-    case SelectedPath::Kind::kEager:
-      return SendEager(*responder, tensor);
+    case SelectedPath::Kind::kInline:
+      return SendInline(*responder, tensor);
     case SelectedPath::Kind::kStage:
       tensor_ = std::move(tensor);
       return Stage(responder, self);
@@ -169,7 +169,7 @@ void OutgoingTransfer::SendZeroCopy(const std::shared_ptr<TensorResponder>& resp
   if (responder->Unexpose(*this)) FollowPath(responder, self, std::move(tensor), path);
 }
 
-void OutgoingTransfer::SendEager(TensorResponder& responder, const Tensor& tensor) {
+void OutgoingTransfer::SendInline(TensorResponder& responder, const Tensor& tensor) {
   if (absl::Status status = CheckValues(tensor); !status.ok()) {
     return FailSend(responder, responder.Named(status));
   }

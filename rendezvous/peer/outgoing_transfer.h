@@ -39,7 +39,7 @@ enum class OutgoingState : uint8_t {
   kExposed,
   // The RTS has been sent, and the tensor can be fetched even after this process has exited.
   kLent,
-  // Sent eagerly, received, refused, cancelled or lost.
+  // Sent inline, received, refused, cancelled or lost.
   kFinished,
 };
 
@@ -104,7 +104,7 @@ class OutgoingTransfer final {
   // itself. If it cannot, the path is followed as any other.
   void SendZeroCopy(const std::shared_ptr<TensorResponder>& responder,
                     const OutgoingTransferPtr& self, Tensor tensor, const SelectedPath& path);
-  void SendEager(TensorResponder& responder, const Tensor& tensor);
+  void SendInline(TensorResponder& responder, const Tensor& tensor);
   // Copies it to host memory, and sends that.
   void Stage(const std::shared_ptr<TensorResponder>& responder, const OutgoingTransferPtr& self);
   void OnStaged(const OutgoingTransferPtr& self, absl::StatusOr<Tensor> tensor);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Eager or by which transport: the decision for each tensor.
+// Inline or by which transport: the decision for each tensor.
 #include "rendezvous/peer/path_selector.h"
 
 #include <bit>
@@ -9,7 +9,7 @@
 #include "base/logging.h"
 #include "rendezvous/peer/peer_protocol.h"
 #include "rendezvous/peer/transport_numbers.h"
-#include "transport/eager_threshold.h"
+#include "transport/inline_threshold.h"
 
 namespace ferry {
 PathSelector::PathSelector(const TransferContext& context, const Endpoint& consumer,
@@ -25,14 +25,14 @@ PathSelector::PathSelector(const TransferContext& context, const Endpoint& consu
 void PathSelector::set_channel(ControlChannel* channel) {
   channel_ = channel;
   if (channel->passes_descriptors()) {
-    eager_max_in_arena_ = EagerMaxWithinHost(/*is_in_arena=*/true);
-    eager_max_elsewhere_ = EagerMaxWithinHost(/*is_in_arena=*/false);
+    inline_max_in_arena_ = InlineMaxWithinHost(/*is_in_arena=*/true);
+    inline_max_elsewhere_ = InlineMaxWithinHost(/*is_in_arena=*/false);
   } else {
-    eager_max_in_arena_ = eager_max_elsewhere_ =
-        EagerMaxOverTcp(context_.policy.forbids_tcp(), channel->max_body());
+    inline_max_in_arena_ = inline_max_elsewhere_ =
+        InlineMaxOverTcp(context_.policy.forbids_tcp(), channel->max_body());
   }
   const PathQuery query =
-      Query(kEagerMaxElsewhere, /*is_in_arena=*/true, context_.clock->CoarseNow());
+      Query(kInlineMaxElsewhere, /*is_in_arena=*/true, context_.clock->CoarseNow());
   const std::optional<size_t> zero_copy =
       ZeroCopyPath(*context_.transports, query, context_.policy);
   zero_copy_ = zero_copy.value_or(kNoTransport);
@@ -66,15 +66,15 @@ SelectedPath PathSelector::Select(const Tensor& tensor, const TensorLocation& to
     return path;
   }
   path.is_in_arena = tensor.buffer() != nullptr && tensor.buffer()->arena() != nullptr;
-  const bool is_eager = is_on_host && tensor.bytes() <= (path.is_in_arena ? eager_max_in_arena_
-                                                                          : eager_max_elsewhere_);
+  const bool is_inline = is_on_host && tensor.bytes() <= (path.is_in_arena ? inline_max_in_arena_
+                                                                           : inline_max_elsewhere_);
   // For a peer that reads nothing now, copies of all tensors would be queued here, and the control
   // channel closed once they are too many.
   const bool is_backlogged =
-      is_eager && tensor.bytes() > kEagerAlways && channel_->queued_bytes() > kEagerBacklog;
+      is_inline && tensor.bytes() > kInlineAlways && channel_->queued_bytes() > kInlineBacklog;
   const bool is_logged = IsLogged(LogComponent::kTransport, LogLevel::kDebug);
-  if (is_eager && !is_backlogged && !is_logged) {
-    path.kind = SelectedPath::Kind::kEager;
+  if (is_inline && !is_backlogged && !is_logged) {
+    path.kind = SelectedPath::Kind::kInline;
     return path;
   }
   path.now = context_.clock->CoarseNow();
@@ -91,12 +91,12 @@ SelectedPath PathSelector::Select(const Tensor& tensor, const TensorLocation& to
   query.source_location = tensor.location();
   query.destination_location = to;
   std::optional<size_t> chosen;
-  if (!is_eager || is_backlogged) {
+  if (!is_inline || is_backlogged) {
     chosen = SelectPath(*context_.transports, query, context_.policy, /*explanation=*/nullptr);
   }
-  if (!chosen && is_eager) {
+  if (!chosen && is_inline) {
     if (is_logged) LogPath(query, "inline");
-    path.kind = SelectedPath::Kind::kEager;
+    path.kind = SelectedPath::Kind::kInline;
     return path;
   }
   if (!chosen) {

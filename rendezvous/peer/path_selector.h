@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// PathSelector: how a tensor reaches one consumer: eagerly, in the RTS, or by which transport.
+// PathSelector: how a tensor reaches one consumer: inline, in the RTS, or by which transport.
 #ifndef FERRY_RENDEZVOUS_PEER_PATH_SELECTOR_H_
 #define FERRY_RENDEZVOUS_PEER_PATH_SELECTOR_H_
 
@@ -28,8 +28,8 @@ namespace ferry {
 
 struct SelectedPath {
   enum class Kind : uint8_t {
-    // Eager: the RTS carries the elements. Reports call this path "inline".
-    kEager,
+    // The RTS carries the elements.
+    kInline,
     // They are in GPU memory, and must be copied to host memory before they can be sent.
     kStage,
     kTransport,
@@ -58,8 +58,8 @@ class PathSelector final {
   // Call before the first Select. The channel must outlive this.
   void set_channel(ControlChannel* channel);
   // Up to this size a tensor in host memory is sent in a message.
-  size_t eager_max(bool is_in_arena) const {
-    return is_in_arena ? eager_max_in_arena_ : eager_max_elsewhere_;
+  size_t inline_max(bool is_in_arena) const {
+    return is_in_arena ? inline_max_in_arena_ : inline_max_elsewhere_;
   }
   // Costs of transfers to the consumer.
   PathCostEstimator& costs() const { return *probe_->costs(); }
@@ -90,8 +90,8 @@ class PathSelector final {
   const TransportSet common_;
   ControlChannel* channel_ = nullptr;
   // Up to these sizes tensors in host memory go inline.
-  size_t eager_max_in_arena_ = 0;
-  size_t eager_max_elsewhere_ = 0;
+  size_t inline_max_in_arena_ = 0;
+  size_t inline_max_elsewhere_ = 0;
   // See ZeroCopyPath: most tensors take this transport, and no other is asked for its cost.
   std::atomic<size_t> zero_copy_{kNoTransport};
   // That transport is neither retried nor measured.

@@ -8,14 +8,14 @@
 
 namespace ferry {
 
-absl::Status WrongDestination(const TensorHeader& header, const Tensor& destination) {
+absl::Status BufferMismatch(const TensorHeader& header, const Tensor& destination) {
   return absl::InvalidArgumentError(
       absl::StrCat("what came is ", DataTypeName(header.dtype), ToString(header.shape),
                    ", and the receiver's buffer is for ", ToString(destination)));
 }
 
-absl::Status NotRequired(absl::string_view taken, absl::string_view required,
-                         const PeerId& producer, const PeerId& self) {
+absl::Status WrongTransport(absl::string_view taken, absl::string_view required,
+                            const PeerId& producer, const PeerId& self) {
   return absl::FailedPreconditionError(
       absl::StrCat(Describe(producer), " sends by ", taken, ", and ", required,
                    " is the required transport here, on ", Describe(self)));

@@ -14,11 +14,11 @@
 namespace ferry {
 
 // INVALID_ARGUMENT: the receive has a buffer of another type or size.
-absl::Status WrongDestination(const TensorHeader& header, const Tensor& destination);
+absl::Status BufferMismatch(const TensorHeader& header, const Tensor& destination);
 
 // FAILED_PRECONDITION: it came by `taken`, and this process requires another transport.
-absl::Status NotRequired(absl::string_view taken, absl::string_view required,
-                         const PeerId& producer, const PeerId& self);
+absl::Status WrongTransport(absl::string_view taken, absl::string_view required,
+                            const PeerId& producer, const PeerId& self);
 
 // The name of the transport by which a value inside of a message has come over TCP.
 absl::string_view InlineTransport(const TransportList& transports);

@@ -17,7 +17,7 @@
 #include "rendezvous/peer/eager_peers.h"
 #include "rendezvous/peer/rejection.h"
 #include "transport/control/descriptors.h"
-#include "transport/eager_threshold.h"
+#include "transport/inline_threshold.h"
 
 namespace ferry {
 namespace {
@@ -203,7 +203,7 @@ absl::Status TensorRequester::OnReadyToSend(absl::string_view body,
                                             absl::Span<UniqueFd> descriptors) {
   FERRY_RETURN_IF_ERROR(CheckDescriptors(descriptors));
   FERRY_ASSIGN_OR_RETURN(ReadyToSendMessage rts, DecodeReadyToSend(body));
-  if (rts.transport == 0) return OnEagerReadyToSend(rts);
+  if (rts.transport == 0) return OnInlineReadyToSend(rts);
   // From here on it is this process's number.
   FERRY_ASSIGN_OR_RETURN(const size_t index, numbers_.IndexOf(rts.transport));
   rts.transport = NumberOfTransport(index);
@@ -237,10 +237,10 @@ absl::Status TensorRequester::OnReadyToSend(absl::string_view body,
   // The producer selects by its own policy; ours may be stricter.
   if (const std::string& required = context_.policy.require;
       !required.empty() && name != required) {
-    why = NotRequired(name, required, producer_.peer, context_.self.peer);
+    why = WrongTransport(name, required, producer_.peer, context_.self.peer);
   } else if (destination.is_valid() &&
              (destination.dtype() != rts.header.dtype || destination.bytes() != rts.header.bytes)) {
-    why = WrongDestination(rts.header, destination);
+    why = BufferMismatch(rts.header, destination);
   }
   if (is_wanted && why.ok()) {
     transfer->Fetch(shared_from_this(), transfer, rts, descriptors, std::move(destination));
@@ -259,11 +259,11 @@ absl::Status TensorRequester::OnReadyToSend(absl::string_view body,
   return absl::OkStatus();
 }
 
-absl::Status TensorRequester::OnEagerReadyToSend(const ReadyToSendMessage& rts) {
+absl::Status TensorRequester::OnInlineReadyToSend(const ReadyToSendMessage& rts) {
   const TensorHeader& header = rts.header;
-  // Over a control channel within a host no tensor of that size is eager.
+  // Over a control channel within a host no tensor of that size is inline.
   const bool is_allowed =
-      !context_.policy.forbids_tcp() || rts.body.size() <= kEagerMaxTcpForbidden;
+      !context_.policy.forbids_tcp() || rts.body.size() <= kInlineMaxTcpForbidden;
   IncomingTransferPtr transfer;
   Tensor destination;
   bool is_again = false;
@@ -292,12 +292,12 @@ absl::Status TensorRequester::OnEagerReadyToSend(const ReadyToSendMessage& rts) 
   if (is_again) CancelOtherAttempts(rts.id, 0);
   absl::Status error;
   if (!is_allowed) {
-    error = NotRequired(InlineTransport(*context_.transports), context_.policy.require,
-                        producer_.peer, context_.self.peer);
+    error = WrongTransport(InlineTransport(*context_.transports), context_.policy.require,
+                           producer_.peer, context_.self.peer);
   } else if (!fits) {
-    error = WrongDestination(header, destination);
+    error = BufferMismatch(header, destination);
   }
-  transfer->ReceiveEager(*this, rts, std::move(destination), error);
+  transfer->ReceiveInline(*this, rts, std::move(destination), error);
   return absl::OkStatus();
 }
 

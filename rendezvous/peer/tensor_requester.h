@@ -88,7 +88,7 @@ class TensorRequester final : public std::enable_shared_from_this<TensorRequeste
   // The producer may reuse the tensor's memory.
   void Acknowledge(uint64_t id) ABSL_LOCKS_EXCLUDED(mu_);
   // Instead of Acknowledge: tells the producer that its value was not accepted, and why.
-  //   transfer: for one that is eager, which the producer has forgotten; else null.
+  //   transfer: for one that is inline, which the producer has forgotten; else null.
   void Reject(uint64_t id, const IncomingTransfer* transfer, const absl::Status& why)
       ABSL_LOCKS_EXCLUDED(mu_);
   // Logs that a view's acknowledgement is sent when nothing else of the request is left.
@@ -98,8 +98,8 @@ class TensorRequester final : public std::enable_shared_from_this<TensorRequeste
 
  private:
   absl::Status OnReadyToSend(absl::string_view body, absl::Span<UniqueFd> descriptors);
-  // For an eager tensor, whose bytes are in the RTS.
-  absl::Status OnEagerReadyToSend(const ReadyToSendMessage& rts) ABSL_LOCKS_EXCLUDED(mu_);
+  // For an inline tensor, whose bytes are in the RTS.
+  absl::Status OnInlineReadyToSend(const ReadyToSendMessage& rts) ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status OnError(absl::string_view body);
   // Ends a request with an error, unless it has ended.
   void End(uint64_t id, absl::Status status) ABSL_LOCKS_EXCLUDED(mu_);

@@ -61,8 +61,8 @@ void TensorResponder::OnOpen(std::shared_ptr<ControlChannel> channel,
     if (limits.has_value()) {
       outbox_->OnOpen(
           channel_, *limits,
-          {.in_arena = std::min(paths_.eager_max(/*is_in_arena=*/true), kMaxEagerBytes),
-           .elsewhere = std::min(paths_.eager_max(/*is_in_arena=*/false), kMaxEagerBytes)});
+          {.in_arena = std::min(paths_.inline_max(/*is_in_arena=*/true), kMaxEagerBytes),
+           .elsewhere = std::min(paths_.inline_max(/*is_in_arena=*/false), kMaxEagerBytes)});
     }
     context_.eager->SetConnected(consumer_.peer, limits.has_value() ? outbox_ : nullptr);
   }

@@ -107,13 +107,13 @@ class SendRecv(harness.Case):
 
     def test_receives_posted_after_the_sends(self):
         document, rows = rows_of(self, "sendrecv", "--sizes=8,64K", "--iters=20", "--inflight=8",
-                                 "--transport=auto", "--unposted")
+                                 "--transport=auto", "--unexpected")
         self.assertIn("receives posted after the sends", document["subject"])
         self.assertEqual([(row["mode"], row["inflight"], row["bytes"]) for row in rows],
                          [(mode, inflight, size) for mode in ("handoff", "handoff+read", "into")
                           for inflight in (1, 8) for size in (8, 65536)])
-        self.fail_with(2, "not woken by a word", "bench", "sendrecv", "--unposted", "--spin=0")
-        self.fail_with(2, "share no page", "bench", "sendrecv", "--unposted", "--node-id=1",
+        self.fail_with(2, "not woken by a word", "bench", "sendrecv", "--unexpected", "--spin=0")
+        self.fail_with(2, "share no page", "bench", "sendrecv", "--unexpected", "--node-id=1",
                        "--coordinator=127.0.0.1:1")
 
     def test_all_paths_of_the_pair(self):

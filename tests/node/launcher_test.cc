@@ -41,7 +41,7 @@ using ::testing::IsEmpty;
 using ::testing::Not;
 
 // Until a signal, with a process of its own as launched programs have.
-constexpr char kLinger[] = "sleep 1000 & wait; wait";
+constexpr char kMaxAckDelay[] = "sleep 1000 & wait; wait";
 // The same for scripts with a trap. A shell that has just forked still has its trap in the child,
 // and a signal that arrives there before the exec is lost: so no fork here.
 constexpr char kSpin[] = "while :; do :; done";
@@ -167,7 +167,7 @@ TEST(Launch, ReadsNothingFromTheTerminal) {
 
 TEST(Launch, ReturnsTheStatusOfTheProcessThatFailedAndNamesIt) {
   const Result result =
-      RunLaunch(Shell(Either(kLinger, "echo out; echo boom >&2; printf last; exit 7"), 2));
+      RunLaunch(Shell(Either(kMaxAckDelay, "echo out; echo boom >&2; printf last; exit 7"), 2));
   EXPECT_EQ(*result.status, 7);
   EXPECT_THAT(result.err, HasSubstr("ferry run: rank 1 (pid "));
   EXPECT_THAT(result.err, HasSubstr("exited with status 7 after "));
@@ -197,7 +197,7 @@ TEST(Launch, NamesTheSignalThatKilledAProcess) {
 TEST(Launch, KillsProcessesThatIgnoreTheRequestToStop) {
   const Fifo fifo;
   LaunchOptions options =
-      Shell(Either("trap '' TERM; " + fifo.Open() + kLinger, fifo.Pass() + "exit 3"), 2);
+      Shell(Either("trap '' TERM; " + fifo.Open() + kMaxAckDelay, fifo.Pass() + "exit 3"), 2);
   options.grace = absl::Milliseconds(100);
   const Result result = RunLaunch(options);
   EXPECT_EQ(*result.status, 3);
@@ -206,7 +206,7 @@ TEST(Launch, KillsProcessesThatIgnoreTheRequestToStop) {
 
 TEST(Launch, StopsASuspendedProcess) {
   const Fifo fifo;
-  const std::string rank0 = absl::StrCat("echo $$ > ", fifo.path(), "; ", kLinger);
+  const std::string rank0 = absl::StrCat("echo $$ > ", fifo.path(), "; ", kMaxAckDelay);
   const std::string rank1 = absl::StrCat("read pid < ", fifo.path(), "; kill -STOP $pid; exit 3");
   EXPECT_EQ(*RunLaunch(Shell(Either(rank0, rank1), 2)).status, 3);
 }
@@ -231,7 +231,7 @@ TEST(Launch, StopsADaemonInASessionOfItsOwn) {
   // It has left the group, and its parent has ended before it.
   const Fifo fifo;
   const Result result = RunLaunch(Shell(absl::StrCat("setsid sh -c 'echo $$; ", fifo.Open(),
-                                                     kLinger, "' & ", fifo.Pass(), "exit 0")));
+                                                     kMaxAckDelay, "' & ", fifo.Pass(), "exit 0")));
   EXPECT_EQ(*result.status, 0);
   int daemon = 0;
   const std::pair<std::string, std::string> words = absl::StrSplit(result.out, "[0] ");
@@ -310,7 +310,7 @@ INSTANTIATE_TEST_SUITE_P(
     [](const ::testing::TestParamInfo<SignalCase>& info) { return std::string(info.param.name); });
 
 TEST(Launch, ReturnsTheSignalWhenProcessesDieOfIt) {
-  const Result result = RunLaunch(Shell(absl::StrCat("kill -TERM $PPID; ", kLinger)));
+  const Result result = RunLaunch(Shell(absl::StrCat("kill -TERM $PPID; ", kMaxAckDelay)));
   EXPECT_EQ(*result.status, 128 + SIGTERM);
   EXPECT_THAT(result.err, HasSubstr("passing SIGTERM on to 1 process"));
   // No process failed.
@@ -320,7 +320,7 @@ TEST(Launch, ReturnsTheSignalWhenProcessesDieOfIt) {
 TEST(Launch, KillsAtOnceOnTheSecondSignal) {
   const Fifo fifo;
   // Rank 1 answers the first with a second one, as an impatient person would.
-  const std::string rank0 = absl::StrCat("trap '' TERM; ", fifo.Open(), kLinger);
+  const std::string rank0 = absl::StrCat("trap '' TERM; ", fifo.Open(), kMaxAckDelay);
   const std::string rank1 =
       absl::StrCat("trap 'kill -TERM $PPID' TERM; ", fifo.Pass(), "kill -TERM $PPID; ", kSpin);
   const Result result = RunLaunch(Shell(Either(rank0, rank1), 2));

@@ -368,7 +368,7 @@ class World final {
   void SettleWithTimers() {
     for (int i = 0; i < 3; ++i) {
       Settle();
-      for (Process& process : processes_) process.connector->Advance(2 * EagerInbox::kLinger);
+      for (Process& process : processes_) process.connector->Advance(2 * EagerInbox::kMaxAckDelay);
     }
     Settle();
   }

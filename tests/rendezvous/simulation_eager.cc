@@ -683,8 +683,8 @@ void EagerSimulation::Settle() {
       continue;
     }
     ++quiet;
-    for (auto& process : processes_) process->connector.Advance(EagerInbox::kLinger);
-    for (auto& process : gone_) process->connector.Advance(EagerInbox::kLinger);
+    for (auto& process : processes_) process->connector.Advance(EagerInbox::kMaxAckDelay);
+    for (auto& process : gone_) process->connector.Advance(EagerInbox::kMaxAckDelay);
   }
   ForgetEnded();
   is_stopping_ = was_stopping;

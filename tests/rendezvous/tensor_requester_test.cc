@@ -10,7 +10,7 @@
 
 #include "tests/rendezvous/peer_world.h"
 #include "tests/rendezvous/recording_control_channel.h"
-#include "transport/eager_threshold.h"
+#include "transport/inline_threshold.h"
 
 namespace ferry {
 namespace {
@@ -102,9 +102,9 @@ TEST_F(TensorRequesterTest, LargeInlineTensorWithARequiredTransport_IsRefused) {
   RecordingControlChannel channel(kProducer);
   ReadyToSendMessage rts;
   rts.id = 1;
-  rts.header = {DataType::kUint8, *Shape::Create({kEagerMaxTcpForbidden + 1}),
-                kEagerMaxTcpForbidden + 1};
-  rts.body = std::string(kEagerMaxTcpForbidden + 1, 'x');
+  rts.header = {DataType::kUint8, *Shape::Create({kInlineMaxTcpForbidden + 1}),
+                kInlineMaxTcpForbidden + 1};
+  rts.body = std::string(kInlineMaxTcpForbidden + 1, 'x');
   ASSERT_TRUE(SendReadyToSend(channel, rts, {}).ok());
   EXPECT_TRUE(
       requester_

@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "base/status_macros.h"
-#include "transport/eager_threshold.h"
+#include "transport/inline_threshold.h"
 
 namespace ferry {
 
@@ -79,7 +79,7 @@ class FaultyWire::End final : public ControlChannel {
   size_t queued_bytes() const override {
     const std::shared_ptr<End> to = other.lock();
     if (wire == nullptr || to == nullptr) return 0;
-    return to->inbox.size() >= wire->faults_.backlog_frames ? kUnrequestedBacklog + 1 : 0;
+    return to->inbox.size() >= wire->faults_.backlog_frames ? kEagerBacklog + 1 : 0;
   }
   bool is_all_read() const override {
     const std::shared_ptr<End> to = other.lock();

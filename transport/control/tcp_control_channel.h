@@ -23,7 +23,7 @@
 
 namespace ferry {
 
-// Room for an eager tensor (transport/eager_threshold.h) and its description.
+// Room for an inline tensor (transport/inline_threshold.h) and its description.
 inline constexpr size_t kMaxTcpControlBody = 132 * 1024;
 
 // Each frame is preceded by its length. A host that has vanished is detected by the kernel's
