@@ -105,7 +105,7 @@ class Step final {
       : engine_(&engine), rendezvous_(std::move(rendezvous)) {}
 
  private:
-  // What arrives may have to be moved to where the receiver wants it.
+  // True unless the value arrives where the receiver wants it.
   bool NeedsDelivery(const RendezvousKey& key, const RecvArgs& args) const;
   // Does that, and then calls `done`.
   RecvCallback Delivery(const RendezvousKey& key, RecvCallback&& done);

@@ -40,15 +40,14 @@ void EagerOutbox::OnOpen(std::shared_ptr<ControlChannel> channel, const EagerLim
   Run(std::move(deferred), absl::UnavailableError("the peer has opened another connection"));
 }
 
-bool EagerOutbox::OnClosed(const ControlChannel& channel, const absl::Status& why) {
+void EagerOutbox::OnClosed(const ControlChannel& channel, const absl::Status& why) {
   Deferred deferred;
   {
     SpinLockHolder lock(&mu_);
-    if (!IsCurrent(channel)) return false;
+    if (!IsCurrent(channel)) return;
     Reset(deferred);
   }
   Run(std::move(deferred), why);
-  return true;
 }
 
 void EagerOutbox::Reset(Deferred& deferred) {
@@ -233,9 +232,9 @@ void EagerOutbox::Scan(const std::optional<RendezvousKey>& key) {
   }
 }
 
-bool EagerOutbox::is_open() const {
+const ControlChannel* EagerOutbox::channel() const {
   SpinLockHolder lock(&mu_);
-  return channel_ != nullptr;
+  return channel_.get();
 }
 
 void EagerOutbox::OfferAll() {

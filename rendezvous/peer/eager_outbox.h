@@ -44,11 +44,12 @@ class EagerOutbox final : public EagerSendLink {
   // There is a control channel, on which the consumer has announced these limits.
   void OnOpen(std::shared_ptr<ControlChannel> channel, const EagerLimits& limits,
               const SizeLimits& sizes) ABSL_LOCKS_EXCLUDED(mu_);
-  // It has ended; values that were not received are recorded as lost.
-  // False: another one has been opened since.
-  bool OnClosed(const ControlChannel& channel, const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
+  // It has ended; values that were not received are recorded as lost. Ignored if another one has
+  // been opened since.
+  void OnClosed(const ControlChannel& channel, const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
 
-  bool is_open() const ABSL_LOCKS_EXCLUDED(mu_);
+  // Null: there is none. Only its address may be used.
+  const ControlChannel* channel() const ABSL_LOCKS_EXCLUDED(mu_);
   // Offers all values that are queued for the consumer: they may have been queued for another
   // incarnation of it.
   void OfferAll() ABSL_LOCKS_EXCLUDED(mu_);

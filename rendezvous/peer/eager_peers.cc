@@ -77,18 +77,28 @@ EagerOutbox* EagerPeers::OutboxOf(const PeerId& consumer) {
   return link == nullptr ? nullptr : &link->outbox;
 }
 
-void EagerPeers::SetConnected(const PeerId& consumer, EagerOutbox* outbox) {
-  FindNode(consumer.node_id)->connected.store(outbox, std::memory_order_release);
+void EagerPeers::SetConnected(const PeerId& consumer, const ControlChannel& channel,
+                              EagerOutbox* outbox) {
+  Node* const node = FindNode(consumer.node_id);
+  if (node == nullptr) return;
+  SpinLockHolder lock(&node->mu);
+  node->channel = &channel;
+  node->connected.store(outbox, std::memory_order_release);
 }
 
-EagerOutbox* EagerPeers::OnDisconnected(const PeerId& consumer, EagerOutbox* outbox) {
+EagerOutbox* EagerPeers::OnDisconnected(const PeerId& consumer, const ControlChannel& channel) {
   Node* const node = FindNode(consumer.node_id);
-  if (node->connected.load() != outbox) return nullptr;
-  EagerOutbox* other = nullptr;
+  if (node == nullptr) return nullptr;
   SpinLockHolder lock(&node->mu);
+  if (node->channel != &channel) return nullptr;
+  node->channel = nullptr;
+  EagerOutbox* other = nullptr;
   // The latest first: HELLOs of an incarnation that has ended may arrive after its successor's.
-  for (auto each = node->links.rbegin(); each != node->links.rend() && other == nullptr; ++each) {
-    if (&(*each)->outbox != outbox && (*each)->outbox.is_open()) other = &(*each)->outbox;
+  for (auto each = node->links.rbegin(); each != node->links.rend(); ++each) {
+    node->channel = (*each)->outbox.channel();
+    if (node->channel == nullptr) continue;
+    other = &(*each)->outbox;
+    break;
   }
   node->connected.store(other, std::memory_order_release);
   return other;

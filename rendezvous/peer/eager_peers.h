@@ -43,11 +43,12 @@ class EagerPeers final : public EagerLinks {
   // everything between the two is requested.
   EagerInbox* InboxOf(const PeerId& producer);
   EagerOutbox* OutboxOf(const PeerId& consumer);
-  // Values for that node go to this one from now on; null: nothing is sent before it is requested.
-  void SetConnected(const PeerId& consumer, EagerOutbox* outbox);
-  // Its control channel has ended. If values went to it, they go to another incarnation of the node
-  // that has a control channel; null: there is none. The caller offers it what is queued.
-  EagerOutbox* OnDisconnected(const PeerId& consumer, EagerOutbox* outbox);
+  // Values for that node go over this control channel from now on.
+  //   outbox: null: nothing is sent over it before it is requested.
+  void SetConnected(const PeerId& consumer, const ControlChannel& channel, EagerOutbox* outbox);
+  // The control channel has ended. If it was the last one to be connected, values go to another
+  // incarnation of the node that has one; null: there is none. The caller offers it what is queued.
+  EagerOutbox* OnDisconnected(const PeerId& consumer, const ControlChannel& channel);
 
   // Acknowledges what was received, before control channels are closed.
   void BeforeClose();
@@ -68,11 +69,13 @@ class EagerPeers final : public EagerLinks {
     EagerInbox inbox;
   };
   struct Node {
-    // The consumer with a control channel; null: there is none.
+    // That of the control channel below; null: there is none, or everything is requested over it.
     std::atomic<EagerOutbox*> connected{nullptr};
     // The last one that was looked up.
     std::atomic<EagerInbox*> inbox{nullptr};
     SpinLock mu;
+    // The control channel that was connected last; null: it has ended. Only its address is used.
+    const ControlChannel* channel ABSL_GUARDED_BY(mu) = nullptr;
     std::vector<std::unique_ptr<Link>> links ABSL_GUARDED_BY(mu);
   };
   static constexpr size_t kChunk = 1024;

@@ -57,14 +57,15 @@ void TensorResponder::OnOpen(std::shared_ptr<ControlChannel> channel,
                              const std::optional<EagerLimits>& limits) {
   channel_ = std::move(channel);
   paths_.set_channel(channel_.get());
-  if (outbox_ != nullptr) {
-    if (limits.has_value()) {
-      outbox_->OnOpen(
-          channel_, *limits,
-          {.in_arena = std::min(paths_.inline_max(/*is_in_arena=*/true), kMaxEagerBytes),
-           .elsewhere = std::min(paths_.inline_max(/*is_in_arena=*/false), kMaxEagerBytes)});
-    }
-    context_.eager->SetConnected(consumer_.peer, limits.has_value() ? outbox_ : nullptr);
+  const bool is_eager = outbox_ != nullptr && limits.has_value();
+  if (is_eager) {
+    outbox_->OnOpen(
+        channel_, *limits,
+        {.in_arena = std::min(paths_.inline_max(/*is_in_arena=*/true), kMaxEagerBytes),
+         .elsewhere = std::min(paths_.inline_max(/*is_in_arena=*/false), kMaxEagerBytes)});
+  }
+  if (context_.eager != nullptr) {
+    context_.eager->SetConnected(consumer_.peer, *channel_, is_eager ? outbox_ : nullptr);
   }
   for (size_t i = 0; i < context_.transports->size(); ++i) {
     const auto& transport = (*context_.transports)[i];
@@ -434,11 +435,10 @@ void TensorResponder::OnClosed(const absl::Status& why) {
     }
     flushes.swap(flushes_);
   }
-  if (outbox_ != nullptr) {
-    if (outbox_->OnClosed(*channel_, why)) {
-      EagerOutbox* const other = context_.eager->OnDisconnected(consumer_.peer, outbox_);
-      if (other != nullptr) other->OfferAll();
-    }
+  if (outbox_ != nullptr) outbox_->OnClosed(*channel_, why);
+  if (context_.eager != nullptr) {
+    EagerOutbox* const other = context_.eager->OnDisconnected(consumer_.peer, *channel_);
+    if (other != nullptr) other->OfferAll();
   }
   for (const OutgoingTransferPtr& transfer : waiting) transfer->Cancel();
   for (const OutgoingTransferPtr& transfer : sent) {

@@ -326,14 +326,15 @@ class Process final : public RemoteFetcher {
     defined_.clear();
     EagerOutbox* const outbox = eager_.OutboxOf(kPeer);
     outbox->OnOpen(channel_, kLimits, {.in_arena = 2048, .elsewhere = kMaxEagerBytes});
-    eager_.SetConnected(kPeer, outbox);
+    eager_.SetConnected(kPeer, *channel_, outbox);
     eager_.InboxOf(kPeer)->OnOpen(channel_);
   }
   void Close(const absl::Status& why) {
     channel_->closed.Update(why);
     EagerOutbox* const outbox = eager_.OutboxOf(kPeer);
-    FERRY_CHECK(outbox->OnClosed(*channel_, why));
-    eager_.OnDisconnected(kPeer, outbox);
+    outbox->OnClosed(*channel_, why);
+    FERRY_CHECK(outbox->channel() == nullptr);
+    FERRY_CHECK(eager_.OnDisconnected(kPeer, *channel_) == nullptr);
     eager_.InboxOf(kPeer)->OnClosed(*channel_, why);
     // A channel that has ended is answered nothing.
     FERRY_CHECK(eager_.InboxOf(kPeer)->OnAckNow(*channel_, std::string(8, '\0')).ok());

@@ -63,7 +63,7 @@ class EagerLinksTest : public ::testing::Test {
     });
     channel_ = std::make_shared<RecordingControlChannel>(kPeer);
     outbox().OnOpen(channel_, EagerLimits(), {.in_arena = 2048, .elsewhere = kMaxEagerBytes});
-    eager_.SetConnected(kPeer, &outbox());
+    eager_.SetConnected(kPeer, *channel_, &outbox());
     inbox().OnOpen(channel_);
     EXPECT_THAT(TakeTypes(), ElementsAre(PeerMessageType::kEagerPush));
     EXPECT_TRUE(outbox()
@@ -249,15 +249,37 @@ TEST_F(EagerLinksTest, AnEarlierIncarnation_DoesNotKeepValuesFromItsSuccessor) {
   const auto late = std::make_shared<RecordingControlChannel>(earlier);
   EagerOutbox* const ended = eager_.OutboxOf(earlier);
   ended->OnOpen(late, EagerLimits(), {.in_arena = 2048, .elsewhere = kMaxEagerBytes});
-  eager_.SetConnected(earlier, ended);
+  eager_.SetConnected(earlier, *late, ended);
   ASSERT_TRUE(step->Send(Key(kSelf, kPeer), Small()).ok());
   EXPECT_THAT(TakeTypes(), IsEmpty());
-  ASSERT_TRUE(ended->OnClosed(*late, absl::UnavailableError("it has died")));
-  ASSERT_EQ(eager_.OnDisconnected(earlier, ended), &outbox());
+  ended->OnClosed(*late, absl::UnavailableError("it has died"));
+  ASSERT_EQ(eager_.OnDisconnected(earlier, *late), &outbox());
   outbox().OfferAll();
   EXPECT_THAT(TakeTypes(), ElementsAre(PeerMessageType::kEager));
   ASSERT_TRUE(step->Send(Key(kSelf, kPeer), Small()).ok());
   EXPECT_THAT(TakeTypes(), ElementsAre(PeerMessageType::kEager));
+}
+
+// The same if that one takes only what it has requested.
+TEST_F(EagerLinksTest, AnEarlierIncarnationWithoutTheCapability_DoesNotKeepValuesFromItsSuccessor) {
+  const auto step = Step();
+  const PeerId earlier = {kPeer.node_id, 90};
+  const RecordingControlChannel first(earlier);
+  const RecordingControlChannel second(earlier);
+  eager_.SetConnected(earlier, first, nullptr);
+  eager_.SetConnected(earlier, second, nullptr);
+  ASSERT_TRUE(step->Send(Key(kSelf, kPeer), Small()).ok());
+  EXPECT_EQ(eager_.OnDisconnected(earlier, first), nullptr);
+  EXPECT_EQ(eager_.SendLinkFor(Key(kSelf, kPeer)), nullptr);
+  ASSERT_EQ(eager_.OnDisconnected(earlier, second), &outbox());
+  outbox().OfferAll();
+  EXPECT_THAT(TakeTypes(), ElementsAre(PeerMessageType::kEager));
+  // It is now the one whose end counts.
+  EXPECT_EQ(eager_.OnDisconnected(earlier, second), nullptr);
+  EXPECT_EQ(eager_.SendLinkFor(Key(kSelf, kPeer)), &outbox());
+  outbox().OnClosed(*channel_, absl::UnavailableError("it has died"));
+  EXPECT_EQ(eager_.OnDisconnected(kPeer, *channel_), nullptr);
+  EXPECT_EQ(eager_.SendLinkFor(Key(kSelf, kPeer)), nullptr);
 }
 
 // Else every receive of the consumer would fail.
@@ -321,9 +343,9 @@ TEST_F(EagerLinksTest, AStepThatBeginsDuringASend_IsDrained) {
   const SendArgs args;
   EXPECT_FALSE(outbox().TrySend(
       {.step = *step, .key = key, .tensor = tensor, .args = args, .is_step_serving = false}));
-  eager_.SetConnected(kPeer, nullptr);
+  eager_.SetConnected(kPeer, *channel_, nullptr);
   EXPECT_TRUE(step->Send(key, tensor).ok());
-  eager_.SetConnected(kPeer, &outbox());
+  eager_.SetConnected(kPeer, *channel_, &outbox());
   EXPECT_THAT(TakeTypes(), IsEmpty());
   outbox().AfterSend();
   EXPECT_THAT(TakeTypes(), ElementsAre(PeerMessageType::kEager));

@@ -299,7 +299,7 @@ bool World::Push(int value, int key, bool is_behind_another, bool is_drained) {
   sent.fate = Fate::kSent;
   sent_.push_back(value);
   sent.was_eager = true;
-  PutToConsumer({.kind = Message::Kind::kInline,
+  PutToConsumer({.kind = Message::Kind::kEager,
                  .step = step,
                  .key = key,
                  .name = decision.name,
@@ -680,7 +680,7 @@ void World::ToConsumer() {
   const auto request = std::find_if(requests_.begin(), requests_.end(),
                                     [&](const Request& each) { return each.id == message.id; });
   switch (message.kind) {
-    case Message::Kind::kInline:
+    case Message::Kind::kEager:
       return OnEager(message);
     case Message::Kind::kReadyToSend: {
       if (request == requests_.end()) return Fail("an RTS without a request");
@@ -889,7 +889,7 @@ std::string World::Describe(const Event& event) const {
         return absl::StrCat("STEP_REFUSED ", message.step);
       case Message::Kind::kRejected:
         return absl::StrCat("REJECTED ", message.id & ~kEagerRejectedBit);
-      case Message::Kind::kInline:
+      case Message::Kind::kEager:
         return absl::StrCat("EAGER ", message.sequence, ", value ", message.value);
       case Message::Kind::kReadyToSend:
         return absl::StrCat("RTS ", message.id, ", value ", message.value);
