@@ -139,13 +139,15 @@ class KeyedWork final : public BenchRoundWork {
     return absl::OkStatus();
   }
 
-  // The only place where receives are posted.
   void PostBatch(size_t begin, size_t end) {
+    std::vector<RecvItem> items;
+    items.reserve(end - begin);
     for (size_t i = begin; i < end; ++i) {
       const size_t key = order_[i];
-      posted_[key] =
-          PostReceive(side_.party.node, step_, keys_[key], into_.empty() ? Tensor() : into_[key]);
+      items.push_back(BeginReceive(side_.party.node, keys_[key],
+                                   into_.empty() ? Tensor() : into_[key], posted_[key]));
     }
+    step_.RecvManyAsync(absl::MakeSpan(items));
   }
 
   absl::Status Recv(int thread) {

@@ -28,18 +28,27 @@ class EmptyWork final : public BenchRoundWork {
 
 }  // namespace
 
-BenchPostedPtr PostReceive(Node& node, Step& step, const RendezvousKey& key,
-                           const Tensor& destination) {
-  auto posted = std::make_shared<BenchPosted>();
-  RecvArgs args;
-  args.destination = destination;
+RecvItem BeginReceive(Node& node, const RendezvousKey& key, const Tensor& destination,
+                      BenchPostedPtr& posted) {
+  posted = std::make_shared<BenchPosted>();
+  RecvItem item;
+  item.key = &key;
+  item.args.destination = destination;
   EventLoop& loop = node.transfer_engine().loop();
-  step.RecvAsync(key, std::move(args), [posted, &loop](absl::Status status, Received received) {
+  item.done = [posted, &loop](absl::Status status, Received received) {
     posted->status = std::move(status);
     posted->received = std::move(received);
     posted->is_done.store(true, std::memory_order_release);
     loop.Wake();
-  });
+  };
+  return item;
+}
+
+BenchPostedPtr PostReceive(Node& node, Step& step, const RendezvousKey& key,
+                           const Tensor& destination) {
+  BenchPostedPtr posted;
+  RecvItem item = BeginReceive(node, key, destination, posted);
+  step.RecvAsync(key, std::move(item.args), std::move(item.done));
   return posted;
 }
 

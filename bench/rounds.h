@@ -29,7 +29,9 @@ struct BenchPosted {
 };
 using BenchPostedPtr = std::shared_ptr<BenchPosted>;
 
-// Receives into `destination`, or as delivered if that is empty.
+// A receive into `destination`, or as delivered if that is empty; the caller posts it.
+RecvItem BeginReceive(Node& node, const RendezvousKey& key, const Tensor& destination,
+                      BenchPostedPtr& posted);
 BenchPostedPtr PostReceive(Node& node, Step& step, const RendezvousKey& key,
                            const Tensor& destination);
 // Blocks until the receive completes; leads the node's event loop meanwhile.

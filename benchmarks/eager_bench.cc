@@ -225,8 +225,8 @@ void BM_Value(benchmark::State& state) {
   state.SetLabel(std::string(path));
 }
 
-// 64 values of as many names, per value; receives are posted first. Argument: how many are sent by
-// a call.
+// 64 values of as many names, per value; receives are posted first. Argument: how many are posted,
+// and sent, by a call.
 void BM_Batch(benchmark::State& state) {
   constexpr size_t kValues = 64;
   Pair pair(/*is_eager=*/true);
@@ -236,13 +236,18 @@ void BM_Batch(benchmark::State& state) {
   Tensor value = *Tensor::Allocate(DataType::kFloat, *Shape::Create({2}));
   std::memset(value.mutable_data(), 1, value.bytes());
   std::vector<SendItem> items(kValues);
+  std::vector<RecvItem> posted(kValues);
   int64_t count = 0;
   for (auto _ : state) {
-    for (const RendezvousKey& key : received) {
-      pair.consumer.step().RecvAsync(key, {}, [&](const absl::Status& status, const Received&) {
-        Require(status.ok(), "a receive has failed");
-        ++count;
-      });
+    const auto done = [&](const absl::Status& status, const Received&) {
+      Require(status.ok(), "a receive has failed");
+      ++count;
+    };
+    if (batch > 1) {
+      for (size_t i = 0; i < kValues; ++i) posted[i] = {.key = &received[i], .done = done};
+      pair.consumer.step().RecvMany(absl::MakeSpan(posted));
+    } else {
+      for (const RendezvousKey& key : received) pair.consumer.step().RecvAsync(key, {}, done);
     }
     for (size_t i = 0; i < kValues; ++i) items[i] = {.key = &sent[i], .tensor = value};
     for (size_t i = 0; i < kValues; i += batch) {

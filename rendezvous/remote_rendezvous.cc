@@ -194,6 +194,9 @@ void RemoteRendezvous::RecvAsync(const RendezvousKey& key, RecvArgs args, RecvCa
 }
 
 void RemoteRendezvous::RecvMany(absl::Span<RecvItem> items) {
+  if (items.size() == 1) {
+    return RecvAsync(*items[0].key, std::move(items[0].args), std::move(items[0].done));
+  }
   absl::InlinedVector<LocalRendezvous::RecvEntry, LocalRendezvous::kInlinedBatch> entries;
   absl::InlinedVector<EagerRecvLink*, LocalRendezvous::kInlinedBatch> consumers;
   // With the status that they fail with.

@@ -60,17 +60,20 @@ void WaitFor(EventLoop& loop, absl::FunctionRef<bool()> is_done) {
 // A receive; used again and again.
 class Slot final {
  public:
-  void Post(Step& step, const RendezvousKey& key, const Tensor& destination, EventLoop& loop) {
+  // The receive that fills it; to be posted.
+  RecvItem Begin(const RendezvousKey& key, const Tensor& destination, EventLoop& loop) {
     is_done_.store(false, std::memory_order_relaxed);
-    RecvArgs args;
-    args.destination = destination;
-    step.RecvAsync(key, std::move(args), [this, &loop](absl::Status status, Received received) {
+    RecvItem item;
+    item.key = &key;
+    item.args.destination = destination;
+    item.done = [this, &loop](absl::Status status, Received received) {
       status_ = std::move(status);
       tensor_ = std::move(received.tensor);
       path_ = received.path;
       is_done_.store(true, std::memory_order_release);
       loop.Wake();
-    });
+    };
+    return item;
   }
   void Wait(EventLoop& loop) {
     WaitFor(loop, [this] { return is_done_.load(std::memory_order_acquire); });
@@ -153,12 +156,18 @@ class Receiver final {
  private:
   Slot& SlotOf(int64_t value) { return slots_[static_cast<size_t>(value) % slots_.size()]; }
 
-  // The only place where receives are posted: for a call that takes many at a time.
   void Post(int64_t first, int64_t count) {
+    items_.clear();
     for (int64_t i = first; i < first + count; ++i) {
-      SlotOf(i).Post(step_, keys_[static_cast<size_t>(i % plan_.keys)],
-                     buffers_[static_cast<size_t>(i) % slots_.size()], engine_.loop());
+      items_.push_back(SlotOf(i).Begin(keys_[static_cast<size_t>(i % plan_.keys)],
+                                       buffers_[static_cast<size_t>(i) % slots_.size()],
+                                       engine_.loop()));
+      if (plan_.batch > 1) continue;
+      RecvItem& item = items_.back();
+      step_.RecvAsync(*item.key, std::move(item.args), std::move(item.done));
+      items_.clear();
     }
+    step_.RecvManyAsync(absl::MakeSpan(items_));
   }
 
   void Take(Slot& slot, int64_t value) {
@@ -180,6 +189,7 @@ class Receiver final {
   const std::vector<RendezvousKey> keys_;
   std::vector<Slot> slots_;
   std::vector<Tensor> buffers_;
+  std::vector<RecvItem> items_;
 };
 
 }  // namespace
