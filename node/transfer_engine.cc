@@ -22,6 +22,7 @@
 #include "node/host_addresses.h"
 #include "rendezvous/local_rendezvous.h"
 #include "rendezvous/peer/eager_peers.h"
+#include "transport/inline_threshold.h"
 
 namespace ferry {
 namespace {
@@ -158,6 +159,7 @@ absl::StatusOr<std::unique_ptr<TransferEngine>> TransferEngine::Start(TransferEn
   if (options.eager && !options.checksum && !is_grpc) {
     FERRY_RETURN_IF_ERROR(CheckEagerLimits(options.eager_limits));
     engine->eager_ = std::make_unique<EagerPeers>(common, options.eager_limits);
+    engine->eager_->set_max_backlog(std::min(kEagerBacklog, options.peer_queue_bytes / 4));
     common.eager = engine->eager_.get();
   }
   engine->fetcher_ = std::make_unique<PeerFetcher>(common, std::move(resolver));

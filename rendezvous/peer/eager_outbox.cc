@@ -96,7 +96,7 @@ bool EagerOutbox::TrySend(const Offer& offer) {
   value.is_behind_another = offer.is_behind_another;
   value.is_drained = offer.is_drained;
   value.is_step_serving = offer.is_step_serving;
-  value.is_channel_full = channel_->queued_bytes() > kEagerBacklog;
+  value.is_channel_full = channel_->queued_bytes() > context_.eager->max_backlog();
   value.since = context_.clock->CoarseNanos();
   const EagerSender::Decision decision = sender_->Send(step_id, offer.key, value);
   if (decision.is_new_step && !offer.step.AddSendLink(*this)) {

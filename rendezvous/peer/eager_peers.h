@@ -17,6 +17,7 @@
 #include "rendezvous/eager_link.h"
 #include "rendezvous/peer/eager_inbox.h"
 #include "rendezvous/peer/eager_outbox.h"
+#include "transport/inline_threshold.h"
 
 namespace ferry {
 
@@ -34,6 +35,10 @@ class EagerPeers final : public EagerLinks {
   // Call before any control channel is opened. Until then delayed acknowledgements and watches are
   // not sent. REQUIRES: not null.
   void set_run_after(EagerInbox::RunAfter run_after) { run_after_ = std::move(run_after); }
+  // Before the first connection. Values are requested while more bytes than that are queued on the
+  // control channel, which is closed when its queue is full.
+  void set_max_backlog(size_t bytes) { max_backlog_ = bytes; }
+  size_t max_backlog() const { return max_backlog_; }
 
   const EagerLimits& limits() const { return limits_; }
   EagerSendLink* SendLinkFor(const RendezvousKey& key) override;
@@ -93,6 +98,7 @@ class EagerPeers final : public EagerLinks {
 
   const TransferContext& context_;
   const EagerLimits limits_;
+  size_t max_backlog_ = kEagerBacklog;
   EagerInbox::RunAfter run_after_ = [](absl::Duration, const absl::AnyInvocable<void()>&) {};
   std::array<std::atomic<Chunk*>, kChunk> chunks_ = {};
   // For additions.
