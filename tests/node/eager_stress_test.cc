@@ -81,32 +81,51 @@ class Account {
   std::vector<bool> seen_ = std::vector<bool>(kValues);
 };
 
-class EagerStress : public ::testing::TestWithParam<const char*> {
+struct Case {
+  const char* transport;
+  bool has_little_credit;
+};
+
+class EagerStress : public ::testing::TestWithParam<Case> {
  protected:
   static TransferEngineOptions Options() {
     TransferEngineOptions options;
-    options.require_transport = GetParam();
+    options.require_transport = GetParam().transport;
     options.eager = true;
-    options.eager_limits = {.step_values = 4,
-                            .step_bytes = 600,
-                            .peer_values = 6,
-                            .peer_bytes = 1000,
-                            .names = 4,
-                            .name_bytes = 2000};
+    if (GetParam().has_little_credit) {
+      options.eager_limits = {.step_values = 4,
+                              .step_bytes = 600,
+                              .peer_values = 6,
+                              .peer_bytes = 1000,
+                              .names = 4,
+                              .name_bytes = 2000};
+    }
     return options;
   }
 
+  // Sends, for every other key several at a time.
   void SendAll(EngineEnd& from, EngineEnd& to, Step step, int key_number, uint64_t seed) {
     std::mt19937_64 random(seed);
     const RendezvousKey key = KeyBetween(from, to, absl::StrCat("key", key_number));
+    std::vector<SendItem> batch;
     for (int64_t i = 0; i < kValues; ++i) {
-      const int64_t bytes = random() % 16 == 0 ? 20'000 : 8 + static_cast<int64_t>(random() % 100);
+      // A name with large values is requested most of the time.
+      const bool is_large = key_number == 0 && random() % 16 == 0;
+      const int64_t bytes = is_large ? 20'000 : 8 + static_cast<int64_t>(random() % 100);
       Tensor tensor = random() % 2 == 0
                           ? from.Allocate(DataType::kUint8, *Shape::Create({bytes}))
                           : *Tensor::Allocate(DataType::kUint8, *Shape::Create({bytes}));
       std::memset(tensor.mutable_data(), static_cast<int>(i & 0xff), tensor.bytes());
       std::memcpy(tensor.mutable_data(), &i, sizeof(i));
-      if (!step.Send(key, std::move(tensor)).ok()) return;
+      if (key_number % 2 == 0) {
+        if (!step.Send(key, std::move(tensor)).ok()) return;
+      } else {
+        batch.push_back({.key = &key, .tensor = std::move(tensor)});
+        if (random() % 4 != 0 && i + 1 != kValues) continue;
+        step.SendMany(absl::MakeSpan(batch));
+        if (!batch.back().status.ok()) return;
+        batch.clear();
+      }
       if (random() % 64 == 0) absl::SleepFor(absl::Microseconds(random() % 300));
     }
   }
@@ -117,23 +136,28 @@ class EagerStress : public ::testing::TestWithParam<const char*> {
     std::mt19937_64 random(seed);
     const RendezvousKey key = KeyBetween(from, to, absl::StrCat("key", key_number));
     std::deque<std::shared_ptr<CancellationToken>> tokens;
+    std::vector<RecvItem> batch;
     for (int64_t i = 0; i < kValues; ++i) {
       const auto token = std::make_shared<CancellationToken>();
       RecvArgs args;
       if (mischief == Mischief::kCancels) args.cancellation = token.get();
-      step.RecvAsync(key, std::move(args),
-                     [this, i, mischief, account, token](const absl::Status& status,
-                                                         const Received& received) {
-                       if (!status.ok()) return account->Add(status);
-                       int64_t number = kValues;
-                       if (received.tensor.bytes() >= sizeof(number)) {
-                         std::memcpy(&number, received.tensor.data(), sizeof(number));
-                       }
-                       if (mischief == Mischief::kNone && number != i) ++out_of_order_;
-                       if (received.path == "eager") ++pushed_;
-                       if (received.path != "eager") ++pulled_;
-                       account->Add(number);
-                     });
+      const auto done = [this, i, mischief, account, token](const absl::Status& status,
+                                                            const Received& received) {
+        if (!status.ok()) return account->Add(status);
+        int64_t number = kValues;
+        if (received.tensor.bytes() >= sizeof(number)) {
+          std::memcpy(&number, received.tensor.data(), sizeof(number));
+        }
+        if (mischief == Mischief::kNone && number != i) ++out_of_order_;
+        if (received.path == "eager") ++pushed_;
+        if (received.path != "eager") ++pulled_;
+        account->Add(number);
+      };
+      batch.push_back({.key = &key, .args = std::move(args), .done = done});
+      if (key_number % 2 == 0 || random() % 4 == 0 || i + 1 == kValues) {
+        step.RecvManyAsync(absl::MakeSpan(batch));
+        batch.clear();
+      }
       tokens.push_back(token);
       if (mischief == Mischief::kCancels && random() % 8 == 0) {
         tokens[random() % tokens.size()]->Cancel();
@@ -231,7 +255,14 @@ TEST_P(EagerStress, EveryValueIsAccountedFor) {
   EXPECT_TRUE(b.engine->Stop().ok());
 }
 
-INSTANTIATE_TEST_SUITE_P(Transports, EagerStress, ::testing::Values("", "tcp"));
+INSTANTIATE_TEST_SUITE_P(Transports, EagerStress,
+                         ::testing::Values(Case{"", true}, Case{"tcp", true}, Case{"", false},
+                                           Case{"tcp", false}),
+                         [](const auto& info) {
+                           return absl::StrCat(
+                               info.param.transport[0] == '\0' ? "all" : info.param.transport,
+                               info.param.has_little_credit ? "_little_credit" : "");
+                         });
 
 }  // namespace
 }  // namespace ferry
