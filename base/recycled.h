@@ -15,9 +15,9 @@ inline constexpr size_t kMaxRecycledBytes = 512;
 
 // As operator new and delete, but from blocks that this thread has freed before: glibc caches
 // seven per size, while a window of messages has hundreds (benchmarks/exchange_bench,
-// Shm_8B_Messages). Any thread may free a block. A thread caches at most 512 blocks per size and
-// returns them to the heap when it ends. Builds with sanitizers use the heap, so that use after
-// free is detected.
+// Shm_8B_Messages). Any thread may free a block. A thread caches at most 1 MiB of each size,
+// which is 4096 blocks of 256 bytes, and returns them to the heap when it ends. Builds with
+// sanitizers use the heap, so that use after free is detected.
 void* AllocateRecycled(size_t bytes);
 // `bytes`: as allocated. Null is ignored.
 void FreeRecycled(void* block, size_t bytes) noexcept;
@@ -55,7 +55,7 @@ inline constexpr bool kRecycles = true;
 #endif
 
 inline constexpr size_t kStep = 64;
-inline constexpr uint32_t kMostOfASize = 512;
+inline constexpr size_t kMostBytesOfASize = size_t{1} << 20;
 
 struct Free {
   Free* next;
@@ -92,7 +92,7 @@ inline void FreeRecycled(void* block, size_t bytes) noexcept {
   using namespace recycled_internal;  // NOLINT(google-build-using-namespace)
   const size_t size = bytes == 0 ? 0 : (bytes - 1) / recycled_internal::kStep;
   if (!kRecycles || block == nullptr || bytes > kMaxRecycledBytes ||
-      lists.count[size] >= kMostOfASize || lists.is_over) {
+      lists.count[size] >= kMostBytesOfASize / ((size + 1) * kStep) || lists.is_over) {
     return ::operator delete(block);
   }
   if (!lists.is_watched) Watch();

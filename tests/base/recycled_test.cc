@@ -52,9 +52,10 @@ TEST(Recycled, NoBlockIsAllocatedTwice) {
   std::set<void*> blocks;
   for (int round = 0; round < 3; ++round) {
     // More than are kept.
-    for (int i = 0; i < 2000; ++i) ASSERT_TRUE(blocks.insert(AllocateRecycled(64)).second);
+    for (int i = 0; i < 20'000; ++i) ASSERT_TRUE(blocks.insert(AllocateRecycled(64)).second);
     for (void* const block : blocks) FreeRecycled(block, 64);
-    EXPECT_LE(recycled_internal::lists.count[0], recycled_internal::kMostOfASize);
+    EXPECT_LE(recycled_internal::lists.count[0],
+              recycled_internal::kMostBytesOfASize / recycled_internal::kStep);
     blocks.clear();
   }
 }
