@@ -106,6 +106,9 @@ absl::Status ShmControlChannel::Queue(uint16_t type, absl::Span<const absl::stri
   // Frames before this one may have been appended only, and the peer makes room when it reads them.
   Kick();
   Queued queued = {.type = type};
+  size_t body = 0;
+  for (const absl::string_view part : parts) body += part.size();
+  queued.body.reserve(body);
   for (const absl::string_view part : parts) absl::StrAppend(&queued.body, part);
   for (const int fd : descriptors) {
     FERRY_ASSIGN_OR_RETURN(UniqueFd copy, DuplicateDescriptor(fd));
