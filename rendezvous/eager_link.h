@@ -7,6 +7,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/types/span.h"
 
 #include "rendezvous/device_name.h"
 #include "rendezvous/key.h"
@@ -41,6 +42,13 @@ class EagerSendLink {
   // Sends the value if the consumer need not request it. Called with the lock of the key's shard
   // held, while no receive waits for the key, so it must not run callbacks. False: queue it.
   virtual bool TrySend(const Offer& offer) = 0;
+  // Sends the first of these values, which are not dead, up to one that does not go as it is: the
+  // consumer would have to request it, or no number is free for its name. Returns how many.
+  // REQUIRES: the step is not over, and its deferred receives have been started; no receive waits
+  // for their keys, and no value of them is queued.
+  //   more_follow: as Offer::more_follow.
+  virtual size_t TrySendMany(RemoteRendezvous& step, absl::Span<SendItem* const> items,
+                             bool more_follow) = 0;
   // To be called after TrySend, or several of them, with no lock held.
   virtual void AfterSend() = 0;
 
@@ -71,6 +79,9 @@ class EagerRecvLink {
   // Decides about a receive for which no value has arrived. Called with the lock of the key's shard
   // in the table of arrivals held. `why` is set for kFail.
   virtual Route OnReceive(RemoteRendezvous& step, const RendezvousKey& key, absl::Status& why) = 0;
+  // True if OnReceive would return kWait for each key of at most that many bytes, which then counts
+  // as called. False: perhaps not, ask it.
+  virtual bool MayWait(RemoteRendezvous& step, size_t key_bytes) = 0;
   // A receive that waits in the table is taken out of it, to be requested. Called with the same
   // lock held.
   virtual void OnConverted(const RendezvousKey& key) = 0;

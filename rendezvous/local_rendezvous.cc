@@ -27,10 +27,6 @@
 namespace ferry {
 namespace {
 
-absl::Status CancelledReceive() {
-  return MakeDerived(absl::CancelledError("RecvAsync is cancelled."));
-}
-
 // Nested calls on one thread before further ones are deferred.
 constexpr int kMaxDepth = 16;
 
@@ -83,8 +79,8 @@ ABSL_ATTRIBUTE_ALWAYS_INLINE inline void InvokeWithDepthLimit(RecvCallback&& don
 }
 
 // `item` is a receive already removed from its shard, which the callback is part of.
-void Complete(std::unique_ptr<RendezvousItem> item, absl::Status&& status, Tensor&& tensor,
-              bool is_dead, SendArgs&& args, absl::string_view path) {
+void CompleteItem(std::unique_ptr<RendezvousItem> item, absl::Status&& status, Tensor&& tensor,
+                  bool is_dead, SendArgs&& args, absl::string_view path) {
   RendezvousItem::Receive& receive = item->receive;
   // If this fails, a concurrent cancellation finds nothing: the item was removed.
   if (receive.token != CancellationToken::kNoCallback) {
@@ -96,13 +92,13 @@ void Complete(std::unique_ptr<RendezvousItem> item, absl::Status&& status, Tenso
 }
 
 // The receive ends without a value.
-void Complete(std::unique_ptr<RendezvousItem> item, absl::Status&& status) {
-  Complete(std::move(item), std::move(status), Tensor(), false, {}, "");
+void CompleteItem(std::unique_ptr<RendezvousItem> item, absl::Status&& status) {
+  CompleteItem(std::move(item), std::move(status), Tensor(), false, {}, "");
 }
 
 // `item` was removed from its shard: a receive ends with `why`, a send's value is dropped.
 void End(std::unique_ptr<RendezvousItem> item, const absl::Status& why) {
-  if (!item->is_send) Complete(std::move(item), absl::Status(why));
+  if (!item->is_send) CompleteItem(std::move(item), absl::Status(why));
 }
 
 }  // namespace
@@ -129,7 +125,7 @@ struct LocalRendezvous::CancelCall {
       SpinLockHolder lock(&reference->mu);
       if (reference->table != nullptr) found = reference->table->TakeReceive(key, id);
     }
-    if (found != nullptr) Complete(std::move(found), CancelledReceive());
+    if (found != nullptr) CompleteItem(std::move(found), CancelledReceive());
   }
 
   const std::shared_ptr<Reference> reference;
@@ -232,8 +228,8 @@ ABSL_ATTRIBUTE_ALWAYS_INLINE inline absl::Status LocalRendezvous::SendImpl(const
     ItemPtr receive = shard.PopFirst(link);
     BeginOperation(receive->receive.args);
     shard.mu.Unlock();
-    Complete(std::move(receive), absl::OkStatus(), std::move(tensor), is_dead, std::move(args),
-             path_);
+    CompleteItem(std::move(receive), absl::OkStatus(), std::move(tensor), is_dead, std::move(args),
+                 path_);
     return absl::OkStatus();
   }
   if (divert(tensor, args, *link != nullptr)) {
@@ -287,8 +283,8 @@ void LocalRendezvous::SendManyOrDivert(absl::Span<SendEntry> entries, DivertItem
   settle();
   for (SendEntry& entry : entries) {
     if (entry.receive == nullptr) continue;
-    Complete(std::move(entry.receive), absl::OkStatus(), std::move(entry.item->tensor),
-             /*is_dead=*/false, {}, path_);
+    CompleteItem(std::move(entry.receive), absl::OkStatus(), std::move(entry.item->tensor),
+                 /*is_dead=*/false, {}, path_);
   }
 }
 
@@ -336,6 +332,21 @@ ABSL_ATTRIBUTE_ALWAYS_INLINE inline LocalRendezvous::ItemPtr LocalRendezvous::Ar
   return nullptr;
 }
 
+size_t LocalRendezvous::DivertMany(absl::Span<SendItem* const> items,
+                                   absl::FunctionRef<size_t(size_t most)> divert) {
+  const auto has_items = [this](const RendezvousKey& key) {
+    Shard& shard = ShardOf(key);
+    if (shard.item_count.load(std::memory_order_relaxed) == 0) return false;
+    SpinLockHolder lock(&shard.mu);
+    return *shard.Find(key) != nullptr;
+  };
+  size_t most = 0;
+  while (most < items.size() && !has_items(*items[most]->key)) ++most;
+  if (most == 0) return 0;
+  SpinLockHolder lock(&ShardOf(*items[0]->key).mu);
+  return is_aborted_.load(std::memory_order_relaxed) ? 0 : divert(most);
+}
+
 absl::Status LocalRendezvous::Arrive(const RendezvousKey& key, bool is_dead, IncomingValue& value) {
   Shard& shard = ShardOf(key);
   shard.mu.Lock();
@@ -348,11 +359,11 @@ absl::Status LocalRendezvous::Arrive(const RendezvousKey& key, bool is_dead, Inc
   ItemPtr receive = ArriveLocked(shard, key, is_dead, value, tensor, status);
   shard.mu.Unlock();
   if (receive == nullptr) return status;
-  Complete(std::move(receive), std::move(status), std::move(tensor), is_dead, {}, path_);
+  CompleteItem(std::move(receive), std::move(status), std::move(tensor), is_dead, {}, path_);
   return absl::OkStatus();
 }
 
-void LocalRendezvous::ArriveMany(absl::Span<ArrivalItem> items, absl::FunctionRef<void()> settle) {
+void LocalRendezvous::MatchArrivals(absl::Span<ArrivalItem> items) {
   ForEachByShard(
       items, [](const ArrivalItem& item) -> const RendezvousKey& { return *item.key; },
       [this](Shard& shard, ArrivalItem& item) ABSL_NO_THREAD_SAFETY_ANALYSIS {
@@ -363,12 +374,50 @@ void LocalRendezvous::ArriveMany(absl::Span<ArrivalItem> items, absl::FunctionRe
               ArriveLocked(shard, *item.key, item.is_dead, *item.value, item.tensor, item.status);
         }
       });
-  settle();
+}
+
+void LocalRendezvous::CompleteArrivals(absl::Span<ArrivalItem> items, absl::string_view path) {
   for (ArrivalItem& item : items) {
     if (item.receive == nullptr) continue;
     Complete(std::move(item.receive), std::move(item.status), std::move(item.tensor), item.is_dead,
-             {}, path_);
+             path);
   }
+}
+
+bool LocalRendezvous::MatchArrival(ArrivalItem& item) {
+  Shard& shard = ShardOf(*item.key);
+  SpinLockHolder lock(&shard.mu);
+  Item** const link = shard.Find(*item.key);
+  if (*link == nullptr || (*link)->is_send) return false;
+  item.status = item.value->Match((*link)->key, (*link)->receive.args, item.tensor);
+  item.receive = shard.PopFirst(link);
+  return true;
+}
+
+void LocalRendezvous::AddReceive(ItemPtr receive) {
+  Shard& shard = ShardOf(receive->key);
+  SpinLockHolder lock(&shard.mu);
+  if (receive->receive.args.deadline != absl::InfiniteFuture()) shard.AddDeadline(*receive);
+  Item** const link = shard.Find(receive->key);
+  shard.Append(link, std::move(receive));
+}
+
+void LocalRendezvous::Complete(ItemPtr receive, absl::Status&& status, Tensor&& tensor,
+                               bool is_dead, absl::string_view path) {
+  CompleteItem(std::move(receive), std::move(status), std::move(tensor), is_dead, {}, path);
+}
+
+void LocalRendezvous::EndFailed(absl::Span<RecvEntry> entries) {
+  for (RecvEntry& entry : entries) {
+    if (entry.status.ok()) continue;
+    InvokeWithDepthLimit(std::move(entry.item->done), std::move(entry.status), [&entry] {
+      return Received{Tensor(), false, SendArgs(), std::move(entry.item->args)};
+    });
+  }
+}
+
+absl::Status LocalRendezvous::CancelledReceive() {
+  return MakeDerived(absl::CancelledError("RecvAsync is cancelled."));
 }
 
 LocalRendezvous::ItemPtr LocalRendezvous::TakeSendAndUnlock(Shard& shard, Item** link,
@@ -606,7 +655,7 @@ void LocalRendezvous::Expire(absl::FunctionRef<std::string(const RendezvousKey&)
   for (const Shard::Deadline& deadline : due) {
     ItemPtr found = TakeReceive(deadline.key, deadline.id);
     if (found == nullptr) continue;
-    Complete(std::move(found), absl::DeadlineExceededError(describe(deadline.key)));
+    CompleteItem(std::move(found), absl::DeadlineExceededError(describe(deadline.key)));
   }
 }
 
@@ -682,6 +731,15 @@ absl::StatusOr<Received> LocalRendezvous::Recv(const RendezvousKey& key, absl::D
 size_t LocalRendezvous::waiting_count() const {
   size_t sum = 0;
   for (const Shard& shard : Shards()) sum += shard.item_count.load(std::memory_order_relaxed);
+  return sum;
+}
+
+size_t LocalRendezvous::send_count() const {
+  size_t sum = 0;
+  for (const Shard& shard : Shards()) {
+    SpinLockHolder lock(&shard.mu);
+    sum += shard.send_count();
+  }
   return sum;
 }
 

@@ -105,6 +105,13 @@ class LocalRendezvous final {
   using DivertItem = absl::FunctionRef<bool(const SendItem& item, bool is_behind_another)>;
   void SendManyOrDivert(absl::Span<SendEntry> entries, DivertItem divert,
                         absl::FunctionRef<void()> settle);
+  // Offers values to `divert` together, from the first on, up to one for whose key something waits.
+  // `divert` is called with the lock of the first one's shard held, which an abort waits for, and
+  // returns how many it has sent elsewhere. Returns that, 0 if the table is aborted. REQUIRES:
+  // while `divert` may send a key's value, a receive of that key is added by another thread only if
+  // it might as well be added after that.
+  size_t DivertMany(absl::Span<SendItem* const> items,
+                    absl::FunctionRef<size_t(size_t most)> divert);
   // Offers the queued values of the key to `divert`, in order, until it returns false.
   void DivertQueued(const RendezvousKey& key,
                     absl::FunctionRef<bool(const Tensor&, const SendArgs&, bool is_dead)> divert);
@@ -135,10 +142,14 @@ class LocalRendezvous final {
     Tensor tensor;
     absl::Status status;
   };
-  // As Arrive for each of them, those of a key in order. Each lock is taken once.
-  //   settle: called with no lock held, once the items are matched and before their callbacks run,
-  //   in order. It may change the status of those that were taken.
-  void ArriveMany(absl::Span<ArrivalItem> items, absl::FunctionRef<void()> settle);
+  // As Arrive for each of them, those of a key in order, except that the receives that take them
+  // are left to CompleteArrivals. Each lock is taken once.
+  void MatchArrivals(absl::Span<ArrivalItem> items);
+  // Completes the receives that took them, in order. Call with no lock held. Their status may be
+  // changed before.
+  static void CompleteArrivals(absl::Span<ArrivalItem> items, absl::string_view path);
+  // As MatchArrivals for one, but it is not queued: false: no receive waits for it.
+  bool MatchArrival(ArrivalItem& item);
 
   // As RecvAsync.
   //   take: a queued value is taken; returns the receive's status.
@@ -165,6 +176,18 @@ class LocalRendezvous final {
   using DivertEntry = absl::FunctionRef<bool(RecvEntry&, TakeEarlier)>;
   void RecvManyOrDivert(absl::Span<RecvEntry> entries, TakeEntry take, DivertEntry divert,
                         absl::FunctionRef<void()> settle);
+  // Adds a receive that was removed from a table, behind those of its key.
+  void AddReceive(ItemPtr receive);
+  // Removes and returns the receive with that id; null: it no longer waits.
+  ItemPtr TakeReceive(const RendezvousKey& key, uint64_t id);
+  // Completes a receive that was removed from a table. Call with no lock held. `tensor` is not
+  // valid if `is_dead`, or the status is not OK.
+  static void Complete(ItemPtr receive, absl::Status&& status, Tensor&& tensor, bool is_dead,
+                       absl::string_view path);
+  // Ends those that were diverted with an error. Call with no lock held.
+  static void EndFailed(absl::Span<RecvEntry> entries);
+  // The status of receives that were cancelled.
+  static absl::Status CancelledReceive();
   // Removes the receives whose keys match, in order for each key; the caller ends them.
   void TakeReceives(absl::FunctionRef<bool(const RendezvousKey&)> matches,
                     absl::FunctionRef<void(ItemPtr)> take);
@@ -203,6 +226,8 @@ class LocalRendezvous final {
   // From now on the operations' count is not 0 while a send waits for its receive.
   void TrackQueuedSends();
   size_t waiting_count() const;
+  // Those of them that are sends.
+  size_t send_count() const;
   size_t queued_bytes() const;
   // The size of every internal table, summed over the shards; for tests and debugging.
   TableSizes InnerTableSizes() const;
@@ -254,8 +279,6 @@ class LocalRendezvous final {
       args.operation->Begin(*operations_);
     }
   }
-  // Removes and returns a receive; null if it is no longer waiting.
-  ItemPtr TakeReceive(const RendezvousKey& key, uint64_t id);
   // Removes and returns every item that `matches`; the caller ends the receives.
   std::vector<ItemPtr> TakeAll(absl::FunctionRef<bool(const Item&)> matches, bool drops_deadlines);
 

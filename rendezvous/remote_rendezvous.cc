@@ -21,10 +21,6 @@
 namespace ferry {
 namespace {
 
-// Shards of the table of arrivals: fewer than of the local table, since a step whose values are all
-// requested has one too.
-constexpr size_t kArrivalShards = 16;
-
 absl::Status NotHere(absl::string_view side, const RendezvousKey& key, const TaskName& worker) {
   return absl::InvalidArgumentError(absl::StrCat(
       "Invalid rendezvous key (", side, "): ", BoundedName(key.text()), " @ ", ToString(worker)));
@@ -116,6 +112,9 @@ absl::Status RemoteRendezvous::Send(const RendezvousKey& key, Tensor tensor, boo
                                     SendArgs args) {
   if (absl::Status status = CheckSend(key, tensor); !status.ok()) return status;
   if (StaysHere(key)) return local_.Send(key, std::move(tensor), is_dead, std::move(args));
+  if (!is_dead && args.device_context == nullptr && SendAtOnce(key, tensor)) {
+    return absl::OkStatus();
+  }
   // Looked up with the lock held: values queued before the link is connected are found by it.
   EagerSendLink* producer = nullptr;
   const absl::Status status = local_.SendOrDivert(
@@ -135,14 +134,63 @@ absl::Status RemoteRendezvous::Send(const RendezvousKey& key, Tensor tensor, boo
   return status;
 }
 
+bool RemoteRendezvous::SendAtOnce(const RendezvousKey& key, Tensor& tensor) {
+  EagerSendLink* const producer = eager_->SendLinkFor(key);
+  if (producer == nullptr || ServingWorker() == nullptr) return false;
+  SendItem item = {.key = &key, .tensor = std::move(tensor)};
+  SendItem* const items[] = {&item};
+  const size_t sent = local_.DivertMany(
+      items, [&](size_t) { return producer->TrySendMany(*this, items, /*more_follow=*/false); });
+  if (sent == 0) {
+    tensor = std::move(item.tensor);
+    return false;
+  }
+  producer->AfterSend();
+  return true;
+}
+
 void RemoteRendezvous::SendMany(absl::Span<SendItem> items) {
-  absl::InlinedVector<LocalRendezvous::SendEntry, LocalRendezvous::kInlinedBatch> entries;
-  entries.reserve(items.size());
+  absl::InlinedVector<SendItem*, LocalRendezvous::kInlinedBatch> valid;
+  valid.reserve(items.size());
   for (SendItem& item : items) {
     item.status = CheckSend(*item.key, item.tensor);
-    if (item.status.ok()) entries.push_back({.item = &item});
+    if (item.status.ok()) valid.push_back(&item);
   }
+  absl::Span<SendItem* const> rest = valid;
   absl::InlinedVector<EagerSendLink*, 4> producers;
+  if (eager_ != nullptr && ServingWorker() != nullptr) {
+    while (!rest.empty()) {
+      const size_t sent = SendBurst(rest, producers);
+      rest.remove_prefix(sent);
+      if (sent == 0) break;
+    }
+  }
+  if (!rest.empty()) SendManyQueued(rest, producers);
+  for (EagerSendLink* const producer : producers) producer->AfterSend();
+}
+
+size_t RemoteRendezvous::SendBurst(absl::Span<SendItem* const> items,
+                                   absl::InlinedVector<EagerSendLink*, 4>& producers) {
+  const auto link_of = [this](const RendezvousKey& key) {
+    return StaysHere(key) ? nullptr : eager_->SendLinkFor(key);
+  };
+  EagerSendLink* const producer = link_of(*items[0]->key);
+  if (producer == nullptr) return 0;
+  size_t count = 1;
+  while (count < items.size() && link_of(*items[count]->key) == producer) ++count;
+  if (std::find(producers.begin(), producers.end(), producer) == producers.end()) {
+    producers.push_back(producer);
+  }
+  return local_.DivertMany(items.subspan(0, count), [&](size_t most) {
+    return producer->TrySendMany(*this, items.subspan(0, most), /*more_follow=*/true);
+  });
+}
+
+void RemoteRendezvous::SendManyQueued(absl::Span<SendItem* const> items,
+                                      absl::InlinedVector<EagerSendLink*, 4>& producers) {
+  absl::InlinedVector<LocalRendezvous::SendEntry, LocalRendezvous::kInlinedBatch> entries;
+  entries.reserve(items.size());
+  for (SendItem* const item : items) entries.push_back({.item = item});
   const SendArgs args;
   local_.SendManyOrDivert(
       absl::MakeSpan(entries),
@@ -163,6 +211,7 @@ void RemoteRendezvous::SendMany(absl::Span<SendItem> items) {
       },
       [&producers] {
         for (EagerSendLink* const producer : producers) producer->AfterSend();
+        producers.clear();
       });
 }
 
@@ -194,6 +243,17 @@ void RemoteRendezvous::RecvAsync(const RendezvousKey& key, RecvArgs args, RecvCa
 }
 
 void RemoteRendezvous::RecvMany(absl::Span<RecvItem> items) {
+  // A callback may drop the last other reference.
+  const std::shared_ptr<RemoteRendezvous> self = weak_from_this().lock();
+  // Not all at once, since values that arrive meanwhile wait for the same locks.
+  while (items.size() > LocalRendezvous::kInlinedBatch) {
+    RecvSome(items.subspan(0, LocalRendezvous::kInlinedBatch));
+    items.remove_prefix(LocalRendezvous::kInlinedBatch);
+  }
+  RecvSome(items);
+}
+
+void RemoteRendezvous::RecvSome(absl::Span<RecvItem> items) {
   if (items.size() == 1) {
     return RecvAsync(*items[0].key, std::move(items[0].args), std::move(items[0].done));
   }
@@ -227,11 +287,29 @@ void RemoteRendezvous::RecvMany(absl::Span<RecvItem> items) {
 
 void RemoteRendezvous::RecvManyEager(absl::Span<LocalRendezvous::RecvEntry> entries,
                                      absl::Span<EagerRecvLink* const> consumers) {
-  LocalRendezvous* const arrivals = Arrivals();
+  ArrivalTable* const arrivals = Arrivals();
   if (arrivals == nullptr) {
     for (const auto& entry : entries) std::move(entry.item->done)(abort_status(), {});
     return;
   }
+  size_t longest = 0;
+  for (const auto& entry : entries) longest = std::max(longest, entry.item->key->text().size());
+  const auto after = [consumers] {
+    EagerRecvLink* last = nullptr;
+    for (EagerRecvLink* const consumer : consumers) {
+      if (consumer != last) consumer->AfterReceive();
+      last = consumer;
+    }
+  };
+  const bool is_posted = arrivals->Post(entries, [&] {
+    EagerRecvLink* last = nullptr;
+    for (EagerRecvLink* const consumer : consumers) {
+      if (consumer != last && !consumer->MayWait(*this, longest)) return false;
+      last = consumer;
+    }
+    return true;
+  });
+  if (is_posted) return after();
   const auto consumer_of = [&](const LocalRendezvous::RecvEntry& entry) -> EagerRecvLink& {
     return *consumers[static_cast<size_t>(&entry - entries.data())];
   };
@@ -257,20 +335,15 @@ void RemoteRendezvous::RecvManyEager(absl::Span<LocalRendezvous::RecvEntry> entr
       },
       [&] {
         if (unissued_.load(std::memory_order_acquire) != 0) IssueRequests();
-        EagerRecvLink* last = nullptr;
-        for (EagerRecvLink* const consumer : consumers) {
-          if (consumer != last) consumer->AfterReceive();
-          last = consumer;
-        }
+        after();
       });
 }
 
-LocalRendezvous* RemoteRendezvous::Arrivals() {
-  if (LocalRendezvous* const made = ArrivalsIfAny(); made != nullptr) return made;
+ArrivalTable* RemoteRendezvous::Arrivals() {
+  if (ArrivalTable* const made = ArrivalsIfAny(); made != nullptr) return made;
   SpinLockHolder lock(&mu_);
   if (owned_arrivals_ == nullptr && abort_status_.ok()) {
-    owned_arrivals_ = std::make_unique<LocalRendezvous>(clock_, limits_, /*operations=*/nullptr,
-                                                        "eager", kArrivalShards);
+    owned_arrivals_ = std::make_unique<ArrivalTable>(clock_, limits_);
     arrivals_.store(owned_arrivals_.get(), std::memory_order_release);
   }
   return owned_arrivals_.get();
@@ -278,12 +351,17 @@ LocalRendezvous* RemoteRendezvous::Arrivals() {
 
 void RemoteRendezvous::RecvEager(EagerRecvLink& consumer, const RendezvousKey& key, RecvArgs&& args,
                                  RecvCallback&& done) {
-  LocalRendezvous* const arrivals = Arrivals();
+  ArrivalTable* const arrivals = Arrivals();
   if (arrivals == nullptr) return std::move(done)(abort_status(), {});
+  RecvItem item = {.key = &key, .args = std::move(args), .done = std::move(done)};
+  LocalRendezvous::RecvEntry entry = {.item = &item};
+  const bool is_posted = arrivals->Post(absl::MakeSpan(&entry, 1),
+                                        [&] { return consumer.MayWait(*this, key.text().size()); });
+  if (is_posted) return consumer.AfterReceive();
   absl::Status why;
   bool is_queued = false;
   const bool is_accepted = arrivals->RecvOrDivert(
-      key, args, done,
+      key, item.args, item.done,
       [&consumer](Tensor& tensor, SendArgs& send_args, const RecvArgs& recv_args) {
         return consumer.OnTaken(tensor, send_args, recv_args);
       },
@@ -298,13 +376,13 @@ void RemoteRendezvous::RecvEager(EagerRecvLink& consumer, const RendezvousKey& k
         }
         QueueEarlier(take_earlier, consumer);
         is_queued = unissued_.load(std::memory_order_acquire) != 0;
-        if (is_queued) QueueReceive(key, std::move(args), std::move(done), consumer);
+        if (is_queued) QueueReceive(key, std::move(item.args), std::move(item.done), consumer);
         return true;
       });
   if (is_accepted) return consumer.AfterReceive();
-  if (!why.ok()) return std::move(done)(std::move(why), {});
+  if (!why.ok()) return std::move(item.done)(std::move(why), {});
   if (is_queued) return IssueRequests();
-  FetchRemote(key, std::move(args), std::move(done));
+  FetchRemote(key, std::move(item.args), std::move(item.done));
   consumer.OnRequested();
 }
 
@@ -359,7 +437,7 @@ void RemoteRendezvous::IssueRequests() {
 
 void RemoteRendezvous::RequestWaiting(EagerRecvLink& consumer,
                                       absl::FunctionRef<bool(const RendezvousKey&)> matches) {
-  LocalRendezvous* const arrivals = ArrivalsIfAny();
+  ArrivalTable* const arrivals = ArrivalsIfAny();
   if (arrivals == nullptr) return;
   arrivals->TakeReceives(matches, [&](LocalRendezvous::ItemPtr receive) {
     consumer.OnConverted(receive->key);
@@ -369,7 +447,7 @@ void RemoteRendezvous::RequestWaiting(EagerRecvLink& consumer,
 }
 
 void RemoteRendezvous::EndWaiting(absl::FunctionRef<absl::Status(const RendezvousKey&)> verdict) {
-  LocalRendezvous* const arrivals = ArrivalsIfAny();
+  ArrivalTable* const arrivals = ArrivalsIfAny();
   if (arrivals == nullptr) return;
   arrivals->FailReceives([&](const RendezvousKey& key) {
     absl::Status status = verdict(key);
@@ -378,14 +456,14 @@ void RemoteRendezvous::EndWaiting(absl::FunctionRef<absl::Status(const Rendezvou
 }
 
 void RemoteRendezvous::DropArrivals(absl::FunctionRef<bool(const RendezvousKey&)> matches) {
-  LocalRendezvous* const arrivals = ArrivalsIfAny();
+  ArrivalTable* const arrivals = ArrivalsIfAny();
   if (arrivals == nullptr) return;
   arrivals->DropSends(matches);
 }
 
 bool RemoteRendezvous::is_unused() const {
   if (worker() != nullptr || local_.waiting_count() != 0) return false;
-  const LocalRendezvous* const arrivals = ArrivalsIfAny();
+  const ArrivalTable* const arrivals = ArrivalsIfAny();
   if (arrivals != nullptr && arrivals->waiting_count() != 0) return false;
   SpinLockHolder lock(&mu_);
   return first_ == nullptr && abort_status_.ok();
@@ -393,20 +471,26 @@ bool RemoteRendezvous::is_unused() const {
 
 absl::Status RemoteRendezvous::Arrive(const RendezvousKey& key, bool is_dead,
                                       LocalRendezvous::IncomingValue& value) {
-  LocalRendezvous* const arrivals = Arrivals();
+  ArrivalTable* const arrivals = Arrivals();
   return arrivals == nullptr ? abort_status() : arrivals->Arrive(key, is_dead, value);
 }
 
 void RemoteRendezvous::ArriveMany(absl::Span<LocalRendezvous::ArrivalItem> items,
                                   absl::FunctionRef<void()> settle) {
-  LocalRendezvous* const arrivals = Arrivals();
+  ArrivalTable* const arrivals = Arrivals();
   if (arrivals != nullptr) return arrivals->ArriveMany(items, settle);
   for (LocalRendezvous::ArrivalItem& item : items) item.status = abort_status();
   settle();
 }
 
+size_t RemoteRendezvous::TakePosted(size_t most, ArrivalTable::MatchPosted match,
+                                    ArrivalTable::ItemPtr* taken) {
+  ArrivalTable* const arrivals = ArrivalsIfAny();
+  return arrivals == nullptr ? 0 : arrivals->TakePosted(most, match, taken);
+}
+
 std::optional<RendezvousKey> RemoteRendezvous::FindArrivalKey(absl::string_view text) const {
-  const LocalRendezvous* const arrivals = ArrivalsIfAny();
+  const ArrivalTable* const arrivals = ArrivalsIfAny();
   return arrivals == nullptr ? std::nullopt : arrivals->FindKey(text);
 }
 
@@ -628,7 +712,7 @@ void RemoteRendezvous::EndStep(const absl::Status& why, bool may_begin_again) {
     if (has_untaken && send_status_.ok()) send_status_ = why;
   }
   local_.StartAbort(status);
-  if (LocalRendezvous* const arrivals = ArrivalsIfAny(); arrivals != nullptr) {
+  if (ArrivalTable* const arrivals = ArrivalsIfAny(); arrivals != nullptr) {
     arrivals->StartAbort(status);
   }
   size_t count = 0;
@@ -663,7 +747,7 @@ size_t RemoteRendezvous::FailTask(const TaskName& task, const absl::Status& why)
     if (send_status_.ok()) send_status_ = std::move(lost);
   }
   size_t count = local_.Fail(verdict);
-  if (LocalRendezvous* const arrivals = ArrivalsIfAny(); arrivals != nullptr) {
+  if (ArrivalTable* const arrivals = ArrivalsIfAny(); arrivals != nullptr) {
     // A value that has arrived may be from a successor of the task, which will not send it again.
     count += arrivals->FailReceives(verdict);
   }
@@ -691,7 +775,7 @@ absl::Status RemoteRendezvous::send_status() const {
 
 void RemoteRendezvous::Expire() {
   local_.Expire();
-  if (LocalRendezvous* const arrivals = ArrivalsIfAny(); arrivals != nullptr) {
+  if (ArrivalTable* const arrivals = ArrivalsIfAny(); arrivals != nullptr) {
     arrivals->Expire([this](const RendezvousKey& key) {
       const EagerRecvLink* const consumer = eager_->RecvLinkFor(key);
       return absl::StrCat(ToString(key.src().task), " has not sent ", BoundedName(key.text()),
@@ -715,7 +799,7 @@ void RemoteRendezvous::Expire() {
 
 absl::Time RemoteRendezvous::NextDeadline() const {
   absl::Time next = local_.NextDeadline();
-  if (const LocalRendezvous* const arrivals = ArrivalsIfAny(); arrivals != nullptr) {
+  if (const ArrivalTable* const arrivals = ArrivalsIfAny(); arrivals != nullptr) {
     next = std::min(next, arrivals->NextDeadline());
   }
   SpinLockHolder lock(&mu_);
@@ -737,7 +821,7 @@ void RemoteRendezvous::ForEachPending(absl::Duration min_age,
     if (op.key.is_step_end()) return;
     visit({step_id_, op.key, op.is_send ? Side::kSend : Side::kRecv, op.bytes, op.age, ""});
   });
-  if (const LocalRendezvous* const arrivals = ArrivalsIfAny(); arrivals != nullptr) {
+  if (ArrivalTable* const arrivals = ArrivalsIfAny(); arrivals != nullptr) {
     arrivals->ForEachPending(min_age, [&](const PendingOp& op) {
       // A value that has arrived is pending at its sender.
       if (op.is_send) return;
@@ -772,7 +856,7 @@ size_t RemoteRendezvous::fetch_count() const {
 
 TableSizes RemoteRendezvous::InnerTableSizes() const {
   TableSizes sizes = local_.InnerTableSizes();
-  if (const LocalRendezvous* const arrivals = ArrivalsIfAny(); arrivals != nullptr) {
+  if (const ArrivalTable* const arrivals = ArrivalsIfAny(); arrivals != nullptr) {
     for (const auto& [name, size] : arrivals->InnerTableSizes()) {
       sizes[absl::StrCat("arrivals.", name)] = size;
     }

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/container/inlined_vector.h"
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/types/span.h"
@@ -20,6 +21,7 @@
 #include "base/clock.h"
 #include "base/spin_lock.h"
 #include "base/table_sizes.h"
+#include "rendezvous/arrival_table.h"
 #include "rendezvous/device_name.h"
 #include "rendezvous/eager_link.h"
 #include "rendezvous/key.h"
@@ -110,7 +112,7 @@ class RemoteRendezvous final : public std::enable_shared_from_this<RemoteRendezv
   void RecvAsync(const RendezvousKey& key, RecvArgs args, RecvCallback done);
 
   // As RecvAsync for each of them, those of a key in this order. Those from other workers enter the
-  // table together: each of its locks is taken once.
+  // table of arrivals together, up to 64 at a time: each of its locks is taken once.
   void RecvMany(absl::Span<RecvItem> items);
 
   // Receives a value sent on this worker, for a consumer anywhere. Waits for Initialize if needed.
@@ -163,12 +165,18 @@ class RemoteRendezvous final : public std::enable_shared_from_this<RemoteRendezv
   void ForEachQueued(const TaskName& consumer,
                      absl::FunctionRef<void(const RendezvousKey&)> visit) const;
   bool HasQueued(const RendezvousKey& key) { return local_.HasQueued(key); }
-  // As LocalRendezvous::Arrive.
+  // As ArrivalTable::Arrive.
   absl::Status Arrive(const RendezvousKey& key, bool is_dead, LocalRendezvous::IncomingValue& value)
       ABSL_LOCKS_EXCLUDED(mu_);
+  // As ArrivalTable::TakePosted.
+  size_t TakePosted(size_t most, ArrivalTable::MatchPosted match, ArrivalTable::ItemPtr* taken);
+  bool has_posted() const {
+    const ArrivalTable* const arrivals = ArrivalsIfAny();
+    return arrivals != nullptr && arrivals->has_posted();
+  }
   // As LocalRendezvous::FindKey, among the receives that wait for values from other nodes.
   std::optional<RendezvousKey> FindArrivalKey(absl::string_view text) const;
-  // As LocalRendezvous::ArriveMany.
+  // As ArrivalTable::ArriveMany.
   void ArriveMany(absl::Span<LocalRendezvous::ArrivalItem> items, absl::FunctionRef<void()> settle)
       ABSL_LOCKS_EXCLUDED(mu_);
   // Requests the waiting receives whose keys match, those of a key in order.
@@ -255,6 +263,16 @@ class RemoteRendezvous final : public std::enable_shared_from_this<RemoteRendezv
               bool with_phase = false) ABSL_LOCKS_EXCLUDED(mu_);
   //   Errors: INTERNAL before Initialize, INVALID_ARGUMENT unless the source is this worker.
   absl::Status CheckSend(const RendezvousKey& key, const Tensor& tensor) const;
+  // Passes a value for another worker on at once. False: `tensor` is as before, and the value is to
+  // be sent by the local table.
+  bool SendAtOnce(const RendezvousKey& key, Tensor& tensor);
+  // Passes values for one worker on at once, from the first on. Returns how many; the others are to
+  // be sent by SendManyQueued. Adds the link to `producers`, for AfterSend.
+  size_t SendBurst(absl::Span<SendItem* const> items,
+                   absl::InlinedVector<EagerSendLink*, 4>& producers);
+  // Each by the local table, where it is queued if it cannot be passed on.
+  void SendManyQueued(absl::Span<SendItem* const> items,
+                      absl::InlinedVector<EagerSendLink*, 4>& producers);
   absl::Status CheckRecv(const RendezvousKey& key) const;
   // Null: a receive from another worker is requested.
   EagerRecvLink* RecvLinkFor(const RendezvousKey& key) const;
@@ -266,6 +284,8 @@ class RemoteRendezvous final : public std::enable_shared_from_this<RemoteRendezv
   std::vector<EagerSendLink*> SendLinks() const ABSL_LOCKS_EXCLUDED(mu_);
   void RecvHere(const RendezvousKey& key, const Worker& here, RecvArgs args, RecvCallback done);
   void FetchRemote(const RendezvousKey& key, RecvArgs args, RecvCallback done);
+  // RecvMany for a part of them.
+  void RecvSome(absl::Span<RecvItem> items);
   // A receive from another node that may send the value by itself.
   void RecvEager(EagerRecvLink& consumer, const RendezvousKey& key, RecvArgs&& args,
                  RecvCallback&& done) ABSL_LOCKS_EXCLUDED(mu_);
@@ -273,8 +293,8 @@ class RemoteRendezvous final : public std::enable_shared_from_this<RemoteRendezv
   void RecvManyEager(absl::Span<LocalRendezvous::RecvEntry> entries,
                      absl::Span<EagerRecvLink* const> consumers) ABSL_LOCKS_EXCLUDED(mu_);
   // The table of arrivals, made on first use; null: the step is aborted.
-  LocalRendezvous* Arrivals() ABSL_LOCKS_EXCLUDED(mu_);
-  LocalRendezvous* ArrivalsIfAny() const { return arrivals_.load(std::memory_order_acquire); }
+  ArrivalTable* Arrivals() ABSL_LOCKS_EXCLUDED(mu_);
+  ArrivalTable* ArrivalsIfAny() const { return arrivals_.load(std::memory_order_acquire); }
   // These are called with the lock of the key's shard in the table of arrivals held. Receives of
   // that key that wait are to be requested, before a new one is.
   void QueueEarlier(LocalRendezvous::TakeEarlier take_earlier, EagerRecvLink& consumer)
@@ -296,7 +316,7 @@ class RemoteRendezvous final : public std::enable_shared_from_this<RemoteRendezv
   const OutstandingOperations::Ptr operations_;
   LocalRendezvous local_;
   // Set once, under mu_.
-  std::atomic<LocalRendezvous*> arrivals_{nullptr};
+  std::atomic<ArrivalTable*> arrivals_{nullptr};
   // StartFlush calls without their EndFlush.
   std::atomic<int> flushes_{0};
   // Queued requests that have not been issued.
@@ -313,7 +333,7 @@ class RemoteRendezvous final : public std::enable_shared_from_this<RemoteRendezv
   Waiting* last_ ABSL_GUARDED_BY(mu_) = nullptr;
   size_t waiting_count_ ABSL_GUARDED_BY(mu_) = 0;
   // Values from other nodes that were not requested, and the receives that wait for such.
-  std::unique_ptr<LocalRendezvous> owned_arrivals_ ABSL_GUARDED_BY(mu_);
+  std::unique_ptr<ArrivalTable> owned_arrivals_ ABSL_GUARDED_BY(mu_);
   std::vector<EagerSendLink*> send_links_ ABSL_GUARDED_BY(mu_);
   std::vector<EagerRecvLink*> recv_links_ ABSL_GUARDED_BY(mu_);
   // They have been told that the step is over.

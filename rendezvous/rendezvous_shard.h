@@ -173,6 +173,8 @@ struct alignas(64) RendezvousShard {
   // Removes those that have passed; some may belong to completed receives.
   void TakeDue(absl::Time now, std::vector<Deadline>& due);
 
+  size_t send_count() const { return send_count_; }
+
   // From now on the shard is one of `counting`'s operations while it holds sends. Before that they
   // are counted only here, which costs other threads nothing.
   void TrackQueuedSends(OutstandingOperations& counting) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <optional>
 #include <utility>
 
@@ -363,6 +364,16 @@ EagerRecvLink::Route EagerInbox::OnReceive(RemoteRendezvous& step, const Rendezv
   return Route::kRequest;
 }
 
+bool EagerInbox::MayWait(RemoteRendezvous& step, size_t key_bytes) {
+  SpinLockHolder lock(&mu_);
+  if (channel_ == nullptr || is_closing_) return false;
+  EagerReceiver::Decision decision;
+  const bool may_wait = receiver_.MayWait(step.step_id(), key_bytes, decision);
+  if (decision.is_new_step) step.AddRecvLink(*this);
+  if (decision.needs_watch) QueueWatch(step.step_id());
+  return may_wait;
+}
+
 void EagerInbox::QueueWatch(int64_t step_id) {
   unsent_watches_.push_back(step_id);
   RequestTimer();
@@ -557,56 +568,150 @@ absl::Status EagerInbox::FindStep(int64_t step_id, std::shared_ptr<RemoteRendezv
   return absl::OkStatus();
 }
 
+// Values of a frame that are taken together.
+struct EagerInbox::Burst {
+  static constexpr size_t kMost = 64;
+
+  std::array<EagerPlainRecord, kMost> records;
+  std::array<ArrivalTable::ItemPtr, kMost> receives;
+  // Moved from once they are delivered.
+  std::array<Tensor, kMost> tensors;
+};
+
+void EagerInbox::TakePosted(const ControlChannel& channel, EagerFrameReader& reader,
+                            RemoteRendezvous& step) {
+  if (burst_ == nullptr) burst_ = std::make_unique<Burst>();
+  Burst& burst = *burst_;
+  while (!reader.is_at_end() && step.has_posted()) {
+    size_t count = 0;
+    while (count < Burst::kMost && !reader.is_at_end() && reader.ReadPlain(burst.records[count])) {
+      ++count;
+    }
+    if (count == 0) return;
+    const size_t taken = step.TakePosted(
+        count,
+        [&](absl::Span<const ArrivalTable::ItemPtr> posted) {
+          return MatchPosted(channel, absl::MakeConstSpan(burst.records).subspan(0, count), posted,
+                             step.step_id(), absl::MakeSpan(burst.tensors));
+        },
+        burst.receives.data());
+    for (size_t i = 0; i < taken; ++i) {
+      LocalRendezvous::Complete(std::move(burst.receives[i]), absl::OkStatus(),
+                                std::move(burst.tensors[i]), burst.records[i].is_dead,
+                                ArrivalTable::kPath);
+    }
+    if (taken < count) return reader.Return(burst.records[taken], count - taken);
+  }
+}
+
+size_t EagerInbox::MatchPosted(const ControlChannel& channel,
+                               absl::Span<const EagerPlainRecord> records,
+                               absl::Span<const ArrivalTable::ItemPtr> posted, int64_t step_id,
+                               absl::Span<Tensor> tensors) {
+  SpinLockHolder lock(&mu_);
+  if (!IsCurrent(channel) || !receiver_.StartTaking()) return 0;
+  size_t count = 0;
+  uint64_t bytes = 0;
+  for (; count < records.size() && count < posted.size() && posted[count] != nullptr; ++count) {
+    const EagerPlainRecord& record = records[count];
+    const RendezvousItem& receive = *posted[count];
+    const RendezvousKey* const key = receiver_.CanTake(record.name, count, bytes);
+    if (key == nullptr) break;
+    if (!key->IsSameObject(receive.key)) {
+      if (!(*key == receive.key)) break;
+      receiver_.AdoptKey(record.name, receive.key);
+    }
+    if (!record.is_dead && !CopyPlain(record, receive.receive.args, tensors[count])) break;
+    FERRY_LOG_DEBUG(kTransport, "value arrived: peer={} step={} bytes={} key={}", producer_.node_id,
+                    step_id, record.bytes, absl::CEscape(receive.key.text()));
+    bytes += record.bytes;
+  }
+  if (count == 0) return 0;
+  receiver_.OnTaken(count, bytes);
+  SendOutput();
+  RequestTimer();
+  return count;
+}
+
+bool EagerInbox::CopyPlain(const EagerPlainRecord& record, const RecvArgs& args,
+                           Tensor& tensor) const {
+  if (context_.policy.forbids_tcp() && record.bytes > kInlineMaxTcpForbidden) return false;
+  const Destination& wanted = args.destination;
+  if (wanted.is_valid()) {
+    if (wanted->dtype() != record.dtype || wanted->bytes() != record.bytes ||
+        !wanted->is_on_host()) {
+      return false;
+    }
+    tensor = *wanted;
+  } else {
+    absl::StatusOr<Tensor> made = Tensor::Allocate(record.dtype, record.shape());
+    if (!made.ok()) return false;
+    tensor = *std::move(made);
+  }
+  if (record.bytes == 0) return true;
+  if (!HasIllegalBits(record.dtype)) {
+    std::memcpy(tensor.mutable_data(), record.payload, record.bytes);
+    return true;
+  }
+  // An error is reported on the general way.
+  return CopyValues(record.dtype, record.payload, record.bytes, tensor.mutable_data(),
+                    [] { return std::string(); })
+      .ok();
+}
+
 absl::Status EagerInbox::OnEager(const ControlChannel& channel, absl::string_view body,
                                  absl::FunctionRef<absl::Status(const EagerRange&)> acknowledge) {
-  int64_t step_id = 0;
-  std::shared_ptr<RemoteRendezvous> step;
-  bool is_current = true;
-  // For more than one value.
-  Batch* batch = nullptr;
-  absl::Status status = DecodeEager(
-      body,
-      [&](const EagerHead& head) -> absl::Status {
-        step_id = head.step_id;
-        {
-          SpinLockHolder lock(&mu_);
-          is_current = IsCurrent(channel);
-          if (!is_current) return absl::OkStatus();
-          FERRY_RETURN_IF_ERROR(receiver_.OnEager(head));
-        }
-        if (head.acked_count != 0) {
-          FERRY_RETURN_IF_ERROR(acknowledge({head.acked_first, head.acked_count}));
-        }
-        if (head.count > 1) batch = EmptyBatch();
-        return FindStep(step_id, step);
-      },
-      [&](const EagerRecord& record) -> absl::Status {
-        if (!is_current) return absl::OkStatus();
-        if (batch != nullptr) {
-          batch->Add(record);
-          return batch->is_full() ? batch->Deliver(*this, step_id, step.get()) : absl::OkStatus();
-        }
-        std::optional<RendezvousKey> known = DefinedKey(step.get(), record);
-        mu_.Lock();
-        const absl::StatusOr<RendezvousKey> key = ReadKey(step_id, record, std::move(known));
-        mu_.Unlock();
-        FERRY_RETURN_IF_ERROR(key.status());
-        if (step != nullptr) {
-          absl::Status violation;
-          RecordValue arrival(*this, *step, *key, record, /*admitted=*/nullptr, violation);
-          const absl::Status arrived = step->Arrive(*key, record.is_dead, arrival);
-          FERRY_RETURN_IF_ERROR(violation);
-          if (arrived.ok()) return absl::OkStatus();
-        }
-        SpinLockHolder lock(&mu_);
-        if (IsCurrent(channel)) Drop(step_id);
-        return absl::OkStatus();
-      });
-  if (status.ok() && batch != nullptr && !batch->is_empty()) {
-    status = batch->Deliver(*this, step_id, step.get());
+  EagerFrameReader reader;
+  FERRY_RETURN_IF_ERROR(reader.Start(body));
+  const EagerHead& head = reader.head();
+  {
+    SpinLockHolder lock(&mu_);
+    if (!IsCurrent(channel)) return absl::OkStatus();
+    FERRY_RETURN_IF_ERROR(receiver_.OnEager(head));
   }
+  if (head.acked_count != 0) {
+    FERRY_RETURN_IF_ERROR(acknowledge({head.acked_first, head.acked_count}));
+  }
+  std::shared_ptr<RemoteRendezvous> step;
+  FERRY_RETURN_IF_ERROR(FindStep(head.step_id, step));
+  if (step != nullptr && step->is_serving()) TakePosted(channel, reader, *step);
+  const absl::Status status =
+      reader.is_at_end() ? reader.Finish() : ReadRecords(channel, reader, step.get());
   AfterReceive();
   return status;
+}
+
+absl::Status EagerInbox::ReadRecords(const ControlChannel& channel, EagerFrameReader& reader,
+                                     RemoteRendezvous* step) {
+  const int64_t step_id = reader.head().step_id;
+  // For more than one value.
+  Batch* const batch = reader.remaining() > 1 ? EmptyBatch() : nullptr;
+  while (!reader.is_at_end()) {
+    EagerRecord record;
+    FERRY_RETURN_IF_ERROR(reader.Read(record));
+    if (batch != nullptr) {
+      batch->Add(record);
+      if (batch->is_full()) FERRY_RETURN_IF_ERROR(batch->Deliver(*this, step_id, step));
+      continue;
+    }
+    std::optional<RendezvousKey> known = DefinedKey(step, record);
+    mu_.Lock();
+    const absl::StatusOr<RendezvousKey> key = ReadKey(step_id, record, std::move(known));
+    mu_.Unlock();
+    FERRY_RETURN_IF_ERROR(key.status());
+    if (step != nullptr) {
+      absl::Status violation;
+      RecordValue arrival(*this, *step, *key, record, /*admitted=*/nullptr, violation);
+      const absl::Status arrived = step->Arrive(*key, record.is_dead, arrival);
+      FERRY_RETURN_IF_ERROR(violation);
+      if (arrived.ok()) continue;
+    }
+    SpinLockHolder lock(&mu_);
+    if (IsCurrent(channel)) Drop(step_id);
+  }
+  FERRY_RETURN_IF_ERROR(reader.Finish());
+  return batch == nullptr || batch->is_empty() ? absl::OkStatus()
+                                               : batch->Deliver(*this, step_id, step);
 }
 
 absl::Status EagerInbox::OnPull(const ControlChannel& channel, absl::string_view body) {

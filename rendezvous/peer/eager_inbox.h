@@ -67,6 +67,7 @@ class EagerInbox final : public EagerRecvLink {
 
   Route OnReceive(RemoteRendezvous& step, const RendezvousKey& key, absl::Status& why) override
       ABSL_LOCKS_EXCLUDED(mu_);
+  bool MayWait(RemoteRendezvous& step, size_t key_bytes) override ABSL_LOCKS_EXCLUDED(mu_);
   void OnConverted(const RendezvousKey& key) override ABSL_LOCKS_EXCLUDED(mu_);
   void OnRequested() override ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status OnTaken(Tensor& tensor, SendArgs& args, const RecvArgs& recv_args) override
@@ -101,6 +102,7 @@ class EagerInbox final : public EagerRecvLink {
  private:
   class RecordValue;
   class Batch;
+  struct Burst;
   struct Admitted;
   class ArrivalTag;
 
@@ -108,6 +110,20 @@ class EagerInbox final : public EagerRecvLink {
     return &channel == channel_.get();
   }
   bool IsFromProducer(const RendezvousKey& key) const;
+  // Reads the records of the frame that are left. `step`: null: it is over here.
+  absl::Status ReadRecords(const ControlChannel& channel, EagerFrameReader& reader,
+                           RemoteRendezvous* step) ABSL_LOCKS_EXCLUDED(mu_);
+  // Passes the next records of the frame to the receives that have been posted for them in that
+  // order, if they are: what is left takes the general way.
+  void TakePosted(const ControlChannel& channel, EagerFrameReader& reader, RemoteRendezvous& step)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // The part of TakePosted with the lock of the queue of receives held. Returns how many are taken;
+  // sets their tensors.
+  size_t MatchPosted(const ControlChannel& channel, absl::Span<const EagerPlainRecord> records,
+                     absl::Span<const ArrivalTable::ItemPtr> posted, int64_t step_id,
+                     absl::Span<Tensor> tensors) ABSL_LOCKS_EXCLUDED(mu_);
+  // Sets `tensor` to the value for that receive. False: it cannot be taken as it is.
+  bool CopyPlain(const EagerPlainRecord& record, const RecvArgs& args, Tensor& tensor) const;
   // OK if that receive may take an eager value.
   absl::Status Check(const TensorHeader& header, bool is_dead, const RecvArgs& args) const;
   // A value of that step was admitted. False: the step is over here.
@@ -157,6 +173,7 @@ class EagerInbox final : public EagerRecvLink {
   std::atomic<bool> needs_timer_{false};
   // Loop thread only; null until it is needed.
   std::unique_ptr<Batch> batch_;
+  std::unique_ptr<Burst> burst_;
 
   mutable SpinLock mu_;
   // Null: everything is requested.

@@ -70,10 +70,7 @@ void EagerOutbox::Run(Deferred deferred, const absl::Status& why) {
   }
 }
 
-bool EagerOutbox::IsEager(const Offer& offer) const {
-  if (offer.args.device_context != nullptr) return false;
-  if (offer.is_dead) return true;
-  const Tensor& tensor = offer.tensor;
+bool EagerOutbox::IsEager(const Tensor& tensor) const {
   if (!tensor.is_on_host() || !IsFixedSize(tensor.dtype()) ||
       tensor.shape().rank() > kMaxEagerRank) {
     return false;
@@ -81,6 +78,86 @@ bool EagerOutbox::IsEager(const Offer& offer) const {
   const bool is_in_arena = tensor.buffer() != nullptr && tensor.buffer()->arena() != nullptr;
   return tensor.bytes() <= (is_in_arena ? sizes_.in_arena : sizes_.elsewhere) &&
          CheckValues(tensor).ok();
+}
+
+size_t EagerOutbox::TrySendMany(RemoteRendezvous& step, absl::Span<SendItem* const> items,
+                                bool more_follow) {
+  if (!is_started_.load(std::memory_order_acquire)) return 0;
+  const int64_t step_id = step.step_id();
+  SpinLockHolder lock(&mu_);
+  if (!sender_.has_value() || !is_started_.load(std::memory_order_relaxed) ||
+      channel_->queued_bytes() > context_.eager->max_backlog()) {
+    return 0;
+  }
+  EagerSender::Decision decision;
+  const bool is_started = sender_->StartBurst(step_id, decision);
+  if (decision.is_new_step && !step.AddSendLink(*this)) {
+    // Cannot happen, since the abort waits for the caller.
+    FERRY_LOG_ERROR(kTransport, "value sent in a step that is over: step={}", step_id);
+  }
+  if (!is_started) return 0;
+  const int64_t since = context_.clock->CoarseNanos();
+  absl::Status status;
+  size_t count = 0;
+  for (const SendItem* const item : items) {
+    const RendezvousKey& key = *item->key;
+    // Nobody can receive a value of another incarnation of this process.
+    if (!item->tensor.is_valid() || key.src_incarnation() != context_.self.peer.incarnation ||
+        !IsEager(item->tensor) ||
+        !sender_->SendInBurst(key, item->tensor.bytes(), since, decision)) {
+      break;
+    }
+    FERRY_LOG_DEBUG(kTransport, "value sent before its request: peer={} step={} sequence={} key={}",
+                    consumer_.node_id, step_id, decision.sequence, absl::CEscape(key.text()));
+    status = SendNamed(step_id, decision, key, item->tensor, more_follow);
+    if (!status.ok()) {
+      // As in TrySend.
+      sender_->OnRejected(kEagerRejectedBit | decision.sequence).IgnoreError();
+      break;
+    }
+    ++count;
+  }
+  if (count > 0 && decision.is_first_unacknowledged) operations_[step_id].Begin(step.operations());
+  // It may have begun to be flushed before it had state here.
+  if (count > 0 && status.ok() && step.is_flushing() && sender_->StartFlush(step_id)) {
+    status = SendFrame();
+    if (status.ok()) status = SendAckNow(*channel_, step_id);
+  }
+  if (!status.ok()) channel_->Close(status);
+  return count;
+}
+
+absl::Status EagerOutbox::SendNamed(int64_t step_id, const EagerSender::Decision& decision,
+                                    const RendezvousKey& key, const Tensor& tensor,
+                                    bool more_follow) {
+  const auto sequence = static_cast<uint32_t>(decision.sequence);
+  const bool is_plain = !decision.defines_name && tensor.shape().rank() <= 1;
+  const bool is_alone = !more_follow && frame_.count() == 0;
+  if (is_alone && is_plain) {
+    return SendEagerVector(*channel_, step_id, sequence, decision.name, &tensor);
+  }
+  EagerRecord record;
+  if (!is_plain) {
+    record.name = decision.name;
+    if (decision.defines_name) record.text = key.text();
+    record.header = {tensor.dtype(), tensor.shape(), tensor.bytes()};
+    record.payload = {static_cast<const char*>(tensor.data()), tensor.bytes()};
+  }
+  if (is_alone) {
+    return SendEagerValue(*channel_, {.step_id = step_id, .sequence = sequence, .count = 1},
+                          record);
+  }
+  const auto append = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return is_plain ? frame_.AppendVector(decision.name, tensor) : frame_.AppendInPlace(record);
+  };
+  if (frame_.count() == 0 || frame_.step_id() != step_id || !append()) {
+    FERRY_RETURN_IF_ERROR(SendFrame());
+    frame_.Start(step_id, sequence);
+    append();
+  }
+  if (!more_follow) return SendFrame();
+  has_unsent_.store(true, std::memory_order_relaxed);
+  return absl::OkStatus();
 }
 
 bool EagerOutbox::TrySend(const Offer& offer) {
@@ -92,7 +169,7 @@ bool EagerOutbox::TrySend(const Offer& offer) {
   if (!sender_.has_value() || !is_started_.load(std::memory_order_relaxed)) return false;
   EagerSender::Value value;
   value.bytes = offer.is_dead ? 0 : offer.tensor.bytes();
-  value.is_eager = IsEager(offer);
+  value.is_eager = offer.args.device_context == nullptr && (offer.is_dead || IsEager(offer.tensor));
   value.is_behind_another = offer.is_behind_another;
   value.is_drained = offer.is_drained;
   value.is_step_serving = offer.is_step_serving;

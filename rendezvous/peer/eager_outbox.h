@@ -55,6 +55,8 @@ class EagerOutbox final : public EagerSendLink {
   void OfferAll() ABSL_LOCKS_EXCLUDED(mu_);
 
   bool TrySend(const Offer& offer) override ABSL_LOCKS_EXCLUDED(mu_);
+  size_t TrySendMany(RemoteRendezvous& step, absl::Span<SendItem* const> items,
+                     bool more_follow) override ABSL_LOCKS_EXCLUDED(mu_);
   void AfterSend() override {
     if (has_unsent_.load(std::memory_order_relaxed)) SendUnsent();
     if (needs_drain_.load(std::memory_order_relaxed)) Drain();
@@ -99,8 +101,13 @@ class EagerOutbox final : public EagerSendLink {
   bool IsCurrent(const ControlChannel& channel) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     return &channel == channel_.get();
   }
-  bool IsEager(const Offer& offer) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool IsEager(const Tensor& tensor) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status SendValue(const Offer& offer, const EagerSender::Decision& decision)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Sends a value of a name with a number.
+  //   more_follow: it is only added to the frame that waits for further values.
+  absl::Status SendNamed(int64_t step_id, const EagerSender::Decision& decision,
+                         const RendezvousKey& key, const Tensor& tensor, bool more_follow)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // The frame that waits for further values must be sent before any other.
   absl::Status SendFrame() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -3,6 +3,7 @@
 #include "rendezvous/peer/eager_protocol.h"
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstring>
 #include <optional>
@@ -262,6 +263,33 @@ bool EagerFrameWriter::Append(const EagerRecord& record, bool is_in_place) {
   return true;
 }
 
+bool EagerFrameWriter::AppendVector(uint32_t name, const Tensor& tensor) {
+  const size_t bytes = tensor.bytes();
+  const size_t padding = PaddingOf(bytes);
+  const size_t at = body_.size();
+  if (bytes > kMaxEagerBytes || head_.count == UINT16_MAX ||
+      at + in_place_bytes_ + kRecordHeadBytes + bytes + padding > kMaxControlBody) {
+    return false;
+  }
+  const bool is_in_place = bytes >= kMinInPlaceBytes;
+  body_.resize(at + kRecordHeadBytes + padding + (is_in_place ? 0 : bytes));
+  const RecordHead stored = {.name = name,
+                             .bytes = static_cast<uint16_t>(bytes),
+                             .dtype = static_cast<uint8_t>(tensor.dtype()),
+                             .flags = static_cast<uint8_t>(tensor.shape().rank())};
+  char* const begin = body_.data() + at;
+  std::memcpy(begin, &stored, sizeof(stored));
+  const auto* const elements = static_cast<const char*>(tensor.data());
+  if (is_in_place) {
+    in_place_.push_back({.at = at + kRecordHeadBytes, .payload = {elements, bytes}});
+    in_place_bytes_ += bytes;
+  } else if (bytes != 0) {
+    std::memcpy(begin + kRecordHeadBytes, elements, bytes);
+  }
+  ++head_.count;
+  return true;
+}
+
 void EagerFrameWriter::Acknowledge(EagerRange range) {
   head_.acked_first = range.first;
   head_.acked_count = range.count;
@@ -287,41 +315,125 @@ absl::InlinedVector<absl::string_view, 8> EagerFrameWriter::parts() {
   return parts;
 }
 
-absl::Status DecodeEager(absl::string_view body,
-                         absl::FunctionRef<absl::Status(const EagerHead&)> start,
-                         absl::FunctionRef<absl::Status(const EagerRecord&)> visit) {
+Shape EagerPlainRecord::shape() const {
+  if (rank == 0) return Shape();
+  if (rank == 1) return Shape::Vector(static_cast<int64_t>(bytes / ElementBytes(dtype)));
+  std::array<int64_t, kMaxEagerRank> dims;
+  std::memcpy(dims.data(), extents, rank * sizeof(int64_t));
+  // ReadPlain has checked it.
+  return *Shape::Create(absl::MakeConstSpan(dims).subspan(0, rank));
+}
+
+absl::Status EagerFrameReader::Start(absl::string_view body) {
   ByteReader reader(body);
   const auto frame = reader.Get<FrameHead>();
   if (reader.is_short() || frame.count == 0) return MalformedEager("EAGER");
-  const EagerHead head = {.step_id = frame.step_id,
-                          .sequence = frame.sequence,
-                          .count = frame.count,
-                          .acked_first = frame.acked_first,
-                          .acked_count = frame.acked_count};
-  FERRY_RETURN_IF_ERROR(start(head));
-  for (int i = 0; i < head.count; ++i) {
-    const size_t before = reader.rest().size();
+  head_ = {.step_id = frame.step_id,
+           .sequence = frame.sequence,
+           .count = frame.count,
+           .acked_first = frame.acked_first,
+           .acked_count = frame.acked_count};
+  rest_ = reader.rest();
+  remaining_ = frame.count;
+  return absl::OkStatus();
+}
+
+absl::Status EagerFrameReader::Read(EagerRecord& record) {
+  ByteReader reader(rest_);
+  record = {};
+  const auto [name, bytes, dtype, flags] = reader.Get<RecordHead>();
+  record.name = name & ~kHasText;
+  if ((name & kHasText) != 0) record.text = reader.GetText();
+  if (reader.is_short() || bytes > kMaxEagerBytes || record.text.size() > kMaxKeyBytes) {
+    return MalformedEager("EAGER");
+  }
+  // Without a number there is a text, and a text is not empty.
+  if (name == 0 || ((name & kHasText) != 0 && record.text.empty())) {
+    return MalformedEager("EAGER: a value without a name");
+  }
+  record.is_dead = (flags & kDeadRecord) != 0;
+  record.is_serialized = (flags & kSerializedRecord) != 0;
+  record.has_checksum = (flags & kChecksumRecord) != 0;
+  FERRY_RETURN_IF_ERROR(GetValue(reader, dtype, flags & kRankMask, bytes, record));
+  reader.GetBytes(PaddingOf(rest_.size() - reader.rest().size()));
+  if (reader.is_short()) return MalformedEager("EAGER");
+  rest_ = reader.rest();
+  --remaining_;
+  return absl::OkStatus();
+}
+
+bool EagerFrameReader::ReadPlain(EagerPlainRecord& record) {
+  RecordHead head;
+  if (rest_.size() < sizeof(head)) return false;
+  const char* const begin = rest_.data();
+  std::memcpy(&head, begin, sizeof(head));
+  const size_t rank = head.flags & kRankMask;
+  const bool is_dead = (head.flags & kDeadRecord) != 0;
+  if (head.name == 0 || (head.name & kHasText) != 0 || head.bytes > kMaxEagerBytes ||
+      (head.flags & (kSerializedRecord | kChecksumRecord)) != 0) {
+    return false;
+  }
+  const size_t extents = rank > 1 ? rank * sizeof(int64_t) : 0;
+  const size_t unpadded = sizeof(head) + extents + head.bytes;
+  const size_t padded = unpadded + PaddingOf(unpadded);
+  if (padded > rest_.size()) return false;
+  record.name = head.name;
+  record.is_dead = is_dead;
+  record.rank = static_cast<uint8_t>(rank);
+  record.bytes = head.bytes;
+  record.extents = begin + sizeof(head);
+  record.payload = record.extents + extents;
+  record.begin = begin;
+  if (is_dead) {
+    if (head.bytes != 0 || rank != 0) return false;
+  } else {
+    const std::optional<DataType> dtype = DataTypeOfNumber(head.dtype);
+    if (!dtype.has_value()) return false;
+    record.dtype = *dtype;
+    const size_t element = ElementBytes(*dtype);
+    if (element == 0) return false;
+    if (rank == 0 && head.bytes != element) return false;
+    if (rank == 1 && head.bytes % element != 0) return false;
+    if (rank > 1) {
+      size_t expected = element;
+      for (size_t i = 0; i < rank; ++i) {
+        int64_t extent = 0;
+        std::memcpy(&extent, record.extents + i * sizeof(extent), sizeof(extent));
+        // An empty one, or one with an error, is not worth a distinction.
+        if (extent <= 0 || static_cast<uint64_t>(extent) > kMaxEagerBytes) return false;
+        expected *= static_cast<size_t>(extent);
+        if (expected > kMaxEagerBytes) return false;
+      }
+      if (expected != head.bytes) return false;
+    }
+  }
+  rest_.remove_prefix(padded);
+  --remaining_;
+  return true;
+}
+
+void EagerFrameReader::Return(const EagerPlainRecord& record, size_t count) {
+  rest_ = absl::string_view(record.begin,
+                            static_cast<size_t>(rest_.data() + rest_.size() - record.begin));
+  remaining_ += count;
+}
+
+absl::Status EagerFrameReader::Finish() const {
+  return rest_.empty() ? absl::OkStatus() : MalformedEager("EAGER: bytes after its last value");
+}
+
+absl::Status DecodeEager(absl::string_view body,
+                         absl::FunctionRef<absl::Status(const EagerHead&)> start,
+                         absl::FunctionRef<absl::Status(const EagerRecord&)> visit) {
+  EagerFrameReader reader;
+  FERRY_RETURN_IF_ERROR(reader.Start(body));
+  FERRY_RETURN_IF_ERROR(start(reader.head()));
+  while (!reader.is_at_end()) {
     EagerRecord record;
-    const auto [name, bytes, dtype, flags] = reader.Get<RecordHead>();
-    record.name = name & ~kHasText;
-    if ((name & kHasText) != 0) record.text = reader.GetText();
-    if (reader.is_short() || bytes > kMaxEagerBytes || record.text.size() > kMaxKeyBytes) {
-      return MalformedEager("EAGER");
-    }
-    // Without a number there is a text, and a text is not empty.
-    if (name == 0 || ((name & kHasText) != 0 && record.text.empty())) {
-      return MalformedEager("EAGER: a value without a name");
-    }
-    record.is_dead = (flags & kDeadRecord) != 0;
-    record.is_serialized = (flags & kSerializedRecord) != 0;
-    record.has_checksum = (flags & kChecksumRecord) != 0;
-    FERRY_RETURN_IF_ERROR(GetValue(reader, dtype, flags & kRankMask, bytes, record));
-    reader.GetBytes(PaddingOf(before - reader.rest().size()));
-    if (reader.is_short()) return MalformedEager("EAGER");
+    FERRY_RETURN_IF_ERROR(reader.Read(record));
     FERRY_RETURN_IF_ERROR(visit(record));
   }
-  if (!reader.rest().empty()) return MalformedEager("EAGER: bytes after its last value");
-  return absl::OkStatus();
+  return reader.Finish();
 }
 
 absl::Status SendEager(ControlChannel& channel, EagerFrameWriter& frame) {

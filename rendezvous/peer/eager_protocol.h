@@ -144,6 +144,9 @@ class EagerFrameWriter final {
   void Start(int64_t step_id, uint32_t sequence);
   // Appends a record; false if the frame has no room for it, and then nothing is appended. An empty
   // frame has room for any legal record.
+  // As for AppendInPlace, for a plain record of at most one dimension.
+  //   tensor: its elements.
+  bool AppendVector(uint32_t name, const Tensor& tensor);
   bool Append(const EagerRecord& record) { return Append(record, /*is_in_place=*/false); }
   // The same, but its payload may be read as late as parts() are: it must stay until then.
   bool AppendInPlace(const EagerRecord& record) { return Append(record, /*is_in_place=*/true); }
@@ -168,6 +171,48 @@ class EagerFrameWriter final {
   };
   absl::InlinedVector<InPlace, 16> in_place_;
   size_t in_place_bytes_ = 0;
+};
+
+// A value of a name with a number, without a checksum, of a type with a fixed size. Points into the
+// frame. Unlike EagerRecord it is cheap to make.
+struct EagerPlainRecord {
+  uint32_t name = 0;
+  bool is_dead = false;
+  DataType dtype = DataType::kFloat;
+  uint8_t rank = 0;
+  // The payload's.
+  uint32_t bytes = 0;
+  const char* payload = nullptr;
+  // The extents, if it has more than one dimension; a vector's follows from its bytes.
+  const char* extents = nullptr;
+  // The record in the frame.
+  const char* begin = nullptr;
+
+  Shape shape() const;
+};
+
+// Reads an EAGER frame, which must stay. Not thread-safe.
+class EagerFrameReader final {
+ public:
+  //   Errors, for all: INVALID_ARGUMENT if the frame is malformed.
+  absl::Status Start(absl::string_view body);
+  // After Start.
+  const EagerHead& head() const { return head_; }
+  size_t remaining() const { return remaining_; }
+  bool is_at_end() const { return remaining_ == 0; }
+  // The next record. REQUIRES: !is_at_end().
+  absl::Status Read(EagerRecord& record);
+  // The same. False: it is not of that kind, or is malformed, and is the next one as before.
+  bool ReadPlain(EagerPlainRecord& record);
+  // It is the next one again, of which `count` have been read from it on.
+  void Return(const EagerPlainRecord& record, size_t count);
+  // After the last record.
+  absl::Status Finish() const;
+
+ private:
+  EagerHead head_;
+  absl::string_view rest_;
+  size_t remaining_ = 0;
 };
 
 // Visits the records of an EAGER frame in order. Stops at the first error of `visit`.

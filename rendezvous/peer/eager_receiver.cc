@@ -105,6 +105,19 @@ EagerReceiver::Decision EagerReceiver::OnReceive(int64_t step_id, const Rendezvo
   return decision;
 }
 
+bool EagerReceiver::MayWait(int64_t step_id, size_t key_bytes, Decision& decision) {
+  if (all_.is_pulled || pulled_names_ != 0 || key_bytes > kMaxKeyBytes) return false;
+  const auto [found, is_new_step] = steps_.try_emplace(step_id);
+  Step& step = found->second;
+  decision.is_new_step = is_new_step;
+  if (step.scope.is_pulled || step.watch == Watch::kEnded) return false;
+  if (step.watch == Watch::kNone && rules_.watches) {
+    step.watch = Watch::kSent;
+    decision.needs_watch = true;
+  }
+  return true;
+}
+
 bool EagerReceiver::StartWatch(int64_t step_id) {
   Step& step = steps_[step_id];
   if (step.watch != Watch::kNone) return false;
@@ -233,6 +246,40 @@ void EagerReceiver::AddAck(uint64_t sequence) {
     }
   }
   acks_.push_back({low, 1});
+}
+
+void EagerReceiver::AddAcks(uint64_t first, uint64_t count) {
+  for (; count > 0 && (acks_.empty() || acks_.back().count > UINT16_MAX / 2); --count) {
+    AddAck(first++);
+  }
+  if (count == 0) return;
+  EagerRange& last = acks_.back();
+  const auto low = static_cast<uint32_t>(first);
+  // A frame has fewer values than the other half.
+  if (last.first + last.count == low) {
+    last.count = static_cast<uint16_t>(last.count + count);
+  } else {
+    acks_.push_back({low, static_cast<uint16_t>(count)});
+  }
+}
+
+bool EagerReceiver::StartTaking() const {
+  if (all_.is_pulled) return false;
+  const auto found = steps_.find(step_id_);
+  if (found == steps_.end()) return false;
+  const Step& step = found->second;
+  return !step.scope.is_pulled && step.values < limits_.step_values &&
+         step.bytes < limits_.step_bytes;
+}
+
+void EagerReceiver::OnTaken(uint64_t count, uint64_t bytes) {
+  const uint64_t first = next_sequence_;
+  next_sequence_ += count;
+  AddAcks(first, count);
+  unacked_values_ += count;
+  unacked_bytes_ += bytes;
+  const auto found = steps_.find(step_id_);
+  is_ack_due_ |= found != steps_.end() && first < found->second.acked_at_once_below;
 }
 
 EagerReceiver::Step* EagerReceiver::Release(const Arrival& arrival) {

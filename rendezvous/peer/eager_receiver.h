@@ -89,6 +89,9 @@ class EagerReceiver final {
   // A receive, for whose step and key no value has arrived that is not taken. If it returns
   // kRequest, receives that wait for the same step and key are to be requested before.
   Decision OnReceive(int64_t step_id, const RendezvousKey& key);
+  // True if OnReceive would return kWait for each key of at most that many bytes, which then counts
+  // as called: `decision` is its result.
+  bool MayWait(int64_t step_id, size_t key_bytes, Decision& decision);
   // A step with values that have arrived, which the program has not opened. True: send a WATCH, as
   // with Decision::needs_watch.
   bool StartWatch(int64_t step_id);
@@ -119,6 +122,21 @@ class EagerReceiver final {
   absl::StatusOr<Arrival> OnArrival(const EagerRecord& record, uint64_t sequence);
   // The same for a value that a receive takes at once: OnArrival, then OnTaken.
   absl::StatusOr<Arrival> OnArrivalTaken(const EagerRecord& record, uint64_t sequence);
+  // Records of the frame that are taken as they come, from the next one on, without OnRecord and
+  // OnArrivalTaken. StartTaking: false: they may not be. Then CanTake for each, with the number and
+  // the bytes of those before it: null: neither it nor those after it may; otherwise the name's
+  // key. Then OnTaken with those that were taken. REQUIRES: the name is not 0.
+  bool StartTaking() const;
+  const RendezvousKey* CanTake(uint32_t name, uint64_t count, uint64_t bytes) const {
+    if (values_ + unacked_values_ + count >= limits_.peer_values ||
+        bytes_ + unacked_bytes_ + bytes >= limits_.peer_bytes) {
+      return nullptr;
+    }
+    if (name > names_.size() || !names_[name - 1].has_value()) return nullptr;
+    const Name& found = *names_[name - 1];
+    return found.scope.is_pulled ? nullptr : &found.key;
+  }
+  void OnTaken(uint64_t count, uint64_t bytes);
   // The step is over here, and the value of that arrival is dropped; then OnDropped.
   void OnWithdrawn(const Arrival& arrival) { Release(arrival); }
   // The step of the last record is over here: the value is dropped. The caller sends the
@@ -200,6 +218,7 @@ class EagerReceiver final {
   bool IsAnswerDue(const EagerScope& scope) const;
   EagerRanges TakeAcks();
   void AddAck(uint64_t sequence);
+  void AddAcks(uint64_t first, uint64_t count);
   // Adds state for the step if there is none.
   //   Errors: as OnArrival.
   absl::Status CheckArrival(const EagerRecord& record, Step*& step, bool& is_new_step);

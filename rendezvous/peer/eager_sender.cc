@@ -116,6 +116,49 @@ EagerSender::Decision EagerSender::Send(int64_t step_id, const RendezvousKey& ke
   return decision;
 }
 
+bool EagerSender::StartBurst(int64_t step_id, Decision& decision) {
+  if (!has_started_ || lacks_names_ || is_all_pulled_) return false;
+  const auto [found, is_new_step] = steps_.try_emplace(step_id);
+  Step& step = found->second;
+  decision.is_new_step = is_new_step;
+  if (step.is_pulled || step.is_refused || step.is_starting || step.is_flushing) return false;
+  decision.is_first_unacknowledged = step.values + step.refused == 0;
+  burst_step_id_ = step_id;
+  burst_step_ = &step;
+  return true;
+}
+
+bool EagerSender::SendInBurst(const RendezvousKey& key, size_t bytes, int64_t since,
+                              Decision& decision) {
+  Step& step = *burst_step_;
+  if (values_ >= limits_.peer_values || bytes_ >= limits_.peer_bytes ||
+      step.values >= limits_.step_values || step.bytes >= limits_.step_bytes) {
+    return false;
+  }
+  uint32_t number = NumberOf(key);
+  decision.defines_name = false;
+  if (number == 0 && key.text().size() <= kMaxKeyBytes) {
+    number = NameOf(key, decision.defines_name);
+  }
+  if (number == 0) return false;
+  Slot& slot = *slots_[number - 1];
+  if (slot.is_pulled) return false;
+  slot.is_recent = true;
+  ++slot.records;
+  decision.name = number;
+  decision.sequence = next_sequence_++;
+  Sent& sent = records_.Add(decision.sequence);
+  sent.step_id = burst_step_id_;
+  sent.since = since;
+  sent.bytes = static_cast<uint32_t>(bytes);
+  sent.name = number;
+  ++step.values;
+  step.bytes += bytes;
+  ++values_;
+  bytes_ += bytes;
+  return true;
+}
+
 void EagerSender::PullAll(Decision& decision, EagerPullKind kind) {
   is_all_pulled_ = true;
   decision.pulls.push_back({kind, EagerScope::All(), {}});

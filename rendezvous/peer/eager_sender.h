@@ -105,6 +105,15 @@ class EagerSender final {
   // waits for it in the table.
   Decision Send(int64_t step_id, const RendezvousKey& key, const Value& value);
 
+  // Values of one step that need no other message. StartBurst: false: there may be none of them
+  // now. Then SendInBurst for each, up to the first for which it returns false: Send decides about
+  // that.
+  //   decision: is_new_step, and is_first_unacknowledged if the first value is sent.
+  // REQUIRES: is_step_serving; no receive waits for the keys, and none of their values is queued.
+  bool StartBurst(int64_t step_id, Decision& decision);
+  //   Sets sequence, name (not 0) and defines_name.
+  bool SendInBurst(const RendezvousKey& key, size_t bytes, int64_t since, Decision& decision);
+
   // A PUSH has arrived. Afterwards drain, and scan first if that is needed.
   //   Errors: INVALID_ARGUMENT if the scope was not pulled: a violation.
   absl::StatusOr<Scan> OnPush(const EagerScope& scope);
@@ -243,6 +252,9 @@ class EagerSender final {
   SequenceTable<Sent> records_;
   // Few, and drained in this order.
   std::map<int64_t, Step> steps_;
+  // The burst's step; its node in `steps_` is stable.
+  int64_t burst_step_id_ = 0;
+  Step* burst_step_ = nullptr;
   // By number, from 1.
   std::vector<std::optional<Slot>> slots_;
   absl::flat_hash_map<RendezvousKey, uint32_t, HashOfKey> names_;

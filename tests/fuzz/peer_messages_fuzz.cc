@@ -139,8 +139,34 @@ void CheckSegmentNotice(absl::string_view body) {
   if (notice.ok()) FERRY_CHECK(EncodeShmSegmentNotice(*notice) == body);
 }
 
+// ReadPlain reads what Read reads, or nothing.
+void CheckPlainRecords(absl::string_view body) {
+  EagerFrameReader reader;
+  if (!reader.Start(body).ok()) return;
+  while (!reader.is_at_end()) {
+    EagerFrameReader other = reader;
+    EagerRecord record;
+    const bool is_legal = reader.Read(record).ok();
+    EagerPlainRecord plain;
+    const bool is_plain = other.ReadPlain(plain);
+    FERRY_CHECK(is_legal || !is_plain);
+    if (!is_legal) return;
+    if (!is_plain) continue;
+    FERRY_CHECK(other.remaining() == reader.remaining());
+    FERRY_CHECK(plain.name == record.name && record.text.empty());
+    FERRY_CHECK(plain.is_dead == record.is_dead && !record.is_serialized && !record.has_checksum);
+    FERRY_CHECK(absl::string_view(plain.payload, plain.bytes) == record.payload);
+    if (!plain.is_dead) {
+      FERRY_CHECK(plain.dtype == record.header.dtype && plain.shape() == record.header.shape);
+    }
+    other.Return(plain, 1);
+    FERRY_CHECK(other.ReadPlain(plain) && other.remaining() == reader.remaining());
+  }
+}
+
 // Any frame at a consumer that has just begun, with little credit.
 void CheckEager(absl::string_view body) {
+  CheckPlainRecords(body);
   EagerReceiver receiver({2, 100, 3, 1000, 4, 1000});
   receiver.Start();
   receiver.TakeOutput();

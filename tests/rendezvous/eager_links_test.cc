@@ -497,6 +497,8 @@ TEST_F(EagerLinksTest, ABatchInAStepThatIsFlushed_IsSentBeforeTheRequestForAcks)
   const auto step = Step();
   step->StartFlush();
   EXPECT_THAT(SendMany(*step, {"a", "b"}), Each(absl::StatusCode::kOk));
+  EXPECT_THAT(TakeTypes(), ElementsAre(PeerMessageType::kEager, PeerMessageType::kAckNow));
+  EXPECT_THAT(SendMany(*step, {"a", "b"}), Each(absl::StatusCode::kOk));
   EXPECT_THAT(TakeTypes(), ElementsAre(PeerMessageType::kEager, PeerMessageType::kAckNow,
                                        PeerMessageType::kEager, PeerMessageType::kAckNow));
   step->EndFlush();

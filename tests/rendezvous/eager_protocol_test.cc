@@ -197,6 +197,86 @@ TEST(EagerProtocol, RecordsOfTheLargestSize_FitIntoAFrameAndNoLarger) {
   EXPECT_FALSE(other.Append(record));
 }
 
+// A frame with every kind of record, and the same with errors.
+TEST(EagerProtocol, PlainRecords_AreReadAsOthersAre) {
+  EagerFrameWriter writer(3, 0);
+  std::vector<bool> is_plain;
+  const auto add = [&](const EagerRecord& record, bool plain) {
+    ASSERT_TRUE(writer.Append(record));
+    is_plain.push_back(plain);
+  };
+  add(Vector(1, "12345678"), true);
+  add(Vector(2, ""), true);
+  EagerRecord record = Vector(3, "123456");
+  record.header.shape = *Shape::Create({1, 2, 3});
+  add(record, true);
+  record = Vector(4, "1");
+  record.header.shape = Shape();
+  add(record, true);
+  record = EagerRecord();
+  record.name = 5;
+  record.is_dead = true;
+  add(record, true);
+  record = Vector(6, "12345678");
+  record.header.dtype = DataType::kFloat;
+  record.header.shape = *Shape::Create({2});
+  add(record, true);
+  record = Vector(7, "1");
+  record.text = "text";
+  add(record, false);
+  record = Vector(8, "1");
+  record.has_checksum = true;
+  add(record, false);
+  record = Vector(9, "");
+  record.header.shape = *Shape::Create({0, 2});
+  add(record, false);
+  const std::string frame(writer.view());
+
+  EagerFrameReader reader;
+  ASSERT_TRUE(reader.Start(frame).ok());
+  for (const bool plain : is_plain) {
+    EagerPlainRecord read;
+    EXPECT_EQ(reader.ReadPlain(read), plain) << reader.remaining() << " remain";
+    if (plain) reader.Return(read, 1);
+    ASSERT_TRUE(reader.Read(record).ok());
+    if (!plain) continue;
+    EXPECT_EQ(read.name, record.name);
+    EXPECT_EQ(read.is_dead, record.is_dead);
+    EXPECT_EQ(absl::string_view(read.payload, read.bytes), record.payload);
+    if (read.is_dead) continue;
+    EXPECT_EQ(read.dtype, record.header.dtype);
+    EXPECT_EQ(read.shape(), record.header.shape);
+  }
+  EXPECT_TRUE(reader.is_at_end());
+  EXPECT_TRUE(reader.Finish().ok());
+
+  // Each byte with each bit changed, and cut at each byte: nothing is read that is not legal.
+  for (size_t at = 0; at < 9 * frame.size(); ++at) {
+    std::string changed = frame;
+    if (at < frame.size()) {
+      changed.resize(at);
+    } else {
+      const size_t bit = at - frame.size();
+      changed[bit / 8] = static_cast<char>(changed[bit / 8] ^ (1 << (bit % 8)));
+    }
+    if (!reader.Start(changed).ok()) continue;
+    while (!reader.is_at_end()) {
+      EagerFrameReader other = reader;
+      const bool is_legal = reader.Read(record).ok();
+      EagerPlainRecord read;
+      if (other.ReadPlain(read)) {
+        ASSERT_TRUE(is_legal) << "change " << at;
+        ASSERT_EQ(other.remaining(), reader.remaining());
+        ASSERT_EQ(absl::string_view(read.payload, read.bytes), record.payload);
+        if (!read.is_dead) {
+          ASSERT_EQ(read.shape(), record.header.shape);
+        }
+      }
+      if (!is_legal) break;
+    }
+  }
+}
+
 TEST(EagerProtocol, ErrorsOfTheVisitor_EndTheFrame) {
   EagerFrameWriter writer(1, 0);
   EXPECT_TRUE(writer.Append(Vector(1, "a")));
