@@ -30,7 +30,14 @@ absl::StatusOr<Device> Device::Parse(absl::string_view name) {
 }
 
 std::string ToString(const Device& device) {
-  return absl::StrCat(device.kind == DeviceKind::kGpu ? "gpu:" : "host:", device.index);
+  // For every send and receive: without a conversion of the usual numbers.
+  std::string name = device.kind == DeviceKind::kGpu ? "gpu:" : "host:";
+  if (device.index >= 0 && device.index < 10) {
+    name.push_back(static_cast<char>('0' + device.index));
+  } else {
+    absl::StrAppend(&name, device.index);
+  }
+  return name;
 }
 
 ferry::TensorLocation ApiAccess::Unwrap(const Device& device) {

@@ -77,11 +77,8 @@ absl::StatusOr<RendezvousKey> PeerLookup::KeyOf(const TensorId& id, const Addres
 std::optional<absl::StatusOr<RendezvousKey>> PeerLookup::KeyIfKnown(const TensorId& id) {
   if (is_stopping_) return absl::CancelledError("the node was destroyed");
   const int rank = id.source;
-  bool is_known = rank == node_.node_id() || rank < 0 || rank >= node_.num_nodes();
-  if (!is_known) {
-    absl::MutexLock lock(&mu_);
-    is_known = known_.contains(rank);
-  }
+  const bool is_known = rank == node_.node_id() || !HasRank(rank) ||
+                        is_known_[static_cast<size_t>(rank)].load(std::memory_order_acquire);
   if (!is_known) return std::nullopt;
   absl::StatusOr<RendezvousKey> key = KeyOf(id, {.timeout = absl::ZeroDuration()});
   // The sender may have been restarted, and then has another address.
@@ -110,7 +107,7 @@ bool PeerLookup::MakeKey(int64_t step_id, const TensorId& id, std::shared_ptr<Re
       }
     }
     if (refused.ok()) {
-      known_.erase(rank);
+      if (HasRank(rank)) is_known_[static_cast<size_t>(rank)].store(false);
       if (pending_.insert(rank).second) ranks_.push_back(rank);
       waiting_[rank].push_back(
           {step_id, id, std::move(request), SteadyClock().Now(), deadline, std::move(done)});
@@ -192,7 +189,7 @@ bool PeerLookup::LookUp(int rank) {
       if (ready.empty()) {
         waiting_.erase(rank);
         pending_.erase(rank);
-        if (status.ok()) known_.insert(rank);
+        if (status.ok() && HasRank(rank)) is_known_[static_cast<size_t>(rank)].store(true);
         return false;
       }
     }

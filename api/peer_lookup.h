@@ -35,7 +35,8 @@ class PeerLookup final {
   using Done = absl::AnyInvocable<void(absl::StatusOr<RendezvousKey>) &&>;
 
   // `node` is used until Stop returns.
-  explicit PeerLookup(ferry::Node& node) : node_(node) {}
+  explicit PeerLookup(ferry::Node& node)
+      : node_(node), is_known_(new std::atomic<bool>[static_cast<size_t>(node.num_nodes())]()) {}
   ~PeerLookup() { Stop(); }
 
   // Lookups that are waiting, and later ones, end with CANCELLED. The callbacks of receives that
@@ -82,6 +83,7 @@ class PeerLookup final {
   bool LookUp(int rank) ABSL_LOCKS_EXCLUDED(mu_);
   // Ends those whose deadline has passed, or that are not needed any more.
   void Expire(int rank, const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
+  bool HasRank(int rank) const { return rank >= 0 && rank < node_.num_nodes(); }
   bool HasWork() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     return is_stopping_ || !ranks_.empty();
   }
@@ -92,8 +94,8 @@ class PeerLookup final {
   // The turn of the thread: what ends it early, and when it ends by itself.
   std::shared_ptr<ferry::CancellationToken> turn_ ABSL_GUARDED_BY(mu_);
   absl::Time turn_end_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
-  // Ranks whose lookups were answered.
-  absl::flat_hash_set<int> known_ ABSL_GUARDED_BY(mu_);
+  // By rank, of a node of the job: its lookups were answered. Written with the lock held.
+  const std::unique_ptr<std::atomic<bool>[]> is_known_;
   // Those to try next, in that order; `pending_` also has the one that is being tried.
   std::deque<int> ranks_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_set<int> pending_ ABSL_GUARDED_BY(mu_);

@@ -19,6 +19,7 @@
 
 #include <ferry/cancellation_token.h>
 #include <ferry/request.h>
+#include <ferry/step.h>
 #include <ferry/tensor_id.h>
 
 #include "api/api_access.h"
@@ -33,6 +34,15 @@ namespace ferry::v0 {
 class Request::Impl final : public std::enable_shared_from_this<Request::Impl> {
  public:
   using Callback = absl::AnyInvocable<void(absl::StatusOr<Tensor>) &&>;
+
+  // Arguments for the completion of a transfer. Used by the thread that starts it, then by the one
+  // that completes it, which takes it: the request may outlive the step and its node.
+  struct Transfer {
+    std::shared_ptr<ApiAccess::StepImpl> step;
+    RecvOptions options;
+    // A time of SteadyClock.
+    absl::Time deadline;
+  };
 
   // An operation that is done.
   explicit Impl(absl::StatusOr<Tensor> result);
@@ -50,10 +60,12 @@ class Request::Impl final : public std::enable_shared_from_this<Request::Impl> {
   //   phase: as for StartTransfer.
   void LeaveTransfer(std::function<std::string()> phase) ABSL_LOCKS_EXCLUDED(mu_);
   ferry::CancellationToken& cancellation() { return cancellation_; }
+  std::optional<Transfer>& transfer() { return transfer_; }
   // Ends it; later calls have no effect.
   void Complete(absl::StatusOr<Tensor> result, absl::string_view path = "")
       ABSL_LOCKS_EXCLUDED(mu_);
 
+  const TensorId& id() const { return id_; }
   // "step 3 for \"x\" from ...", for messages.
   std::string what() const;
 
@@ -76,6 +88,7 @@ class Request::Impl final : public std::enable_shared_from_this<Request::Impl> {
   const int64_t step_id_ = 0;
   const TensorId id_;
   ferry::CancellationToken cancellation_;
+  std::optional<Transfer> transfer_;
   // Set before the operation starts.
   std::shared_ptr<ferry::CancellationToken> followed_;
   std::atomic<ferry::CancellationToken::CallbackId> followed_id_{

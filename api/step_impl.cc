@@ -187,27 +187,26 @@ std::shared_ptr<RequestImpl> Step::Impl::Recv(const TensorId& id, RecvOptions op
   if (options.cancellation.has_value()) request->Follow(*options.cancellation);
   if (auto key = lookup_.KeyIfKnown(id); key.has_value()) {
     if (key->ok()) {
-      Start(**key, id.source, request, std::move(options), deadline, batch);
+      Start(**key, request, std::move(options), deadline, batch);
     } else {
       request->Complete(key->status());
     }
     return request;
   }
-  const bool waits_for_address = lookup_.MakeKey(
-      step_.id(), id, request, deadline,
-      [self = shared_from_this(), request, source = id.source, options = std::move(options),
-       deadline](absl::StatusOr<RendezvousKey> key) mutable {
-        if (!key.ok()) return request->Complete(key.status());
-        self->Start(*key, source, request, std::move(options), deadline, /*batch=*/nullptr);
-      });
+  const bool waits_for_address =
+      lookup_.MakeKey(step_.id(), id, request, deadline,
+                      [self = shared_from_this(), request, options = std::move(options),
+                       deadline](absl::StatusOr<RendezvousKey> key) mutable {
+                        if (!key.ok()) return request->Complete(key.status());
+                        self->Start(*key, request, std::move(options), deadline, /*batch=*/nullptr);
+                      });
   // It may have been closed before, or meanwhile.
   if (waits_for_address) EndLookups();
   return request;
 }
 
-void Step::Impl::Start(const RendezvousKey& key, int source,
-                       const std::shared_ptr<RequestImpl>& request, RecvOptions options,
-                       absl::Time deadline, ReceiveBatch* batch) {
+void Step::Impl::Start(const RendezvousKey& key, const std::shared_ptr<RequestImpl>& request,
+                       RecvOptions options, absl::Time deadline, ReceiveBatch* batch) {
   if (!request->StartTransfer(
           [self = shared_from_this(), key] { return self->step_.ReceivePhase(key); })) {
     return;
@@ -216,15 +215,10 @@ void Step::Impl::Start(const RendezvousKey& key, int source,
   args.cancellation = &request->cancellation();
   args.deadline = deadline;
   args.destination = ApiAccess::Unwrap(options.into);
-  RecvCallback done = [self = shared_from_this(), request, source, options = std::move(options),
-                       deadline](absl::Status status, Received received) {
-    if (absl::IsDeadlineExceeded(status)) {
-      status = absl::DeadlineExceededError(absl::StrCat("waited ", ShortDuration(options.timeout),
-                                                        " in ", request->what(), ": ",
-                                                        status.message()));
-    }
-    if (!status.ok()) return request->Complete(self->ExplainStatus(status, source));
-    self->Finish(std::move(received), request, options, deadline);
+  request->transfer() = {shared_from_this(), std::move(options), deadline};
+  RecvCallback done = [request](absl::Status status, Received received) {
+    RequestImpl::Transfer transfer = *std::exchange(request->transfer(), std::nullopt);
+    transfer.step->Finish(std::move(status), std::move(received), request, transfer);
   };
   if (batch == nullptr) return step_.RecvAsync(key, std::move(args), std::move(done));
   batch->keys.push_back(key);
@@ -232,8 +226,16 @@ void Step::Impl::Start(const RendezvousKey& key, int source,
       {.key = &batch->keys.back(), .args = std::move(args), .done = std::move(done)});
 }
 
-void Step::Impl::Finish(Received received, const std::shared_ptr<RequestImpl>& request,
-                        const RecvOptions& options, absl::Time deadline) {
+void Step::Impl::Finish(absl::Status status, Received received,
+                        const std::shared_ptr<RequestImpl>& request,
+                        const RequestImpl::Transfer& transfer) {
+  const RecvOptions& options = transfer.options;
+  if (absl::IsDeadlineExceeded(status)) {
+    status =
+        absl::DeadlineExceededError(absl::StrCat("waited ", ShortDuration(options.timeout), " in ",
+                                                 request->what(), ": ", status.message()));
+  }
+  if (!status.ok()) return request->Complete(ExplainStatus(status, request->id().source));
   if (received.is_dead) {
     return request->Complete(absl::FailedPreconditionError(
         absl::StrCat("in ", request->what(), ": the sender has reported that there is no tensor")));
@@ -245,19 +247,18 @@ void Step::Impl::Finish(Received received, const std::shared_ptr<RequestImpl>& r
       node_.transfer_engine().gpus()->Get(received.tensor.location().ordinal);
   if (!gpu.ok()) return request->Complete(gpu.status());
   if (options.stream != nullptr) {
-    const absl::Status status = ready->EnqueueWait(*(*gpu)->device, options.stream);
+    status = ready->EnqueueWait(*(*gpu)->device, options.stream);
     if (!status.ok()) return request->Complete(status);
     return request->Complete(std::move(tensor), received.path);
   }
-  const absl::Status status =
-      (*gpu)->executor->Watch({.event = ready,
-                               .deadline = deadline,
-                               .what = absl::StrCat("the copy of ", request->what()),
-                               .keep = cuda::MemoryOf(received.tensor)},
-                              [request, tensor, path = received.path](absl::Status done) {
-                                if (!done.ok()) return request->Complete(std::move(done));
-                                request->Complete(tensor, path);
-                              });
+  status = (*gpu)->executor->Watch({.event = ready,
+                                    .deadline = transfer.deadline,
+                                    .what = absl::StrCat("the copy of ", request->what()),
+                                    .keep = cuda::MemoryOf(received.tensor)},
+                                   [request, tensor, path = received.path](absl::Status done) {
+                                     if (!done.ok()) return request->Complete(std::move(done));
+                                     request->Complete(tensor, path);
+                                   });
   if (!status.ok()) return request->Complete(status);
   request->LeaveTransfer([device = ApiAccess::Wrap(received.tensor.location())] {
     return absl::StrCat("work of ", ToString(device), " has not written its bytes yet");

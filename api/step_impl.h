@@ -63,11 +63,12 @@ class Step::Impl final : public std::enable_shared_from_this<Step::Impl> {
   // Begins the transfer of a receive whose key is known.
   //   deadline: of SteadyClock.
   //   batch: null: it is posted at once, else added there.
-  void Start(const RendezvousKey& key, int source, const std::shared_ptr<RequestImpl>& request,
+  void Start(const RendezvousKey& key, const std::shared_ptr<RequestImpl>& request,
              RecvOptions options, absl::Time deadline, ReceiveBatch* batch);
-  // Completes a receive whose tensor has arrived, or is being written to the memory of a GPU.
-  void Finish(Received received, const std::shared_ptr<RequestImpl>& request,
-              const RecvOptions& options, absl::Time deadline);
+  // Completes a receive: with an error, or with a tensor that has arrived, or is being written to
+  // the memory of a GPU.
+  void Finish(absl::Status status, Received received, const std::shared_ptr<RequestImpl>& request,
+              const RequestImpl::Transfer& transfer);
 
   ferry::Node& node_;
   PeerLookup& lookup_;
