@@ -139,19 +139,26 @@ RecvCallback Step::Delivery(const RendezvousKey& key, RecvCallback&& done) {
 }
 
 void Step::RecvAsync(const RendezvousKey& key, RecvArgs args, RecvCallback done) {
-  engine_->NoteDeadline(args.deadline);
+  // The callback may destroy this object.
+  TransferEngine& engine = *engine_;
+  const absl::Time deadline = args.deadline;
   const bool needs_delivery = NeedsDelivery(key, args);
   rendezvous_->RecvAsync(key, std::move(args),
                          needs_delivery ? Delivery(key, std::move(done)) : std::move(done));
+  engine.NoteDeadline(deadline);
 }
 
 void Step::RecvManyAsync(absl::Span<RecvItem> items) {
+  // As in RecvAsync.
+  TransferEngine& engine = *engine_;
+  absl::Time deadline = absl::InfiniteFuture();
   for (RecvItem& item : items) {
-    engine_->NoteDeadline(item.args.deadline);
+    deadline = std::min(deadline, item.args.deadline);
     if (!NeedsDelivery(*item.key, item.args)) continue;
     item.done = Delivery(*item.key, std::move(item.done));
   }
   rendezvous_->RecvMany(items);
+  engine.NoteDeadline(deadline);
 }
 
 absl::StatusOr<Received> Step::RecvValue(const RendezvousKey& key, absl::Duration timeout,

@@ -174,6 +174,8 @@ class TransferEngine final {
   void AwaitAcknowledgements(RemoteRendezvous& step, absl::Time deadline);
 
   // Notes that a receive has a deadline, so that it expires in time; see RendezvousManager::Expire.
+  // REQUIRES: it has been posted. A timer that expires in between would not find it, and would not
+  // be set again.
   void NoteDeadline(absl::Time deadline);
 
   // Returns the path that a tensor of `bytes` bytes takes from `source` to this process, and why

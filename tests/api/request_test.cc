@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // How a request ends, between two nodes of this process.
+#include <algorithm>
 #include <atomic>
 #include <functional>
 #include <future>
@@ -190,6 +191,81 @@ TEST_F(RequestTest, OnComplete_StartsTheNextReceive_WithoutBlocking) {
   Send({1});
   Send({2});
   EXPECT_TRUE(done.WaitForNotificationWithTimeout(kLong));
+}
+
+// Receives of values that are there already: each callback would be called within the one before.
+TEST_F(RequestTest, OnComplete_ChainOfReceives_IsNestedToALimit) {
+  constexpr int kValues = 20'000;
+  for (const TensorId& id : {kX, TensorId{.name = "x", .source = 1, .destination = 1}}) {
+    SCOPED_TRACE(ToString(id));
+    Step& sender = id.source == 0 ? *sender_ : *receiver_;
+    // Eager from the second one on.
+    ASSERT_EQ(sender.Send(id, Numbers({-1})).Wait(kLong).status(), absl::OkStatus());
+    ASSERT_TRUE(receiver_->Recv(id).Wait(kLong).ok());
+    for (int i = 0; i < kValues; ++i) {
+      ASSERT_EQ(sender.Send(id, Numbers({static_cast<float>(i)})).Wait(kLong).status(),
+                absl::OkStatus());
+    }
+    int depth = 0;
+    int deepest = 0;
+    int received = 0;
+    absl::Notification done;
+    std::function<void()> next = [&] {
+      receiver_->Recv(id).OnComplete([&](absl::StatusOr<Tensor> tensor) {
+        ++depth;
+        deepest = std::max(deepest, depth);
+        EXPECT_TRUE(tensor.ok()) << tensor.status();
+        if (tensor.ok()) {
+          EXPECT_EQ(tensor->elements<float>()[0], static_cast<float>(received));
+        }
+        if (++received == kValues) {
+          done.Notify();
+        } else {
+          next();
+        }
+        --depth;
+      });
+    };
+    next();
+    ASSERT_TRUE(done.WaitForNotificationWithTimeout(kLong));
+    EXPECT_LE(deepest, 16);
+  }
+}
+
+// Nobody waits for them, so that the node's own thread leads the loop, and its timer may expire
+// while a receive is being posted.
+TEST_F(RequestTest, Recv_ShortTimeoutAndNobodyWaits_Ends) {
+  Send({1});
+  ASSERT_TRUE(receiver_->Recv(kX).Wait(kLong).ok());
+  const TensorId local = {.name = "x", .source = 1, .destination = 1};
+  for (const absl::Duration timeout :
+       {absl::ZeroDuration(), -absl::Seconds(1), absl::Nanoseconds(1), absl::Microseconds(50),
+        absl::Milliseconds(1)}) {
+    for (int round = 0; round < 1000; ++round) {
+      std::vector<RecvOperation> operations(static_cast<size_t>(round % 3 + 1));
+      for (size_t i = 0; i < operations.size(); ++i) {
+        operations[i].id = (static_cast<size_t>(round) + i) % 2 == 0 ? kX : local;
+        operations[i].options.timeout = timeout;
+      }
+      std::vector<Request> requests;
+      if (operations.size() == 1) {
+        requests.push_back(receiver_->Recv(operations[0].id, operations[0].options));
+      } else {
+        requests = receiver_->RecvMany(operations);
+      }
+      auto left = std::make_shared<std::atomic<size_t>>(requests.size());
+      auto ended = std::make_shared<absl::Notification>();
+      for (Request& request : requests) {
+        std::move(request).OnComplete([left, ended](absl::StatusOr<Tensor> tensor) {
+          EXPECT_EQ(tensor.status().code(), absl::StatusCode::kDeadlineExceeded) << tensor.status();
+          if (--*left == 0) ended->Notify();
+        });
+      }
+      ASSERT_TRUE(ended->WaitForNotificationWithTimeout(kLong))
+          << *left << " of " << operations.size() << " with a timeout of " << timeout
+          << " have not ended in round " << round;
+    }
+  }
 }
 
 TEST_F(RequestTest, Destructor_OperationUnderWay_CancelsIt) {

@@ -154,8 +154,8 @@ TEST_P(ExchangeKill, StoppedPeer_IsWaitedForUntilTheDeadline) {
   Receipt receipt;
   RecvArgs args;
   args.deadline = SteadyClock().Now() + absl::Milliseconds(100);
-  here_->engine->NoteDeadline(args.deadline);
   step_->RecvAsync(peer.From("t"), args, receipt.callback());
+  here_->engine->NoteDeadline(args.deadline);
   const absl::Status status = receipt.Wait(kDetection).status();
   EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
   EXPECT_TRUE(absl::StrContains(status.message(), "asked node 1")) << status;

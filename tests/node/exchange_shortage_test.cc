@@ -89,8 +89,8 @@ TEST_P(ExchangeShortage, OfDescriptorsAtTheProducerIsReported) {
   Receipt receipt;
   RecvArgs args;
   args.deadline = SteadyClock().Now() + absl::Seconds(3);
-  here_->engine->NoteDeadline(args.deadline);
   step_->RecvAsync(peer.From("t"), args, receipt.callback());
+  here_->engine->NoteDeadline(args.deadline);
   const auto received = receipt.Wait(absl::Seconds(3) + kDetection);
   const absl::Status& status = received.status();
   // TCP connections wait in its kernel until it has descriptors again, so they end at the deadline.
@@ -150,8 +150,8 @@ TEST_P(ExchangeShortage, OfDescriptorsBeforeTheFirstChannel) {
   Receipt receipt;
   RecvArgs args;
   args.deadline = SteadyClock().Now() + absl::Milliseconds(300);
-  here_->engine->NoteDeadline(args.deadline);
   step_->RecvAsync(peer.From("t"), args, receipt.callback());
+  here_->engine->NoteDeadline(args.deadline);
   const absl::Status status = receipt.Wait(kDetection).status();
   EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
   EXPECT_TRUE(absl::StrContains(status.message(), "connecting to node 1")) << status;

@@ -357,8 +357,8 @@ TEST_P(ConformanceOfSlices, GarbageOrTruncatedOnesEndTheirChannelOnly) {
     RecvArgs args;
     args.deadline = absl::InfiniteFuture();
     if (attack.is_silent) args.deadline = SteadyClock().Now() + absl::Milliseconds(200);
-    end->engine->NoteDeadline(args.deadline);
     end->Step(1)->RecvAsync(rogue.KeyTo(*end, "t"), args, receipt.callback());
+    end->engine->NoteDeadline(args.deadline);
     const absl::Status status = receipt.Wait().status();
     EXPECT_EQ(status.code(), attack.is_silent ? absl::StatusCode::kDeadlineExceeded
                                               : absl::StatusCode::kUnavailable)
