@@ -9,6 +9,7 @@
 
 #include "api/api_access.h"
 #include "base/clock.h"
+#include "base/nested_calls.h"
 #include "base/text.h"
 
 namespace ferry::v0 {
@@ -22,10 +23,20 @@ bool Request::Impl::IsInCallback() { return callbacks_here > 0; }
 
 void Request::Impl::Call(Callback callback, absl::StatusOr<Tensor> result) {
   if (callback == nullptr) return;
+  if (NestedCall::IsAtLimit()) {
+    return NestedCall::Defer(
+        [callback = std::move(callback), result = std::move(result)]() mutable {
+          Call(std::move(callback), std::move(result));
+        });
+  }
+  NestedCall call;
   ++callbacks_here;
-  // It may throw if it is called inside OnComplete.
-  const absl::Cleanup leave = [] { --callbacks_here; };
-  std::move(callback)(std::move(result));
+  {
+    // It may throw if it is called inside OnComplete.
+    const absl::Cleanup leave = [] { --callbacks_here; };
+    std::move(callback)(std::move(result));
+  }
+  call.End();
 }
 
 Request::Impl::Impl(absl::StatusOr<Tensor> result) : loop_(nullptr) {

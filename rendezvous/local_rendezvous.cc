@@ -6,18 +6,17 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
-#include <deque>
 #include <utility>
 #include <vector>
 
 #include "absl/base/attributes.h"
 #include "absl/base/thread_annotations.h"
 #include "absl/container/inlined_vector.h"
-#include "absl/functional/any_invocable.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 
 #include "base/bounded_text.h"
+#include "base/nested_calls.h"
 #include "base/recycled.h"
 #include "base/spin_lock.h"
 #include "base/status_macros.h"
@@ -27,55 +26,22 @@
 namespace ferry {
 namespace {
 
-// Nested calls on one thread before further ones are deferred.
-constexpr int kMaxDepth = 16;
-
-struct Calls {
-  int depth;
-  bool are_deferred;
-};
-// No constructor or destructor, so that reading it costs nothing.
-thread_local constinit Calls calls = {};
-
-std::deque<absl::AnyInvocable<void() &&>>& Deferred() {
-  thread_local std::deque<absl::AnyInvocable<void() &&>> deferred;
-  return deferred;
-}
-
-// Queues the call until the outermost one has returned.
-void Defer(RecvCallback&& done, absl::Status&& status, Received&& received) {
-  Deferred().push_back([done = std::move(done), status = std::move(status),
-                        received = std::move(received)]() mutable {
-    std::move(done)(std::move(status), std::move(received));
-  });
-  calls.are_deferred = true;
-}
-
-void CallDeferred() {
-  auto& deferred = Deferred();
-  // A callback may defer more.
-  while (!deferred.empty()) {
-    auto next = std::move(deferred.front());
-    deferred.pop_front();
-    std::move(next)();
-  }
-  calls.are_deferred = false;
-}
-
-// Calls `done` now, unless that would be the 17th nested call on this thread; then after the
-// outermost of them has returned, in order of the calls: any number of callbacks that cause
-// callbacks take a stack of limited depth.
+// Calls `done`, now or deferred (NestedCall).
 //   make: makes what is received. Its result is the callback's parameter itself, which would
 //   otherwise be moved there, at a tenth of the cost of an exchange.
 template <typename MakeReceived>
 ABSL_ATTRIBUTE_ALWAYS_INLINE inline void InvokeWithDepthLimit(RecvCallback&& done,
                                                               absl::Status&& status,
                                                               const MakeReceived& make) {
-  if (calls.depth >= kMaxDepth) return Defer(std::move(done), std::move(status), make());
-  ++calls.depth;
+  if (NestedCall::IsAtLimit()) {
+    return NestedCall::Defer(
+        [done = std::move(done), status = std::move(status), received = make()]() mutable {
+          std::move(done)(std::move(status), std::move(received));
+        });
+  }
+  NestedCall call;
   std::move(done)(std::move(status), make());
-  if (calls.are_deferred && calls.depth == 1) CallDeferred();
-  --calls.depth;
+  call.End();
 }
 
 // `item` is a receive already removed from its shard, which the callback is part of.

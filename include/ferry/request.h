@@ -48,9 +48,10 @@ class [[nodiscard]] Request {
 
   // Hands the operation over to `callback`, which is called exactly once, with what Wait would
   // return: at once, on this thread, if the operation is done, otherwise on a thread of the node,
-  // or on the one that cancels or sends. It must not block, as all transfers of the node wait for
-  // it, nor throw, nor destroy the node; it may start further operations, which end with CANCELLED
-  // once the node is being destroyed. Null: the operation just continues. The request is empty
+  // or on the one that cancels or sends; if callbacks are nested 16 deep on that thread, when the
+  // outermost of them has returned. It must not block, as all transfers of the node wait for it,
+  // nor throw, nor destroy the node; it may start further operations, which end with CANCELLED once
+  // the node is being destroyed. Null: the operation just continues. The request is empty
   // afterwards.
   void OnComplete(absl::AnyInvocable<void(absl::StatusOr<Tensor>) &&> callback) &&;
 

@@ -39,7 +39,8 @@ struct RecvOptions {
   // is then done before the bytes are there. Null: it is done when the elements are complete. Only
   // for tensors that arrive in the memory of a GPU.
   CUstream_st* stream = nullptr;
-  // Time from the call after which the receive fails.
+  // Time from the call after which the receive fails. A tensor that the peer has matched with it by
+  // then is discarded, as by Request::Cancel, and its sender is not told.
   absl::Duration timeout = absl::Minutes(5);
   // Ends the receive with the token's reason.
   std::optional<CancellationToken> cancellation;
