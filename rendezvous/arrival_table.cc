@@ -86,9 +86,10 @@ struct ArrivalTable::CancelCall {
   const uint64_t id;
 };
 
-// An operation on the table that may add to it, before it calls back: it begins while the queue is
-// closed, and the queue is opened while there is none. One that is begun by a callback of another
-// takes its place, since that one adds nothing any more.
+// While it exists, this thread may insert into the table: its construction closes an open queue,
+// and Open fails while any thread has one. One that is made in a callback of another operation uses
+// the thread's mark in its place: the outer operation has inserted what it had to before it called
+// back.
 class ArrivalTable::TableUse final {
  public:
   explicit TableUse(ArrivalTable& table)
@@ -291,12 +292,12 @@ bool ArrivalTable::Post(absl::Span<LocalRendezvous::RecvEntry> entries,
   return true;
 }
 
-size_t ArrivalTable::TakePosted(size_t most, MatchPosted match, ItemPtr* taken) {
+size_t ArrivalTable::TakePosted(size_t max_count, MatchPosted match, ItemPtr* taken) {
   if (!has_posted()) return 0;
   SpinLockHolder lock(&mu_);
   if (QueueSize() == 0 || HasOlder()) return 0;
   const size_t count =
-      match(absl::MakeConstSpan(posted_).subspan(head_, std::min(most, QueueSize())));
+      match(absl::MakeConstSpan(posted_).subspan(head_, std::min(max_count, QueueSize())));
   for (size_t i = 0; i < count; ++i) taken[i] = std::move(posted_[head_ + i]);
   head_ += count;
   taken_ += count;

@@ -31,13 +31,16 @@ namespace ferry {
 // order in which their receives were posted, and are then matched without a search, as MPI
 // libraries match the head of their posted receive queue.
 //
-// The queue is open or closed. While it is open, no value waits in the table, receives in the table
-// are older than those in the queue, and a value is first looked for in the table. The first value
-// for which no receive is near the queue's head, and every operation on receives other than a
-// match or a new one, closes it: its receives move into the table. It opens again when a receive is
-// posted and no value waits in the table.
+// The queue is open or closed. While it is open, no unexpected value waits in the table, receives
+// in the table are older than those in the queue, and a value is first looked for in the table.
+// When it is closed, its receives move into the table, in order. It is closed by
+//   a value that matches none of the first kWindow receives;
+//   searches that pass more than kMaxSearched receives on average;
+//   a cancellation, a deadline that has passed, an abort, and the methods that say so.
+// It opens again when a receive is posted and no unexpected value waits, after as many posts as
+// Pause says.
 //
-// Thread-safe. Lock order: the queue's, a shard's of the table, then what the arguments lock.
+// Thread-safe. Lock order: eager_link.h.
 class ArrivalTable final {
  public:
   using ItemPtr = LocalRendezvous::ItemPtr;
@@ -54,21 +57,23 @@ class ArrivalTable final {
   //   may_wait: called with the queue's lock held. False: some of them may have to be requested.
   bool Post(absl::Span<LocalRendezvous::RecvEntry> entries, absl::FunctionRef<bool()> may_wait)
       ABSL_LOCKS_EXCLUDED(mu_);
-  // Passes the receives at the head of the queue, in order, to `match`, and moves those that it
-  // takes, from the first on, to `taken`; it returns how many, and is called with the queue's lock
-  // held. The caller completes them. Returns how many.
-  //   most: at most this many are passed.
+  // Calls `match`, with the queue's lock held, with up to `max_count` receives from the head on. It
+  // returns how many of them, from the first on, it accepts; those are moved to `taken`, for the
+  // caller to complete. Returns that number.
   using MatchPosted = absl::FunctionRef<size_t(absl::Span<const ItemPtr> posted)>;
-  size_t TakePosted(size_t most, MatchPosted match, ItemPtr* taken) ABSL_LOCKS_EXCLUDED(mu_);
+  size_t TakePosted(size_t max_count, MatchPosted match, ItemPtr* taken) ABSL_LOCKS_EXCLUDED(mu_);
   bool has_posted() const { return posted_count_.load(std::memory_order_relaxed) != 0; }
 
-  // As in LocalRendezvous. The queue stays open, if no receive waits in the table.
+  // As in LocalRendezvous. An open queue stays open unless receives wait in the table; one that is
+  // diverted leaves the others where they are.
   bool RecvOrDivert(const RendezvousKey& key, RecvArgs& args, RecvCallback& done,
                     LocalRendezvous::TakeValue take,
-                    absl::FunctionRef<bool(LocalRendezvous::TakeEarlier)> divert);
+                    absl::FunctionRef<bool(LocalRendezvous::TakeEarlier)> divert)
+      ABSL_LOCKS_EXCLUDED(mu_);
   void RecvManyOrDivert(absl::Span<LocalRendezvous::RecvEntry> entries,
                         LocalRendezvous::TakeEntry take, LocalRendezvous::DivertEntry divert,
-                        absl::FunctionRef<void()> settle);
+                        absl::FunctionRef<void()> settle) ABSL_LOCKS_EXCLUDED(mu_);
+  // As in LocalRendezvous. Stays open if the value matches.
   absl::Status Arrive(const RendezvousKey& key, bool is_dead, LocalRendezvous::IncomingValue& value)
       ABSL_LOCKS_EXCLUDED(mu_);
   // As Arrive for each of them, those of a key in order.
@@ -76,12 +81,16 @@ class ArrivalTable final {
   //   in order. It may change the status of those that were taken.
   void ArriveMany(absl::Span<ArrivalItem> items, absl::FunctionRef<void()> settle)
       ABSL_LOCKS_EXCLUDED(mu_);
+  // As in LocalRendezvous. Stays open.
   std::optional<RendezvousKey> FindKey(absl::string_view text) const ABSL_LOCKS_EXCLUDED(mu_);
-  void TakeReceives(absl::FunctionRef<bool(const RendezvousKey&)> matches,
-                    absl::FunctionRef<void(ItemPtr)> take);
-  void StartAbort(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
-  size_t FailReceives(absl::FunctionRef<absl::Status(const RendezvousKey&)> verdict);
   void DropSends(absl::FunctionRef<bool(const RendezvousKey&)> matches);
+  // As in LocalRendezvous. These close the queue.
+  void TakeReceives(absl::FunctionRef<bool(const RendezvousKey&)> matches,
+                    absl::FunctionRef<void(ItemPtr)> take) ABSL_LOCKS_EXCLUDED(mu_);
+  void StartAbort(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
+  size_t FailReceives(absl::FunctionRef<absl::Status(const RendezvousKey&)> verdict)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // Closes the queue if a deadline of it has passed.
   void Expire(absl::FunctionRef<std::string(const RendezvousKey&)> describe)
       ABSL_LOCKS_EXCLUDED(mu_);
   absl::Time NextDeadline() const ABSL_LOCKS_EXCLUDED(mu_);

@@ -18,6 +18,9 @@ namespace ferry {
 
 class RemoteRendezvous;
 
+// Lock order, for both links: the queue's of an ArrivalTable, a shard's of a table, a link's, a
+// step's (RemoteRendezvous), the control channel's.
+
 // The producer's side for one consumer. Thread-safe.
 class EagerSendLink {
  public:
@@ -42,10 +45,11 @@ class EagerSendLink {
   // Sends the value if the consumer need not request it. Called with the lock of the key's shard
   // held, while no receive waits for the key, so it must not run callbacks. False: queue it.
   virtual bool TrySend(const Offer& offer) = 0;
-  // Sends the first of these values, which are not dead, up to one that does not go as it is: the
-  // consumer would have to request it, or no number is free for its name. Returns how many.
-  // REQUIRES: the step is not over, and its deferred receives have been started; no receive waits
-  // for their keys, and no value of them is queued.
+  // Sends a prefix of `items`, up to the first one that cannot be sent eagerly: the consumer would
+  // have to request it, or no number is free for its name. Returns its length. Called with the lock
+  // of a shard of the step's table held, for which an abort waits, so it must not run callbacks.
+  // REQUIRES: none is dead; the step is not over, and its deferred receives have been started; no
+  // receive waits for their keys, and no value of them is queued.
   //   more_follow: as Offer::more_follow.
   virtual size_t TrySendMany(RemoteRendezvous& step, absl::Span<SendItem* const> items,
                              bool more_follow) = 0;
@@ -67,7 +71,7 @@ class EagerSendLink {
 class EagerRecvLink {
  public:
   enum class Route {
-    // In the step's table of arrivals.
+    // It is posted in the step's ArrivalTable, and waits there for an eager value.
     kWait,
     // It is to be requested, and then OnRequested called.
     kRequest,
@@ -76,13 +80,14 @@ class EagerRecvLink {
   };
 
   virtual ~EagerRecvLink() = default;
-  // Decides about a receive for which no value has arrived. Called with the lock of the key's shard
-  // in the table of arrivals held. `why` is set for kFail.
+  // Decides about a receive for which no value has arrived. Called with the lock of the step's
+  // ArrivalTable held that a value of that key would need: the queue's while it is open, else that
+  // of the key's shard. `why` is set for kFail.
   virtual Route OnReceive(RemoteRendezvous& step, const RendezvousKey& key, absl::Status& why) = 0;
   // True if OnReceive would return kWait for each key of at most that many bytes, which then counts
-  // as called. False: perhaps not, ask it.
+  // as called. False: perhaps not, ask it. Called with the queue's lock held.
   virtual bool MayWait(RemoteRendezvous& step, size_t key_bytes) = 0;
-  // A receive that waits in the table is taken out of it, to be requested. Called with the same
+  // A receive that waits is taken out of the ArrivalTable, to be requested. Called with the same
   // lock held.
   virtual void OnConverted(const RendezvousKey& key) = 0;
   // A request was passed on, or has failed.
@@ -93,9 +98,10 @@ class EagerRecvLink {
   // To be called after OnReceive and OnTaken, with no lock held.
   virtual void AfterReceive() = 0;
   // The step is over here; its receives have ended, and what has arrived was dropped.
-  //   may_begin_again: nothing was received in it, and it is only forgotten.
+  //   may_begin_again: the program has never opened it; its state is discarded, and later values
+  //   open it again.
   virtual void OnStepEnd(int64_t step_id, bool may_begin_again) = 0;
-  // For a receive that waits in the table. Human-readable.
+  // The progress of a receive that waits. Human-readable.
   virtual std::string Phase() const = 0;
 };
 

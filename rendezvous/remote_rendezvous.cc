@@ -95,7 +95,7 @@ absl::Status RemoteRendezvous::Initialize(const TaskName& worker) {
     }
   }
   // Those to which a value was offered meanwhile.
-  for (EagerSendLink* const producer : SendLinks()) producer->OnStepServing(step_id_);
+  for (EagerSendLink* const send_link : SendLinks()) send_link->OnStepServing(step_id_);
   return absl::OkStatus();
 }
 
@@ -111,41 +111,41 @@ absl::Status RemoteRendezvous::CheckSend(const RendezvousKey& key, const Tensor&
 absl::Status RemoteRendezvous::Send(const RendezvousKey& key, Tensor tensor, bool is_dead,
                                     SendArgs args) {
   if (absl::Status status = CheckSend(key, tensor); !status.ok()) return status;
-  if (StaysHere(key)) return local_.Send(key, std::move(tensor), is_dead, std::move(args));
+  if (CannotBeEager(key)) return local_.Send(key, std::move(tensor), is_dead, std::move(args));
   if (!is_dead && args.device_context == nullptr && SendAtOnce(key, tensor)) {
     return absl::OkStatus();
   }
   // Looked up with the lock held: values queued before the link is connected are found by it.
-  EagerSendLink* producer = nullptr;
+  EagerSendLink* send_link = nullptr;
   const absl::Status status = local_.SendOrDivert(
       key, std::move(tensor), is_dead, std::move(args),
       [&](const Tensor& value, const SendArgs& send_args, bool is_behind_another) {
-        producer = eager_->SendLinkFor(key);
-        return producer != nullptr &&
-               producer->TrySend({.step = *this,
-                                  .key = key,
-                                  .tensor = value,
-                                  .args = send_args,
-                                  .is_dead = is_dead,
-                                  .is_behind_another = is_behind_another,
-                                  .is_step_serving = ServingWorker() != nullptr});
+        send_link = eager_->SendLinkFor(key);
+        return send_link != nullptr &&
+               send_link->TrySend({.step = *this,
+                                   .key = key,
+                                   .tensor = value,
+                                   .args = send_args,
+                                   .is_dead = is_dead,
+                                   .is_behind_another = is_behind_another,
+                                   .is_step_serving = ServingWorker() != nullptr});
       });
-  if (producer != nullptr) producer->AfterSend();
+  if (send_link != nullptr) send_link->AfterSend();
   return status;
 }
 
 bool RemoteRendezvous::SendAtOnce(const RendezvousKey& key, Tensor& tensor) {
-  EagerSendLink* const producer = eager_->SendLinkFor(key);
-  if (producer == nullptr || ServingWorker() == nullptr) return false;
+  EagerSendLink* const send_link = eager_->SendLinkFor(key);
+  if (send_link == nullptr || ServingWorker() == nullptr) return false;
   SendItem item = {.key = &key, .tensor = std::move(tensor)};
   SendItem* const items[] = {&item};
   const size_t sent = local_.DivertMany(
-      items, [&](size_t) { return producer->TrySendMany(*this, items, /*more_follow=*/false); });
+      items, [&](size_t) { return send_link->TrySendMany(*this, items, /*more_follow=*/false); });
   if (sent == 0) {
     tensor = std::move(item.tensor);
     return false;
   }
-  producer->AfterSend();
+  send_link->AfterSend();
   return true;
 }
 
@@ -157,37 +157,37 @@ void RemoteRendezvous::SendMany(absl::Span<SendItem> items) {
     if (item.status.ok()) valid.push_back(&item);
   }
   absl::Span<SendItem* const> rest = valid;
-  absl::InlinedVector<EagerSendLink*, 4> producers;
+  absl::InlinedVector<EagerSendLink*, 4> send_links;
   if (eager_ != nullptr && ServingWorker() != nullptr) {
     while (!rest.empty()) {
-      const size_t sent = SendBurst(rest, producers);
+      const size_t sent = SendBurst(rest, send_links);
       rest.remove_prefix(sent);
       if (sent == 0) break;
     }
   }
-  if (!rest.empty()) SendManyQueued(rest, producers);
-  for (EagerSendLink* const producer : producers) producer->AfterSend();
+  if (!rest.empty()) SendManyQueued(rest, send_links);
+  for (EagerSendLink* const send_link : send_links) send_link->AfterSend();
 }
 
 size_t RemoteRendezvous::SendBurst(absl::Span<SendItem* const> items,
-                                   absl::InlinedVector<EagerSendLink*, 4>& producers) {
+                                   absl::InlinedVector<EagerSendLink*, 4>& send_links) {
   const auto link_of = [this](const RendezvousKey& key) {
-    return StaysHere(key) ? nullptr : eager_->SendLinkFor(key);
+    return CannotBeEager(key) ? nullptr : eager_->SendLinkFor(key);
   };
-  EagerSendLink* const producer = link_of(*items[0]->key);
-  if (producer == nullptr) return 0;
+  EagerSendLink* const send_link = link_of(*items[0]->key);
+  if (send_link == nullptr) return 0;
   size_t count = 1;
-  while (count < items.size() && link_of(*items[count]->key) == producer) ++count;
-  if (std::find(producers.begin(), producers.end(), producer) == producers.end()) {
-    producers.push_back(producer);
+  while (count < items.size() && link_of(*items[count]->key) == send_link) ++count;
+  if (std::find(send_links.begin(), send_links.end(), send_link) == send_links.end()) {
+    send_links.push_back(send_link);
   }
   return local_.DivertMany(items.subspan(0, count), [&](size_t most) {
-    return producer->TrySendMany(*this, items.subspan(0, most), /*more_follow=*/true);
+    return send_link->TrySendMany(*this, items.subspan(0, most), /*more_follow=*/true);
   });
 }
 
 void RemoteRendezvous::SendManyQueued(absl::Span<SendItem* const> items,
-                                      absl::InlinedVector<EagerSendLink*, 4>& producers) {
+                                      absl::InlinedVector<EagerSendLink*, 4>& send_links) {
   absl::InlinedVector<LocalRendezvous::SendEntry, LocalRendezvous::kInlinedBatch> entries;
   entries.reserve(items.size());
   for (SendItem* const item : items) entries.push_back({.item = item});
@@ -195,23 +195,23 @@ void RemoteRendezvous::SendManyQueued(absl::Span<SendItem* const> items,
   local_.SendManyOrDivert(
       absl::MakeSpan(entries),
       [&](const SendItem& item, bool is_behind_another) {
-        if (StaysHere(*item.key)) return false;
-        EagerSendLink* const producer = eager_->SendLinkFor(*item.key);
-        if (producer == nullptr) return false;
-        if (std::find(producers.begin(), producers.end(), producer) == producers.end()) {
-          producers.push_back(producer);
+        if (CannotBeEager(*item.key)) return false;
+        EagerSendLink* const send_link = eager_->SendLinkFor(*item.key);
+        if (send_link == nullptr) return false;
+        if (std::find(send_links.begin(), send_links.end(), send_link) == send_links.end()) {
+          send_links.push_back(send_link);
         }
-        return producer->TrySend({.step = *this,
-                                  .key = *item.key,
-                                  .tensor = item.tensor,
-                                  .args = args,
-                                  .is_behind_another = is_behind_another,
-                                  .is_step_serving = ServingWorker() != nullptr,
-                                  .more_follow = true});
+        return send_link->TrySend({.step = *this,
+                                   .key = *item.key,
+                                   .tensor = item.tensor,
+                                   .args = args,
+                                   .is_behind_another = is_behind_another,
+                                   .is_step_serving = ServingWorker() != nullptr,
+                                   .more_follow = true});
       },
-      [&producers] {
-        for (EagerSendLink* const producer : producers) producer->AfterSend();
-        producers.clear();
+      [&send_links] {
+        for (EagerSendLink* const send_link : send_links) send_link->AfterSend();
+        send_links.clear();
       });
 }
 
@@ -237,8 +237,8 @@ void RemoteRendezvous::RecvAsync(const RendezvousKey& key, RecvArgs args, RecvCa
   if (worker()->Is(key.src().task, key.src_worker())) {
     return local_.RecvAsync(key, std::move(args), std::move(done));
   }
-  EagerRecvLink* const consumer = RecvLinkFor(key);
-  if (consumer != nullptr) return RecvEager(*consumer, key, std::move(args), std::move(done));
+  EagerRecvLink* const recv_link = RecvLinkFor(key);
+  if (recv_link != nullptr) return RecvEager(*recv_link, key, std::move(args), std::move(done));
   FetchRemote(key, std::move(args), std::move(done));
 }
 
@@ -258,24 +258,24 @@ void RemoteRendezvous::RecvSome(absl::Span<RecvItem> items) {
     return RecvAsync(*items[0].key, std::move(items[0].args), std::move(items[0].done));
   }
   absl::InlinedVector<LocalRendezvous::RecvEntry, LocalRendezvous::kInlinedBatch> entries;
-  absl::InlinedVector<EagerRecvLink*, LocalRendezvous::kInlinedBatch> consumers;
+  absl::InlinedVector<EagerRecvLink*, LocalRendezvous::kInlinedBatch> recv_links;
   // With the status that they fail with.
   absl::InlinedVector<std::pair<RecvItem*, absl::Status>, LocalRendezvous::kInlinedBatch> others;
   entries.reserve(items.size());
-  consumers.reserve(items.size());
+  recv_links.reserve(items.size());
   for (RecvItem& item : items) {
     const RendezvousKey& key = *item.key;
     absl::Status status = CheckRecv(key);
     const bool is_remote = status.ok() && !worker()->Is(key.src().task, key.src_worker());
-    EagerRecvLink* const consumer = is_remote ? RecvLinkFor(key) : nullptr;
-    if (consumer == nullptr) {
+    EagerRecvLink* const recv_link = is_remote ? RecvLinkFor(key) : nullptr;
+    if (recv_link == nullptr) {
       others.emplace_back(&item, std::move(status));
     } else {
       entries.push_back({.item = &item});
-      consumers.push_back(consumer);
+      recv_links.push_back(recv_link);
     }
   }
-  if (!entries.empty()) RecvManyEager(absl::MakeSpan(entries), consumers);
+  if (!entries.empty()) RecvManyEager(absl::MakeSpan(entries), recv_links);
   for (auto& [item, status] : others) {
     if (status.ok()) {
       RecvAsync(*item->key, std::move(item->args), std::move(item->done));
@@ -286,7 +286,7 @@ void RemoteRendezvous::RecvSome(absl::Span<RecvItem> items) {
 }
 
 void RemoteRendezvous::RecvManyEager(absl::Span<LocalRendezvous::RecvEntry> entries,
-                                     absl::Span<EagerRecvLink* const> consumers) {
+                                     absl::Span<EagerRecvLink* const> recv_links) {
   ArrivalTable* const arrivals = Arrivals();
   if (arrivals == nullptr) {
     for (const auto& entry : entries) std::move(entry.item->done)(abort_status(), {});
@@ -294,34 +294,34 @@ void RemoteRendezvous::RecvManyEager(absl::Span<LocalRendezvous::RecvEntry> entr
   }
   size_t longest = 0;
   for (const auto& entry : entries) longest = std::max(longest, entry.item->key->text().size());
-  const auto after = [consumers] {
+  const auto after = [recv_links] {
     EagerRecvLink* last = nullptr;
-    for (EagerRecvLink* const consumer : consumers) {
-      if (consumer != last) consumer->AfterReceive();
-      last = consumer;
+    for (EagerRecvLink* const recv_link : recv_links) {
+      if (recv_link != last) recv_link->AfterReceive();
+      last = recv_link;
     }
   };
   const bool is_posted = arrivals->Post(entries, [&] {
     EagerRecvLink* last = nullptr;
-    for (EagerRecvLink* const consumer : consumers) {
-      if (consumer != last && !consumer->MayWait(*this, longest)) return false;
-      last = consumer;
+    for (EagerRecvLink* const recv_link : recv_links) {
+      if (recv_link != last && !recv_link->MayWait(*this, longest)) return false;
+      last = recv_link;
     }
     return true;
   });
   if (is_posted) return after();
-  const auto consumer_of = [&](const LocalRendezvous::RecvEntry& entry) -> EagerRecvLink& {
-    return *consumers[static_cast<size_t>(&entry - entries.data())];
+  const auto link_of = [&](const LocalRendezvous::RecvEntry& entry) -> EagerRecvLink& {
+    return *recv_links[static_cast<size_t>(&entry - entries.data())];
   };
   arrivals->RecvManyOrDivert(
       entries,
       [&](LocalRendezvous::RecvEntry& entry, Tensor& tensor, SendArgs& args) {
-        return consumer_of(entry).OnTaken(tensor, args, entry.item->args);
+        return link_of(entry).OnTaken(tensor, args, entry.item->args);
       },
       [&](LocalRendezvous::RecvEntry& entry, LocalRendezvous::TakeEarlier take_earlier) {
         RecvItem& item = *entry.item;
-        EagerRecvLink& consumer = consumer_of(entry);
-        switch (consumer.OnReceive(*this, *item.key, entry.status)) {
+        EagerRecvLink& recv_link = link_of(entry);
+        switch (recv_link.OnReceive(*this, *item.key, entry.status)) {
           case EagerRecvLink::Route::kWait:
             return false;
           case EagerRecvLink::Route::kFail:
@@ -329,8 +329,8 @@ void RemoteRendezvous::RecvManyEager(absl::Span<LocalRendezvous::RecvEntry> entr
           case EagerRecvLink::Route::kRequest:
             break;
         }
-        QueueEarlier(take_earlier, consumer);
-        QueueReceive(*item.key, std::move(item.args), std::move(item.done), consumer);
+        QueueEarlier(take_earlier, recv_link);
+        QueueReceive(*item.key, std::move(item.args), std::move(item.done), recv_link);
         return true;
       },
       [&] {
@@ -349,24 +349,24 @@ ArrivalTable* RemoteRendezvous::Arrivals() {
   return owned_arrivals_.get();
 }
 
-void RemoteRendezvous::RecvEager(EagerRecvLink& consumer, const RendezvousKey& key, RecvArgs&& args,
-                                 RecvCallback&& done) {
+void RemoteRendezvous::RecvEager(EagerRecvLink& recv_link, const RendezvousKey& key,
+                                 RecvArgs&& args, RecvCallback&& done) {
   ArrivalTable* const arrivals = Arrivals();
   if (arrivals == nullptr) return std::move(done)(abort_status(), {});
   RecvItem item = {.key = &key, .args = std::move(args), .done = std::move(done)};
   LocalRendezvous::RecvEntry entry = {.item = &item};
-  const bool is_posted = arrivals->Post(absl::MakeSpan(&entry, 1),
-                                        [&] { return consumer.MayWait(*this, key.text().size()); });
-  if (is_posted) return consumer.AfterReceive();
+  const bool is_posted = arrivals->Post(
+      absl::MakeSpan(&entry, 1), [&] { return recv_link.MayWait(*this, key.text().size()); });
+  if (is_posted) return recv_link.AfterReceive();
   absl::Status why;
   bool is_queued = false;
   const bool is_accepted = arrivals->RecvOrDivert(
       key, item.args, item.done,
-      [&consumer](Tensor& tensor, SendArgs& send_args, const RecvArgs& recv_args) {
-        return consumer.OnTaken(tensor, send_args, recv_args);
+      [&recv_link](Tensor& tensor, SendArgs& send_args, const RecvArgs& recv_args) {
+        return recv_link.OnTaken(tensor, send_args, recv_args);
       },
       [&](LocalRendezvous::TakeEarlier take_earlier) {
-        switch (consumer.OnReceive(*this, key, why)) {
+        switch (recv_link.OnReceive(*this, key, why)) {
           case EagerRecvLink::Route::kWait:
             return false;
           case EagerRecvLink::Route::kFail:
@@ -374,37 +374,37 @@ void RemoteRendezvous::RecvEager(EagerRecvLink& consumer, const RendezvousKey& k
           case EagerRecvLink::Route::kRequest:
             break;
         }
-        QueueEarlier(take_earlier, consumer);
+        QueueEarlier(take_earlier, recv_link);
         is_queued = unissued_.load(std::memory_order_acquire) != 0;
-        if (is_queued) QueueReceive(key, std::move(item.args), std::move(item.done), consumer);
+        if (is_queued) QueueReceive(key, std::move(item.args), std::move(item.done), recv_link);
         return true;
       });
-  if (is_accepted) return consumer.AfterReceive();
+  if (is_accepted) return recv_link.AfterReceive();
   if (!why.ok()) return std::move(item.done)(std::move(why), {});
   if (is_queued) return IssueRequests();
   FetchRemote(key, std::move(item.args), std::move(item.done));
-  consumer.OnRequested();
+  recv_link.OnRequested();
 }
 
 void RemoteRendezvous::QueueEarlier(LocalRendezvous::TakeEarlier take_earlier,
-                                    EagerRecvLink& consumer) {
+                                    EagerRecvLink& recv_link) {
   while (LocalRendezvous::ItemPtr earlier = take_earlier()) {
-    consumer.OnConverted(earlier->key);
-    QueueRequest(std::move(earlier), consumer);
+    recv_link.OnConverted(earlier->key);
+    QueueRequest(std::move(earlier), recv_link);
   }
 }
 
 void RemoteRendezvous::QueueReceive(const RendezvousKey& key, RecvArgs&& args, RecvCallback&& done,
-                                    EagerRecvLink& consumer) {
+                                    EagerRecvLink& recv_link) {
   QueueRequest(std::make_unique<RendezvousItem>(key, clock_.CoarseNanos(), 0, std::move(args),
                                                 std::move(done), CancellationToken::kNoCallback),
-               consumer);
+               recv_link);
 }
 
-void RemoteRendezvous::QueueRequest(LocalRendezvous::ItemPtr receive, EagerRecvLink& consumer) {
+void RemoteRendezvous::QueueRequest(LocalRendezvous::ItemPtr receive, EagerRecvLink& recv_link) {
   unissued_.fetch_add(1, std::memory_order_relaxed);
   SpinLockHolder lock(&mu_);
-  requests_.push_back({std::move(receive), &consumer});
+  requests_.push_back({std::move(receive), &recv_link});
 }
 
 void RemoteRendezvous::IssueRequests() {
@@ -428,20 +428,20 @@ void RemoteRendezvous::IssueRequests() {
         FetchRemote(request.receive->key, std::move(receive.args), std::move(receive.done));
       }
       unissued_.fetch_sub(1, std::memory_order_release);
-      request.consumer->OnRequested();
+      request.recv_link->OnRequested();
     }
     SpinLockHolder lock(&mu_);
     is_issuing_ = false;
   }
 }
 
-void RemoteRendezvous::RequestWaiting(EagerRecvLink& consumer,
+void RemoteRendezvous::RequestWaiting(EagerRecvLink& recv_link,
                                       absl::FunctionRef<bool(const RendezvousKey&)> matches) {
   ArrivalTable* const arrivals = ArrivalsIfAny();
   if (arrivals == nullptr) return;
   arrivals->TakeReceives(matches, [&](LocalRendezvous::ItemPtr receive) {
-    consumer.OnConverted(receive->key);
-    QueueRequest(std::move(receive), consumer);
+    recv_link.OnConverted(receive->key);
+    QueueRequest(std::move(receive), recv_link);
   });
   IssueRequests();
 }
@@ -483,10 +483,10 @@ void RemoteRendezvous::ArriveMany(absl::Span<LocalRendezvous::ArrivalItem> items
   settle();
 }
 
-size_t RemoteRendezvous::TakePosted(size_t most, ArrivalTable::MatchPosted match,
+size_t RemoteRendezvous::TakePosted(size_t max_count, ArrivalTable::MatchPosted match,
                                     ArrivalTable::ItemPtr* taken) {
   ArrivalTable* const arrivals = ArrivalsIfAny();
-  return arrivals == nullptr ? 0 : arrivals->TakePosted(most, match, taken);
+  return arrivals == nullptr ? 0 : arrivals->TakePosted(max_count, match, taken);
 }
 
 std::optional<RendezvousKey> RemoteRendezvous::FindArrivalKey(absl::string_view text) const {
@@ -494,32 +494,32 @@ std::optional<RendezvousKey> RemoteRendezvous::FindArrivalKey(absl::string_view 
   return arrivals == nullptr ? std::nullopt : arrivals->FindKey(text);
 }
 
-bool RemoteRendezvous::AddSendLink(EagerSendLink& producer) {
+bool RemoteRendezvous::AddSendLink(EagerSendLink& send_link) {
   SpinLockHolder lock(&mu_);
   if (are_links_ended_) return false;
-  if (std::find(send_links_.begin(), send_links_.end(), &producer) == send_links_.end()) {
-    send_links_.push_back(&producer);
+  if (std::find(send_links_.begin(), send_links_.end(), &send_link) == send_links_.end()) {
+    send_links_.push_back(&send_link);
   }
   return true;
 }
 
-bool RemoteRendezvous::AddRecvLink(EagerRecvLink& consumer) {
+bool RemoteRendezvous::AddRecvLink(EagerRecvLink& recv_link) {
   SpinLockHolder lock(&mu_);
   if (are_links_ended_) return false;
-  if (std::find(recv_links_.begin(), recv_links_.end(), &consumer) == recv_links_.end()) {
-    recv_links_.push_back(&consumer);
+  if (std::find(recv_links_.begin(), recv_links_.end(), &recv_link) == recv_links_.end()) {
+    recv_links_.push_back(&recv_link);
   }
   return true;
 }
 
 void RemoteRendezvous::StartFlush() {
   flushes_.fetch_add(1, std::memory_order_relaxed);
-  for (EagerSendLink* const producer : SendLinks()) producer->StartFlush(step_id_);
+  for (EagerSendLink* const send_link : SendLinks()) send_link->StartFlush(step_id_);
 }
 
 void RemoteRendezvous::EndFlush() {
   if (flushes_.fetch_sub(1, std::memory_order_relaxed) != 1) return;
-  for (EagerSendLink* const producer : SendLinks()) producer->EndFlush(step_id_);
+  for (EagerSendLink* const send_link : SendLinks()) send_link->EndFlush(step_id_);
 }
 
 std::vector<EagerSendLink*> RemoteRendezvous::SendLinks() const {
@@ -527,15 +527,15 @@ std::vector<EagerSendLink*> RemoteRendezvous::SendLinks() const {
   return send_links_;
 }
 
-void RemoteRendezvous::OfferQueued(const RendezvousKey& key, EagerSendLink& producer) {
+void RemoteRendezvous::OfferQueued(const RendezvousKey& key, EagerSendLink& send_link) {
   local_.DivertQueued(key, [&](const Tensor& tensor, const SendArgs& args, bool is_dead) {
-    return producer.TrySend({.step = *this,
-                             .key = key,
-                             .tensor = tensor,
-                             .args = args,
-                             .is_dead = is_dead,
-                             .is_drained = true,
-                             .is_step_serving = ServingWorker() != nullptr});
+    return send_link.TrySend({.step = *this,
+                              .key = key,
+                              .tensor = tensor,
+                              .args = args,
+                              .is_dead = is_dead,
+                              .is_drained = true,
+                              .is_step_serving = ServingWorker() != nullptr});
   });
 }
 
@@ -718,16 +718,16 @@ void RemoteRendezvous::EndStep(const absl::Status& why, bool may_begin_again) {
   size_t count = 0;
   EndAll([&status](const Waiting&) { return absl::Status(status); }, count);
   // From here on no link gets new state for this step.
-  std::vector<EagerSendLink*> producers;
-  std::vector<EagerRecvLink*> consumers;
+  std::vector<EagerSendLink*> send_links;
+  std::vector<EagerRecvLink*> recv_links;
   {
     SpinLockHolder lock(&mu_);
     are_links_ended_ = true;
-    producers.swap(send_links_);
-    consumers.swap(recv_links_);
+    send_links.swap(send_links_);
+    recv_links.swap(recv_links_);
   }
-  for (EagerSendLink* const producer : producers) producer->OnStepEnd(*this, why);
-  for (EagerRecvLink* const consumer : consumers) consumer->OnStepEnd(step_id_, may_begin_again);
+  for (EagerSendLink* const send_link : send_links) send_link->OnStepEnd(*this, why);
+  for (EagerRecvLink* const recv_link : recv_links) recv_link->OnStepEnd(step_id_, may_begin_again);
 }
 
 size_t RemoteRendezvous::FailTask(const TaskName& task, const absl::Status& why) {
@@ -777,10 +777,11 @@ void RemoteRendezvous::Expire() {
   local_.Expire();
   if (ArrivalTable* const arrivals = ArrivalsIfAny(); arrivals != nullptr) {
     arrivals->Expire([this](const RendezvousKey& key) {
-      const EagerRecvLink* const consumer = eager_->RecvLinkFor(key);
-      return absl::StrCat(ToString(key.src().task), " has not sent ", BoundedName(key.text()),
-                          " in time", consumer == nullptr ? "" : ": ",
-                          consumer == nullptr ? "" : consumer->Phase());
+      const EagerRecvLink* const recv_link = eager_->RecvLinkFor(key);
+      // It may have been sent, and lost with a control channel.
+      return absl::StrCat(BoundedName(key.text()), " has not arrived from ",
+                          ToString(key.src().task), " in time", recv_link == nullptr ? "" : ": ",
+                          recv_link == nullptr ? "" : recv_link->Phase());
     });
   }
   const absl::Time now = clock_.Now();
@@ -825,9 +826,9 @@ void RemoteRendezvous::ForEachPending(absl::Duration min_age,
     arrivals->ForEachPending(min_age, [&](const PendingOp& op) {
       // A value that has arrived is pending at its sender.
       if (op.is_send) return;
-      EagerRecvLink* const consumer = eager_->RecvLinkFor(op.key);
+      EagerRecvLink* const recv_link = eager_->RecvLinkFor(op.key);
       visit({step_id_, op.key, Side::kFetch, 0, op.age,
-             consumer == nullptr ? "" : consumer->Phase()});
+             recv_link == nullptr ? "" : recv_link->Phase()});
     });
   }
   const absl::Time now = clock_.Now();

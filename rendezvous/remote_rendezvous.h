@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// RemoteRendezvous: one step of one worker; delivers values locally or fetches them from other
-// workers.
+// RemoteRendezvous: one step of one worker; delivers values locally, fetches them from other
+// workers, or takes the eager ones that those send by themselves.
 #ifndef FERRY_RENDEZVOUS_REMOTE_RENDEZVOUS_H_
 #define FERRY_RENDEZVOUS_REMOTE_RENDEZVOUS_H_
 
@@ -57,8 +57,8 @@ class RemoteFetcher {
 
 // An operation that a step waits for, for status reports.
 struct PendingStepOp {
-  // A kTransfer was sent and requested, and its receiver has not acknowledged it yet; the
-  // transfer's protocol reports it, the rendezvous no longer knows it.
+  // A kTransfer was sent, and its receiver has not acknowledged it yet: an eager value, or one that
+  // was requested and is in flight. Its protocol reports it, the rendezvous no longer knows it.
   enum class Side { kSend, kRecv, kFetch, kDeferred, kTransfer };
 
   int64_t step_id = 0;
@@ -140,8 +140,9 @@ class RemoteRendezvous final : public std::enable_shared_from_this<RemoteRendezv
   // The same for a value whose key is unknown.
   void RecordSendFailure(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Values sent here that are in transit: taken by consumers in other processes, until they have
-  // arrived or are lost, which send_status() reports by then. From TrackQueuedSends on also values
+  // Values sent here that are in transit to other processes: those that were requested, until they
+  // have arrived; eager ones, until they were received; either until it is lost, which
+  // send_status() reports by then. From TrackQueuedSends on also values
   // not taken yet, and so everything to wait for when the step is closed.
   OutstandingOperations& operations() { return *operations_; }
   void TrackQueuedSends() { local_.TrackQueuedSends(); }
@@ -150,8 +151,8 @@ class RemoteRendezvous final : public std::enable_shared_from_this<RemoteRendezv
 
   // A link keeps state for this step, and is told of its events. May be called with a link's lock
   // held. False: the step is over, and tells nothing.
-  bool AddSendLink(EagerSendLink& producer) ABSL_LOCKS_EXCLUDED(mu_);
-  bool AddRecvLink(EagerRecvLink& consumer) ABSL_LOCKS_EXCLUDED(mu_);
+  bool AddSendLink(EagerSendLink& send_link) ABSL_LOCKS_EXCLUDED(mu_);
+  bool AddRecvLink(EagerRecvLink& recv_link) ABSL_LOCKS_EXCLUDED(mu_);
   // Asks for the acknowledgements of values that were sent before they were requested, or will be
   // until EndFlush. Calls may overlap.
   void StartFlush() ABSL_LOCKS_EXCLUDED(mu_);
@@ -159,8 +160,8 @@ class RemoteRendezvous final : public std::enable_shared_from_this<RemoteRendezv
   bool is_flushing() const { return flushes_.load(std::memory_order_relaxed) != 0; }
   // Deferred local receives have been started.
   bool is_serving() const { return ServingWorker() != nullptr; }
-  // Offers the queued values of the key to `producer`, in order, until it declines one.
-  void OfferQueued(const RendezvousKey& key, EagerSendLink& producer);
+  // Offers the queued values of the key to `send_link`, in order, until it declines one.
+  void OfferQueued(const RendezvousKey& key, EagerSendLink& send_link);
   // Visits the keys of queued values for `consumer`, once for each value.
   void ForEachQueued(const TaskName& consumer,
                      absl::FunctionRef<void(const RendezvousKey&)> visit) const;
@@ -169,7 +170,8 @@ class RemoteRendezvous final : public std::enable_shared_from_this<RemoteRendezv
   absl::Status Arrive(const RendezvousKey& key, bool is_dead, LocalRendezvous::IncomingValue& value)
       ABSL_LOCKS_EXCLUDED(mu_);
   // As ArrivalTable::TakePosted.
-  size_t TakePosted(size_t most, ArrivalTable::MatchPosted match, ArrivalTable::ItemPtr* taken);
+  size_t TakePosted(size_t max_count, ArrivalTable::MatchPosted match,
+                    ArrivalTable::ItemPtr* taken);
   bool has_posted() const {
     const ArrivalTable* const arrivals = ArrivalsIfAny();
     return arrivals != nullptr && arrivals->has_posted();
@@ -180,7 +182,7 @@ class RemoteRendezvous final : public std::enable_shared_from_this<RemoteRendezv
   void ArriveMany(absl::Span<LocalRendezvous::ArrivalItem> items, absl::FunctionRef<void()> settle)
       ABSL_LOCKS_EXCLUDED(mu_);
   // Requests the waiting receives whose keys match, those of a key in order.
-  void RequestWaiting(EagerRecvLink& consumer,
+  void RequestWaiting(EagerRecvLink& recv_link,
                       absl::FunctionRef<bool(const RendezvousKey&)> matches)
       ABSL_LOCKS_EXCLUDED(mu_);
   // Ends receives that wait for values that have not arrived, with that status if it is not OK.
@@ -267,17 +269,18 @@ class RemoteRendezvous final : public std::enable_shared_from_this<RemoteRendezv
   // be sent by the local table.
   bool SendAtOnce(const RendezvousKey& key, Tensor& tensor);
   // Passes values for one worker on at once, from the first on. Returns how many; the others are to
-  // be sent by SendManyQueued. Adds the link to `producers`, for AfterSend.
+  // be sent by SendManyQueued. Adds the link to `send_links`, for AfterSend.
   size_t SendBurst(absl::Span<SendItem* const> items,
-                   absl::InlinedVector<EagerSendLink*, 4>& producers);
+                   absl::InlinedVector<EagerSendLink*, 4>& send_links);
   // Each by the local table, where it is queued if it cannot be passed on.
   void SendManyQueued(absl::Span<SendItem* const> items,
-                      absl::InlinedVector<EagerSendLink*, 4>& producers);
+                      absl::InlinedVector<EagerSendLink*, 4>& send_links);
   absl::Status CheckRecv(const RendezvousKey& key) const;
   // Null: a receive from another worker is requested.
   EagerRecvLink* RecvLinkFor(const RendezvousKey& key) const;
-  // It is received here, or can only be requested. The number suffices to tell.
-  bool StaysHere(const RendezvousKey& key) const {
+  // True if it cannot be sent eagerly: its destination is this worker, or the protocol is disabled.
+  // The worker's number suffices to tell.
+  bool CannotBeEager(const RendezvousKey& key) const {
     return eager_ == nullptr || key.dst().task.task == worker()->name.task;
   }
   void EndStep(const absl::Status& why, bool may_begin_again) ABSL_LOCKS_EXCLUDED(mu_);
@@ -287,21 +290,21 @@ class RemoteRendezvous final : public std::enable_shared_from_this<RemoteRendezv
   // RecvMany for a part of them.
   void RecvSome(absl::Span<RecvItem> items);
   // A receive from another node that may send the value by itself.
-  void RecvEager(EagerRecvLink& consumer, const RendezvousKey& key, RecvArgs&& args,
+  void RecvEager(EagerRecvLink& recv_link, const RendezvousKey& key, RecvArgs&& args,
                  RecvCallback&& done) ABSL_LOCKS_EXCLUDED(mu_);
   // Several of them, and the link of each.
   void RecvManyEager(absl::Span<LocalRendezvous::RecvEntry> entries,
-                     absl::Span<EagerRecvLink* const> consumers) ABSL_LOCKS_EXCLUDED(mu_);
+                     absl::Span<EagerRecvLink* const> recv_links) ABSL_LOCKS_EXCLUDED(mu_);
   // The table of arrivals, made on first use; null: the step is aborted.
   ArrivalTable* Arrivals() ABSL_LOCKS_EXCLUDED(mu_);
   ArrivalTable* ArrivalsIfAny() const { return arrivals_.load(std::memory_order_acquire); }
-  // These are called with the lock of the key's shard in the table of arrivals held. Receives of
-  // that key that wait are to be requested, before a new one is.
-  void QueueEarlier(LocalRendezvous::TakeEarlier take_earlier, EagerRecvLink& consumer)
+  // These are called with the lock that EagerRecvLink::OnReceive is called with. Receives of that
+  // key that wait are to be requested, before a new one is.
+  void QueueEarlier(LocalRendezvous::TakeEarlier take_earlier, EagerRecvLink& recv_link)
       ABSL_LOCKS_EXCLUDED(mu_);
   void QueueReceive(const RendezvousKey& key, RecvArgs&& args, RecvCallback&& done,
-                    EagerRecvLink& consumer) ABSL_LOCKS_EXCLUDED(mu_);
-  void QueueRequest(LocalRendezvous::ItemPtr receive, EagerRecvLink& consumer)
+                    EagerRecvLink& recv_link) ABSL_LOCKS_EXCLUDED(mu_);
+  void QueueRequest(LocalRendezvous::ItemPtr receive, EagerRecvLink& recv_link)
       ABSL_LOCKS_EXCLUDED(mu_);
   // Issues the queued requests in order; one thread at a time.
   void IssueRequests() ABSL_LOCKS_EXCLUDED(mu_);
@@ -321,7 +324,8 @@ class RemoteRendezvous final : public std::enable_shared_from_this<RemoteRendezv
   std::atomic<int> flushes_{0};
   // Queued requests that have not been issued.
   std::atomic<size_t> unissued_{0};
-  // Never held while calling out. Lock order: a shard's, a link's, this, then a cancellation's.
+  // Never held while calling out. Lock order: see eager_link.h; a
+  // cancellation's is behind this.
   mutable SpinLock mu_;
   std::optional<Worker> worker_ ABSL_GUARDED_BY(mu_);
   // Copies readable without the lock: worker_ is constant once set.
@@ -341,7 +345,7 @@ class RemoteRendezvous final : public std::enable_shared_from_this<RemoteRendezv
   // Receives taken out of the table of arrivals, to be requested in this order.
   struct Request {
     LocalRendezvous::ItemPtr receive;
-    EagerRecvLink* consumer;
+    EagerRecvLink* recv_link;
   };
   std::vector<Request> requests_ ABSL_GUARDED_BY(mu_);
   bool is_issuing_ ABSL_GUARDED_BY(mu_) = false;

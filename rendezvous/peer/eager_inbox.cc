@@ -74,7 +74,8 @@ class EagerInbox::RecordValue final : public LocalRendezvous::IncomingValue {
     FERRY_RETURN_IF_ERROR(violation_);
     if (!record_.is_dead) {
       const absl::Status copied = Copy(tensor);
-      // Without memory for it, too: those after it must not be received in its place.
+      // Without memory for it the control channel ends too: the next value of its key must not be
+      // received in its place.
       if (!copied.ok()) violation_ = copied;
       FERRY_RETURN_IF_ERROR(copied);
     }

@@ -32,7 +32,7 @@ namespace ferry {
 // EagerReceiver with a lock, the control channel and the tables of arrivals of the open steps. For
 // one incarnation of a producer; it stays when the control channel ends. Thread-safe. Messages are
 // passed with the control channel on which they came, and ignored if it is no longer the current
-// one. Lock order: a shard's of a table of arrivals, this, a step's.
+// one. Lock order: eager_link.h.
 class EagerInbox final : public EagerRecvLink {
  public:
   // Calls the function on the loop's thread after that time.

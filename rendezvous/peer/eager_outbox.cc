@@ -28,7 +28,7 @@ void EagerOutbox::OnOpen(std::shared_ptr<ControlChannel> channel, const EagerLim
     if (channel_ != nullptr) Reset(deferred);
     channel_ = std::move(channel);
     sizes_ = sizes;
-    // A consumer that takes more is not sent more, so that it does not decide what is kept here.
+    // The smaller of both sides' limits: a peer must not decide how much is kept here.
     const EagerLimits& own = context_.eager->limits();
     sender_.emplace(EagerLimits{.step_values = std::min(limits.step_values, own.step_values),
                                 .step_bytes = std::min(limits.step_bytes, own.step_bytes),
@@ -194,7 +194,7 @@ bool EagerOutbox::TrySend(const Offer& offer) {
     status.Update(SendEagerPull(*channel_, pull));
   }
   if (decision.is_sent && status.ok()) status = SendValue(offer, decision);
-  // Also one that begins its first value only now.
+  // Also for a step that began to be flushed before it had sent its first value here.
   const bool asks_for_acks =
       decision.asks_for_acks ||
       (decision.is_sent && offer.step.is_flushing() && sender_->StartFlush(step_id));

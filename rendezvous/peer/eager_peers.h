@@ -23,20 +23,20 @@ namespace ferry {
 
 // Links are made on first use, one for each incarnation of a node, and live as long as this does,
 // so that a pointer to one stays valid. Thread-safe. SendLinkFor takes no lock, nor does
-// RecvLinkFor for the incarnation that was looked up last.
+// RecvLinkFor for the incarnation that was looked up last. The setters are not thread-safe: call
+// them before the first connection.
 class EagerPeers final : public EagerLinks {
  public:
-  // `context` must outlive it. `limits`: for each peer, what this process holds for receives that
-  // have not been posted.
+  // `context` must outlive it. `limits`: for each peer, the unexpected values that this process
+  // buffers.
   EagerPeers(const TransferContext& context, const EagerLimits& limits)
       : context_(context), limits_(limits) {}
   ~EagerPeers() override;
 
-  // Call before any control channel is opened. Until then delayed acknowledgements and watches are
-  // not sent. REQUIRES: not null.
+  // Until then delayed acknowledgements and watches are not sent. REQUIRES: not null.
   void set_run_after(EagerInbox::RunAfter run_after) { run_after_ = std::move(run_after); }
-  // Before the first connection. Values are requested while more bytes than that are queued on the
-  // control channel, which is closed when its queue is full.
+  // Values are requested while more bytes than that are queued on the control channel, which is
+  // closed when its queue is full.
   void set_max_backlog(size_t bytes) { max_backlog_ = bytes; }
   size_t max_backlog() const { return max_backlog_; }
 
@@ -44,11 +44,12 @@ class EagerPeers final : public EagerLinks {
   EagerSendLink* SendLinkFor(const RendezvousKey& key) override;
   EagerRecvLink* RecvLinkFor(const RendezvousKey& key) override;
 
-  // Null for a node that has had too many incarnations, or with a number that is too large:
+  // Null for a node that has had more than kMaxLinks incarnations, or whose number is 2^20 or more:
   // everything between the two is requested.
   EagerInbox* InboxOf(const PeerId& producer);
   EagerOutbox* OutboxOf(const PeerId& consumer);
-  // Values for that node go over this control channel from now on.
+  // Values for that node go over this control channel from now on. Without effect for a node that
+  // OutboxOf does not know.
   //   outbox: null: nothing is sent over it before it is requested.
   void SetConnected(const PeerId& consumer, const ControlChannel& channel, EagerOutbox* outbox);
   // The control channel has ended. If it was the last one to be connected, values go to another

@@ -155,7 +155,8 @@ absl::Status GetValue(ByteReader& reader, uint8_t dtype, uint8_t rank, size_t by
   size_t expected = element;
   if (rank == 1) {
     // The one dimension of a vector follows from its bytes.
-    if (bytes % element != 0) return MalformedEager("EAGER: a part of an element");
+    if (bytes % element != 0)
+      return MalformedEager("EAGER: the payload is not a multiple of the element size");
     record.header.shape = Shape::Vector(static_cast<int64_t>(bytes / element));
     return absl::OkStatus();
   }

@@ -22,9 +22,9 @@
 
 namespace ferry {
 
-// The capability of a consumer, in its HELLO: what it holds for receives that have not been posted.
-// A producer stays below each limit before it sends one more value, so that each may be exceeded by
-// one value. All limits are positive.
+// The capability of a consumer, in its HELLO: how many unexpected values, whose receives have not
+// been posted, it buffers. A producer that is below each limit sends one more value, so that it may
+// exceed those of bytes by one value. All limits are positive.
 struct EagerLimits {
   uint32_t step_values = 4096;
   uint32_t step_bytes = 8u << 20;
@@ -88,14 +88,15 @@ struct EagerHead {
   uint32_t sequence = 0;
   // Number of records.
   uint16_t count = 0;
-  // An EAGER_ACK of one range, for the other direction. Count 0: none.
+  // An EAGER_ACK of one range, for the other direction. Count 0: none. Accepted, but not sent by
+  // this release.
   uint32_t acked_first = 0;
   uint16_t acked_count = 0;
 };
 
 // One value. Views point into the frame.
 struct EagerRecord {
-  // 0: the text has no number.
+  // The key's number on this control channel; 0: it has none.
   uint32_t name = 0;
   // Not empty: the key's text, and a definition of the number if there is one.
   absl::string_view text;
@@ -144,12 +145,11 @@ class EagerFrameWriter final {
   void Start(int64_t step_id, uint32_t sequence);
   // Appends a record; false if the frame has no room for it, and then nothing is appended. An empty
   // frame has room for any legal record.
-  // As for AppendInPlace, for a plain record of at most one dimension.
-  //   tensor: its elements.
-  bool AppendVector(uint32_t name, const Tensor& tensor);
   bool Append(const EagerRecord& record) { return Append(record, /*is_in_place=*/false); }
   // The same, but its payload may be read as late as parts() are: it must stay until then.
   bool AppendInPlace(const EagerRecord& record) { return Append(record, /*is_in_place=*/true); }
+  // As AppendInPlace, for a tensor of at most one dimension whose key has that number.
+  bool AppendVector(uint32_t name, const Tensor& tensor);
   void Acknowledge(EagerRange range);
   // The frame's body, with every record so far, and the same in parts. REQUIRES for view: no
   // payload is in place.

@@ -139,7 +139,7 @@ void EagerReceiver::OnWatchEnded(int64_t step_id, const absl::Status& status) {
 
 absl::Status EagerReceiver::OnEager(const EagerHead& head) {
   if (head.sequence != static_cast<uint32_t>(next_sequence_)) {
-    return Violation(absl::StrCat("value ", head.sequence, " instead of ",
+    return Violation(absl::StrCat("sequence number ", head.sequence, ", expected ",
                                   static_cast<uint32_t>(next_sequence_)));
   }
   step_id_ = head.step_id;
@@ -166,7 +166,7 @@ absl::Status EagerReceiver::Define(uint32_t name, absl::string_view text,
   RendezvousKey& key = *known;
   if (before != nullptr) numbers_.erase(*before);
   if (!numbers_.emplace(key, name).second) {
-    return Violation(absl::StrCat("name ", name, " has another number already"));
+    return Violation(absl::StrCat("the key defined as number ", name, " has another number"));
   }
   name_bytes_ = bytes;
   if (name > names_.size()) names_.resize(name);

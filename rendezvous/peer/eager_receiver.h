@@ -25,7 +25,8 @@ namespace ferry {
 // The consumer's part of the eager protocol on one control channel (docs/rendezvous.md). It sends
 // nothing itself: the caller has the table of values that have arrived and of receives that wait,
 // and the control channel, and sends what the methods return, in order, before the next call. Not
-// thread-safe; no locks, no clock, no I/O. Copyable, so that a search can branch.
+// thread-safe; no locks, no clock, no I/O. Copyable, for the model checker
+// (tests/rendezvous/eager_search_test.cc).
 class EagerReceiver final {
  public:
   enum class Route {
@@ -86,7 +87,7 @@ class EagerReceiver final {
   // The control channel is open, and requests made before have been sent.
   void Start();
 
-  // A receive, for whose step and key no value has arrived that is not taken. If it returns
+  // A posted receive without an unexpected value that it would match. If it returns
   // kRequest, receives that wait for the same step and key are to be requested before.
   Decision OnReceive(int64_t step_id, const RendezvousKey& key);
   // True if OnReceive would return kWait for each key of at most that many bytes, which then counts
@@ -122,10 +123,12 @@ class EagerReceiver final {
   absl::StatusOr<Arrival> OnArrival(const EagerRecord& record, uint64_t sequence);
   // The same for a value that a receive takes at once: OnArrival, then OnTaken.
   absl::StatusOr<Arrival> OnArrivalTaken(const EagerRecord& record, uint64_t sequence);
-  // Records of the frame that are taken as they come, from the next one on, without OnRecord and
-  // OnArrivalTaken. StartTaking: false: they may not be. Then CanTake for each, with the number and
-  // the bytes of those before it: null: neither it nor those after it may; otherwise the name's
-  // key. Then OnTaken with those that were taken. REQUIRES: the name is not 0.
+  // A run of records that receives take as they come, in place of OnRecord and OnArrivalTaken:
+  // 1. StartTaking. False: it is not possible now.
+  // 2. CanTake for each record, with the number and the bytes of those before it in the run.
+  // Returns
+  //    the name's key; null: the run ends before this record. REQUIRES: the name is not 0.
+  // 3. OnTaken with the number and the bytes of those that were taken.
   bool StartTaking() const;
   const RendezvousKey* CanTake(uint32_t name, uint64_t count, uint64_t bytes) const {
     if (values_ + unacked_values_ + count >= limits_.peer_values ||
@@ -162,11 +165,13 @@ class EagerReceiver final {
   bool has_output() const;
   // All acknowledgements if some are due or something is pushed, or if `all`.
   Output TakeOutput(bool all = false);
-  // For the head of an EAGER frame in the other direction. Count 0: none.
+  // For the head of an EAGER frame in the other direction, which this release does not send yet.
+  // Count 0: none.
   EagerRange TakeOneAck();
 
   // The step is over here: what has arrived for it was dropped, its receives have ended.
-  //   may_begin_again: nothing has been received in it, and it is only forgotten.
+  //   may_begin_again: the program has never opened it; its state is discarded, and later values
+  //   open it again.
   StepEnd OnStepEnd(int64_t step_id, bool may_begin_again = false);
 
   // A receive of that step and key is requested.
@@ -176,8 +181,8 @@ class EagerReceiver final {
   uint64_t values_held() const { return values_; }
   uint64_t values_unacknowledged() const { return values_ + unacked_values_; }
   TableSizes InnerTableSizes() const;
-  // A fingerprint for searches. Keys are represented by their hashes; the frame being read and the
-  // status of ended steps are left out.
+  // An encoding of the state, for the model checker's set of visited states. Keys are represented
+  // by their hashes; the frame being read and the status of ended steps are left out.
   std::string State() const;
 
  private:
@@ -229,7 +234,7 @@ class EagerReceiver final {
 
   EagerLimits limits_;
   EagerRules rules_;
-  // Acknowledgements that are due at once.
+  // From so many values or bytes on EAGER_ACK is sent at once; fewer wait for others to join them.
   uint64_t most_unacked_values_;
   uint64_t most_unacked_bytes_;
   Scope all_{true, Answer::kNever};

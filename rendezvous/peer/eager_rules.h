@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// EagerRules: the rules of the eager protocol, each of which a search can break.
+// EagerRules: invariants of the eager protocol, each of which the model checker can disable.
 #ifndef FERRY_RENDEZVOUS_PEER_EAGER_RULES_H_
 #define FERRY_RENDEZVOUS_PEER_EAGER_RULES_H_
 
 namespace ferry {
 
-// All true but in tests, which show the failure that each rule prevents.
+// All true outside of tests. The model checker (tests/rendezvous/eager_search_test.cc) disables
+// them one at a time, and must then find the failure that the rule prevents.
 struct EagerRules {
   // Producer: a value is not sent while an earlier one of its step and name is queued.
   bool sends_in_order = true;

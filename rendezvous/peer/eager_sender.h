@@ -30,7 +30,7 @@ namespace ferry {
 // The producer's part of the eager protocol on one control channel (docs/rendezvous.md). It sends
 // nothing itself: the caller has the table of values and the control channel, and sends what the
 // methods return, in order, before the next call. Not thread-safe; no locks, no clock, no I/O.
-// Copyable, so that a search can branch.
+// Copyable, for the model checker (tests/rendezvous/eager_search_test.cc).
 class EagerSender final {
  public:
   struct Value {
@@ -166,7 +166,8 @@ class EagerSender final {
   // For tests.
   TableSizes InnerTableSizes() const;
   uint64_t values_out() const { return values_; }
-  // A fingerprint for searches. Keys are represented by their hashes.
+  // An encoding of the state, for the model checker's set of visited states. Keys are represented
+  // by their hashes.
   std::string State() const;
 
  private:
@@ -208,6 +209,7 @@ class EagerSender final {
     uint32_t next = 0;
   };
 
+  // Values of eager size in a row after which the producer asks for the PUSH of a name.
   static constexpr uint8_t kStreak = 2;
   // Slots that one call looks at for a name that is pulled.
   static constexpr size_t kMaxPulledSearch = 64;
@@ -237,7 +239,8 @@ class EagerSender final {
   // Until the first PUSH of everything nothing is sent, and nothing is kept for later.
   bool has_started_ = false;
   bool is_all_pulled_ = true;
-  // From a PULL of everything, since no number was free for a name, to that of the kind kMayPush.
+  // True between the PULL of everything that is sent when no number is free for a name, and the
+  // PULL of the kind kMayPush that follows.
   bool lacks_names_ = false;
   uint64_t next_sequence_ = 0;
   // Totals of the steps, including those that are over here.
