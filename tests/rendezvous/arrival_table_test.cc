@@ -135,12 +135,13 @@ class ArrivalTableTest : public ::testing::Test {
 
   FakeClock clock_;
   RendezvousLimits limits_;
-  std::unique_ptr<ArrivalTable> table_ = std::make_unique<ArrivalTable>(clock_, limits_);
+  // Also when the table is destroyed.
   std::vector<std::string> ended_;
   // Edges whose receives are requested.
   std::set<std::string> diverted_;
   int next_receive_ = 0;
   bool was_posted_ = false;
+  std::unique_ptr<ArrivalTable> table_ = std::make_unique<ArrivalTable>(clock_, limits_);
 };
 
 TEST_F(ArrivalTableTest, ReceivesPostedInTheOrderOfTheValues_AreTakenFromTheQueue) {

@@ -88,7 +88,7 @@ TEST_F(EagerReceiverTest, ValuesAreInSequence) {
   Start();
   ASSERT_TRUE(Arrive(1, Key("a").text()).ok());
   ++sequence_;
-  EXPECT_THAT(Arrive(1).status().message(), HasSubstr("value 2 instead of 1"));
+  EXPECT_THAT(Arrive(1).status().message(), HasSubstr("sequence number 2, expected 1"));
 }
 
 TEST_F(EagerReceiverTest, SequenceNumbersWrap) {

@@ -28,7 +28,11 @@ class PeerConnectionPoolTest : public TransferContextTest {
     pool_ = std::make_shared<PeerConnectionPool>(context_);
     pool_->set_connector(&connector_);
   }
-  ~PeerConnectionPoolTest() override { pool_->Close(absl::CancelledError("over")); }
+  ~PeerConnectionPoolTest() override {
+    pool_->Close(absl::CancelledError("over"));
+    // The ends of cancelled attempts.
+    while (connector_.Step()) continue;
+  }
 
   // The link of the only attempt, which is connected now.
   std::shared_ptr<ControlHandler> Connect() {

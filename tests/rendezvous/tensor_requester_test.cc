@@ -104,7 +104,8 @@ TEST_F(TensorRequesterTest, LargeInlineTensorWithARequiredTransport_IsRefused) {
   rts.id = 1;
   rts.header = {DataType::kUint8, *Shape::Create({kInlineMaxTcpForbidden + 1}),
                 kInlineMaxTcpForbidden + 1};
-  rts.body = std::string(kInlineMaxTcpForbidden + 1, 'x');
+  const std::string body(kInlineMaxTcpForbidden + 1, 'x');
+  rts.body = body;
   ASSERT_TRUE(SendReadyToSend(channel, rts, {}).ok());
   EXPECT_TRUE(
       requester_
