@@ -49,6 +49,7 @@ std::vector<BenchColumn> NameColumns() {
            [](const BenchRow& row) { return row.transport.empty() ? Json() : Json(row.transport); },
            nullptr},
           {"inflight", nullptr, [](const BenchRow& row) { return Json(row.inflight); }, nullptr},
+          CountColumn("batch", "BATCH", &BenchRow::batch, 1),
           CountColumn("nodes", "NODES", &BenchRow::nodes, 2),
           CountColumn("threads", "THREADS", &BenchRow::threads, 1),
           {"pair", "PAIR",

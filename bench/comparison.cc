@@ -77,6 +77,11 @@ absl::StatusOr<RowKey> ReadKey(const Json& row) {
   if (!is_good) {
     return absl::FailedPreconditionError("a row without mode, inflight, nodes, threads and bytes");
   }
+  // Runs of earlier releases have no batches.
+  const Json batch = row.value("batch", Json(named.batch));
+  if (!batch.is_number_integer())
+    return absl::FailedPreconditionError("a row whose batch is not an integer");
+  named.batch = batch.get<int>();
   named.mode = mode.get<std::string>();
   const Json transport = row.value("transport", Json());
   if (transport.is_string()) named.transport = transport.get<std::string>();

@@ -71,7 +71,7 @@ class KeyedWork final : public BenchRoundWork {
         step_(step),
         keys_(std::move(keys)),
         thread_count_(side.plan.threads),
-        batch_(static_cast<size_t>(side.plan.batch)),
+        batch_(static_cast<size_t>(at.batch)),
         at_(at) {}
 
  private:

@@ -49,7 +49,9 @@ class PatternWorker final {
       FERRY_RETURN_IF_ERROR(TellFloors(bytes));
       for (const BenchMode mode : plan_.modes) {
         for (const int inflight : plan_.DepthsOf(bytes)) {
-          FERRY_RETURN_IF_ERROR(RunCase({bytes, mode, inflight}));
+          for (const int batch : plan_.BatchesOf(inflight)) {
+            FERRY_RETURN_IF_ERROR(RunCase({bytes, mode, inflight, batch}));
+          }
         }
       }
       if (plan_.has_later_floors()) FERRY_RETURN_IF_ERROR(TellLaterFloors(bytes));

@@ -59,7 +59,8 @@ struct RoundCosts {
 };
 
 // Returns a row with the fields common to a pattern's cases.
-BenchRow BlankRow(const BenchPlan& plan, int nodes, size_t bytes, BenchMode mode, int inflight) {
+BenchRow BlankRow(const BenchPlan& plan, int nodes, size_t bytes, BenchMode mode, int inflight,
+                  int batch) {
   BenchRow row;
   row.bytes = bytes;
   row.dtype = plan.dtype;
@@ -67,6 +68,7 @@ BenchRow BlankRow(const BenchPlan& plan, int nodes, size_t bytes, BenchMode mode
   row.mode = BenchModeName(mode);
   row.nodes = nodes;
   row.inflight = plan.pattern == "keyed" ? plan.keys : inflight;
+  row.batch = batch;
   row.threads = plan.pattern == "keyed" ? plan.threads : 1;
   return row;
 }
@@ -208,14 +210,16 @@ absl::Status ReadLines(const BenchPlan& plan, int nodes, BenchStage& stage, Benc
     const size_t first_row = report.rows.size();
     for (const BenchMode mode : plan.modes) {
       for (const int inflight : plan.DepthsOf(bytes)) {
-        for (const BenchFlowSet& set : sets) {
-          FERRY_ASSIGN_OR_RETURN(const std::vector<Json> told, lines.Expect("case"));
-          BenchRow row = BlankRow(plan, nodes, bytes, mode, inflight);
-          const bool is_ping = costs.is_joined() && !set.pair.empty();
-          FERRY_RETURN_IF_ERROR(ReadCase(plan, set, is_ping, told, row));
-          SetPatternFloor(plan, ReadFloors(floors), costs, set, row);
-          report.rows.push_back(std::move(row));
-          for (const Json& line : told) report.AddPages(line.value("pages", ""));
+        for (const int batch : plan.BatchesOf(inflight)) {
+          for (const BenchFlowSet& set : sets) {
+            FERRY_ASSIGN_OR_RETURN(const std::vector<Json> told, lines.Expect("case"));
+            BenchRow row = BlankRow(plan, nodes, bytes, mode, inflight, batch);
+            const bool is_ping = costs.is_joined() && !set.pair.empty();
+            FERRY_RETURN_IF_ERROR(ReadCase(plan, set, is_ping, told, row));
+            SetPatternFloor(plan, ReadFloors(floors), costs, set, row);
+            report.rows.push_back(std::move(row));
+            for (const Json& line : told) report.AddPages(line.value("pages", ""));
+          }
         }
       }
     }
@@ -227,7 +231,8 @@ absl::Status ReadLines(const BenchPlan& plan, int nodes, BenchStage& stage, Benc
   }
   // By mode, so that sizes within a mode are ascending.
   std::stable_sort(report.rows.begin(), report.rows.end(), [](const auto& a, const auto& b) {
-    return std::tie(a.mode, a.inflight, a.pair) < std::tie(b.mode, b.inflight, b.pair);
+    return std::tie(a.mode, a.inflight, a.batch, a.pair) <
+           std::tie(b.mode, b.inflight, b.batch, b.pair);
   });
   return absl::OkStatus();
 }
@@ -327,11 +332,11 @@ Verb AddPattern(CLI::App& bench, const std::string& pattern, const std::string& 
     flags->plan.threads = 2;
     AddNumber(verb, "--threads", flags->plan.threads, "that send, and as many that receive", 1, 256)
         ->type_name("T");
-    AddNumber(verb, "--batch", flags->plan.batch, "keys that a thread sends, or posts, at a time",
-              1, 4096);
+    flags->plan.batch = 64;
   } else if (is_steps) {
     flags->sizes = "8,64K,1M";
     flags->plan.inflight = 8;
+    flags->plan.batch = 8;
   } else if (pattern != "bidir") {
     flags->nodes = 4;
     if (pattern == "all-pairs") {
@@ -347,6 +352,11 @@ Verb AddPattern(CLI::App& bench, const std::string& pattern, const std::string& 
               is_steps ? "also measure steps with N sends and receives per node"
                        : "also measure with N tensors in flight in each direction",
               1, 4096);
+  }
+  if (is_keyed || is_steps) {
+    AddNumber(verb, "--batch", flags->plan.batch,
+              "also measure with N tensors in a call of SendMany, and of RecvMany; 1: do not", 1,
+              4096);
   }
   AddBenchOutputFlags(verb, flags->output, BenchMoves::kTensors);
   AddBenchJoinFlags(verb, flags->join);

@@ -116,6 +116,13 @@ std::vector<int> BenchPlan::DepthsOf(size_t bytes) const {
   return inflight > 1 && fits ? std::vector<int>{1, inflight} : std::vector<int>{1};
 }
 
+std::vector<int> BenchPlan::BatchesOf(int depth) const {
+  // The share of a thread.
+  const int most = pattern == "keyed" ? (keys + threads - 1) / threads : depth;
+  const int size = std::min(batch, most);
+  return size > 1 ? std::vector<int>{1, size} : std::vector<int>{1};
+}
+
 bool BenchPlan::uses_gpus() const {
   return std::any_of(devices.begin(), devices.end(),
                      [](const std::string& device) { return device != kHostDevice; });

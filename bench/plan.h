@@ -37,10 +37,12 @@ struct BenchPlan {
   int most_iterations = 2000;
   // Tensors sent before a response, in rows of their own; 1: none.
   int inflight = 1;
-  // For "keyed": keys per round, threads per side, and keys that a thread sends, or posts, at a
-  // time. For "sendrecv": names that its tensors use in turns.
+  // For "keyed": keys per round, and threads per side. For "sendrecv": names that its tensors use
+  // in turns.
   int keys = 1;
   int threads = 1;
+  // For "keyed" and "steps": tensors in a call of SendMany and of RecvMany, in rows of their own;
+  // 1: none.
   int batch = 1;
   // For "sendrecv": a receive is posted when its tensor has been sent.
   bool is_unexpected = false;
@@ -62,6 +64,9 @@ struct BenchPlan {
   int RoundsOf(size_t bytes, int at_a_time) const;
   // Returns the numbers in flight to measure: 1, and `inflight` if that fits.
   std::vector<int> DepthsOf(size_t bytes) const;
+  // Returns the sizes of batches to measure with as many tensors in flight: 1, and `batch` or as
+  // many as a thread has.
+  std::vector<int> BatchesOf(int depth) const;
   const std::string& DeviceOf(int rank) const {
     return devices[static_cast<size_t>(rank) % devices.size()];
   }

@@ -138,6 +138,7 @@ std::vector<Line> LinesOf(const BenchReport& report) {
     if (line == lines.end()) {
       BenchRow alone = row;
       alone.inflight = BenchRow().inflight;
+      alone.batch = BenchRow().batch;
       alone.pair = "";
       const std::string kind = NameOf(report, alone);
       const auto same = std::find_if(lines.begin(), lines.end(),

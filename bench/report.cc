@@ -124,6 +124,7 @@ std::string BenchRow::ModeText() const {
 
 std::string BenchRow::Label() const {
   std::string label = ModeText();
+  if (batch != 1) absl::StrAppend(&label, ", batches of ", batch);
   if (threads != 1) absl::StrAppend(&label, ", ", threads, " threads");
   if (nodes != 2) absl::StrAppend(&label, ", ", Count(nodes, "node"));
   if (!pair.empty()) absl::StrAppend(&label, ", ", pair);

@@ -26,6 +26,8 @@ struct BenchRow {
   // "handoff", "into", "set", "barrier".
   std::string mode;
   int inflight = 1;
+  // Tensors in a call of SendMany and of RecvMany.
+  int batch = 1;
   // Participating nodes, and threads per node.
   int nodes = 2;
   int threads = 1;

@@ -54,17 +54,39 @@ absl::Status FillStream(const BenchSide& side, const BenchWorkCase& at, int roun
 }
 
 void PostStream(const BenchSide& side, Step& step, const BenchWorkCase& at, Stream& stream) {
-  for (int i = 0; i < at.inflight; ++i) {
-    const auto index = static_cast<size_t>(i);
-    stream.posted.push_back(
-        PostReceive(side.party.node, step, stream.key,
-                    index < stream.destinations.size() ? stream.destinations[index] : Tensor()));
+  const auto destination = [&stream](size_t index) {
+    return index < stream.destinations.size() ? stream.destinations[index] : Tensor();
+  };
+  const auto count = static_cast<size_t>(at.inflight);
+  const auto batch = static_cast<size_t>(at.batch);
+  for (size_t begin = 0; begin < count; begin += batch) {
+    if (batch == 1) {
+      stream.posted.push_back(PostReceive(side.party.node, step, stream.key, destination(begin)));
+      continue;
+    }
+    std::vector<RecvItem> items;
+    for (size_t i = begin; i < std::min(begin + batch, count); ++i) {
+      items.push_back(
+          BeginReceive(side.party.node, stream.key, destination(i), stream.posted.emplace_back()));
+    }
+    step.RecvManyAsync(absl::MakeSpan(items));
   }
 }
 
-absl::Status SendStream(Step& step, Stream& stream) {
-  for (Tensor& tensor : stream.tensors) {
-    FERRY_RETURN_IF_ERROR(step.Send(stream.key, std::move(tensor)));
+absl::Status SendStream(Step& step, const BenchWorkCase& at, Stream& stream) {
+  const size_t count = stream.tensors.size();
+  const auto batch = static_cast<size_t>(at.batch);
+  for (size_t begin = 0; begin < count; begin += batch) {
+    if (batch == 1) {
+      FERRY_RETURN_IF_ERROR(step.Send(stream.key, std::move(stream.tensors[begin])));
+      continue;
+    }
+    std::vector<SendItem> items;
+    for (size_t i = begin; i < std::min(begin + batch, count); ++i) {
+      items.push_back({.key = &stream.key, .tensor = std::move(stream.tensors[i])});
+    }
+    step.SendMany(absl::MakeSpan(items));
+    for (const SendItem& item : items) FERRY_RETURN_IF_ERROR(item.status);
   }
   stream.tensors.clear();
   return absl::OkStatus();
@@ -110,7 +132,7 @@ class FlowWork final : public BenchRoundWork {
   }
 
   absl::Status Run() override {
-    for (Stream& stream : out_) FERRY_RETURN_IF_ERROR(SendStream(step_, stream));
+    for (Stream& stream : out_) FERRY_RETURN_IF_ERROR(SendStream(step_, at_, stream));
     for (Stream& stream : in_) FERRY_RETURN_IF_ERROR(TakeStream(side_, at_, stream));
     return absl::OkStatus();
   }
@@ -147,9 +169,9 @@ class PingWork final : public BenchRoundWork {
   }
 
   absl::Status Run() override {
-    if (is_first_) FERRY_RETURN_IF_ERROR(SendStream(step_, out_));
+    if (is_first_) FERRY_RETURN_IF_ERROR(SendStream(step_, at_, out_));
     FERRY_RETURN_IF_ERROR(TakeStream(side_, at_, in_));
-    return is_first_ ? absl::OkStatus() : SendStream(step_, out_);
+    return is_first_ ? absl::OkStatus() : SendStream(step_, at_, out_);
   }
 
   absl::Status Check(int round, BenchRounds& rounds) override {
@@ -179,7 +201,7 @@ class StepsWork final : public BenchRoundWork {
   absl::Status Run() override {
     FERRY_ASSIGN_OR_RETURN(Step step, side_.party.node.OpenStep(step_id_));
     PostStream(side_, step, at_, in_);
-    FERRY_RETURN_IF_ERROR(SendStream(step, out_));
+    FERRY_RETURN_IF_ERROR(SendStream(step, at_, out_));
     FERRY_RETURN_IF_ERROR(TakeStream(side_, at_, in_));
     return step.Close(side_.party.timeout);
   }

@@ -24,6 +24,8 @@ struct BenchWorkCase {
   size_t bytes = 0;
   BenchMode mode = BenchMode::kHandoff;
   int inflight = 1;
+  // Tensors in a call of SendMany and of RecvMany; 1: Send and RecvAsync.
+  int batch = 1;
 };
 
 // One process of a pattern: its identity and memory.
@@ -52,13 +54,13 @@ absl::StatusOr<std::unique_ptr<BenchRoundWork>> MakePingWork(const BenchSide& si
                                                              const BenchWorkCase& at);
 
 // Node 0 sends as many tensors as the plan has keys, each under its own key, from the plan's number
-// of threads; node 1 receives them on as many. Each thread processes its share in an independent
-// order, different in each round.
+// of threads, `batch` at a time; node 1 receives them on as many. Each thread processes its share
+// in an independent order, different in each round.
 absl::StatusOr<std::unique_ptr<BenchRoundWork>> MakeKeyedWork(const BenchSide& side, Step& step,
                                                               const BenchWorkCase& at);
 
-// A whole step per round: both nodes open it, send each other `inflight` tensors, receive those,
-// and close it.
+// A whole step per round: both nodes open it, send each other `inflight` tensors, `batch` at a
+// time, receive those, and close it.
 //   first_step: first of as many reserved step ids as there are rounds.
 absl::StatusOr<std::unique_ptr<BenchRoundWork>> MakeStepsWork(const BenchSide& side,
                                                               int64_t first_step,

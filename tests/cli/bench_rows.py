@@ -8,7 +8,7 @@ def rows_of(case, *arguments, timeout_s=100):
     document = json.loads(case.succeed("bench", *arguments, "--json", timeout_s=timeout_s))
     case.assertEqual(document["bench"], arguments[0])
     case.assertEqual(document["wrong_bytes"], 0)
-    names = [tuple(row[key] for key in ("mode", "transport", "inflight", "nodes", "threads", "pair",
+    names = [tuple(row[key] for key in ("mode", "transport", "inflight", "batch", "nodes", "threads", "pair",
                                         "bytes")) for row in document["rows"]]
     case.assertEqual(len(names), len(set(names)), "a row is there twice")
     for row in document["rows"]:

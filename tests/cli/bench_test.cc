@@ -103,6 +103,28 @@ TEST(BenchComparison, DistinguishesSlowerFasterAndEqual) {
   EXPECT_EQ(CompareBenches(before, now, 0.6)->CountOf(Verdict::kSlower), 0u);
 }
 
+TEST(BenchComparison, RowsOfEachBatchAreComparedWithEachOther) {
+  BenchRow batched = Row("into", 8, 2.0, 1.9, 2.1);
+  batched.batch = 64;
+  const BenchRow single = Row("into", 8, 1.0, 0.9, 1.1);
+  const std::string now = RunOf({single, batched});
+  const auto comparison = CompareBenches(now, now, 0.1);
+  ASSERT_TRUE(comparison.ok()) << comparison.status();
+  ASSERT_EQ(comparison->rows.size(), 2u);
+  EXPECT_EQ(comparison->rows[1].label, "into, batches of 64");
+  EXPECT_EQ(comparison->CountOf(Verdict::kSame), 2u);
+  // A run of a release without batches.
+  const std::string before = absl::StrReplaceAll(RunOf({single}), {{"\"batch\": 1,", ""}});
+  ASSERT_NE(before, RunOf({single}));
+  const auto mixed = CompareBenches(before, now, 0.1);
+  ASSERT_TRUE(mixed.ok()) << mixed.status();
+  EXPECT_EQ(mixed->CountOf(Verdict::kSame), 1u);
+  EXPECT_EQ(mixed->CountOf(Verdict::kOnlyNew), 1u);
+  const std::string bad = absl::StrReplaceAll(now, {{"\"batch\": 64", "\"batch\": \"64\""}});
+  EXPECT_THAT(std::string(CompareBenches(now, bad, 0.1).status().message()),
+              HasSubstr("batch is not an integer"));
+}
+
 TEST(BenchReport, PairsOfEachPathHaveAMatrixOfTheirOwn) {
   std::vector<BenchRow> rows;
   for (const auto& [inflight, transport, us] :

@@ -152,13 +152,13 @@ class BenchOfGpus(harness.Case):
                 self.assertIn("(gpu:0, gpu:0", subject)
                 self.assertEqual(rows, [("handoff", 1, None, "cuda_ipc, view", "spin"),
                                         ("into", 1, None, "cuda_ipc, copy", "spin + cuMemcpyDtoD")])
-        _, rows = self.pattern("keyed", "--keys=20", "--threads=3", "--devices=gpu:0")
+        _, rows = self.pattern("keyed", "--keys=20", "--threads=3", "--batch=1", "--devices=gpu:0")
         self.assertEqual(rows, [("handoff", 20, None, "cuda_ipc, view", None),
                                 ("into", 20, None, "cuda_ipc, copy", None)])
 
     def test_a_step_of_one_gpu_has_no_views(self):
         """It would not end while they are looked at."""
-        _, rows = self.pattern("steps", "--inflight=3", "--devices=gpu:0")
+        _, rows = self.pattern("steps", "--inflight=3", "--batch=1", "--devices=gpu:0")
         self.assertEqual(rows, [("into", 1, None, "cuda_ipc, copy", "spin + cuMemcpyDtoD"),
                                 ("into", 3, None, "cuda_ipc, copy", "spin + cuMemcpyDtoD x3")])
         self.fail_with(2, "--mode=handoff: .* one GPU", "bench", "steps", "--devices=gpu:1",
@@ -175,6 +175,8 @@ class BenchOfGpus(harness.Case):
         # More than a group of NCCL's has.
         _, rows = self.pattern("steps", *two, "--inflight=40", "--mode=into")
         self.assertEqual(rows, [("into", 1, None, "nccl", "spin + raw nccl"),
+                                # One at a time, and in batches.
+                                ("into", 40, None, "nccl", "spin + raw nccl x40"),
                                 ("into", 40, None, "nccl", "spin + raw nccl x40")])
 
     def test_patterns_of_gpus_and_hosts(self):

@@ -142,7 +142,7 @@ class Rows(JobBench):
 
     def test_patterns_of_two(self):
         _, address = self.coordinator(2)
-        for pattern, flags, count in (("bidir", (), 5), ("keyed", ("--keys=40", "--threads=2"), 200),
+        for pattern, flags, count in (("bidir", (), 5), ("keyed", ("--keys=40", "--threads=2", "--batch=1"), 200),
                                       ("steps", ("--inflight=1",), 5)):
             with self.subTest(pattern):
                 document = self.document_of(self.all(address, 2, pattern, "--json", *flags, *QUICK))

@@ -355,25 +355,38 @@ class Patterns(harness.Case):
     def test_many_keys_from_many_threads(self):
         _, rows = rows_of(self, "keyed", "--keys=60", "--threads=3", "--sizes=8,4K", "--iters=5",
                           "--batch=7")
-        self.assertEqual([(row["mode"], row["bytes"], row["inflight"], row["threads"], row["count"])
-                          for row in rows],
-                         [(mode, size, 60, 3, 300) for mode in ("handoff", "handoff+read", "into")
-                          for size in (8, 4096)])
+        self.assertEqual([(row["mode"], row["bytes"], row["inflight"], row["batch"], row["threads"],
+                           row["count"], row["path"]) for row in rows],
+                         [(mode, size, 60, batch, 3, 300, path)
+                          for mode in ("handoff", "handoff+read", "into") for batch in (1, 7)
+                          for size, path in ((8, "eager"), (4096, "shm"))])
         for row in rows:
             self.assertAlmostEqual(row["ops_per_s"] * row["p50_s"], 1, 6)
+
+    def test_a_batch_is_at_most_the_keys_of_a_thread(self):
+        for keys, threads, batches in ((1, 1, [1]), (2, 2, [1]), (3, 2, [1, 2]), (200, 2, [1, 64])):
+            with self.subTest(keys=keys, threads=threads):
+                _, rows = rows_of(self, "keyed", f"--keys={keys}", f"--threads={threads}", "--sizes=8",
+                                  "--iters=1", "--mode=into")
+                self.assertEqual([row["batch"] for row in rows], batches)
+        _, rows = rows_of(self, "keyed", "--sizes=8", "--iters=1", "--mode=into", "--batch=1")
+        self.assertEqual([row["batch"] for row in rows], [1])
 
     def test_whole_steps(self):
         _, rows = rows_of(self, "steps", "--sizes=8,64K", "--iters=10", "--inflight=3",
                           "--mode=handoff")
-        self.assertEqual([(row["inflight"], row["bytes"], row["count"], row["floor"])
-                          for row in rows],
-                         [(1, 8, 10, "spin"), (1, 65536, 10, "spin"),
-                          (3, 8, 10, "spin"), (3, 65536, 10, "spin")])
+        self.assertEqual([(row["inflight"], row["batch"], row["bytes"], row["count"], row["floor"],
+                           row["path"]) for row in rows],
+                         [(inflight, batch, size, 10, "spin", path)
+                          for inflight, batch in ((1, 1), (3, 1), (3, 3))
+                          for size, path in ((8, "eager"), (65536, "shm"))])
         for row in rows:
             self.assertAlmostEqual(row["bytes_per_s"] * row["p50_s"],
                                    2 * row["inflight"] * row["bytes"], 3)
-        _, rows = rows_of(self, "steps", "--sizes=64K", "--iters=5", "--inflight=3", "--mode=read")
-        self.assertEqual([row["floor"] for row in rows], ["spin + read", "spin + read x3"])
+        _, rows = rows_of(self, "steps", "--sizes=64K", "--iters=5", "--inflight=3", "--batch=2",
+                          "--mode=read")
+        self.assertEqual([(row["batch"], row["floor"]) for row in rows],
+                         [(1, "spin + read"), (1, "spin + read x3"), (2, "spin + read x3")])
 
     def test_elements_of_another_type(self):
         """The same bytes, and so many elements as that makes."""
@@ -414,6 +427,8 @@ class Patterns(harness.Case):
                                    ("--nodes", ("bidir", "--nodes=3")),
                                    ("--keys", ("keyed", "--keys=0")),
                                    ("--inflight", ("keyed", "--inflight=2")),
+                                   ("--batch", ("bidir", "--batch=2")),
+                                   ("--batch", ("steps", "--batch=0")),
                                    ("--sizes.*1000 keys", ("keyed", "--sizes=16M"))):
             with self.subTest(arguments):
                 self.fail_with(2, pattern, "bench", *arguments)

@@ -18,7 +18,7 @@ BENCHES = {
     "fan-in": (SIZES, "--inflight=4", "--nodes=3"),
     "fan-out": (SIZES, "--inflight=4", "--nodes=3"),
     "all-pairs": (SIZES, "--inflight=4", "--nodes=2"),
-    "keyed": (SIZES, "--keys=3", "--threads=2"),
+    "keyed": (SIZES, "--keys=3", "--threads=2", "--batch=2"),
     "steps": (SIZES, "--inflight=4"),
     "cold": (SIZES,),
     "kv": (SIZES, "--inflight=4"),
@@ -28,8 +28,8 @@ BENCHES = {
 
 
 def name_of(row):
-    return tuple(row[key] for key in ("mode", "transport", "inflight", "nodes", "threads", "pair",
-                                      "bytes"))
+    return tuple(row[key] for key in ("mode", "transport", "inflight", "batch", "nodes", "threads",
+                                      "pair", "bytes"))
 
 
 class Tiny(harness.Case):

@@ -161,6 +161,28 @@ class Figures(unittest.TestCase):
         self.assertEqual(figures.outcome({**goal, "works": ["w", "v"]}, told), (None, None))
         self.assertEqual(table.of_goals([goal], told)[4], "| t | 0.10 | <= 0.20 s | reached |")
 
+    def test_goals_per_second_are_those_of_one_row(self):
+        goal = {"text": "t", "works": ["w"], "peers": ["Ferry"], "least_per_s": 5e6, "why": "because"}
+        told = {"w": {"rows": [{"peer": "Ferry", "median": 2e6}, {"peer": "Ferry, fast", "median": 9e6}]}}
+        self.assertEqual(figures.outcome(goal, told), (2e6, False))
+        self.assertEqual(figures.outcome({**goal, "least_per_s": 2e6}, told), (2e6, True))
+        self.assertEqual(table.of_goals([goal], told)[4], "| t | 2.00 M/s | >= 5.00 M/s | MISSED: because |")
+        self.assertEqual(table.of_goals([goal], {})[4], "| t | - | >= 5.00 M/s | not measured |")
+
+    def test_goals_beside_a_floor_are_ratios(self):
+        rows = {"rows": [{"peer": "Ferry", "median": 3e-4}, {"peer": "floor: memcpy", "median": 1e-4}]}
+        goal = {"text": "t", "works": ["w"], "peers": ["Ferry"], "floor": "floor: memcpy", "most": 1.5}
+        self.assertEqual(figures.outcome(goal, {"w": rows})[1], False)
+        self.assertAlmostEqual(figures.outcome(goal, {"w": rows})[0], 3)
+        self.assertEqual(figures.outcome({**goal, "plus_s": 1.6e-4}, {"w": rows})[1], True)
+        self.assertEqual(figures.outcome({**goal, "plus_s": 1.4e-4}, {"w": rows})[1], False)
+        self.assertEqual(table.wanted({**goal, "plus_s": 1e-4}), "<= 1.50 + 100 us")
+        self.assertEqual(figures.outcome({**goal, "floor": "floor: other"}, {"w": rows}), (None, None))
+        rate = {"works": ["w"], "peers": ["Ferry"], "floor": "floor: raw", "least": 0.9}
+        for mine, reached in ((9e5, True), (8e5, False)):
+            told = {"w": {"rows": [{"peer": "Ferry", "median": mine}, {"peer": "floor: raw", "median": 1e6}]}}
+            self.assertEqual(figures.outcome(rate, told), (mine / 1e6, reached))
+
     def test_goals_name_works_and_peers_that_exist(self):
         known = {work.name: each for each in works.GROUPS for work in each.works}
         peers = [row.peer for each in works.GROUPS for row in each.entries] + ["TCPStore, add"]
