@@ -109,11 +109,12 @@ Samples Measure(benchmark::State& state, TransferPeer& peer, EchoCommand command
   return samples;
 }
 
-// 8 bytes, keyed, in shared memory; both sides look all the time.
+// 8 bytes, keyed, in shared memory; both sides poll all the time, and a round begins when the one
+// before it has ended. Arg: whether they are received into a buffer.
 void BM_Shm_8B_Polling(benchmark::State& state) {
   const double floor = SpinFloor();
   TransferPeer peer({.transport = "shm", .spin = kPolling});
-  Samples samples = Measure(state, peer, {.bytes = 8}, 8);
+  Samples samples = Measure(state, peer, {.bytes = 8, .into = state.range(0) != 0}, 8);
   Report(state, samples, floor);
 }
 
@@ -432,7 +433,7 @@ void BM_Tcp_Stream(benchmark::State& state) {
   state.counters["raw_cpu_s/GB"] = raw_cpu.At(0.5) / gigabytes;
 }
 
-BENCHMARK(BM_Shm_8B_Polling)->UseManualTime()->Iterations(200'000);
+BENCHMARK(BM_Shm_8B_Polling)->UseManualTime()->Iterations(200'000)->ArgName("into")->Arg(0)->Arg(1);
 BENCHMARK(BM_Shm_8B_Blocking_RoundTrip)->UseManualTime()->Iterations(10'000);
 BENCHMARK(BM_Shm_8B_SpinThenSleep)->UseManualTime()->Iterations(100'000);
 BENCHMARK(BM_Shm_8B_Messages)->UseRealTime()->Iterations(10'000);

@@ -69,19 +69,28 @@ def outcome(goal, works):
     """(the figure, whether it is reached) of a goal; None for both if it cannot be computed.
 
     `peers` are beginnings of names; the least of their ratios counts, as Ferry has to be ahead of all. With "most_s"
-    the figure is the time of peers[0] itself; with "flat" its slowest by its fastest."""
-    if "most_s" in goal:
-        times = [row["median"] for name in goal["works"] for row in works.get(name, {}).get("rows", [])
-                 if row["peer"] == goal["peers"][0] and row["median"]]
-        if len(times) < len(goal["works"]):
+    the figure is the time of peers[0] itself, with "least_per_s" its rate, with "flat" its slowest by its fastest. With
+    "floor" it is the ratio of peers[0] and that row: at most "most" of its time (and "plus_s"), or at least "least" of
+    its rate."""
+    def medians(peer):
+        return [row["median"] for name in goal["works"] for row in works.get(name, {}).get("rows", [])
+                if row["peer"] == peer and row["median"]]
+
+    if any(kind in goal for kind in ("most_s", "least_per_s", "flat", "floor")):
+        own = medians(goal["peers"][0])
+        floors = medians(goal["floor"]) if "floor" in goal else own
+        if len(own) < len(goal["works"]) or len(floors) < len(own):
             return None, None
-        return max(times), max(times) <= goal["most_s"]
-    if goal.get("flat"):
-        times = [row["median"] for name in goal["works"] for row in works.get(name, {}).get("rows", [])
-                 if row["peer"] == goal["peers"][0] and row["median"]]
-        if len(times) < len(goal["works"]):
-            return None, None
-        return max(times) / min(times), max(times) / min(times) <= goal["least"]
+        if "most_s" in goal:
+            return max(own), max(own) <= goal["most_s"]
+        if "least_per_s" in goal:
+            return min(own), min(own) >= goal["least_per_s"]
+        if "flat" in goal:
+            return max(own) / min(own), max(own) / min(own) <= goal["least"]
+        ratios = [mine / floor for mine, floor in zip(own, floors)]
+        if "least" in goal:
+            return min(ratios), min(ratios) >= goal["least"]
+        return max(ratios), all(mine <= goal["most"] * floor + goal.get("plus_s", 0) for mine, floor in zip(own, floors))
     ratios = []
     for name in goal["works"]:
         rows = works.get(name, {}).get("rows", [])

@@ -3,7 +3,7 @@
 import json
 
 from figures import outcome
-from table import line, number, shown, wanted
+from table import figure_text, line, number, shown, verdict, wanted
 
 HEAD = """# Results
 
@@ -103,22 +103,21 @@ def newest(documents):
     return dict(sorted(found.items(), key=lambda each: order.get(each[0], len(order))))
 
 
-def verdict(figure, reached):
-    return "not measured" if figure is None else "reached" if reached else "MISSED"
-
-
 def goal_cell(name, work, goals):
     """The goal of this case alone; goals about several sizes at once are in the first table."""
     cells = []
     for goal in goals:
         if name in goal["works"] and not goal.get("flat"):
             figure, reached = outcome({**goal, "works": [name]}, {name: work})
-            if "most_s" in goal:
-                cells.append(f"{wanted(goal)}: {verdict(figure, reached)}")
+            # The reason is in the first table.
+            word = verdict({}, figure, reached)
+            if "most_s" in goal or "least_per_s" in goal:
+                cells.append(f"{wanted(goal)}: {word}")
                 continue
-            peers = "best peer" if len(goal["peers"]) > 2 else " and ".join(goal["peers"])
+            of = (goal["floor"].removeprefix("floor: ") if "floor" in goal else
+                  "best peer" if len(goal["peers"]) > 2 else " and ".join(goal["peers"]))
             told = "" if figure is None else f"{number(figure)} "
-            cells.append(f"{peers} >= {number(goal['least'])}: {told}{verdict(figure, reached)}")
+            cells.append(f"{of} {wanted(goal)}: {told}{word}")
     return "; ".join(cells) or "-"
 
 
@@ -147,8 +146,7 @@ def of_documents(documents, goals, gpus):
     lines = [HEAD, "## Goals", "", line(["goal", "wanted", "figure", ""]), "|---|---|---|---|"]
     for goal in goals:
         figure, reached = outcome(goal, {name: work for name, (work, _) in works.items()})
-        lines.append(line([goal["text"], wanted(goal),
-                           "-" if figure is None else number(figure), verdict(figure, reached)]))
+        lines.append(line([goal["text"], wanted(goal), figure_text(goal, figure), verdict(goal, figure, reached)]))
     lines += ["", "## Cases", "",
               CASES,
               line(["case", "goal", "Ferry", "best peer", "baseline", "date", "commit", "machine"]),

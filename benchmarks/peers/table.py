@@ -67,15 +67,32 @@ def wanted(goal):
     """Without the figure."""
     if "most_s" in goal:
         return f"<= {number(goal['most_s'])} s"
+    if "least_per_s" in goal:
+        return f">= {number(goal['least_per_s'] / 1e6)} M/s"
+    if "most" in goal:
+        return f"<= {number(goal['most'])}" + (f" + {goal['plus_s'] * 1e6:.0f} us" if "plus_s" in goal else "")
     return f"{'<=' if goal.get('flat') else '>='} {number(goal['least'])}"
+
+
+def figure_text(goal, figure):
+    if figure is None:
+        return "-"
+    return f"{number(figure / 1e6)} M/s" if "least_per_s" in goal else number(figure)
+
+
+def verdict(goal, figure, reached):
+    if figure is None:
+        return "not measured"
+    if reached:
+        return "reached"
+    return f"MISSED: {goal['why']}" if "why" in goal else "MISSED"
 
 
 def of_goals(goals, works):
     lines = ["**Goals**", "", line(["goal", "figure", "wanted", ""]), "|---|---|---|---|"]
     for goal in goals:
         figure, reached = outcome(goal, works)
-        word = "not measured" if figure is None else "reached" if reached else "MISSED"
-        lines.append(line([goal["text"], "-" if figure is None else number(figure), wanted(goal), word]))
+        lines.append(line([goal["text"], figure_text(goal, figure), wanted(goal), verdict(goal, figure, reached)]))
     return lines + [""]
 
 
