@@ -67,7 +67,7 @@ class ResultsPage(unittest.TestCase):
         self.put("2026-01-01", [work("host-8", "2026-01-01", [
             row("Ferry", 1e-6, is_ferry=True), row("TensorPipe, shm", 4e-6, ferry_is=4.0),
             row("gRPC", 9e-6, ferry_is=9.0), row("broken", None), row("floor: spin", 2e-7, is_floor=True)])])
-        self.assertIn("| title of host-8 (`host-8`) | TensorPipe >= 5.00: 4.00 MISSED; Open MPI and UCX >= 0.33: "
+        self.assertIn("| title of host-8 (`host-8`) | TensorPipe >= 5.00: 4.00 MISSED; Open MPI and UCX >= 0.50: "
                       "not measured | 1.00 us | 4.00 us, TensorPipe, shm | 0.20 us, spin | 2026-01-01 | abc1234 | A |",
                       self.written())
 
