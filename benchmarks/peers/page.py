@@ -165,3 +165,8 @@ def of_documents(documents, goals, gpus):
                      f"{machine['memory_bytes'] / 2**30:.0f} GiB, Linux {machine['kernel']}, "
                      f"{machine['system']}")
     return "\n".join(lines) + "\n\n" + gpus
+
+
+def of_folder(folder, goals):
+    """The page of the JSON files in that folder."""
+    return of_documents(read(folder), goals, of_gpus(folder))

@@ -309,6 +309,15 @@ class Processes(unittest.TestCase):
             with processes.server([self.program("no", "echo no port; exit 4\n")], processes.free_port()):
                 pass
 
+    def test_tables_of_a_run_and_the_page_of_all_are_written(self):
+        told, _ = driver.measure(group(entry("Ferry", [1e-6], True), entry("peer", [3e-6])), tools(), 1)
+        document = {"machine": driver.machine(), "cores": [0, 1], "quick": False, "order": ["w"], "works": told}
+        out = self.folder / "peers-2026-01-01.json"
+        out.write_text(json.dumps(document))
+        driver.write_tables(document, out, self.folder, self.folder / "RESULTS.md")
+        self.assertIn("| peer |", out.with_suffix(".md").read_text())
+        self.assertIn("(`w`) | - | 1.00 us | 3.00 us, peer |", (self.folder / "RESULTS.md").read_text())
+
     def test_missing_builds_and_packages_are_reported(self):
         said = []
         told = tools(ferry=self.folder / "ferry", programs=self.folder / "built", venvs=self.folder)
