@@ -8,8 +8,6 @@
 
 #include "absl/container/inlined_vector.h"
 
-#include "base/recycled.h"
-
 namespace ferry {
 namespace {
 
@@ -53,38 +51,6 @@ std::atomic<const void*>* ThisThreadsUse() {
 }
 
 }  // namespace
-
-// For cancellations, which may outlive the table.
-struct ArrivalTable::Reference {
-  // Lock order: this, then the queue's.
-  SpinLock mu;
-  // Null once the table is destroyed.
-  ArrivalTable* table ABSL_GUARDED_BY(mu) = nullptr;
-};
-
-// Cancels a receive that was posted in the queue, which may be over by then.
-struct ArrivalTable::CancelCall {
-  static void* operator new(size_t bytes) { return AllocateRecycled(bytes); }
-  static void operator delete(void* call, size_t bytes) { FreeRecycled(call, bytes); }
-
-  CancelCall(std::shared_ptr<Reference> reference, const RendezvousKey& key, uint64_t id)
-      : reference(std::move(reference)), key(key), id(id) {}
-
-  void operator()() const {
-    ItemPtr found;
-    {
-      SpinLockHolder lock(&reference->mu);
-      if (reference->table != nullptr) found = reference->table->TakeCancelled(key, id);
-    }
-    if (found == nullptr) return;
-    LocalRendezvous::Complete(std::move(found), LocalRendezvous::CancelledReceive(), Tensor(),
-                              /*is_dead=*/false, "");
-  }
-
-  const std::shared_ptr<Reference> reference;
-  const RendezvousKey key;
-  const uint64_t id;
-};
 
 // While it exists, this thread may insert into the table: its construction closes an open queue,
 // and Open fails while any thread has one. One that is made in a callback of another operation uses
@@ -141,10 +107,8 @@ ArrivalTable::ArrivalTable(const Clock& clock, const RendezvousLimits& limits)
     : clock_(clock),
       max_receives_(limits.max_pending_ops),
       table_(clock, limits, /*operations=*/nullptr, kPath, kShards),
-      reference_(std::make_shared<Reference>()) {
-  SpinLockHolder lock(&reference_->mu);
-  reference_->table = this;
-}
+      canceller_(std::make_shared<ReceiveCanceller>(
+          [this](const RendezvousKey& key, uint64_t id) { return TakeCancelled(key, id); })) {}
 
 ArrivalTable::~ArrivalTable() {
   {
@@ -152,8 +116,7 @@ ArrivalTable::~ArrivalTable() {
     CloseLocked();
     is_over_ = true;
   }
-  SpinLockHolder lock(&reference_->mu);
-  reference_->table = nullptr;
+  canceller_->Detach();
 }
 
 bool ArrivalTable::Open() {
@@ -238,8 +201,7 @@ ArrivalTable::ItemPtr ArrivalTable::Push(RecvItem& item, int64_t now) {
     next_deadline_ = std::min(next_deadline_, deadline);
   }
   if (cancellation != nullptr) {
-    token = cancellation->Register(
-        [call = std::make_unique<CancelCall>(reference_, *item.key, id)] { (*call)(); });
+    token = canceller_->Register(*cancellation, *item.key, id);
   }
   auto receive = std::make_unique<RendezvousItem>(*item.key, now, id, std::move(item.args),
                                                   std::move(item.done), token);

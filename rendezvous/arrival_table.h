@@ -23,6 +23,7 @@
 #include "base/table_sizes.h"
 #include "rendezvous/key.h"
 #include "rendezvous/local_rendezvous.h"
+#include "rendezvous/receive_canceller.h"
 #include "rendezvous/value.h"
 
 namespace ferry {
@@ -104,8 +105,6 @@ class ArrivalTable final {
   static constexpr absl::string_view kPath = "eager";
 
  private:
-  struct Reference;
-  struct CancelCall;
   class TableUse;
 
   // Receives behind the head that are looked at.
@@ -148,7 +147,7 @@ class ArrivalTable final {
   const Clock& clock_;
   const size_t max_receives_;
   LocalRendezvous table_;
-  const std::shared_ptr<Reference> reference_;
+  const std::shared_ptr<ReceiveCanceller> canceller_;
   // Written with the lock held.
   std::atomic<bool> is_open_{false};
   std::atomic<size_t> posted_count_{0};

@@ -17,7 +17,6 @@
 
 #include "base/bounded_text.h"
 #include "base/nested_calls.h"
-#include "base/recycled.h"
 #include "base/spin_lock.h"
 #include "base/status_macros.h"
 #include "base/text.h"
@@ -69,36 +68,6 @@ void End(std::unique_ptr<RendezvousItem> item, const absl::Status& why) {
 
 }  // namespace
 
-// The table, for cancellations, which may outlive it.
-struct LocalRendezvous::Reference {
-  // Lock order: this, then a shard's.
-  SpinLock mu;
-  // Null once the table is destroyed.
-  LocalRendezvous* table ABSL_GUARDED_BY(mu) = nullptr;
-};
-
-// Cancels a receive, which may be over by then, and the table destroyed.
-struct LocalRendezvous::CancelCall {
-  static void* operator new(size_t bytes) { return AllocateRecycled(bytes); }
-  static void operator delete(void* call, size_t bytes) { FreeRecycled(call, bytes); }
-
-  CancelCall(std::shared_ptr<Reference> reference, const RendezvousKey& key, uint64_t id)
-      : reference(std::move(reference)), key(key), id(id) {}
-
-  void operator()() const {
-    ItemPtr found;
-    {
-      SpinLockHolder lock(&reference->mu);
-      if (reference->table != nullptr) found = reference->table->TakeReceive(key, id);
-    }
-    if (found != nullptr) CompleteItem(std::move(found), CancelledReceive());
-  }
-
-  const std::shared_ptr<Reference> reference;
-  const RendezvousKey key;
-  const uint64_t id;
-};
-
 LocalRendezvous::LocalRendezvous(const Clock& clock, RendezvousLimits limits,
                                  OutstandingOperations* operations, absl::string_view path,
                                  size_t shards)
@@ -106,21 +75,19 @@ LocalRendezvous::LocalRendezvous(const Clock& clock, RendezvousLimits limits,
       limits_(limits),
       operations_(operations),
       path_(path),
-      reference_(std::make_shared<Reference>()),
+      canceller_(std::make_shared<ReceiveCanceller>(
+          [this](const RendezvousKey& key, uint64_t id) { return TakeReceive(key, id); })),
       shares_{limits.max_pending_ops / shards, limits.max_queued_bytes / shards, &over_share_},
       shard_mask_(shards - 1),
       shards_(new Shard[shards]) {
   for (Shard& shard : Shards()) shard.shares = &shares_;
-  SpinLockHolder lock(&reference_->mu);
-  reference_->table = this;
 }
 
 LocalRendezvous::~LocalRendezvous() {
   // TensorFlow's text.
   if (abort_status().ok()) StartAbort(absl::CancelledError("LocalRendezvousImpl deleted"));
   // No receive waits any more; cancellations that are still to come find nothing.
-  SpinLockHolder lock(&reference_->mu);
-  reference_->table = nullptr;
+  canceller_->Detach();
 }
 
 absl::Status LocalRendezvous::Admit(const Shard& shard, size_t bytes) const {
@@ -407,8 +374,7 @@ ABSL_ATTRIBUTE_ALWAYS_INLINE inline absl::Status LocalRendezvous::AddReceive(
   }
   if (CancellationToken* const cancellation = args.cancellation; cancellation != nullptr) {
     // Lock order: a shard's, then the cancellation's; it runs callbacks with none held.
-    token = cancellation->Register(
-        [call = std::make_unique<CancelCall>(reference_, key, id)] { (*call)(); });
+    token = canceller_->Register(*cancellation, key, id);
     if (token == CancellationToken::kNoCallback) status = CancelledReceive();
   }
   // One for each consumer of the step, which could not be told otherwise that it is over.

@@ -24,6 +24,7 @@
 #include "base/usable_resources.h"
 #include "rendezvous/key.h"
 #include "rendezvous/outstanding_operations.h"
+#include "rendezvous/receive_canceller.h"
 #include "rendezvous/rendezvous_shard.h"
 #include "rendezvous/value.h"
 #include "tensor/tensor.h"
@@ -235,8 +236,6 @@ class LocalRendezvous final {
  private:
   using Shard = RendezvousShard;
   using Item = RendezvousItem;
-  struct Reference;
-  struct CancelCall;
 
   absl::Span<Shard> Shards() const { return {shards_.get(), shard_mask_ + 1}; }
   Shard& ShardOf(const RendezvousKey& key) { return shards_[key.hash() & shard_mask_]; }
@@ -286,7 +285,7 @@ class LocalRendezvous final {
   const RendezvousLimits limits_;
   OutstandingOperations* const operations_;
   const absl::string_view path_;
-  const std::shared_ptr<Reference> reference_;
+  const std::shared_ptr<ReceiveCanceller> canceller_;
   // Set before any shard is emptied, and read with a shard's lock held.
   std::atomic<bool> is_aborted_{false};
   mutable absl::Mutex abort_mu_;
