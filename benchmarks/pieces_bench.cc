@@ -70,13 +70,13 @@ void BM_Frame_WriteThenRead(benchmark::State& state) {
       state.SkipWithError("there is no frame");
       break;
     }
-    const absl::StatusOr<RingFrame> frame = reader.Front();
+    const absl::StatusOr<RingFrame> frame = reader.Read();
     if (!frame.ok() || frame->type != 7 || frame->body.size() != body.size()) {
       state.SkipWithError("it is another frame");
       break;
     }
     benchmark::DoNotOptimize(frame->body.back());
-    reader.Pop();
+    reader.Release();
     reader.Publish();
   }
   std::free(memory);

@@ -70,6 +70,7 @@ void EagerSimulation::Start() {
   if (dice_.Chance(20)) limits_.name_bytes = 100 + static_cast<uint32_t>(dice_.Roll(300));
   wire_faults_ = {};
   if (dice_.Chance(40)) wire_faults_.backlog_frames = 2 + static_cast<size_t>(dice_.Roll(8));
+  if (dice_.Chance(70)) wire_faults_.together = 100 + static_cast<int>(dice_.Roll(900));
   options_ = {};
   if (dice_.Chance(10)) options_.limits.max_pending_ops = 4 + static_cast<size_t>(dice_.Roll(10));
   edge_count_ = 1 + dice_.Roll(5);

@@ -29,6 +29,11 @@ constexpr uint16_t kReadyToSend = 3;
 constexpr uint16_t kChecksumBit = 0x8000;
 constexpr size_t kReadyToSendHead = 24;
 constexpr size_t kRankAt = 17;
+// Frames that arrive together, at most.
+constexpr size_t kMaxTogether = 80;
+
+// In memory of exactly that size: a sanitizer detects reads beyond it.
+std::vector<char> ExactCopy(const std::string& body) { return {body.begin(), body.end()}; }
 
 }  // namespace
 
@@ -208,18 +213,42 @@ void FaultyWire::Deliver(End& end) {
     ++duplicated_;
     end.inbox.push_front(frame);
   }
-  std::vector<UniqueFd> descriptors;
-  for (const auto& fd : frame.descriptors) {
-    descriptors.emplace_back(fcntl(fd->get(), F_DUPFD_CLOEXEC, 0));
+  std::vector<WireFrame> frames;
+  if (frame.descriptors.empty() && Chance(faults_.together)) {
+    frames.push_back(std::move(frame));
+    const size_t most = 1 + random_() % kMaxTogether;
+    while (frames.size() < most && !end.inbox.empty() && end.inbox.front().descriptors.empty()) {
+      frames.push_back(std::move(end.inbox.front()));
+      end.inbox.pop_front();
+    }
   }
-  // Memory of exactly that size: a sanitizer detects reads beyond it.
-  const std::vector<char> body(frame.body.begin(), frame.body.end());
-  handled_ = frame.type & ~kChecksumBit;
-  const absl::Status status =
-      end.handler->OnFrame(frame.type, {body.data(), body.size()}, absl::MakeSpan(descriptors));
+  // The first one's type, of several.
+  handled_ = (frames.empty() ? frame : frames[0]).type & ~kChecksumBit;
+  absl::Status status;
+  if (frames.empty()) {
+    std::vector<UniqueFd> descriptors;
+    for (const auto& fd : frame.descriptors) {
+      descriptors.emplace_back(fcntl(fd->get(), F_DUPFD_CLOEXEC, 0));
+    }
+    const std::vector<char> body = ExactCopy(frame.body);
+    status =
+        end.handler->OnFrame(frame.type, {body.data(), body.size()}, absl::MakeSpan(descriptors));
+  } else {
+    status = DeliverTogether(end, frames);
+  }
   handled_ = 0;
   violation_.Update(status);
   if (!status.ok()) end.Close(status);
+}
+
+absl::Status FaultyWire::DeliverTogether(End& end, const std::vector<WireFrame>& frames) {
+  std::vector<std::vector<char>> bodies;
+  std::vector<ControlFrame> together;
+  for (const WireFrame& frame : frames) {
+    const std::vector<char>& body = bodies.emplace_back(ExactCopy(frame.body));
+    together.push_back({.type = frame.type, .body = {body.data(), body.size()}});
+  }
+  return end.handler->OnFrames(together);
 }
 
 int64_t FaultyWire::sent(uint16_t type) const {

@@ -36,6 +36,8 @@ struct WireFaults {
   int close = 0;
   // Send returns RESOURCE_EXHAUSTED.
   int refuse = 0;
+  // Not a fault: it arrives together with some of those behind it.
+  int together = 100;
   // Not out of a thousand: this many frames that the other side has not read count as a backlog.
   size_t backlog_frames = 1'000'000;
 };
@@ -54,7 +56,7 @@ class FaultyWire final {
   // Calls OnOpen of both, now or each in a Step. `a` sees `b_peer`, and the other way round.
   void Open(std::shared_ptr<ControlHandler> a, PeerId a_peer, std::shared_ptr<ControlHandler> b,
             PeerId b_peer, bool is_late = false);
-  // Delivers one frame, or one side's end. False: there is nothing left to do.
+  // Delivers one frame, or several together, or one side's end. False: there is nothing left to do.
   bool Step();
   // Both sides are notified at once that the other has ended; frames in flight are lost.
   void Break();
@@ -81,6 +83,8 @@ class FaultyWire final {
   bool Chance(int out_of_thousand);
   // The next event for `end`, with its faults.
   void Deliver(End& end);
+  // Frames without descriptors.
+  absl::Status DeliverTogether(End& end, const std::vector<struct WireFrame>& frames);
   void Damage(std::deque<struct WireFrame>& frames);
 
   std::mt19937_64 random_;

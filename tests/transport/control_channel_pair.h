@@ -4,6 +4,7 @@
 #ifndef FERRY_TESTS_TRANSPORT_CONTROL_CHANNEL_PAIR_H_
 #define FERRY_TESTS_TRANSPORT_CONTROL_CHANNEL_PAIR_H_
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <string>
@@ -34,6 +35,14 @@ class RecordingHandler : public ControlHandler {
     for (UniqueFd& fd : descriptors) descriptors_.push_back(std::move(fd));
     return verdict_;
   }
+  absl::Status OnFrames(absl::Span<const ControlFrame> frames) override {
+    {
+      absl::MutexLock lock(&mu_);
+      EXPECT_FALSE(frames.empty());
+      together_ = std::max(together_, frames.size());
+    }
+    return ControlHandler::OnFrames(frames);
+  }
   void OnClosed(const absl::Status& why) override {
     absl::MutexLock lock(&mu_);
     EXPECT_TRUE(closed_.ok()) << "closed twice";
@@ -61,6 +70,11 @@ class RecordingHandler : public ControlHandler {
     mu_.AwaitWithTimeout(absl::Condition(&is_there), absl::Seconds(20));
     return closed_;
   }
+  // The most frames that were delivered together.
+  size_t together() {
+    absl::MutexLock lock(&mu_);
+    return together_;
+  }
   std::vector<UniqueFd> TakeDescriptors() {
     absl::MutexLock lock(&mu_);
     return std::move(descriptors_);
@@ -76,6 +90,7 @@ class RecordingHandler : public ControlHandler {
   std::weak_ptr<ControlChannel> channel_;
   std::vector<std::pair<uint16_t, std::string>> frames_;
   std::vector<UniqueFd> descriptors_;
+  size_t together_ = 1;
   absl::Status closed_;
   absl::Status verdict_;
 };

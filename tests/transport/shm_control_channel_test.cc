@@ -4,6 +4,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -185,6 +186,46 @@ TEST_F(ShmControlChannelQueueTest, AppendedFrames_ArriveInOrderWithSentOnes) {
   }
   near_->Kick();
   EXPECT_EQ(far_handler_->WaitForFrames(10), Numbered(10));
+}
+
+TEST_F(ShmControlChannelQueueTest, FramesThatHaveArrived_AreDeliveredTogether) {
+  for (int i = 0; i < 200; ++i) ASSERT_TRUE(near_->Send(4, {std::to_string(i)}).ok());
+  StartFar();
+  EXPECT_EQ(far_handler_->WaitForFrames(200), Numbered(200));
+  EXPECT_EQ(far_handler_->together(), 64u);
+}
+
+TEST_F(ShmControlChannelQueueTest, LargeFramesThatHaveArrived_AreReleasedInBetween) {
+  const std::string body(10'000, 'x');
+  for (int i = 0; i < 20; ++i) ASSERT_TRUE(near_->Send(4, {body}).ok());
+  StartFar();
+  EXPECT_EQ(far_handler_->WaitForFrames(20).size(), 20u);
+  EXPECT_EQ(far_handler_->together(), 4u);
+}
+
+// Those before it come first, and those after it later.
+TEST_F(ShmControlChannelQueueTest, FrameWithDescriptors_IsDeliveredAlone) {
+  for (int i = 0; i < 20; ++i) {
+    const std::string body = std::to_string(i);
+    if (i != 7 && i != 12) {
+      ASSERT_TRUE(near_->Send(4, {body}).ok());
+      continue;
+    }
+    const UniqueFd fd(eventfd(0, EFD_CLOEXEC));
+    ASSERT_TRUE(near_->Send(4, {body}, {fd.get()}).ok());
+  }
+  StartFar();
+  EXPECT_EQ(far_handler_->WaitForFrames(20), Numbered(20));
+  EXPECT_EQ(far_handler_->TakeDescriptors().size(), 2u);
+  EXPECT_EQ(far_handler_->together(), 7u);
+}
+
+TEST_F(ShmControlChannelQueueTest, FramesBehindOneThatIsRefused_AreNotDelivered) {
+  for (int i = 0; i < 10; ++i) ASSERT_TRUE(near_->Send(4, {std::to_string(i)}).ok());
+  far_handler_->SetVerdict(absl::InvalidArgumentError("refused"));
+  StartFar();
+  EXPECT_EQ(far_handler_->WaitForClosed().message(), "refused");
+  EXPECT_EQ(far_handler_->WaitForFrames(1), Numbered(1));
 }
 
 TEST_F(ShmControlChannelQueueTest, RingFillsUpBetweenAppends_AllArrive) {

@@ -32,15 +32,96 @@ TEST(ShmRingTest, FramesOfEverySizeWrapAround) {
     ASSERT_TRUE(writer.Write(static_cast<uint16_t>(i % 60000), static_cast<uint8_t>(i % 3),
                              {body.substr(0, cut), body.substr(cut)}));
     ASSERT_TRUE(reader.HasFrame());
-    const auto frame = reader.Front();
+    const auto frame = reader.Read();
     ASSERT_TRUE(frame.ok()) << frame.status();
     EXPECT_EQ(frame->type, i % 60000);
     EXPECT_EQ(frame->descriptors, i % 3);
     ASSERT_EQ(frame->body, body);
-    reader.Pop();
+    reader.Release();
     EXPECT_FALSE(reader.HasFrame());
     EXPECT_FALSE(reader.Publish());
   }
+}
+
+// Their room is not returned before, whatever the writer writes.
+TEST(ShmRingTest, FramesStayUntilTheyAreReleased) {
+  Memory memory;
+  RingWriter writer(memory.bytes, kCapacity);
+  RingReader reader(memory.bytes, kCapacity);
+  std::mt19937 random(2);
+  int written = 0;
+  int read = 0;
+  const auto body_of = [](int i) { return absl::StrCat(i, std::string(i * 7 % 300, '.')); };
+  for (int round = 0; round < 20'000; ++round) {
+    for (auto left = random() % 8; left > 0 && writer.Write(1, 0, {body_of(written)}); --left) {
+      ++written;
+    }
+    std::vector<absl::string_view> bodies;
+    for (auto most = random() % 8; most > 0 && reader.HasFrame(); --most) {
+      const auto frame = reader.Read();
+      ASSERT_TRUE(frame.ok()) << frame.status();
+      bodies.push_back(frame->body);
+    }
+    reader.Publish();
+    const bool is_all_read = writer.IsAllRead();
+    EXPECT_TRUE(!is_all_read || bodies.empty());
+    if (round % 4 == 0) {
+      while (writer.Write(1, 0, {body_of(written)})) ++written;
+    }
+    for (const absl::string_view body : bodies) ASSERT_EQ(body, body_of(read++));
+    reader.Release();
+    reader.Publish();
+  }
+  while (reader.HasFrame()) {
+    ASSERT_EQ(reader.Read()->body, body_of(read++));
+    reader.Release();
+  }
+  EXPECT_EQ(read, written);
+  EXPECT_GT(read, 20'000);
+}
+
+// A reader that releases nothing stops at the end of the ring.
+TEST(ShmRingTest, UnreleasedFrames_AreReadOnce) {
+  // The last one leaves unused space at the end.
+  for (const size_t frame_bytes : {64, 128, 1024, 192}) {
+    const size_t in_ring = kCapacity / frame_bytes;
+    for (size_t first = 0; first < in_ring; ++first) {
+      Memory memory;
+      RingWriter writer(memory.bytes, kCapacity);
+      RingReader reader(memory.bytes, kCapacity);
+      const std::string body(frame_bytes - kRingFrameHeader, 'x');
+      for (size_t i = 0; i < first; ++i) {
+        ASSERT_TRUE(writer.Write(1, 0, {body}));
+        ASSERT_TRUE(reader.HasFrame() && reader.Read().ok());
+        reader.Release();
+      }
+      reader.Publish();
+      size_t written = 0;
+      while (writer.Write(2, 0, {body})) ++written;
+      ASSERT_GE(written, in_ring - 1);
+      size_t read = 0;
+      const auto read_all = [&] {
+        for (; reader.HasFrame(); ++read) {
+          ASSERT_TRUE(reader.Read().ok());
+          ASSERT_LE(read, written);
+        }
+      };
+      read_all();
+      EXPECT_EQ(read, in_ring - first);
+      reader.Release();
+      read_all();
+      EXPECT_EQ(read, written);
+      reader.Release();
+      EXPECT_FALSE(reader.HasFrame());
+    }
+  }
+  // Unused space that is the whole ring: it is cleared, and not found again and again.
+  Memory memory;
+  const auto bytes = static_cast<uint32_t>(kCapacity);
+  const uint16_t type = 0xFFFF;
+  std::memcpy(memory.bytes + kRingControlBytes, &bytes, sizeof(bytes));
+  std::memcpy(memory.bytes + kRingControlBytes + sizeof(bytes), &type, sizeof(type));
+  EXPECT_FALSE(RingReader(memory.bytes, kCapacity).HasFrame());
 }
 
 TEST(ShmRingTest, WriterSeesWhetherAllHasBeenRead) {
@@ -52,8 +133,8 @@ TEST(ShmRingTest, WriterSeesWhetherAllHasBeenRead) {
     ASSERT_TRUE(writer.Write(1, 0, {std::string(100, 'x')}));
     EXPECT_FALSE(writer.IsAllRead());
     ASSERT_TRUE(reader.HasFrame());
-    ASSERT_TRUE(reader.Front().ok());
-    reader.Pop();
+    ASSERT_TRUE(reader.Read().ok());
+    reader.Release();
     reader.Publish();
   }
 }
@@ -70,8 +151,8 @@ TEST(ShmRingTest, FullRingRefusesFramesAndReportsRoom) {
   EXPECT_FALSE(writer.HasRoom(body.size()));
   int read = 0;
   while (reader.HasFrame()) {
-    ASSERT_TRUE(reader.Front().ok());
-    reader.Pop();
+    ASSERT_TRUE(reader.Read().ok());
+    reader.Release();
     ++read;
   }
   EXPECT_EQ(read, written);
@@ -108,10 +189,10 @@ TEST(ShmRingTest, TwoThreads) {
       reader.Publish();
       std::this_thread::yield();
     }
-    const auto frame = reader.Front();
+    const auto frame = reader.Read();
     ASSERT_TRUE(frame.ok());
     ASSERT_EQ(frame->body, absl::StrCat(i, std::string(i % 200, '.')));
-    reader.Pop();
+    reader.Release();
   }
   sender.join();
 }
@@ -129,10 +210,10 @@ TEST(ShmRingTest, ReadersSurviveAnyContentOfTheRing) {
     }
     RingReader reader(memory.bytes, kCapacity);
     for (int i = 0; i < 1000 && reader.HasFrame(); ++i) {
-      const auto frame = reader.Front();
+      const auto frame = reader.Read();
       if (!frame.ok()) break;
       ASSERT_LE(frame->body.data() + frame->body.size(), memory.bytes + sizeof(memory.bytes));
-      reader.Pop();
+      reader.Release();
     }
   }
 }
@@ -153,10 +234,10 @@ TEST(ShmRingTest, TheLastByteIsUsed_AndNoneTwice) {
     EXPECT_FALSE(writer.Write(1, 0, {""}));
     for (int i = 0; i < 4; ++i) {
       ASSERT_TRUE(reader.HasFrame());
-      const auto frame = reader.Front();
+      const auto frame = reader.Read();
       ASSERT_TRUE(frame.ok()) << frame.status();
       EXPECT_EQ(frame->body, std::string(writer.max_body(), static_cast<char>('a' + i)));
-      reader.Pop();
+      reader.Release();
     }
     EXPECT_FALSE(reader.HasFrame());
     reader.Publish();
@@ -174,8 +255,8 @@ TEST(ShmRingTest, FrameBeyondTheEndOfTheRing_IsRefused) {
     for (size_t at = 0; at < kCapacity - kLeft; at += kLeft) {
       EXPECT_TRUE(writer.Write(1, 0, {std::string(kLeft - kRingFrameHeader, 'x')}));
       EXPECT_TRUE(reader.HasFrame());
-      EXPECT_TRUE(reader.Front().ok());
-      reader.Pop();
+      EXPECT_TRUE(reader.Read().ok());
+      reader.Release();
       reader.Publish();
     }
     const uint16_t type = 1;
@@ -183,7 +264,7 @@ TEST(ShmRingTest, FrameBeyondTheEndOfTheRing_IsRefused) {
     std::memcpy(begin + sizeof(bytes), &type, sizeof(type));
     std::memcpy(begin, &bytes, sizeof(bytes));
     EXPECT_TRUE(reader.HasFrame());
-    return reader.Front().status().code();
+    return reader.Read().status().code();
   };
   EXPECT_EQ(front(kLeft), absl::StatusCode::kOk);
   EXPECT_EQ(front(kLeft + 1), absl::StatusCode::kInvalidArgument);
@@ -198,7 +279,7 @@ TEST(ShmRingTest, MalformedFrameHeads_AreRefused) {
     std::memcpy(memory->bytes + kRingControlBytes + sizeof(bytes), &type, sizeof(type));
     RingReader reader(memory->bytes, kCapacity);
     EXPECT_TRUE(reader.HasFrame());
-    const auto frame = reader.Front();
+    const auto frame = reader.Read();
     return frame.ok() ? static_cast<int>(frame->body.size()) : -1;
   };
   EXPECT_EQ(front(kRingFrameHeader, 1), 0);
@@ -224,11 +305,11 @@ TEST(ShmRingTest, FramesBeginWithALine) {
     for (int i = 0; i < 3; ++i) ASSERT_TRUE(writer.Write(1, 0, {std::string(body, 'x')}));
     for (int i = 0; i < 3; ++i) {
       ASSERT_TRUE(reader.HasFrame());
-      const auto frame = reader.Front();
+      const auto frame = reader.Read();
       ASSERT_TRUE(frame.ok()) << frame.status();
       ASSERT_EQ(frame->body, std::string(body, 'x'));
       EXPECT_EQ((frame->body.data() - kRingFrameHeader - FramesOf(memory)) % kRingLine, 0u);
-      reader.Pop();
+      reader.Release();
     }
     reader.Publish();
     EXPECT_TRUE(writer.IsAllRead());
@@ -249,11 +330,11 @@ TEST(ShmRingTest, FramesOfALine_FillTheRing_AndWrapAround) {
     EXPECT_FALSE(writer.Write(1, 0, {""}));
     for (size_t i = 0; i < kCapacity / kRingLine; ++i) {
       ASSERT_TRUE(reader.HasFrame());
-      const auto frame = reader.Front();
+      const auto frame = reader.Read();
       ASSERT_TRUE(frame.ok()) << frame.status();
       EXPECT_EQ(frame->body, std::string(i % 57, 'x'));
       EXPECT_EQ(frame->body.data() - kRingFrameHeader, FramesOf(memory) + i * kRingLine);
-      reader.Pop();
+      reader.Release();
     }
     EXPECT_FALSE(reader.HasFrame());
     reader.Publish();
@@ -270,11 +351,11 @@ TEST(ShmRingTest, ReaderThatKnowsNoPadding_GetsNone) {
   for (const size_t body : {0, 8, 9, 40, 100, 0}) {
     ASSERT_TRUE(writer.Write(1, 0, {std::string(body, 'x')}));
     ASSERT_TRUE(reader.HasFrame());
-    const auto frame = reader.Front();
+    const auto frame = reader.Read();
     ASSERT_TRUE(frame.ok());
     EXPECT_EQ(frame->body.data() - kRingFrameHeader, FramesOf(memory) + at);
     EXPECT_EQ(FramesOf(memory)[at + 7], 0) << "padding";
-    reader.Pop();
+    reader.Release();
     at += (kRingFrameHeader + body + kRingFrameAlignment - 1) / kRingFrameAlignment *
           kRingFrameAlignment;
   }
@@ -292,10 +373,10 @@ TEST(ShmRingTest, ReaderComesLate_RoomThatWasFoundSuffices) {
     const bool has_more = writer.Write(3, 0, {"behind"});
     for (size_t i = 0; i < frames + (has_more ? 1 : 0); ++i) {
       ASSERT_TRUE(reader.HasFrame());
-      const auto frame = reader.Front();
+      const auto frame = reader.Read();
       ASSERT_TRUE(frame.ok());
       EXPECT_EQ(frame->type, i < frames - 1 ? 1 : i < frames ? 2 : 3);
-      reader.Pop();
+      reader.Release();
     }
     EXPECT_FALSE(reader.HasFrame());
     reader.Publish();
@@ -312,8 +393,8 @@ TEST(ShmRingTest, MalformedPadding_IsRefused) {
     for (size_t i = 0; i < at; i += kRingLine) {
       EXPECT_TRUE(writer.Write(1, 0, {std::string(kRingLine - kRingFrameHeader, 'x')}));
       EXPECT_TRUE(reader.HasFrame());
-      EXPECT_TRUE(reader.Front().ok());
-      reader.Pop();
+      EXPECT_TRUE(reader.Read().ok());
+      reader.Release();
       reader.Publish();
     }
     char* const begin = memory->bytes + kRingControlBytes + at;
@@ -321,7 +402,7 @@ TEST(ShmRingTest, MalformedPadding_IsRefused) {
     begin[7] = static_cast<char>(padding);
     std::memcpy(begin, &bytes, sizeof(bytes));
     EXPECT_TRUE(reader.HasFrame());
-    return reader.Front().status().code();
+    return reader.Read().status().code();
   };
   constexpr auto kOk = absl::StatusCode::kOk;
   constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;

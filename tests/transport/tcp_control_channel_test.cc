@@ -117,6 +117,31 @@ TEST(TcpControlChannelInputTest, InputCutAtAnyByte_FramesArriveWhole) {
   }
 }
 
+// Those before a malformed one, too.
+TEST(TcpControlChannelInputTest, FramesThatHaveArrived_AreDeliveredTogether) {
+  constexpr size_t kHead = 8;
+  const std::unique_ptr<EventLoop> loop = *EventLoop::Create({});
+  const auto handler = std::make_shared<RecordingHandler>();
+  auto [near_socket, far] = MakeConnection();
+  std::string stream;
+  for (int i = 0; i < 100; ++i) {
+    const char head[kHead] = {1, 0, 0, 0, static_cast<char>(i)};
+    stream.append(head, sizeof(head));
+    stream += 'x';
+  }
+  const char malformed[kHead] = {0, 0, 0, static_cast<char>(0x80)};
+  stream.append(malformed, sizeof(malformed));
+  ASSERT_EQ(send(far.get(), stream.data(), stream.size(), MSG_NOSIGNAL),
+            static_cast<ssize_t>(stream.size()));
+  const auto near = TcpControlChannel::Start(*loop, {2, 22}, std::move(near_socket), "near",
+                                             handler, /*max_queued_bytes=*/1 << 20);
+  EXPECT_THAT(std::string(handler->WaitForClosed().message()), HasSubstr("a message of"));
+  const auto arrived = handler->WaitForFrames(100);
+  ASSERT_EQ(arrived.size(), 100u);
+  for (uint16_t i = 0; i < 100; ++i) EXPECT_EQ(arrived[i].first, i);
+  EXPECT_EQ(handler->together(), 64u);
+}
+
 class TcpControlChannelQueueTest : public ::testing::Test {
  protected:
   static constexpr size_t kMaxQueued = 1 << 20;

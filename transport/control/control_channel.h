@@ -35,8 +35,15 @@ inline constexpr size_t kMaxControlBody = 64 * 1024;
 
 class ControlChannel;
 
+// A frame without descriptors. The body belongs to the channel, and stays until the handler's call
+// returns; in shared memory it may change meanwhile, see ControlHandler::OnFrame.
+struct ControlFrame {
+  uint16_t type = 0;
+  absl::string_view body;
+};
+
 // Receives the events of a control channel. Called on its loop, one call at a time, with no lock
-// held.
+// held. After ControlChannel::Close frames may still be delivered, until OnClosed.
 class ControlHandler {
  public:
   virtual ~ControlHandler() = default;
@@ -47,6 +54,15 @@ class ControlHandler {
   //   Errors: the peer violates the protocol; the channel is closed with the error.
   virtual absl::Status OnFrame(uint16_t type, absl::string_view body,
                                absl::Span<UniqueFd> descriptors) = 0;
+  // Frames that have arrived together: one or more, of any types, without descriptors. The same as
+  // OnFrame for each of them, in order, up to the first error; an implementation may do work once
+  // for several of them.
+  virtual absl::Status OnFrames(absl::Span<const ControlFrame> frames) {
+    for (const ControlFrame& frame : frames) {
+      if (absl::Status status = OnFrame(frame.type, frame.body, {}); !status.ok()) return status;
+    }
+    return absl::OkStatus();
+  }
   // The last call: nothing is received or sent any more. Called exactly once.
   virtual void OnClosed(const absl::Status& why) = 0;
 };

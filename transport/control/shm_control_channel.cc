@@ -5,8 +5,10 @@
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
+#include <optional>
 #include <utility>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 
 #include "base/status_macros.h"
@@ -19,7 +21,9 @@ constexpr size_t kRingCapacity = 512 * 1024;
 static_assert(kRingCapacity / 4 >= kMaxControlBody + kRingFrameHeader);
 constexpr size_t kOneRing = kRingControlBytes + kRingCapacity;
 // Frames handled in a row before other sources get their turn.
-constexpr int kFramesAtOnce = 64;
+constexpr size_t kFramesAtOnce = 64;
+// Bytes of bodies from which on the frames read so far are delivered and released.
+constexpr size_t kMaxUnreleased = kRingCapacity / 16;
 // Polls of the socket, at a third of a microsecond each; sending descriptors takes three.
 constexpr int kLooksForDescriptors = 16;
 
@@ -200,30 +204,58 @@ void ShmControlChannel::BeforeSleep() {
   if (!is_finished_ && !is_all_read()) memory_.peer_bell.Notify();
 }
 
+absl::Status ShmControlChannel::DeliverFrame(const RingFrame& frame) {
+  if (frame.descriptors == 0) return handler_->OnFrame(frame.type, frame.body, {});
+  FERRY_ASSIGN_OR_RETURN(std::vector<UniqueFd> descriptors, TakeDescriptors(frame.descriptors));
+  return handler_->OnFrame(frame.type, frame.body, absl::MakeSpan(descriptors));
+}
+
+absl::Status ShmControlChannel::DeliverFrames(size_t& count) {
+  absl::InlinedVector<ControlFrame, kFramesAtOnce> frames;
+  std::optional<RingFrame> with_descriptors;
+  absl::Status status;
+  size_t bytes = 0;
+  do {
+    const absl::StatusOr<RingFrame> frame = reader_.Read();
+    if (!frame.ok()) {
+      status = frame.status();
+      break;
+    }
+    ++count;
+    if (frame->descriptors != 0) {
+      with_descriptors = *frame;
+      break;
+    }
+    frames.push_back({.type = frame->type, .body = frame->body});
+    bytes += frame->body.size();
+  } while (count < kFramesAtOnce && bytes < kMaxUnreleased && reader_.HasFrame());
+  if (!frames.empty()) FERRY_RETURN_IF_ERROR(handler_->OnFrames(frames));
+  if (with_descriptors.has_value()) FERRY_RETURN_IF_ERROR(DeliverFrame(*with_descriptors));
+  return status;
+}
+
 bool ShmControlChannel::Poll() {
   if (is_finished_) return false;
   if (reader_.TakeHint()) ReceiveHintedDescriptors();
-  bool did_something = false;
-  for (int i = 0; i < kFramesAtOnce && reader_.HasFrame(); ++i) {
-    did_something = true;
-    const absl::StatusOr<RingFrame> frame = reader_.Front();
-    absl::Status status = frame.status();
-    if (status.ok()) {
-      if (frame->descriptors == 0) {
-        status = handler_->OnFrame(frame->type, frame->body, {});
-      } else {
-        absl::StatusOr<std::vector<UniqueFd>> descriptors = TakeDescriptors(frame->descriptors);
-        status = descriptors.ok()
-                     ? handler_->OnFrame(frame->type, frame->body, absl::MakeSpan(*descriptors))
-                     : descriptors.status();
-      }
+  size_t count = 0;
+  while (count < kFramesAtOnce && reader_.HasFrame()) {
+    absl::Status status;
+    if (count == 0 && !looks_ahead_) {
+      // Without a look at the line of the next frame, which takes as long as a frame's copy.
+      const absl::StatusOr<RingFrame> frame = reader_.Read();
+      status = frame.ok() ? DeliverFrame(*frame) : frame.status();
+      ++count;
+    } else {
+      status = DeliverFrames(count);
     }
     if (!status.ok()) {
       Close(status);
       break;
     }
-    reader_.Pop();
+    reader_.Release();
   }
+  looks_ahead_ = count > 1;
+  bool did_something = count > 0;
   if (did_something && reader_.Publish()) memory_.peer_bell.Ring();
   if (has_queue_.load(std::memory_order_acquire)) did_something |= FlushQueue();
   if (is_closing_.load(std::memory_order_acquire)) Finish();
@@ -245,8 +277,9 @@ void ShmControlChannel::Close(const absl::Status& why) {
     SpinLockHolder lock(&send_lock_);
     if (!closed_.ok()) return;
     closed_ = why;
+    // Within the lock: a Close that returns because of this one relies on it.
+    is_closing_.store(true, std::memory_order_release);
   }
-  is_closing_.store(true, std::memory_order_release);
   loop_.Post([self = shared_from_this()] { self->Finish(); });
 }
 

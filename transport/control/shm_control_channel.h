@@ -90,6 +90,11 @@ class ShmControlChannel final : public ControlChannel,
   bool WriteQueued(const Queued& frame) ABSL_EXCLUSIVE_LOCKS_REQUIRED(send_lock_);
   bool FlushQueue() ABSL_LOCKS_EXCLUDED(send_lock_);
   absl::StatusOr<std::vector<UniqueFd>> TakeDescriptors(size_t count);
+  absl::Status DeliverFrame(const RingFrame& frame);
+  // Delivers frames that have arrived, at most up to and with the first one that has descriptors,
+  // and adds their number to `count`. The caller releases them. REQUIRES: there is one.
+  //   Errors: INVALID_ARGUMENT for a malformed frame, behind those before it; the handler's.
+  absl::Status DeliverFrames(size_t& count);
   // The peer is sending descriptors: receive them as they arrive, not only with their frame.
   void ReceiveHintedDescriptors();
   // Closes a channel that cannot be opened.
@@ -108,6 +113,8 @@ class ShmControlChannel final : public ControlChannel,
   RingReader reader_;
   std::shared_ptr<ControlHandler> handler_;
   std::deque<UniqueFd> arrived_;
+  // The last pass has found several frames.
+  bool looks_ahead_ = false;
   bool is_finished_ = false;
 
   mutable SpinLock send_lock_;

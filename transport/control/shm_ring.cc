@@ -128,16 +128,20 @@ RingReader::RingReader(void* memory, size_t capacity)
 
 bool RingReader::HasFrame() {
   while (true) {
-    char* const begin = data_ + (at_ & (capacity_ - 1));
+    const size_t offset = at_ & (capacity_ - 1);
+    // In the next round frames that have not been released would be found again, and Release
+    // zeroes one contiguous piece.
+    if (offset == 0 && at_ != released_) return false;
+    char* const begin = data_ + offset;
     const uint32_t bytes = Ready(begin).load(std::memory_order_acquire);
     if (bytes == 0) return false;
     uint16_t type = 0;
     std::memcpy(&type, begin + sizeof(bytes), sizeof(type));
-    const size_t to_end = static_cast<size_t>(data_ + capacity_ - begin);
+    const size_t to_end = capacity_ - offset;
     if (type != kSkip || bytes != to_end) return true;
-    front_bytes_ = to_end;
-    front_padding_ = 0;
-    Pop();
+    if (at_ != released_) return false;
+    at_ += to_end;
+    Release();
   }
 }
 
@@ -146,7 +150,7 @@ bool RingReader::TakeHint() {
   return std::exchange(seen_hints_, hints) != hints;
 }
 
-absl::StatusOr<RingFrame> RingReader::Front() {
+absl::StatusOr<RingFrame> RingReader::Read() {
   char* const begin = data_ + (at_ & (capacity_ - 1));
   RingFrameHead head;
   head.bytes = Ready(begin).load(std::memory_order_acquire);
@@ -162,16 +166,13 @@ absl::StatusOr<RingFrame> RingReader::Front() {
     return absl::InvalidArgumentError(
         absl::StrCat("the peer's ring holds a frame with ", padding, " bytes of padding"));
   }
-  front_bytes_ = head.bytes;
-  front_padding_ = padding;
+  at_ += Align(head.bytes) + padding;
   return RingFrame{head.type, head.descriptors, {begin + sizeof(head), head.bytes - sizeof(head)}};
 }
 
-void RingReader::Pop() {
-  const size_t frame = Align(front_bytes_);
-  char* const begin = data_ + (at_ & (capacity_ - 1));
-  std::memset(begin, 0, std::min(frame, static_cast<size_t>(data_ + capacity_ - begin)));
-  at_ += frame + front_padding_;
+void RingReader::Release() {
+  std::memset(data_ + (released_ & (capacity_ - 1)), 0, at_ - released_);
+  released_ = at_;
   // Also publish within a long run of frames, so that the writer does not stall.
   if (at_ - published_ >= capacity_ / 4) {
     Head(control_).store(at_, std::memory_order_release);
@@ -180,9 +181,9 @@ void RingReader::Pop() {
 }
 
 bool RingReader::Publish() {
-  if (published_ != at_) {
-    Head(control_).store(at_, std::memory_order_release);
-    published_ = at_;
+  if (published_ != released_) {
+    Head(control_).store(released_, std::memory_order_release);
+    published_ = released_;
   }
   FullFence();
   return WantsRoom(control_).load(std::memory_order_relaxed) != 0 &&

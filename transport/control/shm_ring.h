@@ -14,7 +14,7 @@ namespace ferry {
 
 // The memory of a ring: a control block, and a power of two of bytes for frames. All zeros is an
 // empty ring. A frame is ready when its first word is not zero, so that a polling reader fetches
-// one cache line, not two; the reader zeroes what it has read.
+// one cache line, not two; the reader zeroes what it releases.
 //
 // A frame starts at a cache-line boundary, so that one of up to 64 bytes with its header is in one
 // line, and that the line which the reader polls holds nothing else. The padding behind the frame
@@ -81,25 +81,29 @@ class RingReader final {
   RingReader() = default;
   RingReader(void* memory, size_t capacity);
 
+  // True if there is a frame that has not been read. False also if it is at the beginning of the
+  // ring, and those at its end have not been released.
   bool HasFrame();
   // Returns true if the writer has called HintDescriptors since the last call.
   bool TakeHint();
-  // Returns the next frame, which stays in the ring until Pop. REQUIRES: HasFrame().
-  //   Errors: INVALID_ARGUMENT for a malformed frame.
-  absl::StatusOr<RingFrame> Front();
-  void Pop();
-  // Returns the room of popped frames to the writer; true if it has requested a notification.
+  // Returns the next frame, which stays in the ring until Release. REQUIRES: HasFrame() has
+  // returned true since the last call.
+  //   Errors: INVALID_ARGUMENT for a malformed frame; the ring is of no further use.
+  absl::StatusOr<RingFrame> Read();
+  // Releases all frames that have been read.
+  void Release();
+  // Returns the room of released frames to the writer; true if it has requested a notification.
   bool Publish();
 
  private:
   char* control_ = nullptr;
   char* data_ = nullptr;
   size_t capacity_ = 0;
+  // The next frame.
   uint64_t at_ = 0;
+  // The first frame that is not released; what is between these two does not wrap around.
+  uint64_t released_ = 0;
   uint64_t published_ = 0;
-  // Size of the frame at the front, and of the padding behind it.
-  size_t front_bytes_ = 0;
-  size_t front_padding_ = 0;
   uint32_t seen_hints_ = 0;
 };
 

@@ -267,8 +267,8 @@ void TcpControlChannel::Flush() {
   FlushLocked();
 }
 
-absl::Status TcpControlChannel::DeliverFrames() {
-  while (end_ - begin_ >= sizeof(TcpFrameHead)) {
+absl::Status TcpControlChannel::ReadFrames(Frames& frames) {
+  while (frames.size() < kFramesAtOnce && end_ - begin_ >= sizeof(TcpFrameHead)) {
     TcpFrameHead head;
     std::memcpy(&head, buffer_.data() + begin_, sizeof(head));
     if (head.body_bytes > kMaxTcpControlBody) {
@@ -278,8 +278,20 @@ absl::Status TcpControlChannel::DeliverFrames() {
     if (end_ - begin_ < sizeof(head) + head.body_bytes) break;
     const absl::string_view body(buffer_.data() + begin_ + sizeof(head), head.body_bytes);
     begin_ += sizeof(head) + head.body_bytes;
-    FERRY_RETURN_IF_ERROR(handler_->OnFrame(head.type, body, {}));
+    frames.push_back({.type = head.type, .body = body});
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TcpControlChannel::DeliverFrames() {
+  while (true) {
+    Frames frames;
+    const absl::Status status = ReadFrames(frames);
+    // Those before a malformed one are delivered.
+    if (!frames.empty()) FERRY_RETURN_IF_ERROR(handler_->OnFrames(frames));
+    FERRY_RETURN_IF_ERROR(status);
     if (is_closing_.load(std::memory_order_acquire)) return absl::OkStatus();
+    if (frames.size() < kFramesAtOnce) break;
   }
   MakeRoom();
   return absl::OkStatus();

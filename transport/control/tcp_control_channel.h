@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/container/inlined_vector.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 
@@ -76,6 +77,12 @@ class TcpControlChannel final : public ControlChannel,
   void ConsumePeeked();
   // Reads once; false when the kernel has no more for now, or the channel has closed.
   bool ReadOnce();
+  // Frames that are delivered together.
+  static constexpr size_t kFramesAtOnce = 64;
+  using Frames = absl::InlinedVector<ControlFrame, kFramesAtOnce>;
+  // Appends complete frames of the buffer, up to kFramesAtOnce; they stay until MakeRoom.
+  //   Errors: INVALID_ARGUMENT if the next one is malformed; those before it are in `frames`.
+  absl::Status ReadFrames(Frames& frames);
   absl::Status DeliverFrames();
   // Makes room for the rest of a partial frame.
   void MakeRoom();
