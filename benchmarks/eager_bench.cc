@@ -7,6 +7,7 @@
 // Cache lines that move between cores, wake-ups and polling are measured by exchange_bench.
 // `requested`: each value is requested, and sent in the answer. `eager`: sent before it is
 // requested.
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <cstdlib>
@@ -17,6 +18,7 @@
 
 #include <benchmark/benchmark.h>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 
 #include "base/clock.h"
@@ -28,6 +30,8 @@ namespace ferry {
 namespace {
 
 constexpr size_t kFrames = 256;
+// Frames that are delivered together.
+constexpr size_t kTogether = 64;
 constexpr size_t kMaxFrame = 16 * 1024;
 
 void Require(bool holds, const char* what) {
@@ -66,12 +70,17 @@ class MemoryChannel final : public ControlChannel {
   bool Deliver(ControlHandler& to) {
     if (count_ == 0) return false;
     while (count_ > 0) {
-      const Frame& frame = frames_[first_ % kFrames];
-      const absl::Status status = to.OnFrame(frame.type, {frame.body, frame.bytes}, {});
+      // As from a ring: together what is there.
+      absl::InlinedVector<ControlFrame, kTogether> together;
+      while (together.size() < std::min(count_, kTogether)) {
+        const Frame& frame = frames_[(first_ + together.size()) % kFrames];
+        together.push_back({.type = frame.type, .body = {frame.body, frame.bytes}});
+      }
+      const absl::Status status = to.OnFrames(together);
       if (!status.ok()) std::fprintf(stderr, "%s\n", status.ToString().c_str());
       Require(status.ok(), "a frame was rejected");
-      ++first_;
-      --count_;
+      first_ += together.size();
+      count_ -= together.size();
     }
     return true;
   }

@@ -348,7 +348,7 @@ absl::Status EagerInbox::FindStep(int64_t step_id, std::shared_ptr<RemoteRendezv
   return absl::OkStatus();
 }
 
-// Values of a frame that are taken together.
+// Values that are taken together, of one or more frames.
 struct EagerInbox::Burst {
   static constexpr size_t kMost = 64;
 
@@ -380,7 +380,7 @@ void EagerInbox::TakePosted(const ControlChannel& channel, EagerFrameReader& rea
                                 std::move(burst.tensors[i]), burst.records[i].is_dead,
                                 ArrivalTable::kPath);
     }
-    if (taken < count) return reader.Return(burst.records[taken], count - taken);
+    if (taken < count) return reader.PutBack(burst.records[taken], count - taken);
   }
 }
 
@@ -424,8 +424,11 @@ bool EagerInbox::CopyPlain(const EagerPlainRecord& record, const RecvArgs& args,
     }
     tensor = *wanted;
   } else {
-    absl::StatusOr<Tensor> made = Tensor::Allocate(record.dtype, record.shape());
-    if (!made.ok()) return false;
+    const absl::StatusOr<Shape> shape = record.shape();
+    if (!shape.ok()) return false;
+    absl::StatusOr<Tensor> made = Tensor::Allocate(record.dtype, *shape);
+    // The extents may have changed since the record was read.
+    if (!made.ok() || made->bytes() != record.bytes) return false;
     tensor = *std::move(made);
   }
   if (record.bytes == 0) return true;
@@ -439,59 +442,85 @@ bool EagerInbox::CopyPlain(const EagerPlainRecord& record, const RecvArgs& args,
       .ok();
 }
 
-absl::Status EagerInbox::OnEager(const ControlChannel& channel, absl::string_view body,
+absl::Status EagerInbox::OnEager(const ControlChannel& channel,
+                                 absl::Span<const ControlFrame> frames,
                                  absl::FunctionRef<absl::Status(const EagerRange&)> acknowledge) {
+  absl::Status status;
+  while (status.ok() && !frames.empty()) {
+    const absl::StatusOr<size_t> count = OnEagerBurst(channel, frames, acknowledge);
+    status = count.status();
+    frames.remove_prefix(count.value_or(0));
+  }
+  AfterReceive();
+  return status;
+}
+
+absl::StatusOr<size_t> EagerInbox::OnEagerBurst(
+    const ControlChannel& channel, absl::Span<const ControlFrame> frames,
+    absl::FunctionRef<absl::Status(const EagerRange&)> acknowledge) {
   EagerFrameReader reader;
-  FERRY_RETURN_IF_ERROR(reader.Start(body));
+  FERRY_RETURN_IF_ERROR(reader.Start(frames[0].body));
   const EagerHead& head = reader.head();
   {
     SpinLockHolder lock(&mu_);
-    if (!IsCurrent(channel)) return absl::OkStatus();
+    if (!IsCurrent(channel)) return frames.size();
     FERRY_RETURN_IF_ERROR(receiver_.OnEager(head));
   }
   if (head.acked_count != 0) {
     FERRY_RETURN_IF_ERROR(acknowledge({head.acked_first, head.acked_count}));
   }
+  size_t count = 1;
+  while (count < frames.size() && reader.AddFrame(frames[count].body)) ++count;
   std::shared_ptr<RemoteRendezvous> step;
   FERRY_RETURN_IF_ERROR(FindStep(head.step_id, step));
   if (step != nullptr && step->is_serving()) TakePosted(channel, reader, *step);
-  const absl::Status status =
-      reader.is_at_end() ? reader.Finish() : ReadRecords(channel, reader, step.get());
-  AfterReceive();
-  return status;
+  FERRY_RETURN_IF_ERROR(reader.is_at_end() ? reader.Finish()
+                                           : ReadRecords(channel, reader, step.get()));
+  return count;
 }
 
 absl::Status EagerInbox::ReadRecords(const ControlChannel& channel, EagerFrameReader& reader,
                                      RemoteRendezvous* step) {
   const int64_t step_id = reader.head().step_id;
-  // For more than one value.
+  // A single value takes fewer locks without a batch.
   Batch* const batch = reader.remaining() > 1 ? EmptyBatch() : nullptr;
+  absl::Status status;
   while (!reader.is_at_end()) {
     EagerRecord record;
-    FERRY_RETURN_IF_ERROR(reader.Read(record));
-    if (batch != nullptr) {
-      batch->Add(record);
-      if (batch->is_full()) FERRY_RETURN_IF_ERROR(batch->Deliver(*this, step_id, step));
+    status = reader.Read(record);
+    if (!status.ok()) break;
+    if (batch == nullptr) {
+      FERRY_RETURN_IF_ERROR(DeliverOne(channel, record, step_id, step));
       continue;
     }
-    std::optional<RendezvousKey> known = DefinedKey(step, record);
-    mu_.Lock();
-    const absl::StatusOr<RendezvousKey> key = ReadKey(step_id, record, std::move(known));
-    mu_.Unlock();
-    FERRY_RETURN_IF_ERROR(key.status());
-    if (step != nullptr) {
-      absl::Status violation;
-      RecordValue arrival(*this, *step, *key, record, /*admitted=*/nullptr, violation);
-      const absl::Status arrived = step->Arrive(*key, record.is_dead, arrival);
-      FERRY_RETURN_IF_ERROR(violation);
-      if (arrived.ok()) continue;
-    }
-    SpinLockHolder lock(&mu_);
-    if (IsCurrent(channel)) Drop(step_id);
+    batch->Add(record);
+    if (batch->is_full()) FERRY_RETURN_IF_ERROR(batch->Deliver(*this, step_id, step));
   }
-  FERRY_RETURN_IF_ERROR(reader.Finish());
-  return batch == nullptr || batch->is_empty() ? absl::OkStatus()
-                                               : batch->Deliver(*this, step_id, step);
+  if (status.ok()) status = reader.Finish();
+  // Also what was read before an error.
+  if (batch != nullptr && !batch->is_empty()) {
+    FERRY_RETURN_IF_ERROR(batch->Deliver(*this, step_id, step));
+  }
+  return status;
+}
+
+absl::Status EagerInbox::DeliverOne(const ControlChannel& channel, const EagerRecord& record,
+                                    int64_t step_id, RemoteRendezvous* step) {
+  std::optional<RendezvousKey> known = DefinedKey(step, record);
+  mu_.Lock();
+  const absl::StatusOr<RendezvousKey> key = ReadKey(step_id, record, std::move(known));
+  mu_.Unlock();
+  FERRY_RETURN_IF_ERROR(key.status());
+  if (step != nullptr) {
+    absl::Status violation;
+    RecordValue arrival(*this, *step, *key, record, /*admitted=*/nullptr, violation);
+    const absl::Status arrived = step->Arrive(*key, record.is_dead, arrival);
+    FERRY_RETURN_IF_ERROR(violation);
+    if (arrived.ok()) return absl::OkStatus();
+  }
+  SpinLockHolder lock(&mu_);
+  if (IsCurrent(channel)) Drop(step_id);
+  return absl::OkStatus();
 }
 
 absl::Status EagerInbox::OnPull(const ControlChannel& channel, absl::string_view body) {

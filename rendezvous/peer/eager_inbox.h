@@ -14,10 +14,12 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/functional/any_invocable.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 
 #include "base/spin_lock.h"
 #include "base/table_sizes.h"
@@ -78,11 +80,12 @@ class EagerInbox final : public EagerRecvLink {
   void OnStepEnd(int64_t step_id, bool may_begin_again) override ABSL_LOCKS_EXCLUDED(mu_);
   std::string Phase() const override;
 
-  // On the loop's thread.
-  //   acknowledge: called with what the frame acknowledges in the other direction.
+  // On the loop's thread. OnEager: EAGER frames in the order of their arrival, whose types are not
+  // looked at. Neighbours of one step are handled as if they were one.
+  //   acknowledge: called with what a frame acknowledges in the other direction.
   //   Errors, for all: INVALID_ARGUMENT: a violation of the protocol. The first two also
   //   RESOURCE_EXHAUSTED: too many steps are open here.
-  absl::Status OnEager(const ControlChannel& channel, absl::string_view body,
+  absl::Status OnEager(const ControlChannel& channel, absl::Span<const ControlFrame> frames,
                        absl::FunctionRef<absl::Status(const EagerRange&)> acknowledge)
       ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status OnPull(const ControlChannel& channel, absl::string_view body)
@@ -110,10 +113,18 @@ class EagerInbox final : public EagerRecvLink {
     return &channel == channel_.get();
   }
   bool IsFromProducer(const RendezvousKey& key) const;
-  // Reads the records of the frame that are left. `step`: null: it is over here.
+  // Handles the first of the frames, and those behind it that EagerFrameReader can add to it.
+  // Returns how many are done with: all, if the channel is not the current one.
+  absl::StatusOr<size_t> OnEagerBurst(
+      const ControlChannel& channel, absl::Span<const ControlFrame> frames,
+      absl::FunctionRef<absl::Status(const EagerRange&)> acknowledge) ABSL_LOCKS_EXCLUDED(mu_);
+  // Reads the records of the frames that are left. `step`: null: it is over here.
   absl::Status ReadRecords(const ControlChannel& channel, EagerFrameReader& reader,
                            RemoteRendezvous* step) ABSL_LOCKS_EXCLUDED(mu_);
-  // Passes the next records of the frame to the receives that have been posted for them in that
+  // Matches the value of a record alone.
+  absl::Status DeliverOne(const ControlChannel& channel, const EagerRecord& record, int64_t step_id,
+                          RemoteRendezvous* step) ABSL_LOCKS_EXCLUDED(mu_);
+  // Passes the next records of the frames to the receives that have been posted for them in that
   // order, if they are: what is left takes the general way.
   void TakePosted(const ControlChannel& channel, EagerFrameReader& reader, RemoteRendezvous& step)
       ABSL_LOCKS_EXCLUDED(mu_);
@@ -129,7 +140,7 @@ class EagerInbox final : public EagerRecvLink {
   // A value of that step was admitted. False: the step is over here.
   bool NoteArrival(RemoteRendezvous& step, const EagerReceiver::Arrival& arrival)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // The key of the frame's next record.
+  // The key of the next record.
   //   Errors: INVALID_ARGUMENT: a violation.
   //   known: as for EagerReceiver::OnRecord.
   absl::StatusOr<RendezvousKey> ReadKey(int64_t step_id, const EagerRecord& record,

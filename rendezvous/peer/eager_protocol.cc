@@ -43,6 +43,8 @@ absl::Status MalformedEager(absl::string_view what) {
   return absl::InvalidArgumentError(absl::StrCat("a malformed ", what));
 }
 
+absl::Status TrailingBytes() { return MalformedEager("EAGER: bytes after its last value"); }
+
 uint16_t TypeNumber(PeerMessageType message) { return static_cast<uint16_t>(message); }
 
 size_t PaddingOf(size_t bytes) { return (8 - bytes % 8) % 8; }
@@ -98,6 +100,19 @@ struct FrameHead {
   uint32_t reserved;
 };
 static_assert(sizeof(FrameHead) == kHeadBytes);
+
+// The head of a frame, and its records; none: it is malformed.
+std::optional<EagerHead> ReadHead(absl::string_view body, absl::string_view& records) {
+  ByteReader reader(body);
+  const auto frame = reader.Get<FrameHead>();
+  if (reader.is_short() || frame.count == 0) return std::nullopt;
+  records = reader.rest();
+  return EagerHead{.step_id = frame.step_id,
+                   .sequence = frame.sequence,
+                   .count = frame.count,
+                   .acked_first = frame.acked_first,
+                   .acked_count = frame.acked_count};
+}
 
 struct RecordHead {
   uint32_t name;
@@ -316,30 +331,50 @@ absl::InlinedVector<absl::string_view, 8> EagerFrameWriter::parts() {
   return parts;
 }
 
-Shape EagerPlainRecord::shape() const {
+absl::StatusOr<Shape> EagerPlainRecord::shape() const {
   if (rank == 0) return Shape();
   if (rank == 1) return Shape::Vector(static_cast<int64_t>(bytes / ElementBytes(dtype)));
   std::array<int64_t, kMaxEagerRank> dims;
   std::memcpy(dims.data(), extents, rank * sizeof(int64_t));
-  // ReadPlain has checked it.
-  return *Shape::Create(absl::MakeConstSpan(dims).subspan(0, rank));
+  return Shape::Create(absl::MakeConstSpan(dims).subspan(0, rank));
 }
 
 absl::Status EagerFrameReader::Start(absl::string_view body) {
-  ByteReader reader(body);
-  const auto frame = reader.Get<FrameHead>();
-  if (reader.is_short() || frame.count == 0) return MalformedEager("EAGER");
-  head_ = {.step_id = frame.step_id,
-           .sequence = frame.sequence,
-           .count = frame.count,
-           .acked_first = frame.acked_first,
-           .acked_count = frame.acked_count};
-  rest_ = reader.rest();
-  remaining_ = frame.count;
+  const std::optional<EagerHead> head = ReadHead(body, rest_);
+  if (!head.has_value()) return MalformedEager("EAGER");
+  head_ = *head;
+  first_ = {.records = rest_, .count = head_.count};
+  others_.clear();
+  frame_ = 0;
+  left_ = remaining_ = count_ = head_.count;
   return absl::OkStatus();
 }
 
+bool EagerFrameReader::AddFrame(absl::string_view body) {
+  absl::string_view records;
+  const std::optional<EagerHead> next = ReadHead(body, records);
+  if (!next.has_value() || next->step_id != head_.step_id ||
+      next->sequence != head_.sequence + count_ || next->acked_count != 0 ||
+      others_.size() == kMaxFrames - 1) {
+    return false;
+  }
+  others_.push_back({.records = records, .count = next->count});
+  remaining_ += next->count;
+  count_ += next->count;
+  return true;
+}
+
+bool EagerFrameReader::EnterNextFrame() {
+  if (left_ != 0) return true;
+  if (!rest_.empty()) return false;
+  ++frame_;
+  rest_ = FrameAt(frame_).records;
+  left_ = FrameAt(frame_).count;
+  return true;
+}
+
 absl::Status EagerFrameReader::Read(EagerRecord& record) {
+  if (!EnterNextFrame()) return TrailingBytes();
   ByteReader reader(rest_);
   record = {};
   const auto [name, bytes, dtype, flags] = reader.Get<RecordHead>();
@@ -359,13 +394,14 @@ absl::Status EagerFrameReader::Read(EagerRecord& record) {
   reader.GetBytes(PaddingOf(rest_.size() - reader.rest().size()));
   if (reader.is_short()) return MalformedEager("EAGER");
   rest_ = reader.rest();
+  --left_;
   --remaining_;
   return absl::OkStatus();
 }
 
 bool EagerFrameReader::ReadPlain(EagerPlainRecord& record) {
   RecordHead head;
-  if (rest_.size() < sizeof(head)) return false;
+  if (!EnterNextFrame() || rest_.size() < sizeof(head)) return false;
   const char* const begin = rest_.data();
   std::memcpy(&head, begin, sizeof(head));
   const size_t rank = head.flags & kRankMask;
@@ -385,6 +421,8 @@ bool EagerFrameReader::ReadPlain(EagerPlainRecord& record) {
   record.extents = begin + sizeof(head);
   record.payload = record.extents + extents;
   record.begin = begin;
+  record.frame_index = static_cast<uint16_t>(frame_);
+  record.records_left = static_cast<uint16_t>(left_);
   if (is_dead) {
     if (head.bytes != 0 || rank != 0) return false;
   } else {
@@ -409,18 +447,21 @@ bool EagerFrameReader::ReadPlain(EagerPlainRecord& record) {
     }
   }
   rest_.remove_prefix(padded);
+  --left_;
   --remaining_;
   return true;
 }
 
-void EagerFrameReader::Return(const EagerPlainRecord& record, size_t count) {
-  rest_ = absl::string_view(record.begin,
-                            static_cast<size_t>(rest_.data() + rest_.size() - record.begin));
+void EagerFrameReader::PutBack(const EagerPlainRecord& record, size_t count) {
+  frame_ = record.frame_index;
+  const absl::string_view records = FrameAt(frame_).records;
+  rest_ = records.substr(static_cast<size_t>(record.begin - records.data()));
+  left_ = record.records_left;
   remaining_ += count;
 }
 
 absl::Status EagerFrameReader::Finish() const {
-  return rest_.empty() ? absl::OkStatus() : MalformedEager("EAGER: bytes after its last value");
+  return rest_.empty() ? absl::OkStatus() : TrailingBytes();
 }
 
 absl::Status DecodeEager(absl::string_view body,

@@ -185,18 +185,31 @@ struct EagerPlainRecord {
   const char* payload = nullptr;
   // The extents, if it has more than one dimension; a vector's follows from its bytes.
   const char* extents = nullptr;
-  // The record in the frame.
+  // Where the record begins; for EagerFrameReader::PutBack.
   const char* begin = nullptr;
+  // The index of its frame in the reader, and how many records of that are left with this one.
+  uint16_t frame_index = 0;
+  uint16_t records_left = 0;
 
-  Shape shape() const;
+  //   Errors: INVALID_ARGUMENT: extents in shared memory have changed since they were checked. Also
+  //   if there is no error the shape may be one of other bytes.
+  absl::StatusOr<Shape> shape() const;
 };
 
-// Reads an EAGER frame, which must stay. Not thread-safe.
+// Reads the records of an EAGER frame, or of several of a step as if they were one frame. The
+// frames must stay. Not thread-safe.
 class EagerFrameReader final {
  public:
-  //   Errors, for all: INVALID_ARGUMENT if the frame is malformed.
+  // Frames that can be read as one.
+  static constexpr size_t kMaxFrames = 64;
+
+  //   Errors, for all: INVALID_ARGUMENT if a frame is malformed.
   absl::Status Start(absl::string_view body);
-  // After Start.
+  // Adds a frame behind those so far, before any is read. False, and nothing has changed: it is of
+  // another step, its first value does not follow theirs, it acknowledges something, its head is
+  // malformed, or there are kMaxFrames. Start another reader with it, which finds what is wrong.
+  bool AddFrame(absl::string_view body);
+  // After Start; its count is that of the first frame.
   const EagerHead& head() const { return head_; }
   size_t remaining() const { return remaining_; }
   bool is_at_end() const { return remaining_ == 0; }
@@ -204,15 +217,35 @@ class EagerFrameReader final {
   absl::Status Read(EagerRecord& record);
   // The same. False: it is not of that kind, or is malformed, and is the next one as before.
   bool ReadPlain(EagerPlainRecord& record);
-  // It is the next one again, of which `count` have been read from it on.
-  void Return(const EagerPlainRecord& record, size_t count);
+  // Puts back the last `count` records, of which that is the first.
+  void PutBack(const EagerPlainRecord& record, size_t count);
   // After the last record.
   absl::Status Finish() const;
 
  private:
+  struct Frame {
+    // The records, and their number.
+    absl::string_view records;
+    uint16_t count = 0;
+  };
+
+  // Goes to the next frame if this one has no records left. False: this one has bytes behind its
+  // last record. REQUIRES: !is_at_end().
+  bool EnterNextFrame();
+
+  const Frame& FrameAt(size_t index) const { return index == 0 ? first_ : others_[index - 1]; }
+
   EagerHead head_;
+  Frame first_;
+  absl::InlinedVector<Frame, kMaxFrames - 1> others_;
+  // The frame that is being read, what is left of it, and the number of its records that are left.
+  size_t frame_ = 0;
   absl::string_view rest_;
+  size_t left_ = 0;
+  // Records that are left, of all frames.
   size_t remaining_ = 0;
+  // Values of all frames.
+  uint32_t count_ = 0;
 };
 
 // Visits the records of an EAGER frame in order. Stops at the first error of `visit`.

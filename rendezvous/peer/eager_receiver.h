@@ -107,7 +107,8 @@ class EagerReceiver final {
   // The producer's ERROR for the WATCH. Receives of that producer and step that wait end with it.
   void OnWatchEnded(int64_t step_id, const absl::Status& status);
 
-  // An EAGER frame; for each record then OnRecord.
+  // An EAGER frame, or several that EagerFrameReader reads as one, whose sequence numbers it has
+  // checked; for each record of them then OnRecord.
   //   Errors, for both: INVALID_ARGUMENT: a violation.
   absl::Status OnEager(const EagerHead& head);
   // Returns the key: of the definition, whose text is parsed, or of an earlier one.
@@ -118,7 +119,7 @@ class EagerReceiver final {
   void AdoptKey(uint32_t name, const RendezvousKey& key);
   // The sequence number of the last record.
   uint64_t last_sequence() const { return next_sequence_ - 1; }
-  // The value of a record of the last frame is kept until it is taken.
+  // The value of a record of the frames that are being read is kept until it is taken.
   //   Errors: INVALID_ARGUMENT if it exceeds the limits: a violation.
   absl::StatusOr<Arrival> OnArrival(const EagerRecord& record, uint64_t sequence);
   // The same for a value that a receive takes at once: OnArrival, then OnTaken.
@@ -239,7 +240,7 @@ class EagerReceiver final {
   uint64_t most_unacked_bytes_;
   Scope all_{true, Answer::kNever};
   uint64_t next_sequence_ = 0;
-  // The step of the frame that is being read.
+  // The step of the frames that are being read.
   int64_t step_id_ = 0;
   uint64_t requests_being_sent_ = 0;
   // Held for all steps.

@@ -101,6 +101,30 @@ absl::Status PeerConnection::OnFrame(uint16_t type, absl::string_view body,
   return absl::InvalidArgumentError(absl::StrCat("a ", PeerMessageName(type), " before HELLO"));
 }
 
+absl::Status PeerConnection::OnFrames(absl::Span<const ControlFrame> frames) {
+  const auto is_eager = [](const ControlFrame& frame) {
+    return static_cast<PeerMessageType>(frame.type) == PeerMessageType::kEager;
+  };
+  while (!frames.empty()) {
+    size_t count = 0;
+    // EAGER frames in a row are passed on together. With checksums, and before HELLO, OnFrame
+    // checks each, or refuses it; one that has a checksum is of another type.
+    if (requester_ != nullptr && !expects_checksums_) {
+      while (count < frames.size() && is_eager(frames[count])) ++count;
+    }
+    if (count > 1) {
+      FERRY_RETURN_IF_ERROR(requester_->OnEager(
+          frames.subspan(0, count),
+          [this](const EagerRange& range) { return responder_->OnEagerAcknowledged(range); }));
+    } else {
+      count = 1;
+      FERRY_RETURN_IF_ERROR(OnFrame(frames[0].type, frames[0].body, {}));
+    }
+    frames.remove_prefix(count);
+  }
+  return absl::OkStatus();
+}
+
 absl::Status PeerConnection::OnPing(PeerMessageType type, absl::string_view body) {
   FERRY_ASSIGN_OR_RETURN(const uint64_t id, DecodeId(body));
   const std::shared_ptr<ControlChannel> channel = Checksummed(sends_checksums_);

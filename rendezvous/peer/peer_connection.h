@@ -67,6 +67,7 @@ class PeerConnection final : public ControlHandler,
   void OnOpen(std::shared_ptr<ControlChannel> channel) override ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status OnFrame(uint16_t type, absl::string_view body,
                        absl::Span<UniqueFd> descriptors) override;
+  absl::Status OnFrames(absl::Span<const ControlFrame> frames) override;
   void OnClosed(const absl::Status& why) override ABSL_LOCKS_EXCLUDED(mu_);
 
  private:

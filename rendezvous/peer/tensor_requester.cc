@@ -30,6 +30,10 @@ absl::Status SecondAnswer(uint64_t id) {
       absl::StrCat("an answer to request ", id, ", which waits for none"));
 }
 
+absl::Status Unexpected(uint16_t type) {
+  return absl::InvalidArgumentError(absl::StrCat("a producer sends no ", PeerMessageName(type)));
+}
+
 }  // namespace
 
 TensorRequester::TensorRequester(const TransferContext& context, Endpoint producer)
@@ -183,11 +187,13 @@ absl::Status TensorRequester::OnFrame(
     default:
       break;
   }
+  if (static_cast<PeerMessageType>(type) == PeerMessageType::kEager) {
+    const ControlFrame frame = {.type = type, .body = body};
+    return OnEager(absl::MakeConstSpan(&frame, 1), acknowledge);
+  }
   if (eager_channel_ != nullptr) {
     const ControlChannel& open = *eager_channel_;
     switch (static_cast<PeerMessageType>(type)) {
-      case PeerMessageType::kEager:
-        return inbox_->OnEager(open, body, acknowledge);
       case PeerMessageType::kEagerPull:
         return inbox_->OnPull(open, body);
       case PeerMessageType::kAckNow:
@@ -196,7 +202,14 @@ absl::Status TensorRequester::OnFrame(
         break;
     }
   }
-  return absl::InvalidArgumentError(absl::StrCat("a producer sends no ", PeerMessageName(type)));
+  return Unexpected(type);
+}
+
+absl::Status TensorRequester::OnEager(
+    absl::Span<const ControlFrame> frames,
+    absl::FunctionRef<absl::Status(const EagerRange&)> acknowledge) {
+  if (eager_channel_ == nullptr) return Unexpected(frames[0].type);
+  return inbox_->OnEager(*eager_channel_, frames, acknowledge);
 }
 
 absl::Status TensorRequester::OnReadyToSend(absl::string_view body,

@@ -71,6 +71,10 @@ class TensorRequester final : public std::enable_shared_from_this<TensorRequeste
       absl::FunctionRef<absl::Status(const EagerRange&)> acknowledge = [](const EagerRange&) {
         return absl::OkStatus();
       });
+  // As OnFrame for each of them, which are all EAGER, up to the first error. REQUIRES: there is
+  // one.
+  absl::Status OnEager(absl::Span<const ControlFrame> frames,
+                       absl::FunctionRef<absl::Status(const EagerRange&)> acknowledge);
   void OnClosed(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
 
   // For its transfers.

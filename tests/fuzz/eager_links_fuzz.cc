@@ -262,7 +262,22 @@ class Process final : public RemoteFetcher {
       }
       if (writer.Append(record)) ++next_value_;
     }
-    Deliver(PeerMessageType::kEager, std::string(writer.view()));
+    arrived_.emplace_back(writer.view());
+    // Else it arrives with the next one.
+    if (content % 5 != 0) DeliverArrived();
+  }
+  // EAGER frames that have arrived together, each in memory of exactly its size.
+  void DeliverArrived() {
+    if (arrived_.empty()) return;
+    std::vector<std::vector<char>> bodies;
+    std::vector<ControlFrame> frames;
+    for (const std::string& each : std::exchange(arrived_, {})) {
+      const std::vector<char>& body = bodies.emplace_back(each.begin(), each.end());
+      frames.push_back({.body = {body.data(), body.size()}});
+    }
+    Finish(eager_.InboxOf(kPeer)->OnEager(*channel_, frames, [&](const EagerRange& range) {
+      return eager_.OutboxOf(kPeer)->OnAcknowledged(*channel_, range);
+    }));
   }
 
   void DeliverPull(uint8_t parameter, uint8_t content) {
@@ -278,16 +293,17 @@ class Process final : public RemoteFetcher {
   }
 
   void Deliver(PeerMessageType type, const std::string& bytes) {
+    if (type == PeerMessageType::kEager) {
+      arrived_.push_back(bytes);
+      return DeliverArrived();
+    }
+    DeliverArrived();
     // Memory of exactly that size.
     const std::vector<char> exact(bytes.begin(), bytes.end());
     const absl::string_view body(exact.data(), exact.size());
     EagerInbox& inbox = *eager_.InboxOf(kPeer);
     EagerOutbox& outbox = *eager_.OutboxOf(kPeer);
     switch (type) {
-      case PeerMessageType::kEager:
-        return Finish(inbox.OnEager(*channel_, body, [&](const EagerRange& range) {
-          return outbox.OnAcknowledged(*channel_, range);
-        }));
       case PeerMessageType::kEagerPull:
         return Finish(inbox.OnPull(*channel_, body));
       case PeerMessageType::kEagerPush:
@@ -322,6 +338,7 @@ class Process final : public RemoteFetcher {
 
   void Open() {
     channel_ = std::make_shared<Channel>();
+    arrived_.clear();
     next_value_ = 0;
     defined_.clear();
     EagerOutbox* const outbox = eager_.OutboxOf(kPeer);
@@ -353,6 +370,8 @@ class Process final : public RemoteFetcher {
   std::shared_ptr<Channel> channel_;
   // Encodes frames.
   Channel out_;
+  // EAGER frames that have not been read.
+  std::vector<std::string> arrived_;
   uint32_t next_value_ = 0;
   std::set<uint32_t> defined_;
 };

@@ -157,9 +157,9 @@ void CheckPlainRecords(absl::string_view body) {
     FERRY_CHECK(plain.is_dead == record.is_dead && !record.is_serialized && !record.has_checksum);
     FERRY_CHECK(absl::string_view(plain.payload, plain.bytes) == record.payload);
     if (!plain.is_dead) {
-      FERRY_CHECK(plain.dtype == record.header.dtype && plain.shape() == record.header.shape);
+      FERRY_CHECK(plain.dtype == record.header.dtype && *plain.shape() == record.header.shape);
     }
-    other.Return(plain, 1);
+    other.PutBack(plain, 1);
     FERRY_CHECK(other.ReadPlain(plain) && other.remaining() == reader.remaining());
   }
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -127,6 +128,16 @@ class EagerLinksTest : public ::testing::Test {
     }
     return step;
   }
+  // Frames of the peer that arrive together.
+  absl::Status OnEager(const std::vector<std::string>& bodies) {
+    std::vector<ControlFrame> frames;
+    for (const std::string& body : bodies) frames.push_back({.body = body});
+    return inbox().OnEager(*channel_, frames, [this](const EagerRange& range) {
+      acknowledged_.push_back(range);
+      return range.first == kBadAcknowledgement ? absl::InvalidArgumentError("it was not sent")
+                                                : absl::OkStatus();
+    });
+  }
   // A value of the peer in the step.
   absl::Status Arrive(uint32_t sequence) {
     EagerFrameWriter writer(kStep, sequence);
@@ -137,8 +148,7 @@ class EagerLinksTest : public ::testing::Test {
     record.header = {DataType::kUint8, *Shape::Create({8}), payload.size()};
     record.payload = payload;
     EXPECT_TRUE(writer.Append(record));
-    return inbox().OnEager(*channel_, writer.view(),
-                           [](const EagerRange&) { return absl::OkStatus(); });
+    return OnEager({std::string(writer.view())});
   }
 
   static std::vector<absl::StatusCode> SendMany(RemoteRendezvous& step,
@@ -180,8 +190,38 @@ class EagerLinksTest : public ::testing::Test {
       record.payload = payload;
       EXPECT_TRUE(writer.Append(record));
     }
-    return inbox().OnEager(*channel_, writer.view(),
-                           [](const EagerRange&) { return absl::OkStatus(); });
+    return OnEager({std::string(writer.view())});
+  }
+
+  // A frame of the peer with values for those names, of one letter, whose bytes are their sequence
+  // numbers. Defines each name once.
+  EagerFrameWriter Frame(const std::vector<std::string>& names, int64_t step_id = kStep) {
+    EagerFrameWriter writer(step_id, next_sequence_);
+    for (const std::string& name : names) {
+      const std::string payload(8, static_cast<char>(next_sequence_++));
+      const RendezvousKey key = Key(kPeer, kSelf, name);
+      EagerRecord record;
+      record.name = static_cast<uint32_t>(name[0] - 'a') + 1;
+      if (defined_.insert(record.name).second) record.text = key.text();
+      record.header = {DataType::kUint8, *Shape::Create({8}), payload.size()};
+      record.payload = payload;
+      EXPECT_TRUE(writer.Append(record));
+    }
+    return writer;
+  }
+  // Frames of step kStep.
+  std::vector<std::string> Frames(const std::vector<std::vector<std::string>>& frames) {
+    std::vector<std::string> bodies;
+    for (const auto& names : frames) bodies.emplace_back(Frame(names).view());
+    return bodies;
+  }
+  // The peer opens another control channel.
+  void Reconnect() {
+    inbox().OnClosed(*channel_, absl::UnavailableError("closed"));
+    inbox().OnOpen(channel_);
+    TakeTypes();
+    defined_.clear();
+    next_sequence_ = 0;
   }
 
   // Posts receives together; each appends "NAME=VALUE" or "NAME: CODE" to `ended_`.
@@ -213,6 +253,11 @@ class EagerLinksTest : public ::testing::Test {
   }
 
   std::vector<std::string> ended_;
+  // The peer's names with a number, and the number of its next value.
+  std::set<uint32_t> defined_;
+  uint32_t next_sequence_ = 0;
+  static constexpr uint32_t kBadAcknowledgement = 999;
+  std::vector<EagerRange> acknowledged_;
   FakeClock clock_;
   TransportList transports_;
   TransferContext context_;
@@ -615,11 +660,7 @@ TEST_F(EagerLinksTest, AFrameWithAValueThatCannotBe_IsNotDeliveredBeyondIt) {
     record.payload = payload;
     ASSERT_TRUE(writer.Append(record));
   }
-  EXPECT_EQ(
-      inbox()
-          .OnEager(*channel_, writer.view(), [](const EagerRange&) { return absl::OkStatus(); })
-          .code(),
-      absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(OnEager({std::string(writer.view())}).code(), absl::StatusCode::kInvalidArgument);
   int received = 0;
   for (int i = 0; i < 2; ++i) {
     step->RecvAsync(key, {}, [&received](const absl::Status& status, const Received& value) {
@@ -629,6 +670,154 @@ TEST_F(EagerLinksTest, AFrameWithAValueThatCannotBe_IsNotDeliveredBeyondIt) {
     });
   }
   EXPECT_EQ(received, 1);
+}
+
+// With names that have numbers, in the order of the receives: without the table.
+TEST_F(EagerLinksTest, FramesThatArriveTogether_AreMatchedInOrder) {
+  const auto step = Step();
+  RecvMany(*step, {"a", "b", "c", "d"});
+  EXPECT_TRUE(OnEager(Frames({{"a"}, {"b", "c"}, {"d"}})).ok());
+  EXPECT_THAT(ended_, ElementsAre("a=0", "b=1", "c=2", "d=3"));
+  ended_.clear();
+  RecvMany(*step, {"a", "b", "c", "d"});
+  EXPECT_TRUE(OnEager(Frames({{"a"}, {"b", "c"}, {"d"}})).ok());
+  EXPECT_THAT(ended_, ElementsAre("a=4", "b=5", "c=6", "d=7"));
+  // The first two are in order, the others are not, and the last one is not posted.
+  ended_.clear();
+  RecvMany(*step, {"a", "b", "c"});
+  EXPECT_TRUE(OnEager(Frames({{"a"}, {"b", "d"}, {"c"}})).ok());
+  EXPECT_THAT(ended_, ElementsAre("a=8", "b=9", "c=11"));
+  RecvMany(*step, {"d"});
+  EXPECT_THAT(ended_, ElementsAre("a=8", "b=9", "c=11", "d=10"));
+  inbox().BeforeClose();
+  ASSERT_THAT(channel_->types, ElementsAre(PeerMessageType::kEagerAck));
+  const auto ranges = DecodeEagerAck(channel_->bodies.at(0));
+  ASSERT_TRUE(ranges.ok());
+  uint32_t acknowledged = 0;
+  for (const EagerRange& range : *ranges) acknowledged += range.count;
+  EXPECT_EQ(acknowledged, 12u);
+}
+
+// Else the callback of the first would cancel the last.
+TEST_F(EagerLinksTest, FramesThatArriveTogether_AreMatchedBeforeTheFirstCallback) {
+  const auto step = Step();
+  RecvMany(*step, {"a", "b"});
+  EXPECT_TRUE(OnEager(Frames({{"a"}, {"b"}})).ok());
+  for (const bool are_together : {false, true}) {
+    ended_.clear();
+    CancellationToken cancellation;
+    step->RecvAsync(
+        Key(kPeer, kSelf, "a"), {},
+        [&cancellation](const absl::Status&, const Received&) { cancellation.Cancel(); });
+    RecvMany(*step, {"b"}, &cancellation);
+    const std::vector<std::string> frames = Frames({{"a"}, {"b"}});
+    if (are_together) {
+      EXPECT_TRUE(OnEager(frames).ok());
+      EXPECT_THAT(ended_, ElementsAre("b=5"));
+    } else {
+      EXPECT_TRUE(OnEager({frames[0]}).ok());
+      EXPECT_TRUE(OnEager({frames[1]}).ok());
+      EXPECT_THAT(ended_, ElementsAre("b: CANCELLED"));
+      RecvMany(*step, {"b"});
+    }
+  }
+}
+
+TEST_F(EagerLinksTest, MoreFramesThanAreReadAsOne_AreDelivered) {
+  const auto step = Step();
+  for (const bool is_posted : {true, false}) {
+    std::vector<std::vector<std::string>> frames;
+    std::vector<std::string> expected;
+    std::vector<std::string> names;
+    for (int i = 0; i < 150; ++i) {
+      names.emplace_back(1, static_cast<char>('a' + i % 7));
+      frames.push_back({names.back()});
+      expected.push_back(
+          absl::StrCat(names.back(), "=", (next_sequence_ + static_cast<uint32_t>(i)) % 256));
+    }
+    if (is_posted) RecvMany(*step, names);
+    EXPECT_TRUE(OnEager(Frames(frames)).ok());
+    if (!is_posted) RecvMany(*step, names);
+    EXPECT_EQ(ended_, expected);
+    ended_.clear();
+  }
+}
+
+TEST_F(EagerLinksTest, FramesOfSeveralStepsThatArriveTogether_GoToTheirSteps) {
+  const auto step = Step();
+  auto other = *manager_.Find(kStep + 1);
+  ASSERT_TRUE(other->Initialize(kSelfTask).ok());
+  manager_.Cleanup(kStep + 2);
+  RecvMany(*step, {"a", "b"});
+  RecvMany(*other, {"a", "b"});
+  std::vector<std::string> bodies;
+  bodies.emplace_back(Frame({"a"}).view());
+  bodies.emplace_back(Frame({"a"}, kStep + 1).view());
+  bodies.emplace_back(Frame({"b"}, kStep + 1).view());
+  bodies.emplace_back(Frame({"c"}, kStep + 2).view());
+  bodies.emplace_back(Frame({"b"}).view());
+  EXPECT_TRUE(OnEager(bodies).ok());
+  EXPECT_THAT(ended_, ElementsAre("a=0", "a=1", "b=2", "b=4"));
+  EXPECT_THAT(TakeTypes(), ElementsAre(PeerMessageType::kEagerAck, PeerMessageType::kStepRefused));
+  other->StartAbort(absl::InternalError("aborted"));
+}
+
+// And the records of that one before the error.
+TEST_F(EagerLinksTest, FramesBeforeAMalformedOne_AreDelivered) {
+  const auto step = Step();
+  for (const bool are_names_known : {false, true}) {
+    for (const bool is_posted : {true, false}) {
+      for (const size_t malformed : {0, 2, 3}) {
+        SCOPED_TRACE(absl::StrCat(are_names_known, is_posted, malformed));
+        if (are_names_known) {
+          RecvMany(*step, {"a", "b", "c", "d"});
+          EXPECT_TRUE(OnEager(Frames({{"a", "b", "c", "d"}})).ok());
+          ended_.clear();
+        }
+        const uint32_t first = next_sequence_;
+        std::vector<std::string> bodies = Frames({{"a"}, {"b"}, {"c"}, {"d"}});
+        bodies[malformed].append(8, '\0');
+        if (is_posted) RecvMany(*step, {"a", "b", "c", "d"});
+        EXPECT_EQ(OnEager(bodies).code(), absl::StatusCode::kInvalidArgument);
+        if (!is_posted) RecvMany(*step, {"a", "b", "c", "d"});
+        std::vector<std::string> expected;
+        const std::string names = "abcd";
+        for (size_t i = 0; i <= malformed; ++i) {
+          expected.push_back(absl::StrCat(names.substr(i, 1), "=", first + i));
+        }
+        EXPECT_EQ(ended_, expected);
+        Reconnect();
+        EXPECT_EQ(ended_.size(), 4u);
+        ended_.clear();
+      }
+    }
+  }
+}
+
+TEST_F(EagerLinksTest, FramesThatDoNotFollowEachOther_AreAnError) {
+  const auto step = Step();
+  RecvMany(*step, {"a", "b"});
+  std::vector<std::string> bodies = Frames({{"a"}});
+  ++next_sequence_;
+  bodies.emplace_back(Frame({"b"}).view());
+  EXPECT_EQ(OnEager(bodies).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(ended_, ElementsAre("a=0"));
+}
+
+// Up to the first that acknowledges what was not sent, whose values are not delivered.
+TEST_F(EagerLinksTest, AcknowledgementsInFramesThatArriveTogether_AreAllPassedOn) {
+  const auto step = Step();
+  RecvMany(*step, {"a", "b", "c", "d"});
+  std::vector<std::string> bodies;
+  for (const std::string name : {"a", "b", "c", "d"}) {
+    EagerFrameWriter frame = Frame({name});
+    if (name != "b") frame.Acknowledge({name == "d" ? kBadAcknowledgement : next_sequence_, 1});
+    bodies.emplace_back(frame.view());
+  }
+  EXPECT_EQ(OnEager(bodies).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(acknowledged_,
+              ElementsAre(EagerRange{1, 1}, EagerRange{3, 1}, EagerRange{kBadAcknowledgement, 1}));
+  EXPECT_THAT(ended_, ElementsAre("a=0", "b=1", "c=2"));
 }
 
 // It must still be over when it is cleaned up.

@@ -2,6 +2,7 @@
 // Frames of the eager protocol: what is written is read, and nothing else is accepted.
 #include "rendezvous/peer/eager_protocol.h"
 
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -107,6 +108,119 @@ TEST(EagerProtocol, Records) {
     EXPECT_FALSE(Decode(absl::string_view(body).substr(0, bytes)).status.ok()) << bytes;
   }
   EXPECT_FALSE(Decode(body + std::string(8, '\0')).status.ok());
+}
+
+TEST(EagerProtocol, FramesThatFollowEachOther_AreReadAsOne) {
+  std::vector<std::string> bodies;
+  uint32_t sequence = 0xfffffffe;
+  for (const uint32_t count : {1, 3, 1, 2}) {
+    EagerFrameWriter writer(5, sequence);
+    for (uint32_t i = 0; i < count; ++i) {
+      EXPECT_TRUE(writer.Append(Vector(1, absl::StrCat(sequence + i))));
+    }
+    sequence += count;
+    bodies.emplace_back(writer.view());
+  }
+  EagerFrameReader reader;
+  const auto start = [&] {
+    EXPECT_TRUE(reader.Start(bodies[0]).ok());
+    for (size_t i = 1; i < bodies.size(); ++i) EXPECT_TRUE(reader.AddFrame(bodies[i]));
+    EXPECT_EQ(reader.remaining(), 7u);
+    EXPECT_EQ(reader.head().sequence, 0xfffffffe);
+  };
+  start();
+  for (uint32_t i = 0; i < 7; ++i) {
+    EagerRecord record;
+    ASSERT_TRUE(reader.Read(record).ok());
+    EXPECT_EQ(record.payload, absl::StrCat(0xfffffffe + i));
+  }
+  EXPECT_TRUE(reader.is_at_end() && reader.Finish().ok());
+  // From each of them on again.
+  for (uint32_t from = 0; from < 7; ++from) {
+    start();
+    std::vector<EagerPlainRecord> records(7);
+    for (EagerPlainRecord& record : records) ASSERT_TRUE(reader.ReadPlain(record));
+    EXPECT_TRUE(reader.is_at_end() && reader.Finish().ok());
+    reader.PutBack(records[from], 7 - from);
+    for (uint32_t i = from; i < 7; ++i) {
+      EXPECT_EQ(reader.remaining(), 7 - i);
+      EagerRecord record;
+      ASSERT_TRUE(reader.Read(record).ok());
+      EXPECT_EQ(record.payload, absl::StrCat(0xfffffffe + i));
+    }
+    EXPECT_TRUE(reader.is_at_end() && reader.Finish().ok());
+  }
+}
+
+TEST(EagerProtocol, FramesThatDoNotFollow_AreNotAdded) {
+  const auto frame = [](int64_t step_id, uint32_t sequence) {
+    EagerFrameWriter writer(step_id, sequence);
+    EXPECT_TRUE(writer.Append(Vector(1, "12345678")));
+    return std::string(writer.view());
+  };
+  const std::string first = frame(5, 7);
+  EagerFrameReader reader;
+  ASSERT_TRUE(reader.Start(first).ok());
+  EXPECT_FALSE(reader.AddFrame(frame(6, 8)));
+  EXPECT_FALSE(reader.AddFrame(frame(5, 7)));
+  EXPECT_FALSE(reader.AddFrame(frame(5, 9)));
+  EXPECT_FALSE(reader.AddFrame(""));
+  EXPECT_FALSE(reader.AddFrame(first.substr(0, 20)));
+  EagerFrameWriter acknowledges(5, 8);
+  EXPECT_TRUE(acknowledges.Append(Vector(1, "12345678")));
+  acknowledges.Acknowledge({9, 1});
+  EXPECT_FALSE(reader.AddFrame(acknowledges.view()));
+  EXPECT_EQ(reader.remaining(), 1u);
+  std::vector<std::string> more;
+  for (uint32_t i = 8; i < 100; ++i) more.push_back(frame(5, i));
+  size_t added = 0;
+  while (reader.AddFrame(more[added])) ++added;
+  EXPECT_EQ(added, EagerFrameReader::kMaxFrames - 1);
+}
+
+// Found only when it is read, as in a single frame: what is before it has been read by then.
+TEST(EagerProtocol, MalformedFrameBehindOthers_IsAnErrorBehindTheirRecords) {
+  const auto frame = [](uint32_t sequence) {
+    EagerFrameWriter writer(5, sequence);
+    EXPECT_TRUE(writer.Append(Vector(1, "12345678")));
+    return std::string(writer.view());
+  };
+  const std::string first = frame(0);
+  const std::string longer = frame(1) + std::string(8, '\0');
+  const std::string shorter = frame(1).substr(0, first.size() - 8);
+  const std::string last = frame(2);
+  for (const std::string& malformed : {longer, shorter}) {
+    for (const bool is_plain : {false, true}) {
+      EagerFrameReader reader;
+      ASSERT_TRUE(reader.Start(first).ok());
+      ASSERT_TRUE(reader.AddFrame(malformed) && reader.AddFrame(last));
+      size_t read = 0;
+      EagerPlainRecord plain;
+      while (is_plain && reader.ReadPlain(plain)) ++read;
+      EagerRecord record;
+      absl::Status status;
+      while (!reader.is_at_end() && (status = reader.Read(record)).ok()) ++read;
+      EXPECT_EQ(read, malformed == shorter ? 1u : 2u);
+      EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    }
+  }
+}
+
+// A peer may change a frame in shared memory at any time.
+TEST(EagerProtocol, ExtentsThatChangeAfterTheyWereChecked_AreNotTrusted) {
+  EagerFrameWriter writer(1, 0);
+  EagerRecord matrix = Vector(6, "123456");
+  matrix.header.shape = *Shape::Create({2, 3});
+  EXPECT_TRUE(writer.Append(matrix));
+  std::string body(writer.view());
+  EagerFrameReader reader;
+  EagerPlainRecord record;
+  ASSERT_TRUE(reader.Start(body).ok() && reader.ReadPlain(record));
+  EXPECT_EQ(*record.shape(), *Shape::Create({2, 3}));
+  const int64_t negative = -1;
+  std::memcpy(&body[static_cast<size_t>(record.extents - body.data())], &negative,
+              sizeof(negative));
+  EXPECT_EQ(record.shape().status().code(), absl::StatusCode::kInvalidArgument);
 }
 
 // A frame is the same whether payloads are copied or stay in place.
@@ -237,7 +351,7 @@ TEST(EagerProtocol, PlainRecords_AreReadAsOthersAre) {
   for (const bool plain : is_plain) {
     EagerPlainRecord read;
     EXPECT_EQ(reader.ReadPlain(read), plain) << reader.remaining() << " remain";
-    if (plain) reader.Return(read, 1);
+    if (plain) reader.PutBack(read, 1);
     ASSERT_TRUE(reader.Read(record).ok());
     if (!plain) continue;
     EXPECT_EQ(read.name, record.name);
@@ -245,7 +359,7 @@ TEST(EagerProtocol, PlainRecords_AreReadAsOthersAre) {
     EXPECT_EQ(absl::string_view(read.payload, read.bytes), record.payload);
     if (read.is_dead) continue;
     EXPECT_EQ(read.dtype, record.header.dtype);
-    EXPECT_EQ(read.shape(), record.header.shape);
+    EXPECT_EQ(*read.shape(), record.header.shape);
   }
   EXPECT_TRUE(reader.is_at_end());
   EXPECT_TRUE(reader.Finish().ok());
@@ -269,7 +383,7 @@ TEST(EagerProtocol, PlainRecords_AreReadAsOthersAre) {
         ASSERT_EQ(other.remaining(), reader.remaining());
         ASSERT_EQ(absl::string_view(read.payload, read.bytes), record.payload);
         if (!read.is_dead) {
-          ASSERT_EQ(read.shape(), record.header.shape);
+          ASSERT_EQ(*read.shape(), record.header.shape);
         }
       }
       if (!is_legal) break;

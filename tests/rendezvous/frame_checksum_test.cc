@@ -7,6 +7,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "rendezvous/peer/eager_protocol.h"
 #include "rendezvous/peer/frame_checksum.h"
 #include "tests/rendezvous/peer_world.h"
 #include "tests/rendezvous/recording_control_channel.h"
@@ -152,6 +153,21 @@ class FrameChecksumTest : public TransferContextTest {
   absl::Status status_;
   Received received_;
 };
+
+// As if they came one by one, although those of the eager protocol are passed on together.
+TEST_F(FrameChecksumTest, FramesWithoutChecksumsThatArriveTogether_AreRefused) {
+  const auto end = Asking();
+  EagerFrameWriter writer(kStep, 0);
+  EagerRecord record;
+  const std::string text(Key().text());
+  record.text = text;
+  record.is_dead = true;
+  EXPECT_TRUE(writer.Append(record));
+  const Frame eager =
+      Checksummed([&](ControlChannel& channel) { return SendEager(channel, writer); }, false);
+  const ControlFrame frames[] = {{eager.type, eager.body}, {eager.type, eager.body}};
+  EXPECT_EQ(end->handler->OnFrames(frames).code(), absl::StatusCode::kDataLoss);
+}
 
 // A changed shape, id or type would deliver the value to a receiver as something else.
 TEST_F(FrameChecksumTest, ChangedBitOfADescriptor_IsDetected) {
