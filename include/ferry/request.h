@@ -48,11 +48,13 @@ class [[nodiscard]] Request {
 
   // Hands the operation over to `callback`, which is called exactly once, with what Wait would
   // return: at once, on this thread, if the operation is done, otherwise on a thread of the node,
-  // or on the one that cancels or sends; if callbacks are nested 16 deep on that thread, when the
-  // outermost of them has returned. It must not block, as all transfers of the node wait for it,
-  // nor throw, nor destroy the node; it may start further operations, which end with CANCELLED once
-  // the node is being destroyed. Null: the operation just continues. The request is empty
-  // afterwards.
+  // on one that cancels or sends, or on one that waits, for whatever request or flush, since a
+  // waiting thread drives the node's transfers: hold no lock while waiting that a callback takes.
+  // If callbacks are nested 16 deep on that thread, it is called when the outermost of them has
+  // returned. It must not block, as all transfers of the node wait for it, nor throw, nor destroy
+  // the node; it may start further operations, which end with CANCELLED once the node is being
+  // destroyed. A chain of callbacks that each start an operation which fails at once never ends,
+  // and keeps its thread. Null: the operation just continues. The request is empty afterwards.
   void OnComplete(absl::AnyInvocable<void(absl::StatusOr<Tensor>) &&> callback) &&;
 
   // The path that the bytes took: "shm", "tcp", "cuda_ipc", "nccl"; for small tensors "eager" if
