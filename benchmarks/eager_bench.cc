@@ -33,6 +33,8 @@ constexpr size_t kFrames = 256;
 // Frames that are delivered together.
 constexpr size_t kTogether = 64;
 constexpr size_t kMaxFrame = 16 * 1024;
+// A link keeps 16384 names (EagerLimits): in turns, each of so many is a new one.
+constexpr int64_t kMoreNamesThanKept = 32768;
 
 void Require(bool holds, const char* what) {
   if (holds) return;
@@ -234,40 +236,44 @@ void BM_Value(benchmark::State& state) {
   state.SetLabel(std::string(path));
 }
 
-// 64 values of as many names, per value; receives are posted first. Argument: how many are posted,
-// and sent, by a call.
+// 64 values of as many names, per value; receives are posted first. Arguments: how many are posted,
+// and sent, by a call; names.
 void BM_Batch(benchmark::State& state) {
   constexpr size_t kValues = 64;
   Pair pair(/*is_eager=*/true);
-  const std::vector<RendezvousKey> sent = Keys(pair.producer, pair.consumer, kValues);
-  const std::vector<RendezvousKey> received = Keys(pair.producer, pair.consumer, kValues);
+  const std::vector<RendezvousKey> sent = Keys(pair.producer, pair.consumer, state.range(1));
+  const std::vector<RendezvousKey> received = Keys(pair.producer, pair.consumer, state.range(1));
   const auto batch = static_cast<size_t>(state.range(0));
   Tensor value = *Tensor::Allocate(DataType::kFloat, *Shape::Create({2}));
   std::memset(value.mutable_data(), 1, value.bytes());
   std::vector<SendItem> items(kValues);
   std::vector<RecvItem> posted(kValues);
   int64_t count = 0;
+  size_t first = 0;
   for (auto _ : state) {
     const auto done = [&](const absl::Status& status, const Received&) {
       Require(status.ok(), "a receive has failed");
       ++count;
     };
     if (batch > 1) {
-      for (size_t i = 0; i < kValues; ++i) posted[i] = {.key = &received[i], .done = done};
+      for (size_t i = 0; i < kValues; ++i) posted[i] = {.key = &received[first + i], .done = done};
       pair.consumer.step().RecvMany(absl::MakeSpan(posted));
     } else {
-      for (const RendezvousKey& key : received) pair.consumer.step().RecvAsync(key, {}, done);
+      for (size_t i = 0; i < kValues; ++i) {
+        pair.consumer.step().RecvAsync(received[first + i], {}, done);
+      }
     }
-    for (size_t i = 0; i < kValues; ++i) items[i] = {.key = &sent[i], .tensor = value};
+    for (size_t i = 0; i < kValues; ++i) items[i] = {.key = &sent[first + i], .tensor = value};
     for (size_t i = 0; i < kValues; i += batch) {
       if (batch > 1) {
         pair.producer.step().SendMany(absl::MakeSpan(items).subspan(i, batch));
       } else {
-        items[i].status = pair.producer.step().Send(sent[i], value);
+        items[i].status = pair.producer.step().Send(sent[first + i], value);
       }
     }
     pair.Settle();
     for (const SendItem& item : items) Require(item.status.ok(), "a send has failed");
+    first = (first + kValues) % sent.size();
   }
   const int64_t all = static_cast<int64_t>(state.iterations()) * int64_t{kValues};
   Require(count == all, "a value was not received");
@@ -277,7 +283,9 @@ void BM_Batch(benchmark::State& state) {
 BENCHMARK(BM_Value)
     ->ArgNames({"eager", "names", "posted_first"})
     ->ArgsProduct({{0, 1}, {1, 1024}, {1, 0}});
-BENCHMARK(BM_Batch)->ArgName("batch")->Arg(1)->Arg(8)->Arg(64);
+BENCHMARK(BM_Batch)
+    ->ArgNames({"batch", "names"})
+    ->ArgsProduct({{1, 8, 64}, {64, kMoreNamesThanKept}});
 
 }  // namespace
 }  // namespace ferry
