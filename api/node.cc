@@ -39,6 +39,7 @@ ferry::NodeOptions Convert(NodeOptions options) {
   TransferOptions& transfer = options.transfer;
   inner.transfers_tensors = transfer.enabled;
   inner.transfer.use_gpus = transfer.use_gpus;
+  inner.transfer.gpus.waits_on_device = transfer.gpus_wait_on_device;
   inner.transfer.listen = std::move(transfer.listen_address);
   inner.transfer.advertise = std::move(transfer.advertised_address);
   inner.transfer.unix_socket = transfer.use_unix_sockets;

@@ -74,6 +74,12 @@ void AddTransferFlags(CLI::App& app, TransferEngineOptions& options) {
          "--no-gpus", [&options] { options.use_gpus = false; },
          "do not use this machine's GPUs; tensors in their memory cannot be transferred")
       ->group(kGroup);
+  app.add_flag(
+         "--gpu-wait-on-device", options.gpus.waits_on_device,
+         "let streams wait on the GPU for tensors that are not complete, in place of the host: "
+         "faster, but a stream waits for ever if the sender dies before, and delays others "
+         "that share its hardware queue")
+      ->group(kGroup);
   app.add_flag("--checksum", options.checksum,
                "verify checksums of all tensors and control messages")
       ->group(kGroup);
@@ -142,6 +148,7 @@ std::vector<std::string> TransferArguments(const TransferEngineOptions& options)
     arguments.push_back(absl::StrCat("--advertise=", options.advertise));
   }
   if (!options.use_gpus) arguments.push_back("--no-gpus");
+  if (options.gpus.waits_on_device) arguments.push_back("--gpu-wait-on-device");
   if (options.checksum) arguments.push_back("--checksum");
   if (!options.eager) arguments.push_back("--no-eager");
   if (options.require_auth) arguments.push_back("--require-auth");

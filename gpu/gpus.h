@@ -47,6 +47,13 @@ struct GpusOptions {
   // Limit on peers' memory that each device keeps mapped, in bytes; 0: none is mapped, and peers'
   // memory is staged through host memory.
   size_t ipc_cache_bytes = size_t{64} << 30;
+  // Whether a stream waits on the device for a tensor that is not complete yet. If not, the
+  // executor queries its event, and enqueues what needs the tensor when it has completed: tens of
+  // microseconds later. Streams of a context share hardware queues (8, or
+  // CUDA_DEVICE_MAX_CONNECTIONS), so a stream that waits delays later work of other streams, that
+  // of the program and its NCCL too. It deadlocks if the tensor depends on that work, and a wait
+  // for an event of a process that has died never ends.
+  bool waits_on_device = false;
   // Time after which opening a device that failed, for example for lack of memory, is retried by
   // the next caller.
   absl::Duration retry_open = absl::Seconds(5);
@@ -60,7 +67,7 @@ struct Gpu {
   // Stream for copies, between devices and processes, of data that is ready: nothing on it waits
   // for a kernel.
   std::unique_ptr<cuda::CudaStream> copies;
-  // Streams for copies that wait for an event.
+  // Streams for copies that wait for an event; used only with GpusOptions::waits_on_device.
   std::unique_ptr<cuda::WaitStreams> waits;
   std::unique_ptr<cuda::HostStager> stager;
   // Destroyed first, after work in flight has completed. `side`: opens and closes peers' memory,
@@ -159,6 +166,8 @@ class Gpus final {
   void ToDevice(Gpu& gpu, MoveRequest request, MoveCallback done);
   void ToHost(Gpu& gpu, MoveRequest request, MoveCallback done);
   void Across(Gpu& from, Gpu& to, MoveRequest request, MoveCallback done);
+  // On the executor of `from`.
+  absl::StatusOr<Tensor> CopyAcross(Gpu& from, Gpu& to, const MoveRequest& request);
   absl::StatusOr<Tensor> DestinationIn(Gpu& gpu, const MoveRequest& request);
 
   // Constant after Create.

@@ -188,46 +188,58 @@ void Gpus::Across(Gpu& from, Gpu& to, MoveRequest request, MoveCallback done) {
     MoveCallback done;
   };
   auto job = std::make_shared<Job>(Job{std::move(request), std::move(done)});
-  const absl::Status posted = from.executor->Post([this, &from, &to, job] {
-    const auto copy = [&]() -> absl::StatusOr<Tensor> {
-      const Tensor& tensor = job->request.tensor;
-      FERRY_ASSIGN_OR_RETURN(Tensor into, DestinationIn(to, job->request));
-      if (into.bytes() == 0) return into;
-      const ScopedCurrent current(*from.device);
-      cuda::Stream stream = from.copies->get();
-      const auto ready = cuda::ReadyOf(tensor);
-      FERRY_ASSIGN_OR_RETURN(const bool is_ready, ready == nullptr ? true : ready->IsDone());
-      if (!is_ready) {
-        // Copies that are ready must not queue behind it. If all wait streams are busy, it queues
-        // behind another copy that waits.
-        stream = from.waits->TakeIdleOrAny();
-        FERRY_RETURN_IF_ERROR(ready->EnqueueWait(*from.device, stream));
-      }
-      if (&from == &to) {
-        FERRY_RETURN_IF_ERROR(
-            from.device->Check(from.device->table().copy_async(PointerOf(into), PointerOf(tensor),
-                                                               into.bytes(), stream),
-                               "cuMemcpyAsync"));
-      } else {
-        FERRY_RETURN_IF_ERROR(from.device->Check(
-            from.device->table().copy_peer_async(PointerOf(into), to.device->context(),
-                                                 PointerOf(tensor), from.device->context(),
-                                                 into.bytes(), stream),
-            "cuMemcpyPeerAsync"));
-      }
-      FERRY_ASSIGN_OR_RETURN(std::shared_ptr<const ReadyEvent> copied,
-                             ReadyEvent::RecordOrWait(*from.events, stream));
-      // Both memories are kept until the copy is done.
-      FERRY_RETURN_IF_ERROR(
-          from.executor->Watch({.event = copied,
-                                .what = job->request.what,
-                                .keep = std::make_shared<std::pair<Tensor, Tensor>>(tensor, into)},
-                               [](absl::Status) {}));
-      return cuda::WithReady(into, std::move(copied));
-    };
-    std::move(job->done)(copy());
-  });
+  const auto copy = [this, &from, &to, job](const absl::Status& is_ready) {
+    if (!is_ready.ok()) return std::move(job->done)(is_ready);
+    std::move(job->done)(CopyAcross(from, to, job->request));
+  };
+  auto ready = cuda::ReadyOf(job->request.tensor);
+  absl::Status posted;
+  if (ready == nullptr || options_.waits_on_device) {
+    posted = from.executor->Post([copy] { copy(absl::OkStatus()); });
+  } else {
+    posted = from.executor->Watch({.event = std::move(ready),
+                                   .deadline = job->request.deadline,
+                                   .what = job->request.what,
+                                   .keep = std::make_shared<Tensor>(job->request.tensor)},
+                                  copy);
+  }
   if (!posted.ok()) std::move(job->done)(posted);
+}
+
+absl::StatusOr<Tensor> Gpus::CopyAcross(Gpu& from, Gpu& to, const MoveRequest& request) {
+  const Tensor& tensor = request.tensor;
+  FERRY_ASSIGN_OR_RETURN(Tensor into, DestinationIn(to, request));
+  if (into.bytes() == 0) return into;
+  const ScopedCurrent current(*from.device);
+  cuda::Stream stream = from.copies->get();
+  const auto ready = cuda::ReadyOf(tensor);
+  FERRY_ASSIGN_OR_RETURN(const bool is_ready, ready == nullptr ? true : ready->IsDone());
+  if (!is_ready) {
+    // Copies that are ready must not queue behind it. If all wait streams are busy, it queues
+    // behind another copy that waits.
+    stream = from.waits->TakeIdleOrAny();
+    FERRY_RETURN_IF_ERROR(ready->EnqueueWait(*from.device, stream));
+  }
+  if (&from == &to) {
+    FERRY_RETURN_IF_ERROR(from.device->Check(
+        from.device->table().copy_async(PointerOf(into), PointerOf(tensor), into.bytes(), stream),
+        "cuMemcpyAsync"));
+  } else {
+    FERRY_RETURN_IF_ERROR(from.device->Check(
+        from.device->table().copy_peer_async(PointerOf(into), to.device->context(),
+                                             PointerOf(tensor), from.device->context(),
+                                             into.bytes(), stream),
+        "cuMemcpyPeerAsync"));
+  }
+  FERRY_ASSIGN_OR_RETURN(std::shared_ptr<const ReadyEvent> copied,
+                         ReadyEvent::RecordOrWait(*from.events, stream));
+  // Both memories are kept until the copy is done.
+  FERRY_RETURN_IF_ERROR(
+      from.executor->Watch({.event = copied,
+                            .what = request.what,
+                            .keep = std::make_shared<std::pair<Tensor, Tensor>>(tensor, into)},
+                           [](absl::Status) {}));
+  return cuda::WithReady(into, std::move(copied));
 }
 
 }  // namespace ferry

@@ -146,10 +146,11 @@ PostedPtr Post(CheckNode& self, Step& step, const RendezvousKey& key, const Tens
   return posted;
 }
 
+bool IsDone(const Posted& posted) { return posted.is_done.load(std::memory_order_acquire); }
+
 absl::StatusOr<Received> Await(CheckNode& self, Posted& posted) {
   const bool is_done = self.node().transfer_engine().loop().WaitUntil(
-      [&posted] { return posted.is_done.load(std::memory_order_acquire); },
-      SteadyClock().Now() + kTimeout);
+      [&posted] { return IsDone(posted); }, SteadyClock().Now() + kTimeout);
   if (!is_done) return absl::DeadlineExceededError("the other node does not send");
   FERRY_RETURN_IF_ERROR(posted.status);
   return std::move(posted.received);

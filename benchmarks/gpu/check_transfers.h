@@ -60,6 +60,7 @@ Floor CopyFloor(bool peer = false);
 struct Posted;
 using PostedPtr = std::shared_ptr<Posted>;
 PostedPtr Post(CheckNode& self, Step& step, const RendezvousKey& key, const Tensor& destination);
+bool IsDone(const Posted& posted);
 absl::StatusOr<Received> Await(CheckNode& self, Posted& posted);
 
 // Words sent on the path of tensors, so that they arrive behind earlier requests.

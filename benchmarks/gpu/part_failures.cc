@@ -14,6 +14,7 @@
 #include "base/clock.h"
 #include "base/status_macros.h"
 #include "benchmarks/gpu/check_nodes.h"
+#include "benchmarks/gpu/check_transfers.h"
 #include "gpu/cuda/ready_tensor.h"
 
 namespace ferry::check {
@@ -118,12 +119,64 @@ absl::Status ProducerDies(PartContext& context) {
       .status();
 }
 
-// CUDA does not specify the behaviour of the consumer's stream that waits for an event of a dead
-// process; so it is reported, and not judged.
+// Sends a tensor that is not complete, and dies.
+absl::Status SendLateAndDie(CheckNode& self) {
+  FERRY_ASSIGN_OR_RETURN(CheckGpu* const gpu, self.gpu());
+  FERRY_ASSIGN_OR_RETURN(Step step, self.node().OpenStep(1));
+  FERRY_ASSIGN_OR_RETURN(const RendezvousKey key, self.Key("late", 1, kGpu, kGpu));
+  FERRY_ASSIGN_OR_RETURN(const Tensor tensor, self.Pattern(kFailuresBytes, 3));
+  FERRY_ASSIGN_OR_RETURN(const std::unique_ptr<HeldStream> held, HeldStream::Create(*gpu));
+  FERRY_RETURN_IF_ERROR(step.Send(key, tensor, held->get()));
+  FERRY_RETURN_IF_ERROR(self.Hear().status());
+  Die();
+}
+
+// The receive fails, and the GPU can be used as before.
 absl::Status ProducerDiesMidway(PartContext& context) {
   NodesOptions options;
   options.name = "the producer is killed while its kernel runs";
   options.transfer = TransferOptionsFor(context.machine, "cuda_ipc");
+  options.dying_node = 1;
+  return RunNodes(
+             context, options,
+             {[](CheckNode& self) -> absl::Status {
+                FERRY_ASSIGN_OR_RETURN(Step step, self.node().OpenStep(1));
+                FERRY_ASSIGN_OR_RETURN(const RendezvousKey key, self.Key("late", 1, kGpu, kGpu));
+                const PostedPtr posted = Post(self, step, key, Tensor());
+                // For the request to reach the producer.
+                absl::SleepFor(absl::Milliseconds(100));
+                FERRY_RETURN_IF_ERROR(self.Say("die"));
+                const absl::Time began = SteadyClock().Now();
+                const absl::Status status = Await(self, *posted).status();
+                const absl::Duration taken = SteadyClock().Now() - began;
+                const bool is_right =
+                    absl::IsUnavailable(status) && absl::StrContains(status.message(), "1");
+                self.report().Check(
+                    "a producer that is killed while its kernel runs: the receive ends and names "
+                    "it",
+                    is_right && taken < kSoon
+                        ? absl::OkStatus()
+                        : absl::InternalError(absl::StrCat("after ", absl::FormatDuration(taken),
+                                                           ": ", status.ToString())),
+                    {{"seconds", absl::ToDoubleSeconds(taken)},
+                     {"said", std::string(status.message())}});
+                FERRY_ASSIGN_OR_RETURN(const Tensor mine, self.Pattern(kFailuresBytes, 4));
+                self.report().Check(
+                    "a producer that is killed while its kernel runs: the consumer's GPU works",
+                    self.Verify(mine, kFailuresBytes, 4));
+                EndWithout(self);
+              },
+              SendLateAndDie})
+      .status();
+}
+
+// CUDA does not specify the behaviour of the consumer's stream that waits for an event of a dead
+// process; so it is reported, and not judged.
+absl::Status ProducerOfAWaitingStreamDies(PartContext& context) {
+  NodesOptions options;
+  options.name = "the producer is killed while a stream waits for its kernel";
+  options.transfer = TransferOptionsFor(context.machine, "cuda_ipc");
+  options.transfer.gpus.waits_on_device = true;
   options.dying_node = 1;
   return RunNodes(
              context, options,
@@ -144,7 +197,7 @@ absl::Status ProducerDiesMidway(PartContext& context) {
                   }
                 }
                 self.report().Check(
-                    "a producer that is killed while its kernel runs: the consumer "
+                    "a producer that is killed while a stream waits for its kernel: the consumer "
                     "goes on",
                     absl::OkStatus());
                 self.report().Fact(
@@ -156,17 +209,7 @@ absl::Status ProducerDiesMidway(PartContext& context) {
                                        " with result ", result));
                 EndWithout(self);
               },
-              [](CheckNode& self) -> absl::Status {
-                FERRY_ASSIGN_OR_RETURN(CheckGpu* const gpu, self.gpu());
-                FERRY_ASSIGN_OR_RETURN(Step step, self.node().OpenStep(1));
-                FERRY_ASSIGN_OR_RETURN(const RendezvousKey key, self.Key("late", 1, kGpu, kGpu));
-                FERRY_ASSIGN_OR_RETURN(const Tensor tensor, self.Pattern(kFailuresBytes, 3));
-                FERRY_ASSIGN_OR_RETURN(const std::unique_ptr<HeldStream> held,
-                                       HeldStream::Create(*gpu));
-                FERRY_RETURN_IF_ERROR(step.Send(key, tensor, held->get()));
-                FERRY_RETURN_IF_ERROR(self.Hear().status());
-                Die();
-              }})
+              SendLateAndDie})
       .status();
 }
 
@@ -204,7 +247,8 @@ absl::Status RunFailuresPart(PartContext& context) {
   FERRY_RETURN_IF_ERROR(NothingComes(context));
   FERRY_RETURN_IF_ERROR(ConsumerDies(context));
   FERRY_RETURN_IF_ERROR(ProducerDies(context));
-  return ProducerDiesMidway(context);
+  FERRY_RETURN_IF_ERROR(ProducerDiesMidway(context));
+  return ProducerOfAWaitingStreamDies(context);
 }
 
 }  // namespace ferry::check

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A tensor that is sent while the kernel before its bytes still runs, on the GPU that both share:
-// neither side may wait for the device, and the received bytes must be those written after the
-// kernel.
+// Send may not wait for the device, and the received bytes must be those written after the kernel.
+// The receive ends with the kernel, or before it where streams wait on the device.
 #include <string>
 #include <utility>
 
@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "base/status_macros.h"
 #include "benchmarks/gpu/check_nodes.h"
+#include "benchmarks/gpu/check_transfers.h"
 #include "gpu/cuda/ready_tensor.h"
 
 namespace ferry::check {
@@ -17,6 +18,8 @@ namespace {
 
 // A send and a receive that do not wait for a device take microseconds.
 constexpr absl::Duration kNotWaiting = absl::Seconds(3);
+// The sender's request and its answer take less.
+constexpr absl::Duration kWhileItRuns = absl::Milliseconds(100);
 constexpr size_t kRunningBytes = (size_t{3} << 20) + 8;
 constexpr uint64_t kBefore = 5;
 constexpr uint64_t kAfter = 77;
@@ -84,6 +87,33 @@ absl::Status ReceiveLate(CheckNode& self, const std::string& name) {
   return absl::OkStatus();
 }
 
+// By default the host queries the event.
+absl::Status ReceiveWhenComplete(CheckNode& self, const std::string& name) {
+  FERRY_ASSIGN_OR_RETURN(CheckGpu* const gpu, self.gpu());
+  FERRY_ASSIGN_OR_RETURN(Step step, self.node().OpenStep(1));
+  FERRY_RETURN_IF_ERROR(Warm(self, step));
+  FERRY_ASSIGN_OR_RETURN(const RendezvousKey key, self.Key("late", 0, kGpu, kGpu));
+  const PostedPtr posted = Post(self, step, key, Tensor());
+  absl::SleepFor(kWhileItRuns);
+  absl::Status status;
+  if (IsDone(*posted)) {
+    status = absl::InternalError("it was delivered, but nobody wrote the bytes");
+  } else {
+    const cuda::ScopedCurrent current(gpu->device());
+    if (gpu->table().stream_query(gpu->stream()) == cuda::kErrorNotReady) {
+      status = absl::InternalError("the receiver's stream waits for the kernel");
+    }
+  }
+  self.report().Check(absl::StrCat(name, ": no stream waits while the kernel runs"), status);
+  FERRY_RETURN_IF_ERROR(self.Say("go on"));
+  const absl::Time began = SteadyClock().Now();
+  FERRY_ASSIGN_OR_RETURN(const Received received, Await(self, *posted));
+  self.report().Check(absl::StrCat(name, ": what is received was written after the kernel"),
+                      self.Verify(received.tensor, kRunningBytes, kAfter),
+                      {{"us", absl::ToDoubleMicroseconds(SteadyClock().Now() - began)}});
+  return absl::OkStatus();
+}
+
 // The same, but the bytes are copied to the receiver's memory, and staged.
 absl::Status ReceiveInto(CheckNode& self, const std::string& name) {
   FERRY_ASSIGN_OR_RETURN(Step step, self.node().OpenStep(1));
@@ -105,14 +135,18 @@ absl::Status RunRunningPart(PartContext& context) {
     const char* name;
     const char* require;
     absl::Status (*receive)(CheckNode&, const std::string&);
+    bool waits_on_device = false;
   };
-  constexpr Case kCases[] = {{"into a buffer, by cuda_ipc", "cuda_ipc", ReceiveInto},
-                             {"into a buffer, staged", "shm", ReceiveInto},
-                             {"a view", "cuda_ipc", ReceiveLate}};
+  constexpr Case kCases[] = {
+      {"into a buffer, by cuda_ipc", "cuda_ipc", ReceiveInto},
+      {"into a buffer, staged", "shm", ReceiveInto},
+      {"a view", "cuda_ipc", ReceiveWhenComplete},
+      {"a view that a stream waits for", "cuda_ipc", ReceiveLate, /*waits_on_device=*/true}};
   for (const Case& each : kCases) {
     NodesOptions options;
     options.name = each.name;
     options.transfer = TransferOptionsFor(context.machine, each.require);
+    options.transfer.gpus.waits_on_device = each.waits_on_device;
     const NodeBody send = [&each](CheckNode& self) { return SendLate(self, each.name); };
     const NodeBody receive = [&each](CheckNode& self) { return each.receive(self, each.name); };
     FERRY_RETURN_IF_ERROR(RunNodes(context, options, {send, receive}).status());

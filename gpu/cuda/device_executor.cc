@@ -118,7 +118,9 @@ bool DeviceExecutor::Poll(std::vector<Entry>& entries) {
   std::vector<std::pair<DoneCallback, absl::Status>> ready;
   size_t kept = 0;
   for (Entry& entry : entries) {
-    const absl::StatusOr<bool> is_done = entry.watched.event->IsDone();
+    const Watched& watched = entry.watched;
+    const absl::StatusOr<bool> is_done =
+        watched.event != nullptr ? watched.event->IsDone() : watched.is_done();
     const bool is_over = !is_done.ok() || *is_done;
     if (is_over) {
       if (entry.done) ready.emplace_back(std::move(entry.done), is_done.status());
@@ -203,7 +205,9 @@ void DeviceExecutor::Run() {
       mu_.AwaitWithTimeout(absl::Condition(this, &DeviceExecutor::has_news),
                            entries.empty() ? absl::InfiniteDuration() : sleep);
     }
-    sleep = std::min(sleep * 2, options_.longest_sleep);
+    // An event is noticed late by at most an eighth of what it took.
+    sleep = std::clamp((SteadyClock().Now() - last_news) / 8, kShortestSleep,
+                       std::max(kShortestSleep, options_.longest_sleep));
   }
 }
 

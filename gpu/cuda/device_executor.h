@@ -15,6 +15,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
@@ -49,6 +50,9 @@ class DeviceExecutor final {
   // An event, and the memory that must not be touched before it completes.
   struct Watched {
     std::shared_ptr<const ReadyEvent> event;
+    // In place of an event: returns whether what is waited for has completed. Called on the thread,
+    // with the device current; does not block.
+    std::function<absl::StatusOr<bool>()> is_done;
     absl::Time deadline = absl::InfiniteFuture();  // by the executor's clock
     std::string what;                              // for the message: "the copy of step 3 key x"
     // Released when the event has completed, not before, also if `done` was called with

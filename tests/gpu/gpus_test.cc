@@ -110,6 +110,8 @@ TEST_F(GpusTest, CopyToTheHostWithoutAnEventIsWaitedFor) {
 TEST_F(GpusTest, CopyBetweenGpusWithoutAnEventIsWaitedFor) {
   NEEDS_THE_DOUBLE("can play what this needs");
   NEEDS_TWO_GPUS();
+  // Else nothing is copied before the held stream has ended.
+  options_.waits_on_device = true;
   const std::unique_ptr<Gpus> gpus = Make();
   const Tensor one = *gpus->MoveAndWait(Request(Pattern(1), OnGpu(0)));
   const Tensor two = Pattern(2);
@@ -133,6 +135,65 @@ TEST_F(GpusTest, CopyBetweenGpusWithoutAnEventIsWaitedFor) {
   const absl::StatusOr<Tensor> back = gpus->MoveAndWait(Request(*arrived, kHost));
   ASSERT_OK(back.status());
   EXPECT_TRUE(IsEqual(*back, two));
+}
+
+// By default the streams of the device stay free: the copy is enqueued when the tensor is complete.
+TEST_F(GpusTest, CopyOfAnIncompleteTensor_OccupiesNoStream) {
+  NEEDS_THE_DOUBLE("can play what this needs");
+  NEEDS_TWO_GPUS();
+  const std::unique_ptr<Gpus> gpus = Make();
+  const Tensor one = *gpus->MoveAndWait(Request(Pattern(1), OnGpu(0)));
+  const Gpu* const from = *gpus->Get(0);
+  for (const int to : {0, 1}) {
+    cuda::HeldStream held(device_);
+    const auto ready = *cuda::ReadyEvent::Record(*events_, held.get());
+    absl::Notification is_over;
+    absl::StatusOr<Tensor> copy;
+    MoveRequest request = Request(cuda::WithReady(one, ready), OnGpu(to));
+    if (to == 0) request.destination = *gpus->MoveAndWait(Request(Pattern(2), OnGpu(0)));
+    gpus->Move(std::move(request), [&](absl::StatusOr<Tensor> moved) {
+      copy = std::move(moved);
+      is_over.Notify();
+    });
+    EXPECT_FALSE(is_over.WaitForNotificationWithTimeout(absl::Milliseconds(100)));
+    {
+      const cuda::ScopedCurrent current(*from->device);
+      EXPECT_EQ(table().stream_query(from->copies->get()), cuda::kSuccess);
+      // All eight are idle.
+      const cuda::Stream idle = from->waits->TakeIdle();
+      EXPECT_EQ(idle, from->waits->TakeIdleOrAny());
+    }
+    held.Go();
+    held.Finish();
+    is_over.WaitForNotification();
+    ASSERT_OK(copy.status());
+    const absl::StatusOr<Tensor> back = gpus->MoveAndWait(Request(*copy, kHost));
+    ASSERT_OK(back.status());
+    EXPECT_TRUE(IsEqual(*back, Pattern(1)));
+  }
+}
+
+// The tensor is not complete by the deadline: the move ends, and what is written late is kept.
+TEST_F(GpusTest, CopyOfAnIncompleteTensor_EndsAtItsDeadline) {
+  NEEDS_THE_DOUBLE("can play what this needs");
+  NEEDS_TWO_GPUS();
+  const std::unique_ptr<Gpus> gpus = Make();
+  Tensor one = *gpus->MoveAndWait(Request(Pattern(1), OnGpu(0)));
+  const std::weak_ptr<Buffer> memory = cuda::MemoryOf(one);
+  cuda::HeldStream held(device_);
+  const auto ready = *cuda::ReadyEvent::Record(*events_, held.get());
+  MoveRequest request = Request(cuda::WithReady(std::exchange(one, Tensor()), ready), OnGpu(1));
+  request.deadline = SteadyClock().Now() + absl::Milliseconds(50);
+  request.what = "step 3 key x";
+  const absl::StatusOr<Tensor> moved = gpus->MoveAndWait(std::move(request));
+  EXPECT_TRUE(absl::IsDeadlineExceeded(moved.status())) << moved.status();
+  EXPECT_THAT(std::string(moved.status().message()), testing::HasSubstr("step 3 key x"));
+  EXPECT_FALSE(memory.expired());
+  held.Go();
+  held.Finish();
+  const absl::Time give_up = absl::Now() + absl::Seconds(20);
+  while (!memory.expired() && absl::Now() < give_up) absl::SleepFor(absl::Milliseconds(1));
+  EXPECT_TRUE(memory.expired());
 }
 
 // Any call fails, once, while tensors move: the data that arrives is right, and then all continues.
@@ -164,6 +225,7 @@ TEST_F(GpusTest, AnyCallMayFail) {
   int failed = 0;
   for (const char* const call : kCalls) {
     for (const int after : {0, 1, 3, 8}) {
+      options_.waits_on_device = after % 2 == 1;
       SCOPED_TRACE(absl::StrCat(call, " after ", after));
       const std::unique_ptr<Gpus> gpus = Make();
       const auto move_about = [&](int thread) -> absl::Status {

@@ -45,12 +45,19 @@ void ExpectHolds(GpuPeer& peer, const Received& received, uint32_t seed, size_t 
   EXPECT_TRUE(Holds(peer.Read(received.tensor, stream->get()), pattern)) << "tensor " << seed;
 }
 
+GpuPairOptions WaitingOnDevice(bool is_on = true) {
+  GpuPairOptions options;
+  options.transfer.gpus.waits_on_device = is_on;
+  return options;
+}
+
 // A dozen tensors behind kernels that do not end, more than there are streams to wait on, and a
 // ready one that comes last.
-void ExpectNobodyIsHeldUp(const std::string& to, bool is_foreign) {
+void ExpectNobodyIsHeldUp(const std::string& to, bool is_foreign, bool waits_on_device) {
+  SCOPED_TRACE(waits_on_device ? "streams wait" : "the host queries events");
   constexpr int kLate = 12;
   RunGpuPair(
-      {},
+      WaitingOnDevice(waits_on_device),
       [&](GpuPeer& peer) {
         GpuSpin spin(peer, 0);
         Step step = peer.Open();
@@ -91,26 +98,26 @@ void ExpectNobodyIsHeldUp(const std::string& to, bool is_foreign) {
 // not, whatever Ferry does. gpu-check's part "running" has one of them.
 TEST(GpuCancel, UnreadyTensors_DelayNoView) {
   NEEDS_THE_DOUBLE("has a queue for each stream");
-  ExpectNobodyIsHeldUp("GPU:0", false);
+  for (const bool waits : {false, true}) ExpectNobodyIsHeldUp("GPU:0", false, waits);
 }
 TEST(GpuCancel, UnreadyTensors_DelayNoCopy) {
   NEEDS_THE_DOUBLE("has a queue for each stream");
-  ExpectNobodyIsHeldUp("GPU:1", false);
+  for (const bool waits : {false, true}) ExpectNobodyIsHeldUp("GPU:1", false, waits);
 }
 TEST(GpuCancel, UnreadyTensors_DelayNoSlice) {
   NEEDS_THE_DOUBLE("has a queue for each stream");
-  ExpectNobodyIsHeldUp("GPU:0", true);
+  for (const bool waits : {false, true}) ExpectNobodyIsHeldUp("GPU:0", true, waits);
 }
 TEST(GpuCancel, UnreadyTensors_DelayNothingForTheHost) {
   NEEDS_THE_DOUBLE("has a queue for each stream");
-  ExpectNobodyIsHeldUp("CPU:0", false);
+  for (const bool waits : {false, true}) ExpectNobodyIsHeldUp("CPU:0", false, waits);
 }
 
-// The receive ends in time, and its buffer is kept as long as the device may write to it.
-TEST(GpuCancel, ReceiverDoesNotWaitForTheProducersKernel) {
-  NEEDS_THE_DOUBLE("can play what this needs");
+// The receive ends in time. Its buffer is kept as long as the device may write to it: with streams
+// that wait, until the producer's kernel has ended.
+void ExpectReceiveEndsInTime(bool waits_on_device) {
   RunGpuPair(
-      {},
+      WaitingOnDevice(waits_on_device),
       [](GpuPeer& peer) {
         GpuSpin spin(peer, 0);
         const auto stream = peer.NewStream(0);
@@ -124,7 +131,7 @@ TEST(GpuCancel, ReceiverDoesNotWaitForTheProducersKernel) {
         spin.Stop();
         peer.Meet();
       },
-      [](GpuPeer& peer) {
+      [waits_on_device](GpuPeer& peer) {
         Step step = peer.Open();
         Tensor into = OnGpu(peer, 1);
         const std::weak_ptr<Buffer> memory = cuda::MemoryOf(into);
@@ -133,14 +140,30 @@ TEST(GpuCancel, ReceiverDoesNotWaitForTheProducersKernel) {
         const absl::Status status = step.RecvInto(KeyOf(0, "GPU:1"), into, absl::Milliseconds(700));
         EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
         into = Tensor();
-        absl::SleepFor(absl::Milliseconds(300));
-        EXPECT_FALSE(memory.expired()) << "given to others while a copy to it is enqueued";
+        const auto is_released = [&memory] {
+          const absl::Time give_up = absl::Now() + kTimeout;
+          while (!memory.expired() && absl::Now() < give_up) absl::SleepFor(absl::Milliseconds(1));
+          return memory.expired();
+        };
+        if (waits_on_device) {
+          absl::SleepFor(absl::Milliseconds(300));
+          EXPECT_FALSE(memory.expired()) << "given to others while a copy to it is enqueued";
+        } else {
+          EXPECT_TRUE(is_released()) << "kept for a copy that was never enqueued";
+        }
         peer.Meet();
-        const absl::Time give_up = absl::Now() + kTimeout;
-        while (!memory.expired() && absl::Now() < give_up) absl::SleepFor(absl::Milliseconds(1));
-        EXPECT_TRUE(memory.expired());
+        EXPECT_TRUE(is_released());
         peer.Meet();
       });
+}
+
+TEST(GpuCancel, ReceiverDoesNotWaitForTheProducersKernel) {
+  NEEDS_THE_DOUBLE("can play what this needs");
+  ExpectReceiveEndsInTime(/*waits_on_device=*/false);
+}
+TEST(GpuCancel, ReceiverDoesNotWaitForTheProducersKernel_StreamsWait) {
+  NEEDS_THE_DOUBLE("can play what this needs");
+  ExpectReceiveEndsInTime(/*waits_on_device=*/true);
 }
 
 // Cancelled while slices are in flight: the ring is complete again, and other transfers proceed.

@@ -114,10 +114,13 @@ TEST(GpuDeath, ProducerThatLeaves_KeepsExportsForAWhile) {
 }
 
 // kill -9 with a copy of the consumer's behind a kernel of the producer's.
+// Streams wait on the device, for an event that the driver completes when its process dies.
 TEST(GpuDeath, ProducerIsKilledInTheMiddleOfACopy) {
   NEEDS_THE_DOUBLE("can play what this needs");
   GpuPairOptions options;
   options.producer_dies = true;
+  options.environment = {{"STRICT_CUDA_DEAD_EVENT", "release"}};
+  options.transfer.gpus.waits_on_device = true;
   RunGpuPair(
       options,
       [](GpuPeer& peer) {
@@ -147,11 +150,64 @@ TEST(GpuDeath, ProducerIsKilledInTheMiddleOfACopy) {
       });
 }
 
+// The producer is killed while its kernel runs, and the events of the dead never complete: the
+// receive fails, the streams of the consumer's GPUs are free, and its process ends.
+void ExpectReceiveFailsAndStreamsAreFree(const std::string& to) {
+  GpuPairOptions options;
+  options.producer_dies = true;
+  options.environment = {{"STRICT_CUDA_DEAD_EVENT", "hang"}};
+  RunGpuPair(
+      options,
+      [&to](GpuPeer& peer) {
+        GpuSpin spin(peer, 0);
+        const auto stream = peer.NewStream(0);
+        Step step = peer.Open();
+        const Tensor tensor = OnGpu(peer, 0);
+        const Tensor pattern = GpuPeer::Pattern(kBytes, 0);
+        spin.Start(stream->get());
+        peer.Write(tensor, pattern, stream->get());
+        ASSERT_TRUE(step.Send(KeyOf(0, to), tensor, stream->get()).ok());
+        peer.Meet();
+        absl::SleepFor(absl::Milliseconds(100));
+        kill(getpid(), SIGKILL);
+      },
+      [&to](GpuPeer& peer) {
+        Step step = peer.Open();
+        Receipt receipt;
+        step.RecvAsync(KeyOf(0, to), {}, receipt.callback());
+        peer.Meet();
+        const auto received = receipt.Wait(kTimeout);
+        EXPECT_TRUE(absl::IsUnavailable(received.status())) << received.status();
+        EXPECT_THAT(std::string(received.status().message()), testing::HasSubstr("node 0"));
+        for (const int ordinal : {0, 1}) {
+          Gpu& gpu = peer.gpu(ordinal);
+          const cuda::ScopedCurrent current(*gpu.device);
+          EXPECT_TRUE(Eventually([&] {
+            return gpu.device->table().stream_query(gpu.copies->get()) == cuda::kSuccess;
+          }));
+          EXPECT_NE(gpu.waits->TakeIdle(), nullptr);
+          const auto stream = peer.NewStream(ordinal);
+          const Tensor mine = OnGpu(peer, ordinal);
+          const Tensor pattern = GpuPeer::Pattern(kBytes, 7);
+          peer.Write(mine, pattern, stream->get());
+          EXPECT_TRUE(Holds(peer.Read(mine, stream->get()), pattern));
+        }
+      });
+}
+TEST(GpuDeath, ProducerOfAViewIsKilledBeforeItsEvent) {
+  NEEDS_THE_DOUBLE("can play what this needs");
+  ExpectReceiveFailsAndStreamsAreFree("GPU:0");
+}
+TEST(GpuDeath, ProducerOfACopyIsKilledBeforeItsEvent) {
+  NEEDS_THE_DOUBLE("can play what this needs");
+  ExpectReceiveFailsAndStreamsAreFree("GPU:1");
+}
+
 TEST(GpuDeath, ProducerIsKilledBetweenSlices) {
   NEEDS_THE_DOUBLE("can play what this needs");
   GpuPairOptions options;
   options.producer_dies = true;
-  options.environment = {{"STRICT_CUDA_DELAY_US", "20000"}};
+  options.environment = {{"STRICT_CUDA_DELAY_US", "20000"}, {"STRICT_CUDA_DEAD_EVENT", "hang"}};
   options.transfer.gpus.staging = {.budget_bytes = size_t{2} << 20, .slot_bytes = size_t{1} << 20};
   options.transfer.gpus.ipc_min_bytes = SIZE_MAX;
   RunGpuPair(

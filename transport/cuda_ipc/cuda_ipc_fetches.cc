@@ -125,4 +125,20 @@ void CudaIpcFetches::Abort(const absl::Status& why) {
   for (auto& [id, entry] : ended) std::move(entry.done)(why, false);
 }
 
+void AwaitEvent(std::shared_ptr<const CudaIpcFetches> fetches,
+                const std::shared_ptr<CudaIpcFetch>& fetch,
+                std::shared_ptr<cuda::ImportedEvents> events, const cuda::EventTicket& ticket,
+                std::function<void(const absl::Status&)> done) {
+  cuda::DeviceExecutor::Watched watched;
+  watched.what = "a tensor that another process has not completed";
+  watched.is_done = [fetches = std::move(fetches), fetch, events = std::move(events),
+                     ticket]() -> absl::StatusOr<bool> {
+    if (fetches->IsOver(*fetch)) return true;
+    return events->HasPassed(ticket);
+  };
+  const absl::Status status = fetch->gpu->executor->Watch(
+      std::move(watched), [done](const absl::Status& completed) { done(completed); });
+  if (!status.ok()) done(status);
+}
+
 }  // namespace ferry

@@ -18,6 +18,7 @@
 #include "absl/time/time.h"
 
 #include "base/unique_fd.h"
+#include "gpu/cuda/interprocess_events.h"
 #include "gpu/gpus.h"
 #include "net/loop.h"
 #include "tensor/tensor.h"
@@ -40,6 +41,8 @@ struct CudaIpcFetch {
   // The caller's memory; invalid: the tensor is a view, or is copied into memory of the arena.
   Tensor destination;
   Gpu* gpu = nullptr;
+  // The event of the transfer descriptor has completed.
+  bool is_ready = false;
   // The opened pieces, in the order of the transfer descriptor's `pieces`.
   CudaIpcMappings::Held held;
   // Target of a copy, once there is one: the destination, or memory of the arena.
@@ -104,6 +107,15 @@ class CudaIpcFetches final {
   absl::Status aborted_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<uint64_t, Entry> fetches_ ABSL_GUARDED_BY(mu_);
 };
+
+// Queries the ticket's event on the executor of the fetch's GPU, and calls `done` there when it has
+// completed, when the fetch has ended, or with the device's error. Once called with OK, the ticket
+// is used up as by ImportedEvents::HasPassed. No stream waits: if the producer dies, the event may
+// never complete, and the fetch ends by Abort.
+void AwaitEvent(std::shared_ptr<const CudaIpcFetches> fetches,
+                const std::shared_ptr<CudaIpcFetch>& fetch,
+                std::shared_ptr<cuda::ImportedEvents> events, const cuda::EventTicket& ticket,
+                std::function<void(const absl::Status&)> done);
 
 }  // namespace ferry
 

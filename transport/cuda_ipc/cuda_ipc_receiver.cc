@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Opens the producer's memory, waits on the device, and maps or copies.
+// Opens the producer's memory, waits until it is complete, and maps or copies.
 #include "transport/cuda_ipc/cuda_ipc_receiver.h"
 
 #include <atomic>
@@ -209,6 +209,7 @@ void CudaIpcReceiver::Deliver(const FetchPtr& fetch) {
                               std::memcmp(&fetch->descriptor.pieces[0].memory.device,
                                           &device.uuid(), sizeof(cuda::Uuid)) == 0;
   const bool is_view = is_same_device && !fetch->destination.is_valid();
+  std::shared_ptr<cuda::ImportedEvents> to_query;
   const auto try_it = [&]() -> absl::StatusOr<Tensor> {
     for (size_t i = 0; i < fetch->held.memory.size(); ++i) {
       const cuda::IpcDescriptor& piece = fetch->descriptor.pieces[i].memory;
@@ -220,13 +221,17 @@ void CudaIpcReceiver::Deliver(const FetchPtr& fetch) {
     cuda::Stream stream = fetch->gpu->copies->get();
     std::shared_ptr<const ReadyEvent> ready;
     std::shared_ptr<cuda::ImportedEvents> to_wait_for;
-    if (fetch->descriptor.ready.sequence != 0) {
+    if (fetch->descriptor.ready.sequence != 0 && !fetch->is_ready) {
       FERRY_ASSIGN_OR_RETURN(auto events, probes_->EventsOf(fetch->descriptor.pair));
-      FERRY_ASSIGN_OR_RETURN(const bool is_ready, events->HasPassed(fetch->descriptor.ready));
-      if (!is_ready) {
-        stream = fetch->gpu->waits->TakeIdle();
-        // No stream can wait: the host polls instead.
-        if (stream == nullptr) return absl::UnavailableError("not ready");
+      FERRY_ASSIGN_OR_RETURN(fetch->is_ready, events->HasPassed(fetch->descriptor.ready));
+      if (!fetch->is_ready) {
+        stream =
+            environment_.gpus->options().waits_on_device ? fetch->gpu->waits->TakeIdle() : nullptr;
+        // The host polls.
+        if (stream == nullptr) {
+          to_query = std::move(events);
+          return absl::UnavailableError("not ready");
+        }
         if (is_view) {
           FERRY_RETURN_IF_ERROR(events->EnqueueWait(fetch->descriptor.ready, stream));
           FERRY_ASSIGN_OR_RETURN(ready, ReadyEvent::RecordOrWait(*fetch->gpu->events, stream));
@@ -240,6 +245,14 @@ void CudaIpcReceiver::Deliver(const FetchPtr& fetch) {
   absl::StatusOr<Tensor> tensor = try_it();
   if (absl::IsUnavailable(tensor.status()) && !fetches_->IsOver(*fetch)) {
     const auto self = shared_from_this();
+    if (to_query != nullptr) {
+      return AwaitEvent(fetches_, fetch, std::move(to_query), fetch->descriptor.ready,
+                        [self, fetch](const absl::Status& completed) {
+                          if (!completed.ok()) return self->End(fetch, completed);
+                          fetch->is_ready = true;
+                          self->Deliver(fetch);
+                        });
+    }
     return fetch->RetryLater(
         *environment_.loop, [self, fetch] { self->Deliver(fetch); },
         [self, fetch](const absl::Status& refused) { self->End(fetch, refused); });

@@ -175,6 +175,9 @@ void CudaIpcSender::Finish(Gpu& gpu, const GpuPair& pair, Pending pending, bool 
     const absl::StatusOr<bool> is_done = ready->IsDone();
     if (!is_done.ok()) return std::move(pending.done)(is_done.status());
     is_ready = *is_done;
+    if (!is_ready && !environment_.gpus->options().waits_on_device) {
+      return FinishWhenReady(gpu, pair, std::move(pending));
+    }
   }
   absl::StatusOr<Plan> plan = PlanFor(gpu, pair, pending.tensor);
   if (!plan.ok()) return std::move(pending.done)(plan.status());

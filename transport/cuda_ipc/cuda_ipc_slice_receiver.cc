@@ -40,7 +40,7 @@ absl::Status CudaIpcSliceReceiver::OnSlice(const std::shared_ptr<CudaIpcFetch>& 
               if (status.ok()) {
                 status = gpu->executor->Post([self, fetch, slice, end, gpu, memory = *memory] {
                   fetch->gpu = gpu;
-                  self->Copy(fetch, slice, memory, end);
+                  self->Copy(fetch, slice, memory, end, /*is_ready=*/false);
                 });
               }
               if (status.ok()) return;
@@ -53,13 +53,23 @@ absl::Status CudaIpcSliceReceiver::OnSlice(const std::shared_ptr<CudaIpcFetch>& 
 
 void CudaIpcSliceReceiver::Copy(const std::shared_ptr<CudaIpcFetch>& fetch,
                                 const CudaIpcSlice& slice, const ImportedMemory& memory,
-                                const EndCallback& end) {
-  absl::StatusOr<Tensor> tensor = TryCopy(*fetch, slice, memory);
+                                const EndCallback& end, bool is_ready) {
+  std::shared_ptr<cuda::ImportedEvents> to_query;
+  absl::StatusOr<Tensor> tensor = TryCopy(*fetch, slice, memory, is_ready, to_query);
   if (absl::IsUnavailable(tensor.status()) && !fetches_->IsOver(*fetch)) {
+    if (to_query != nullptr) {
+      return AwaitEvent(
+          fetches_, fetch, std::move(to_query), slice.ready,
+          [self = shared_from_this(), fetch, slice, memory, end](const absl::Status& completed) {
+            if (completed.ok()) return self->Copy(fetch, slice, memory, end, /*is_ready=*/true);
+            self->ReturnSlot(slice);
+            end(completed);
+          });
+    }
     return fetch->RetryLater(
         *environment_.loop,
-        [self = shared_from_this(), fetch, slice, memory, end] {
-          self->Copy(fetch, slice, memory, end);
+        [self = shared_from_this(), fetch, slice, memory, end, is_ready] {
+          self->Copy(fetch, slice, memory, end, is_ready);
         },
         end);
   }
@@ -68,8 +78,9 @@ void CudaIpcSliceReceiver::Copy(const std::shared_ptr<CudaIpcFetch>& fetch,
   end(std::move(tensor));
 }
 
-absl::StatusOr<Tensor> CudaIpcSliceReceiver::TryCopy(CudaIpcFetch& fetch, const CudaIpcSlice& slice,
-                                                     const ImportedMemory& memory) {
+absl::StatusOr<Tensor> CudaIpcSliceReceiver::TryCopy(
+    CudaIpcFetch& fetch, const CudaIpcSlice& slice, const ImportedMemory& memory, bool& is_ready,
+    std::shared_ptr<cuda::ImportedEvents>& to_query) {
   Gpu& gpu = *fetch.gpu;
   const cuda::IpcDescriptor& piece = slice.piece.memory;
   if (piece.offset + piece.bytes > memory.bytes()) {
@@ -80,8 +91,16 @@ absl::StatusOr<Tensor> CudaIpcSliceReceiver::TryCopy(CudaIpcFetch& fetch, const 
   const ScopedCurrent current(*gpu.device);
   const cuda::Stream stream = gpu.copies->get();
   std::shared_ptr<cuda::ImportedEvents> events;
-  if (slice.ready.sequence != 0) {
+  if (slice.ready.sequence != 0 && !is_ready) {
     FERRY_ASSIGN_OR_RETURN(events, events_->EventsOf(slice.pair));
+    if (!environment_.gpus->options().waits_on_device) {
+      FERRY_ASSIGN_OR_RETURN(is_ready, events->HasPassed(slice.ready));
+      if (!is_ready) {
+        to_query = std::move(events);
+        return absl::UnavailableError("not ready");
+      }
+      events = nullptr;
+    }
   }
   std::shared_ptr<const ReadyEvent> copied;
   FERRY_RETURN_IF_ERROR(fetches_->EnqueueUnlessOver(fetch, [&]() -> absl::Status {

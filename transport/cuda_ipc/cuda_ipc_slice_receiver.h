@@ -53,11 +53,15 @@ class CudaIpcSliceReceiver final : public std::enable_shared_from_this<CudaIpcSl
 
  private:
   // On the destination device's executor.
+  //   is_ready: the slice's event has completed.
   void Copy(const std::shared_ptr<CudaIpcFetch>& fetch, const CudaIpcSlice& slice,
-            const cuda::ImportedMemory& memory, const EndCallback& end);
+            const cuda::ImportedMemory& memory, const EndCallback& end, bool is_ready);
   // Returns the fetch's tensor if this was the last slice, else an invalid one.
+  //   Errors: UNAVAILABLE: to be called again when the event of `to_query` has completed; null:
+  //   later.
   absl::StatusOr<Tensor> TryCopy(CudaIpcFetch& fetch, const CudaIpcSlice& slice,
-                                 const cuda::ImportedMemory& memory);
+                                 const cuda::ImportedMemory& memory, bool& is_ready,
+                                 std::shared_ptr<cuda::ImportedEvents>& to_query);
   void ReturnSlot(const CudaIpcSlice& slice);
 
   const TransportEnvironment environment_;
