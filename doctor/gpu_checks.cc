@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
@@ -157,6 +158,29 @@ Finding CheckGpuCount(const GpuFacts& facts) {
   return Ok("gpus", std::move(seen));
 }
 
+Finding CheckHardwareQueues(const GpuFacts& facts) {
+  constexpr int kDefault = 8;
+  constexpr int kMost = 32;
+  const std::string name = "hardware queues";
+  if (!facts.max_connections) return Ok(name, absl::StrCat(kDefault, " for the streams of a GPU"));
+  const std::string setting =
+      absl::StrCat("CUDA_DEVICE_MAX_CONNECTIONS=", Quoted(*facts.max_connections));
+  int queues = 0;
+  if (!absl::SimpleAtoi(*facts.max_connections, &queues) || queues < 1 || queues > kMost) {
+    return Warning(name, absl::StrCat(setting, " is not a number from 1 to ", kMost),
+                   "unset it, or correct it");
+  }
+  std::string seen =
+      absl::StrCat(queues, " for the streams of a GPU, by CUDA_DEVICE_MAX_CONNECTIONS");
+  if (queues >= kDefault) return Ok(name, std::move(seen));
+  return Warning(
+      name,
+      absl::StrCat(seen,
+                   ": a stream that waits for an event delays streams that share its "
+                   "queue, NCCL's too"),
+      "unset it unless your framework needs it; do not use --gpu-wait-on-device with it");
+}
+
 Finding CheckGpu(const GpuFact& gpu) {
   const Device& device = gpu.device;
   std::string name = DeviceName(device);
@@ -210,6 +234,7 @@ std::vector<Finding> CheckGpus(const GpuFacts& facts) {
   std::vector<Finding> findings = {CheckDriver(facts)};
   if (!facts.cuda.ok()) return findings;
   findings.push_back(CheckGpuCount(facts));
+  if (!facts.gpus.empty()) findings.push_back(CheckHardwareQueues(facts));
   for (const GpuFact& gpu : facts.gpus) findings.push_back(CheckGpu(gpu));
   for (Finding& finding : CheckFabric(facts)) findings.push_back(std::move(finding));
   return findings;

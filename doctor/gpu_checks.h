@@ -23,6 +23,8 @@ std::string AdviceForCall(absl::string_view message);
 Finding CheckDriver(const GpuFacts& facts);
 // The number of GPUs, and which are hidden.
 Finding CheckGpuCount(const GpuFacts& facts);
+// The number of hardware queues that the streams of a context share.
+Finding CheckHardwareQueues(const GpuFacts& facts);
 // One GPU: its compute mode, its sharing capabilities, whether it is a MIG slice.
 Finding CheckGpu(const GpuFact& gpu);
 // NVLink between machines, if the GPUs are attached to a fabric.

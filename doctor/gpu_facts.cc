@@ -81,6 +81,7 @@ absl::Status AskNvml(GpuFacts& facts) {
 GpuFacts ReadGpuFacts(const HostReader& host, std::unique_ptr<cuda::CudaApi>& api) {
   GpuFacts facts;
   facts.visible_devices = host.Environment("CUDA_VISIBLE_DEVICES");
+  facts.max_connections = host.Environment("CUDA_DEVICE_MAX_CONNECTIONS");
   facts.cuda_library = host.Environment("FERRY_CUDA_LIBRARY");
   facts.pci = GpusOnTheBus(host);
   const auto version = host.ReadFile("/proc/driver/nvidia/version");

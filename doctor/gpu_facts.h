@@ -40,6 +40,7 @@ struct GpuFacts {
   bool has_device_nodes = false;  // /dev/nvidiactl can be opened
   int imex_channel_count = 0;     // /dev/nvidia-caps-imex-channels
   std::optional<std::string> visible_devices;  // CUDA_VISIBLE_DEVICES
+  std::optional<std::string> max_connections;  // CUDA_DEVICE_MAX_CONNECTIONS
   std::optional<std::string> cuda_library;     // FERRY_CUDA_LIBRARY
 };
 

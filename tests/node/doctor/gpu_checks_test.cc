@@ -7,6 +7,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "absl/strings/str_cat.h"
+
 #include "tests/node/doctor/finding_matcher.h"
 #include "tests/node/doctor/made_up_host.h"
 
@@ -56,10 +58,10 @@ absl::Status NoDevice() {
 
 TEST(CheckDriver, HealthyMachineIsOkInEveryLine) {
   const std::vector<Finding> findings = CheckGpus(Sound());
-  EXPECT_THAT(findings,
-              ElementsAre(IsOk("580.65.06, up to CUDA 13.0, by libcuda.so.1"), IsOk("2 GPUs"),
-                          IsOk("NVIDIA H100 80GB HBM3, sm_90, 80 GiB, 0000:1b:00.0"),
-                          IsOk("0000:43:00.0")));
+  EXPECT_THAT(findings, ElementsAre(IsOk("580.65.06, up to CUDA 13.0, by libcuda.so.1"),
+                                    IsOk("2 GPUs"), IsOk("8 for the streams of a GPU"),
+                                    IsOk("NVIDIA H100 80GB HBM3, sm_90, 80 GiB, 0000:1b:00.0"),
+                                    IsOk("0000:43:00.0")));
 }
 
 TEST(CheckDriver, MachineWithoutAGpuIsSkippedWithTheReason) {
@@ -148,6 +150,25 @@ TEST(CheckGpuCount, ReportsHiddenGpus) {
   EXPECT_THAT(CheckGpuCount(facts), IsWarning("which names 4", "stops at the first"));
   facts.visible_devices.reset();
   EXPECT_THAT(CheckGpuCount(facts), IsWarning("2 GPUs of the 8 that the kernel has", "container"));
+}
+
+TEST(CheckHardwareQueues, FewQueuesAreAWarning) {
+  GpuFacts facts = Sound();
+  EXPECT_THAT(CheckHardwareQueues(facts), IsOk("8 for the streams"));
+  for (const char* const few : {"1", "7"}) {
+    facts.max_connections = few;
+    EXPECT_THAT(CheckHardwareQueues(facts),
+                IsWarning(absl::StrCat(few, " for the streams of a GPU, by CUDA_DEVICE_MAX_CONN"),
+                          "--gpu-wait-on-device"));
+  }
+  for (const char* const enough : {"8", "32"}) {
+    facts.max_connections = enough;
+    EXPECT_THAT(CheckHardwareQueues(facts), IsOk(absl::StrCat(enough, " for the streams")));
+  }
+  for (const char* const wrong : {"", "0", "33", "many"}) {
+    facts.max_connections = wrong;
+    EXPECT_THAT(CheckHardwareQueues(facts), IsWarning("not a number from 1 to 32", "unset"));
+  }
 }
 
 TEST(CheckGpu, ComputeModesLimitSharing) {
