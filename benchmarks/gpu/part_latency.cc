@@ -31,6 +31,10 @@ uint64_t SeedOf(const Case& at, int node, int round) {
          (at.waits ? 7'000'000 : 0);
 }
 
+bool StreamsWait(CheckNode& self) {
+  return self.node().transfer_engine().gpus()->options().waits_on_device;
+}
+
 class PingPong final {
  public:
   static absl::StatusOr<std::unique_ptr<PingPong>> Create(CheckNode& self, EventWire* wire) {
@@ -45,8 +49,10 @@ class PingPong final {
 
   absl::Status Measure(const Case& at) {
     Figure figure;
-    figure.name = at.waits ? "hand-off by cuda_ipc, until the host knows that the bytes are there"
-                           : "hand-off by cuda_ipc, until the receiver's stream may go on";
+    figure.name = absl::StrCat("hand-off by cuda_ipc, ",
+                               StreamsWait(self_) ? "streams that wait on the device, " : "",
+                               at.waits ? "until the host knows that the bytes are there"
+                                        : "until the receiver's stream may go on");
     figure.bytes = at.bytes;
     figure.floor_name = at.waits ? "event record, word in shared memory, event wait, synchronise"
                                  : "event record, word in shared memory, event wait";
@@ -137,7 +143,7 @@ absl::Status MeasureHops(CheckNode& self) {
     FERRY_ASSIGN_OR_RETURN(const std::unique_ptr<PingPong> play,
                            PingPong::Create(self, wire.ok() ? wire->get() : nullptr));
     std::vector<size_t> sizes = {8, 64 * kKiB, 4 * kMiB};
-    if (!self.options().is_quick) {
+    if (!self.options().is_quick && !StreamsWait(self)) {
       sizes = {8, 4 * kKiB, 64 * kKiB, kMiB, 16 * kMiB};
       // Patterns that go by the host take their time.
       if (gpu->why_no_kernels().empty()) {
@@ -229,6 +235,9 @@ absl::Status RunLatencyPart(PartContext& context) {
   NodesOptions options;
   options.name = "hand-off";
   options.transfer = TransferOptionsFor(context.machine, "cuda_ipc");
+  FERRY_RETURN_IF_ERROR(RunNodes(context, options, {MeasureHops, MeasureHops}).status());
+  options.name = "hand-off, streams wait on the device";
+  options.transfer.gpus.waits_on_device = true;
   return RunNodes(context, options, {MeasureHops, MeasureHops}).status();
 }
 
