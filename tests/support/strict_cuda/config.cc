@@ -90,6 +90,13 @@ std::vector<int> ReadVisible(const std::vector<DeviceConfig>& devices) {
   return visible;
 }
 
+// The driver's variable, which programs set, is above the machine's own number.
+int ReadConnections() {
+  const int64_t own = NumberFromEnvironment("STRICT_CUDA_CONNECTIONS", 0);
+  const int64_t number = NumberFromEnvironment("CUDA_DEVICE_MAX_CONNECTIONS", own);
+  return number == own && own == 0 ? 0 : static_cast<int>(std::clamp<int64_t>(number, 1, 32));
+}
+
 Config Read() {
   Config config;
   config.session = FromEnvironment("STRICT_CUDA_SESSION", "");
@@ -115,6 +122,7 @@ Config Read() {
   ReadNvlinks(config, count);
   config.pcie_level = static_cast<int>(NumberFromEnvironment("STRICT_CUDA_PCIE_LEVEL", 40));
   config.fabric_cluster = static_cast<int>(NumberFromEnvironment("STRICT_CUDA_FABRIC", 0));
+  config.connections = ReadConnections();
   config.deadlock_ms = static_cast<int>(NumberFromEnvironment("STRICT_CUDA_DEADLOCK_MS", 2000));
   config.nccl_peer_death_is_error =
       FromEnvironment("STRICT_CUDA_NCCL_PEER_DEATH", "spin") == "error";

@@ -10,6 +10,7 @@
 
 #include "tests/support/strict_cuda/abi.h"
 #include "tests/support/strict_cuda/config.h"
+#include "tests/support/strict_cuda/hardware_queues.h"
 
 namespace strict_cuda {
 
@@ -24,6 +25,7 @@ struct Context {
   std::mutex mu;                       // after the process's lock, before those of streams
   std::vector<StreamHandle*> streams;  // guarded by mu; those that are destroyed too
   StreamHandle* legacy = nullptr;      // guarded by mu
+  HardwareQueues queues;               // guarded by mu
   PoolHandle* default_pool = nullptr;  // guarded by the process's lock
 };
 

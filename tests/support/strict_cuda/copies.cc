@@ -113,7 +113,7 @@ CUresult Copy(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream handle, W
   if (is_src_pageable && !is_dst_pageable) {
     staged = std::make_shared<std::string>(reinterpret_cast<const char*>(src), bytes);
   }
-  const uint64_t place = Enqueue(*stream, [&context, dst, src, bytes, staged, call] {
+  const uint64_t place = Enqueue(*stream, Task::kCopy, [&context, dst, src, bytes, staged, call] {
     RunCopy(context, dst, src, bytes, staged.get(), call);
   });
   const bool waits =
@@ -133,21 +133,22 @@ CUresult Fill(CUdeviceptr dst, unsigned int value, size_t width, size_t count, C
   const CUresult result = Check(dst, count * width, context.physical, true, call, &is_pageable);
   if (result != 0) return result;
   if (is_pageable) return CUDA_ERROR_INVALID_VALUE;
-  const uint64_t place = Enqueue(*stream, [&context, dst, value, width, count, call] {
-    if (context.error != 0) return;
-    std::unique_ptr<Use> use;
-    const CUresult touched = Touch(dst, count * width, context.physical, true, call, &use);
-    if (touched != 0) return FailContext(context, touched);
-    for (const Piece& piece : use->pieces()) {
-      if (width == 1) {
-        std::memset(piece.host, static_cast<int>(value), piece.bytes);
-      } else {
-        for (size_t at = 0; at < piece.bytes; at += width) {
-          std::memcpy(piece.host + at, &value, width);
+  const uint64_t place =
+      Enqueue(*stream, Task::kKernel, [&context, dst, value, width, count, call] {
+        if (context.error != 0) return;
+        std::unique_ptr<Use> use;
+        const CUresult touched = Touch(dst, count * width, context.physical, true, call, &use);
+        if (touched != 0) return FailContext(context, touched);
+        for (const Piece& piece : use->pieces()) {
+          if (width == 1) {
+            std::memset(piece.host, static_cast<int>(value), piece.bytes);
+          } else {
+            for (size_t at = 0; at < piece.bytes; at += width) {
+              std::memcpy(piece.host + at, &value, width);
+            }
+          }
         }
-      }
-    }
-  });
+      });
   if (wait == Wait::kYes) WaitFor(*stream, place);
   return CUDA_SUCCESS;
 }

@@ -145,7 +145,8 @@ class DoubleTest : public ::testing::Test {
     setenv("STRICT_CUDA_SESSION", session_.c_str(), 1);
     for (const char* variable : {"STRICT_CUDA_ON_BREACH", "STRICT_CUDA_DEVICES", "STRICT_CUDA_FAIL",
                                  "CUDA_VISIBLE_DEVICES", "STRICT_CUDA_PEERS", "STRICT_CUDA_MEMORY",
-                                 "STRICT_CUDA_DELAY_US", "NCCL_HOSTID"}) {
+                                 "STRICT_CUDA_DELAY_US", "NCCL_HOSTID", "STRICT_CUDA_CONNECTIONS",
+                                 "CUDA_DEVICE_MAX_CONNECTIONS", "STRICT_CUDA_NCCL_LAUNCH_US"}) {
       unsetenv(variable);
     }
   }

@@ -82,13 +82,10 @@ CUresult WaitShared(EventHandle& event, StreamHandle& stream, const char* call) 
       break;
     }
   }
-  Enqueue(
-      stream,
-      [&shared, sequence] {
-        AwaitShared(shared, sequence);
-        RemoveWaiter(shared, sequence);
-      },
-      Delay::kNone);
+  Enqueue(stream, Task::kWait, [&shared, sequence] {
+    AwaitShared(shared, sequence);
+    RemoveWaiter(shared, sequence);
+  });
   return CUDA_SUCCESS;
 }
 
@@ -183,14 +180,11 @@ STRICT_CUDA_EXPORT CUresult cuEventRecord(CUevent event, CUstream handle) {
   if (stream->context != event->context) return CUDA_ERROR_INVALID_HANDLE;
   if (event->shared != nullptr) {
     const uint64_t sequence = NextRecord(*event->shared, __func__);
-    Enqueue(
-        *stream,
-        [shared = event->shared, sequence] {
-          uint64_t done = shared->done;
-          while (done < sequence && !shared->done.compare_exchange_weak(done, sequence)) {
-          }
-        },
-        Delay::kNone);
+    Enqueue(*stream, Task::kMark, [shared = event->shared, sequence] {
+      uint64_t done = shared->done;
+      while (done < sequence && !shared->done.compare_exchange_weak(done, sequence)) {
+      }
+    });
     return CUDA_SUCCESS;
   }
   auto marker = std::make_shared<Marker>();
@@ -198,8 +192,7 @@ STRICT_CUDA_EXPORT CUresult cuEventRecord(CUevent event, CUstream handle) {
     const std::lock_guard<std::mutex> lock(event->mu);
     event->marker = marker;
   }
-  Enqueue(
-      *stream, [marker] { marker->Set(); }, Delay::kNone);
+  Enqueue(*stream, Task::kMark, [marker] { marker->Set(); });
   return CUDA_SUCCESS;
 }
 
@@ -254,8 +247,7 @@ STRICT_CUDA_EXPORT CUresult cuStreamWaitEvent(CUstream handle, CUevent event, un
   }
   // One that was never recorded is no wait at all.
   if (marker == nullptr) return CUDA_SUCCESS;
-  Enqueue(
-      *stream, [marker] { marker->Wait(); }, Delay::kNone);
+  Enqueue(*stream, Task::kWait, [marker] { marker->Wait(); });
   return CUDA_SUCCESS;
 }
 

@@ -284,7 +284,7 @@ STRICT_CUDA_EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned int gri
     words.resize(at + RoundUp(kernel.parameter_bytes[i], 8) / 8);
     std::memcpy(&words[at], parameters[i], kernel.parameter_bytes[i]);
   }
-  Enqueue(*stream, [context = stream->context, &kernel, words] {
+  Enqueue(*stream, Task::kKernel, [context = stream->context, &kernel, words] {
     if (context->error == CUDA_SUCCESS) kernel.run(*context, words);
   });
   return CUDA_SUCCESS;

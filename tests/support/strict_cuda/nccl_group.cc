@@ -168,16 +168,21 @@ void EnqueueOps(Comm& comm, const std::vector<Op>& ops, uint64_t rts) {
   auto after = std::make_shared<Marker>();
   for (size_t i = 1; i < streams.size(); ++i) {
     before.push_back(std::make_shared<Marker>());
-    Enqueue(
-        *streams[i], [marker = before.back()] { marker->Set(); }, Delay::kNone);
-    Enqueue(
-        *streams[i], [after] { after->Wait(); }, Delay::kNone);
+    Enqueue(*streams[i], Task::kMark, [marker = before.back()] { marker->Set(); });
   }
-  Enqueue(*streams[0], [&comm, ops, rts, before, after] {
-    for (const std::shared_ptr<Marker>& marker : before) marker->Wait();
-    RunOps(comm, ops, rts);
-    after->Set();
-  });
+  Enqueue(
+      *streams[0], Task::kKernel,
+      [before] {
+        for (const std::shared_ptr<Marker>& marker : before) marker->Wait();
+      },
+      [&comm, ops, rts, after] {
+        RunOps(comm, ops, rts);
+        after->Set();
+      });
+  // Behind the kernel: in a hardware queue that they share with it they would hold it.
+  for (size_t i = 1; i < streams.size(); ++i) {
+    Enqueue(*streams[i], Task::kWait, [after] { after->Wait(); });
+  }
 }
 
 ncclResult_t Launch(Comm& comm, const std::vector<Op>& ops) {

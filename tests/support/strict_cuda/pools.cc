@@ -57,7 +57,7 @@ CUresult Allocate(CUdeviceptr* pointer, size_t bytes, PoolHandle& pool, StreamHa
     Insert(range);
   }
   *pointer = range->base;
-  Enqueue(stream, [range] {
+  Enqueue(stream, Task::kKernel, [range] {
     *range->ready = true;
     const std::lock_guard<std::mutex> lock(ProcessMutex());
     const MachineLock machine_lock;
@@ -240,7 +240,7 @@ STRICT_CUDA_EXPORT CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream handle)
     }
     range->free_pending = true;
   }
-  Enqueue(*stream, [range] {
+  Enqueue(*stream, Task::kKernel, [range] {
     const std::lock_guard<std::mutex> lock(ProcessMutex());
     if (range->pool != nullptr && range->kind == Kind::kPool) {
       range->pool->used_bytes -= range->bytes;

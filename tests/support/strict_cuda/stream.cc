@@ -4,6 +4,7 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <chrono>
 #include <map>
 #include <thread>
@@ -35,10 +36,13 @@ void Run(StreamHandle& stream) {
     const StreamHandle::Command command = std::move(stream.commands.front());
     stream.commands.pop_front();
     lock.unlock();
+    if (command.queue != nullptr) command.queue->AwaitTurn(command.turn);
+    if (command.wait != nullptr) command.wait();
+    if (command.queue != nullptr) command.queue->Begun();
     if (command.is_delayed && DelayUs() > 0) {
       std::this_thread::sleep_for(std::chrono::microseconds(DelayUs()));
     }
-    command.work();
+    if (command.work != nullptr) command.work();
     --outstanding;
     lock.lock();
     ++stream.completed;
@@ -46,21 +50,31 @@ void Run(StreamHandle& stream) {
   }
 }
 
-StreamHandle* NewStream(Context& context, unsigned int flags, bool is_legacy) {
+StreamHandle* NewStream(Context& context, unsigned int flags, bool is_legacy, int priority = 0) {
   auto* const stream = new StreamHandle;
   stream->context = &context;
   stream->flags = flags;
   stream->is_legacy = is_legacy;
   const std::lock_guard<std::mutex> lock(context.mu);
+  stream->queues = context.queues.Next(priority);
   context.streams.push_back(stream);
   if (is_legacy) context.legacy = stream;
   return stream;
 }
 
-uint64_t Push(StreamHandle& stream, std::function<void()> work, Delay delay) {
+uint64_t Push(StreamHandle& stream, Task task, std::function<void()> wait,
+              std::function<void()> work) {
   const std::lock_guard<std::mutex> lock(stream.mu);
+  if (task != Task::kMark) stream.is_copying = task == Task::kCopy;
+  StreamHandle::Command command;
+  command.wait = std::move(wait);
+  command.work = std::move(work);
+  command.is_delayed = task != Task::kMark && task != Task::kWait;
+  command.queue = stream.is_copying ? stream.queues.copies : stream.queues.kernels;
+  // Under the stream's lock: the order of turns is that of the stream.
+  if (command.queue != nullptr) command.turn = command.queue->Submit();
   if (!std::exchange(stream.has_thread, true)) std::thread(Run, std::ref(stream)).detach();
-  stream.commands.push_back({std::move(work), delay == Delay::kAsConfigured});
+  stream.commands.push_back(std::move(command));
   ++outstanding;
   stream.changed.notify_all();
   return ++stream.enqueued;
@@ -102,11 +116,13 @@ bool IsStream(const StreamHandle* handle) {
   return false;
 }
 
-CUresult CreateStream(CUstream* stream, unsigned int flags) {
+constexpr int kGreatestPriority = -5;
+
+CUresult CreateStream(CUstream* stream, unsigned int flags, int priority) {
   if (stream == nullptr || (flags & ~CU_STREAM_NON_BLOCKING) != 0) return CUDA_ERROR_INVALID_VALUE;
   Context* context = nullptr;
   if (const CUresult result = RequireContext(&context); result != 0) return result;
-  *stream = NewStream(*context, flags, false);
+  *stream = NewStream(*context, flags, false, std::clamp(priority, kGreatestPriority, 0));
   return CUDA_SUCCESS;
 }
 
@@ -135,7 +151,14 @@ CUresult FindStream(CUstream handle, const char* call, StreamHandle** stream) {
   return handle->context->error;
 }
 
-uint64_t Enqueue(StreamHandle& stream, std::function<void()> work, Delay delay) {
+uint64_t Enqueue(StreamHandle& stream, Task task, std::function<void()> work) {
+  const bool holds = task == Task::kWait || task == Task::kHostFunction;
+  return holds ? Enqueue(stream, task, std::move(work), nullptr)
+               : Enqueue(stream, task, nullptr, std::move(work));
+}
+
+uint64_t Enqueue(StreamHandle& stream, Task task, std::function<void()> wait,
+                 std::function<void()> work) {
   Context& context = *stream.context;
   const std::lock_guard<std::mutex> lock(context.mu);
   std::vector<std::pair<StreamHandle*, uint64_t>> before;
@@ -146,13 +169,14 @@ uint64_t Enqueue(StreamHandle& stream, std::function<void()> work, Delay delay) 
   } else if (IsBlocking(stream) && context.legacy != nullptr) {
     before.emplace_back(context.legacy, EnqueuedIn(*context.legacy));
   }
+  if (before.empty()) return Push(stream, task, std::move(wait), std::move(work));
   return Push(
-      stream,
-      [before = std::move(before), work = std::move(work)] {
+      stream, task,
+      [before = std::move(before), wait = std::move(wait)] {
         for (const auto& [other, place] : before) WaitFor(*other, place);
-        work();
+        if (wait != nullptr) wait();
       },
-      delay);
+      std::move(work));
 }
 
 void WaitFor(StreamHandle& stream, uint64_t place) {
@@ -175,14 +199,13 @@ extern "C" {
 
 STRICT_CUDA_EXPORT CUresult cuStreamCreate(CUstream* stream, unsigned int flags) {
   STRICT_CUDA_ENTER();
-  return CreateStream(stream, flags);
+  return CreateStream(stream, flags, 0);
 }
 
 STRICT_CUDA_EXPORT CUresult cuStreamCreateWithPriority(CUstream* stream, unsigned int flags,
                                                        int priority) {
   STRICT_CUDA_ENTER();
-  (void)priority;  // out of range is clamped, and threads have none
-  return CreateStream(stream, flags);
+  return CreateStream(stream, flags, priority);
 }
 
 STRICT_CUDA_EXPORT CUresult cuStreamDestroy_v2(CUstream handle) {
@@ -201,9 +224,7 @@ STRICT_CUDA_EXPORT CUresult cuStreamSynchronize(CUstream handle) {
   StreamHandle* stream = nullptr;
   if (const CUresult result = FindStream(handle, __func__, &stream); result != 0) return result;
   // The legacy stream waits for the blocking ones, also for their own waits.
-  if (stream->is_legacy)
-    Enqueue(
-        *stream, [] {}, Delay::kNone);
+  if (stream->is_legacy) Enqueue(*stream, Task::kMark, [] {});
   WaitForAll(*stream);
   return stream->context->error;
 }
@@ -231,7 +252,7 @@ STRICT_CUDA_EXPORT CUresult cuLaunchHostFunc(CUstream handle, CUhostFn function,
   StreamHandle* stream = nullptr;
   if (const CUresult result = FindStream(handle, __func__, &stream); result != 0) return result;
   Context* const context = stream->context;
-  Enqueue(*stream, [function, user_data, context] {
+  Enqueue(*stream, Task::kHostFunction, [function, user_data, context] {
     // Like the driver: not in a context that has failed.
     if (context->error != CUDA_SUCCESS) return;
     SetInHostFunction(true);
