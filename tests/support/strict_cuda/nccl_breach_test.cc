@@ -38,24 +38,29 @@ TEST_F(NcclBreachTest, CollectivesDiffer) {
     ExpectBreach(outcomes[1], "nccl-count-mismatch");
   };
   const Call sum = [](const PairRank& rank, CUdeviceptr memory) {
-    OK(CU(ncclAllReduce)(Buffer(memory), Buffer(memory), 4, ncclFloat32, ncclSum, rank.comm,
-                         rank.stream));
+    AwaitLaunch(CU(ncclAllReduce)(Buffer(memory), Buffer(memory), 4, ncclFloat32, ncclSum,
+                                  rank.comm, rank.stream),
+                rank.comm);
   };
   const Call longer = [](const PairRank& rank, CUdeviceptr memory) {
-    OK(CU(ncclAllReduce)(Buffer(memory), Buffer(memory), 5, ncclFloat32, ncclSum, rank.comm,
-                         rank.stream));
+    AwaitLaunch(CU(ncclAllReduce)(Buffer(memory), Buffer(memory), 5, ncclFloat32, ncclSum,
+                                  rank.comm, rank.stream),
+                rank.comm);
   };
   const Call whole = [](const PairRank& rank, CUdeviceptr memory) {
-    OK(CU(ncclAllReduce)(Buffer(memory), Buffer(memory), 4, ncclInt32, ncclSum, rank.comm,
-                         rank.stream));
+    AwaitLaunch(CU(ncclAllReduce)(Buffer(memory), Buffer(memory), 4, ncclInt32, ncclSum, rank.comm,
+                                  rank.stream),
+                rank.comm);
   };
   const Call largest = [](const PairRank& rank, CUdeviceptr memory) {
-    OK(CU(ncclAllReduce)(Buffer(memory), Buffer(memory), 4, ncclFloat32, ncclMax, rank.comm,
-                         rank.stream));
+    AwaitLaunch(CU(ncclAllReduce)(Buffer(memory), Buffer(memory), 4, ncclFloat32, ncclMax,
+                                  rank.comm, rank.stream),
+                rank.comm);
   };
   const Call gather = [](const PairRank& rank, CUdeviceptr memory) {
-    OK(CU(ncclAllGather)(Buffer(memory), Buffer(memory + 40), 4, ncclFloat32, rank.comm,
-                         rank.stream));
+    AwaitLaunch(CU(ncclAllGather)(Buffer(memory), Buffer(memory + 40), 4, ncclFloat32, rank.comm,
+                                  rank.stream),
+                rank.comm);
   };
   expect_caught(sum, longer);
   expect_caught(sum, whole);
@@ -68,8 +73,9 @@ TEST_F(NcclBreachTest, CollectivesInDifferentOrdersDeadlock) {
   const auto run = [](const PairRank& first, const PairRank& second) {
     const CUdeviceptr memory = Alloc(16);
     for (const PairRank* const rank : {&first, &second}) {
-      OK(CU(ncclAllReduce)(Buffer(memory), Buffer(memory), 1, ncclFloat32, ncclSum, rank->comm,
-                           rank->stream));
+      AwaitLaunch(CU(ncclAllReduce)(Buffer(memory), Buffer(memory), 1, ncclFloat32, ncclSum,
+                                    rank->comm, rank->stream),
+                  rank->comm);
     }
     second.Synchronize();
   };

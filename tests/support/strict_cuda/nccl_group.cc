@@ -203,24 +203,28 @@ ncclResult_t Launch(Comm& comm, const std::vector<Op>& ops) {
     const std::lock_guard<std::mutex> lock(comm.device->mu);
     rts = comm.device->next_ticket++;
   }
-  if (fresh == 0) {
-    EnqueueOps(comm, ops, rts);
-    return ncclSuccess;
-  }
-  {
+  if (fresh != 0) {
     const MachineLock lock;
     comm.record->connecting[comm.rank] |= fresh;
   }
   if (comm.is_blocking) {
-    AwaitConnections(comm, fresh);
+    if (fresh != 0) AwaitConnections(comm, fresh);
     EnqueueOps(comm, ops, rts);
-    return comm.is_aborted ? ncclInternalError : ncclSuccess;
+    return fresh != 0 && comm.is_aborted ? ncclInternalError : ncclSuccess;
   }
-  comm.state = ncclInProgress;
+  const int launch_us = GetConfig().nccl_launch_us;
+  if (fresh == 0 && launch_us == 0) {
+    EnqueueOps(comm, ops, rts);
+    return ncclSuccess;
+  }
+  ncclResult_t ready = ncclSuccess;  // an error of earlier operations stays
+  comm.state.compare_exchange_strong(ready, ncclInProgress);
   for (const Op& op : ops) op.stream->nccl_pending = true;
   ++comm.helpers;
-  std::thread([&comm, ops, rts, fresh] {
-    AwaitConnections(comm, fresh);
+  // The library starts a thread for each group of such a communicator.
+  std::thread([&comm, ops, rts, fresh, launch_us] {
+    std::this_thread::sleep_for(std::chrono::microseconds(launch_us));
+    if (fresh != 0) AwaitConnections(comm, fresh);
     EnqueueOps(comm, ops, rts);
     for (const Op& op : ops) op.stream->nccl_pending = false;
     ncclResult_t in_progress = ncclInProgress;

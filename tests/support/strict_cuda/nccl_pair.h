@@ -35,6 +35,12 @@ inline ncclResult_t Settle(ncclComm_t comm) {
   return state;
 }
 
+// The operations of a call on the communicator are launched when this returns.
+inline void AwaitLaunch(ncclResult_t result, ncclComm_t comm) {
+  REQUIRE(result == ncclSuccess || result == ncclInProgress);
+  Settle(comm);
+}
+
 inline void EndGroup(ncclComm_t comm) {
   const ncclResult_t result = CU(ncclGroupEnd)();
   REQUIRE(result == ncclSuccess || result == ncclInProgress);
@@ -82,10 +88,10 @@ struct PairRank {
     WarmUp(comm, 1 - rank, stream);
   }
   void Send(CUdeviceptr from, size_t bytes) const {
-    OK(CU(ncclSend)(Buffer(from), bytes, ncclUint8, 1 - rank, comm, stream));
+    AwaitLaunch(CU(ncclSend)(Buffer(from), bytes, ncclUint8, 1 - rank, comm, stream), comm);
   }
   void Recv(CUdeviceptr to, size_t bytes) const {
-    OK(CU(ncclRecv)(Buffer(to), bytes, ncclUint8, 1 - rank, comm, stream));
+    AwaitLaunch(CU(ncclRecv)(Buffer(to), bytes, ncclUint8, 1 - rank, comm, stream), comm);
   }
   void Synchronize() const { OK(CU(cuStreamSynchronize)(stream)); }
 };

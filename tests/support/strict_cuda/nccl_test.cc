@@ -79,6 +79,34 @@ TEST_F(NcclTest, OperationBlocksItsStreamUntilThePeerJoins) {
       });
 }
 
+// As the library, which launches each group of such a communicator in a thread of its own.
+TEST_F(NcclTest, GroupOfANonBlockingCommunicatorIsInProgress) {
+  setenv("STRICT_CUDA_NCCL_LAUNCH_US", "50000", 1);
+  const auto body = [](const PairRank& rank, const Wire&) {
+    const CUdeviceptr data = Alloc(16);
+    WriteText(data, rank.rank == 0 ? "zero" : "more");
+    // The pair has exchanged before.
+    OK(CU(ncclGroupStart)());
+    rank.Send(data, 4);
+    rank.Recv(data + 8, 4);
+    EXPECT_CU(ncclInProgress, CU(ncclGroupEnd)());
+    ncclResult_t state = ncclSuccess;
+    OK(CU(ncclCommGetAsyncError)(rank.comm, &state));
+    REQUIRE(state == ncclInProgress);
+    REQUIRE(Settle(rank.comm) == ncclSuccess);
+    rank.Synchronize();
+    REQUIRE(ReadText(data + 8, 4) == (rank.rank == 0 ? "more" : "zero"));
+    // An operation alone is a group.
+    EXPECT_CU(ncclInProgress, CU(ncclAllReduce)(Buffer(data), Buffer(data), 4, ncclUint8, ncclMax,
+                                                rank.comm, rank.stream));
+    REQUIRE(Settle(rank.comm) == ncclSuccess);
+    rank.Synchronize();
+    REQUIRE(ReadText(data, 4) == "zoro");
+  };
+  RunRanks(body, body);
+  unsetenv("STRICT_CUDA_NCCL_LAUNCH_US");
+}
+
 TEST_F(NcclTest, ExchangesInBothDirectionsInAGroup) {
   const auto body = [](const PairRank& rank, const Wire&) {
     const CUdeviceptr data = Alloc(8 * kMiB);
@@ -98,14 +126,17 @@ TEST_F(NcclTest, Collectives) {
     const CUdeviceptr data = Alloc(64);
     const float own[] = {1.5f, static_cast<float>(rank.rank)};
     OK(CU(cuMemcpyHtoD_v2)(data, own, sizeof(own)));
-    OK(CU(ncclAllReduce)(Buffer(data), Buffer(data), 2, ncclFloat32, ncclSum, rank.comm,
-                         rank.stream));
-    OK(CU(ncclAllGather)(Buffer(data + 4), Buffer(data + 16), 1, ncclInt32, rank.comm,
-                         rank.stream));
+    AwaitLaunch(CU(ncclAllReduce)(Buffer(data), Buffer(data), 2, ncclFloat32, ncclSum, rank.comm,
+                                  rank.stream),
+                rank.comm);
+    AwaitLaunch(CU(ncclAllGather)(Buffer(data + 4), Buffer(data + 16), 1, ncclInt32, rank.comm,
+                                  rank.stream),
+                rank.comm);
     const unsigned char mark = static_cast<unsigned char>(7 + rank.rank);
     OK(CU(cuMemsetD8Async)(data + 32, mark, 1, rank.stream));
-    OK(CU(ncclBroadcast)(Buffer(data + 32), Buffer(data + 33), 1, ncclInt8, 1, rank.comm,
-                         rank.stream));
+    AwaitLaunch(CU(ncclBroadcast)(Buffer(data + 32), Buffer(data + 33), 1, ncclInt8, 1, rank.comm,
+                                  rank.stream),
+                rank.comm);
     rank.Synchronize();
     float sums[6] = {};
     OK(CU(cuMemcpyDtoH_v2)(sums, data, sizeof(sums)));
@@ -122,12 +153,15 @@ TEST_F(NcclTest, SmallFloatsAreReduced) {
     const CUdeviceptr data = Alloc(64);
     const uint16_t own[2][4] = {{0x3c00, 0x3c00, 0x3f80, 0x3f80}, {0x4000, 0xc400, 0x4000, 0xc080}};
     OK(CU(cuMemcpyHtoD_v2)(data, own[rank.rank], sizeof(own[0])));
-    OK(CU(ncclAllReduce)(Buffer(data), Buffer(data + 16), 2, ncclFloat16, ncclSum, rank.comm,
-                         rank.stream));
-    OK(CU(ncclAllReduce)(Buffer(data + 4), Buffer(data + 20), 2, ncclBfloat16, ncclSum, rank.comm,
-                         rank.stream));
-    OK(CU(ncclAllReduce)(Buffer(data), Buffer(data + 24), 2, ncclFloat16, ncclMin, rank.comm,
-                         rank.stream));
+    AwaitLaunch(CU(ncclAllReduce)(Buffer(data), Buffer(data + 16), 2, ncclFloat16, ncclSum,
+                                  rank.comm, rank.stream),
+                rank.comm);
+    AwaitLaunch(CU(ncclAllReduce)(Buffer(data + 4), Buffer(data + 20), 2, ncclBfloat16, ncclSum,
+                                  rank.comm, rank.stream),
+                rank.comm);
+    AwaitLaunch(CU(ncclAllReduce)(Buffer(data), Buffer(data + 24), 2, ncclFloat16, ncclMin,
+                                  rank.comm, rank.stream),
+                rank.comm);
     rank.Synchronize();
     uint16_t sums[6] = {};
     OK(CU(cuMemcpyDtoH_v2)(sums, data + 16, sizeof(sums)));
@@ -230,8 +264,9 @@ TEST_F(NcclTest, ManyGroupsInOneOrderDoNotDeadlock) {
       }
       EndGroup(comm);
       if (round % 5 == 0) {
-        CU(ncclAllReduce)
-        (Buffer(memory), Buffer(memory + 60000), 1, ncclUint8, ncclMax, comm, stream);
+        AwaitLaunch(CU(ncclAllReduce)(Buffer(memory), Buffer(memory + 60000), 1, ncclUint8, ncclMax,
+                                      comm, stream),
+                    comm);
       }
       if (round % 7 != 0) continue;  // not always waiting in between
       OK(CU(cuStreamSynchronize)(stream));
