@@ -29,10 +29,10 @@ CUresult FindEvent(CUevent handle, const char* call) {
   return CUDA_ERROR_INVALID_HANDLE;
 }
 
-// Ends when the awaited record has run. A process that dies takes its work with it; the driver then
-// releases the waiters.
+// Ends when the awaited record has run. A process that dies takes its work with it, and its waiters
+// wait for ever, unless the environment says that they are released.
 void AwaitShared(SharedEvent& shared, uint64_t sequence) {
-  static const bool hang = FromEnvironment("STRICT_CUDA_DEAD_EVENT", "release") == "hang";
+  static const bool hang = FromEnvironment("STRICT_CUDA_DEAD_EVENT", "hang") != "release";
   for (int polls = 1; shared.done < sequence; ++polls) {
     std::this_thread::sleep_for(kPoll);
     if (polls % 1024 == 0 && !hang && !IsAlive(shared.owner)) return;
