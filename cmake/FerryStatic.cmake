@@ -45,6 +45,12 @@ if(TARGET re2::re2)
   set_property(TARGET re2::re2 PROPERTY INTERFACE_LINK_LIBRARIES ${FERRY_STATIC_FOLDER}/libre2.a)
 endif()
 
+# The C library's arc4random would need glibc 2.36. libstdc++, which uses it, comes after all other
+# archives: --undefined takes the definition out of its archive before.
+add_library(ferry_arc4random STATIC ${PROJECT_SOURCE_DIR}/cmake/arc4random.c)
+set_property(TARGET ferry_arc4random PROPERTY POSITION_INDEPENDENT_CODE ON)
+link_libraries(ferry_arc4random)
+
 # The archives depend on each other, in circles that their CMake files do not declare.
 file(GLOB absl_archives ${FERRY_STATIC_FOLDER}/libabsl_*.a)
 set(archives ${absl_archives})
@@ -57,7 +63,8 @@ foreach(name cares re2 z upb address_sorting grpc gpr ssl crypto)
 endforeach()
 list(JOIN archives " " archives)
 set(CMAKE_CXX_STANDARD_LIBRARIES "-Wl,--start-group ${archives} -Wl,--end-group")
-set(CMAKE_EXE_LINKER_FLAGS
-    "${CMAKE_EXE_LINKER_FLAGS} -static-libstdc++ -static-libgcc -Wl,--gc-sections -Wl,--as-needed")
+# libgcc_s.so.1 is on every system, and a static one would need glibc 2.35 (_dl_find_object).
+string(APPEND CMAKE_EXE_LINKER_FLAGS " -static-libstdc++ -shared-libgcc -Wl,--undefined=arc4random"
+                                     " -Wl,--gc-sections -Wl,--as-needed")
 # Nobody debugs these; and without the folder's name in them ccache knows them in every folder.
 set(CMAKE_CXX_FLAGS_RELEASE "-O2 -DNDEBUG -ffunction-sections -fdata-sections")
