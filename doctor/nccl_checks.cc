@@ -130,7 +130,6 @@ NcclFacts ReadNcclFacts(const HostReader& host, std::unique_ptr<nccl::NcclApi>& 
   const auto need = [&facts](bool is_there, const char* what) {
     if (!is_there) facts.lacking.emplace_back(what);
   };
-  need(table.register_buffer != nullptr, "registered buffers (2.19)");
   need(table.init_rank_scalable != nullptr, "several ids for over 128 ranks (2.23)");
   need(table.shrink != nullptr, "shrinking (2.27)");
   need(table.revoke != nullptr, "revoking (2.28.7)");
@@ -159,7 +158,7 @@ Finding JudgeNccl(const NcclFacts& facts, int gpu_count, int cuda_version) {
     const std::string why(facts.loaded.message());
     if (facts.is_named) {
       return Wrong("nccl", why,
-                   "set FERRY_NCCL_LIBRARY to a libnccl.so.2 from 2.18 on, or unset it");
+                   "set FERRY_NCCL_LIBRARY to a libnccl.so.2 from 2.19.1 on, or unset it");
     }
     if (gpu_count == 0) return Skipped("nccl", absl::StrCat("no GPU needs it; ", why));
     return Wrong("nccl", why,

@@ -113,7 +113,7 @@ enum DeviceAttribute : int {
   kMemoryPoolsSupported = 115,
   kPoolSupportedHandleTypes = 119,
   kIpcEventSupported = 125,
-  // Since CUDA 12.2; older drivers answer with an error.
+  // Named in cuda.h since CUDA 12.3; older drivers answer with an error.
   kMpsEnabled = 133,
 };
 

@@ -39,14 +39,14 @@ absl::Status ResolveNeeded(const SharedLibrary& library, NcclTable& table) {
   FERRY_RETURN_IF_ERROR(library.Resolve("ncclRecv", table.recv));
   FERRY_RETURN_IF_ERROR(library.Resolve("ncclAllReduce", table.all_reduce));
   FERRY_RETURN_IF_ERROR(library.Resolve("ncclBroadcast", table.broadcast));
-  return library.Resolve("ncclAllGather", table.all_gather);
+  FERRY_RETURN_IF_ERROR(library.Resolve("ncclAllGather", table.all_gather));
+  FERRY_RETURN_IF_ERROR(library.Resolve("ncclMemAlloc", table.memory_alloc));
+  FERRY_RETURN_IF_ERROR(library.Resolve("ncclMemFree", table.memory_free));
+  FERRY_RETURN_IF_ERROR(library.Resolve("ncclCommRegister", table.register_buffer));
+  return library.Resolve("ncclCommDeregister", table.deregister_buffer);
 }
 
 void ResolveOptional(const SharedLibrary& library, NcclTable& table) {
-  library.ResolveOptional("ncclMemAlloc", table.memory_alloc);
-  library.ResolveOptional("ncclMemFree", table.memory_free);
-  library.ResolveOptional("ncclCommRegister", table.register_buffer);
-  library.ResolveOptional("ncclCommDeregister", table.deregister_buffer);
   library.ResolveOptional("ncclCommInitRankScalable", table.init_rank_scalable);
   library.ResolveOptional("ncclCommShrink", table.shrink);
   library.ResolveOptional("ncclCommWindowRegister", table.register_window);
@@ -108,6 +108,7 @@ absl::Status NcclApi::Check(Result result, absl::string_view call,
       result == kSystemError ? WhyNoDescriptor() : "");
   switch (result) {
     case kRemoteError:
+    case kTimeout:
       return absl::UnavailableError(message);
     case kInvalidArgument:
       return absl::InvalidArgumentError(message);

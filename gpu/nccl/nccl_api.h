@@ -16,12 +16,12 @@
 
 namespace ferry::nccl {
 
-// 2.18: the first version whose configuration limits a communicator's use of a GPU (maxCTAs),
-// shares resources (splitShare), and initializes without blocking in groups.
-inline constexpr int kMinVersion = 21800;
+// 2.19.1: the first version in which another thread than the one that issues operations can abort a
+// communicator, as Ferry does when a peer fails; in 2.18 such an abort can hang (NVIDIA/nccl#992).
+inline constexpr int kMinVersion = 21901;
 
-// Functions of libnccl.so.2. Those up to all_gather are never null; the others were added after
-// kMinVersion and are null in a library that is older than the version noted beside them.
+// Functions of libnccl.so.2. Those up to deregister_buffer are never null; the others were added
+// after kMinVersion and are null in a library that is older than the version noted beside them.
 struct NcclTable {
   Result (*get_version)(int* version) = nullptr;
   Result (*get_unique_id)(UniqueId* id) = nullptr;
@@ -48,12 +48,12 @@ struct NcclTable {
                       Communicator communicator, Stream stream) = nullptr;
   Result (*all_gather)(const void* from, void* to, size_t count_of_each, DataType type,
                        Communicator communicator, Stream stream) = nullptr;
-
-  Result (*memory_alloc)(void** pointer, size_t bytes) = nullptr;  // 2.19, and the next three
+  Result (*memory_alloc)(void** pointer, size_t bytes) = nullptr;
   Result (*memory_free)(void* pointer) = nullptr;
   Result (*register_buffer)(Communicator communicator, void* buffer, size_t bytes,
                             void** handle) = nullptr;
   Result (*deregister_buffer)(Communicator communicator, void* handle) = nullptr;
+
   Result (*init_rank_scalable)(Communicator* communicator, int rank_count, int rank, int id_count,
                                UniqueId* ids, Config* config) = nullptr;  // 2.23
   Result (*shrink)(Communicator communicator, int* excluded_ranks, int excluded_count,
@@ -82,7 +82,7 @@ class NcclApi final {
 
   // Returns OK for success, and for "in progress", with which non-blocking communicators report
   // that an operation has started; else the call, the code, NCCL's error string and its last error:
-  // UNAVAILABLE for a remote error, INVALID_ARGUMENT, INTERNAL for all others.
+  // UNAVAILABLE for a remote error and a timeout, INVALID_ARGUMENT, INTERNAL for all others.
   //   communicator: may be null.
   absl::Status Check(Result result, absl::string_view call,
                      Communicator communicator = nullptr) const;

@@ -34,6 +34,7 @@ inline constexpr Result kInvalidArgument = 4;
 inline constexpr Result kInvalidUsage = 5;
 inline constexpr Result kRemoteError = 6;
 inline constexpr Result kInProgress = 7;
+inline constexpr Result kTimeout = 8;  // since 2.30.3
 
 // ncclDataType_t. Ferry moves bytes; the others are for reductions.
 enum DataType : int {

@@ -194,7 +194,7 @@ class WithGpus(Doctor):
 
     def test_nccl(self):
         found = self.diagnose(**self.variables, STRICT_CUDA_NCCL_VERSION="21003")
-        self.expect(found, "nccl", "wrong", "2.10.3, at least 2.18.0", "FERRY_NCCL_LIBRARY")
+        self.expect(found, "nccl", "wrong", "2.10.3, at least 2.19.1", "FERRY_NCCL_LIBRARY")
         found = self.diagnose(**self.variables, STRICT_CUDA_FAIL="ncclGetUniqueId:3")
         self.expect(found, "nccl id", "wrong", "ncclGetUniqueId failed with code 3", "NCCL_DEBUG")
 

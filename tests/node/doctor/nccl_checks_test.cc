@@ -87,7 +87,7 @@ TEST(JudgeNccl, AbsentLibraryIsWrongWhereAGpuNeedsIt) {
   NcclFacts facts;
   facts.loaded = absl::UnavailableError(
       "no NCCL: /usr/lib/libnccl.so.2 is NCCL 2.10.3, at least "
-      "2.18.0 is needed");
+      "2.19.1 is needed");
   EXPECT_THAT(JudgeNccl(facts, 1, 13000), IsWrong("2.10.3", "nvidia-nccl-cu13"));
   EXPECT_THAT(JudgeNccl(facts, 1, 12080), IsWrong("2.10.3", "nvidia-nccl-cu12"));
   EXPECT_THAT(JudgeNccl(facts, 0, 0), WasSkipped("no GPU needs it; no NCCL"));
