@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Our declarations of the CUDA driver's interface against the toolkit's own cuda.h, at compile
-// time. Built only where there is one.
+// time. Built only where there is one, of CUDA 12.1 or newer; what a later version has named is
+// compared from that version on.
 #include <cuda.h>
 
 #include <cstddef>
@@ -109,8 +110,12 @@ FERRY_SAME_FIELD(PoolProperties, handle_types, CUmemPoolProps, handleTypes);
 FERRY_SAME_FIELD(PoolProperties, location, CUmemPoolProps, location);
 FERRY_SAME_FIELD(PoolProperties, win32_security_attributes, CUmemPoolProps,
                  win32SecurityAttributes);
+#if CUDA_VERSION >= 12020
 FERRY_SAME_FIELD(PoolProperties, max_bytes, CUmemPoolProps, maxSize);
+#endif
+#if CUDA_VERSION >= 12060
 FERRY_SAME_FIELD(PoolProperties, usage, CUmemPoolProps, usage);
+#endif
 static_assert(sizeof(AllocationProperties) == sizeof(CUmemAllocationProp));
 static_assert(sizeof(PoolProperties) == sizeof(CUmemPoolProps));
 static_assert(sizeof(AccessDescription) == sizeof(CUmemAccessDesc));
@@ -145,7 +150,7 @@ FERRY_SAME_NUMBER(kPosixFileDescriptorSupported,
 FERRY_SAME_NUMBER(kMemoryPoolsSupported, CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED);
 FERRY_SAME_NUMBER(kPoolSupportedHandleTypes, CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES);
 FERRY_SAME_NUMBER(kIpcEventSupported, CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED);
-#if CUDA_VERSION >= 12020
+#if CUDA_VERSION >= 12030
 FERRY_SAME_NUMBER(kMpsEnabled, CU_DEVICE_ATTRIBUTE_MPS_ENABLED);
 #endif
 FERRY_SAME_NUMBER(kComputeModeDefault, CU_COMPUTEMODE_DEFAULT);
@@ -171,7 +176,9 @@ FERRY_SAME_NUMBER(kHostRegisterPortable, CU_MEMHOSTREGISTER_PORTABLE);
 FERRY_SAME_NUMBER(kIpcLazyEnablePeerAccess, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
 FERRY_SAME_NUMBER(kHandleTypeNone, CU_MEM_HANDLE_TYPE_NONE);
 FERRY_SAME_NUMBER(kHandleTypePosixFd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+#if CUDA_VERSION >= 12030
 FERRY_SAME_NUMBER(kHandleTypeFabric, CU_MEM_HANDLE_TYPE_FABRIC);
+#endif
 FERRY_SAME_NUMBER(kAllocationTypePinned, CU_MEM_ALLOCATION_TYPE_PINNED);
 FERRY_SAME_NUMBER(kLocationTypeDevice, CU_MEM_LOCATION_TYPE_DEVICE);
 FERRY_SAME_NUMBER(kAccessReadWrite, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);

@@ -1,14 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 // Our declarations of NCCL's interface against its own header, at compile time. Built only where
-// there is one.
+// there is one, of NCCL 2.18 or newer; what a later version has added is compared from that version
+// on.
 #include <nccl.h>
 
+#include <algorithm>
 #include <cstddef>
+#include <cstring>
 
 #include <gtest/gtest.h>
 
 #include "gpu/nccl/nccl_api.h"
 #include "tests/gpu/same_call.h"
+
+namespace ferry {
+template <>
+struct SizedStruct<nccl::Config> {
+  using Theirs = ncclConfig_t;
+};
+}  // namespace ferry
 
 namespace ferry::nccl {
 namespace {
@@ -31,15 +41,26 @@ FERRY_SAME_CALL(NcclTable, ncclRecv, recv);
 FERRY_SAME_CALL(NcclTable, ncclAllReduce, all_reduce);
 FERRY_SAME_CALL(NcclTable, ncclBroadcast, broadcast);
 FERRY_SAME_CALL(NcclTable, ncclAllGather, all_gather);
+#if NCCL_VERSION_CODE >= 21901
 FERRY_SAME_CALL(NcclTable, ncclMemAlloc, memory_alloc);
 FERRY_SAME_CALL(NcclTable, ncclMemFree, memory_free);
 FERRY_SAME_CALL(NcclTable, ncclCommRegister, register_buffer);
 FERRY_SAME_CALL(NcclTable, ncclCommDeregister, deregister_buffer);
+#endif
+#if NCCL_VERSION_CODE >= 22304
 FERRY_SAME_CALL(NcclTable, ncclCommInitRankScalable, init_rank_scalable);
+#endif
+#if NCCL_VERSION_CODE >= 22703
 FERRY_SAME_CALL(NcclTable, ncclCommShrink, shrink);
+#endif
+// In 2.27 the target of the pointer ncclWindow_t had another name.
+#if NCCL_VERSION_CODE >= 22803
 FERRY_SAME_CALL(NcclTable, ncclCommWindowRegister, register_window);
 FERRY_SAME_CALL(NcclTable, ncclCommWindowDeregister, deregister_window);
+#endif
+#if NCCL_VERSION_CODE >= 22807
 FERRY_SAME_CALL(NcclTable, ncclCommRevoke, revoke);
+#endif
 FERRY_SAME_CALL(NcclTable, ncclGetVersion, get_version);
 
 static_assert(sizeof(UniqueId) == sizeof(ncclUniqueId));
@@ -52,14 +73,24 @@ FERRY_SAME_FIELD(Config, min_ctas, ncclConfig_t, minCTAs);
 FERRY_SAME_FIELD(Config, max_ctas, ncclConfig_t, maxCTAs);
 FERRY_SAME_FIELD(Config, net_name, ncclConfig_t, netName);
 FERRY_SAME_FIELD(Config, split_share, ncclConfig_t, splitShare);
+#if NCCL_VERSION_CODE >= 22602
 FERRY_SAME_FIELD(Config, traffic_class, ncclConfig_t, trafficClass);
+#endif
+#if NCCL_VERSION_CODE >= 22703
 FERRY_SAME_FIELD(Config, comm_name, ncclConfig_t, commName);
 FERRY_SAME_FIELD(Config, collnet_enable, ncclConfig_t, collnetEnable);
 FERRY_SAME_FIELD(Config, cta_policy, ncclConfig_t, CTAPolicy);
 FERRY_SAME_FIELD(Config, shrink_share, ncclConfig_t, shrinkShare);
 FERRY_SAME_FIELD(Config, nvls_ctas, ncclConfig_t, nvlsCTAs);
+#endif
+#if NCCL_VERSION_CODE >= 22803
 FERRY_SAME_FIELD(Config, channels_per_net_peer, ncclConfig_t, nChannelsPerNetPeer);
 FERRY_SAME_FIELD(Config, nvlink_centric_sched, ncclConfig_t, nvlinkCentricSched);
+static_assert(sizeof(Config) <= sizeof(ncclConfig_t));
+#endif
+#if NCCL_VERSION_CODE / 100 == 228
+static_assert(sizeof(Config) == sizeof(ncclConfig_t));
+#endif
 FERRY_SAME_NUMBER(kSuccess, ncclSuccess);
 FERRY_SAME_NUMBER(kUnhandledCudaError, ncclUnhandledCudaError);
 FERRY_SAME_NUMBER(kSystemError, ncclSystemError);
@@ -68,6 +99,9 @@ FERRY_SAME_NUMBER(kInvalidArgument, ncclInvalidArgument);
 FERRY_SAME_NUMBER(kInvalidUsage, ncclInvalidUsage);
 FERRY_SAME_NUMBER(kRemoteError, ncclRemoteError);
 FERRY_SAME_NUMBER(kInProgress, ncclInProgress);
+#if NCCL_VERSION_CODE >= 23003
+FERRY_SAME_NUMBER(kTimeout, ncclTimeout);
+#endif
 FERRY_SAME_NUMBER(kInt8, ncclInt8);
 FERRY_SAME_NUMBER(kUint8, ncclUint8);
 FERRY_SAME_NUMBER(kInt32, ncclInt32);
@@ -83,23 +117,40 @@ FERRY_SAME_NUMBER(kReduceProduct, ncclProd);
 FERRY_SAME_NUMBER(kReduceMax, ncclMax);
 FERRY_SAME_NUMBER(kReduceMin, ncclMin);
 FERRY_SAME_NUMBER(kSplitNoColor, NCCL_SPLIT_NOCOLOR);
+#if NCCL_VERSION_CODE >= 22703
 FERRY_SAME_NUMBER(kShrinkDefault, NCCL_SHRINK_DEFAULT);
 FERRY_SAME_NUMBER(kShrinkAbort, NCCL_SHRINK_ABORT);
-FERRY_SAME_NUMBER(kRevokeDefault, NCCL_REVOKE_DEFAULT);
 FERRY_SAME_NUMBER(kWindowDefault, NCCL_WIN_DEFAULT);
 FERRY_SAME_NUMBER(kWindowSymmetric, NCCL_WIN_COLL_SYMMETRIC);
+#endif
+#if NCCL_VERSION_CODE >= 22807
+FERRY_SAME_NUMBER(kRevokeDefault, NCCL_REVOKE_DEFAULT);
+#endif
 FERRY_SAME_NUMBER(kUndefined, NCCL_CONFIG_UNDEF_INT);
+
+// Not at compile time: a newer NCCL's header must not keep Ferry from being built.
+TEST(NcclTypes, EveryResultHasItsStatus) {
+  EXPECT_LE(ncclNumResults, kTimeout + 1)
+      << "NcclApi::Check takes the new ones for internal errors";
+}
 
 // A field that NCCL does not find undefined would be taken for the user's choice.
 TEST(NcclTypes, TheConfigurationIsTheInitializer) {
   const ncclConfig_t theirs = NCCL_CONFIG_INITIALIZER;
-  Config ours;
+  const Config ours;
   EXPECT_EQ(ours.magic, theirs.magic);
-  EXPECT_EQ(ours.version / 100, theirs.version / 100);
-  EXPECT_EQ(ours.size, theirs.size);
-  EXPECT_EQ(ours.blocking, theirs.blocking);
-  EXPECT_EQ(ours.net_name, theirs.netName);
-  EXPECT_EQ(ours.nvlink_centric_sched, theirs.nvlinkCentricSched);
+  EXPECT_EQ(ours.size, sizeof(Config));
+  EXPECT_EQ(ours.version, 22800u);
+  // All other fields that both have.
+  constexpr size_t kFirst = offsetof(Config, blocking);
+#if NCCL_VERSION_CODE >= 22602
+  constexpr size_t kEnd = std::min(sizeof(ncclConfig_t), sizeof(Config));
+#else  // the rest is padding
+  constexpr size_t kEnd = offsetof(Config, traffic_class);
+#endif
+  EXPECT_EQ(std::memcmp(reinterpret_cast<const char*>(&ours) + kFirst,
+                        reinterpret_cast<const char*>(&theirs) + kFirst, kEnd - kFirst),
+            0);
 }
 
 }  // namespace

@@ -7,8 +7,15 @@
 
 namespace ferry {
 
-// Whether a parameter is passed identically: the same type, an int for an enum, or a struct of ours
-// for one of the same size and alignment.
+// The vendor's name for a struct of ours that begins with its own size: one side may have fields at
+// the end that the other does not know. Specialised beside the comparison of its fields.
+template <typename Ours>
+struct SizedStruct {
+  using Theirs = Ours;
+};
+
+// Whether a parameter is passed identically: the same type, an int for an enum, a struct of ours
+// for one of the same size and alignment, or a pointer to a SizedStruct.
 template <typename Ours, typename Theirs>
 constexpr bool IsSame() {
   if constexpr (std::is_same_v<Ours, Theirs>) {
@@ -17,7 +24,8 @@ constexpr bool IsSame() {
     using OurTarget = std::remove_pointer_t<Ours>;
     using TheirTarget = std::remove_pointer_t<Theirs>;
     // Where the driver takes a non-const enum or struct, ours may be const.
-    return IsSame<std::remove_const_t<OurTarget>, std::remove_const_t<TheirTarget>>();
+    return std::is_same_v<typename SizedStruct<OurTarget>::Theirs, TheirTarget> ||
+           IsSame<std::remove_const_t<OurTarget>, std::remove_const_t<TheirTarget>>();
   } else if constexpr (std::is_enum_v<Theirs>) {
     return (std::is_integral_v<Ours> || std::is_enum_v<Ours>)&&sizeof(Ours) == sizeof(Theirs);
   } else if constexpr (std::is_class_v<Ours> && std::is_class_v<Theirs>) {
