@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Create the virtual environment of one release of jaxlib, TensorFlow or PyTorch, once.
+"""Create the virtual environment of one release of jaxlib, TensorFlow, PyTorch or NCCL, once.
 
   make_venv.py DESTINATION RELEASE
 
