@@ -45,6 +45,15 @@ TEST_F(BreachTest, ReportsAreKeptAndCanBeCounted) {
   EXPECT_THAT(line, ::testing::HasSubstr("breach of \"double-free\" in cuMemFree_v2"));
 }
 
+// In the driver's unit of size, and not of the allocation.
+TEST_F(BreachTest, BytesBehindTheRequestedOnes) {
+  ExpectCaught("use-after-free", [] {
+    UseDevice();
+    const CUdeviceptr memory = Alloc(1000);
+    CU(cuMemsetD8_v2)(memory, 1, 1001);
+  });
+}
+
 TEST_F(BreachTest, Fork) {
   ExpectCaught("fork", [] {
     UseDevice();

@@ -112,6 +112,9 @@ Config Read() {
   if (config.is_mig && config.visible.size() > 1) config.visible.resize(1);
   config.memory_bytes =
       static_cast<size_t>(NumberFromEnvironment("STRICT_CUDA_MEMORY", int64_t{4} << 30));
+  // Allocations are aligned to 512 and may share memory: a larger unit would tell others' bytes.
+  config.size_unit = static_cast<size_t>(
+      std::clamp<int64_t>(NumberFromEnvironment("STRICT_CUDA_SIZE_UNIT", 512), 1, 512));
   std::sscanf(FromEnvironment("STRICT_CUDA_COMPUTE", "9.0").c_str(), "%d.%d", &config.compute_major,
               &config.compute_minor);
   config.driver_version =

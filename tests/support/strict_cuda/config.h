@@ -29,6 +29,7 @@ struct Config {
   std::vector<int> visible;  // physical indexes, by ordinal
   bool is_mig = false;       // the devices are instances of one GPU
   size_t memory_bytes = 0;   // of each device
+  size_t size_unit = 512;    // of the sizes that the driver tells; at most 512
   int compute_major = 9;
   int compute_minor = 0;
   int driver_version = 13000;

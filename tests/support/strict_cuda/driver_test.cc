@@ -179,6 +179,26 @@ TEST_F(DriverTest, MapsPhysicalMemoryIntoReservations) {
   }));
 }
 
+TEST_F(DriverTest, SizesAreInUnits) {
+  const auto body = [] {
+    UseDevice();
+    const CUdeviceptr memory = Alloc(1000);
+    CUdeviceptr base = 0;
+    size_t bytes = 0;
+    OK(CU(cuMemGetAddressRange_v2)(&base, &bytes, memory + 999));
+    REQUIRE(base == memory);
+    const bool is_exact = std::getenv("STRICT_CUDA_SIZE_UNIT") != nullptr;
+    REQUIRE(bytes == (is_exact ? 1000 : 1024));
+    size_t range_bytes = 0;
+    OK(CU(cuPointerGetAttribute)(&range_bytes, CU_POINTER_ATTRIBUTE_RANGE_SIZE, memory));
+    REQUIRE(range_bytes == bytes);
+  };
+  ExpectSuccess(RunAlone(body));
+  setenv("STRICT_CUDA_SIZE_UNIT", "1", 1);
+  ExpectSuccess(RunAlone(body));
+  unsetenv("STRICT_CUDA_SIZE_UNIT");
+}
+
 TEST_F(DriverTest, RunsOutOfMemory) {
   setenv("STRICT_CUDA_MEMORY", "16777216", 1);
   ExpectSuccess(RunAlone([] {

@@ -31,7 +31,7 @@ TEST_F(IpcTest, HandleShowsTheWholeAllocation) {
         REQUIRE(ReadText(memory + 990, 7) == "the end");
         size_t bytes = 0;
         OK(CU(cuMemGetAddressRange_v2)(nullptr, &bytes, memory));
-        REQUIRE(bytes == 1000);
+        REQUIRE(bytes == 1024);
         WriteText(memory, "back");
         OK(CU(cuIpcCloseMemHandle)(memory));
         OK(CU(cuIpcCloseMemHandle)(memory));

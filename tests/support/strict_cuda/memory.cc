@@ -61,6 +61,12 @@ Use::~Use() {
   }
 }
 
+size_t ToldBytes(const Range& range) {
+  const bool is_in_units = range.kind == Kind::kDevice || range.kind == Kind::kImported ||
+                           range.kind == Kind::kPool || range.kind == Kind::kImportedPool;
+  return is_in_units ? RoundUp(range.bytes, GetConfig().size_unit) : range.bytes;
+}
+
 void Insert(const std::shared_ptr<Range>& range) { Ranges()[range->base] = range; }
 void Erase(CUdeviceptr base) { Ranges().erase(base); }
 

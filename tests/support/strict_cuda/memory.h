@@ -114,6 +114,9 @@ void GiveAddresses(CUdeviceptr base, size_t bytes);
 bool IsDeviceAddress(CUdeviceptr pointer);
 
 size_t RoundUp(size_t bytes, size_t to);
+// As the driver says it: in units of STRICT_CUDA_SIZE_UNIT. Accesses beyond the requested bytes are
+// violations all the same.
+size_t ToldBytes(const Range& range);
 uint64_t NextBufferId();
 
 // The remaining functions REQUIRE the process's lock, but for Touch.

@@ -140,7 +140,7 @@ STRICT_CUDA_EXPORT CUresult cuMemGetAddressRange_v2(CUdeviceptr* base, size_t* b
   const std::shared_ptr<Range> range = Find(pointer);
   if (range == nullptr || range->kind == Kind::kRegistered) return CUDA_ERROR_NOT_FOUND;
   if (base != nullptr) *base = range->base;
-  if (bytes != nullptr) *bytes = range->bytes;
+  if (bytes != nullptr) *bytes = ToldBytes(*range);
   return CUDA_SUCCESS;
 }
 

@@ -67,7 +67,7 @@ CUresult Tell(const Range& range, CUdeviceptr pointer, CUpointer_attribute attri
     case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
       return Put(data, range.kind == Kind::kVmm ? range.reservation : range.base);
     case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
-      return Put(data, range.kind == Kind::kVmm ? range.reservation_bytes : range.bytes);
+      return Put(data, range.kind == Kind::kVmm ? range.reservation_bytes : ToldBytes(range));
     case CU_POINTER_ATTRIBUTE_MAPPED:
       return Put(data, true);
     case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
@@ -79,7 +79,7 @@ CUresult Tell(const Range& range, CUdeviceptr pointer, CUpointer_attribute attri
     case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
       return Put(data, range.pool);
     case CU_POINTER_ATTRIBUTE_MAPPING_SIZE:
-      return Put(data, range.bytes);
+      return Put(data, ToldBytes(range));
     case CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR:
       return Put(data, range.base);
     case CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID:
