@@ -130,8 +130,7 @@ enum PointerAttribute : int {
   kPointerIsManaged = 8,
   kPointerDeviceOrdinal = 9,
   kPointerIsLegacyIpcCapable = 10,
-  kPointerRangeStart = 11,
-  kPointerRangeBytes = 12,
+  kPointerMapped = 13,
   kPointerAllowedHandleTypes = 14,
   kPointerPool = 17,
 };

@@ -24,22 +24,30 @@ struct Attributes {
   uint64_t buffer_id = 0;
   uint64_t is_legacy_capable = 0;
   uint64_t handle_types = 0;
-  uint64_t range_start = 0;
-  uint64_t range_bytes = 0;
+  uint64_t is_mapped = 0;
   MemoryPool pool = nullptr;
   Context context = nullptr;
 };
 
 absl::StatusOr<Attributes> ReadAttributes(const CudaDevice& device, DevicePointer pointer) {
   Attributes read;
-  PointerAttribute names[] = {
-      kPointerMemoryType, kPointerDeviceOrdinal,      kPointerIsManaged,
-      kPointerBufferId,   kPointerIsLegacyIpcCapable, kPointerAllowedHandleTypes,
-      kPointerRangeStart, kPointerRangeBytes,         kPointerPool,
-      kPointerContext};
-  void* values[] = {&read.memory_type, &read.device_ordinal,    &read.is_managed,
-                    &read.buffer_id,   &read.is_legacy_capable, &read.handle_types,
-                    &read.range_start, &read.range_bytes,       &read.pool,
+  PointerAttribute names[] = {kPointerMemoryType,
+                              kPointerDeviceOrdinal,
+                              kPointerIsManaged,
+                              kPointerBufferId,
+                              kPointerIsLegacyIpcCapable,
+                              kPointerAllowedHandleTypes,
+                              kPointerMapped,
+                              kPointerPool,
+                              kPointerContext};
+  void* values[] = {&read.memory_type,
+                    &read.device_ordinal,
+                    &read.is_managed,
+                    &read.buffer_id,
+                    &read.is_legacy_capable,
+                    &read.handle_types,
+                    &read.is_mapped,
+                    &read.pool,
                     &read.context};
   static_assert(std::size(names) == std::size(values));
   // For a pointer unknown to CUDA it succeeds and leaves zeros.
@@ -108,6 +116,12 @@ absl::Status LeavesAllocation(const MemoryInfo& info, DevicePointer pointer, siz
       ", which ends at 0x", absl::Hex(last.base + last.allocation_bytes)));
 }
 
+absl::Status NothingMapped(DevicePointer pointer) {
+  return absl::InvalidArgumentError(absl::StrCat(
+      "0x", absl::Hex(pointer),
+      " is a reserved address (cuMemAddressReserve) at which no memory is mapped (cuMemMap)"));
+}
+
 // Reads piece by piece until the range is covered.
 absl::Status ReadVirtual(const CudaDevice& device, DevicePointer pointer, size_t bytes,
                          MemoryInfo& info) {
@@ -115,11 +129,12 @@ absl::Status ReadVirtual(const CudaDevice& device, DevicePointer pointer, size_t
   while (covered < bytes) {
     const DevicePointer at = pointer + covered;
     FERRY_ASSIGN_OR_RETURN(const Attributes attributes, ReadAttributes(device, at));
-    if (!info.pieces.empty() &&
-        (attributes.memory_type != kMemoryTypeDevice ||
-         static_cast<int>(attributes.device_ordinal) != info.device || !IsVirtual(attributes))) {
+    if (!info.pieces.empty() && (attributes.memory_type != kMemoryTypeDevice ||
+                                 static_cast<int>(attributes.device_ordinal) != info.device ||
+                                 !IsVirtual(attributes) || attributes.is_mapped == 0)) {
       return LeavesAllocation(info, pointer, bytes);
     }
+    if (attributes.is_mapped == 0) return NothingMapped(at);
     FERRY_ASSIGN_OR_RETURN(MemoryPiece piece, ReadPiece(device, attributes, at, bytes - covered));
     if ((attributes.handle_types & kHandleTypePosixFd) == 0 && info.no_export_reason.empty()) {
       info.no_export_reason = absl::StrCat("the memory at 0x", absl::Hex(piece.base),

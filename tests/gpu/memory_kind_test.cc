@@ -208,6 +208,16 @@ TEST_F(MemoryKindTest, MappedMemoryHasAPieceForEachPhysicalAllocation) {
   Unmap(mapped);
 }
 
+TEST_F(MemoryKindTest, ReservedAddressesAreRefused) {
+  NEEDS_THE_DOUBLE("says of what device reserved addresses are");
+  const Mapped mapped = Map({kHandleTypePosixFd});
+  const absl::Status status =
+      Classify(*device_, reinterpret_cast<void*>(mapped.base + mapped.bytes), 1).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(status.message(), HasSubstr("at which no memory is mapped"));
+  Unmap(mapped);
+}
+
 // One chunk of an expandable segment suffices.
 TEST_F(MemoryKindTest, MappedMemoryWithoutAHandleTypeCannotBeExported) {
   const Mapped mapped = Map({kHandleTypePosixFd, kHandleTypeNone});

@@ -199,6 +199,29 @@ TEST_F(DriverTest, SizesAreInUnits) {
   unsetenv("STRICT_CUDA_SIZE_UNIT");
 }
 
+TEST_F(DriverTest, ReservedAddressesHaveAttributes) {
+  ExpectSuccess(RunAlone([] {
+    UseDevice();
+    CUdeviceptr base = 0;
+    OK(CU(cuMemAddressReserve)(&base, 8 * kMiB, 0, 0, 0));
+    CUdeviceptr start = 0;
+    size_t bytes = 0;
+    char is_mapped = 1;
+    CUpointer_attribute names[] = {CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
+                                   CU_POINTER_ATTRIBUTE_RANGE_SIZE, CU_POINTER_ATTRIBUTE_MAPPED};
+    void* values[] = {&start, &bytes, &is_mapped};
+    OK(CU(cuPointerGetAttributes)(3, names, values, base + 5 * kMiB));
+    REQUIRE(start == base && bytes == 8 * kMiB && is_mapped == 0);
+    EXPECT_CU(CUDA_ERROR_NOT_FOUND, CU(cuMemGetAddressRange_v2)(&start, &bytes, base));
+    OK(CU(cuMemAddressFree)(base, 8 * kMiB));
+    OK(CU(cuPointerGetAttributes)(3, names, values, base));
+    REQUIRE(start == 0 && bytes == 0);
+    const CUdeviceptr memory = Alloc(16);
+    OK(CU(cuPointerGetAttributes)(3, names, values, memory));
+    REQUIRE(is_mapped == 1);
+  }));
+}
+
 TEST_F(DriverTest, RunsOutOfMemory) {
   setenv("STRICT_CUDA_MEMORY", "16777216", 1);
   ExpectSuccess(RunAlone([] {

@@ -128,6 +128,9 @@ std::shared_ptr<Range> Find(CUdeviceptr pointer);
 // All of one context, or all if null.
 std::vector<std::shared_ptr<Range>> RangesOf(const Context* context);
 
+// Whether cuMemAddressReserve has given the address; then also all that it gave with it.
+bool IsReserved(CUdeviceptr pointer, CUdeviceptr* base, size_t* bytes);
+
 // Classifies [pointer, pointer + bytes). Memory unknown to the driver is taken for pageable host
 // memory, unless only device memory can have such an address: then it is a violation, and
 // ILLEGAL_ADDRESS. `by`: the device that accesses it, or -1 for none.

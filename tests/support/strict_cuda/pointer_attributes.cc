@@ -88,6 +88,27 @@ CUresult Tell(const Range& range, CUdeviceptr pointer, CUpointer_attribute attri
   return CUDA_ERROR_INVALID_VALUE;
 }
 
+// The attributes of a reserved address at which nothing is mapped.
+CUresult TellReserved(CUdeviceptr pointer, CUpointer_attribute attribute, void* data) {
+  CUdeviceptr base = 0;
+  size_t bytes = 0;
+  if (!IsReserved(pointer, &base, &bytes)) return CUDA_ERROR_INVALID_VALUE;
+  switch (attribute) {
+    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
+      return Put(data, CU_MEMORYTYPE_DEVICE);
+    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
+      return Put(data, CurrentContext() == nullptr ? 0 : CurrentContext()->ordinal);
+    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
+      return Put(data, base);
+    case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
+      return Put(data, bytes);
+    case CU_POINTER_ATTRIBUTE_MAPPED:
+      return Put(data, false);
+    default:
+      return CUDA_ERROR_INVALID_VALUE;
+  }
+}
+
 size_t SizeOf(CUpointer_attribute attribute) {
   switch (attribute) {
     case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
@@ -116,8 +137,8 @@ STRICT_CUDA_EXPORT CUresult cuPointerGetAttribute(void* data, CUpointer_attribut
   if (data == nullptr) return CUDA_ERROR_INVALID_VALUE;
   const std::lock_guard<std::mutex> lock(ProcessMutex());
   const std::shared_ptr<Range> range = Find(pointer);
-  if (range == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  return Tell(*range, pointer, attribute, data);
+  return range == nullptr ? TellReserved(pointer, attribute, data)
+                          : Tell(*range, pointer, attribute, data);
 }
 
 // Never fails for an unknown pointer: the results are then empty, the ordinal -2.
@@ -129,7 +150,9 @@ STRICT_CUDA_EXPORT CUresult cuPointerGetAttributes(unsigned int count,
   const std::lock_guard<std::mutex> lock(ProcessMutex());
   const std::shared_ptr<Range> range = Find(pointer);
   for (unsigned int i = 0; i < count; ++i) {
-    if (range != nullptr && Tell(*range, pointer, attributes[i], data[i]) == CUDA_SUCCESS) continue;
+    const CUresult told = range == nullptr ? TellReserved(pointer, attributes[i], data[i])
+                                           : Tell(*range, pointer, attributes[i], data[i]);
+    if (told == CUDA_SUCCESS) continue;
     std::memset(data[i], 0, SizeOf(attributes[i]));
     if (attributes[i] == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL) Put(data[i], -2);
   }

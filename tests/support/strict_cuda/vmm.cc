@@ -80,6 +80,14 @@ CUresult CheckProp(const CUmemAllocationProp* prop) {
 
 }  // namespace
 
+bool IsReserved(CUdeviceptr pointer, CUdeviceptr* base, size_t* bytes) {
+  const auto* const reservation = FindReservation(pointer, 1);
+  if (reservation == nullptr) return false;
+  *base = reservation->first;
+  *bytes = reservation->second;
+  return true;
+}
+
 extern "C" {
 
 STRICT_CUDA_EXPORT CUresult cuMemGetAllocationGranularity(size_t* granularity,
