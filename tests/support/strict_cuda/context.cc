@@ -77,6 +77,9 @@ int OrdinalOf(int physical) {
 void FailContext(Context& context, CUresult error) {
   CUresult none = CUDA_SUCCESS;
   context.error.compare_exchange_strong(none, error);
+  if (error == CUDA_ERROR_ILLEGAL_ADDRESS || error == CUDA_ERROR_MISALIGNED_ADDRESS) {
+    SetProcessError(error);
+  }
 }
 
 extern "C" {

@@ -320,6 +320,79 @@ TEST_F(DriverTest, KernelsNeedAlignedWords) {
   }));
 }
 
+// Nothing of the driver can be used in the process any more.
+void ExpectAllCallsFail(CUresult error, CUdeviceptr memory, CUstream stream) {
+  CUdeviceptr pointer = 0;
+  EXPECT_CU(error, CU(cuMemAlloc_v2)(&pointer, 16));
+  EXPECT_CU(error, CU(cuMemFree_v2)(memory));
+  EXPECT_CU(error, CU(cuStreamQuery)(stream));
+  EXPECT_CU(error, CU(cuMemsetD8Async)(memory, 1, 1, stream));
+  uint64_t id = 0;
+  EXPECT_CU(error, CU(cuPointerGetAttribute)(&id, CU_POINTER_ATTRIBUTE_BUFFER_ID, memory));
+  EXPECT_CU(error, CU(cuCtxSynchronize)());
+  EXPECT_CU(error, CU(cuDevicePrimaryCtxRelease_v2)(0));
+  // Nor on the other device.
+  CUcontext context = nullptr;
+  EXPECT_CU(error, CU(cuDevicePrimaryCtxRetain)(&context, 1));
+}
+
+TEST_F(DriverTest, IllegalAccessesOnDemand_EndTheUseOfTheDriver) {
+  ExpectSuccess(RunAlone([] {
+    UseDevice();
+    const CUdeviceptr memory = Alloc(64);
+    const CUstream stream = NewStream();
+    CU(strict_cuda_fail_next)("cuMemcpyDtoDAsync_v2", -3, 1);
+    OK(CU(cuMemcpyDtoDAsync_v2)(memory + 8, memory, 8, stream));
+    OK(CU(cuStreamSynchronize)(stream));
+    OK(CU(cuMemcpyDtoDAsync_v2)(memory + 8, memory, 8, stream));
+    EXPECT_CU(CUDA_ERROR_ILLEGAL_ADDRESS, CU(cuStreamSynchronize)(stream));
+    ExpectAllCallsFail(CUDA_ERROR_ILLEGAL_ADDRESS, memory, stream);
+  }));
+  ExpectSuccess(RunAlone([] {
+    UseDevice();
+    const CUdeviceptr memory = Alloc(64);
+    const CUstream stream = NewStream();
+    CU(strict_cuda_fail_next)("cuMemcpyHtoD_v2", -3, 0);
+    EXPECT_CU(CUDA_ERROR_ILLEGAL_ADDRESS, CU(cuMemcpyHtoD_v2)(memory, "text", 4));
+    ExpectAllCallsFail(CUDA_ERROR_ILLEGAL_ADDRESS, memory, stream);
+  }));
+}
+
+TEST_F(DriverTest, MisalignedAccesses_EndTheUseOfTheDriver) {
+  ExpectSuccess(RunAlone([] {
+    UseDevice();
+    CUdeviceptr to = Alloc(64) + 4;
+    const CUstream stream = NewStream();
+    uint64_t bytes = 8;
+    uint64_t seed = 1;
+    void* parameters[] = {&to, &bytes, &seed};
+    OK(CU(cuLaunchKernel)(LoadKernel("ferry_pattern_fill"), 1, 1, 1, 32, 1, 1, 0, stream,
+                          parameters, nullptr));
+    EXPECT_CU(CUDA_ERROR_MISALIGNED_ADDRESS, CU(cuStreamSynchronize)(stream));
+    ExpectAllCallsFail(CUDA_ERROR_MISALIGNED_ADDRESS, to, stream);
+  }));
+}
+
+// Without the abort that usually ends the process.
+TEST_F(DriverTest, KernelOnFreedMemory_EndsTheUseOfTheDriver) {
+  setenv("STRICT_CUDA_ON_BREACH", "record", 1);
+  ExpectSuccess(RunAlone([] {
+    UseDevice();
+    CUdeviceptr to = Alloc(64);
+    const CUdeviceptr other = Alloc(64);
+    const CUstream stream = NewStream();
+    OK(CU(cuMemFree_v2)(to));
+    uint64_t bytes = 8;
+    uint64_t seed = 1;
+    void* parameters[] = {&to, &bytes, &seed};
+    OK(CU(cuLaunchKernel)(LoadKernel("ferry_pattern_fill"), 1, 1, 1, 32, 1, 1, 0, stream,
+                          parameters, nullptr));
+    EXPECT_CU(CUDA_ERROR_ILLEGAL_ADDRESS, CU(cuStreamSynchronize)(stream));
+    REQUIRE(CU(strict_cuda_breaches_of)("use-after-free") == 1);
+    ExpectAllCallsFail(CUDA_ERROR_ILLEGAL_ADDRESS, other, stream);
+  }));
+}
+
 TEST_F(DriverTest, InjectedFaultsFail) {
   setenv("STRICT_CUDA_FAIL", "cuStreamCreate:2:1", 1);
   ExpectSuccess(RunAlone([] {

@@ -11,6 +11,7 @@
 #include <list>
 #include <mutex>
 #include <string>
+#include <utility>
 
 #include "tests/support/strict_cuda/breach.h"
 #include "tests/support/strict_cuda/config.h"
@@ -20,7 +21,9 @@ namespace {
 
 std::atomic<bool> initialized = false;
 std::atomic<pid_t> home = 0;
+std::atomic<CUresult> process_error = CUDA_SUCCESS;
 thread_local bool in_host_function = false;
+thread_local bool is_access_illegal = false;
 
 struct Fault {
   std::string symbol;
@@ -61,6 +64,8 @@ Faults& TheFaults() {
 
 // Instead of an error: the process is killed at the call.
 constexpr int kDies = -2;
+// The call succeeds, and what it enqueues accesses an illegal address.
+constexpr int kIllegalAccess = -3;
 
 }  // namespace
 
@@ -80,6 +85,10 @@ int TakeFault(const char* symbol) {
     }
   }
   if (error == kDies) kill(getpid(), SIGKILL);
+  if (error == kIllegalAccess) {
+    is_access_illegal = true;
+    return 0;
+  }
   if (error < 0) {
     ++faults.hanging;
     faults.cleared.wait(lock, [&faults, round = faults.round] { return faults.round != round; });
@@ -98,12 +107,22 @@ void CheckFork(const char* symbol) {
 }
 
 void SetInitialized() { initialized = true; }
+void SetProcessError(CUresult error) {
+  CUresult none = CUDA_SUCCESS;
+  process_error.compare_exchange_strong(none, error);
+}
+
+CUresult ProcessError() { return process_error; }
+bool TakeIllegalAccess() { return std::exchange(is_access_illegal, false); }
+
 void SetInHostFunction(bool is_in) { in_host_function = is_in; }
 
 CUresult Enter(const char* symbol) {
   if (!initialized) return CUDA_ERROR_NOT_INITIALIZED;
   CheckFork(symbol);
   if (in_host_function) Breach(Rule::kHostFunction, symbol, "called by a host function");
+  if (const CUresult error = ProcessError(); error != CUDA_SUCCESS) return error;
+  is_access_illegal = false;
   return TakeFault(symbol);
 }
 

@@ -17,6 +17,12 @@ CUresult Enter(const char* symbol);
 // The same, without the need for cuInit. Breaks the rule "fork" in a child.
 void CheckFork(const char* symbol);
 void SetInitialized();
+// After an illegal access of the device no driver call of the process succeeds any more.
+void SetProcessError(CUresult error);
+CUresult ProcessError();
+// Whether the work that the current call enqueues is to access an illegal address (fault -3). True
+// once.
+bool TakeIllegalAccess();
 // While a thread runs a host function of a stream, each call in it is a breach.
 void SetInHostFunction(bool is_in);
 

@@ -164,7 +164,7 @@ void Spin(Context& context, const std::vector<uint64_t>& parameters) {
     const std::unique_ptr<Use> use = Access(context, parameters[0], 4, false);
     if (use == nullptr) return;
     const auto* const flag = reinterpret_cast<const uint32_t*>(use->pieces().front().host);
-    if (__atomic_load_n(flag, __ATOMIC_ACQUIRE) != 0) return;
+    if (__atomic_load_n(flag, __ATOMIC_ACQUIRE) != 0 || context.error != 0) return;
     std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
 }

@@ -186,6 +186,9 @@ void EnqueueOps(Comm& comm, const std::vector<Op>& ops, uint64_t rts) {
 }
 
 ncclResult_t Launch(Comm& comm, const std::vector<Op>& ops) {
+  if (ProcessError() != CUDA_SUCCESS) {
+    return FailComm(&comm, ncclUnhandledCudaError, "a driver call failed");
+  }
   const CallOn call(comm);
   const IssueGuard guard(*comm.device);
   if (const ncclResult_t result = Check(comm, ops); result != 0) return result;

@@ -215,8 +215,8 @@ Comm* NewComm(int count, const ncclUniqueId& id, int rank, const ncclConfig_t* c
     return nullptr;
   }
   Context* context = nullptr;
-  if (RequireContext(&context) != CUDA_SUCCESS) {
-    Breach(Rule::kNcclWrongDevice, call, "no context is current");
+  if (const CUresult found = RequireContext(&context); found != CUDA_SUCCESS) {
+    if (context == nullptr) Breach(Rule::kNcclWrongDevice, call, "no context is current");
     *result = ncclUnhandledCudaError;
     return nullptr;
   }

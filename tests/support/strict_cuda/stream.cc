@@ -160,6 +160,9 @@ uint64_t Enqueue(StreamHandle& stream, Task task, std::function<void()> work) {
 uint64_t Enqueue(StreamHandle& stream, Task task, std::function<void()> wait,
                  std::function<void()> work) {
   Context& context = *stream.context;
+  if (TakeIllegalAccess()) {
+    work = [&context] { FailContext(context, CUDA_ERROR_ILLEGAL_ADDRESS); };
+  }
   const std::lock_guard<std::mutex> lock(context.mu);
   std::vector<std::pair<StreamHandle*, uint64_t>> before;
   if (stream.is_legacy) {
