@@ -125,6 +125,7 @@ Config Read() {
   ReadNvlinks(config, count);
   config.pcie_level = static_cast<int>(NumberFromEnvironment("STRICT_CUDA_PCIE_LEVEL", 40));
   config.fabric_cluster = static_cast<int>(NumberFromEnvironment("STRICT_CUDA_FABRIC", 0));
+  config.pool_imports_once = FromEnvironment("STRICT_CUDA_POOL_IMPORTS", "many") == "once";
   config.connections = ReadConnections();
   config.deadlock_ms = static_cast<int>(NumberFromEnvironment("STRICT_CUDA_DEADLOCK_MS", 2000));
   config.nccl_peer_death_is_error =

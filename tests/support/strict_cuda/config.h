@@ -39,7 +39,8 @@ struct Config {
   int switch_nvlinks = 0;
   int pcie_level = 40;  // nvmlGpuTopologyLevel_t
   int fabric_cluster = 0;
-  int connections = 0;  // hardware queues of a context; 0: one for each stream
+  bool pool_imports_once = false;  // a second import of a pool fails
+  int connections = 0;             // hardware queues of a context; 0: one for each stream
   int deadlock_ms = 2000;
   bool nccl_peer_death_is_error = false;
   int nccl_absent_rank = -1;

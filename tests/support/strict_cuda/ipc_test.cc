@@ -228,6 +228,34 @@ TEST_F(IpcTest, PoolMemoryIsPassedByPoolAndPointer) {
   ExpectSuccess(outcomes[1]);
 }
 
+TEST_F(IpcTest, PoolIsImportedOnceAtATime) {
+  setenv("STRICT_CUDA_POOL_IMPORTS", "once", 1);
+  const auto outcomes = RunPair(
+      [](const Wire& wire) {
+        UseDevice();
+        int fd = -1;
+        NewExportablePool(&fd);
+        wire.SendFd(fd);
+        wire.Get<char>();
+      },
+      [](const Wire& wire) {
+        UseDevice();
+        const int fd = wire.RecvFd();
+        const CUmemoryPool first = ImportPool(fd);
+        CUmemoryPool second = nullptr;
+        EXPECT_CU(CUDA_ERROR_INVALID_VALUE,
+                  CU(cuMemPoolImportFromShareableHandle)(
+                      &second, reinterpret_cast<void*>(static_cast<intptr_t>(fd)),
+                      CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+        OK(CU(cuMemPoolDestroy)(first));
+        ImportPool(fd);
+        wire.Put('x');
+      });
+  unsetenv("STRICT_CUDA_POOL_IMPORTS");
+  ExpectSuccess(outcomes[0]);
+  ExpectSuccess(outcomes[1]);
+}
+
 // The memory of a device is the sum over all processes.
 TEST_F(IpcTest, ProcessesShareTheMemoryOfADevice) {
   setenv("STRICT_CUDA_MEMORY", "16777216", 1);

@@ -99,6 +99,7 @@ cuMemPoolImportFromShareableHandle(CUmemoryPool* pool, void* handle, CUmemAlloca
   if (entry == nullptr || entry->kind != ExportKind::kPool || !IsAlive(entry->owner)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
+  if (GetConfig().pool_imports_once && IsPoolImported(rts.id)) return CUDA_ERROR_INVALID_VALUE;
   *pool = NewPool(entry->device, entry->handle_types);
   (*pool)->is_imported = true;
   (*pool)->id = rts.id;

@@ -87,6 +87,12 @@ CUresult CheckPool(CUmemoryPool pool, const char* call) {
   return CUDA_ERROR_INVALID_VALUE;
 }
 
+bool IsPoolImported(uint64_t id) {
+  return std::any_of(Pools().begin(), Pools().end(), [id](const PoolHandle* pool) {
+    return pool->is_imported && !pool->destroyed && pool->id == id;
+  });
+}
+
 extern "C" {
 
 STRICT_CUDA_EXPORT CUresult cuDeviceGetDefaultMemPool(CUmemoryPool* pool, CUdevice device) {

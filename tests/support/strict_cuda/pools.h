@@ -26,6 +26,9 @@ struct PoolHandle {
 
 // REQUIRES: the process's lock.
 PoolHandle* NewPool(int physical, int handle_types);
+// Whether this process has imported the pool `id` of another one, and not destroyed the import.
+// REQUIRES: the process's lock.
+bool IsPoolImported(uint64_t id);
 // INVALID_VALUE for other pointers; a destroyed pool is a violation.
 CUresult CheckPool(CUmemoryPool pool, const char* call);
 
