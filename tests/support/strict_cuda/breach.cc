@@ -130,6 +130,9 @@ constexpr RuleText kRules[] = {
     {Rule::kNcclAbortInCall, "nccl-abort-in-call",
      "no thread is within NCCL on a communicator that is aborted",
      "wait for the device's executor first"},
+    {Rule::kNcclAbortUnderPeer, "nccl-abort-under-peer",
+     "within a machine all ranks abort: a rank's abort frees memory that kernels of others read",
+     "flag the communicator in all ranks, and abort when nothing of it runs"},
 };
 
 const RuleText& TextOf(Rule rule) {

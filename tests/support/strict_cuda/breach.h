@@ -44,6 +44,7 @@ enum class Rule {
   kNcclNotReady,
   kNcclAbortOrder,
   kNcclAbortInCall,
+  kNcclAbortUnderPeer,
 };
 
 // Reports to stderr and to the report file, then aborts the process, or counts the violation when

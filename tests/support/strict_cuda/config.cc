@@ -132,6 +132,8 @@ Config Read() {
       FromEnvironment("STRICT_CUDA_NCCL_PEER_DEATH", "spin") == "error";
   config.nccl_absent_rank =
       static_cast<int>(NumberFromEnvironment("STRICT_CUDA_NCCL_ABSENT_RANK", -1));
+  config.nccl_abort_is_watched =
+      FromEnvironment("STRICT_CUDA_NCCL_PEER_ABORT", "ignore") == "breach";
   config.nccl_launch_us = static_cast<int>(NumberFromEnvironment("STRICT_CUDA_NCCL_LAUNCH_US", 60));
   config.nccl_memory = NumberFromEnvironment("STRICT_CUDA_NCCL_MEMORY", 0);
   for (const std::string& part : SplitText(FromEnvironment("STRICT_CUDA_ATTRIBUTES", ""), ',')) {

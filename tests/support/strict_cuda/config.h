@@ -44,6 +44,7 @@ struct Config {
   int deadlock_ms = 2000;
   bool nccl_peer_death_is_error = false;
   int nccl_absent_rank = -1;
+  bool nccl_abort_is_watched = false;
   int nccl_launch_us = 60;        // how long a non-blocking group is in progress, at least
   int64_t nccl_memory = 0;        // of each communicator, in bytes
   std::map<int, int> attributes;  // overrides of cuDeviceGetAttribute

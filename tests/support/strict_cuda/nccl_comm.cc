@@ -70,6 +70,25 @@ ncclResult_t CheckReady(Comm* comm, const char* call) {
   return ncclInvalidArgument;
 }
 
+// Its kernel may read memory that the abort frees.
+void CheckPeersOfAborted(const Comm& comm, const char* call) {
+  if (!GetConfig().nccl_abort_is_watched || !comm.is_initialized) return;
+  for (int rank = 0; rank < comm.count; ++rank) {
+    int32_t reader = 0;
+    {
+      const MachineLock lock;
+      const ControlChannel& channel = TheMachine().channels[comm.record->channels[rank]];
+      const uint64_t peers = channel.send_mask | channel.recv_mask;
+      const bool reads = rank != comm.rank && channel.comm == comm.token && channel.rank == rank &&
+                         (peers >> comm.rank & 1) != 0 && IsAlive(channel.process);
+      if (reads) reader = channel.process.pid;
+    }
+    if (reader == 0) continue;
+    Breach(Rule::kNcclAbortUnderPeer, call,
+           "an operation of rank %d (process %d) with rank %d is running", rank, reader, comm.rank);
+  }
+}
+
 ncclResult_t FinishAborts(const std::vector<Comm*>& comms, const char* call) {
   for (Comm* comm : comms) {
     const int64_t deadline_ms = NowMs() + GetConfig().deadlock_ms;
@@ -82,6 +101,7 @@ ncclResult_t FinishAborts(const std::vector<Comm*>& comms, const char* call) {
       }
       std::this_thread::sleep_for(kCommPoll);
     }
+    CheckPeersOfAborted(*comm, call);
     CloseLinks(*comm);
   }
   return ncclSuccess;

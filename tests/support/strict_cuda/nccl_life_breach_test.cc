@@ -143,6 +143,39 @@ TEST_F(NcclBreachTest, AbortWhileAnotherThreadIsInACall) {
   ExpectBreach(outcomes[0], "nccl-abort-in-call");
 }
 
+// The other rank's kernel waits for data of this one.
+TEST_F(NcclBreachTest, AbortUnderARunningOperationOfAPeer) {
+  setenv("STRICT_CUDA_NCCL_PEER_ABORT", "breach", 1);
+  const auto abort_when = [this](bool is_running) {
+    return RunPair(
+        [is_running](const Wire& wire) {
+          UseDevice(0);
+          const PairRank rank(0, MintFor(wire));
+          // Its arrival shows that the kernel of the peer runs.
+          if (is_running) rank.Recv(Alloc(8), 8);
+          rank.Synchronize();
+          wire.Get<char>();
+          OK(CU(ncclCommAbort)(rank.comm));
+        },
+        [is_running](const Wire& wire) {
+          UseDevice(1);
+          const PairRank rank(1, wire.Get<ncclUniqueId>());
+          if (is_running) {
+            const CUdeviceptr memory = Alloc(16);
+            OK(CU(ncclGroupStart)());
+            rank.Send(memory, 8);
+            rank.Recv(memory + 8, 8);
+            EndGroup(rank.comm);
+          }
+          wire.Put('r');
+          AwaitEnd(wire);
+        })[0];
+  };
+  ExpectBreach(abort_when(true), "nccl-abort-under-peer");
+  ExpectSuccess(abort_when(false));
+  unsetenv("STRICT_CUDA_NCCL_PEER_ABORT");
+}
+
 TEST_F(NcclBreachTest, AbortOfBothInAGroupIsAllowed) {
   const auto outcomes = RunTwoCommunicators(
       [](PairRank& a, PairRank& b) {
