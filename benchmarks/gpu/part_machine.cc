@@ -34,6 +34,8 @@ constexpr char kMarkOfTheDouble[] = "strict_cuda_breaches";
 // For a GPU whose driver accepts Ferry's kernels.
 constexpr char kKernelsLoad[] = "load";
 // For one whose driver has compiled them: it is older than the toolkit of this build.
+// The first bytes of a fat binary.
+constexpr char kFatBinary[] = "\x50\xed\x55\xba";
 constexpr char kKernelsFromPtx[] = "made by the driver from PTX";
 
 // Which of the libraries in use is a fake; empty: none.
@@ -111,6 +113,8 @@ Json DescribeGpu(const std::shared_ptr<const cuda::CudaApi>& api, const Device& 
   } else if (const std::string& why = (*kernels)->why_ptx(); !why.empty()) {
     json["kernels"] = absl::StrCat(kKernelsFromPtx, ", since the binaries did not load: ", why);
   } else {
+  } else if (!absl::StartsWith(cuda::EmbeddedKernels().image, kFatBinary)) {
+    json["kernels"] = absl::StrCat(kKernelsFromPtx, ", since the build has no binaries");
     json["kernels"] = kKernelsLoad;
   }
   return json;

@@ -23,7 +23,7 @@ struct CompiledKernels {
   absl::string_view older_ptx;
 };
 
-// A fat binary, and PTX that every supported driver accepts; empty if this was built without nvcc.
+// A fat binary, and PTX for every supported driver; of a build without nvcc, the PTX alone.
 CompiledKernels EmbeddedKernels();
 
 }  // namespace ferry::cuda

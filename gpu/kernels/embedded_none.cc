@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Empty kernels: nvcc was not available at build time.
+// Empty kernels: neither nvcc nor ferry_kernels.ptx was available at build time.
 #include "gpu/kernels/embedded.h"
 
 namespace ferry::cuda {

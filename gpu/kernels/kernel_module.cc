@@ -22,7 +22,8 @@ absl::StatusOr<std::unique_ptr<KernelModule>> KernelModule::Load(
     std::shared_ptr<CudaDevice> device, const CompiledKernels& compiled,
     absl::Span<const std::pair<const char*, Function*>> functions) {
   if (compiled.empty()) {
-    return absl::UnimplementedError("this build of Ferry has no kernels: it was made without nvcc");
+    return absl::UnimplementedError(
+        "this build of Ferry has no kernels: it was made without nvcc and gpu/kernels/*.ptx");
   }
   FERRY_RETURN_IF_ERROR(device->api().Has(CudaGroup::kModules));
   std::unique_ptr<KernelModule> module = absl::WrapUnique(new KernelModule(std::move(device)));
