@@ -139,6 +139,8 @@ function(ferry_embed_kernels variable source)
   # Binaries for Ampere, Hopper and Blackwell, and PTX from which the driver makes the others.
   get_filename_component(bin ${nvcc} REALPATH)
   get_filename_component(bin ${bin} DIRECTORY)
+  # A nvcc that is a script calls that of a toolkit elsewhere.
+  find_program(ptxas ptxas HINTS ${bin} PATHS /usr/local/cuda/bin $ENV{CUDA_HOME}/bin NO_CACHE REQUIRED)
   set(flags -O3 -std=c++17 -I${PROJECT_SOURCE_DIR})
   add_custom_command(
     OUTPUT ${out}
@@ -148,7 +150,7 @@ function(ferry_embed_kernels variable source)
             -gencode arch=compute_100,code=sm_100 -gencode arch=compute_80,code=compute_80
             -o ${fatbin} ${source}
     COMMAND ${nvcc} --ptx ${flags} -arch=compute_80 -o ${ptx} ${source}
-    COMMAND ${CMAKE_COMMAND} -DFATBIN=${fatbin} -DPTX=${ptx} -DPTXAS=${bin}/ptxas
+    COMMAND ${CMAKE_COMMAND} -DFATBIN=${fatbin} -DPTX=${ptx} -DPTXAS=${ptxas}
             -DCHECKED_IN=${made} -DOUT=${out} -P ${FERRY_KERNELS_SCRIPT}
     DEPENDS ${source} ${headers} ${FERRY_KERNELS_SCRIPT}
     COMMENT "Compiling kernels" VERBATIM)
