@@ -62,6 +62,7 @@ absl::StatusOr<int> ShowMachine(const TopoFlags& flags) {
   FERRY_RETURN_IF_ERROR(FlushOutput());
   PrintReason("cores and NUMA nodes are not known", discovery.host_reason);
   PrintReason("no GPUs", discovery.cuda_reason);
+  for (const std::string& failure : discovery.gpu_failures) PrintReason("no use of", failure);
   if (discovery.cuda_reason.empty()) {
     PrintReason("no NVLinks", discovery.nvml_reason);
     // The message itself begins with what is missing.

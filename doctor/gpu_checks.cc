@@ -140,6 +140,14 @@ Finding CheckDriver(const GpuFacts& facts) {
 Finding CheckGpuCount(const GpuFacts& facts) {
   const size_t count = facts.gpus.size();
   std::string seen = absl::StrCat(count, count == 1 ? " GPU" : " GPUs");
+  if (!facts.gpu_failures.empty()) {
+    return Wrong("gpus",
+                 absl::StrCat(seen, ", and ", facts.gpu_failures.size(),
+                              " more that answered with an error: ",
+                              absl::StrJoin(facts.gpu_failures, "; ")),
+                 "see nvidia-smi and the kernel's log (dmesg, Xid), reset the GPU or leave it out "
+                 "of CUDA_VISIBLE_DEVICES; jobs run on the others");
+  }
   if (facts.visible_devices) {
     absl::StrAppend(&seen, " by CUDA_VISIBLE_DEVICES=", Quoted(*facts.visible_devices));
     const std::vector<std::string> named =

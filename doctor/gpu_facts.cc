@@ -55,8 +55,9 @@ absl::Status AskDriver(const cuda::CudaApi& api, GpuFacts& facts) {
     const absl::Status& has = api.Has(group);
     if (!has.ok()) facts.lacking.push_back(absl::StrCat(what, " (", has.message(), ")"));
   }
-  FERRY_ASSIGN_OR_RETURN(std::vector<Device> devices, cuda::EnumerateGpus(api));
-  for (Device& device : devices) {
+  FERRY_ASSIGN_OR_RETURN(cuda::GpuEnumeration found, cuda::EnumerateGpus(api));
+  facts.gpu_failures = std::move(found.failures);
+  for (Device& device : found.gpus) {
     cuda::Device handle = 0;
     FERRY_RETURN_IF_ERROR(
         api.Check(api.table().device_get(&handle, device.ordinal), "cuDeviceGet"));

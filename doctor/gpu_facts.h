@@ -31,8 +31,10 @@ struct GpuFacts {
   // Function groups that the driver lacks, each with the name of the first missing function.
   std::vector<std::string> lacking;
   std::vector<GpuFact> gpus;  // in the driver's order
-  std::string nvml_reason;    // why links and fabrics are unknown; empty if they are known
-  std::string nvml_driver;    // "580.65.06" according to the library; empty: unknown
+  // For each GPU that is not among them since the driver answered with an error: which, and why.
+  std::vector<std::string> gpu_failures;
+  std::string nvml_reason;  // why links and fabrics are unknown; empty if they are known
+  std::string nvml_driver;  // "580.65.06" according to the library; empty: unknown
 
   std::string kernel_driver;      // "580.65.06" according to the kernel; empty: not loaded
   int kernel_gpu_count = 0;       // number of GPUs of the kernel's driver

@@ -40,7 +40,8 @@ absl::Status LookAtGpus() {
   std::unique_ptr<cuda::CudaApi> api;
   const doctor::GpuFacts facts = doctor::ReadGpuFacts(doctor::LocalHostReader(), api);
   for (const doctor::Finding& finding : doctor::CheckGpus(facts)) Tell(finding);
-  WriteHelperLine("gpus", facts.gpus.size());
+  // Each ordinal is tested.
+  WriteHelperLine("gpus", facts.gpus.size() + facts.gpu_failures.size());
   WriteHelperLine("cuda_version", facts.cuda_version);
   if (api == nullptr) return absl::OkStatus();
   WriteHelperLine("check", "peer access");

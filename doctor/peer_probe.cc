@@ -92,11 +92,10 @@ absl::StatusOr<std::vector<PeerOutcome>> ProbePeers(
   const int count = peers.device_count();
   std::vector<PeerOutcome> outcomes;
   if (count < 2) return outcomes;
-  std::vector<std::unique_ptr<End>> ends;
+  std::vector<absl::StatusOr<std::unique_ptr<End>>> ends;
   for (int ordinal = 0; ordinal < count; ++ordinal) {
     on_phase(absl::StrCat("opening gpu:", ordinal));
-    FERRY_ASSIGN_OR_RETURN(std::unique_ptr<End> end, OpenEnd(api, ordinal));
-    ends.push_back(std::move(end));
+    ends.push_back(OpenEnd(api, ordinal));
   }
   for (int from = 0; from < count; ++from) {
     for (int to = 0; to < count; ++to) {
@@ -107,8 +106,11 @@ absl::StatusOr<std::vector<PeerOutcome>> ProbePeers(
         // A distinct seed for each process and pair.
         const uint64_t seed =
             (static_cast<uint64_t>(getpid()) << 32) + static_cast<uint64_t>(from * count + to + 1);
-        outcome.copied =
-            Copy(*ends[static_cast<size_t>(from)], *ends[static_cast<size_t>(to)], seed);
+        const auto& reader = ends[static_cast<size_t>(from)];
+        const auto& owner = ends[static_cast<size_t>(to)];
+        outcome.copied = !reader.ok()  ? reader.status()
+                         : !owner.ok() ? owner.status()
+                                       : Copy(**reader, **owner, seed);
       }
       outcomes.push_back(std::move(outcome));
     }

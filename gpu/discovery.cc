@@ -29,11 +29,11 @@ int NumaNodeOf(const std::string& sysfs_root, const std::string& pci_bus_id) {
   return file >> node && node >= 0 ? node : -1;
 }
 
-absl::StatusOr<std::vector<Device>> FromCuda() {
+absl::StatusOr<cuda::GpuEnumeration> FromCuda() {
   const absl::StatusOr<std::unique_ptr<cuda::CudaApi>> api = cuda::CudaApi::Load();
   if (!api.ok()) return cuda::WithVisibility(api.status());
-  absl::StatusOr<std::vector<Device>> gpus = cuda::EnumerateGpus(**api);
-  return gpus.ok() ? std::move(gpus) : cuda::WithVisibility(gpus.status());
+  absl::StatusOr<cuda::GpuEnumeration> found = cuda::EnumerateGpus(**api);
+  return found.ok() ? std::move(found) : cuda::WithVisibility(found.status());
 }
 
 absl::Status AddFromNvml(GpuDiscovery& discovery) {
@@ -45,13 +45,14 @@ absl::Status AddFromNvml(GpuDiscovery& discovery) {
 
 GpuDiscovery DiscoverGpus(const DiscoveryOptions& options) {
   GpuDiscovery discovery;
-  absl::StatusOr<std::vector<Device>> devices = FromCuda();
-  if (!devices.ok()) {
-    discovery.cuda_reason = std::string(devices.status().message());
+  absl::StatusOr<cuda::GpuEnumeration> found = FromCuda();
+  if (!found.ok()) {
+    discovery.cuda_reason = std::string(found.status().message());
     discovery.nvml_reason = "not asked: CUDA shows no GPU";
     return discovery;
   }
-  discovery.devices = *std::move(devices);
+  discovery.devices = std::move(found->gpus);
+  discovery.gpu_failures = std::move(found->failures);
   for (Device& device : discovery.devices) {
     device.numa_node = NumaNodeOf(options.sysfs_root, device.pci_bus_id);
   }
@@ -65,6 +66,7 @@ LocalDiscovery DiscoverLocal(const DiscoveryOptions& options) {
   LocalDiscovery local;
   local.host_reason = std::move(host.reason);
   local.cuda_reason = std::move(gpus.cuda_reason);
+  local.gpu_failures = std::move(gpus.gpu_failures);
   local.nvml_reason = std::move(gpus.nvml_reason);
   LocalTopology& topology = local.topology;
   topology.host_name = std::move(host.host_name);

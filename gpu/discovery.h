@@ -15,7 +15,9 @@ struct GpuDiscovery {
   std::vector<Device> devices;    // in the driver's order; empty if cuda_reason is set
   std::vector<DeviceLink> links;  // by indexes into `devices`, sorted; empty if nvml_reason is set
   std::string cuda_reason;        // why there are no GPUs; empty if there are some
-  std::string nvml_reason;        // why links and fabrics are unknown; empty if they are known
+  // For each GPU that is not in `devices` since the driver answered with an error: which, and why.
+  std::vector<std::string> gpu_failures;
+  std::string nvml_reason;  // why links and fabrics are unknown; empty if they are known
 };
 
 struct DiscoveryOptions {
@@ -32,6 +34,7 @@ struct LocalDiscovery {
   LocalTopology topology;   // node id 0, no endpoint: the caller sets them
   std::string host_reason;  // why cores and memory are unknown; empty if they are known
   std::string cuda_reason;
+  std::vector<std::string> gpu_failures;
   std::string nvml_reason;
 };
 

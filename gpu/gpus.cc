@@ -38,10 +38,12 @@ absl::StatusOr<std::unique_ptr<Gpus>> Gpus::Create(std::shared_ptr<const CudaApi
   for (int ordinal = 0; ordinal < count; ++ordinal) {
     cuda::Device device = 0;
     cuda::Uuid uuid = {};
-    FERRY_RETURN_IF_ERROR(gpus->api_->Check(table.device_get(&device, ordinal), "cuDeviceGet"));
-    FERRY_RETURN_IF_ERROR(
-        gpus->api_->Check(table.device_get_uuid(&uuid, device), "cuDeviceGetUuid_v2"));
-    gpus->uuids_.push_back(cuda::UuidText(uuid));
+    absl::Status status = gpus->api_->Check(table.device_get(&device, ordinal), "cuDeviceGet");
+    if (status.ok()) {
+      status = gpus->api_->Check(table.device_get_uuid(&uuid, device), "cuDeviceGetUuid_v2");
+    }
+    if (!status.ok()) FERRY_LOG_WARN(kGpu, "GPU not usable: gpu:{}: {}", ordinal, status);
+    gpus->uuids_.push_back(status.ok() ? cuda::UuidText(uuid) : "");
   }
   FERRY_ASSIGN_OR_RETURN(gpus->peers_, cuda::PeerMatrix::Query(*gpus->api_));
   FERRY_LOG_INFO(kGpu, "GPUs found: {}{}{}", count, count == 0 ? "" : ": ",

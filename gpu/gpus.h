@@ -107,7 +107,8 @@ class Gpus final {
   //   host: allocates memory for tensors that leave a GPU.
   //   copier: may be null; outlives this object.
   //   kernel_image: compiled kernels, as for cuModuleLoadData; empty: none. Must stay valid.
-  //   Errors: INTERNAL if the driver cannot enumerate its devices.
+  //   Errors: INTERNAL if the driver cannot enumerate its devices. One that answers with an error
+  //   is logged, and only its own use fails.
   static absl::StatusOr<std::unique_ptr<Gpus>> Create(
       std::shared_ptr<const cuda::CudaApi> api, HostAllocator host, CopyPool* copier,
       GpusOptions options, cuda::CompiledKernels kernel_image = cuda::EmbeddedKernels());
@@ -118,7 +119,7 @@ class Gpus final {
   Gpus& operator=(const Gpus&) = delete;
 
   int count() const { return static_cast<int>(uuids_.size()); }
-  // By ordinal, as nvidia-smi writes them.
+  // By ordinal, as nvidia-smi writes them; empty: that GPU answered with an error.
   const std::vector<std::string>& uuids() const { return uuids_; }
   const cuda::PeerMatrix& peers() const { return peers_; }
   // One per process; several Gpus share it.

@@ -230,6 +230,9 @@ absl::StatusOr<std::unique_ptr<Node>> Node::Join(NodeOptions options) {
   const NodeIdentity& node_identity = node->identity_;
   if (options.transfers_tensors) FERRY_RETURN_IF_ERROR(CheckFileRoom(kNodeFiles));
   node->discovery_ = DiscoverLocal();
+  for (const std::string& failure : node->discovery_.gpu_failures) {
+    FERRY_LOG_WARN(kNode, "GPU left out: {}", failure);
+  }
   LocalTopology& local = node->discovery_.topology;
   local.node_id = node_identity.node_id;
 
@@ -366,7 +369,8 @@ absl::StatusOr<Tensor> Node::Allocate(absl::string_view device, DataType dtype,
   if (!is_there) {
     std::vector<std::string> names;
     for (const Device& each : discovery_.topology.devices) names.push_back(DeviceName(each));
-    const std::string& why_no_gpus = discovery_.cuda_reason;
+    std::string why_no_gpus = discovery_.cuda_reason;
+    if (why_no_gpus.empty()) why_no_gpus = absl::StrJoin(discovery_.gpu_failures, "; ");
     const bool explains = absl::StartsWith(device, "gpu:") && !why_no_gpus.empty();
     return absl::InvalidArgumentError(absl::StrCat(
         "node ", node_id(), " has no device ", Quoted(device), "; it has ",

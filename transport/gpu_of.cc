@@ -12,7 +12,8 @@ absl::StatusOr<std::string> GpuOf(const Endpoint& node, const TensorLocation& lo
     return absl::FailedPreconditionError(
         absl::StrCat("it is ", side, " host memory: this is for GPUs"));
   }
-  if (location.ordinal < 0 || static_cast<size_t>(location.ordinal) >= node.gpus.size()) {
+  if (location.ordinal < 0 || static_cast<size_t>(location.ordinal) >= node.gpus.size() ||
+      node.gpus[static_cast<size_t>(location.ordinal)].empty()) {
     return absl::FailedPreconditionError(
         absl::StrCat(Describe(node.peer), " has no ", ToString(location), " that is in use"));
   }

@@ -13,6 +13,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 
 #include "base/clock.h"
 #include "benchmarks/gpu/check_part.h"
@@ -33,9 +34,9 @@ constexpr char kMarkOfTheDouble[] = "strict_cuda_breaches";
 
 // For a GPU whose driver accepts Ferry's kernels.
 constexpr char kKernelsLoad[] = "load";
-// For one whose driver has compiled them: it is older than the toolkit of this build.
 // The first bytes of a fat binary.
 constexpr char kFatBinary[] = "\x50\xed\x55\xba";
+// For one whose driver has compiled them: it is older than the toolkit of this build.
 constexpr char kKernelsFromPtx[] = "made by the driver from PTX";
 
 // Which of the libraries in use is a fake; empty: none.
@@ -112,9 +113,9 @@ Json DescribeGpu(const std::shared_ptr<const cuda::CudaApi>& api, const Device& 
     json["kernels"] = std::string(kernels.status().message());
   } else if (const std::string& why = (*kernels)->why_ptx(); !why.empty()) {
     json["kernels"] = absl::StrCat(kKernelsFromPtx, ", since the binaries did not load: ", why);
-  } else {
   } else if (!absl::StartsWith(cuda::EmbeddedKernels().image, kFatBinary)) {
     json["kernels"] = absl::StrCat(kKernelsFromPtx, ", since the build has no binaries");
+  } else {
     json["kernels"] = kKernelsLoad;
   }
   return json;
@@ -218,7 +219,11 @@ absl::Status RunMachinePart(PartContext& context) {
     context.report.SkipPart(local.cuda_reason);
     return absl::OkStatus();
   }
-  context.report.Check("GPUs are found", absl::OkStatus(), {{"count", gpus.size()}});
+  context.report.Check("GPUs are found",
+                       local.gpu_failures.empty()
+                           ? absl::OkStatus()
+                           : absl::InternalError(absl::StrJoin(local.gpu_failures, "; ")),
+                       {{"count", gpus.size()}});
   return absl::OkStatus();
 }
 

@@ -115,19 +115,17 @@ absl::StatusOr<PeerMatrix> PeerMatrix::Query(const CudaApi& api) {
   const CudaTable& table = api.table();
   PeerMatrix matrix;
   FERRY_RETURN_IF_ERROR(api.Check(table.device_get_count(&matrix.count_), "cuDeviceGetCount"));
-  std::vector<Device> handles(static_cast<size_t>(matrix.count_));
-  for (int ordinal = 0; ordinal < matrix.count_; ++ordinal) {
-    FERRY_RETURN_IF_ERROR(api.Check(
-        table.device_get(&handles[static_cast<size_t>(ordinal)], ordinal), "cuDeviceGet"));
-  }
-  for (const Device from : handles) {
-    for (const Device to : handles) {
-      int can = 1;
-      if (from != to) {
-        FERRY_RETURN_IF_ERROR(
-            api.Check(table.device_can_access_peer(&can, from, to), "cuDeviceCanAccessPeer"));
-      }
-      matrix.can_.push_back(can != 0);
+  const auto can_access = [&table](int from, int to) {
+    Device from_device = 0;
+    Device to_device = 0;
+    int can = 0;
+    return table.device_get(&from_device, from) == kSuccess &&
+           table.device_get(&to_device, to) == kSuccess &&
+           table.device_can_access_peer(&can, from_device, to_device) == kSuccess && can != 0;
+  };
+  for (int from = 0; from < matrix.count_; ++from) {
+    for (int to = 0; to < matrix.count_; ++to) {
+      matrix.can_.push_back(from == to || can_access(from, to));
     }
   }
   return matrix;

@@ -111,7 +111,8 @@ class CudaStream final {
 // Peer access between the devices of this process, over NVLink or PCIe. A value.
 class PeerMatrix final {
  public:
-  // Queries the driver for every pair; needs no context.
+  // Queries the driver for every pair; needs no context. Where it answers with an error, the pair
+  // has no access.
   static absl::StatusOr<PeerMatrix> Query(const CudaApi& api);
 
   int device_count() const { return count_; }

@@ -53,20 +53,23 @@ absl::StatusOr<ferry::Device> Describe(const CudaApi& api, int ordinal) {
 
 }  // namespace
 
-absl::StatusOr<std::vector<ferry::Device>> EnumerateGpus(const CudaApi& api) {
+absl::StatusOr<GpuEnumeration> EnumerateGpus(const CudaApi& api) {
   int count = 0;
   FERRY_RETURN_IF_ERROR(api.Check(api.table().device_get_count(&count), "cuDeviceGetCount"));
   if (count == 0) return absl::NotFoundError("the CUDA driver shows no GPU");
-  std::vector<ferry::Device> gpus;
+  GpuEnumeration found;
+  absl::Status first_failure;
   for (int ordinal = 0; ordinal < count; ++ordinal) {
     absl::StatusOr<ferry::Device> gpu = Describe(api, ordinal);
-    if (!gpu.ok()) {
-      return absl::Status(gpu.status().code(),
-                          absl::StrCat("gpu:", ordinal, ": ", gpu.status().message()));
+    if (gpu.ok()) {
+      found.gpus.push_back(*std::move(gpu));
+      continue;
     }
-    gpus.push_back(*std::move(gpu));
+    found.failures.push_back(absl::StrCat("gpu:", ordinal, ": ", gpu.status().message()));
+    first_failure.Update(absl::Status(gpu.status().code(), found.failures.back()));
   }
-  return gpus;
+  if (found.gpus.empty()) return first_failure;
+  return found;
 }
 
 absl::Status WithVisibility(const absl::Status& why) {

@@ -3,6 +3,7 @@
 #ifndef FERRY_GPU_CUDA_ENUMERATE_H_
 #define FERRY_GPU_CUDA_ENUMERATE_H_
 
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -13,9 +14,17 @@
 
 namespace ferry::cuda {
 
-// In the driver's order. Creates no context. NUMA nodes and fabrics are not set, since the driver
-// does not report them. Errors: NOT_FOUND if there is no GPU; INTERNAL if a call fails.
-absl::StatusOr<std::vector<ferry::Device>> EnumerateGpus(const CudaApi& api);
+struct GpuEnumeration {
+  // In the driver's order, without those that answered with an error: ordinals may have gaps. NUMA
+  // nodes and fabrics are not set, since the driver does not report them.
+  std::vector<ferry::Device> gpus;
+  // For each of the others: its name, the call, the driver's error.
+  std::vector<std::string> failures;
+};
+
+// Creates no context. Errors: NOT_FOUND if there is no GPU; INTERNAL if each of them answers with
+// an error, with the first one's.
+absl::StatusOr<GpuEnumeration> EnumerateGpus(const CudaApi& api);
 
 // Adds to `why` (no GPU is available) the effect of this process's environment: a list of visible
 // devices that is set, in particular an empty one. OK and other errors are returned unchanged.

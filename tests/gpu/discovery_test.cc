@@ -189,6 +189,24 @@ TEST_F(DiscoveryTest, NamesTheCallThatFailedAndItsGpu) {
             "gpu:0: cuDeviceGetAttribute 16 failed with code 999 (unknown)");
 }
 
+TEST_F(DiscoveryTest, GpuThatAnswersWithAnErrorHidesNoOther) {
+  Set("FERRY_FAKE_CUDA_BAD_ATTRIBUTE", "16");
+  Set("FERRY_FAKE_CUDA_BAD_DEVICE", "0");
+  const GpuDiscovery found = Discover();
+  EXPECT_EQ(found.cuda_reason, "");
+  EXPECT_EQ(found.nvml_reason, "");
+  ASSERT_EQ(found.devices.size(), 1u);
+  EXPECT_EQ(DeviceName(found.devices[0]), "gpu:1");
+  EXPECT_THAT(
+      found.gpu_failures,
+      ::testing::ElementsAre("gpu:0: cuDeviceGetAttribute 16 failed with code 999 (unknown)"));
+  // The machine is valid without it.
+  const LocalDiscovery local = DiscoverLocal(options_);
+  ASSERT_EQ(local.topology.devices.size(), 2u);
+  EXPECT_EQ(local.topology.LinkBetween(0, 1).type, LinkType::kPhb);
+  EXPECT_EQ(local.gpu_failures, found.gpu_failures);
+}
+
 TEST_F(DiscoveryTest, WithoutNvmlTheGpusAreFoundAndTheReasonIsReported) {
   Set("FERRY_NVML_LIBRARY", "/nonexistent/libnvidia-ml.so.1");
   const GpuDiscovery found = Discover();

@@ -106,7 +106,11 @@ Result cuDeviceGetPCIBusId(char* bus_id, int bytes, Device device) {
 Result cuDeviceGetAttribute(int* value, int attribute, Device device) {
   const Result use = CheckDevice(value, device);
   if (use != 0) return use;
-  if (attribute == FromEnvironment("FERRY_FAKE_CUDA_BAD_ATTRIBUTE", -1)) return 999;
+  // For all devices, or for one.
+  if (attribute == FromEnvironment("FERRY_FAKE_CUDA_BAD_ATTRIBUTE", -1) &&
+      device - 70 == FromEnvironment("FERRY_FAKE_CUDA_BAD_DEVICE", device - 70)) {
+    return 999;
+  }
   switch (attribute) {
     case ferry::cuda::kMultiprocessorCount:
       *value = 132;

@@ -260,6 +260,24 @@ TEST_F(GpusTest, AnyCallMayFail) {
 }
 
 TEST_F(GpusTest, CallersContextIsRestored) {
+TEST_F(GpusTest, GpuThatAnswersWithAnErrorHidesNoOther) {
+  NEEDS_THE_DOUBLE("makes calls fail");
+  FailNext("cuDeviceGetUuid_v2", 999);
+  FailNext("cuDeviceCanAccessPeer", 999);
+  const std::unique_ptr<Gpus> gpus = Make();
+  ASSERT_EQ(gpus->count(), 2);
+  EXPECT_EQ(gpus->uuids()[0], "");
+  EXPECT_NE(gpus->uuids()[1], "");
+  EXPECT_FALSE(gpus->peers().CanAccess(0, 1));
+  EXPECT_TRUE(gpus->peers().CanAccess(1, 0));
+  const Tensor pattern = Pattern(5);
+  const absl::StatusOr<Tensor> there = gpus->MoveAndWait(Request(pattern, OnGpu(1)));
+  ASSERT_OK(there.status());
+  const absl::StatusOr<Tensor> back = gpus->MoveAndWait(Request(*there, kHost));
+  ASSERT_OK(back.status());
+  EXPECT_TRUE(IsEqual(*back, pattern));
+}
+
   NEEDS_TWO_GPUS();
   const std::unique_ptr<Gpus> gpus = Make();
   const auto other = cuda::OpenDevice(1);

@@ -64,6 +64,18 @@ TEST(CheckDriver, HealthyMachineIsOkInEveryLine) {
                                     IsOk("0000:43:00.0")));
 }
 
+TEST(CheckDriver, GpuThatAnswersWithAnErrorIsWrongAndHidesNoOther) {
+  GpuFacts facts = Sound();
+  facts.gpus.erase(facts.gpus.begin());
+  facts.gpu_failures = {"gpu:0: cuDeviceTotalMem_v2 failed with code 999"};
+  EXPECT_THAT(CheckGpus(facts),
+              ElementsAre(IsOk("580.65.06"),
+                          IsWrong("1 GPU, and 1 more that answered with an error: gpu:0: "
+                                  "cuDeviceTotalMem_v2 failed with code 999",
+                                  "leave it out of CUDA_VISIBLE_DEVICES"),
+                          IsOk("0000:43:00.0")));
+}
+
 TEST(CheckDriver, MachineWithoutAGpuIsSkippedWithTheReason) {
   EXPECT_THAT(CheckGpus(Without(NoLibrary())), ElementsAre(WasSkipped("no GPU: cannot load")));
   EXPECT_THAT(CheckDriver(Without(NoDevice())), WasSkipped("no GPU: cuInit failed"));
