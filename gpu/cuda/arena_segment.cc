@@ -19,6 +19,9 @@ AllocationProperties ExportableMemory(const CudaDevice& device) {
   properties.type = kAllocationTypePinned;
   properties.requested_handle_types = kHandleTypePosixFd;
   properties.location = {kLocationTypeDevice, device.ordinal()};
+  // For other libraries of the process (UCX, NVSHMEM, NCCL): they cannot register memory with a NIC
+  // that was created without it.
+  properties.gpu_direct_rdma_capable = device.traits().registers_with_nics ? 1 : 0;
   return properties;
 }
 

@@ -27,6 +27,8 @@ DeviceTraits ReadTraits(const CudaApi& api, Device device) {
                               Attribute(api, kVirtualMemoryManagementSupported, device) != 0;
   traits.exports_posix_fd =
       traits.has_virtual_memory && Attribute(api, kPosixFileDescriptorSupported, device) != 0;
+  traits.registers_with_nics =
+      traits.has_virtual_memory && Attribute(api, kRdmaWithVirtualMemorySupported, device) != 0;
   traits.has_pools =
       api.Has(CudaGroup::kPools).ok() && Attribute(api, kMemoryPoolsSupported, device) != 0;
   traits.pools_export_posix_fd =

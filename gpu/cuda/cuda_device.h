@@ -16,8 +16,9 @@ namespace ferry::cuda {
 
 // Device properties that Ferry needs in addition to the topology; queried once.
 struct DeviceTraits {
-  bool has_virtual_memory = false;  // cuMemCreate and related calls
-  bool exports_posix_fd = false;    // of such memory
+  bool has_virtual_memory = false;   // cuMemCreate and related calls
+  bool exports_posix_fd = false;     // of such memory
+  bool registers_with_nics = false;  // such memory that was created for it (GPUDirect RDMA)
   bool has_pools = false;
   bool pools_export_posix_fd = false;
   bool has_ipc_events = false;

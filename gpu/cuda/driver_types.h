@@ -110,6 +110,7 @@ enum DeviceAttribute : int {
   kComputeCapabilityMinor = 76,
   kVirtualMemoryManagementSupported = 102,
   kPosixFileDescriptorSupported = 103,
+  kRdmaWithVirtualMemorySupported = 110,
   kMemoryPoolsSupported = 115,
   kPoolSupportedHandleTypes = 119,
   kIpcEventSupported = 125,
@@ -132,6 +133,7 @@ enum PointerAttribute : int {
   kPointerIsLegacyIpcCapable = 10,
   kPointerMapped = 13,
   kPointerAllowedHandleTypes = 14,
+  kPointerIsRdmaCapable = 15,
   kPointerPool = 17,
 };
 

@@ -77,6 +77,27 @@ TEST_F(CudaMachineTest, Mps_IsReportedIfTheDriverKnows) {
   }
 }
 
+TEST_F(CudaMachineTest, ArenaMemoryIsForNicsWhereTheDeviceCan) {
+  NEEDS_THE_DOUBLE("plays other machines");
+  for (const auto& [attributes, is_for_nics] :
+       {std::pair("110=1", true), std::pair("110=0", false)}) {
+    setenv("STRICT_CUDA_ATTRIBUTES", attributes, 1);
+    ExpectSuccess(RunAlone([is_for_nics = is_for_nics] {
+      const Process process;
+      REQUIRE(process.device->traits().registers_with_nics == is_for_nics);
+      const auto arena = *GpuArena::Create(process.device, nullptr, {});
+      REQUIRE(arena->fallback_reason().empty());
+      const auto buffer = *arena->Allocate(100);
+      bool is_capable = !is_for_nics;
+      PointerAttribute attribute = kPointerIsRdmaCapable;
+      void* values[] = {&is_capable};
+      REQUIRE(process.device->table().pointer_get_attributes(1, &attribute, values,
+                                                             buffer->pointer()) == kSuccess);
+      REQUIRE(is_capable == is_for_nics);
+    }));
+  }
+}
+
 TEST_F(CudaMachineTest, ExclusiveDevice_BelongsToTheFirstProcess) {
   NEEDS_THE_DOUBLE("can play what this needs");
   setenv("STRICT_CUDA_ATTRIBUTES", "20=3", 1);

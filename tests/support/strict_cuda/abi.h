@@ -88,6 +88,7 @@ enum CUdevice_attribute : int {
   CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED = 99,
   CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED = 102,
   CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED = 103,
+  CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED = 110,
   CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED = 115,
   CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES = 119,
   CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED = 125,
@@ -361,6 +362,9 @@ int strict_cuda_hanging();  // calls with error -1, which clearing continues
 void strict_cuda_set_delay_us(int delay_us);
 // Operations that have been enqueued and have not ended, in all streams of this process.
 int strict_cuda_outstanding();
+// Copies so far between two devices of this process, of memory of cuMemAlloc that the copying one
+// has no access to: a driver takes them through host memory.
+int strict_cuda_host_peer_copies();
 // NCCL: sends of this process stop forever after that many more bytes (-1: never).
 void strict_cuda_nccl_stop_after(long long bytes);  // NOLINT
 }  // extern "C"

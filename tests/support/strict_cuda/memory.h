@@ -74,10 +74,11 @@ struct Range {
   char* host = nullptr;              // where the fake driver accesses it
   uint64_t buffer_id = 0;
   PoolHandle* pool = nullptr;
-  uint64_t export_id = 0;  // of its entry in the machine, once it has been exported
-  uint64_t import_id = 0;  // of the exporter's entry
-  int open_count = 0;      // of kImported
-  int handle_types = 0;    // of kVmm
+  uint64_t export_id = 0;        // of its entry in the machine, once it has been exported
+  uint64_t import_id = 0;        // of the exporter's entry
+  int open_count = 0;            // of kImported
+  int handle_types = 0;          // of kVmm
+  bool is_rdma_capable = false;  // of kVmm
   CUmemGenericAllocationHandle handle = 0;  // of kVmm
   CUdeviceptr reservation = 0;              // of kVmm
   size_t reservation_bytes = 0;

@@ -73,7 +73,7 @@ CUresult Tell(const Range& range, CUdeviceptr pointer, CUpointer_attribute attri
     case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
       return Put(data, HandleTypesOf(range));
     case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE:
-      return Put(data, false);
+      return Put(data, range.is_rdma_capable);
     case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:
       return Put(data, AccessOf(range));
     case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:

@@ -15,6 +15,7 @@ namespace {
 struct Allocation {
   std::shared_ptr<Backing> backing;
   int references = 1;
+  bool is_rdma_capable = false;
 };
 
 // Guarded by the process's lock.
@@ -75,6 +76,12 @@ CUresult CheckProp(const CUmemAllocationProp* prop) {
   if (!IsDevice(prop->location.id)) return CUDA_ERROR_INVALID_DEVICE;
   const int types = prop->requestedHandleTypes;
   if ((types & ~CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) != 0) return CUDA_ERROR_NOT_SUPPORTED;
+  const auto rdma =
+      GetConfig().attributes.find(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED);
+  if (prop->allocFlags.gpuDirectRDMACapable != 0 && rdma != GetConfig().attributes.end() &&
+      rdma->second == 0) {
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
   return CUDA_SUCCESS;
 }
 
@@ -151,6 +158,7 @@ STRICT_CUDA_EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, si
   if (backing == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
   const std::lock_guard<std::mutex> lock(ProcessMutex());
   *handle = NewHandle(std::move(backing));
+  TheTables().allocations[*handle].is_rdma_capable = prop->allocFlags.gpuDirectRDMACapable != 0;
   return CUDA_SUCCESS;
 }
 
@@ -205,6 +213,7 @@ STRICT_CUDA_EXPORT CUresult cuMemMap(CUdeviceptr pointer, size_t bytes, size_t o
   range->buffer_id = NextBufferId();
   range->handle = handle;
   range->handle_types = allocation->backing->handle_types();
+  range->is_rdma_capable = allocation->is_rdma_capable;
   range->reservation = reservation->first;
   range->reservation_bytes = reservation->second;
   Insert(range);
