@@ -216,6 +216,9 @@ absl::StatusOr<absl::Duration> BenchDevice::MeasurePeerCopy(size_t bytes, int ro
   FERRY_ASSIGN_OR_RETURN(const Tensor there, Allocate(other, bytes));
   FERRY_ASSIGN_OR_RETURN(const auto stream, cuda::CudaStream::Create(gpu_->device));
   const cuda::CudaTable& table = gpu_->device->table();
+  // As before a copy of Gpus::Move: else this might measure one through host memory.
+  FERRY_RETURN_IF_ERROR(cuda::EnablePeerAccess(*gpu_->device, *(*peer)->device));
+  FERRY_RETURN_IF_ERROR(cuda::EnablePeerAccess(*(*peer)->device, *gpu_->device));
   const cuda::ScopedCurrent current(*gpu_->device);
   const auto copy = [&](const Tensor& to, const Gpu& in, const Tensor& from, const Gpu& of) {
     absl::Status status = gpu_->device->Check(

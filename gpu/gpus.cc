@@ -46,6 +46,8 @@ absl::StatusOr<std::unique_ptr<Gpus>> Gpus::Create(std::shared_ptr<const CudaApi
     gpus->uuids_.push_back(status.ok() ? cuda::UuidText(uuid) : "");
   }
   FERRY_ASSIGN_OR_RETURN(gpus->peers_, cuda::PeerMatrix::Query(*gpus->api_));
+  gpus->peer_access_ =
+      std::make_unique<cuda::PeerAccess>(gpus->gate(), gpus->peers_, gpus->options_.retry_open);
   FERRY_LOG_INFO(kGpu, "GPUs found: {}{}{}", count, count == 0 ? "" : ": ",
                  absl::StrJoin(gpus->uuids_, ", "));
   absl::MutexLock lock(&gpus->mu_);

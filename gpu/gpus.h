@@ -22,6 +22,7 @@
 #include "gpu/cuda/device_executor.h"
 #include "gpu/cuda/gpu_arena.h"
 #include "gpu/cuda/host_stager.h"
+#include "gpu/cuda/peer_access.h"
 #include "gpu/cuda/pinned_pool.h"
 #include "gpu/cuda/staging_ring.h"
 #include "gpu/cuda/sync_gate.h"
@@ -55,7 +56,7 @@ struct GpusOptions {
   // for an event of a process that has died never ends.
   bool waits_on_device = false;
   // Time after which opening a device that failed, for example for lack of memory, is retried by
-  // the next caller.
+  // the next caller; and enabling peer access, if NCCL work was in flight.
   absl::Duration retry_open = absl::Seconds(5);
 };
 
@@ -179,6 +180,7 @@ class Gpus final {
   std::vector<std::string> uuids_;
   cuda::PeerMatrix peers_;
   const std::shared_ptr<NcclArbiters> arbiters_ = NcclArbiters::OfProcess();
+  std::unique_ptr<cuda::PeerAccess> peer_access_;
 
   struct Slot {
     bool is_opening = false;

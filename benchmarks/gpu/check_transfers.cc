@@ -204,6 +204,10 @@ Floor CopyFloor(bool peer) {
     const int from = buffers.sources.front().location().ordinal;
     FERRY_ASSIGN_OR_RETURN(CheckGpu* const gpu, self.gpu(to));
     FERRY_ASSIGN_OR_RETURN(CheckGpu* const source, self.gpu(from));
+    if (peer) {
+      // Else this might measure copies through host memory.
+      FERRY_RETURN_IF_ERROR(cuda::EnablePeerAccess(gpu->device(), source->device()));
+    }
     const cuda::ScopedCurrent current(gpu->device());
     const absl::Time began = SteadyClock().Now();
     for (size_t i = 0; i < buffers.destinations.size(); ++i) {

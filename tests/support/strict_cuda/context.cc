@@ -112,6 +112,11 @@ STRICT_CUDA_EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
     SynchronizeContext(context);
     FreeAllOf(context);
     context.error = CUDA_SUCCESS;
+    for (size_t i = 0; i < GetConfig().visible.size(); ++i) {
+      Context& other = ContextAt(static_cast<int>(i));
+      other.peer_enabled[context.physical] = false;
+      context.peer_enabled[other.physical] = false;
+    }
     const MachineLock lock;
     NoteContext(context.physical, false);
   }
@@ -191,6 +196,8 @@ STRICT_CUDA_EXPORT CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned int f
   if (flags != 0) return CUDA_ERROR_INVALID_VALUE;
   if (!IsContext(peer) || peer->references == 0) return CUDA_ERROR_INVALID_CONTEXT;
   if (peer == context) return CUDA_ERROR_INVALID_CONTEXT;
+  // All of the peer's memory is mapped.
+  CheckImplicitSync(__func__);
   if (!GetConfig().peers[context->physical][peer->physical]) {
     return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
   }

@@ -66,15 +66,28 @@ void RunCopy(Context& context, CUdeviceptr dst, CUdeviceptr src, size_t bytes,
   }
 }
 
-// Whether it is memory unknown to the driver; otherwise checks it.
-CUresult Check(CUdeviceptr pointer, size_t bytes, int by, bool is_write, const char* call,
-               bool* is_pageable) {
+// Copies between devices of the process that a driver takes through host memory.
+std::atomic<int> host_peer_copies = 0;
+
+struct Found {
+  bool is_pageable = false;  // memory unknown to the driver
+  // Plain memory of a device to which the copying one has not been given access.
+  bool is_beyond = false;
+};
+
+// Checks memory that is known to the driver.
+CUresult Check(const Context& context, CUdeviceptr pointer, size_t bytes, bool is_write,
+               const char* call, Found* found) {
   const std::lock_guard<std::mutex> lock(ProcessMutex());
   std::vector<Piece> pieces;
-  const CUresult result = Resolve(pointer, bytes, by, is_write, call, &pieces);
+  const CUresult result = Resolve(pointer, bytes, context.physical, is_write, call, &pieces);
   if (result != 0) return result;
-  *is_pageable = pieces.back().range == nullptr;
+  found->is_pageable = pieces.back().range == nullptr;
   for (const Piece& piece : pieces) {
+    if (piece.range != nullptr && piece.range->kind == Kind::kDevice &&
+        piece.range->physical != context.physical && !context.peer_enabled[piece.range->physical]) {
+      found->is_beyond = true;
+    }
     if (piece.range != nullptr && piece.range->free_pending) {
       Breach(Rule::kUseAfterFree, call, "0x%llx was given to cuMemFreeAsync", pointer);
       return CUDA_ERROR_INVALID_VALUE;
@@ -101,23 +114,24 @@ CUresult Copy(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream handle, W
   if (bytes == 0) return CUDA_SUCCESS;
   if (dst == 0 || src == 0) return CUDA_ERROR_INVALID_VALUE;
   Context& context = *stream->context;
-  bool is_dst_pageable = false;
-  bool is_src_pageable = false;
-  CUresult result = Check(dst, bytes, context.physical, true, call, &is_dst_pageable);
+  Found to;
+  Found from;
+  CUresult result = Check(context, dst, bytes, true, call, &to);
   if (result != 0) return result;
-  result = Check(src, bytes, context.physical, false, call, &is_src_pageable);
+  result = Check(context, src, bytes, false, call, &from);
   if (result != 0) return result;
+  if (to.is_beyond || from.is_beyond) ++host_peer_copies;
   // The driver stages pageable memory: it has been read when the call returns, and a copy into it
   // has been made.
   std::shared_ptr<std::string> staged;
-  if (is_src_pageable && !is_dst_pageable) {
+  if (from.is_pageable && !to.is_pageable) {
     staged = std::make_shared<std::string>(reinterpret_cast<const char*>(src), bytes);
   }
   const uint64_t place = Enqueue(*stream, Task::kCopy, [&context, dst, src, bytes, staged, call] {
     RunCopy(context, dst, src, bytes, staged.get(), call);
   });
   const bool waits =
-      is_dst_pageable || wait == Wait::kYes || (staged != nullptr && WaitsForPageable(bytes));
+      to.is_pageable || wait == Wait::kYes || (staged != nullptr && WaitsForPageable(bytes));
   if (waits) WaitFor(*stream, place);
   return waits ? context.error.load() : CUDA_SUCCESS;
 }
@@ -129,10 +143,10 @@ CUresult Fill(CUdeviceptr dst, unsigned int value, size_t width, size_t count, C
   if (count == 0) return CUDA_SUCCESS;
   if (dst == 0 || dst % width != 0) return CUDA_ERROR_INVALID_VALUE;
   Context& context = *stream->context;
-  bool is_pageable = false;
-  const CUresult result = Check(dst, count * width, context.physical, true, call, &is_pageable);
+  Found to;
+  const CUresult result = Check(context, dst, count * width, true, call, &to);
   if (result != 0) return result;
-  if (is_pageable) return CUDA_ERROR_INVALID_VALUE;
+  if (to.is_pageable) return CUDA_ERROR_INVALID_VALUE;
   const uint64_t place =
       Enqueue(*stream, Task::kKernel, [&context, dst, value, width, count, call] {
         if (context.error != 0) return;
@@ -240,6 +254,8 @@ STRICT_CUDA_EXPORT CUresult cuMemsetD8_v2(CUdeviceptr dst, unsigned char value, 
   STRICT_CUDA_ENTER();
   return Fill(dst, value, 1, count, nullptr, Wait::kYes, __func__);
 }
+
+STRICT_CUDA_EXPORT int strict_cuda_host_peer_copies() { return host_peer_copies; }
 
 }  // extern "C"
 
