@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// NCCL through Node::Communicator: a rank alone, two processes on one GPU, and two GPUs.
+// NCCL through Node::Communicator: a rank alone, and two processes on one GPU. Two GPUs: NCCL, and
+// copies within a process and between two.
 #include <cstdlib>
 #include <memory>
 #include <string>
@@ -10,6 +11,7 @@
 
 #include "base/status_macros.h"
 #include "benchmarks/gpu/check_nccl.h"
+#include "benchmarks/gpu/check_peers.h"
 #include "benchmarks/gpu/check_transfers.h"
 #include "gpu/nccl/nccl_api.h"
 
@@ -204,6 +206,10 @@ absl::Status RunSeveralGpusPart(PartContext& context) {
   look.transfer = TransferOptionsFor(context.machine);
   FERRY_ASSIGN_OR_RETURN(const bool are_peers, RunNodes(context, look, {LookForPeerAccess}));
   if (!are_peers) return absl::OkStatus();
+  NodesOptions within;
+  within.name = "gpu:0 and gpu:1 in one process";
+  within.transfer = TransferOptionsFor(context.machine);
+  FERRY_RETURN_IF_ERROR(RunNodes(context, within, {CopyWithinProcess}).status());
   NodesOptions copies;
   copies.name = "gpu:0 to gpu:1 by cuda_ipc";
   copies.transfer = TransferOptionsFor(context.machine, "cuda_ipc");

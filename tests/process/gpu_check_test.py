@@ -189,6 +189,18 @@ class OnTheDouble(Case):
         self.assertEqual(waited_for["before"], "nccl")
         self.assertNotEqual(waited_for["path"], "nccl")
 
+    def test_copies_between_two_gpus_of_a_process(self):
+        status, result, _, out = self.check("--quick", "--parts=several_gpus")
+        self.assertEqual((status, self.failures(result)), (0, []), out)
+        part = self.parts(result)["several_gpus"]
+        self.assertIn("the first copy between two GPUs of a process enables peer access, both ways",
+                      [check["name"] for check in part["checks"] if check["status"] == "passed"])
+        figures = {figure["name"] for figure in part["figures"]
+                   if figure["path"] == "Gpus::Move" and figure["wrong_bytes"] == 0}
+        self.assertEqual(figures, {
+            "copy within a process, cudaMalloc's memory, gpu:0 to gpu:1",
+            "copy within a process, cudaMalloc's memory, gpu:1 to gpu:0"})
+
     def test_two_gpus_without_peer_access(self):
         status, result, _, out = self.check("--quick", "--parts=several_gpus",
                                             STRICT_CUDA_PEERS="none")
