@@ -129,13 +129,18 @@ absl::Status ReadVirtual(const CudaDevice& device, DevicePointer pointer, size_t
   while (covered < bytes) {
     const DevicePointer at = pointer + covered;
     FERRY_ASSIGN_OR_RETURN(const Attributes attributes, ReadAttributes(device, at));
-    if (!info.pieces.empty() && (attributes.memory_type != kMemoryTypeDevice ||
-                                 static_cast<int>(attributes.device_ordinal) != info.device ||
-                                 !IsVirtual(attributes) || attributes.is_mapped == 0)) {
+    if (!info.pieces.empty() &&
+        (attributes.memory_type != kMemoryTypeDevice ||
+         static_cast<int>(attributes.device_ordinal) != info.device || !IsVirtual(attributes))) {
       return LeavesAllocation(info, pointer, bytes);
     }
-    if (attributes.is_mapped == 0) return NothingMapped(at);
-    FERRY_ASSIGN_OR_RETURN(MemoryPiece piece, ReadPiece(device, attributes, at, bytes - covered));
+    const absl::StatusOr<MemoryPiece> read = ReadPiece(device, attributes, at, bytes - covered);
+    // Not asked before: memory that has an extent can be used, whatever the driver says.
+    if (!read.ok() && attributes.is_mapped == 0) {
+      return info.pieces.empty() ? NothingMapped(at) : LeavesAllocation(info, pointer, bytes);
+    }
+    FERRY_RETURN_IF_ERROR(read.status());
+    const MemoryPiece& piece = *read;
     if ((attributes.handle_types & kHandleTypePosixFd) == 0 && info.no_export_reason.empty()) {
       info.no_export_reason = absl::StrCat("the memory at 0x", absl::Hex(piece.base),
                                            " was created without a handle type to export "
