@@ -45,7 +45,7 @@ void ExpectHolds(GpuPeer& peer, const Received& received, uint32_t seed, size_t 
   EXPECT_TRUE(Holds(peer.Read(received.tensor, stream->get()), pattern)) << "tensor " << seed;
 }
 
-GpuPairOptions WaitingOnDevice(bool is_on = true) {
+GpuPairOptions WaitingOnDevice(bool is_on) {
   GpuPairOptions options;
   options.transfer.gpus.waits_on_device = is_on;
   return options;
@@ -56,8 +56,11 @@ GpuPairOptions WaitingOnDevice(bool is_on = true) {
 void ExpectNobodyIsHeldUp(const std::string& to, bool is_foreign, bool waits_on_device) {
   SCOPED_TRACE(waits_on_device ? "streams wait" : "the host queries events");
   constexpr int kLate = 12;
+  GpuPairOptions options = WaitingOnDevice(waits_on_device);
+  // The kernels of the producer itself occupy more queues than a GPU has.
+  options.environment = {{"STRICT_CUDA_CONNECTIONS", "0"}};
   RunGpuPair(
-      WaitingOnDevice(waits_on_device),
+      options,
       [&](GpuPeer& peer) {
         GpuSpin spin(peer, 0);
         Step step = peer.Open();
@@ -94,22 +97,22 @@ void ExpectNobodyIsHeldUp(const std::string& to, bool is_foreign, bool waits_on_
       });
 }
 
-// A GPU has fewer queues than there are streams here: one that is ready may be behind one that is
+// A GPU has fewer queues than the producer has streams here: what is ready may be behind what is
 // not, whatever Ferry does. gpu-check's part "running" has one of them.
 TEST(GpuCancel, UnreadyTensors_DelayNoView) {
-  NEEDS_THE_DOUBLE("has a queue for each stream");
+  NEEDS_THE_DOUBLE("can have a queue for each stream");
   for (const bool waits : {false, true}) ExpectNobodyIsHeldUp("GPU:0", false, waits);
 }
 TEST(GpuCancel, UnreadyTensors_DelayNoCopy) {
-  NEEDS_THE_DOUBLE("has a queue for each stream");
+  NEEDS_THE_DOUBLE("can have a queue for each stream");
   for (const bool waits : {false, true}) ExpectNobodyIsHeldUp("GPU:1", false, waits);
 }
 TEST(GpuCancel, UnreadyTensors_DelayNoSlice) {
-  NEEDS_THE_DOUBLE("has a queue for each stream");
+  NEEDS_THE_DOUBLE("can have a queue for each stream");
   for (const bool waits : {false, true}) ExpectNobodyIsHeldUp("GPU:0", true, waits);
 }
 TEST(GpuCancel, UnreadyTensors_DelayNothingForTheHost) {
-  NEEDS_THE_DOUBLE("has a queue for each stream");
+  NEEDS_THE_DOUBLE("can have a queue for each stream");
   for (const bool waits : {false, true}) ExpectNobodyIsHeldUp("CPU:0", false, waits);
 }
 

@@ -92,7 +92,7 @@ std::vector<int> ReadVisible(const std::vector<DeviceConfig>& devices) {
 
 // The driver's variable, which programs set, is above the machine's own number.
 int ReadConnections() {
-  const int64_t own = NumberFromEnvironment("STRICT_CUDA_CONNECTIONS", 0);
+  const int64_t own = NumberFromEnvironment("STRICT_CUDA_CONNECTIONS", 8);
   const int64_t number = NumberFromEnvironment("CUDA_DEVICE_MAX_CONNECTIONS", own);
   return number == own && own == 0 ? 0 : static_cast<int>(std::clamp<int64_t>(number, 1, 32));
 }
