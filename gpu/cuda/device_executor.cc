@@ -168,14 +168,15 @@ void DeviceExecutor::Run() {
   while (true) {
     std::deque<Work> work;
     bool is_stopping = false;
+    bool has_news = false;
     {
       absl::MutexLock lock(&mu_);
+      has_news = !work_.empty() || !added_.empty();
       work.swap(work_);
       std::move(added_.begin(), added_.end(), std::back_inserter(entries));
       added_.clear();
       is_stopping = is_stopping_;
     }
-    bool has_news = !work.empty();
     for (Work& each : work) {
       std::move(each)();
       each = nullptr;

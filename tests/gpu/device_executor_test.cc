@@ -5,10 +5,13 @@
 #include <algorithm>
 #include <atomic>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 
+#include "base/clock.h"
 #include "gpu/cuda/host_stager.h"
 #include "tests/gpu/cuda_fixture.h"
 
@@ -167,6 +170,37 @@ TEST_F(DeviceExecutorTest, ItsDestructorWaitsForEventsButNotForever) {
   EXPECT_EQ(never.Wait().code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(never.status.message(), HasSubstr("has not finished stuck"));
   EXPECT_FALSE(watched.expired()) << "the device may write there still";
+}
+
+// An executor that had nothing to do looks again at once, and not after an eighth of its idle time.
+TEST_F(DeviceExecutorTest, EventAddedToAnIdleExecutorIsQueriedAtOnce) {
+  constexpr absl::Duration kIdle = absl::Milliseconds(400);
+  DeviceExecutor executor(device_, {.longest_sleep = absl::Seconds(10)});
+  // The machine may be busy: once is enough.
+  absl::Duration least = absl::InfiniteDuration();
+  for (int attempt = 0; attempt < 5 && least > kIdle / 20; ++attempt) {
+    absl::SleepFor(kIdle);
+    std::vector<absl::Time> queries;
+    Outcome done;
+    DeviceExecutor::Watched watched;
+    watched.is_done = [&queries]() -> absl::StatusOr<bool> {
+      queries.push_back(SteadyClock().Now());
+      return queries.size() == 2;
+    };
+    ASSERT_OK(executor.Watch(std::move(watched), done.Callback()));
+    EXPECT_OK(done.Wait());
+    least = std::min(least, queries[1] - queries[0]);
+  }
+  EXPECT_LT(least, kIdle / 20);
+}
+
+TEST_F(DeviceExecutorTest, ErrorOfAQueryIsReported) {
+  DeviceExecutor executor(device_);
+  Outcome done;
+  DeviceExecutor::Watched watched;
+  watched.is_done = []() -> absl::StatusOr<bool> { return absl::UnknownError("no such event"); };
+  ASSERT_OK(executor.Watch(std::move(watched), done.Callback()));
+  EXPECT_EQ(done.Wait().code(), absl::StatusCode::kUnknown);
 }
 
 TEST_F(DeviceExecutorTest, CallbacksMayAddWork) {
