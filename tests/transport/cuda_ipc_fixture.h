@@ -29,8 +29,8 @@ inline constexpr absl::Duration kPatience = absl::Seconds(30);
 
 class CudaIpcTest : public ::testing::Test {
  protected:
-  CudaIpcTest() {
-    gpus_ = *Gpus::Create(cuda::StrictApi(), AllocateHeapBuffer, nullptr, {});
+  explicit CudaIpcTest(const GpusOptions& options = {}) {
+    gpus_ = *Gpus::Create(cuda::StrictApi(), AllocateHeapBuffer, nullptr, options);
     loop_ = *EventLoop::Create({});
     gpu_ = *gpus_->Get(0);
     environment_.loop = loop_.get();

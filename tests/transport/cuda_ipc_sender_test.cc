@@ -2,7 +2,9 @@
 // A sender whose peer answers probes: what it lends, it gets back on each path.
 #include "transport/cuda_ipc/cuda_ipc_sender.h"
 
+#include <memory>
 #include <optional>
+#include <utility>
 
 #include "tests/transport/cuda_ipc_fixture.h"
 
@@ -16,7 +18,9 @@ constexpr int kManyTimes = 80;
 
 class CudaIpcSenderTest : public CudaIpcTest {
  protected:
-  CudaIpcSenderTest() {
+  // Streams wait on the device, so that events between the processes are used.
+  CudaIpcSenderTest() : CudaIpcSenderTest(WaitingOnDevice()) {}
+  explicit CudaIpcSenderTest(const GpusOptions& options) : CudaIpcTest(options) {
     sender_ = std::make_shared<CudaIpcSender>(environment_, peer_,
                                               std::make_shared<DeferredReleaseQueue>(*loop_));
     sender_->SetControlChannel([this](absl::string_view body, absl::Span<const int>) {
@@ -107,10 +111,71 @@ class CudaIpcSenderTest : public CudaIpcTest {
     sender_->Release(999);
   }
 
+  static GpusOptions WaitingOnDevice() {
+    GpusOptions options;
+    options.waits_on_device = true;
+    return options;
+  }
+
   absl::Mutex mu_;
   std::vector<std::string> sent_ ABSL_GUARDED_BY(mu_);
   std::shared_ptr<CudaIpcSender> sender_;
 };
+
+// By default the executor queries the events of tensors.
+class CudaIpcSenderQueryTest : public CudaIpcSenderTest {
+ protected:
+  CudaIpcSenderQueryTest() : CudaIpcSenderTest(GpusOptions()) {}
+};
+
+TEST_F(CudaIpcSenderQueryTest, IncompleteTensor_IsExposedWhenItIsComplete) {
+  Open();
+  cuda::HeldStream held(gpu_->device);
+  const auto end = Expose(2, NotReady(held));
+  Flush(*gpu_->executor);
+  EXPECT_FALSE(end->is_over.WaitForNotificationWithTimeout(absl::Milliseconds(100)));
+  // None of the streams for waits has got the wait.
+  EXPECT_EQ(gpu_->waits->TakeIdle(), gpu_->waits->TakeIdleOrAny());
+  held.Go();
+  ASSERT_TRUE(end->is_over.WaitForNotificationWithTimeout(kPatience));
+  ASSERT_TRUE(end->descriptor.ok()) << end->descriptor.status();
+  EXPECT_EQ(DecodeCudaIpcDescriptor(end->descriptor->body)->ready.sequence, 0u);
+  sender_->Release(2);
+  held.Finish();
+}
+
+// The receiver cancels while the stream still writes: the transfer ends at once, and the memory is
+// kept until the stream has passed.
+TEST_F(CudaIpcSenderQueryTest, IncompleteTensorIsReleased_TheTransferEndsAndTheMemoryIsKept) {
+  Open();
+  cuda::HeldStream held(gpu_->device);
+  Tensor tensor = NotReady(held);
+  const std::weak_ptr<Buffer> memory = cuda::MemoryOf(tensor);
+  const auto end = Expose(2, std::exchange(tensor, Tensor()));
+  Flush(*gpu_->executor);
+  sender_->Release(2);
+  ASSERT_TRUE(end->is_over.WaitForNotificationWithTimeout(kPatience));
+  EXPECT_TRUE(absl::IsCancelled(end->descriptor.status())) << end->descriptor.status();
+  Flush(*gpu_->executor);
+  EXPECT_FALSE(memory.expired());
+  held.Go();
+  held.Finish();
+  const absl::Time give_up = absl::Now() + kPatience;
+  while (!memory.expired() && absl::Now() < give_up) absl::SleepFor(absl::Milliseconds(1));
+  EXPECT_TRUE(memory.expired());
+}
+
+TEST_F(CudaIpcSenderQueryTest, ControlChannelEnds_TheTransferOfAnIncompleteTensorEnds) {
+  Open();
+  cuda::HeldStream held(gpu_->device);
+  const auto end = Expose(2, NotReady(held));
+  Flush(*gpu_->executor);
+  sender_->Abort(absl::UnavailableError("over"));
+  ASSERT_TRUE(end->is_over.WaitForNotificationWithTimeout(kPatience));
+  EXPECT_TRUE(absl::IsUnavailable(end->descriptor.status())) << end->descriptor.status();
+  held.Go();
+  held.Finish();
+}
 
 TEST_F(CudaIpcSenderTest, ReleasedTensors_ReturnTheirEvents) {
   Open();

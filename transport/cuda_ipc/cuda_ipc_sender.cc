@@ -15,6 +15,12 @@ namespace ferry {
 using cuda::ReadyEvent;
 using cuda::ScopedCurrent;
 
+namespace {
+
+constexpr char kSentTensor[] = "a tensor that is being sent";
+
+}  // namespace
+
 CudaIpcSender::CudaIpcSender(TransportEnvironment environment, Endpoint peer,
                              std::shared_ptr<DeferredReleaseQueue> grace)
     : environment_(std::move(environment)),
@@ -158,11 +164,27 @@ absl::StatusOr<cuda::EventTicket> CudaIpcSender::Mark(Gpu& gpu, const GpuPair& p
 
 void CudaIpcSender::FinishWhenReady(Gpu& gpu, const GpuPair& pair, Pending pending) {
   auto shared = std::make_shared<Pending>(std::move(pending));
+  const auto ready = cuda::ReadyOf(shared->tensor);
+  cuda::DeviceExecutor::Watched watch;
+  watch.what = kSentTensor;
+  // The receiver may cancel, or die, and the event may never complete.
+  watch.is_done = [self = shared_from_this(), ready, id = shared->id]() -> absl::StatusOr<bool> {
+    if (!self->CheckWanted(id).ok()) return true;
+    return ready->IsDone();
+  };
   const absl::Status watched = gpu.executor->Watch(
-      {.event = cuda::ReadyOf(shared->tensor), .what = "a tensor that is being sent"},
-      [self = shared_from_this(), &gpu, pair, shared](absl::Status status) {
-        if (!status.ok()) return std::move(shared->done)(std::move(status));
-        self->Finish(gpu, pair, std::move(*shared), /*is_ready=*/true);
+      std::move(watch),
+      [self = shared_from_this(), &gpu, pair, shared, ready](absl::Status status) {
+        if (status.ok()) status = self->CheckWanted(shared->id);
+        if (status.ok()) return self->Finish(gpu, pair, std::move(*shared), /*is_ready=*/true);
+        // The device may still write to it.
+        gpu.executor
+            ->Watch({.event = ready,
+                     .what = kSentTensor,
+                     .keep = std::make_shared<Tensor>(std::move(shared->tensor))},
+                    [](absl::Status) {})
+            .IgnoreError();
+        std::move(shared->done)(std::move(status));
       });
   if (!watched.ok()) std::move(shared->done)(watched);
 }
