@@ -210,7 +210,10 @@ absl::StatusOr<Tensor> Gpus::CopyAcross(Gpu& from, Gpu& to, const MoveRequest& r
   const Tensor& tensor = request.tensor;
   FERRY_ASSIGN_OR_RETURN(Tensor into, DestinationIn(to, request));
   if (into.bytes() == 0) return into;
-  if (&from != &to) peer_access_->Enable(*from.device, *to.device);
+  // Memory of the arenas is mapped for all peers.
+  const bool is_mapped =
+      tensor.buffer()->arena() == from.arena.get() && into.buffer()->arena() == to.arena.get();
+  if (&from != &to && !is_mapped) peer_access_->Enable(*from.device, *to.device);
   const ScopedCurrent current(*from.device);
   cuda::Stream stream = from.copies->get();
   const auto ready = cuda::ReadyOf(tensor);

@@ -11,8 +11,8 @@
 namespace ferry::cuda {
 namespace {
 
-// The copy that waits can do without.
-constexpr absl::Duration kMostForQuiet = absl::Milliseconds(200);
+// The copy can do without, and the executor serves others.
+constexpr absl::Duration kMostForQuiet = absl::Milliseconds(5);
 
 }  // namespace
 

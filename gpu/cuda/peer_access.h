@@ -29,9 +29,9 @@ class PeerAccess final {
   PeerAccess(const PeerAccess&) = delete;
   PeerAccess& operator=(const PeerAccess&) = delete;
 
-  // Enables it in both directions, as far as the machine has it; at once after the first call for
-  // the pair. Waits for the gate, at most 200 ms. A failure is logged, and not tried again: copies
-  // then work as they do without peer access.
+  // Enables it in both directions, as far as the machine has it. Waits for the gate, at most 5 ms;
+  // a call that has not got it leaves the pair to a call after `retry`. A failure is logged, and
+  // not tried again: copies then work as they do without peer access.
   void Enable(const CudaDevice& one, const CudaDevice& other) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
