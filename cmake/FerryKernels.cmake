@@ -3,8 +3,9 @@
 # in two forms: a fat binary; and PTX for drivers that are older than nvcc, which take neither its
 # binaries nor its PTX. Without nvcc, the PTX that is checked in beside the source.
 #
-# FERRY_NVCC: a path; "auto" (default): that of a toolkit, or else the one that scripts/get_nvcc
-# installs out of the Python index into the build folder, unless FERRY_FETCH_NVCC is OFF; OFF: none.
+# FERRY_NVCC: a path; "auto" (default): that of a toolkit of CUDA 12.8 or newer, or else the one that
+# scripts/get_nvcc installs out of the Python index into the build folder, unless FERRY_FETCH_NVCC is
+# OFF; OFF: none.
 # The target renew_kernels_ptx writes the PTX that is checked in, and the test gpu_kernels_ptx
 # (cmake/FerryKernelsPtx.cmake) compares it.
 #
@@ -78,17 +79,23 @@ function(ferry_find_nvcc variable reason)
     return()
   endif()
   find_program(nvcc nvcc PATHS /usr/local/cuda/bin $ENV{CUDA_HOME}/bin NO_CACHE)
+  set(lack "no toolkit")
   if(nvcc)
-    set(${variable} "${nvcc}" PARENT_SCOPE)
-    return()
+    # That of CUDA 12.8 is the first.
+    execute_process(COMMAND ${nvcc} --list-gpu-arch OUTPUT_VARIABLE architectures ERROR_QUIET)
+    if("${architectures}" MATCHES "compute_100")
+      set(${variable} "${nvcc}" PARENT_SCOPE)
+      return()
+    endif()
+    set(lack "${nvcc} does not know compute_100")
   endif()
   if(NOT FERRY_FETCH_NVCC)
-    set(${reason} "no toolkit, and FERRY_FETCH_NVCC is OFF" PARENT_SCOPE)
+    set(${reason} "${lack}, and FERRY_FETCH_NVCC is OFF" PARENT_SCOPE)
     return()
   endif()
   # Tried once for a build folder: each try waits for an index that does not answer.
   if(NOT FERRY_NO_NVCC_FETCHED)
-    message(STATUS "No CUDA toolkit: installing nvcc from the Python index into ${PROJECT_BINARY_DIR}/nvcc")
+    message(STATUS "Kernels: ${lack}: installing nvcc from the Python index into ${PROJECT_BINARY_DIR}/nvcc")
     execute_process(COMMAND ${PROJECT_SOURCE_DIR}/scripts/get_nvcc ${PROJECT_BINARY_DIR}/nvcc
                     RESULT_VARIABLE failed OUTPUT_VARIABLE nvcc ERROR_VARIABLE said
                     OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_STRIP_TRAILING_WHITESPACE)
@@ -99,7 +106,7 @@ function(ferry_find_nvcc variable reason)
     string(REPLACE "\n" " " said "${said}")
     set(FERRY_NO_NVCC_FETCHED "${said}" CACHE INTERNAL "Why scripts/get_nvcc has failed")
   endif()
-  set(${reason} "no toolkit, and ${FERRY_NO_NVCC_FETCHED}; cmake -UFERRY_NO_NVCC_FETCHED tries again"
+  set(${reason} "${lack}, and ${FERRY_NO_NVCC_FETCHED}; cmake -UFERRY_NO_NVCC_FETCHED tries again"
       PARENT_SCOPE)
 endfunction()
 

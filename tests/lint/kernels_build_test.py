@@ -51,6 +51,14 @@ class Configure(Folder):
     def installer(self, text):
         self.program(self.source / "scripts/get_nvcc", f"echo called >>{self.calls}\n{text}")
 
+    def beside(self, program, name):
+        # CMake looks for it below its root.
+        root = self.folder / "none"
+        folder = program.parent
+        if not folder.is_relative_to(root):
+            folder = pathlib.Path(f"{root}{folder}")
+        self.program(folder / name, "exit 0")
+
     def configure(self, *options, status=0):
         # Programs are looked for below a folder that has none.
         return self.run_it("cmake", "-S", self.source, "-B", self.folder / "build", "-G", "Ninja",
@@ -73,6 +81,7 @@ class Configure(Folder):
 
     def test_without_a_toolkit_nvcc_is_installed(self):
         nvcc = self.program(self.folder / "wheel/bin/nvcc", "exit 0")
+        self.beside(nvcc, "ptxas")
         self.installer(f"echo {nvcc}")
         self.assertIn(f"Kernels: binaries and PTX, compiled with {nvcc}", self.configure())
 
@@ -82,6 +91,17 @@ class Configure(Folder):
             self.assertRegex(self.configure(), "Kernels: the PTX that is checked in, without nvcc: no "
                                                "toolkit, and get_nvcc: it does not answer")
         self.assertEqual(self.calls.read_text(), "called\n")
+
+    def test_a_toolkit_that_is_too_old_is_not_used(self):
+        nvcc = self.folder / "none/usr/local/cuda/bin/nvcc"
+        self.installer("exit 1")
+        self.program(nvcc, "echo compute_80; echo compute_90")
+        self.assertIn(f"without nvcc: {nvcc} does not know compute_100, and FERRY_FETCH_NVCC is OFF",
+                      self.configure("-DFERRY_FETCH_NVCC=OFF"))
+        self.program(nvcc, "echo compute_90; echo compute_100")
+        self.beside(nvcc, "ptxas")
+        self.assertIn(f"compiled with {nvcc}", self.configure())
+        self.assertFalse(self.calls.exists())
 
     def test_the_index_may_be_switched_off(self):
         self.installer("exit 1")
