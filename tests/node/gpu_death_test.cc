@@ -152,8 +152,11 @@ TEST(GpuDeath, ProducerIsKilledInTheMiddleOfACopy) {
 
 // The producer is killed while its kernel runs, and the events of the dead never complete: the
 // receive fails, the streams of the consumer's GPUs are free, and its process ends.
-void ExpectReceiveFailsAndStreamsAreFree(const std::string& to) {
+//   is_announced: the producer waits on the device, so the consumer knows the event and queries it.
+void ExpectReceiveFailsAndStreamsAreFree(const std::string& to, bool is_announced = false) {
   GpuPairOptions options;
+  options.transfer.gpus.waits_on_device = is_announced;
+  options.consumer_waits_on_device = false;
   options.producer_dies = true;
   options.environment = {{"STRICT_CUDA_DEAD_EVENT", "hang"}};
   RunGpuPair(
@@ -201,6 +204,15 @@ TEST(GpuDeath, ProducerOfAViewIsKilledBeforeItsEvent) {
 TEST(GpuDeath, ProducerOfACopyIsKilledBeforeItsEvent) {
   NEEDS_THE_DOUBLE("can play what this needs");
   ExpectReceiveFailsAndStreamsAreFree("GPU:1");
+}
+
+TEST(GpuDeath, ProducerOfAViewIsKilledBeforeAnEventThatItAnnounced) {
+  NEEDS_THE_DOUBLE("can play what this needs");
+  ExpectReceiveFailsAndStreamsAreFree("GPU:0", /*is_announced=*/true);
+}
+TEST(GpuDeath, ProducerOfACopyIsKilledBeforeAnEventThatItAnnounced) {
+  NEEDS_THE_DOUBLE("can play what this needs");
+  ExpectReceiveFailsAndStreamsAreFree("GPU:1", /*is_announced=*/true);
 }
 
 TEST(GpuDeath, ProducerIsKilledBetweenSlices) {

@@ -5,6 +5,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "absl/strings/str_cat.h"
+
 #include "tests/node/gpu_patterns.h"
 
 namespace ferry {
@@ -44,6 +46,37 @@ TEST(GpuExchange, OnAnotherGpu_IsACopy) {
         EXPECT_GE(peer.gpu(1).arena->stats().made_blocks, 5);
         peer.Meet();
       });
+}
+
+// The producer decides when a tensor that is not complete is announced, and the consumer how it
+// waits.
+void ExpectThatEachSideMayWaitOnTheDevice(const std::string& to, const std::string& way) {
+  for (const bool producer_waits : {false, true}) {
+    for (const bool consumer_waits : {false, true}) {
+      SCOPED_TRACE(absl::StrCat("producer ", producer_waits, ", consumer ", consumer_waits));
+      GpuPairOptions options;
+      options.transfer.gpus.waits_on_device = producer_waits;
+      options.consumer_waits_on_device = consumer_waits;
+      options.environment = {{"STRICT_CUDA_DELAY_US", "3000"}};
+      RunGpuPair(
+          options, [&](GpuPeer& peer) { SendPatterns(peer, to, 5); },
+          [&](GpuPeer& peer) {
+            const auto stream = peer.NewStream(to == "GPU:1" ? 1 : 0);
+            Step step = peer.Open();
+            for (int i = 0; i < 5; ++i) {
+              EXPECT_EQ(ReceivePattern(peer, step, to, i, stream->get()), way);
+            }
+            peer.Meet();
+          });
+    }
+  }
+}
+TEST(GpuExchange, OnTheSameGpu_EachSideMayWaitOnTheDevice) {
+  ExpectThatEachSideMayWaitOnTheDevice("GPU:0", "cuda_ipc, view");
+}
+TEST(GpuExchange, OnAnotherGpu_EachSideMayWaitOnTheDevice) {
+  NEEDS_TWO_PEERS();
+  ExpectThatEachSideMayWaitOnTheDevice("GPU:1", "cuda_ipc, copy");
 }
 
 TEST(GpuExchange, IntoTheReceiversBuffer) {

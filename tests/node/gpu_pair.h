@@ -15,6 +15,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -164,6 +165,8 @@ inline bool Holds(const std::vector<unsigned char>& bytes, const Tensor& pattern
 
 struct GpuPairOptions {
   TransferEngineOptions transfer;
+  // The consumer's GpusOptions::waits_on_device, if it differs from the producer's.
+  std::optional<bool> consumer_waits_on_device = std::nullopt;
   // STRICT_CUDA_... of both processes.
   std::map<std::string, std::string> environment;
   // For one process alone.
@@ -213,7 +216,12 @@ inline int RunGpuPair(const GpuPairOptions& options, const std::function<void(Gp
         nccl.store = DirectoryStores(absl::StrCat(session, "/store"));
         nccl.device_of = [](int32_t of, int ordinal) { return DeviceId(of * 16 + ordinal); };
       }
-      GpuPeer peer(node, sockets[node], options.transfer, std::move(boot_id), std::move(nccl));
+      TransferEngineOptions transfer = options.transfer;
+      if (node == 1) {
+        transfer.gpus.waits_on_device =
+            options.consumer_waits_on_device.value_or(transfer.gpus.waits_on_device);
+      }
+      GpuPeer peer(node, sockets[node], std::move(transfer), std::move(boot_id), std::move(nccl));
       FERRY_CHECK((peer.transfer_engine().gpus() != nullptr) ==
                   (node == 0 || options.consumer_has_gpus));
       (node == 0 ? producer : consumer)(peer);

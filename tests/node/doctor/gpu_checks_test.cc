@@ -73,7 +73,7 @@ TEST(CheckDriver, GpuThatAnswersWithAnErrorIsWrongAndHidesNoOther) {
                           IsWrong("1 GPU, and 1 more that answered with an error: gpu:0: "
                                   "cuDeviceTotalMem_v2 failed with code 999",
                                   "leave it out of CUDA_VISIBLE_DEVICES"),
-                          IsOk("0000:43:00.0")));
+                          IsOk("8 for the streams of a GPU"), IsOk("0000:43:00.0")));
 }
 
 TEST(CheckDriver, MachineWithoutAGpuIsSkippedWithTheReason) {
