@@ -35,10 +35,11 @@ struct TransferOptions {
   // Whether tensors in the memory of this process's GPUs can be sent and received. Has no effect
   // without a GPU or a driver. A GPU is initialized on its first use.
   bool use_gpus = true;
-  // Whether streams of GPUs wait on the device for tensors that their sender has not completed yet,
-  // in place of this process's threads, which takes tens of microseconds longer. A stream then
-  // waits for ever if the sender dies before, and delays streams that share its hardware queue,
-  // those of NCCL too.
+  // Whether streams of GPUs wait on the device for tensors that their sender has not completed
+  // yet, in place of this process's threads, which notice up to 1 ms later that they are complete.
+  // A receive with RecvOptions::stream is then done before the bytes are there. But a stream waits
+  // for ever if the sender dies before, and delays streams that share its hardware queue, those of
+  // NCCL too. Set it on both nodes.
   bool gpus_wait_on_device = false;
   // Address for connections of peers on other hosts; port 0: any free port. ":PORT": all addresses
   // of this host. Empty: do not listen.

@@ -36,8 +36,9 @@ struct RecvOptions {
   // Invalid: into memory that Ferry provides, which may be a view of the sender's.
   Tensor into;
   // The CUDA stream whose work, enqueued after the request is done, reads the tensor; the request
-  // is then done before the bytes are there. Null: it is done when the elements are complete. Only
-  // for tensors that arrive in the memory of a GPU.
+  // is then done when the sender's elements are complete, and does not wait for Ferry's own copy of
+  // them (TransferOptions::gpus_wait_on_device: nor for the sender). Null: it is done when the
+  // elements are complete here. Only for tensors that arrive in the memory of a GPU.
   CUstream_st* stream = nullptr;
   // Time from the call after which the receive fails. A tensor that the peer has matched with it by
   // then is discarded, as by Request::Cancel, and its sender is not told.
