@@ -17,6 +17,7 @@
 #include <gtest/gtest.h>
 
 #include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
 
 #include "tests/transport/control_channel_pair.h"
 
@@ -91,6 +92,29 @@ TEST_F(ShmControlChannelQueueTest, QueueIsBoundedToTheByte) {
   EXPECT_EQ(near_->queued_bytes(), kMaxQueued - room);
   EXPECT_TRUE(near_->Send(1, {std::string(room, 'x')}).ok());
   EXPECT_EQ(near_->Send(1, {"x"}).code(), absl::StatusCode::kResourceExhausted);
+}
+
+// The reader makes room after the loop has looked for some, and before it sleeps: it finds the loop
+// awake, and does not ring.
+TEST_F(ShmControlChannelQueueTest, RoomMadeWhileTheLoopFallsAsleep_IsFoundBeforeItSleeps) {
+  FillRing();
+  auto* const source = dynamic_cast<PolledSource*>(near_.get());
+  ASSERT_NE(source, nullptr);
+  // Its own thread has tried to send the queue, and sleeps.
+  absl::SleepFor(absl::Milliseconds(100));
+  EXPECT_FALSE(source->HasWork());
+  // Two rings, the first of which is that of the near side.
+  constexpr size_t kCapacity = 512 * 1024;
+  ASSERT_EQ(ShmControlChannel::RingsBytes(),
+            (2 * (kRingControlBytes + kCapacity) + 4095) / 4096 * 4096);
+  RingReader reader(far_rings_.base(), kCapacity);
+  while (reader.HasFrame()) {
+    ASSERT_TRUE(reader.Read().ok());
+    reader.Release();
+  }
+  EXPECT_TRUE(reader.Publish()) << "the writer has requested no room";
+  // Or the thread was late, and has sent the queue.
+  EXPECT_TRUE(source->HasWork() || near_->queued_bytes() == 0);
 }
 
 // Those that leave the queue make room in it, and no more than they had.

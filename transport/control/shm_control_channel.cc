@@ -75,7 +75,8 @@ bool ShmControlChannel::SendAhead(size_t body, absl::Span<const int> descriptors
   // Check for room first: descriptors that were sent cannot be recalled.
   if (!writer_.HasRoom(body)) return false;
   writer_.HintDescriptors();
-  return SendDescriptors(socket_.get(), descriptors).ok();
+  is_socket_full_ = !SendDescriptors(socket_.get(), descriptors).ok();
+  return !is_socket_full_;
 }
 
 absl::Status ShmControlChannel::Send(uint16_t type, absl::Span<const absl::string_view> parts,
@@ -150,6 +151,7 @@ bool ShmControlChannel::WriteQueued(const Queued& frame) {
 bool ShmControlChannel::FlushQueue() {
   bool did_something = false;
   SpinLockHolder lock(&send_lock_);
+  is_socket_full_ = false;
   while (!queue_.empty()) {
     const Queued& front = queue_.front();
     if (!WriteQueued(front)) {
@@ -197,7 +199,13 @@ void ShmControlChannel::ReceiveHintedDescriptors() {
 
 bool ShmControlChannel::HasWork() {
   if (is_finished_) return false;
-  return reader_.HasFrame() || is_closing_.load(std::memory_order_acquire);
+  return reader_.HasFrame() || is_closing_.load(std::memory_order_acquire) ||
+         (has_queue_.load(std::memory_order_acquire) && CanFlush());
+}
+
+bool ShmControlChannel::CanFlush() {
+  SpinLockHolder lock(&send_lock_);
+  return !queue_.empty() && !is_socket_full_ && writer_.HasRoom(queue_.front().body.size());
 }
 
 void ShmControlChannel::BeforeSleep() {

@@ -89,6 +89,8 @@ class ShmControlChannel final : public ControlChannel,
   // Returns false if there is no room.
   bool WriteQueued(const Queued& frame) ABSL_EXCLUSIVE_LOCKS_REQUIRED(send_lock_);
   bool FlushQueue() ABSL_LOCKS_EXCLUDED(send_lock_);
+  // The peer may have made room after FlushQueue, and have found this side awake.
+  bool CanFlush() ABSL_LOCKS_EXCLUDED(send_lock_);
   absl::StatusOr<std::vector<UniqueFd>> TakeDescriptors(size_t count);
   absl::Status DeliverFrame(const RingFrame& frame);
   // Delivers frames that have arrived, at most up to and with the first one that has descriptors,
@@ -120,6 +122,8 @@ class ShmControlChannel final : public ControlChannel,
   mutable SpinLock send_lock_;
   RingWriter writer_ ABSL_GUARDED_BY(send_lock_);
   std::deque<Queued> queue_ ABSL_GUARDED_BY(send_lock_);
+  // Since the last try the socket has had no room for descriptors.
+  bool is_socket_full_ ABSL_GUARDED_BY(send_lock_) = false;
   // Written under send_lock_.
   std::atomic<size_t> queued_bytes_{0};
   absl::Status closed_ ABSL_GUARDED_BY(send_lock_);
