@@ -84,13 +84,14 @@ TEST(NodeGpus, Option_IsNamed) {
 
 // The job does not know it, though this process could use it.
 TEST(NodeGpus, UnidentifiedGpu_IsNotPartOfTheJob) {
-  InAProcess(
-      {{"FERRY_CUDA_LIBRARY", STRICT_CUDA_LIBRARY}, {"STRICT_CUDA_FAIL", "cuDeviceGetName:999"}},
-      [] {
-        EXPECT_THAT(WhyNoCommunicator(),
-                    HasSubstr("this node has no GPU in the job: gpu:0: cuDeviceGetName "
-                              "failed with code 999"));
-      });
+  InAProcess({{"FERRY_CUDA_LIBRARY", STRICT_CUDA_LIBRARY},
+              {"STRICT_CUDA_DEVICES", "1"},
+              {"STRICT_CUDA_FAIL", "cuDeviceGetName:999"}},
+             [] {
+               EXPECT_THAT(WhyNoCommunicator(),
+                           HasSubstr("this node has no GPU in the job: gpu:0: cuDeviceGetName "
+                                     "failed with code 999"));
+             });
 }
 
 }  // namespace
