@@ -252,8 +252,14 @@ Finding JudgePeers(absl::Span<const PeerOutcome> outcomes) {
   if (outcomes.empty()) return Skipped("peer access", "there are no two GPUs");
   std::vector<std::string> wrong;
   std::vector<std::string> without;
+  std::vector<std::string> not_opened;
   for (const PeerOutcome& outcome : outcomes) {
-    if (!outcome.can_access) {
+    if (!outcome.opened.ok()) {
+      const std::string why(outcome.opened.message());
+      if (std::find(not_opened.begin(), not_opened.end(), why) == not_opened.end()) {
+        not_opened.push_back(why);
+      }
+    } else if (!outcome.can_access) {
       without.push_back(Pair(outcome));
     } else if (!outcome.copied.ok()) {
       wrong.push_back(absl::StrCat(Pair(outcome), ": ", outcome.copied.message()));
@@ -264,6 +270,12 @@ Finding JudgePeers(absl::Span<const PeerOutcome> outcomes) {
                  absl::StrCat("promised by the driver, but not so: ", JoinSome(std::move(wrong))),
                  "turn PCIe ACS off and the IOMMU to pass-through (iommu=pt); until then set "
                  "NCCL_P2P_DISABLE=1");
+  }
+  if (!not_opened.empty()) {
+    std::string todo = AdviceForCall(not_opened[0]);
+    return Wrong("peer access",
+                 absl::StrCat("GPUs cannot be opened: ", JoinSome(std::move(not_opened))),
+                 std::move(todo));
   }
   if (!without.empty()) {
     return Warning("peer access",

@@ -39,6 +39,7 @@ struct PeerOutcome {
   int to = 0;
   bool can_access = false;
   absl::Status copied;  // of a verified copy through that access; OK if there is no access
+  absl::Status opened = absl::OkStatus();  // of both GPUs; if not OK, nothing was copied
 };
 
 Finding JudgePeers(absl::Span<const PeerOutcome> outcomes);

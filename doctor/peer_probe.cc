@@ -101,16 +101,15 @@ absl::StatusOr<std::vector<PeerOutcome>> ProbePeers(
     for (int to = 0; to < count; ++to) {
       if (from == to) continue;
       PeerOutcome outcome = {from, to, peers.CanAccess(from, to), absl::OkStatus()};
-      if (outcome.can_access) {
+      const auto& reader = ends[static_cast<size_t>(from)];
+      const auto& owner = ends[static_cast<size_t>(to)];
+      outcome.opened = !reader.ok() ? reader.status() : owner.status();
+      if (outcome.can_access && outcome.opened.ok()) {
         on_phase(absl::StrCat("a copy by gpu:", from, " out of the memory of gpu:", to));
         // A distinct seed for each process and pair.
         const uint64_t seed =
             (static_cast<uint64_t>(getpid()) << 32) + static_cast<uint64_t>(from * count + to + 1);
-        const auto& reader = ends[static_cast<size_t>(from)];
-        const auto& owner = ends[static_cast<size_t>(to)];
-        outcome.copied = !reader.ok()  ? reader.status()
-                         : !owner.ok() ? owner.status()
-                                       : Copy(**reader, **owner, seed);
+        outcome.copied = Copy(**reader, **owner, seed);
       }
       outcomes.push_back(std::move(outcome));
     }

@@ -233,6 +233,17 @@ TEST(JudgePeers, DistinguishesPairsWithoutAccessFromWrongData) {
   EXPECT_THAT(JudgePeers(outcomes), IsWrong("gpu:0>gpu:1: 12 of 65536", "ACS"));
 }
 
+// Whether or not the driver promises access, its remedy is that of the call that failed.
+TEST(JudgePeers, GpuThatCannotBeOpenedIsWrongWithItsReason) {
+  const absl::Status why = absl::InternalError("gpu:1: x failed with code 46 UNAVAILABLE");
+  for (const bool can_access : {false, true}) {
+    const std::vector<PeerOutcome> outcomes = {{0, 1, can_access, absl::OkStatus(), why},
+                                               {1, 0, can_access, absl::OkStatus(), why}};
+    EXPECT_THAT(JudgePeers(outcomes),
+                IsWrong("GPUs cannot be opened: gpu:1: x failed with code 46", "nvidia-smi -c 0"));
+  }
+}
+
 TEST(JudgePeers, ManyPairsAreTruncated) {
   std::vector<PeerOutcome> outcomes;
   for (int to = 1; to <= 8; ++to) outcomes.push_back({0, to, false, absl::OkStatus()});
