@@ -74,7 +74,7 @@ absl::Status ReceiveLate(CheckNode& self, const std::string& name) {
     const absl::StatusOr<bool> is_done = ready->IsDone();
     if (is_done.ok() && *is_done) {
       status =
-          absl::InternalError("its event says that the bytes are there, but nobody wrote them");
+          absl::InternalError("its event has completed before the kernel that its bytes depend on");
     }
   }
   self.report().Check(absl::StrCat(name, ": Recv returns while the kernel runs"), status,
@@ -97,7 +97,7 @@ absl::Status ReceiveWhenComplete(CheckNode& self, const std::string& name) {
   absl::SleepFor(kWhileItRuns);
   absl::Status status;
   if (IsDone(*posted)) {
-    status = absl::InternalError("it was delivered, but nobody wrote the bytes");
+    status = absl::InternalError("it was delivered before the kernel that its bytes depend on");
   } else {
     const cuda::ScopedCurrent current(gpu->device());
     if (gpu->table().stream_query(gpu->stream()) == cuda::kErrorNotReady) {

@@ -47,7 +47,7 @@ class InstalledNccl : public ::testing::Test {
 };
 
 // Returns errno of binding a socket to the address in `id`, which comes after 8 private bytes; 0:
-// nobody has it.
+// the address was free.
 int BindTo(const UniqueId& id) {
   sockaddr_storage address = {};
   std::memcpy(&address, id.bytes + 8, sizeof(sockaddr_in6));
