@@ -152,6 +152,7 @@ TEST_F(DeviceExecutorTest, LimitIsNamedAndRefusedWorkIsNotRun) {
 // The destructor finishes work that has begun; work that never ends, ends with a reason.
 TEST_F(DeviceExecutorTest, ItsDestructorWaitsForEventsButNotForever) {
   NEEDS_THE_DOUBLE("runs host functions of two streams at a time");
+  NEEDS_TWO_QUEUES();
   HeldStream fast(device_);
   HeldStream stuck(device_);
   auto memory = std::make_shared<const int>(1);

@@ -4,7 +4,6 @@
 #define FERRY_TESTS_NODE_GPU_SPIN_H_
 
 #include <cstdint>
-#include <memory>
 
 #include "tests/node/gpu_pair.h"
 
@@ -12,9 +11,14 @@ namespace ferry {
 
 class GpuSpin final {
  public:
-  GpuSpin(GpuPeer& peer, int ordinal) : gpu_(peer.gpu(ordinal)), control_(peer.NewStream(ordinal)) {
+  GpuSpin(GpuPeer& peer, int ordinal) : gpu_(peer.gpu(ordinal)) {
     const cuda::ScopedCurrent current(*gpu_.device);
     const cuda::CudaTable& table = gpu_.device->table();
+    // Streams of another priority share no hardware queue with it: work that is enqueued behind the
+    // kernel does not keep it from being stopped.
+    constexpr int kOwnPriority = -5;
+    FERRY_CHECK(table.stream_create_with_priority(&control_, cuda::kStreamNonBlocking,
+                                                  kOwnPriority) == cuda::kSuccess);
     FERRY_CHECK(table.module_load_data(&module_, ".version 7.0\n.visible .entry spin() {}\n") ==
                 cuda::kSuccess);
     FERRY_CHECK(table.module_get_function(&function_, module_, "spin") == cuda::kSuccess);
@@ -35,13 +39,13 @@ class GpuSpin final {
   void Set(uint32_t value) {
     const cuda::ScopedCurrent current(*gpu_.device);
     const cuda::CudaTable& table = gpu_.device->table();
-    FERRY_CHECK(table.copy_to_device_async(flag_, &value, sizeof(value), control_->get()) ==
+    FERRY_CHECK(table.copy_to_device_async(flag_, &value, sizeof(value), control_) ==
                 cuda::kSuccess);
-    FERRY_CHECK(table.stream_synchronize(control_->get()) == cuda::kSuccess);
+    FERRY_CHECK(table.stream_synchronize(control_) == cuda::kSuccess);
   }
 
   Gpu& gpu_;
-  const std::unique_ptr<cuda::CudaStream> control_;
+  cuda::Stream control_ = nullptr;
   cuda::Module module_ = nullptr;
   cuda::Function function_ = nullptr;
   cuda::DevicePointer flag_ = 0;

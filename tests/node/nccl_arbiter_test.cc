@@ -44,7 +44,20 @@ class Collective final {
         },
         timeout);
   }
-  void Finish(GpuPeer& peer) { peer.Read(memory_, stream_->get()); }
+  // Enqueues nothing behind the sum while it runs: on a GPU with one queue a copy that waits for it
+  // would delay the copies of Ferry.
+  void Finish(GpuPeer& peer) {
+    {
+      const Gpu& gpu = peer.gpu(rank_);
+      const cuda::ScopedCurrent current(*gpu.device);
+      const absl::Time give_up = absl::Now() + kTimeout;
+      while (gpu.device->table().stream_query(stream_->get()) == cuda::kErrorNotReady) {
+        ASSERT_LT(absl::Now(), give_up) << "the sum has not completed";
+        absl::SleepFor(absl::Microseconds(100));
+      }
+    }
+    peer.Read(memory_, stream_->get());
+  }
 
  private:
   const int rank_;

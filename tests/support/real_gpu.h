@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 
 #include <gtest/gtest.h>
@@ -73,6 +74,20 @@ inline const char* WhyNotTwoPeers() {
 // At the beginning of a test: a feature that a real GPU does not have.
 #define NEEDS_THE_DOUBLE(what) \
   if (::ferry::OnRealGpu()) GTEST_SKIP() << "only the strict double " << (what)
+
+// Whether all streams of a context share one hardware queue, in this process.
+inline bool HasOneHardwareQueue() {
+  const auto is_one = [](const char* variable) {
+    const char* const value = std::getenv(variable);
+    return value != nullptr && std::strcmp(value, "1") == 0;
+  };
+  return is_one("CUDA_DEVICE_MAX_CONNECTIONS") ||
+         (!OnRealGpu() && is_one("STRICT_CUDA_CONNECTIONS"));
+}
+
+// At the beginning of a test that needs two streams which do not delay each other.
+#define NEEDS_TWO_QUEUES() \
+  if (::ferry::HasOneHardwareQueue()) GTEST_SKIP() << "the streams of a GPU share one queue here"
 
 }  // namespace ferry
 
