@@ -2,11 +2,24 @@
 // CudaEvent and ReadyEvent: recording and querying.
 #include "gpu/cuda/cuda_event.h"
 
+#include <atomic>
 #include <utility>
 
 #include "base/status_macros.h"
 
 namespace ferry::cuda {
+namespace {
+
+// The handle of every thread's own default stream (CU_STREAM_PER_THREAD).
+const auto kPerThreadStream = reinterpret_cast<Stream>(uintptr_t{2});
+
+StreamPosition NextPosition(Stream stream) {
+  static std::atomic<uint64_t> next_sequence{1};
+  if (stream == kPerThreadStream) return {};
+  return {stream, next_sequence.fetch_add(1, std::memory_order_relaxed)};
+}
+
+}  // namespace
 
 CudaEvent::CudaEvent(std::shared_ptr<EventPool> pool, Event event)
     : pool_(std::move(pool)), event_(event) {}
@@ -84,8 +97,9 @@ int EventPool::idle_count() const {
 absl::StatusOr<std::shared_ptr<const ReadyEvent>> ReadyEvent::Record(EventPool& pool,
                                                                      Stream stream) {
   FERRY_ASSIGN_OR_RETURN(CudaEvent event, pool.Take());
+  const StreamPosition position = NextPosition(stream);
   FERRY_RETURN_IF_ERROR(event.Record(stream));
-  return std::make_shared<const ReadyEvent>(std::move(event));
+  return std::make_shared<const ReadyEvent>(std::move(event), position);
 }
 
 absl::StatusOr<std::shared_ptr<const ReadyEvent>> ReadyEvent::RecordOrWait(EventPool& pool,

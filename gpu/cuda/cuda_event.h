@@ -3,6 +3,7 @@
 #ifndef FERRY_GPU_CUDA_CUDA_EVENT_H_
 #define FERRY_GPU_CUDA_CUDA_EVENT_H_
 
+#include <cstdint>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -73,6 +74,15 @@ class EventPool final : public std::enable_shared_from_this<EventPool> {
   std::vector<Event> idle_ ABSL_GUARDED_BY(mu_);
 };
 
+// Where an event was recorded. Events of one stream complete in the order of their sequence
+// numbers, with exceptions: two threads that record on it at a time may have their numbers in the
+// other order, and a destroyed stream's handle may be reused while its work still runs.
+//   sequence: unique in the process; 0: unknown, as for the per-thread default stream.
+struct StreamPosition {
+  Stream stream = nullptr;
+  uint64_t sequence = 0;
+};
+
 // Marks when the bytes of a tensor are complete: recorded once, behind the work that writes them.
 // Consumers' streams wait for it on the device; no thread waits. Thread-safe, shared by its
 // waiters.
@@ -85,15 +95,18 @@ class ReadyEvent final {
   static absl::StatusOr<std::shared_ptr<const ReadyEvent>> RecordOrWait(EventPool& pool,
                                                                         Stream stream);
 
-  explicit ReadyEvent(CudaEvent event) : event_(std::move(event)) {}
+  ReadyEvent(CudaEvent event, StreamPosition position)
+      : event_(std::move(event)), position_(position) {}
 
   // Work that is enqueued on `stream` from now on runs once the bytes are complete.
   //   consumer: the stream's device, which need not be this event's.
   absl::Status EnqueueWait(const CudaDevice& consumer, Stream stream) const;
   absl::StatusOr<bool> IsDone() const { return event_.IsDone(); }
+  const StreamPosition& position() const { return position_; }
 
  private:
   const CudaEvent event_;
+  const StreamPosition position_;
 };
 
 }  // namespace ferry::cuda

@@ -53,6 +53,11 @@ class DeviceExecutor final {
     // In place of an event: returns whether what is waited for has completed. Called on the thread,
     // with the device current; does not block.
     std::function<absl::StatusOr<bool>()> is_done;
+    // With is_done: where the work is. Of an event: its own.
+    StreamPosition position;
+    // Optional: an error ends the wait with it, and releases `keep`. Called on the thread; does not
+    // block.
+    std::function<absl::Status()> check_wanted;
     absl::Time deadline = absl::InfiniteFuture();  // by the executor's clock
     std::string what;                              // for the message: "the copy of step 3 key x"
     // Released when the event has completed, not before, also if `done` was called with
@@ -105,8 +110,10 @@ class DeviceExecutor final {
   };
 
   void Run();
-  // Queries every event once; returns whether any callback or event was completed.
-  bool Poll(std::vector<Entry>& entries);
+  // Queries the first event of each stream, and one of the others; returns whether any callback or
+  // event was completed.
+  //   turn: differs between calls.
+  bool Poll(std::vector<Entry>& entries, size_t turn);
   void EndAll(std::vector<Entry>& entries);
   absl::Status Admit(size_t max_waiting) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool has_news() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {

@@ -195,6 +195,80 @@ TEST_F(DeviceExecutorTest, EventAddedToAnIdleExecutorIsQueriedAtOnce) {
   EXPECT_LT(least, kIdle / 20);
 }
 
+// Thousands of tensors may be behind one kernel: of those only the first is queried, and one of the
+// others in turn.
+TEST_F(DeviceExecutorTest, FirstPendingEventOfAStreamIsQueriedForAll) {
+  constexpr int kCount = 400;
+  constexpr int64_t kPolls = 50;
+  const auto stream = reinterpret_cast<Stream>(uintptr_t{0x1000});
+  // While the executor is held, all are added.
+  absl::Notification go;
+  bool is_over = false;
+  int64_t first_count = 0;
+  int64_t other_count = 0;
+  std::vector<Outcome> done(kCount);
+  DeviceExecutor executor(device_);
+  ASSERT_OK(executor.Post([&] { go.WaitForNotification(); }));
+  // In the other order: the sequence numbers decide.
+  for (int i = kCount - 1; i >= 0; --i) {
+    DeviceExecutor::Watched watched;
+    watched.position = {stream, static_cast<uint64_t>(i) + 1};
+    watched.is_done = [&, i]() -> absl::StatusOr<bool> {
+      if (is_over) return true;
+      if (i != 0) return ++other_count < 0;
+      if (++first_count == kPolls) {
+        EXPECT_LE(other_count, 2 * kPolls);
+        EXPECT_GE(other_count, kPolls - 2) << "each must be queried in turn";
+        is_over = true;
+      }
+      return false;
+    };
+    ASSERT_OK(executor.Watch(std::move(watched), done[static_cast<size_t>(i)].Callback()));
+  }
+  go.Notify();
+  for (Outcome& each : done) EXPECT_OK(each.Wait());
+}
+
+// The handle of a stream that was destroyed is given to a new one, whose work is done earlier.
+TEST_F(DeviceExecutorTest, EventThatOvertakesItsStream_IsNoticed) {
+  const auto stream = reinterpret_cast<Stream>(uintptr_t{0x1000});
+  std::atomic<bool> is_over = false;
+  Outcome first;
+  Outcome second;
+  DeviceExecutor executor(device_);
+  DeviceExecutor::Watched watched;
+  watched.position = {stream, 1};
+  watched.is_done = [&]() -> absl::StatusOr<bool> { return is_over.load(); };
+  ASSERT_OK(executor.Watch(watched, first.Callback()));
+  watched.position = {stream, 2};
+  watched.is_done = []() -> absl::StatusOr<bool> { return true; };
+  ASSERT_OK(executor.Watch(watched, second.Callback()));
+  EXPECT_OK(second.Wait());
+  is_over = true;
+  EXPECT_OK(first.Wait());
+}
+
+TEST_F(DeviceExecutorTest, WaitThatNobodyWantsEndsWithItsError) {
+  DeviceExecutor executor(device_);
+  HeldStream stuck(device_);
+  auto memory = std::make_shared<const int>(1);
+  const std::weak_ptr<const int> kept = memory;
+  std::atomic<bool> is_wanted = true;
+  Outcome done;
+  DeviceExecutor::Watched watched;
+  watched.event = Record(stuck.get());
+  watched.keep = std::move(memory);
+  watched.check_wanted = [&] {
+    return is_wanted ? absl::OkStatus() : absl::CancelledError("nobody");
+  };
+  ASSERT_OK(executor.Watch(std::move(watched), done.Callback()));
+  absl::SleepFor(absl::Milliseconds(5));
+  EXPECT_FALSE(done.ended.HasBeenNotified());
+  is_wanted = false;
+  EXPECT_EQ(done.Wait().code(), absl::StatusCode::kCancelled);
+  EXPECT_TRUE(kept.expired());
+}
+
 TEST_F(DeviceExecutorTest, ErrorOfAQueryIsReported) {
   DeviceExecutor executor(device_);
   Outcome done;

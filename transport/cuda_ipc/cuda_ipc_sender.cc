@@ -166,11 +166,11 @@ void CudaIpcSender::FinishWhenReady(Gpu& gpu, const GpuPair& pair, Pending pendi
   auto shared = std::make_shared<Pending>(std::move(pending));
   const auto ready = cuda::ReadyOf(shared->tensor);
   cuda::DeviceExecutor::Watched watch;
+  watch.event = ready;
   watch.what = kSentTensor;
   // The receiver may cancel, or die, and the event may never complete.
-  watch.is_done = [self = shared_from_this(), ready, id = shared->id]() -> absl::StatusOr<bool> {
-    if (!self->CheckWanted(id).ok()) return true;
-    return ready->IsDone();
+  watch.check_wanted = [self = shared_from_this(), id = shared->id] {
+    return self->CheckWanted(id);
   };
   const absl::Status watched = gpu.executor->Watch(
       std::move(watch),
