@@ -210,9 +210,11 @@ absl::StatusOr<Tensor> Gpus::CopyAcross(Gpu& from, Gpu& to, const MoveRequest& r
   const Tensor& tensor = request.tensor;
   FERRY_ASSIGN_OR_RETURN(Tensor into, DestinationIn(to, request));
   if (into.bytes() == 0) return into;
-  // Memory of the arenas is mapped for all peers.
-  const bool is_mapped =
-      tensor.buffer()->arena() == from.arena.get() && into.buffer()->arena() == to.arena.get();
+  // Memory of the arenas is mapped for all peers, where the driver allows it.
+  const bool is_mapped = tensor.buffer()->arena() == from.arena.get() &&
+                         into.buffer()->arena() == to.arena.get() &&
+                         from.arena->IsMappedFor(to.device->ordinal()) &&
+                         to.arena->IsMappedFor(from.device->ordinal());
   if (&from != &to && !is_mapped) peer_access_->Enable(*from.device, *to.device);
   const ScopedCurrent current(*from.device);
   cuda::Stream stream = from.copies->get();

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
 
 #include "base/status_macros.h"
 #include "gpu/cuda/device_buffer.h"
@@ -64,7 +65,8 @@ absl::Status ProbeExport(const CudaDevice& device, size_t& granularity) {
   return status;
 }
 
-absl::Status ArenaSegment::MapVirtual(const CudaDevice& device, const std::vector<int>& ordinals) {
+absl::Status ArenaSegment::MapVirtual(const CudaDevice& device, const std::vector<int>& peers,
+                                      std::vector<std::pair<int, absl::Status>>& refused) {
   const CudaTable& table = device.table();
   const AllocationProperties properties = ExportableMemory(device);
   FERRY_RETURN_IF_ERROR(WithMemory(
@@ -74,12 +76,23 @@ absl::Status ArenaSegment::MapVirtual(const CudaDevice& device, const std::vecto
       device.Check(table.address_reserve(&base, bytes, 0, 0, 0), "cuMemAddressReserve"));
   FERRY_RETURN_IF_ERROR(device.Check(table.memory_map(base, bytes, 0, handle, 0), "cuMemMap"));
   is_mapped = true;
-  std::vector<AccessDescription> access;
-  for (const int ordinal : ordinals) {
-    access.push_back({{kLocationTypeDevice, ordinal}, kAccessReadWrite});
+  const auto description = [](int ordinal) {
+    return AccessDescription{{kLocationTypeDevice, ordinal}, kAccessReadWrite};
+  };
+  const auto set_access = [&](absl::Span<const AccessDescription> access) {
+    return device.Check(table.memory_set_access(base, bytes, access.data(), access.size()),
+                        "cuMemSetAccess");
+  };
+  std::vector<AccessDescription> all = {description(device.ordinal())};
+  for (const int peer : peers) all.push_back(description(peer));
+  const absl::Status status = set_access(all);
+  if (status.ok() || peers.empty()) return status;
+  // One faulty peer must not cost this device its memory.
+  for (const int peer : peers) {
+    absl::Status of_peer = set_access({description(peer)});
+    if (!of_peer.ok()) refused.emplace_back(peer, std::move(of_peer));
   }
-  return device.Check(table.memory_set_access(base, bytes, access.data(), access.size()),
-                      "cuMemSetAccess");
+  return set_access({description(device.ordinal())});
 }
 
 absl::Status ArenaSegment::AllocatePlain(const CudaDevice& device) {

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -28,8 +29,11 @@ struct ArenaSegment {
   bool is_mapped = false;
   IpcDescriptor descriptor;  // of the whole segment
 
-  // Maps the segment with access for the devices of these ordinals.
-  absl::Status MapVirtual(const CudaDevice& device, const std::vector<int>& ordinals);
+  // Maps the segment with access for `device` and for its peers of these ordinals. A peer for which
+  // the driver refuses it does not fail the call.
+  //   refused: gets each of those, with the error.
+  absl::Status MapVirtual(const CudaDevice& device, const std::vector<int>& peers,
+                          std::vector<std::pair<int, absl::Status>>& refused);
   absl::Status AllocatePlain(const CudaDevice& device);
   absl::Status Describe(const CudaDevice& device, ExportBy export_by);
   void Free(const CudaDevice& device);

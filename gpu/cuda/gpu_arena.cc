@@ -5,14 +5,17 @@
 #include <iterator>
 #include <map>
 #include <optional>
+#include <set>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 
+#include "base/logging.h"
 #include "base/status_macros.h"
 #include "gpu/cuda/arena_segment.h"
 #include "gpu/cuda/block_table.h"
@@ -49,6 +52,8 @@ struct GpuArena::State {
     return absl::OkStatus();
   }
   absl::StatusOr<SegmentPtr> MakeSegment(const BlockTable::Plan& plan) const;
+  void NoteRefused(const std::vector<std::pair<int, absl::Status>>& refused) const
+      ABSL_LOCKS_EXCLUDED(mu);
   std::vector<SegmentPtr> TakeSegments(const std::vector<uint32_t>& ids)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
 
@@ -60,6 +65,8 @@ struct GpuArena::State {
   std::string fallback_reason;
 
   mutable absl::Mutex mu;
+  // Those of options.peer_ordinals that have no access to some segment.
+  mutable std::set<int> refused_peers ABSL_GUARDED_BY(mu);
   BlockTable table ABSL_GUARDED_BY(mu);
   std::map<uint32_t, SegmentPtr> segments ABSL_GUARDED_BY(mu);
   // Blocks that were released before their last use completed.
@@ -76,9 +83,9 @@ absl::StatusOr<GpuArena::State::SegmentPtr> GpuArena::State::MakeSegment(
   segment->bytes = plan.bytes;
   absl::Status status;
   if (fallback_reason.empty()) {
-    std::vector<int> ordinals = options.peer_ordinals;
-    ordinals.push_back(device->ordinal());
-    status = segment->MapVirtual(*device, ordinals);
+    std::vector<std::pair<int, absl::Status>> refused;
+    status = segment->MapVirtual(*device, options.peer_ordinals, refused);
+    if (status.ok()) NoteRefused(refused);
   } else {
     status = segment->AllocatePlain(*device);
   }
@@ -86,6 +93,17 @@ absl::StatusOr<GpuArena::State::SegmentPtr> GpuArena::State::MakeSegment(
   if (status.ok()) return segment;
   segment->Free(*device);
   return status;
+}
+
+void GpuArena::State::NoteRefused(const std::vector<std::pair<int, absl::Status>>& refused) const {
+  absl::MutexLock lock(&mu);
+  for (const auto& [ordinal, status] : refused) {
+    if (!refused_peers.insert(ordinal).second) continue;
+    FERRY_LOG_WARN(kGpu,
+                   "memory not mapped for a peer: gpu:{} cannot access the arena of {}, and copies "
+                   "between them may go through host memory: {}",
+                   ordinal, device->name(), status);
+  }
 }
 
 std::vector<GpuArena::State::SegmentPtr> GpuArena::State::TakeSegments(
@@ -311,6 +329,14 @@ HeldSegment::~HeldSegment() {
 }
 
 absl::StatusOr<UniqueFd> HeldSegment::Export() const { return arena_->Export(segment_); }
+
+bool GpuArena::IsMappedFor(int ordinal) const {
+  if (ordinal == state_->device->ordinal()) return true;
+  const std::vector<int>& peers = state_->options.peer_ordinals;
+  if (!state_->fallback_reason.empty() || absl::c_find(peers, ordinal) == peers.end()) return false;
+  absl::MutexLock lock(&state_->mu);
+  return state_->refused_peers.count(ordinal) == 0;
+}
 
 ExportBy GpuArena::export_by() const { return state_->export_by; }
 

@@ -87,6 +87,9 @@ class GpuArena final : public std::enable_shared_from_this<GpuArena> {
   // in it meanwhile.
   std::shared_ptr<const HeldSegment> HoldSegment(const Buffer& buffer);
 
+  // Whether the device of this ordinal, of this process, can access all of the memory.
+  bool IsMappedFor(int ordinal) const;
+
   // How other processes can map its memory, and if not, or not by file descriptors, why.
   ExportBy export_by() const;
   const std::string& fallback_reason() const;

@@ -153,6 +153,28 @@ TEST_F(GpuArenaTest, ErrorHalfWayLeavesNothingBehind) {
   EXPECT_EQ(arena->stats().segment_count, 0);
 }
 
+// A faulty GPU must not take the memory of the others.
+TEST_F(GpuArenaTest, PeerThatIsRefusedAccess_IsReported) {
+  NEEDS_THE_DOUBLE("makes calls fail");
+  const auto fail =
+      reinterpret_cast<void (*)(const char*, int, int, int)>(StrictSymbol("strict_cuda_fail"));
+  GpuArenaOptions options;
+  options.peer_ordinals = {1};
+  const auto arena = Make(options);
+  EXPECT_TRUE(arena->IsMappedFor(0));
+  EXPECT_TRUE(arena->IsMappedFor(1));
+  EXPECT_FALSE(arena->IsMappedFor(2));
+  // That of both devices, and that of the peer alone.
+  fail("cuMemSetAccess", kErrorNotSupported, 0, 2);
+  EXPECT_OK(arena->Allocate(1000).status());
+  EXPECT_TRUE(arena->IsMappedFor(0));
+  EXPECT_FALSE(arena->IsMappedFor(1));
+  // And its own, without which there is no memory.
+  fail("cuMemSetAccess", kErrorNotSupported, 0, 3);
+  EXPECT_EQ(arena->Allocate(size_t{100} << 20).status().code(), absl::StatusCode::kInternal);
+  EXPECT_EQ(arena->stats().segment_count, 1);
+}
+
 TEST_F(GpuArenaTest, WithoutExportableMemoryItFallsBackAndReportsWhy) {
   NEEDS_THE_DOUBLE("makes calls fail");
   FailNext("cuMemExportToShareableHandle", kErrorNotPermitted);
@@ -166,6 +188,7 @@ TEST_F(GpuArenaTest, WithoutExportableMemoryItFallsBackAndReportsWhy) {
   EXPECT_EQ(descriptor.offset, second->pointer() - descriptor.base);
   EXPECT_EQ(descriptor, (*ExportMemory(*device_, second->data(), 1000))[0].descriptor);
   EXPECT_FALSE(arena->ExportSegment(*second)->valid());
+  EXPECT_FALSE(arena->IsMappedFor(1)) << "memory of cuMemAlloc";
 }
 
 TEST_F(GpuArenaTest, TrimReleasesIdleSegments) {

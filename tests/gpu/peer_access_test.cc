@@ -126,6 +126,21 @@ TEST_F(PeerAccessTest, ProgramMayHaveEnabledIt) {
   EXPECT_TRUE(warnings.Take().empty());
 }
 
+// Arenas of devices that export no memory as descriptors are of cuMemAlloc too.
+TEST_F(PeerAccessTest, ArenasOfPlainMemoryDoNotGoThroughTheHost) {
+  NEEDS_THE_DOUBLE("counts copies through the host");
+  reinterpret_cast<void (*)(const char*, int, int, int)>(StrictSymbol("strict_cuda_fail"))(
+      "cuMemExportToShareableHandle", kErrorNotPermitted, 0, 2);
+  const Tensor one = *gpus_->Allocate(0, DataType::kUint8, *Shape::Create({kBytes}));
+  const Tensor other = *gpus_->Allocate(1, DataType::kUint8, *Shape::Create({kBytes}));
+  ASSERT_FALSE((*gpus_->Get(0))->arena->fallback_reason().empty());
+  ASSERT_FALSE((*gpus_->Get(1))->arena->fallback_reason().empty());
+  const Tensor host = *Tensor::Allocate(DataType::kUint8, one.shape());
+  const int before = HostPeerCopies();
+  EXPECT_OK(Move(*Move(host, one), other).status());
+  EXPECT_EQ(HostPeerCopies(), before);
+}
+
 TEST_F(PeerAccessTest, FailureIsLoggedOnceAndCopiesStillWork) {
   NEEDS_THE_DOUBLE("makes calls fail");
   const auto other = OpenDevice(1);
