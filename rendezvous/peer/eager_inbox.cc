@@ -39,7 +39,12 @@ EagerInbox::Batch* EagerInbox::EmptyBatch() {
 }
 
 bool EagerInbox::IsFromProducer(const RendezvousKey& key) const {
-  return key.src().task.task == producer_.node_id && key.src_incarnation() == producer_.incarnation;
+  return key.src_task_number() == producer_.node_id &&
+         key.src_incarnation() == producer_.incarnation;
+}
+
+bool EagerInbox::IsExpected(const RendezvousKey& key) const {
+  return IsFromProducer(key) && key.dst_task_number() == context_.self.peer.node_id;
 }
 
 void EagerInbox::OnOpen(std::shared_ptr<ControlChannel> channel) {
@@ -243,8 +248,7 @@ absl::StatusOr<RendezvousKey> EagerInbox::ReadKey(int64_t step_id, const EagerRe
   }
   absl::StatusOr<RendezvousKey> key = receiver_.OnRecord(record, std::move(known));
   if (!key.ok()) return key;
-  if (!record.text.empty() &&
-      !(IsFromProducer(*key) && key->dst().task.task == context_.self.peer.node_id)) {
+  if (!record.text.empty() && !IsExpected(*key)) {
     return absl::InvalidArgumentError("EAGER: a value for or from another node");
   }
   FERRY_LOG_DEBUG(kTransport, "value arrived: peer={} step={} bytes={} key={}", producer_.node_id,
@@ -395,11 +399,19 @@ size_t EagerInbox::MatchPosted(const ControlChannel& channel,
   for (; count < records.size() && count < posted.size() && posted[count] != nullptr; ++count) {
     const EagerPlainRecord& record = records[count];
     const RendezvousItem& receive = *posted[count];
-    const RendezvousKey* const key = receiver_.CanTake(record.name, count, bytes);
-    if (key == nullptr) break;
-    if (!key->IsSameObject(receive.key)) {
-      if (!(*key == receive.key)) break;
-      receiver_.AdoptKey(record.name, receive.key);
+    if (record.name == 0) {
+      // The text is in memory of the producer's: it is not needed once it has been compared.
+      if (!receiver_.HasRoom(count, bytes) || record.text != receive.key.text() ||
+          receive.key.is_step_end() || !IsExpected(receive.key)) {
+        break;
+      }
+    } else {
+      const RendezvousKey* const key = receiver_.CanTake(record.name, count, bytes);
+      if (key == nullptr) break;
+      if (!key->IsSameObject(receive.key)) {
+        if (!(*key == receive.key)) break;
+        receiver_.AdoptKey(record.name, receive.key);
+      }
     }
     if (!record.is_dead && !CopyPlain(record, receive.receive.args, tensors[count])) break;
     FERRY_LOG_DEBUG(kTransport, "value arrived: peer={} step={} bytes={} key={}", producer_.node_id,
@@ -537,8 +549,7 @@ absl::Status EagerInbox::OnPull(const ControlChannel& channel, absl::string_view
     // The end of the step may be under way, and is told to this link only once.
     if (step != nullptr && !step->AddRecvLink(*this)) EndStep(pull.scope.step_id);
     if (pull.scope.kind == EagerScopeKind::kName) key = *receiver_.FindName(pull.scope.name);
-    if (!pull.definition.empty() &&
-        !(IsFromProducer(*key) && key->dst().task.task == context_.self.peer.node_id)) {
+    if (!pull.definition.empty() && !IsExpected(*key)) {
       return absl::InvalidArgumentError("PULL: a name for or from another node");
     }
     if (!converts) {

@@ -113,6 +113,8 @@ class EagerInbox final : public EagerRecvLink {
     return &channel == channel_.get();
   }
   bool IsFromProducer(const RendezvousKey& key) const;
+  // Also for this node: a key that the producer may name.
+  bool IsExpected(const RendezvousKey& key) const;
   // Handles the first of the frames, and those behind it that EagerFrameReader can add to it.
   // Returns how many are done with: all, if the channel is not the current one.
   absl::StatusOr<size_t> OnEagerBurst(

@@ -131,7 +131,8 @@ absl::Status EagerOutbox::SendNamed(int64_t step_id, const EagerSender::Decision
                                     const RendezvousKey& key, const Tensor& tensor,
                                     bool more_follow) {
   const auto sequence = static_cast<uint32_t>(decision.sequence);
-  const bool is_plain = !decision.defines_name && tensor.shape().rank() <= 1;
+  const bool has_text = decision.name == 0 || decision.defines_name;
+  const bool is_plain = !has_text && tensor.shape().rank() <= 1;
   const bool is_alone = !more_follow && frame_.count() == 0;
   if (is_alone && is_plain) {
     return SendEagerVector(*channel_, step_id, sequence, decision.name, &tensor);
@@ -139,7 +140,7 @@ absl::Status EagerOutbox::SendNamed(int64_t step_id, const EagerSender::Decision
   EagerRecord record;
   if (!is_plain) {
     record.name = decision.name;
-    if (decision.defines_name) record.text = key.text();
+    if (has_text) record.text = key.text();
     record.header = {tensor.dtype(), tensor.shape(), tensor.bytes()};
     record.payload = {static_cast<const char*>(tensor.data()), tensor.bytes()};
   }

@@ -406,19 +406,31 @@ bool EagerFrameReader::ReadPlain(EagerPlainRecord& record) {
   std::memcpy(&head, begin, sizeof(head));
   const size_t rank = head.flags & kRankMask;
   const bool is_dead = (head.flags & kDeadRecord) != 0;
-  if (head.name == 0 || (head.name & kHasText) != 0 || head.bytes > kMaxEagerBytes ||
+  const bool has_text = (head.name & kHasText) != 0;
+  const uint32_t name = head.name & ~kHasText;
+  if (has_text == (name != 0) || head.bytes > kMaxEagerBytes ||
       (head.flags & (kSerializedRecord | kChecksumRecord)) != 0) {
     return false;
   }
+  size_t before_extents = sizeof(head);
+  record.text = {};
+  if (has_text) {
+    uint16_t text_bytes = 0;
+    if (rest_.size() < sizeof(head) + sizeof(text_bytes)) return false;
+    std::memcpy(&text_bytes, begin + sizeof(head), sizeof(text_bytes));
+    before_extents += sizeof(text_bytes) + text_bytes;
+    if (text_bytes == 0 || text_bytes > kMaxKeyBytes || before_extents > rest_.size()) return false;
+    record.text = rest_.substr(before_extents - text_bytes, text_bytes);
+  }
   const size_t extents = rank > 1 ? rank * sizeof(int64_t) : 0;
-  const size_t unpadded = sizeof(head) + extents + head.bytes;
+  const size_t unpadded = before_extents + extents + head.bytes;
   const size_t padded = unpadded + PaddingOf(unpadded);
   if (padded > rest_.size()) return false;
-  record.name = head.name;
+  record.name = name;
   record.is_dead = is_dead;
   record.rank = static_cast<uint8_t>(rank);
   record.bytes = head.bytes;
-  record.extents = begin + sizeof(head);
+  record.extents = begin + before_extents;
   record.payload = record.extents + extents;
   record.begin = begin;
   record.frame_index = static_cast<uint16_t>(frame_);

@@ -173,10 +173,12 @@ class EagerFrameWriter final {
   size_t in_place_bytes_ = 0;
 };
 
-// A value of a name with a number, without a checksum, of a type with a fixed size. Points into the
+// A value that defines no number, without a checksum, of a type with a fixed size. Points into the
 // frame. Unlike EagerRecord it is cheap to make.
 struct EagerPlainRecord {
+  // 0: the name has no number, but a text.
   uint32_t name = 0;
+  absl::string_view text;
   bool is_dead = false;
   DataType dtype = DataType::kFloat;
   uint8_t rank = 0;

@@ -127,15 +127,17 @@ class EagerReceiver final {
   // A run of records that receives take as they come, in place of OnRecord and OnArrivalTaken:
   // 1. StartTaking. False: it is not possible now.
   // 2. CanTake for each record, with the number and the bytes of those before it in the run.
-  // Returns
-  //    the name's key; null: the run ends before this record. REQUIRES: the name is not 0.
+  //    Returns the name's key; null: the run ends before this record. For a record without a number
+  //    HasRoom, and false ends the run.
   // 3. OnTaken with the number and the bytes of those that were taken.
   bool StartTaking() const;
+  bool HasRoom(uint64_t count, uint64_t bytes) const {
+    return values_ + unacked_values_ + count < limits_.peer_values &&
+           bytes_ + unacked_bytes_ + bytes < limits_.peer_bytes;
+  }
+  //   REQUIRES: name != 0.
   const RendezvousKey* CanTake(uint32_t name, uint64_t count, uint64_t bytes) const {
-    if (values_ + unacked_values_ + count >= limits_.peer_values ||
-        bytes_ + unacked_bytes_ + bytes >= limits_.peer_bytes) {
-      return nullptr;
-    }
+    if (!HasRoom(count, bytes)) return nullptr;
     if (name > names_.size() || !names_[name - 1].has_value()) return nullptr;
     const Name& found = *names_[name - 1];
     return found.scope.is_pulled ? nullptr : &found.key;

@@ -8,6 +8,9 @@ namespace ferry {
 // All true outside of tests. The model checker (tests/rendezvous/eager_search_test.cc) disables
 // them one at a time, and must then find the failure that the rule prevents.
 struct EagerRules {
+  // Producer: a name has no number before it is sent again. No failure follows without it, but
+  // names that are used once then cost both sides an entry each in two tables.
+  bool numbers_at_second_use = true;
   // Producer: a value is not sent while an earlier one of its step and name is queued.
   bool sends_in_order = true;
   // Producer: nothing of a step is sent before the step's deferred requests have been started.

@@ -11,7 +11,7 @@
 namespace ferry {
 
 EagerSender::EagerSender(const EagerLimits& limits, const EagerRules& rules, uint64_t first)
-    : limits_(limits), rules_(rules), next_sequence_(first) {}
+    : limits_(limits), rules_(rules), next_sequence_(first), seen_(limits.names) {}
 
 EagerSender::Decision EagerSender::Send(int64_t step_id, const RendezvousKey& key,
                                         const Value& value) {
@@ -98,7 +98,7 @@ EagerSender::Decision EagerSender::Send(int64_t step_id, const RendezvousKey& ke
   }
   decision.is_sent = true;
   decision.sequence = next_sequence_++;
-  decision.name = slot != nullptr ? number : NameOf(key, decision.defines_name);
+  decision.name = slot != nullptr ? number : NameToSend(key, decision.defines_name);
   if (decision.name != 0) ++slots_[decision.name - 1]->records;
   Sent& sent = records_.Add(decision.sequence);
   sent.step_id = step_id;
@@ -137,14 +137,16 @@ bool EagerSender::SendInBurst(const RendezvousKey& key, size_t bytes, int64_t si
   }
   uint32_t number = NumberOf(key);
   decision.defines_name = false;
-  if (number == 0 && key.text().size() <= kMaxKeyBytes) {
-    number = NameOf(key, decision.defines_name);
+  if (number == 0) {
+    if (key.text().size() > kMaxKeyBytes) return false;
+    number = NameToSend(key, decision.defines_name);
   }
-  if (number == 0) return false;
-  Slot& slot = *slots_[number - 1];
-  if (slot.is_pulled) return false;
-  slot.is_recent = true;
-  ++slot.records;
+  if (number != 0) {
+    Slot& slot = *slots_[number - 1];
+    if (slot.is_pulled) return false;
+    slot.is_recent = true;
+    ++slot.records;
+  }
   decision.name = number;
   decision.sequence = next_sequence_++;
   Sent& sent = records_.Add(decision.sequence);
@@ -152,6 +154,7 @@ bool EagerSender::SendInBurst(const RendezvousKey& key, size_t bytes, int64_t si
   sent.since = since;
   sent.bytes = static_cast<uint32_t>(bytes);
   sent.name = number;
+  if (number == 0) sent.key = key;
   ++step.values;
   step.bytes += bytes;
   ++values_;
@@ -208,6 +211,11 @@ uint32_t EagerSender::NameOf(const RendezvousKey& key, bool& is_new) {
   name_bytes_ += bytes;
   is_new = true;
   return name;
+}
+
+uint32_t EagerSender::NameToSend(const RendezvousKey& key, bool& is_new) {
+  if (rules_.numbers_at_second_use && !seen_.Add(key.hash())) return 0;
+  return NameOf(key, is_new);
 }
 
 uint32_t EagerSender::FreeName(size_t bytes) {
@@ -505,6 +513,7 @@ std::string EagerSender::State() const {
     add(slot->key.hash(), slot->records, slot->is_pulled, slot->has_asked, slot->streak,
         slot->is_recent);
   }
+  if (rules_.numbers_at_second_use) state += seen_.State();
   return state;
 }
 

@@ -23,6 +23,7 @@
 #include "rendezvous/key.h"
 #include "rendezvous/peer/eager_protocol.h"
 #include "rendezvous/peer/eager_rules.h"
+#include "rendezvous/peer/recent_hashes.h"
 #include "rendezvous/peer/sequence_table.h"
 
 namespace ferry {
@@ -111,7 +112,7 @@ class EagerSender final {
   //   decision: is_new_step, and is_first_unacknowledged if the first value is sent.
   // REQUIRES: is_step_serving; no receive waits for the keys, and none of their values is queued.
   bool StartBurst(int64_t step_id, Decision& decision);
-  //   Sets sequence, name (not 0) and defines_name.
+  //   Sets sequence, name and defines_name.
   bool SendInBurst(const RendezvousKey& key, size_t bytes, int64_t since, Decision& decision);
 
   // A PUSH has arrived. Afterwards drain, and scan first if that is needed.
@@ -218,6 +219,8 @@ class EagerSender final {
   uint32_t NumberOf(const RendezvousKey& key);
   // Returns the number of that name, or of a new one; 0 if there is no room.
   uint32_t NameOf(const RendezvousKey& key, bool& is_new);
+  // The same for a name without a number whose value is sent; 0 also if it was not sent lately.
+  uint32_t NameToSend(const RendezvousKey& key, bool& is_new);
   // Returns a number for a text of that size, which another name may have had; 0 if there is none.
   uint32_t FreeName(size_t bytes);
   void PullAll(Decision& decision, EagerPullKind kind);
@@ -261,6 +264,8 @@ class EagerSender final {
   // By number, from 1.
   std::vector<std::optional<Slot>> slots_;
   absl::flat_hash_map<RendezvousKey, uint32_t, HashOfKey> names_;
+  // Names that were sent without a number.
+  RecentHashes seen_;
   // The last one that NumberOf returned; 0: none.
   uint32_t last_name_ = 0;
 };

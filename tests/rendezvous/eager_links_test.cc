@@ -201,8 +201,8 @@ class EagerLinksTest : public ::testing::Test {
       const std::string payload(8, static_cast<char>(next_sequence_++));
       const RendezvousKey key = Key(kPeer, kSelf, name);
       EagerRecord record;
-      record.name = static_cast<uint32_t>(name[0] - 'a') + 1;
-      if (defined_.insert(record.name).second) record.text = key.text();
+      if (!uses_texts_) record.name = static_cast<uint32_t>(name[0] - 'a') + 1;
+      if (uses_texts_ || defined_.insert(record.name).second) record.text = key.text();
       record.header = {DataType::kUint8, *Shape::Create({8}), payload.size()};
       record.payload = payload;
       EXPECT_TRUE(writer.Append(record));
@@ -253,6 +253,8 @@ class EagerLinksTest : public ::testing::Test {
   }
 
   std::vector<std::string> ended_;
+  // Frame gives the names no numbers.
+  bool uses_texts_ = false;
   // The peer's names with a number, and the number of its next value.
   std::set<uint32_t> defined_;
   uint32_t next_sequence_ = 0;
@@ -501,7 +503,11 @@ TEST_F(EagerLinksTest, ABatch_IsOneFrame) {
   const auto step = Step();
   EXPECT_THAT(SendMany(*step, {"a", "b", "a"}), Each(absl::StatusCode::kOk));
   EXPECT_THAT(channel_->types, ElementsAre(PeerMessageType::kEager));
-  EXPECT_THAT(RecordsOf(channel_->bodies.at(0)), UnorderedElementsAre("a", "b", ""));
+  // The second time the text defines a number, which later values have.
+  EXPECT_THAT(RecordsOf(channel_->bodies.at(0)), UnorderedElementsAre("a", "b", "a"));
+  TakeTypes();
+  EXPECT_THAT(SendMany(*step, {"a", "b", "b"}), Each(absl::StatusCode::kOk));
+  EXPECT_THAT(RecordsOf(channel_->bodies.at(0)), UnorderedElementsAre("", "b", ""));
   TakeTypes();
   // Nothing waits for a further value.
   ASSERT_TRUE(step->Send(Key(kSelf, kPeer, "a"), Small()).ok());
@@ -720,6 +726,57 @@ TEST_F(EagerLinksTest, FramesThatArriveTogether_AreMatchedBeforeTheFirstCallback
       EXPECT_THAT(ended_, ElementsAre("b: CANCELLED"));
       RecvMany(*step, {"b"});
     }
+  }
+}
+
+// The same with names that have no numbers: the texts are compared with those of the receives.
+TEST_F(EagerLinksTest, ValuesOfNamesWithoutNumbers_AreMatchedInOrder) {
+  uses_texts_ = true;
+  const auto step = Step();
+  // The first value of a step goes by the table.
+  RecvMany(*step, {"a"});
+  EXPECT_TRUE(OnEager(Frames({{"a"}})).ok());
+  ended_.clear();
+  RecvMany(*step, {"b", "c", "d", "b"});
+  EXPECT_TRUE(OnEager(Frames({{"b"}, {"c", "d"}, {"b"}})).ok());
+  EXPECT_THAT(ended_, ElementsAre("b=1", "c=2", "d=3", "b=4"));
+  ended_.clear();
+  // Out of order, not posted, and of names that have a number as well.
+  RecvMany(*step, {"a", "b", "c"});
+  EXPECT_TRUE(OnEager(Frames({{"b"}, {"d", "a"}})).ok());
+  uses_texts_ = false;
+  EXPECT_TRUE(OnEager(Frames({{"c"}})).ok());
+  EXPECT_THAT(ended_, ElementsAre("b=5", "a=7", "c=8"));
+  RecvMany(*step, {"c", "d"});
+  EXPECT_TRUE(OnEager(Frames({{"c"}})).ok());
+  EXPECT_THAT(ended_, ElementsAre("b=5", "a=7", "c=8", "d=6", "c=9"));
+}
+
+// A node must not answer for another one, whose receives are in the same queue.
+TEST_F(EagerLinksTest, TextOfAnotherNodesKey_IsAnError) {
+  const auto step = Step();
+  RecvMany(*step, {"a"});
+  EXPECT_TRUE(OnEager(Frames({{"a"}})).ok());
+  ended_.clear();
+  for (const PeerId& other : {PeerId{3, 103}, PeerId{kPeer.node_id, kPeer.incarnation + 1}}) {
+    const auto channel = std::make_shared<RecordingControlChannel>(other);
+    EagerInbox* const others = eager_.InboxOf(other);
+    others->OnOpen(channel);
+    const RendezvousKey key = Key(other, kSelf, "a");
+    RecvKeys(*step, {key});
+    EagerFrameWriter writer(kStep, next_sequence_);
+    const std::string payload(8, 'x');
+    EagerRecord record;
+    record.text = key.text();
+    record.header = {DataType::kUint8, *Shape::Create({8}), payload.size()};
+    record.payload = payload;
+    ASSERT_TRUE(writer.Append(record));
+    EXPECT_EQ(OnEager({std::string(writer.view())}).code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(ended_, IsEmpty());
+    others->OnClosed(*channel, absl::UnavailableError("closed"));
+    EXPECT_THAT(ended_, ElementsAre("a: UNAVAILABLE"));
+    ended_.clear();
+    Reconnect();
   }
 }
 

@@ -338,6 +338,17 @@ TEST(EagerProtocol, PlainRecords_AreReadAsOthersAre) {
   record = Vector(7, "1");
   record.text = "text";
   add(record, false);
+  record = Vector(0, "12345678");
+  record.text = "a text";
+  add(record, true);
+  record = Vector(0, "123456");
+  record.text = "odd";
+  record.header.shape = *Shape::Create({1, 2, 3});
+  add(record, true);
+  record = EagerRecord();
+  record.text = "dead";
+  record.is_dead = true;
+  add(record, true);
   record = Vector(8, "1");
   record.has_checksum = true;
   add(record, false);
@@ -355,6 +366,7 @@ TEST(EagerProtocol, PlainRecords_AreReadAsOthersAre) {
     ASSERT_TRUE(reader.Read(record).ok());
     if (!plain) continue;
     EXPECT_EQ(read.name, record.name);
+    EXPECT_EQ(read.text, record.text);
     EXPECT_EQ(read.is_dead, record.is_dead);
     EXPECT_EQ(absl::string_view(read.payload, read.bytes), record.payload);
     if (read.is_dead) continue;
@@ -382,6 +394,8 @@ TEST(EagerProtocol, PlainRecords_AreReadAsOthersAre) {
         ASSERT_TRUE(is_legal) << "change " << at;
         ASSERT_EQ(other.remaining(), reader.remaining());
         ASSERT_EQ(absl::string_view(read.payload, read.bytes), record.payload);
+        ASSERT_EQ(read.name, record.name);
+        ASSERT_EQ(read.text, record.text);
         if (!read.is_dead) {
           ASSERT_EQ(*read.shape(), record.header.shape);
         }

@@ -54,6 +54,23 @@ class EagerReceiverTest : public testing::Test {
 
 using Route = EagerReceiver::Route;
 
+// Values that receives take as they come count until they are acknowledged.
+TEST(EagerReceiver, ARunOfValues_KeepsToTheCredit) {
+  EagerReceiver receiver({.peer_values = 4, .peer_bytes = 100});
+  receiver.Start();
+  receiver.TakeOutput();
+  EXPECT_TRUE(receiver.HasRoom(3, 99));
+  EXPECT_FALSE(receiver.HasRoom(4, 0));
+  EXPECT_FALSE(receiver.HasRoom(0, 100));
+  EXPECT_EQ(receiver.CanTake(1, 0, 0), nullptr) << "it is not defined";
+  receiver.OnTaken(1, 60);
+  EXPECT_TRUE(receiver.HasRoom(2, 39));
+  EXPECT_FALSE(receiver.HasRoom(3, 0));
+  EXPECT_FALSE(receiver.HasRoom(0, 40));
+  receiver.TakeOutput(/*all=*/true);
+  EXPECT_TRUE(receiver.HasRoom(3, 99));
+}
+
 TEST_F(EagerReceiverTest, BeforeThePush_EverythingIsRequested) {
   EXPECT_EQ(Receive(1, "a"), Route::kRequest);
   receiver_.Start();

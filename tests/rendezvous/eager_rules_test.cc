@@ -84,6 +84,7 @@ TEST(EagerRules, WithoutADrainOfLargeValuesTheyAreNeverAnnounced) {
 
 TEST(EagerRules, WithoutPinsANumberThatIsUsedNamesSomethingElse) {
   WorldOptions options = ManyValues();
+  options.rules.numbers_at_second_use = false;
   options.names = 2;
   options.limits.names = 1;
   options.values = {LargeValue(0), SmallValue(1)};
@@ -111,6 +112,7 @@ TEST(EagerRules, WithoutWaitingForRequestsTheyMeetAPushedScope) {
 
 TEST(EagerRules, WithTheNumberOfANameThatIsNotPulledARequestIsForAnother) {
   WorldOptions options = ManyValues();
+  options.rules.numbers_at_second_use = false;
   options.steps = 2;
   options.names = 3;
   options.limits = {3, 100, 100, 1000, 2, 1000};

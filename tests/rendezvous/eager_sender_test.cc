@@ -9,6 +9,8 @@
 
 #include <gmock/gmock.h>
 
+#include "absl/strings/str_cat.h"
+
 #include "tests/rendezvous/rendezvous_fixture.h"
 
 namespace ferry {
@@ -17,6 +19,7 @@ namespace {
 using testing::ElementsAre;
 using testing::IsEmpty;
 using testing::SizeIs;
+using testing::UnorderedElementsAre;
 
 constexpr EagerLimits kProducersLimits = {2, 100, 3, 1000, 2, 1000};
 constexpr EagerLimits kFourNames = {.names = 4};
@@ -54,6 +57,11 @@ TEST_F(EagerSenderTest, BeforeTheFirstPush_NothingIsSentOrKept) {
 
 TEST_F(EagerSenderTest, NamesAreDefinedOnce) {
   Start();
+  const EagerSender::Decision text = sender_.Send(1, Key("a"), SmallValue());
+  EXPECT_TRUE(text.is_sent);
+  EXPECT_FALSE(text.defines_name);
+  EXPECT_EQ(text.name, 0u);
+  EXPECT_EQ(sender_.FindName(1), nullptr);
   const EagerSender::Decision first = sender_.Send(1, Key("a"), SmallValue());
   EXPECT_TRUE(first.is_sent);
   EXPECT_TRUE(first.defines_name);
@@ -66,6 +74,42 @@ TEST_F(EagerSenderTest, NamesAreDefinedOnce) {
   EXPECT_EQ(*sender_.FindName(1), Key("a"));
   EXPECT_EQ(sender_.FindName(0), nullptr);
   EXPECT_EQ(sender_.FindName(2), nullptr);
+  // The key of a value without a number is kept until it is acknowledged.
+  ASSERT_TRUE(sender_.OnAck({0, 2}, Visit()).ok());
+  EXPECT_THAT(Visited(), ElementsAre(0, 1));
+}
+
+// Values of names that are used once take no number from those that are used again.
+TEST_F(EagerSenderTest, NamesThatAreUsedOnce_HaveNoNumber) {
+  EagerSender sender(EagerLimits{});
+  ASSERT_TRUE(sender.OnPush(EagerScope::All()).ok());
+  for (int use = 0; use < 2; ++use) sender.Send(1, Key("often"), SmallValue());
+  int numbered = 0;
+  for (int i = 0; i < 1000; ++i) {
+    numbered += sender.Send(1, Key(absl::StrCat("once ", i)), SmallValue()).name == 0 ? 0 : 1;
+    EXPECT_EQ(sender.Send(1, Key("often"), SmallValue()).name, 1u);
+  }
+  // The filter takes a few for names that it has seen.
+  EXPECT_LE(numbered, 30);
+}
+
+TEST_F(EagerSenderTest, ABurst_TakesNamesWithAndWithoutNumbers) {
+  EagerSender sender(kFourNames);
+  ASSERT_TRUE(sender.OnPush(EagerScope::All()).ok());
+  EagerSender::Decision decision;
+  ASSERT_TRUE(sender.StartBurst(1, decision));
+  std::vector<std::pair<uint32_t, bool>> names;
+  for (const char* const name : {"a", "b", "a", "a"}) {
+    ASSERT_TRUE(sender.SendInBurst(Key(name), 8, 0, decision));
+    names.emplace_back(decision.name, decision.defines_name);
+  }
+  using Name = std::pair<uint32_t, bool>;
+  EXPECT_THAT(names, ElementsAre(Name(0, false), Name(0, false), Name(1, true), Name(1, false)));
+  std::vector<std::string> keys;
+  sender.OnStepEnd(1, [&](uint64_t, const EagerSender::Record& record) {
+    keys.push_back(std::string(record.key.edge()));
+  });
+  EXPECT_THAT(keys, UnorderedElementsAre("a", "b", "a", "a"));
 }
 
 TEST_F(EagerSenderTest, NumbersThatAreInUse_AreNotGivenAway) {
@@ -90,6 +134,7 @@ TEST_F(EagerSenderTest, TextsOfNamesAreBounded) {
   const size_t bytes = Key("a").text().size();
   EagerSender sender({10, 1000, 10, 1000, 10, static_cast<uint32_t>(2 * bytes)});
   ASSERT_TRUE(sender.OnPush(EagerScope::All()).ok());
+  for (const char* const name : {"a", "b", "c"}) sender.Send(1, Key(name), SmallValue());
   EXPECT_EQ(sender.Send(1, Key("a"), SmallValue()).name, 1u);
   EXPECT_EQ(sender.Send(1, Key("b"), SmallValue()).name, 2u);
   EXPECT_EQ(sender.Send(1, Key("c"), SmallValue()).name, 0u);
