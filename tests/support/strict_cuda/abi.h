@@ -365,6 +365,8 @@ int strict_cuda_outstanding();
 // Copies so far between two devices of this process, of memory of cuMemAlloc that the copying one
 // has no access to: a driver takes them through host memory.
 int strict_cuda_host_peer_copies();
+// Calls so far that may synchronize a device: those that the rule implicit-sync-in-flight is about.
+int strict_cuda_implicit_syncs();
 // NCCL: sends of this process stop forever after that many more bytes (-1: never).
 void strict_cuda_nccl_stop_after(long long bytes);  // NOLINT
 }  // extern "C"

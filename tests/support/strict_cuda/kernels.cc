@@ -173,6 +173,7 @@ struct Kernel {
   const char* name;
   size_t parameter_bytes[4];  // of each, up to the first 0
   void (*run)(Context& context, const std::vector<uint64_t>& parameters);
+  bool is_nccl = false;  // waits for other processes, as a kernel of NCCL
 };
 
 constexpr Kernel kKernels[] = {
@@ -183,6 +184,7 @@ constexpr Kernel kKernels[] = {
     {"ferry_checksum", {8, 8, 8}, Checksum},      // from, bytes, sum
     {"ferry_scale_add", {8, 8, 8, 4}, ScaleAdd},  // to, from, count, scale
     {"spin", {8}, Spin},                          // flag
+    {"nccl_spin", {8}, Spin, true},               // flag
     {"ferry_binary", {sizeof(ferry::cuda::BinaryCall)}, Binary},
     {"ferry_unary", {sizeof(ferry::cuda::UnaryCall)}, Unary},
     {"ferry_cast", {sizeof(ferry::cuda::CastCall)}, Cast},
@@ -284,11 +286,15 @@ STRICT_CUDA_EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned int gri
     words.resize(at + RoundUp(kernel.parameter_bytes[i], 8) / 8);
     std::memcpy(&words[at], parameters[i], kernel.parameter_bytes[i]);
   }
+  if (kernel.is_nccl) ++nccl_in_flight;
   Enqueue(*stream, Task::kKernel, [context = stream->context, &kernel, words] {
     if (context->error == CUDA_SUCCESS) kernel.run(*context, words);
+    if (kernel.is_nccl) --nccl_in_flight;
   });
   return CUDA_SUCCESS;
 }
+
+STRICT_CUDA_EXPORT int strict_cuda_implicit_syncs() { return implicit_syncs; }
 
 }  // extern "C"
 

@@ -12,6 +12,7 @@
 namespace strict_cuda {
 
 std::atomic<int> nccl_in_flight = 0;
+std::atomic<int> implicit_syncs = 0;
 
 namespace {
 
@@ -134,6 +135,7 @@ CUresult Touch(CUdeviceptr pointer, size_t bytes, int by, bool is_write, const c
 }
 
 void CheckImplicitSync(const char* call) {
+  ++implicit_syncs;
   const int in_flight = nccl_in_flight;
   if (in_flight == 0) return;
   Breach(Rule::kImplicitSync, call, "%d NCCL operations of this process are in flight", in_flight);

@@ -147,6 +147,8 @@ CUresult Touch(CUdeviceptr pointer, size_t bytes, int by, bool is_write, const c
 void CheckImplicitSync(const char* call);
 // Operations of NCCL that were launched and have not ended.
 extern std::atomic<int> nccl_in_flight;
+// Calls of CheckImplicitSync.
+extern std::atomic<int> implicit_syncs;
 
 // Removes `range` from the map, frees its addresses and ends its export. Checks for violations by
 // importers. REQUIRES: no operation uses it; the process's lock.
