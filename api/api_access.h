@@ -10,6 +10,8 @@
 #include <ferry/coordinator_client.h>
 #include <ferry/device.h>
 #include <ferry/key_watch.h>
+#include <ferry/memory_registration.h>
+#include <ferry/nccl_bracket.h>
 #include <ferry/nccl_communicator.h>
 #include <ferry/request.h>
 #include <ferry/step.h>
@@ -19,7 +21,9 @@
 #include "base/cancellation_token.h"
 #include "coord/client/agent.h"
 #include "gpu/communicator/communicator.h"
+#include "gpu/cuda/export_registry.h"
 #include "gpu/gpus.h"
+#include "gpu/nccl_bracket.h"
 #include "tensor/tensor.h"
 #include "topology/global_topology.h"
 
@@ -58,6 +62,9 @@ class ApiAccess final {
   static Request Wrap(std::shared_ptr<RequestImpl> request);
   static Step Wrap(std::shared_ptr<StepImpl> step);
 
+  static std::unique_ptr<MemoryRegistration> Wrap(
+      std::unique_ptr<cuda::ExportRegistration> registration);
+  static std::unique_ptr<NcclBracket> Wrap(std::unique_ptr<ferry::NcclBracket> bracket);
   // `gpus` outlives the communicator.
   static absl::StatusOr<std::unique_ptr<NcclCommunicator>> Wrap(
       std::shared_ptr<ferry::NcclCommunicator> communicator, Gpus& gpus);

@@ -6,6 +6,8 @@
 #include <memory>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+
 #include "api/api_access.h"
 #include "api/peer_lookup.h"
 #include "api/step_impl.h"
@@ -40,6 +42,11 @@ ferry::NodeOptions Convert(NodeOptions options) {
   inner.transfers_tensors = transfer.enabled;
   inner.transfer.use_gpus = transfer.use_gpus;
   inner.transfer.gpus.waits_on_device = transfer.gpus_wait_on_device;
+  inner.transfer.gpus.arena.reserve_bytes = transfer.gpu_reserve_bytes;
+  inner.transfer.gpus.arena.reserve_segment_bytes = transfer.gpu_reserve_segment_bytes;
+  inner.transfer.gpus.pinned.reserve_bytes = transfer.pinned_reserve_bytes;
+  inner.transfer.gpus.staging.is_reserved = transfer.gpu_reserve_staging;
+  inner.transfer.gpus.ipc_idle_timeout = transfer.gpu_mapping_idle_timeout;
   inner.transfer.listen = std::move(transfer.listen_address);
   inner.transfer.advertise = std::move(transfer.advertised_address);
   inner.transfer.unix_socket = transfer.use_unix_sockets;
@@ -51,6 +58,11 @@ ferry::NodeOptions Convert(NodeOptions options) {
   inner.transfer.connect_timeout = transfer.connect_timeout;
   inner.transfer.flush_timeout = transfer.acknowledgement_timeout;
   return inner;
+}
+
+absl::Status CheckGpu(const Device& device) {
+  if (device.kind == DeviceKind::kGpu) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(ToString(device), " is not a GPU"));
 }
 
 }  // namespace
@@ -98,6 +110,28 @@ absl::StatusOr<Tensor> Node::Allocate(Device device, DataType dtype,
       ferry::Tensor tensor,
       impl_->node->Allocate(ToString(device), static_cast<ferry::DataType>(dtype), extents));
   return ApiAccess::Wrap(std::move(tensor));
+}
+
+absl::Status Node::PrepareGpu(Device device) {
+  FERRY_RETURN_IF_ERROR(CheckGpu(device));
+  FERRY_ASSIGN_OR_RETURN(Gpus* const gpus, impl_->node->UsableGpus());
+  return gpus->Get(device.index).status();
+}
+
+absl::StatusOr<std::unique_ptr<MemoryRegistration>> Node::RegisterMemory(const Tensor& tensor) {
+  FERRY_ASSIGN_OR_RETURN(Gpus* const gpus, impl_->node->UsableGpus());
+  FERRY_ASSIGN_OR_RETURN(std::unique_ptr<cuda::ExportRegistration> registration,
+                         gpus->RegisterMemory(ApiAccess::Unwrap(tensor)));
+  return ApiAccess::Wrap(std::move(registration));
+}
+
+absl::StatusOr<std::unique_ptr<NcclBracket>> Node::OpenNcclBracket(Device device,
+                                                                   absl::Duration timeout) {
+  FERRY_RETURN_IF_ERROR(CheckGpu(device));
+  FERRY_ASSIGN_OR_RETURN(Gpus* const gpus, impl_->node->UsableGpus());
+  FERRY_ASSIGN_OR_RETURN(std::unique_ptr<ferry::NcclBracket> bracket,
+                         ferry::NcclBracket::Open(*gpus, device.index, timeout));
+  return ApiAccess::Wrap(std::move(bracket));
 }
 
 absl::StatusOr<Step> Node::OpenStep(int64_t step_id) {

@@ -28,6 +28,10 @@ std::vector<Limit> Limits(TransferEngineOptions& options) {
        "memory for tensors that are shared without a copy"},
       {"--gpu-arena-budget-bytes", options.gpus.arena.budget_bytes,
        "memory of each GPU for tensors that other processes map"},
+      {"--gpu-reserve-bytes", options.gpus.arena.reserve_bytes,
+       "memory of --gpu-arena-budget-bytes that is allocated when a GPU is opened, and kept", 0},
+      {"--gpu-reserve-segment-bytes", options.gpus.arena.reserve_segment_bytes,
+       "unit of --gpu-reserve-bytes; larger tensors are not placed there"},
       {"--gpu-staging-budget-bytes", options.gpus.staging.budget_bytes,
        "memory of each GPU for tensors in memory that other processes cannot map; 0: none", 0},
       {"--gpu-ipc-min-bytes", options.gpus.ipc_min_bytes,
@@ -38,6 +42,8 @@ std::vector<Limit> Limits(TransferEngineOptions& options) {
        "--gpu-import-cap-bytes"},
       {"--pinned-budget-bytes", options.gpus.pinned.budget_bytes,
        "pinned host memory for copies to and from GPUs"},
+      {"--pinned-reserve-bytes", options.gpus.pinned.reserve_bytes,
+       "memory of --pinned-budget-bytes that is pinned when the first GPU is opened, and kept", 0},
       {"--nccl-memory-bytes", options.transports.nccl.memory_bytes,
        "memory of each GPU for NCCL's communicators of keyed transfers; 0: none", 0},
       {"--max-queued-bytes", rendezvous.limits.max_queued_bytes,
@@ -79,6 +85,13 @@ void AddTransferFlags(CLI::App& app, TransferEngineOptions& options) {
          "let streams wait on the GPU for tensors that are not complete, in place of the host: "
          "faster, but a stream waits for ever if the sender dies before, and delays others "
          "that share its hardware queue")
+      ->group(kGroup);
+  app.add_flag("--gpu-reserve-staging", options.gpus.staging.is_reserved,
+               "allocate --gpu-staging-budget-bytes when a GPU is opened")
+      ->group(kGroup);
+  AddDuration(app, "--gpu-ipc-idle-timeout", options.gpus.ipc_idle_timeout,
+              "how long foreign GPU memory of other processes stays mapped without being used, if "
+              "its owner allows it; 0: not at all")
       ->group(kGroup);
   app.add_flag("--checksum", options.checksum,
                "verify checksums of all tensors and control messages")
@@ -149,6 +162,11 @@ std::vector<std::string> TransferArguments(const TransferEngineOptions& options)
   }
   if (!options.use_gpus) arguments.push_back("--no-gpus");
   if (options.gpus.waits_on_device) arguments.push_back("--gpu-wait-on-device");
+  if (options.gpus.staging.is_reserved) arguments.push_back("--gpu-reserve-staging");
+  if (options.gpus.ipc_idle_timeout != absl::InfiniteDuration()) {
+    arguments.push_back(absl::StrCat("--gpu-ipc-idle-timeout=",
+                                     absl::FormatDuration(options.gpus.ipc_idle_timeout)));
+  }
   if (options.checksum) arguments.push_back("--checksum");
   if (!options.eager) arguments.push_back("--no-eager");
   if (options.require_auth) arguments.push_back("--require-auth");

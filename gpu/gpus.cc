@@ -109,6 +109,10 @@ absl::StatusOr<std::unique_ptr<Gpu>> Gpus::Open(int ordinal) {
   gpu->nccl = std::make_unique<cuda::DeviceExecutor>(
       gpu->device, cuda::DeviceExecutorOptions{.thread_name = absl::StrCat("ferry-nccl", ordinal)});
   gpu->ring = cuda::StagingRing::Create(*gpu->executor, gate(), options_.staging);
+  if (options_.staging.is_reserved) {
+    FERRY_RETURN_IF_ERROR(gpu->executor->PostAndWait([ring = gpu->ring] { return ring->Reserve(); },
+                                                     kOpenTimeout, "to reserve the staging ring"));
+  }
   FERRY_ASSIGN_OR_RETURN(gpu->stager, cuda::HostStager::Create(*gpu->executor, gpu->events,
                                                                std::move(pinned), copier_));
   FERRY_ASSIGN_OR_RETURN(gpu->compute, GpuCompute::Create({.device = gpu->device,
@@ -215,6 +219,16 @@ void Gpus::WaitIdle(absl::Time deadline) {
     });
   };
   while (!is_idle() && SteadyClock().Now() < deadline) absl::SleepFor(absl::Milliseconds(1));
+}
+
+absl::StatusOr<std::unique_ptr<cuda::ExportRegistration>> Gpus::RegisterMemory(
+    const Tensor& tensor) {
+  if (!tensor.is_valid() || tensor.location().space != MemorySpace::kCuda) {
+    return absl::InvalidArgumentError(
+        "only tensors in the memory of a GPU are registered for other processes");
+  }
+  FERRY_ASSIGN_OR_RETURN(Gpu* const gpu, Get(tensor.location().ordinal));
+  return exports_->Register(*gpu->device, tensor);
 }
 
 absl::StatusOr<Tensor> Gpus::Allocate(int ordinal, DataType dtype, const Shape& shape) {

@@ -20,6 +20,7 @@
 #include "gpu/cuda/cuda_device.h"
 #include "gpu/cuda/cuda_event.h"
 #include "gpu/cuda/device_executor.h"
+#include "gpu/cuda/export_registry.h"
 #include "gpu/cuda/gpu_arena.h"
 #include "gpu/cuda/host_stager.h"
 #include "gpu/cuda/peer_access.h"
@@ -34,6 +35,9 @@
 
 namespace ferry {
 
+// Memory that is reserved (GpuArenaOptions::reserve_bytes, PinnedPoolOptions::reserve_bytes,
+// StagingRingOptions::is_reserved) is allocated when a device is opened; if that fails, so does
+// opening the device.
 struct GpusOptions {
   // Per device.
   cuda::GpuArenaOptions arena;
@@ -42,12 +46,15 @@ struct GpusOptions {
   // Per device: staging memory for memory that other processes cannot map.
   cuda::StagingRingOptions staging;
   // Foreign memory (not of Ferry's arenas) below this size is staged through the ring even if it
-  // could be mapped, since its mapping would be opened and closed for every tensor. SIZE_MAX:
-  // always, so that a sender's memory is released once it is copied.
+  // could be mapped, since its mapping may be opened and closed for every tensor. SIZE_MAX: always,
+  // so that a sender's memory is released once it is copied.
   size_t ipc_min_bytes = size_t{1} << 20;
   // Limit on peers' memory that each device keeps mapped, in bytes; 0: none is mapped, and peers'
   // memory is staged through host memory.
   size_t ipc_cache_bytes = size_t{64} << 30;
+  // How long peers' foreign memory that may stay open (see RegisterMemory) stays mapped without
+  // being used. Zero: it is closed behind each tensor.
+  absl::Duration ipc_idle_timeout = absl::Seconds(10);
   // Whether a stream waits on the device for a tensor that is not complete yet. If not, the
   // executor queries its event, and enqueues what needs the tensor when it has completed, which it
   // notices within an eighth of the time that it took, and 1 ms. Streams of a context share
@@ -142,6 +149,14 @@ class Gpus final {
   // and all requests fail. Users of this object are destroyed between Stop and the destructor.
   void Stop() ABSL_LOCKS_EXCLUDED(mu_);
 
+  // Lets peers keep the tensor's allocation mapped between transfers, while the result exists;
+  // transfers of other tensors in the same allocation profit too. The tensor is kept until the last
+  // peer has closed the allocation. Memory of arenas needs none. May block, as Get.
+  //   Errors: INVALID_ARGUMENT the tensor is not in a GPU's memory; FAILED_PRECONDITION with the
+  //   reason if other processes cannot map it; as Get.
+  absl::StatusOr<std::unique_ptr<cuda::ExportRegistration>> RegisterMemory(const Tensor& tensor);
+  const std::shared_ptr<cuda::ExportRegistry>& exports() const { return exports_; }
+
   // Returns a tensor with uninitialized elements, in memory that other processes of this machine
   // can map. May block, as Get.
   //   Errors: as Get and GpuArena::Allocate; INVALID_ARGUMENT for a type that is not of fixed size.
@@ -181,6 +196,7 @@ class Gpus final {
   cuda::PeerMatrix peers_;
   const std::shared_ptr<NcclArbiters> arbiters_ = NcclArbiters::OfProcess();
   std::unique_ptr<cuda::PeerAccess> peer_access_;
+  const std::shared_ptr<cuda::ExportRegistry> exports_ = std::make_shared<cuda::ExportRegistry>();
 
   struct Slot {
     bool is_opening = false;

@@ -361,6 +361,13 @@ absl::Status Node::CheckTransfersTensors() const {
       "this node joined without TransferOptions::enabled, and moves no tensors");
 }
 
+absl::StatusOr<Gpus*> Node::UsableGpus() {
+  FERRY_RETURN_IF_ERROR(CheckTransfersTensors());
+  if (engine_->gpus() != nullptr) return engine_->gpus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("this process uses no GPUs: ", engine_->why_no_gpus()));
+}
+
 absl::StatusOr<Tensor> Node::Allocate(absl::string_view device, DataType dtype,
                                       const Shape& shape) {
   FERRY_RETURN_IF_ERROR(CheckTransfersTensors());
@@ -379,9 +386,8 @@ absl::StatusOr<Tensor> Node::Allocate(absl::string_view device, DataType dtype,
   int ordinal = 0;
   if (absl::string_view number = device;
       absl::ConsumePrefix(&number, "gpu:") && absl::SimpleAtoi(number, &ordinal)) {
-    if (engine_->gpus() != nullptr) return engine_->gpus()->Allocate(ordinal, dtype, shape);
-    return absl::FailedPreconditionError(
-        absl::StrCat("this process uses no GPUs: ", engine_->why_no_gpus()));
+    FERRY_ASSIGN_OR_RETURN(Gpus* const gpus, UsableGpus());
+    return gpus->Allocate(ordinal, dtype, shape);
   }
   FERRY_ASSIGN_OR_RETURN(const size_t bytes, TensorBytes(dtype, shape));
   FERRY_ASSIGN_OR_RETURN(std::shared_ptr<Buffer> buffer, engine_->arena().Allocate(bytes));

@@ -206,6 +206,8 @@ class Node final {
       const std::vector<int>& devices, std::optional<int> own = std::nullopt,
       CommunicatorOptions options = {});
 
+  //   Errors: FAILED_PRECONDITION with the reason.
+  absl::StatusOr<Gpus*> UsableGpus();
   // REQUIRES: options.transfers_tensors.
   TransferEngine& transfer_engine() { return *engine_; }
 

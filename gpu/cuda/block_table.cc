@@ -55,9 +55,42 @@ TakenBlock BlockTable::TakeFrom(uint32_t id, Segment& segment) {
 
 std::optional<TakenBlock> BlockTable::Take(size_t bytes) {
   if (bytes > kLargestBytes) return std::nullopt;
-  const auto found = with_room_.find(ClassBytes(bytes));
-  if (found == with_room_.end() || found->second.empty()) return std::nullopt;
-  return TakeLast(found->second);
+  const size_t class_bytes = ClassBytes(bytes);
+  const auto has_room = [this, class_bytes] {
+    const auto found = with_room_.find(class_bytes);
+    return found != with_room_.end() && !found->second.empty();
+  };
+  if (!has_room() && !AssignReserved(class_bytes)) return std::nullopt;
+  return TakeLast(with_room_[class_bytes]);
+}
+
+void BlockTable::ForgetRoom(uint32_t id, const Segment& segment) {
+  const auto found = with_room_.find(segment.class_bytes);
+  if (found == with_room_.end()) return;
+  found->second.erase(std::remove(found->second.begin(), found->second.end(), id),
+                      found->second.end());
+}
+
+bool BlockTable::AssignReserved(size_t class_bytes) {
+  auto best = segments_.end();
+  for (auto it = segments_.begin(); it != segments_.end(); ++it) {
+    const Segment& segment = it->second;
+    if (!segment.is_reserved || segment.out > 0 || segment.bytes < class_bytes) continue;
+    if (best == segments_.end() || segment.bytes < best->second.bytes) best = it;
+  }
+  if (best == segments_.end()) return false;
+  Segment& segment = best->second;
+  ForgetRoom(best->first, segment);
+  // No generation is used twice for a segment.
+  uint32_t last = 0;
+  for (const uint32_t each : segment.generations) last = std::max(last, each);
+  segment.class_bytes = class_bytes;
+  segment.block_count = static_cast<uint32_t>(segment.bytes / class_bytes);
+  segment.fresh = 0;
+  segment.free.clear();
+  segment.generations.assign(segment.block_count, last);
+  with_room_[class_bytes].push_back(best->first);
+  return true;
 }
 
 std::optional<TakenBlock> BlockTable::TakeLarger(size_t bytes) {
@@ -98,8 +131,7 @@ std::vector<uint32_t> BlockTable::DropIdle(size_t enough_bytes) {
       ++it;
       continue;
     }
-    std::vector<uint32_t>& list = with_room_[segment.class_bytes];
-    list.erase(std::remove(list.begin(), list.end(), it->first), list.end());
+    ForgetRoom(it->first, segment);
     bytes += segment.bytes;
     dropped.push_back(it->first);
     it = segments_.erase(it);
@@ -147,6 +179,29 @@ TakenBlock BlockTable::Add(const Plan& plan, size_t bytes) {
   if (segment.has_room()) with_room_[segment.class_bytes].push_back(plan.segment);
   segments_.emplace(plan.segment, std::move(segment));
   return block;
+}
+
+absl::StatusOr<BlockTable::Plan> BlockTable::MakeReservedPlan(size_t bytes) {
+  Plan plan;
+  plan.bytes = RoundUp(bytes, options_.granularity_bytes);
+  if (plan.bytes > options_.budget_bytes - std::min(options_.budget_bytes, stats_.mapped_bytes)) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat(options_.name, " has no room to reserve ", bytes, " bytes: it may have ",
+                     options_.budget_bytes, " and has ", stats_.mapped_bytes,
+                     ". Reserve less, or raise ", options_.budget_option));
+  }
+  plan.segment = ++last_segment_;
+  stats_.mapped_bytes += plan.bytes;
+  ++stats_.segment_count;
+  return plan;
+}
+
+void BlockTable::AddReserved(const Plan& plan) {
+  Segment segment;
+  segment.bytes = plan.bytes;
+  segment.is_reserved = true;
+  stats_.reserved_bytes += plan.bytes;
+  segments_.emplace(plan.segment, std::move(segment));
 }
 
 void BlockTable::Forget(const Plan& plan) {

@@ -34,6 +34,7 @@ struct TakenBlock {
 
 struct BlockTableStats {
   size_t mapped_bytes = 0;
+  size_t reserved_bytes = 0;  // of those, in reserved segments
   size_t used_bytes = 0;
   int segment_count = 0;
   int block_count = 0;
@@ -42,13 +43,14 @@ struct BlockTableStats {
 };
 
 // Each segment has blocks of one class. If Take finds no free block, the owner creates a segment:
-// MakePlan, create, then Add or Forget. Not thread-safe.
+// MakePlan, create, then Add or Forget. Reserved segments are created before they are needed, and
+// never dropped; while all blocks of one are free it may change its class. Not thread-safe.
 class BlockTable final {
  public:
   explicit BlockTable(BlockTableOptions options);
 
   // Returns a free block of at least `bytes`; the most recently freed one, which may still be
-  // cached.
+  // cached; or one of a reserved segment.
   std::optional<TakenBlock> Take(size_t bytes);
   // Returns a block of a larger class if its own has none: for when no segment can be created.
   std::optional<TakenBlock> TakeLarger(size_t bytes);
@@ -71,7 +73,12 @@ class BlockTable final {
   // The planned segment could not be created.
   void Forget(const Plan& plan);
 
-  // Removes all idle segments; the owner must release their memory.
+  // Reserves budget for a reserved segment of `bytes`, rounded up; AddReserved or Forget follows.
+  //   Errors: RESOURCE_EXHAUSTED it does not fit into the budget.
+  absl::StatusOr<Plan> MakeReservedPlan(size_t bytes);
+  void AddReserved(const Plan& plan);
+
+  // Removes all idle segments that are not reserved; the owner must release their memory.
   std::vector<uint32_t> DropIdle();
 
   // Returns the size class of `bytes`, the minimum size of its block.
@@ -88,13 +95,18 @@ class BlockTable final {
     std::vector<uint32_t> generations;
     uint32_t out = 0;
     uint32_t holds = 0;
+    bool is_reserved = false;
 
-    bool is_idle() const { return out == 0 && holds == 0; }
+    bool is_idle() const { return out == 0 && holds == 0 && !is_reserved; }
     bool has_room() const { return !free.empty() || fresh < block_count; }
   };
 
   TakenBlock TakeFrom(uint32_t id, Segment& segment);
   TakenBlock TakeLast(std::vector<uint32_t>& with_room);
+  // Gives the smallest reserved segment that is large enough, and has no block in use, this class.
+  // Returns whether there was one.
+  bool AssignReserved(size_t class_bytes);
+  void ForgetRoom(uint32_t id, const Segment& segment);
   std::vector<uint32_t> DropIdle(size_t enough_bytes);
 
   const BlockTableOptions options_;

@@ -132,6 +132,14 @@ absl::StatusOr<std::shared_ptr<GpuArena>> GpuArena::Create(std::shared_ptr<CudaD
                      options.budget_option,
                      ", or do without GPUs (--no-gpus, in programs TransferOptions::use_gpus)"));
   }
+  if (options.reserve_bytes > options.budget_bytes || options.reserve_segment_bytes == 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        options.reserve_bytes, " bytes of ", device->name(), " are to be reserved in segments of ",
+        options.reserve_segment_bytes, ", of a budget of ", options.budget_bytes,
+        ": reserve less (--gpu-reserve-bytes, in programs GpuArenaOptions::reserve_bytes), or "
+        "raise ",
+        options.budget_option));
+  }
   const ScopedCurrent current(*device);
   size_t granularity = kPlainGranularity;
   absl::Status probe;
@@ -157,7 +165,40 @@ absl::StatusOr<std::shared_ptr<GpuArena>> GpuArena::Create(std::shared_ptr<CudaD
     state->export_by =
         state->device->api().Has(CudaGroup::kIpc).ok() ? ExportBy::kLegacyHandle : ExportBy::kNone;
   }
-  return std::shared_ptr<GpuArena>(new GpuArena(std::move(state)));
+  auto arena = std::shared_ptr<GpuArena>(new GpuArena(std::move(state)));
+  FERRY_RETURN_IF_ERROR(arena->Reserve());
+  return arena;
+}
+
+absl::Status GpuArena::Reserve() {
+  State& state = *state_;
+  const size_t wanted = state.options.reserve_bytes;
+  if (wanted == 0) return absl::OkStatus();
+  absl::Status status;
+  const absl::Status quiet = state.Quietly("reserve device memory", [&] {
+    for (size_t reserved = 0; reserved < wanted && status.ok();) {
+      const size_t bytes = std::min(state.options.reserve_segment_bytes, wanted - reserved);
+      absl::StatusOr<BlockTable::Plan> plan = absl::UnknownError("no plan");
+      {
+        absl::MutexLock lock(&state.mu);
+        plan = state.table.MakeReservedPlan(bytes);
+      }
+      status = plan.status();
+      if (!status.ok()) return;
+      absl::StatusOr<State::SegmentPtr> made = state.MakeSegment(*plan);
+      status = made.status();
+      reserved += plan->bytes;
+      absl::MutexLock lock(&state.mu);
+      if (!made.ok()) return state.table.Forget(*plan);
+      state.segments.emplace(plan->segment, *std::move(made));
+      state.table.AddReserved(*plan);
+    }
+  });
+  if (quiet.ok() && status.ok()) return absl::OkStatus();
+  const absl::Status& why = quiet.ok() ? status : quiet;
+  return absl::Status(why.code(),
+                      absl::StrCat("reserving ", wanted, " bytes of ", state.device->name(),
+                                   " (--gpu-reserve-bytes) failed: ", why.message()));
 }
 
 // Buffers keep the arena alive, so none is left; streams may still use their memory.
@@ -349,6 +390,7 @@ GpuArenaStats GpuArena::stats() const {
   const BlockTableStats& table = state_->table.stats();
   GpuArenaStats stats;
   stats.mapped_bytes = table.mapped_bytes;
+  stats.reserved_bytes = table.reserved_bytes;
   stats.used_bytes = table.used_bytes;
   stats.segment_count = table.segment_count;
   stats.block_count = table.block_count;

@@ -30,6 +30,11 @@ struct GpuArenaOptions {
   size_t budget_bytes = size_t{2} << 30;
   // Blocks of small size classes share a segment of this size; a larger block has its own.
   size_t segment_bytes = size_t{32} << 20;
+  // Created at once, in segments of reserve_segment_bytes, and never given back to the driver. A
+  // buffer of up to that size is found in them without a call that may synchronize the device, as
+  // long as they have room; each segment has buffers of one size class at a time.
+  size_t reserve_bytes = 0;
+  size_t reserve_segment_bytes = size_t{32} << 20;
   // The option that raises the budget, for messages.
   std::string budget_option = "--gpu-arena-budget-bytes, in programs GpuArenaOptions::budget_bytes";
   // Maximum time for which an allocation from the driver waits for NCCL work to end.
@@ -39,8 +44,9 @@ struct GpuArenaOptions {
 };
 
 struct GpuArenaStats {
-  size_t mapped_bytes = 0;  // of all segments; counts against the budget
-  size_t used_bytes = 0;    // of allocated blocks, rounded up to their class
+  size_t mapped_bytes = 0;    // of all segments; counts against the budget
+  size_t reserved_bytes = 0;  // of those, in reserved segments
+  size_t used_bytes = 0;      // of allocated blocks, rounded up to their class
   int segment_count = 0;
   int block_count = 0;        // allocated, or released with uses outstanding
   int pending_count = 0;      // of those, released with uses outstanding
@@ -56,7 +62,8 @@ class GpuArena final : public std::enable_shared_from_this<GpuArena> {
  public:
   //   gate: may be null: then nothing here ever waits for another process.
   //   Errors: INVALID_ARGUMENT for invalid options; RESOURCE_EXHAUSTED if the device has no free
-  //   memory at all at present; INTERNAL.
+  //   memory at all at present, or not what is reserved; DEADLINE_EXCEEDED if NCCL work was in
+  //   flight for all of `timeout`; INTERNAL.
   static absl::StatusOr<std::shared_ptr<GpuArena>> Create(std::shared_ptr<CudaDevice> device,
                                                           std::shared_ptr<SyncGate> gate,
                                                           GpuArenaOptions options);
@@ -108,6 +115,7 @@ class GpuArena final : public std::enable_shared_from_this<GpuArena> {
   struct State;
 
   explicit GpuArena(std::unique_ptr<State> state);
+  absl::Status Reserve();
   std::shared_ptr<DeviceBuffer> BufferOf(ArenaSegment& segment, const TakenBlock& block,
                                          size_t bytes);
   void Release(ArenaSegment& segment, uint32_t index, DeviceBuffer::Uses uses);

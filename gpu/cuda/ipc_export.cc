@@ -79,6 +79,7 @@ absl::StatusOr<ExportedPiece> ExportPiece(const CudaDevice& device, const Memory
     FERRY_ASSIGN_OR_RETURN(exported.fd, ExportVirtual(device, piece));
   } else if (info.export_by == ExportBy::kPoolPointer) {
     FERRY_ASSIGN_OR_RETURN(exported.fd, ExportPool(device, info.pool));
+    descriptor.pool_id = reinterpret_cast<uintptr_t>(info.pool);
   }
   FERRY_RETURN_IF_ERROR(FillHandle(device, piece, descriptor));
   return exported;

@@ -11,9 +11,8 @@
 namespace ferry::cuda {
 
 IpcImportCache::IpcImportCache(DeviceExecutor& side, std::shared_ptr<SyncGate> gate,
-                               ReleaseCallback on_release, IpcImportCacheOptions options)
-    : side_(side),
-      state_(std::make_shared<State>(side, std::move(gate), std::move(on_release), options)) {}
+                               IpcImportCacheOptions options)
+    : side_(side), state_(std::make_shared<State>(side, std::move(gate), options)) {}
 
 IpcImportCache::~IpcImportCache() {
   {
@@ -86,14 +85,41 @@ absl::Status IpcImportCache::Open(const ImportKey& key, const IpcDescriptor& des
   return absl::OkStatus();
 }
 
-void IpcImportCache::Close(const ImportKey& key) {
+void IpcImportCache::Close(const ImportKey& key, CloseCallback done) {
+  // Called by the last of those who hold it: the mappings of this key.
+  struct Closed {
+    ~Closed() {
+      if (done != nullptr) std::move(done)();
+    }
+    CloseCallback done;
+  };
+  auto closed = std::make_shared<Closed>();
+  closed->done = std::move(done);
   {
     absl::MutexLock lock(&state_->mu);
     const auto found = state_->entries.find(key);
-    if (found == state_->entries.end()) return;
-    state_->Remove(State::EntryPtr(found->second));
+    if (found != state_->entries.end()) state_->Remove(State::EntryPtr(found->second));
+    for (const State::EntryPtr& entry : state_->removed) {
+      if (entry->key == key) entry->keep_until_closed.push_back(closed);
+    }
   }
   state_->StartClosing();
+}
+
+void IpcImportCache::CloseIdle() {
+  State& state = *state_;
+  const absl::Time now = state.Now();
+  {
+    absl::MutexLock lock(&state.mu);
+    std::vector<State::EntryPtr> idle;
+    for (const auto& [key, entry] : state.entries) {
+      if (entry->users == 0 && now - entry->unused_since >= state.options.idle_timeout) {
+        idle.push_back(entry);
+      }
+    }
+    for (const State::EntryPtr& entry : idle) state.Remove(entry);
+  }
+  state.StartClosing();
 }
 
 void IpcImportCache::ClosePeer(uint64_t peer_incarnation) {
@@ -103,10 +129,7 @@ void IpcImportCache::ClosePeer(uint64_t peer_incarnation) {
     for (const auto& [key, entry] : state_->entries) {
       if (key.peer_incarnation == peer_incarnation) gone.push_back(entry);
     }
-    for (const State::EntryPtr& entry : gone) {
-      entry->is_peer_gone = true;
-      state_->Remove(entry);
-    }
+    for (const State::EntryPtr& entry : gone) state_->Remove(entry);
     for (const auto& [key, job] : state_->opening) {
       if (key.peer_incarnation == peer_incarnation) job->is_peer_gone = true;
     }

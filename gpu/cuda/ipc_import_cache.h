@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// IpcImportCache: other processes' device memory, mapped once and cached while in use.
+// IpcImportCache: other processes' device memory, mapped once and kept for the next use.
 #ifndef FERRY_GPU_CUDA_IPC_IMPORT_CACHE_H_
 #define FERRY_GPU_CUDA_IPC_IMPORT_CACHE_H_
 
@@ -16,6 +16,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 
+#include "base/clock.h"
 #include "base/unique_fd.h"
 #include "gpu/cuda/device_executor.h"
 #include "gpu/cuda/ipc_descriptor.h"
@@ -41,6 +42,10 @@ struct IpcImportCacheOptions {
   // Limit on the bytes of other processes that are mapped; above it, unused mappings are closed,
   // least recently used first. Mappings in use are never closed: then opening more fails.
   size_t cap_bytes = size_t{64} << 30;
+  // How long a mapping stays open without a user. Zero: it is closed by its last user.
+  absl::Duration idle_timeout = absl::InfiniteDuration();
+  // Null: SteadyClock(). Outlives the cache and its leases.
+  const Clock* clock = nullptr;
   // Maximum time for which one attempt waits for NCCL work to end before other requests get their
   // turn.
   absl::Duration timeout = absl::Milliseconds(100);
@@ -81,13 +86,10 @@ class ImportedMemory final {
 class IpcImportCache final {
  public:
   using OpenCallback = absl::AnyInvocable<void(absl::StatusOr<ImportedMemory>) &&>;
-  // This process has closed the allocation: its owner may free it, and must send the file
-  // descriptor again before the next use. Not called for peers that have died. On the side
-  // executor's thread.
-  using ReleaseCallback = std::function<void(const ImportKey&)>;
+  using CloseCallback = absl::AnyInvocable<void() &&>;
 
   //   side: the device's, a thread without urgent work. Outlives the cache.
-  IpcImportCache(DeviceExecutor& side, std::shared_ptr<SyncGate> gate, ReleaseCallback on_release,
+  IpcImportCache(DeviceExecutor& side, std::shared_ptr<SyncGate> gate,
                  IpcImportCacheOptions options);
   ~IpcImportCache();
 
@@ -109,10 +111,14 @@ class IpcImportCache final {
   absl::Status Open(const ImportKey& key, const IpcDescriptor& descriptor, UniqueFd fd,
                     absl::Time deadline, OpenCallback done);
 
-  // Closes the allocation as soon as it is unused, and reports it: its owner needs it back. Freeing
-  // memory that is mapped here would be undefined behaviour, so an exporter of memory that it does
-  // not own for long has it closed after each use. A key that is not open is ignored.
-  void Close(const ImportKey& key);
+  // Closes the allocation as soon as it is unused: its owner needs it back, and must send the file
+  // descriptor again before the next use.
+  //   done: called once no mapping of it is left, inline if there is none; may be null. On the side
+  //   executor's thread, or, once the cache has been destroyed, on that of its last user.
+  void Close(const ImportKey& key, CloseCallback done = nullptr);
+
+  // Closes the mappings that have been without a user for `idle_timeout`. Call it now and then.
+  void CloseIdle();
 
   // The peer has died: its memory can no longer be found; unused mappings are closed, the others
   // when they are released.

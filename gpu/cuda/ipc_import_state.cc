@@ -19,6 +19,7 @@ ImportedMemory IpcImportCache::State::Use(const EntryPtr& entry) {
 void IpcImportCache::State::Remove(const EntryPtr& entry) {
   entries.erase(entry->key);
   entry->is_doomed = true;
+  removed.push_back(entry);
   if (entry->users > 0) return;
   closing.push_back(entry);
   ++stats.closing_count;
@@ -29,10 +30,11 @@ void IpcImportCache::State::LetGo(const EntryPtr& entry) {
     absl::MutexLock lock(&mu);
     if (--entry->users > 0) return;
     --stats.used_count;
+    entry->unused_since = Now();
     if (entry->is_doomed) {
       closing.push_back(entry);
       ++stats.closing_count;
-    } else if (side == nullptr) {
+    } else if (side == nullptr || options.idle_timeout == absl::ZeroDuration()) {
       Remove(entry);
     } else {
       MakeRoom(0);
@@ -71,8 +73,10 @@ void IpcImportCache::State::StartClosing() {
     }
   }
   // The cache and its thread are gone: this thread must do it.
-  const absl::Status ignored =
-      gate->RunQuiesced(absl::Seconds(10), "close a peer's memory", [this] { CloseNow(); });
+  std::vector<EntryPtr> closed;
+  const absl::Status ignored = gate->RunQuiesced(absl::Seconds(10), "close a peer's memory",
+                                                 [this, &closed] { closed = CloseNow(); });
+  TellClosed(closed);
 }
 
 std::vector<IpcImportCache::State::EntryPtr> IpcImportCache::State::CloseNow() {
@@ -89,6 +93,9 @@ std::vector<IpcImportCache::State::EntryPtr> IpcImportCache::State::CloseNow() {
   }
   absl::MutexLock lock(&mu);
   --closer_count;
+  for (const EntryPtr& entry : closed) {
+    removed.erase(std::find(removed.begin(), removed.end(), entry));
+  }
   stats.mapped_bytes -= bytes;
   stats.mapping_count -= static_cast<int>(closed.size());
   stats.closing_count -= static_cast<int>(closed.size());
@@ -96,11 +103,8 @@ std::vector<IpcImportCache::State::EntryPtr> IpcImportCache::State::CloseNow() {
   return closed;
 }
 
-void IpcImportCache::State::Announce(const std::vector<EntryPtr>& closed) {
-  if (!on_release) return;
-  for (const EntryPtr& entry : closed) {
-    if (!entry->is_peer_gone) on_release(entry->key);
-  }
+void IpcImportCache::State::TellClosed(const std::vector<EntryPtr>& closed) {
+  for (const EntryPtr& entry : closed) entry->keep_until_closed.clear();
 }
 
 void IpcImportCache::State::CloseSome() {
@@ -112,7 +116,7 @@ void IpcImportCache::State::CloseSome() {
     absl::MutexLock lock(&mu);
     is_close_posted = false;
   }
-  Announce(closed);
+  TellClosed(closed);
   // Releases meanwhile found a close already posted, and NCCL work may have prevented it: post
   // again, behind other requests.
   StartClosing();
@@ -144,7 +148,7 @@ absl::StatusOr<std::unique_ptr<IpcMapping>> IpcImportCache::State::TryOpen(
     }
   }
   absl::StatusOr<std::unique_ptr<IpcMapping>> mapping =
-      IpcMapping::Open(device, job.descriptor, std::move(job.fd));
+      IpcMapping::Open(device, job.descriptor, std::move(job.fd), &pools, job.key.peer_incarnation);
   if (absl::IsAlreadyExists(mapping.status())) {
     return absl::UnavailableError(
         absl::StrCat(mapping.status().message(), ", because this process still uses it"));
@@ -163,7 +167,7 @@ void IpcImportCache::State::Open(const JobPtr& job) {
   const absl::Status quiet = gate->RunQuiesced(
       std::clamp(left, absl::ZeroDuration(), options.timeout), "map a peer's memory",
       [this, &job, &mapping, &closed] { mapping = TryOpen(*job, closed); });
-  Announce(closed);
+  TellClosed(closed);
   if (!quiet.ok()) {
     mapping = quiet;
     absl::MutexLock lock(&mu);
@@ -201,7 +205,6 @@ void IpcImportCache::State::Finish(const JobPtr& job,
       stats.mapped_bytes += entry->mapping->bytes();
       entries.emplace(entry->key, entry);
       if (job->is_peer_gone || side == nullptr) {
-        entry->is_peer_gone = true;
         Remove(entry);
         status = absl::UnavailableError("the peer has gone while its memory was being mapped");
       }

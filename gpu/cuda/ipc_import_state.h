@@ -16,6 +16,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 
+#include "gpu/cuda/imported_pools.h"
 #include "gpu/cuda/ipc_import_cache.h"
 #include "gpu/cuda/ipc_mapping.h"
 
@@ -28,9 +29,11 @@ struct IpcImportCache::Entry {
   std::unique_ptr<IpcMapping> mapping;
   int users = 0;
   uint64_t last_use = 0;
+  absl::Time unused_since;  // if users is 0
+  // Released once it is closed.
+  std::vector<std::shared_ptr<const void>> keep_until_closed;
   // Its peer has died, or newer memory is at its address: closed when unused.
   bool is_doomed = false;
-  bool is_peer_gone = false;
 
   bool Overlaps(const IpcDescriptor& descriptor) const {
     return std::equal(std::begin(device.bytes), std::end(device.bytes),
@@ -57,13 +60,12 @@ struct IpcImportCache::State : std::enable_shared_from_this<IpcImportCache::Stat
   using EntryPtr = std::shared_ptr<Entry>;
   using JobPtr = std::shared_ptr<Job>;
 
-  State(DeviceExecutor& executor, std::shared_ptr<SyncGate> sync_gate, ReleaseCallback release,
-        IpcImportCacheOptions given)
-      : device(executor.device()),
-        gate(std::move(sync_gate)),
-        on_release(std::move(release)),
-        options(given),
-        side(&executor) {}
+  State(DeviceExecutor& executor, std::shared_ptr<SyncGate> sync_gate, IpcImportCacheOptions given)
+      : device(executor.device()), gate(std::move(sync_gate)), options(given), side(&executor) {}
+
+  absl::Time Now() const {
+    return options.clock == nullptr ? SteadyClock().Now() : options.clock->Now();
+  }
 
   // Returns a lease on an entry that is in the table or doomed.
   ImportedMemory Use(const EntryPtr& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
@@ -81,16 +83,19 @@ struct IpcImportCache::State : std::enable_shared_from_this<IpcImportCache::Stat
   void Finish(const JobPtr& job, absl::StatusOr<std::unique_ptr<IpcMapping>> mapping)
       ABSL_LOCKS_EXCLUDED(mu);
   void CloseSome() ABSL_LOCKS_EXCLUDED(mu);
-  // Unmaps; the gate must be quiet. Returns the closed entries.
+  // Unmaps; the gate must be quiet. Returns the closed entries, for TellClosed.
   std::vector<EntryPtr> CloseNow() ABSL_LOCKS_EXCLUDED(mu);
+  // Outside the gate.
+  static void TellClosed(const std::vector<EntryPtr>& closed);
   bool is_nobody_closing() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) { return closer_count == 0; }
-  void Announce(const std::vector<EntryPtr>& closed);
 
   // Constant after construction.
   const std::shared_ptr<CudaDevice> device;
   const std::shared_ptr<SyncGate> gate;
-  const ReleaseCallback on_release;
   const IpcImportCacheOptions options;
+
+  // Pools of the peers; used inside the gate only.
+  ImportedPools pools;
 
   // Acquired before DeviceExecutor::mu_.
   mutable absl::Mutex mu;
@@ -98,6 +103,8 @@ struct IpcImportCache::State : std::enable_shared_from_this<IpcImportCache::Stat
   DeviceExecutor* side ABSL_GUARDED_BY(mu);
   absl::flat_hash_map<ImportKey, EntryPtr> entries ABSL_GUARDED_BY(mu);
   absl::flat_hash_map<ImportKey, JobPtr> opening ABSL_GUARDED_BY(mu);
+  // No longer in `entries`, and not closed yet; those of `closing` are unused.
+  std::vector<EntryPtr> removed ABSL_GUARDED_BY(mu);
   std::vector<EntryPtr> closing ABSL_GUARDED_BY(mu);
   bool is_close_posted ABSL_GUARDED_BY(mu) = false;
   // Threads that are closing entries taken from `closing`.

@@ -15,10 +15,6 @@
 namespace ferry::cuda {
 namespace {
 
-AccessDescription ReadWriteBy(const CudaDevice& device) {
-  return {{kLocationTypeDevice, device.ordinal()}, kAccessReadWrite};
-}
-
 // The driver takes a file descriptor as a pointer's value. Source: cuMemImportFromShareableHandle.
 void* AsShareable(const UniqueFd& fd) {
   return reinterpret_cast<void*>(static_cast<uintptr_t>(fd.get()));
@@ -31,7 +27,8 @@ IpcMapping::IpcMapping(std::shared_ptr<CudaDevice> device, ExportBy export_by, s
 
 absl::StatusOr<std::unique_ptr<IpcMapping>> IpcMapping::Open(std::shared_ptr<CudaDevice> device,
                                                              const IpcDescriptor& descriptor,
-                                                             UniqueFd fd) {
+                                                             UniqueFd fd, ImportedPools* pools,
+                                                             uint64_t peer) {
   const ScopedCurrent current(*device);
   if (descriptor.export_by != ExportBy::kLegacyHandle && !fd.valid()) {
     return absl::InvalidArgumentError("the peer's memory came without its descriptor");
@@ -43,7 +40,7 @@ absl::StatusOr<std::unique_ptr<IpcMapping>> IpcMapping::Open(std::shared_ptr<Cud
       FERRY_RETURN_IF_ERROR(mapping->OpenLegacy(descriptor));
       return mapping;
     case ExportBy::kPoolPointer:
-      FERRY_RETURN_IF_ERROR(mapping->OpenPool(descriptor, fd));
+      FERRY_RETURN_IF_ERROR(mapping->OpenPool(descriptor, fd, pools, peer));
       return mapping;
     case ExportBy::kPosixFd:
       FERRY_RETURN_IF_ERROR(mapping->OpenVirtual(descriptor, fd));
@@ -74,22 +71,16 @@ absl::Status IpcMapping::OpenLegacy(const IpcDescriptor& descriptor) {
   return absl::OkStatus();
 }
 
-absl::Status IpcMapping::OpenPool(const IpcDescriptor& descriptor, const UniqueFd& fd) {
-  if (!device_->traits().has_pools) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(device_->name(), " has no memory pools to import into"));
-  }
-  const CudaTable& table = device_->table();
-  FERRY_RETURN_IF_ERROR(CheckWithDescriptors(
-      *device_, table.pool_import(&pool_, AsShareable(fd), kHandleTypePosixFd, 0),
-      "cuMemPoolImportFromShareableHandle"));
-  const AccessDescription access = ReadWriteBy(*device_);
-  FERRY_RETURN_IF_ERROR(
-      device_->Check(table.pool_set_access(pool_, &access, 1), "cuMemPoolSetAccess"));
+absl::Status IpcMapping::OpenPool(const IpcDescriptor& descriptor, const UniqueFd& fd,
+                                  ImportedPools* pools, uint64_t peer) {
+  ImportedPools none;
+  if (pools == nullptr) pools = &none;
+  FERRY_ASSIGN_OR_RETURN(pool_, pools->Import(device_, peer, descriptor.pool_id, fd));
   PoolPointerHandle handle = {};
   std::memcpy(handle.bytes, descriptor.handle.data(), sizeof(handle.bytes));
   FERRY_RETURN_IF_ERROR(
-      device_->Check(table.pool_import_pointer(&base_, pool_, &handle), "cuMemPoolImportPointer"));
+      device_->Check(device_->table().pool_import_pointer(&base_, pool_->get(), &handle),
+                     "cuMemPoolImportPointer"));
   is_mapped_ = true;
   return absl::OkStatus();
 }
@@ -112,7 +103,7 @@ absl::Status IpcMapping::OpenVirtual(const IpcDescriptor& descriptor, const Uniq
     FERRY_RETURN_IF_ERROR(device_->Check(
         table.memory_map(base_, bytes_, /*offset=*/0, handle, /*flags=*/0), "cuMemMap"));
     is_mapped_ = true;
-    const AccessDescription access = ReadWriteBy(*device_);
+    const AccessDescription access = {{kLocationTypeDevice, device_->ordinal()}, kAccessReadWrite};
     const Result result = table.memory_set_access(base_, bytes_, &access, 1);
     if (result == kErrorInvalidDevice) {
       return absl::FailedPreconditionError(
@@ -136,7 +127,7 @@ IpcMapping::~IpcMapping() {
       break;
     case ExportBy::kPoolPointer:
       if (is_mapped_) table.memory_free(base_);
-      if (pool_ != nullptr) table.pool_destroy(pool_);
+      pool_ = nullptr;
       break;
     case ExportBy::kPosixFd:
       if (is_mapped_) table.memory_unmap(base_, bytes_);

@@ -76,14 +76,51 @@ absl::StatusOr<std::shared_ptr<PinnedPool>> PinnedPool::Create(std::shared_ptr<C
         "--pinned-budget-bytes, or do without GPUs (--no-gpus, in programs "
         "TransferOptions::use_gpus)");
   }
+  if (options.reserve_bytes > options.budget_bytes) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        options.reserve_bytes, " bytes of pinned memory are to be reserved, of a budget of ",
+        options.budget_bytes,
+        ": reserve less (--pinned-reserve-bytes), or raise --pinned-budget-bytes"));
+  }
   BlockTableOptions table;
   table.name = "the pool of pinned memory";
   table.budget_option = "--pinned-budget-bytes";
   table.budget_bytes = options.budget_bytes;
   table.segment_bytes = options.segment_bytes;
   table.granularity_bytes = 4096;
-  return std::shared_ptr<PinnedPool>(new PinnedPool(
+  auto pool = std::shared_ptr<PinnedPool>(new PinnedPool(
       std::make_unique<State>(std::move(device), std::move(gate), options, std::move(table))));
+  FERRY_RETURN_IF_ERROR(pool->Reserve());
+  return pool;
+}
+
+absl::Status PinnedPool::Reserve() {
+  State& state = *state_;
+  const size_t wanted = state.options.reserve_bytes;
+  if (wanted == 0) return absl::OkStatus();
+  absl::Status status;
+  const absl::Status quiet = state.Quietly("pin memory", [&] {
+    const ScopedCurrent current(*state.device);
+    for (size_t reserved = 0; reserved < wanted && status.ok();) {
+      absl::MutexLock lock(&state.mu);
+      const absl::StatusOr<BlockTable::Plan> plan =
+          state.table.MakeReservedPlan(std::min(state.options.segment_bytes, wanted - reserved));
+      status = plan.status();
+      if (!status.ok()) return;
+      void* data = nullptr;
+      status = state.device->Check(
+          state.device->table().host_alloc(&data, plan->bytes, kHostAllocPortable),
+          "cuMemHostAlloc");
+      if (!status.ok()) return state.table.Forget(*plan);
+      state.segments.emplace(plan->segment, data);
+      state.table.AddReserved(*plan);
+      reserved += plan->bytes;
+    }
+  });
+  if (quiet.ok() && status.ok()) return absl::OkStatus();
+  const absl::Status& why = quiet.ok() ? status : quiet;
+  return absl::Status(why.code(), absl::StrCat("reserving ", wanted, " bytes of pinned memory ",
+                                               "(--pinned-reserve-bytes) failed: ", why.message()));
 }
 
 // Buffers keep the pool alive, so none is left.
@@ -157,8 +194,8 @@ void PinnedPool::Release(uint32_t segment, uint32_t index) {
 PinnedPoolStats PinnedPool::stats() const {
   absl::MutexLock lock(&state_->mu);
   const BlockTableStats& table = state_->table.stats();
-  return {table.mapped_bytes, table.used_bytes, table.block_count, table.made_blocks,
-          table.reused_blocks};
+  return {table.mapped_bytes, table.reserved_bytes, table.used_bytes,
+          table.block_count,  table.made_blocks,    table.reused_blocks};
 }
 
 PinnedRegistration::PinnedRegistration(std::shared_ptr<CudaDevice> device, void* data)

@@ -22,14 +22,17 @@ struct PinnedPoolOptions {
   size_t budget_bytes = ShareOfMemory(size_t{1} << 30, 8);
   // Unit of pinning; smaller blocks share it.
   size_t segment_bytes = size_t{16} << 20;
+  // Pinned at once, in units of segment_bytes, and kept, as GpuArenaOptions::reserve_bytes.
+  size_t reserve_bytes = 0;
   // Maximum time for which pinning waits for NCCL work to end.
   absl::Duration timeout = absl::Seconds(5);
 };
 
 struct PinnedPoolStats {
-  size_t pinned_bytes = 0;  // counts against the budget
-  size_t used_bytes = 0;    // of allocated blocks, rounded up to their class
-  int block_count = 0;      // allocated
+  size_t pinned_bytes = 0;    // counts against the budget
+  size_t reserved_bytes = 0;  // of those, reserved
+  size_t used_bytes = 0;      // of allocated blocks, rounded up to their class
+  int block_count = 0;        // allocated
   int64_t made_blocks = 0;
   int64_t reused_blocks = 0;
 };
@@ -41,7 +44,7 @@ class PinnedPool final : public std::enable_shared_from_this<PinnedPool> {
  public:
   //   device: any; the memory is allocated in its context.
   //   gate: may be null.
-  //   Errors: INVALID_ARGUMENT for invalid options.
+  //   Errors: INVALID_ARGUMENT for invalid options; as Allocate, for what is reserved.
   static absl::StatusOr<std::shared_ptr<PinnedPool>> Create(std::shared_ptr<CudaDevice> device,
                                                             std::shared_ptr<SyncGate> gate,
                                                             PinnedPoolOptions options);
@@ -64,6 +67,7 @@ class PinnedPool final : public std::enable_shared_from_this<PinnedPool> {
   class Block;
 
   explicit PinnedPool(std::unique_ptr<State> state);
+  absl::Status Reserve();
   void Release(uint32_t segment, uint32_t index);
 
   const std::unique_ptr<State> state_;

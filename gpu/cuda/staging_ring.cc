@@ -42,6 +42,17 @@ absl::StatusOr<StagingRing::Slot> StagingRing::MakeSlot() {
   return slot;
 }
 
+absl::Status StagingRing::Reserve() {
+  if (options_.slot_bytes == 0) return absl::OkStatus();
+  for (size_t made = 0; made + options_.slot_bytes <= options_.budget_bytes;
+       made += options_.slot_bytes) {
+    FERRY_ASSIGN_OR_RETURN(Slot slot, MakeSlot());
+    absl::MutexLock lock(&mu_);
+    free_.push_back(std::move(slot));
+  }
+  return absl::OkStatus();
+}
+
 void StagingRing::Take(TakeCallback done) {
   Slot slot;
   bool may_make = false;

@@ -25,6 +25,8 @@ struct StagingRingOptions {
   size_t budget_bytes = size_t{64} << 20;
   // Larger tensors are sent in pieces of this size.
   size_t slot_bytes = size_t{4} << 20;
+  // Whether all slots are allocated when the GPU is opened, and not on first use.
+  bool is_reserved = false;
 };
 
 struct StagingRingStats {
@@ -48,6 +50,9 @@ class StagingRing final : public std::enable_shared_from_this<StagingRing> {
                                              std::shared_ptr<SyncGate> gate,
                                              StagingRingOptions options);
 
+  // Allocates all slots. On the executor's thread, before the first Take.
+  //   Errors: as Take.
+  absl::Status Reserve() ABSL_LOCKS_EXCLUDED(mu_);
   // Returns, through `done`, a slot of slot_bytes() that is used by no other caller and no device:
   // inline if one is free; otherwise as soon as one is returned, in FIFO order, on the executor.
   // Must be called on the executor's thread, since it may allocate memory from the driver.

@@ -19,7 +19,9 @@
 #include <ferry/cancellation_token.h>
 #include <ferry/coordinator_client.h>
 #include <ferry/device.h>
+#include <ferry/memory_registration.h>
 #include <ferry/namespace.h>
+#include <ferry/nccl_bracket.h>
 #include <ferry/nccl_communicator.h>
 #include <ferry/step.h>
 #include <ferry/tensor.h>
@@ -41,6 +43,20 @@ struct TransferOptions {
   // for ever if the sender dies before, and delays streams that share its hardware queue, those of
   // NCCL too. Set it on both nodes.
   bool gpus_wait_on_device = false;
+  // Memory of each GPU that is used, in bytes, and pinned host memory, that are allocated when the
+  // GPU is opened (Node::PrepareGpu) and kept, so that later transfers need none from the driver. A
+  // GPU's memory is divided into segments of gpu_reserve_segment_bytes, each of which holds tensors
+  // of one size at a time; larger tensors are not placed there. GPUs have at most 2 GiB each, and
+  // pinned memory 1 GiB, or an eighth of the memory that this process may use.
+  size_t gpu_reserve_bytes = 0;
+  size_t gpu_reserve_segment_bytes = size_t{32} << 20;
+  size_t pinned_reserve_bytes = 0;
+  // The same for the memory, 64 MiB of each GPU, through which tensors go that other processes
+  // cannot map.
+  bool gpu_reserve_staging = false;
+  // How long memory of other processes that may stay mapped (Node::RegisterMemory) does so without
+  // being used. Zero: it is unmapped behind each transfer.
+  absl::Duration gpu_mapping_idle_timeout = absl::Seconds(10);
   // Address for connections of peers on other hosts; port 0: any free port. ":PORT": all addresses
   // of this host. Empty: do not listen.
   std::string listen_address = ":0";
@@ -141,6 +157,23 @@ class Node {
   //   Tensor::Allocate; RESOURCE_EXHAUSTED naming the limit; FAILED_PRECONDITION
   //   TransferOptions::enabled is false, or this process uses no GPUs.
   absl::StatusOr<Tensor> Allocate(Device device, DataType dtype, absl::Span<const int64_t> shape);
+
+  // Opens a GPU of this node now, with the memory that TransferOptions reserve, and not on its
+  // first use. Blocks for hundreds of milliseconds, or seconds.
+  //   Errors: INVALID_ARGUMENT the device is not a GPU of this node; FAILED_PRECONDITION this
+  //   process uses no GPUs; RESOURCE_EXHAUSTED the GPU has not as much free memory as is reserved.
+  absl::Status PrepareGpu(Device device);
+  // Lets other processes of this host keep the allocation that holds the tensor mapped while the
+  // result exists, so that they do not map it for each transfer. Other tensors in the same
+  // allocation profit too: for PyTorch, register one tensor of a segment.
+  //   Errors: INVALID_ARGUMENT the tensor is not in the memory of a GPU; FAILED_PRECONDITION this
+  //   process uses no GPUs, or the reason why other processes cannot map the memory.
+  absl::StatusOr<std::unique_ptr<MemoryRegistration>> RegisterMemory(const Tensor& tensor);
+  // Call before the program enqueues work of an NCCL of its own on the GPU: see NcclBracket. Blocks
+  // until tensors that move over NCCL there have arrived.
+  //   Errors: as PrepareGpu; DEADLINE_EXCEEDED naming what was waited for.
+  absl::StatusOr<std::unique_ptr<NcclBracket>> OpenNcclBracket(
+      Device device, absl::Duration timeout = absl::Minutes(1));
 
   // Opens a step on this node. The program chooses the ids.
   //   Errors: ABORTED the step was closed on this node; RESOURCE_EXHAUSTED naming the limit;

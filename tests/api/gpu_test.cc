@@ -193,5 +193,34 @@ TEST_F(GpuTest, Communicator_Aborted_RefusesLaterCalls) {
   EXPECT_TRUE(node_->Communicator(node_->topology().OneGpuOfEachNode()).ok());
 }
 
+TEST_F(GpuTest, ReservedMemory_IsThereWhenTheGpuIsPrepared) {
+  EXPECT_EQ(node_->PrepareGpu(Device::Gpu(0)), absl::OkStatus());
+  EXPECT_EQ(node_->PrepareGpu(Device::Host()).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(node_->PrepareGpu(Device::Gpu(63)).code(), absl::StatusCode::kInvalidArgument);
+  // Another node of the process, with more than a GPU's limit.
+  TestCoordinator other{1};
+  TransferOptions options;
+  options.gpu_reserve_bytes = size_t{3} << 30;
+  const std::unique_ptr<Node> node = std::move(other.Join({0}, options)[0]);
+  ASSERT_NE(node, nullptr);
+  const absl::Status refused = node->PrepareGpu(Device::Gpu(0));
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("--gpu-reserve-bytes"));
+}
+
+TEST_F(GpuTest, MemoryAndNcclOfTheProgram_AreMadeKnown) {
+  const Tensor tensor = node_->Allocate(Device::Gpu(0), DataType::kFloat, {kCount}).value();
+  const auto registration = node_->RegisterMemory(tensor);
+  ASSERT_TRUE(registration.ok()) << registration.status();
+  EXPECT_EQ((*registration)->Release(kLong), absl::OkStatus());
+  EXPECT_EQ(node_->RegisterMemory(Filled(1)).status().code(), absl::StatusCode::kInvalidArgument);
+  const auto bracket = node_->OpenNcclBracket(Device::Gpu(0), kLong);
+  ASSERT_TRUE(bracket.ok()) << bracket.status();
+  EXPECT_EQ((*bracket)->Close(nullptr), absl::OkStatus());
+  EXPECT_EQ((*bracket)->Close(nullptr).code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(node_->OpenNcclBracket(Device::Host()).status().code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
 }  // namespace
 }  // namespace ferry

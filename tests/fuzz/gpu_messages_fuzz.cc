@@ -39,7 +39,7 @@ void CheckNcclDescriptor(absl::string_view body) {
 }
 
 void Check(uint8_t decoder, absl::string_view body) {
-  switch (decoder % 10) {
+  switch (decoder % 12) {
     case 0:
       return CheckCudaIpcDescriptor(body);
     case 1:
@@ -60,6 +60,10 @@ void Check(uint8_t decoder, absl::string_view body) {
       return CheckBothWays(body, DecodeCudaIpcWanted, EncodeCudaIpcWanted);
     case 9:
       return CheckBothWays(body, DecodeCudaIpcSegment, EncodeCudaIpcSegment);
+    case 10:
+      return CheckBothWays(body, DecodeCudaIpcReclaim, EncodeCudaIpcReclaim);
+    case 11:
+      return CheckBothWays(body, DecodeCudaIpcRefused, EncodeCudaIpcRefused);
   }
 }
 

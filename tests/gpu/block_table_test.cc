@@ -144,5 +144,45 @@ TEST(BlockTable, AllocatedBlocksNeverOverlap) {
   }
 }
 
+// Reserved segments take the class that is needed, and are not dropped.
+TEST(BlockTable, ReservedSegmentChangesItsClassWhenItIsEmpty) {
+  BlockTable table(Options());
+  const absl::StatusOr<BlockTable::Plan> plan = table.MakeReservedPlan(8 * kMiB);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  table.AddReserved(*plan);
+  EXPECT_EQ(table.stats().reserved_bytes, 8 * kMiB);
+  const std::optional<TakenBlock> small = table.Take(1000);
+  ASSERT_TRUE(small.has_value());
+  EXPECT_EQ(small->segment, plan->segment);
+  // There is room for the same class, and none for others while a block is in use.
+  const std::optional<TakenBlock> second = table.Take(1000);
+  ASSERT_TRUE(second.has_value());
+  EXPECT_FALSE(table.Take(4 * kMiB).has_value());
+  table.Give(small->segment, small->index);
+  table.Give(second->segment, second->index);
+  const std::optional<TakenBlock> large = table.Take(4 * kMiB);
+  ASSERT_TRUE(large.has_value());
+  EXPECT_EQ(large->segment, plan->segment);
+  EXPECT_GT(large->generation, small->generation);
+  EXPECT_EQ(table.Take(4 * kMiB)->offset, large->offset + 4 * kMiB);
+  // It is full; and the small class has no room there any more.
+  EXPECT_FALSE(table.Take(4 * kMiB).has_value());
+  EXPECT_FALSE(table.Take(1000).has_value());
+  EXPECT_FALSE(table.Take(16 * kMiB).has_value());
+}
+
+TEST(BlockTable, ReservedSegmentsAreNeverDropped) {
+  BlockTable table(Options());
+  const absl::StatusOr<BlockTable::Plan> plan = table.MakeReservedPlan(60 * kMiB);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  table.AddReserved(*plan);
+  EXPECT_THAT(table.DropIdle(), IsEmpty());
+  // Nor to make room for a block that does not fit into it.
+  const absl::Status refused = table.MakePlan(62 * kMiB).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(table.MakeReservedPlan(8 * kMiB).status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(table.stats().mapped_bytes, 60 * kMiB);
+}
+
 }  // namespace
 }  // namespace ferry::cuda

@@ -328,5 +328,67 @@ TEST_F(GpuArenaTest, DuringNcclWorkALargerPinnedBlockIsUsed) {
   EXPECT_EQ(pool->stats().pinned_bytes, 32 * kMiB);
 }
 
+int ImplicitSyncs() {
+  return reinterpret_cast<int (*)()>(StrictSymbol("strict_cuda_implicit_syncs"))();
+}
+
+// Memory is there while NCCL's work keeps the driver from giving any, for tensors of any size.
+TEST_F(GpuArenaTest, ReservedMemoryNeedsNothingFromTheDriver) {
+  NEEDS_THE_DOUBLE("counts calls that may synchronize");
+  const auto arena = Make({.reserve_bytes = 96 * kMiB, .reserve_segment_bytes = 32 * kMiB});
+  EXPECT_EQ(arena->stats().reserved_bytes, 96 * kMiB);
+  EXPECT_EQ(arena->stats().segment_count, 3);
+  const auto pool = *PinnedPool::Create(device_, gate_, {.reserve_bytes = 32 * kMiB});
+  EXPECT_EQ(pool->stats().reserved_bytes, 32 * kMiB);
+  const int before = ImplicitSyncs();
+  gate_->BeginWork();
+  for (int round = 0; round < 100; ++round) {
+    const size_t bytes = size_t{1000} << (round % 15);
+    const auto first = arena->Allocate(bytes);
+    ASSERT_OK(first.status());
+    const auto second = arena->Allocate(30 * kMiB);
+    ASSERT_OK(second.status());
+    ASSERT_OK(pool->Allocate(std::min(bytes, 16 * kMiB)).status());
+  }
+  gate_->EndWork();
+  EXPECT_EQ(arena->Trim(), 0u);
+  EXPECT_EQ(ImplicitSyncs(), before);
+  EXPECT_EQ(arena->stats().mapped_bytes, 96 * kMiB);
+  // A larger block than a segment of the reserve is allocated from the driver.
+  EXPECT_OK(arena->Allocate(40 * kMiB).status());
+  EXPECT_GT(ImplicitSyncs(), before);
+}
+
+TEST_F(GpuArenaTest, MoreThanTheBudgetCannotBeReserved) {
+  const absl::Status arena =
+      GpuArena::Create(device_, nullptr, {.budget_bytes = 8 * kMiB, .reserve_bytes = 9 * kMiB})
+          .status();
+  EXPECT_EQ(arena.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(arena.message(), HasSubstr("--gpu-reserve-bytes"));
+  EXPECT_THAT(arena.message(), HasSubstr("or raise --gpu-arena-budget-bytes"));
+  const absl::Status pinned =
+      PinnedPool::Create(device_, nullptr, {.budget_bytes = 8 * kMiB, .reserve_bytes = 9 * kMiB})
+          .status();
+  EXPECT_EQ(pinned.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(pinned.message(), HasSubstr("--pinned-reserve-bytes"));
+}
+
+// The segments that could be made are returned: the fixture counts.
+TEST_F(GpuArenaTest, DeviceWithoutTheReservedMemoryIsReported) {
+  NEEDS_THE_DOUBLE("makes calls fail");
+  // The first call is the arena's own, the second makes the first segment.
+  FailNext("cuMemCreate", kErrorOutOfMemory, 2);
+  const absl::Status full = GpuArena::Create(device_, gate_, {.reserve_bytes = 64 * kMiB}).status();
+  EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(full.message(), HasSubstr("reserving 67108864 bytes of gpu:0 (--gpu-reserve-bytes) "
+                                        "failed: gpu:0: cuMemCreate"));
+  FailNext("cuMemHostAlloc", kErrorOutOfMemory, 1);
+  const absl::Status pinned =
+      PinnedPool::Create(device_, gate_, {.reserve_bytes = 32 * kMiB}).status();
+  EXPECT_EQ(pinned.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(pinned.message(), HasSubstr("(--pinned-reserve-bytes) failed: gpu:0: "
+                                          "cuMemHostAlloc"));
+}
+
 }  // namespace
 }  // namespace ferry::cuda

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "gpu/cuda/ready_tensor.h"
+#include "gpu/nccl_bracket.h"
 #include "tests/gpu/cuda_fixture.h"
 
 namespace ferry {
@@ -331,6 +332,149 @@ TEST_F(GpusTest, OneNodeOfAProcessHasKeyedTransfersOnADevice) {
   first.reset();
   EXPECT_OK(two->nccl_arbiter(0)->CheckKeyed());
   EXPECT_OK(two->nccl_arbiter(0)->SetKeyed(second));
+}
+
+// A kernel of an NCCL that Ferry does not drive: it runs until the program stops it.
+class OwnNccl final {
+ public:
+  explicit OwnNccl(const Gpu& gpu) : gpu_(gpu), stream_(*cuda::CudaStream::Create(gpu.device)) {
+    const cuda::ScopedCurrent current(*gpu_.device);
+    const cuda::CudaTable& table = gpu_.device->table();
+    EXPECT_EQ(table.module_load_data(&module_, ".version 7.0\n.visible .entry nccl_spin() {}\n"),
+              cuda::kSuccess);
+    EXPECT_EQ(table.module_get_function(&kernel_, module_, "nccl_spin"), cuda::kSuccess);
+    void* flag = nullptr;
+    EXPECT_EQ(table.host_alloc(&flag, sizeof(uint32_t), cuda::kHostAllocPortable), cuda::kSuccess);
+    flag_ = static_cast<std::atomic<uint32_t>*>(flag);
+    *flag_ = 0;
+  }
+  ~OwnNccl() {
+    Stop();
+    const cuda::ScopedCurrent current(*gpu_.device);
+    EXPECT_EQ(gpu_.device->table().host_free(flag_), cuda::kSuccess);
+  }
+
+  void Launch() {
+    const cuda::ScopedCurrent current(*gpu_.device);
+    void* parameters[] = {&flag_};
+    EXPECT_EQ(gpu_.device->table().launch_kernel(kernel_, 1, 1, 1, 1, 1, 1, 0, stream_->get(),
+                                                 parameters, nullptr),
+              cuda::kSuccess);
+  }
+  void Stop() {
+    *flag_ = 1;
+    const cuda::ScopedCurrent current(*gpu_.device);
+    EXPECT_EQ(gpu_.device->table().stream_synchronize(stream_->get()), cuda::kSuccess);
+  }
+  cuda::Stream stream() const { return stream_->get(); }
+
+ private:
+  const Gpu& gpu_;
+  const std::unique_ptr<cuda::CudaStream> stream_;
+  cuda::Module module_ = nullptr;
+  cuda::Function kernel_ = nullptr;
+  std::atomic<uint32_t>* flag_ = nullptr;
+};
+
+int ImplicitSyncs() {
+  return reinterpret_cast<int (*)()>(cuda::StrictSymbol("strict_cuda_implicit_syncs"))();
+}
+
+int ImplicitSyncBreaches() {
+  return reinterpret_cast<int (*)(const char*)>(cuda::StrictSymbol("strict_cuda_breaches_of"))(
+      "implicit-sync-in-flight");
+}
+
+// The reason for brackets: Ferry does not know of the program's NCCL, and allocates beside it.
+TEST_F(GpusTest, WithoutABracket_ADriverAllocationRunsBesideAProgramsNccl) {
+  NEEDS_THE_DOUBLE("reports it");
+  const std::unique_ptr<Gpus> gpus = Make();
+  OwnNccl nccl(**gpus->Get(0));
+  setenv("STRICT_CUDA_ON_BREACH", "record", 1);
+  nccl.Launch();
+  EXPECT_OK(gpus->Allocate(0, DataType::kUint8, *Shape::Create({int64_t{64} << 20})).status());
+  EXPECT_GT(ImplicitSyncBreaches(), 0);
+  nccl.Stop();
+  unsetenv("STRICT_CUDA_ON_BREACH");
+  reinterpret_cast<void (*)()>(cuda::StrictSymbol("strict_cuda_clear_breaches"))();
+}
+
+TEST_F(GpusTest, InABracket_NothingSynchronisesUntilTheProgramsNcclHasCompleted) {
+  NEEDS_THE_DOUBLE("reports violations");
+  options_.arena.timeout = absl::Milliseconds(50);
+  options_.arena.reserve_bytes = size_t{8} << 20;
+  options_.arena.reserve_segment_bytes = size_t{8} << 20;
+  const std::unique_ptr<Gpus> gpus = Make();
+  OwnNccl nccl(**gpus->Get(0));
+  const auto more = [&gpus] {
+    return gpus->Allocate(0, DataType::kUint8, *Shape::Create({int64_t{64} << 20})).status();
+  };
+  absl::StatusOr<std::unique_ptr<NcclBracket>> bracket =
+      NcclBracket::Open(*gpus, 0, absl::Seconds(10));
+  ASSERT_OK(bracket.status());
+  EXPECT_TRUE(gpus->nccl_arbiter(0)->has_turn());
+  EXPECT_FALSE(gpus->nccl_arbiter(0)->TryResume()) << "keyed transfers continue";
+  const int before = ImplicitSyncs();
+  // Open, and nothing is enqueued yet.
+  EXPECT_EQ(more().code(), absl::StatusCode::kDeadlineExceeded);
+  nccl.Launch();
+  EXPECT_OK((*bracket)->Close(nccl.stream()));
+  EXPECT_EQ((*bracket)->Close(nccl.stream()).code(), absl::StatusCode::kFailedPrecondition);
+  bracket->reset();
+  // Closed, and the kernel runs.
+  const absl::Status late = more();
+  EXPECT_EQ(late.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(late.message(), HasSubstr("1 pieces of NCCL's work were in flight"));
+  // Reserved memory needs no driver.
+  EXPECT_OK(gpus->Allocate(0, DataType::kUint8, *Shape::Create({kBytes})).status());
+  EXPECT_EQ(ImplicitSyncs(), before);
+  nccl.Stop();
+  while (gpus->gate()->work_count() > 0) absl::SleepFor(absl::Milliseconds(1));
+  EXPECT_TRUE(gpus->nccl_arbiter(0)->TryResume());
+  EXPECT_OK(more());
+}
+
+TEST_F(GpusTest, BracketThatIsNotClosedEndsWithItsObject) {
+  const std::unique_ptr<Gpus> gpus = Make();
+  {
+    const auto bracket = NcclBracket::Open(*gpus, 0, absl::Seconds(10));
+    ASSERT_OK(bracket.status());
+    const auto another = NcclBracket::Open(*gpus, 0, absl::Seconds(10));
+    ASSERT_OK(another.status());
+    EXPECT_EQ(gpus->gate()->work_count(), 2);
+  }
+  EXPECT_EQ(gpus->gate()->work_count(), 0);
+  EXPECT_EQ(NcclBracket::Open(*gpus, 99, absl::Seconds(10)).status().code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
+TEST_F(GpusTest, OpenGpuHasItsReserve) {
+  NEEDS_THE_DOUBLE("counts calls that may synchronize");
+  options_.arena.reserve_bytes = size_t{32} << 20;
+  options_.pinned.reserve_bytes = size_t{16} << 20;
+  options_.staging = {
+      .budget_bytes = size_t{8} << 20, .slot_bytes = size_t{1} << 20, .is_reserved = true};
+  const std::unique_ptr<Gpus> gpus = Make();
+  Gpu& gpu = **gpus->Get(0);
+  EXPECT_EQ(gpu.arena->stats().reserved_bytes, size_t{32} << 20);
+  EXPECT_EQ(gpu.ring->stats().slot_count, 8);
+  EXPECT_EQ(gpu.ring->stats().free_count, 8);
+  const int before = ImplicitSyncs();
+  for (char seed = 0; seed < 50; ++seed) {
+    const Tensor pattern = Pattern(seed);
+    const auto there = gpus->MoveAndWait(Request(pattern, OnGpu(0)));
+    ASSERT_OK(there.status());
+    const auto back = gpus->MoveAndWait(Request(*there, kHost));
+    ASSERT_OK(back.status());
+    EXPECT_TRUE(IsEqual(*back, pattern));
+  }
+  EXPECT_EQ(ImplicitSyncs(), before);
+}
+
+TEST_F(GpusTest, MemoryThatCannotBeRegisteredIsRefused) {
+  const std::unique_ptr<Gpus> gpus = Make();
+  EXPECT_EQ(gpus->RegisterMemory(Pattern(1)).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(gpus->RegisterMemory(Tensor()).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
 }  // namespace

@@ -91,13 +91,7 @@ struct Consumer : Process {
   explicit Consumer(int ordinal = 0, IpcImportCacheOptions options = {}) : Process(ordinal) {
     options.own_incarnation = kConsumer;
     side = std::make_unique<DeviceExecutor>(device);
-    cache = std::make_unique<IpcImportCache>(
-        *side, gate,
-        [this](const ImportKey& key) {
-          absl::MutexLock lock(&mu);
-          released.push_back(key.buffer_id);
-        },
-        options);
+    cache = std::make_unique<IpcImportCache>(*side, gate, options);
   }
 
   absl::StatusOr<ImportedMemory> Open(const IpcDescriptor& descriptor, UniqueFd fd,
@@ -116,21 +110,16 @@ struct Consumer : Process {
   void WaitClosed(int64_t count) const {
     while (cache->stats().closed < count) absl::SleepFor(absl::Milliseconds(1));
   }
-  std::vector<uint64_t> Released() {
-    absl::MutexLock lock(&mu);
-    return released;
-  }
 
   std::shared_ptr<SyncGate> gate = std::make_shared<SyncGate>();
   std::unique_ptr<DeviceExecutor> side;
-  absl::Mutex mu;
-  std::vector<uint64_t> released;
   std::unique_ptr<IpcImportCache> cache;
 };
 
 inline void Put(const Wire& wire, const ExportedPiece& piece) {
   const std::string bytes = EncodeIpcDescriptor(piece.descriptor);
   wire.Send(bytes.data(), bytes.size());
+  wire.Put(piece.descriptor.pool_id);
   wire.Put(piece.fd.valid());
   if (piece.fd.valid()) wire.SendFd(piece.fd.get());
 }
@@ -142,6 +131,7 @@ inline ExportedPiece Get(const Wire& wire) {
   REQUIRE_OK(descriptor.status());
   ExportedPiece piece;
   piece.descriptor = *descriptor;
+  piece.descriptor.pool_id = wire.Get<uint64_t>();
   if (wire.Get<bool>()) piece.fd = UniqueFd(wire.RecvFd());
   return piece;
 }

@@ -55,7 +55,8 @@ TEST_F(IpcImportCacheTest, LeastRecentlyUsedIsEvictedAndImportsInUseStay) {
         REQUIRE(consumer.cache->stats().mapping_count == 2);
         std::optional<ImportedMemory> c = *open(2);
         REQUIRE(consumer.Read(c->base(), 1) == "c");
-        REQUIRE(consumer.Released() == std::vector<uint64_t>{descriptors[0].buffer_id});
+        REQUIRE(consumer.cache->stats().closed == 1);
+        REQUIRE(!consumer.cache->Find({kProducer, descriptors[0].buffer_id}).has_value());
         // A copy of the lease keeps it, whichever other copies are destroyed.
         std::optional<ImportedMemory> copy =
             *consumer.cache->Find({kProducer, descriptors[1].buffer_id});
@@ -225,6 +226,72 @@ TEST_F(IpcImportCacheTest, NothingIsMappedOrUnmappedWhileNcclWorkIsInFlight) {
   });
 }
 
+TEST_F(IpcImportCacheTest, IdleMappingsAreClosedAfterTheTimeout) {
+  ExpectBoth(
+      [](const Wire& wire) {
+        const Process process;
+        const DevicePointer memory[] = {process.Alloc(4 * kMiB), process.Alloc(4 * kMiB)};
+        for (const DevicePointer each : memory) Put(wire, ExportOne(process, each, 100));
+        wire.Get<char>();
+        for (const DevicePointer each : memory) process.Free(each);
+      },
+      [](const Wire& wire) {
+        FakeClock clock;
+        Consumer consumer(0, {.idle_timeout = absl::Seconds(10), .clock = &clock});
+        const IpcDescriptor kept = Get(wire).descriptor;
+        const IpcDescriptor used = Get(wire).descriptor;
+        REQUIRE_OK(consumer.Open(kept, UniqueFd()).status());
+        std::optional<ImportedMemory> held = *consumer.Open(used, UniqueFd());
+        // A caller is told without the lock: its lease counts until then.
+        while (consumer.cache->stats().used_count > 1) absl::SleepFor(absl::Milliseconds(1));
+        clock.Advance(absl::Seconds(9));
+        consumer.cache->CloseIdle();
+        REQUIRE(consumer.cache->stats().closing_count == 0);
+        // A use counts.
+        REQUIRE(consumer.cache->Find({kProducer, kept.buffer_id}).has_value());
+        clock.Advance(absl::Seconds(9));
+        consumer.cache->CloseIdle();
+        REQUIRE(consumer.cache->Find({kProducer, kept.buffer_id}).has_value());
+        clock.Advance(absl::Seconds(10));
+        consumer.cache->CloseIdle();
+        REQUIRE(!consumer.cache->Find({kProducer, kept.buffer_id}).has_value());
+        consumer.WaitClosed(1);
+        REQUIRE(consumer.cache->stats().mapping_count == 1);
+        held.reset();
+        clock.Advance(absl::Seconds(10));
+        consumer.cache->CloseIdle();
+        consumer.WaitClosed(2);
+        wire.Put('x');
+      });
+}
+
+// Each caller of Close is told when the last mapping is gone, also one that was being closed.
+TEST_F(IpcImportCacheTest, CloseTellsWhenNothingIsMapped) {
+  ExpectBoth(ExportUntilDone, [](const Wire& wire) {
+    Consumer consumer;
+    const IpcDescriptor descriptor = Get(wire).descriptor;
+    const ImportKey key = {kProducer, descriptor.buffer_id};
+    bool is_inline = false;
+    consumer.cache->Close(key, [&is_inline] { is_inline = true; });
+    REQUIRE(is_inline);
+    std::optional<ImportedMemory> memory = *consumer.Open(descriptor, UniqueFd());
+    absl::Notification first;
+    absl::Notification second;
+    consumer.cache->Close(key, [&first] { first.Notify(); });
+    consumer.cache->Close(key, [&second] { second.Notify(); });
+    REQUIRE(!consumer.cache->Find(key).has_value());
+    consumer.gate->BeginWork();
+    memory.reset();
+    absl::SleepFor(absl::Milliseconds(20));
+    REQUIRE(!first.HasBeenNotified() && !second.HasBeenNotified());
+    consumer.gate->EndWork();
+    first.WaitForNotification();
+    second.WaitForNotification();
+    REQUIRE(consumer.cache->stats().mapping_count == 0);
+    wire.Put('x');
+  });
+}
+
 // kill -9 while its memory is mapped and used here.
 TEST_F(IpcImportCacheTest, PeerDies_OnlyImportsInUseStay) {
   const auto outcomes = RunPair(
@@ -248,7 +315,6 @@ TEST_F(IpcImportCacheTest, PeerDies_OnlyImportsInUseStay) {
         REQUIRE(consumer.cache->stats().mapping_count == 1);
         memory.reset();
         consumer.WaitClosed(1);
-        REQUIRE(consumer.Released().empty());  // there is no peer to notify
         // The driver of an H200 (580.159) still opened the handle of a dead process at this point.
         const absl::Status gone = consumer.Open(descriptor, UniqueFd()).status();
         REQUIRE(OnRealGpu() || !gone.ok());

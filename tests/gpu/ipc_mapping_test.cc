@@ -184,19 +184,18 @@ TEST_F(IpcMappingTest, MemoryAtARecycledAddress_IsNotTakenForTheOldOne) {
           REQUIRE(piece.descriptor.buffer_id != old_id);
           old_id = piece.descriptor.buffer_id;
           REQUIRE(!consumer.cache->Find(key).has_value());
+          absl::Notification closed;
           {
             const auto memory = consumer.Open(piece.descriptor, std::move(piece.fd));
             REQUIRE_OK(memory.status());
             REQUIRE(consumer.Read(memory->base(), 3) == (round == 0 ? "old" : "new"));
-            consumer.cache->Close(key);
+            consumer.cache->Close(key, [&closed] { closed.Notify(); });
             REQUIRE(!consumer.cache->Find(key).has_value());
             REQUIRE(consumer.cache->stats().closed == round);  // it is in use
+            REQUIRE(!closed.HasBeenNotified());
           }
-          consumer.WaitClosed(round + 1);
-          while (consumer.Released().size() < static_cast<size_t>(round) + 1) {
-            absl::SleepFor(absl::Milliseconds(1));
-          }
-          REQUIRE(consumer.Released().back() == key.buffer_id);
+          closed.WaitForNotification();
+          REQUIRE(consumer.cache->stats().closed == round + 1);
           wire.Put('x');
         }
       });

@@ -6,6 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "gpu/nccl_bracket.h"
 #include "tests/node/gpu_patterns.h"
 
 namespace ferry {
@@ -173,6 +174,71 @@ TEST(NcclArbiter, TransferThatACollectiveWaitsFor_TakesAnotherPath) {
         EXPECT_EQ(ReceivePattern(peer, step, "GPU:1", 2, stream->get()), "nccl");
         peer.Meet();
       });
+}
+
+// In place of a sum by Ferry's communicator: work of an NCCL of the program's own, in a bracket.
+TEST(NcclArbiter, TransferBesideABracket_TakesAnotherPath) {
+  NEEDS_TWO_GPUS();
+  GpuPairOptions options = Apart();
+  // The other path is by the host, and pinning memory would synchronize the device.
+  options.transfer.gpus.pinned.reserve_bytes = size_t{32} << 20;
+  RunGpuPair(
+      options,
+      [](GpuPeer& peer) {
+        const auto stream = peer.NewStream(0);
+        Step step = peer.Open();
+        const auto send = [&](int i) {
+          const Tensor tensor = OnGpu(peer, 0);
+          const Tensor pattern = GpuPeer::Pattern(kBytes, static_cast<uint32_t>(i));
+          peer.Write(tensor, pattern, stream->get());
+          ASSERT_TRUE(
+              step.Send(GpuPeer::Key(absl::StrCat("t", i), "GPU:0", "GPU:1"), tensor, stream->get())
+                  .ok());
+          // The pattern is pageable memory, and read at the call.
+        };
+        send(0);
+        peer.Meet();
+        auto bracket = NcclBracket::Open(peer.gpus(), 0, kTimeout);
+        ASSERT_TRUE(bracket.ok()) << bracket.status();
+        const auto own = peer.NewStream(0);
+        const auto end = peer.PauseDetector(own->get());
+        ASSERT_TRUE((*bracket)->Close(own->get()).ok());
+        send(1);
+        peer.Meet();
+        end();
+        while (peer.gpus().gate()->work_count() > 0) absl::SleepFor(absl::Milliseconds(1));
+        send(2);
+        peer.Meet();
+      },
+      [](GpuPeer& peer) {
+        const auto stream = peer.NewStream(1);
+        Step step = peer.Open();
+        EXPECT_EQ(ReceivePattern(peer, step, "GPU:1", 0, stream->get()), "nccl");
+        peer.Meet();
+        EXPECT_NE(ReceivePattern(peer, step, "GPU:1", 1, stream->get()), "nccl");
+        peer.Meet();
+        EXPECT_EQ(ReceivePattern(peer, step, "GPU:1", 2, stream->get()), "nccl");
+        peer.Meet();
+      });
+}
+
+// The process leaves GPU memory to its exit, and does not wait for the bracket.
+TEST(NcclArbiter, BracketThatNeverEnds_TheProcessDoes) {
+  GpuPairOptions options;
+  options.transfer.gpus.arena.timeout = absl::Milliseconds(200);
+  RunGpuPair(
+      options,
+      [](GpuPeer& peer) {
+        auto bracket = NcclBracket::Open(peer.gpus(), 0, kTimeout);
+        ASSERT_TRUE(bracket.ok()) << bracket.status();
+        bracket->release();
+        EXPECT_EQ(peer.gpus()
+                      .Allocate(0, DataType::kUint8, *Shape::Create({int64_t{256} << 20}))
+                      .status()
+                      .code(),
+                  absl::StatusCode::kDeadlineExceeded);
+      },
+      [](GpuPeer&) {});
 }
 
 // A sum that waits for another rank would never end if the driver waited for the device.

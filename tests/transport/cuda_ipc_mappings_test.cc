@@ -21,7 +21,7 @@ class CudaIpcMappingsTest : public CudaIpcTest {
 
   CudaIpcMappingsTest() {
     cache_ = std::make_unique<cuda::IpcImportCache>(
-        *gpu_->side, gpus_->gate(), [](const cuda::ImportKey&) {},
+        *gpu_->side, gpus_->gate(),
         cuda::IpcImportCacheOptions{.own_incarnation = environment_.incarnation});
     {
       absl::MutexLock lock(&link_->mu);

@@ -167,6 +167,36 @@ TEST(CudaIpcMessagesTest, Segments) {
   EXPECT_EQ(Exchange(segment, DecodeCudaIpcSegment).memory, SomeMemory());
 }
 
+TEST(CudaIpcMessagesTest, MemoryThatStaysOpen) {
+  CudaIpcDescriptor sent = DescriptorOf(2);
+  sent.pieces[0].may_stay_open = true;
+  sent.pieces[1].memory.pool_id = 0x8877665544332211;
+  const std::string body = EncodeCudaIpcDescriptor(sent);
+  const auto come = Exchange(body, DecodeCudaIpcDescriptor);
+  EXPECT_TRUE(come.pieces[0].may_stay_open);
+  EXPECT_EQ(come.pieces[0].memory.pool_id, 0u);
+  EXPECT_FALSE(come.pieces[1].may_stay_open);
+  EXPECT_EQ(come.pieces[1].memory.pool_id, sent.pieces[1].memory.pool_id);
+  EXPECT_EQ(come.pieces[1].memory, sent.pieces[1].memory);
+  const std::string reclaim = EncodeCudaIpcReclaim({kPair, 77});
+  ExpectKind(CudaIpcMessage::kReclaim, reclaim);
+  EXPECT_EQ(Exchange(reclaim, DecodeCudaIpcReclaim).pair, kPair);
+  EXPECT_EQ(Exchange(reclaim, DecodeCudaIpcReclaim).buffer_id, 77u);
+  ExpectKind(CudaIpcMessage::kReclaimed, EncodeCudaIpcReclaimed({kPair, 77}));
+  const std::string refused = EncodeCudaIpcRefused({6, "cuMemPoolImportPointer failed"});
+  ExpectKind(CudaIpcMessage::kRefused, refused);
+  EXPECT_EQ(Exchange(refused, DecodeCudaIpcRefused).id, 6u);
+  EXPECT_EQ(Exchange(refused, DecodeCudaIpcRefused).why, "cuMemPoolImportPointer failed");
+}
+
+// A release that handles none of that has an empty descriptor; a later one may say more.
+TEST(CudaIpcMessagesTest, PeersThatMayKeepMemory) {
+  EXPECT_FALSE(MayKeepForeignMemory(""));
+  EXPECT_FALSE(MayKeepForeignMemory(absl::string_view("\0", 1)));
+  EXPECT_TRUE(MayKeepForeignMemory(EncodeCudaIpcPeer()));
+  EXPECT_TRUE(MayKeepForeignMemory("\x02more"));
+}
+
 // An error may quote a path, or another error.
 TEST(CudaIpcMessagesTest, LongTexts_AreCutAndTheRestStays) {
   const std::string text(5000, 'x');
@@ -186,7 +216,7 @@ TEST(CudaIpcMessagesTest, LongTexts_AreCutAndTheRestStays) {
 
 TEST(CudaIpcMessagesTest, UnknownKinds_AreRefused) {
   for (const absl::string_view body : {absl::string_view(), absl::string_view("\0", 1),
-                                       absl::string_view("\x08"), absl::string_view("\xff")}) {
+                                       absl::string_view("\x0b"), absl::string_view("\xff")}) {
     EXPECT_EQ(KindOfCudaIpc(body).status().code(), absl::StatusCode::kInvalidArgument);
   }
 }

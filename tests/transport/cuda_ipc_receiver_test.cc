@@ -22,7 +22,6 @@ class CudaIpcReceiverTest : public CudaIpcTest {
   CudaIpcReceiverTest() {
     cache_ = std::make_unique<cuda::IpcImportCache>(
         *gpu_->side, gpus_->gate(),
-        [this](const cuda::ImportKey& key) { receiver_->OnClosed(key.buffer_id); },
         cuda::IpcImportCacheOptions{.own_incarnation = environment_.incarnation});
     {
       absl::MutexLock lock(&link_->mu);

@@ -242,5 +242,108 @@ TEST_F(CudaIpcSenderTest, SlicesThatCannotBeAnnounced_ReturnTheirEventsAndSlots)
   EXPECT_EQ(gpu_->device->table().memory_free(pointer), cuda::kSuccess);
 }
 
+// Memory of the program, which it registers.
+class CudaIpcLoanTest : public CudaIpcSenderTest {
+ protected:
+  static constexpr size_t kBytes = size_t{2} << 20;
+
+  CudaIpcLoanTest() {
+    const cuda::ScopedCurrent current(*gpu_->device);
+    EXPECT_EQ(gpu_->device->table().memory_alloc(&memory_, kBytes), cuda::kSuccess);
+    is_dropped_ = std::make_shared<absl::Notification>();
+    registration_ = *gpus_->RegisterMemory(
+        *Tensor::Create(DataType::kUint8, *Shape::Create({1}),
+                        WrapForeignBuffer(cuda::AsHostPointer(memory_), 1,
+                                          [is_dropped = is_dropped_] { is_dropped->Notify(); },
+                                          {MemorySpace::kCuda, 0})));
+  }
+  ~CudaIpcLoanTest() override {
+    const cuda::ScopedCurrent current(*gpu_->device);
+    EXPECT_EQ(gpu_->device->table().memory_free(memory_), cuda::kSuccess);
+  }
+  // A sender to a peer with this descriptor in its HELLO.
+  void TalkTo(const std::string& descriptor) {
+    sender_->Abort(absl::UnavailableError("another peer"));
+    peer_.transports.push_back({std::string(kCudaIpcName), descriptor});
+    sender_ = std::make_shared<CudaIpcSender>(environment_, peer_,
+                                              std::make_shared<DeferredReleaseQueue>(*loop_));
+    sender_->SetControlChannel([this](absl::string_view body, absl::Span<const int>) {
+      absl::MutexLock lock(&mu_);
+      sent_.emplace_back(body);
+      return absl::OkStatus();
+    });
+    Open();
+  }
+  Tensor Another() {
+    return *Tensor::Create(
+        DataType::kUint8, *Shape::Create({static_cast<int64_t>(kBytes)}),
+        WrapForeignBuffer(cuda::AsHostPointer(memory_), kBytes, [] {}, {MemorySpace::kCuda, 0}));
+  }
+  CudaIpcPiece Send(uint64_t id) {
+    const auto end = Expose(id, Another());
+    EXPECT_TRUE(end->is_over.WaitForNotificationWithTimeout(kPatience));
+    EXPECT_TRUE(end->descriptor.ok()) << end->descriptor.status();
+    const CudaIpcDescriptor descriptor = *DecodeCudaIpcDescriptor(end->descriptor->body);
+    EXPECT_EQ(descriptor.pieces.size(), 1u);
+    return descriptor.pieces.at(0);
+  }
+  int CountOf(CudaIpcMessage kind) {
+    absl::MutexLock lock(&mu_);
+    int count = 0;
+    for (const std::string& each : sent_) count += *KindOfCudaIpc(each) == kind ? 1 : 0;
+    return count;
+  }
+
+  cuda::DevicePointer memory_ = 0;
+  std::shared_ptr<absl::Notification> is_dropped_;
+  std::unique_ptr<cuda::ExportRegistration> registration_;
+};
+
+TEST_F(CudaIpcLoanTest, PeerOfAnEarlierRelease_ClosesItForEachTransfer) {
+  TalkTo("");
+  EXPECT_FALSE(Send(2).may_stay_open);
+  sender_->Release(2);
+  registration_.reset();
+  EXPECT_TRUE(is_dropped_->HasBeenNotified());
+  EXPECT_EQ(CountOf(CudaIpcMessage::kReclaim), 0);
+}
+
+TEST_F(CudaIpcLoanTest, UnregisteredMemory_IsAskedForBehindItsLastTransfer) {
+  TalkTo(EncodeCudaIpcPeer());
+  const CudaIpcPiece piece = Send(2);
+  EXPECT_TRUE(piece.may_stay_open);
+  EXPECT_TRUE(Send(3).may_stay_open);
+  sender_->Release(2);
+  // Nothing was asked for.
+  const std::string closed = EncodeCudaIpcReclaimed({{0, 0}, piece.memory.buffer_id});
+  EXPECT_EQ(sender_->OnControlMessage(closed).code(), absl::StatusCode::kInvalidArgument);
+  registration_.reset();
+  EXPECT_EQ(CountOf(CudaIpcMessage::kReclaim), 0);
+  // Not lent any more.
+  EXPECT_FALSE(Send(4).may_stay_open);
+  sender_->Release(3);
+  const auto asked = Await(CudaIpcMessage::kReclaim);
+  ASSERT_TRUE(asked.has_value());
+  EXPECT_EQ(DecodeCudaIpcReclaim(*asked)->buffer_id, piece.memory.buffer_id);
+  sender_->Release(4);
+  EXPECT_EQ(CountOf(CudaIpcMessage::kReclaim), 1);
+  EXPECT_FALSE(is_dropped_->HasBeenNotified());
+  EXPECT_TRUE(sender_->OnControlMessage(closed).ok());
+  EXPECT_TRUE(is_dropped_->HasBeenNotified());
+  EXPECT_EQ(sender_->OnControlMessage(closed).code(), absl::StatusCode::kInvalidArgument);
+}
+
+// The peer may read it for a little longer, and cannot say when it has closed it.
+TEST_F(CudaIpcLoanTest, ControlChannelEnds_ItIsDroppedAfterAWhile) {
+  TalkTo(EncodeCudaIpcPeer());
+  Send(2);
+  sender_->Release(2);
+  sender_->Abort(absl::UnavailableError("over"));
+  registration_.reset();
+  EXPECT_FALSE(is_dropped_->HasBeenNotified());
+  EXPECT_TRUE(loop_->WaitUntil([this] { return is_dropped_->HasBeenNotified(); },
+                               SteadyClock().Now() + kPatience));
+}
+
 }  // namespace
 }  // namespace ferry

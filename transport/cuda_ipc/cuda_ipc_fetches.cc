@@ -102,6 +102,14 @@ bool CudaIpcFetches::End(const CudaIpcFetch& fetch, absl::StatusOr<Tensor> tenso
   return true;
 }
 
+bool CudaIpcFetches::Restage(CudaIpcFetch& fetch, absl::string_view why) {
+  absl::MutexLock lock(&mu_);
+  if (IsOverLocked(fetch)) return false;
+  fetch.why_restaged = std::string(why);
+  fetch.is_restaged = true;
+  return true;
+}
+
 void CudaIpcFetches::Cancel(uint64_t id) {
   Entry entry;
   {
@@ -112,7 +120,7 @@ void CudaIpcFetches::Cancel(uint64_t id) {
     fetches_.erase(found);
   }
   std::move(entry.done)(absl::CancelledError("cancelled"),
-                        /*release_later=*/!entry.fetch->descriptor.is_staged());
+                        /*release_later=*/!entry.fetch->is_staged());
 }
 
 void CudaIpcFetches::Abort(const absl::Status& why) {

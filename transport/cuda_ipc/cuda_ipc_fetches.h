@@ -3,10 +3,12 @@
 #ifndef FERRY_TRANSPORT_CUDA_IPC_CUDA_IPC_FETCHES_H_
 #define FERRY_TRANSPORT_CUDA_IPC_CUDA_IPC_FETCHES_H_
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -14,6 +16,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 
@@ -52,6 +55,12 @@ struct CudaIpcFetch {
   // Bytes of a staged tensor announced (loop thread only), and copied.
   size_t announced = 0;
   size_t copied = 0;
+  // Its memory could not be opened, and it is staged instead of what the transfer descriptor says,
+  // for this reason. Set by CudaIpcFetches::Restage.
+  std::string why_restaged;
+  std::atomic<bool> is_restaged{false};
+
+  bool is_staged() const { return descriptor.is_staged() || is_restaged; }
 
   // Sets `into`.
   //   Errors: UNAVAILABLE: device memory is full now, retry; RESOURCE_EXHAUSTED: it was full for
@@ -89,6 +98,8 @@ class CudaIpcFetches final {
   // Returns false, and drops the tensor, if the fetch has ended before.
   bool End(const CudaIpcFetch& fetch, absl::StatusOr<Tensor> tensor, bool release_later)
       ABSL_LOCKS_EXCLUDED(mu_);
+  // From now on the tensor is a staged one, unless the fetch has ended before: then returns false.
+  bool Restage(CudaIpcFetch& fetch, absl::string_view why) ABSL_LOCKS_EXCLUDED(mu_);
   // Work already enqueued completes, into memory that is kept until then. A tensor that is not
   // staged is released where its fetch stops.
   void Cancel(uint64_t id) ABSL_LOCKS_EXCLUDED(mu_);

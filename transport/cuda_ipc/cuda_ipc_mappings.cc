@@ -3,7 +3,6 @@
 #include "transport/cuda_ipc/cuda_ipc_mappings.h"
 
 #include <atomic>
-#include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
@@ -75,33 +74,58 @@ void CudaIpcMappings::Open(Gpu& gpu, const GpuPair& pair, const CudaIpcPiece& pi
 void CudaIpcMappings::OpenInto(Held& held, Gpu& gpu, const GpuPair& pair, const CudaIpcPiece& piece,
                                UniqueFd fd, std::function<void(const absl::Status&)> done) {
   const bool is_foreign = !piece.is_kept;
-  const uint64_t id = piece.memory.buffer_id;
+  const Held::Foreign use = {piece.memory.buffer_id, piece.may_stay_open};
+  const auto device = static_cast<uint16_t>(gpu.device->ordinal());
   if (is_foreign) {
     // Before it is opened: once it is, a tensor that is released must not close it as the last.
     absl::MutexLock lock(&mu_);
-    ++foreign_users_[id];
+    ++foreign_[{device, use.buffer_id}].users;
   }
   Open(gpu, pair, piece, std::move(fd),
-       [self = shared_from_this(), &held, &gpu, is_foreign, id,
+       [self = shared_from_this(), &held, &gpu, device, is_foreign, use,
         done = std::move(done)](absl::StatusOr<ImportedMemory> memory) {
-         if (!memory.ok()) {
-           if (is_foreign) self->ForgetUser(gpu, id);
-           return done(memory.status());
+         if (memory.ok()) {
+           held.memory.push_back(*std::move(memory));
+           if (is_foreign) held.foreign.push_back(use);
+           return done(absl::OkStatus());
          }
-         held.memory.push_back(*std::move(memory));
-         if (is_foreign) held.foreign.push_back(id);
-         done(absl::OkStatus());
+         std::optional<ToClose> to_close;
+         if (is_foreign) {
+           absl::MutexLock lock(&self->mu_);
+           to_close = self->RemoveUser(device, use);
+         }
+         if (to_close.has_value()) {
+           absl::ReaderMutexLock lock(&self->link_->mu);
+           if (self->link_->gpus != nullptr) self->Close(gpu, *std::move(to_close));
+         }
+         done(memory.status());
        });
 }
 
-void CudaIpcMappings::ForgetUser(Gpu& gpu, uint64_t buffer_id) {
-  {
-    absl::MutexLock lock(&mu_);
-    if (--foreign_users_[buffer_id] > 0) return;
-    foreign_users_.erase(buffer_id);
-  }
-  absl::ReaderMutexLock lock(&link_->mu);
-  if (link_->gpus != nullptr) cache_of_(gpu).Close(KeyOf(buffer_id));
+std::optional<CudaIpcMappings::ToClose> CudaIpcMappings::RemoveUser(uint16_t device,
+                                                                    const Held::Foreign& use) {
+  const auto found = foreign_.find({device, use.buffer_id});
+  ForeignState& state = found->second;
+  // The others' owner keeps it until they are released.
+  if (--state.users > 0) return std::nullopt;
+  ToClose to_close = {use.buffer_id, std::move(state.reclaimed)};
+  foreign_.erase(found);
+  if (use.may_stay_open && to_close.then.empty()) return std::nullopt;
+  return to_close;
+}
+
+void CudaIpcMappings::Close(Gpu& gpu, ToClose to_close) {
+  cache_of_(gpu).Close(KeyOf(to_close.buffer_id),
+                       [weak = weak_from_this(), then = std::move(to_close.then)] {
+                         // The last user of a mapping may outlive everything else.
+                         const auto self = weak.lock();
+                         if (self == nullptr) return;
+                         {
+                           absl::MutexLock lock(&self->mu_);
+                           if (!self->aborted_.ok()) return;
+                         }
+                         for (const auto& each : then) each();
+                       });
 }
 
 void CudaIpcMappings::Release(Gpu& gpu, Held held, std::function<void()> closed) {
@@ -114,41 +138,49 @@ void CudaIpcMappings::Release(Gpu& gpu, Held held, std::function<void()> closed)
   };
   auto count = std::make_shared<Count>();
   count->closed = std::move(closed);
-  std::vector<uint64_t> unused;
+  std::vector<ToClose> to_close;
   {
     absl::MutexLock lock(&mu_);
-    for (const uint64_t buffer : held.foreign) {
-      if (--foreign_users_[buffer] > 0) continue;
-      foreign_users_.erase(buffer);
-      unused.push_back(buffer);
-    }
-    count->left = unused.size() + 1;
-    for (const uint64_t buffer : unused) {
-      closing_[buffer].push_back([count] { count->Done(); });
+    for (const Held::Foreign& use : held.foreign) {
+      auto each = RemoveUser(static_cast<uint16_t>(gpu.device->ordinal()), use);
+      if (each.has_value()) to_close.push_back(*std::move(each));
     }
   }
+  count->left = to_close.size() + 1;
   {
     absl::ReaderMutexLock lock(&link_->mu);
     if (link_->gpus == nullptr) return;
-    cuda::IpcImportCache& cache = cache_of_(gpu);
     // They are open because we hold them; they close when we let go.
-    for (const uint64_t buffer : unused) cache.Close(KeyOf(buffer));
+    for (ToClose& each : to_close) {
+      each.then.emplace_back([count] { count->Done(); });
+      Close(gpu, std::move(each));
+    }
   }
   held.memory.clear();
   count->Done();
 }
 
-void CudaIpcMappings::OnClosed(uint64_t buffer_id) {
-  std::function<void()> done;
+void CudaIpcMappings::OnReclaim(const CudaIpcReclaim& reclaim) {
+  // Its callers keep this object.
+  std::function<void()> reply = [this, reclaim] {
+    control_channel_(EncodeCudaIpcReclaimed(reclaim), {}).IgnoreError();
+  };
   {
     absl::MutexLock lock(&mu_);
-    const auto found = closing_.find(buffer_id);
-    if (found == closing_.end()) return;
-    done = std::move(found->second.front());
-    found->second.pop_front();
-    if (found->second.empty()) closing_.erase(found);
+    const auto found = foreign_.find({reclaim.pair.destination, reclaim.buffer_id});
+    if (found != foreign_.end()) {
+      found->second.reclaimed.push_back(std::move(reply));
+      return;
+    }
   }
-  done();
+  environment_.gpus->Use(
+      reclaim.pair.destination,
+      [self = shared_from_this(), reclaim, reply = std::move(reply)](absl::StatusOr<Gpu*> gpu) {
+        // Then nothing is open.
+        if (!gpu.ok()) return reply();
+        absl::ReaderMutexLock lock(&self->link_->mu);
+        if (self->link_->gpus != nullptr) self->Close(**gpu, {reclaim.buffer_id, {reply}});
+      });
 }
 
 void CudaIpcMappings::RequestSegment(const GpuPair& pair, uint64_t buffer_id, OpenCallback done) {
@@ -214,11 +246,9 @@ void CudaIpcMappings::OnSegment(const CudaIpcSegment& segment, UniqueFd fd) {
 void CudaIpcMappings::Abort(const absl::Status& why) {
   std::vector<ImportedMemory> kept;
   absl::flat_hash_map<SegmentKey, std::vector<OpenCallback>> requested;
-  absl::flat_hash_map<uint64_t, std::deque<std::function<void()>>> closing;
   {
     absl::MutexLock lock(&mu_);
     if (aborted_.ok()) aborted_ = why;
-    closing.swap(closing_);
     kept.swap(kept_);
     requested.swap(requested_);
   }

@@ -4,9 +4,9 @@
 #define FERRY_TRANSPORT_CUDA_IPC_CUDA_IPC_MAPPINGS_H_
 
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -32,9 +32,10 @@ struct GpuLink {
 };
 
 // How long each allocation of the peer stays open in the devices' import caches. Segments of the
-// peer's arenas stay open until Abort, since their descriptors are sent only once. Other memory,
-// which its owner may free as soon as it is released, is closed behind the last tensor that uses
-// it. Thread-safe. Owned by the receiver, and by callbacks under way.
+// peer's arenas stay open until Abort, since their descriptors are sent only once. Other memory
+// (foreign) is closed behind the last tensor that uses it, since its owner may free it as soon as
+// it is released; or, if the owner lets it stay open, when the owner asks for it, or when the cache
+// closes it. Thread-safe. Owned by the receiver, and by callbacks under way.
 class CudaIpcMappings final : public std::enable_shared_from_this<CudaIpcMappings> {
  public:
   // The import cache of a device in use.
@@ -46,8 +47,12 @@ class CudaIpcMappings final : public std::enable_shared_from_this<CudaIpcMapping
   // The memory that a tensor uses while it may be read here.
   struct Held {
     std::vector<cuda::ImportedMemory> memory;
-    // Buffer ids of memory outside the peer's arenas.
-    std::vector<uint64_t> foreign;
+    struct Foreign {
+      uint64_t buffer_id = 0;
+      bool may_stay_open = false;
+    };
+    // Memory outside the peer's arenas.
+    std::vector<Foreign> foreign;
   };
 
   // The callbacks are valid while link->gpus is not null.
@@ -73,14 +78,15 @@ class CudaIpcMappings final : public std::enable_shared_from_this<CudaIpcMapping
   // failure `held` is as before.
   void OpenInto(Held& held, Gpu& gpu, const GpuPair& pair, const CudaIpcPiece& piece, UniqueFd fd,
                 std::function<void(const absl::Status&)> done) ABSL_LOCKS_EXCLUDED(mu_);
-  // The memory is no longer read here: closes what must be closed, then calls `closed`. It is not
-  // called if this process is leaving, nor if the control channel ends before.
+  // The memory is no longer read here: closes what must be closed, then calls `closed`, inline if
+  // that is nothing. It is not called if this process is leaving, nor if the control channel ends
+  // before.
   void Release(Gpu& gpu, Held held, std::function<void()> closed) ABSL_LOCKS_EXCLUDED(mu_);
 
   // The peer has sent the descriptor of a segment again.
   void OnSegment(const CudaIpcSegment& segment, UniqueFd fd) ABSL_LOCKS_EXCLUDED(mu_);
-  // An import cache has closed this memory.
-  void OnClosed(uint64_t buffer_id) ABSL_LOCKS_EXCLUDED(mu_);
+  // The peer wants this memory back: closes it, and replies.
+  void OnReclaim(const CudaIpcReclaim& reclaim) ABSL_LOCKS_EXCLUDED(mu_);
   // The control channel has ended: the peer's memory is closed where it is unused, and elsewhere
   // behind its last user.
   void Abort(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
@@ -94,8 +100,24 @@ class CudaIpcMappings final : public std::enable_shared_from_this<CudaIpcMapping
       ABSL_LOCKS_EXCLUDED(mu_);
   void EndRequest(const GpuPair& pair, uint64_t buffer_id,
                   const absl::StatusOr<cuda::ImportedMemory>& memory) ABSL_LOCKS_EXCLUDED(mu_);
-  // A piece of foreign memory could not be opened: the tensor is not one of its users after all.
-  void ForgetUser(Gpu& gpu, uint64_t buffer_id) ABSL_LOCKS_EXCLUDED(mu_);
+  // Memory outside the peer's arenas that tensors use or open.
+  struct ForeignState {
+    int users = 0;
+    // To call when the last user has left, and it is closed.
+    std::vector<std::function<void()>> reclaimed;
+  };
+  // Foreign memory to be closed, and what to call then.
+  struct ToClose {
+    uint64_t buffer_id = 0;
+    std::vector<std::function<void()>> then;
+  };
+
+  // One user has left. Nothing: it need not be closed.
+  std::optional<ToClose> RemoveUser(uint16_t device, const Held::Foreign& use)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Calls back if the control channel has not ended by then. REQUIRES: link_->mu; link_->gpus is
+  // not null.
+  void Close(Gpu& gpu, ToClose to_close) ABSL_LOCKS_EXCLUDED(mu_);
 
   const TransportEnvironment environment_;
   const Endpoint peer_;
@@ -106,10 +128,7 @@ class CudaIpcMappings final : public std::enable_shared_from_this<CudaIpcMapping
 
   absl::Mutex mu_;
   absl::Status aborted_ ABSL_GUARDED_BY(mu_);
-  // By buffer id, for memory outside the peer's arenas: the number of tensors that use it or open
-  // it, and the functions to call when its mappings are closed, in order of closing.
-  absl::flat_hash_map<uint64_t, int> foreign_users_ ABSL_GUARDED_BY(mu_);
-  absl::flat_hash_map<uint64_t, std::deque<std::function<void()>>> closing_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<SegmentKey, ForeignState> foreign_ ABSL_GUARDED_BY(mu_);
   // Segments requested once more.
   absl::flat_hash_map<SegmentKey, std::vector<OpenCallback>> requested_ ABSL_GUARDED_BY(mu_);
   // Segments of the peer's arenas.

@@ -12,10 +12,13 @@ namespace {
 
 constexpr uint8_t kHasFd = 1;
 constexpr uint8_t kIsKept = 2;
+constexpr uint8_t kMayStayOpen = 4;
+constexpr uint8_t kHasPoolId = 8;
+constexpr uint8_t kVersion = 1;
 constexpr size_t kMaxText = 1024;
 // Everything but texts, events and pieces.
 constexpr size_t kFixedBytes = 64;
-constexpr size_t kPieceBytes = 1 + cuda::kIpcDescriptorBytes;
+constexpr size_t kPieceBytes = 1 + cuda::kIpcDescriptorBytes + sizeof(uint64_t);
 
 absl::Status Malformed(absl::string_view what) {
   return absl::InvalidArgumentError(absl::StrCat("a cuda_ipc ", what, " that is none"));
@@ -32,8 +35,12 @@ void Put(ByteWriter& writer, const cuda::EventTicket& ticket) {
 }
 
 void Put(ByteWriter& writer, const CudaIpcPiece& piece) {
-  writer.Put(static_cast<uint8_t>((piece.has_fd ? kHasFd : 0) | (piece.is_kept ? kIsKept : 0)));
+  const bool has_pool_id = piece.memory.pool_id != 0;
+  writer.Put(static_cast<uint8_t>((piece.has_fd ? kHasFd : 0) | (piece.is_kept ? kIsKept : 0) |
+                                  (piece.may_stay_open ? kMayStayOpen : 0) |
+                                  (has_pool_id ? kHasPoolId : 0)));
   writer.PutBytes(cuda::EncodeIpcDescriptor(piece.memory));
+  if (has_pool_id) writer.Put(piece.memory.pool_id);
 }
 
 GpuPair GetPair(ByteReader& reader) {
@@ -57,6 +64,9 @@ absl::StatusOr<CudaIpcPiece> GetPiece(ByteReader& reader) {
   FERRY_ASSIGN_OR_RETURN(piece.memory, cuda::DecodeIpcDescriptor(memory));
   piece.has_fd = (flags & kHasFd) != 0;
   piece.is_kept = (flags & kIsKept) != 0;
+  piece.may_stay_open = (flags & kMayStayOpen) != 0;
+  if ((flags & kHasPoolId) != 0) piece.memory.pool_id = reader.Get<uint64_t>();
+  if (reader.is_short()) return Malformed("piece");
   return piece;
 }
 
@@ -73,11 +83,17 @@ std::string Encode(CudaIpcMessage kind, size_t more, Function put) {
 
 }  // namespace
 
+std::string EncodeCudaIpcPeer() { return std::string(1, static_cast<char>(kVersion)); }
+
+bool MayKeepForeignMemory(absl::string_view descriptor) {
+  return !descriptor.empty() && static_cast<uint8_t>(descriptor[0]) >= kVersion;
+}
+
 absl::StatusOr<CudaIpcMessage> KindOfCudaIpc(absl::string_view body) {
   ByteReader reader(body);
   const auto kind = reader.Get<uint8_t>();
   if (kind < static_cast<uint8_t>(CudaIpcMessage::kProbe) ||
-      kind > static_cast<uint8_t>(CudaIpcMessage::kFailed)) {
+      kind > static_cast<uint8_t>(CudaIpcMessage::kRefused)) {
     return Malformed("message");
   }
   return static_cast<CudaIpcMessage>(kind);
@@ -240,6 +256,47 @@ absl::StatusOr<CudaIpcWanted> DecodeCudaIpcWanted(absl::string_view body) {
   wanted.buffer_id = reader.Get<uint64_t>();
   if (reader.is_short() || !reader.rest().empty()) return Malformed("request for a segment");
   return wanted;
+}
+
+std::string EncodeCudaIpcReclaim(const CudaIpcReclaim& reclaim) {
+  return Encode(CudaIpcMessage::kReclaim, 0, [&reclaim](ByteWriter& writer) {
+    Put(writer, reclaim.pair);
+    writer.Put(reclaim.buffer_id);
+  });
+}
+
+std::string EncodeCudaIpcReclaimed(const CudaIpcReclaim& reclaimed) {
+  return Encode(CudaIpcMessage::kReclaimed, 0, [&reclaimed](ByteWriter& writer) {
+    Put(writer, reclaimed.pair);
+    writer.Put(reclaimed.buffer_id);
+  });
+}
+
+absl::StatusOr<CudaIpcReclaim> DecodeCudaIpcReclaim(absl::string_view body) {
+  ByteReader reader(body);
+  reader.Get<uint8_t>();
+  CudaIpcReclaim reclaim;
+  reclaim.pair = GetPair(reader);
+  reclaim.buffer_id = reader.Get<uint64_t>();
+  if (reader.is_short() || !reader.rest().empty()) return Malformed("request to close memory");
+  return reclaim;
+}
+
+std::string EncodeCudaIpcRefused(const CudaIpcRefused& refused) {
+  return Encode(CudaIpcMessage::kRefused, kMaxText, [&refused](ByteWriter& writer) {
+    writer.Put(refused.id);
+    writer.PutText(absl::string_view(refused.why).substr(0, kMaxText));
+  });
+}
+
+absl::StatusOr<CudaIpcRefused> DecodeCudaIpcRefused(absl::string_view body) {
+  ByteReader reader(body);
+  reader.Get<uint8_t>();
+  CudaIpcRefused refused;
+  refused.id = reader.Get<uint64_t>();
+  refused.why = std::string(reader.GetText());
+  if (reader.is_short() || !reader.rest().empty()) return Malformed("refusal");
+  return refused;
 }
 
 std::string EncodeCudaIpcSegment(const CudaIpcSegment& segment) {

@@ -35,6 +35,14 @@ inline constexpr size_t kMaxCudaIpcEvents = 256;
 // A tensor in more pieces of physical memory than this is staged.
 inline constexpr size_t kMaxCudaIpcPieces = 8;
 
+inline constexpr absl::string_view kCudaIpcName = "cuda_ipc";
+
+// The transport's descriptor in HELLO: one byte, the highest version of what a process handles
+// besides the messages that all do. 1: pieces that may stay open, kReclaim, kReclaimed, kRefused.
+std::string EncodeCudaIpcPeer();
+// Whether a process with this descriptor, untrusted, handles version 1; one with none does not.
+bool MayKeepForeignMemory(absl::string_view descriptor);
+
 // Message type of an announcement or reply; its first byte.
 enum class CudaIpcMessage : uint8_t {
   // From the sender.
@@ -47,6 +55,10 @@ enum class CudaIpcMessage : uint8_t {
   kTaken = 6,
   // From the sender.
   kFailed = 7,
+  kReclaim = 8,
+  // From the receiver.
+  kReclaimed = 9,
+  kRefused = 10,
 };
 
 //   Errors: INVALID_ARGUMENT.
@@ -85,6 +97,9 @@ struct CudaIpcPiece {
   // The memory stays in place as long as the control channel: the receiver keeps it open, and is
   // sent its file descriptor only once.
   bool is_kept = false;
+  // Not kept, but the receiver may keep it open behind the transfer, until kReclaim; otherwise it
+  // closes it before its ACK.
+  bool may_stay_open = false;
 };
 
 struct CudaIpcDescriptor {
@@ -129,6 +144,20 @@ struct CudaIpcWanted {
   uint64_t buffer_id = 0;
 };
 
+// From the sender: close this memory, which may have stayed open. No transfer that lets it stay
+// open is under way, or begins before the reply. From the receiver: it is closed.
+struct CudaIpcReclaim {
+  GpuPair pair;
+  uint64_t buffer_id = 0;
+};
+
+// From the receiver: it cannot open the memory of the transfer, which is not of the sender's arena.
+// Its tensor is sent in slices then.
+struct CudaIpcRefused {
+  uint64_t id = 0;
+  std::string why;
+};
+
 struct CudaIpcSegment {
   GpuPair pair;
   cuda::IpcDescriptor memory;
@@ -142,6 +171,9 @@ std::string EncodeCudaIpcTaken(const CudaIpcTaken& taken);
 std::string EncodeCudaIpcFailed(const CudaIpcFailed& failed);
 std::string EncodeCudaIpcWanted(const CudaIpcWanted& wanted);
 std::string EncodeCudaIpcSegment(const CudaIpcSegment& segment);
+std::string EncodeCudaIpcReclaim(const CudaIpcReclaim& reclaim);
+std::string EncodeCudaIpcReclaimed(const CudaIpcReclaim& reclaimed);
+std::string EncodeCudaIpcRefused(const CudaIpcRefused& refused);
 
 //   Errors, for all: INVALID_ARGUMENT.
 absl::StatusOr<CudaIpcProbe> DecodeCudaIpcProbe(absl::string_view body);
@@ -152,6 +184,9 @@ absl::StatusOr<CudaIpcTaken> DecodeCudaIpcTaken(absl::string_view body);
 absl::StatusOr<CudaIpcFailed> DecodeCudaIpcFailed(absl::string_view body);
 absl::StatusOr<CudaIpcWanted> DecodeCudaIpcWanted(absl::string_view body);
 absl::StatusOr<CudaIpcSegment> DecodeCudaIpcSegment(absl::string_view body);
+// Also for kReclaimed.
+absl::StatusOr<CudaIpcReclaim> DecodeCudaIpcReclaim(absl::string_view body);
+absl::StatusOr<CudaIpcRefused> DecodeCudaIpcRefused(absl::string_view body);
 
 }  // namespace ferry
 

@@ -42,6 +42,11 @@ void ReleaseBehind(cuda::DeviceExecutor& executor, cuda::DeviceBuffer::Uses uses
   }
 }
 
+bool MayKeep(const Endpoint& peer) {
+  const TransportDescription* const found = peer.FindTransport(kCudaIpcName);
+  return found != nullptr && MayKeepForeignMemory(found->descriptor);
+}
+
 UniqueFd TakeFirst(absl::Span<UniqueFd> descriptors) {
   return descriptors.empty() ? UniqueFd() : std::move(descriptors[0]);
 }
@@ -54,6 +59,7 @@ CudaIpcReceiver::CudaIpcReceiver(TransportEnvironment environment, Endpoint peer
                                  std::shared_ptr<GpuLink> link, ReleaseCallback release)
     : environment_(std::move(environment)),
       peer_(std::move(peer)),
+      peer_may_keep_(MayKeep(peer_)),
       link_(std::move(link)),
       release_(std::move(release)),
       fetches_(std::make_shared<CudaIpcFetches>()),
@@ -67,7 +73,8 @@ CudaIpcReceiver::~CudaIpcReceiver() = default;
 void CudaIpcReceiver::SetControlChannel(ControlMessageSender channel) {
   mappings_->SetControlChannel(channel);
   probes_->SetControlChannel(channel);
-  slices_->SetControlChannel(std::move(channel));
+  slices_->SetControlChannel(channel);
+  control_channel_ = std::move(channel);
 }
 
 absl::Status CudaIpcReceiver::OnControlMessage(absl::string_view body,
@@ -104,6 +111,11 @@ absl::Status CudaIpcReceiver::OnControlMessage(absl::string_view body,
       FERRY_ASSIGN_OR_RETURN(const CudaIpcFailed failed, DecodeCudaIpcFailed(body));
       return OnFailed(failed);
     }
+    case CudaIpcMessage::kReclaim: {
+      FERRY_ASSIGN_OR_RETURN(const CudaIpcReclaim reclaim, DecodeCudaIpcReclaim(body));
+      mappings_->OnReclaim(reclaim);
+      return absl::OkStatus();
+    }
     default:
       return absl::InvalidArgumentError("a cuda_ipc announcement that only a reply can be");
   }
@@ -123,7 +135,7 @@ absl::Status CudaIpcReceiver::OnSlice(const CudaIpcSlice& slice, absl::Span<Uniq
 absl::Status CudaIpcReceiver::OnFailed(const CudaIpcFailed& failed) {
   const FetchPtr fetch = fetches_->Find(failed.id);
   if (fetch == nullptr) return absl::OkStatus();
-  if (!fetch->descriptor.is_staged()) {
+  if (!fetch->is_staged()) {
     return absl::InvalidArgumentError("the end of slices of a tensor that comes in none");
   }
   EndStaged(*fetch, absl::InternalError(absl::StrCat(Describe(peer_.peer),
@@ -197,9 +209,24 @@ void CudaIpcReceiver::OpenNext(const FetchPtr& fetch) {
   if (piece.has_fd) fd = std::move(fetch->descriptors[fetch->next_descriptor++]);
   mappings_->OpenInto(fetch->held, *fetch->gpu, fetch->descriptor.pair, piece, std::move(fd),
                       [self = shared_from_this(), fetch](const absl::Status& opened) {
-                        if (!opened.ok()) return self->End(fetch, opened);
+                        if (!opened.ok()) return self->OnCannotOpen(fetch, opened);
                         self->OpenNext(fetch);
                       });
+}
+
+void CudaIpcReceiver::OnCannotOpen(const FetchPtr& fetch, const absl::Status& why) {
+  const CudaIpcPiece& piece = fetch->descriptor.pieces[fetch->held.memory.size()];
+  // A segment of its arena can be opened later. A peer that knows of no memory that stays open
+  // knows of no refusal.
+  if (piece.is_kept || !peer_may_keep_ || !fetches_->Restage(*fetch, why.message())) {
+    return End(fetch, why);
+  }
+  // Once it has heard of this, the peer may free the memory behind its own copy.
+  mappings_->Release(
+      *fetch->gpu, std::exchange(fetch->held, {}),
+      [channel = control_channel_, id = fetch->id, why] {
+        channel(EncodeCudaIpcRefused({id, std::string(why.message())}), {}).IgnoreError();
+      });
 }
 
 void CudaIpcReceiver::Deliver(const FetchPtr& fetch) {
@@ -341,7 +368,11 @@ void CudaIpcReceiver::End(const FetchPtr& fetch, absl::StatusOr<Tensor> tensor) 
 }
 
 void CudaIpcReceiver::EndStaged(const CudaIpcFetch& fetch, absl::StatusOr<Tensor> tensor) {
-  if (tensor.ok()) Note(fetch, absl::StrCat("staged: ", fetch.descriptor.why_staged));
+  if (tensor.ok()) {
+    Note(fetch, fetch.is_restaged
+                    ? absl::StrCat("staged: its memory could not be opened: ", fetch.why_restaged)
+                    : absl::StrCat("staged: ", fetch.descriptor.why_staged));
+  }
   // The slices are copied into our own memory, and the slots are returned one by one. Slices may
   // still be copied if it failed; the last one drops the memory.
   fetches_->End(fetch, std::move(tensor), /*release_later=*/false);
@@ -353,8 +384,6 @@ void CudaIpcReceiver::Discard(uint64_t id, const TensorHeader& header, absl::str
                               absl::Span<UniqueFd> descriptors) {
   // If this carried a kept segment, it is requested again when it is needed.
 }
-
-void CudaIpcReceiver::OnClosed(uint64_t buffer_id) { mappings_->OnClosed(buffer_id); }
 
 void CudaIpcReceiver::Abort(const absl::Status& why) {
   fetches_->Abort(why);

@@ -57,8 +57,6 @@ class CudaIpcReceiver final : public TransportReceiver,
   absl::string_view PathOf(const TensorHeader& header, absl::string_view body,
                            const Tensor& destination) const override;
 
-  // An import cache has closed this memory of the peer's.
-  void OnClosed(uint64_t buffer_id);
   // Human-readable: the path of the last tensor fetched between the pair, and why. Empty: none yet.
   std::string LastOf(const GpuPair& pair) const ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -70,6 +68,8 @@ class CudaIpcReceiver final : public TransportReceiver,
 
   // Opens the pieces one after the other, then delivers.
   void OpenNext(const FetchPtr& fetch);
+  // The next piece cannot be opened: requests the tensor in slices if it can, or ends the fetch.
+  void OnCannotOpen(const FetchPtr& fetch, const absl::Status& why);
 
   // The following run on the destination device's executor.
   void Deliver(const FetchPtr& fetch);
@@ -88,6 +88,8 @@ class CudaIpcReceiver final : public TransportReceiver,
 
   const TransportEnvironment environment_;
   const Endpoint peer_;
+  // The peer handles memory that may stay open, and refusals.
+  const bool peer_may_keep_;
   const std::shared_ptr<GpuLink> link_;
   const ReleaseCallback release_;
   // Shared with their callbacks.
@@ -95,6 +97,7 @@ class CudaIpcReceiver final : public TransportReceiver,
   const std::shared_ptr<CudaIpcMappings> mappings_;
   const std::shared_ptr<CudaIpcProbeResponder> probes_;
   const std::shared_ptr<CudaIpcSliceReceiver> slices_;
+  ControlMessageSender control_channel_;
 
   mutable absl::Mutex mu_;
   absl::flat_hash_map<GpuPair, std::string> last_ ABSL_GUARDED_BY(mu_);

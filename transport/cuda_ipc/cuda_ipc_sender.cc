@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "base/clock.h"
 #include "base/status_macros.h"
 #include "gpu/cuda/ipc_export.h"
 #include "gpu/cuda/ready_tensor.h"
@@ -18,22 +19,39 @@ using cuda::ScopedCurrent;
 namespace {
 
 constexpr char kSentTensor[] = "a tensor that is being sent";
+// How long memory that the peer could not open is staged without another attempt.
+constexpr absl::Duration kRefusedFor = absl::Seconds(10);
+
+// Identifies what was refused: the whole pool, if it has one.
+uint64_t RefusedId(const cuda::IpcDescriptor& memory) {
+  return memory.pool_id != 0 ? memory.pool_id : memory.buffer_id;
+}
+
+bool MayKeep(const Endpoint& peer) {
+  const TransportDescription* const found = peer.FindTransport(kCudaIpcName);
+  return found != nullptr && MayKeepForeignMemory(found->descriptor);
+}
 
 }  // namespace
 
-CudaIpcSender::CudaIpcSender(TransportEnvironment environment, Endpoint peer,
+CudaIpcSender::CudaIpcSender(TransportEnvironment environment, const Endpoint& peer,
                              std::shared_ptr<DeferredReleaseQueue> grace)
     : environment_(std::move(environment)),
       grace_(std::move(grace)),
       segments_(std::make_shared<CudaIpcSegments>()),
-      prober_(std::make_shared<CudaIpcProber>(environment_, std::move(peer), segments_)),
-      slices_(std::make_shared<CudaIpcSliceSender>(prober_, segments_)) {}
+      prober_(std::make_shared<CudaIpcProber>(environment_, peer, segments_)),
+      slices_(std::make_shared<CudaIpcSliceSender>(prober_, segments_)),
+      loans_(std::make_shared<CudaIpcLoans>(environment_.gpus != nullptr
+                                                ? environment_.gpus->exports()
+                                                : std::make_shared<cuda::ExportRegistry>())),
+      peer_may_keep_(MayKeep(peer)) {}
 
 CudaIpcSender::~CudaIpcSender() = default;
 
 void CudaIpcSender::SetControlChannel(ControlMessageSender channel) {
   prober_->SetControlChannel(channel);
   slices_->SetControlChannel(channel);
+  loans_->SetControlChannel(channel);
   control_channel_ = std::move(channel);
 }
 
@@ -51,6 +69,15 @@ absl::Status CudaIpcSender::OnControlMessage(absl::string_view body) {
     case CudaIpcMessage::kWanted: {
       FERRY_ASSIGN_OR_RETURN(const CudaIpcWanted wanted, DecodeCudaIpcWanted(body));
       return OnWanted(wanted);
+    }
+    case CudaIpcMessage::kReclaimed: {
+      FERRY_ASSIGN_OR_RETURN(const CudaIpcReclaim reclaimed, DecodeCudaIpcReclaim(body));
+      return loans_->OnReclaimed(reclaimed);
+    }
+    case CudaIpcMessage::kRefused: {
+      FERRY_ASSIGN_OR_RETURN(const CudaIpcRefused refused, DecodeCudaIpcRefused(body));
+      OnRefused(refused);
+      return absl::OkStatus();
     }
     default:
       return absl::InvalidArgumentError("a cuda_ipc reply that only an announcement can be");
@@ -81,6 +108,68 @@ absl::Status CudaIpcSender::OnWanted(const CudaIpcWanted& wanted) {
         .IgnoreError();
   });
   return absl::OkStatus();
+}
+
+void CudaIpcSender::OnRefused(const CudaIpcRefused& refused) {
+  Exposed exposed;
+  {
+    absl::MutexLock lock(&mu_);
+    const auto found = exposed_.find(refused.id);
+    // The peer has released it meanwhile.
+    if (found == exposed_.end()) return;
+    exposed = std::move(found->second);
+    exposed_.erase(found);
+    const absl::Time until = SteadyClock().Now() + kRefusedFor;
+    for (const CudaIpcPiece& piece : exposed.pieces) {
+      refused_[{exposed.pair.destination, RefusedId(piece.memory)}] = {refused.why, until};
+    }
+  }
+  prober_->ReleaseEvent(exposed.pair, exposed.ready);
+  // The peer has the transfer descriptor; an error is told as that of a slice.
+  auto pending = std::make_shared<Pending>();
+  pending->id = refused.id;
+  pending->tensor = std::move(exposed.tensor);
+  pending->done = [self = shared_from_this(),
+                   id = refused.id](absl::StatusOr<TransferDescriptor> staged) {
+    if (staged.ok() || !self->CheckWanted(id).ok()) return;
+    self->control_channel_(EncodeCudaIpcFailed({id, std::string(staged.status().message())}), {})
+        .IgnoreError();
+  };
+  environment_.gpus->Use(
+      exposed.pair.source, [self = shared_from_this(), pair = exposed.pair, pending,
+                            why = refused.why](absl::StatusOr<Gpu*> gpu) {
+        if (!gpu.ok()) return std::move(pending->done)(gpu.status());
+        const auto stage = [self, pair, pending, why, gpu = *gpu](const absl::Status& status) {
+          if (!status.ok()) return std::move(pending->done)(status);
+          self->Stage(*gpu, pair, std::move(*pending), why);
+        };
+        // Its stream may not have written it yet.
+        auto ready = cuda::ReadyOf(pending->tensor);
+        const absl::Status begun =
+            ready == nullptr
+                ? (*gpu)->executor->Post([stage] { stage(absl::OkStatus()); })
+                : (*gpu)->executor->Watch({.event = std::move(ready), .what = kSentTensor}, stage);
+        if (!begun.ok()) stage(begun);
+      });
+}
+
+std::string CudaIpcSender::RefusalOf(const GpuPair& pair, const cuda::IpcDescriptor& memory) {
+  absl::MutexLock lock(&mu_);
+  const auto found = refused_.find({pair.destination, RefusedId(memory)});
+  if (found == refused_.end()) return "";
+  if (SteadyClock().Now() < found->second.until) return found->second.why;
+  refused_.erase(found);
+  return "";
+}
+
+void CudaIpcSender::Stage(Gpu& gpu, const GpuPair& pair, Pending pending, std::string why) {
+  const uint64_t id = pending.id;
+  slices_->Send(gpu, pair,
+                {.id = id,
+                 .tensor = std::move(pending.tensor),
+                 .why = std::move(why),
+                 .check_wanted = [self = shared_from_this(), id] { return self->CheckWanted(id); },
+                 .done = std::move(pending.done)});
 }
 
 void CudaIpcSender::Expose(uint64_t id, const Tensor& tensor, const TensorLocation& to,
@@ -144,9 +233,25 @@ absl::StatusOr<CudaIpcSender::Plan> CudaIpcSender::PlanFor(Gpu& gpu, const GpuPa
     plan.why_staged = absl::StrCat("it is in ", exported->size(), " pieces of physical memory");
     return plan;
   }
+  for (const cuda::ExportedPiece& each : *exported) {
+    const std::string refusal = RefusalOf(pair, each.descriptor);
+    if (refusal.empty()) continue;
+    plan.why_staged = absl::StrCat("the receiver could not open its memory: ", refusal);
+    return plan;
+  }
   for (cuda::ExportedPiece& each : *exported) {
-    plan.pieces.push_back({.memory = each.descriptor, .has_fd = each.fd.valid()});
+    CudaIpcPiece piece = {.memory = each.descriptor, .has_fd = each.fd.valid()};
     if (each.fd.valid()) plan.descriptors.push_back(std::move(each.fd));
+    if (!peer_may_keep_) {
+      piece.memory.pool_id = 0;
+    } else if (piece.memory.export_by == cuda::ExportBy::kPosixFd) {
+      // The driver keeps physical memory while it is mapped anywhere, even if its owner frees it.
+      piece.may_stay_open = true;
+    } else if (auto lent = loans_->Lend(pair, piece.memory.buffer_id); lent != nullptr) {
+      piece.may_stay_open = true;
+      plan.lent.push_back(std::move(lent));
+    }
+    plan.pieces.push_back(std::move(piece));
   }
   return plan;
 }
@@ -206,14 +311,7 @@ void CudaIpcSender::Finish(Gpu& gpu, const GpuPair& pair, Pending pending, bool 
   if (plan->pieces.empty()) {
     // A tensor that is not ready does not occupy a slot.
     if (!is_ready) return FinishWhenReady(gpu, pair, std::move(pending));
-    const uint64_t id = pending.id;
-    return slices_->Send(
-        gpu, pair,
-        {.id = id,
-         .tensor = std::move(pending.tensor),
-         .why = std::move(plan->why_staged),
-         .check_wanted = [self = shared_from_this(), id] { return self->CheckWanted(id); },
-         .done = std::move(pending.done)});
+    return Stage(gpu, pair, std::move(pending), std::move(plan->why_staged));
   }
   CudaIpcDescriptor descriptor;
   descriptor.pair = pair;
@@ -236,8 +334,12 @@ void CudaIpcSender::Finish(Gpu& gpu, const GpuPair& pair, Pending pending, bool 
     absl::MutexLock lock(&mu_);
     wanted = CheckWantedLocked(pending.id);
     if (wanted.ok()) {
-      exposed_.emplace(pending.id, Exposed{pending.tensor, pair, descriptor.ready,
-                                           std::move(plan->descriptors)});
+      exposed_.emplace(pending.id, Exposed{.tensor = pending.tensor,
+                                           .pair = pair,
+                                           .ready = descriptor.ready,
+                                           .pieces = std::move(descriptor.pieces),
+                                           .descriptors = std::move(plan->descriptors),
+                                           .lent = std::move(plan->lent)});
     }
   }
   if (!wanted.ok()) {
@@ -287,6 +389,7 @@ void CudaIpcSender::Abort(const absl::Status& why) {
   }
   slices_->Abort(*grace_);
   segments_->Abort(*grace_);
+  loans_->Abort(*grace_);
   if (!left->empty()) grace_->Keep([left = std::move(left)] {});
   prober_->Abort(why, *grace_);
 }

@@ -15,6 +15,7 @@
 
 #include "gpu/cuda/interprocess_events.h"
 #include "gpu/gpus.h"
+#include "transport/cuda_ipc/cuda_ipc_loans.h"
 #include "transport/cuda_ipc/cuda_ipc_messages.h"
 #include "transport/cuda_ipc/cuda_ipc_prober.h"
 #include "transport/cuda_ipc/cuda_ipc_segments.h"
@@ -40,7 +41,7 @@ class CudaIpcSender final : public TransportSender,
                             public std::enable_shared_from_this<CudaIpcSender> {
  public:
   // environment.gpus is not null.
-  CudaIpcSender(TransportEnvironment environment, Endpoint peer,
+  CudaIpcSender(TransportEnvironment environment, const Endpoint& peer,
                 std::shared_ptr<DeferredReleaseQueue> grace);
   ~CudaIpcSender() override;
 
@@ -66,14 +67,18 @@ class CudaIpcSender final : public TransportSender,
     Tensor tensor;
     GpuPair pair;
     cuda::EventTicket ready;
+    std::vector<CudaIpcPiece> pieces;
     // File descriptors of the transfer descriptor being sent.
     std::vector<UniqueFd> descriptors;
+    // Loans of registered memory.
+    std::vector<std::shared_ptr<const void>> lent;
   };
   using OfferedById = absl::flat_hash_map<uint64_t, Exposed>;
   // How a tensor is exposed; no pieces: it is staged, for the reason in `why_staged`.
   struct Plan {
     std::vector<CudaIpcPiece> pieces;
     std::vector<UniqueFd> descriptors;
+    std::vector<std::shared_ptr<const void>> lent;
     std::string why_staged;
   };
 
@@ -91,7 +96,16 @@ class CudaIpcSender final : public TransportSender,
                                          const cuda::ReadyEvent& ready);
   void FinishWhenReady(Gpu& gpu, const GpuPair& pair, Pending pending);
 
+  // On the source device's executor. `tensor` is ready.
+  void Stage(Gpu& gpu, const GpuPair& pair, Pending pending, std::string why);
+
   absl::Status OnWanted(const CudaIpcWanted& wanted);
+  // The peer cannot open the memory of a tensor, which is staged instead; others in the same memory
+  // are, for a while, at once.
+  void OnRefused(const CudaIpcRefused& refused) ABSL_LOCKS_EXCLUDED(mu_);
+  // Why the peer could not open this memory lately; empty: it could, as far as known.
+  std::string RefusalOf(const GpuPair& pair, const cuda::IpcDescriptor& memory)
+      ABSL_LOCKS_EXCLUDED(mu_);
   //   Errors: CANCELLED the peer has released it before it was sent; the status given to Abort.
   absl::Status CheckWanted(uint64_t id) const ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status CheckWantedLocked(uint64_t id) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -102,6 +116,9 @@ class CudaIpcSender final : public TransportSender,
   const std::shared_ptr<CudaIpcSegments> segments_;
   const std::shared_ptr<CudaIpcProber> prober_;
   const std::shared_ptr<CudaIpcSliceSender> slices_;
+  const std::shared_ptr<CudaIpcLoans> loans_;
+  // The peer handles memory that may stay open.
+  const bool peer_may_keep_;
   ControlMessageSender control_channel_;
 
   mutable absl::Mutex mu_;
@@ -109,6 +126,12 @@ class CudaIpcSender final : public TransportSender,
   // Ids between Expose and Release.
   absl::flat_hash_set<uint64_t> exposing_ ABSL_GUARDED_BY(mu_);
   OfferedById exposed_ ABSL_GUARDED_BY(mu_);
+  // By the peer's device, and the pool, or the allocation.
+  struct Refused {
+    std::string why;
+    absl::Time until;
+  };
+  absl::flat_hash_map<std::pair<uint16_t, uint64_t>, Refused> refused_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace ferry

@@ -20,7 +20,7 @@ absl::Status CudaIpcSliceReceiver::OnSlice(const std::shared_ptr<CudaIpcFetch>& 
     ReturnSlot(slice);
     return absl::OkStatus();
   }
-  if (!fetch->descriptor.is_staged() || !(fetch->descriptor.pair == slice.pair) ||
+  if (!fetch->is_staged() || !(fetch->descriptor.pair == slice.pair) ||
       slice.offset != fetch->announced ||
       slice.piece.memory.bytes > fetch->header.bytes - fetch->announced) {
     return absl::InvalidArgumentError("a slice of something else than was offered");

@@ -2,8 +2,11 @@
 // Which pairs of devices work, as far as known, and at what cost.
 #include "transport/cuda_ipc/cuda_ipc_transport.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 
+#include "base/clock.h"
 #include "base/status_macros.h"
 #include "net/event_loop.h"
 #include "transport/gpu_of.h"
@@ -17,6 +20,7 @@ constexpr absl::Duration kLatency = absl::Microseconds(10);
 constexpr double kMappedBytesPerSecond = 1e12;
 // Between two GPUs, until measured: less than NVLink, as much as PCIe.
 constexpr double kAssumedBytesPerSecond = 20e9;
+constexpr absl::Duration kShortestIdleCheck = absl::Milliseconds(10);
 
 std::string NoteOf(bool is_same_gpu, bool is_in_arena, const std::string& last) {
   return absl::StrCat(
@@ -113,29 +117,39 @@ void CudaIpcTransport::ClosePeer(uint64_t incarnation) {
   for (cuda::IpcImportCache* cache : caches) cache->ClosePeer(incarnation);
 }
 
-void CudaIpcTransport::OnClosed(const cuda::ImportKey& key) {
-  std::shared_ptr<CudaIpcReceiver> receiver;
+void CudaIpcTransport::CloseIdle() {
+  std::vector<cuda::IpcImportCache*> caches;
   {
     absl::MutexLock lock(&mu_);
-    const auto found = receivers_.find(key.peer_incarnation);
-    if (found != receivers_.end()) receiver = found->second.lock();
+    for (const auto& [ordinal, cache] : caches_) caches.push_back(cache.get());
   }
-  if (receiver != nullptr) receiver->OnClosed(key.buffer_id);
+  for (cuda::IpcImportCache* cache : caches) cache->CloseIdle();
+  const absl::Duration timeout = environment_.gpus->options().ipc_idle_timeout;
+  environment_.loop->PostAt(SteadyClock().Now() + std::max(timeout / 4, kShortestIdleCheck),
+                            [this, link = link_] {
+                              absl::ReaderMutexLock lock(&link->mu);
+                              if (link->gpus != nullptr) CloseIdle();
+                            });
 }
 
 cuda::IpcImportCache& CudaIpcTransport::CacheOf(Gpu& gpu) {
   absl::MutexLock lock(&mu_);
   auto& cache = caches_[gpu.device->ordinal()];
   if (cache == nullptr) {
+    const GpusOptions& options = environment_.gpus->options();
     cache = std::make_unique<cuda::IpcImportCache>(
         *gpu.side, environment_.gpus->gate(),
-        [this, link = link_](const cuda::ImportKey& key) {
-          // The last user of a mapping may outlive this.
-          absl::ReaderMutexLock lock(&link->mu);
-          if (link->gpus != nullptr) OnClosed(key);
-        },
         cuda::IpcImportCacheOptions{.own_incarnation = environment_.incarnation,
-                                    .cap_bytes = environment_.gpus->options().ipc_cache_bytes});
+                                    .cap_bytes = options.ipc_cache_bytes,
+                                    .idle_timeout = options.ipc_idle_timeout});
+    const bool is_timed = options.ipc_idle_timeout > absl::ZeroDuration() &&
+                          options.ipc_idle_timeout < absl::InfiniteDuration();
+    if (is_timed && !std::exchange(is_closing_idle_, true)) {
+      environment_.loop->Post([this, link = link_] {
+        absl::ReaderMutexLock lock(&link->mu);
+        if (link->gpus != nullptr) CloseIdle();
+      });
+    }
   }
   return *cache;
 }

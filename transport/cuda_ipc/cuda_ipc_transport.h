@@ -24,7 +24,7 @@ namespace ferry {
 class CudaIpcTransport final : public Transport {
  public:
   static constexpr TransportInfo kInfo = {
-      .name = "cuda_ipc",
+      .name = kCudaIpcName,
       .summary = "GPU memory of processes of one machine, mapped",
       .capabilities = {.moves_gpu_memory = true, .fd_optional = true, .shares_memory = true}};
 
@@ -32,6 +32,7 @@ class CudaIpcTransport final : public Transport {
   ~CudaIpcTransport() override;
 
   absl::StatusOr<PathCost> Cost(const PathQuery& query) const override ABSL_LOCKS_EXCLUDED(mu_);
+  std::string local_descriptor() const override { return EncodeCudaIpcPeer(); }
   std::shared_ptr<TransportSender> CreateSender(const Endpoint& peer) override
       ABSL_LOCKS_EXCLUDED(mu_);
   std::shared_ptr<TransportReceiver> CreateReceiver(const Endpoint& peer,
@@ -40,7 +41,8 @@ class CudaIpcTransport final : public Transport {
  private:
   cuda::IpcImportCache& CacheOf(Gpu& gpu) ABSL_LOCKS_EXCLUDED(mu_);
   void ClosePeer(uint64_t incarnation) ABSL_LOCKS_EXCLUDED(mu_);
-  void OnClosed(const cuda::ImportKey& key) ABSL_LOCKS_EXCLUDED(mu_);
+  // Closes idle mappings, now and again later, until this is destroyed.
+  void CloseIdle() ABSL_LOCKS_EXCLUDED(mu_);
 
   const TransportEnvironment environment_;
   // Shared with senders; stopped with this.
@@ -52,6 +54,7 @@ class CudaIpcTransport final : public Transport {
       ABSL_GUARDED_BY(mu_);
   // By incarnation of the peer.
   absl::flat_hash_map<uint64_t, std::weak_ptr<CudaIpcReceiver>> receivers_ ABSL_GUARDED_BY(mu_);
+  bool is_closing_idle_ ABSL_GUARDED_BY(mu_) = false;
   // By ordinal of the local device.
   absl::flat_hash_map<int, std::unique_ptr<cuda::IpcImportCache>> caches_ ABSL_GUARDED_BY(mu_);
 };
