@@ -369,6 +369,11 @@ int strict_cuda_host_peer_copies();
 int strict_cuda_implicit_syncs();
 // NCCL: sends of this process stop forever after that many more bytes (-1: never).
 void strict_cuda_nccl_stop_after(long long bytes);  // NOLINT
+// Communicators that are finalized stay in progress; 0: they do not.
+void strict_cuda_nccl_hang_finalize(int hangs);
+// From now on an aborted operation stays on its stream and writes, for this long; the abort does
+// not wait for it.
+void strict_cuda_nccl_linger(int ms);
 }  // extern "C"
 
 // NOLINTEND(readability-identifier-naming)

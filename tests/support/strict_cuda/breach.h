@@ -35,6 +35,7 @@ enum class Rule {
   kNcclDeadlock,
   kNcclIdReuse,
   kNcclAfterAbort,
+  kNcclAfterFinalize,
   kNcclMixedBlocking,
   kNcclGroupTooLarge,
   kNcclGroup,

@@ -132,7 +132,7 @@ STRICT_CUDA_EXPORT ncclResult_t ncclCommShrink(ncclComm_t comm, int* excluded, i
   if (const ncclResult_t result = CheckComm(comm, __func__); result != 0) return result;
   if (const int fault = TakeFault(__func__); fault != 0) return fault;
   if ((flags & NCCL_SHRINK_ABORT) != 0) {
-    comm->is_revoked = true;
+    comm->is_shrunk = true;
     while (comm->in_flight > 0) std::this_thread::sleep_for(std::chrono::microseconds(200));
   } else if (comm->in_flight > 0) {
     Breach(Rule::kNcclDestroyBusy, __func__, "%d groups are in flight", comm->in_flight.load());

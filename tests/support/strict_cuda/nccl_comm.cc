@@ -22,6 +22,12 @@ std::set<Comm*>& Comms() {
   return *comms;
 }
 
+std::atomic<bool>& FinalizeHangs() {
+  static auto* const hangs = new std::atomic<bool>(
+      FromEnvironment("STRICT_CUDA_NCCL_FINALIZE", "ends") == std::string("hang"));
+  return *hangs;
+}
+
 void CloseLinks(Comm& comm) {
   for (Link& link : comm.links) {
     if (link.fd >= 0) close(link.fd);
@@ -34,6 +40,12 @@ void CloseLinks(Comm& comm) {
 }
 
 }  // namespace
+
+std::atomic<int>& LingerMs() {
+  static auto* const ms = new std::atomic<int>(
+      static_cast<int>(NumberFromEnvironment("STRICT_CUDA_NCCL_ABORT_LINGER_MS", 0)));
+  return *ms;
+}
 
 void RegisterComm(Comm* comm) {
   const std::lock_guard<std::mutex> lock(ProcessMutex());
@@ -63,11 +75,18 @@ ncclResult_t CheckComm(Comm* comm, const char* call) {
 
 ncclResult_t CheckReady(Comm* comm, const char* call) {
   if (const ncclResult_t result = CheckComm(comm, call); result != 0) return result;
-  if (comm->is_finalized || comm->is_revoked) return ncclInvalidUsage;
   const ncclResult_t state = comm->state;
   if (state != ncclInProgress) return state;
   Breach(Rule::kNcclNotReady, call, "communicator %p is in progress", static_cast<void*>(comm));
   return ncclInvalidArgument;
+}
+
+ncclResult_t CheckUsable(Comm* comm, const char* call) {
+  if (const ncclResult_t result = CheckReady(comm, call); result != 0) return result;
+  if (!comm->is_finalized && !comm->is_revoked) return ncclSuccess;
+  Breach(Rule::kNcclAfterFinalize, call, "communicator %p was %s", static_cast<void*>(comm),
+         comm->is_revoked ? "revoked" : "finalized");
+  return ncclInvalidUsage;
 }
 
 // Its kernel may read memory that the abort frees.
@@ -92,7 +111,10 @@ void CheckPeersOfAborted(const Comm& comm, const char* call) {
 ncclResult_t FinishAborts(const std::vector<Comm*>& comms, const char* call) {
   for (Comm* comm : comms) {
     const int64_t deadline_ms = NowMs() + GetConfig().deadlock_ms;
-    while (comm->helpers > 0 || comm->in_flight > 0 || comm->device->in_flight > 0) {
+    // Returns before the kernels have left, as for one of several ranks of a process.
+    const bool is_early = LingerMs() > 0;
+    while (comm->helpers > 0 ||
+           (!is_early && (comm->in_flight > 0 || comm->device->in_flight > 0))) {
       if (NowMs() > deadline_ms) {
         Breach(Rule::kNcclAbortOrder, call,
                "operations of other communicators of device %d are still in flight",
@@ -102,12 +124,24 @@ ncclResult_t FinishAborts(const std::vector<Comm*>& comms, const char* call) {
       std::this_thread::sleep_for(kCommPoll);
     }
     CheckPeersOfAborted(*comm, call);
-    CloseLinks(*comm);
+    comm->is_gone = true;
+    if (comm->in_flight == 0) {
+      CloseLinks(*comm);
+      continue;
+    }
+    std::thread([comm] {
+      while (comm->in_flight > 0) std::this_thread::sleep_for(kCommPoll);
+      CloseLinks(*comm);
+    }).detach();
   }
   return ncclSuccess;
 }
 
 extern "C" {
+
+STRICT_CUDA_EXPORT void strict_cuda_nccl_hang_finalize(int hangs) { FinalizeHangs() = hangs != 0; }
+
+STRICT_CUDA_EXPORT void strict_cuda_nccl_linger(int ms) { LingerMs() = ms; }
 
 STRICT_CUDA_EXPORT ncclResult_t ncclGetVersion(int* version) {
   if (const int fault = TakeFault(__func__); fault != 0) return fault;
@@ -180,7 +214,7 @@ STRICT_CUDA_EXPORT ncclResult_t ncclCommUserRank(ncclComm_t comm, int* rank) {
 
 // Flushes issued operations. A non-blocking one is in progress until then.
 STRICT_CUDA_EXPORT ncclResult_t ncclCommFinalize(ncclComm_t comm) {
-  if (const ncclResult_t result = CheckReady(comm, __func__); result != 0) return result;
+  if (const ncclResult_t result = CheckUsable(comm, __func__); result != 0) return result;
   if (const int fault = TakeFault(__func__); fault != 0) return fault;
   comm->is_finalized = true;
   const CallOn call(*comm);
@@ -191,7 +225,9 @@ STRICT_CUDA_EXPORT ncclResult_t ncclCommFinalize(ncclComm_t comm) {
   comm->state = ncclInProgress;
   ++comm->helpers;
   std::thread([comm] {
-    while (comm->in_flight > 0 && !comm->is_aborted) std::this_thread::sleep_for(kCommPoll);
+    while ((FinalizeHangs() || comm->in_flight > 0) && !comm->is_aborted) {
+      std::this_thread::sleep_for(kCommPoll);
+    }
     ncclResult_t in_progress = ncclInProgress;
     comm->state.compare_exchange_strong(in_progress, ncclSuccess);
     --comm->helpers;
@@ -232,10 +268,28 @@ STRICT_CUDA_EXPORT ncclResult_t ncclCommAbort(ncclComm_t comm) {
 STRICT_CUDA_EXPORT ncclResult_t ncclCommRevoke(ncclComm_t comm, int flags) {
   if (flags != 0) return ncclInvalidArgument;
   if (const ncclResult_t result = CheckComm(comm, __func__); result != 0) return result;
-  if (comm->is_revoked.exchange(true)) return ncclInvalidUsage;
+  if (const int fault = TakeFault(__func__); fault != 0) return fault;
+  if (comm->is_finalized || comm->is_revoked.exchange(true)) {
+    Breach(Rule::kNcclAfterFinalize, __func__, "communicator %p was %s", static_cast<void*>(comm),
+           comm->is_finalized ? "finalized" : "revoked");
+    return ncclInvalidArgument;
+  }
   const CallOn call(*comm);
-  while (comm->in_flight > 0 || comm->helpers > 0) std::this_thread::sleep_for(kCommPoll);
-  return ncclSuccess;
+  // Operations that are being launched: the call waits for those threads.
+  while (comm->helpers > 0) std::this_thread::sleep_for(kCommPoll);
+  if (comm->is_blocking) {
+    while (comm->in_flight > 0) std::this_thread::sleep_for(kCommPoll);
+    return ncclSuccess;
+  }
+  comm->state = ncclInProgress;
+  ++comm->helpers;
+  std::thread([comm] {
+    while (comm->in_flight > 0 && !comm->is_aborted) std::this_thread::sleep_for(kCommPoll);
+    ncclResult_t in_progress = ncclInProgress;
+    comm->state.compare_exchange_strong(in_progress, ncclSuccess);
+    --comm->helpers;
+  }).detach();
+  return ncclInProgress;
 }
 
 }  // extern "C"

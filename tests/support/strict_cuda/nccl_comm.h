@@ -90,6 +90,7 @@ struct Comm {
   std::atomic<bool> is_aborted = false;
   std::atomic<bool> is_revoked = false;
   std::atomic<bool> is_finalized = false;
+  std::atomic<bool> is_shrunk = false;  // its operations were stopped for a child
   std::atomic<bool> is_gone = false;
   std::atomic<int> in_flight = 0;
   std::atomic<int> helpers = 0;  // threads that work for it
@@ -120,6 +121,14 @@ Device& DeviceOf(const Context& context);
 ncclResult_t CheckComm(Comm* comm, const char* call);
 // Also that it is not in progress.
 ncclResult_t CheckReady(Comm* comm, const char* call);
+// Also that it was neither finalized nor revoked.
+ncclResult_t CheckUsable(Comm* comm, const char* call);
+// How long an aborted operation writes on, while the abort has returned.
+std::atomic<int>& LingerMs();
+// Whether its kernels leave.
+inline bool IsStopped(const Comm& comm) {
+  return comm.is_aborted || comm.is_revoked || comm.is_shrunk;
+}
 void RegisterComm(Comm* comm);
 ncclResult_t FailComm(Comm* comm, ncclResult_t result, const std::string& text);
 

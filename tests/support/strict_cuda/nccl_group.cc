@@ -133,9 +133,9 @@ ncclResult_t Check(const Comm& comm, const std::vector<Op>& ops) {
 }
 
 // The host waits until each new peer has reached its first exchange too. Returns when it has, or
-// the communicator is aborted, or, over a socket, a peer has ended.
+// the communicator is aborted or revoked, or, over a socket, a peer has ended.
 void AwaitConnections(Comm& comm, uint64_t peers) {
-  for (int polls = 1; !comm.is_aborted; ++polls) {
+  for (int polls = 1; !IsStopped(comm); ++polls) {
     const bool looks = polls % 50 == 0 && GetConfig().nccl_peer_death_is_error;
     bool all = true;
     {

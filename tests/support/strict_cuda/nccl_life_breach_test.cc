@@ -62,6 +62,56 @@ TEST_F(NcclBreachTest, DestroyedWithOperationsOutstanding) {
   });
 }
 
+TEST_F(NcclBreachTest, DestroyedTwice) {
+  ExpectCaught("nccl-after-abort", [](PairRank& rank) {
+    OK(CU(ncclCommDestroy)(rank.comm));
+    CU(ncclCommDestroy)(rank.comm);
+  });
+}
+
+TEST_F(NcclBreachTest, DestroyedWhileItIsFinalized) {
+  setenv("STRICT_CUDA_NCCL_FINALIZE", "hang", 1);
+  ExpectCaught("nccl-not-ready", [](PairRank& rank) {
+    EXPECT_CU(ncclInProgress, CU(ncclCommFinalize)(rank.comm));
+    CU(ncclCommDestroy)(rank.comm);
+  });
+  unsetenv("STRICT_CUDA_NCCL_FINALIZE");
+}
+
+TEST_F(NcclBreachTest, FinalizedTwice) {
+  ExpectCaught("nccl-after-finalize", [](PairRank& rank) {
+    CU(ncclCommFinalize)(rank.comm);
+    REQUIRE(Settle(rank.comm) == ncclSuccess);
+    CU(ncclCommFinalize)(rank.comm);
+  });
+}
+
+TEST_F(NcclBreachTest, UsedAfterFinalize) {
+  ExpectCaught("nccl-after-finalize", [](PairRank& rank) {
+    const CUdeviceptr memory = Alloc(8);
+    CU(ncclCommFinalize)(rank.comm);
+    REQUIRE(Settle(rank.comm) == ncclSuccess);
+    CU(ncclSend)(Buffer(memory), 8, ncclUint8, 1, rank.comm, rank.stream);
+  });
+}
+
+// NCCL refuses it: what ends after a deadline is aborted.
+TEST_F(NcclBreachTest, RevokedAfterFinalize) {
+  ExpectCaught("nccl-after-finalize", [](PairRank& rank) {
+    CU(ncclCommFinalize)(rank.comm);
+    REQUIRE(Settle(rank.comm) == ncclSuccess);
+    CU(ncclCommRevoke)(rank.comm, 0);
+  });
+}
+
+TEST_F(NcclBreachTest, FinalizedAfterRevoke) {
+  ExpectCaught("nccl-after-finalize", [](PairRank& rank) {
+    CU(ncclCommRevoke)(rank.comm, 0);
+    REQUIRE(Settle(rank.comm) == ncclSuccess);
+    CU(ncclCommFinalize)(rank.comm);
+  });
+}
+
 TEST_F(NcclBreachTest, UsedWhileInProgress) {
   ExpectCaughtAlone("nccl-not-ready", [] {
     UseDevice();

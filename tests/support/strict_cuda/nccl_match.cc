@@ -7,8 +7,10 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <memory>
+#include <thread>
 
 #include "tests/support/strict_cuda/breach.h"
 #include "tests/support/strict_cuda/memory.h"
@@ -42,7 +44,7 @@ class Runner final {
     Publish();
     int64_t quiet_since_ms = NowMs();
     while (!IsFinished()) {
-      if (comm_.is_aborted || comm_.is_revoked || comm_.state == ncclRemoteError) return;
+      if (IsStopped(comm_) || comm_.state == ncclRemoteError) return Linger();
       bool moved = false;
       for (int peer = 0; peer < comm_.count; ++peer) moved |= Step(peer);
       if (moved) {
@@ -201,6 +203,17 @@ class Runner final {
   static void Announce(PeerTransfers& transfers, Header header) {
     header.type = Header::kReady;
     transfers.control.append(reinterpret_cast<const char*>(&header), sizeof(header));
+  }
+
+  // A kernel that has been told to leave, and goes on writing until it does.
+  void Linger() {
+    if (!comm_.is_aborted || LingerMs() == 0) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(LingerMs()));
+    for (const PeerTransfers& transfers : peers_) {
+      for (const Transfer& recv : transfers.recvs) {
+        for (const Span& span : recv.spans) std::memset(span.data, 0xDD, span.bytes);
+      }
+    }
   }
 
   bool IsFinished() const {

@@ -86,7 +86,7 @@ STRICT_CUDA_EXPORT ncclResult_t ncclMemFree(void* pointer) {
 STRICT_CUDA_EXPORT ncclResult_t ncclCommRegister(ncclComm_t comm, void* buffer, size_t bytes,
                                                  void** handle) {
   if (buffer == nullptr || bytes == 0 || handle == nullptr) return ncclInvalidArgument;
-  if (const ncclResult_t result = CheckReady(comm, __func__); result != 0) return result;
+  if (const ncclResult_t result = CheckUsable(comm, __func__); result != 0) return result;
   if (const int fault = TakeFault(__func__); fault != 0) return fault;
   const std::lock_guard<std::mutex> lock(ProcessMutex());
   std::vector<Piece> pieces;
@@ -101,7 +101,7 @@ STRICT_CUDA_EXPORT ncclResult_t ncclCommRegister(ncclComm_t comm, void* buffer, 
 
 STRICT_CUDA_EXPORT ncclResult_t ncclCommDeregister(ncclComm_t comm, void* handle) {
   if (handle == nullptr) return ncclSuccess;
-  if (const ncclResult_t result = CheckReady(comm, __func__); result != 0) return result;
+  if (const ncclResult_t result = CheckUsable(comm, __func__); result != 0) return result;
   const std::lock_guard<std::mutex> lock(ProcessMutex());
   const auto found = Registrations().find(handle);
   if (found == Registrations().end() || found->second != comm) {
@@ -119,7 +119,7 @@ STRICT_CUDA_EXPORT ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* bu
   if (buffer == nullptr || bytes == 0 || window == nullptr || flags < 0 || flags > 1) {
     return ncclInvalidArgument;
   }
-  if (const ncclResult_t result = CheckReady(comm, __func__); result != 0) return result;
+  if (const ncclResult_t result = CheckUsable(comm, __func__); result != 0) return result;
   if (const int fault = TakeFault(__func__); fault != 0) return fault;
   // The ranks map each other's memory.
   CheckImplicitSync(__func__);
@@ -139,7 +139,7 @@ STRICT_CUDA_EXPORT ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* bu
 
 STRICT_CUDA_EXPORT ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t window) {
   if (window == nullptr) return ncclSuccess;
-  if (const ncclResult_t result = CheckReady(comm, __func__); result != 0) return result;
+  if (const ncclResult_t result = CheckUsable(comm, __func__); result != 0) return result;
   CheckImplicitSync(__func__);
   const std::lock_guard<std::mutex> lock(ProcessMutex());
   const auto found = Windows().find(window);

@@ -8,7 +8,7 @@ namespace strict_cuda {
 namespace {
 
 ncclResult_t Add(Op op, CUstream handle, const char* call) {
-  if (const ncclResult_t result = CheckReady(op.comm, call); result != 0) return result;
+  if (const ncclResult_t result = CheckUsable(op.comm, call); result != 0) return result;
   if (TypeBytes(op.type) == 0 || op.peer < 0 || op.peer >= op.comm->count) {
     return ncclInvalidArgument;
   }

@@ -188,6 +188,60 @@ TEST_F(NcclTest, SplitReordersTheRanks) {
   RunRanks(body, body);
 }
 
+// The receiver's data comes after its own finalize: it is in progress until then.
+TEST_F(NcclTest, FinalizeFlushesWhatWasIssued) {
+  RunRanks(
+      [](const PairRank& rank, const Wire& wire) {
+        wire.Get<char>();
+        rank.Send(Alloc(8), 8);
+        rank.Synchronize();
+        EXPECT_CU(ncclInProgress, CU(ncclCommFinalize)(rank.comm));
+        REQUIRE(Settle(rank.comm) == ncclSuccess);
+        OK(CU(ncclCommDestroy)(rank.comm));
+      },
+      [](const PairRank& rank, const Wire& wire) {
+        rank.Recv(Alloc(8), 8);
+        EXPECT_CU(ncclInProgress, CU(ncclCommFinalize)(rank.comm));
+        ncclResult_t state = ncclSuccess;
+        OK(CU(ncclCommGetAsyncError)(rank.comm, &state));
+        REQUIRE(state == ncclInProgress);
+        wire.Put('r');
+        REQUIRE(Settle(rank.comm) == ncclSuccess);
+        rank.Synchronize();
+        OK(CU(ncclCommDestroy)(rank.comm));
+      });
+}
+
+TEST_F(NcclTest, RevokeStopsAnOperationWithoutAPartner) {
+  RunRanks(
+      [](const PairRank& rank, const Wire&) {
+        rank.Recv(Alloc(8), 8);
+        EXPECT_CU(ncclInProgress, CU(ncclCommRevoke)(rank.comm, 0));
+        REQUIRE(Settle(rank.comm) == ncclSuccess);
+        rank.Synchronize();
+        OK(CU(ncclCommDestroy)(rank.comm));
+      },
+      [](const PairRank&, const Wire&) {});
+}
+
+// It writes until it has left the stream, and the abort does not wait for that.
+TEST_F(NcclTest, AbortMayReturnBeforeTheKernelHasLeft) {
+  setenv("STRICT_CUDA_NCCL_ABORT_LINGER_MS", "200", 1);
+  RunRanks(
+      [](const PairRank& rank, const Wire&) {
+        const CUdeviceptr memory = Alloc(8);
+        OK(CU(cuMemsetD8Async)(memory, 1, 8, rank.stream));
+        rank.Synchronize();
+        rank.Recv(memory, 8);
+        OK(CU(ncclCommAbort)(rank.comm));
+        REQUIRE(CU(cuStreamQuery)(rank.stream) == CUDA_ERROR_NOT_READY);
+        rank.Synchronize();
+        REQUIRE(ReadText(memory, 8) == std::string(8, '\xDD'));
+      },
+      [](const PairRank&, const Wire&) {});
+  unsetenv("STRICT_CUDA_NCCL_ABORT_LINGER_MS");
+}
+
 TEST_F(NcclTest, ShrinkKeepsTheSurvivors) {
   RunRanks(
       [](const PairRank& rank, const Wire&) {
