@@ -10,11 +10,13 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 
 #include "base/clock.h"
 #include "base/logging.h"
 #include "base/status_macros.h"
+#include "base/thread.h"
 #include "gpu/communicator/communicator_warm_up.h"
 #include "gpu/communicator/in_flight_operations.h"
 #include "gpu/communicator/store_event_queue.h"
@@ -31,6 +33,39 @@ constexpr absl::Duration kEnqueuePollInterval = absl::Microseconds(20);
 // Minimum time for the device's thread to run a call, however little of the deadline is left.
 constexpr absl::Duration kShortestCallTimeout = absl::Seconds(1);
 constexpr absl::Duration kCallTimeout = absl::Seconds(30);
+// Freeing a communicator waits this long for other NCCL work of the process to end, and keeps new
+// work from starting for so long at most.
+constexpr absl::Duration kQuietTimeout = absl::Seconds(2);
+constexpr absl::Duration kMaxQuiet = absl::Seconds(1);
+
+// NCCL's functions for one communicator that ends.
+class EndCalls final : public CommunicatorEnd::Calls {
+ public:
+  EndCalls(const nccl::NcclApi& api, nccl::Communicator comm) : api_(api), comm_(comm) {}
+
+  absl::Status Finalize() override {
+    return api_.Check(api_.table().finalize(comm_), "ncclCommFinalize", comm_);
+  }
+  bool CanRevoke() const override { return api_.table().revoke != nullptr; }
+  absl::Status Revoke() override {
+    return api_.Check(api_.table().revoke(comm_, nccl::kRevokeDefault), "ncclCommRevoke", comm_);
+  }
+  absl::StatusOr<bool> IsSettled() override {
+    nccl::Result state = nccl::kSuccess;
+    FERRY_RETURN_IF_ERROR(
+        api_.Check(api_.table().get_async_error(comm_, &state), "ncclCommGetAsyncError", comm_));
+    FERRY_RETURN_IF_ERROR(api_.Check(state, "ending a communicator", comm_));
+    return state != nccl::kInProgress;
+  }
+  absl::Status Destroy() override {
+    return api_.Check(api_.table().destroy(comm_), "ncclCommDestroy");
+  }
+  absl::Status Abort() override { return api_.Check(api_.table().abort(comm_), "ncclCommAbort"); }
+
+ private:
+  const nccl::NcclApi& api_;
+  nccl::Communicator const comm_;
+};
 
 }  // namespace
 
@@ -133,7 +168,7 @@ class NcclCommunicator::Impl final : public BootstrapActions {
   void Discard(uint32_t generation, const absl::Status& why) override {
     FERRY_LOG_INFO(kGpu, "NCCL communicator discarded: gpu:{} rank={} of {} attempt={}: {}",
                    gpu_.device->ordinal(), rank_, bootstrap_.key().size(), generation, why);
-    AbortNow();
+    EndNow(IsIdle());
     if (warm_up_ != nullptr) warm_up_->End();
     phase_ = Phase::kIdle;
   }
@@ -146,10 +181,10 @@ class NcclCommunicator::Impl final : public BootstrapActions {
 
   // --- Once it is ready ---
 
-  void Abort(const absl::Status& why) {
+  void End(const absl::Status& why, bool is_idle) {
     // No call is in progress: other communicators that are waited for must not wait for this
     // device's executor.
-    AbortNow(/*has_callers=*/false);
+    EndNow(is_idle, /*has_callers=*/false);
     {
       absl::MutexLock lock(&bootstrap_mu_);
       bootstrap_.Retire(why);
@@ -248,17 +283,69 @@ class NcclCommunicator::Impl final : public BootstrapActions {
         [](absl::Status) {});
   }
 
-  // Runs on the calling thread: it may block until every kernel has left the device, and the
-  // executor must stay free for the other communicators whose kernels must leave too.
-  void AbortNow(bool has_callers = true) {
+  // Whether it is initialised, and nothing that Ferry knows of is in flight on it. What a program
+  // has in flight without Run is flushed, or aborted at the deadline.
+  bool IsIdle() {
+    if (phase_ != Phase::kIdle || !is_initialised_ || gpu_.nccl->is_own_thread()) return false;
+    return work_.IsOver().value_or(false) && WaitEnqueued(absl::ZeroDuration()).ok();
+  }
+
+  // Runs on the calling thread, which makes all calls from here on: it may block until every kernel
+  // has left the device, and the executor must stay free for the other communicators whose kernels
+  // must leave too.
+  void EndNow(bool is_idle, bool has_callers = true) {
     nccl::Communicator const comm = std::exchange(comm_, nullptr);
     if (comm == nullptr) return;
+    const bool is_own_thread = gpu_.nccl->is_own_thread();
     // Wait until no call on it is in progress.
-    if (has_callers && !gpu_.nccl->is_own_thread())
-      OnDevice([] { return absl::OkStatus(); }).IgnoreError();
+    if (has_callers && !is_own_thread) OnDevice([] { return absl::OkStatus(); }).IgnoreError();
     const cuda::ScopedCurrent current(*gpu_.device);
-    const absl::Status ignored = api_->Check(api_->table().abort(comm), "ncclCommAbort");
+    EndCalls calls(*api_, comm);
+    CommunicatorEnd end(calls, SteadyClock(), options_.end);
+    if (!std::exchange(is_initialised_, false) || is_own_thread) {
+      // NCCL can only abort what is not initialised; and the executor must not wait.
+      calls.Abort().IgnoreError();
+      return work_.EndAll();
+    }
+    end.Begin(is_idle);
+    while (end.is_waiting()) {
+      absl::SleepFor(kPollInterval);
+      end.Poll();
+    }
+    if (end.state() == CommunicatorEnd::State::kDestroying) {
+      FreeQuiesced(end);
+    } else {
+      end.Free();
+    }
+    if (!end.problem().ok()) {
+      FERRY_LOG_WARN(kGpu, "NCCL communicator aborted: gpu:{} rank={} of {}: {}",
+                     gpu_.device->ordinal(), rank_, bootstrap_.key().size(), end.problem());
+    }
     work_.EndAll();
+  }
+
+  // Frees memory, for which the driver may wait until the device is idle: while no NCCL work of
+  // this process is in flight. NCCL may also wait for ranks of this machine that have not finalized
+  // it yet, and so another thread ends the quiet after a while.
+  void FreeQuiesced(CommunicatorEnd& end) {
+    absl::Notification is_quiet;
+    absl::Notification is_freed;
+    absl::Status failed;
+    Thread holder("ferry-ncclquiet", [&] {
+      const absl::Status status = gpus_.gate()->RunQuiesced(
+          kQuietTimeout, "free an NCCL communicator", [&is_quiet, &is_freed] {
+            is_quiet.Notify();
+            is_freed.WaitForNotificationWithTimeout(kMaxQuiet);
+          });
+      if (status.ok()) return;
+      failed = status;
+      is_quiet.Notify();
+    });
+    is_quiet.WaitForNotification();
+    if (!failed.ok()) end.GiveUp(failed);
+    end.Free();
+    is_freed.Notify();
+    holder.Join();
   }
 
   // Polls the operation in progress.
@@ -283,6 +370,7 @@ class NcclCommunicator::Impl final : public BootstrapActions {
     }
     if (step_.ok() && !is_over) return;
     phase_ = Phase::kIdle;
+    is_initialised_ = step_.ok();
     bootstrap_.OnInitialised(begun_, std::exchange(step_, absl::OkStatus()));
   }
 
@@ -305,6 +393,7 @@ class NcclCommunicator::Impl final : public BootstrapActions {
   absl::Status step_;
   uint32_t begun_ = 0;
   nccl::Communicator comm_ = nullptr;
+  bool is_initialised_ = false;
   // Null if options_.warms_up is false.
   std::unique_ptr<CommunicatorWarmUp> warm_up_;
 
@@ -350,7 +439,8 @@ void NcclCommunicator::Listen(std::function<void()> on_event) {
 }
 absl::Status NcclCommunicator::CheckReusable() { return impl_->CheckReusable(); }
 absl::Status NcclCommunicator::Check() { return impl_->Check(); }
-void NcclCommunicator::Abort(const absl::Status& why) { impl_->Abort(why); }
+void NcclCommunicator::Close(const absl::Status& why) { impl_->End(why, /*is_idle=*/true); }
+void NcclCommunicator::Abort(const absl::Status& why) { impl_->End(why, /*is_idle=*/false); }
 absl::Status NcclCommunicator::WaitEnqueued(absl::Duration timeout) {
   return impl_->WaitEnqueued(timeout);
 }

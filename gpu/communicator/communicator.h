@@ -16,6 +16,7 @@
 #include "absl/time/time.h"
 
 #include "gpu/communicator/communicator_bootstrap.h"
+#include "gpu/communicator/communicator_end.h"
 #include "gpu/gpus.h"
 #include "gpu/nccl/nccl_api.h"
 
@@ -44,6 +45,8 @@ struct CommunicatorOptions {
   // first use between two ranks must be a group with a send and a receive on both; callers that
   // agree on the order of all operations on several communicators can use that instead.
   bool warms_up = true;
+  // Time for NCCL to end it without an abort.
+  CommunicatorEnd::Options end;
   // Called every millisecond during creation: an error cancels it. May be null.
   std::function<absl::Status()> keep_going;
 };
@@ -66,7 +69,7 @@ class NcclCommunicator final {
   static absl::StatusOr<std::shared_ptr<NcclCommunicator>> Make(
       std::shared_ptr<const nccl::NcclApi> api, Gpus& gpus, int ordinal, const CommunicatorKey& key,
       int rank, const BootstrapStoreFactory& store, const CommunicatorOptions& options);
-  // Aborts operations in flight, and advances its generation: its ids are never reused.
+  // As Close if no operation of Run is in flight and NCCL reports no error, else as Abort.
   ~NcclCommunicator();
 
   NcclCommunicator(const NcclCommunicator&) = delete;
@@ -91,9 +94,14 @@ class NcclCommunicator final {
   // are not tracked.
   //   Errors: FAILED_PRECONDITION work is in flight; ABORTED; NCCL's error.
   absl::Status CheckReusable();
-  // Aborts all operations on it, permanently, and advances its generation. Blocks until NCCL
-  // returns, which may require that other communicators are aborted too: each on its own thread.
-  // REQUIRES: no call with get() is in progress or made from now on; called once.
+  // Ends it for good, and advances its generation: its ids are never reused. Close is for one
+  // without work in flight: NCCL finalizes and destroys it, or after some seconds aborts it. Abort
+  // stops all operations on it. Both block until NCCL returns, which may require that other ranks
+  // and communicators end too: each on its own thread. A kernel may leave its stream later than
+  // that: memory that it uses may be reused when an event recorded afterwards on its stream has
+  // completed.
+  //   REQUIRES: no call with get() is in progress or made from now on; one of them called, once.
+  void Close(const absl::Status& why);
   void Abort(const absl::Status& why);
   using RunCalls =
       absl::FunctionRef<nccl::Result(const nccl::NcclTable& nccl, nccl::Communicator comm)>;

@@ -290,11 +290,11 @@ TEST(CommunicatorCache, CreationThatNeverReturns) {
 
 // A process leaves nonetheless, and the state that the hanging thread may return to stays
 // allocated.
-TEST(CommunicatorCache, AbortThatNeverReturns) {
+TEST(CommunicatorCache, EndThatNeverReturns) {
   NEEDS_THE_DOUBLE("can make NCCL hang");
   for (const bool is_forgotten : {false, true}) {
     GpuPairOptions options = OnTwoMachines();
-    options.consumer_environment = {{"STRICT_CUDA_FAIL", "ncclCommAbort:-1"}};
+    options.consumer_environment = {{"STRICT_CUDA_FAIL", "ncclCommDestroy:-1"}};
     RunGpuPair(
         options,
         [](GpuPeer& peer) {
@@ -322,11 +322,26 @@ TEST(CommunicatorCache, AbortThatNeverReturns) {
   }
 }
 
+// An abort would end either process.
+TEST(CommunicatorCache, IdleOnesAreNotAborted) {
+  NEEDS_THE_DOUBLE("kills the process at a call");
+  GpuPairOptions options = OnTwoMachines();
+  options.producer_environment = {{"STRICT_CUDA_FAIL", "ncclCommAbort:-2"}};
+  options.consumer_environment = options.producer_environment;
+  const auto body = [](GpuPeer& peer) {
+    Keeper keeper(peer, /*budget_bytes=*/0);
+    ASSERT_TRUE(keeper.Acquire(keeper.Both()).ok());
+    peer.Meet();
+    EXPECT_TRUE(keeper.kept()->Stop(absl::Seconds(30)).ok());
+  };
+  RunGpuPair(options, body, body);
+}
+
 // Only one of them has its memory requested, and NCCL does not release it.
 TEST(CommunicatorCache, CommunicatorThatDoesNotEnd_DelaysNoOther) {
   NEEDS_THE_DOUBLE("can make NCCL hang");
   GpuPairOptions options = OnTwoMachines();
-  options.consumer_environment = {{"STRICT_CUDA_FAIL", "ncclCommAbort:-1:0:1"}};
+  options.consumer_environment = {{"STRICT_CUDA_FAIL", "ncclCommDestroy:-1:0:1"}};
   RunGpuPair(
       options,
       [](GpuPeer& peer) {

@@ -368,27 +368,54 @@ TEST(NcclFailure, RankThatNeverJoins) {
 }
 
 // A process can leave although NCCL does not release a communicator.
-TEST(NcclFailure, AbortThatNeverReturns) {
+void ReceiveTwoPatterns(GpuPeer& peer) {
+  const auto stream = peer.NewStream(1);
+  Step step = peer.Open();
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(ReceivePattern(peer, step, "GPU:1", i, stream->get()), "nccl");
+  }
+}
+
+// NCCL neither destroys the communicator, nor finalizes it in time and aborts it.
+TEST(NcclFailure, EndThatNeverReturns) {
   NEEDS_THE_DOUBLE("can make NCCL hang");
+  for (const bool is_finalized : {true, false}) {
+    GpuPairOptions options;
+    options.is_apart = true;
+    options.transfer.require_transport = "nccl";
+    options.transfer.transports.nccl.abort_timeout = absl::Milliseconds(300);
+    options.consumer_environment = {{"STRICT_CUDA_FAIL", "ncclCommDestroy:-1,ncclCommAbort:-1"},
+                                    {"STRICT_CUDA_NCCL_FINALIZE", is_finalized ? "ends" : "hang"}};
+    RunGpuPair(
+        options, [](GpuPeer& peer) { SendPatterns(peer, "GPU:1", 2); },
+        [](GpuPeer& peer) {
+          ReceiveTwoPatterns(peer);
+          peer.Meet();
+          const absl::Status stopped = peer.transfer_engine().Stop();
+          EXPECT_EQ(stopped.code(), absl::StatusCode::kDeadlineExceeded) << stopped;
+          EXPECT_THAT(std::string(stopped.message()), HasSubstr("NCCL has not released 1"));
+        });
+  }
+}
+
+// An abort would end either process.
+TEST(NcclFailure, CommunicatorWithoutWorkInFlight_IsNotAborted) {
+  NEEDS_THE_DOUBLE("kills the process at a call");
   GpuPairOptions options;
   options.is_apart = true;
   options.transfer.require_transport = "nccl";
-  options.transfer.transports.nccl.abort_timeout = absl::Milliseconds(300);
-  options.consumer_environment = {{"STRICT_CUDA_FAIL", "ncclCommAbort:-1"}};
+  options.producer_environment = {{"STRICT_CUDA_FAIL", "ncclCommAbort:-2"}};
+  options.consumer_environment = options.producer_environment;
   RunGpuPair(
-      options, [](GpuPeer& peer) { SendPatterns(peer, "GPU:1", 2); },
+      options,
       [](GpuPeer& peer) {
-        {
-          const auto stream = peer.NewStream(1);
-          Step step = peer.Open();
-          for (int i = 0; i < 2; ++i) {
-            EXPECT_EQ(ReceivePattern(peer, step, "GPU:1", i, stream->get()), "nccl");
-          }
-        }
+        SendPatterns(peer, "GPU:1", 2);
+        EXPECT_TRUE(peer.transfer_engine().Stop().ok());
+      },
+      [](GpuPeer& peer) {
+        ReceiveTwoPatterns(peer);
         peer.Meet();
-        const absl::Status stopped = peer.transfer_engine().Stop();
-        EXPECT_EQ(stopped.code(), absl::StatusCode::kDeadlineExceeded) << stopped;
-        EXPECT_THAT(std::string(stopped.message()), HasSubstr("NCCL has not released 1"));
+        EXPECT_TRUE(peer.transfer_engine().Stop().ok());
       });
 }
 

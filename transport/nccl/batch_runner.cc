@@ -11,6 +11,7 @@
 #include "base/clock.h"
 #include "base/status_macros.h"
 #include "gpu/cuda/cuda_event.h"
+#include "gpu/cuda/stream_retention.h"
 
 namespace ferry {
 namespace {
@@ -20,6 +21,8 @@ constexpr int kBusyPolls = 200;
 constexpr absl::Duration kPollSleep = absl::Microseconds(20);
 // How often NCCL is polled for errors of a communicator with work outstanding.
 constexpr absl::Duration kLookInterval = absl::Milliseconds(2);
+// For how long the kernels of an aborted communicator may stay before that is reported.
+constexpr absl::Duration kLeaveTimeout = absl::Seconds(30);
 
 // Smaller batches measure latency more than bandwidth.
 constexpr size_t kMinBandwidthSampleBytes = size_t{1} << 20;
@@ -148,7 +151,7 @@ absl::Status BatchRunner::WatchUntilDone(const BatchPtr& batch) {
   FERRY_ASSIGN_OR_RETURN(std::shared_ptr<const cuda::ReadyEvent> event,
                          cuda::ReadyEvent::Record(*gpu_.events, stream_->get()));
   FERRY_RETURN_IF_ERROR(gpu_.nccl->Watch(
-      {.event = std::move(event), .what = "a batch of NCCL's"},
+      {.event = std::move(event), .what = "a batch of NCCL's", .keep = batch},
       [self = shared_from_this(), batch, start = SteadyClock().Now()](absl::Status status) {
         // A wait for a lost peer may complete like a successful transfer: only NCCL knows.
         if (status.ok()) {
@@ -182,11 +185,52 @@ void BatchRunner::StrandBatch(const BatchPtr& batch, const absl::Status& why) {
 
 void BatchRunner::Finish(const BatchPtr& batch, absl::Status status) {
   gpus_.gate()->EndWork();
+  // Its owner destroys it on a thread that may block.
+  batch->communicator = nullptr;
   std::move(batch->done)(std::move(status));
+}
+
+bool BatchRunner::IsIdle(const NcclCommunicator& communicator) const {
+  const auto is_of_it = [&](const BatchPtr& batch) {
+    return batch->communicator.get() == &communicator;
+  };
+  if (issuing_ != nullptr && is_of_it(issuing_)) return false;
+  if (std::any_of(running_.begin(), running_.end(), is_of_it)) return false;
+  if (std::any_of(stranded_.begin(), stranded_.end(), is_of_it)) return false;
+  return Ask(communicator).ok();
+}
+
+void BatchRunner::FinishStranded(const std::shared_ptr<NcclCommunicator>& communicator) {
+  const auto batches = std::make_shared<std::vector<BatchPtr>>();
+  size_t bytes = 0;
+  for (auto it = stranded_.begin(); it != stranded_.end();) {
+    if ((*it)->communicator != communicator) {
+      ++it;
+      continue;
+    }
+    for (const BatchOperation& each : (*it)->operations) bytes += each.bytes;
+    batches->push_back(std::move(*it));
+    it = stranded_.erase(it);
+  }
+  if (batches->empty()) return;
+  // Without a stream nothing was ever issued.
+  if (stream_ == nullptr) return FinishAll(*batches);
+  cuda::RetainUntilPassed(
+      *gpu_.nccl, *gpu_.events, stream_->get(),
+      {.user = "operations of an aborted NCCL communicator", .bytes = bytes, .memory = batches},
+      SteadyClock().Now() + kLeaveTimeout,
+      [self = shared_from_this(), batches] { self->FinishAll(*batches); });
+}
+
+void BatchRunner::FinishAll(const std::vector<BatchPtr>& batches) {
+  for (const BatchPtr& each : batches) {
+    Finish(each, absl::AbortedError("its communicator was aborted"));
+  }
 }
 
 void BatchRunner::Abort(std::shared_ptr<NcclCommunicator> communicator, absl::Status why) {
   const absl::Status posted = gpu_.nccl->PostAlways([self = shared_from_this(), communicator, why] {
+    const bool is_idle = self->IsIdle(*communicator);
     self->aborted_.insert(communicator.get());
     const auto is_of_it = [&](const BatchPtr& batch) {
       return batch->communicator == communicator;
@@ -202,22 +246,15 @@ void BatchRunner::Abort(std::shared_ptr<NcclCommunicator> communicator, absl::St
       self->stranded_.push_back(std::exchange(self->issuing_, nullptr));
     }
     // From here on no thread is in a call on it.
-    const bool has_begun = self->threads_.Run("ferry-ncclend", [self, communicator, why] {
-      communicator->Abort(why);
+    const bool has_begun = self->threads_.Run("ferry-ncclend", [self, communicator, why, is_idle] {
+      if (is_idle) {
+        communicator->Close(why);
+      } else {
+        communicator->Abort(why);
+      }
       const absl::Status ignored = self->gpu_.nccl->PostAlways([self, communicator] {
         self->aborted_.erase(communicator.get());
-        std::vector<BatchPtr> over;
-        for (auto it = self->stranded_.begin(); it != self->stranded_.end();) {
-          if ((*it)->communicator != communicator) {
-            ++it;
-            continue;
-          }
-          over.push_back(std::move(*it));
-          it = self->stranded_.erase(it);
-        }
-        for (const BatchPtr& each : over) {
-          self->Finish(each, absl::AbortedError("its communicator was aborted"));
-        }
+        self->FinishStranded(communicator);
       });
     });
     for (const BatchPtr& each : unissued) {

@@ -20,6 +20,7 @@
 #include "gpu/cuda/sync_gate.h"
 #include "gpu/gpus.h"
 #include "net/loop.h"
+#include "tensor/tensor.h"
 
 namespace ferry {
 
@@ -39,6 +40,8 @@ struct RunnableBatch {
   // on both sides. Null: not the first.
   std::shared_ptr<Buffer> warmth;
   std::vector<BatchOperation> operations;
+  // The operations' memory: held until the stream has passed the batch, for ever if it never does.
+  std::vector<Tensor> memory;
   // OK: everything was received, and what was sent may be overwritten. Otherwise the communicator
   // is unusable, and nothing touches the memory.
   absl::AnyInvocable<void(absl::Status) &&> done;
@@ -71,7 +74,8 @@ class BatchRunner final : public std::enable_shared_from_this<BatchRunner>,
 
   // Runs it after the batches launched before.
   void Launch(RunnableBatch batch);
-  // Its batches end soon; none are issued on it any more. Call once for each.
+  // Ends the communicator: closes it if it is idle, aborts it otherwise. Its batches end when the
+  // stream has passed them, which may be later; none are issued on it any more. Call once for each.
   void Abort(std::shared_ptr<NcclCommunicator> communicator, absl::Status why);
   // Blocks until the executor has reached what was posted before this call.
   void WaitUntilReached(absl::Duration timeout);
@@ -90,6 +94,10 @@ class BatchRunner final : public std::enable_shared_from_this<BatchRunner>,
   absl::Status WatchUntilDone(const BatchPtr& batch);
   // The batch may be running, and only the end of its communicator will tell when it is over.
   void StrandBatch(const BatchPtr& batch, const absl::Status& why);
+  bool IsIdle(const NcclCommunicator& communicator) const;
+  // The communicator has ended: its stranded batches are over once their kernels have left.
+  void FinishStranded(const std::shared_ptr<NcclCommunicator>& communicator);
+  void FinishAll(const std::vector<BatchPtr>& batches);
   void Finish(const BatchPtr& batch, absl::Status status);
   bool IsAborted(const RunnableBatch& batch) const {
     return batch.was_aborted || aborted_.contains(batch.communicator.get());

@@ -217,6 +217,7 @@ void NcclDevice::Launch(AgreedBatch batch) {
       runnable.operations.push_back({.is_send = each.key.source == self_,
                                      .data = const_cast<void*>(found->second.memory.data()),
                                      .bytes = static_cast<size_t>(each.bytes)});
+      runnable.memory.push_back(found->second.memory);
     }
   }
   const BatchName name = batch.name;

@@ -7,7 +7,9 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "base/clock.h"
 #include "base/status_macros.h"
+#include "gpu/cuda/stream_retention.h"
 #include "rendezvous/value.h"
 
 namespace ferry::worker {
@@ -15,6 +17,8 @@ namespace {
 
 // Time for NCCL to abort communicators when the worker ends.
 constexpr absl::Duration kAbortTimeout = absl::Seconds(30);
+// For how long its kernels may stay on the stream before that is reported.
+constexpr absl::Duration kLeaveTimeout = absl::Seconds(30);
 
 }  // namespace
 
@@ -33,8 +37,9 @@ CollectiveCommunicators::Use::~Use() {
   if (--entry_.calls_ == 0 && !entry_.ended_.ok()) owner_.Reap(entry_);
 }
 
-CollectiveCommunicators::CollectiveCommunicators(Gpus& gpus, int ordinal, const NcclJob& job)
-    : gpus_(gpus), ordinal_(ordinal), job_(job) {
+CollectiveCommunicators::CollectiveCommunicators(Gpus& gpus, Gpu& gpu, const NcclJob& job,
+                                                 cuda::Stream stream)
+    : gpus_(gpus), gpu_(gpu), job_(job), stream_(stream) {
   absl::MutexLock lock(&callback_target_->mu);
   callback_target_->owner = this;
 }
@@ -95,9 +100,9 @@ absl::StatusOr<std::shared_ptr<CollectiveCommunicators::Entry>> CollectiveCommun
   CommunicatorOptions options;
   options.timeout = timeout;
   options.keep_going = std::move(keep_going);
-  FERRY_ASSIGN_OR_RETURN(
-      std::shared_ptr<NcclCommunicator> made,
-      NcclCommunicator::Make(job_.library, gpus_, ordinal_, key, rank, job_.store, options));
+  FERRY_ASSIGN_OR_RETURN(std::shared_ptr<NcclCommunicator> made,
+                         NcclCommunicator::Make(job_.library, gpus_, gpu_.device->ordinal(), key,
+                                                rank, job_.store, options));
   auto entry = std::make_shared<Entry>();
   entry->name_ = key.prefix();
   entry->generation_ = made->generation();
@@ -142,11 +147,20 @@ void CollectiveCommunicators::End(Entry& entry, const absl::Status& why) {
 void CollectiveCommunicators::Reap(Entry& entry) {
   if (entry.communicator_ == nullptr) return;
   // On a thread of its own, because destroying one communicator may wait for others.
-  threads_.Run("ferry-coll-end", [communicator = std::move(entry.communicator_),
-                                  kept = std::move(entry.kept_)]() mutable {
-    communicator.reset();
-    kept.clear();
-  });
+  threads_.Run("ferry-coll-end",
+               [&gpu = gpu_, stream = stream_, communicator = std::move(entry.communicator_),
+                kept = std::move(entry.kept_)]() mutable {
+                 communicator.reset();
+                 if (kept.empty()) return;
+                 size_t bytes = 0;
+                 for (const Tensor& tensor : kept) bytes += tensor.bytes();
+                 cuda::RetainUntilPassed(
+                     *gpu.nccl, *gpu.events, stream,
+                     {.user = "collectives of an aborted NCCL communicator",
+                      .bytes = bytes,
+                      .memory = std::make_shared<const std::vector<Tensor>>(std::move(kept))},
+                     SteadyClock().Now() + kLeaveTimeout, nullptr);
+               });
 }
 
 absl::Status CollectiveCommunicators::StatusOf(const Entry& entry) const {

@@ -66,8 +66,8 @@ class CollectiveCommunicators final {
     NcclCommunicator* communicator_ = nullptr;
   };
 
-  // `gpus` and `job` must outlive it.
-  CollectiveCommunicators(Gpus& gpus, int ordinal, const NcclJob& job);
+  // `stream`: the one on which their operations run. All must outlive it.
+  CollectiveCommunicators(Gpus& gpus, Gpu& gpu, const NcclJob& job, cuda::Stream stream);
   // Ends all communicators, and blocks until they are gone.
   ~CollectiveCommunicators();
 
@@ -92,7 +92,8 @@ class CollectiveCommunicators final {
   void End(Entry& entry, const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
   // Returns OK, or why it has ended: ABORTED, derived.
   absl::Status StatusOf(const Entry& entry) const ABSL_LOCKS_EXCLUDED(mu_);
-  // Keeps tensors that the device may be using, until the communicator has been aborted.
+  // Keeps tensors that the device may be using, until the communicator has ended and the stream has
+  // passed its operations.
   void Keep(Entry& entry, std::vector<Tensor> tensors) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
@@ -107,8 +108,9 @@ class CollectiveCommunicators final {
   void Reap(Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   Gpus& gpus_;
-  const int ordinal_;
+  Gpu& gpu_;
   const NcclJob& job_;
+  const cuda::Stream stream_;
   const std::shared_ptr<CallbackTarget> callback_target_ = std::make_shared<CallbackTarget>();
 
   mutable absl::Mutex mu_;

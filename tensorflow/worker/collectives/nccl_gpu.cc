@@ -105,9 +105,9 @@ class NcclGpu final : public CollectiveGpu {
   NcclGpu(Gpus& gpus, Gpu& gpu, const NcclJob& job, std::shared_ptr<void> claim,
           std::unique_ptr<cuda::CudaStream> stream)
       : gpu_(gpu),
-        communicators_(gpus, gpu.device->ordinal(), job),
-        claim_(std::move(claim)),
         stream_(std::move(stream)),
+        communicators_(gpus, gpu, job, stream_->get()),
+        claim_(std::move(claim)),
         launcher_(gpu.device, {.thread_name = absl::StrCat("ferry-coll", ordinal())}) {}
 
   ~NcclGpu() override { launcher_.Stop(); }
@@ -319,9 +319,9 @@ class NcclGpu final : public CollectiveGpu {
   }
 
   Gpu& gpu_;
+  const std::unique_ptr<cuda::CudaStream> stream_;
   CollectiveCommunicators communicators_;
   const std::shared_ptr<void> claim_;
-  const std::unique_ptr<cuda::CudaStream> stream_;
   AsyncFifoLock line_;
 
   absl::Mutex mu_;

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Communicators that are over: the batch runner keeps nothing of them.
+// Communicators that end: the batch runner keeps nothing of them, except memory that their kernels
+// may still use.
 #include "transport/nccl/batch_runner.h"
 
+#include <cstdint>
 #include <cstdlib>
 #include <memory>
 #include <string>
@@ -10,8 +12,11 @@
 #include <unistd.h>
 
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
 
+#include "base/thread.h"
 #include "net/event_loop.h"
+#include "tests/gpu/cuda_fixture.h"
 #include "tests/node/directory_store.h"
 
 namespace ferry {
@@ -19,6 +24,7 @@ namespace {
 
 // Far longer than anything here takes.
 constexpr absl::Duration kTooLong = absl::Seconds(30);
+constexpr size_t kBytes = 64;
 
 class BatchRunnerTest : public ::testing::Test {
  protected:
@@ -41,13 +47,57 @@ class BatchRunnerTest : public ::testing::Test {
     std::filesystem::remove_all(folder_);
   }
 
-  // It has one rank.
-  std::shared_ptr<NcclCommunicator> MakeCommunicator() {
+  std::shared_ptr<NcclCommunicator> MakeRank(const CommunicatorKey& key, int rank) {
     absl::StatusOr<std::shared_ptr<NcclCommunicator>> made = NcclCommunicator::Make(
-        *nccl::NcclApi::Load(), *gpus_, 0, *CommunicatorKey::Create({{0, 1000}}), 0,
-        DirectoryStores(folder_), {.timeout = kTooLong, .warms_up = false});
+        *nccl::NcclApi::Load(), *gpus_, rank, key, rank, DirectoryStores(folder_),
+        {.timeout = kTooLong,
+         .warms_up = false,
+         .end = {.finalize_timeout = absl::Milliseconds(20)}});
     EXPECT_TRUE(made.ok()) << made.status();
     return made.ok() ? *std::move(made) : nullptr;
+  }
+  // It has one rank.
+  std::shared_ptr<NcclCommunicator> MakeCommunicator() {
+    return MakeRank(*CommunicatorKey::Create({{0, 1000}}), 0);
+  }
+  // Both ranks are in this process, each on a GPU.
+  std::vector<std::shared_ptr<NcclCommunicator>> MakePair() {
+    const CommunicatorKey key = *CommunicatorKey::Create({{0, 1000}, {1, 1001}});
+    std::vector<std::shared_ptr<NcclCommunicator>> made(2);
+    {
+      const Thread other("other-rank", [&] { made[1] = MakeRank(key, 1); });
+      made[0] = MakeRank(key, 0);
+    }
+    return made;
+  }
+
+  using Copy = int (*)(uint64_t, const void*, size_t);
+  using CopyBack = int (*)(void*, uint64_t, size_t);
+  void Write(const Buffer& buffer, const std::string& bytes) {
+    const cuda::ScopedCurrent current(*gpu_->device);
+    EXPECT_EQ(reinterpret_cast<Copy>(cuda::StrictSymbol("cuMemcpyHtoD_v2"))(
+                  reinterpret_cast<uint64_t>(buffer.data()), bytes.data(), bytes.size()),
+              0);
+  }
+  std::string Read(const Buffer& buffer) {
+    const cuda::ScopedCurrent current(*gpu_->device);
+    std::string bytes(buffer.bytes(), 0);
+    EXPECT_EQ(reinterpret_cast<CopyBack>(cuda::StrictSymbol("cuMemcpyDtoH_v2"))(
+                  bytes.data(), reinterpret_cast<uint64_t>(buffer.data()), bytes.size()),
+              0);
+    return bytes;
+  }
+  // Blocks until the GPU has no work.
+  void Synchronize() {
+    const cuda::ScopedCurrent current(*gpu_->device);
+    EXPECT_EQ(reinterpret_cast<int (*)()>(cuda::StrictSymbol("cuCtxSynchronize"))(), 0);
+  }
+  static void HangFinalize(bool hangs) {
+    reinterpret_cast<void (*)(int)>(cuda::StrictSymbol("strict_cuda_nccl_hang_finalize"))(
+        hangs ? 1 : 0);
+  }
+  static void Linger(int ms) {
+    reinterpret_cast<void (*)(int)>(cuda::StrictSymbol("strict_cuda_nccl_linger"))(ms);
   }
 
   const std::string folder_ = absl::StrCat(testing::TempDir(), "ferry-batch-runner-", getpid());
@@ -77,6 +127,53 @@ TEST_F(BatchRunnerTest, AbortIsOver_TheCommunicatorIsNotListedAnyMore) {
                       kTooLong, "the count")
                   .ok());
   EXPECT_EQ(count, 0u);
+}
+
+// The double ends the process if one that is being finalized is destroyed or revoked.
+TEST_F(BatchRunnerTest, CommunicatorThatIsNotFinalizedInTime_IsAborted) {
+  const std::shared_ptr<NcclCommunicator> communicator = MakeCommunicator();
+  ASSERT_NE(communicator, nullptr);
+  HangFinalize(true);
+  runner_->Abort(communicator, absl::CancelledError("its memory is wanted"));
+  runner_->WaitUntilReached(kTooLong);
+  EXPECT_TRUE(threads_.StopWithin(kTooLong).empty());
+  HangFinalize(false);
+  EXPECT_EQ(communicator->get(), nullptr);
+}
+
+// ncclCommAbort returned, and the kernel writes on: memory that is handed back then would be
+// overwritten under its next user.
+TEST_F(BatchRunnerTest, MemoryIsHandedBackOnceTheStreamHasPassed) {
+  const std::vector<std::shared_ptr<NcclCommunicator>> pair = MakePair();
+  ASSERT_NE(pair[0], nullptr);
+  ASSERT_NE(pair[1], nullptr);
+  const std::shared_ptr<Buffer> memory = *gpu_->arena->Allocate(2 * kBytes);
+  Write(*memory, std::string(2 * kBytes, 'a'));
+  // A revocation would wait for the kernel.
+  cuda::FailNext("ncclCommRevoke", nccl::kInvalidUsage);
+  Linger(300);
+  auto* const bytes = static_cast<char*>(memory->data());
+  absl::Notification over;
+  absl::Status status;
+  // The other rank never joins.
+  runner_->Launch({.communicator = pair[0],
+                   .peer_rank = 1,
+                   .operations = {{.is_send = true, .data = bytes, .bytes = kBytes},
+                                  {.is_send = false, .data = bytes + kBytes, .bytes = kBytes}},
+                   .done = [&](absl::Status ended) {
+                     status = std::move(ended);
+                     // Its next user.
+                     Write(*memory, std::string(2 * kBytes, 'b'));
+                     over.Notify();
+                   }});
+  runner_->WaitUntilReached(kTooLong);
+  runner_->Abort(pair[0], absl::CancelledError("its peer is gone"));
+  ASSERT_TRUE(over.WaitForNotificationWithTimeout(kTooLong));
+  EXPECT_TRUE(absl::IsAborted(status)) << status;
+  Synchronize();
+  Linger(0);
+  EXPECT_EQ(Read(*memory), std::string(2 * kBytes, 'b'));
+  pair[1]->Abort(absl::CancelledError("the test is over"));
 }
 
 }  // namespace
