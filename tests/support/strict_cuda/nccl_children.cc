@@ -2,14 +2,19 @@
 // Communicators made of others: split by all ranks, or shrunk by those that survive.
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <thread>
 #include <tuple>
+#include <utility>
 
 #include "tests/support/strict_cuda/breach.h"
 #include "tests/support/strict_cuda/nccl_comm.h"
 
 namespace strict_cuda {
 namespace {
+
+// In place of a part of the parent.
+constexpr uint64_t kGrown = 0x67726f77;
 
 // The same in each member, and different for each child.
 uint64_t ChildToken(const Comm& parent, uint64_t sequence, uint64_t part) {
@@ -21,8 +26,23 @@ uint64_t ChildToken(const Comm& parent, uint64_t sequence, uint64_t part) {
   return token | 1;
 }
 
-Comm* NewChild(const Comm& parent, const ncclConfig_t* config) {
+// `made` is null, and the parent in progress, until the child is complete; `made` null: its caller
+// has the child already.
+Comm* NewChild(Comm& parent, const ncclConfig_t* config, ncclComm_t* made) {
   auto* const child = new Comm;
+  child->parent = &parent;
+  ++parent.helpers;
+  if (made != nullptr) parent.state = ncclInProgress;
+  child->after_meeting = [child, parent = &parent, made] {
+    if (made != nullptr) {
+      const ncclResult_t result = child->state;
+      if (result == ncclSuccess) __atomic_store_n(made, child, __ATOMIC_RELEASE);
+      ncclResult_t in_progress = ncclInProgress;
+      parent->state.compare_exchange_strong(in_progress, result);
+    }
+    child->parent = nullptr;
+    --parent->helpers;
+  };
   const bool inherits = config == nullptr || config->blocking == NCCL_CONFIG_UNDEF_INT;
   child->is_blocking = inherits ? parent.is_blocking : config->blocking != 0;
   child->context = parent.context;
@@ -106,7 +126,8 @@ STRICT_CUDA_EXPORT ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int ke
   if (const ncclResult_t result = CheckReady(comm, __func__); result != 0) return result;
   if (const int fault = TakeFault(__func__); fault != 0) return fault;
   const uint64_t sequence = comm->child_count++;
-  Comm* const child = NewChild(*comm, config);
+  ncclComm_t* const published = color == NCCL_SPLIT_NOCOLOR ? new ncclComm_t : made;
+  Comm* const child = NewChild(*comm, config, published);
   child->before_meeting = [child, comm, sequence, color, key] {
     SplitRecord agreed = {};
     if (!Agree(*child, *comm, sequence, color, key, &agreed)) return false;
@@ -118,7 +139,6 @@ STRICT_CUDA_EXPORT ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int ke
                   ChildToken(*comm, sequence, static_cast<uint64_t>(color)));
   };
   RegisterComm(child);
-  if (color != NCCL_SPLIT_NOCOLOR) *made = child;
   return AddInit(child);
 }
 
@@ -131,6 +151,10 @@ STRICT_CUDA_EXPORT ncclResult_t ncclCommShrink(ncclComm_t comm, int* excluded, i
   *made = nullptr;
   if (const ncclResult_t result = CheckComm(comm, __func__); result != 0) return result;
   if (const int fault = TakeFault(__func__); fault != 0) return fault;
+  if (comm->state == ncclInProgress) {
+    Breach(Rule::kNcclNotReady, __func__, "communicator %p is in progress",
+           static_cast<void*>(comm));
+  }
   if ((flags & NCCL_SHRINK_ABORT) != 0) {
     comm->is_shrunk = true;
     while (comm->in_flight > 0) std::this_thread::sleep_for(std::chrono::microseconds(200));
@@ -147,9 +171,69 @@ STRICT_CUDA_EXPORT ncclResult_t ncclCommShrink(ncclComm_t comm, int* excluded, i
     }
   }
   if ((gone >> comm->rank & 1) != 0) return ncclInvalidArgument;
-  Comm* const child = NewChild(*comm, config);
   const uint64_t token = ChildToken(*comm, comm->child_count++, ~gone);
-  if (!Settle(*child, comm->rank, members, token)) return ncclInternalError;
+  Comm* const child = NewChild(*comm, config, made);
+  child->before_meeting = [child, rank = comm->rank, members, token] {
+    return Settle(*child, rank, members, token);
+  };
+  RegisterComm(child);
+  return AddInit(child);
+}
+
+// The next child's. Each is used once, and there is one at a time.
+STRICT_CUDA_EXPORT ncclResult_t ncclCommGetUniqueId(ncclComm_t comm, ncclUniqueId* id) {
+  if (id == nullptr) return ncclInvalidArgument;
+  if (const ncclResult_t result = CheckUsable(comm, __func__); result != 0) return result;
+  if (const int fault = TakeFault(__func__); fault != 0) return fault;
+  if (std::exchange(comm->has_grow_id, true)) {
+    Breach(Rule::kNcclIdReuse, __func__, "communicator %p has one that is not used yet",
+           static_cast<void*>(comm));
+    return ncclInvalidUsage;
+  }
+  const uint64_t token = ChildToken(*comm, comm->child_count, kGrown);
+  const MachineLock lock;
+  if (NewId(token) == nullptr) return ncclInternalError;
+  *id = IdOf(token);
+  return ncclSuccess;
+}
+
+STRICT_CUDA_EXPORT ncclResult_t ncclCommGrow(ncclComm_t comm, int count, const ncclUniqueId* id,
+                                             int rank, ncclComm_t* made, ncclConfig_t* config) {
+  if (made == nullptr || count < 1 || count > kMaxRanks) return ncclInvalidArgument;
+  *made = nullptr;
+  if (const int fault = TakeFault(__func__); fault != 0) return fault;
+  // A new rank.
+  if (comm == nullptr) {
+    if (id == nullptr) return ncclInvalidArgument;
+    return ncclCommInitRankConfig(made, count, *id, rank, config);
+  }
+  if (const ncclResult_t result = CheckUsable(comm, __func__); result != 0) return result;
+  if (rank != -1 || count <= comm->count) return ncclInvalidArgument;
+  const uint64_t token = ChildToken(*comm, comm->child_count, kGrown);
+  if (id != nullptr && std::memcmp(IdOf(token).internal, id->internal, sizeof(*id)) != 0) {
+    Breach(Rule::kNcclIdReuse, __func__, "the id is not the next of communicator %p",
+           static_cast<void*>(comm));
+    return ncclInvalidArgument;
+  }
+  ++comm->child_count;
+  comm->has_grow_id = false;
+  Comm* const child = NewChild(*comm, config, nullptr);
+  child->before_meeting = [child, rank = comm->rank, count, token] {
+    child->rank = rank;
+    child->count = count;
+    child->token = token;
+    // The first rank creates it.
+    while (!child->is_aborted && !child->parent->is_aborted) {
+      {
+        const MachineLock lock;
+        child->record = FindId(token);
+      }
+      if (child->record != nullptr) return true;
+      std::this_thread::sleep_for(std::chrono::microseconds(200));
+    }
+    FailComm(child, ncclInternalError, "the growth was aborted");
+    return false;
+  };
   RegisterComm(child);
   *made = child;
   return AddInit(child);

@@ -85,6 +85,9 @@ struct Comm {
   size_t memory_bytes = 0;               // of the device; set by the initialization
   uint64_t child_count = 0;              // splits and shrinks; issuing thread only
   std::function<bool()> before_meeting;  // of children: settles rank, count and record
+  std::function<void()> after_meeting;   // of children: publishes them
+  const Comm* parent = nullptr;          // while it is made of another one
+  bool has_grow_id = false;              // that has not been used; issuing thread only
   std::atomic<ncclResult_t> state = ncclInProgress;
   std::atomic<bool> is_initialized = false;
   std::atomic<bool> is_aborted = false;
@@ -141,6 +144,7 @@ ncclResult_t AddAbort(Comm* comm);
 // machine's lock.
 IdRecord* FindId(uint64_t token);
 IdRecord* NewId(uint64_t token);
+ncclUniqueId IdOf(uint64_t token);
 
 // Does the meeting of all ranks; ends early when the communicator is aborted.
 void Initialize(Comm& comm);

@@ -244,6 +244,7 @@ ncclResult_t RunInits(const std::vector<Comm*>& inits) {
     ++comm->helpers;
     std::thread thread([comm] {
       Initialize(*comm);
+      if (comm->after_meeting != nullptr) comm->after_meeting();
       --comm->helpers;
     });
     if (comm->is_blocking) {

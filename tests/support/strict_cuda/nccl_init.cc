@@ -125,7 +125,7 @@ std::string FindDuplicate(const Comm& comm) {
 // ended.
 bool Await(Comm& comm, const std::function<bool()>& done) {
   for (int polls = 1; !done(); ++polls) {
-    if (comm.is_aborted) return false;
+    if (comm.is_aborted || (comm.parent != nullptr && comm.parent->is_aborted)) return false;
     if (polls % 500 == 0 && !IsAlive(comm.record->minter)) {
       FailComm(&comm, ncclSystemError, "the process that minted the unique id is gone");
       return false;
@@ -153,11 +153,18 @@ IdRecord* NewId(uint64_t token) {
   return record;
 }
 
+ncclUniqueId IdOf(uint64_t token) {
+  const IdBytes bytes = {kIdMagic, token};
+  ncclUniqueId id = {};
+  std::memcpy(id.internal, &bytes, sizeof(bytes));
+  return id;
+}
+
 void Initialize(Comm& comm) {
   // False: the rank does not take part, and the state says why.
   if (comm.before_meeting != nullptr && !comm.before_meeting()) return;
   if (GetConfig().nccl_absent_rank == comm.rank) {
-    while (!comm.is_aborted) std::this_thread::sleep_for(kInitPoll);
+    Await(comm, [] { return false; });
     return;
   }
   const int listener = Listen(comm.token, comm.rank);

@@ -112,6 +112,24 @@ TEST_F(NcclBreachTest, FinalizedAfterRevoke) {
   });
 }
 
+TEST_F(NcclBreachTest, SecondIdToGrowWithBeforeTheFirstIsUsed) {
+  ExpectCaught("nccl-id-reuse", [](PairRank& rank) {
+    ncclUniqueId id = {};
+    OK(CU(ncclCommGetUniqueId)(rank.comm, &id));
+    CU(ncclCommGetUniqueId)(rank.comm, &id);
+  });
+}
+
+TEST_F(NcclBreachTest, GrownWithAnIdThatIsNotItsNext) {
+  ExpectCaught("nccl-id-reuse", [](PairRank& rank) {
+    ncclUniqueId id = {};
+    OK(CU(ncclGetUniqueId)(&id));
+    ncclConfig_t config = NonBlocking();
+    ncclComm_t grown = nullptr;
+    CU(ncclCommGrow)(rank.comm, 3, &id, -1, &grown, &config);
+  });
+}
+
 TEST_F(NcclBreachTest, UsedWhileInProgress) {
   ExpectCaughtAlone("nccl-not-ready", [] {
     UseDevice();

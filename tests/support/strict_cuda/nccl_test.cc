@@ -178,6 +178,8 @@ TEST_F(NcclTest, SplitReordersTheRanks) {
     ncclComm_t child = nullptr;
     EXPECT_CU(ncclInProgress,
               CU(ncclCommSplit)(rank.comm, 3, rank.rank == 0 ? 9 : 1, &child, nullptr));
+    // The parent settles: there is no child yet.
+    REQUIRE(Settle(rank.comm) == ncclSuccess);
     REQUIRE(Settle(child) == ncclSuccess);
     int child_rank = -1;
     OK(CU(ncclCommUserRank)(child, &child_rank));
@@ -249,6 +251,7 @@ TEST_F(NcclTest, ShrinkKeepsTheSurvivors) {
         int excluded[] = {1};
         ncclComm_t child = nullptr;
         CU(ncclCommShrink)(rank.comm, excluded, 1, &child, nullptr, NCCL_SHRINK_ABORT);
+        REQUIRE(Settle(rank.comm) == ncclSuccess);
         REQUIRE(Settle(child) == ncclSuccess);
         rank.Synchronize();
         int count = 0;
