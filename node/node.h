@@ -193,9 +193,10 @@ class Node final {
   // NodeOptions::kept_communicator_bytes the least recently used are evicted, except those in use
   // by another rank. Otherwise it is aborted, which invalidates it on all ranks, and the next call
   // creates a new one. Operations issued through get() must have completed, or Abort must have been
-  // called, before it is released. Several threads may request different communicators of the same
-  // GPUs, in any order; where collectives run on these GPUs, this call takes part in the order in
-  // which they execute. Blocks; the node must outlive the result.
+  // called, before it is released. CommunicatorOptions::origin makes it of another one. Several
+  // threads may request different communicators of the same GPUs, in any order; where collectives
+  // run on these GPUs, this call takes part in the order in which they execute. Blocks; the node
+  // must outlive the result.
   //   own: the device for which this call is made; required when several are this node's. Each of
   //   these then needs its own thread to call this.
   //   Errors: INVALID_ARGUMENT for a device that is no GPU of the job, or none that is this node's;

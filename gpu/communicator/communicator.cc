@@ -69,12 +69,48 @@ class EndCalls final : public CommunicatorEnd::Calls {
 
 }  // namespace
 
+// A communicator that another one is made of. It ends with this, on the thread that creates the
+// other one, which makes all calls on it.
+class NcclCommunicator::Yielded final {
+ public:
+  // Null if it cannot be used, for the reason that is logged; it has ended then.
+  static std::unique_ptr<Yielded> Take(std::shared_ptr<NcclCommunicator> from, int ordinal,
+                                       const CommunicatorKey& key);
+  ~Yielded();
+
+  const RankOrigin& offer() const { return offer_; }
+  // May wait for the ranks of the origin to be reachable.
+  absl::StatusOr<std::string> CreateGrowId();
+  // Starts; IsMade reports the end.
+  absl::Status Shrink(nccl::Config& config);
+  absl::Status Grow(int size, absl::string_view id, nccl::Config& config);
+  // After Shrink: its communicator exists only once it is complete.
+  absl::StatusOr<bool> IsShrunk();
+  // After Shrink when IsShrunk, after Grow at once. The caller ends it.
+  nccl::Communicator TakeChild() { return __atomic_exchange_n(&child_, nullptr, __ATOMIC_ACQ_REL); }
+
+ private:
+  Yielded(std::shared_ptr<NcclCommunicator> from, const RankOrigin& offer,
+          std::vector<int> excluded);
+
+  const std::shared_ptr<NcclCommunicator> from_;
+  const RankOrigin offer_;
+  // Ranks that are not in the other one; none: it grows.
+  std::vector<int> excluded_;
+  nccl::Communicator const comm_;
+  EndCalls calls_;
+  CommunicatorEnd end_;
+  // Written by NCCL while it shrinks.
+  nccl::Communicator child_ = nullptr;
+};
+
 // All NCCL calls are made on the device's executor thread, in its order; the bootstrap, and this
 // object, belong to the thread that creates the communicator.
 class NcclCommunicator::Impl final : public BootstrapActions {
  public:
   Impl(std::shared_ptr<const nccl::NcclApi> api, Gpus& gpus, Gpu& gpu, const CommunicatorKey& key,
-       int rank, const BootstrapStoreFactory& store, const CommunicatorOptions& options)
+       int rank, const BootstrapStoreFactory& store, const CommunicatorOptions& options,
+       std::unique_ptr<Yielded> yielded)
       : api_(std::move(api)),
         gpus_(gpus),
         gpu_(gpu),
@@ -85,8 +121,10 @@ class NcclCommunicator::Impl final : public BootstrapActions {
         bootstrap_(key, rank,
                    {.nccl_version = api_->version(),
                     .timeout = options.timeout,
-                    .ranks_per_id = options.ranks_per_id},
-                   *store_, *this, SteadyClock()) {}
+                    .ranks_per_id = options.ranks_per_id,
+                    .origin = OfferOf(options, yielded.get(), *api_)},
+                   *store_, *this, SteadyClock()),
+        yielded_(std::move(yielded)) {}
 
   // Other ranks may have the communicator already, or wait for it: this tells them that it is over.
   ~Impl() override {
@@ -119,19 +157,30 @@ class NcclCommunicator::Impl final : public BootstrapActions {
                                  [this] { return KeepGoing(); });
   }
 
-  void Initialise(uint32_t generation, const std::vector<std::string>& ids) override {
-    FERRY_LOG_INFO(kGpu, "NCCL communicator begun: gpu:{} rank={} of {} attempt={}",
-                   gpu_.device->ordinal(), rank_, bootstrap_.key().size(), generation);
+  absl::StatusOr<std::string> CreateGrowId() override {
+    // Chosen by what this rank offers.
+    FERRY_CHECK(yielded_ != nullptr);
+    return yielded_->CreateGrowId();
+  }
+
+  void Initialise(uint32_t generation, CommunicatorWay way,
+                  const std::vector<std::string>& ids) override {
+    FERRY_LOG_INFO(kGpu, "NCCL communicator begun: gpu:{} rank={} of {} attempt={} way={}",
+                   gpu_.device->ordinal(), rank_, bootstrap_.key().size(), generation,
+                   static_cast<int>(way));
     begun_ = generation;
+    way_ = way;
     phase_ = Phase::kInitialising;
+    if (way != CommunicatorWay::kCreate) {
+      step_ = Reshape(ids);
+      return;
+    }
     step_ = OnDevice([&]() -> absl::Status {
       std::vector<nccl::UniqueId> unique(ids.size());
       for (size_t i = 0; i < ids.size(); ++i) {
         std::copy(ids[i].begin(), ids[i].end(), unique[i].bytes);
       }
-      nccl::Config config;
-      config.blocking = 0;
-      if (options_.max_ctas > 0) config.max_ctas = options_.max_ctas;
+      nccl::Config config = ConfigOf();
       const int size = bootstrap_.key().size();
       if (unique.size() == 1) {
         return api_->Check(api_->table().init_rank_config(&comm_, size, unique[0], rank_, &config),
@@ -168,7 +217,10 @@ class NcclCommunicator::Impl final : public BootstrapActions {
   void Discard(uint32_t generation, const absl::Status& why) override {
     FERRY_LOG_INFO(kGpu, "NCCL communicator discarded: gpu:{} rank={} of {} attempt={}: {}",
                    gpu_.device->ordinal(), rank_, bootstrap_.key().size(), generation, why);
+    // Also ends a child that is not there yet.
+    if (comm_ == nullptr) yielded_ = nullptr;
     EndNow(IsIdle());
+    yielded_ = nullptr;
     if (warm_up_ != nullptr) warm_up_->End();
     phase_ = Phase::kIdle;
   }
@@ -177,6 +229,7 @@ class NcclCommunicator::Impl final : public BootstrapActions {
     FERRY_LOG_INFO(kGpu, "NCCL communicator made: gpu:{} rank={} of {}: {}", gpu_.device->ordinal(),
                    rank_, bootstrap_.key().size(), status);
     ended_ = status;
+    yielded_ = nullptr;
   }
 
   // --- Once it is ready ---
@@ -185,6 +238,10 @@ class NcclCommunicator::Impl final : public BootstrapActions {
     // No call is in progress: other communicators that are waited for must not wait for this
     // device's executor.
     EndNow(is_idle, /*has_callers=*/false);
+    Retire(why);
+  }
+
+  void Retire(const absl::Status& why) {
     {
       absl::MutexLock lock(&bootstrap_mu_);
       bootstrap_.Retire(why);
@@ -192,6 +249,13 @@ class NcclCommunicator::Impl final : public BootstrapActions {
     // Destroyed here, where blocking on the coordinator is allowed; the bootstrap no longer uses
     // it.
     store_.reset();
+  }
+
+  // Its communicator; the caller ends it by FinishEnd, and then this by Retire.
+  nccl::Communicator Yield() {
+    OnDevice([] { return absl::OkStatus(); }).IgnoreError();
+    is_initialised_ = false;
+    return std::exchange(comm_, nullptr);
   }
 
   void Listen(std::function<void()> on_event) { events_->Listen(std::move(on_event)); }
@@ -259,6 +323,33 @@ class NcclCommunicator::Impl final : public BootstrapActions {
   Gpu& gpu() const { return gpu_; }
   const CommunicatorBootstrap& bootstrap() const { return bootstrap_; }
   int rank() const { return rank_; }
+  CommunicatorWay way() const { return way_; }
+  const CommunicatorEnd::Options& end_options() const { return options_.end; }
+
+  // Whether it is initialised, and nothing that Ferry knows of is in flight on it. What a program
+  // has in flight without Run is flushed, or aborted at the deadline.
+  bool IsIdle() {
+    if (phase_ != Phase::kIdle || !is_initialised_ || gpu_.nccl->is_own_thread()) return false;
+    return work_.IsOver().value_or(false) && WaitEnqueued(absl::ZeroDuration()).ok();
+  }
+
+  // Ends one that has begun to, with the device current.
+  void FinishEnd(CommunicatorEnd& end) {
+    while (end.is_waiting()) {
+      absl::SleepFor(kPollInterval);
+      end.Poll();
+    }
+    if (end.state() == CommunicatorEnd::State::kDestroying) {
+      FreeQuiesced(end);
+    } else {
+      end.Free();
+    }
+    if (!end.problem().ok()) {
+      FERRY_LOG_WARN(kGpu, "NCCL communicator aborted: gpu:{} rank={} of {}: {}",
+                     gpu_.device->ordinal(), rank_, bootstrap_.key().size(), end.problem());
+    }
+    work_.EndAll();
+  }
 
  private:
   enum class Phase { kIdle, kInitialising, kWarmingUp };
@@ -283,11 +374,38 @@ class NcclCommunicator::Impl final : public BootstrapActions {
         [](absl::Status) {});
   }
 
-  // Whether it is initialised, and nothing that Ferry knows of is in flight on it. What a program
-  // has in flight without Run is flushed, or aborted at the deadline.
-  bool IsIdle() {
-    if (phase_ != Phase::kIdle || !is_initialised_ || gpu_.nccl->is_own_thread()) return false;
-    return work_.IsOver().value_or(false) && WaitEnqueued(absl::ZeroDuration()).ok();
+  static std::optional<RankOrigin> OfferOf(const CommunicatorOptions& options,
+                                           const Yielded* yielded, const nccl::NcclApi& api) {
+    if (yielded != nullptr) return yielded->offer();
+    const bool joins = options.origin.has_value() && options.origin->from == nullptr;
+    return joins && api.table().grow != nullptr ? std::optional<RankOrigin>(RankOrigin{})
+                                                : std::nullopt;
+  }
+
+  // Starts to make it of the origin. On this thread: NCCL may wait for what other ranks of the
+  // origin have sent, and the executor must not.
+  absl::Status Reshape(const std::vector<std::string>& ids) {
+    const cuda::ScopedCurrent current(*gpu_.device);
+    FERRY_RETURN_IF_ERROR(current.status());
+    nccl::Config config = ConfigOf();
+    if (way_ == CommunicatorWay::kShrink) return yielded_->Shrink(config);
+    const int size = bootstrap_.key().size();
+    if (yielded_ != nullptr) {
+      const absl::Status status = yielded_->Grow(size, ids[0], config);
+      comm_ = yielded_->TakeChild();
+      return status;
+    }
+    nccl::UniqueId id;
+    std::copy(ids[0].begin(), ids[0].end(), id.bytes);
+    return api_->Check(api_->table().grow(nullptr, size, &id, rank_, &comm_, &config),
+                       "ncclCommGrow");
+  }
+
+  nccl::Config ConfigOf() const {
+    nccl::Config config;
+    config.blocking = 0;
+    if (options_.max_ctas > 0) config.max_ctas = options_.max_ctas;
+    return config;
   }
 
   // Runs on the calling thread, which makes all calls from here on: it may block until every kernel
@@ -308,20 +426,7 @@ class NcclCommunicator::Impl final : public BootstrapActions {
       return work_.EndAll();
     }
     end.Begin(is_idle);
-    while (end.is_waiting()) {
-      absl::SleepFor(kPollInterval);
-      end.Poll();
-    }
-    if (end.state() == CommunicatorEnd::State::kDestroying) {
-      FreeQuiesced(end);
-    } else {
-      end.Free();
-    }
-    if (!end.problem().ok()) {
-      FERRY_LOG_WARN(kGpu, "NCCL communicator aborted: gpu:{} rank={} of {}: {}",
-                     gpu_.device->ordinal(), rank_, bootstrap_.key().size(), end.problem());
-    }
-    work_.EndAll();
+    FinishEnd(end);
   }
 
   // Frees memory, for which the driver may wait until the device is idle: while no NCCL work of
@@ -359,6 +464,14 @@ class NcclCommunicator::Impl final : public BootstrapActions {
     }
     if (phase_ != Phase::kInitialising) return;
     bool is_over = false;
+    if (step_.ok() && way_ == CommunicatorWay::kShrink && comm_ == nullptr) {
+      const absl::StatusOr<bool> is_shrunk = yielded_->IsShrunk();
+      step_ = is_shrunk.status();
+      if (step_.ok() && !*is_shrunk) return;
+      comm_ = yielded_->TakeChild();
+      if (step_.ok() && comm_ == nullptr)
+        step_ = absl::InternalError("ncclCommShrink made nothing");
+    }
     if (step_.ok()) {
       step_ = OnDevice([&]() -> absl::Status {
         nccl::Result state = nccl::kSuccess;
@@ -394,11 +507,116 @@ class NcclCommunicator::Impl final : public BootstrapActions {
   uint32_t begun_ = 0;
   nccl::Communicator comm_ = nullptr;
   bool is_initialised_ = false;
+  CommunicatorWay way_ = CommunicatorWay::kCreate;
+  // Null: there is none, or it has ended.
+  std::unique_ptr<Yielded> yielded_;
   // Null if options_.warms_up is false.
   std::unique_ptr<CommunicatorWarmUp> warm_up_;
 
   InFlightOperations work_;
 };
+
+NcclCommunicator::Yielded::Yielded(std::shared_ptr<NcclCommunicator> from, const RankOrigin& offer,
+                                   std::vector<int> excluded)
+    : from_(std::move(from)),
+      offer_(offer),
+      excluded_(std::move(excluded)),
+      comm_(from_->impl_->Yield()),
+      calls_(*from_->impl_->api(), comm_),
+      end_(calls_, SteadyClock(), from_->impl_->end_options()) {}
+
+std::unique_ptr<NcclCommunicator::Yielded> NcclCommunicator::Yielded::Take(
+    std::shared_ptr<NcclCommunicator> from, int ordinal, const CommunicatorKey& key) {
+  Impl& impl = *from->impl_;
+  const CommunicatorKey& held = impl.bootstrap().key();
+  const nccl::NcclTable& table = impl.api()->table();
+  const int version = impl.api()->version();
+  // Ranks of it that are in the other one, in order, and those that are not.
+  std::vector<int> excluded;
+  int next = 0;
+  for (int rank = 0; rank < held.size(); ++rank) {
+    if (next < key.size() && held.member(rank) == key.member(next)) {
+      ++next;
+    } else {
+      excluded.push_back(rank);
+    }
+  }
+  const bool is_idle = impl.IsIdle();
+  const char* why_not = nullptr;
+  if (impl.comm() == nullptr) {
+    why_not = "it has ended";
+  } else if (impl.gpu().device->ordinal() != ordinal) {
+    why_not = "it is of another GPU";
+  } else if (excluded.empty()) {
+    if (held.size() == key.size()) why_not = "it has the same members";
+    if (version < kGrowVersion || table.grow == nullptr) why_not = "NCCL before 2.29.2 cannot grow";
+    if (!is_idle) why_not = "it has work in flight or an error";
+  } else {
+    if (next < key.size()) why_not = "its members are others, or in another order";
+    if (version < kShrinkVersion || table.shrink == nullptr || table.revoke == nullptr)
+      why_not = "NCCL before 2.28.7 cannot stop and shrink it";
+  }
+  const RankOrigin offer = {.id = held.id(),
+                            .generation = impl.bootstrap().generation(),
+                            .rank = impl.rank(),
+                            .size = held.size()};
+  if (why_not == nullptr) {
+    const cuda::ScopedCurrent current(*impl.gpu().device);
+    std::unique_ptr<Yielded> yielded(new Yielded(std::move(from), offer, std::move(excluded)));
+    // Its operations can wait for ranks that are gone: they leave first.
+    if (!yielded->excluded_.empty()) yielded->end_.Begin(/*is_idle=*/false);
+    while (yielded->end_.is_waiting()) {
+      absl::SleepFor(kPollInterval);
+      yielded->end_.Poll();
+    }
+    if (yielded->end_.problem().ok()) return yielded;
+    why_not = "its operations cannot be stopped";
+  } else if (impl.comm() != nullptr) {
+    impl.End(absl::CancelledError("another communicator replaces it"), is_idle);
+  }
+  FERRY_LOG_INFO(kGpu, "{} is not made of {}: {}", key.Describe(), held.Describe(), why_not);
+  return nullptr;
+}
+
+NcclCommunicator::Yielded::~Yielded() {
+  Impl& impl = *from_->impl_;
+  const cuda::ScopedCurrent current(*impl.gpu().device);
+  if (end_.state() == CommunicatorEnd::State::kOpen) end_.Begin(/*is_idle=*/true);
+  impl.FinishEnd(end_);
+  // Complete in the last moment.
+  if (nccl::Communicator const child = TakeChild(); child != nullptr) {
+    EndCalls(*impl.api(), child).Abort().IgnoreError();
+  }
+  impl.Retire(absl::CancelledError("another communicator replaces it"));
+}
+
+absl::StatusOr<std::string> NcclCommunicator::Yielded::CreateGrowId() {
+  const nccl::NcclApi& api = *from_->impl_->api();
+  const cuda::ScopedCurrent current(*from_->impl_->gpu().device);
+  nccl::UniqueId id = {};
+  FERRY_RETURN_IF_ERROR(
+      api.Check(api.table().get_grow_id(comm_, &id), "ncclCommGetUniqueId", comm_));
+  return std::string(id.bytes, sizeof(id.bytes));
+}
+
+absl::Status NcclCommunicator::Yielded::Shrink(nccl::Config& config) {
+  const nccl::NcclApi& api = *from_->impl_->api();
+  return api.Check(api.table().shrink(comm_, excluded_.data(), static_cast<int>(excluded_.size()),
+                                      &child_, &config, nccl::kShrinkAbort),
+                   "ncclCommShrink", comm_);
+}
+
+absl::Status NcclCommunicator::Yielded::Grow(int size, absl::string_view id, nccl::Config& config) {
+  const nccl::NcclApi& api = *from_->impl_->api();
+  nccl::UniqueId unique;
+  std::copy(id.begin(), id.end(), unique.bytes);
+  // The first rank has created the id.
+  return api.Check(
+      api.table().grow(comm_, size, offer_.rank == 0 ? &unique : nullptr, -1, &child_, &config),
+      "ncclCommGrow", comm_);
+}
+
+absl::StatusOr<bool> NcclCommunicator::Yielded::IsShrunk() { return calls_.IsSettled(); }
 
 NcclCommunicator::NcclCommunicator(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 NcclCommunicator::~NcclCommunicator() = default;
@@ -415,7 +633,14 @@ absl::StatusOr<std::shared_ptr<NcclCommunicator>> NcclCommunicator::Make(
                      " makes every call of NCCL's block: unset it, Ferry's must not"));
   }
   FERRY_ASSIGN_OR_RETURN(Gpu* const gpu, gpus.Get(ordinal));
-  auto impl = std::make_unique<Impl>(std::move(api), gpus, *gpu, key, rank, store, options);
+  std::unique_ptr<Yielded> yielded;
+  CommunicatorOptions own = options;
+  if (own.origin.has_value() && own.origin->from != nullptr) {
+    yielded = Yielded::Take(std::move(own.origin->from), ordinal, key);
+    own.origin.reset();
+  }
+  auto impl =
+      std::make_unique<Impl>(std::move(api), gpus, *gpu, key, rank, store, own, std::move(yielded));
   FERRY_RETURN_IF_ERROR(impl->Run());
   return std::shared_ptr<NcclCommunicator>(new NcclCommunicator(std::move(impl)));
 }
@@ -426,6 +651,7 @@ int NcclCommunicator::rank() const { return impl_->rank(); }
 int NcclCommunicator::size() const { return impl_->bootstrap().key().size(); }
 int NcclCommunicator::ordinal() const { return impl_->gpu().device->ordinal(); }
 uint32_t NcclCommunicator::generation() const { return impl_->bootstrap().generation(); }
+CommunicatorWay NcclCommunicator::way() const { return impl_->way(); }
 absl::Status NcclCommunicator::Run(cuda::Stream stream, RunCalls calls, absl::Duration timeout) {
   return impl_->Run(stream, calls, timeout);
 }

@@ -31,6 +31,8 @@ class BootstrapStoreListener {
   virtual void StoreFailed(absl::Status why) = 0;
 };
 
+class NcclCommunicator;
+
 // Creates a bootstrap's store; it may call `listener`, which outlives it, from any thread.
 using BootstrapStoreFactory = std::function<std::unique_ptr<BootstrapStore>(
     std::shared_ptr<BootstrapStoreListener> listener)>;
@@ -47,6 +49,15 @@ struct CommunicatorOptions {
   bool warms_up = true;
   // Time for NCCL to end it without an abort.
   CommunicatorEnd::Options end;
+  // Makes it of a communicator that exists, if all ranks ask for that, offer the same, and have an
+  // NCCL that can (ChooseCommunicatorWay); otherwise, and after a failure, it is created as usual.
+  // Not proven on hardware. `from`: the one that this rank holds, of the same GPU, with no call in
+  // progress: it ends, in any case, and its operations with it. Null: this rank joins those that
+  // hold one.
+  struct Origin {
+    std::shared_ptr<NcclCommunicator> from;
+  };
+  std::optional<Origin> origin;
   // Called every millisecond during creation: an error cancels it. May be null.
   std::function<absl::Status()> keep_going;
 };
@@ -83,6 +94,8 @@ class NcclCommunicator final {
   // The device's ordinal in this process.
   int ordinal() const;
   uint32_t generation() const;
+  // How it was made. REQUIRES: made.
+  CommunicatorWay way() const;
   // Calls `on_event` whenever the store has reported an event for it: from any thread, with no lock
   // held, also after this is destroyed; at once if an event is pending. Then call Check.
   void Listen(std::function<void()> on_event);
@@ -123,6 +136,7 @@ class NcclCommunicator final {
 
  private:
   class Impl;
+  class Yielded;
   explicit NcclCommunicator(std::unique_ptr<Impl> impl);
 
   const std::unique_ptr<Impl> impl_;

@@ -110,7 +110,9 @@ void CommunicatorBootstrap::BeginAttempt() {
   }
   missing_.clear();
   for (int rank = 0; rank < key_.size(); ++rank) missing_.insert(missing_.end(), rank);
-  store_.Set(own, EncodeRankPresence({options_.nccl_version, key_.member(rank_).incarnation}));
+  offers_.assign(static_cast<size_t>(key_.size()), std::nullopt);
+  store_.Set(own,
+             EncodeRankPresence({options_.nccl_version, key_.member(rank_).incarnation, Offer()}));
   for (const auto& [key, value] : std::map(entries_)) NotePresence(key, value);
   TryBegin();
 }
@@ -133,8 +135,22 @@ void CommunicatorBootstrap::NotePresence(absl::string_view key, absl::string_vie
   const absl::StatusOr<RankPresence> presence = DecodeRankPresence(value);
   if (!presence.ok() || presence->incarnation != key_.member(rank).incarnation) return;
   missing_.erase(rank);
+  offers_[static_cast<size_t>(rank)] = presence->origin;
   const absl::Status same = CheckVersion(rank, presence->nccl_version);
   if (!same.ok()) Fail(same);
+}
+
+absl::StatusOr<CommunicatorUniqueIds> CommunicatorBootstrap::ChooseWay() {
+  CommunicatorUniqueIds chosen = {options_.nccl_version, key_.member(0).incarnation};
+  chosen.way = ChooseCommunicatorWay(options_.nccl_version, offers_);
+  if (chosen.way == CommunicatorWay::kGrow) {
+    FERRY_ASSIGN_OR_RETURN(std::string id, actions_.CreateGrowId());
+    chosen.ids.push_back(std::move(id));
+  } else if (chosen.way == CommunicatorWay::kCreate) {
+    FERRY_ASSIGN_OR_RETURN(
+        chosen.ids, actions_.CreateUniqueIds(UniqueIdCount(key_.size(), options_.ranks_per_id)));
+  }
+  return chosen;
 }
 
 void CommunicatorBootstrap::TryBegin() {
@@ -143,12 +159,10 @@ void CommunicatorBootstrap::TryBegin() {
   if (published == entries_.end()) {
     if (rank_ != 0 || has_created_ids_ || !missing_.empty()) return;
     has_created_ids_ = true;
-    absl::StatusOr<std::vector<std::string>> ids =
-        actions_.CreateUniqueIds(UniqueIdCount(key_.size(), options_.ranks_per_id));
-    if (!ids.ok()) return FailAttempt(ids.status());
+    const absl::StatusOr<CommunicatorUniqueIds> chosen = ChooseWay();
+    if (!chosen.ok()) return FailAttempt(chosen.status());
     store_.CompareAndSet(key_.UniqueIdKey(generation_), std::nullopt,
-                         EncodeCommunicatorUniqueIds(
-                             {options_.nccl_version, key_.member(0).incarnation, *std::move(ids)}));
+                         EncodeCommunicatorUniqueIds(*chosen));
     return;
   }
   const absl::StatusOr<CommunicatorUniqueIds> ids = DecodeCommunicatorUniqueIds(published->second);
@@ -156,13 +170,18 @@ void CommunicatorBootstrap::TryBegin() {
   const absl::Status same = CheckVersion(0, ids->nccl_version);
   if (!same.ok()) return Fail(same);
   if (ids->creator_incarnation != key_.member(0).incarnation || (rank_ == 0 && !has_created_ids_) ||
-      static_cast<int>(ids->ids.size()) != UniqueIdCount(key_.size(), options_.ranks_per_id)) {
+      (ids->way == CommunicatorWay::kCreate &&
+       static_cast<int>(ids->ids.size()) != UniqueIdCount(key_.size(), options_.ranks_per_id))) {
     return FailAttempt(absl::AbortedError(absl::StrCat(
         Describe(), ": the ids in the store are not of this life of ", key_.DescribeRank(0))));
   }
+  if (ids->way != CommunicatorWay::kCreate && !Offer().has_value()) {
+    return FailAttempt(absl::AbortedError(
+        absl::StrCat(Describe(), ": the others make it of a communicator that is not here")));
+  }
   state_ = BootstrapState::kInitialising;
   has_begun_ = true;
-  actions_.Initialise(generation_, ids->ids);
+  actions_.Initialise(generation_, ids->way, ids->ids);
 }
 
 void CommunicatorBootstrap::OnInitialised(uint32_t generation, const absl::Status& status) {

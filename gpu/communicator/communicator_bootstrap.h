@@ -43,8 +43,11 @@ class BootstrapActions {
   // Returns ids of kNcclUniqueIdBytes each. Each costs a thread and a socket of this process until
   // all of its ranks have connected, so they are created only once all ranks are present.
   virtual absl::StatusOr<std::vector<std::string>> CreateUniqueIds(int count) = 0;
+  // Returns the one id with which new ranks join the communicator that this rank offered as origin.
+  virtual absl::StatusOr<std::string> CreateGrowId() = 0;
   // Starts without blocking; completion is reported by CommunicatorBootstrap::OnInitialised.
-  virtual void Initialise(uint32_t generation, const std::vector<std::string>& ids) = 0;
+  virtual void Initialise(uint32_t generation, CommunicatorWay way,
+                          const std::vector<std::string>& ids) = 0;
   // Returns this device's sequence number for the warm-up (WarmUpSequencer), to be published to the
   // other ranks; nullopt: no rank has one.
   virtual std::optional<uint64_t> ProposeSequenceNumber(uint32_t generation) = 0;
@@ -71,6 +74,9 @@ struct CommunicatorBootstrapOptions {
   int max_attempts = 4;
   // Must be equal on all ranks.
   int ranks_per_id = kRanksPerUniqueId;
+  // Offered in the first attempt. If all ranks offer the same, the communicator is made of that
+  // one; each later attempt creates it.
+  std::optional<RankOrigin> origin;
 };
 
 enum class BootstrapState {
@@ -86,7 +92,8 @@ absl::string_view BootstrapStateName(BootstrapState state);
 
 // One rank's state machine. Each attempt:
 //   1  every rank reads the generation and sets its presence under it, with its NCCL version
-//   2  when all are present, the first rank creates ids and publishes them
+//   2  when all are present, the first rank chooses the way (ChooseCommunicatorWay), creates the
+//      ids for it, and publishes both
 //   3  every rank that sees them initializes, and publishes a number for its warm-up
 //   4  when all have, every rank warms up, in the order of the largest of their numbers
 // A generation whose creation has begun and failed is over for all: any rank that sees the failure
@@ -135,6 +142,12 @@ class CommunicatorBootstrap final {
   // "2 of 4: ranks 1,2 (devices 5,7) have not <done>".
   std::string DescribeMissing(absl::string_view done) const;
   absl::Status CheckVersion(int rank, int version) const;
+  // This rank's offer in the attempt in progress.
+  std::optional<RankOrigin> Offer() const {
+    return attempts_ == 1 ? options_.origin : std::nullopt;
+  }
+  // The choice of the first rank, when all are present.
+  absl::StatusOr<CommunicatorUniqueIds> ChooseWay();
   // Handles an entry that reports a rank's presence in this generation.
   void NotePresence(absl::string_view key, absl::string_view value);
   // Advances the communicator past this generation.
@@ -163,6 +176,8 @@ class CommunicatorBootstrap final {
   bool has_created_ids_ = false;
   // Ranks that are not present; while AgreeingOnOrder: that have not published their number.
   std::set<int> missing_;
+  // Offers of the ranks that are present.
+  std::vector<std::optional<RankOrigin>> offers_;
   // The actions hold state of this generation.
   bool has_begun_ = false;
   // It is Ready, but was abandoned.

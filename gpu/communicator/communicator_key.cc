@@ -11,11 +11,14 @@
 #include "absl/strings/str_split.h"
 
 #include "base/ranges.h"
+#include "base/status_macros.h"
 
 namespace ferry {
 namespace {
 
-constexpr uint32_t kMagic = 0x31434e46;  // "FNC1"
+constexpr uint32_t kMagic = 0x31434e46;        // "FNC1"
+constexpr uint32_t kShrinkMagic = 0x53434e46;  // "FNCS"
+constexpr uint32_t kGrowMagic = 0x47434e46;    // "FNCG"
 constexpr size_t kHeaderBytes = 4 + 4 + 8 + 4;
 constexpr size_t kMaxIds = 4096;
 
@@ -31,6 +34,16 @@ uint64_t Checksum(absl::string_view bytes) {
   uint64_t sum = bytes.size();
   for (const char byte : bytes) sum = Mix(sum, static_cast<unsigned char>(byte));
   return sum;
+}
+
+uint32_t MagicOf(CommunicatorWay way) {
+  if (way == CommunicatorWay::kShrink) return kShrinkMagic;
+  return way == CommunicatorWay::kGrow ? kGrowMagic : kMagic;
+}
+
+bool HasItsIds(CommunicatorWay way, uint32_t count) {
+  if (way == CommunicatorWay::kCreate) return count > 0 && count <= kMaxIds;
+  return count == (way == CommunicatorWay::kGrow ? 1 : 0);
 }
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "fields lie in the store as in memory");
@@ -121,7 +134,7 @@ int UniqueIdCount(int rank_count, int ranks_per_id) {
 
 std::string EncodeCommunicatorUniqueIds(const CommunicatorUniqueIds& ids) {
   std::string value;
-  Put(kMagic, value);
+  Put(MagicOf(ids.way), value);
   Put(static_cast<int32_t>(ids.nccl_version), value);
   Put(ids.creator_incarnation, value);
   Put(static_cast<uint32_t>(ids.ids.size()), value);
@@ -133,15 +146,18 @@ std::string EncodeCommunicatorUniqueIds(const CommunicatorUniqueIds& ids) {
 absl::StatusOr<CommunicatorUniqueIds> DecodeCommunicatorUniqueIds(absl::string_view value) {
   const absl::Status malformed = absl::DataLossError(
       absl::StrCat("the ", value.size(), " bytes in the store are no NCCL ids of Ferry's"));
-  if (value.size() < kHeaderBytes + 8 || Get<uint32_t>(value, 0) != kMagic) return malformed;
+  if (value.size() < kHeaderBytes + 8) return malformed;
+  const auto magic = Get<uint32_t>(value, 0);
+  CommunicatorUniqueIds ids;
+  if (magic == kShrinkMagic) ids.way = CommunicatorWay::kShrink;
+  if (magic == kGrowMagic) ids.way = CommunicatorWay::kGrow;
   const auto count = Get<uint32_t>(value, 16);
-  if (count == 0 || count > kMaxIds ||
+  if (magic != MagicOf(ids.way) || !HasItsIds(ids.way, count) ||
       value.size() != kHeaderBytes + count * kNcclUniqueIdBytes + 8) {
     return malformed;
   }
   const absl::string_view content = value.substr(0, value.size() - 8);
   if (Get<uint64_t>(value, content.size()) != Checksum(content)) return malformed;
-  CommunicatorUniqueIds ids;
   ids.nccl_version = Get<int32_t>(value, 4);
   ids.creator_incarnation = Get<uint64_t>(value, 8);
   for (uint32_t i = 0; i < count; ++i) {
@@ -151,15 +167,20 @@ absl::StatusOr<CommunicatorUniqueIds> DecodeCommunicatorUniqueIds(absl::string_v
 }
 
 std::string EncodeRankPresence(const RankPresence& presence) {
-  return absl::StrCat(presence.nccl_version, " ", absl::Hex(presence.incarnation));
+  return absl::StrCat(presence.nccl_version, " ", absl::Hex(presence.incarnation),
+                      presence.origin.has_value() ? " " : "",
+                      presence.origin.has_value() ? EncodeRankOrigin(*presence.origin) : "");
 }
 
 absl::StatusOr<RankPresence> DecodeRankPresence(absl::string_view value) {
   const std::vector<absl::string_view> words = absl::StrSplit(value, ' ');
   RankPresence presence;
-  if (words.size() != 2 || !absl::SimpleAtoi(words[0], &presence.nccl_version) ||
+  if (words.size() < 2 || words.size() > 3 || !absl::SimpleAtoi(words[0], &presence.nccl_version) ||
       !absl::SimpleHexAtoi(words[1], &presence.incarnation)) {
     return absl::DataLossError("a rank's presence in the store is malformed");
+  }
+  if (words.size() == 3) {
+    FERRY_ASSIGN_OR_RETURN(presence.origin, DecodeRankOrigin(words[2]));
   }
   return presence;
 }

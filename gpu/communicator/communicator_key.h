@@ -4,11 +4,14 @@
 #define FERRY_GPU_COMMUNICATOR_COMMUNICATOR_KEY_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+
+#include "gpu/communicator/communicator_origin.h"
 
 namespace ferry {
 
@@ -66,8 +69,9 @@ struct CommunicatorUniqueIds {
   // As returned by ncclGetVersion: 22809.
   int nccl_version = 0;
   uint64_t creator_incarnation = 0;
-  // 128 bytes each.
+  // 128 bytes each. kCreate: one or more; kShrink: none; kGrow: one, of the origin.
   std::vector<std::string> ids;
+  CommunicatorWay way = CommunicatorWay::kCreate;
 
   friend bool operator==(const CommunicatorUniqueIds&, const CommunicatorUniqueIds&) = default;
 };
@@ -87,8 +91,10 @@ absl::StatusOr<CommunicatorUniqueIds> DecodeCommunicatorUniqueIds(absl::string_v
 struct RankPresence {
   int nccl_version = 0;
   uint64_t incarnation = 0;
+  // Nothing: it can only be created.
+  std::optional<RankOrigin> origin;
 };
-// "22809 5f3c...": text, readable in the store.
+// "22809 5f3c...", and a third word for the origin: text, readable in the store.
 std::string EncodeRankPresence(const RankPresence& presence);
 absl::StatusOr<RankPresence> DecodeRankPresence(absl::string_view value);
 

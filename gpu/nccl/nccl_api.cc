@@ -52,6 +52,8 @@ void ResolveOptional(const SharedLibrary& library, NcclTable& table) {
   library.ResolveOptional("ncclCommWindowRegister", table.register_window);
   library.ResolveOptional("ncclCommWindowDeregister", table.deregister_window);
   library.ResolveOptional("ncclCommRevoke", table.revoke);
+  library.ResolveOptional("ncclCommGetUniqueId", table.get_grow_id);
+  library.ResolveOptional("ncclCommGrow", table.grow);
 }
 
 }  // namespace

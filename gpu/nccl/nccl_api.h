@@ -62,6 +62,10 @@ struct NcclTable {
                             int flags) = nullptr;                                   // 2.27
   Result (*deregister_window)(Communicator communicator, Window window) = nullptr;  // 2.27
   Result (*revoke)(Communicator communicator, int flags) = nullptr;                 // 2.28.7
+  // The id with which new ranks join `communicator`, in grow. 2.29.2, both.
+  Result (*get_grow_id)(Communicator communicator, UniqueId* id) = nullptr;
+  Result (*grow)(Communicator communicator, int rank_count, const UniqueId* id, int rank,
+                 Communicator* grown, Config* config) = nullptr;
 };
 
 // Loaded once per process. The table is thread-safe; a communicator's calls belong to one thread.

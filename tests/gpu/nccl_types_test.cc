@@ -61,6 +61,10 @@ FERRY_SAME_CALL(NcclTable, ncclCommWindowDeregister, deregister_window);
 #if NCCL_VERSION_CODE >= 22807
 FERRY_SAME_CALL(NcclTable, ncclCommRevoke, revoke);
 #endif
+#if NCCL_VERSION_CODE >= 22902
+FERRY_SAME_CALL(NcclTable, ncclCommGetUniqueId, get_grow_id);
+FERRY_SAME_CALL(NcclTable, ncclCommGrow, grow);
+#endif
 FERRY_SAME_CALL(NcclTable, ncclGetVersion, get_version);
 
 static_assert(sizeof(UniqueId) == sizeof(ncclUniqueId));

@@ -45,12 +45,14 @@ class Keeper final {
   // made: is cached, or in use, while the entry exists.
   absl::StatusOr<Communicator> Acquire(const CommunicatorKey& key,
                                        absl::Duration timeout = kTimeout,
-                                       std::weak_ptr<NcclCommunicator>* made = nullptr) {
+                                       std::weak_ptr<NcclCommunicator>* made = nullptr,
+                                       Communicator origin = nullptr) {
     const NcclJob& nccl = peer_.transfer_engine().nccl();
     const int rank = key.size() == 1 ? 0 : rank_;
     CommunicatorOptions options;
     options.timeout = timeout;
     options.keep_going = [this, &key] { return kept_->CheckAlive(key); };
+    if (origin != nullptr) options.origin = {.from = std::move(origin)};
     return kept_->Acquire(key, rank, rank_, timeout, [&]() -> absl::StatusOr<Communicator> {
       FERRY_ASSIGN_OR_RETURN(Communicator all,
                              NcclCommunicator::Make(nccl.library, peer_.gpus(), rank_, key, rank,
@@ -128,6 +130,26 @@ TEST(CommunicatorCache, RankDies_ItsCachedCommunicatorsAreDroppedAndTheRestStay)
         },
         [&](GpuPeer& peer) { HasAndIsKilled(peer, lets_go); });
   }
+}
+
+TEST(CommunicatorCache, RankDies_TheSurvivorGoesOnWithoutIt) {
+  NEEDS_THE_DOUBLE("has two GPUs for two processes");
+  RunGpuPair(
+      OnTwoMachines(/*consumer_dies=*/true),
+      [](GpuPeer& peer) {
+        Keeper keeper(peer);
+        std::weak_ptr<NcclCommunicator> made;
+        absl::StatusOr<Communicator> all = keeper.Acquire(keeper.Both(), kTimeout, &made);
+        ASSERT_TRUE(all.ok()) << all.status();
+        peer.Meet();
+        keeper.Forget();
+        const absl::StatusOr<Communicator> own =
+            keeper.Acquire(keeper.Own(), kTimeout, nullptr, *std::move(all));
+        ASSERT_TRUE(own.ok()) << own.status();
+        EXPECT_EQ((*own)->way(), CommunicatorWay::kShrink);
+        EXPECT_TRUE(EndsWithin(kMuchSooner, made));
+      },
+      [](GpuPeer& peer) { HasAndIsKilled(peer, /*lets_go=*/false); });
 }
 
 // It is not taken away from its user, and not cached afterwards.

@@ -73,8 +73,14 @@ class FakeSteps final : public BootstrapActions {
     }
     return ids;
   }
-  void Initialise(uint32_t generation, const std::vector<std::string>& ids) override {
+  absl::StatusOr<std::string> CreateGrowId() override {
+    if (!create_ids_error.ok()) return std::exchange(create_ids_error, absl::OkStatus());
+    return std::string(kNcclUniqueIdBytes, 'g');
+  }
+  void Initialise(uint32_t generation, CommunicatorWay way,
+                  const std::vector<std::string>& ids) override {
     initialised.emplace_back(generation, ids);
+    ways.push_back(way);
   }
   std::optional<uint64_t> ProposeSequenceNumber(uint32_t generation) override { return number; }
   void WarmUp(uint32_t generation, uint64_t agreed) override {
@@ -93,6 +99,7 @@ class FakeSteps final : public BootstrapActions {
   absl::Status create_ids_error;
   int id_sets_created = 0;
   std::vector<std::pair<uint32_t, std::vector<std::string>>> initialised;
+  std::vector<CommunicatorWay> ways;
   // For its warm-up; empty: it is not in a queue.
   std::optional<uint64_t> number;
   std::vector<uint64_t> agreed_on;
@@ -120,7 +127,7 @@ class CommunicatorBootstrapTest : public testing::Test {
  protected:
   CommunicatorBootstrapTest() { Make(3); }
 
-  void Make(int count, std::map<int, int> versions = {}) {
+  void Make(int count, std::map<int, int> versions = {}, std::map<int, RankOrigin> origins = {}) {
     std::vector<CommunicatorMember> members;
     for (int rank = 0; rank < count; ++rank) {
       members.push_back({10 + rank, 0x1000 + static_cast<uint64_t>(rank)});
@@ -131,6 +138,7 @@ class CommunicatorBootstrapTest : public testing::Test {
     for (int rank = 0; rank < count; ++rank) {
       CommunicatorBootstrapOptions options;
       options.nccl_version = versions.contains(rank) ? versions[rank] : 22809;
+      if (origins.contains(rank)) options.origin = origins[rank];
       auto made = std::make_unique<Rank>();
       made->view = std::make_unique<FakeStore::View>(store_);
       made->bootstrap = std::make_unique<CommunicatorBootstrap>(*key_, rank, options, *made->view,

@@ -80,7 +80,11 @@ struct Life final : BootstrapStore, BootstrapActions {
         static_cast<size_t>(count),
         std::string(kNcclUniqueIdBytes, static_cast<char>(32 + 8 * index + id_sets_created)));
   }
-  void Initialise(uint32_t generation, const std::vector<std::string>& ids) override {
+  absl::StatusOr<std::string> CreateGrowId() override {
+    return absl::UnimplementedError("nothing is grown here");
+  }
+  void Initialise(uint32_t generation, CommunicatorWay,
+                  const std::vector<std::string>& ids) override {
     begun = {generation, ids.front()};
     has_begun = true;
   }

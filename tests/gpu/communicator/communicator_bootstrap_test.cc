@@ -28,6 +28,77 @@ TEST_F(CommunicatorBootstrapTest, FirstRankCreatesTheIdsWhenAllHaveArrived) {
   EXPECT_THAT(store_.entries, IsEmpty()) << "no rank needs them any more";
 }
 
+RankOrigin HeldOne(int rank, int size) {
+  return {.id = 0xabc, .generation = 1, .rank = rank, .size = size};
+}
+
+TEST_F(CommunicatorBootstrapTest, AllOfferTheSameOrigin_ItIsShrunk) {
+  Make(2, {}, {{0, HeldOne(0, 3)}, {1, HeldOne(2, 3)}});
+  Start({0, 1});
+  for (auto& rank : ranks_) {
+    EXPECT_THAT(rank->actions.ways, ElementsAre(CommunicatorWay::kShrink));
+    EXPECT_THAT(rank->actions.initialised[0].second, IsEmpty());
+  }
+  EXPECT_EQ(ranks_[0]->actions.id_sets_created, 0);
+  FinishAll(1);
+}
+
+TEST_F(CommunicatorBootstrapTest, NewRankJoins_TheFirstOneCreatesTheIdOfTheOrigin) {
+  Make(3, {{0, 23203}, {1, 23203}, {2, 23203}},
+       {{0, HeldOne(0, 2)}, {1, HeldOne(1, 2)}, {2, RankOrigin{}}});
+  Start({0, 1, 2});
+  for (auto& rank : ranks_) {
+    EXPECT_THAT(rank->actions.ways, ElementsAre(CommunicatorWay::kGrow));
+    EXPECT_THAT(rank->actions.initialised[0].second,
+                ElementsAre(std::string(kNcclUniqueIdBytes, 'g')));
+  }
+  FinishAll(1);
+}
+
+// Its library cannot, or it does not hold the origin any more.
+TEST_F(CommunicatorBootstrapTest, OneRankOffersNothing_AllCreate) {
+  Make(2, {}, {{0, HeldOne(0, 3)}});
+  Start({0, 1});
+  for (auto& rank : ranks_) {
+    EXPECT_THAT(rank->actions.ways, ElementsAre(CommunicatorWay::kCreate));
+    EXPECT_THAT(rank->actions.initialised[0].second, SizeIs(1));
+  }
+}
+
+TEST_F(CommunicatorBootstrapTest, ShrinkFailsOnOneRank_AllCreate) {
+  Make(2, {}, {{0, HeldOne(0, 3)}, {1, HeldOne(2, 3)}});
+  Start({0, 1});
+  ranks_[1]->bootstrap->OnInitialised(1, absl::InternalError("a remote error"));
+  Hear();
+  for (auto& rank : ranks_) {
+    EXPECT_THAT(rank->actions.discarded, ElementsAre(1));
+    EXPECT_THAT(rank->actions.ways,
+                ElementsAre(CommunicatorWay::kShrink, CommunicatorWay::kCreate));
+  }
+  FinishAll(2);
+}
+
+TEST_F(CommunicatorBootstrapTest, IdOfTheOriginCannotBeCreated_AllCreate) {
+  Make(2, {{0, 23203}, {1, 23203}}, {{0, HeldOne(0, 1)}, {1, RankOrigin{}}});
+  ranks_[0]->actions.create_ids_error = absl::InternalError("NCCL_COMM_ID is set");
+  Start({0, 1});
+  for (auto& rank : ranks_) {
+    EXPECT_THAT(rank->actions.ways, ElementsAre(CommunicatorWay::kCreate));
+    EXPECT_EQ(rank->bootstrap->generation(), 2u);
+  }
+}
+
+// It has begun later, with nothing to offer: the others cannot know that it takes their way.
+TEST_F(CommunicatorBootstrapTest, WayThatThisRankHasNotOffered_IsGivenUp) {
+  Make(2, {}, {{0, HeldOne(0, 3)}});
+  ranks_[1]->bootstrap->Start();
+  store_.Put(key_->UniqueIdKey(1),
+             EncodeCommunicatorUniqueIds({22809, 0x1000, {}, CommunicatorWay::kShrink}));
+  ranks_[1]->Hear();
+  EXPECT_THAT(ranks_[1]->actions.ways, IsEmpty());
+  EXPECT_EQ(store_.entries[key_->GenerationKey()], "2");
+}
+
 TEST_F(CommunicatorBootstrapTest, OneIdForEvery128Ranks) {
   EXPECT_EQ(UniqueIdCount(128), 1);
   EXPECT_EQ(UniqueIdCount(129), 2);
