@@ -219,7 +219,11 @@ class NcclCommunicator::Impl final : public BootstrapActions {
                    gpu_.device->ordinal(), rank_, bootstrap_.key().size(), generation, why);
     // Also ends a child that is not there yet.
     if (comm_ == nullptr) yielded_ = nullptr;
-    EndNow(IsIdle());
+    const bool is_idle = IsIdle();
+    // Wait until no call on it is in progress.
+    if (comm_ != nullptr && !gpu_.nccl->is_own_thread())
+      OnDevice([] { return absl::OkStatus(); }).IgnoreError();
+    EndNow(std::exchange(comm_, nullptr), is_idle);
     yielded_ = nullptr;
     if (warm_up_ != nullptr) warm_up_->End();
     phase_ = Phase::kIdle;
@@ -235,23 +239,25 @@ class NcclCommunicator::Impl final : public BootstrapActions {
   // --- Once it is ready ---
 
   void End(const absl::Status& why, bool is_idle) {
+    // The other ranks are told first: NCCL may wait for them.
+    nccl::Communicator const comm = std::exchange(comm_, nullptr);
+    Retire(why);
     // No call is in progress: other communicators that are waited for must not wait for this
     // device's executor.
-    EndNow(is_idle, /*has_callers=*/false);
-    Retire(why);
+    EndNow(comm, is_idle);
+    CloseStore();
   }
 
   void Retire(const absl::Status& why) {
-    {
-      absl::MutexLock lock(&bootstrap_mu_);
-      bootstrap_.Retire(why);
-    }
-    // Destroyed here, where blocking on the coordinator is allowed; the bootstrap no longer uses
-    // it.
-    store_.reset();
+    absl::MutexLock lock(&bootstrap_mu_);
+    bootstrap_.Retire(why);
   }
+  // Where blocking on the coordinator is allowed. REQUIRES: retired: the bootstrap no longer uses
+  // it.
+  void CloseStore() { store_.reset(); }
 
-  // Its communicator; the caller ends it by FinishEnd, and then this by Retire.
+  // Its communicator; the caller retires this, ends the communicator by FinishEnd, and closes the
+  // store.
   nccl::Communicator Yield() {
     OnDevice([] { return absl::OkStatus(); }).IgnoreError();
     is_initialised_ = false;
@@ -410,13 +416,10 @@ class NcclCommunicator::Impl final : public BootstrapActions {
 
   // Runs on the calling thread, which makes all calls from here on: it may block until every kernel
   // has left the device, and the executor must stay free for the other communicators whose kernels
-  // must leave too.
-  void EndNow(bool is_idle, bool has_callers = true) {
-    nccl::Communicator const comm = std::exchange(comm_, nullptr);
+  // must leave too. REQUIRES: no other call on it is in progress.
+  void EndNow(nccl::Communicator comm, bool is_idle) {
     if (comm == nullptr) return;
     const bool is_own_thread = gpu_.nccl->is_own_thread();
-    // Wait until no call on it is in progress.
-    if (has_callers && !is_own_thread) OnDevice([] { return absl::OkStatus(); }).IgnoreError();
     const cuda::ScopedCurrent current(*gpu_.device);
     EndCalls calls(*api_, comm);
     CommunicatorEnd end(calls, SteadyClock(), options_.end);
@@ -581,13 +584,14 @@ std::unique_ptr<NcclCommunicator::Yielded> NcclCommunicator::Yielded::Take(
 NcclCommunicator::Yielded::~Yielded() {
   Impl& impl = *from_->impl_;
   const cuda::ScopedCurrent current(*impl.gpu().device);
+  impl.Retire(absl::CancelledError("another communicator replaces it"));
   if (end_.state() == CommunicatorEnd::State::kOpen) end_.Begin(/*is_idle=*/true);
   impl.FinishEnd(end_);
   // Complete in the last moment.
   if (nccl::Communicator const child = TakeChild(); child != nullptr) {
     EndCalls(*impl.api(), child).Abort().IgnoreError();
   }
-  impl.Retire(absl::CancelledError("another communicator replaces it"));
+  impl.CloseStore();
 }
 
 absl::StatusOr<std::string> NcclCommunicator::Yielded::CreateGrowId() {

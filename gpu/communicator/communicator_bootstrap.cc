@@ -229,10 +229,11 @@ void CommunicatorBootstrap::LeaveGeneration(const absl::Status& why) {
   if (left == 0) return;
   is_abandoned_ = false;
   lowest_ = std::max(lowest_, left + 1);
-  if (std::exchange(has_begun_, false)) actions_.Discard(left, why);
+  // First of all: NCCL may wait for ranks that have not been told yet.
   if (store_generation_ < lowest_) {
     store_.CompareAndSet(key_.GenerationKey(), generation_text_, absl::StrCat(lowest_));
   }
+  if (std::exchange(has_begun_, false)) actions_.Discard(left, why);
 }
 
 void CommunicatorBootstrap::FailAttempt(const absl::Status& why) {

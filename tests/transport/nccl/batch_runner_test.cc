@@ -13,7 +13,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
 
+#include "base/clock.h"
 #include "base/thread.h"
 #include "net/event_loop.h"
 #include "tests/gpu/cuda_fixture.h"
@@ -139,6 +141,23 @@ TEST_F(BatchRunnerTest, CommunicatorThatIsNotFinalizedInTime_IsAborted) {
   EXPECT_TRUE(threads_.StopWithin(kTooLong).empty());
   HangFinalize(false);
   EXPECT_EQ(communicator->get(), nullptr);
+}
+
+// NCCL may wait for it: ncclCommDestroy returns when all ranks of the machine have ended theirs.
+TEST_F(BatchRunnerTest, OtherRankIsToldBeforeTheEndIsComplete) {
+  const std::vector<std::shared_ptr<NcclCommunicator>> pair = MakePair();
+  ASSERT_NE(pair[0], nullptr);
+  ASSERT_NE(pair[1], nullptr);
+  cuda::FailNext("ncclCommDestroy", /*hangs*/ -1);
+  runner_->Abort(pair[0], absl::CancelledError("its memory is wanted"));
+  const absl::Time deadline = SteadyClock().Now() + kTooLong;
+  while (pair[1]->Check().ok() && SteadyClock().Now() < deadline) {
+    absl::SleepFor(absl::Milliseconds(1));
+  }
+  EXPECT_TRUE(absl::IsAborted(pair[1]->Check())) << pair[1]->Check();
+  reinterpret_cast<void (*)()>(cuda::StrictSymbol("strict_cuda_clear_faults"))();
+  pair[1]->Close(absl::CancelledError("the other rank has ended it"));
+  EXPECT_TRUE(threads_.StopWithin(kTooLong).empty());
 }
 
 // ncclCommAbort returned, and the kernel writes on: memory that is handed back then would be
