@@ -54,6 +54,10 @@ void ResolveOptional(const SharedLibrary& library, NcclTable& table) {
   library.ResolveOptional("ncclCommRevoke", table.revoke);
   library.ResolveOptional("ncclCommGetUniqueId", table.get_grow_id);
   library.ResolveOptional("ncclCommGrow", table.grow);
+  library.ResolveOptional("ncclCommQueryProperties", table.query_properties);
+  library.ResolveOptional("ncclPutSignal", table.put_signal);
+  library.ResolveOptional("ncclSignal", table.signal);
+  library.ResolveOptional("ncclWaitSignal", table.wait_signal);
 }
 
 }  // namespace
@@ -126,6 +130,13 @@ bool AllowsSharedGpu(int version) {
     return true;
   }
   return std::getenv("NCCL_HOSTID") != nullptr;
+}
+
+bool HasPut(const NcclApi& api) {
+  const NcclTable& table = api.table();
+  return api.version() >= kPutVersion && table.register_window != nullptr &&
+         table.query_properties != nullptr && table.put_signal != nullptr &&
+         table.signal != nullptr && table.wait_signal != nullptr;
 }
 
 std::string VersionText(int version) {

@@ -66,6 +66,18 @@ struct NcclTable {
   Result (*get_grow_id)(Communicator communicator, UniqueId* id) = nullptr;
   Result (*grow)(Communicator communicator, int rank_count, const UniqueId* id, int rank,
                  Communicator* grown, Config* config) = nullptr;
+
+  // One-sided operations.
+  Result (*query_properties)(Communicator communicator,
+                             CommunicatorProperties* properties) = nullptr;  // 2.29.2
+  Result (*put_signal)(const void* buffer, size_t count, DataType type, int peer,
+                       Window window_of_peer, size_t offset, int signal_index, int context,
+                       unsigned int flags, Communicator communicator,
+                       Stream stream) = nullptr;  // 2.29.2
+  Result (*signal)(int peer, int signal_index, int context, unsigned int flags,
+                   Communicator communicator, Stream stream) = nullptr;  // 2.29.2
+  Result (*wait_signal)(int count, WaitSignalDescriptor* descriptors, Communicator communicator,
+                        Stream stream) = nullptr;  // 2.29.2
 };
 
 // Loaded once per process. The table is thread-safe; a communicator's calls belong to one thread.
@@ -112,6 +124,11 @@ inline constexpr int kMultiRankGpuVersion = 23003;
 // NCCL_MULTI_RANK_GPU_ENABLE=1, or with NCCL_HOSTID, which makes them two machines to every
 // version.
 bool AllowsSharedGpu(int version);
+
+// Whether the library has one-sided operations, and can say whether a communicator has them. Before
+// 2.29.7 it cannot, and a refused operation leaves a non-blocking communicator unusable.
+inline constexpr int kPutVersion = 22907;
+bool HasPut(const NcclApi& api);
 
 }  // namespace ferry::nccl
 

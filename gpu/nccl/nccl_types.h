@@ -85,6 +85,33 @@ struct Config {
   int nvlink_centric_sched = kUndefined;
 };
 
+// One-sided operations (docs/nccl.md): since 2.29.2, with the property host_rma since 2.29.7.
+
+struct WaitSignalDescriptor {  // ncclWaitSignalDesc_t
+  int count = 0;
+  int peer = 0;
+  int signal_index = 0;  // 0 is the only one up to 2.31
+  int context = 0;       // 0 is the only one
+};
+
+// ncclCommProperties_t of 2.29.7, for ncclCommQueryProperties: a newer library, whose struct begins
+// with the same fields, fills in those that `version` has.
+struct CommunicatorProperties {
+  size_t size = sizeof(CommunicatorProperties);
+  unsigned int magic = 0xcafebeef;
+  unsigned int version = 22907;
+  int rank = 0;
+  int rank_count = 0;
+  int cuda_device = 0;
+  int nvml_device = 0;
+  bool has_device_api = false;
+  bool has_multimem = false;
+  int gin_type = 0;
+  int lsa_team_count = 0;
+  bool has_host_rma = false;  // ncclPutSignal, ncclSignal and ncclWaitSignal work
+  int railed_gin_type = 0;
+};
+
 }  // namespace ferry::nccl
 
 #endif  // FERRY_GPU_NCCL_NCCL_TYPES_H_

@@ -69,6 +69,10 @@ TEST_F(InstalledNccl, EachOptionalFunctionIsThereFromItsVersionOn) {
   EXPECT_EQ(table.register_window != nullptr, version >= 22703);
   EXPECT_EQ(table.deregister_window != nullptr, version >= 22703);
   EXPECT_EQ(table.revoke != nullptr, version >= 22807);
+  EXPECT_EQ(table.put_signal != nullptr, version >= 22902);
+  EXPECT_EQ(table.signal != nullptr, version >= 22902);
+  EXPECT_EQ(table.wait_signal != nullptr, version >= 22902);
+  EXPECT_EQ(HasPut(*api_), version >= kPutVersion);
 }
 
 TEST_F(InstalledNccl, IdHasTheAddressWhereNcclListens) {

@@ -146,6 +146,9 @@ TEST(NcclApi, EveryFunctionOfARecentLibraryIsAvailable) {
   EXPECT_NE(table.init_rank_scalable, nullptr);
   EXPECT_NE(table.shrink, nullptr);
   EXPECT_NE(table.revoke, nullptr);
+  // It exports those of 2.29 too, but says that it is older.
+  EXPECT_NE(table.put_signal, nullptr);
+  EXPECT_FALSE(HasPut(**api));
 }
 
 TEST(NcclApi, EachResultHasItsStatus) {

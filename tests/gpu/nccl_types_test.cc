@@ -3,6 +3,15 @@
 // there is one, of NCCL 2.18 or newer; what a later version has added is compared from that version
 // on.
 #include <nccl.h>
+// Not part of nccl.h. Packages of some distributions have nccl.h alone.
+#if NCCL_VERSION_CODE >= 22907 && __has_include(<nccl_device/core.h>)
+#define FERRY_HAS_NCCL_PROPERTIES 1
+#if __has_include(<nccl_device/host.h>)
+#include <nccl_device/host.h>
+#else
+#include <nccl_device/core.h>
+#endif
+#endif
 
 #include <algorithm>
 #include <cstddef>
@@ -18,6 +27,12 @@ template <>
 struct SizedStruct<nccl::Config> {
   using Theirs = ncclConfig_t;
 };
+#ifdef FERRY_HAS_NCCL_PROPERTIES
+template <>
+struct SizedStruct<nccl::CommunicatorProperties> {
+  using Theirs = ncclCommProperties_t;
+};
+#endif
 }  // namespace ferry
 
 namespace ferry::nccl {
@@ -64,6 +79,30 @@ FERRY_SAME_CALL(NcclTable, ncclCommRevoke, revoke);
 #if NCCL_VERSION_CODE >= 22902
 FERRY_SAME_CALL(NcclTable, ncclCommGetUniqueId, get_grow_id);
 FERRY_SAME_CALL(NcclTable, ncclCommGrow, grow);
+FERRY_SAME_CALL(NcclTable, ncclPutSignal, put_signal);
+FERRY_SAME_CALL(NcclTable, ncclSignal, signal);
+FERRY_SAME_CALL(NcclTable, ncclWaitSignal, wait_signal);
+FERRY_SAME_FIELD(WaitSignalDescriptor, count, ncclWaitSignalDesc_t, opCnt);
+FERRY_SAME_FIELD(WaitSignalDescriptor, peer, ncclWaitSignalDesc_t, peer);
+FERRY_SAME_FIELD(WaitSignalDescriptor, signal_index, ncclWaitSignalDesc_t, sigIdx);
+FERRY_SAME_FIELD(WaitSignalDescriptor, context, ncclWaitSignalDesc_t, ctx);
+#endif
+#ifdef FERRY_HAS_NCCL_PROPERTIES
+FERRY_SAME_CALL(NcclTable, ncclCommQueryProperties, query_properties);
+FERRY_SAME_FIELD(CommunicatorProperties, size, ncclCommProperties_t, size);
+FERRY_SAME_FIELD(CommunicatorProperties, magic, ncclCommProperties_t, magic);
+FERRY_SAME_FIELD(CommunicatorProperties, version, ncclCommProperties_t, version);
+FERRY_SAME_FIELD(CommunicatorProperties, rank, ncclCommProperties_t, rank);
+FERRY_SAME_FIELD(CommunicatorProperties, rank_count, ncclCommProperties_t, nRanks);
+FERRY_SAME_FIELD(CommunicatorProperties, cuda_device, ncclCommProperties_t, cudaDev);
+FERRY_SAME_FIELD(CommunicatorProperties, nvml_device, ncclCommProperties_t, nvmlDev);
+FERRY_SAME_FIELD(CommunicatorProperties, has_device_api, ncclCommProperties_t, deviceApiSupport);
+FERRY_SAME_FIELD(CommunicatorProperties, has_multimem, ncclCommProperties_t, multimemSupport);
+FERRY_SAME_FIELD(CommunicatorProperties, gin_type, ncclCommProperties_t, ginType);
+FERRY_SAME_FIELD(CommunicatorProperties, lsa_team_count, ncclCommProperties_t, nLsaTeams);
+FERRY_SAME_FIELD(CommunicatorProperties, has_host_rma, ncclCommProperties_t, hostRmaSupport);
+FERRY_SAME_FIELD(CommunicatorProperties, railed_gin_type, ncclCommProperties_t, railedGinType);
+static_assert(sizeof(CommunicatorProperties) <= sizeof(ncclCommProperties_t));
 #endif
 FERRY_SAME_CALL(NcclTable, ncclGetVersion, get_version);
 
@@ -156,6 +195,16 @@ TEST(NcclTypes, TheConfigurationIsTheInitializer) {
                         reinterpret_cast<const char*>(&theirs) + kFirst, kEnd - kFirst),
             0);
 }
+
+#ifdef FERRY_HAS_NCCL_PROPERTIES
+TEST(NcclTypes, ThePropertiesAreTheInitializer) {
+  const ncclCommProperties_t theirs = NCCL_COMM_PROPERTIES_INITIALIZER;
+  const CommunicatorProperties ours;
+  EXPECT_EQ(ours.magic, theirs.magic);
+  EXPECT_EQ(ours.size, sizeof(CommunicatorProperties));
+  EXPECT_LE(ours.version, theirs.version);
+}
+#endif
 
 }  // namespace
 }  // namespace ferry::nccl

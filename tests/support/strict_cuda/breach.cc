@@ -136,6 +136,15 @@ constexpr RuleText kRules[] = {
     {Rule::kNcclAbortUnderPeer, "nccl-abort-under-peer",
      "within a machine all ranks abort: a rank's abort frees memory that kernels of others read",
      "flag the communicator in all ranks, and abort when nothing of it runs"},
+    {Rule::kNcclWindow, "nccl-window",
+     "a put is from a symmetric window to one that all ranks have registered, in one order, once, "
+     "and stays within it",
+     "register the pool once for each communicator, check the peer's offset, and keep the window "
+     "until the communicator ends"},
+    {Rule::kNcclWaitSignal, "nccl-wait-signal",
+     "a stream waits only for signals that come whatever happens to their sender: neither its "
+     "death nor an abort ends the wait",
+     "wait when the sender has said that its put has completed"},
 };
 
 const RuleText& TextOf(Rule rule) {

@@ -46,6 +46,8 @@ enum class Rule {
   kNcclAbortOrder,
   kNcclAbortInCall,
   kNcclAbortUnderPeer,
+  kNcclWindow,
+  kNcclWaitSignal,
 };
 
 // Reports to stderr and to the report file, then aborts the process, or counts the violation when

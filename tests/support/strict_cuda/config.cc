@@ -134,6 +134,10 @@ Config Read() {
       static_cast<int>(NumberFromEnvironment("STRICT_CUDA_NCCL_ABSENT_RANK", -1));
   config.nccl_abort_is_watched =
       FromEnvironment("STRICT_CUDA_NCCL_PEER_ABORT", "ignore") == "breach";
+  const std::string windows = FromEnvironment("STRICT_CUDA_NCCL_WINDOWS", "puts");
+  config.nccl_has_windows = windows != "none";
+  config.nccl_has_puts = windows == "puts";
+  config.nccl_waits_early = FromEnvironment("STRICT_CUDA_NCCL_EARLY_WAIT", "ignore") != "breach";
   config.nccl_launch_us = static_cast<int>(NumberFromEnvironment("STRICT_CUDA_NCCL_LAUNCH_US", 60));
   config.nccl_memory = NumberFromEnvironment("STRICT_CUDA_NCCL_MEMORY", 0);
   for (const std::string& part : SplitText(FromEnvironment("STRICT_CUDA_ATTRIBUTES", ""), ',')) {

@@ -45,6 +45,9 @@ struct Config {
   bool nccl_peer_death_is_error = false;
   int nccl_absent_rank = -1;
   bool nccl_abort_is_watched = false;
+  bool nccl_has_windows = true;   // symmetric memory
+  bool nccl_has_puts = true;      // and one-sided operations
+  bool nccl_waits_early = true;   // waits for signals that have not been sent are let pass
   int nccl_launch_us = 60;        // how long a non-blocking group is in progress, at least
   int64_t nccl_memory = 0;        // of each communicator, in bytes
   std::map<int, int> attributes;  // overrides of cuDeviceGetAttribute

@@ -39,6 +39,10 @@ inline constexpr int kMaxChannels = 512;
 inline constexpr int kMaxIds = 4096;
 inline constexpr int kMaxRanks = 64;
 inline constexpr int kMaxSplits = 64;
+inline constexpr int kMaxPuts = 256;
+inline constexpr int kMaxPutRanks = 8;
+inline constexpr int kMaxPutWindows = 4;
+inline constexpr int kMaxPutSteps = 16;
 
 struct Importers {
   Importer entries[kMaxImporters];
@@ -125,6 +129,29 @@ struct SplitRecord {
   int32_t keys[kMaxRanks];
 };
 
+// One rank's part of a window.
+struct PutWindow {
+  bool is_registered;
+  int32_t fd;       // of its memory file, in its process
+  uint64_t offset;  // in the memory file
+  uint64_t bytes;
+};
+
+// The collective calls of windows and one-sided operations.
+enum class PutStep : int32_t { kNone, kRegister, kMapped, kInitialize };
+
+// The windows of a communicator, and the signals between its ranks.
+struct PutRecord {
+  uint64_t token;  // 0: free
+  ProcessId owners[kMaxPutRanks];
+  uint64_t gone;                 // mask of ranks that have ended it
+  uint64_t steps[kMaxPutRanks];  // by rank: collective calls that it has made
+  PutStep history[kMaxPutRanks][kMaxPutSteps];
+  int32_t window_counts[kMaxPutRanks];
+  PutWindow windows[kMaxPutRanks][kMaxPutWindows];
+  uint64_t signals[kMaxPutRanks][kMaxPutRanks];  // by sender and receiver
+};
+
 struct Machine {
   uint64_t magic;
   pthread_mutex_t mu;
@@ -135,6 +162,7 @@ struct Machine {
   ControlChannel channels[kMaxChannels];
   IdRecord ids[kMaxIds];
   SplitRecord splits[kMaxSplits];
+  PutRecord puts[kMaxPuts];
 };
 
 // Mapped at the first call; never unmapped.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The binary interface of NCCL as the strict fake exports it. Source: nccl.h of 2.28.9.
+// The binary interface of NCCL as the strict fake exports it. Source: nccl.h of 2.28.9; one-sided
+// operations: of 2.29.7.
 #ifndef FERRY_TESTS_SUPPORT_STRICT_CUDA_NCCL_ABI_H_
 #define FERRY_TESTS_SUPPORT_STRICT_CUDA_NCCL_ABI_H_
 
@@ -55,6 +56,30 @@ inline constexpr int NCCL_SPLIT_NOCOLOR = -1;
 inline constexpr int NCCL_SHRINK_ABORT = 1;
 inline constexpr unsigned int kNcclConfigMagic = 0xcafebeef;
 
+struct ncclWaitSignalDesc_t {
+  int opCnt;
+  int peer;
+  int sigIdx;
+  int ctx;
+};
+
+// As of 2.29.7.
+struct ncclCommProperties_t {
+  size_t size;
+  unsigned int magic;
+  unsigned int version;
+  int rank;
+  int nRanks;
+  int cudaDev;
+  int nvmlDev;
+  bool deviceApiSupport;
+  bool multimemSupport;
+  int ginType;
+  int nLsaTeams;
+  bool hostRmaSupport;
+  int railedGinType;
+};
+
 struct ncclConfig_t {
   size_t size;
   unsigned int magic;
@@ -106,6 +131,14 @@ ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* buffer, size_t bytes,
                                     ncclWindow_t* window, int flags);
 ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t window);
 ncclResult_t ncclCommDeregister(ncclComm_t comm, void* handle);
+ncclResult_t ncclCommQueryProperties(ncclComm_t comm, ncclCommProperties_t* properties);
+ncclResult_t ncclPutSignal(const void* buffer, size_t count, ncclDataType_t type, int peer,
+                           ncclWindow_t window, size_t offset, int signal_index, int context,
+                           unsigned int flags, ncclComm_t comm, CUstream stream);
+ncclResult_t ncclSignal(int peer, int signal_index, int context, unsigned int flags,
+                        ncclComm_t comm, CUstream stream);
+ncclResult_t ncclWaitSignal(int count, ncclWaitSignalDesc_t* descriptors, ncclComm_t comm,
+                            CUstream stream);
 ncclResult_t ncclMemAlloc(void** pointer, size_t bytes);
 ncclResult_t ncclMemFree(void* pointer);
 ncclResult_t ncclGroupStart();

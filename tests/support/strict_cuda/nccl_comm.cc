@@ -33,6 +33,7 @@ void CloseLinks(Comm& comm) {
     if (link.fd >= 0) close(link.fd);
     link.fd = -1;
   }
+  ForgetWindows(comm);
   if (const size_t bytes = std::exchange(comm.memory_bytes, 0); bytes > 0) {
     GiveMemory(comm.context->physical, bytes);
   }

@@ -21,7 +21,16 @@
 
 namespace strict_cuda {
 
-enum class OpKind : uint32_t { kSend, kRecv, kAllReduce, kBroadcast, kAllGather };
+enum class OpKind : uint32_t {
+  kSend,
+  kRecv,
+  kAllReduce,
+  kBroadcast,
+  kAllGather,
+  kPut,
+  kSignal,
+  kWaitSignal
+};
 
 struct Op {
   OpKind kind = OpKind::kSend;
@@ -33,6 +42,12 @@ struct Op {
   ncclRedOp_t reduction = ncclSum;
   int peer = 0;  // or the root
   StreamHandle* stream = nullptr;
+
+  // Of one-sided operations.
+  Window* window = nullptr;
+  size_t offset = 0;      // in the peer's part of the window
+  int window_index = -1;  // set when it is launched
+  uint64_t signals = 0;   // of a wait, since the communicator was made: set when it is launched
 };
 
 // Header of each payload, and the receiver's message when it is ready for it.
@@ -84,6 +99,8 @@ struct Comm {
   uint64_t connected = 0;                // peers of earlier exchanges; issuing thread only
   size_t memory_bytes = 0;               // of the device; set by the initialization
   uint64_t child_count = 0;              // splits and shrinks; issuing thread only
+  std::vector<uint64_t> awaited;         // signals by peer; issuing thread only
+  bool has_puts = false;                 // its first one-sided operation was launched
   std::function<bool()> before_meeting;  // of children: settles rank, count and record
   std::function<void()> after_meeting;   // of children: publishes them
   const Comm* parent = nullptr;          // while it is made of another one
@@ -150,6 +167,17 @@ ncclUniqueId IdOf(uint64_t token);
 void Initialize(Comm& comm);
 // Ends the operations of aborted communicators, then frees them.
 ncclResult_t FinishAborts(const std::vector<Comm*>& comms, const char* call);
+
+// One-sided operations (nccl_puts.cc). The first of a communicator is collective on the hosts:
+// returns false if it is aborted meanwhile.
+bool IsOneSided(const Op& op);
+bool InitializePuts(Comm& comm);
+// Checks those of a group that is launched, and completes what they wait for.
+ncclResult_t CheckOneSided(Comm& comm, std::vector<Op>& ops);
+// In the stream's thread.
+void RunOneSided(Comm& comm, const std::vector<Op>& ops);
+// The communicator has ended, and its windows with it.
+void ForgetWindows(const Comm& comm);
 
 // Moves the data of operations that were launched together; in the stream's thread.
 void RunOps(Comm& comm, const std::vector<Op>& ops, uint64_t rts);

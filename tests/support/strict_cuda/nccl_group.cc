@@ -128,6 +128,12 @@ ncclResult_t Check(const Comm& comm, const std::vector<Op>& ops) {
   if (ops.size() > kMaxOpsInGroup) {
     Breach(Rule::kNcclGroupTooLarge, kCall, "%zu operations", ops.size());
   }
+  const auto count = std::count_if(ops.begin(), ops.end(), IsOneSided);
+  if (count > 0 && static_cast<size_t>(count) < ops.size()) {
+    Breach(Rule::kNcclGroup, kCall, "one-sided operations and others in one group");
+    return ncclInvalidUsage;
+  }
+  if (count > 0) return ncclSuccess;
   CheckPeers(comm, ops);
   return CheckBuffers(comm, ops);
 }
@@ -170,14 +176,20 @@ void EnqueueOps(Comm& comm, const std::vector<Op>& ops, uint64_t rts) {
     before.push_back(std::make_shared<Marker>());
     Enqueue(*streams[i], Task::kMark, [marker = before.back()] { marker->Set(); });
   }
+  // A wait for a signal holds its hardware queue.
+  const bool holds = ops.front().kind == OpKind::kWaitSignal;
+  const auto run = [&comm, ops, rts, after] {
+    RunOps(comm, ops, rts);
+    after->Set();
+  };
   Enqueue(
       *streams[0], Task::kKernel,
-      [before] {
+      [before, holds, run] {
         for (const std::shared_ptr<Marker>& marker : before) marker->Wait();
+        if (holds) run();
       },
-      [&comm, ops, rts, after] {
-        RunOps(comm, ops, rts);
-        after->Set();
+      [holds, run] {
+        if (!holds) run();
       });
   // Behind the kernel: in a hardware queue that they share with it they would hold it.
   for (size_t i = 1; i < streams.size(); ++i) {
@@ -185,13 +197,18 @@ void EnqueueOps(Comm& comm, const std::vector<Op>& ops, uint64_t rts) {
   }
 }
 
-ncclResult_t Launch(Comm& comm, const std::vector<Op>& ops) {
+ncclResult_t Launch(Comm& comm, std::vector<Op> ops) {
   if (ProcessError() != CUDA_SUCCESS) {
     return FailComm(&comm, ncclUnhandledCudaError, "a driver call failed");
   }
   const CallOn call(comm);
   const IssueGuard guard(*comm.device);
   if (const ncclResult_t result = Check(comm, ops); result != 0) return result;
+  const bool is_one_sided = IsOneSided(ops.front());
+  if (is_one_sided) {
+    if (const ncclResult_t result = CheckOneSided(comm, ops); result != 0) return result;
+  }
+  const bool is_first_put = is_one_sided && !std::exchange(comm.has_puts, true);
   uint64_t peers = 0;
   for (const Op& op : ops) {
     if (IsPointToPoint(op) && op.peer != comm.rank) peers |= uint64_t{1} << op.peer;
@@ -210,13 +227,20 @@ ncclResult_t Launch(Comm& comm, const std::vector<Op>& ops) {
     const MachineLock lock;
     comm.record->connecting[comm.rank] |= fresh;
   }
-  if (comm.is_blocking) {
+  // False: aborted before the ranks have met, and nothing is enqueued.
+  const auto prepare = [&comm, fresh, is_first_put, rts] {
     if (fresh != 0) AwaitConnections(comm, fresh);
+    if (!is_first_put || InitializePuts(comm)) return true;
+    RunOps(comm, {}, rts);
+    return false;
+  };
+  if (comm.is_blocking) {
+    if (!prepare()) return ncclInternalError;
     EnqueueOps(comm, ops, rts);
     return fresh != 0 && comm.is_aborted ? ncclInternalError : ncclSuccess;
   }
   const int launch_us = GetConfig().nccl_launch_us;
-  if (fresh == 0 && launch_us == 0) {
+  if (fresh == 0 && !is_first_put && launch_us == 0) {
     EnqueueOps(comm, ops, rts);
     return ncclSuccess;
   }
@@ -225,10 +249,9 @@ ncclResult_t Launch(Comm& comm, const std::vector<Op>& ops) {
   for (const Op& op : ops) op.stream->nccl_pending = true;
   ++comm.helpers;
   // The library starts a thread for each group of such a communicator.
-  std::thread([&comm, ops, rts, fresh, launch_us] {
+  std::thread([&comm, ops, rts, prepare, launch_us] {
     std::this_thread::sleep_for(std::chrono::microseconds(launch_us));
-    if (fresh != 0) AwaitConnections(comm, fresh);
-    EnqueueOps(comm, ops, rts);
+    if (prepare()) EnqueueOps(comm, ops, rts);
     for (const Op& op : ops) op.stream->nccl_pending = false;
     ncclResult_t in_progress = ncclInProgress;
     comm.state.compare_exchange_strong(in_progress, ncclSuccess);

@@ -391,7 +391,11 @@ void RunOps(Comm& comm, const std::vector<Op>& ops, uint64_t rts) {
     std::unique_lock<std::mutex> lock(device.mu);
     while (device.current_ticket != rts) device.changed.wait(lock);
   }
-  Runner(comm, ops).Run();
+  if (!ops.empty() && IsOneSided(ops.front())) {
+    RunOneSided(comm, ops);
+  } else if (!ops.empty()) {
+    Runner(comm, ops).Run();
+  }
   ClearHead(comm);
   --comm.in_flight;
   --device.in_flight;

@@ -10,16 +10,6 @@
 namespace strict_cuda {
 namespace {
 
-struct WindowEntry {
-  Comm* comm = nullptr;
-  CUdeviceptr base = 0;
-};
-
-std::map<Window*, WindowEntry>& Windows() {
-  static auto* const windows = new std::map<Window*, WindowEntry>;
-  return *windows;
-}
-
 std::map<void*, Comm*>& Registrations() {
   static auto* const registrations = new std::map<void*, Comm*>;
   return *registrations;
@@ -110,49 +100,6 @@ STRICT_CUDA_EXPORT ncclResult_t ncclCommDeregister(ncclComm_t comm, void* handle
   }
   Registrations().erase(found);
   delete static_cast<char*>(handle);
-  return ncclSuccess;
-}
-
-// The fake's communicators do not use it, and do not check that all ranks call it.
-STRICT_CUDA_EXPORT ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* buffer, size_t bytes,
-                                                       ncclWindow_t* window, int flags) {
-  if (buffer == nullptr || bytes == 0 || window == nullptr || flags < 0 || flags > 1) {
-    return ncclInvalidArgument;
-  }
-  if (const ncclResult_t result = CheckUsable(comm, __func__); result != 0) return result;
-  if (const int fault = TakeFault(__func__); fault != 0) return fault;
-  // The ranks map each other's memory.
-  CheckImplicitSync(__func__);
-  const auto base = reinterpret_cast<CUdeviceptr>(buffer);
-  const std::lock_guard<std::mutex> lock(ProcessMutex());
-  std::vector<Piece> pieces;
-  if (Resolve(base, bytes, comm->context->physical, true, __func__, &pieces) != CUDA_SUCCESS) {
-    return ncclUnhandledCudaError;
-  }
-  // Other memory than cuMemCreate's has no window, which is no error.
-  *window = nullptr;
-  if (Find(base)->kind != Kind::kVmm) return ncclSuccess;
-  *window = reinterpret_cast<Window*>(new char);
-  Windows()[*window] = {comm, base};
-  return ncclSuccess;
-}
-
-STRICT_CUDA_EXPORT ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t window) {
-  if (window == nullptr) return ncclSuccess;
-  if (const ncclResult_t result = CheckUsable(comm, __func__); result != 0) return result;
-  CheckImplicitSync(__func__);
-  const std::lock_guard<std::mutex> lock(ProcessMutex());
-  const auto found = Windows().find(window);
-  if (found == Windows().end() || found->second.comm != comm) {
-    Breach(Rule::kDoubleFree, __func__, "%p is no window (any more)", static_cast<void*>(window));
-    return ncclInvalidArgument;
-  }
-  if (Find(found->second.base) == nullptr) {
-    Breach(Rule::kUseAfterFree, __func__, "the window's memory at 0x%llx was freed before it",
-           found->second.base);
-  }
-  Windows().erase(found);
-  delete reinterpret_cast<char*>(window);
   return ncclSuccess;
 }
 
