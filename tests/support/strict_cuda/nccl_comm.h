@@ -43,7 +43,7 @@ struct Op {
   int peer = 0;  // or the root
   StreamHandle* stream = nullptr;
 
-  // Of one-sided operations.
+  // One-sided operations only.
   Window* window = nullptr;
   size_t offset = 0;      // in the peer's part of the window
   int window_index = -1;  // set when it is launched

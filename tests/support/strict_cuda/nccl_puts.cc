@@ -25,7 +25,7 @@ constexpr int kSymmetric = 1;
 constexpr int kHasPuts = 22902;
 constexpr int kHasHostRma = 22907;
 
-// What this process knows of a window: its own part, and the parts of the other ranks, which it has
+// A window as this process knows it: its own part, and the parts of the other ranks, which it has
 // mapped. Never deleted, so that a handle that outlives its window is recognised.
 struct WindowEntry {
   Comm* comm = nullptr;

@@ -483,7 +483,7 @@ TEST_F(NcclTest, WindowsNeedMappedMemory) {
     void* memory = nullptr;
     OK(CU(ncclMemAlloc)(&memory, 100));
     ncclWindow_t window = nullptr;
-    OK(CU(ncclCommWindowRegister)(rank.comm, memory, 100, &window, 1));
+    AwaitLaunch(CU(ncclCommWindowRegister)(rank.comm, memory, 100, &window, 1), rank.comm);
     REQUIRE(window != nullptr);
     OK(CU(ncclCommWindowDeregister)(rank.comm, window));
     const CUdeviceptr plain = Alloc(100);
