@@ -46,6 +46,8 @@ std::vector<Limit> Limits(TransferEngineOptions& options) {
        "memory of --pinned-budget-bytes that is pinned when the first GPU is opened, and kept", 0},
       {"--nccl-memory-bytes", options.transports.nccl.memory_bytes,
        "memory of each GPU for NCCL's communicators of keyed transfers; 0: none", 0},
+      {"--nccl-put-bytes", options.transports.nccl.put_bytes,
+       "memory of each GPU into which peers put tensors one-sidedly by NCCL; 0: none", 0},
       {"--max-queued-bytes", rendezvous.limits.max_queued_bytes,
        "bytes sent in a step that wait for a receiver"},
       {"--max-pending-ops", rendezvous.limits.max_pending_ops,

@@ -3,6 +3,7 @@
 #include "transport/nccl/batch_runner.h"
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include "absl/synchronization/notification.h"
@@ -91,10 +92,24 @@ absl::Status BatchRunner::Issue(RunnableBatch& batch) {
   if (stream_ == nullptr) {
     FERRY_ASSIGN_OR_RETURN(stream_, cuda::CudaStream::Create(gpu_.device));
   }
+  if (batch.is_warm && batch.step_count < batch.steps.size()) {
+    const cuda::ScopedCurrent current(*gpu_.device);
+    return batch.steps[batch.step_count](StreamOf(batch));
+  }
   if (batch.is_warm) return IssueGroup(batch, batch.operations);
   auto* const bytes = static_cast<char*>(batch.warmth->data());
   return IssueGroup(batch, {{.is_send = true, .data = bytes, .bytes = 1},
                             {.is_send = false, .data = bytes + 1, .bytes = 1}});
+}
+
+bool BatchRunner::Advance(RunnableBatch& batch) {
+  if (batch.is_warm) {
+    // It was the group.
+    if (batch.step_count == batch.steps.size()) return false;
+    ++batch.step_count;
+  }
+  batch.is_warm = true;
+  return batch.step_count < batch.steps.size() || !batch.operations.empty();
 }
 
 absl::Status BatchRunner::IssueGroup(const RunnableBatch& batch,
@@ -137,7 +152,7 @@ void BatchRunner::PollEnqueued() {
     if (status.ok()) return;
   }
   if (status.ok()) status = api.Check(state, "a group of sends and receives", comm);
-  if (status.ok() && !std::exchange(batch->is_warm, true)) {
+  if (status.ok() && Advance(*batch)) {
     polls_ = 0;
     status = Issue(*batch);
     if (status.ok()) return PollEnqueued();
@@ -149,7 +164,7 @@ void BatchRunner::PollEnqueued() {
 
 absl::Status BatchRunner::WatchUntilDone(const BatchPtr& batch) {
   FERRY_ASSIGN_OR_RETURN(std::shared_ptr<const cuda::ReadyEvent> event,
-                         cuda::ReadyEvent::Record(*gpu_.events, stream_->get()));
+                         cuda::ReadyEvent::Record(*gpu_.events, StreamOf(*batch)));
   FERRY_RETURN_IF_ERROR(gpu_.nccl->Watch(
       {.event = std::move(event), .what = "a batch of NCCL's", .keep = batch},
       [self = shared_from_this(), batch, start = SteadyClock().Now()](absl::Status status) {
@@ -157,6 +172,11 @@ absl::Status BatchRunner::WatchUntilDone(const BatchPtr& batch) {
         if (status.ok()) {
           status = self->IsAborted(*batch) ? absl::AbortedError("its communicator was aborted")
                                            : Ask(*batch->communicator);
+        }
+        if (batch->stream != nullptr) {
+          auto& passed = self->running_;
+          passed.erase(std::remove(passed.begin(), passed.end(), batch), passed.end());
+          return self->Finish(batch, std::move(status));
         }
         // It started after the previous batch, since they share a stream.
         const absl::Time began = std::max(start, self->last_end_);
@@ -201,25 +221,37 @@ bool BatchRunner::IsIdle(const NcclCommunicator& communicator) const {
 }
 
 void BatchRunner::FinishStranded(const std::shared_ptr<NcclCommunicator>& communicator) {
-  const auto batches = std::make_shared<std::vector<BatchPtr>>();
-  size_t bytes = 0;
+  struct OfStream {
+    std::vector<BatchPtr> batches;
+    size_t bytes = 0;
+  };
+  std::map<cuda::Stream, std::shared_ptr<OfStream>> by_stream;
   for (auto it = stranded_.begin(); it != stranded_.end();) {
     if ((*it)->communicator != communicator) {
       ++it;
       continue;
     }
-    for (const BatchOperation& each : (*it)->operations) bytes += each.bytes;
-    batches->push_back(std::move(*it));
+    const bool has_stream = (*it)->stream != nullptr || stream_ != nullptr;
+    std::shared_ptr<OfStream>& found = by_stream[has_stream ? StreamOf(**it) : nullptr];
+    if (found == nullptr) found = std::make_shared<OfStream>();
+    for (const Tensor& each : (*it)->memory) found->bytes += each.bytes();
+    found->batches.push_back(std::move(*it));
     it = stranded_.erase(it);
   }
-  if (batches->empty()) return;
-  // Without a stream nothing was ever issued.
-  if (stream_ == nullptr) return FinishAll(*batches);
-  cuda::RetainUntilPassed(
-      *gpu_.nccl, *gpu_.events, stream_->get(),
-      {.user = "operations of an aborted NCCL communicator", .bytes = bytes, .memory = batches},
-      SteadyClock().Now() + kLeaveTimeout,
-      [self = shared_from_this(), batches] { self->FinishAll(*batches); });
+  for (const auto& [stream, found] : by_stream) {
+    if (stream == nullptr) {
+      // Nothing was ever issued.
+      FinishAll(found->batches);
+      continue;
+    }
+    cuda::RetainUntilPassed(
+        *gpu_.nccl, *gpu_.events, stream,
+        {.user = "operations of an aborted NCCL communicator",
+         .bytes = found->bytes,
+         .memory = found},
+        SteadyClock().Now() + kLeaveTimeout,
+        [self = shared_from_this(), found = found] { self->FinishAll(found->batches); });
+  }
 }
 
 void BatchRunner::FinishAll(const std::vector<BatchPtr>& batches) {

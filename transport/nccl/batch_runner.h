@@ -31,6 +31,9 @@ struct BatchOperation {
   size_t bytes = 0;
 };
 
+// Calls NCCL on the executor, with the device's context current. `stream`: the batch's.
+using BatchStep = std::function<absl::Status(cuda::Stream stream)>;
+
 struct RunnableBatch {
   std::shared_ptr<NcclCommunicator> communicator;
   // Operations with this rank, in one group, in this order.
@@ -39,6 +42,10 @@ struct RunnableBatch {
   // before the batch, in a group of its own, so that NCCL sets up its connections in the same order
   // on both sides. Null: not the first.
   std::shared_ptr<Buffer> warmth;
+  // Before the operations: each when NCCL has enqueued what the one before has requested.
+  std::vector<BatchStep> steps;
+  // For the steps, if there are no operations. Null: the runner's.
+  std::shared_ptr<cuda::CudaStream> stream;
   std::vector<BatchOperation> operations;
   // The operations' memory: held until the stream has passed the batch, for ever if it never does.
   std::vector<Tensor> memory;
@@ -48,6 +55,7 @@ struct RunnableBatch {
   // Set by the runner: aborted while running; its bytes of `warmth` have been enqueued.
   bool was_aborted = false;
   bool is_warm = false;
+  size_t step_count = 0;  // of `steps`, those that are enqueued
 };
 
 // The runner of one GPU. NCCL is called only on that GPU's `nccl` executor, except for aborts.
@@ -88,6 +96,11 @@ class BatchRunner final : public std::enable_shared_from_this<BatchRunner>,
   // The following run on the executor's thread.
   void IssueNext();
   absl::Status Issue(RunnableBatch& batch);
+  // NCCL has enqueued what was issued. Returns whether there is more to issue.
+  static bool Advance(RunnableBatch& batch);
+  cuda::Stream StreamOf(const RunnableBatch& batch) const {
+    return batch.stream == nullptr ? stream_->get() : batch.stream->get();
+  }
   absl::Status IssueGroup(const RunnableBatch& batch, absl::Span<const BatchOperation> operations);
   // Polls until NCCL has enqueued the group.
   void PollEnqueued();

@@ -35,6 +35,10 @@ struct NcclTransportOptions {
   // the GPU's free memory while one was created and first used, and at least for
   // communicator_bytes(). Least recently used ones are evicted. 0: NCCL moves no keyed tensors.
   uint64_t memory_bytes = uint64_t{1} << 30;
+  // Size of each GPU's pool for one-sided transfers (ncclPutSignal), in bytes, if NCCL and its
+  // communicators have them (docs/nccl.md). Used between GPUs of processes that both have a pool.
+  // Not tried on hardware. 0: all transfers are sent in batches.
+  uint64_t put_bytes = 0;
   // Latency of a transfer: a grant, its answer, a launch on either side, and detecting completion.
   // For small tensors, up to about 150 KB, more than copies through host memory take.
   absl::Duration assumed_latency = absl::Microseconds(150);
@@ -61,6 +65,8 @@ struct PeerDevice {
   uint64_t incarnation = 0;
   // Human-readable: "gpu:1 of node 3".
   std::string name;
+  // Size of its pool for one-sided transfers, as published. 0: it has none.
+  uint64_t put_bytes = 0;
 };
 
 }  // namespace ferry

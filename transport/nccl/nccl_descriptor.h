@@ -18,6 +18,8 @@ struct NcclDescriptor {
   TransferKey key;
   // The source's grant, which includes this transfer.
   std::optional<BatchAgreementMessage> grant;
+  // The source offers to put it, on this communicator; then there is no grant.
+  std::optional<CommunicatorName> offer;
 };
 
 std::string EncodeNcclDescriptor(const NcclDescriptor& descriptor);
@@ -28,6 +30,8 @@ absl::StatusOr<NcclDescriptor> DecodeNcclDescriptor(absl::string_view body);
 struct NcclPeerDescriptor {
   // The value of ncclGetVersion.
   int32_t version = 0;
+  // Size of each GPU's pool for one-sided transfers; 0: none.
+  uint64_t put_bytes = 0;
 };
 
 std::string EncodeNcclPeer(const NcclPeerDescriptor& peer);

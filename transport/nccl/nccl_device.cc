@@ -2,6 +2,7 @@
 // NcclDevice: a GPU of this process, for keyed transfers over NCCL.
 #include "transport/nccl/nccl_device.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -10,6 +11,14 @@
 #include "base/status_macros.h"
 
 namespace ferry {
+namespace {
+
+// Set in the ids of transfers that stand for the set-up of a window; no other id gets there.
+constexpr uint64_t kWindowBit = uint64_t{1} << 63;
+// A pair whose window could not be set up so often has no one-sided transfers.
+constexpr int kMaxWindowFailures = 2;
+
+}  // namespace
 
 NcclDevice::NcclDevice(const Common& common, int ordinal, DeviceId self)
     : common_(common),
@@ -18,7 +27,8 @@ NcclDevice::NcclDevice(const Common& common, int ordinal, DeviceId self)
       turns_(common.gpus->nccl_arbiter(ordinal)),
       endpoint_(self, common.options.grants, SteadyClock()),
       communicators_(self, common.incarnation, common.options),
-      pause_(ordinal) {}
+      pause_(ordinal),
+      puts_(self, common.options.put_bytes, common.options.grants.abort_grace, SteadyClock()) {}
 
 absl::StatusOr<std::shared_ptr<NcclDevice>> NcclDevice::Create(const Common& common, int ordinal,
                                                                DeviceId self) {
@@ -41,7 +51,7 @@ void NcclDevice::Run(absl::FunctionRef<void(BatchAgreementActions& actions)> cha
     mu_.Lock();
   }
   is_performing_ = false;
-  if (pause_.is_turn_wanted() && endpoint_.is_quiet()) turns_->SetQuiesced();
+  if (pause_.is_turn_wanted() && endpoint_.is_quiet() && puts_.is_quiet()) turns_->SetQuiesced();
   ScheduleExpiry();
 }
 
@@ -57,6 +67,9 @@ void NcclDevice::Perform(Todo todo) {
   } else if (auto* const flag = std::get_if<FlagCommunicator>(&action)) {
     absl::MutexLock lock(&mu_);
     communicators_.SetEnding(flag->name, flag->why);
+    PutActions ended;
+    puts_.CommunicatorEnded(flag->name, flag->why, flag->died, ended);
+    Queue(std::move(ended));
   } else if (auto* const abort = std::get_if<AbortCommunicator>(&action)) {
     Abort(abort->name);
   } else if (auto* const free = std::get_if<FreeCommunicator>(&action)) {
@@ -64,19 +77,26 @@ void NcclDevice::Perform(Todo todo) {
   }
 }
 
-void NcclDevice::Send(
-    NcclTransfer transfer,
-    absl::AnyInvocable<void(std::optional<BatchAgreementMessage> grant) &&> tell) {
+void NcclDevice::Send(NcclTransfer transfer, TellCallback tell) {
   absl::Status refused;
   Run([&](BatchAgreementActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     const TransferKey key = transfer.key;
     refused = stopped_;
     if (!refused.ok()) return;
+    CollectBlocks();
+    uint64_t block = 0;
+    const absl::Time deadline = SteadyClock().Now() + common_.options.transfer_timeout;
+    const auto offer = puts_.Offer(key, transfer.memory.bytes(), deadline, block);
+    if (offer.has_value()) {
+      const PeerDevice peer = transfer.peer;
+      transfers_.emplace(key, std::move(transfer));
+      todo_.emplace_back(Work(
+          [tell = std::move(tell), offer]() mutable { std::move(tell)(std::nullopt, offer); }));
+      return AddUser(peer, actions);
+    }
     BatchAgreementActions wanted;
-    refused = endpoint_.Add({.key = key,
-                             .bytes = transfer.memory.bytes(),
-                             .deadline = SteadyClock().Now() + common_.options.transfer_timeout},
-                            wanted);
+    refused =
+        endpoint_.Add({.key = key, .bytes = transfer.memory.bytes(), .deadline = deadline}, wanted);
     if (!refused.ok()) return;
     // The first message to the destination, with its grant if there is one.
     std::optional<BatchAgreementMessage> grant;
@@ -93,7 +113,7 @@ void NcclDevice::Send(
     const PeerDevice peer = transfer.peer;
     transfers_.emplace(key, std::move(transfer));
     todo_.emplace_back(Work([tell = std::move(tell), grant = std::move(grant)]() mutable {
-      std::move(tell)(std::move(grant));
+      std::move(tell)(std::move(grant), std::nullopt);
     }));
     for (GrantAction& action : wanted) todo_.emplace_back(std::move(action));
     AddUser(peer, actions);
@@ -102,7 +122,8 @@ void NcclDevice::Send(
   if (!refused.ok()) std::move(transfer.done)(std::move(refused));
 }
 
-void NcclDevice::Receive(NcclTransfer transfer, std::optional<BatchAgreementMessage> grant) {
+void NcclDevice::Receive(NcclTransfer transfer, std::optional<BatchAgreementMessage> grant,
+                         bool is_offered) {
   absl::Status refused;
   Run([&](BatchAgreementActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     refused = stopped_;
@@ -121,6 +142,12 @@ void NcclDevice::Receive(NcclTransfer transfer, std::optional<BatchAgreementMess
     const TransferKey key = transfer.key;
     const PeerDevice peer = transfer.peer;
     transfers_.emplace(key, std::move(transfer));
+    if (is_offered) {
+      // Before any grant of it.
+      PutActions answer;
+      PutEndpoint::Refuse(key, answer);
+      Queue(std::move(answer));
+    }
     refused = grant.has_value() ? endpoint_.AddWithGrant(added, *grant, actions)
                                 : endpoint_.Add(added, actions);
     AddUser(peer, actions);
@@ -140,7 +167,15 @@ void NcclDevice::Receive(NcclTransfer transfer, std::optional<BatchAgreementMess
 
 void NcclDevice::Cancel(const TransferKey& key, const absl::Status& why) {
   Run([&](BatchAgreementActions& actions)
-          ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { endpoint_.Cancel(key, why, actions); });
+          ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { CancelOne(key, why, actions); });
+}
+
+void NcclDevice::CancelOne(const TransferKey& key, const absl::Status& why,
+                           BatchAgreementActions& actions) {
+  if (!puts_.contains(key)) return endpoint_.Cancel(key, why, actions);
+  PutActions cancelled;
+  puts_.Cancel(key, why, cancelled);
+  Queue(std::move(cancelled));
 }
 
 absl::Status NcclDevice::CheckCommunicator(const BatchAgreementMessage& message,
@@ -172,6 +207,9 @@ void NcclDevice::PeerFailed(DeviceId peer, const absl::Status& why) {
   Run([&](BatchAgreementActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     endpoint_.PeerFailed(peer, why, actions);
     communicators_.GiveUp(peer);
+    PutActions failed;
+    puts_.PeerFailed(peer, why, failed);
+    Queue(std::move(failed));
   });
 }
 
@@ -182,6 +220,9 @@ void NcclDevice::Stop(const absl::Status& why, absl::Duration timeout) {
     for (const DeviceId peer : communicators_.peers()) {
       communicators_.GiveUp(peer);
       endpoint_.PeerFailed(peer, why, actions);
+      PutActions failed;
+      puts_.PeerFailed(peer, why, failed);
+      Queue(std::move(failed));
     }
     runner = runner_;
   });
@@ -213,6 +254,13 @@ void NcclDevice::Launch(AgreedBatch batch) {
       if (found == transfers_.end()) {
         runnable.communicator = nullptr;
         break;
+      }
+      if ((each.key.id & kWindowBit) != 0) {
+        const auto window = windows_.find(batch.name.communicator);
+        if (window != windows_.end() && runnable.communicator != nullptr) {
+          runnable.steps = RegisterSteps(runnable.communicator, window->second);
+        }
+        continue;
       }
       runnable.operations.push_back({.is_send = each.key.source == self_,
                                      .data = const_cast<void*>(found->second.memory.data()),
@@ -250,7 +298,7 @@ void NcclDevice::Finish(const TransferKey& key, absl::Status status) {
 }
 
 void NcclDevice::ScheduleExpiry() {
-  const absl::Time next = endpoint_.NextDeadline();
+  const absl::Time next = std::min(endpoint_.NextDeadline(), puts_.NextDeadline());
   if (next >= expiry_) return;
   expiry_ = next;
   common_.loop->PostAt(next, [weak = weak_from_this(), next] {
@@ -259,6 +307,9 @@ void NcclDevice::ScheduleExpiry() {
     self->Run([&](BatchAgreementActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(self->mu_) {
       if (self->expiry_ == next) self->expiry_ = absl::InfiniteFuture();
       self->endpoint_.Expire(actions);
+      PutActions expired;
+      self->puts_.Expire(expired);
+      self->Queue(std::move(expired));
     });
   });
 }
@@ -299,15 +350,26 @@ void NcclDevice::Need(DeviceId peer, BatchAgreementActions& actions) {
                            : absl::OkStatus();
   };
   const bool has_begun = common_.threads->Run(
-      "ferry-ncclopen", [self = shared_from_this(), peer, key = std::move(creation.key),
-                         rank = creation.rank, options = std::move(options)] {
-        self->OnCommunicatorMade(peer, key, self->Make(key, rank, options));
+      "ferry-ncclopen",
+      [self = shared_from_this(), peer, key = std::move(creation.key), rank = creation.rank,
+       options = std::move(options), peer_has_puts = communicators_.PutBytesOfPeer(peer) > 0] {
+        self->OnCommunicatorMade(peer, key, self->Make(key, rank, options, peer_has_puts));
       });
   if (!has_begun) communicators_.CancelCreating(peer);
 }
 
+std::shared_ptr<PutMemory> NcclDevice::GetPutMemory(Gpu& gpu) {
+  absl::MutexLock lock(&put_memory_mu_);
+  if (!std::exchange(has_tried_put_memory_, true)) {
+    auto made = PutMemory::Create(gpu, common_.options.put_bytes);
+    if (made.ok()) made_put_memory_ = *std::move(made);
+  }
+  return made_put_memory_;
+}
+
 NcclDevice::MadeCommunicator NcclDevice::Make(const CommunicatorKey& key, int rank,
-                                              const CommunicatorOptions& options) {
+                                              const CommunicatorOptions& options,
+                                              bool peer_has_puts) {
   MadeCommunicator result;
   const absl::StatusOr<Gpu*> gpu = common_.gpus->Get(ordinal_);
   if (gpu.ok()) result.free_before = FreeBytesBesideArena(**gpu);
@@ -316,6 +378,9 @@ NcclDevice::MadeCommunicator NcclDevice::Make(const CommunicatorKey& key, int ra
   const auto add_rest = [&]() -> absl::Status {
     FERRY_ASSIGN_OR_RETURN(result.gpu, gpu);
     FERRY_ASSIGN_OR_RETURN(result.warmth, result.gpu->arena->Allocate(2));
+    if (peer_has_puts && common_.options.put_bytes > 0 && nccl::HasPut(*common_.job.library)) {
+      result.put_memory = GetPutMemory(*result.gpu);
+    }
     return absl::OkStatus();
   };
   if (result.communicator.ok()) {
@@ -355,7 +420,14 @@ absl::Status NcclDevice::Open(DeviceId peer, const CommunicatorKey& key, MadeCom
   if (runner_ == nullptr) StartRunner(*made.gpu);
   const std::shared_ptr<NcclCommunicator> communicator = *made.communicator;
   const CommunicatorName name = {key.id(), communicator->generation()};
-  FERRY_RETURN_IF_ERROR(endpoint_.Open(name, {self_, peer}, actions));
+  if (made.put_memory != nullptr) {
+    put_memory_ = made.put_memory;
+    AddWindow(peer, name, actions);
+  }
+  if (absl::Status opened = endpoint_.Open(name, {self_, peer}, actions); !opened.ok()) {
+    endpoint_.Cancel(WindowKey(peer, name), absl::CancelledError("it was not opened"), actions);
+    return opened;
+  }
   communicators_.SetOpen(peer, {.name = name,
                                 .communicator = communicator,
                                 .warmth = std::move(made.warmth),
@@ -397,7 +469,7 @@ void NcclDevice::Fail(DeviceId peer, const absl::Status& why, BatchAgreementActi
   for (const auto& [key, transfer] : transfers_) {
     if (transfer.peer.id == peer) keys.push_back(key);
   }
-  for (const TransferKey& key : keys) endpoint_.Cancel(key, ended, actions);
+  for (const TransferKey& key : keys) CancelOne(key, ended, actions);
 }
 
 void NcclDevice::CheckPeer(DeviceId peer) {
@@ -439,6 +511,7 @@ void NcclDevice::Free(const CommunicatorName& name) {
     const std::optional<DeviceId> peer = communicators_.PeerOf(name);
     if (!peer.has_value()) return;
     communicator = communicators_.Free(name);
+    windows_.erase(name);
     if (communicators_.HasUsers(*peer)) Need(*peer, actions);
   });
   // Destroying it may access the store.
@@ -446,7 +519,13 @@ void NcclDevice::Free(const CommunicatorName& name) {
 }
 
 void NcclDevice::UpdatePause(BatchAgreementActions& actions) {
-  if (pause_.is_paused()) return endpoint_.Pause(actions);
+  if (pause_.is_paused()) {
+    puts_.Pause();
+    return endpoint_.Pause(actions);
+  }
+  PutActions resumed;
+  puts_.Resume(resumed);
+  Queue(std::move(resumed));
   endpoint_.Resume(actions);
 }
 
@@ -487,7 +566,7 @@ void NcclDevice::EndTurnPatience(uint64_t turn) {
     std::vector<TransferKey> keys;
     for (const auto& [key, transfer] : transfers_) keys.push_back(key);
     const absl::Status why = TurnRefusal();
-    for (const TransferKey& key : keys) endpoint_.Cancel(key, why, actions);
+    for (const TransferKey& key : keys) CancelOne(key, why, actions);
   });
 }
 
@@ -507,7 +586,212 @@ std::shared_ptr<NcclCommunicator> NcclDevice::CommunicatorWith(DeviceId peer) co
 
 std::vector<std::string> NcclDevice::Pending() const {
   absl::MutexLock lock(&mu_);
-  return endpoint_.Pending();
+  std::vector<std::string> lines = endpoint_.Pending();
+  for (std::string& line : puts_.Pending()) lines.push_back(std::move(line));
+  return lines;
+}
+
+void NcclDevice::Queue(PutActions actions) {
+  for (PutAction& action : actions) {
+    todo_.emplace_back(
+        Work([this, action = std::move(action)]() mutable { PerformPut(std::move(action)); }));
+  }
+}
+
+void NcclDevice::PerformPut(PutAction action) {
+  if (auto* const send = std::get_if<SendPutMessage>(&action)) {
+    common_.send_put(send->message);
+  } else if (auto* const put = std::get_if<IssuePut>(&action)) {
+    LaunchPut(*put);
+  } else if (auto* const wait = std::get_if<IssueWait>(&action)) {
+    LaunchWait(*wait);
+  } else if (auto* const finish = std::get_if<FinishPut>(&action)) {
+    FinishPlaced(*std::move(finish));
+  } else if (auto* const batch = std::get_if<SendInBatch>(&action)) {
+    absl::Status refused;
+    Run([&](BatchAgreementActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+      const auto found = transfers_.find(batch->key);
+      if (found == transfers_.end()) return;
+      refused = endpoint_.Add({.key = batch->key,
+                               .bytes = found->second.memory.bytes(),
+                               .deadline = SteadyClock().Now() + common_.options.transfer_timeout},
+                              actions);
+      if (const absl::Status why = TurnRefusal(); !why.ok()) {
+        endpoint_.Cancel(batch->key, why, actions);
+      }
+    });
+    if (!refused.ok()) Finish(batch->key, refused);
+  } else if (auto* const end = std::get_if<BreakForPut>(&action)) {
+    Run([&](BatchAgreementActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+      endpoint_.Break(end->communicator, end->why, actions);
+    });
+  }
+}
+
+void NcclDevice::LaunchPut(const IssuePut& put) {
+  std::optional<RunnableBatch> batch;
+  std::shared_ptr<BatchRunner> runner;
+  {
+    absl::MutexLock lock(&mu_);
+    const PeerCommunicator* const opened = communicators_.Find(put.communicator);
+    const auto window = windows_.find(put.communicator);
+    const auto transfer = transfers_.find(put.key);
+    if (opened != nullptr && window != windows_.end() && transfer != transfers_.end()) {
+      batch = PutBatch(opened->communicator, window->second, transfer->second.memory, put);
+    }
+    runner = runner_;
+  }
+  auto done = [self = shared_from_this(), key = put.key](const absl::Status& status) {
+    self->Run([&](BatchAgreementActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(self->mu_) {
+      PutActions passed;
+      self->puts_.PutPassed(key, status, passed);
+      self->Queue(std::move(passed));
+    });
+  };
+  if (!batch.has_value()) {
+    return done(
+        absl::AbortedError(absl::StrCat(Describe(put.communicator), " is not here any more")));
+  }
+  batch->done = std::move(done);
+  runner->Launch(*std::move(batch));
+}
+
+void NcclDevice::LaunchWait(const IssueWait& wait) {
+  std::optional<RunnableBatch> batch;
+  std::shared_ptr<BatchRunner> runner;
+  {
+    absl::MutexLock lock(&mu_);
+    const PeerCommunicator* const opened = communicators_.Find(wait.communicator);
+    const auto window = windows_.find(wait.communicator);
+    if (opened != nullptr && window != windows_.end()) {
+      batch = WaitBatch(opened->communicator, window->second, wait.signals);
+    }
+    runner = runner_;
+  }
+  auto done = [self = shared_from_this(), wait](const absl::Status& status) {
+    self->Run([&](BatchAgreementActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(self->mu_) {
+      PutActions passed;
+      self->puts_.WaitPassed(wait.peer, wait.communicator, status, passed);
+      self->Queue(std::move(passed));
+    });
+  };
+  if (!batch.has_value()) {
+    return done(
+        absl::AbortedError(absl::StrCat(Describe(wait.communicator), " is not here any more")));
+  }
+  batch->done = std::move(done);
+  runner->Launch(*std::move(batch));
+}
+
+void NcclDevice::FinishPlaced(FinishPut finish) {
+  if (!finish.offset.has_value()) return Finish(finish.key, std::move(finish.status));
+  NcclTransfer transfer;
+  std::shared_ptr<PutMemory> memory;
+  {
+    absl::MutexLock lock(&mu_);
+    memory = put_memory_;
+    const auto found = transfers_.find(finish.key);
+    if (found != transfers_.end()) {
+      transfer = std::move(found->second);
+      transfers_.erase(found);
+      communicators_.DropUser(transfer.peer.id);
+    }
+  }
+  // Returns the block, if nobody takes it.
+  std::shared_ptr<Buffer> buffer = memory->BufferAt(*finish.offset, transfer.put_bytes);
+  if (transfer.deliver) std::move(transfer.deliver)(std::move(buffer));
+}
+
+void NcclDevice::CollectBlocks() {
+  if (put_memory_ == nullptr) return;
+  for (const uint64_t offset : put_memory_->TakeReturned()) puts_.ReturnBlock(offset);
+}
+
+bool NcclDevice::ReceivePut(NcclTransfer& transfer, const CommunicatorName& offer) {
+  bool is_accepted = false;
+  Run([&](BatchAgreementActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    if (!stopped_.ok() || transfers_.contains(transfer.key)) return;
+    CollectBlocks();
+    const TransferKey key = transfer.key;
+    const PeerDevice peer = transfer.peer;
+    PutActions accepted;
+    is_accepted = puts_.Accept(key, offer, transfer.put_bytes,
+                               SteadyClock().Now() + common_.options.transfer_timeout, accepted);
+    if (!is_accepted) return;
+    transfers_.emplace(key, std::move(transfer));
+    Queue(std::move(accepted));
+    AddUser(peer, actions);
+    if (const absl::Status why = TurnRefusal(); !why.ok()) CancelOne(key, why, actions);
+  });
+  return is_accepted;
+}
+
+bool NcclDevice::HasRoom(DeviceId peer, const CommunicatorName& offer, uint64_t bytes) {
+  absl::MutexLock lock(&mu_);
+  CollectBlocks();
+  const PeerCommunicator* const opened = communicators_.OpenWith(peer);
+  if (opened == nullptr || opened->name != offer || !puts_.HasWindow(peer)) return false;
+  PutPool pool = puts_.pool();
+  return pool.Take(bytes).has_value();
+}
+
+bool NcclDevice::HasWindow(DeviceId peer) const {
+  absl::MutexLock lock(&mu_);
+  return puts_.HasWindow(peer);
+}
+
+absl::Status NcclDevice::OnPutMessage(const PutMessage& message, const PeerDevice& from) {
+  absl::Status status;
+  Run([&](BatchAgreementActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    if (message.kind != PutMessageKind::kNoRoom &&
+        message.communicator.id != communicators_.CliqueIdWith(from)) {
+      status = absl::InvalidArgumentError(
+          absl::StrCat(Describe(message), " speaks of a communicator that is not theirs"));
+      return;
+    }
+    PutActions heard;
+    status = puts_.OnMessage(message, heard);
+    Queue(std::move(heard));
+  });
+  return status;
+}
+
+TransferKey NcclDevice::WindowKey(DeviceId peer, const CommunicatorName& name) const {
+  // The same on both; ids of two communicators of a pair differ.
+  const uint64_t id = kWindowBit | ((name.id * 31 + name.generation) & (kWindowBit - 1));
+  return {std::min(self_, peer), std::max(self_, peer), id};
+}
+
+void NcclDevice::AddWindow(DeviceId peer, const CommunicatorName& name,
+                           BatchAgreementActions& actions) {
+  if (window_failures_[peer] >= kMaxWindowFailures) return;
+  const TransferKey key = WindowKey(peer, name);
+  // Its size is the same on both, and says nothing.
+  const absl::Status added = endpoint_.Add(
+      {.key = key, .bytes = 1, .deadline = SteadyClock().Now() + common_.options.transfer_timeout},
+      actions);
+  if (!added.ok()) return;
+  auto window = std::make_shared<PutWindow>();
+  window->memory = put_memory_;
+  windows_[name] = window;
+  NcclTransfer transfer;
+  transfer.key = key;
+  transfer.peer = communicators_.PeerOfId(peer);
+  transfer.done = [weak = weak_from_this(), peer, name, window](const absl::Status& status) {
+    if (const auto self = weak.lock()) self->OnWindow(peer, name, window, status);
+  };
+  transfers_.emplace(key, std::move(transfer));
+  communicators_.AddUser(peer);
+}
+
+void NcclDevice::OnWindow(DeviceId peer, const CommunicatorName& name,
+                          const std::shared_ptr<PutWindow>& window, const absl::Status& status) {
+  absl::MutexLock lock(&mu_);
+  if (absl::IsAborted(status)) ++window_failures_[peer];
+  if (!status.ok() || window->window == nullptr) return;
+  const PeerCommunicator* const opened = communicators_.OpenWith(peer);
+  if (opened == nullptr || opened->name != name) return;
+  puts_.OpenWindow(peer, name, communicators_.PutBytesOfPeer(peer), /*signals=*/1);
 }
 
 }  // namespace ferry

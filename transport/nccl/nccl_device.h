@@ -30,6 +30,8 @@
 #include "transport/nccl/batch_runner.h"
 #include "transport/nccl/nccl_context.h"
 #include "transport/nccl/peer_communicators.h"
+#include "transport/nccl/put_endpoint.h"
+#include "transport/nccl/put_memory.h"
 #include "transport/nccl/transfer_pause.h"
 
 namespace ferry {
@@ -42,6 +44,9 @@ struct NcclTransfer {
   Tensor memory;
   // Status as for FinishTransfer in batch_agreement_action.h. NCCL no longer touches the memory.
   absl::AnyInvocable<void(absl::Status) &&> done;
+  // If its bytes were put into the pool: called in place of `done`, with their memory.
+  absl::AnyInvocable<void(std::shared_ptr<Buffer>) &&> deliver;
+  uint64_t put_bytes = 0;
 };
 
 // Performs the actions of the GPU's batch agreement endpoint in order: sends messages, runs
@@ -62,6 +67,8 @@ class NcclDevice final : public std::enable_shared_from_this<NcclDevice>,
     uint64_t incarnation = 0;
     // Sends to message.to, in order.
     std::function<void(const BatchAgreementMessage& message)> send;
+    // The same for messages about one-sided transfers. Null: there are none.
+    std::function<void(const PutMessage& message)> send_put;
     BatchRunner::LearnCallback learn;
     // Calls a function once that much time has passed, on any thread; null: the loop does. For
     // tests.
@@ -73,13 +80,25 @@ class NcclDevice final : public std::enable_shared_from_this<NcclDevice>,
   static absl::StatusOr<std::shared_ptr<NcclDevice>> Create(const Common& common, int ordinal,
                                                             DeviceId self);
 
-  // At the source, when the bytes are ready. `tell` gets the grant to send along, if any, and
-  // announces the transfer to the destination before any other message to it.
-  void Send(NcclTransfer transfer,
-            absl::AnyInvocable<void(std::optional<BatchAgreementMessage> grant) &&> tell)
+  using TellCallback = absl::AnyInvocable<void(std::optional<BatchAgreementMessage> grant,
+                                               std::optional<CommunicatorName> offer) &&>;
+  // At the source, when the bytes are ready. `tell` gets the grant, or the offer of a put, to send
+  // along, if any, and announces the transfer to the destination before any other message to it.
+  void Send(NcclTransfer transfer, TellCallback tell) ABSL_LOCKS_EXCLUDED(mu_);
+  // At the destination, when the transfer was announced; `is_offered`: with an offer, which is
+  // thereby refused.
+  void Receive(NcclTransfer transfer, std::optional<BatchAgreementMessage> grant,
+               bool is_offered = false) ABSL_LOCKS_EXCLUDED(mu_);
+  // At the destination, when it was announced with an offer. Returns false if there is no room:
+  // `transfer` is then unchanged, and Receive can be called.
+  bool ReceivePut(NcclTransfer& transfer, const CommunicatorName& offer) ABSL_LOCKS_EXCLUDED(mu_);
+  // Whether ReceivePut would return true, as far as known.
+  bool HasRoom(DeviceId peer, const CommunicatorName& offer, uint64_t bytes)
       ABSL_LOCKS_EXCLUDED(mu_);
-  // At the destination, when the transfer was announced.
-  void Receive(NcclTransfer transfer, std::optional<BatchAgreementMessage> grant)
+  // Whether one-sided transfers with that peer are possible now.
+  bool HasWindow(DeviceId peer) const ABSL_LOCKS_EXCLUDED(mu_);
+  //   Errors: as OnMessage.
+  absl::Status OnPutMessage(const PutMessage& message, const PeerDevice& from)
       ABSL_LOCKS_EXCLUDED(mu_);
   // Cancels a transfer; `done` still reports when it is over.
   void Cancel(const TransferKey& key, const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
@@ -118,6 +137,23 @@ class NcclDevice final : public std::enable_shared_from_this<NcclDevice>,
   // Refuses messages that name another communicator than the one of the two.
   absl::Status CheckCommunicator(const BatchAgreementMessage& message, const PeerDevice& from)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Appends the actions of `puts_` to those to be performed.
+  void Queue(PutActions actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void PerformPut(PutAction action) ABSL_LOCKS_EXCLUDED(mu_);
+  void LaunchPut(const IssuePut& put) ABSL_LOCKS_EXCLUDED(mu_);
+  void LaunchWait(const IssueWait& wait) ABSL_LOCKS_EXCLUDED(mu_);
+  void FinishPlaced(FinishPut finish) ABSL_LOCKS_EXCLUDED(mu_);
+  void CollectBlocks() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Adds the transfer that stands for the set-up of a window with the peer, before its communicator
+  // is opened. Both devices add it, and it has its place in the agreed order.
+  void AddWindow(DeviceId peer, const CommunicatorName& name, BatchAgreementActions& actions)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  TransferKey WindowKey(DeviceId peer, const CommunicatorName& name) const;
+  void OnWindow(DeviceId peer, const CommunicatorName& name,
+                const std::shared_ptr<PutWindow>& window, const absl::Status& status)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  void CancelOne(const TransferKey& key, const absl::Status& why, BatchAgreementActions& actions)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Launch(AgreedBatch batch) ABSL_LOCKS_EXCLUDED(mu_);
   void Finish(const TransferKey& key, absl::Status status) ABSL_LOCKS_EXCLUDED(mu_);
   void Abort(const CommunicatorName& name) ABSL_LOCKS_EXCLUDED(mu_);
@@ -134,9 +170,14 @@ class NcclDevice final : public std::enable_shared_from_this<NcclDevice>,
     Gpu* gpu = nullptr;
     std::shared_ptr<Buffer> warmth;
     uint64_t free_before = 0;
+    // Null: no one-sided transfers.
+    std::shared_ptr<PutMemory> put_memory;
   };
   // Creates a communicator. Blocks.
-  MadeCommunicator Make(const CommunicatorKey& key, int rank, const CommunicatorOptions& options);
+  MadeCommunicator Make(const CommunicatorKey& key, int rank, const CommunicatorOptions& options,
+                        bool peer_has_puts) ABSL_LOCKS_EXCLUDED(mu_);
+  // The pool for one-sided transfers, which is made once. Blocks. Null: there is none.
+  std::shared_ptr<PutMemory> GetPutMemory(Gpu& gpu) ABSL_LOCKS_EXCLUDED(put_memory_mu_);
   void OnCommunicatorMade(DeviceId peer, const CommunicatorKey& key, MadeCommunicator made)
       ABSL_LOCKS_EXCLUDED(mu_);
   // Opens a communicator that was created.
@@ -182,6 +223,18 @@ class NcclDevice final : public std::enable_shared_from_this<NcclDevice>,
   bool is_performing_ ABSL_GUARDED_BY(mu_) = false;
   absl::Status stopped_ ABSL_GUARDED_BY(mu_);
   absl::Time expiry_ ABSL_GUARDED_BY(mu_) = absl::InfiniteFuture();
+
+  // Held while the pool is made; never together with mu_.
+  absl::Mutex put_memory_mu_;
+  bool has_tried_put_memory_ ABSL_GUARDED_BY(put_memory_mu_) = false;
+  std::shared_ptr<PutMemory> made_put_memory_ ABSL_GUARDED_BY(put_memory_mu_);
+
+  // One-sided transfers: their protocol, the pool (null until a communicator needs it), the windows
+  // of communicators, and how often the set-up with a peer has failed.
+  PutEndpoint puts_ ABSL_GUARDED_BY(mu_);
+  std::shared_ptr<PutMemory> put_memory_ ABSL_GUARDED_BY(mu_);
+  absl::btree_map<CommunicatorName, std::shared_ptr<PutWindow>> windows_ ABSL_GUARDED_BY(mu_);
+  absl::btree_map<DeviceId, int> window_failures_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace ferry

@@ -95,9 +95,10 @@ void NcclSender::ExposeReady(uint64_t id, const Tensor& tensor, const TensorLoca
     ExposeCallback done = std::exchange(*callback, nullptr);
     if (done) std::move(done)(AsAborted(status));
   };
-  (*device)->Send(std::move(transfer), [key, callback](std::optional<BatchAgreementMessage> grant) {
+  (*device)->Send(std::move(transfer), [key, callback](std::optional<BatchAgreementMessage> grant,
+                                                       std::optional<CommunicatorName> offer) {
     TransferDescriptor descriptor;
-    descriptor.body = EncodeNcclDescriptor({key, std::move(grant)});
+    descriptor.body = EncodeNcclDescriptor({key, std::move(grant), offer});
     ExposeCallback done = std::exchange(*callback, nullptr);
     std::move(done)(std::move(descriptor));
   });
@@ -194,16 +195,57 @@ void NcclReceiver::GetMemory(uint64_t id, const TensorHeader& header) {
                            });
 }
 
+absl::string_view NcclReceiver::PathOf(const TensorHeader& header, absl::string_view body,
+                                       const Tensor& destination) const {
+  const absl::StatusOr<NcclDescriptor> descriptor = Check(header, body);
+  if (!descriptor.ok() || !descriptor->offer.has_value() || destination.is_valid()) return {};
+  const std::shared_ptr<NcclDevice> device = *node_.Device(header.location.ordinal);
+  return device->HasRoom(descriptor->key.source, *descriptor->offer, header.bytes) ? "nccl, put"
+                                                                                   : "";
+}
+
+bool NcclReceiver::FetchPut(uint64_t id, const TensorHeader& header,
+                            const NcclDescriptor& descriptor,
+                            const std::shared_ptr<NcclDevice>& device, FetchCallback& done) {
+  {
+    absl::MutexLock lock(&mu_);
+    if (!aborted_.ok() || fetching_.contains(id) || allocated_.contains(id)) return false;
+    fetching_[id] = {device, descriptor.key, std::move(done)};
+  }
+  NcclTransfer transfer;
+  transfer.key = descriptor.key;
+  transfer.peer = *peer_->device(descriptor.key.source);
+  transfer.put_bytes = header.bytes;
+  transfer.done = [self = shared_from_this(), id](const absl::Status& status) {
+    self->End(id, status);
+  };
+  transfer.deliver = [self = shared_from_this(), id, header](std::shared_ptr<Buffer> buffer) {
+    self->End(id, Tensor::Create(header.dtype, header.shape, std::move(buffer)));
+  };
+  if (device->ReceivePut(transfer, *descriptor.offer)) return true;
+  absl::MutexLock lock(&mu_);
+  const auto found = fetching_.find(id);
+  // Otherwise it was cancelled, and has ended.
+  if (found == fetching_.end()) return true;
+  done = std::move(found->second.done);
+  fetching_.erase(found);
+  return false;
+}
+
 void NcclReceiver::Fetch(uint64_t id, const TensorHeader& header, absl::string_view body,
                          absl::Span<UniqueFd> descriptors, const Tensor& destination,
                          FetchCallback done) {
   absl::StatusOr<NcclDescriptor> descriptor = Check(header, body);
   absl::Status refused = descriptor.status();
   Tensor memory = destination;
-  if (refused.ok() && !memory.is_valid()) refused = FindMemory(id, header, memory);
   std::shared_ptr<NcclDevice> device;
+  if (refused.ok()) device = *node_.Device(header.location.ordinal);
+  if (refused.ok() && descriptor->offer.has_value() && !memory.is_valid() &&
+      FetchPut(id, header, *descriptor, device, done)) {
+    return;
+  }
+  if (refused.ok() && !memory.is_valid()) refused = FindMemory(id, header, memory);
   if (refused.ok()) {
-    device = *node_.Device(header.location.ordinal);
     absl::MutexLock lock(&mu_);
     refused = aborted_;
     if (refused.ok() && fetching_.contains(id)) {
@@ -234,7 +276,7 @@ void NcclReceiver::Fetch(uint64_t id, const TensorHeader& header, absl::string_v
     if (status.ok()) return self->End(id, tensor);
     self->End(id, status);
   };
-  device->Receive(std::move(transfer), std::move(descriptor->grant));
+  device->Receive(std::move(transfer), std::move(descriptor->grant), descriptor->offer.has_value());
 }
 
 void NcclReceiver::End(uint64_t id, absl::StatusOr<Tensor> tensor) {

@@ -68,6 +68,8 @@ class NcclReceiver final : public TransportReceiver,
              absl::Span<UniqueFd> descriptors, const Tensor& destination,
              FetchCallback done) override ABSL_LOCKS_EXCLUDED(mu_);
   void Cancel(uint64_t id) override ABSL_LOCKS_EXCLUDED(mu_);
+  absl::string_view PathOf(const TensorHeader& header, absl::string_view body,
+                           const Tensor& destination) const override;
   void Discard(uint64_t id, const TensorHeader& header, absl::string_view body,
                absl::Span<UniqueFd> descriptors) override;
   void Abort(const absl::Status& why) override ABSL_LOCKS_EXCLUDED(mu_);
@@ -88,6 +90,10 @@ class NcclReceiver final : public TransportReceiver,
   // device's lock.
   void Answer(absl::string_view body);
   void GetMemory(uint64_t id, const TensorHeader& header);
+  // Accepts the offer of a put, if there is room for it.
+  bool FetchPut(uint64_t id, const TensorHeader& header, const NcclDescriptor& descriptor,
+                const std::shared_ptr<NcclDevice>& device, FetchCallback& done)
+      ABSL_LOCKS_EXCLUDED(mu_);
   void End(uint64_t id, absl::StatusOr<Tensor> tensor) ABSL_LOCKS_EXCLUDED(mu_);
 
   NcclNode& node_;

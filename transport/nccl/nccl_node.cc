@@ -8,6 +8,8 @@
 
 #include "base/status_macros.h"
 #include "net/event_loop.h"
+#include "transport/nccl/nccl_descriptor.h"
+#include "transport/nccl/put_message.h"
 
 namespace ferry {
 namespace {
@@ -31,7 +33,17 @@ absl::Status WhyNot(const TransportEnvironment& environment, const NcclTransport
   return absl::OkStatus();
 }
 
+uint64_t PutBytesOf(const Endpoint& endpoint) {
+  const TransportDescription* const found = endpoint.FindTransport("nccl");
+  if (found == nullptr) return 0;
+  const absl::StatusOr<NcclPeerDescriptor> peer = DecodeNcclPeer(found->descriptor);
+  return peer.ok() ? peer->put_bytes : 0;
+}
+
 }  // namespace
+
+NcclPeer::NcclPeer(NcclNode& node, Endpoint endpoint)
+    : node_(node), endpoint_(std::move(endpoint)), put_bytes_(PutBytesOf(endpoint_)) {}
 
 void NcclPeer::SetChannel(ControlMessageSender channel) {
   absl::MutexLock lock(&mu_);
@@ -39,6 +51,12 @@ void NcclPeer::SetChannel(ControlMessageSender channel) {
 }
 
 void NcclPeer::Send(const BatchAgreementMessage& message) {
+  SendBytes(EncodeGrantMessage(message));
+}
+
+void NcclPeer::Send(const PutMessage& message) { SendBytes(EncodePutMessage(message)); }
+
+void NcclPeer::SendBytes(absl::string_view bytes) {
   ControlMessageSender channel;
   {
     absl::MutexLock lock(&mu_);
@@ -46,12 +64,27 @@ void NcclPeer::Send(const BatchAgreementMessage& message) {
     channel = channel_;
   }
   // A control channel that rejects a message is closing, and Fail follows.
-  if (channel) channel(EncodeGrantMessage(message), {}).IgnoreError();
+  if (channel) channel(bytes, {}).IgnoreError();
 }
 
 absl::Status NcclPeer::OnMessage(absl::string_view body) {
+  if (IsPutMessage(body)) {
+    FERRY_ASSIGN_OR_RETURN(const PutMessage message, DecodePutMessage(body));
+    return OnMessage(message);
+  }
   FERRY_ASSIGN_OR_RETURN(const BatchAgreementMessage message, DecodeGrantMessage(body));
   return OnMessage(message);
+}
+
+absl::Status NcclPeer::OnMessage(const PutMessage& message) {
+  const std::optional<PeerDevice> from = device(message.from());
+  if (!from.has_value()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(Describe(message), " has come from ", Describe(endpoint_.peer)));
+  }
+  if (has_failed()) return absl::OkStatus();
+  const std::shared_ptr<NcclDevice> to = node_.Find(message.to());
+  return to == nullptr ? absl::OkStatus() : to->OnPutMessage(message, *from);
 }
 
 absl::Status NcclPeer::OnMessage(const BatchAgreementMessage& message) {
@@ -86,7 +119,7 @@ std::optional<PeerDevice> NcclPeer::device(int ordinal) const {
   const std::optional<DeviceId> id = node_.common().job.device_of(endpoint_.peer.node_id, ordinal);
   if (!id.has_value()) return std::nullopt;
   return PeerDevice{*id, endpoint_.peer.incarnation,
-                    absl::StrCat("gpu:", ordinal, " of ", Describe(endpoint_.peer))};
+                    absl::StrCat("gpu:", ordinal, " of ", Describe(endpoint_.peer)), put_bytes_};
 }
 
 std::optional<PeerDevice> NcclPeer::device(DeviceId id) const {
@@ -106,7 +139,14 @@ NcclNode::NcclNode(const TransportEnvironment& environment, const NcclTransportO
              .loop = environment.loop,
              .threads = &threads_,
              .incarnation = environment.incarnation,
-             .send = [this](const BatchAgreementMessage& message) { Send(message); },
+             .send =
+                 [this](const BatchAgreementMessage& message) {
+                   if (const auto peer = RouteTo(message.to)) peer->Send(message);
+                 },
+             .send_put =
+                 [this](const PutMessage& message) {
+                   if (const auto peer = RouteTo(message.to())) peer->Send(message);
+                 },
              .learn = std::move(learn)};
 }
 
@@ -175,15 +215,10 @@ void NcclNode::OnPeerFailed(const NcclPeer& peer, const absl::Status& why) {
   }
 }
 
-void NcclNode::Send(const BatchAgreementMessage& message) {
-  std::shared_ptr<NcclPeer> peer;
-  {
-    absl::MutexLock lock(&mu_);
-    const auto found = routes_.find(message.to);
-    if (found == routes_.end()) return;
-    peer = found->second;
-  }
-  peer->Send(message);
+std::shared_ptr<NcclPeer> NcclNode::RouteTo(DeviceId device) const {
+  absl::MutexLock lock(&mu_);
+  const auto found = routes_.find(device);
+  return found == routes_.end() ? nullptr : found->second;
 }
 
 absl::StatusOr<std::shared_ptr<NcclDevice>> NcclNode::Device(int ordinal) {

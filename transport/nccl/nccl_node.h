@@ -26,15 +26,17 @@ class NcclNode;
 // channel's sender and receiver. Thread-safe.
 class NcclPeer final : public std::enable_shared_from_this<NcclPeer> {
  public:
-  NcclPeer(NcclNode& node, Endpoint endpoint) : node_(node), endpoint_(std::move(endpoint)) {}
+  NcclPeer(NcclNode& node, Endpoint endpoint);
 
   const Endpoint& endpoint() const { return endpoint_; }
   // Sets how messages are sent to it; the first call counts.
   void SetChannel(ControlMessageSender channel) ABSL_LOCKS_EXCLUDED(mu_);
   void Send(const BatchAgreementMessage& message) ABSL_LOCKS_EXCLUDED(mu_);
+  void Send(const PutMessage& message) ABSL_LOCKS_EXCLUDED(mu_);
   // Handles a message from the peer; untrusted.
   absl::Status OnMessage(absl::string_view body);
   absl::Status OnMessage(const BatchAgreementMessage& message);
+  absl::Status OnMessage(const PutMessage& message);
   // Its control channel has closed.
   void Fail(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
   bool has_failed() const ABSL_LOCKS_EXCLUDED(mu_);
@@ -45,8 +47,12 @@ class NcclPeer final : public std::enable_shared_from_this<NcclPeer> {
   bool owns(DeviceId id) const { return device(id).has_value(); }
 
  private:
+  void SendBytes(absl::string_view bytes) ABSL_LOCKS_EXCLUDED(mu_);
+
   NcclNode& node_;
   const Endpoint endpoint_;
+  // As it has published.
+  const uint64_t put_bytes_;
   mutable absl::Mutex mu_;
   ControlMessageSender channel_ ABSL_GUARDED_BY(mu_);
   absl::Status failed_ ABSL_GUARDED_BY(mu_);
@@ -91,7 +97,7 @@ class NcclNode final {
   friend class NcclPeer;
   std::shared_ptr<NcclDevice> FindLocked(DeviceId device) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   void OnPeerFailed(const NcclPeer& peer, const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
-  void Send(const BatchAgreementMessage& message) ABSL_LOCKS_EXCLUDED(mu_);
+  std::shared_ptr<NcclPeer> RouteTo(DeviceId device) const ABSL_LOCKS_EXCLUDED(mu_);
 
   NcclDevice::Common common_;
   const int32_t node_id_;

@@ -29,6 +29,7 @@ NcclTransport::NcclTransport(const TransportEnvironment& environment,
       environment_(environment),
       job_(job),
       version_(job.library != nullptr && options.memory_bytes > 0 ? job.library->version() : 0),
+      put_bytes_(options.put_bytes),
       latency_(options.assumed_latency),
       bytes_per_second_(kAssumedBytesPerSecond),
       node_(environment, options, job, [this](size_t bytes, absl::Duration taken) {
@@ -41,7 +42,9 @@ NcclTransport::NcclTransport(const TransportEnvironment& environment,
 NcclTransport::~NcclTransport() = default;
 
 std::string NcclTransport::local_descriptor() const {
-  return version_ == 0 ? std::string() : EncodeNcclPeer({.version = version_});
+  if (version_ == 0) return std::string();
+  return EncodeNcclPeer(
+      {.version = version_, .put_bytes = nccl::HasPut(*job_.library) ? put_bytes_ : 0});
 }
 
 absl::StatusOr<int> NcclTransport::CommonVersion(const PathQuery& query) const {
@@ -102,7 +105,12 @@ absl::StatusOr<PathCost> NcclTransport::Cost(const PathQuery& query) const {
     return absl::FailedPreconditionError("the job's topology does not have both GPUs");
   }
   FERRY_RETURN_IF_ERROR(node_.Refusal(*own, ordinal, *peer));
-  return PathCost{latency_, bytes_per_second_.load(std::memory_order_relaxed)};
+  PathCost cost{latency_, bytes_per_second_.load(std::memory_order_relaxed)};
+  const std::shared_ptr<NcclDevice> device = node_.Find(*own);
+  if (device != nullptr && device->HasWindow(*peer)) {
+    cost.note = "puts into a registered pool, or batches";
+  }
+  return cost;
 }
 
 std::shared_ptr<TransportSender> NcclTransport::CreateSender(const Endpoint& peer) {

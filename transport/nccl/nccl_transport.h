@@ -45,6 +45,7 @@ class NcclTransport final : public Transport {
   const NcclJob job_;
   // 0: this process does not use NCCL.
   const int version_;
+  const uint64_t put_bytes_;
   const absl::Duration latency_;
   std::atomic<double> bytes_per_second_;
   NcclNode node_;

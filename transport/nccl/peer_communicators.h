@@ -99,6 +99,9 @@ class PeerCommunicators final {
   std::optional<CommunicatorName> NameOf(const NcclCommunicator& communicator) const;
   // Why it ended last.
   absl::Status FailureOf(const CommunicatorName& name) const;
+  // The peer, as last told to SetPeer.
+  const PeerDevice& PeerOfId(DeviceId peer) { return pairs_[peer].peer; }
+  uint64_t PutBytesOfPeer(DeviceId peer) { return pairs_[peer].peer.put_bytes; }
   // Name of the peer, for messages.
   const std::string& NameOfPeer(DeviceId peer) { return pairs_[peer].peer.name; }
   // Why no communicator can be had now; OK: one is there, or can be tried.

@@ -179,6 +179,10 @@ void RunOneSided(Comm& comm, const std::vector<Op>& ops);
 // The communicator has ended, and its windows with it.
 void ForgetWindows(const Comm& comm);
 
+// The turn of a ticket on its device.
+void AwaitTicket(Device& device, uint64_t rts);
+void EndTicket(Device& device);
+
 // Moves the data of operations that were launched together; in the stream's thread.
 void RunOps(Comm& comm, const std::vector<Op>& ops, uint64_t rts);
 

@@ -385,12 +385,20 @@ class Runner final {
 
 }  // namespace
 
+void AwaitTicket(Device& device, uint64_t rts) {
+  std::unique_lock<std::mutex> lock(device.mu);
+  while (device.current_ticket != rts) device.changed.wait(lock);
+}
+
+void EndTicket(Device& device) {
+  const std::lock_guard<std::mutex> lock(device.mu);
+  ++device.current_ticket;
+  device.changed.notify_all();
+}
+
 void RunOps(Comm& comm, const std::vector<Op>& ops, uint64_t rts) {
   Device& device = *comm.device;
-  {
-    std::unique_lock<std::mutex> lock(device.mu);
-    while (device.current_ticket != rts) device.changed.wait(lock);
-  }
+  AwaitTicket(device, rts);
   if (!ops.empty() && IsOneSided(ops.front())) {
     RunOneSided(comm, ops);
   } else if (!ops.empty()) {
@@ -400,9 +408,7 @@ void RunOps(Comm& comm, const std::vector<Op>& ops, uint64_t rts) {
   --comm.in_flight;
   --device.in_flight;
   --nccl_in_flight;
-  const std::lock_guard<std::mutex> lock(device.mu);
-  ++device.current_ticket;
-  device.changed.notify_all();
+  EndTicket(device);
 }
 
 extern "C" {

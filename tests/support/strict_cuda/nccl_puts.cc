@@ -128,6 +128,23 @@ ncclResult_t InBackground(Comm& comm, const std::function<ncclResult_t()>& body)
   return ncclInProgress;
 }
 
+// All ranks register their parts, and map the others'.
+ncclResult_t Register(Comm& comm, WindowEntry& entry, const PutWindow& part) {
+  const char* const call = "ncclCommWindowRegister";
+  const bool all = Meet(comm, PutStep::kRegister, call, [&](PutRecord& record) {
+    const int index = record.window_counts[comm.rank];
+    if (index >= kMaxPutWindows) return;
+    entry.index = index;
+    ++record.window_counts[comm.rank];
+    record.windows[comm.rank][index] = part;
+  });
+  if (!all) return comm.state == ncclInProgress ? ncclInternalError : comm.state.load();
+  if (entry.index >= 0 && !MapPeers(comm, entry.index, entry.peers)) return ncclSystemError;
+  // No rank is through before all have mapped all.
+  if (!Meet(comm, PutStep::kMapped, call, nullptr)) return ncclInternalError;
+  return ncclSuccess;
+}
+
 WindowEntry* FindWindow(Window* window) {
   const auto found = Windows().find(window);
   return found == Windows().end() ? nullptr : &found->second;
@@ -327,8 +344,6 @@ STRICT_CUDA_EXPORT ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* bu
   const auto base = reinterpret_cast<CUdeviceptr>(buffer);
   *window = nullptr;
   if (!GetConfig().nccl_has_windows) return ncclSuccess;
-  // The ranks map each other's memory.
-  CheckImplicitSync(__func__);
   WindowEntry entry;
   PutWindow part = {};
   {
@@ -351,23 +366,22 @@ STRICT_CUDA_EXPORT ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* bu
   }
   const CallOn call(*comm);
   auto* const handle = reinterpret_cast<Window*>(new char);
-  return InBackground(*comm, [comm, entry, part, handle, window]() mutable -> ncclResult_t {
-    const bool all =
-        Meet(*comm, PutStep::kRegister, "ncclCommWindowRegister", [&](PutRecord& record) {
-          const int index = record.window_counts[comm->rank];
-          if (index >= kMaxPutWindows) return;
-          entry.index = index;
-          ++record.window_counts[comm->rank];
-          record.windows[comm->rank][index] = part;
-        });
-    if (!all) return comm->state == ncclInProgress ? ncclInternalError : comm->state.load();
-    if (entry.index >= 0 && !MapPeers(*comm, entry.index, entry.peers)) return ncclSystemError;
-    // No rank is through before all have mapped all.
-    if (!Meet(*comm, PutStep::kMapped, "ncclCommWindowRegister", nullptr)) return ncclInternalError;
+  // The ranks map each other's memory, for which the driver may wait for all earlier operations of
+  // the device.
+  uint64_t rts = 0;
+  {
+    const std::lock_guard<std::mutex> lock(comm->device->mu);
+    rts = comm->device->next_ticket++;
+  }
+  return InBackground(*comm, [comm, entry, part, handle, window, rts]() mutable {
+    AwaitTicket(*comm->device, rts);
+    const ncclResult_t result = Register(*comm, entry, part);
+    EndTicket(*comm->device);
+    if (result != ncclSuccess) return result;
     const std::lock_guard<std::mutex> lock(ProcessMutex());
     Windows()[handle] = std::move(entry);
     *window = handle;
-    return ncclSuccess;
+    return result;
   });
 }
 

@@ -84,7 +84,8 @@ class NcclDeviceTest : public ::testing::Test {
   std::shared_ptr<End> Send(uint64_t id) {
     auto end = std::make_shared<End>();
     device_->Send(TransferOf({kSelf, peer_.id, id}, end),
-                  [this](const std::optional<BatchAgreementMessage>&) { ++told_; });
+                  [this](const std::optional<BatchAgreementMessage>&,
+                         const std::optional<CommunicatorName>&) { ++told_; });
     return end;
   }
   std::shared_ptr<End> Receive(uint64_t id,
@@ -143,7 +144,8 @@ TEST_F(NcclDeviceTest, NoCommunicator_EndsItsTransfersAndRefusesFurtherOnes) {
     later = Receive(2);
     std::move(end)(std::move(status));
   };
-  device_->Send(std::move(transfer), [](const std::optional<BatchAgreementMessage>&) {});
+  device_->Send(std::move(transfer), [](const std::optional<BatchAgreementMessage>&,
+                                        const std::optional<CommunicatorName>&) {});
   const auto received = Receive(1);
   ASSERT_TRUE(sent->is_over.WaitForNotificationWithTimeout(kPatience));
   for (const auto& end : {sent, received, later}) {

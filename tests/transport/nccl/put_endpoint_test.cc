@@ -233,7 +233,7 @@ TEST_F(PutEndpointTest, DeadlinesNameWhatWasAwaited) {
   EXPECT_EQ(destination_.pool().block_count(), 1u);
   EXPECT_EQ(destination_.NextDeadline(), absl::InfiniteFuture());
 
-  // What is issued ends with its communicator.
+  // A thing that is issued ends with its communicator.
   Hear(source_, room);
   actions.clear();
   source_.Expire(actions);

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+// PutMemory: the pool of one GPU's one-sided transfers, and its windows.
+#include "transport/nccl/put_memory.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/memory/memory.h"
+#include "absl/strings/str_cat.h"
+
+#include "base/status_macros.h"
+
+namespace ferry {
+namespace {
+
+// Source: ncclPutSignal of 2.30.3 refuses older drivers; those before may lack what it uses.
+constexpr int kMinDriver = 12050;
+
+}  // namespace
+
+PutMemory::PutMemory(Gpu& gpu, uint64_t bytes, std::shared_ptr<cuda::DeviceBuffer> buffer,
+                     std::shared_ptr<cuda::CudaStream> stream)
+    : ordinal_(gpu.device->ordinal()),
+      bytes_(bytes),
+      buffer_(std::move(buffer)),
+      stream_(std::move(stream)) {}
+
+absl::StatusOr<std::shared_ptr<PutMemory>> PutMemory::Create(Gpu& gpu, uint64_t bytes) {
+  if (const int version = gpu.device->api().version(); version < kMinDriver) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("NCCL's one-sided transfers need a driver of CUDA 12.5, this one is of ",
+                     cuda::VersionText(version)));
+  }
+  if (gpu.arena->export_by() != cuda::ExportBy::kPosixFd) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "NCCL's one-sided transfers need memory that is exported as file descriptors: ",
+        gpu.arena->fallback_reason()));
+  }
+  FERRY_ASSIGN_OR_RETURN(std::shared_ptr<cuda::DeviceBuffer> buffer, gpu.arena->Allocate(bytes));
+  FERRY_ASSIGN_OR_RETURN(std::unique_ptr<cuda::CudaStream> stream,
+                         cuda::CudaStream::Create(gpu.device));
+  return absl::WrapUnique(new PutMemory(gpu, bytes, std::move(buffer), std::move(stream)));
+}
+
+std::shared_ptr<Buffer> PutMemory::BufferAt(uint64_t offset, uint64_t bytes) {
+  return std::make_shared<cuda::DeviceBuffer>(
+      cuda::AsDevicePointer(at(offset)), bytes, ordinal_,
+      [self = shared_from_this(), offset](cuda::DeviceBuffer::Uses uses) {
+        absl::MutexLock lock(&self->mu_);
+        self->returned_.push_back({offset, std::move(uses)});
+      });
+}
+
+std::vector<uint64_t> PutMemory::TakeReturned() {
+  absl::MutexLock lock(&mu_);
+  std::vector<uint64_t> offsets;
+  const auto is_in_use = [](const std::shared_ptr<const cuda::ReadyEvent>& use) {
+    const absl::StatusOr<bool> is_done = use->IsDone();
+    return !is_done.ok() || !*is_done;
+  };
+  for (auto it = returned_.begin(); it != returned_.end();) {
+    if (std::any_of(it->uses.begin(), it->uses.end(), is_in_use)) {
+      ++it;
+      continue;
+    }
+    offsets.push_back(it->offset);
+    it = returned_.erase(it);
+  }
+  return offsets;
+}
+
+std::vector<BatchStep> RegisterSteps(std::shared_ptr<NcclCommunicator> communicator,
+                                     std::shared_ptr<PutWindow> window) {
+  const auto has_puts = std::make_shared<bool>(false);
+  const auto ask_and_register = [communicator, window, has_puts](cuda::Stream) -> absl::Status {
+    const nccl::NcclApi& api = communicator->api();
+    nccl::Communicator const comm = communicator->get();
+    nccl::CommunicatorProperties properties;
+    FERRY_RETURN_IF_ERROR(api.Check(api.table().query_properties(comm, &properties),
+                                    "ncclCommQueryProperties", comm));
+    *has_puts = properties.has_host_rma;
+    if (!*has_puts) return absl::OkStatus();
+    return api.Check(
+        api.table().register_window(comm, window->memory->at(0), window->memory->bytes(),
+                                    &window->window, nccl::kWindowSymmetric),
+        "ncclCommWindowRegister", comm);
+  };
+  const auto signal = [communicator, window](cuda::Stream stream) -> absl::Status {
+    if (window->window == nullptr) return absl::OkStatus();
+    const nccl::NcclApi& api = communicator->api();
+    nccl::Communicator const comm = communicator->get();
+    return api.Check(api.table().signal(1 - communicator->rank(), 0, 0, 0, comm, stream),
+                     "ncclSignal", comm);
+  };
+  return {ask_and_register, signal};
+}
+
+RunnableBatch PutBatch(std::shared_ptr<NcclCommunicator> communicator,
+                       std::shared_ptr<PutWindow> window, const Tensor& source,
+                       const IssuePut& put) {
+  RunnableBatch batch;
+  batch.communicator = communicator;
+  batch.stream = window->memory->stream();
+  batch.peer_rank = 1 - communicator->rank();
+  batch.steps.push_back([communicator, window, source, put](cuda::Stream stream) -> absl::Status {
+    const PutMemory& memory = *window->memory;
+    const cuda::CudaDevice& device = memory.stream()->device();
+    FERRY_RETURN_IF_ERROR(device.Check(
+        device.table().copy_async(cuda::AsDevicePointer(memory.at(put.source_offset)),
+                                  cuda::AsDevicePointer(source.data()), put.bytes, stream),
+        "cuMemcpyAsync"));
+    const nccl::NcclApi& api = communicator->api();
+    nccl::Communicator const comm = communicator->get();
+    return api.Check(api.table().put_signal(memory.at(put.source_offset), put.bytes, nccl::kUint8,
+                                            1 - communicator->rank(), window->window,
+                                            put.destination_offset, 0, 0, 0, comm, stream),
+                     "ncclPutSignal", comm);
+  });
+  return batch;
+}
+
+RunnableBatch WaitBatch(std::shared_ptr<NcclCommunicator> communicator,
+                        std::shared_ptr<PutWindow> window, int signals) {
+  RunnableBatch batch;
+  batch.communicator = communicator;
+  batch.stream = window->memory->stream();
+  batch.peer_rank = 1 - communicator->rank();
+  batch.steps.push_back([communicator, signals](cuda::Stream stream) -> absl::Status {
+    const nccl::NcclApi& api = communicator->api();
+    nccl::Communicator const comm = communicator->get();
+    nccl::WaitSignalDescriptor wait = {.count = signals, .peer = 1 - communicator->rank()};
+    return api.Check(api.table().wait_signal(1, &wait, comm, stream), "ncclWaitSignal", comm);
+  });
+  return batch;
+}
+
+}  // namespace ferry
