@@ -53,6 +53,10 @@ absl::Status ExchangeAndVerify(CheckNode& self, NcclCommunicator& communicator, 
 // cannot be loaded.
 absl::StatusOr<int> NcclVersion();
 
+// Checks that tensors are put into a pool (NcclTransportOptions::put_bytes), between two GPUs or
+// two processes on one; "not supported here", with the reason, where NCCL does not.
+absl::Status CheckPuts(PartContext& context, int version);
+
 }  // namespace ferry::check
 
 #endif  // FERRY_BENCHMARKS_GPU_CHECK_NCCL_H_

@@ -207,9 +207,11 @@ absl::Status RunNcclKeyedPart(PartContext& context) {
     options.environments = {SharedGpuEnvironment(0, *version), SharedGpuEnvironment(1, *version)};
     const NodeBody body =
         *version >= nccl::kMultiRankGpuVersion ? NodeBody(SendKeyed) : NodeBody(TryToSendKeyed);
-    return RunNodes(context, options, {body, body}).status();
+    FERRY_RETURN_IF_ERROR(RunNodes(context, options, {body, body}).status());
+  } else {
+    FERRY_RETURN_IF_ERROR(RunNodes(context, options, {MeasureKeyed, MeasureKeyed}).status());
   }
-  return RunNodes(context, options, {MeasureKeyed, MeasureKeyed}).status();
+  return CheckPuts(context, *version);
 }
 
 }  // namespace ferry::check

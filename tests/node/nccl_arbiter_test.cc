@@ -73,14 +73,11 @@ GpuPairOptions Apart() {
   return options;
 }
 
-// Sums and transfers between the same two GPUs, each begun as its threads are scheduled: without
-// arbitration one GPU would have the sum first and the other one the transfer.
-TEST(NcclArbiter, CollectivesNextToTransfers_DoNotDeadlock) {
-  NEEDS_TWO_GPUS();
+// Sums and transfers between the same two GPUs, each begun as its threads are scheduled.
+void AddUpNextToTransfers(GpuPairOptions options) {
   constexpr int kTransfers = 120;
   constexpr int kSums = 40;
   constexpr size_t kSize = 200'000;
-  GpuPairOptions options = Apart();
   options.transfer.require_transport = "nccl";
   options.transfer.transports.nccl.grants.max_batch_operations = 2;
   const auto add_up = [](GpuPeer& peer, Collective& sum) {
@@ -130,6 +127,21 @@ TEST(NcclArbiter, CollectivesNextToTransfers_DoNotDeadlock) {
         for (std::thread& receiver : receivers) receiver.join();
         peer.Meet();
       });
+}
+
+// Without arbitration one GPU would have the sum first and the other one the transfer.
+TEST(NcclArbiter, CollectivesNextToTransfers_DoNotDeadlock) {
+  NEEDS_TWO_GPUS();
+  AddUpNextToTransfers(Apart());
+}
+
+TEST(NcclArbiter, CollectivesNextToPuts_DoNotDeadlock) {
+  NEEDS_THE_DOUBLE("can play what this needs");
+  GpuPairOptions options = Apart();
+  options.transfer.transports.nccl.put_bytes = uint64_t{4} << 20;
+  options.environment = {{"STRICT_CUDA_NCCL_VERSION", "23007"},
+                         {"STRICT_CUDA_NCCL_EARLY_WAIT", "breach"}};
+  AddUpNextToTransfers(options);
 }
 
 // The producer is in the sum already, which waits for the consumer, which waits for a tensor of the

@@ -10,6 +10,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/node/gpu_patterns.h"
+#include "transport/nccl/nccl_transport.h"
 
 namespace ferry {
 namespace {
@@ -17,6 +18,7 @@ namespace {
 using ::testing::AnyOf;
 using ::testing::Contains;
 using ::testing::Each;
+using ::testing::HasSubstr;
 
 constexpr uint64_t kPool = uint64_t{16} << 20;
 
@@ -63,6 +65,15 @@ std::vector<std::string> ReceiveOneByOne(GpuPeer& peer, int count, bool into_buf
   return paths;
 }
 
+// Why the receiver's gpu:1 has no window with the sender's gpu:0.
+absl::Status WhyNoPut(GpuPeer& peer) {
+  for (const auto& transport : peer.transfer_engine().transports()) {
+    if (transport->name() != NcclTransport::kInfo.name) continue;
+    return static_cast<const NcclTransport&>(*transport).PutRefusal(1, DeviceId(0));
+  }
+  return absl::NotFoundError("no transport nccl");
+}
+
 // The first tensors go in batches, until the window is set up.
 TEST(NcclPut, TensorsArePutOnceTheWindowIsOpen) {
   NEEDS_THE_DOUBLE("can play what this needs");
@@ -73,6 +84,7 @@ TEST(NcclPut, TensorsArePutOnceTheWindowIsOpen) {
         EXPECT_THAT(paths, Each(AnyOf("nccl", "nccl, put")));
         EXPECT_EQ(paths.front(), "nccl");
         EXPECT_EQ(paths.back(), "nccl, put");
+        EXPECT_TRUE(WhyNoPut(peer).ok()) << WhyNoPut(peer);
       });
 }
 
@@ -155,22 +167,25 @@ TEST(NcclPut, PoolIsFullWhileTensorsAreKept) {
       });
 }
 
-// What one of the two lacks, or NCCL for their communicator.
+// Something that one of the two lacks, or NCCL for their communicator.
 TEST(NcclPut, WithoutSupportTensorsGoInBatches) {
   NEEDS_THE_DOUBLE("can play what this needs");
-  const std::vector<std::map<std::string, std::string>> lacking = {
-      {{"STRICT_CUDA_NCCL_VERSION", "22809"}},
-      {{"STRICT_CUDA_NCCL_WINDOWS", "none"}},
-      {{"STRICT_CUDA_NCCL_WINDOWS", "only"}},
-      {{"STRICT_CUDA_DRIVER_VERSION", "12040"}},
+  const std::map<std::pair<std::string, std::string>, std::string> lacking = {
+      {{"STRICT_CUDA_NCCL_VERSION", "22809"}, "NCCL 2.28.9 has none"},
+      {{"STRICT_CUDA_NCCL_WINDOWS", "none"}, "NCCL does not support them"},
+      {{"STRICT_CUDA_NCCL_WINDOWS", "only"}, "NCCL does not support them"},
+      {{"STRICT_CUDA_DRIVER_VERSION", "12040"}, "need a driver of CUDA 12.5"},
   };
-  for (const auto& environment : lacking) {
-    SCOPED_TRACE(environment.begin()->first + "=" + environment.begin()->second);
+  for (const auto& [variable, why] : lacking) {
+    SCOPED_TRACE(variable.first + "=" + variable.second);
     GpuPairOptions options = WithPuts();
-    for (const auto& [name, value] : environment) options.environment[name] = value;
+    options.environment[variable.first] = variable.second;
     RunGpuPair(
         options, [](GpuPeer& peer) { SendOneByOne(peer, 3); },
-        [](GpuPeer& peer) { EXPECT_THAT(ReceiveOneByOne(peer, 3), Each("nccl")); });
+        [&, why = why](GpuPeer& peer) {
+          EXPECT_THAT(ReceiveOneByOne(peer, 3), Each("nccl"));
+          EXPECT_THAT(std::string(WhyNoPut(peer).message()), HasSubstr(why));
+        });
   }
 }
 

@@ -9,6 +9,10 @@ namespace ferry {
 std::string Describe(DeviceId device) { return absl::StrCat("device ", device.value()); }
 
 std::string Describe(const TransferKey& key) {
+  if ((key.id & kWindowTransferBit) != 0) {
+    return absl::StrCat("the window between ", Describe(key.source), " and ",
+                        Describe(key.destination));
+  }
   return absl::StrCat("transfer ", key.id, " from device ", key.source.value(), " to device ",
                       key.destination.value());
 }

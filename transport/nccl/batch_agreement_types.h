@@ -33,6 +33,9 @@ struct TransferKey {
   }
 };
 
+// Set in the ids of transfers that stand for the set-up of a window (PutEndpoint), and in no other.
+inline constexpr uint64_t kWindowTransferBit = uint64_t{1} << 63;
+
 // A tensor that its producer has matched with a request.
 struct BatchAgreementTransfer {
   TransferKey key;

@@ -94,7 +94,7 @@ absl::Status BatchRunner::Issue(RunnableBatch& batch) {
   }
   if (batch.is_warm && batch.step_count < batch.steps.size()) {
     const cuda::ScopedCurrent current(*gpu_.device);
-    return batch.steps[batch.step_count](StreamOf(batch));
+    return batch.steps[batch.step_count](*batch.communicator, StreamOf(batch));
   }
   if (batch.is_warm) return IssueGroup(batch, batch.operations);
   auto* const bytes = static_cast<char*>(batch.warmth->data());

@@ -32,7 +32,8 @@ struct BatchOperation {
 };
 
 // Calls NCCL on the executor, with the device's context current. `stream`: the batch's.
-using BatchStep = std::function<absl::Status(cuda::Stream stream)>;
+using BatchStep =
+    std::function<absl::Status(const NcclCommunicator& communicator, cuda::Stream stream)>;
 
 struct RunnableBatch {
   std::shared_ptr<NcclCommunicator> communicator;

@@ -42,6 +42,8 @@ absl::StatusOr<NcclDescriptor> DecodeNcclDescriptor(absl::string_view body) {
   descriptor.key.destination = DeviceId(reader.Get<int32_t>());
   if (reader.is_short())
     return absl::InvalidArgumentError("a descriptor of nccl's that is too short");
+  if ((descriptor.key.id & kWindowTransferBit) != 0)
+    return absl::InvalidArgumentError("a descriptor of nccl's with an id that no tensor has");
   if (reader.rest().empty()) return descriptor;
   if (ByteReader offer(reader.rest()); offer.Get<uint16_t>() == kOffer) {
     CommunicatorName name;

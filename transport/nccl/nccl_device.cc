@@ -13,8 +13,6 @@
 namespace ferry {
 namespace {
 
-// Set in the ids of transfers that stand for the set-up of a window; no other id gets there.
-constexpr uint64_t kWindowBit = uint64_t{1} << 63;
 // A pair whose window could not be set up so often has no one-sided transfers.
 constexpr int kMaxWindowFailures = 2;
 
@@ -255,10 +253,10 @@ void NcclDevice::Launch(AgreedBatch batch) {
         runnable.communicator = nullptr;
         break;
       }
-      if ((each.key.id & kWindowBit) != 0) {
+      if ((each.key.id & kWindowTransferBit) != 0) {
         const auto window = windows_.find(batch.name.communicator);
         if (window != windows_.end() && runnable.communicator != nullptr) {
-          runnable.steps = RegisterSteps(runnable.communicator, window->second);
+          runnable.steps = RegisterSteps(window->second);
         }
         continue;
       }
@@ -358,13 +356,21 @@ void NcclDevice::Need(DeviceId peer, BatchAgreementActions& actions) {
   if (!has_begun) communicators_.CancelCreating(peer);
 }
 
-std::shared_ptr<PutMemory> NcclDevice::GetPutMemory(Gpu& gpu) {
-  absl::MutexLock lock(&put_memory_mu_);
-  if (!std::exchange(has_tried_put_memory_, true)) {
-    auto made = PutMemory::Create(gpu, common_.options.put_bytes);
-    if (made.ok()) made_put_memory_ = *std::move(made);
+absl::StatusOr<std::shared_ptr<PutMemory>> NcclDevice::GetPutMemory(Gpu& gpu, bool peer_has_puts) {
+  if (common_.options.put_bytes == 0) {
+    return absl::FailedPreconditionError("they are switched off (--nccl-put-bytes=0)");
   }
-  return made_put_memory_;
+  if (!nccl::HasPut(*common_.job.library)) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "NCCL ", nccl::VersionText(common_.job.library->version()), " has none, or cannot say so; ",
+        nccl::VersionText(nccl::kPutVersion), " is the first that does"));
+  }
+  if (!peer_has_puts) return absl::FailedPreconditionError("the peer has no pool for them");
+  absl::MutexLock lock(&put_memory_mu_);
+  if (!made_put_memory_.has_value()) {
+    made_put_memory_ = PutMemory::Create(gpu, common_.options.put_bytes);
+  }
+  return *made_put_memory_;
 }
 
 NcclDevice::MadeCommunicator NcclDevice::Make(const CommunicatorKey& key, int rank,
@@ -378,9 +384,7 @@ NcclDevice::MadeCommunicator NcclDevice::Make(const CommunicatorKey& key, int ra
   const auto add_rest = [&]() -> absl::Status {
     FERRY_ASSIGN_OR_RETURN(result.gpu, gpu);
     FERRY_ASSIGN_OR_RETURN(result.warmth, result.gpu->arena->Allocate(2));
-    if (peer_has_puts && common_.options.put_bytes > 0 && nccl::HasPut(*common_.job.library)) {
-      result.put_memory = GetPutMemory(*result.gpu);
-    }
+    result.put_memory = GetPutMemory(*result.gpu, peer_has_puts);
     return absl::OkStatus();
   };
   if (result.communicator.ok()) {
@@ -420,9 +424,11 @@ absl::Status NcclDevice::Open(DeviceId peer, const CommunicatorKey& key, MadeCom
   if (runner_ == nullptr) StartRunner(*made.gpu);
   const std::shared_ptr<NcclCommunicator> communicator = *made.communicator;
   const CommunicatorName name = {key.id(), communicator->generation()};
-  if (made.put_memory != nullptr) {
-    put_memory_ = made.put_memory;
+  if (made.put_memory.ok()) {
+    put_memory_ = *made.put_memory;
     AddWindow(peer, name, actions);
+  } else {
+    window_refusals_[peer] = made.put_memory.status();
   }
   if (absl::Status opened = endpoint_.Open(name, {self_, peer}, actions); !opened.ok()) {
     endpoint_.Cancel(WindowKey(peer, name), absl::CancelledError("it was not opened"), actions);
@@ -664,7 +670,7 @@ void NcclDevice::LaunchWait(const IssueWait& wait) {
     const PeerCommunicator* const opened = communicators_.Find(wait.communicator);
     const auto window = windows_.find(wait.communicator);
     if (opened != nullptr && window != windows_.end()) {
-      batch = WaitBatch(opened->communicator, window->second, wait.signals);
+      batch = WaitBatch(opened->communicator, *window->second, wait.signals);
     }
     runner = runner_;
   }
@@ -735,9 +741,12 @@ bool NcclDevice::HasRoom(DeviceId peer, const CommunicatorName& offer, uint64_t 
   return pool.Take(bytes).has_value();
 }
 
-bool NcclDevice::HasWindow(DeviceId peer) const {
+absl::Status NcclDevice::PutRefusal(DeviceId peer) const {
   absl::MutexLock lock(&mu_);
-  return puts_.HasWindow(peer);
+  if (puts_.HasWindow(peer)) return absl::OkStatus();
+  const auto why = window_refusals_.find(peer);
+  return why != window_refusals_.end() ? why->second
+                                       : absl::UnavailableError("no window is set up yet");
 }
 
 absl::Status NcclDevice::OnPutMessage(const PutMessage& message, const PeerDevice& from) {
@@ -758,7 +767,8 @@ absl::Status NcclDevice::OnPutMessage(const PutMessage& message, const PeerDevic
 
 TransferKey NcclDevice::WindowKey(DeviceId peer, const CommunicatorName& name) const {
   // The same on both; ids of two communicators of a pair differ.
-  const uint64_t id = kWindowBit | ((name.id * 31 + name.generation) & (kWindowBit - 1));
+  const uint64_t id =
+      kWindowTransferBit | ((name.id * 31 + name.generation) & (kWindowTransferBit - 1));
   return {std::min(self_, peer), std::max(self_, peer), id};
 }
 
@@ -788,7 +798,15 @@ void NcclDevice::OnWindow(DeviceId peer, const CommunicatorName& name,
                           const std::shared_ptr<PutWindow>& window, const absl::Status& status) {
   absl::MutexLock lock(&mu_);
   if (absl::IsAborted(status)) ++window_failures_[peer];
-  if (!status.ok() || window->window == nullptr) return;
+  if (!status.ok()) {
+    window_refusals_[peer] = status;
+    return;
+  }
+  if (window->window == nullptr) {
+    window_refusals_[peer] = absl::FailedPreconditionError(
+        "NCCL does not support them for this communicator (hostRmaSupport), or symmetric memory");
+    return;
+  }
   const PeerCommunicator* const opened = communicators_.OpenWith(peer);
   if (opened == nullptr || opened->name != name) return;
   puts_.OpenWindow(peer, name, communicators_.PutBytesOfPeer(peer), /*signals=*/1);

@@ -95,8 +95,10 @@ class NcclDevice final : public std::enable_shared_from_this<NcclDevice>,
   // Whether ReceivePut would return true, as far as known.
   bool HasRoom(DeviceId peer, const CommunicatorName& offer, uint64_t bytes)
       ABSL_LOCKS_EXCLUDED(mu_);
-  // Whether one-sided transfers with that peer are possible now.
-  bool HasWindow(DeviceId peer) const ABSL_LOCKS_EXCLUDED(mu_);
+  // Why there are no one-sided transfers with that peer now; OK: there are.
+  //   Errors: FAILED_PRECONDITION: it is off, or something does not support them; UNAVAILABLE: not
+  //   yet; otherwise what has failed.
+  absl::Status PutRefusal(DeviceId peer) const ABSL_LOCKS_EXCLUDED(mu_);
   //   Errors: as OnMessage.
   absl::Status OnPutMessage(const PutMessage& message, const PeerDevice& from)
       ABSL_LOCKS_EXCLUDED(mu_);
@@ -170,14 +172,15 @@ class NcclDevice final : public std::enable_shared_from_this<NcclDevice>,
     Gpu* gpu = nullptr;
     std::shared_ptr<Buffer> warmth;
     uint64_t free_before = 0;
-    // Null: no one-sided transfers.
-    std::shared_ptr<PutMemory> put_memory;
+    // Why there are no one-sided transfers, or their pool.
+    absl::StatusOr<std::shared_ptr<PutMemory>> put_memory;
   };
   // Creates a communicator. Blocks.
   MadeCommunicator Make(const CommunicatorKey& key, int rank, const CommunicatorOptions& options,
                         bool peer_has_puts) ABSL_LOCKS_EXCLUDED(mu_);
-  // The pool for one-sided transfers, which is made once. Blocks. Null: there is none.
-  std::shared_ptr<PutMemory> GetPutMemory(Gpu& gpu) ABSL_LOCKS_EXCLUDED(put_memory_mu_);
+  // The pool for one-sided transfers, which is made once, or the reason why there is none. Blocks.
+  absl::StatusOr<std::shared_ptr<PutMemory>> GetPutMemory(Gpu& gpu, bool peer_has_puts)
+      ABSL_LOCKS_EXCLUDED(put_memory_mu_);
   void OnCommunicatorMade(DeviceId peer, const CommunicatorKey& key, MadeCommunicator made)
       ABSL_LOCKS_EXCLUDED(mu_);
   // Opens a communicator that was created.
@@ -226,8 +229,9 @@ class NcclDevice final : public std::enable_shared_from_this<NcclDevice>,
 
   // Held while the pool is made; never together with mu_.
   absl::Mutex put_memory_mu_;
-  bool has_tried_put_memory_ ABSL_GUARDED_BY(put_memory_mu_) = false;
-  std::shared_ptr<PutMemory> made_put_memory_ ABSL_GUARDED_BY(put_memory_mu_);
+  // Nothing: not tried yet.
+  std::optional<absl::StatusOr<std::shared_ptr<PutMemory>>> made_put_memory_
+      ABSL_GUARDED_BY(put_memory_mu_);
 
   // One-sided transfers: their protocol, the pool (null until a communicator needs it), the windows
   // of communicators, and how often the set-up with a peer has failed.
@@ -235,6 +239,8 @@ class NcclDevice final : public std::enable_shared_from_this<NcclDevice>,
   std::shared_ptr<PutMemory> put_memory_ ABSL_GUARDED_BY(mu_);
   absl::btree_map<CommunicatorName, std::shared_ptr<PutWindow>> windows_ ABSL_GUARDED_BY(mu_);
   absl::btree_map<DeviceId, int> window_failures_ ABSL_GUARDED_BY(mu_);
+  // Why there is no window with a peer.
+  absl::btree_map<DeviceId, absl::Status> window_refusals_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace ferry

@@ -107,8 +107,10 @@ absl::StatusOr<PathCost> NcclTransport::Cost(const PathQuery& query) const {
   FERRY_RETURN_IF_ERROR(node_.Refusal(*own, ordinal, *peer));
   PathCost cost{latency_, bytes_per_second_.load(std::memory_order_relaxed)};
   const std::shared_ptr<NcclDevice> device = node_.Find(*own);
-  if (device != nullptr && device->HasWindow(*peer)) {
-    cost.note = "puts into a registered pool, or batches";
+  if (device != nullptr && put_bytes_ > 0) {
+    const absl::Status refused = device->PutRefusal(*peer);
+    cost.note = refused.ok() ? "puts into a registered pool"
+                             : absl::StrCat("batches; no puts: ", refused.message());
   }
   return cost;
 }
@@ -120,6 +122,12 @@ std::shared_ptr<TransportSender> NcclTransport::CreateSender(const Endpoint& pee
 std::shared_ptr<TransportReceiver> NcclTransport::CreateReceiver(const Endpoint& peer,
                                                                  ReleaseCallback release) {
   return std::make_shared<NcclReceiver>(node_, node_.Peer(peer));
+}
+
+absl::Status NcclTransport::PutRefusal(int ordinal, DeviceId peer) const {
+  const std::shared_ptr<NcclDevice> device = node_.FindOrdinal(ordinal);
+  return device == nullptr ? absl::UnavailableError("nothing was sent yet")
+                           : device->PutRefusal(peer);
 }
 
 std::shared_ptr<NcclCommunicator> NcclTransport::CommunicatorWith(int ordinal,

@@ -32,6 +32,8 @@ class NcclTransport final : public Transport {
                                                     ReleaseCallback release) override;
   // As NcclDevice::CommunicatorWith, for this process's GPU `ordinal`.
   std::shared_ptr<NcclCommunicator> CommunicatorWith(int ordinal, DeviceId peer) const;
+  // As NcclDevice::PutRefusal, for this process's GPU `ordinal`.
+  absl::Status PutRefusal(int ordinal, DeviceId peer) const;
   absl::Status Stop(const absl::Status& why) override { return node_.Stop(why); }
 
  private:

@@ -180,9 +180,10 @@ absl::Status PutEndpoint::OnRoom(const PutMessage& message, PutActions& actions)
 }
 
 void PutEndpoint::Issue(const TransferKey& key, Outgoing& transfer, PutActions& actions) {
-  if (is_paused_) return;
+  if (is_paused_ || issued_puts_ >= kMaxIssuedPuts) return;
   transfer.phase = OutgoingPhase::kIssued;
   ++issued_;
+  ++issued_puts_;
   actions.push_back(
       IssuePut{key, transfer.name, transfer.offset, transfer.peer_offset, transfer.bytes});
   if (!rules_.announces_after_stream) {
@@ -190,15 +191,26 @@ void PutEndpoint::Issue(const TransferKey& key, Outgoing& transfer, PutActions& 
   }
 }
 
+void PutEndpoint::IssueHeld(PutActions& actions) {
+  for (auto& [key, transfer] : outgoing_) {
+    if (transfer.phase == OutgoingPhase::kHeld) Issue(key, transfer, actions);
+  }
+}
+
 void PutEndpoint::PutPassed(const TransferKey& key, const absl::Status& status,
                             PutActions& actions) {
   --issued_;
+  --issued_puts_;
   const Outgoing& transfer = outgoing_.at(key);
-  if (!status.ok()) return Withdraw(key, status, actions);
-  if (!transfer.is_peer_gone && rules_.announces_after_stream) {
-    Send(PutMessageKind::kPlaced, key, transfer.name, 0, absl::OkStatus(), actions);
+  if (!status.ok()) {
+    Withdraw(key, status, actions);
+  } else {
+    if (!transfer.is_peer_gone && rules_.announces_after_stream) {
+      Send(PutMessageKind::kPlaced, key, transfer.name, 0, absl::OkStatus(), actions);
+    }
+    EndOutgoing(key, status, actions);
   }
-  EndOutgoing(key, status, actions);
+  IssueHeld(actions);
 }
 
 bool PutEndpoint::IsLate(const PutMessage& message) const {
@@ -344,9 +356,7 @@ void PutEndpoint::PeerFailed(DeviceId peer, const absl::Status& why, PutActions&
 
 void PutEndpoint::Resume(PutActions& actions) {
   is_paused_ = false;
-  for (auto& [key, transfer] : outgoing_) {
-    if (transfer.phase == OutgoingPhase::kHeld) Issue(key, transfer, actions);
-  }
+  IssueHeld(actions);
   for (auto& [peer, window] : windows_) IssueWaits(peer, window, actions);
 }
 

@@ -52,6 +52,10 @@ struct PutRules {
 // the call has returned. Not thread-safe; a value. The clock must outlive it.
 class PutEndpoint final {
  public:
+  // Puts that are issued at a time: NCCL may lose one over a network if 256 of its requests
+  // are outstanding (NVIDIA/nccl#2119).
+  static constexpr int kMaxIssuedPuts = 32;
+
   PutEndpoint(DeviceId self, uint64_t pool_bytes, absl::Duration grace, const Clock& clock,
               const PutRules& rules = {})
       : clock_(&clock), self_(self), grace_(grace), rules_(rules), pool_(pool_bytes) {}
@@ -187,6 +191,7 @@ class PutEndpoint final {
   absl::Status OnPlaced(const PutMessage& message, PutActions& actions);
   absl::Status OnWithdrawn(const PutMessage& message, PutActions& actions);
   void Issue(const TransferKey& key, Outgoing& transfer, PutActions& actions);
+  void IssueHeld(PutActions& actions);
   void IssueWaits(DeviceId peer, Window& window, PutActions& actions);
 
   const Clock* clock_;
@@ -203,6 +208,7 @@ class PutEndpoint final {
   bool is_paused_ = false;
   // Puts and waits that have not passed.
   int issued_ = 0;
+  int issued_puts_ = 0;  // of those
   uint64_t retired_bytes_ = 0;
 };
 

@@ -69,27 +69,26 @@ std::vector<uint64_t> PutMemory::TakeReturned() {
   return offsets;
 }
 
-std::vector<BatchStep> RegisterSteps(std::shared_ptr<NcclCommunicator> communicator,
-                                     std::shared_ptr<PutWindow> window) {
-  const auto has_puts = std::make_shared<bool>(false);
-  const auto ask_and_register = [communicator, window, has_puts](cuda::Stream) -> absl::Status {
-    const nccl::NcclApi& api = communicator->api();
-    nccl::Communicator const comm = communicator->get();
+std::vector<BatchStep> RegisterSteps(std::shared_ptr<PutWindow> window) {
+  const auto ask_and_register = [window](const NcclCommunicator& communicator,
+                                         cuda::Stream) -> absl::Status {
+    const nccl::NcclApi& api = communicator.api();
+    nccl::Communicator const comm = communicator.get();
     nccl::CommunicatorProperties properties;
     FERRY_RETURN_IF_ERROR(api.Check(api.table().query_properties(comm, &properties),
                                     "ncclCommQueryProperties", comm));
-    *has_puts = properties.has_host_rma;
-    if (!*has_puts) return absl::OkStatus();
+    if (!properties.has_host_rma) return absl::OkStatus();
     return api.Check(
         api.table().register_window(comm, window->memory->at(0), window->memory->bytes(),
                                     &window->window, nccl::kWindowSymmetric),
         "ncclCommWindowRegister", comm);
   };
-  const auto signal = [communicator, window](cuda::Stream stream) -> absl::Status {
+  const auto signal = [window](const NcclCommunicator& communicator,
+                               cuda::Stream stream) -> absl::Status {
     if (window->window == nullptr) return absl::OkStatus();
-    const nccl::NcclApi& api = communicator->api();
-    nccl::Communicator const comm = communicator->get();
-    return api.Check(api.table().signal(1 - communicator->rank(), 0, 0, 0, comm, stream),
+    const nccl::NcclApi& api = communicator.api();
+    nccl::Communicator const comm = communicator.get();
+    return api.Check(api.table().signal(1 - communicator.rank(), 0, 0, 0, comm, stream),
                      "ncclSignal", comm);
   };
   return {ask_and_register, signal};
@@ -99,38 +98,37 @@ RunnableBatch PutBatch(std::shared_ptr<NcclCommunicator> communicator,
                        std::shared_ptr<PutWindow> window, const Tensor& source,
                        const IssuePut& put) {
   RunnableBatch batch;
-  batch.communicator = communicator;
+  batch.communicator = std::move(communicator);
   batch.stream = window->memory->stream();
-  batch.peer_rank = 1 - communicator->rank();
-  batch.steps.push_back([communicator, window, source, put](cuda::Stream stream) -> absl::Status {
+  batch.steps.push_back([window = std::move(window), source, put](
+                            const NcclCommunicator& with, cuda::Stream stream) -> absl::Status {
     const PutMemory& memory = *window->memory;
     const cuda::CudaDevice& device = memory.stream()->device();
     FERRY_RETURN_IF_ERROR(device.Check(
         device.table().copy_async(cuda::AsDevicePointer(memory.at(put.source_offset)),
                                   cuda::AsDevicePointer(source.data()), put.bytes, stream),
         "cuMemcpyAsync"));
-    const nccl::NcclApi& api = communicator->api();
-    nccl::Communicator const comm = communicator->get();
+    const nccl::NcclApi& api = with.api();
     return api.Check(api.table().put_signal(memory.at(put.source_offset), put.bytes, nccl::kUint8,
-                                            1 - communicator->rank(), window->window,
-                                            put.destination_offset, 0, 0, 0, comm, stream),
-                     "ncclPutSignal", comm);
+                                            1 - with.rank(), window->window, put.destination_offset,
+                                            0, 0, 0, with.get(), stream),
+                     "ncclPutSignal", with.get());
   });
   return batch;
 }
 
-RunnableBatch WaitBatch(std::shared_ptr<NcclCommunicator> communicator,
-                        std::shared_ptr<PutWindow> window, int signals) {
+RunnableBatch WaitBatch(std::shared_ptr<NcclCommunicator> communicator, const PutWindow& window,
+                        int signals) {
   RunnableBatch batch;
-  batch.communicator = communicator;
-  batch.stream = window->memory->stream();
-  batch.peer_rank = 1 - communicator->rank();
-  batch.steps.push_back([communicator, signals](cuda::Stream stream) -> absl::Status {
-    const nccl::NcclApi& api = communicator->api();
-    nccl::Communicator const comm = communicator->get();
-    nccl::WaitSignalDescriptor wait = {.count = signals, .peer = 1 - communicator->rank()};
-    return api.Check(api.table().wait_signal(1, &wait, comm, stream), "ncclWaitSignal", comm);
-  });
+  batch.communicator = std::move(communicator);
+  batch.stream = window.memory->stream();
+  batch.steps.push_back(
+      [signals](const NcclCommunicator& with, cuda::Stream stream) -> absl::Status {
+        const nccl::NcclApi& api = with.api();
+        nccl::WaitSignalDescriptor wait = {.count = signals, .peer = 1 - with.rank()};
+        return api.Check(api.table().wait_signal(1, &wait, with.get(), stream), "ncclWaitSignal",
+                         with.get());
+      });
   return batch;
 }
 

@@ -67,14 +67,13 @@ struct PutWindow {
 // Registers the window, and sends one signal: the first one-sided operation of a communicator is a
 // collective call of the hosts, as the registration is. Both ranks do this at the same place of
 // the agreed order. Without one-sided operations the window stays null on both.
-std::vector<BatchStep> RegisterSteps(std::shared_ptr<NcclCommunicator> communicator,
-                                     std::shared_ptr<PutWindow> window);
+std::vector<BatchStep> RegisterSteps(std::shared_ptr<PutWindow> window);
 // Copies the tensor into its block, and puts it.
 RunnableBatch PutBatch(std::shared_ptr<NcclCommunicator> communicator,
                        std::shared_ptr<PutWindow> window, const Tensor& source,
                        const IssuePut& put);
-RunnableBatch WaitBatch(std::shared_ptr<NcclCommunicator> communicator,
-                        std::shared_ptr<PutWindow> window, int signals);
+RunnableBatch WaitBatch(std::shared_ptr<NcclCommunicator> communicator, const PutWindow& window,
+                        int signals);
 
 }  // namespace ferry
 

@@ -41,6 +41,39 @@ TEST(NcclDescriptorTest, RoundTrips) {
   EXPECT_TRUE(*granted->grant == SomeGrant());
 }
 
+TEST(NcclDescriptorTest, OfferRoundTrips) {
+  const CommunicatorName name = {0xfedcba9876543210, 3};
+  const std::string body = EncodeNcclDescriptor({SomeKey(), std::nullopt, name});
+  const auto offered = DecodeNcclDescriptor(body);
+  ASSERT_TRUE(offered.ok()) << offered.status();
+  EXPECT_EQ(offered->key, SomeKey());
+  EXPECT_EQ(offered->offer, name);
+  EXPECT_FALSE(offered->grant.has_value());
+  for (size_t bytes = kKeyBytes + 1; bytes < body.size(); ++bytes) {
+    ExpectRefused(body.substr(0, bytes));
+  }
+  ExpectRefused(body + '\0');
+}
+
+// It would be taken for the set-up of a window.
+TEST(NcclDescriptorTest, IdOfAWindow_IsRefused) {
+  TransferKey key = SomeKey();
+  key.id |= kWindowTransferBit;
+  ExpectRefused(EncodeNcclDescriptor({key, std::nullopt}));
+}
+
+TEST(NcclPeerDescriptor, RoundTripsWithAndWithoutAPool) {
+  for (const uint64_t put_bytes : {uint64_t{0}, uint64_t{1} << 33}) {
+    const std::string bytes = EncodeNcclPeer({.version = 23007, .put_bytes = put_bytes});
+    // Without a pool the bytes are those of earlier versions.
+    EXPECT_EQ(bytes.size(), put_bytes == 0 ? 4u : 12u);
+    const auto peer = DecodeNcclPeer(bytes + "later");
+    ASSERT_TRUE(peer.ok()) << peer.status();
+    EXPECT_EQ(peer->version, 23007);
+    EXPECT_EQ(peer->put_bytes, put_bytes);
+  }
+}
+
 // Missing numbers would read as zeros, which are devices too.
 TEST(NcclDescriptorTest, PartOfOne_IsRefused) {
   const std::string body = EncodeNcclDescriptor({SomeKey(), SomeGrant()});

@@ -222,6 +222,23 @@ TEST_F(PutEndpointTest, PausedDeviceIssuesNothingUntilItResumes) {
   EXPECT_EQ(Only<IssueWait>(actions).signals, 2);
 }
 
+TEST_F(PutEndpointTest, FewPutsAreIssuedAtATime) {
+  PutEndpoint source(kSource, 1 << 20, absl::Seconds(5), clock_);
+  source.OpenWindow(kDestination, kName, 1 << 20, 1);
+  PutActions actions;
+  for (uint64_t id = 1; id <= PutEndpoint::kMaxIssuedPuts + 1; ++id) {
+    uint64_t offset = 0;
+    ASSERT_TRUE(source.Offer(Key(id), 512, Soon(), offset).has_value());
+    const PutMessage room = {
+        .kind = PutMessageKind::kRoom, .key = Key(id), .communicator = kName, .offset = 512 * id};
+    ASSERT_TRUE(source.OnMessage(room, actions).ok());
+  }
+  EXPECT_EQ(actions.size(), PutEndpoint::kMaxIssuedPuts);
+  actions.clear();
+  source.PutPassed(Key(1), absl::OkStatus(), actions);
+  EXPECT_EQ(Only<IssuePut>(actions).key, Key(PutEndpoint::kMaxIssuedPuts + 1));
+}
+
 TEST_F(PutEndpointTest, DeadlinesNameWhatWasAwaited) {
   const PutMessage room = Offer(1, 512);
   clock_.Advance(absl::Seconds(61));
@@ -233,7 +250,7 @@ TEST_F(PutEndpointTest, DeadlinesNameWhatWasAwaited) {
   EXPECT_EQ(destination_.pool().block_count(), 1u);
   EXPECT_EQ(destination_.NextDeadline(), absl::InfiniteFuture());
 
-  // A thing that is issued ends with its communicator.
+  // An issued one ends with its communicator.
   Hear(source_, room);
   actions.clear();
   source_.Expire(actions);
