@@ -13,7 +13,7 @@
 namespace ferry::check {
 namespace {
 
-constexpr char kName[] = "keyed, by nccl, put into a pool";
+constexpr char kPutCheck[] = "keyed, by nccl, put into a pool";
 constexpr size_t kPutBytes = kMiB + 24;
 // The first tensors go in batches: the window is set up meanwhile.
 constexpr int kTensors = 8;
@@ -52,11 +52,11 @@ absl::Status SendPuts(CheckNode& self, int to) {
   if (checked.ok() && put_count == 0) {
     FERRY_ASSIGN_OR_RETURN(checked, WhyNoPut(self, to, 0));
     if (absl::IsFailedPrecondition(checked)) {
-      self.report().SkipCheck(kName, absl::StrCat("not supported here: ", checked.message()));
+      self.report().SkipCheck(kPutCheck, absl::StrCat("not supported here: ", checked.message()));
       return self.Meet();
     }
   }
-  self.report().Check(kName, checked, {{"tensors_put", put_count}, {"tensors", kTensors}});
+  self.report().Check(kPutCheck, checked, {{"tensors_put", put_count}, {"tensors", kTensors}});
   return self.Meet();
 }
 
@@ -67,13 +67,13 @@ absl::Status CheckPuts(PartContext& context, int version) {
   const int needed = is_shared ? nccl::kMultiRankGpuVersion : nccl::kPutVersion;
   if (version < needed) {
     context.report.SkipCheck(
-        kName, absl::StrCat("not supported here: NCCL is ", nccl::VersionText(version),
+        kPutCheck, absl::StrCat("not supported here: NCCL is ", nccl::VersionText(version),
                             is_shared ? ", and between two processes on one GPU " : ", and ",
                             nccl::VersionText(needed), " is needed"));
     return absl::OkStatus();
   }
   NodesOptions options;
-  options.name = kName;
+  options.name = kPutCheck;
   options.transfer = TransferOptionsFor(context.machine, "nccl");
   options.transfer.transports.nccl.put_bytes = 16 * kMiB;
   if (is_shared) {

@@ -737,8 +737,7 @@ bool NcclDevice::HasRoom(DeviceId peer, const CommunicatorName& offer, uint64_t 
   CollectBlocks();
   const PeerCommunicator* const opened = communicators_.OpenWith(peer);
   if (opened == nullptr || opened->name != offer || !puts_.HasWindow(peer)) return false;
-  PutPool pool = puts_.pool();
-  return pool.Take(bytes).has_value();
+  return puts_.pool().HasRoom(bytes);
 }
 
 absl::Status NcclDevice::PutRefusal(DeviceId peer) const {

@@ -20,8 +20,8 @@
 
 namespace ferry {
 
-// A segment of the GPU's arena: memory of cuMemCreate in one piece, as ncclPutSignal requires at
-// both ends. PutEndpoint says which block belongs to which transfer. Shared by the tensors in it.
+// A block of the GPU's arena: memory of cuMemCreate in one piece, as ncclPutSignal requires at both
+// ends. PutEndpoint says which block belongs to which transfer. Shared by the tensors in it.
 // Thread-safe.
 class PutMemory final : public std::enable_shared_from_this<PutMemory> {
  public:

@@ -2,6 +2,8 @@
 // PutPool: the blocks of a GPU's window for puts.
 #include "transport/nccl/put_pool.h"
 
+#include <algorithm>
+
 #include "base/status_macros.h"
 
 namespace ferry {
@@ -12,7 +14,7 @@ PutPool::PutPool(uint64_t bytes) : bytes_(bytes / kAlignment * kAlignment) {
 
 std::optional<uint64_t> PutPool::Take(uint64_t bytes) {
   if (bytes == 0 || bytes > bytes_) return std::nullopt;
-  const uint64_t size = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  const uint64_t size = Rounded(bytes);
   for (auto it = free_.begin(); it != free_.end(); ++it) {
     if (it->second < size) continue;
     const auto [offset, room] = *it;
@@ -23,6 +25,12 @@ std::optional<uint64_t> PutPool::Take(uint64_t bytes) {
     return offset;
   }
   return std::nullopt;
+}
+
+bool PutPool::HasRoom(uint64_t bytes) const {
+  if (bytes == 0 || bytes > bytes_) return false;
+  return std::any_of(free_.begin(), free_.end(),
+                     [size = Rounded(bytes)](const auto& hole) { return hole.second >= size; });
 }
 
 void PutPool::Give(uint64_t offset) {

@@ -23,6 +23,8 @@ class PutPool final {
 
   // The offset of a block of at least `bytes`; nothing: there is no room.
   std::optional<uint64_t> Take(uint64_t bytes);
+  // Whether Take would find one.
+  bool HasRoom(uint64_t bytes) const;
   // REQUIRES: `offset` is from Take, and not given back.
   void Give(uint64_t offset);
 
@@ -37,6 +39,10 @@ class PutPool final {
   }
 
  private:
+  static uint64_t Rounded(uint64_t bytes) {
+    return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  }
+
   uint64_t bytes_;
   uint64_t used_bytes_ = 0;
   // By offset, with their sizes.

@@ -269,6 +269,8 @@ TEST(PutPool, NeighboursThatAreFreeBecomeOne) {
   EXPECT_EQ(pool.Take(1), std::nullopt);
   pool.Give(*a);
   pool.Give(*c);
+  EXPECT_TRUE(pool.HasRoom(2560));
+  EXPECT_FALSE(pool.HasRoom(2561));
   EXPECT_EQ(pool.Take(2561), std::nullopt);
   pool.Give(*b);
   EXPECT_EQ(pool.Take(4096), 0u);
