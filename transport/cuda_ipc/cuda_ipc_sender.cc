@@ -119,7 +119,9 @@ void CudaIpcSender::OnRefused(const CudaIpcRefused& refused) {
     if (found == exposed_.end()) return;
     exposed = std::move(found->second);
     exposed_.erase(found);
-    const absl::Time until = SteadyClock().Now() + kRefusedFor;
+    const absl::Time now = SteadyClock().Now();
+    absl::erase_if(refused_, [now](const auto& each) { return each.second.until <= now; });
+    const absl::Time until = now + kRefusedFor;
     for (const CudaIpcPiece& piece : exposed.pieces) {
       refused_[{exposed.pair.destination, RefusedId(piece.memory)}] = {refused.why, until};
     }
