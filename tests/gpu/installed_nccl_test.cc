@@ -73,6 +73,8 @@ TEST_F(InstalledNccl, EachOptionalFunctionIsThereFromItsVersionOn) {
   EXPECT_EQ(table.signal != nullptr, version >= 22902);
   EXPECT_EQ(table.wait_signal != nullptr, version >= 22902);
   EXPECT_EQ(HasPut(*api_), version >= kPutVersion);
+  EXPECT_EQ(table.get_grow_id != nullptr, version >= 22902);
+  EXPECT_EQ(table.grow != nullptr, version >= 22902);
 }
 
 TEST_F(InstalledNccl, IdHasTheAddressWhereNcclListens) {

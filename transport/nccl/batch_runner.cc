@@ -168,6 +168,8 @@ absl::Status BatchRunner::WatchUntilDone(const BatchPtr& batch) {
   FERRY_RETURN_IF_ERROR(gpu_.nccl->Watch(
       {.event = std::move(event), .what = "a batch of NCCL's", .keep = batch},
       [self = shared_from_this(), batch, start = SteadyClock().Now()](absl::Status status) {
+        // The stream has passed it.
+        if (status.ok()) batch->memory.clear();
         // A wait for a lost peer may complete like a successful transfer: only NCCL knows.
         if (status.ok()) {
           status = self->IsAborted(*batch) ? absl::AbortedError("its communicator was aborted")
