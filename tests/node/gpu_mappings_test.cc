@@ -78,6 +78,7 @@ TEST(GpuMappings, RegisteredMemoryIsMappedOnce) {
         ASSERT_TRUE(registration.ok()) << registration.status();
         // Another tensor of the allocation than the registered one.
         SendAgain(peer, Wrap(memory, 0, kSize), 0, kTransfers);
+        peer.Meet();  // the calls are counted
         const absl::Status released = (*registration)->Release(kTimeout);
         ASSERT_TRUE(released.ok()) << released;
         // Ends the process if the peer has it mapped.
@@ -86,6 +87,7 @@ TEST(GpuMappings, RegisteredMemoryIsMappedOnce) {
       },
       [](GpuPeer& peer) {
         EXPECT_EQ(ReceiveAgain(peer, 0, kTransfers), 0);
+        peer.Meet();
         peer.Meet();
       });
 }
@@ -145,6 +147,7 @@ TEST(GpuMappings, MemoryOfAnExportablePoolIsMappedOnceIfRegistered) {
         auto registration = peer.gpus().RegisterMemory(Wrap(memory, 0, 1));
         ASSERT_TRUE(registration.ok()) << registration.status();
         SendAgain(peer, Wrap(memory, 0, kSize), 0, kTransfers);
+        peer.Meet();  // the calls are counted
         const absl::Status released = (*registration)->Release(kTimeout);
         ASSERT_TRUE(released.ok()) << released;
         Free(peer, memory);
@@ -152,6 +155,7 @@ TEST(GpuMappings, MemoryOfAnExportablePoolIsMappedOnceIfRegistered) {
       },
       [](GpuPeer& peer) {
         EXPECT_EQ(ReceiveAgain(peer, 0, kTransfers), 0);
+        peer.Meet();
         peer.Meet();
       });
 }
