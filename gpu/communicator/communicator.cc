@@ -394,7 +394,11 @@ class NcclCommunicator::Impl final : public BootstrapActions {
     const cuda::ScopedCurrent current(*gpu_.device);
     FERRY_RETURN_IF_ERROR(current.status());
     nccl::Config config = ConfigOf();
-    if (way_ == CommunicatorWay::kShrink) return yielded_->Shrink(config);
+    if (way_ == CommunicatorWay::kShrink) {
+      // The store's way need not fit this rank's offer.
+      return yielded_ != nullptr ? yielded_->Shrink(config)
+                                 : absl::AbortedError("there is nothing here to shrink");
+    }
     const int size = bootstrap_.key().size();
     if (yielded_ != nullptr) {
       const absl::Status status = yielded_->Grow(size, ids[0], config);
