@@ -74,7 +74,8 @@ void ReceiveRound(GpuPeer& peer, Step& step, int first, cuda::Stream stream, boo
 }
 
 // How many were killed.
-int RunOne(GpuPairOptions options, const Fault& fault, bool at_consumer) {
+//   warm_rounds: before the fault.
+int RunOne(GpuPairOptions options, const Fault& fault, bool at_consumer, int warm_rounds) {
   SCOPED_TRACE(absl::StrCat(fault.call, ":", fault.error, ":", fault.after,
                             at_consumer ? " at the consumer" : " at the producer"));
   const bool dies = fault.error == kDies;
@@ -92,6 +93,10 @@ int RunOne(GpuPairOptions options, const Fault& fault, bool at_consumer) {
           peer.Read(tensors.back(), stream->get());
         }
         peer.Meet();
+        for (int round = 1; round <= warm_rounds; ++round) {
+          SendRound(peer, step, 100 * round, tensors, /*must_be_well=*/true);
+          peer.Meet();
+        }
         if (!at_consumer) Arm(peer, fault);
         SendRound(peer, step, 0, tensors, /*must_be_well=*/false);
         if (!dies) {
@@ -108,6 +113,10 @@ int RunOne(GpuPairOptions options, const Fault& fault, bool at_consumer) {
         const auto stream = peer.NewStream(1);
         Step step = peer.Open();
         peer.Meet();
+        for (int round = 1; round <= warm_rounds; ++round) {
+          ReceiveRound(peer, step, 100 * round, stream->get(), /*must_be_well=*/true);
+          peer.Meet();
+        }
         if (at_consumer) Arm(peer, fault);
         ReceiveRound(peer, step, 0, stream->get(), /*must_be_well=*/false);
         if (!dies) {
@@ -119,13 +128,14 @@ int RunOne(GpuPairOptions options, const Fault& fault, bool at_consumer) {
       });
 }
 
-int RunAll(const GpuPairOptions& options, const std::vector<const char*>& calls, int error) {
+int RunAll(const GpuPairOptions& options, const std::vector<const char*>& calls, int error,
+           int warm_rounds = 0) {
   const std::vector<int> afters = error == kDies ? std::vector<int>{0, 3} : std::vector<int>{1};
   int killed = 0;
   for (const char* const call : calls) {
     for (const int after : afters) {
       for (const bool at_consumer : {false, true}) {
-        killed += RunOne(options, {call, after, error}, at_consumer);
+        killed += RunOne(options, {call, after, error}, at_consumer, warm_rounds);
       }
     }
   }
@@ -159,6 +169,29 @@ GpuPairOptions Apart() {
   return options;
 }
 
+// While the window is set up.
+const std::vector<const char*>& CallsOfWindows() {
+  static const auto& calls = *new std::vector<const char*>{
+      "ncclCommQueryProperties", "ncclCommWindowRegister", "ncclSignal", "ncclCommGetAsyncError"};
+  return calls;
+}
+
+// Once it is.
+const std::vector<const char*>& CallsOfPuts() {
+  static const auto& calls =
+      *new std::vector<const char*>{"ncclPutSignal",         "ncclWaitSignal", "cuMemcpyAsync",
+                                    "ncclCommGetAsyncError", "cuEventRecord",  "cuEventQuery"};
+  return calls;
+}
+
+GpuPairOptions WithPuts() {
+  GpuPairOptions options = Apart();
+  options.transfer.transports.nccl.put_bytes = uint64_t{16} << 20;
+  options.environment = {{"STRICT_CUDA_NCCL_VERSION", "23007"},
+                         {"STRICT_CUDA_NCCL_EARLY_WAIT", "breach"}};
+  return options;
+}
+
 TEST(GpuAnyCall, ProcessIsKilledWhileItExportsMemory) {
   NEEDS_THE_DOUBLE("can play what this needs");
   // Not each of them makes each call.
@@ -178,6 +211,18 @@ TEST(GpuAnyCall, CallFailsWhileMemoryIsExported) {
 TEST(GpuAnyCall, CallFailsWhileNcclIsUsed) {
   NEEDS_THE_DOUBLE("can play what this needs");
   EXPECT_EQ(RunAll(Apart(), CallsOfNccl(), kOutOfMemory), 0);
+}
+
+TEST(GpuAnyCall, ProcessIsKilledWhileItPuts) {
+  NEEDS_THE_DOUBLE("can play what this needs");
+  EXPECT_GT(RunAll(WithPuts(), CallsOfWindows(), kDies), 4);
+  EXPECT_GT(RunAll(WithPuts(), CallsOfPuts(), kDies, /*warm_rounds=*/2), 8);
+}
+
+TEST(GpuAnyCall, CallFailsWhileItPuts) {
+  NEEDS_THE_DOUBLE("can play what this needs");
+  EXPECT_EQ(RunAll(WithPuts(), CallsOfWindows(), kOutOfMemory), 0);
+  EXPECT_EQ(RunAll(WithPuts(), CallsOfPuts(), kOutOfMemory, /*warm_rounds=*/2), 0);
 }
 
 }  // namespace

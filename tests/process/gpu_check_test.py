@@ -228,6 +228,21 @@ class OnTheDouble(Case):
         self.assertEqual(self.parts(result)["several_gpus"]["reason"], "this machine shows one GPU")
         self.assertEqual(self.parts(result)["nccl_shared_gpu"]["status"], "passed")
 
+    def test_puts_are_checked_where_nccl_has_them(self):
+        for version, devices, expected in (("23007", "1", "passed"), ("23007", "2", "passed"),
+                                           ("22809", "2", "skipped")):
+            with self.subTest(version=version, devices=devices):
+                status, result, _, out = self.check(
+                    "--quick", "--parts=nccl_keyed", STRICT_CUDA_DEVICES=devices,
+                    STRICT_CUDA_NCCL_VERSION=version)
+                self.assertEqual((status, self.failures(result)), (0, []), out)
+                checks = {check["name"]: check
+                          for check in self.parts(result)["nccl_keyed"]["checks"]}
+                put = checks["keyed, by nccl, put into a pool"]
+                self.assertEqual(put["status"], expected, put)
+                if expected == "skipped":
+                    self.assertIn("not supported here: NCCL is 2.28.9", put["reason"])
+
     def test_the_test_programs_are_run_too(self):
         status, result, _, out = self.check(f"--tests={os.path.dirname(REAL_TEST)}",
                                             "--parts=tests")

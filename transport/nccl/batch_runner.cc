@@ -74,9 +74,12 @@ void BatchRunner::Launch(RunnableBatch batch) {
 }
 
 void BatchRunner::IssueNext() {
-  while (issuing_ == nullptr && !queue_.empty()) {
-    const BatchPtr batch = std::move(queue_.front());
-    queue_.pop_front();
+  while (issuing_ == nullptr) {
+    const auto next = std::find_if(queue_.begin(), queue_.end(),
+                                   [this](const BatchPtr& batch) { return !IsHeld(*batch); });
+    if (next == queue_.end()) return;
+    const BatchPtr batch = *next;
+    queue_.erase(next);
     gpus_.gate()->BeginWork();
     if (const absl::Status issued = Issue(*batch); !issued.ok()) {
       StrandBatch(batch, issued);
@@ -86,6 +89,13 @@ void BatchRunner::IssueNext() {
     polls_ = 0;
     PollEnqueued();
   }
+}
+
+bool BatchRunner::IsHeld(const RunnableBatch& batch) const {
+  return batch.stream != nullptr &&
+         std::any_of(stranded_.begin(), stranded_.end(), [&batch](const BatchPtr& stranded) {
+           return stranded->stream == batch.stream;
+         });
 }
 
 absl::Status BatchRunner::Issue(RunnableBatch& batch) {
@@ -289,6 +299,7 @@ void BatchRunner::Abort(std::shared_ptr<NcclCommunicator> communicator, absl::St
       const absl::Status ignored = self->gpu_.nccl->PostAlways([self, communicator] {
         self->aborted_.erase(communicator.get());
         self->FinishStranded(communicator);
+        self->IssueNext();
       });
     });
     for (const BatchPtr& each : unissued) {

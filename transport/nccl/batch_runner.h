@@ -96,6 +96,10 @@ class BatchRunner final : public std::enable_shared_from_this<BatchRunner>,
 
   // The following run on the executor's thread.
   void IssueNext();
+  // NCCL may still be about to enqueue something on the batch's stream, for a communicator that has
+  // failed: until that is aborted, nothing else is enqueued there. Batches of the runner's own
+  // stream have an agreed order, and are not held.
+  bool IsHeld(const RunnableBatch& batch) const;
   absl::Status Issue(RunnableBatch& batch);
   // NCCL has enqueued what was issued. Returns whether there is more to issue.
   static bool Advance(RunnableBatch& batch);

@@ -320,7 +320,7 @@ void ForgetWindows(const Comm& comm) {
   for (PutRecord& record : TheMachine().puts) {
     if (record.token != comm.token) continue;
     record.gone |= uint64_t{1} << comm.rank;
-    for (PutWindow& window : record.windows[comm.rank]) window.is_registered = false;
+    // A put of a rank that has not ended it yet still goes there: it has the memory mapped.
     bool is_used = false;
     for (int rank = 0; rank < comm.count; ++rank) {
       is_used |= (record.gone >> rank & 1) == 0 && record.owners[rank].pid != 0 &&
