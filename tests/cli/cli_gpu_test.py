@@ -103,7 +103,7 @@ class AllReduce(GpuCase):
         begun = time.monotonic()
         status, out, error = self.run_ferry("run", "--nproc=1", "--gpus-per-proc=1", "--",
                                             os.environ["COMMUNICATORS"], "leave", **self.variables,
-                                            STRICT_CUDA_FAIL="ncclCommAbort:-1")
+                                            STRICT_CUDA_FAIL="ncclCommDestroy:-1,ncclCommAbort:-1")
         self.assertEqual((status, out), (0, b"[0] made and left\n"), error)
         self.assertRegex(error, "ferry: node 0 leaves although a communicator of its program's has "
                                 "not ended within 300ms")
