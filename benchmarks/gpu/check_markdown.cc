@@ -137,8 +137,8 @@ std::string Markdown(const Json& result) {
                     ". Nothing was checked, and there are no figures.\n\n");
   }
   absl::StrAppend(&out, "| | |\n|---|---|\n");
-  for (const char* const key : {"device", "gpu_count", "mps", "versions", "ferry", "commit", "date",
-                                "mode", "seconds", "verdict"}) {
+  for (const char* const key : {"device", "gpu_count", "mps", "driver_kept_open", "versions",
+                                "ferry", "commit", "date", "mode", "seconds", "verdict"}) {
     absl::StrAppend(&out, "| ", key, " | ", Cell(result[key]), " |\n");
   }
   absl::StrAppend(&out,
@@ -160,6 +160,15 @@ std::string Markdown(const Json& result) {
       "floor is measured in the same processes, in turn with what it is compared to; "
       "floor / Ferry is 1 where Ferry is as fast as the machine. Every transfer is "
       "compared with what was sent, outside of what is timed.\n\n");
+  if (result["gpu_count"] > 0) {
+    absl::StrAppend(
+        &out,
+        result["mps"] == true
+            ? "Processes share a GPU by MPS: their work runs side by side.\n\n"
+            : "Without MPS a GPU runs the work of one process at a time: two processes on one "
+              "GPU take turns. Figures of two processes on one GPU, and their floors, contain "
+              "the waits for a turn.\n\n");
+  }
   WriteGoals(result["parts"], out);
   for (const Json& part : result["parts"]) {
     // Parts that lack a GPU have no results.

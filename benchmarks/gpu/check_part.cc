@@ -105,15 +105,15 @@ void Reporter::Figure(Json figure) { Say({{"figure", std::move(figure)}}); }
 const std::vector<Part>& AllParts() {
   static const auto* const parts = new std::vector<Part>{
       {"machine", "devices and versions", absl::Seconds(40), false, RunMachinePart},
+      // First what is least certain of a real driver and of NCCL, so that a run that ends early has
+      // told the most: other processes' memory and events, tensors that are not complete, memory of
+      // every kind, dead peers, NCCL between processes.
       {"ipc", "two processes on one GPU by CUDA IPC: view, copy, staged", absl::Seconds(40), true,
        RunIpcPart},
-      {"foreign", "memory of every kind", absl::Seconds(40), true, RunForeignPart},
       {"running", "a tensor whose kernel still runs when it is sent", absl::Seconds(30), true,
        RunRunningPart},
+      {"foreign", "memory of every kind", absl::Seconds(40), true, RunForeignPart},
       {"failures", "a peer that is killed, a deadline", absl::Seconds(60), true, RunFailuresPart},
-      {"memory", "no memory left", absl::Seconds(30), true, RunMemoryFailuresPart},
-      {"leaks", "the same again and again: memory and descriptors", absl::Seconds(40), true,
-       RunLeaksPart},
       {"nccl_self", "NCCL: one rank sends to itself", absl::Seconds(30), true, RunNcclSelfPart},
       {"nccl_shared_gpu", "NCCL: two processes on one GPU; whether it works, not how fast",
        absl::Seconds(60), true, RunNcclSharedGpuPart},
@@ -121,6 +121,10 @@ const std::vector<Part>& AllParts() {
        true, RunSeveralGpusPart},
       {"nccl_turns", "NCCL: a program's collectives beside keyed transfers, by turns",
        absl::Seconds(50), true, RunNcclTurnsPart},
+      {"memory", "no memory left", absl::Seconds(30), true, RunMemoryFailuresPart},
+      {"leaks", "the same again and again: memory and descriptors", absl::Seconds(40), true,
+       RunLeaksPart},
+      // Figures.
       {"latency", "figures: hand-off by CUDA IPC", absl::Seconds(60), true, RunLatencyPart},
       {"launch", "figures: what a transfer costs its caller", absl::Seconds(30), true,
        RunLaunchPart},

@@ -23,6 +23,8 @@
 #include "benchmarks/gpu/check_markdown.h"
 #include "benchmarks/gpu/check_part.h"
 #include "benchmarks/gpu/check_run.h"
+#include "benchmarks/gpu/driver_keeper.h"
+#include "benchmarks/gpu/visible_gpus.h"
 #include "cli/version.h"
 
 namespace ferry::check {
@@ -41,6 +43,8 @@ constexpr absl::Duration kEnding = absl::Seconds(8);
 constexpr absl::Duration kLeastForPart = absl::Seconds(2);
 // Parts that come and go may leave the driver's own pages behind, and others use the machine too.
 constexpr size_t kNoise = size_t{64} << 20;
+// More GPUs tell nothing new, and each process would initialise all of them.
+constexpr int kGpusForParts = 2;
 // The driver reclaims the memory of a killed process a moment after its end.
 constexpr absl::Duration kMemoryTimeout = absl::Seconds(3);
 
@@ -196,6 +200,15 @@ std::vector<size_t> CompareMemory(const std::vector<size_t>& before, bool uses_m
   return after;
 }
 
+// The parts see two GPUs at most; the first one has described all.
+void ShowFewGpus(Machine& machine, Json& result) {
+  if (machine.gpu_count <= kGpusForParts) return;
+  const std::string visible = FirstVisibleGpus(std::getenv("CUDA_VISIBLE_DEVICES"), kGpusForParts);
+  setenv("CUDA_VISIBLE_DEVICES", visible.c_str(), /*overwrite=*/1);
+  machine.gpu_count = kGpusForParts;
+  result["gpus_of_parts"] = visible;
+}
+
 // Counts, and one word.
 int Conclude(const Machine& machine, Json& result) {
   Json counts = {{"passed", 0}, {"failed", 0}, {"skipped", 0}};
@@ -279,6 +292,11 @@ int Run(const Flags& flags) {
                  {"is_double", false},
                  {"versions", Json::object()},
                  {"parts", Json::array()}};
+  // Before any part: they are processes of their own, one after the other.
+  const DriverKeeper keeper;
+  result["driver_kept_open"] =
+      keeper.names().empty() ? "no: there are no device files of GPUs, or they cannot be opened"
+                             : absl::StrJoin(keeper.names(), ", ");
   Machine machine;
   // After the part before.
   std::vector<size_t> free_bytes;
@@ -301,7 +319,10 @@ int Run(const Flags& flags) {
       if (part.needs_gpu)
         free_bytes = CompareMemory(free_bytes, result.value("mps", false), end, one);
     }
-    if (part.name == "machine") machine = TakeMachine(one, result);
+    if (part.name == "machine") {
+      machine = TakeMachine(one, result);
+      ShowFewGpus(machine, result);
+    }
     Stamp(result, one);
     // The reason for having no GPU is reported once.
     if (!part.needs_gpu || machine.gpu_count > 0) TellOfPart(one);

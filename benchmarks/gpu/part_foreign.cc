@@ -26,7 +26,7 @@ constexpr char kMade[] = "made";
 
 const char* SourceDevice(const ForeignKind& kind) { return kind.is_host ? "host:0" : "gpu:0"; }
 
-uint64_t SeedOf(size_t index) { return 99 + index * 17; }
+uint64_t SeedOfKind(size_t index) { return 99 + index * 17; }
 
 absl::Status SendOne(CheckNode& self, CheckGpu& gpu, Step& step, const ForeignKind& kind,
                      size_t index) {
@@ -58,9 +58,9 @@ absl::Status SendOne(CheckNode& self, CheckGpu& gpu, Step& step, const ForeignKi
   const auto released = std::make_shared<absl::Notification>();
   {
     if (kind.is_host) {
-      cli::WritePattern(data, kForeignBytes, SeedOf(index));
+      cli::WritePattern(data, kForeignBytes, SeedOfKind(index));
     } else {
-      FERRY_RETURN_IF_ERROR(gpu.Fill(data, kForeignBytes, SeedOf(index), gpu.stream()));
+      FERRY_RETURN_IF_ERROR(gpu.Fill(data, kForeignBytes, SeedOfKind(index), gpu.stream()));
     }
     FERRY_ASSIGN_OR_RETURN(const Shape shape, Shape::Create({static_cast<int64_t>(kForeignBytes)}));
     FERRY_ASSIGN_OR_RETURN(
@@ -95,7 +95,7 @@ absl::Status ReceiveOne(CheckNode& self, Step& step, const ForeignKind& kind, si
     status = received.status();
     if (received.ok()) {
       path = std::string(received->path);
-      status = self.Verify(received->tensor, kForeignBytes, SeedOf(index));
+      status = self.Verify(received->tensor, kForeignBytes, SeedOfKind(index));
     }
   }
   self.report().Check(absl::StrCat(kind.name, ": arrives as it was"), status, {{"path", path}});

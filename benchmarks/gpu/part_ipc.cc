@@ -44,7 +44,7 @@ std::vector<size_t> IpcSizes(const Options& options) {
   return sizes;
 }
 
-uint64_t SeedOf(size_t index) { return 0x1234567 + index * 1001; }
+uint64_t SeedOfSize(size_t index) { return 0x1234567 + index * 1001; }
 
 // Memory that is not Ferry's, of cudaMalloc, which is freed when the transfers are over.
 class ForeignTensors final {
@@ -94,7 +94,7 @@ absl::Status SendForeign(CheckNode& self) {
     FERRY_ASSIGN_OR_RETURN(const RendezvousKey key,
                            self.Key(absl::StrCat("size", i), 0, kGpu, kGpu));
     FERRY_ASSIGN_OR_RETURN(const Tensor tensor, foreign.Make(sizes[i]));
-    FERRY_RETURN_IF_ERROR(gpu->Fill(tensor.data(), sizes[i], SeedOf(i), gpu->stream()));
+    FERRY_RETURN_IF_ERROR(gpu->Fill(tensor.data(), sizes[i], SeedOfSize(i), gpu->stream()));
     FERRY_RETURN_IF_ERROR(step.Send(key, tensor, gpu->stream()));
   }
   FERRY_RETURN_IF_ERROR(step.Close(kTimeout));
@@ -110,7 +110,7 @@ absl::Status SendAll(CheckNode& self) {
                            self.Key(absl::StrCat("size", i), 0, kGpu, kGpu));
     FERRY_ASSIGN_OR_RETURN(Tensor tensor, self.Empty(sizes[i]));
     // Not waited for: the receiver's stream does that.
-    FERRY_RETURN_IF_ERROR(gpu->Fill(tensor.data(), sizes[i], SeedOf(i), gpu->stream()));
+    FERRY_RETURN_IF_ERROR(gpu->Fill(tensor.data(), sizes[i], SeedOfSize(i), gpu->stream()));
     FERRY_RETURN_IF_ERROR(step.Send(key, tensor, gpu->stream()));
   }
   return step.Close(kTimeout);
@@ -137,7 +137,7 @@ absl::Status ReceiveOne(CheckNode& self, Step& step, const Mode& mode, size_t in
   if (wanted != nullptr && received.tensor.data() != wanted) {
     return absl::InternalError("it is not in the receiver's buffer");
   }
-  return self.Verify(received.tensor, bytes, SeedOf(index));
+  return self.Verify(received.tensor, bytes, SeedOfSize(index));
 }
 
 absl::Status ReceiveAll(CheckNode& self, const Mode& mode) {
@@ -164,7 +164,7 @@ absl::Status ReceiveUnasked(CheckNode& self) {
     FERRY_ASSIGN_OR_RETURN(const RendezvousKey key,
                            self.Key(absl::StrCat("size", i), 0, kGpu, kGpu));
     FERRY_ASSIGN_OR_RETURN(const Received received, step.RecvValue(key, kTimeout));
-    FERRY_RETURN_IF_ERROR(self.Verify(received.tensor, sizes[i], SeedOf(i)));
+    FERRY_RETURN_IF_ERROR(self.Verify(received.tensor, sizes[i], SeedOfSize(i)));
     if (i == 0) {
       self.report().Note(
           absl::StrCat("where nothing is required, tensors between two processes on "

@@ -68,8 +68,8 @@ absl::Status CheckPuts(PartContext& context, int version) {
   if (version < needed) {
     context.report.SkipCheck(
         kPutCheck, absl::StrCat("not supported here: NCCL is ", nccl::VersionText(version),
-                            is_shared ? ", and between two processes on one GPU " : ", and ",
-                            nccl::VersionText(needed), " is needed"));
+                                is_shared ? ", and between two processes on one GPU " : ", and ",
+                                nccl::VersionText(needed), " is needed"));
     return absl::OkStatus();
   }
   NodesOptions options;

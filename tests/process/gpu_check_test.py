@@ -363,6 +363,30 @@ class WhatGoesWrong(Case):
         self.assertEqual(status, 0, out)
         self.assertEqual(self.parts(result)["ipc"]["reason"], "no time was left for it")
 
+    def test_slow_initialisation_takes_no_more_than_the_limit(self):
+        """Each process initialises the driver: two or more in each part, one before and after it."""
+        status, result, report, out = self.check(
+            "--quick", "--limit=12", "--parts=ipc,running,foreign,failures,latency,copy",
+            STRICT_CUDA_INIT_MS="2500")
+        self.assertLess(result["seconds"], 12 + 8 + 3, out)
+        parts = self.parts(result)
+        self.assertEqual(parts["machine"]["status"], "passed", out)
+        self.assertEqual(parts["copy"]["reason"], "no time was left for it")
+        self.assertIn("no time was left for it", report)
+        self.assertIn(status, (0, 1))
+
+    def test_parts_see_two_gpus_and_the_first_one_all(self):
+        for visible, shown in ((None, "0,1"), ("3,1,2", "3,1")):
+            variables = {"STRICT_CUDA_DEVICES": "4"}
+            if visible is not None:
+                variables["CUDA_VISIBLE_DEVICES"] = visible
+            status, result, _, out = self.check("--quick", "--parts=ipc", **variables)
+            self.assertEqual(status, 0, out)
+            self.assertEqual(result["gpu_count"], 3 if visible else 4)
+            self.assertEqual(result["gpus_of_parts"], shown)
+            # One figure of free memory for each.
+            self.assertEqual(len(self.parts(result)["ipc"]["free_bytes_before"]), 2)
+
     def test_unknown_flags_and_parts_are_usage(self):
         self.assertEqual(self.check("--quack")[0], 2)
         self.assertEqual(self.check("--parts=quack")[0], 2)

@@ -127,6 +127,7 @@ Config Read() {
   config.fabric_cluster = static_cast<int>(NumberFromEnvironment("STRICT_CUDA_FABRIC", 0));
   config.pool_imports_once = FromEnvironment("STRICT_CUDA_POOL_IMPORTS", "many") == "once";
   config.connections = ReadConnections();
+  config.init_ms = static_cast<int>(NumberFromEnvironment("STRICT_CUDA_INIT_MS", 0));
   config.deadlock_ms = static_cast<int>(NumberFromEnvironment("STRICT_CUDA_DEADLOCK_MS", 2000));
   config.nccl_peer_death_is_error =
       FromEnvironment("STRICT_CUDA_NCCL_PEER_DEATH", "spin") == "error";

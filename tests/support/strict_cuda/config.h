@@ -42,6 +42,7 @@ struct Config {
   bool pool_imports_once = false;  // a second import of a pool fails
   int connections = 0;             // hardware queues of a context; 0: one for each stream
   int deadlock_ms = 2000;
+  int init_ms = 0;
   bool nccl_peer_death_is_error = false;
   int nccl_absent_rank = -1;
   bool nccl_abort_is_watched = false;

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Queries of the driver and its devices; none needs a context.
+#include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <thread>
 
 #include "tests/support/strict_cuda/config.h"
 #include "tests/support/strict_cuda/context.h"
@@ -128,6 +130,9 @@ STRICT_CUDA_EXPORT CUresult cuInit(unsigned int flags) {
   if (const int fault = TakeFault(__func__); fault != 0) return fault;
   if (GetConfig().visible.empty()) return CUDA_ERROR_NO_DEVICE;
   CheckFork(__func__);
+  if (GetConfig().init_ms > 0) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(GetConfig().init_ms));
+  }
   SetInitialized();
   return CUDA_SUCCESS;
 }
