@@ -153,7 +153,7 @@ void CheckPlainRecords(absl::string_view body) {
     if (!is_legal) return;
     if (!is_plain) continue;
     FERRY_CHECK(other.remaining() == reader.remaining());
-    FERRY_CHECK(plain.name == record.name && record.text.empty());
+    FERRY_CHECK(plain.name == record.name && plain.text == record.text);
     FERRY_CHECK(plain.is_dead == record.is_dead && !record.is_serialized && !record.has_checksum);
     FERRY_CHECK(absl::string_view(plain.payload, plain.bytes) == record.payload);
     if (!plain.is_dead) {
