@@ -3,6 +3,9 @@
 #include "gpu/cuda/stream_retention.h"
 
 #include <utility>
+#include <vector>
+
+#include "absl/synchronization/mutex.h"
 
 #include "base/logging.h"
 
@@ -14,9 +17,12 @@ void Log(const CudaDevice& device, const RetainedMemory& retained, const absl::S
                  device.ordinal(), retained.bytes, retained.user, why);
 }
 
-// Forgets it: the memory is never released.
-void Leak(std::shared_ptr<const void> memory) {
-  static_cast<void>(new std::shared_ptr<const void>(std::move(memory)));  // NOLINT
+// The memory is never released.
+void KeepForEver(std::shared_ptr<const void> memory) {
+  static auto* const kMu = new absl::Mutex;
+  static auto* const kKept = new std::vector<std::shared_ptr<const void>>;
+  absl::MutexLock lock(kMu);
+  kKept->push_back(std::move(memory));
 }
 
 }  // namespace
@@ -53,7 +59,7 @@ void RetainUntilPassed(DeviceExecutor& executor, EventPool& events, Stream strea
   }
   if (watched.ok()) return;
   Log(*device, retained, watched);
-  Leak(std::move(memory));
+  KeepForEver(std::move(memory));
   pass();
 }
 
