@@ -141,6 +141,9 @@ std::string Markdown(const Json& result) {
                                 "ferry", "commit", "date", "mode", "seconds", "verdict"}) {
     absl::StrAppend(&out, "| ", key, " | ", Cell(result[key]), " |\n");
   }
+  if (result.contains("gpus_of_parts")) {
+    absl::StrAppend(&out, "| gpus_of_parts | ", Cell(result["gpus_of_parts"]), " |\n");
+  }
   absl::StrAppend(&out,
                   "\n| part | status | s | passed | failed | skipped | figures |\n"
                   "|---|---|---|---|---|---|---|\n");
@@ -160,14 +163,8 @@ std::string Markdown(const Json& result) {
       "floor is measured in the same processes, in turn with what it is compared to; "
       "floor / Ferry is 1 where Ferry is as fast as the machine. Every transfer is "
       "compared with what was sent, outside of what is timed.\n\n");
-  if (result["gpu_count"] > 0) {
-    absl::StrAppend(
-        &out,
-        result["mps"] == true
-            ? "Processes share a GPU by MPS: their work runs side by side.\n\n"
-            : "Without MPS a GPU runs the work of one process at a time: two processes on one "
-              "GPU take turns. Figures of two processes on one GPU, and their floors, contain "
-              "the waits for a turn.\n\n");
+  if (result.contains("gpu_sharing")) {
+    absl::StrAppend(&out, result["gpu_sharing"].get<std::string>(), "\n\n");
   }
   WriteGoals(result["parts"], out);
   for (const Json& part : result["parts"]) {

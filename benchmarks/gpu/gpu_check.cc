@@ -43,6 +43,8 @@ constexpr absl::Duration kEnding = absl::Seconds(8);
 constexpr absl::Duration kLeastForPart = absl::Seconds(2);
 // Parts that come and go may leave the driver's own pages behind, and others use the machine too.
 constexpr size_t kNoise = size_t{64} << 20;
+// How long the initialisation of all GPUs may take.
+constexpr absl::Duration kKeeperTimeout = absl::Seconds(40);
 // More GPUs tell nothing new, and each process would initialise all of them.
 constexpr int kGpusForParts = 2;
 // The driver reclaims the memory of a killed process a moment after its end.
@@ -149,6 +151,13 @@ Machine TakeMachine(const Json& part, Json& result) {
   result["no_gpu_reason"] = machine.no_gpu_reason;
   result["device"] = machine.gpu_count > 0 ? gpus[0]["name"] : Json("none");
   result["mps"] = uses_mps;
+  if (machine.gpu_count > 0) {
+    result["gpu_sharing"] =
+        uses_mps ? "Processes share a GPU by MPS: their work runs side by side."
+                 : "Without MPS a GPU runs the work of one process at a time: two processes on one "
+                   "GPU take turns. Figures of two processes on one GPU, and their floors, contain "
+                   "the waits for a turn.";
+  }
   result["is_double"] = !the_double.empty();
   result["double_library"] = the_double;
   result["versions"] = facts.value("versions", Json::object());
@@ -198,6 +207,16 @@ std::vector<size_t> CompareMemory(const std::vector<size_t>& before, bool uses_m
     if (!uses_mps && part["status"] == "passed") part["status"] = "failed";
   }
   return after;
+}
+
+std::string KeptOpen(const DriverKeeper& keeper) {
+  if (!keeper.hanging().empty()) {
+    return absl::StrCat("no: ", keeper.hanging(), " was not opened in time: its GPU may hang");
+  }
+  if (keeper.names().empty()) {
+    return "no: there are no device files of GPUs, or they cannot be opened";
+  }
+  return absl::StrJoin(keeper.names(), ", ");
 }
 
 // The parts see two GPUs at most; the first one has described all.
@@ -292,17 +311,20 @@ int Run(const Flags& flags) {
                  {"is_double", false},
                  {"versions", Json::object()},
                  {"parts", Json::array()}};
-  // Before any part: they are processes of their own, one after the other.
-  const DriverKeeper keeper;
-  result["driver_kept_open"] =
-      keeper.names().empty() ? "no: there are no device files of GPUs, or they cannot be opened"
-                             : absl::StrJoin(keeper.names(), ", ");
+  result["driver_kept_open"] = "";
   Machine machine;
+  // An unwritable folder must be reported before the time is spent.
+  if (!WriteUnfinished(flags, machine, "of opening the device files", absl::ZeroDuration(),
+                       result)) {
+    return kSomethingFailed;
+  }
+  // Before any part: they are processes of their own, one after the other.
+  const DriverKeeper keeper("/dev", std::min(kKeeperTimeout, flags.limit / 4));
+  result["driver_kept_open"] = KeptOpen(keeper);
   // After the part before.
   std::vector<size_t> free_bytes;
   for (const Part& part : AllParts()) {
     if (!IsWanted(part, flags)) continue;
-    // At the beginning too: an unwritable folder must be reported before the time is spent.
     if (!WriteUnfinished(flags, machine, part.name, SteadyClock().Now() - began, result)) {
       return kSomethingFailed;
     }

@@ -366,7 +366,7 @@ class WhatGoesWrong(Case):
     def test_slow_initialisation_takes_no_more_than_the_limit(self):
         """Each process initialises the driver: two or more in each part, one before and after it."""
         status, result, report, out = self.check(
-            "--quick", "--limit=12", "--parts=ipc,running,foreign,failures,latency,copy",
+            "--quick", "--limit=12", "--parts=ipc,running,foreign,failures,latency,copy,_hang",
             STRICT_CUDA_INIT_MS="2500")
         self.assertLess(result["seconds"], 12 + 8 + 3, out)
         parts = self.parts(result)
@@ -380,10 +380,14 @@ class WhatGoesWrong(Case):
             variables = {"STRICT_CUDA_DEVICES": "4"}
             if visible is not None:
                 variables["CUDA_VISIBLE_DEVICES"] = visible
-            status, result, _, out = self.check("--quick", "--parts=ipc", **variables)
+            status, result, report, out = self.check("--quick", "--parts=ipc", **variables)
             self.assertEqual(status, 0, out)
             self.assertEqual(result["gpu_count"], 3 if visible else 4)
             self.assertEqual(result["gpus_of_parts"], shown)
+            self.assertIn(f"| gpus_of_parts | {shown} |", report)
+            self.assertIn("take turns", result["gpu_sharing"])
+            self.assertIn(result["gpu_sharing"], report)
+            self.assertIn(f"| driver_kept_open | {result['driver_kept_open']} |", report)
             # One figure of free memory for each.
             self.assertEqual(len(self.parts(result)["ipc"]["free_bytes_before"]), 2)
 
