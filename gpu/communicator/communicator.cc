@@ -158,8 +158,10 @@ class NcclCommunicator::Impl final : public BootstrapActions {
   }
 
   absl::StatusOr<std::string> CreateGrowId() override {
-    // Chosen by what this rank offers.
-    FERRY_CHECK(yielded_ != nullptr);
+    // The store may say of this rank what it has not offered.
+    if (yielded_ == nullptr) {
+      return absl::AbortedError("to grow, which this rank has not offered");
+    }
     return yielded_->CreateGrowId();
   }
 

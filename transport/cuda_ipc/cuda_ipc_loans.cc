@@ -12,6 +12,8 @@ std::shared_ptr<const void> CudaIpcLoans::Lend(const GpuPair& pair, uint64_t buf
   std::shared_ptr<const cuda::RegisteredMemory> before = memory;
   {
     absl::MutexLock lock(&mu_);
+    // Nothing would ever end it.
+    if (is_aborted_) return nullptr;
     Loan& loan = loans_[key];
     // The reply must be about every transfer so far.
     if (loan.is_asked_for) return nullptr;
@@ -81,6 +83,7 @@ void CudaIpcLoans::Abort(DeferredReleaseQueue& grace) {
   auto left = std::make_shared<absl::flat_hash_map<Key, Loan>>();
   {
     absl::MutexLock lock(&mu_);
+    is_aborted_ = true;
     left->swap(loans_);
   }
   if (!left->empty()) grace.Keep([left = std::move(left)] {});

@@ -67,6 +67,7 @@ class CudaIpcLoans final : public cuda::RegistrationListener,
   ControlMessageSender control_channel_;
 
   absl::Mutex mu_;
+  bool is_aborted_ ABSL_GUARDED_BY(mu_) = false;
   absl::flat_hash_map<Key, Loan> loans_ ABSL_GUARDED_BY(mu_);
 };
 

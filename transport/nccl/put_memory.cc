@@ -37,6 +37,14 @@ absl::StatusOr<std::shared_ptr<PutMemory>> PutMemory::Create(Gpu& gpu, uint64_t 
         gpu.arena->fallback_reason()));
   }
   FERRY_ASSIGN_OR_RETURN(std::shared_ptr<cuda::DeviceBuffer> buffer, gpu.arena->Allocate(bytes));
+  // NCCL registers the whole allocation, and takes offsets of all ranks from its beginning: a put
+  // into a pool that begins elsewhere would write to the memory before it.
+  if (const uint64_t offset = gpu.arena->Describe(*buffer).offset; offset != 0) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "the pool for one-sided transfers would begin at byte ", offset,
+        " of a segment of the arena, and NCCL needs it at the beginning: give it more bytes than "
+        "a segment has (--nccl-put-bytes)"));
+  }
   FERRY_ASSIGN_OR_RETURN(std::unique_ptr<cuda::CudaStream> stream,
                          cuda::CudaStream::Create(gpu.device));
   return absl::WrapUnique(new PutMemory(gpu, bytes, std::move(buffer), std::move(stream)));
