@@ -88,6 +88,21 @@ TEST(NcclPut, TensorsArePutOnceTheWindowIsOpen) {
       });
 }
 
+// NCCL takes offsets from the beginning of the allocation: there is other memory in this one.
+TEST(NcclPut, PoolInsideASegment_IsRefused) {
+  NEEDS_THE_DOUBLE("can play what this needs");
+  constexpr size_t kSmallPool = size_t{4} << 20;
+  GpuPairOptions options = WithPuts();
+  options.transfer.transports.nccl.put_bytes = kSmallPool;
+  RunGpuPair(
+      options, [](GpuPeer& peer) { SendOneByOne(peer, 6); },
+      [](GpuPeer& peer) {
+        const Tensor before = OnGpu(peer, 1, kSmallPool);
+        EXPECT_THAT(ReceiveOneByOne(peer, 6), Each("nccl"));
+        EXPECT_THAT(WhyNoPut(peer).message(), HasSubstr("NCCL needs it at the beginning"));
+      });
+}
+
 // In both directions and many at once, more than the pools hold.
 TEST(NcclPut, ManyAtOnceInBothDirections) {
   NEEDS_THE_DOUBLE("can play what this needs");
