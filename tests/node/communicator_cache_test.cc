@@ -352,7 +352,12 @@ TEST(CommunicatorCache, IdleOnesAreNotAborted) {
   options.consumer_environment = options.producer_environment;
   const auto body = [](GpuPeer& peer) {
     Keeper keeper(peer, /*budget_bytes=*/0);
-    ASSERT_TRUE(keeper.Acquire(keeper.Both()).ok());
+    {
+      const auto both = keeper.Acquire(keeper.Both());
+      ASSERT_TRUE(both.ok()) << both.status();
+      // The other one may still be warming up: its work would be in flight when this one ends it.
+      peer.Meet();
+    }
     peer.Meet();
     EXPECT_TRUE(keeper.kept()->Stop(absl::Seconds(30)).ok());
   };
