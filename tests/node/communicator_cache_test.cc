@@ -323,10 +323,13 @@ TEST(CommunicatorCache, EndThatNeverReturns) {
           Keeper keeper(peer);
           ASSERT_TRUE(keeper.Acquire(keeper.Both()).ok());
           peer.Meet();
+          peer.Meet();
         },
         [&](GpuPeer& peer) {
           Keeper keeper(peer);
           ASSERT_TRUE(keeper.Acquire(keeper.Both()).ok());
+          // The other one has it too.
+          peer.Meet();
           if (is_forgotten) keeper.Forget();
           peer.Meet();
           const absl::Time start = SteadyClock().Now();
