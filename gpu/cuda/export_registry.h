@@ -72,8 +72,9 @@ class ExportRegistration final {
   ExportRegistration(const ExportRegistration&) = delete;
   ExportRegistration& operator=(const ExportRegistration&) = delete;
 
-  // As the destructor, and blocks until the peers have closed the memory, or have ended. Transfers
-  // of it under way are waited for. Can be called again.
+  // As the destructor, and blocks until the peers have closed what was lent to them, or their
+  // control channels have ended and the grace period has passed. Transfers without a loan are not
+  // waited for. Can be called again.
   //   Errors: DEADLINE_EXCEEDED: it must not be freed yet.
   absl::Status Release(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_);
 

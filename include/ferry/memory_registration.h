@@ -22,15 +22,18 @@ FERRY_NAMESPACE_BEGIN
 class MemoryRegistration {
  public:
   // Asks the other processes to unmap the memory, and does not wait. The registered tensor is kept
-  // until they have: memory that a tensor's deleter frees is safe.
+  // until they have, with the exceptions that Release names: memory is safe if it is freed by a
+  // deleter that all sent tensors in it share with the registered one.
   ~MemoryRegistration();
 
   MemoryRegistration(const MemoryRegistration&) = delete;
   MemoryRegistration& operator=(const MemoryRegistration&) = delete;
 
-  // The same, and blocks until no other process has the memory mapped: for memory that is freed by
-  // other means than its tensor. Waits for transfers of it, and for tensors that receivers hold as
-  // views of it.
+  // The same, and blocks until the other processes have closed what stayed mapped because of the
+  // registration. It does not wait for other transfers: tensors exposed after this call, those that
+  // are staged, and memory of cuMemCreate. Before the memory is freed, the deleters of all sent
+  // tensors in it must also have run. If a control channel breaks, its mappings count as closed
+  // after two seconds, though a peer that is alive may hold them for longer.
   //   Errors: DEADLINE_EXCEEDED it must not be freed yet; call this again.
   absl::Status Release(absl::Duration timeout = absl::Seconds(30));
 
