@@ -8,7 +8,10 @@
 #include <vector>
 
 #include "absl/memory/memory.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 
+#include "base/clock.h"
 #include "base/status_macros.h"
 #include "cli/pattern.h"
 #include "gpu/cuda/ready_tensor.h"
@@ -34,6 +37,7 @@ again:
 }
 )";
 
+constexpr absl::Duration kPoll = absl::Microseconds(200);
 constexpr size_t kWord = sizeof(uint64_t);
 
 void Hold(void* argument) {
@@ -125,6 +129,21 @@ absl::StatusOr<uint64_t> CheckGpu::CountWrong(const void* from, size_t bytes, ui
 absl::Status CheckGpu::Wait(cuda::Stream stream) const {
   const cuda::ScopedCurrent current(device());
   return Check(table().stream_synchronize(stream), "cuStreamSynchronize");
+}
+
+absl::Status CheckGpu::WaitWithin(absl::Duration timeout, cuda::Stream stream) const {
+  const cuda::ScopedCurrent current(device());
+  const absl::Time give_up = SteadyClock().Now() + timeout;
+  cuda::Result result = cuda::kSuccess;
+  while ((result = table().stream_query(stream)) == cuda::kErrorNotReady) {
+    if (SteadyClock().Now() >= give_up) {
+      return absl::DeadlineExceededError(
+          absl::StrCat("the work on a stream has not ended within ",
+                       absl::FormatDuration(absl::Trunc(timeout, absl::Milliseconds(1)))));
+    }
+    absl::SleepFor(kPoll);
+  }
+  return Check(result, "cuStreamQuery");
 }
 
 absl::Status CheckGpu::EnqueueWait(const Tensor& tensor, cuda::Stream stream) const {

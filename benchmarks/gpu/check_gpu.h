@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 
 #include "gpu/cuda/cuda_event.h"
 #include "gpu/gpus.h"
@@ -42,7 +43,12 @@ class CheckGpu final {
   absl::StatusOr<uint64_t> CountWrong(const void* from, size_t bytes, uint64_t seed,
                                       cuda::Stream stream);
 
+  // Without a deadline but the part's, so that it costs no more than the driver's wait: for
+  // figures, and for work that waits for no other process.
   absl::Status Wait(cuda::Stream stream) const;
+  // For work that waits for another process, e.g. NCCL's; polls.
+  //   Errors: DEADLINE_EXCEEDED
+  absl::Status WaitWithin(absl::Duration timeout, cuda::Stream stream) const;
   // Work enqueued on `stream` from now on comes after the bytes of `tensor`.
   absl::Status EnqueueWait(const Tensor& tensor, cuda::Stream stream) const;
   absl::StatusOr<size_t> FreeBytes() const;

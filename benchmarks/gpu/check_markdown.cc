@@ -50,16 +50,17 @@ void WriteFigures(const Json& figures, const std::string& device, bool is_double
   absl::StrAppend(
       &out,
       is_double ? absl::StrCat("On a double (", device, "): these times mean nothing.\n\n") : "",
-      "| what | bytes | at a time | path | Ferry, us | GB/s | floor | floor, us | GB/s "
+      "| what | bytes | at a time | processes on the GPU | path | Ferry, us | GB/s | floor | "
+      "floor, us | GB/s "
       "| floor / Ferry | goal | wrong bytes |\n"
-      "|---|---|---|---|---|---|---|---|---|---|---|---|\n");
+      "|---|---|---|---|---|---|---|---|---|---|---|---|---|\n");
   for (const Json& each : figures) {
     const bool has_floor = !each["floor"].is_null();
     absl::StrAppend(
         &out, "| ", is_double ? "[double] " : "", Cell(each["name"]), " | ",
         SizeText(each["bytes"].get<size_t>()), " | ", each["in_flight"].dump(), " | ",
-        Cell(each["path"]), " | ", TimeText(each["ferry"]), " | ",
-        absl::StrFormat("%.4g", each["ferry"]["gb_per_s"].get<double>()), " | ",
+        each["processes_on_gpu"].dump(), " | ", Cell(each["path"]), " | ", TimeText(each["ferry"]),
+        " | ", absl::StrFormat("%.4g", each["ferry"]["gb_per_s"].get<double>()), " | ",
         has_floor ? Cell(each["floor"]["name"]) : "-", " | ", TimeText(each["floor"]), " | ",
         has_floor ? absl::StrFormat("%.4g", each["floor"]["gb_per_s"].get<double>()) : "-", " | ",
         has_floor ? absl::StrFormat("%.2f", each["ratio"].get<double>()) : "-", " | ",

@@ -91,7 +91,7 @@ absl::Status ExchangeAndVerify(CheckNode& self, NcclCommunicator& communicator, 
       RunGroup(communicator,
                {{true, out.mutable_data(), bytes, peer}, {false, in.mutable_data(), bytes, peer}},
                gpu->stream()));
-  FERRY_RETURN_IF_ERROR(gpu->Wait(gpu->stream()));
+  FERRY_RETURN_IF_ERROR(gpu->WaitWithin(self.Timeout(), gpu->stream()));
   self.report().Check(name, self.Verify(in, bytes, seed(peer)));
   return absl::OkStatus();
 }

@@ -53,6 +53,13 @@ absl::StatusOr<std::unique_ptr<Node>> Join(int id, int count, const std::string&
   return Node::Join(std::move(options));
 }
 
+[[noreturn]] void End(PartContext& context, const NodesOptions& options, int id,
+                      const absl::Status& status) {
+  if (!status.ok()) context.report.Check(absl::StrCat(options.name, ": node ", id), status);
+  std::fflush(nullptr);
+  std::_Exit(status.ok() ? 0 : 1);
+}
+
 // Runs in the process of node `id`.
 absl::Status RunBody(PartContext& context, const NodesOptions& options, int id, int count, int wire,
                      SharedPage* page, const NodeBody& body) {
@@ -80,8 +87,11 @@ absl::Status RunBody(PartContext& context, const NodesOptions& options, int id, 
         absl::StrCat("this process uses no GPUs: ", node->transfer_engine().why_no_gpus()));
   }
   CheckNode self(context, std::move(node), count, page, wire);
-  FERRY_RETURN_IF_ERROR(body(self));
-  return self.Leave();
+  const absl::Status status = body(self);
+  if (status.ok()) return self.Leave();
+  // Destructors free memory of the GPU, which waits for its streams: after a failure one of them
+  // may never end, and the report would be lost.
+  End(context, options, id, status);
 }
 
 }  // namespace
@@ -205,6 +215,10 @@ absl::StatusOr<bool> CheckNode::HasTimeFor(absl::string_view what) {
   return has_time;
 }
 
+absl::Duration CheckNode::Timeout() const {
+  return std::clamp(deadline() - kEnding - SteadyClock().Now(), absl::ZeroDuration(), kTimeout);
+}
+
 absl::Status CheckNode::Leave() {
   gpus_.clear();
   FERRY_RETURN_IF_ERROR(Meet());
@@ -261,9 +275,7 @@ absl::StatusOr<bool> RunNodes(PartContext& context, const NodesOptions& options,
       }
       const absl::Status status =
           RunBody(context, options, id, count, wires[id], page, bodies[static_cast<size_t>(id)]);
-      if (!status.ok()) context.report.Check(absl::StrCat(options.name, ": node ", id), status);
-      std::fflush(nullptr);
-      std::_Exit(status.ok() ? 0 : 1);
+      End(context, options, id, status);
     }
     children.push_back(child);
   }

@@ -76,6 +76,8 @@ class CheckNode final {
   // series, judged by the last one. Both nodes call it before each. If not, notes that `what` was
   // skipped.
   absl::StatusOr<bool> HasTimeFor(absl::string_view what);
+  // kTimeout, or less towards the end of the part's time, so that an error is still reported.
+  absl::Duration Timeout() const;
   // By now, at the latest, everything must have ended.
   absl::Time deadline() const { return context_.deadline; }
 

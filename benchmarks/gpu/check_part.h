@@ -19,6 +19,7 @@ namespace ferry::check {
 
 using Json = nlohmann::ordered_json;
 
+inline constexpr size_t kKiB = size_t{1} << 10;
 inline constexpr size_t kMiB = size_t{1} << 20;
 inline constexpr char kGpu[] = "gpu:0";
 // The timeout for another process, and for operations of a GPU.

@@ -22,6 +22,7 @@
 #include "base/clock.h"
 #include "base/status_macros.h"
 #include "base/unique_fd.h"
+#include "benchmarks/gpu/part_report.h"
 #include "gpu/cuda/cuda_device.h"
 
 namespace ferry::check {
@@ -33,9 +34,6 @@ constexpr size_t kMaxLastWords = 4000;
 // The timeout of a process that queries free memory.
 constexpr absl::Duration kProbeLimit = absl::Seconds(15);
 constexpr int kGpusInUse = 2;
-// From SIGKILL to the end.
-constexpr absl::Duration kDying = absl::Seconds(3);
-
 // A process that hangs in a driver may never react to a signal: it is left behind.
 bool HasEndedWithin(absl::Duration timeout, pid_t child, int* wait_status) {
   const absl::Time give_up = SteadyClock().Now() + timeout;
@@ -44,19 +42,6 @@ bool HasEndedWithin(absl::Duration timeout, pid_t child, int* wait_status) {
     absl::SleepFor(absl::Milliseconds(2));
   }
   return true;
-}
-
-Json EmptyPart(const Part& part) {
-  return {{"name", part.name},
-          {"title", part.title},
-          {"status", ""},
-          {"reason", ""},
-          {"seconds", 0.0},
-          {"checks", Json::array()},
-          {"figures", Json::array()},
-          {"notes", Json::array()},
-          {"facts", Json::object()},
-          {"last_words", ""}};
 }
 
 // Parses one message of the part into `result`.
@@ -143,18 +128,10 @@ void Judge(int wait_status, bool is_killed, absl::Duration limit, Json& result) 
 
 }  // namespace
 
-Json SkippedPart(const Part& part, absl::string_view reason) {
-  Json result = EmptyPart(part);
-  result["status"] = "skipped";
-  result["reason"] = std::string(reason);
-  return result;
-}
-
 Json RunPart(const Part& part, const Options& options, const Machine& machine, absl::Time deadline,
              bool is_verbose) {
   const absl::Time began = SteadyClock().Now();
-  deadline = std::min(deadline, began + part.limit);
-  Json result = EmptyPart(part);
+  Json result = EmptyReport(part);
   int messages[2];
   int words[2];
   FERRY_CHECK(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, messages) == 0);
@@ -180,7 +157,7 @@ Json RunPart(const Part& part, const Options& options, const Machine& machine, a
       is_killed = true;
       kill(-child, SIGKILL);
       kill(child, SIGKILL);
-      if (!HasEndedWithin(kDying, child, &wait_status)) wait_status = SIGKILL;
+      if (!HasEndedWithin(kKillTimeout, child, &wait_status)) wait_status = SIGKILL;
       break;
     }
     pollfd polled[] = {{said.get(), POLLIN, 0}, {wrote.get(), POLLIN, 0}};
@@ -213,6 +190,8 @@ std::vector<size_t> FreeBytesOfGpus(absl::Time deadline) {
   if (child == 0) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     const int nowhere = open("/dev/null", O_WRONLY | O_CLOEXEC);
+    // One that hangs is left behind, and must not hold the caller's pipes open.
+    dup2(nowhere, STDOUT_FILENO);
     dup2(nowhere, STDERR_FILENO);
     absl::StatusOr<std::shared_ptr<const cuda::CudaApi>> api = cuda::CudaApi::Load();
     if (!api.ok()) std::_Exit(0);
@@ -243,7 +222,7 @@ std::vector<size_t> FreeBytesOfGpus(absl::Time deadline) {
   }
   kill(child, SIGKILL);
   int ignored = 0;
-  HasEndedWithin(kDying, child, &ignored);
+  HasEndedWithin(kKillTimeout, child, &ignored);
   return all;
 }
 

@@ -11,23 +11,19 @@
 
 namespace ferry::check {
 
-// Forks, waits, and assembles the part's report:
-//
-//   {"name", "title", "status", "reason", "seconds", "checks", "figures", "notes", "facts",
-//    "last_words"}
-//
-// Its status is "passed", "failed", "skipped", "killed" (by the deadline) or "crashed".
-//   deadline: by the steady clock; the part's own limit, if that is earlier.
+// How long a killed process is waited for: one that hangs in the driver is then left behind.
+inline constexpr absl::Duration kKillTimeout = absl::Seconds(3);
+
+// Forks, waits, and assembles the part's report (part_report.h). Its status is "passed", "failed",
+// "skipped", "killed" (by the deadline) or "crashed".
+//   deadline: by the steady clock. Returns kKillTimeout later at most.
 // REQUIRES: this process has not used CUDA, and has one thread.
 Json RunPart(const Part& part, const Options& options, const Machine& machine, absl::Time deadline,
              bool is_verbose);
 
-// The result of a part that is not run.
-Json SkippedPart(const Part& part, absl::string_view reason);
-
 // Free bytes of the GPUs that parts use, gpu:0 and gpu:1, queried by a short-lived process: shows
-// leftovers of all processes. Empty if that fails, or lasts longer than `deadline`, by the steady
-// clock.
+// leftovers of all processes. Empty if that fails, lasts longer than `deadline`, by the steady
+// clock, or has less than a second for it. Returns kKillTimeout later at most.
 std::vector<size_t> FreeBytesOfGpus(absl::Time deadline);
 
 }  // namespace ferry::check

@@ -32,9 +32,13 @@ nlohmann::ordered_json Samples::ToJson() const {
 }
 
 nlohmann::ordered_json FigureJson(const Figure& figure) {
-  nlohmann::ordered_json json = {
-      {"name", figure.name}, {"bytes", figure.bytes},          {"in_flight", figure.in_flight},
-      {"path", figure.path}, {"ferry", figure.ferry.ToJson()}, {"wrong_bytes", figure.wrong_bytes}};
+  nlohmann::ordered_json json = {{"name", figure.name},
+                                 {"bytes", figure.bytes},
+                                 {"in_flight", figure.in_flight},
+                                 {"processes_on_gpu", figure.processes_on_gpu},
+                                 {"path", figure.path},
+                                 {"ferry", figure.ferry.ToJson()},
+                                 {"wrong_bytes", figure.wrong_bytes}};
   json["ferry"]["gb_per_s"] = GigabytesPerSecond(figure.bytes, figure.ferry.median());
   if (figure.floor.count() > 0) {
     json["floor"] = figure.floor.ToJson();

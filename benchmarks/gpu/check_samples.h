@@ -35,6 +35,8 @@ struct Figure {
   size_t bytes = 0;
   // The number in flight.
   int in_flight = 1;
+  // Without MPS, processes on one GPU take turns: times of two include waits for a turn.
+  int processes_on_gpu = 1;
   // The value of Received::path.
   std::string path;
   Samples ferry;

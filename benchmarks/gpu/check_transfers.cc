@@ -183,6 +183,7 @@ absl::Status MeasureTransfers(CheckNode& self, int64_t step_id, const TransferCa
   figure.name = at.name;
   figure.bytes = at.bytes;
   figure.in_flight = at.in_flight;
+  figure.processes_on_gpu = at.from_gpu == at.to_gpu ? 2 : 1;
   figure.goal = at.goal;
   figure.floor_name = at.floor_name;
   bool is_in_time = true;

@@ -63,6 +63,10 @@ DriverKeeper::DriverKeeper(const std::string& folder, absl::Duration timeout,
   process_ = fork();
   if (process_ == 0) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
+    // One that hangs in the driver outlives this program, and must not hold its caller's pipes
+    // open.
+    const int nowhere = open("/dev/null", O_RDWR | O_CLOEXEC);
+    for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) dup2(nowhere, fd);
     for (const std::string& name : found) {
       const char is_open = open_file(folder + "/" + name) >= 0 ? 1 : 0;
       if (write(to.get(), &is_open, 1) != 1) std::_Exit(1);

@@ -17,7 +17,6 @@
 namespace ferry::check {
 namespace {
 
-constexpr size_t kKiB = size_t{1} << 10;
 constexpr size_t kGoalFrom = 16 * kMiB;
 constexpr double kCopyGoal = 0.95;
 constexpr int kInFlight = 8;
@@ -40,6 +39,7 @@ absl::Status MeasureRawCopy(CheckNode& self, CheckGpu& gpu, EventWire& wire, siz
   figure.name = "cuMemcpyDtoDAsync behind another process's event, without Ferry";
   figure.bytes = bytes;
   figure.path = "raw";
+  figure.processes_on_gpu = 2;
   figure.floor_name = "cuMemcpyDtoDAsync";
   FERRY_ASSIGN_OR_RETURN(const bool has_time,
                          self.HasTimeFor(absl::StrCat(figure.name, ", ", bytes, " bytes")));

@@ -17,8 +17,6 @@
 namespace ferry::check {
 namespace {
 
-constexpr size_t kKiB = size_t{1} << 10;
-
 struct Case {
   size_t bytes = 0;
   // Whether the host waits, on either side, until the bytes are there.
@@ -54,6 +52,7 @@ class PingPong final {
                                at.waits ? "until the host knows that the bytes are there"
                                         : "until the receiver's stream may go on");
     figure.bytes = at.bytes;
+    figure.processes_on_gpu = 2;
     figure.floor_name = at.waits ? "event record, word in shared memory, event wait, synchronise"
                                  : "event record, word in shared memory, event wait";
     FERRY_ASSIGN_OR_RETURN(const bool has_time,
@@ -179,6 +178,7 @@ absl::Status MeasureLaunch(CheckNode& self) {
   figure.name = "Step::Send with a stream: how long it keeps its caller";
   figure.bytes = kBytes;
   figure.in_flight = kInFlight;
+  figure.processes_on_gpu = 2;
   figure.floor_name = "cuEventRecord";
   FERRY_ASSIGN_OR_RETURN(const std::unique_ptr<EventTimer> timer, EventTimer::Create(*gpu));
   const int rounds = self.options().is_quick ? 3 : 30;

@@ -54,7 +54,7 @@ absl::Status SendToItselfByFerry(CheckNode& self) {
         RunGroup(*communicator,
                  {{true, from.mutable_data(), bytes, 0}, {false, to.mutable_data(), bytes, 0}},
                  gpu->stream()));
-    FERRY_RETURN_IF_ERROR(gpu->Wait(gpu->stream()));
+    FERRY_RETURN_IF_ERROR(gpu->WaitWithin(self.Timeout(), gpu->stream()));
     self.report().Check(
         absl::StrCat("one rank sends itself ", bytes, " bytes by a communicator of Ferry's"),
         self.Verify(to, bytes, bytes + 1));
@@ -85,7 +85,7 @@ absl::Status SendToItself(CheckNode& self) {
         "ncclRecv"));
     status.Update(api->Check(table.group_end(), "ncclGroupEnd"));
     FERRY_RETURN_IF_ERROR(status);
-    FERRY_RETURN_IF_ERROR(gpu->Wait(gpu->stream()));
+    FERRY_RETURN_IF_ERROR(gpu->WaitWithin(self.Timeout(), gpu->stream()));
     self.report().Check(absl::StrCat("one rank sends itself ", bytes, " bytes"),
                         self.Verify(to, bytes, bytes));
   }
@@ -93,6 +93,8 @@ absl::Status SendToItself(CheckNode& self) {
 }
 
 constexpr char kSharedGpuExchange[] = "two processes on one GPU exchange";
+constexpr char kUnsupported[] =
+    "NCCL before 2.30.3 does not support two ranks on one GPU, and may hang";
 
 absl::Status ExchangeOnOneGpu(CheckNode& self) {
   return ExchangeByNccl(self, {0, 0}, kSharedGpuExchange, 2);
@@ -102,7 +104,8 @@ absl::Status ExchangeOnOneGpu(CheckNode& self) {
 absl::Status TryToExchangeOnOneGpu(CheckNode& self) {
   const absl::Status status = ExchangeOnOneGpu(self);
   if (!absl::IsDeadlineExceeded(status)) return status;
-  self.report().SkipCheck(absl::StrCat(kSharedGpuExchange, ", node ", self.id()), status.message());
+  self.report().SkipCheck(absl::StrCat(kSharedGpuExchange, ", node ", self.id()),
+                          absl::StrCat(kUnsupported, ": ", status.message()));
   // NCCL may never return from an operation that it has begun.
   std::_Exit(0);
 }
@@ -180,7 +183,7 @@ absl::Status RunNcclSharedGpuPart(PartContext& context) {
   context.report.Note(
       "NCCL supports two ranks on one GPU from 2.30.3 (pip install nvidia-nccl-cu13); this one may "
       "hang, and talks over sockets");
-  options.excuse = "NCCL before 2.30.3 does not support two ranks on one GPU, and may hang";
+  options.excuse = kUnsupported;
   return RunNodes(context, options, {TryToExchangeOnOneGpu, TryToExchangeOnOneGpu}).status();
 }
 

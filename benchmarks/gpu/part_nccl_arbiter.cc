@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A program's own collectives next to keyed transfers by NCCL, between the same two GPUs: only
-// Ferry's arbitration orders one against the other.
+// A program's own collectives next to keyed transfers by NCCL, between the same two GPUs, or two
+// processes on one: only Ferry's arbitration orders one against the other.
 #include <map>
 #include <memory>
 #include <string>
@@ -16,6 +16,7 @@
 #include "base/status_macros.h"
 #include "benchmarks/gpu/check_nccl.h"
 #include "benchmarks/gpu/check_transfers.h"
+#include "gpu/nccl/nccl_api.h"
 
 namespace ferry::check {
 namespace {
@@ -28,16 +29,25 @@ constexpr int kPatterns = 8;
 // Polling the GPU's events ends the program's use of NCCL, a moment after the sum itself.
 constexpr absl::Duration kTurnEnds = absl::Milliseconds(50);
 
-// All-reduces over both nodes, node i with GPU i. Used by one thread at a time.
+// The GPU of that node.
+int OrdinalOf(const CheckNode& self, int node_id) {
+  return self.machine().gpu_count < 2 ? 0 : node_id;
+}
+
+// All-reduces over both nodes. Used by one thread at a time.
 class Sums final {
  public:
+  explicit Sums(CheckNode& self) : self_(self) {}
+
   static absl::StatusOr<std::unique_ptr<Sums>> Create(CheckNode& self) {
-    auto sums = std::make_unique<Sums>();
-    FERRY_ASSIGN_OR_RETURN(sums->communicator_, MakeCommunicator(self, {0, 1}));
-    FERRY_ASSIGN_OR_RETURN(sums->gpu_, self.gpu(self.id()));
+    auto sums = std::make_unique<Sums>(self);
+    FERRY_ASSIGN_OR_RETURN(sums->communicator_,
+                           MakeCommunicator(self, {OrdinalOf(self, 0), OrdinalOf(self, 1)}));
+    const int ordinal = OrdinalOf(self, self.id());
+    FERRY_ASSIGN_OR_RETURN(sums->gpu_, self.gpu(ordinal));
     FERRY_ASSIGN_OR_RETURN(sums->stream_, cuda::CudaStream::Create(sums->gpu_->gpu().device));
-    FERRY_ASSIGN_OR_RETURN(sums->in_, self.Empty(kSumBytes, self.id()));
-    FERRY_ASSIGN_OR_RETURN(sums->out_, self.Empty(kSumBytes, self.id()));
+    FERRY_ASSIGN_OR_RETURN(sums->in_, self.Empty(kSumBytes, ordinal));
+    FERRY_ASSIGN_OR_RETURN(sums->out_, self.Empty(kSumBytes, ordinal));
     return sums;
   }
 
@@ -65,7 +75,7 @@ class Sums final {
                                            found.size(), stream_->get()),
           "cuMemcpyDtoHAsync"));
     }
-    FERRY_RETURN_IF_ERROR(gpu_->Wait(stream_->get()));
+    FERRY_RETURN_IF_ERROR(gpu_->WaitWithin(self_.Timeout(), stream_->get()));
     const auto sum = static_cast<uint8_t>(Number(round_, 0) + Number(round_, 1));
     const auto right = absl::c_count(found, sum);
     if (right == static_cast<int64_t>(found.size())) return absl::OkStatus();
@@ -86,6 +96,7 @@ class Sums final {
                        "cuMemsetD8Async");
   }
 
+  CheckNode& self_;
   std::shared_ptr<NcclCommunicator> communicator_;
   CheckGpu* gpu_ = nullptr;
   std::unique_ptr<cuda::CudaStream> stream_;
@@ -95,15 +106,16 @@ class Sums final {
 };
 
 absl::StatusOr<RendezvousKey> KeyOf(CheckNode& self, int index) {
-  return self.Key(absl::StrCat("t", index), 0, "gpu:0", "gpu:1");
+  return self.Key(absl::StrCat("t", index), 0, absl::StrCat("gpu:", OrdinalOf(self, 0)),
+                  absl::StrCat("gpu:", OrdinalOf(self, 1)));
 }
 
 // Patterns need driver memory, whose allocation must not wait for a sum.
 absl::StatusOr<std::vector<Tensor>> MakePatterns(CheckNode& self) {
   std::vector<Tensor> patterns;
   for (int i = 0; i < kPatterns; ++i) {
-    FERRY_ASSIGN_OR_RETURN(Tensor tensor,
-                           self.Pattern(kTransferBytes, static_cast<uint64_t>(i), self.id()));
+    FERRY_ASSIGN_OR_RETURN(Tensor tensor, self.Pattern(kTransferBytes, static_cast<uint64_t>(i),
+                                                       OrdinalOf(self, self.id())));
     patterns.push_back(std::move(tensor));
   }
   return patterns;
@@ -138,8 +150,10 @@ absl::Status ReceiveAll(CheckNode& self, Step& step, int count, std::map<std::st
 // Each as its thread is scheduled: without arbitration one GPU would have the sum first, and the
 // other one the transfer.
 absl::Status RunBoth(CheckNode& self) {
-  const int transfers = kPatterns * (self.options().is_quick ? 10 : 50);
-  const int sums = self.options().is_quick ? 30 : 200;
+  // Without MPS, processes on one GPU take turns, and each of these needs both.
+  const bool is_short = self.options().is_quick || self.machine().gpu_count < 2;
+  const int transfers = kPatterns * (is_short ? 10 : 50);
+  const int sums = is_short ? 30 : 200;
   FERRY_ASSIGN_OR_RETURN(const std::unique_ptr<Sums> sum, Sums::Create(self));
   FERRY_ASSIGN_OR_RETURN(const std::vector<Tensor> patterns, MakePatterns(self));
   FERRY_ASSIGN_OR_RETURN(Step step, self.node().OpenStep(1));
@@ -243,16 +257,22 @@ absl::Status ReceiveBeforeASum(CheckNode& self) {
 }  // namespace
 
 absl::Status RunNcclTurnsPart(PartContext& context) {
-  if (context.machine.gpu_count < 2) {
-    context.report.SkipPart("this machine shows one GPU");
+  const absl::StatusOr<int> version = NcclVersion();
+  if (!version.ok()) {
+    context.report.SkipPart(version.status().message());
     return absl::OkStatus();
   }
-  if (const absl::Status nccl = NcclVersion().status(); !nccl.ok()) {
-    context.report.SkipPart(nccl.message());
+  const bool shares_gpu = context.machine.gpu_count < 2;
+  if (shares_gpu && *version < nccl::kMultiRankGpuVersion) {
+    context.report.SkipPart(
+        "this machine shows one GPU, and NCCL before 2.30.3 does not support two ranks on one");
     return absl::OkStatus();
   }
   NodesOptions options;
   options.name = kName;
+  if (shares_gpu) {
+    options.environments = {SharedGpuEnvironment(0, *version), SharedGpuEnvironment(1, *version)};
+  }
   options.transfer = TransferOptionsFor(context.machine, "nccl");
   // Many batches, each of which could block.
   options.transfer.transports.nccl.grants.max_batch_operations = 2;
