@@ -106,8 +106,10 @@ void Judge(int wait_status, bool is_killed, absl::Duration limit, Json& result) 
   }
   if (is_killed) {
     result["status"] = "killed";
-    result["reason"] =
-        absl::StrCat("it did not end within ", absl::FormatDuration(limit), ", and was killed");
+    result["reason"] = absl::StrCat(
+        "it did not end within ",
+        absl::FormatDuration(absl::Trunc(limit + absl::Microseconds(500), absl::Milliseconds(1))),
+        ", and was killed");
   } else if (WIFSIGNALED(wait_status) || WEXITSTATUS(wait_status) != 0) {
     result["status"] = "crashed";
     result["reason"] = WIFSIGNALED(wait_status)

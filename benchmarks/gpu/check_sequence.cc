@@ -46,6 +46,11 @@ Machine TakeMachine(const Json& part, Json& result) {
   if (machine.gpu_count == 0) {
     machine.no_gpu_reason = facts.value("no_gpu_reason", "");
     if (machine.no_gpu_reason.empty()) machine.no_gpu_reason = part["reason"].get<std::string>();
+    if (part["status"] == "killed" || part["status"] == "crashed") {
+      machine.no_gpu_reason =
+          absl::StrCat("the driver has not described its GPUs: the part machine ",
+                       part["status"].get<std::string>(), ": ", machine.no_gpu_reason);
+    }
   }
   const std::string the_double = facts.value("double", "");
   result["gpu_count"] = machine.gpu_count;

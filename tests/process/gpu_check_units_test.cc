@@ -127,7 +127,9 @@ class SequenceTest : public testing::Test {
         for (int i = 0; i < gpus_; ++i) {
           report["facts"]["gpus"].push_back({{"name", "A GPU"}, {"memory_bytes", 1 << 30}});
         }
-        if (gpus_ == 0) report["facts"]["no_gpu_reason"] = "there is no driver";
+        if (gpus_ == 0 && report["status"] == "passed") {
+          report["facts"]["no_gpu_reason"] = "there is no driver";
+        }
       }
       return report;
     };
@@ -255,6 +257,17 @@ TEST_F(SequenceTest, WithoutAGpuOnlyTheMachineRuns) {
   EXPECT_THAT(ran_, ElementsAre("machine"));
   EXPECT_EQ(result_["parts"][1]["reason"], "no GPU: there is no driver");
   EXPECT_EQ(result_["verdict"], "no GPU");
+}
+
+TEST_F(SequenceTest, DriverThatHangsIsTheReasonForHavingNoGpu) {
+  gpus_ = 0;
+  hangs_from_ = clock_.Now() + absl::Seconds(10);
+  part_takes_ = absl::Seconds(30);
+  Add("first", absl::Seconds(60));
+  Run();
+  EXPECT_THAT(result_["no_gpu_reason"].get<std::string>(),
+              HasSubstr("the driver has not described its GPUs: the part machine killed"));
+  EXPECT_EQ(result_["verdict"], "machine killed");
 }
 
 TEST_F(SequenceTest, PartsSeeTwoOfManyGpus) {
