@@ -35,6 +35,7 @@ void CloseLinks(Comm& comm) {
   }
   ForgetWindows(comm);
   if (const size_t bytes = std::exchange(comm.memory_bytes, 0); bytes > 0) {
+    const MachineLock lock;
     GiveMemory(comm.context->physical, bytes);
   }
   comm.is_gone = true;

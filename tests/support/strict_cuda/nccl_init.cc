@@ -197,7 +197,11 @@ void Initialize(Comm& comm) {
     return;
   }
   const auto memory = static_cast<size_t>(GetConfig().nccl_memory);
-  if (memory > 0 && !TakeMemory(comm.context->physical, memory)) {
+  const auto take = [&] {
+    const MachineLock lock;
+    return TakeMemory(comm.context->physical, memory);
+  };
+  if (memory > 0 && !take()) {
     FailComm(&comm, ncclUnhandledCudaError, "out of memory");
     return;
   }

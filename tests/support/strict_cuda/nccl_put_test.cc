@@ -83,9 +83,9 @@ TEST_F(NcclPutTest, PutsArriveInOrderWithTheirSignals) {
         const PutRank rank(pair);
         rank.Signal();
         rank.Fill(0, 'a');
+        rank.Fill(64, 'b');
         rank.Put(0, 64, 4096);
-        rank.Fill(0, 'b');
-        rank.Put(0, 64, 8192);
+        rank.Put(64, 64, 8192);
         pair.Synchronize();
         wire.Put('p');
         wire.Get<char>();
