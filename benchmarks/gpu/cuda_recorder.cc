@@ -2,39 +2,43 @@
 // libferry_cuda_recorder.so: forwards the CUDA driver functions that Ferry uses, and records each
 // call with its arguments, outputs and result. It is loaded in place of the driver:
 //   FERRY_CUDA_LIBRARY=libferry_cuda_recorder.so FERRY_CUDA_RECORD=FOLDER PROGRAM
-// It forwards to FERRY_CUDA_RECORD_LIBRARY (default libcuda.so.1) and writes FOLDER/PID.calls, one
-// line per call:
-//   THREAD MICROSECONDS NANOSECONDS RESULT SYMBOL ARGUMENT...
-// MICROSECONDS is the steady clock when the call began, NANOSECONDS the duration of the call, and
-// RESULT a CUresult. An argument that points to an output is written as ADDRESS=VALUE, with the
-// value after the call. A poll (cuEventQuery, cuStreamQuery) that repeats the previous line of its
-// thread is counted: "THREAD repeated COUNT". After kMaxLines a process records nothing more. Calls
+// It forwards to FERRY_CUDA_RECORD_LIBRARY (default libcuda.so.1) and writes FOLDER/PID.calls
+// (docs/testing_gpu.md, "The record"). A poll (cuEventQuery, cuStreamQuery) that repeats the
+// previous line of its thread is counted. After kMaxLines a process records nothing more. Calls
 // that NCCL and other libraries make are not seen.
+#include <dirent.h>
 #include <dlfcn.h>
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
+#include <mutex>
+#include <set>
 #include <string>
-#include <type_traits>
+#include <string_view>
 
-#include "gpu/cuda/cuda_api.h"
+#include "benchmarks/gpu/calls/call_writer.h"
+#include "benchmarks/gpu/calls/driver_calls.h"
 
-namespace ferry::cuda {
+namespace ferry::calls {
 namespace {
 
+using cuda::Result;
+using Clock = std::chrono::steady_clock;
+
 constexpr int kMaxLines = 200'000;
-constexpr Result kErrorNotFound = 500;
 
 std::atomic<int> line_count{0};
-// The calling thread's buffer.
-thread_local std::string last_call;
-thread_local int repeat_count = 0;
 
 void* Driver() {
   static void* const driver = [] {
@@ -46,74 +50,150 @@ void* Driver() {
   return driver;
 }
 
-// Returns null if nothing is to be recorded. A forked child opens a file of its own.
-FILE* Log() {
-  static std::atomic<FILE*> file{nullptr};
-  static std::atomic<pid_t> owner{0};
+int64_t Nanoseconds(Clock::duration time) {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(time).count();
+}
+
+// One write for each line: a process that is killed leaves whole lines, and those of several
+// threads do not mix.
+void WriteLine(int file, const std::string& line) {
+  if (write(file, line.data(), line.size()) < 0) return;  // a full disk: the run matters more
+}
+
+// Two processes of different pid namespaces can have one number. The lock tells other processes
+// that this one lives: it ends with the process, however that ends.
+int OpenRecord(const std::string& folder, pid_t pid) {
+  constexpr int kMaxSameNumber = 1000;
+  for (int i = 0; i < kMaxSameNumber; ++i) {
+    std::string path = folder + "/" + std::to_string(pid);
+    if (i > 0) path += "-" + std::to_string(i);
+    path += ".calls";
+    const int opened = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0644);
+    if (opened >= 0) {
+      flock(opened, LOCK_SH);
+      return opened;
+    }
+    if (errno != EEXIST) return -1;
+  }
+  return -1;
+}
+
+// Appends a line for each record of the folder whose process has ended since the last call of this
+// function: most end without a word.
+void AppendGone(std::string& text, const std::string& folder) {
+  static std::mutex mutex;
+  static auto* const known = new std::set<std::string, std::less<>>;
+  const std::lock_guard<std::mutex> lock(mutex);
+  DIR* const listing = opendir(folder.c_str());
+  if (listing == nullptr) return;
+  while (const dirent* const entry = readdir(listing)) {
+    const std::string_view name = entry->d_name;
+    if (!name.ends_with(".calls") || known->contains(name)) continue;
+    const int file = open((folder + "/" + entry->d_name).c_str(), O_RDONLY | O_CLOEXEC);
+    if (file < 0) continue;
+    struct stat status = {};
+    // Empty: one that begins at this moment.
+    if (fstat(file, &status) == 0 && status.st_size > 0 && flock(file, LOCK_EX | LOCK_NB) == 0) {
+      text += "gone " + std::to_string(Nanoseconds(Clock::now().time_since_epoch())) + " ";
+      CallWriter::AppendQuoted(text, name);
+      text += '\n';
+      known->emplace(name);
+    }
+    close(file);
+  }
+  closedir(listing);
+}
+
+std::atomic<int> open_file{-1};
+std::atomic<pid_t> owner{0};
+
+// Returns -1 if nothing is to be recorded. A forked child opens a file of its own.
+int Log() {
   const pid_t pid = getpid();
-  if (owner.load(std::memory_order_acquire) == pid) return file.load(std::memory_order_relaxed);
+  if (owner.load(std::memory_order_acquire) == pid)
+    return open_file.load(std::memory_order_relaxed);
+  static std::mutex mutex;
+  const std::lock_guard<std::mutex> lock(mutex);
+  if (owner.load(std::memory_order_relaxed) == pid)
+    return open_file.load(std::memory_order_relaxed);
   const char* const folder = std::getenv("FERRY_CUDA_RECORD");
-  if (folder == nullptr) return nullptr;
-  const std::string path = std::string(folder) + "/" + std::to_string(pid) + ".calls";
-  FILE* const opened = std::fopen(path.c_str(), "ae");
-  // A process that is killed leaves whole lines.
-  if (opened != nullptr) setvbuf(opened, nullptr, _IOLBF, 1 << 12);
-  file.store(opened, std::memory_order_relaxed);
+  if (folder == nullptr) return -1;
+  const int opened = OpenRecord(folder, pid);
+  if (opened >= 0) {
+    std::string text;
+    CallWriter::AppendHeader(text, pid, getppid(), program_invocation_short_name);
+    AppendGone(text, folder);
+    WriteLine(opened, text);
+  }
+  line_count.store(0, std::memory_order_relaxed);
+  open_file.store(opened, std::memory_order_relaxed);
   owner.store(pid, std::memory_order_release);
   return opened;
 }
 
-std::string Hex(uint64_t value) {
-  char text[24];
-  std::snprintf(text, sizeof(text), "0x%llx", static_cast<unsigned long long>(value));
-  return text;
+// Before a call that ends something that another process may have open: whether that process lives
+// decides on what the call may do.
+void NoteGone() {
+  constexpr int64_t kBetweenLooks = 1'000'000;
+  static std::atomic<int64_t> last_look{0};
+  const int64_t now = Nanoseconds(Clock::now().time_since_epoch());
+  int64_t last = last_look.load(std::memory_order_relaxed);
+  if (now - last < kBetweenLooks || !last_look.compare_exchange_strong(last, now)) return;
+  const int log = Log();
+  if (log < 0) return;
+  std::string text;
+  AppendGone(text, std::getenv("FERRY_CUDA_RECORD"));
+  if (!text.empty()) WriteLine(log, text);
 }
 
-template <typename T>
-constexpr bool kIsOutput =
-    std::is_same_v<T, int*> || std::is_same_v<T, size_t*> || std::is_same_v<T, float*> ||
-    std::is_same_v<T, DevicePointer*> || std::is_same_v<T, Context*> ||
-    std::is_same_v<T, Stream*> || std::is_same_v<T, Event*> || std::is_same_v<T, Module*> ||
-    std::is_same_v<T, Function*> || std::is_same_v<T, MemoryPool*> || std::is_same_v<T, void**>;
+CallWriter& Writer() {
+  static auto* const writer = new CallWriter;
+  return *writer;
+}
 
-template <typename T>
-std::string Text(T value) {
-  if constexpr (kIsOutput<T>) {
-    const std::string text = Hex(reinterpret_cast<uint64_t>(value));
-    return value == nullptr ? text : text + "=" + Text(*value);
-  } else if constexpr (std::is_same_v<T, const char*>) {
-    return value == nullptr ? "null" : value;
-  } else if constexpr (std::is_pointer_v<T>) {
-    return Hex(reinterpret_cast<uint64_t>(value));
-  } else if constexpr (std::is_same_v<T, DevicePointer>) {
-    return Hex(value);
-  } else if constexpr (std::is_arithmetic_v<T>) {
-    return std::to_string(value);
-  } else {
-    // An IPC handle: its first bytes.
-    uint64_t first = 0;
-    std::memcpy(&first, &value, sizeof(first));
-    return "handle:" + Hex(first);
+// The calling thread's last call.
+struct LastPoll {
+  const DriverCall* call = nullptr;  // null: the last call was no poll
+  uint64_t argument = 0;
+  Result result = 0;
+  int64_t repeats = 0;
+};
+thread_local LastPoll last_poll;
+
+void Record(int log, const DoneCall& call) {
+  thread_local std::string line;
+  line.clear();
+  if (last_poll.repeats > 0) {
+    line += "again " + std::to_string(call.thread) + " " + std::to_string(last_poll.repeats) + "\n";
   }
-}
-
-void Write(FILE* log, std::chrono::steady_clock::time_point began,
-           std::chrono::steady_clock::duration taken, const std::string& call, bool is_poll) {
-  if (is_poll && call == last_call) {
-    ++repeat_count;
+  last_poll = {};
+  if (call.description->count == 1 && call.description->is_poll) {
+    last_poll = {.call = call.description, .argument = call.words[0], .result = call.result};
+  }
+  const int number = line_count.fetch_add(1, std::memory_order_relaxed);
+  if (number < kMaxLines) {
+    Writer().Append(line, call);
+  } else if (number == kMaxLines) {
+    line += "limit " + std::to_string(kMaxLines) + "\n";
+  } else {
     return;
   }
-  const long thread = syscall(SYS_gettid);
-  if (repeat_count > 0) std::fprintf(log, "%ld repeated %d\n", thread, repeat_count);
-  std::fprintf(
-      log, "%ld %lld %lld %s\n", thread,
-      static_cast<long long>(
-          std::chrono::duration_cast<std::chrono::microseconds>(began.time_since_epoch()).count()),
-      static_cast<long long>(std::chrono::duration_cast<std::chrono::nanoseconds>(taken).count()),
-      call.c_str());
-  line_count.fetch_add(1, std::memory_order_relaxed);
-  repeat_count = 0;
-  last_call = call;
+  WriteLine(log, line);
+}
+
+bool IsRepeated(const DriverCall& call, uint64_t argument, Result result) {
+  if (last_poll.call != &call || last_poll.argument != argument || last_poll.result != result) {
+    return false;
+  }
+  ++last_poll.repeats;
+  return true;
+}
+
+// A process that is killed leaves no such line.
+__attribute__((destructor)) void WriteEnd() {
+  if (owner.load(std::memory_order_acquire) != getpid()) return;
+  WriteLine(open_file.load(std::memory_order_relaxed),
+            "end " + std::to_string(Nanoseconds(Clock::now().time_since_epoch())) + "\n");
 }
 
 template <typename Function>
@@ -122,117 +202,47 @@ struct Signature;
 template <typename... Arguments>
 struct Signature<Result (*)(Arguments...)> {
   // One instance per symbol.
-  template <const char* const& kSymbol>
+  template <int kCall>
   static Result Call(Arguments... arguments) {
+    constexpr const DriverCall& kDescription = kDriverCalls[kCall];
+    static_assert(kDescription.count == sizeof...(Arguments));
     static const auto function = reinterpret_cast<Result (*)(Arguments...)>(
-        Driver() == nullptr ? nullptr : dlsym(Driver(), kSymbol));
-    static const bool is_poll = std::strstr(kSymbol, "Query") != nullptr;
-    if (function == nullptr) return kErrorNotFound;
-    const auto began = std::chrono::steady_clock::now();
+        Driver() == nullptr ? nullptr : dlsym(Driver(), kDescription.symbol));
+    if (function == nullptr) return cuda::kErrorNotFound;
+    if constexpr (EndsSomething(kDescription)) NoteGone();
+    const auto began = Clock::now();
     const Result result = function(arguments...);
-    const auto taken = std::chrono::steady_clock::now() - began;
-    FILE* const log = Log();
-    if (log == nullptr || line_count.load(std::memory_order_relaxed) >= kMaxLines) return result;
-    std::string call = std::to_string(result) + " " + kSymbol;
-    (call.append(1, ' ').append(Text(arguments)), ...);
-    Write(log, began, taken, call, is_poll);
+    const auto taken = Clock::now() - began;
+    const int log = Log();
+    if (log < 0 || line_count.load(std::memory_order_relaxed) > kMaxLines) return result;
+    if constexpr (kDescription.is_poll && sizeof...(Arguments) == 1) {
+      if (IsRepeated(kDescription, (WordOf(arguments), ...), result)) return result;
+    }
+    const uint64_t words[] = {WordOf(arguments)...};
+    Record(log, {.description = &kDescription,
+                 .words = words,
+                 .result = result,
+                 .began_ns = Nanoseconds(began.time_since_epoch()),
+                 .duration_ns = Nanoseconds(taken),
+                 .thread = syscall(SYS_gettid)});
     return result;
   }
 };
 
 }  // namespace
-}  // namespace ferry::cuda
+}  // namespace ferry::calls
 
 // Exports `symbol`: the loader binds it to an instance of Call when it loads this library.
-#define FERRY_FORWARD_AS(symbol, type)                                                       \
-  namespace {                                                                                \
-  const char* const symbol##_name = #symbol;                                                 \
-  }                                                                                          \
-  extern "C" {                                                                               \
-  __attribute__((used)) static auto symbol##_resolve() -> void (*)() {                       \
-    return reinterpret_cast<void (*)()>(&ferry::cuda::Signature<type>::Call<symbol##_name>); \
-  }                                                                                          \
-  __attribute__((visibility("default"), ifunc(#symbol "_resolve"))) void symbol();           \
+#define FERRY_FORWARD_TYPE(symbol, type, ...)                                         \
+  extern "C" {                                                                        \
+  __attribute__((used)) static auto symbol##_resolve() -> void (*)() {                \
+    return reinterpret_cast<void (*)()>(                                              \
+        &ferry::calls::Signature<type>::Call<ferry::calls::FindDriverCall(#symbol)>); \
+  }                                                                                   \
+  __attribute__((visibility("default"), ifunc(#symbol "_resolve"))) void symbol();    \
   }
-#define FERRY_FORWARD(symbol, member) \
-  FERRY_FORWARD_AS(symbol, decltype(ferry::cuda::CudaTable::member))
+#define FERRY_FORWARD(symbol, member, ...) \
+  FERRY_FORWARD_TYPE(symbol, decltype(ferry::cuda::CudaTable::member), )
 
-FERRY_FORWARD(cuInit, init)
-FERRY_FORWARD(cuDriverGetVersion, driver_get_version)
-FERRY_FORWARD(cuGetErrorName, get_error_name)
-FERRY_FORWARD(cuGetErrorString, get_error_string)
-FERRY_FORWARD(cuDeviceGetCount, device_get_count)
-FERRY_FORWARD(cuDeviceGet, device_get)
-FERRY_FORWARD(cuDeviceGetName, device_get_name)
-FERRY_FORWARD(cuDeviceGetUuid_v2, device_get_uuid)
-FERRY_FORWARD(cuDeviceGetPCIBusId, device_get_pci_bus_id)
-FERRY_FORWARD(cuDeviceGetAttribute, device_get_attribute)
-FERRY_FORWARD(cuDeviceTotalMem_v2, device_total_mem)
-FERRY_FORWARD(cuDevicePrimaryCtxRetain, primary_context_retain)
-FERRY_FORWARD(cuDevicePrimaryCtxRelease_v2, primary_context_release)
-FERRY_FORWARD(cuCtxPushCurrent_v2, context_push)
-FERRY_FORWARD(cuCtxPopCurrent_v2, context_pop)
-FERRY_FORWARD(cuCtxGetCurrent, context_get_current)
-FERRY_FORWARD(cuDeviceCanAccessPeer, device_can_access_peer)
-FERRY_FORWARD(cuCtxEnablePeerAccess, context_enable_peer_access)
-FERRY_FORWARD(cuStreamCreateWithPriority, stream_create_with_priority)
-FERRY_FORWARD(cuStreamDestroy_v2, stream_destroy)
-FERRY_FORWARD(cuStreamQuery, stream_query)
-FERRY_FORWARD(cuStreamSynchronize, stream_synchronize)
-FERRY_FORWARD(cuStreamWaitEvent, stream_wait_event)
-FERRY_FORWARD(cuEventCreate, event_create)
-FERRY_FORWARD(cuEventDestroy_v2, event_destroy)
-FERRY_FORWARD(cuEventRecord, event_record)
-FERRY_FORWARD(cuEventQuery, event_query)
-FERRY_FORWARD(cuEventSynchronize, event_synchronize)
-FERRY_FORWARD(cuEventElapsedTime, event_elapsed_time)
-FERRY_FORWARD(cuMemGetInfo_v2, memory_get_info)
-FERRY_FORWARD(cuMemAlloc_v2, memory_alloc)
-FERRY_FORWARD(cuMemFree_v2, memory_free)
-FERRY_FORWARD(cuMemGetAddressRange_v2, memory_get_address_range)
-FERRY_FORWARD(cuMemHostAlloc, host_alloc)
-FERRY_FORWARD(cuMemFreeHost, host_free)
-FERRY_FORWARD(cuMemHostRegister_v2, host_register)
-FERRY_FORWARD(cuMemHostUnregister, host_unregister)
-FERRY_FORWARD(cuPointerGetAttributes, pointer_get_attributes)
-FERRY_FORWARD(cuMemcpyAsync, copy_async)
-FERRY_FORWARD(cuMemcpyPeerAsync, copy_peer_async)
-FERRY_FORWARD(cuMemcpyHtoDAsync_v2, copy_to_device_async)
-FERRY_FORWARD(cuMemcpyDtoHAsync_v2, copy_to_host_async)
-FERRY_FORWARD(cuMemsetD8Async, set_bytes_async)
-FERRY_FORWARD(cuIpcGetMemHandle, ipc_get_memory_handle)
-FERRY_FORWARD(cuIpcOpenMemHandle_v2, ipc_open_memory_handle)
-FERRY_FORWARD(cuIpcCloseMemHandle, ipc_close_memory_handle)
-FERRY_FORWARD(cuIpcGetEventHandle, ipc_get_event_handle)
-FERRY_FORWARD(cuIpcOpenEventHandle, ipc_open_event_handle)
-FERRY_FORWARD(cuMemAddressReserve, address_reserve)
-FERRY_FORWARD(cuMemAddressFree, address_free)
-FERRY_FORWARD(cuMemCreate, memory_create)
-FERRY_FORWARD(cuMemRelease, memory_release)
-FERRY_FORWARD(cuMemMap, memory_map)
-FERRY_FORWARD(cuMemUnmap, memory_unmap)
-FERRY_FORWARD(cuMemSetAccess, memory_set_access)
-FERRY_FORWARD(cuMemExportToShareableHandle, memory_export)
-FERRY_FORWARD(cuMemImportFromShareableHandle, memory_import)
-FERRY_FORWARD(cuMemGetAllocationGranularity, memory_granularity)
-FERRY_FORWARD(cuMemRetainAllocationHandle, memory_retain_handle)
-FERRY_FORWARD(cuDeviceGetDefaultMemPool, device_get_default_pool)
-FERRY_FORWARD(cuMemPoolCreate, pool_create)
-FERRY_FORWARD(cuMemPoolDestroy, pool_destroy)
-FERRY_FORWARD(cuMemPoolSetAccess, pool_set_access)
-FERRY_FORWARD(cuMemPoolSetAttribute, pool_set_attribute)
-FERRY_FORWARD(cuMemAllocFromPoolAsync, pool_alloc_async)
-FERRY_FORWARD(cuMemFreeAsync, memory_free_async)
-FERRY_FORWARD(cuMemPoolExportToShareableHandle, pool_export)
-FERRY_FORWARD(cuMemPoolImportFromShareableHandle, pool_import)
-FERRY_FORWARD(cuMemPoolExportPointer, pool_export_pointer)
-FERRY_FORWARD(cuMemPoolImportPointer, pool_import_pointer)
-FERRY_FORWARD(cuModuleLoadData, module_load_data)
-FERRY_FORWARD(cuModuleUnload, module_unload)
-FERRY_FORWARD(cuModuleGetFunction, module_get_function)
-FERRY_FORWARD(cuLaunchKernel, launch_kernel)
-FERRY_FORWARD(cuLaunchHostFunc, launch_host_function)
-
-// Not in CudaTable: gpu_check makes managed memory.
-using AllocManaged = ferry::cuda::Result (*)(ferry::cuda::DevicePointer*, size_t, unsigned int);
-FERRY_FORWARD_AS(cuMemAllocManaged, AllocManaged)
+using ferry::calls::AllocManaged;
+FERRY_DRIVER_CALLS(FERRY_FORWARD, FERRY_FORWARD_TYPE)

@@ -1,0 +1,202 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Records gpu_check on the double with libferry_cuda_recorder.so, and replays that with cuda_replay:
+all is the same on the same double, and what is changed, in the double or in the record, is told.
+
+Usage: cuda_replay_test.py GPU_CHECK DOUBLE RECORDER CUDA_REPLAY"""
+import glob
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+PROGRAM, DOUBLE, RECORDER, REPLAY = sys.argv[1:5]
+PATIENCE_S = 120
+
+
+def clean_environment(**variables):
+    env = {name: value for name, value in os.environ.items()
+           if not name.startswith(("STRICT_CUDA_", "FERRY_", "NCCL_", "CUDA_"))}
+    return {**env, **variables}
+
+
+def record(folder, parts):
+    """Returns the folder of records."""
+    calls = os.path.join(folder, "calls")
+    session = os.path.join(folder, "session")
+    os.makedirs(calls)
+    os.makedirs(session)
+    subprocess.run([PROGRAM, f"--json={folder}/out.json", f"--report={folder}/out.md", "--quick",
+                    f"--parts={parts}"], check=True, timeout=PATIENCE_S, stdout=subprocess.DEVNULL,
+                   env=clean_environment(FERRY_CUDA_LIBRARY=RECORDER, FERRY_CUDA_RECORD=calls,
+                                         FERRY_CUDA_RECORD_LIBRARY=DOUBLE,
+                                         FERRY_NVML_LIBRARY=DOUBLE, FERRY_NCCL_LIBRARY=DOUBLE,
+                                         STRICT_CUDA_SESSION=session, STRICT_CUDA_DELAY_US="20"))
+    return calls
+
+
+class CudaReplay(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.mkdtemp()
+        cls.addClassCleanup(shutil.rmtree, cls.folder)
+        cls.calls = record(cls.folder, "ipc,memory,foreign")
+
+    def replay(self, *paths, flags=(), **variables):
+        """(exit status, stdout, stderr)."""
+        done = subprocess.run([REPLAY, *flags, *paths], capture_output=True, text=True,
+                              timeout=PATIENCE_S, env=clean_environment(**variables))
+        return done.returncode, done.stdout, done.stderr
+
+    def edited(self, change):
+        """A folder with one record: the lines of a process that opened a device and allocated, after
+        change(lines)."""
+        for path in sorted(glob.glob(os.path.join(self.calls, "*.calls"))):
+            with open(path, encoding="utf-8") as file:
+                lines = file.readlines()
+            if any(" cuMemCreate " in line for line in lines) and not any(
+                    " cuMemImport" in line or " cuIpcOpen" in line for line in lines):
+                break
+        folder = tempfile.mkdtemp(dir=self.folder)
+        with open(os.path.join(folder, "1.calls"), "w", encoding="utf-8") as file:
+            file.writelines(change(lines))
+        return folder
+
+    def changed(self, pattern, replacement):
+        """The same with the first line that matches changed, and its number."""
+        found = []
+
+        def change(lines):
+            for i, line in enumerate(lines):
+                new, count = re.subn(pattern, replacement, line)
+                if count:
+                    found.append(i + 1)
+                    return lines[:i] + [new] + lines[i + 1:]
+            raise AssertionError(f"no line matches {pattern}")
+
+        return self.edited(change), found
+
+    def test_the_same_double_gives_the_same(self):
+        status, out, err = self.replay(self.calls)
+        self.assertEqual(status, 0, out + err)
+        match = re.fullmatch(r"cuda_replay: (\d+) calls of (\d+) processes performed; 0 differences; "
+                             r"0 calls not performed\n", out)
+        self.assertTrue(match, out)
+        lines = 0
+        for path in glob.glob(os.path.join(self.calls, "*.calls")):
+            with open(path, encoding="utf-8") as file:
+                lines += sum(" = " in line for line in file)
+        self.assertEqual(int(match[1]), lines)
+        self.assertGreater(int(match[2]), 10)
+        self.assertGreater(lines, 3000)
+
+    def test_memory_of_another_process_is_opened_in_the_replay(self):
+        """The test before relies on it: the record has such calls."""
+        text = ""
+        for path in glob.glob(os.path.join(self.calls, "*.calls")):
+            with open(path, encoding="utf-8") as file:
+                text += file.read()
+        for symbol in ("cuIpcOpenMemHandle_v2", "cuIpcOpenEventHandle",
+                       "cuMemImportFromShareableHandle"):
+            self.assertTrue(re.search(rf" {symbol} .* = 0 ", text), symbol)
+
+    def test_another_attribute_is_told(self):
+        status, out, _ = self.replay(self.calls, STRICT_CUDA_ATTRIBUTES="119=9")
+        self.assertEqual(status, 1, out)
+        self.assertRegex(out, r"difference: \d+\.calls:\d+ cuDeviceGetAttribute: value: "
+                              r"recorded 1, replayed 9\n")
+        self.assertRegex(out, r"difference: cuDeviceGetAttribute: value: \d+ in all\n")
+
+    def test_fewer_devices_are_told(self):
+        status, out, _ = self.replay(self.calls, STRICT_CUDA_DEVICES="1")
+        self.assertEqual(status, 1, out)
+        self.assertIn("cuDeviceGetCount: count: recorded 2, replayed 1\n", out)
+        self.assertIn("cuDeviceGet: result: recorded 0, replayed 101\n", out)
+
+    def test_another_result_is_told_and_what_depends_on_it(self):
+        folder = self.edited(lambda lines: lines)
+        status, out, _ = self.replay(folder, STRICT_CUDA_FAIL="cuMemCreate:2")
+        self.assertEqual(status, 1, out)
+        self.assertRegex(out, r"difference: 1\.calls:\d+ cuMemCreate: result: recorded 0, "
+                              r"replayed 2\n")
+        self.assertRegex(out, r"not performed: 1\.calls:\d+ cuMemRelease: allocation:0x[0-9a-f]+ does "
+                              r"not exist in the replay, since line \d+ failed")
+
+    def test_a_call_that_does_not_return_is_told(self):
+        folder = self.edited(lambda lines: lines)
+        status, out, _ = self.replay(folder, flags=["--timeout=1"],
+                                     STRICT_CUDA_FAIL="cuMemCreate:-1")
+        self.assertEqual(status, 1, out)
+        self.assertRegex(out, r"1\.calls:\d+ cuMemCreate: does not return: recorded .*, replayed more "
+                              r"than 1s beyond; the replay ends here")
+
+    def test_a_process_that_dies_is_told(self):
+        folder = self.edited(lambda lines: lines)
+        status, out, _ = self.replay(folder, STRICT_CUDA_FAIL="cuMemCreate:-2")
+        self.assertEqual(status, 1, out)
+        self.assertRegex(out, r"1\.calls: the process of the replay died of signal 9 in cuMemCreate of "
+                              r"line \d+")
+
+    def test_a_wrong_result_in_the_record_is_told(self):
+        folder, found = self.changed(r"( cuMemGetAllocationGranularity .*) = 0 (\d+) .*",
+                                     r"\1 = 801 \2")
+        status, out, _ = self.replay(folder)
+        self.assertEqual(status, 1, out)
+        self.assertEqual(out.splitlines()[0], f"difference: 1.calls:{found[0]} "
+                         "cuMemGetAllocationGranularity: result: recorded 801, replayed 0")
+
+    def test_a_wrong_value_in_the_record_is_told(self):
+        folder, found = self.changed(r"granularity=\d+", "granularity=4096")
+        status, out, _ = self.replay(folder)
+        self.assertEqual(status, 1, out)
+        self.assertRegex(out.splitlines()[0],
+                         rf"difference: 1.calls:{found[0]} cuMemGetAllocationGranularity: "
+                         r"granularity: recorded 4096, replayed \d+")
+
+    def test_an_unknown_handle_is_an_error(self):
+        folder, found = self.changed(r" cuEventDestroy_v2 event=event:0x[0-9a-f]+",
+                                     " cuEventDestroy_v2 event=event:0x1234567")
+        status, out, _ = self.replay(folder)
+        self.assertEqual(status, 2, out)
+        self.assertEqual(out.splitlines()[0],
+                         f"not performed: 1.calls:{found[0]} cuEventDestroy_v2: event:0x1234567 comes "
+                         "from no call of this record")
+
+    def test_records_that_cannot_be_read_are_refused(self):
+        cases = [(self.changed(r" cuMemCreate ", " cuMemInvent "),
+                  "'cuMemInvent' is not a driver function that is known here"),
+                 (self.changed(r"ferry-cuda-calls 1", "ferry-cuda-calls 9"),
+                  "version '9' of the format; this program reads 1"),
+                 ((self.edited(lambda lines: lines[:-1] + [lines[-1].rstrip("\n")]), None),
+                  "the line is cut"),
+                 ((self.edited(lambda lines: lines[1:]), None), "the first line is not"),
+                 ((self.edited(lambda lines: []), None), "the record is empty"),
+                 (self.changed(r" = 0 \d+ allocation=allocation:0x.*", " = 0 5"),
+                  "the line ends where the argument allocation of cuMemCreate should be")]
+        for (folder, found), expected in cases:
+            with self.subTest(expected):
+                status, out, err = self.replay(folder)
+                self.assertEqual((status, out), (2, ""))
+                place = f"1.calls:{found[0]}: " if found else "1.calls:"
+                self.assertIn(place, err + ":")
+                self.assertIn(expected, err)
+
+    def test_usage_is_checked(self):
+        for arguments, expected in [([], "no RECORD is given"), (["--what"], "unknown flag --what"),
+                                    (["--timeout=0", "x"], "--timeout is from 1 to 3600"),
+                                    (["/nowhere.calls"], "No such file"),
+                                    ([self.folder], "there are no *.calls in")]:
+            with self.subTest(expected):
+                status, _, err = self.replay(*arguments)
+                self.assertEqual(status, 2)
+                self.assertIn(expected, err)
+        status, _, err = self.replay(self.calls, flags=["--library=/nowhere.so"])
+        self.assertEqual(status, 2)
+        self.assertIn("the library cannot be loaded: /nowhere.so", err)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=[sys.argv[0], *sys.argv[5:]], verbosity=2)
