@@ -29,38 +29,43 @@ void KeepForEver(std::shared_ptr<const void> memory) {
 
 void RetainUntilPassed(DeviceExecutor& executor, EventPool& events, Stream stream,
                        RetainedMemory retained, absl::Time deadline,
-                       absl::AnyInvocable<void() &&> passed) {
+                       absl::AnyInvocable<void(StreamEnd)> learn) {
   const std::shared_ptr<CudaDevice> device = executor.device();
   const ScopedCurrent current(*device);
   std::shared_ptr<const void> memory = std::move(retained.memory);
   const absl::StatusOr<std::shared_ptr<const ReadyEvent>> event =
       ReadyEvent::Record(events, stream);
   absl::Status watched = event.status();
-  auto shared = std::make_shared<absl::AnyInvocable<void() &&>>(std::move(passed));
-  const auto pass = [shared] {
-    if (*shared) std::move (*shared)();
+  auto shared = std::make_shared<absl::AnyInvocable<void(StreamEnd)>>(std::move(learn));
+  const auto tell = [shared](StreamEnd end) {
+    if (*shared) (*shared)(end);
   };
   if (watched.ok()) {
-    // For the message alone.
-    watched =
-        executor.Watch({.event = *event, .deadline = deadline, .what = retained.user},
-                       [device, retained](const absl::Status& status) {
-                         // Otherwise it has completed, or the device has failed and runs nothing
-                         // any more.
-                         if (absl::IsDeadlineExceeded(status) || absl::IsUnavailable(status)) {
-                           Log(*device, retained, status);
-                         }
-                       });
+    watched = executor.Watch({.event = *event, .deadline = deadline, .what = retained.user},
+                             [device, retained, tell](const absl::Status& status) {
+                               if (!absl::IsDeadlineExceeded(status)) return;
+                               Log(*device, retained, status);
+                               tell(StreamEnd::kLate);
+                             });
   }
   if (watched.ok()) {
-    // If the executor ends before the event has completed, it never releases `keep`.
-    watched = executor.Watch({.event = *event, .what = retained.user, .keep = memory},
-                             [pass](const absl::Status&) { pass(); });
+    // Not as `keep`, which the executor releases when the device has failed: what NCCL's network
+    // threads may still write is not known then.
+    watched = executor.Watch({.event = *event, .what = retained.user},
+                             [device, retained, tell, memory](const absl::Status& status) mutable {
+                               if (!status.ok()) {
+                                 Log(*device, retained, status);
+                                 KeepForEver(std::move(memory));
+                                 return tell(StreamEnd::kUnknown);
+                               }
+                               memory = nullptr;
+                               tell(StreamEnd::kPassed);
+                             });
   }
   if (watched.ok()) return;
   Log(*device, retained, watched);
   KeepForEver(std::move(memory));
-  pass();
+  tell(StreamEnd::kUnknown);
 }
 
 }  // namespace ferry::cuda

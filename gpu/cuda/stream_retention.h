@@ -22,15 +22,23 @@ struct RetainedMemory {
   std::shared_ptr<const void> memory;
 };
 
-// Releases the memory when the work that is on `stream` now has completed, and then calls `passed`
-// (may be null) on the executor's thread. A kernel may leave its stream after the call that stops
-// it has returned: NCCL's abort does not promise more.
-// If the work has not completed at `deadline`, by the executor's clock, that is logged, once, and
-// the memory is kept until it has. Where that cannot be known any more (no event can be recorded,
-// or the executor ends), it is never released, which is logged too, and `passed` is called.
+// Knowledge of the work that was on a stream.
+enum class StreamEnd {
+  kPassed,   // it has completed
+  kLate,     // not at the deadline; kPassed or kUnknown may follow
+  kUnknown,  // never to be known: no event can be recorded, the device has failed, or the executor
+             // ends
+};
+
+// Releases the memory when the work that is on `stream` now has completed. A kernel may leave its
+// stream after the call that stops it has returned: NCCL's abort does not promise more. `learn`
+// (may be null) is called on the executor's thread, or in this call: with kLate at most once, and
+// then at most once with one of the others. If the work has not completed at `deadline`, by the
+// executor's clock, that is logged, once, and the memory is kept until it has. Where that cannot be
+// known it is never released, which is logged too.
 void RetainUntilPassed(DeviceExecutor& executor, EventPool& events, Stream stream,
                        RetainedMemory retained, absl::Time deadline,
-                       absl::AnyInvocable<void() &&> passed);
+                       absl::AnyInvocable<void(StreamEnd)> learn);
 
 }  // namespace ferry::cuda
 

@@ -158,6 +158,7 @@ class HeldStream final {
   }
 
   Stream get() const { return stream_->get(); }
+  const std::shared_ptr<CudaStream>& shared() const { return stream_; }
   void Go() {
     if (!go_.HasBeenNotified()) go_.Notify();
   }
@@ -169,7 +170,7 @@ class HeldStream final {
  private:
   const std::shared_ptr<CudaDevice> device_;
   absl::Notification go_;
-  std::unique_ptr<CudaStream> stream_;
+  std::shared_ptr<CudaStream> stream_;
 };
 
 }  // namespace ferry::cuda

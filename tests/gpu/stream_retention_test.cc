@@ -32,13 +32,21 @@ class StreamRetentionTest : public CudaTest {
     memory_ = memory;
     RetainUntilPassed(executor, *events_, stream,
                       {.user = "a test", .bytes = 1234, .memory = std::move(memory)}, deadline,
-                      [this] { passed_.Notify(); });
+                      [this](StreamEnd end) {
+                        const absl::MutexLock lock(&mu_);
+                        ends_.push_back(end);
+                        if (end != StreamEnd::kLate) over_.Notify();
+                      });
   }
   // Until all that was posted and due is done.
   static void Settle(DeviceExecutor& executor) {
     for (int i = 0; i < 3; ++i) {
       EXPECT_OK(executor.PostAndWait([] { return absl::OkStatus(); }, absl::Seconds(20), "a test"));
     }
+  }
+  std::vector<StreamEnd> ends() {
+    const absl::MutexLock lock(&mu_);
+    return ends_;
   }
   std::vector<std::string> lines() {
     const absl::MutexLock lock(&mu_);
@@ -47,11 +55,12 @@ class StreamRetentionTest : public CudaTest {
 
   FakeClock clock_;
   std::weak_ptr<int> memory_;
-  absl::Notification passed_;
+  absl::Notification over_;
 
  private:
   absl::Mutex mu_;
   std::vector<std::string> lines_;
+  std::vector<StreamEnd> ends_;
 };
 
 TEST_F(StreamRetentionTest, MemoryIsReleasedOnceTheStreamHasPassed) {
@@ -59,12 +68,13 @@ TEST_F(StreamRetentionTest, MemoryIsReleasedOnceTheStreamHasPassed) {
   HeldStream stream(device_);
   Retain(executor, stream.get(), clock_.Now() + absl::Seconds(30));
   Settle(executor);
-  EXPECT_FALSE(passed_.HasBeenNotified());
+  EXPECT_FALSE(over_.HasBeenNotified());
   EXPECT_FALSE(memory_.expired());
   stream.Go();
-  ASSERT_TRUE(passed_.WaitForNotificationWithTimeout(absl::Seconds(20)));
+  ASSERT_TRUE(over_.WaitForNotificationWithTimeout(absl::Seconds(20)));
   EXPECT_TRUE(memory_.expired());
   EXPECT_THAT(lines(), ElementsAre());
+  EXPECT_THAT(ends(), ElementsAre(StreamEnd::kPassed));
 }
 
 TEST_F(StreamRetentionTest, WorkThatStaysIsLoggedOnce_AndTheMemoryIsKeptUntilItLeaves) {
@@ -75,12 +85,14 @@ TEST_F(StreamRetentionTest, WorkThatStaysIsLoggedOnce_AndTheMemoryIsKeptUntilItL
     clock_.Advance(absl::Seconds(31));
     Settle(executor);
   }
-  EXPECT_FALSE(passed_.HasBeenNotified());
+  EXPECT_FALSE(over_.HasBeenNotified());
   EXPECT_FALSE(memory_.expired());
   EXPECT_THAT(lines(), ElementsAre(HasSubstr("1234 bytes stay allocated, since a test may")));
+  EXPECT_THAT(ends(), ElementsAre(StreamEnd::kLate));
   stream.Go();
-  ASSERT_TRUE(passed_.WaitForNotificationWithTimeout(absl::Seconds(20)));
+  ASSERT_TRUE(over_.WaitForNotificationWithTimeout(absl::Seconds(20)));
   EXPECT_TRUE(memory_.expired());
+  EXPECT_THAT(ends(), ElementsAre(StreamEnd::kLate, StreamEnd::kPassed));
 }
 
 TEST_F(StreamRetentionTest, WorkThatNeverLeaves_KeepsItsMemoryForEver) {
@@ -89,9 +101,10 @@ TEST_F(StreamRetentionTest, WorkThatNeverLeaves_KeepsItsMemoryForEver) {
     DeviceExecutor executor(device_, {.drain = absl::ZeroDuration()});
     Retain(executor, stream.get(), absl::InfiniteFuture());
   }
-  EXPECT_TRUE(passed_.HasBeenNotified());
+  EXPECT_TRUE(over_.HasBeenNotified());
   EXPECT_FALSE(memory_.expired());
   EXPECT_THAT(lines(), ElementsAre(HasSubstr("1234 bytes stay allocated")));
+  EXPECT_THAT(ends(), ElementsAre(StreamEnd::kUnknown));
   stream.Go();
 }
 
@@ -100,9 +113,24 @@ TEST_F(StreamRetentionTest, WithoutAnEvent_TheMemoryIsKeptForEver) {
   HeldStream stream(device_);
   FailNext("cuEventRecord", /*CUDA_ERROR_LAUNCH_FAILED*/ 719);
   Retain(executor, stream.get(), absl::InfiniteFuture());
-  EXPECT_TRUE(passed_.HasBeenNotified());
+  EXPECT_TRUE(over_.HasBeenNotified());
   EXPECT_FALSE(memory_.expired());
   EXPECT_THAT(lines(), ElementsAre(HasSubstr("1234 bytes stay allocated")));
+  EXPECT_THAT(ends(), ElementsAre(StreamEnd::kUnknown));
+}
+
+// Its network threads may still write there: that the device runs nothing any more says too little.
+TEST_F(StreamRetentionTest, DeviceThatFails_KeepsTheMemoryForEver) {
+  DeviceExecutor executor(device_, {}, clock_);
+  HeldStream stream(device_);
+  Retain(executor, stream.get(), absl::InfiniteFuture());
+  // Both watches of the event; each query is repeated once.
+  reinterpret_cast<void (*)(const char*, int, int, int)>(StrictSymbol("strict_cuda_fail"))(
+      "cuEventQuery", /*CUDA_ERROR_LAUNCH_FAILED*/ 719, 0, 4);
+  ASSERT_TRUE(over_.WaitForNotificationWithTimeout(absl::Seconds(20)));
+  EXPECT_FALSE(memory_.expired());
+  EXPECT_THAT(lines(), ElementsAre(HasSubstr("1234 bytes stay allocated")));
+  EXPECT_THAT(ends(), ElementsAre(StreamEnd::kUnknown));
 }
 
 }  // namespace

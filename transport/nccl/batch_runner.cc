@@ -6,13 +6,13 @@
 #include <map>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 
 #include "base/clock.h"
 #include "base/status_macros.h"
 #include "gpu/cuda/cuda_event.h"
-#include "gpu/cuda/stream_retention.h"
 
 namespace ferry {
 namespace {
@@ -40,6 +40,8 @@ absl::Status Ask(const NcclCommunicator& communicator) {
   return api.Check(state, "sends and receives", comm);
 }
 
+absl::Status AbortedStatus() { return absl::AbortedError("its communicator was aborted"); }
+
 }  // namespace
 
 BatchRunner::BatchRunner(Gpus& gpus, Gpu& gpu, Loop& loop, ThreadGroup& threads,
@@ -64,9 +66,7 @@ void BatchRunner::Launch(RunnableBatch batch) {
   auto shared = std::make_shared<RunnableBatch>(std::move(batch));
   shared->is_warm = shared->warmth == nullptr;
   const absl::Status posted = gpu_.nccl->PostAlways([self = shared_from_this(), shared] {
-    if (self->IsAborted(*shared)) {
-      return std::move(shared->done)(absl::AbortedError("its communicator was aborted"));
-    }
+    if (self->IsEnded(*shared)) return std::move(shared->done)(AbortedStatus());
     self->queue_.push_back(shared);
     self->IssueNext();
   });
@@ -80,6 +80,10 @@ void BatchRunner::IssueNext() {
     if (next == queue_.end()) return;
     const BatchPtr batch = *next;
     queue_.erase(next);
+    if (IsEnded(*batch)) {
+      std::move(batch->done)(AbortedStatus());
+      continue;
+    }
     gpus_.gate()->BeginWork();
     if (const absl::Status issued = Issue(*batch); !issued.ok()) {
       StrandBatch(batch, issued);
@@ -180,16 +184,16 @@ absl::Status BatchRunner::WatchUntilDone(const BatchPtr& batch) {
       [self = shared_from_this(), batch, start = SteadyClock().Now()](absl::Status status) {
         // The stream has passed it.
         if (status.ok()) batch->memory.clear();
+        auto& running = self->running_;
+        const auto found = std::find(running.begin(), running.end(), batch);
+        // It was stranded.
+        if (found == running.end()) return;
+        running.erase(found);
         // A wait for a lost peer may complete like a successful transfer: only NCCL knows.
         if (status.ok()) {
-          status = self->IsAborted(*batch) ? absl::AbortedError("its communicator was aborted")
-                                           : Ask(*batch->communicator);
+          status = self->IsEnded(*batch) ? AbortedStatus() : Ask(*batch->communicator);
         }
-        if (batch->stream != nullptr) {
-          auto& passed = self->running_;
-          passed.erase(std::remove(passed.begin(), passed.end(), batch), passed.end());
-          return self->Finish(batch, std::move(status));
-        }
+        if (batch->stream != nullptr) return self->Finish(batch, std::move(status));
         // It started after the previous batch, since they share a stream.
         const absl::Time began = std::max(start, self->last_end_);
         self->last_end_ = SteadyClock().Now();
@@ -201,8 +205,6 @@ absl::Status BatchRunner::WatchUntilDone(const BatchPtr& batch) {
             bytes >= kMinBandwidthSampleBytes &&
             absl::ToDoubleSeconds(taken) * kMostBytesPerSecond > static_cast<double>(bytes);
         if (status.ok() && is_sampled) self->learn_(bytes, taken);
-        auto& running = self->running_;
-        running.erase(std::remove(running.begin(), running.end(), batch), running.end());
         self->Finish(batch, std::move(status));
       }));
   running_.push_back(batch);
@@ -236,6 +238,7 @@ void BatchRunner::FinishStranded(const std::shared_ptr<NcclCommunicator>& commun
   struct OfStream {
     std::vector<BatchPtr> batches;
     size_t bytes = 0;
+    absl::Duration patience = kLeaveTimeout;
   };
   std::map<cuda::Stream, std::shared_ptr<OfStream>> by_stream;
   for (auto it = stranded_.begin(); it != stranded_.end();) {
@@ -246,30 +249,47 @@ void BatchRunner::FinishStranded(const std::shared_ptr<NcclCommunicator>& commun
     const bool has_stream = (*it)->stream != nullptr || stream_ != nullptr;
     std::shared_ptr<OfStream>& found = by_stream[has_stream ? StreamOf(**it) : nullptr];
     if (found == nullptr) found = std::make_shared<OfStream>();
+    found->bytes += (*it)->pool_bytes;
     for (const Tensor& each : (*it)->memory) found->bytes += each.bytes();
+    if ((*it)->lost) found->patience = std::min(found->patience, (*it)->patience);
     found->batches.push_back(std::move(*it));
     it = stranded_.erase(it);
   }
   for (const auto& [stream, found] : by_stream) {
     if (stream == nullptr) {
       // Nothing was ever issued.
-      FinishAll(found->batches);
+      Settle(cuda::StreamEnd::kPassed, found->batches);
       continue;
     }
-    cuda::RetainUntilPassed(
-        *gpu_.nccl, *gpu_.events, stream,
-        {.user = "operations of an aborted NCCL communicator",
-         .bytes = found->bytes,
-         .memory = found},
-        SteadyClock().Now() + kLeaveTimeout,
-        [self = shared_from_this(), found = found] { self->FinishAll(found->batches); });
+    cuda::RetainUntilPassed(*gpu_.nccl, *gpu_.events, stream,
+                            {.user = "operations of an aborted NCCL communicator",
+                             .bytes = found->bytes,
+                             .memory = found},
+                            SteadyClock().Now() + found->patience,
+                            [self = shared_from_this(), batches = found->batches](
+                                cuda::StreamEnd end) mutable { self->Settle(end, batches); });
   }
 }
 
-void BatchRunner::FinishAll(const std::vector<BatchPtr>& batches) {
-  for (const BatchPtr& each : batches) {
-    Finish(each, absl::AbortedError("its communicator was aborted"));
+void BatchRunner::Settle(cuda::StreamEnd end, std::vector<BatchPtr>& batches) {
+  // Those whose end nobody can tell are kept by their stream's memory.
+  std::vector<BatchPtr> remaining;
+  for (BatchPtr& each : std::exchange(batches, {})) {
+    if (end == cuda::StreamEnd::kPassed || (end == cuda::StreamEnd::kUnknown && !each->lost)) {
+      Finish(each, AbortedStatus());
+    } else if (!each->lost) {
+      remaining.push_back(std::move(each));
+    } else {
+      gpus_.gate()->EndWork();
+      each->communicator = nullptr;
+      std::move(each->lost)(absl::AbortedError(
+          end == cuda::StreamEnd::kLate
+              ? absl::StrCat("its communicator was ended, and its stream has not passed it within ",
+                             absl::FormatDuration(each->patience))
+              : "its communicator was ended, and nothing tells when its stream passes it"));
+    }
   }
+  batches = std::move(remaining);
 }
 
 void BatchRunner::Abort(std::shared_ptr<NcclCommunicator> communicator, absl::Status why) {
@@ -279,9 +299,14 @@ void BatchRunner::Abort(std::shared_ptr<NcclCommunicator> communicator, absl::St
     const auto is_of_it = [&](const BatchPtr& batch) {
       return batch->communicator == communicator;
     };
-    for (const BatchPtr& each : self->running_) {
+    std::vector<BatchPtr> running;
+    for (BatchPtr& each : std::exchange(self->running_, {})) {
       if (is_of_it(each)) each->was_aborted = true;
+      // Its event may never complete: the end of the communicator limits how long it is waited for.
+      const bool may_be_lost = is_of_it(each) && each->lost;
+      (may_be_lost ? self->stranded_ : running).push_back(std::move(each));
     }
+    self->running_ = std::move(running);
     std::vector<BatchPtr> unissued;
     std::copy_if(self->queue_.begin(), self->queue_.end(), std::back_inserter(unissued), is_of_it);
     self->queue_.erase(std::remove_if(self->queue_.begin(), self->queue_.end(), is_of_it),
@@ -303,7 +328,7 @@ void BatchRunner::Abort(std::shared_ptr<NcclCommunicator> communicator, absl::St
       });
     });
     for (const BatchPtr& each : unissued) {
-      std::move(each->done)(absl::AbortedError("its communicator was aborted"));
+      std::move(each->done)(AbortedStatus());
     }
     if (has_begun) self->IssueNext();
   });

@@ -4,6 +4,7 @@
 #define FERRY_TRANSPORT_NCCL_BATCH_RUNNER_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -17,6 +18,7 @@
 
 #include "base/thread_group.h"
 #include "gpu/communicator/communicator.h"
+#include "gpu/cuda/stream_retention.h"
 #include "gpu/cuda/sync_gate.h"
 #include "gpu/gpus.h"
 #include "net/loop.h"
@@ -50,9 +52,16 @@ struct RunnableBatch {
   std::vector<BatchOperation> operations;
   // The operations' memory: held until the stream has passed the batch, for ever if it never does.
   std::vector<Tensor> memory;
+  // Bytes of other memory that the steps use, for the message that says how much is held.
+  uint64_t pool_bytes = 0;
   // OK: everything was received, and what was sent may be overwritten. Otherwise the communicator
   // is unusable, and nothing touches the memory.
   absl::AnyInvocable<void(absl::Status) &&> done;
+  // With a stream of its own, called in place of `done` if its communicator has been ended, and the
+  // stream has not passed the batch within `patience` of that, or this cannot be known: it may
+  // never pass it. The rest of the process does not wait for it from then on. Null: it waits.
+  absl::AnyInvocable<void(absl::Status) &&> lost;
+  absl::Duration patience = absl::Seconds(5);
   // Set by the runner: aborted while running; its bytes of `warmth` have been enqueued.
   bool was_aborted = false;
   bool is_warm = false;
@@ -115,8 +124,13 @@ class BatchRunner final : public std::enable_shared_from_this<BatchRunner>,
   bool IsIdle(const NcclCommunicator& communicator) const;
   // The communicator has ended: its stranded batches are over once their kernels have left.
   void FinishStranded(const std::shared_ptr<NcclCommunicator>& communicator);
-  void FinishAll(const std::vector<BatchPtr>& batches);
+  // What is known of the stream of those batches, which were stranded.
+  void Settle(cuda::StreamEnd end, std::vector<BatchPtr>& batches);
   void Finish(const BatchPtr& batch, absl::Status status);
+  // The batch's communicator has ended, or is being ended: no NCCL call can be made on it.
+  bool IsEnded(const RunnableBatch& batch) const {
+    return IsAborted(batch) || batch.communicator->get() == nullptr;
+  }
   bool IsAborted(const RunnableBatch& batch) const {
     return batch.was_aborted || aborted_.contains(batch.communicator.get());
   }

@@ -3,6 +3,7 @@
 // may still use.
 #include "transport/nccl/batch_runner.h"
 
+#include <atomic>
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
@@ -39,8 +40,8 @@ class BatchRunnerTest : public ::testing::Test {
     loop_ = *EventLoop::Create({});
     runner_ = std::make_shared<BatchRunner>(
         *gpus_, *gpu_, *loop_, threads_,
-        [](const std::shared_ptr<NcclCommunicator>&, const absl::Status& why) {
-          ADD_FAILURE() << why;
+        [this](const std::shared_ptr<NcclCommunicator>&, const absl::Status& why) {
+          if (!is_broken_expected_) ADD_FAILURE() << why;
         },
         [](size_t, absl::Duration) {}, [](bool) {});
   }
@@ -102,12 +103,30 @@ class BatchRunnerTest : public ::testing::Test {
     reinterpret_cast<void (*)(int)>(cuda::StrictSymbol("strict_cuda_nccl_linger"))(ms);
   }
 
+  // A batch of one step on a stream that stays where it is.
+  RunnableBatch OnHeldStream(std::shared_ptr<NcclCommunicator> communicator,
+                             const std::shared_ptr<cuda::CudaStream>& stream, int& lost_count,
+                             absl::Status& lost) {
+    RunnableBatch batch;
+    batch.communicator = std::move(communicator);
+    batch.stream = stream;
+    batch.steps.push_back([](const NcclCommunicator&, cuda::Stream) { return absl::OkStatus(); });
+    batch.patience = absl::Milliseconds(50);
+    batch.done = [](const absl::Status& status) { ADD_FAILURE() << status; };
+    batch.lost = [&](absl::Status status) {
+      lost = std::move(status);
+      ++lost_count;
+    };
+    return batch;
+  }
+
   const std::string folder_ = absl::StrCat(testing::TempDir(), "ferry-batch-runner-", getpid());
   std::unique_ptr<Gpus> gpus_;
   Gpu* gpu_ = nullptr;
   std::unique_ptr<EventLoop> loop_;
   ThreadGroup threads_;
   std::shared_ptr<BatchRunner> runner_;
+  std::atomic<bool> is_broken_expected_ = false;
 };
 
 // They are listed by their addresses: the next communicator may have the same one, and none of its
@@ -193,6 +212,104 @@ TEST_F(BatchRunnerTest, MemoryIsHandedBackOnceTheStreamHasPassed) {
   Linger(0);
   EXPECT_EQ(Read(*memory), std::string(2 * kBytes, 'b'));
   pair[1]->Abort(absl::CancelledError("the test is over"));
+}
+
+// Its handle is gone: a call with it would be one on freed memory.
+TEST_F(BatchRunnerTest, LaunchedAfterTheEnd_NothingIsIssued) {
+  const std::shared_ptr<NcclCommunicator> communicator = MakeCommunicator();
+  ASSERT_NE(communicator, nullptr);
+  runner_->Abort(communicator, absl::CancelledError("its memory is wanted"));
+  runner_->WaitUntilReached(kTooLong);
+  ASSERT_TRUE(threads_.StopWithin(kTooLong).empty());
+  runner_->WaitUntilReached(kTooLong);
+  absl::Notification over;
+  absl::Status status;
+  RunnableBatch batch;
+  batch.communicator = communicator;
+  batch.steps.push_back([](const NcclCommunicator&, cuda::Stream) {
+    ADD_FAILURE() << "it was issued";
+    return absl::OkStatus();
+  });
+  batch.done = [&](absl::Status ended) {
+    status = std::move(ended);
+    over.Notify();
+  };
+  runner_->Launch(std::move(batch));
+  ASSERT_TRUE(over.WaitForNotificationWithTimeout(kTooLong));
+  EXPECT_TRUE(absl::IsAborted(status)) << status;
+}
+
+// A stream that waits for a lost peer's signal, which not even an abort ends: the process's other
+// work, and what needs quiet, must not wait for it.
+TEST_F(BatchRunnerTest, StreamThatNeverPasses_IsWaitedForNoLongerThanThePatience) {
+  const std::shared_ptr<NcclCommunicator> communicator = MakeCommunicator();
+  ASSERT_NE(communicator, nullptr);
+  cuda::HeldStream held(gpu_->device);
+  const std::shared_ptr<cuda::CudaStream> stream = held.shared();
+  int lost_count = 0;
+  absl::Status lost;
+  std::weak_ptr<Buffer> memory;
+  {
+    RunnableBatch running = OnHeldStream(communicator, stream, lost_count, lost);
+    running.memory.push_back(*Tensor::Allocate(DataType::kUint8, *Shape::Create({1000})));
+    memory = running.memory[0].buffer();
+    runner_->Launch(std::move(running));
+    // NCCL refuses this one.
+    RunnableBatch stranded = OnHeldStream(communicator, stream, lost_count, lost);
+    stranded.steps[0] = [](const NcclCommunicator&, cuda::Stream) {
+      return absl::InternalError("refused");
+    };
+    is_broken_expected_ = true;
+    runner_->Launch(std::move(stranded));
+  }
+  runner_->WaitUntilReached(kTooLong);
+  EXPECT_EQ(gpus_->gate()->work_count(), 2);
+  runner_->Abort(communicator, absl::CancelledError("its peer is gone"));
+  const absl::Time deadline = SteadyClock().Now() + kTooLong;
+  while (gpus_->gate()->work_count() > 0 && SteadyClock().Now() < deadline) {
+    absl::SleepFor(absl::Milliseconds(1));
+  }
+  runner_->WaitUntilReached(kTooLong);
+  EXPECT_EQ(gpus_->gate()->work_count(), 0);
+  EXPECT_EQ(lost_count, 2);
+  EXPECT_TRUE(absl::IsAborted(lost)) << lost;
+  EXPECT_EQ(lost.message(),
+            "its communicator was ended, and its stream has not passed it within 50ms");
+  EXPECT_FALSE(memory.expired()) << "it may still be read";
+  EXPECT_TRUE(gpus_->gate()->RunQuiesced(kTooLong, "test", [] {}).ok());
+  held.Go();
+  held.Finish();
+  while (!memory.expired() && SteadyClock().Now() < deadline) {
+    absl::SleepFor(absl::Milliseconds(1));
+  }
+  EXPECT_TRUE(memory.expired());
+  EXPECT_EQ(lost_count, 2) << "once for each";
+}
+
+// No event can be recorded: whether the stream has passed will never be known.
+TEST_F(BatchRunnerTest, StreamWhoseEndIsNotKnown_LosesTheBatchAtOnce) {
+  const std::shared_ptr<NcclCommunicator> communicator = MakeCommunicator();
+  ASSERT_NE(communicator, nullptr);
+  const std::shared_ptr<cuda::CudaStream> stream = *cuda::CudaStream::Create(gpu_->device);
+  int lost_count = 0;
+  absl::Status lost;
+  RunnableBatch batch = OnHeldStream(communicator, stream, lost_count, lost);
+  batch.patience = kTooLong;
+  batch.steps[0] = [](const NcclCommunicator&, cuda::Stream) {
+    return absl::InternalError("refused");
+  };
+  is_broken_expected_ = true;
+  runner_->Launch(std::move(batch));
+  runner_->WaitUntilReached(kTooLong);
+  cuda::FailNext("cuEventRecord", /*CUDA_ERROR_LAUNCH_FAILED*/ 719);
+  runner_->Abort(communicator, absl::CancelledError("its peer is gone"));
+  runner_->WaitUntilReached(kTooLong);
+  EXPECT_TRUE(threads_.StopWithin(kTooLong).empty());
+  runner_->WaitUntilReached(kTooLong);
+  EXPECT_EQ(lost_count, 1);
+  EXPECT_EQ(lost.message(),
+            "its communicator was ended, and nothing tells when its stream passes it");
+  EXPECT_EQ(gpus_->gate()->work_count(), 0);
 }
 
 }  // namespace
