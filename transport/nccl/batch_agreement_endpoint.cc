@@ -2,6 +2,8 @@
 // BatchAgreementEndpoint: agrees with other devices' endpoints on batches of NCCL operations.
 #include "transport/nccl/batch_agreement_endpoint.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 
@@ -10,6 +12,9 @@
 
 namespace ferry {
 namespace {
+
+// A deadline that has passed is looked at again no sooner.
+constexpr absl::Duration kShortestGrace = absl::Milliseconds(100);
 
 constexpr absl::string_view kWhyPaused = "it waits for memory, or a program has NCCL work";
 
@@ -347,7 +352,9 @@ void BatchAgreementEndpoint::ExpireOne(const TransferKey& key, absl::Time now,
     }
   }
   if (state_.transfers.contains(key)) {
-    state_.transfers.SetDeadline(key, now + state_.options.abort_grace);
+    // What it waits for now comes from outside: without any grace this would be called all the
+    // time.
+    state_.transfers.SetDeadline(key, now + std::max(state_.options.abort_grace, kShortestGrace));
   }
 }
 

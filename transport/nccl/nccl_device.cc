@@ -8,15 +8,10 @@
 #include "absl/strings/str_cat.h"
 
 #include "base/clock.h"
+#include "base/logging.h"
 #include "base/status_macros.h"
 
 namespace ferry {
-namespace {
-
-// A pair whose window could not be set up so often has no one-sided transfers.
-constexpr int kMaxWindowFailures = 2;
-
-}  // namespace
 
 NcclDevice::NcclDevice(const Common& common, int ordinal, DeviceId self)
     : common_(common),
@@ -26,7 +21,7 @@ NcclDevice::NcclDevice(const Common& common, int ordinal, DeviceId self)
       endpoint_(self, common.options.grants, SteadyClock()),
       communicators_(self, common.incarnation, common.options),
       pause_(ordinal),
-      puts_(self, common.options.put_bytes, common.options.grants.abort_grace, SteadyClock()) {}
+      puts_(self, common.options, SteadyClock()) {}
 
 absl::StatusOr<std::shared_ptr<NcclDevice>> NcclDevice::Create(const Common& common, int ordinal,
                                                                DeviceId self) {
@@ -39,7 +34,7 @@ void NcclDevice::Run(absl::FunctionRef<void(BatchAgreementActions& actions)> cha
   absl::MutexLock lock(&mu_);
   BatchAgreementActions actions;
   change(actions);
-  for (GrantAction& action : actions) todo_.emplace_back(std::move(action));
+  Queue(std::move(actions));
   if (std::exchange(is_performing_, true)) return;
   while (!todo_.empty()) {
     Todo todo = std::move(todo_.front());
@@ -49,8 +44,25 @@ void NcclDevice::Run(absl::FunctionRef<void(BatchAgreementActions& actions)> cha
     mu_.Lock();
   }
   is_performing_ = false;
-  if (pause_.is_turn_wanted() && endpoint_.is_quiet() && puts_.is_quiet()) turns_->SetQuiesced();
+  if (pause_.is_turn_wanted() && endpoint_.is_quiet() && puts_.endpoint().is_quiet()) {
+    turns_->SetQuiesced();
+  }
   ScheduleExpiry();
+}
+
+void NcclDevice::Queue(BatchAgreementActions actions) {
+  for (GrantAction& action : actions) {
+    if (auto* const flag = std::get_if<FlagCommunicator>(&action)) {
+      communicators_.SetEnding(flag->name, flag->why);
+      PutActions ended;
+      puts_.endpoint().CommunicatorEnded(flag->name, flag->why, flag->died, ended);
+      BatchAgreementActions none;
+      QueuePuts(std::move(ended), none);
+      FERRY_CHECK(none.empty());
+      continue;
+    }
+    todo_.emplace_back(std::move(action));
+  }
 }
 
 void NcclDevice::Perform(Todo todo) {
@@ -62,12 +74,6 @@ void NcclDevice::Perform(Todo todo) {
     Launch(std::move(launch->batch));
   } else if (auto* const finish = std::get_if<FinishTransfer>(&action)) {
     Finish(finish->key, std::move(finish->status));
-  } else if (auto* const flag = std::get_if<FlagCommunicator>(&action)) {
-    absl::MutexLock lock(&mu_);
-    communicators_.SetEnding(flag->name, flag->why);
-    PutActions ended;
-    puts_.CommunicatorEnded(flag->name, flag->why, flag->died, ended);
-    Queue(std::move(ended));
   } else if (auto* const abort = std::get_if<AbortCommunicator>(&action)) {
     Abort(abort->name);
   } else if (auto* const free = std::get_if<FreeCommunicator>(&action)) {
@@ -81,10 +87,12 @@ void NcclDevice::Send(NcclTransfer transfer, TellCallback tell) {
     const TransferKey key = transfer.key;
     refused = stopped_;
     if (!refused.ok()) return;
-    CollectBlocks();
+    PutActions collected;
+    puts_.CollectBlocks(collected);
+    QueuePuts(std::move(collected), actions);
     uint64_t block = 0;
     const absl::Time deadline = SteadyClock().Now() + common_.options.transfer_timeout;
-    const auto offer = puts_.Offer(key, transfer.memory.bytes(), deadline, block);
+    const auto offer = puts_.endpoint().Offer(key, transfer.memory.bytes(), deadline, block);
     if (offer.has_value()) {
       const PeerDevice peer = transfer.peer;
       transfers_.emplace(key, std::move(transfer));
@@ -113,7 +121,7 @@ void NcclDevice::Send(NcclTransfer transfer, TellCallback tell) {
     todo_.emplace_back(Work([tell = std::move(tell), grant = std::move(grant)]() mutable {
       std::move(tell)(std::move(grant), std::nullopt);
     }));
-    for (GrantAction& action : wanted) todo_.emplace_back(std::move(action));
+    Queue(std::move(wanted));
     AddUser(peer, actions);
     if (const absl::Status why = TurnRefusal(); !why.ok()) endpoint_.Cancel(key, why, actions);
   });
@@ -144,7 +152,7 @@ void NcclDevice::Receive(NcclTransfer transfer, std::optional<BatchAgreementMess
       // Before any grant of it.
       PutActions answer;
       PutEndpoint::Refuse(key, answer);
-      Queue(std::move(answer));
+      QueuePuts(std::move(answer), actions);
     }
     refused = grant.has_value() ? endpoint_.AddWithGrant(added, *grant, actions)
                                 : endpoint_.Add(added, actions);
@@ -170,10 +178,10 @@ void NcclDevice::Cancel(const TransferKey& key, const absl::Status& why) {
 
 void NcclDevice::CancelOne(const TransferKey& key, const absl::Status& why,
                            BatchAgreementActions& actions) {
-  if (!puts_.contains(key)) return endpoint_.Cancel(key, why, actions);
+  if (!puts_.endpoint().contains(key)) return endpoint_.Cancel(key, why, actions);
   PutActions cancelled;
-  puts_.Cancel(key, why, cancelled);
-  Queue(std::move(cancelled));
+  puts_.endpoint().Cancel(key, why, cancelled);
+  QueuePuts(std::move(cancelled), actions);
 }
 
 absl::Status NcclDevice::CheckCommunicator(const BatchAgreementMessage& message,
@@ -206,8 +214,8 @@ void NcclDevice::PeerFailed(DeviceId peer, const absl::Status& why) {
     endpoint_.PeerFailed(peer, why, actions);
     communicators_.GiveUp(peer);
     PutActions failed;
-    puts_.PeerFailed(peer, why, failed);
-    Queue(std::move(failed));
+    puts_.endpoint().PeerFailed(peer, why, failed);
+    QueuePuts(std::move(failed), actions);
   });
 }
 
@@ -219,8 +227,8 @@ void NcclDevice::Stop(const absl::Status& why, absl::Duration timeout) {
       communicators_.GiveUp(peer);
       endpoint_.PeerFailed(peer, why, actions);
       PutActions failed;
-      puts_.PeerFailed(peer, why, failed);
-      Queue(std::move(failed));
+      puts_.endpoint().PeerFailed(peer, why, failed);
+      QueuePuts(std::move(failed), actions);
     }
     runner = runner_;
   });
@@ -254,9 +262,9 @@ void NcclDevice::Launch(AgreedBatch batch) {
         break;
       }
       if ((each.key.id & kWindowTransferBit) != 0) {
-        const auto window = windows_.find(batch.name.communicator);
-        if (window != windows_.end() && runnable.communicator != nullptr) {
-          runnable.steps = RegisterSteps(window->second);
+        std::shared_ptr<PutWindow> window = puts_.FindWindow(batch.name.communicator);
+        if (window != nullptr && runnable.communicator != nullptr) {
+          runnable.steps = RegisterSteps(std::move(window));
         }
         continue;
       }
@@ -296,7 +304,7 @@ void NcclDevice::Finish(const TransferKey& key, absl::Status status) {
 }
 
 void NcclDevice::ScheduleExpiry() {
-  const absl::Time next = std::min(endpoint_.NextDeadline(), puts_.NextDeadline());
+  const absl::Time next = std::min(endpoint_.NextDeadline(), puts_.endpoint().NextDeadline());
   if (next >= expiry_) return;
   expiry_ = next;
   common_.loop->PostAt(next, [weak = weak_from_this(), next] {
@@ -306,8 +314,8 @@ void NcclDevice::ScheduleExpiry() {
       if (self->expiry_ == next) self->expiry_ = absl::InfiniteFuture();
       self->endpoint_.Expire(actions);
       PutActions expired;
-      self->puts_.Expire(expired);
-      self->Queue(std::move(expired));
+      self->puts_.endpoint().Expire(expired);
+      self->QueuePuts(std::move(expired), actions);
     });
   });
 }
@@ -366,11 +374,7 @@ absl::StatusOr<std::shared_ptr<PutMemory>> NcclDevice::GetPutMemory(Gpu& gpu, bo
         nccl::VersionText(nccl::kPutVersion), " is the first that does"));
   }
   if (!peer_has_puts) return absl::FailedPreconditionError("the peer has no pool for them");
-  absl::MutexLock lock(&put_memory_mu_);
-  if (!made_put_memory_.has_value()) {
-    made_put_memory_ = PutMemory::Create(gpu, common_.options.put_bytes);
-  }
-  return *made_put_memory_;
+  return put_memory_maker_.Get([&] { return PutMemory::Create(gpu, common_.options.put_bytes); });
 }
 
 NcclDevice::MadeCommunicator NcclDevice::Make(const CommunicatorKey& key, int rank,
@@ -385,6 +389,14 @@ NcclDevice::MadeCommunicator NcclDevice::Make(const CommunicatorKey& key, int ra
     FERRY_ASSIGN_OR_RETURN(result.gpu, gpu);
     FERRY_ASSIGN_OR_RETURN(result.warmth, result.gpu->arena->Allocate(2));
     result.put_memory = GetPutMemory(*result.gpu, peer_has_puts);
+    if (!result.put_memory.ok()) return absl::OkStatus();
+    absl::StatusOr<std::unique_ptr<cuda::CudaStream>> stream =
+        cuda::CudaStream::Create(result.gpu->device);
+    if (stream.ok()) {
+      result.put_stream = *std::move(stream);
+    } else {
+      result.put_memory = std::move(stream).status();
+    }
     return absl::OkStatus();
   };
   if (result.communicator.ok()) {
@@ -425,13 +437,14 @@ absl::Status NcclDevice::Open(DeviceId peer, const CommunicatorKey& key, MadeCom
   const std::shared_ptr<NcclCommunicator> communicator = *made.communicator;
   const CommunicatorName name = {key.id(), communicator->generation()};
   if (made.put_memory.ok()) {
-    put_memory_ = *made.put_memory;
-    AddWindow(peer, name, actions);
+    AddWindow(peer, name, made, actions);
   } else {
-    window_refusals_[peer] = made.put_memory.status();
+    puts_.SetRefusal(peer, made.put_memory.status());
   }
   if (absl::Status opened = endpoint_.Open(name, {self_, peer}, actions); !opened.ok()) {
-    endpoint_.Cancel(WindowKey(peer, name), absl::CancelledError("it was not opened"), actions);
+    endpoint_.Cancel(puts_.WindowKey(peer, name), absl::CancelledError("it was not opened"),
+                     actions);
+    puts_.DropWindow(name);
     return opened;
   }
   communicators_.SetOpen(peer, {.name = name,
@@ -517,7 +530,7 @@ void NcclDevice::Free(const CommunicatorName& name) {
     const std::optional<DeviceId> peer = communicators_.PeerOf(name);
     if (!peer.has_value()) return;
     communicator = communicators_.Free(name);
-    windows_.erase(name);
+    puts_.DropWindow(name);
     if (communicators_.HasUsers(*peer)) Need(*peer, actions);
   });
   // Destroying it may access the store.
@@ -526,12 +539,12 @@ void NcclDevice::Free(const CommunicatorName& name) {
 
 void NcclDevice::UpdatePause(BatchAgreementActions& actions) {
   if (pause_.is_paused()) {
-    puts_.Pause();
+    puts_.endpoint().Pause();
     return endpoint_.Pause(actions);
   }
   PutActions resumed;
-  puts_.Resume(resumed);
-  Queue(std::move(resumed));
+  puts_.endpoint().Resume(resumed);
+  QueuePuts(std::move(resumed), actions);
   endpoint_.Resume(actions);
 }
 
@@ -593,14 +606,20 @@ std::shared_ptr<NcclCommunicator> NcclDevice::CommunicatorWith(DeviceId peer) co
 std::vector<std::string> NcclDevice::Pending() const {
   absl::MutexLock lock(&mu_);
   std::vector<std::string> lines = endpoint_.Pending();
-  for (std::string& line : puts_.Pending()) lines.push_back(std::move(line));
+  for (std::string& line : puts_.endpoint().Pending()) lines.push_back(std::move(line));
   return lines;
 }
 
-void NcclDevice::Queue(PutActions actions) {
+void NcclDevice::QueuePuts(PutActions actions, BatchAgreementActions& batches) {
   for (PutAction& action : actions) {
-    todo_.emplace_back(
-        Work([this, action = std::move(action)]() mutable { PerformPut(std::move(action)); }));
+    if (auto* const batch = std::get_if<SendInBatch>(&action)) {
+      AddToBatches(batch->key, batches);
+    } else if (auto* const end = std::get_if<BreakForPut>(&action)) {
+      endpoint_.Break(end->communicator, end->why, batches);
+    } else {
+      todo_.emplace_back(
+          Work([this, action = std::move(action)]() mutable { PerformPut(std::move(action)); }));
+    }
   }
 }
 
@@ -613,25 +632,35 @@ void NcclDevice::PerformPut(PutAction action) {
     LaunchWait(*wait);
   } else if (auto* const finish = std::get_if<FinishPut>(&action)) {
     FinishPlaced(*std::move(finish));
-  } else if (auto* const batch = std::get_if<SendInBatch>(&action)) {
-    absl::Status refused;
-    Run([&](BatchAgreementActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-      const auto found = transfers_.find(batch->key);
-      if (found == transfers_.end()) return;
-      refused = endpoint_.Add({.key = batch->key,
-                               .bytes = found->second.memory.bytes(),
-                               .deadline = SteadyClock().Now() + common_.options.transfer_timeout},
-                              actions);
-      if (const absl::Status why = TurnRefusal(); !why.ok()) {
-        endpoint_.Cancel(batch->key, why, actions);
-      }
-    });
-    if (!refused.ok()) Finish(batch->key, refused);
-  } else if (auto* const end = std::get_if<BreakForPut>(&action)) {
-    Run([&](BatchAgreementActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-      endpoint_.Break(end->communicator, end->why, actions);
-    });
+  } else if (auto* const retired = std::get_if<ReportRetired>(&action)) {
+    FERRY_LOG_WARN(kGpu,
+                   "gpu:{}: {} bytes of the pool for one-sided transfers are not used again ({} of "
+                   "{} by now): {}",
+                   ordinal_, retired->bytes, retired->total_bytes, common_.options.put_bytes,
+                   retired->why);
   }
+}
+
+void NcclDevice::AddToBatches(const TransferKey& key, BatchAgreementActions& actions) {
+  const auto found = transfers_.find(key);
+  if (found == transfers_.end()) return;
+  absl::Status added =
+      endpoint_.Add({.key = key,
+                     .bytes = found->second.memory.bytes(),
+                     .deadline = SteadyClock().Now() + common_.options.transfer_timeout},
+                    actions);
+  if (!added.ok()) {
+    todo_.emplace_back(
+        Work([this, key, added = std::move(added)]() mutable { Finish(key, std::move(added)); }));
+  } else if (const absl::Status why = TurnRefusal(); !why.ok()) {
+    endpoint_.Cancel(key, why, actions);
+  }
+}
+
+std::shared_ptr<NcclCommunicator> NcclDevice::OpenCommunicator(DeviceId peer,
+                                                               const CommunicatorName& name) {
+  const PeerCommunicator* const opened = communicators_.OpenWith(peer);
+  return opened == nullptr || opened->name != name ? nullptr : opened->communicator;
 }
 
 void NcclDevice::LaunchPut(const IssuePut& put) {
@@ -639,26 +668,30 @@ void NcclDevice::LaunchPut(const IssuePut& put) {
   std::shared_ptr<BatchRunner> runner;
   {
     absl::MutexLock lock(&mu_);
-    const PeerCommunicator* const opened = communicators_.Find(put.communicator);
-    const auto window = windows_.find(put.communicator);
     const auto transfer = transfers_.find(put.key);
-    if (opened != nullptr && window != windows_.end() && transfer != transfers_.end()) {
-      batch = PutBatch(opened->communicator, window->second, transfer->second.memory, put);
+    std::shared_ptr<NcclCommunicator> communicator =
+        OpenCommunicator(put.key.destination, put.communicator);
+    if (communicator != nullptr && transfer != transfers_.end()) {
+      batch = puts_.MakePut(put, std::move(communicator), transfer->second.memory);
     }
     runner = runner_;
   }
-  auto done = [self = shared_from_this(), key = put.key](const absl::Status& status) {
-    self->Run([&](BatchAgreementActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(self->mu_) {
-      PutActions passed;
-      self->puts_.PutPassed(key, status, passed);
-      self->Queue(std::move(passed));
-    });
+  using End = void (PutEndpoint::*)(const TransferKey&, const absl::Status&, PutActions&);
+  const auto report = [self = shared_from_this(), key = put.key](End end) {
+    return [self, key, end](const absl::Status& status) {
+      self->Run([&](BatchAgreementActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(self->mu_) {
+        PutActions ended;
+        (self->puts_.endpoint().*end)(key, status, ended);
+        self->QueuePuts(std::move(ended), actions);
+      });
+    };
   };
   if (!batch.has_value()) {
-    return done(
-        absl::AbortedError(absl::StrCat(Describe(put.communicator), " is not here any more")));
+    return report(&PutEndpoint::PutPassed)(
+        absl::AbortedError(absl::StrCat(Describe(put.communicator), " is not open any more")));
   }
-  batch->done = std::move(done);
+  batch->done = report(&PutEndpoint::PutPassed);
+  batch->lost = report(&PutEndpoint::PutLost);
   runner->Launch(*std::move(batch));
 }
 
@@ -667,65 +700,62 @@ void NcclDevice::LaunchWait(const IssueWait& wait) {
   std::shared_ptr<BatchRunner> runner;
   {
     absl::MutexLock lock(&mu_);
-    const PeerCommunicator* const opened = communicators_.Find(wait.communicator);
-    const auto window = windows_.find(wait.communicator);
-    if (opened != nullptr && window != windows_.end()) {
-      batch = WaitBatch(opened->communicator, *window->second, wait.signals);
-    }
+    std::shared_ptr<NcclCommunicator> communicator = OpenCommunicator(wait.peer, wait.communicator);
+    if (communicator != nullptr) batch = puts_.MakeWait(wait, std::move(communicator));
     runner = runner_;
   }
-  auto done = [self = shared_from_this(), wait](const absl::Status& status) {
-    self->Run([&](BatchAgreementActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(self->mu_) {
-      PutActions passed;
-      self->puts_.WaitPassed(wait.peer, wait.communicator, status, passed);
-      self->Queue(std::move(passed));
-    });
+  using End =
+      void (PutEndpoint::*)(DeviceId, const CommunicatorName&, const absl::Status&, PutActions&);
+  const auto report = [self = shared_from_this(), wait](End end) {
+    return [self, wait, end](const absl::Status& status) {
+      self->Run([&](BatchAgreementActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(self->mu_) {
+        PutActions ended;
+        (self->puts_.endpoint().*end)(wait.peer, wait.communicator, status, ended);
+        self->QueuePuts(std::move(ended), actions);
+      });
+    };
   };
   if (!batch.has_value()) {
-    return done(
-        absl::AbortedError(absl::StrCat(Describe(wait.communicator), " is not here any more")));
+    return report(&PutEndpoint::WaitPassed)(
+        absl::AbortedError(absl::StrCat(Describe(wait.communicator), " is not open any more")));
   }
-  batch->done = std::move(done);
+  batch->done = report(&PutEndpoint::WaitPassed);
+  batch->lost = report(&PutEndpoint::WaitLost);
   runner->Launch(*std::move(batch));
 }
 
 void NcclDevice::FinishPlaced(FinishPut finish) {
   if (!finish.offset.has_value()) return Finish(finish.key, std::move(finish.status));
   NcclTransfer transfer;
-  std::shared_ptr<PutMemory> memory;
+  std::shared_ptr<Buffer> buffer;
   {
     absl::MutexLock lock(&mu_);
-    memory = put_memory_;
     const auto found = transfers_.find(finish.key);
     if (found != transfers_.end()) {
       transfer = std::move(found->second);
       transfers_.erase(found);
       communicators_.DropUser(transfer.peer.id);
     }
+    // Returns the block, if nobody takes it.
+    buffer = puts_.BufferAt(*finish.offset, transfer.put_bytes);
   }
-  // Returns the block, if nobody takes it.
-  std::shared_ptr<Buffer> buffer = memory->BufferAt(*finish.offset, transfer.put_bytes);
   if (transfer.deliver) std::move(transfer.deliver)(std::move(buffer));
-}
-
-void NcclDevice::CollectBlocks() {
-  if (put_memory_ == nullptr) return;
-  for (const uint64_t offset : put_memory_->TakeReturned()) puts_.ReturnBlock(offset);
 }
 
 bool NcclDevice::ReceivePut(NcclTransfer& transfer, const CommunicatorName& offer) {
   bool is_accepted = false;
   Run([&](BatchAgreementActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     if (!stopped_.ok() || transfers_.contains(transfer.key)) return;
-    CollectBlocks();
     const TransferKey key = transfer.key;
     const PeerDevice peer = transfer.peer;
     PutActions accepted;
-    is_accepted = puts_.Accept(key, offer, transfer.put_bytes,
-                               SteadyClock().Now() + common_.options.transfer_timeout, accepted);
+    puts_.CollectBlocks(accepted);
+    is_accepted =
+        puts_.endpoint().Accept(key, offer, transfer.put_bytes,
+                                SteadyClock().Now() + common_.options.transfer_timeout, accepted);
+    if (is_accepted) transfers_.emplace(key, std::move(transfer));
+    QueuePuts(std::move(accepted), actions);
     if (!is_accepted) return;
-    transfers_.emplace(key, std::move(transfer));
-    Queue(std::move(accepted));
     AddUser(peer, actions);
     if (const absl::Status why = TurnRefusal(); !why.ok()) CancelOne(key, why, actions);
   });
@@ -733,19 +763,20 @@ bool NcclDevice::ReceivePut(NcclTransfer& transfer, const CommunicatorName& offe
 }
 
 bool NcclDevice::HasRoom(DeviceId peer, const CommunicatorName& offer, uint64_t bytes) {
-  absl::MutexLock lock(&mu_);
-  CollectBlocks();
-  const PeerCommunicator* const opened = communicators_.OpenWith(peer);
-  if (opened == nullptr || opened->name != offer || !puts_.HasWindow(peer)) return false;
-  return puts_.pool().HasRoom(bytes);
+  bool has_room = false;
+  Run([&](BatchAgreementActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    PutActions collected;
+    puts_.CollectBlocks(collected);
+    QueuePuts(std::move(collected), actions);
+    has_room = OpenCommunicator(peer, offer) != nullptr && puts_.endpoint().HasWindow(peer) &&
+               puts_.endpoint().pool().HasRoom(bytes);
+  });
+  return has_room;
 }
 
 absl::Status NcclDevice::PutRefusal(DeviceId peer) const {
   absl::MutexLock lock(&mu_);
-  if (puts_.HasWindow(peer)) return absl::OkStatus();
-  const auto why = window_refusals_.find(peer);
-  return why != window_refusals_.end() ? why->second
-                                       : absl::UnavailableError("no window is set up yet");
+  return puts_.Refusal(peer);
 }
 
 absl::Status NcclDevice::OnPutMessage(const PutMessage& message, const PeerDevice& from) {
@@ -758,57 +789,36 @@ absl::Status NcclDevice::OnPutMessage(const PutMessage& message, const PeerDevic
       return;
     }
     PutActions heard;
-    status = puts_.OnMessage(message, heard);
-    Queue(std::move(heard));
+    status = puts_.endpoint().OnMessage(message, heard);
+    QueuePuts(std::move(heard), actions);
   });
   return status;
 }
 
-TransferKey NcclDevice::WindowKey(DeviceId peer, const CommunicatorName& name) const {
-  // The same on both; ids of two communicators of a pair differ.
-  const uint64_t id =
-      kWindowTransferBit | ((name.id * 31 + name.generation) & (kWindowTransferBit - 1));
-  return {std::min(self_, peer), std::max(self_, peer), id};
-}
-
-void NcclDevice::AddWindow(DeviceId peer, const CommunicatorName& name,
+void NcclDevice::AddWindow(DeviceId peer, const CommunicatorName& name, MadeCommunicator& made,
                            BatchAgreementActions& actions) {
-  if (window_failures_[peer] >= kMaxWindowFailures) return;
-  const TransferKey key = WindowKey(peer, name);
+  if (const absl::Status why = puts_.WindowRefusal(peer); !why.ok()) {
+    return puts_.SetRefusal(peer, why);
+  }
+  const TransferKey key = puts_.WindowKey(peer, name);
   // Its size is the same on both, and says nothing.
   const absl::Status added = endpoint_.Add(
       {.key = key, .bytes = 1, .deadline = SteadyClock().Now() + common_.options.transfer_timeout},
       actions);
-  if (!added.ok()) return;
-  auto window = std::make_shared<PutWindow>();
-  window->memory = put_memory_;
-  windows_[name] = window;
+  if (!added.ok()) return puts_.SetRefusal(peer, added);
+  puts_.AddWindow(name, *made.put_memory, std::move(made.put_stream));
   NcclTransfer transfer;
   transfer.key = key;
   transfer.peer = communicators_.PeerOfId(peer);
-  transfer.done = [weak = weak_from_this(), peer, name, window](const absl::Status& status) {
-    if (const auto self = weak.lock()) self->OnWindow(peer, name, window, status);
+  transfer.done = [weak = weak_from_this(), peer, name](const absl::Status& status) {
+    const auto self = weak.lock();
+    if (self == nullptr) return;
+    absl::MutexLock lock(&self->mu_);
+    self->puts_.OnWindow(peer, name, status, self->communicators_.PutBytesOfPeer(peer),
+                         self->OpenCommunicator(peer, name) != nullptr);
   };
   transfers_.emplace(key, std::move(transfer));
   communicators_.AddUser(peer);
-}
-
-void NcclDevice::OnWindow(DeviceId peer, const CommunicatorName& name,
-                          const std::shared_ptr<PutWindow>& window, const absl::Status& status) {
-  absl::MutexLock lock(&mu_);
-  if (absl::IsAborted(status)) ++window_failures_[peer];
-  if (!status.ok()) {
-    window_refusals_[peer] = status;
-    return;
-  }
-  if (window->window == nullptr) {
-    window_refusals_[peer] = absl::FailedPreconditionError(
-        "NCCL does not support them for this communicator (hostRmaSupport), or symmetric memory");
-    return;
-  }
-  const PeerCommunicator* const opened = communicators_.OpenWith(peer);
-  if (opened == nullptr || opened->name != name) return;
-  puts_.OpenWindow(peer, name, communicators_.PutBytesOfPeer(peer), /*signals=*/1);
 }
 
 }  // namespace ferry

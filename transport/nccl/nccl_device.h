@@ -28,10 +28,10 @@
 #include "net/loop.h"
 #include "transport/nccl/batch_agreement_endpoint.h"
 #include "transport/nccl/batch_runner.h"
+#include "transport/nccl/device_puts.h"
 #include "transport/nccl/nccl_context.h"
 #include "transport/nccl/peer_communicators.h"
-#include "transport/nccl/put_endpoint.h"
-#include "transport/nccl/put_memory.h"
+#include "transport/nccl/put_memory_maker.h"
 #include "transport/nccl/transfer_pause.h"
 
 namespace ferry {
@@ -139,21 +139,26 @@ class NcclDevice final : public std::enable_shared_from_this<NcclDevice>,
   // Refuses messages that name another communicator than the one of the two.
   absl::Status CheckCommunicator(const BatchAgreementMessage& message, const PeerDevice& from)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Appends the actions of `puts_` to those to be performed.
-  void Queue(PutActions actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Appends actions to those to be performed. A communicator that ends is flagged at once: nothing
+  // else may see it open under the lock.
+  void Queue(BatchAgreementActions actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The same for those of `puts_`; what they do to the batches is done at once, and appended to
+  // `batches`.
+  void QueuePuts(PutActions actions, BatchAgreementActions& batches)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void PerformPut(PutAction action) ABSL_LOCKS_EXCLUDED(mu_);
   void LaunchPut(const IssuePut& put) ABSL_LOCKS_EXCLUDED(mu_);
   void LaunchWait(const IssueWait& wait) ABSL_LOCKS_EXCLUDED(mu_);
   void FinishPlaced(FinishPut finish) ABSL_LOCKS_EXCLUDED(mu_);
-  void CollectBlocks() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Adds the transfer that stands for the set-up of a window with the peer, before its communicator
-  // is opened. Both devices add it, and it has its place in the agreed order.
-  void AddWindow(DeviceId peer, const CommunicatorName& name, BatchAgreementActions& actions)
+  void AddToBatches(const TransferKey& key, BatchAgreementActions& actions)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  TransferKey WindowKey(DeviceId peer, const CommunicatorName& name) const;
-  void OnWindow(DeviceId peer, const CommunicatorName& name,
-                const std::shared_ptr<PutWindow>& window, const absl::Status& status)
-      ABSL_LOCKS_EXCLUDED(mu_);
+  // The communicator while it is open; null: it is not, or not any more.
+  std::shared_ptr<NcclCommunicator> OpenCommunicator(DeviceId peer, const CommunicatorName& name)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  struct MadeCommunicator;
+  // Adds the set-up of a window with the peer to the batches, before its communicator is opened.
+  void AddWindow(DeviceId peer, const CommunicatorName& name, MadeCommunicator& made,
+                 BatchAgreementActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void CancelOne(const TransferKey& key, const absl::Status& why, BatchAgreementActions& actions)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Launch(AgreedBatch batch) ABSL_LOCKS_EXCLUDED(mu_);
@@ -174,13 +179,13 @@ class NcclDevice final : public std::enable_shared_from_this<NcclDevice>,
     uint64_t free_before = 0;
     // Why there are no one-sided transfers, or their pool.
     absl::StatusOr<std::shared_ptr<PutMemory>> put_memory;
+    std::shared_ptr<cuda::CudaStream> put_stream;
   };
   // Creates a communicator. Blocks.
   MadeCommunicator Make(const CommunicatorKey& key, int rank, const CommunicatorOptions& options,
                         bool peer_has_puts) ABSL_LOCKS_EXCLUDED(mu_);
-  // The pool for one-sided transfers, which is made once, or the reason why there is none. Blocks.
-  absl::StatusOr<std::shared_ptr<PutMemory>> GetPutMemory(Gpu& gpu, bool peer_has_puts)
-      ABSL_LOCKS_EXCLUDED(put_memory_mu_);
+  // The pool for one-sided transfers, or the reason why there is none. Blocks.
+  absl::StatusOr<std::shared_ptr<PutMemory>> GetPutMemory(Gpu& gpu, bool peer_has_puts);
   void OnCommunicatorMade(DeviceId peer, const CommunicatorKey& key, MadeCommunicator made)
       ABSL_LOCKS_EXCLUDED(mu_);
   // Opens a communicator that was created.
@@ -227,20 +232,8 @@ class NcclDevice final : public std::enable_shared_from_this<NcclDevice>,
   absl::Status stopped_ ABSL_GUARDED_BY(mu_);
   absl::Time expiry_ ABSL_GUARDED_BY(mu_) = absl::InfiniteFuture();
 
-  // Held while the pool is made; never together with mu_.
-  absl::Mutex put_memory_mu_;
-  // Nothing: not tried yet.
-  std::optional<absl::StatusOr<std::shared_ptr<PutMemory>>> made_put_memory_
-      ABSL_GUARDED_BY(put_memory_mu_);
-
-  // One-sided transfers: their protocol, the pool (null until a communicator needs it), the windows
-  // of communicators, and how often the set-up with a peer has failed.
-  PutEndpoint puts_ ABSL_GUARDED_BY(mu_);
-  std::shared_ptr<PutMemory> put_memory_ ABSL_GUARDED_BY(mu_);
-  absl::btree_map<CommunicatorName, std::shared_ptr<PutWindow>> windows_ ABSL_GUARDED_BY(mu_);
-  absl::btree_map<DeviceId, int> window_failures_ ABSL_GUARDED_BY(mu_);
-  // Why there is no window with a peer.
-  absl::btree_map<DeviceId, absl::Status> window_refusals_ ABSL_GUARDED_BY(mu_);
+  PutMemoryMaker put_memory_maker_;
+  DevicePuts puts_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace ferry

@@ -21,7 +21,7 @@ struct SendPutMessage {
 };
 
 // At the source: put the bytes into the peer's window, after earlier puts on that communicator;
-// then call PutPassed, once.
+// then call PutPassed or PutLost, once.
 struct IssuePut {
   TransferKey key;
   CommunicatorName communicator;
@@ -32,11 +32,13 @@ struct IssuePut {
 };
 
 // At the destination: let a stream wait for so many more signals of the peer, all of which have
-// been sent; then call WaitPassed, once.
+// been sent; then call WaitPassed or WaitLost, once.
 struct IssueWait {
   DeviceId peer = kNoDevice;
   CommunicatorName communicator;
   int signals = 0;
+  // Of the blocks that are complete then.
+  uint64_t bytes = 0;
 };
 
 // The transfer is over on this side. The status as for FinishTransfer.
@@ -48,7 +50,8 @@ struct FinishPut {
   std::optional<uint64_t> offset;
 };
 
-// At the source: the destination wants the transfer in a batch. Its block is free.
+// At the source: the destination wants the transfer in a batch. Its block is free. The caller adds
+// it to the batches before it hears another message or call about it.
 struct SendInBatch {
   TransferKey key;
 };
@@ -59,8 +62,17 @@ struct BreakForPut {
   absl::Status why;
 };
 
-using PutAction =
-    std::variant<SendPutMessage, IssuePut, IssueWait, FinishPut, SendInBatch, BreakForPut>;
+// A block of this device's pool is never used again: something may still read or write it. To be
+// logged.
+struct ReportRetired {
+  uint64_t bytes = 0;
+  // Of all that are retired.
+  uint64_t total_bytes = 0;
+  absl::Status why;
+};
+
+using PutAction = std::variant<SendPutMessage, IssuePut, IssueWait, FinishPut, SendInBatch,
+                               BreakForPut, ReportRetired>;
 using PutActions = std::vector<PutAction>;
 
 }  // namespace ferry

@@ -19,6 +19,7 @@ PutEndpoint::Window* PutEndpoint::WindowOf(DeviceId peer, const CommunicatorName
 
 void PutEndpoint::OpenWindow(DeviceId peer, const CommunicatorName& name, uint64_t peer_bytes,
                              int signals) {
+  if (!lost_.ok()) return;
   Window window;
   window.name = name;
   window.peer_bytes = peer_bytes;
@@ -62,10 +63,23 @@ void PutEndpoint::DropIncoming(const TransferKey& key, const absl::Status& statu
   incoming_.erase(found);
 }
 
+void PutEndpoint::RetireBlock(uint64_t offset, const absl::Status& why, PutActions& actions) {
+  const uint64_t bytes = pool_.Retire(offset);
+  actions.push_back(ReportRetired{bytes, pool_.retired_bytes(), why});
+}
+
+void PutEndpoint::LoseIncoming(const TransferKey& key, const absl::Status& why,
+                               PutActions& actions) {
+  const auto found = incoming_.find(key);
+  EndIncoming(key, found->second, why, actions);
+  RetireBlock(found->second.offset, why, actions);
+  incoming_.erase(found);
+}
+
 std::optional<CommunicatorName> PutEndpoint::Offer(const TransferKey& key, uint64_t bytes,
                                                    absl::Time deadline, uint64_t& offset) {
   const auto window = windows_.find(key.destination);
-  if (is_paused_ || window == windows_.end() || contains(key)) return std::nullopt;
+  if (is_paused_ || !lost_.ok() || window == windows_.end() || contains(key)) return std::nullopt;
   if (bytes > window->second.peer_bytes) return std::nullopt;
   const std::optional<uint64_t> block = pool_.Take(bytes);
   if (!block.has_value()) return std::nullopt;
@@ -82,7 +96,7 @@ std::optional<CommunicatorName> PutEndpoint::Offer(const TransferKey& key, uint6
 bool PutEndpoint::Accept(const TransferKey& key, const CommunicatorName& name, uint64_t bytes,
                          absl::Time deadline, PutActions& actions) {
   const auto window = windows_.find(key.source);
-  if (window == windows_.end() || window->second.name != name || contains(key)) return false;
+  if (!HasWindow(key.source) || window->second.name != name || contains(key)) return false;
   const std::optional<uint64_t> block = pool_.Take(bytes);
   if (!block.has_value()) return false;
   Incoming transfer;
@@ -175,6 +189,10 @@ absl::Status PutEndpoint::OnRoom(const PutMessage& message, PutActions& actions)
     Withdraw(key, wrong, actions);
     return wrong;
   }
+  if (!lost_.ok()) {
+    Withdraw(key, lost_, actions);
+    return absl::OkStatus();
+  }
   Issue(key, transfer, actions);
   return absl::OkStatus();
 }
@@ -211,6 +229,29 @@ void PutEndpoint::PutPassed(const TransferKey& key, const absl::Status& status,
     EndOutgoing(key, status, actions);
   }
   IssueHeld(actions);
+}
+
+void PutEndpoint::PutLost(const TransferKey& key, const absl::Status& why, PutActions& actions) {
+  if (!rules_.retires_lost_blocks) return PutPassed(key, why, actions);
+  --issued_;
+  --issued_puts_;
+  const auto found = outgoing_.find(key);
+  actions.push_back(FinishPut{key, why, std::nullopt});
+  RetireBlock(found->second.offset, why, actions);
+  outgoing_.erase(found);
+  SwitchOff(why, actions);
+}
+
+void PutEndpoint::SwitchOff(const absl::Status& why, PutActions& actions) {
+  if (!lost_.ok()) return;
+  lost_ = absl::AbortedError(
+      absl::StrCat(Describe(self_),
+                   " makes no one-sided transfers any more, since one was lost: ", why.message()));
+  std::vector<TransferKey> held;
+  for (const auto& [key, transfer] : outgoing_) {
+    if (transfer.phase == OutgoingPhase::kHeld) held.push_back(key);
+  }
+  for (const TransferKey& key : held) Withdraw(key, lost_, actions);
 }
 
 bool PutEndpoint::IsLate(const PutMessage& message) const {
@@ -261,23 +302,34 @@ void PutEndpoint::IssueWaits(DeviceId peer, Window& window, PutActions& actions)
   if (is_paused_ || window.is_waiting || window.placed.empty()) return;
   window.is_waiting = true;
   window.waiting = std::exchange(window.placed, {});
-  for (const TransferKey& key : window.waiting) incoming_.at(key).phase = IncomingPhase::kWaiting;
+  uint64_t bytes = 0;
+  for (const TransferKey& key : window.waiting) {
+    Incoming& transfer = incoming_.at(key);
+    transfer.phase = IncomingPhase::kWaiting;
+    bytes += transfer.bytes;
+  }
   ++issued_;
-  actions.push_back(IssueWait{peer, window.name, std::exchange(window.signals, 0)});
+  actions.push_back(IssueWait{peer, window.name, std::exchange(window.signals, 0), bytes});
+}
+
+std::vector<TransferKey> PutEndpoint::TakeWaiting(DeviceId peer, const CommunicatorName& name) {
+  const auto open = windows_.find(peer);
+  if (open != windows_.end() && open->second.name == name) {
+    open->second.is_waiting = false;
+    return std::exchange(open->second.waiting, {});
+  }
+  const auto ended = std::find_if(ended_.begin(), ended_.end(), [&](const auto& each) {
+    return each.first == peer && each.second.name == name;
+  });
+  std::vector<TransferKey> waiting = std::move(ended->second.waiting);
+  ended_.erase(ended);
+  return waiting;
 }
 
 void PutEndpoint::WaitPassed(DeviceId peer, const CommunicatorName& name,
                              const absl::Status& status, PutActions& actions) {
   --issued_;
-  Window* window = nullptr;
-  const auto open = windows_.find(peer);
-  if (open != windows_.end() && open->second.name == name) window = &open->second;
-  const auto ended = std::find_if(ended_.begin(), ended_.end(), [&](const auto& each) {
-    return each.first == peer && each.second.name == name;
-  });
-  if (window == nullptr) window = &ended->second;
-  window->is_waiting = false;
-  for (const TransferKey& key : std::exchange(window->waiting, {})) {
+  for (const TransferKey& key : TakeWaiting(peer, name)) {
     const auto found = incoming_.find(key);
     Incoming& transfer = found->second;
     if (!status.ok() || transfer.is_over) {
@@ -287,11 +339,15 @@ void PutEndpoint::WaitPassed(DeviceId peer, const CommunicatorName& name,
     actions.push_back(FinishPut{key, absl::OkStatus(), transfer.offset});
     incoming_.erase(found);
   }
-  if (ended != ended_.end() && window == &ended->second) {
-    ended_.erase(ended);
-  } else {
-    IssueWaits(peer, *window, actions);
-  }
+  const auto open = windows_.find(peer);
+  if (open != windows_.end() && open->second.name == name) IssueWaits(peer, open->second, actions);
+}
+
+void PutEndpoint::WaitLost(DeviceId peer, const CommunicatorName& name, const absl::Status& why,
+                           PutActions& actions) {
+  --issued_;
+  for (const TransferKey& key : TakeWaiting(peer, name)) LoseIncoming(key, why, actions);
+  SwitchOff(why, actions);
 }
 
 void PutEndpoint::CommunicatorEnded(const CommunicatorName& name, const absl::Status& why,
@@ -344,10 +400,7 @@ void PutEndpoint::PeerFailed(DeviceId peer, const absl::Status& why, PutActions&
       DropIncoming(key, end, actions);
       continue;
     }
-    const auto found = incoming_.find(key);
-    EndIncoming(key, found->second, end, actions);
-    retired_bytes_ += found->second.bytes;
-    incoming_.erase(found);
+    LoseIncoming(key, end, actions);
   }
   if (const auto window = windows_.find(peer); window != windows_.end()) {
     CommunicatorEnded(CommunicatorName(window->second.name), end, peer, actions);
@@ -380,7 +433,8 @@ void PutEndpoint::Expire(PutActions& actions) {
       unanswered.push_back(key);
       continue;
     }
-    transfer.deadline = now + grace_;
+    // Until the end of its communicator tells.
+    transfer.deadline = absl::InfiniteFuture();
     const absl::Status why = late(key, transfer.bytes, "NCCL to complete the put");
     if (WindowOf(key.destination, transfer.name) != nullptr) {
       actions.push_back(BreakForPut{transfer.name, why});

@@ -31,6 +31,8 @@ struct PutRules {
   bool keeps_promised_blocks = true;
   // And never again if the peer has died without an answer: nothing says when its GPU has stopped.
   bool retires_blocks_of_the_dead = true;
+  // Nor the blocks of a put that may never pass its stream: it may still happen.
+  bool retires_lost_blocks = true;
   // A room on another communicator than the open one is not used.
   bool checks_communicator = true;
 };
@@ -46,7 +48,9 @@ struct PutRules {
 //      has passed the wait
 // So a stream waits only for a signal that has been sent. Every ROOM is answered by PLACED or
 // WITHDRAWN, and both say that nothing is written there any more; only then is a block used again
-// that was not delivered.
+// that was not delivered. If a stream does not pass a put or a wait although its communicator has
+// ended (PutLost, WaitLost), neither is said, the block is never used again, and this device makes
+// no puts any more: what has stopped one stream may stop others.
 //
 // Calls append the actions to perform to `actions`: the caller performs them, in this order, after
 // the call has returned. Not thread-safe; a value. The clock must outlive it.
@@ -56,12 +60,11 @@ class PutEndpoint final {
   // are outstanding (NVIDIA/nccl#2119).
   static constexpr int kMaxIssuedPuts = 32;
 
-  PutEndpoint(DeviceId self, uint64_t pool_bytes, absl::Duration grace, const Clock& clock,
-              const PutRules& rules = {})
-      : clock_(&clock), self_(self), grace_(grace), rules_(rules), pool_(pool_bytes) {}
+  PutEndpoint(DeviceId self, uint64_t pool_bytes, const Clock& clock, const PutRules& rules = {})
+      : clock_(&clock), self_(self), rules_(rules), pool_(pool_bytes) {}
 
   // The communicator has a window with the peer's pool of that size. The peer has sent, or will
-  // send, `signals` signals before its first put.
+  // send, `signals` signals before its first put. Ignored once something is lost.
   void OpenWindow(DeviceId peer, const CommunicatorName& name, uint64_t peer_bytes, int signals);
   // The communicator is ending: nothing more is issued on it. `died`: the failed device, if any.
   void CommunicatorEnded(const CommunicatorName& name, const absl::Status& why, DeviceId died,
@@ -83,32 +86,40 @@ class PutEndpoint final {
   void Cancel(const TransferKey& key, const absl::Status& why, PutActions& actions);
   // The caller is through with the block of a delivered tensor.
   void ReturnBlock(uint64_t offset) { pool_.Give(offset); }
+  // The same, but something may still use it.
+  void RetireBlock(uint64_t offset, const absl::Status& why, PutActions& actions);
 
   //   Errors: INVALID_ARGUMENT: it is not for this device, or breaks the protocol.
   absl::Status OnMessage(const PutMessage& message, PutActions& actions);
-  // The stream has passed the put, whatever `status` says. REQUIRES: once for each IssuePut.
+  // The stream has passed the put, or never got it, whatever `status` says. REQUIRES: once for each
+  // IssuePut, or PutLost.
   void PutPassed(const TransferKey& key, const absl::Status& status, PutActions& actions);
-  // The same for the wait. REQUIRES: once for each IssueWait.
+  // The same for the wait. REQUIRES: once for each IssueWait, or WaitLost.
   void WaitPassed(DeviceId peer, const CommunicatorName& name, const absl::Status& status,
                   PutActions& actions);
+  // The communicator has ended, and the stream has not passed the put, and may never do so, or that
+  // cannot be known.
+  void PutLost(const TransferKey& key, const absl::Status& why, PutActions& actions);
+  void WaitLost(DeviceId peer, const CommunicatorName& name, const absl::Status& why,
+                PutActions& actions);
 
   // Issues nothing until Resume. What is issued ends without any other device.
   void Pause() { is_paused_ = true; }
   void Resume(PutActions& actions);
-  // True if nothing is issued.
+  // True if nothing is issued, but for what is lost.
   bool is_quiet() const { return issued_ == 0; }
 
   absl::Time NextDeadline() const;
   // Handles transfers whose deadline has passed.
   void Expire(PutActions& actions);
 
-  bool HasWindow(DeviceId peer) const { return windows_.contains(peer); }
+  // Why this device makes no puts any more; OK: nothing was lost.
+  const absl::Status& lost() const { return lost_; }
+  bool HasWindow(DeviceId peer) const { return lost_.ok() && windows_.contains(peer); }
   bool contains(const TransferKey& key) const {
     return outgoing_.contains(key) || incoming_.contains(key);
   }
   const PutPool& pool() const { return pool_; }
-  // Bytes of the pool that are lost to peers that have died.
-  uint64_t retired_bytes() const { return retired_bytes_; }
   // Transfers and blocks that wait for something.
   size_t transfer_count() const { return outgoing_.size() + incoming_.size(); }
   // One line each.
@@ -117,7 +128,7 @@ class PutEndpoint final {
   template <typename H>
   friend H AbslHashValue(H state, const PutEndpoint& e) {
     return H::combine(std::move(state), e.windows_, e.outgoing_, e.incoming_, e.is_paused_,
-                      e.issued_, e.pool_, e.retired_bytes_);
+                      e.issued_, e.pool_, e.lost_.ok());
   }
 
  private:
@@ -185,6 +196,12 @@ class PutEndpoint final {
                           PutActions& actions);
   // The same, and frees its block.
   void DropIncoming(const TransferKey& key, const absl::Status& status, PutActions& actions);
+  // The same, but its block is never used again.
+  void LoseIncoming(const TransferKey& key, const absl::Status& why, PutActions& actions);
+  // No puts any more, and nothing is offered or accepted.
+  void SwitchOff(const absl::Status& why, PutActions& actions);
+  // Takes the window that a wait was issued on out of `ended_`, or returns the open one.
+  std::vector<TransferKey> TakeWaiting(DeviceId peer, const CommunicatorName& name);
   // Whether an answer to a room that is not known may come: after the end of its communicator.
   bool IsLate(const PutMessage& message) const;
   absl::Status OnRoom(const PutMessage& message, PutActions& actions);
@@ -196,7 +213,6 @@ class PutEndpoint final {
 
   const Clock* clock_;
   DeviceId self_;
-  absl::Duration grace_;
   PutRules rules_;
 
   PutPool pool_;
@@ -206,10 +222,10 @@ class PutEndpoint final {
   absl::btree_map<TransferKey, Outgoing> outgoing_;
   absl::btree_map<TransferKey, Incoming> incoming_;
   bool is_paused_ = false;
-  // Puts and waits that have not passed.
+  // Puts and waits that have neither passed nor been lost.
   int issued_ = 0;
   int issued_puts_ = 0;  // of those
-  uint64_t retired_bytes_ = 0;
+  absl::Status lost_;
 };
 
 }  // namespace ferry

@@ -18,12 +18,8 @@ constexpr int kMinDriver = 12050;
 
 }  // namespace
 
-PutMemory::PutMemory(Gpu& gpu, uint64_t bytes, std::shared_ptr<cuda::DeviceBuffer> buffer,
-                     std::shared_ptr<cuda::CudaStream> stream)
-    : ordinal_(gpu.device->ordinal()),
-      bytes_(bytes),
-      buffer_(std::move(buffer)),
-      stream_(std::move(stream)) {}
+PutMemory::PutMemory(Gpu& gpu, uint64_t bytes, std::shared_ptr<cuda::DeviceBuffer> buffer)
+    : device_(gpu.device), bytes_(bytes), buffer_(std::move(buffer)) {}
 
 absl::StatusOr<std::shared_ptr<PutMemory>> PutMemory::Create(Gpu& gpu, uint64_t bytes) {
   if (const int version = gpu.device->api().version(); version < kMinDriver) {
@@ -45,36 +41,37 @@ absl::StatusOr<std::shared_ptr<PutMemory>> PutMemory::Create(Gpu& gpu, uint64_t 
         " of a segment of the arena, and NCCL needs it at the beginning: give it more bytes than "
         "a segment has (--nccl-put-bytes)"));
   }
-  FERRY_ASSIGN_OR_RETURN(std::unique_ptr<cuda::CudaStream> stream,
-                         cuda::CudaStream::Create(gpu.device));
-  return absl::WrapUnique(new PutMemory(gpu, bytes, std::move(buffer), std::move(stream)));
+  return absl::WrapUnique(new PutMemory(gpu, bytes, std::move(buffer)));
 }
 
 std::shared_ptr<Buffer> PutMemory::BufferAt(uint64_t offset, uint64_t bytes) {
   return std::make_shared<cuda::DeviceBuffer>(
-      cuda::AsDevicePointer(at(offset)), bytes, ordinal_,
+      cuda::AsDevicePointer(at(offset)), bytes, device_->ordinal(),
       [self = shared_from_this(), offset](cuda::DeviceBuffer::Uses uses) {
         absl::MutexLock lock(&self->mu_);
         self->returned_.push_back({offset, std::move(uses)});
       });
 }
 
-std::vector<uint64_t> PutMemory::TakeReturned() {
+std::vector<PutMemory::FreedBlock> PutMemory::TakeFreed() {
   absl::MutexLock lock(&mu_);
-  std::vector<uint64_t> offsets;
-  const auto is_in_use = [](const std::shared_ptr<const cuda::ReadyEvent>& use) {
-    const absl::StatusOr<bool> is_done = use->IsDone();
-    return !is_done.ok() || !*is_done;
-  };
+  std::vector<FreedBlock> freed;
   for (auto it = returned_.begin(); it != returned_.end();) {
-    if (std::any_of(it->uses.begin(), it->uses.end(), is_in_use)) {
+    FreedBlock block = {it->offset};
+    bool is_in_use = false;
+    for (const std::shared_ptr<const cuda::ReadyEvent>& use : it->uses) {
+      const absl::StatusOr<bool> is_done = use->IsDone();
+      block.status.Update(is_done.status());
+      is_in_use = is_in_use || (is_done.ok() && !*is_done);
+    }
+    if (is_in_use) {
       ++it;
       continue;
     }
-    offsets.push_back(it->offset);
+    freed.push_back(std::move(block));
     it = returned_.erase(it);
   }
-  return offsets;
+  return freed;
 }
 
 std::vector<BatchStep> RegisterSteps(std::shared_ptr<PutWindow> window) {
@@ -107,15 +104,16 @@ RunnableBatch PutBatch(std::shared_ptr<NcclCommunicator> communicator,
                        const IssuePut& put) {
   RunnableBatch batch;
   batch.communicator = std::move(communicator);
-  batch.stream = window->memory->stream();
-  batch.steps.push_back([window = std::move(window), source, put](
+  batch.stream = window->stream;
+  batch.memory = {source};
+  batch.steps.push_back([window = std::move(window), from = source.data(), put](
                             const NcclCommunicator& with, cuda::Stream stream) -> absl::Status {
     const PutMemory& memory = *window->memory;
-    const cuda::CudaDevice& device = memory.stream()->device();
-    FERRY_RETURN_IF_ERROR(device.Check(
-        device.table().copy_async(cuda::AsDevicePointer(memory.at(put.source_offset)),
-                                  cuda::AsDevicePointer(source.data()), put.bytes, stream),
-        "cuMemcpyAsync"));
+    const cuda::CudaDevice& device = *memory.device();
+    FERRY_RETURN_IF_ERROR(
+        device.Check(device.table().copy_async(cuda::AsDevicePointer(memory.at(put.source_offset)),
+                                               cuda::AsDevicePointer(from), put.bytes, stream),
+                     "cuMemcpyAsync"));
     const nccl::NcclApi& api = with.api();
     return api.Check(api.table().put_signal(memory.at(put.source_offset), put.bytes, nccl::kUint8,
                                             1 - with.rank(), window->window, put.destination_offset,
@@ -125,18 +123,19 @@ RunnableBatch PutBatch(std::shared_ptr<NcclCommunicator> communicator,
   return batch;
 }
 
-RunnableBatch WaitBatch(std::shared_ptr<NcclCommunicator> communicator, const PutWindow& window,
-                        int signals) {
+RunnableBatch WaitBatch(std::shared_ptr<NcclCommunicator> communicator,
+                        std::shared_ptr<PutWindow> window, const IssueWait& issue) {
   RunnableBatch batch;
   batch.communicator = std::move(communicator);
-  batch.stream = window.memory->stream();
-  batch.steps.push_back(
-      [signals](const NcclCommunicator& with, cuda::Stream stream) -> absl::Status {
-        const nccl::NcclApi& api = with.api();
-        nccl::WaitSignalDescriptor wait = {.count = signals, .peer = 1 - with.rank()};
-        return api.Check(api.table().wait_signal(1, &wait, with.get(), stream), "ncclWaitSignal",
-                         with.get());
-      });
+  batch.stream = window->stream;
+  batch.pool_bytes = issue.bytes;
+  batch.steps.push_back([window = std::move(window), signals = issue.signals](
+                            const NcclCommunicator& with, cuda::Stream stream) -> absl::Status {
+    const nccl::NcclApi& api = with.api();
+    nccl::WaitSignalDescriptor wait = {.count = signals, .peer = 1 - with.rank()};
+    return api.Check(api.table().wait_signal(1, &wait, with.get(), stream), "ncclWaitSignal",
+                     with.get());
+  });
   return batch;
 }
 

@@ -32,28 +32,31 @@ class PutMemory final : public std::enable_shared_from_this<PutMemory> {
 
   uint64_t bytes() const { return bytes_; }
   void* at(uint64_t offset) const { return static_cast<char*>(buffer_->data()) + offset; }
-  // For puts and waits, none of which depends on other devices.
-  const std::shared_ptr<cuda::CudaStream>& stream() const { return stream_; }
+  const std::shared_ptr<cuda::CudaDevice>& device() const { return device_; }
 
   // A received tensor's memory. Its block is returned with the last reference, once its uses have
   // completed.
   std::shared_ptr<Buffer> BufferAt(uint64_t offset, uint64_t bytes) ABSL_LOCKS_EXCLUDED(mu_);
-  // Blocks that were returned since the last call.
-  std::vector<uint64_t> TakeReturned() ABSL_LOCKS_EXCLUDED(mu_);
+  // A block whose last reference is gone.
+  struct FreedBlock {
+    uint64_t offset = 0;
+    // OK: its uses have completed. Otherwise the device's error: that will not be known any more.
+    absl::Status status;
+  };
+  // Those since the last call.
+  std::vector<FreedBlock> TakeFreed() ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
-  PutMemory(Gpu& gpu, uint64_t bytes, std::shared_ptr<cuda::DeviceBuffer> buffer,
-            std::shared_ptr<cuda::CudaStream> stream);
+  PutMemory(Gpu& gpu, uint64_t bytes, std::shared_ptr<cuda::DeviceBuffer> buffer);
 
   struct Returned {
     uint64_t offset = 0;
     cuda::DeviceBuffer::Uses uses;
   };
 
-  const int ordinal_;
+  const std::shared_ptr<cuda::CudaDevice> device_;
   const uint64_t bytes_;
   const std::shared_ptr<cuda::DeviceBuffer> buffer_;
-  const std::shared_ptr<cuda::CudaStream> stream_;
   absl::Mutex mu_;
   std::vector<Returned> returned_ ABSL_GUARDED_BY(mu_);
 };
@@ -61,6 +64,9 @@ class PutMemory final : public std::enable_shared_from_this<PutMemory> {
 // One communicator's window over it. Null until it is registered, and if NCCL has none for it.
 struct PutWindow {
   std::shared_ptr<PutMemory> memory;
+  // For the puts and waits of this communicator alone: where a lost signal stops the stream, those
+  // of other peers go on.
+  std::shared_ptr<cuda::CudaStream> stream;
   nccl::Window window = nullptr;
 };
 
@@ -68,12 +74,12 @@ struct PutWindow {
 // collective call of the hosts, as the registration is. Both ranks do this at the same place of
 // the agreed order. Without one-sided operations the window stays null on both.
 std::vector<BatchStep> RegisterSteps(std::shared_ptr<PutWindow> window);
-// Copies the tensor into its block, and puts it.
+// Copies the tensor into its block, and puts it. Its memory is the tensor's.
 RunnableBatch PutBatch(std::shared_ptr<NcclCommunicator> communicator,
                        std::shared_ptr<PutWindow> window, const Tensor& source,
                        const IssuePut& put);
-RunnableBatch WaitBatch(std::shared_ptr<NcclCommunicator> communicator, const PutWindow& window,
-                        int signals);
+RunnableBatch WaitBatch(std::shared_ptr<NcclCommunicator> communicator,
+                        std::shared_ptr<PutWindow> window, const IssueWait& wait);
 
 }  // namespace ferry
 

@@ -56,4 +56,11 @@ void PutPool::Give(uint64_t offset) {
   free_[begin] = end - begin;
 }
 
+uint64_t PutPool::Retire(uint64_t offset) {
+  const auto found = taken_.find(offset);
+  FERRY_CHECK(found != taken_.end());
+  retired_bytes_ += found->second;
+  return found->second;
+}
+
 }  // namespace ferry

@@ -27,15 +27,19 @@ class PutPool final {
   bool HasRoom(uint64_t bytes) const;
   // REQUIRES: `offset` is from Take, and not given back.
   void Give(uint64_t offset);
+  // It is never used again. Returns its size. REQUIRES: as Give.
+  uint64_t Retire(uint64_t offset);
 
   uint64_t bytes() const { return bytes_; }
+  // With those that are retired.
   uint64_t used_bytes() const { return used_bytes_; }
+  uint64_t retired_bytes() const { return retired_bytes_; }
   size_t block_count() const { return taken_.size(); }
   bool IsTaken(uint64_t offset) const { return taken_.contains(offset); }
 
   template <typename H>
   friend H AbslHashValue(H state, const PutPool& pool) {
-    return H::combine(std::move(state), pool.taken_);
+    return H::combine(std::move(state), pool.taken_, pool.retired_bytes_);
   }
 
  private:
@@ -45,6 +49,7 @@ class PutPool final {
 
   uint64_t bytes_;
   uint64_t used_bytes_ = 0;
+  uint64_t retired_bytes_ = 0;
   // By offset, with their sizes.
   absl::btree_map<uint64_t, uint64_t> taken_;
   absl::btree_map<uint64_t, uint64_t> free_;

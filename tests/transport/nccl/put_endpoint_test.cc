@@ -66,8 +66,8 @@ class PutEndpointTest : public ::testing::Test {
   }
 
   FakeClock clock_;
-  PutEndpoint source_{kSource, kPool, absl::Seconds(5), clock_};
-  PutEndpoint destination_{kDestination, kPool, absl::Seconds(5), clock_};
+  PutEndpoint source_{kSource, kPool, clock_};
+  PutEndpoint destination_{kDestination, kPool, clock_};
 };
 
 TEST_F(PutEndpointTest, BytesGoIntoTheBlockAndAreDeliveredAfterTheSignal) {
@@ -195,7 +195,9 @@ TEST_F(PutEndpointTest, BlockPromisedToADeadPeerIsNeverUsedAgain) {
   PutActions actions;
   destination_.PeerFailed(kSource, absl::UnavailableError("killed"), actions);
   EXPECT_EQ(Only<FinishPut>(actions).status.code(), absl::StatusCode::kUnavailable);
-  EXPECT_EQ(destination_.retired_bytes(), 512u);
+  EXPECT_EQ(destination_.pool().retired_bytes(), 512u);
+  EXPECT_EQ(Only<ReportRetired>(actions).bytes, 512u);
+  EXPECT_THAT(Only<ReportRetired>(actions).why.message(), HasSubstr("device 1 has failed: killed"));
   EXPECT_EQ(destination_.pool().used_bytes(), 512u);
   EXPECT_EQ(destination_.transfer_count(), 0u);
 }
@@ -223,7 +225,7 @@ TEST_F(PutEndpointTest, PausedDeviceIssuesNothingUntilItResumes) {
 }
 
 TEST_F(PutEndpointTest, FewPutsAreIssuedAtATime) {
-  PutEndpoint source(kSource, 1 << 20, absl::Seconds(5), clock_);
+  PutEndpoint source(kSource, 1 << 20, clock_);
   source.OpenWindow(kDestination, kName, 1 << 20, 1);
   PutActions actions;
   for (uint64_t id = 1; id <= PutEndpoint::kMaxIssuedPuts + 1; ++id) {
@@ -255,7 +257,102 @@ TEST_F(PutEndpointTest, DeadlinesNameWhatWasAwaited) {
   actions.clear();
   source_.Expire(actions);
   EXPECT_EQ(Only<BreakForPut>(actions).communicator, kName);
-  EXPECT_EQ(source_.NextDeadline(), clock_.Now() + absl::Seconds(5));
+  // There is nothing more to ask for.
+  EXPECT_EQ(source_.NextDeadline(), absl::InfiniteFuture());
+}
+
+// It may still happen: neither block is used again, and the peer is told nothing. Its own receive
+// ends with the communicator.
+TEST_F(PutEndpointTest, LostPut_RetiresItsBlock_TellsNobody_AndIsTheLast) {
+  Hear(source_, Offer(1, 512));
+  PutActions actions;
+  source_.CommunicatorEnded(kName, absl::InternalError("broken"), kNoDevice, actions);
+  EXPECT_FALSE(source_.is_quiet());
+  actions.clear();
+  source_.PutLost(Key(1), absl::AbortedError("it stays on its stream"), actions);
+  EXPECT_EQ(Only<FinishPut>(actions).status.code(), absl::StatusCode::kAborted);
+  EXPECT_EQ(Only<ReportRetired>(actions).bytes, 512u);
+  EXPECT_EQ(Only<ReportRetired>(actions).total_bytes, 512u);
+  for (const PutAction& action : actions) {
+    EXPECT_FALSE(std::holds_alternative<SendPutMessage>(action));
+  }
+  EXPECT_TRUE(source_.is_quiet()) << "nobody waits for it";
+  EXPECT_EQ(source_.transfer_count(), 0u);
+  EXPECT_EQ(source_.pool().used_bytes(), 512u);
+  // By the next communicator neither.
+  source_.OpenWindow(kDestination, {9, 4}, kPool, 1);
+  EXPECT_FALSE(source_.HasWindow(kDestination));
+  EXPECT_THAT(std::string(source_.lost().message()), HasSubstr("it stays on its stream"));
+}
+
+// With another peer it is withdrawn, and what has come is delivered.
+TEST_F(PutEndpointTest, LostPut_LeavesNothingOfOtherPeersBehind) {
+  const DeviceId other(7);
+  const CommunicatorName name = {11, 1};
+  PutEndpoint peer(other, kPool, clock_);
+  source_.OpenWindow(other, name, kPool, 0);
+  peer.OpenWindow(kSource, name, kPool, 0);
+  Hear(source_, Offer(1, 512));
+  uint64_t offset = 0;
+  PutActions actions;
+  const TransferKey held = {kSource, other, 2};
+  const TransferKey offered = {kSource, other, 3};
+  const TransferKey coming = {other, kSource, 4};
+  source_.Pause();
+  source_.Resume(actions);
+  for (const TransferKey& key : {held, offered}) {
+    ASSERT_TRUE(source_.Offer(key, 512, Soon(), offset).has_value());
+  }
+  ASSERT_TRUE(peer.Offer(coming, 512, Soon(), offset).has_value());
+  actions.clear();
+  ASSERT_TRUE(source_.Accept(coming, name, 512, Soon(), actions));
+  source_.Pause();
+  PutMessage room = {.kind = PutMessageKind::kRoom, .key = held, .communicator = name};
+  EXPECT_TRUE(Hear(source_, room).empty());
+  actions.clear();
+  source_.PutLost(Key(1), absl::AbortedError("lost"), actions);
+  EXPECT_EQ(Only<SendPutMessage>(actions).message.kind, PutMessageKind::kWithdrawn);
+  EXPECT_EQ(Only<SendPutMessage>(actions).message.key, held);
+  room.key = offered;
+  EXPECT_EQ(Only<SendPutMessage>(Hear(source_, room)).message.kind, PutMessageKind::kWithdrawn);
+  EXPECT_FALSE(source_.Accept({other, kSource, 5}, name, 512, Soon(), actions));
+  EXPECT_EQ(source_.Offer({kSource, other, 6}, 512, Soon(), offset), std::nullopt);
+  Hear(source_, {.kind = PutMessageKind::kPlaced, .key = coming, .communicator = name});
+  actions.clear();
+  source_.Resume(actions);
+  EXPECT_EQ(Only<IssueWait>(actions).bytes, 512u);
+  actions.clear();
+  source_.WaitPassed(other, name, absl::OkStatus(), actions);
+  EXPECT_TRUE(Only<FinishPut>(actions).status.ok());
+}
+
+TEST_F(PutEndpointTest, LostWait_RetiresWhatItWasFor) {
+  Hear(source_, Offer(1, 512));
+  Hear(destination_, Pass(1));
+  PutActions actions;
+  destination_.CommunicatorEnded(kName, absl::InternalError("broken"), kNoDevice, actions);
+  EXPECT_TRUE(actions.empty()) << "the wait's end tells";
+  destination_.WaitLost(kSource, kName, absl::AbortedError("no signal"), actions);
+  EXPECT_EQ(Only<FinishPut>(actions).status.message(), "no signal");
+  EXPECT_EQ(Only<ReportRetired>(actions).bytes, 512u);
+  EXPECT_TRUE(destination_.is_quiet());
+  EXPECT_EQ(destination_.transfer_count(), 0u);
+  EXPECT_EQ(destination_.pool().used_bytes(), 512u);
+  EXPECT_FALSE(destination_.lost().ok());
+}
+
+// Something may still write there: the device cannot say.
+TEST_F(PutEndpointTest, BlockThatTheDeviceSaysNothingOf_IsRetired) {
+  Hear(source_, Offer(1, 512));
+  Hear(destination_, Pass(1));
+  PutActions actions;
+  destination_.WaitPassed(kSource, kName, absl::OkStatus(), actions);
+  const auto finished = Only<FinishPut>(actions);
+  actions.clear();
+  destination_.RetireBlock(*finished.offset, absl::InternalError("the device has failed"), actions);
+  EXPECT_EQ(Only<ReportRetired>(actions).bytes, 512u);
+  EXPECT_FALSE(destination_.pool().HasRoom(kPool));
+  EXPECT_TRUE(destination_.pool().HasRoom(kPool - 512));
 }
 
 TEST(PutPool, NeighboursThatAreFreeBecomeOne) {

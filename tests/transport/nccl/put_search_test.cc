@@ -25,7 +25,7 @@ using ::testing::HasSubstr;
 
 constexpr uint64_t kBlock = PutPool::kAlignment;
 
-enum class Fault { kNone, kCancelAtSource, kCancelAtDestination, kBreak, kDeath, kPause };
+enum class Fault { kNone, kCancelAtSource, kCancelAtDestination, kBreak, kDeath, kPause, kLoss };
 
 struct Scenario {
   // Directions of the transfers: true: from device 0 to device 1.
@@ -33,7 +33,8 @@ struct Scenario {
   // In blocks, of each device.
   uint64_t pool_blocks = 1;
   Fault fault = Fault::kNone;
-  // The device that dies, pauses or notices that the communicator is broken.
+  // The device that dies, pauses, notices that the communicator is broken, or loses its puts: then
+  // its stream says nothing of them any more.
   int where = 0;
   PutRules rules;
 };
@@ -61,26 +62,28 @@ struct Letter {
   }
 };
 
-// A put on its stream. It happens after those before it; its end is noticed after that.
+// A put on its stream. It happens after those before it; its end is noticed after that. One that is
+// lost may happen all the same.
 struct Running {
   IssuePut put;
   bool has_happened = false;
+  bool is_lost = false;
 
   template <typename H>
   friend H AbslHashValue(H state, const Running& r) {
     return H::combine(std::move(state), r.put.key, r.put.destination_offset, r.put.communicator,
-                      r.has_happened);
+                      r.has_happened, r.is_lost);
   }
 };
 
 struct Side {
   explicit Side(DeviceId self, const Scenario& scenario)
-      : endpoint(self, scenario.pool_blocks * kBlock, absl::ZeroDuration(), TheClock(),
-                 scenario.rules) {}
+      : endpoint(self, scenario.pool_blocks * kBlock, TheClock(), scenario.rules) {}
 
   PutEndpoint endpoint;
   std::deque<Letter> inbox;
-  std::deque<Running> stream;
+  // By generation: each has a stream of its own.
+  std::map<uint32_t, std::deque<Running>> streams;
   std::vector<IssueWait> waits;
   // Signals that have come, and that were waited for, by generation.
   std::map<uint32_t, int> signals;
@@ -92,11 +95,13 @@ struct Side {
   bool is_alive = true;
   bool knows_of_death = false;
   bool is_paused = false;
+  bool is_stuck = false;
 
   template <typename H>
   friend H AbslHashValue(H state, const Side& s) {
-    state = H::combine(std::move(state), s.endpoint, s.inbox, s.stream, s.signals, s.awaited,
-                       s.promised, s.ends, s.open, s.is_alive, s.knows_of_death, s.is_paused);
+    state = H::combine(std::move(state), s.endpoint, s.inbox, s.streams, s.signals, s.awaited,
+                       s.promised, s.ends, s.open, s.is_alive, s.knows_of_death, s.is_paused,
+                       s.is_stuck);
     for (const IssueWait& wait : s.waits) state = H::combine(std::move(state), wait.communicator);
     return state;
   }
@@ -126,13 +131,20 @@ class World {
       const Side& side = sides_[i];
       const Side& other = sides_[1 - i];
       if (!side.inbox.empty() && side.is_alive) events.push_back(absl::StrCat("deliver ", i));
-      const auto next = std::find_if(side.stream.begin(), side.stream.end(),
-                                     [](const Running& put) { return !put.has_happened; });
-      if (next != side.stream.end()) events.push_back(absl::StrCat("put ", i));
-      if (!side.is_alive) continue;
-      if (!side.stream.empty() && side.stream.front().has_happened) {
-        events.push_back(absl::StrCat("passed ", i));
+      for (const auto& [generation, stream] : side.streams) {
+        const std::string of = absl::StrCat(i, " ", generation);
+        if (std::any_of(stream.begin(), stream.end(),
+                        [](const Running& put) { return !put.has_happened; })) {
+          events.push_back(absl::StrCat("put ", of));
+        }
+        if (!side.is_alive || stream.empty()) continue;
+        const bool is_stuck = side.is_stuck && generation == 1;
+        if (is_stuck && !stream.back().is_lost) events.push_back(absl::StrCat("lost ", of));
+        if (!is_stuck && stream.front().has_happened) {
+          events.push_back(absl::StrCat("passed ", of));
+        }
       }
+      if (!side.is_alive) continue;
       for (size_t w = 0; w < side.waits.size(); ++w) {
         events.push_back(absl::StrCat("waited ", i, " ", w));
       }
@@ -168,19 +180,27 @@ class World {
     if (kind == "fault") return Fail();
     Side& side = sides_[at];
     const DeviceId peer(1 - at);
+    const uint32_t generation = static_cast<uint32_t>(event.back() - '0');
     if (kind == "deliver") {
       const Letter letter = side.inbox.front();
       side.inbox.pop_front();
       if (side.knows_of_death) return;
       Receive(at, letter);
     } else if (kind == "put") {
-      Happen(at);
+      Happen(at, generation);
     } else if (kind == "passed") {
-      const Running done = side.stream.front();
-      side.stream.pop_front();
+      const Running done = side.streams[generation].front();
+      side.streams[generation].pop_front();
       const bool is_open = side.open == done.put.communicator.generation;
       side.endpoint.PutPassed(done.put.key,
                               is_open ? absl::OkStatus() : absl::AbortedError("ended"), actions);
+      Perform(at, actions);
+    } else if (kind == "lost") {
+      std::deque<Running>& stream = side.streams[generation];
+      const auto lost = std::find_if(stream.begin(), stream.end(),
+                                     [](const Running& put) { return !put.is_lost; });
+      lost->is_lost = true;
+      side.endpoint.PutLost(lost->put.key, absl::AbortedError("lost"), actions);
       Perform(at, actions);
     } else if (kind == "waited") {
       const size_t which = static_cast<size_t>(event.back() - '0');
@@ -218,13 +238,18 @@ class World {
           Blame(absl::StrCat(Describe(key), " never ends on device ", i));
         }
       }
-      if (side.endpoint.transfer_count() > 0 || !side.endpoint.is_quiet()) {
+      // What a lost put may still write to stays promised.
+      const bool may_keep = scenario_->fault == Fault::kLoss && scenario_->where != i;
+      if ((side.endpoint.transfer_count() > 0 && !may_keep) || !side.endpoint.is_quiet()) {
         Blame(absl::StrCat("device ", i, " keeps a transfer"));
       }
-      if (side.endpoint.pool().used_bytes() != side.endpoint.retired_bytes()) {
+      const PutPool& pool = side.endpoint.pool();
+      if (pool.used_bytes() != pool.retired_bytes() + side.endpoint.transfer_count() * kBlock) {
         Blame(absl::StrCat("device ", i, " has lost a block"));
       }
-      if (side.endpoint.retired_bytes() > 0 && !side.knows_of_death) Blame("a block was retired");
+      if (pool.retired_bytes() > 0 && !side.knows_of_death && !side.is_stuck) {
+        Blame("a block was retired");
+      }
     }
   }
 
@@ -278,6 +303,9 @@ class World {
         side.is_paused = true;
         side.endpoint.Pause();
         return;
+      case Fault::kLoss:
+        side.is_stuck = true;
+        return Break(scenario_->where, NameOf(1));
       case Fault::kNone:
         return;
     }
@@ -313,8 +341,9 @@ class World {
   }
 
   // The next put of the device's stream writes into the other's memory.
-  void Happen(int at) {
-    const auto next = std::find_if(sides_[at].stream.begin(), sides_[at].stream.end(),
+  void Happen(int at, uint32_t generation) {
+    std::deque<Running>& stream = sides_[at].streams[generation];
+    const auto next = std::find_if(stream.begin(), stream.end(),
                                    [](const Running& put) { return !put.has_happened; });
     next->has_happened = true;
     Side& to = sides_[1 - at];
@@ -341,7 +370,7 @@ class World {
         if (side.open != put->communicator.generation)
           Blame("a put on a communicator that has ended");
         if (side.is_paused) Blame("a put during a pause");
-        side.stream.push_back({*put});
+        side.streams[put->communicator.generation].push_back({*put});
       } else if (const auto* const wait = std::get_if<IssueWait>(&action)) {
         const uint32_t generation = wait->communicator.generation;
         if (side.is_paused) Blame("a wait during a pause");
@@ -423,7 +452,8 @@ class Search {
 };
 
 constexpr Fault kFaults[] = {Fault::kNone,  Fault::kCancelAtSource, Fault::kCancelAtDestination,
-                             Fault::kBreak, Fault::kDeath,          Fault::kPause};
+                             Fault::kBreak, Fault::kDeath,          Fault::kPause,
+                             Fault::kLoss};
 
 TEST(PutSearch, NoOrderOfEventsBreaksARule) {
   size_t states = 0;
@@ -464,6 +494,11 @@ TEST(PutSearch, WithoutTheAnswerABlockIsUsedTwice) {
 
 TEST(PutSearch, WithoutRetiringADeadPeersPutOverwritesABlock) {
   EXPECT_THAT(FailureWithout(&PutRules::retires_blocks_of_the_dead, Fault::kDeath, 0),
+              HasSubstr("overwrites a block"));
+}
+
+TEST(PutSearch, WithoutRetiringALostPutOverwritesABlock) {
+  EXPECT_THAT(FailureWithout(&PutRules::retires_lost_blocks, Fault::kLoss, 0),
               HasSubstr("overwrites a block"));
 }
 
