@@ -352,7 +352,7 @@ void BatchAgreementEndpoint::ExpireOne(const TransferKey& key, absl::Time now,
     }
   }
   if (state_.transfers.contains(key)) {
-    // What it waits for now comes from outside: without any grace this would be called all the
+    // It waits for an event from outside: without any grace this would be called all the
     // time.
     state_.transfers.SetDeadline(key, now + std::max(state_.options.abort_grace, kShortestGrace));
   }

@@ -124,7 +124,7 @@ class BatchRunner final : public std::enable_shared_from_this<BatchRunner>,
   bool IsIdle(const NcclCommunicator& communicator) const;
   // The communicator has ended: its stranded batches are over once their kernels have left.
   void FinishStranded(const std::shared_ptr<NcclCommunicator>& communicator);
-  // What is known of the stream of those batches, which were stranded.
+  // Ends those batches, which were stranded, as far as that is known of their stream.
   void Settle(cuda::StreamEnd end, std::vector<BatchPtr>& batches);
   void Finish(const BatchPtr& batch, absl::Status status);
   // The batch's communicator has ended, or is being ended: no NCCL call can be made on it.

@@ -37,7 +37,7 @@ struct IssueWait {
   DeviceId peer = kNoDevice;
   CommunicatorName communicator;
   int signals = 0;
-  // Of the blocks that are complete then.
+  // Size of the blocks that are complete then.
   uint64_t bytes = 0;
 };
 
@@ -66,7 +66,7 @@ struct BreakForPut {
 // logged.
 struct ReportRetired {
   uint64_t bytes = 0;
-  // Of all that are retired.
+  // Sum of all that are retired.
   uint64_t total_bytes = 0;
   absl::Status why;
 };

@@ -69,7 +69,7 @@ TEST_F(PutMemoryTest, BlockOfADeviceThatHasFailed_IsFreedWithItsError) {
   EXPECT_THAT(memory->TakeFreed(), IsEmpty());
 }
 
-// What one attempt lacked another may have.
+// Another attempt may have the memory that one lacked.
 TEST_F(PutMemoryTest, FailureIsRepeatedUntilItsRetryIsDue_AndThePoolIsMadeOnce) {
   FakeClock clock;
   PutMemoryMaker maker(clock);

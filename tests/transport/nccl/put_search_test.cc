@@ -238,7 +238,7 @@ class World {
           Blame(absl::StrCat(Describe(key), " never ends on device ", i));
         }
       }
-      // What a lost put may still write to stays promised.
+      // A block that a lost put may still write to stays promised.
       const bool may_keep = scenario_->fault == Fault::kLoss && scenario_->where != i;
       if ((side.endpoint.transfer_count() > 0 && !may_keep) || !side.endpoint.is_quiet()) {
         Blame(absl::StrCat("device ", i, " keeps a transfer"));
