@@ -3,6 +3,7 @@
 #ifndef FERRY_TRANSPORT_NCCL_DEVICE_PUTS_H_
 #define FERRY_TRANSPORT_NCCL_DEVICE_PUTS_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>

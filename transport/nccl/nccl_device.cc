@@ -444,7 +444,6 @@ absl::Status NcclDevice::Open(DeviceId peer, const CommunicatorKey& key, MadeCom
   if (absl::Status opened = endpoint_.Open(name, {self_, peer}, actions); !opened.ok()) {
     endpoint_.Cancel(puts_.WindowKey(peer, name), absl::CancelledError("it was not opened"),
                      actions);
-    puts_.DropWindow(name);
     return opened;
   }
   communicators_.SetOpen(peer, {.name = name,
@@ -601,6 +600,11 @@ std::shared_ptr<NcclCommunicator> NcclDevice::CommunicatorWith(DeviceId peer) co
   absl::MutexLock lock(&mu_);
   const PeerCommunicator* const opened = communicators_.OpenWith(peer);
   return opened == nullptr ? nullptr : opened->communicator;
+}
+
+size_t NcclDevice::window_count() const {
+  absl::MutexLock lock(&mu_);
+  return puts_.window_count();
 }
 
 std::vector<std::string> NcclDevice::Pending() const {

@@ -3,6 +3,7 @@
 #ifndef FERRY_TRANSPORT_NCCL_NCCL_DEVICE_H_
 #define FERRY_TRANSPORT_NCCL_NCCL_DEVICE_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -125,6 +126,8 @@ class NcclDevice final : public std::enable_shared_from_this<NcclDevice>,
   // The open communicator with that peer; null: none. For measuring NCCL itself: the caller ensures
   // that nothing else is outstanding on either side.
   std::shared_ptr<NcclCommunicator> CommunicatorWith(DeviceId peer) const ABSL_LOCKS_EXCLUDED(mu_);
+  // Windows of its communicators; for tests.
+  size_t window_count() const ABSL_LOCKS_EXCLUDED(mu_);
   // Pending transfers and what they wait for, one line each.
   std::vector<std::string> Pending() const ABSL_LOCKS_EXCLUDED(mu_);
 
