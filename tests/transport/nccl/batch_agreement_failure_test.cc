@@ -167,6 +167,26 @@ TEST_F(GrantFailureTest, DeadlineAfterTheGrant_AbortsAfterTheGracePeriod) {
   EXPECT_TRUE(devices_[0].endpoint.is_idle());
 }
 
+// Its answer comes from outside: without any grace it would be looked at all the time.
+TEST(GrantGraceTest, NoGracePeriod_IsStillNotLookedAtAllTheTime) {
+  FakeClock clock;
+  BatchAgreementOptions options;
+  options.abort_grace = absl::ZeroDuration();
+  BatchAgreementEndpoint endpoint(DeviceId(0), options, clock);
+  BatchAgreementActions actions;
+  ASSERT_TRUE(endpoint.Open({7, 1}, {DeviceId(0), DeviceId(1)}, actions).ok());
+  ASSERT_TRUE(endpoint
+                  .Add({.key = {DeviceId(0), DeviceId(1), 5},
+                        .bytes = 64,
+                        .deadline = clock.Now() + absl::Seconds(1)},
+                       actions)
+                  .ok());
+  clock.Advance(absl::Seconds(1));
+  endpoint.Expire(actions);
+  ASSERT_FALSE(endpoint.is_idle());
+  EXPECT_GT(endpoint.NextDeadline(), clock.Now());
+}
+
 // Each grant has a serial of its own: a duplicate would leave a batch that never ends.
 TEST(GrantSerials, DuplicateGrant_IsRefused) {
   FakeClock clock;
