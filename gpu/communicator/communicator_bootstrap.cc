@@ -140,9 +140,23 @@ void CommunicatorBootstrap::NotePresence(absl::string_view key, absl::string_vie
   if (!same.ok()) Fail(same);
 }
 
+absl::Status CommunicatorBootstrap::CheckWay(CommunicatorWay way) const {
+  if (way == CommunicatorWay::kCreate) return absl::OkStatus();
+  const std::optional<RankOrigin> offer = Offer();
+  const CommunicatorWay own =
+      offer.has_value() ? WayOf(*offer, key_.size()) : CommunicatorWay::kCreate;
+  if (own == way) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      Describe(), ": ", key_.DescribeRank(0), " has published ids to ", CommunicatorWayName(way),
+      " a communicator, and this rank has prepared to ", CommunicatorWayName(own), " one"));
+}
+
 absl::StatusOr<CommunicatorUniqueIds> CommunicatorBootstrap::ChooseWay() {
   CommunicatorUniqueIds chosen = {options_.nccl_version, key_.member(0).incarnation};
-  chosen.way = ChooseCommunicatorWay(options_.nccl_version, offers_);
+  // What the store says of this rank may not be its own.
+  std::vector<std::optional<RankOrigin>> offers = offers_;
+  offers[static_cast<size_t>(rank_)] = Offer();
+  chosen.way = ChooseCommunicatorWay(options_.nccl_version, offers);
   if (chosen.way == CommunicatorWay::kGrow) {
     FERRY_ASSIGN_OR_RETURN(std::string id, actions_.CreateGrowId());
     chosen.ids.push_back(std::move(id));
@@ -175,10 +189,8 @@ void CommunicatorBootstrap::TryBegin() {
     return FailAttempt(absl::AbortedError(absl::StrCat(
         Describe(), ": the ids in the store are not of this life of ", key_.DescribeRank(0))));
   }
-  if (ids->way != CommunicatorWay::kCreate && !Offer().has_value()) {
-    return FailAttempt(absl::AbortedError(
-        absl::StrCat(Describe(), ": the others make it of a communicator that is not here")));
-  }
+  const absl::Status fits = CheckWay(ids->way);
+  if (!fits.ok()) return FailAttempt(fits);
   state_ = BootstrapState::kInitialising;
   has_begun_ = true;
   actions_.Initialise(generation_, ids->way, ids->ids);

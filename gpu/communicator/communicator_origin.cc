@@ -18,6 +18,15 @@ bool IsOf(const RankOrigin& offer, const RankOrigin& first) {
 
 }  // namespace
 
+absl::string_view CommunicatorWayName(CommunicatorWay way) {
+  static constexpr absl::string_view kNames[] = {"create", "shrink", "grow"};
+  return kNames[static_cast<int>(way)];
+}
+
+CommunicatorWay WayOf(const RankOrigin& offer, int size) {
+  return offer.is_new() || offer.size < size ? CommunicatorWay::kGrow : CommunicatorWay::kShrink;
+}
+
 std::string EncodeRankOrigin(const RankOrigin& origin) {
   if (origin.is_new()) return kJoins;
   return absl::StrCat(absl::Hex(origin.id), ":", origin.generation, ":", origin.rank, ":",

@@ -19,6 +19,9 @@ enum class CommunicatorWay : uint8_t {
   kGrow = 2,    // ncclCommGrow
 };
 
+// "shrink".
+absl::string_view CommunicatorWayName(CommunicatorWay way);
+
 // 2.27 can shrink; 2.28.7 can also stop the operations of the origin without blocking (revoke).
 inline constexpr int kShrinkVersion = 22807;
 inline constexpr int kGrowVersion = 22902;
@@ -41,6 +44,10 @@ struct RankOrigin {
 std::string EncodeRankOrigin(const RankOrigin& origin);
 //   Errors: DATA_LOSS: not written by EncodeRankOrigin.
 absl::StatusOr<RankOrigin> DecodeRankOrigin(absl::string_view text);
+
+// The way that a rank with this offer is prepared for, if it is to be one of `size` ranks: a
+// communicator that shrinks has been stopped already, and cannot grow.
+CommunicatorWay WayOf(const RankOrigin& offer, int size);
 
 // The one way that all ranks can take, by what they offer in the order of the new ranks; nullopt: a
 // rank offers nothing, because its library cannot, its communicator is broken, or nobody asked for

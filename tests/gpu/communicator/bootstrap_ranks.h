@@ -139,6 +139,7 @@ class CommunicatorBootstrapTest : public testing::Test {
       CommunicatorBootstrapOptions options;
       options.nccl_version = versions.contains(rank) ? versions[rank] : 22809;
       if (origins.contains(rank)) options.origin = origins[rank];
+      options.max_attempts = max_attempts_;
       auto made = std::make_unique<Rank>();
       made->view = std::make_unique<FakeStore::View>(store_);
       made->bootstrap = std::make_unique<CommunicatorBootstrap>(*key_, rank, options, *made->view,
@@ -172,6 +173,7 @@ class CommunicatorBootstrapTest : public testing::Test {
 
   FakeClock clock_;
   FakeStore store_;
+  int max_attempts_ = 4;
   std::optional<CommunicatorKey> key_;
   std::vector<std::unique_ptr<Rank>> ranks_;
 };

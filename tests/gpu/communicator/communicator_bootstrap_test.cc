@@ -99,6 +99,48 @@ TEST_F(CommunicatorBootstrapTest, WayThatThisRankHasNotOffered_IsGivenUp) {
   EXPECT_EQ(store_.entries[key_->GenerationKey()], "2");
 }
 
+// It has stopped the operations of what was to shrink: NCCL would refuse to grow that.
+TEST_F(CommunicatorBootstrapTest, WayThatDoesNotFitTheOffer_IsGivenUp) {
+  for (const bool prepares_to_shrink : {true, false}) {
+    SCOPED_TRACE(prepares_to_shrink);
+    store_.entries.clear();
+    max_attempts_ = 1;
+    const RankOrigin offer = prepares_to_shrink ? HeldOne(2, 3) : RankOrigin{};
+    Make(2, {{0, 23203}, {1, 23203}}, {{1, offer}});
+    ranks_[1]->bootstrap->Start();
+    const std::vector<std::string> ids(prepares_to_shrink ? 1 : 0,
+                                       std::string(kNcclUniqueIdBytes, 'g'));
+    store_.Put(key_->UniqueIdKey(1),
+               EncodeCommunicatorUniqueIds(
+                   {23203, 0x1000, ids,
+                    prepares_to_shrink ? CommunicatorWay::kGrow : CommunicatorWay::kShrink}));
+    ranks_[1]->Hear();
+    EXPECT_THAT(ranks_[1]->actions.ways, IsEmpty());
+    ASSERT_THAT(ranks_[1]->actions.ended, SizeIs(1));
+    const absl::Status& why = ranks_[1]->actions.ended[0];
+    EXPECT_EQ(why.code(), absl::StatusCode::kFailedPrecondition) << why;
+    EXPECT_THAT(std::string(why.message()),
+                HasSubstr(prepares_to_shrink
+                              ? "has published ids to grow a communicator, and this rank has "
+                                "prepared to shrink one"
+                              : "has published ids to shrink a communicator, and this rank has "
+                                "prepared to grow one"));
+    EXPECT_EQ(store_.entries[key_->GenerationKey()], "2") << "the others are told";
+  }
+}
+
+// It knows its own offer better than the store does.
+TEST_F(CommunicatorBootstrapTest, StoreSaysAnotherOfferOfTheFirstRank_ItsOwnCounts) {
+  Make(2, {}, {{1, HeldOne(2, 3)}});
+  Start({0});
+  store_.Put(key_->PresenceKey(1, 0), EncodeRankPresence({22809, 0x1000, HeldOne(0, 3)}));
+  Start({1});
+  for (auto& rank : ranks_) {
+    EXPECT_THAT(rank->actions.ways, ElementsAre(CommunicatorWay::kCreate));
+    EXPECT_EQ(rank->bootstrap->generation(), 1u);
+  }
+}
+
 TEST_F(CommunicatorBootstrapTest, OneIdForEvery128Ranks) {
   EXPECT_EQ(UniqueIdCount(128), 1);
   EXPECT_EQ(UniqueIdCount(129), 2);
