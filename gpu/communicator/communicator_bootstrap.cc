@@ -153,7 +153,7 @@ absl::Status CommunicatorBootstrap::CheckWay(CommunicatorWay way) const {
 
 absl::StatusOr<CommunicatorUniqueIds> CommunicatorBootstrap::ChooseWay() {
   CommunicatorUniqueIds chosen = {options_.nccl_version, key_.member(0).incarnation};
-  // What the store says of this rank may not be its own.
+  // The store may say of this rank what is not its own.
   std::vector<std::optional<RankOrigin>> offers = offers_;
   offers[static_cast<size_t>(rank_)] = Offer();
   chosen.way = ChooseCommunicatorWay(options_.nccl_version, offers);
