@@ -78,13 +78,19 @@ absl::Status WhyNoPut(GpuPeer& peer) {
 TEST(NcclPut, TensorsArePutOnceTheWindowIsOpen) {
   NEEDS_THE_DOUBLE("can play what this needs");
   RunGpuPair(
-      WithPuts(), [](GpuPeer& peer) { SendOneByOne(peer, 6); },
+      WithPuts(),
+      [](GpuPeer& peer) {
+        SendOneByOne(peer, 6);
+        peer.Meet();
+      },
       [](GpuPeer& peer) {
         const std::vector<std::string> paths = ReceiveOneByOne(peer, 6);
         EXPECT_THAT(paths, Each(AnyOf("nccl", "nccl, put")));
         EXPECT_EQ(paths.front(), "nccl");
         EXPECT_EQ(paths.back(), "nccl, put");
+        // The window ends with the peer.
         EXPECT_TRUE(WhyNoPut(peer).ok()) << WhyNoPut(peer);
+        peer.Meet();
       });
 }
 
