@@ -5,34 +5,62 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
-#include <vector>
 
 #include "absl/container/btree_map.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 
 #include "base/clock.h"
 #include "transport/nccl/batch_runner.h"
 #include "transport/nccl/nccl_context.h"
 #include "transport/nccl/put_endpoint.h"
+#include "transport/nccl/put_host.h"
 #include "transport/nccl/put_memory.h"
+#include "transport/nccl/put_memory_maker.h"
 
 namespace ferry {
 
-// The protocol's endpoint, its pool, and the windows of communicators over it. NcclDevice holds it
-// under its lock, performs the endpoint's actions, and says which communicators there are. Calls
-// neither NCCL nor CUDA, but for the events of returned blocks. Not thread-safe.
+// The protocol's endpoint, whose actions it performs through the host, its pool, and the windows of
+// communicators over it. Not thread-safe: the host calls it under its lock, except where it says
+// otherwise.
 class DevicePuts final {
  public:
-  // `options` and `clock` must outlive it.
-  DevicePuts(DeviceId self, const NcclTransportOptions& options, const Clock& clock)
-      : self_(self), options_(options), endpoint_(self, options.put_bytes, clock) {}
+  // All must outlive it.
+  DevicePuts(DeviceId self, int ordinal, const NcclTransportOptions& options, const Clock& clock,
+             PutHost& host)
+      : self_(self),
+        ordinal_(ordinal),
+        options_(options),
+        host_(host),
+        endpoint_(self, options.put_bytes, clock) {}
 
-  PutEndpoint& endpoint() { return endpoint_; }
   const PutEndpoint& endpoint() const { return endpoint_; }
+  // Calls `change`, and then performs the endpoint's actions. What they do to the batches is done
+  // at once, and appended to `batches`.
+  void Change(absl::FunctionRef<void(PutEndpoint& endpoint, PutActions& actions)> change,
+              BatchAgreementActions& batches);
+  // As PutEndpoint::Offer. The block of the pool is the endpoint's to know.
+  std::optional<CommunicatorName> Offer(const TransferKey& key, uint64_t bytes,
+                                        absl::Time deadline) {
+    uint64_t offset = 0;
+    return endpoint_.Offer(key, bytes, deadline, offset);
+  }
   // Gives the endpoint the blocks that were freed.
-  void CollectBlocks(PutActions& actions);
+  void CollectBlocks(BatchAgreementActions& batches);
+
+  // A communicator's part of it.
+  struct Made {
+    std::shared_ptr<PutMemory> memory;
+    std::shared_ptr<cuda::CudaStream> stream;
+  };
+  // A window's needs, or why there are no one-sided transfers with that peer. Blocks.
+  static absl::StatusOr<Made> Make(Gpu& gpu, const nccl::NcclApi& api,
+                                   const NcclTransportOptions& options, bool peer_has_puts,
+                                   PutMemoryMaker& maker);
 
   // --- Windows ---
 
@@ -42,9 +70,7 @@ class DevicePuts final {
   // Why no window is to be set up with the peer; OK: one may be.
   absl::Status WindowRefusal(DeviceId peer) const;
   // It begins to be set up on that communicator.
-  std::shared_ptr<PutWindow> AddWindow(const CommunicatorName& name,
-                                       std::shared_ptr<PutMemory> memory,
-                                       std::shared_ptr<cuda::CudaStream> stream);
+  void AddWindow(const CommunicatorName& name, Made made);
   // That has ended. OK: it is registered, if the library has it.
   //   is_open: the communicator is.
   void OnWindow(DeviceId peer, const CommunicatorName& name, const absl::Status& status,
@@ -59,22 +85,23 @@ class DevicePuts final {
   // As NcclDevice::PutRefusal.
   absl::Status Refusal(DeviceId peer) const;
 
-  // --- Its operations; the caller adds what to call at their ends ---
-
-  // Nothing: there is no such window.
-  std::optional<RunnableBatch> MakePut(const IssuePut& put,
-                                       std::shared_ptr<NcclCommunicator> communicator,
-                                       const Tensor& source) const;
-  std::optional<RunnableBatch> MakeWait(const IssueWait& wait,
-                                        std::shared_ptr<NcclCommunicator> communicator) const;
-  // The memory of a delivered tensor. REQUIRES: a block of the pool.
-  std::shared_ptr<Buffer> BufferAt(uint64_t offset, uint64_t bytes) const {
-    return memory_->BufferAt(offset, bytes);
-  }
-
  private:
+  // The following run without the lock.
+  void Perform(PutAction action);
+  // Launches the operation that Make makes under the lock, if the communicator is open; then calls
+  // `end` with what ends it at the endpoint.
+  using MakeBatch = absl::FunctionRef<RunnableBatch(std::shared_ptr<NcclCommunicator> communicator,
+                                                    std::shared_ptr<PutWindow> window)>;
+  using End = std::function<void(PutEndpoint& endpoint, bool is_lost, const absl::Status& status,
+                                 PutActions& actions)>;
+  void Launch(DeviceId peer, const CommunicatorName& name, MakeBatch make, End end);
+  void LaunchPut(const IssuePut& put);
+  void LaunchWait(const IssueWait& wait);
+
   const DeviceId self_;
+  const int ordinal_;
   const NcclTransportOptions& options_;
+  PutHost& host_;
   PutEndpoint endpoint_;
   // Null until a communicator needs it.
   std::shared_ptr<PutMemory> memory_;

@@ -8,7 +8,6 @@
 #include "absl/strings/str_cat.h"
 
 #include "base/clock.h"
-#include "base/logging.h"
 #include "base/status_macros.h"
 
 namespace ferry {
@@ -21,7 +20,7 @@ NcclDevice::NcclDevice(const Common& common, int ordinal, DeviceId self)
       endpoint_(self, common.options.grants, SteadyClock()),
       communicators_(self, common.incarnation, common.options),
       pause_(ordinal),
-      puts_(self, common.options, SteadyClock()) {}
+      puts_(self, ordinal, common.options, SteadyClock(), *this) {}
 
 absl::StatusOr<std::shared_ptr<NcclDevice>> NcclDevice::Create(const Common& common, int ordinal,
                                                                DeviceId self) {
@@ -34,7 +33,7 @@ void NcclDevice::Run(absl::FunctionRef<void(BatchAgreementActions& actions)> cha
   absl::MutexLock lock(&mu_);
   BatchAgreementActions actions;
   change(actions);
-  Queue(std::move(actions));
+  QueueAll(std::move(actions));
   if (std::exchange(is_performing_, true)) return;
   while (!todo_.empty()) {
     Todo todo = std::move(todo_.front());
@@ -50,14 +49,16 @@ void NcclDevice::Run(absl::FunctionRef<void(BatchAgreementActions& actions)> cha
   ScheduleExpiry();
 }
 
-void NcclDevice::Queue(BatchAgreementActions actions) {
+void NcclDevice::QueueAll(BatchAgreementActions actions) {
   for (GrantAction& action : actions) {
     if (auto* const flag = std::get_if<FlagCommunicator>(&action)) {
       communicators_.SetEnding(flag->name, flag->why);
-      PutActions ended;
-      puts_.endpoint().CommunicatorEnded(flag->name, flag->why, flag->died, ended);
       BatchAgreementActions none;
-      QueuePuts(std::move(ended), none);
+      puts_.Change(
+          [flag](PutEndpoint& endpoint, PutActions& ended) {
+            endpoint.CommunicatorEnded(flag->name, flag->why, flag->died, ended);
+          },
+          none);
       FERRY_CHECK(none.empty());
       continue;
     }
@@ -87,12 +88,10 @@ void NcclDevice::Send(NcclTransfer transfer, TellCallback tell) {
     const TransferKey key = transfer.key;
     refused = stopped_;
     if (!refused.ok()) return;
-    PutActions collected;
-    puts_.CollectBlocks(collected);
-    QueuePuts(std::move(collected), actions);
-    uint64_t block = 0;
+    puts_.CollectBlocks(actions);
     const absl::Time deadline = SteadyClock().Now() + common_.options.transfer_timeout;
-    const auto offer = puts_.endpoint().Offer(key, transfer.memory.bytes(), deadline, block);
+    const std::optional<CommunicatorName> offer =
+        puts_.Offer(key, transfer.memory.bytes(), deadline);
     if (offer.has_value()) {
       const PeerDevice peer = transfer.peer;
       transfers_.emplace(key, std::move(transfer));
@@ -121,7 +120,7 @@ void NcclDevice::Send(NcclTransfer transfer, TellCallback tell) {
     todo_.emplace_back(Work([tell = std::move(tell), grant = std::move(grant)]() mutable {
       std::move(tell)(std::move(grant), std::nullopt);
     }));
-    Queue(std::move(wanted));
+    QueueAll(std::move(wanted));
     AddUser(peer, actions);
     if (const absl::Status why = TurnRefusal(); !why.ok()) endpoint_.Cancel(key, why, actions);
   });
@@ -150,9 +149,8 @@ void NcclDevice::Receive(NcclTransfer transfer, std::optional<BatchAgreementMess
     transfers_.emplace(key, std::move(transfer));
     if (is_offered) {
       // Before any grant of it.
-      PutActions answer;
-      PutEndpoint::Refuse(key, answer);
-      QueuePuts(std::move(answer), actions);
+      puts_.Change([&](PutEndpoint&, PutActions& answer) { PutEndpoint::Refuse(key, answer); },
+                   actions);
     }
     refused = grant.has_value() ? endpoint_.AddWithGrant(added, *grant, actions)
                                 : endpoint_.Add(added, actions);
@@ -179,9 +177,9 @@ void NcclDevice::Cancel(const TransferKey& key, const absl::Status& why) {
 void NcclDevice::CancelOne(const TransferKey& key, const absl::Status& why,
                            BatchAgreementActions& actions) {
   if (!puts_.endpoint().contains(key)) return endpoint_.Cancel(key, why, actions);
-  PutActions cancelled;
-  puts_.endpoint().Cancel(key, why, cancelled);
-  QueuePuts(std::move(cancelled), actions);
+  puts_.Change(
+      [&](PutEndpoint& endpoint, PutActions& cancelled) { endpoint.Cancel(key, why, cancelled); },
+      actions);
 }
 
 absl::Status NcclDevice::CheckCommunicator(const BatchAgreementMessage& message,
@@ -213,9 +211,9 @@ void NcclDevice::PeerFailed(DeviceId peer, const absl::Status& why) {
   Run([&](BatchAgreementActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     endpoint_.PeerFailed(peer, why, actions);
     communicators_.GiveUp(peer);
-    PutActions failed;
-    puts_.endpoint().PeerFailed(peer, why, failed);
-    QueuePuts(std::move(failed), actions);
+    puts_.Change(
+        [&](PutEndpoint& endpoint, PutActions& failed) { endpoint.PeerFailed(peer, why, failed); },
+        actions);
   });
 }
 
@@ -226,9 +224,9 @@ void NcclDevice::Stop(const absl::Status& why, absl::Duration timeout) {
     for (const DeviceId peer : communicators_.peers()) {
       communicators_.GiveUp(peer);
       endpoint_.PeerFailed(peer, why, actions);
-      PutActions failed;
-      puts_.endpoint().PeerFailed(peer, why, failed);
-      QueuePuts(std::move(failed), actions);
+      puts_.Change([&](PutEndpoint& endpoint,
+                       PutActions& failed) { endpoint.PeerFailed(peer, why, failed); },
+                   actions);
     }
     runner = runner_;
   });
@@ -313,9 +311,8 @@ void NcclDevice::ScheduleExpiry() {
     self->Run([&](BatchAgreementActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(self->mu_) {
       if (self->expiry_ == next) self->expiry_ = absl::InfiniteFuture();
       self->endpoint_.Expire(actions);
-      PutActions expired;
-      self->puts_.endpoint().Expire(expired);
-      self->QueuePuts(std::move(expired), actions);
+      self->puts_.Change(
+          [](PutEndpoint& endpoint, PutActions& expired) { endpoint.Expire(expired); }, actions);
     });
   });
 }
@@ -364,19 +361,6 @@ void NcclDevice::Need(DeviceId peer, BatchAgreementActions& actions) {
   if (!has_begun) communicators_.CancelCreating(peer);
 }
 
-absl::StatusOr<std::shared_ptr<PutMemory>> NcclDevice::GetPutMemory(Gpu& gpu, bool peer_has_puts) {
-  if (common_.options.put_bytes == 0) {
-    return absl::FailedPreconditionError("they are switched off (--nccl-put-bytes=0)");
-  }
-  if (!nccl::HasPut(*common_.job.library)) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "NCCL ", nccl::VersionText(common_.job.library->version()), " has none, or cannot say so; ",
-        nccl::VersionText(nccl::kPutVersion), " is the first that does"));
-  }
-  if (!peer_has_puts) return absl::FailedPreconditionError("the peer has no pool for them");
-  return put_memory_maker_.Get([&] { return PutMemory::Create(gpu, common_.options.put_bytes); });
-}
-
 NcclDevice::MadeCommunicator NcclDevice::Make(const CommunicatorKey& key, int rank,
                                               const CommunicatorOptions& options,
                                               bool peer_has_puts) {
@@ -388,15 +372,8 @@ NcclDevice::MadeCommunicator NcclDevice::Make(const CommunicatorKey& key, int ra
   const auto add_rest = [&]() -> absl::Status {
     FERRY_ASSIGN_OR_RETURN(result.gpu, gpu);
     FERRY_ASSIGN_OR_RETURN(result.warmth, result.gpu->arena->Allocate(2));
-    result.put_memory = GetPutMemory(*result.gpu, peer_has_puts);
-    if (!result.put_memory.ok()) return absl::OkStatus();
-    absl::StatusOr<std::unique_ptr<cuda::CudaStream>> stream =
-        cuda::CudaStream::Create(result.gpu->device);
-    if (stream.ok()) {
-      result.put_stream = *std::move(stream);
-    } else {
-      result.put_memory = std::move(stream).status();
-    }
+    result.puts = DevicePuts::Make(*result.gpu, *common_.job.library, common_.options,
+                                   peer_has_puts, put_memory_maker_);
     return absl::OkStatus();
   };
   if (result.communicator.ok()) {
@@ -436,10 +413,10 @@ absl::Status NcclDevice::Open(DeviceId peer, const CommunicatorKey& key, MadeCom
   if (runner_ == nullptr) StartRunner(*made.gpu);
   const std::shared_ptr<NcclCommunicator> communicator = *made.communicator;
   const CommunicatorName name = {key.id(), communicator->generation()};
-  if (made.put_memory.ok()) {
-    AddWindow(peer, name, made, actions);
+  if (made.puts.ok()) {
+    AddWindow(peer, name, *std::move(made.puts), actions);
   } else {
-    puts_.SetRefusal(peer, made.put_memory.status());
+    puts_.SetRefusal(peer, made.puts.status());
   }
   if (absl::Status opened = endpoint_.Open(name, {self_, peer}, actions); !opened.ok()) {
     endpoint_.Cancel(puts_.WindowKey(peer, name), absl::CancelledError("it was not opened"),
@@ -537,13 +514,13 @@ void NcclDevice::Free(const CommunicatorName& name) {
 }
 
 void NcclDevice::UpdatePause(BatchAgreementActions& actions) {
-  if (pause_.is_paused()) {
-    puts_.endpoint().Pause();
-    return endpoint_.Pause(actions);
-  }
-  PutActions resumed;
-  puts_.endpoint().Resume(resumed);
-  QueuePuts(std::move(resumed), actions);
+  const bool is_paused = pause_.is_paused();
+  puts_.Change(
+      [is_paused](PutEndpoint& endpoint, PutActions& resumed) {
+        is_paused ? endpoint.Pause() : endpoint.Resume(resumed);
+      },
+      actions);
+  if (is_paused) return endpoint_.Pause(actions);
   endpoint_.Resume(actions);
 }
 
@@ -614,37 +591,6 @@ std::vector<std::string> NcclDevice::Pending() const {
   return lines;
 }
 
-void NcclDevice::QueuePuts(PutActions actions, BatchAgreementActions& batches) {
-  for (PutAction& action : actions) {
-    if (auto* const batch = std::get_if<SendInBatch>(&action)) {
-      AddToBatches(batch->key, batches);
-    } else if (auto* const end = std::get_if<BreakForPut>(&action)) {
-      endpoint_.Break(end->communicator, end->why, batches);
-    } else {
-      todo_.emplace_back(
-          Work([this, action = std::move(action)]() mutable { PerformPut(std::move(action)); }));
-    }
-  }
-}
-
-void NcclDevice::PerformPut(PutAction action) {
-  if (auto* const send = std::get_if<SendPutMessage>(&action)) {
-    common_.send_put(send->message);
-  } else if (auto* const put = std::get_if<IssuePut>(&action)) {
-    LaunchPut(*put);
-  } else if (auto* const wait = std::get_if<IssueWait>(&action)) {
-    LaunchWait(*wait);
-  } else if (auto* const finish = std::get_if<FinishPut>(&action)) {
-    FinishPlaced(*std::move(finish));
-  } else if (auto* const retired = std::get_if<ReportRetired>(&action)) {
-    FERRY_LOG_WARN(kGpu,
-                   "gpu:{}: {} bytes of the pool for one-sided transfers are not used again ({} of "
-                   "{} by now): {}",
-                   ordinal_, retired->bytes, retired->total_bytes, common_.options.put_bytes,
-                   retired->why);
-  }
-}
-
 void NcclDevice::AddToBatches(const TransferKey& key, BatchAgreementActions& actions) {
   const auto found = transfers_.find(key);
   if (found == transfers_.end()) return;
@@ -667,83 +613,22 @@ std::shared_ptr<NcclCommunicator> NcclDevice::OpenCommunicator(DeviceId peer,
   return opened == nullptr || opened->name != name ? nullptr : opened->communicator;
 }
 
-void NcclDevice::LaunchPut(const IssuePut& put) {
-  std::optional<RunnableBatch> batch;
-  std::shared_ptr<BatchRunner> runner;
-  {
-    absl::MutexLock lock(&mu_);
-    const auto transfer = transfers_.find(put.key);
-    std::shared_ptr<NcclCommunicator> communicator =
-        OpenCommunicator(put.key.destination, put.communicator);
-    if (communicator != nullptr && transfer != transfers_.end()) {
-      batch = puts_.MakePut(put, std::move(communicator), transfer->second.memory);
-    }
-    runner = runner_;
-  }
-  using End = void (PutEndpoint::*)(const TransferKey&, const absl::Status&, PutActions&);
-  const auto report = [self = shared_from_this(), key = put.key](End end) {
-    return [self, key, end](const absl::Status& status) {
-      self->Run([&](BatchAgreementActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(self->mu_) {
-        PutActions ended;
-        (self->puts_.endpoint().*end)(key, status, ended);
-        self->QueuePuts(std::move(ended), actions);
-      });
-    };
-  };
-  if (!batch.has_value()) {
-    return report(&PutEndpoint::PutPassed)(
-        absl::AbortedError(absl::StrCat(Describe(put.communicator), " is not open any more")));
-  }
-  batch->done = report(&PutEndpoint::PutPassed);
-  batch->lost = report(&PutEndpoint::PutLost);
-  runner->Launch(*std::move(batch));
+const Tensor* NcclDevice::MemoryOf(const TransferKey& key) {
+  const auto found = transfers_.find(key);
+  return found == transfers_.end() ? nullptr : &found->second.memory;
 }
 
-void NcclDevice::LaunchWait(const IssueWait& wait) {
-  std::optional<RunnableBatch> batch;
-  std::shared_ptr<BatchRunner> runner;
-  {
-    absl::MutexLock lock(&mu_);
-    std::shared_ptr<NcclCommunicator> communicator = OpenCommunicator(wait.peer, wait.communicator);
-    if (communicator != nullptr) batch = puts_.MakeWait(wait, std::move(communicator));
-    runner = runner_;
-  }
-  using End =
-      void (PutEndpoint::*)(DeviceId, const CommunicatorName&, const absl::Status&, PutActions&);
-  const auto report = [self = shared_from_this(), wait](End end) {
-    return [self, wait, end](const absl::Status& status) {
-      self->Run([&](BatchAgreementActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(self->mu_) {
-        PutActions ended;
-        (self->puts_.endpoint().*end)(wait.peer, wait.communicator, status, ended);
-        self->QueuePuts(std::move(ended), actions);
-      });
-    };
-  };
-  if (!batch.has_value()) {
-    return report(&PutEndpoint::WaitPassed)(
-        absl::AbortedError(absl::StrCat(Describe(wait.communicator), " is not open any more")));
-  }
-  batch->done = report(&PutEndpoint::WaitPassed);
-  batch->lost = report(&PutEndpoint::WaitLost);
-  runner->Launch(*std::move(batch));
-}
-
-void NcclDevice::FinishPlaced(FinishPut finish) {
-  if (!finish.offset.has_value()) return Finish(finish.key, std::move(finish.status));
+void NcclDevice::Deliver(const TransferKey& key, std::shared_ptr<Buffer> memory) {
   NcclTransfer transfer;
-  std::shared_ptr<Buffer> buffer;
   {
     absl::MutexLock lock(&mu_);
-    const auto found = transfers_.find(finish.key);
-    if (found != transfers_.end()) {
-      transfer = std::move(found->second);
-      transfers_.erase(found);
-      communicators_.DropUser(transfer.peer.id);
-    }
-    // Returns the block, if nobody takes it.
-    buffer = puts_.BufferAt(*finish.offset, transfer.put_bytes);
+    const auto found = transfers_.find(key);
+    if (found == transfers_.end()) return;
+    transfer = std::move(found->second);
+    transfers_.erase(found);
+    communicators_.DropUser(transfer.peer.id);
   }
-  if (transfer.deliver) std::move(transfer.deliver)(std::move(buffer));
+  std::move(transfer.deliver)(std::move(memory));
 }
 
 bool NcclDevice::ReceivePut(NcclTransfer& transfer, const CommunicatorName& offer) {
@@ -752,14 +637,15 @@ bool NcclDevice::ReceivePut(NcclTransfer& transfer, const CommunicatorName& offe
     if (!stopped_.ok() || transfers_.contains(transfer.key)) return;
     const TransferKey key = transfer.key;
     const PeerDevice peer = transfer.peer;
-    PutActions accepted;
-    puts_.CollectBlocks(accepted);
-    is_accepted =
-        puts_.endpoint().Accept(key, offer, transfer.put_bytes,
-                                SteadyClock().Now() + common_.options.transfer_timeout, accepted);
-    if (is_accepted) transfers_.emplace(key, std::move(transfer));
-    QueuePuts(std::move(accepted), actions);
+    const absl::Time deadline = SteadyClock().Now() + common_.options.transfer_timeout;
+    puts_.CollectBlocks(actions);
+    puts_.Change(
+        [&](PutEndpoint& endpoint, PutActions& accepted) {
+          is_accepted = endpoint.Accept(key, offer, transfer.put_bytes, deadline, accepted);
+        },
+        actions);
     if (!is_accepted) return;
+    transfers_.emplace(key, std::move(transfer));
     AddUser(peer, actions);
     if (const absl::Status why = TurnRefusal(); !why.ok()) CancelOne(key, why, actions);
   });
@@ -769,9 +655,7 @@ bool NcclDevice::ReceivePut(NcclTransfer& transfer, const CommunicatorName& offe
 bool NcclDevice::HasRoom(DeviceId peer, const CommunicatorName& offer, uint64_t bytes) {
   bool has_room = false;
   Run([&](BatchAgreementActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    PutActions collected;
-    puts_.CollectBlocks(collected);
-    QueuePuts(std::move(collected), actions);
+    puts_.CollectBlocks(actions);
     has_room = OpenCommunicator(peer, offer) != nullptr && puts_.endpoint().HasWindow(peer) &&
                puts_.endpoint().pool().HasRoom(bytes);
   });
@@ -792,14 +676,14 @@ absl::Status NcclDevice::OnPutMessage(const PutMessage& message, const PeerDevic
           absl::StrCat(Describe(message), " speaks of a communicator that is not theirs"));
       return;
     }
-    PutActions heard;
-    status = puts_.endpoint().OnMessage(message, heard);
-    QueuePuts(std::move(heard), actions);
+    puts_.Change([&](PutEndpoint& endpoint,
+                     PutActions& heard) { status = endpoint.OnMessage(message, heard); },
+                 actions);
   });
   return status;
 }
 
-void NcclDevice::AddWindow(DeviceId peer, const CommunicatorName& name, MadeCommunicator& made,
+void NcclDevice::AddWindow(DeviceId peer, const CommunicatorName& name, DevicePuts::Made made,
                            BatchAgreementActions& actions) {
   if (const absl::Status why = puts_.WindowRefusal(peer); !why.ok()) {
     return puts_.SetRefusal(peer, why);
@@ -810,7 +694,7 @@ void NcclDevice::AddWindow(DeviceId peer, const CommunicatorName& name, MadeComm
       {.key = key, .bytes = 1, .deadline = SteadyClock().Now() + common_.options.transfer_timeout},
       actions);
   if (!added.ok()) return puts_.SetRefusal(peer, added);
-  puts_.AddWindow(name, *made.put_memory, std::move(made.put_stream));
+  puts_.AddWindow(name, std::move(made));
   NcclTransfer transfer;
   transfer.key = key;
   transfer.peer = communicators_.PeerOfId(peer);

@@ -32,7 +32,7 @@
 #include "transport/nccl/device_puts.h"
 #include "transport/nccl/nccl_context.h"
 #include "transport/nccl/peer_communicators.h"
-#include "transport/nccl/put_memory_maker.h"
+#include "transport/nccl/put_host.h"
 #include "transport/nccl/transfer_pause.h"
 
 namespace ferry {
@@ -55,7 +55,8 @@ struct NcclTransfer {
 // communicators exist, TransferPause when nothing new is agreed on. Thread-safe; never blocks;
 // callbacks run with no lock held.
 class NcclDevice final : public std::enable_shared_from_this<NcclDevice>,
-                         public NcclArbiter::Keyed {
+                         public NcclArbiter::Keyed,
+                         private PutHost {
  public:
   // Shared by the devices of a process; outlives them.
   struct Common {
@@ -137,35 +138,45 @@ class NcclDevice final : public std::enable_shared_from_this<NcclDevice>,
 
   // Runs `change` on the endpoint, then performs the resulting actions, or leaves them to the
   // thread that is already doing so.
-  void Run(absl::FunctionRef<void(BatchAgreementActions& actions)> change) ABSL_LOCKS_EXCLUDED(mu_);
+  void Run(absl::FunctionRef<void(BatchAgreementActions& actions)> change) override
+      ABSL_LOCKS_EXCLUDED(mu_);
   void Perform(Todo todo) ABSL_LOCKS_EXCLUDED(mu_);
   // Refuses messages that name another communicator than the one of the two.
   absl::Status CheckCommunicator(const BatchAgreementMessage& message, const PeerDevice& from)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Appends actions to those to be performed. A communicator that ends is flagged at once: nothing
   // else may see it open under the lock.
-  void Queue(BatchAgreementActions actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // The same for those of `puts_`; what they do to the batches is done at once, and appended to
-  // `batches`.
-  void QueuePuts(PutActions actions, BatchAgreementActions& batches)
+  void QueueAll(BatchAgreementActions actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  // --- PutHost ---
+  std::shared_ptr<void> Keep() override { return shared_from_this(); }
+  void SendPut(const PutMessage& message) override { common_.send_put(message); }
+  void Finish(const TransferKey& key, absl::Status status) override ABSL_LOCKS_EXCLUDED(mu_);
+  void Deliver(const TransferKey& key, std::shared_ptr<Buffer> memory) override
+      ABSL_LOCKS_EXCLUDED(mu_);
+  void Queue(Work work) override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    todo_.emplace_back(std::move(work));
+  }
+  void AddToBatches(const TransferKey& key, BatchAgreementActions& actions) override
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void PerformPut(PutAction action) ABSL_LOCKS_EXCLUDED(mu_);
-  void LaunchPut(const IssuePut& put) ABSL_LOCKS_EXCLUDED(mu_);
-  void LaunchWait(const IssueWait& wait) ABSL_LOCKS_EXCLUDED(mu_);
-  void FinishPlaced(FinishPut finish) ABSL_LOCKS_EXCLUDED(mu_);
-  void AddToBatches(const TransferKey& key, BatchAgreementActions& actions)
+  void Break(const CommunicatorName& name, const absl::Status& why,
+             BatchAgreementActions& actions) override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    endpoint_.Break(name, why, actions);
+  }
+  std::shared_ptr<NcclCommunicator> OpenCommunicator(DeviceId peer,
+                                                     const CommunicatorName& name) override
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // The communicator while it is open; null: it is not, or not any more.
-  std::shared_ptr<NcclCommunicator> OpenCommunicator(DeviceId peer, const CommunicatorName& name)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  struct MadeCommunicator;
+  const Tensor* MemoryOf(const TransferKey& key) override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  std::shared_ptr<BatchRunner> runner() override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return runner_;
+  }
+
   // Adds the set-up of a window with the peer to the batches, before its communicator is opened.
-  void AddWindow(DeviceId peer, const CommunicatorName& name, MadeCommunicator& made,
+  void AddWindow(DeviceId peer, const CommunicatorName& name, DevicePuts::Made made,
                  BatchAgreementActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void CancelOne(const TransferKey& key, const absl::Status& why, BatchAgreementActions& actions)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Launch(AgreedBatch batch) ABSL_LOCKS_EXCLUDED(mu_);
-  void Finish(const TransferKey& key, absl::Status status) ABSL_LOCKS_EXCLUDED(mu_);
   void Abort(const CommunicatorName& name) ABSL_LOCKS_EXCLUDED(mu_);
   void Free(const CommunicatorName& name) ABSL_LOCKS_EXCLUDED(mu_);
   void ScheduleExpiry() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -180,15 +191,12 @@ class NcclDevice final : public std::enable_shared_from_this<NcclDevice>,
     Gpu* gpu = nullptr;
     std::shared_ptr<Buffer> warmth;
     uint64_t free_before = 0;
-    // Why there are no one-sided transfers, or their pool.
-    absl::StatusOr<std::shared_ptr<PutMemory>> put_memory;
-    std::shared_ptr<cuda::CudaStream> put_stream;
+    // For one-sided transfers, or why there are none.
+    absl::StatusOr<DevicePuts::Made> puts;
   };
   // Creates a communicator. Blocks.
   MadeCommunicator Make(const CommunicatorKey& key, int rank, const CommunicatorOptions& options,
                         bool peer_has_puts) ABSL_LOCKS_EXCLUDED(mu_);
-  // The pool for one-sided transfers, or the reason why there is none. Blocks.
-  absl::StatusOr<std::shared_ptr<PutMemory>> GetPutMemory(Gpu& gpu, bool peer_has_puts);
   void OnCommunicatorMade(DeviceId peer, const CommunicatorKey& key, MadeCommunicator made)
       ABSL_LOCKS_EXCLUDED(mu_);
   // Opens a communicator that was created.

@@ -46,8 +46,9 @@ struct FinishPut {
   TransferKey key;
   absl::Status status;
   // At the destination, if OK: the block with its bytes, which belongs to the caller until
-  // ReturnBlock.
+  // ReturnBlock, and the size of the transfer.
   std::optional<uint64_t> offset;
+  uint64_t bytes = 0;
 };
 
 // At the source: the destination wants the transfer in a batch. Its block is free. The caller adds

@@ -336,7 +336,7 @@ void PutEndpoint::WaitPassed(DeviceId peer, const CommunicatorName& name,
       DropIncoming(key, status, actions);
       continue;
     }
-    actions.push_back(FinishPut{key, absl::OkStatus(), transfer.offset});
+    actions.push_back(FinishPut{key, absl::OkStatus(), transfer.offset, transfer.bytes});
     incoming_.erase(found);
   }
   const auto open = windows_.find(peer);
