@@ -184,11 +184,12 @@ absl::Status BatchRunner::WatchUntilDone(const BatchPtr& batch) {
       [self = shared_from_this(), batch, start = SteadyClock().Now()](absl::Status status) {
         // The stream has passed it.
         if (status.ok()) batch->memory.clear();
-        auto& running = self->running_;
-        const auto found = std::find(running.begin(), running.end(), batch);
-        // It was stranded.
-        if (found == running.end()) return;
-        running.erase(found);
+        if (batch->is_over) return;
+        for (std::vector<BatchPtr>* const list : {&self->running_, &self->stranded_}) {
+          list->erase(std::remove(list->begin(), list->end(), batch), list->end());
+        }
+        // The device has failed, or the executor ends: whether it has passed will not be known.
+        if (!status.ok() && batch->lost) return self->Lose(batch, status);
         // A wait for a lost peer may complete like a successful transfer: only NCCL knows.
         if (status.ok()) {
           status = self->IsEnded(*batch) ? AbortedStatus() : Ask(*batch->communicator);
@@ -218,10 +219,45 @@ void BatchRunner::StrandBatch(const BatchPtr& batch, const absl::Status& why) {
 }
 
 void BatchRunner::Finish(const BatchPtr& batch, absl::Status status) {
+  if (std::exchange(batch->is_over, true)) return;
   gpus_.gate()->EndWork();
   // Its owner destroys it on a thread that may block.
   batch->communicator = nullptr;
   std::move(batch->done)(std::move(status));
+}
+
+void BatchRunner::Lose(const BatchPtr& batch, const absl::Status& why) {
+  if (std::exchange(batch->is_over, true)) return;
+  gpus_.gate()->EndWork();
+  std::move(batch->lost)(why);
+}
+
+void BatchRunner::LoseLater(const std::vector<BatchPtr>& batches) {
+  std::vector<std::weak_ptr<RunnableBatch>> losable;
+  absl::Duration patience = absl::InfiniteDuration();
+  for (const BatchPtr& each : batches) {
+    losable.push_back(each);
+    patience = std::min(patience, each->patience);
+  }
+  if (losable.empty()) return;
+  auto lose = [weak = weak_from_this(), losable = std::move(losable), patience] {
+    const auto self = weak.lock();
+    if (self == nullptr) return;
+    for (const std::weak_ptr<RunnableBatch>& each : losable) {
+      // Otherwise it is over.
+      const BatchPtr batch = each.lock();
+      if (batch == nullptr) continue;
+      self->Lose(batch, absl::AbortedError(absl::StrCat(
+                            "its communicator was ended, and its stream has not passed it within ",
+                            absl::FormatDuration(patience))));
+    }
+  };
+  loop_.PostAt(SteadyClock().Now() + patience,
+               [weak = weak_from_this(), lose = std::move(lose)]() mutable {
+                 const auto self = weak.lock();
+                 if (self == nullptr) return;
+                 self->gpu_.nccl->PostAlways(std::move(lose)).IgnoreError();
+               });
 }
 
 bool BatchRunner::IsIdle(const NcclCommunicator& communicator) const {
@@ -238,7 +274,6 @@ void BatchRunner::FinishStranded(const std::shared_ptr<NcclCommunicator>& commun
   struct OfStream {
     std::vector<BatchPtr> batches;
     size_t bytes = 0;
-    absl::Duration patience = kLeaveTimeout;
   };
   std::map<cuda::Stream, std::shared_ptr<OfStream>> by_stream;
   for (auto it = stranded_.begin(); it != stranded_.end();) {
@@ -251,7 +286,6 @@ void BatchRunner::FinishStranded(const std::shared_ptr<NcclCommunicator>& commun
     if (found == nullptr) found = std::make_shared<OfStream>();
     found->bytes += (*it)->pool_bytes;
     for (const Tensor& each : (*it)->memory) found->bytes += each.bytes();
-    if ((*it)->lost) found->patience = std::min(found->patience, (*it)->patience);
     found->batches.push_back(std::move(*it));
     it = stranded_.erase(it);
   }
@@ -265,31 +299,24 @@ void BatchRunner::FinishStranded(const std::shared_ptr<NcclCommunicator>& commun
                             {.user = "operations of an aborted NCCL communicator",
                              .bytes = found->bytes,
                              .memory = found},
-                            SteadyClock().Now() + found->patience,
+                            SteadyClock().Now() + kLeaveTimeout,
                             [self = shared_from_this(), batches = found->batches](
-                                cuda::StreamEnd end) mutable { self->Settle(end, batches); });
+                                cuda::StreamEnd end) { self->Settle(end, batches); });
   }
 }
 
-void BatchRunner::Settle(cuda::StreamEnd end, std::vector<BatchPtr>& batches) {
-  // Those whose end nobody can tell are kept by their stream's memory.
-  std::vector<BatchPtr> remaining;
-  for (BatchPtr& each : std::exchange(batches, {})) {
-    if (end == cuda::StreamEnd::kPassed || (end == cuda::StreamEnd::kUnknown && !each->lost)) {
-      Finish(each, AbortedStatus());
-    } else if (!each->lost) {
-      remaining.push_back(std::move(each));
+void BatchRunner::Settle(cuda::StreamEnd end, const std::vector<BatchPtr>& batches) {
+  if (end == cuda::StreamEnd::kLate) return;
+  for (const BatchPtr& each : batches) {
+    if (end == cuda::StreamEnd::kUnknown && each->lost) {
+      Lose(each, absl::AbortedError(
+                     "its communicator was ended, and nothing tells when its stream passes it"));
     } else {
-      gpus_.gate()->EndWork();
-      each->communicator = nullptr;
-      std::move(each->lost)(absl::AbortedError(
-          end == cuda::StreamEnd::kLate
-              ? absl::StrCat("its communicator was ended, and its stream has not passed it within ",
-                             absl::FormatDuration(each->patience))
-              : "its communicator was ended, and nothing tells when its stream passes it"));
+      Finish(each, AbortedStatus());
     }
+    // Its owner destroys it on a thread that may block.
+    each->communicator = nullptr;
   }
-  batches = std::move(remaining);
 }
 
 void BatchRunner::Abort(std::shared_ptr<NcclCommunicator> communicator, absl::Status why) {
@@ -314,6 +341,10 @@ void BatchRunner::Abort(std::shared_ptr<NcclCommunicator> communicator, absl::St
     if (self->issuing_ != nullptr && is_of_it(self->issuing_)) {
       self->stranded_.push_back(std::exchange(self->issuing_, nullptr));
     }
+    std::vector<BatchPtr> losable;
+    std::copy_if(self->stranded_.begin(), self->stranded_.end(), std::back_inserter(losable),
+                 [&](const BatchPtr& batch) { return is_of_it(batch) && batch->lost; });
+    self->LoseLater(losable);
     // From here on no thread is in a call on it.
     const bool has_begun = self->threads_.Run("ferry-ncclend", [self, communicator, why, is_idle] {
       if (is_idle) {

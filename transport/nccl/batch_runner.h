@@ -57,13 +57,15 @@ struct RunnableBatch {
   // OK: everything was received, and what was sent may be overwritten. Otherwise the communicator
   // is unusable, and nothing touches the memory.
   absl::AnyInvocable<void(absl::Status) &&> done;
-  // With a stream of its own, called in place of `done` if its communicator has been ended, and the
-  // stream has not passed the batch within `patience` of that, or this cannot be known: it may
-  // never pass it. The rest of the process does not wait for it from then on. Null: it waits.
+  // With a stream of its own, called in place of `done` if the stream has not passed the batch
+  // within `patience` of the beginning of its communicator's end, or this cannot be known: it may
+  // never pass it, and NCCL's calls that end the communicator may never return. The rest of the
+  // process does not wait for it from then on. Null: it waits.
   absl::AnyInvocable<void(absl::Status) &&> lost;
   absl::Duration patience = absl::Seconds(5);
   // Set by the runner: aborted while running; its bytes of `warmth` have been enqueued.
   bool was_aborted = false;
+  bool is_over = false;  // `done` or `lost` was called
   bool is_warm = false;
   size_t step_count = 0;  // of `steps`, those that are enqueued
 };
@@ -125,8 +127,11 @@ class BatchRunner final : public std::enable_shared_from_this<BatchRunner>,
   // The communicator has ended: its stranded batches are over once their kernels have left.
   void FinishStranded(const std::shared_ptr<NcclCommunicator>& communicator);
   // Ends those batches, which were stranded, as far as that is known of their stream.
-  void Settle(cuda::StreamEnd end, std::vector<BatchPtr>& batches);
+  void Settle(cuda::StreamEnd end, const std::vector<BatchPtr>& batches);
   void Finish(const BatchPtr& batch, absl::Status status);
+  void Lose(const BatchPtr& batch, const absl::Status& why);
+  // Loses those of them that are not over when their patience is.
+  void LoseLater(const std::vector<BatchPtr>& batches);
   // The batch's communicator has ended, or is being ended: no NCCL call can be made on it.
   bool IsEnded(const RunnableBatch& batch) const {
     return IsAborted(batch) || batch.communicator->get() == nullptr;

@@ -264,6 +264,8 @@ TEST_F(BatchRunnerTest, StreamThatNeverPasses_IsWaitedForNoLongerThanThePatience
   }
   runner_->WaitUntilReached(kTooLong);
   EXPECT_EQ(gpus_->gate()->work_count(), 2);
+  // The driver may keep it from freeing memory for as long.
+  cuda::FailNext("ncclCommAbort", /*hangs*/ -1);
   runner_->Abort(communicator, absl::CancelledError("its peer is gone"));
   const absl::Time deadline = SteadyClock().Now() + kTooLong;
   while (gpus_->gate()->work_count() > 0 && SteadyClock().Now() < deadline) {
@@ -277,6 +279,9 @@ TEST_F(BatchRunnerTest, StreamThatNeverPasses_IsWaitedForNoLongerThanThePatience
             "its communicator was ended, and its stream has not passed it within 50ms");
   EXPECT_FALSE(memory.expired()) << "it may still be read";
   EXPECT_TRUE(gpus_->gate()->RunQuiesced(kTooLong, "test", [] {}).ok());
+  reinterpret_cast<void (*)()>(cuda::StrictSymbol("strict_cuda_clear_faults"))();
+  EXPECT_TRUE(threads_.StopWithin(kTooLong).empty());
+  EXPECT_FALSE(memory.expired()) << "it may still be read";
   held.Go();
   held.Finish();
   while (!memory.expired() && SteadyClock().Now() < deadline) {
