@@ -102,9 +102,12 @@ void DevicePuts::Launch(DeviceId peer, const CommunicatorName& name, MakeBatch m
 void DevicePuts::LaunchPut(const IssuePut& put) {
   Launch(
       put.key.destination, put.communicator,
-      [&](std::shared_ptr<NcclCommunicator> communicator, std::shared_ptr<PutWindow> window) {
-        // The endpoint keeps the transfer until the put is over, and so does the host.
-        return PutBatch(std::move(communicator), std::move(window), *host_.MemoryOf(put.key), put);
+      [&](std::shared_ptr<NcclCommunicator> communicator,
+          std::shared_ptr<PutWindow> window) -> std::optional<RunnableBatch> {
+        // The host keeps it until the put is over.
+        const Tensor* const source = host_.MemoryOf(put.key);
+        if (source == nullptr) return std::nullopt;
+        return PutBatch(std::move(communicator), std::move(window), *source, put);
       },
       [key = put.key](PutEndpoint& endpoint, bool is_lost, const absl::Status& status,
                       PutActions& actions) {

@@ -88,10 +88,10 @@ class DevicePuts final {
  private:
   // The following run without the lock.
   void Perform(PutAction action);
-  // Launches the operation that Make makes under the lock, if the communicator is open; then calls
-  // `end` with what ends it at the endpoint.
-  using MakeBatch = absl::FunctionRef<RunnableBatch(std::shared_ptr<NcclCommunicator> communicator,
-                                                    std::shared_ptr<PutWindow> window)>;
+  // Launches the operation that `make` makes under the lock, if the communicator is open and it
+  // makes one. `end` then tells the endpoint how it has ended.
+  using MakeBatch = absl::FunctionRef<std::optional<RunnableBatch>(
+      std::shared_ptr<NcclCommunicator> communicator, std::shared_ptr<PutWindow> window)>;
   using End = std::function<void(PutEndpoint& endpoint, bool is_lost, const absl::Status& status,
                                  PutActions& actions)>;
   void Launch(DeviceId peer, const CommunicatorName& name, MakeBatch make, End end);

@@ -88,6 +88,10 @@ void NcclDevice::Send(NcclTransfer transfer, TellCallback tell) {
     const TransferKey key = transfer.key;
     refused = stopped_;
     if (!refused.ok()) return;
+    if (transfers_.contains(key)) {
+      refused = absl::InvalidArgumentError(absl::StrCat(Describe(key), " for a second time"));
+      return;
+    }
     puts_.CollectBlocks(actions);
     const absl::Time deadline = SteadyClock().Now() + common_.options.transfer_timeout;
     const std::optional<CommunicatorName> offer =

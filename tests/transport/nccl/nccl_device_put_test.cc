@@ -232,6 +232,23 @@ TEST_F(NcclDevicePutTest, TensorIsPut) {
   EXPECT_TRUE(received->was_put);
 }
 
+// Its first announcement is out already, with a block of the pool.
+TEST_F(NcclDevicePutTest, OfferForASecondTime_IsRefused) {
+  Make();
+  OpenWindows();
+  const auto sent = Offer(1);
+  auto again = std::make_shared<End>();
+  device_[0]->Send(TransferOf(0, 1, again), [](const std::optional<BatchAgreementMessage>&,
+                                               const std::optional<CommunicatorName>&) {
+    ADD_FAILURE() << "it was announced";
+  });
+  EXPECT_EQ(again->Await().code(), absl::StatusCode::kInvalidArgument) << again->status;
+  EXPECT_FALSE(sent->is_over.HasBeenNotified());
+  const auto received = Accept(1);
+  EXPECT_TRUE(sent->Await().ok()) << sent->status;
+  EXPECT_TRUE(received->Await().ok()) << received->status;
+}
+
 // Otherwise what is heard of it next, a grant or a cancellation, finds nothing.
 TEST_F(NcclDevicePutTest, RefusedOffer_IsABatchsTransferAtOnce) {
   Make();
