@@ -95,9 +95,16 @@ struct DeliverCall {
 
 }  // namespace
 
+Tensor Step::HoldRegistered(const RendezvousKey& key, Tensor tensor) const {
+  if (tensor.is_on_host() || engine_->gpus() == nullptr) return tensor;
+  return engine_->gpus()->exports()->Hold(std::move(tensor), [&] {
+    return absl::StrCat("step ", id(), " for ", BoundedName(key.text()));
+  });
+}
+
 absl::Status Step::Send(const RendezvousKey& key, Tensor tensor) {
   if (!tensor.is_valid()) return absl::InvalidArgumentError("there is no tensor to be sent");
-  return rendezvous_->Send(key, std::move(tensor));
+  return rendezvous_->Send(key, HoldRegistered(key, std::move(tensor)));
 }
 
 absl::Status Step::Send(const RendezvousKey& key, const Tensor& tensor, cuda::Stream stream) {
@@ -112,12 +119,17 @@ absl::Status Step::Send(const RendezvousKey& key, const Tensor& tensor, cuda::St
   FERRY_ASSIGN_OR_RETURN(Gpu* const gpu, engine_->gpus()->Get(tensor.location().ordinal));
   FERRY_ASSIGN_OR_RETURN(std::shared_ptr<const cuda::ReadyEvent> ready,
                          cuda::ReadyEvent::Record(*gpu->events, stream));
-  return rendezvous_->Send(key, cuda::WithReady(tensor, std::move(ready)));
+  return rendezvous_->Send(key, HoldRegistered(key, cuda::WithReady(tensor, std::move(ready))));
 }
 
 void Step::SendMany(absl::Span<SendItem> items) {
   const auto is_valid = [](const SendItem& item) { return item.tensor.is_valid(); };
-  if (std::all_of(items.begin(), items.end(), is_valid)) return rendezvous_->SendMany(items);
+  if (std::all_of(items.begin(), items.end(), is_valid)) {
+    for (SendItem& item : items) {
+      item.tensor = HoldRegistered(*item.key, std::exchange(item.tensor, Tensor()));
+    }
+    return rendezvous_->SendMany(items);
+  }
   for (SendItem& item : items) item.status = Send(*item.key, std::move(item.tensor));
 }
 
@@ -128,6 +140,12 @@ absl::Status Step::SendDead(const RendezvousKey& key) {
 bool Step::NeedsDelivery(const RendezvousKey& key, const RecvArgs& args) const {
   // The common case: it arrives in host memory, and any host memory will do.
   return args.destination.is_valid() || engine_->gpus() != nullptr || key.dst().type == "GPU";
+}
+
+void Step::HoldDestination(const RendezvousKey& key, RecvArgs& args) const {
+  if (args.destination.is_valid() && !args.destination->is_on_host()) {
+    args.destination = HoldRegistered(key, *args.destination);
+  }
 }
 
 RecvCallback Step::Delivery(const RendezvousKey& key, RecvCallback&& done) {
@@ -143,6 +161,7 @@ void Step::RecvAsync(const RendezvousKey& key, RecvArgs args, RecvCallback done)
   TransferEngine& engine = *engine_;
   const absl::Time deadline = args.deadline;
   const bool needs_delivery = NeedsDelivery(key, args);
+  HoldDestination(key, args);
   rendezvous_->RecvAsync(key, std::move(args),
                          needs_delivery ? Delivery(key, std::move(done)) : std::move(done));
   engine.NoteDeadline(deadline);
@@ -154,6 +173,7 @@ void Step::RecvManyAsync(absl::Span<RecvItem> items) {
   absl::Time deadline = absl::InfiniteFuture();
   for (RecvItem& item : items) {
     deadline = std::min(deadline, item.args.deadline);
+    HoldDestination(*item.key, item.args);
     if (!NeedsDelivery(*item.key, item.args)) continue;
     item.done = Delivery(*item.key, std::move(item.done));
   }

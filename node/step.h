@@ -105,6 +105,10 @@ class Step final {
       : engine_(&engine), rendezvous_(std::move(rendezvous)) {}
 
  private:
+  // A transfer of registered memory keeps it, and is named by errors of its end, wherever its
+  // tensor goes (ExportRegistry::Hold).
+  Tensor HoldRegistered(const RendezvousKey& key, Tensor tensor) const;
+  void HoldDestination(const RendezvousKey& key, RecvArgs& args) const;
   // True unless the value arrives where the receiver wants it.
   bool NeedsDelivery(const RendezvousKey& key, const RecvArgs& args) const;
   // Does that, and then calls `done`.

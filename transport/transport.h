@@ -278,6 +278,8 @@ class TransportReceiver {
     // The elements were validated while the bytes were in the CPU's caches: CheckValues would
     // succeed. False: the caller must call it.
     bool has_checked_values;
+    // Not empty: it has taken this path instead of that of PathOf; a literal.
+    absl::string_view path = {};
   };
   // The id is finished on this side when the callback runs.
   using FetchCallback = absl::AnyInvocable<void(absl::StatusOr<Tensor>, FetchInfo) &&>;
@@ -301,8 +303,9 @@ class TransportReceiver {
   // may still run. Does not wait for a GPU: copies already enqueued to a destination in its memory
   // complete, and the destination is kept until then. Unknown ids are ignored.
   virtual void Cancel(uint64_t id) = 0;
-  // Name of a fetched tensor's path, where the transport has several: the transport's, ", " and the
-  // variant's; a literal. Empty: use the transport's name. Arguments as for Fetch.
+  // Name of a tensor's path that is about to be fetched, where the transport has several: the
+  // transport's, ", " and the variant's; a literal. Empty: use the transport's name. Arguments as
+  // for Fetch.
   virtual absl::string_view PathOf(const TensorHeader& header, absl::string_view body,
                                    const Tensor& destination) const {
     return {};

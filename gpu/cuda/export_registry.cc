@@ -1,82 +1,77 @@
 // SPDX-License-Identifier: Apache-2.0
-// Registered tensors by the ids of their allocations.
+// Registered memory by address, while anything uses it.
 #include "gpu/cuda/export_registry.h"
 
-#include <algorithm>
+#include <iterator>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 
+#include "base/clock.h"
 #include "base/status_macros.h"
+#include "gpu/cuda/device_buffer.h"
 #include "gpu/cuda/ipc_descriptor.h"
 #include "gpu/cuda/memory_kind.h"
+#include "gpu/cuda/ready_tensor.h"
 
 namespace ferry::cuda {
+namespace {
 
-RegisteredMemory::RegisteredMemory(Tensor tensor, std::vector<uint64_t> allocation_ids,
-                                   std::shared_ptr<absl::Notification> is_released)
-    : tensor_(std::move(tensor)),
-      allocation_ids_(std::move(allocation_ids)),
-      is_released_(std::move(is_released)) {}
+using MemoryPtr = std::shared_ptr<const RegisteredMemory>;
 
-RegisteredMemory::~RegisteredMemory() {
-  tensor_ = Tensor();
-  is_released_->Notify();
-}
+// The memory of another buffer, and what keeps the registrations of that.
+class HeldBuffer final : public Buffer {
+ public:
+  HeldBuffer(std::shared_ptr<Buffer> memory, std::vector<std::shared_ptr<const void>> held)
+      : Buffer(memory->data(), memory->bytes(), memory->location()),
+        held_(std::move(held)),
+        memory_(std::move(memory)) {}
 
-bool RegisteredMemory::is_retired() const {
-  absl::MutexLock lock(&mu_);
-  return is_retired_;
-}
+ private:
+  // Released last: by then nothing of Ferry's has the memory.
+  const std::vector<std::shared_ptr<const void>> held_;
+  const std::shared_ptr<Buffer> memory_;
+};
 
-void RegisteredMemory::Listen(std::weak_ptr<RegistrationListener> listener) const {
-  absl::MutexLock lock(&mu_);
-  if (!is_retired_) listeners_.push_back(std::move(listener));
-}
-
-void RegisteredMemory::Retire() const {
-  std::vector<std::weak_ptr<RegistrationListener>> listeners;
-  {
-    absl::MutexLock lock(&mu_);
-    is_retired_ = true;
-    listeners.swap(listeners_);
-  }
-  for (const std::weak_ptr<RegistrationListener>& each : listeners) {
-    if (const auto listener = each.lock()) listener->OnRetired(*this);
-  }
-}
+}  // namespace
 
 ExportRegistration::ExportRegistration(std::shared_ptr<ExportRegistry> registry,
                                        std::shared_ptr<const RegisteredMemory> memory,
-                                       std::shared_ptr<const absl::Notification> is_released,
                                        std::string what)
     : registry_(std::move(registry)),
-      is_released_(std::move(is_released)),
+      holders_(memory->holders()),
+      allocation_ids_(memory->allocation_ids()),
       what_(std::move(what)),
       memory_(std::move(memory)) {}
 
 ExportRegistration::~ExportRegistration() { Retire(); }
 
 void ExportRegistration::Retire() {
-  std::shared_ptr<const RegisteredMemory> memory;
+  MemoryPtr memory;
   {
     absl::MutexLock lock(&mu_);
     memory = std::move(memory_);
     memory_ = nullptr;
   }
-  if (memory == nullptr) return;
-  // In this order: what looks for it from now on finds none, and what has found it is told.
-  registry_->Remove(*memory);
-  memory->Retire();
+  if (memory != nullptr) memory->Retire();
 }
 
 absl::Status ExportRegistration::Release(absl::Duration timeout) {
   Retire();
-  if (is_released_->WaitForNotificationWithTimeout(timeout)) return absl::OkStatus();
-  return absl::DeadlineExceededError(
-      absl::StrCat("waited ", absl::FormatDuration(timeout), " for other processes to close ",
-                   what_, ", and some still use it, or NCCL's work keeps them from closing it: ",
-                   "release the tensors received from it there, and do not free it yet"));
+  const absl::Time deadline = SteadyClock().Now() + timeout;
+  std::vector<std::shared_ptr<const MemoryHolders>> all =
+      registry_->HoldersOfRetired(allocation_ids_);
+  all.push_back(holders_);
+  for (const auto& each : all) {
+    if (each->AwaitEnd(deadline - SteadyClock().Now())) continue;
+    const std::string names = each->Describe();
+    return absl::DeadlineExceededError(absl::StrCat(
+        "waited ", absl::FormatDuration(timeout), " for the end of all uses of ", what_,
+        ", which is still used by ", names.empty() ? "a thread that is about to end" : names,
+        ": receive the tensors sent from it, release those received, and do not free it yet"));
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::unique_ptr<ExportRegistration>> ExportRegistry::Register(
@@ -92,34 +87,104 @@ absl::StatusOr<std::unique_ptr<ExportRegistration>> ExportRegistry::Register(
   for (const MemoryPiece& piece : info.pieces) {
     ids.push_back(AllocationId(piece.buffer_id, piece.base, piece.allocation_bytes));
   }
-  const auto is_released = std::make_shared<absl::Notification>();
-  const auto memory =
-      std::make_shared<const RegisteredMemory>(std::move(tensor), std::move(ids), is_released);
+  const auto memory = std::make_shared<const RegisteredMemory>(
+      std::move(tensor), ids, std::make_shared<MemoryHolders>(),
+      [weak = weak_from_this()](const RegisteredMemory& ended) {
+        if (const auto self = weak.lock()) self->Forget(ended);
+      });
   {
     absl::MutexLock lock(&mu_);
-    for (const uint64_t id : memory->allocation_ids()) by_id_[id].push_back(memory);
+    for (size_t i = 0; i < ids.size(); ++i) {
+      const MemoryPiece& piece = info.pieces[i];
+      pieces_.emplace(piece.base, Piece{ids[i], piece.allocation_bytes, memory.get(), memory});
+    }
+    count_ = pieces_.size();
   }
   return std::unique_ptr<ExportRegistration>(
-      new ExportRegistration(shared_from_this(), memory, is_released, std::move(what)));
+      new ExportRegistration(shared_from_this(), memory, std::move(what)));
 }
 
-std::shared_ptr<const RegisteredMemory> ExportRegistry::Find(uint64_t allocation_id) const {
-  absl::MutexLock lock(&mu_);
-  const auto found = by_id_.find(allocation_id);
-  return found == by_id_.end() ? nullptr : found->second.back();
-}
-
-void ExportRegistry::Remove(const RegisteredMemory& memory) {
-  absl::MutexLock lock(&mu_);
-  for (const uint64_t id : memory.allocation_ids()) {
-    const auto found = by_id_.find(id);
-    if (found == by_id_.end()) continue;
-    auto& registered = found->second;
-    registered.erase(std::remove_if(registered.begin(), registered.end(),
-                                    [&](const auto& each) { return each.get() == &memory; }),
-                     registered.end());
-    if (registered.empty()) by_id_.erase(found);
+MemoryPtr ExportRegistry::Find(uint64_t allocation_id) const {
+  // Released without the lock, since the last reference calls Forget.
+  std::vector<MemoryPtr> registered;
+  {
+    absl::MutexLock lock(&mu_);
+    for (const auto& [base, piece] : pieces_) {
+      if (piece.allocation_id != allocation_id) continue;
+      if (MemoryPtr memory = piece.memory.lock()) registered.push_back(std::move(memory));
+    }
   }
+  while (!registered.empty() && registered.back()->is_retired()) registered.pop_back();
+  return registered.empty() ? nullptr : registered.back();
+}
+
+bool ExportRegistry::IsKnown(uint64_t allocation_id) const {
+  absl::MutexLock lock(&mu_);
+  return absl::c_any_of(
+      pieces_, [&](const auto& each) { return each.second.allocation_id == allocation_id; });
+}
+
+Tensor ExportRegistry::Hold(Tensor tensor, absl::FunctionRef<std::string()> holder) const {
+  if (count_.load(std::memory_order_acquire) == 0 || !tensor.is_valid() || tensor.bytes() == 0 ||
+      tensor.location().space == MemorySpace::kHost) {
+    return tensor;
+  }
+  const std::shared_ptr<Buffer>& memory = MemoryOf(tensor);
+  if (memory->arena() != nullptr || AsDeviceBuffer(memory.get()) != nullptr) return tensor;
+  const auto begin = reinterpret_cast<uintptr_t>(tensor.data());
+  const uintptr_t end = begin + tensor.bytes();
+  // Also those found beside the newest, whose last reference must not go with the lock held.
+  std::vector<MemoryPtr> found;
+  std::vector<std::shared_ptr<const void>> held;
+  {
+    absl::MutexLock lock(&mu_);
+    auto at = pieces_.upper_bound(begin);
+    if (at != pieces_.begin()) at = pieces_.lower_bound(std::prev(at)->first);
+    while (at != pieces_.end() && at->first < end) {
+      // Of those of one allocation the newest, so that the end of an earlier registration does not
+      // wait for transfers that begin under a later one.
+      const RegisteredMemory* newest = nullptr;
+      for (const auto next = pieces_.upper_bound(at->first); at != next; ++at) {
+        if (at->first + at->second.bytes <= begin) continue;
+        if (MemoryPtr memory = at->second.memory.lock()) {
+          newest = memory.get();
+          found.push_back(std::move(memory));
+        }
+      }
+      if (newest != nullptr) held.push_back(newest->Hold(holder()));
+    }
+  }
+  if (held.empty()) return tensor;
+  absl::StatusOr<Tensor> made =
+      Tensor::Create(tensor.dtype(), tensor.shape(),
+                     std::make_shared<HeldBuffer>(memory, std::move(held)), tensor.offset_bytes());
+  FERRY_CHECK(made.ok());
+  return WithReady(*std::move(made), ReadyOf(tensor));
+}
+
+void ExportRegistry::Forget(const RegisteredMemory& memory) {
+  absl::MutexLock lock(&mu_);
+  for (auto at = pieces_.begin(); at != pieces_.end();) {
+    at = at->second.identity == &memory ? pieces_.erase(at) : std::next(at);
+  }
+  count_ = pieces_.size();
+}
+
+std::vector<std::shared_ptr<const MemoryHolders>> ExportRegistry::HoldersOfRetired(
+    const std::vector<uint64_t>& allocation_ids) const {
+  std::vector<MemoryPtr> registered;
+  {
+    absl::MutexLock lock(&mu_);
+    for (const auto& [base, piece] : pieces_) {
+      if (!absl::c_linear_search(allocation_ids, piece.allocation_id)) continue;
+      if (MemoryPtr memory = piece.memory.lock()) registered.push_back(std::move(memory));
+    }
+  }
+  std::vector<std::shared_ptr<const MemoryHolders>> holders;
+  for (const MemoryPtr& memory : registered) {
+    if (memory->is_retired()) holders.push_back(memory->holders());
+  }
+  return holders;
 }
 
 }  // namespace ferry::cuda

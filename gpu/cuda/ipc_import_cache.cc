@@ -30,16 +30,19 @@ IpcImportCache::~IpcImportCache() {
   state_->mu.Await(absl::Condition(state_.get(), &State::is_nobody_closing));
 }
 
-std::optional<ImportedMemory> IpcImportCache::Find(const ImportKey& key) {
+std::optional<ImportedMemory> IpcImportCache::Find(const ImportKey& key,
+                                                   const std::shared_ptr<const void>& keep) {
   absl::MutexLock lock(&state_->mu);
   const auto found = state_->entries.find(key);
   if (found == state_->entries.end()) return std::nullopt;
   ++state_->stats.found;
+  found->second->Keep(keep);
   return state_->Use(found->second);
 }
 
 absl::Status IpcImportCache::Open(const ImportKey& key, const IpcDescriptor& descriptor,
-                                  UniqueFd fd, absl::Time deadline, OpenCallback done) {
+                                  UniqueFd fd, absl::Time deadline, OpenCallback done,
+                                  const std::shared_ptr<const void>& keep) {
   State& state = *state_;
   if (key.peer_incarnation == state.options.own_incarnation) {
     return side_.Post([done = std::move(done)]() mutable {
@@ -47,7 +50,7 @@ absl::Status IpcImportCache::Open(const ImportKey& key, const IpcDescriptor& des
           "this process's own memory cannot be mapped a second time; use it as it is"));
     });
   }
-  if (std::optional<ImportedMemory> memory = Find(key); memory.has_value()) {
+  if (std::optional<ImportedMemory> memory = Find(key, keep); memory.has_value()) {
     return side_.Post([memory = *std::move(memory), done = std::move(done)]() mutable {
       std::move(done)(std::move(memory));
     });
@@ -55,12 +58,15 @@ absl::Status IpcImportCache::Open(const ImportKey& key, const IpcDescriptor& des
   absl::MutexLock lock(&state.mu);
   // It may have been opened since. Its lease must be released outside the lock, so not here.
   if (state.entries.contains(key)) {
-    return side_.Post([self = state_, key, done = std::move(done)]() mutable {
+    return side_.Post([self = state_, key, keep, done = std::move(done)]() mutable {
       std::optional<ImportedMemory> memory;
       {
         absl::MutexLock lock(&self->mu);
         const auto found = self->entries.find(key);
-        if (found != self->entries.end()) memory = self->Use(found->second);
+        if (found != self->entries.end()) {
+          found->second->Keep(keep);
+          memory = self->Use(found->second);
+        }
       }
       if (memory.has_value()) return std::move(done)(*std::move(memory));
       std::move(done)(absl::UnavailableError("the peer's memory was closed; ask again"));
@@ -68,6 +74,7 @@ absl::Status IpcImportCache::Open(const ImportKey& key, const IpcDescriptor& des
   }
   if (const auto found = state.opening.find(key); found != state.opening.end()) {
     found->second->waiting.push_back(std::move(done));
+    found->second->keep.push_back(keep);
     // The first request may have none, and would fail without it.
     if (fd.valid()) found->second->later_fd = std::move(fd);
     // The latest deadline of all requests applies.
@@ -79,6 +86,7 @@ absl::Status IpcImportCache::Open(const ImportKey& key, const IpcDescriptor& des
   job->descriptor = descriptor;
   job->fd = std::move(fd);
   job->deadline = deadline;
+  job->keep.push_back(keep);
   FERRY_RETURN_IF_ERROR(side_.Post([self = state_, job] { self->Open(job); }));
   job->waiting.push_back(std::move(done));
   state.opening.emplace(key, std::move(job));

@@ -97,19 +97,23 @@ class IpcImportCache final {
   IpcImportCache& operator=(const IpcImportCache&) = delete;
 
   // Returns the mapping if it is open. Does not block, makes no CUDA call.
-  std::optional<ImportedMemory> Find(const ImportKey& key);
+  //   keep: released once the mapping is closed; may be null.
+  std::optional<ImportedMemory> Find(const ImportKey& key,
+                                     const std::shared_ptr<const void>& keep = nullptr);
 
   // Opens the allocation of `descriptor`, or joins an open in progress. `done` runs on the side
   // executor's thread, with no lock held, never inline.
   //   fd: as for ExportedPiece; not needed for a mapping that is open.
   //   deadline: by the machine's steady clock.
+  //   keep: as for Find; released at once if it is not opened.
   //   Errors, through `done`: FAILED_PRECONDITION for this process's own memory, or a kind that
   //   this device cannot open; RESOURCE_EXHAUSTED naming cap_bytes when all mapped memory is in
   //   use; DEADLINE_EXCEEDED if NCCL work was in flight all the time; UNAVAILABLE when the peer has
   //   died or its older memory at the same address is still in use here; INTERNAL.
   //   Errors of the call itself: as DeviceExecutor::Post; `done` is then not called.
   absl::Status Open(const ImportKey& key, const IpcDescriptor& descriptor, UniqueFd fd,
-                    absl::Time deadline, OpenCallback done);
+                    absl::Time deadline, OpenCallback done,
+                    const std::shared_ptr<const void>& keep = nullptr);
 
   // Closes the allocation as soon as it is unused: its owner needs it back, and must send the file
   // descriptor again before the next use.

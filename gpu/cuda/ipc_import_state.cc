@@ -200,6 +200,7 @@ void IpcImportCache::State::Finish(const JobPtr& job,
       entry->remote_base = job->descriptor.base;
       entry->device = job->descriptor.device;
       entry->mapping = *std::move(mapping);
+      for (const auto& each : job->keep) entry->Keep(each);
       ++stats.opened;
       ++stats.mapping_count;
       stats.mapped_bytes += entry->mapping->bytes();

@@ -35,6 +35,13 @@ struct IpcImportCache::Entry {
   // Its peer has died, or newer memory is at its address: closed when unused.
   bool is_doomed = false;
 
+  void Keep(const std::shared_ptr<const void>& keep) {
+    if (keep == nullptr) return;
+    if (std::find(keep_until_closed.begin(), keep_until_closed.end(), keep) ==
+        keep_until_closed.end()) {
+      keep_until_closed.push_back(keep);
+    }
+  }
   bool Overlaps(const IpcDescriptor& descriptor) const {
     return std::equal(std::begin(device.bytes), std::end(device.bytes),
                       std::begin(descriptor.device.bytes)) &&
@@ -52,6 +59,8 @@ struct IpcImportCache::Job {
   // Guarded by the state's mutex.
   std::vector<OpenCallback> waiting;
   bool is_peer_gone = false;
+  // Passed on to the entry.
+  std::vector<std::shared_ptr<const void>> keep;
   // The file descriptor of a later request, in case the first one has none.
   UniqueFd later_fd;
 };

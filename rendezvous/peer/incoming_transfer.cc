@@ -134,11 +134,12 @@ void IncomingTransfer::OnFetched(TensorRequester& requester, const Fetching& fet
     requester.costs()->RecordBandwidth(rts.transport - 1u, rts.header.bytes, now - fetching.start,
                                        now);
   }
+  const absl::string_view path = info.path.empty() ? fetching.path : info.path;
   // Before the producer is notified, and possibly exits: the value is here.
   const bool is_wanted = requester.Finish(*this);
   // Log before the producer logs the acknowledgement.
   if (is_wanted && tensor.ok()) {
-    LogEnd(requester, rts.is_staged ? StagedPath(fetching.path) : fetching.path, absl::OkStatus());
+    LogEnd(requester, rts.is_staged ? StagedPath(path) : path, absl::OkStatus());
     requester.ExpectAcknowledgement(*this);
   }
   // From here on the view itself reports its release.
@@ -148,9 +149,8 @@ void IncomingTransfer::OnFetched(TensorRequester& requester, const Fetching& fet
   if (was_brought && !info.release_later && !rts.may_be_rejected()) requester.Acknowledge(id_);
   Received received;
   bool ends_connection = false;
-  absl::Status status =
-      Unpack(requester, rts, std::move(tensor), info.has_checked_values, fetching.path,
-             is_wanted ? name_ : absl::string_view(), received, ends_connection);
+  absl::Status status = Unpack(requester, rts, std::move(tensor), info.has_checked_values, path,
+                               is_wanted ? name_ : absl::string_view(), received, ends_connection);
   // Send it even if the channel closes next: the producer would take a view for delivered.
   if (!status.ok() && is_wanted) {
     requester.Reject(id_, nullptr, status);
@@ -159,7 +159,7 @@ void IncomingTransfer::OnFetched(TensorRequester& requester, const Fetching& fet
   }
   if (ends_connection) requester.Close(status);
   if (!is_wanted) return;
-  if (!status.ok()) LogEnd(requester, fetching.path, status);
+  if (!status.ok()) LogEnd(requester, path, status);
   Complete(std::move(status), std::move(received));
 }
 

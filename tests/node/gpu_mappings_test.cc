@@ -177,7 +177,7 @@ TEST(GpuMappings, EndOfARegistration_TheTensorIsDroppedWhenThePeerHasClosedIt) {
         peer.Meet();  // the receiver holds a view
         const absl::Status early = (*registration)->Release(absl::Milliseconds(50));
         EXPECT_EQ(early.code(), absl::StatusCode::kDeadlineExceeded);
-        EXPECT_THAT(std::string(early.message()), HasSubstr("for other processes to close"));
+        EXPECT_THAT(std::string(early.message()), HasSubstr("still used by step 1 for"));
         EXPECT_FALSE(*is_freed);
         peer.Meet();  // it releases it
         const absl::Status closed = step.Close(kTimeout);
@@ -344,8 +344,8 @@ TEST(GpuMappings, MemoryThatCannotBeOpenedIsStaged) {
         [&](GpuPeer& peer) {
           peer.Control<void (*)(const char*, int, int)>("strict_cuda_fail_next")(
               is_pool ? "cuMemPoolImportPointer" : "cuIpcOpenMemHandle_v2", 999, 0);
-          // The transfer descriptor said so.
-          ReceiveAs(peer, 0, "cuda_ipc, view");
+          // The path is the one taken, not that of the transfer descriptor.
+          ReceiveAs(peer, 0, "cuda_ipc, staged");
           EXPECT_THAT(peer.Explain(0, 0, kSize),
                       HasSubstr("the last one was staged: its memory could not be opened"));
           ReceiveAs(peer, 1, "cuda_ipc, staged");

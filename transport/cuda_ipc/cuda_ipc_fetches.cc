@@ -17,6 +17,9 @@ constexpr absl::Duration kRetryDelay = absl::Milliseconds(1);
 // Timeout for device memory that is in use.
 constexpr absl::Duration kRoomTimeout = absl::Seconds(10);
 
+// The fetch is over: what is being enqueued for it is the last.
+void AwaitEnqueued(const CudaIpcFetch& fetch) { const absl::MutexLock lock(&fetch.enqueuing); }
+
 }  // namespace
 
 absl::Status CudaIpcFetch::MakeRoom() {
@@ -83,8 +86,8 @@ bool CudaIpcFetches::IsOver(const CudaIpcFetch& fetch) const {
 
 absl::Status CudaIpcFetches::EnqueueUnlessOver(const CudaIpcFetch& fetch,
                                                absl::FunctionRef<absl::Status()> enqueue) const {
-  absl::MutexLock lock(&mu_);
-  if (IsOverLocked(fetch)) return absl::CancelledError("cancelled");
+  absl::MutexLock lock(&fetch.enqueuing);
+  if (IsOver(fetch)) return absl::CancelledError("cancelled");
   return enqueue();
 }
 
@@ -98,7 +101,9 @@ bool CudaIpcFetches::End(const CudaIpcFetch& fetch, absl::StatusOr<Tensor> tenso
     entry = std::move(found->second);
     fetches_.erase(found);
   }
-  std::move(entry.done)(std::move(tensor), release_later);
+  TransportReceiver::FetchInfo info(release_later);
+  if (fetch.is_restaged) info.path = kCudaIpcStagedPath;
+  std::move(entry.done)(std::move(tensor), info);
   return true;
 }
 
@@ -119,6 +124,7 @@ void CudaIpcFetches::Cancel(uint64_t id) {
     entry = std::move(found->second);
     fetches_.erase(found);
   }
+  AwaitEnqueued(*entry.fetch);
   std::move(entry.done)(absl::CancelledError("cancelled"),
                         /*release_later=*/!entry.fetch->is_staged());
 }
@@ -130,7 +136,10 @@ void CudaIpcFetches::Abort(const absl::Status& why) {
     if (aborted_.ok()) aborted_ = why;
     ended.swap(fetches_);
   }
-  for (auto& [id, entry] : ended) std::move(entry.done)(why, false);
+  for (auto& [id, entry] : ended) {
+    AwaitEnqueued(*entry.fetch);
+    std::move(entry.done)(why, false);
+  }
 }
 
 void AwaitEvent(std::shared_ptr<const CudaIpcFetches> fetches,

@@ -59,6 +59,8 @@ struct CudaIpcFetch {
   // for this reason. Set by CudaIpcFetches::Restage.
   std::string why_restaged;
   std::atomic<bool> is_restaged{false};
+  // Held while device work is enqueued for it. Before the lock of CudaIpcFetches.
+  mutable absl::Mutex enqueuing;
 
   bool is_staged() const { return descriptor.is_staged() || is_restaged; }
 
@@ -89,7 +91,8 @@ class CudaIpcFetches final {
   std::shared_ptr<CudaIpcFetch> Find(uint64_t id) const ABSL_LOCKS_EXCLUDED(mu_);
   bool IsOver(const CudaIpcFetch& fetch) const ABSL_LOCKS_EXCLUDED(mu_);
   // Calls `enqueue`, which enqueues device work and must not block, unless the fetch has ended. In
-  // one step: a Cancel either finds the work enqueued, or prevents it.
+  // one step: a Cancel either finds the work enqueued, or prevents it, and waits for this fetch's
+  // calls of the driver alone. `enqueue` must not end the fetch.
   //   Errors: CANCELLED; those of `enqueue`.
   absl::Status EnqueueUnlessOver(const CudaIpcFetch& fetch,
                                  absl::FunctionRef<absl::Status()> enqueue) const

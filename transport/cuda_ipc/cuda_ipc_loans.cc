@@ -2,6 +2,8 @@
 // Counts the transfers of lent memory, and asks for it when the program does.
 #include "transport/cuda_ipc/cuda_ipc_loans.h"
 
+#include "absl/strings/str_cat.h"
+
 namespace ferry {
 
 std::shared_ptr<const void> CudaIpcLoans::Lend(const GpuPair& pair, uint64_t buffer_id) {
@@ -10,6 +12,7 @@ std::shared_ptr<const void> CudaIpcLoans::Lend(const GpuPair& pair, uint64_t buf
   if (memory == nullptr) return nullptr;
   // Destroyed without the lock: it may be the last reference to the program's tensor.
   std::shared_ptr<const cuda::RegisteredMemory> before = memory;
+  std::shared_ptr<const void> held = memory->Hold(absl::StrCat(peer_, ", which has it mapped"));
   {
     absl::MutexLock lock(&mu_);
     // Nothing would ever end it.
@@ -19,6 +22,7 @@ std::shared_ptr<const void> CudaIpcLoans::Lend(const GpuPair& pair, uint64_t buf
     if (loan.is_asked_for) return nullptr;
     // An earlier registration of the allocation may have been retired: the new one keeps it.
     before.swap(loan.memory);
+    if (before != memory) held.swap(loan.held);
     loan.pair = pair;
     ++loan.transfers;
   }
@@ -79,14 +83,20 @@ absl::Status CudaIpcLoans::OnReclaimed(const CudaIpcReclaim& reclaimed) {
   return absl::OkStatus();
 }
 
-void CudaIpcLoans::Abort(DeferredReleaseQueue& grace) {
-  auto left = std::make_shared<absl::flat_hash_map<Key, Loan>>();
+std::vector<std::shared_ptr<const void>> CudaIpcLoans::Abort() {
+  absl::flat_hash_map<Key, Loan> left;
   {
     absl::MutexLock lock(&mu_);
     is_aborted_ = true;
-    left->swap(loans_);
+    left.swap(loans_);
   }
-  if (!left->empty()) grace.Keep([left = std::move(left)] {});
+  std::vector<std::shared_ptr<const void>> held;
+  for (const auto& [key, loan] : left) {
+    held.push_back(loan.memory->Hold(absl::StrCat(
+        peer_, ", which may read it, though its control channel has closed: it has not said that ",
+        "it has closed the memory, and it lives")));
+  }
+  return held;
 }
 
 }  // namespace ferry

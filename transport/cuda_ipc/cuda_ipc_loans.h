@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -15,20 +16,21 @@
 
 #include "gpu/cuda/export_registry.h"
 #include "transport/cuda_ipc/cuda_ipc_messages.h"
-#include "transport/cuda_ipc/deferred_release_queue.h"
 #include "transport/transport.h"
 
 namespace ferry {
 
-// Registered memory that was lent to the peer stays registered, and so allocated, until the peer
-// has said that it has closed it (kReclaimed), or the control channel has ended. It is asked for
-// (kReclaim) when the program has unregistered it and no transfer of it is under way. Thread-safe.
-// Owned by the sender, and by transfers under way.
+// Registered memory that was lent to the peer is held until the peer has said that it has closed it
+// (kReclaimed), or, if the control channel ends before, until the peer has closed everything of
+// this process, or has died (PeerLifeline). It is asked for (kReclaim) when the program has
+// unregistered it and no transfer of it is under way. Thread-safe. Owned by the sender, and by
+// transfers under way.
 class CudaIpcLoans final : public cuda::RegistrationListener,
                            public std::enable_shared_from_this<CudaIpcLoans> {
  public:
-  explicit CudaIpcLoans(std::shared_ptr<const cuda::ExportRegistry> registry)
-      : registry_(std::move(registry)) {}
+  //   peer: its name, for errors.
+  CudaIpcLoans(std::shared_ptr<const cuda::ExportRegistry> registry, std::string peer)
+      : registry_(std::move(registry)), peer_(std::move(peer)) {}
 
   CudaIpcLoans(const CudaIpcLoans&) = delete;
   CudaIpcLoans& operator=(const CudaIpcLoans&) = delete;
@@ -43,8 +45,8 @@ class CudaIpcLoans final : public cuda::RegistrationListener,
   // The peer has closed it.
   //   Errors: INVALID_ARGUMENT it was not asked to.
   absl::Status OnReclaimed(const CudaIpcReclaim& reclaimed) ABSL_LOCKS_EXCLUDED(mu_);
-  // The control channel has ended: `grace` keeps what the peer may still have mapped.
-  void Abort(DeferredReleaseQueue& grace) ABSL_LOCKS_EXCLUDED(mu_);
+  // The control channel has ended. Returns references to what the peer may still have mapped.
+  std::vector<std::shared_ptr<const void>> Abort() ABSL_LOCKS_EXCLUDED(mu_);
 
   void OnRetired(const cuda::RegisteredMemory& memory) override ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -54,6 +56,8 @@ class CudaIpcLoans final : public cuda::RegistrationListener,
   struct Loan {
     GpuPair pair;
     std::shared_ptr<const cuda::RegisteredMemory> memory;
+    // The reference that is named in errors.
+    std::shared_ptr<const void> held;
     int transfers = 0;  // under way
     bool is_asked_for = false;
   };
@@ -64,6 +68,7 @@ class CudaIpcLoans final : public cuda::RegistrationListener,
   void AskFor(const std::vector<CudaIpcReclaim>& loans) ABSL_LOCKS_EXCLUDED(mu_);
 
   const std::shared_ptr<const cuda::ExportRegistry> registry_;
+  const std::string peer_;
   ControlMessageSender control_channel_;
 
   absl::Mutex mu_;

@@ -37,8 +37,9 @@ CudaIpcMappings::CudaIpcMappings(const TransportEnvironment& environment, Endpoi
 
 void CudaIpcMappings::OpenForProbe(Gpu& gpu, const cuda::IpcDescriptor& memory, UniqueFd fd,
                                    OpenCallback done) {
-  const absl::Status started = cache_of_(gpu).Open(KeyOf(memory.buffer_id), memory, std::move(fd),
-                                                   SteadyClock().Now() + kOpenTimeout, done);
+  const absl::Status started =
+      cache_of_(gpu).Open(KeyOf(memory.buffer_id), memory, std::move(fd),
+                          SteadyClock().Now() + kOpenTimeout, done, lifelines_);
   if (!started.ok()) done(started);
 }
 
@@ -52,22 +53,23 @@ void CudaIpcMappings::Open(Gpu& gpu, const GpuPair& pair, const CudaIpcPiece& pi
   cuda::IpcImportCache& cache = cache_of_(gpu);
   const cuda::ImportKey key = KeyOf(piece.memory.buffer_id);
   const bool is_new = piece.is_kept && piece.has_fd;
-  if (std::optional<ImportedMemory> found = cache.Find(key); found.has_value()) {
+  if (std::optional<ImportedMemory> found = cache.Find(key, lifelines_); found.has_value()) {
     if (is_new) Keep(*found);
     return done(*std::move(found));
   }
   // The fetch with its descriptor may be opening it.
   const bool may_request =
       piece.is_kept && !fd.valid() && piece.memory.export_by == cuda::ExportBy::kPosixFd;
-  const absl::Status started =
-      cache.Open(key, piece.memory, std::move(fd), SteadyClock().Now() + kOpenTimeout,
-                 [self = shared_from_this(), is_new, done, may_request, pair,
-                  id = piece.memory.buffer_id](absl::StatusOr<ImportedMemory> memory) {
-                   if (!memory.ok() && may_request) return self->RequestSegment(pair, id, done);
-                   if (!memory.ok()) return done(OfThisTransfer(memory.status()));
-                   if (is_new) self->Keep(*memory);
-                   done(std::move(memory));
-                 });
+  const absl::Status started = cache.Open(
+      key, piece.memory, std::move(fd), SteadyClock().Now() + kOpenTimeout,
+      [self = shared_from_this(), is_new, done, may_request, pair,
+       id = piece.memory.buffer_id](absl::StatusOr<ImportedMemory> memory) {
+        if (!memory.ok() && may_request) return self->RequestSegment(pair, id, done);
+        if (!memory.ok()) return done(OfThisTransfer(memory.status()));
+        if (is_new) self->Keep(*memory);
+        done(std::move(memory));
+      },
+      lifelines_);
   if (!started.ok()) done(started);
 }
 
@@ -94,10 +96,7 @@ void CudaIpcMappings::OpenInto(Held& held, Gpu& gpu, const GpuPair& pair, const 
            absl::MutexLock lock(&self->mu_);
            to_close = self->RemoveUser(device, use);
          }
-         if (to_close.has_value()) {
-           absl::ReaderMutexLock lock(&self->link_->mu);
-           if (self->link_->gpus != nullptr) self->Close(gpu, *std::move(to_close));
-         }
+         if (to_close.has_value()) self->CloseUnlessLeaving(gpu, *std::move(to_close));
          done(memory.status());
        });
 }
@@ -114,18 +113,49 @@ std::optional<CudaIpcMappings::ToClose> CudaIpcMappings::RemoveUser(uint16_t dev
   return to_close;
 }
 
-void CudaIpcMappings::Close(Gpu& gpu, ToClose to_close) {
-  cache_of_(gpu).Close(KeyOf(to_close.buffer_id),
-                       [weak = weak_from_this(), then = std::move(to_close.then)] {
-                         // The last user of a mapping may outlive everything else.
-                         const auto self = weak.lock();
-                         if (self == nullptr) return;
-                         {
-                           absl::MutexLock lock(&self->mu_);
-                           if (!self->aborted_.ok()) return;
-                         }
-                         for (const auto& each : then) each();
-                       });
+std::function<void()> CudaIpcMappings::Close(Gpu& gpu, ToClose to_close) {
+  struct Deferred {
+    absl::Mutex mu;
+    bool is_deferring ABSL_GUARDED_BY(mu) = true;
+    bool is_closed ABSL_GUARDED_BY(mu) = false;
+  };
+  auto deferred = std::make_shared<Deferred>();
+  std::function<void()> tell = [weak = weak_from_this(), then = std::move(to_close.then)] {
+    // The last user of a mapping may outlive everything else.
+    const auto self = weak.lock();
+    if (self == nullptr) return;
+    {
+      absl::MutexLock lock(&self->mu_);
+      if (!self->aborted_.ok()) return;
+    }
+    for (const auto& each : then) each();
+  };
+  cache_of_(gpu).Close(KeyOf(to_close.buffer_id), [deferred, tell] {
+    {
+      absl::MutexLock lock(&deferred->mu);
+      deferred->is_closed = true;
+      if (deferred->is_deferring) return;
+    }
+    tell();
+  });
+  return [deferred, tell] {
+    {
+      absl::MutexLock lock(&deferred->mu);
+      deferred->is_deferring = false;
+      if (!deferred->is_closed) return;
+    }
+    tell();
+  };
+}
+
+void CudaIpcMappings::CloseUnlessLeaving(Gpu& gpu, ToClose to_close) {
+  std::function<void()> tell;
+  {
+    absl::ReaderMutexLock lock(&link_->mu);
+    if (link_->gpus == nullptr) return;
+    tell = Close(gpu, std::move(to_close));
+  }
+  tell();
 }
 
 void CudaIpcMappings::Release(Gpu& gpu, Held held, std::function<void()> closed) {
@@ -138,24 +168,27 @@ void CudaIpcMappings::Release(Gpu& gpu, Held held, std::function<void()> closed)
   };
   auto count = std::make_shared<Count>();
   count->closed = std::move(closed);
-  std::vector<ToClose> to_close;
-  {
-    absl::MutexLock lock(&mu_);
-    for (const Held::Foreign& use : held.foreign) {
-      auto each = RemoveUser(static_cast<uint16_t>(gpu.device->ordinal()), use);
-      if (each.has_value()) to_close.push_back(*std::move(each));
-    }
-  }
-  count->left = to_close.size() + 1;
+  std::vector<std::function<void()>> tell;
   {
     absl::ReaderMutexLock lock(&link_->mu);
+    // Then there is no device any more. What is held is closed when it is let go of.
     if (link_->gpus == nullptr) return;
+    std::vector<ToClose> to_close;
+    {
+      absl::MutexLock users_lock(&mu_);
+      for (const Held::Foreign& use : held.foreign) {
+        auto each = RemoveUser(static_cast<uint16_t>(gpu.device->ordinal()), use);
+        if (each.has_value()) to_close.push_back(*std::move(each));
+      }
+    }
+    count->left = to_close.size() + 1;
     // They are open because we hold them; they close when we let go.
     for (ToClose& each : to_close) {
       each.then.emplace_back([count] { count->Done(); });
-      Close(gpu, std::move(each));
+      tell.push_back(Close(gpu, std::move(each)));
     }
   }
+  for (const auto& each : tell) each();
   held.memory.clear();
   count->Done();
 }
@@ -178,8 +211,7 @@ void CudaIpcMappings::OnReclaim(const CudaIpcReclaim& reclaim) {
       [self = shared_from_this(), reclaim, reply = std::move(reply)](absl::StatusOr<Gpu*> gpu) {
         // Then nothing is open.
         if (!gpu.ok()) return reply();
-        absl::ReaderMutexLock lock(&self->link_->mu);
-        if (self->link_->gpus != nullptr) self->Close(**gpu, {reclaim.buffer_id, {reply}});
+        self->CloseUnlessLeaving(**gpu, {reclaim.buffer_id, {reply}});
       });
 }
 

@@ -20,6 +20,7 @@
 #include "gpu/cuda/ipc_import_cache.h"
 #include "gpu/gpus.h"
 #include "transport/cuda_ipc/cuda_ipc_messages.h"
+#include "transport/cuda_ipc/peer_lifeline.h"
 #include "transport/transport.h"
 
 namespace ferry {
@@ -64,6 +65,9 @@ class CudaIpcMappings final : public std::enable_shared_from_this<CudaIpcMapping
 
   // Call before the first Open.
   void SetControlChannel(ControlMessageSender channel) { control_channel_ = std::move(channel); }
+
+  // Kept until all memory that was opened here is closed.
+  void AddLifeline(UniqueFd end) { lifelines_->Add(std::move(end)); }
 
   // Opens memory for a probe. `done` runs on the side executor, or inline with its error.
   void OpenForProbe(Gpu& gpu, const cuda::IpcDescriptor& memory, UniqueFd fd, OpenCallback done);
@@ -115,15 +119,20 @@ class CudaIpcMappings final : public std::enable_shared_from_this<CudaIpcMapping
   // One user has left. Nothing: it need not be closed.
   std::optional<ToClose> RemoveUser(uint16_t device, const Held::Foreign& use)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Calls back if the control channel has not ended by then. REQUIRES: link_->mu; link_->gpus is
-  // not null.
-  void Close(Gpu& gpu, ToClose to_close) ABSL_LOCKS_EXCLUDED(mu_);
+  // Calls back if the control channel has not ended by then. Returns what must be called without
+  // link_->mu: what it calls back may send, and a send may end the control channel, and all that
+  // waits for the lock. REQUIRES: link_->mu; link_->gpus is not null.
+  [[nodiscard]] std::function<void()> Close(Gpu& gpu, ToClose to_close) ABSL_LOCKS_EXCLUDED(mu_);
+  // The same, and calls it; nothing if this process is leaving.
+  void CloseUnlessLeaving(Gpu& gpu, ToClose to_close) ABSL_LOCKS_EXCLUDED(mu_);
 
   const TransportEnvironment environment_;
   const Endpoint peer_;
   const CacheOf cache_of_;
   const ClosePeer close_peer_;
   const std::shared_ptr<GpuLink> link_;
+  // Also kept by the mappings, which may outlive this.
+  const std::shared_ptr<LentLifelines> lifelines_ = std::make_shared<LentLifelines>();
   ControlMessageSender control_channel_;
 
   absl::Mutex mu_;

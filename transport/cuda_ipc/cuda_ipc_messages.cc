@@ -14,7 +14,9 @@ constexpr uint8_t kHasFd = 1;
 constexpr uint8_t kIsKept = 2;
 constexpr uint8_t kMayStayOpen = 4;
 constexpr uint8_t kHasPoolId = 8;
-constexpr uint8_t kVersion = 1;
+constexpr uint8_t kVersion = 2;
+constexpr uint8_t kKeepsForeignMemory = 1;
+constexpr uint8_t kHoldsLifelines = 2;
 constexpr size_t kMaxText = 1024;
 // Everything but texts, events and pieces.
 constexpr size_t kFixedBytes = 64;
@@ -81,12 +83,20 @@ std::string Encode(CudaIpcMessage kind, size_t more, Function put) {
   return std::string(writer.view());
 }
 
+uint8_t VersionOf(absl::string_view descriptor) {
+  return descriptor.empty() ? 0 : static_cast<uint8_t>(descriptor[0]);
+}
+
 }  // namespace
 
 std::string EncodeCudaIpcPeer() { return std::string(1, static_cast<char>(kVersion)); }
 
 bool MayKeepForeignMemory(absl::string_view descriptor) {
-  return !descriptor.empty() && static_cast<uint8_t>(descriptor[0]) >= kVersion;
+  return VersionOf(descriptor) >= kKeepsForeignMemory;
+}
+
+bool HoldsLifelines(absl::string_view descriptor) {
+  return VersionOf(descriptor) >= kHoldsLifelines;
 }
 
 absl::StatusOr<CudaIpcMessage> KindOfCudaIpc(absl::string_view body) {

@@ -36,12 +36,17 @@ inline constexpr size_t kMaxCudaIpcEvents = 256;
 inline constexpr size_t kMaxCudaIpcPieces = 8;
 
 inline constexpr absl::string_view kCudaIpcName = "cuda_ipc";
+// The path of a tensor that is sent in slices.
+inline constexpr absl::string_view kCudaIpcStagedPath = "cuda_ipc, staged";
 
 // The transport's descriptor in HELLO: one byte, the highest version of what a process handles
 // besides the messages that all do. 1: pieces that may stay open, kReclaim, kReclaimed, kRefused.
+// 2: it holds the lifelines that come with probes (PeerLifeline).
 std::string EncodeCudaIpcPeer();
 // Whether a process with this descriptor, untrusted, handles version 1; one with none does not.
 bool MayKeepForeignMemory(absl::string_view descriptor);
+// The same for version 2.
+bool HoldsLifelines(absl::string_view descriptor);
 
 // Message type of an announcement or reply; its first byte.
 enum class CudaIpcMessage : uint8_t {
@@ -66,7 +71,7 @@ absl::StatusOr<CudaIpcMessage> KindOfCudaIpc(absl::string_view body);
 
 // From the sender, before the first transfer descriptor of a pair of devices: memory with known
 // bytes for the receiver to open, copy and compare, and the events that will mark when tensors are
-// ready. Carries the memory's file descriptor, if it has one.
+// ready. Carries the memory's file descriptor, if it has one, and then that of a lifeline.
 struct CudaIpcProbe {
   GpuPair pair;
   // Byte i of the memory is CudaIpcProbeByte(seed, i).

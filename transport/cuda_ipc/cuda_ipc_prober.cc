@@ -120,6 +120,9 @@ absl::Status CudaIpcProber::SendProbe(Gpu& gpu, const GpuPair& pair, uint32_t se
   probe.memory = arena->Describe(*memory);
   probe.memory.bytes = kCudaIpcProbeBytes;
   FERRY_ASSIGN_OR_RETURN(const UniqueFd fd, arena->ExportSegment(*memory));
+  // One for each probe: this end of it is closed at once, so that no child of this process, which
+  // would keep it, is likely to inherit it.
+  FERRY_ASSIGN_OR_RETURN(PeerLifeline::Made lifeline, PeerLifeline::Make());
   {
     absl::MutexLock lock(&mu_);
     if (!aborted_.ok()) return aborted_;
@@ -128,10 +131,12 @@ absl::Status CudaIpcProber::SendProbe(Gpu& gpu, const GpuPair& pair, uint32_t se
     state.has_asked = true;
     state.segment = arena->HoldSegment(*memory);
     state.memory = std::move(memory);
+    lifelines_.push_back(std::move(lifeline.line));
   }
-  const int raw = fd.get();
-  return control_channel_(EncodeCudaIpcProbe(probe),
-                          fd.valid() ? absl::MakeConstSpan(&raw, 1) : absl::Span<const int>());
+  std::vector<int> descriptors;
+  if (fd.valid()) descriptors.push_back(fd.get());
+  descriptors.push_back(lifeline.to_send.get());
+  return control_channel_(EncodeCudaIpcProbe(probe), descriptors);
 }
 
 absl::Status CudaIpcProber::OnProbed(CudaIpcProbed probed) {
@@ -220,6 +225,11 @@ void CudaIpcProber::ReleaseEvent(const GpuPair& pair, const cuda::EventTicket& t
   const auto found = pairs_.find(pair);
   if (found == pairs_.end() || found->second.events == nullptr) return;
   found->second.events->Release(ticket).IgnoreError();
+}
+
+std::vector<PeerLifeline> CudaIpcProber::TakeLifelines() {
+  absl::MutexLock lock(&mu_);
+  return std::exchange(lifelines_, {});
 }
 
 void CudaIpcProber::Abort(const absl::Status& why, DeferredReleaseQueue& grace) {

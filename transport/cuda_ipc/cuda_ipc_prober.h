@@ -22,6 +22,7 @@
 #include "transport/cuda_ipc/cuda_ipc_messages.h"
 #include "transport/cuda_ipc/cuda_ipc_segments.h"
 #include "transport/cuda_ipc/deferred_release_queue.h"
+#include "transport/cuda_ipc/peer_lifeline.h"
 #include "transport/transport.h"
 
 namespace ferry {
@@ -69,6 +70,9 @@ class CudaIpcProber final : public std::enable_shared_from_this<CudaIpcProber> {
   // The control channel has ended: `grace` keeps the events and memory for as long as the peer may
   // need. Pending calls of AwaitOpen end with `why`.
   void Abort(const absl::Status& why, DeferredReleaseQueue& grace) ABSL_LOCKS_EXCLUDED(mu_);
+  // After Abort: those that were sent with probes. Each of them ends when the peer has closed what
+  // it was told of over this control channel, or has died.
+  std::vector<PeerLifeline> TakeLifelines() ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   enum class Phase { kProbing, kOpen, kRefused };
@@ -108,6 +112,7 @@ class CudaIpcProber final : public std::enable_shared_from_this<CudaIpcProber> {
   mutable absl::Mutex mu_;
   absl::Status aborted_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<GpuPair, Pair> pairs_ ABSL_GUARDED_BY(mu_);
+  std::vector<PeerLifeline> lifelines_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace ferry

@@ -2,6 +2,7 @@
 // Opens the producer's memory, waits until it is complete, and maps or copies.
 #include "transport/cuda_ipc/cuda_ipc_receiver.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <utility>
@@ -89,7 +90,13 @@ absl::Status CudaIpcReceiver::OnControlMessage(absl::string_view body,
     // A path that cannot be opened now does not close the control channel; it is probed again
     // later.
     if (lost.ok()) {
-      probes_->OnProbe(std::move(probe), TakeFirst(descriptors));
+      const size_t of_memory = probe.memory.export_by == cuda::ExportBy::kPosixFd ? 1 : 0;
+      // A peer of an earlier release sends none.
+      if (descriptors.size() > of_memory) {
+        mappings_->AddLifeline(std::move(descriptors[of_memory]));
+      }
+      probes_->OnProbe(std::move(probe),
+                       TakeFirst(descriptors.first(std::min(of_memory, descriptors.size()))));
     } else {
       probes_->Refuse(probe, lost);
     }
@@ -188,7 +195,7 @@ absl::string_view CudaIpcReceiver::PathOf(const TensorHeader& header, absl::stri
                                           const Tensor& destination) const {
   const absl::StatusOr<CudaIpcDescriptor> descriptor = DecodeCudaIpcDescriptor(body);
   if (!descriptor.ok() || environment_.gpus == nullptr) return {};
-  if (descriptor->is_staged()) return "cuda_ipc, staged";
+  if (descriptor->is_staged()) return kCudaIpcStagedPath;
   const auto& uuids = environment_.gpus->uuids();
   const auto ordinal = static_cast<size_t>(header.location.ordinal);
   const bool is_view = !destination.is_valid() && descriptor->pieces.size() == 1 &&

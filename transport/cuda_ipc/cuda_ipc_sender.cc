@@ -2,6 +2,7 @@
 // Exposes and exports memory, records when its bytes are ready, and releases it.
 #include "transport/cuda_ipc/cuda_ipc_sender.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -27,6 +28,11 @@ uint64_t RefusedId(const cuda::IpcDescriptor& memory) {
   return memory.pool_id != 0 ? memory.pool_id : memory.buffer_id;
 }
 
+bool MayBorrow(const Endpoint& peer) {
+  const TransportDescription* const found = peer.FindTransport(kCudaIpcName);
+  return found != nullptr && HoldsLifelines(found->descriptor);
+}
+
 bool MayKeep(const Endpoint& peer) {
   const TransportDescription* const found = peer.FindTransport(kCudaIpcName);
   return found != nullptr && MayKeepForeignMemory(found->descriptor);
@@ -43,8 +49,10 @@ CudaIpcSender::CudaIpcSender(TransportEnvironment environment, const Endpoint& p
       slices_(std::make_shared<CudaIpcSliceSender>(prober_, segments_)),
       loans_(std::make_shared<CudaIpcLoans>(environment_.gpus != nullptr
                                                 ? environment_.gpus->exports()
-                                                : std::make_shared<cuda::ExportRegistry>())),
-      peer_may_keep_(MayKeep(peer)) {}
+                                                : std::make_shared<cuda::ExportRegistry>(),
+                                            Describe(peer.peer))),
+      peer_may_keep_(MayKeep(peer)),
+      peer_may_borrow_(MayBorrow(peer)) {}
 
 CudaIpcSender::~CudaIpcSender() = default;
 
@@ -141,17 +149,16 @@ void CudaIpcSender::OnRefused(const CudaIpcRefused& refused) {
       exposed.pair.source, [self = shared_from_this(), pair = exposed.pair, pending,
                             why = refused.why](absl::StatusOr<Gpu*> gpu) {
         if (!gpu.ok()) return std::move(pending->done)(gpu.status());
-        const auto stage = [self, pair, pending, why, gpu = *gpu](const absl::Status& status) {
-          if (!status.ok()) return std::move(pending->done)(status);
-          self->Stage(*gpu, pair, std::move(*pending), why);
-        };
         // Its stream may not have written it yet.
-        auto ready = cuda::ReadyOf(pending->tensor);
-        const absl::Status begun =
-            ready == nullptr
-                ? (*gpu)->executor->Post([stage] { stage(absl::OkStatus()); })
-                : (*gpu)->executor->Watch({.event = std::move(ready), .what = kSentTensor}, stage);
-        if (!begun.ok()) stage(begun);
+        if (cuda::ReadyOf(pending->tensor) != nullptr) {
+          return self->WhenReady(**gpu, pending, [self, pair, pending, why, gpu = *gpu] {
+            self->Stage(*gpu, pair, std::move(*pending), why);
+          });
+        }
+        const absl::Status posted = (*gpu)->executor->Post([self, pair, pending, why, gpu = *gpu] {
+          self->Stage(*gpu, pair, std::move(*pending), why);
+        });
+        if (!posted.ok()) std::move(pending->done)(posted);
       });
 }
 
@@ -244,14 +251,15 @@ absl::StatusOr<CudaIpcSender::Plan> CudaIpcSender::PlanFor(Gpu& gpu, const GpuPa
   for (cuda::ExportedPiece& each : *exported) {
     CudaIpcPiece piece = {.memory = each.descriptor, .has_fd = each.fd.valid()};
     if (each.fd.valid()) plan.descriptors.push_back(std::move(each.fd));
-    if (!peer_may_keep_) {
-      piece.memory.pool_id = 0;
-    } else if (piece.memory.export_by == cuda::ExportBy::kPosixFd) {
+    if (!peer_may_keep_) piece.memory.pool_id = 0;
+    if (peer_may_borrow_ && environment_.gpus->exports()->IsKnown(piece.memory.buffer_id)) {
+      // Not lent if the program wants it back: then it is closed before the ACK.
+      auto lent = loans_->Lend(pair, piece.memory.buffer_id);
+      piece.may_stay_open = lent != nullptr;
+      if (lent != nullptr) plan.lent.push_back(std::move(lent));
+    } else {
       // The driver keeps physical memory while it is mapped anywhere, even if its owner frees it.
-      piece.may_stay_open = true;
-    } else if (auto lent = loans_->Lend(pair, piece.memory.buffer_id); lent != nullptr) {
-      piece.may_stay_open = true;
-      plan.lent.push_back(std::move(lent));
+      piece.may_stay_open = peer_may_keep_ && piece.memory.export_by == cuda::ExportBy::kPosixFd;
     }
     plan.pieces.push_back(std::move(piece));
   }
@@ -271,29 +279,36 @@ absl::StatusOr<cuda::EventTicket> CudaIpcSender::Mark(Gpu& gpu, const GpuPair& p
 
 void CudaIpcSender::FinishWhenReady(Gpu& gpu, const GpuPair& pair, Pending pending) {
   auto shared = std::make_shared<Pending>(std::move(pending));
-  const auto ready = cuda::ReadyOf(shared->tensor);
+  WhenReady(gpu, shared, [self = shared_from_this(), &gpu, pair, shared] {
+    self->Finish(gpu, pair, std::move(*shared), /*is_ready=*/true);
+  });
+}
+
+void CudaIpcSender::WhenReady(Gpu& gpu, const std::shared_ptr<Pending>& pending,
+                              std::function<void()> then) {
+  const auto ready = cuda::ReadyOf(pending->tensor);
   cuda::DeviceExecutor::Watched watch;
   watch.event = ready;
   watch.what = kSentTensor;
   // The receiver may cancel, or die, and the event may never complete.
-  watch.check_wanted = [self = shared_from_this(), id = shared->id] {
+  watch.check_wanted = [self = shared_from_this(), id = pending->id] {
     return self->CheckWanted(id);
   };
-  const absl::Status watched = gpu.executor->Watch(
-      std::move(watch),
-      [self = shared_from_this(), &gpu, pair, shared, ready](absl::Status status) {
-        if (status.ok()) status = self->CheckWanted(shared->id);
-        if (status.ok()) return self->Finish(gpu, pair, std::move(*shared), /*is_ready=*/true);
+  const absl::Status watched =
+      gpu.executor->Watch(std::move(watch), [self = shared_from_this(), &gpu, pending, ready,
+                                             then = std::move(then)](absl::Status status) {
+        if (status.ok()) status = self->CheckWanted(pending->id);
+        if (status.ok()) return then();
         // The device may still write to it.
         gpu.executor
             ->Watch({.event = ready,
                      .what = kSentTensor,
-                     .keep = std::make_shared<Tensor>(std::move(shared->tensor))},
+                     .keep = std::make_shared<Tensor>(std::move(pending->tensor))},
                     [](absl::Status) {})
             .IgnoreError();
-        std::move(shared->done)(std::move(status));
+        std::move(pending->done)(std::move(status));
       });
-  if (!watched.ok()) std::move(shared->done)(watched);
+  if (!watched.ok()) std::move(pending->done)(watched);
 }
 
 void CudaIpcSender::Finish(Gpu& gpu, const GpuPair& pair, Pending pending, bool is_ready) {
@@ -382,18 +397,37 @@ absl::Status CudaIpcSender::CheckWantedLocked(uint64_t id) const {
 }
 
 void CudaIpcSender::Abort(const absl::Status& why) {
-  auto left = std::make_shared<OfferedById>();
+  struct Left {
+    OfferedById exposed;
+    std::vector<std::shared_ptr<const void>> lent;
+  };
+  auto left = std::make_shared<Left>();
   {
     absl::MutexLock lock(&mu_);
     if (aborted_.ok()) aborted_ = why;
     exposing_.clear();
-    left->swap(exposed_);
+    left->exposed.swap(exposed_);
   }
   slices_->Abort(*grace_);
   segments_->Abort(*grace_);
-  loans_->Abort(*grace_);
-  if (!left->empty()) grace_->Keep([left = std::move(left)] {});
+  left->lent = loans_->Abort();
   prober_->Abort(why, *grace_);
+  if (left->exposed.empty() && left->lent.empty()) return;
+  std::vector<PeerLifeline> lines = prober_->TakeLifelines();
+  if (lines.empty()) return grace_->Keep([left = std::move(left)] {});
+  // A peer that has merely lost its connection has it mapped, and may be reading.
+  grace_->KeepUntil(
+      [lines = std::move(lines), died_at = absl::InfiniteFuture()]() mutable {
+        const absl::Time now = SteadyClock().Now();
+        for (PeerLifeline& line : lines) {
+          const PeerLifeline::State state = line.Look();
+          if (state == PeerLifeline::State::kHeld) return false;
+          if (state == PeerLifeline::State::kDied) died_at = std::min(died_at, now);
+        }
+        // The driver is closing what the dead had mapped; or it is of an earlier release.
+        return died_at == absl::InfiniteFuture() || now >= died_at + DeferredReleaseQueue::kGrace;
+      },
+      [left = std::move(left)] {});
 }
 
 }  // namespace ferry

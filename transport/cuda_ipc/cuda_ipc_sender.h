@@ -4,6 +4,7 @@
 #define FERRY_TRANSPORT_CUDA_IPC_CUDA_IPC_SENDER_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -95,6 +96,9 @@ class CudaIpcSender final : public TransportSender,
   absl::StatusOr<cuda::EventTicket> Mark(Gpu& gpu, const GpuPair& pair,
                                          const cuda::ReadyEvent& ready);
   void FinishWhenReady(Gpu& gpu, const GpuPair& pair, Pending pending);
+  // Calls `then` on the executor when the tensor's event has completed; or ends the Expose if that
+  // fails, or if nobody wants the tensor any more. The tensor has an event.
+  void WhenReady(Gpu& gpu, const std::shared_ptr<Pending>& pending, std::function<void()> then);
 
   // On the source device's executor. `tensor` is ready.
   void Stage(Gpu& gpu, const GpuPair& pair, Pending pending, std::string why);
@@ -119,6 +123,8 @@ class CudaIpcSender final : public TransportSender,
   const std::shared_ptr<CudaIpcLoans> loans_;
   // The peer handles memory that may stay open.
   const bool peer_may_keep_;
+  // It says when it has closed what is lent to it, or that it has died.
+  const bool peer_may_borrow_;
   ControlMessageSender control_channel_;
 
   mutable absl::Mutex mu_;

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// The two ends of a socket pair: one reads what the other says before it is closed.
+#include "transport/cuda_ipc/peer_lifeline.h"
+
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+
+namespace ferry {
+
+absl::StatusOr<PeerLifeline::Made> PeerLifeline::Make() {
+  int ends[2] = {-1, -1};
+  if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) != 0) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("no socket pair, by which a peer's death is noticed: ", std::strerror(errno)));
+  }
+  return Made{PeerLifeline(UniqueFd(ends[0])), UniqueFd(ends[1])};
+}
+
+PeerLifeline::State PeerLifeline::Look() {
+  char said = 0;
+  while (state_ == State::kHeld) {
+    const ssize_t got = recv(end_.get(), &said, 1, MSG_DONTWAIT);
+    if (got > 0) {
+      state_ = State::kClosed;
+    } else if (got == 0 || (errno != EAGAIN && errno != EINTR)) {
+      state_ = State::kDied;
+    } else if (errno == EAGAIN) {
+      break;
+    }
+  }
+  return state_;
+}
+
+LentLifelines::~LentLifelines() {
+  absl::MutexLock lock(&mu_);
+  for (const UniqueFd& each : ends_) {
+    // The owner may be gone.
+    [[maybe_unused]] const ssize_t sent = send(each.get(), "c", 1, MSG_NOSIGNAL | MSG_DONTWAIT);
+  }
+}
+
+void LentLifelines::Add(UniqueFd end) {
+  absl::MutexLock lock(&mu_);
+  ends_.push_back(std::move(end));
+}
+
+}  // namespace ferry
