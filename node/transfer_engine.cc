@@ -127,6 +127,13 @@ absl::StatusOr<std::unique_ptr<TransferEngine>> TransferEngine::Start(TransferEn
   if (options.require_auth && options.token.empty()) {
     return absl::InvalidArgumentError("authentication cannot be required without a token");
   }
+  if (options.gpus.ipc_idle_timeout < absl::ZeroDuration()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("memory of other processes cannot stay mapped for ",
+                     absl::FormatDuration(options.gpus.ipc_idle_timeout),
+                     " without being used: --gpu-ipc-idle-timeout, in programs "
+                     "TransferOptions::gpu_mapping_idle_timeout, is 0 or more"));
+  }
   auto engine = std::unique_ptr<TransferEngine>(new TransferEngine());
   FERRY_ASSIGN_OR_RETURN(engine->arena_, HostArena::Create(options.arena));
   engine->arena_budget_bytes_ = options.arena.budget_bytes;

@@ -17,8 +17,6 @@ constexpr size_t kLargestBytes = size_t{1} << 46;
 // Minimum number of blocks per segment for a class to share segments.
 constexpr size_t kBlocksWorthSharing = 8;
 
-size_t RoundUp(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
-
 }  // namespace
 
 BlockTable::BlockTable(BlockTableOptions options) : options_(std::move(options)) {}
@@ -159,7 +157,13 @@ absl::StatusOr<BlockTable::Plan> BlockTable::MakePlan(size_t bytes) {
     return absl::ResourceExhaustedError(absl::StrCat(
         options_.name, " has no room for ", bytes, " bytes: it may have ", options_.budget_bytes,
         ", has ", stats_.mapped_bytes, ", and ", stats_.block_count, " tensors use ",
-        stats_.used_bytes, " of them. Free some, or raise ", options_.budget_option));
+        stats_.used_bytes, " of them. ",
+        stats_.reserved_bytes == 0
+            ? "Free some, or raise "
+            : absl::StrCat(stats_.reserved_bytes, " of them are reserved, in segments of up to ",
+                           LargestReserved(), " bytes, each of which holds tensors of one size at ",
+                           "a time. Free some, reserve less or in larger segments, or raise "),
+        options_.budget_option));
   }
   const size_t room = options_.budget_bytes - std::min(options_.budget_bytes, stats_.mapped_bytes);
   if (plan.bytes > room) plan.dropped = DropIdle(plan.bytes - room);
@@ -179,6 +183,14 @@ TakenBlock BlockTable::Add(const Plan& plan, size_t bytes) {
   if (segment.has_room()) with_room_[segment.class_bytes].push_back(plan.segment);
   segments_.emplace(plan.segment, std::move(segment));
   return block;
+}
+
+size_t BlockTable::LargestReserved() const {
+  size_t largest = 0;
+  for (const auto& [id, segment] : segments_) {
+    if (segment.is_reserved) largest = std::max(largest, segment.bytes);
+  }
+  return largest;
 }
 
 absl::StatusOr<BlockTable::Plan> BlockTable::MakeReservedPlan(size_t bytes) {

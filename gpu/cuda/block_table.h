@@ -24,6 +24,9 @@ struct BlockTableOptions {
   size_t smallest_bytes = 512;   // the smallest class, and every block's alignment; a power of two
 };
 
+// To a multiple of `unit`.
+inline size_t RoundUp(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
+
 struct TakenBlock {
   uint32_t segment = 0;
   uint32_t index = 0;
@@ -106,6 +109,7 @@ class BlockTable final {
   // Gives the smallest reserved segment that is large enough, and has no block in use, this class.
   // Returns whether there was one.
   bool AssignReserved(size_t class_bytes);
+  size_t LargestReserved() const;
   void ForgetRoom(uint32_t id, const Segment& segment);
   std::vector<uint32_t> DropIdle(size_t enough_bytes);
 

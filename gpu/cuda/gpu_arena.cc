@@ -132,13 +132,10 @@ absl::StatusOr<std::shared_ptr<GpuArena>> GpuArena::Create(std::shared_ptr<CudaD
                      options.budget_option,
                      ", or do without GPUs (--no-gpus, in programs TransferOptions::use_gpus)"));
   }
-  if (options.reserve_bytes > options.budget_bytes || options.reserve_segment_bytes == 0) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        options.reserve_bytes, " bytes of ", device->name(), " are to be reserved in segments of ",
-        options.reserve_segment_bytes, ", of a budget of ", options.budget_bytes,
-        ": reserve less (--gpu-reserve-bytes, in programs GpuArenaOptions::reserve_bytes), or "
-        "raise ",
-        options.budget_option));
+  if (options.reserve_segment_bytes == 0) {
+    return absl::InvalidArgumentError(
+        "memory is reserved in segments of at least 1 byte: raise --gpu-reserve-segment-bytes, in "
+        "programs GpuArenaOptions::reserve_segment_bytes");
   }
   const ScopedCurrent current(*device);
   size_t granularity = kPlainGranularity;
@@ -151,6 +148,16 @@ absl::StatusOr<std::shared_ptr<GpuArena>> GpuArena::Create(std::shared_ptr<CudaD
   }
   // The kind of memory must not depend on how much is free at present.
   if (absl::IsResourceExhausted(probe)) return probe;
+  // Compared first, since rounding up may overflow.
+  if (options.reserve_bytes > options.budget_bytes ||
+      RoundUp(options.reserve_bytes, granularity) > options.budget_bytes) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        options.reserve_bytes, " bytes of ", device->name(), ", rounded up to a multiple of ",
+        granularity, ", are to be reserved of a budget of ", options.budget_bytes,
+        ": reserve less (--gpu-reserve-bytes, in programs GpuArenaOptions::reserve_bytes), or "
+        "raise ",
+        options.budget_option));
+  }
   BlockTableOptions table;
   table.name = absl::StrCat("the arena of ", device->name());
   table.budget_option = options.budget_option;

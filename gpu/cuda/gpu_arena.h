@@ -32,7 +32,8 @@ struct GpuArenaOptions {
   size_t segment_bytes = size_t{32} << 20;
   // Created at once, in segments of reserve_segment_bytes, and never given back to the driver. A
   // buffer of up to that size is found in them without a call that may synchronize the device, as
-  // long as they have room; each segment has buffers of one size class at a time.
+  // long as they have room; each segment has buffers of one size class at a time. Both are rounded
+  // up to the driver's granularity, 2 MiB.
   size_t reserve_bytes = 0;
   size_t reserve_segment_bytes = size_t{32} << 20;
   // The option that raises the budget, for messages.

@@ -45,6 +45,9 @@ class ImportedPools final {
   absl::StatusOr<std::shared_ptr<const ImportedPool>> Import(std::shared_ptr<CudaDevice> device,
                                                              uint64_t peer, uint64_t pool_id,
                                                              const UniqueFd& fd);
+  // The next Import of it imports anew: the peer may have destroyed the pool, and its driver may
+  // have given the same handle to another.
+  void Forget(uint64_t peer, uint64_t pool_id) { pools_.erase({peer, pool_id}); }
 
  private:
   absl::flat_hash_map<std::pair<uint64_t, uint64_t>, std::weak_ptr<const ImportedPool>> pools_;

@@ -27,8 +27,8 @@ struct IpcDescriptor {
   uint64_t bytes = 0;
   // The driver's handle of the allocation; zeros for kPosixFd.
   std::array<unsigned char, kIpcHandleBytes> handle = {};
-  // kPoolPointer: identifies the pool in its process while it exists; 0: unknown. Not part of the
-  // encoding.
+  // kPoolPointer: the number of the pool in its process while it exists; 0: unknown. Not part of
+  // the encoding.
   uint64_t pool_id = 0;
 
   bool operator==(const IpcDescriptor& other) const;

@@ -8,7 +8,10 @@
 #include <string>
 #include <utility>
 
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 
 #include "base/file_limit.h"
 #include "base/status_macros.h"
@@ -59,6 +62,19 @@ absl::Status FillHandle(const CudaDevice& device, const MemoryPiece& piece,
   return absl::OkStatus();
 }
 
+// A number for each handle of a pool that this process has exported memory of. The driver does not
+// say when a pool is destroyed, so the number of a handle that it uses again is the same: the
+// importer notices that (IpcMapping).
+uint64_t PoolNumber(MemoryPool pool) {
+  struct Numbers {
+    absl::Mutex mu;
+    absl::flat_hash_map<MemoryPool, uint64_t> of ABSL_GUARDED_BY(mu);
+  };
+  static Numbers& numbers = *new Numbers();
+  absl::MutexLock lock(&numbers.mu);
+  return numbers.of.try_emplace(pool, numbers.of.size() + 1).first->second;
+}
+
 absl::StatusOr<ExportedPiece> ExportPiece(const CudaDevice& device, const MemoryInfo& info,
                                           const MemoryPiece& piece) {
   ExportedPiece exported;
@@ -79,7 +95,7 @@ absl::StatusOr<ExportedPiece> ExportPiece(const CudaDevice& device, const Memory
     FERRY_ASSIGN_OR_RETURN(exported.fd, ExportVirtual(device, piece));
   } else if (info.export_by == ExportBy::kPoolPointer) {
     FERRY_ASSIGN_OR_RETURN(exported.fd, ExportPool(device, info.pool));
-    descriptor.pool_id = reinterpret_cast<uintptr_t>(info.pool);
+    descriptor.pool_id = PoolNumber(info.pool);
   }
   FERRY_RETURN_IF_ERROR(FillHandle(device, piece, descriptor));
   return exported;

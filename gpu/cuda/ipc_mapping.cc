@@ -75,14 +75,20 @@ absl::Status IpcMapping::OpenPool(const IpcDescriptor& descriptor, const UniqueF
                                   ImportedPools* pools, uint64_t peer) {
   ImportedPools none;
   if (pools == nullptr) pools = &none;
-  FERRY_ASSIGN_OR_RETURN(pool_, pools->Import(device_, peer, descriptor.pool_id, fd));
   PoolPointerHandle handle = {};
   std::memcpy(handle.bytes, descriptor.handle.data(), sizeof(handle.bytes));
-  FERRY_RETURN_IF_ERROR(
-      device_->Check(device_->table().pool_import_pointer(&base_, pool_->get(), &handle),
-                     "cuMemPoolImportPointer"));
-  is_mapped_ = true;
-  return absl::OkStatus();
+  while (true) {
+    FERRY_ASSIGN_OR_RETURN(pool_, pools->Import(device_, peer, descriptor.pool_id, fd));
+    const bool is_used_already = pool_.use_count() > 1;
+    const Result result = device_->table().pool_import_pointer(&base_, pool_->get(), &handle);
+    if (result != kSuccess && is_used_already) {
+      pools->Forget(peer, descriptor.pool_id);
+      continue;
+    }
+    FERRY_RETURN_IF_ERROR(device_->Check(result, "cuMemPoolImportPointer"));
+    is_mapped_ = true;
+    return absl::OkStatus();
+  }
 }
 
 absl::Status IpcMapping::OpenVirtual(const IpcDescriptor& descriptor, const UniqueFd& fd) {

@@ -18,6 +18,11 @@
 #include "gpu/cuda/block_table.h"
 
 namespace ferry::cuda {
+namespace {
+
+constexpr size_t kGranularity = 4096;
+
+}  // namespace
 
 struct PinnedPool::State {
   State(std::shared_ptr<CudaDevice> cuda_device, std::shared_ptr<SyncGate> sync_gate,
@@ -76,18 +81,20 @@ absl::StatusOr<std::shared_ptr<PinnedPool>> PinnedPool::Create(std::shared_ptr<C
         "--pinned-budget-bytes, or do without GPUs (--no-gpus, in programs "
         "TransferOptions::use_gpus)");
   }
-  if (options.reserve_bytes > options.budget_bytes) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        options.reserve_bytes, " bytes of pinned memory are to be reserved, of a budget of ",
-        options.budget_bytes,
-        ": reserve less (--pinned-reserve-bytes), or raise --pinned-budget-bytes"));
+  // Compared first, since rounding up may overflow.
+  if (options.reserve_bytes > options.budget_bytes ||
+      RoundUp(options.reserve_bytes, kGranularity) > options.budget_bytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(options.reserve_bytes, " bytes of pinned memory, rounded up to a multiple of ",
+                     kGranularity, ", are to be reserved of a budget of ", options.budget_bytes,
+                     ": reserve less (--pinned-reserve-bytes), or raise --pinned-budget-bytes"));
   }
   BlockTableOptions table;
   table.name = "the pool of pinned memory";
   table.budget_option = "--pinned-budget-bytes";
   table.budget_bytes = options.budget_bytes;
   table.segment_bytes = options.segment_bytes;
-  table.granularity_bytes = 4096;
+  table.granularity_bytes = kGranularity;
   auto pool = std::shared_ptr<PinnedPool>(new PinnedPool(
       std::make_unique<State>(std::move(device), std::move(gate), options, std::move(table))));
   FERRY_RETURN_IF_ERROR(pool->Reserve());

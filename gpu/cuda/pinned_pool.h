@@ -22,7 +22,8 @@ struct PinnedPoolOptions {
   size_t budget_bytes = ShareOfMemory(size_t{1} << 30, 8);
   // Unit of pinning; smaller blocks share it.
   size_t segment_bytes = size_t{16} << 20;
-  // Pinned at once, in units of segment_bytes, and kept, as GpuArenaOptions::reserve_bytes.
+  // Pinned at once, in units of segment_bytes, and kept, as GpuArenaOptions::reserve_bytes;
+  // rounded up to 4096 bytes.
   size_t reserve_bytes = 0;
   // Maximum time for which pinning waits for NCCL work to end.
   absl::Duration timeout = absl::Seconds(5);

@@ -208,6 +208,15 @@ TEST_F(GpuTest, ReservedMemory_IsThereWhenTheGpuIsPrepared) {
   EXPECT_THAT(std::string(refused.message()), HasSubstr("--gpu-reserve-bytes"));
 }
 
+TEST(GpuOptionsTest, NegativeIdleTimeout_IsRefused) {
+  TestCoordinator coordinator{1};
+  NodeOptions options = coordinator.OptionsOf(0);
+  options.transfer.gpu_mapping_idle_timeout = -absl::Seconds(1);
+  const absl::Status refused = Node::Join(options).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("gpu_mapping_idle_timeout"));
+}
+
 TEST_F(GpuTest, MemoryAndNcclOfTheProgram_AreMadeKnown) {
   const Tensor tensor = node_->Allocate(Device::Gpu(0), DataType::kFloat, {kCount}).value();
   const auto registration = node_->RegisterMemory(tensor);

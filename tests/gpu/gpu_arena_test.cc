@@ -373,6 +373,45 @@ TEST_F(GpuArenaTest, MoreThanTheBudgetCannotBeReserved) {
   EXPECT_THAT(pinned.message(), HasSubstr("--pinned-reserve-bytes"));
 }
 
+// What is rounded up must fit too.
+TEST_F(GpuArenaTest, ReservesAreRoundedUp) {
+  const auto arena = Make(
+      {.budget_bytes = 10 * kMiB, .reserve_bytes = 5 * kMiB, .reserve_segment_bytes = 3 * kMiB});
+  EXPECT_EQ(arena->stats().reserved_bytes, 6 * kMiB);
+  EXPECT_EQ(arena->stats().segment_count, 2);
+  const absl::Status refused =
+      GpuArena::Create(device_, nullptr, {.budget_bytes = 9 * kMiB, .reserve_bytes = 9 * kMiB})
+          .status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(refused.message(), HasSubstr("9437184 bytes of gpu:0, rounded up to a multiple of "
+                                           "2097152, are to be reserved of a budget of 9437184"));
+  EXPECT_THAT(GpuArena::Create(device_, nullptr, {.reserve_segment_bytes = 0}).status().message(),
+              HasSubstr("--gpu-reserve-segment-bytes"));
+  const auto pool =
+      *PinnedPool::Create(device_, nullptr, {.budget_bytes = 3 * 4096, .reserve_bytes = 4097});
+  EXPECT_EQ(pool->stats().reserved_bytes, 2 * 4096u);
+  const absl::Status pinned =
+      PinnedPool::Create(device_, nullptr, {.budget_bytes = 5000, .reserve_bytes = 4097}).status();
+  EXPECT_EQ(pinned.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(pinned.message(), HasSubstr("rounded up to a multiple of 4096"));
+}
+
+// Nothing else fits into what is left.
+TEST_F(GpuArenaTest, BudgetThatIsNearlyAllReserved_TheErrorSaysSo) {
+  const auto arena = Make(
+      {.budget_bytes = 20 * kMiB, .reserve_bytes = 16 * kMiB, .reserve_segment_bytes = 8 * kMiB});
+  const auto first = arena->Allocate(8 * kMiB);
+  ASSERT_OK(first.status());
+  const auto second = arena->Allocate(1000);
+  ASSERT_OK(second.status());
+  const absl::Status full = arena->Allocate(100'000).status();
+  EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(full.message(),
+              HasSubstr("16777216 of them are reserved, in segments of up to 8388608 bytes"));
+  EXPECT_THAT(full.message(), HasSubstr("reserve less or in larger segments, or raise "
+                                        "--gpu-arena-budget-bytes"));
+}
+
 // The segments that could be made are returned: the fixture counts.
 TEST_F(GpuArenaTest, DeviceWithoutTheReservedMemoryIsReported) {
   NEEDS_THE_DOUBLE("makes calls fail");

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every kind of memory, mapped by another process.
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "tests/gpu/ipc_fixture.h"
 
@@ -110,6 +112,54 @@ TEST_F(IpcMappingTest, MemoryOfAPoolIsOpenedWithItsPool) {
           REQUIRE_OK(memory.status());
           REQUIRE(consumer.Read(memory->base() + piece.descriptor.offset, 4) == expected);
         }
+        consumer.cache.reset();
+        wire.Put('x');
+      });
+}
+
+// The pool of the first is destroyed while its memory is mapped, as far as the consumer can tell,
+// and another pool gets its number.
+TEST_F(IpcMappingTest, NumberOfAPoolIsUsedAgain_ThePoolIsImportedAnew) {
+  NEEDS_TWO_PEERS();
+  ExpectBoth(
+      [](const Wire& wire) {
+        const Process process;
+        const CudaTable& table = process.device->table();
+        const ScopedCurrent current(*process.device);
+        PoolProperties properties = {};
+        properties.allocation_type = kAllocationTypePinned;
+        properties.handle_types = kHandleTypePosixFd;
+        properties.location = {kLocationTypeDevice, 0};
+        MemoryPool pools[2] = {};
+        DevicePointer memory[2] = {};
+        for (int i = 0; i < 2; ++i) {
+          REQUIRE(table.pool_create(&pools[i], &properties) == kSuccess);
+          REQUIRE(table.pool_alloc_async(&memory[i], 1000, pools[i], process.stream->get()) ==
+                  kSuccess);
+        }
+        process.Write(memory[0], "pool");
+        process.Write(memory[1], "loop");
+        ExportedPiece first = ExportOne(process, memory[0], 4);
+        ExportedPiece second = ExportOne(process, memory[1], 4);
+        REQUIRE(first.descriptor.pool_id != second.descriptor.pool_id);
+        second.descriptor.pool_id = first.descriptor.pool_id;
+        Put(wire, std::move(first));
+        Put(wire, std::move(second));
+        wire.Get<char>();
+        for (const DevicePointer each : memory) process.Free(each);
+        for (MemoryPool each : pools) REQUIRE(table.pool_destroy(each) == kSuccess);
+      },
+      [](const Wire& wire) {
+        Consumer consumer(1);
+        std::vector<ImportedMemory> held;
+        for (const char* expected : {"pool", "loop"}) {
+          ExportedPiece piece = Get(wire);
+          auto memory = consumer.Open(piece.descriptor, std::move(piece.fd));
+          REQUIRE_OK(memory.status());
+          REQUIRE(consumer.Read(memory->base() + piece.descriptor.offset, 4) == expected);
+          held.push_back(*std::move(memory));
+        }
+        held.clear();
         consumer.cache.reset();
         wire.Put('x');
       });

@@ -2,10 +2,14 @@
 // The fetches of a receiver: each ends once, whatever ends it.
 #include "transport/cuda_ipc/cuda_ipc_fetches.h"
 
+#include <atomic>
 #include <memory>
 #include <string>
+#include <thread>
 
 #include <gtest/gtest.h>
+
+#include "absl/synchronization/notification.h"
 
 namespace ferry {
 namespace {
@@ -119,6 +123,43 @@ TEST_F(CudaIpcFetchesTest, Aborted_EndsAllAndThoseThatCome) {
   EXPECT_FALSE(fetches_.Add(Mapped(3), Into(late)));
   EXPECT_EQ(late.status.message(), "the peer is gone");
   EXPECT_FALSE(late.release_later);
+}
+
+// A driver call that takes long holds up neither other fetches nor their ends.
+TEST_F(CudaIpcFetchesTest, SlowEnqueue_HoldsUpItsOwnEndAlone) {
+  End slow_end;
+  End other_end;
+  const auto slow = Mapped(1);
+  const auto other = Mapped(2);
+  ASSERT_TRUE(fetches_.Add(slow, Into(slow_end)));
+  ASSERT_TRUE(fetches_.Add(other, Into(other_end)));
+  absl::Notification is_enqueuing;
+  absl::Notification go;
+  std::atomic<bool> is_enqueued = false;
+  std::thread driver([&] {
+    const absl::Status status = fetches_.EnqueueUnlessOver(*slow, [&] {
+      is_enqueuing.Notify();
+      go.WaitForNotificationWithTimeout(absl::Seconds(30));
+      is_enqueued = true;
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+  });
+  is_enqueuing.WaitForNotification();
+  EXPECT_TRUE(fetches_.EnqueueUnlessOver(*other, [] { return absl::OkStatus(); }).ok());
+  fetches_.Cancel(2);
+  EXPECT_EQ(other_end.calls, 1);
+  EXPECT_FALSE(is_enqueued);
+  // Nothing is enqueued once it has returned.
+  std::thread canceller([&] {
+    fetches_.Cancel(1);
+    EXPECT_TRUE(is_enqueued);
+  });
+  while (!fetches_.IsOver(*slow)) std::this_thread::yield();
+  go.Notify();
+  canceller.join();
+  driver.join();
+  EXPECT_EQ(slow_end.calls, 1);
 }
 
 }  // namespace

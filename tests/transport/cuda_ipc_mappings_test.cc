@@ -5,6 +5,8 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "gpu/cuda/gpu_arena.h"
@@ -43,7 +45,7 @@ class CudaIpcMappingsTest : public CudaIpcTest {
     piece_.is_kept = true;
   }
   ~CudaIpcMappingsTest() override {
-    mappings_->Abort(absl::UnavailableError("over"));
+    if (mappings_ != nullptr) mappings_->Abort(absl::UnavailableError("over"));
     cache_ = nullptr;
     mappings_ = nullptr;
     buffer_ = nullptr;
@@ -135,6 +137,97 @@ TEST_F(CudaIpcMappingsTest, ControlChannelEnds_TensorsThatWaitForASegmentEnd) {
   ASSERT_TRUE(IsOver(late));
   EXPECT_TRUE(absl::IsCancelled(late->status)) << late->status;
   EXPECT_EQ(sent().size(), 1u);
+}
+
+// A send may end the control channel there and then, and with it what waits for the link's lock, as
+// the transport's destructor does.
+TEST_F(CudaIpcMappingsTest, RepliesAreSentWithoutTheLinksLock) {
+  absl::Notification has_sent_all;
+  int replies = 0;
+  mappings_->SetControlChannel([&](absl::string_view body, absl::Span<const int>) {
+    EXPECT_EQ(*KindOfCudaIpc(body), CudaIpcMessage::kReclaimed);
+    absl::Notification has_lock;
+    std::thread other([this, &has_lock] {
+      const absl::MutexLock lock(&link_->mu);
+      has_lock.Notify();
+    });
+    EXPECT_TRUE(has_lock.WaitForNotificationWithTimeout(absl::Seconds(5)));
+    if (has_lock.HasBeenNotified()) {
+      // Called back there and then.
+      mappings_->Abort(absl::UnavailableError("the channel has closed"));
+      other.join();
+    } else {
+      other.detach();
+    }
+    if (++replies == 1) has_sent_all.Notify();
+    return absl::UnavailableError("the channel has closed");
+  });
+  // Nothing of it is open, so that the reply is sent at once.
+  mappings_->OnReclaim({GpuPair(), 77});
+  ASSERT_TRUE(has_sent_all.WaitForNotificationWithTimeout(kPatience));
+}
+
+// The same for memory that is asked for while it is being opened, and cannot be.
+TEST_F(CudaIpcMappingsTest, MemoryThatCannotBeOpened_IsGivenBackWithoutTheLinksLock) {
+  CudaIpcPiece foreign;
+  foreign.memory = piece_.memory;
+  foreign.memory.export_by = cuda::ExportBy::kLegacyHandle;
+  foreign.memory.buffer_id = 78;
+  foreign.may_stay_open = true;
+  absl::Notification has_replied;
+  mappings_->SetControlChannel([&](absl::string_view, absl::Span<const int>) {
+    absl::Notification has_lock;
+    std::thread other([this, &has_lock] {
+      const absl::MutexLock lock(&link_->mu);
+      has_lock.Notify();
+    });
+    EXPECT_TRUE(has_lock.WaitForNotificationWithTimeout(absl::Seconds(5)));
+    if (has_lock.HasBeenNotified()) {
+      other.join();
+    } else {
+      other.detach();
+    }
+    has_replied.Notify();
+    return absl::OkStatus();
+  });
+  CudaIpcMappings::Held held;
+  absl::Notification is_over;
+  WhileHeld(*gpu_->side, [&] {
+    mappings_->OpenInto(held, *gpu_, GpuPair(), foreign, UniqueFd(),
+                        [&](const absl::Status& opened) {
+                          EXPECT_FALSE(opened.ok());
+                          is_over.Notify();
+                        });
+    mappings_->OnReclaim({GpuPair(), 78});
+    EXPECT_FALSE(has_replied.HasBeenNotified());
+  });
+  EXPECT_TRUE(is_over.WaitForNotificationWithTimeout(kPatience));
+  EXPECT_TRUE(has_replied.WaitForNotificationWithTimeout(kPatience));
+}
+
+// What was opened over a control channel keeps its lifeline, wherever it is used, until it is
+// closed.
+TEST_F(CudaIpcMappingsTest, LifelineLastsAsLongAsWhatWasOpened) {
+  auto lifeline = *PeerLifeline::Make();
+  mappings_->AddLifeline(std::move(lifeline.to_send));
+  std::optional<cuda::ImportedMemory> held;
+  absl::Notification is_open;
+  CudaIpcPiece piece = piece_;
+  piece.has_fd = true;
+  mappings_->Open(*gpu_, GpuPair(), piece, *arena_->ExportSegment(*buffer_),
+                  [&](absl::StatusOr<cuda::ImportedMemory> memory) {
+                    ASSERT_TRUE(memory.ok()) << memory.status();
+                    held = *std::move(memory);
+                    is_open.Notify();
+                  });
+  ASSERT_TRUE(is_open.WaitForNotificationWithTimeout(kPatience));
+  mappings_->Abort(absl::UnavailableError("over"));
+  mappings_ = nullptr;
+  Flush(*gpu_->side);
+  EXPECT_EQ(lifeline.line.Look(), PeerLifeline::State::kHeld);
+  held.reset();
+  Flush(*gpu_->side);
+  EXPECT_EQ(lifeline.line.Look(), PeerLifeline::State::kClosed);
 }
 
 }  // namespace

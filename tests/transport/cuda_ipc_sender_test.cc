@@ -264,7 +264,11 @@ class CudaIpcLoanTest : public CudaIpcSenderTest {
   // A sender to a peer with this descriptor in its HELLO.
   void TalkTo(const std::string& descriptor) {
     sender_->Abort(absl::UnavailableError("another peer"));
-    peer_.transports.push_back({std::string(kCudaIpcName), descriptor});
+    peer_.transports = {{std::string(kCudaIpcName), descriptor}};
+    {
+      absl::MutexLock lock(&mu_);
+      sent_.clear();
+    }
     sender_ = std::make_shared<CudaIpcSender>(environment_, peer_,
                                               std::make_shared<DeferredReleaseQueue>(*loop_));
     sender_->SetControlChannel([this](absl::string_view body, absl::Span<const int>) {
@@ -343,6 +347,58 @@ TEST_F(CudaIpcLoanTest, ControlChannelEnds_ItIsDroppedAfterAWhile) {
   EXPECT_FALSE(is_dropped_->HasBeenNotified());
   EXPECT_TRUE(loop_->WaitUntil([this] { return is_dropped_->HasBeenNotified(); },
                                SteadyClock().Now() + kPatience));
+}
+
+// It could not say that it has closed the memory, if its control channel ends before.
+TEST_F(CudaIpcLoanTest, PeerWithoutLifelines_IsLentNothing) {
+  TalkTo(std::string(1, '\x01'));
+  EXPECT_FALSE(Send(2).may_stay_open);
+  sender_->Release(2);
+  registration_.reset();
+  EXPECT_TRUE(is_dropped_->HasBeenNotified());
+}
+
+// One for each peer that ever came would be kept otherwise.
+TEST_F(CudaIpcLoanTest, ListenersOfPeersThatHaveGone_AreForgotten) {
+  uint64_t id = 2;
+  std::shared_ptr<const cuda::RegisteredMemory> memory;
+  for (int i = 0; i < 5; ++i) {
+    TalkTo(EncodeCudaIpcPeer());
+    const CudaIpcPiece piece = Send(id);
+    memory = gpus_->exports()->Find(piece.memory.buffer_id);
+    ASSERT_NE(memory, nullptr);
+    // Not a second time for another transfer, or after it was asked for and registered again.
+    Send(id + 1);
+    sender_->Release(id++);
+    sender_->Release(id++);
+    Flush(*gpu_->executor);
+  }
+  // The last one's, and that of the one before if it is still needed.
+  EXPECT_LE(memory->listener_count(), 2u);
+  EXPECT_GE(memory->listener_count(), 1u);
+}
+
+// The program's kernel never ends, the peer refuses the memory, and goes: nothing waits for it.
+TEST_F(CudaIpcLoanTest, RefusedTensorThatNobodyWants_IsLetGoOf) {
+  TalkTo(EncodeCudaIpcPeer());
+  AwaitIdleStream();
+  cuda::HeldStream held(gpu_->device);
+  const auto end =
+      Expose(2, cuda::WithReady(Another(), *cuda::ReadyEvent::Record(*gpu_->events, held.get())));
+  Flush(*gpu_->executor);
+  ASSERT_TRUE(end->is_over.HasBeenNotified());
+  ASSERT_TRUE(end->descriptor.ok()) << end->descriptor.status();
+  ASSERT_TRUE(sender_->OnControlMessage(EncodeCudaIpcRefused({2, "cannot"})).ok());
+  Flush(*gpu_->executor);
+  sender_->Abort(absl::UnavailableError("over"));
+  const std::weak_ptr<CudaIpcSender> weak = sender_;
+  sender_ = std::make_shared<CudaIpcSender>(environment_, peer_,
+                                            std::make_shared<DeferredReleaseQueue>(*loop_));
+  const absl::Time give_up = absl::Now() + kPatience;
+  while (!weak.expired() && absl::Now() < give_up) absl::SleepFor(absl::Milliseconds(1));
+  EXPECT_TRUE(weak.expired());
+  held.Go();
+  held.Finish();
 }
 
 }  // namespace
