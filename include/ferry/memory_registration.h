@@ -22,19 +22,26 @@ FERRY_NAMESPACE_BEGIN
 class MemoryRegistration {
  public:
   // Asks the other processes to unmap the memory, and does not wait. The registered tensor is kept
-  // until they have, with the exceptions that Release names: memory is safe if it is freed by a
-  // deleter that all sent tensors in it share with the registered one.
+  // until they have, and nothing of Ferry's uses the memory: its deleter may free it.
   ~MemoryRegistration();
 
   MemoryRegistration(const MemoryRegistration&) = delete;
   MemoryRegistration& operator=(const MemoryRegistration&) = delete;
 
-  // The same, and blocks until the other processes have closed what stayed mapped because of the
-  // registration. It does not wait for other transfers: tensors exposed after this call, those that
-  // are staged, and memory of cuMemCreate. Before the memory is freed, the deleters of all sent
-  // tensors in it must also have run. If a control channel breaks, its mappings count as closed
-  // after two seconds, though a peer that is alive may hold them for longer.
-  //   Errors: DEADLINE_EXCEEDED it must not be freed yet; call this again.
+  // The same, and blocks until then: once it has returned OK, the memory may be freed by any means.
+  // It waits for
+  //   - tensors in the memory that were sent while it was registered, or are sent meanwhile, by
+  //     whichever path, and whether they have been requested or not; in this process, until the
+  //     receiver has released the tensor, which is the sender's memory itself;
+  //   - receives into the memory (RecvOptions::into);
+  //   - tensors that receivers on this host hold as views of it, and all their mappings of it. If
+  //     the connection to a receiver is lost, until its process has unmapped the memory, or two
+  //     seconds after that has died;
+  //   - registrations of the same allocation that have ended before.
+  // It does not wait for tensors that were sent before RegisterMemory, nor for work that the
+  // program itself enqueues.
+  //   Errors: DEADLINE_EXCEEDED naming the steps, keys and nodes that use the memory: it must not
+  //   be freed yet; call this again.
   absl::Status Release(absl::Duration timeout = absl::Seconds(30));
 
  private:

@@ -46,8 +46,9 @@ struct TransferOptions {
   // Memory of each GPU that is used, in bytes, and pinned host memory, that are allocated when the
   // GPU is opened (Node::PrepareGpu) and kept, so that later transfers need none from the driver. A
   // GPU's memory is divided into segments of gpu_reserve_segment_bytes, each of which holds tensors
-  // of one size at a time; larger tensors are not placed there. GPUs have at most 2 GiB each, and
-  // pinned memory 1 GiB, or an eighth of the memory that this process may use.
+  // of one size at a time; larger tensors are not placed there. Sizes are rounded up to 2 MiB,
+  // those of pinned memory to 4096 bytes. GPUs have at most 2 GiB each, and pinned memory 1 GiB, or
+  // an eighth of the memory that this process may use.
   size_t gpu_reserve_bytes = 0;
   size_t gpu_reserve_segment_bytes = size_t{32} << 20;
   size_t pinned_reserve_bytes = 0;

@@ -46,6 +46,7 @@ class BeforeAnyoneJoins(harness.Case):
                 ("--transport: smoke not in", ("worker", "--require=smoke")),
                 ("--gpu-ipc-min-bytes: .x.", ("worker", "--gpu-stage-below-bytes=x")),
                 ("--gpu-ipc-cache-bytes: .x.", ("worker", "--gpu-import-cap-bytes=x")),
+                ("--gpu-ipc-idle-timeout: .-1s.", ("worker", "--gpu-ipc-idle-timeout=-1s")),
                 ("--max-pending-ops: .0.", ("worker", "--max-waiting=0")),
                 ("--reconnect-timeout: .soon.", ("worker", "--lost-timeout=soon")),
                 ("--max-pending-gets: .0.", ("coordinator", "--max-parked-waits=0")),

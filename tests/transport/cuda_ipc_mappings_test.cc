@@ -71,6 +71,15 @@ class CudaIpcMappingsTest : public CudaIpcTest {
   static bool IsOver(const std::shared_ptr<End>& end) {
     return end->is_over.WaitForNotificationWithTimeout(kPatience);
   }
+  // Whether another thread gets the link's lock while this one is here.
+  bool CanLockLink() const {
+    auto has_lock = std::make_shared<absl::Notification>();
+    std::thread([link = link_, has_lock] {
+      const absl::MutexLock lock(&link->mu);
+      has_lock->Notify();
+    }).detach();
+    return has_lock->WaitForNotificationWithTimeout(absl::Seconds(5));
+  }
   std::vector<std::string> sent() {
     absl::MutexLock lock(&mu_);
     return sent_;
@@ -146,19 +155,9 @@ TEST_F(CudaIpcMappingsTest, RepliesAreSentWithoutTheLinksLock) {
   int replies = 0;
   mappings_->SetControlChannel([&](absl::string_view body, absl::Span<const int>) {
     EXPECT_EQ(*KindOfCudaIpc(body), CudaIpcMessage::kReclaimed);
-    absl::Notification has_lock;
-    std::thread other([this, &has_lock] {
-      const absl::MutexLock lock(&link_->mu);
-      has_lock.Notify();
-    });
-    EXPECT_TRUE(has_lock.WaitForNotificationWithTimeout(absl::Seconds(5)));
-    if (has_lock.HasBeenNotified()) {
-      // Called back there and then.
-      mappings_->Abort(absl::UnavailableError("the channel has closed"));
-      other.join();
-    } else {
-      other.detach();
-    }
+    EXPECT_TRUE(CanLockLink());
+    // Called back there and then.
+    mappings_->Abort(absl::UnavailableError("the channel has closed"));
     if (++replies == 1) has_sent_all.Notify();
     return absl::UnavailableError("the channel has closed");
   });
@@ -176,17 +175,7 @@ TEST_F(CudaIpcMappingsTest, MemoryThatCannotBeOpened_IsGivenBackWithoutTheLinksL
   foreign.may_stay_open = true;
   absl::Notification has_replied;
   mappings_->SetControlChannel([&](absl::string_view, absl::Span<const int>) {
-    absl::Notification has_lock;
-    std::thread other([this, &has_lock] {
-      const absl::MutexLock lock(&link_->mu);
-      has_lock.Notify();
-    });
-    EXPECT_TRUE(has_lock.WaitForNotificationWithTimeout(absl::Seconds(5)));
-    if (has_lock.HasBeenNotified()) {
-      other.join();
-    } else {
-      other.detach();
-    }
+    EXPECT_TRUE(CanLockLink());
     has_replied.Notify();
     return absl::OkStatus();
   });
