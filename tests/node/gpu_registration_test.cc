@@ -11,6 +11,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "gpu/cuda/memory_kind.h"
 #include "tests/node/gpu_foreign.h"
 #include "tests/node/gpu_spin.h"
 
@@ -356,26 +357,39 @@ TEST(GpuRegistration, FreedBehindAReceive) {
 
 // Of cuMemCreate: its owner could free it while it is mapped, but the GPU would not have it back.
 TEST(GpuRegistration, PhysicalMemoryIsClosedByThePeer) {
-  NEEDS_THE_DOUBLE("counts calls that may synchronize");
   RunGpuPair(
       {},
       [](GpuPeer& peer) {
         const Foreign memory = MakeMapped(peer, 1, cuda::kHandleTypePosixFd);
         const RegistrationPtr registration = Register(peer, memory);
-        SendAll(peer, {Wrap(memory, 0, kSize)});
-        peer.Meet();  // the calls are counted
+        const auto stream = peer.NewStream(0);
+        Step step = peer.Open();
+        ASSERT_TRUE(step.Send(KeyOf(0), Wrap(memory, 0, kSize), stream->get()).ok());
+        const absl::Status closed = step.Close(kTimeout);
+        EXPECT_TRUE(closed.ok()) << closed;
+        peer.Meet();
+        peer.Meet();  // it has looked
         const absl::Status released = registration->Release(kTimeout);
         EXPECT_TRUE(released.ok()) << released;
         peer.Meet();
       },
       [](GpuPeer& peer) {
-        const auto count = [&] { return peer.Control<int (*)()>("strict_cuda_implicit_syncs")(); };
-        EXPECT_THAT(ReceiveAll(peer, {kSize}), testing::ElementsAre("cuda_ipc, view"));
-        peer.Meet();  // all have arrived
-        const int before = count();
+        const void* address = nullptr;
+        {
+          Step step = peer.Open();
+          const auto view = step.Recv(KeyOf(0), kTimeout);
+          ASSERT_TRUE(view.ok()) << view.status();
+          address = view->data();
+        }
+        const auto is_mapped = [&] {
+          const auto info = cuda::Classify(*peer.gpu(0).device, address, 1);
+          return info.ok() && info->kind == cuda::MemoryKind::kVirtual;
+        };
+        peer.Meet();  // it has been released
+        EXPECT_TRUE(is_mapped());
         peer.Meet();
-        peer.Meet();  // released
-        EXPECT_EQ(count(), before + 1);
+        peer.Meet();
+        EXPECT_FALSE(is_mapped());
       });
 }
 
