@@ -141,7 +141,7 @@ Tensor ExportRegistry::Hold(Tensor tensor, absl::FunctionRef<std::string()> hold
     auto at = pieces_.upper_bound(begin);
     if (at != pieces_.begin()) at = pieces_.lower_bound(std::prev(at)->first);
     while (at != pieces_.end() && at->first < end) {
-      // Of those of one allocation the newest, so that the end of an earlier registration does not
+      // The newest of those of one allocation, so that the end of an earlier registration does not
       // wait for transfers that begin under a later one.
       const RegisteredMemory* newest = nullptr;
       for (const auto next = pieces_.upper_bound(at->first); at != next; ++at) {

@@ -93,7 +93,7 @@ class ExportRegistry final : public std::enable_shared_from_this<ExportRegistry>
   };
 
   void Forget(const RegisteredMemory& memory) ABSL_LOCKS_EXCLUDED(mu_);
-  // Of the registrations of these allocations that have ended.
+  // Those of registrations of these allocations that have ended.
   std::vector<std::shared_ptr<const MemoryHolders>> HoldersOfRetired(
       const std::vector<uint64_t>& allocation_ids) const ABSL_LOCKS_EXCLUDED(mu_);
 

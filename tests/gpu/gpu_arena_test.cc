@@ -373,7 +373,7 @@ TEST_F(GpuArenaTest, MoreThanTheBudgetCannotBeReserved) {
   EXPECT_THAT(pinned.message(), HasSubstr("--pinned-reserve-bytes"));
 }
 
-// What is rounded up must fit too.
+// The rounded size must fit too.
 TEST_F(GpuArenaTest, ReservesAreRoundedUp) {
   const auto arena = Make(
       {.budget_bytes = 10 * kMiB, .reserve_bytes = 5 * kMiB, .reserve_segment_bytes = 3 * kMiB});

@@ -23,13 +23,13 @@ using ::testing::HasSubstr;
 
 // Worth mapping.
 constexpr size_t kSize = (size_t{1} << 20) + 3;
-// Of several slots of the staging ring.
+// Takes several slots of the staging ring.
 constexpr size_t kManySlices = size_t{24} << 20;
 constexpr absl::Duration kShort = absl::Milliseconds(100);
 
 using RegistrationPtr = std::unique_ptr<cuda::ExportRegistration>;
 
-// Of the first byte: transfers are of other tensors in the allocation.
+// Registers the first byte: transfers are of other tensors in the allocation.
 RegistrationPtr Register(GpuPeer& peer, const Foreign& memory) {
   auto registration = peer.gpus().RegisterMemory(Wrap(memory, 0, 1));
   FERRY_CHECK(registration.ok());
@@ -315,7 +315,7 @@ TEST(GpuRegistration, FreedBehindAHandOff) {
       [](GpuPeer& peer) { peer.Meet(); });
 }
 
-// What is received into it.
+// A receive writes into it.
 TEST(GpuRegistration, FreedBehindAReceive) {
   NEEDS_THE_DOUBLE("can have a queue for each stream");
   GpuPairOptions options;
@@ -355,7 +355,8 @@ TEST(GpuRegistration, FreedBehindAReceive) {
       });
 }
 
-// Of cuMemCreate: its owner could free it while it is mapped, but the GPU would not have it back.
+// Memory of cuMemCreate: its owner could free it while it is mapped, but the GPU would not have it
+// back.
 TEST(GpuRegistration, PhysicalMemoryIsClosedByThePeer) {
   RunGpuPair(
       {},

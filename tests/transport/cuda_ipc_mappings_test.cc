@@ -194,7 +194,7 @@ TEST_F(CudaIpcMappingsTest, MemoryThatCannotBeOpened_IsGivenBackWithoutTheLinksL
   EXPECT_TRUE(has_replied.WaitForNotificationWithTimeout(kPatience));
 }
 
-// What was opened over a control channel keeps its lifeline, wherever it is used, until it is
+// Memory opened over a control channel keeps its lifeline, wherever it is used, until it is
 // closed.
 TEST_F(CudaIpcMappingsTest, LifelineLastsAsLongAsWhatWasOpened) {
   auto lifeline = *PeerLifeline::Make();

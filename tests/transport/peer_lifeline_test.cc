@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an owner of memory learns of the process that has it mapped.
+// PeerLifeline: what an owner of memory learns of the process that has it mapped.
 #include "transport/cuda_ipc/peer_lifeline.h"
 
 #include <sys/wait.h>
