@@ -54,7 +54,7 @@ class Reporter final {
   void Check(absl::string_view name, const absl::Status& status, Json details = Json::object());
   // One check that could not run.
   void SkipCheck(absl::string_view name, absl::string_view reason);
-  // All of it.
+  // The whole part could not run.
   void SkipPart(absl::string_view reason);
   // An observation without a judgement.
   void Note(absl::string_view text);
@@ -78,9 +78,9 @@ struct PartContext {
 
 struct Part {
   std::string name;
-  // For people.
+  // A line of text.
   std::string title;
-  // It and its children are killed after so long.
+  // Its process group is killed when this has expired.
   absl::Duration limit;
   bool needs_gpu = true;
   // In a process that has not touched CUDA, nor has its parent: it may fork. An error is one more

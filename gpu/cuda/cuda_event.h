@@ -84,8 +84,8 @@ struct StreamPosition {
 };
 
 // Marks when the bytes of a tensor are complete: recorded once, behind the work that writes them.
-// Consumers' streams wait for it on the device; no thread waits. Thread-safe, shared by its
-// waiters.
+// By default the device's executor polls it; with GpusOptions::waits_on_device a consumer's stream
+// waits for it. Thread-safe, shared by its waiters.
 class ReadyEvent final {
  public:
   // Records the work enqueued on `stream` so far, a stream of the pool's device.

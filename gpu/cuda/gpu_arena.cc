@@ -135,7 +135,7 @@ absl::StatusOr<std::shared_ptr<GpuArena>> GpuArena::Create(std::shared_ptr<CudaD
   if (options.reserve_segment_bytes == 0) {
     return absl::InvalidArgumentError(
         "memory is reserved in segments of at least 1 byte: raise --gpu-reserve-segment-bytes, in "
-        "programs GpuArenaOptions::reserve_segment_bytes");
+        "programs TransferOptions::gpu_reserve_segment_bytes");
   }
   const ScopedCurrent current(*device);
   size_t granularity = kPlainGranularity;
@@ -154,7 +154,7 @@ absl::StatusOr<std::shared_ptr<GpuArena>> GpuArena::Create(std::shared_ptr<CudaD
     return absl::InvalidArgumentError(absl::StrCat(
         options.reserve_bytes, " bytes of ", device->name(), ", rounded up to a multiple of ",
         granularity, ", are to be reserved of a budget of ", options.budget_bytes,
-        ": reserve less (--gpu-reserve-bytes, in programs GpuArenaOptions::reserve_bytes), or "
+        ": reserve less (--gpu-reserve-bytes, in programs TransferOptions::gpu_reserve_bytes), or "
         "raise ",
         options.budget_option));
   }

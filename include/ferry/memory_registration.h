@@ -15,10 +15,10 @@ FERRY_NAMESPACE_BEGIN
 
 // Made by Node::RegisterMemory; the Node must outlive it. Thread-safe.
 //
-// Tensors that Node::Allocate returns need none. Memory of cudaMalloc and of pools that is not
-// registered is mapped and unmapped by the receiver for each transfer, and both may wait for
-// everything that runs on the receiver's GPU, because the program may free it after the transfer,
-// and CUDA does not define what happens to a process that has it mapped then.
+// Tensors that Node::Allocate returns need none. The receiver maps unregistered memory of
+// cudaMalloc and of pools before each transfer, and unmaps it after: the program may free it then,
+// and CUDA does not define what happens to a process that still has it mapped. Both calls may wait
+// for everything that runs on the receiver's GPU. Registered memory stays mapped.
 class MemoryRegistration {
  public:
   // Asks the other processes to unmap the memory, and does not wait. The registered tensor is kept
@@ -28,8 +28,8 @@ class MemoryRegistration {
   MemoryRegistration(const MemoryRegistration&) = delete;
   MemoryRegistration& operator=(const MemoryRegistration&) = delete;
 
-  // The same, and blocks until then: once it has returned OK, the memory may be freed by any means.
-  // It waits for
+  // Ends the registration, and blocks until nothing uses the memory: once it has returned OK, the
+  // memory may be freed by any means. It waits for
   //   - tensors in the memory that were sent while it was registered, or are sent meanwhile, by
   //     whichever path, and whether they have been requested or not; in this process, until the
   //     receiver has released the tensor, which is the sender's memory itself;

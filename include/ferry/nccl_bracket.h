@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// NcclBracket: NCCL work of the program that Ferry does not issue.
+// NcclBracket: a scope in which a program enqueues NCCL work that Ferry does not issue.
 #ifndef FERRY_INCLUDE_FERRY_NCCL_BRACKET_H_
 #define FERRY_INCLUDE_FERRY_NCCL_BRACKET_H_
 
@@ -21,10 +21,11 @@ FERRY_NAMESPACE_BEGIN
 // for another process, and that for this one, none of them continues.
 //
 // From Node::OpenNcclBracket until the bracketed work has completed, Ferry makes no call that may
-// wait for GPUs of this process, and moves no tensors over NCCL on that GPU; after a second they
-// use other paths. What needs more memory from the driver meanwhile fails with DEADLINE_EXCEEDED
-// after some seconds: reserve memory (TransferOptions::gpu_reserve_bytes), and keep brackets short.
-// Not thread-safe; several may be open.
+// wait for GPUs of this process, and moves no tensors over NCCL on that GPU: those wait for a
+// second at most, and then use another transport. What needs more memory from the driver meanwhile
+// fails with DEADLINE_EXCEEDED after 5 seconds: reserve memory
+// (TransferOptions::gpu_reserve_bytes), and keep brackets short. Not thread-safe; several may be
+// open.
 class NcclBracket {
  public:
   // Without Close: nothing was enqueued.
@@ -36,8 +37,9 @@ class NcclBracket {
   // The work has been enqueued on `stream`, which is of the bracket's GPU. Work on several streams:
   // let this one wait for events of the others. The calls of NCCL have returned, and are not in
   // progress (ncclInProgress). Does not block.
-  //   Errors: FAILED_PRECONDITION it is closed already; INTERNAL with the driver's error: the
-  //   bracket has ended without waiting for the work.
+  //   Errors: FAILED_PRECONDITION it is closed already, or the node is leaving; RESOURCE_EXHAUSTED
+  //   too many events are pending; INTERNAL with the driver's error. After an error the bracket has
+  //   ended without waiting for the work.
   absl::Status Close(CUstream_st* stream);
 
  private:

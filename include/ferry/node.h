@@ -47,13 +47,13 @@ struct TransferOptions {
   // GPU is opened (Node::PrepareGpu) and kept, so that later transfers need none from the driver. A
   // GPU's memory is divided into segments of gpu_reserve_segment_bytes, each of which holds tensors
   // of one size at a time; larger tensors are not placed there. Sizes are rounded up to 2 MiB,
-  // those of pinned memory to 4096 bytes. GPUs have at most 2 GiB each, and pinned memory 1 GiB, or
-  // an eighth of the memory that this process may use.
+  // those of pinned memory to 4096 bytes. At most 2 GiB of each GPU can be reserved, and 1 GiB of
+  // pinned memory, or an eighth of the memory that this process may use if that is less.
   size_t gpu_reserve_bytes = 0;
   size_t gpu_reserve_segment_bytes = size_t{32} << 20;
   size_t pinned_reserve_bytes = 0;
-  // The same for the memory, 64 MiB of each GPU, through which tensors go that other processes
-  // cannot map.
+  // Whether the staging ring, 64 MiB of each GPU, is allocated then too: tensors in memory that
+  // other processes cannot map go through it.
   bool gpu_reserve_staging = false;
   // How long memory of other processes that may stay mapped (Node::RegisterMemory) does so without
   // being used. Zero: it is unmapped behind each transfer.
@@ -161,12 +161,14 @@ class Node {
 
   // Opens a GPU of this node now, with the memory that TransferOptions reserve, and not on its
   // first use. Blocks for hundreds of milliseconds, or seconds.
-  //   Errors: INVALID_ARGUMENT the device is not a GPU of this node; FAILED_PRECONDITION this
-  //   process uses no GPUs; RESOURCE_EXHAUSTED the GPU has not as much free memory as is reserved.
+  //   Errors: INVALID_ARGUMENT the device is not a GPU of this node, or more of it is reserved than
+  //   can be; FAILED_PRECONDITION this process uses no GPUs; RESOURCE_EXHAUSTED less memory of the
+  //   GPU is free than is reserved; DEADLINE_EXCEEDED NCCL work was in flight, or the GPU was not
+  //   opened in two minutes.
   absl::Status PrepareGpu(Device device);
   // Lets other processes of this host keep the allocation that holds the tensor mapped while the
-  // result exists, so that they do not map it for each transfer. Other tensors in the same
-  // allocation profit too: for PyTorch, register one tensor of a segment.
+  // result exists, so that they do not map it for each transfer. The registration covers the whole
+  // allocation: for PyTorch, register one tensor of a segment.
   //   Errors: INVALID_ARGUMENT the tensor is not in the memory of a GPU; FAILED_PRECONDITION this
   //   process uses no GPUs, or the reason why other processes cannot map the memory.
   absl::StatusOr<std::unique_ptr<MemoryRegistration>> RegisterMemory(const Tensor& tensor);

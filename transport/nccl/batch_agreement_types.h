@@ -113,7 +113,8 @@ struct BatchAgreementRules {
   bool acknowledges_before_launch = true;
   // Messages of another generation are ignored.
   bool checks_generation = true;
-  // A sender releases a launched transfer only when the receiver has said that it did not get it.
+  // A sender releases the memory of a launched transfer only after the receiver has reported its
+  // outcome (DONE or SETTLED), or has died.
   bool waits_for_verdict = true;
   // A paused device declines grants instead of making their granters wait until it resumes.
   bool declines_while_paused = true;

@@ -111,7 +111,7 @@ constexpr RuleText kRules[] = {
      "a group has blocking communicators or non-blocking ones, not both", "make all non-blocking"},
     {Rule::kNcclGroupTooLarge, "nccl-group-too-large",
      "a group of many operations is split, and ranks may split differently",
-     "at most 32 to 64 operations a group"},
+     "use fewer operations in a group; Ferry uses 32 at most"},
     {Rule::kNcclGroup, "nccl-group", "each ncclGroupEnd ends one ncclGroupStart",
      "pair them on every path"},
     {Rule::kNcclSelf, "nccl-self", "a send to oneself needs its receive in the same group",
