@@ -193,6 +193,8 @@ TEST(CallRecord, WrongLinesAreNamed) {
               HasSubstr("a struct of 6 fields"));
   EXPECT_THAT(ErrorOfLine("1 1 cuMemPoolSetAccess pool=pool:0x1 access=[] count=9 = 0 5"),
               HasSubstr("count=9, but access has 0 items"));
+  EXPECT_THAT(ErrorOfLine("1 1 cuDeviceGetName bytes=99999999 device=0 = 1 5"),
+              HasSubstr("bytes=99999999, more than 65536"));
   EXPECT_THAT(ErrorOfLine("again 1"), HasSubstr("how often"));
   EXPECT_THAT(ErrorOfLine("gone 5"), HasSubstr("the name of a record"));
   EXPECT_THAT(ErrorOfLine("end soon"), HasSubstr("the time of the end"));

@@ -22,6 +22,7 @@ namespace {
 
 constexpr size_t kMaxLine = size_t{256} << 10;
 constexpr size_t kMaxItems = 4096;
+constexpr int64_t kMaxTextOutput = int64_t{64} << 10;
 // The limit of an excerpt in an error.
 constexpr size_t kMaxShown = 60;
 
@@ -259,8 +260,18 @@ absl::StatusOr<Value> ParseValue(Kind kind, absl::string_view text) {
   return Wrong(text, "of a known kind");
 }
 
-// The length that the call was given is that of the list.
+// The length that the call was given is that of the list, and there is room for its text.
 absl::Status CheckLengths(const RecordedCall& call) {
+  for (size_t i = 0; i < call.values.size(); ++i) {
+    const Argument& argument = call.description->arguments[i];
+    if (argument.kind != Kind::kText || !argument.is_output) continue;
+    const Value* const bytes = call.Find("bytes");
+    if (bytes->number < 0 || bytes->number > kMaxTextOutput) {
+      return absl::InvalidArgumentError(absl::StrCat(call.description->symbol,
+                                                     ": bytes=", bytes->text, ", more than ",
+                                                     kMaxTextOutput, " or less than 0"));
+    }
+  }
   const Value* const count = call.Find("count");
   for (size_t i = 0; i < call.values.size(); ++i) {
     const Kind kind = call.description->arguments[i].kind;

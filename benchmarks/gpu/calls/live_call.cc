@@ -198,7 +198,10 @@ absl::StatusOr<uint64_t> LiveCall::Word(const RecordedCall& call, size_t i,
     return std::string_view(argument.name) == "host_function" ? reinterpret_cast<uint64_t>(&Nothing)
                                                               : 0;
   }
-  if (value.is_absent) return 0;
+  if (value.is_absent) {
+    if (argument.kind == Kind::kBlob) return absl::NotFoundError("the record has no handle here");
+    return 0;
+  }
   switch (argument.kind) {
     case Kind::kMemory:
     case Kind::kHost:
