@@ -97,9 +97,7 @@ int EventPool::idle_count() const {
 absl::StatusOr<std::shared_ptr<const ReadyEvent>> ReadyEvent::Record(EventPool& pool,
                                                                      Stream stream) {
   FERRY_ASSIGN_OR_RETURN(CudaEvent event, pool.Take());
-  const StreamPosition position = NextPosition(stream);
-  FERRY_RETURN_IF_ERROR(event.Record(stream));
-  return std::make_shared<const ReadyEvent>(std::move(event), position);
+  return Record(std::move(event), stream);
 }
 
 absl::StatusOr<std::shared_ptr<const ReadyEvent>> ReadyEvent::RecordOrWait(EventPool& pool,
@@ -111,6 +109,13 @@ absl::StatusOr<std::shared_ptr<const ReadyEvent>> ReadyEvent::RecordOrWait(Event
     pool.device().table().stream_synchronize(stream);
   }
   return recorded;
+}
+
+absl::StatusOr<std::shared_ptr<const ReadyEvent>> ReadyEvent::Record(CudaEvent event,
+                                                                     Stream stream) {
+  const StreamPosition position = NextPosition(stream);
+  FERRY_RETURN_IF_ERROR(event.Record(stream));
+  return std::make_shared<const ReadyEvent>(std::move(event), position);
 }
 
 absl::Status ReadyEvent::EnqueueWait(const CudaDevice& consumer, Stream stream) const {

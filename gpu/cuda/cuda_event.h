@@ -90,6 +90,8 @@ class ReadyEvent final {
  public:
   // Records the work enqueued on `stream` so far, a stream of the pool's device.
   static absl::StatusOr<std::shared_ptr<const ReadyEvent>> Record(EventPool& pool, Stream stream);
+  // The same with an event of that pool. Fails only if the device has failed.
+  static absl::StatusOr<std::shared_ptr<const ReadyEvent>> Record(CudaEvent event, Stream stream);
   // The same behind a copy or a kernel. If no event can be recorded, synchronizes the stream, so
   // that in every case the memory that the copy uses can be released afterwards.
   static absl::StatusOr<std::shared_ptr<const ReadyEvent>> RecordOrWait(EventPool& pool,

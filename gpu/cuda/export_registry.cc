@@ -2,6 +2,7 @@
 // Registered memory by address, while anything uses it.
 #include "gpu/cuda/export_registry.h"
 
+#include <algorithm>
 #include <iterator>
 #include <utility>
 
@@ -27,6 +28,13 @@ class HeldBuffer final : public Buffer {
       : Buffer(memory->data(), memory->bytes(), memory->location()),
         held_(std::move(held)),
         memory_(std::move(memory)) {}
+
+  // The buffer without what keeps it, so that a tensor that is passed on again and again does not
+  // become a chain of them.
+  static std::shared_ptr<Buffer> Unwrap(const std::shared_ptr<Buffer>& buffer) {
+    const auto* const held = dynamic_cast<const HeldBuffer*>(buffer.get());
+    return held == nullptr ? buffer : held->memory_;
+  }
 
  private:
   // Released last: by then nothing of Ferry's has the memory.
@@ -68,7 +76,7 @@ absl::Status ExportRegistration::Release(absl::Duration timeout) {
     const std::string names = each->Describe();
     return absl::DeadlineExceededError(absl::StrCat(
         "waited ", absl::FormatDuration(timeout), " for the end of all uses of ", what_,
-        ", which is still used by ", names.empty() ? "a thread that is about to end" : names,
+        ", which is still used by ", names.empty() ? "a call of Ferry's that is returning" : names,
         ": receive the tensors sent from it, release those received, and do not free it yet"));
   }
   return absl::OkStatus();
@@ -96,7 +104,8 @@ absl::StatusOr<std::unique_ptr<ExportRegistration>> ExportRegistry::Register(
     absl::MutexLock lock(&mu_);
     for (size_t i = 0; i < ids.size(); ++i) {
       const MemoryPiece& piece = info.pieces[i];
-      pieces_.emplace(piece.base, Piece{ids[i], piece.allocation_bytes, memory.get(), memory});
+      pieces_.emplace(piece.base, Piece{piece.allocation_bytes, memory.get(), memory});
+      by_id_[ids[i]].push_back({memory.get(), memory});
     }
     count_ = pieces_.size();
   }
@@ -106,52 +115,63 @@ absl::StatusOr<std::unique_ptr<ExportRegistration>> ExportRegistry::Register(
 
 MemoryPtr ExportRegistry::Find(uint64_t allocation_id) const {
   // Released without the lock, since the last reference calls Forget.
-  std::vector<MemoryPtr> registered;
-  {
-    absl::MutexLock lock(&mu_);
-    for (const auto& [base, piece] : pieces_) {
-      if (piece.allocation_id != allocation_id) continue;
-      if (MemoryPtr memory = piece.memory.lock()) registered.push_back(std::move(memory));
-    }
-  }
+  std::vector<MemoryPtr> registered = AllOf(allocation_id);
   while (!registered.empty() && registered.back()->is_retired()) registered.pop_back();
   return registered.empty() ? nullptr : registered.back();
 }
 
-bool ExportRegistry::IsKnown(uint64_t allocation_id) const {
+std::vector<MemoryPtr> ExportRegistry::AllOf(uint64_t allocation_id) const {
+  std::vector<MemoryPtr> all;
+  if (is_empty()) return all;
   absl::MutexLock lock(&mu_);
-  return absl::c_any_of(
-      pieces_, [&](const auto& each) { return each.second.allocation_id == allocation_id; });
+  const auto found = by_id_.find(allocation_id);
+  if (found == by_id_.end()) return all;
+  for (const Registered& each : found->second) {
+    if (MemoryPtr memory = each.memory.lock()) all.push_back(std::move(memory));
+  }
+  return all;
+}
+
+bool ExportRegistry::IsKnown(uint64_t allocation_id) const {
+  if (is_empty()) return false;
+  absl::MutexLock lock(&mu_);
+  return by_id_.contains(allocation_id);
 }
 
 Tensor ExportRegistry::Hold(Tensor tensor, absl::FunctionRef<std::string()> holder) const {
-  if (count_.load(std::memory_order_acquire) == 0 || !tensor.is_valid() || tensor.bytes() == 0 ||
+  if (is_empty() || !tensor.is_valid() || tensor.bytes() == 0 ||
       tensor.location().space == MemorySpace::kHost) {
     return tensor;
   }
-  const std::shared_ptr<Buffer>& memory = MemoryOf(tensor);
+  const std::shared_ptr<Buffer> memory = HeldBuffer::Unwrap(MemoryOf(tensor));
   if (memory->arena() != nullptr || AsDeviceBuffer(memory.get()) != nullptr) return tensor;
   const auto begin = reinterpret_cast<uintptr_t>(tensor.data());
   const uintptr_t end = begin + tensor.bytes();
-  // Also those found beside the newest, whose last reference must not go with the lock held.
+  // Also those that are not held, whose last reference must not go with the lock held.
   std::vector<MemoryPtr> found;
+  std::vector<const RegisteredMemory*> chosen;
   std::vector<std::shared_ptr<const void>> held;
   {
     absl::MutexLock lock(&mu_);
     auto at = pieces_.upper_bound(begin);
     if (at != pieces_.begin()) at = pieces_.lower_bound(std::prev(at)->first);
     while (at != pieces_.end() && at->first < end) {
-      // The newest of those of one allocation, so that the end of an earlier registration does not
-      // wait for transfers that begin under a later one.
+      // The newest of those of one allocation that have not ended, so that the end of another one
+      // does not wait for transfers that begin under this.
       const RegisteredMemory* newest = nullptr;
       for (const auto next = pieces_.upper_bound(at->first); at != next; ++at) {
         if (at->first + at->second.bytes <= begin) continue;
-        if (MemoryPtr memory = at->second.memory.lock()) {
+        MemoryPtr memory = at->second.memory.lock();
+        if (memory == nullptr) continue;
+        if (newest == nullptr || newest->is_retired() || !memory->is_retired()) {
           newest = memory.get();
-          found.push_back(std::move(memory));
         }
+        found.push_back(std::move(memory));
       }
-      if (newest != nullptr) held.push_back(newest->Hold(holder()));
+      // A registration of many allocations is held once.
+      if (newest == nullptr || absl::c_linear_search(chosen, newest)) continue;
+      chosen.push_back(newest);
+      held.push_back(newest->Hold(holder()));
     }
   }
   if (held.empty()) return tensor;
@@ -167,22 +187,25 @@ void ExportRegistry::Forget(const RegisteredMemory& memory) {
   for (auto at = pieces_.begin(); at != pieces_.end();) {
     at = at->second.identity == &memory ? pieces_.erase(at) : std::next(at);
   }
+  for (const uint64_t id : memory.allocation_ids()) {
+    const auto found = by_id_.find(id);
+    if (found == by_id_.end()) continue;
+    std::vector<Registered>& all = found->second;
+    all.erase(std::remove_if(all.begin(), all.end(),
+                             [&](const Registered& each) { return each.identity == &memory; }),
+              all.end());
+    if (all.empty()) by_id_.erase(found);
+  }
   count_ = pieces_.size();
 }
 
 std::vector<std::shared_ptr<const MemoryHolders>> ExportRegistry::HoldersOfRetired(
     const std::vector<uint64_t>& allocation_ids) const {
-  std::vector<MemoryPtr> registered;
-  {
-    absl::MutexLock lock(&mu_);
-    for (const auto& [base, piece] : pieces_) {
-      if (!absl::c_linear_search(allocation_ids, piece.allocation_id)) continue;
-      if (MemoryPtr memory = piece.memory.lock()) registered.push_back(std::move(memory));
-    }
-  }
   std::vector<std::shared_ptr<const MemoryHolders>> holders;
-  for (const MemoryPtr& memory : registered) {
-    if (memory->is_retired()) holders.push_back(memory->holders());
+  for (const uint64_t id : allocation_ids) {
+    for (const MemoryPtr& memory : AllOf(id)) {
+      if (memory->is_retired()) holders.push_back(memory->holders());
+    }
   }
   return holders;
 }

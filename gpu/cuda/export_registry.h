@@ -62,7 +62,7 @@ class ExportRegistration final {
 // here until nothing holds it. Thread-safe.
 class ExportRegistry final : public std::enable_shared_from_this<ExportRegistry> {
  public:
-  // Registers the allocation that holds the tensor; other tensors in it profit too.
+  // Registers the allocation that holds the tensor; that covers the other tensors in it.
   //   device: the memory's.
   //   Errors: FAILED_PRECONDITION with the reason if no other process can map memory of its kind;
   //   as Classify.
@@ -86,12 +86,20 @@ class ExportRegistry final : public std::enable_shared_from_this<ExportRegistry>
  private:
   friend class ExportRegistration;
   struct Piece {
-    uint64_t allocation_id = 0;
     size_t bytes = 0;
     const RegisteredMemory* identity = nullptr;
     std::weak_ptr<const RegisteredMemory> memory;
   };
 
+  struct Registered {
+    const RegisteredMemory* identity = nullptr;
+    std::weak_ptr<const RegisteredMemory> memory;
+  };
+
+  bool is_empty() const { return count_.load(std::memory_order_acquire) == 0; }
+  // Those of the allocation, in the order of their registration.
+  std::vector<std::shared_ptr<const RegisteredMemory>> AllOf(uint64_t allocation_id) const
+      ABSL_LOCKS_EXCLUDED(mu_);
   void Forget(const RegisteredMemory& memory) ABSL_LOCKS_EXCLUDED(mu_);
   // Those of registrations of these allocations that have ended.
   std::vector<std::shared_ptr<const MemoryHolders>> HoldersOfRetired(
@@ -102,6 +110,7 @@ class ExportRegistry final : public std::enable_shared_from_this<ExportRegistry>
   mutable absl::Mutex mu_;
   // By the address of the allocation; those of one address in the order of their registration.
   std::multimap<uintptr_t, Piece> pieces_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<uint64_t, std::vector<Registered>> by_id_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace ferry::cuda

@@ -33,8 +33,9 @@ class ImportedPool final {
   const MemoryPool pool_;
 };
 
-// No documentation says whether a process may import a pool that it has imported already, so it
-// does not. Of one device. Not thread-safe.
+// No documentation says whether a process may import a pool that it has imported already: so it
+// does only if the driver refuses an allocation in the one that it has. Of one device. Not
+// thread-safe.
 class ImportedPools final {
  public:
   // Returns the pool if it is imported, or imports it, readable and writable by `device`.

@@ -77,18 +77,24 @@ absl::Status IpcMapping::OpenPool(const IpcDescriptor& descriptor, const UniqueF
   if (pools == nullptr) pools = &none;
   PoolPointerHandle handle = {};
   std::memcpy(handle.bytes, descriptor.handle.data(), sizeof(handle.bytes));
+  absl::Status first;
   while (true) {
-    FERRY_ASSIGN_OR_RETURN(pool_, pools->Import(device_, peer, descriptor.pool_id, fd));
+    absl::StatusOr<std::shared_ptr<const ImportedPool>> pool =
+        pools->Import(device_, peer, descriptor.pool_id, fd);
+    if (!pool.ok()) return first.ok() ? pool.status() : first;
+    pool_ = *std::move(pool);
     const bool is_used_already = pool_.use_count() > 1;
-    const Result result = device_->table().pool_import_pointer(&base_, pool_->get(), &handle);
-    if (result != kSuccess && is_used_already) {
-      pools->Forget(peer, descriptor.pool_id);
-      continue;
-    }
-    FERRY_RETURN_IF_ERROR(device_->Check(result, "cuMemPoolImportPointer"));
-    is_mapped_ = true;
-    return absl::OkStatus();
+    const absl::Status imported =
+        device_->Check(device_->table().pool_import_pointer(&base_, pool_->get(), &handle),
+                       "cuMemPoolImportPointer");
+    if (imported.ok()) break;
+    if (!is_used_already || !first.ok()) return first.ok() ? imported : first;
+    // It may be another pool by now, with the handle of one that was destroyed.
+    first = imported;
+    pools->Forget(peer, descriptor.pool_id);
   }
+  is_mapped_ = true;
+  return absl::OkStatus();
 }
 
 absl::Status IpcMapping::OpenVirtual(const IpcDescriptor& descriptor, const UniqueFd& fd) {

@@ -22,7 +22,8 @@ FERRY_NAMESPACE_BEGIN
 class MemoryRegistration {
  public:
   // Asks the other processes to unmap the memory, and does not wait. The registered tensor is kept
-  // until they have, and nothing of Ferry's uses the memory: its deleter may free it.
+  // until they have done so and nothing of Ferry's uses the memory any more. Its deleter may free
+  // the memory; it runs on any thread, also the node's event loop, so it should not wait for a GPU.
   ~MemoryRegistration();
 
   MemoryRegistration(const MemoryRegistration&) = delete;
@@ -34,12 +35,15 @@ class MemoryRegistration {
   //     whichever path, and whether they have been requested or not; in this process, until the
   //     receiver has released the tensor, which is the sender's memory itself;
   //   - receives into the memory (RecvOptions::into);
-  //   - tensors that receivers on this host hold as views of it, and all their mappings of it. If
-  //     the connection to a receiver is lost, until its process has unmapped the memory, or two
-  //     seconds after that has died;
+  //   - tensors that receivers on this host hold as views of it, and their mappings of what was
+  //   sent
+  //     while it was registered. If the connection to a receiver is lost: until its process has
+  //     unmapped all memory that it received over that connection, or two seconds after the process
+  //     has died;
   //   - registrations of the same allocation that have ended before.
   // It does not wait for tensors that were sent before RegisterMemory, nor for work that the
-  // program itself enqueues.
+  // program itself enqueues. While there is a later registration of the same allocation, transfers
+  // belong to that: release both before the memory is freed.
   //   Errors: DEADLINE_EXCEEDED naming the steps, keys and nodes that use the memory: it must not
   //   be freed yet; call this again.
   absl::Status Release(absl::Duration timeout = absl::Seconds(30));

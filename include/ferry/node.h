@@ -168,7 +168,8 @@ class Node {
   absl::Status PrepareGpu(Device device);
   // Lets other processes of this host keep the allocation that holds the tensor mapped while the
   // result exists, so that they do not map it for each transfer. The registration covers the whole
-  // allocation: for PyTorch, register one tensor of a segment.
+  // allocation: for PyTorch, register one tensor of a segment. With expandable segments an
+  // allocation is a piece of physical memory: those that the tensor touches are registered.
   //   Errors: INVALID_ARGUMENT the tensor is not in the memory of a GPU; FAILED_PRECONDITION this
   //   process uses no GPUs, or the reason why other processes cannot map the memory.
   absl::StatusOr<std::unique_ptr<MemoryRegistration>> RegisterMemory(const Tensor& tensor);

@@ -257,7 +257,7 @@ TEST(GpuRegistration, ReceiverThatLosesItsConnection_IsWaitedFor) {
         const absl::Status early = registration->Release(absl::Seconds(4));
         EXPECT_EQ(early.code(), absl::StatusCode::kDeadlineExceeded) << early;
         EXPECT_THAT(std::string(early.message()),
-                    HasSubstr("node 1, which may read it, though its control channel has closed"));
+                    HasSubstr("node 1, which may still have it mapped: its control channel"));
         peer.Meet();
         ReleaseAndFree(peer, *registration, memory);
         peer.Meet();
@@ -417,6 +417,62 @@ TEST(GpuRegistration, EndOfTheLastOfTwo_WaitsForTheFirst) {
         EXPECT_TRUE(step.Recv(KeyOf(0), kTimeout).ok());
         peer.Meet();
       });
+}
+
+RendezvousKey ToItself(const std::string& name) {
+  return *RendezvousKey::Parse(
+      RendezvousKey::Text("/job:worker/replica:0/task:0/device:GPU:0", 1000,
+                          "/job:worker/replica:0/task:0/device:GPU:0", name));
+}
+
+// Transfers that begin while it ends belong to the other one, however long they overlap.
+TEST(GpuRegistration, EndOfOneOfTwo_IsNotHeldUpByLaterTransfers) {
+  RunGpuPair(
+      {},
+      [](GpuPeer& peer) {
+        const Foreign memory = MakePlain(peer, kSize);
+        const RegistrationPtr stays = Register(peer, memory);
+        const RegistrationPtr ends = Register(peer, memory);
+        const auto stream = peer.NewStream(0);
+        Step step = peer.Open();
+        const auto send = [&](const std::string& name) {
+          return step.Send(ToItself(name), Wrap(memory, 0, kSize), stream->get());
+        };
+        ASSERT_TRUE(send("earlier").ok());
+        ExpectInUse(*ends, "earlier");
+        ASSERT_TRUE(send("later").ok());
+        ASSERT_TRUE(step.Recv(ToItself("earlier"), kTimeout, stream->get()).ok());
+        const absl::Status ended = ends->Release(kTimeout);
+        EXPECT_TRUE(ended.ok()) << ended;
+        ExpectInUse(*stays, "later");
+        ASSERT_TRUE(step.Recv(ToItself("later"), kTimeout, stream->get()).ok());
+        ReleaseAndFree(peer, *stays, memory);
+        peer.Meet();
+      },
+      [](GpuPeer& peer) { peer.Meet(); });
+}
+
+// Each receive within a process returns the sender's tensor, which may be sent again.
+TEST(GpuRegistration, TensorThatIsPassedOnForEver_IsNoChain) {
+  RunGpuPair(
+      {},
+      [](GpuPeer& peer) {
+        // Their destructors would be nested so deep.
+        constexpr int kTimes = 200'000;
+        const Foreign memory = MakePlain(peer, kSize);
+        const RegistrationPtr registration = Register(peer, memory);
+        Tensor tensor = Wrap(memory, 0, kSize);
+        for (int i = 0; i < kTimes; ++i) {
+          tensor = peer.gpus().exports()->Hold(
+              std::move(tensor), [i, kTimes] { return i + 1 < kTimes ? "earlier" : "the last"; });
+        }
+        const absl::Status early = registration->Release(kShort);
+        EXPECT_THAT(std::string(early.message()), HasSubstr("used by the last:"));
+        tensor = Tensor();
+        ReleaseAndFree(peer, *registration, memory);
+        peer.Meet();
+      },
+      [](GpuPeer& peer) { peer.Meet(); });
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -30,6 +31,23 @@ TEST(PeerLifelineTest, HeldUntilTheLastMappingIsClosed) {
   mapping = nullptr;
   EXPECT_EQ(made->line.Look(), State::kClosed);
   EXPECT_EQ(made->line.Look(), State::kClosed);
+}
+
+// A peer that is probed again and again, or floods this process with probes.
+TEST(PeerLifelineTest, OneEndIsKeptOfMany) {
+  auto lent = std::make_unique<LentLifelines>();
+  std::vector<PeerLifeline> lines;
+  for (int i = 0; i < 3; ++i) {
+    auto made = PeerLifeline::Make();
+    ASSERT_TRUE(made.ok()) << made.status();
+    lent->Add(std::move(made->to_send));
+    lines.push_back(std::move(made->line));
+  }
+  EXPECT_EQ(lines[0].Look(), State::kHeld);
+  EXPECT_EQ(lines[1].Look(), State::kDied);
+  EXPECT_EQ(lines[2].Look(), State::kDied);
+  lent = nullptr;
+  EXPECT_EQ(lines[0].Look(), State::kClosed);
 }
 
 TEST(PeerLifelineTest, ProcessThatDiesSaysNothing) {

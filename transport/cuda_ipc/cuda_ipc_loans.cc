@@ -93,8 +93,8 @@ std::vector<std::shared_ptr<const void>> CudaIpcLoans::Abort() {
   std::vector<std::shared_ptr<const void>> held;
   for (const auto& [key, loan] : left) {
     held.push_back(loan.memory->Hold(absl::StrCat(
-        peer_, ", which may read it, though its control channel has closed: it has not said that ",
-        "it has closed the memory, and it lives")));
+        peer_, ", which may still have it mapped: its control channel has closed, and it has ",
+        "neither closed the memory nor been dead for two seconds")));
   }
   return held;
 }

@@ -131,6 +131,12 @@ absl::Status CudaIpcProber::SendProbe(Gpu& gpu, const GpuPair& pair, uint32_t se
     state.has_asked = true;
     state.segment = arena->HoldSegment(*memory);
     state.memory = std::move(memory);
+    // Those that the peer did not keep, since it has one or has refused the probe.
+    lifelines_.erase(std::remove_if(lifelines_.begin(), lifelines_.end(),
+                                    [](PeerLifeline& each) {
+                                      return each.Look() != PeerLifeline::State::kHeld;
+                                    }),
+                     lifelines_.end());
     lifelines_.push_back(std::move(lifeline.line));
   }
   std::vector<int> descriptors;

@@ -324,6 +324,9 @@ absl::StatusOr<Tensor> CudaIpcReceiver::Copy(CudaIpcFetch& fetch, cuda::Stream s
                                              cuda::ImportedEvents* to_wait_for) {
   Gpu& gpu = *fetch.gpu;
   std::shared_ptr<const ReadyEvent> copied;
+  // Before anything is enqueued: without an event the stream would have to be waited for, and an
+  // end of the fetch waits for this.
+  FERRY_ASSIGN_OR_RETURN(cuda::CudaEvent event, gpu.events->Take());
   FERRY_RETURN_IF_ERROR(fetches_->EnqueueUnlessOver(fetch, [&]() -> absl::Status {
     // A cancelled fetch must not wait either: the producer would receive ACK, and record the event
     // again, before the device has passed the wait.
@@ -339,7 +342,8 @@ absl::StatusOr<Tensor> CudaIpcReceiver::Copy(CudaIpcFetch& fetch, cuda::Stream s
           "cuMemcpyAsync"));
       to += piece.bytes;
     }
-    FERRY_ASSIGN_OR_RETURN(copied, ReadyEvent::RecordOrWait(*gpu.events, stream));
+    // This fails only if the device has failed, which writes no more.
+    FERRY_ASSIGN_OR_RETURN(copied, ReadyEvent::Record(std::move(event), stream));
     return absl::OkStatus();
   }));
   // Both memories are kept until the device has passed the copy, even if it is cancelled.

@@ -5,17 +5,19 @@
 #include <sys/socket.h>
 
 #include <cerrno>
-#include <cstring>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
+
+#include "base/file_limit.h"
 
 namespace ferry {
 
 absl::StatusOr<PeerLifeline::Made> PeerLifeline::Make() {
   int ends[2] = {-1, -1};
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) != 0) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("no socket pair, by which a peer's death is noticed: ", std::strerror(errno)));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "cannot create a socket pair to notice the peer's death: ", ErrorWithFileLimit(errno)));
   }
   return Made{PeerLifeline(UniqueFd(ends[0])), UniqueFd(ends[1])};
 }
@@ -37,15 +39,14 @@ PeerLifeline::State PeerLifeline::Look() {
 
 LentLifelines::~LentLifelines() {
   absl::MutexLock lock(&mu_);
-  for (const UniqueFd& each : ends_) {
-    // The owner may be gone.
-    [[maybe_unused]] const ssize_t sent = send(each.get(), "c", 1, MSG_NOSIGNAL | MSG_DONTWAIT);
-  }
+  if (!end_.valid()) return;
+  // The owner may be gone.
+  [[maybe_unused]] const ssize_t sent = send(end_.get(), "c", 1, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
 void LentLifelines::Add(UniqueFd end) {
   absl::MutexLock lock(&mu_);
-  ends_.push_back(std::move(end));
+  if (!end_.valid()) end_ = std::move(end);
 }
 
 }  // namespace ferry

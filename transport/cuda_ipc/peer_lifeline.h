@@ -4,7 +4,6 @@
 #define FERRY_TRANSPORT_CUDA_IPC_PEER_LIFELINE_H_
 
 #include <utility>
-#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
@@ -54,7 +53,7 @@ struct PeerLifeline::Made {
   UniqueFd to_send;
 };
 
-// The peer's ends, while anything of its memory is mapped: shared by what keeps it mapped.
+// The peer's end, while anything of its memory is mapped: shared by what keeps it mapped.
 // Thread-safe.
 class LentLifelines final {
  public:
@@ -65,11 +64,13 @@ class LentLifelines final {
   LentLifelines(const LentLifelines&) = delete;
   LentLifelines& operator=(const LentLifelines&) = delete;
 
+  // Keeps the first one, which tells all that the owner needs. The others are closed: a peer that
+  // sends one with each probe takes one descriptor.
   void Add(UniqueFd end) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   absl::Mutex mu_;
-  std::vector<UniqueFd> ends_ ABSL_GUARDED_BY(mu_);
+  UniqueFd end_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace ferry

@@ -23,7 +23,8 @@ absl::StatusOr<std::shared_ptr<PutMemory>> PutMemoryMaker::Get(Make make) {
     made_ = *made;
   } else {
     failed_ = made.status();
-    retry_.Failed(now);
+    // It may have taken seconds.
+    retry_.Failed(clock_.Now());
   }
   return made;
 }
