@@ -9,7 +9,6 @@
 #include <dirent.h>
 #include <dlfcn.h>
 #include <fcntl.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -26,6 +25,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "benchmarks/gpu/calls/call_writer.h"
 #include "benchmarks/gpu/calls/driver_calls.h"
@@ -55,22 +55,47 @@ int64_t Nanoseconds(Clock::duration time) {
 }
 
 // One write for each line: a process that is killed leaves whole lines, and those of several
-// threads do not mix.
+// threads do not mix. Behind a line that was cut (a full disk) nothing more is written: the run
+// matters more.
 void WriteLine(int file, const std::string& line) {
-  if (write(file, line.data(), line.size()) < 0) return;  // a full disk: the run matters more
+  static std::atomic<bool> is_cut{false};
+  if (is_cut.load(std::memory_order_relaxed)) return;
+  const ssize_t written = write(file, line.data(), line.size());
+  if (written >= 0 && static_cast<size_t>(written) < line.size()) is_cut = true;
 }
 
-// Two processes of different pid namespaces can have one number. The lock tells other processes
-// that this one lives: it ends with the process, however that ends.
+// The lock tells other processes that this one lives. It is of this process alone, not of children
+// that inherit the file, and ends when the process ends, or closes any descriptor of the file.
+void LockRecord(int file) {
+  struct flock lock = {};
+  lock.l_type = F_WRLCK;
+  lock.l_whence = SEEK_SET;
+  fcntl(file, F_SETLK, &lock);
+}
+
+// Whether no other process has the lock.
+bool IsUnlocked(int file) {
+  struct flock lock = {};
+  lock.l_type = F_WRLCK;
+  lock.l_whence = SEEK_SET;
+  return fcntl(file, F_GETLK, &lock) == 0 && lock.l_type == F_UNLCK;
+}
+
+// The name of this process's own record; a forked child has another.
+std::atomic<const std::string*> own_name{nullptr};
+
+// Two processes of different pid namespaces can have one number.
 int OpenRecord(const std::string& folder, pid_t pid) {
   constexpr int kMaxSameNumber = 1000;
   for (int i = 0; i < kMaxSameNumber; ++i) {
-    std::string path = folder + "/" + std::to_string(pid);
-    if (i > 0) path += "-" + std::to_string(i);
-    path += ".calls";
+    std::string name = std::to_string(pid);
+    if (i > 0) name += "-" + std::to_string(i);
+    name += ".calls";
+    const std::string path = folder + "/" + name;
     const int opened = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0644);
     if (opened >= 0) {
-      flock(opened, LOCK_SH);
+      LockRecord(opened);
+      own_name.store(new std::string(std::move(name)));
       return opened;
     }
     if (errno != EEXIST) return -1;
@@ -88,12 +113,15 @@ void AppendGone(std::string& text, const std::string& folder) {
   if (listing == nullptr) return;
   while (const dirent* const entry = readdir(listing)) {
     const std::string_view name = entry->d_name;
-    if (!name.ends_with(".calls") || known->contains(name)) continue;
+    const std::string* const own = own_name.load();
+    if (!name.ends_with(".calls") || known->contains(name) || (own != nullptr && name == *own)) {
+      continue;
+    }
     const int file = open((folder + "/" + entry->d_name).c_str(), O_RDONLY | O_CLOEXEC);
     if (file < 0) continue;
     struct stat status = {};
     // Empty: one that begins at this moment.
-    if (fstat(file, &status) == 0 && status.st_size > 0 && flock(file, LOCK_EX | LOCK_NB) == 0) {
+    if (fstat(file, &status) == 0 && status.st_size > 0 && IsUnlocked(file)) {
       text += "gone " + std::to_string(Nanoseconds(Clock::now().time_since_epoch())) + " ";
       CallWriter::AppendQuoted(text, name);
       text += '\n';

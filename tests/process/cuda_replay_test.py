@@ -120,6 +120,35 @@ class CudaReplay(unittest.TestCase):
         self.assertIn("the process of the replay died of signal 6 in cuEventDestroy_v2", out)
         self.assertIn("event-destroyed-while-imported", err)
 
+    def test_a_process_has_not_ended_before_its_last_call_returned(self):
+        """A thread is in a call when another one ends the process."""
+        def change(lines):
+            first = next(line for line in lines if " = " in line)
+            return [line for line in lines if not line.startswith("end ")] + [
+                f"end {int(first.split()[0]) + 1}\n"]
+
+        status, out, err = self.replay(self.edited(change))
+        self.assertEqual(status, 0, out + err)
+        self.assertIn("; 0 differences; 0 calls not performed", out)
+
+    def test_a_process_is_gone_although_a_child_that_it_forked_lives(self):
+        folder = tempfile.mkdtemp(dir=self.folder)
+        env = clean_environment(FERRY_CUDA_RECORD=folder, FERRY_CUDA_RECORD_LIBRARY=DOUBLE,
+                                STRICT_CUDA_SESSION=tempfile.mkdtemp(dir=self.folder))
+        call = f"import ctypes, os, sys; ctypes.CDLL({RECORDER!r}).cuInit(0); "
+        # The child waits for the end of its input, and the parent does not wait for the child.
+        parent = subprocess.Popen(
+            [sys.executable, "-c", call + "os.fork() == 0 and sys.stdin.read(); os._exit(0)"],
+            env=env, stdin=subprocess.PIPE)
+        try:
+            self.assertEqual(parent.wait(timeout=PATIENCE_S), 0)
+            other = subprocess.run([sys.executable, "-c", call + "print(os.getpid())"], env=env,
+                                   check=True, capture_output=True, text=True, timeout=PATIENCE_S)
+        finally:
+            parent.stdin.close()
+        with open(os.path.join(folder, f"{other.stdout.strip()}.calls"), encoding="utf-8") as file:
+            self.assertRegex(file.read(), rf'gone \d+ "{parent.pid}\.calls"\n')
+
     def test_another_attribute_is_told(self):
         status, out, _ = self.replay(self.calls, STRICT_CUDA_ATTRIBUTES="119=9")
         self.assertEqual(status, 1, out)

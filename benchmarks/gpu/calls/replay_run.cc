@@ -27,16 +27,19 @@ namespace ferry::calls {
 
 namespace {
 
-// A process that does not say when it ended has ended by the time that another one saw it, and
-// after its last call. Empty: at the end of the replay.
+// A process that does not say when it ended has ended by the time that another one saw it. Calls
+// are recorded when they return, so it has not ended before: a thread may be in one when another
+// thread says the end. Empty: at the end of the replay.
 std::optional<int64_t> EndOf(const CallRecord& record, const std::vector<CallRecord>& records) {
   std::optional<int64_t> ended_ns = record.ended_ns;
-  if (ended_ns.has_value()) return ended_ns;
   for (const CallRecord& other : records) {
+    if (record.ended_ns.has_value()) break;
     for (const auto& [seen_ns, name] : other.gone) {
       if (name == record.name) ended_ns = std::min(ended_ns.value_or(seen_ns), seen_ns);
     }
   }
+  if (!ended_ns.has_value()) return std::nullopt;
+  for (const RecordedCall& call : record.calls) ended_ns = std::max(*ended_ns, call.ended_ns);
   return ended_ns;
 }
 
