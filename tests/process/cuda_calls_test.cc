@@ -258,6 +258,8 @@ TEST(HandleTable, AddressesAreOfWholeRanges) {
   EXPECT_EQ(*table.Find(Kind::kMemory, 0x5004), 0x95004u);
   EXPECT_EQ(*table.Find(Kind::kHost, 0x1004), 0x91004u);
   EXPECT_EQ(*table.Find(Kind::kMemory, 0x800000), 0x890000u);
+  // The host's memory behind it, such as a stack, is not of it.
+  EXPECT_FALSE(table.Find(Kind::kHost, 0x800000).ok());
 }
 
 TEST(HandleTable, HandlesOfFailedCallsNameTheCall) {

@@ -10,8 +10,9 @@
 namespace ferry::calls {
 namespace {
 
-// How far behind its address memory of unknown size may reach: an allocation opened by its handle.
-constexpr uint64_t kMaxUnknown = uint64_t{256} << 30;
+// How far behind its address memory of unknown size may reach: an allocation opened by its handle,
+// which is never host memory (a stack may lie behind it).
+constexpr uint64_t kMaxUnknown = uint64_t{32} << 30;
 // CU_STREAM_LEGACY and CU_STREAM_PER_THREAD.
 constexpr uint64_t kLastOwnStream = 2;
 
@@ -42,7 +43,8 @@ absl::StatusOr<uint64_t> HandleTable::Find(Kind kind, uint64_t recorded) const {
   const auto reaches = [&](uint64_t begin, const Meaning& meaning) {
     const uint64_t offset = recorded - begin;
     if (!IsAddress(kind)) return offset == 0;
-    return offset < (meaning.bytes == 0 ? kMaxUnknown : meaning.bytes);
+    if (meaning.bytes > 0) return offset < meaning.bytes;
+    return kind != Kind::kHost && offset < kMaxUnknown;
   };
   for (auto at = meanings_.upper_bound(key); at != meanings_.begin();) {
     --at;
