@@ -73,7 +73,7 @@ void LockRecord(int file) {
   fcntl(file, F_SETLK, &lock);
 }
 
-// Whether no other process has the lock.
+// Returns true if no other process holds the lock.
 bool IsUnlocked(int file) {
   struct flock lock = {};
   lock.l_type = F_WRLCK;

@@ -146,7 +146,7 @@ class CommunicatorBootstrap final {
   std::optional<RankOrigin> Offer() const {
     return attempts_ == 1 ? options_.origin : std::nullopt;
   }
-  // Whether this rank is prepared for the way that the first one has published.
+  // Checks that this rank is prepared for the way that the first one has published.
   absl::Status CheckWay(CommunicatorWay way) const;
   // The choice of the first rank, when all are present.
   absl::StatusOr<CommunicatorUniqueIds> ChooseWay();

@@ -73,7 +73,7 @@ class ExportRegistry final : public std::enable_shared_from_this<ExportRegistry>
   // it back. Null: there is none.
   std::shared_ptr<const RegisteredMemory> Find(uint64_t allocation_id) const
       ABSL_LOCKS_EXCLUDED(mu_);
-  // Whether the allocation is registered, or was, and is still used.
+  // Returns true if the allocation is registered, or was and is still in use.
   bool IsKnown(uint64_t allocation_id) const ABSL_LOCKS_EXCLUDED(mu_);
 
   // Returns a tensor with the same elements in the same memory, which holds what is registered of

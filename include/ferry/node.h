@@ -52,7 +52,7 @@ struct TransferOptions {
   size_t gpu_reserve_bytes = 0;
   size_t gpu_reserve_segment_bytes = size_t{32} << 20;
   size_t pinned_reserve_bytes = 0;
-  // Whether the staging ring, 64 MiB of each GPU, is allocated then too: tensors in memory that
+  // Allocates the staging ring, 64 MiB of each GPU, at the same time: tensors in memory that
   // other processes cannot map go through it.
   bool gpu_reserve_staging = false;
   // How long memory of other processes that may stay mapped (Node::RegisterMemory) does so without

@@ -71,7 +71,7 @@ class CudaIpcMappingsTest : public CudaIpcTest {
   static bool IsOver(const std::shared_ptr<End>& end) {
     return end->is_over.WaitForNotificationWithTimeout(kPatience);
   }
-  // Whether another thread gets the link's lock while this one is here.
+  // Returns true if another thread can take the link's lock during this call.
   bool CanLockLink() const {
     auto has_lock = std::make_shared<absl::Notification>();
     std::thread([link = link_, has_lock] {

@@ -97,7 +97,7 @@ class CudaIpcSender final : public TransportSender,
                                          const cuda::ReadyEvent& ready);
   void FinishWhenReady(Gpu& gpu, const GpuPair& pair, Pending pending);
   // Calls `then` on the executor when the tensor's event has completed; or ends the Expose if that
-  // fails, or if nobody wants the tensor any more. The tensor has an event.
+  // fails, or if the request has been cancelled. The tensor has an event.
   void WhenReady(Gpu& gpu, const std::shared_ptr<Pending>& pending, std::function<void()> then);
 
   // On the source device's executor. `tensor` is ready.

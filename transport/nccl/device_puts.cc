@@ -60,7 +60,7 @@ void DevicePuts::Perform(PutAction action) {
     if (!finish->offset.has_value()) return host_.Finish(finish->key, std::move(finish->status));
     std::shared_ptr<PutMemory> memory;
     host_.Run([&](BatchAgreementActions&) { memory = memory_; });
-    // If nobody takes it, that returns its block.
+    // If it is not consumed, that returns its block.
     host_.Deliver(finish->key, memory->BufferAt(*finish->offset, finish->bytes));
   } else if (auto* const retired = std::get_if<ReportRetired>(&action)) {
     FERRY_LOG_WARN(kGpu,

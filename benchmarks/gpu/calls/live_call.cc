@@ -44,7 +44,7 @@ T Field(const Value& value, size_t i) {
   return static_cast<T>(value.items[i].number);
 }
 
-// Whether the driver knew the address as memory of a device.
+// Returns true if the driver recognized the address as device memory.
 bool WasDeviceMemory(const RecordedCall& call) {
   if (call.result != cuda::kSuccess) return false;
   const Value* const attributes = call.Find("attributes");

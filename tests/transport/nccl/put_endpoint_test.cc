@@ -276,7 +276,7 @@ TEST_F(PutEndpointTest, LostPut_RetiresItsBlock_TellsNobody_AndIsTheLast) {
   for (const PutAction& action : actions) {
     EXPECT_FALSE(std::holds_alternative<SendPutMessage>(action));
   }
-  EXPECT_TRUE(source_.is_quiet()) << "nobody waits for it";
+  EXPECT_TRUE(source_.is_quiet()) << "a lost put is not waited for";
   EXPECT_EQ(source_.transfer_count(), 0u);
   EXPECT_EQ(source_.pool().used_bytes(), 512u);
   // By the next communicator neither.
