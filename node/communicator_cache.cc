@@ -211,6 +211,12 @@ absl::Status CommunicatorCache::CheckAlive(const CommunicatorKey& key) {
   return CheckAliveLocked(key);
 }
 
+bool CommunicatorCache::HasDied(const CommunicatorMember& member) {
+  absl::MutexLock lock(&mu_);
+  return std::any_of(dead_.begin(), dead_.end(),
+                     [&member](const Dead& dead) { return dead.is_dead(member); });
+}
+
 absl::Status CommunicatorCache::CheckAliveLocked(const CommunicatorKey& key) const {
   for (const Dead& dead : dead_) {
     for (int rank = 0; rank < key.size(); ++rank) {

@@ -54,6 +54,7 @@ class CommunicatorCache final : public std::enable_shared_from_this<Communicator
   void Forget(std::function<bool(const CommunicatorMember&)> is_dead, absl::Status why);
   // Returns why a member of the communicator has died, if one has.
   absl::Status CheckAlive(const CommunicatorKey& key) ABSL_LOCKS_EXCLUDED(mu_);
+  bool HasDied(const CommunicatorMember& member) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   struct Entry {

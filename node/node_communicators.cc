@@ -83,6 +83,10 @@ absl::StatusOr<std::shared_ptr<NcclCommunicator>> NodeCommunicators::Acquire(
     if (asked) FERRY_RETURN_IF_ERROR(asked());
     return cache_->CheckAlive(key);
   };
+  options.is_gone = [weak = std::weak_ptr(cache_)](const CommunicatorMember& member) {
+    const auto cache = weak.lock();
+    return cache == nullptr || cache->HasDied(member);
+  };
   return cache_->Acquire(key, rank, ordinal, options.timeout, [&] {
     return NcclCommunicator::Make(
         std::move(api), *engine_.gpus(), ordinal, key, rank,

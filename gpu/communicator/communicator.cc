@@ -19,6 +19,7 @@
 #include "base/thread.h"
 #include "gpu/communicator/communicator_warm_up.h"
 #include "gpu/communicator/in_flight_operations.h"
+#include "gpu/communicator/stopped_ranks.h"
 #include "gpu/communicator/store_event_queue.h"
 #include "gpu/cuda/cuda_event.h"
 #include "gpu/nccl/unique_ids.h"
@@ -38,10 +39,16 @@ constexpr absl::Duration kCallTimeout = absl::Seconds(30);
 constexpr absl::Duration kQuietTimeout = absl::Seconds(2);
 constexpr absl::Duration kMaxQuiet = absl::Seconds(1);
 
-// NCCL's functions for one communicator that ends.
+// NCCL's functions, and the ranks' reports, for one communicator that ends.
 class EndCalls final : public CommunicatorEnd::Calls {
  public:
-  EndCalls(const nccl::NcclApi& api, nccl::Communicator comm) : api_(api), comm_(comm) {}
+  EndCalls(const nccl::NcclApi& api, nccl::Communicator comm, std::function<void()> report_stopped,
+           const StoppedRanks& stopped, uint32_t generation)
+      : api_(api),
+        comm_(comm),
+        report_stopped_(std::move(report_stopped)),
+        stopped_(stopped),
+        generation_(generation) {}
 
   absl::Status Finalize() override {
     return api_.Check(api_.table().finalize(comm_), "ncclCommFinalize", comm_);
@@ -61,10 +68,19 @@ class EndCalls final : public CommunicatorEnd::Calls {
     return api_.Check(api_.table().destroy(comm_), "ncclCommDestroy");
   }
   absl::Status Abort() override { return api_.Check(api_.table().abort(comm_), "ncclCommAbort"); }
+  void ReportStopped() override {
+    if (!std::exchange(has_reported_, true)) report_stopped_();
+  }
+  bool HaveOthersStopped() override { return stopped_.HaveOthersStopped(generation_); }
+  std::string DescribeOthers() override { return stopped_.DescribeMissing(generation_); }
 
  private:
   const nccl::NcclApi& api_;
   nccl::Communicator const comm_;
+  const std::function<void()> report_stopped_;
+  const StoppedRanks& stopped_;
+  const uint32_t generation_;
+  bool has_reported_ = false;
 };
 
 }  // namespace
@@ -117,6 +133,7 @@ class NcclCommunicator::Impl final : public BootstrapActions {
         options_(options),
         rank_(rank),
         arbiter_(gpus.nccl_arbiter(gpu.device->ordinal())),
+        stopped_(std::make_shared<StoppedRanks>(key, rank, options.is_gone)),
         store_(store(events_)),
         bootstrap_(key, rank,
                    {.nccl_version = api_->version(),
@@ -225,7 +242,9 @@ class NcclCommunicator::Impl final : public BootstrapActions {
     // Wait until no call on it is in progress.
     if (comm_ != nullptr && !gpu_.nccl->is_own_thread())
       OnDevice([] { return absl::OkStatus(); }).IgnoreError();
-    EndNow(std::exchange(comm_, nullptr), is_idle);
+    // NCCL has made nothing here, and may have on other ranks.
+    if (comm_ == nullptr && !ended_.has_value()) EndCallsOf(nullptr).ReportStopped();
+    EndNow(std::exchange(comm_, nullptr), is_idle, nullptr);
     yielded_ = nullptr;
     if (warm_up_ != nullptr) warm_up_->End();
     phase_ = Phase::kIdle;
@@ -240,13 +259,13 @@ class NcclCommunicator::Impl final : public BootstrapActions {
 
   // --- Once it is ready ---
 
-  void End(const absl::Status& why, bool is_idle) {
+  void End(const absl::Status& why, bool is_idle, const std::function<void()>& on_stopped) {
     // The other ranks are told first: NCCL may wait for them.
     nccl::Communicator const comm = std::exchange(comm_, nullptr);
     Retire(why);
     // No call is in progress: other communicators that are waited for must not wait for this
     // device's executor.
-    EndNow(comm, is_idle);
+    EndNow(comm, is_idle, on_stopped);
     CloseStore();
   }
 
@@ -257,6 +276,17 @@ class NcclCommunicator::Impl final : public BootstrapActions {
   // Where blocking on the coordinator is allowed. REQUIRES: retired: the bootstrap no longer uses
   // it.
   void CloseStore() { store_.reset(); }
+
+  // How `comm`, of this rank, ends. REQUIRES: this outlives it.
+  EndCalls EndCallsOf(nccl::Communicator comm) {
+    return EndCalls(
+        *api_, comm,
+        [this, generation = begun_] {
+          store_->Set(bootstrap_.key().StoppedKey(generation, rank_), "1");
+        },
+        *stopped_, begun_);
+  }
+  StoppedRanks& stopped() { return *stopped_; }
 
   // Its communicator; the caller retires this, ends the communicator by FinishEnd, and closes the
   // store.
@@ -343,10 +373,11 @@ class NcclCommunicator::Impl final : public BootstrapActions {
 
   // Ends one that has begun to, with the device current.
   void FinishEnd(CommunicatorEnd& end) {
-    while (end.is_waiting()) {
-      absl::SleepFor(kPollInterval);
-      end.Poll();
-    }
+    Finish(end);
+    // Cancelled: the others are gone, or its user does not wait for them.
+    if (!ended_.has_value() && !KeepGoing().ok()) stopped_->IgnoreAll();
+    end.AwaitOthers();
+    Finish(end);
     if (end.state() == CommunicatorEnd::State::kDestroying) {
       FreeQuiesced(end);
     } else {
@@ -423,19 +454,30 @@ class NcclCommunicator::Impl final : public BootstrapActions {
   // Runs on the calling thread, which makes all calls from here on: it may block until every kernel
   // has left the device, and the executor must stay free for the other communicators whose kernels
   // must leave too. REQUIRES: no other call on it is in progress.
-  void EndNow(nccl::Communicator comm, bool is_idle) {
+  //   on_stopped: as for Abort; may be null.
+  void EndNow(nccl::Communicator comm, bool is_idle, const std::function<void()>& on_stopped) {
     if (comm == nullptr) return;
-    const bool is_own_thread = gpu_.nccl->is_own_thread();
     const cuda::ScopedCurrent current(*gpu_.device);
-    EndCalls calls(*api_, comm);
+    EndCalls calls = EndCallsOf(comm);
     CommunicatorEnd end(calls, SteadyClock(), options_.end);
-    if (!std::exchange(is_initialised_, false) || is_own_thread) {
-      // NCCL can only abort what is not initialised; and the executor must not wait.
+    const bool was_initialised = std::exchange(is_initialised_, false);
+    if (gpu_.nccl->is_own_thread()) {
+      // The executor must not wait.
       calls.Abort().IgnoreError();
+      calls.ReportStopped();
       return work_.EndAll();
     }
-    end.Begin(is_idle);
+    was_initialised ? end.Begin(is_idle) : end.BeginUninitialized();
+    if (end.state() == CommunicatorEnd::State::kRevoking && on_stopped) on_stopped();
     FinishEnd(end);
+  }
+
+  // Polls until nothing is waited for.
+  static void Finish(CommunicatorEnd& end) {
+    while (end.is_waiting()) {
+      absl::SleepFor(kPollInterval);
+      end.Poll();
+    }
   }
 
   // Frees memory, for which the driver may wait until the device is idle: while no NCCL work of
@@ -502,7 +544,9 @@ class NcclCommunicator::Impl final : public BootstrapActions {
   const CommunicatorOptions options_;
   const int rank_;
   const std::shared_ptr<NcclArbiter> arbiter_;
-  const std::shared_ptr<StoreEventQueue> events_ = std::make_shared<StoreEventQueue>();
+  const std::shared_ptr<StoppedRanks> stopped_;
+  const std::shared_ptr<StoreEventQueue> events_ = std::make_shared<StoreEventQueue>(
+      [stopped = stopped_](absl::string_view key) { stopped->OnEntry(key); });
   std::unique_ptr<BootstrapStore> store_;
   // Serializes use of the bootstrap once it is Ready.
   absl::Mutex bootstrap_mu_;
@@ -531,7 +575,7 @@ NcclCommunicator::Yielded::Yielded(std::shared_ptr<NcclCommunicator> from, const
       offer_(offer),
       excluded_(std::move(excluded)),
       comm_(from_->impl_->Yield()),
-      calls_(*from_->impl_->api(), comm_),
+      calls_(from_->impl_->EndCallsOf(comm_)),
       end_(calls_, SteadyClock(), from_->impl_->end_options()) {}
 
 std::unique_ptr<NcclCommunicator::Yielded> NcclCommunicator::Yielded::Take(
@@ -572,16 +616,22 @@ std::unique_ptr<NcclCommunicator::Yielded> NcclCommunicator::Yielded::Take(
   if (why_not == nullptr) {
     const cuda::ScopedCurrent current(*impl.gpu().device);
     std::unique_ptr<Yielded> yielded(new Yielded(std::move(from), offer, std::move(excluded)));
+    // They take no part in this, and most of them are dead.
+    for (const int rank : yielded->excluded_) impl.stopped().Ignore(rank);
     // Its operations can wait for ranks that are gone: they leave first.
     if (!yielded->excluded_.empty()) yielded->end_.Begin(/*is_idle=*/false);
     while (yielded->end_.is_waiting()) {
       absl::SleepFor(kPollInterval);
       yielded->end_.Poll();
     }
-    if (yielded->end_.problem().ok()) return yielded;
+    if (yielded->end_.problem().ok()) {
+      // Not only at its end: a rank that cannot use it waits for that before it takes part.
+      yielded->calls_.ReportStopped();
+      return yielded;
+    }
     why_not = "its operations cannot be stopped";
   } else if (impl.comm() != nullptr) {
-    impl.End(absl::CancelledError("another communicator replaces it"), is_idle);
+    impl.End(absl::CancelledError("another communicator replaces it"), is_idle, nullptr);
   }
   FERRY_LOG_INFO(kGpu, "{} is not made of {}: {}", key.Describe(), held.Describe(), why_not);
   return nullptr;
@@ -595,7 +645,7 @@ NcclCommunicator::Yielded::~Yielded() {
   impl.FinishEnd(end_);
   // Complete in the last moment.
   if (nccl::Communicator const child = TakeChild(); child != nullptr) {
-    EndCalls(*impl.api(), child).Abort().IgnoreError();
+    impl.EndCallsOf(child).Abort().IgnoreError();
   }
   impl.CloseStore();
 }
@@ -675,8 +725,12 @@ void NcclCommunicator::Listen(std::function<void()> on_event) {
 }
 absl::Status NcclCommunicator::CheckReusable() { return impl_->CheckReusable(); }
 absl::Status NcclCommunicator::Check() { return impl_->Check(); }
-void NcclCommunicator::Close(const absl::Status& why) { impl_->End(why, /*is_idle=*/true); }
-void NcclCommunicator::Abort(const absl::Status& why) { impl_->End(why, /*is_idle=*/false); }
+void NcclCommunicator::Close(const absl::Status& why) {
+  impl_->End(why, /*is_idle=*/true, nullptr);
+}
+void NcclCommunicator::Abort(const absl::Status& why, const std::function<void()>& on_stopped) {
+  impl_->End(why, /*is_idle=*/false, on_stopped);
+}
 absl::Status NcclCommunicator::WaitEnqueued(absl::Duration timeout) {
   return impl_->WaitEnqueued(timeout);
 }

@@ -60,6 +60,9 @@ struct CommunicatorOptions {
   std::optional<Origin> origin;
   // Called every millisecond during creation: an error cancels it. May be null.
   std::function<absl::Status()> keep_going;
+  // Whether the process of a rank has ended: an abort does not wait for it. Called while the
+  // communicator ends, from any thread, every millisecond. Null: unknown.
+  std::function<bool(const CommunicatorMember& member)> is_gone;
 };
 
 // Shared by its users. The handle is a non-blocking communicator: calls return ncclInProgress, and
@@ -109,13 +112,16 @@ class NcclCommunicator final {
   absl::Status CheckReusable();
   // Ends it for good, and advances its generation: its ids are never reused. Close is for one
   // without work in flight: NCCL finalizes and destroys it, or after some seconds aborts it. Abort
-  // stops all operations on it. Both block until NCCL returns, which may require that other ranks
-  // and communicators end too: each on its own thread. A kernel may leave its stream later than
-  // that: memory that it uses may be reused when an event recorded afterwards on its stream has
-  // completed.
+  // stops all operations on it, and waits for the other ranks to do the same, for two seconds at
+  // most, before it frees what their kernels may read. Both block until NCCL returns, which may
+  // require that other ranks and communicators end too: each on its own thread. A kernel may leave
+  // its stream later than that: memory that it uses may be reused when an event recorded afterwards
+  // on its stream has completed.
+  //   on_stopped: if NCCL can revoke, called on this thread as soon as it enqueues nothing of the
+  //   communicator any more, and kernels of it are leaving. May be null.
   //   REQUIRES: no call with get() is in progress or made from now on; one of them called, once.
   void Close(const absl::Status& why);
-  void Abort(const absl::Status& why);
+  void Abort(const absl::Status& why, const std::function<void()>& on_stopped = nullptr);
   using RunCalls =
       absl::FunctionRef<nccl::Result(const nccl::NcclTable& nccl, nccl::Communicator comm)>;
   // Makes NCCL calls on the device's thread `ferry-ncclN`, which makes all of Ferry's, and waits

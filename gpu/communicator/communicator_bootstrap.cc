@@ -95,6 +95,8 @@ void CommunicatorBootstrap::BeginAttempt() {
   }
   generation_ = store_generation_;
   lowest_ = generation_;
+  // The one before may have been that of a communicator that has ended since.
+  if (oldest_ == 0) oldest_ = std::max(generation_, 2U) - 1;
   has_created_ids_ = false;
   ++attempts_;
   const std::string own = key_.PresenceKey(generation_, rank_);
@@ -232,7 +234,11 @@ void CommunicatorBootstrap::OnWarmedUp(uint32_t generation, const absl::Status& 
   state_ = BootstrapState::kReady;
   deadline_ = absl::InfiniteFuture();
   // All ranks have read the ids, or this rank could not have initialized.
-  if (rank_ == 0) store_.DeletePrefix(key_.GenerationPrefix(generation_));
+  if (rank_ == 0) {
+    for (uint32_t each = oldest_; each <= generation_; ++each) {
+      store_.DeletePrefix(key_.GenerationPrefix(each));
+    }
+  }
   actions_.OnEnded(absl::OkStatus());
 }
 
@@ -245,7 +251,12 @@ void CommunicatorBootstrap::LeaveGeneration(const absl::Status& why) {
   if (store_generation_ < lowest_) {
     store_.CompareAndSet(key_.GenerationKey(), generation_text_, absl::StrCat(lowest_));
   }
-  if (std::exchange(has_begun_, false)) actions_.Discard(left, why);
+  if (std::exchange(has_begun_, false)) {
+    actions_.Discard(left, why);
+  } else if (entries_.contains(key_.UniqueIdKey(left))) {
+    // Others may have begun, and wait for this rank before they free what it might use.
+    store_.Set(key_.StoppedKey(left, rank_), "1");
+  }
 }
 
 void CommunicatorBootstrap::FailAttempt(const absl::Status& why) {

@@ -175,6 +175,8 @@ class CommunicatorBootstrap final {
   // In progress or ready; 0: the next one is not known yet.
   uint32_t generation_ = 0;
   uint32_t lowest_ = 1;
+  // The first whose keys may be left in the store; 0: not known yet.
+  uint32_t oldest_ = 0;
   bool has_created_ids_ = false;
   // Ranks that are not present; while AgreeingOnOrder: that have not published their number.
   std::set<int> missing_;

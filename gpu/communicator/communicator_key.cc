@@ -98,6 +98,10 @@ std::string CommunicatorKey::NumberKey(uint32_t generation, int rank) const {
   return absl::StrCat(GenerationPrefix(generation), "number/", rank);
 }
 
+std::string CommunicatorKey::StoppedKey(uint32_t generation, int rank) const {
+  return absl::StrCat(GenerationPrefix(generation), "stopped/", rank);
+}
+
 std::string CommunicatorKey::GenerationPrefix(uint32_t generation) const {
   return absl::StrCat(prefix_, generation, "/");
 }

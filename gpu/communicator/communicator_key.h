@@ -46,6 +46,8 @@ class CommunicatorKey final {
   std::string PresenceKey(uint32_t generation, int rank) const;
   // Set once the rank has initialized it: its device's sequence number for the warm-up.
   std::string NumberKey(uint32_t generation, int rank) const;
+  // Set once no operation of the rank runs on it, or will (StoppedRanks).
+  std::string StoppedKey(uint32_t generation, int rank) const;
   // Prefix of all keys of a generation.
   std::string GenerationPrefix(uint32_t generation) const;
 

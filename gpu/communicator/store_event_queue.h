@@ -10,6 +10,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 
@@ -21,7 +22,13 @@ namespace ferry {
 // Queues store events until a thread takes them.
 class StoreEventQueue final : public BootstrapStoreListener {
  public:
+  using EntryCallback = std::function<void(absl::string_view key)>;
+
+  // `on_entry`: is called for each entry at once, on the store's thread. May be null.
+  explicit StoreEventQueue(EntryCallback on_entry) : on_entry_(std::move(on_entry)) {}
+
   void Entry(std::string key, std::string value) override {
+    if (on_entry_) on_entry_(key);
     Push([key = std::move(key), value = std::move(value)](CommunicatorBootstrap& bootstrap) {
       bootstrap.OnEntry(key, value);
     });
@@ -73,6 +80,7 @@ class StoreEventQueue final : public BootstrapStoreListener {
     if (on_event) on_event();
   }
 
+  const EntryCallback on_entry_;
   absl::Mutex mu_;
   std::deque<std::function<void(CommunicatorBootstrap&)>> events_ ABSL_GUARDED_BY(mu_);
   std::function<void()> on_event_ ABSL_GUARDED_BY(mu_);

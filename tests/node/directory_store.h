@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -30,7 +31,8 @@
 
 namespace ferry {
 
-// Each key is a file; one lock for all.
+// Each key is a file, of a number that grows with each write and the value; one lock for all, whose
+// file has the last number.
 class DirectoryFiles final {
  public:
   class Lock {
@@ -51,23 +53,24 @@ class DirectoryFiles final {
   }
 
   // REQUIRES: the lock, for these.
+  // In the order in which they were written.
   std::vector<std::string> KeysUnder(absl::string_view prefix) const {
-    std::vector<std::string> keys;
+    std::map<uint64_t, std::string> keys;
     for (const auto& file : std::filesystem::directory_iterator(folder_)) {
       std::string key = absl::StrReplaceAll(file.path().filename().string(), {{"%", "/"}});
-      if (absl::StartsWith(key, prefix)) keys.push_back(std::move(key));
+      if (absl::StartsWith(key, prefix)) keys.emplace(Load(Path(key)).first, key);
     }
-    return keys;
+    std::vector<std::string> ordered;
+    for (auto& [number, key] : keys) ordered.push_back(std::move(key));
+    return ordered;
   }
   bool Has(absl::string_view key) const { return std::filesystem::exists(Path(key)); }
-  std::string Read(absl::string_view key) const {
-    std::ifstream file(Path(key), std::ios::binary);
-    std::stringstream text;
-    text << file.rdbuf();
-    return text.str();
-  }
+  std::string Read(absl::string_view key) const { return Load(Path(key)).second; }
   void Write(absl::string_view key, absl::string_view value) const {
-    std::ofstream(Path(key), std::ios::binary) << value;
+    const std::string counter = absl::StrCat(folder_, ".lock");
+    const uint64_t number = Load(counter).first + 1;
+    std::ofstream(counter) << number << '\n';
+    std::ofstream(Path(key), std::ios::binary) << number << '\n' << value;
   }
   void Erase(absl::string_view key) const { std::filesystem::remove(Path(key)); }
   bool Replace(absl::string_view key, const std::optional<std::string>& expected,
@@ -79,6 +82,15 @@ class DirectoryFiles final {
   }
 
  private:
+  static std::pair<uint64_t, std::string> Load(const std::string& path) {
+    std::ifstream file(path, std::ios::binary);
+    uint64_t number = 0;
+    file >> number;
+    file.get();
+    std::stringstream text;
+    text << file.rdbuf();
+    return {number, text.str()};
+  }
   std::string Path(absl::string_view key) const {
     return absl::StrCat(folder_, "/", absl::StrReplaceAll(key, {{"/", "%"}}));
   }

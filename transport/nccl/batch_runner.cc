@@ -319,9 +319,11 @@ void BatchRunner::Settle(cuda::StreamEnd end, const std::vector<BatchPtr>& batch
   }
 }
 
-void BatchRunner::Abort(std::shared_ptr<NcclCommunicator> communicator, absl::Status why) {
-  const absl::Status posted = gpu_.nccl->PostAlways([self = shared_from_this(), communicator, why] {
-    const bool is_idle = self->IsIdle(*communicator);
+void BatchRunner::Abort(std::shared_ptr<NcclCommunicator> communicator, absl::Status why,
+                        bool is_in_use_at_peer) {
+  const absl::Status posted = gpu_.nccl->PostAlways([self = shared_from_this(), communicator, why,
+                                                     is_in_use_at_peer] {
+    const bool is_idle = !is_in_use_at_peer && self->IsIdle(*communicator);
     self->aborted_.insert(communicator.get());
     const auto is_of_it = [&](const BatchPtr& batch) {
       return batch->communicator == communicator;
@@ -350,7 +352,15 @@ void BatchRunner::Abort(std::shared_ptr<NcclCommunicator> communicator, absl::St
       if (is_idle) {
         communicator->Close(why);
       } else {
-        communicator->Abort(why);
+        // Its batches do not wait for the peer to stop, which may hang.
+        communicator->Abort(why, [&self, &communicator] {
+          self->gpu_.nccl
+              ->PostAlways([self, communicator] {
+                self->FinishStranded(communicator);
+                self->IssueNext();
+              })
+              .IgnoreError();
+        });
       }
       const absl::Status ignored = self->gpu_.nccl->PostAlways([self, communicator] {
         self->aborted_.erase(communicator.get());

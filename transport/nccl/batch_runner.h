@@ -94,9 +94,11 @@ class BatchRunner final : public std::enable_shared_from_this<BatchRunner>,
 
   // Runs it after the batches launched before.
   void Launch(RunnableBatch batch);
-  // Ends the communicator: closes it if it is idle, aborts it otherwise. Its batches end when the
-  // stream has passed them, which may be later; none are issued on it any more. Call once for each.
-  void Abort(std::shared_ptr<NcclCommunicator> communicator, absl::Status why);
+  // Ends the communicator: closes it if it is idle here, and not in use at the peer; aborts it
+  // otherwise. Its batches end when the stream has passed them, which may be before or after the
+  // communicator's end; none are issued on it any more. Call once for each.
+  void Abort(std::shared_ptr<NcclCommunicator> communicator, absl::Status why,
+             bool is_in_use_at_peer = false);
   // Blocks until the executor has reached what was posted before this call.
   void WaitUntilReached(absl::Duration timeout);
   // Communicators whose aborts are in progress. On the executor's thread; for tests.
@@ -124,7 +126,8 @@ class BatchRunner final : public std::enable_shared_from_this<BatchRunner>,
   // The batch may be running, and only the end of its communicator will tell when it is over.
   void StrandBatch(const BatchPtr& batch, const absl::Status& why);
   bool IsIdle(const NcclCommunicator& communicator) const;
-  // The communicator has ended: its stranded batches are over once their kernels have left.
+  // NCCL enqueues nothing of the communicator any more: its stranded batches are over once their
+  // kernels have left.
   void FinishStranded(const std::shared_ptr<NcclCommunicator>& communicator);
   // Ends those batches, which were stranded, as far as that is known of their stream.
   void Settle(cuda::StreamEnd end, const std::vector<BatchPtr>& batches);

@@ -215,6 +215,7 @@ void NcclDevice::PeerFailed(DeviceId peer, const absl::Status& why) {
   Run([&](BatchAgreementActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     endpoint_.PeerFailed(peer, why, actions);
     communicators_.GiveUp(peer);
+    communicators_.SetGone(peer, SteadyClock().Now());
     puts_.Change(
         [&](PutEndpoint& endpoint, PutActions& failed) { endpoint.PeerFailed(peer, why, failed); },
         actions);
@@ -356,6 +357,12 @@ void NcclDevice::Need(DeviceId peer, BatchAgreementActions& actions) {
     return give_up->load() ? absl::CancelledError("the communicator is not needed any more")
                            : absl::OkStatus();
   };
+  options.is_gone = [weak = weak_from_this()](const CommunicatorMember& member) {
+    const auto self = weak.lock();
+    if (self == nullptr) return true;
+    absl::MutexLock lock(&self->mu_);
+    return self->communicators_.IsGone(member, SteadyClock().Now());
+  };
   const bool has_begun = common_.threads->Run(
       "ferry-ncclopen",
       [self = shared_from_this(), peer, key = std::move(creation.key), rank = creation.rank,
@@ -492,6 +499,7 @@ void NcclDevice::Abort(const CommunicatorName& name) {
   std::shared_ptr<NcclCommunicator> communicator;
   std::shared_ptr<BatchRunner> runner;
   absl::Status why;
+  bool is_in_use_at_peer = false;
   {
     absl::MutexLock lock(&mu_);
     runner = runner_;
@@ -499,9 +507,12 @@ void NcclDevice::Abort(const CommunicatorName& name) {
     if (opened != nullptr) {
       communicator = opened->communicator;
       why = communicators_.FailureOf(name);
+      // A transfer that the peer has not acknowledged may be running there.
+      is_in_use_at_peer = communicators_.HasUsers(*communicators_.PeerOf(name));
     }
   }
-  if (communicator != nullptr) runner->Abort(std::move(communicator), std::move(why));
+  if (communicator == nullptr) return;
+  runner->Abort(std::move(communicator), std::move(why), is_in_use_at_peer);
 }
 
 void NcclDevice::Free(const CommunicatorName& name) {

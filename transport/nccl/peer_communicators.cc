@@ -15,6 +15,8 @@ namespace {
 
 // Distinguishes them from users' communicators over the same devices.
 constexpr char kPurpose[] = "keyed transfers";
+// A process that leaves closes its connections while its communicators end.
+constexpr absl::Duration kLeavingTime = absl::Milliseconds(200);
 // Other users of the GPU allocate too: anything above this multiple of the estimate is theirs.
 constexpr uint64_t kMostOff = 4;
 
@@ -113,6 +115,18 @@ void PeerCommunicators::GiveUp(DeviceId peer) {
   if (found != pairs_.end() && found->second.give_up != nullptr) {
     found->second.give_up->store(true);
   }
+}
+
+void PeerCommunicators::SetGone(DeviceId peer, absl::Time now) {
+  Pair& pair = pairs_[peer];
+  pair.gone_incarnation = pair.peer.incarnation;
+  pair.gone_since = now;
+}
+
+bool PeerCommunicators::IsGone(const CommunicatorMember& member, absl::Time now) const {
+  const auto found = pairs_.find(DeviceId(member.device));
+  return found != pairs_.end() && found->second.gone_incarnation == member.incarnation &&
+         now >= found->second.gone_since + kLeavingTime;
 }
 
 bool PeerCommunicators::WasGivenUp(DeviceId peer) const {

@@ -72,6 +72,10 @@ class PeerCommunicators final {
   void CancelCreating(DeviceId peer) { pairs_[peer].state = State::kIdle; }
   // A creation in progress is no longer needed.
   void GiveUp(DeviceId peer);
+  // The peer's process has ended, or is ending.
+  void SetGone(DeviceId peer, absl::Time now);
+  // Whether it has ended long enough ago that no kernel of it runs any more.
+  bool IsGone(const CommunicatorMember& member, absl::Time now) const;
   bool WasGivenUp(DeviceId peer) const;
   // The creation has ended, with or without success.
   void SetOpen(DeviceId peer, PeerCommunicator opened);
@@ -125,6 +129,9 @@ class PeerCommunicators final {
     // The communicator that this peer's messages may refer to, for that incarnation.
     uint64_t clique_id = 0;
     uint64_t clique_incarnation = 0;
+    // The last process of the peer that has ended, and when.
+    uint64_t gone_incarnation = 0;
+    absl::Time gone_since = absl::InfiniteFuture();
     // After a failure: the error, and when to retry.
     absl::Status failed;
     RetryBackoff retry;

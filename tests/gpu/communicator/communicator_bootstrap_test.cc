@@ -8,6 +8,7 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
+using testing::Pair;
 using testing::SizeIs;
 
 TEST_F(CommunicatorBootstrapTest, FirstRankCreatesTheIdsWhenAllHaveArrived) {
@@ -97,6 +98,8 @@ TEST_F(CommunicatorBootstrapTest, WayThatThisRankHasNotOffered_IsGivenUp) {
   ranks_[1]->Hear();
   EXPECT_THAT(ranks_[1]->actions.ways, IsEmpty());
   EXPECT_EQ(store_.entries[key_->GenerationKey()], "2");
+  EXPECT_TRUE(store_.entries.contains(key_->StoppedKey(1, 1)))
+      << "a rank that has begun waits for that";
 }
 
 // It has stopped the operations of what was to shrink: NCCL would refuse to grow that.
@@ -221,7 +224,23 @@ TEST_F(CommunicatorBootstrapTest, FailedAttemptIsRepeatedUnderANewGenerationWith
   ranks_[0]->bootstrap->OnInitialised(1, absl::OkStatus());
   EXPECT_EQ(ranks_[0]->bootstrap->state(), BootstrapState::kInitialising)
       << "that was generation 1's";
+  // By the owner of what was discarded.
+  for (int rank = 0; rank < 3; ++rank) store_.Put(key_->StoppedKey(1, rank), "1");
   FinishAll(2);
+  EXPECT_THAT(store_.entries, ElementsAre(Pair(key_->GenerationKey(), "2")))
+      << "keys of a generation that is over";
+}
+
+TEST_F(CommunicatorBootstrapTest, ReportsOfACommunicatorThatHasEnded_AreDeletedByTheNext) {
+  Start({0, 1, 2});
+  FinishAll(1);
+  for (auto& rank : ranks_) rank->bootstrap->Retire(absl::CancelledError("not used any more"));
+  for (int rank = 0; rank < 3; ++rank) store_.Put(key_->StoppedKey(1, rank), "1");
+  Hear();
+  Make(3);
+  Start({0, 1, 2});
+  FinishAll(2);
+  EXPECT_THAT(store_.entries, ElementsAre(Pair(key_->GenerationKey(), "2")));
 }
 
 TEST_F(CommunicatorBootstrapTest, AttemptsAreLimited) {

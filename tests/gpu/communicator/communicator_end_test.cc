@@ -3,6 +3,7 @@
 #include "gpu/communicator/communicator_end.h"
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -22,6 +23,11 @@ class FakeCalls final : public CommunicatorEnd::Calls {
   absl::StatusOr<bool> IsSettled() override { return settled; }
   absl::Status Destroy() override { return Called("destroy", destroyed); }
   absl::Status Abort() override { return Called("abort", aborted); }
+  void ReportStopped() override {
+    if (!std::exchange(has_reported, true)) called.push_back("report");
+  }
+  bool HaveOthersStopped() override { return others_have_stopped; }
+  std::string DescribeOthers() override { return "rank 1 (device 5)"; }
 
   absl::Status Called(const std::string& name, const absl::Status& result) {
     called.push_back(name);
@@ -34,6 +40,8 @@ class FakeCalls final : public CommunicatorEnd::Calls {
   absl::Status destroyed;
   absl::Status aborted;
   absl::StatusOr<bool> settled = false;
+  bool others_have_stopped = true;
+  bool has_reported = false;
   std::vector<std::string> called;
 };
 
@@ -55,10 +63,14 @@ TEST_F(CommunicatorEndTest, IdleOneIsFinalizedAndDestroyed) {
   end_.Poll();
   EXPECT_EQ(end_.state(), State::kDestroying);
   EXPECT_FALSE(end_.is_waiting());
+  // Only reports: others that abort wait for that.
+  calls_.others_have_stopped = false;
+  end_.AwaitOthers();
+  EXPECT_FALSE(end_.is_waiting());
   end_.Free();
   EXPECT_EQ(end_.state(), State::kEnded);
   EXPECT_TRUE(end_.problem().ok()) << end_.problem();
-  EXPECT_THAT(calls_.called, ElementsAre("finalize", "destroy"));
+  EXPECT_THAT(calls_.called, ElementsAre("finalize", "report", "destroy"));
 }
 
 TEST_F(CommunicatorEndTest, OneWithWorkInFlightIsRevokedAndAborted) {
@@ -68,19 +80,83 @@ TEST_F(CommunicatorEndTest, OneWithWorkInFlightIsRevokedAndAborted) {
   EXPECT_EQ(end_.state(), State::kRevoking);
   calls_.settled = true;
   end_.Poll();
+  EXPECT_EQ(end_.state(), State::kStopped);
+  EXPECT_FALSE(end_.is_waiting());
+  end_.AwaitOthers();
   EXPECT_EQ(end_.state(), State::kAborting);
   end_.Free();
   EXPECT_EQ(end_.state(), State::kEnded);
   EXPECT_TRUE(end_.problem().ok()) << end_.problem();
-  EXPECT_THAT(calls_.called, ElementsAre("revoke", "abort"));
+  EXPECT_THAT(calls_.called, ElementsAre("revoke", "report", "abort"));
+}
+
+// The abort frees memory that kernels of the others read.
+TEST_F(CommunicatorEndTest, StoppedOne_IsFreedWhenTheOthersHaveStopped) {
+  calls_.settled = true;
+  calls_.others_have_stopped = false;
+  end_.Begin(false);
+  end_.Poll();
+  end_.AwaitOthers();
+  EXPECT_THAT(calls_.called, ElementsAre("revoke", "report"));
+  clock_.Advance(options_.others_timeout - absl::Milliseconds(1));
+  end_.Poll();
+  EXPECT_TRUE(end_.is_waiting());
+  calls_.others_have_stopped = true;
+  end_.Poll();
+  EXPECT_FALSE(end_.is_waiting());
+  end_.Free();
+  EXPECT_TRUE(end_.problem().ok()) << end_.problem();
+  EXPECT_THAT(calls_.called, ElementsAre("revoke", "report", "abort"));
+}
+
+TEST_F(CommunicatorEndTest, OthersThatDoNotStop_AreNotWaitedForForever) {
+  calls_.settled = true;
+  calls_.others_have_stopped = false;
+  end_.Begin(false);
+  end_.Poll();
+  end_.AwaitOthers();
+  clock_.Advance(options_.others_timeout);
+  end_.Poll();
+  EXPECT_FALSE(end_.is_waiting());
+  end_.Free();
+  EXPECT_EQ(end_.state(), State::kEnded);
+  EXPECT_TRUE(absl::IsDeadlineExceeded(end_.problem()));
+  EXPECT_THAT(end_.problem().message(), HasSubstr("waited 2s for rank 1 (device 5) to stop"));
+}
+
+// Others may have initialized it, and wait for this rank.
+TEST_F(CommunicatorEndTest, UninitializedOne_IsFreedWhenTheOthersHaveStopped) {
+  calls_.others_have_stopped = false;
+  end_.BeginUninitialized();
+  EXPECT_FALSE(end_.is_waiting());
+  end_.AwaitOthers();
+  EXPECT_TRUE(end_.is_waiting());
+  calls_.others_have_stopped = true;
+  end_.Poll();
+  end_.Free();
+  EXPECT_THAT(calls_.called, ElementsAre("report", "abort"));
+}
+
+// A communicator that another one is made of.
+TEST_F(CommunicatorEndTest, StoppedOneMayBeFreedWithoutWaitingForOthers) {
+  calls_.settled = true;
+  end_.Begin(false);
+  end_.Poll();
+  end_.Free();
+  EXPECT_EQ(end_.state(), State::kEnded);
+  EXPECT_THAT(calls_.called, ElementsAre("revoke", "abort", "report"));
 }
 
 TEST_F(CommunicatorEndTest, WithoutRevokeOneWithWorkInFlightIsAborted) {
   calls_.can_revoke = false;
   end_.Begin(/*is_idle=*/false);
   EXPECT_EQ(end_.state(), State::kAborting);
+  // It has not stopped, and only the abort stops it.
+  calls_.others_have_stopped = false;
+  end_.AwaitOthers();
+  EXPECT_FALSE(end_.is_waiting());
   end_.Free();
-  EXPECT_THAT(calls_.called, ElementsAre("abort"));
+  EXPECT_THAT(calls_.called, ElementsAre("abort", "report"));
 }
 
 // NCCL refuses to revoke what is being finalized.
@@ -95,7 +171,7 @@ TEST_F(CommunicatorEndTest, FinalizeThatDoesNotComplete_IsAborted) {
   end_.Free();
   EXPECT_TRUE(absl::IsDeadlineExceeded(end_.problem()));
   EXPECT_THAT(end_.problem().message(), HasSubstr("ncclCommFinalize has not completed within 5s"));
-  EXPECT_THAT(calls_.called, ElementsAre("finalize", "abort"));
+  EXPECT_THAT(calls_.called, ElementsAre("finalize", "abort", "report"));
 }
 
 TEST_F(CommunicatorEndTest, CompletionAtTheDeadlineCounts) {
@@ -112,7 +188,7 @@ TEST_F(CommunicatorEndTest, ErrorWhileFinalizing_IsAborted) {
   end_.Poll();
   end_.Free();
   EXPECT_TRUE(absl::IsUnavailable(end_.problem()));
-  EXPECT_THAT(calls_.called, ElementsAre("finalize", "abort"));
+  EXPECT_THAT(calls_.called, ElementsAre("finalize", "abort", "report"));
 }
 
 TEST_F(CommunicatorEndTest, FinalizeIsRefused_IsRevoked) {
@@ -123,7 +199,7 @@ TEST_F(CommunicatorEndTest, FinalizeIsRefused_IsRevoked) {
   end_.Poll();
   end_.Free();
   EXPECT_EQ(end_.problem().message(), "it has an error");
-  EXPECT_THAT(calls_.called, ElementsAre("finalize", "revoke", "abort"));
+  EXPECT_THAT(calls_.called, ElementsAre("finalize", "revoke", "abort", "report"));
 }
 
 TEST_F(CommunicatorEndTest, FinalizeIsRefusedWithoutRevoke_IsAborted) {
@@ -131,7 +207,7 @@ TEST_F(CommunicatorEndTest, FinalizeIsRefusedWithoutRevoke_IsAborted) {
   calls_.finalized = absl::InternalError("it has an error");
   end_.Begin(true);
   end_.Free();
-  EXPECT_THAT(calls_.called, ElementsAre("finalize", "abort"));
+  EXPECT_THAT(calls_.called, ElementsAre("finalize", "abort", "report"));
 }
 
 TEST_F(CommunicatorEndTest, RevokeIsRefused_IsAborted) {
@@ -140,7 +216,7 @@ TEST_F(CommunicatorEndTest, RevokeIsRefused_IsAborted) {
   EXPECT_EQ(end_.state(), State::kAborting);
   end_.Free();
   EXPECT_EQ(end_.problem().message(), "no");
-  EXPECT_THAT(calls_.called, ElementsAre("revoke", "abort"));
+  EXPECT_THAT(calls_.called, ElementsAre("revoke", "abort", "report"));
 }
 
 TEST_F(CommunicatorEndTest, RevokeThatDoesNotComplete_IsAborted) {
@@ -167,7 +243,7 @@ TEST_F(CommunicatorEndTest, DestroyFails_IsAborted) {
   end_.Free();
   EXPECT_EQ(end_.state(), State::kEnded);
   EXPECT_EQ(end_.problem().message(), "not now");
-  EXPECT_THAT(calls_.called, ElementsAre("finalize", "destroy", "abort"));
+  EXPECT_THAT(calls_.called, ElementsAre("finalize", "destroy", "abort", "report"));
 }
 
 TEST_F(CommunicatorEndTest, AbortFails_ItHasEndedAllTheSame) {
@@ -187,7 +263,7 @@ TEST_F(CommunicatorEndTest, GivenUpWhenItCouldBeDestroyed_IsAborted) {
   end_.GiveUp(absl::DeadlineExceededError("the GPUs are never quiet"));
   end_.Free();
   EXPECT_EQ(end_.problem().message(), "the GPUs are never quiet");
-  EXPECT_THAT(calls_.called, ElementsAre("finalize", "abort"));
+  EXPECT_THAT(calls_.called, ElementsAre("finalize", "abort", "report"));
 }
 
 TEST_F(CommunicatorEndTest, GivenUpWhileItIsFinalized_IsAborted) {

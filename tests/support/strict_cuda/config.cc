@@ -134,7 +134,7 @@ Config Read() {
   config.nccl_absent_rank =
       static_cast<int>(NumberFromEnvironment("STRICT_CUDA_NCCL_ABSENT_RANK", -1));
   config.nccl_abort_is_watched =
-      FromEnvironment("STRICT_CUDA_NCCL_PEER_ABORT", "ignore") == "breach";
+      FromEnvironment("STRICT_CUDA_NCCL_PEER_ABORT", "breach") == "breach";
   const std::string windows = FromEnvironment("STRICT_CUDA_NCCL_WINDOWS", "puts");
   config.nccl_has_windows = windows != "none";
   config.nccl_has_puts = windows == "puts";

@@ -213,7 +213,6 @@ TEST_F(NcclBreachTest, AbortWhileAnotherThreadIsInACall) {
 
 // The other rank's kernel waits for data of this one.
 TEST_F(NcclBreachTest, AbortUnderARunningOperationOfAPeer) {
-  setenv("STRICT_CUDA_NCCL_PEER_ABORT", "breach", 1);
   const auto abort_when = [this](bool is_running) {
     return RunPair(
         [is_running](const Wire& wire) {
@@ -241,7 +240,6 @@ TEST_F(NcclBreachTest, AbortUnderARunningOperationOfAPeer) {
   };
   ExpectBreach(abort_when(true), "nccl-abort-under-peer");
   ExpectSuccess(abort_when(false));
-  unsetenv("STRICT_CUDA_NCCL_PEER_ABORT");
 }
 
 TEST_F(NcclBreachTest, AbortOfBothInAGroupIsAllowed) {

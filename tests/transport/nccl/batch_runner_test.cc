@@ -55,7 +55,7 @@ class BatchRunnerTest : public ::testing::Test {
         *nccl::NcclApi::Load(), *gpus_, rank, key, rank, DirectoryStores(folder_),
         {.timeout = kTooLong,
          .warms_up = false,
-         .end = {.finalize_timeout = absl::Milliseconds(20)}});
+         .end = {.finalize_timeout = absl::Milliseconds(20), .others_timeout = others_timeout_}});
     EXPECT_TRUE(made.ok()) << made.status();
     return made.ok() ? *std::move(made) : nullptr;
   }
@@ -127,6 +127,7 @@ class BatchRunnerTest : public ::testing::Test {
   ThreadGroup threads_;
   std::shared_ptr<BatchRunner> runner_;
   std::atomic<bool> is_broken_expected_ = false;
+  absl::Duration others_timeout_ = absl::Milliseconds(100);
 };
 
 // They are listed by their addresses: the next communicator may have the same one, and none of its
@@ -212,6 +213,57 @@ TEST_F(BatchRunnerTest, MemoryIsHandedBackOnceTheStreamHasPassed) {
   Linger(0);
   EXPECT_EQ(Read(*memory), std::string(2 * kBytes, 'b'));
   pair[1]->Abort(absl::CancelledError("the test is over"));
+}
+
+// The other rank's kernel may read memory that an abort frees.
+TEST_F(BatchRunnerTest, AbortFreesNothingBeforeTheOtherRankHasStopped) {
+  others_timeout_ = kTooLong;
+  const std::vector<std::shared_ptr<NcclCommunicator>> pair = MakePair();
+  ASSERT_NE(pair[0], nullptr);
+  ASSERT_NE(pair[1], nullptr);
+  absl::Notification has_stopped;
+  std::atomic<bool> is_freed = false;
+  {
+    const Thread ending("ending", [&] {
+      pair[0]->Abort(absl::CancelledError("an error"), [&] { has_stopped.Notify(); });
+      is_freed = true;
+    });
+    EXPECT_TRUE(has_stopped.WaitForNotificationWithTimeout(kTooLong));
+    absl::SleepFor(absl::Milliseconds(50));
+    EXPECT_FALSE(is_freed);
+    pair[1]->Abort(absl::CancelledError("an error"));
+  }
+  EXPECT_TRUE(is_freed);
+}
+
+// It may hang, or be slow to hear of the end.
+TEST_F(BatchRunnerTest, StrandedBatchDoesNotWaitUntilTheOtherRankHasStopped) {
+  others_timeout_ = kTooLong;
+  const std::vector<std::shared_ptr<NcclCommunicator>> pair = MakePair();
+  ASSERT_NE(pair[0], nullptr);
+  ASSERT_NE(pair[1], nullptr);
+  const std::shared_ptr<Buffer> memory = *gpu_->arena->Allocate(2 * kBytes);
+  auto* const bytes = static_cast<char*>(memory->data());
+  absl::Notification over;
+  absl::Status status;
+  size_t aborting_count = 0;
+  // Is not enqueued: the other rank never joins.
+  runner_->Launch({.communicator = pair[0],
+                   .peer_rank = 1,
+                   .operations = {{.is_send = true, .data = bytes, .bytes = kBytes},
+                                  {.is_send = false, .data = bytes + kBytes, .bytes = kBytes}},
+                   .done = [&](absl::Status ended) {
+                     status = std::move(ended);
+                     aborting_count = runner_->aborting_count();
+                     over.Notify();
+                   }});
+  runner_->WaitUntilReached(kTooLong);
+  runner_->Abort(pair[0], absl::CancelledError("its peer hangs"));
+  EXPECT_TRUE(over.WaitForNotificationWithTimeout(kTooLong / 2));
+  EXPECT_TRUE(absl::IsAborted(status)) << status;
+  EXPECT_EQ(aborting_count, 1u);
+  pair[1]->Abort(absl::CancelledError("the test is over"));
+  EXPECT_TRUE(threads_.StopWithin(kTooLong).empty());
 }
 
 // Its handle is gone: a call with it would be one on freed memory.

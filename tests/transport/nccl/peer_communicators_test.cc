@@ -89,5 +89,18 @@ TEST_F(PeerCommunicatorsTest, PeerFailsDuringCreation_ItIsGivenUp) {
   EXPECT_TRUE(peers_.WasGivenUp(kFirst));
 }
 
+// A process that leaves closes its connections before its kernels have left.
+TEST_F(PeerCommunicatorsTest, ProcessThatHasEnded_CountsAsGoneALittleLater) {
+  const CommunicatorMember member = {kFirst.value(), 1000};
+  EXPECT_FALSE(peers_.IsGone(member, clock_.Now()));
+  peers_.SetGone(kFirst, clock_.Now());
+  EXPECT_FALSE(peers_.IsGone(member, clock_.Now()));
+  clock_.Advance(absl::Milliseconds(200));
+  EXPECT_TRUE(peers_.IsGone(member, clock_.Now()));
+  EXPECT_FALSE(peers_.IsGone({kFirst.value(), 1001}, clock_.Now())) << "a new process of the peer";
+  EXPECT_FALSE(peers_.IsGone({kSecond.value(), 1000}, clock_.Now()));
+  EXPECT_FALSE(peers_.IsGone({17, 1000}, clock_.Now()));
+}
+
 }  // namespace
 }  // namespace ferry
