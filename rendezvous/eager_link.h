@@ -45,14 +45,19 @@ class EagerSendLink {
   // Sends the value if the consumer need not request it. Called with the lock of the key's shard
   // held, while no receive waits for the key, so it must not run callbacks. False: queue it.
   virtual bool TrySend(const Offer& offer) = 0;
+  // How often the consumer has allowed to send what it had to request until then. Before each time
+  // the receives that it has requested wait in the step's table.
+  virtual uint64_t push_count() const = 0;
   // Sends a prefix of `items`, up to the first one that cannot be sent eagerly: the consumer would
   // have to request it, or no number is free for its name. Returns its length. Called with the lock
   // of a shard of the step's table held, for which an abort waits, so it must not run callbacks.
   // REQUIRES: none is dead; the step is not over, and its deferred receives have been started; no
-  // receive waits for their keys, and no value of them is queued.
+  // receive waited for their keys, and no value of them was queued, when that was looked for.
+  //   push_count: as it was before that. If it has changed since, a receive may wait by now, and
+  //   nothing is sent.
   //   more_follow: as Offer::more_follow.
   virtual size_t TrySendMany(RemoteRendezvous& step, absl::Span<SendItem* const> items,
-                             bool more_follow) = 0;
+                             uint64_t push_count, bool more_follow) = 0;
   // To be called after TrySend, or several of them, with no lock held.
   virtual void AfterSend() = 0;
 

@@ -109,8 +109,8 @@ class LocalRendezvous final {
   // Offers values to `divert` together, from the first on, up to one for whose key something waits.
   // `divert` is called with the lock of the first one's shard held, which an abort waits for, and
   // returns how many it has sent elsewhere. Returns that, 0 if the table is aborted. REQUIRES:
-  // while `divert` may send a key's value, a receive of that key is added by another thread only if
-  // it might as well be added after that.
+  // `divert` sends a key's value only if, from the call of this function on, a receive of that key
+  // was added by another thread only where it might as well be added after that.
   size_t DivertMany(absl::Span<SendItem* const> items,
                     absl::FunctionRef<size_t(size_t most)> divert);
   // Offers the queued values of the key to `divert`, in order, until it returns false.

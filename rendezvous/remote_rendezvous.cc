@@ -139,8 +139,10 @@ bool RemoteRendezvous::SendAtOnce(const RendezvousKey& key, Tensor& tensor) {
   if (send_link == nullptr || ServingWorker() == nullptr) return false;
   SendItem item = {.key = &key, .tensor = std::move(tensor)};
   SendItem* const items[] = {&item};
-  const size_t sent = local_.DivertMany(
-      items, [&](size_t) { return send_link->TrySendMany(*this, items, /*more_follow=*/false); });
+  const uint64_t push_count = send_link->push_count();
+  const size_t sent = local_.DivertMany(items, [&](size_t) {
+    return send_link->TrySendMany(*this, items, push_count, /*more_follow=*/false);
+  });
   if (sent == 0) {
     tensor = std::move(item.tensor);
     return false;
@@ -181,8 +183,9 @@ size_t RemoteRendezvous::SendBurst(absl::Span<SendItem* const> items,
   if (std::find(send_links.begin(), send_links.end(), send_link) == send_links.end()) {
     send_links.push_back(send_link);
   }
+  const uint64_t push_count = send_link->push_count();
   return local_.DivertMany(items.subspan(0, count), [&](size_t most) {
-    return send_link->TrySendMany(*this, items.subspan(0, most), /*more_follow=*/true);
+    return send_link->TrySendMany(*this, items.subspan(0, most), push_count, /*more_follow=*/true);
   });
 }
 

@@ -81,10 +81,11 @@ bool EagerOutbox::IsEager(const Tensor& tensor) const {
 }
 
 size_t EagerOutbox::TrySendMany(RemoteRendezvous& step, absl::Span<SendItem* const> items,
-                                bool more_follow) {
+                                uint64_t push_count, bool more_follow) {
   if (!is_started_.load(std::memory_order_acquire)) return 0;
   const int64_t step_id = step.step_id();
   SpinLockHolder lock(&mu_);
+  if (push_count_.load(std::memory_order_relaxed) != push_count) return 0;
   if (!sender_.has_value() || !is_started_.load(std::memory_order_relaxed) ||
       channel_->queued_bytes() > context_.eager->max_backlog()) {
     return 0;
@@ -283,6 +284,7 @@ absl::Status EagerOutbox::OnPush(const ControlChannel& channel, absl::string_vie
     SpinLockHolder lock(&mu_);
     if (!IsCurrent(channel)) return absl::OkStatus();
     FERRY_ASSIGN_OR_RETURN(scan, sender_->OnPush(scope));
+    push_count_.fetch_add(1, std::memory_order_release);
     is_started_.store(true, std::memory_order_release);
   }
   FERRY_LOG_DEBUG(kTransport, "PUSH received: peer={} scope={}", consumer_.node_id,

@@ -55,7 +55,9 @@ class EagerOutbox final : public EagerSendLink {
   void OfferAll() ABSL_LOCKS_EXCLUDED(mu_);
 
   bool TrySend(const Offer& offer) override ABSL_LOCKS_EXCLUDED(mu_);
-  size_t TrySendMany(RemoteRendezvous& step, absl::Span<SendItem* const> items,
+  // After a PUSH has been handled, so have the requests that came before it.
+  uint64_t push_count() const override { return push_count_.load(std::memory_order_acquire); }
+  size_t TrySendMany(RemoteRendezvous& step, absl::Span<SendItem* const> items, uint64_t push_count,
                      bool more_follow) override ABSL_LOCKS_EXCLUDED(mu_);
   void AfterSend() override {
     if (has_unsent_.load(std::memory_order_relaxed)) SendUnsent();
@@ -127,6 +129,8 @@ class EagerOutbox final : public EagerSendLink {
   const PeerId consumer_;
   // Something may be sent, or be kept for later. False: TrySend returns at once.
   std::atomic<bool> is_started_{false};
+  // Counts those of all control channels. Written with the lock held.
+  std::atomic<uint64_t> push_count_{0};
   std::atomic<bool> needs_drain_{false};
   // There is a frame that has not been sent.
   std::atomic<bool> has_unsent_{false};

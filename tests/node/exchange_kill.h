@@ -78,8 +78,10 @@ class ExchangeKill : public ::testing::TestWithParam<const char*> {
   }
   // Also the state that a control channel has here once its other end is gone.
   void ExpectNothingLeft(const Footprint& before) {
-    EXPECT_TRUE(Becomes([this] { return here_->engine->fetcher().connection_count() == 0; }));
-    EXPECT_TRUE(Becomes([this] { return here_->engine->arena().stats().block_count == 0; }));
+    EXPECT_TRUE(Becomes([this] { return here_->engine->fetcher().connection_count() == 0; }))
+        << here_->engine->fetcher().connection_count() << " control channels are left";
+    EXPECT_TRUE(Becomes([this] { return here_->engine->arena().stats().block_count == 0; }))
+        << here_->engine->arena().stats().block_count << " blocks of the arena are left";
     EXPECT_TRUE(Becomes([&] {
       const Footprint now = Footprint::Now();
       return now.descriptors <= before.descriptors && now.mappings <= before.mappings &&

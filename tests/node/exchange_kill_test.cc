@@ -63,7 +63,7 @@ TEST_P(ExchangeKill, ProducerInTheMiddleOfALargeTransfer) {
     // The control channel is there already.
     Receipt first = Receive(peer.From("first"));
     peer.Ask("send first 8");
-    ASSERT_TRUE(first.Wait().ok());
+    ASSERT_TRUE(first.Wait().ok()) << "round " << i << ": " << first.Wait().status();
     EXPECT_EQ(peer.Ask(absl::StrCat("send t ", kLarge)), "OK");
     Tensor into = *Tensor::Allocate(DataType::kUint8, *Shape::Create({kLarge}));
     Receipt receipt = Receive(peer.From("t"), into);

@@ -2,7 +2,9 @@
 // EagerOutbox and EagerInbox between the tables of a process and a control channel.
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -15,6 +17,7 @@
 
 #include "base/clock.h"
 #include "base/table_sizes.h"
+#include "base/thread.h"
 #include "rendezvous/peer/eager_peers.h"
 #include "rendezvous/rendezvous_manager.h"
 #include "tests/rendezvous/recording_control_channel.h"
@@ -37,18 +40,45 @@ TaskName PeerTask() { return {"worker", 0, 2}; }
 
 class Fetcher final : public RemoteFetcher {
  public:
-  explicit Fetcher(EagerPeers& eager) : eager_(eager) {}
+  explicit Fetcher(EagerLinks& eager) : links(&eager) {}
   std::shared_ptr<RemoteFetch> Fetch(int64_t, const RendezvousKey&, const RecvArgs&,
                                      RecvCallback done) override {
     fetches.push_back(std::move(done));
     return nullptr;
   }
-  EagerLinks* eager_links() override { return &eager_; }
+  EagerLinks* eager_links() override { return links; }
 
+  EagerLinks* links;
   std::vector<RecvCallback> fetches;
+};
+
+// Runs a function of the test where a value called "held" is sent, with the lock of its shard held.
+class HeldLinks final : public EagerLinks, public EagerSendLink {
+ public:
+  explicit HeldLinks(EagerLinks& others) : others_(others) {}
+
+  EagerSendLink* SendLinkFor(const RendezvousKey& key) override {
+    return key.edge() == "held" ? this : others_.SendLinkFor(key);
+  }
+  EagerRecvLink* RecvLinkFor(const RendezvousKey& key) override { return others_.RecvLinkFor(key); }
+
+  bool TrySend(const Offer&) override { return false; }
+  uint64_t push_count() const override { return 0; }
+  size_t TrySendMany(RemoteRendezvous&, absl::Span<SendItem* const> items, uint64_t,
+                     bool) override {
+    while_held();
+    return items.size();
+  }
+  void AfterSend() override {}
+  void OnStepServing(int64_t) override {}
+  void StartFlush(int64_t) override {}
+  void EndFlush(int64_t) override {}
+  void OnStepEnd(RemoteRendezvous&, const absl::Status&) override {}
+
+  std::function<void()> while_held;
 
  private:
-  EagerPeers& eager_;
+  EagerLinks& others_;
 };
 
 class EagerLinksTest : public ::testing::Test {
@@ -98,6 +128,14 @@ class EagerLinksTest : public ::testing::Test {
     };
     return *RendezvousKey::Parse(
         RendezvousKey::Text(device(from), from.incarnation, device(to), name));
+  }
+  // A key of this process, to the peer, whose items have that shard of a table, or another one.
+  static RendezvousKey KeyInShardOf(const RendezvousKey& other, bool same) {
+    constexpr uint64_t kShards = LocalRendezvous::kMaxShards;
+    for (int i = 0;; ++i) {
+      RendezvousKey key = Key(kSelf, kPeer, absl::StrCat(same ? "same_" : "other_", i));
+      if ((key.hash() % kShards == other.hash() % kShards) == same) return key;
+    }
   }
   void RunTimers() {
     for (auto& timer : std::exchange(timers_, {})) timer();
@@ -965,6 +1003,57 @@ TEST_F(EagerLinksTest, LargeValuesOfAnyNumberOfNames_DoNotTurnTheProtocolOff) {
   EXPECT_LE(outbox().InnerTableSizes().at("eager_sender.names"), EagerLimits().names);
   TakeTypes();
   ASSERT_TRUE(step->Send(Key(kSelf, kPeer, "small"), Small()).ok());
+  EXPECT_THAT(TakeTypes(), ElementsAre(PeerMessageType::kEager));
+}
+
+// A request that arrives, with the PUSH after it, when a sender has already looked for one, must be
+// answered: the consumer takes no other value for it.
+TEST_F(EagerLinksTest, APushWhileValuesAreSent_LeavesNoRequestUnanswered) {
+  HeldLinks links(eager_);
+  fetcher_.links = &links;
+  const auto step = Step();
+  const RendezvousKey held = Key(kSelf, kPeer, "held");
+  // Waits for the lock that is held, with the second one's shard unlocked.
+  const RendezvousKey first = KeyInShardOf(held, /*same=*/true);
+  const RendezvousKey second = KeyInShardOf(held, /*same=*/false);
+  const auto request = [&step, &second](bool& answered) {
+    step->RecvLocalAsync(second, {}, [&answered](const absl::Status& status, const Received&) {
+      answered = status.ok();
+    });
+  };
+  // The second one is to be requested, until the consumer answers.
+  bool answered = false;
+  ASSERT_TRUE(
+      step->Send(second, *Tensor::Allocate(DataType::kUint8, *Shape::Create({1 << 20}))).ok());
+  request(answered);
+  std::string push;
+  for (int i = 0; i < 100 && push.empty(); ++i) {
+    TakeTypes();
+    ASSERT_TRUE(step->Send(second, Small()).ok());
+    request(answered);
+    if (channel_->types.empty()) continue;
+    const auto pull = DecodeEagerPull(channel_->bodies[0]);
+    ASSERT_TRUE(pull.ok());
+    push = Encoded([&pull](ControlChannel& out) { return SendEagerPush(out, pull->scope); });
+  }
+  ASSERT_TRUE(answered);
+  TakeTypes();
+  answered = false;
+  std::optional<Thread> sender;
+  links.while_held = [&] {
+    sender.emplace("sender", [&] {
+      std::vector<SendItem> items = {{.key = &first, .tensor = Small()},
+                                     {.key = &second, .tensor = Small()}};
+      step->SendMany(absl::MakeSpan(items));
+    });
+    // It has looked for receives by then, or finds the request later.
+    absl::SleepFor(absl::Milliseconds(100));
+    request(answered);
+    EXPECT_TRUE(outbox().OnPush(*channel_, push).ok());
+  };
+  ASSERT_TRUE(step->Send(held, Small()).ok());
+  sender->Join();
+  EXPECT_TRUE(answered) << "the value was sent eagerly, and its request still waits";
   EXPECT_THAT(TakeTypes(), ElementsAre(PeerMessageType::kEager));
 }
 
