@@ -21,6 +21,7 @@ The dialects covered, and the operations of their clients:
           (xla.coordination.CoordinationService): everything
 """
 import argparse
+import concurrent.futures
 import functools
 import os
 import re
@@ -33,6 +34,8 @@ from harness import (HEARTBEAT_S, HERE, Cluster, Failure, Log, Server,
                      check, spawn, wait_exit)
 
 CASES = []
+# Names of cases.
+WAITING = set()
 ALL = ("drs", "old", "new")
 # A lost client is detected within the heartbeat timeout; the real server checks once a second, and
 # a survivor is notified with one of its next heartbeats.
@@ -54,6 +57,12 @@ def case(*dialects):
         CASES.append((function.__name__, dialects or ALL, function))
         return function
     return register
+
+
+def waits(function):
+    """A case that waits for most of its time: it runs beside the others."""
+    WAITING.add(function.__name__)
+    return function
 
 
 def of_ferry_alone(function):
@@ -389,6 +398,7 @@ def client_killed(options):
 # these three are no expectations of it.
 
 @case("new")
+@waits
 @of_ferry_alone
 def idle_client_with_a_longer_timeout_lives(options):
     with Cluster(options, 2, "--heartbeat-timeout=12", heartbeat_s=4) as cluster:
@@ -398,6 +408,7 @@ def idle_client_with_a_longer_timeout_lives(options):
 
 
 @case("new")
+@waits
 @of_ferry_alone
 def killed_client_with_a_shorter_timeout_is_noticed(options):
     with Cluster(options, 2, "--heartbeat-timeout=2", heartbeat_s=60) as cluster:
@@ -410,6 +421,7 @@ def killed_client_with_a_shorter_timeout_is_noticed(options):
 
 
 @case("new")
+@waits
 @of_ferry_alone
 def stopped_client_with_a_shorter_timeout_is_noticed(options):
     with Cluster(options, 2, "--heartbeat-timeout=4", heartbeat_s=60) as cluster:
@@ -482,6 +494,7 @@ def stop_and_continue_job(options):
 
 
 @case()
+@waits
 def whole_job_is_stopped_and_continued(options):
     """As Ctrl-Z does to ferry run: silence while the coordinator was stopped is not counted."""
     if options.real:
@@ -526,6 +539,21 @@ def psum_patch(options):
     psum_job(options, "patch")
 
 
+def run_case(name, function, options):
+    """Whether it has passed."""
+    begin = time.monotonic()
+    try:
+        function(options)
+    except Failure as failure:
+        print(f"FAILED {name}: {failure}", flush=True)
+    except Exception as error:  # a broken case must not end the run
+        print(f"FAILED {name}: {type(error).__name__}: {error}", flush=True)
+    else:
+        print(f"ok {name} ({time.monotonic() - begin:.1f} s)", flush=True)
+        return True
+    return False
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     server = parser.add_mutually_exclusive_group(required=True)
@@ -552,26 +580,15 @@ def main():
     if unknown:
         sys.exit(f"no such case: {', '.join(sorted(unknown))}")
 
-    passed = failed = 0
-    for name, dialects, function in CASES:
-        if options.dialect not in dialects or (wanted and name not in wanted):
-            continue
-        if version < SINCE.get(name, ()) or version > UNTIL.get(name, version):
-            continue
-        if options.brief and name in NOT_BRIEF[options.dialect]:
-            continue
-        begin = time.monotonic()
-        try:
-            function(options)
-        except Failure as failure:
-            failed += 1
-            print(f"FAILED {name}: {failure}", flush=True)
-        except Exception as error:  # a broken case must not end the run
-            failed += 1
-            print(f"FAILED {name}: {type(error).__name__}: {error}", flush=True)
-        else:
-            passed += 1
-            print(f"ok {name} ({time.monotonic() - begin:.1f} s)", flush=True)
+    cases = [(name, function) for name, dialects, function in CASES
+             if options.dialect in dialects and (not wanted or name in wanted)
+             and SINCE.get(name, ()) <= version <= UNTIL.get(name, version)
+             and not (options.brief and name in NOT_BRIEF[options.dialect])]
+    with concurrent.futures.ThreadPoolExecutor(2) as beside:
+        waiting = [beside.submit(run_case, *each, options) for each in cases if each[0] in WAITING]
+        results = [run_case(*each, options) for each in cases if each[0] not in WAITING]
+        results += [each.result() for each in waiting]
+    passed, failed = results.count(True), results.count(False)
     against = "jaxlib's own server" if options.real else "ferry"
     print(f"{passed} passed, {failed} failed: jaxlib {options.jaxlib} "
           f"({options.service}) against {against}")
