@@ -2,6 +2,7 @@
 // An event behind the work that may use the memory.
 #include "gpu/cuda/stream_retention.h"
 
+#include <atomic>
 #include <utility>
 #include <vector>
 
@@ -35,19 +36,18 @@ void RetainUntilPassed(DeviceExecutor& executor, EventPool& events, Stream strea
   std::shared_ptr<const void> memory = std::move(retained.memory);
   const absl::StatusOr<std::shared_ptr<const ReadyEvent>> event =
       ReadyEvent::Record(events, stream);
-  absl::Status watched = event.status();
-  auto shared = std::make_shared<absl::AnyInvocable<void(StreamEnd)>>(std::move(learn));
-  const auto tell = [shared](StreamEnd end) {
-    if (*shared) (*shared)(end);
+  struct Learner {
+    absl::AnyInvocable<void(StreamEnd)> learn;
+    std::atomic<bool> is_over{false};
   };
-  if (watched.ok()) {
-    watched = executor.Watch({.event = *event, .deadline = deadline, .what = retained.user},
-                             [device, retained, tell](const absl::Status& status) {
-                               if (!absl::IsDeadlineExceeded(status)) return;
-                               Log(*device, retained, status);
-                               tell(StreamEnd::kLate);
-                             });
-  }
+  auto learner = std::make_shared<Learner>();
+  learner->learn = std::move(learn);
+  const auto tell = [learner](StreamEnd end) {
+    if (learner->is_over.load()) return;
+    learner->is_over = end != StreamEnd::kLate;
+    if (learner->learn) learner->learn(end);
+  };
+  absl::Status watched = event.status();
   if (watched.ok()) {
     // Not as `keep`, which the executor releases when the device has failed: what NCCL's network
     // threads may still write is not known then.
@@ -62,10 +62,20 @@ void RetainUntilPassed(DeviceExecutor& executor, EventPool& events, Stream strea
                                tell(StreamEnd::kPassed);
                              });
   }
-  if (watched.ok()) return;
-  Log(*device, retained, watched);
-  KeepForEver(std::move(memory));
-  tell(StreamEnd::kUnknown);
+  if (!watched.ok()) {
+    Log(*device, retained, watched);
+    KeepForEver(std::move(memory));
+    return tell(StreamEnd::kUnknown);
+  }
+  // After the other: an executor that has room for one only tells at least when the work has
+  // completed.
+  watched = executor.Watch({.event = *event, .deadline = deadline, .what = retained.user},
+                           [device, retained, tell, learner](const absl::Status& status) {
+                             if (!absl::IsDeadlineExceeded(status) || learner->is_over) return;
+                             Log(*device, retained, status);
+                             tell(StreamEnd::kLate);
+                           });
+  if (!watched.ok()) Log(*device, retained, watched);
 }
 
 }  // namespace ferry::cuda

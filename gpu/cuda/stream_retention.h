@@ -33,9 +33,9 @@ enum class StreamEnd {
 // Releases the memory when the work that is on `stream` now has completed. A kernel may leave its
 // stream after the call that stops it has returned: NCCL's abort does not promise more. `learn`
 // (may be null) is called on the executor's thread, or in this call: with kLate at most once, and
-// then at most once with one of the others. If the work has not completed at `deadline`, by the
-// executor's clock, that is logged, once, and the memory is kept until it has. Where that cannot be
-// known it is never released, which is logged too.
+// then at most once with one of the others: after those with none. If the work has not completed at
+// `deadline`, by the executor's clock, that is logged, once, and the memory is kept until it has.
+// Where that cannot be known it is never released, which is logged too.
 void RetainUntilPassed(DeviceExecutor& executor, EventPool& events, Stream stream,
                        RetainedMemory retained, absl::Time deadline,
                        absl::AnyInvocable<void(StreamEnd)> learn);

@@ -119,6 +119,39 @@ TEST_F(StreamRetentionTest, WithoutAnEvent_TheMemoryIsKeptForEver) {
   EXPECT_THAT(ends(), ElementsAre(StreamEnd::kUnknown));
 }
 
+// It cannot say that the work is late, but when it has completed.
+TEST_F(StreamRetentionTest, ExecutorWithRoomForOneWatch_ReleasesTheMemoryOnceTheStreamHasPassed) {
+  DeviceExecutor executor(device_, {.max_waiting = 1}, clock_);
+  HeldStream stream(device_);
+  Retain(executor, stream.get(), clock_.Now() + absl::Seconds(30));
+  EXPECT_THAT(lines(), ElementsAre(HasSubstr("max_waiting")));
+  EXPECT_FALSE(memory_.expired());
+  EXPECT_THAT(ends(), ElementsAre());
+  stream.Go();
+  ASSERT_TRUE(over_.WaitForNotificationWithTimeout(absl::Seconds(20)));
+  EXPECT_TRUE(memory_.expired());
+  EXPECT_THAT(ends(), ElementsAre(StreamEnd::kPassed));
+}
+
+TEST_F(StreamRetentionTest, DeviceThatFailsBeforeTheDeadline_IsNotSaidToBeLate) {
+  DeviceExecutor executor(device_, {}, clock_);
+  HeldStream stream(device_);
+  Retain(executor, stream.get(), clock_.Now() + absl::Seconds(30));
+  // For one of the two watches; its query is repeated once.
+  reinterpret_cast<void (*)(const char*, int, int, int)>(StrictSymbol("strict_cuda_fail"))(
+      "cuEventQuery", /*CUDA_ERROR_LAUNCH_FAILED*/ 719, 0, 2);
+  Settle(executor);
+  clock_.Advance(absl::Seconds(31));
+  Settle(executor);
+  const std::vector<StreamEnd> heard = ends();
+  stream.Go();
+  Settle(executor);
+  // The last that is heard says how it ended.
+  ASSERT_FALSE(heard.empty());
+  for (size_t i = 0; i + 1 < heard.size(); ++i) EXPECT_EQ(heard[i], StreamEnd::kLate);
+  EXPECT_EQ(ends().size(), heard.back() == StreamEnd::kLate ? heard.size() + 1 : heard.size());
+}
+
 // Its network threads may still write there: that the device runs nothing any more says too little.
 TEST_F(StreamRetentionTest, DeviceThatFails_KeepsTheMemoryForEver) {
   DeviceExecutor executor(device_, {}, clock_);
